@@ -53,3 +53,5 @@ func (t *Telegram) Trouble() string { return "" }
 func (t *Telegram) Reload(cfg *Config) {}
 
 func cmdSetup(c *command) int { return 0 }
+
+func keyBytes(name string, appCursor bool) (string, bool) { return "", false }
