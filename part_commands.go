@@ -34,6 +34,9 @@ const (
 // errLocked is returned by lockFile when another process holds the lock and waiting was not asked for.
 var errLocked = errors.New("locked by another process")
 
+// errNoTool is returned by findTool and startPTY for a command that PATH does not have.
+var errNoTool = errors.New("command not found")
+
 // PTY is the child's terminal. Read gives io.EOF when the last process that held it is gone. Methods may be
 // called from different goroutines; Close is idempotent and ends a blocked Read.
 type PTY interface {

@@ -14,7 +14,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"math"
 	"net/netip"
 	"net/url"
 	"os"
@@ -57,6 +56,7 @@ type Config struct {
 	LogLevel      string
 
 	origin map[string]string // key → "flag", "environment NAME", "file" or "default"
+	given  map[string]any    // key → the value as TOML has it
 }
 
 // setting is one row of the configuration. The type field points to decides what a value must look like.
@@ -105,7 +105,7 @@ func settings() []setting {
 		{key: "telegram.allowed_users", env: "ALLOWED_USER_IDS", min: 1, max: 1 << 52,
 			field: func(c *Config) any { return &c.Users }},
 		{key: "telegram.api_base", env: "TELEGRAM_API_BASE", def: "https://api.telegram.org",
-			field: func(c *Config) any { return &c.APIBase }, check: checkAPIBase},
+			field: func(c *Config) any { return &c.APIBase }, check: checkBaseURL},
 		{key: "stream.enabled", def: "false", field: func(c *Config) any { return &c.Stream }},
 		{key: "stream.max_chars", env: "OUTPUT_MAX_CHARS", def: "3500", min: 100, max: 4096,
 			field: func(c *Config) any { return &c.MaxChars }},
@@ -126,206 +126,165 @@ func settings() []setting {
 // loadConfig reads dir/config.toml (absent: all defaults), then the environment (getenv), then flags, which
 // win: key → text as it would stand in the environment. Nothing is returned unless everything is valid.
 func loadConfig(dir string, getenv func(string) string, flags map[string]string) (*Config, error) {
-	c := &Config{Dir: dir, SafeDefaults: map[PromptType]string{}, origin: map[string]string{}}
+	c := &Config{Dir: dir, SafeDefaults: map[PromptType]string{}, origin: map[string]string{}, given: map[string]any{}}
 	file, err := readConfigFile(filepath.Join(dir, "config.toml"))
 	if err != nil {
 		return nil, err
 	}
 	for _, s := range settings() {
-		if err := s.putText(c, s.def); err != nil {
-			panic("config: default of " + s.key + ": " + err.Error())
+		put := func(where, origin string, v any) error {
+			if err := s.put(c, v); err != nil {
+				return hinted(fmt.Errorf("%s: %s %w", where, s.key, err), s.remedy())
+			}
+			c.origin[s.key], c.given[s.key] = origin, v
+			return nil
 		}
-		c.origin[s.key] = "default"
+		err := put("default", "default", s.read(c, s.def))
 		if e, ok := file[s.key]; ok {
-			if err := s.put(c, e.value); err != nil {
-				return nil, hinted(fmt.Errorf("config.toml:%d: %s %w", e.line, s.key, err), s.remedy())
-			}
-			c.origin[s.key] = "file"
+			err = put(fmt.Sprintf("config.toml:%d", e.line), "file", e.value)
 		}
-		if text := getenv(s.env); s.env != "" && text != "" {
-			if err := s.putText(c, text); err != nil {
-				return nil, hinted(fmt.Errorf("environment %s: %w", s.env, err), s.remedy())
-			}
-			c.origin[s.key] = "environment " + s.env
+		if text := getenv(s.env); s.env != "" && text != "" && err == nil {
+			err = put("environment "+s.env, "environment "+s.env, s.read(c, text))
 		}
-		if text, ok := flags[s.key]; ok {
-			if err := s.putText(c, text); err != nil {
-				return nil, hinted(fmt.Errorf("flag for %s: %w", s.key, err), s.remedy())
-			}
-			c.origin[s.key] = "flag"
+		if text, ok := flags[s.key]; ok && err == nil {
+			err = put("flag", "flag", s.read(c, text))
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
-	return c, c.complete(file)
+	if err := c.complete(file); err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 // complete checks what no single setting can know, and fills in the channel. An empty allowlist is refused,
 // never taken for "everyone".
 func (c *Config) complete(file map[string]tomlEntry) error {
-	c.Channel = cmp.Or(c.Channel, map[bool]string{true: "telegram", false: "local"}[c.Token != ""])
-	if c.Channel == "local" {
+	if c.Channel == "" {
+		c.Channel = "local"
+		if c.Token != "" {
+			c.Channel = "telegram"
+		}
+		c.given["channel"] = c.Channel
+	}
+	key, what := "telegram.bot_token", ""
+	switch {
+	case c.Channel == "local":
+	case c.Token == "":
+		key, what = "channel", "channel telegram needs telegram.bot_token"
+	case c.ChatID == 0:
+		what = "a bot token needs telegram.chat_id too"
+	case len(c.Users) == 0:
+		what = "telegram.allowed_users is empty: nobody could answer"
+	}
+	if what == "" {
 		return nil
 	}
-	at := func(key string) string {
-		if e, ok := file[key]; ok && c.origin[key] == "file" {
-			return fmt.Sprintf("config.toml:%d: ", e.line)
-		}
-		return "config.toml: "
+	where := "config.toml"
+	if e, ok := file[key]; ok {
+		where = fmt.Sprintf("config.toml:%d", e.line)
 	}
-	const setup = "run `atlasbridge setup`, or "
-	switch {
-	case c.Token == "":
-		return hinted(errors.New(at("channel")+"channel telegram needs telegram.bot_token"),
-			setup+"set TELEGRAM_BOT_TOKEN, or use channel = \"local\"")
-	case c.ChatID == 0:
-		return hinted(errors.New(at("telegram.bot_token")+"a bot token needs telegram.chat_id too"),
-			setup+"set telegram.chat_id (or TELEGRAM_CHAT_ID)")
-	case len(c.Users) == 0:
-		return hinted(errors.New(at("telegram.allowed_users")+"telegram.allowed_users is empty: nobody could answer"),
-			setup+"list the numeric ids of those who may answer")
-	}
-	return nil
+	return hinted(fmt.Errorf("%s: %s", where, what), "run `atlasbridge setup`, or set channel = \"local\"")
 }
 
-// put stores a value as TOML gave it: string, bool, int64, float64 or []any.
+// put stores a value as TOML has it: string, bool, int64, float64 or []any.
 func (s setting) put(c *Config, v any) error {
-	number := func() (float64, error) {
-		f, ok := v.(float64)
-		if n, whole := v.(int64); whole {
-			f, ok = float64(n), true
-		}
-		if !ok {
-			return 0, errors.New("must be a number")
-		}
-		if !(f >= s.min && f <= s.max) { // also refuses nan
-			return 0, fmt.Errorf("must be between %.15g and %.15g", s.min, s.max)
-		}
-		return f, nil
-	}
-	text := func() (string, error) {
-		t, ok := v.(string)
-		if !ok {
-			return "", errors.New("must be a string in quotes")
-		}
-		if s.check != nil {
-			return t, s.check(t)
-		}
-		return t, nil
-	}
-	var err error
 	switch p := s.field(c).(type) {
 	case *string:
-		*p, err = text()
+		return s.putText(v, func(t string) { *p = t })
 	case safeDefault:
-		p.m[p.t], err = text()
+		return s.putText(v, func(t string) { p.m[p.t] = t })
 	case *bool:
 		b, ok := v.(bool)
 		if !ok {
 			return errors.New("must be true or false")
 		}
 		*p = b
-	case *time.Duration:
-		f, bad := number()
-		*p, err = time.Duration(f*float64(s.unit)), bad
 	case *float64:
-		*p, err = number()
+		return s.putNumber(v, func(f float64) { *p = f })
+	case *time.Duration:
+		return s.putNumber(v, func(f float64) { *p = time.Duration(f * float64(s.unit)) })
 	case *int:
-		f, bad := number()
-		*p, err = int(f), cmp.Or(bad, wholeNumber(v))
+		return s.putWhole(v, func(n int64) { *p = int(n) })
 	case *int64:
-		f, bad := number()
-		*p, err = int64(f), cmp.Or(bad, wholeNumber(v))
-	case *[]int64:
-		*p, err = s.userIDs(v)
-	}
-	return err
-}
-
-func wholeNumber(v any) error {
-	if _, ok := v.(int64); !ok {
-		return errors.New("must be a whole number")
+		return s.putWhole(v, func(n int64) { *p = n })
+	case *[]int64: // numeric ids only: a user name can be given up and taken by someone else
+		list, ok := v.([]any)
+		ids := []int64{}
+		for _, item := range list {
+			ok = ok && s.putWhole(item, func(n int64) { ids = append(ids, n) }) == nil
+		}
+		if !ok {
+			return errors.New("must be a list of numeric ids like [1001, 1002], without names and quotes")
+		}
+		*p = ids
 	}
 	return nil
 }
 
-// userIDs accepts numeric ids only: a user name can be given up and taken by someone else.
-func (s setting) userIDs(v any) ([]int64, error) {
-	list, ok := v.([]any)
+func (s setting) putText(v any, set func(string)) error {
+	t, ok := v.(string)
 	if !ok {
-		return nil, errors.New("must be a list of numbers, like [1001, 1002]")
+		return errors.New("must be a string in quotes")
 	}
-	var ids []int64
-	for _, item := range list {
-		id, ok := item.(int64)
-		if !ok || float64(id) < s.min || float64(id) > s.max {
-			return nil, errors.New("takes numeric user ids only, no names and no quotes")
-		}
-		ids = append(ids, id)
+	set(t)
+	if s.check != nil {
+		return s.check(t)
 	}
-	return ids, nil
+	return nil
 }
 
-// putText stores a value of the environment, the command line or the default column.
-func (s setting) putText(c *Config, text string) error {
+func (s setting) putNumber(v any, set func(float64)) error {
+	f, ok := v.(float64)
+	if n, whole := v.(int64); whole {
+		f, ok = float64(n), true
+	}
+	if !ok {
+		return errors.New("must be a number")
+	}
+	if !(f >= s.min && f <= s.max) { // also refuses nan
+		return fmt.Errorf("must be between %.15g and %.15g", s.min, s.max)
+	}
+	set(f)
+	return nil
+}
+
+func (s setting) putWhole(v any, set func(int64)) error {
+	n, ok := v.(int64)
+	if !ok {
+		return errors.New("must be a whole number")
+	}
+	return s.putNumber(v, func(float64) { set(n) })
+}
+
+// read turns text of the environment, the command line or the default column into the value TOML would have;
+// a duration may have a unit (90s, 10m), a list needs no brackets.
+func (s setting) read(c *Config, text string) any {
 	text = strings.TrimSpace(text)
-	var v any = text
+	written := text
 	switch s.field(c).(type) {
+	case *string, safeDefault:
+		if s.key == "log_level" {
+			return strings.ToLower(text) // LOG_LEVEL=INFO is usual
+		}
+		return text
 	case *bool:
-		if b, err := strconv.ParseBool(strings.ToLower(text)); err == nil {
-			v = b
+		if b, err := strconv.ParseBool(text); err == nil {
+			return b
 		}
-	case *int, *int64, *float64, *time.Duration:
-		v = textNumber(text, s.unit)
+	case *time.Duration:
+		if d, err := time.ParseDuration(text); err == nil {
+			return float64(d) / float64(s.unit)
+		}
 	case *[]int64:
-		ids := []any{}
-		for word := range strings.SplitSeq(text, ",") {
-			if word = strings.TrimSpace(word); word != "" {
-				ids = append(ids, textNumber(word, 0))
-			}
-		}
-		v = ids
+		written = "[" + text + "]"
 	}
-	return s.put(c, v)
-}
-
-// textNumber reads "600", "2.5" or, where unit is set, "90s" or "10m"; text that is none of them stays text.
-func textNumber(text string, unit time.Duration) any {
-	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
-		return n
-	}
-	if f, err := strconv.ParseFloat(text, 64); err == nil {
-		return f
-	}
-	if d, err := time.ParseDuration(text); err == nil && unit > 0 {
-		return float64(d) / float64(unit)
+	if v, rest, err := parseValue(written); err == nil && rest == "" {
+		return v
 	}
 	return text
-}
-
-// value is the setting in force as it would stand in JSON; the token is masked.
-func (s setting) value(c *Config) any {
-	switch p := s.field(c).(type) {
-	case *string:
-		if s.key == "telegram.bot_token" && *p != "" {
-			id, _, _ := strings.Cut(*p, ":")
-			return id + ":…"
-		}
-		return *p
-	case safeDefault:
-		return p.m[p.t]
-	case *bool:
-		return *p
-	case *time.Duration:
-		return float64(*p) / float64(s.unit)
-	case *float64:
-		return *p
-	case *int:
-		return *p
-	case *int64:
-		return *p
-	case *[]int64:
-		return append([]int64{}, *p...)
-	}
-	panic("config: unknown kind of field for " + s.key)
 }
 
 // settingInForce is a setting as `config --json` shows it.
@@ -339,7 +298,11 @@ type settingInForce struct {
 func (c *Config) describe() []settingInForce {
 	var all []settingInForce
 	for _, s := range settings() {
-		all = append(all, settingInForce{s.key, s.value(c), c.origin[s.key]})
+		v := c.given[s.key]
+		if s.key == "telegram.bot_token" && c.Token != "" {
+			v = strings.Split(c.Token, ":")[0] + ":…" // the bot's number is public
+		}
+		all = append(all, settingInForce{s.key, v, c.origin[s.key]})
 	}
 	return all
 }
@@ -387,8 +350,8 @@ func checkToken(text string) error {
 	return nil
 }
 
-// checkAPIBase lets the token travel encrypted only, or not leave the machine.
-func checkAPIBase(text string) error {
+// checkBaseURL lets the token travel encrypted only, or not leave the machine.
+func checkBaseURL(text string) error {
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
 		return errors.New("must be a URL like https://api.telegram.org")
@@ -453,12 +416,16 @@ type tomlEntry struct {
 	line  int
 }
 
-// The shapes of https://toml.io/en/v1.0.0 that are accepted. Decimal integers have no leading zero, an
-// underscore stands between digits, and a fraction has digits on both sides.
+// The shapes of https://toml.io/en/v1.0.0 that are accepted. Whatever tomlBasic lets through, Go's own
+// unquoting reads as TOML does; the same holds for numbers and strconv.
 var (
-	tomlKey  = regexp.MustCompile(`^[A-Za-z0-9_-]+`)
-	tomlWord = regexp.MustCompile(`^[^\s,\]#]+`)
-	tomlInt  = regexp.MustCompile(
+	tomlBlank   = regexp.MustCompile(`^[ \t]*(#.*)?$`)
+	tomlTable   = regexp.MustCompile(`^[ \t]*\[[ \t]*([A-Za-z0-9_-]+)[ \t]*\](.*)$`)
+	tomlKey     = regexp.MustCompile(`^[ \t]*([A-Za-z0-9_-]+)[ \t]*=[ \t]*(.*)$`)
+	tomlBasic   = regexp.MustCompile(`^"([^"\\]|\\([btnfr"\\]|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}))*"`)
+	tomlLiteral = regexp.MustCompile(`^'[^']*'`)
+	tomlWord    = regexp.MustCompile(`^[^ \t,\]#]+`)
+	tomlInt     = regexp.MustCompile(
 		`^([+-]?(0|[1-9](_?[0-9])*)|0x[0-9A-Fa-f](_?[0-9A-Fa-f])*|0o[0-7](_?[0-7])*|0b[01](_?[01])*)$`)
 	tomlFloat = regexp.MustCompile(
 		`^[+-]?((0|[1-9](_?[0-9])*)(\.[0-9](_?[0-9])*)?([eE][+-]?[0-9](_?[0-9])*)?|inf|nan)$`)
@@ -471,24 +438,24 @@ func parseTOML(text string) ([]tomlEntry, error) {
 	seen, prefix := map[string]bool{}, ""
 	for i, line := range strings.Split(strings.ReplaceAll(text, "\r\n", "\n"), "\n") {
 		name, value, err := parseLine(line)
-		switch {
-		case err == nil && name == "":
+		if err == nil && name == "" {
 			continue
-		case err != nil:
-		case value == nil && seen["["+name]:
-			err = fmt.Errorf("table [%s] is there twice", clip(name, 60))
-		case value == nil:
-			seen["["+name], prefix = true, name+"."
-			continue
-		case seen[prefix+name]:
-			err = fmt.Errorf("%s is there twice", clip(prefix+name, 60))
+		}
+		full := prefix + name
+		if value == nil {
+			prefix, full = name+".", "["+name+"]"
+		}
+		if err == nil && seen[full] {
+			err = fmt.Errorf("%s is there twice", clip(full, 60))
 		}
 		if err != nil {
 			return nil, hinted(fmt.Errorf("config.toml:%d: %w", i+1, err),
 				"lines look like  key = \"text\"  or  key = 42  under an optional  [table]")
 		}
-		seen[prefix+name] = true
-		entries = append(entries, tomlEntry{prefix + name, value, i + 1})
+		seen[full] = true
+		if value != nil {
+			entries = append(entries, tomlEntry{full, value, i + 1})
+		}
 	}
 	return entries, nil
 }
@@ -499,129 +466,76 @@ func parseLine(line string) (name string, value any, err error) {
 	if !utf8.ValidString(line) || strings.ContainsFunc(line, control) {
 		return "", nil, errors.New("control characters or text that is not UTF-8")
 	}
-	rest := blank(line)
-	table := strings.HasPrefix(rest, "[")
-	if table {
-		rest = blank(rest[1:])
+	if tomlBlank.MatchString(line) {
+		return "", nil, nil
 	}
-	if rest == "" || rest[0] == '#' {
-		if table {
-			err = errors.New("a table's name is missing")
-		}
-		return "", nil, err
+	if m := tomlTable.FindStringSubmatch(line); m != nil && tomlBlank.MatchString(m[2]) {
+		return m[1], nil, nil
 	}
-	if name = tomlKey.FindString(rest); name == "" {
-		return "", nil, errors.New("names consist of letters, digits, - and _ only")
+	m := tomlKey.FindStringSubmatch(line)
+	if m == nil {
+		return "", nil, errors.New("neither  key = value  nor  [table]  with names of letters, digits, - and _")
 	}
-	rest = blank(rest[len(name):])
-	mark := map[bool]string{true: "]", false: "="}[table]
-	if !strings.HasPrefix(rest, mark) {
-		return "", nil, fmt.Errorf("%q is expected after %s", mark, clip(name, 60))
+	value, rest, err := parseValue(m[2])
+	if err == nil && !tomlBlank.MatchString(rest) {
+		err = errors.New("only a comment may follow the value")
 	}
-	rest = blank(rest[1:])
-	if !table {
-		if value, rest, err = parseValue(rest); err != nil {
-			return "", nil, err
-		}
-	}
-	if rest = blank(rest); rest != "" && rest[0] != '#' {
-		return "", nil, errors.New("only a comment may follow here")
-	}
-	return name, value, nil
+	return m[1], value, err
 }
 
-func blank(s string) string { return strings.TrimLeft(s, " \t") }
-
-// parseValue reads one value at the start of s and returns what follows it.
+// parseValue reads one value at the start of s and returns what follows it. The value is nil only with an error.
 func parseValue(s string) (value any, rest string, err error) {
-	switch {
-	case s == "" || s[0] == '#':
-		return nil, "", errors.New("a value is missing")
-	case strings.HasPrefix(s, `"""`) || strings.HasPrefix(s, "'''"):
+	if strings.HasPrefix(s, `"""`) || strings.HasPrefix(s, "'''") {
 		return nil, "", errors.New("a string must be on one line, in single quotes or double ones")
-	case s[0] == '"':
-		return parseBasic(s[1:])
-	case s[0] == '\'':
-		text, rest, ok := strings.Cut(s[1:], "'")
-		if !ok {
-			return nil, "", errors.New("a quote is missing at the end of the string")
+	}
+	if quoted := tomlBasic.FindString(s); quoted != "" {
+		text, err := strconv.Unquote(quoted)
+		if err != nil {
+			return nil, "", errors.New("an escape names no character")
 		}
-		return text, rest, nil
-	case s[0] == '[':
-		return parseArray(blank(s[1:]))
+		return text, s[len(quoted):], nil
+	}
+	if quoted := tomlLiteral.FindString(s); quoted != "" {
+		return quoted[1 : len(quoted)-1], s[len(quoted):], nil
+	}
+	if strings.HasPrefix(s, "[") {
+		return parseArray(s[1:])
 	}
 	word := tomlWord.FindString(s)
-	rest = s[len(word):]
-	digits := strings.ReplaceAll(word, "_", "")
-	switch {
+	switch rest = s[len(word):]; {
 	case word == "true" || word == "false":
 		return word == "true", rest, nil
 	case tomlInt.MatchString(word):
-		n, err := strconv.ParseInt(digits, 0, 64)
+		n, err := strconv.ParseInt(word, 0, 64)
 		if err != nil {
 			return nil, "", errors.New("an integer is out of range")
 		}
 		return n, rest, nil
-	case tomlFloat.MatchString(word):
-		f, err := strconv.ParseFloat(digits, 64)
-		if err != nil && !math.IsInf(f, 0) { // beyond the range of a float: infinite, and then out of any bounds
-			return nil, "", errors.New("a number is malformed")
-		}
+	case tomlFloat.MatchString(word): // beyond its range a float is infinite, and then out of any bounds
+		f, _ := strconv.ParseFloat(strings.ReplaceAll(word, "_", ""), 64)
 		return f, rest, nil
 	}
-	return nil, "", errors.New("not a string in quotes, a number, true, false or a list on one line")
+	return nil, "", errors.New("the value is no string in quotes, number, true, false or list on this line")
 }
 
 // parseArray reads after the opening bracket; a comma may stand before the closing one.
 func parseArray(s string) (value any, rest string, err error) {
+	blank := func(s string) string { return strings.TrimLeft(s, " \t") }
 	list := []any{}
-	for {
-		if strings.HasPrefix(s, "]") {
-			return list, s[1:], nil
-		}
+	for s = blank(s); !strings.HasPrefix(s, "]"); {
 		item, after, err := parseValue(s)
 		if err != nil {
 			return nil, "", err
 		}
 		list = append(list, item)
-		if s = blank(after); strings.HasPrefix(s, ",") {
+		s = blank(after)
+		if strings.HasPrefix(s, ",") {
 			s = blank(s[1:])
 		} else if !strings.HasPrefix(s, "]") {
-			return nil, "", errors.New("a list must end with ] on the same line, with commas between its values")
+			return nil, "", errors.New("a list ends with ] on its line and has commas between its values")
 		}
 	}
-}
-
-// parseBasic reads a double-quoted string after its opening quote.
-func parseBasic(s string) (value any, rest string, err error) {
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '"' {
-			return b.String(), s[i+1:], nil
-		}
-		if s[i] != '\\' {
-			b.WriteByte(s[i])
-			continue
-		}
-		if i++; i == len(s) {
-			break
-		}
-		if at := strings.IndexByte(`btnfr"\`, s[i]); at >= 0 {
-			b.WriteByte("\b\t\n\f\r\"\\"[at])
-			continue
-		}
-		width := map[byte]int{'u': 4, 'U': 8}[s[i]]
-		if width == 0 || len(s) <= i+width {
-			return nil, "", errors.New(`unknown escape: only \b \t \n \f \r \" \\ \uXXXX \UXXXXXXXX exist`)
-		}
-		n, err := strconv.ParseUint(s[i+1:i+1+width], 16, 32)
-		if err != nil || n > utf8.MaxRune || !utf8.ValidRune(rune(n)) {
-			return nil, "", errors.New(`\u and \U need the hexadecimal number of a character`)
-		}
-		b.WriteRune(rune(n))
-		i += width
-	}
-	return nil, "", errors.New("a quote is missing at the end of the string")
+	return list, s[1:], nil
 }
 
 // stateDir is where everything is kept: ATLASBRIDGE_HOME, else STORAGE_PATH, else ~/.atlasbridge.
@@ -673,90 +587,80 @@ func childEnv(env []string, c *Config, sessionID string) []string {
 const logLimit = 1 << 20
 
 // openLog is the log file dir/atlasbridge.log (0600): JSON Lines from the level up, rotated by size, every
-// text through redact. Writing never waits for the disk; lines the disk cannot keep up with are dropped.
-// The function returned writes what is left, for at most a second.
+// text through redact. Writing never waits for the disk: lines it cannot keep up with are dropped. The
+// function returned writes what is left, for at most a second.
 func openLog(dir, level string) (*slog.Logger, func() error, error) {
+	var least slog.Level
+	if err := least.UnmarshalText([]byte(level)); err != nil {
+		return nil, nil, fmt.Errorf("opening the log: %w", err)
+	}
 	path := filepath.Join(dir, "atlasbridge.log")
 	f, err := openPrivate(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
 	if err != nil {
 		return nil, nil, fmt.Errorf("opening the log: %w", err)
 	}
-	var least slog.Level
-	if err := least.UnmarshalText([]byte(level)); err != nil {
-		f.Close()
-		return nil, nil, fmt.Errorf("opening the log: %w", err)
+	lines, quit, done := make(logQueue, 256), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case line := <-lines:
+				f = rotateLog(f, path)
+				f.Write(line) // a log that cannot be written has nowhere to say so
+			case <-quit:
+				for len(lines) > 0 {
+					f.Write(<-lines)
+				}
+				f.Close()
+				return
+			}
+		}
+	}()
+	finish := func() error {
+		close(quit)
+		select {
+		case <-done:
+			return nil
+		case <-time.After(time.Second):
+			return errors.New("closing the log: the disk does not answer")
+		}
 	}
-	l := &logFile{path: path, file: f, lines: make(chan []byte, 256), quit: make(chan struct{}), done: make(chan struct{})}
-	go l.write()
 	hide := func(_ []string, a slog.Attr) slog.Attr {
 		if k := a.Value.Kind(); k == slog.KindString || k == slog.KindAny && a.Key != slog.LevelKey {
 			a.Value = slog.StringValue(redact(a.Value.String()))
 		}
 		return a
 	}
-	log := slog.New(slog.NewJSONHandler(l, &slog.HandlerOptions{Level: least, ReplaceAttr: hide}))
-	return log, l.close, nil
+	return slog.New(slog.NewJSONHandler(lines, &slog.HandlerOptions{Level: least, ReplaceAttr: hide})), finish, nil
 }
 
-// logFile hands lines to a goroutine of its own, which alone touches the file.
-type logFile struct {
-	path       string
-	file       *os.File
-	lines      chan []byte
-	quit, done chan struct{}
-}
+// logQueue carries lines to the goroutine that owns the file; it is an io.Writer that never waits.
+type logQueue chan []byte
 
-func (l *logFile) Write(p []byte) (int, error) {
+func (q logQueue) Write(p []byte) (int, error) {
 	select {
-	case l.lines <- slices.Clone(p):
+	case q <- slices.Clone(p):
 	default:
 	}
 	return len(p), nil
 }
 
-func (l *logFile) close() error {
-	close(l.quit)
-	select {
-	case <-l.done:
-		return nil
-	case <-time.After(time.Second):
-		return errors.New("closing the log: the disk does not answer")
+// rotateLog returns the file to append to: f, or a fresh one when f is full. The lock is on the full file
+// itself: the process that gets it second finds that the path stands for another file already, and follows.
+func rotateLog(f *os.File, path string) *os.File {
+	mine, err := f.Stat()
+	if err != nil || mine.Size() < logLimit || lockFile(f, false) != nil {
+		return f
 	}
-}
-
-func (l *logFile) write() {
-	defer close(l.done)
-	defer func() { l.file.Close() }()
-	for {
-		select {
-		case line := <-l.lines:
-			l.rotate()
-			l.file.Write(line) // a log that cannot be written has nowhere to say so
-		case <-l.quit:
-			for len(l.lines) > 0 {
-				l.file.Write(<-l.lines)
-			}
-			return
-		}
+	defer unlockFile(f)
+	if now, err := os.Lstat(path); err == nil && os.SameFile(mine, now) && os.Rename(path, path+".1") != nil {
+		f.Truncate(0) // an open file cannot be renamed on Windows
+		return f
 	}
-}
-
-// rotate makes room when the file is full, and follows when another process did. The lock is on the full
-// file itself: whoever gets it second finds that the name stands for another file already.
-func (l *logFile) rotate() {
-	mine, err := l.file.Stat()
-	if err != nil || mine.Size() < logLimit || lockFile(l.file, false) != nil {
-		return
+	next, err := openPrivate(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
+	if err != nil {
+		return f
 	}
-	defer func(full *os.File) { unlockFile(full) }(l.file)
-	if now, err := os.Lstat(l.path); err == nil && os.SameFile(mine, now) {
-		if os.Rename(l.path, l.path+".1") != nil {
-			l.file.Truncate(0) // an open file cannot be renamed on Windows
-			return
-		}
-	}
-	if next, err := openPrivate(l.path, os.O_WRONLY|os.O_APPEND|os.O_CREATE); err == nil {
-		l.file.Close()
-		l.file = next
-	}
+	f.Close()
+	return next
 }

@@ -263,25 +263,11 @@ func (s *Screen) TakeReplies(answerAll bool) []byte {
 // below the cursor, then from the top, which scrolls out.
 func (s *Screen) Resize(rows, cols int) {
 	rows, cols = min(max(rows, 1), maxSize), min(max(cols, 1), maxSize)
-	up := max(0, s.row-rows+1)
-	for _, g := range []*[]*line{&s.primary, &s.alternate} {
-		inUse := &s.grid[0] == &(*g)[0]
-		for _, l := range (*g)[:up] {
-			if inUse && !s.AltScreen() {
-				s.scrollOut(l)
-			}
-		}
-		next := newGrid(rows, cols)
-		for i, l := range (*g)[up:min(up+rows, s.rows)] {
-			next[i].used = min(copy(next[i].cells, l.cells), l.used)
-			next[i].wide, next[i].wrapped = l.wide, l.wrapped && cols == s.cols
-			if l.wide && cols < s.cols && l.cells[cols].flags&flagTail != 0 {
-				next[i].cells[cols-1] = cell{}
-			}
-		}
-		if *g = next; inUse {
-			s.grid = next
-		}
+	alt := s.AltScreen()
+	s.primary = s.resizeGrid(s.primary, rows, cols, !alt)
+	s.alternate = s.resizeGrid(s.alternate, rows, cols, alt)
+	if s.grid = s.primary; alt {
+		s.grid = s.alternate
 	}
 	for c := len(s.tabs); c < cols; c++ {
 		s.tabs = append(s.tabs, c%8 == 0)
@@ -289,8 +275,33 @@ func (s *Screen) Resize(rows, cols int) {
 	s.tabs = s.tabs[:cols]
 	s.wrapNext = s.wrapNext && cols == s.cols
 	s.rows, s.cols = rows, cols
-	s.row, s.col = min(s.row-up, rows-1), min(s.col, cols-1)
+	s.col = min(s.col, cols-1)
 	s.top, s.bottom = 0, rows-1
+}
+
+// resizeGrid copies a grid into one of another size. Its cursor stays on its text.
+func (s *Screen) resizeGrid(g []*line, rows, cols int, inUse bool) []*line {
+	row := &s.savedAlt.row
+	if inUse {
+		row = &s.row
+	}
+	up := max(0, *row-rows+1)
+	for _, l := range g[:up] {
+		if &g[0] == &s.primary[0] {
+			s.scrollOut(l)
+		}
+	}
+	*row = min(*row-up, rows-1)
+	next := newGrid(rows, cols)
+	for i, l := range g[up:min(up+rows, len(g))] {
+		to := next[i]
+		to.used = min(copy(to.cells, l.cells), l.used)
+		to.wide, to.wrapped = l.wide, l.wrapped && cols == s.cols
+		if l.wide && cols < s.cols && l.cells[cols].flags&flagTail != 0 {
+			to.cells[cols-1] = cell{}
+		}
+	}
+	return next
 }
 
 /* ----- parser ----- */
@@ -478,9 +489,9 @@ func (s *Screen) param(b byte) {
 	}
 }
 
-// arg is parameter i, or def when it is absent; an explicit 0 counts as absent where def is 1.
+// arg is parameter i, or def when it is absent; an explicit 0 counts as absent unless def is 0.
 func (s *Screen) arg(i, def int) int {
-	if i >= min(s.nparam, maxParams) || s.params[i] < int32(def) {
+	if i >= min(s.nparam, maxParams) || s.params[i] < int32(min(def, 1)) {
 		return def
 	}
 	return int(s.params[i])
@@ -627,11 +638,7 @@ func (s *Screen) csi(final byte) {
 	case 'n': // DSR
 		s.reportStatus("\x1b[")
 	case 'r': // DECSTBM
-		top, bottom := n-1, min(s.arg(1, s.rows), s.rows)-1
-		if s.arg(1, 0) == 0 {
-			bottom = s.rows - 1
-		}
-		if top < bottom {
+		if top, bottom := n-1, min(s.arg(1, s.rows), s.rows)-1; top < bottom {
 			s.top, s.bottom = top, bottom
 			s.moveOrigin(0, 0)
 		}
@@ -835,7 +842,7 @@ func (s *Screen) printASCII(p []byte) {
 		if s.wrapNext && !s.noWrap {
 			s.wrap()
 		}
-		s.tr.touch(s)
+		s.tr.touch(s, s.row)
 		l, n := s.grid[s.row], min(len(p), s.cols-s.col)
 		if l.wide {
 			s.splitWide(l, s.col, s.col+n)
@@ -890,7 +897,7 @@ func (s *Screen) print(r rune) {
 		}
 		s.wrap()
 	}
-	s.tr.touch(s)
+	s.tr.touch(s, s.row)
 	if s.insert {
 		s.shiftCells(s.row, s.col, w)
 	}
@@ -975,9 +982,15 @@ func (s *Screen) index() {
 // scrollUp moves the rows top to bottom up by n. Rows that leave the top of the primary screen may be kept.
 func (s *Screen) scrollUp(top, bottom, n int, keep bool) {
 	g := s.grid
+	keep = keep && top == 0 && !s.AltScreen()
+	if !keep {
+		s.tr.touch(s, top)
+	} else if bottom < s.rows-1 { // the rows below stay, so their numbers change
+		s.tr.touch(s, bottom+1)
+	}
 	for range min(n, bottom-top+1) {
 		l := g[top]
-		if keep && top == 0 && !s.AltScreen() {
+		if keep {
 			s.scrollOut(l)
 		}
 		copy(g[top:bottom], g[top+1:bottom+1])
@@ -988,6 +1001,7 @@ func (s *Screen) scrollUp(top, bottom, n int, keep bool) {
 
 func (s *Screen) scrollDown(top, bottom, n int) {
 	g := s.grid
+	s.tr.touch(s, top)
 	for range min(n, bottom-top+1) {
 		l := g[bottom]
 		copy(g[top+1:bottom+1], g[top:bottom])
@@ -997,7 +1011,7 @@ func (s *Screen) scrollDown(top, bottom, n int) {
 }
 
 func (s *Screen) scrollOut(l *line) {
-	s.tr.scrolledOut(s, l)
+	s.tr.add(s, l, s.scrolled)
 	s.scrolled++
 }
 
@@ -1045,7 +1059,7 @@ func (s *Screen) eraseRows(from, to int) {
 func (s *Screen) eraseDisplay(mode int) {
 	switch mode {
 	case 0:
-		s.tr.touch(s)
+		s.tr.touch(s, s.row)
 		s.eraseLine(0)
 		s.eraseRows(s.row+1, s.rows)
 	case 1:
@@ -1376,12 +1390,189 @@ func runeWidth(r rune) int {
 
 /* ----- transcript ----- */
 
-// transcript is filled in below.
-type transcript struct{}
+// transcript turns the screen into lines of text, each told once. Rows of the primary screen have numbers that
+// never change: Scrolled()+row. A row is final when it has scrolled out, or when the cursor's paragraph is
+// below it, unless the program has gone back to write above: from there on it repaints, and rows are final
+// only by scrolling out or by settling. What is written where something was told before, after the screen was
+// cleared, or on the alternate screen, is compared with the lines last told, and only what is new counts.
+type transcript struct {
+	on      bool
+	next    int // number of the first row that is not told
+	high    int // below this number something was told before
+	floor   int // the program repaints from this row on
+	replay  bool
+	part    string // the beginning of a wrapped line that has scrolled out
+	pending []toldLine
+	bytes   int // in pending
+	left    int // lines that did not fit there
+	recent  []string
+}
 
-func (t *transcript) touch(s *Screen)                {}
-func (t *transcript) cleared(s *Screen)              {}
-func (t *transcript) scrolledOut(s *Screen, l *line) {}
+type toldLine struct {
+	text  string
+	again bool // to be compared with recent
+}
 
-// Transcript returns the text that became final since the last call.
-func (s *Screen) Transcript(settle bool) (final []string, live string) { return nil, "" }
+const (
+	noFloor      = 1 << 62
+	maxPending   = 20000   // lines kept for the next call; of more, the oldest are left out, and counted in a line
+	maxPendBytes = 4 << 20 // bytes of them
+	maxLine      = 1 << 16 // bytes of one line; a longer one is told in pieces
+	maxRecent    = 1000    // lines compared: some screens
+	maxCompared  = 200     // lines compared with those in one step
+)
+
+// touch notes that the program writes to a row.
+func (t *transcript) touch(s *Screen, row int) {
+	if n := s.scrolled + row; t.on && n < t.next && !s.AltScreen() {
+		for ; row > 0 && s.grid[row-1].wrapped; row-- {
+			n--
+		}
+		t.next, t.floor = n, min(t.floor, n)
+	}
+}
+
+// cleared saves what an erased primary screen showed.
+func (t *transcript) cleared(s *Screen) {
+	if t.on && !s.AltScreen() {
+		t.tell(s, s.paragraph())
+		t.next, t.floor, t.part, t.replay = s.scrolled, noFloor, "", true
+	}
+}
+
+// tell takes the rows above end as final.
+func (t *transcript) tell(s *Screen, end int) {
+	for row := max(t.next-s.scrolled, 0); row < end; row++ {
+		t.add(s, s.grid[row], s.scrolled+row)
+	}
+}
+
+// add takes row number n as final.
+func (t *transcript) add(s *Screen, l *line, n int) {
+	if !t.on || n < t.next {
+		return
+	}
+	t.part += s.text(l)
+	t.next = n + 1
+	if l.wrapped && len(t.part) < maxLine {
+		return
+	}
+	text := strings.TrimRight(t.part, " ")
+	t.part = ""
+	t.pending = append(t.pending, toldLine{text, t.replay || n < t.high})
+	t.high = max(t.high, t.next)
+	t.bytes += len(text)
+	for len(t.pending) > maxPending || t.bytes > maxPendBytes {
+		t.bytes -= len(t.pending[0].text)
+		t.pending = t.pending[1:]
+		t.left++
+	}
+}
+
+// paragraph is the row where the text under the cursor begins.
+func (s *Screen) paragraph() int {
+	row := s.row
+	for row > 0 && s.grid[row-1].wrapped {
+		row--
+	}
+	return row
+}
+
+// Transcript returns the text that became final since the last call, in lines and each once, and the
+// part that may still change (the live part). Lines that left the screen, and lines above the cursor's
+// paragraph on the primary screen, are final; on the alternate screen nothing is final until settle
+// (the tool's turn is over), when what is new on it since the last settle is returned. The first call
+// turns it on: what has scrolled out before is not kept.
+func (s *Screen) Transcript(settle bool) (final []string, live string) {
+	t := &s.tr
+	if !t.on {
+		t.on, t.next, t.floor = true, s.scrolled, noFloor
+	}
+	if settle || t.floor < s.scrolled {
+		t.floor = noFloor
+	}
+	switch {
+	case !s.AltScreen():
+		t.tell(s, min(s.paragraph(), t.floor-s.scrolled))
+		rest := []byte(t.part)
+		for row := max(t.next-s.scrolled, 0); row < s.rows; row++ {
+			rest = append(rest, s.text(s.grid[row])...)
+			if !s.grid[row].wrapped {
+				rest = append(bytes.TrimRight(rest, " "), '\n')
+			}
+		}
+		live = strings.TrimRight(string(rest), "\n ")
+	case settle:
+		for row := range s.rows {
+			t.pending = append(t.pending, toldLine{s.Row(row), true})
+		}
+	}
+	if t.left > 0 {
+		final = append(final, fmt.Sprintf("[… %d lines left out …]", t.left))
+	}
+	final = append(final, t.take()...)
+	t.pending, t.bytes, t.left = nil, 0, 0
+	return final, live
+}
+
+// take filters what is pending and remembers it.
+func (t *transcript) take() (final []string) {
+	for rest := t.pending; len(rest) > 0; {
+		n := 1
+		for n < min(len(rest), maxCompared) && rest[n].again == rest[0].again {
+			n++
+		}
+		batch := make([]string, n)
+		for i := range batch {
+			batch[i] = rest[i].text
+		}
+		if rest[0].again {
+			var known int
+			batch, known = t.fresh(batch)
+			t.replay = t.replay && known > 0
+		} else {
+			t.recent = append(t.recent, batch...)
+		}
+		final = append(final, batch...)
+		t.recent = t.recent[max(0, len(t.recent)-maxRecent):]
+		rest = rest[n:]
+	}
+	return final
+}
+
+// fresh returns the lines that are not, in the same order, among the recent ones (a longest common subsequence),
+// and how many are. Rules and blanks are never new. All of them become the most recent.
+func (t *transcript) fresh(lines []string) (unknown []string, known int) {
+	a, b := t.recent, slices.DeleteFunc(lines, func(l string) bool {
+		return strings.IndexFunc(l, func(r rune) bool { return unicode.In(r, unicode.L, unicode.N) }) < 0
+	})
+	w := len(b) + 1
+	common := make([]uint16, (len(a)+1)*w) // of a[i:] and b[j:] at i*w+j
+	for i := len(a) - 1; i >= 0; i-- {
+		for j := len(b) - 1; j >= 0; j-- {
+			if a[i] == b[j] {
+				common[i*w+j] = common[(i+1)*w+j+1] + 1
+			} else {
+				common[i*w+j] = max(common[(i+1)*w+j], common[i*w+j+1])
+			}
+		}
+	}
+	var kept []string
+	i, j := 0, 0
+	for i < len(a) && j < len(b) {
+		switch {
+		case a[i] == b[j]:
+			known++
+			i, j = i+1, j+1
+		case common[(i+1)*w+j] >= common[i*w+j+1]:
+			kept = append(kept, a[i])
+			i++
+		default:
+			unknown = append(unknown, b[j])
+			j++
+		}
+	}
+	unknown = append(unknown, b[j:]...)
+	t.recent = append(append(kept, a[i:]...), b...)
+	return unknown, known
+}

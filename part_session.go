@@ -1,21 +1,22 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	"golang.org/x/term"
 )
 
 /* ===== The session: one run of a tool ===== */
@@ -35,7 +36,6 @@ import (
 // costs one fsync. Output reaches the host before anything looks at it.
 
 const (
-	drainQuiet    = 250 * time.Millisecond // the child is gone but its terminal is still open: wait this long for more
 	joinWindow    = 400 * time.Millisecond // hook and dialog come within 0.2 s of each other (measured on claude 2.1)
 	hookGrace     = 2 * time.Second        // for a waiting hook to take its decision before the gate types it instead
 	keyGrace      = 300 * time.Millisecond // after a key at the keyboard, for the screen to show what it did
@@ -50,13 +50,6 @@ const (
 	activityEvery = time.Second            // between records of what the session is doing
 )
 
-// runFlags are the flags of `atlasbridge run`.
-type runFlags struct {
-	channel, record, name, adapter string
-	timeout                        time.Duration
-	stream, quiet                  bool
-}
-
 // session is what the loop owns.
 type session struct {
 	cfg     *Config
@@ -64,7 +57,7 @@ type session struct {
 	ch      Channel
 	tg      *Telegram // nil without Telegram
 	log     *slog.Logger
-	flags   runFlags
+	quiet   bool // --quiet
 	adapter *Adapter
 	hooked  bool // the tool's hooks call `atlasbridge hook`
 
@@ -93,6 +86,7 @@ type session struct {
 	sending  bool
 	stream   stream
 
+	signals      chan os.Signal
 	activity     string
 	activityAt   time.Time
 	touched      time.Time
@@ -101,7 +95,6 @@ type session struct {
 	hungUp       bool
 	troubleShown string
 	open         atomic.Bool // a question is open: the follower looks more often
-	draining     atomic.Bool // the child is gone: the reader ends at the first quiet moment
 }
 
 // question is the prompt in force, and what is known of it beyond its record.
@@ -180,55 +173,54 @@ func (f *feed) take() []byte {
 
 // cmdRun is `atlasbridge run [flags] tool [args…]`.
 func cmdRun(c *command) int {
-	var f runFlags
-	fs := c.flagSet()
-	fs.StringVar(&f.channel, "channel", "", "telegram or local")
-	fs.BoolVar(&f.stream, "stream", false, "send all visible output to the phone")
-	fs.StringVar(&f.record, "record", "", "write an asciicast recording to `FILE`")
-	fs.DurationVar(&f.timeout, "timeout", 0, "how long a question waits, such as 5m")
-	fs.StringVar(&f.name, "name", "", "a `LABEL` for the phone")
-	fs.StringVar(&f.adapter, "adapter", "", "use this adapter whatever the tool's name")
-	fs.BoolVar(&f.quiet, "quiet", false, "print nothing of our own on the terminal")
-	if code, ok := c.parse(fs); !ok {
+	o, code := c.options()
+	if o == nil {
 		return code
 	}
-	if fs.NArg() == 0 {
-		return c.usage("run needs a tool to run: atlasbridge run claude")
-	}
-	s, err := prepareSession(c, f, fs.Args())
+	s, err := prepareSession(c, o)
 	if err != nil {
-		return c.failWith(err)
+		c.fail(err)
+		return exitCodeOf(err)
 	}
 	return s.run(c.ctx)
 }
 
-// prepareSession does everything that can fail before anything is spawned.
-func prepareSession(c *command, f runFlags, argv []string) (*session, error) {
-	settings := map[string]string{}
-	if f.channel != "" {
-		settings["channel"] = f.channel
+// exitCodeOf is what a shell would exit with when it cannot run a program, and 125 for failures of our own.
+func exitCodeOf(err error) int {
+	switch {
+	case errors.Is(err, errNoTool):
+		return 127
+	case errors.Is(err, fs.ErrPermission) && strings.HasPrefix(err.Error(), "starting "):
+		return 126
 	}
-	if f.stream {
+	return exitInternal
+}
+
+// prepareSession does everything that can fail before anything is spawned.
+func prepareSession(c *command, o *options) (*session, error) {
+	argv, settings := o.args, map[string]string{}
+	if o.given("channel") {
+		settings["channel"] = o.text("channel")
+	}
+	if o.on("stream") {
 		settings["stream.enabled"] = "true"
 	}
-	if f.timeout != 0 {
-		seconds := fmt.Sprint(int(f.timeout / time.Second))
+	if o.given("timeout") {
+		life, _ := time.ParseDuration(o.text("timeout"))
+		seconds := strconv.Itoa(int(life / time.Second))
 		settings["timeout_seconds"], settings["permission_timeout_seconds"] = seconds, seconds
 	}
 	cfg, err := c.config(settings)
 	if err != nil {
 		return nil, err
 	}
-	name := f.adapter
-	if name == "" {
-		name = strings.TrimSuffix(filepath.Base(argv[0]), ".exe")
-	}
+	name := cmp.Or(o.text("adapter"), filepath.Base(argv[0]))
 	adapter := adapterFor(name)
-	if f.adapter != "" && adapter.Name == "generic" && f.adapter != "generic" {
-		return nil, fmt.Errorf("no adapter is called %q: `atlasbridge adapters` lists them", f.adapter)
+	if o.given("adapter") && adapter.Name == "generic" && name != "generic" {
+		return nil, hinted(fmt.Errorf("no adapter is called %q", name), "`atlasbridge adapters` lists them")
 	}
-	if _, err := lookTool(argv[0]); err != nil {
-		return nil, err
+	if _, err := findTool(argv[0]); err != nil {
+		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
 	}
 	log, _, err := openLog(cfg.Dir, cfg.LogLevel)
 	if err != nil {
@@ -238,7 +230,7 @@ func prepareSession(c *command, f runFlags, argv []string) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &session{cfg: cfg, st: st, ch: localChannel{}, log: log, flags: f, adapter: adapter,
+	s := &session{cfg: cfg, st: st, ch: localChannel{}, log: log, quiet: o.on("quiet"), adapter: adapter,
 		in: c.stdin, out: c.stdout, errOut: c.stderr, restore: func() error { return nil }}
 	if cfg.Channel == "telegram" {
 		if s.tg, err = newTelegram(cfg, st, log); err != nil {
@@ -248,15 +240,15 @@ func prepareSession(c *command, f runFlags, argv []string) (*session, error) {
 	}
 	cwd, _ := os.Getwd()
 	s.rec = SessionRecord{Head: Head{Rec: "session", ID: newID()}, Tool: filepath.Base(argv[0]), Args: argv[1:], Cwd: cwd,
-		Wrapper: os.Getpid(), Label: f.name, Status: "active", Activity: "starting", StartedAt: time.Now().UTC()}
+		Wrapper: os.Getpid(), Label: o.text("name"), Status: "active", Activity: "starting", StartedAt: time.Now().UTC()}
 	for _, file := range []*os.File{s.in, s.out, s.errOut} {
-		if s.tty == nil && term.IsTerminal(int(file.Fd())) {
+		if s.tty == nil && onTerminal(file) {
 			s.tty = file
 		}
 	}
-	s.interactive = term.IsTerminal(int(s.in.Fd()))
-	if f.record != "" {
-		if s.cast, err = newCast(f.record, s.rec.Tool, s.size()); err != nil {
+	s.interactive = onTerminal(s.in)
+	if o.given("record") {
+		if s.cast, err = newCast(o.text("record"), s.rec.Tool, s.size()); err != nil {
 			return nil, err
 		}
 	}
@@ -275,7 +267,7 @@ func (s *session) size() Size {
 
 // say prints a line of our own on the terminal, before the tool starts or after it ended.
 func (s *session) say(format string, args ...any) {
-	if !s.flags.quiet {
+	if !s.quiet {
 		fmt.Fprintf(s.errOut, "atlasbridge: "+format+"\n", args...)
 	}
 }
@@ -285,36 +277,34 @@ func (s *session) run(ctx context.Context) int {
 	release, err := s.st.HoldSession(s.rec.ID)
 	if err != nil {
 		s.say("%v", err)
-		return exitFailed
+		return exitInternal
 	}
 	defer release()
 	if s.tg == nil {
 		s.say("no Telegram here: questions wait for the keyboard or `atlasbridge answer` (see `atlasbridge setup`)")
 	}
-	if s.adapter.Name == "generic" && !isShellWord(s.rec.Tool) {
+	if s.adapter.Name == "generic" {
 		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
 	}
 	argv, err := s.installHooks(append([]string{s.rec.Tool}, s.rec.Args...))
 	if err != nil {
 		s.say("%v", err)
-		return exitFailed
+		return exitInternal
 	}
 	size := s.size()
-	if s.interactive {
-		restore, err := rawMode(s.in)
-		if err != nil {
-			s.say("setting the terminal to raw mode: %v", err)
-			return exitFailed
-		}
-		s.restore = restore
-	}
-	defer s.restore()
 	s.pty, err = startPTY(argv, childEnv(os.Environ(), s.cfg, s.rec.ID), s.rec.Cwd, size, s.tty)
 	if err != nil {
-		s.restore()
 		s.say("%v", err)
 		return exitCodeOf(err)
 	}
+	if s.interactive { // nothing of the child's has been copied yet
+		if s.restore, err = rawMode(s.in); err != nil {
+			s.pty.Close()
+			s.say("setting the terminal to raw mode: %v", err)
+			return exitInternal
+		}
+	}
+	defer func() { s.restore() }()
 	s.rec.PID, s.rec.PIDStart = s.pty.PID(), processStart(s.pty.PID())
 	s.det = newDetector(s.adapter, int(size.Rows), int(size.Cols), DetectOptions{Threshold: s.cfg.Threshold,
 		Stuck: s.cfg.Stuck, BufferBytes: s.cfg.BufferBytes, SafeDefaults: s.cfg.SafeDefaults})
@@ -331,7 +321,6 @@ type wires struct {
 	jobs    chan job
 	sent    chan sent
 	resized <-chan os.Signal
-	signals chan os.Signal
 	records <-chan Record
 	secrets <-chan string
 }
@@ -341,9 +330,9 @@ func (s *session) loop(ctx context.Context) int {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w := wires{feed: newFeed(), keys: make(chan []byte), writes: make(chan []byte), wrote: make(chan error, 1),
-		exited: make(chan int, 1), jobs: make(chan job), sent: make(chan sent, 1), signals: make(chan os.Signal, 8)}
-	signal.Notify(w.signals, endSignals()...)
-	signal.Notify(w.signals, suspendSignals()...)
+		exited: make(chan int, 1), jobs: make(chan job), sent: make(chan sent, 1)}
+	s.signals = make(chan os.Signal, 8)
+	signal.Notify(s.signals, append(endSignals(), suspendSignal)...)
 	signal.Notify(make(chan os.Signal), syscall.SIGPIPE) // caught, not ignored: the child does not inherit it
 	var stopResize func()
 	w.resized, stopResize = resizeSignals(s.tty)
@@ -389,12 +378,10 @@ func (s *session) loop(ctx context.Context) int {
 			s.followed(rec, time.Now())
 		case <-w.resized:
 			s.resize(time.Now())
-		case sig := <-w.signals:
+		case sig := <-s.signals:
 			s.signaled(sig)
 		case code := <-w.exited:
 			s.exit = &code
-			s.draining.Store(true)
-			s.pty.SetReadDeadline(time.Now())
 		case <-timer.C:
 		}
 		now = time.Now()
@@ -443,18 +430,14 @@ func (s *session) read(f *feed) {
 	defer close(f.ended)
 	buf := make([]byte, 64<<10)
 	for {
-		last := s.draining.Load()
-		if last {
-			s.pty.SetReadDeadline(time.Now().Add(drainQuiet))
-		}
 		n, err := s.pty.Read(buf)
 		if n > 0 {
-			if _, werr := s.out.Write(buf[:n]); werr != nil && !s.draining.Load() {
-				s.pty.Signal(hangupSignal()) // nobody can see the output any more, as when a terminal closes
+			if _, werr := s.out.Write(buf[:n]); werr != nil {
+				s.pty.Signal(syscall.SIGHUP) // nobody can see the output any more, as when a terminal closes
 			}
 			f.put(buf[:n])
 		}
-		if err != nil && (last || !errors.Is(err, os.ErrDeadlineExceeded)) {
+		if err != nil {
 			return
 		}
 	}
@@ -603,16 +586,17 @@ func (s *session) resize(now time.Time) {
 // alive, or none at all, it asks for the configuration to be read again.
 func (s *session) signaled(sig os.Signal) {
 	switch {
-	case slices.Contains(suspendSignals(), sig):
+	case sig == suspendSignal:
 		s.restore()
 		stopSelf()
+		signal.Notify(s.signals, suspendSignal)
 		if s.interactive {
 			if restore, err := rawMode(s.in); err == nil {
 				s.restore = restore
 			}
 		}
 		s.resize(time.Now())
-	case sig == hangupSignal() && !s.terminalGone():
+	case sig == syscall.SIGHUP && !s.terminalGone():
 		s.reload()
 	default:
 		s.hungUp = true
@@ -1115,6 +1099,14 @@ func (s *session) inject(keys string, now time.Time) {
 
 /* ===== The sender's side ===== */
 
+// localChannel reaches nobody: questions wait for the keyboard or for `atlasbridge answer`.
+type localChannel struct{}
+
+func (localChannel) Ask(context.Context, *PromptRecord, *SessionRecord) (int64, error) { return 0, nil }
+func (localChannel) Settle(context.Context, *PromptRecord, *SessionRecord) error       { return nil }
+func (localChannel) Notify(context.Context, Notice) (int64, error)                     { return 0, nil }
+func (localChannel) Close() error                                                      { return nil }
+
 func (s *session) push(j job) {
 	if s.tg == nil && j.kind != jobAsk {
 		return
@@ -1257,7 +1249,7 @@ func (s *session) drain(w wires) {
 			if r.job.kind == jobStream {
 				s.stream.delivered(r)
 			}
-		case <-w.signals:
+		case <-s.signals:
 			return
 		case <-deadline.C:
 			return

@@ -202,3 +202,108 @@ func BenchmarkScreenPlain(b *testing.B) {
 		s.Write(text)
 	}
 }
+
+// screenGolden: what is written to a screen of 5 rows × 10 columns, and what it then shows. "|" ends a row; "@r,c"
+// is the cursor.
+var screenGolden = []struct{ name, in, want string }{
+	{"text", "hello\r\nworld", "hello|world @1,5"},
+	{"lf keeps column", "ab\ncd", "ab|  cd @1,4"},
+	{"pending wrap", "0123456789", "0123456789 @0,9"},
+	{"wrap", "0123456789a", "0123456789|a @1,1"},
+	{"pending wrap, cr", "0123456789\rX", "X123456789 @0,1"},
+	{"no autowrap", "\x1b[?7l0123456789abc", "012345678c @0,9"},
+	{"autowrap again", "\x1b[?7l0123456789abc\x1b[?7hd", "012345678c|d @1,1"},
+	{"scroll", "1\r\n2\r\n3\r\n4\r\n5\r\n6", "2|3|4|5|6 @4,1"},
+	{"cup", "\x1b[2;3Hx\x1b[Hy\x1b[;5Hz", "y   z|  x @0,5"},
+	{"cup far away", "\x1b[99;99Hx", "||||         x @4,9"},
+	{"huge parameter", "\x1b[99999999999999999999;1Hx", "||||x @4,1"},
+	{"empty parameter is the default", "\x1b[;3Hx\x1b[3;Hy", "  x||y @2,1"},
+	{"relative", "\x1b[3;3H\x1b[AA\x1b[BB\x1b[2CC\x1b[9DD", "|  A|D  B  C @2,1"},
+	{"cnl cpl cha vpa", "\x1b[2;5H\x1b[Ea\x1b[2Fb\x1b[4Gc\x1b[4dd", "b  c||a|    d @3,5"},
+	{"backspace", "abc\b\bX", "aXc @0,2"},
+	{"ed 0", "aaa\r\nbbb\r\nccc\x1b[2;2H\x1b[J", "aaa|b @1,1"},
+	{"ed 1", "aaa\r\nbbb\r\nccc\x1b[2;2H\x1b[1J", "|  b|ccc @1,1"},
+	{"ed 1 on row 1", "aaa\r\nbbb\x1b[1;2H\x1b[1J", "  a|bbb @0,1"},
+	{"ed 2", "aaa\r\nbbb\x1b[2J", " @1,3"},
+	{"el", "abcdef\x1b[3G\x1b[K\r\nabcdef\x1b[3G\x1b[1K\r\nabcdef\x1b[2K", "ab|   def @2,6"},
+	{"ech", "abcdef\x1b[2G\x1b[3X", "a   ef @0,1"},
+	{"ich dch", "abcdef\x1b[2G\x1b[2@\r\nabcdef\x1b[2G\x1b[2P", "a  bcdef|adef @1,1"},
+	{"ich pushes out", "0123456789\x1b[5G\x1b[3@", "0123   456 @0,4"},
+	{"il dl", "1\r\n2\r\n3\r\n4\r\n5\x1b[2H\x1b[2L", "1|||2|3 @1,0"},
+	{"dl", "1\r\n2\r\n3\r\n4\r\n5\x1b[2H\x1b[2M", "1|4|5 @1,0"},
+	{"rep", "ab\x1b[3b", "abbbb @0,5"},
+	{"region", "1\r\n2\r\n3\r\n4\r\n5\x1b[2;4r\x1b[4H\nx", "1|3|4|x|5 @3,1"},
+	{"region, ri", "1\r\n2\r\n3\r\n4\r\n5\x1b[2;4r\x1b[2H\x1bMx", "1|x|2|3|5 @1,1"},
+	{"region, il", "1\r\n2\r\n3\r\n4\r\n5\x1b[2;4r\x1b[3H\x1b[L", "1|2||3|5 @2,0"},
+	{"region, su sd", "1\r\n2\r\n3\r\n4\r\n5\x1b[2;4r\x1b[S\x1b[2T", "1|||3|5 @0,0"},
+	{"below the region nothing scrolls", "\x1b[1;2r\x1b[5Ha\nb", "||||ab @4,2"},
+	{"bad region", "\x1b[3;2rx", "x @0,1"},
+	{"cud stops at the margin", "\x1b[2;3r\x1b[2H\x1b[9Bx", "||x @2,1"},
+	{"origin", "\x1b[2;4r\x1b[?6hx\x1b[9;2Hy", "|x|| y @3,2"},
+	{"ind nel ri", "a\x1bDb\x1bEc\x1bM\x1bMd", "ad| b|c @0,2"},
+	{"ri at the top", "1\r\n2\x1b[H\x1bM", "|1|2 @0,0"},
+	{"tabs", "a\tb\tc", "a       bc @0,9"},
+	{"tab stops", "\x1b[3g\x1b[4G\x1bH\r\tx\x1b[Zy", "   y @0,4"},
+	{"decsc", "ab\x1b7\x1b[4;4Hx\x1b8c", "abc|||   x @0,3"},
+	{"sco", "ab\x1b[s\x1b[4;4Hx\x1b[uc", "abc|||   x @0,3"},
+	{"decsc keeps the set", "\x1b(0\x1b7\x1b(B\x1b8q", "─ @0,1"},
+	{"alternate", "ab\x1b[?1049hxy\x1b[?1049lc", "abc @0,3"},
+	{"alternate is blank", "\x1b[?1049hxy\x1b[?1049l\x1b[?1049hz", "z @0,1"},
+	{"alternate 47", "ab\x1b[?47h\x1b[3Hxy", "||xy @2,2"},
+	{"insert", "abc\r\x1b[4hXY\x1b[4lZ", "XYZbc @0,3"},
+	{"graphics", "\x1b(0lqk\x1b(Blqk", "┌─┐lqk @0,6"},
+	{"g1", "\x1b)0\x0eqx\x0fqx", "─│qx @0,4"},
+	{"decaln", "\x1b#8\x1b[2J\x1b#8\x1b[2;1H\x1b[J", "EEEEEEEEEE @1,0"},
+	{"ris", "abc\x1b[2;3r\x1b[?6h\x1b[4h\x1bcx", "x @0,1"},
+	{"decstr", "\x1b[4h\x1b[?6h\x1b[2;3r\x1b[!pab\rc", "|cb @1,1"},
+	{"wide", "中文x", "中文x @0,5"},
+	{"wide at the margin", "123456789中", "123456789|中 @1,2"},
+	{"half overwritten", "中文\x1b[2Gx", " x文 @0,2"},
+	{"other half overwritten", "中文\x1b[3Gx", "中x @0,3"},
+	{"wide erased in the middle", "中文\x1b[2G\x1b[K", " @0,1"},
+	{"combining", "e\u0301x", "e\u0301x @0,2"},
+	{"combining at the margin", "012345678e\u0301", "012345678e\u0301 @0,9"},
+	{"mark without a letter", "\u0301x", "x @0,1"},
+	{"joiner", "👩\u200d🚀x", "👩\u200d🚀x @0,3"},
+	{"selector", "❤\ufe0fx", "❤\ufe0fx @0,2"},
+	{"c1 as utf-8", "a\u009bb", "ab @0,2"},
+	{"c1 as a byte is a broken character", "a\x9b1mb", "a\ufffd1mb @0,5"},
+	{"broken utf-8", "a\xe2\x82(b\xc0c", "a\ufffd(b\ufffdc @0,6"},
+	{"broken by escape", "a\xe2\x82\x1b[1mb", "a\ufffdb @0,3"},
+	{"✳ in a title holds 0x9c", "\x1b]0;✳ x\x1b\\a", "a @0,1"},
+	{"osc and st", "a\x1b]0;t\x1b\\b\x1b]0;t\ac", "abc @0,3"},
+	{"can and sub end strings", "a\x1b]0;t\x18b\x1bPxx\x1ac", "abc @0,3"},
+	{"other strings", "a\x1bPq\x07x\x1b\\b\x1b_G\x1b\\c\x1b^p\x1b\\d\x1bXs\x1b\\e\x1bkt\x1b\\f", "abcdef @0,6"},
+	{"escape ends a string", "a\x1b]0;t\x1b[3Cb", "a   b @0,5"},
+	{"can ends a sequence", "a\x1b[3\x18Cb", "aCb @0,3"},
+	{"control inside a sequence", "a\x1b[\n3Cb", "a|    b @1,5"},
+	{"unknown is ignored", "a\x1b[?99;1;2ub\x1b[1 zc\x1b[<1Md\x1b%Ge\x1b[1<5mf", "abcdef @0,6"},
+	{"decset 3 clears", "abc\x1b[?3lx", "x @0,1"},
+}
+
+func screenShown(s *Screen) string {
+	row, col, _ := s.Cursor()
+	return fmt.Sprintf("%s @%d,%d", strings.ReplaceAll(s.Text(), "\n", "|"), row, col)
+}
+
+// Each row is fed whole, and in two parts at every cut (charm's ✳ lost its end in just that way), and byte by byte.
+func TestScreenGolden(t *testing.T) {
+	for _, g := range screenGolden {
+		for cut := range g.in {
+			s := newScreen(5, 10)
+			s.Write([]byte(g.in[:cut]))
+			s.Write([]byte(g.in[cut:]))
+			if got := screenShown(s); got != g.want {
+				t.Errorf("%s, cut at %d: %q shows %q, want %q", g.name, cut, g.in, got, g.want)
+				break
+			}
+		}
+		s := newScreen(5, 10)
+		for i := range len(g.in) {
+			s.Write([]byte{g.in[i]})
+		}
+		if got := screenShown(s); got != g.want {
+			t.Errorf("%s, by bytes: %q shows %q, want %q", g.name, g.in, got, g.want)
+		}
+	}
+}
