@@ -1,21 +1,21 @@
 // Telegram: the one file that reaches the network.
 //
-// Out: Ask, Settle and Notify send and edit messages of this process's own session. In: Poll, in the one process that
-// holds the poll lock, receives for all sessions. A tap or an answer becomes a Decision for Store.Decide, anything
-// else an InputRecord that the session's owner executes; a few commands are answered here, from the state.
+// Out: Ask, Settle and Notify send and edit messages for this process's own session. In: Poll, in the one process
+// that holds the poll lock, receives for all sessions. A tap or an answer becomes a Decision for Store.Decide,
+// anything else an InputRecord that the session's owner executes; a few commands are answered from the state.
 //
 // Rules:
-//   - Every request goes through call, every message through send: deadline, pacing, retries in one place each.
+//   - Every request goes through call, every message through send: deadline, pacing and retries in one place each.
 //   - Text is sent with entities (offsets in UTF-16 units), never with a parse_mode: what a program printed cannot
-//     become markup. All text passes clean on its way out.
+//     become markup. Text from elsewhere passes clean on its way out.
 //   - Every update passes admitted first. Strangers are audited and never answered.
 //   - An update is confirmed to the server only after what it did is on disk; ids acted on are in the state, so that
-//     the next poller repeats nothing.
-//   - A message to a session always ends in a line of ours with [SID:…]; only that line is believed when a reply
-//     quotes it, so a program cannot print itself into another session.
-//   - The token never leaves this file: no error carries a URL, and pending updates are never dropped.
+//     the next poller repeats nothing. Pending updates are never dropped.
+//   - A message about a session ends in a line of ours with [SID:…], and only that line is believed when a reply
+//     quotes it: a program cannot print itself into another session.
+//   - The token never leaves this file: no error carries a URL.
 //
-// Sources: https://core.telegram.org/bots/api, and "server" where only the source of tdlib/telegram-bot-api tells.
+// Where a comment says "server", only the source of tdlib/telegram-bot-api tells.
 package main
 
 import (
@@ -53,17 +53,14 @@ import (
 )
 
 const (
-	messageUnits   = 4096              // UTF-16 units, https://core.telegram.org/bots/api#sendmessage
+	messageUnits = 4096              // UTF-16 units, https://core.telegram.org/bots/api#sendmessage
+	partUnits    = 3400              // of foreign text in one message: leaves room for our own lines
 	maxCallback  = 64                // bytes, https://core.telegram.org/bots/api#inlinekeyboardbutton
 	maxToast     = 200               // characters, https://core.telegram.org/bots/api#answercallbackquery
-	maxAnswer    = 16 << 20          // bytes: 100 updates, each with the message it replies to, stay far below
+	maxResponse  = 16 << 20          // bytes: 100 updates, each with the message it replies to, stay far below
 	pollSeconds  = 50                // the server clamps longer ones (server)
-	pollGrace    = 10 * time.Second  // on top of pollSeconds: then the connection is taken for dead
-	callTimeout  = 20 * time.Second  // any other request
-	tapLife      = 150 * time.Second // the server forgets an undelivered callback_query (server)
-	conflictWait = 5 * time.Second   // after a 409, before the next getUpdates
-	maxBackoff   = time.Minute
-	showPart     = 3500 // UTF-16 units of foreign text per message: leaves room for our own lines
+	callTimeout  = 20 * time.Second  // for one request; a poll gets pollSeconds and 10 s
+	tapLife      = 150 * time.Second // an undelivered callback_query is forgotten after this (server)
 )
 
 // Channel carries questions to the operator and outcomes back; receiving is the poller's. Methods block,
@@ -96,49 +93,39 @@ type Telegram struct {
 	base    string // api_base without a slash at its end
 	http    *http.Client
 	cfg     atomic.Pointer[Config]
-	polling atomic.Bool // this process holds the poll lock
+	chat    atomic.Int64 // the configured chat, or the supergroup it became
+	skew    atomic.Int64 // Telegram's clock minus ours, a time.Duration
+	polling atomic.Bool  // this process holds the poll lock
 
 	mu          sync.Mutex // guards what follows
-	chat        int64      // the configured chat, or the supergroup it became
 	sendTrouble string
 	pollTrouble string
-	skew        time.Duration // Telegram's clock minus ours
-
-	paceMu sync.Mutex // guards slot
-	slot   slot       // the pacing, as far as this process knows
+	slot        slot // the pacing, as far as this process knows
 }
 
-// newTelegram checks what would otherwise fail late: no token, no chat, nobody allowed, a base URL that is not safe.
+// newTelegram refuses what would otherwise fail late.
 func newTelegram(cfg *Config, st *Store, log *slog.Logger) (*Telegram, error) {
-	switch {
-	case cfg.Token == "":
-		return nil, errors.New("no telegram.bot_token: run atlasbridge setup")
-	case cfg.ChatID == 0:
-		return nil, errors.New("no telegram.chat_id: run atlasbridge setup")
-	case len(cfg.Users) == 0:
-		return nil, errors.New("telegram.allowed_users is empty: nobody could answer; run atlasbridge setup")
+	if cfg.Token == "" || cfg.ChatID == 0 || len(cfg.Users) == 0 {
+		return nil, errors.New("telegram needs bot_token, chat_id and at least one of allowed_users: run atlasbridge setup")
 	}
 	if err := checkBaseURL(cfg.APIBase); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("telegram.api_base %w", err)
 	}
-	t := newBot(cfg.Token, cfg.APIBase)
-	t.store, t.log, t.chat = st, log, cfg.ChatID
+	t := newBot(cfg.Token, cfg.APIBase, st)
+	t.log = log
+	t.chat.Store(cfg.ChatID)
 	t.cfg.Store(cfg)
-	if v, err := st.View(); err == nil {
-		t.chat = migrated(v, cfg.ChatID)
-	}
 	return t, nil
 }
 
-// newBot is the part of a Telegram that can make calls.
-func newBot(token, base string) *Telegram {
-	tr := http.DefaultTransport.(*http.Transport).Clone() // proxies from the environment, TLS and dial timeouts
+// newBot is a Telegram that can make calls, but knows no chat.
+func newBot(token, base string, st *Store) *Telegram {
+	tr := http.DefaultTransport.(*http.Transport).Clone() // proxies from the environment; limits on dialing and TLS
 	tr.Protocols = new(http.Protocols)
-	tr.Protocols.SetHTTP1(true) // one connection per request in flight: a dead long poll takes no message with it
-	return &Telegram{token: token, base: strings.TrimRight(base, "/"), log: slog.New(slog.DiscardHandler),
-		http: &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error {
-			return http.ErrUseLastResponse // the token is not for whoever we are sent to
-		}}}
+	tr.Protocols.SetHTTP1(true)                                                             // a connection per request in flight: a dead long poll takes no message with it
+	refuse := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse } // the token is in the path
+	return &Telegram{token: token, base: strings.TrimRight(base, "/"), store: st, log: slog.New(slog.DiscardHandler),
+		http: &http.Client{Transport: tr, CheckRedirect: refuse}}
 }
 
 // Close lets idle connections go. Calls in flight end with their contexts.
@@ -147,50 +134,42 @@ func (t *Telegram) Close() error {
 	return nil
 }
 
-// Reload takes over the allowlist and limits of a new configuration. An empty allowlist is ignored.
+// Reload takes over the allowlist and limits of a new configuration; an empty allowlist is not one.
 func (t *Telegram) Reload(cfg *Config) {
-	if len(cfg.Users) == 0 {
-		return
+	if next := *t.cfg.Load(); len(cfg.Users) > 0 {
+		next.Users, next.FreeText, next.MaxChars = cfg.Users, cfg.FreeText, cfg.MaxChars
+		t.cfg.Store(&next)
 	}
-	next := *t.cfg.Load()
-	next.Users, next.FreeText, next.MaxChars, next.Flush = cfg.Users, cfg.FreeText, cfg.MaxChars, cfg.Flush
-	t.cfg.Store(&next)
 }
 
 // Trouble is a sentence about what keeps Telegram from working (wrong token, blocked bot), "" when it works.
 func (t *Telegram) Trouble() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.sendTrouble != "" {
-		return t.sendTrouble
+	return cmp.Or(t.sendTrouble, t.pollTrouble)
+}
+
+// note sets one of the two troubles; a new one is logged.
+func (t *Telegram) note(trouble *string, text string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if text != "" && text != *trouble {
+		t.log.Warn(text)
 	}
-	return t.pollTrouble
-}
-
-func (t *Telegram) chatID() int64 {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.chat
-}
-
-// clockSkew is how far Telegram's clock, which dates the operator's messages, is ahead of ours.
-func (t *Telegram) clockSkew() time.Duration {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.skew
+	*trouble = text
 }
 
 // apiError is every way a call can fail. Its text never holds the URL, whose path is the token.
 type apiError struct {
 	method  string
-	code    int // the Bot API's error_code; 0: no answer of the Bot API came (network, proxy, cut answer)
+	code    int // the Bot API's error_code; 0: no answer of the Bot API came (network, proxy, cut answer); −1: ours
 	text    string
 	after   time.Duration // retry_after
 	migrate int64         // the supergroup this group became
 }
 
 func (e *apiError) Error() string {
-	if e.code == 0 {
+	if e.code <= 0 {
 		return fmt.Sprintf("telegram %s: %s", e.method, e.text)
 	}
 	return fmt.Sprintf("telegram %s: %d: %s", e.method, e.code, e.text)
@@ -199,23 +178,43 @@ func (e *apiError) Error() string {
 // temporary tells whether the same request may succeed later.
 func (e *apiError) temporary() bool { return e.code == 0 || e.code == 429 || e.code >= 500 }
 
-// asAPI is err as an *apiError, or an empty one with code −1.
+// says tells whether the Bot API refused the request with these words.
+func (e *apiError) says(words string) bool { return e.code > 0 && strings.Contains(e.text, words) }
+
+// trouble is what an operator should know of an error that is not this one request's alone, "" otherwise.
+func (e *apiError) trouble() string {
+	switch {
+	case e.code == 401 || e.code == 404:
+		return fmt.Sprintf("Telegram refuses the bot token (%d): run atlasbridge setup", e.code)
+	case e.code == 403 || e.says("chat not found"):
+		return "the bot may not write to its chat (" + e.text + "): press Start there"
+	case e.code == 409 && e.says("webhook"):
+		return "a webhook is set for this bot, so it cannot be polled: atlasbridge setup removes it"
+	case e.code == 409:
+		return "another program polls with this bot's token: stop it, or give it a bot of its own"
+	case e.temporary() && e.after == 0:
+		return "Telegram cannot be reached, still trying: " + e.text
+	}
+	return ""
+}
+
+// asAPI is err as an *apiError; any other error becomes one of ours.
 func asAPI(err error) *apiError {
 	var e *apiError
-	if errors.As(err, &e) {
-		return e
+	if !errors.As(err, &e) {
+		e = &apiError{code: -1, text: err.Error()}
 	}
-	return &apiError{code: -1}
+	return e
 }
 
 // cutMessage finds the id in the answer to a sendMessage that was carried out but whose answer broke off.
-var cutMessage = regexp.MustCompile(`^\{"ok":true,"result":\{"message_id":(\d+)[,}]`)
+var cutMessage = regexp.MustCompile(`^\{"ok":true,"result":(\{"message_id":\d+)[,}]`)
 
 // call makes one request and decodes its result into result (nil: ignored). Errors are *apiError.
 func (t *Telegram) call(ctx context.Context, method string, params, result any) error {
 	limit := callTimeout
 	if method == "getUpdates" {
-		limit = pollSeconds*time.Second + pollGrace
+		limit = (pollSeconds + 10) * time.Second
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -225,34 +224,29 @@ func (t *Telegram) call(ctx context.Context, method string, params, result any) 
 	}
 	target := t.base + "/bot" + t.token + "/" + method
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target, bytes.NewReader(body))
-	if err != nil {
+	if err != nil { // its text would show the URL
 		return &apiError{method: method, code: -1, text: "api_base and token do not make a URL"}
 	}
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := t.http.Do(req)
-	if err != nil {
-		return t.broken(method, err)
+	var data []byte
+	if err == nil {
+		defer resp.Body.Close()
+		data, err = io.ReadAll(io.LimitReader(resp.Body, maxResponse))
 	}
-	defer resp.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	return t.answer(method, resp, data, err, result)
-}
-
-// broken is a failure of the network, without the URL that net/http puts into its errors.
-func (t *Telegram) broken(method string, err error) error {
-	var u *url.Error
-	if errors.As(err, &u) {
-		err = u.Err
+	if err != nil && len(data) == 0 {
+		if u := (*url.Error)(nil); errors.As(err, &u) {
+			err = u.Err // without the URL
+		}
+		return &apiError{method: method, text: strings.ReplaceAll(err.Error(), t.token, "‹token›")}
 	}
-	return &apiError{method: method, text: strings.ReplaceAll(err.Error(), t.token, "‹token›")}
+	return t.answer(method, resp, data, result)
 }
 
 // answer reads what came back: the Bot API's JSON, or a proxy's page, or a part of either.
-func (t *Telegram) answer(method string, resp *http.Response, data []byte, readErr error, result any) error {
+func (t *Telegram) answer(method string, resp *http.Response, data []byte, result any) error {
 	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
-		t.mu.Lock()
-		t.skew = time.Until(date).Round(time.Second)
-		t.mu.Unlock()
+		t.skew.Store(int64(time.Until(date)))
 	}
 	var a struct {
 		OK          bool            `json:"ok"`
@@ -265,15 +259,13 @@ func (t *Telegram) answer(method string, resp *http.Response, data []byte, readE
 		} `json:"parameters"`
 	}
 	if err := json.Unmarshal(data, &a); err != nil || !a.OK && a.ErrorCode == 0 {
-		if m := cutMessage.FindSubmatch(data); m != nil && resp.StatusCode == http.StatusOK {
-			return json.Unmarshal([]byte(`{"message_id":`+string(m[1])+`}`), result)
+		m := cutMessage.FindSubmatch(data)
+		if m == nil || resp.StatusCode != http.StatusOK {
+			secs, _ := strconv.Atoi(resp.Header.Get("Retry-After"))
+			return &apiError{method: method, after: time.Duration(secs) * time.Second,
+				text: fmt.Sprintf("HTTP %d with something that is not the Bot API's answer", resp.StatusCode)}
 		}
-		if readErr != nil && len(data) > 0 {
-			return t.broken(method, readErr)
-		}
-		secs, _ := strconv.Atoi(resp.Header.Get("Retry-After"))
-		return &apiError{method: method, after: time.Duration(secs) * time.Second,
-			text: fmt.Sprintf("HTTP %d with something that is not the Bot API's answer", resp.StatusCode)}
+		a.Result, a.OK = append(m[1], '}'), true
 	}
 	if !a.OK {
 		return &apiError{method: method, code: a.ErrorCode, text: a.Description, migrate: a.Parameters.MigrateTo,
@@ -287,9 +279,9 @@ func (t *Telegram) answer(method string, resp *http.Response, data []byte, readE
 	return nil
 }
 
-// backoff is the pause before attempt n+1 (n from 0): 1 s doubling to 60 s, up to a quarter less by r in [0,1).
+// backoff is the pause after failure n, from 0: 1 s doubling to 60 s, less up to a quarter by r in [0,1).
 func backoff(n int, r float64) time.Duration {
-	d := maxBackoff
+	d := time.Minute
 	if n < 6 {
 		d = time.Second << n
 	}
@@ -308,60 +300,56 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// send is call for what makes or changes a message: paced, and retried until it is done, refused for good, or ctx
-// ends. It returns the message's id. An edit that changes nothing is done; so is one whose message is gone.
+// send is call for what makes or changes a message: paced, and repeated until it is done, refused for good, or ctx
+// ends. It returns the message's id; 0 when the message to change is gone, which is no error.
 func (t *Telegram) send(ctx context.Context, method string, params map[string]any, urgent bool) (int64, error) {
 	for failures := 0; ; {
 		if err := t.pace(ctx, urgent); err != nil {
 			return 0, err
 		}
-		var sent struct {
-			ID int64 `json:"message_id"`
+		var result json.RawMessage
+		var sent message
+		params["chat_id"] = t.chat.Load()
+		err := t.call(ctx, method, params, &result)
+		if err == nil {
+			t.note(&t.sendTrouble, "")
+			_ = json.Unmarshal(result, &sent) // deleteMessage gives only true
+			return sent.ID, nil
 		}
-		params["chat_id"] = t.chatID()
-		err := t.call(ctx, method, params, &sent)
-		t.noteSend(err, failures)
-		if err == nil || ctx.Err() != nil {
-			return sent.ID, cmp.Or(ctx.Err(), err)
+		if ctx.Err() != nil {
+			return 0, ctx.Err()
 		}
 		e := asAPI(err)
+		if text := e.trouble(); text != "" && (!e.temporary() || failures > 0) {
+			t.note(&t.sendTrouble, text)
+		}
 		switch {
-		case strings.Contains(e.text, "message is not modified"):
+		case e.says("message is not modified"):
+			id, _ := params["message_id"].(int64)
+			return id, nil
+		case e.says("message to edit not found") || e.says("message can't be edited"):
 			return 0, nil
 		case e.migrate != 0:
 			t.migrate(e.migrate)
-		case e.code == 400 && strings.Contains(e.text, "parse entities") && params["entities"] != nil:
+		case e.says("parse entities") && params["entities"] != nil:
 			delete(params, "entities") // a question is never lost to its looks
 		case e.after > 0:
-			t.block(e.after)
-		case e.temporary():
+			t.shareSlot(func(s slot) slot { return slot{s.next, time.Now().Add(e.after)} })
+		case !e.temporary():
+			return 0, err
+		default:
 			if err := sleep(ctx, backoff(failures, mrand.Float64())); err != nil {
 				return 0, err
 			}
 			failures++
-		default:
-			return 0, err
 		}
 	}
 }
 
-// noteSend keeps Trouble current after an attempt to send.
-func (t *Telegram) noteSend(err error, failures int) {
-	text := ""
-	switch e := asAPI(err); {
-	case err == nil:
-	case e.code == 401 || e.code == 404:
-		text = fmt.Sprintf("Telegram refuses the bot token (%d): run atlasbridge setup", e.code)
-	case e.code == 403 || strings.Contains(e.text, "chat not found"):
-		text = fmt.Sprintf("the bot may not write to chat %d (%s): press Start in its chat", t.chatID(), e.text)
-	case e.code != 0 && e.code < 500 || failures == 0:
-		return
-	default:
-		text = "Telegram cannot be reached, still trying: " + e.text
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.sendTrouble = text
+// migrate follows the group that became a supergroup.
+func (t *Telegram) migrate(to int64) {
+	t.log.Warn("the group became a supergroup: set telegram.chat_id to the new id", "chat_id", to)
+	t.chat.Store(to)
 }
 
 // slot is the pacing of the chat, kept in one small file for all processes. About one message a second is allowed
@@ -371,27 +359,26 @@ type slot struct {
 	until time.Time // retry_after: nothing leaves before
 }
 
-// reserve takes the next place at most burst messages early and tells how long to wait for it. What is not urgent
-// takes nothing while it would have to wait, and always leaves one place free, so that questions overtake.
+// reserve takes the next place, at most burst of them without a pause of every between, and tells how long to wait for
+// it. What is not urgent takes nothing while it would have to wait, and leaves one place free: questions overtake.
 func (s slot) reserve(now time.Time, every time.Duration, burst int, urgent bool) (slot, time.Duration) {
-	if s.next.After(now.Add(10 * time.Minute)) { // not by our own doing: the clock was set back
+	if s.next.Sub(now) > 10*time.Minute { // not by our own doing: the clock was set back
 		s.next = now
 	}
-	if s.until.After(now.Add(24 * time.Hour)) {
-		s.until = time.Time{}
+	if s.until.Sub(now) > 24*time.Hour {
+		s.until = now
 	}
-	if s.until.After(s.next) {
-		s.next = s.until
-	}
-	if rested := now.Add(-every * time.Duration(burst-1)); s.next.Before(rested) {
-		s.next = rested
+	rested := now.Add(-every * time.Duration(burst-1))
+	for _, at := range []time.Time{s.until, rested} {
+		if at.After(s.next) {
+			s.next = at
+		}
 	}
 	at := s.next
 	if !urgent {
-		at = at.Add(every)
-	}
-	if wait := at.Sub(now); wait > 0 && !urgent {
-		return s, wait
+		if at = at.Add(every); at.After(now) {
+			return s, at.Sub(now)
+		}
 	}
 	s.next = s.next.Add(every)
 	return s, max(0, at.Sub(now))
@@ -400,19 +387,18 @@ func (s slot) reserve(now time.Time, every time.Duration, burst int, urgent bool
 // pace waits until a message may leave.
 func (t *Telegram) pace(ctx context.Context, urgent bool) error {
 	every, burst := 1050*time.Millisecond, 3
-	if t.chatID() < 0 { // a group: burst + 60 s / every stays below 20
+	if t.chat.Load() < 0 { // a group: burst + 60 s / every stays below 20
 		every, burst = 3900*time.Millisecond, 4
 	}
 	for reserved := false; ; {
 		var wait time.Duration
 		t.shareSlot(func(s slot) slot {
-			now := time.Now()
-			if reserved { // but another process may have been told to wait meanwhile
-				wait = s.until.Sub(now)
-				return s
+			if now := time.Now(); reserved {
+				wait = s.until.Sub(now) // another process may have been told to wait meanwhile
+			} else {
+				s, wait = s.reserve(now, every, burst, urgent)
+				reserved = wait <= 0 || urgent
 			}
-			s, wait = s.reserve(now, every, burst, urgent)
-			reserved = wait <= 0 || urgent
 			return s
 		})
 		if wait <= 0 {
@@ -424,33 +410,24 @@ func (t *Telegram) pace(ctx context.Context, urgent bool) error {
 	}
 }
 
-// block keeps all processes from sending for d.
-func (t *Telegram) block(d time.Duration) {
-	t.shareSlot(func(s slot) slot {
-		s.until = time.Now().Add(d)
-		return s
-	})
-}
-
 // shareSlot changes the pacing under a lock. Where the file cannot be used, this process paces itself alone.
 func (t *Telegram) shareSlot(change func(slot) slot) {
-	t.paceMu.Lock()
-	defer t.paceMu.Unlock()
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	f, err := openPrivate(filepath.Join(t.store.Dir, "telegram.pace"), os.O_RDWR|os.O_CREATE)
 	if err == nil {
 		defer f.Close() // and with it the lock
 		err = lockFile(f, true)
 	}
+	var next, until int64
 	if err == nil {
-		var next, until int64
 		if n, _ := fmt.Fscanf(f, "%d %d\n", &next, &until); n == 2 {
 			t.slot = slot{time.Unix(0, next), time.Unix(0, until)}
 		}
 	}
 	t.slot = change(t.slot)
 	if err == nil {
-		line := fmt.Sprintf("%020d %020d\n", max(0, t.slot.next.UnixNano()), max(0, t.slot.until.UnixNano()))
-		_, err = f.WriteAt([]byte(line), 0)
+		_, err = f.WriteAt(fmt.Appendf(nil, "%020d %020d\n", max(0, t.slot.next.UnixNano()), max(0, t.slot.until.UnixNano())), 0)
 	}
 	if err != nil {
 		t.log.Debug("sharing the pacing", "error", err)
@@ -470,48 +447,41 @@ type entity struct {
 	Length int    `json:"length"`
 }
 
-// add appends s, which has passed clean or is our own, marked as kind ("bold", "pre") unless that is "".
-func (r *richText) add(kind, s string) {
-	n := utf16Len(s)
-	if kind != "" && n > 0 {
-		r.marks = append(r.marks, entity{kind, r.units, n})
-	}
-	r.WriteString(s)
-	r.units += n
-}
-
-// line is add on a line of its own.
+// line appends s as lines of their own, marked as kind ("bold", "pre") unless that is "". Nothing for an empty s.
 func (r *richText) line(kind, s string) {
 	if s == "" {
 		return
 	}
 	if r.units > 0 {
-		r.add("", "\n")
+		r.WriteByte('\n')
+		r.units++
 	}
-	r.add(kind, s)
+	if kind != "" {
+		r.marks = append(r.marks, entity{kind, r.units, utf16Len(s)})
+	}
+	r.WriteString(s)
+	r.units += utf16Len(s)
 }
 
-func (r *richText) params() map[string]any {
+// params are those of sendMessage and editMessageText.
+func (r *richText) params(rows [][]button) map[string]any {
 	p := map[string]any{"text": r.String(), "link_preview_options": map[string]bool{"is_disabled": true}}
 	if len(r.marks) > 0 {
 		p["entities"] = r.marks
 	}
+	if len(rows) > 0 {
+		p["reply_markup"] = markup(rows)
+	}
 	return p
 }
 
-func utf16Len(s string) int {
-	n := 0
+func markup(rows [][]button) map[string]any { return map[string]any{"inline_keyboard": rows} }
+
+func utf16Len(s string) (n int) {
 	for _, c := range s {
 		n += utf16.RuneLen(c)
 	}
 	return n
-}
-
-// clean makes text from elsewhere fit to leave: valid, trimmed as the server would, no secret, nothing invisible.
-func clean(s string) string {
-	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\r", "")
-	s = strings.TrimRight(strings.TrimLeft(s, "\n"), " \t\n")
-	return visible(redact(s))
 }
 
 // fitUnits is how many bytes of s, in whole characters, make at most n UTF-16 units.
@@ -524,12 +494,14 @@ func fitUnits(s string, n int) int {
 	return len(s)
 }
 
-// clipUnits cuts s to at most n UTF-16 units, ending in "…".
-func clipUnits(s string, n int) string {
-	if fitUnits(s, n) == len(s) {
-		return s
+// clean makes text from elsewhere fit to leave: valid, no secret, nothing invisible, and cut to n UTF-16 units.
+func clean(s string, n int) string {
+	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\r", "")
+	s = visible(redact(strings.TrimRight(strings.TrimLeft(s, "\n"), " \t\n")))
+	if fitUnits(s, n) < len(s) {
+		s = s[:fitUnits(s, n-1)] + "…"
 	}
-	return s[:fitUnits(s, n-1)] + "…"
+	return s
 }
 
 // splitText cuts s into parts of at most n UTF-16 units, at line ends where there are any; only the line ends it
@@ -541,25 +513,24 @@ func splitText(s string, n int) []string {
 		if fit == len(s) {
 			return append(parts, s)
 		}
-		cut, rest := fit, fit
+		rest := fit
 		if i := strings.LastIndexByte(s[:fit+1], '\n'); i > 0 {
-			cut, rest = i, i+1
+			fit, rest = i, i+1
 		}
-		parts = append(parts, s[:cut])
+		parts = append(parts, s[:fit])
 		s = s[rest:]
 	}
 }
 
 // origin is the last line of every message about a session: which one it is. sessionMark reads it back.
 func origin(s *SessionRecord) string {
-	parts := []string{clip(clean(s.Tool), 40)}
-	if s.Label != "" {
-		parts = append(parts, clip(clean(s.Label), 60))
+	line := clean(s.Tool, 40)
+	for _, more := range []string{s.Label, filepath.Base(s.Cwd)} {
+		if more = clean(more, 60); more != "" && more != "." {
+			line += " · " + more
+		}
 	}
-	if s.Cwd != "" {
-		parts = append(parts, clip(clean(filepath.Base(s.Cwd)), 60))
-	}
-	return strings.Join(parts, " · ") + " [SID:" + shortID(s.ID) + "]"
+	return line + " [SID:" + shortID(s.ID) + "]"
 }
 
 var sessionMark = regexp.MustCompile(`\[SID:([0-9a-f]{8})\]\s*$`)
@@ -570,13 +541,12 @@ type button struct {
 	Data string `json:"callback_data"`
 }
 
-// What a button of ours can say besides a value for Store.Decide. No choice has such a key.
+// What a button can say besides a value for Store.Decide. No choice has such a key.
 const (
 	tapAll    = "~all"    // show the whole question
 	tapRecent = "~recent" // show the last 500 characters
-	tapToggle = "~t:"     // + a choice's key: tick or untick it
-	tapSubmit = "~submit" // give the ticked choices
-	tapCancel = "cancel"  // it is no question: drop it, type nothing
+	tapTick   = "~t:"     // + the keys that are then ticked, with commas
+	tapSubmit = "~s:"     // + the keys that are ticked: give these choices
 )
 
 // tapData is what a button sends back, `ans:{prompt}:{session}:{nonce}:{value}` with the first 8, 8 and 16 hex digits.
@@ -584,48 +554,55 @@ func tapData(p *PromptRecord, value string) string {
 	return fmt.Sprintf("ans:%s:%s:%.16s:%s", shortID(p.ID), shortID(p.SessionID), p.Nonce, value)
 }
 
-// keyboard is the rows of buttons of a question. whole: all of it has been shown, so nothing is held back. ticked are
-// the keys chosen so far where several may be. What grants and what refuses never share a row.
-func keyboard(p *PromptRecord, whole bool, ticked []string) [][]button {
-	rows := [][]button{}
+// keyboard is a question's rows of buttons. whole: all of it has been shown, so nothing is held back. ticked are the
+// keys chosen so far where several may be; they live in the buttons, so that what is seen is what is submitted. What
+// grants and what refuses never share a row.
+func keyboard(p *PromptRecord, whole bool, ticked []string) (rows [][]button) {
 	add := func(text, value string) {
 		if data := tapData(p, value); len(data) <= maxCallback {
-			rows = append(rows, []button{{text, data}})
+			rows = append(rows, []button{{clean(text, 64), data}})
 		}
 	}
 	held := p.Cut && !whole
 	switch {
 	case p.Idle || p.Secret:
-		return rows
+		return nil
 	case p.ambiguous():
 		add("↩️ Send Enter", "enter")
-		add("🚫 Cancel / Skip", tapCancel)
+		add("🚫 Cancel / Skip", "cancel")
 		add("🔍 Show last 500 characters", tapRecent)
 		return rows
 	case held:
 		add("📄 Show all", tapAll)
-	}
-	switch {
-	case p.Type == ConfirmEnter && !held:
+	case p.Type == ConfirmEnter:
 		add("↩️ Press Enter", "enter")
-	case p.Type == ConfirmEnter, p.Type == FreeText && len(p.Choices) == 0:
-	default:
-		for _, c := range answers(p) {
-			if held && !refuses(c) {
-				continue
-			}
-			if p.Multi {
-				add(tickMark(slices.Contains(ticked, c.Key))+choiceText(p, c), tapToggle+c.Key)
-			} else {
-				add(choiceMark(p, c)+choiceText(p, c), c.Key)
-			}
+	}
+	for _, c := range answers(p) {
+		mark := ""
+		switch on := slices.Contains(ticked, c.Key); {
+		case held && (p.Multi || grants(c)):
+			continue
+		case p.Multi && on:
+			others := slices.DeleteFunc(slices.Clone(ticked), func(k string) bool { return k == c.Key })
+			add("✓ "+choiceText(p, c), tapTick+strings.Join(others, ","))
+			continue
+		case p.Multi:
+			with := append(slices.Clone(ticked), c.Key)
+			slices.Sort(with)
+			add("▫️ "+choiceText(p, c), tapTick+strings.Join(with, ","))
+			continue
+		case (p.Permission || p.Type == YesNo) && grants(c):
+			mark = "✅ "
+		case p.Permission || p.Type == YesNo:
+			mark = "❌ "
 		}
+		add(mark+choiceText(p, c), c.Key)
 	}
 	if p.Multi && !held {
-		add("📨 Submit", tapSubmit)
+		add("📨 Submit", tapSubmit+strings.Join(ticked, ","))
 	}
 	if p.SafeDefault != nil && !(held && p.Type == ConfirmEnter) {
-		add("⏩ Use default ("+clipUnits(valueName(p, *p.SafeDefault), 30)+")", "default")
+		add("⏩ Use default ("+clean(valueName(p, *p.SafeDefault), 30)+")", "default")
 	}
 	return rows
 }
@@ -633,149 +610,105 @@ func keyboard(p *PromptRecord, whole bool, ticked []string) [][]button {
 // answers are the choices of a question; a plain yes/no need not list its two.
 func answers(p *PromptRecord) []Choice {
 	if p.Type == YesNo && len(p.Choices) == 0 {
-		return []Choice{{Key: "y", Label: "Yes", Grants: true}, {Key: "n", Label: "No"}}
+		return []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}}
 	}
 	return p.Choices
 }
 
-// refuses tells whether a choice may be offered before the whole question was shown: it must grant nothing, by the
-// detector's word and by the hook's.
-func refuses(c Choice) bool { return !c.Grants && c.Hook != "allow" && c.Key != "y" }
-
-func choiceMark(p *PromptRecord, c Choice) string {
-	switch {
-	case !p.Permission && p.Type != YesNo:
-		return ""
-	case c.Grants || c.Key == "y":
-		return "✅ "
-	}
-	return "❌ "
-}
-
-func tickMark(on bool) string {
-	if on {
-		return "✓ "
-	}
-	return "▫️ "
-}
+// grants tells whether a choice lets something happen, by whatever says so.
+func grants(c Choice) bool { return c.Grants || c.Hook == "allow" || c.Key == "y" }
 
 func choiceText(p *PromptRecord, c Choice) string {
 	if p.Type == YesNo {
-		return clean(c.Label)
+		return c.Label
 	}
-	return c.Key + ". " + clean(c.Label)
+	return c.Key + ". " + c.Label
 }
 
-// valueName is a decision's value in words a person reads.
+// valueName is a decision's value in a person's words.
 func valueName(p *PromptRecord, v string) string {
-	switch {
-	case v == "default" && p.SafeDefault != nil && *p.SafeDefault != v:
-		return "the default, " + valueName(p, *p.SafeDefault)
-	case v == "enter" || v == "\n" || v == "\r":
-		return "Enter"
-	case v == "esc":
-		return "Esc"
-	case v == "":
-		return "empty"
-	}
 	for _, c := range answers(p) {
 		if c.Key == v {
 			return choiceText(p, c)
 		}
 	}
-	if reason, ok := strings.CutPrefix(v, "deny:"); ok {
-		return "No: " + clean(reason)
+	switch v {
+	case "default":
+		if p.SafeDefault != nil && *p.SafeDefault != v {
+			return "the default, " + valueName(p, *p.SafeDefault)
+		}
+	case "enter":
+		return "Enter"
+	case "esc":
+		return "Esc"
+	case "":
+		return "empty"
 	}
-	return clean(v)
+	return v
 }
 
-// questionText is a question's message while it waits. body replaces the excerpt ("Show all").
+// questionText is a question's message: what is asked, what about, what can be done, how long, by which session. body
+// stands for the excerpt when more of the question is shown.
 func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord, body string, now time.Time) *richText {
-	r := &richText{}
-	ask := clipUnits(clean(p.Question), 400)
-	if body == "" {
-		body = clean(p.Excerpt)
-	}
+	ask, hint, left := clean(p.Question, 400), "", timeLeft(p, now)
 	switch {
 	case p.Idle:
-		r.add("bold", "✅ "+clip(clean(s.Tool), 40)+" has finished and waits for your next message")
-		if p.Full != "" {
-			body = clipUnits(clean(p.Full), 700)
-		}
+		ask, hint, left = "✅ "+clean(s.Tool, 40)+" has finished", "Reply to this message with what to do next.", ""
+		body = cmp.Or(clean(p.Full, 700), clean(p.Excerpt, 700))
 	case p.Secret:
-		r.add("bold", "🔑 "+cmp.Or(ask, "A password is asked for"))
+		ask, hint = "🔑 "+cmp.Or(ask, "A password is asked for"), "It is not asked for here: type it at the keyboard."
+		if t.cfg.Load().FreeText && t.polling.Load() {
+			hint = "Type it at the keyboard. Or reply with it: your message is deleted at once, but Telegram has seen it."
+		}
 	case p.ambiguous():
-		r.add("bold", "❔ AtlasBridge detected a possible prompt ("+p.Confidence+" confidence).")
+		ask, hint = "❔ Possibly a question ("+p.Confidence+" confidence)", "What should AtlasBridge do?"
 	case p.Permission:
-		r.add("bold", "🛡️ "+cmp.Or(ask, "Permission request"))
+		ask, hint = "🛡️ "+cmp.Or(ask, "Permission request"), "To refuse and say why, reply with text."
 	default:
-		r.add("bold", "❓ "+cmp.Or(ask, "Waiting for your input"))
+		ask = "❓ " + cmp.Or(ask, "Waiting for your input")
+		if p.Type == FreeText {
+			hint = "Reply to this message with your answer."
+		} else if p.Multi {
+			hint = "Tick what applies, then Submit."
+		}
 	}
-	if body != "" && body != ask {
+	r := &richText{}
+	r.line("bold", ask)
+	if body = cmp.Or(body, clean(p.Excerpt, 700)); !strings.HasSuffix(ask, body) {
 		r.line("pre", body)
 	}
 	for _, c := range p.Choices {
-		if utf16Len(c.Label) > 30 && !p.ambiguous() { // a button shows about this much
-			r.line("", choiceText(p, c))
+		if utf16Len(c.Label) > 30 { // a button shows about this much
+			r.line("", clean(choiceText(p, c), 80))
 		}
 	}
 	if p.Tool != "" {
-		r.line("", "🔧 "+clip(clean(p.Tool), 60)+" in "+clip(clean(p.Cwd), 200))
+		r.line("", "🔧 "+clean(p.Tool, 60)+" in "+clean(p.Cwd, 200))
 	}
-	r.line("", t.advice(p))
-	if !p.Idle {
-		r.line("", timeLeft(p, now))
-	}
+	r.line("", hint)
+	r.line("", left)
 	r.line("", origin(s))
 	return r
 }
 
-// advice tells what to do where buttons do not.
-func (t *Telegram) advice(p *PromptRecord) string {
-	switch {
-	case p.Idle:
-		return "Reply to this message with what to do next."
-	case p.Secret && t.cfg.Load().FreeText && t.polling.Load():
-		return "Type it at the keyboard. Or reply to this message with it: your message is deleted at once, but " +
-			"Telegram has seen it."
-	case p.Secret:
-		return "It is not asked for here: type it at the keyboard."
-	case p.ambiguous():
-		return "What should AtlasBridge do?"
-	case p.Cut:
-		return "This is not all of it: it can be allowed after Show all."
-	case p.Multi:
-		return "Tick what applies, then Submit."
-	case p.Type == FreeText:
-		return "Reply to this message with your answer."
-	case p.Permission:
-		return "Reply with text to refuse and say why."
-	}
-	return ""
-}
-
 func timeLeft(p *PromptRecord, now time.Time) string {
-	left := p.ExpiresAt.Sub(now)
 	then := "nothing is typed"
 	if p.SafeDefault != nil && !p.Secret {
-		then = "default: " + clipUnits(valueName(p, *p.SafeDefault), 80)
+		then = "default: " + clean(valueName(p, *p.SafeDefault), 80)
 	}
-	if left <= 0 {
-		return "⏳ Time is up: " + then
-	}
-	secs := int(left.Round(time.Second) / time.Second)
+	secs := max(0, int(p.ExpiresAt.Sub(now).Round(time.Second)/time.Second))
 	return fmt.Sprintf("⏳ Expires in %dm %02ds, then %s", secs/60, secs%60, then)
 }
 
 // outcomeText is a question's message when it is over.
 func outcomeText(p *PromptRecord, s *SessionRecord) *richText {
 	r := &richText{}
-	ask := cmp.Or(clipUnits(clean(p.Question), 400), "Question")
+	ask := cmp.Or(clean(p.Question, 400), "Question")
 	if p.Idle {
-		ask = clip(clean(s.Tool), 40) + " had finished"
+		ask = clean(s.Tool, 40) + " had finished"
 	}
-	r.add("bold", ask)
-	if body := clean(p.Excerpt); body != "" && body != ask && !p.Idle {
+	r.line("bold", ask)
+	if body := clean(p.Excerpt, 700); body != ask && !p.Idle {
 		r.line("pre", body)
 	}
 	r.line("", outcome(p))
@@ -787,100 +720,86 @@ func outcomeText(p *PromptRecord, s *SessionRecord) *richText {
 func outcome(p *PromptRecord) string {
 	value, at, reason := "", "", ""
 	if p.Value != nil && !p.Secret {
-		value = ": " + clipUnits(valueName(p, *p.Value), 300)
+		value = ": " + clean(valueName(p, *p.Value), 300)
 	}
 	if p.DecidedAt != nil {
 		at = " at " + p.DecidedAt.Local().Format("15:04:05 MST")
 	}
 	if p.Reason != "" {
-		reason = " (" + clipUnits(clean(p.Reason), 300) + ")"
+		reason = " (" + clean(p.Reason, 300) + ")"
 	}
-	timeout := p.DecidedBy != nil && *p.DecidedBy == "auto:timeout"
+	timeout := p.Status == Expired || p.DecidedBy != nil && *p.DecidedBy == "auto:timeout"
 	switch {
 	case p.Status == Failed:
 		return "⚠️ Not delivered" + value + at + reason
 	case p.Status == Canceled:
 		return "🚫 Canceled " + byWhom(p.DecidedBy) + at + reason
-	case (p.Status == Expired || timeout) && value == "":
+	case timeout && value == "":
 		return "⌛ Expired" + at + ": nothing was typed" + reason
-	case p.Status == Expired || timeout:
-		return "⌛ No answer in time" + at + "; given by default" + value + reason
+	case timeout:
+		return "⌛ No answer in time" + at + ", so the default was given" + value + reason
 	case p.Status == ReplyReceived:
-		return "⏱ Answered " + byWhom(p.DecidedBy) + at + value + " (on its way)"
+		return "⏱ Answered " + byWhom(p.DecidedBy) + at + value + ", on its way" + reason
 	}
 	return "✅ Answered " + byWhom(p.DecidedBy) + at + value + reason
 }
 
-// Ask sends the question. It rings, except for the announcement that a tool is idle.
+// Ask sends the question. It rings, unless it only tells that a tool is idle.
 func (t *Telegram) Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (int64, error) {
 	return t.ask(ctx, p, s, "", false)
 }
 
 // ask is Ask with another body than the excerpt; whole: nothing of the question is hidden any more.
 func (t *Telegram) ask(ctx context.Context, p *PromptRecord, s *SessionRecord, body string, whole bool) (int64, error) {
-	params := t.questionText(p, s, body, time.Now()).params()
-	if rows := keyboard(p, whole, nil); len(rows) > 0 {
-		params["reply_markup"] = map[string]any{"inline_keyboard": rows}
-	}
+	params := t.questionText(p, s, body, time.Now()).params(keyboard(p, whole, nil))
 	params["disable_notification"] = p.Idle
 	return t.send(ctx, "sendMessage", params, !p.Idle)
 }
 
-// Settle edits the question's message to what p now says. While a cut or several-choice question waits its message
-// is left alone: only the poller knows what of it was shown and ticked.
+// Settle edits the question's message, which may be a newer one than p knows, to what p now says. While a question
+// waits whose message has been shown in full, or in which choices have been ticked, there is nothing to say.
 func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error {
 	if p.MsgID == 0 || p.open() && (p.Cut || p.Multi) {
 		return nil
 	}
-	r := outcomeText(p, s)
+	params := outcomeText(p, s).params(nil)
 	if p.open() {
-		r = t.questionText(p, s, "", time.Now())
+		params = t.questionText(p, s, "", time.Now()).params(keyboard(p, false, nil))
 	}
-	params := r.params()
 	params["message_id"] = p.MsgID
-	if rows := keyboard(p, false, nil); p.open() && len(rows) > 0 {
-		params["reply_markup"] = map[string]any{"inline_keyboard": rows}
+	if v, err := t.store.View(); err == nil && v.Prompts[p.ID] != nil {
+		params["message_id"] = max(p.MsgID, v.Prompts[p.ID].MsgID)
 	}
-	return t.edit(ctx, params)
-}
-
-// edit changes a message; one that the operator deleted needs no change.
-func (t *Telegram) edit(ctx context.Context, params map[string]any) error {
-	_, err := t.send(ctx, "editMessageText", params, true)
-	if e := asAPI(err); e.code == 400 && strings.Contains(e.text, "message to edit not found") {
-		return nil
-	}
+	_, err := t.send(ctx, "editMessageText", params, !p.open())
 	return err
 }
 
 // Notify sends a notice in as many messages as it needs and returns the id of the last; with Edit the first of them
-// is an edit of that message.
-func (t *Telegram) Notify(ctx context.Context, n Notice) (int64, error) {
+// is that message.
+func (t *Telegram) Notify(ctx context.Context, n Notice) (id int64, err error) {
 	last := ""
-	if n.SessionID != "" {
-		if v, err := t.store.View(); err == nil && v.Sessions[n.SessionID] != nil {
-			last = origin(v.Sessions[n.SessionID])
-		}
+	if v, err := t.store.View(); err == nil && v.Sessions[n.SessionID] != nil {
+		last = origin(v.Sessions[n.SessionID])
 	}
-	id := n.Edit
-	for i, r := range noticeTexts(clean(n.Text), clean(n.Mono), last) {
-		params := r.params()
+	for i, r := range noticeTexts(clean(n.Text, 1<<20), clean(n.Mono, 1<<20), last) {
+		params := r.params(nil)
 		if i == 0 && n.Edit != 0 {
 			params["message_id"] = n.Edit
-			if _, err := t.send(ctx, "editMessageText", params, n.Ring); err != nil {
+			if id, err = t.send(ctx, "editMessageText", params, n.Ring); err != nil {
 				return 0, err
 			}
-			continue
+			if id != 0 {
+				continue
+			}
+			delete(params, "message_id") // the operator deleted it
 		}
 		params["disable_notification"] = !n.Ring
 		if n.ReplyTo != 0 {
 			params["reply_parameters"] = map[string]any{"message_id": n.ReplyTo, "allow_sending_without_reply": true}
 		}
-		sent, err := t.send(ctx, "sendMessage", params, n.Ring || n.ReplyTo != 0)
-		if err != nil {
+		if id, err = t.send(ctx, "sendMessage", params, n.Ring || n.ReplyTo != 0); err != nil {
 			return 0, err
 		}
-		id = sent
 	}
 	return id, nil
 }
@@ -888,26 +807,24 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (int64, error) {
 // noticeTexts lays a notice out: the text, the monospace part, and the session's line at the end of every message.
 func noticeTexts(text, mono, last string) []*richText {
 	var out []*richText
-	for _, part := range splitText(text, showPart) {
-		r := &richText{}
-		r.line("", part)
-		out = append(out, r)
+	for _, part := range splitText(text, partUnits) {
+		out = append(out, &richText{})
+		out[len(out)-1].line("", part)
 	}
-	if mono != "" {
-		for i, part := range splitText(mono, showPart) {
-			if r := out[len(out)-1]; i > 0 || r.units+utf16Len(part) > showPart {
-				out = append(out, &richText{})
-			}
-			out[len(out)-1].line("pre", part)
+	for i, part := range splitText(mono, partUnits) {
+		if i > 0 || out[len(out)-1].units+utf16Len(part) > partUnits {
+			out = append(out, &richText{})
 		}
+		out[len(out)-1].line("pre", part)
 	}
+	out = slices.DeleteFunc(out, func(r *richText) bool { return strings.TrimSpace(r.String()) == "" })
 	for _, r := range out {
 		r.line("", last)
 	}
-	return slices.DeleteFunc(out, func(r *richText) bool { return r.units == 0 })
+	return out
 }
 
-// update is the part of the Bot API's Update that counts here; everything else is ignored.
+// update is what of the Bot API's Update counts here; everything else is ignored.
 type update struct {
 	ID       int64    `json:"update_id"`
 	Message  *message `json:"message"`
@@ -917,34 +834,28 @@ type update struct {
 type message struct {
 	ID            int64           `json:"message_id"`
 	From          *user           `json:"from"`
-	SenderChat    json.RawMessage `json:"sender_chat"` // a channel, or an anonymous administrator
 	Chat          chat            `json:"chat"`
-	Date          int64           `json:"date"` // Unix seconds by the server's clock; 0: no longer accessible
-	EditDate      int64           `json:"edit_date"`
-	ForwardOrigin json.RawMessage `json:"forward_origin"`
-	ForwardDate   int64           `json:"forward_date"`
-	Automatic     bool            `json:"is_automatic_forward"`
-	ViaBot        json.RawMessage `json:"via_bot"`
+	Date          int64           `json:"date"` // Unix seconds by the server's clock
 	Text          string          `json:"text"`
-	Caption       string          `json:"caption"`
 	ReplyTo       *message        `json:"reply_to_message"`
 	MigrateTo     int64           `json:"migrate_to_chat_id"`
-	Markup        struct {
-		Rows [][]button `json:"inline_keyboard"`
-	} `json:"reply_markup"`
+	SenderChat    json.RawMessage `json:"sender_chat"` // a channel, or an anonymous administrator
+	ForwardOrigin json.RawMessage `json:"forward_origin"`
+	ForwardDate   int64           `json:"forward_date"`
+	ViaBot        json.RawMessage `json:"via_bot"`
+	EditDate      int64           `json:"edit_date"`
 }
 
 type user struct {
 	ID       int64  `json:"id"`
 	IsBot    bool   `json:"is_bot"`
-	Name     string `json:"first_name"`
-	Username string `json:"username"` // for display only: it can be taken by others
+	Name     string `json:"first_name"` // names are for display only: anyone can take them
+	Username string `json:"username"`
 }
 
 type chat struct {
-	ID    int64  `json:"id"`
-	Type  string `json:"type"`
-	Title string `json:"title"`
+	ID   int64  `json:"id"`
+	Type string `json:"type"`
 }
 
 // press is a CallbackQuery: a button was pressed.
@@ -955,122 +866,85 @@ type press struct {
 	Data    string   `json:"data"`
 }
 
+// who is decided_by for a user.
+func (u *user) who() string { return "telegram:" + strconv.FormatInt(u.ID, 10) }
+
 // admitted decides, for every kind of update and nowhere else, whether it counts: "" or the reason why not. It counts
 // when a person on the allowlist, known by number alone, wrote it himself in the configured chat.
-func admitted(u *update, users []int64, chatID int64) (who *user, reason string) {
-	var in chat
-	switch {
-	case u.Callback != nil && u.Message == nil:
-		who = u.Callback.From
-		if u.Callback.Message != nil {
-			in = u.Callback.Message.Chat
-		}
-	case u.Message != nil && u.Callback == nil:
-		who, in = u.Message.From, u.Message.Chat
-	default:
-		return nil, "kind of update"
+func admitted(u *update, users []int64, chatID int64) (from *user, reason string) {
+	m := u.Message
+	if u.Callback != nil && m == nil {
+		from, m = u.Callback.From, u.Callback.Message
+	} else if m != nil && u.Callback == nil {
+		from = m.From
 	}
 	switch {
-	case who == nil || who.IsBot || who.ID <= 0:
-		return who, "not a person"
-	case !slices.Contains(users, who.ID):
-		return who, "not on the allowlist"
-	case chatID == 0 || in.ID != chatID:
-		return who, "another chat"
-	case chatID > 0 && (in.Type != "private" || in.ID != who.ID):
-		return who, "not a private chat"
-	case chatID < 0 && in.Type != "group" && in.Type != "supergroup":
-		return who, "not a group"
+	case m == nil || from == nil || from.IsBot || from.ID <= 0:
+		return from, "nothing a person sent"
+	case !slices.Contains(users, from.ID):
+		return from, "not on the allowlist"
+	case chatID == 0 || m.Chat.ID != chatID:
+		return from, "another chat"
+	case chatID > 0 && (m.Chat.Type != "private" || m.Chat.ID != from.ID):
+		return from, "not a private chat"
+	case chatID < 0 && m.Chat.Type != "group" && m.Chat.Type != "supergroup":
+		return from, "not a group"
+	case u.Callback != nil: // its message is the bot's own
+		return from, ""
+	case len(m.SenderChat) > 0 || len(m.ViaBot) > 0:
+		return from, "sent by a chat or through a bot"
+	case len(m.ForwardOrigin) > 0 || m.ForwardDate != 0 || m.EditDate != 0:
+		return from, "forwarded or edited"
 	}
-	if m := u.Message; m != nil {
-		switch {
-		case len(m.SenderChat) > 0:
-			return who, "sent as a chat"
-		case len(m.ForwardOrigin) > 0 || m.ForwardDate != 0 || m.Automatic:
-			return who, "forwarded"
-		case len(m.ViaBot) > 0:
-			return who, "sent via a bot"
-		case m.EditDate != 0:
-			return who, "edited"
-		}
-	}
-	return who, ""
+	return from, ""
 }
 
 // receiver is a Telegram while it polls. Its fields belong to the goroutine that listens.
 type receiver struct {
 	*Telegram
-	me         user
-	jobs       chan func(context.Context) // answers that may wait for the pacing, done in order by one goroutine
-	toasts     sync.WaitGroup             // answers to taps under way
-	ticked     map[string][]string        // prompt id → keys of the choices ticked so far
-	lastOK     time.Time                  // wall clock of the last successful getUpdates
-	noted      string                     // the failure already reported
-	strangers  int                        // audited in the minute that began at strangerAt
-	strangerAt time.Time
-	unaudited  int
+	jobs      chan func(context.Context) // answers that may wait for the pacing, done in order by one goroutine
+	toasts    sync.WaitGroup             // answers to taps under way
+	lastOK    time.Time                  // of getUpdates, by the wall clock
+	strangers map[string]int             // audited, by minute
 }
 
 // Poll receives for all sessions as long as this process holds the poll lock, and otherwise waits for it.
 // Decisions go to Store.Decide, everything else for a session becomes an InputRecord. It returns when ctx ends, or
 // when the token is refused for good.
 func (t *Telegram) Poll(ctx context.Context) {
-	for ctx.Err() == nil {
+	for final := false; !final && ctx.Err() == nil; {
+		beat := t.lastBeat()
 		release, held, err := t.store.TryPoll()
 		switch {
 		case err != nil:
-			t.notePoll("the poll lock cannot be used: " + err.Error())
+			t.note(&t.pollTrouble, "the poll lock cannot be used: "+err.Error())
 		case held:
 			t.polling.Store(true)
-			final := t.receive(ctx)
+			final = t.receive(ctx, beat)
 			t.polling.Store(false)
 			release()
-			if final {
-				return
-			}
+		case time.Since(beat) > 2*tapLife: // stopped, or stuck; a held lock is never taken away
+			t.note(&t.pollTrouble, "the atlasbridge that listens to Telegram has been silent for long: see atlasbridge status")
 		default:
-			t.watchPoller()
+			t.note(&t.pollTrouble, "")
 		}
-		if sleep(ctx, time.Second) != nil {
-			return
-		}
+		_ = sleep(ctx, time.Second) // so another takes over within 2 s
 	}
 }
 
-func (t *Telegram) notePoll(text string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.pollTrouble != text && text != "" {
-		t.log.Warn(text)
-	}
-	t.pollTrouble = text
-}
-
-// heartbeat is the file whose time of change says when the poller last got an answer.
-func (t *Telegram) heartbeat() string { return filepath.Join(t.store.Dir, "poll.lock") }
-
-// watchPoller says so when another process holds the lock but is stopped or stuck. A held lock is never taken away.
-func (t *Telegram) watchPoller() {
-	info, err := os.Stat(t.heartbeat())
-	if age := time.Since(modTime(info, err)); age > 2*tapLife {
-		t.notePoll("the atlasbridge that listens to Telegram has been silent for " + age.Round(time.Minute).String() +
-			": see atlasbridge status")
-		return
-	}
-	t.notePoll("")
-}
-
-func modTime(info os.FileInfo, err error) time.Time {
+// lastBeat is when any poller last got an answer: the time of change of its lock file.
+func (t *Telegram) lastBeat() time.Time {
+	info, err := os.Stat(filepath.Join(t.store.Dir, "poll.lock"))
 	if err != nil {
-		return time.Now()
+		return time.Now().Round(0)
 	}
 	return info.ModTime()
 }
 
 // receive is Poll with the lock held. It returns true when polling makes no sense any more.
-func (t *Telegram) receive(ctx context.Context) (final bool) {
+func (t *Telegram) receive(ctx context.Context, beat time.Time) (final bool) {
 	ctx, stop := context.WithCancel(ctx)
-	r := &receiver{Telegram: t, ticked: map[string][]string{}, jobs: make(chan func(context.Context), 64)}
+	r := &receiver{Telegram: t, jobs: make(chan func(context.Context), 64), lastOK: beat, strangers: map[string]int{}}
 	var worker sync.WaitGroup
 	worker.Go(func() {
 		for {
@@ -1085,14 +959,6 @@ func (t *Telegram) receive(ctx context.Context) (final bool) {
 	defer worker.Wait()
 	defer r.toasts.Wait()
 	defer stop()
-	r.lastOK = time.Now().Round(0)
-	if v, err := t.store.View(); err == nil {
-		if at, err := time.Parse(time.RFC3339, metaValue(v, "down_since")); err == nil {
-			r.lastOK = at
-		}
-	}
-	t.setMeta(map[string]string{"poller_pid": strconv.Itoa(os.Getpid()),
-		"poller_since": time.Now().UTC().Format(time.RFC3339)})
 	r.later(r.register)
 	return r.listen(ctx)
 }
@@ -1102,101 +968,75 @@ func (r *receiver) later(job func(context.Context)) {
 	select {
 	case r.jobs <- job:
 	default:
-		r.log.Warn("too many answers are waiting to be sent to Telegram: one was dropped")
+		r.log.Warn("too many answers wait to be sent to Telegram: one was dropped")
 	}
 }
 
-// listen polls until ctx ends (false) or the token is refused (true).
+// try makes an attempt at something the operator would like to see, from the worker.
+func (r *receiver) try(method string, params map[string]any) {
+	r.later(func(ctx context.Context) {
+		if _, err := r.send(ctx, method, params, true); err != nil && ctx.Err() == nil {
+			r.log.Warn("answering the operator", "error", err)
+		}
+	})
+}
+
+// listen polls until ctx ends or the lock is lost (false), or the token is refused (true).
 func (r *receiver) listen(ctx context.Context) (final bool) {
-	var offset int64
-	for failures, probe := 0, true; ctx.Err() == nil; {
-		params := map[string]any{"timeout": pollSeconds, "allowed_updates": []string{"message", "callback_query"}}
-		if probe { // to know soon whether all is well
-			params["timeout"] = 1
-		}
-		if offset != 0 {
-			params["offset"] = offset
-		}
+	params := map[string]any{"allowed_updates": []string{"message", "callback_query"}}
+	for failures, timeout := 0, 1; ctx.Err() == nil; { // the first poll is short: to know soon whether all is well
+		params["timeout"] = timeout
 		var updates []json.RawMessage
 		err := r.awake(ctx, func(ctx context.Context) error { return r.call(ctx, "getUpdates", params, &updates) })
 		if err == nil {
+			r.note(&r.pollTrouble, "")
 			for _, raw := range updates {
-				id, failed := r.take(ctx, raw)
-				if err = failed; err != nil {
+				var id int64
+				if id, err = r.take(ctx, raw); err != nil {
+					r.note(&r.pollTrouble, "an answer cannot be recorded, so it is not acted on: "+err.Error())
 					break // not on disk, so not confirmed: it comes again
 				}
-				offset = id + 1 // assigned, not the maximum: ids restart at random after a week (server)
+				params["offset"] = id + 1 // assigned, never the maximum: ids restart at random after a week (server)
 			}
 			r.recovered(ctx)
 		}
-		if probe = err != nil; !probe {
-			failures = 0
+		if failures, timeout = failures+1, 1; err == nil {
+			failures, timeout = 0, pollSeconds
 			continue
 		}
-		pause, final := r.failed(ctx, err, failures)
-		if failures++; final {
+		e := asAPI(err)
+		if text := e.trouble(); text != "" && (failures > 1 || !e.temporary()) && ctx.Err() == nil {
+			r.note(&r.pollTrouble, text)
+		}
+		pause := cmp.Or(e.after, backoff(failures-1, mrand.Float64()))
+		switch e.code {
+		case 401, 404:
 			return true
+		case 409: // two pollers: is the lock still ours?
+			if release, free, err := r.store.TryPoll(); err == nil && free {
+				release()
+				return false
+			}
+			pause = max(pause, 5*time.Second)
 		}
-		if sleep(ctx, pause) != nil {
-			break
-		}
+		_ = sleep(ctx, pause)
 	}
 	return false
 }
 
-// awake runs a long request and ends it early when the machine has slept: the connection will not have survived.
+// awake runs a long request and ends it when the machine has slept meanwhile: the connection will not have survived.
 func (r *receiver) awake(ctx context.Context, request func(context.Context) error) error {
+	const beat = 10 * time.Second
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() { // ends with the request
-		const beat = 10 * time.Second
-		tick := time.NewTicker(beat)
-		defer tick.Stop()
-		for last := time.Now().Round(0); ; {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-				if time.Since(last) > 3*beat { // by the wall clock, which goes on while the machine sleeps
-					cancel()
-				}
-				last = time.Now().Round(0)
+		for last := time.Now().Round(0); sleep(ctx, beat) == nil; last = time.Now().Round(0) {
+			if time.Since(last) > 3*beat { // by the wall clock, which goes on while the machine sleeps
+				cancel()
 			}
 		}
 	}()
 	return request(ctx)
-}
-
-// failed judges a failed getUpdates: how long to wait, or that it is final.
-func (r *receiver) failed(ctx context.Context, err error, failures int) (pause time.Duration, final bool) {
-	if ctx.Err() != nil {
-		return 0, false
-	}
-	e, pause := asAPI(err), backoff(failures, mrand.Float64())
-	text := "Telegram cannot be reached, still trying: " + e.text
-	switch {
-	case e.code == 401 || e.code == 404:
-		text, final = fmt.Sprintf("Telegram refuses the bot token (%d): run atlasbridge setup", e.code), true
-	case e.code == 409 && strings.Contains(e.text, "webhook"):
-		text = "a webhook is set for this bot, so it cannot be polled: atlasbridge setup removes it"
-	case e.code == 409:
-		text = "another program polls with this bot's token: stop it, or make a bot of its own for it"
-	case e.after > 0:
-		return e.after, false
-	case e.method == "":
-		text = "what Telegram sent cannot be recorded: " + err.Error()
-	case failures == 0:
-		text = ""
-	}
-	if e.code == 409 {
-		pause = max(pause, conflictWait)
-	}
-	r.notePoll(text)
-	if text != "" && r.noted == "" {
-		r.noted = text
-		r.setMeta(map[string]string{"down_since": r.lastOK.UTC().Format(time.RFC3339)})
-	}
-	return pause, final
 }
 
 // recovered notes a successful poll. After an outage longer than a tap lives, taps may be lost: what still waits is
@@ -1205,22 +1045,14 @@ func (r *receiver) recovered(ctx context.Context) {
 	now := time.Now().Round(0)
 	gap := now.Sub(r.lastOK)
 	r.lastOK = now
-	_ = os.Chtimes(r.heartbeat(), now, now) // only a sign of life
-	r.notePoll("")
-	if r.noted != "" {
-		r.noted = ""
-		r.setMeta(map[string]string{"down_since": ""})
-	}
-	if gap <= tapLife {
-		return
-	}
+	_ = os.Chtimes(filepath.Join(r.store.Dir, "poll.lock"), now, now) // a sign of life, nothing else
 	v, err := r.store.View()
-	if err != nil {
+	if err != nil || gap <= tapLife {
 		return
 	}
 	for _, p := range v.Prompts {
 		if p.Status == AwaitingReply && p.MsgID != 0 && !p.Idle && now.Sub(p.At) > tapLife && now.Before(p.ExpiresAt) {
-			r.later(func(ctx context.Context) { r.offer(ctx, p.ID, nil, false) })
+			r.later(func(ctx context.Context) { r.offer(ctx, p.ID, "", false) })
 		}
 	}
 }
@@ -1232,42 +1064,37 @@ func (r *receiver) take(ctx context.Context, raw json.RawMessage) (id int64, err
 		var only struct {
 			ID int64 `json:"update_id"`
 		}
-		_ = json.Unmarshal(raw, &only) // what cannot be read is confirmed unread
-		return only.ID, nil
+		return only.ID, json.Unmarshal(raw, &only) // what cannot be read is confirmed unread
 	}
-	who, reason := admitted(&u, r.cfg.Load().Users, r.chatID())
+	from, reason := admitted(&u, r.cfg.Load().Users, r.chat.Load())
 	if reason != "" {
-		r.stranger(&u, who, reason)
+		r.stranger(&u, from, reason)
 		return u.ID, nil
 	}
 	v, err := r.store.View()
-	if err != nil || v.Updates[strconv.FormatInt(u.ID, 10)] != nil {
-		return u.ID, err
+	switch {
+	case err != nil || v.Updates[strconv.FormatInt(u.ID, 10)] != nil:
+	case u.Callback != nil:
+		err = r.tap(ctx, u.ID, u.Callback, v)
+	default:
+		err = r.said(ctx, u.ID, u.Message, v)
 	}
-	if u.Callback != nil {
-		return u.ID, r.tap(ctx, u.ID, u.Callback, v)
-	}
-	return u.ID, r.said(ctx, u.ID, u.Message, v)
+	return u.ID, err
 }
 
 // stranger audits an update that does not count, at most ten a minute, and does nothing else.
-func (r *receiver) stranger(u *update, who *user, reason string) {
-	if now := time.Now(); now.Sub(r.strangerAt) > time.Minute {
-		r.strangerAt, r.strangers = now, 0
+func (r *receiver) stranger(u *update, from *user, reason string) {
+	minute := time.Now().UTC().Format("15:04")
+	if _, same := r.strangers[minute]; !same {
+		clear(r.strangers)
 	}
-	if r.strangers++; r.strangers > 10 {
-		r.unaudited++
-		return
+	if r.strangers[minute]++; r.strangers[minute] <= 10 {
+		e := Event{Name: "UNAUTHORIZED", Fields: []Field{{"update_id", u.ID}, {"reason", reason}}}
+		if from != nil {
+			e.Fields = append(e.Fields, Field{"by", from.who()})
+		}
+		r.audit(e)
 	}
-	e := Event{Name: "UNAUTHORIZED", Fields: []Field{{"update_id", u.ID}, {"reason", reason}}}
-	if who != nil {
-		e.Fields = append(e.Fields, Field{"user_id", strconv.FormatInt(who.ID, 10)})
-	}
-	if r.unaudited > 0 {
-		e.Fields = append(e.Fields, Field{"not_audited_before", int64(r.unaudited)})
-		r.unaudited = 0
-	}
-	r.audit(e)
 }
 
 func (r *receiver) audit(e Event) {
@@ -1276,20 +1103,34 @@ func (r *receiver) audit(e Event) {
 	}
 }
 
+// reject audits an answer of the operator that changed nothing, and records its update as done with.
+func (r *receiver) reject(id int64, from *user, p *PromptRecord, reason string) error {
+	e := Event{Name: "REPLY_REJECTED", Fields: []Field{{"reason", reason}, {"by", from.who()}}}
+	if p != nil {
+		e.SessionID, e.PromptID = p.SessionID, p.ID
+	}
+	r.audit(e)
+	return r.once(id, "rejected")
+}
+
+// once records that an update has been acted on, together with what it led to.
+func (r *receiver) once(id int64, kind string, with ...Record) error {
+	return r.store.Update(func(*View) ([]Record, error) {
+		return append(with, &UpdateRecord{Head: Head{ID: strconv.FormatInt(id, 10)}, Kind: kind}), nil
+	})
+}
+
 // toast answers a tap: a line on the phone, or a box to be closed when it says that nothing was done.
 func (r *receiver) toast(ctx context.Context, q *press, text string, box bool) {
 	r.toasts.Go(func() {
-		params := map[string]any{"callback_query_id": q.ID, "show_alert": box}
-		if text != "" {
-			params["text"] = clipUnits(clean(text), maxToast)
-		}
+		params := map[string]any{"callback_query_id": q.ID, "text": clean(text, maxToast), "show_alert": box}
 		if err := r.call(ctx, "answerCallbackQuery", params, nil); err != nil {
 			r.log.Debug("answering a tap", "error", err) // too old is not worth another try
 		}
 	})
 }
 
-// tapped finds the question a button belongs to. All four fields must match; the nonce is compared in constant time.
+// tapped finds the question a button belongs to. All its fields must match; the nonce is compared in constant time.
 func tapped(data string, v *View) (p *PromptRecord, value string) {
 	f := strings.SplitN(data, ":", 5)
 	if len(f) != 5 || f[0] != "ans" || len(f[3]) != 16 {
@@ -1304,263 +1145,138 @@ func tapped(data string, v *View) (p *PromptRecord, value string) {
 	return nil, ""
 }
 
-// tap acts on a pressed button.
+// tap acts on a pressed button. The phone is told at once; what takes longer is left to the worker.
 func (r *receiver) tap(ctx context.Context, id int64, q *press, v *View) error {
 	p, value := tapped(q.Data, v)
 	for tries := 0; p != nil && p.open() && q.Message.ID > p.MsgID && tries < 100; tries++ {
-		// The message is newer than the record of it, which is being written.
-		if err := sleep(ctx, 20*time.Millisecond); err != nil {
+		if err := sleep(ctx, 10*time.Millisecond); err != nil { // until the record of that message is written
 			return err
 		}
 		if v, err := r.store.View(); err == nil {
 			p, value = tapped(q.Data, v)
 		}
 	}
+	refusal := ""
+	if p == nil {
+		refusal = "This question is not known any more. Nothing was done."
+	} else if q.Message.ID != p.MsgID {
+		refusal = "This message is out of date: answer in the newest one of this question. Nothing was done."
+	}
+	if refusal != "" {
+		r.toast(ctx, q, refusal, true)
+		r.try("editMessageReplyMarkup", map[string]any{"message_id": q.Message.ID})
+		return r.reject(id, q.From, p, refusal)
+	}
+	keys, submit := strings.CutPrefix(value, tapSubmit)
 	switch {
-	case p == nil:
-		r.rejected(id, q, "unknown question or nonce", nil)
-		r.toast(ctx, q, "This question is not known any more. Nothing was done.", true)
-		r.later(func(ctx context.Context) { r.bare(ctx, q.Message.ID) })
-		return r.once(id, "callback_query")
-	case q.Message.ID != p.MsgID:
-		r.rejected(id, q, "not the question's message", p)
-		r.toast(ctx, q, "This message is out of date: use the newest one of this question. Nothing was done.", true)
-		r.later(func(ctx context.Context) { r.bare(ctx, q.Message.ID) })
-		return r.once(id, "callback_query")
-	case strings.HasPrefix(value, "~") && value != tapSubmit && p.open():
+	case submit:
+		value = keys
+	case strings.HasPrefix(value, "~") && p.open():
 		if err := r.once(id, "callback_query"); err != nil {
 			return err
 		}
 		r.show(ctx, q, p, value)
 		return nil
 	}
-	if value == tapSubmit {
-		value = strings.Join(r.ticks(q, p), ",")
-	}
-	return r.decide(ctx, id, q, p, value)
-}
-
-// decide gives the answer to the store and tells the operator what became of it.
-func (r *receiver) decide(ctx context.Context, id int64, q *press, p *PromptRecord, value string) error {
-	d := Decision{PromptID: p.ID, SessionID: p.SessionID, Nonce: p.Nonce, Value: value, UpdateID: id,
-		By: "telegram:" + strconv.FormatInt(q.From.ID, 10)}
-	now, refusal, err := r.store.Decide(d, time.Now())
+	d := Decision{PromptID: p.ID, SessionID: p.SessionID, Nonce: p.Nonce, Value: value, By: q.From.who(), UpdateID: id}
+	now, why, err := r.store.Decide(d, time.Now())
 	switch {
 	case err != nil:
-		r.toast(ctx, q, "It could not be recorded, so nothing was done yet. It is tried again.", true)
+		r.toast(ctx, q, "It could not be recorded, so nothing was done yet; it is tried again.", true)
 		return err
-	case refusal == "":
-		delete(r.ticked, p.ID)
-		r.toast(ctx, q, "✓ "+valueName(p, value), false)
-		return nil
-	}
-	r.toast(ctx, q, string(refusal), true)
-	if !now.open() {
+	case why != "":
+		r.toast(ctx, q, "Nothing was done: "+string(why), true)
 		r.later(func(ctx context.Context) { r.settle(ctx, now) })
+		return r.reject(id, q.From, p, string(why))
 	}
-	return r.once(id, "callback_query")
+	r.toast(ctx, q, "✓ "+valueName(p, value), false)
+	return nil
 }
 
-// settle shows a question's outcome in its message, whichever session it belongs to.
+// settle shows in its message what became of a question that is over, whichever session it belongs to.
 func (r *receiver) settle(ctx context.Context, p PromptRecord) {
-	v, err := r.store.View()
-	if err != nil || v.Sessions[p.SessionID] == nil {
+	if v, err := r.store.View(); err == nil && v.Sessions[p.SessionID] != nil && !p.open() {
+		if err := r.Settle(ctx, &p, v.Sessions[p.SessionID]); err != nil {
+			r.log.Warn("editing a question's message", "error", err)
+		}
+	}
+}
+
+// show does what a button asks that decides nothing: tick a choice, or show more.
+func (r *receiver) show(ctx context.Context, q *press, p *PromptRecord, value string) {
+	if keys, ok := strings.CutPrefix(value, tapTick); ok {
+		r.toast(ctx, q, "", false)
+		ticked := strings.FieldsFunc(keys, func(c rune) bool { return c == ',' })
+		rows := keyboard(p, true, ticked)
+		r.try("editMessageReplyMarkup", map[string]any{"message_id": q.Message.ID, "reply_markup": markup(rows)})
 		return
 	}
-	if err := r.Settle(ctx, &p, v.Sessions[p.SessionID]); err != nil {
-		r.log.Warn("editing a question's message", "error", err)
+	r.toast(ctx, q, "Here it is", false)
+	body := p.Recent
+	if value == tapAll {
+		body = p.Full
 	}
+	r.later(func(ctx context.Context) { r.offer(ctx, p.ID, body, value == tapAll) })
 }
 
-// bare takes the buttons off a message.
-func (r *receiver) bare(ctx context.Context, msg int64) {
-	_, err := r.send(ctx, "editMessageReplyMarkup", map[string]any{"message_id": msg}, true)
-	if err != nil {
-		r.log.Debug("taking the buttons off a message", "error", err)
-	}
-}
-
-func (r *receiver) rejected(id int64, q *press, reason string, p *PromptRecord) {
-	e := Event{Name: "REPLY_REJECTED", Fields: []Field{{"reason", reason}, {"update_id", id},
-		{"by", "telegram:" + strconv.FormatInt(q.From.ID, 10)}}}
-	if p != nil {
-		e.SessionID, e.PromptID = p.SessionID, p.ID
-	}
-	r.audit(e)
-}
-
-// show does what a button asks that decides nothing: show more, or tick a choice.
-func (r *receiver) show(ctx context.Context, q *press, p *PromptRecord, value string) {
-	switch key, toggle := strings.CutPrefix(value, tapToggle); {
-	case toggle:
-		keys := r.ticks(q, p)
-		if i := slices.Index(keys, key); i >= 0 {
-			keys = slices.Delete(keys, i, i+1)
-		} else {
-			keys = append(keys, key)
-		}
-		slices.Sort(keys)
-		r.ticked[p.ID] = keys
-		r.toast(ctx, q, "", false)
-		rows := keyboard(p, !hasButton(q.Message, tapAll), keys)
-		r.later(func(ctx context.Context) {
-			params := map[string]any{"message_id": q.Message.ID, "reply_markup": map[string]any{"inline_keyboard": rows}}
-			if _, err := r.send(ctx, "editMessageReplyMarkup", params, true); err != nil {
-				r.log.Warn("ticking a choice", "error", err)
-			}
-		})
-	case value == tapAll:
-		r.toast(ctx, q, "Here is all of it", false)
-		r.later(func(ctx context.Context) { r.offer(ctx, p.ID, splitText(clean(p.Full), 3000), true) })
-	case value == tapRecent:
-		r.toast(ctx, q, "Here is more of it", false)
-		r.later(func(ctx context.Context) { r.offer(ctx, p.ID, splitText(clean(p.Recent), 3000), false) })
-	}
-}
-
-// ticks are the keys ticked so far: as this poller knows, or else as the message's buttons say.
-func (r *receiver) ticks(q *press, p *PromptRecord) []string {
-	if keys, ok := r.ticked[p.ID]; ok {
-		return slices.Clone(keys)
-	}
-	var keys []string
-	for _, row := range q.Message.Markup.Rows {
-		for _, b := range row {
-			if _, key, ok := strings.Cut(b.Data, ":"+tapToggle); ok && strings.HasPrefix(b.Text, tickMark(true)) {
-				keys = append(keys, key)
-			}
-		}
-	}
-	return keys
-}
-
-func hasButton(m *message, value string) bool {
-	return slices.ContainsFunc(m.Markup.Rows, func(row []button) bool {
-		return slices.ContainsFunc(row, func(b button) bool { return strings.HasSuffix(b.Data, ":"+value) })
-	})
-}
-
-// offer sends a waiting question again, in full (parts) or as it was, and makes the new message the one that counts.
-func (r *receiver) offer(ctx context.Context, id string, parts []string, whole bool) {
+// offer sends a waiting question again, with another body if there is one, and makes the new message the one whose
+// buttons count.
+func (r *receiver) offer(ctx context.Context, id, body string, whole bool) {
 	v, err := r.store.View()
-	if err != nil || v.Prompts[id] == nil || v.Sessions[v.Prompts[id].SessionID] == nil || !v.Prompts[id].open() {
+	if err != nil || v.Prompts[id] == nil || !v.Prompts[id].open() || v.Sessions[v.Prompts[id].SessionID] == nil {
 		return
 	}
 	p, s := *v.Prompts[id], v.Sessions[v.Prompts[id].SessionID]
-	body := ""
-	for i, part := range parts {
-		if body = part; i == len(parts)-1 {
-			break
-		}
-		if _, err := r.Notify(ctx, Notice{Mono: part, SessionID: s.ID, ReplyTo: p.MsgID}); err != nil {
-			return
+	ctx, cancel := context.WithDeadline(ctx, p.ExpiresAt)
+	defer cancel()
+	parts := splitText(clean(body, 1<<20), partUnits-600)
+	for _, part := range parts[:len(parts)-1] {
+		if _, err = r.Notify(ctx, Notice{Mono: part, SessionID: s.ID, ReplyTo: p.MsgID}); err != nil {
+			return // not shown in full, so not to be allowed
 		}
 	}
-	msg, err := r.ask(ctx, &p, s, body, whole)
+	msg, err := r.ask(ctx, &p, s, parts[len(parts)-1], whole)
+	old := p.MsgID
+	if err == nil {
+		err = r.store.Update(func(v *View) ([]Record, error) {
+			if now := v.Prompts[id]; now != nil {
+				p = *now
+			}
+			p.MsgID = msg
+			return []Record{&p}, nil
+		})
+	}
 	if err != nil {
 		r.log.Warn("offering a question again", "error", err)
 		return
 	}
-	old, over := int64(0), false
-	err = r.store.Update(func(v *View) ([]Record, error) {
-		p = *v.Prompts[id]
-		if over = !p.open(); over {
-			return nil, nil
-		}
-		old, p.MsgID = p.MsgID, msg
-		return []Record{&p}, nil
-	})
-	switch {
-	case over:
-		p.MsgID = msg
-		r.settle(ctx, p)
-	case err == nil:
-		r.bare(ctx, old)
-	}
-}
-
-// once records that an update has been acted on.
-func (r *receiver) once(id int64, kind string, with ...Record) error {
-	return r.store.Update(func(v *View) ([]Record, error) {
-		key := strconv.FormatInt(id, 10)
-		if v.Updates[key] != nil {
-			return nil, nil
-		}
-		return append(with, &UpdateRecord{Head: Head{Rec: "update", ID: key}, Kind: kind}), nil
-	})
-}
-
-func metaValue(v *View, key string) string {
-	if m := v.Meta["telegram"]; m != nil {
-		return m.Values[key]
-	}
-	return ""
-}
-
-// setMeta changes values of the record "telegram"; "" removes one.
-func (t *Telegram) setMeta(values map[string]string) error {
-	err := t.store.Update(func(v *View) ([]Record, error) {
-		next := MetaRecord{Head: Head{Rec: "meta", ID: "telegram"}, Values: map[string]string{}}
-		if m := v.Meta["telegram"]; m != nil {
-			next = *m
-			next.Values = maps.Clone(m.Values)
-		}
-		for k, value := range values {
-			if next.Values[k] = value; value == "" {
-				delete(next.Values, k)
-			}
-		}
-		return []Record{&next}, nil
-	})
-	if err != nil {
-		t.log.Warn("recording the poller's state", "error", err)
-	}
-	return err
-}
-
-// migrate follows a group that became a supergroup, for all processes.
-func (t *Telegram) migrate(to int64) {
-	t.mu.Lock()
-	t.chat = to
-	t.mu.Unlock()
-	t.log.Warn("the group became a supergroup: set telegram.chat_id to the new id", "chat_id", to)
-	t.setMeta(map[string]string{"migrated": fmt.Sprintf("%d %d", t.cfg.Load().ChatID, to)})
-}
-
-// migrated is the chat that the configured one has become.
-func migrated(v *View, chat int64) int64 {
-	var from, to int64
-	if n, _ := fmt.Sscanf(metaValue(v, "migrated"), "%d %d", &from, &to); n == 2 && from == chat {
-		return to
-	}
-	return chat
+	r.settle(ctx, p) // if it has been answered meanwhile
+	r.try("editMessageReplyMarkup", map[string]any{"message_id": old})
 }
 
 // botCommands is what the operator can type, as setMyCommands takes it.
-func botCommands() []map[string]string {
-	var list []map[string]string
-	for _, c := range [][2]string{
-		{"start", "what this is"},
-		{"help", "all commands"},
-		{"status", "open questions, who listens, the audit log's head"},
-		{"sessions", "what is running"},
-		{"switch", "SID: text without a reply goes to this session"},
-		{"send", "SID TEXT: send text to a session"},
-		{"claim", "SID: all text goes to this session until /release"},
-		{"release", "undo /claim and /switch"},
-		{"cancel", "SID: end the session's program"},
-		{"keys", "SID CTRL_C: press keys (ENTER ESC TAB UP DOWN …)"},
-		{"screen", "SID: show the screen"},
-		{"last", "SID: show the end of the screen"},
+func botCommands() (list []map[string]string) {
+	for _, line := range []string{
+		"start what this is", "help all commands",
+		"status open questions, and the head of the audit log",
+		"sessions what is running",
+		"switch SID: text that is no reply goes to this session",
+		"send SID TEXT: send text to a session",
+		"claim SID: all text goes to this session, until /release",
+		"release undo /claim and /switch",
+		"cancel SID: end the session's program",
+		"keys SID CTRL_C: press keys",
+		"screen SID: show the screen", "last SID: show the end of the screen",
 	} {
-		list = append(list, map[string]string{"command": c[0], "description": c[1]})
+		name, about, _ := strings.Cut(line, " ")
+		list = append(list, map[string]string{"command": name, "description": about})
 	}
 	return list
 }
 
 // register tells Telegram the commands, for the configured chat alone, unless it knows them.
 func (r *receiver) register(ctx context.Context) {
-	scope := map[string]any{"type": "chat", "chat_id": r.chatID()}
+	scope := map[string]any{"type": "chat", "chat_id": r.chat.Load()}
 	var known []map[string]string
 	err := r.call(ctx, "getMyCommands", map[string]any{"scope": scope}, &known)
 	if want := botCommands(); err == nil && !reflect.DeepEqual(known, want) {
@@ -1582,14 +1298,13 @@ func keyBytes(name string, appCursor bool) (string, bool) {
 	if appCursor {
 		arrow = "\x1bO"
 	}
-	keys := map[string]string{"ENTER": "\r", "ESC": "\x1b", "TAB": "\t", "SHIFT_TAB": "\x1b[Z", "SPACE": " ",
+	b, ok := map[string]string{"ENTER": "\r", "ESC": "\x1b", "TAB": "\t", "SHIFT_TAB": "\x1b[Z", "SPACE": " ",
 		"BACKSPACE": "\x7f", "DELETE": "\x1b[3~", "PGUP": "\x1b[5~", "PGDN": "\x1b[6~", "UP": arrow + "A",
-		"DOWN": arrow + "B", "RIGHT": arrow + "C", "LEFT": arrow + "D", "HOME": arrow + "H", "END": arrow + "F"}
-	b, ok := keys[name]
+		"DOWN": arrow + "B", "RIGHT": arrow + "C", "LEFT": arrow + "D", "HOME": arrow + "H", "END": arrow + "F"}[name]
 	return b, ok
 }
 
-// operatorText is a message's text as data: no control characters but newline and tab. ok is false when it came
+// operatorText is a message's text as data: no control characters but newline and tab; "" and false when it came
 // damaged.
 func operatorText(s string) (text string, ok bool) {
 	if !utf8.ValidString(s) || strings.ContainsRune(s, utf8.RuneError) || utf16Len(s) > messageUnits {
@@ -1604,13 +1319,13 @@ func operatorText(s string) (text string, ok bool) {
 	}, s), true
 }
 
-// wish is what a message asks for: an answer now, and at most one thing to be done.
+// wish is what a message asks for: an answer now, or one thing to be done.
 type wish struct {
-	reply, mono string
-	decision    *Decision
-	secret      bool // the decision's value is a password
-	input       *InputRecord
-	meta        map[string]string
+	reply    string
+	decision *Decision
+	secret   bool // the decision's value is a password
+	input    *InputRecord
+	meta     map[string]string // changes of the record "telegram"; "" removes a value
 }
 
 // said acts on a message.
@@ -1619,34 +1334,38 @@ func (r *receiver) said(ctx context.Context, id int64, m *message, v *View) (err
 		r.migrate(m.MigrateTo)
 	}
 	at := time.Unix(m.Date, 0).Add(time.Second)
-	if skew := r.clockSkew(); skew.Abs() > 2*time.Second { // less may be the network
+	if skew := time.Duration(r.skew.Load()); skew.Abs() > 3*time.Second { // less may be rounding and the network
 		at = at.Add(-skew)
 	}
-	w := (&heard{message: m, view: v, at: at}).understand()
+	w := (&heard{message: m, view: v, at: at, by: m.From.who()}).understand()
+	if w.secret {
+		r.later(func(ctx context.Context) { r.erase(ctx, m.ID) })
+		if !r.cfg.Load().FreeText {
+			w = wish{reply: "✗ A password cannot be given from here: type it at the keyboard."}
+		}
+	}
 	switch {
-	case w.secret:
-		w.reply, err = r.password(ctx, id, m, *w.decision)
 	case w.decision != nil:
 		w.decision.UpdateID = id
-		_, refusal, failed := r.store.Decide(*w.decision, time.Now())
-		if err = failed; err == nil && refusal != "" {
-			w.reply, err = "✗ "+string(refusal), r.once(id, "message")
+		p, why, failed := r.store.Decide(*w.decision, time.Now())
+		if err = failed; err == nil && why != "" {
+			w.reply, err = "✗ Nothing was done: "+string(why), r.reject(id, m.From, &p, string(why))
 		}
 	case w.input != nil:
 		w.input.UpdateID = id
-		err = r.once(id, "message", w.input)
-	case w.reply != "" || w.mono != "":
-		err = r.once(id, "message")
-	}
-	if err == nil && w.meta != nil {
-		err = r.setMeta(w.meta)
+		if err = r.once(id, "message", w.input); err == nil && w.input.Kind != "text" {
+			r.audit(Event{Name: "SESSION_COMMAND", SessionID: w.input.SessionID,
+				Fields: []Field{{"command", w.input.Kind}, {"by", w.input.By}}})
+		}
+	case w.reply != "":
+		err = r.change(id, v, w.meta)
 	}
 	if err != nil {
-		w = wish{reply: "✗ It could not be recorded, so nothing was done yet. It is tried again."}
+		w.reply = "✗ It could not be recorded, so nothing was done yet; it is tried again."
 	}
-	if w.reply != "" || w.mono != "" {
+	if w.reply != "" {
 		r.later(func(ctx context.Context) {
-			if _, err := r.Notify(ctx, Notice{Text: w.reply, Mono: w.mono, ReplyTo: m.ID}); err != nil {
+			if _, err := r.Notify(ctx, Notice{Text: w.reply, ReplyTo: m.ID}); err != nil {
 				r.log.Warn("answering the operator", "error", err)
 			}
 		})
@@ -1654,23 +1373,25 @@ func (r *receiver) said(ctx context.Context, id int64, m *message, v *View) (err
 	return err
 }
 
-// password hands a secret to the session of this process that asked for it. The message is deleted whatever comes.
-func (r *receiver) password(ctx context.Context, id int64, m *message, d Decision) (reply string, err error) {
-	r.later(func(ctx context.Context) {
-		params := map[string]any{"message_id": m.ID}
-		if _, err := r.send(ctx, "deleteMessage", params, true); err != nil {
-			r.Notify(ctx, Notice{Text: "⚠️ Your message could not be deleted: delete it yourself.", ReplyTo: m.ID, Ring: true})
-		}
-	})
-	if !r.cfg.Load().FreeText {
-		return "✗ A password cannot be given from here: type it at the keyboard.", r.once(id, "message")
+// erase deletes a message with a password in it.
+func (r *receiver) erase(ctx context.Context, msg int64) {
+	if _, err := r.send(ctx, "deleteMessage", map[string]any{"message_id": msg}, true); err != nil && ctx.Err() == nil {
+		_, _ = r.Notify(ctx, Notice{Text: "⚠️ Your message could not be deleted: delete it yourself.", ReplyTo: msg, Ring: true})
 	}
-	d.UpdateID = id
-	_, refusal, err := r.store.Decide(d, time.Now())
-	if err == nil && refusal != "" {
-		return "✗ " + string(refusal), r.once(id, "message")
+}
+
+// change records an update, and what it changes of the record "telegram".
+func (r *receiver) change(id int64, v *View, values map[string]string) error {
+	next := &MetaRecord{Head: Head{ID: "telegram"}, Values: map[string]string{}}
+	if m := v.Meta["telegram"]; m != nil {
+		maps.Copy(next.Values, m.Values)
 	}
-	return "", err
+	maps.Copy(next.Values, values)
+	maps.DeleteFunc(next.Values, func(_, value string) bool { return value == "" })
+	if values == nil {
+		return r.once(id, "message")
+	}
+	return r.once(id, "message", next)
 }
 
 // heard is a message of the operator together with all that decides what it means.
@@ -1678,30 +1399,31 @@ type heard struct {
 	*message
 	view *View
 	at   time.Time // the end of the second it was written in, by our clock
+	by   string
 }
 
 // understand tells what a message asks for. It changes nothing.
 func (h *heard) understand() wish {
 	text, ok := operatorText(h.Text)
-	switch {
-	case !ok:
+	if !ok {
 		return wish{reply: "✗ This text came damaged. Nothing was done."}
-	case text == "" && h.Text+h.Caption == "":
-		return wish{}
-	case strings.TrimSpace(text) == "":
-		return wish{reply: "✗ Only text can be sent to a session."}
-	case strings.HasPrefix(text, "/"):
+	}
+	if strings.HasPrefix(text, "/") {
 		name, rest := cutWord(text[1:])
 		name, _, _ = strings.Cut(strings.ToLower(name), "@")
 		return h.command(name, rest)
 	}
 	s, p, refusal := h.target("")
-	if refusal != "" {
+	switch {
+	case strings.TrimSpace(text) == "" && h.MigrateTo == 0:
+		return wish{reply: "✗ Only text can be sent to a session."}
+	case s == nil:
 		return wish{reply: refusal}
 	}
 	return h.speak(s, p, text)
 }
 
+// cutWord splits off the first word.
 func cutWord(s string) (word, rest string) {
 	if i := strings.IndexAny(s, " \t\n"); i >= 0 {
 		return s[:i], strings.TrimLeft(s[i:], " \t\n")
@@ -1712,10 +1434,10 @@ func cutWord(s string) (word, rest string) {
 // command does what is answered from the state, and turns the rest into something for a session.
 func (h *heard) command(name, line string) wish {
 	sid, rest := cutWord(line)
-	who := strconv.FormatInt(h.From.ID, 10)
+	example := ""
 	switch name {
 	case "start", "help":
-		text := "The questions of your atlasbridge sessions come here: tap an answer, or reply to a message with text.\n"
+		text := "The questions of your atlasbridge sessions come here. Tap an answer, or reply to a message with text.\n"
 		for _, c := range botCommands() {
 			text += "\n/" + c["command"] + "  " + c["description"]
 		}
@@ -1725,18 +1447,21 @@ func (h *heard) command(name, line string) wish {
 	case "sessions":
 		return wish{reply: sessionList("Running:", h.view)}
 	case "release":
-		return wish{reply: "Released: text goes where it is a reply to.", meta: map[string]string{"claim:" + who: "", "switch:" + who: ""}}
+		return wish{reply: "Released: text goes to what it replies to.", meta: map[string]string{"claim " + h.by: "", "switch " + h.by: ""}}
 	case "keys":
+		example = "CTRL_C"
 		if _, ok := keyBytes(sid, false); ok {
 			sid, rest = "", line
 		}
 		for _, key := range strings.Fields(rest) {
 			if _, ok := keyBytes(key, false); !ok {
-				return wish{reply: "✗ There is no key " + key + ". Keys: CTRL_A … CTRL_Z ENTER ESC TAB SHIFT_TAB SPACE BACKSPACE DELETE " +
-					"UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
+				return wish{reply: "✗ There is no key " + key + ". Keys: CTRL_A … CTRL_Z ENTER ESC TAB SHIFT_TAB SPACE " +
+					"BACKSPACE DELETE UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
 			}
 		}
-	case "switch", "send", "claim", "cancel", "screen", "last":
+	case "send":
+		example = "go on"
+	case "switch", "claim", "cancel", "screen", "last":
 	default:
 		var names []string
 		for _, c := range botCommands() {
@@ -1750,12 +1475,12 @@ func (h *heard) command(name, line string) wish {
 	}
 	s, _, refusal := h.target(sid)
 	switch {
-	case refusal != "":
-		return wish{reply: refusal}
+	case s == nil:
+		return wish{reply: cmp.Or(refusal, sessionList("✗ Which session? Running:", h.view))}
 	case name == "switch" || name == "claim":
-		return wish{reply: "Your text goes to " + origin(s), meta: map[string]string{name + ":" + who: s.ID}}
-	case rest == "" && (name == "send" || name == "keys"):
-		return wish{reply: "✗ What? Example: /" + name + " " + shortID(s.ID) + map[string]string{"send": " go on", "keys": " CTRL_C"}[name]}
+		return wish{reply: "Your text goes to " + origin(s), meta: map[string]string{name + " " + h.by: s.ID}}
+	case rest == "" && example != "":
+		return wish{reply: "✗ What? Example: /" + name + " " + shortID(s.ID) + " " + example}
 	case name == "send":
 		return h.speak(s, nil, rest)
 	}
@@ -1763,12 +1488,12 @@ func (h *heard) command(name, line string) wish {
 }
 
 func (h *heard) input(s *SessionRecord, kind, text string) *InputRecord {
-	return &InputRecord{Head: Head{Rec: "input", ID: newID()}, SessionID: s.ID, Kind: kind, Text: text,
-		By: "telegram:" + strconv.FormatInt(h.From.ID, 10), ReplyTo: h.ID, Status: "queued"}
+	return &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: kind, Text: text, By: h.by, ReplyTo: h.ID, Status: "queued"}
 }
 
 // target finds the session meant: the one named, or whose message this replies to (then also the question asked
-// there), or the claimed or switched one, or the only one. Otherwise it refuses with the list; it never guesses.
+// there), or the claimed or switched one, or the only one. Otherwise it refuses with the list: it never guesses.
+// No session and no refusal: people talking in a group.
 func (h *heard) target(sid string) (s *SessionRecord, p *PromptRecord, refusal string) {
 	var live, named []*SessionRecord
 	for _, s := range h.view.Sessions {
@@ -1779,68 +1504,57 @@ func (h *heard) target(sid string) (s *SessionRecord, p *PromptRecord, refusal s
 			named = append(named, s)
 		}
 	}
-	who := strconv.FormatInt(h.From.ID, 10)
-	held := cmp.Or(metaValue(h.view, "claim:"+who), metaValue(h.view, "switch:"+who))
+	held := ""
+	if m := h.view.Meta["telegram"]; m != nil {
+		held = cmp.Or(m.Values["claim "+h.by], m.Values["switch "+h.by])
+	}
+	replied, p := h.replied()
 	switch {
+	case sid != "" && len(named) != 1:
+		return nil, nil, sessionList("✗ "+sid+" does not name one session. Running:", h.view)
 	case sid != "":
-		if len(named) != 1 {
-			return nil, nil, sessionList("✗ "+sid+" does not name one session. Running:", h.view)
-		}
-		s = named[0]
-	case h.ReplyTo != nil && h.replied() != nil:
-		s, p = h.replied(), h.question()
-	case held != "":
+		s, p = named[0], nil
+	case replied != nil:
+		s = replied
+	case held != "" && h.view.Sessions[held] != nil:
 		s = h.view.Sessions[held]
 	case h.Chat.ID < 0:
-		return nil, nil, "" // people talk in a group: only what is addressed counts
+		return nil, nil, ""
 	case len(live) == 1:
 		s = live[0]
-	case len(live) > 1:
+	default:
 		return nil, nil, sessionList("✗ Which session? Reply to one of its messages, or /switch SID. Running:", h.view)
 	}
-	switch {
-	case s == nil:
-		return nil, nil, "✗ No session is running here."
-	case s.Status != "active":
+	if s.Status != "active" {
 		return nil, nil, sessionList("✗ "+origin(s)+" has ended. Nothing was sent. Running:", h.view)
-	case h.at.Before(s.StartedAt):
+	}
+	if h.at.Before(s.StartedAt) {
 		return nil, nil, "✗ That was written before " + origin(s) + " began. Nothing was sent."
 	}
 	return s, p, ""
 }
 
-// question is the question whose message this replies to.
-func (h *heard) question() *PromptRecord {
-	for _, p := range h.view.Prompts {
-		if h.ReplyTo != nil && p.MsgID != 0 && p.MsgID == h.ReplyTo.ID {
-			return p
-		}
+// replied is the session, and the question if it was one, whose message this replies to.
+func (h *heard) replied() (*SessionRecord, *PromptRecord) {
+	if h.ReplyTo == nil {
+		return nil, nil
 	}
-	return nil
-}
-
-// replied is the session whose message this replies to: by the question asked in it, or by its last line.
-func (h *heard) replied() *SessionRecord {
-	if p := h.question(); p != nil {
-		return h.view.Sessions[p.SessionID]
+	for _, p := range h.view.Prompts {
+		if p.MsgID != 0 && p.MsgID == h.ReplyTo.ID {
+			return h.view.Sessions[p.SessionID], p
+		}
 	}
 	m := sessionMark.FindStringSubmatch(h.ReplyTo.Text)
-	if m == nil || h.ReplyTo.From == nil || !h.ReplyTo.From.IsBot {
-		return nil
-	}
 	for _, s := range h.view.Sessions {
-		if shortID(s.ID) == m[1] {
-			return s
+		if m != nil && shortID(s.ID) == m[1] && h.ReplyTo.From != nil && h.ReplyTo.From.IsBot {
+			return s, nil
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // speak gives text to a session: as the answer to its open question, or as free input. p is the question replied to.
 func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
-	if s == nil {
-		return wish{}
-	}
 	replied := p != nil
 	for _, open := range h.view.Prompts {
 		if p == nil && open.SessionID == s.ID && open.Status == AwaitingReply {
@@ -1851,68 +1565,60 @@ func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
 	case p == nil || p.Idle:
 		return wish{input: h.input(s, "text", text)}
 	case !replied && h.at.Before(p.CreatedAt):
-		return wish{reply: "✗ A question came after you wrote that. Nothing was sent: " + p.Question}
-	case p.Secret && !replied:
+		return wish{reply: "✗ You wrote that before this was asked, so nothing was sent: " + p.Question}
+	case !replied && p.Secret:
 		return wish{reply: "✗ " + origin(s) + " waits for a password, so nothing was sent."}
 	}
 	value, refusal := answerTo(p, text, replied)
 	if refusal != "" {
 		return wish{reply: "✗ " + refusal}
 	}
-	return wish{secret: p.Secret, decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: value,
-		By: "telegram:" + strconv.FormatInt(h.From.ID, 10)}}
+	return wish{secret: p.Secret, decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: value, By: h.by}}
 }
 
 // answerTo turns text into a value for Store.Decide: a choice by its key or label, several by their keys; else the
 // text itself, which refuses a permission when it replies to the question.
 func answerTo(p *PromptRecord, text string, replied bool) (value, refusal string) {
-	if p.Secret {
-		return text, ""
-	}
-	var keys []string
-	words := []string{text}
+	words, keys := []string{strings.TrimSpace(text)}, []string{}
 	if p.Multi {
 		words = strings.FieldsFunc(text, func(c rune) bool { return c == ',' || c == ' ' })
 	}
 	for _, word := range words {
-		word = strings.TrimSpace(word)
 		for _, c := range answers(p) {
 			if !strings.EqualFold(word, c.Key) && !strings.EqualFold(word, c.Label) {
 				continue
 			}
-			if p.Cut && !refuses(c) {
+			if p.Cut && grants(c) {
 				return "", "Not all of it was shown: tap Show all, then answer there."
 			}
 			keys = append(keys, c.Key)
 		}
-		if strings.EqualFold(word, "enter") && (p.Type == ConfirmEnter || p.ambiguous()) {
-			keys = append(keys, "enter")
-		}
 	}
 	switch {
+	case p.Secret:
+		return text, ""
 	case len(keys) > 0 && len(keys) == len(words):
 		return strings.Join(keys, ","), ""
 	case p.Permission && replied:
 		return "deny:" + text, ""
 	case p.Permission:
-		return "", "A permission is asked for. Tap a button, or reply to that message to refuse and say why: " + p.Question
+		return "", "A permission is asked for: tap a button, or reply to that message to refuse and say why. " + p.Question
 	}
 	return text, ""
 }
 
-// status is what /status shows: what waits, who listens, and the audit log's head, which the chat then witnesses.
+// status is what /status shows: what waits, and the audit log's head, which the chat then witnesses.
 func (h *heard) status() string {
 	text := sessionList("Running:", h.view)
 	for _, p := range h.view.Prompts {
 		if s := h.view.Sessions[p.SessionID]; s != nil && p.open() && !p.Idle {
-			text += "\n❓ " + clipUnits(p.Question, 100) + "\n" + timeLeft(p, time.Now()) + " · " + origin(s)
+			text += "\n\n❓ " + clean(p.Question, 100) + "\n" + timeLeft(p, time.Now()) + "\n" + origin(s)
 		}
 	}
-	text += "\nListening: process " + metaValue(h.view, "poller_pid") + " since " + metaValue(h.view, "poller_since")
 	if a := h.view.Meta["audit"]; a != nil {
-		text += fmt.Sprintf("\nAudit log: %d %s", a.Seq, a.Hash)
+		text += fmt.Sprintf("\n\nAudit log: %d %s", a.Seq, a.Hash)
 	}
-	return text
+	return text + fmt.Sprintf("\nListening: process %d", os.Getpid())
 }
 
 // sessionList is the running sessions under a heading.
@@ -1920,7 +1626,7 @@ func sessionList(heading string, v *View) string {
 	var lines []string
 	for _, s := range v.Sessions {
 		if s.Status == "active" {
-			lines = append(lines, "\n• "+strings.ReplaceAll(s.Activity, "_", " ")+" · "+origin(s))
+			lines = append(lines, "\n• "+cmp.Or(strings.ReplaceAll(s.Activity, "_", " "), "running")+": "+origin(s))
 		}
 	}
 	slices.Sort(lines)
@@ -1933,14 +1639,13 @@ func sessionList(heading string, v *View) string {
 // cmdSetup connects a bot: token, who the operator is, config.toml, a test. What is there already is kept.
 //
 // The code is shown in this terminal and has to come from the phone, not the other way round: whoever sends it has
-// seen this terminal, so a stranger who writes to the bot first cannot be taken for the operator by one careless key.
+// seen this terminal, so a stranger who writes to the bot first is not taken for the operator by a careless "y".
 func cmdSetup(c *command) int {
 	o, code := c.options()
 	if o == nil {
 		return code
 	}
-	s := &setup{command: c, o: o}
-	if err := s.run(); err != nil {
+	if err := (&setup{command: c, o: o}).run(); err != nil {
 		return c.fail(err)
 	}
 	return 0
@@ -1951,8 +1656,8 @@ type setup struct {
 	*command
 	o      *options
 	bot    *Telegram
-	me     user
 	offset int64
+	config Config // as far as config.toml has it
 }
 
 func (s *setup) say(format string, args ...any) { fmt.Fprintf(s.stdout, format+"\n", args...) }
@@ -1970,27 +1675,34 @@ func (s *setup) run() error {
 	if err != nil {
 		return err
 	}
-	kept := func(key string) string { return fmt.Sprint(cmp.Or(old[key].value, any(""))) }
-	token, err := s.token(kept("telegram.bot_token"))
-	if err == nil {
-		err = checkToken(token)
+	s.config.SafeDefaults = map[PromptType]string{}
+	for _, row := range settings() {
+		if e, ok := old[row.key]; ok && strings.HasPrefix(row.key, "telegram.") {
+			if err := row.put(&s.config, e.value); err != nil {
+				return fmt.Errorf("config.toml:%d: %s %w", e.line, row.key, err)
+			}
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("bot token: %w", err)
+	token, err := s.token()
+	if err = cmp.Or(err, checkToken(token)); err != nil || token == "" {
+		return fmt.Errorf("bot token: %w", cmp.Or(err, errors.New("none given")))
 	}
-	base := cmp.Or(s.o.text("api-base"), s.getenv("TELEGRAM_API_BASE"), kept("telegram.api_base"), "https://api.telegram.org")
+	base := cmp.Or(s.o.text("api-base"), s.getenv("TELEGRAM_API_BASE"), s.config.APIBase, "https://api.telegram.org")
 	if err := checkBaseURL(base); err != nil {
 		return fmt.Errorf("api base: %w", err)
 	}
-	s.bot = newBot(token, base)
-	if s.bot.store, err = openStore(dir); err != nil {
+	st, err := openStore(dir)
+	if err != nil {
 		return err
 	}
-	if err := s.bot.call(s.ctx, "getMe", map[string]any{}, &s.me); err != nil {
-		return hinted(err, "401 or 404: the token is not valid, ask @BotFather for it; else check the network")
+	defer st.Close()
+	s.bot = newBot(token, base, st)
+	var me user
+	if err := s.bot.call(s.ctx, "getMe", map[string]any{}, &me); err != nil {
+		return hinted(err, "401 or 404: the token is not valid, ask @BotFather for it; otherwise check the network")
 	}
-	s.say("Bot: @%s", s.me.Username)
-	release, held, err := s.bot.store.TryPoll()
+	s.say("Bot: @%s", me.Username)
+	release, held, err := st.TryPoll()
 	if err != nil {
 		return err
 	}
@@ -2000,41 +1712,46 @@ func (s *setup) run() error {
 	if err := s.webhook(); err != nil {
 		return err
 	}
-	chatID, users, err := s.operator(old, held)
-	if err != nil {
+	if err := s.operator(me.Username, held); err != nil {
 		return err
 	}
-	ids := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(users)), ", "), "[]")
-	values := [][2]string{{"bot_token", strconv.Quote(token)}, {"chat_id", strconv.FormatInt(chatID, 10)}, {"allowed_users", "[" + ids + "]"}}
+	values := [][2]string{{"bot_token", strconv.Quote(token)}, {"chat_id", fmt.Sprint(s.config.ChatID)},
+		{"allowed_users", strings.ReplaceAll(fmt.Sprint(s.config.Users), " ", ", ")}}
 	if base != "https://api.telegram.org" {
 		values = append(values, [2]string{"api_base", strconv.Quote(base)})
 	}
 	if err := writeConfig(path, values); err != nil {
-		return err
+		return fmt.Errorf("writing config.toml: %w", err)
 	}
 	s.say("Written: %s", path)
-	return s.test(chatID, users, held)
+	return s.test(held)
 }
 
-// token finds the bot token: file, standard input, environment, what is configured, or asks without echo.
-func (s *setup) token(kept string) (string, error) {
-	if name := s.o.text("token-file"); name != "" {
-		text, err := os.ReadFile(name)
-		return strings.TrimSpace(string(text)), err
-	}
-	if s.o.on("token-stdin") {
-		text, err := io.ReadAll(io.LimitReader(s.stdin, 1024))
-		return strings.TrimSpace(string(text)), err
-	}
-	if token := cmp.Or(s.getenv("TELEGRAM_BOT_TOKEN"), kept); token != "" {
-		return token, nil
-	}
-	if !onTerminal(s.stdin) {
+// token finds the bot token: file, standard input, environment, configuration; or asks, without echo.
+func (s *setup) token() (string, error) {
+	in := io.Reader(s.stdin)
+	switch name := s.o.text("token-file"); {
+	case name != "":
+		f, err := os.Open(name)
+		if err != nil {
+			return "", err
+		}
+		defer f.Close()
+		in = f
+	case s.o.on("token-stdin"):
+	case s.getenv("TELEGRAM_BOT_TOKEN") != "":
+		return s.getenv("TELEGRAM_BOT_TOKEN"), nil
+	case s.config.Token != "":
+		return s.config.Token, nil
+	case !onTerminal(s.stdin):
 		return "", errors.New("give it by --token-file, --token-stdin or TELEGRAM_BOT_TOKEN")
+	default:
+		fmt.Fprint(s.stdout, "Make a bot with @BotFather (/newbot) and paste its token here (it is not shown): ")
+		text, err := term.ReadPassword(int(s.stdin.Fd()))
+		s.say("")
+		return strings.TrimSpace(string(text)), err
 	}
-	fmt.Fprint(s.stdout, "Make a bot with @BotFather (/newbot) and paste its token here (not shown): ")
-	text, err := term.ReadPassword(int(s.stdin.Fd()))
-	s.say("")
+	text, err := io.ReadAll(io.LimitReader(in, 1024))
 	return strings.TrimSpace(string(text)), err
 }
 
@@ -2046,122 +1763,110 @@ func (s *setup) webhook() error {
 	}
 	if !s.o.on("yes") {
 		fmt.Fprintf(s.stdout, "This bot sends its updates to %s. Remove that webhook? (y/n) ", visible(hook.URL))
-		answer, _ := bufio.NewReader(s.stdin).ReadString('\n')
-		if strings.TrimSpace(answer) != "y" {
-			return errors.New("a bot with a webhook cannot be polled: remove it, or use another bot")
+		if answer, _ := bufio.NewReader(s.stdin).ReadString('\n'); strings.TrimSpace(answer) != "y" {
+			return errors.New("a bot with a webhook cannot be polled: remove it, or make another bot")
 		}
 	}
 	return s.bot.call(s.ctx, "deleteWebhook", map[string]any{}, nil)
 }
 
 // operator finds chat and user: by flag, as configured, or by a code from the phone.
-func (s *setup) operator(old map[string]tomlEntry, held bool) (chatID int64, users []int64, err error) {
-	var was Config
-	for _, row := range settings() {
-		if e, ok := old[row.key]; ok && (row.key == "telegram.chat_id" || row.key == "telegram.allowed_users") {
-			if err := row.put(&was, e.value); err != nil {
-				return 0, nil, fmt.Errorf("config.toml:%d: %s %w", e.line, row.key, err)
+func (s *setup) operator(bot string, held bool) error {
+	c := &s.config
+	for name, set := range map[string]func(int64){"chat-id": func(id int64) { c.ChatID = id },
+		"user-id": func(id int64) { c.Users, c.ChatID = append(c.Users, id), cmp.Or(c.ChatID, id) }} {
+		if text := s.o.text(name); text != "" {
+			id, err := strconv.ParseInt(text, 10, 64)
+			if err != nil || id == 0 || name == "user-id" && (id < 0 || slices.Contains(c.Users, id)) {
+				return fmt.Errorf("--%s %s: must be a new number, not a name", name, clip(visible(text), 40))
 			}
+			set(id)
 		}
 	}
-	chatID, users = was.ChatID, was.Users
-	if text := s.o.text("user-id"); text != "" {
-		id, err := strconv.ParseInt(text, 10, 64)
-		if err != nil || id <= 0 {
-			return 0, nil, errors.New("--user-id must be a number, not a name")
-		}
-		if chatID = cmp.Or(chatID, id); !slices.Contains(users, id) {
-			users = append(users, id)
-		}
-	}
-	if text := s.o.text("chat-id"); text != "" {
-		if chatID, err = strconv.ParseInt(text, 10, 64); err != nil {
-			return 0, nil, errors.New("--chat-id must be a number")
-		}
-	}
-	if chatID != 0 && len(users) > 0 {
-		s.say("Chat %d, allowed users %v", chatID, users)
-		return chatID, users, nil
+	if c.ChatID != 0 && len(c.Users) > 0 {
+		s.say("Chat %d, allowed users %v", c.ChatID, c.Users)
+		return nil
 	}
 	if !held {
-		return 0, nil, hinted(errors.New("a running session listens to this bot"), "end it first, or give --chat-id and --user-id")
+		return hinted(errors.New("a running session listens to this bot"), "end it first, or give --chat-id and --user-id")
 	}
 	number, err := rand.Int(rand.Reader, big.NewInt(1_000_000))
 	if err != nil {
-		return 0, nil, err
+		return err
 	}
 	code, tries := fmt.Sprintf("%06d", number), map[int64]int{}
-	s.say("Open https://t.me/%s, press Start (or send anything), then send it this code:  %s", s.me.Username, code)
-	err = s.wait(func(u *update) bool {
+	s.say("Open https://t.me/%s, send it anything (or press Start), then send it this code:  %s", bot, code)
+	return s.wait(func(u *update) bool {
 		m := u.Message
-		if m == nil || m.From == nil || m.From.IsBot || len(m.SenderChat) > 0 || m.ForwardDate != 0 || m.EditDate != 0 {
+		if m == nil || m.From == nil {
 			return false
 		}
-		if tries[m.From.ID]++; tries[m.From.ID] > 5 { // of a million: nobody guesses it
+		if _, reason := admitted(u, []int64{m.From.ID}, m.Chat.ID); reason != "" {
+			return false
+		}
+		name := clip(visible(m.From.Name), 40)
+		if tries[m.From.ID]++; tries[m.From.ID] > 5 { // five of a million
 			return false
 		}
 		if subtle.ConstantTimeCompare([]byte(strings.TrimSpace(m.Text)), []byte(code)) == 1 {
-			chatID, users = m.Chat.ID, append(users, m.From.ID)
-			s.say("\nConfirmed: %s (user %d) in %s chat %d", clip(visible(m.From.Name), 40), m.From.ID, m.Chat.Type, m.Chat.ID)
+			c.ChatID, c.Users = m.Chat.ID, append(c.Users, m.From.ID)
+			s.say("\nConfirmed: %s, user %d, in %s chat %d", name, m.From.ID, m.Chat.Type, m.Chat.ID)
 			return true
 		}
-		s.say("\n%s (user %d) wrote to the bot. If that is you, send the code.", clip(visible(m.From.Name), 40), m.From.ID)
+		s.say("\n%s (user %d) wrote. If that is you, send the code now.", name, m.From.ID)
 		return false
 	})
-	return chatID, users, err
 }
 
-// wait polls until done, a dot for every round.
+// wait polls until done says so, a dot for every round.
 func (s *setup) wait(done func(*update) bool) error {
 	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Minute)
 	defer cancel()
+	params := map[string]any{"timeout": 10, "allowed_updates": []string{"message", "callback_query"}}
 	for failures := 0; ; {
 		var updates []update
-		params := map[string]any{"timeout": 10, "allowed_updates": []string{"message", "callback_query"}}
-		if s.offset != 0 {
-			params["offset"] = s.offset
-		}
 		err := s.bot.call(ctx, "getUpdates", params, &updates)
 		if ctx.Err() != nil {
-			return hinted(errors.New("nothing came within 10 minutes"), "run atlasbridge setup again; the code will be another one")
+			return hinted(errors.New("nothing came within 10 minutes"), "run atlasbridge setup again; there will be another code")
 		}
 		if err != nil {
 			if failures++; !asAPI(err).temporary() || failures > 10 {
-				return err
+				return hinted(err, asAPI(err).trouble())
 			}
 			_ = sleep(ctx, max(asAPI(err).after, backoff(failures-1, 0)))
 			continue
 		}
 		fmt.Fprint(s.stdout, ".")
 		for i := range updates {
-			if s.offset = updates[i].ID + 1; done(&updates[i]) {
-				return s.bot.call(ctx, "getUpdates", map[string]any{"offset": s.offset, "timeout": 0}, nil)
+			params["offset"] = updates[i].ID + 1
+			if done(&updates[i]) {
+				params["timeout"] = 0
+				return s.bot.call(ctx, "getUpdates", params, nil) // confirms what was read
 			}
 		}
 	}
 }
 
 // test sends a message with a button and waits until it is pressed.
-func (s *setup) test(chatID int64, users []int64, held bool) error {
+func (s *setup) test(held bool) error {
 	if s.o.on("no-test") {
 		return nil
 	}
-	s.bot.chat = chatID
-	data := "setup:" + newNonce()
-	params := (&richText{}).params()
-	params["text"] = "AtlasBridge is connected. Press the button to finish the setup."
-	params["reply_markup"] = map[string]any{"inline_keyboard": [][]button{{{"✅ It works", data}}}}
-	id, err := s.bot.send(s.ctx, "sendMessage", params, true)
+	s.bot.chat.Store(s.config.ChatID)
+	text, data := &richText{}, "setup:"+newNonce()
+	text.line("", "AtlasBridge is connected. Press the button to finish the setup.")
+	id, err := s.bot.send(s.ctx, "sendMessage", text.params([][]button{{{"✅ It works", data}}}), true)
 	if err != nil {
 		return hinted(err, "press Start in the bot's chat, then run atlasbridge setup again")
 	}
 	if !held {
-		s.say("A test message was sent; the session that listens to this bot takes its button.")
+		s.say("A test message was sent. Its button is for the session that listens to this bot.")
 		return nil
 	}
-	s.say("A test message was sent: press its button (--no-test skips this)")
+	s.say("A test message was sent: press its button. (--no-test leaves this out)")
 	err = s.wait(func(u *update) bool {
-		if _, reason := admitted(u, users, chatID); reason != "" || u.Callback == nil || u.Callback.Data != data {
+		_, reason := admitted(u, s.config.Users, s.config.ChatID)
+		if reason != "" || u.Callback == nil || u.Callback.Data != data {
 			return false
 		}
 		_ = s.bot.call(s.ctx, "answerCallbackQuery", map[string]any{"callback_query_id": u.Callback.ID}, nil)
@@ -2171,7 +1876,8 @@ func (s *setup) test(chatID int64, users []int64, held bool) error {
 		return err
 	}
 	s.say("\nIt works. Now: atlasbridge run claude")
-	return s.bot.edit(s.ctx, map[string]any{"message_id": id, "text": "✅ AtlasBridge is connected."})
+	_, err = s.bot.send(s.ctx, "editMessageText", map[string]any{"message_id": id, "text": "✅ AtlasBridge is connected."}, true)
+	return err
 }
 
 // writeConfig puts the values into the [telegram] table of the file and leaves every other line as it is.
@@ -2192,39 +1898,32 @@ func writeConfig(path string, values [][2]string) error {
 	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
 		err = os.Rename(path+".new", path)
 	}
-	if err != nil {
-		return fmt.Errorf("writing the configuration: %w", err)
-	}
-	return syncDir(filepath.Dir(path))
+	return cmp.Or(err, syncDir(filepath.Dir(path)))
 }
 
 // withTelegram is the text of a configuration with these keys in its [telegram] table; values are as TOML writes them.
 func withTelegram(text string, values [][2]string) string {
 	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
-	isTable := func(line string) bool { return strings.HasPrefix(strings.TrimSpace(line), "[") }
-	start := slices.IndexFunc(lines, func(line string) bool {
-		m := tomlTable.FindStringSubmatch(line)
-		return m != nil && m[1] == "telegram"
-	})
-	if start < 0 {
+	find := func(from int, is func(string) bool) int {
+		if i := slices.IndexFunc(lines[from:], is); i >= 0 {
+			return from + i
+		}
+		return len(lines)
+	}
+	start := 1 + find(0, func(l string) bool { m := tomlTable.FindStringSubmatch(l); return m != nil && m[1] == "telegram" })
+	if start > len(lines) {
 		lines = append(lines, "", "[telegram]")
-		start = len(lines) - 1
+		start = len(lines)
 	}
 	for _, kv := range values {
-		end := len(lines)
-		if i := slices.IndexFunc(lines[start+1:], isTable); i >= 0 {
-			end = start + 1 + i
-		}
+		end := find(start, func(l string) bool { return strings.HasPrefix(strings.TrimSpace(l), "[") })
+		at := find(start, func(l string) bool { k, _, _ := strings.Cut(l, "="); return strings.TrimSpace(k) == kv[0] })
 		line := kv[0] + " = " + kv[1]
-		at := slices.IndexFunc(lines[start+1:end], func(l string) bool {
-			name, _, ok := strings.Cut(l, "=")
-			return ok && strings.TrimSpace(name) == kv[0]
-		})
-		if at >= 0 {
-			lines[start+1+at] = line
+		if at < end {
+			lines[at] = line
 			continue
 		}
-		for end > start+1 && strings.TrimSpace(lines[end-1]) == "" {
+		for end > start && strings.TrimSpace(lines[end-1]) == "" {
 			end--
 		}
 		lines = slices.Insert(lines, end, line)
