@@ -270,8 +270,12 @@ func (s *session) gateText(p *Prompt, now time.Time) time.Time {
 			return s.gateFail("the input box is no longer there", now)
 		}
 		text := g.text
-		if s.adapter.EscapeBang && strings.ContainsAny(text[:min(1, len(text))], "!/#&") {
-			text = " " + text
+		if s.adapter.EscapeBang { // a leading ! runs a command, / opens a dialog (measured on claude 2.1)
+			if strings.HasPrefix(text, "/") {
+				text = "\\" + text
+			} else if strings.ContainsAny(clipBytes(text, 1), "!#&@") {
+				text = " " + text
+			}
 		}
 		s.inject(s.pasted(text), now)
 		g.phase, g.until = gateEnter, now.Add(s.adapter.SubmitDelay)

@@ -80,9 +80,9 @@ type session struct {
 	lastKey time.Time
 	answer  string // beginning of the tool's last answer, for the idle notice
 
-	typing   [][]byte // to the writer
-	inFlight bool     // the writer has a chunk it has not reported
-	outgoing []job    // to the sender, most urgent first
+	typing   []byte // to the writer
+	inFlight bool   // the writer has a chunk it has not reported
+	outgoing []job  // to the sender, most urgent first
 	sending  bool
 	stream   stream
 
@@ -311,20 +311,6 @@ func (s *session) run(ctx context.Context) int {
 	return s.loop(ctx)
 }
 
-// wires are the channels between the loop and the other goroutines, all made and closed in loop.
-type wires struct {
-	feed    *feed
-	keys    chan []byte
-	writes  chan []byte
-	wrote   chan error
-	exited  chan int
-	jobs    chan job
-	sent    chan sent
-	resized <-chan os.Signal
-	records <-chan Record
-	secrets <-chan string
-}
-
 // loop starts the goroutines and selects until the child is gone and its output drained.
 func (s *session) loop(ctx context.Context) int {
 	ctx, cancel := context.WithCancel(ctx)
@@ -334,36 +320,35 @@ func (s *session) loop(ctx context.Context) int {
 	s.signals = make(chan os.Signal, 8)
 	signal.Notify(s.signals, append(endSignals(), suspendSignal)...)
 	signal.Notify(make(chan os.Signal), syscall.SIGPIPE) // caught, not ignored: the child does not inherit it
-	var stopResize func()
-	w.resized, stopResize = resizeSignals(s.tty)
+	resized, stopResize := resizeSignals(s.tty)
 	defer stopResize()
-	w.records = s.st.Follow(ctx, s.rec.ID, s.open.Load)
+	records := s.st.Follow(ctx, s.rec.ID, s.open.Load)
 	background := s.start(ctx, w)
-	now := time.Now()
-	s.begin(now)
+	s.begin(time.Now())
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for s.exit == nil || w.feed.ended != nil {
-		writes, head := s.nextWrite(w.writes)
-		jobs, urgent := s.nextJob(w.jobs)
+	ended := w.feed.ended
+	for s.exit == nil || ended != nil {
 		keys := w.keys
-		if s.gate != nil || s.typingBytes() > maxTyped {
-			keys = nil
+		if s.gate != nil || len(s.typing) > maxTyped {
+			keys = nil // a nil channel never becomes ready
 		}
-		ended := w.feed.ended
+		end := ended
 		if s.exit == nil {
-			ended = nil // a closed terminal without an exit: the waiter will say
+			end = nil // a closed terminal without an exit: the waiter will say
 		}
+		writes, chunk := s.nextWrite(w.writes)
+		jobs, urgent := s.nextJob(w.jobs)
 		select {
 		case <-w.feed.ready:
 			s.output(w.feed.take(), time.Now())
-		case <-ended:
+		case <-end:
 			s.output(w.feed.take(), time.Now())
-			w.feed.ended = nil
+			ended = nil
 		case p := <-keys:
 			s.keyboard(p, time.Now())
-		case writes <- head:
-			s.typing, s.inFlight = s.typing[1:], true
+		case writes <- chunk:
+			s.typing, s.inFlight = nil, true
 		case err := <-w.wrote:
 			s.inFlight = false
 			if err != nil {
@@ -372,11 +357,10 @@ func (s *session) loop(ctx context.Context) int {
 		case jobs <- urgent:
 			s.outgoing, s.sending = s.outgoing[1:], true
 		case r := <-w.sent:
-			s.sending = false
 			s.delivered(r, time.Now())
-		case rec := <-w.records:
+		case rec := <-records:
 			s.followed(rec, time.Now())
-		case <-w.resized:
+		case <-resized:
 			s.resize(time.Now())
 		case sig := <-s.signals:
 			s.signaled(sig)
@@ -384,10 +368,21 @@ func (s *session) loop(ctx context.Context) int {
 			s.exit = &code
 		case <-timer.C:
 		}
-		now = time.Now()
+		now := time.Now()
 		timer.Reset(s.tick(now).Sub(now))
 	}
 	return s.finish(cancel, w, background)
+}
+
+// wires are the channels between the loop and the other goroutines.
+type wires struct {
+	feed   *feed
+	keys   chan []byte
+	writes chan []byte
+	wrote  chan error
+	exited chan int
+	jobs   chan job
+	sent   chan sent
 }
 
 // start starts all goroutines but the loop; the returned group is done when those that stop with the session have.
@@ -510,7 +505,7 @@ func (s *session) output(p []byte, now time.Time) {
 		s.cast.output(p, now)
 	}
 	if reply := s.det.Screen.TakeReplies(s.tty == nil); len(reply) > 0 {
-		s.typing = append(s.typing, reply)
+		s.typing = append(s.typing, reply...)
 	}
 	if s.cfg.Stream && s.stream.flushAt.IsZero() {
 		s.stream.flushAt = now.Add(s.cfg.Flush)
@@ -525,11 +520,11 @@ func (s *session) output(p []byte, now time.Time) {
 func (s *session) keyboard(p []byte, now time.Time) {
 	if p == nil {
 		if s.pty.State().Canonical {
-			s.typing = append(s.typing, []byte{4, 4}) // the first may only end an unfinished line
+			s.typing = append(s.typing, 4, 4) // the first may only end an unfinished line
 		}
 		return
 	}
-	s.typing = append(s.typing, p)
+	s.typing = append(s.typing, p...)
 	s.det.Typed(p, now)
 	if s.cast != nil {
 		s.cast.input(p, now)
@@ -554,20 +549,12 @@ func isTyping(p []byte) bool {
 	return !(strings.HasPrefix(text, "\x1b[") && strings.HasSuffix(text, "R")) // a cursor position report
 }
 
-func (s *session) typingBytes() int {
-	n := 0
-	for _, p := range s.typing {
-		n += len(p)
-	}
-	return n
-}
-
 // nextWrite is the writer's channel and what to send on it; a nil channel never becomes ready.
 func (s *session) nextWrite(writes chan []byte) (chan<- []byte, []byte) {
 	if len(s.typing) == 0 || s.inFlight {
 		return nil, nil
 	}
-	return writes, s.typing[0]
+	return writes, s.typing
 }
 
 func (s *session) resize(now time.Time) {
@@ -1090,7 +1077,7 @@ func (s *session) freeInput(r *InputRecord, now time.Time) (why string) {
 
 // inject queues bytes for the child that did not come from the keyboard.
 func (s *session) inject(keys string, now time.Time) {
-	s.typing = append(s.typing, []byte(keys))
+	s.typing = append(s.typing, keys...)
 	s.det.Typed([]byte(keys), now)
 	if s.cast != nil {
 		s.cast.input([]byte(keys), now)
@@ -1143,6 +1130,7 @@ func (s *session) send(ctx context.Context, j job) sent {
 
 // delivered takes the sender's report.
 func (s *session) delivered(r sent, now time.Time) {
+	s.sending = false
 	if r.err != nil && !errors.Is(r.err, context.DeadlineExceeded) && !errors.Is(r.err, context.Canceled) {
 		s.log.Error("sending to the channel", "error", r.err.Error())
 	}
@@ -1245,10 +1233,7 @@ func (s *session) drain(w wires) {
 		case jobs <- urgent:
 			s.outgoing, s.sending = s.outgoing[1:], true
 		case r := <-w.sent:
-			s.sending = false
-			if r.job.kind == jobStream {
-				s.stream.delivered(r)
-			}
+			s.delivered(r, time.Now())
 		case <-s.signals:
 			return
 		case <-deadline.C:
