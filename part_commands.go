@@ -100,11 +100,13 @@ not executable, 127 not found.
   atlasbridge run --channel local -- bash -c 'read -p "Continue? (y/n) " a'`},
 		{name: "setup", usage: "setup [flags]", summary: "connect your Telegram bot; writes config.toml",
 			flags: []flagSpec{
-				{"token", "TOKEN", "bot token (better: TELEGRAM_BOT_TOKEN or the question)"},
-				{"chat", "ID", "chat id; found by itself otherwise"},
-				{"user", "ID", "user id; found by itself otherwise"},
+				{"token-file", "FILE", "read the bot token from a file"},
+				{"token-stdin", "", "read the bot token from standard input"},
+				{"chat-id", "ID", "the chat; found by itself otherwise"},
+				{"user-id", "ID", "who may answer; found by itself otherwise"},
 				{"api-base", "URL", "another Bot API server"},
-				{"yes", "", "replace an existing configuration without asking"},
+				{"no-test", "", "send no test message"},
+				{"yes", "", "remove a webhook without asking"},
 			}, do: cmdSetup, about: `
 Asks for the bot token (from @BotFather), waits until you send the bot a message,
 confirms it is you with a short code, and sends a test message.
