@@ -636,7 +636,7 @@ func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 	return c, func() { signal.Stop(c) }
 }
 
-// Sent by Ctrl-Z or a shell's job control to this process, and when it goes on.
+// Asks this process to stop (kill -TSTP; in raw mode Ctrl-Z is the child's), and says that it goes on.
 const (
 	suspendSignal = syscall.SIGTSTP
 	resumeSignal  = syscall.SIGCONT
@@ -653,20 +653,21 @@ func endSignals() (list []os.Signal) {
 	return list
 }
 
-// stopSelf does what suspendSignal does by default and returns when the process goes on; at once, nearly, when
-// the system ignores it (orphaned process group). It ends every Notify of suspendSignal: ask again afterwards.
+// stopSelf stops this process as suspendSignal would by default and returns when it goes on; at once where
+// the system would ignore the signal because no shell could ever resume us (orphaned process group). It has
+// to be SIGSTOP: Go's handler of SIGTSTP stays installed even after signal.Reset.
 func stopSelf() error {
+	session, err := unix.Getsid(0)
+	if parent, _ := unix.Getsid(unix.Getppid()); err != nil || session != parent || session == unix.Getpgrp() {
+		return err
+	}
 	resumed := make(chan os.Signal, 1)
 	signal.Notify(resumed, resumeSignal)
 	defer signal.Stop(resumed)
-	signal.Reset(suspendSignal)
-	if err := unix.Kill(unix.Getpid(), suspendSignal); err != nil {
+	if err := unix.Kill(unix.Getpid(), unix.SIGSTOP); err != nil {
 		return err
 	}
-	select {
-	case <-resumed:
-	case <-time.After(50 * time.Millisecond): // the clock runs on while stopped
-	}
+	<-resumed
 	return nil
 }
 
