@@ -440,7 +440,11 @@ func (s *Screen) decode(b byte) bool {
 func (s *Screen) step(b byte) {
 	e := parseTable[s.state][b]
 	s.state = parseState(e & 15)
-	switch parseAction(e >> 4) {
+	act := parseAction(e >> 4)
+	if act == actExecute || act == actEscape || act == actCSI && b != 'b' {
+		s.last = 0
+	}
+	switch act {
 	case actExecute:
 		s.execute(b)
 	case actClear:
@@ -700,7 +704,7 @@ func (s *Screen) setModes(on bool) {
 			s.origin = on
 			s.moveOrigin(0, 0)
 		case 7:
-			s.noWrap = !on
+			s.noWrap, s.wrapNext = !on, s.wrapNext && on
 		case 25:
 			s.hidden = !on
 		case 47, 1047, 1049:
@@ -839,7 +843,7 @@ func (s *Screen) printASCII(p []byte) {
 		return
 	}
 	for len(p) > 0 {
-		if s.wrapNext && !s.noWrap {
+		if s.wrapNext {
 			s.wrap()
 		}
 		s.tr.touch(s, s.row)
@@ -865,7 +869,7 @@ func (s *Screen) printASCII(p []byte) {
 func (s *Screen) advance(n int) {
 	s.col += n
 	if s.col >= s.cols {
-		s.col, s.wrapNext = s.cols-1, true
+		s.col, s.wrapNext = s.cols-1, !s.noWrap
 	}
 }
 
@@ -888,7 +892,7 @@ func (s *Screen) print(r rune) {
 		return
 	}
 	s.last = r
-	if s.wrapNext && !s.noWrap {
+	if s.wrapNext {
 		s.wrap()
 	}
 	if s.col+w > s.cols {
@@ -924,7 +928,6 @@ func (s *Screen) combine(r rune, w int) bool {
 	if r < 0x300 || s.col == 0 && !s.wrapNext {
 		return false
 	}
-	modifier := r >= 0x1f3fb && r <= 0x1f3ff // skin tones
 	col := s.col
 	if !s.wrapNext {
 		col--
@@ -934,16 +937,17 @@ func (s *Screen) combine(r rune, w int) bool {
 		col--
 	}
 	c := &l.cells[col]
-	if c.ch == 0 {
+	if w > 0 && c.ch >= 0 {
 		return false
 	}
-	text := string(c.ch)
+	text := string(max(c.ch, ' '))
 	if c.ch < 0 {
 		text = s.clusters[-1-c.ch]
 	}
-	if w > 0 && !(modifier && len(text) > 1) && !strings.HasSuffix(text, "\u200d") {
+	if w > 0 && !strings.HasSuffix(text, "\u200d") {
 		return false
 	}
+	l.used = max(l.used, col+1)
 	if text += string(r); len(text) > maxCluster {
 		return true
 	}
@@ -1366,6 +1370,8 @@ func runeWidth(r rune) int {
 		if r < 0xa0 {
 			return 0
 		}
+		return 1
+	case r >= 0x2500 && r < 0x25fd: // frames and blocks, the most frequent by far
 		return 1
 	case r >= 0x1100:
 		i, found := slices.BinarySearchFunc(wideRanges, r, func(x [2]rune, r rune) int {

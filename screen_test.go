@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -102,10 +103,32 @@ func (s tmuxServer) shots(rows, cols int, outs [][]byte) []tmuxShot {
 	for i := range outs {
 		win := fmt.Sprintf("x:%d", i+1)
 		all[i].text = strings.TrimRight(s.run("capture-pane", "-p", "-t", win), "\n")
+		if bytes.Contains(outs[i], []byte("\x1b(0")) || bytes.Contains(outs[i], []byte("\x1b)0")) {
+			all[i].text = tmuxGraphics(s.run("capture-pane", "-e", "-p", "-t", win))
+		}
 		fmt.Sscanf(s.run("display-message", "-p", "-t", win, "#{cursor_x} #{cursor_y} #{alternate_on}"), "%d %d %s",
 			&all[i].col, &all[i].row, &all[i].alt)
 	}
 	return all
+}
+
+// tmuxGraphics is the one difference there is: for the line drawing set, capture-pane -p prints the letters
+// that the program sent ("lqqk") where a terminal shows the lines. With -e it marks them with SO and SI.
+func tmuxGraphics(text string) string {
+	const lines = "◆▒␉␌␍␊°±␤␋┘┐┌└┼⎺⎻─⎼⎽├┤┴┬│≤≥π≠£·"
+	var b strings.Builder
+	graphics := false
+	for _, r := range regexp.MustCompile("\x1b\\[[0-9;:]*m").ReplaceAllString(text, "") {
+		switch {
+		case r == 0x0e || r == 0x0f:
+			graphics = r == 0x0e
+		case graphics && r >= '`' && r <= '~':
+			b.WriteRune([]rune(lines)[r-'`'])
+		default:
+			b.WriteRune(r)
+		}
+	}
+	return strings.TrimRight(regexp.MustCompile(" +\n").ReplaceAllString(b.String(), "\n"), "\n")
 }
 
 // TestScreenAgainstTmux compares the text of the screen with tmux's, at the end of recordings and on the way.
@@ -193,16 +216,6 @@ func screenDiff(got, want string) string {
 	return b.String()
 }
 
-func BenchmarkScreenPlain(b *testing.B) {
-	text := bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog, line after line\r\n"), 1000)
-	s := newScreen(30, 100)
-	b.SetBytes(int64(len(text)))
-	b.ReportAllocs()
-	for b.Loop() {
-		s.Write(text)
-	}
-}
-
 // screenGolden: what is written to a screen of 5 rows × 10 columns, and what it then shows. "|" ends a row; "@r,c"
 // is the cursor.
 var screenGolden = []struct{ name, in, want string }{
@@ -212,7 +225,7 @@ var screenGolden = []struct{ name, in, want string }{
 	{"wrap", "0123456789a", "0123456789|a @1,1"},
 	{"pending wrap, cr", "0123456789\rX", "X123456789 @0,1"},
 	{"no autowrap", "\x1b[?7l0123456789abc", "012345678c @0,9"},
-	{"autowrap again", "\x1b[?7l0123456789abc\x1b[?7hd", "012345678c|d @1,1"},
+	{"autowrap again", "\x1b[?7l0123456789abc\x1b[?7hd", "012345678d @0,9"},
 	{"scroll", "1\r\n2\r\n3\r\n4\r\n5\r\n6", "2|3|4|5|6 @4,1"},
 	{"cup", "\x1b[2;3Hx\x1b[Hy\x1b[;5Hz", "y   z|  x @0,5"},
 	{"cup far away", "\x1b[99;99Hx", "||||         x @4,9"},
@@ -305,5 +318,58 @@ func TestScreenGolden(t *testing.T) {
 		if got := screenShown(s); got != g.want {
 			t.Errorf("%s, by bytes: %q shows %q, want %q", g.name, g.in, got, g.want)
 		}
+	}
+}
+
+// screenFrame is a repaint as the agents' tools send it: home, colours, jumps instead of spaces, box drawing.
+func screenFrame() []byte {
+	var b bytes.Buffer
+	b.WriteString("\x1b[?2026h\x1b[H")
+	for i := range 28 {
+		fmt.Fprintf(&b, "\x1b[%d;1H\x1b[38;5;246m●\x1b[39m \x1b[1mBash\x1b[22m(go\x1b[12Gtest\x1b[17G./...)"+
+			"\x1b[48;2;0;%d;0m %d passed \x1b[49m\x1b[K\r\x1b[1B\x1b[2m%s\x1b[22m", i+1, i*9, i, strings.Repeat("─", 20))
+	}
+	b.WriteString("\x1b[30;1H\x1b[22;2H\x1b[?2026l")
+	return b.Bytes()
+}
+
+func benchmarkScreen(b *testing.B, text []byte) {
+	s := newScreen(30, 100)
+	b.SetBytes(int64(len(text)))
+	b.ReportAllocs()
+	for b.Loop() {
+		s.Write(text)
+	}
+}
+
+func BenchmarkScreenPlain(b *testing.B) {
+	benchmarkScreen(b, bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog, line after line\r\n"), 1000))
+}
+
+func BenchmarkScreenRepaint(b *testing.B) { benchmarkScreen(b, bytes.Repeat(screenFrame(), 20)) }
+
+func BenchmarkScreenWide(b *testing.B) {
+	benchmarkScreen(b, bytes.Repeat([]byte("端末の画面を読む 👍🏽 é\r\n"), 1000))
+}
+
+func BenchmarkScreenRecordings(b *testing.B) {
+	files, _ := filepath.Glob(filepath.Join(screenShared(), "recordings", "*-*.cast"))
+	if len(files) == 0 {
+		b.Skip("no recordings; ATLASBRIDGE_SHARED names their folder")
+	}
+	var all []byte
+	for _, f := range files {
+		_, _, out := screenRecording(b, f)
+		all = append(all, out...)
+	}
+	benchmarkScreen(b, all)
+}
+
+func BenchmarkScreenText(b *testing.B) {
+	s := newScreen(30, 100)
+	s.Write(screenFrame())
+	b.ReportAllocs()
+	for b.Loop() {
+		s.Text()
 	}
 }
