@@ -730,6 +730,7 @@ func (s *Screen) useAlternate(on, keepCursor bool) {
 		if keepCursor {
 			s.savedAlt = s.cursorState()
 		}
+		s.tr.tell(s, s.paragraph())
 		s.grid = s.alternate
 		s.eraseRows(0, s.rows)
 		return
@@ -823,7 +824,7 @@ func (s *Screen) colourArgs(i, sub, n int) (c int32, next int) {
 			c |= int32(min(s.arg(rgb+k, 0), 255)) << (16 - 8*k)
 		}
 	default:
-		next = i + 1
+		next = n
 	}
 	if sub > i {
 		next = sub
@@ -1061,16 +1062,17 @@ func (s *Screen) eraseRows(from, to int) {
 }
 
 func (s *Screen) eraseDisplay(mode int) {
+	if mode == 2 || mode == 0 && s.row == 0 && s.col == 0 {
+		s.tr.cleared(s)
+	}
 	switch mode {
 	case 0:
-		s.tr.touch(s, s.row)
 		s.eraseLine(0)
 		s.eraseRows(s.row+1, s.rows)
 	case 1:
 		s.eraseRows(0, s.row)
 		s.eraseLine(1)
 	case 2:
-		s.tr.cleared(s)
 		s.eraseRows(0, s.rows)
 	}
 }
@@ -1438,17 +1440,21 @@ func (t *transcript) touch(s *Screen, row int) {
 	}
 }
 
-// cleared saves what an erased primary screen showed.
+// cleared takes what an erased primary screen showed as final.
 func (t *transcript) cleared(s *Screen) {
 	if t.on && !s.AltScreen() {
-		t.tell(s, s.paragraph())
-		t.next, t.floor, t.part, t.replay = s.scrolled, noFloor, "", true
+		end := s.rows
+		for end > 0 && s.Row(end-1) == "" {
+			end--
+		}
+		t.tell(s, end)
+		t.next, t.floor, t.part, t.replay = s.scrolled, s.scrolled, "", true
 	}
 }
 
-// tell takes the rows above end as final.
+// tell takes the rows above end as final, as far as they are not being repainted.
 func (t *transcript) tell(s *Screen, end int) {
-	for row := max(t.next-s.scrolled, 0); row < end; row++ {
+	for row := max(t.next-s.scrolled, 0); row < min(end, t.floor-s.scrolled); row++ {
 		t.add(s, s.grid[row], s.scrolled+row)
 	}
 }
@@ -1494,12 +1500,12 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 	if !t.on {
 		t.on, t.next, t.floor = true, s.scrolled, noFloor
 	}
-	if settle || t.floor < s.scrolled {
+	if settle || t.floor+s.rows <= s.scrolled { // it has gone on for a whole screen
 		t.floor = noFloor
 	}
 	switch {
 	case !s.AltScreen():
-		t.tell(s, min(s.paragraph(), t.floor-s.scrolled))
+		t.tell(s, s.paragraph())
 		rest := []byte(t.part)
 		for row := max(t.next-s.scrolled, 0); row < s.rows; row++ {
 			rest = append(rest, s.text(s.grid[row])...)
