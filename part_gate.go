@@ -96,7 +96,7 @@ func (s *session) gateFirst(p *Prompt, now time.Time) time.Time {
 		value = *rec.Value
 	}
 	if rec.Secret {
-		value, s.secret = s.secret, ""
+		value, _ = s.st.TakeSecret(rec.ID)
 	}
 	if value == "default" && rec.SafeDefault != nil {
 		value = *rec.SafeDefault
@@ -324,6 +324,7 @@ func (s *session) gateDone(now time.Time) {
 		s.auditInput(g.input.By, g.text)
 		s.push(job{kind: jobNotice, notice: Notice{SessionID: s.rec.ID, ReplyTo: g.input.ReplyTo, Text: "✓ sent"}})
 		if s.q != nil && s.q.rec.Idle && s.q.rec.Status != "" {
+			s.q.typed = true
 			s.leaveTo(s.q, now)
 			s.close(s.q)
 		}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -447,4 +448,12 @@ func takeSettings(args []string) (rest []string, settings map[string]any, err er
 		return nil, nil, fmt.Errorf("reading --settings: %w", err)
 	}
 	return rest, settings, nil
+}
+
+// Alive tells whether a process holds the session.
+func (s *Store) Alive(id string) bool { return s.holder("sessions/"+id+".lock") != 0 }
+
+// Touch notes on the session's lock file, without an fsync, that output came: status shows it.
+func (s *Store) Touch(id string, now time.Time) {
+	os.Chtimes(filepath.Join(s.Dir, "sessions", id+".lock"), now, now)
 }

@@ -76,7 +76,6 @@ type session struct {
 	q       *question   // in force
 	queued  []*question // hooks' questions behind it
 	gate    *gate
-	secret  string // an answer that is written nowhere, on its way to the gate
 	lastKey time.Time
 	answer  string // beginning of the tool's last answer, for the idle notice
 
@@ -781,11 +780,7 @@ func (s *session) leaveTo(q *question, now time.Time) {
 		return
 	}
 	by, at := "cli:local", now.UTC()
-	for _, to := range []State{ReplyReceived, Injected, Resolved} {
-		if !s.move(q.rec, to, func(r *PromptRecord) { r.DecidedBy, r.DecidedAt, r.NonceUsed = &by, &at, true }) {
-			return
-		}
-	}
+	s.move(q.rec, Resolved, func(r *PromptRecord) { r.DecidedBy, r.DecidedAt, r.NonceUsed = &by, &at, true })
 }
 
 // move takes a prompt along one transition and keeps our copy true.

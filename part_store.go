@@ -1299,7 +1299,7 @@ func (p *PromptRecord) judge(given string) (value, reason string, why Refusal) {
 	if short := map[string]string{"yes": "y", "no": "n", "": "enter"}[lower]; p.Type != FreeText && p.offered(short) {
 		return short, "", ""
 	}
-	takesText := p.Type == FreeText || p.Type == Unknown || slices.ContainsFunc(p.Choices, Choice.takesText)
+	takesText := p.Type == FreeText || p.Type == Unknown || p.MaxLength > 0 && !p.Permission || slices.ContainsFunc(p.Choices, Choice.takesText)
 	if takesText && given != "default" {
 		return given, "", p.text(given)
 	}

@@ -402,7 +402,7 @@ func FuzzScreen(f *testing.F) {
 			t.Errorf("%q: cursor at %d,%d", in, row, col)
 		}
 		for r := range 5 {
-			checkLine(t, whole, r, in)
+			sameLine(t, whole, r, in)
 		}
 		whole.Resize(3, 4)
 		cut.Resize(9, 30)
@@ -415,8 +415,8 @@ func FuzzScreen(f *testing.F) {
 	})
 }
 
-// checkLine: wide characters are whole, and what is not used is blank.
-func checkLine(t *testing.T, s *Screen, r int, in []byte) {
+// sameLine: wide characters are whole, and what is not used is blank.
+func sameLine(t *testing.T, s *Screen, r int, in []byte) {
 	l := s.grid[r]
 	for c, x := range l.cells {
 		if c >= l.used && x != (cell{}) {

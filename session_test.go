@@ -20,10 +20,13 @@ import (
 const patience = 20 * time.Second // longer than anything here takes on a slow machine
 
 func TestMain(m *testing.M) {
-	switch mode := os.Getenv("ATLASBRIDGE_TEST_CHILD"); {
+	mode := os.Getenv("ATLASBRIDGE_TEST_CHILD")
+	os.Unsetenv("ATLASBRIDGE_TEST_CHILD") // what a child starts is no test child
+	switch {
 	case mode == "main":
-		os.Unsetenv("ATLASBRIDGE_TEST_CHILD") // the tool under it is no test child
 		os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	case mode != "" && childPTY(mode):
+		return
 	}
 	os.Exit(m.Run())
 }
