@@ -789,7 +789,7 @@ func knownTools(ctx context.Context, cfg *Config) []tool {
 	}
 	env := childEnv(os.Environ(), cfg, "")
 	list := []tool{}
-	for _, a := range adapters() {
+	for _, a := range adapters {
 		if len(a.Names) > 0 {
 			list = append(list, tool{Name: a.Name, Names: a.Names, MinVersion: a.MinVer, MaxVersion: a.MaxVer})
 		}

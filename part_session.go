@@ -67,6 +67,7 @@ type session struct {
 	interactive bool     // stdin is a terminal: somebody may type
 	restore     func() error
 
+	argv []string
 	pty  PTY
 	det  *Detector
 	rec  SessionRecord
@@ -229,7 +230,7 @@ func prepareSession(c *command, o *options) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &session{cfg: cfg, st: st, ch: localChannel{}, log: log, quiet: o.on("quiet"), adapter: adapter,
+	s := &session{argv: argv, cfg: cfg, st: st, ch: localChannel{}, log: log, quiet: o.on("quiet"), adapter: adapter,
 		in: c.stdin, out: c.stdout, errOut: c.stderr, restore: func() error { return nil }}
 	if cfg.Channel == "telegram" {
 		if s.tg, err = newTelegram(cfg, st, log); err != nil {
@@ -285,7 +286,7 @@ func (s *session) run(ctx context.Context) int {
 	if s.adapter.Name == "generic" {
 		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
 	}
-	argv, err := s.installHooks(append([]string{s.rec.Tool}, s.rec.Args...))
+	argv, err := s.installHooks(s.argv)
 	if err != nil {
 		s.say("%v", err)
 		return exitInternal
@@ -1172,11 +1173,15 @@ func (s *session) finish(cancel func(), w wires, background *sync.WaitGroup) int
 		s.move(s.gate.q.rec, Failed, func(r *PromptRecord) { r.Reason = "the program ended" })
 	}
 	for _, q := range append(s.queued, s.q) {
-		if q != nil && q.rec.Status != "" {
-			s.move(q.rec, Failed, func(r *PromptRecord) { r.Reason = "the program ended" })
-			s.queued = nil
-			s.close(q)
+		if q == nil || q.rec.Status == "" {
+			continue
 		}
+		if q.typed {
+			s.leaveTo(q, now)
+		}
+		s.move(q.rec, Failed, func(r *PromptRecord) { r.Reason = "the program ended" })
+		s.queued = nil
+		s.close(q)
 	}
 	ended := now.UTC()
 	s.rec.EndedAt, s.rec.ExitCode, s.rec.Activity = &ended, s.exit, ""
