@@ -260,7 +260,7 @@ func TestPTYCannotStart(t *testing.T) {
 	os.WriteFile(plain, []byte("x"), 0o600)
 	os.WriteFile(script, []byte("echo ran $1\n"), 0o700) // no #!
 	for name, want := range map[string]error{
-		"no-such-tool-at-all": exec.ErrNotFound, dir + "/missing": exec.ErrNotFound, "./missing": exec.ErrNotFound,
+		"no-such-tool-at-all": errNoTool, dir + "/missing": errNoTool, "./missing": errNoTool,
 		plain: fs.ErrPermission, dir: fs.ErrPermission,
 	} {
 		p, err := startPTY([]string{name}, nil, "", Size{}, nil)
