@@ -90,10 +90,6 @@ type Notice struct {
 
 // Telegram is the Bot API channel and its poller. Its methods may be called from different goroutines.
 type Telegram struct {
-	// Secret hands a password to the session of this process that asked for it; nothing else sees it. The
-	// session sets it before Poll starts; nil: passwords are typed at the keyboard only.
-	Secret func(promptID, by, value string) Refusal
-
 	store   *Store
 	log     *slog.Logger
 	token   string
@@ -122,7 +118,7 @@ func newTelegram(cfg *Config, st *Store, log *slog.Logger) (*Telegram, error) {
 	case len(cfg.Users) == 0:
 		return nil, errors.New("telegram.allowed_users is empty: nobody could answer; run atlasbridge setup")
 	}
-	if err := checkAPIBase(cfg.APIBase); err != nil {
+	if err := checkBaseURL(cfg.APIBase); err != nil {
 		return nil, err
 	}
 	t := newBot(cfg.Token, cfg.APIBase)
@@ -588,14 +584,6 @@ func tapData(p *PromptRecord, value string) string {
 	return fmt.Sprintf("ans:%s:%s:%.16s:%s", shortID(p.ID), shortID(p.SessionID), p.Nonce, value)
 }
 
-// ambiguous tells whether it is unsure that this is a question at all: then the operator is asked what to do.
-func ambiguous(p *PromptRecord) bool {
-	sure := slices.ContainsFunc(p.Signals, func(s string) bool {
-		return s == "pattern" || s == "structure" || s == "protocol" || s == "hook"
-	})
-	return p.Type == Unknown || p.Confidence == "low" || p.Confidence == "medium" && !sure
-}
-
 // keyboard is the rows of buttons of a question. whole: all of it has been shown, so nothing is held back. ticked are
 // the keys chosen so far where several may be. What grants and what refuses never share a row.
 func keyboard(p *PromptRecord, whole bool, ticked []string) [][]button {
@@ -609,7 +597,7 @@ func keyboard(p *PromptRecord, whole bool, ticked []string) [][]button {
 	switch {
 	case p.Idle || p.Secret:
 		return rows
-	case ambiguous(p):
+	case p.ambiguous():
 		add("↩️ Send Enter", "enter")
 		add("🚫 Cancel / Skip", tapCancel)
 		add("🔍 Show last 500 characters", tapRecent)
@@ -716,7 +704,7 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord, body string, 
 		}
 	case p.Secret:
 		r.add("bold", "🔑 "+cmp.Or(ask, "A password is asked for"))
-	case ambiguous(p):
+	case p.ambiguous():
 		r.add("bold", "❔ AtlasBridge detected a possible prompt ("+p.Confidence+" confidence).")
 	case p.Permission:
 		r.add("bold", "🛡️ "+cmp.Or(ask, "Permission request"))
@@ -727,7 +715,7 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord, body string, 
 		r.line("pre", body)
 	}
 	for _, c := range p.Choices {
-		if utf16Len(c.Label) > 30 && !ambiguous(p) { // a button shows about this much
+		if utf16Len(c.Label) > 30 && !p.ambiguous() { // a button shows about this much
 			r.line("", choiceText(p, c))
 		}
 	}
@@ -747,12 +735,12 @@ func (t *Telegram) advice(p *PromptRecord) string {
 	switch {
 	case p.Idle:
 		return "Reply to this message with what to do next."
-	case p.Secret && t.cfg.Load().FreeText && t.Secret != nil && t.polling.Load():
+	case p.Secret && t.cfg.Load().FreeText && t.polling.Load():
 		return "Type it at the keyboard. Or reply to this message with it: your message is deleted at once, but " +
 			"Telegram has seen it."
 	case p.Secret:
 		return "It is not asked for here: type it at the keyboard."
-	case ambiguous(p):
+	case p.ambiguous():
 		return "What should AtlasBridge do?"
 	case p.Cut:
 		return "This is not all of it: it can be allowed after Show all."
@@ -797,57 +785,30 @@ func outcomeText(p *PromptRecord, s *SessionRecord) *richText {
 
 // outcome says what happened to a question: who answered what, when, and from where.
 func outcome(p *PromptRecord) string {
-	by, value, at := "", "", ""
-	if p.DecidedBy != nil {
-		by = *p.DecidedBy
-	}
+	value, at, reason := "", "", ""
 	if p.Value != nil && !p.Secret {
 		value = ": " + clipUnits(valueName(p, *p.Value), 300)
 	}
 	if p.DecidedAt != nil {
 		at = " at " + p.DecidedAt.Local().Format("15:04:05 MST")
 	}
-	reason := ""
 	if p.Reason != "" {
 		reason = " (" + clipUnits(clean(p.Reason), 300) + ")"
 	}
+	timeout := p.DecidedBy != nil && *p.DecidedBy == "auto:timeout"
 	switch {
 	case p.Status == Failed:
 		return "⚠️ Not delivered" + value + at + reason
 	case p.Status == Canceled:
-		return "🚫 Canceled " + source(by) + at + reason
-	case p.Status == Expired, by == "auto:timeout":
-		if value == "" {
-			return "⌛ Expired" + at + ": nothing was typed" + reason
-		}
-		return "⌛ No answer in time" + at + "; the default was given" + value + reason
+		return "🚫 Canceled " + byWhom(p.DecidedBy) + at + reason
+	case (p.Status == Expired || timeout) && value == "":
+		return "⌛ Expired" + at + ": nothing was typed" + reason
+	case p.Status == Expired || timeout:
+		return "⌛ No answer in time" + at + "; given by default" + value + reason
 	case p.Status == ReplyReceived:
-		return "⏱ Answered " + source(by) + at + value + " (on its way)"
+		return "⏱ Answered " + byWhom(p.DecidedBy) + at + value + " (on its way)"
 	}
-	return "✅ Answered " + source(by) + at + value + reason
-}
-
-// source puts a decided_by into words.
-func source(by string) string {
-	kind, id, _ := strings.Cut(by, ":")
-	switch {
-	case kind == "telegram":
-		return "from the phone (user " + id + ")"
-	case by == "cli:local":
-		return "at the keyboard"
-	case by == "cli:answer":
-		return "from another terminal"
-	case kind == "hook":
-		return "through the hook of " + id
-	case by == "auto:timeout":
-		return "by the timeout"
-	}
-	return "by " + cmp.Or(by, "nobody")
-}
-
-// awaiting tells whether a question can still be answered.
-func awaiting(p *PromptRecord) bool {
-	return p.Status == Created || p.Status == Routed || p.Status == AwaitingReply
+	return "✅ Answered " + byWhom(p.DecidedBy) + at + value + reason
 }
 
 // Ask sends the question. It rings, except for the announcement that a tool is idle.
@@ -868,16 +829,16 @@ func (t *Telegram) ask(ctx context.Context, p *PromptRecord, s *SessionRecord, b
 // Settle edits the question's message to what p now says. While a cut or several-choice question waits its message
 // is left alone: only the poller knows what of it was shown and ticked.
 func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error {
-	if p.MsgID == 0 || awaiting(p) && (p.Cut || p.Multi) {
+	if p.MsgID == 0 || p.open() && (p.Cut || p.Multi) {
 		return nil
 	}
 	r := outcomeText(p, s)
-	if awaiting(p) {
+	if p.open() {
 		r = t.questionText(p, s, "", time.Now())
 	}
 	params := r.params()
 	params["message_id"] = p.MsgID
-	if rows := keyboard(p, false, nil); awaiting(p) && len(rows) > 0 {
+	if rows := keyboard(p, false, nil); p.open() && len(rows) > 0 {
 		params["reply_markup"] = map[string]any{"inline_keyboard": rows}
 	}
 	return t.edit(ctx, params)
@@ -1346,7 +1307,7 @@ func tapped(data string, v *View) (p *PromptRecord, value string) {
 // tap acts on a pressed button.
 func (r *receiver) tap(ctx context.Context, id int64, q *press, v *View) error {
 	p, value := tapped(q.Data, v)
-	for tries := 0; p != nil && awaiting(p) && q.Message.ID > p.MsgID && tries < 100; tries++ {
+	for tries := 0; p != nil && p.open() && q.Message.ID > p.MsgID && tries < 100; tries++ {
 		// The message is newer than the record of it, which is being written.
 		if err := sleep(ctx, 20*time.Millisecond); err != nil {
 			return err
@@ -1366,7 +1327,7 @@ func (r *receiver) tap(ctx context.Context, id int64, q *press, v *View) error {
 		r.toast(ctx, q, "This message is out of date: use the newest one of this question. Nothing was done.", true)
 		r.later(func(ctx context.Context) { r.bare(ctx, q.Message.ID) })
 		return r.once(id, "callback_query")
-	case strings.HasPrefix(value, "~") && value != tapSubmit && awaiting(p):
+	case strings.HasPrefix(value, "~") && value != tapSubmit && p.open():
 		if err := r.once(id, "callback_query"); err != nil {
 			return err
 		}
@@ -1394,7 +1355,7 @@ func (r *receiver) decide(ctx context.Context, id int64, q *press, p *PromptReco
 		return nil
 	}
 	r.toast(ctx, q, string(refusal), true)
-	if !awaiting(&now) {
+	if !now.open() {
 		r.later(func(ctx context.Context) { r.settle(ctx, now) })
 	}
 	return r.once(id, "callback_query")
@@ -1482,7 +1443,7 @@ func hasButton(m *message, value string) bool {
 // offer sends a waiting question again, in full (parts) or as it was, and makes the new message the one that counts.
 func (r *receiver) offer(ctx context.Context, id string, parts []string, whole bool) {
 	v, err := r.store.View()
-	if err != nil || v.Prompts[id] == nil || v.Sessions[v.Prompts[id].SessionID] == nil || !awaiting(v.Prompts[id]) {
+	if err != nil || v.Prompts[id] == nil || v.Sessions[v.Prompts[id].SessionID] == nil || !v.Prompts[id].open() {
 		return
 	}
 	p, s := *v.Prompts[id], v.Sessions[v.Prompts[id].SessionID]
@@ -1503,7 +1464,7 @@ func (r *receiver) offer(ctx context.Context, id string, parts []string, whole b
 	old, over := int64(0), false
 	err = r.store.Update(func(v *View) ([]Record, error) {
 		p = *v.Prompts[id]
-		if over = !awaiting(&p); over {
+		if over = !p.open(); over {
 			return nil, nil
 		}
 		old, p.MsgID = p.MsgID, msg
@@ -1701,13 +1662,12 @@ func (r *receiver) password(ctx context.Context, id int64, m *message, d Decisio
 			r.Notify(ctx, Notice{Text: "⚠️ Your message could not be deleted: delete it yourself.", ReplyTo: m.ID, Ring: true})
 		}
 	})
-	if !r.cfg.Load().FreeText || r.Secret == nil || !r.Secret(d.PromptID, d.Value) {
+	if !r.cfg.Load().FreeText {
 		return "✗ A password cannot be given from here: type it at the keyboard.", r.once(id, "message")
 	}
-	d.Value, d.UpdateID = "", id
+	d.UpdateID = id
 	_, refusal, err := r.store.Decide(d, time.Now())
 	if err == nil && refusal != "" {
-		r.Secret(d.PromptID, "")
 		return "✗ " + string(refusal), r.once(id, "message")
 	}
 	return "", err
@@ -1925,7 +1885,7 @@ func answerTo(p *PromptRecord, text string, replied bool) (value, refusal string
 			}
 			keys = append(keys, c.Key)
 		}
-		if strings.EqualFold(word, "enter") && (p.Type == ConfirmEnter || ambiguous(p)) {
+		if strings.EqualFold(word, "enter") && (p.Type == ConfirmEnter || p.ambiguous()) {
 			keys = append(keys, "enter")
 		}
 	}
@@ -1944,7 +1904,7 @@ func answerTo(p *PromptRecord, text string, replied bool) (value, refusal string
 func (h *heard) status() string {
 	text := sessionList("Running:", h.view)
 	for _, p := range h.view.Prompts {
-		if s := h.view.Sessions[p.SessionID]; s != nil && awaiting(p) && !p.Idle {
+		if s := h.view.Sessions[p.SessionID]; s != nil && p.open() && !p.Idle {
 			text += "\n❓ " + clipUnits(p.Question, 100) + "\n" + timeLeft(p, time.Now()) + " · " + origin(s)
 		}
 	}
@@ -2019,7 +1979,7 @@ func (s *setup) run() error {
 		return fmt.Errorf("bot token: %w", err)
 	}
 	base := cmp.Or(s.o.text("api-base"), s.getenv("TELEGRAM_API_BASE"), kept("telegram.api_base"), "https://api.telegram.org")
-	if err := checkAPIBase(base); err != nil {
+	if err := checkBaseURL(base); err != nil {
 		return fmt.Errorf("api base: %w", err)
 	}
 	s.bot = newBot(token, base)
@@ -2110,7 +2070,7 @@ func (s *setup) operator(old map[string]tomlEntry, held bool) (chatID int64, use
 		if err != nil || id <= 0 {
 			return 0, nil, errors.New("--user-id must be a number, not a name")
 		}
-		if chatID, users = cmp.Or(chatID, id), users; !slices.Contains(users, id) {
+		if chatID = cmp.Or(chatID, id); !slices.Contains(users, id) {
 			users = append(users, id)
 		}
 	}
