@@ -7,17 +7,27 @@ package main
 // colour only on a terminal and without NO_COLOR; an error is one line and says what to do in the next.
 
 import (
+	"archive/tar"
+	"bytes"
 	"cmp"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
 	"runtime"
 	"runtime/debug"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -145,8 +155,8 @@ session-ended message carries. Exit: 1 when the log is not what was written.
 
   atlasbridge audit verify
   atlasbridge audit verify --head sha256:2c26b46b…`},
-		{name: "debug", usage: "debug bundle [--output FILE] [--full]", summary: "pack what a bug report needs, without secrets",
-			flags: []flagSpec{{"output", "FILE", "where (default atlasbridge-debug.tar.gz)"},
+		{name: "debug", usage: "debug bundle [--output FILE] [--full]",
+			summary: "pack what a bug report needs, without secrets", flags: []flagSpec{{"output", "FILE", "where (default atlasbridge-debug.tar.gz)"},
 				{"full", "", "with answers and excerpts; never the token"}},
 			min: 1, max: 1, words: "bundle", do: cmdDebug, about: `
 Holds state, audit log, log, versions and the configuration. Without --full there
@@ -230,6 +240,11 @@ type options struct {
 
 func (o *options) text(name string) string { return o.set.Lookup(name).Value.String() }
 func (o *options) on(name string) bool     { return o.text(name) == "true" }
+
+// duration is a flag whose row says DUR; 0 when it was not given.
+func (o *options) duration(name string) time.Duration {
+	return o.set.Lookup(name).Value.(flag.Getter).Get().(time.Duration)
+}
 
 // given tells whether the flag stood on the command line.
 func (o *options) given(name string) (yes bool) {
@@ -515,76 +530,457 @@ func cmdCompletion(c *command) int {
 	return 0
 }
 
-// completion is the script for a shell. After `run <tool>` the shell's own completion goes on.
+// completion is the script for a shell. After `run <tool>` the shell's own completion of commands and files goes
+// on. Zsh runs the script of bash.
 func completion(shell string) string {
-	var names []string
+	names, fish := "", ""
 	for _, s := range commands() {
-		names = append(names, s.name)
+		names += s.name + " "
 	}
+	cases := "  help) words='" + names + "' ;;\n"
 	quote := func(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
-	var described, cases, fish strings.Builder
 	for _, s := range commands() {
-		words := strings.Fields(s.words)
-		if s.name == "help" {
-			words = names
-		}
-		fmt.Fprintf(&described, " %s", quote(s.name+":"+s.summary))
-		fmt.Fprintf(&fish, "complete -c atlasbridge -n __fish_use_subcommand -f -a %s -d %s\n", s.name, quote(s.summary))
-		in := quote("__fish_seen_subcommand_from " + s.name)
-		if len(words) > 0 {
-			fmt.Fprintf(&fish, "complete -c atlasbridge -n %s -f -a %s\n", in, quote(strings.Join(words, " ")))
+		words, in := s.words, quote("__fish_seen_subcommand_from "+s.name)
+		fish += fmt.Sprintf("complete -c atlasbridge -n __fish_use_subcommand -f -a %s -d %s\n", s.name, quote(s.summary))
+		if s.words != "" {
+			fish += fmt.Sprintf("complete -c atlasbridge -n %s -f -a %s\n", in, quote(s.words))
 		}
 		for _, f := range s.flags {
-			words = append(words, "--"+f.name)
-			needs := map[bool]string{true: "", false: " -r"}[f.value == ""]
-			fmt.Fprintf(&fish, "complete -c atlasbridge -n %s -l %s%s -d %s\n", in, f.name, needs, quote(f.summary))
+			words += " --" + f.name
+			fish += fmt.Sprintf("complete -c atlasbridge -n %s -l %s -d %s\n", in, f.name, quote(f.summary))
 		}
-		if len(words) > 0 {
-			fmt.Fprintf(&cases, "  %s) words=%s ;;\n", s.name, quote(strings.Join(words, " ")))
+		if words != "" {
+			cases += fmt.Sprintf("  %s) words=%s ;;\n", s.name, quote(words))
 		}
 	}
-	switch shell {
-	case "fish":
-		return fish.String()
-	case "zsh":
-		return fmt.Sprintf(`#compdef atlasbridge
-_atlasbridge() {
-  local words_of=$words[2] words=""
-  if (( CURRENT == 2 )); then
-    local -a names=(%s)
-    _describe command names
-    return
-  fi
-  case $words_of in
-%s  esac
-  [[ $words_of == run && $PREFIX != -* ]] && { _normal -p atlasbridge || _command_names -e; return }
-  [[ -n $words ]] && compadd -- ${=words}
-  [[ $PREFIX != -* ]] && _files
-}
-compdef _atlasbridge atlasbridge
-`, strings.TrimSpace(described.String()), cases.String())
+	if shell == "fish" {
+		return fish
 	}
-	return fmt.Sprintf(`_atlasbridge() {
-  local cur=${COMP_WORDS[COMP_CWORD]} words=
-  if [ "$COMP_CWORD" -eq 1 ]; then
-    COMPREPLY=($(compgen -W %s -- "$cur"))
-    return
-  fi
-  case ${COMP_WORDS[1]} in
+	script := fmt.Sprintf(`_atlasbridge() {
+  local cur="${COMP_WORDS[COMP_CWORD]}" words=
+  case "$COMP_CWORD ${COMP_WORDS[1]}" in
+  "1 "*) words=%s ;;
+  *run) [[ $cur == -* ]] || { COMPREPLY=($(compgen -c -- "$cur")); return; } ;;
+  esac
+  [ "$COMP_CWORD" -eq 1 ] || case "${COMP_WORDS[1]}" in
 %s  esac
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
-  case ${COMP_WORDS[1]}$cur in
-  run-*) ;;
-  run*) COMPREPLY+=($(compgen -c -- "$cur")) ;;
-  esac
 }
 complete -o default -F _atlasbridge atlasbridge
-`, quote(strings.Join(names, " ")), cases.String())
+`, quote(names), cases)
+	if shell == "zsh" {
+		return "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" + script
+	}
+	return script
 }
 
-func cmdDoctor(c *command) int   { return 0 }
-func cmdAdapters(c *command) int { return 0 }
-func cmdDebug(c *command) int    { return 0 }
+// check is one line of doctor. One that is ok but has a remedy is a warning.
+type check struct {
+	Name   string `json:"name"`
+	OK     bool   `json:"ok"`
+	Detail string `json:"detail"`
+	Remedy string `json:"remedy"`
+}
 
-var _ context.Context
-var _ = time.Second
+// doctor tells each check as soon as it is known, with --json all at the end.
+type doctor struct {
+	*command
+	asJSON bool
+	checks []check
+}
+
+func cmdDoctor(c *command) int {
+	o, code := c.options()
+	if o == nil {
+		return code
+	}
+	d := &doctor{command: c, asJSON: o.on("json")}
+	dir, err := stateDir(c.getenv)
+	if err != nil {
+		return c.fail(err)
+	}
+	cfg, err := loadConfig(dir, c.getenv, nil)
+	d.tell("config", err, "settings and defaults are valid", "")
+	if cfg == nil {
+		cfg = &Config{Dir: dir}
+	}
+	d.files(dir)
+	var skew time.Duration
+	if cfg.Channel == "telegram" {
+		skew = d.telegram(cfg)
+	}
+	d.records(dir, cfg.Channel == "telegram", skew)
+	if size, err := terminalSize(c.stdout); err != nil || !onTerminal(c.stdout) {
+		d.tell("terminal", nil, "none here: a tool gets 100x30", "")
+	} else {
+		d.tell("terminal", nil, fmt.Sprintf("%s, %dx%d", c.getenv("TERM"), size.Cols, size.Rows), "")
+	}
+	d.wait("tools")
+	for _, t := range knownTools(c.ctx, cfg) {
+		switch {
+		case !t.Found:
+			d.tell(t.Name, nil, "not installed", "")
+		case t.Warning != "":
+			d.warn(t.Name, t.Version+" "+t.Path, t.Warning)
+		default:
+			d.tell(t.Name, nil, t.Version+" "+t.Path, "")
+		}
+	}
+	ok := !slices.ContainsFunc(d.checks, func(k check) bool { return !k.OK })
+	if d.asJSON {
+		c.printJSON(map[string]any{"checks": d.checks, "ok": ok})
+	}
+	if !ok {
+		return exitFailed
+	}
+	return 0
+}
+
+// wait shows on a terminal what takes its time; tell wipes it away.
+func (d *doctor) wait(what string) {
+	if !d.asJSON && onTerminal(d.stdout) {
+		fmt.Fprintf(d.stdout, "… %s", what)
+	}
+}
+
+// tell records a check: failed with err and then the remedy, or passed with what was found.
+func (d *doctor) tell(name string, err error, found, remedy string) {
+	if err != nil {
+		d.print(check{name, false, redact(visible(err.Error())), cmp.Or(hintOf(err), remedy)}, d.colour("31", "FAIL"))
+	} else {
+		d.print(check{name, true, visible(found), ""}, d.colour("32", "ok  "))
+	}
+}
+
+// warn records what may be right but wants a look.
+func (d *doctor) warn(name, found, remedy string) {
+	d.print(check{name, true, visible(found), remedy}, d.colour("33", "warn"))
+}
+
+func (d *doctor) print(k check, mark string) {
+	d.checks = append(d.checks, k)
+	if d.asJSON {
+		return
+	}
+	if onTerminal(d.stdout) {
+		fmt.Fprint(d.stdout, "\r\x1b[K")
+	}
+	fmt.Fprintf(d.stdout, "%s  %-11s  %s\n", mark, k.Name, k.Detail)
+	if k.Remedy != "" {
+		fmt.Fprintf(d.stdout, "%17s  %s\n", "→", visible(k.Remedy))
+	}
+}
+
+// files checks who can reach the state folder and what it lies on.
+func (d *doctor) files(dir string) {
+	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
+		d.tell("permissions", nil, dir+" is made by the first run", "")
+		return
+	}
+	err := ownedPrivate(dir)
+	remedy := "chmod 700 " + dir
+	for _, name := range []string{"config.toml", "state.jsonl", "audit.log", "atlasbridge.log"} {
+		path := filepath.Join(dir, name)
+		if bad := ownedPrivate(path); err == nil && bad != nil && !errors.Is(bad, fs.ErrNotExist) {
+			err, remedy = bad, "chmod 600 "+path
+		}
+	}
+	d.tell("permissions", err, dir+" and its files are yours alone", remedy)
+	if fs := networkFS(dir); fs != "" {
+		d.warn("file system", fs+": locks may not hold between machines", "set ATLASBRIDGE_HOME to a local disk")
+	}
+}
+
+// telegram checks the token and the chat, and returns how far Telegram's clock is ahead of ours.
+func (d *doctor) telegram(cfg *Config) time.Duration {
+	ctx, stop := context.WithTimeout(d.ctx, 15*time.Second)
+	defer stop()
+	bot := newBot(cfg.Token, cfg.APIBase)
+	defer bot.Close()
+	var me struct{ Username string }
+	d.wait("token")
+	err := bot.call(ctx, "getMe", nil, &me)
+	d.tell("token", err, "the bot is @"+me.Username, "check the network, or run `atlasbridge setup`")
+	if err != nil {
+		return 0
+	}
+	var chat struct{ Type, Title, Username string }
+	d.wait("chat")
+	err = bot.call(ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
+	if err == nil && chat.Type == "private" && !slices.Contains(cfg.Users, cfg.ChatID) {
+		err = errors.New("whose private chat this is may not answer: not in telegram.allowed_users")
+	}
+	d.tell("chat", err, chat.Type+" "+cmp.Or(chat.Title, chat.Username), "run `atlasbridge setup` again")
+	return bot.clockSkew()
+}
+
+// records checks the state, the clock by what is in it, who polls, and the audit chain.
+func (d *doctor) records(dir string, polls bool, skew time.Duration) {
+	if _, err := os.Lstat(filepath.Join(dir, "state.jsonl")); errors.Is(err, fs.ErrNotExist) {
+		d.tell("state", nil, "nothing recorded yet", "")
+		return
+	}
+	st, err := openStore(dir)
+	v := &View{}
+	if err == nil {
+		defer st.Close()
+		if v, err = st.View(); err != nil {
+			v = &View{}
+		}
+	}
+	d.tell("state", err, fmt.Sprintf("%d sessions, %d prompts", len(v.Sessions), len(v.Prompts)),
+		"keep a copy (`atlasbridge debug bundle`), then move state.jsonl away")
+	const slack = 30 * time.Second // further off, times of questions and answers cannot be compared
+	now := time.Now()
+	for _, p := range v.Prompts {
+		skew = max(skew, p.At.Sub(now))
+	}
+	var off error
+	if skew.Abs() > slack {
+		off = fmt.Errorf("this clock is %s off", skew.Abs().Round(time.Second))
+	}
+	d.tell("clock", off, now.Format(time.RFC3339), "set the clock (timedatectl set-ntp true)")
+	if polls && err == nil {
+		d.tell("poller", nil, pollerName(st, v), "")
+	}
+	head, err := stateHead(dir)
+	verdict := Verdict{}
+	if err == nil {
+		verdict, err = verifyFile(filepath.Join(dir, "audit.log"), []Anchor{head})
+	}
+	if err == nil && !verdict.OK {
+		err = fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason)
+	}
+	d.tell("audit", err, fmt.Sprintf("%d entries hold", verdict.Entries),
+		"keep a copy of audit.log; `atlasbridge audit verify` says more")
+}
+
+// pollerName says who listens to Telegram for all sessions.
+func pollerName(st *Store, v *View) string {
+	release, held, err := st.TryPoll()
+	switch {
+	case err != nil:
+		return "unknown: " + err.Error()
+	case held: // the lock was free
+		release()
+		return "nobody, which is right while no session runs"
+	case v.Meta["telegram"] != nil:
+		return "process " + v.Meta["telegram"].Values["poller"]
+	}
+	return "another process"
+}
+
+// tool is an adapter and the program it stands for, as `adapters --json` shows them.
+type tool struct {
+	Name       string   `json:"name"`
+	Names      []string `json:"names"`
+	Found      bool     `json:"found"`
+	Path       string   `json:"path"`
+	Version    string   `json:"version"`
+	MinVersion string   `json:"min_version"`
+	MaxVersion string   `json:"max_version"`
+	Warning    string   `json:"warning"`
+}
+
+// knownTools asks every installed tool for its version, all at once.
+func knownTools(ctx context.Context, cfg *Config) []tool {
+	if cfg == nil {
+		cfg = &Config{}
+	}
+	env := childEnv(os.Environ(), cfg, "")
+	list := []tool{}
+	for _, a := range adapters {
+		if len(a.Names) > 0 {
+			list = append(list, tool{Name: a.Name, Names: a.Names, MinVersion: a.MinVer, MaxVersion: a.MaxVer})
+		}
+	}
+	var all sync.WaitGroup
+	for i := range list {
+		all.Go(func() { list[i].probe(ctx, env) })
+	}
+	all.Wait()
+	return list
+}
+
+// probe finds the tool and its version. A tool that does not answer within 10 s (cold starts of Node took
+// up to 4 s, measured) counts as found, its version unknown.
+func (t *tool) probe(ctx context.Context, env []string) {
+	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
+	defer stop()
+	for _, name := range t.Names {
+		path, output, err := probeVersion(ctx, name, env)
+		if path == "" {
+			continue
+		}
+		t.Found, t.Path = true, path
+		if t.Version = versionIn(output); t.Version == "" || err != nil {
+			t.Warning = "its version could not be read"
+		} else if t.MinVersion != "" && versionLess(t.Version, t.MinVersion) {
+			t.Warning = "older than what was tried; update it if questions are missed"
+		} else if t.MaxVersion != "" && versionLess(t.MaxVersion, t.Version) {
+			t.Warning = "newer than what was tried; its own dialogs may have changed"
+		}
+		return
+	}
+}
+
+// versionIn is the first dotted number in what a tool says of itself: "codex-cli 0.146.0".
+func versionIn(text string) string { return regexp.MustCompile(`[0-9]+(\.[0-9]+)+`).FindString(text) }
+
+// versionLess compares dotted numbers as far as the shorter one goes, so that a bound "2" or "2.1" means all of it.
+func versionLess(a, b string) bool {
+	as, bs := strings.Split(a, "."), strings.Split(b, ".")
+	for i := range min(len(as), len(bs)) {
+		x, _ := strconv.Atoi(as[i])
+		y, _ := strconv.Atoi(bs[i])
+		if x != y {
+			return x < y
+		}
+	}
+	return false
+}
+
+func cmdAdapters(c *command) int {
+	o, code := c.options()
+	if o == nil {
+		return code
+	}
+	cfg, err := c.config(nil)
+	if err != nil {
+		return c.fail(err)
+	}
+	list := knownTools(c.ctx, cfg)
+	if o.on("json") {
+		return c.printJSON(list)
+	}
+	rows := [][]string{{"ADAPTER", "COMMANDS", "VERSION", "SUPPORTED", "FOUND"}}
+	for _, t := range list {
+		found := "not found"
+		if t.Found {
+			found = t.Path
+		}
+		supported := cmp.Or(t.MinVersion, "any") + " to " + cmp.Or(t.MaxVersion, "any")
+		rows = append(rows, []string{t.Name, strings.Join(t.Names, " "), cmp.Or(t.Version, "-"), supported, found})
+	}
+	c.table(append(rows, []string{"generic", "any other", "-", "any", "questions by their shape only"}))
+	for _, t := range list {
+		if t.Warning != "" {
+			fmt.Fprintf(c.stderr, "atlasbridge: warning: %s %s: %s\n", t.Name, t.Version, t.Warning)
+		}
+	}
+	return 0
+}
+
+func cmdDebug(c *command) int {
+	o, code := c.options()
+	if o == nil {
+		return code
+	}
+	dir, err := stateDir(c.getenv)
+	if err != nil {
+		return c.fail(err)
+	}
+	path := cmp.Or(o.text("output"), time.Now().Format("atlasbridge-debug-20060102-150405.tar.gz"))
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return c.fail(hinted(fmt.Errorf("writing the bundle: %w", err), "choose another file with --output"))
+	}
+	err = c.writeBundle(f, dir, o.on("full"))
+	if err = errors.Join(err, f.Close()); err != nil {
+		os.Remove(path)
+		return c.fail(fmt.Errorf("writing the bundle: %w", err))
+	}
+	what := "without answers and excerpts"
+	if o.on("full") {
+		what = "with answers and excerpts"
+	}
+	fmt.Fprintf(c.stdout, "%s\n%s; without token and known secrets. Look into it before you send it.\n", path, what)
+	return 0
+}
+
+// writeBundle writes the tar.gz and lists what goes in.
+func (c *command) writeBundle(w io.Writer, dir string, full bool) error {
+	cfg, err := loadConfig(dir, c.getenv, nil)
+	var settings any = map[string]string{"error": fmt.Sprint(err)}
+	if err == nil {
+		settings = cfg.describe()
+	} else {
+		cfg = &Config{Token: c.getenv("TELEGRAM_BOT_TOKEN")}
+	}
+	versions := struct {
+		Atlasbridge buildVersion `json:"atlasbridge"`
+		Tools       []tool       `json:"tools"`
+	}{version(), knownTools(c.ctx, cfg)}
+	zip := gzip.NewWriter(w)
+	tape := tar.NewWriter(zip)
+	add := func(name string, content []byte) error {
+		text := redact(string(content))
+		if cfg.Token != "" {
+			text = strings.ReplaceAll(text, cfg.Token, "[token]")
+		}
+		fmt.Fprintf(c.stdout, "%9d  %s\n", len(text), name)
+		head := &tar.Header{Name: "atlasbridge-debug/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: time.Now()}
+		if err := tape.WriteHeader(head); err != nil {
+			return err
+		}
+		_, err := io.WriteString(tape, text)
+		return err
+	}
+	pretty := func(v any) []byte {
+		b, _ := json.MarshalIndent(v, "", "  ") // of strings, numbers and bools only: cannot fail
+		return b
+	}
+	err = errors.Join(add("versions.json", pretty(versions)), add("config.json", pretty(settings)))
+	for _, name := range []string{"state.jsonl", "audit.log", "atlasbridge.log", "atlasbridge.log.1"} {
+		content, readErr := os.ReadFile(filepath.Join(dir, name))
+		if errors.Is(readErr, fs.ErrNotExist) {
+			continue
+		}
+		if !full || strings.HasSuffix(name, ".jsonl") {
+			content = withhold(content, full)
+		}
+		err = errors.Join(err, readErr, add(name, content))
+	}
+	return errors.Join(err, tape.Close(), zip.Close())
+}
+
+// withhold replaces in JSON Lines every text that is not known to be harmless by its length, so that a field
+// added later is not shown by mistake; with full, nonces only.
+func withhold(lines []byte, full bool) []byte {
+	harmless := strings.Fields("rec id at type confidence safe_default status source fingerprint created_at expires_at " +
+		"decided_at decided_by prompt_id session_id injected_at kind by tool activity started_at ended_at hash " +
+		"prev_hash ts event crc time level msg err error signals")
+	var out bytes.Buffer
+	for line := range bytes.Lines(lines) {
+		var record map[string]any
+		d := json.NewDecoder(bytes.NewReader(line))
+		d.UseNumber()
+		if d.Decode(&record) != nil {
+			fmt.Fprintf(&out, "(unreadable line, %d bytes)\n", len(line))
+			continue
+		}
+		for key, v := range record {
+			switch v.(type) {
+			case string, []any, map[string]any:
+				if key == "nonce" || !full && !slices.Contains(harmless, key) {
+					text, _ := json.Marshal(v)
+					record[key] = fmt.Sprintf("(%d bytes)", len(text))
+				}
+			}
+		}
+		text, _ := json.Marshal(record)
+		out.Write(append(text, '\n'))
+	}
+	return out.Bytes()
+}
+
+// probeVersion finds the command and asks it for its version. path is "" when there is no such command.
+func probeVersion(ctx context.Context, name string, env []string) (path, output string, err error) {
+	if path, err = exec.LookPath(name); err != nil {
+		return "", "", err
+	}
+	cmd := exec.CommandContext(ctx, path, "--version")
+	cmd.Env, cmd.WaitDelay = env, time.Second
+	out, err := cmd.Output()
+	return path, string(out), err
+}

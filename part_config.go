@@ -594,6 +594,9 @@ func openLog(dir, level string) (*slog.Logger, func() error, error) {
 	if err := least.UnmarshalText([]byte(level)); err != nil {
 		return nil, nil, fmt.Errorf("opening the log: %w", err)
 	}
+	if err := secureDir(dir); err != nil {
+		return nil, nil, err
+	}
 	path := filepath.Join(dir, "atlasbridge.log")
 	f, err := openPrivate(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
 	if err != nil {

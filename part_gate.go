@@ -96,7 +96,7 @@ func (s *session) gateFirst(p *Prompt, now time.Time) time.Time {
 		value = *rec.Value
 	}
 	if rec.Secret {
-		value, s.secret = s.secret, ""
+		value, _ = s.st.TakeSecret(rec.ID)
 	}
 	if value == "default" && rec.SafeDefault != nil {
 		value = *rec.SafeDefault
@@ -270,8 +270,12 @@ func (s *session) gateText(p *Prompt, now time.Time) time.Time {
 			return s.gateFail("the input box is no longer there", now)
 		}
 		text := g.text
-		if s.adapter.EscapeBang && strings.ContainsAny(text[:min(1, len(text))], "!/#&") {
-			text = " " + text
+		if s.adapter.EscapeBang { // a leading ! runs a command, / opens a dialog (measured on claude 2.1)
+			if strings.HasPrefix(text, "/") {
+				text = "\\" + text
+			} else if strings.ContainsAny(clipBytes(text, 1), "!#&@") {
+				text = " " + text
+			}
 		}
 		s.inject(s.pasted(text), now)
 		g.phase, g.until = gateEnter, now.Add(s.adapter.SubmitDelay)
@@ -320,6 +324,7 @@ func (s *session) gateDone(now time.Time) {
 		s.auditInput(g.input.By, g.text)
 		s.push(job{kind: jobNotice, notice: Notice{SessionID: s.rec.ID, ReplyTo: g.input.ReplyTo, Text: "✓ sent"}})
 		if s.q != nil && s.q.rec.Idle && s.q.rec.Status != "" {
+			s.q.typed = true
 			s.leaveTo(s.q, now)
 			s.close(s.q)
 		}

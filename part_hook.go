@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -377,7 +378,7 @@ func diffLines(text string) []string {
 // installHooks adds what makes the tool call us, on its command line only. A --settings of the user's (a file
 // or JSON; the last one counts, measured on claude 2.1) is merged with ours.
 func (s *session) installHooks(argv []string) ([]string, error) {
-	if s.adapter.Hooks != "claude-settings" || len(argv) > 1 && notASession(argv[1]) {
+	if s.adapter.Hooks != "claude-settings" {
 		return argv, nil
 	}
 	exe, err := os.Executable()
@@ -411,15 +412,6 @@ func (s *session) installHooks(argv []string) ([]string, error) {
 	}
 	s.hooked = true
 	return append([]string{argv[0], "--settings", string(settings)}, rest...), nil
-}
-
-// notASession tells claude's words that start no session.
-func notASession(word string) bool {
-	switch word {
-	case "--version", "-v", "--help", "-h", "mcp", "plugin", "config", "update", "doctor", "install", "setup-token", "auth", "agents":
-		return true
-	}
-	return false
 }
 
 // takeSettings takes the last --settings out of args and returns what it says.
@@ -456,4 +448,12 @@ func takeSettings(args []string) (rest []string, settings map[string]any, err er
 		return nil, nil, fmt.Errorf("reading --settings: %w", err)
 	}
 	return rest, settings, nil
+}
+
+// Alive tells whether a process holds the session.
+func (s *Store) Alive(id string) bool { return s.holder("sessions/"+id+".lock") != 0 }
+
+// Touch notes on the session's lock file, without an fsync, that output came: status shows it.
+func (s *Store) Touch(id string, now time.Time) {
+	os.Chtimes(filepath.Join(s.Dir, "sessions", id+".lock"), now, now)
 }

@@ -440,7 +440,11 @@ func (s *Screen) decode(b byte) bool {
 func (s *Screen) step(b byte) {
 	e := parseTable[s.state][b]
 	s.state = parseState(e & 15)
-	switch parseAction(e >> 4) {
+	act := parseAction(e >> 4)
+	if act == actExecute || act == actEscape || act == actCSI && b != 'b' {
+		s.last = 0
+	}
+	switch act {
 	case actExecute:
 		s.execute(b)
 	case actClear:
@@ -700,7 +704,7 @@ func (s *Screen) setModes(on bool) {
 			s.origin = on
 			s.moveOrigin(0, 0)
 		case 7:
-			s.noWrap = !on
+			s.noWrap, s.wrapNext = !on, s.wrapNext && on
 		case 25:
 			s.hidden = !on
 		case 47, 1047, 1049:
@@ -726,6 +730,7 @@ func (s *Screen) useAlternate(on, keepCursor bool) {
 		if keepCursor {
 			s.savedAlt = s.cursorState()
 		}
+		s.tr.tell(s, s.paragraph())
 		s.grid = s.alternate
 		s.eraseRows(0, s.rows)
 		return
@@ -819,7 +824,7 @@ func (s *Screen) colourArgs(i, sub, n int) (c int32, next int) {
 			c |= int32(min(s.arg(rgb+k, 0), 255)) << (16 - 8*k)
 		}
 	default:
-		next = i + 1
+		next = n
 	}
 	if sub > i {
 		next = sub
@@ -839,7 +844,7 @@ func (s *Screen) printASCII(p []byte) {
 		return
 	}
 	for len(p) > 0 {
-		if s.wrapNext && !s.noWrap {
+		if s.wrapNext {
 			s.wrap()
 		}
 		s.tr.touch(s, s.row)
@@ -865,7 +870,7 @@ func (s *Screen) printASCII(p []byte) {
 func (s *Screen) advance(n int) {
 	s.col += n
 	if s.col >= s.cols {
-		s.col, s.wrapNext = s.cols-1, true
+		s.col, s.wrapNext = s.cols-1, !s.noWrap
 	}
 }
 
@@ -888,7 +893,7 @@ func (s *Screen) print(r rune) {
 		return
 	}
 	s.last = r
-	if s.wrapNext && !s.noWrap {
+	if s.wrapNext {
 		s.wrap()
 	}
 	if s.col+w > s.cols {
@@ -924,7 +929,6 @@ func (s *Screen) combine(r rune, w int) bool {
 	if r < 0x300 || s.col == 0 && !s.wrapNext {
 		return false
 	}
-	modifier := r >= 0x1f3fb && r <= 0x1f3ff // skin tones
 	col := s.col
 	if !s.wrapNext {
 		col--
@@ -934,16 +938,17 @@ func (s *Screen) combine(r rune, w int) bool {
 		col--
 	}
 	c := &l.cells[col]
-	if c.ch == 0 {
+	if w > 0 && c.ch >= 0 {
 		return false
 	}
-	text := string(c.ch)
+	text := string(max(c.ch, ' '))
 	if c.ch < 0 {
 		text = s.clusters[-1-c.ch]
 	}
-	if w > 0 && !(modifier && len(text) > 1) && !strings.HasSuffix(text, "\u200d") {
+	if w > 0 && !strings.HasSuffix(text, "\u200d") {
 		return false
 	}
+	l.used = max(l.used, col+1)
 	if text += string(r); len(text) > maxCluster {
 		return true
 	}
@@ -1057,16 +1062,17 @@ func (s *Screen) eraseRows(from, to int) {
 }
 
 func (s *Screen) eraseDisplay(mode int) {
+	if mode == 2 || mode == 0 && s.row == 0 && s.col == 0 {
+		s.tr.cleared(s)
+	}
 	switch mode {
 	case 0:
-		s.tr.touch(s, s.row)
 		s.eraseLine(0)
 		s.eraseRows(s.row+1, s.rows)
 	case 1:
 		s.eraseRows(0, s.row)
 		s.eraseLine(1)
 	case 2:
-		s.tr.cleared(s)
 		s.eraseRows(0, s.rows)
 	}
 }
@@ -1367,6 +1373,8 @@ func runeWidth(r rune) int {
 			return 0
 		}
 		return 1
+	case r >= 0x2500 && r < 0x25fd: // frames and blocks, the most frequent by far
+		return 1
 	case r >= 0x1100:
 		i, found := slices.BinarySearchFunc(wideRanges, r, func(x [2]rune, r rune) int {
 			if r < x[0] {
@@ -1432,17 +1440,21 @@ func (t *transcript) touch(s *Screen, row int) {
 	}
 }
 
-// cleared saves what an erased primary screen showed.
+// cleared takes what an erased primary screen showed as final.
 func (t *transcript) cleared(s *Screen) {
 	if t.on && !s.AltScreen() {
-		t.tell(s, s.paragraph())
-		t.next, t.floor, t.part, t.replay = s.scrolled, noFloor, "", true
+		end := s.rows
+		for end > 0 && s.Row(end-1) == "" {
+			end--
+		}
+		t.tell(s, end)
+		t.next, t.floor, t.part, t.replay = s.scrolled, s.scrolled, "", true
 	}
 }
 
-// tell takes the rows above end as final.
+// tell takes the rows above end as final, as far as they are not being repainted.
 func (t *transcript) tell(s *Screen, end int) {
-	for row := max(t.next-s.scrolled, 0); row < end; row++ {
+	for row := max(t.next-s.scrolled, 0); row < min(end, t.floor-s.scrolled); row++ {
 		t.add(s, s.grid[row], s.scrolled+row)
 	}
 }
@@ -1488,12 +1500,12 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 	if !t.on {
 		t.on, t.next, t.floor = true, s.scrolled, noFloor
 	}
-	if settle || t.floor < s.scrolled {
+	if settle || t.floor+s.rows <= s.scrolled { // it has gone on for a whole screen
 		t.floor = noFloor
 	}
 	switch {
 	case !s.AltScreen():
-		t.tell(s, min(s.paragraph(), t.floor-s.scrolled))
+		t.tell(s, s.paragraph())
 		rest := []byte(t.part)
 		for row := max(t.next-s.scrolled, 0); row < s.rows; row++ {
 			rest = append(rest, s.text(s.grid[row])...)

@@ -67,6 +67,7 @@ type session struct {
 	interactive bool     // stdin is a terminal: somebody may type
 	restore     func() error
 
+	argv []string
 	pty  PTY
 	det  *Detector
 	rec  SessionRecord
@@ -76,13 +77,12 @@ type session struct {
 	q       *question   // in force
 	queued  []*question // hooks' questions behind it
 	gate    *gate
-	secret  string // an answer that is written nowhere, on its way to the gate
 	lastKey time.Time
 	answer  string // beginning of the tool's last answer, for the idle notice
 
-	typing   [][]byte // to the writer
-	inFlight bool     // the writer has a chunk it has not reported
-	outgoing []job    // to the sender, most urgent first
+	typing   []byte // to the writer
+	inFlight bool   // the writer has a chunk it has not reported
+	outgoing []job  // to the sender, most urgent first
 	sending  bool
 	stream   stream
 
@@ -230,7 +230,7 @@ func prepareSession(c *command, o *options) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &session{cfg: cfg, st: st, ch: localChannel{}, log: log, quiet: o.on("quiet"), adapter: adapter,
+	s := &session{argv: argv, cfg: cfg, st: st, ch: localChannel{}, log: log, quiet: o.on("quiet"), adapter: adapter,
 		in: c.stdin, out: c.stdout, errOut: c.stderr, restore: func() error { return nil }}
 	if cfg.Channel == "telegram" {
 		if s.tg, err = newTelegram(cfg, st, log); err != nil {
@@ -286,7 +286,7 @@ func (s *session) run(ctx context.Context) int {
 	if s.adapter.Name == "generic" {
 		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
 	}
-	argv, err := s.installHooks(append([]string{s.rec.Tool}, s.rec.Args...))
+	argv, err := s.installHooks(s.argv)
 	if err != nil {
 		s.say("%v", err)
 		return exitInternal
@@ -311,20 +311,6 @@ func (s *session) run(ctx context.Context) int {
 	return s.loop(ctx)
 }
 
-// wires are the channels between the loop and the other goroutines, all made and closed in loop.
-type wires struct {
-	feed    *feed
-	keys    chan []byte
-	writes  chan []byte
-	wrote   chan error
-	exited  chan int
-	jobs    chan job
-	sent    chan sent
-	resized <-chan os.Signal
-	records <-chan Record
-	secrets <-chan string
-}
-
 // loop starts the goroutines and selects until the child is gone and its output drained.
 func (s *session) loop(ctx context.Context) int {
 	ctx, cancel := context.WithCancel(ctx)
@@ -334,36 +320,35 @@ func (s *session) loop(ctx context.Context) int {
 	s.signals = make(chan os.Signal, 8)
 	signal.Notify(s.signals, append(endSignals(), suspendSignal)...)
 	signal.Notify(make(chan os.Signal), syscall.SIGPIPE) // caught, not ignored: the child does not inherit it
-	var stopResize func()
-	w.resized, stopResize = resizeSignals(s.tty)
+	resized, stopResize := resizeSignals(s.tty)
 	defer stopResize()
-	w.records = s.st.Follow(ctx, s.rec.ID, s.open.Load)
+	records := s.st.Follow(ctx, s.rec.ID, s.open.Load)
 	background := s.start(ctx, w)
-	now := time.Now()
-	s.begin(now)
+	s.begin(time.Now())
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for s.exit == nil || w.feed.ended != nil {
-		writes, head := s.nextWrite(w.writes)
-		jobs, urgent := s.nextJob(w.jobs)
+	ended := w.feed.ended
+	for s.exit == nil || ended != nil {
 		keys := w.keys
-		if s.gate != nil || s.typingBytes() > maxTyped {
-			keys = nil
+		if s.gate != nil || len(s.typing) > maxTyped {
+			keys = nil // a nil channel never becomes ready
 		}
-		ended := w.feed.ended
+		end := ended
 		if s.exit == nil {
-			ended = nil // a closed terminal without an exit: the waiter will say
+			end = nil // a closed terminal without an exit: the waiter will say
 		}
+		writes, chunk := s.nextWrite(w.writes)
+		jobs, urgent := s.nextJob(w.jobs)
 		select {
 		case <-w.feed.ready:
 			s.output(w.feed.take(), time.Now())
-		case <-ended:
+		case <-end:
 			s.output(w.feed.take(), time.Now())
-			w.feed.ended = nil
+			ended = nil
 		case p := <-keys:
 			s.keyboard(p, time.Now())
-		case writes <- head:
-			s.typing, s.inFlight = s.typing[1:], true
+		case writes <- chunk:
+			s.typing, s.inFlight = nil, true
 		case err := <-w.wrote:
 			s.inFlight = false
 			if err != nil {
@@ -372,11 +357,10 @@ func (s *session) loop(ctx context.Context) int {
 		case jobs <- urgent:
 			s.outgoing, s.sending = s.outgoing[1:], true
 		case r := <-w.sent:
-			s.sending = false
 			s.delivered(r, time.Now())
-		case rec := <-w.records:
+		case rec := <-records:
 			s.followed(rec, time.Now())
-		case <-w.resized:
+		case <-resized:
 			s.resize(time.Now())
 		case sig := <-s.signals:
 			s.signaled(sig)
@@ -384,10 +368,21 @@ func (s *session) loop(ctx context.Context) int {
 			s.exit = &code
 		case <-timer.C:
 		}
-		now = time.Now()
+		now := time.Now()
 		timer.Reset(s.tick(now).Sub(now))
 	}
 	return s.finish(cancel, w, background)
+}
+
+// wires are the channels between the loop and the other goroutines.
+type wires struct {
+	feed   *feed
+	keys   chan []byte
+	writes chan []byte
+	wrote  chan error
+	exited chan int
+	jobs   chan job
+	sent   chan sent
 }
 
 // start starts all goroutines but the loop; the returned group is done when those that stop with the session have.
@@ -510,7 +505,7 @@ func (s *session) output(p []byte, now time.Time) {
 		s.cast.output(p, now)
 	}
 	if reply := s.det.Screen.TakeReplies(s.tty == nil); len(reply) > 0 {
-		s.typing = append(s.typing, reply)
+		s.typing = append(s.typing, reply...)
 	}
 	if s.cfg.Stream && s.stream.flushAt.IsZero() {
 		s.stream.flushAt = now.Add(s.cfg.Flush)
@@ -525,11 +520,11 @@ func (s *session) output(p []byte, now time.Time) {
 func (s *session) keyboard(p []byte, now time.Time) {
 	if p == nil {
 		if s.pty.State().Canonical {
-			s.typing = append(s.typing, []byte{4, 4}) // the first may only end an unfinished line
+			s.typing = append(s.typing, 4, 4) // the first may only end an unfinished line
 		}
 		return
 	}
-	s.typing = append(s.typing, p)
+	s.typing = append(s.typing, p...)
 	s.det.Typed(p, now)
 	if s.cast != nil {
 		s.cast.input(p, now)
@@ -554,20 +549,12 @@ func isTyping(p []byte) bool {
 	return !(strings.HasPrefix(text, "\x1b[") && strings.HasSuffix(text, "R")) // a cursor position report
 }
 
-func (s *session) typingBytes() int {
-	n := 0
-	for _, p := range s.typing {
-		n += len(p)
-	}
-	return n
-}
-
 // nextWrite is the writer's channel and what to send on it; a nil channel never becomes ready.
 func (s *session) nextWrite(writes chan []byte) (chan<- []byte, []byte) {
 	if len(s.typing) == 0 || s.inFlight {
 		return nil, nil
 	}
-	return writes, s.typing[0]
+	return writes, s.typing
 }
 
 func (s *session) resize(now time.Time) {
@@ -794,11 +781,7 @@ func (s *session) leaveTo(q *question, now time.Time) {
 		return
 	}
 	by, at := "cli:local", now.UTC()
-	for _, to := range []State{ReplyReceived, Injected, Resolved} {
-		if !s.move(q.rec, to, func(r *PromptRecord) { r.DecidedBy, r.DecidedAt, r.NonceUsed = &by, &at, true }) {
-			return
-		}
-	}
+	s.move(q.rec, Resolved, func(r *PromptRecord) { r.DecidedBy, r.DecidedAt, r.NonceUsed = &by, &at, true })
 }
 
 // move takes a prompt along one transition and keeps our copy true.
@@ -1090,7 +1073,7 @@ func (s *session) freeInput(r *InputRecord, now time.Time) (why string) {
 
 // inject queues bytes for the child that did not come from the keyboard.
 func (s *session) inject(keys string, now time.Time) {
-	s.typing = append(s.typing, []byte(keys))
+	s.typing = append(s.typing, keys...)
 	s.det.Typed([]byte(keys), now)
 	if s.cast != nil {
 		s.cast.input([]byte(keys), now)
@@ -1143,6 +1126,7 @@ func (s *session) send(ctx context.Context, j job) sent {
 
 // delivered takes the sender's report.
 func (s *session) delivered(r sent, now time.Time) {
+	s.sending = false
 	if r.err != nil && !errors.Is(r.err, context.DeadlineExceeded) && !errors.Is(r.err, context.Canceled) {
 		s.log.Error("sending to the channel", "error", r.err.Error())
 	}
@@ -1189,11 +1173,15 @@ func (s *session) finish(cancel func(), w wires, background *sync.WaitGroup) int
 		s.move(s.gate.q.rec, Failed, func(r *PromptRecord) { r.Reason = "the program ended" })
 	}
 	for _, q := range append(s.queued, s.q) {
-		if q != nil && q.rec.Status != "" {
-			s.move(q.rec, Failed, func(r *PromptRecord) { r.Reason = "the program ended" })
-			s.queued = nil
-			s.close(q)
+		if q == nil || q.rec.Status == "" {
+			continue
 		}
+		if q.typed {
+			s.leaveTo(q, now)
+		}
+		s.move(q.rec, Failed, func(r *PromptRecord) { r.Reason = "the program ended" })
+		s.queued = nil
+		s.close(q)
 	}
 	ended := now.UTC()
 	s.rec.EndedAt, s.rec.ExitCode, s.rec.Activity = &ended, s.exit, ""
@@ -1245,10 +1233,7 @@ func (s *session) drain(w wires) {
 		case jobs <- urgent:
 			s.outgoing, s.sending = s.outgoing[1:], true
 		case r := <-w.sent:
-			s.sending = false
-			if r.job.kind == jobStream {
-				s.stream.delivered(r)
-			}
+			s.delivered(r, time.Now())
 		case <-s.signals:
 			return
 		case <-deadline.C:

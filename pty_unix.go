@@ -1,20 +1,10 @@
 //go:build linux || darwin
 
 // Everything that differs between operating systems, for Linux and macOS; pty_windows.go has the same
-// functions in the same order:
-//
-//	startPTY, and the methods of PTY   the child's terminal
-//	terminalSize, rawMode              the host's terminal
-//	resizeSignals, endSignals, suspendSignal, resumeSignal, stopSelf
-//	lockFile, unlockFile, syncDir      what the store's durability rests on
-//	processStart                       whether a recorded process still lives
-//	ownedPrivate, openPrivate          files nobody else can read or plant
-//	networkFS, watchFolder
-//
-// Rules: no cgo, so ioctls go out raw, their numbers written here because x/sys names only those of the
-// system it is built for (they hold for amd64 and arm64). A descriptor is reached through SyscallConn, never
-// through Fd: Fd makes the file blocking, and neither Close nor a deadline ends a blocked Read then. Nothing
-// here reads the environment or interprets a byte of what passes through.
+// functions in the same order. Rules: no cgo. Ioctls and system calls that x/sys names for one system only go
+// out by number (right for amd64 and arm64). A descriptor is reached through SyscallConn, never through Fd:
+// Fd makes the file blocking, and neither Close nor a deadline ends a blocked Read then. Nothing here reads
+// the environment or looks at a byte of what passes through.
 package main
 
 import (
@@ -23,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -37,22 +28,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// From linux/include/uapi/asm-generic/ioctls.h.
 const (
-	linuxTCGETS      = 0x5401
-	linuxTCSETS      = 0x5402 // at once, without TCSETSF's flush of type-ahead
-	linuxTIOCGPTN    = 0x80045430
-	linuxTIOCSPTLCK  = 0x40045431
-	linuxTIOCGPTPEER = 0x5441
-)
-
-// From macOS <sys/ttycom.h>.
-const (
-	darwinTIOCGETA     = 0x40487413
-	darwinTIOCSETA     = 0x80487414
-	darwinTIOCPTYGRANT = 0x20007454
-	darwinTIOCPTYUNLK  = 0x20007452
-	darwinTIOCPTYGNAME = 0x40807453
+	linux = runtime.GOOS == "linux"
+	amd64 = runtime.GOARCH == "amd64"
 )
 
 // When the child is gone, what it wrote is still read; a grandchild that holds the terminal gets only this.
@@ -61,8 +39,6 @@ const (
 	drainWait  = 500 * time.Millisecond // waiting in all
 	drainBytes = 1 << 20                // read in all; above what Linux buffers for a pty, 640 KiB (tty_buffer.c)
 )
-
-const killAfter = 3 * time.Second // between SIGTERM and SIGKILL
 
 // unixPTY is the master side and the child. Read belongs to one goroutine; all else may be called from any.
 type unixPTY struct {
@@ -80,25 +56,26 @@ type unixPTY struct {
 // startPTY opens a pseudo-terminal of that size with the host's termios (host may be nil; it must not be in
 // raw mode yet) and starts argv in it as session leader with the terminal as its controlling one. Signals
 // start at their defaults, except HUP and INT, which stay ignored when this process was started so (nohup)
-// and has not asked for them. Errors wrap exec.ErrNotFound or fs.ErrPermission.
+// and has not asked for them. Errors wrap errNoTool or fs.ErrPermission.
 func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, error) {
 	path, err := findTool(argv[0])
 	if err != nil {
 		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
 	}
 	p := &unixPTY{exited: make(chan struct{}), patience: drainWait, ration: drainBytes}
-	slave, err := p.open()
+	slave, err := p.open(size, host)
 	if err != nil {
 		return nil, fmt.Errorf("opening a pseudo-terminal: %w", err)
 	}
 	defer slave.Close()
-	if err = p.prepare(slave, size, host); err == nil {
-		started := make(chan error)
-		attr := &os.ProcAttr{Dir: dir, Env: env, Files: []*os.File{slave, slave, slave}, Sys: leaderAttr()}
-		go p.live(path, argv, attr, started)
-		err = <-started
+	sys := &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	// Linux only: an agent that ignores the SIGHUP of its closing terminal still ends after kill -9 of ours.
+	if f := reflect.ValueOf(sys).Elem().FieldByName("Pdeathsig"); f.IsValid() {
+		f.SetInt(int64(syscall.SIGTERM))
 	}
-	if err != nil {
+	started := make(chan error)
+	go p.live(path, argv, &os.ProcAttr{Dir: dir, Env: env, Files: []*os.File{slave, slave, slave}, Sys: sys}, started)
+	if err := <-started; err != nil {
 		p.Close()
 		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
 	}
@@ -111,92 +88,65 @@ func findTool(name string) (string, error) {
 	switch {
 	case err == nil || errors.Is(err, exec.ErrDot):
 		return path, nil
-	case errors.Is(err, fs.ErrNotExist):
-		return "", exec.ErrNotFound
+	case errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist):
+		return "", errNoTool
 	case errors.Is(err, syscall.EISDIR):
 		return "", fmt.Errorf("is a folder: %w", fs.ErrPermission)
 	}
 	return "", errors.Unwrap(err) // exec.Error would say the name again
 }
 
-// leaderAttr makes the child a session leader whose controlling terminal is its descriptor 0. On Linux the
-// child gets SIGTERM when this process dies of kill -9, after the SIGHUP of the closing terminal, which some
-// agents ignore. The field is missing in macOS's struct, hence reflect.
-func leaderAttr() *syscall.SysProcAttr {
-	attr := &syscall.SysProcAttr{Setsid: true, Setctty: true}
-	if f := reflect.ValueOf(attr).Elem().FieldByName("Pdeathsig"); f.IsValid() {
-		f.SetInt(int64(syscall.SIGTERM))
-	}
-	return attr
-}
-
-// open sets p.master and p.tty and gives the slave.
-func (p *unixPTY) open() (*os.File, error) {
+// open sets p.master and p.tty and gives the slave, its size and modes as the child is to find them.
+func (p *unixPTY) open(size Size, host *os.File) (*os.File, error) {
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
 	p.master = os.NewFile(uintptr(fd), "/dev/ptmx") // non-blocking: in the poller, so that Close ends a Read
-	slave, err := openSlave(fd)
+	name, err := unlockSlave(fd)
 	if err == nil {
-		var st unix.Stat_t
-		err = unix.Fstat(slave, &st)
-		p.tty = uint64(st.Rdev)
+		fd, err = unix.Open(name, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	}
 	if err != nil {
 		p.Close()
 		return nil, err
 	}
-	return os.NewFile(uintptr(slave), "tty"), nil
+	slave := os.NewFile(uintptr(fd), name)
+	var st unix.Stat_t
+	unix.Fstat(fd, &st)
+	p.tty = uint64(st.Rdev)
+	modes, err := termios(slave, nil)
+	if err == nil {
+		modes.Iflag |= unix.IUTF8 // all that the kernel's defaults lack of a terminal emulator's
+		if h, hostErr := termios(host, nil); hostErr == nil {
+			modes = h
+		}
+		_, err = termios(slave, modes)
+	}
+	if err = errors.Join(err, p.Resize(size)); err != nil {
+		slave.Close()
+		p.Close()
+	}
+	return slave, err
 }
 
-func openSlave(master int) (int, error) {
-	const flags = unix.O_RDWR | unix.O_NOCTTY | unix.O_CLOEXEC
-	if runtime.GOOS == "linux" {
-		if err := unix.IoctlSetPointerInt(master, linuxTIOCSPTLCK, 0); err != nil {
-			return -1, err
+// unlockSlave lets the other side of a new master be opened and gives its name.
+func unlockSlave(master int) (string, error) {
+	if linux { // TIOCSPTLCK, TIOCGPTN: linux/include/uapi/asm-generic/ioctls.h
+		if err := unix.IoctlSetPointerInt(master, 0x40045431, 0); err != nil {
+			return "", err
 		}
-		// The kernel's own way to the other end, right even where /dev/pts is another container's.
-		if fd, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(master), linuxTIOCGPTPEER, flags); errno == 0 {
-			return int(fd), nil
-		}
-		n, err := unix.IoctlGetInt(master, linuxTIOCGPTN)
-		if err != nil {
-			return -1, err
-		}
-		return unix.Open("/dev/pts/"+strconv.Itoa(n), flags, 0)
+		n, err := unix.IoctlGetInt(master, 0x80045430)
+		return "/dev/pts/" + strconv.Itoa(n), err
 	}
-	var name [128]byte // the size is part of TIOCPTYGNAME's number
-	for _, step := range []struct{ req, arg uintptr }{
-		{darwinTIOCPTYGRANT, 0}, {darwinTIOCPTYUNLK, 0}, {darwinTIOCPTYGNAME, uintptr(unsafe.Pointer(&name[0]))},
-	} {
-		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(master), step.req, step.arg); errno != 0 {
-			return -1, errno
+	var name [128]byte // TIOCPTYGRANT, TIOCPTYUNLK, TIOCPTYGNAME: macOS <sys/ttycom.h>
+	for _, req := range []uintptr{0x20007454, 0x20007452, 0x40807453} {
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(master), req, uintptr(unsafe.Pointer(&name[0])))
+		if errno != 0 {
+			return "", errno
 		}
 	}
-	return unix.Open(unix.ByteSliceToString(name[:]), flags, 0)
-}
-
-// prepare gives the terminal its size and modes before the child can look at them.
-func (p *unixPTY) prepare(slave *os.File, size Size, host *os.File) error {
-	t, err := termios(slave)
-	if err != nil {
-		return err
-	}
-	// What a terminal emulator sets; the special characters are the kernel's defaults.
-	t.Iflag |= unix.BRKINT | unix.ICRNL | unix.IXON | unix.IMAXBEL | unix.IUTF8
-	t.Oflag |= unix.OPOST | unix.ONLCR
-	t.Cflag |= unix.CREAD | unix.CS8
-	t.Lflag |= unix.ISIG | unix.ICANON | unix.IEXTEN | unix.ECHO | unix.ECHOE | unix.ECHOK | unix.ECHOCTL | unix.ECHOKE
-	if host != nil {
-		if h, err := termios(host); err == nil {
-			t = h
-		}
-	}
-	if err := setTermios(slave, t); err != nil {
-		return err
-	}
-	return p.Resize(size)
+	return unix.ByteSliceToString(name[:]), nil
 }
 
 // live starts the child and reaps it. Both happen on one thread that lives as long as the child: Linux
@@ -213,47 +163,38 @@ func (p *unixPTY) live(path string, argv []string, attr *os.ProcAttr, started ch
 	if err != nil {
 		return
 	}
-	p.code = 1
-	if state, err := proc.Wait(); err == nil {
-		p.code = state.ExitCode()
-		if ws, ok := state.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
-			p.code = 128 + int(ws.Signal())
-		}
+	if state, err := proc.Wait(); err != nil {
+		p.code = 1
+	} else if ws := state.Sys().(syscall.WaitStatus); ws.Signaled() {
+		p.code = 128 + int(ws.Signal())
+	} else {
+		p.code = ws.ExitStatus()
 	}
 	close(p.exited)
-	p.master.SetReadDeadline(time.Unix(1, 0)) // wakes Read, which goes on in drain
+	p.master.SetReadDeadline(time.Unix(1, 0)) // wakes Read, which begins to drain
 }
 
-// Read gives io.EOF when nobody holds the terminal any more, or when the child is gone and what it wrote
-// has been read.
+// Read gives io.EOF when nobody holds the terminal any more, or when the child is gone and what it wrote has
+// been read. The bounds on that count what is waited for and read, not the time that passes: a host that is
+// slow to take the output loses none of it.
 func (p *unixPTY) Read(b []byte) (n int, err error) {
 	if !p.draining {
 		n, err = p.master.Read(b)
 		p.draining = errors.Is(err, os.ErrDeadlineExceeded)
 	}
-	if p.draining {
-		n, err = p.drain(b)
-	}
-	if errors.Is(err, syscall.EIO) { // Linux: the last slave was closed
-		err = io.EOF
-	}
-	return n, err
-}
-
-// drain reads on after the child's end. The bounds count what is waited for and read, not the time that
-// passes: a host that is slow to take the output loses none of it.
-func (p *unixPTY) drain(b []byte) (int, error) {
-	if p.patience <= 0 || p.ration <= 0 {
+	if p.draining && (p.patience <= 0 || p.ration <= 0) {
 		return 0, io.EOF
 	}
-	now := time.Now()
-	if err := p.master.SetReadDeadline(now.Add(min(drainQuiet, p.patience))); err != nil {
-		return 0, err
+	if p.draining {
+		now := time.Now()
+		if err := p.master.SetReadDeadline(now.Add(min(drainQuiet, p.patience))); err != nil {
+			return 0, err
+		}
+		n, err = p.master.Read(b)
+		p.patience -= time.Since(now)
+		p.ration -= n
 	}
-	n, err := p.master.Read(b)
-	p.patience -= time.Since(now)
-	p.ration -= n
-	if errors.Is(err, os.ErrDeadlineExceeded) {
+	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, syscall.EIO) { // EIO: Linux, the last slave was closed
 		err = io.EOF
 	}
 	return n, err
@@ -269,7 +210,7 @@ func (p *unixPTY) Close() error {
 	return nil
 }
 
-// Resize tells the foreground group with SIGWINCH when the size is another one.
+// Resize sends SIGWINCH to the foreground group when the size is another one.
 func (p *unixPTY) Resize(s Size) error {
 	return control(p.master, func(fd int) error {
 		return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ,
@@ -281,65 +222,47 @@ func (p *unixPTY) Wait() int { <-p.exited; return p.code }
 func (p *unixPTY) PID() int  { return p.proc.Pid }
 
 // Signal says os.ErrProcessDone when the child is gone.
-func (p *unixPTY) Signal(sig os.Signal) error {
-	s, ok := sig.(syscall.Signal)
-	if !ok {
-		return fmt.Errorf("sending signal %v: %w", sig, errors.ErrUnsupported)
-	}
+func (p *unixPTY) Signal(sig os.Signal) error { return p.signal(p.foreground(), sig) }
+
+func (p *unixPTY) signal(pgrp int, sig os.Signal) error {
 	select {
 	case <-p.exited:
 		return os.ErrProcessDone
 	default:
-		return unix.Kill(-p.foreground(), s)
+		return unix.Kill(-pgrp, sig.(syscall.Signal))
 	}
 }
 
-// Terminate also wakes what is stopped, so that SIGTERM is seen.
+// Terminate also wakes what is stopped, so that SIGTERM is seen. The foreground group and the leader's own
+// differ under a job-control shell.
 func (p *unixPTY) Terminate(done <-chan struct{}) {
-	p.killGroups(syscall.SIGTERM, syscall.SIGCONT)
-	timer := time.NewTimer(killAfter)
-	defer timer.Stop()
+	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGCONT} {
+		p.Signal(sig)
+		p.signal(p.proc.Pid, sig)
+	}
 	select {
 	case <-done:
 	case <-p.exited:
-	case <-timer.C:
-		p.killGroups(syscall.SIGKILL)
-	}
-}
-
-// killGroups signals the foreground group and the leader's own, which differ under a job-control shell.
-func (p *unixPTY) killGroups(sigs ...syscall.Signal) {
-	for _, sig := range sigs {
-		p.Signal(sig)
-		select {
-		case <-p.exited:
-		default:
-			if p.foreground() != p.proc.Pid {
-				unix.Kill(-p.proc.Pid, sig)
-			}
-		}
+	case <-time.After(3 * time.Second):
+		p.Signal(syscall.SIGKILL)
+		p.signal(p.proc.Pid, syscall.SIGKILL)
 	}
 }
 
 // foreground is the terminal's foreground process group, the leader's own when there is none.
-func (p *unixPTY) foreground() (pgrp int) {
-	control(p.master, func(fd int) (err error) {
-		pgrp, err = unix.IoctlGetInt(fd, unix.TIOCGPGRP)
-		return err
-	})
-	if pgrp <= 1 {
-		return p.proc.Pid
+func (p *unixPTY) foreground() int {
+	if pgrp := terminalGroup(p.master); pgrp > 1 {
+		return pgrp
 	}
-	return pgrp
+	return p.proc.Pid
 }
 
-// State costs some 50 µs, more with many processes on the machine or threads in the group; see BenchmarkPTYState.
-func (p *unixPTY) State() TTYState {
-	var s TTYState
-	if t, err := termios(p.master); err == nil {
+// State costs 20 to 100 µs, more with many processes on the machine or threads in the group: BenchmarkPTYState.
+func (p *unixPTY) State() (s TTYState) {
+	if t, err := termios(p.master, nil); err == nil {
 		s.Canonical, s.Echo = t.Lflag&unix.ICANON != 0, t.Lflag&unix.ECHO != 0
 	}
-	if runtime.GOOS == "linux" {
+	if linux {
 		s.Reading = groupReading(p.tty, p.foreground(), 0)
 	}
 	return s
@@ -350,175 +273,148 @@ func (p *unixPTY) State() TTYState {
 // recall .99, precision .98. A relay (sudo, script) waits for its inner terminal too and is judged by that.
 func groupReading(tty uint64, pgrp, depth int) Reading {
 	result := ReadingBusy
-	for _, pid := range processes(pgrp) {
+	for pid := range processes(pgrp) {
 		if id, err := unix.Getpgid(pid); err != nil || id != pgrp {
 			continue
 		}
-		switch r := processReading(tty, "/proc/"+strconv.Itoa(pid), depth); r {
-		case ReadingYes:
-			return r
-		case ReadingUnknown:
-			result = r
+		proc := "/proc/" + strconv.Itoa(pid)
+		for task := range folder(proc + "/task") {
+			switch r := threadReading(tty, proc, proc+"/task/"+task, depth); r {
+			case ReadingYes:
+				return r
+			case ReadingUnknown:
+				result = r
+			}
 		}
 	}
 	return result
 }
 
-// processes lists all there are, the likeliest to read first.
-func processes(first int) []int {
-	pids := []int{first}
-	dir, err := os.Open("/proc")
-	if err != nil {
-		return pids
-	}
-	defer dir.Close()
-	names, _ := dir.Readdirnames(-1)
-	for _, name := range names {
-		if pid, err := strconv.Atoi(name); err == nil && pid != first {
-			pids = append(pids, pid)
+// processes gives all there are, the likeliest to read first.
+func processes(first int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		if !yield(first) {
+			return
+		}
+		for name := range folder("/proc") {
+			if pid, err := strconv.Atoi(name); err == nil && pid != first && !yield(pid) {
+				return
+			}
 		}
 	}
-	return pids
 }
 
-// processReading judges one process of the foreground group by its folder in /proc.
-func processReading(tty uint64, proc string, depth int) Reading {
-	dir, err := os.Open(proc + "/task")
-	if err != nil {
-		return ReadingBusy // gone
-	}
-	defer dir.Close()
-	threads, _ := dir.Readdirnames(-1)
-	result := ReadingBusy
-	for _, tid := range threads {
-		task := proc + "/task/" + tid
-		fds, err := waitsFor(proc, task)
+// folder gives the names in a folder, none when it is gone.
+func folder(path string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		dir, err := os.Open(path)
 		if err != nil {
-			if _, gone := os.Lstat(task); gone == nil { // another user's, or the system does not say
-				result = ReadingUnknown
+			return
+		}
+		defer dir.Close()
+		names, _ := dir.Readdirnames(-1)
+		for _, name := range names {
+			if !yield(name) {
+				return
 			}
+		}
+	}
+}
+
+func threadReading(tty uint64, proc, task string, depth int) Reading {
+	fds, err := waitsFor(proc, task)
+	if _, alive := os.Lstat(task); err != nil && alive == nil { // another user's, or the system does not say
+		return ReadingUnknown
+	}
+	found, inner := false, ""
+	for _, fd := range fds {
+		var st unix.Stat_t
+		if unix.Stat(proc+"/fd/"+strconv.Itoa(fd), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR {
 			continue
 		}
-		onTTY, inner := false, uint64(0)
-		for _, fd := range fds {
-			switch dev := deviceOf(proc, fd); dev {
-			case tty, unix.Mkdev(5, 0): // /dev/tty
-				onTTY = true
-			case unix.Mkdev(5, 2): // /dev/ptmx
-				inner = innerTTY(proc, fd)
-			}
-		}
-		switch {
-		case !onTTY || stopped(task):
-		case inner != 0 && depth < 4:
-			if r := sessionReading(inner, depth+1); r != ReadingBusy {
-				return r
-			}
-		default:
-			return ReadingYes
+		switch uint64(st.Rdev) { // linux/Documentation/admin-guide/devices.txt
+		case tty, unix.Mkdev(5, 0): // /dev/tty
+			found = true
+		case unix.Mkdev(5, 2): // /dev/ptmx
+			info, _ := os.ReadFile(proc + "/fdinfo/" + strconv.Itoa(fd))
+			_, inner, _ = strings.Cut(string(info), "tty-index:")
 		}
 	}
-	return result
+	// A stopped thread still shows the call that it will restart.
+	if stat := statFields(task); !found || len(stat) == 0 || strings.ContainsAny(stat[0], "TtZX") {
+		return ReadingBusy
+	}
+	var n uint32
+	if _, err := fmt.Sscan(inner, &n); err == nil && depth < 4 {
+		return sessionReading(unix.Mkdev(136, n), depth+1)
+	}
+	return ReadingYes
 }
 
 // sessionReading judges an inner terminal by its own foreground group, which any process on it knows.
 func sessionReading(tty uint64, depth int) Reading {
-	for _, pid := range processes(0) {
+	for pid := range processes(0) {
 		f := statFields("/proc/" + strconv.Itoa(pid))
 		if len(f) > 5 && f[4] == strconv.FormatUint(tty, 10) {
-			if pgrp, err := strconv.Atoi(f[5]); err == nil && pgrp > 0 {
-				return groupReading(tty, pgrp, depth)
-			}
+			pgrp, _ := strconv.Atoi(f[5])
+			return groupReading(tty, pgrp, depth)
 		}
 	}
 	return ReadingUnknown
 }
 
-// statFields is /proc/…/stat from field 3 on (proc_pid_stat(5)): state, ppid, pgrp, session, tty_nr, tpgid, …
-// A name may hold blanks and parentheses, but not after its last one.
+// statFields is /proc/…/stat from field 3 on: state, ppid, pgrp, session, tty_nr, tpgid, … (proc_pid_stat(5)).
+// The name before it ends at the last parenthesis.
 func statFields(proc string) []string {
 	b, _ := os.ReadFile(proc + "/stat")
 	return strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
 }
 
-// stopped: /proc still shows the call a stopped thread will restart.
-func stopped(task string) bool {
-	f := statFields(task)
-	return len(f) == 0 || strings.ContainsAny(f[0], "TtZX")
-}
-
-func deviceOf(proc string, fd int) uint64 {
-	var st unix.Stat_t
-	if unix.Stat(proc+"/fd/"+strconv.Itoa(fd), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR {
-		return 0
-	}
-	return uint64(st.Rdev)
-}
-
-// innerTTY is the device number of the slave that belongs to a process's descriptor of /dev/ptmx, 0 unknown.
-func innerTTY(proc string, fd int) uint64 {
-	b, _ := os.ReadFile(proc + "/fdinfo/" + strconv.Itoa(fd))
-	_, rest, _ := strings.Cut(string(b), "tty-index:")
-	var n uint32
-	if _, err := fmt.Sscan(rest, &n); err != nil {
-		return 0
-	}
-	return unix.Mkdev(136, n) // Documentation/admin-guide/devices.txt
-}
-
-// The calls a thread can wait for input in.
-const (
-	callRead   = iota + 1
-	callPoll   // fds, count
-	callSelect // count, read set
-	callEpoll  // descriptor
-)
-
-// callKind names system call numbers of linux/arch/x86/entry/syscalls/syscall_64.tbl and
-// linux/include/uapi/asm-generic/unistd.h; 0: any other.
-func callKind(nr int) int {
-	amd64 := runtime.GOARCH == "amd64"
-	switch {
-	case amd64 && (nr == 0 || nr == 19), !amd64 && (nr == 63 || nr == 65): // read, readv
-		return callRead
-	case amd64 && (nr == 7 || nr == 271), !amd64 && nr == 73: // poll, ppoll
-		return callPoll
-	case amd64 && (nr == 23 || nr == 270), !amd64 && nr == 72: // select, pselect6
-		return callSelect
-	case amd64 && (nr == 232 || nr == 281), !amd64 && nr == 22, nr == 441: // epoll_wait, epoll_pwait, epoll_pwait2
-		return callEpoll
-	}
-	return 0
-}
-
-// waitsFor lists the descriptors whose input the thread is blocked on; none when it runs or does anything else.
-func waitsFor(proc, task string) ([]int, error) {
+// waitsFor lists the descriptors whose input the thread is blocked on; none when it runs or does anything
+// else. The numbers are those of linux/arch/x86/entry/syscalls/syscall_64.tbl and, for arm64,
+// linux/include/uapi/asm-generic/unistd.h.
+func waitsFor(proc, task string) (fds []int, err error) {
 	b, err := os.ReadFile(task + "/syscall")
 	if err != nil {
 		return nil, err
 	}
 	var nr int
-	var a, c uint64
-	if n, _ := fmt.Sscanf(string(b), "%d 0x%x 0x%x", &nr, &a, &c); n < 3 {
+	var a0, a1 uint64
+	if n, _ := fmt.Sscanf(string(b), "%d 0x%x 0x%x", &nr, &a0, &a1); n < 3 {
 		return nil, nil // "running", or not in a call
 	}
-	switch callKind(nr) {
-	case callRead:
-		return []int{int(a)}, nil
-	case callPoll:
-		return pollSet(peek(proc, a, 8*min(c, 1024))), nil
-	case callSelect:
-		return selectSet(peek(proc, c, (min(a, 1024)+7)/8)), nil
-	case callEpoll:
-		return epollSet(proc, int(a))
+	switch {
+	case amd64 && (nr == 0 || nr == 19), !amd64 && (nr == 63 || nr == 65): // read, readv (descriptor, …)
+		fds = []int{int(a0)}
+	case amd64 && (nr == 7 || nr == 271), !amd64 && nr == 73: // poll, ppoll (array, count, …)
+		// struct pollfd {int fd; short events, revents}
+		for set := peek(proc, a0, 8*min(a1, 1024)); len(set) >= 8; set = set[8:] {
+			if binary.LittleEndian.Uint16(set[4:])&unix.POLLIN != 0 {
+				fds = append(fds, int(int32(binary.LittleEndian.Uint32(set))))
+			}
+		}
+	case amd64 && (nr == 23 || nr == 270), !amd64 && nr == 72: // select, pselect6 (count, read set, …)
+		for i, set := 0, peek(proc, a1, (min(a0, 1024)+7)/8); i < 8*len(set); i++ {
+			if set[i/8]>>(i%8)&1 != 0 {
+				fds = append(fds, i)
+			}
+		}
+	case amd64 && (nr == 232 || nr == 281), !amd64 && nr == 22, nr == 441: // epoll_wait, _pwait, _pwait2 (descriptor, …)
+		b, err = os.ReadFile(proc + "/fdinfo/" + strconv.FormatUint(a0, 10)) // lines "tfd: 5 events: 19 data: …"
+		for line := range strings.Lines(string(b)) {
+			var fd, events int
+			if n, _ := fmt.Sscanf(line, "tfd: %d events: %x", &fd, &events); n == 2 && events&unix.POLLIN != 0 {
+				fds = append(fds, fd)
+			}
+		}
 	}
-	return nil, nil
+	return fds, err
 }
 
 // peek reads the memory of another process, nothing when that fails.
 func peek(proc string, addr, n uint64) []byte {
 	f, err := os.Open(proc + "/mem")
-	if err != nil || addr == 0 {
+	if err != nil {
 		return nil
 	}
 	defer f.Close()
@@ -527,66 +423,36 @@ func peek(proc string, addr, n uint64) []byte {
 	return b[:got]
 }
 
-// pollSet decodes an array of struct pollfd {int fd; short events, revents}.
-func pollSet(b []byte) (fds []int) {
-	for ; len(b) >= 8; b = b[8:] {
-		if binary.LittleEndian.Uint16(b[4:])&unix.POLLIN != 0 {
-			fds = append(fds, int(int32(binary.LittleEndian.Uint32(b))))
-		}
-	}
-	return fds
-}
-
-// selectSet decodes an fd_set: little-endian, so bit n is bit n%8 of byte n/8.
-func selectSet(b []byte) (fds []int) {
-	for n := range 8 * len(b) {
-		if b[n/8]>>(n%8)&1 != 0 {
-			fds = append(fds, n)
-		}
-	}
-	return fds
-}
-
-// epollSet reads the lines "tfd: 5 events: 19 data: …" of an epoll descriptor's fdinfo (proc_pid_fdinfo(5)).
-func epollSet(proc string, fd int) (fds []int, err error) {
-	b, err := os.ReadFile(proc + "/fdinfo/" + strconv.Itoa(fd))
-	for line := range strings.Lines(string(b)) {
-		var n, events int
-		if k, _ := fmt.Sscanf(line, "tfd: %d events: %x", &n, &events); k == 2 && events&unix.POLLIN != 0 {
-			fds = append(fds, n)
-		}
-	}
-	return fds, err
-}
-
-// control calls fn with f's descriptor, which stays open and in the poller meanwhile; see the rules above.
+// control calls fn with f's descriptor, which stays open and in the poller meanwhile.
 func control(f *os.File, fn func(fd int) error) error {
-	raw, err := f.SyscallConn()
+	raw, err := f.SyscallConn() // f may be nil: os.ErrInvalid
 	if err != nil {
 		return err
 	}
 	var inner error
-	if err := raw.Control(func(fd uintptr) { inner = fn(int(fd)) }); err != nil {
-		return err
-	}
-	return inner
+	return errors.Join(raw.Control(func(fd uintptr) { inner = fn(int(fd)) }), inner)
 }
 
-func termios(f *os.File) (t *unix.Termios, err error) {
-	req := uint(linuxTCGETS)
-	if runtime.GOOS == "darwin" {
-		req = darwinTIOCGETA
+// termios gives f's modes, or sets them, at once and without flushing type-ahead.
+func termios(f *os.File, set *unix.Termios) (t *unix.Termios, err error) {
+	get, put := uint(0x5401), uint(0x5402) // TCGETS, TCSETS
+	if !linux {
+		get, put = 0x40487413, 0x80487414 // TIOCGETA, TIOCSETA
 	}
-	err = control(f, func(fd int) (err error) { t, err = unix.IoctlGetTermios(fd, req); return err })
+	err = control(f, func(fd int) (err error) {
+		if set != nil {
+			return unix.IoctlSetTermios(fd, put, set)
+		}
+		t, err = unix.IoctlGetTermios(fd, get)
+		return err
+	})
 	return t, err
 }
 
-func setTermios(f *os.File, t *unix.Termios) error {
-	req := uint(linuxTCSETS)
-	if runtime.GOOS == "darwin" {
-		req = darwinTIOCSETA
-	}
-	return control(f, func(fd int) error { return unix.IoctlSetTermios(fd, req, t) })
+// terminalGroup is the terminal's foreground process group, 0 when that cannot be told.
+func terminalGroup(f *os.File) (pgrp int) {
+	control(f, func(fd int) (err error) { pgrp, err = unix.IoctlGetInt(fd, unix.TIOCGPGRP); return err })
+	return pgrp
 }
 
 // terminalSize asks the host's terminal; an error when f is none.
@@ -602,30 +468,27 @@ func terminalSize(f *os.File) (s Size, err error) {
 }
 
 // rawMode puts the host terminal in raw mode; restore undoes it, any number of times, without flushing
-// type-ahead. In the background both stop the process (SIGTTOU), as they would any other program, but
-// restore leaves a terminal alone that belongs to another job by then.
+// type-ahead. It leaves a terminal alone that belongs to another job by then.
 func rawMode(f *os.File) (restore func() error, err error) {
-	before, err := termios(f)
+	before, err := termios(f, nil)
 	if err != nil {
-		return nil, fmt.Errorf("reading the terminal's modes: %w", err)
+		return nil, err
 	}
 	raw := *before // as cfmakeraw(3)
 	raw.Iflag &^= unix.IGNBRK | unix.BRKINT | unix.PARMRK | unix.ISTRIP | unix.INLCR | unix.IGNCR | unix.ICRNL | unix.IXON
 	raw.Oflag &^= unix.OPOST
 	raw.Lflag &^= unix.ECHO | unix.ECHONL | unix.ICANON | unix.ISIG | unix.IEXTEN
-	raw.Cflag &^= unix.CSIZE | unix.PARENB
-	raw.Cflag |= unix.CS8
+	raw.Cflag = raw.Cflag&^(unix.CSIZE|unix.PARENB) | unix.CS8
 	raw.Cc[unix.VMIN], raw.Cc[unix.VTIME] = 1, 0
-	if err := setTermios(f, &raw); err != nil {
-		return nil, fmt.Errorf("setting the terminal's modes: %w", err)
+	if _, err := termios(f, &raw); err != nil {
+		return nil, err
 	}
 	return func() error {
-		pgrp := 0
-		control(f, func(fd int) (err error) { pgrp, err = unix.IoctlGetInt(fd, unix.TIOCGPGRP); return err })
-		if pgrp > 0 && pgrp != unix.Getpgrp() {
+		if pgrp := terminalGroup(f); pgrp > 0 && pgrp != unix.Getpgrp() {
 			return nil
 		}
-		return setTermios(f, before)
+		_, err := termios(f, before)
+		return err
 	}, nil
 }
 
@@ -636,11 +499,8 @@ func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 	return c, func() { signal.Stop(c) }
 }
 
-// Sent by Ctrl-Z or a shell's job control to this process, and when it goes on.
-const (
-	suspendSignal = syscall.SIGTSTP
-	resumeSignal  = syscall.SIGCONT
-)
+// Asks this process to stop (kill -TSTP; in raw mode Ctrl-Z is the child's), and says that it goes on.
+const suspendSignal, resumeSignal = syscall.SIGTSTP, syscall.SIGCONT
 
 // endSignals are those that end a session, without the ones this process was started to ignore (nohup):
 // asking for these would un-ignore them in the child too.
@@ -653,31 +513,31 @@ func endSignals() (list []os.Signal) {
 	return list
 }
 
-// stopSelf does what suspendSignal does by default and returns when the process goes on; at once, nearly, when
-// the system ignores it (orphaned process group). It ends every Notify of suspendSignal: ask again afterwards.
+// stopSelf stops this process as suspendSignal would by default and returns when it goes on; at once where
+// the system would ignore the signal because no shell could ever resume us (orphaned process group). It has
+// to be SIGSTOP: Go's handler of SIGTSTP stays installed even after signal.Reset.
 func stopSelf() error {
+	session, err := unix.Getsid(0)
+	if parent, _ := unix.Getsid(unix.Getppid()); err != nil || session != parent || session == unix.Getpgrp() {
+		return err
+	}
 	resumed := make(chan os.Signal, 1)
 	signal.Notify(resumed, resumeSignal)
 	defer signal.Stop(resumed)
-	signal.Reset(suspendSignal)
-	if err := unix.Kill(unix.Getpid(), suspendSignal); err != nil {
+	if err := unix.Kill(unix.Getpid(), unix.SIGSTOP); err != nil {
 		return err
 	}
-	select {
-	case <-resumed:
-	case <-time.After(50 * time.Millisecond): // the clock runs on while stopped
-	}
+	<-resumed
 	return nil
 }
 
 // lockFile takes an exclusive advisory lock on the open file (flock); wait false: errLocked at once if another
 // has it. The lock lives as long as f: keep it reachable.
 func lockFile(f *os.File, wait bool) error {
-	how := unix.LOCK_EX
-	if !wait {
-		how |= unix.LOCK_NB
+	if wait {
+		return flock(f, unix.LOCK_EX)
 	}
-	err := flock(f, how)
+	err := flock(f, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return errLocked
 	}
@@ -687,12 +547,11 @@ func lockFile(f *os.File, wait bool) error {
 func unlockFile(f *os.File) error { return flock(f, unix.LOCK_UN) }
 
 func flock(f *os.File, how int) error {
-	err := control(f, func(fd int) error {
-		for {
-			if err := unix.Flock(fd, how); err != unix.EINTR {
-				return err
-			}
+	err := control(f, func(fd int) (err error) {
+		for err = unix.EINTR; err == unix.EINTR; {
+			err = unix.Flock(fd, how)
 		}
+		return err
 	})
 	if err != nil {
 		return &fs.PathError{Op: "lock", Path: f.Name(), Err: err}
@@ -715,19 +574,19 @@ func syncDir(dir string) error {
 
 // processStart is a number that tells two processes of the same pid apart; 0: no such process.
 func processStart(pid int) int64 {
-	if runtime.GOOS == "linux" {
+	if linux {
 		f := statFields("/proc/" + strconv.Itoa(pid))
 		if len(f) < 20 || f[0] == "Z" || f[0] == "X" {
 			return 0
 		}
-		ticks, _ := strconv.ParseInt(f[19], 10, 64) // field 22, clock ticks since boot
+		ticks, _ := strconv.ParseInt(f[19], 10, 64) // clock ticks since boot
 		return ticks
 	}
 	// sysctl kern.proc.pid.PID gives a struct kinfo_proc, which begins with the start time, a struct timeval.
 	mib := [4]int32{1, 14, 1, int32(pid)} // CTL_KERN, KERN_PROC, KERN_PROC_PID: <sys/sysctl.h>
 	var info [1024]byte
 	n := uintptr(len(info))
-	_, _, errno := unix.Syscall6(202, uintptr(unsafe.Pointer(&mib[0])), 4, // SYS_sysctl
+	_, _, errno := unix.Syscall6(202, uintptr(unsafe.Pointer(&mib[0])), 4, // SYS_sysctl: <sys/syscall.h>
 		uintptr(unsafe.Pointer(&info[0])), uintptr(unsafe.Pointer(&n)), 0, 0)
 	if errno != 0 || n < 16 {
 		return 0
@@ -735,8 +594,8 @@ func processStart(pid int) int64 {
 	return int64(binary.LittleEndian.Uint64(info[:]))*1e6 + int64(binary.LittleEndian.Uint32(info[8:]))
 }
 
-// ownedPrivate says what is wrong when the file or folder is not a regular one of the user's own that group
-// and others cannot touch.
+// ownedPrivate says what is wrong when path is not a regular file or folder of the user's own that group and
+// others cannot touch, or is a file with a second name (hard link).
 func ownedPrivate(path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -746,25 +605,25 @@ func ownedPrivate(path string) error {
 }
 
 func private(path string, info fs.FileInfo) error {
-	st, ok := info.Sys().(*syscall.Stat_t)
+	mode, st := info.Mode(), info.Sys().(*syscall.Stat_t)
 	switch {
-	case !info.Mode().IsRegular() && !info.IsDir():
-		return fmt.Errorf("%s is neither a regular file nor a folder (%v)", path, info.Mode().Type())
-	case !ok || int(st.Uid) != os.Geteuid():
+	case !mode.IsRegular() && !mode.IsDir():
+		return fmt.Errorf("%s is neither a regular file nor a folder: %w", path, fs.ErrPermission)
+	case int(st.Uid) != os.Geteuid():
 		return fmt.Errorf("%s belongs to another user: %w", path, fs.ErrPermission)
-	case info.Mode().Perm()&0o077 != 0:
-		return fmt.Errorf("%s can be reached by others (mode %04o); run: chmod go= %s", path, info.Mode().Perm(), path)
-	case info.Mode().IsRegular() && st.Nlink > 1:
+	case mode.Perm()&0o077 != 0:
+		return fmt.Errorf("%s can be reached by others (mode %04o); run: chmod go= %s", path, mode.Perm(), path)
+	case mode.IsRegular() && st.Nlink > 1:
 		return fmt.Errorf("%s has a second name (%d hard links)", path, st.Nlink)
 	}
 	return nil
 }
 
-// openPrivate opens or creates a file 0600, whatever the umask, never following a symbolic link; it must be the
-// user's own, regular, with one link, and closed to others. A file that fails these is not truncated.
+// openPrivate opens or creates a file 0600, whatever the umask, never following a symbolic link; it must be
+// ownedPrivate. One that is not is not truncated.
 func openPrivate(path string, flag int) (*os.File, error) {
 	// O_NONBLOCK: a planted FIFO must not hang the open; it means nothing to a regular file.
-	f, err := os.OpenFile(path, flag&^os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
+	f, err := os.OpenFile(path, flag&^os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	if errors.Is(err, unix.ELOOP) {
 		return nil, fmt.Errorf("%s is a symbolic link: %w", path, fs.ErrPermission)
 	}
@@ -774,9 +633,6 @@ func openPrivate(path string, flag int) (*os.File, error) {
 	info, err := f.Stat()
 	if err == nil {
 		err = private(path, info)
-	}
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is a folder", path)
 	}
 	if err == nil && flag&os.O_CREATE != 0 && info.Mode().Perm() != 0o600 {
 		err = f.Chmod(0o600)
@@ -791,55 +647,38 @@ func openPrivate(path string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// networkFS names the file system when flock may not hold between machines, else "". Linux tells by magic
-// numbers (statfs(2)), macOS by the lack of MNT_LOCAL.
+// networkFS names the file system when flock may not hold between machines, else "".
 func networkFS(dir string) string {
 	var st unix.Statfs_t
 	if unix.Statfs(dir, &st) != nil {
 		return ""
 	}
-	if runtime.GOOS == "darwin" {
-		if uint64(st.Flags)&0x1000 == 0 { // MNT_LOCAL: <sys/mount.h>
-			return "network"
-		}
-		return ""
+	if !linux && uint64(st.Flags)&0x1000 == 0 { // no MNT_LOCAL: macOS <sys/mount.h>
+		return "network"
 	}
-	switch uint32(st.Type) {
-	case 0x6969:
-		return "nfs"
-	case 0xff534d42, 0xfe534d42, 0x517b:
-		return "cifs"
-	case 0x01021997:
-		return "9p"
-	case 0x65735546:
-		return "fuse"
-	case 0x00c36400:
-		return "ceph"
-	}
-	return ""
+	// Magic numbers of statfs(2); macOS's types are small numbers and none of these.
+	return map[uint32]string{0x6969: "nfs", 0xff534d42: "cifs", 0xfe534d42: "cifs", 0x517b: "smb", 0x01021997: "9p",
+		0x65735546: "fuse", 0x00c36400: "ceph"}[uint32(st.Type)]
 }
 
 // watchFolder delivers a value when a file in dir changes, nil where the system has no such thing or has
 // run out of it (fs.inotify.max_user_instances, often 128).
 func watchFolder(dir string) (ch <-chan struct{}, stop func()) {
-	if runtime.GOOS != "linux" {
+	start, add := uintptr(26), uintptr(27) // inotify_init1, inotify_add_watch; tables as for waitsFor
+	if amd64 {
+		start, add = 294, 254
+	}
+	name, err := unix.BytePtrFromString(dir)
+	if !linux || err != nil {
 		return nil, func() {}
 	}
-	initCall, addCall := uintptr(26), uintptr(27) // inotify_init1, inotify_add_watch; tables as for callKind
-	if runtime.GOARCH == "amd64" {
-		initCall, addCall = 294, 254
-	}
-	fd, _, errno := unix.Syscall(initCall, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
+	fd, _, errno := unix.Syscall(start, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
 	if errno != 0 {
 		return nil, func() {}
 	}
 	f := os.NewFile(fd, "inotify")
-	name, err := unix.BytePtrFromString(dir)
-	if err == nil {
-		const mask = 0x2 | 0x80 | 0x100 // IN_MODIFY, IN_MOVED_TO, IN_CREATE: <linux/inotify.h>
-		_, _, errno = unix.Syscall(addCall, fd, uintptr(unsafe.Pointer(name)), mask)
-	}
-	if err != nil || errno != 0 {
+	const mask = 0x2 | 0x80 | 0x100 // IN_MODIFY, IN_MOVED_TO, IN_CREATE: <linux/inotify.h>
+	if _, _, errno = unix.Syscall(add, fd, uintptr(unsafe.Pointer(name)), mask); errno != 0 {
 		f.Close()
 		return nil, func() {}
 	}
