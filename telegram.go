@@ -111,20 +111,20 @@ func newTelegram(cfg *Config, st *Store, log *slog.Logger) (*Telegram, error) {
 	if err := checkBaseURL(cfg.APIBase); err != nil {
 		return nil, fmt.Errorf("telegram.api_base %w", err)
 	}
-	t := newBot(cfg.Token, cfg.APIBase, st)
-	t.log = log
+	t := newBot(cfg.Token, cfg.APIBase)
+	t.store, t.log = st, log
 	t.chat.Store(cfg.ChatID)
 	t.cfg.Store(cfg)
 	return t, nil
 }
 
-// newBot is a Telegram that can make calls, but knows no chat.
-func newBot(token, base string, st *Store) *Telegram {
+// newBot is a Telegram that can make calls, but knows no chat and no store.
+func newBot(token, base string) *Telegram {
 	tr := http.DefaultTransport.(*http.Transport).Clone() // proxies from the environment; limits on dialing and TLS
 	tr.Protocols = new(http.Protocols)
 	tr.Protocols.SetHTTP1(true)                                                             // a connection per request in flight: a dead long poll takes no message with it
 	refuse := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse } // the token is in the path
-	return &Telegram{token: token, base: strings.TrimRight(base, "/"), store: st, log: slog.New(slog.DiscardHandler),
+	return &Telegram{token: token, base: strings.TrimRight(base, "/"), log: slog.New(slog.DiscardHandler),
 		http: &http.Client{Transport: tr, CheckRedirect: refuse}}
 }
 
@@ -133,6 +133,9 @@ func (t *Telegram) Close() error {
 	t.http.CloseIdleConnections()
 	return nil
 }
+
+// clockSkew is how far Telegram's clock, as last heard, is ahead of ours.
+func (t *Telegram) clockSkew() time.Duration { return time.Duration(t.skew.Load()) }
 
 // Reload takes over the allowlist and limits of a new configuration; an empty allowlist is not one.
 func (t *Telegram) Reload(cfg *Config) {
@@ -1334,7 +1337,7 @@ func (r *receiver) said(ctx context.Context, id int64, m *message, v *View) (err
 		r.migrate(m.MigrateTo)
 	}
 	at := time.Unix(m.Date, 0).Add(time.Second)
-	if skew := time.Duration(r.skew.Load()); skew.Abs() > 3*time.Second { // less may be rounding and the network
+	if skew := r.clockSkew(); skew.Abs() > 3*time.Second { // less may be rounding and the network
 		at = at.Add(-skew)
 	}
 	w := (&heard{message: m, view: v, at: at, by: m.From.who()}).understand()
@@ -1696,7 +1699,8 @@ func (s *setup) run() error {
 		return err
 	}
 	defer st.Close()
-	s.bot = newBot(token, base, st)
+	s.bot = newBot(token, base)
+	s.bot.store = st
 	var me user
 	if err := s.bot.call(s.ctx, "getMe", map[string]any{}, &me); err != nil {
 		return hinted(err, "401 or 404: the token is not valid, ask @BotFather for it; otherwise check the network")
