@@ -19,7 +19,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -53,14 +52,12 @@ import (
 )
 
 const (
-	messageUnits = 4096              // UTF-16 units, https://core.telegram.org/bots/api#sendmessage
-	partUnits    = 3400              // of foreign text in one message: leaves room for our own lines
-	maxCallback  = 64                // bytes, https://core.telegram.org/bots/api#inlinekeyboardbutton
-	maxToast     = 200               // characters, https://core.telegram.org/bots/api#answercallbackquery
-	maxResponse  = 16 << 20          // bytes: 100 updates, each with the message it replies to, stay far below
-	pollSeconds  = 50                // the server clamps longer ones (server)
-	callTimeout  = 20 * time.Second  // for one request; a poll gets pollSeconds and 10 s
-	tapLife      = 150 * time.Second // an undelivered callback_query is forgotten after this (server)
+	partUnits   = 3400              // UTF-16 units of foreign text in a message; with our own lines below the limit of 4096
+	maxToast    = 200               // characters, https://core.telegram.org/bots/api#answercallbackquery
+	maxResponse = 16 << 20          // bytes: 100 updates, each with the message it replies to, stay far below
+	pollSeconds = 50                // the server clamps longer ones (server)
+	callTimeout = 15 * time.Second  // of a request; of a poll on top of pollSeconds
+	tapLife     = 150 * time.Second // an undelivered callback_query is forgotten after this (server)
 )
 
 // Channel carries questions to the operator and outcomes back; receiving is the poller's. Methods block,
@@ -70,37 +67,33 @@ type Channel interface {
 	Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (int64, error)
 	// Settle edits the question's message to what p now says: still waiting (time left), or who answered what and when.
 	Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error
-	// Notify sends a message that asks nothing, or edits one.
+	// Notify sends a message that asks nothing, or edits one, and returns its id.
 	Notify(ctx context.Context, n Notice) (int64, error)
 	Close() error
 }
 
 // Notice is a message that asks nothing.
 type Notice struct {
-	Text      string
-	Mono      string // follows Text as a monospace block
-	SessionID string // adds the session's label and [SID:…]
-	ReplyTo   int64  // message id, 0 none
-	Edit      int64  // message to edit instead of sending, 0 none
-	Ring      bool   // with sound; notices are silent otherwise
+	Text, Mono    string // Mono follows Text as a monospace block
+	SessionID     string // adds the session's label and [SID:…]
+	ReplyTo, Edit int64  // message ids, 0 none; Edit: change that message instead of sending one
+	Ring          bool   // with sound; notices are silent otherwise
 }
 
 // Telegram is the Bot API channel and its poller. Its methods may be called from different goroutines.
 type Telegram struct {
-	store   *Store
-	log     *slog.Logger
-	token   string
-	base    string // api_base without a slash at its end
-	http    *http.Client
-	cfg     atomic.Pointer[Config]
-	chat    atomic.Int64 // the configured chat, or the supergroup it became
-	skew    atomic.Int64 // Telegram's clock minus ours, a time.Duration
-	polling atomic.Bool  // this process holds the poll lock
+	store       *Store
+	log         *slog.Logger
+	token, base string // base: api_base without a slash at its end
+	http        *http.Client
+	cfg         atomic.Pointer[Config]
+	chat        atomic.Int64 // the configured chat, or the supergroup it became
+	skew        atomic.Int64 // Telegram's clock minus ours, a time.Duration
+	polling     atomic.Bool  // this process holds the poll lock
 
-	mu          sync.Mutex // guards what follows
-	sendTrouble string
-	pollTrouble string
-	slot        slot // the pacing, as far as this process knows
+	mu                       sync.Mutex // guards what follows
+	sendTrouble, pollTrouble string
+	slot                     slot // the pacing, as far as this process knows
 }
 
 // newTelegram refuses what would otherwise fail late.
@@ -128,11 +121,7 @@ func newBot(token, base string) *Telegram {
 		http: &http.Client{Transport: tr, CheckRedirect: refuse}}
 }
 
-// Close lets idle connections go. Calls in flight end with their contexts.
-func (t *Telegram) Close() error {
-	t.http.CloseIdleConnections()
-	return nil
-}
+func (t *Telegram) Close() error { t.http.CloseIdleConnections(); return nil }
 
 // clockSkew is how far Telegram's clock, as last heard, is ahead of ours.
 func (t *Telegram) clockSkew() time.Duration { return time.Duration(t.skew.Load()) }
@@ -140,7 +129,7 @@ func (t *Telegram) clockSkew() time.Duration { return time.Duration(t.skew.Load(
 // Reload takes over the allowlist and limits of a new configuration; an empty allowlist is not one.
 func (t *Telegram) Reload(cfg *Config) {
 	if next := *t.cfg.Load(); len(cfg.Users) > 0 {
-		next.Users, next.FreeText, next.MaxChars = cfg.Users, cfg.FreeText, cfg.MaxChars
+		next.Users, next.FreeText = cfg.Users, cfg.FreeText
 		t.cfg.Store(&next)
 	}
 }
@@ -165,34 +154,29 @@ func (t *Telegram) note(trouble *string, text string) {
 // apiError is every way a call can fail. Its text never holds the URL, whose path is the token.
 type apiError struct {
 	method  string
-	code    int // the Bot API's error_code; 0: no answer of the Bot API came (network, proxy, cut answer); −1: ours
+	code    int // the Bot API's error_code; 0: no answer of the Bot API came (network, proxy, cut answer)
 	text    string
 	after   time.Duration // retry_after
 	migrate int64         // the supergroup this group became
 }
 
-func (e *apiError) Error() string {
-	if e.code <= 0 {
-		return fmt.Sprintf("telegram %s: %s", e.method, e.text)
-	}
-	return fmt.Sprintf("telegram %s: %d: %s", e.method, e.code, e.text)
-}
-
-// temporary tells whether the same request may succeed later.
-func (e *apiError) temporary() bool { return e.code == 0 || e.code == 429 || e.code >= 500 }
+func (e *apiError) Error() string { return "telegram " + e.method + ": " + e.text }
 
 // says tells whether the Bot API refused the request with these words.
 func (e *apiError) says(words string) bool { return e.code > 0 && strings.Contains(e.text, words) }
 
-// trouble is what an operator should know of an error that is not this one request's alone, "" otherwise.
+// temporary tells whether the same request may succeed later.
+func (e *apiError) temporary() bool { return e.code == 0 || e.code == 429 || e.code >= 500 }
+
+// trouble is what the operator should know of an error that is not one request's alone, "" otherwise.
 func (e *apiError) trouble() string {
 	switch {
 	case e.code == 401 || e.code == 404:
-		return fmt.Sprintf("Telegram refuses the bot token (%d): run atlasbridge setup", e.code)
+		return "Telegram refuses the bot token (" + e.text + "): run atlasbridge setup"
 	case e.code == 403 || e.says("chat not found"):
 		return "the bot may not write to its chat (" + e.text + "): press Start there"
-	case e.code == 409 && e.says("webhook"):
-		return "a webhook is set for this bot, so it cannot be polled: atlasbridge setup removes it"
+	case e.says("webhook"):
+		return "a webhook is set for this bot, so it cannot be polled: atlasbridge setup --yes removes it"
 	case e.code == 409:
 		return "another program polls with this bot's token: stop it, or give it a bot of its own"
 	case e.temporary() && e.after == 0:
@@ -201,34 +185,31 @@ func (e *apiError) trouble() string {
 	return ""
 }
 
-// asAPI is err as an *apiError; any other error becomes one of ours.
-func asAPI(err error) *apiError {
-	var e *apiError
-	if !errors.As(err, &e) {
-		e = &apiError{code: -1, text: err.Error()}
-	}
-	return e
-}
-
 // cutMessage finds the id in the answer to a sendMessage that was carried out but whose answer broke off.
 var cutMessage = regexp.MustCompile(`^\{"ok":true,"result":(\{"message_id":\d+)[,}]`)
 
-// call makes one request and decodes its result into result (nil: ignored). Errors are *apiError.
+// call makes one request and decodes its result into result (nil: ignored). Its error is an *apiError.
 func (t *Telegram) call(ctx context.Context, method string, params, result any) error {
+	if e := t.request(ctx, method, params, result); e != nil {
+		return e
+	}
+	return nil
+}
+
+func (t *Telegram) request(ctx context.Context, method string, params, result any) *apiError {
 	limit := callTimeout
 	if method == "getUpdates" {
-		limit = (pollSeconds + 10) * time.Second
+		limit += pollSeconds * time.Second
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	body, err := json.Marshal(params)
-	if err != nil {
-		return &apiError{method: method, code: -1, text: "encoding the request: " + err.Error()}
+	var req *http.Request
+	if err == nil {
+		req, err = http.NewRequestWithContext(ctx, http.MethodPost, t.base+"/bot"+t.token+"/"+method, bytes.NewReader(body))
 	}
-	target := t.base + "/bot" + t.token + "/" + method
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target, bytes.NewReader(body))
 	if err != nil { // its text would show the URL
-		return &apiError{method: method, code: -1, text: "api_base and token do not make a URL"}
+		return &apiError{method: method, code: 400, text: "parameters, api_base and token do not make a request"}
 	}
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := t.http.Do(req)
@@ -247,56 +228,47 @@ func (t *Telegram) call(ctx context.Context, method string, params, result any) 
 }
 
 // answer reads what came back: the Bot API's JSON, or a proxy's page, or a part of either.
-func (t *Telegram) answer(method string, resp *http.Response, data []byte, result any) error {
+func (t *Telegram) answer(method string, resp *http.Response, data []byte, result any) *apiError {
 	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
 		t.skew.Store(int64(time.Until(date)))
 	}
 	var a struct {
-		OK          bool            `json:"ok"`
-		Result      json.RawMessage `json:"result"`
-		ErrorCode   int             `json:"error_code"`
-		Description string          `json:"description"`
+		OK          bool
+		Result      json.RawMessage
+		ErrorCode   int `json:"error_code"`
+		Description string
 		Parameters  struct {
 			RetryAfter int64 `json:"retry_after"`
 			MigrateTo  int64 `json:"migrate_to_chat_id"`
-		} `json:"parameters"`
+		}
 	}
 	if err := json.Unmarshal(data, &a); err != nil || !a.OK && a.ErrorCode == 0 {
 		m := cutMessage.FindSubmatch(data)
 		if m == nil || resp.StatusCode != http.StatusOK {
-			secs, _ := strconv.Atoi(resp.Header.Get("Retry-After"))
-			return &apiError{method: method, after: time.Duration(secs) * time.Second,
-				text: fmt.Sprintf("HTTP %d with something that is not the Bot API's answer", resp.StatusCode)}
+			return &apiError{method: method, text: resp.Status + ", but nothing the Bot API would say"}
 		}
 		a.Result, a.OK = append(m[1], '}'), true
 	}
 	if !a.OK {
-		return &apiError{method: method, code: a.ErrorCode, text: a.Description, migrate: a.Parameters.MigrateTo,
-			after: time.Duration(a.Parameters.RetryAfter) * time.Second}
+		return &apiError{method, a.ErrorCode, fmt.Sprintf("%d: %s", a.ErrorCode, a.Description),
+			time.Duration(a.Parameters.RetryAfter) * time.Second, a.Parameters.MigrateTo}
 	}
-	if result != nil {
-		if err := json.Unmarshal(a.Result, result); err != nil {
-			return &apiError{method: method, text: "a result of another shape than documented"}
-		}
+	if result != nil && json.Unmarshal(a.Result, result) != nil {
+		return &apiError{method: method, text: "a result of another shape than documented"}
 	}
 	return nil
 }
 
 // backoff is the pause after failure n, from 0: 1 s doubling to 60 s, less up to a quarter by r in [0,1).
 func backoff(n int, r float64) time.Duration {
-	d := time.Minute
-	if n < 6 {
-		d = time.Second << n
-	}
+	d := min(time.Minute, time.Second<<min(n, 6))
 	return d - time.Duration(r*float64(d)/4)
 }
 
 // sleep waits for d or the end of ctx, whichever is first.
 func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -311,18 +283,17 @@ func (t *Telegram) send(ctx context.Context, method string, params map[string]an
 			return 0, err
 		}
 		var result json.RawMessage
-		var sent message
 		params["chat_id"] = t.chat.Load()
-		err := t.call(ctx, method, params, &result)
-		if err == nil {
-			t.note(&t.sendTrouble, "")
+		e := t.request(ctx, method, params, &result)
+		if e == nil {
+			var sent message
 			_ = json.Unmarshal(result, &sent) // deleteMessage gives only true
+			t.note(&t.sendTrouble, "")
 			return sent.ID, nil
 		}
 		if ctx.Err() != nil {
 			return 0, ctx.Err()
 		}
-		e := asAPI(err)
 		if text := e.trouble(); text != "" && (!e.temporary() || failures > 0) {
 			t.note(&t.sendTrouble, text)
 		}
@@ -333,26 +304,19 @@ func (t *Telegram) send(ctx context.Context, method string, params map[string]an
 		case e.says("message to edit not found") || e.says("message can't be edited"):
 			return 0, nil
 		case e.migrate != 0:
-			t.migrate(e.migrate)
+			t.log.Warn("the group became a supergroup: set telegram.chat_id to the new id", "chat_id", e.migrate)
+			t.chat.Store(e.migrate)
 		case e.says("parse entities") && params["entities"] != nil:
 			delete(params, "entities") // a question is never lost to its looks
 		case e.after > 0:
 			t.shareSlot(func(s slot) slot { return slot{s.next, time.Now().Add(e.after)} })
 		case !e.temporary():
-			return 0, err
+			return 0, e
 		default:
-			if err := sleep(ctx, backoff(failures, mrand.Float64())); err != nil {
-				return 0, err
-			}
+			_ = sleep(ctx, backoff(failures, mrand.Float64()))
 			failures++
 		}
 	}
-}
-
-// migrate follows the group that became a supergroup.
-func (t *Telegram) migrate(to int64) {
-	t.log.Warn("the group became a supergroup: set telegram.chat_id to the new id", "chat_id", to)
-	t.chat.Store(to)
 }
 
 // slot is the pacing of the chat, kept in one small file for all processes. About one message a second is allowed
@@ -365,26 +329,22 @@ type slot struct {
 // reserve takes the next place, at most burst of them without a pause of every between, and tells how long to wait for
 // it. What is not urgent takes nothing while it would have to wait, and leaves one place free: questions overtake.
 func (s slot) reserve(now time.Time, every time.Duration, burst int, urgent bool) (slot, time.Duration) {
-	if s.next.Sub(now) > 10*time.Minute { // not by our own doing: the clock was set back
-		s.next = now
+	if s.next.Sub(now) > 10*time.Minute || s.until.Sub(now) > 24*time.Hour { // the clock was set back
+		s = slot{}
 	}
-	if s.until.Sub(now) > 24*time.Hour {
-		s.until = now
-	}
-	rested := now.Add(-every * time.Duration(burst-1))
-	for _, at := range []time.Time{s.until, rested} {
-		if at.After(s.next) {
-			s.next = at
+	for _, least := range []time.Time{s.until, now.Add(-every * time.Duration(burst-1))} {
+		if least.After(s.next) {
+			s.next = least
 		}
 	}
-	at := s.next
+	wait := s.next.Sub(now)
 	if !urgent {
-		if at = at.Add(every); at.After(now) {
-			return s, at.Sub(now)
-		}
+		wait += every
 	}
-	s.next = s.next.Add(every)
-	return s, max(0, at.Sub(now))
+	if urgent || wait <= 0 {
+		s.next = s.next.Add(every)
+	}
+	return s, max(0, wait)
 }
 
 // pace waits until a message may leave.
@@ -400,7 +360,7 @@ func (t *Telegram) pace(ctx context.Context, urgent bool) error {
 				wait = s.until.Sub(now) // another process may have been told to wait meanwhile
 			} else {
 				s, wait = s.reserve(now, every, burst, urgent)
-				reserved = wait <= 0 || urgent
+				reserved = urgent
 			}
 			return s
 		})
@@ -422,19 +382,17 @@ func (t *Telegram) shareSlot(change func(slot) slot) {
 		defer f.Close() // and with it the lock
 		err = lockFile(f, true)
 	}
+	if err != nil {
+		t.slot = change(t.slot)
+		return
+	}
 	var next, until int64
-	if err == nil {
-		if n, _ := fmt.Fscanf(f, "%d %d\n", &next, &until); n == 2 {
-			t.slot = slot{time.Unix(0, next), time.Unix(0, until)}
-		}
+	if n, _ := fmt.Fscanf(f, "%d %d", &next, &until); n == 2 {
+		t.slot = slot{time.Unix(0, next), time.Unix(0, until)}
 	}
 	t.slot = change(t.slot)
-	if err == nil {
-		_, err = f.WriteAt(fmt.Appendf(nil, "%020d %020d\n", max(0, t.slot.next.UnixNano()), max(0, t.slot.until.UnixNano())), 0)
-	}
-	if err != nil {
-		t.log.Debug("sharing the pacing", "error", err)
-	}
+	next, until = max(0, t.slot.next.UnixNano()), max(0, t.slot.until.UnixNano())
+	_, _ = f.WriteAt(fmt.Appendf(nil, "%020d %020d\n", next, until), 0)
 }
 
 // richText is a message's text with its entities, whose offsets and lengths count UTF-16 units.
@@ -459,11 +417,12 @@ func (r *richText) line(kind, s string) {
 		r.WriteByte('\n')
 		r.units++
 	}
+	n := len(utf16.Encode([]rune(s)))
 	if kind != "" {
-		r.marks = append(r.marks, entity{kind, r.units, utf16Len(s)})
+		r.marks = append(r.marks, entity{kind, r.units, n})
 	}
 	r.WriteString(s)
-	r.units += utf16Len(s)
+	r.units += n
 }
 
 // params are those of sendMessage and editMessageText.
@@ -480,11 +439,14 @@ func (r *richText) params(rows [][]button) map[string]any {
 
 func markup(rows [][]button) map[string]any { return map[string]any{"inline_keyboard": rows} }
 
-func utf16Len(s string) (n int) {
-	for _, c := range s {
-		n += utf16.RuneLen(c)
+// clean makes text from elsewhere fit to leave: valid, no secret, nothing invisible, at most n UTF-16 units.
+func clean(s string, n int) string {
+	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\r", "")
+	s = visible(redact(strings.TrimRight(strings.TrimLeft(s, "\n"), " \t\n")))
+	if fit := fitUnits(s, n); fit < len(s) {
+		s = s[:fitUnits(s, n-1)] + "…"
 	}
-	return n
+	return s
 }
 
 // fitUnits is how many bytes of s, in whole characters, make at most n UTF-16 units.
@@ -497,32 +459,16 @@ func fitUnits(s string, n int) int {
 	return len(s)
 }
 
-// clean makes text from elsewhere fit to leave: valid, no secret, nothing invisible, and cut to n UTF-16 units.
-func clean(s string, n int) string {
-	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\r", "")
-	s = visible(redact(strings.TrimRight(strings.TrimLeft(s, "\n"), " \t\n")))
-	if fitUnits(s, n) < len(s) {
-		s = s[:fitUnits(s, n-1)] + "…"
+// cutText cuts a part of at most n UTF-16 units off s, at a line end if there is one, which is then lost.
+func cutText(s string, n int) (part, rest string) {
+	fit := fitUnits(s, n)
+	if fit == len(s) {
+		return s, ""
 	}
-	return s
-}
-
-// splitText cuts s into parts of at most n UTF-16 units, at line ends where there are any; only the line ends it
-// cuts at are lost.
-func splitText(s string, n int) []string {
-	var parts []string
-	for {
-		fit := fitUnits(s, n)
-		if fit == len(s) {
-			return append(parts, s)
-		}
-		rest := fit
-		if i := strings.LastIndexByte(s[:fit+1], '\n'); i > 0 {
-			fit, rest = i, i+1
-		}
-		parts = append(parts, s[:fit])
-		s = s[rest:]
+	if i := strings.LastIndexByte(s[:fit+1], '\n'); i > 0 {
+		return s[:i], s[i+1:]
 	}
+	return s[:fit], s[fit:]
 }
 
 // origin is the last line of every message about a session: which one it is. sessionMark reads it back.
@@ -552,23 +498,22 @@ const (
 	tapSubmit = "~s:"     // + the keys that are ticked: give these choices
 )
 
-// tapData is what a button sends back, `ans:{prompt}:{session}:{nonce}:{value}` with the first 8, 8 and 16 hex digits.
-func tapData(p *PromptRecord, value string) string {
-	return fmt.Sprintf("ans:%s:%s:%.16s:%s", shortID(p.ID), shortID(p.SessionID), p.Nonce, value)
-}
-
-// keyboard is a question's rows of buttons. whole: all of it has been shown, so nothing is held back. ticked are the
-// keys chosen so far where several may be; they live in the buttons, so that what is seen is what is submitted. What
-// grants and what refuses never share a row.
-func keyboard(p *PromptRecord, whole bool, ticked []string) (rows [][]button) {
+// keyboard is an open question's rows of buttons. whole: all of it has been shown, so nothing is held back. ticked are
+// the keys chosen so far where several may be; they live in the buttons, so that what is seen is what is submitted.
+// What grants and what refuses never share a row.
+//
+// A button sends back `ans:{prompt}:{session}:{nonce}:{value}`, with the first 8, 8 and 16 hex digits; the limit is 64
+// bytes, https://core.telegram.org/bots/api#inlinekeyboardbutton.
+func keyboard(p *PromptRecord, whole bool, ticked ...string) (rows [][]button) {
 	add := func(text, value string) {
-		if data := tapData(p, value); len(data) <= maxCallback {
+		data := fmt.Sprintf("ans:%s:%s:%.16s:%s", shortID(p.ID), shortID(p.SessionID), p.Nonce, value)
+		if len(data) <= 64 {
 			rows = append(rows, []button{{clean(text, 64), data}})
 		}
 	}
 	held := p.Cut && !whole
 	switch {
-	case p.Idle || p.Secret:
+	case p.Idle || p.Secret || !p.open():
 		return nil
 	case p.ambiguous():
 		add("↩️ Send Enter", "enter")
@@ -581,25 +526,25 @@ func keyboard(p *PromptRecord, whole bool, ticked []string) (rows [][]button) {
 		add("↩️ Press Enter", "enter")
 	}
 	for _, c := range answers(p) {
-		mark := ""
-		switch on := slices.Contains(ticked, c.Key); {
-		case held && (p.Multi || grants(c)):
-			continue
-		case p.Multi && on:
-			others := slices.DeleteFunc(slices.Clone(ticked), func(k string) bool { return k == c.Key })
-			add("✓ "+choiceText(p, c), tapTick+strings.Join(others, ","))
-			continue
-		case p.Multi:
-			with := append(slices.Clone(ticked), c.Key)
-			slices.Sort(with)
-			add("▫️ "+choiceText(p, c), tapTick+strings.Join(with, ","))
-			continue
-		case (p.Permission || p.Type == YesNo) && grants(c):
-			mark = "✅ "
-		case p.Permission || p.Type == YesNo:
-			mark = "❌ "
+		on := slices.Contains(ticked, c.Key)
+		then := append(slices.Clone(ticked), c.Key)
+		if on {
+			then = slices.DeleteFunc(then, func(k string) bool { return k == c.Key })
 		}
-		add(mark+choiceText(p, c), c.Key)
+		slices.Sort(then)
+		switch text := choiceText(p, c); {
+		case held && (p.Multi || grants(c)):
+		case p.Multi && on:
+			add("✓ "+text, tapTick+strings.Join(then, ","))
+		case p.Multi:
+			add("▫️ "+text, tapTick+strings.Join(then, ","))
+		case !p.Permission && p.Type != YesNo:
+			add(text, c.Key)
+		case grants(c):
+			add("✅ "+text, c.Key)
+		default:
+			add("❌ "+text, c.Key)
+		}
 	}
 	if p.Multi && !held {
 		add("📨 Submit", tapSubmit+strings.Join(ticked, ","))
@@ -635,29 +580,22 @@ func valueName(p *PromptRecord, v string) string {
 			return choiceText(p, c)
 		}
 	}
-	switch v {
-	case "default":
-		if p.SafeDefault != nil && *p.SafeDefault != v {
-			return "the default, " + valueName(p, *p.SafeDefault)
-		}
-	case "enter":
-		return "Enter"
-	case "esc":
-		return "Esc"
-	case "":
-		return "empty"
-	}
-	return v
+	return cmp.Or(map[string]string{"": "empty", "enter": "Enter", "esc": "Esc", "default": "the default"}[v], v)
 }
 
-// questionText is a question's message: what is asked, what about, what can be done, how long, by which session. body
-// stands for the excerpt when more of the question is shown.
-func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord, body string, now time.Time) *richText {
-	ask, hint, left := clean(p.Question, 400), "", timeLeft(p, now)
+// questionText is a question's message: what is asked, what about, what can be done or was done, how long, by which
+// session. body stands for the excerpt when more of the question is shown.
+func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord, body string) *richText {
+	ask, hint, left := clean(p.Question, 400), "", timeLeft(p)
+	body = cmp.Or(body, clean(p.Excerpt, 700))
 	switch {
+	case !p.open():
+		if ask, hint, left = cmp.Or(ask, "Question"), outcome(p), ""; p.Idle {
+			ask, body = clean(s.Tool, 40)+" had finished", ""
+		}
 	case p.Idle:
 		ask, hint, left = "✅ "+clean(s.Tool, 40)+" has finished", "Reply to this message with what to do next.", ""
-		body = cmp.Or(clean(p.Full, 700), clean(p.Excerpt, 700))
+		body = cmp.Or(clean(p.Full, 700), body)
 	case p.Secret:
 		ask, hint = "🔑 "+cmp.Or(ask, "A password is asked for"), "It is not asked for here: type it at the keyboard."
 		if t.cfg.Load().FreeText && t.polling.Load() {
@@ -668,24 +606,22 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord, body string, 
 	case p.Permission:
 		ask, hint = "🛡️ "+cmp.Or(ask, "Permission request"), "To refuse and say why, reply with text."
 	default:
-		ask = "❓ " + cmp.Or(ask, "Waiting for your input")
+		ask, hint = "❓ "+cmp.Or(ask, "Waiting for your input"), map[bool]string{true: "Tick what applies, then Submit."}[p.Multi]
 		if p.Type == FreeText {
 			hint = "Reply to this message with your answer."
-		} else if p.Multi {
-			hint = "Tick what applies, then Submit."
 		}
 	}
 	r := &richText{}
 	r.line("bold", ask)
-	if body = cmp.Or(body, clean(p.Excerpt, 700)); !strings.HasSuffix(ask, body) {
+	if !strings.HasSuffix(ask, body) {
 		r.line("pre", body)
 	}
 	for _, c := range p.Choices {
-		if utf16Len(c.Label) > 30 { // a button shows about this much
+		if len(c.Label) > 30 && p.open() { // a button shows about this much
 			r.line("", clean(choiceText(p, c), 80))
 		}
 	}
-	if p.Tool != "" {
+	if p.Tool != "" && p.open() {
 		r.line("", "🔧 "+clean(p.Tool, 60)+" in "+clean(p.Cwd, 200))
 	}
 	r.line("", hint)
@@ -694,29 +630,13 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord, body string, 
 	return r
 }
 
-func timeLeft(p *PromptRecord, now time.Time) string {
+func timeLeft(p *PromptRecord) string {
 	then := "nothing is typed"
 	if p.SafeDefault != nil && !p.Secret {
 		then = "default: " + clean(valueName(p, *p.SafeDefault), 80)
 	}
-	secs := max(0, int(p.ExpiresAt.Sub(now).Round(time.Second)/time.Second))
+	secs := max(0, int(time.Until(p.ExpiresAt).Seconds()+0.5))
 	return fmt.Sprintf("⏳ Expires in %dm %02ds, then %s", secs/60, secs%60, then)
-}
-
-// outcomeText is a question's message when it is over.
-func outcomeText(p *PromptRecord, s *SessionRecord) *richText {
-	r := &richText{}
-	ask := cmp.Or(clean(p.Question, 400), "Question")
-	if p.Idle {
-		ask = clean(s.Tool, 40) + " had finished"
-	}
-	r.line("bold", ask)
-	if body := clean(p.Excerpt, 700); body != ask && !p.Idle {
-		r.line("pre", body)
-	}
-	r.line("", outcome(p))
-	r.line("", origin(s))
-	return r
 }
 
 // outcome says what happened to a question: who answered what, when, and from where.
@@ -731,8 +651,7 @@ func outcome(p *PromptRecord) string {
 	if p.Reason != "" {
 		reason = " (" + clean(p.Reason, 300) + ")"
 	}
-	timeout := p.Status == Expired || p.DecidedBy != nil && *p.DecidedBy == "auto:timeout"
-	switch {
+	switch timeout := p.Status == Expired || p.DecidedBy != nil && *p.DecidedBy == "auto:timeout"; {
 	case p.Status == Failed:
 		return "⚠️ Not delivered" + value + at + reason
 	case p.Status == Canceled:
@@ -754,7 +673,7 @@ func (t *Telegram) Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (
 
 // ask is Ask with another body than the excerpt; whole: nothing of the question is hidden any more.
 func (t *Telegram) ask(ctx context.Context, p *PromptRecord, s *SessionRecord, body string, whole bool) (int64, error) {
-	params := t.questionText(p, s, body, time.Now()).params(keyboard(p, whole, nil))
+	params := t.questionText(p, s, body).params(keyboard(p, whole))
 	params["disable_notification"] = p.Idle
 	return t.send(ctx, "sendMessage", params, !p.Idle)
 }
@@ -765,10 +684,7 @@ func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, s *SessionRecord
 	if p.MsgID == 0 || p.open() && (p.Cut || p.Multi) {
 		return nil
 	}
-	params := outcomeText(p, s).params(nil)
-	if p.open() {
-		params = t.questionText(p, s, "", time.Now()).params(keyboard(p, false, nil))
-	}
+	params := t.questionText(p, s, "").params(keyboard(p, false))
 	params["message_id"] = p.MsgID
 	if v, err := t.store.View(); err == nil && v.Prompts[p.ID] != nil {
 		params["message_id"] = max(p.MsgID, v.Prompts[p.ID].MsgID)
@@ -778,70 +694,57 @@ func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, s *SessionRecord
 }
 
 // Notify sends a notice in as many messages as it needs and returns the id of the last; with Edit the first of them
-// is that message.
+// is that message, unless the operator deleted it.
 func (t *Telegram) Notify(ctx context.Context, n Notice) (id int64, err error) {
 	last := ""
 	if v, err := t.store.View(); err == nil && v.Sessions[n.SessionID] != nil {
 		last = origin(v.Sessions[n.SessionID])
 	}
-	for i, r := range noticeTexts(clean(n.Text, 1<<20), clean(n.Mono, 1<<20), last) {
+	edit, text, mono, part := n.Edit, clean(n.Text, 1<<20), clean(n.Mono, 1<<20), ""
+	for text+mono != "" && err == nil {
+		r := &richText{}
+		part, text = cutText(text, partUnits)
+		r.line("", part)
+		if text == "" && r.units < partUnits/2 {
+			part, mono = cutText(mono, partUnits-r.units)
+			r.line("pre", part)
+		}
+		r.line("", last)
 		params := r.params(nil)
-		if i == 0 && n.Edit != 0 {
-			params["message_id"] = n.Edit
-			if id, err = t.send(ctx, "editMessageText", params, n.Ring); err != nil {
-				return 0, err
-			}
-			if id != 0 {
-				continue
-			}
-			delete(params, "message_id") // the operator deleted it
+		if id = 0; edit != 0 {
+			params["message_id"] = edit
+			id, err = t.send(ctx, "editMessageText", params, n.Ring)
+			delete(params, "message_id")
+			edit = 0
 		}
 		params["disable_notification"] = !n.Ring
 		if n.ReplyTo != 0 {
 			params["reply_parameters"] = map[string]any{"message_id": n.ReplyTo, "allow_sending_without_reply": true}
 		}
-		if id, err = t.send(ctx, "sendMessage", params, n.Ring || n.ReplyTo != 0); err != nil {
-			return 0, err
+		if id == 0 && err == nil {
+			id, err = t.send(ctx, "sendMessage", params, n.Ring || n.ReplyTo != 0)
 		}
 	}
-	return id, nil
-}
-
-// noticeTexts lays a notice out: the text, the monospace part, and the session's line at the end of every message.
-func noticeTexts(text, mono, last string) []*richText {
-	var out []*richText
-	for _, part := range splitText(text, partUnits) {
-		out = append(out, &richText{})
-		out[len(out)-1].line("", part)
-	}
-	for i, part := range splitText(mono, partUnits) {
-		if i > 0 || out[len(out)-1].units+utf16Len(part) > partUnits {
-			out = append(out, &richText{})
-		}
-		out[len(out)-1].line("pre", part)
-	}
-	out = slices.DeleteFunc(out, func(r *richText) bool { return strings.TrimSpace(r.String()) == "" })
-	for _, r := range out {
-		r.line("", last)
-	}
-	return out
+	return id, err
 }
 
 // update is what of the Bot API's Update counts here; everything else is ignored.
 type update struct {
-	ID       int64    `json:"update_id"`
-	Message  *message `json:"message"`
-	Callback *press   `json:"callback_query"`
+	ID       int64 `json:"update_id"`
+	Message  *message
+	Callback *press `json:"callback_query"`
 }
 
 type message struct {
-	ID            int64           `json:"message_id"`
-	From          *user           `json:"from"`
-	Chat          chat            `json:"chat"`
-	Date          int64           `json:"date"` // Unix seconds by the server's clock
-	Text          string          `json:"text"`
+	ID   int64 `json:"message_id"`
+	From *user
+	Chat struct {
+		ID   int64
+		Type string
+	}
+	Date          int64 // Unix seconds by the server's clock
+	Text          string
 	ReplyTo       *message        `json:"reply_to_message"`
-	MigrateTo     int64           `json:"migrate_to_chat_id"`
 	SenderChat    json.RawMessage `json:"sender_chat"` // a channel, or an anonymous administrator
 	ForwardOrigin json.RawMessage `json:"forward_origin"`
 	ForwardDate   int64           `json:"forward_date"`
@@ -849,28 +752,24 @@ type message struct {
 	EditDate      int64           `json:"edit_date"`
 }
 
+// user is a person or bot. The names are for display only: anyone can take them.
 type user struct {
-	ID       int64  `json:"id"`
+	ID       int64
 	IsBot    bool   `json:"is_bot"`
-	Name     string `json:"first_name"` // names are for display only: anyone can take them
-	Username string `json:"username"`
-}
-
-type chat struct {
-	ID   int64  `json:"id"`
-	Type string `json:"type"`
-}
-
-// press is a CallbackQuery: a button was pressed.
-type press struct {
-	ID      string   `json:"id"`
-	From    *user    `json:"from"`
-	Message *message `json:"message"`
-	Data    string   `json:"data"`
+	Name     string `json:"first_name"`
+	Username string
 }
 
 // who is decided_by for a user.
 func (u *user) who() string { return "telegram:" + strconv.FormatInt(u.ID, 10) }
+
+// press is a CallbackQuery: a button was pressed.
+type press struct {
+	ID      string
+	From    *user
+	Message *message
+	Data    string
+}
 
 // admitted decides, for every kind of update and nowhere else, whether it counts: "" or the reason why not. It counts
 // when a person on the allowlist, known by number alone, wrote it himself in the configured chat.
@@ -894,10 +793,8 @@ func admitted(u *update, users []int64, chatID int64) (from *user, reason string
 		return from, "not a group"
 	case u.Callback != nil: // its message is the bot's own
 		return from, ""
-	case len(m.SenderChat) > 0 || len(m.ViaBot) > 0:
-		return from, "sent by a chat or through a bot"
-	case len(m.ForwardOrigin) > 0 || m.ForwardDate != 0 || m.EditDate != 0:
-		return from, "forwarded or edited"
+	case len(m.SenderChat)+len(m.ViaBot)+len(m.ForwardOrigin) > 0 || m.ForwardDate != 0 || m.EditDate != 0:
+		return from, "forwarded, edited, or sent through a bot or as a chat"
 	}
 	return from, ""
 }
@@ -906,9 +803,10 @@ func admitted(u *update, users []int64, chatID int64) (from *user, reason string
 type receiver struct {
 	*Telegram
 	jobs      chan func(context.Context) // answers that may wait for the pacing, done in order by one goroutine
-	toasts    sync.WaitGroup             // answers to taps under way
+	work      sync.WaitGroup             // that goroutine, and answers to taps under way
 	lastOK    time.Time                  // of getUpdates, by the wall clock
-	strangers map[string]int             // audited, by minute
+	minute    time.Time                  // in which strangers were audited
+	strangers int
 }
 
 // Poll receives for all sessions as long as this process holds the poll lock, and otherwise waits for it.
@@ -916,7 +814,10 @@ type receiver struct {
 // when the token is refused for good.
 func (t *Telegram) Poll(ctx context.Context) {
 	for final := false; !final && ctx.Err() == nil; {
-		beat := t.lastBeat()
+		beat := time.Now().Round(0) // when any poller last got an answer: the time of change of its lock file
+		if info, err := os.Stat(filepath.Join(t.store.Dir, "poll.lock")); err == nil {
+			beat = info.ModTime()
+		}
 		release, held, err := t.store.TryPoll()
 		switch {
 		case err != nil:
@@ -935,21 +836,11 @@ func (t *Telegram) Poll(ctx context.Context) {
 	}
 }
 
-// lastBeat is when any poller last got an answer: the time of change of its lock file.
-func (t *Telegram) lastBeat() time.Time {
-	info, err := os.Stat(filepath.Join(t.store.Dir, "poll.lock"))
-	if err != nil {
-		return time.Now().Round(0)
-	}
-	return info.ModTime()
-}
-
 // receive is Poll with the lock held. It returns true when polling makes no sense any more.
 func (t *Telegram) receive(ctx context.Context, beat time.Time) (final bool) {
 	ctx, stop := context.WithCancel(ctx)
-	r := &receiver{Telegram: t, jobs: make(chan func(context.Context), 64), lastOK: beat, strangers: map[string]int{}}
-	var worker sync.WaitGroup
-	worker.Go(func() {
+	r := &receiver{Telegram: t, jobs: make(chan func(context.Context), 64), lastOK: beat}
+	r.work.Go(func() {
 		for {
 			select {
 			case job := <-r.jobs:
@@ -959,8 +850,7 @@ func (t *Telegram) receive(ctx context.Context, beat time.Time) (final bool) {
 			}
 		}
 	})
-	defer worker.Wait()
-	defer r.toasts.Wait()
+	defer r.work.Wait()
 	defer stop()
 	r.later(r.register)
 	return r.listen(ctx)
@@ -975,11 +865,17 @@ func (r *receiver) later(job func(context.Context)) {
 	}
 }
 
-// try makes an attempt at something the operator would like to see, from the worker.
-func (r *receiver) try(method string, params map[string]any) {
+// tell answers the operator's message.
+func (r *receiver) tell(replyTo int64, text string) {
+	r.later(func(ctx context.Context) { _, _ = r.Notify(ctx, Notice{Text: text, ReplyTo: replyTo}) })
+}
+
+// buttons replaces a message's buttons.
+func (r *receiver) buttons(msg int64, rows [][]button) {
 	r.later(func(ctx context.Context) {
-		if _, err := r.send(ctx, method, params, true); err != nil && ctx.Err() == nil {
-			r.log.Warn("answering the operator", "error", err)
+		params := map[string]any{"message_id": msg, "reply_markup": markup(rows)}
+		if _, err := r.send(ctx, "editMessageReplyMarkup", params, true); err != nil {
+			r.log.Warn("changing buttons", "error", err)
 		}
 	})
 }
@@ -987,27 +883,24 @@ func (r *receiver) try(method string, params map[string]any) {
 // listen polls until ctx ends or the lock is lost (false), or the token is refused (true).
 func (r *receiver) listen(ctx context.Context) (final bool) {
 	params := map[string]any{"allowed_updates": []string{"message", "callback_query"}}
-	for failures, timeout := 0, 1; ctx.Err() == nil; { // the first poll is short: to know soon whether all is well
+	for failures, timeout := 0, 1; ctx.Err() == nil; { // after a failure the poll is short: to know soon that all is well
 		params["timeout"] = timeout
-		var updates []json.RawMessage
-		err := r.awake(ctx, func(ctx context.Context) error { return r.call(ctx, "getUpdates", params, &updates) })
-		if err == nil {
+		updates, e := r.poll(ctx, params)
+		if failures, timeout = failures+1, 1; e == nil {
+			failures, timeout = 0, pollSeconds
 			r.note(&r.pollTrouble, "")
 			for _, raw := range updates {
-				var id int64
-				if id, err = r.take(ctx, raw); err != nil {
-					r.note(&r.pollTrouble, "an answer cannot be recorded, so it is not acted on: "+err.Error())
-					break // not on disk, so not confirmed: it comes again
+				id, err := r.take(ctx, raw)
+				if err != nil { // not on disk, so not confirmed: it comes again
+					r.note(&r.pollTrouble, "answers cannot be recorded, so they are not acted on: "+err.Error())
+					_ = sleep(ctx, time.Second)
+					break
 				}
 				params["offset"] = id + 1 // assigned, never the maximum: ids restart at random after a week (server)
 			}
-			r.recovered(ctx)
-		}
-		if failures, timeout = failures+1, 1; err == nil {
-			failures, timeout = 0, pollSeconds
+			r.recovered()
 			continue
 		}
-		e := asAPI(err)
 		if text := e.trouble(); text != "" && (failures > 1 || !e.temporary()) && ctx.Err() == nil {
 			r.note(&r.pollTrouble, text)
 		}
@@ -1027,8 +920,8 @@ func (r *receiver) listen(ctx context.Context) (final bool) {
 	return false
 }
 
-// awake runs a long request and ends it when the machine has slept meanwhile: the connection will not have survived.
-func (r *receiver) awake(ctx context.Context, request func(context.Context) error) error {
+// poll is one getUpdates. It ends early when the machine has slept meanwhile: the connection will not have survived.
+func (r *receiver) poll(ctx context.Context, params any) (updates []json.RawMessage, e *apiError) {
 	const beat = 10 * time.Second
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -1039,12 +932,12 @@ func (r *receiver) awake(ctx context.Context, request func(context.Context) erro
 			}
 		}
 	}()
-	return request(ctx)
+	return updates, r.request(ctx, "getUpdates", params, &updates)
 }
 
 // recovered notes a successful poll. After an outage longer than a tap lives, taps may be lost: what still waits is
 // offered again.
-func (r *receiver) recovered(ctx context.Context) {
+func (r *receiver) recovered() {
 	now := time.Now().Round(0)
 	gap := now.Sub(r.lastOK)
 	r.lastOK = now
@@ -1067,7 +960,8 @@ func (r *receiver) take(ctx context.Context, raw json.RawMessage) (id int64, err
 		var only struct {
 			ID int64 `json:"update_id"`
 		}
-		return only.ID, json.Unmarshal(raw, &only) // what cannot be read is confirmed unread
+		err = json.Unmarshal(raw, &only)
+		return only.ID, err // what cannot be read is confirmed unread
 	}
 	from, reason := admitted(&u, r.cfg.Load().Users, r.chat.Load())
 	if reason != "" {
@@ -1087,17 +981,17 @@ func (r *receiver) take(ctx context.Context, raw json.RawMessage) (id int64, err
 
 // stranger audits an update that does not count, at most ten a minute, and does nothing else.
 func (r *receiver) stranger(u *update, from *user, reason string) {
-	minute := time.Now().UTC().Format("15:04")
-	if _, same := r.strangers[minute]; !same {
-		clear(r.strangers)
+	if now := time.Now(); now.Sub(r.minute) > time.Minute {
+		r.minute, r.strangers = now, 0
 	}
-	if r.strangers[minute]++; r.strangers[minute] <= 10 {
-		e := Event{Name: "UNAUTHORIZED", Fields: []Field{{"update_id", u.ID}, {"reason", reason}}}
-		if from != nil {
-			e.Fields = append(e.Fields, Field{"by", from.who()})
-		}
-		r.audit(e)
+	if r.strangers++; r.strangers > 10 {
+		return
 	}
+	fields := []Field{{"update_id", u.ID}, {"reason", reason}}
+	if from != nil {
+		fields = append(fields, Field{"by", from.who()})
+	}
+	r.audit(Event{Name: "UNAUTHORIZED", Fields: fields})
 }
 
 func (r *receiver) audit(e Event) {
@@ -1107,25 +1001,21 @@ func (r *receiver) audit(e Event) {
 }
 
 // reject audits an answer of the operator that changed nothing, and records its update as done with.
-func (r *receiver) reject(id int64, from *user, p *PromptRecord, reason string) error {
-	e := Event{Name: "REPLY_REJECTED", Fields: []Field{{"reason", reason}, {"by", from.who()}}}
-	if p != nil {
-		e.SessionID, e.PromptID = p.SessionID, p.ID
-	}
-	r.audit(e)
-	return r.once(id, "rejected")
+func (r *receiver) reject(id int64, by, session, prompt, reason string) error {
+	r.audit(Event{"REPLY_REJECTED", session, prompt, []Field{{"reason", reason}, {"by", by}}})
+	return r.once(id)
 }
 
 // once records that an update has been acted on, together with what it led to.
-func (r *receiver) once(id int64, kind string, with ...Record) error {
+func (r *receiver) once(id int64, with ...Record) error {
 	return r.store.Update(func(*View) ([]Record, error) {
-		return append(with, &UpdateRecord{Head: Head{ID: strconv.FormatInt(id, 10)}, Kind: kind}), nil
+		return append(with, &UpdateRecord{Head: Head{ID: strconv.FormatInt(id, 10)}, Kind: "operator"}), nil
 	})
 }
 
 // toast answers a tap: a line on the phone, or a box to be closed when it says that nothing was done.
 func (r *receiver) toast(ctx context.Context, q *press, text string, box bool) {
-	r.toasts.Go(func() {
+	r.work.Go(func() {
 		params := map[string]any{"callback_query_id": q.ID, "text": clean(text, maxToast), "show_alert": box}
 		if err := r.call(ctx, "answerCallbackQuery", params, nil); err != nil {
 			r.log.Debug("answering a tap", "error", err) // too old is not worth another try
@@ -1159,47 +1049,38 @@ func (r *receiver) tap(ctx context.Context, id int64, q *press, v *View) error {
 			p, value = tapped(q.Data, v)
 		}
 	}
-	refusal := ""
-	if p == nil {
-		refusal = "This question is not known any more. Nothing was done."
-	} else if q.Message.ID != p.MsgID {
-		refusal = "This message is out of date: answer in the newest one of this question. Nothing was done."
-	}
-	if refusal != "" {
-		r.toast(ctx, q, refusal, true)
-		r.try("editMessageReplyMarkup", map[string]any{"message_id": q.Message.ID})
-		return r.reject(id, q.From, p, refusal)
+	if p == nil || q.Message.ID != p.MsgID {
+		p = cmp.Or(p, &PromptRecord{})
+		r.toast(ctx, q, "Nothing was done: this message is out of date. Use the newest one of its question.", true)
+		r.buttons(q.Message.ID, nil)
+		return r.reject(id, q.From.who(), p.SessionID, p.ID, "not a button of an open question")
 	}
 	keys, submit := strings.CutPrefix(value, tapSubmit)
-	switch {
-	case submit:
+	if submit {
 		value = keys
-	case strings.HasPrefix(value, "~") && p.open():
-		if err := r.once(id, "callback_query"); err != nil {
-			return err
-		}
+	} else if strings.HasPrefix(value, "~") && p.open() {
 		r.show(ctx, q, p, value)
-		return nil
+		return r.once(id)
 	}
 	d := Decision{PromptID: p.ID, SessionID: p.SessionID, Nonce: p.Nonce, Value: value, By: q.From.who(), UpdateID: id}
 	now, why, err := r.store.Decide(d, time.Now())
 	switch {
 	case err != nil:
 		r.toast(ctx, q, "It could not be recorded, so nothing was done yet; it is tried again.", true)
-		return err
 	case why != "":
 		r.toast(ctx, q, "Nothing was done: "+string(why), true)
-		r.later(func(ctx context.Context) { r.settle(ctx, now) })
-		return r.reject(id, q.From, p, string(why))
+		r.later(func(ctx context.Context) { r.settle(ctx, &now) })
+		err = r.reject(id, d.By, p.SessionID, p.ID, string(why))
+	default:
+		r.toast(ctx, q, "✓ "+valueName(p, value), false)
 	}
-	r.toast(ctx, q, "✓ "+valueName(p, value), false)
-	return nil
+	return err
 }
 
 // settle shows in its message what became of a question that is over, whichever session it belongs to.
-func (r *receiver) settle(ctx context.Context, p PromptRecord) {
+func (r *receiver) settle(ctx context.Context, p *PromptRecord) {
 	if v, err := r.store.View(); err == nil && v.Sessions[p.SessionID] != nil && !p.open() {
-		if err := r.Settle(ctx, &p, v.Sessions[p.SessionID]); err != nil {
+		if err := r.Settle(ctx, p, v.Sessions[p.SessionID]); err != nil {
 			r.log.Warn("editing a question's message", "error", err)
 		}
 	}
@@ -1207,19 +1088,19 @@ func (r *receiver) settle(ctx context.Context, p PromptRecord) {
 
 // show does what a button asks that decides nothing: tick a choice, or show more.
 func (r *receiver) show(ctx context.Context, q *press, p *PromptRecord, value string) {
-	if keys, ok := strings.CutPrefix(value, tapTick); ok {
+	keys, tick := strings.CutPrefix(value, tapTick)
+	switch {
+	case tick:
 		r.toast(ctx, q, "", false)
 		ticked := strings.FieldsFunc(keys, func(c rune) bool { return c == ',' })
-		rows := keyboard(p, true, ticked)
-		r.try("editMessageReplyMarkup", map[string]any{"message_id": q.Message.ID, "reply_markup": markup(rows)})
-		return
+		r.buttons(q.Message.ID, keyboard(p, true, ticked...))
+	case value == tapAll:
+		r.toast(ctx, q, "Here is all of it", false)
+		r.later(func(ctx context.Context) { r.offer(ctx, p.ID, p.Full, true) })
+	default:
+		r.toast(ctx, q, "Here is more of it", false)
+		r.later(func(ctx context.Context) { r.offer(ctx, p.ID, p.Recent, false) })
 	}
-	r.toast(ctx, q, "Here it is", false)
-	body := p.Recent
-	if value == tapAll {
-		body = p.Full
-	}
-	r.later(func(ctx context.Context) { r.offer(ctx, p.ID, body, value == tapAll) })
 }
 
 // offer sends a waiting question again, with another body if there is one, and makes the new message the one whose
@@ -1232,19 +1113,19 @@ func (r *receiver) offer(ctx context.Context, id, body string, whole bool) {
 	p, s := *v.Prompts[id], v.Sessions[v.Prompts[id].SessionID]
 	ctx, cancel := context.WithDeadline(ctx, p.ExpiresAt)
 	defer cancel()
-	parts := splitText(clean(body, 1<<20), partUnits-600)
-	for _, part := range parts[:len(parts)-1] {
-		if _, err = r.Notify(ctx, Notice{Mono: part, SessionID: s.ID, ReplyTo: p.MsgID}); err != nil {
-			return // not shown in full, so not to be allowed
-		}
+	part, rest := cutText(clean(body, 1<<20), partUnits-800)
+	for rest != "" && err == nil {
+		_, err = r.Notify(ctx, Notice{Mono: part, SessionID: s.ID, ReplyTo: p.MsgID})
+		part, rest = cutText(rest, partUnits-800)
 	}
-	msg, err := r.ask(ctx, &p, s, parts[len(parts)-1], whole)
+	if err != nil {
+		return // not shown in full, so not to be allowed
+	}
+	msg, err := r.ask(ctx, &p, s, part, whole)
 	old := p.MsgID
 	if err == nil {
 		err = r.store.Update(func(v *View) ([]Record, error) {
-			if now := v.Prompts[id]; now != nil {
-				p = *now
-			}
+			p = *cmp.Or(v.Prompts[id], &p)
 			p.MsgID = msg
 			return []Record{&p}, nil
 		})
@@ -1253,24 +1134,18 @@ func (r *receiver) offer(ctx context.Context, id, body string, whole bool) {
 		r.log.Warn("offering a question again", "error", err)
 		return
 	}
-	r.settle(ctx, p) // if it has been answered meanwhile
-	r.try("editMessageReplyMarkup", map[string]any{"message_id": old})
+	r.settle(ctx, &p) // if it has been answered meanwhile
+	r.buttons(old, nil)
 }
 
 // botCommands is what the operator can type, as setMyCommands takes it.
 func botCommands() (list []map[string]string) {
-	for _, line := range []string{
-		"start what this is", "help all commands",
-		"status open questions, and the head of the audit log",
-		"sessions what is running",
-		"switch SID: text that is no reply goes to this session",
-		"send SID TEXT: send text to a session",
-		"claim SID: all text goes to this session, until /release",
-		"release undo /claim and /switch",
-		"cancel SID: end the session's program",
-		"keys SID CTRL_C: press keys",
-		"screen SID: show the screen", "last SID: show the end of the screen",
-	} {
+	for _, line := range []string{"start what this is", "help all commands",
+		"status open questions, and the head of the audit log", "sessions what is running",
+		"switch SID: text that is no reply goes to this session", "send SID TEXT: send text to a session",
+		"claim SID: all text goes to this session, until /release", "release undo /claim and /switch",
+		"cancel SID: end the session's program", "keys SID CTRL_C: press keys",
+		"screen SID: show the screen", "last SID: show the end of the screen"} {
 		name, about, _ := strings.Cut(line, " ")
 		list = append(list, map[string]string{"command": name, "description": about})
 	}
@@ -1307,19 +1182,17 @@ func keyBytes(name string, appCursor bool) (string, bool) {
 	return b, ok
 }
 
-// operatorText is a message's text as data: no control characters but newline and tab; "" and false when it came
-// damaged.
-func operatorText(s string) (text string, ok bool) {
-	if !utf8.ValidString(s) || strings.ContainsRune(s, utf8.RuneError) || utf16Len(s) > messageUnits {
-		return "", false
+// operatorText is a message's text as data: no control characters but newline and tab. It is "" when it came damaged.
+func operatorText(s string) string {
+	if !utf8.ValidString(s) || strings.ContainsRune(s, utf8.RuneError) || fitUnits(s, 4096) < len(s) {
+		return ""
 	}
-	s = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(s)
-	return strings.Map(func(c rune) rune {
+	return strings.TrimSpace(strings.Map(func(c rune) rune {
 		if c < ' ' && c != '\n' && c != '\t' || c >= 0x7f && c < 0xa0 {
 			return -1
 		}
 		return c
-	}, s), true
+	}, strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(s)))
 }
 
 // wish is what a message asks for: an answer now, or one thing to be done.
@@ -1333,68 +1206,49 @@ type wish struct {
 
 // said acts on a message.
 func (r *receiver) said(ctx context.Context, id int64, m *message, v *View) (err error) {
-	if m.MigrateTo != 0 {
-		r.migrate(m.MigrateTo)
-	}
 	at := time.Unix(m.Date, 0).Add(time.Second)
 	if skew := r.clockSkew(); skew.Abs() > 3*time.Second { // less may be rounding and the network
 		at = at.Add(-skew)
 	}
 	w := (&heard{message: m, view: v, at: at, by: m.From.who()}).understand()
 	if w.secret {
-		r.later(func(ctx context.Context) { r.erase(ctx, m.ID) })
+		r.later(func(ctx context.Context) {
+			if _, err := r.send(ctx, "deleteMessage", map[string]any{"message_id": m.ID}, true); err != nil {
+				r.tell(m.ID, "⚠️ Your message could not be deleted: delete it yourself.")
+			}
+		})
 		if !r.cfg.Load().FreeText {
 			w = wish{reply: "✗ A password cannot be given from here: type it at the keyboard."}
 		}
 	}
-	switch {
-	case w.decision != nil:
-		w.decision.UpdateID = id
-		p, why, failed := r.store.Decide(*w.decision, time.Now())
+	switch d := w.decision; {
+	case d != nil:
+		d.UpdateID = id
+		_, why, failed := r.store.Decide(*d, time.Now())
 		if err = failed; err == nil && why != "" {
-			w.reply, err = "✗ Nothing was done: "+string(why), r.reject(id, m.From, &p, string(why))
+			w.reply, err = "✗ Nothing was done: "+string(why), r.reject(id, d.By, d.SessionID, d.PromptID, string(why))
 		}
 	case w.input != nil:
 		w.input.UpdateID = id
-		if err = r.once(id, "message", w.input); err == nil && w.input.Kind != "text" {
-			r.audit(Event{Name: "SESSION_COMMAND", SessionID: w.input.SessionID,
-				Fields: []Field{{"command", w.input.Kind}, {"by", w.input.By}}})
+		if err = r.once(id, w.input); err == nil && w.input.Kind != "text" {
+			r.audit(Event{"SESSION_COMMAND", w.input.SessionID, "", []Field{{"command", w.input.Kind}, {"by", w.input.By}}})
 		}
+	case w.meta != nil:
+		next := &MetaRecord{Head: Head{ID: "telegram"}, Values: map[string]string{}}
+		maps.Copy(next.Values, cmp.Or(v.Meta["telegram"], next).Values)
+		maps.Copy(next.Values, w.meta)
+		maps.DeleteFunc(next.Values, func(_, value string) bool { return value == "" })
+		err = r.once(id, next)
 	case w.reply != "":
-		err = r.change(id, v, w.meta)
+		err = r.once(id)
 	}
 	if err != nil {
 		w.reply = "✗ It could not be recorded, so nothing was done yet; it is tried again."
 	}
 	if w.reply != "" {
-		r.later(func(ctx context.Context) {
-			if _, err := r.Notify(ctx, Notice{Text: w.reply, ReplyTo: m.ID}); err != nil {
-				r.log.Warn("answering the operator", "error", err)
-			}
-		})
+		r.tell(m.ID, w.reply)
 	}
 	return err
-}
-
-// erase deletes a message with a password in it.
-func (r *receiver) erase(ctx context.Context, msg int64) {
-	if _, err := r.send(ctx, "deleteMessage", map[string]any{"message_id": msg}, true); err != nil && ctx.Err() == nil {
-		_, _ = r.Notify(ctx, Notice{Text: "⚠️ Your message could not be deleted: delete it yourself.", ReplyTo: msg, Ring: true})
-	}
-}
-
-// change records an update, and what it changes of the record "telegram".
-func (r *receiver) change(id int64, v *View, values map[string]string) error {
-	next := &MetaRecord{Head: Head{ID: "telegram"}, Values: map[string]string{}}
-	if m := v.Meta["telegram"]; m != nil {
-		maps.Copy(next.Values, m.Values)
-	}
-	maps.Copy(next.Values, values)
-	maps.DeleteFunc(next.Values, func(_, value string) bool { return value == "" })
-	if values == nil {
-		return r.once(id, "message")
-	}
-	return r.once(id, "message", next)
 }
 
 // heard is a message of the operator together with all that decides what it means.
@@ -1407,21 +1261,18 @@ type heard struct {
 
 // understand tells what a message asks for. It changes nothing.
 func (h *heard) understand() wish {
-	text, ok := operatorText(h.Text)
-	if !ok {
-		return wish{reply: "✗ This text came damaged. Nothing was done."}
-	}
-	if strings.HasPrefix(text, "/") {
-		name, rest := cutWord(text[1:])
+	text := operatorText(h.Text)
+	if name, ok := strings.CutPrefix(text, "/"); ok {
+		name, rest := cutWord(name)
 		name, _, _ = strings.Cut(strings.ToLower(name), "@")
 		return h.command(name, rest)
 	}
 	s, p, refusal := h.target("")
 	switch {
-	case strings.TrimSpace(text) == "" && h.MigrateTo == 0:
-		return wish{reply: "✗ Only text can be sent to a session."}
 	case s == nil:
 		return wish{reply: refusal}
+	case text == "":
+		return wish{reply: "✗ Nothing was done: only text can be sent to a session, and it must be undamaged."}
 	}
 	return h.speak(s, p, text)
 }
@@ -1437,22 +1288,20 @@ func cutWord(s string) (word, rest string) {
 // command does what is answered from the state, and turns the rest into something for a session.
 func (h *heard) command(name, line string) wish {
 	sid, rest := cutWord(line)
-	example := ""
+	example := map[string]string{"send": "go on", "keys": "CTRL_C"}[name]
+	help, names := "", []string{}
+	for _, c := range botCommands() {
+		names = append(names, c["command"])
+		help += "\n/" + c["command"] + "  " + c["description"]
+	}
 	switch name {
 	case "start", "help":
-		text := "The questions of your atlasbridge sessions come here. Tap an answer, or reply to a message with text.\n"
-		for _, c := range botCommands() {
-			text += "\n/" + c["command"] + "  " + c["description"]
-		}
-		return wish{reply: text}
-	case "status":
-		return wish{reply: h.status()}
-	case "sessions":
-		return wish{reply: sessionList("Running:", h.view)}
+		return wish{reply: "The questions of your sessions come here. Tap an answer, or reply to a message with text.\n" + help}
+	case "status", "sessions":
+		return wish{reply: "Running:" + h.list(name == "status")}
 	case "release":
-		return wish{reply: "Released: text goes to what it replies to.", meta: map[string]string{"claim " + h.by: "", "switch " + h.by: ""}}
+		return wish{reply: "Text goes to what it replies to.", meta: map[string]string{"claim " + h.by: "", "switch " + h.by: ""}}
 	case "keys":
-		example = "CTRL_C"
 		if _, ok := keyBytes(sid, false); ok {
 			sid, rest = "", line
 		}
@@ -1462,24 +1311,19 @@ func (h *heard) command(name, line string) wish {
 					"BACKSPACE DELETE UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
 			}
 		}
-	case "send":
-		example = "go on"
-	case "switch", "claim", "cancel", "screen", "last":
 	default:
-		var names []string
-		for _, c := range botCommands() {
-			names = append(names, c["command"])
+		if !slices.Contains(names, name) {
+			near := nearest(name, names)
+			if near != "" {
+				near = " Did you mean /" + near + "?"
+			}
+			return wish{reply: "✗ There is no /" + name + " here." + near + " To send it to a session: /send SID /" + name}
 		}
-		reply := "✗ There is no /" + name + " here."
-		if near := nearest(name, names); near != "" {
-			reply += " Did you mean /" + near + "?"
-		}
-		return wish{reply: reply + " To send it to a session as it is: /send SID /" + name}
 	}
 	s, _, refusal := h.target(sid)
 	switch {
 	case s == nil:
-		return wish{reply: cmp.Or(refusal, sessionList("✗ Which session? Running:", h.view))}
+		return wish{reply: cmp.Or(refusal, "✗ Which session? Running:"+h.list(false))}
 	case name == "switch" || name == "claim":
 		return wish{reply: "Your text goes to " + origin(s), meta: map[string]string{name + " " + h.by: s.ID}}
 	case rest == "" && example != "":
@@ -1507,32 +1351,30 @@ func (h *heard) target(sid string) (s *SessionRecord, p *PromptRecord, refusal s
 			named = append(named, s)
 		}
 	}
-	held := ""
-	if m := h.view.Meta["telegram"]; m != nil {
-		held = cmp.Or(m.Values["claim "+h.by], m.Values["switch "+h.by])
-	}
-	replied, p := h.replied()
+	held := cmp.Or(h.view.Meta["telegram"], &MetaRecord{}).Values
+	claimed := h.view.Sessions[cmp.Or(held["claim "+h.by], held["switch "+h.by])]
+	replied, question := h.replied()
 	switch {
 	case sid != "" && len(named) != 1:
-		return nil, nil, sessionList("✗ "+sid+" does not name one session. Running:", h.view)
+		return nil, nil, "✗ " + sid + " does not name one session. Running:" + h.list(false)
 	case sid != "":
-		s, p = named[0], nil
+		s = named[0]
 	case replied != nil:
-		s = replied
-	case held != "" && h.view.Sessions[held] != nil:
-		s = h.view.Sessions[held]
+		s, p = replied, question
+	case claimed != nil:
+		s = claimed
 	case h.Chat.ID < 0:
 		return nil, nil, ""
 	case len(live) == 1:
 		s = live[0]
 	default:
-		return nil, nil, sessionList("✗ Which session? Reply to one of its messages, or /switch SID. Running:", h.view)
+		return nil, nil, "✗ Which session? Reply to one of its messages, or /switch SID. Running:" + h.list(false)
 	}
 	if s.Status != "active" {
-		return nil, nil, sessionList("✗ "+origin(s)+" has ended. Nothing was sent. Running:", h.view)
+		return nil, nil, "✗ Nothing was sent: " + origin(s) + " has ended. Running:" + h.list(false)
 	}
 	if h.at.Before(s.StartedAt) {
-		return nil, nil, "✗ That was written before " + origin(s) + " began. Nothing was sent."
+		return nil, nil, "✗ Nothing was sent: you wrote that before " + origin(s) + " began."
 	}
 	return s, p, ""
 }
@@ -1568,13 +1410,13 @@ func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
 	case p == nil || p.Idle:
 		return wish{input: h.input(s, "text", text)}
 	case !replied && h.at.Before(p.CreatedAt):
-		return wish{reply: "✗ You wrote that before this was asked, so nothing was sent: " + p.Question}
+		return wish{reply: "✗ Nothing was sent: you wrote that before this was asked."}
 	case !replied && p.Secret:
-		return wish{reply: "✗ " + origin(s) + " waits for a password, so nothing was sent."}
+		return wish{reply: "✗ Nothing was sent: " + origin(s) + " waits for a password."}
 	}
 	value, refusal := answerTo(p, text, replied)
 	if refusal != "" {
-		return wish{reply: "✗ " + refusal}
+		return wish{reply: "✗ Nothing was done: " + refusal}
 	}
 	return wish{secret: p.Secret, decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: value, By: h.by}}
 }
@@ -1582,7 +1424,7 @@ func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
 // answerTo turns text into a value for Store.Decide: a choice by its key or label, several by their keys; else the
 // text itself, which refuses a permission when it replies to the question.
 func answerTo(p *PromptRecord, text string, replied bool) (value, refusal string) {
-	words, keys := []string{strings.TrimSpace(text)}, []string{}
+	words, keys := []string{text}, []string{}
 	if p.Multi {
 		words = strings.FieldsFunc(text, func(c rune) bool { return c == ',' || c == ' ' })
 	}
@@ -1591,58 +1433,54 @@ func answerTo(p *PromptRecord, text string, replied bool) (value, refusal string
 			if !strings.EqualFold(word, c.Key) && !strings.EqualFold(word, c.Label) {
 				continue
 			}
-			if p.Cut && grants(c) {
-				return "", "Not all of it was shown: tap Show all, then answer there."
+			if keys = append(keys, c.Key); p.Cut && grants(c) {
+				return "", "not all of it was shown. Tap Show all, then answer there."
 			}
-			keys = append(keys, c.Key)
 		}
 	}
 	switch {
-	case p.Secret:
-		return text, ""
-	case len(keys) > 0 && len(keys) == len(words):
+	case !p.Secret && len(keys) > 0 && len(keys) == len(words):
 		return strings.Join(keys, ","), ""
 	case p.Permission && replied:
 		return "deny:" + text, ""
 	case p.Permission:
-		return "", "A permission is asked for: tap a button, or reply to that message to refuse and say why. " + p.Question
+		return "", "a permission is asked for. Tap a button, or reply to that message to refuse and say why."
 	}
 	return text, ""
 }
 
-// status is what /status shows: what waits, and the audit log's head, which the chat then witnesses.
-func (h *heard) status() string {
-	text := sessionList("Running:", h.view)
-	for _, p := range h.view.Prompts {
-		if s := h.view.Sessions[p.SessionID]; s != nil && p.open() && !p.Idle {
-			text += "\n\n❓ " + clean(p.Question, 100) + "\n" + timeLeft(p, time.Now()) + "\n" + origin(s)
-		}
-	}
-	if a := h.view.Meta["audit"]; a != nil {
-		text += fmt.Sprintf("\n\nAudit log: %d %s", a.Seq, a.Hash)
-	}
-	return text + fmt.Sprintf("\nListening: process %d", os.Getpid())
-}
-
-// sessionList is the running sessions under a heading.
-func sessionList(heading string, v *View) string {
+// list is the running sessions; more: and what waits, and the head of the audit log, which the chat then witnesses.
+func (h *heard) list(more bool) string {
 	var lines []string
-	for _, s := range v.Sessions {
-		if s.Status == "active" {
-			lines = append(lines, "\n• "+cmp.Or(strings.ReplaceAll(s.Activity, "_", " "), "running")+": "+origin(s))
+	for _, s := range h.view.Sessions {
+		if s.Status != "active" {
+			continue
 		}
+		line := "\n• " + origin(s) + " " + strings.ReplaceAll(cmp.Or(s.Activity, "running"), "_", " ")
+		for _, p := range h.view.Prompts {
+			if more && p.SessionID == s.ID && p.open() && !p.Idle {
+				line += "\n   ❓ " + clean(p.Question, 100) + "\n   " + timeLeft(p)
+			}
+		}
+		lines = append(lines, line)
 	}
 	slices.Sort(lines)
-	if lines == nil {
-		lines = []string{"\nnothing"}
+	if a := h.view.Meta["audit"]; more && a != nil {
+		lines = append(lines, fmt.Sprintf("\nAudit log: %d %s\nListening: process %d", a.Seq, a.Hash, os.Getpid()))
 	}
-	return heading + strings.Join(lines, "")
+	return cmp.Or(strings.Join(lines, ""), " nothing")
+}
+
+// setup is one run of `atlasbridge setup`.
+type setup struct {
+	*command
+	o      *options
+	bot    *Telegram
+	held   bool   // nobody else polls
+	config Config // as far as config.toml has it
 }
 
 // cmdSetup connects a bot: token, who the operator is, config.toml, a test. What is there already is kept.
-//
-// The code is shown in this terminal and has to come from the phone, not the other way round: whoever sends it has
-// seen this terminal, so a stranger who writes to the bot first is not taken for the operator by a careless "y".
 func cmdSetup(c *command) int {
 	o, code := c.options()
 	if o == nil {
@@ -1652,15 +1490,6 @@ func cmdSetup(c *command) int {
 		return c.fail(err)
 	}
 	return 0
-}
-
-// setup is one run of cmdSetup.
-type setup struct {
-	*command
-	o      *options
-	bot    *Telegram
-	offset int64
-	config Config // as far as config.toml has it
 }
 
 func (s *setup) say(format string, args ...any) { fmt.Fprintf(s.stdout, format+"\n", args...) }
@@ -1678,7 +1507,6 @@ func (s *setup) run() error {
 	if err != nil {
 		return err
 	}
-	s.config.SafeDefaults = map[PromptType]string{}
 	for _, row := range settings() {
 		if e, ok := old[row.key]; ok && strings.HasPrefix(row.key, "telegram.") {
 			if err := row.put(&s.config, e.value); err != nil {
@@ -1687,158 +1515,137 @@ func (s *setup) run() error {
 		}
 	}
 	token, err := s.token()
-	if err = cmp.Or(err, checkToken(token)); err != nil || token == "" {
-		return fmt.Errorf("bot token: %w", cmp.Or(err, errors.New("none given")))
-	}
 	base := cmp.Or(s.o.text("api-base"), s.getenv("TELEGRAM_API_BASE"), s.config.APIBase, "https://api.telegram.org")
-	if err := checkBaseURL(base); err != nil {
-		return fmt.Errorf("api base: %w", err)
+	if err = cmp.Or(err, checkToken(token), checkBaseURL(base)); err != nil {
+		return fmt.Errorf("bot token and api base: %w", err)
 	}
-	st, err := openStore(dir)
-	if err != nil {
-		return err
-	}
-	defer st.Close()
 	s.bot = newBot(token, base)
-	s.bot.store = st
-	var me user
-	if err := s.bot.call(s.ctx, "getMe", map[string]any{}, &me); err != nil {
-		return hinted(err, "401 or 404: the token is not valid, ask @BotFather for it; otherwise check the network")
+	if s.bot.store, err = openStore(dir); err != nil {
+		return err
 	}
-	s.say("Bot: @%s", me.Username)
-	release, held, err := st.TryPoll()
+	defer s.bot.store.Close()
+	release, held, err := s.bot.store.TryPoll()
 	if err != nil {
 		return err
 	}
-	if held {
+	if s.held = held; held {
 		defer release()
 	}
-	if err := s.webhook(); err != nil {
+	if err := s.operator(); err != nil {
 		return err
 	}
-	if err := s.operator(me.Username, held); err != nil {
-		return err
-	}
-	values := [][2]string{{"bot_token", strconv.Quote(token)}, {"chat_id", fmt.Sprint(s.config.ChatID)},
-		{"allowed_users", strings.ReplaceAll(fmt.Sprint(s.config.Users), " ", ", ")}}
+	values := []string{"bot_token = " + strconv.Quote(token), "chat_id = " + strconv.FormatInt(s.config.ChatID, 10),
+		"allowed_users = " + strings.ReplaceAll(fmt.Sprint(s.config.Users), " ", ", ")}
 	if base != "https://api.telegram.org" {
-		values = append(values, [2]string{"api_base", strconv.Quote(base)})
+		values = append(values, "api_base = "+strconv.Quote(base))
 	}
 	if err := writeConfig(path, values); err != nil {
 		return fmt.Errorf("writing config.toml: %w", err)
 	}
 	s.say("Written: %s", path)
-	return s.test(held)
+	return s.test()
 }
 
-// token finds the bot token: file, standard input, environment, configuration; or asks, without echo.
+// token finds the bot token: file ("-": standard input), environment, configuration; or asks, without echo.
 func (s *setup) token() (string, error) {
-	in := io.Reader(s.stdin)
-	switch name := s.o.text("token-file"); {
-	case name != "":
-		f, err := os.Open(name)
-		if err != nil {
-			return "", err
-		}
-		defer f.Close()
-		in = f
-	case s.o.on("token-stdin"):
-	case s.getenv("TELEGRAM_BOT_TOKEN") != "":
-		return s.getenv("TELEGRAM_BOT_TOKEN"), nil
-	case s.config.Token != "":
-		return s.config.Token, nil
-	case !onTerminal(s.stdin):
-		return "", errors.New("give it by --token-file, --token-stdin or TELEGRAM_BOT_TOKEN")
-	default:
-		fmt.Fprint(s.stdout, "Make a bot with @BotFather (/newbot) and paste its token here (it is not shown): ")
-		text, err := term.ReadPassword(int(s.stdin.Fd()))
-		s.say("")
-		return strings.TrimSpace(string(text)), err
+	name := s.o.text("token-file")
+	if kept := cmp.Or(s.getenv("TELEGRAM_BOT_TOKEN"), s.config.Token); name == "" && kept != "" {
+		return kept, nil
 	}
-	text, err := io.ReadAll(io.LimitReader(in, 1024))
-	return strings.TrimSpace(string(text)), err
+	var text []byte
+	var err error
+	switch {
+	case name == "-":
+		text, err = io.ReadAll(io.LimitReader(s.stdin, 1024))
+	case name != "":
+		text, err = os.ReadFile(name)
+	case onTerminal(s.stdin):
+		fmt.Fprint(s.stdout, "Make a bot with @BotFather (/newbot) and paste its token here (it is not shown): ")
+		text, err = term.ReadPassword(int(s.stdin.Fd()))
+		s.say("")
+	}
+	if token := strings.TrimSpace(string(text)); token != "" || err != nil {
+		return token, err
+	}
+	return "", errors.New("none given: use --token-file FILE (- is standard input) or TELEGRAM_BOT_TOKEN")
 }
 
-// webhook removes a webhook, which keeps a bot from being polled, if the user agrees.
-func (s *setup) webhook() error {
+// operator checks the bot, and finds chat and user: by flag, as configured, or by a code from the phone.
+//
+// The code is shown in this terminal and has to come from the phone, not the other way round: whoever sends it has
+// seen this terminal, so a stranger who writes to the bot first is not taken for the operator by a careless "y".
+func (s *setup) operator() error {
+	var me user
 	var hook struct{ URL string }
-	if err := s.bot.call(s.ctx, "getWebhookInfo", map[string]any{}, &hook); err != nil || hook.URL == "" {
+	err := s.bot.call(s.ctx, "getMe", nil, &me)
+	if err == nil {
+		err = s.bot.call(s.ctx, "getWebhookInfo", nil, &hook)
+	}
+	if err == nil && hook.URL != "" && s.o.on("yes") {
+		err = s.bot.call(s.ctx, "deleteWebhook", nil, nil)
+	} else if err == nil && hook.URL != "" {
+		err = hinted(fmt.Errorf("the bot has a webhook, %s", visible(hook.URL)), "--yes removes it; or make another bot")
+	}
+	if err != nil {
 		return err
 	}
-	if !s.o.on("yes") {
-		fmt.Fprintf(s.stdout, "This bot sends its updates to %s. Remove that webhook? (y/n) ", visible(hook.URL))
-		if answer, _ := bufio.NewReader(s.stdin).ReadString('\n'); strings.TrimSpace(answer) != "y" {
-			return errors.New("a bot with a webhook cannot be polled: remove it, or make another bot")
-		}
-	}
-	return s.bot.call(s.ctx, "deleteWebhook", map[string]any{}, nil)
-}
-
-// operator finds chat and user: by flag, as configured, or by a code from the phone.
-func (s *setup) operator(bot string, held bool) error {
+	s.say("Bot: @%s", me.Username)
 	c := &s.config
-	for name, set := range map[string]func(int64){"chat-id": func(id int64) { c.ChatID = id },
-		"user-id": func(id int64) { c.Users, c.ChatID = append(c.Users, id), cmp.Or(c.ChatID, id) }} {
-		if text := s.o.text(name); text != "" {
-			id, err := strconv.ParseInt(text, 10, 64)
-			if err != nil || id == 0 || name == "user-id" && (id < 0 || slices.Contains(c.Users, id)) {
-				return fmt.Errorf("--%s %s: must be a new number, not a name", name, clip(visible(text), 40))
-			}
-			set(id)
-		}
+	chat, err1 := strconv.ParseInt(cmp.Or(s.o.text("chat-id"), fmt.Sprint(c.ChatID)), 10, 64)
+	id, err2 := strconv.ParseInt(cmp.Or(s.o.text("user-id"), "0"), 10, 64)
+	if err := cmp.Or(err1, err2); err != nil || id < 0 {
+		return errors.New("--chat-id and --user-id must be numbers, not names")
+	}
+	if c.ChatID = cmp.Or(chat, id); id != 0 && !slices.Contains(c.Users, id) {
+		c.Users = append(c.Users, id)
 	}
 	if c.ChatID != 0 && len(c.Users) > 0 {
 		s.say("Chat %d, allowed users %v", c.ChatID, c.Users)
 		return nil
-	}
-	if !held {
-		return hinted(errors.New("a running session listens to this bot"), "end it first, or give --chat-id and --user-id")
 	}
 	number, err := rand.Int(rand.Reader, big.NewInt(1_000_000))
 	if err != nil {
 		return err
 	}
 	code, tries := fmt.Sprintf("%06d", number), map[int64]int{}
-	s.say("Open https://t.me/%s, send it anything (or press Start), then send it this code:  %s", bot, code)
+	s.say("Open https://t.me/%s and send it anything; then send it this code:  %s", me.Username, code)
 	return s.wait(func(u *update) bool {
+		if u.Message == nil || u.Message.From == nil {
+			return false
+		}
 		m := u.Message
-		if m == nil || m.From == nil {
+		if tries[m.From.ID]++; tries[m.From.ID] > 5 { // five of a million
 			return false
 		}
 		if _, reason := admitted(u, []int64{m.From.ID}, m.Chat.ID); reason != "" {
 			return false
 		}
-		name := clip(visible(m.From.Name), 40)
-		if tries[m.From.ID]++; tries[m.From.ID] > 5 { // five of a million
+		s.say("\n%s, user %d, wrote in %s chat %d", clip(visible(m.From.Name), 40), m.From.ID, m.Chat.Type, m.Chat.ID)
+		if subtle.ConstantTimeCompare([]byte(strings.TrimSpace(m.Text)), []byte(code)) != 1 {
+			s.say("If that is you, send the code.")
 			return false
 		}
-		if subtle.ConstantTimeCompare([]byte(strings.TrimSpace(m.Text)), []byte(code)) == 1 {
-			c.ChatID, c.Users = m.Chat.ID, append(c.Users, m.From.ID)
-			s.say("\nConfirmed: %s, user %d, in %s chat %d", name, m.From.ID, m.Chat.Type, m.Chat.ID)
-			return true
-		}
-		s.say("\n%s (user %d) wrote. If that is you, send the code now.", name, m.From.ID)
-		return false
+		c.ChatID, c.Users = m.Chat.ID, append(c.Users, m.From.ID)
+		return true
 	})
 }
 
 // wait polls until done says so, a dot for every round.
 func (s *setup) wait(done func(*update) bool) error {
+	if !s.held {
+		return hinted(errors.New("a running session listens to this bot"), "end it, or give --chat-id, --user-id and --no-test")
+	}
 	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Minute)
 	defer cancel()
 	params := map[string]any{"timeout": 10, "allowed_updates": []string{"message", "callback_query"}}
-	for failures := 0; ; {
+	for failures := 0; ctx.Err() == nil; {
 		var updates []update
-		err := s.bot.call(ctx, "getUpdates", params, &updates)
-		if ctx.Err() != nil {
-			return hinted(errors.New("nothing came within 10 minutes"), "run atlasbridge setup again; there will be another code")
-		}
-		if err != nil {
-			if failures++; !asAPI(err).temporary() || failures > 10 {
-				return hinted(err, asAPI(err).trouble())
+		if e := s.bot.request(ctx, "getUpdates", params, &updates); e != nil {
+			if !e.temporary() {
+				return hinted(e, e.trouble())
 			}
-			_ = sleep(ctx, max(asAPI(err).after, backoff(failures-1, 0)))
-			continue
+			_ = sleep(ctx, max(e.after, backoff(failures, 0)))
+			failures++
 		}
 		fmt.Fprint(s.stdout, ".")
 		for i := range updates {
@@ -1849,10 +1656,11 @@ func (s *setup) wait(done func(*update) bool) error {
 			}
 		}
 	}
+	return hinted(errors.New("nothing came within 10 minutes"), "run atlasbridge setup again; there will be another code")
 }
 
 // test sends a message with a button and waits until it is pressed.
-func (s *setup) test(held bool) error {
+func (s *setup) test() error {
 	if s.o.on("no-test") {
 		return nil
 	}
@@ -1863,11 +1671,7 @@ func (s *setup) test(held bool) error {
 	if err != nil {
 		return hinted(err, "press Start in the bot's chat, then run atlasbridge setup again")
 	}
-	if !held {
-		s.say("A test message was sent. Its button is for the session that listens to this bot.")
-		return nil
-	}
-	s.say("A test message was sent: press its button. (--no-test leaves this out)")
+	s.say("A test message was sent: press its button.")
 	err = s.wait(func(u *update) bool {
 		_, reason := admitted(u, s.config.Users, s.config.ChatID)
 		if reason != "" || u.Callback == nil || u.Callback.Data != data {
@@ -1876,16 +1680,15 @@ func (s *setup) test(held bool) error {
 		_ = s.bot.call(s.ctx, "answerCallbackQuery", map[string]any{"callback_query_id": u.Callback.ID}, nil)
 		return true
 	})
-	if err != nil {
-		return err
+	if err == nil {
+		s.say("\nIt works. Now: atlasbridge run claude")
+		_, err = s.bot.send(s.ctx, "editMessageText", map[string]any{"message_id": id, "text": "✅ AtlasBridge is connected."}, true)
 	}
-	s.say("\nIt works. Now: atlasbridge run claude")
-	_, err = s.bot.send(s.ctx, "editMessageText", map[string]any{"message_id": id, "text": "✅ AtlasBridge is connected."}, true)
 	return err
 }
 
-// writeConfig puts the values into the [telegram] table of the file and leaves every other line as it is.
-func writeConfig(path string, values [][2]string) error {
+// writeConfig puts the lines into the [telegram] table of the file and leaves every other line as it is.
+func writeConfig(path string, values []string) error {
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -1905,32 +1708,26 @@ func writeConfig(path string, values [][2]string) error {
 	return cmp.Or(err, syncDir(filepath.Dir(path)))
 }
 
-// withTelegram is the text of a configuration with these keys in its [telegram] table; values are as TOML writes them.
-func withTelegram(text string, values [][2]string) string {
-	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
-	find := func(from int, is func(string) bool) int {
-		if i := slices.IndexFunc(lines[from:], is); i >= 0 {
-			return from + i
-		}
-		return len(lines)
-	}
-	start := 1 + find(0, func(l string) bool { m := tomlTable.FindStringSubmatch(l); return m != nil && m[1] == "telegram" })
-	if start > len(lines) {
-		lines = append(lines, "", "[telegram]")
-		start = len(lines)
-	}
-	for _, kv := range values {
-		end := find(start, func(l string) bool { return strings.HasPrefix(strings.TrimSpace(l), "[") })
-		at := find(start, func(l string) bool { k, _, _ := strings.Cut(l, "="); return strings.TrimSpace(k) == kv[0] })
-		line := kv[0] + " = " + kv[1]
-		if at < end {
-			lines[at] = line
+// withTelegram is the text of a configuration with these lines in its [telegram] table instead of those with the
+// same keys.
+func withTelegram(text string, values []string) string {
+	key := func(line string) string { k, _, _ := strings.Cut(line, "="); return strings.TrimSpace(k) }
+	inside, found, out := false, false, []string{}
+	for _, line := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
+		if strings.HasPrefix(strings.TrimSpace(line), "[") {
+			m := tomlTable.FindStringSubmatch(line)
+			inside = m != nil && m[1] == "telegram"
+			if out = append(out, line); inside {
+				found, out = true, append(out, values...)
+			}
 			continue
 		}
-		for end > start && strings.TrimSpace(lines[end-1]) == "" {
-			end--
+		if !inside || !slices.ContainsFunc(values, func(v string) bool { return key(v) == key(line) }) {
+			out = append(out, line)
 		}
-		lines = slices.Insert(lines, end, line)
 	}
-	return strings.TrimLeft(strings.Join(lines, "\n"), "\n") + "\n"
+	if !found {
+		out = append(append(out, "", "[telegram]"), values...)
+	}
+	return strings.TrimLeft(strings.Join(out, "\n"), "\n") + "\n"
 }
