@@ -984,14 +984,10 @@ func (r *receiver) stranger(u *update, from *user, reason string) {
 	if now := time.Now(); now.Sub(r.minute) > time.Minute {
 		r.minute, r.strangers = now, 0
 	}
-	if r.strangers++; r.strangers > 10 {
-		return
+	if r.strangers++; r.strangers <= 10 && from != nil {
+		fields := []Field{{"update_id", u.ID}, {"reason", reason}, {"by", from.who()}}
+		r.audit(Event{Name: "UNAUTHORIZED", Fields: fields})
 	}
-	fields := []Field{{"update_id", u.ID}, {"reason", reason}}
-	if from != nil {
-		fields = append(fields, Field{"by", from.who()})
-	}
-	r.audit(Event{Name: "UNAUTHORIZED", Fields: fields})
 }
 
 func (r *receiver) audit(e Event) {

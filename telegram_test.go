@@ -776,7 +776,7 @@ func TestTelegramSendRetries(t *testing.T) {
 	e := newTGEnv(t)
 	bodies := []string{`{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`,
 		`{"ok":false,"error_code":400,"description":"Bad Request: can't parse entities: x"}`,
-		`{"ok":false,"error_code":400,"description":"x","parameters":{"migrate_to_chat_id":-100}}`, ``}
+		`{"ok":false,"error_code":400,"description":"x","parameters":{"migrate_to_chat_id":1002}}`, ``}
 	var times []time.Time
 	e.srv.fault = func(_ string, w http.ResponseWriter) bool {
 		if times = append(times, time.Now()); len(times) > len(bodies) {
@@ -795,7 +795,7 @@ func TestTelegramSendRetries(t *testing.T) {
 		t.Errorf("retry_after 1 was waited for %v", gap)
 	}
 	last := e.srv.until(t, "sendMessage", "hi").p
-	if last["entities"] != nil || last["chat_id"] != float64(-100) {
+	if last["entities"] != nil || last["chat_id"] != float64(1002) {
 		t.Errorf("the last attempt was %v", last)
 	}
 	for text, want := range map[string]int64{"Bad Request: message is not modified": 7, "Bad Request: message to edit not found": 0} {
@@ -815,4 +815,397 @@ func TestTelegramSendRetries(t *testing.T) {
 	if id, err := e.send(context.Background(), "sendMessage", map[string]any{"text": "x"}, true); err != nil || id != 77 {
 		t.Errorf("a cut answer: %d, %v", id, err)
 	}
+}
+
+// Taps through the poller: the right one counts once, whatever else comes with it.
+func TestTelegramTaps(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.ask(yesNo)
+	late := e.prompt(p.ID)
+	e.srv.send(tgTapOn(1, p, "y", p.MsgID, 2002), // a stranger
+		strings.Replace(tgTap(2, p, "y"), p.Nonce[:16], "0123456789abcdef", 1),
+		tgTapOn(3, p, "y", p.MsgID-1, 1001),
+		tgTap(4, p, "maybe"),
+		tgTap(5, p, "y"), tgTap(5, p, "y"), // delivered twice
+		tgTap(6, p, "n"),
+		`{"update_id":7,"edited_message":{}}`, `{"update_id":8,"message":"not what was documented"}`)
+	e.poll(e.Telegram)
+	e.srv.confirmed(t, 8)
+	got := e.prompt(p.ID)
+	if got.Status != ReplyReceived || *got.Value != "y" || *got.DecidedBy != "telegram:1001" {
+		t.Fatalf("%s %v %v", got.Status, got.Value, got.DecidedBy)
+	}
+	for query, want := range map[string]string{"q2": "out of date", "q3": "out of date", "q4": "not an answer", "q5": "✓ Yes", "q6": "already answered"} {
+		if c := e.srv.until(t, "answerCallbackQuery", `"`+query+`"`); !strings.Contains(fmt.Sprint(c.p["text"]), want) {
+			t.Errorf("%s was answered %q, want %q", query, c.p["text"], want)
+		}
+	}
+	if n := e.srv.count("answerCallbackQuery"); n != 5 {
+		t.Errorf("%d taps were answered, want 5: a stranger never, a repeated update once", n)
+	}
+	audit := e.auditLog()
+	if strings.Count(audit, `"UNAUTHORIZED"`) != 1 || strings.Count(audit, `"REPLY_REJECTED"`) != 4 || strings.Count(audit, `"REPLY_RECEIVED"`) != 1 {
+		t.Errorf("audit:\n%s", audit)
+	}
+	e.srv.until(t, "editMessageText", "Answered on the phone") // the late tap's message says what happened
+	if late.Status != AwaitingReply {
+		t.Errorf("the question was %s before the tap", late.Status)
+	}
+}
+
+// When the answer cannot be recorded, nothing is done and the update stays with the server.
+func TestTelegramNotRecorded(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.ask(yesNo)
+	other := e.other(e.store.Dir)
+	broken := errors.New("no space left on device")
+	other.store.log.sys.write = func(*os.File, []byte) (int, error) { return 0, broken }
+	e.srv.send(tgTap(1, p, "y"))
+	stop := e.poll(other)
+	e.srv.until(t, "answerCallbackQuery", "could not be recorded")
+	stop()
+	if !strings.Contains(other.Trouble(), broken.Error()) || e.prompt(p.ID).Status != AwaitingReply {
+		t.Errorf("trouble %q, question %s", other.Trouble(), e.prompt(p.ID).Status)
+	}
+	e.poll(e.Telegram)
+	e.srv.confirmed(t, 1)
+	if got := e.prompt(p.ID); got.Status != ReplyReceived {
+		t.Errorf("the question is %s after the disk has room again", got.Status)
+	}
+}
+
+// Another process takes over when the poller ends, and repeats nothing.
+func TestTelegramTakeover(t *testing.T) {
+	e := newTGEnv(t)
+	second := e.other(e.store.Dir)
+	e.srv.send(tgSay(1, "first", ""))
+	stop := e.poll(e.Telegram)
+	e.srv.confirmed(t, 1)
+	e.poll(second)
+	if second.polling.Load() {
+		t.Fatal("two processes poll")
+	}
+	stop()
+	e.srv.mu.Lock()
+	e.srv.polls = nil
+	e.srv.mu.Unlock()
+	begin := time.Now()
+	e.srv.send(tgSay(1, "first", ""), tgSay(2, "second", ""))
+	e.srv.confirmed(t, 2)
+	if took := time.Since(begin); took > 2*time.Second {
+		t.Errorf("taking over took %v", took)
+	}
+	v, _ := second.store.View()
+	var texts []string
+	for _, in := range v.Inputs {
+		texts = append(texts, in.Text)
+	}
+	slices.Sort(texts)
+	if !slices.Equal(texts, []string{"first", "second"}) {
+		t.Errorf("inputs %q", texts)
+	}
+}
+
+// After an outage longer than a tap lives, old open questions are asked again; young, idle and expired ones are not.
+func TestTelegramOutage(t *testing.T) {
+	e := newTGEnv(t)
+	old := e.ask(yesNo)
+	e.store.now = func() time.Time { return time.Now().Add(-3 * time.Minute) }
+	e.store.Update(func(v *View) ([]Record, error) { q := *v.Prompts[old.ID]; q.Reason = "aged"; return []Record{&q}, nil })
+	aged := e.prompt(old.ID)
+	aged.At = time.Now().Add(-3 * time.Minute)
+	v, _ := e.store.View()
+	v.Prompts[old.ID].At = aged.At // the store never dates a record before the one it follows
+	r := &receiver{Telegram: e.Telegram, jobs: make(chan func(context.Context), 8), lastOK: time.Now().Add(-100 * time.Second)}
+	if r.recovered(); len(r.jobs) != 0 {
+		t.Error("offered again after 100 s, when taps still lived")
+	}
+	r.lastOK = time.Now().Add(-200 * time.Second)
+	if r.recovered(); len(r.jobs) != 1 {
+		t.Fatalf("%d questions offered again, want 1", len(r.jobs))
+	}
+	(<-r.jobs)(context.Background())
+	(<-r.jobs)(context.Background())
+	if got := e.prompt(old.ID); got.MsgID <= old.MsgID || got.Status != AwaitingReply {
+		t.Errorf("message %d → %d, %s", old.MsgID, got.MsgID, got.Status)
+	}
+	if c := e.srv.until(t, "editMessageReplyMarkup", fmt.Sprint(old.MsgID)); fmt.Sprint(c.p["reply_markup"]) != "map[inline_keyboard:<nil>]" {
+		t.Errorf("the old message keeps buttons: %v", c.p)
+	}
+}
+
+func TestTelegramFinalErrors(t *testing.T) {
+	for _, c := range []struct {
+		body, want string
+		ends       bool
+	}{
+		{`{"ok":false,"error_code":401,"description":"Unauthorized"}`, "refuses the bot token", true},
+		{`{"ok":false,"error_code":404,"description":"Not Found"}`, "refuses the bot token", true},
+		{`{"ok":false,"error_code":409,"description":"Conflict: terminated by other getUpdates request"}`, "another program polls", false},
+		{`{"ok":false,"error_code":409,"description":"Conflict: can't use getUpdates method while webhook is active"}`, "webhook", false},
+	} {
+		e := newTGEnv(t)
+		polls := make(chan time.Time, 10)
+		e.srv.fault = func(method string, w http.ResponseWriter) bool {
+			if method == "getUpdates" {
+				polls <- time.Now()
+				io.WriteString(w, c.body)
+			}
+			return method == "getUpdates"
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() { defer close(done); e.Poll(ctx) }()
+		<-polls
+		if !c.ends { // at least 5 s to the next: this waits for one of them only
+			for e.Trouble() == "" {
+				<-time.After(time.Millisecond)
+			}
+			cancel()
+		}
+		<-done
+		cancel()
+		if !strings.Contains(e.Trouble(), c.want) || len(polls) != 0 {
+			t.Errorf("%s: trouble %q, %d more polls", c.body, e.Trouble(), len(polls))
+		}
+	}
+}
+
+// A cut question is allowed only from the message that shows all of it.
+func TestTelegramShowAll(t *testing.T) {
+	e := newTGEnv(t)
+	full := strings.Repeat("echo harmless\n", 400) + "rm -rf /"
+	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Cut, p.Full = true, full }))
+	e.srv.send(tgTap(1, p, "~all"))
+	e.poll(e.Telegram)
+	last := e.srv.until(t, "sendMessage", `rm -rf /.*don't ask again`)
+	var shown string
+	e.srv.mu.Lock()
+	for _, c := range e.srv.calls[1:] {
+		if text, ok := c.p["text"].(string); ok && c.method == "sendMessage" {
+			shown += text
+		}
+	}
+	e.srv.mu.Unlock()
+	if n := strings.Count(shown, "echo harmless"); n != 400 {
+		t.Errorf("%d of 400 lines were shown", n)
+	}
+	if !strings.Contains(fmt.Sprint(last.p["reply_markup"]), "✅ 1. Yes") {
+		t.Errorf("the last part has no affirmative button: %v", last.p["reply_markup"])
+	}
+	e.srv.until(t, "editMessageReplyMarkup", fmt.Sprint(p.MsgID))
+	now := e.prompt(p.ID)
+	e.srv.send(tgTap(2, p, "1"), tgTap(3, now, "1"))
+	e.srv.confirmed(t, 3)
+	if got := e.prompt(p.ID); got.Status != ReplyReceived || got.MsgID <= p.MsgID {
+		t.Errorf("%s, message %d → %d", got.Status, p.MsgID, got.MsgID)
+	}
+	if c := e.srv.until(t, "answerCallbackQuery", `"q2"`); !strings.Contains(fmt.Sprint(c.p["text"]), "out of date") {
+		t.Errorf("the old message's button: %v", c.p["text"])
+	}
+	got := e.prompt(p.ID)
+	e.store.Move(p.ID, Injected, nil)
+	e.store.Move(p.ID, Resolved, nil)
+	stale := e.prompt(p.ID)
+	stale.MsgID = p.MsgID // as the session knows it that asked
+	if err := e.Settle(context.Background(), stale, e.s); err != nil {
+		t.Fatal(err)
+	}
+	e.srv.until(t, "editMessageText", fmt.Sprintf(`"message_id":%d.*Answered`, got.MsgID))
+}
+
+// A password is deleted from the chat, reaches the session that asked, and no file.
+func TestTelegramSecret(t *testing.T) {
+	e := newTGEnv(t)
+	if err := os.MkdirAll(filepath.Join(e.store.Dir, "sessions"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	release, err := e.store.HoldSession(e.s.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	p := e.ask(PromptRecord{Type: FreeText, Secret: true, Question: "Password:"})
+	reply := fmt.Sprintf(`,"reply_to_message":{"message_id":%d}`, p.MsgID)
+	e.srv.send(tgSay(1, "hunter1", reply))
+	e.poll(e.Telegram)
+	e.srv.until(t, "deleteMessage", `"message_id":1\b`)
+	e.srv.until(t, "sendMessage", "cannot be given from here")
+	if got := e.prompt(p.ID); got.Status != AwaitingReply {
+		t.Fatalf("with free_text_enabled off it is %s", got.Status)
+	}
+	cfg := *e.cfg.Load()
+	cfg.FreeText = true
+	e.Reload(&cfg)
+	e.srv.send(tgSay(2, "hunter2", reply))
+	e.srv.until(t, "deleteMessage", `"message_id":2\b`)
+	e.srv.confirmed(t, 2)
+	if value, ok := e.store.TakeSecret(p.ID); !ok || value != "hunter2" {
+		t.Errorf("the session gets %q, %v", value, ok)
+	}
+	for _, name := range []string{"state.jsonl", "audit.log"} {
+		if b, _ := os.ReadFile(filepath.Join(e.store.Dir, name)); strings.Contains(string(b), "hunter") {
+			t.Errorf("%s holds the password", name)
+		}
+	}
+}
+
+// Notices are split, never lost, and each part says whose it is; an edited one goes on in new messages.
+func TestTelegramNotify(t *testing.T) {
+	e := newTGEnv(t)
+	var lines []string
+	for i := range 600 {
+		lines = append(lines, fmt.Sprintf("line %d of the output", i))
+	}
+	id, err := e.Notify(context.Background(), Notice{Text: "Output:", Mono: strings.Join(lines, "\n"), SessionID: e.s.ID, Edit: 7})
+	if err != nil || id == 7 {
+		t.Fatalf("Notify = %d, %v", id, err)
+	}
+	var shown []string
+	for i, c := range e.srv.calls {
+		text := c.p["text"].(string)
+		if want := map[bool]string{true: "editMessageText", false: "sendMessage"}[i == 0]; c.method != want || len(utf16.Encode([]rune(text))) > 4096 {
+			t.Errorf("message %d is a %s of %d bytes", i, c.method, len(text))
+		}
+		if !strings.HasSuffix(text, origin(e.s)) {
+			t.Errorf("message %d does not say whose it is", i)
+		}
+		shown = append(shown, strings.Split(strings.TrimSuffix(text, "\n"+origin(e.s)), "\n")...)
+	}
+	if got := strings.Join(shown, "\n"); got != "Output:\n"+strings.Join(lines, "\n") {
+		t.Errorf("%d of %d lines arrived", len(shown)-1, len(lines))
+	}
+	if silent := e.srv.calls[1].p["disable_notification"]; silent != true {
+		t.Errorf("disable_notification = %v", silent)
+	}
+}
+
+func TestTelegramRefusesToStart(t *testing.T) {
+	good := Config{Token: tgToken, ChatID: 1, Users: []int64{1}, APIBase: "https://api.telegram.org"}
+	if _, err := newTelegram(&good, &Store{}, slog.Default()); err != nil {
+		t.Error(err)
+	}
+	for name, change := range map[string]func(*Config){"token": func(c *Config) { c.Token = "" }, "chat": func(c *Config) { c.ChatID = 0 },
+		"nobody": func(c *Config) { c.Users = nil }, "plain http": func(c *Config) { c.APIBase = "http://api.telegram.org" }} {
+		c := good
+		if change(&c); func() error { _, err := newTelegram(&c, &Store{}, slog.Default()); return err }() == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+func TestTelegramConfigTable(t *testing.T) {
+	values := []string{`bot_token = "1:a"`, "chat_id = 5"}
+	for in, want := range map[string]string{
+		"": "[telegram]\nbot_token = \"1:a\"\nchat_id = 5\n",
+		"# mine\ntimeout_seconds = 9\n\n[stream]\nenabled = true\n": "# mine\ntimeout_seconds = 9\n\n[stream]\nenabled = true\n\n[telegram]\n" +
+			"bot_token = \"1:a\"\nchat_id = 5\n",
+		"[telegram] # bot\nchat_id=4\napi_base = \"https://x\" # keep\n\n[stream]\nenabled = true\n": "[telegram] # bot\nbot_token = \"1:a\"\n" +
+			"chat_id = 5\napi_base = \"https://x\" # keep\n\n[stream]\nenabled = true\n",
+	} {
+		if got := withTelegram(in, values); got != want {
+			t.Errorf("withTelegram(%q) =\n%s\nwant\n%s", in, got, want)
+		}
+		if got := withTelegram(withTelegram(in, values), values); got != want {
+			t.Errorf("twice is not once for %q:\n%s", in, got)
+		}
+	}
+}
+
+// The whole setup: the code must come from the phone; a second run keeps what is there.
+func TestTelegramSetup(t *testing.T) {
+	srv := newTGServer(t)
+	dir := filepath.Join(t.TempDir(), "home")
+	env := map[string]string{"ATLASBRIDGE_HOME": dir, "TELEGRAM_BOT_TOKEN": tgToken, "TELEGRAM_API_BASE": srv.URL}
+	out, in, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	null, _ := os.Open(os.DevNull)
+	defer null.Close()
+	exit := make(chan int, 1)
+	setup := func(args ...string) {
+		c := &command{ctx: context.Background(), name: "setup", args: args, stdin: null, stdout: in, stderr: in,
+			getenv: func(k string) string { return env[k] }}
+		exit <- cmdSetup(c)
+		in.Close()
+	}
+	go setup()
+	text, code := "", regexp.MustCompile(`code:  (\d{6})\n`)
+	for buf := make([]byte, 512); !code.MatchString(text); {
+		n, err := out.Read(buf)
+		if text += string(buf[:n]); err != nil {
+			t.Fatalf("%v after %q", err, text)
+		}
+	}
+	go io.Copy(io.Discard, out)
+	digits := code.FindStringSubmatch(text)[1]
+	wrong := map[bool]string{true: "111111", false: "000000"}[digits == "000000"]
+	srv.send(strings.ReplaceAll(tgSay(1, wrong, ""), "1001", "2002"), tgSay(2, "hello", ""), tgSay(3, digits, ""))
+	test := srv.until(t, "sendMessage", "setup:")
+	data := regexp.MustCompile(`setup:[0-9a-f]+`).FindString(fmt.Sprint(test.p["reply_markup"]))
+	srv.send(fmt.Sprintf(`{"update_id":4,"callback_query":{"id":"q","from":{"id":2002},"message":{"message_id":101,"chat":{"id":2002,"type":"private"}},"data":%q}}`, data),
+		fmt.Sprintf(`{"update_id":5,"callback_query":{"id":"q","from":{"id":1001},"message":{"message_id":101,"chat":{"id":1001,"type":"private"}},"data":%q}}`, data))
+	if got := <-exit; got != 0 {
+		t.Fatalf("setup ended with %d", got)
+	}
+	check := func(users string) {
+		t.Helper()
+		delete(env, "TELEGRAM_BOT_TOKEN")
+		delete(env, "TELEGRAM_API_BASE")
+		cfg, err := loadConfig(dir, func(k string) string { return env[k] }, nil)
+		if err != nil || cfg.Token != tgToken || cfg.ChatID != 1001 || fmt.Sprint(cfg.Users) != users || cfg.APIBase != srv.URL {
+			t.Fatalf("%+v, %v", cfg, err)
+		}
+		if info, err := os.Stat(filepath.Join(dir, "config.toml")); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("config.toml: %v, %v", info, err)
+		}
+	}
+	check("[1001]")
+	in, _ = os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	setup("--user-id", "1002", "--no-test")
+	if got := <-exit; got != 0 {
+		t.Fatalf("the second setup ended with %d", got)
+	}
+	check("[1001 1002]")
+}
+
+// Whatever the server sends, nothing panics, and nothing but the operator's own update acts.
+func FuzzUpdate(f *testing.F) {
+	p := yesNo
+	p.Rec, p.ID, p.SessionID, p.Nonce, p.Status, p.MsgID = "prompt", "11111111-0000", "aaaaaaaa-0000", "0123456789abcdef0123456789abcdef", AwaitingReply, 50
+	s := &SessionRecord{Head: Head{Rec: "session", ID: "aaaaaaaa-0000"}, Status: "active", Tool: "claude"}
+	for _, seed := range []string{tgTap(1, &p, "y"), tgTapOn(1, &p, "y", 50, 2002), tgTap(1, &p, "~all"), tgTap(1, &p, "~s:1,2"), tgSay(2, "yes", ""),
+		tgSay(2, "/keys CTRL_C", ""), tgSay(2, "/send aaaa \x1b[201~", `,"reply_to_message":{"message_id":50}`), tgSay(2, "x", `,"via_bot":{}`),
+		`{"update_id":1,"callback_query":{}}`, `{"message":{"from":null}}`, `[]`, `{"update_id":"x"}`} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, raw string) {
+		var u update
+		if json.Unmarshal([]byte(raw), &u) != nil {
+			return
+		}
+		from, reason := admitted(&u, []int64{1001}, 1001)
+		if reason != "" {
+			return
+		}
+		if from.ID != 1001 {
+			t.Fatalf("user %d is admitted by %s", from.ID, raw)
+		}
+		v := newView()
+		v.put(s)
+		v.put(&p)
+		if u.Callback != nil {
+			if got, value := tapped(u.Callback.Data, v); got != nil && u.Callback.Data != "ans:11111111:aaaaaaaa:0123456789abcdef:"+value {
+				t.Fatalf("%q is taken for a button", u.Callback.Data)
+			}
+			return
+		}
+		w := (&heard{message: u.Message, view: v, at: time.Unix(1<<33, 0), by: from.who()}).understand()
+		for _, text := range []string{w.reply, tgWish(w)} {
+			if i := strings.IndexFunc(text, func(c rune) bool { return c < ' ' && c != '\n' && c != '\t' }); i >= 0 && w.reply == "" {
+				t.Fatalf("%q gets through in %q", text[i], text)
+			}
+		}
+	})
 }
