@@ -110,7 +110,7 @@ not executable, 127 not found.
   atlasbridge run --channel local -- bash -c 'read -p "Continue? (y/n) " a'`},
 		{name: "setup", usage: "setup [flags]", summary: "connect your Telegram bot; writes config.toml",
 			flags: []flagSpec{
-				{"token-file", "FILE", "read the bot token from a file (- is standard input)"},
+				{"token-file", "FILE", "read the bot token from a file, or /dev/stdin"},
 				{"chat-id", "ID", "the chat; found by itself otherwise"},
 				{"user-id", "ID", "who may answer; found by itself otherwise"},
 				{"api-base", "URL", "another Bot API server"},

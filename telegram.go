@@ -203,7 +203,7 @@ func (t *Telegram) request(ctx context.Context, method string, params, result an
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	body, err := json.Marshal(params)
+	body, err := json.Marshal(cmp.Or(params, any(struct{}{})))
 	var req *http.Request
 	if err == nil {
 		req, err = http.NewRequestWithContext(ctx, http.MethodPost, t.base+"/bot"+t.token+"/"+method, bytes.NewReader(body))
@@ -805,6 +805,7 @@ type receiver struct {
 	jobs      chan func(context.Context) // answers that may wait for the pacing, done in order by one goroutine
 	work      sync.WaitGroup             // that goroutine, and answers to taps under way
 	lastOK    time.Time                  // of getUpdates, by the wall clock
+	stuck     int64                      // the update that could not be recorded, which the operator was told
 	minute    time.Time                  // in which strangers were audited
 	strangers int
 }
@@ -887,17 +888,18 @@ func (r *receiver) listen(ctx context.Context) (final bool) {
 		params["timeout"] = timeout
 		updates, e := r.poll(ctx, params)
 		if failures, timeout = failures+1, 1; e == nil {
-			failures, timeout = 0, pollSeconds
-			r.note(&r.pollTrouble, "")
+			trouble := ""
 			for _, raw := range updates {
 				id, err := r.take(ctx, raw)
 				if err != nil { // not on disk, so not confirmed: it comes again
-					r.note(&r.pollTrouble, "answers cannot be recorded, so they are not acted on: "+err.Error())
+					trouble = "answers cannot be recorded, so they are not acted on: " + err.Error()
 					_ = sleep(ctx, time.Second)
 					break
 				}
 				params["offset"] = id + 1 // assigned, never the maximum: ids restart at random after a week (server)
 			}
+			failures, timeout = 0, pollSeconds
+			r.note(&r.pollTrouble, trouble)
 			r.recovered()
 			continue
 		}
@@ -1061,8 +1063,10 @@ func (r *receiver) tap(ctx context.Context, id int64, q *press, v *View) error {
 	d := Decision{PromptID: p.ID, SessionID: p.SessionID, Nonce: p.Nonce, Value: value, By: q.From.who(), UpdateID: id}
 	now, why, err := r.store.Decide(d, time.Now())
 	switch {
-	case err != nil:
+	case err != nil && r.stuck != id:
+		r.stuck = id
 		r.toast(ctx, q, "It could not be recorded, so nothing was done yet; it is tried again.", true)
+	case err != nil:
 	case why != "":
 		r.toast(ctx, q, "Nothing was done: "+string(why), true)
 		r.later(func(ctx context.Context) { r.settle(ctx, &now) })
@@ -1238,10 +1242,10 @@ func (r *receiver) said(ctx context.Context, id int64, m *message, v *View) (err
 	case w.reply != "":
 		err = r.once(id)
 	}
-	if err != nil {
-		w.reply = "✗ It could not be recorded, so nothing was done yet; it is tried again."
-	}
-	if w.reply != "" {
+	if err != nil && r.stuck != id {
+		r.stuck = id
+		r.tell(m.ID, "✗ It could not be recorded, so nothing was done yet; it is tried again.")
+	} else if err == nil && w.reply != "" {
 		r.tell(m.ID, w.reply)
 	}
 	return err
@@ -1542,28 +1546,25 @@ func (s *setup) run() error {
 	return s.test()
 }
 
-// token finds the bot token: file ("-": standard input), environment, configuration; or asks, without echo.
+// token finds the bot token: file, environment, configuration; or asks, without echo.
 func (s *setup) token() (string, error) {
-	name := s.o.text("token-file")
-	if kept := cmp.Or(s.getenv("TELEGRAM_BOT_TOKEN"), s.config.Token); name == "" && kept != "" {
-		return kept, nil
-	}
 	var text []byte
 	var err error
-	switch {
-	case name == "-":
-		text, err = io.ReadAll(io.LimitReader(s.stdin, 1024))
+	kept := cmp.Or(s.getenv("TELEGRAM_BOT_TOKEN"), s.config.Token)
+	switch name := s.o.text("token-file"); {
 	case name != "":
 		text, err = os.ReadFile(name)
-	case onTerminal(s.stdin):
+	case kept == "" && onTerminal(s.stdin):
 		fmt.Fprint(s.stdout, "Make a bot with @BotFather (/newbot) and paste its token here (it is not shown): ")
 		text, err = term.ReadPassword(int(s.stdin.Fd()))
 		s.say("")
+	default:
+		text = []byte(kept)
 	}
-	if token := strings.TrimSpace(string(text)); token != "" || err != nil {
-		return token, err
+	if err == nil && len(text) == 0 {
+		err = errors.New("none given: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
 	}
-	return "", errors.New("none given: use --token-file FILE (- is standard input) or TELEGRAM_BOT_TOKEN")
+	return strings.TrimSpace(string(text)), err
 }
 
 // operator checks the bot, and finds chat and user: by flag, as configured, or by a code from the phone.

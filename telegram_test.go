@@ -54,7 +54,7 @@ func (s *tgServer) changed() { close(s.wake); s.wake = make(chan struct{}) }
 func (s *tgServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	method := filepath.Base(r.URL.Path)
 	var p map[string]any
-	if r.Header.Get("Content-Type") != "application/json" || json.NewDecoder(r.Body).Decode(&p) != nil && method != "getMe" {
+	if r.Header.Get("Content-Type") != "application/json" || json.NewDecoder(r.Body).Decode(&p) != nil || p == nil {
 		http.Error(w, "not JSON", http.StatusTeapot)
 		return
 	}
