@@ -465,7 +465,9 @@ func (s *session) stored(doing string, err error) bool {
 func (s *session) finish(now time.Time) {
 	s.pty.Close()
 	s.restore()
-	if s.gate != nil {
+	if s.gate != nil && s.gate.phase == gateEcho {
+		s.gateDone(now)
+	} else if s.gate != nil {
 		s.gateFail("the program ended", now)
 	}
 	for q := s.q; q != nil && q.rec.Status != ""; q = s.q {
