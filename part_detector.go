@@ -275,7 +275,7 @@ func (d *Detector) Sleep(until time.Time) {
 // Activity is "starting", "running", "waiting_permission", "waiting" or "idle", for status.
 func (d *Detector) Activity() string {
 	switch {
-	case d.out.IsZero():
+	case len(d.raw) == 0:
 		return "starting"
 	case d.cur == nil:
 		return "running"
@@ -289,10 +289,10 @@ func (d *Detector) Activity() string {
 
 // look folds the output since the last look into the masked screen, and judges it.
 func (d *Detector) look(tty TTYState, now time.Time) {
-	if d.looked.IsZero() {
-		d.changed = now
-	}
 	if d.dirty || d.looked.IsZero() {
+		if d.out.IsZero() {
+			d.out = now
+		}
 		d.dirty, d.looked = false, now
 		if m := d.masked(); m != d.mask {
 			d.mask, d.changed, d.tty = m, d.out, TTYState{}
@@ -529,7 +529,7 @@ func newView(s *Screen, a *Adapter, tty TTYState) *view {
 		})
 		w.text = strings.TrimRight(w.text, " █▐"+uprights+lines)
 		w.rule = w.text == "" && strings.ContainsAny(w.raw, lines)
-		w.top = w.rule && (strings.ContainsAny(w.raw, "╭┌╔") || w.at >= cols-1 && strings.ContainsAny(w.raw, "─▔━") && w.raw[0] != ' ')
+		w.top = w.rule && w.depth == 0 && (strings.ContainsAny(w.raw, "╭┌╔") || w.at >= cols-1 && strings.IndexAny(w.raw, "─▔━") == 0)
 		if v.rows[r] = w; w.raw != "" {
 			v.last = r
 		}
@@ -659,8 +659,8 @@ func (v *view) judge(o DetectOptions) *found {
 
 // What a label says it does; refusing words win ("Continue without trusting").
 var (
-	reGrants  = regexp.MustCompile(`(?i)^(yes|allow|always|approve|accept|trust|grant|run|proceed|i trust)\b`)
-	reRefuses = regexp.MustCompile(`(?i)^(no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|abort|` +
+	reGrants  = regexp.MustCompile(`(?i)^(y|yes|allow|always|approve|accept|trust|grant|run|proceed|i trust)\b`)
+	reRefuses = regexp.MustCompile(`(?i)^(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|abort|` +
 		`back|disallow|continue without)\b`)
 )
 
@@ -1064,7 +1064,7 @@ func (v *view) readBox() *found {
 	base := v.attr(r, v.rows[r].at-1)
 	f.Pointer = max(f.Pointer, odd(attrs, base))
 	top := r
-	for top > 0 && (v.rows[top-1].depth > 0 || v.rows[top-1].rule) && !(v.rows[top].top && v.rows[top].depth == 0) {
+	for top > 0 && (v.rows[top-1].depth > 0 || v.rows[top-1].rule) && !v.rows[top].top {
 		top--
 	}
 	var words, list []int
@@ -1078,11 +1078,12 @@ func (v *view) readBox() *found {
 		rows := words[len(words)-1-n:]
 		attrs = nil
 		for _, i := range rows {
-			if o := v.option(i); o.tick >= 0 || v.option(rows[0]).tick < 0 && v.rows[i].at == v.rows[rows[0]].at {
+			o, first := v.option(i), v.option(rows[0])
+			if (o.tick < 0) == (first.tick < 0) && (o.tick >= 0 || o.at == first.at) {
 				attrs = append(attrs, v.attr(i, o.at))
 			}
 		}
-		if p := odd(attrs, base); len(attrs) == len(rows) && (p >= 0 || v.option(rows[0]).tick >= 0) {
+		if p := odd(attrs, base); len(attrs) == len(rows) && (p >= 0 && n > 0 || v.option(rows[0]).tick >= 0) {
 			list, f.Pointer = rows, max(p, 0)
 		}
 	}
@@ -1105,7 +1106,7 @@ func (v *view) readBox() *found {
 	case len(f.Choices) == 1:
 		f.Type, f.Choices, f.Axis = ConfirmEnter, nil, ""
 	}
-	question := f.Question
+	question := strings.TrimSpace(f.Question)
 	v.describe(f, r, r)
 	f.Question, f.Excerpt, f.Cut, f.Permission = question, question, false, false
 	return f
@@ -1280,9 +1281,9 @@ func (v *view) marked(f *found, text string) bool {
 	for i := range f.Choices {
 		switch c := &f.Choices[i]; strings.ToLower(c.Label) {
 		case "y", "yes":
-			c.Key, c.Label, yesNo[0] = "y", "Yes", c
+			yesNo[0] = c
 		case "n", "no":
-			c.Key, c.Label, yesNo[1] = "n", "No", c
+			yesNo[1] = c
 		case "?", "q", "quit", "h", "help", "fingerprint":
 		default:
 			f.Type = MultipleChoice
@@ -1291,7 +1292,7 @@ func (v *view) marked(f *found, text string) bool {
 	if yesNo[0] == nil || yesNo[1] == nil {
 		f.Type = MultipleChoice
 	} else if f.Type == YesNo {
-		f.Choices = []Choice{*yesNo[0], *yesNo[1]}
+		f.Choices = []Choice{{Key: "y", Label: "Yes", Keys: yesNo[0].Keys}, {Key: "n", Label: "No", Keys: yesNo[1].Keys}}
 	}
 	return len(f.Choices) > 0
 }
