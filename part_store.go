@@ -322,10 +322,8 @@ type journal struct {
 	poison error // not nil: what the file ends with is unknown, nothing is written any more
 }
 
-func lockPath(path string) string { return strings.TrimSuffix(path, filepath.Ext(path)) + ".lock" }
-
 func openJournal(path string, sys files) (*journal, error) {
-	lock, err := openPrivate(lockPath(path), os.O_RDWR|os.O_CREATE)
+	lock, err := openPrivate(strings.TrimSuffix(path, filepath.Ext(path))+".lock", os.O_RDWR|os.O_CREATE)
 	return &journal{files: sys, path: path, lock: lock}, err
 }
 
@@ -335,35 +333,26 @@ func (j *journal) acquire() (anew bool, err error) {
 	if err := lockFile(j.lock, true); err != nil {
 		return false, fmt.Errorf("locking %s: %w", j.lock.Name(), err)
 	}
-	if fi, err := os.Lstat(j.path); err == nil && j.f != nil && os.SameFile(fi, j.info) {
+	fi, err := os.Lstat(j.path)
+	if err == nil && j.f != nil && os.SameFile(fi, j.info) {
 		j.end = fi.Size()
 		return false, nil
 	}
-	j.close()
 	f, err := openPrivate(j.path, os.O_RDWR|os.O_APPEND|os.O_CREATE)
-	if err != nil {
-		j.release()
-		return false, err
+	if err == nil {
+		fi, err = f.Stat()
 	}
-	fi, err := f.Stat()
 	if err != nil {
-		f.Close()
 		j.release()
 		return false, err
 	}
 	anew = j.info == nil || !os.SameFile(fi, j.info)
+	j.f.Close()
 	j.f, j.info, j.end, j.known = f, fi, fi.Size(), false
 	return anew, nil
 }
 
 func (j *journal) release() { unlockFile(j.lock) }
-
-func (j *journal) close() {
-	if j.f != nil {
-		j.f.Close()
-		j.f = nil
-	}
-}
 
 // append adds b in one write and makes it durable when asked to. After an error the file is as it was before,
 // or poison is set.
@@ -377,7 +366,11 @@ func (j *journal) append(b []byte, durable bool) (err error) {
 		}
 		j.known = true
 	}
-	if err = j.writeAll(j.f, b); err == nil && durable {
+	n, err := j.write(j.f, b)
+	if err == nil && n < len(b) {
+		err = io.ErrShortWrite
+	}
+	if err == nil && durable {
 		err = j.sync(j.f)
 	}
 	if err == nil {
@@ -388,29 +381,32 @@ func (j *journal) append(b []byte, durable bool) (err error) {
 		j.poison = fmt.Errorf("%w; cutting the unfinished record off: %w; nothing is recorded any more", err, cut)
 		return j.poison
 	}
-	j.close()
+	j.f.Close()
+	j.f = nil
 	return err
 }
 
-func (j *journal) writeAll(f *os.File, b []byte) error {
+// aside writes b durably at the end of the file that is named like the journal plus suffix.
+func (j *journal) aside(suffix string, b []byte) (*os.File, error) {
+	f, err := openPrivate(j.path+suffix, os.O_RDWR|os.O_APPEND|os.O_CREATE)
+	if err != nil {
+		return nil, err
+	}
 	n, err := j.write(f, b)
 	if err == nil && n < len(b) {
 		err = io.ErrShortWrite
 	}
-	return err
-}
-
-// keep appends b durably to the file that is named like the journal plus suffix.
-func (j *journal) keep(suffix string, b []byte) error {
-	f, err := openPrivate(j.path+suffix, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err = j.writeAll(f, b); err == nil {
+	if err == nil {
 		err = j.sync(f)
 	}
-	return cmp.Or(err, j.syncDir(filepath.Dir(j.path)))
+	return f, cmp.Or(err, j.syncDir(filepath.Dir(j.path)))
+}
+
+// keep is aside for a file that is not needed now.
+func (j *journal) keep(suffix string, b []byte) error {
+	f, err := j.aside(suffix, b)
+	f.Close()
+	return err
 }
 
 // cut moves the bytes from at on to a file of their own, and then cuts them off.
@@ -457,36 +453,31 @@ type Store struct {
 // openStore opens or creates the state in dir, which is made private to the user when it is missing.
 func openStore(dir string) (*Store, error) { return openStoreWith(dir, systemFiles()) }
 
-func openStoreWith(dir string, sys files) (_ *Store, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("opening the state: %w", err)
-		}
-	}()
+func openStoreWith(dir string, sys files) (*Store, error) {
 	s := &Store{Dir: dir, Retention: retention, now: time.Now, view: viewOf(nil), doubtful: map[string]bool{},
 		followers: map[*follower]bool{}, held: map[string]*os.File{}, secrets: map[string]string{}}
-	if err := secureDir(dir); err != nil {
-		return nil, err
+	err := secureDir(dir)
+	if err == nil {
+		err = secureDir(filepath.Join(dir, "sessions"))
 	}
-	if err := secureDir(filepath.Join(dir, "sessions")); err != nil {
-		return nil, err
+	if err == nil {
+		s.log, err = openJournal(filepath.Join(dir, "state.jsonl"), sys)
 	}
-	if s.log, err = openJournal(filepath.Join(dir, "state.jsonl"), sys); err != nil {
-		return nil, err
+	if err == nil {
+		s.audit = &Audit{note: s.noteHead}
+		s.audit.log, err = openJournal(filepath.Join(dir, "audit.log"), sys)
 	}
-	audit, err := openJournal(filepath.Join(dir, "audit.log"), sys)
+	if err == nil {
+		err = s.begin()
+	}
 	if err != nil {
-		return nil, err
-	}
-	s.audit = &Audit{log: audit, note: s.noteHead}
-	if err := s.begin(); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("opening the state: %w", err)
 	}
 	defer s.end()
 	if s.older && s.newer == nil {
-		return s, s.upgrade()
+		err = s.upgrade()
 	}
-	return s, nil
+	return s, err
 }
 
 // Close gives back files and locks; nothing is left to be written.
@@ -497,7 +488,7 @@ func (s *Store) Close() {
 		f.Close()
 	}
 	for _, j := range []*journal{s.log, s.audit.log} {
-		j.close()
+		j.f.Close()
 		j.lock.Close()
 	}
 }
@@ -695,7 +686,7 @@ func parseHead(line []byte) (h Head, more int, err error) {
 		return h, 0, errors.New("it has no checksum")
 	}
 	sum := crc32.Update(crc32.Checksum(line[:n], castagnoli), castagnoli, []byte("}"))
-	if want, err := strconv.ParseUint(string(line[n+8:n+16]), 16, 32); err != nil || uint32(want) != sum {
+	if string(line[n+8:n+16]) != fmt.Sprintf("%08x", sum) {
 		return h, 0, errors.New("its checksum does not match")
 	}
 	if i := bytes.LastIndexByte(line[:n], ','); i > 0 && bytes.HasPrefix(line[i:], []byte(`,"more":`)) {
@@ -981,7 +972,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 	case p.Status == Expired || p.Open() && d.By != "cli:local" && !now.Before(p.ExpiresAt):
 		return Refusal("the question expired at " + p.ExpiresAt.Local().Format(time.TimeOnly))
 	case !p.Open() && p.DecidedBy != nil:
-		return Refusal(fmt.Sprintf("already answered %s at %s", byWhom(*p.DecidedBy), p.DecidedAt.Local().Format(time.TimeOnly)))
+		return Refusal(fmt.Sprintf("already answered by %s at %s", *p.DecidedBy, p.DecidedAt.Local().Format(time.TimeOnly)))
 	case p.Status == Failed || !v.active(p.SessionID):
 		return "the question's session has ended"
 	case !p.Open():
@@ -1002,19 +993,6 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 		return Refusal(fmt.Sprintf("%d answers in a minute for this session: wait a little, then answer again", recent))
 	}
 	return ""
-}
-
-// byWhom says decided_by to a person.
-func byWhom(by string) string {
-	switch by {
-	case "cli:local":
-		return "at the keyboard"
-	case "cli:answer":
-		return "with atlasbridge answer"
-	case "auto:timeout":
-		return "by its timeout"
-	}
-	return "by " + by
 }
 
 // judge says what an answer means for the question: the value to record, the operator's reason, or why not.
@@ -1234,15 +1212,19 @@ func (s *Store) keep(r Record, now time.Time) Record {
 	return r
 }
 
-// plan sets the size at which a compaction is worth it, after the whole file was read.
+// plan sets the size at which a compaction is worth it: at once when a session or question is too old.
 func (s *Store) plan() {
-	live := 0
+	live, old := 0, false
 	for _, r := range s.view.records {
 		if s.keep(r, s.now()) != nil {
 			live += r.head().size
+		} else if k := r.kind(); k == "session" || k == "prompt" {
+			old = true
 		}
 	}
-	s.compactAt = int64(max(compactMin, compactFactor*live))
+	if s.compactAt = int64(max(compactMin, compactFactor*live)); old {
+		s.compactAt = 0
+	}
 }
 
 // compact puts a file in place that holds only what is worth keeping. The lock is held. After an error the old
@@ -1284,14 +1266,7 @@ func (s *Store) compact() (err error) {
 func (j *journal) replace(b []byte) error {
 	name := j.path + ".new"
 	os.Remove(name) // of a process that died while writing it: the lock is ours
-	f, err := openPrivate(name, os.O_RDWR|os.O_APPEND|os.O_CREATE|os.O_EXCL)
-	if err != nil {
-		return err
-	}
-	err = j.writeAll(f, b)
-	if err == nil {
-		err = j.sync(f)
-	}
+	f, err := j.aside(".new", b)
 	var fi fs.FileInfo
 	if err == nil {
 		fi, err = f.Stat()
@@ -1304,7 +1279,7 @@ func (j *journal) replace(b []byte) error {
 		os.Remove(name)
 		return err
 	}
-	j.close()
+	j.f.Close()
 	j.f, j.info, j.end = f, fi, int64(len(b))
 	j.known = j.syncDir(filepath.Dir(j.path)) == nil
 	return nil
@@ -1388,7 +1363,7 @@ func (s *Store) holder(name string) (pid int) {
 }
 
 // Reap marks sessions whose lock can be taken as crashed and fails their prompts; it returns the sessions and
-// the prompts whose messages are to be edited. It also drops what is older than the retention time.
+// the prompts whose messages are to be edited.
 func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*PromptRecord, err error) {
 	view, err := s.View()
 	if err != nil {
@@ -1402,6 +1377,7 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 		}
 	}
 	err = s.Update(func(v *View) (recs []Record, _ error) {
+		s.plan()
 		for id, r := range v.Sessions {
 			if dead[id] && r.Status == "active" {
 				q := *r
@@ -1434,21 +1410,7 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 	if err != nil {
 		return nil, nil, err
 	}
-	return sessions, prompts, s.dropOld(now)
-}
-
-// dropOld compacts when a session or prompt is older than the retention time.
-func (s *Store) dropOld(now time.Time) error {
-	if err := s.begin(); err != nil {
-		return err
-	}
-	defer s.end()
-	for _, r := range s.view.records {
-		if k := r.kind(); (k == "session" || k == "prompt") && s.keep(r, now) == nil {
-			return s.compact()
-		}
-	}
-	return nil
+	return sessions, prompts, nil
 }
 
 // Orphans are ended sessions whose child still runs, known by pid and start time.
