@@ -44,6 +44,9 @@ const (
 // errLocked is returned by lockFile when another process holds the lock and waiting was not asked for.
 var errLocked = errors.New("locked by another process")
 
+// errNoTool is returned by findTool and startPTY for a command that PATH does not have.
+var errNoTool = errors.New("command not found")
+
 // PTY is the child's terminal. Read gives io.EOF when the last process that held it is gone. Methods may be
 // called from different goroutines; Close is idempotent and ends a blocked Read.
 type PTY interface {
@@ -105,11 +108,13 @@ not executable, 127 not found.
   atlasbridge run --name api --timeout 30m claude --model opus
   atlasbridge run --channel local -- bash -c 'read -p "Continue? (y/n) " a'`},
 		{name: "setup", usage: "setup [flags]", summary: "connect your Telegram bot; writes config.toml",
-			flags: []flagSpec{{"token", "TOKEN", "the bot's token (safer: TELEGRAM_BOT_TOKEN)"},
-				{"chat", "ID", "chat id; found by itself otherwise"},
-				{"user", "ID", "user id; found by itself otherwise"},
+			flags: []flagSpec{{"token-file", "FILE", "read the bot token from a file"},
+				{"token-stdin", "", "read the bot token from standard input"},
+				{"chat-id", "ID", "the chat; found by itself otherwise"},
+				{"user-id", "ID", "who may answer; found by itself otherwise"},
 				{"api-base", "URL", "another Bot API server"},
-				{"yes", "", "replace an existing configuration without asking"}}, do: cmdSetup, about: `
+				{"no-test", "", "send no test message"},
+				{"yes", "", "remove a webhook without asking"}}, do: cmdSetup, about: `
 Asks for the bot token (from @BotFather), waits until you send the bot any
 message, confirms by a short code that it is you, and sends a test message.`},
 		{name: "doctor", usage: "doctor [--json]", summary: "check everything; says what to do about each failure",
@@ -211,6 +216,12 @@ type options struct {
 
 func (o *options) text(name string) string { return o.set.Lookup(name).Value.String() }
 func (o *options) on(name string) bool     { return o.text(name) == "true" }
+
+// given tells whether the flag stood on the command line.
+func (o *options) given(name string) (yes bool) {
+	o.set.Visit(func(f *flag.Flag) { yes = yes || f.Name == name })
+	return yes
+}
 
 // duration is a flag whose row says DUR; 0 when it was not given.
 func (o *options) duration(name string) time.Duration {
@@ -728,8 +739,10 @@ func knownTools(ctx context.Context, env []string) []tool {
 	defer stop()
 	list := []tool{}
 	var all sync.WaitGroup
-	for _, a := range adapters() {
-		list = append(list, tool{Name: a.Name, Names: a.Names, MinVersion: a.MinVer, MaxVersion: a.MaxVer})
+	for _, a := range adapters {
+		if len(a.Names) > 0 { // the generic one stands for no tool
+			list = append(list, tool{Name: a.Name, Names: a.Names, MinVersion: a.MinVer, MaxVersion: a.MaxVer})
+		}
 	}
 	for i := range list {
 		all.Go(func() { list[i].probe(ctx, env) })
