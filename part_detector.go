@@ -1588,7 +1588,7 @@ func (v *view) marked(f *found, text string) bool {
 	for i := len(all) - 1; i >= max(0, len(all)-3); i-- {
 		m := all[i]
 		inner, before, rest := text[m[2]:m[3]], strings.TrimSpace(text[:m[0]]), strings.Trim(text[m[1]:], " ?:>›»…")
-		tokens, single := answers(inner)
+		tokens, single := answerTokens(inner)
 		if len(tokens) == 0 || before == "" && len(tokens) < 2 {
 			continue
 		}
@@ -1633,7 +1633,7 @@ func (v *view) marked(f *found, text string) bool {
 
 // answers splits what stands in the brackets of a marker; nil when that is no list of answers. single: the
 // answers are letters without anything between them, read one key at a time.
-func answers(inner string) (tokens []string, single bool) {
+func answerTokens(inner string) (tokens []string, single bool) {
 	parts := reSplit.Split(strings.TrimSpace(inner), -1)
 	if len(parts) == 1 {
 		low := strings.ToLower(strings.Trim(inner, "[] "))
