@@ -48,9 +48,9 @@ func cli(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	return code, read(out), read(errs)
 }
 
-// home points ATLASBRIDGE_HOME at a fresh private folder, clears the settings of the environment and writes
+// configHome points ATLASBRIDGE_HOME at a fresh private folder, clears the settings of the environment and writes
 // config.toml when text is not empty.
-func home(t *testing.T, text string) string {
+func configHome(t *testing.T, text string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "home")
 	for _, s := range settings(&Config{}) {
@@ -74,7 +74,7 @@ func home(t *testing.T, text string) string {
 const fakeToken = "123456789:AAFakeTokenForLoopbackTestsOnly0123"
 
 func TestCommandLine(t *testing.T) {
-	home(t, "")
+	configHome(t, "")
 	for _, test := range []struct {
 		args           string
 		code           int
@@ -434,7 +434,7 @@ func TestConfig(t *testing.T) {
 		{"", []string{"TELEGRAM_API_BASE", "http://[::1]:1/x"}, nil,
 			map[string]string{"telegram.api_base": `"http://[::1]:1/x" environment TELEGRAM_API_BASE`}},
 	} {
-		cfg, err := loadConfig(home(t, test.file), env(test.env...), test.flags)
+		cfg, err := loadConfig(configHome(t, test.file), env(test.env...), test.flags)
 		if err != nil {
 			t.Errorf("%q %q: %v", test.file, test.env, err)
 			continue
@@ -446,7 +446,7 @@ func TestConfig(t *testing.T) {
 			}
 		}
 	}
-	cfg, err := loadConfig(home(t, "echo_suppression_ms = 250.5\n"+telegram), env(), nil)
+	cfg, err := loadConfig(configHome(t, "echo_suppression_ms = 250.5\n"+telegram), env(), nil)
 	if err != nil || cfg.EchoWindow != 250500*time.Microsecond || cfg.Token != fakeToken || cfg.ChatID != 1001 ||
 		cfg.SafeDefaults[YesNo] != "n" || cfg.Stuck != 2*time.Second || !slices.Equal(cfg.Users, []int64{1001, 1002}) {
 		t.Errorf("loadConfig = %+v, %v", cfg, err)
@@ -490,7 +490,7 @@ func TestConfigRejected(t *testing.T) {
 		{"", "PERMISSION_TIMEOUT_SEC=soon", "environment PERMISSION_TIMEOUT_SEC: permission_timeout_seconds must be a number"},
 		{"", "TELEGRAM_BOT_TOKEN=" + fakeToken, "config.toml: a bot token needs telegram.chat_id"},
 	} {
-		dir := home(t, test.file)
+		dir := configHome(t, test.file)
 		name, value, _ := strings.Cut(test.env, "=")
 		if name != "" {
 			t.Setenv(name, value)
@@ -505,14 +505,14 @@ func TestConfigRejected(t *testing.T) {
 			t.Errorf("%q %q: config exits with %d, %q", test.file, test.env, code, stderr)
 		}
 	}
-	_, err := loadConfig(home(t, ""), func(string) string { return "" }, map[string]string{"timeout_seconds": "0"})
+	_, err := loadConfig(configHome(t, ""), func(string) string { return "" }, map[string]string{"timeout_seconds": "0"})
 	if err == nil || !strings.HasPrefix(err.Error(), "flag: timeout_seconds must be between") {
 		t.Errorf("timeout_seconds 0 as flag: %v", err)
 	}
 }
 
 func TestConfigFileIsPrivate(t *testing.T) {
-	dir := home(t, "timeout_seconds = 60\n")
+	dir := configHome(t, "timeout_seconds = 60\n")
 	path := filepath.Join(dir, "config.toml")
 	load := func() error {
 		_, err := loadConfig(dir, func(string) string { return "" }, nil)
@@ -634,7 +634,7 @@ func TestLog(t *testing.T) {
 
 // Two processes that fill one log lose nothing but what the second rotation takes away, and tear no line.
 func TestLogRotation(t *testing.T) {
-	dir := home(t, "")
+	dir := configHome(t, "")
 	path := filepath.Join(dir, "atlasbridge.log")
 	var files [2]*os.File
 	for i := range files {
@@ -667,7 +667,7 @@ func TestLogRotation(t *testing.T) {
 }
 
 func TestDoctor(t *testing.T) {
-	home(t, "timeout_seconds = 0")
+	configHome(t, "timeout_seconds = 0")
 	code, stdout, _ := cli(t, "doctor", "--json")
 	var report struct {
 		Checks []check
@@ -679,7 +679,7 @@ func TestDoctor(t *testing.T) {
 	if k := report.Checks[0]; k.Name != "config" || k.OK || !strings.Contains(k.Detail, "config.toml:1") || k.Remedy == "" {
 		t.Errorf("the config check is %+v", k)
 	}
-	dir := home(t, "")
+	dir := configHome(t, "")
 	if code, stdout, _ = cli(t, "doctor"); code != 0 || strings.Contains(stdout, "FAIL") {
 		t.Errorf("doctor on a fresh folder: exit %d\n%s", code, stdout)
 	}
@@ -702,7 +702,7 @@ func TestVersions(t *testing.T) {
 }
 
 func TestAdapters(t *testing.T) {
-	home(t, "")
+	configHome(t, "")
 	bin := t.TempDir()
 	t.Setenv("PATH", bin+":/bin:/usr/bin")
 	t.Setenv("TELEGRAM_CHAT_ID", "")
@@ -723,7 +723,7 @@ func TestAdapters(t *testing.T) {
 }
 
 func TestBundle(t *testing.T) {
-	dir := home(t, "[telegram]\nbot_token = '"+fakeToken+"'\nchat_id = 7\nallowed_users = [7]\n")
+	dir := configHome(t, "[telegram]\nbot_token = '"+fakeToken+"'\nchat_id = 7\nallowed_users = [7]\n")
 	t.Setenv("PATH", t.TempDir()) // no tools
 	write := func(name, text string) { os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600) }
 	write("state.jsonl", `{"v":1,"rec":"prompt","id":"p1","excerpt":"rm the-excerpt","value":"the-answer","choices":[{"label":"the-choice"}],`+

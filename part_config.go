@@ -74,7 +74,6 @@ type setting struct {
 // https://core.telegram.org/bots/api.
 func settings(c *Config) []setting {
 	const sec, ms = time.Second, time.Millisecond
-	token := shaped(`^([0-9]{1,20}:[A-Za-z0-9_-]{1,128})?$`, "must be a bot token as BotFather gives it")
 	no := shaped(`^n$`, `can only be "n": nothing is approved by waiting`)
 	choice := shaped(`^([1-9]|esc)$`, "must be a number from 1 to 9, in quotes, or esc")
 	line := shaped(`^[^\pC]{0,200}$`, "must be one line of at most 200 characters, none of them a control character")
@@ -91,7 +90,7 @@ func settings(c *Config) []setting {
 		{key: "free_text_enabled", def: "false", to: &c.FreeText},
 		{key: "notify_idle", def: "true", to: &c.NotifyIdle},
 		{key: "away_after_seconds", def: "20", to: &c.Away, min: 0, max: 86400, unit: sec},
-		{key: "telegram.bot_token", env: "TELEGRAM_BOT_TOKEN", to: &c.Token, check: token},
+		{key: "telegram.bot_token", env: "TELEGRAM_BOT_TOKEN", to: &c.Token, check: checkToken},
 		{key: "telegram.chat_id", env: "TELEGRAM_CHAT_ID", def: "0", to: &c.ChatID, min: -1 << 52, max: 1 << 52},
 		{key: "telegram.allowed_users", env: "ALLOWED_USER_IDS", to: &c.Users, min: 1, max: 1 << 52},
 		{key: "telegram.api_base", env: "TELEGRAM_API_BASE", def: "https://api.telegram.org", to: &c.APIBase,
@@ -121,6 +120,11 @@ func shaped(pattern, otherwise string) func(string) error {
 
 func oneOf(words ...string) func(string) error {
 	return shaped("^("+strings.Join(words, "|")+")$", "must be one of "+strings.Trim(strings.Join(words, ", "), ", "))
+}
+
+// checkToken accepts the form BotFather gives, and none.
+func checkToken(text string) error {
+	return shaped(`^([0-9]{1,20}:[A-Za-z0-9_-]{1,128})?$`, "must be a bot token as BotFather gives it")(text)
 }
 
 // checkBaseURL lets the token travel encrypted only, or not leave the machine.
