@@ -482,10 +482,10 @@ func TestConfigRejected(t *testing.T) {
 		{token + "chat_id = 5\nallowed_users = 5", "", "numeric ids"},
 		{token + "chat_id = '@bob'", "", "config.toml:3: telegram.chat_id must be a whole number"},
 		{"[telegram]\nbot_token = 'secretsecret'", "", "must be a bot token"},
-		{"[telegram]\napi_base = 'http://example.com'", "", "must begin with https://"},
-		{"[telegram]\napi_base = 'http://127.0.0.1.example.com'", "", "must begin with https://"},
-		{"[telegram]\napi_base = 'https://user:pw@api.telegram.org'", "", "must be a URL"},
-		{"[telegram]\napi_base = 'ftp://127.0.0.1'", "", "must begin with https://"},
+		{"[telegram]\napi_base = 'http://example.com'", "", "that begins with https://"},
+		{"[telegram]\napi_base = 'http://127.0.0.1.example.com'", "", "that begins with https://"},
+		{"[telegram]\napi_base = 'https://user:pw@api.telegram.org'", "", "must be a URL that begins"},
+		{"[telegram]\napi_base = 'ftp://127.0.0.1'", "", "that begins with https://"},
 		{"", "ALLOWED_USER_IDS=@bob", "environment ALLOWED_USER_IDS: telegram.allowed_users"},
 		{"", "PERMISSION_TIMEOUT_SEC=soon", "environment PERMISSION_TIMEOUT_SEC: permission_timeout_seconds must be a number"},
 		{"", "TELEGRAM_BOT_TOKEN=" + fakeToken, "config.toml: a bot token needs telegram.chat_id"},
@@ -636,19 +636,14 @@ func TestLog(t *testing.T) {
 func TestLogRotation(t *testing.T) {
 	dir := configHome(t, "")
 	path := filepath.Join(dir, "atlasbridge.log")
-	var files [2]*os.File
-	for i := range files {
-		f, err := openPrivate(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
-		if err != nil {
-			t.Fatal(err)
-		}
-		files[i] = f
-	}
+	files := []*logFile{{path: path}, {path: path}}
 	line := strings.Repeat("x", 1<<10-1) + "\n"
 	for n := range 2*logLimit/len(line) - 10 {
-		i := n % 2
-		files[i] = rotateLog(files[i], path)
-		files[i].WriteString(line)
+		f := files[n%2]
+		if f.file == nil && f.open() != nil {
+			t.Fatal("cannot open the log")
+		}
+		f.Write([]byte(line))
 	}
 	total := 0
 	for _, name := range []string{path, path + ".1"} {
@@ -662,7 +657,7 @@ func TestLogRotation(t *testing.T) {
 		t.Errorf("%d lines kept, want %d", total, want)
 	}
 	for _, f := range files {
-		f.Close()
+		f.file.Close()
 	}
 }
 

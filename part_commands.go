@@ -323,8 +323,13 @@ type hint struct {
 
 func (h hint) Unwrap() error { return h.error }
 
-// hinted adds a remedy to an error, for the line after it.
-func hinted(err error, remedy string) error { return hint{err, remedy} }
+// hinted adds a remedy to an error, for the line after it; nil stays nil, and an older remedy wins.
+func hinted(err error, remedy string) error {
+	if err == nil || hintOf(err) != "" {
+		return err
+	}
+	return hint{err, remedy}
+}
 
 func hintOf(err error) string {
 	var h hint
@@ -559,22 +564,20 @@ func cmdDoctor(c *command) int {
 	if cfg.Channel == "telegram" {
 		skew = d.telegram(cfg)
 	}
-	d.records(dir, cfg.Channel == "telegram", skew)
-	if size, err := terminalSize(c.stdout); err != nil || !onTerminal(c.stdout) {
+	if _, err := os.Lstat(filepath.Join(dir, "state.jsonl")); err == nil {
+		d.records(dir, cfg.Channel, skew)
+	}
+	if size, err := terminalSize(c.stdout); err != nil {
 		d.tell("terminal", nil, "none here: a tool gets 100x30", "")
 	} else {
 		d.tell("terminal", nil, fmt.Sprintf("%s, %dx%d", c.getenv("TERM"), size.Cols, size.Rows), "")
 	}
-	d.wait("tools")
 	for _, t := range knownTools(c.ctx, childEnv(os.Environ(), cfg, "")) {
-		switch {
-		case !t.Found:
-			d.tell(t.Name, nil, "not installed", "")
-		case t.Warning != "":
-			d.warn(t.Name, t.Version+" "+t.Path, t.Warning)
-		default:
-			d.tell(t.Name, nil, t.Version+" "+t.Path, "")
+		found := "not installed"
+		if t.Found {
+			found = t.Version + " " + t.Path
 		}
+		d.tell(t.Name, nil, found, t.Warning)
 	}
 	ok := !slices.ContainsFunc(d.checks, func(k check) bool { return !k.OK })
 	if d.asJSON {
@@ -586,58 +589,40 @@ func cmdDoctor(c *command) int {
 	return 0
 }
 
-// wait shows on a terminal what takes its time; tell wipes it away.
-func (d *doctor) wait(what string) {
-	if !d.asJSON && onTerminal(d.stdout) {
-		fmt.Fprintf(d.stdout, "… %s", what)
-	}
-}
-
-// tell records a check: failed with err and then the remedy, or passed with what was found.
-func (d *doctor) tell(name string, err error, found, remedy string) {
+// tell records a check: failed with err, or passed with what was found and perhaps what should be done.
+func (d *doctor) tell(name string, err error, found, advice string) {
+	k, mark := check{name, true, visible(found), visible(advice)}, d.colour("32", "ok  ")
 	if err != nil {
-		d.print(check{name, false, redact(visible(err.Error())), cmp.Or(hintOf(err), remedy)}, d.colour("31", "FAIL"))
-	} else {
-		d.print(check{name, true, visible(found), ""}, d.colour("32", "ok  "))
+		k, mark = check{name, false, redact(visible(err.Error())), visible(hintOf(err))}, d.colour("31", "FAIL")
+	} else if advice != "" {
+		mark = d.colour("33", "warn")
 	}
-}
-
-// warn records what may be right but wants a look.
-func (d *doctor) warn(name, found, remedy string) {
-	d.print(check{name, true, visible(found), remedy}, d.colour("33", "warn"))
-}
-
-func (d *doctor) print(k check, mark string) {
 	d.checks = append(d.checks, k)
 	if d.asJSON {
 		return
 	}
-	if onTerminal(d.stdout) {
-		fmt.Fprint(d.stdout, "\r\x1b[K")
-	}
 	fmt.Fprintf(d.stdout, "%s  %-11s  %s\n", mark, k.Name, k.Detail)
 	if k.Remedy != "" {
-		fmt.Fprintf(d.stdout, "%17s  %s\n", "→", visible(k.Remedy))
+		fmt.Fprintf(d.stdout, "%17s  %s\n", "→", k.Remedy)
 	}
 }
 
 // files checks who can reach the state folder and what it lies on.
 func (d *doctor) files(dir string) {
-	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
+	err := hinted(ownedPrivate(dir), "chmod 700 "+dir)
+	if errors.Is(err, fs.ErrNotExist) {
 		d.tell("permissions", nil, dir+" is made by the first run", "")
 		return
 	}
-	err := ownedPrivate(dir)
-	remedy := "chmod 700 " + dir
 	for _, name := range []string{"config.toml", "state.jsonl", "audit.log", "atlasbridge.log"} {
 		path := filepath.Join(dir, name)
-		if bad := ownedPrivate(path); err == nil && bad != nil && !errors.Is(bad, fs.ErrNotExist) {
-			err, remedy = bad, "chmod 600 "+path
+		if bad := ownedPrivate(path); err == nil && !errors.Is(bad, fs.ErrNotExist) {
+			err = hinted(bad, "chmod 600 "+path)
 		}
 	}
-	d.tell("permissions", err, dir+" and its files are yours alone", remedy)
+	d.tell("permissions", err, dir+" and its files are yours alone", "")
 	if fs := networkFS(dir); fs != "" {
-		d.warn("file system", fs+": locks may not hold between machines", "set ATLASBRIDGE_HOME to a local disk")
+		d.tell("file system", nil, fs+": locks may not hold between machines", "set ATLASBRIDGE_HOME to a local disk")
 	}
 }
 
@@ -648,76 +633,64 @@ func (d *doctor) telegram(cfg *Config) time.Duration {
 	bot := newBot(cfg.Token, cfg.APIBase)
 	defer bot.Close()
 	var me struct{ Username string }
-	d.wait("token")
-	err := bot.call(ctx, "getMe", nil, &me)
-	d.tell("token", err, "the bot is @"+me.Username, "check the network, or run `atlasbridge setup`")
+	err := bot.call(ctx, "getMe", map[string]any{}, &me)
+	d.tell("token", hinted(err, "check the network, or run `atlasbridge setup`"), "the bot is @"+me.Username, "")
 	if err != nil {
 		return 0
 	}
 	var chat struct{ Type, Title, Username string }
-	d.wait("chat")
 	err = bot.call(ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
 	if err == nil && chat.Type == "private" && !slices.Contains(cfg.Users, cfg.ChatID) {
 		err = errors.New("whose private chat this is may not answer: not in telegram.allowed_users")
 	}
-	d.tell("chat", err, chat.Type+" "+cmp.Or(chat.Title, chat.Username), "run `atlasbridge setup` again")
+	d.tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+cmp.Or(chat.Title, chat.Username), "")
 	return bot.clockSkew()
 }
 
-// records checks the state, the clock by what is in it, who polls, and the audit chain.
-func (d *doctor) records(dir string, polls bool, skew time.Duration) {
-	if _, err := os.Lstat(filepath.Join(dir, "state.jsonl")); errors.Is(err, fs.ErrNotExist) {
-		d.tell("state", nil, "nothing recorded yet", "")
-		return
-	}
+// records checks the state, the clock against it, who polls, and the audit chain.
+func (d *doctor) records(dir, channel string, skew time.Duration) {
+	v, poller := &View{}, "unknown"
 	st, err := openStore(dir)
-	v := &View{}
 	if err == nil {
 		defer st.Close()
 		if v, err = st.View(); err != nil {
 			v = &View{}
+		} else if release, free, lockErr := st.TryPoll(); lockErr == nil && free {
+			release()
+			poller = "nobody, which is right while no session runs"
+		} else if m := v.Meta["telegram"]; m != nil {
+			poller = "process " + m.Values["poller"]
 		}
 	}
-	d.tell("state", err, fmt.Sprintf("%d sessions, %d prompts", len(v.Sessions), len(v.Prompts)),
-		"keep a copy (`atlasbridge debug bundle`), then move state.jsonl away")
+	d.tell("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"),
+		fmt.Sprintf("%d sessions, %d prompts", len(v.Sessions), len(v.Prompts)), "")
+	if channel == "telegram" {
+		d.tell("poller", nil, poller, "")
+	}
 	const slack = 30 * time.Second // further off, times of questions and answers cannot be compared
-	now := time.Now()
-	for _, p := range v.Prompts {
-		skew = max(skew, p.At.Sub(now))
-	}
 	var off error
+	for _, p := range v.Prompts {
+		skew = max(skew, time.Until(p.At))
+	}
 	if skew.Abs() > slack {
-		off = fmt.Errorf("this clock is %s off", skew.Abs().Round(time.Second))
+		off = hinted(fmt.Errorf("this clock is %s off", skew.Abs().Round(time.Second)),
+			"set the clock (timedatectl set-ntp true)")
 	}
-	d.tell("clock", off, now.Format(time.RFC3339), "set the clock (timedatectl set-ntp true)")
-	if polls && err == nil {
-		d.tell("poller", nil, pollerName(st, v), "")
-	}
+	d.tell("clock", off, time.Now().Format(time.RFC3339), "")
 	head, err := stateHead(dir)
-	verdict := Verdict{}
+	var verdict Verdict
+	var known []Anchor
+	if head.Seq > 0 {
+		known = []Anchor{head}
+	}
 	if err == nil {
-		verdict, err = verifyFile(filepath.Join(dir, "audit.log"), []Anchor{head})
+		verdict, err = verifyFile(filepath.Join(dir, "audit.log"), known)
 	}
 	if err == nil && !verdict.OK {
 		err = fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason)
 	}
-	d.tell("audit", err, fmt.Sprintf("%d entries hold", verdict.Entries),
-		"keep a copy of audit.log; `atlasbridge audit verify` says more")
-}
-
-// pollerName says who listens to Telegram for all sessions.
-func pollerName(st *Store, v *View) string {
-	release, held, err := st.TryPoll()
-	switch {
-	case err != nil:
-		return "unknown: " + err.Error()
-	case held: // the lock was free
-		release()
-		return "nobody, which is right while no session runs"
-	case v.Meta["telegram"] != nil:
-		return "process " + v.Meta["telegram"].Values["poller"]
-	}
-	return "another process"
+	d.tell("audit", hinted(err, "keep a copy of audit.log; `atlasbridge audit verify` says more"),
+		fmt.Sprintf("%d entries hold", verdict.Entries), "")
 }
 
 // tool is an adapter and the program it stands for, as `adapters --json` shows them.
@@ -816,72 +789,64 @@ func cmdDebug(c *command) int {
 	if o == nil {
 		return code
 	}
-	dir, err := stateDir(c.getenv)
-	if err != nil {
-		return c.fail(err)
-	}
 	path := cmp.Or(o.text("output"), time.Now().Format("atlasbridge-debug-20060102-150405.tar.gz"))
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	dir, err := stateDir(c.getenv)
+	if err == nil {
+		err = c.writeBundle(path, dir, o.on("full"))
+	}
 	if err != nil {
 		return c.fail(hinted(fmt.Errorf("writing the bundle: %w", err), "choose another file with --output"))
 	}
-	err = c.writeBundle(f, dir, o.on("full"))
-	if err = errors.Join(err, f.Close()); err != nil {
-		os.Remove(path)
-		return c.fail(fmt.Errorf("writing the bundle: %w", err))
-	}
-	what := "without answers and excerpts"
-	if o.on("full") {
-		what = "with answers and excerpts"
-	}
-	fmt.Fprintf(c.stdout, "%s\n%s; without token and known secrets. Look into it before you send it.\n", path, what)
+	fmt.Fprintf(c.stdout, "%s: no token, no known secrets%s; look into it before you send it\n", path,
+		map[bool]string{false: ", no answers, no excerpts"}[o.on("full")])
 	return 0
 }
 
-// writeBundle writes the tar.gz and lists what goes in.
-func (c *command) writeBundle(w io.Writer, dir string, full bool) error {
-	cfg, err := loadConfig(dir, c.getenv, nil)
-	var settings any = map[string]string{"error": fmt.Sprint(err)}
-	if err == nil {
-		settings = cfg.describe()
-	} else {
-		cfg = &Config{Token: c.getenv("TELEGRAM_BOT_TOKEN")}
+// writeBundle writes the tar.gz, a new file, and lists what goes in.
+func (c *command) writeBundle(path, dir string, full bool) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
 	}
-	versions := struct {
-		Atlasbridge map[string]string `json:"atlasbridge"`
-		Tools       []tool            `json:"tools"`
-	}{version(), knownTools(c.ctx, childEnv(os.Environ(), cfg, ""))}
-	zip := gzip.NewWriter(w)
+	zip := gzip.NewWriter(f)
 	tape := tar.NewWriter(zip)
-	add := func(name string, content []byte) error {
+	cfg, cfgErr := loadConfig(dir, c.getenv, nil)
+	if cfgErr != nil {
+		cfg = &Config{Dir: dir}
+	}
+	add := func(name string, content []byte) {
 		text := redact(string(content))
 		if cfg.Token != "" {
 			text = strings.ReplaceAll(text, cfg.Token, "[token]")
 		}
 		fmt.Fprintf(c.stdout, "%9d  %s\n", len(text), name)
 		head := &tar.Header{Name: "atlasbridge-debug/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: time.Now()}
-		if err := tape.WriteHeader(head); err != nil {
-			return err
-		}
-		_, err := io.WriteString(tape, text)
-		return err
+		err = errors.Join(err, tape.WriteHeader(head))
+		io.WriteString(tape, text) // an error stays with the tape until it is closed
 	}
-	pretty := func(v any) []byte {
-		b, _ := json.MarshalIndent(v, "", "  ") // of strings, numbers and bools only: cannot fail
-		return b
+	addJSON := func(name string, v any) {
+		content, _ := json.MarshalIndent(v, "", "  ") // of texts and numbers: cannot fail
+		add(name, content)
 	}
-	err = errors.Join(add("versions.json", pretty(versions)), add("config.json", pretty(settings)))
+	tools := knownTools(c.ctx, childEnv(os.Environ(), cfg, ""))
+	addJSON("versions.json", map[string]any{"atlasbridge": version(), "tools": tools})
+	if cfgErr == nil {
+		addJSON("config.json", cfg.describe())
+	} else {
+		addJSON("config.json", map[string]string{"error": cfgErr.Error()})
+	}
 	for _, name := range []string{"state.jsonl", "audit.log", "atlasbridge.log", "atlasbridge.log.1"} {
 		content, readErr := os.ReadFile(filepath.Join(dir, name))
 		if errors.Is(readErr, fs.ErrNotExist) {
 			continue
 		}
-		if !full || strings.HasSuffix(name, ".jsonl") {
+		if !full || name == "state.jsonl" {
 			content = withhold(content, full)
 		}
-		err = errors.Join(err, readErr, add(name, content))
+		add(name, content)
+		err = errors.Join(err, readErr)
 	}
-	return errors.Join(err, tape.Close(), zip.Close())
+	return errors.Join(err, tape.Close(), zip.Close(), f.Close())
 }
 
 // withhold replaces in JSON Lines every text that is not known to be harmless by its length, so that a field

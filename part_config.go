@@ -15,8 +15,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"net/netip"
-	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -129,16 +127,8 @@ func checkToken(text string) error {
 
 // checkBaseURL lets the token travel encrypted only, or not leave the machine.
 func checkBaseURL(text string) error {
-	u, err := url.Parse(text)
-	if err != nil || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
-		return errors.New("must be a URL like https://api.telegram.org")
-	}
-	ip, err := netip.ParseAddr(u.Hostname())
-	loopback := u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
-	if u.Scheme != "https" && !(u.Scheme == "http" && loopback) {
-		return errors.New("must begin with https:// (http only for this machine itself)")
-	}
-	return nil
+	return shaped(`^(https://[^/@?#\s]+|http://(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]+)?)(/[^@?#\s]*)?$`,
+		"must be a URL that begins with https:// (http only for this machine itself)")(text)
 }
 
 // loadConfig reads dir/config.toml (absent: all defaults), then the environment (getenv), then flags, which
@@ -187,12 +177,12 @@ func (c *Config) complete(file map[string]tomlEntry) error {
 		}
 		c.given["channel"] = settingInForce{"channel", c.Channel, "default"}
 	}
-	key, what := "telegram.bot_token", ""
+	what := ""
 	switch {
 	case c.Channel == "local":
 		return nil
 	case c.Token == "":
-		key, what = "channel", "channel telegram needs telegram.bot_token"
+		what = "channel telegram needs telegram.bot_token"
 	case c.ChatID == 0:
 		what = "a bot token needs telegram.chat_id too"
 	case len(c.Users) == 0:
@@ -201,8 +191,8 @@ func (c *Config) complete(file map[string]tomlEntry) error {
 		return nil
 	}
 	where := "config.toml"
-	if e, ok := file[key]; ok {
-		where = fmt.Sprintf("config.toml:%d", e.line)
+	if line := cmp.Or(file["telegram.bot_token"].line, file["channel"].line); line > 0 {
+		where = fmt.Sprintf("config.toml:%d", line)
 	}
 	return hinted(fmt.Errorf("%s: %s", where, what), "run `atlasbridge setup`, or set channel = \"local\"")
 }
@@ -351,16 +341,16 @@ type tomlEntry struct {
 	line  int
 }
 
-// The shapes of https://toml.io/en/v1.0.0 that are accepted. Whatever tomlBasic lets through, Go's own
-// unquoting reads as TOML does; the same holds for numbers and strconv.
+// The shapes of https://toml.io/en/v1.0.0 that are accepted. What is matched, Go's own unquoting and strconv
+// read as TOML does.
 var (
-	tomlBlank   = regexp.MustCompile(`^[ \t]*(#.*)?$`)
-	tomlTable   = regexp.MustCompile(`^[ \t]*\[[ \t]*([A-Za-z0-9_-]+)[ \t]*\](.*)$`)
-	tomlKey     = regexp.MustCompile(`^[ \t]*([A-Za-z0-9_-]+)[ \t]*=[ \t]*(.*)$`)
-	tomlBasic   = regexp.MustCompile(`^"([^"\\]|\\([btnfr"\\]|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}))*"`)
-	tomlLiteral = regexp.MustCompile(`^'[^']*'`)
-	tomlWord    = regexp.MustCompile(`^[^ \t,\]#]+`)
-	tomlInt     = regexp.MustCompile(
+	tomlBlank  = regexp.MustCompile(`^[ \t]*(#.*)?$`)
+	tomlTable  = regexp.MustCompile(`^[ \t]*\[[ \t]*([A-Za-z0-9_-]+)[ \t]*\][ \t]*(#.*)?$`)
+	tomlKey    = regexp.MustCompile(`^[ \t]*([A-Za-z0-9_-]+)[ \t]*=[ \t]*(.*)$`)
+	tomlString = regexp.MustCompile(`^("([^"\\]|\\([btnfr"\\]|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}))*"|'[^']*')`)
+	tomlWord   = regexp.MustCompile(`^[^ \t,\]#]+`)
+	tomlComma  = regexp.MustCompile(`^[ \t]*,?[ \t]*`)
+	tomlInt    = regexp.MustCompile(
 		`^([+-]?(0|[1-9](_?[0-9])*)|0x[0-9A-Fa-f](_?[0-9A-Fa-f])*|0o[0-7](_?[0-7])*|0b[01](_?[01])*)$`)
 	tomlFloat = regexp.MustCompile(
 		`^[+-]?((0|[1-9](_?[0-9])*)(\.[0-9](_?[0-9])*)?([eE][+-]?[0-9](_?[0-9])*)?|inf|nan)$`)
@@ -370,71 +360,51 @@ var (
 // floats, booleans and arrays.
 func parseTOML(text string) ([]tomlEntry, error) {
 	var entries []tomlEntry
+	control := func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
 	seen, prefix := map[string]bool{}, ""
 	for i, line := range strings.Split(strings.ReplaceAll(text, "\r\n", "\n"), "\n") {
-		name, value, err := parseLine(line)
-		if err == nil && name == "" {
+		e, rest := tomlEntry{line: i + 1}, ""
+		var err error
+		if !utf8.ValidString(line) || strings.ContainsFunc(line, control) {
+			err = errors.New("control characters or text that is not UTF-8")
+		} else if tomlBlank.MatchString(line) {
 			continue
+		} else if m := tomlTable.FindStringSubmatch(line); m != nil {
+			prefix, e.key = m[1]+".", "["+m[1]+"]"
+		} else if m := tomlKey.FindStringSubmatch(line); m == nil {
+			err = errors.New("neither  key = value  nor  [table]  with names of letters, digits, - and _")
+		} else if e.value, rest, err = parseValue(m[2]); err == nil && !tomlBlank.MatchString(rest) {
+			err = errors.New("only a comment may follow the value")
+		} else {
+			e.key = prefix + m[1]
 		}
-		full := prefix + name
-		if value == nil {
-			prefix, full = name+".", "["+name+"]"
-		}
-		if err == nil && seen[full] {
-			err = fmt.Errorf("%s is there twice", clip(full, 60))
+		if err == nil && seen[e.key] {
+			err = fmt.Errorf("%s is there twice", e.key)
 		}
 		if err != nil {
 			return nil, hinted(fmt.Errorf("config.toml:%d: %w", i+1, err),
 				"lines look like  key = \"text\"  or  key = 42  under an optional  [table]")
 		}
-		seen[full] = true
-		if value != nil {
-			entries = append(entries, tomlEntry{full, value, i + 1})
+		if seen[e.key] = true; e.value != nil {
+			entries = append(entries, e)
 		}
 	}
 	return entries, nil
 }
 
-// parseLine returns a key and its value, a table's name and nil, or "" for a blank line.
-func parseLine(line string) (name string, value any, err error) {
-	control := func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
-	if !utf8.ValidString(line) || strings.ContainsFunc(line, control) {
-		return "", nil, errors.New("control characters or text that is not UTF-8")
-	}
-	if tomlBlank.MatchString(line) {
-		return "", nil, nil
-	}
-	if m := tomlTable.FindStringSubmatch(line); m != nil && tomlBlank.MatchString(m[2]) {
-		return m[1], nil, nil
-	}
-	m := tomlKey.FindStringSubmatch(line)
-	if m == nil {
-		return "", nil, errors.New("neither  key = value  nor  [table]  with names of letters, digits, - and _")
-	}
-	value, rest, err := parseValue(m[2])
-	if err == nil && !tomlBlank.MatchString(rest) {
-		err = errors.New("only a comment may follow the value")
-	}
-	return m[1], value, err
-}
-
 // parseValue reads one value at the start of s and returns what follows it. The value is nil only with an error.
 func parseValue(s string) (value any, rest string, err error) {
-	if strings.HasPrefix(s, `"""`) || strings.HasPrefix(s, "'''") {
-		return nil, "", errors.New("a string must be on one line, in single quotes or double ones")
-	}
-	if quoted := tomlBasic.FindString(s); quoted != "" {
-		text, err := strconv.Unquote(quoted)
-		if err != nil {
-			return nil, "", errors.New("an escape names no character")
+	if quoted := tomlString.FindString(s); quoted != "" {
+		text := quoted[1 : len(quoted)-1]
+		if quoted[0] == '"' {
+			if text, err = strconv.Unquote(quoted); err != nil {
+				return nil, "", errors.New("an escape names no character")
+			}
 		}
 		return text, s[len(quoted):], nil
 	}
-	if quoted := tomlLiteral.FindString(s); quoted != "" {
-		return quoted[1 : len(quoted)-1], s[len(quoted):], nil
-	}
 	if strings.HasPrefix(s, "[") {
-		return parseArray(s[1:])
+		return parseArray(strings.TrimLeft(s[1:], " \t"))
 	}
 	word := tomlWord.FindString(s)
 	switch rest = s[len(word):]; {
@@ -455,18 +425,15 @@ func parseValue(s string) (value any, rest string, err error) {
 
 // parseArray reads after the opening bracket; a comma may stand before the closing one.
 func parseArray(s string) (value any, rest string, err error) {
-	blank := func(s string) string { return strings.TrimLeft(s, " \t") }
 	list := []any{}
-	for s = blank(s); !strings.HasPrefix(s, "]"); {
+	for !strings.HasPrefix(s, "]") {
 		item, after, err := parseValue(s)
 		if err != nil {
 			return nil, "", err
 		}
 		list = append(list, item)
-		s = blank(after)
-		if strings.HasPrefix(s, ",") {
-			s = blank(s[1:])
-		} else if !strings.HasPrefix(s, "]") {
+		gap := tomlComma.FindString(after)
+		if s = after[len(gap):]; !strings.Contains(gap, ",") && !strings.HasPrefix(s, "]") {
 			return nil, "", errors.New("a list ends with ] on its line and has commas between its values")
 		}
 	}
@@ -479,31 +446,28 @@ func stateDir(getenv func(string) string) (string, error) {
 		return filepath.Abs(dir)
 	}
 	home := getenv("HOME")
-	if home == "" || !filepath.IsAbs(home) {
+	if !filepath.IsAbs(home) {
 		var err error
 		if home, err = os.UserHomeDir(); err != nil {
-			return "", hinted(fmt.Errorf("finding the home folder: %w", err), "set ATLASBRIDGE_HOME to a folder of your own")
+			return "", hinted(err, "set ATLASBRIDGE_HOME to a folder of your own")
 		}
 	}
 	return filepath.Join(home, ".atlasbridge"), nil
 }
 
-// secureDir makes dir (0700) when it is missing, and refuses one that is not the user's own, is a
-// symbolic link, or that group or others can enter.
+// secureDir makes dir (0700, whatever the umask) when it is missing, and refuses one that is not the user's
+// own, is a symbolic link, or that group or others can enter.
 func secureDir(dir string) error {
 	err := os.MkdirAll(filepath.Dir(dir), 0o700)
 	if err == nil {
 		err = os.Mkdir(dir, 0o700)
 	}
 	if err == nil {
-		err = os.Chmod(dir, 0o700) // whatever the umask took away
+		err = os.Chmod(dir, 0o700)
 	} else if errors.Is(err, fs.ErrExist) {
 		err = ownedPrivate(dir)
 	}
-	if err != nil {
-		return hinted(fmt.Errorf("state folder: %w", err), "chmod 700 it if it is yours, or set ATLASBRIDGE_HOME to another")
-	}
-	return nil
+	return hinted(err, "chmod 700 "+dir+" if it is yours, or set ATLASBRIDGE_HOME to another folder")
 }
 
 // childEnv is the environment a wrapped tool gets: no setting and no secret of atlasbridge, only what
@@ -522,46 +486,16 @@ func childEnv(env []string, c *Config, sessionID string) []string {
 const logLimit = 1 << 20
 
 // openLog is the log file dir/atlasbridge.log (0600): JSON Lines from the level up, rotated by size, every
-// text through redact. Writing never waits for the disk: lines it cannot keep up with are dropped. The
-// function returned writes what is left, for at most a second.
+// text through redact. A line that cannot be written is lost: the log has nowhere to say so.
 func openLog(dir, level string) (*slog.Logger, func() error, error) {
 	var least slog.Level
-	if err := least.UnmarshalText([]byte(level)); err != nil {
-		return nil, nil, fmt.Errorf("opening the log: %w", err)
+	l := &logFile{path: filepath.Join(dir, "atlasbridge.log")}
+	err := errors.Join(least.UnmarshalText([]byte(level)), secureDir(dir))
+	if err == nil {
+		err = l.open()
 	}
-	if err := secureDir(dir); err != nil {
-		return nil, nil, err
-	}
-	path := filepath.Join(dir, "atlasbridge.log")
-	f, err := openPrivate(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
 	if err != nil {
 		return nil, nil, fmt.Errorf("opening the log: %w", err)
-	}
-	lines, quit, done := make(logQueue, 256), make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			select {
-			case line := <-lines:
-				f = rotateLog(f, path)
-				f.Write(line) // a log that cannot be written has nowhere to say so
-			case <-quit:
-				for len(lines) > 0 {
-					f.Write(<-lines)
-				}
-				f.Close()
-				return
-			}
-		}
-	}()
-	finish := func() error {
-		close(quit)
-		select {
-		case <-done:
-			return nil
-		case <-time.After(time.Second):
-			return errors.New("closing the log: the disk does not answer")
-		}
 	}
 	hide := func(_ []string, a slog.Attr) slog.Attr {
 		if k := a.Value.Kind(); k == slog.KindString || k == slog.KindAny && a.Key != slog.LevelKey {
@@ -569,36 +503,36 @@ func openLog(dir, level string) (*slog.Logger, func() error, error) {
 		}
 		return a
 	}
-	return slog.New(slog.NewJSONHandler(lines, &slog.HandlerOptions{Level: least, ReplaceAttr: hide})), finish, nil
+	handler := slog.NewJSONHandler(l, &slog.HandlerOptions{Level: least, ReplaceAttr: hide})
+	return slog.New(handler), func() error { return l.file.Close() }, nil
 }
 
-// logQueue carries lines to the goroutine that owns the file; it is an io.Writer that never waits.
-type logQueue chan []byte
-
-func (q logQueue) Write(p []byte) (int, error) {
-	select {
-	case q <- slices.Clone(p):
-	default:
-	}
-	return len(p), nil
+// logFile is an io.Writer that starts a new file when the old one is full. slog calls it one line at a time.
+type logFile struct {
+	path string
+	file *os.File
 }
 
-// rotateLog returns the file to append to: f, or a fresh one when f is full. The lock is on the full file
-// itself: the process that gets it second finds that the path stands for another file already, and follows.
-func rotateLog(f *os.File, path string) *os.File {
-	mine, err := f.Stat()
-	if err != nil || mine.Size() < logLimit || lockFile(f, false) != nil {
-		return f
+func (l *logFile) open() error {
+	f, err := openPrivate(l.path, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
+	if err == nil {
+		l.file = f
 	}
-	defer unlockFile(f)
-	if now, err := os.Lstat(path); err == nil && os.SameFile(mine, now) && os.Rename(path, path+".1") != nil {
-		f.Truncate(0) // an open file cannot be renamed on Windows
-		return f
+	return err
+}
+
+// Write locks a full file before it renames it: the process that gets the lock second finds that the path
+// stands for another file already, and only follows.
+func (l *logFile) Write(line []byte) (int, error) {
+	full := l.file
+	if mine, err := full.Stat(); err == nil && mine.Size() >= logLimit && lockFile(full, false) == nil {
+		now, err := os.Lstat(l.path)
+		if err == nil && os.SameFile(mine, now) && os.Rename(l.path, l.path+".1") != nil {
+			full.Truncate(0) // an open file cannot be renamed on Windows
+		}
+		if l.open() == nil {
+			full.Close()
+		}
 	}
-	next, err := openPrivate(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
-	if err != nil {
-		return f
-	}
-	f.Close()
-	return next
+	return l.file.Write(line)
 }
