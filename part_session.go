@@ -720,11 +720,11 @@ func (s *session) join(q *question, p *Prompt, now time.Time) {
 		return // the hook knows the questions and answers them all at once
 	}
 	choices := slices.Clone(p.Choices)
-	allowed := false
+	allowed, refusal := false, q.rec.SafeDefault
 	for i, c := range choices {
 		switch plain := isPlain(c.Label); {
-		case !c.Grants && !allowed, !c.Grants && i == len(choices)-1:
-			choices[i].Hook = "deny"
+		case !c.Grants && i == len(choices)-1:
+			choices[i].Hook, refusal = "deny", new(c.Key)
 		case c.Grants && plain && !allowed:
 			choices[i].Hook, allowed = "allow", true
 		}
@@ -740,7 +740,7 @@ func (s *session) join(q *question, p *Prompt, now time.Time) {
 		}
 		merged := *r
 		merged.Choices, merged.Signals = choices, append(slices.Clone(r.Signals), p.Signals...)
-		merged.Fingerprint = p.Fingerprint
+		merged.Fingerprint, merged.SafeDefault = p.Fingerprint, refusal
 		q.rec = merged
 		return []Record{&merged}, nil
 	}))
