@@ -246,6 +246,106 @@ func TestREADME(t *testing.T) {
 	}
 }
 
+// readmeBlocks are the fenced blocks of the README in that language.
+func readmeBlocks(t *testing.T, language string) []string {
+	t.Helper()
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var blocks []string
+	for _, m := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
+		blocks = append(blocks, m[1])
+	}
+	return blocks
+}
+
+// The README's transcripts are what happens.
+func TestREADMETranscripts(t *testing.T) {
+	blocks := readmeBlocks(t, "console")
+	if len(blocks) != 2 {
+		t.Fatalf("README.md has %d transcripts", len(blocks))
+	}
+	dir := configHome(t, "")
+	shown := strings.Split(strings.TrimSpace(blocks[0]), "\n")
+	x := bridge(t, dir, "run", "bash", "-c", `read -p "Continue? (y/n) " a; echo got $a`)
+	x.sees("Continue?")
+	var id string
+	for deadline := time.Now().Add(patience); id == "" && time.Now().Before(deadline); {
+		_, stdout, _ := cli(t, "approvals", "--json")
+		var open []PromptRecord
+		if json.Unmarshal([]byte(stdout), &open) == nil && len(open) == 1 {
+			id = shortID(open[0].ID)
+		}
+	}
+	blank := regexp.MustCompile(`[0-9a-f]{8}|[0-9]+m[0-9]+s`)
+	var got string
+	for _, args := range [][]string{{"approvals"}, {"answer", id, "y"}} {
+		code, stdout, stderr := cli(t, args...)
+		if code != 0 {
+			t.Errorf("%q: exit %d, %s", args, code, stderr)
+		}
+		got += "$ atlasbridge " + strings.Join(args, " ") + "\n" + stdout + stderr
+	}
+	if want := blank.ReplaceAllString(blocks[1], "#"); blank.ReplaceAllString(got, "#") != want {
+		t.Errorf("what happens is\n%s, in the README\n%s", got, blocks[1])
+	}
+	x.sees("got y")
+	x.exits(0)
+	screen := strings.ReplaceAll(x.scr.Text(), "\n", "")
+	if want := strings.Join(shown[1:], ""); screen != want {
+		t.Errorf("the screen shows\n%s, in the README\n%s", screen, want)
+	}
+}
+
+// The README's shell lines accept a log as it is written, and nothing else.
+func TestREADMEVerifiesTheLog(t *testing.T) {
+	for _, need := range []string{"bash", "jq", "sha256sum"} {
+		if _, err := exec.LookPath(need); err != nil {
+			t.Skip(need + " is not installed")
+		}
+	}
+	blocks := readmeBlocks(t, "sh")
+	if len(blocks) != 1 {
+		t.Fatalf("README.md has %d shell blocks", len(blocks))
+	}
+	configHome(t, "")
+	user := t.TempDir()
+	t.Setenv("HOME", user)
+	t.Setenv("ATLASBRIDGE_HOME", "")
+	st, err := openStore(filepath.Join(user, ".atlasbridge"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	for i := range 3 {
+		e := Event{Name: "TOOL_CALL", SessionID: "s", Fields: []Field{{"text", "<é>\u2028\x7f\\n \" \n"}, {"n", int64(i)}}}
+		if err := st.Audit().Append(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, head, err := st.Audit().Head()
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func() string {
+		out, err := exec.Command("bash", "-c", blocks[0]).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return string(out)
+	}
+	if out := check(); out != "up to here: "+head+"\n" {
+		t.Errorf("the untouched log: %s, want head %s", out, head)
+	}
+	path := filepath.Join(user, ".atlasbridge", "audit.log")
+	text, _ := os.ReadFile(path)
+	os.WriteFile(path, []byte(strings.Replace(string(text), `"n":1`, `"n":7`, 1)), 0o600)
+	if out := check(); !strings.HasPrefix(out, "BAD: ") {
+		t.Errorf("the changed log: %s", out)
+	}
+}
+
 func TestTOMLAccepted(t *testing.T) {
 	for text, want := range map[string][]any{
 		"":                                     nil,
