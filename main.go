@@ -44,7 +44,7 @@ func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout
 
 // run is main with its surroundings as arguments, so that a test can call it. It returns the exit code.
 func run(ctx context.Context, args []string, stdin, stdout, stderr *os.File) int {
-	c := &command{ctx: ctx, name: "help", stdin: stdin, stdout: stdout, stderr: stderr, getenv: os.Getenv}
+	c := &command{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, getenv: os.Getenv}
 	if len(args) == 0 {
 		writeHelp(stderr)
 		return exitUsage

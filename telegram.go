@@ -2057,7 +2057,7 @@ func (s *setup) webhook() error {
 // operator finds chat and user: by flag, as configured, or by a code from the phone.
 func (s *setup) operator(old map[string]tomlEntry, held bool) (chatID int64, users []int64, err error) {
 	var was Config
-	for _, row := range settings() {
+	for _, row := range settings(&was) {
 		if e, ok := old[row.key]; ok && (row.key == "telegram.chat_id" || row.key == "telegram.allowed_users") {
 			if err := row.put(&was, e.value); err != nil {
 				return 0, nil, fmt.Errorf("config.toml:%d: %s %w", e.line, row.key, err)
