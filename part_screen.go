@@ -930,7 +930,9 @@ func (s *Screen) shiftCells(n int) {
 	n = max(min(n, s.cols-col), col-s.cols)
 	if l.wide {
 		s.splitWide(l, col, col+max(-n, 0))
-		s.splitWide(l, s.cols-max(n, 0), s.cols)
+		if n > 0 {
+			s.splitWide(l, s.cols-n, s.cols)
+		}
 	}
 	l.used, l.wrapped = s.cols, false
 	if n > 0 {
