@@ -935,13 +935,15 @@ func (s *Screen) shiftCells(n int) {
 		}
 	}
 	l.used, l.wrapped = s.cols, false
+	from, to := col, col+n // what becomes free
 	if n > 0 {
-		copy(l.cells[col+n:], l.cells[col:s.cols-n])
-		s.erase(l, col, col+n)
+		copy(l.cells[to:], l.cells[col:s.cols-n])
 	} else {
+		from, to = s.cols+n, s.cols
 		copy(l.cells[col:], l.cells[col-n:])
-		s.erase(l, s.cols+n, s.cols)
 	}
+	clear(l.cells[from:to])
+	s.erase(l, from, to)
 }
 
 func (s *Screen) clearTabs(what int) {
