@@ -21,19 +21,17 @@ import (
 // https://invisible-island.net/xterm/ctlseqs/ctlseqs.html; the text is what tmux shows.
 // There is no scrollback, no reflow, no 132 columns and no graphics.
 type Screen struct {
-	rows, cols int
-	state      parseState
-	utf        [utf8.UTFMax]byte // the beginning of a character whose end is not here yet
-	utfLen     int
-	prefix     byte // of a control sequence: one of < = > ?
-	inter      byte // its intermediate byte
-	params     [maxParams]int32
-	nparam     int
-	colons     uint32 // bit i: parameter i came after a colon
-	kind       byte   // of a string: ] P X ^ _ k
-	str        []byte
-
-	cursor
+	rows, cols      int
+	state           uint8
+	utf             [utf8.UTFMax]byte // the beginning of a character whose end is not here yet
+	utfLen          int
+	prefix, inter   byte // of a control sequence: one of < = > ?, and the intermediate byte
+	params          [maxParams]int32
+	nparam          int
+	colons          uint32 // bit i: parameter i came after a colon
+	kind            byte   // of a string: ] P X ^ _ k
+	str             []byte
+	cursor                 // the one in use
 	saved, savedAlt cursor // by DECSC; by mode 1049
 	screens         [2][]*line
 	grid            []*line // the one in use
@@ -46,13 +44,11 @@ type Screen struct {
 	tabs            []bool
 	clusters        []string // what cells with a negative rune show
 	clusterIDs      map[string]rune
-
 	scrolled, bells int
 	title           string
 	titles          []string // pushed by XTWINOPS 22
 	status          ProgramStatus
-	replies         []byte // what a terminal would have answered
-	own             []byte // the part of it that the host terminal will not answer
+	replies, own    []byte // what a terminal would have answered; the part that the host terminal will not answer
 	tr              transcript
 }
 
@@ -72,9 +68,8 @@ type Attr struct {
 	FG, BG                        int32 // −1 default, 0–255 palette, else 1<<24|rgb
 }
 
-// ProgramStatus is what a program last reported of itself: OSC 7501 (the Program Status Protocol, measured
-// with Claude Code and Codex), and the last notification (OSC 9, 99, 777). Seq rises with every report, so
-// that a repeat is seen as one.
+// ProgramStatus is what a program last reported of itself: OSC 7501 (the Program Status Protocol, measured with Claude
+// Code and Codex), and the last notification (OSC 9, 99, 777). Seq rises with every report: a repeat is seen as one.
 type ProgramStatus struct {
 	State  string // "", idle, working, blocked, done, clear
 	App    string
@@ -91,13 +86,8 @@ type cell struct {
 	flags  uint8
 }
 
-const (
-	flagBold uint8 = 1 << iota
-	flagDim
-	flagReverse
-	flagUnderline
-	flagTail // the right half of a wide character
-)
+// The flags of a cell; flagTail is the right half of a wide character.
+const flagBold, flagDim, flagReverse, flagUnderline, flagTail uint8 = 1, 2, 4, 8, 16
 
 // line is a row of the grid. Cells from used on are blank, so that clearing costs what was written.
 type line struct {
@@ -127,8 +117,8 @@ func newScreen(rows, cols int) *Screen {
 	return s
 }
 
-// Resize changes the size without reflow: rows are added at the bottom; they are taken from below the cursor,
-// then from the top, which scrolls out.
+// Resize changes the size without reflow: rows are added at the bottom; they are taken from below the cursor, then
+// from the top, which scrolls out.
 func (s *Screen) Resize(rows, cols int) {
 	rows, cols = min(max(rows, 1), maxSize), min(max(cols, 1), maxSize)
 	for i, g := range s.screens {
@@ -200,7 +190,7 @@ func (s *Screen) Row(r int) string {
 	if r < 0 || r >= s.rows {
 		return ""
 	}
-	return strings.TrimRight(string(s.text(nil, s.grid[r])), " ")
+	return string(bytes.TrimRight(s.text(nil, s.grid[r]), " "))
 }
 
 // text appends what a row shows to b.
@@ -209,12 +199,10 @@ func (s *Screen) text(b []byte, l *line) []byte {
 	for i := range l.cells[:l.used] {
 		switch c := &l.cells[i]; {
 		case c.flags&flagTail != 0:
-		case c.ch == 0:
-			b = append(b, ' ')
 		case c.ch < 0:
 			b = append(b, s.clusters[-1-c.ch]...)
 		default:
-			b = utf8.AppendRune(b, c.ch)
+			b = utf8.AppendRune(b, max(c.ch, ' '))
 		}
 	}
 	return b
@@ -230,22 +218,20 @@ func (s *Screen) Cell(r, c int) (rune, Attr) {
 		return 0, Attr{FG: -1, BG: -1}
 	}
 	x := s.grid[r].cells[c]
-	a := Attr{x.flags&flagBold != 0, x.flags&flagDim != 0, x.flags&flagReverse != 0, x.flags&flagUnderline != 0,
-		x.fg, x.bg}
+	on := func(f uint8) bool { return x.flags&f != 0 }
+	a := Attr{on(flagBold), on(flagDim), on(flagReverse), on(flagUnderline), x.fg, x.bg}
 	for _, colour := range []*int32{&a.FG, &a.BG} {
 		if *colour < 1<<24 {
 			*colour--
 		}
 	}
 	switch {
-	case x.flags&flagTail != 0:
-		x.ch = 0
-	case x.ch == 0:
-		x.ch = ' '
+	case on(flagTail):
+		return 0, a
 	case x.ch < 0:
 		x.ch, _ = utf8.DecodeRuneInString(s.clusters[-1-x.ch])
 	}
-	return x.ch, a
+	return max(x.ch, ' '), a
 }
 
 // Text is all rows joined with "\n", trailing empty rows removed.
@@ -257,8 +243,7 @@ func (s *Screen) Text() string {
 	return string(bytes.TrimRight(all, "\n"))
 }
 
-// Scrolled counts the lines that left the top of the primary screen, so that Scrolled()+row names a
-// line for good.
+// Scrolled counts the lines that left the top of the primary screen, so that Scrolled()+row names a line for good.
 func (s *Screen) Scrolled() int         { return s.scrolled }
 func (s *Screen) Title() string         { return s.title } // OSC 0 / 2
 func (s *Screen) AltScreen() bool       { return s.alt }
@@ -267,9 +252,8 @@ func (s *Screen) AppCursorKeys() bool   { return s.appKeys } // DECCKM: arrows a
 func (s *Screen) Status() ProgramStatus { return s.status }
 func (s *Screen) Bell() int             { return s.bells } // BELs seen outside of strings
 
-// TakeReplies returns and forgets what a terminal would have answered to the queries seen so far.
-// answerAll (no host terminal): DSR, DA, colours, XTVERSION, DECRQM, sizes…; otherwise only OSC 7501,
-// which the host is not expected to know.
+// TakeReplies returns and forgets what a terminal would have answered to the queries seen so far. answerAll (no host
+// terminal): DSR, DA, colours, XTVERSION, DECRQM, sizes…; otherwise only OSC 7501, which no host is expected to know.
 func (s *Screen) TakeReplies(answerAll bool) []byte {
 	out := s.own
 	if answerAll {
@@ -281,158 +265,122 @@ func (s *Screen) TakeReplies(answerAll bool) []byte {
 
 /* ----- parser ----- */
 
-type parseState uint8
+const stGround, stEscape, stEscapeInter, stCSI, stOSC, stString, nStates uint8 = 0, 1, 2, 3, 4, 5, 6
 
-const (
-	stGround parseState = iota
-	stEscape
-	stEscapeInter
-	stCSI
-	stOSC
-	stString
-	nStates
-)
+type transition struct {
+	do   func(*Screen, byte)
+	next uint8
+}
 
-const (
-	actNone uint8 = iota
-	actExecute
-	actBegin
-	actCollect
-	actParam
-	actEscape
-	actCSI
-	actStart // of a string
-	actPut
-	actEnd
-)
-
-// parseTable gives, for each state and byte, action<<4 | next state. A malformed control sequence ends up with a
+// parseTable gives what each byte does in each state, and the next state. A malformed control sequence ends up with a
 // prefix or an intermediate byte that no sequence has.
 var parseTable = buildParseTable()
 
-func buildParseTable() (t [nStates][256]uint8) {
-	on := func(st parseState, lo, hi int, act uint8, next parseState) {
+func buildParseTable() (t [nStates][256]transition) {
+	on := func(st uint8, lo, hi int, do func(*Screen, byte), next uint8) {
 		for b := lo; b <= hi; b++ {
-			t[st][b] = act<<4 | uint8(next)
+			t[st][b] = transition{do, next}
 		}
 	}
 	for st := stGround; st < nStates; st++ {
-		on(st, 0x00, 0xff, actNone, st)
+		on(st, 0x00, 0xff, nil, st)
 		if st < stOSC {
-			on(st, 0x00, 0x1f, actExecute, st)
+			on(st, 0x00, 0x1f, (*Screen).execute, st)
+		} else {
+			on(st, 0x20, 0xff, (*Screen).put, st)
 		}
-		on(st, 0x18, 0x18, actNone, stGround) // CAN
-		on(st, 0x1a, 0x1a, actNone, stGround) // SUB
-		on(st, 0x1b, 0x1b, actBegin, stEscape)
+		on(st, 0x18, 0x18, nil, stGround) // CAN
+		on(st, 0x1a, 0x1a, nil, stGround) // SUB
+		on(st, 0x1b, 0x1b, (*Screen).begin, stEscape)
 	}
-	on(stEscape, 0x20, 0x2f, actCollect, stEscapeInter)
-	on(stEscape, 0x30, 0x7e, actEscape, stGround)
-	on(stEscape, '[', '[', actBegin, stCSI)
-	on(stEscape, ']', ']', actStart, stOSC)
+	on(stEscape, 0x20, 0x2f, (*Screen).collect, stEscapeInter)
+	on(stEscape, 0x30, 0x7e, (*Screen).escape, stGround)
+	on(stEscape, '[', '[', nil, stCSI)
+	on(stEscape, ']', ']', (*Screen).begin, stOSC)
 	for _, b := range "PX^_k" {
-		on(stEscape, int(b), int(b), actStart, stString)
+		on(stEscape, int(b), int(b), (*Screen).begin, stString)
 	}
-	on(stEscapeInter, 0x20, 0x2f, actCollect, stEscapeInter)
-	on(stEscapeInter, 0x30, 0x7e, actEscape, stGround)
-	on(stCSI, 0x20, 0x2f, actCollect, stCSI)
-	on(stCSI, 0x30, 0x3b, actParam, stCSI)
-	on(stCSI, 0x3c, 0x3f, actCollect, stCSI)
-	on(stCSI, 0x40, 0x7e, actCSI, stGround)
-	for _, st := range []parseState{stOSC, stString} {
-		on(st, 0x20, 0xff, actPut, st)
-		on(st, 0x1b, 0x1b, actEnd, stEscape)
-	}
-	on(stOSC, 0x07, 0x07, actEnd, stGround)
+	on(stEscapeInter, 0x20, 0x2f, (*Screen).collect, stEscapeInter)
+	on(stEscapeInter, 0x30, 0x7e, (*Screen).escape, stGround)
+	on(stCSI, 0x20, 0x2f, (*Screen).collect, stCSI)
+	on(stCSI, 0x30, 0x3b, (*Screen).param, stCSI)
+	on(stCSI, 0x3c, 0x3f, (*Screen).collect, stCSI)
+	on(stCSI, 0x40, 0x7e, (*Screen).csi, stGround)
+	on(stOSC, 0x07, 0x07, (*Screen).begin, stGround)
 	return t
 }
 
 // Write feeds bytes of the child. It never fails.
 func (s *Screen) Write(p []byte) (int, error) {
 	for i := 0; i < len(p); {
-		b := p[i]
-		switch {
-		case s.state != stGround:
-			s.step(b)
-		case s.utfLen > 0 || b >= 0x80:
+		switch b := p[i]; {
+		case s.state == stGround && (s.utfLen > 0 || b >= 0x80):
 			i += s.decode(p[i:])
-			continue
-		case b >= 0x20 && b < 0x7f:
+		case s.state == stGround && b >= 0x20 && b < 0x7f:
 			n := i + 1
 			for n < len(p) && p[n] >= 0x20 && p[n] < 0x7f {
 				n++
 			}
 			s.printASCII(p[i:n])
 			i = n
-			continue
 		default:
-			s.step(b)
+			t := &parseTable[s.state][b]
+			if s.state = t.next; t.do != nil {
+				t.do(s, b)
+			}
+			i++
 		}
-		i++
 	}
 	return len(p), nil
 }
 
-// decode prints the character that p goes on with, or keeps the beginning of one, and returns how many bytes it
-// used. What is broken shows as one U+FFFD, up to the byte that breaks it.
+// decode prints the character that p goes on with, or keeps the beginning of one, and returns how many bytes it used.
+// What is broken shows as one U+FFFD, up to the byte that breaks it.
 func (s *Screen) decode(p []byte) int {
-	if s.utfLen == 0 {
-		if r, n := utf8.DecodeRune(p); n > 1 {
-			s.print(r)
-			return n
-		}
+	if r, n := utf8.DecodeRune(p); s.utfLen == 0 && n > 1 {
+		s.print(r)
+		return n
 	}
 	s.utf[s.utfLen] = p[0]
-	if part := s.utf[:s.utfLen+1]; p[0] >= 0x80 {
-		if !utf8.FullRune(part) {
-			s.utfLen++
-			return 1
-		}
-		if r, n := utf8.DecodeRune(part); n > 1 || s.utfLen == 0 {
-			s.utfLen = 0
-			s.print(r)
-			return 1
-		}
+	part, used := s.utf[:s.utfLen+1], 0
+	if p[0] >= 0x80 && !utf8.FullRune(part) {
+		s.utfLen++
+		return 1
+	}
+	r, n := utf8.DecodeRune(part)
+	if n == len(part) {
+		used = 1
+	} else {
+		r = utf8.RuneError
 	}
 	s.utfLen = 0
-	s.print(utf8.RuneError)
-	return 0
+	s.print(r)
+	return used
 }
 
-func (s *Screen) step(b byte) {
-	e := parseTable[s.state][b]
-	s.state = parseState(e & 15)
-	switch e >> 4 {
-	case actExecute:
-		s.execute(b)
-	case actBegin:
-		s.begin()
-	case actCollect:
-		if b >= 0x3c {
-			s.prefix = b
-		} else {
-			s.inter = b
-		}
-	case actParam:
-		s.param(b)
-	case actEscape:
-		s.escape(b)
-	case actCSI:
-		s.csi(b)
-	case actStart:
-		s.kind, s.str = b, s.str[:0]
-	case actPut:
-		if len(s.str) < maxString {
-			s.str = append(s.str, b)
-		}
-	case actEnd:
-		s.begin() // ESC ends it and begins the next sequence
+// begin ends a string, if b does, and begins a sequence or a string, if b does.
+func (s *Screen) begin(b byte) {
+	if s.kind != 0 && (b == 0x1b || b == '\a') {
 		s.endString(b)
+	}
+	s.prefix, s.inter, s.nparam, s.colons, s.params[0] = 0, 0, 0, 0, -1
+	if s.kind, s.str = 0, s.str[:0]; b != 0x1b && b != '\a' {
+		s.kind = b
 	}
 }
 
-// begin forgets the sequence before.
-func (s *Screen) begin() {
-	s.prefix, s.inter, s.nparam, s.colons, s.params[0] = 0, 0, 0, 0, -1
+func (s *Screen) put(b byte) {
+	if len(s.str) < maxString {
+		s.str = append(s.str, b)
+	}
+}
+
+func (s *Screen) collect(b byte) {
+	if b >= 0x3c {
+		s.prefix = b
+	} else {
+		s.inter = b
+	}
 }
 
 // param adds one byte of a parameter list. An empty parameter is −1.
@@ -470,7 +418,7 @@ func (s *Screen) execute(b byte) {
 		s.tab(1)
 	case '\n', '\v', '\f':
 		s.grid[s.row].wrapped = false
-		if s.index(); s.newline {
+		if s.index(1); s.newline {
 			s.moveTo(s.row, 0)
 		}
 	case '\r':
@@ -480,12 +428,27 @@ func (s *Screen) execute(b byte) {
 	}
 }
 
+// escape acts on a complete escape sequence. The names, here and below, are those of xterm's list.
 func (s *Screen) escape(b byte) {
 	s.last = 0
-	switch f := escapes[b]; {
-	case s.inter == '(' || s.inter == ')': // SCS
-		s.charset[s.inter-'('] = b
-	case s.inter == '#' && b == '8': // DECALN
+	switch string([]byte{s.inter, b}) {
+	case "\x007": // DECSC
+		s.saved = s.cursor
+	case "\x008": // DECRC
+		s.restore(s.saved)
+	case "\x00c": // RIS
+		s.reset()
+	case "\x00D": // IND
+		s.index(1)
+	case "\x00E": // NEL
+		s.index(1)
+		s.moveTo(s.row, 0)
+	case "\x00H": // HTS
+		s.tabs[s.col] = true
+	case "\x00M": // RI
+		s.index(-1)
+		s.wrapNext = false
+	case "#8": // DECALN
 		s.top, s.bottom, s.origin, s.pen = 0, s.rows-1, false, cell{}
 		for r, l := range s.grid {
 			s.blank(l)
@@ -493,20 +456,11 @@ func (s *Screen) escape(b byte) {
 			s.printASCII(bytes.Repeat([]byte("E"), s.cols))
 		}
 		s.moveTo(0, 0)
-	case s.inter == 0 && f != nil:
-		f(s)
+	default:
+		if s.inter == '(' || s.inter == ')' { // SCS
+			s.charset[s.inter-'('] = b
+		}
 	}
-}
-
-// escapes are the sequences of ESC and one byte; the names are those of xterm's list, as below.
-var escapes = [128]func(*Screen){
-	'7': func(s *Screen) { s.saved = s.cursor },            // DECSC
-	'8': func(s *Screen) { s.restore(s.saved) },            // DECRC
-	'c': (*Screen).reset,                                   // RIS
-	'D': (*Screen).index,                                   // IND
-	'E': func(s *Screen) { s.index(); s.moveTo(s.row, 0) }, // NEL
-	'H': func(s *Screen) { s.tabs[s.col] = true },          // HTS
-	'M': (*Screen).reverseIndex,                            // RI
 }
 
 // csi acts on a complete control sequence.
@@ -519,7 +473,7 @@ func (s *Screen) csi(final byte) {
 	} else if f := sequences[final]; f != nil {
 		f(s, n)
 	}
-	for ; final == 'b' && n > 0 && s.last != 0; n-- { // REP
+	for n = min(n, s.rows*s.cols); final == 'b' && n > 0 && s.last != 0; n-- { // REP
 		s.print(s.last)
 	}
 	s.last = 0
@@ -578,8 +532,7 @@ var markedSequences = map[[3]byte]func(*Screen){
 	{'?', '$', 'p'}: func(s *Screen) { s.reply("\x1b[?%d;0$y", s.arg(0, 0)) }, // DECRQM: not known
 }
 
-// dec marks the modes of DECSET.
-const dec = 1 << 16
+const dec = 1 << 16 // marks the modes of DECSET
 
 // setModes is SM, RM, DECSET and DECRST.
 func (s *Screen) setModes(on bool) {
@@ -616,17 +569,17 @@ func (s *Screen) setModes(on bool) {
 
 // useAlternate switches between the screens. The alternate one is blank each time it comes up, as in tmux.
 func (s *Screen) useAlternate(on, keepCursor bool) {
-	if on == s.alt {
-		return
-	}
-	if on {
+	switch {
+	case on && !s.alt:
 		s.savedAlt = s.cursor
 		s.tr.tell(s, s.paragraph())
-	} else if keepCursor {
-		s.restore(s.savedAlt)
-	}
-	if s.show(on); on {
+		s.show(true)
 		s.eraseRows(0, s.rows)
+	case !on && s.alt:
+		s.show(false)
+		if keepCursor {
+			s.restore(s.savedAlt)
+		}
 	}
 }
 
@@ -636,7 +589,7 @@ func (s *Screen) restore(c cursor) {
 	s.wrapNext = c.wrapNext && s.col == s.cols-1
 }
 
-// sgrFlags are the attributes that SGR 0 … 27 turn on and off.
+// sgrFlags are the attributes that SGR 1 … 27 turn on and off.
 var sgrFlags = [28]struct{ on, off uint8 }{
 	1: {flagBold, 0}, 2: {flagDim, 0}, 4: {flagUnderline, 0}, 7: {flagReverse, 0},
 	21: {flagUnderline, 0}, 22: {0, flagBold | flagDim}, 24: {0, flagUnderline}, 27: {0, flagReverse},
@@ -660,11 +613,11 @@ func (s *Screen) sgr() {
 		case int(p) < len(sgrFlags):
 			s.pen.flags = s.pen.flags&^sgrFlags[p].off | sgrFlags[p].on
 		case p == 38 || p == 48 || p == 58:
-			args := list[i+1:]
-			if next > i+1 {
+			args, colons := list[i+1:], next > i+1
+			if colons {
 				args = list[i+1 : next]
 			}
-			colour, used := extendedColour(args, next > i+1)
+			colour, used := extendedColour(args, colons)
 			if next = max(next, i+1+used); p != 58 && colour != 0 {
 				*c = colour
 			}
@@ -681,15 +634,15 @@ func (s *Screen) sgr() {
 // extendedColour reads 5;n or 2;r;g;b, with colons also 2:space:r:g:b, and tells how many parameters it used. What
 // is not a colour is 0, and uses up the rest.
 func extendedColour(p []int32, colons bool) (colour int32, used int) {
+	if colons && len(p) > 4 {
+		p = slices.Delete(slices.Clone(p), 1, 2)
+	}
 	at := func(i int) int32 { return min(max(p[i], 0), 255) }
-	switch space := 0; {
+	switch {
 	case len(p) >= 2 && p[0] == 5:
 		return at(1) + 1, 2
 	case len(p) >= 4 && p[0] == 2:
-		if colons && len(p) > 4 {
-			space = 1
-		}
-		return 1<<24 | at(1+space)<<16 | at(2+space)<<8 | at(3+space), 4
+		return 1<<24 | at(1)<<16 | at(2)<<8 | at(3), 4
 	}
 	return 0, len(p)
 }
@@ -717,7 +670,7 @@ func (s *Screen) printASCII(p []byte) {
 			dst[i] = c
 		}
 		if p = p[n:]; s.noWrap && len(p) > 0 { // what does not fit overwrites the last column
-			dst[n-1].ch = rune(p[len(p)-1])
+			dst[n-1].ch = s.last
 			p = nil
 		}
 		s.advance(l, n)
@@ -759,7 +712,7 @@ func (s *Screen) print(r rune) {
 func (s *Screen) writable(w int) *line {
 	if s.wrapNext || s.col+w > s.cols && !s.noWrap {
 		s.grid[s.row].wrapped = true
-		s.index()
+		s.index(1)
 		s.moveTo(s.row, 0)
 	}
 	s.tr.touch(s, s.row)
@@ -768,53 +721,45 @@ func (s *Screen) writable(w int) *line {
 
 func (s *Screen) advance(l *line, n int) {
 	s.col += n
-	l.used = max(l.used, s.col)
-	if s.col >= s.cols {
+	if l.used = max(l.used, s.col); s.col >= s.cols {
 		s.col, s.wrapNext = s.cols-1, !s.noWrap
 	}
 }
 
 // combine adds a mark, or what follows a joiner, to the character before the cursor, and tells whether it did.
 func (s *Screen) combine(r rune, w int) bool {
-	col := s.col
+	l, col := s.grid[s.row], s.col
 	if !s.wrapNext {
 		col--
 	}
-	if col < 0 {
-		return false
-	}
-	l := s.grid[s.row]
 	if col > 0 && l.cells[col].flags&flagTail != 0 {
 		col--
 	}
-	c, text := &l.cells[col], ""
+	if col < 0 || w > 0 && l.cells[col].ch >= 0 {
+		return false
+	}
+	c := &l.cells[col]
+	text := string(max(c.ch, ' '))
 	if c.ch < 0 {
 		text = s.clusters[-1-c.ch]
 	}
 	if w > 0 && !strings.HasSuffix(text, "\u200d") {
 		return false
 	}
-	if c.ch >= 0 {
-		text = string(max(c.ch, ' '))
-	}
 	text += string(r)
-	id, known := s.clusterIDs[text]
-	if !known {
-		if len(text) > maxCluster || len(s.clusters) >= maxClusters {
-			return true
-		}
+	if s.clusterIDs[text] == 0 && len(text) <= maxCluster && len(s.clusters) < maxClusters {
 		s.clusters = append(s.clusters, text)
-		id = rune(-len(s.clusters))
-		s.clusterIDs[text] = id
+		s.clusterIDs[text] = rune(-len(s.clusters))
 	}
-	c.ch = id
-	l.used = max(l.used, col+1)
+	if id := s.clusterIDs[text]; id != 0 {
+		c.ch, l.used = id, max(l.used, col+1)
+	}
 	return true
 }
 
 // splitWide blanks the halves of wide characters that would be left over when from ≤ column < to is rewritten.
 func (s *Screen) splitWide(l *line, from, to int) {
-	if l.cells[from].flags&flagTail != 0 && from > 0 {
+	if from > 0 && l.cells[from].flags&flagTail != 0 {
 		l.cells[from-1] = cell{bg: l.cells[from-1].bg}
 	}
 	if to < s.cols && l.cells[to].flags&flagTail != 0 {
@@ -822,22 +767,13 @@ func (s *Screen) splitWide(l *line, from, to int) {
 	}
 }
 
-// index moves the cursor down, and scrolls at the bottom of the region.
-func (s *Screen) index() {
-	if s.row == s.bottom {
-		s.scroll(s.top, 1)
-	} else if s.row < s.rows-1 {
-		s.row++
-	}
-}
-
-func (s *Screen) reverseIndex() {
-	if s.row == s.top {
-		s.scroll(s.top, -1)
+// index moves the cursor down (1) or up (−1), and scrolls at the edge of the region.
+func (s *Screen) index(n int) {
+	if n > 0 && s.row == s.bottom || n < 0 && s.row == s.top {
+		s.scroll(s.top, n)
 	} else {
-		s.row = max(s.row-1, 0)
+		s.row = min(max(s.row+n, 0), s.rows-1)
 	}
-	s.wrapNext = false
 }
 
 // scrollFromCursor deletes n rows at the cursor, or inserts them when negative.
@@ -928,15 +864,11 @@ func (s *Screen) eraseDisplay(mode int) {
 func (s *Screen) shiftCells(n int) {
 	l, col := s.grid[s.row], s.col
 	n = max(min(n, s.cols-col), col-s.cols)
-	if l.wide {
-		s.splitWide(l, col, col+max(-n, 0))
-		if n > 0 {
-			s.splitWide(l, s.cols-n, s.cols)
-		}
-	}
+	s.splitWide(l, col, col+max(-n, 0))
 	l.used, l.wrapped = s.cols, false
 	from, to := col, col+n // what becomes free
 	if n > 0 {
+		s.splitWide(l, s.cols-n, s.cols)
 		copy(l.cells[to:], l.cells[col:s.cols-n])
 	} else {
 		from, to = s.cols+n, s.cols
@@ -946,25 +878,9 @@ func (s *Screen) shiftCells(n int) {
 	s.erase(l, from, to)
 }
 
-func (s *Screen) clearTabs(what int) {
-	if what == 0 {
-		s.tabs[s.col] = false
-	} else if what == 3 {
-		clear(s.tabs)
-	}
-}
-
-func (s *Screen) setRegion(top, bottom int) {
-	if top < bottom {
-		s.top, s.bottom = top, bottom
-		s.moveOrigin(0, 0)
-	}
-}
-
 // moveTo places the cursor, kept inside the screen.
 func (s *Screen) moveTo(row, col int) {
-	s.row, s.col = min(max(row, 0), s.rows-1), min(max(col, 0), s.cols-1)
-	s.wrapNext = false
+	s.row, s.col, s.wrapNext = min(max(row, 0), s.rows-1), min(max(col, 0), s.cols-1), false
 }
 
 // moveOrigin places the cursor relative to the scroll region when DECOM is set.
@@ -987,18 +903,30 @@ func (s *Screen) moveBy(n, col int) {
 	s.moveTo(row, col)
 }
 
+func (s *Screen) setRegion(top, bottom int) {
+	if top < bottom {
+		s.top, s.bottom = top, bottom
+		s.moveOrigin(0, 0)
+	}
+}
+
 // tab moves n tab stops to the right, to the left when negative.
 func (s *Screen) tab(n int) {
-	step := 1
-	if n < 0 {
-		step = -1
-	}
+	step := max(min(n, 1), -1)
 	for ; n != 0; n -= step {
 		for c := s.col + step; c >= 0 && c < s.cols; c += step {
 			if s.moveTo(s.row, c); s.tabs[c] {
 				break
 			}
 		}
+	}
+}
+
+func (s *Screen) clearTabs(what int) {
+	if what == 3 {
+		clear(s.tabs)
+	} else if what == 0 {
+		s.tabs[s.col] = false
 	}
 }
 
@@ -1011,11 +939,10 @@ func (s *Screen) reply(format string, args ...any) {
 }
 
 func (s *Screen) reportStatus(intro string) {
-	switch s.arg(0, 0) {
+	switch row := s.row + 1; s.arg(0, 0) {
 	case 5:
 		s.reply("%s0n", intro)
 	case 6:
-		row := s.row + 1
 		if s.origin {
 			row -= s.top
 		}
@@ -1033,9 +960,7 @@ func (s *Screen) windowOp() {
 	case 18:
 		s.reply("\x1b[8;%d;%dt", s.rows, s.cols)
 	case 22:
-		if n < maxTitles {
-			s.titles = append(s.titles, s.title)
-		}
+		s.titles = append(s.titles, s.title)[:min(n+1, maxTitles)]
 	case 23:
 		if n > 0 {
 			s.title, s.titles = s.titles[n-1], s.titles[:n-1]
@@ -1047,7 +972,7 @@ func (s *Screen) windowOp() {
 func (s *Screen) endString(end byte) {
 	code, rest, _ := strings.Cut(strings.ToValidUTF8(string(s.str), "\ufffd"), ";")
 	if s.kind == 'P' && len(code) > 1 && (code[:2] == "+q" || code[:2] == "$q") { // XTGETTCAP, DECRQSS: not known
-		s.reply("\x1bP0%c%c\x1b\\", code[0], 'r')
+		s.reply("\x1bP0%cr\x1b\\", code[0])
 	}
 	if s.kind != ']' {
 		return
@@ -1079,8 +1004,7 @@ func (s *Screen) reportColours(code, rest string, end byte) {
 		if err != nil || args[i] != "?" {
 			continue
 		}
-		s.reply("\x1b]%s;", code)
-		if code == "4" {
+		if s.reply("\x1b]%s;", code); code == "4" {
 			s.reply("%d;", n)
 		}
 		s.reply("rgb:%04x/%04x/%04x%s", n&1*0xcdcd, n>>1&1*0xcdcd, n>>2&1*0xcdcd, st)
@@ -1102,28 +1026,26 @@ func (s *Screen) notice(code, text string) {
 		}
 	}
 	if text != "" {
-		s.status.Notice = text
-		s.status.Seq++
+		s.status.Notice, s.status.Seq = text, s.status.Seq+1
 	}
 }
 
 // programStatus takes an OSC 7501 report, and answers the query that a program begins with.
 func (s *Screen) programStatus(rest string) {
 	if rest == "?" {
+		s.reply("\x1b]7501;?\x1b\\")
 		if len(s.own) < maxReplies {
 			s.own = append(s.own, "\x1b]7501;?\x1b\\"...)
 		}
-		s.reply("\x1b]7501;?\x1b\\")
-		return
 	}
-	fields := map[string]string{}
+	f := map[string]string{}
 	for _, field := range strings.Split(rest, ":") {
 		key, value, _ := strings.Cut(field, "=")
-		fields[key] = value
+		f[key] = value
 	}
-	if fields["state"] != "" {
-		s.status = ProgramStatus{fields["state"], fields["app"], fields["kind"], fromBase64(fields["msg"]),
-			s.status.Seq + 1, s.status.Notice}
+	if f["state"] != "" {
+		msg := fromBase64(f["msg"])
+		s.status = ProgramStatus{f["state"], f["app"], f["kind"], msg, s.status.Seq + 1, s.status.Notice}
 	}
 }
 
@@ -1161,10 +1083,9 @@ var wideRanges = [][2]rune{
 // runeWidth is the number of columns of r: 0, 1 or 2. C1 controls and marks have none.
 func runeWidth(r rune) int {
 	switch {
+	case r >= 0x80 && r < 0xa0:
+		return 0
 	case r < 0x300 || r >= 0x2500 && r < 0x25fd: // the latter are frames and blocks, the most frequent by far
-		if r >= 0x80 && r < 0xa0 {
-			return 0
-		}
 		return 1
 	case r >= 0x1160 && r <= 0x11ff || r >= 0xd7b0 && r <= 0xd7fb, // Hangul vowels and finals
 		unicode.In(r, unicode.Mn, unicode.Me),
@@ -1180,23 +1101,22 @@ func runeWidth(r rune) int {
 
 /* ----- transcript ----- */
 
-// transcript turns the screen into lines of text, each told once. Rows of the primary screen have numbers that
-// never change: Scrolled()+row. A row is final when it has scrolled out, or when the cursor's paragraph is
-// below it, unless the program has gone back to write above: from there on it repaints, and rows are final
-// only by scrolling out or by settling. What is written where something was told before, after the screen was
-// cleared, or on the alternate screen, is compared with the lines last told, and only what is new counts.
+// transcript turns the screen into lines of text, each told once. Rows of the primary screen have numbers that never
+// change: Scrolled()+row. A row is final when it has scrolled out, or when the cursor's paragraph is below it, unless
+// the program has gone back to write above: from there on it repaints, and rows are final only by scrolling out or by
+// settling. What is written where something was told before, after the screen was cleared, or on the alternate
+// screen, is compared with the lines last told, and only what is new counts.
 type transcript struct {
-	on      bool
-	next    int // number of the first row that is not told
-	high    int // below this number something was told before
-	floor   int // the program repaints from this row on
-	replay  bool
-	part    []byte // the beginning of a wrapped line that has scrolled out
-	pending []string
-	bytes   int  // in pending
-	left    int  // lines that did not fit there
-	again   bool // some of pending may have been told before
-	recent  []string
+	on          bool
+	next        int // number of the first row that is not told
+	high        int // below this number something was told before
+	floor       int // the program repaints from this row on
+	replay      bool
+	part        []byte // the beginning of a wrapped line that has scrolled out
+	pending     []string
+	bytes, left int  // in pending; lines that did not fit there
+	again       bool // some of pending may have been told before
+	recent      []string
 }
 
 const (
@@ -1246,13 +1166,12 @@ func (t *transcript) add(s *Screen, l *line, n int) {
 	if l.wrapped && len(t.part) < maxLine {
 		return
 	}
-	t.pending = append(t.pending, strings.TrimRight(string(t.part), " "))
-	t.bytes += len(t.pending[len(t.pending)-1])
-	t.part, t.again, t.high = t.part[:0], t.again || t.replay || n < t.high, max(t.high, t.next)
+	text := strings.TrimRight(string(t.part), " ")
+	t.pending, t.bytes, t.part = append(t.pending, text), t.bytes+len(text), t.part[:0]
+	t.again, t.high = t.again || t.replay || n < t.high, max(t.high, t.next)
 	for len(t.pending) > maxPending || t.bytes > maxPendBytes {
 		t.bytes -= len(t.pending[0])
-		t.pending = t.pending[1:]
-		t.left++
+		t.pending, t.left = t.pending[1:], t.left+1
 	}
 }
 
@@ -1265,11 +1184,11 @@ func (s *Screen) paragraph() int {
 	return row
 }
 
-// Transcript returns the text that became final since the last call, in lines and each once, and the
-// part that may still change (the live part). Lines that left the screen, and lines above the cursor's
-// paragraph on the primary screen, are final; on the alternate screen nothing is final until settle
-// (the tool's turn is over), when what is new on it since the last settle is returned. The first call
-// turns it on: what has scrolled out before is not kept.
+// Transcript returns the text that became final since the last call, in lines and each once, and the part that may
+// still change (the live part). Lines that left the screen, and lines above the cursor's paragraph on the primary
+// screen, are final; on the alternate screen nothing is final until settle (the tool's turn is over), when what is new
+// on it since the last settle is returned. The first call turns it on: what has scrolled out before is not kept. Of
+// more than 20,000 lines or 4 MiB between two calls the oldest are left out, and a line says how many.
 func (s *Screen) Transcript(settle bool) (final []string, live string) {
 	t := &s.tr
 	if !t.on {
@@ -1288,10 +1207,7 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 		}
 		live = strings.TrimRight(string(rest), "\n ")
 	} else if settle {
-		for row := range s.rows {
-			t.pending = append(t.pending, s.Row(row))
-		}
-		t.again = true
+		t.again, t.pending = true, append(t.pending, strings.Split(s.Text(), "\n")...)
 	}
 	if t.left > 0 {
 		final = append(final, fmt.Sprintf("[… %d lines left out …]", t.left))
@@ -1314,8 +1230,7 @@ func (t *transcript) take() (lines []string) {
 		if t.again {
 			fresh = unknown(t.recent, batch)
 		}
-		lines = append(lines, fresh...)
-		t.recent = append(t.recent, batch...)
+		lines, t.recent = append(lines, fresh...), append(t.recent, batch...)
 		t.recent = t.recent[max(0, len(t.recent)-maxRecent):]
 	}
 	t.replay = t.replay && len(lines) < len(told)

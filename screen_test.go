@@ -371,6 +371,16 @@ func BenchmarkScreenRecordings(b *testing.B) {
 	benchmarkScreen(b, all)
 }
 
+func BenchmarkScreenTranscript(b *testing.B) {
+	text := bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog, line after line\r\n"), 1000)
+	s := newScreen(30, 100)
+	b.SetBytes(int64(len(text)))
+	for b.Loop() {
+		s.Transcript(false)
+		s.Write(text)
+	}
+}
+
 func BenchmarkScreenText(b *testing.B) {
 	s := newScreen(30, 100)
 	s.Write(screenFrame())
