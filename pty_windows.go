@@ -4,9 +4,9 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -29,6 +29,7 @@ type winPTY struct {
 	job     windows.Handle
 	pid     int
 	closing sync.Once
+	heard   chan struct{} // something has been read
 	exited  chan struct{} // closed when the child is gone
 	code    int           // valid then
 }
@@ -40,7 +41,7 @@ func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, er
 	if err != nil {
 		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
 	}
-	p := &winPTY{exited: make(chan struct{})}
+	p := &winPTY{exited: make(chan struct{}), heard: make(chan struct{}, 1)}
 	if err := p.open(size); err != nil {
 		return nil, fmt.Errorf("opening a pseudo-console: %w", err)
 	}
@@ -65,21 +66,22 @@ func findTool(name string) (string, error) {
 }
 
 func (p *winPTY) open(size Size) error {
-	var theirIn, ourIn, ourOut, theirOut windows.Handle
-	if err := windows.CreatePipe(&theirIn, &ourIn, nil, 0); err != nil {
-		return err
-	}
-	defer windows.CloseHandle(theirIn)
-	p.in = os.NewFile(uintptr(ourIn), "console input")
-	if err := windows.CreatePipe(&ourOut, &theirOut, nil, 0); err != nil {
-		p.in.Close()
-		return err
-	}
-	defer windows.CloseHandle(theirOut)
-	p.out = os.NewFile(uintptr(ourOut), "console output")
-	err := windows.CreatePseudoConsole(coord(size), theirIn, theirOut, 0, &p.console)
+	theirIn, in, err := os.Pipe()
 	if err != nil {
-		err = errors.Join(err, p.in.Close(), p.out.Close())
+		return err
+	}
+	defer theirIn.Close()
+	out, theirOut, err := os.Pipe()
+	if err != nil {
+		in.Close()
+		return err
+	}
+	defer theirOut.Close()
+	p.in, p.out = in, out
+	err = windows.CreatePseudoConsole(coord(size), windows.Handle(theirIn.Fd()), windows.Handle(theirOut.Fd()), 0, &p.console)
+	if err != nil {
+		in.Close()
+		out.Close()
 	}
 	return err
 }
@@ -98,29 +100,30 @@ func (p *winPTY) start(path string, argv, env []string, dir string) error {
 	}
 	si := windows.StartupInfoEx{ProcThreadAttributeList: attrs.List()}
 	si.Cb = uint32(unsafe.Sizeof(si))
-	// Without these the child would write to our own redirected output instead of the console:
-	// https://github.com/microsoft/terminal/issues/11276
-	si.Flags = windows.STARTF_USESTDHANDLES
-	si.StdInput, si.StdOutput, si.StdErr = windows.InvalidHandle, windows.InvalidHandle, windows.InvalidHandle
-	var cwd *uint16
+	// A child gets our own standard handles where they are redirected, unless it is given some; none will do
+	// (https://github.com/microsoft/terminal/issues/11276). Not always: wine would start it without a console.
+	for _, f := range []*os.File{os.Stdin, os.Stdout, os.Stderr} {
+		var mode uint32
+		if windows.GetConsoleMode(windows.Handle(f.Fd()), &mode) != nil {
+			si.Flags = windows.STARTF_USESTDHANDLES
+		}
+	}
 	app, err1 := windows.UTF16PtrFromString(path)
 	line, err2 := windows.UTF16PtrFromString(windows.ComposeCommandLine(argv))
-	if dir != "" {
-		cwd, err = windows.UTF16PtrFromString(dir)
-	}
-	if err := errors.Join(err, err1, err2, p.newJob()); err != nil {
+	cwd, err3 := windows.UTF16PtrFromString(cmp.Or(dir, "."))
+	p.job, err = windows.CreateJobObject(nil, nil)
+	if err := errors.Join(err, err1, err2, err3); err != nil {
 		return err
 	}
 	block := utf16.Encode([]rune(strings.Join(env, "\x00") + "\x00\x00"))
 	var pi windows.ProcessInformation
 	const flags = windows.EXTENDED_STARTUPINFO_PRESENT | windows.CREATE_UNICODE_ENVIRONMENT | windows.CREATE_SUSPENDED
-	err = windows.CreateProcess(app, line, nil, nil, false, flags, &block[0], cwd, &si.StartupInfo, &pi)
-	if err != nil {
+	if err := windows.CreateProcess(app, line, nil, nil, false, flags, &block[0], cwd, &si.StartupInfo, &pi); err != nil {
 		return err
 	}
 	defer windows.CloseHandle(pi.Thread)
 	p.process, p.pid = pi.Process, int(pi.ProcessId)
-	err = windows.AssignProcessToJobObject(p.job, p.process)
+	err = errors.Join(p.limitJob(windows.JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE), windows.AssignProcessToJobObject(p.job, p.process))
 	if err == nil {
 		_, err = windows.ResumeThread(pi.Thread)
 	}
@@ -130,24 +133,18 @@ func (p *winPTY) start(path string, argv, env []string, dir string) error {
 	return err
 }
 
-// newJob makes the job whose processes end when its last handle, ours, is closed.
-func (p *winPTY) newJob() (err error) {
-	if p.job, err = windows.CreateJobObject(nil, nil); err == nil {
-		err = limitJob(p.job, windows.JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE)
-	}
-	return err
-}
-
-func limitJob(job windows.Handle, flags uint32) error {
+// limitJob says what becomes of the job's processes when its last handle, ours, is closed.
+func (p *winPTY) limitJob(flags uint32) error {
 	var limits windows.JOBOBJECT_EXTENDED_LIMIT_INFORMATION
 	limits.BasicLimitInformation.LimitFlags = flags
-	_, err := windows.SetInformationJobObject(job, windows.JobObjectExtendedLimitInformation,
+	_, err := windows.SetInformationJobObject(p.job, windows.JobObjectExtendedLimitInformation,
 		uintptr(unsafe.Pointer(&limits)), uint32(unsafe.Sizeof(limits)))
 	return err
 }
 
-// live waits for the child, then lets the console paint its last and close the pipe. A program that the child
-// left behind lives on, as it would without us.
+// live waits for the child, then for its last output, and closes the console. Older console hosts paint late
+// and lose what is not painted then (https://github.com/microsoft/terminal/issues/18552). A program that the
+// child left behind without a console lives on, as it would without us.
 func (p *winPTY) live() {
 	windows.WaitForSingleObject(p.process, windows.INFINITE)
 	var code uint32
@@ -155,16 +152,24 @@ func (p *winPTY) live() {
 		code = 130 // as the shells of other systems say it
 	}
 	p.code = int(code)
-	limitJob(p.job, 0)
+	p.limitJob(0)
 	close(p.exited)
+	for enough, quiet := time.Now().Add(500*time.Millisecond), false; !quiet && time.Now().Before(enough); {
+		select {
+		case <-p.heard:
+		case <-time.After(100 * time.Millisecond):
+			quiet = true
+		}
+	}
 	p.hangUp()
 }
 
 // Read gives io.EOF when the console host is gone and all it painted has been read.
 func (p *winPTY) Read(b []byte) (int, error) {
-	n, err := p.out.Read(b)
-	if errors.Is(err, windows.ERROR_BROKEN_PIPE) {
-		err = io.EOF
+	n, err := p.out.Read(b) // Go makes ERROR_BROKEN_PIPE io.EOF
+	select {
+	case p.heard <- struct{}{}:
+	default:
 	}
 	return n, err
 }
@@ -195,22 +200,18 @@ func coord(s Size) windows.Coord { return windows.Coord{X: int16(s.Cols), Y: int
 func (p *winPTY) Wait() int { <-p.exited; return p.code }
 func (p *winPTY) PID() int  { return p.pid }
 
-// Signal types Ctrl-C, or ends everything in the job; there are no other signals.
+// Signal types Ctrl-C for os.Interrupt; any other signal ends everything in the job, which is all there is.
 func (p *winPTY) Signal(sig os.Signal) (err error) {
 	select {
 	case <-p.exited:
 		return os.ErrProcessDone
 	default:
 	}
-	switch sig {
-	case os.Interrupt:
+	if sig == os.Interrupt {
 		_, err = p.in.Write([]byte{3})
-	case os.Kill, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT:
-		err = windows.TerminateJobObject(p.job, 128+uint32(sig.(syscall.Signal)))
-	default:
-		err = errors.ErrUnsupported
+		return err
 	}
-	return err
+	return windows.TerminateJobObject(p.job, 128+uint32(sig.(syscall.Signal)))
 }
 
 // Terminate closes the console, which programs may use to end well, and after 3 s ends them.
@@ -410,30 +411,27 @@ func mkdirPrivate(path string) error {
 }
 
 // openPrivate opens or creates a file that only the user can open, never following a link; it must be
-// ownedPrivate and regular, with one name. Others may rename over it while it is open.
+// ownedPrivate and regular, with one name. With O_APPEND it cannot be truncated. Others may rename over it.
 func openPrivate(path string, flag int) (*os.File, error) {
-	access := uint32(windows.GENERIC_READ)
+	access, create := uint32(windows.GENERIC_READ), uint32(windows.OPEN_EXISTING)
 	switch {
-	case flag&os.O_APPEND != 0: // atomic appends; such a file cannot be truncated
+	case flag&os.O_APPEND != 0:
 		access |= windows.FILE_APPEND_DATA | windows.FILE_WRITE_ATTRIBUTES
 	case flag&(os.O_WRONLY|os.O_RDWR) != 0:
 		access |= windows.GENERIC_WRITE
 	}
-	create := uint32(windows.OPEN_EXISTING)
-	if flag&os.O_CREATE != 0 {
-		create = windows.OPEN_ALWAYS
-	}
-	if flag&os.O_EXCL != 0 {
+	switch {
+	case flag&os.O_EXCL != 0:
 		create = windows.CREATE_NEW
+	case flag&os.O_CREATE != 0:
+		create = windows.OPEN_ALWAYS
 	}
 	sa, err := onlyOurs()
 	name, nameErr := windows.UTF16PtrFromString(path)
 	if err := errors.Join(err, nameErr); err != nil {
 		return nil, err
 	}
-	const share = windows.FILE_SHARE_READ | windows.FILE_SHARE_WRITE | windows.FILE_SHARE_DELETE
-	h, err := windows.CreateFile(name, access, share, sa, create,
-		windows.FILE_ATTRIBUTE_NORMAL|windows.FILE_FLAG_OPEN_REPARSE_POINT, 0)
+	h, err := windows.CreateFile(name, access, shareAll, sa, create, windows.FILE_FLAG_OPEN_REPARSE_POINT, 0)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
@@ -455,6 +453,36 @@ func openPrivate(path string, flag int) (*os.File, error) {
 	return f, nil
 }
 
+const shareAll = windows.FILE_SHARE_READ | windows.FILE_SHARE_WRITE | windows.FILE_SHARE_DELETE
+
+// renameOver is os.Rename that also replaces a file others have open (by openPrivate), as on other systems:
+// https://learn.microsoft.com/windows-hardware/drivers/ddi/ntifs/ns-ntifs-_file_rename_information
+func renameOver(from, to string) error {
+	to, err := filepath.Abs(to)
+	name, err1 := windows.UTF16PtrFromString(from)
+	target, err2 := windows.UTF16FromString(to)
+	if err := errors.Join(err, err1, err2); err != nil {
+		return err
+	}
+	h, err := windows.CreateFile(name, windows.DELETE|windows.SYNCHRONIZE, shareAll, nil, windows.OPEN_EXISTING, 0, 0)
+	if err != nil {
+		return &fs.PathError{Op: "rename", Path: from, Err: err}
+	}
+	defer windows.CloseHandle(h)
+	info := struct {
+		flags  uint32 // FILE_RENAME_REPLACE_IF_EXISTS, FILE_RENAME_POSIX_SEMANTICS
+		root   windows.Handle
+		length uint32 // of the name, in bytes
+		name   [1024]uint16
+	}{flags: 1 | 2, length: uint32(2 * (len(target) - 1))}
+	copy(info.name[:], target)
+	err = windows.SetFileInformationByHandle(h, windows.FileRenameInfoEx, (*byte)(unsafe.Pointer(&info)), uint32(unsafe.Sizeof(info)))
+	if err != nil { // a file system without it
+		return os.Rename(from, to)
+	}
+	return nil
+}
+
 // networkFS says "network" where locks may not hold between machines, else "".
 func networkFS(dir string) string {
 	root, err := windows.UTF16PtrFromString(filepath.VolumeName(dir) + `\`)
@@ -464,35 +492,5 @@ func networkFS(dir string) string {
 	return ""
 }
 
-// watchFolder delivers a value when a file in dir changes.
-func watchFolder(dir string) (ch <-chan struct{}, stop func()) {
-	const what = windows.FILE_NOTIFY_CHANGE_FILE_NAME | windows.FILE_NOTIFY_CHANGE_SIZE | windows.FILE_NOTIFY_CHANGE_LAST_WRITE
-	change, err := windows.FindFirstChangeNotification(dir, false, what)
-	if err != nil {
-		return nil, func() {}
-	}
-	ended, err := windows.CreateEvent(nil, 1, 0, nil)
-	if err != nil {
-		windows.FindCloseChangeNotification(change)
-		return nil, func() {}
-	}
-	c := make(chan struct{}, 1)
-	go func() { // ends with the event
-		defer windows.FindCloseChangeNotification(change)
-		defer close(c)
-		for {
-			which, err := windows.WaitForMultipleObjects([]windows.Handle{change, ended}, false, windows.INFINITE)
-			if which != windows.WAIT_OBJECT_0 || err != nil {
-				return
-			}
-			select {
-			case c <- struct{}{}:
-			default:
-			}
-			if windows.FindNextChangeNotification(change) != nil {
-				return
-			}
-		}
-	}()
-	return c, sync.OnceFunc(func() { windows.SetEvent(ended) })
-}
+// watchFolder: NTFS tells of a growing file only when it is closed or flushed, so the caller has to look.
+func watchFolder(dir string) (ch <-chan struct{}, stop func()) { return nil, func() {} }
