@@ -56,13 +56,12 @@ func run(ctx context.Context, args []string, stdin, stdout, stderr *os.File) int
 	case "-v", "-version", "--version":
 		c.name = "version"
 	}
-	spec := c.spec()
-	if spec == nil {
+	if c.spec() == nil {
 		return c.usage("unknown command %q", c.name)
 	}
-	if len(c.args) > 0 && (c.args[0] == "-h" || c.args[0] == "-help" || c.args[0] == "--help") {
-		spec.writeHelp(stdout)
-		return 0
+	var code int
+	if c.opts, code = c.options(); c.opts == nil {
+		return code
 	}
-	return spec.do(c)
+	return c.spec().do(c)
 }

@@ -1,10 +1,8 @@
 package main
 
-// The commands: one table, from which dispatch, flags, help, suggestions, shell completion and the README's
-// table derive; and the commands that look at the installation itself.
-//
-// Rules: what was asked for goes to stdout, everything said about it to stderr; tables fit 80 columns;
-// colour only on a terminal and without NO_COLOR; an error is one line and says what to do in the next.
+// The commands: one table, from which dispatch, flags, help, suggestions, completion and the README's table
+// derive; and those that look at the installation itself. What was asked for goes to stdout, everything said
+// about it to stderr; tables fit 80 columns; colour only on a terminal and without NO_COLOR.
 
 import (
 	"archive/tar"
@@ -71,101 +69,86 @@ type command struct {
 	args                  []string // after the command's name
 	stdin, stdout, stderr *os.File
 	getenv                func(string) string
+	opts                  *options // as parsed by run
 }
 
 // commandSpec is one row of the command table.
 type commandSpec struct {
 	name, usage, summary string
-	flags                []flagSpec
-	min, max             int    // how many arguments besides flags; max −1: any number
-	foreign              bool   // the first argument that is no flag ends the flags: what follows is not ours
-	words                string // what the first argument can be
-	about                string // explanation and examples
+	min, max             int // how many arguments besides flags; max −1: any number
 	do                   func(*command) int
+	words                string // what the first argument can be
+	flags                []flagSpec
+	about                string // explanation and examples
 }
 
-// flagSpec is one flag; value names its argument, "" for a switch, "DUR" for a duration.
+// flagSpec is one flag; value names its argument, "" for a switch.
 type flagSpec struct{ name, value, summary string }
 
 // commands is the command table.
 func commands() []commandSpec {
 	asJSON := flagSpec{"json", "", "print JSON, with the field names of the files"}
 	return []commandSpec{
-		{name: "run", usage: "run [flags] <tool> [args…]", summary: "run a tool; its questions reach your phone",
-			flags: []flagSpec{{"channel", "telegram|local", "who is asked (default: telegram once it is set up)"},
-				{"stream", "", "send all visible output to the phone too"},
-				{"record", "FILE", "keep the session as an asciicast recording"},
-				{"timeout", "DUR", "how long a question waits, as 90s or 10m"},
-				{"name", "LABEL", "the session's name in messages"},
-				{"adapter", "NAME", "treat the tool as this one, whatever its name"},
-				{"quiet", "", "not a byte of our own on the terminal"}},
-			min: 1, max: -1, foreign: true, do: cmdRun, about: `
+		{"run", "run [flags] <tool> [args…]", "run a tool; its questions reach your phone", 1, -1, cmdRun, "", []flagSpec{
+			{"channel", "telegram|local", "who is asked (default: telegram once it is set up)"},
+			{"stream", "", "send all visible output to the phone too"},
+			{"record", "FILE", "keep the session as an asciicast recording"},
+			{"timeout", "DUR", "how long a question waits, as 90s or 10m"},
+			{"name", "LABEL", "the session's name in messages"},
+			{"adapter", "NAME", "treat the tool as this one, whatever its name"},
+			{"quiet", "", "not a byte of our own on the terminal"}}, `
 Everything after <tool> is the tool's own. Keyboard, colours, resizing and exit
 status are as without atlasbridge. Exit: the tool's; 125 atlasbridge failed, 126
 not executable, 127 not found.
 
-  atlasbridge run claude
   atlasbridge run --name api --timeout 30m claude --model opus
   atlasbridge run --channel local -- bash -c 'read -p "Continue? (y/n) " a'`},
-		{name: "setup", usage: "setup [flags]", summary: "connect your Telegram bot; writes config.toml",
-			flags: []flagSpec{{"token-file", "FILE", "read the bot token from a file"},
-				{"token-stdin", "", "read the bot token from standard input"},
-				{"chat-id", "ID", "the chat; found by itself otherwise"},
-				{"user-id", "ID", "who may answer; found by itself otherwise"},
-				{"api-base", "URL", "another Bot API server"},
-				{"no-test", "", "send no test message"},
-				{"yes", "", "remove a webhook without asking"}}, do: cmdSetup, about: `
+		{"setup", "setup [flags]", "connect your Telegram bot; writes config.toml", 0, 0, cmdSetup, "", []flagSpec{
+			{"token-file", "FILE", "read the bot token from a file"},
+			{"token-stdin", "", "read the bot token from standard input"},
+			{"chat-id", "ID", "the chat; found by itself otherwise"},
+			{"user-id", "ID", "who may answer; found by itself otherwise"},
+			{"api-base", "URL", "another Bot API server"},
+			{"no-test", "", "send no test message"},
+			{"yes", "", "remove a webhook without asking"}}, `
 Asks for the bot token (from @BotFather), waits until you send the bot any
 message, confirms by a short code that it is you, and sends a test message.`},
-		{name: "doctor", usage: "doctor [--json]", summary: "check everything; says what to do about each failure",
-			flags: []flagSpec{asJSON}, do: cmdDoctor, about: `
-Exit: 1 when a check failed.
-
-  atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'`},
-		{name: "status", usage: "status [--all] [--json]", summary: "sessions: what runs, what waits, who polls Telegram",
-			flags: []flagSpec{{"all", "", "ended sessions too"}, asJSON}, do: cmdStatus},
-		{name: "approvals", usage: "approvals [--json]", summary: "open questions of all sessions, with the time left",
-			flags: []flagSpec{asJSON}, do: cmdApprovals},
-		{name: "answer", usage: "answer <prompt-id> <value>", summary: "answer a question from any terminal",
-			min: 2, max: 2, foreign: true, do: cmdAnswer, about: `
+		{"doctor", "doctor [--json]", "check everything; says what to do about each failure", 0, 0, cmdDoctor, "",
+			[]flagSpec{asJSON}, "\n  atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'"},
+		{"status", "status [--all] [--json]", "sessions: what runs, what waits, who polls Telegram", 0, 0, cmdStatus, "",
+			[]flagSpec{{"all", "", "ended sessions too"}, asJSON}, ""},
+		{"approvals", "approvals [--json]", "open questions of all sessions, with the time left", 0, 0, cmdApprovals, "",
+			[]flagSpec{asJSON}, ""},
+		{"answer", "answer <prompt-id> <value>", "answer a question from any terminal", 2, 2, cmdAnswer, "", nil, `
 The id's first 8 digits will do. The value is what a button would send: y, n, a
 choice's number or letter, enter, esc, default, or the text itself.
 
   atlasbridge answer 3f2a91c4 y`},
-		{name: "logs", usage: "logs [--tail] [--json] [--session ID]", summary: "what happened, readable; --tail follows",
-			flags: []flagSpec{{"tail", "", "follow"}, asJSON, {"session", "ID", "one session only"}}, do: cmdLogs, about: `
-  atlasbridge logs --json | jq -c 'select(.event == "PROMPT_RESOLVED")'`},
-		{name: "audit", usage: "audit verify [--json]", summary: "recompute the audit chain, name the first bad line",
-			flags: []flagSpec{asJSON, {"head", "SEQ:HASH", "the head a session-ended message showed"}},
-			min:   1, max: 1, words: "verify", do: cmdAudit, about: `
-Compares with the head in the state file too. Exit: 1 when it does not hold.
-
-  atlasbridge audit verify --head 57:sha256:2c26b46b…`},
-		{name: "debug", usage: "debug bundle [--output FILE] [--full]", summary: "pack what a bug report needs, no secrets",
-			flags: []flagSpec{{"output", "FILE", "where to"}, {"full", "", "with answers and excerpts; never the token"}},
-			min:   1, max: 1, words: "bundle", do: cmdDebug, about: `
-State, audit log, log, versions and configuration. Look into it before sending.`},
-		{name: "lab", usage: "lab [flags] [FILE|DIR…]", summary: "replay recordings through the detector",
-			flags: []flagSpec{asJSON, {"screen", "", "print the screen each recording ends with"},
-				{"explain", "", "say why, for each event"}}, max: -1, do: cmdLab, about: `
-Prints what would have been asked, and whether that was expected. Takes the
-recordings of run --record, scenarios (JSON), and folders of both.`},
-		{name: "hook", usage: "hook", summary: "called by a tool's own hook system, not by you", max: -1, do: cmdHook},
-		{name: "adapters", usage: "adapters [--json]", summary: "known tools: found or not, version, supported range",
-			flags: []flagSpec{asJSON}, do: cmdAdapters},
-		{name: "config", usage: "config [--json]", summary: "settings in force and where each came from",
-			flags: []flagSpec{asJSON}, do: cmdConfig, about: `
+		{"logs", "logs [--tail] [--json] [--session ID]", "what happened, readable; --tail follows", 0, 0, cmdLogs, "",
+			[]flagSpec{{"tail", "", "follow"}, asJSON, {"session", "ID", "one session only"}},
+			"\n  atlasbridge logs --json | jq -c 'select(.event == \"PROMPT_RESOLVED\")'"},
+		{"audit", "audit verify [--json]", "recompute the audit chain, name the first bad line", 1, 1, cmdAudit, "verify",
+			[]flagSpec{asJSON, {"head", "SEQ:HASH", "the head a session-ended message showed"}},
+			"\nCompares with the head in the state file too. Exit: 1 when it does not hold."},
+		{"debug", "debug bundle [--output FILE] [--full]", "pack what a bug report needs, no secrets", 1, 1, cmdDebug,
+			"bundle", []flagSpec{{"output", "FILE", "where to"}, {"full", "", "with answers and excerpts; never the token"}},
+			"\nState, audit log, log, versions and configuration. Look into it before sending."},
+		{"lab", "lab [flags] [FILE|DIR…]", "replay recordings through the detector", 0, -1, cmdLab, "", []flagSpec{asJSON,
+			{"screen", "", "print the screen each recording ends with"}, {"explain", "", "say why, for each event"}},
+			"\nTakes the recordings of run --record, scenarios (JSON), and folders of both."},
+		{"hook", "hook", "called by a tool's own hook system, not by you", 0, -1, cmdHook, "", nil, ""},
+		{"adapters", "adapters [--json]", "known tools: found or not, version, supported range", 0, 0, cmdAdapters, "",
+			[]flagSpec{asJSON}, ""},
+		{"config", "config [--json]", "settings in force and where each came from", 0, 0, cmdConfig, "", []flagSpec{asJSON}, `
 Flags win over the environment, that over config.toml, that over the default.
 The file is TOML with the tables telegram, stream and safe_defaults:
 
   timeout_seconds = 900
   [telegram]
   allowed_users = [1001, 1002]`},
-		{name: "version", usage: "version [--json]", summary: "this program's version",
-			flags: []flagSpec{asJSON}, do: cmdVersion},
-		{name: "help", usage: "help [command]", summary: "explain a command", max: 1, do: cmdHelp},
-		{name: "completion", usage: "completion bash|zsh|fish", summary: "shell completion", min: 1, max: 1,
-			words: "bash zsh fish", do: cmdCompletion, about: `
+		{"version", "version [--json]", "this program's version", 0, 0, cmdVersion, "", []flagSpec{asJSON}, ""},
+		{"help", "help [command]", "explain a command", 0, 1, cmdHelp, "", nil, ""},
+		{"completion", "completion bash|zsh|fish", "shell completion", 1, 1, cmdCompletion, "bash zsh fish", nil, `
   echo 'source <(atlasbridge completion bash)' >> ~/.bashrc
   echo 'source <(atlasbridge completion zsh)' >> ~/.zshrc
   atlasbridge completion fish > ~/.config/fish/completions/atlasbridge.fish`},
@@ -223,13 +206,8 @@ func (o *options) given(name string) (yes bool) {
 	return yes
 }
 
-// duration is a flag whose row says DUR; 0 when it was not given.
-func (o *options) duration(name string) time.Duration {
-	return o.set.Lookup(name).Value.(flag.Getter).Get().(time.Duration)
-}
-
-// options reads the arguments as the command's row says. When that fails, or help was asked for, it has said
-// so and returns nil and the exit code.
+// options reads the arguments as the command's row says; flags may follow arguments, but not those of run and
+// answer. When that fails, or help was asked for, it has said so and returns nil and the exit code.
 func (c *command) options() (*options, int) {
 	s := c.spec()
 	o := &options{set: flag.NewFlagSet(c.name, flag.ContinueOnError)}
@@ -246,26 +224,27 @@ func (c *command) options() (*options, int) {
 			o.set.String(f.name, "", "")
 		}
 	}
-	for rest := c.args; ; {
+	for rest, more := c.args, true; more; {
 		err := o.set.Parse(rest)
 		if errors.Is(err, flag.ErrHelp) {
 			s.writeHelp(c.stdout)
 			return nil, 0
 		}
 		if err != nil {
-			text := err.Error()
-			if name, unknown := strings.CutPrefix(text, "flag provided but not defined: -"); unknown {
-				text = "unknown flag --" + name + meant("--", nearest(name, names))
+			name, unknown := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
+			if unknown {
+				err = errors.New("unknown flag --" + name + meant("--", nearest(name, names)))
 			}
-			return nil, c.usage("%s", text)
+			return nil, c.usage("%v", err)
 		}
 		given := rest[:len(rest)-o.set.NArg()]
 		rest = o.set.Args()
-		if len(rest) == 0 || s.foreign || len(given) > 0 && given[len(given)-1] == "--" {
+		more = len(rest) > 0 && c.name != "run" && c.name != "answer" && !(len(given) > 0 && given[len(given)-1] == "--")
+		if !more {
 			o.args = append(o.args, rest...)
-			break
+		} else {
+			o.args, rest = append(o.args, rest[0]), rest[1:]
 		}
-		o.args, rest = append(o.args, rest[0]), rest[1:] // flags may follow an argument
 	}
 	if len(o.args) < s.min || s.max >= 0 && len(o.args) > s.max ||
 		s.words != "" && !slices.Contains(strings.Fields(s.words), o.args[0]) {
@@ -279,10 +258,8 @@ func (c *command) usage(format string, args ...any) int {
 	text := fmt.Sprintf(format, args...)
 	if s := c.spec(); s != nil {
 		text += "; usage: atlasbridge " + s.usage
-	} else if n := nearest(c.name, commandNames()); n != "" {
-		text += meant("atlasbridge ", n)
 	} else {
-		text += "; to run a tool: atlasbridge run TOOL"
+		text += cmp.Or(meant("atlasbridge ", nearest(c.name, commandNames())), "; to run a tool: atlasbridge run TOOL")
 	}
 	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", visible(text))
 	return exitUsage
@@ -337,11 +314,26 @@ func hintOf(err error) string {
 	return h.remedy
 }
 
-// nearest is the word with the smallest edit distance to s, or that s begins, when it is near enough to be meant.
+// nearest is the word that s begins, or with the smallest edit distance to s (Levenshtein), when it is near
+// enough to be meant.
 func nearest(s string, words []string) string {
 	best, least := "", max(2, len(s)/3)+1
 	for _, w := range words {
-		d := distance(s, w)
+		row := make([]int, len(w)+1) // row[j]: from the part of s seen so far to w[:j]
+		for j := range row {
+			row[j] = j
+		}
+		for i := range len(s) {
+			corner := row[0]
+			row[0] = i + 1
+			for j := range len(w) {
+				if s[i] != w[j] {
+					corner++
+				}
+				corner, row[j+1] = row[j+1], min(corner, row[j+1]+1, row[j]+1)
+			}
+		}
+		d := row[len(w)]
 		if len(s) > 1 && strings.HasPrefix(w, s) {
 			d = min(d, 1)
 		}
@@ -350,27 +342,6 @@ func nearest(s string, words []string) string {
 		}
 	}
 	return best
-}
-
-// distance counts the bytes to insert, delete or replace to turn a into b (Levenshtein).
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		before := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			replaced := before
-			if a[i] != b[j] {
-				replaced++
-			}
-			before = row[j+1]
-			row[j+1] = min(replaced, before+1, row[j]+1)
-		}
-	}
-	return row[len(b)]
 }
 
 // onTerminal tells whether f is a terminal.
@@ -410,21 +381,15 @@ func (c *command) table(rows [][]string) {
 }
 
 func cmdHelp(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
-	}
-	if len(o.args) == 0 {
-		writeHelp(c.stdout)
-		return 0
-	}
-	asked := *c
-	asked.name = o.args[0]
-	if s := asked.spec(); s != nil {
+	c.name = strings.Join(c.opts.args, "")
+	if s := c.spec(); s != nil {
 		s.writeHelp(c.stdout)
-		return 0
+	} else if c.name != "" {
+		return c.usage("unknown command %q", c.name)
+	} else {
+		writeHelp(c.stdout)
 	}
-	return asked.usage("unknown command %q", asked.name)
+	return 0
 }
 
 // config reads the settings in force; flags as for loadConfig.
@@ -437,36 +402,33 @@ func (c *command) config(flags map[string]string) (*Config, error) {
 }
 
 func cmdConfig(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
-	}
 	cfg, err := c.config(nil)
 	if err != nil {
 		return c.fail(err)
-	}
-	if o.on("json") {
-		return c.printJSON(cfg.describe())
 	}
 	rows := [][]string{{"SETTING", "VALUE", "FROM"}}
 	for _, s := range cfg.describe() {
 		value, _ := json.Marshal(s.Value) // of a string, number, bool or list of integers: cannot fail
 		rows = append(rows, []string{s.Key, string(value), s.Origin})
 	}
+	return c.show(cfg.describe(), rows)
+}
+
+// show prints JSON where --json was given, and else the table.
+func (c *command) show(v any, rows [][]string) int {
+	if c.opts.on("json") {
+		return c.printJSON(v)
+	}
 	c.table(rows)
 	return 0
 }
 
 func cmdVersion(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
-	}
 	v := version()
-	if o.on("json") {
+	if c.opts.on("json") {
 		return c.printJSON(v)
 	}
-	fmt.Fprintf(c.stdout, "atlasbridge %s %s %s\n", v["version"], v["go"], v["platform"])
+	fmt.Fprintln(c.stdout, "atlasbridge", v["version"], v["go"], v["platform"])
 	return 0
 }
 
@@ -479,37 +441,22 @@ func version() map[string]string {
 	return v
 }
 
-func cmdCompletion(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
-	}
-	fmt.Fprint(c.stdout, completion(o.args[0]))
-	return 0
-}
-
-// completion is the script for a shell. After `run <tool>` the shell's own completion of commands and files goes
+// cmdCompletion prints the script for a shell. After `run` the shell's own completion of commands and files goes
 // on. Zsh runs the script of bash.
-func completion(shell string) string {
-	names, fish := strings.Join(commandNames(), " "), ""
-	cases := "  help) words='" + names + "' ;;\n"
+func cmdCompletion(c *command) int {
 	quote := func(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+	names, fish := strings.Join(commandNames(), " "), ""
+	cases := "  help) words=" + quote(names) + " ;;\n"
 	for _, s := range commands() {
-		words, in := s.words, quote("__fish_seen_subcommand_from "+s.name)
+		in := quote("__fish_seen_subcommand_from " + s.name)
 		fish += fmt.Sprintf("complete -c atlasbridge -n __fish_use_subcommand -f -a %s -d %s\n", s.name, quote(s.summary))
-		if s.words != "" {
-			fish += fmt.Sprintf("complete -c atlasbridge -n %s -f -a %s\n", in, quote(s.words))
-		}
+		fish += fmt.Sprintf("complete -c atlasbridge -n %s -a %s\n", in, quote(s.words))
+		words := s.words
 		for _, f := range s.flags {
 			words += " --" + f.name
 			fish += fmt.Sprintf("complete -c atlasbridge -n %s -l %s -d %s\n", in, f.name, quote(f.summary))
 		}
-		if words != "" {
-			cases += fmt.Sprintf("  %s) words=%s ;;\n", s.name, quote(words))
-		}
-	}
-	if shell == "fish" {
-		return fish
+		cases += fmt.Sprintf("  %s) words=%s ;;\n", s.name, quote(words))
 	}
 	script := fmt.Sprintf(`_atlasbridge() {
   local cur="${COMP_WORDS[COMP_CWORD]}" words=
@@ -523,10 +470,9 @@ func completion(shell string) string {
 }
 complete -o default -F _atlasbridge atlasbridge
 `, quote(names), cases)
-	if shell == "zsh" {
-		return "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" + script
-	}
-	return script
+	zsh := "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" + script
+	fmt.Fprint(c.stdout, map[string]string{"bash": script, "zsh": zsh, "fish": fish}[c.opts.args[0]])
+	return 0
 }
 
 // check is one line of doctor. One that is ok but has a remedy is a warning.
@@ -540,16 +486,11 @@ type check struct {
 // doctor tells each check as soon as it is known, with --json all at the end.
 type doctor struct {
 	*command
-	asJSON bool
 	checks []check
 }
 
 func cmdDoctor(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
-	}
-	d := &doctor{command: c, asJSON: o.on("json")}
+	d := &doctor{command: c}
 	dir, err := stateDir(c.getenv)
 	if err != nil {
 		return c.fail(err)
@@ -567,12 +508,12 @@ func cmdDoctor(c *command) int {
 	if _, err := os.Lstat(filepath.Join(dir, "state.jsonl")); err == nil {
 		d.records(dir, cfg.Channel, skew)
 	}
-	if size, err := terminalSize(c.stdout); err != nil {
-		d.tell("terminal", nil, "none here: a tool gets 100x30", "")
-	} else {
-		d.tell("terminal", nil, fmt.Sprintf("%s, %dx%d", c.getenv("TERM"), size.Cols, size.Rows), "")
+	terminal := "none here: a tool gets 100x30"
+	if size, err := terminalSize(c.stdout); err == nil {
+		terminal = fmt.Sprintf("%s, %dx%d", c.getenv("TERM"), size.Cols, size.Rows)
 	}
-	for _, t := range knownTools(c.ctx, childEnv(os.Environ(), cfg, "")) {
+	d.tell("terminal", nil, terminal, "")
+	for _, t := range knownTools(c.ctx, cfg) {
 		found := "not installed"
 		if t.Found {
 			found = t.Version + " " + t.Path
@@ -580,7 +521,7 @@ func cmdDoctor(c *command) int {
 		d.tell(t.Name, nil, found, t.Warning)
 	}
 	ok := !slices.ContainsFunc(d.checks, func(k check) bool { return !k.OK })
-	if d.asJSON {
+	if c.opts.on("json") {
 		c.printJSON(map[string]any{"checks": d.checks, "ok": ok})
 	}
 	if !ok {
@@ -598,7 +539,7 @@ func (d *doctor) tell(name string, err error, found, advice string) {
 		mark = d.colour("33", "warn")
 	}
 	d.checks = append(d.checks, k)
-	if d.asJSON {
+	if d.opts.on("json") {
 		return
 	}
 	fmt.Fprintf(d.stdout, "%s  %-11s  %s\n", mark, k.Name, k.Detail)
@@ -707,10 +648,10 @@ type tool struct {
 
 // knownTools asks every installed tool for its version, all at once. One that does not answer within 10 s
 // (a cold start of Node takes up to 4 s, measured) counts as found, its version unknown.
-func knownTools(ctx context.Context, env []string) []tool {
+func knownTools(ctx context.Context, cfg *Config) []tool {
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
-	list := []tool{}
+	list, env := []tool{}, childEnv(os.Environ(), cfg, "")
 	var all sync.WaitGroup
 	for _, a := range adapters {
 		if len(a.Names) > 0 { // the generic one stands for no tool
@@ -725,11 +666,9 @@ func knownTools(ctx context.Context, env []string) []tool {
 }
 
 func (t *tool) probe(ctx context.Context, env []string) {
-	var output string
-	for _, name := range t.Names {
-		if t.Path == "" {
-			t.Path, output = probeVersion(ctx, name, env)
-		}
+	output := ""
+	for i := 0; i < len(t.Names) && t.Path == ""; i++ {
+		t.Path, output = probeVersion(ctx, t.Names[i], env)
 	}
 	t.Found = t.Path != ""
 	t.Version = regexp.MustCompile(`[0-9]+(\.[0-9]+)+`).FindString(output) // as in "codex-cli 0.146.0"
@@ -758,47 +697,28 @@ func versionLess(a, b string) bool {
 }
 
 func cmdAdapters(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
-	}
-	list := knownTools(c.ctx, childEnv(os.Environ(), &Config{}, ""))
-	if o.on("json") {
-		return c.printJSON(list)
-	}
-	rows := [][]string{{"ADAPTER", "COMMANDS", "VERSION", "SUPPORTED", "FOUND"}}
+	rows, list := [][]string{{"ADAPTER", "COMMANDS", "VERSION", "SUPPORTED", "FOUND"}}, knownTools(c.ctx, &Config{})
 	for _, t := range list {
-		found := "not found"
-		if t.Found {
-			found = t.Path
-		}
-		supported := cmp.Or(t.MinVersion, "any") + " to " + cmp.Or(t.MaxVersion, "any")
-		rows = append(rows, []string{t.Name, strings.Join(t.Names, " "), cmp.Or(t.Version, "-"), supported, found})
-	}
-	c.table(rows)
-	for _, t := range list {
+		rows = append(rows, []string{t.Name, strings.Join(t.Names, " "), cmp.Or(t.Version, "-"),
+			cmp.Or(t.MinVersion, "any") + " to " + cmp.Or(t.MaxVersion, "any"), cmp.Or(t.Path, "not found")})
 		if t.Warning != "" {
 			fmt.Fprintf(c.stderr, "atlasbridge: warning: %s %s: %s\n", t.Name, t.Version, t.Warning)
 		}
 	}
-	return 0
+	return c.show(list, rows)
 }
 
 func cmdDebug(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
-	}
-	path := cmp.Or(o.text("output"), time.Now().Format("atlasbridge-debug-20060102-150405.tar.gz"))
+	path := cmp.Or(c.opts.text("output"), time.Now().Format("atlasbridge-debug-20060102-150405.tar.gz"))
 	dir, err := stateDir(c.getenv)
 	if err == nil {
-		err = c.writeBundle(path, dir, o.on("full"))
+		err = c.writeBundle(path, dir, c.opts.on("full"))
 	}
 	if err != nil {
 		return c.fail(hinted(fmt.Errorf("writing the bundle: %w", err), "choose another file with --output"))
 	}
 	fmt.Fprintf(c.stdout, "%s: no token, no known secrets%s; look into it before you send it\n", path,
-		map[bool]string{false: ", no answers, no excerpts"}[o.on("full")])
+		map[bool]string{false: ", no answers, no excerpts"}[c.opts.on("full")])
 	return 0
 }
 
@@ -828,8 +748,7 @@ func (c *command) writeBundle(path, dir string, full bool) error {
 		content, _ := json.MarshalIndent(v, "", "  ") // of texts and numbers: cannot fail
 		add(name, content)
 	}
-	tools := knownTools(c.ctx, childEnv(os.Environ(), cfg, ""))
-	addJSON("versions.json", map[string]any{"atlasbridge": version(), "tools": tools})
+	addJSON("versions.json", map[string]any{"atlasbridge": version(), "tools": knownTools(c.ctx, cfg)})
 	if cfgErr == nil {
 		addJSON("config.json", cfg.describe())
 	} else {

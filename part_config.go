@@ -313,30 +313,17 @@ func readConfigFile(path string) (map[string]tomlEntry, error) {
 	return parseConfig(string(text))
 }
 
-// parseConfig is readConfigFile without the file: syntax, known keys, no key twice.
+// parseConfig reads a configuration and refuses keys that there are not.
 func parseConfig(text string) (map[string]tomlEntry, error) {
-	entries, err := parseTOML(text)
-	if err != nil {
-		return nil, err
-	}
 	var known []string
 	for _, s := range settings(&Config{}) {
 		known = append(known, s.key)
 	}
-	file := map[string]tomlEntry{}
-	for _, e := range entries {
-		if !slices.Contains(known, e.key) {
-			return nil, hinted(fmt.Errorf("config.toml:%d: unknown key %s%s", e.line, e.key, meant("", nearest(e.key, known))),
-				"`atlasbridge config` lists all keys there are")
-		}
-		file[e.key] = e
-	}
-	return file, nil
+	return parseTOML(text, known)
 }
 
-// tomlEntry is one key of a file: its full name, value (string, bool, int64, float64, []any) and line from 1.
+// tomlEntry is one key of a file: its value (string, bool, int64, float64, []any; nil of a table) and line from 1.
 type tomlEntry struct {
-	key   string
 	value any
 	line  int
 }
@@ -356,38 +343,37 @@ var (
 		`^[+-]?((0|[1-9](_?[0-9])*)(\.[0-9](_?[0-9])*)?([eE][+-]?[0-9](_?[0-9])*)?|inf|nan)$`)
 )
 
-// parseTOML reads the subset: comments, [table] headers, bare keys, and on one line each strings, integers,
-// floats, booleans and arrays.
-func parseTOML(text string) ([]tomlEntry, error) {
-	var entries []tomlEntry
+// parseTOML reads the subset: comments, [table] headers, bare keys, and on one line each strings, integers, floats,
+// booleans and arrays. Entries are by full name, tables in brackets; without known any key will do.
+func parseTOML(text string, known []string) (map[string]tomlEntry, error) {
 	control := func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
-	seen, prefix := map[string]bool{}, ""
+	entries, prefix := map[string]tomlEntry{}, ""
 	for i, line := range strings.Split(strings.ReplaceAll(text, "\r\n", "\n"), "\n") {
-		e, rest := tomlEntry{line: i + 1}, ""
+		var key, rest string
+		var value any
 		var err error
+		remedy := "lines look like  key = \"text\"  or  key = 42  under an optional  [table]"
 		if !utf8.ValidString(line) || strings.ContainsFunc(line, control) {
 			err = errors.New("control characters or text that is not UTF-8")
 		} else if tomlBlank.MatchString(line) {
 			continue
 		} else if m := tomlTable.FindStringSubmatch(line); m != nil {
-			prefix, e.key = m[1]+".", "["+m[1]+"]"
+			prefix, key = m[1]+".", "["+m[1]+"]"
 		} else if m := tomlKey.FindStringSubmatch(line); m == nil {
 			err = errors.New("neither  key = value  nor  [table]  with names of letters, digits, - and _")
-		} else if e.value, rest, err = parseValue(m[2]); err == nil && !tomlBlank.MatchString(rest) {
+		} else if value, rest, err = parseValue(m[2]); err == nil && !tomlBlank.MatchString(rest) {
 			err = errors.New("only a comment may follow the value")
-		} else {
-			e.key = prefix + m[1]
+		} else if key = prefix + m[1]; err == nil && known != nil && !slices.Contains(known, key) {
+			err = fmt.Errorf("unknown key %s%s", key, meant("", nearest(key, known)))
+			remedy = "the README lists all keys"
 		}
-		if err == nil && seen[e.key] {
-			err = fmt.Errorf("%s is there twice", e.key)
+		if err == nil && entries[key].line > 0 {
+			err = fmt.Errorf("%s is there twice", key)
 		}
 		if err != nil {
-			return nil, hinted(fmt.Errorf("config.toml:%d: %w", i+1, err),
-				"lines look like  key = \"text\"  or  key = 42  under an optional  [table]")
+			return nil, hinted(fmt.Errorf("config.toml:%d: %w", i+1, err), remedy)
 		}
-		if seen[e.key] = true; e.value != nil {
-			entries = append(entries, e)
-		}
+		entries[key] = tomlEntry{value, i + 1}
 	}
 	return entries, nil
 }
@@ -445,14 +431,8 @@ func stateDir(getenv func(string) string) (string, error) {
 	if dir := cmp.Or(getenv("ATLASBRIDGE_HOME"), getenv("STORAGE_PATH")); dir != "" {
 		return filepath.Abs(dir)
 	}
-	home := getenv("HOME")
-	if !filepath.IsAbs(home) {
-		var err error
-		if home, err = os.UserHomeDir(); err != nil {
-			return "", hinted(err, "set ATLASBRIDGE_HOME to a folder of your own")
-		}
-	}
-	return filepath.Join(home, ".atlasbridge"), nil
+	home, err := os.UserHomeDir()
+	return filepath.Join(home, ".atlasbridge"), hinted(err, "set ATLASBRIDGE_HOME to a folder of your own")
 }
 
 // secureDir makes dir (0700, whatever the umask) when it is missing, and refuses one that is not the user's
