@@ -590,35 +590,44 @@ func (d *doctor) telegram(cfg *Config) time.Duration {
 
 // records checks the state, the clock against it, who polls, and the audit chain.
 func (d *doctor) records(dir, channel string, skew time.Duration) {
-	v, poller := &View{}, "unknown"
 	st, err := openStore(dir)
+	v := &View{}
 	if err == nil {
 		defer st.Close()
-		if v, err = st.View(); err != nil {
-			v = &View{}
-		} else if release, free, lockErr := st.TryPoll(); lockErr == nil && free {
-			release()
-			poller = "nobody, which is right while no session runs"
-		} else if m := v.Meta["telegram"]; m != nil {
-			poller = "process " + m.Values["poller"]
-		}
+		v, err = st.View()
 	}
-	d.tell("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"),
-		fmt.Sprintf("%d sessions, %d prompts", len(v.Sessions), len(v.Prompts)), "")
+	if err != nil {
+		d.tell("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"), "", "")
+		return
+	}
+	d.tell("state", nil, fmt.Sprintf("%d sessions, %d prompts", len(v.Sessions), len(v.Prompts)), "")
 	if channel == "telegram" {
+		poller := "nobody, which is right while no session runs"
+		if pid := st.holder("poll.lock"); pid != 0 {
+			poller = fmt.Sprint("process ", pid)
+		}
 		d.tell("poller", nil, poller, "")
 	}
 	const slack = 30 * time.Second // further off, times of questions and answers cannot be compared
-	var off error
 	for _, p := range v.Prompts {
-		skew = max(skew, time.Until(p.At))
+		if ahead := time.Until(p.At); ahead > slack {
+			skew = ahead
+		}
 	}
 	if skew.Abs() > slack {
-		off = hinted(fmt.Errorf("this clock is %s off", skew.Abs().Round(time.Second)),
-			"set the clock (timedatectl set-ntp true)")
+		err = fmt.Errorf("this clock is %s off", skew.Abs().Round(time.Second))
 	}
+<<<<<<< HEAD
 	d.tell("clock", off, time.Now().Format(time.RFC3339), "")
 	verdict, err := st.verifyAudit(v)
+=======
+	d.tell("clock", hinted(err, "set the clock (timedatectl set-ntp true)"), time.Now().Format(time.RFC3339), "")
+	var heads []Anchor
+	if m := v.Meta["audit"]; m != nil {
+		heads = []Anchor{{m.Seq, m.Hash, "state.jsonl"}}
+	}
+	verdict, err := verifyFile(filepath.Join(dir, "audit.log"), heads)
+>>>>>>> commands
 	if err == nil && !verdict.OK {
 		err = fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason)
 	}

@@ -3,9 +3,9 @@ package main
 // Configuration: one table of settings, a strict subset of TOML 1.0, the state folder, the log file and
 // the environment a child gets.
 //
-// Rules: a setting comes from the command line, else the environment, else config.toml, else its default,
-// and remembers which. What the file may contain means exactly what TOML says it means; everything else is
-// an error with its line. A value never appears in an error: it may be the bot's token.
+// A setting comes from the command line, else the environment, else config.toml, else its default, and
+// remembers which. What the file may contain means exactly what TOML says it means; everything else is an error
+// with its line. A value never appears in an error: it may be the bot's token.
 
 import (
 	"cmp"
@@ -136,32 +136,32 @@ func checkBaseURL(text string) error {
 func loadConfig(dir string, getenv func(string) string, flags map[string]string) (*Config, error) {
 	c := &Config{Dir: dir, SafeDefaults: map[PromptType]string{}, given: map[string]settingInForce{}}
 	file, err := readConfigFile(filepath.Join(dir, "config.toml"))
-	if err != nil {
-		return nil, err
-	}
 	for _, s := range settings(c) {
-		type source struct {
-			where, origin string
-			value         any
+		put := func(origin, where string, v any) {
+			if bad := s.put(c, v); bad != nil && err == nil {
+				remedy := "remove it for the default, " + s.def
+				if strings.HasPrefix(s.key, "telegram.") {
+					remedy = "`atlasbridge setup` writes it"
+				}
+				err = hinted(fmt.Errorf("%s: %s %w", where, s.key, bad), remedy)
+			}
+			c.given[s.key] = settingInForce{s.key, v, origin}
 		}
-		from := []source{{"default", "default", s.read(s.def)}}
+		put("default", "default", s.read(s.def))
 		if e, ok := file[s.key]; ok {
-			from = append(from, source{fmt.Sprintf("config.toml:%d", e.line), "file", e.value})
+			put("file", fmt.Sprintf("config.toml:%d", e.line), e.value)
 		}
 		if text := getenv(s.env); s.env != "" && text != "" {
-			from = append(from, source{"environment " + s.env, "environment " + s.env, s.read(text)})
+			put("environment "+s.env, "environment "+s.env, s.read(text))
 		}
 		if text, ok := flags[s.key]; ok {
-			from = append(from, source{"flag", "flag", s.read(text)})
-		}
-		for _, v := range from {
-			if err := s.put(c, v.value); err != nil {
-				return nil, hinted(fmt.Errorf("%s: %s %w", v.where, s.key, err), s.remedy())
-			}
-			c.given[s.key] = settingInForce{s.key, v.value, v.origin}
+			put("flag", "flag", s.read(text))
 		}
 	}
-	if err := c.complete(file); err != nil {
+	if err == nil {
+		err = c.complete(file)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return c, nil
@@ -171,10 +171,7 @@ func loadConfig(dir string, getenv func(string) string, flags map[string]string)
 // never taken for "everyone".
 func (c *Config) complete(file map[string]tomlEntry) error {
 	if c.Channel == "" {
-		c.Channel = "local"
-		if c.Token != "" {
-			c.Channel = "telegram"
-		}
+		c.Channel = map[bool]string{true: "local", false: "telegram"}[c.Token == ""]
 		c.given["channel"] = settingInForce{"channel", c.Channel, "default"}
 	}
 	what := ""
@@ -209,22 +206,21 @@ func (s setting) put(c *Config, v any) error {
 			return fmt.Errorf("must be between %.15g and %.15g", s.min, s.max)
 		}
 	}
-	target, kind, number := s.to, "a number", 0.0
-	switch s.to.(type) {
-	case *string:
-		kind = "a string in quotes"
-	case *bool:
-		kind = "true or false"
-	case *int, *int64:
-		kind = "a whole number"
-	case *time.Duration:
+	number, target := 0.0, s.to
+	if s.unit > 0 {
 		target = &number
-	case *[]int64: // a user name can be given up and taken by someone else
-		kind = "a list of numeric ids like [1001, 1002], without names and quotes"
 	}
 	encoded, err := json.Marshal(v)
 	if err != nil || json.Unmarshal(encoded, target) != nil {
-		return errors.New("must be " + kind)
+		switch s.to.(type) {
+		case *string:
+			return errors.New("must be a string in quotes")
+		case *bool:
+			return errors.New("must be true or false")
+		case *[]int64: // a user name can be given up and taken by someone else
+			return errors.New("must be a list of numeric ids like [1001, 1002], without names and quotes")
+		}
+		return errors.New("must be a number, and a whole one where a fraction makes no sense")
 	}
 	switch p := s.to.(type) {
 	case *time.Duration:
@@ -283,13 +279,6 @@ func (c *Config) describe() (all []settingInForce) {
 		all = append(all, v)
 	}
 	return all
-}
-
-func (s setting) remedy() string {
-	if s.def == "" || s.key == "telegram.chat_id" {
-		return "`atlasbridge setup` finds the ids by itself; `atlasbridge help config` explains the file"
-	}
-	return fmt.Sprintf("remove it for the default, %s", s.def)
 }
 
 // readConfigFile returns the keys of the file by their full names; none when there is no file.
