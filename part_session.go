@@ -565,7 +565,6 @@ func (s *session) signaled(sig os.Signal) {
 	case sig == suspendSignal:
 		s.restore()
 		stopSelf()
-		signal.Notify(s.signals, suspendSignal)
 		if s.interactive {
 			if restore, err := rawMode(s.in); err == nil {
 				s.restore = restore
