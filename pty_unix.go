@@ -246,8 +246,9 @@ func (p *unixPTY) State() (s TTYState) {
 func groupReading(tty uint64, pgrp, depth int) Reading {
 	result := ReadingBusy
 	found := func(pid string) bool {
-		for _, tid := range names("/proc/" + pid + "/task") {
-			if r := threadReading(tty, "/proc/"+pid, "/proc/"+pid+"/task/"+tid, depth); r != ReadingBusy {
+		tasks, _ := os.ReadDir("/proc/" + pid + "/task")
+		for _, tid := range tasks {
+			if r := threadReading(tty, "/proc/"+pid, "/proc/"+pid+"/task/"+tid.Name(), depth); r != ReadingBusy {
 				result = r
 			}
 			if result == ReadingYes {
@@ -259,23 +260,15 @@ func groupReading(tty uint64, pgrp, depth int) Reading {
 	if found(strconv.Itoa(pgrp)) { // it mostly is the leader, and to look at all processes costs more
 		return result
 	}
-	for _, name := range names("/proc") {
-		if pid, err := strconv.Atoi(name); err == nil && pid != pgrp {
-			if id, err := unix.Getpgid(pid); err == nil && id == pgrp && found(name) {
+	all, _ := os.ReadDir("/proc")
+	for _, p := range all {
+		if pid, err := strconv.Atoi(p.Name()); err == nil && pid != pgrp {
+			if id, err := unix.Getpgid(pid); err == nil && id == pgrp && found(p.Name()) {
 				break
 			}
 		}
 	}
 	return result
-}
-
-// names lists a folder, nothing when it is gone.
-func names(path string) (list []string) {
-	if dir, err := os.Open(path); err == nil {
-		list, _ = dir.Readdirnames(-1)
-		dir.Close()
-	}
-	return list
 }
 
 func threadReading(tty uint64, proc, task string, depth int) Reading {
@@ -304,8 +297,9 @@ func threadReading(tty uint64, proc, task string, depth int) Reading {
 		return ReadingYes
 	}
 	innerTTY := strconv.FormatUint(unix.Mkdev(136, n), 10)
-	for _, name := range names("/proc") { // any process on the inner terminal knows its foreground group
-		if f := statFields("/proc/" + name); len(f) > 5 && f[4] == innerTTY {
+	all, _ := os.ReadDir("/proc")
+	for _, p := range all { // any process on the inner terminal knows its foreground group
+		if f := statFields("/proc/" + p.Name()); len(f) > 5 && f[4] == innerTTY {
 			pgrp, _ := strconv.Atoi(f[5])
 			return groupReading(unix.Mkdev(136, n), pgrp, depth+1)
 		}
@@ -404,12 +398,15 @@ func terminalSize(f *os.File) (s Size, err error) {
 func rawMode(f *os.File) (restore func() error, err error) {
 	fd := int(f.Fd())
 	before, err := term.MakeRaw(fd)
+	if err != nil {
+		return nil, err
+	}
 	return func() error {
 		if pgrp, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP); err == nil && pgrp != unix.Getpgrp() {
 			return nil
 		}
 		return term.Restore(fd, before)
-	}, err
+	}, nil
 }
 
 // resizeSignals delivers a value per change of the host terminal's size; stop ends it.
@@ -453,14 +450,12 @@ func lockFile(f *os.File, wait bool) error {
 		how |= unix.LOCK_NB
 	}
 	for {
-		switch err := unix.Flock(int(f.Fd()), how); err {
-		case nil:
-			return nil
-		case unix.EWOULDBLOCK:
+		err := unix.Flock(int(f.Fd()), how)
+		if err == unix.EWOULDBLOCK {
 			return errLocked
-		case unix.EINTR:
-		default:
-			return &fs.PathError{Op: "lock", Path: f.Name(), Err: err}
+		}
+		if err != unix.EINTR {
+			return err
 		}
 	}
 }

@@ -248,8 +248,8 @@ func rawMode(f *os.File) (restore func() error, err error) {
 	return restore, err
 }
 
-// resizeSignals delivers a value per change of the host console's size; stop ends it. Windows tells of that only among
-// the key events, which are read as bytes, so the size is looked at twice a second.
+// resizeSignals delivers a value per change of the host console's size; stop ends it. Windows tells of that only
+// among the key events, which are read as bytes, so the size is looked at twice a second.
 func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 	c, done := make(chan os.Signal, 1), make(chan struct{})
 	go func() {
@@ -328,7 +328,8 @@ func ownedPrivate(path string) error {
 	if err = errors.Join(err, userErr); err != nil {
 		return fmt.Errorf("reading who may open %s: %w", path, err)
 	}
-	who := regexp.MustCompile(`O:(S-[-\d]+|[A-Z]{2})|;([^;()]*)\)|NO_ACCESS_CONTROL`) // O:owner D:(type;flags;rights;;;who)…
+	// SDDL: O:owner D:(type;flags;rights;;;who)…
+	who := regexp.MustCompile(`O:(S-[-\d]+|[A-Z]{2})|;([^;()]*)\)|NO_ACCESS_CONTROL`)
 	for _, m := range who.FindAllStringSubmatch(sd.String(), -1) {
 		sid, err := windows.StringToSid(m[1] + m[2])
 		if err != nil || !sid.Equals(user.User.Sid) && !sid.IsWellKnown(windows.WinLocalSystemSid) &&
