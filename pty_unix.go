@@ -193,7 +193,6 @@ func (p *unixPTY) PID() int  { return p.proc.Pid }
 
 // Signal says os.ErrProcessDone when the child is gone.
 func (p *unixPTY) Signal(sig os.Signal) error { return p.signal(p.foreground(), sig) }
-
 func (p *unixPTY) signal(pgrp int, sig os.Signal) error {
 	select {
 	case <-p.exited:
@@ -548,13 +547,10 @@ func openPrivate(path string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// networkFS names the file system when flock may not hold between machines, else "". Linux tells by magic numbers
-// (statfs(2)), macOS by the lack of MNT_LOCAL (<sys/mount.h>).
+// networkFS names the file system when flock may not hold between machines, else "" (always on macOS): statfs(2).
 func networkFS(dir string) string {
 	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err == nil && !linux && uint64(st.Flags)&0x1000 == 0 {
-		return "network"
-	}
+	unix.Statfs(dir, &st)
 	return map[uint32]string{0x6969: "nfs", 0xff534d42: "cifs", 0xfe534d42: "cifs", 0x517b: "smb", 0x01021997: "9p",
 		0x65735546: "fuse", 0x00c36400: "ceph"}[uint32(st.Type)]
 }

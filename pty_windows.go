@@ -142,14 +142,16 @@ func (p *winPTY) live() {
 	p.code = int(code)
 	p.limitJob(0)
 	close(p.exited)
-	for enough, quiet := time.Now().Add(500*time.Millisecond), false; !quiet && time.Now().Before(enough); {
+	quiet := time.AfterFunc(100*time.Millisecond, p.hangUp)
+	for enough := time.After(500 * time.Millisecond); ; {
 		select {
 		case <-p.heard:
-		case <-time.After(100 * time.Millisecond):
-			quiet = true
+			quiet.Reset(100 * time.Millisecond)
+		case <-enough:
+			p.hangUp()
+			return
 		}
 	}
-	p.hangUp()
 }
 
 // Read gives io.EOF when the console host is gone and all it painted has been read.
@@ -322,8 +324,8 @@ func ownedPrivate(path string) error {
 	if !info.Mode().IsRegular() && !info.IsDir() {
 		return fmt.Errorf("%s is neither a regular file nor a folder: %w", path, fs.ErrPermission)
 	}
-	const what = windows.OWNER_SECURITY_INFORMATION | windows.DACL_SECURITY_INFORMATION
-	sd, err := windows.GetNamedSecurityInfo(path, windows.SE_FILE_OBJECT, what)
+	sd, err := windows.GetNamedSecurityInfo(path, windows.SE_FILE_OBJECT,
+		windows.OWNER_SECURITY_INFORMATION|windows.DACL_SECURITY_INFORMATION)
 	user, userErr := windows.GetCurrentProcessToken().GetTokenUser()
 	if err = errors.Join(err, userErr); err != nil {
 		return fmt.Errorf("reading who may open %s: %w", path, err)
@@ -381,14 +383,8 @@ func openPrivate(path string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// networkFS says "network" where locks may not hold between machines, else "".
-func networkFS(dir string) string {
-	root, err := windows.UTF16PtrFromString(filepath.VolumeName(dir) + `\`)
-	if err == nil && windows.GetDriveType(root) == windows.DRIVE_REMOTE {
-		return "network"
-	}
-	return ""
-}
+// networkFS: shares keep locks between machines here, so there is nothing to warn of.
+func networkFS(dir string) string { return "" }
 
 // watchFolder: NTFS tells of a growing file only when it is closed or flushed, so the caller has to look.
 func watchFolder(dir string) (ch <-chan struct{}, stop func()) { return nil, func() {} }
