@@ -73,12 +73,11 @@ func (a *Audit) Head() (seq int64, hash string, err error) {
 	if err := a.begin(); err != nil {
 		return 0, "", err
 	}
-	defer a.mu.Unlock()
-	defer a.log.release()
+	defer a.end()
 	return a.last()
 }
 
-// begin takes the log's lock; commit or Head gives it back.
+// begin takes the log's lock; end gives it back.
 func (a *Audit) begin() error {
 	a.mu.Lock()
 	_, err := a.log.acquire()
@@ -89,7 +88,12 @@ func (a *Audit) begin() error {
 	return nil
 }
 
-// commit appends the events in one write and one fsync. What they follow is read from the file each time, for
+func (a *Audit) end() {
+	a.log.release()
+	a.mu.Unlock()
+}
+
+// commit appends the events in one write and one fsync, and ends what begin began. What they follow is read from the file each time, for
 // another process may have written it.
 func (a *Audit) commit(events ...Event) error {
 	seq, hash, err := a.last()
@@ -103,8 +107,7 @@ func (a *Audit) commit(events ...Event) error {
 	if err == nil {
 		err = a.log.append(out, true)
 	}
-	a.log.release()
-	a.mu.Unlock()
+	a.end()
 	if err != nil {
 		return fmt.Errorf("appending to the audit log: %w", err)
 	}
@@ -376,52 +379,40 @@ func verify(r io.Reader, anchors []Anchor) Verdict {
 
 // cmdAudit is `atlasbridge audit verify [--json] [--head [SEQ:]HASH]`.
 func cmdAudit(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
-	}
-	var anchors []Anchor
-	if head := o.text("head"); head != "" {
-		a := Anchor{Hash: head, From: "--head"}
-		if seq, hash, ok := strings.Cut(head, ":sha256:"); ok {
-			a.Seq, _ = strconv.ParseInt(seq, 10, 64)
-			a.Hash = "sha256:" + hash
+	return c.withState(func(o *options, s *Store, view *View) int {
+		var anchors []Anchor
+		if head := o.text("head"); head != "" {
+			a := Anchor{Hash: head, From: "--head"}
+			if seq, hash, ok := strings.Cut(head, ":sha256:"); ok {
+				a.Seq, _ = strconv.ParseInt(seq, 10, 64)
+				a.Hash = "sha256:" + hash
+			}
+			if len(a.Hash)+len(`,"hash":""}`) != hashMember || a.Seq < 1 && a.Hash != head {
+				return c.usage("--head is SEQ:sha256:HEX, as the session-ended message has it")
+			}
+			anchors = append(anchors, a)
 		}
-		if len(a.Hash)+len(`,"hash":""}`) != hashMember || a.Seq < 1 && a.Hash != head {
-			return c.usage("--head is SEQ:sha256:HEX, as the session-ended message has it")
+		if m := view.Meta["audit"]; m != nil { // noted after the entry was written: the log is never behind it
+			anchors = append(anchors, Anchor{m.Seq, m.Hash, "state.jsonl"})
 		}
-		anchors = append(anchors, a)
-	}
-	s, view, err := c.openState()
-	if err != nil {
-		return c.fail(err)
-	}
-	defer s.Close()
-	if m := view.Meta["audit"]; m != nil { // noted after the entry was written: the log is never behind it
-		anchors = append(anchors, Anchor{m.Seq, m.Hash, "state.jsonl"})
-	}
-	s.audit.mu.Lock()
-	_, err = s.audit.log.acquire()
-	if err == nil {
-		s.audit.log.release()
-	}
-	s.audit.mu.Unlock()
-	if err != nil {
-		return c.fail(err)
-	}
-	v := verify(io.NewSectionReader(s.audit.log.f, 0, s.audit.log.end), anchors)
-	if o.on("json") {
-		code = c.printJSON(v)
-	} else if v.OK {
-		fmt.Fprintf(c.stdout, "audit.log holds: %d entries, head %d:%s\nproves: %s\ndoes not prove: %s\n", v.Entries, v.Entries,
-			v.Hash, v.Proves, v.Limits)
-	} else {
-		fmt.Fprintf(c.stdout, "audit.log:%d: %s\n%d entries before it hold\n", v.Line, v.Reason, v.Entries)
-	}
-	if !v.OK {
-		return exitFailed
-	}
-	return code
+		if err := s.audit.begin(); err != nil {
+			return c.fail(err)
+		}
+		s.audit.end()
+		v := verify(io.NewSectionReader(s.audit.log.f, 0, s.audit.log.end), anchors)
+		if o.on("json") {
+			c.printJSON(v)
+		} else if v.OK {
+			fmt.Fprintf(c.stdout, "audit.log holds: %d entries, head %d:%s\nproves: %s\ndoes not prove: %s\n", v.Entries, v.Entries,
+				v.Hash, v.Proves, v.Limits)
+		} else {
+			fmt.Fprintf(c.stdout, "audit.log:%d: %s\n%d entries before it hold\n", v.Line, v.Reason, v.Entries)
+		}
+		if !v.OK {
+			return exitFailed
+		}
+		return 0
+	})
 }
 
 // cmdLogs is `atlasbridge logs [--tail] [--json] [--session ID]`.

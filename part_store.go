@@ -735,7 +735,9 @@ func (s *Store) Update(fn func(*View) ([]Record, error)) error {
 		unaudited = s.audit.commit(events...)
 	}
 	if unaudited != nil {
-		s.setTrouble(fmt.Errorf("the audit log lacks an entry: %w", unaudited))
+		s.mu.Lock()
+		s.trouble = fmt.Errorf("the audit log lacks an entry: %w", unaudited)
+		s.mu.Unlock()
 	}
 	return err
 }
@@ -786,38 +788,27 @@ func (s *Store) append(lines []byte, durable bool) error {
 	if err == nil {
 		err = s.log.append(lines, durable)
 	}
-	if err != nil {
-		return fmt.Errorf("recording: %w", err)
+	if err == nil {
+		s.read = s.log.end
+		return nil
 	}
-	s.read = s.log.end
-	return nil
+	return fmt.Errorf("recording: %w", err)
 }
 
 // noteHead keeps the audit chain's head in the state, without an fsync.
 func (s *Store) noteHead(seq int64, hash string) {
-	err := s.begin()
-	if err != nil {
-		s.setTrouble(err)
-		return
+	if s.begin() != nil {
+		return // the next head will do
 	}
 	defer s.end()
 	s.trouble = nil
 	if m := s.view.Meta["audit"]; m == nil || m.Seq < seq {
 		m = &MetaRecord{Head: Head{V: schemaVersion, Rec: "meta", ID: "audit", At: s.now().UTC()}, Seq: seq, Hash: hash}
 		line, err := encode(m, 0)
-		if err = cmp.Or(err, s.append(line, false)); err != nil {
-			s.trouble = err
-			return
+		if s.trouble = cmp.Or(err, s.append(line, false)); s.trouble == nil {
+			s.view.put(m)
 		}
-		m.size = len(line)
-		s.view.put(m)
 	}
-}
-
-func (s *Store) setTrouble(err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.trouble = err
 }
 
 // Move takes a prompt along one legal transition; change may fill in more fields. false: the guard failed and
@@ -1012,7 +1003,10 @@ func (p *PromptRecord) judge(given string) (value, reason string, why Refusal) {
 	case given == "default":
 		return "", "", "this question has no safe default"
 	case isDeny && p.Permission:
-		return p.refusing(), deny, p.text(deny)
+		if i := slices.IndexFunc(p.Choices, func(c Choice) bool { return c.Hook == "deny" }); i >= 0 {
+			return p.Choices[i].Key, deny, p.text(deny)
+		}
+		return *cmp.Or(p.SafeDefault, ref("deny")), deny, p.text(deny)
 	case p.offered(given):
 		return given, "", ""
 	case p.Type != FreeText && p.offered(word):
@@ -1032,20 +1026,17 @@ func (p *PromptRecord) offered(value string) bool {
 			chosen++
 		}
 	}
-	if chosen == len(keys) && (chosen == 1 || p.Multi) {
-		return true
-	}
 	switch value {
 	case "y", "n":
-		return p.Type == YesNo && len(p.Choices) == 0
+		return chosen == 1 || p.Type == YesNo && len(p.Choices) == 0
 	case "enter":
-		return p.Type == ConfirmEnter || p.ambiguous()
+		return chosen == 1 || p.Type == ConfirmEnter || p.ambiguous()
 	case "esc":
-		return p.ambiguous() || p.Permission || p.SafeDefault != nil && *p.SafeDefault == "esc"
+		return chosen == 1 || p.ambiguous() || p.Permission || p.SafeDefault != nil && *p.SafeDefault == "esc"
 	case "cancel":
-		return p.ambiguous()
+		return chosen == 1 || p.ambiguous()
 	}
-	return false
+	return chosen == len(keys) && (chosen == 1 || p.Multi)
 }
 
 // ambiguous tells whether the ambiguity protocol (SPEC section 6) asks: Send Enter, Cancel, or show more.
@@ -1053,22 +1044,9 @@ func (p *PromptRecord) ambiguous() bool {
 	return p.Type == Unknown || p.Confidence == "low" || p.Confidence == "medium" && !slices.Contains(p.Signals, "pattern")
 }
 
-// refusing is the answer that refuses a permission.
-func (p *PromptRecord) refusing() string {
-	for _, c := range p.Choices {
-		if c.Hook == "deny" {
-			return c.Key
-		}
-	}
-	return *cmp.Or(p.SafeDefault, ref("deny"))
-}
-
 // text checks an answer that is typed as it is. Control characters would be keys, not text.
 func (p *PromptRecord) text(s string) Refusal {
-	limit := cmp.Or(p.MaxLength, maxText)
-	if p.Idle {
-		limit = cmp.Or(p.MaxLength, maxIdleText)
-	}
+	limit := cmp.Or(p.MaxLength, map[bool]int{false: maxText, true: maxIdleText}[p.Idle])
 	control := func(r rune) bool { return r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 }
 	if len(s) > limit {
 		return Refusal(fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit))
@@ -1085,15 +1063,12 @@ func (p *PromptRecord) takes() string {
 	for _, c := range p.Choices {
 		out = append(out, c.Key)
 	}
-	for _, word := range []string{"y", "n", "enter", "esc", "cancel"} {
+	for _, word := range strings.Fields("y n enter esc cancel") {
 		if p.offered(word) && !slices.Contains(out, word) {
 			out = append(out, word)
 		}
 	}
-	if p.Type == FreeText || p.Type == Unknown {
-		out = append(out, "text")
-	}
-	return strings.Join(out, " ")
+	return cmp.Or(strings.Join(out, " "), "text")
 }
 
 // follower is one Follow call.
@@ -1104,15 +1079,10 @@ type follower struct {
 }
 
 func (s *Store) publish(r Record) {
-	var session string
-	switch r := r.(type) {
-	case *PromptRecord:
-		session = r.SessionID
-	case *InputRecord:
-		session = r.SessionID
-	}
+	p, _ := r.(*PromptRecord)
+	in, _ := r.(*InputRecord)
 	for f := range s.followers {
-		if f.session == session {
+		if p != nil && p.SessionID == f.session || in != nil && in.SessionID == f.session {
 			f.queue = append(f.queue, r)
 			select {
 			case f.wake <- struct{}{}:
@@ -1131,17 +1101,15 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 	s.mu.Lock()
 	s.followers[f] = true
 	s.mu.Unlock()
+	changed, stop := watchFolder(s.Dir)
 	go func() {
-		changed, stop := watchFolder(s.Dir)
 		defer close(out)
 		defer stop()
-		defer s.unfollow(f)
-		for {
+		for ctx.Err() == nil {
 			for _, r := range s.changed(f) {
 				select {
 				case out <- r:
 				case <-ctx.Done():
-					return
 				}
 			}
 			wait := 500 * time.Millisecond
@@ -1155,33 +1123,28 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 			case <-changed:
 			case <-time.After(wait):
 			case <-ctx.Done():
-				return
 			}
 		}
+		s.mu.Lock()
+		delete(s.followers, f)
+		s.mu.Unlock()
 	}()
 	return out
 }
 
 // changed is what is new for the follower. When no process changed the file, that costs one stat and no lock.
-func (s *Store) changed(f *follower) []Record {
+func (s *Store) changed(f *follower) (queue []Record) {
 	s.mu.Lock()
 	fi, err := os.Lstat(s.log.path)
-	same := err == nil && s.log.info != nil && os.SameFile(fi, s.log.info) && fi.Size() == s.read
+	same := err == nil && os.SameFile(fi, s.log.info) && fi.Size() == s.read
 	s.mu.Unlock()
 	if !same && s.begin() == nil {
 		s.end()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	queue := f.queue
-	f.queue = nil
+	queue, f.queue = f.queue, nil
 	return queue
-}
-
-func (s *Store) unfollow(f *follower) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.followers, f)
 }
 
 // keep is the record as compaction writes it, nil when its time has passed.
@@ -1203,10 +1166,8 @@ func (s *Store) keep(r Record, now time.Time) Record {
 		keep = age < updateLife || r.Status == "queued" && s.view.active(r.SessionID)
 	case *UpdateRecord:
 		keep = age < updateLife
-	case *MetaRecord:
-		keep = true
 	}
-	if !keep {
+	if !keep && r.kind() != "meta" {
 		return nil
 	}
 	return r
@@ -1229,7 +1190,7 @@ func (s *Store) plan() {
 
 // compact puts a file in place that holds only what is worth keeping. The lock is held. After an error the old
 // file is still the state, or the new one is and its name is made durable before the next append.
-func (s *Store) compact() (err error) {
+func (s *Store) compact() error {
 	records := map[string]Record{}
 	for k, r := range s.view.records {
 		if p, ok := r.(*PromptRecord); ok && s.doubtful[k] && p.Open() {
@@ -1249,12 +1210,14 @@ func (s *Store) compact() (err error) {
 		}
 		out = append(out, line...)
 	}
+	var err error
 	if len(s.damaged) > 0 {
-		if err := s.log.keep(".damaged", s.damaged); err != nil {
-			return fmt.Errorf("keeping damaged lines: %w", err)
-		}
+		err = s.log.keep(".damaged", s.damaged)
 	}
-	if err := s.log.replace(out); err != nil {
+	if err == nil {
+		err = s.log.replace(out)
+	}
+	if err != nil {
 		return fmt.Errorf("compacting the state: %w", err)
 	}
 	s.view, s.read, s.damaged, s.notes, s.doubtful = viewOf(records), int64(len(out)), nil, nil, map[string]bool{}
@@ -1288,10 +1251,7 @@ func (j *journal) replace(b []byte) error {
 // upgrade rewrites lines of an earlier schema, whose file is kept as a backup.
 func (s *Store) upgrade() error {
 	old, err := os.ReadFile(s.log.path)
-	if err == nil {
-		err = s.log.keep(".backup-"+s.now().UTC().Format(fileStamp), old)
-	}
-	if err != nil {
+	if err = cmp.Or(err, s.log.keep(".backup-"+s.now().UTC().Format(fileStamp), old)); err != nil {
 		return fmt.Errorf("backing up before the upgrade: %w", err)
 	}
 	for _, r := range s.view.records {
@@ -1304,20 +1264,15 @@ func (s *Store) upgrade() error {
 // HoldSession takes sessions/<id>.lock for the life of the process, before the session's record is written:
 // an active session whose lock can be taken is dead.
 func (s *Store) HoldSession(id string) (release func(), err error) {
-	if release, err = s.hold("sessions/" + id + ".lock"); err != nil {
-		return nil, fmt.Errorf("locking session %s: %w", id, err)
-	}
-	return release, nil
+	return s.hold("sessions/" + id + ".lock")
 }
 
 // TryPoll takes poll.lock if it is free.
 func (s *Store) TryPoll() (release func(), held bool, err error) {
 	if release, err = s.hold("poll.lock"); errors.Is(err, errLocked) {
 		return nil, false, nil
-	} else if err != nil {
-		return nil, false, fmt.Errorf("locking the poller: %w", err)
 	}
-	return release, true, nil
+	return release, err == nil, err
 }
 
 // hold takes the lock of that name in the state folder. The pid in the file is for people and status only.
@@ -1326,16 +1281,12 @@ func (s *Store) hold(name string) (release func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err = lockFile(f, false); err == nil {
-		err = f.Truncate(0)
-	}
-	if err == nil {
-		_, err = fmt.Fprintf(f, "%d %d\n", os.Getpid(), processStart(os.Getpid()))
-	}
-	if err != nil {
+	if err = lockFile(f, false); err != nil {
 		f.Close()
-		return nil, err
+		return nil, fmt.Errorf("locking %s: %w", name, err)
 	}
+	f.Truncate(0)
+	fmt.Fprintf(f, "%d %d\n", os.Getpid(), processStart(os.Getpid()))
 	s.mu.Lock()
 	s.held[name] = f
 	s.mu.Unlock()
@@ -1441,21 +1392,29 @@ func newNonce() string {
 // shortID is the first 8 hex digits, as shown to people and in callback data.
 func shortID(id string) string { return id[:min(8, len(id))] }
 
-// openState opens the state for a command and reports what is damaged.
-func (c *command) openState() (*Store, *View, error) {
+// withState opens the state for a command, and reports what is damaged.
+func (c *command) withState(do func(*options, *Store, *View) int) int {
+	o, code := c.options()
+	if o == nil {
+		return code
+	}
 	dir, err := stateDir(c.getenv)
 	if err != nil {
-		return nil, nil, err
+		return c.fail(err)
 	}
 	s, err := openStore(dir)
 	if err != nil {
-		return nil, nil, err
+		return c.fail(err)
 	}
+	defer s.Close()
 	for _, note := range s.Damage() {
 		fmt.Fprintln(c.stderr, "atlasbridge:", note)
 	}
 	v, err := s.View()
-	return s, v, err
+	if err != nil {
+		return c.fail(err)
+	}
+	return do(o, s, v)
 }
 
 // printRows prints records as one array, with the field names and time format of the files.
@@ -1475,56 +1434,45 @@ type sessionRow struct {
 }
 
 // cmdStatus is `atlasbridge status [--all] [--json]`.
-func cmdStatus(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
-	}
-	s, v, err := c.openState()
-	if err != nil {
-		return c.fail(err)
-	}
-	defer s.Close()
+func cmdStatus(c *command) int { return c.withState(c.status) }
+
+func (c *command) status(o *options, s *Store, v *View) int {
 	poller := s.holder("poll.lock")
-	var rows []sessionRow
+	rows := map[string]*sessionRow{}
 	for id, r := range v.Sessions {
 		q := *r
-		row := sessionRow{&q, 0, poller > 0 && r.Wrapper == poller}
-		if q.Status == "active" && s.holder("sessions/"+id+".lock") == 0 {
+		if q.Prompts = 0; q.Status == "active" && s.holder("sessions/"+id+".lock") == 0 {
 			q.Status = "crashed"
 		}
-		q.Prompts = 0
-		for _, p := range v.Prompts {
-			if p.SessionID == id {
-				q.Prompts++
-			}
-			if p.SessionID == id && p.Open() {
-				row.Open++
-			}
-		}
 		if q.Status == "active" || o.on("all") {
-			rows = append(rows, row)
+			rows[id] = &sessionRow{&q, 0, poller > 0 && r.Wrapper == poller}
 		}
 	}
-	slices.SortFunc(rows, func(a, b sessionRow) int {
+	for _, p := range v.Prompts {
+		if r := rows[p.SessionID]; r != nil {
+			r.Prompts++
+			r.Open += map[bool]int{true: 1}[p.Open()]
+		}
+	}
+	list := slices.SortedFunc(maps.Values(rows), func(a, b *sessionRow) int {
 		return cmp.Or(strings.Compare(a.Status, b.Status), b.StartedAt.Compare(a.StartedAt)) // "active" sorts first
 	})
 	if o.on("json") {
-		return printRows(c, rows)
+		return printRows(c, list)
 	}
 	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}
-	for _, r := range rows {
-		state, end, seen := r.Status, *cmp.Or(r.EndedAt, ref(time.Now())), "-"
+	for _, r := range list {
+		now, state, seen := time.Now(), r.Status, "-"
 		if state == "active" {
 			state = cmp.Or(r.Activity, state)
 		}
 		if r.LastSeen != nil {
-			seen = span(time.Since(*r.LastSeen)) + " ago"
+			seen = span(now.Sub(*r.LastSeen)) + " ago"
 		}
-		table = append(table, []string{shortID(r.ID), strconv.Itoa(r.PID), state, span(end.Sub(r.StartedAt)),
-			strconv.Itoa(r.Open), strconv.Itoa(r.Prompts), seen, r.Tool + " " + r.Label})
+		table = append(table, []string{shortID(r.ID), fmt.Sprint(r.PID), state, span(cmp.Or(r.EndedAt, &now).Sub(r.StartedAt)),
+			fmt.Sprint(r.Open), fmt.Sprint(r.Prompts), seen, r.Tool + " " + r.Label})
 	}
-	if c.table(table); len(rows) == 0 {
+	if c.table(table); len(list) == 0 {
 		fmt.Fprintln(c.stderr, "no sessions; start one: atlasbridge run <tool>")
 	}
 	for _, r := range v.Orphans() {
@@ -1546,53 +1494,39 @@ func span(d time.Duration) string {
 
 // cmdApprovals is `atlasbridge approvals [--json]`.
 func cmdApprovals(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
-	}
-	s, v, err := c.openState()
-	if err != nil {
-		return c.fail(err)
-	}
-	defer s.Close()
-	open := slices.SortedFunc(maps.Values(v.Prompts), func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
-	open = slices.DeleteFunc(open, func(p *PromptRecord) bool {
-		return !p.Open() || !v.active(p.SessionID) || !time.Now().Before(p.ExpiresAt)
+	return c.withState(func(o *options, _ *Store, v *View) int {
+		open := slices.SortedFunc(maps.Values(v.Prompts), func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
+		open = slices.DeleteFunc(open, func(p *PromptRecord) bool {
+			return !p.Open() || !v.active(p.SessionID) || !time.Now().Before(p.ExpiresAt)
+		})
+		if o.on("json") {
+			return printRows(c, open)
+		}
+		table := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
+		for _, p := range open {
+			r := v.Sessions[p.SessionID]
+			table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)),
+				clip(p.takes(), 24), strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")})
+		}
+		if c.table(table); len(open) == 0 {
+			fmt.Fprintln(c.stderr, "no open questions")
+		}
+		return 0
 	})
-	if o.on("json") {
-		return printRows(c, open)
-	}
-	table := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
-	for _, p := range open {
-		r := v.Sessions[p.SessionID]
-		table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)),
-			clip(p.takes(), 24), strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")})
-	}
-	if c.table(table); len(open) == 0 {
-		fmt.Fprintln(c.stderr, "no open questions")
-	}
-	return 0
 }
 
 // cmdAnswer is `atlasbridge answer <prompt-id> <value>`.
 func cmdAnswer(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
-	}
-	s, _, err := c.openState()
-	if err != nil {
-		return c.fail(err)
-	}
-	defer s.Close()
-	p, why, err := s.Decide(Decision{PromptID: o.args[0], Value: o.args[1], By: "cli:answer", Trusted: true}, time.Now())
-	if err == nil && why != "" {
-		err = s.audit.Append(Event{"REPLY_REJECTED", p.SessionID, p.ID, []Field{{"reason", string(why)}, {"by", "cli:answer"}}})
-		err = hinted(errors.Join(errors.New(string(why)), err), "atlasbridge approvals lists the open questions")
-	}
-	if err = cmp.Or(err, s.Trouble()); err != nil {
-		return c.fail(err)
-	}
-	fmt.Fprintln(c.stdout, "answered", shortID(p.ID))
-	return 0
+	return c.withState(func(o *options, s *Store, _ *View) int {
+		p, why, err := s.Decide(Decision{PromptID: o.args[0], Value: o.args[1], By: "cli:answer", Trusted: true}, time.Now())
+		if err == nil && why != "" {
+			s.audit.Append(Event{"REPLY_REJECTED", p.SessionID, p.ID, []Field{{"reason", string(why)}, {"by", "cli:answer"}}})
+			err = hinted(errors.New(string(why)), "atlasbridge approvals lists the open questions")
+		}
+		if err = cmp.Or(err, s.Trouble()); err != nil {
+			return c.fail(err)
+		}
+		fmt.Fprintln(c.stdout, "answered", shortID(p.ID))
+		return 0
+	})
 }
