@@ -377,6 +377,19 @@ func verify(r io.Reader, anchors []Anchor) Verdict {
 	return v
 }
 
+// verifyAudit verifies the log as it is now against the head that the state keeps and the anchors. The head is noted
+// after the entry was written: the log is never behind it.
+func (s *Store) verifyAudit(view *View, anchors ...Anchor) (Verdict, error) {
+	if m := view.Meta["audit"]; m != nil {
+		anchors = append(anchors, Anchor{m.Seq, m.Hash, "state.jsonl"})
+	}
+	if err := s.audit.begin(); err != nil {
+		return Verdict{}, err
+	}
+	s.audit.end()
+	return verify(io.NewSectionReader(s.audit.log.f, 0, s.audit.log.end), anchors), nil
+}
+
 // cmdAudit is `atlasbridge audit verify [--json] [--head [SEQ:]HASH]`.
 func cmdAudit(c *command) int {
 	return c.withState(func(o *options, s *Store, view *View) int {
@@ -392,14 +405,10 @@ func cmdAudit(c *command) int {
 			}
 			anchors = append(anchors, a)
 		}
-		if m := view.Meta["audit"]; m != nil { // noted after the entry was written: the log is never behind it
-			anchors = append(anchors, Anchor{m.Seq, m.Hash, "state.jsonl"})
-		}
-		if err := s.audit.begin(); err != nil {
+		v, err := s.verifyAudit(view, anchors...)
+		if err != nil {
 			return c.fail(err)
 		}
-		s.audit.end()
-		v := verify(io.NewSectionReader(s.audit.log.f, 0, s.audit.log.end), anchors)
 		if o.on("json") {
 			c.printJSON(v)
 		} else if v.OK {

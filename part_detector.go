@@ -1,6 +1,33 @@
 package main
 
-import "time"
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// The detector judges a Screen over time: does a human have to answer now, and what exactly is asked?
+//   - What the screen shows decides, near the cursor and after the output has settled; never the raw bytes.
+//   - What the tool says of itself (OSC 7501, its title) comes first: nothing is asked while it works.
+//   - The terminal's state confirms a pattern, and refutes it where nobody reads.
+//   - Silence counts on a screen with its spinners masked, and only for an unfinished line.
+//   - A choice that grants something is never a default.
+// It does no I/O, reads no clock and never types. (The lab, at the end, reads files and prints.)
 
 // PromptType is one of the five kinds of question.
 type PromptType string
@@ -22,7 +49,7 @@ const (
 	ReadingBusy
 )
 
-// TTYState is signal 2, the terminal's own state as the system sees it (facts/terminal-signals.md).
+// TTYState is signal 2, the terminal's own state as the system sees it. The zero value: not asked.
 type TTYState struct {
 	Reading         Reading
 	Canonical, Echo bool
@@ -55,6 +82,7 @@ type Prompt struct {
 	Pointer     int      // index of the choice highlighted now, −1 when there is no pointer
 	Ticked      []bool   // Multi: which are ticked now
 	Axis        string   // "vertical" or "horizontal": which arrows move the pointer; "" none
+	Toggle      string   // Multi: the byte that ticks the choice under the pointer; "" when its Keys do
 	Submit      string   // Multi: the bytes that end the choosing and submit (after verification), "" unknown
 	Signals     []string // what agreed: "hook", "protocol", "title", "pattern", "structure", "tty", "silence"
 	Fingerprint string   // same question ⇔ same fingerprint; pointer position, ticks and spinners do not count
@@ -62,9 +90,11 @@ type Prompt struct {
 }
 
 // Confidence is the band of Score: "high", "medium" or "low".
-func (p *Prompt) Confidence() string { return "" }
+func (p *Prompt) Confidence() string {
+	return map[bool]string{p.Score >= 0.65: "medium", p.Score < 0.65: "low", p.Score >= 0.85: "high"}[true]
+}
 
-// DetectOptions are the settings of a Detector.
+// DetectOptions are the settings of a Detector; zero values mean the defaults of the configuration.
 type DetectOptions struct {
 	Threshold    float64
 	Stuck        time.Duration
@@ -72,38 +102,7 @@ type DetectOptions struct {
 	SafeDefaults map[PromptType]string
 }
 
-// Detector judges a Screen over time. Deterministic: the same calls give the same prompts.
-type Detector struct{ Screen *Screen }
-
-func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
-	return &Detector{Screen: newScreen(rows, cols)}
-}
-
-// Feed takes the child's bytes as they came.
-func (d *Detector) Feed(p []byte, now time.Time)             {}
-func (d *Detector) Resize(rows, cols int, now time.Time)     {}
-func (d *Detector) Typed(p []byte, now time.Time)            {}                     // bytes went to the child, by keyboard or gate
-func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt { return nil }         // a question first seen; else nil
-func (d *Detector) Next(now time.Time) time.Time             { return time.Time{} } // when Tick is next worth calling without new bytes; zero: not before
-func (d *Detector) WantTTY(now time.Time) bool               { return false }       // whether TTYState can change what Tick says now
-// Look is what the screen asks this instant, judged without waiting: the gate's eye. nil: nothing.
-func (d *Detector) Look(tty TTYState, now time.Time) *Prompt { return nil }
-
-// Gone tells that the question Tick last returned has left the screen for good (answered, or the program went on).
-func (d *Detector) Gone(tty TTYState, now time.Time) bool { return false }
-
-// Sleep ignores everything until the echo window has passed and forgets the question in force, so that
-// the same words asked again are a new prompt.
-func (d *Detector) Sleep(until time.Time) {}
-
-// Activity is "starting", "running", "waiting_permission", "waiting" or "idle", for status.
-func (d *Detector) Activity() string { return "" }
-
-// LastOutput is when bytes last came.
-func (d *Detector) LastOutput() time.Time { return time.Time{} }
-
-// Raw is the rolling buffer: the last BufferBytes bytes of the child.
-func (d *Detector) Raw() []byte { return nil }
+/* ----- adapters ----- */
 
 // Adapter is what atlasbridge knows of one tool: one table row.
 type Adapter struct {
@@ -115,19 +114,1778 @@ type Adapter struct {
 	ClearInput     string        // bytes that empty the input box
 	Hooks          string        // how hooks are installed: "claude-settings" or ""
 	EscapeBang     bool          // a leading ! / # must be defused with a space
+
+	Digits     bool           // a digit chooses a numbered option at once, without Enter
+	Submit     string         // of a list with ticks: goes on to the review
+	Box        *regexp.Regexp // the row of the empty input box, when the cursor is in it: the turn is over
+	Head       *regexp.Regexp // the first row of a dialog that has no frame
+	Works      *regexp.Regexp // a row that is there only while the tool works
+	WorksTitle *regexp.Regexp // the title while it works
+	AsksTitle  *regexp.Regexp // the title while a dialog is open
 }
 
+// adapters is the registry; the last row stands for every other tool. Shapes, times and keys were measured
+// with the versions named as MaxVer.
+var adapters = []*Adapter{{
+	Name: "claude", Names: []string{"claude"}, MinVer: "2.1.0", MaxVer: "2.1.329", Hooks: "claude-settings",
+	PasteSubmit: true, SubmitDelay: 100 * time.Millisecond, ClearInput: "\x15", EscapeBang: true, Digits: true,
+	Submit:     "\x1b[C",
+	Box:        regexp.MustCompile(`^❯(\x{a0}|$)`),
+	Works:      regexp.MustCompile(`esc to interrupt|^[·✻✽✳✶✢*] .*… \(|\(running \w+ hook`),
+	WorksTitle: regexp.MustCompile(`^[◐◑◒◓]`),
+}, {
+	Name: "codex", Names: []string{"codex", "openai"}, MinVer: "0.160.0", MaxVer: "0.169.0",
+	PasteSubmit: true, SubmitDelay: 100 * time.Millisecond, ClearInput: "\x15", EscapeBang: true,
+	Box:        regexp.MustCompile(`^›( Ask Codex to do anything)?$`),
+	Head:       regexp.MustCompile(`^(Would you like to|Folder access|Hooks need review|Question \d)`),
+	Works:      regexp.MustCompile(`\(\d+[hms][^)]* • esc to interrupt\)`),
+	WorksTitle: regexp.MustCompile(`^[⠁-⣿]`), AsksTitle: regexp.MustCompile(`^\[ [!.] \] Action Required`),
+}, {
+	Name: "gemini", Names: []string{"gemini"}, MinVer: "0.50.0", MaxVer: "0.61.0",
+	SubmitDelay: 1500 * time.Millisecond, ClearInput: "\x15", EscapeBang: true, Digits: true,
+	Box:        regexp.MustCompile(`^>(\s+Type your message.*)?$`),
+	Works:      regexp.MustCompile(`\(esc to cancel, \d+[hms]`),
+	WorksTitle: regexp.MustCompile(`^\s*✦`), AsksTitle: regexp.MustCompile(`^\s*✋`),
+}, {
+	Name: "opencode", Names: []string{"opencode"}, MinVer: "1.0.0", MaxVer: "1.18.33",
+	PasteSubmit: true, SubmitDelay: 300 * time.Millisecond, ClearInput: "\x15", EscapeBang: true,
+	Box:   regexp.MustCompile(`^┃(\s+Ask anything….*)?$`),
+	Head:  regexp.MustCompile(`^△ `),
+	Works: regexp.MustCompile(`^[⬝■]+\s+esc (again to )?interrupt`),
+}, {
+	Name: "qwen", Names: []string{"qwen"}, MinVer: "0.20.0", MaxVer: "0.24.4",
+	PasteSubmit: true, SubmitDelay: 100 * time.Millisecond, ClearInput: "\x15", EscapeBang: true, Digits: true,
+	Box:        regexp.MustCompile(`^>(\s+Type your message.*)?$`),
+	Head:       regexp.MustCompile(`^\? `),
+	Works:      regexp.MustCompile(`\(\d+[hms][^)]*esc to cancel\)`),
+	WorksTitle: regexp.MustCompile(`^[◐◑◒◓]`), AsksTitle: regexp.MustCompile(`^✳`),
+}, {
+	Name: "generic", SubmitDelay: 50 * time.Millisecond,
+}}
+
 // adapterFor finds the row for a command name (base name, no extension), or the generic one.
-func adapterFor(name string) *Adapter { return nil }
+func adapterFor(name string) *Adapter {
+	name = strings.ToLower(strings.TrimSuffix(filepath.Base(name), filepath.Ext(name)))
+	for _, a := range adapters {
+		if slices.Contains(a.Names, name) {
+			return a
+		}
+	}
+	return adapters[len(adapters)-1]
+}
+
+/* ----- judging over time ----- */
+
+// How long the masked screen must have been still before a judgement counts. Measured on 442 recordings: 97 of
+// 100 programs that wait are seen reading within 50 ms of their last output; a repaint comes in pieces ≤ 30 ms apart.
+const (
+	settleTold = 30 * time.Millisecond  // the tool itself reports a dialog
+	settle     = 100 * time.Millisecond // a shape, confirmed by the terminal's state or known of the tool
+	settleBare = 300 * time.Millisecond // a shape alone
+	settleIdle = 500 * time.Millisecond // an empty input box shows for a moment between two steps of a turn, too
+	goneAfter  = 200 * time.Millisecond // out of sight for so long, a question is gone; a repaint is shorter
+	lookEvery  = 250 * time.Millisecond // while output keeps coming
+	repeatWait = 2 * time.Second        // a question still there so long after its answer is asked again
+	pollTTY    = 2 * time.Second        // longest pause between two looks at the terminal's state
+)
+
+// Detector judges a Screen over time. Deterministic: the same calls give the same prompts. One goroutine uses it.
+type Detector struct {
+	Screen *Screen
+	a      *Adapter
+	o      DetectOptions
+	raw    []byte
+
+	out, changed, looked time.Time // last output; last one that changed the masked screen; last look
+	dirty                bool      // output since the last look
+	mask                 [32]byte
+	tty                  TTYState // the last one known since changed
+	ttyNext              time.Time
+	ttyGap               time.Duration
+
+	v       *view
+	found   *found    // what the screen asks by the last look
+	pending time.Time // when it is to be believed
+	cur     *found    // the question in force: the last one returned
+	absent  time.Time // since when it is not on the screen
+	resized bool
+	entered time.Time // Enter went to the child since cur was returned
+	idled   bool      // the idle box was announced, and nothing has happened since
+	sleep   time.Time
+	slept   *found // what was in force when Sleep was called
+}
+
+// found is a judgement: a prompt, where it stands, and what it needs to be believed.
+type found struct {
+	Prompt
+	line  string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
+	place int           // the row it begins in, counted from the first line of the session
+	wait  time.Duration // how long the masked screen must have been still
+	mute  bool          // so long no byte at all must have come
+}
+
+func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
+	if o.Threshold == 0 {
+		o.Threshold = 0.65
+	}
+	if o.Stuck == 0 {
+		o.Stuck = 2 * time.Second
+	}
+	if o.BufferBytes == 0 {
+		o.BufferBytes = 4096
+	}
+	return &Detector{Screen: newScreen(rows, cols), a: a, o: o}
+}
+
+// Feed takes the child's bytes as they came.
+func (d *Detector) Feed(p []byte, now time.Time) {
+	d.Screen.Write(p)
+	d.out, d.dirty = now, true
+	d.raw = append(d.raw, p[max(0, len(p)-d.o.BufferBytes):]...)
+	if len(d.raw) > 2*d.o.BufferBytes {
+		d.raw = append(d.raw[:0], d.Raw()...)
+	}
+}
+
+// Raw is the rolling buffer: the last BufferBytes bytes of the child.
+func (d *Detector) Raw() []byte { return d.raw[max(0, len(d.raw)-d.o.BufferBytes):] }
+
+// LastOutput is when bytes last came.
+func (d *Detector) LastOutput() time.Time { return d.out }
+
+// Resize changes the size of the screen. The question in force may now stand elsewhere.
+func (d *Detector) Resize(rows, cols int, now time.Time) {
+	d.Screen.Resize(rows, cols)
+	d.out, d.dirty, d.resized = now, true, true
+}
+
+// Typed notes bytes that went to the child, by keyboard or gate. Only Enter ends a question for good.
+func (d *Detector) Typed(p []byte, now time.Time) {
+	if bytes.ContainsAny(p, "\r\n") {
+		d.entered, d.idled = now, false
+	}
+}
+
+// Sleep ignores everything until the echo window has passed and forgets the question in force, so that
+// the same words asked again are a new prompt.
+func (d *Detector) Sleep(until time.Time) {
+	d.sleep, d.slept, d.cur, d.absent, d.idled = until, d.cur, nil, time.Time{}, false
+}
+
+// Activity is "starting", "running", "waiting_permission", "waiting" or "idle", for status.
+func (d *Detector) Activity() string {
+	switch {
+	case len(d.raw) == 0:
+		return "starting"
+	case d.cur == nil:
+		return "running"
+	case d.cur.Idle:
+		return "idle"
+	case d.cur.Permission:
+		return "waiting_permission"
+	}
+	return "waiting"
+}
+
+// look folds the output since the last look into the masked screen, and judges it.
+func (d *Detector) look(tty TTYState, now time.Time) {
+	if d.dirty || d.looked.IsZero() {
+		if d.out.IsZero() {
+			d.out = now
+		}
+		d.dirty, d.looked = false, now
+		if m := d.masked(); m != d.mask {
+			d.mask, d.changed, d.tty = m, d.out, TTYState{}
+			d.ttyGap, d.ttyNext = 0, d.out.Add(settle/2)
+		}
+	}
+	if tty.Reading != ReadingUnknown || d.tty.Reading == ReadingUnknown && tty != (TTYState{}) {
+		d.tty = tty
+	}
+	d.v = newView(d.Screen, d.a, d.tty)
+	d.found = d.v.judge(d.o)
+}
+
+// Tick returns a question that is seen for the first time, else nil.
+func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
+	d.look(tty, now)
+	if !d.ttyNext.After(now) {
+		d.ttyGap = min(2*d.ttyGap+settle/2, pollTTY)
+		d.ttyNext = now.Add(d.ttyGap)
+	}
+	d.pending = time.Time{}
+	d.idled = d.idled && !d.v.working()
+	f := d.found
+	if d.present(now) && (f == nil || d.still()) && !d.again(now) {
+		return nil
+	}
+	if f == nil || now.Before(d.sleep) || d.repeats(f, now) {
+		return nil
+	}
+	since := d.changed
+	if f.mute && d.out.After(since) {
+		since = d.out
+	}
+	if due := since.Add(f.wait); now.Before(due) {
+		d.pending = due
+		return nil
+	}
+	said := f.Idle && d.idled
+	d.cur, d.absent, d.entered, d.resized, d.slept, d.idled = f, time.Time{}, time.Time{}, false, nil, f.Idle
+	if said {
+		return nil
+	}
+	p := f.Prompt
+	text := []rune(redact(visible(d.Screen.Text())))
+	p.Recent = string(text[max(0, len(text)-500):])
+	return &p
+}
+
+// present tells whether the question in force still stands; once out of sight for a while, it is forgotten.
+func (d *Detector) present(now time.Time) bool {
+	if d.cur == nil || d.still() {
+		d.absent = time.Time{}
+		return d.cur != nil
+	}
+	if d.absent.IsZero() {
+		d.absent = now
+	}
+	limit := goneAfter
+	if now.Sub(d.out) < settleTold {
+		limit *= 3 // in the middle of a repaint
+	}
+	if now.Sub(d.absent) >= limit {
+		d.cur = nil
+	}
+	return d.cur != nil
+}
+
+// still tells whether the question in force is on the screen now. A line stays the same question while an
+// answer is typed behind it, until its program stops reading.
+func (d *Detector) still() bool {
+	if d.cur.line == "" {
+		return d.found != nil && same(d.found, d.cur)
+	}
+	if d.tty.Reading == ReadingBusy && slices.Contains(d.cur.Signals, "tty") {
+		return false
+	}
+	line, top := d.v.cursorLine()
+	return (d.v.place(top) == d.cur.place || d.resized) &&
+		strings.HasPrefix(line+d.v.after(), strings.TrimRight(d.cur.line, " "))
+}
+
+// again tells that the question in force was answered at the keyboard, and is asked once more.
+func (d *Detector) again(now time.Time) bool {
+	return !d.entered.IsZero() && d.out.After(d.entered) && now.Sub(d.entered) >= repeatWait && !d.cur.Idle &&
+		d.found != nil && d.found.Fingerprint == d.cur.Fingerprint
+}
+
+// repeats tells that f is only what was answered a moment ago and has not left the screen yet.
+func (d *Detector) repeats(f *found, now time.Time) bool {
+	if d.slept == nil || !same(f, d.slept) || f.line != "" && f.place != d.slept.place ||
+		d.out.After(d.sleep) && now.Sub(d.sleep) >= repeatWait {
+		d.slept = nil
+		return false
+	}
+	if d.pending = d.sleep.Add(repeatWait); !d.pending.After(now) {
+		d.pending = time.Time{}
+	}
+	return true
+}
+
+// same tells whether a and b are one question: the label under the pointer may be a text field being filled in.
+func same(a, b *found) bool {
+	if a.Fingerprint == b.Fingerprint {
+		return true
+	}
+	if a.Question != b.Question || a.Excerpt != b.Excerpt || a.Axis == "" || len(a.Choices) != len(b.Choices) {
+		return false
+	}
+	for i := range a.Choices {
+		if a.Choices[i].Label != b.Choices[i].Label && i != a.Pointer && i != b.Pointer {
+			return false
+		}
+	}
+	return true
+}
+
+// Next is when Tick is next worth calling without new bytes; zero: not before something happens.
+func (d *Detector) Next(now time.Time) (next time.Time) {
+	soonest := func(want bool, t time.Time) {
+		if want && !t.IsZero() && (next.IsZero() || t.Before(next)) {
+			next = t
+		}
+	}
+	soonest(true, d.pending)
+	soonest(d.dirty, d.out.Add(settleTold))
+	soonest(d.dirty && !d.looked.IsZero(), d.looked.Add(lookEvery))
+	soonest(d.sleep.After(now), d.sleep)
+	soonest(d.cur != nil && !d.absent.IsZero(), d.absent.Add(goneAfter))
+	soonest(d.cur != nil && d.entered.Add(repeatWait).After(now) && !d.entered.IsZero(), d.entered.Add(repeatWait))
+	soonest(d.needsTTY(), d.ttyNext)
+	if !next.IsZero() && next.Before(now) {
+		next = now
+	}
+	return next
+}
+
+// needsTTY tells whether the terminal's state decides at all: full-screen agents always read it.
+func (d *Detector) needsTTY() bool {
+	return d.a.Box == nil || !d.Screen.AltScreen() && d.Screen.Status().State == ""
+}
+
+// WantTTY tells whether TTYState can change what Tick says now. It costs a look at the foreground processes.
+func (d *Detector) WantTTY(now time.Time) bool {
+	return d.needsTTY() && !d.dirty && !d.ttyNext.After(now)
+}
+
+// Look is what the screen asks this instant, judged without waiting: the gate's eye. nil: nothing.
+func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
+	if d.look(tty, now); d.found == nil {
+		return nil
+	}
+	p := d.found.Prompt
+	return &p
+}
+
+// Gone tells that the question Tick last returned has left the screen for good (answered, or the program went on).
+func (d *Detector) Gone(tty TTYState, now time.Time) bool {
+	d.look(tty, now)
+	return !d.present(now)
+}
+
+// masked is a digest of the screen without spinners and blinking marks, without the digits of the rows that
+// have one, and with the cursor where it shows.
+func (d *Detector) masked() [32]byte {
+	h := sha256.New()
+	rows, _ := d.Screen.Size()
+	for r := range rows {
+		text, turning := d.Screen.Row(r), false
+		text = strings.Map(func(c rune) rune {
+			if c >= 0x2800 && c <= 0x28ff || c > 0x7f && strings.ContainsRune("●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙", c) {
+				turning = true
+				return ' '
+			}
+			return c
+		}, text)
+		if turning {
+			text = strings.Map(func(c rune) rune {
+				if unicode.IsDigit(c) {
+					return '0'
+				}
+				return c
+			}, strings.TrimSpace(text))
+		}
+		io.WriteString(h, strings.TrimRight(text, " ")+"\n")
+	}
+	if row, col, hidden := d.Screen.Cursor(); !hidden {
+		fmt.Fprint(h, row, col)
+	}
+	return [32]byte(h.Sum(nil))
+}
+
+/* ----- one look at the screen ----- */
+
+// view is the screen as one look sees it.
+type view struct {
+	s        *Screen
+	a        *Adapter
+	tty      TTYState
+	rows     []viewRow
+	row, col int
+	hidden   bool
+	last     int // the last row that shows anything, −1 none
+}
+
+// viewRow is a row freed of the frame around it.
+type viewRow struct {
+	raw, text string
+	at        int  // column where text begins
+	depth     int  // upright lines crossed on the left
+	rule      bool // nothing but lines
+	top       bool // a line over the whole width or the upper edge of a frame: a dialog begins here
+}
+
+const (
+	uprights = "│┃║▌▎▏┆╎"
+	lines    = "─━═╌┄┈▔▁▀▄‾╴╶╭╮╰╯┌┐└┘├┤┬┴┼╔╗╚╝╠╣╹╻╷╵◆◇"
+)
+
+func newView(s *Screen, a *Adapter, tty TTYState) *view {
+	v := &view{s: s, a: a, tty: tty, last: -1}
+	v.row, v.col, v.hidden = s.Cursor()
+	n, cols := s.Size()
+	v.rows = make([]viewRow, n)
+	for r := range v.rows {
+		w := viewRow{raw: s.Row(r)}
+		w.text = strings.TrimLeftFunc(w.raw, func(c rune) bool {
+			if c != ' ' && !strings.ContainsRune(uprights+lines, c) {
+				return false
+			}
+			if w.at++; strings.ContainsRune(uprights, c) {
+				w.depth++
+			}
+			return true
+		})
+		w.text = strings.TrimRight(w.text, " █▐"+uprights+lines)
+		w.rule = w.text == "" && strings.ContainsAny(w.raw, lines)
+		w.top = w.rule && w.depth == 0 && (strings.ContainsAny(w.raw, "╭┌╔") || w.at >= cols-1 && strings.IndexAny(w.raw, "─▔━") == 0)
+		if v.rows[r] = w; w.raw != "" {
+			v.last = r
+		}
+	}
+	return v
+}
+
+// place numbers a row so that it keeps its number while the primary screen scrolls.
+func (v *view) place(r int) int { return v.s.Scrolled() + r }
+
+// cells is the text of row r from column a to b.
+func (v *view) cells(r, a, b int) string {
+	var t []rune
+	for c := a; c < b; c++ {
+		if ch, _ := v.s.Cell(r, c); ch != 0 {
+			t = append(t, ch)
+		}
+	}
+	return string(t)
+}
+
+// cursorLine is the text up to the cursor, from the row where its line begins.
+func (v *view) cursorLine() (line string, top int) {
+	line, top = v.cells(v.row, 0, v.col), v.row
+	for ; top > 0 && v.s.Wrapped(top-1); top-- {
+		line = v.s.Row(top-1) + line
+	}
+	return line, top
+}
+
+// after is what stands behind the cursor on its row.
+func (v *view) after() string {
+	_, cols := v.s.Size()
+	return strings.TrimRight(v.cells(v.row, v.col, cols), " ")
+}
+
+// lineAbove is the nearest line above row r that is not blank, and where it begins; −1 when there is none.
+func (v *view) lineAbove(r int) (line string, top int) {
+	for r--; r >= 0 && v.rows[r].raw == ""; r-- {
+	}
+	if r < 0 {
+		return "", -1
+	}
+	for line = v.rows[r].raw; r > 0 && v.s.Wrapped(r-1); r-- {
+		line = v.rows[r-1].raw + line
+	}
+	return line, r
+}
+
+func (v *view) attr(r, c int) Attr {
+	_, a := v.s.Cell(r, c)
+	return a
+}
+
+// faint tells text that explains rather than offers: dim or grey.
+func faint(a Attr) bool {
+	r, g, b := a.FG>>16&0xff, a.FG>>8&0xff, a.FG&0xff
+	return a.Dim || a.FG == 8 || a.FG >= 240 && a.FG <= 250 || a.FG >= 1<<24 && r == g && g == b && r < 0xd0
+}
+
+// odd is the index of the one place whose background is not the common one, else of the only one in its
+// colour; −1 when there is none.
+func odd(attrs []Attr, base Attr) int {
+	for _, key := range []func(Attr) Attr{
+		func(a Attr) Attr { return Attr{Reverse: a.Reverse, BG: a.BG} },
+		func(a Attr) Attr { return Attr{FG: a.FG, Bold: a.Bold} },
+	} {
+		n, at := 0, -1
+		for i, a := range attrs {
+			if key(a) != key(base) {
+				n, at = n+1, i
+			}
+		}
+		if n == 1 {
+			return at
+		}
+	}
+	return -1
+}
+
+// working tells whether a known tool says, or shows, that it is at work.
+func (v *view) working() bool {
+	if st := v.s.Status().State; st != "" && st != "clear" {
+		return st == "working"
+	}
+	if re := v.a.WorksTitle; re != nil && re.MatchString(v.s.Title()) {
+		return true
+	}
+	for r := max(0, v.last-12); v.a.Works != nil && r <= v.last; r++ {
+		if v.a.Works.MatchString(v.rows[r].text) {
+			return true
+		}
+	}
+	return false
+}
+
+// judge finds what the screen asks, if anything.
+func (v *view) judge(o DetectOptions) *found {
+	if v.last < 0 && v.tty.Reading != ReadingYes || v.working() {
+		return nil
+	}
+	st := v.s.Status()
+	told := st.State == "blocked" || v.a.AsksTitle != nil && v.a.AsksTitle.MatchString(v.s.Title())
+	f := v.readBox()
+	if f == nil && !told {
+		f = v.readIdle()
+	}
+	for _, read := range []func() *found{v.readMenu, v.readButtons, func() *found { return v.readLine(o) }} {
+		if f == nil {
+			f = read()
+		}
+	}
+	if f == nil && st.State == "blocked" { // a dialog the screen does not show: the window is too small
+		f = &found{Prompt: Prompt{Type: Unknown, Cut: true, Question: st.Msg, Full: v.s.Text()}, wait: settleIdle}
+		if st.Msg == "" {
+			f.Question = st.App + " waits for an answer: " + st.Kind
+		}
+	}
+	if f != nil {
+		v.finish(f, told, o)
+	}
+	if f != nil && f.Score < o.Threshold && slices.Contains(f.Signals, "pattern") {
+		return nil
+	}
+	return f
+}
+
+// What a label says it does; refusing words win ("Continue without trusting").
+var (
+	reGrants  = regexp.MustCompile(`(?i)^(y|yes|allow|always|approve|accept|trust|grant|run|proceed|i trust)\b`)
+	reRefuses = regexp.MustCompile(`(?i)^(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|abort|` +
+		`back|disallow|continue without)\b`)
+)
+
+// finish adds what all prompts share: signals and score, permission, safe default, fingerprint.
+func (v *view) finish(f *found, told bool, o DetectOptions) {
+	st := v.s.Status()
+	if f.Signals == nil {
+		f.Signals = []string{"structure"}
+	}
+	if v.tty.Reading == ReadingYes && (v.a.Box == nil || f.line != "") {
+		f.Signals = append(f.Signals, "tty")
+	}
+	if f.wait == 0 {
+		f.wait = settle
+		if told {
+			f.wait = settleTold
+		} else if v.a.Box == nil && v.tty.Reading == ReadingUnknown {
+			f.wait = settleBare
+		}
+	}
+	f.Score = min(f.Score+0.05*float64(len(f.Signals)-1), 0.99)
+	if f.Idle && (st.State == "idle" || st.State == "done") || !f.Idle && st.State == "blocked" {
+		f.Signals, f.Score = append(f.Signals, "protocol"), 1
+	} else if told && !f.Idle {
+		f.Signals, f.Score = append(f.Signals, "title"), 1
+	}
+	refusal, grants := "esc", false
+	for i := range f.Choices {
+		c := &f.Choices[i]
+		if c.Grants = reGrants.MatchString(c.Label); reRefuses.MatchString(c.Label) {
+			refusal = c.Key
+		}
+		grants = grants || c.Grants
+		c.Label = clip(visible(c.Label), 60)
+	}
+	f.Permission = f.Type == MultipleChoice && grants && !f.Multi || st.State == "blocked" && st.Kind == "permission"
+	value, set := o.SafeDefaults[f.Type]
+	if f.Axis == "" {
+		f.Pointer = -1
+	}
+	switch {
+	case f.Idle, f.Secret, f.Type == Unknown:
+	case f.Permission:
+		f.SafeDefault = &refusal
+	case f.Type == YesNo:
+		f.SafeDefault = ptr("n")
+	case f.Type == ConfirmEnter:
+		f.SafeDefault = ptr("enter")
+	case f.Type == FreeText, set && slices.ContainsFunc(f.Choices, func(c Choice) bool { return c.Key == value }):
+		f.SafeDefault = &value
+	case len(f.Choices) > 0:
+		f.SafeDefault = ptr(f.Choices[max(f.Pointer, 0)].Key)
+	default:
+		f.SafeDefault = ptr("1")
+	}
+	if f.Excerpt == "" {
+		f.Excerpt = f.Question
+	}
+	f.Question = strings.TrimSpace(redact(visible(f.Question)))
+	f.Excerpt = clip(redact(visible(f.Excerpt)), 200)
+	f.Full = clip(redact(visible(cmp.Or(f.Full, f.Question))), 16<<10)
+	h := sha256.New() // words without blanks: the same however it is wrapped
+	for _, s := range []string{string(f.Type), f.Question, f.Excerpt, fmt.Sprint(f.Idle, f.Secret), fmt.Sprint(labels(f.Choices))} {
+		fmt.Fprintln(h, strings.Join(strings.Fields(s), ""))
+	}
+	f.Fingerprint = hex.EncodeToString(h.Sum(nil)[:8])
+}
+
+func ptr(s string) *string { return &s }
+
+func labels(choices []Choice) (l []string) {
+	for _, c := range choices {
+		l = append(l, c.Label)
+	}
+	return l
+}
+
+// readIdle finds the empty input box of a known tool, the cursor in it.
+func (v *view) readIdle() *found {
+	if v.a.Box == nil || !v.inBox(v.row) {
+		return nil
+	}
+	w := v.rows[v.row]
+	if _, rest, typed := strings.Cut(w.text, "\u00a0"); w.text == "" && v.hidden || typed && rest != "" && !faint(v.attr(v.row, w.at+2)) {
+		return nil // Claude shows a hint in grey, and what was typed in white
+	}
+	return &found{wait: settleIdle, Prompt: Prompt{Type: FreeText, Score: 0.90, Idle: true,
+		Question: v.a.Name + " has finished and waits for your next message"}}
+}
+
+// inBox tells whether row r has the shape of the tool's input box; a frame may be part of it.
+func (v *view) inBox(r int) bool {
+	w := v.rows[r]
+	return v.a.Box.MatchString(w.text) && w.text != "" || w.depth == 1 && v.a.Box.MatchString(strings.TrimSpace(w.raw))
+}
+
+/* ----- menus ----- */
+
+// option is a row read as a choice of a menu.
+type option struct {
+	row, at, tickAt, textAt int // columns: of all behind the pointer, of the box, of the words
+	label, num              string
+	pointer                 rune
+	tick                    int // −1 no box, 0 empty, 1 ticked
+}
+
+var (
+	reTick   = regexp.MustCompile(`^(\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*`)
+	reNumber = regexp.MustCompile(`^\(?(\d{1,2})[.):]\)?\s+`)
+	reShort  = regexp.MustCompile(`\s\((\w|esc)\)$`)
+	reCount  = regexp.MustCompile(`^\d+/\d+\b`)
+	reHint   = regexp.MustCompile(`(?i)\b(arrow|navigate|to select|to confirm|to submit|to choose|use .{0,12}keys|enter |space |` +
+		`esc )|↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
+)
+
+func (v *view) option(r int) option {
+	o := option{row: r, tick: -1}
+	t := v.rows[r].text
+	strip := func(re *regexp.Regexp, cutset string) (m string) {
+		rest := strings.TrimLeft(t, cutset)
+		if re != nil {
+			if sub := re.FindStringSubmatch(t); sub != nil {
+				rest, m = t[len(sub[0]):], sub[1]
+			}
+		}
+		o.textAt += utf8.RuneCountInString(t) - utf8.RuneCountInString(rest)
+		t = rest
+		return m
+	}
+	box := func() {
+		o.tickAt = o.textAt
+		if m := strip(reTick, ""); m != "" {
+			o.tick = 0
+			if strings.ContainsAny(m, "xX*✔✓•◉◼☑☒■") {
+				o.tick = 1
+			}
+		}
+	}
+	o.textAt = v.rows[r].at
+	strip(nil, "↑↓ ")
+	if c, _ := utf8.DecodeRuneInString(t); strings.ContainsRune("❯›▸▶►➤‣→>●○", c) {
+		if c != '○' {
+			o.pointer = c
+		}
+		strip(nil, string(c))
+		strip(nil, " ")
+	}
+	o.at = o.textAt
+	box()
+	if o.num = strip(reNumber, ""); o.tick < 0 {
+		box()
+	}
+	o.label = t
+	return o
+}
+
+// readMenu finds a list of choices with a pointer at one of them, the lowest on the screen.
+func (v *view) readMenu() *found {
+	if v.tty.Canonical || v.tty.Reading == ReadingBusy && v.a.Box == nil {
+		return nil
+	}
+	for r := v.last; r >= 0; r-- {
+		head := v.option(r)
+		if head.pointer == 0 || head.label == "" || v.a.Box != nil && (strings.ContainsRune(">→", head.pointer) ||
+			v.inBox(r) || !v.hidden && head.num == "") {
+			continue
+		}
+		if opts := v.options(head); (len(opts) > 1 || len(opts) == 1 && head.tick >= 0) && v.live(opts) {
+			return v.menu(opts)
+		}
+	}
+	return nil
+}
+
+// kind says what row r is to a menu with head: 'o' an option (the num-th), 'c' the rest of one or its
+// explanation, 'b' blank, 'r' a rule, 'x' none of it.
+func (v *view) kind(r int, head option, num int) byte {
+	if w := v.rows[r]; w.text == "" {
+		return map[bool]byte{true: 'r', false: 'b'}[w.rule]
+	}
+	o := v.option(r)
+	dimmer := o.tick < 0 && faint(v.attr(r, o.textAt)) && !faint(v.attr(head.row, head.textAt)) &&
+		!strings.HasPrefix(v.rows[r].text, "○")
+	_, cols := v.s.Size()
+	spilled := r > 0 && r+1 < len(v.rows) && len([]rune(v.rows[r-1].raw)) > cols-20 && v.option(r+1).at == head.at
+	switch {
+	case head.num != "" && (o.num != "" && o.num == fmt.Sprint(num) || o.num == "" && head.tick >= 0 && o.at == head.tickAt),
+		head.num == "" && o.num == "" && o.at == head.at && (o.tick < 0) == (head.tick < 0) && !dimmer && !reCount.MatchString(o.label):
+		return 'o'
+	case o.at > head.at, dimmer, r > 0 && v.s.Wrapped(r-1), spilled:
+		return 'c'
+	}
+	return 'x'
+}
+
+// options collects the menu whose pointer is at head.
+func (v *view) options(head option) (opts []option) {
+	start, num := head.row, 0
+	fmt.Sscan(head.num, &num)
+	for r, gap := head.row-1, 0; r >= 0 && gap < 4; r-- {
+		switch k := v.kind(r, head, num-1); {
+		case k == 'o' && (head.num == "" || num > 1):
+			start, gap = r, 0
+			if v.option(r).num != "" {
+				num--
+			}
+		case k == 'c', head.num != "" && num > 1, k == 'b' && gap > 0:
+			gap++
+		default:
+			gap = 4
+		}
+	}
+	described := false
+	for r, gap := start, 0; r <= v.last && gap < 3; r++ {
+		switch k := v.kind(r, head, num); {
+		case k == 'o':
+			o := v.option(r)
+			if opts, gap, described = append(opts, o), 0, false; o.num != "" {
+				num++
+			}
+		case k == 'c' && gap == 0 && len(opts) > 0:
+			described = true
+			o, last := v.option(r), &opts[len(opts)-1]
+			if (o.at == last.textAt || o.at < last.at) && faint(v.attr(r, o.at)) == faint(v.attr(last.row, last.textAt)) {
+				last.label += " " + v.rows[r].text
+			}
+		case k == 'x' || k == 'c' || head.num == "" && (k == 'r' || !described):
+			return opts
+		default:
+			gap++
+		}
+	}
+	return opts
+}
+
+// live tells whether the program waits at the menu, or printed it once: nothing but hints below it, and the
+// cursor hidden or in it.
+func (v *view) live(opts []option) bool {
+	first, end := opts[0].row, opts[len(opts)-1].row
+	inside, hint, below := v.row >= first-2 && v.row <= end, v.hidden, 0
+	for r := max(0, first-3); r <= v.last; r++ {
+		if t := v.rows[r].text; t != "" && (r < first || r > end) {
+			hint = hint || reHint.MatchString(t)
+			if r > end {
+				below++
+			}
+		}
+	}
+	if v.a.Box != nil {
+		return below <= 9 && (inside || !v.inBox(v.row))
+	}
+	return below <= 9 && (hint || inside && (v.tty.Reading == ReadingYes || opts[0].num != ""))
+}
+
+// menu makes the prompt of a list of options.
+func (v *view) menu(opts []option) *found {
+	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Pointer: -1, Axis: "vertical"}}
+	for i, o := range opts[:min(len(opts), 9)] {
+		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i+1)), Label: o.label}
+		if m := reShort.FindStringSubmatch(o.label); m != nil && v.a.Box != nil {
+			c.Keys = strings.Replace(m[1], "esc", "\x1b", 1)
+		}
+		if o.num != "" && v.a.Digits {
+			c.Keys = o.num
+		} else if o.num == "" && opts[0].num != "" {
+			c.Key = strings.ToLower(o.label) // Submit
+		}
+		if o.pointer != 0 {
+			f.Pointer = i
+		}
+		f.Multi = f.Multi || o.tick >= 0
+		f.Choices, f.Ticked = append(f.Choices, c), append(f.Ticked, o.tick == 1)
+	}
+	v.describe(f, opts[0].row, opts[len(opts)-1].row)
+	return f
+}
+
+var (
+	reAsked  = regexp.MustCompile(`^[^:]*\?\W*$`)
+	reLead   = regexp.MustCompile(`^[?◆◇✔●■]\s+`)
+	reHinted = regexp.MustCompile(`\s*([\[(](?i:use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*[\])]|› ?-? ?Use arrow-keys.*|[›…·]\s*)$`)
+	reCommon = regexp.MustCompile(`(?i)^(yes|no)$`)
+)
+
+// describe completes a dialog whose choices are in rows first to end: yes/no, ticks, question, text, excerpt.
+func (v *view) describe(f *found, first, end int) {
+	if f.Ticked != nil && !f.Multi {
+		f.Ticked = nil
+	} else if f.Submit = v.a.Submit; f.Multi && f.Submit == "" {
+		f.Submit, f.Toggle = "\r", " "
+	}
+	if len(f.Choices) == 2 && v.a.Box == nil && reCommon.MatchString(f.Choices[0].Label) && reCommon.MatchString(f.Choices[1].Label) {
+		for i := range f.Choices {
+			f.Type, f.Choices[i].Key = YesNo, strings.ToLower(f.Choices[i].Label[:1])
+		}
+	}
+	top, blank := first, 0
+	for ; top > 0 && !v.rows[top-1].top && blank < 2; top-- {
+		if top < first && v.a.Head != nil && v.a.Head.MatchString(v.rows[top].text) {
+			break
+		}
+		if w := v.rows[top-1]; w.text != "" || w.rule {
+			blank = 0
+		} else if v.a.Box == nil {
+			blank++
+		}
+	}
+	var body, all, inner, shell, dashed []string // paragraphs; lines; lines of what is asked about, by its frame
+	joined, command, framed := false, false, false
+	for r := top; r < first; r++ {
+		w := v.rows[r]
+		framed = framed != (w.rule && strings.Contains(w.raw, "╌╌"))
+		if w.text == "" || strings.HasPrefix(w.text, "Tip: ") {
+			joined, command = false, false
+			continue
+		}
+		if joined && (w.at == v.rows[r-1].at || v.s.Wrapped(r-1)) && !reLead.MatchString(w.text) {
+			body[len(body)-1] += " " + w.text
+		} else if !strings.HasPrefix(w.text, "→ ") && !strings.HasPrefix(w.text, "● ") {
+			body = append(body, w.text)
+		}
+		joined, command, all = true, command || strings.HasPrefix(w.text, "$ "), append(all, w.text)
+		if framed {
+			dashed = append(dashed, w.text)
+		}
+		if w.depth > 1 {
+			inner = append(inner, w.text)
+		}
+		if command {
+			shell = append(shell, w.text)
+		}
+	}
+	best := -1
+	for i, p := range body { // the question: what begins with a mark, ends with "?", contains one, stands last
+		score := i
+		if strings.Contains(p+" ", "? ") {
+			score += 100
+		}
+		if reAsked.MatchString(p) {
+			score += 200
+		}
+		if v.a.Box == nil && strings.HasPrefix(p, "? ") {
+			score += 400
+		}
+		if score > best {
+			best, f.Question = score, reHinted.ReplaceAllString(reLead.ReplaceAllString(p, ""), "")
+		}
+	}
+	for r := top; r <= end; r++ {
+		f.Cut = f.Cut || strings.HasPrefix(v.rows[r].text, "↑") || strings.HasPrefix(v.rows[r].text, "↓")
+		f.Full += strings.TrimRight(strings.Repeat(" ", min(v.rows[r].at, 8))+v.rows[r].text, " ") + "\n"
+	}
+	if f.Type != MultipleChoice || !slices.ContainsFunc(f.Choices, func(c Choice) bool { return reGrants.MatchString(c.Label) }) {
+		f.Cut = false
+		return
+	}
+	what := all
+	for _, w := range [][]string{shell, inner, dashed} {
+		if len(w) > 0 {
+			what = w
+		}
+	}
+	what = slices.DeleteFunc(slices.Clone(what), func(s string) bool { return strings.Contains(s, f.Question) })
+	subject := redact(visible(strings.Join(what, "\n")))
+	ask := clip(redact(visible(f.Question)), 80)
+	if f.Excerpt = strings.TrimSpace(subject + "\n" + ask); len(f.Excerpt) > 200 {
+		half := (200 - len(ask) - 10) / 2
+		head, tail := strings.ToValidUTF8(subject[:half], ""), strings.ToValidUTF8(subject[len(subject)-half:], "")
+		f.Excerpt, f.Cut = head+" … "+tail+"\n"+ask+"…", true
+	}
+}
+
+/* ----- dialogs with buttons ----- */
+
+var (
+	reButtons = regexp.MustCompile(`^(<\s*[^<>]{1,20}\s*>\s*)+$`)
+	reButton  = regexp.MustCompile(`<\s*([^<>]*?)\s*>`)
+	reRadio   = regexp.MustCompile(`^([●○])\s*(\S.*?)\s*/\s*[●○]\s*(\S.*)$`)
+	reSegment = regexp.MustCompile(`\S+( \S+)*`)
+	reKeyTip  = regexp.MustCompile(`⇆|^(ctrl|enter|esc|tab)\b`)
+)
+
+// readBox finds a framed dialog with buttons in angle brackets, as whiptail, dialog and pinentry draw it.
+func (v *view) readBox() *found {
+	r := v.last
+	for r > 0 && (v.rows[r].depth == 0 || !reButtons.MatchString(v.rows[r].text)) {
+		r--
+	}
+	if r <= 0 || v.tty.Canonical {
+		return nil
+	}
+	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90}}
+	var attrs []Attr
+	for i, m := range reButton.FindAllStringSubmatchIndex(v.rows[r].text, -1) {
+		from, to := v.rows[r].at+m[0], v.rows[r].at+m[1]
+		f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: v.rows[r].text[m[2]:m[3]]})
+		if attrs = append(attrs, v.attr(r, from+1)); v.row == r && v.col >= from && v.col < to {
+			f.Pointer = i // dialog(1) puts the cursor on the button
+		}
+	}
+	base := v.attr(r, v.rows[r].at-1)
+	f.Pointer = max(f.Pointer, odd(attrs, base))
+	top := r
+	for top > 0 && (v.rows[top-1].depth > 0 || v.rows[top-1].rule) && !v.rows[top].top {
+		top--
+	}
+	var words, list []int
+	for i := top; i < r; i++ {
+		if strings.Trim(v.rows[i].text, "_ ") != "" {
+			words = append(words, i)
+		}
+	}
+	field := !v.hidden && v.row > top && v.row < r
+	for n := len(words) - 1; n >= 0 && !field && len(list) == 0; n-- { // the longest end of words that is a list
+		rows := words[len(words)-1-n:]
+		attrs = nil
+		for _, i := range rows {
+			o, first := v.option(i), v.option(rows[0])
+			if (o.tick < 0) == (first.tick < 0) && (o.tick >= 0 || o.at == first.at) {
+				attrs = append(attrs, v.attr(i, o.at))
+			}
+		}
+		if p := odd(attrs, base); len(attrs) == len(rows) && (p >= 0 && n > 0 || v.option(rows[0]).tick >= 0) {
+			list, f.Pointer = rows, max(p, 0)
+		}
+	}
+	for _, i := range words {
+		if (len(list) == 0 || i < list[0]) && (!field || i < v.row || strings.Contains(v.rows[i].text, ":")) {
+			f.Question += strings.TrimRight(v.rows[i].text, "_ ") + " "
+		}
+	}
+	switch f.Axis = "horizontal"; {
+	case field:
+		f.Type, f.Choices, f.Axis = FreeText, nil, ""
+		f.Secret = reSecret.MatchString(strings.TrimSpace(f.Question))
+	case len(list) > 0:
+		f.Choices, f.Axis = nil, "vertical"
+		for i, r := range list[:min(len(list), 9)] {
+			o := v.option(r)
+			f.Multi = f.Multi || o.tick >= 0 && strings.Contains(v.rows[r].text, "[")
+			f.Choices, f.Ticked = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: o.label}), append(f.Ticked, o.tick == 1)
+		}
+	case len(f.Choices) == 1:
+		f.Type, f.Choices, f.Axis = ConfirmEnter, nil, ""
+	}
+	question := strings.TrimSpace(f.Question)
+	v.describe(f, r, r)
+	f.Question, f.Excerpt, f.Cut, f.Permission = question, question, false, false
+	return f
+}
+
+// readButtons finds choices side by side: "● Yes / ○ No" (clack), opencode's row of buttons.
+func (v *view) readButtons() *found {
+	for r := v.last; r >= max(0, v.last-4) && !v.tty.Canonical; r-- {
+		t := v.rows[r].text
+		f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "horizontal"}}
+		if m := reRadio.FindStringSubmatch(t); m != nil {
+			f.Choices = []Choice{{Key: "1", Label: m[2]}, {Key: "2", Label: m[3]}}
+			f.Pointer = map[string]int{"●": 0, "○": 1}[m[1]]
+		} else if strings.Contains(t, "⇆") {
+			var attrs []Attr
+			for i, m := range reSegment.FindAllStringIndex(t, 9) {
+				if reKeyTip.MatchString(t[m[0]:m[1]]) {
+					break
+				}
+				f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: t[m[0]:m[1]]})
+				attrs = append(attrs, v.attr(r, v.rows[r].at+m[0]))
+			}
+			f.Pointer = max(odd(attrs, v.attr(r, v.rows[r].at-1)), 0)
+		}
+		if len(f.Choices) > 1 {
+			v.describe(f, r, r)
+			return f
+		}
+	}
+	return nil
+}
+
+/* ----- questions on the cursor's line ----- */
+
+var (
+	reMarked  = regexp.MustCompile(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]`)
+	reSplit   = regexp.MustCompile(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
+	reWord    = regexp.MustCompile(`(?i)^(yes|no|always|never|all|none|quit|cancel|retry|abort|ignore|skip|edit|help|fingerprint|once|C-.)$`)
+	reTyped   = regexp.MustCompile(`(?i)(?:type|enter)\s+['"‘]?(yes)['"’]?\b|\b(yes)\s*/\s*no\s*[?:]?$|\b(y)\s*/\s*n\s*[?:]?$`)
+	reHotkeys = regexp.MustCompile(`[\[(]([A-Za-z])[\])]([a-z][\w-]*(?: [A-Za-z][\w-]*)?)`)
+	rePress   = regexp.MustCompile(`(?i)\b(press|hit|strike|push)\s+(the\s+)?[\[<("']?(enter|return|any\s+key|a\s+key|space)\b|` +
+		`\[(press )?(enter|return|more)\]\s*$`)
+	reNotPress = regexp.MustCompile(`(?i)to skip|for (the )?default|selection|number|choice|keep|path|press [a-z] to`)
+	rePager    = regexp.MustCompile(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
+	reSecret   = regexp.MustCompile(`(?i)\b(password|pass ?phrase|passcode|pin|secret|secret value|token|api[ _-]?key|otp|` +
+		`(verification|2fa) code)\b[^?]*[:›>]?\s*$`)
+	reREPL = regexp.MustCompile(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
+		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|(?i:(cmd|command)\b[^:]*:))$`)
+	reChoose  = regexp.MustCompile(`(?i)choice|choose|select|option|number|which|pick|\bwhat\b|your |#\?|\d ?- ?\d`)
+	reListed  = regexp.MustCompile(`^(#\?|[\w /]{0,30}[:>?])$`)
+	reOpen    = regexp.MustCompile(`(?i)^(\S+[:.] )?(what|which|where|who|how|why|when|name|enter|in which)\b`)
+	reOrder   = regexp.MustCompile(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
+	reText    = regexp.MustCompile(`[:?›>]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
+	reItem    = regexp.MustCompile(`^\s*[*>]?\s*\(?(\d{1,2})(?:\s?[.):/]\)?\s|\s{2,})\s*(\S.*)$`)
+	reLetters = regexp.MustCompile(`^(?:\s*([A-Za-z?])\)\s+|\s{2,}([A-Za-z])\s{2,})(\S.*)$`)
+	reColumns = regexp.MustCompile(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
+)
+
+// readLine judges the line the cursor stands on; with the cursor in column 0, what stands above it.
+func (v *view) readLine(o DetectOptions) *found {
+	line, top := v.cursorLine()
+	text := strings.TrimSpace(line)
+	f := &found{line: line, place: v.place(top), Prompt: Prompt{Signals: []string{"pattern"}, Question: text, Score: 0.85}}
+	busy := v.tty.Reading == ReadingBusy
+	spinner, _ := utf8.DecodeRuneInString(text)
+	switch {
+	case busy && v.tty.Canonical && v.tty.Echo, v.a.Box != nil && v.s.AltScreen(), spinner >= 0x2800 && spinner <= 0x28ff:
+		return nil
+	case v.tty.Canonical && !v.tty.Echo && text != "":
+		f.Type, f.Secret = FreeText, true
+		return v.paragraph(f, top)
+	case text == "":
+		return v.readAbove(f, o)
+	case v.s.AltScreen() && v.row < v.last-2,
+		v.after() != "" && !v.s.AltScreen() && !reLead.MatchString(text) && !faint(v.attr(v.row, v.col)):
+		return nil
+	}
+	if strings.HasPrefix(text, "(") && strings.HasSuffix(text, ")") && strings.Contains(text, " ") {
+		above, up := v.lineAbove(top) // a remark in brackets below the question
+		text, top = strings.TrimSpace(above)+" "+text, max(up, 0)
+		f.Question = text
+	}
+	if v.named(f, text, top) || !busy && v.a.Box == nil && v.worded(f, text, top) {
+		return v.paragraph(f, top)
+	}
+	if busy || v.a.Box != nil || v.s.AltScreen() || v.hidden {
+		return nil
+	}
+	f.Type, f.Score, f.wait, f.mute, f.Signals = Unknown, 0.60, o.Stuck, true, []string{"silence"}
+	return f
+}
+
+// named finds questions that name their answers: a list, letters, a key to press.
+func (v *view) named(f *found, text string, top int) bool {
+	switch {
+	case !v.tty.Canonical && v.row >= v.last && rePager.MatchString(strings.TrimSpace(v.cells(v.row, 0, v.col))),
+		v.s.AltScreen() && v.row == v.last && v.attr(v.row, 0).Reverse && v.tty.Reading == ReadingYes: // less: the file's name
+		f.Type = ConfirmEnter
+	case v.listAbove(f, text, top):
+	case v.marked(f, text):
+	case rePress.MatchString(text) && !reNotPress.MatchString(text):
+		f.Type = ConfirmEnter
+	default:
+		return false
+	}
+	return true
+}
+
+// worded finds questions by their words and how they end; they need a reader, or silence.
+func (v *view) worded(f *found, text string, top int) bool {
+	f.Score, f.mute = 0.75, true
+	if v.tty.Reading != ReadingYes {
+		f.wait, f.Score = 2*time.Second, 0.65
+	}
+	above, _ := v.lineAbove(top)
+	word := strings.ToLower(strings.TrimRight(text, "> "))
+	switch f.Type = FreeText; {
+	case reSecret.MatchString(text) && !v.tty.Echo:
+		f.Secret, f.Score = true, f.Score+0.10
+	case v.s.AltScreen() && !strings.HasSuffix(text, ":") && !strings.HasSuffix(text, "?"):
+		return false
+	case reREPL.MatchString(text) && !(reOrder.MatchString(above) && strings.Contains(strings.ToLower(above), word)):
+		f.Idle = true
+	case strings.HasSuffix(text, "?") && !reOpen.MatchString(text) && !strings.HasPrefix(text, "? "):
+		f.Type, f.Choices = YesNo, []Choice{v.typed("y", "y", "Yes", false), v.typed("n", "n", "No", false)}
+	default:
+		return reText.MatchString(text)
+	}
+	return true
+}
+
+// marked finds "[Y/n]" in its forms, letter menus and hot keys in text.
+func (v *view) marked(f *found, text string) bool {
+	f.Choices = nil
+	if keys := reHotkeys.FindAllStringSubmatch(text, -1); len(keys) > 1 {
+		for _, k := range keys {
+			f.Choices = append(f.Choices, v.typed(k[1], k[1], k[1]+k[2], false))
+		}
+	} else if m := reTyped.FindStringSubmatch(text); m != nil {
+		yes, no := "yes", "no"
+		if m[3] != "" {
+			yes, no = "y", "n"
+		} else if strings.Contains(text, "capital") {
+			yes = "YES"
+		}
+		f.Choices = []Choice{v.typed(yes, yes, yes, false), v.typed(no, no, no, false)}
+	} else {
+		all := reMarked.FindAllStringSubmatchIndex(text, -1)
+		for i := len(all) - 1; i >= max(0, len(all)-3) && f.Choices == nil; i-- {
+			m := all[i]
+			before, rest := strings.TrimSpace(text[:m[0]]), strings.Trim(text[m[1]:], " ?:>›»…")
+			tokens, single := answerTokens(text[m[2]:m[3]])
+			angle := text[m[0]] == '<'
+			one := len(tokens) == 1
+			switch {
+			case len(tokens) == 0, one && (before == "" || rest != ""), angle && !one,
+				one && !angle && !strings.HasSuffix(before, "?") && !strings.ContainsAny(text[m[1]:], "?:"),
+				rest != "" && !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3: // an answer was typed
+				continue
+			case one && len(tokens[0]) > 1:
+				tokens = []string{"yes", "no"}
+			case one:
+				tokens = []string{"y", "n"}
+			}
+			for _, t := range tokens[:min(len(tokens), 9)] {
+				f.Choices = append(f.Choices, v.typed(t, t, t, angle || single))
+			}
+		}
+	}
+	var yesNo [2]*Choice
+	f.Type = YesNo
+	for i := range f.Choices {
+		switch c := &f.Choices[i]; strings.ToLower(c.Label) {
+		case "y", "yes":
+			yesNo[0] = c
+		case "n", "no":
+			yesNo[1] = c
+		case "?", "q", "quit", "h", "help", "fingerprint":
+		default:
+			f.Type = MultipleChoice
+		}
+	}
+	if yesNo[0] == nil || yesNo[1] == nil {
+		f.Type = MultipleChoice
+	} else if f.Type == YesNo {
+		f.Choices = []Choice{{Key: "y", Label: "Yes", Keys: yesNo[0].Keys}, {Key: "n", Label: "No", Keys: yesNo[1].Keys}}
+	}
+	return len(f.Choices) > 0
+}
+
+// answers splits what stands in the brackets of a marker; nil when that is no list of answers. single:
+// letters without anything between them ("[12?q]"), which are read one key at a time.
+func answerTokens(inner string) (tokens []string, single bool) {
+	parts := reSplit.Split(strings.TrimSpace(inner), -1)
+	if len(parts) == 1 {
+		low := strings.ToLower(strings.Trim(inner, "[] "))
+		switch single = len(low) <= 9 && strings.Contains(low, "?") && !strings.Contains(low, " "); {
+		case slices.Contains([]string{"y", "n", "yes", "no"}, low):
+			return []string{low}, false
+		case single, slices.Contains([]string{"yn", "ny", "ynq", "yna", "ynaq"}, low):
+			return strings.Split(inner, ""), single
+		}
+		return nil, false
+	}
+	words := 0
+	for _, p := range parts {
+		p = strings.Trim(p, "[]'\"‘’ ")
+		if tokens = append(tokens, p); utf8.RuneCountInString(p) != 1 {
+			if words++; !reWord.MatchString(p) {
+				return nil, false
+			}
+		}
+	}
+	if words > 0 && !slices.ContainsFunc(tokens, func(t string) bool { return strings.ToLower(t[:min(1, len(t))]) == "y" }) {
+		return nil, false
+	}
+	return tokens, false
+}
+
+// typed is a choice that is typed: with Enter, unless the program reads single keys.
+func (v *view) typed(key, keys, label string, single bool) Choice {
+	c := Choice{Key: key, Label: label, Keys: keys + "\r"}
+	if strings.HasPrefix(keys, "C-") && len(keys) == 3 {
+		c.Keys = string(rune(keys[2] & 0x1f))
+	} else if single && !v.tty.Canonical || v.s.AltScreen() {
+		c.Keys = keys
+	}
+	return c
+}
+
+// listAbove finds the list of options printed over a line that asks for one of them.
+func (v *view) listAbove(f *found, text string, top int) bool {
+	asks := reChoose.MatchString(text)
+	if !strings.ContainsAny(text[len(text)-1:], ":>?]#") || !asks && !reListed.MatchString(text) {
+		return false
+	}
+	var list []Choice
+	r, extra := top-1, 0
+	for ; r >= 0; r-- {
+		t := strings.TrimSpace(v.rows[r].raw)
+		items := v.items(r)
+		if list = append(items, list...); len(items) > 0 {
+			extra = 0
+		} else if extra++; t != "" && t[0] != '\\' && !(asks && extra == 1 && list == nil) || extra > 2 {
+			break
+		}
+	}
+	if len(list) < 2 {
+		return false
+	}
+	if !asks && r >= 0 && v.rows[r].raw != "" {
+		f.Question = v.rows[r].text + "\n" + text
+	}
+	if k := list[0].Key; len(k) == 2 || k > "1" && k <= "9" {
+		list = nil // the beginning has left the screen
+	}
+	if len(list) > 0 && list[0].Key <= "9" {
+		slices.SortStableFunc(list, func(a, b Choice) int { return cmp.Or(len(a.Key)-len(b.Key), cmp.Compare(a.Key, b.Key)) })
+	}
+	for _, c := range list[:min(len(list), 9)] {
+		f.Choices = append(f.Choices, v.typed(c.Key, c.Key, c.Label, text[0] == '[')) // dosfsck: [12?q]?
+	}
+	f.Type = MultipleChoice
+	return true
+}
+
+// items are the options in row r of a printed list: one, or several in columns.
+func (v *view) items(r int) (items []Choice) {
+	raw := v.rows[r].raw
+	if all := reColumns.FindAllStringSubmatch(raw, -1); len(all) > 1 && strings.HasPrefix(strings.TrimSpace(raw), all[0][1]) {
+		for _, m := range all {
+			items = append(items, Choice{Key: m[1], Label: m[2]})
+		}
+	} else if m := reItem.FindStringSubmatch(raw); m != nil {
+		items = []Choice{{Key: m[1], Label: m[2]}}
+	} else if m := reLetters.FindStringSubmatch(raw); m != nil {
+		items = []Choice{{Key: m[1] + m[2], Label: m[3]}}
+	}
+	return items
+}
+
+// readAbove judges a cursor in column 0: a program that ended its question with a newline, that never said
+// anything, whose question has other output below it, or that hides the cursor.
+func (v *view) readAbove(f *found, o DetectOptions) *found {
+	line, top := v.lineAbove(v.row)
+	if v.a.Box != nil {
+		line, top = v.lineAbove(v.last + 1)
+	}
+	text := strings.TrimSpace(line)
+	f.line, f.place, f.Question = "", v.place(max(top, 0)), text
+	press := rePress.MatchString(text) && !reNotPress.MatchString(text) && len(text) < 80
+	switch {
+	case press && !v.tty.Canonical && (v.a.Box != nil || text[0] == '[' && v.row-top <= 2):
+		f.Type = ConfirmEnter
+		return f
+	case v.a.Box != nil, v.tty.Reading != ReadingYes, v.s.AltScreen():
+		return nil
+	case v.tty.Canonical:
+		f.wait, f.mute = o.Stuck, true
+		switch end := text[max(0, len(text)-1):]; {
+		case text == "":
+			f.Type, f.Score, f.Signals, f.Question = FreeText, 0.65, []string{"silence"}, "the program waits for input"
+		case v.named(f, text, top), (end == "?" || end == ":" && len(text) < 60) && v.worded(f, text, top):
+			f.wait = settleBare
+		default:
+			f.Choices, f.Type, f.Idle, f.Score, f.Signals = nil, FreeText, true, 0.60, []string{"silence"}
+		}
+		return f
+	}
+	for n := 0; n < 3 && top >= 0; n++ {
+		f.Question = strings.TrimSpace(line)
+		if v.marked(f, f.Question) && f.Type == YesNo {
+			return v.paragraph(f, top)
+		}
+		f.Choices = nil
+		if v.hidden && (strings.Contains(line+" ", "? ") || strings.Contains(line, "◆")) {
+			f.Type, f.Score, f.Question = FreeText, 0.75, strings.Trim(line, uprights+lines+"? ")+"?"
+			return f
+		}
+		line, top = v.lineAbove(top)
+	}
+	return nil
+}
+
+// paragraph completes a question with the lines before it, and its sentence where it began above.
+func (v *view) paragraph(f *found, top int) *found {
+	f.Full = f.Question
+	for n := 0; n < 12 && top > 0 && !v.s.AltScreen() && v.rows[top-1].raw != "" && !v.rows[top-1].rule; n++ {
+		first, _ := utf8.DecodeRuneInString(f.Question)
+		begun := unicode.IsLower(first) && !strings.Contains(f.Question, ": ") && n < 3 || n == 0 && len(strings.Fields(f.Question)) < 3
+		var line string
+		if line, top = v.lineAbove(top); begun && !f.Idle && !f.Secret {
+			f.Question = strings.TrimSpace(line) + "\n" + f.Question
+		}
+		f.Full = line + "\n" + f.Full
+	}
+	return f
+}
+
+/* ----- text made safe ----- */
+
+// secretShapes are keys of AWS, GitHub, Slack, OpenAI and others, JWT, PEM, bot tokens, passwords in URLs and
+// assignments. What the groups hold is kept.
+var secretShapes = regexp.MustCompile(`\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
+	`\b(?:gh[pousr]_|github_pat_|glpat-|xox[abeoprs]-|sk-|[sr]k_live_|AIza|npm_|hf_)[\w-]{16,}|` +
+	`\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|\b\d{6,}:[A-Za-z0-9_-]{30,}|` +
+	`(?s:-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$))|` +
+	`(://[^\s/:@]*:)[^\s/@]+@|(?i:(\bauthorization:\s*(?:bearer|basic|token)\s+)[\w.+/=~-]{8,})|` +
+	`(?i:((?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key)["']?\s*[=:]\s*["']?)[^\s"'&;,]{4,})`)
 
 // redact replaces known shapes of secrets (keys, tokens, passwords in URLs, bot tokens). Every sink uses it.
-func redact(s string) string { return s }
+func redact(s string) string { return secretShapes.ReplaceAllString(s, "$1$2$3[redacted]") }
+
+// hiding are the characters a terminal does not show, or that turn text around: C0, C1, zero width, bidi, tags,
+// variation selectors.
+var hiding = regexp.MustCompile(`[^\n\t\x20-\x7e\x{a0}-\x{10ffff}]|[\x{ad}\x{61c}\x{180e}\x{200b}-\x{200f}\x{2028}-\x{202e}` +
+	`\x{2060}-\x{206f}\x{fe00}-\x{fe0f}\x{feff}\x{fff9}-\x{fffb}\x{e0000}-\x{e01ef}]`)
 
 // visible shows control, zero-width and bidi characters as \u{200B}; newline and tab stay.
-func visible(s string) string { return s }
+func visible(s string) string {
+	return hiding.ReplaceAllStringFunc(s, func(c string) string { return fmt.Sprintf(`\u{%04X}`, []rune(c)[0]) })
+}
 
 // clip cuts s to at most n bytes on a rune boundary, ending in "…".
-func clip(s string, n int) string { return s }
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n -= len("…"); n > 0 && !utf8.RuneStart(s[n]); n-- {
+	}
+	return s[:max(n, 0)] + "…"
+}
 
-// cmdLab is `atlasbridge lab`.
-func cmdLab(c *command) int { return 0 }
+/* ----- the Prompt Lab ----- */
+
+// labEvent is what the lab prints of one prompt: an object per line with --json.
+type labEvent struct {
+	File        string     `json:"file"`
+	T           float64    `json:"t"`
+	Type        PromptType `json:"type"`
+	Confidence  string     `json:"confidence"`
+	Score       float64    `json:"score"`
+	Idle        bool       `json:"idle"`
+	Secret      bool       `json:"secret"`
+	Excerpt     string     `json:"excerpt"`
+	Choices     []Choice   `json:"choices"`
+	SafeDefault *string    `json:"safe_default"`
+	Signals     []string   `json:"signals"`
+	prompt      *Prompt
+	last        float64 // seconds from the last byte to the event
+}
+
+// tape is a recording (asciicast v2) or a scenario, ready to be replayed.
+type tape struct {
+	name, tool string
+	rows, cols int
+	events     []tapeEvent
+	want       *scenario
+}
+
+type tapeEvent struct {
+	t    float64
+	kind string // "o", "i", "r", "t"
+	data string
+}
+
+// scenario is a file of the Prompt Lab: the format of the adapter interface, section 9.
+type scenario struct {
+	Tool        string   `json:"tool"`
+	ID          string   `json:"scenario_id"`
+	Description string   `json:"description"`
+	Output      string   `json:"pty_output"`
+	Recording   string   `json:"recording"`
+	TTY         string   `json:"tty"` // as in a "t" event
+	Rows        int      `json:"rows"`
+	Cols        int      `json:"cols"`
+	Type        *string  `json:"expected_type"`
+	Band        string   `json:"expected_confidence_band"`
+	Contains    string   `json:"expected_excerpt_contains"`
+	Choices     []string `json:"expected_choices"`
+	Idle        bool     `json:"expected_idle"`
+	Secret      bool     `json:"expected_secret"`
+	Default     *string  `json:"expected_safe_default"`
+}
+
+// parseCast reads an asciicast v2 recording.
+func parseCast(name string, data []byte) (*tape, error) {
+	lines := bytes.Split(data, []byte("\n"))
+	var head struct {
+		Version, Width, Height int
+		Title, Command         string
+	}
+	if err := json.Unmarshal(lines[0], &head); err != nil {
+		return nil, fmt.Errorf("reading the header of %s: %w", name, err)
+	}
+	if head.Version != 2 {
+		return nil, fmt.Errorf("reading %s: asciicast version %d, want 2", name, head.Version)
+	}
+	tp := &tape{name: name, tool: head.Title, rows: head.Height, cols: head.Width}
+	if f := strings.Fields(head.Command); len(f) > 0 {
+		tp.tool = f[0]
+	}
+	for i, l := range lines[1:] {
+		if len(bytes.TrimSpace(l)) == 0 {
+			continue
+		}
+		var e tapeEvent
+		if err := json.Unmarshal(l, &[]any{&e.t, &e.kind, &e.data}); err != nil {
+			return nil, fmt.Errorf("reading %s, line %d: %w", name, i+2, err)
+		}
+		if n := len(tp.events); n > 0 && e.t < tp.events[n-1].t {
+			e.t = tp.events[n-1].t
+		}
+		tp.events = append(tp.events, e)
+	}
+	return tp, nil
+}
+
+// parseTTY reads the words of a "t" event.
+func parseTTY(s string) (t TTYState) {
+	for _, w := range strings.Fields(s) {
+		switch w {
+		case "reading":
+			t.Reading = ReadingYes
+		case "busy":
+			t.Reading = ReadingBusy
+		case "canon":
+			t.Canonical = true
+		case "echo":
+			t.Echo = true
+		}
+	}
+	return t
+}
+
+// replay runs a tape through a detector as a session would, and stops at the time of its last event. The
+// terminal's state holds until more output comes; each is called for every event, with what was asked.
+func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
+	d := newDetector(adapterFor(tp.tool), tp.rows, tp.cols, o)
+	zero := time.Unix(0, 0)
+	at := func(t float64) time.Time { return zero.Add(time.Duration(t * float64(time.Second))) }
+	var tty TTYState
+	fresh := false
+	tick := func(now time.Time) {
+		s := tty
+		if !fresh {
+			s.Reading = ReadingUnknown
+		}
+		if p := d.Tick(s, now); p != nil {
+			each(labEvent{tp.name, now.Sub(zero).Seconds(), p.Type, p.Confidence(), p.Score, p.Idle, p.Secret, p.Excerpt,
+				p.Choices, p.SafeDefault, p.Signals, p, now.Sub(d.LastOutput()).Seconds()})
+		}
+	}
+	for _, e := range tp.events {
+		now := at(e.t)
+		for next, n := d.Next(zero), 0; !next.IsZero() && next.Before(now) && n < 10000; n++ {
+			tick(next)
+			zeroed := next
+			if next = d.Next(zeroed); !next.IsZero() && !next.After(zeroed) {
+				next = zeroed.Add(time.Millisecond)
+			}
+		}
+		switch e.kind {
+		case "o":
+			d.Feed([]byte(e.data), now)
+			fresh = false
+		case "i":
+			d.Typed([]byte(e.data), now)
+		case "r":
+			var cols, rows int
+			if n, _ := fmt.Sscanf(e.data, "%dx%d", &cols, &rows); n == 2 {
+				d.Resize(rows, cols, now)
+			}
+		case "t":
+			tty, fresh = parseTTY(e.data), true
+			tick(now)
+		}
+	}
+	return d
+}
+
+// cmdLab is `atlasbridge lab [--json] [--explain] [--screen] [FILE|DIR…]`: it replays recordings and
+// scenarios and prints what would have been asked. Exit 1 when a scenario or a file is not as it should be.
+func cmdLab(c *command) int {
+	fs := flag.NewFlagSet("lab", flag.ContinueOnError)
+	fs.SetOutput(c.stderr)
+	asJSON := fs.Bool("json", false, "one object per event, and nothing else")
+	explain := fs.Bool("explain", false, "the question, its choices and what agreed")
+	screen := fs.Bool("screen", false, "print the screen a recording ends with")
+	if err := fs.Parse(c.args); err != nil {
+		return 2
+	}
+	paths := fs.Args()
+	if len(paths) == 0 {
+		paths = []string{"testdata"}
+	}
+	files, index, err := labFiles(paths)
+	if err != nil {
+		fmt.Fprintln(c.stderr, "atlasbridge lab:", err)
+		return 1
+	}
+	out := bufio.NewWriter(c.stdout)
+	defer out.Flush()
+	enc := json.NewEncoder(out)
+	enc.SetEscapeHTML(false)
+	bad, events := 0, 0
+	sum := tally{}
+	for _, file := range files {
+		tp, err := openTape(file)
+		if err != nil {
+			fmt.Fprintln(c.stderr, "atlasbridge lab:", err)
+			bad++
+			continue
+		}
+		var seen []labEvent
+		d := replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) })
+		events += len(seen)
+		if *screen {
+			fmt.Fprintln(out, d.Screen.Text())
+			continue
+		}
+		for _, e := range seen {
+			if *asJSON {
+				enc.Encode(e)
+				continue
+			}
+			fmt.Fprintf(out, "%-40s %8.2f s  %-15s %-6s %.2f  %s\n", e.File, e.T, e.Type, e.Confidence, e.Score,
+				strings.ReplaceAll(e.Excerpt, "\n", " ⏎ "))
+			if *explain {
+				e.explain(out)
+			}
+		}
+		if why := tp.want.check(seen); why != "" {
+			bad++
+			if !*asJSON {
+				fmt.Fprintf(out, "%-40s NOT AS EXPECTED: %s\n", tp.name, why)
+			}
+		}
+		if l, ok := index[tp.name]; ok {
+			sum.add(l, seen)
+		}
+	}
+	if !*asJSON && !*screen {
+		fmt.Fprintf(out, "%d files, %d events, %d not as expected\n", len(files), events, bad)
+		sum.print(out)
+	}
+	return min(bad, 1)
+}
+
+// explain says why an event was raised.
+func (e *labEvent) explain(w io.Writer) {
+	p := e.prompt
+	fmt.Fprintf(w, "    question  %q\n    signals   %s, %.0f ms after the last byte\n", p.Question, strings.Join(p.Signals, " "), e.last*1000)
+	for i, c := range p.Choices {
+		mark := ' '
+		if i == p.Pointer {
+			mark = '>'
+		}
+		fmt.Fprintf(w, "   %c %-8s %q types %q grants=%v\n", mark, c.Key, c.Label, c.Keys, c.Grants)
+	}
+	def := "nothing is typed"
+	if p.SafeDefault != nil {
+		def = fmt.Sprintf("%q", *p.SafeDefault)
+	}
+	fmt.Fprintf(w, "    default   %s\n", def)
+}
+
+// labFiles are the tapes in paths (folders: all *.cast and *.json in them) and the labels beside them.
+func labFiles(paths []string) (files []string, index map[string]label, err error) {
+	index = map[string]label{}
+	for _, p := range paths {
+		st, err := os.Stat(p)
+		if err != nil {
+			return nil, nil, err
+		}
+		if !st.IsDir() {
+			files = append(files, p)
+			continue
+		}
+		err = filepath.WalkDir(p, func(path string, e os.DirEntry, err error) error {
+			if ext := filepath.Ext(path); err == nil && !e.IsDir() && (ext == ".cast" || ext == ".json") {
+				files = append(files, path)
+			}
+			return err
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+		data, _ := os.ReadFile(filepath.Join(p, "index.jsonl"))
+		for _, line := range bytes.Split(data, []byte("\n")) {
+			var l label
+			if json.Unmarshal(line, &l) == nil {
+				index[l.File] = l
+			}
+		}
+	}
+	return files, index, nil
+}
+
+// openTape reads a recording, or a scenario and the recording it names.
+func openTape(path string) (*tape, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	name := filepath.Base(path)
+	if filepath.Ext(path) != ".json" {
+		return parseCast(name, data)
+	}
+	tp, err := parseScenario(name, data)
+	if err == nil && tp.want.Recording != "" {
+		want := tp.want
+		if data, err = os.ReadFile(filepath.Join(filepath.Dir(path), want.Recording)); err == nil {
+			if tp, err = parseCast(name, data); err == nil {
+				tp.want, tp.tool = want, want.Tool
+			}
+		}
+	}
+	return tp, err
+}
+
+// parseScenario makes a tape of a scenario: its output at once, then five seconds of waiting.
+func parseScenario(name string, data []byte) (*tape, error) {
+	s := &scenario{Rows: 30, Cols: 100}
+	if err := json.Unmarshal(data, s); err != nil {
+		return nil, fmt.Errorf("reading scenario %s: %w", name, err)
+	}
+	tp := &tape{name: name, tool: s.Tool, rows: s.Rows, cols: s.Cols, want: s}
+	tp.events = []tapeEvent{{0, "o", s.Output}}
+	for i := 0; i < 20; i++ {
+		tty := s.TTY
+		if tty == "" {
+			tty = "unknown"
+		}
+		tp.events = append(tp.events, tapeEvent{0.05 + 0.25*float64(i), "t", tty})
+	}
+	return tp, nil
+}
+
+// check compares what was asked with what the scenario expects: the last event; "" when it is so.
+func (s *scenario) check(seen []labEvent) string {
+	if s == nil {
+		return ""
+	}
+	if s.Type == nil {
+		for _, e := range seen {
+			if !e.Idle || !s.Idle {
+				return fmt.Sprintf("asked %q (%s)", e.Excerpt, e.Type)
+			}
+		}
+		return ""
+	}
+	if len(seen) == 0 {
+		return "nothing was asked"
+	}
+	e := seen[len(seen)-1]
+	want := strings.ToLower(strings.TrimPrefix(*s.Type, "TYPE_"))
+	bands := map[string]string{"high": "HIGH", "medium": "MED", "low": "LOW"}
+	var labels []string
+	for _, c := range e.Choices {
+		labels = append(labels, c.Label)
+	}
+	switch {
+	case string(e.Type) != want:
+		return fmt.Sprintf("type %s, want %s", e.Type, want)
+	case s.Band != "" && bands[e.Confidence] != s.Band:
+		return fmt.Sprintf("confidence %s, want %s", e.Confidence, s.Band)
+	case !strings.Contains(e.Excerpt, s.Contains):
+		return fmt.Sprintf("excerpt %q lacks %q", e.Excerpt, s.Contains)
+	case len(s.Choices) > 0 && !slices.Equal(labels, s.Choices):
+		return fmt.Sprintf("choices %q, want %q", labels, s.Choices)
+	case e.Idle != s.Idle || e.Secret != s.Secret:
+		return fmt.Sprintf("idle %v, secret %v", e.Idle, e.Secret)
+	case s.Default != nil && (e.SafeDefault == nil || *e.SafeDefault != *s.Default):
+		return "another safe default"
+	}
+	return ""
+}
+
+// label is a line of index.jsonl: what a person says a recording shows.
+type label struct {
+	File, Label, Source string
+	Waiting             *bool
+	At                  *float64 `json:"t_wait"`
+	Choices             []string
+	AcceptsKeys         bool `json:"accepts_keys"`
+}
+
+// tally counts hits and cases of each figure.
+type tally map[string][2]int
+
+func (t tally) count(name string, hit bool) {
+	n := t[name]
+	if n[1]++; hit {
+		n[0]++
+	}
+	t[name] = n
+}
+
+func (t tally) add(l label, seen []labEvent) {
+	asked := slices.DeleteFunc(slices.Clone(seen), func(e labEvent) bool {
+		return e.Idle || l.Source == "agent" && l.At != nil && e.T < *l.At-0.5
+	})
+	switch l.Label {
+	case "none", "":
+		if l.Waiting != nil && !*l.Waiting {
+			t.count("busy taken for waiting ("+l.Source+")", len(asked) > 0)
+		}
+		return
+	case "repl", "idle":
+		t.count("idle", len(seen) > 0 && seen[len(seen)-1].Idle)
+		return
+	case "fullscreen":
+		t.count("full-screen programs left alone", len(asked) == 0)
+		return
+	}
+	if l.Waiting == nil || !*l.Waiting {
+		return
+	}
+	t.count("questions found ("+l.Source+")", len(asked) > 0)
+	if len(asked) == 0 {
+		return
+	}
+	e := asked[len(asked)-1]
+	if l.Source == "agent" {
+		e = asked[0]
+	}
+	kind := map[string]PromptType{"secret": FreeText, "pager": ConfirmEnter, "confirm": ConfirmEnter}[l.Label]
+	if kind == "" {
+		kind = PromptType(l.Label)
+	}
+	t.count("right type ("+l.Source+")", e.Type == kind && e.Secret == (l.Label == "secret"))
+	if l.Label == "multiple_choice" {
+		t.count("menus with all choices ("+l.Source+")", len(e.Choices) >= min(len(l.Choices), 9))
+	}
+}
+
+func (t tally) print(w io.Writer) {
+	for _, k := range slices.Sorted(maps.Keys(t)) {
+		fmt.Fprintf(w, "%-45s %4d of %4d  %.1f %%\n", k, t[k][0], t[k][1], 100*float64(t[k][0])/float64(t[k][1]))
+	}
+}

@@ -860,6 +860,23 @@ func (s *Store) move(id string, to State, now time.Time, change func(*PromptReco
 
 func ref[T any](v T) *T { return &v }
 
+// byWhom says who decided, in a message.
+func byWhom(by *string) string {
+	switch {
+	case by == nil:
+		return "in the terminal"
+	case *by == "cli:local":
+		return "at the keyboard"
+	case *by == "cli:answer":
+		return "with atlasbridge answer"
+	case *by == "auto:timeout":
+		return "by its timeout"
+	case strings.HasPrefix(*by, "telegram:"):
+		return "on the phone (" + *by + ")"
+	}
+	return "by " + *by
+}
+
 // replySource says whose answer was typed.
 func replySource(p *PromptRecord) string {
 	if p.DecidedBy != nil && strings.HasPrefix(*p.DecidedBy, "auto:") {
@@ -964,7 +981,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 	case p.Status == Expired || p.Open() && d.By != "cli:local" && !now.Before(p.ExpiresAt):
 		return Refusal("the question expired at " + p.ExpiresAt.Local().Format(time.TimeOnly))
 	case !p.Open() && p.DecidedBy != nil:
-		return Refusal(fmt.Sprintf("already answered by %s at %s", *p.DecidedBy, p.DecidedAt.Local().Format(time.TimeOnly)))
+		return Refusal(fmt.Sprintf("already answered %s at %s", byWhom(p.DecidedBy), p.DecidedAt.Local().Format(time.TimeOnly)))
 	case p.Status == Failed || !v.active(p.SessionID):
 		return "the question's session has ended"
 	case !p.Open():
@@ -992,7 +1009,7 @@ func (p *PromptRecord) judge(given string) (value, reason string, why Refusal) {
 	word := strings.ToLower(given)
 	word = cmp.Or(map[string]string{"yes": "y", "no": "n", "": "enter"}[word], word)
 	deny, isDeny := strings.CutPrefix(given, "deny:")
-	takesText := p.Type == FreeText || p.Type == Unknown || slices.ContainsFunc(p.Choices, func(c Choice) bool {
+	takesText := p.Type == FreeText || p.Type == Unknown || p.MaxLength > 0 && !p.Permission || slices.ContainsFunc(p.Choices, func(c Choice) bool {
 		l := strings.ToLower(c.Label) // as agents label the choice that opens a text field (measured)
 		return strings.HasPrefix(l, "type something") || strings.HasPrefix(l, "other") || strings.Contains(l, "tell claude")
 	})
