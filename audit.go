@@ -24,6 +24,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -436,27 +437,20 @@ func cmdLogs(c *command) int {
 	}
 	changed, stop := watchFolder(dir)
 	defer stop()
-	var f *os.File
-	var in *bufio.Reader
-	var part []byte
-	for {
-		if f == nil {
-			if f, err = os.Open(filepath.Join(dir, "audit.log")); err == nil {
-				defer f.Close()
-				in = bufio.NewReader(f)
-			} else if !errors.Is(err, os.ErrNotExist) {
-				return c.fail(err)
+	for at := int64(0); ; {
+		f, err := os.Open(filepath.Join(dir, "audit.log"))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return c.fail(err)
+		}
+		in := bufio.NewReader(io.NewSectionReader(f, at, 1<<62))
+		for err == nil {
+			var line []byte
+			if line, err = in.ReadBytes('\n'); err == nil {
+				at += int64(len(line))
+				c.printEntry(line[:len(line)-1], o.text("session"), o.on("json"))
 			}
 		}
-		for f != nil {
-			line, err := in.ReadBytes('\n')
-			if part = append(part, line...); err != nil {
-				break
-			}
-			c.printEntry(part[:len(part)-1], o.text("session"), o.on("json"))
-			part = nil
-		}
-		if !o.on("tail") {
+		if f.Close(); !o.on("tail") {
 			return 0
 		}
 		select {
@@ -476,37 +470,28 @@ func (c *command) printEntry(line []byte, session string, asJSON bool) {
 		fmt.Fprintln(c.stdout, c.colour("31", "damaged: "+strconv.Quote(string(line))))
 		return
 	}
-	head := map[string]string{}
-	rest := ""
+	head, rest := map[string]string{}, ""
 	for _, f := range fields {
 		text := fmt.Sprint(f.Value)
 		if q := strconv.Quote(text); q != `"`+text+`"` {
 			text = q
 		}
-		switch f.Name {
-		case "ts", "event", "session_id":
-			head[f.Name] = text
-		case "prompt_id":
+		if head[f.Name] = text; f.Name == "prompt_id" {
 			rest += " " + shortID(text)
-		default:
+		} else if f.Name != "ts" && f.Name != "event" && f.Name != "session_id" {
 			rest += " " + visible(f.Name) + "=" + text
 		}
 	}
 	if !strings.HasPrefix(head["session_id"], session) {
 		return
 	}
+	text := fmt.Sprintf("%s %-8s %s%s", strings.Replace(head["ts"][:min(19, len(head["ts"]))], "T", " ", 1),
+		shortID(head["session_id"]), c.colour("1", fmt.Sprintf("%-17s", head["event"])), rest)
 	if asJSON {
-		for _, r := range string(line) {
-			if r >= 0x80 && r < 0xa0 {
-				fmt.Fprintf(c.stdout, `\u%04x`, r)
-			} else {
-				fmt.Fprintf(c.stdout, "%c", r)
-			}
-		}
-		fmt.Fprintln(c.stdout)
-		return
+		text = c1.ReplaceAllStringFunc(string(line), func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) })
 	}
-	ts, _, _ := strings.Cut(strings.Replace(head["ts"], "T", " ", 1), ".")
-	event := c.colour("1", fmt.Sprintf("%-17s", head["event"]))
-	fmt.Fprintf(c.stdout, "%s %-8s %s%s\n", ts, shortID(head["session_id"]), event, rest)
+	fmt.Fprintln(c.stdout, text)
 }
+
+// c1 are the control characters that JSON leaves as they are and some terminals obey.
+var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`)

@@ -261,31 +261,24 @@ func (v *View) active(session string) bool {
 
 // illegal tells why r cannot follow old, which is now the truth about its id, "" when it can.
 func (v *View) illegal(old, r Record) string {
-	if old == r {
-		return "it was changed in place"
-	}
-	was, _ := old.(*SessionRecord)
-	if s, ok := r.(*SessionRecord); ok && was != nil && was.Status != "active" && s.Status == "active" {
+	if s, ok := old.(*SessionRecord); ok && s.Status != "active" && r.(*SessionRecord).Status == "active" {
 		return "an ended session cannot be active again"
 	}
+	from, _ := old.(*PromptRecord)
 	p, ok := r.(*PromptRecord)
-	if !ok {
-		return ""
+	if from == nil {
+		from = &PromptRecord{}
 	}
-	from := &PromptRecord{}
-	if old != nil {
-		from = old.(*PromptRecord)
-	}
-	if from.NonceUsed && (!p.NonceUsed || p.Nonce != from.Nonce) {
+	switch {
+	case old == r:
+		return "it was changed in place"
+	case ok && from.NonceUsed && (!p.NonceUsed || p.Nonce != from.Nonce):
 		return "a used nonce stays used"
-	}
-	if p.Status == from.Status {
+	case !ok || p.Status == from.Status:
 		return ""
-	}
-	if !slices.Contains(next[from.Status], p.Status) {
+	case !slices.Contains(next[from.Status], p.Status):
 		return fmt.Sprintf("%q cannot become %q", from.Status, p.Status)
-	}
-	if (p.Status == Routed || p.Status == AwaitingReply || p.Status == ReplyReceived) && !v.active(p.SessionID) {
+	case (p.Status == Routed || p.Status == AwaitingReply || p.Status == ReplyReceived) && !v.active(p.SessionID):
 		return "its session is not active"
 	}
 	for _, q := range v.Prompts {
@@ -353,9 +346,20 @@ func (j *journal) acquire() (anew bool, err error) {
 
 func (j *journal) release() { unlockFile(j.lock) }
 
-// append adds b in one write and makes it durable when asked to. After an error the file is as it was before,
-// or poison is set.
-func (j *journal) append(b []byte, durable bool) (err error) {
+// writeTo is one write that is complete or failed, and durable when asked to.
+func (j *journal) writeTo(f *os.File, b []byte, durable bool) error {
+	n, err := j.write(f, b)
+	if err == nil && n < len(b) {
+		err = io.ErrShortWrite
+	}
+	if err == nil && durable {
+		err = j.sync(f)
+	}
+	return err
+}
+
+// append adds b at the end. After an error the file is as it was before, or poison is set.
+func (j *journal) append(b []byte, durable bool) error {
 	if j.poison != nil {
 		return j.poison
 	}
@@ -365,13 +369,7 @@ func (j *journal) append(b []byte, durable bool) (err error) {
 		}
 		j.known = true
 	}
-	n, err := j.write(j.f, b)
-	if err == nil && n < len(b) {
-		err = io.ErrShortWrite
-	}
-	if err == nil && durable {
-		err = j.sync(j.f)
-	}
+	err := j.writeTo(j.f, b, durable)
 	if err == nil {
 		j.end += int64(len(b))
 		return nil
@@ -385,34 +383,26 @@ func (j *journal) append(b []byte, durable bool) (err error) {
 	return err
 }
 
-// aside writes b durably at the end of the file that is named like the journal plus suffix.
-func (j *journal) aside(suffix string, b []byte) (*os.File, error) {
+// keep writes b durably at the end of the file that is named like the journal plus suffix; the caller closes it.
+func (j *journal) keep(suffix string, b []byte) (*os.File, error) {
 	f, err := openPrivate(j.path+suffix, os.O_RDWR|os.O_APPEND|os.O_CREATE)
-	if err != nil {
-		return nil, err
-	}
-	n, err := j.write(f, b)
-	if err == nil && n < len(b) {
-		err = io.ErrShortWrite
+	if err == nil {
+		err = j.writeTo(f, b, true)
 	}
 	if err == nil {
-		err = j.sync(f)
+		err = j.syncDir(filepath.Dir(j.path))
 	}
-	return f, cmp.Or(err, j.syncDir(filepath.Dir(j.path)))
-}
-
-// keep is aside for a file that is not needed now.
-func (j *journal) keep(suffix string, b []byte) error {
-	f, err := j.aside(suffix, b)
-	f.Close()
-	return err
+	return f, err
 }
 
 // cut moves the bytes from at on to a file of their own, and then cuts them off.
 func (j *journal) cut(at int64) error {
-	tail, err := io.ReadAll(io.NewSectionReader(j.f, at, j.end-at))
+	tail := make([]byte, j.end-at)
+	_, err := j.f.ReadAt(tail, at)
 	if err == nil {
-		err = j.keep(".torn-"+time.Now().UTC().Format(fileStamp), tail)
+		var f *os.File
+		f, err = j.keep(".torn-"+time.Now().UTC().Format(fileStamp), tail)
+		f.Close()
 	}
 	if err == nil {
 		err = j.truncate(j.f, at)
@@ -1228,14 +1218,13 @@ func (s *Store) compact() error {
 		}
 		out = append(out, line...)
 	}
-	var err error
 	if len(s.damaged) > 0 {
-		err = s.log.keep(".damaged", s.damaged)
+		f, err := s.log.keep(".damaged", s.damaged)
+		if f.Close(); err != nil {
+			return fmt.Errorf("keeping damaged lines: %w", err)
+		}
 	}
-	if err == nil {
-		err = s.log.replace(out)
-	}
-	if err != nil {
+	if err := s.log.replace(out); err != nil {
 		return fmt.Errorf("compacting the state: %w", err)
 	}
 	s.view, s.read, s.damaged, s.notes, s.doubtful = viewOf(records), int64(len(out)), nil, nil, map[string]bool{}
@@ -1245,19 +1234,18 @@ func (s *Store) compact() error {
 
 // replace makes b the whole content, by a rename.
 func (j *journal) replace(b []byte) error {
-	name := j.path + ".new"
-	os.Remove(name) // of a process that died while writing it: the lock is ours
-	f, err := j.aside(".new", b)
+	os.Remove(j.path + ".new") // of a process that died while writing it: the lock is ours
+	f, err := j.keep(".new", b)
 	var fi fs.FileInfo
 	if err == nil {
 		fi, err = f.Stat()
 	}
 	if err == nil {
-		err = j.rename(name, j.path)
+		err = j.rename(f.Name(), j.path)
 	}
 	if err != nil {
 		f.Close()
-		os.Remove(name)
+		os.Remove(j.path + ".new")
 		return err
 	}
 	j.f.Close()
@@ -1268,8 +1256,14 @@ func (j *journal) replace(b []byte) error {
 
 // upgrade rewrites lines of an earlier schema, whose file is kept as a backup.
 func (s *Store) upgrade() error {
-	old, err := os.ReadFile(s.log.path)
-	if err = cmp.Or(err, s.log.keep(".backup-"+s.now().UTC().Format(fileStamp), old)); err != nil {
+	old := make([]byte, s.log.end)
+	_, err := s.log.f.ReadAt(old, 0)
+	if err == nil {
+		var f *os.File
+		f, err = s.log.keep(".backup-"+s.now().UTC().Format(fileStamp), old)
+		f.Close()
+	}
+	if err != nil {
 		return fmt.Errorf("backing up before the upgrade: %w", err)
 	}
 	for _, r := range s.view.records {
@@ -1340,16 +1334,14 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 	}
 	dead := map[string]bool{}
 	for id, r := range view.Sessions {
-		dead[id] = r.Status != "active" || s.holder("sessions/"+id+".lock") == 0
-		if dead[id] {
+		if dead[id] = r.Status != "active" || s.holder("sessions/"+id+".lock") == 0; dead[id] {
 			os.Remove(filepath.Join(s.Dir, "sessions", id+".lock"))
 		}
 	}
 	err = s.Update(func(v *View) (recs []Record, _ error) {
 		s.plan()
 		for id, r := range v.Sessions {
-			if dead[id] && r.Status == "active" {
-				q := *r
+			if q := *r; dead[id] && r.Status == "active" {
 				q.Status, q.Activity, q.EndedAt = "crashed", "", ref(now.UTC())
 				sessions, recs = append(sessions, &q), append(recs, &q)
 			}
@@ -1357,29 +1349,24 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 		for _, p := range v.Prompts {
 			q := *p
 			q.Status, q.NonceUsed, q.Reason = Failed, true, "the session ended before it was answered"
-			switch {
-			case s.doubtful[p.key()] && p.Open():
+			if s.doubtful[p.key()] && p.Open() {
 				q.Reason = "its record in the state file is damaged"
-			case !dead[p.SessionID] || len(next[p.Status]) == 0 || p.Status == Expired:
+			} else if !dead[p.SessionID] || len(next[p.Status]) == 0 || p.Status == Expired {
 				continue
-			case !p.Open():
+			} else if !p.Open() {
 				q.Reason = "the session ended: whether the answer was typed is uncertain"
 			}
 			prompts, recs = append(prompts, &q), append(recs, &q)
 		}
 		for _, in := range v.Inputs {
-			if dead[in.SessionID] && in.Status == "queued" {
-				q := *in
+			if q := *in; dead[in.SessionID] && in.Status == "queued" {
 				q.Status, q.Reason = "refused", "the session has ended"
 				recs = append(recs, &q)
 			}
 		}
 		return recs, nil
 	})
-	if err != nil {
-		return nil, nil, err
-	}
-	return sessions, prompts, nil
+	return sessions, prompts, err
 }
 
 // Orphans are ended sessions whose child still runs, known by pid and start time.
