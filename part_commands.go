@@ -104,8 +104,7 @@ not executable, 127 not found.
   atlasbridge run --name api --timeout 30m claude --model opus
   atlasbridge run --channel local -- bash -c 'read -p "Continue? (y/n) " a'`},
 		{"setup", "setup [flags]", "connect your Telegram bot; writes config.toml", 0, 0, cmdSetup, "", []flagSpec{
-			{"token-file", "FILE", "read the bot token from a file"},
-			{"token-stdin", "", "read the bot token from standard input"},
+			{"token-file", "FILE", "read the bot token from a file (- is standard input)"},
 			{"chat-id", "ID", "the chat; found by itself otherwise"},
 			{"user-id", "ID", "who may answer; found by itself otherwise"},
 			{"api-base", "URL", "another Bot API server"},
@@ -769,7 +768,7 @@ func (c *command) writeBundle(path, dir string, full bool) error {
 func withhold(lines []byte, full bool) []byte {
 	harmless := strings.Fields("rec id at type confidence safe_default status source fingerprint created_at expires_at " +
 		"decided_at decided_by prompt_id session_id injected_at kind by tool activity started_at ended_at hash " +
-		"prev_hash ts event crc time level msg err signals")
+		"prev_hash ts event crc time level msg err error signals")
 	var out []byte
 	for line := range bytes.Lines(lines) {
 		var record map[string]json.RawMessage

@@ -716,6 +716,90 @@ func TestRawModeNeedsATerminal(t *testing.T) {
 	}
 }
 
+// The same promises on Windows, where programs are others; runs under wine too, from a terminal.
+func TestWindowsPTY(t *testing.T) {
+	if runtime.GOOS != "windows" {
+		t.Skip("needs Windows")
+	}
+	start := func(argv ...string) PTY {
+		p, err := startPTY(argv, append(os.Environ(), "FOO=bär 😀"), "", Size{Rows: 30, Cols: 100}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		watchdog(t, p)
+		t.Cleanup(func() { p.Close() })
+		return p
+	}
+	out, code := readAll(t, start("cmd.exe", "/c", "echo hello %FOO%& exit 3"))
+	if !strings.Contains(out, "hello bär") || code != 3 {
+		t.Errorf("%q, exit %d", out, code)
+	}
+	p := start("cmd.exe", "/q", "/k", "echo up")
+	readUntil(t, p, "up")
+	typeIn(t, p, "echo 1%FOO:~0,0%2\r")
+	readUntil(t, p, "12")
+	if err := p.Resize(Size{Rows: 40, Cols: 120}); err != nil {
+		t.Log("resizing (wine cannot):", err)
+	}
+	if s := p.State(); s.Reading != ReadingUnknown {
+		t.Errorf("State() = %+v", s)
+	}
+	typeIn(t, p, "exit 7\r")
+	if _, code := readAll(t, p); code != 7 {
+		t.Errorf("exit %d, want 7", code)
+	}
+	p = start("cmd.exe", "/q", "/k", "echo up")
+	readUntil(t, p, "up")
+	if id := processStart(p.PID()); id == 0 {
+		t.Error("processStart of a live child is 0")
+	}
+	go io.Copy(io.Discard, p)
+	p.Terminate(nil)
+	if p.Wait(); processStart(p.PID()) != 0 {
+		t.Error("lives after Terminate")
+	}
+	if _, err := startPTY([]string{"no-such-tool-at-all"}, nil, "", Size{Rows: 1, Cols: 1}, nil); !errors.Is(err, errNoTool) {
+		t.Errorf("startPTY(missing) = %v", err)
+	}
+}
+
+func TestWindowsPrivate(t *testing.T) {
+	if runtime.GOOS != "windows" {
+		t.Skip("needs Windows")
+	}
+	dir := filepath.Join(t.TempDir(), "state")
+	if err := mkdirPrivate(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := mkdirPrivate(dir); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("mkdirPrivate twice = %v", err)
+	}
+	path := filepath.Join(dir, "state.jsonl")
+	f, err := openPrivate(path, os.O_RDWR|os.O_CREATE|os.O_APPEND)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	io.WriteString(f, "one\n")
+	io.WriteString(f, "two\n")
+	if b, err := os.ReadFile(path); string(b) != "one\ntwo\n" {
+		t.Errorf("%q, %v", b, err)
+	}
+	if err := errors.Join(ownedPrivate(dir), ownedPrivate(path)); err != nil {
+		t.Error(err)
+	}
+	next, err := openPrivate(path+".tmp", os.O_RDWR|os.O_CREATE|os.O_EXCL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next.Close()
+	if err := renameOver(path+".tmp", path); err != nil {
+		if os.Getenv("WINEUSERNAME") == "" { // wine 8 has no FileRenameInfoEx
+			t.Errorf("renaming over an open file: %v", err)
+		}
+	}
+}
+
 /* ===== Files and locks ===== */
 
 func TestLockFile(t *testing.T) {

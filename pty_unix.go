@@ -1,10 +1,10 @@
 //go:build linux || darwin
 
 // Everything that differs between operating systems, for Linux and macOS; pty_windows.go has the same
-// functions in the same order. Rules: no cgo. Ioctls and system calls that x/sys names for one system only go
-// out by number (right for amd64 and arm64). A descriptor is reached through SyscallConn, never through Fd:
-// Fd makes the file blocking, and neither Close nor a deadline ends a blocked Read then. Nothing here reads
-// the environment or looks at a byte of what passes through.
+// functions in the same order. Ioctls and system calls that x/sys names for one system only go out by number
+// (right for amd64 and arm64). A descriptor is reached through SyscallConn, never through Fd: Fd makes the
+// file blocking, and neither Close nor a deadline ends a blocked Read then. Nothing here looks at a byte of
+// what passes through.
 package main
 
 import (
@@ -13,12 +13,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"iter"
 	"os"
 	"os/exec"
 	"os/signal"
 	"reflect"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -203,12 +203,7 @@ func (p *unixPTY) Read(b []byte) (n int, err error) {
 func (p *unixPTY) Write(b []byte) (int, error) { return p.master.Write(b) }
 
 // Close hangs the terminal up: the foreground group gets SIGHUP.
-func (p *unixPTY) Close() error {
-	if err := p.master.Close(); !errors.Is(err, os.ErrClosed) {
-		return err
-	}
-	return nil
-}
+func (p *unixPTY) Close() error { p.master.Close(); return nil }
 
 // Resize sends SIGWINCH to the foreground group when the size is another one.
 func (p *unixPTY) Resize(s Size) error {
@@ -273,52 +268,41 @@ func (p *unixPTY) State() (s TTYState) {
 // recall .99, precision .98. A relay (sudo, script) waits for its inner terminal too and is judged by that.
 func groupReading(tty uint64, pgrp, depth int) Reading {
 	result := ReadingBusy
-	for pid := range processes(pgrp) {
-		if id, err := unix.Getpgid(pid); err != nil || id != pgrp {
-			continue
-		}
-		proc := "/proc/" + strconv.Itoa(pid)
-		for task := range folder(proc + "/task") {
-			switch r := threadReading(tty, proc, proc+"/task/"+task, depth); r {
-			case ReadingYes:
-				return r
-			case ReadingUnknown:
+	found := func(pid string) bool {
+		for _, tid := range names("/proc/" + pid + "/task") {
+			if r := threadReading(tty, "/proc/"+pid, "/proc/"+pid+"/task/"+tid, depth); r != ReadingBusy {
 				result = r
 			}
+			if result == ReadingYes {
+				break
+			}
+		}
+		return result == ReadingYes
+	}
+	if found(strconv.Itoa(pgrp)) { // it mostly is the leader, and looking at all processes costs more
+		return result
+	}
+	for _, name := range names("/proc") {
+		pid, err := strconv.Atoi(name)
+		if err != nil || pid == pgrp {
+			continue
+		}
+		if id, err := unix.Getpgid(pid); err == nil && id == pgrp && found(name) {
+			break
 		}
 	}
 	return result
 }
 
-// processes gives all there are, the likeliest to read first.
-func processes(first int) iter.Seq[int] {
-	return func(yield func(int) bool) {
-		if !yield(first) {
-			return
-		}
-		for name := range folder("/proc") {
-			if pid, err := strconv.Atoi(name); err == nil && pid != first && !yield(pid) {
-				return
-			}
-		}
+// names lists a folder, nothing when it is gone.
+func names(path string) []string {
+	dir, err := os.Open(path)
+	if err != nil {
+		return nil
 	}
-}
-
-// folder gives the names in a folder, none when it is gone.
-func folder(path string) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		dir, err := os.Open(path)
-		if err != nil {
-			return
-		}
-		defer dir.Close()
-		names, _ := dir.Readdirnames(-1)
-		for _, name := range names {
-			if !yield(name) {
-				return
-			}
-		}
-	}
+	defer dir.Close()
+	list, _ := dir.Readdirnames(-1)
+	return list
 }
 
 func threadReading(tty uint64, proc, task string, depth int) Reading {
@@ -353,8 +337,8 @@ func threadReading(tty uint64, proc, task string, depth int) Reading {
 
 // sessionReading judges an inner terminal by its own foreground group, which any process on it knows.
 func sessionReading(tty uint64, depth int) Reading {
-	for pid := range processes(0) {
-		f := statFields("/proc/" + strconv.Itoa(pid))
+	for _, name := range names("/proc") {
+		f := statFields("/proc/" + name)
 		if len(f) > 5 && f[4] == strconv.FormatUint(tty, 10) {
 			pgrp, _ := strconv.Atoi(f[5])
 			return groupReading(tty, pgrp, depth)
@@ -383,18 +367,28 @@ func waitsFor(proc, task string) (fds []int, err error) {
 	if n, _ := fmt.Sscanf(string(b), "%d 0x%x 0x%x", &nr, &a0, &a1); n < 3 {
 		return nil, nil // "running", or not in a call
 	}
+	peek := func(addr, n uint64) []byte { // of the other process's memory
+		b := make([]byte, n)
+		f, err := os.Open(proc + "/mem")
+		if err != nil {
+			return nil
+		}
+		defer f.Close()
+		got, _ := f.ReadAt(b, int64(addr))
+		return b[:got]
+	}
 	switch {
 	case amd64 && (nr == 0 || nr == 19), !amd64 && (nr == 63 || nr == 65): // read, readv (descriptor, …)
 		fds = []int{int(a0)}
 	case amd64 && (nr == 7 || nr == 271), !amd64 && nr == 73: // poll, ppoll (array, count, …)
 		// struct pollfd {int fd; short events, revents}
-		for set := peek(proc, a0, 8*min(a1, 1024)); len(set) >= 8; set = set[8:] {
+		for set := peek(a0, 8*min(a1, 1024)); len(set) >= 8; set = set[8:] {
 			if binary.LittleEndian.Uint16(set[4:])&unix.POLLIN != 0 {
 				fds = append(fds, int(int32(binary.LittleEndian.Uint32(set))))
 			}
 		}
 	case amd64 && (nr == 23 || nr == 270), !amd64 && nr == 72: // select, pselect6 (count, read set, …)
-		for i, set := 0, peek(proc, a1, (min(a0, 1024)+7)/8); i < 8*len(set); i++ {
+		for i, set := 0, peek(a1, (min(a0, 1024)+7)/8); i < 8*len(set); i++ {
 			if set[i/8]>>(i%8)&1 != 0 {
 				fds = append(fds, i)
 			}
@@ -409,18 +403,6 @@ func waitsFor(proc, task string) (fds []int, err error) {
 		}
 	}
 	return fds, err
-}
-
-// peek reads the memory of another process, nothing when that fails.
-func peek(proc string, addr, n uint64) []byte {
-	f, err := os.Open(proc + "/mem")
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	b := make([]byte, n)
-	got, _ := f.ReadAt(b, int64(addr))
-	return b[:got]
 }
 
 // control calls fn with f's descriptor, which stays open and in the poller meanwhile.
@@ -456,15 +438,13 @@ func terminalGroup(f *os.File) (pgrp int) {
 }
 
 // terminalSize asks the host's terminal; an error when f is none.
-func terminalSize(f *os.File) (s Size, err error) {
-	err = control(f, func(fd int) error {
-		ws, err := unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ)
-		if err == nil {
-			s = Size{ws.Row, ws.Col, ws.Xpixel, ws.Ypixel}
-		}
-		return err
-	})
-	return s, err
+func terminalSize(f *os.File) (Size, error) {
+	ws := &unix.Winsize{}
+	err := control(f, func(fd int) (err error) { ws, err = unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ); return err })
+	if err != nil {
+		return Size{}, err
+	}
+	return Size{ws.Row, ws.Col, ws.Xpixel, ws.Ypixel}, nil
 }
 
 // rawMode puts the host terminal in raw mode; restore undoes it, any number of times, without flushing
@@ -504,13 +484,9 @@ const suspendSignal, resumeSignal = syscall.SIGTSTP, syscall.SIGCONT
 
 // endSignals are those that end a session, without the ones this process was started to ignore (nohup):
 // asking for these would un-ignore them in the child too.
-func endSignals() (list []os.Signal) {
-	for _, s := range []os.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT} {
-		if !signal.Ignored(s) {
-			list = append(list, s)
-		}
-	}
-	return list
+func endSignals() []os.Signal {
+	list := []os.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT}
+	return slices.DeleteFunc(list, signal.Ignored)
 }
 
 // stopSelf stops this process as suspendSignal would by default and returns when it goes on; at once where
@@ -534,10 +510,11 @@ func stopSelf() error {
 // lockFile takes an exclusive advisory lock on the open file (flock); wait false: errLocked at once if another
 // has it. The lock lives as long as f: keep it reachable.
 func lockFile(f *os.File, wait bool) error {
-	if wait {
-		return flock(f, unix.LOCK_EX)
+	how := unix.LOCK_EX
+	if !wait {
+		how |= unix.LOCK_NB
 	}
-	err := flock(f, unix.LOCK_EX|unix.LOCK_NB)
+	err := flock(f, how)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return errLocked
 	}
@@ -619,16 +596,21 @@ func private(path string, info fs.FileInfo) error {
 	return nil
 }
 
+// mkdirPrivate makes a folder that only the user can enter; an error wraps fs.ErrExist when it is there.
+func mkdirPrivate(path string) error {
+	if err := os.Mkdir(path, 0o700); err != nil {
+		return err
+	}
+	return os.Chmod(path, 0o700) // whatever the umask took away
+}
+
 // openPrivate opens or creates a file 0600, whatever the umask, never following a symbolic link; it must be
 // ownedPrivate. One that is not is not truncated.
 func openPrivate(path string, flag int) (*os.File, error) {
 	// O_NONBLOCK: a planted FIFO must not hang the open; it means nothing to a regular file.
 	f, err := os.OpenFile(path, flag&^os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
-	if errors.Is(err, unix.ELOOP) {
-		return nil, fmt.Errorf("%s is a symbolic link: %w", path, fs.ErrPermission)
-	}
 	if err != nil {
-		return nil, err
+		return nil, err // ELOOP for a symbolic link
 	}
 	info, err := f.Stat()
 	if err == nil {
@@ -646,6 +628,9 @@ func openPrivate(path string, flag int) (*os.File, error) {
 	}
 	return f, nil
 }
+
+// renameOver is os.Rename, which replaces a file that others have open.
+func renameOver(from, to string) error { return os.Rename(from, to) }
 
 // networkFS names the file system when flock may not hold between machines, else "".
 func networkFS(dir string) string {
@@ -678,7 +663,7 @@ func watchFolder(dir string) (ch <-chan struct{}, stop func()) {
 	}
 	f := os.NewFile(fd, "inotify")
 	const mask = 0x2 | 0x80 | 0x100 // IN_MODIFY, IN_MOVED_TO, IN_CREATE: <linux/inotify.h>
-	if _, _, errno = unix.Syscall(add, fd, uintptr(unsafe.Pointer(name)), mask); errno != 0 {
+	if _, _, errno := unix.Syscall(add, fd, uintptr(unsafe.Pointer(name)), mask); errno != 0 {
 		f.Close()
 		return nil, func() {}
 	}

@@ -331,7 +331,7 @@ func TestAnswered(t *testing.T) {
 		p.press(m, "Yes")
 		x.sees("got [y]")
 		x.exits(0)
-		if m = p.shows("Continue?", ""); len(m.buttons) > 0 {
+		if m = p.shows("on the phone", ""); len(m.buttons) > 0 {
 			t.Errorf("after the answer the message still has buttons: %v", m.buttons)
 		}
 	})

@@ -1,25 +1,24 @@
 // Telegram: the one file that reaches the network.
 //
-// Out: Ask, Settle and Notify send and edit messages of this process's own session. In: Poll, in the one process that
-// holds the poll lock, receives for all sessions. A tap or an answer becomes a Decision for Store.Decide, anything
-// else an InputRecord that the session's owner executes; a few commands are answered here, from the state.
+// Out: Ask, Settle and Notify send and edit messages for this process's own session. In: Poll, in the one process
+// that holds the poll lock, receives for all sessions. A tap or an answer becomes a Decision for Store.Decide,
+// anything else an InputRecord that the session's owner executes; a few commands are answered from the state.
 //
 // Rules:
-//   - Every request goes through call, every message through send: deadline, pacing, retries in one place each.
+//   - Every request goes through call, every message through send: deadline, pacing and retries in one place each.
 //   - Text is sent with entities (offsets in UTF-16 units), never with a parse_mode: what a program printed cannot
-//     become markup. All text passes clean on its way out.
+//     become markup. Text from elsewhere passes clean on its way out.
 //   - Every update passes admitted first. Strangers are audited and never answered.
 //   - An update is confirmed to the server only after what it did is on disk; ids acted on are in the state, so that
-//     the next poller repeats nothing.
-//   - A message to a session always ends in a line of ours with [SID:…]; only that line is believed when a reply
-//     quotes it, so a program cannot print itself into another session.
-//   - The token never leaves this file: no error carries a URL, and pending updates are never dropped.
+//     the next poller repeats nothing. Pending updates are never dropped.
+//   - A message about a session ends in a line of ours with [SID:…], and only that line is believed when a reply
+//     quotes it: a program cannot print itself into another session.
+//   - The token never leaves this file: no error carries a URL.
 //
-// Sources: https://core.telegram.org/bots/api, and "server" where only the source of tdlib/telegram-bot-api tells.
+// Where a comment says "server", only the source of tdlib/telegram-bot-api tells.
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -53,17 +52,12 @@ import (
 )
 
 const (
-	messageUnits   = 4096              // UTF-16 units, https://core.telegram.org/bots/api#sendmessage
-	maxCallback  = 64                // bytes, https://core.telegram.org/bots/api#inlinekeyboardbutton
-	maxToast     = 200               // characters, https://core.telegram.org/bots/api#answercallbackquery
-	maxAnswer    = 16 << 20          // bytes: 100 updates, each with the message it replies to, stay far below
-	pollSeconds  = 50                // the server clamps longer ones (server)
-	pollGrace    = 10 * time.Second  // on top of pollSeconds: then the connection is taken for dead
-	callTimeout  = 20 * time.Second  // any other request
-	tapLife      = 150 * time.Second // the server forgets an undelivered callback_query (server)
-	conflictWait = 5 * time.Second   // after a 409, before the next getUpdates
-	maxBackoff   = time.Minute
-	showPart     = 3500 // UTF-16 units of foreign text per message: leaves room for our own lines
+	partUnits   = 3400              // UTF-16 units of foreign text in a message; with our own lines below the limit of 4096
+	maxToast    = 200               // characters, https://core.telegram.org/bots/api#answercallbackquery
+	maxResponse = 16 << 20          // bytes: 100 updates, each with the message it replies to, stay far below
+	pollSeconds = 50                // the server clamps longer ones (server)
+	callTimeout = 15 * time.Second  // of a request; of a poll on top of pollSeconds
+	tapLife     = 150 * time.Second // an undelivered callback_query is forgotten after this (server)
 )
 
 // Channel carries questions to the operator and outcomes back; receiving is the poller's. Methods block,
@@ -73,111 +67,88 @@ type Channel interface {
 	Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (int64, error)
 	// Settle edits the question's message to what p now says: still waiting (time left), or who answered what and when.
 	Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error
-	// Notify sends a message that asks nothing, or edits one.
+	// Notify sends a message that asks nothing, or edits one, and returns its id.
 	Notify(ctx context.Context, n Notice) (int64, error)
 	Close() error
 }
 
 // Notice is a message that asks nothing.
 type Notice struct {
-	Text      string
-	Mono      string // follows Text as a monospace block
-	SessionID string // adds the session's label and [SID:…]
-	ReplyTo   int64  // message id, 0 none
-	Edit      int64  // message to edit instead of sending, 0 none
-	Ring      bool   // with sound; notices are silent otherwise
+	Text, Mono    string // Mono follows Text as a monospace block
+	SessionID     string // adds the session's label and [SID:…]
+	ReplyTo, Edit int64  // message ids, 0 none; Edit: change that message instead of sending one
+	Ring          bool   // with sound; notices are silent otherwise
 }
 
 // Telegram is the Bot API channel and its poller. Its methods may be called from different goroutines.
 type Telegram struct {
-	store   *Store
-	log     *slog.Logger
-	token   string
-	base    string // api_base without a slash at its end
-	http    *http.Client
-	cfg     atomic.Pointer[Config]
-	polling atomic.Bool // this process holds the poll lock
+	store       *Store
+	log         *slog.Logger
+	token, base string // base: api_base without a slash at its end
+	http        *http.Client
+	cfg         atomic.Pointer[Config]
+	chat        atomic.Int64 // the configured chat, or the supergroup it became
+	skew        atomic.Int64 // Telegram's clock minus ours, a time.Duration
+	polling     atomic.Bool  // this process holds the poll lock
 
-	mu          sync.Mutex // guards what follows
-	chat        int64      // the configured chat, or the supergroup it became
-	sendTrouble string
-	pollTrouble string
-	skew        time.Duration // Telegram's clock minus ours
-
-	paceMu sync.Mutex // guards slot
-	slot   slot       // the pacing, as far as this process knows
+	mu                       sync.Mutex // guards what follows
+	sendTrouble, pollTrouble string
+	slot                     slot // the pacing, as far as this process knows
 }
 
-// newTelegram checks what would otherwise fail late: no token, no chat, nobody allowed, a base URL that is not safe.
+// newTelegram refuses what would otherwise fail late.
 func newTelegram(cfg *Config, st *Store, log *slog.Logger) (*Telegram, error) {
-	switch {
-	case cfg.Token == "":
-		return nil, errors.New("no telegram.bot_token: run atlasbridge setup")
-	case cfg.ChatID == 0:
-		return nil, errors.New("no telegram.chat_id: run atlasbridge setup")
-	case len(cfg.Users) == 0:
-		return nil, errors.New("telegram.allowed_users is empty: nobody could answer; run atlasbridge setup")
+	if cfg.Token == "" || cfg.ChatID == 0 || len(cfg.Users) == 0 {
+		return nil, errors.New("telegram needs bot_token, chat_id and at least one of allowed_users: run atlasbridge setup")
 	}
 	if err := checkBaseURL(cfg.APIBase); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("telegram.api_base %w", err)
 	}
 	t := newBot(cfg.Token, cfg.APIBase)
-	t.store, t.log, t.chat = st, log, cfg.ChatID
+	t.store, t.log = st, log
+	t.chat.Store(cfg.ChatID)
 	t.cfg.Store(cfg)
-	if v, err := st.View(); err == nil {
-		t.chat = migrated(v, cfg.ChatID)
-	}
 	return t, nil
 }
 
-// newBot is the part of a Telegram that can make calls.
+// newBot is a Telegram that can make calls, but knows no chat and no store.
 func newBot(token, base string) *Telegram {
-	tr := http.DefaultTransport.(*http.Transport).Clone() // proxies from the environment, TLS and dial timeouts
+	tr := http.DefaultTransport.(*http.Transport).Clone() // proxies from the environment; limits on dialing and TLS
 	tr.Protocols = new(http.Protocols)
-	tr.Protocols.SetHTTP1(true) // one connection per request in flight: a dead long poll takes no message with it
+	tr.Protocols.SetHTTP1(true)                                                             // a connection per request in flight: a dead long poll takes no message with it
+	refuse := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse } // the token is in the path
 	return &Telegram{token: token, base: strings.TrimRight(base, "/"), log: slog.New(slog.DiscardHandler),
-		http: &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error {
-			return http.ErrUseLastResponse // the token is not for whoever we are sent to
-		}}}
+		http: &http.Client{Transport: tr, CheckRedirect: refuse}}
 }
 
-// Close lets idle connections go. Calls in flight end with their contexts.
-func (t *Telegram) Close() error {
-	t.http.CloseIdleConnections()
-	return nil
-}
+func (t *Telegram) Close() error { t.http.CloseIdleConnections(); return nil }
 
-// Reload takes over the allowlist and limits of a new configuration. An empty allowlist is ignored.
+// clockSkew is how far Telegram's clock, as last heard, is ahead of ours.
+func (t *Telegram) clockSkew() time.Duration { return time.Duration(t.skew.Load()) }
+
+// Reload takes over the allowlist and limits of a new configuration; an empty allowlist is not one.
 func (t *Telegram) Reload(cfg *Config) {
-	if len(cfg.Users) == 0 {
-		return
+	if next := *t.cfg.Load(); len(cfg.Users) > 0 {
+		next.Users, next.FreeText = cfg.Users, cfg.FreeText
+		t.cfg.Store(&next)
 	}
-	next := *t.cfg.Load()
-	next.Users, next.FreeText, next.MaxChars, next.Flush = cfg.Users, cfg.FreeText, cfg.MaxChars, cfg.Flush
-	t.cfg.Store(&next)
 }
 
 // Trouble is a sentence about what keeps Telegram from working (wrong token, blocked bot), "" when it works.
 func (t *Telegram) Trouble() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.sendTrouble != "" {
-		return t.sendTrouble
+	return cmp.Or(t.sendTrouble, t.pollTrouble)
+}
+
+// note sets one of the two troubles; a new one is logged.
+func (t *Telegram) note(trouble *string, text string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if text != "" && text != *trouble {
+		t.log.Warn(text)
 	}
-	return t.pollTrouble
-}
-
-func (t *Telegram) chatID() int64 {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.chat
-}
-
-// clockSkew is how far Telegram's clock, which dates the operator's messages, is ahead of ours.
-func (t *Telegram) clockSkew() time.Duration {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.skew
+	*trouble = text
 }
 
 // apiError is every way a call can fail. Its text never holds the URL, whose path is the token.
@@ -189,179 +160,163 @@ type apiError struct {
 	migrate int64         // the supergroup this group became
 }
 
-func (e *apiError) Error() string {
-	if e.code == 0 {
-		return fmt.Sprintf("telegram %s: %s", e.method, e.text)
-	}
-	return fmt.Sprintf("telegram %s: %d: %s", e.method, e.code, e.text)
-}
+func (e *apiError) Error() string { return "telegram " + e.method + ": " + e.text }
+
+// says tells whether the Bot API refused the request with these words.
+func (e *apiError) says(words string) bool { return e.code > 0 && strings.Contains(e.text, words) }
 
 // temporary tells whether the same request may succeed later.
 func (e *apiError) temporary() bool { return e.code == 0 || e.code == 429 || e.code >= 500 }
 
-// asAPI is err as an *apiError, or an empty one with code −1.
-func asAPI(err error) *apiError {
-	var e *apiError
-	if errors.As(err, &e) {
-		return e
+// trouble is what the operator should know of an error that is not one request's alone, "" otherwise.
+func (e *apiError) trouble() string {
+	switch {
+	case e.code == 401 || e.code == 404:
+		return "Telegram refuses the bot token (" + e.text + "): run atlasbridge setup"
+	case e.code == 403 || e.says("chat not found"):
+		return "the bot may not write to its chat (" + e.text + "): press Start there"
+	case e.says("webhook"):
+		return "a webhook is set for this bot, so it cannot be polled: atlasbridge setup --yes removes it"
+	case e.code == 409:
+		return "another program polls with this bot's token: stop it, or give it a bot of its own"
+	case e.temporary() && e.after == 0:
+		return "Telegram cannot be reached, still trying: " + e.text
 	}
-	return &apiError{code: -1}
+	return ""
 }
 
 // cutMessage finds the id in the answer to a sendMessage that was carried out but whose answer broke off.
-var cutMessage = regexp.MustCompile(`^\{"ok":true,"result":\{"message_id":(\d+)[,}]`)
+var cutMessage = regexp.MustCompile(`^\{"ok":true,"result":(\{"message_id":\d+)[,}]`)
 
-// call makes one request and decodes its result into result (nil: ignored). Errors are *apiError.
+// call makes one request and decodes its result into result (nil: ignored). Its error is an *apiError.
 func (t *Telegram) call(ctx context.Context, method string, params, result any) error {
-	limit := callTimeout
-	if method == "getUpdates" {
-		limit = pollSeconds*time.Second + pollGrace
-	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	body, err := json.Marshal(params)
-	if err != nil {
-		return &apiError{method: method, code: -1, text: "encoding the request: " + err.Error()}
-	}
-	target := t.base + "/bot" + t.token + "/" + method
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target, bytes.NewReader(body))
-	if err != nil {
-		return &apiError{method: method, code: -1, text: "api_base and token do not make a URL"}
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := t.http.Do(req)
-	if err != nil {
-		return t.broken(method, err)
-	}
-	defer resp.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	return t.answer(method, resp, data, err, result)
-}
-
-// broken is a failure of the network, without the URL that net/http puts into its errors.
-func (t *Telegram) broken(method string, err error) error {
-	var u *url.Error
-	if errors.As(err, &u) {
-		err = u.Err
-	}
-	return &apiError{method: method, text: strings.ReplaceAll(err.Error(), t.token, "‹token›")}
-}
-
-// answer reads what came back: the Bot API's JSON, or a proxy's page, or a part of either.
-func (t *Telegram) answer(method string, resp *http.Response, data []byte, readErr error, result any) error {
-	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
-		t.mu.Lock()
-		t.skew = time.Until(date).Round(time.Second)
-		t.mu.Unlock()
-	}
-	var a struct {
-		OK          bool            `json:"ok"`
-		Result      json.RawMessage `json:"result"`
-		ErrorCode   int             `json:"error_code"`
-		Description string          `json:"description"`
-		Parameters  struct {
-			RetryAfter int64 `json:"retry_after"`
-			MigrateTo  int64 `json:"migrate_to_chat_id"`
-		} `json:"parameters"`
-	}
-	if err := json.Unmarshal(data, &a); err != nil || !a.OK && a.ErrorCode == 0 {
-		if m := cutMessage.FindSubmatch(data); m != nil && resp.StatusCode == http.StatusOK {
-			return json.Unmarshal([]byte(`{"message_id":`+string(m[1])+`}`), result)
-		}
-		if readErr != nil && len(data) > 0 {
-			return t.broken(method, readErr)
-		}
-		secs, _ := strconv.Atoi(resp.Header.Get("Retry-After"))
-		return &apiError{method: method, after: time.Duration(secs) * time.Second,
-			text: fmt.Sprintf("HTTP %d with something that is not the Bot API's answer", resp.StatusCode)}
-	}
-	if !a.OK {
-		return &apiError{method: method, code: a.ErrorCode, text: a.Description, migrate: a.Parameters.MigrateTo,
-			after: time.Duration(a.Parameters.RetryAfter) * time.Second}
-	}
-	if result != nil {
-		if err := json.Unmarshal(a.Result, result); err != nil {
-			return &apiError{method: method, text: "a result of another shape than documented"}
-		}
+	if e := t.request(ctx, method, params, result); e != nil {
+		return e
 	}
 	return nil
 }
 
-// backoff is the pause before attempt n+1 (n from 0): 1 s doubling to 60 s, up to a quarter less by r in [0,1).
-func backoff(n int, r float64) time.Duration {
-	d := maxBackoff
-	if n < 6 {
-		d = time.Second << n
+func (t *Telegram) request(ctx context.Context, method string, params, result any) *apiError {
+	limit := callTimeout
+	if method == "getUpdates" {
+		limit += pollSeconds * time.Second
 	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	body, err := json.Marshal(params)
+	var req *http.Request
+	if err == nil {
+		req, err = http.NewRequestWithContext(ctx, http.MethodPost, t.base+"/bot"+t.token+"/"+method, bytes.NewReader(body))
+	}
+	if err != nil { // its text would show the URL
+		return &apiError{method: method, code: 400, text: "parameters, api_base and token do not make a request"}
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := t.http.Do(req)
+	var data []byte
+	if err == nil {
+		defer resp.Body.Close()
+		data, err = io.ReadAll(io.LimitReader(resp.Body, maxResponse))
+	}
+	if err != nil && len(data) == 0 {
+		if u := (*url.Error)(nil); errors.As(err, &u) {
+			err = u.Err // without the URL
+		}
+		return &apiError{method: method, text: strings.ReplaceAll(err.Error(), t.token, "‹token›")}
+	}
+	return t.answer(method, resp, data, result)
+}
+
+// answer reads what came back: the Bot API's JSON, or a proxy's page, or a part of either.
+func (t *Telegram) answer(method string, resp *http.Response, data []byte, result any) *apiError {
+	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
+		t.skew.Store(int64(time.Until(date)))
+	}
+	var a struct {
+		OK          bool
+		Result      json.RawMessage
+		ErrorCode   int `json:"error_code"`
+		Description string
+		Parameters  struct {
+			RetryAfter int64 `json:"retry_after"`
+			MigrateTo  int64 `json:"migrate_to_chat_id"`
+		}
+	}
+	if err := json.Unmarshal(data, &a); err != nil || !a.OK && a.ErrorCode == 0 {
+		m := cutMessage.FindSubmatch(data)
+		if m == nil || resp.StatusCode != http.StatusOK {
+			return &apiError{method: method, text: resp.Status + ", but nothing the Bot API would say"}
+		}
+		a.Result, a.OK = append(m[1], '}'), true
+	}
+	if !a.OK {
+		return &apiError{method, a.ErrorCode, fmt.Sprintf("%d: %s", a.ErrorCode, a.Description),
+			time.Duration(a.Parameters.RetryAfter) * time.Second, a.Parameters.MigrateTo}
+	}
+	if result != nil && json.Unmarshal(a.Result, result) != nil {
+		return &apiError{method: method, text: "a result of another shape than documented"}
+	}
+	return nil
+}
+
+// backoff is the pause after failure n, from 0: 1 s doubling to 60 s, less up to a quarter by r in [0,1).
+func backoff(n int, r float64) time.Duration {
+	d := min(time.Minute, time.Second<<min(n, 6))
 	return d - time.Duration(r*float64(d)/4)
 }
 
 // sleep waits for d or the end of ctx, whichever is first.
 func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-// send is call for what makes or changes a message: paced, and retried until it is done, refused for good, or ctx
-// ends. It returns the message's id. An edit that changes nothing is done; so is one whose message is gone.
+// send is call for what makes or changes a message: paced, and repeated until it is done, refused for good, or ctx
+// ends. It returns the message's id; 0 when the message to change is gone, which is no error.
 func (t *Telegram) send(ctx context.Context, method string, params map[string]any, urgent bool) (int64, error) {
 	for failures := 0; ; {
 		if err := t.pace(ctx, urgent); err != nil {
 			return 0, err
 		}
-		var sent struct {
-			ID int64 `json:"message_id"`
+		var result json.RawMessage
+		params["chat_id"] = t.chat.Load()
+		e := t.request(ctx, method, params, &result)
+		if e == nil {
+			var sent message
+			_ = json.Unmarshal(result, &sent) // deleteMessage gives only true
+			t.note(&t.sendTrouble, "")
+			return sent.ID, nil
 		}
-		params["chat_id"] = t.chatID()
-		err := t.call(ctx, method, params, &sent)
-		t.noteSend(err, failures)
-		if err == nil || ctx.Err() != nil {
-			return sent.ID, cmp.Or(ctx.Err(), err)
+		if ctx.Err() != nil {
+			return 0, ctx.Err()
 		}
-		e := asAPI(err)
+		if text := e.trouble(); text != "" && (!e.temporary() || failures > 0) {
+			t.note(&t.sendTrouble, text)
+		}
 		switch {
-		case strings.Contains(e.text, "message is not modified"):
+		case e.says("message is not modified"):
+			id, _ := params["message_id"].(int64)
+			return id, nil
+		case e.says("message to edit not found") || e.says("message can't be edited"):
 			return 0, nil
 		case e.migrate != 0:
-			t.migrate(e.migrate)
-		case e.code == 400 && strings.Contains(e.text, "parse entities") && params["entities"] != nil:
+			t.log.Warn("the group became a supergroup: set telegram.chat_id to the new id", "chat_id", e.migrate)
+			t.chat.Store(e.migrate)
+		case e.says("parse entities") && params["entities"] != nil:
 			delete(params, "entities") // a question is never lost to its looks
 		case e.after > 0:
-			t.block(e.after)
-		case e.temporary():
-			if err := sleep(ctx, backoff(failures, mrand.Float64())); err != nil {
-				return 0, err
-			}
-			failures++
+			t.shareSlot(func(s slot) slot { return slot{s.next, time.Now().Add(e.after)} })
+		case !e.temporary():
+			return 0, e
 		default:
-			return 0, err
+			_ = sleep(ctx, backoff(failures, mrand.Float64()))
+			failures++
 		}
 	}
-}
-
-// noteSend keeps Trouble current after an attempt to send.
-func (t *Telegram) noteSend(err error, failures int) {
-	text := ""
-	switch e := asAPI(err); {
-	case err == nil:
-	case e.code == 401 || e.code == 404:
-		text = fmt.Sprintf("Telegram refuses the bot token (%d): run atlasbridge setup", e.code)
-	case e.code == 403 || strings.Contains(e.text, "chat not found"):
-		text = fmt.Sprintf("the bot may not write to chat %d (%s): press Start in its chat", t.chatID(), e.text)
-	case e.code != 0 && e.code < 500 || failures == 0:
-		return
-	default:
-		text = "Telegram cannot be reached, still trying: " + e.text
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.sendTrouble = text
 }
 
 // slot is the pacing of the chat, kept in one small file for all processes. About one message a second is allowed
@@ -371,48 +326,42 @@ type slot struct {
 	until time.Time // retry_after: nothing leaves before
 }
 
-// reserve takes the next place at most burst messages early and tells how long to wait for it. What is not urgent
-// takes nothing while it would have to wait, and always leaves one place free, so that questions overtake.
+// reserve takes the next place, at most burst of them without a pause of every between, and tells how long to wait for
+// it. What is not urgent takes nothing while it would have to wait, and leaves one place free: questions overtake.
 func (s slot) reserve(now time.Time, every time.Duration, burst int, urgent bool) (slot, time.Duration) {
-	if s.next.After(now.Add(10 * time.Minute)) { // not by our own doing: the clock was set back
-		s.next = now
+	if s.next.Sub(now) > 10*time.Minute || s.until.Sub(now) > 24*time.Hour { // the clock was set back
+		s = slot{}
 	}
-	if s.until.After(now.Add(24 * time.Hour)) {
-		s.until = time.Time{}
+	for _, least := range []time.Time{s.until, now.Add(-every * time.Duration(burst-1))} {
+		if least.After(s.next) {
+			s.next = least
+		}
 	}
-	if s.until.After(s.next) {
-		s.next = s.until
-	}
-	if rested := now.Add(-every * time.Duration(burst-1)); s.next.Before(rested) {
-		s.next = rested
-	}
-	at := s.next
+	wait := s.next.Sub(now)
 	if !urgent {
-		at = at.Add(every)
+		wait += every
 	}
-	if wait := at.Sub(now); wait > 0 && !urgent {
-		return s, wait
+	if urgent || wait <= 0 {
+		s.next = s.next.Add(every)
 	}
-	s.next = s.next.Add(every)
-	return s, max(0, at.Sub(now))
+	return s, max(0, wait)
 }
 
 // pace waits until a message may leave.
 func (t *Telegram) pace(ctx context.Context, urgent bool) error {
 	every, burst := 1050*time.Millisecond, 3
-	if t.chatID() < 0 { // a group: burst + 60 s / every stays below 20
+	if t.chat.Load() < 0 { // a group: burst + 60 s / every stays below 20
 		every, burst = 3900*time.Millisecond, 4
 	}
 	for reserved := false; ; {
 		var wait time.Duration
 		t.shareSlot(func(s slot) slot {
-			now := time.Now()
-			if reserved { // but another process may have been told to wait meanwhile
-				wait = s.until.Sub(now)
-				return s
+			if now := time.Now(); reserved {
+				wait = s.until.Sub(now) // another process may have been told to wait meanwhile
+			} else {
+				s, wait = s.reserve(now, every, burst, urgent)
+				reserved = urgent
 			}
-			s, wait = s.reserve(now, every, burst, urgent)
-			reserved = wait <= 0 || urgent
 			return s
 		})
 		if wait <= 0 {
@@ -424,37 +373,26 @@ func (t *Telegram) pace(ctx context.Context, urgent bool) error {
 	}
 }
 
-// block keeps all processes from sending for d.
-func (t *Telegram) block(d time.Duration) {
-	t.shareSlot(func(s slot) slot {
-		s.until = time.Now().Add(d)
-		return s
-	})
-}
-
 // shareSlot changes the pacing under a lock. Where the file cannot be used, this process paces itself alone.
 func (t *Telegram) shareSlot(change func(slot) slot) {
-	t.paceMu.Lock()
-	defer t.paceMu.Unlock()
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	f, err := openPrivate(filepath.Join(t.store.Dir, "telegram.pace"), os.O_RDWR|os.O_CREATE)
 	if err == nil {
 		defer f.Close() // and with it the lock
 		err = lockFile(f, true)
 	}
-	if err == nil {
-		var next, until int64
-		if n, _ := fmt.Fscanf(f, "%d %d\n", &next, &until); n == 2 {
-			t.slot = slot{time.Unix(0, next), time.Unix(0, until)}
-		}
+	if err != nil {
+		t.slot = change(t.slot)
+		return
+	}
+	var next, until int64
+	if n, _ := fmt.Fscanf(f, "%d %d", &next, &until); n == 2 {
+		t.slot = slot{time.Unix(0, next), time.Unix(0, until)}
 	}
 	t.slot = change(t.slot)
-	if err == nil {
-		line := fmt.Sprintf("%020d %020d\n", max(0, t.slot.next.UnixNano()), max(0, t.slot.until.UnixNano()))
-		_, err = f.WriteAt([]byte(line), 0)
-	}
-	if err != nil {
-		t.log.Debug("sharing the pacing", "error", err)
-	}
+	next, until = max(0, t.slot.next.UnixNano()), max(0, t.slot.until.UnixNano())
+	_, _ = f.WriteAt(fmt.Appendf(nil, "%020d %020d\n", next, until), 0)
 }
 
 // richText is a message's text with its entities, whose offsets and lengths count UTF-16 units.
@@ -470,48 +408,45 @@ type entity struct {
 	Length int    `json:"length"`
 }
 
-// add appends s, which has passed clean or is our own, marked as kind ("bold", "pre") unless that is "".
-func (r *richText) add(kind, s string) {
-	n := utf16Len(s)
-	if kind != "" && n > 0 {
+// line appends s as lines of their own, marked as kind ("bold", "pre") unless that is "". Nothing for an empty s.
+func (r *richText) line(kind, s string) {
+	if s == "" {
+		return
+	}
+	if r.units > 0 {
+		r.WriteByte('\n')
+		r.units++
+	}
+	n := len(utf16.Encode([]rune(s)))
+	if kind != "" {
 		r.marks = append(r.marks, entity{kind, r.units, n})
 	}
 	r.WriteString(s)
 	r.units += n
 }
 
-// line is add on a line of its own.
-func (r *richText) line(kind, s string) {
-	if s == "" {
-		return
-	}
-	if r.units > 0 {
-		r.add("", "\n")
-	}
-	r.add(kind, s)
-}
-
-func (r *richText) params() map[string]any {
+// params are those of sendMessage and editMessageText.
+func (r *richText) params(rows [][]button) map[string]any {
 	p := map[string]any{"text": r.String(), "link_preview_options": map[string]bool{"is_disabled": true}}
 	if len(r.marks) > 0 {
 		p["entities"] = r.marks
 	}
+	if len(rows) > 0 {
+		p["reply_markup"] = markup(rows)
+	}
 	return p
 }
 
-func utf16Len(s string) int {
-	n := 0
-	for _, c := range s {
-		n += utf16.RuneLen(c)
-	}
-	return n
-}
+func markup(rows [][]button) map[string]any { return map[string]any{"inline_keyboard": rows} }
 
-// clean makes text from elsewhere fit to leave: valid, trimmed as the server would, no secret, nothing invisible.
-func clean(s string) string {
+// clean makes text from elsewhere fit to leave: valid, no secret, nothing invisible, at most n UTF-16 units.
+func clean(s string, n int) string {
 	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\r", "")
-	s = strings.TrimRight(strings.TrimLeft(s, "\n"), " \t\n")
-	return visible(redact(s))
+	s = visible(redact(strings.TrimRight(strings.TrimLeft(s, "\n"), " \t\n")))
+	if fit := fitUnits(s, n); fit < len(s) {
+		s = s[:fitUnits(s, n-1)] + "…"
+	}
+	return s
 }
 
 // fitUnits is how many bytes of s, in whole characters, make at most n UTF-16 units.
@@ -524,42 +459,27 @@ func fitUnits(s string, n int) int {
 	return len(s)
 }
 
-// clipUnits cuts s to at most n UTF-16 units, ending in "…".
-func clipUnits(s string, n int) string {
-	if fitUnits(s, n) == len(s) {
-		return s
+// cutText cuts a part of at most n UTF-16 units off s, at a line end if there is one, which is then lost.
+func cutText(s string, n int) (part, rest string) {
+	fit := fitUnits(s, n)
+	if fit == len(s) {
+		return s, ""
 	}
-	return s[:fitUnits(s, n-1)] + "…"
-}
-
-// splitText cuts s into parts of at most n UTF-16 units, at line ends where there are any; only the line ends it
-// cuts at are lost.
-func splitText(s string, n int) []string {
-	var parts []string
-	for {
-		fit := fitUnits(s, n)
-		if fit == len(s) {
-			return append(parts, s)
-		}
-		cut, rest := fit, fit
-		if i := strings.LastIndexByte(s[:fit+1], '\n'); i > 0 {
-			cut, rest = i, i+1
-		}
-		parts = append(parts, s[:cut])
-		s = s[rest:]
+	if i := strings.LastIndexByte(s[:fit+1], '\n'); i > 0 {
+		return s[:i], s[i+1:]
 	}
+	return s[:fit], s[fit:]
 }
 
 // origin is the last line of every message about a session: which one it is. sessionMark reads it back.
 func origin(s *SessionRecord) string {
-	parts := []string{clip(clean(s.Tool), 40)}
-	if s.Label != "" {
-		parts = append(parts, clip(clean(s.Label), 60))
+	line := clean(s.Tool, 40)
+	for _, more := range []string{s.Label, filepath.Base(s.Cwd)} {
+		if more = clean(more, 60); more != "" && more != "." {
+			line += " · " + more
+		}
 	}
-	if s.Cwd != "" {
-		parts = append(parts, clip(clean(filepath.Base(s.Cwd)), 60))
-	}
-	return strings.Join(parts, " · ") + " [SID:" + shortID(s.ID) + "]"
+	return line + " [SID:" + shortID(s.ID) + "]"
 }
 
 var sessionMark = regexp.MustCompile(`\[SID:([0-9a-f]{8})\]\s*$`)
@@ -570,62 +490,67 @@ type button struct {
 	Data string `json:"callback_data"`
 }
 
-// What a button of ours can say besides a value for Store.Decide. No choice has such a key.
+// What a button can say besides a value for Store.Decide. No choice has such a key.
 const (
 	tapAll    = "~all"    // show the whole question
 	tapRecent = "~recent" // show the last 500 characters
-	tapToggle = "~t:"     // + a choice's key: tick or untick it
-	tapSubmit = "~submit" // give the ticked choices
-	tapCancel = "cancel"  // it is no question: drop it, type nothing
+	tapTick   = "~t:"     // + the keys that are then ticked, with commas
+	tapSubmit = "~s:"     // + the keys that are ticked: give these choices
 )
 
-// tapData is what a button sends back, `ans:{prompt}:{session}:{nonce}:{value}` with the first 8, 8 and 16 hex digits.
-func tapData(p *PromptRecord, value string) string {
-	return fmt.Sprintf("ans:%s:%s:%.16s:%s", shortID(p.ID), shortID(p.SessionID), p.Nonce, value)
-}
-
-// keyboard is the rows of buttons of a question. whole: all of it has been shown, so nothing is held back. ticked are
-// the keys chosen so far where several may be. What grants and what refuses never share a row.
-func keyboard(p *PromptRecord, whole bool, ticked []string) [][]button {
-	rows := [][]button{}
+// keyboard is an open question's rows of buttons. whole: all of it has been shown, so nothing is held back. ticked are
+// the keys chosen so far where several may be; they live in the buttons, so that what is seen is what is submitted.
+// What grants and what refuses never share a row.
+//
+// A button sends back `ans:{prompt}:{session}:{nonce}:{value}`, with the first 8, 8 and 16 hex digits; the limit is 64
+// bytes, https://core.telegram.org/bots/api#inlinekeyboardbutton.
+func keyboard(p *PromptRecord, whole bool, ticked ...string) (rows [][]button) {
 	add := func(text, value string) {
-		if data := tapData(p, value); len(data) <= maxCallback {
-			rows = append(rows, []button{{text, data}})
+		data := fmt.Sprintf("ans:%s:%s:%.16s:%s", shortID(p.ID), shortID(p.SessionID), p.Nonce, value)
+		if len(data) <= 64 {
+			rows = append(rows, []button{{clean(text, 64), data}})
 		}
 	}
 	held := p.Cut && !whole
 	switch {
-	case p.Idle || p.Secret:
-		return rows
+	case p.Idle || p.Secret || !p.open():
+		return nil
 	case p.ambiguous():
 		add("↩️ Send Enter", "enter")
-		add("🚫 Cancel / Skip", tapCancel)
+		add("🚫 Cancel / Skip", "cancel")
 		add("🔍 Show last 500 characters", tapRecent)
 		return rows
 	case held:
 		add("📄 Show all", tapAll)
-	}
-	switch {
-	case p.Type == ConfirmEnter && !held:
+	case p.Type == ConfirmEnter:
 		add("↩️ Press Enter", "enter")
-	case p.Type == ConfirmEnter, p.Type == FreeText && len(p.Choices) == 0:
-	default:
-		for _, c := range answers(p) {
-			if held && !refuses(c) {
-				continue
-			}
-			if p.Multi {
-				add(tickMark(slices.Contains(ticked, c.Key))+choiceText(p, c), tapToggle+c.Key)
-			} else {
-				add(choiceMark(p, c)+choiceText(p, c), c.Key)
-			}
+	}
+	for _, c := range answers(p) {
+		on := slices.Contains(ticked, c.Key)
+		then := append(slices.Clone(ticked), c.Key)
+		if on {
+			then = slices.DeleteFunc(then, func(k string) bool { return k == c.Key })
+		}
+		slices.Sort(then)
+		switch text := choiceText(p, c); {
+		case held && (p.Multi || grants(c)):
+		case p.Multi && on:
+			add("✓ "+text, tapTick+strings.Join(then, ","))
+		case p.Multi:
+			add("▫️ "+text, tapTick+strings.Join(then, ","))
+		case !p.Permission && p.Type != YesNo:
+			add(text, c.Key)
+		case grants(c):
+			add("✅ "+text, c.Key)
+		default:
+			add("❌ "+text, c.Key)
 		}
 	}
 	if p.Multi && !held {
-		add("📨 Submit", tapSubmit)
+		add("📨 Submit", tapSubmit+strings.Join(ticked, ","))
 	}
 	if p.SafeDefault != nil && !(held && p.Type == ConfirmEnter) {
-		add("⏩ Use default ("+clipUnits(valueName(p, *p.SafeDefault), 30)+")", "default")
+		add("⏩ Use default ("+clean(valueName(p, *p.SafeDefault), 30)+")", "default")
 	}
 	return rows
 }
@@ -633,446 +558,289 @@ func keyboard(p *PromptRecord, whole bool, ticked []string) [][]button {
 // answers are the choices of a question; a plain yes/no need not list its two.
 func answers(p *PromptRecord) []Choice {
 	if p.Type == YesNo && len(p.Choices) == 0 {
-		return []Choice{{Key: "y", Label: "Yes", Grants: true}, {Key: "n", Label: "No"}}
+		return []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}}
 	}
 	return p.Choices
 }
 
-// refuses tells whether a choice may be offered before the whole question was shown: it must grant nothing, by the
-// detector's word and by the hook's.
-func refuses(c Choice) bool { return !c.Grants && c.Hook != "allow" && c.Key != "y" }
-
-func choiceMark(p *PromptRecord, c Choice) string {
-	switch {
-	case !p.Permission && p.Type != YesNo:
-		return ""
-	case c.Grants || c.Key == "y":
-		return "✅ "
-	}
-	return "❌ "
-}
-
-func tickMark(on bool) string {
-	if on {
-		return "✓ "
-	}
-	return "▫️ "
-}
+// grants tells whether a choice lets something happen, by whatever says so.
+func grants(c Choice) bool { return c.Grants || c.Hook == "allow" || c.Key == "y" }
 
 func choiceText(p *PromptRecord, c Choice) string {
 	if p.Type == YesNo {
-		return clean(c.Label)
+		return c.Label
 	}
-	return c.Key + ". " + clean(c.Label)
+	return c.Key + ". " + c.Label
 }
 
-// valueName is a decision's value in words a person reads.
+// valueName is a decision's value in a person's words.
 func valueName(p *PromptRecord, v string) string {
-	switch {
-	case v == "default" && p.SafeDefault != nil && *p.SafeDefault != v:
-		return "the default, " + valueName(p, *p.SafeDefault)
-	case v == "enter" || v == "\n" || v == "\r":
-		return "Enter"
-	case v == "esc":
-		return "Esc"
-	case v == "":
-		return "empty"
-	}
 	for _, c := range answers(p) {
 		if c.Key == v {
 			return choiceText(p, c)
 		}
 	}
-	if reason, ok := strings.CutPrefix(v, "deny:"); ok {
-		return "No: " + clean(reason)
-	}
-	return clean(v)
+	return cmp.Or(map[string]string{"": "empty", "enter": "Enter", "esc": "Esc", "default": "the default"}[v], v)
 }
 
-// questionText is a question's message while it waits. body replaces the excerpt ("Show all").
-func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord, body string, now time.Time) *richText {
-	r := &richText{}
-	ask := clipUnits(clean(p.Question), 400)
-	if body == "" {
-		body = clean(p.Excerpt)
-	}
+// questionText is a question's message: what is asked, what about, what can be done or was done, how long, by which
+// session. body stands for the excerpt when more of the question is shown.
+func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord, body string) *richText {
+	ask, hint, left := clean(p.Question, 400), "", timeLeft(p)
+	body = cmp.Or(body, clean(p.Excerpt, 700))
 	switch {
-	case p.Idle:
-		r.add("bold", "✅ "+clip(clean(s.Tool), 40)+" has finished and waits for your next message")
-		if p.Full != "" {
-			body = clipUnits(clean(p.Full), 700)
+	case !p.open():
+		if ask, hint, left = cmp.Or(ask, "Question"), outcome(p), ""; p.Idle {
+			ask, body = clean(s.Tool, 40)+" had finished", ""
 		}
+	case p.Idle:
+		ask, hint, left = "✅ "+clean(s.Tool, 40)+" has finished", "Reply to this message with what to do next.", ""
+		body = cmp.Or(clean(p.Full, 700), body)
 	case p.Secret:
-		r.add("bold", "🔑 "+cmp.Or(ask, "A password is asked for"))
+		ask, hint = "🔑 "+cmp.Or(ask, "A password is asked for"), "It is not asked for here: type it at the keyboard."
+		if t.cfg.Load().FreeText && t.polling.Load() {
+			hint = "Type it at the keyboard. Or reply with it: your message is deleted at once, but Telegram has seen it."
+		}
 	case p.ambiguous():
-		r.add("bold", "❔ AtlasBridge detected a possible prompt ("+p.Confidence+" confidence).")
+		ask, hint = "❔ Possibly a question ("+p.Confidence+" confidence)", "What should AtlasBridge do?"
 	case p.Permission:
-		r.add("bold", "🛡️ "+cmp.Or(ask, "Permission request"))
+		ask, hint = "🛡️ "+cmp.Or(ask, "Permission request"), "To refuse and say why, reply with text."
 	default:
-		r.add("bold", "❓ "+cmp.Or(ask, "Waiting for your input"))
+		ask, hint = "❓ "+cmp.Or(ask, "Waiting for your input"), map[bool]string{true: "Tick what applies, then Submit."}[p.Multi]
+		if p.Type == FreeText {
+			hint = "Reply to this message with your answer."
+		}
 	}
-	if body != "" && body != ask {
+	r := &richText{}
+	r.line("bold", ask)
+	if !strings.HasSuffix(ask, body) {
 		r.line("pre", body)
 	}
 	for _, c := range p.Choices {
-		if utf16Len(c.Label) > 30 && !p.ambiguous() { // a button shows about this much
-			r.line("", choiceText(p, c))
+		if len(c.Label) > 30 && p.open() { // a button shows about this much
+			r.line("", clean(choiceText(p, c), 80))
 		}
 	}
-	if p.Tool != "" {
-		r.line("", "🔧 "+clip(clean(p.Tool), 60)+" in "+clip(clean(p.Cwd), 200))
+	if p.Tool != "" && p.open() {
+		r.line("", "🔧 "+clean(p.Tool, 60)+" in "+clean(p.Cwd, 200))
 	}
-	r.line("", t.advice(p))
-	if !p.Idle {
-		r.line("", timeLeft(p, now))
-	}
+	r.line("", hint)
+	r.line("", left)
 	r.line("", origin(s))
 	return r
 }
 
-// advice tells what to do where buttons do not.
-func (t *Telegram) advice(p *PromptRecord) string {
-	switch {
-	case p.Idle:
-		return "Reply to this message with what to do next."
-	case p.Secret && t.cfg.Load().FreeText && t.polling.Load():
-		return "Type it at the keyboard. Or reply to this message with it: your message is deleted at once, but " +
-			"Telegram has seen it."
-	case p.Secret:
-		return "It is not asked for here: type it at the keyboard."
-	case p.ambiguous():
-		return "What should AtlasBridge do?"
-	case p.Cut:
-		return "This is not all of it: it can be allowed after Show all."
-	case p.Multi:
-		return "Tick what applies, then Submit."
-	case p.Type == FreeText:
-		return "Reply to this message with your answer."
-	case p.Permission:
-		return "Reply with text to refuse and say why."
-	}
-	return ""
-}
-
-func timeLeft(p *PromptRecord, now time.Time) string {
-	left := p.ExpiresAt.Sub(now)
+func timeLeft(p *PromptRecord) string {
 	then := "nothing is typed"
 	if p.SafeDefault != nil && !p.Secret {
-		then = "default: " + clipUnits(valueName(p, *p.SafeDefault), 80)
+		then = "default: " + clean(valueName(p, *p.SafeDefault), 80)
 	}
-	if left <= 0 {
-		return "⏳ Time is up: " + then
-	}
-	secs := int(left.Round(time.Second) / time.Second)
+	secs := max(0, int(time.Until(p.ExpiresAt).Seconds()+0.5))
 	return fmt.Sprintf("⏳ Expires in %dm %02ds, then %s", secs/60, secs%60, then)
-}
-
-// outcomeText is a question's message when it is over.
-func outcomeText(p *PromptRecord, s *SessionRecord) *richText {
-	r := &richText{}
-	ask := cmp.Or(clipUnits(clean(p.Question), 400), "Question")
-	if p.Idle {
-		ask = clip(clean(s.Tool), 40) + " had finished"
-	}
-	r.add("bold", ask)
-	if body := clean(p.Excerpt); body != "" && body != ask && !p.Idle {
-		r.line("pre", body)
-	}
-	r.line("", outcome(p))
-	r.line("", origin(s))
-	return r
 }
 
 // outcome says what happened to a question: who answered what, when, and from where.
 func outcome(p *PromptRecord) string {
 	value, at, reason := "", "", ""
 	if p.Value != nil && !p.Secret {
-		value = ": " + clipUnits(valueName(p, *p.Value), 300)
+		value = ": " + clean(valueName(p, *p.Value), 300)
 	}
 	if p.DecidedAt != nil {
 		at = " at " + p.DecidedAt.Local().Format("15:04:05 MST")
 	}
 	if p.Reason != "" {
-		reason = " (" + clipUnits(clean(p.Reason), 300) + ")"
+		reason = " (" + clean(p.Reason, 300) + ")"
 	}
-	timeout := p.DecidedBy != nil && *p.DecidedBy == "auto:timeout"
-	switch {
+	switch timeout := p.Status == Expired || p.DecidedBy != nil && *p.DecidedBy == "auto:timeout"; {
 	case p.Status == Failed:
 		return "⚠️ Not delivered" + value + at + reason
 	case p.Status == Canceled:
 		return "🚫 Canceled " + byWhom(p.DecidedBy) + at + reason
-	case (p.Status == Expired || timeout) && value == "":
+	case timeout && value == "":
 		return "⌛ Expired" + at + ": nothing was typed" + reason
-	case p.Status == Expired || timeout:
-		return "⌛ No answer in time" + at + "; given by default" + value + reason
+	case timeout:
+		return "⌛ No answer in time" + at + ", so the default was given" + value + reason
 	case p.Status == ReplyReceived:
-		return "⏱ Answered " + byWhom(p.DecidedBy) + at + value + " (on its way)"
+		return "⏱ Answered " + byWhom(p.DecidedBy) + at + value + ", on its way" + reason
 	}
 	return "✅ Answered " + byWhom(p.DecidedBy) + at + value + reason
 }
 
-// Ask sends the question. It rings, except for the announcement that a tool is idle.
+// Ask sends the question. It rings, unless it only tells that a tool is idle.
 func (t *Telegram) Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (int64, error) {
 	return t.ask(ctx, p, s, "", false)
 }
 
 // ask is Ask with another body than the excerpt; whole: nothing of the question is hidden any more.
 func (t *Telegram) ask(ctx context.Context, p *PromptRecord, s *SessionRecord, body string, whole bool) (int64, error) {
-	params := t.questionText(p, s, body, time.Now()).params()
-	if rows := keyboard(p, whole, nil); len(rows) > 0 {
-		params["reply_markup"] = map[string]any{"inline_keyboard": rows}
-	}
+	params := t.questionText(p, s, body).params(keyboard(p, whole))
 	params["disable_notification"] = p.Idle
 	return t.send(ctx, "sendMessage", params, !p.Idle)
 }
 
-// Settle edits the question's message to what p now says. While a cut or several-choice question waits its message
-// is left alone: only the poller knows what of it was shown and ticked.
+// Settle edits the question's message, which may be a newer one than p knows, to what p now says. While a question
+// waits whose message has been shown in full, or in which choices have been ticked, there is nothing to say.
 func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error {
 	if p.MsgID == 0 || p.open() && (p.Cut || p.Multi) {
 		return nil
 	}
-	r := outcomeText(p, s)
-	if p.open() {
-		r = t.questionText(p, s, "", time.Now())
-	}
-	params := r.params()
+	params := t.questionText(p, s, "").params(keyboard(p, false))
 	params["message_id"] = p.MsgID
-	if rows := keyboard(p, false, nil); p.open() && len(rows) > 0 {
-		params["reply_markup"] = map[string]any{"inline_keyboard": rows}
+	if v, err := t.store.View(); err == nil && v.Prompts[p.ID] != nil {
+		params["message_id"] = max(p.MsgID, v.Prompts[p.ID].MsgID)
 	}
-	return t.edit(ctx, params)
-}
-
-// edit changes a message; one that the operator deleted needs no change.
-func (t *Telegram) edit(ctx context.Context, params map[string]any) error {
-	_, err := t.send(ctx, "editMessageText", params, true)
-	if e := asAPI(err); e.code == 400 && strings.Contains(e.text, "message to edit not found") {
-		return nil
-	}
+	_, err := t.send(ctx, "editMessageText", params, !p.open())
 	return err
 }
 
 // Notify sends a notice in as many messages as it needs and returns the id of the last; with Edit the first of them
-// is an edit of that message.
-func (t *Telegram) Notify(ctx context.Context, n Notice) (int64, error) {
+// is that message, unless the operator deleted it.
+func (t *Telegram) Notify(ctx context.Context, n Notice) (id int64, err error) {
 	last := ""
-	if n.SessionID != "" {
-		if v, err := t.store.View(); err == nil && v.Sessions[n.SessionID] != nil {
-			last = origin(v.Sessions[n.SessionID])
-		}
+	if v, err := t.store.View(); err == nil && v.Sessions[n.SessionID] != nil {
+		last = origin(v.Sessions[n.SessionID])
 	}
-	id := n.Edit
-	for i, r := range noticeTexts(clean(n.Text), clean(n.Mono), last) {
-		params := r.params()
-		if i == 0 && n.Edit != 0 {
-			params["message_id"] = n.Edit
-			if _, err := t.send(ctx, "editMessageText", params, n.Ring); err != nil {
-				return 0, err
-			}
-			continue
+	edit, text, mono, part := n.Edit, clean(n.Text, 1<<20), clean(n.Mono, 1<<20), ""
+	for text+mono != "" && err == nil {
+		r := &richText{}
+		part, text = cutText(text, partUnits)
+		r.line("", part)
+		if text == "" && r.units < partUnits/2 {
+			part, mono = cutText(mono, partUnits-r.units)
+			r.line("pre", part)
+		}
+		r.line("", last)
+		params := r.params(nil)
+		if id = 0; edit != 0 {
+			params["message_id"] = edit
+			id, err = t.send(ctx, "editMessageText", params, n.Ring)
+			delete(params, "message_id")
+			edit = 0
 		}
 		params["disable_notification"] = !n.Ring
 		if n.ReplyTo != 0 {
 			params["reply_parameters"] = map[string]any{"message_id": n.ReplyTo, "allow_sending_without_reply": true}
 		}
-		sent, err := t.send(ctx, "sendMessage", params, n.Ring || n.ReplyTo != 0)
-		if err != nil {
-			return 0, err
-		}
-		id = sent
-	}
-	return id, nil
-}
-
-// noticeTexts lays a notice out: the text, the monospace part, and the session's line at the end of every message.
-func noticeTexts(text, mono, last string) []*richText {
-	var out []*richText
-	for _, part := range splitText(text, showPart) {
-		r := &richText{}
-		r.line("", part)
-		out = append(out, r)
-	}
-	if mono != "" {
-		for i, part := range splitText(mono, showPart) {
-			if r := out[len(out)-1]; i > 0 || r.units+utf16Len(part) > showPart {
-				out = append(out, &richText{})
-			}
-			out[len(out)-1].line("pre", part)
+		if id == 0 && err == nil {
+			id, err = t.send(ctx, "sendMessage", params, n.Ring || n.ReplyTo != 0)
 		}
 	}
-	for _, r := range out {
-		r.line("", last)
-	}
-	return slices.DeleteFunc(out, func(r *richText) bool { return r.units == 0 })
+	return id, err
 }
 
-// update is the part of the Bot API's Update that counts here; everything else is ignored.
+// update is what of the Bot API's Update counts here; everything else is ignored.
 type update struct {
-	ID       int64    `json:"update_id"`
-	Message  *message `json:"message"`
-	Callback *press   `json:"callback_query"`
+	ID       int64 `json:"update_id"`
+	Message  *message
+	Callback *press `json:"callback_query"`
 }
 
 type message struct {
-	ID            int64           `json:"message_id"`
-	From          *user           `json:"from"`
+	ID   int64 `json:"message_id"`
+	From *user
+	Chat struct {
+		ID   int64
+		Type string
+	}
+	Date          int64 // Unix seconds by the server's clock
+	Text          string
+	ReplyTo       *message        `json:"reply_to_message"`
 	SenderChat    json.RawMessage `json:"sender_chat"` // a channel, or an anonymous administrator
-	Chat          chat            `json:"chat"`
-	Date          int64           `json:"date"` // Unix seconds by the server's clock; 0: no longer accessible
-	EditDate      int64           `json:"edit_date"`
 	ForwardOrigin json.RawMessage `json:"forward_origin"`
 	ForwardDate   int64           `json:"forward_date"`
-	Automatic     bool            `json:"is_automatic_forward"`
 	ViaBot        json.RawMessage `json:"via_bot"`
-	Text          string          `json:"text"`
-	Caption       string          `json:"caption"`
-	ReplyTo       *message        `json:"reply_to_message"`
-	MigrateTo     int64           `json:"migrate_to_chat_id"`
-	Markup        struct {
-		Rows [][]button `json:"inline_keyboard"`
-	} `json:"reply_markup"`
+	EditDate      int64           `json:"edit_date"`
 }
 
+// user is a person or bot. The names are for display only: anyone can take them.
 type user struct {
-	ID       int64  `json:"id"`
+	ID       int64
 	IsBot    bool   `json:"is_bot"`
 	Name     string `json:"first_name"`
-	Username string `json:"username"` // for display only: it can be taken by others
+	Username string
 }
 
-type chat struct {
-	ID    int64  `json:"id"`
-	Type  string `json:"type"`
-	Title string `json:"title"`
-}
+// who is decided_by for a user.
+func (u *user) who() string { return "telegram:" + strconv.FormatInt(u.ID, 10) }
 
 // press is a CallbackQuery: a button was pressed.
 type press struct {
-	ID      string   `json:"id"`
-	From    *user    `json:"from"`
-	Message *message `json:"message"`
-	Data    string   `json:"data"`
+	ID      string
+	From    *user
+	Message *message
+	Data    string
 }
 
 // admitted decides, for every kind of update and nowhere else, whether it counts: "" or the reason why not. It counts
 // when a person on the allowlist, known by number alone, wrote it himself in the configured chat.
-func admitted(u *update, users []int64, chatID int64) (who *user, reason string) {
-	var in chat
-	switch {
-	case u.Callback != nil && u.Message == nil:
-		who = u.Callback.From
-		if u.Callback.Message != nil {
-			in = u.Callback.Message.Chat
-		}
-	case u.Message != nil && u.Callback == nil:
-		who, in = u.Message.From, u.Message.Chat
-	default:
-		return nil, "kind of update"
+func admitted(u *update, users []int64, chatID int64) (from *user, reason string) {
+	m := u.Message
+	if u.Callback != nil && m == nil {
+		from, m = u.Callback.From, u.Callback.Message
+	} else if m != nil && u.Callback == nil {
+		from = m.From
 	}
 	switch {
-	case who == nil || who.IsBot || who.ID <= 0:
-		return who, "not a person"
-	case !slices.Contains(users, who.ID):
-		return who, "not on the allowlist"
-	case chatID == 0 || in.ID != chatID:
-		return who, "another chat"
-	case chatID > 0 && (in.Type != "private" || in.ID != who.ID):
-		return who, "not a private chat"
-	case chatID < 0 && in.Type != "group" && in.Type != "supergroup":
-		return who, "not a group"
+	case m == nil || from == nil || from.IsBot || from.ID <= 0:
+		return from, "nothing a person sent"
+	case !slices.Contains(users, from.ID):
+		return from, "not on the allowlist"
+	case chatID == 0 || m.Chat.ID != chatID:
+		return from, "another chat"
+	case chatID > 0 && (m.Chat.Type != "private" || m.Chat.ID != from.ID):
+		return from, "not a private chat"
+	case chatID < 0 && m.Chat.Type != "group" && m.Chat.Type != "supergroup":
+		return from, "not a group"
+	case u.Callback != nil: // its message is the bot's own
+		return from, ""
+	case len(m.SenderChat)+len(m.ViaBot)+len(m.ForwardOrigin) > 0 || m.ForwardDate != 0 || m.EditDate != 0:
+		return from, "forwarded, edited, or sent through a bot or as a chat"
 	}
-	if m := u.Message; m != nil {
-		switch {
-		case len(m.SenderChat) > 0:
-			return who, "sent as a chat"
-		case len(m.ForwardOrigin) > 0 || m.ForwardDate != 0 || m.Automatic:
-			return who, "forwarded"
-		case len(m.ViaBot) > 0:
-			return who, "sent via a bot"
-		case m.EditDate != 0:
-			return who, "edited"
-		}
-	}
-	return who, ""
+	return from, ""
 }
 
 // receiver is a Telegram while it polls. Its fields belong to the goroutine that listens.
 type receiver struct {
 	*Telegram
-	me         user
-	jobs       chan func(context.Context) // answers that may wait for the pacing, done in order by one goroutine
-	toasts     sync.WaitGroup             // answers to taps under way
-	ticked     map[string][]string        // prompt id → keys of the choices ticked so far
-	lastOK     time.Time                  // wall clock of the last successful getUpdates
-	noted      string                     // the failure already reported
-	strangers  int                        // audited in the minute that began at strangerAt
-	strangerAt time.Time
-	unaudited  int
+	jobs      chan func(context.Context) // answers that may wait for the pacing, done in order by one goroutine
+	work      sync.WaitGroup             // that goroutine, and answers to taps under way
+	lastOK    time.Time                  // of getUpdates, by the wall clock
+	minute    time.Time                  // in which strangers were audited
+	strangers int
 }
 
 // Poll receives for all sessions as long as this process holds the poll lock, and otherwise waits for it.
 // Decisions go to Store.Decide, everything else for a session becomes an InputRecord. It returns when ctx ends, or
 // when the token is refused for good.
 func (t *Telegram) Poll(ctx context.Context) {
-	for ctx.Err() == nil {
+	for final := false; !final && ctx.Err() == nil; {
+		beat := time.Now().Round(0) // when any poller last got an answer: the time of change of its lock file
+		if info, err := os.Stat(filepath.Join(t.store.Dir, "poll.lock")); err == nil {
+			beat = info.ModTime()
+		}
 		release, held, err := t.store.TryPoll()
 		switch {
 		case err != nil:
-			t.notePoll("the poll lock cannot be used: " + err.Error())
+			t.note(&t.pollTrouble, "the poll lock cannot be used: "+err.Error())
 		case held:
 			t.polling.Store(true)
-			final := t.receive(ctx)
+			final = t.receive(ctx, beat)
 			t.polling.Store(false)
 			release()
-			if final {
-				return
-			}
+		case time.Since(beat) > 2*tapLife: // stopped, or stuck; a held lock is never taken away
+			t.note(&t.pollTrouble, "the atlasbridge that listens to Telegram has been silent for long: see atlasbridge status")
 		default:
-			t.watchPoller()
+			t.note(&t.pollTrouble, "")
 		}
-		if sleep(ctx, time.Second) != nil {
-			return
-		}
+		_ = sleep(ctx, time.Second) // so another takes over within 2 s
 	}
-}
-
-func (t *Telegram) notePoll(text string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.pollTrouble != text && text != "" {
-		t.log.Warn(text)
-	}
-	t.pollTrouble = text
-}
-
-// heartbeat is the file whose time of change says when the poller last got an answer.
-func (t *Telegram) heartbeat() string { return filepath.Join(t.store.Dir, "poll.lock") }
-
-// watchPoller says so when another process holds the lock but is stopped or stuck. A held lock is never taken away.
-func (t *Telegram) watchPoller() {
-	info, err := os.Stat(t.heartbeat())
-	if age := time.Since(modTime(info, err)); age > 2*tapLife {
-		t.notePoll("the atlasbridge that listens to Telegram has been silent for " + age.Round(time.Minute).String() +
-			": see atlasbridge status")
-		return
-	}
-	t.notePoll("")
-}
-
-func modTime(info os.FileInfo, err error) time.Time {
-	if err != nil {
-		return time.Now()
-	}
-	return info.ModTime()
 }
 
 // receive is Poll with the lock held. It returns true when polling makes no sense any more.
-func (t *Telegram) receive(ctx context.Context) (final bool) {
+func (t *Telegram) receive(ctx context.Context, beat time.Time) (final bool) {
 	ctx, stop := context.WithCancel(ctx)
-	r := &receiver{Telegram: t, ticked: map[string][]string{}, jobs: make(chan func(context.Context), 64)}
-	var worker sync.WaitGroup
-	worker.Go(func() {
+	r := &receiver{Telegram: t, jobs: make(chan func(context.Context), 64), lastOK: beat}
+	r.work.Go(func() {
 		for {
 			select {
 			case job := <-r.jobs:
@@ -1082,17 +850,8 @@ func (t *Telegram) receive(ctx context.Context) (final bool) {
 			}
 		}
 	})
-	defer worker.Wait()
-	defer r.toasts.Wait()
+	defer r.work.Wait()
 	defer stop()
-	r.lastOK = time.Now().Round(0)
-	if v, err := t.store.View(); err == nil {
-		if at, err := time.Parse(time.RFC3339, metaValue(v, "down_since")); err == nil {
-			r.lastOK = at
-		}
-	}
-	t.setMeta(map[string]string{"poller_pid": strconv.Itoa(os.Getpid()),
-		"poller_since": time.Now().UTC().Format(time.RFC3339)})
 	r.later(r.register)
 	return r.listen(ctx)
 }
@@ -1102,125 +861,94 @@ func (r *receiver) later(job func(context.Context)) {
 	select {
 	case r.jobs <- job:
 	default:
-		r.log.Warn("too many answers are waiting to be sent to Telegram: one was dropped")
+		r.log.Warn("too many answers wait to be sent to Telegram: one was dropped")
 	}
 }
 
-// listen polls until ctx ends (false) or the token is refused (true).
+// tell answers the operator's message.
+func (r *receiver) tell(replyTo int64, text string) {
+	r.later(func(ctx context.Context) { _, _ = r.Notify(ctx, Notice{Text: text, ReplyTo: replyTo}) })
+}
+
+// buttons replaces a message's buttons.
+func (r *receiver) buttons(msg int64, rows [][]button) {
+	r.later(func(ctx context.Context) {
+		params := map[string]any{"message_id": msg, "reply_markup": markup(rows)}
+		if _, err := r.send(ctx, "editMessageReplyMarkup", params, true); err != nil {
+			r.log.Warn("changing buttons", "error", err)
+		}
+	})
+}
+
+// listen polls until ctx ends or the lock is lost (false), or the token is refused (true).
 func (r *receiver) listen(ctx context.Context) (final bool) {
-	var offset int64
-	for failures, probe := 0, true; ctx.Err() == nil; {
-		params := map[string]any{"timeout": pollSeconds, "allowed_updates": []string{"message", "callback_query"}}
-		if probe { // to know soon whether all is well
-			params["timeout"] = 1
-		}
-		if offset != 0 {
-			params["offset"] = offset
-		}
-		var updates []json.RawMessage
-		err := r.awake(ctx, func(ctx context.Context) error { return r.call(ctx, "getUpdates", params, &updates) })
-		if err == nil {
+	params := map[string]any{"allowed_updates": []string{"message", "callback_query"}}
+	for failures, timeout := 0, 1; ctx.Err() == nil; { // after a failure the poll is short: to know soon that all is well
+		params["timeout"] = timeout
+		updates, e := r.poll(ctx, params)
+		if failures, timeout = failures+1, 1; e == nil {
+			failures, timeout = 0, pollSeconds
+			r.note(&r.pollTrouble, "")
 			for _, raw := range updates {
-				id, failed := r.take(ctx, raw)
-				if err = failed; err != nil {
-					break // not on disk, so not confirmed: it comes again
+				id, err := r.take(ctx, raw)
+				if err != nil { // not on disk, so not confirmed: it comes again
+					r.note(&r.pollTrouble, "answers cannot be recorded, so they are not acted on: "+err.Error())
+					_ = sleep(ctx, time.Second)
+					break
 				}
-				offset = id + 1 // assigned, not the maximum: ids restart at random after a week (server)
+				params["offset"] = id + 1 // assigned, never the maximum: ids restart at random after a week (server)
 			}
-			r.recovered(ctx)
-		}
-		if probe = err != nil; !probe {
-			failures = 0
+			r.recovered()
 			continue
 		}
-		pause, final := r.failed(ctx, err, failures)
-		if failures++; final {
+		if text := e.trouble(); text != "" && (failures > 1 || !e.temporary()) && ctx.Err() == nil {
+			r.note(&r.pollTrouble, text)
+		}
+		pause := cmp.Or(e.after, backoff(failures-1, mrand.Float64()))
+		switch e.code {
+		case 401, 404:
 			return true
+		case 409: // two pollers: is the lock still ours?
+			if release, free, err := r.store.TryPoll(); err == nil && free {
+				release()
+				return false
+			}
+			pause = max(pause, 5*time.Second)
 		}
-		if sleep(ctx, pause) != nil {
-			break
-		}
+		_ = sleep(ctx, pause)
 	}
 	return false
 }
 
-// awake runs a long request and ends it early when the machine has slept: the connection will not have survived.
-func (r *receiver) awake(ctx context.Context, request func(context.Context) error) error {
+// poll is one getUpdates. It ends early when the machine has slept meanwhile: the connection will not have survived.
+func (r *receiver) poll(ctx context.Context, params any) (updates []json.RawMessage, e *apiError) {
+	const beat = 10 * time.Second
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() { // ends with the request
-		const beat = 10 * time.Second
-		tick := time.NewTicker(beat)
-		defer tick.Stop()
-		for last := time.Now().Round(0); ; {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-				if time.Since(last) > 3*beat { // by the wall clock, which goes on while the machine sleeps
-					cancel()
-				}
-				last = time.Now().Round(0)
+		for last := time.Now().Round(0); sleep(ctx, beat) == nil; last = time.Now().Round(0) {
+			if time.Since(last) > 3*beat { // by the wall clock, which goes on while the machine sleeps
+				cancel()
 			}
 		}
 	}()
-	return request(ctx)
-}
-
-// failed judges a failed getUpdates: how long to wait, or that it is final.
-func (r *receiver) failed(ctx context.Context, err error, failures int) (pause time.Duration, final bool) {
-	if ctx.Err() != nil {
-		return 0, false
-	}
-	e, pause := asAPI(err), backoff(failures, mrand.Float64())
-	text := "Telegram cannot be reached, still trying: " + e.text
-	switch {
-	case e.code == 401 || e.code == 404:
-		text, final = fmt.Sprintf("Telegram refuses the bot token (%d): run atlasbridge setup", e.code), true
-	case e.code == 409 && strings.Contains(e.text, "webhook"):
-		text = "a webhook is set for this bot, so it cannot be polled: atlasbridge setup removes it"
-	case e.code == 409:
-		text = "another program polls with this bot's token: stop it, or make a bot of its own for it"
-	case e.after > 0:
-		return e.after, false
-	case e.method == "":
-		text = "what Telegram sent cannot be recorded: " + err.Error()
-	case failures == 0:
-		text = ""
-	}
-	if e.code == 409 {
-		pause = max(pause, conflictWait)
-	}
-	r.notePoll(text)
-	if text != "" && r.noted == "" {
-		r.noted = text
-		r.setMeta(map[string]string{"down_since": r.lastOK.UTC().Format(time.RFC3339)})
-	}
-	return pause, final
+	return updates, r.request(ctx, "getUpdates", params, &updates)
 }
 
 // recovered notes a successful poll. After an outage longer than a tap lives, taps may be lost: what still waits is
 // offered again.
-func (r *receiver) recovered(ctx context.Context) {
+func (r *receiver) recovered() {
 	now := time.Now().Round(0)
 	gap := now.Sub(r.lastOK)
 	r.lastOK = now
-	_ = os.Chtimes(r.heartbeat(), now, now) // only a sign of life
-	r.notePoll("")
-	if r.noted != "" {
-		r.noted = ""
-		r.setMeta(map[string]string{"down_since": ""})
-	}
-	if gap <= tapLife {
-		return
-	}
+	_ = os.Chtimes(filepath.Join(r.store.Dir, "poll.lock"), now, now) // a sign of life, nothing else
 	v, err := r.store.View()
-	if err != nil {
+	if err != nil || gap <= tapLife {
 		return
 	}
 	for _, p := range v.Prompts {
 		if p.Status == AwaitingReply && p.MsgID != 0 && !p.Idle && now.Sub(p.At) > tapLife && now.Before(p.ExpiresAt) {
-			r.later(func(ctx context.Context) { r.offer(ctx, p.ID, nil, false) })
+			r.later(func(ctx context.Context) { r.offer(ctx, p.ID, "", false) })
 		}
 	}
 }
@@ -1232,42 +960,38 @@ func (r *receiver) take(ctx context.Context, raw json.RawMessage) (id int64, err
 		var only struct {
 			ID int64 `json:"update_id"`
 		}
-		_ = json.Unmarshal(raw, &only) // what cannot be read is confirmed unread
-		return only.ID, nil
+		err = json.Unmarshal(raw, &only)
+		return only.ID, err // what cannot be read is confirmed unread
 	}
-	who, reason := admitted(&u, r.cfg.Load().Users, r.chatID())
+	from, reason := admitted(&u, r.cfg.Load().Users, r.chat.Load())
 	if reason != "" {
-		r.stranger(&u, who, reason)
+		r.stranger(&u, from, reason)
 		return u.ID, nil
 	}
 	v, err := r.store.View()
-	if err != nil || v.Updates[strconv.FormatInt(u.ID, 10)] != nil {
-		return u.ID, err
+	switch {
+	case err != nil || v.Updates[strconv.FormatInt(u.ID, 10)] != nil:
+	case u.Callback != nil:
+		err = r.tap(ctx, u.ID, u.Callback, v)
+	default:
+		err = r.said(ctx, u.ID, u.Message, v)
 	}
-	if u.Callback != nil {
-		return u.ID, r.tap(ctx, u.ID, u.Callback, v)
-	}
-	return u.ID, r.said(ctx, u.ID, u.Message, v)
+	return u.ID, err
 }
 
 // stranger audits an update that does not count, at most ten a minute, and does nothing else.
-func (r *receiver) stranger(u *update, who *user, reason string) {
-	if now := time.Now(); now.Sub(r.strangerAt) > time.Minute {
-		r.strangerAt, r.strangers = now, 0
+func (r *receiver) stranger(u *update, from *user, reason string) {
+	if now := time.Now(); now.Sub(r.minute) > time.Minute {
+		r.minute, r.strangers = now, 0
 	}
 	if r.strangers++; r.strangers > 10 {
-		r.unaudited++
 		return
 	}
-	e := Event{Name: "UNAUTHORIZED", Fields: []Field{{"update_id", u.ID}, {"reason", reason}}}
-	if who != nil {
-		e.Fields = append(e.Fields, Field{"user_id", strconv.FormatInt(who.ID, 10)})
+	fields := []Field{{"update_id", u.ID}, {"reason", reason}}
+	if from != nil {
+		fields = append(fields, Field{"by", from.who()})
 	}
-	if r.unaudited > 0 {
-		e.Fields = append(e.Fields, Field{"not_audited_before", int64(r.unaudited)})
-		r.unaudited = 0
-	}
-	r.audit(e)
+	r.audit(Event{Name: "UNAUTHORIZED", Fields: fields})
 }
 
 func (r *receiver) audit(e Event) {
@@ -1276,20 +1000,30 @@ func (r *receiver) audit(e Event) {
 	}
 }
 
+// reject audits an answer of the operator that changed nothing, and records its update as done with.
+func (r *receiver) reject(id int64, by, session, prompt, reason string) error {
+	r.audit(Event{"REPLY_REJECTED", session, prompt, []Field{{"reason", reason}, {"by", by}}})
+	return r.once(id)
+}
+
+// once records that an update has been acted on, together with what it led to.
+func (r *receiver) once(id int64, with ...Record) error {
+	return r.store.Update(func(*View) ([]Record, error) {
+		return append(with, &UpdateRecord{Head: Head{ID: strconv.FormatInt(id, 10)}, Kind: "operator"}), nil
+	})
+}
+
 // toast answers a tap: a line on the phone, or a box to be closed when it says that nothing was done.
 func (r *receiver) toast(ctx context.Context, q *press, text string, box bool) {
-	r.toasts.Go(func() {
-		params := map[string]any{"callback_query_id": q.ID, "show_alert": box}
-		if text != "" {
-			params["text"] = clipUnits(clean(text), maxToast)
-		}
+	r.work.Go(func() {
+		params := map[string]any{"callback_query_id": q.ID, "text": clean(text, maxToast), "show_alert": box}
 		if err := r.call(ctx, "answerCallbackQuery", params, nil); err != nil {
 			r.log.Debug("answering a tap", "error", err) // too old is not worth another try
 		}
 	})
 }
 
-// tapped finds the question a button belongs to. All four fields must match; the nonce is compared in constant time.
+// tapped finds the question a button belongs to. All its fields must match; the nonce is compared in constant time.
 func tapped(data string, v *View) (p *PromptRecord, value string) {
 	f := strings.SplitN(data, ":", 5)
 	if len(f) != 5 || f[0] != "ans" || len(f[3]) != 16 {
@@ -1304,263 +1038,123 @@ func tapped(data string, v *View) (p *PromptRecord, value string) {
 	return nil, ""
 }
 
-// tap acts on a pressed button.
+// tap acts on a pressed button. The phone is told at once; what takes longer is left to the worker.
 func (r *receiver) tap(ctx context.Context, id int64, q *press, v *View) error {
 	p, value := tapped(q.Data, v)
 	for tries := 0; p != nil && p.open() && q.Message.ID > p.MsgID && tries < 100; tries++ {
-		// The message is newer than the record of it, which is being written.
-		if err := sleep(ctx, 20*time.Millisecond); err != nil {
+		if err := sleep(ctx, 10*time.Millisecond); err != nil { // until the record of that message is written
 			return err
 		}
 		if v, err := r.store.View(); err == nil {
 			p, value = tapped(q.Data, v)
 		}
 	}
-	switch {
-	case p == nil:
-		r.rejected(id, q, "unknown question or nonce", nil)
-		r.toast(ctx, q, "This question is not known any more. Nothing was done.", true)
-		r.later(func(ctx context.Context) { r.bare(ctx, q.Message.ID) })
-		return r.once(id, "callback_query")
-	case q.Message.ID != p.MsgID:
-		r.rejected(id, q, "not the question's message", p)
-		r.toast(ctx, q, "This message is out of date: use the newest one of this question. Nothing was done.", true)
-		r.later(func(ctx context.Context) { r.bare(ctx, q.Message.ID) })
-		return r.once(id, "callback_query")
-	case strings.HasPrefix(value, "~") && value != tapSubmit && p.open():
-		if err := r.once(id, "callback_query"); err != nil {
-			return err
-		}
+	if p == nil || q.Message.ID != p.MsgID {
+		p = cmp.Or(p, &PromptRecord{})
+		r.toast(ctx, q, "Nothing was done: this message is out of date. Use the newest one of its question.", true)
+		r.buttons(q.Message.ID, nil)
+		return r.reject(id, q.From.who(), p.SessionID, p.ID, "not a button of an open question")
+	}
+	keys, submit := strings.CutPrefix(value, tapSubmit)
+	if submit {
+		value = keys
+	} else if strings.HasPrefix(value, "~") && p.open() {
 		r.show(ctx, q, p, value)
-		return nil
+		return r.once(id)
 	}
-	if value == tapSubmit {
-		value = strings.Join(r.ticks(q, p), ",")
-	}
-	return r.decide(ctx, id, q, p, value)
-}
-
-// decide gives the answer to the store and tells the operator what became of it.
-func (r *receiver) decide(ctx context.Context, id int64, q *press, p *PromptRecord, value string) error {
-	d := Decision{PromptID: p.ID, SessionID: p.SessionID, Nonce: p.Nonce, Value: value, UpdateID: id,
-		By: "telegram:" + strconv.FormatInt(q.From.ID, 10)}
-	now, refusal, err := r.store.Decide(d, time.Now())
+	d := Decision{PromptID: p.ID, SessionID: p.SessionID, Nonce: p.Nonce, Value: value, By: q.From.who(), UpdateID: id}
+	now, why, err := r.store.Decide(d, time.Now())
 	switch {
 	case err != nil:
-		r.toast(ctx, q, "It could not be recorded, so nothing was done yet. It is tried again.", true)
-		return err
-	case refusal == "":
-		delete(r.ticked, p.ID)
+		r.toast(ctx, q, "It could not be recorded, so nothing was done yet; it is tried again.", true)
+	case why != "":
+		r.toast(ctx, q, "Nothing was done: "+string(why), true)
+		r.later(func(ctx context.Context) { r.settle(ctx, &now) })
+		err = r.reject(id, d.By, p.SessionID, p.ID, string(why))
+	default:
 		r.toast(ctx, q, "✓ "+valueName(p, value), false)
-		return nil
-	}
-	r.toast(ctx, q, string(refusal), true)
-	if !now.open() {
-		r.later(func(ctx context.Context) { r.settle(ctx, now) })
-	}
-	return r.once(id, "callback_query")
-}
-
-// settle shows a question's outcome in its message, whichever session it belongs to.
-func (r *receiver) settle(ctx context.Context, p PromptRecord) {
-	v, err := r.store.View()
-	if err != nil || v.Sessions[p.SessionID] == nil {
-		return
-	}
-	if err := r.Settle(ctx, &p, v.Sessions[p.SessionID]); err != nil {
-		r.log.Warn("editing a question's message", "error", err)
-	}
-}
-
-// bare takes the buttons off a message.
-func (r *receiver) bare(ctx context.Context, msg int64) {
-	_, err := r.send(ctx, "editMessageReplyMarkup", map[string]any{"message_id": msg}, true)
-	if err != nil {
-		r.log.Debug("taking the buttons off a message", "error", err)
-	}
-}
-
-func (r *receiver) rejected(id int64, q *press, reason string, p *PromptRecord) {
-	e := Event{Name: "REPLY_REJECTED", Fields: []Field{{"reason", reason}, {"update_id", id},
-		{"by", "telegram:" + strconv.FormatInt(q.From.ID, 10)}}}
-	if p != nil {
-		e.SessionID, e.PromptID = p.SessionID, p.ID
-	}
-	r.audit(e)
-}
-
-// show does what a button asks that decides nothing: show more, or tick a choice.
-func (r *receiver) show(ctx context.Context, q *press, p *PromptRecord, value string) {
-	switch key, toggle := strings.CutPrefix(value, tapToggle); {
-	case toggle:
-		keys := r.ticks(q, p)
-		if i := slices.Index(keys, key); i >= 0 {
-			keys = slices.Delete(keys, i, i+1)
-		} else {
-			keys = append(keys, key)
-		}
-		slices.Sort(keys)
-		r.ticked[p.ID] = keys
-		r.toast(ctx, q, "", false)
-		rows := keyboard(p, !hasButton(q.Message, tapAll), keys)
-		r.later(func(ctx context.Context) {
-			params := map[string]any{"message_id": q.Message.ID, "reply_markup": map[string]any{"inline_keyboard": rows}}
-			if _, err := r.send(ctx, "editMessageReplyMarkup", params, true); err != nil {
-				r.log.Warn("ticking a choice", "error", err)
-			}
-		})
-	case value == tapAll:
-		r.toast(ctx, q, "Here is all of it", false)
-		r.later(func(ctx context.Context) { r.offer(ctx, p.ID, splitText(clean(p.Full), 3000), true) })
-	case value == tapRecent:
-		r.toast(ctx, q, "Here is more of it", false)
-		r.later(func(ctx context.Context) { r.offer(ctx, p.ID, splitText(clean(p.Recent), 3000), false) })
-	}
-}
-
-// ticks are the keys ticked so far: as this poller knows, or else as the message's buttons say.
-func (r *receiver) ticks(q *press, p *PromptRecord) []string {
-	if keys, ok := r.ticked[p.ID]; ok {
-		return slices.Clone(keys)
-	}
-	var keys []string
-	for _, row := range q.Message.Markup.Rows {
-		for _, b := range row {
-			if _, key, ok := strings.Cut(b.Data, ":"+tapToggle); ok && strings.HasPrefix(b.Text, tickMark(true)) {
-				keys = append(keys, key)
-			}
-		}
-	}
-	return keys
-}
-
-func hasButton(m *message, value string) bool {
-	return slices.ContainsFunc(m.Markup.Rows, func(row []button) bool {
-		return slices.ContainsFunc(row, func(b button) bool { return strings.HasSuffix(b.Data, ":"+value) })
-	})
-}
-
-// offer sends a waiting question again, in full (parts) or as it was, and makes the new message the one that counts.
-func (r *receiver) offer(ctx context.Context, id string, parts []string, whole bool) {
-	v, err := r.store.View()
-	if err != nil || v.Prompts[id] == nil || v.Sessions[v.Prompts[id].SessionID] == nil || !v.Prompts[id].open() {
-		return
-	}
-	p, s := *v.Prompts[id], v.Sessions[v.Prompts[id].SessionID]
-	body := ""
-	for i, part := range parts {
-		if body = part; i == len(parts)-1 {
-			break
-		}
-		if _, err := r.Notify(ctx, Notice{Mono: part, SessionID: s.ID, ReplyTo: p.MsgID}); err != nil {
-			return
-		}
-	}
-	msg, err := r.ask(ctx, &p, s, body, whole)
-	if err != nil {
-		r.log.Warn("offering a question again", "error", err)
-		return
-	}
-	old, over := int64(0), false
-	err = r.store.Update(func(v *View) ([]Record, error) {
-		p = *v.Prompts[id]
-		if over = !p.open(); over {
-			return nil, nil
-		}
-		old, p.MsgID = p.MsgID, msg
-		return []Record{&p}, nil
-	})
-	switch {
-	case over:
-		p.MsgID = msg
-		r.settle(ctx, p)
-	case err == nil:
-		r.bare(ctx, old)
-	}
-}
-
-// once records that an update has been acted on.
-func (r *receiver) once(id int64, kind string, with ...Record) error {
-	return r.store.Update(func(v *View) ([]Record, error) {
-		key := strconv.FormatInt(id, 10)
-		if v.Updates[key] != nil {
-			return nil, nil
-		}
-		return append(with, &UpdateRecord{Head: Head{Rec: "update", ID: key}, Kind: kind}), nil
-	})
-}
-
-func metaValue(v *View, key string) string {
-	if m := v.Meta["telegram"]; m != nil {
-		return m.Values[key]
-	}
-	return ""
-}
-
-// setMeta changes values of the record "telegram"; "" removes one.
-func (t *Telegram) setMeta(values map[string]string) error {
-	err := t.store.Update(func(v *View) ([]Record, error) {
-		next := MetaRecord{Head: Head{Rec: "meta", ID: "telegram"}, Values: map[string]string{}}
-		if m := v.Meta["telegram"]; m != nil {
-			next = *m
-			next.Values = maps.Clone(m.Values)
-		}
-		for k, value := range values {
-			if next.Values[k] = value; value == "" {
-				delete(next.Values, k)
-			}
-		}
-		return []Record{&next}, nil
-	})
-	if err != nil {
-		t.log.Warn("recording the poller's state", "error", err)
 	}
 	return err
 }
 
-// migrate follows a group that became a supergroup, for all processes.
-func (t *Telegram) migrate(to int64) {
-	t.mu.Lock()
-	t.chat = to
-	t.mu.Unlock()
-	t.log.Warn("the group became a supergroup: set telegram.chat_id to the new id", "chat_id", to)
-	t.setMeta(map[string]string{"migrated": fmt.Sprintf("%d %d", t.cfg.Load().ChatID, to)})
+// settle shows in its message what became of a question that is over, whichever session it belongs to.
+func (r *receiver) settle(ctx context.Context, p *PromptRecord) {
+	if v, err := r.store.View(); err == nil && v.Sessions[p.SessionID] != nil && !p.open() {
+		if err := r.Settle(ctx, p, v.Sessions[p.SessionID]); err != nil {
+			r.log.Warn("editing a question's message", "error", err)
+		}
+	}
 }
 
-// migrated is the chat that the configured one has become.
-func migrated(v *View, chat int64) int64 {
-	var from, to int64
-	if n, _ := fmt.Sscanf(metaValue(v, "migrated"), "%d %d", &from, &to); n == 2 && from == chat {
-		return to
+// show does what a button asks that decides nothing: tick a choice, or show more.
+func (r *receiver) show(ctx context.Context, q *press, p *PromptRecord, value string) {
+	keys, tick := strings.CutPrefix(value, tapTick)
+	switch {
+	case tick:
+		r.toast(ctx, q, "", false)
+		ticked := strings.FieldsFunc(keys, func(c rune) bool { return c == ',' })
+		r.buttons(q.Message.ID, keyboard(p, true, ticked...))
+	case value == tapAll:
+		r.toast(ctx, q, "Here is all of it", false)
+		r.later(func(ctx context.Context) { r.offer(ctx, p.ID, p.Full, true) })
+	default:
+		r.toast(ctx, q, "Here is more of it", false)
+		r.later(func(ctx context.Context) { r.offer(ctx, p.ID, p.Recent, false) })
 	}
-	return chat
+}
+
+// offer sends a waiting question again, with another body if there is one, and makes the new message the one whose
+// buttons count.
+func (r *receiver) offer(ctx context.Context, id, body string, whole bool) {
+	v, err := r.store.View()
+	if err != nil || v.Prompts[id] == nil || !v.Prompts[id].open() || v.Sessions[v.Prompts[id].SessionID] == nil {
+		return
+	}
+	p, s := *v.Prompts[id], v.Sessions[v.Prompts[id].SessionID]
+	ctx, cancel := context.WithDeadline(ctx, p.ExpiresAt)
+	defer cancel()
+	part, rest := cutText(clean(body, 1<<20), partUnits-800)
+	for rest != "" && err == nil {
+		_, err = r.Notify(ctx, Notice{Mono: part, SessionID: s.ID, ReplyTo: p.MsgID})
+		part, rest = cutText(rest, partUnits-800)
+	}
+	if err != nil {
+		return // not shown in full, so not to be allowed
+	}
+	msg, err := r.ask(ctx, &p, s, part, whole)
+	old := p.MsgID
+	if err == nil {
+		err = r.store.Update(func(v *View) ([]Record, error) {
+			p = *cmp.Or(v.Prompts[id], &p)
+			p.MsgID = msg
+			return []Record{&p}, nil
+		})
+	}
+	if err != nil {
+		r.log.Warn("offering a question again", "error", err)
+		return
+	}
+	r.settle(ctx, &p) // if it has been answered meanwhile
+	r.buttons(old, nil)
 }
 
 // botCommands is what the operator can type, as setMyCommands takes it.
-func botCommands() []map[string]string {
-	var list []map[string]string
-	for _, c := range [][2]string{
-		{"start", "what this is"},
-		{"help", "all commands"},
-		{"status", "open questions, who listens, the audit log's head"},
-		{"sessions", "what is running"},
-		{"switch", "SID: text without a reply goes to this session"},
-		{"send", "SID TEXT: send text to a session"},
-		{"claim", "SID: all text goes to this session until /release"},
-		{"release", "undo /claim and /switch"},
-		{"cancel", "SID: end the session's program"},
-		{"keys", "SID CTRL_C: press keys (ENTER ESC TAB UP DOWN …)"},
-		{"screen", "SID: show the screen"},
-		{"last", "SID: show the end of the screen"},
-	} {
-		list = append(list, map[string]string{"command": c[0], "description": c[1]})
+func botCommands() (list []map[string]string) {
+	for _, line := range []string{"start what this is", "help all commands",
+		"status open questions, and the head of the audit log", "sessions what is running",
+		"switch SID: text that is no reply goes to this session", "send SID TEXT: send text to a session",
+		"claim SID: all text goes to this session, until /release", "release undo /claim and /switch",
+		"cancel SID: end the session's program", "keys SID CTRL_C: press keys",
+		"screen SID: show the screen", "last SID: show the end of the screen"} {
+		name, about, _ := strings.Cut(line, " ")
+		list = append(list, map[string]string{"command": name, "description": about})
 	}
 	return list
 }
 
 // register tells Telegram the commands, for the configured chat alone, unless it knows them.
 func (r *receiver) register(ctx context.Context) {
-	scope := map[string]any{"type": "chat", "chat_id": r.chatID()}
+	scope := map[string]any{"type": "chat", "chat_id": r.chat.Load()}
 	var known []map[string]string
 	err := r.call(ctx, "getMyCommands", map[string]any{"scope": scope}, &known)
 	if want := botCommands(); err == nil && !reflect.DeepEqual(known, want) {
@@ -1582,95 +1176,79 @@ func keyBytes(name string, appCursor bool) (string, bool) {
 	if appCursor {
 		arrow = "\x1bO"
 	}
-	keys := map[string]string{"ENTER": "\r", "ESC": "\x1b", "TAB": "\t", "SHIFT_TAB": "\x1b[Z", "SPACE": " ",
+	b, ok := map[string]string{"ENTER": "\r", "ESC": "\x1b", "TAB": "\t", "SHIFT_TAB": "\x1b[Z", "SPACE": " ",
 		"BACKSPACE": "\x7f", "DELETE": "\x1b[3~", "PGUP": "\x1b[5~", "PGDN": "\x1b[6~", "UP": arrow + "A",
-		"DOWN": arrow + "B", "RIGHT": arrow + "C", "LEFT": arrow + "D", "HOME": arrow + "H", "END": arrow + "F"}
-	b, ok := keys[name]
+		"DOWN": arrow + "B", "RIGHT": arrow + "C", "LEFT": arrow + "D", "HOME": arrow + "H", "END": arrow + "F"}[name]
 	return b, ok
 }
 
-// operatorText is a message's text as data: no control characters but newline and tab. ok is false when it came
-// damaged.
-func operatorText(s string) (text string, ok bool) {
-	if !utf8.ValidString(s) || strings.ContainsRune(s, utf8.RuneError) || utf16Len(s) > messageUnits {
-		return "", false
+// operatorText is a message's text as data: no control characters but newline and tab. It is "" when it came damaged.
+func operatorText(s string) string {
+	if !utf8.ValidString(s) || strings.ContainsRune(s, utf8.RuneError) || fitUnits(s, 4096) < len(s) {
+		return ""
 	}
-	s = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(s)
-	return strings.Map(func(c rune) rune {
+	return strings.TrimSpace(strings.Map(func(c rune) rune {
 		if c < ' ' && c != '\n' && c != '\t' || c >= 0x7f && c < 0xa0 {
 			return -1
 		}
 		return c
-	}, s), true
+	}, strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(s)))
 }
 
-// wish is what a message asks for: an answer now, and at most one thing to be done.
+// wish is what a message asks for: an answer now, or one thing to be done.
 type wish struct {
-	reply, mono string
-	decision    *Decision
-	secret      bool // the decision's value is a password
-	input       *InputRecord
-	meta        map[string]string
+	reply    string
+	decision *Decision
+	secret   bool // the decision's value is a password
+	input    *InputRecord
+	meta     map[string]string // changes of the record "telegram"; "" removes a value
 }
 
 // said acts on a message.
 func (r *receiver) said(ctx context.Context, id int64, m *message, v *View) (err error) {
-	if m.MigrateTo != 0 {
-		r.migrate(m.MigrateTo)
-	}
 	at := time.Unix(m.Date, 0).Add(time.Second)
-	if skew := r.clockSkew(); skew.Abs() > 2*time.Second { // less may be the network
+	if skew := r.clockSkew(); skew.Abs() > 3*time.Second { // less may be rounding and the network
 		at = at.Add(-skew)
 	}
-	w := (&heard{message: m, view: v, at: at}).understand()
-	switch {
-	case w.secret:
-		w.reply, err = r.password(ctx, id, m, *w.decision)
-	case w.decision != nil:
-		w.decision.UpdateID = id
-		_, refusal, failed := r.store.Decide(*w.decision, time.Now())
-		if err = failed; err == nil && refusal != "" {
-			w.reply, err = "✗ "+string(refusal), r.once(id, "message")
+	w := (&heard{message: m, view: v, at: at, by: m.From.who()}).understand()
+	if w.secret {
+		r.later(func(ctx context.Context) {
+			if _, err := r.send(ctx, "deleteMessage", map[string]any{"message_id": m.ID}, true); err != nil {
+				r.tell(m.ID, "⚠️ Your message could not be deleted: delete it yourself.")
+			}
+		})
+		if !r.cfg.Load().FreeText {
+			w = wish{reply: "✗ A password cannot be given from here: type it at the keyboard."}
+		}
+	}
+	switch d := w.decision; {
+	case d != nil:
+		d.UpdateID = id
+		_, why, failed := r.store.Decide(*d, time.Now())
+		if err = failed; err == nil && why != "" {
+			w.reply, err = "✗ Nothing was done: "+string(why), r.reject(id, d.By, d.SessionID, d.PromptID, string(why))
 		}
 	case w.input != nil:
 		w.input.UpdateID = id
-		err = r.once(id, "message", w.input)
-	case w.reply != "" || w.mono != "":
-		err = r.once(id, "message")
-	}
-	if err == nil && w.meta != nil {
-		err = r.setMeta(w.meta)
+		if err = r.once(id, w.input); err == nil && w.input.Kind != "text" {
+			r.audit(Event{"SESSION_COMMAND", w.input.SessionID, "", []Field{{"command", w.input.Kind}, {"by", w.input.By}}})
+		}
+	case w.meta != nil:
+		next := &MetaRecord{Head: Head{ID: "telegram"}, Values: map[string]string{}}
+		maps.Copy(next.Values, cmp.Or(v.Meta["telegram"], next).Values)
+		maps.Copy(next.Values, w.meta)
+		maps.DeleteFunc(next.Values, func(_, value string) bool { return value == "" })
+		err = r.once(id, next)
+	case w.reply != "":
+		err = r.once(id)
 	}
 	if err != nil {
-		w = wish{reply: "✗ It could not be recorded, so nothing was done yet. It is tried again."}
+		w.reply = "✗ It could not be recorded, so nothing was done yet; it is tried again."
 	}
-	if w.reply != "" || w.mono != "" {
-		r.later(func(ctx context.Context) {
-			if _, err := r.Notify(ctx, Notice{Text: w.reply, Mono: w.mono, ReplyTo: m.ID}); err != nil {
-				r.log.Warn("answering the operator", "error", err)
-			}
-		})
+	if w.reply != "" {
+		r.tell(m.ID, w.reply)
 	}
 	return err
-}
-
-// password hands a secret to the session of this process that asked for it. The message is deleted whatever comes.
-func (r *receiver) password(ctx context.Context, id int64, m *message, d Decision) (reply string, err error) {
-	r.later(func(ctx context.Context) {
-		params := map[string]any{"message_id": m.ID}
-		if _, err := r.send(ctx, "deleteMessage", params, true); err != nil {
-			r.Notify(ctx, Notice{Text: "⚠️ Your message could not be deleted: delete it yourself.", ReplyTo: m.ID, Ring: true})
-		}
-	})
-	if !r.cfg.Load().FreeText {
-		return "✗ A password cannot be given from here: type it at the keyboard.", r.once(id, "message")
-	}
-	d.UpdateID = id
-	_, refusal, err := r.store.Decide(d, time.Now())
-	if err == nil && refusal != "" {
-		return "✗ " + string(refusal), r.once(id, "message")
-	}
-	return "", err
 }
 
 // heard is a message of the operator together with all that decides what it means.
@@ -1678,30 +1256,28 @@ type heard struct {
 	*message
 	view *View
 	at   time.Time // the end of the second it was written in, by our clock
+	by   string
 }
 
 // understand tells what a message asks for. It changes nothing.
 func (h *heard) understand() wish {
-	text, ok := operatorText(h.Text)
-	switch {
-	case !ok:
-		return wish{reply: "✗ This text came damaged. Nothing was done."}
-	case text == "" && h.Text+h.Caption == "":
-		return wish{}
-	case strings.TrimSpace(text) == "":
-		return wish{reply: "✗ Only text can be sent to a session."}
-	case strings.HasPrefix(text, "/"):
-		name, rest := cutWord(text[1:])
+	text := operatorText(h.Text)
+	if name, ok := strings.CutPrefix(text, "/"); ok {
+		name, rest := cutWord(name)
 		name, _, _ = strings.Cut(strings.ToLower(name), "@")
 		return h.command(name, rest)
 	}
 	s, p, refusal := h.target("")
-	if refusal != "" {
+	switch {
+	case s == nil:
 		return wish{reply: refusal}
+	case text == "":
+		return wish{reply: "✗ Nothing was done: only text can be sent to a session, and it must be undamaged."}
 	}
 	return h.speak(s, p, text)
 }
 
+// cutWord splits off the first word.
 func cutWord(s string) (word, rest string) {
 	if i := strings.IndexAny(s, " \t\n"); i >= 0 {
 		return s[:i], strings.TrimLeft(s[i:], " \t\n")
@@ -1712,50 +1288,46 @@ func cutWord(s string) (word, rest string) {
 // command does what is answered from the state, and turns the rest into something for a session.
 func (h *heard) command(name, line string) wish {
 	sid, rest := cutWord(line)
-	who := strconv.FormatInt(h.From.ID, 10)
+	example := map[string]string{"send": "go on", "keys": "CTRL_C"}[name]
+	help, names := "", []string{}
+	for _, c := range botCommands() {
+		names = append(names, c["command"])
+		help += "\n/" + c["command"] + "  " + c["description"]
+	}
 	switch name {
 	case "start", "help":
-		text := "The questions of your atlasbridge sessions come here: tap an answer, or reply to a message with text.\n"
-		for _, c := range botCommands() {
-			text += "\n/" + c["command"] + "  " + c["description"]
-		}
-		return wish{reply: text}
-	case "status":
-		return wish{reply: h.status()}
-	case "sessions":
-		return wish{reply: sessionList("Running:", h.view)}
+		return wish{reply: "The questions of your sessions come here. Tap an answer, or reply to a message with text.\n" + help}
+	case "status", "sessions":
+		return wish{reply: "Running:" + h.list(name == "status")}
 	case "release":
-		return wish{reply: "Released: text goes where it is a reply to.", meta: map[string]string{"claim:" + who: "", "switch:" + who: ""}}
+		return wish{reply: "Text goes to what it replies to.", meta: map[string]string{"claim " + h.by: "", "switch " + h.by: ""}}
 	case "keys":
 		if _, ok := keyBytes(sid, false); ok {
 			sid, rest = "", line
 		}
 		for _, key := range strings.Fields(rest) {
 			if _, ok := keyBytes(key, false); !ok {
-				return wish{reply: "✗ There is no key " + key + ". Keys: CTRL_A … CTRL_Z ENTER ESC TAB SHIFT_TAB SPACE BACKSPACE DELETE " +
-					"UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
+				return wish{reply: "✗ There is no key " + key + ". Keys: CTRL_A … CTRL_Z ENTER ESC TAB SHIFT_TAB SPACE " +
+					"BACKSPACE DELETE UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
 			}
 		}
-	case "switch", "send", "claim", "cancel", "screen", "last":
 	default:
-		var names []string
-		for _, c := range botCommands() {
-			names = append(names, c["command"])
+		if !slices.Contains(names, name) {
+			near := nearest(name, names)
+			if near != "" {
+				near = " Did you mean /" + near + "?"
+			}
+			return wish{reply: "✗ There is no /" + name + " here." + near + " To send it to a session: /send SID /" + name}
 		}
-		reply := "✗ There is no /" + name + " here."
-		if near := nearest(name, names); near != "" {
-			reply += " Did you mean /" + near + "?"
-		}
-		return wish{reply: reply + " To send it to a session as it is: /send SID /" + name}
 	}
 	s, _, refusal := h.target(sid)
 	switch {
-	case refusal != "":
-		return wish{reply: refusal}
+	case s == nil:
+		return wish{reply: cmp.Or(refusal, "✗ Which session? Running:"+h.list(false))}
 	case name == "switch" || name == "claim":
-		return wish{reply: "Your text goes to " + origin(s), meta: map[string]string{name + ":" + who: s.ID}}
-	case rest == "" && (name == "send" || name == "keys"):
-		return wish{reply: "✗ What? Example: /" + name + " " + shortID(s.ID) + map[string]string{"send": " go on", "keys": " CTRL_C"}[name]}
+		return wish{reply: "Your text goes to " + origin(s), meta: map[string]string{name + " " + h.by: s.ID}}
+	case rest == "" && example != "":
+		return wish{reply: "✗ What? Example: /" + name + " " + shortID(s.ID) + " " + example}
 	case name == "send":
 		return h.speak(s, nil, rest)
 	}
@@ -1763,12 +1335,12 @@ func (h *heard) command(name, line string) wish {
 }
 
 func (h *heard) input(s *SessionRecord, kind, text string) *InputRecord {
-	return &InputRecord{Head: Head{Rec: "input", ID: newID()}, SessionID: s.ID, Kind: kind, Text: text,
-		By: "telegram:" + strconv.FormatInt(h.From.ID, 10), ReplyTo: h.ID, Status: "queued"}
+	return &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: kind, Text: text, By: h.by, ReplyTo: h.ID, Status: "queued"}
 }
 
 // target finds the session meant: the one named, or whose message this replies to (then also the question asked
-// there), or the claimed or switched one, or the only one. Otherwise it refuses with the list; it never guesses.
+// there), or the claimed or switched one, or the only one. Otherwise it refuses with the list: it never guesses.
+// No session and no refusal: people talking in a group.
 func (h *heard) target(sid string) (s *SessionRecord, p *PromptRecord, refusal string) {
 	var live, named []*SessionRecord
 	for _, s := range h.view.Sessions {
@@ -1779,68 +1351,55 @@ func (h *heard) target(sid string) (s *SessionRecord, p *PromptRecord, refusal s
 			named = append(named, s)
 		}
 	}
-	who := strconv.FormatInt(h.From.ID, 10)
-	held := cmp.Or(metaValue(h.view, "claim:"+who), metaValue(h.view, "switch:"+who))
+	held := cmp.Or(h.view.Meta["telegram"], &MetaRecord{}).Values
+	claimed := h.view.Sessions[cmp.Or(held["claim "+h.by], held["switch "+h.by])]
+	replied, question := h.replied()
 	switch {
+	case sid != "" && len(named) != 1:
+		return nil, nil, "✗ " + sid + " does not name one session. Running:" + h.list(false)
 	case sid != "":
-		if len(named) != 1 {
-			return nil, nil, sessionList("✗ "+sid+" does not name one session. Running:", h.view)
-		}
 		s = named[0]
-	case h.ReplyTo != nil && h.replied() != nil:
-		s, p = h.replied(), h.question()
-	case held != "":
-		s = h.view.Sessions[held]
+	case replied != nil:
+		s, p = replied, question
+	case claimed != nil:
+		s = claimed
 	case h.Chat.ID < 0:
-		return nil, nil, "" // people talk in a group: only what is addressed counts
+		return nil, nil, ""
 	case len(live) == 1:
 		s = live[0]
-	case len(live) > 1:
-		return nil, nil, sessionList("✗ Which session? Reply to one of its messages, or /switch SID. Running:", h.view)
+	default:
+		return nil, nil, "✗ Which session? Reply to one of its messages, or /switch SID. Running:" + h.list(false)
 	}
-	switch {
-	case s == nil:
-		return nil, nil, "✗ No session is running here."
-	case s.Status != "active":
-		return nil, nil, sessionList("✗ "+origin(s)+" has ended. Nothing was sent. Running:", h.view)
-	case h.at.Before(s.StartedAt):
-		return nil, nil, "✗ That was written before " + origin(s) + " began. Nothing was sent."
+	if s.Status != "active" {
+		return nil, nil, "✗ Nothing was sent: " + origin(s) + " has ended. Running:" + h.list(false)
+	}
+	if h.at.Before(s.StartedAt) {
+		return nil, nil, "✗ Nothing was sent: you wrote that before " + origin(s) + " began."
 	}
 	return s, p, ""
 }
 
-// question is the question whose message this replies to.
-func (h *heard) question() *PromptRecord {
-	for _, p := range h.view.Prompts {
-		if h.ReplyTo != nil && p.MsgID != 0 && p.MsgID == h.ReplyTo.ID {
-			return p
-		}
+// replied is the session, and the question if it was one, whose message this replies to.
+func (h *heard) replied() (*SessionRecord, *PromptRecord) {
+	if h.ReplyTo == nil {
+		return nil, nil
 	}
-	return nil
-}
-
-// replied is the session whose message this replies to: by the question asked in it, or by its last line.
-func (h *heard) replied() *SessionRecord {
-	if p := h.question(); p != nil {
-		return h.view.Sessions[p.SessionID]
+	for _, p := range h.view.Prompts {
+		if p.MsgID != 0 && p.MsgID == h.ReplyTo.ID {
+			return h.view.Sessions[p.SessionID], p
+		}
 	}
 	m := sessionMark.FindStringSubmatch(h.ReplyTo.Text)
-	if m == nil || h.ReplyTo.From == nil || !h.ReplyTo.From.IsBot {
-		return nil
-	}
 	for _, s := range h.view.Sessions {
-		if shortID(s.ID) == m[1] {
-			return s
+		if m != nil && shortID(s.ID) == m[1] && h.ReplyTo.From != nil && h.ReplyTo.From.IsBot {
+			return s, nil
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // speak gives text to a session: as the answer to its open question, or as free input. p is the question replied to.
 func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
-	if s == nil {
-		return wish{}
-	}
 	replied := p != nil
 	for _, open := range h.view.Prompts {
 		if p == nil && open.SessionID == s.ID && open.Status == AwaitingReply {
@@ -1851,108 +1410,86 @@ func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
 	case p == nil || p.Idle:
 		return wish{input: h.input(s, "text", text)}
 	case !replied && h.at.Before(p.CreatedAt):
-		return wish{reply: "✗ A question came after you wrote that. Nothing was sent: " + p.Question}
-	case p.Secret && !replied:
-		return wish{reply: "✗ " + origin(s) + " waits for a password, so nothing was sent."}
+		return wish{reply: "✗ Nothing was sent: you wrote that before this was asked."}
+	case !replied && p.Secret:
+		return wish{reply: "✗ Nothing was sent: " + origin(s) + " waits for a password."}
 	}
 	value, refusal := answerTo(p, text, replied)
 	if refusal != "" {
-		return wish{reply: "✗ " + refusal}
+		return wish{reply: "✗ Nothing was done: " + refusal}
 	}
-	return wish{secret: p.Secret, decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: value,
-		By: "telegram:" + strconv.FormatInt(h.From.ID, 10)}}
+	return wish{secret: p.Secret, decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: value, By: h.by}}
 }
 
 // answerTo turns text into a value for Store.Decide: a choice by its key or label, several by their keys; else the
 // text itself, which refuses a permission when it replies to the question.
 func answerTo(p *PromptRecord, text string, replied bool) (value, refusal string) {
-	if p.Secret {
-		return text, ""
-	}
-	var keys []string
-	words := []string{text}
+	words, keys := []string{text}, []string{}
 	if p.Multi {
 		words = strings.FieldsFunc(text, func(c rune) bool { return c == ',' || c == ' ' })
 	}
 	for _, word := range words {
-		word = strings.TrimSpace(word)
 		for _, c := range answers(p) {
 			if !strings.EqualFold(word, c.Key) && !strings.EqualFold(word, c.Label) {
 				continue
 			}
-			if p.Cut && !refuses(c) {
-				return "", "Not all of it was shown: tap Show all, then answer there."
+			if keys = append(keys, c.Key); p.Cut && grants(c) {
+				return "", "not all of it was shown. Tap Show all, then answer there."
 			}
-			keys = append(keys, c.Key)
-		}
-		if strings.EqualFold(word, "enter") && (p.Type == ConfirmEnter || p.ambiguous()) {
-			keys = append(keys, "enter")
 		}
 	}
 	switch {
-	case len(keys) > 0 && len(keys) == len(words):
+	case !p.Secret && len(keys) > 0 && len(keys) == len(words):
 		return strings.Join(keys, ","), ""
 	case p.Permission && replied:
 		return "deny:" + text, ""
 	case p.Permission:
-		return "", "A permission is asked for. Tap a button, or reply to that message to refuse and say why: " + p.Question
+		return "", "a permission is asked for. Tap a button, or reply to that message to refuse and say why."
 	}
 	return text, ""
 }
 
-// status is what /status shows: what waits, who listens, and the audit log's head, which the chat then witnesses.
-func (h *heard) status() string {
-	text := sessionList("Running:", h.view)
-	for _, p := range h.view.Prompts {
-		if s := h.view.Sessions[p.SessionID]; s != nil && p.open() && !p.Idle {
-			text += "\n❓ " + clipUnits(p.Question, 100) + "\n" + timeLeft(p, time.Now()) + " · " + origin(s)
-		}
-	}
-	text += "\nListening: process " + metaValue(h.view, "poller_pid") + " since " + metaValue(h.view, "poller_since")
-	if a := h.view.Meta["audit"]; a != nil {
-		text += fmt.Sprintf("\nAudit log: %d %s", a.Seq, a.Hash)
-	}
-	return text
-}
-
-// sessionList is the running sessions under a heading.
-func sessionList(heading string, v *View) string {
+// list is the running sessions; more: and what waits, and the head of the audit log, which the chat then witnesses.
+func (h *heard) list(more bool) string {
 	var lines []string
-	for _, s := range v.Sessions {
-		if s.Status == "active" {
-			lines = append(lines, "\n• "+strings.ReplaceAll(s.Activity, "_", " ")+" · "+origin(s))
+	for _, s := range h.view.Sessions {
+		if s.Status != "active" {
+			continue
 		}
+		line := "\n• " + origin(s) + " " + strings.ReplaceAll(cmp.Or(s.Activity, "running"), "_", " ")
+		for _, p := range h.view.Prompts {
+			if more && p.SessionID == s.ID && p.open() && !p.Idle {
+				line += "\n   ❓ " + clean(p.Question, 100) + "\n   " + timeLeft(p)
+			}
+		}
+		lines = append(lines, line)
 	}
 	slices.Sort(lines)
-	if lines == nil {
-		lines = []string{"\nnothing"}
+	if a := h.view.Meta["audit"]; more && a != nil {
+		lines = append(lines, fmt.Sprintf("\nAudit log: %d %s\nListening: process %d", a.Seq, a.Hash, os.Getpid()))
 	}
-	return heading + strings.Join(lines, "")
+	return cmp.Or(strings.Join(lines, ""), " nothing")
+}
+
+// setup is one run of `atlasbridge setup`.
+type setup struct {
+	*command
+	o      *options
+	bot    *Telegram
+	held   bool   // nobody else polls
+	config Config // as far as config.toml has it
 }
 
 // cmdSetup connects a bot: token, who the operator is, config.toml, a test. What is there already is kept.
-//
-// The code is shown in this terminal and has to come from the phone, not the other way round: whoever sends it has
-// seen this terminal, so a stranger who writes to the bot first cannot be taken for the operator by one careless key.
 func cmdSetup(c *command) int {
 	o, code := c.options()
 	if o == nil {
 		return code
 	}
-	s := &setup{command: c, o: o}
-	if err := s.run(); err != nil {
+	if err := (&setup{command: c, o: o}).run(); err != nil {
 		return c.fail(err)
 	}
 	return 0
-}
-
-// setup is one run of cmdSetup.
-type setup struct {
-	*command
-	o      *options
-	bot    *Telegram
-	me     user
-	offset int64
 }
 
 func (s *setup) say(format string, args ...any) { fmt.Fprintf(s.stdout, format+"\n", args...) }
@@ -1970,212 +1507,188 @@ func (s *setup) run() error {
 	if err != nil {
 		return err
 	}
-	kept := func(key string) string { return fmt.Sprint(cmp.Or(old[key].value, any(""))) }
-	token, err := s.token(kept("telegram.bot_token"))
-	if err == nil {
-		err = checkToken(token)
+	for _, row := range settings(&was) {
+		if e, ok := old[row.key]; ok && strings.HasPrefix(row.key, "telegram.") {
+			if err := row.put(&s.config, e.value); err != nil {
+				return fmt.Errorf("config.toml:%d: %s %w", e.line, row.key, err)
+			}
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("bot token: %w", err)
-	}
-	base := cmp.Or(s.o.text("api-base"), s.getenv("TELEGRAM_API_BASE"), kept("telegram.api_base"), "https://api.telegram.org")
-	if err := checkBaseURL(base); err != nil {
-		return fmt.Errorf("api base: %w", err)
+	token, err := s.token()
+	base := cmp.Or(s.o.text("api-base"), s.getenv("TELEGRAM_API_BASE"), s.config.APIBase, "https://api.telegram.org")
+	if err = cmp.Or(err, checkToken(token), checkBaseURL(base)); err != nil {
+		return fmt.Errorf("bot token and api base: %w", err)
 	}
 	s.bot = newBot(token, base)
 	if s.bot.store, err = openStore(dir); err != nil {
 		return err
 	}
-	if err := s.bot.call(s.ctx, "getMe", map[string]any{}, &s.me); err != nil {
-		return hinted(err, "401 or 404: the token is not valid, ask @BotFather for it; else check the network")
-	}
-	s.say("Bot: @%s", s.me.Username)
+	defer s.bot.store.Close()
 	release, held, err := s.bot.store.TryPoll()
 	if err != nil {
 		return err
 	}
-	if held {
+	if s.held = held; held {
 		defer release()
 	}
-	if err := s.webhook(); err != nil {
+	if err := s.operator(); err != nil {
 		return err
 	}
-	chatID, users, err := s.operator(old, held)
+	values := []string{"bot_token = " + strconv.Quote(token), "chat_id = " + strconv.FormatInt(s.config.ChatID, 10),
+		"allowed_users = " + strings.ReplaceAll(fmt.Sprint(s.config.Users), " ", ", ")}
+	if base != "https://api.telegram.org" {
+		values = append(values, "api_base = "+strconv.Quote(base))
+	}
+	if err := writeConfig(path, values); err != nil {
+		return fmt.Errorf("writing config.toml: %w", err)
+	}
+	s.say("Written: %s", path)
+	return s.test()
+}
+
+// token finds the bot token: file ("-": standard input), environment, configuration; or asks, without echo.
+func (s *setup) token() (string, error) {
+	name := s.o.text("token-file")
+	if kept := cmp.Or(s.getenv("TELEGRAM_BOT_TOKEN"), s.config.Token); name == "" && kept != "" {
+		return kept, nil
+	}
+	var text []byte
+	var err error
+	switch {
+	case name == "-":
+		text, err = io.ReadAll(io.LimitReader(s.stdin, 1024))
+	case name != "":
+		text, err = os.ReadFile(name)
+	case onTerminal(s.stdin):
+		fmt.Fprint(s.stdout, "Make a bot with @BotFather (/newbot) and paste its token here (it is not shown): ")
+		text, err = term.ReadPassword(int(s.stdin.Fd()))
+		s.say("")
+	}
+	if token := strings.TrimSpace(string(text)); token != "" || err != nil {
+		return token, err
+	}
+	return "", errors.New("none given: use --token-file FILE (- is standard input) or TELEGRAM_BOT_TOKEN")
+}
+
+// operator checks the bot, and finds chat and user: by flag, as configured, or by a code from the phone.
+//
+// The code is shown in this terminal and has to come from the phone, not the other way round: whoever sends it has
+// seen this terminal, so a stranger who writes to the bot first is not taken for the operator by a careless "y".
+func (s *setup) operator() error {
+	var me user
+	var hook struct{ URL string }
+	err := s.bot.call(s.ctx, "getMe", nil, &me)
+	if err == nil {
+		err = s.bot.call(s.ctx, "getWebhookInfo", nil, &hook)
+	}
+	if err == nil && hook.URL != "" && s.o.on("yes") {
+		err = s.bot.call(s.ctx, "deleteWebhook", nil, nil)
+	} else if err == nil && hook.URL != "" {
+		err = hinted(fmt.Errorf("the bot has a webhook, %s", visible(hook.URL)), "--yes removes it; or make another bot")
+	}
 	if err != nil {
 		return err
 	}
-	ids := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(users)), ", "), "[]")
-	values := [][2]string{{"bot_token", strconv.Quote(token)}, {"chat_id", strconv.FormatInt(chatID, 10)}, {"allowed_users", "[" + ids + "]"}}
-	if base != "https://api.telegram.org" {
-		values = append(values, [2]string{"api_base", strconv.Quote(base)})
+	s.say("Bot: @%s", me.Username)
+	c := &s.config
+	chat, err1 := strconv.ParseInt(cmp.Or(s.o.text("chat-id"), fmt.Sprint(c.ChatID)), 10, 64)
+	id, err2 := strconv.ParseInt(cmp.Or(s.o.text("user-id"), "0"), 10, 64)
+	if err := cmp.Or(err1, err2); err != nil || id < 0 {
+		return errors.New("--chat-id and --user-id must be numbers, not names")
 	}
-	if err := writeConfig(path, values); err != nil {
-		return err
+	if c.ChatID = cmp.Or(chat, id); id != 0 && !slices.Contains(c.Users, id) {
+		c.Users = append(c.Users, id)
 	}
-	s.say("Written: %s", path)
-	return s.test(chatID, users, held)
-}
-
-// token finds the bot token: file, standard input, environment, what is configured, or asks without echo.
-func (s *setup) token(kept string) (string, error) {
-	if name := s.o.text("token-file"); name != "" {
-		text, err := os.ReadFile(name)
-		return strings.TrimSpace(string(text)), err
-	}
-	if s.o.on("token-stdin") {
-		text, err := io.ReadAll(io.LimitReader(s.stdin, 1024))
-		return strings.TrimSpace(string(text)), err
-	}
-	if token := cmp.Or(s.getenv("TELEGRAM_BOT_TOKEN"), kept); token != "" {
-		return token, nil
-	}
-	if !onTerminal(s.stdin) {
-		return "", errors.New("give it by --token-file, --token-stdin or TELEGRAM_BOT_TOKEN")
-	}
-	fmt.Fprint(s.stdout, "Make a bot with @BotFather (/newbot) and paste its token here (not shown): ")
-	text, err := term.ReadPassword(int(s.stdin.Fd()))
-	s.say("")
-	return strings.TrimSpace(string(text)), err
-}
-
-// webhook removes a webhook, which keeps a bot from being polled, if the user agrees.
-func (s *setup) webhook() error {
-	var hook struct{ URL string }
-	if err := s.bot.call(s.ctx, "getWebhookInfo", map[string]any{}, &hook); err != nil || hook.URL == "" {
-		return err
-	}
-	if !s.o.on("yes") {
-		fmt.Fprintf(s.stdout, "This bot sends its updates to %s. Remove that webhook? (y/n) ", visible(hook.URL))
-		answer, _ := bufio.NewReader(s.stdin).ReadString('\n')
-		if strings.TrimSpace(answer) != "y" {
-			return errors.New("a bot with a webhook cannot be polled: remove it, or use another bot")
-		}
-	}
-	return s.bot.call(s.ctx, "deleteWebhook", map[string]any{}, nil)
-}
-
-// operator finds chat and user: by flag, as configured, or by a code from the phone.
-func (s *setup) operator(old map[string]tomlEntry, held bool) (chatID int64, users []int64, err error) {
-	var was Config
-	for _, row := range settings(&was) {
-		if e, ok := old[row.key]; ok && (row.key == "telegram.chat_id" || row.key == "telegram.allowed_users") {
-			if err := row.put(&was, e.value); err != nil {
-				return 0, nil, fmt.Errorf("config.toml:%d: %s %w", e.line, row.key, err)
-			}
-		}
-	}
-	chatID, users = was.ChatID, was.Users
-	if text := s.o.text("user-id"); text != "" {
-		id, err := strconv.ParseInt(text, 10, 64)
-		if err != nil || id <= 0 {
-			return 0, nil, errors.New("--user-id must be a number, not a name")
-		}
-		if chatID = cmp.Or(chatID, id); !slices.Contains(users, id) {
-			users = append(users, id)
-		}
-	}
-	if text := s.o.text("chat-id"); text != "" {
-		if chatID, err = strconv.ParseInt(text, 10, 64); err != nil {
-			return 0, nil, errors.New("--chat-id must be a number")
-		}
-	}
-	if chatID != 0 && len(users) > 0 {
-		s.say("Chat %d, allowed users %v", chatID, users)
-		return chatID, users, nil
-	}
-	if !held {
-		return 0, nil, hinted(errors.New("a running session listens to this bot"), "end it first, or give --chat-id and --user-id")
+	if c.ChatID != 0 && len(c.Users) > 0 {
+		s.say("Chat %d, allowed users %v", c.ChatID, c.Users)
+		return nil
 	}
 	number, err := rand.Int(rand.Reader, big.NewInt(1_000_000))
 	if err != nil {
-		return 0, nil, err
+		return err
 	}
 	code, tries := fmt.Sprintf("%06d", number), map[int64]int{}
-	s.say("Open https://t.me/%s, press Start (or send anything), then send it this code:  %s", s.me.Username, code)
-	err = s.wait(func(u *update) bool {
+	s.say("Open https://t.me/%s and send it anything; then send it this code:  %s", me.Username, code)
+	return s.wait(func(u *update) bool {
+		if u.Message == nil || u.Message.From == nil {
+			return false
+		}
 		m := u.Message
-		if m == nil || m.From == nil || m.From.IsBot || len(m.SenderChat) > 0 || m.ForwardDate != 0 || m.EditDate != 0 {
+		if tries[m.From.ID]++; tries[m.From.ID] > 5 { // five of a million
 			return false
 		}
-		if tries[m.From.ID]++; tries[m.From.ID] > 5 { // of a million: nobody guesses it
+		if _, reason := admitted(u, []int64{m.From.ID}, m.Chat.ID); reason != "" {
 			return false
 		}
-		if subtle.ConstantTimeCompare([]byte(strings.TrimSpace(m.Text)), []byte(code)) == 1 {
-			chatID, users = m.Chat.ID, append(users, m.From.ID)
-			s.say("\nConfirmed: %s (user %d) in %s chat %d", clip(visible(m.From.Name), 40), m.From.ID, m.Chat.Type, m.Chat.ID)
-			return true
+		s.say("\n%s, user %d, wrote in %s chat %d", clip(visible(m.From.Name), 40), m.From.ID, m.Chat.Type, m.Chat.ID)
+		if subtle.ConstantTimeCompare([]byte(strings.TrimSpace(m.Text)), []byte(code)) != 1 {
+			s.say("If that is you, send the code.")
+			return false
 		}
-		s.say("\n%s (user %d) wrote to the bot. If that is you, send the code.", clip(visible(m.From.Name), 40), m.From.ID)
-		return false
+		c.ChatID, c.Users = m.Chat.ID, append(c.Users, m.From.ID)
+		return true
 	})
-	return chatID, users, err
 }
 
-// wait polls until done, a dot for every round.
+// wait polls until done says so, a dot for every round.
 func (s *setup) wait(done func(*update) bool) error {
+	if !s.held {
+		return hinted(errors.New("a running session listens to this bot"), "end it, or give --chat-id, --user-id and --no-test")
+	}
 	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Minute)
 	defer cancel()
-	for failures := 0; ; {
+	params := map[string]any{"timeout": 10, "allowed_updates": []string{"message", "callback_query"}}
+	for failures := 0; ctx.Err() == nil; {
 		var updates []update
-		params := map[string]any{"timeout": 10, "allowed_updates": []string{"message", "callback_query"}}
-		if s.offset != 0 {
-			params["offset"] = s.offset
-		}
-		err := s.bot.call(ctx, "getUpdates", params, &updates)
-		if ctx.Err() != nil {
-			return hinted(errors.New("nothing came within 10 minutes"), "run atlasbridge setup again; the code will be another one")
-		}
-		if err != nil {
-			if failures++; !asAPI(err).temporary() || failures > 10 {
-				return err
+		if e := s.bot.request(ctx, "getUpdates", params, &updates); e != nil {
+			if !e.temporary() {
+				return hinted(e, e.trouble())
 			}
-			_ = sleep(ctx, max(asAPI(err).after, backoff(failures-1, 0)))
-			continue
+			_ = sleep(ctx, max(e.after, backoff(failures, 0)))
+			failures++
 		}
 		fmt.Fprint(s.stdout, ".")
 		for i := range updates {
-			if s.offset = updates[i].ID + 1; done(&updates[i]) {
-				return s.bot.call(ctx, "getUpdates", map[string]any{"offset": s.offset, "timeout": 0}, nil)
+			params["offset"] = updates[i].ID + 1
+			if done(&updates[i]) {
+				params["timeout"] = 0
+				return s.bot.call(ctx, "getUpdates", params, nil) // confirms what was read
 			}
 		}
 	}
+	return hinted(errors.New("nothing came within 10 minutes"), "run atlasbridge setup again; there will be another code")
 }
 
 // test sends a message with a button and waits until it is pressed.
-func (s *setup) test(chatID int64, users []int64, held bool) error {
+func (s *setup) test() error {
 	if s.o.on("no-test") {
 		return nil
 	}
-	s.bot.chat = chatID
-	data := "setup:" + newNonce()
-	params := (&richText{}).params()
-	params["text"] = "AtlasBridge is connected. Press the button to finish the setup."
-	params["reply_markup"] = map[string]any{"inline_keyboard": [][]button{{{"✅ It works", data}}}}
-	id, err := s.bot.send(s.ctx, "sendMessage", params, true)
+	s.bot.chat.Store(s.config.ChatID)
+	text, data := &richText{}, "setup:"+newNonce()
+	text.line("", "AtlasBridge is connected. Press the button to finish the setup.")
+	id, err := s.bot.send(s.ctx, "sendMessage", text.params([][]button{{{"✅ It works", data}}}), true)
 	if err != nil {
 		return hinted(err, "press Start in the bot's chat, then run atlasbridge setup again")
 	}
-	if !held {
-		s.say("A test message was sent; the session that listens to this bot takes its button.")
-		return nil
-	}
-	s.say("A test message was sent: press its button (--no-test skips this)")
+	s.say("A test message was sent: press its button.")
 	err = s.wait(func(u *update) bool {
-		if _, reason := admitted(u, users, chatID); reason != "" || u.Callback == nil || u.Callback.Data != data {
+		_, reason := admitted(u, s.config.Users, s.config.ChatID)
+		if reason != "" || u.Callback == nil || u.Callback.Data != data {
 			return false
 		}
 		_ = s.bot.call(s.ctx, "answerCallbackQuery", map[string]any{"callback_query_id": u.Callback.ID}, nil)
 		return true
 	})
-	if err != nil {
-		return err
+	if err == nil {
+		s.say("\nIt works. Now: atlasbridge run claude")
+		_, err = s.bot.send(s.ctx, "editMessageText", map[string]any{"message_id": id, "text": "✅ AtlasBridge is connected."}, true)
 	}
-	s.say("\nIt works. Now: atlasbridge run claude")
-	return s.bot.edit(s.ctx, map[string]any{"message_id": id, "text": "✅ AtlasBridge is connected."})
+	return err
 }
 
-// writeConfig puts the values into the [telegram] table of the file and leaves every other line as it is.
-func writeConfig(path string, values [][2]string) error {
+// writeConfig puts the lines into the [telegram] table of the file and leaves every other line as it is.
+func writeConfig(path string, values []string) error {
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -2192,42 +1705,29 @@ func writeConfig(path string, values [][2]string) error {
 	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
 		err = os.Rename(path+".new", path)
 	}
-	if err != nil {
-		return fmt.Errorf("writing the configuration: %w", err)
-	}
-	return syncDir(filepath.Dir(path))
+	return cmp.Or(err, syncDir(filepath.Dir(path)))
 }
 
-// withTelegram is the text of a configuration with these keys in its [telegram] table; values are as TOML writes them.
-func withTelegram(text string, values [][2]string) string {
-	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
-	isTable := func(line string) bool { return strings.HasPrefix(strings.TrimSpace(line), "[") }
-	start := slices.IndexFunc(lines, func(line string) bool {
-		m := tomlTable.FindStringSubmatch(line)
-		return m != nil && m[1] == "telegram"
-	})
-	if start < 0 {
-		lines = append(lines, "", "[telegram]")
-		start = len(lines) - 1
-	}
-	for _, kv := range values {
-		end := len(lines)
-		if i := slices.IndexFunc(lines[start+1:], isTable); i >= 0 {
-			end = start + 1 + i
-		}
-		line := kv[0] + " = " + kv[1]
-		at := slices.IndexFunc(lines[start+1:end], func(l string) bool {
-			name, _, ok := strings.Cut(l, "=")
-			return ok && strings.TrimSpace(name) == kv[0]
-		})
-		if at >= 0 {
-			lines[start+1+at] = line
+// withTelegram is the text of a configuration with these lines in its [telegram] table instead of those with the
+// same keys.
+func withTelegram(text string, values []string) string {
+	key := func(line string) string { k, _, _ := strings.Cut(line, "="); return strings.TrimSpace(k) }
+	inside, found, out := false, false, []string{}
+	for _, line := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
+		if strings.HasPrefix(strings.TrimSpace(line), "[") {
+			m := tomlTable.FindStringSubmatch(line)
+			inside = m != nil && m[1] == "telegram"
+			if out = append(out, line); inside {
+				found, out = true, append(out, values...)
+			}
 			continue
 		}
-		for end > start+1 && strings.TrimSpace(lines[end-1]) == "" {
-			end--
+		if !inside || !slices.ContainsFunc(values, func(v string) bool { return key(v) == key(line) }) {
+			out = append(out, line)
 		}
-		lines = slices.Insert(lines, end, line)
 	}
-	return strings.TrimLeft(strings.Join(lines, "\n"), "\n") + "\n"
+	if !found {
+		out = append(append(out, "", "[telegram]"), values...)
+	}
+	return strings.TrimLeft(strings.Join(out, "\n"), "\n") + "\n"
 }
