@@ -374,6 +374,21 @@ func verify(r io.Reader, anchors []Anchor) Verdict {
 	return v
 }
 
+// verifyAudit verifies the log as it is now against the head that the state keeps and the anchors. The head is noted
+// after the entry was written: the log is never behind it.
+func (s *Store) verifyAudit(view *View, anchors ...Anchor) (Verdict, error) {
+	if m := view.Meta["audit"]; m != nil {
+		anchors = append(anchors, Anchor{m.Seq, m.Hash, "state.jsonl"})
+	}
+	s.audit.mu.Lock()
+	defer s.audit.mu.Unlock()
+	if _, err := s.audit.log.acquire(); err != nil {
+		return Verdict{}, err
+	}
+	s.audit.log.release()
+	return verify(io.NewSectionReader(s.audit.log.f, 0, s.audit.log.end), anchors), nil
+}
+
 // cmdAudit is `atlasbridge audit verify [--json] [--head [SEQ:]HASH]`.
 func cmdAudit(c *command) int {
 	o, code := c.options()
@@ -397,19 +412,10 @@ func cmdAudit(c *command) int {
 		return c.fail(err)
 	}
 	defer s.Close()
-	if m := view.Meta["audit"]; m != nil { // noted after the entry was written: the log is never behind it
-		anchors = append(anchors, Anchor{m.Seq, m.Hash, "state.jsonl"})
-	}
-	s.audit.mu.Lock()
-	_, err = s.audit.log.acquire()
-	if err == nil {
-		s.audit.log.release()
-	}
-	s.audit.mu.Unlock()
+	v, err := s.verifyAudit(view, anchors...)
 	if err != nil {
 		return c.fail(err)
 	}
-	v := verify(io.NewSectionReader(s.audit.log.f, 0, s.audit.log.end), anchors)
 	if o.on("json") {
 		code = c.printJSON(v)
 	} else if v.OK {

@@ -589,16 +589,12 @@ func (d *doctor) telegram(cfg *Config) time.Duration {
 
 // records checks the state, the clock against it, who polls, and the audit chain.
 func (d *doctor) records(dir, channel string, skew time.Duration) {
-	st, err := openStore(dir)
-	v := &View{}
-	if err == nil {
-		defer st.Close()
-		v, err = st.View()
-	}
+	st, v, err := d.openState()
 	if err != nil {
 		d.tell("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"), "", "")
 		return
 	}
+	defer st.Close()
 	d.tell("state", nil, fmt.Sprintf("%d sessions, %d prompts", len(v.Sessions), len(v.Prompts)), "")
 	if channel == "telegram" {
 		poller := "nobody, which is right while no session runs"
@@ -617,11 +613,7 @@ func (d *doctor) records(dir, channel string, skew time.Duration) {
 		err = fmt.Errorf("this clock is %s off", skew.Abs().Round(time.Second))
 	}
 	d.tell("clock", hinted(err, "set the clock (timedatectl set-ntp true)"), time.Now().Format(time.RFC3339), "")
-	var heads []Anchor
-	if m := v.Meta["audit"]; m != nil {
-		heads = []Anchor{{m.Seq, m.Hash, "state.jsonl"}}
-	}
-	verdict, err := verifyFile(filepath.Join(dir, "audit.log"), heads)
+	verdict, err := st.verifyAudit(v)
 	if err == nil && !verdict.OK {
 		err = fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason)
 	}

@@ -1258,7 +1258,7 @@ func (v *view) marked(f *found, text string) bool {
 		for i := len(all) - 1; i >= max(0, len(all)-3) && f.Choices == nil; i-- {
 			m := all[i]
 			before, rest := strings.TrimSpace(text[:m[0]]), strings.Trim(text[m[1]:], " ?:>›»…")
-			tokens, single := answers(text[m[2]:m[3]])
+			tokens, single := answerTokens(text[m[2]:m[3]])
 			angle := text[m[0]] == '<'
 			one := len(tokens) == 1
 			switch {
@@ -1299,7 +1299,7 @@ func (v *view) marked(f *found, text string) bool {
 
 // answers splits what stands in the brackets of a marker; nil when that is no list of answers. single:
 // letters without anything between them ("[12?q]"), which are read one key at a time.
-func answers(inner string) (tokens []string, single bool) {
+func answerTokens(inner string) (tokens []string, single bool) {
 	parts := reSplit.Split(strings.TrimSpace(inner), -1)
 	if len(parts) == 1 {
 		low := strings.ToLower(strings.Trim(inner, "[] "))

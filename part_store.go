@@ -868,6 +868,23 @@ func (s *Store) move(id string, to State, now time.Time, change func(*PromptReco
 
 func ref[T any](v T) *T { return &v }
 
+// byWhom says who decided, in a message.
+func byWhom(by *string) string {
+	switch {
+	case by == nil:
+		return "in the terminal"
+	case *by == "cli:local":
+		return "at the keyboard"
+	case *by == "cli:answer":
+		return "with atlasbridge answer"
+	case *by == "auto:timeout":
+		return "by its timeout"
+	case strings.HasPrefix(*by, "telegram:"):
+		return "on the phone (" + *by + ")"
+	}
+	return "by " + *by
+}
+
 // replySource says whose answer was typed.
 func replySource(p *PromptRecord) string {
 	if p.DecidedBy != nil && strings.HasPrefix(*p.DecidedBy, "auto:") {
