@@ -104,7 +104,7 @@ func TestCommandLine(t *testing.T) {
 		{"config", 0, `(?m)^timeout_seconds +600 +default$`, ""},
 		{"completion", 2, "", `usage: atlasbridge completion bash\|zsh\|fish`},
 		{"completion tcsh", 2, "", `usage: atlasbridge completion bash\|zsh\|fish`},
-		{"completion fish", 0, `complete -c atlasbridge .* -a status`, ""},
+		{"completion fish", 0, `complete -c atlasbridge .* -a '.*status`, ""},
 		{"debug", 2, "", `usage: atlasbridge debug bundle`},
 		{"debug bundel", 2, "", `usage: atlasbridge debug bundle`},
 	} {

@@ -17,7 +17,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -443,24 +442,21 @@ func version() map[string]string {
 // cmdCompletion prints the script for a shell. After `run` the shell's own completion of commands and files goes
 // on. Zsh runs the script of bash.
 func cmdCompletion(c *command) int {
-	quote := func(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
-	names, fish := strings.Join(commandNames(), " "), ""
-	cases := "  help) words=" + quote(names) + " ;;\n"
+	names := strings.Join(commandNames(), " ")
+	cases := "  help) words='" + names + "' ;;\n"
+	fish := "complete -c atlasbridge -n __fish_use_subcommand -f -a '" + names + "'\n"
 	for _, s := range commands() {
-		in := quote("__fish_seen_subcommand_from " + s.name)
-		fish += fmt.Sprintf("complete -c atlasbridge -n __fish_use_subcommand -f -a %s -d %s\n", s.name, quote(s.summary))
-		fish += fmt.Sprintf("complete -c atlasbridge -n %s -a %s\n", in, quote(s.words))
 		words := s.words
 		for _, f := range s.flags {
 			words += " --" + f.name
-			fish += fmt.Sprintf("complete -c atlasbridge -n %s -l %s -d %s\n", in, f.name, quote(f.summary))
 		}
-		cases += fmt.Sprintf("  %s) words=%s ;;\n", s.name, quote(words))
+		cases += fmt.Sprintf("  %s) words='%s' ;;\n", s.name, words)
+		fish += fmt.Sprintf("complete -c atlasbridge -n '__fish_seen_subcommand_from %s' -a '%s'\n", s.name, words)
 	}
 	script := fmt.Sprintf(`_atlasbridge() {
   local cur="${COMP_WORDS[COMP_CWORD]}" words=
   case "$COMP_CWORD ${COMP_WORDS[1]}" in
-  "1 "*) words=%s ;;
+  "1 "*) words='%s' ;;
   *run) [[ $cur == -* ]] || { COMPREPLY=($(compgen -c -- "$cur")); return; } ;;
   esac
   [ "$COMP_CWORD" -eq 1 ] || case "${COMP_WORDS[1]}" in
@@ -468,7 +464,7 @@ func cmdCompletion(c *command) int {
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
 }
 complete -o default -F _atlasbridge atlasbridge
-`, quote(names), cases)
+`, names, cases)
 	zsh := "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" + script
 	fmt.Fprint(c.stdout, map[string]string{"bash": script, "zsh": zsh, "fish": fish}[c.opts.args[0]])
 	return 0
@@ -652,20 +648,28 @@ func knownTools(ctx context.Context, cfg *Config) []tool {
 	return list
 }
 
+// probe finds the tool and reads what it says of its version, in a terminal of its own as under run.
 func (t *tool) probe(ctx context.Context, env []string) {
-	output := ""
-	for i := 0; i < len(t.Names) && t.Path == ""; i++ {
-		t.Path, output = probeVersion(ctx, t.Names[i], env)
+	for _, name := range t.Names {
+		if path, err := findTool(name); err == nil && t.Path == "" {
+			t.Path, t.Found = path, true
+		}
 	}
-	t.Found = t.Path != ""
-	t.Version = regexp.MustCompile(`[0-9]+(\.[0-9]+)+`).FindString(output) // as in "codex-cli 0.146.0"
-	switch {
-	case !t.Found:
-	case t.Version == "":
+	if !t.Found {
+		return
+	}
+	if p, err := startPTY([]string{t.Path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, nil); err == nil {
+		stop := context.AfterFunc(ctx, func() { p.Terminate(nil); p.Close() })
+		output, _ := io.ReadAll(io.LimitReader(p, 4096))
+		stop()
+		p.Close()
+		t.Version = regexp.MustCompile(`[0-9]+(\.[0-9]+)+`).FindString(string(output)) // as in "codex-cli 0.146.0"
+	}
+	if t.Version == "" {
 		t.Warning = "its version could not be read"
-	case versionLess(t.Version, t.MinVersion):
+	} else if versionLess(t.Version, t.MinVersion) {
 		t.Warning = "older than what was tried; update it if questions are missed"
-	case versionLess(t.MaxVersion, t.Version):
+	} else if versionLess(t.MaxVersion, t.Version) {
 		t.Warning = "newer than what was tried; its own dialogs may have changed"
 	}
 }
@@ -776,16 +780,4 @@ func withhold(lines []byte, full bool) []byte {
 		out = append(append(out, text...), '\n')
 	}
 	return out
-}
-
-// probeVersion finds the command and asks it for its version; path is "" when there is no such command.
-func probeVersion(ctx context.Context, name string, env []string) (path, output string) {
-	path, err := exec.LookPath(name)
-	if err != nil {
-		return "", ""
-	}
-	cmd := exec.CommandContext(ctx, path, "--version")
-	cmd.Env, cmd.WaitDelay = env, time.Second
-	out, _ := cmd.Output()
-	return path, string(out)
 }
