@@ -244,7 +244,10 @@ func (c *command) options() (*options, int) {
 			o.args, rest = append(o.args, rest[0]), rest[1:]
 		}
 	}
-	if len(o.args) < s.min || s.max >= 0 && len(o.args) > s.max ||
+	if len(o.args) < s.min {
+		return nil, c.usage("%s needs more than that", s.name)
+	}
+	if s.max >= 0 && len(o.args) > s.max ||
 		s.words != "" && !slices.Contains(strings.Fields(s.words), o.args[0]) {
 		return nil, c.usage("%s does not take %q", s.name, strings.Join(o.args, " "))
 	}
