@@ -431,36 +431,22 @@ func (s *Screen) execute(b byte) {
 // escape acts on a complete escape sequence. The names, here and below, are those of xterm's list.
 func (s *Screen) escape(b byte) {
 	s.last = 0
-	switch string([]byte{s.inter, b}) {
-	case "\x007": // DECSC
-		s.saved = s.cursor
-	case "\x008": // DECRC
-		s.restore(s.saved)
-	case "\x00c": // RIS
-		s.reset()
-	case "\x00D": // IND
-		s.index(1)
-	case "\x00E": // NEL
-		s.index(1)
-		s.moveTo(s.row, 0)
-	case "\x00H": // HTS
-		s.tabs[s.col] = true
-	case "\x00M": // RI
-		s.index(-1)
-		s.wrapNext = false
-	case "#8": // DECALN
-		s.top, s.bottom, s.origin, s.pen = 0, s.rows-1, false, cell{}
-		for r, l := range s.grid {
-			s.blank(l)
-			s.moveTo(r, 0)
-			s.printASCII(bytes.Repeat([]byte("E"), s.cols))
-		}
-		s.moveTo(0, 0)
-	default:
-		if s.inter == '(' || s.inter == ')' { // SCS
-			s.charset[s.inter-'('] = b
-		}
+	if f := markedSequences[[3]byte{0x1b, s.inter, b}]; f != nil {
+		f(s)
+	} else if s.inter == '(' || s.inter == ')' { // SCS
+		s.charset[s.inter-'('] = b
 	}
+}
+
+// alignmentTest fills the screen with E.
+func (s *Screen) alignmentTest() {
+	s.top, s.bottom, s.origin, s.pen = 0, s.rows-1, false, cell{}
+	for r, l := range s.grid {
+		s.blank(l)
+		s.moveTo(r, 0)
+		s.printASCII(bytes.Repeat([]byte("E"), s.cols))
+	}
+	s.moveTo(0, 0)
 }
 
 // csi acts on a complete control sequence.
@@ -517,52 +503,48 @@ var sequences = [128]func(s *Screen, n int){
 	'u': func(s *Screen, n int) { s.restore(s.saved) },                                  // SCORC
 }
 
-// markedSequences are those with a private prefix, an intermediate byte, or both.
+// markedSequences are those with a private prefix, an intermediate byte, or both, and those of ESC without a CSI.
 var markedSequences = map[[3]byte]func(*Screen){
-	{'?', 0, 'h'}:   func(s *Screen) { s.setModes(true) },                     // DECSET
-	{'?', 0, 'l'}:   func(s *Screen) { s.setModes(false) },                    // DECRST
-	{'?', 0, 'J'}:   func(s *Screen) { s.eraseDisplay(s.arg(0, 0)) },          // DECSED
-	{'?', 0, 'K'}:   func(s *Screen) { s.eraseLine(s.arg(0, 0)) },             // DECSEL
-	{'?', 0, 'n'}:   func(s *Screen) { s.reportStatus("\x1b[?") },             // DECXCPR
-	{'?', 0, 'u'}:   func(s *Screen) { s.reply("\x1b[?0u") },                  // kitty's keyboard flags: none
-	{'>', 0, 'c'}:   func(s *Screen) { s.reply("\x1b[>0;10;1c") },             // DA2
-	{'=', 0, 'c'}:   func(s *Screen) { s.reply("\x1bP!|00000000\x1b\\") },     // DA3
-	{'>', 0, 'q'}:   func(s *Screen) { s.reply("\x1bP>|atlasbridge\x1b\\") },  // XTVERSION
-	{0, '!', 'p'}:   (*Screen).softReset,                                      // DECSTR
-	{'?', '$', 'p'}: func(s *Screen) { s.reply("\x1b[?%d;0$y", s.arg(0, 0)) }, // DECRQM: not known
+	{0x1b, 0, '7'}:   func(s *Screen) { s.saved = s.cursor },                   // DECSC
+	{0x1b, 0, '8'}:   func(s *Screen) { s.restore(s.saved) },                   // DECRC
+	{0x1b, 0, 'c'}:   (*Screen).reset,                                          // RIS
+	{0x1b, 0, 'D'}:   func(s *Screen) { s.index(1) },                           // IND
+	{0x1b, 0, 'E'}:   func(s *Screen) { s.index(1); s.moveTo(s.row, 0) },       // NEL
+	{0x1b, 0, 'H'}:   func(s *Screen) { s.tabs[s.col] = true },                 // HTS
+	{0x1b, 0, 'M'}:   func(s *Screen) { s.index(-1); s.wrapNext = false },      // RI
+	{0x1b, '#', '8'}: (*Screen).alignmentTest,                                  // DECALN
+	{'?', 0, 'h'}:    func(s *Screen) { s.setModes(true) },                     // DECSET
+	{'?', 0, 'l'}:    func(s *Screen) { s.setModes(false) },                    // DECRST
+	{'?', 0, 'J'}:    func(s *Screen) { s.eraseDisplay(s.arg(0, 0)) },          // DECSED
+	{'?', 0, 'K'}:    func(s *Screen) { s.eraseLine(s.arg(0, 0)) },             // DECSEL
+	{'?', 0, 'n'}:    func(s *Screen) { s.reportStatus("\x1b[?") },             // DECXCPR
+	{'?', 0, 'u'}:    func(s *Screen) { s.reply("\x1b[?0u") },                  // kitty's keyboard flags: none
+	{'>', 0, 'c'}:    func(s *Screen) { s.reply("\x1b[>0;10;1c") },             // DA2
+	{'=', 0, 'c'}:    func(s *Screen) { s.reply("\x1bP!|00000000\x1b\\") },     // DA3
+	{'>', 0, 'q'}:    func(s *Screen) { s.reply("\x1bP>|atlasbridge\x1b\\") },  // XTVERSION
+	{0, '!', 'p'}:    (*Screen).softReset,                                      // DECSTR
+	{'?', '$', 'p'}:  func(s *Screen) { s.reply("\x1b[?%d;0$y", s.arg(0, 0)) }, // DECRQM: not known
 }
 
-const dec = 1 << 16 // marks the modes of DECSET
+// screenModes are what SM and RM switch; those of DECSET and DECRST have '?'.
+var screenModes = map[[2]int]func(s *Screen, on bool){
+	{0, 4}:      func(s *Screen, on bool) { s.insert = on },
+	{0, 20}:     func(s *Screen, on bool) { s.newline = on },
+	{'?', 1}:    func(s *Screen, on bool) { s.appKeys = on },
+	{'?', 3}:    func(s *Screen, _ bool) { s.setRegion(0, s.rows-1); s.eraseRows(0, s.rows) }, // not the size
+	{'?', 6}:    func(s *Screen, on bool) { s.origin = on; s.moveOrigin(0, 0) },
+	{'?', 7}:    func(s *Screen, on bool) { s.noWrap, s.wrapNext = !on, s.wrapNext && on },
+	{'?', 25}:   func(s *Screen, on bool) { s.hidden = !on },
+	{'?', 47}:   func(s *Screen, on bool) { s.useAlternate(on, false) },
+	{'?', 1047}: func(s *Screen, on bool) { s.useAlternate(on, false) },
+	{'?', 1049}: func(s *Screen, on bool) { s.useAlternate(on, true) },
+	{'?', 2004}: func(s *Screen, on bool) { s.paste = on },
+}
 
-// setModes is SM, RM, DECSET and DECRST.
 func (s *Screen) setModes(on bool) {
 	for i := range min(s.nparam, maxParams) {
-		m := s.arg(i, 0)
-		if s.prefix == '?' {
-			m += dec
-		}
-		switch m {
-		case 4:
-			s.insert = on
-		case 20:
-			s.newline = on
-		case dec + 1:
-			s.appKeys = on
-		case dec + 3: // DECCOLM: the size stays, but programs rely on what else it does
-			s.top, s.bottom = 0, s.rows-1
-			s.eraseRows(0, s.rows)
-			s.moveTo(0, 0)
-		case dec + 6:
-			s.origin = on
-			s.moveOrigin(0, 0)
-		case dec + 7:
-			s.noWrap, s.wrapNext = !on, s.wrapNext && on
-		case dec + 25:
-			s.hidden = !on
-		case dec + 47, dec + 1047, dec + 1049:
-			s.useAlternate(on, m == dec+1049)
-		case dec + 2004:
-			s.paste = on
+		if f := screenModes[[2]int{int(s.prefix), s.arg(i, 0)}]; f != nil {
+			f(s, on)
 		}
 	}
 }
@@ -1228,7 +1210,7 @@ func (t *transcript) take() (lines []string) {
 	for batch := range slices.Chunk(told, maxCompared) {
 		fresh := batch
 		if t.again {
-			fresh = unknown(t.recent, batch)
+			fresh = unseen(t.recent, batch)
 		}
 		lines, t.recent = append(lines, fresh...), append(t.recent, batch...)
 		t.recent = t.recent[max(0, len(t.recent)-maxRecent):]
@@ -1237,8 +1219,8 @@ func (t *transcript) take() (lines []string) {
 	return lines
 }
 
-// unknown is what is left of b without its longest common subsequence with a.
-func unknown(a, b []string) (left []string) {
+// unseen is what is left of b without its longest common subsequence with a.
+func unseen(a, b []string) (left []string) {
 	w := len(b) + 1
 	common := make([]uint16, (len(a)+1)*w) // of a[i:] and b[j:], at i*w+j
 	for i := len(a) - 1; i >= 0; i-- {

@@ -48,6 +48,7 @@ const (
 	followTime    = time.Second            // for the screen to follow one key of the gate
 	submitTime    = 3 * time.Second        // for a text to leave the input box after Enter
 	gatePoll      = 25 * time.Millisecond  // between looks at a screen that has not followed yet
+	judgeEvery    = 10 * time.Millisecond  // between looks of the detector while output flows: 0.1 ms each (BenchmarkLook)
 	reapEvery     = time.Minute            // between looks for sessions that died
 	drainSend     = 3 * time.Second        // for the last messages, at the end of a session
 	drainStream   = 10 * time.Minute       // the same with --stream: the output was asked for in full
@@ -96,6 +97,7 @@ type session struct {
 	stream   stream
 
 	activity                    string
+	judged                      time.Time // when the detector last looked
 	activityAt, touched, reapAt time.Time
 	exit                        *int
 	hungUp                      bool
@@ -645,7 +647,7 @@ func (s *session) reload() {
 // tick judges the screen and everything that waits for a time, and returns when it wants to be called again.
 func (s *session) tick(now time.Time) time.Time {
 	tty := TTYState{}
-	if s.gate != nil || s.det.WantTTY(now) {
+	if s.gate != nil || !now.Before(s.judged.Add(judgeEvery)) && s.det.WantTTY(now) {
 		tty = s.pty.State()
 		if s.cast != nil {
 			s.cast.tty(tty, now)
@@ -657,7 +659,10 @@ func (s *session) tick(now time.Time) time.Time {
 			next = t
 		}
 	}
-	if s.gate == nil {
+	if due := s.judged.Add(judgeEvery); now.Before(due) {
+		sooner(due)
+	} else if s.gate == nil {
+		s.judged = now
 		if p := s.det.Tick(tty, now); p != nil {
 			s.ask(p, now)
 		} else if s.seen != nil && s.det.Gone(tty, now) {
