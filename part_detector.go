@@ -1452,7 +1452,7 @@ func (v *view) paragraph(f *found, top int) *found {
 // assignments. What the groups hold is kept.
 var secretShapes = regexp.MustCompile(`\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
 	`\b(?:gh[pousr]_|github_pat_|glpat-|xox[abeoprs]-|sk-|[sr]k_live_|AIza|npm_|hf_)[\w-]{16,}|` +
-	`\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|\b\d{6,}:[A-Za-z0-9_-]{30,}|` +
+	`\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|(?:\bbot|\b)\d{6,}:[A-Za-z0-9_-]{30,}|` +
 	`(?s:-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$))|` +
 	`(://[^\s/:@]*:)[^\s/@]+@|(?i:(\bauthorization:\s*(?:bearer|basic|token)\s+)[\w.+/=~-]{8,})|` +
 	`(?i:((?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key)["']?\s*[=:]\s*["']?)[^\s"'&;,]{4,})`)
