@@ -289,7 +289,8 @@ func (d *Detector) Activity() string {
 
 // look folds the output since the last look into the masked screen, and judges it.
 func (d *Detector) look(tty TTYState, now time.Time) {
-	if d.dirty || d.looked.IsZero() {
+	stale := d.dirty || d.v == nil
+	if stale {
 		if d.out.IsZero() {
 			d.out = now
 		}
@@ -302,8 +303,10 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 	if tty.Reading != ReadingUnknown || d.tty.Reading == ReadingUnknown && tty != (TTYState{}) {
 		d.tty = tty
 	}
-	d.v = newView(d.Screen, d.a, d.tty)
-	d.found = d.v.judge(d.o)
+	if stale || d.v.tty != d.tty {
+		d.v = newView(d.Screen, d.a, d.tty)
+		d.found = d.v.judge(d.o)
+	}
 }
 
 // Tick returns a question that is seen for the first time, else nil.
@@ -801,7 +804,7 @@ func (v *view) option(r int) option {
 	}
 	o.textAt = v.rows[r].at
 	strip(nil, "↑↓ ")
-	if c, _ := utf8.DecodeRuneInString(t); strings.ContainsRune("❯›▸▶►➤‣→>●○", c) {
+	if c, _ := utf8.DecodeRuneInString(t); strings.ContainsRune("❯›▸▶►➤‣→»>●○", c) {
 		if c != '○' {
 			o.pointer = c
 		}
@@ -1049,6 +1052,11 @@ func (v *view) readBox() *found {
 	for r > 0 && (v.rows[r].depth == 0 || !reButtons.MatchString(v.rows[r].text)) {
 		r--
 	}
+	bare := r <= 0
+	if bare && v.hidden && v.tty.Reading == ReadingYes && v.a.Box == nil { // no buttons (cfdisk): only a list will do
+		for r = v.last; r > 0 && !(v.rows[r].rule && strings.ContainsAny(v.rows[r].raw, "┘╯╝")); r-- {
+		}
+	}
 	if r <= 0 || v.tty.Canonical {
 		return nil
 	}
@@ -1064,8 +1072,9 @@ func (v *view) readBox() *found {
 	base := v.attr(r, v.rows[r].at-1)
 	f.Pointer = max(f.Pointer, odd(attrs, base))
 	top := r
-	for top > 0 && (v.rows[top-1].depth > 0 || v.rows[top-1].rule) && !v.rows[top].top {
+	for edge := false; top > 0 && !edge && (v.rows[top-1].depth > 0 || strings.ContainsAny(v.rows[top-1].raw, lines)); {
 		top--
+		edge = v.rows[top].depth == 0 && strings.ContainsAny(v.rows[top].raw, "╭┌╔")
 	}
 	var words, list []int
 	for i := top; i < r; i++ {
@@ -1073,19 +1082,22 @@ func (v *view) readBox() *found {
 			words = append(words, i)
 		}
 	}
-	field := !v.hidden && v.row > top && v.row < r
+	field := !v.hidden && v.row > top && v.row < r && (v.rows[v.row].depth > 1 || strings.Contains(v.rows[v.row].raw, "_"))
 	for n := len(words) - 1; n >= 0 && !field && len(list) == 0; n-- { // the longest end of words that is a list
 		rows := words[len(words)-1-n:]
 		attrs = nil
 		for _, i := range rows {
 			o, first := v.option(i), v.option(rows[0])
-			if (o.tick < 0) == (first.tick < 0) && (o.tick >= 0 || o.at == first.at) {
+			if v.rows[i].depth > 0 && (o.tick < 0) == (first.tick < 0) && (o.tick >= 0 || o.at == first.at) {
 				attrs = append(attrs, v.attr(i, o.at))
 			}
 		}
 		if p := odd(attrs, base); len(attrs) == len(rows) && (p >= 0 && n > 0 || v.option(rows[0]).tick >= 0) {
 			list, f.Pointer = rows, max(p, 0)
 		}
+	}
+	if bare && len(list) == 0 {
+		return nil
 	}
 	for _, i := range words {
 		if (len(list) == 0 || i < list[0]) && (!field || i < v.row || strings.Contains(v.rows[i].text, ":")) {
@@ -1154,13 +1166,13 @@ var (
 	reSecret   = regexp.MustCompile(`(?i)\b(password|pass ?phrase|passcode|pin|secret|secret value|token|api[ _-]?key|otp|` +
 		`(verification|2fa) code)\b[^?]*[:›>]?\s*$`)
 	reREPL = regexp.MustCompile(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
-		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|(?i:(cmd|command)\b[^:]*:))$`)
+		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|(?i:(cmd|command)\b[^:]*:))$`)
 	reChoose  = regexp.MustCompile(`(?i)choice|choose|select|option|number|which|pick|\bwhat\b|your |#\?|\d ?- ?\d`)
 	reListed  = regexp.MustCompile(`^(#\?|[\w /]{0,30}[:>?])$`)
 	reOpen    = regexp.MustCompile(`(?i)^(\S+[:.] )?(what|which|where|who|how|why|when|name|enter|in which)\b`)
 	reOrder   = regexp.MustCompile(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
 	reText    = regexp.MustCompile(`[:?›>]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
-	reItem    = regexp.MustCompile(`^\s*[*>]?\s*\(?(\d{1,2})(?:\s?[.):/]\)?\s|\s{2,})\s*(\S.*)$`)
+	reItem    = regexp.MustCompile(`^\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s|\s{2,})\s*(\S.*)$`)
 	reLetters = regexp.MustCompile(`^(?:\s*([A-Za-z?])\)\s+|\s{2,}([A-Za-z])\s{2,})(\S.*)$`)
 	reColumns = regexp.MustCompile(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
 )
@@ -1306,7 +1318,7 @@ func answers(inner string) (tokens []string, single bool) {
 		switch single = len(low) <= 9 && strings.Contains(low, "?") && !strings.Contains(low, " "); {
 		case slices.Contains([]string{"y", "n", "yes", "no"}, low):
 			return []string{low}, false
-		case single, slices.Contains([]string{"yn", "ny", "ynq", "yna", "ynaq"}, low):
+		case single, strings.HasPrefix(low, "yn") && len(low) <= 9, low == "ny":
 			return strings.Split(inner, ""), single
 		}
 		return nil, false
@@ -1331,7 +1343,7 @@ func (v *view) typed(key, keys, label string, single bool) Choice {
 	c := Choice{Key: key, Label: label, Keys: keys + "\r"}
 	if strings.HasPrefix(keys, "C-") && len(keys) == 3 {
 		c.Keys = string(rune(keys[2] & 0x1f))
-	} else if single && !v.tty.Canonical || v.s.AltScreen() {
+	} else if !v.tty.Canonical && (single || v.tty.Echo) || v.s.AltScreen() { // bash read -n1 leaves echo on, readline not
 		c.Keys = keys
 	}
 	return c
@@ -1409,6 +1421,7 @@ func (v *view) readAbove(f *found, o DetectOptions) *found {
 		switch end := text[max(0, len(text)-1):]; {
 		case text == "":
 			f.Type, f.Score, f.Signals, f.Question = FreeText, 0.65, []string{"silence"}, "the program waits for input"
+			f.Secret = !v.tty.Echo
 		case v.named(f, text, top), (end == "?" || end == ":" && len(text) < 60) && v.worded(f, text, top):
 			f.wait = settleBare
 		default:
