@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -67,26 +68,26 @@ type Choice struct {
 // Prompt is a question (or an idle input box) found on the screen. Identifiers, times and the nonce are
 // the store's business, not the detector's.
 type Prompt struct {
-	Type        PromptType
-	Score       float64  // 0.60 … 1.0
-	Excerpt     string   // safe and redacted, ≤ 200 bytes, ends in "…" when cut
-	Question    string   // the sentence a person would read out, safe
-	Full        string   // the whole dialog as text, safe and redacted, ≤ 16 KiB: "Show all"
-	Cut         bool     // the excerpt hides part of what is being allowed: no quick affirmative buttons
-	Choices     []Choice // ≤ 9
-	SafeDefault *string  // a choice's key, "enter", "esc" or "" (Enter with no text); nil: never type anything
-	Idle        bool     // an agent's empty input box: finished, waits for the next message
-	Secret      bool     // echo is off
-	Permission  bool     // grants something: no affirmative default
-	Multi       bool     // several choices may be ticked
-	Pointer     int      // index of the choice highlighted now, −1 when there is no pointer
-	Ticked      []bool   // Multi: which are ticked now
-	Axis        string   // "vertical" or "horizontal": which arrows move the pointer; "" none
-	Toggle      string   // Multi: the byte that ticks the choice under the pointer; "" when its Keys do
-	Submit      string   // Multi: the bytes that end the choosing and submit (after verification), "" unknown
-	Signals     []string // what agreed: "hook", "protocol", "title", "pattern", "structure", "tty", "silence"
-	Fingerprint string   // same question ⇔ same fingerprint; pointer position, ticks and spinners do not count
-	Recent      string   // last 500 characters of the screen, safe and redacted: "Show last 500 characters"
+	Type        PromptType `json:"type"`
+	Score       float64    `json:"score"`        // 0.60 … 1.0
+	Excerpt     string     `json:"excerpt"`      // safe and redacted, ≤ 200 bytes, ends in "…" when cut
+	Question    string     `json:"-"`            // the sentence a person would read out, safe
+	Full        string     `json:"-"`            // the whole dialog as text, safe and redacted, ≤ 16 KiB: "Show all"
+	Cut         bool       `json:"-"`            // the excerpt hides part of what is being allowed: no quick affirmative buttons
+	Choices     []Choice   `json:"choices"`      // ≤ 9
+	SafeDefault *string    `json:"safe_default"` // a choice's key, "enter", "esc" or "" (Enter with no text); nil: never type anything
+	Idle        bool       `json:"idle"`         // an agent's empty input box: finished, waits for the next message
+	Secret      bool       `json:"secret"`       // echo is off
+	Permission  bool       `json:"-"`            // grants something: no affirmative default
+	Multi       bool       `json:"-"`            // several choices may be ticked
+	Pointer     int        `json:"-"`            // index of the choice highlighted now, −1 when there is no pointer
+	Ticked      []bool     `json:"-"`            // Multi: which are ticked now
+	Axis        string     `json:"-"`            // "vertical" or "horizontal": which arrows move the pointer; "" none
+	Toggle      string     `json:"-"`            // Multi: the byte that ticks the choice under the pointer; "" when its Keys do
+	Submit      string     `json:"-"`            // Multi: the bytes that end the choosing and submit (after verification), "" unknown
+	Signals     []string   `json:"signals"`      // what agreed: "hook", "protocol", "title", "pattern", "structure", "tty", "silence"
+	Fingerprint string     `json:"-"`            // same question ⇔ same fingerprint; pointer position, ticks and spinners do not count
+	Recent      string     `json:"-"`            // last 500 characters of the screen, safe and redacted: "Show last 500 characters"
 }
 
 // Confidence is the band of Score: "high", "medium" or "low".
@@ -339,6 +340,9 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 		return nil
 	}
 	p := f.Prompt
+	if p.Choices == nil {
+		p.Choices = []Choice{}
+	}
 	text := []rune(redact(visible(d.Screen.Text())))
 	p.Recent = string(text[max(0, len(text)-500):])
 	return &p
@@ -684,7 +688,7 @@ func (v *view) finish(f *found, told bool, o DetectOptions) {
 			f.wait = settleBare
 		}
 	}
-	f.Score = min(f.Score+0.05*float64(len(f.Signals)-1), 0.99)
+	f.Score = math.Round(min(f.Score*100+5*float64(len(f.Signals)-1), 99)) / 100
 	if f.Idle && (st.State == "idle" || st.State == "done") || !f.Idle && st.State == "blocked" {
 		f.Signals, f.Score = append(f.Signals, "protocol"), 1
 	} else if told && !f.Idle {
@@ -1495,24 +1499,7 @@ func clip(s string, n int) string {
 
 /* ----- the Prompt Lab ----- */
 
-// labEvent is what the lab prints of one prompt: an object per line with --json.
-type labEvent struct {
-	File        string     `json:"file"`
-	T           float64    `json:"t"`
-	Type        PromptType `json:"type"`
-	Confidence  string     `json:"confidence"`
-	Score       float64    `json:"score"`
-	Idle        bool       `json:"idle"`
-	Secret      bool       `json:"secret"`
-	Excerpt     string     `json:"excerpt"`
-	Choices     []Choice   `json:"choices"`
-	SafeDefault *string    `json:"safe_default"`
-	Signals     []string   `json:"signals"`
-	prompt      *Prompt
-	last        float64 // seconds from the last byte to the event
-}
-
-// tape is a recording (asciicast v2) or a scenario, ready to be replayed.
+// tape is a recording (asciicast v2, with "t" events for the terminal's state) or a scenario, to be replayed.
 type tape struct {
 	name, tool string
 	rows, cols int
@@ -1521,384 +1508,312 @@ type tape struct {
 }
 
 type tapeEvent struct {
-	t    float64
-	kind string // "o", "i", "r", "t"
-	data string
+	t          float64
+	kind, data string
 }
 
-// scenario is a file of the Prompt Lab: the format of the adapter interface, section 9.
+// scenario is a file of the Prompt Lab: the format of the adapter interface, section 9, and some more. Without
+// an expected type, nothing but an idle box may be found.
 type scenario struct {
-	Tool        string   `json:"tool"`
-	ID          string   `json:"scenario_id"`
-	Description string   `json:"description"`
-	Output      string   `json:"pty_output"`
-	Recording   string   `json:"recording"`
-	TTY         string   `json:"tty"` // as in a "t" event
-	Rows        int      `json:"rows"`
-	Cols        int      `json:"cols"`
-	Type        *string  `json:"expected_type"`
-	Band        string   `json:"expected_confidence_band"`
-	Contains    string   `json:"expected_excerpt_contains"`
-	Choices     []string `json:"expected_choices"`
-	Idle        bool     `json:"expected_idle"`
-	Secret      bool     `json:"expected_secret"`
-	Default     *string  `json:"expected_safe_default"`
+	Tool, Recording string
+	Output          string   `json:"pty_output"`
+	TTY             string   `json:"tty"` // as in a "t" event
+	Type            *string  `json:"expected_type"`
+	Band            string   `json:"expected_confidence_band"`
+	Contains        string   `json:"expected_excerpt_contains"`
+	Choices         []string `json:"expected_choices"`
+	Default         *string  `json:"expected_safe_default"`
+	Idle            bool     `json:"expected_idle"`
+	Secret          bool     `json:"expected_secret"`
 }
 
-// parseCast reads an asciicast v2 recording.
-func parseCast(name string, data []byte) (*tape, error) {
-	lines := bytes.Split(data, []byte("\n"))
+// labEvent is what the lab prints of one prompt.
+type labEvent struct {
+	File       string  `json:"file"`
+	T          float64 `json:"t"`
+	Confidence string  `json:"confidence"`
+	*Prompt
+	delay time.Duration // since the last byte
+}
+
+// parseTape reads a recording, or a scenario with its output inline: that comes at once, then five seconds pass.
+func parseTape(name string, data []byte) (*tape, error) {
+	tp := &tape{name: name, rows: 30, cols: 100}
+	if filepath.Ext(name) == ".json" {
+		if err := json.Unmarshal(data, &tp.want); err != nil || tp.want == nil {
+			return nil, fmt.Errorf("reading scenario %s: %w", name, cmp.Or(err, io.ErrUnexpectedEOF))
+		}
+		tp.tool, tp.events = tp.want.Tool, []tapeEvent{{0, "o", tp.want.Output}}
+		for t := 0.05; t < 5; t += 0.25 {
+			tp.events = append(tp.events, tapeEvent{t, "t", tp.want.TTY})
+		}
+		return tp, nil
+	}
 	var head struct {
 		Version, Width, Height int
-		Title, Command         string
+		Title                  string
 	}
-	if err := json.Unmarshal(lines[0], &head); err != nil {
-		return nil, fmt.Errorf("reading the header of %s: %w", name, err)
+	dec := json.NewDecoder(bytes.NewReader(data))
+	if err := dec.Decode(&head); err != nil || head.Version != 2 {
+		return nil, fmt.Errorf("reading %s: not an asciicast of version 2 (%w)", name, err)
 	}
-	if head.Version != 2 {
-		return nil, fmt.Errorf("reading %s: asciicast version %d, want 2", name, head.Version)
-	}
-	tp := &tape{name: name, tool: head.Title, rows: head.Height, cols: head.Width}
-	if f := strings.Fields(head.Command); len(f) > 0 {
-		tp.tool = f[0]
-	}
-	for i, l := range lines[1:] {
-		if len(bytes.TrimSpace(l)) == 0 {
-			continue
+	tp.tool, tp.rows, tp.cols = head.Title, head.Height, head.Width
+	for e := (tapeEvent{}); ; {
+		last := e.t
+		if err := dec.Decode(&[]any{&e.t, &e.kind, &e.data}); err == io.EOF {
+			return tp, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("reading event %d of %s: %w", len(tp.events)+1, name, err)
 		}
-		var e tapeEvent
-		if err := json.Unmarshal(l, &[]any{&e.t, &e.kind, &e.data}); err != nil {
-			return nil, fmt.Errorf("reading %s, line %d: %w", name, i+2, err)
-		}
-		if n := len(tp.events); n > 0 && e.t < tp.events[n-1].t {
-			e.t = tp.events[n-1].t
-		}
+		e.t = max(e.t, last)
 		tp.events = append(tp.events, e)
 	}
-	return tp, nil
 }
 
 // parseTTY reads the words of a "t" event.
-func parseTTY(s string) (t TTYState) {
-	for _, w := range strings.Fields(s) {
-		switch w {
-		case "reading":
-			t.Reading = ReadingYes
-		case "busy":
-			t.Reading = ReadingBusy
-		case "canon":
-			t.Canonical = true
-		case "echo":
-			t.Echo = true
-		}
+func parseTTY(s string) TTYState {
+	w := strings.Fields(s)
+	t := TTYState{Canonical: slices.Contains(w, "canon"), Echo: slices.Contains(w, "echo")}
+	if slices.Contains(w, "reading") {
+		t.Reading = ReadingYes
+	} else if slices.Contains(w, "busy") {
+		t.Reading = ReadingBusy
 	}
 	return t
 }
 
-// replay runs a tape through a detector as a session would, and stops at the time of its last event. The
-// terminal's state holds until more output comes; each is called for every event, with what was asked.
+// replay runs a tape through a detector as a session would, and stops at the time of its last event. What was
+// known of the terminal's readers holds until more output comes.
 func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 	d := newDetector(adapterFor(tp.tool), tp.rows, tp.cols, o)
-	zero := time.Unix(0, 0)
-	at := func(t float64) time.Time { return zero.Add(time.Duration(t * float64(time.Second))) }
+	start := time.Unix(0, 0)
 	var tty TTYState
-	fresh := false
 	tick := func(now time.Time) {
-		s := tty
-		if !fresh {
-			s.Reading = ReadingUnknown
-		}
-		if p := d.Tick(s, now); p != nil {
-			each(labEvent{tp.name, now.Sub(zero).Seconds(), p.Type, p.Confidence(), p.Score, p.Idle, p.Secret, p.Excerpt,
-				p.Choices, p.SafeDefault, p.Signals, p, now.Sub(d.LastOutput()).Seconds()})
+		if p := d.Tick(tty, now); p != nil {
+			each(labEvent{tp.name, now.Sub(start).Seconds(), p.Confidence(), p, now.Sub(d.LastOutput())})
 		}
 	}
 	for _, e := range tp.events {
-		now := at(e.t)
-		for next, n := d.Next(zero), 0; !next.IsZero() && next.Before(now) && n < 10000; n++ {
+		now := start.Add(time.Duration(e.t * float64(time.Second)))
+		for next := d.Next(start); !next.IsZero() && next.Before(now); {
 			tick(next)
-			zeroed := next
-			if next = d.Next(zeroed); !next.IsZero() && !next.After(zeroed) {
-				next = zeroed.Add(time.Millisecond)
+			last := next
+			if next = d.Next(last); !next.IsZero() && !next.After(last) {
+				next = last.Add(time.Millisecond)
 			}
 		}
 		switch e.kind {
 		case "o":
 			d.Feed([]byte(e.data), now)
-			fresh = false
+			tty.Reading = ReadingUnknown
 		case "i":
 			d.Typed([]byte(e.data), now)
 		case "r":
-			var cols, rows int
-			if n, _ := fmt.Sscanf(e.data, "%dx%d", &cols, &rows); n == 2 {
-				d.Resize(rows, cols, now)
-			}
+			cols, rows := tp.cols, tp.rows
+			fmt.Sscanf(e.data, "%dx%d", &cols, &rows)
+			d.Resize(rows, cols, now)
 		case "t":
-			tty, fresh = parseTTY(e.data), true
+			tty = parseTTY(e.data)
 			tick(now)
 		}
 	}
 	return d
 }
 
-// cmdLab is `atlasbridge lab [--json] [--explain] [--screen] [FILE|DIR…]`: it replays recordings and
-// scenarios and prints what would have been asked. Exit 1 when a scenario or a file is not as it should be.
+// openTape reads the tape at path, and the recording a scenario names.
+func openTape(path string) (tp *tape, err error) {
+	data, err := os.ReadFile(path)
+	if err == nil {
+		tp, err = parseTape(filepath.Base(path), data)
+	}
+	if err != nil || tp.want == nil || tp.want.Recording == "" {
+		return tp, err
+	}
+	want := tp.want
+	if tp, err = openTape(filepath.Join(filepath.Dir(path), want.Recording)); err == nil {
+		tp.name, tp.want, tp.tool = filepath.Base(path), want, want.Tool
+	}
+	return tp, err
+}
+
+// check compares the last event with what the scenario expects; "" when it is so.
+func (s *scenario) check(seen []labEvent) string {
+	asked := slices.DeleteFunc(slices.Clone(seen), func(e labEvent) bool { return e.Idle && !s.Idle })
+	if s.Type == nil && len(asked) > 0 {
+		return fmt.Sprintf("asks %q", asked[0].Excerpt)
+	} else if s.Type == nil {
+		return ""
+	} else if len(asked) == 0 {
+		return "nothing was asked"
+	}
+	e := asked[len(asked)-1]
+	band := map[string]string{"high": "HIGH", "medium": "MED", "low": "LOW"}[e.Confidence]
+	for _, c := range []struct {
+		ok        bool
+		got, want any
+	}{
+		{"TYPE_"+strings.ToUpper(string(e.Type)) == *s.Type, e.Type, *s.Type},
+		{s.Band == "" || band == s.Band, band, s.Band},
+		{strings.Contains(e.Excerpt, s.Contains), e.Excerpt, s.Contains},
+		{len(s.Choices) == 0 || slices.Equal(labels(e.Choices), s.Choices), labels(e.Choices), s.Choices},
+		{e.Idle == s.Idle && e.Secret == s.Secret, "idle/secret", []bool{s.Idle, s.Secret}},
+		{s.Default == nil || e.SafeDefault != nil && *e.SafeDefault == *s.Default, e.SafeDefault, s.Default},
+	} {
+		if !c.ok {
+			return fmt.Sprintf("%q, want %q", c.got, c.want)
+		}
+	}
+	return ""
+}
+
+// cmdLab is `atlasbridge lab [--json] [--explain] [--screen] [FILE|DIR…]`: replays recordings and scenarios and
+// prints what would have been asked. Exit 1 when one cannot be read, or a scenario is not as expected.
 func cmdLab(c *command) int {
 	fs := flag.NewFlagSet("lab", flag.ContinueOnError)
 	fs.SetOutput(c.stderr)
 	asJSON := fs.Bool("json", false, "one object per event, and nothing else")
-	explain := fs.Bool("explain", false, "the question, its choices and what agreed")
-	screen := fs.Bool("screen", false, "print the screen a recording ends with")
+	explain := fs.Bool("explain", false, "with the question, the choices and what agreed")
+	screen := fs.Bool("screen", false, "only the screen the recording ends with")
 	if err := fs.Parse(c.args); err != nil {
 		return 2
-	}
-	paths := fs.Args()
-	if len(paths) == 0 {
-		paths = []string{"testdata"}
-	}
-	files, index, err := labFiles(paths)
-	if err != nil {
-		fmt.Fprintln(c.stderr, "atlasbridge lab:", err)
-		return 1
 	}
 	out := bufio.NewWriter(c.stdout)
 	defer out.Flush()
 	enc := json.NewEncoder(out)
 	enc.SetEscapeHTML(false)
-	bad, events := 0, 0
-	sum := tally{}
-	for _, file := range files {
-		tp, err := openTape(file)
+	files, bad, sum := 0, 0, tally{}
+	play := func(path string) error {
+		tp, err := openTape(path)
 		if err != nil {
-			fmt.Fprintln(c.stderr, "atlasbridge lab:", err)
-			bad++
-			continue
+			return err
 		}
 		var seen []labEvent
 		d := replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) })
-		events += len(seen)
+		files++
 		if *screen {
 			fmt.Fprintln(out, d.Screen.Text())
-			continue
+			return nil
 		}
 		for _, e := range seen {
 			if *asJSON {
 				enc.Encode(e)
 				continue
 			}
-			fmt.Fprintf(out, "%-40s %8.2f s  %-15s %-6s %.2f  %s\n", e.File, e.T, e.Type, e.Confidence, e.Score,
-				strings.ReplaceAll(e.Excerpt, "\n", " ⏎ "))
+			fmt.Fprintf(out, "%-40s %8.2f s  %-15s %-6s %q\n", e.File, e.T, e.Type, e.Confidence, e.Excerpt)
 			if *explain {
-				e.explain(out)
+				def := "none"
+				if e.SafeDefault != nil {
+					def = fmt.Sprintf("%q", *e.SafeDefault)
+				}
+				fmt.Fprintf(out, "    %q: %s, %d ms after the last byte; score %.2f, safe default %s, permission %v\n", e.Question,
+					strings.Join(e.Signals, "+"), e.delay.Milliseconds(), e.Score, def, e.Permission)
+				for i, c := range e.Choices {
+					fmt.Fprintf(out, "    %-6s %q types %q, grants %v, pointer %v\n", c.Key, c.Label, c.Keys, c.Grants, i == e.Pointer)
+				}
 			}
 		}
-		if why := tp.want.check(seen); why != "" {
+		if tp.want != nil {
+			if why := tp.want.check(seen); why != "" {
+				bad++
+				fmt.Fprintf(c.stderr, "%s: %s\n", tp.name, why)
+			}
+		}
+		sum.add(path, seen)
+		return nil
+	}
+	for _, path := range fs.Args() {
+		sum.load(path)
+		err := filepath.WalkDir(path, func(p string, e os.DirEntry, err error) error {
+			if err != nil || e.IsDir() || p != path && filepath.Ext(p) != ".cast" && filepath.Ext(p) != ".json" {
+				return err
+			}
+			if err := play(p); err != nil {
+				bad++
+				fmt.Fprintln(c.stderr, "atlasbridge lab:", err)
+			}
+			return nil
+		})
+		if err != nil {
 			bad++
-			if !*asJSON {
-				fmt.Fprintf(out, "%-40s NOT AS EXPECTED: %s\n", tp.name, why)
-			}
-		}
-		if l, ok := index[tp.name]; ok {
-			sum.add(l, seen)
+			fmt.Fprintln(c.stderr, "atlasbridge lab:", err)
 		}
 	}
 	if !*asJSON && !*screen {
-		fmt.Fprintf(out, "%d files, %d events, %d not as expected\n", len(files), events, bad)
+		fmt.Fprintf(out, "%d files, %d not as expected\n", files, bad)
 		sum.print(out)
 	}
 	return min(bad, 1)
 }
 
-// explain says why an event was raised.
-func (e *labEvent) explain(w io.Writer) {
-	p := e.prompt
-	fmt.Fprintf(w, "    question  %q\n    signals   %s, %.0f ms after the last byte\n", p.Question, strings.Join(p.Signals, " "), e.last*1000)
-	for i, c := range p.Choices {
-		mark := ' '
-		if i == p.Pointer {
-			mark = '>'
-		}
-		fmt.Fprintf(w, "   %c %-8s %q types %q grants=%v\n", mark, c.Key, c.Label, c.Keys, c.Grants)
-	}
-	def := "nothing is typed"
-	if p.SafeDefault != nil {
-		def = fmt.Sprintf("%q", *p.SafeDefault)
-	}
-	fmt.Fprintf(w, "    default   %s\n", def)
+// tally compares what was asked with the labels of index.jsonl beside the recordings.
+type tally struct {
+	labels map[string]label
+	count  map[string][2]int // hits, cases
 }
 
-// labFiles are the tapes in paths (folders: all *.cast and *.json in them) and the labels beside them.
-func labFiles(paths []string) (files []string, index map[string]label, err error) {
-	index = map[string]label{}
-	for _, p := range paths {
-		st, err := os.Stat(p)
-		if err != nil {
-			return nil, nil, err
-		}
-		if !st.IsDir() {
-			files = append(files, p)
-			continue
-		}
-		err = filepath.WalkDir(p, func(path string, e os.DirEntry, err error) error {
-			if ext := filepath.Ext(path); err == nil && !e.IsDir() && (ext == ".cast" || ext == ".json") {
-				files = append(files, path)
-			}
-			return err
-		})
-		if err != nil {
-			return nil, nil, err
-		}
-		data, _ := os.ReadFile(filepath.Join(p, "index.jsonl"))
-		for _, line := range bytes.Split(data, []byte("\n")) {
-			var l label
-			if json.Unmarshal(line, &l) == nil {
-				index[l.File] = l
-			}
-		}
-	}
-	return files, index, nil
-}
-
-// openTape reads a recording, or a scenario and the recording it names.
-func openTape(path string) (*tape, error) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	name := filepath.Base(path)
-	if filepath.Ext(path) != ".json" {
-		return parseCast(name, data)
-	}
-	tp, err := parseScenario(name, data)
-	if err == nil && tp.want.Recording != "" {
-		want := tp.want
-		if data, err = os.ReadFile(filepath.Join(filepath.Dir(path), want.Recording)); err == nil {
-			if tp, err = parseCast(name, data); err == nil {
-				tp.want, tp.tool = want, want.Tool
-			}
-		}
-	}
-	return tp, err
-}
-
-// parseScenario makes a tape of a scenario: its output at once, then five seconds of waiting.
-func parseScenario(name string, data []byte) (*tape, error) {
-	s := &scenario{Rows: 30, Cols: 100}
-	if err := json.Unmarshal(data, s); err != nil {
-		return nil, fmt.Errorf("reading scenario %s: %w", name, err)
-	}
-	tp := &tape{name: name, tool: s.Tool, rows: s.Rows, cols: s.Cols, want: s}
-	tp.events = []tapeEvent{{0, "o", s.Output}}
-	for i := 0; i < 20; i++ {
-		tty := s.TTY
-		if tty == "" {
-			tty = "unknown"
-		}
-		tp.events = append(tp.events, tapeEvent{0.05 + 0.25*float64(i), "t", tty})
-	}
-	return tp, nil
-}
-
-// check compares what was asked with what the scenario expects: the last event; "" when it is so.
-func (s *scenario) check(seen []labEvent) string {
-	if s == nil {
-		return ""
-	}
-	if s.Type == nil {
-		for _, e := range seen {
-			if !e.Idle || !s.Idle {
-				return fmt.Sprintf("asked %q (%s)", e.Excerpt, e.Type)
-			}
-		}
-		return ""
-	}
-	if len(seen) == 0 {
-		return "nothing was asked"
-	}
-	e := seen[len(seen)-1]
-	want := strings.ToLower(strings.TrimPrefix(*s.Type, "TYPE_"))
-	bands := map[string]string{"high": "HIGH", "medium": "MED", "low": "LOW"}
-	var labels []string
-	for _, c := range e.Choices {
-		labels = append(labels, c.Label)
-	}
-	switch {
-	case string(e.Type) != want:
-		return fmt.Sprintf("type %s, want %s", e.Type, want)
-	case s.Band != "" && bands[e.Confidence] != s.Band:
-		return fmt.Sprintf("confidence %s, want %s", e.Confidence, s.Band)
-	case !strings.Contains(e.Excerpt, s.Contains):
-		return fmt.Sprintf("excerpt %q lacks %q", e.Excerpt, s.Contains)
-	case len(s.Choices) > 0 && !slices.Equal(labels, s.Choices):
-		return fmt.Sprintf("choices %q, want %q", labels, s.Choices)
-	case e.Idle != s.Idle || e.Secret != s.Secret:
-		return fmt.Sprintf("idle %v, secret %v", e.Idle, e.Secret)
-	case s.Default != nil && (e.SafeDefault == nil || *e.SafeDefault != *s.Default):
-		return "another safe default"
-	}
-	return ""
-}
-
-// label is a line of index.jsonl: what a person says a recording shows.
 type label struct {
 	File, Label, Source string
 	Waiting             *bool
 	At                  *float64 `json:"t_wait"`
 	Choices             []string
-	AcceptsKeys         bool `json:"accepts_keys"`
 }
 
-// tally counts hits and cases of each figure.
-type tally map[string][2]int
-
-func (t tally) count(name string, hit bool) {
-	n := t[name]
-	if n[1]++; hit {
-		n[0]++
+func (t *tally) load(dir string) {
+	data, _ := os.ReadFile(filepath.Join(dir, "index.jsonl"))
+	if t.count == nil {
+		t.labels, t.count = map[string]label{}, map[string][2]int{}
 	}
-	t[name] = n
+	for dec := json.NewDecoder(bytes.NewReader(data)); ; {
+		var l label
+		if dec.Decode(&l) != nil {
+			return
+		}
+		t.labels[filepath.Join(dir, l.File)] = l
+	}
 }
 
-func (t tally) add(l label, seen []labEvent) {
+func (t *tally) add(path string, seen []labEvent) {
+	l, ok := t.labels[path]
+	if !ok || l.Waiting == nil {
+		return
+	}
+	hit := func(figure string, yes bool) {
+		n := t.count[figure+", "+l.Source]
+		if n[1]++; yes {
+			n[0]++
+		}
+		t.count[figure+", "+l.Source] = n
+	}
 	asked := slices.DeleteFunc(slices.Clone(seen), func(e labEvent) bool {
 		return e.Idle || l.Source == "agent" && l.At != nil && e.T < *l.At-0.5
 	})
-	switch l.Label {
-	case "none", "":
-		if l.Waiting != nil && !*l.Waiting {
-			t.count("busy taken for waiting ("+l.Source+")", len(asked) > 0)
+	switch {
+	case l.Label == "repl" || l.Label == "idle":
+		hit("idle box or REPL", len(seen) > 0 && seen[len(seen)-1].Idle)
+	case l.Label == "fullscreen":
+		hit("full-screen program left alone", len(asked) == 0)
+	case !*l.Waiting:
+		hit("busy taken for waiting", len(asked) > 0)
+	default:
+		hit("questions found", len(asked) > 0)
+		if len(asked) == 0 {
+			return
 		}
-		return
-	case "repl", "idle":
-		t.count("idle", len(seen) > 0 && seen[len(seen)-1].Idle)
-		return
-	case "fullscreen":
-		t.count("full-screen programs left alone", len(asked) == 0)
-		return
-	}
-	if l.Waiting == nil || !*l.Waiting {
-		return
-	}
-	t.count("questions found ("+l.Source+")", len(asked) > 0)
-	if len(asked) == 0 {
-		return
-	}
-	e := asked[len(asked)-1]
-	if l.Source == "agent" {
-		e = asked[0]
-	}
-	kind := map[string]PromptType{"secret": FreeText, "pager": ConfirmEnter, "confirm": ConfirmEnter}[l.Label]
-	if kind == "" {
-		kind = PromptType(l.Label)
-	}
-	t.count("right type ("+l.Source+")", e.Type == kind && e.Secret == (l.Label == "secret"))
-	if l.Label == "multiple_choice" {
-		t.count("menus with all choices ("+l.Source+")", len(e.Choices) >= min(len(l.Choices), 9))
+		e := asked[len(asked)-1]
+		if l.Source == "agent" {
+			e = asked[0]
+		}
+		kind := map[string]PromptType{"secret": FreeText, "pager": ConfirmEnter, "confirm": ConfirmEnter}[l.Label]
+		hit("right type", e.Type == cmp.Or(kind, PromptType(l.Label)) && e.Secret == (l.Label == "secret"))
+		if e.Type == MultipleChoice {
+			hit("menus with all choices", len(e.Choices) >= min(len(l.Choices), 9))
+		}
 	}
 }
 
-func (t tally) print(w io.Writer) {
-	for _, k := range slices.Sorted(maps.Keys(t)) {
-		fmt.Fprintf(w, "%-45s %4d of %4d  %.1f %%\n", k, t[k][0], t[k][1], 100*float64(t[k][0])/float64(t[k][1]))
+func (t *tally) print(w io.Writer) {
+	for _, k := range slices.Sorted(maps.Keys(t.count)) {
+		n := t.count[k]
+		fmt.Fprintf(w, "%-45s %4d of %4d  %.1f %%\n", k, n[0], n[1], 100*float64(n[0])/float64(n[1]))
 	}
 }
