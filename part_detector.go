@@ -10,7 +10,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -560,7 +559,9 @@ func (v *view) cells(r, a, b int) string {
 
 // cursorLine is the text up to the cursor, from the row where its line begins.
 func (v *view) cursorLine() (line string, top int) {
-	line, top = v.cells(v.row, 0, v.col), v.row
+	if line, top = v.cells(v.row, 0, v.col), v.row; v.after() == "" {
+		line = v.s.Row(v.row) // with what cells leave out: marks that take no room
+	}
 	for ; top > 0 && v.s.Wrapped(top-1); top-- {
 		line = v.s.Row(top-1) + line
 	}
@@ -723,9 +724,8 @@ func (v *view) finish(f *found, told bool, o DetectOptions) {
 	default:
 		f.SafeDefault = ptr("1")
 	}
-	if f.Excerpt == "" {
-		f.Excerpt = f.Question
-	}
+	f.Question = cmp.Or(f.Question, v.s.Title(), "which one?")
+	f.Excerpt = cmp.Or(f.Excerpt, f.Question)
 	f.Question = strings.TrimSpace(redact(visible(f.Question)))
 	f.Excerpt = clip(redact(visible(f.Excerpt)), 200)
 	f.Full = clip(redact(visible(cmp.Or(f.Full, f.Question))), 16<<10)
@@ -1288,7 +1288,11 @@ func (v *view) marked(f *found, text string) bool {
 				tokens = []string{"y", "n"}
 			}
 			for _, t := range tokens[:min(len(tokens), 9)] {
-				f.Choices = append(f.Choices, v.typed(t, t, t, angle || single))
+				key := t
+				if strings.EqualFold(t, "y") || strings.EqualFold(t, "n") {
+					key = strings.ToLower(t) // the capital only marks the default
+				}
+				f.Choices = append(f.Choices, v.typed(t, key, t, angle || single))
 			}
 		}
 	}
@@ -1681,7 +1685,7 @@ func cmdLab(c *command) int {
 	defer out.Flush()
 	enc := json.NewEncoder(out)
 	enc.SetEscapeHTML(false)
-	files, bad, sum := 0, 0, tally{}
+	files, bad := 0, 0
 	play := func(path string) error {
 		tp, err := openTape(path)
 		if err != nil {
@@ -1718,11 +1722,9 @@ func cmdLab(c *command) int {
 				fmt.Fprintf(c.stderr, "%s: %s\n", tp.name, why)
 			}
 		}
-		sum.add(path, seen)
 		return nil
 	}
 	for _, path := range fs.Args() {
-		sum.load(path)
 		err := filepath.WalkDir(path, func(p string, e os.DirEntry, err error) error {
 			if err != nil || e.IsDir() || p != path && filepath.Ext(p) != ".cast" && filepath.Ext(p) != ".json" {
 				return err
@@ -1740,80 +1742,6 @@ func cmdLab(c *command) int {
 	}
 	if !*asJSON && !*screen {
 		fmt.Fprintf(out, "%d files, %d not as expected\n", files, bad)
-		sum.print(out)
 	}
 	return min(bad, 1)
-}
-
-// tally compares what was asked with the labels of index.jsonl beside the recordings.
-type tally struct {
-	labels map[string]label
-	count  map[string][2]int // hits, cases
-}
-
-type label struct {
-	File, Label, Source string
-	Waiting             *bool
-	At                  *float64 `json:"t_wait"`
-	Choices             []string
-}
-
-func (t *tally) load(dir string) {
-	data, _ := os.ReadFile(filepath.Join(dir, "index.jsonl"))
-	if t.count == nil {
-		t.labels, t.count = map[string]label{}, map[string][2]int{}
-	}
-	for dec := json.NewDecoder(bytes.NewReader(data)); ; {
-		var l label
-		if dec.Decode(&l) != nil {
-			return
-		}
-		t.labels[filepath.Join(dir, l.File)] = l
-	}
-}
-
-func (t *tally) add(path string, seen []labEvent) {
-	l, ok := t.labels[path]
-	if !ok || l.Waiting == nil {
-		return
-	}
-	hit := func(figure string, yes bool) {
-		n := t.count[figure+", "+l.Source]
-		if n[1]++; yes {
-			n[0]++
-		}
-		t.count[figure+", "+l.Source] = n
-	}
-	asked := slices.DeleteFunc(slices.Clone(seen), func(e labEvent) bool {
-		return e.Idle || l.Source == "agent" && l.At != nil && e.T < *l.At-0.5
-	})
-	switch {
-	case l.Label == "repl" || l.Label == "idle":
-		hit("idle box or REPL", len(seen) > 0 && seen[len(seen)-1].Idle)
-	case l.Label == "fullscreen":
-		hit("full-screen program left alone", len(asked) == 0)
-	case !*l.Waiting:
-		hit("busy taken for waiting", len(asked) > 0)
-	default:
-		hit("questions found", len(asked) > 0)
-		if len(asked) == 0 {
-			return
-		}
-		e := asked[len(asked)-1]
-		if l.Source == "agent" {
-			e = asked[0]
-		}
-		kind := map[string]PromptType{"secret": FreeText, "pager": ConfirmEnter, "confirm": ConfirmEnter}[l.Label]
-		hit("right type", e.Type == cmp.Or(kind, PromptType(l.Label)) && e.Secret == (l.Label == "secret"))
-		if e.Type == MultipleChoice {
-			hit("menus with all choices", len(e.Choices) >= min(len(l.Choices), 9))
-		}
-	}
-}
-
-func (t *tally) print(w io.Writer) {
-	for _, k := range slices.Sorted(maps.Keys(t.count)) {
-		n := t.count[k]
-		fmt.Fprintf(w, "%-45s %4d of %4d  %.1f %%\n", k, n[0], n[1], 100*float64(n[0])/float64(n[1]))
-	}
 }
