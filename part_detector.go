@@ -399,20 +399,9 @@ func (d *Detector) repeats(f *found, now time.Time) bool {
 	return true
 }
 
-// same tells whether a and b are one question: the label under the pointer may be a text field being filled in.
+// same tells whether a and b are one question: of the choices one may be a text field being filled in.
 func same(a, b *found) bool {
-	if a.Fingerprint == b.Fingerprint {
-		return true
-	}
-	if a.Question != b.Question || a.Excerpt != b.Excerpt || a.Axis == "" || len(a.Choices) != len(b.Choices) {
-		return false
-	}
-	for i := range a.Choices {
-		if a.Choices[i].Label != b.Choices[i].Label && i != a.Pointer && i != b.Pointer {
-			return false
-		}
-	}
-	return true
+	return a.Type == b.Type && a.Question == b.Question && a.Excerpt == b.Excerpt && len(a.Choices) == len(b.Choices)
 }
 
 // Next is when Tick is next worth calling without new bytes; zero: not before something happens.
@@ -949,7 +938,7 @@ var (
 	reAsked  = regexp.MustCompile(`^[^:]*\?\W*$`)
 	reLead   = regexp.MustCompile(`^[?◆◇✔●■]\s+`)
 	reHinted = regexp.MustCompile(`\s*([\[(](?i:use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*[\])]|› ?-? ?Use arrow-keys.*|[›…·]\s*)$`)
-	reCommon = regexp.MustCompile(`(?i)^(yes|no)$`)
+	reCommon = regexp.MustCompile(`(?i)^(yesno|noyes)$`)
 )
 
 // describe completes a dialog whose choices are in rows first to end: yes/no, ticks, question, text, excerpt.
@@ -959,7 +948,7 @@ func (v *view) describe(f *found, first, end int) {
 	} else if f.Submit = v.a.Submit; f.Multi && f.Submit == "" {
 		f.Submit, f.Toggle = "\r", " "
 	}
-	if len(f.Choices) == 2 && v.a.Box == nil && reCommon.MatchString(f.Choices[0].Label) && reCommon.MatchString(f.Choices[1].Label) {
+	if len(f.Choices) == 2 && v.a.Box == nil && reCommon.MatchString(f.Choices[0].Label+f.Choices[1].Label) {
 		for i := range f.Choices {
 			f.Type, f.Choices[i].Key = YesNo, strings.ToLower(f.Choices[i].Label[:1])
 		}
@@ -969,71 +958,64 @@ func (v *view) describe(f *found, first, end int) {
 		if top < first && v.a.Head != nil && v.a.Head.MatchString(v.rows[top].text) {
 			break
 		}
-		if w := v.rows[top-1]; w.text != "" || w.rule {
+		if blank++; v.a.Box != nil || v.rows[top-1].text != "" || v.rows[top-1].rule {
 			blank = 0
-		} else if v.a.Box == nil {
-			blank++
 		}
 	}
-	var body, all, inner, shell, dashed []string // paragraphs; lines; lines of what is asked about, by its frame
-	joined, command, framed := false, false, false
+	var body []string     // paragraphs
+	var about [4][]string // lines: all, after "$ ", in an inner frame, between dashed rules; the last that has any is the command
+	on := [4]bool{true}
+	gap := true
 	for r := top; r < first; r++ {
 		w := v.rows[r]
-		framed = framed != (w.rule && strings.Contains(w.raw, "╌╌"))
+		on[3] = on[3] != (w.rule && strings.Contains(w.raw, "╌╌"))
 		if w.text == "" || strings.HasPrefix(w.text, "Tip: ") {
-			joined, command = false, false
+			gap, on[1] = true, false
 			continue
 		}
-		if joined && (w.at == v.rows[r-1].at || v.s.Wrapped(r-1)) && !reLead.MatchString(w.text) {
+		on[1], on[2] = on[1] || strings.HasPrefix(w.text, "$ "), w.depth > 1
+		for i := range about {
+			if on[i] {
+				about[i] = append(about[i], w.text)
+			}
+		}
+		if strings.HasPrefix(w.text, "→ ") || strings.HasPrefix(w.text, "● ") {
+			gap = true
+		} else if gap || w.at != v.rows[r-1].at && !v.s.Wrapped(r-1) || reLead.MatchString(w.text) {
+			body, gap = append(body, w.text), false
+		} else {
 			body[len(body)-1] += " " + w.text
-		} else if !strings.HasPrefix(w.text, "→ ") && !strings.HasPrefix(w.text, "● ") {
-			body = append(body, w.text)
-		}
-		joined, command, all = true, command || strings.HasPrefix(w.text, "$ "), append(all, w.text)
-		if framed {
-			dashed = append(dashed, w.text)
-		}
-		if w.depth > 1 {
-			inner = append(inner, w.text)
-		}
-		if command {
-			shell = append(shell, w.text)
 		}
 	}
 	best := -1
 	for i, p := range body { // the question: what begins with a mark, ends with "?", contains one, stands last
 		score := i
-		if strings.Contains(p+" ", "? ") {
-			score += 100
-		}
-		if reAsked.MatchString(p) {
-			score += 200
-		}
-		if v.a.Box == nil && strings.HasPrefix(p, "? ") {
-			score += 400
+		for bonus, yes := range map[int]bool{100: strings.Contains(p+" ", "? "), 200: reAsked.MatchString(p),
+			400: v.a.Box == nil && strings.HasPrefix(p, "? ")} {
+			if yes {
+				score += bonus
+			}
 		}
 		if score > best {
 			best, f.Question = score, reHinted.ReplaceAllString(reLead.ReplaceAllString(p, ""), "")
 		}
 	}
-	for r := top; r <= end; r++ {
-		f.Cut = f.Cut || strings.HasPrefix(v.rows[r].text, "↑") || strings.HasPrefix(v.rows[r].text, "↓")
-		f.Full += strings.TrimRight(strings.Repeat(" ", min(v.rows[r].at, 8))+v.rows[r].text, " ") + "\n"
+	clipped := false
+	for _, w := range v.rows[top : end+1] {
+		clipped = clipped || strings.HasPrefix(w.text, "↑") || strings.HasPrefix(w.text, "↓")
+		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
 	}
 	if f.Type != MultipleChoice || !slices.ContainsFunc(f.Choices, func(c Choice) bool { return reGrants.MatchString(c.Label) }) {
-		f.Cut = false
 		return
 	}
-	what := all
-	for _, w := range [][]string{shell, inner, dashed} {
-		if len(w) > 0 {
-			what = w
+	for i := range about[1:] {
+		if len(about[i+1]) > 0 {
+			about[0] = about[i+1]
 		}
 	}
-	what = slices.DeleteFunc(slices.Clone(what), func(s string) bool { return strings.Contains(s, f.Question) })
-	subject := redact(visible(strings.Join(what, "\n")))
-	ask := clip(redact(visible(f.Question)), 80)
-	if f.Excerpt = strings.TrimSpace(subject + "\n" + ask); len(f.Excerpt) > 200 {
+	about[0] = slices.DeleteFunc(about[0], func(s string) bool { return strings.Contains(s, f.Question) })
+	subject, ask := redact(visible(strings.Join(about[0], "\n"))), clip(redact(visible(f.Question)), 80)
+	if f.Excerpt, f.Cut = strings.TrimSpace(subject+"\n"+ask), clipped; len(f.Excerpt) > 200 {
 		half := (200 - len(ask) - 10) / 2
 		head, tail := strings.ToValidUTF8(subject[:half], ""), strings.ToValidUTF8(subject[len(subject)-half:], "")
 		f.Excerpt, f.Cut = head+" … "+tail+"\n"+ask+"…", true
@@ -1124,7 +1106,7 @@ func (v *view) readBox() *found {
 	}
 	question := strings.TrimSpace(f.Question)
 	v.describe(f, r, r)
-	f.Question, f.Excerpt, f.Cut, f.Permission = question, question, false, false
+	f.Question, f.Excerpt, f.Cut = question, question, false
 	return f
 }
 
@@ -1642,30 +1624,26 @@ func openTape(path string) (tp *tape, err error) {
 
 // check compares the last event with what the scenario expects; "" when it is so.
 func (s *scenario) check(seen []labEvent) string {
-	asked := slices.DeleteFunc(slices.Clone(seen), func(e labEvent) bool { return e.Idle && !s.Idle })
-	if s.Type == nil && len(asked) > 0 {
-		return fmt.Sprintf("asks %q", asked[0].Excerpt)
-	} else if s.Type == nil {
+	if s == nil {
 		return ""
-	} else if len(asked) == 0 {
-		return "nothing was asked"
 	}
-	e := asked[len(asked)-1]
-	band := map[string]string{"high": "HIGH", "medium": "MED", "low": "LOW"}[e.Confidence]
-	for _, c := range []struct {
-		ok        bool
-		got, want any
-	}{
-		{"TYPE_"+strings.ToUpper(string(e.Type)) == *s.Type, e.Type, *s.Type},
-		{s.Band == "" || band == s.Band, band, s.Band},
-		{strings.Contains(e.Excerpt, s.Contains), e.Excerpt, s.Contains},
-		{len(s.Choices) == 0 || slices.Equal(labels(e.Choices), s.Choices), labels(e.Choices), s.Choices},
-		{e.Idle == s.Idle && e.Secret == s.Secret, "idle/secret", []bool{s.Idle, s.Secret}},
-		{s.Default == nil || e.SafeDefault != nil && *e.SafeDefault == *s.Default, e.SafeDefault, s.Default},
-	} {
-		if !c.ok {
-			return fmt.Sprintf("%q, want %q", c.got, c.want)
+	got := scenario{}
+	for _, e := range seen {
+		if e.Idle == s.Idle {
+			kind, band := "TYPE_"+strings.ToUpper(string(e.Type)), map[string]string{"high": "HIGH", "medium": "MED", "low": "LOW"}
+			got = scenario{Type: &kind, Band: band[e.Confidence], Contains: e.Excerpt, Choices: labels(e.Choices),
+				Default: e.SafeDefault, Idle: e.Idle, Secret: e.Secret}
 		}
+	}
+	switch {
+	case got.Type == nil && s.Type == nil:
+		return ""
+	case got.Type == nil || s.Type == nil || *got.Type != *s.Type, s.Band != "" && got.Band != s.Band, s.Secret != got.Secret,
+		!strings.Contains(got.Contains, s.Contains), len(s.Choices) > 0 && !slices.Equal(got.Choices, s.Choices),
+		s.Default != nil && (got.Default == nil || *got.Default != *s.Default):
+		g, _ := json.Marshal(got)
+		w, _ := json.Marshal(s)
+		return fmt.Sprintf("got %s, want %s", g, w)
 	}
 	return ""
 }
@@ -1676,9 +1654,9 @@ func cmdLab(c *command) int {
 	fs := flag.NewFlagSet("lab", flag.ContinueOnError)
 	fs.SetOutput(c.stderr)
 	asJSON := fs.Bool("json", false, "one object per event, and nothing else")
-	explain := fs.Bool("explain", false, "with the question, the choices and what agreed")
-	screen := fs.Bool("screen", false, "only the screen the recording ends with")
-	if err := fs.Parse(c.args); err != nil {
+	explain := fs.Bool("explain", false, "say why, for each event")
+	screen := fs.Bool("screen", false, "print only the screen a recording ends with")
+	if fs.Parse(c.args) != nil {
 		return 2
 	}
 	out := bufio.NewWriter(c.stdout)
@@ -1686,58 +1664,44 @@ func cmdLab(c *command) int {
 	enc := json.NewEncoder(out)
 	enc.SetEscapeHTML(false)
 	files, bad := 0, 0
-	play := func(path string) error {
+	complain := func(path, why string) {
+		bad++
+		fmt.Fprintf(c.stderr, "atlasbridge lab: %s: %s\n", path, why)
+	}
+	play := func(path string, entry os.DirEntry, err error) error {
+		if err == nil && (entry.IsDir() || !slices.Contains([]string{".cast", ".json"}, filepath.Ext(path))) {
+			return nil
+		}
 		tp, err := openTape(path)
 		if err != nil {
-			return err
+			complain(path, err.Error())
+			return nil
 		}
 		var seen []labEvent
 		d := replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) })
-		files++
-		if *screen {
+		if files++; *screen {
 			fmt.Fprintln(out, d.Screen.Text())
 			return nil
 		}
 		for _, e := range seen {
 			if *asJSON {
 				enc.Encode(e)
-				continue
+			} else {
+				fmt.Fprintf(out, "%-40s %8.2f s  %-15s %-6s %q\n", e.File, e.T, e.Type, e.Confidence, e.Excerpt)
 			}
-			fmt.Fprintf(out, "%-40s %8.2f s  %-15s %-6s %q\n", e.File, e.T, e.Type, e.Confidence, e.Excerpt)
-			if *explain {
-				def := "none"
-				if e.SafeDefault != nil {
-					def = fmt.Sprintf("%q", *e.SafeDefault)
-				}
-				fmt.Fprintf(out, "    %q: %s, %d ms after the last byte; score %.2f, safe default %s, permission %v\n", e.Question,
-					strings.Join(e.Signals, "+"), e.delay.Milliseconds(), e.Score, def, e.Permission)
-				for i, c := range e.Choices {
-					fmt.Fprintf(out, "    %-6s %q types %q, grants %v, pointer %v\n", c.Key, c.Label, c.Keys, c.Grants, i == e.Pointer)
-				}
+			if *explain && !*asJSON {
+				fmt.Fprintf(out, "    %q: %s, %v after the last byte, permission %v, pointer %d %s\n    %+v\n", e.Question,
+					strings.Join(e.Signals, "+"), e.delay, e.Permission, e.Pointer, e.Axis, e.Choices)
 			}
 		}
-		if tp.want != nil {
-			if why := tp.want.check(seen); why != "" {
-				bad++
-				fmt.Fprintf(c.stderr, "%s: %s\n", tp.name, why)
-			}
+		if why := tp.want.check(seen); why != "" {
+			complain(path, why)
 		}
 		return nil
 	}
 	for _, path := range fs.Args() {
-		err := filepath.WalkDir(path, func(p string, e os.DirEntry, err error) error {
-			if err != nil || e.IsDir() || p != path && filepath.Ext(p) != ".cast" && filepath.Ext(p) != ".json" {
-				return err
-			}
-			if err := play(p); err != nil {
-				bad++
-				fmt.Fprintln(c.stderr, "atlasbridge lab:", err)
-			}
-			return nil
-		})
-		if err != nil {
-			bad++
-			fmt.Fprintln(c.stderr, "atlasbridge lab:", err)
+		if err := filepath.WalkDir(path, play); err != nil {
+			complain(path, err.Error())
 		}
 	}
 	if !*asJSON && !*screen {
