@@ -600,7 +600,7 @@ func TestLab(t *testing.T) {
 	if got := slices.Sorted(maps.Keys(e)); !slices.Equal(got, want) {
 		t.Errorf("fields %q, want %q", got, want)
 	}
-	if out, code = run("--explain", cast); code != 0 || !strings.Contains(out, "pattern+tty") || !strings.Contains(out, `"y\r"`) {
+	if out, code = run("--explain", cast); code != 0 || !strings.Contains(out, "pattern+tty") || !strings.Contains(out, "Label:Yes") {
 		t.Errorf("exit %d: %s", code, out)
 	}
 	if out, _ = run("--screen", cast); !strings.Contains(out, "Proceed anyway (or wait 5 seconds to proceed) ? (y,N)") {

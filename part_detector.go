@@ -274,17 +274,17 @@ func (d *Detector) Sleep(until time.Time) {
 
 // Activity is "starting", "running", "waiting_permission", "waiting" or "idle", for status.
 func (d *Detector) Activity() string {
-	switch {
-	case len(d.raw) == 0:
-		return "starting"
-	case d.cur == nil:
-		return "running"
-	case d.cur.Idle:
+	switch c := d.cur; {
+	case c != nil && c.Idle:
 		return "idle"
-	case d.cur.Permission:
+	case c != nil && c.Permission:
 		return "waiting_permission"
+	case c != nil:
+		return "waiting"
+	case len(d.raw) > 0:
+		return "running"
 	}
-	return "waiting"
+	return "starting"
 }
 
 // look folds the output since the last look into the masked screen, and judges it.
@@ -388,15 +388,13 @@ func (d *Detector) again(now time.Time) bool {
 
 // repeats tells that f is only what was answered a moment ago and has not left the screen yet.
 func (d *Detector) repeats(f *found, now time.Time) bool {
-	if d.slept == nil || !same(f, d.slept) || f.line != "" && f.place != d.slept.place ||
-		d.out.After(d.sleep) && now.Sub(d.sleep) >= repeatWait {
+	late := d.sleep.Add(repeatWait)
+	if d.slept == nil || !same(f, d.slept) || f.line != "" && f.place != d.slept.place || d.out.After(d.sleep) && !now.Before(late) {
 		d.slept = nil
-		return false
+	} else if late.After(now) {
+		d.pending = late
 	}
-	if d.pending = d.sleep.Add(repeatWait); !d.pending.After(now) {
-		d.pending = time.Time{}
-	}
-	return true
+	return d.slept != nil
 }
 
 // same tells whether a and b are one question: of the choices one may be a text field being filled in.
@@ -406,20 +404,20 @@ func same(a, b *found) bool {
 
 // Next is when Tick is next worth calling without new bytes; zero: not before something happens.
 func (d *Detector) Next(now time.Time) (next time.Time) {
-	soonest := func(want bool, t time.Time) {
-		if want && !t.IsZero() && (next.IsZero() || t.Before(next)) {
-			next = t
+	for _, e := range []struct {
+		want bool
+		t    time.Time
+	}{
+		{true, d.pending}, {d.dirty, d.out.Add(settleTold)}, {d.dirty && !d.looked.IsZero(), d.looked.Add(lookEvery)},
+		{d.sleep.After(now), d.sleep}, {d.cur != nil && !d.absent.IsZero(), d.absent.Add(goneAfter)},
+		{d.cur != nil && d.entered.Add(repeatWait).After(now), d.entered.Add(repeatWait)}, {d.needsTTY(), d.ttyNext},
+	} {
+		if e.want && !e.t.IsZero() && (next.IsZero() || e.t.Before(next)) {
+			next = e.t
 		}
 	}
-	soonest(true, d.pending)
-	soonest(d.dirty, d.out.Add(settleTold))
-	soonest(d.dirty && !d.looked.IsZero(), d.looked.Add(lookEvery))
-	soonest(d.sleep.After(now), d.sleep)
-	soonest(d.cur != nil && !d.absent.IsZero(), d.absent.Add(goneAfter))
-	soonest(d.cur != nil && d.entered.Add(repeatWait).After(now) && !d.entered.IsZero(), d.entered.Add(repeatWait))
-	soonest(d.needsTTY(), d.ttyNext)
 	if !next.IsZero() && next.Before(now) {
-		next = now
+		return now
 	}
 	return next
 }
@@ -455,29 +453,22 @@ func (d *Detector) masked() [32]byte {
 	h := sha256.New()
 	rows, _ := d.Screen.Size()
 	for r := range rows {
-		text, turning := d.Screen.Row(r), false
-		text = strings.Map(func(c rune) rune {
-			if c >= 0x2800 && c <= 0x28ff || c > 0x7f && strings.ContainsRune("●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙", c) {
-				turning = true
-				return ' '
-			}
-			return c
-		}, text)
-		if turning {
-			text = strings.Map(func(c rune) rune {
-				if unicode.IsDigit(c) {
-					return '0'
-				}
-				return c
-			}, strings.TrimSpace(text))
+		text := d.Screen.Row(r)
+		if still := reSpinner.ReplaceAllString(text, ""); still != text {
+			text = strings.TrimSpace(reDigits.ReplaceAllString(still, "0"))
 		}
-		io.WriteString(h, strings.TrimRight(text, " ")+"\n")
+		io.WriteString(h, text+"\n")
 	}
 	if row, col, hidden := d.Screen.Cursor(); !hidden {
 		fmt.Fprint(h, row, col)
 	}
 	return [32]byte(h.Sum(nil))
 }
+
+var (
+	reSpinner = regexp.MustCompile(`[\x{2800}-\x{28ff}●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙]`)
+	reDigits  = regexp.MustCompile(`\d+`)
+)
 
 /* ----- one look at the screen ----- */
 
@@ -1663,13 +1654,13 @@ func cmdLab(c *command) int {
 	defer out.Flush()
 	enc := json.NewEncoder(out)
 	enc.SetEscapeHTML(false)
-	files, bad := 0, 0
+	files, bad, root := 0, 0, ""
 	complain := func(path, why string) {
 		bad++
 		fmt.Fprintf(c.stderr, "atlasbridge lab: %s: %s\n", path, why)
 	}
 	play := func(path string, entry os.DirEntry, err error) error {
-		if err == nil && (entry.IsDir() || !slices.Contains([]string{".cast", ".json"}, filepath.Ext(path))) {
+		if err == nil && (entry.IsDir() || path != root && filepath.Ext(path) != ".cast" && filepath.Ext(path) != ".json") {
 			return nil
 		}
 		tp, err := openTape(path)
@@ -1700,6 +1691,7 @@ func cmdLab(c *command) int {
 		return nil
 	}
 	for _, path := range fs.Args() {
+		root = path
 		if err := filepath.WalkDir(path, play); err != nil {
 			complain(path, err.Error())
 		}
