@@ -4,30 +4,27 @@
 //
 //	{"seq":1,"ts":"…Z","event":"…","session_id":"…","prompt_id":"…", …,"prev_hash":"genesis","hash":"sha256:…"}
 //
-// An entry is valid if and only if (1) its bytes are exactly what jq -c prints for it, (2) seq is the entry
-// before plus one, 1 on the first line, (3) prev_hash is the hash of the entry before, "genesis" on the first
-// line, (4) hash is the SHA-256 of the line without its hash member and without the newline. So this checks
-// one line without atlasbridge: jq -c 'del(.hash)' | tr -d '\n' | sha256sum.
+// It holds if and only if (1) its bytes are exactly what jq -c prints for it, (2) seq is that of the entry before
+// plus one, 1 on the first line, (3) prev_hash is the hash of the entry before, "genesis" on the first line,
+// (4) hash is the SHA-256 of the line without its hash member and newline: jq -cj 'del(.hash)' | sha256sum.
 //
-// The chain alone cannot show that its tail was cut or that all of it was written anew. The state keeps the
-// head for that, and the operator's phone has one: Verify compares with both.
-//
-// The log is apart from the state: losing one never costs the other. It is never rewritten, compacted or
-// repaired, but for a torn last line, whose bytes are kept aside. Answers typed as text are in it as length
-// and SHA-256 only, secrets not at all.
+// A chain alone cannot show that its tail was cut or that all of it was written anew: the state and the phone
+// keep heads, with which it is compared. The log is apart from the state, so that losing one never costs the
+// other, and is never rewritten, but for a torn last line, whose bytes are moved aside. Answers typed as text
+// are in it as length and SHA-256 only, secrets not at all.
 package main
 
 import (
 	"bufio"
 	"bytes"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,19 +34,18 @@ import (
 )
 
 const (
-	genesis      = "genesis"
-	stampLayout  = "2006-01-02T15:04:05.000000Z07:00" // RFC 3339, UTC, microseconds
-	maxExact     = 1<<53 - 1                          // largest integer that jq 1.6 prints unchanged (measured)
-	maxAuditText = 4096                               // bytes of one value: an entry stays readable
+	stampLayout  = "2006-01-02T15:04:05.000000Z" // of UTC times, RFC 3339
+	fileStamp    = "20060102T150405.000000"      // in names of files kept aside
+	maxExact     = 1<<53 - 1                     // largest integer that jq 1.6 prints unchanged (measured)
+	maxAuditText = 4096                          // bytes of one value
 	hashMember   = len(`,"hash":"sha256:"}`) + 2*sha256.Size
 )
 
 // Audit is the append-only hash chain audit.log. Its methods may be called from any goroutine.
 type Audit struct {
-	mu   sync.Mutex // held from begin to end
+	mu   sync.Mutex // held from begin to commit
 	log  *journal
-	now  func() time.Time
-	note func(seq int64, hash string) // tells the state the new head; called without mu
+	note func(seq int64, hash string) // tells the state the new head
 }
 
 // Event is one entry before it is chained: Fields keep their order; values are string, bool, nil or integer.
@@ -70,15 +66,10 @@ func (a *Audit) Append(e Event) error {
 	if err := a.begin(); err != nil {
 		return err
 	}
-	seq, hash, err := a.write(e)
-	a.end()
-	if err == nil && a.note != nil {
-		a.note(seq, hash)
-	}
-	return err
+	return a.commit(e)
 }
 
-// Head is the last entry's number and hash; 0 and "genesis" when there is none.
+// Head is the last entry's number and hash, 0 and "genesis" when there is none.
 func (a *Audit) Head() (seq int64, hash string, err error) {
 	if err := a.begin(); err != nil {
 		return 0, "", err
@@ -87,11 +78,13 @@ func (a *Audit) Head() (seq int64, hash string, err error) {
 	return a.last()
 }
 
+// begin takes the log's lock; end gives it back.
 func (a *Audit) begin() error {
 	a.mu.Lock()
-	if _, err := a.log.acquire(); err != nil {
+	_, err := a.log.acquire()
+	if err != nil {
 		a.mu.Unlock()
-		return fmt.Errorf("locking %s: %w", a.log.path, err)
+		return fmt.Errorf("opening the audit log: %w", err)
 	}
 	return nil
 }
@@ -101,77 +94,82 @@ func (a *Audit) end() {
 	a.mu.Unlock()
 }
 
-// write appends the events in one write and one fsync, between begin and end. Number and hash of the entry
-// before are read from the file each time: another process may have written it.
-func (a *Audit) write(events ...Event) (seq int64, hash string, err error) {
-	if seq, hash, err = a.last(); err != nil {
-		return 0, "", err
-	}
+// commit appends the events in one write and one fsync, and ends what begin began. What they follow is read from the file each time, for
+// another process may have written it.
+func (a *Audit) commit(events ...Event) error {
+	seq, hash, err := a.last()
 	var out []byte
 	for _, e := range events {
-		seq++
-		fields := []Field{{"seq", seq}, {"ts", a.now().UTC().Format(stampLayout)}, {"event", e.Name}}
-		if e.SessionID != "" {
-			fields = append(fields, Field{"session_id", e.SessionID})
+		if err == nil {
+			seq++
+			hash, out, err = e.chain(out, seq, hash)
 		}
-		if e.PromptID != "" {
-			fields = append(fields, Field{"prompt_id", e.PromptID})
-		}
-		for _, f := range e.Fields {
-			if s, ok := f.Value.(string); ok && !strings.HasSuffix(f.Name, "_sha256") {
-				f.Value = clip(redact(s), maxAuditText)
-			}
-			fields = append(fields, f)
-		}
-		line, err := canonical(append(fields, Field{"prev_hash", hash}))
-		if err != nil {
-			return 0, "", fmt.Errorf("writing %s event %s: %w", a.log.path, e.Name, err)
-		}
-		hash = digest(line)
-		out = append(out, line[:len(line)-1]...)
-		out = append(out, `,"hash":"`+hash+"\"}\n"...)
 	}
-	return seq, hash, a.log.append(out, true)
+	if err == nil {
+		err = a.log.append(out, true)
+	}
+	a.end()
+	if err != nil {
+		return fmt.Errorf("appending to the audit log: %w", err)
+	}
+	a.note(seq, hash)
+	return nil
+}
+
+// chain appends the event's line to out.
+func (e Event) chain(out []byte, seq int64, prev string) (string, []byte, error) {
+	fields := []Field{{"seq", seq}, {"ts", time.Now().UTC().Format(stampLayout)}, {"event", e.Name}}
+	if e.SessionID != "" {
+		fields = append(fields, Field{"session_id", e.SessionID})
+	}
+	if e.PromptID != "" {
+		fields = append(fields, Field{"prompt_id", e.PromptID})
+	}
+	for _, f := range e.Fields {
+		if s, ok := f.Value.(string); ok && !strings.HasSuffix(f.Name, "_sha256") {
+			f.Value = clip(redact(s), maxAuditText)
+		}
+		fields = append(fields, f)
+	}
+	line, err := canonical(append(fields, Field{"prev_hash", prev}))
+	if err != nil {
+		return "", nil, fmt.Errorf("event %s: %w", e.Name, err)
+	}
+	hash := digest(line)
+	return hash, fmt.Appendf(append(out, line[:len(line)-1]...), ",\"hash\":\"%s\"}\n", hash), nil
 }
 
 // last reads the last entry. Bytes after the last newline are a write that a crash cut short: nobody was told
 // that it succeeded, and they are moved aside.
 func (a *Audit) last() (seq int64, hash string, err error) {
-	size, err := a.log.size()
-	if err != nil || size == 0 {
-		return 0, genesis, err
-	}
 	for n := int64(4 << 10); ; n *= 4 {
-		tail := make([]byte, min(n, size))
-		if _, err := a.log.f.ReadAt(tail, size-int64(len(tail))); err != nil {
-			return 0, "", fmt.Errorf("reading %s: %w", a.log.path, err)
+		tail := make([]byte, min(n, a.log.end))
+		if _, err := a.log.f.ReadAt(tail, a.log.end-int64(len(tail))); err != nil && len(tail) > 0 {
+			return 0, "", err
 		}
 		end := bytes.LastIndexByte(tail, '\n')
 		start := bytes.LastIndexByte(tail[:max(end, 0)], '\n')
-		if whole := int64(len(tail)) == size; start < 0 && !whole {
+		if start < 0 && int64(len(tail)) < a.log.end {
 			continue
 		}
-		if end+1 < len(tail) {
-			if err := a.log.cut(size - int64(len(tail)-end-1)); err != nil {
+		if torn := len(tail) - end - 1; torn > 0 {
+			if err := a.log.cut(a.log.end - int64(torn)); err != nil {
 				return 0, "", err
 			}
 		}
 		if end < 0 {
-			return 0, genesis, nil
+			return 0, "genesis", nil
 		}
-		fields, err := parseEntry(tail[start+1 : end])
+		seq, _, hash, _, err = parseEntry(tail[start+1 : end])
 		if err != nil {
-			return 0, "", fmt.Errorf("%s: last line: %w: run atlasbridge audit verify, then move the file away", a.log.path, err)
+			err = fmt.Errorf("its last line is damaged (%w): run atlasbridge audit verify, then move the file away", err)
 		}
-		return fields[0].Value.(int64), fields[len(fields)-1].Value.(string), nil
+		return seq, hash, err
 	}
 }
 
-// digest is the hash of a line without its hash member.
-func digest(line []byte) string {
-	sum := sha256.Sum256(line)
-	return "sha256:" + hex.EncodeToString(sum[:])
-}
+// digest is the hash of a line without its hash member, or of a text.
+func digest(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
 
 // canonical is the object with these members as jq -c prints it.
 func canonical(fields []Field) ([]byte, error) {
@@ -184,6 +182,9 @@ func canonical(fields []Field) ([]byte, error) {
 			b = append(b, ',')
 		}
 		b = append(appendString(b, f.Name), ':')
+		if n, ok := f.Value.(int); ok {
+			f.Value = int64(n)
+		}
 		switch v := f.Value.(type) {
 		case nil:
 			b = append(b, "null"...)
@@ -191,370 +192,237 @@ func canonical(fields []Field) ([]byte, error) {
 			b = strconv.AppendBool(b, v)
 		case string:
 			b = appendString(b, v)
-		case int:
-			b = appendInt(b, int64(v))
 		case int64:
-			b = appendInt(b, v)
+			if v > maxExact || v < -maxExact {
+				return nil, fmt.Errorf("member %q: jq would change %d", f.Name, v)
+			}
+			b = strconv.AppendInt(b, v, 10)
 		default:
-			return nil, fmt.Errorf("member %q: %T is not a string, boolean, null or integer", f.Name, v)
+			return nil, fmt.Errorf("member %q is not a string, boolean, null or integer", f.Name)
 		}
 	}
 	return append(b, '}'), nil
 }
 
-// appendInt writes a number that jq would change as a string.
-func appendInt(b []byte, n int64) []byte {
-	if n > maxExact || n < -maxExact {
-		return appendString(b, strconv.FormatInt(n, 10))
-	}
-	return strconv.AppendInt(b, n, 10)
-}
-
-// appendString appends s as a JSON string exactly as jq 1.6 to 1.8 print it: encoding/json differs at & < >,
-// U+007F, U+2028 and U+2029. Invalid UTF-8 becomes U+FFFD. See TestCanonicalStrings.
+// appendString appends s as a JSON string exactly as jq 1.6 to 1.8 print it: encoding/json differs at U+007F,
+// U+2028 and U+2029 whatever its options. Invalid UTF-8 becomes U+FFFD. See TestAuditEveryCodePoint.
 func appendString(b []byte, s string) []byte {
-	const short, names, digits = "\"\\\b\f\n\r\t", `"\bfnrt`, "0123456789abcdef"
 	b = append(b, '"')
 	for _, r := range s {
-		if r >= 0x20 && r != '"' && r != '\\' && r != 0x7f {
-			b = utf8.AppendRune(b, r)
-		} else if i := strings.IndexRune(short, r); i >= 0 {
-			b = append(b, '\\', names[i])
+		if i := strings.IndexRune("\"\\\b\f\n\r\t", r); i >= 0 && r != utf8.RuneError {
+			b = append(b, '\\', `"\bfnrt`[i])
+		} else if r < 0x20 || r == 0x7f {
+			b = fmt.Appendf(b, `\u%04x`, r)
 		} else {
-			b = append(b, '\\', 'u', '0', '0', digits[r>>4], digits[r&15])
+			b = utf8.AppendRune(b, r)
 		}
 	}
 	return append(b, '"')
 }
 
-// parseEntry accepts exactly the lines that canonical writes, and of them those that begin with seq and end
-// with prev_hash and hash.
-func parseEntry(line []byte) ([]Field, error) {
+// parseEntry accepts only lines that canonical wrote, with seq first, prev_hash and hash last; fields are the
+// members between them.
+func parseEntry(line []byte) (seq int64, prev, hash string, fields []Field, err error) {
 	d := json.NewDecoder(bytes.NewReader(line))
 	d.UseNumber()
-	if t, err := d.Token(); err != nil || t != json.Delim('{') {
-		return nil, errors.New("not a JSON object")
-	}
-	var fields []Field
-	for d.More() {
-		name, err := d.Token()
-		if err != nil {
-			return nil, errors.New("not JSON")
-		}
+	for t, _ := d.Token(); t == json.Delim('{') && d.More(); {
+		name, _ := d.Token()
 		value, err := d.Token()
 		if err != nil {
-			return nil, errors.New("not JSON")
+			return 0, "", "", nil, errors.New("it is not JSON")
 		}
 		if n, ok := value.(json.Number); ok {
-			i, err := strconv.ParseInt(n.String(), 10, 64)
-			if err != nil {
-				return nil, fmt.Errorf("member %q is not an integer", name)
-			}
-			value = i
+			value, _ = n.Int64()
 		}
-		fields = append(fields, Field{name.(string), value})
+		key, _ := name.(string)
+		fields = append(fields, Field{key, value})
 	}
-	again, err := canonical(fields)
-	if err != nil {
-		return nil, err
+	if again, err := canonical(fields); err != nil || !bytes.Equal(again, line) {
+		return 0, "", "", nil, errors.New("its bytes are not what jq -c prints for an entry")
 	}
-	if !bytes.Equal(again, line) {
-		return nil, errors.New("its bytes are not what jq -c prints")
+	n := len(fields) - 2
+	if n < 1 || fields[0].Name != "seq" || fields[n].Name != "prev_hash" || fields[n+1].Name != "hash" {
+		return 0, "", "", nil, errors.New("seq, prev_hash or hash is not in its place")
 	}
-	n := len(fields)
-	if n < 3 || fields[0].Name != "seq" || fields[n-2].Name != "prev_hash" || fields[n-1].Name != "hash" {
-		return nil, errors.New("seq, prev_hash or hash is missing or not in its place")
+	seq, _ = fields[0].Value.(int64)
+	prev, _ = fields[n].Value.(string)
+	if hash, _ = fields[n+1].Value.(string); len(hash)+len(`,"hash":""}`) != hashMember {
+		return 0, "", "", nil, errors.New("its hash is not a SHA-256")
 	}
-	_, isInt := fields[0].Value.(int64)
-	_, isText := fields[n-2].Value.(string)
-	if h, ok := fields[n-1].Value.(string); !isInt || !isText || !ok || len(h) != len("sha256:")+2*sha256.Size {
-		return nil, errors.New("seq, prev_hash or hash is not of its type")
-	}
-	return fields, nil
+	return seq, prev, hash, fields[1:n], nil
 }
 
-// auditEvents is what one change of a record means for the audit log. It is called by the store for every
+// auditEvents is what the change from old (nil: none) to r means for the audit log. The store calls it for every
 // record that it appends, so that no caller can forget an entry.
-func auditEvents(old, new Record) []Event {
-	switch r := new.(type) {
-	case *SessionRecord:
+func auditEvents(old, r Record) []Event {
+	if s, ok := r.(*SessionRecord); ok {
 		was, _ := old.(*SessionRecord)
-		if was == nil {
-			return []Event{{"SESSION_START", r.ID, "", []Field{{"tool", r.Tool}, {"pid", r.PID}}}}
-		}
-		if was.Status == "active" && r.Status != "active" {
-			e := Event{"SESSION_END", r.ID, "", []Field{{"status", r.Status}}}
-			if r.ExitCode != nil {
-				e.Fields = append(e.Fields, Field{"exit_code", *r.ExitCode})
+		switch {
+		case was == nil:
+			return []Event{{"SESSION_START", s.ID, "", []Field{{"tool", s.Tool}, {"pid", s.PID}}}}
+		case was.Status == "active" && s.Status != "active":
+			var code any
+			if s.ExitCode != nil {
+				code = *s.ExitCode
 			}
-			return []Event{e}
-		}
-	case *PromptRecord:
-		if was, _ := old.(*PromptRecord); was == nil || was.Status != r.Status {
-			return promptEvents(was, r)
+			return []Event{{"SESSION_END", s.ID, "", []Field{{"status", s.Status}, {"exit_code", code}}}}
 		}
 	}
-	return nil
-}
-
-func promptEvents(was, p *PromptRecord) []Event {
-	e := Event{SessionID: p.SessionID, PromptID: p.ID}
-	by := Field{"decided_by", nil}
-	if p.DecidedBy != nil {
-		by.Value = *p.DecidedBy
-	}
-	switch p.Status {
-	case Created:
-		e.Name = "PROMPT_DETECTED"
-		e.Fields = []Field{{"type", string(p.Type)}, {"confidence", p.Confidence}, {"source", p.Source}, {"tool", p.Tool}}
-	case AwaitingReply:
-		e.Name = "PROMPT_ROUTED"
-	case ReplyReceived:
-		e.Name, e.Fields = "REPLY_RECEIVED", append(valueFields(p), by)
-		if p.Reason != "" {
-			e.Fields = append(e.Fields, hidden("reason", p.Reason)...)
-		}
-	case Injected:
-		e.Name, e.Fields = "REPLY_INJECTED", append(valueFields(p), Field{"source", replySource(p)}, by)
-	case Resolved:
-		e.Name, e.Fields = "PROMPT_RESOLVED", []Field{by}
-	case Expired:
-		e.Name = "PROMPT_EXPIRED"
-	case Canceled:
-		e.Name, e.Fields = "PROMPT_CANCELED", []Field{by}
-	case Failed:
-		e.Name = "PROMPT_FAILED"
-		if was == nil || was.Reason != p.Reason {
-			e.Fields = []Field{{"reason", p.Reason}}
-		}
-	default:
+	p, ok := r.(*PromptRecord)
+	was, _ := old.(*PromptRecord)
+	name := map[State]string{Created: "PROMPT_DETECTED", AwaitingReply: "PROMPT_ROUTED", ReplyReceived: "REPLY_RECEIVED",
+		Injected: "REPLY_INJECTED", Resolved: "PROMPT_RESOLVED", Expired: "PROMPT_EXPIRED", Canceled: "PROMPT_CANCELED",
+		Failed: "PROMPT_FAILED"}
+	if !ok || was != nil && was.Status == p.Status || name[p.Status] == "" {
 		return nil
 	}
-	return []Event{e}
-}
-
-// valueFields shows an answer that was one of those offered; of text only its length and hash, of a secret
-// nothing.
-func valueFields(p *PromptRecord) []Field {
-	switch {
-	case p.Secret || p.ValueHidden:
-		return []Field{{"secret", true}}
-	case p.Value == nil:
-		return []Field{{"value", nil}}
-	case p.offered(*p.Value):
-		return []Field{{"value", *p.Value}}
-	}
-	return hidden("value", *p.Value)
-}
-
-func hidden(name, text string) []Field {
-	return []Field{{name + "_len", len(text)}, {name + "_sha256", digest([]byte(text))}}
-}
-
-// Anchor is a head of the chain known from outside the file.
-type Anchor struct {
-	Seq  int64  `json:"seq"`
-	Hash string `json:"hash"`
-	From string `json:"from"` // whose word it is: "state.jsonl", "--head"
-}
-
-// Verdict is what a verification found. Field names are those of audit verify --json.
-type Verdict struct {
-	OK       bool     `json:"ok"`
-	Entries  int64    `json:"entries"` // that hold, from the first on
-	Hash     string   `json:"hash"`    // of the last of them
-	Line     int64    `json:"line"`    // the first bad one, 0 none
-	Reason   string   `json:"reason"`
-	Anchors  []Anchor `json:"anchors"` // heads that the chain was compared with
-	Notes    []string `json:"notes"`
-	Proves   string   `json:"proves"`
-	NoProof  string   `json:"does_not_prove"`
-	LastTime string   `json:"last_ts"`
-}
-
-// verify recomputes the chain of r. It stops at the first line that does not hold.
-func verify(r io.Reader, anchors []Anchor) Verdict {
-	v := Verdict{Hash: genesis, Anchors: anchors}
-	in := bufio.NewReaderSize(r, 64<<10)
-	for {
-		line, err := in.ReadBytes('\n')
-		if err != nil && err != io.EOF {
-			return v.bad("reading: " + err.Error())
+	var fields []Field
+	switch p.Status {
+	case Created:
+		fields = []Field{{"type", string(p.Type)}, {"confidence", p.Confidence}, {"source", p.Source}, {"tool", p.Tool}}
+	case ReplyReceived, Injected:
+		if p.Secret {
+			fields = append(fields, Field{"secret", true})
+		} else if p.Value != nil && (p.offered(*p.Value) || p.SafeDefault != nil && *p.Value == *p.SafeDefault) {
+			fields = append(fields, Field{"value", *p.Value})
+		} else if p.Value != nil {
+			fields = append(fields, Field{"value_len", len(*p.Value)}, Field{"value_sha256", digest([]byte(*p.Value))})
 		}
-		if err == io.EOF {
-			if len(line) > 0 {
-				return v.bad("the last line is not complete (a write cut short, or a cut file)")
-			}
+		if p.Status == Injected {
+			fields = append(fields, Field{"source", replySource(p)})
+		} else if p.Reason != "" { // the operator's
+			fields = append(fields, Field{"reason_len", len(p.Reason)}, Field{"reason_sha256", digest([]byte(p.Reason))})
+		}
+	case Failed:
+		fields = append(fields, Field{"reason", p.Reason})
+	}
+	if p.DecidedBy != nil {
+		fields = append(fields, Field{"decided_by", *p.DecidedBy})
+	}
+	return []Event{{name[p.Status], p.SessionID, p.ID, fields}}
+}
+
+// Anchor is a head of the chain that is known from outside the file.
+type Anchor struct {
+	Seq  int64  `json:"seq"` // 0: anywhere
+	Hash string `json:"hash"`
+	From string `json:"from"` // "state.jsonl" or "--head"
+}
+
+// Verdict is what a verification found: what audit verify --json prints.
+type Verdict struct {
+	OK      bool     `json:"ok"`
+	Entries int64    `json:"entries"` // that hold, from the first on
+	Hash    string   `json:"hash"`    // of the last of them
+	Line    int64    `json:"line"`    // the first bad one, 0 none
+	Reason  string   `json:"reason"`
+	Anchors []Anchor `json:"anchors"` // heads that it was compared with
+	Proves  string   `json:"proves"`
+	Limits  string   `json:"does_not_prove"`
+}
+
+// verify recomputes the chain up to the first line that does not hold.
+func verify(r io.Reader, anchors []Anchor) Verdict {
+	v := Verdict{Hash: "genesis", Anchors: anchors}
+	in := bufio.NewReader(r)
+	for v.Reason == "" {
+		line, err := in.ReadBytes('\n')
+		if err == io.EOF && len(line) == 0 {
 			break
 		}
-		line = line[:len(line)-1]
-		fields, err := parseEntry(line)
-		if err != nil {
-			return v.bad(err.Error())
-		}
-		n := len(fields)
-		hash := fields[n-1].Value.(string)
+		seq, prev, hash, _, bad := parseEntry(bytes.TrimSuffix(line, []byte("\n")))
 		switch {
-		case fields[0].Value != v.Entries+1:
-			return v.bad(fmt.Sprintf("seq is %d where %d belongs: entries removed, inserted or reordered",
-				fields[0].Value, v.Entries+1))
-		case fields[n-2].Value != v.Hash:
-			return v.bad("prev_hash is not the hash of the entry before")
-		case hash != digest(append(slices.Clone(line[:len(line)-hashMember]), '}')):
-			return v.bad("hash does not match the entry: it was changed")
+		case err == io.EOF:
+			v.Reason = "the line is not complete: a write or the file was cut short"
+		case err != nil:
+			v.Reason = err.Error()
+		case bad != nil:
+			v.Reason = bad.Error()
+		case seq != v.Entries+1:
+			v.Reason = fmt.Sprintf("seq is %d where %d belongs: entries were removed, inserted or reordered", seq, v.Entries+1)
+		case prev != v.Hash:
+			v.Reason = "prev_hash is not the hash of the entry before"
+		case hash != digest(append(line[:len(line)-1-hashMember], '}')):
+			v.Reason = "hash does not match: the entry was changed"
 		}
-		for _, a := range anchors {
-			if a.Seq == v.Entries+1 && a.Hash != hash {
-				return v.bad(fmt.Sprintf("entry %d is not the one %s knows: the chain was computed anew", a.Seq, a.From))
+		for i, a := range anchors {
+			if a.Seq == 0 && a.Hash == hash {
+				anchors[i].Seq = seq
+			} else if a.Seq == seq && a.Hash != hash && v.Reason == "" {
+				v.Reason = "it is not the entry that " + a.From + " knows: the chain was computed anew"
 			}
 		}
-		for i := range anchors {
-			if anchors[i].Seq == 0 && anchors[i].Hash == hash {
-				anchors[i].Seq = v.Entries + 1
-			}
+		if v.Reason == "" {
+			v.Entries, v.Hash = seq, hash
 		}
-		v.Entries, v.Hash = v.Entries+1, hash
-		v.LastTime, _ = fields[1].Value.(string)
 	}
 	for _, a := range anchors {
-		if a.Seq == 0 {
-			return v.bad(fmt.Sprintf("no entry has the hash that %s gives: cut, or computed anew", a.From))
-		}
-		if a.Seq > v.Entries {
-			return v.bad(fmt.Sprintf("the file ends before entry %d, which %s knows: its tail was cut", a.Seq, a.From))
+		if (a.Seq == 0 || a.Seq > v.Entries) && v.Reason == "" {
+			v.Reason = "the entry that " + a.From + " knows is not there: the tail was cut or the chain computed anew"
 		}
 	}
-	v.OK = true
-	v.Proves, v.NoProof = v.meaning()
+	if v.OK = v.Reason == ""; !v.OK {
+		v.Line = v.Entries + 1
+		return v
+	}
+	v.Proves = "the entries form one chain: none was changed, inserted, removed or reordered on its own"
+	v.Limits = "that the tail was not cut or all written anew: there was no head to compare with"
+	for _, a := range anchors {
+		v.Proves += fmt.Sprintf("; entries 1 to %d are those behind the head in %s", a.Seq, a.From)
+		v.Limits = "anything against one who rewrote audit.log and state.jsonl alike (compare: --head from your phone)"
+		if a.From == "--head" {
+			v.Limits = "that nothing was cut off after the head given, nor that what was written is true"
+			break
+		}
+	}
 	return v
 }
 
-func (v Verdict) bad(reason string) Verdict {
-	v.Line, v.Reason = v.Entries+1, reason
-	return v
-}
-
-// meaning says what an intact chain is worth with the heads it was compared with.
-func (v Verdict) meaning() (proves, not string) {
-	if len(v.Anchors) == 0 {
-		return "the entries form one unbroken chain",
-			"that none were cut off the end or that the whole was not written anew: there was no head to compare with"
+// verifyAudit verifies the log as it is now against the head that the state keeps and the anchors. The head is noted
+// after the entry was written: the log is never behind it.
+func (s *Store) verifyAudit(view *View, anchors ...Anchor) (Verdict, error) {
+	if m := view.Meta["audit"]; m != nil {
+		anchors = append(anchors, Anchor{m.Seq, m.Hash, "state.jsonl"})
 	}
-	a := slices.MaxFunc(v.Anchors, func(a, b Anchor) int { return int(a.Seq - b.Seq) })
-	proves = fmt.Sprintf("entries 1 to %d are those that led to the head known from %s: none changed, added or missing",
-		a.Seq, a.From)
-	not = "anything against somebody who can write both audit.log and state.jsonl: compare with a head on the phone, --head SEQ:HASH"
-	if slices.ContainsFunc(v.Anchors, func(a Anchor) bool { return a.From == "--head" }) {
-		not = "that entries after the head given were not cut off, or that what was written was true"
+	if err := s.audit.begin(); err != nil {
+		return Verdict{}, err
 	}
-	return proves, not
+	s.audit.end()
+	return verify(io.NewSectionReader(s.audit.log.f, 0, s.audit.log.end), anchors), nil
 }
 
 // cmdAudit is `atlasbridge audit verify [--json] [--head [SEQ:]HASH]`.
 func cmdAudit(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
-	}
-	dir, err := stateDir(c.getenv)
-	if err != nil {
-		return c.fail(err)
-	}
-	var anchors []Anchor
-	var notes []string
-	if head := o.text("head"); head != "" {
-		a, err := parseHeadFlag(head)
+	return c.withState(func(o *options, s *Store, view *View) int {
+		var anchors []Anchor
+		if head := o.text("head"); head != "" {
+			a := Anchor{Hash: head, From: "--head"}
+			if seq, hash, ok := strings.Cut(head, ":sha256:"); ok {
+				a.Seq, _ = strconv.ParseInt(seq, 10, 64)
+				a.Hash = "sha256:" + hash
+			}
+			if len(a.Hash)+len(`,"hash":""}`) != hashMember || a.Seq < 1 && a.Hash != head {
+				return c.usage("--head is SEQ:sha256:HEX, as the session-ended message has it")
+			}
+			anchors = append(anchors, a)
+		}
+		v, err := s.verifyAudit(view, anchors...)
 		if err != nil {
-			return c.usage("--head %s: %v", head, err)
+			return c.fail(err)
 		}
-		anchors = append(anchors, a)
-	}
-	if a, err := stateHead(dir); err != nil {
-		notes = append(notes, "the head in state.jsonl was not compared: "+err.Error())
-	} else if a.Seq > 0 {
-		anchors = append(anchors, a)
-	}
-	v, err := verifyFile(filepath.Join(dir, "audit.log"), anchors)
-	if err != nil {
-		return c.fail(err)
-	}
-	v.Notes = notes
-	return v.print(c, o.on("json"))
-}
-
-// parseHeadFlag reads SEQ:sha256:HEX, or only sha256:HEX.
-func parseHeadFlag(s string) (Anchor, error) {
-	a := Anchor{Hash: s, From: "--head"}
-	if seq, hash, ok := strings.Cut(s, ":"); ok && seq != "sha256" {
-		n, err := strconv.ParseInt(seq, 10, 64)
-		if err != nil || n < 1 {
-			return a, errors.New("want SEQ:sha256:HEX as the session-ended message has it")
+		if o.on("json") {
+			c.printJSON(v)
+		} else if v.OK {
+			fmt.Fprintf(c.stdout, "audit.log holds: %d entries, head %d:%s\nproves: %s\ndoes not prove: %s\n", v.Entries, v.Entries,
+				v.Hash, v.Proves, v.Limits)
+		} else {
+			fmt.Fprintf(c.stdout, "audit.log:%d: %s\n%d entries before it hold\n", v.Line, v.Reason, v.Entries)
 		}
-		a.Seq, a.Hash = n, hash
-	}
-	if digits, ok := strings.CutPrefix(a.Hash, "sha256:"); !ok || len(digits) != 2*sha256.Size {
-		return a, errors.New("want SEQ:sha256:HEX as the session-ended message has it")
-	}
-	return a, nil
-}
-
-// stateHead is the head that the state knows. It is read before the log's size is: the log is always ahead.
-func stateHead(dir string) (Anchor, error) {
-	st, err := openStore(dir)
-	if err != nil {
-		return Anchor{}, err
-	}
-	defer st.Close()
-	view, err := st.View()
-	if err != nil || view.Meta["audit"] == nil {
-		return Anchor{}, err
-	}
-	return Anchor{view.Meta["audit"].Seq, view.Meta["audit"].Hash, "state.jsonl"}, nil
-}
-
-// verifyFile verifies what the file holds now; entries appended meanwhile are not looked at.
-func verifyFile(path string, anchors []Anchor) (Verdict, error) {
-	f, err := os.Open(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return verify(strings.NewReader(""), anchors), nil
-	} else if err != nil {
-		return Verdict{}, err
-	}
-	defer f.Close()
-	if lock, err := openPrivate(lockPath(path), os.O_RDWR|os.O_CREATE); err == nil {
-		defer lock.Close()
-		if lockFile(lock, true) == nil {
-			defer unlockFile(lock)
+		if !v.OK {
+			return exitFailed
 		}
-	}
-	fi, err := f.Stat()
-	if err != nil {
-		return Verdict{}, err
-	}
-	return verify(io.NewSectionReader(f, 0, fi.Size()), anchors), nil
-}
-
-func (v Verdict) print(c *command, asJSON bool) int {
-	code := 1
-	if v.OK {
-		code = 0
-	}
-	if asJSON {
-		b, _ := json.Marshal(v)
-		fmt.Fprintf(c.stdout, "%s\n", b)
-		return code
-	}
-	for _, n := range v.Notes {
-		fmt.Fprintln(c.stdout, "note:", n)
-	}
-	if !v.OK {
-		fmt.Fprintf(c.stdout, "audit.log:%d: %s\n%d entries before it hold, head %d:%s\n", v.Line, v.Reason, v.Entries,
-			v.Entries, v.Hash)
-		return code
-	}
-	fmt.Fprintf(c.stdout, "audit.log: %d entries, chain intact\nhead %d:%s\nproves: %s\ndoes not prove: %s\n",
-		v.Entries, v.Entries, v.Hash, v.Proves, v.NoProof)
-	return code
+		return 0
+	})
 }
 
 // cmdLogs is `atlasbridge logs [--tail] [--json] [--session ID]`.
@@ -567,120 +435,63 @@ func cmdLogs(c *command) int {
 	if err != nil {
 		return c.fail(err)
 	}
-	r := &logReader{c: c, path: filepath.Join(dir, "audit.log"), session: o.text("session"), json: o.on("json")}
-	lines, err := r.more()
-	if o.on("tail") {
-		lines = lines[max(0, len(lines)-20):]
-	}
 	changed, stop := watchFolder(dir)
 	defer stop()
-	for err == nil {
-		io.WriteString(c.stdout, strings.Join(lines, ""))
-		if !o.on("tail") {
+	for at := int64(0); ; {
+		f, err := os.Open(filepath.Join(dir, "audit.log"))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return c.fail(err)
+		}
+		in := bufio.NewReader(io.NewSectionReader(f, at, 1<<62))
+		for err == nil {
+			var line []byte
+			if line, err = in.ReadBytes('\n'); err == nil {
+				at += int64(len(line))
+				c.printEntry(line[:len(line)-1], o.text("session"), o.on("json"))
+			}
+		}
+		if f.Close(); !o.on("tail") {
 			return 0
 		}
-		t := time.NewTimer(500 * time.Millisecond)
 		select {
 		case <-changed:
-		case <-t.C:
+		case <-time.After(500 * time.Millisecond):
 		case <-c.ctx.Done():
 			return 0
 		}
-		t.Stop()
-		lines, err = r.more()
-	}
-	return c.fail(err)
-}
-
-// logReader prints audit.log for people, from where it was read last.
-type logReader struct {
-	c       *command
-	path    string
-	session string // the first digits of an id, "" all
-	json    bool
-	at      int64
-}
-
-// more is what was appended since the last call, a line each. No file is no lines.
-func (r *logReader) more() (out []string, err error) {
-	f, err := os.Open(r.path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	} else if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	if _, err := f.Seek(r.at, io.SeekStart); err != nil {
-		return nil, err
-	}
-	in := bufio.NewReader(f)
-	for {
-		line, err := in.ReadBytes('\n')
-		if err == io.EOF {
-			return out, nil
-		} else if err != nil {
-			return out, err
-		}
-		r.at += int64(len(line))
-		if text, ok := r.format(line[:len(line)-1]); ok {
-			out = append(out, text+"\n")
-		}
 	}
 }
 
-// format is one entry as text: time, event, session, then the other members. Whatever a terminal could take
-// for a command is escaped, in JSON too.
-func (r *logReader) format(line []byte) (text string, ok bool) {
-	fields, err := parseEntry(line)
+// printEntry prints an entry of the session (the first digits of its id, "" any) as text: time, event, session,
+// the other members. Whatever a terminal could obey is escaped, in JSON too.
+func (c *command) printEntry(line []byte, session string, asJSON bool) {
+	_, _, _, fields, err := parseEntry(line)
 	if err != nil {
-		return r.c.colour("31", "damaged: "+plain(string(line))), r.session == ""
+		fmt.Fprintln(c.stdout, c.colour("31", "damaged: "+strconv.Quote(string(line))))
+		return
 	}
-	var ts, event, session, rest string
+	head, rest := map[string]string{}, ""
 	for _, f := range fields {
-		value := plain(fmt.Sprint(f.Value))
-		switch f.Name {
-		case "ts":
-			ts = strings.Replace(value[:min(19, len(value))], "T", " ", 1)
-		case "event":
-			event = value
-		case "session_id":
-			session = value
-		case "prompt_id":
-			rest = " prompt=" + shortID(value) + rest
-		case "seq", "prev_hash", "hash":
-		default:
-			rest += " " + plain(f.Name) + "=" + value
+		text := fmt.Sprint(f.Value)
+		if q := strconv.Quote(text); q != `"`+text+`"` {
+			text = q
+		}
+		if head[f.Name] = text; f.Name == "prompt_id" {
+			rest += " " + shortID(text)
+		} else if f.Name != "ts" && f.Name != "event" && f.Name != "session_id" {
+			rest += " " + visible(f.Name) + "=" + text
 		}
 	}
-	if !strings.HasPrefix(session, r.session) {
-		return "", false
+	if !strings.HasPrefix(head["session_id"], session) {
+		return
 	}
-	if r.json {
-		return escapeC1(string(line)), true
+	text := fmt.Sprintf("%s %-8s %s%s", strings.Replace(head["ts"][:min(19, len(head["ts"]))], "T", " ", 1),
+		shortID(head["session_id"]), c.colour("1", fmt.Sprintf("%-17s", head["event"])), rest)
+	if asJSON {
+		text = c1.ReplaceAllStringFunc(string(line), func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) })
 	}
-	code := map[string]string{"UNAUTHORIZED": "31", "REPLY_REJECTED": "31", "PROMPT_FAILED": "31", "PROMPT_EXPIRED": "33",
-		"REPLY_RECEIVED": "32", "REPLY_INJECTED": "32"}[event]
-	text = fmt.Sprintf("%s  %-8s  %s%s%s", ts, shortID(session), r.c.colour(code, event), strings.Repeat(" ", max(0, 17-len(event))), rest)
-	return text, true
+	fmt.Fprintln(c.stdout, text)
 }
 
-// plain is s, quoted like a Go string when it holds anything that is not printable.
-func plain(s string) string {
-	if q := strconv.Quote(s); q[1:len(q)-1] != strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) {
-		return q
-	}
-	return s
-}
-
-// escapeC1 replaces U+0080 to U+009F, which some terminals obey, by their JSON escapes.
-func escapeC1(s string) string {
-	var b strings.Builder
-	for _, r := range s {
-		if r >= 0x80 && r < 0xa0 {
-			fmt.Fprintf(&b, `\u%04x`, r)
-		} else {
-			b.WriteRune(r)
-		}
-	}
-	return b.String()
-}
+// c1 are the control characters that JSON leaves as they are and some terminals obey.
+var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`)

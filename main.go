@@ -44,7 +44,7 @@ func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout
 
 // run is main with its surroundings as arguments, so that a test can call it. It returns the exit code.
 func run(ctx context.Context, args []string, stdin, stdout, stderr *os.File) int {
-	c := &command{ctx: ctx, name: "help", stdin: stdin, stdout: stdout, stderr: stderr, getenv: os.Getenv}
+	c := &command{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, getenv: os.Getenv}
 	if len(args) == 0 {
 		writeHelp(stderr)
 		return exitUsage
@@ -56,13 +56,12 @@ func run(ctx context.Context, args []string, stdin, stdout, stderr *os.File) int
 	case "-v", "-version", "--version":
 		c.name = "version"
 	}
-	spec := c.spec()
-	if spec == nil {
+	if c.spec() == nil {
 		return c.usage("unknown command %q", c.name)
 	}
-	if len(c.args) > 0 && (c.args[0] == "-h" || c.args[0] == "-help" || c.args[0] == "--help") {
-		spec.writeHelp(stdout)
-		return 0
+	var code int
+	if c.opts, code = c.options(); c.opts == nil {
+		return code
 	}
-	return spec.do(c)
+	return c.spec().do(c)
 }

@@ -67,8 +67,7 @@ func cmdHook(c *command) int {
 		return 0
 	}
 	h := &hook{in: in, st: st, session: c.getenv("ATLASBRIDGE_SESSION")}
-	v, err := st.View()
-	if err != nil || v.Sessions[h.session] == nil || v.Sessions[h.session].Status != "active" {
+	if h.session == "" || !st.Alive(h.session) { // the session's record may come later than its tool's first hook
 		return 0
 	}
 	switch in.Event {
@@ -265,19 +264,12 @@ func decisionFor(r *PromptRecord) (value, reason string, ok bool) {
 
 // told records that the tool has its answer.
 func (h *hook) told() {
-	now := time.Now().UTC()
 	h.st.Move(h.last, Injected, nil)
 	h.st.Update(func(v *View) ([]Record, error) {
-		p := v.Prompts[h.last]
-		if p == nil || p.Value == nil {
-			return nil, nil
+		if p := v.Prompts[h.last]; p != nil {
+			return []Record{replyTo(p, time.Now())}, nil
 		}
-		source := "operator"
-		if p.DecidedBy == nil {
-			source = "timeout_default"
-		}
-		return []Record{&ReplyRecord{Head: Head{Rec: "reply", ID: newID()}, PromptID: p.ID, SessionID: h.session,
-			Value: *p.Value, Source: source, InjectedAt: now}}, nil
+		return nil, nil
 	})
 }
 
@@ -377,13 +369,10 @@ func diffLines(text string) []string {
 
 // installHooks adds what makes the tool call us, on its command line only. A --settings of the user's (a file
 // or JSON; the last one counts, measured on claude 2.1) is merged with ours.
-func (s *session) installHooks(argv []string) ([]string, error) {
-	if s.adapter.Hooks != "claude-settings" {
-		return argv, nil
-	}
+func (s *session) installHooks(argv []string) []string {
 	exe, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("finding the hook command: %w", err)
+	if s.adapter.Hooks != "claude-settings" || err != nil {
+		return argv
 	}
 	quote := "'"
 	if runtime.GOOS == "windows" {
@@ -393,7 +382,7 @@ func (s *session) installHooks(argv []string) ([]string, error) {
 	rest, theirs, err := takeSettings(argv[1:])
 	if err != nil {
 		s.log.Warn("the tool's hooks are not used", "why", err.Error())
-		return argv, nil
+		return argv
 	}
 	hooks, _ := theirs["hooks"].(map[string]any)
 	if hooks == nil {
@@ -407,11 +396,8 @@ func (s *session) installHooks(argv []string) ([]string, error) {
 	}
 	theirs["hooks"] = hooks
 	settings, err := json.Marshal(theirs)
-	if err != nil {
-		return nil, fmt.Errorf("writing the hook settings: %w", err)
-	}
-	s.hooked = true
-	return append([]string{argv[0], "--settings", string(settings)}, rest...), nil
+	s.hooked = err == nil
+	return append([]string{argv[0], "--settings", string(settings)}, rest...)
 }
 
 // takeSettings takes the last --settings out of args and returns what it says.

@@ -2,36 +2,33 @@
 //
 // One line is one record as it is after a change, {"v":1,"rec":…,"id":…,"at":…, …,"crc":"8 hex"}; the last line
 // with a rec and id is the truth. A line counts if and only if (1) it ends in a newline, (2) crc is the CRC-32C
-// of the line without its crc member and newline, (3) the lines that its member "more" promises follow. Fields
-// have the order of the structs below; times are RFC 3339 in UTC with microseconds.
+// of the line without its crc member and newline, (3) the lines that its member "more" promises follow. Times
+// are RFC 3339 in UTC with microseconds.
 //
 // Writing: the lock on state.lock (never renamed) is held from reading what others appended to the fsync of
-// what follows from it. One Update is one write. When it or its fsync fails, the file is cut back to what it
-// was; when that fails too, this process never writes again. So whoever holds the lock sees complete lines,
-// and after a crash an Update is there as a whole or not at all.
+// what follows from it. One Update is one write. When it or its fsync fails the file is cut back; when that
+// fails too, this process never writes again. So whoever holds the lock sees complete lines, and after a crash
+// an Update is there as a whole or not at all.
 //
-// A crash can leave a torn tail: bytes after the last newline, or an Update whose last lines are missing. Its
-// bytes are moved to state.jsonl.torn-TIME. A damaged line elsewhere stays where it is and is reported by
-// Damage; compaction moves it to state.jsonl.damaged. The prompt that it names is not answered any more.
+// A crash can leave a torn tail: bytes after the last newline, or an Update whose last lines are missing. It is
+// moved to state.jsonl.torn-TIME. A damaged line elsewhere stays and is reported; compaction moves it to
+// state.jsonl.damaged. A question whose newest line it was is not answered any more.
 //
-// Compaction writes the records worth keeping to a new file, fsyncs it, renames it and fsyncs the folder. Other
-// processes notice that the path is another file and read it from its start. What is kept: what is alive, and
-// what ended less than the retention time ago; answered questions stay for at least a day after they expire, so that
-// their nonces are known for as long as Telegram can repeat a tap.
+// Compaction writes what is worth keeping to a new file, fsyncs it, renames it and fsyncs the folder; other
+// processes notice that the path is another file and read it from its start. Answered questions stay for days
+// after they expire, so that their nonces are known for as long as Telegram can repeat a tap.
 //
-// Every change of a prompt's or session's status is followed by its entry in audit.log, in the same order. The
-// chain's head is kept here without an fsync of its own: the next change carries it to the disk, and a head
-// that is some entries old still shows any tampering before it.
+// Every change of a status is followed by its entry in audit.log, in the same order. The chain's head is kept
+// here without an fsync of its own: the next change carries it to the disk, and a head some entries old still
+// shows any tampering with those before it.
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/subtle"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -41,7 +38,8 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"reflect"
+	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -52,14 +50,13 @@ import (
 
 const (
 	schemaVersion  = 1
-	compactMin     = 256 << 10           // bytes: a smaller file opens in a few milliseconds anyway (measured)
-	compactFactor  = 3                   // times what compaction would keep: each byte is rewritten once per two appended
-	updateLife     = 48 * time.Hour      // the Bot API keeps updates for 24 h: https://core.telegram.org/bots/api#getting-updates
+	compactMin     = 1 << 20             // bytes: a smaller file opens within 3 ms (measured)
+	compactFactor  = 3                   // times what would be kept: a byte is rewritten once per two appended
+	updateLife     = 48 * time.Hour      // Telegram repeats updates for 24 h: https://core.telegram.org/bots/api#getting-updates
 	retention      = 30 * 24 * time.Hour // default of retention_days
-	decisionsLimit = 10                  // answers by phone per session and decisionsSpan (SPEC section 8)
-	decisionsSpan  = time.Minute
-	maxText        = 200  // bytes of a text answer when the prompt does not say (source 2, 3.3)
-	maxIdleText    = 4096 // bytes of a message for an idle agent: one Telegram message
+	decisionsLimit = 10                  // answers by phone per session and minute (SPEC section 8)
+	maxText        = 200                 // bytes of a text answer when the prompt does not say (source 2, 3.3)
+	maxIdleText    = 4096                // bytes of a message for an idle agent: one Telegram message
 )
 
 // State is a prompt's state, SPEC section 6.
@@ -78,8 +75,8 @@ const (
 )
 
 // next is the whole life of a prompt: Update accepts nothing else. An open question that was answered at the
-// keyboard, or left the screen, is resolved without a reply; a phone's tap can be faster than the record that
-// its message was delivered.
+// keyboard or left the screen is resolved without a reply. A tap can be faster than the record that its
+// message was delivered, so Routed takes replies too.
 var next = map[State][]State{
 	"":            {Created},
 	Created:       {Routed, ReplyReceived, Resolved, Expired, Canceled, Failed},
@@ -93,15 +90,15 @@ var next = map[State][]State{
 	Resolved:      {},
 }
 
-// open tells whether the prompt waits for an answer.
-func (p *PromptRecord) open() bool {
+// Open tells whether the prompt waits for an answer.
+func (p *PromptRecord) Open() bool {
 	return p.Status == Created || p.Status == Routed || p.Status == AwaitingReply
 }
 
 // Record is one line of state.jsonl: *SessionRecord, *PromptRecord, *ReplyRecord, *InputRecord, *UpdateRecord, *MetaRecord.
 type Record interface {
-	key() (rec, id string)
 	head() *Head
+	kind() string
 }
 
 // Head is what every record begins with.
@@ -111,13 +108,18 @@ type Head struct {
 	ID  string    `json:"id"`
 	At  time.Time `json:"at"` // of this change; later than that of the record's line before
 
-	More int `json:"more,omitempty"` // how many lines of the same Update follow this one
-
-	size int // bytes of the line, newline included
+	size int // bytes of the line when it was read or appended
 }
 
-func (h *Head) head() *Head           { return h }
-func (h *Head) key() (rec, id string) { return h.Rec, h.ID }
+func (h *Head) head() *Head { return h }
+func (h *Head) key() string { return h.Rec + " " + h.ID }
+
+func (*SessionRecord) kind() string { return "session" }
+func (*PromptRecord) kind() string  { return "prompt" }
+func (*ReplyRecord) kind() string   { return "reply" }
+func (*InputRecord) kind() string   { return "input" }
+func (*UpdateRecord) kind() string  { return "update" }
+func (*MetaRecord) kind() string    { return "meta" }
 
 type SessionRecord struct {
 	Head
@@ -219,27 +221,22 @@ type View struct {
 	Updates  map[string]*UpdateRecord
 	Meta     map[string]*MetaRecord
 
-	records  map[string]Record // all of them, by kind and id
-	doubtful map[string]bool   // records whose newest line may be a damaged one
+	records map[string]Record // all of them, by kind and id
 }
 
-func newView() *View {
-	return &View{map[string]*SessionRecord{}, map[string]*PromptRecord{}, map[string]*InputRecord{},
-		map[string]*ReplyRecord{}, map[string]*UpdateRecord{}, map[string]*MetaRecord{}, map[string]Record{},
-		map[string]bool{}}
-}
-
-// clone is a view of its own: the maps are copied, the records shared.
-func (v *View) clone() *View {
-	return &View{maps.Clone(v.Sessions), maps.Clone(v.Prompts), maps.Clone(v.Inputs), maps.Clone(v.Replies),
-		maps.Clone(v.Updates), maps.Clone(v.Meta), maps.Clone(v.records), maps.Clone(v.doubtful)}
+// viewOf is the view of these records.
+func viewOf(records map[string]Record) *View {
+	v := &View{map[string]*SessionRecord{}, map[string]*PromptRecord{}, map[string]*InputRecord{},
+		map[string]*ReplyRecord{}, map[string]*UpdateRecord{}, map[string]*MetaRecord{}, map[string]Record{}}
+	for _, r := range records {
+		v.put(r)
+	}
+	return v
 }
 
 // put makes r the truth about its id.
 func (v *View) put(r Record) {
-	k := keyOf(r)
-	v.records[k] = r
-	delete(v.doubtful, k)
+	v.records[r.head().key()] = r
 	switch r := r.(type) {
 	case *SessionRecord:
 		v.Sessions[r.ID] = r
@@ -256,94 +253,43 @@ func (v *View) put(r Record) {
 	}
 }
 
-func keyOf(r Record) string {
-	rec, id := r.key()
-	return rec + " " + id
-}
-
-// blank is an empty record of a kind, nil when the kind is unknown.
-func blank(rec string) Record {
-	switch rec {
-	case "session":
-		return &SessionRecord{}
-	case "prompt":
-		return &PromptRecord{}
-	case "reply":
-		return &ReplyRecord{}
-	case "input":
-		return &InputRecord{}
-	case "update":
-		return &UpdateRecord{}
-	case "meta":
-		return &MetaRecord{}
-	}
-	return nil
-}
-
-func kindOf(r Record) string {
-	switch r.(type) {
-	case *SessionRecord:
-		return "session"
-	case *PromptRecord:
-		return "prompt"
-	case *ReplyRecord:
-		return "reply"
-	case *InputRecord:
-		return "input"
-	case *UpdateRecord:
-		return "update"
-	}
-	return "meta"
-}
-
 // active tells whether the session runs, as far as the state says.
 func (v *View) active(session string) bool {
 	s := v.Sessions[session]
 	return s != nil && s.Status == "active"
 }
 
-// legal tells why r cannot follow what is now the truth about its id, nil when it can.
-func (v *View) legal(r Record) error {
-	switch r := r.(type) {
-	case *SessionRecord:
-		if old := v.Sessions[r.ID]; old == r {
-			return errors.New("a record was changed in place")
-		} else if old != nil && old.Status != "active" && r.Status == "active" {
-			return fmt.Errorf("session %s has ended and cannot be active again", r.ID)
-		}
-	case *PromptRecord:
-		old := v.Prompts[r.ID]
-		if old == nil {
-			old = &PromptRecord{}
-		}
-		if old == r {
-			return errors.New("a record was changed in place")
-		}
-		if old.NonceUsed && (!r.NonceUsed || old.Nonce != r.Nonce) {
-			return fmt.Errorf("prompt %s: a used nonce stays used", r.ID)
-		}
-		if old.Status == r.Status {
-			return nil
-		}
-		if !slices.Contains(next[old.Status], r.Status) {
-			return fmt.Errorf("prompt %s cannot go from %q to %q", r.ID, old.Status, r.Status)
-		}
-		needsSession := r.Status == Routed || r.Status == AwaitingReply || r.Status == ReplyReceived
-		if needsSession && !v.active(r.SessionID) {
-			return fmt.Errorf("prompt %s: its session is not active", r.ID)
-		}
-		if r.Status == AwaitingReply {
-			for _, p := range v.Prompts {
-				if p.SessionID == r.SessionID && p.Status == AwaitingReply {
-					return fmt.Errorf("prompt %s: another of its session awaits a reply", r.ID)
-				}
-			}
+// illegal tells why r cannot follow old, which is now the truth about its id, "" when it can.
+func (v *View) illegal(old, r Record) string {
+	if s, ok := old.(*SessionRecord); ok && s.Status != "active" && r.(*SessionRecord).Status == "active" {
+		return "an ended session cannot be active again"
+	}
+	from, _ := old.(*PromptRecord)
+	p, ok := r.(*PromptRecord)
+	if from == nil {
+		from = &PromptRecord{}
+	}
+	switch {
+	case old == r:
+		return "it was changed in place"
+	case ok && from.NonceUsed && (!p.NonceUsed || p.Nonce != from.Nonce):
+		return "a used nonce stays used"
+	case !ok || p.Status == from.Status:
+		return ""
+	case !slices.Contains(next[from.Status], p.Status):
+		return fmt.Sprintf("%q cannot become %q", from.Status, p.Status)
+	case (p.Status == Routed || p.Status == AwaitingReply || p.Status == ReplyReceived) && !v.active(p.SessionID):
+		return "its session is not active"
+	}
+	for _, q := range v.Prompts {
+		if p.Status == AwaitingReply && q.Status == AwaitingReply && q.SessionID == p.SessionID {
+			return "another question of its session awaits a reply"
 		}
 	}
-	return nil
+	return ""
 }
 
-// files are the calls that can fail or be the last of a killed process, so that a test can make them.
+// files are the calls that can fail, or be the last of a killed process, so that a test can make them.
 type files struct {
 	write    func(*os.File, []byte) (int, error)
 	sync     func(*os.File) error
@@ -356,139 +302,116 @@ func systemFiles() files {
 	return files{(*os.File).Write, (*os.File).Sync, (*os.File).Truncate, os.Rename, syncDir}
 }
 
-// journal is a file of lines that several processes append to. It does no locking within the process.
+// journal is a file of lines that several processes append to. Within the process its owner's mutex guards it.
 type journal struct {
+	files
 	path   string
-	sys    files
-	lock   *os.File // never renamed; kept reachable, for a collected file drops its lock
-	f      *os.File // nil after a failed write: never write or fsync on that descriptor again
+	lock   *os.File // kept reachable, for a collected file drops its lock
+	f      *os.File // nil after a failed write: that descriptor is never written or fsynced again
 	info   fs.FileInfo
+	end    int64 // bytes of the file
 	known  bool  // the folder's entry of the file is on the disk
-	end    int64 // its size as of the last size or append
 	poison error // not nil: what the file ends with is unknown, nothing is written any more
 }
 
-func lockPath(path string) string { return strings.TrimSuffix(path, filepath.Ext(path)) + ".lock" }
-
 func openJournal(path string, sys files) (*journal, error) {
-	lock, err := openPrivate(lockPath(path), os.O_RDWR|os.O_CREATE)
-	if err != nil {
-		return nil, err
-	}
-	return &journal{path: path, sys: sys, lock: lock}, nil
+	lock, err := openPrivate(strings.TrimSuffix(path, filepath.Ext(path))+".lock", os.O_RDWR|os.O_CREATE)
+	return &journal{files: sys, path: path, lock: lock}, err
 }
 
 // acquire waits for the lock and makes sure that f is the file that the path names: another process may have
-// compacted it. replaced tells that it is not the one of the last time.
-func (j *journal) acquire() (replaced bool, err error) {
+// compacted it. anew tells that it is not the one of the last time.
+func (j *journal) acquire() (anew bool, err error) {
 	if err := lockFile(j.lock, true); err != nil {
-		return false, &fs.PathError{Op: "lock", Path: j.lock.Name(), Err: err}
+		return false, fmt.Errorf("locking %s: %w", j.lock.Name(), err)
 	}
-	defer func() {
-		if err != nil {
-			j.release()
-		}
-	}()
 	fi, err := os.Lstat(j.path)
 	if err == nil && j.f != nil && os.SameFile(fi, j.info) {
+		j.end = fi.Size()
 		return false, nil
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false, err
-	}
 	f, err := openPrivate(j.path, os.O_RDWR|os.O_APPEND|os.O_CREATE)
+	if err == nil {
+		fi, err = f.Stat()
+	}
 	if err != nil {
+		j.release()
 		return false, err
 	}
-	if fi, err = f.Stat(); err != nil {
-		f.Close()
-		return false, err
-	}
-	replaced = j.info == nil || !os.SameFile(fi, j.info)
-	j.close()
-	j.f, j.info, j.known = f, fi, false
-	return replaced, nil
+	anew = j.info == nil || !os.SameFile(fi, j.info)
+	j.f.Close()
+	j.f, j.info, j.end, j.known = f, fi, fi.Size(), false
+	return anew, nil
 }
 
 func (j *journal) release() { unlockFile(j.lock) }
 
-func (j *journal) close() {
-	if j.f != nil {
-		j.f.Close()
-		j.f = nil
+// writeTo is one write that is complete or failed, and durable when asked to.
+func (j *journal) writeTo(f *os.File, b []byte, durable bool) error {
+	n, err := j.write(f, b)
+	if err == nil && n < len(b) {
+		err = io.ErrShortWrite
 	}
+	if err == nil && durable {
+		err = j.sync(f)
+	}
+	return err
 }
 
-func (j *journal) size() (int64, error) {
-	fi, err := j.f.Stat()
-	if err != nil {
-		return 0, err
-	}
-	j.end = fi.Size()
-	return j.end, nil
-}
-
-// append writes b with one write at the end, j.end, and makes it durable when asked to. After an error the
-// file is as it was before, or poison is set.
+// append adds b at the end. After an error the file is as it was before, or poison is set.
 func (j *journal) append(b []byte, durable bool) error {
 	if j.poison != nil {
 		return j.poison
 	}
 	if !j.known {
-		if err := j.sys.syncDir(filepath.Dir(j.path)); err != nil {
+		if err := j.syncDir(filepath.Dir(j.path)); err != nil {
 			return err
 		}
 		j.known = true
 	}
-	n, err := j.sys.write(j.f, b)
-	if err == nil && n < len(b) {
-		err = io.ErrShortWrite
-	}
-	if err == nil && durable {
-		err = j.sys.sync(j.f)
-	}
+	err := j.writeTo(j.f, b, durable)
 	if err == nil {
 		j.end += int64(len(b))
 		return nil
 	}
-	if cut := j.sys.truncate(j.f, j.end); cut != nil {
-		j.poison = fmt.Errorf("%s: %w; cutting the unfinished record off: %w; nothing is recorded any more", j.path, err, cut)
+	if cut := j.truncate(j.f, j.end); cut != nil {
+		j.poison = fmt.Errorf("%w; cutting the unfinished record off: %w; nothing is recorded any more", err, cut)
 		return j.poison
 	}
-	j.close()
+	j.f.Close()
+	j.f = nil
 	return err
 }
 
-// cut moves the bytes from at on to a file of their own, durably, and then cuts them off.
-func (j *journal) cut(at int64) error {
-	tail, err := io.ReadAll(io.NewSectionReader(j.f, at, j.end-at))
+// keep writes b durably at the end of the file that is named like the journal plus suffix; the caller closes it.
+func (j *journal) keep(suffix string, b []byte) (*os.File, error) {
+	f, err := openPrivate(j.path+suffix, os.O_RDWR|os.O_APPEND|os.O_CREATE)
 	if err == nil {
-		err = j.keep(".torn-"+time.Now().UTC().Format("20060102T150405.000000"), tail)
+		err = j.writeTo(f, b, true)
 	}
 	if err == nil {
-		err = j.sys.truncate(j.f, at)
+		err = j.syncDir(filepath.Dir(j.path))
+	}
+	return f, err
+}
+
+// cut moves the bytes from at on to a file of their own, and then cuts them off.
+func (j *journal) cut(at int64) error {
+	tail := make([]byte, j.end-at)
+	_, err := j.f.ReadAt(tail, at)
+	if err == nil {
+		var f *os.File
+		f, err = j.keep(".torn-"+time.Now().UTC().Format(fileStamp), tail)
+		f.Close()
+	}
+	if err == nil {
+		err = j.truncate(j.f, at)
 	}
 	if err != nil {
 		return fmt.Errorf("repairing the torn end of %s: %w", j.path, err)
 	}
 	j.end = at
 	return nil
-}
-
-// keep appends b to the file named like the journal plus suffix, durably.
-func (j *journal) keep(suffix string, b []byte) error {
-	f, err := openPrivate(j.path+suffix, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if n, err := j.sys.write(f, b); err != nil || n < len(b) {
-		return cmp.Or(err, io.ErrShortWrite)
-	}
-	if err := j.sys.sync(f); err != nil {
-		return err
-	}
-	return j.sys.syncDir(filepath.Dir(j.path))
 }
 
 // Store is the shared state. Its methods may be called from any goroutine, but not from a function given to Update.
@@ -506,10 +429,11 @@ type Store struct {
 	compactAt int64 // bytes of the file that are worth a compaction
 	torn      error // not nil: the torn end could not be repaired, so nothing can be appended
 	newer     error // not nil: a line has a later schema version, so nothing may be written
-	upgrade   bool  // a line has an earlier schema version
+	older     bool  // a line has an earlier schema version
+	trouble   error // what keeps the audit log or the compaction from working
 	notes     []string
-	damaged   [][]byte // lines that are not valid, as they stand in the file
-	trouble   error    // what keeps the audit log or the compaction from working
+	damaged   []byte          // lines that do not count, as they stand in the file
+	doubtful  map[string]bool // records whose newest line may be a damaged one
 	followers map[*follower]bool
 	held      map[string]*os.File // locks of this process's sessions and of the poller, by file name
 	secrets   map[string]string   // given and not yet taken, by prompt
@@ -519,8 +443,8 @@ type Store struct {
 func openStore(dir string) (*Store, error) { return openStoreWith(dir, systemFiles()) }
 
 func openStoreWith(dir string, sys files) (*Store, error) {
-	s := &Store{Dir: dir, Retention: retention, now: time.Now, view: newView(), followers: map[*follower]bool{},
-		held: map[string]*os.File{}, secrets: map[string]string{}}
+	s := &Store{Dir: dir, Retention: retention, now: time.Now, view: viewOf(nil), doubtful: map[string]bool{},
+		followers: map[*follower]bool{}, held: map[string]*os.File{}, secrets: map[string]string{}}
 	err := secureDir(dir)
 	if err == nil {
 		err = secureDir(filepath.Join(dir, "sessions"))
@@ -528,57 +452,49 @@ func openStoreWith(dir string, sys files) (*Store, error) {
 	if err == nil {
 		s.log, err = openJournal(filepath.Join(dir, "state.jsonl"), sys)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("opening the state: %w", err)
-	}
-	audit, err := openJournal(filepath.Join(dir, "audit.log"), sys)
 	if err == nil {
-		s.audit = &Audit{log: audit, now: func() time.Time { return s.now() }, note: s.noteHead}
+		s.audit = &Audit{note: s.noteHead}
+		s.audit.log, err = openJournal(filepath.Join(dir, "audit.log"), sys)
+	}
+	if err == nil {
 		err = s.begin()
 	}
-	if err == nil {
-		if s.upgrade && s.newer == nil {
-			err = s.upgradeSchema()
-		}
-		s.end()
-	}
 	if err != nil {
-		s.Close()
 		return nil, fmt.Errorf("opening the state: %w", err)
 	}
-	return s, nil
+	defer s.end()
+	if s.older && s.newer == nil {
+		err = s.upgrade()
+	}
+	return s, err
 }
 
-// Close releases the files and locks; nothing is left to be written.
+// Close gives back files and locks; nothing is left to be written.
 func (s *Store) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for name, f := range s.held {
+	for _, f := range s.held {
 		f.Close()
-		delete(s.held, name)
 	}
-	s.log.close()
-	s.log.lock.Close()
-	if s.audit != nil {
-		s.audit.log.close()
-		s.audit.log.lock.Close()
+	for _, j := range []*journal{s.log, s.audit.log} {
+		j.f.Close()
+		j.lock.Close()
 	}
 }
 
 func (s *Store) Audit() *Audit { return s.audit }
 
-// begin takes the process's and the shared lock and reads what others appended.
+// begin takes the process's and the shared lock and reads what others appended; end gives both back.
 func (s *Store) begin() error {
 	s.mu.Lock()
-	replaced, err := s.log.acquire()
+	anew, err := s.log.acquire()
 	if err == nil {
-		if err = s.refresh(replaced); err != nil {
-			s.log.release()
+		if err = s.refresh(anew); err == nil {
+			return nil
 		}
+		s.log.release()
 	}
-	if err != nil {
-		s.mu.Unlock()
-	}
+	s.mu.Unlock()
 	return err
 }
 
@@ -589,13 +505,14 @@ func (s *Store) end() {
 
 // View is the state as it is now. Where it cannot be read any more, it is as it was, with an error.
 func (s *Store) View() (*View, error) {
-	if err := s.begin(); err != nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.view.clone(), fmt.Errorf("reading the state: %w", err)
+	err := s.begin()
+	if err == nil {
+		defer s.end()
+		return viewOf(s.view.records), nil
 	}
-	defer s.end()
-	return s.view.clone(), nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return viewOf(s.view.records), fmt.Errorf("reading the state: %w", err)
 }
 
 // Damage says what was found wrong in the state file, a sentence each; nothing of it was dropped.
@@ -605,9 +522,6 @@ func (s *Store) Damage() []string {
 	out := slices.Clone(s.notes)
 	if fi, err := os.Lstat(s.log.path + ".damaged"); err == nil {
 		out = append(out, fmt.Sprintf("state.jsonl.damaged holds %d bytes of damaged lines", fi.Size()))
-	}
-	if s.torn != nil {
-		out = append(out, s.torn.Error())
 	}
 	return out
 }
@@ -621,114 +535,85 @@ func (s *Store) Trouble() error {
 
 // refresh reads the lines after s.read. Of several lines with one id only the last is decoded. Nothing is read
 // from a poisoned file: its last line is one that failed.
-func (s *Store) refresh(replaced bool) error {
-	size, err := s.log.size()
-	if err != nil || s.log.poison != nil {
-		return err
-	}
-	before := s.view
-	if anew := replaced || size < s.read; anew {
-		s.view, s.read, s.notes, s.damaged = newView(), 0, nil, nil
-		defer s.plan()
-	}
-	if size == s.read {
+func (s *Store) refresh(anew bool) error {
+	if s.log.poison != nil {
 		return nil
 	}
-	in := bufio.NewReaderSize(io.NewSectionReader(s.log.f, s.read, size-s.read), int(min(size-s.read+16, 1<<20)))
-	scan := scanner{latest: map[string]int{}, doubtful: map[string]bool{}, at: s.read, good: s.read}
-	for {
-		line, err := in.ReadBytes('\n')
-		if err == io.EOF {
-			break
-		} else if err != nil {
-			return fmt.Errorf("reading %s: %w", s.log.path, err)
-		}
-		scan.line(s, line)
+	before := s.view.records
+	if anew || s.log.end < s.read {
+		s.view, s.read, s.notes, s.damaged, s.doubtful = viewOf(nil), 0, nil, nil, map[string]bool{}
+		defer s.plan()
 	}
-	for i, line := range scan.lines {
-		if line == nil {
+	if s.log.end == s.read {
+		return nil
+	}
+	added := make([]byte, s.log.end-s.read)
+	if _, err := s.log.f.ReadAt(added, s.read); err != nil {
+		return fmt.Errorf("reading %s: %w", s.log.path, err)
+	}
+	lines := s.scan(added)
+	for i, r := range decode(lines) {
+		if r == nil {
+			s.damage(lines[i], "not a record of its kind")
 			continue
 		}
-		r, err := decode(line)
-		if err != nil {
-			s.damage(scan.starts[i], line, err.Error())
-			continue
-		}
-		old := before.records[keyOf(r)]
+		old := before[r.head().key()]
 		s.view.put(r)
 		if old == nil || !old.head().At.Equal(r.head().At) {
 			s.publish(r)
 		}
 	}
-	maps.Copy(s.view.doubtful, scan.doubtful)
 	s.torn = nil
-	if s.read = scan.good; s.read < size {
+	if torn := s.log.end - s.read; torn > 0 {
 		if s.torn = s.log.cut(s.read); s.torn == nil {
-			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a torn end of %d bytes was moved aside", size-s.read))
+			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a torn end of %d bytes was moved aside", torn))
 		}
 	}
 	return nil
 }
 
-// scanner sorts the lines of a file before they are decoded.
-type scanner struct {
-	lines    [][]byte // nil where a later line has the same id
-	starts   []int64
-	latest   map[string]int  // index of a record's last line
-	doubtful map[string]bool // records whose last line is a damaged one
-	pending  [][]byte        // of an Update whose end has not been seen
-	owed     int             // how many lines it lacks
-	at       int64           // where the next line begins
-	good     int64           // the end of the last complete Update
+// scan returns the last line of each record in b, moves s.read behind the last complete Update, and sorts out
+// what does not count.
+func (s *Store) scan(b []byte) [][]byte {
+	var lines [][]byte // nil: damaged
+	var keys []string
+	latest := map[string]int{}
+	whole, owed, start := 0, 0, s.read
+	for line := range bytes.Lines(b) {
+		if start += int64(len(line)); line[len(line)-1] != '\n' {
+			break
+		}
+		h, more, err := parseHead(line)
+		if owed = max(0, owed-1); err != nil {
+			s.damage(line, err.Error())
+			line = nil
+		} else if owed = more; h.V > schemaVersion {
+			s.newer = fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", h.V)
+		}
+		s.older = s.older || err == nil && h.V < schemaVersion
+		if lines, keys = append(lines, line), append(keys, h.key()); owed == 0 {
+			whole, s.read = len(lines), start
+		}
+	}
+	for i, k := range keys[:whole] {
+		if lines[i] == nil {
+			s.doubtful[k] = true
+			continue
+		}
+		if j, ok := latest[k]; ok {
+			lines[j] = nil
+		}
+		latest[k] = i
+		delete(s.doubtful, k)
+	}
+	return slices.DeleteFunc(lines[:whole], func(line []byte) bool { return line == nil })
 }
 
-func (c *scanner) line(s *Store, line []byte) {
-	start := c.at
-	c.at += int64(len(line))
-	h, err := parseHead(line)
-	switch {
-	case err != nil:
-		s.damage(start, line, err.Error())
-		if h.ID != "" {
-			c.doubtful[h.Rec+" "+h.ID] = true
-		}
-		c.owed = max(0, c.owed-1)
-	case h.V > schemaVersion:
-		s.newer = fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", h.V)
-	case h.V < schemaVersion:
-		s.upgrade = true
+func (s *Store) damage(line []byte, why string) {
+	if s.damaged = append(s.damaged, line...); len(s.notes) < 20 {
+		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a line of %d bytes, %s…, is damaged: %s", len(line),
+			strconv.Quote(string(line[:min(len(line), 60)])), why))
 	}
-	if err == nil {
-		if len(c.pending) > 0 && h.More != c.owed-1 {
-			c.flush()
-		}
-		c.pending, c.owed = append(c.pending, line), h.More
-	}
-	if c.owed == 0 {
-		c.flush()
-		c.good = c.at
-	}
-}
-
-func (c *scanner) flush() {
-	start := c.good
-	for _, line := range c.pending {
-		h, _ := parseHead(line)
-		k := h.Rec + " " + h.ID
-		if i, ok := c.latest[k]; ok {
-			c.lines[i] = nil
-		}
-		c.latest[k] = len(c.lines)
-		delete(c.doubtful, k)
-		c.lines, c.starts = append(c.lines, line), append(c.starts, start)
-		start += int64(len(line))
-	}
-	c.pending, c.owed = c.pending[:0], 0
-}
-
-func (s *Store) damage(at int64, line []byte, why string) {
-	s.damaged = append(s.damaged, line)
-	s.notes = append(s.notes, fmt.Sprintf("state.jsonl: the line at byte %d is damaged: %s", at, why))
 }
 
 // castagnoli is CRC-32C's table; crcMember the length of the member that holds it, with what ends the line.
@@ -736,213 +621,91 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 const crcMember = len(`,"crc":"00000000"}` + "\n")
 
-// checksum is the CRC of an object given without its closing brace.
-func checksum(open []byte) string {
-	return fmt.Sprintf("%08x", crc32.Update(crc32.Checksum(open, castagnoli), castagnoli, []byte("}")))
+// stamps finds the times that encoding/json wrote, without the zeros at their end.
+var stamps = regexp.MustCompile(`at":"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"`)
+
+// marshal is v as JSON on one line, times with six decimals.
+func marshal(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return nil, err
+	}
+	return stamps.ReplaceAllFunc(bytes.TrimSuffix(b.Bytes(), []byte("\n")), func(m []byte) []byte {
+		t, err := time.Parse(time.RFC3339Nano, string(m[5:len(m)-1]))
+		if err != nil {
+			return m
+		}
+		return t.AppendFormat(slices.Clone(m[:5]), stampLayout+`"`)
+	}), nil
 }
 
-// parseHead reads what every line begins with and checks its checksum. With an error, the head is filled as far
-// as the line can be believed to name its record.
-func parseHead(line []byte) (h Head, err error) {
-	rest, ok := bytes.CutPrefix(line, []byte(`{"v":`))
-	var v, id, at []byte
-	if ok {
-		v, rest, _ = bytes.Cut(rest, []byte(`,"rec":"`))
-		h.V, err = strconv.Atoi(string(v))
-		v, rest, _ = bytes.Cut(rest, []byte(`","id":"`))
-		id, rest, _ = bytes.Cut(rest, []byte(`","at":"`))
-		at, rest, ok = bytes.Cut(rest, []byte(`"`))
-		h.Rec, h.ID = string(v), string(id)
-		if more, found := bytes.CutPrefix(rest, []byte(`,"more":`)); found {
-			digits, _, _ := bytes.Cut(more, []byte(`,`))
-			h.More, _ = strconv.Atoi(string(digits))
-		}
+// encode is the line of a record; more lines of the same Update follow it.
+func encode(r Record, more int) ([]byte, error) {
+	b, err := marshal(r)
+	if err != nil {
+		return nil, err
 	}
-	if !ok || err != nil || len(at) != len(stampLayout)-len("07:00") || bytes.ContainsAny(id, `\"`) {
-		h = Head{}
-		if err := json.Unmarshal(line, &h); err != nil {
-			return Head{}, errors.New("not a record")
-		}
+	if more > 0 {
+		b = fmt.Appendf(b[:len(b)-1], `,"more":%d}`, more)
+	}
+	return fmt.Appendf(b[:len(b)-1], `,"crc":"%08x"}`+"\n", crc32.Checksum(b, castagnoli)), nil
+}
+
+// parseHead checks a line's checksum and reads what every line begins with, and how many lines of its Update
+// follow. With an error, the head is what the line says all the same.
+func parseHead(line []byte) (h Head, more int, err error) {
+	v, rest, _ := bytes.Cut(bytes.TrimPrefix(line, []byte(`{"v":`)), []byte(`,"rec":"`))
+	rec, rest, _ := bytes.Cut(rest, []byte(`","id":"`))
+	id, _, ok := bytes.Cut(rest, []byte(`","at":"`))
+	if h.V, err = strconv.Atoi(string(v)); err == nil && ok && !bytes.ContainsAny(id, `"\`) {
+		h.Rec, h.ID = string(rec), string(id)
+	} else if json.Unmarshal(line, &h) != nil {
+		return Head{}, 0, errors.New("it is not a record")
 	}
 	n := len(line) - crcMember
-	if n < 0 || string(line[n:n+8]) != `,"crc":"` || string(line[n+16:]) != "\"}\n" ||
-		string(line[n+8:n+16]) != checksum(line[:n]) {
-		return h, errors.New("its checksum does not match")
+	if n < 0 || string(line[n:n+8]) != `,"crc":"` || string(line[n+16:]) != "\"}\n" {
+		return h, 0, errors.New("it has no checksum")
 	}
-	return h, nil
+	sum := crc32.Update(crc32.Checksum(line[:n], castagnoli), castagnoli, []byte("}"))
+	if string(line[n+8:n+16]) != fmt.Sprintf("%08x", sum) {
+		return h, 0, errors.New("its checksum does not match")
+	}
+	if i := bytes.LastIndexByte(line[:n], ','); i > 0 && bytes.HasPrefix(line[i:], []byte(`,"more":`)) {
+		more, _ = strconv.Atoi(string(line[i+len(`,"more":`) : n]))
+	}
+	return h, more, nil
 }
 
-// decode is the record of a line whose head and checksum are good.
-func decode(line []byte) (Record, error) {
-	h, _ := parseHead(line)
-	r := blank(h.Rec)
-	if r == nil {
-		return nil, fmt.Errorf("unknown kind of record %q", h.Rec)
-	}
-	if !fill(reflect.ValueOf(r).Elem(), layouts[h.Rec], line) {
-		r = blank(h.Rec)
-		if err := json.Unmarshal(line, r); err != nil {
-			return nil, errors.New("not a record of its kind")
-		}
-	}
-	r.head().size = len(line)
-	return r, nil
+// kinds makes an empty record of each kind.
+var kinds = map[string]func() Record{
+	"session": func() Record { return new(SessionRecord) }, "prompt": func() Record { return new(PromptRecord) },
+	"reply": func() Record { return new(ReplyRecord) }, "input": func() Record { return new(InputRecord) },
+	"update": func() Record { return new(UpdateRecord) }, "meta": func() Record { return new(MetaRecord) },
 }
 
-// encode is the line of a record. Its members are in the order of the struct, its strings as jq prints them.
-func encode(r Record) []byte {
-	b := appendObject(nil, reflect.ValueOf(r).Elem(), layouts[kindOf(r)])
-	b = b[:len(b)-1]
-	return append(b, `,"crc":"`+checksum(b)+"\"}\n"...)
-}
-
-// layout is a record kind's members in the order of the file.
-type layout []struct {
-	name  string
-	index []int
-	omit  bool // when empty
-}
-
-// layouts never changes; fill needs it 100,000 times when a large state is opened.
-var layouts = map[string]layout{"session": layoutOf(SessionRecord{}), "prompt": layoutOf(PromptRecord{}),
-	"reply": layoutOf(ReplyRecord{}), "input": layoutOf(InputRecord{}), "update": layoutOf(UpdateRecord{}),
-	"meta": layoutOf(MetaRecord{})}
-
-func layoutOf(record any) (out layout) {
-	for _, f := range reflect.VisibleFields(reflect.TypeOf(record)) {
-		if name, option, tagged := strings.Cut(f.Tag.Get("json"), ","); name != "" {
-			out = append(out, struct {
-				name  string
-				index []int
-				omit  bool
-			}{name, f.Index, tagged && option == "omitempty"})
-		}
+// decode reads the records of checked lines, on all processors; nil for a line that is none.
+func decode(lines [][]byte) []Record {
+	out := make([]Record, len(lines))
+	var wg sync.WaitGroup
+	workers := min(runtime.GOMAXPROCS(0), 1+len(lines)/64)
+	for w := range workers {
+		wg.Go(func() {
+			for i := w; i < len(lines); i += workers {
+				h, _, _ := parseHead(lines[i])
+				if kinds[h.Rec] == nil {
+					continue
+				}
+				if r := kinds[h.Rec](); json.Unmarshal(lines[i], r) == nil {
+					r.head().size = len(lines[i])
+					out[i] = r
+				}
+			}
+		})
 	}
+	wg.Wait()
 	return out
-}
-
-func appendValue(b []byte, v reflect.Value) []byte {
-	if t, ok := v.Interface().(time.Time); ok {
-		return append(t.UTC().AppendFormat(append(b, '"'), stampLayout), '"')
-	}
-	switch v.Kind() {
-	case reflect.String:
-		return appendString(b, v.String())
-	case reflect.Bool:
-		return strconv.AppendBool(b, v.Bool())
-	case reflect.Int, reflect.Int64:
-		return strconv.AppendInt(b, v.Int(), 10)
-	case reflect.Float64:
-		return strconv.AppendFloat(b, v.Float(), 'f', -1, 64)
-	case reflect.Pointer:
-		if v.IsNil() {
-			return append(b, "null"...)
-		}
-		return appendValue(b, v.Elem())
-	case reflect.Slice:
-		b = append(b, '[')
-		for i := range v.Len() {
-			if i > 0 {
-				b = append(b, ',')
-			}
-			b = appendValue(b, v.Index(i))
-		}
-		return append(b, ']')
-	case reflect.Struct:
-		return appendObject(b, v, layoutOf(v.Interface()))
-	}
-	text, _ := json.Marshal(v.Interface())
-	return append(b, text...)
-}
-
-func appendObject(b []byte, v reflect.Value, fields layout) []byte {
-	b = append(b, '{')
-	for _, f := range fields {
-		if field := v.FieldByIndex(f.index); !f.omit || !field.IsZero() {
-			b = append(appendString(b, f.name), ':')
-			b = append(appendValue(b, field), ',')
-		}
-	}
-	return append(b[:len(b)-1], '}')
-}
-
-// fill decodes a line that encode wrote, some five times faster than encoding/json; false when it is anything else.
-func fill(v reflect.Value, fields layout, line []byte) bool {
-	for rest, sep := line, byte('{'); ; sep = ',' {
-		if len(rest) < 2 || rest[0] != sep || rest[1] != '"' {
-			return false
-		}
-		n := bytes.IndexByte(rest[2:], '"') + 2
-		if n < 2 || n+1 >= len(rest) || rest[n+1] != ':' {
-			return false
-		}
-		name := string(rest[2:n])
-		rest = rest[n+2:]
-		if name == "crc" {
-			return true
-		}
-		for len(fields) > 0 && fields[0].name != name {
-			fields = fields[1:]
-		}
-		n = valueEnd(rest)
-		if n < 0 || len(fields) == 0 || !set(v.FieldByIndex(fields[0].index), rest[:n]) {
-			return false
-		}
-		rest = rest[n:]
-	}
-}
-
-// valueEnd is the length of the JSON value that b begins with, −1 when it does not end.
-func valueEnd(b []byte) int {
-	depth, quoted := 0, false
-	for i := 0; i < len(b); i++ {
-		switch c := b[i]; {
-		case quoted && c == '\\':
-			i++
-		case c == '"':
-			if quoted = !quoted; !quoted && depth == 0 {
-				return i + 1
-			}
-		case quoted:
-		case c == '[' || c == '{':
-			depth++
-		case depth > 0 && (c == ']' || c == '}'):
-			if depth--; depth == 0 {
-				return i + 1
-			}
-		case depth == 0 && (c == ',' || c == '}'):
-			return i
-		}
-	}
-	return -1
-}
-
-func set(v reflect.Value, raw []byte) bool {
-	switch v.Kind() {
-	case reflect.String:
-		if len(raw) >= 2 && raw[0] == '"' && bytes.IndexByte(raw, '\\') < 0 {
-			v.SetString(string(raw[1 : len(raw)-1]))
-			return true
-		}
-	case reflect.Int, reflect.Int64:
-		n, err := strconv.ParseInt(string(raw), 10, 64)
-		v.SetInt(n)
-		return err == nil
-	case reflect.Bool:
-		v.SetBool(string(raw) == "true")
-		return v.Bool() || string(raw) == "false"
-	case reflect.Pointer:
-		if string(raw) == "null" {
-			return true
-		}
-		v.Set(reflect.New(v.Type().Elem()))
-		return set(v.Elem(), raw)
-	case reflect.Struct:
-		if t, ok := v.Addr().Interface().(*time.Time); ok {
-			return t.UnmarshalJSON(raw) == nil
-		}
-	}
-	return json.Unmarshal(raw, v.Addr().Interface()) == nil
 }
 
 // Update runs fn on the current state under the lock and makes what it returns durable, all or nothing. It
@@ -957,53 +720,46 @@ func (s *Store) Update(fn func(*View) ([]Record, error)) error {
 		s.end()
 		return err
 	}
-	locked := s.audit.begin() // before the state is released, so that both files have the same order
+	unaudited := s.audit.begin() // before the state is released, so that both files have the same order
 	s.end()
-	var seq int64
-	var hash string
-	if locked == nil {
-		seq, hash, locked = s.audit.write(events...)
-		s.audit.end()
+	if unaudited == nil {
+		unaudited = s.audit.commit(events...)
 	}
-	if locked == nil {
-		s.noteHead(seq, hash)
-	} else {
-		s.setTrouble(fmt.Errorf("the audit log lacks an entry: %w", locked))
+	if unaudited != nil {
+		s.mu.Lock()
+		s.trouble = fmt.Errorf("the audit log lacks an entry: %w", unaudited)
+		s.mu.Unlock()
 	}
 	return err
 }
 
 // change is Update under the lock. When it returns without error, the records are on the disk.
-func (s *Store) change(fn func(*View) ([]Record, error)) ([]Event, error) {
+func (s *Store) change(fn func(*View) ([]Record, error)) (events []Event, err error) {
 	recs, err := fn(s.view)
 	if err != nil || len(recs) == 0 {
 		return nil, err
 	}
-	var events []Event
 	var lines []byte
-	seen := map[string]bool{}
 	for i, r := range recs {
 		h := r.head()
-		h.V, h.Rec, h.More = schemaVersion, kindOf(r), len(recs)-1-i
-		key := keyOf(r)
-		if h.ID == "" || seen[key] {
-			return nil, fmt.Errorf("recording %s: no id, or twice in one update", key)
-		}
-		seen[key] = true
-		if err := s.view.legal(r); err != nil {
-			return nil, fmt.Errorf("recording: %w", err)
-		}
+		h.V, h.Rec = schemaVersion, r.kind()
 		h.At = s.now().UTC().Truncate(time.Microsecond)
-		old := s.view.records[key]
+		old := s.view.records[h.key()]
 		if old != nil && !h.At.After(old.head().At) {
 			h.At = old.head().At.Add(time.Microsecond)
 		}
-		line := encode(r)
+		if why := s.view.illegal(old, r); why != "" {
+			return nil, fmt.Errorf("recording %s: %s", h.key(), why)
+		}
+		line, err := encode(r, len(recs)-1-i)
+		if err != nil {
+			return nil, fmt.Errorf("recording %s: %w", h.key(), err)
+		}
 		h.size = len(line)
 		lines = append(lines, line...)
 		events = append(events, auditEvents(old, r)...)
 	}
-	if err := s.write(lines, true); err != nil {
+	if err := s.append(lines, true); err != nil {
 		return nil, err
 	}
 	for _, r := range recs {
@@ -1012,47 +768,42 @@ func (s *Store) change(fn func(*View) ([]Record, error)) ([]Event, error) {
 	}
 	if s.read >= s.compactAt {
 		if err := s.compact(); err != nil {
-			s.trouble = err
-			s.compactAt = 2 * s.read
+			s.trouble, s.compactAt = err, 2*s.read
 		}
 	}
 	return events, nil
 }
 
-func (s *Store) write(lines []byte, durable bool) error {
-	if err := cmp.Or(s.newer, s.torn); err != nil {
-		return err
+func (s *Store) append(lines []byte, durable bool) error {
+	err := cmp.Or(s.newer, s.torn)
+	if err == nil {
+		err = s.log.append(lines, durable)
 	}
-	if err := s.log.append(lines, durable); err != nil {
-		return fmt.Errorf("recording: %w", err)
+	if err == nil {
+		s.read = s.log.end
+		return nil
 	}
-	s.read = s.log.end
-	return nil
+	return fmt.Errorf("recording: %w", err)
 }
 
 // noteHead keeps the audit chain's head in the state, without an fsync.
 func (s *Store) noteHead(seq int64, hash string) {
-	err := s.begin()
-	if err == nil {
-		if m := s.view.Meta["audit"]; m == nil || m.Seq < seq {
-			m = &MetaRecord{Head: Head{V: schemaVersion, Rec: "meta", ID: "audit", At: s.now().UTC()}, Seq: seq, Hash: hash}
-			if err = s.write(encode(m), false); err == nil {
-				s.view.put(m)
-			}
-		}
-		s.end()
+	if s.begin() != nil {
+		return // the next head will do
 	}
-	s.setTrouble(err)
+	defer s.end()
+	s.trouble = nil
+	if m := s.view.Meta["audit"]; m == nil || m.Seq < seq {
+		m = &MetaRecord{Head: Head{V: schemaVersion, Rec: "meta", ID: "audit", At: s.now().UTC()}, Seq: seq, Hash: hash}
+		line, err := encode(m, 0)
+		if s.trouble = cmp.Or(err, s.append(line, false)); s.trouble == nil {
+			s.view.put(m)
+		}
+	}
 }
 
-func (s *Store) setTrouble(err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.trouble = err
-}
-
-// Move takes a prompt along one legal transition; change may fill in more fields. false: the guard failed,
-// nothing changed; but the message id of a question that was answered before its delivery was recorded is kept.
+// Move takes a prompt along one legal transition; change may fill in more fields. false: the guard failed and
+// nothing changed, except that the message id of a question answered before its delivery was recorded is kept.
 // Moving to Injected records the reply too.
 func (s *Store) Move(id string, to State, change func(*PromptRecord)) (bool, error) {
 	return s.move(id, to, s.now(), change)
@@ -1060,9 +811,7 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (bool, err
 
 // Expire moves a prompt to Expired if now is not before its expires_at. A caller whose clock may be set back
 // passes the prompt's creation time plus the monotonic time since.
-func (s *Store) Expire(id string, now time.Time) (bool, error) {
-	return s.move(id, Expired, now, nil)
-}
+func (s *Store) Expire(id string, now time.Time) (bool, error) { return s.move(id, Expired, now, nil) }
 
 func (s *Store) move(id string, to State, now time.Time, change func(*PromptRecord)) (moved bool, err error) {
 	err = s.Update(func(v *View) ([]Record, error) {
@@ -1074,39 +823,49 @@ func (s *Store) move(id string, to State, now time.Time, change func(*PromptReco
 		if change != nil {
 			change(&p)
 		}
-		p.ID, p.Status, p.Nonce, p.NonceUsed = old.ID, to, old.Nonce, old.NonceUsed
-		if old.Status == to || v.legal(&p) != nil {
-			if to == AwaitingReply && p.MsgID != old.MsgID {
-				late := *old
-				late.MsgID = p.MsgID
-				return []Record{&late}, nil
+		if p.Status = to; old.Status == to || v.illegal(old, &p) != "" {
+			if to != AwaitingReply || p.MsgID == old.MsgID {
+				return nil, nil
 			}
-			return nil, nil
+			late := *old
+			late.MsgID = p.MsgID
+			return []Record{&late}, nil
 		}
 		moved = true
 		at := now.UTC()
-		if old.open() && !p.open() {
-			p.NonceUsed = true
-			if p.DecidedAt == nil {
-				p.DecidedAt = &at
-			}
-			if p.DecidedBy == nil && to == Expired {
+		if old.Open() && !p.Open() {
+			p.NonceUsed, p.DecidedAt = true, cmp.Or(p.DecidedAt, &at)
+			if to == Expired {
 				p.DecidedBy = ref("auto:timeout")
 			}
 		}
 		if to != Injected {
 			return []Record{&p}, nil
 		}
-		reply := &ReplyRecord{Head: Head{ID: p.ID}, PromptID: p.ID, SessionID: p.SessionID, Source: replySource(&p), InjectedAt: at}
-		if p.Value != nil {
-			reply.Value = *p.Value
-		}
+		reply := &ReplyRecord{Head{ID: id}, id, p.SessionID, *cmp.Or(p.Value, ref("")), replySource(&p), at}
 		return []Record{&p, reply}, nil
 	})
 	return moved && err == nil, err
 }
 
 func ref[T any](v T) *T { return &v }
+
+// byWhom says who decided, in a message.
+func byWhom(by *string) string {
+	switch {
+	case by == nil:
+		return "in the terminal"
+	case *by == "cli:local":
+		return "at the keyboard"
+	case *by == "cli:answer":
+		return "with atlasbridge answer"
+	case *by == "auto:timeout":
+		return "by its timeout"
+	case strings.HasPrefix(*by, "telegram:"):
+		return "on the phone (" + *by + ")"
+	}
+	return "by " + *by
+}
 
 // replySource says whose answer was typed.
 func replySource(p *PromptRecord) string {
@@ -1133,56 +892,44 @@ type Refusal string
 // Decide gives a prompt its answer, if it is the first and all guards hold: then the answer is on the disk. It
 // returns the prompt as it is afterwards.
 func (s *Store) Decide(d Decision, now time.Time) (PromptRecord, Refusal, error) {
-	var p *PromptRecord
+	p := &PromptRecord{}
 	var why Refusal
-	var secret string
 	err := s.Update(func(v *View) ([]Record, error) {
 		old, refusal := v.find(d)
-		if why, p = refusal, old; why == "" {
-			why = v.guard(old, d, now)
+		if why = refusal; why != "" {
+			return nil, nil
 		}
-		if why == "" && old.Secret && s.held["sessions/"+old.SessionID+".lock"] == nil {
-			why = "a secret can only be answered at its session's own keyboard"
+		var value, reason string
+		p, why = old, s.guard(v, old, d, now)
+		if why == "" {
+			value, reason, why = old.judge(d.Value)
 		}
 		if why != "" {
 			return nil, nil
 		}
-		value, reason, refusal := old.judge(d.Value)
-		if why = refusal; why != "" {
-			return nil, nil
-		}
 		q := *old
-		q.Status, q.NonceUsed, q.DecidedAt, q.DecidedBy, q.Value = ReplyReceived, true, ref(now.UTC()), ref(d.By), &value
-		if value == "cancel" {
+		p = &q
+		q.Status, q.NonceUsed, q.DecidedAt, q.DecidedBy, q.Value = ReplyReceived, true, ref(now.UTC()), &d.By, &value
+		q.Reason = cmp.Or(reason, q.Reason)
+		if q.Secret {
+			q.Value, q.ValueHidden = nil, true
+			s.secrets[q.ID] = value
+		} else if value == "cancel" && q.ambiguous() {
 			q.Status = Canceled
 		}
-		if reason != "" {
-			q.Reason = reason
+		if d.UpdateID == 0 {
+			return []Record{p}, nil
 		}
-		if old.Secret {
-			secret, q.Value, q.ValueHidden, q.Status = value, nil, true, ReplyReceived
-		}
-		p = &q
-		recs := []Record{p}
-		if d.UpdateID != 0 {
-			recs = append(recs, &UpdateRecord{Head: Head{ID: strconv.FormatInt(d.UpdateID, 10)}, Kind: "decision"})
-		}
-		if old.Secret {
-			s.secrets[p.ID] = secret
-		}
-		return recs, nil
+		return []Record{p, &UpdateRecord{Head{ID: strconv.FormatInt(d.UpdateID, 10)}, "decision"}}, nil
 	})
 	if err != nil {
-		s.TakeSecret(d.PromptID)
+		s.TakeSecret(p.ID)
 		return PromptRecord{}, "", err
-	}
-	if p == nil {
-		p = &PromptRecord{}
 	}
 	return *p, why, nil
 }
 
-// TakeSecret is the answer to a secret prompt, once. It exists in this process's memory only.
+// TakeSecret is the answer to a secret prompt, once. It exists in the memory of this process only.
 func (s *Store) TakeSecret(promptID string) (value string, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -1193,145 +940,111 @@ func (s *Store) TakeSecret(promptID string) (value string, ok bool) {
 
 // find is the prompt that the decision names. Of several with the same short id, the one that is open.
 func (v *View) find(d Decision) (*PromptRecord, Refusal) {
-	const shortest = 8
+	names := func(short, id string) bool { return short == id || len(short) >= 8 && strings.HasPrefix(id, short) }
 	var hits []*PromptRecord
-	if p := v.Prompts[d.PromptID]; p != nil {
-		hits = []*PromptRecord{p}
-	} else if len(d.PromptID) >= shortest {
-		for id, p := range v.Prompts {
-			if strings.HasPrefix(id, d.PromptID) && strings.HasPrefix(p.SessionID, d.SessionID) {
-				hits = append(hits, p)
-			}
+	for id, p := range v.Prompts {
+		if names(d.PromptID, id) && (d.Trusted && d.SessionID == "" || names(d.SessionID, p.SessionID)) {
+			hits = append(hits, p)
 		}
 	}
 	if len(hits) > 1 {
-		hits = slices.DeleteFunc(hits, func(p *PromptRecord) bool { return !p.open() })
+		hits = slices.DeleteFunc(hits, func(p *PromptRecord) bool { return !p.Open() })
 	}
-	switch {
-	case len(hits) == 0:
-		return nil, Refusal(fmt.Sprintf("there is no open question %s", clip(strconv.Quote(d.PromptID), 40)))
-	case len(hits) > 1:
-		return nil, "several open questions have that short id: give the whole id"
+	switch len(hits) {
+	case 0:
+		return nil, Refusal("there is no question " + clip(strconv.Quote(d.PromptID), 40) + " in that session")
+	case 1:
+		return hits[0], ""
 	}
-	named := d.SessionID == hits[0].SessionID || len(d.SessionID) >= shortest && strings.HasPrefix(hits[0].SessionID, d.SessionID)
-	if !named && !(d.Trusted && d.SessionID == "") {
-		return nil, "the answer belongs to another session"
-	}
-	return hits[0], ""
+	return nil, "several questions have that short id: give the whole id"
 }
 
 // guard checks everything about a decision but its value.
-func (v *View) guard(p *PromptRecord, d Decision, now time.Time) Refusal {
+func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refusal {
 	n := len(d.Nonce)
-	shown := (n == 16 || n == 32) && len(p.Nonce) >= n && subtle.ConstantTimeCompare([]byte(d.Nonce), []byte(p.Nonce[:n])) == 1
+	shown := (n == 16 || n == 32) && len(p.Nonce) == 32 && subtle.ConstantTimeCompare([]byte(d.Nonce), []byte(p.Nonce[:n])) == 1
 	switch {
 	case !d.Trusted && !shown:
 		return "the answer does not belong to this question"
-	case v.doubtful["prompt "+p.ID]:
+	case s.doubtful[p.key()]:
 		return "the question's record is damaged, so it takes no answer any more"
-	case p.Status == Expired, p.open() && d.By != "cli:local" && !now.Before(p.ExpiresAt):
+	case p.Status == Expired || p.Open() && d.By != "cli:local" && !now.Before(p.ExpiresAt):
 		return Refusal("the question expired at " + p.ExpiresAt.Local().Format(time.TimeOnly))
+	case !p.Open() && p.DecidedBy != nil:
+		return Refusal(fmt.Sprintf("already answered %s at %s", byWhom(p.DecidedBy), p.DecidedAt.Local().Format(time.TimeOnly)))
 	case p.Status == Failed || !v.active(p.SessionID):
 		return "the question's session has ended"
-	case !p.open() && p.DecidedAt != nil:
-		return Refusal(fmt.Sprintf("already %s at %s %s", settled(p), p.DecidedAt.Local().Format(time.TimeOnly), byWhom(p.DecidedBy)))
-	case !p.open() || p.NonceUsed:
-		return "the question is already answered"
+	case !p.Open():
+		return "the question has left the screen"
 	case p.Status == Created && !d.Trusted:
 		return "the question has not been asked yet"
+	case p.Secret && s.held["sessions/"+p.SessionID+".lock"] == nil:
+		return "a secret can only be answered at its session's own keyboard"
 	}
-	if !strings.HasPrefix(d.By, "telegram:") {
-		return ""
-	}
+	phone := func(by *string) bool { return by != nil && strings.HasPrefix(*by, "telegram:") }
 	recent := 0
 	for _, q := range v.Prompts {
-		if q.SessionID == p.SessionID && q.DecidedAt != nil && q.DecidedBy != nil && strings.HasPrefix(*q.DecidedBy, "telegram:") &&
-			now.Sub(*q.DecidedAt).Abs() < decisionsSpan {
+		if q.SessionID == p.SessionID && phone(q.DecidedBy) && now.Sub(*q.DecidedAt).Abs() < time.Minute {
 			recent++
 		}
 	}
-	if recent >= decisionsLimit {
-		return Refusal(fmt.Sprintf("more than %d answers in a minute for this session: wait, then answer again", decisionsLimit))
+	if phone(&d.By) && recent >= decisionsLimit {
+		return Refusal(fmt.Sprintf("%d answers in a minute for this session: wait a little, then answer again", recent))
 	}
 	return ""
 }
 
-func settled(p *PromptRecord) string {
-	if p.Status == Canceled {
-		return "canceled"
-	}
-	return "answered"
-}
-
-// byWhom says decided_by to a person.
-func byWhom(by *string) string {
-	switch {
-	case by == nil:
-		return "in the terminal"
-	case *by == "cli:local":
-		return "at the keyboard"
-	case *by == "cli:answer":
-		return "with atlasbridge answer"
-	case *by == "auto:timeout":
-		return "by its timeout"
-	case strings.HasPrefix(*by, "telegram:"):
-		return "on the phone (" + *by + ")"
-	}
-	return "by " + *by
-}
-
 // judge says what an answer means for the question: the value to record, the operator's reason, or why not.
 func (p *PromptRecord) judge(given string) (value, reason string, why Refusal) {
+	word := strings.ToLower(given)
+	word = cmp.Or(map[string]string{"yes": "y", "no": "n", "": "enter"}[word], word)
 	deny, isDeny := strings.CutPrefix(given, "deny:")
-	lower := strings.ToLower(given)
+	takesText := p.Type == FreeText || p.Type == Unknown || p.MaxLength > 0 && !p.Permission || slices.ContainsFunc(p.Choices, func(c Choice) bool {
+		l := strings.ToLower(c.Label) // as agents label the choice that opens a text field (measured)
+		return strings.HasPrefix(l, "type something") || strings.HasPrefix(l, "other") || strings.Contains(l, "tell claude")
+	})
 	switch {
 	case p.Secret:
 		return given, "", p.text(given)
 	case given == "default" && p.SafeDefault != nil:
 		return *p.SafeDefault, "", ""
+	case given == "default":
+		return "", "", "this question has no safe default"
 	case isDeny && p.Permission:
-		return p.refusing(), deny, p.text(deny)
+		if i := slices.IndexFunc(p.Choices, func(c Choice) bool { return c.Hook == "deny" }); i >= 0 {
+			return p.Choices[i].Key, deny, p.text(deny)
+		}
+		return *cmp.Or(p.SafeDefault, ref("deny")), deny, p.text(deny)
 	case p.offered(given):
 		return given, "", ""
-	case p.Type != FreeText && p.offered(lower):
-		return lower, "", ""
-	}
-	if short := map[string]string{"yes": "y", "no": "n", "": "enter"}[lower]; p.Type != FreeText && p.offered(short) {
-		return short, "", ""
-	}
-	takesText := p.Type == FreeText || p.Type == Unknown || p.MaxLength > 0 && !p.Permission || slices.ContainsFunc(p.Choices, Choice.takesText)
-	if takesText && given != "default" {
+	case p.Type != FreeText && p.offered(word):
+		return word, "", ""
+	case takesText:
 		return given, "", p.text(given)
 	}
-	return "", "", Refusal("not an answer to this question: " + clip(strconv.Quote(given), 40) + " (it takes " + p.takes() + ")")
+	return "", "", Refusal("not an answer to this question: " + clip(strconv.Quote(given), 40) + "; it takes " + p.takes())
 }
 
-// offered tells whether the value is one that a button could have sent, "default" apart.
+// offered tells whether the value is one that a button could have sent.
 func (p *PromptRecord) offered(value string) bool {
 	keys := strings.Split(value, ",")
-	if len(keys) == 1 || p.Multi {
-		all := true
-		for i, k := range keys {
-			isKey := slices.ContainsFunc(p.Choices, func(c Choice) bool { return c.Key == k })
-			all = all && isKey && !slices.Contains(keys[:i], k)
-		}
-		if all {
-			return true
+	chosen := 0
+	for i, k := range keys {
+		if slices.ContainsFunc(p.Choices, func(c Choice) bool { return c.Key == k }) && !slices.Contains(keys[:i], k) {
+			chosen++
 		}
 	}
 	switch value {
 	case "y", "n":
-		return p.Type == YesNo && len(p.Choices) == 0
+		return chosen == 1 || p.Type == YesNo && len(p.Choices) == 0
 	case "enter":
-		return p.Type == ConfirmEnter || p.ambiguous()
+		return chosen == 1 || p.Type == ConfirmEnter || p.ambiguous()
 	case "esc":
-		return p.ambiguous() || p.Permission || p.SafeDefault != nil && *p.SafeDefault == "esc"
+		return chosen == 1 || p.ambiguous() || p.Permission || p.SafeDefault != nil && *p.SafeDefault == "esc"
 	case "cancel":
-		return p.ambiguous()
-	case "deny":
-		return p.Permission
+		return chosen == 1 || p.ambiguous()
 	}
-	return p.Type != FreeText && p.SafeDefault != nil && value == *p.SafeDefault
+	return chosen == len(keys) && (chosen == 1 || p.Multi)
 }
 
 // ambiguous tells whether the ambiguity protocol (SPEC section 6) asks: Send Enter, Cancel, or show more.
@@ -1339,39 +1052,14 @@ func (p *PromptRecord) ambiguous() bool {
 	return p.Type == Unknown || p.Confidence == "low" || p.Confidence == "medium" && !slices.Contains(p.Signals, "pattern")
 }
 
-// takesText tells whether choosing c opens a field for text, as agents label such choices (measured).
-func (c Choice) takesText() bool {
-	l := strings.ToLower(c.Label)
-	return strings.HasPrefix(l, "type something") || strings.HasPrefix(l, "other") || strings.Contains(l, "tell claude")
-}
-
-// refusing is the answer that refuses a permission.
-func (p *PromptRecord) refusing() string {
-	for _, c := range p.Choices {
-		if c.Hook == "deny" || c.Key == "n" && !c.Grants {
-			return c.Key
-		}
-	}
-	if p.SafeDefault != nil {
-		return *p.SafeDefault
-	}
-	return "deny"
-}
-
 // text checks an answer that is typed as it is. Control characters would be keys, not text.
 func (p *PromptRecord) text(s string) Refusal {
-	limit := maxText
-	if p.Idle {
-		limit = maxIdleText
-	}
-	if p.MaxLength > 0 {
-		limit = p.MaxLength
-	}
+	limit := cmp.Or(p.MaxLength, map[bool]int{false: maxText, true: maxIdleText}[p.Idle])
 	control := func(r rune) bool { return r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 }
-	switch {
-	case len(s) > limit:
+	if len(s) > limit {
 		return Refusal(fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit))
-	case !utf8.ValidString(s) || strings.ContainsFunc(s, control):
+	}
+	if !utf8.ValidString(s) || strings.ContainsFunc(s, control) {
 		return "the answer has control characters in it"
 	}
 	return ""
@@ -1383,15 +1071,12 @@ func (p *PromptRecord) takes() string {
 	for _, c := range p.Choices {
 		out = append(out, c.Key)
 	}
-	for _, word := range []string{"y", "n", "enter", "esc", "cancel"} {
+	for _, word := range strings.Fields("y n enter esc cancel") {
 		if p.offered(word) && !slices.Contains(out, word) {
 			out = append(out, word)
 		}
 	}
-	if p.Type == FreeText || p.Type == Unknown {
-		out = append(out, "text")
-	}
-	return strings.Join(out, ", ")
+	return cmp.Or(strings.Join(out, " "), "text")
 }
 
 // follower is one Follow call.
@@ -1402,15 +1087,10 @@ type follower struct {
 }
 
 func (s *Store) publish(r Record) {
-	session := ""
-	switch r := r.(type) {
-	case *PromptRecord:
-		session = r.SessionID
-	case *InputRecord:
-		session = r.SessionID
-	}
+	p, _ := r.(*PromptRecord)
+	in, _ := r.(*InputRecord)
 	for f := range s.followers {
-		if session != "" && f.session == session {
+		if p != nil && p.SessionID == f.session || in != nil && in.SessionID == f.session {
 			f.queue = append(f.queue, r)
 			select {
 			case f.wake <- struct{}{}:
@@ -1433,181 +1113,155 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 	go func() {
 		defer close(out)
 		defer stop()
-		defer s.unfollow(f)
-		for s.forward(ctx, f, out) {
+		for ctx.Err() == nil {
+			for _, r := range s.changed(f) {
+				select {
+				case out <- r:
+				case <-ctx.Done():
+				}
+			}
 			wait := 500 * time.Millisecond
 			if changed != nil {
 				wait = 5 * time.Second // in case the system lost a change
 			} else if fast != nil && fast() {
 				wait = 50 * time.Millisecond
 			}
-			t := time.NewTimer(wait)
 			select {
 			case <-f.wake:
 			case <-changed:
-				s.poll()
-			case <-t.C:
-				s.poll()
+			case <-time.After(wait):
 			case <-ctx.Done():
 			}
-			t.Stop()
 		}
+		s.mu.Lock()
+		delete(s.followers, f)
+		s.mu.Unlock()
 	}()
 	return out
 }
 
-// forward sends what is queued; false when ctx ended.
-func (s *Store) forward(ctx context.Context, f *follower, out chan<- Record) bool {
-	s.mu.Lock()
-	queue := f.queue
-	f.queue = nil
-	s.mu.Unlock()
-	for _, r := range queue {
-		select {
-		case out <- r:
-		case <-ctx.Done():
-			return false
-		}
-	}
-	return ctx.Err() == nil
-}
-
-func (s *Store) unfollow(f *follower) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.followers, f)
-}
-
-// poll reads what others appended. Without a change it costs one stat and no lock.
-func (s *Store) poll() {
+// changed is what is new for the follower. When no process changed the file, that costs one stat and no lock.
+func (s *Store) changed(f *follower) (queue []Record) {
 	s.mu.Lock()
 	fi, err := os.Lstat(s.log.path)
-	same := err == nil && s.log.info != nil && os.SameFile(fi, s.log.info) && fi.Size() == s.read
+	same := err == nil && os.SameFile(fi, s.log.info) && fi.Size() == s.read
 	s.mu.Unlock()
 	if !same && s.begin() == nil {
 		s.end()
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	queue, f.queue = f.queue, nil
+	return queue
 }
 
 // keep is the record as compaction writes it, nil when its time has passed.
 func (s *Store) keep(r Record, now time.Time) Record {
 	age := now.Sub(r.head().At)
-	alive := false
+	keep := age < s.Retention
 	switch r := r.(type) {
 	case *SessionRecord:
-		alive = r.Status == "active" || age < s.Retention
+		keep = keep || r.Status == "active"
 	case *PromptRecord:
 		final := len(next[r.Status]) == 0 || r.Status == Expired
-		alive = age < s.Retention || now.Sub(r.ExpiresAt) < updateLife || !final && s.view.active(r.SessionID)
-		if final && alive && age > updateLife {
+		keep = keep || now.Sub(r.ExpiresAt) < updateLife || !final && s.view.active(r.SessionID)
+		if keep && final && age > updateLife {
 			p := *r
 			p.Full, p.Recent = "", ""
 			return &p
 		}
-	case *ReplyRecord:
-		alive = age < s.Retention
 	case *InputRecord:
-		alive = age < updateLife || r.Status == "queued" && s.view.active(r.SessionID)
+		keep = age < updateLife || r.Status == "queued" && s.view.active(r.SessionID)
 	case *UpdateRecord:
-		alive = age < updateLife
-	case *MetaRecord:
-		alive = true
+		keep = age < updateLife
 	}
-	if !alive {
+	if !keep && r.kind() != "meta" {
 		return nil
 	}
 	return r
 }
 
-// plan sets the size at which a compaction is worth it, after the whole file was read.
+// plan sets the size at which a compaction is worth it: at once when a session or question is too old.
 func (s *Store) plan() {
-	live := 0
+	live, old := 0, false
 	for _, r := range s.view.records {
 		if s.keep(r, s.now()) != nil {
 			live += r.head().size
+		} else if k := r.kind(); k == "session" || k == "prompt" {
+			old = true
 		}
 	}
-	s.compactAt = int64(max(compactMin, compactFactor*live))
+	if s.compactAt = int64(max(compactMin, compactFactor*live)); old {
+		s.compactAt = 0
+	}
 }
 
 // compact puts a file in place that holds only what is worth keeping. The lock is held. After an error the old
-// file is still the state, or the new one is and its name will be made durable before the next append.
+// file is still the state, or the new one is and its name is made durable before the next append.
 func (s *Store) compact() error {
-	for k := range s.view.doubtful {
-		if p, ok := s.view.records[k].(*PromptRecord); ok && p.open() {
-			return nil // its older line would look like the truth; Reap ends it first
+	records := map[string]Record{}
+	for k, r := range s.view.records {
+		if p, ok := r.(*PromptRecord); ok && s.doubtful[k] && p.Open() {
+			return nil // its older line would look like the truth: Reap ends it first
 		}
-	}
-	view := newView()
-	for _, r := range s.view.records {
 		if r = s.keep(r, s.now()); r != nil {
-			view.put(r)
+			records[k] = r
 		}
 	}
-	kept := slices.SortedFunc(maps.Values(view.records), func(a, b Record) int {
-		return cmp.Or(a.head().At.Compare(b.head().At), strings.Compare(keyOf(a), keyOf(b)))
-	})
 	var out []byte
-	for _, r := range kept {
-		r.head().More = 0
-		line := encode(r)
-		r.head().size = len(line)
+	for _, r := range slices.SortedFunc(maps.Values(records), func(a, b Record) int {
+		return cmp.Or(a.head().At.Compare(b.head().At), strings.Compare(a.head().key(), b.head().key()))
+	}) {
+		line, err := encode(r, 0)
+		if err != nil {
+			return err
+		}
 		out = append(out, line...)
 	}
-	if err := s.replace(out); err != nil {
-		return fmt.Errorf("compacting %s: %w", s.log.path, err)
+	if len(s.damaged) > 0 {
+		f, err := s.log.keep(".damaged", s.damaged)
+		if f.Close(); err != nil {
+			return fmt.Errorf("keeping damaged lines: %w", err)
+		}
 	}
-	s.view, s.read, s.damaged, s.notes = view, int64(len(out)), nil, nil
+	if err := s.log.replace(out); err != nil {
+		return fmt.Errorf("compacting the state: %w", err)
+	}
+	s.view, s.read, s.damaged, s.notes, s.doubtful = viewOf(records), int64(len(out)), nil, nil, map[string]bool{}
 	s.plan()
 	return nil
 }
 
-// replace makes the file's content out. Damaged lines are kept first.
-func (s *Store) replace(out []byte) error {
-	j := s.log
-	if len(s.damaged) > 0 {
-		if err := j.keep(".damaged", bytes.Join(s.damaged, nil)); err != nil {
-			return err
-		}
-		s.damaged = nil
-	}
-	name := j.path + ".new"
-	os.Remove(name) // of a process that died while writing it; the lock is ours
-	f, err := openPrivate(name, os.O_RDWR|os.O_APPEND|os.O_CREATE|os.O_EXCL)
-	if err != nil {
-		return err
-	}
-	n, err := j.sys.write(f, out)
-	if err == nil && n < len(out) {
-		err = io.ErrShortWrite
-	}
-	if err == nil {
-		err = j.sys.sync(f)
-	}
+// replace makes b the whole content, by a rename.
+func (j *journal) replace(b []byte) error {
+	os.Remove(j.path + ".new") // of a process that died while writing it: the lock is ours
+	f, err := j.keep(".new", b)
 	var fi fs.FileInfo
 	if err == nil {
 		fi, err = f.Stat()
 	}
 	if err == nil {
-		err = j.sys.rename(name, j.path)
+		err = j.rename(f.Name(), j.path)
 	}
 	if err != nil {
 		f.Close()
-		os.Remove(name)
+		os.Remove(j.path + ".new")
 		return err
 	}
-	j.close()
-	j.f, j.info, j.end = f, fi, int64(len(out))
-	err = j.sys.syncDir(filepath.Dir(j.path))
-	j.known = err == nil
+	j.f.Close()
+	j.f, j.info, j.end = f, fi, int64(len(b))
+	j.known = j.syncDir(filepath.Dir(j.path)) == nil
 	return nil
 }
 
-// upgradeSchema rewrites lines of an earlier schema. What they were stays in a backup beside the file.
-func (s *Store) upgradeSchema() error {
-	old, err := os.ReadFile(s.log.path)
+// upgrade rewrites lines of an earlier schema, whose file is kept as a backup.
+func (s *Store) upgrade() error {
+	old := make([]byte, s.log.end)
+	_, err := s.log.f.ReadAt(old, 0)
 	if err == nil {
-		err = s.log.keep(".schema-backup-"+s.now().UTC().Format("20060102T150405.000000"), old)
+		var f *os.File
+		f, err = s.log.keep(".backup-"+s.now().UTC().Format(fileStamp), old)
+		f.Close()
 	}
 	if err != nil {
 		return fmt.Errorf("backing up before the upgrade: %w", err)
@@ -1615,81 +1269,64 @@ func (s *Store) upgradeSchema() error {
 	for _, r := range s.view.records {
 		r.head().V = schemaVersion
 	}
-	s.upgrade = false
+	s.older = false
 	return s.compact()
 }
 
 // HoldSession takes sessions/<id>.lock for the life of the process, before the session's record is written:
 // an active session whose lock can be taken is dead.
 func (s *Store) HoldSession(id string) (release func(), err error) {
-	release, err = s.hold("sessions/" + id + ".lock")
-	if err != nil {
-		return nil, fmt.Errorf("locking session %s: %w", id, err)
-	}
-	return release, nil
+	return s.hold("sessions/" + id + ".lock")
 }
 
 // TryPoll takes poll.lock if it is free.
 func (s *Store) TryPoll() (release func(), held bool, err error) {
-	release, err = s.hold("poll.lock")
-	if errors.Is(err, errLocked) {
+	if release, err = s.hold("poll.lock"); errors.Is(err, errLocked) {
 		return nil, false, nil
-	} else if err != nil {
-		return nil, false, fmt.Errorf("locking the poller: %w", err)
 	}
-	return release, true, nil
+	return release, err == nil, err
 }
 
-// hold takes the lock of that name in the state folder. The file says who has it, for people and status only.
+// hold takes the lock of that name in the state folder. The pid in the file is for people and status only.
 func (s *Store) hold(name string) (release func(), err error) {
 	f, err := openPrivate(filepath.Join(s.Dir, name), os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return nil, err
 	}
-	if err = lockFile(f, false); err == nil {
-		err = f.Truncate(0)
-	}
-	if err == nil {
-		_, err = fmt.Fprintf(f, "%d %d\n", os.Getpid(), processStart(os.Getpid()))
-	}
-	if err != nil {
+	if err = lockFile(f, false); err != nil {
 		f.Close()
-		return nil, err
+		return nil, fmt.Errorf("locking %s: %w", name, err)
 	}
+	f.Truncate(0)
+	fmt.Fprintf(f, "%d %d\n", os.Getpid(), processStart(os.Getpid()))
 	s.mu.Lock()
 	s.held[name] = f
 	s.mu.Unlock()
-	return func() {
+	return sync.OnceFunc(func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.held[name] != f {
-			return
-		}
 		delete(s.held, name)
-		if name != "poll.lock" {
-			os.Remove(f.Name()) // nobody asks for an ended session's lock again
-		}
 		f.Close()
-	}, nil
+	}), nil
 }
 
-// holder is the pid in a lock file when somebody holds it, else 0.
-func (s *Store) holder(name string) (pid int) {
+// holder is the pid in a lock file, −1 when it cannot be read; 0 only when the lock is surely free.
+func (s *Store) holder(name string) int {
+	pid := -1
 	f, err := os.OpenFile(filepath.Join(s.Dir, name), os.O_RDWR, 0)
-	if err != nil {
+	if err == nil {
+		defer f.Close()
+		fmt.Fscan(f, &pid)
+		err = lockFile(f, false)
+	}
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		return 0
 	}
-	defer f.Close()
-	if lockFile(f, false) == nil {
-		return 0
-	}
-	pid = -1
-	fmt.Fscan(f, &pid)
 	return pid
 }
 
 // Reap marks sessions whose lock can be taken as crashed and fails their prompts; it returns the sessions and
-// the prompts whose messages are to be edited. It also drops what is older than the retention time.
+// the prompts whose messages are to be edited.
 func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*PromptRecord, err error) {
 	view, err := s.View()
 	if err != nil {
@@ -1697,60 +1334,39 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 	}
 	dead := map[string]bool{}
 	for id, r := range view.Sessions {
-		dead[id] = r.Status != "active" || s.holder("sessions/"+id+".lock") == 0
+		if dead[id] = r.Status != "active" || s.holder("sessions/"+id+".lock") == 0; dead[id] {
+			os.Remove(filepath.Join(s.Dir, "sessions", id+".lock"))
+		}
 	}
-	err = s.Update(func(v *View) ([]Record, error) {
-		var recs []Record
+	err = s.Update(func(v *View) (recs []Record, _ error) {
+		s.plan()
 		for id, r := range v.Sessions {
-			if dead[id] && r.Status == "active" {
-				q := *r
+			if q := *r; dead[id] && r.Status == "active" {
 				q.Status, q.Activity, q.EndedAt = "crashed", "", ref(now.UTC())
 				sessions, recs = append(sessions, &q), append(recs, &q)
 			}
 		}
-		for k, p := range v.Prompts {
-			reason := "the session ended before it was answered"
-			switch {
-			case v.doubtful["prompt "+k] && p.open():
-				reason = "its record in the state file is damaged"
-			case !dead[p.SessionID] || len(next[p.Status]) == 0 || p.Status == Expired:
-				continue
-			case p.Status == ReplyReceived:
-				reason = "the session ended: whether the answer was typed is uncertain"
-			case p.Status == Injected:
-				reason = "the session ended right after the answer was typed"
-			}
+		for _, p := range v.Prompts {
 			q := *p
-			q.Status, q.Reason, q.NonceUsed = Failed, reason, true
+			q.Status, q.NonceUsed, q.Reason = Failed, true, "the session ended before it was answered"
+			if s.doubtful[p.key()] && p.Open() {
+				q.Reason = "its record in the state file is damaged"
+			} else if !dead[p.SessionID] || len(next[p.Status]) == 0 || p.Status == Expired {
+				continue
+			} else if !p.Open() {
+				q.Reason = "the session ended: whether the answer was typed is uncertain"
+			}
 			prompts, recs = append(prompts, &q), append(recs, &q)
 		}
 		for _, in := range v.Inputs {
-			if dead[in.SessionID] && in.Status == "queued" {
-				q := *in
+			if q := *in; dead[in.SessionID] && in.Status == "queued" {
 				q.Status, q.Reason = "refused", "the session has ended"
 				recs = append(recs, &q)
 			}
 		}
 		return recs, nil
 	})
-	if err != nil {
-		return nil, nil, err
-	}
-	return sessions, prompts, s.dropOld(now)
-}
-
-// dropOld compacts when a session or prompt is older than the retention time.
-func (s *Store) dropOld(now time.Time) error {
-	if err := s.begin(); err != nil {
-		return err
-	}
-	defer s.end()
-	for _, r := range s.view.records {
-		if kind := kindOf(r); (kind == "session" || kind == "prompt") && s.keep(r, now) == nil {
-			return s.compact()
-		}
-	}
-	return nil
+	return sessions, prompts, err
 }
 
 // Orphans are ended sessions whose child still runs, known by pid and start time.
@@ -1775,202 +1391,147 @@ func newID() string {
 func newNonce() string {
 	var b [16]byte
 	rand.Read(b[:])
-	return hex.EncodeToString(b[:])
+	return fmt.Sprintf("%x", b)
 }
 
 // shortID is the first 8 hex digits, as shown to people and in callback data.
 func shortID(id string) string { return id[:min(8, len(id))] }
 
-// openState opens the state for a command.
-func (c *command) openState() (*Store, *View, error) {
+// withState opens the state for a command, and reports what is damaged.
+func (c *command) withState(do func(*options, *Store, *View) int) int {
+	o, code := c.options()
+	if o == nil {
+		return code
+	}
 	dir, err := stateDir(c.getenv)
 	if err != nil {
-		return nil, nil, err
+		return c.fail(err)
 	}
 	s, err := openStore(dir)
 	if err != nil {
-		return nil, nil, err
+		return c.fail(err)
+	}
+	defer s.Close()
+	for _, note := range s.Damage() {
+		fmt.Fprintln(c.stderr, "atlasbridge:", note)
 	}
 	v, err := s.View()
 	if err != nil {
-		s.Close()
-		return nil, nil, err
+		return c.fail(err)
 	}
-	for _, note := range s.Damage() {
-		fmt.Fprintf(c.stderr, "atlasbridge: %s\n", visible(note))
-	}
-	return s, v, nil
+	return do(o, s, v)
 }
 
-// asJSON prints structs as one array, with the field names and time format of the files.
-func asJSON[T any](c *command, rows []T) int {
-	out := make([]json.RawMessage, 0, len(rows))
-	for _, r := range rows {
-		out = append(out, appendValue(nil, reflect.ValueOf(r)))
+// printRows prints records as one array, with the field names and time format of the files.
+func printRows[T any](c *command, rows []T) int {
+	b, err := marshal(append([]T{}, rows...))
+	if err != nil {
+		return c.fail(err)
 	}
-	return c.printJSON(out)
+	return c.printJSON(json.RawMessage(b))
 }
 
 // sessionRow is a line of status.
 type sessionRow struct {
-	SessionRecord
-	OpenPrompts int  `json:"open_prompts"`
-	Polls       bool `json:"polls"` // listens to Telegram for all sessions
+	*SessionRecord
+	Open  int  `json:"open_prompts"`
+	Polls bool `json:"polls"` // listens to Telegram for all sessions
 }
 
 // cmdStatus is `atlasbridge status [--all] [--json]`.
-func cmdStatus(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
-	}
-	s, v, err := c.openState()
-	if err != nil {
-		return c.fail(err)
-	}
-	defer s.Close()
+func cmdStatus(c *command) int { return c.withState(c.status) }
+
+func (c *command) status(o *options, s *Store, v *View) int {
 	poller := s.holder("poll.lock")
 	rows := map[string]*sessionRow{}
 	for id, r := range v.Sessions {
-		row := &sessionRow{SessionRecord: *r, Polls: poller > 0 && r.Wrapper == poller && r.Status == "active"}
-		if row.Status == "active" && s.holder("sessions/"+id+".lock") == 0 {
-			row.Status = "crashed"
+		q := *r
+		if q.Prompts = 0; q.Status == "active" && s.holder("sessions/"+id+".lock") == 0 {
+			q.Status = "crashed"
 		}
-		if row.Prompts = 0; row.Status == "active" || o.on("all") {
-			rows[id] = row
+		if q.Status == "active" || o.on("all") {
+			rows[id] = &sessionRow{&q, 0, poller > 0 && r.Wrapper == poller}
 		}
 	}
 	for _, p := range v.Prompts {
-		if row := rows[p.SessionID]; row != nil {
-			row.Prompts++
-			if p.open() {
-				row.OpenPrompts++
-			}
+		if r := rows[p.SessionID]; r != nil {
+			r.Prompts++
+			r.Open += map[bool]int{true: 1}[p.Open()]
 		}
 	}
 	list := slices.SortedFunc(maps.Values(rows), func(a, b *sessionRow) int {
-		return cmp.Or(strings.Compare(live(a), live(b)), b.StartedAt.Compare(a.StartedAt), strings.Compare(a.ID, b.ID))
+		return cmp.Or(strings.Compare(a.Status, b.Status), b.StartedAt.Compare(a.StartedAt)) // "active" sorts first
 	})
 	if o.on("json") {
-		return asJSON(c, list)
+		return printRows(c, list)
 	}
-	return c.printStatus(list, v, poller)
-}
-
-// live sorts active sessions first.
-func live(r *sessionRow) string {
-	if r.Status == "active" {
-		return "0"
-	}
-	return "1"
-}
-
-func (c *command) printStatus(list []*sessionRow, v *View, poller int) int {
-	now := time.Now()
-	table := [][]string{{"SESSION", "PID", "STATE", "UP", "ASKED", "OUTPUT", "TOOL"}}
+	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}
 	for _, r := range list {
-		state, end := r.Status, now
-		if r.Status == "active" {
-			state = cmp.Or(r.Activity, "running")
+		now, state, seen := time.Now(), r.Status, "-"
+		if state == "active" {
+			state = cmp.Or(r.Activity, state)
 		}
-		if r.EndedAt != nil {
-			end = *r.EndedAt
-		}
-		seen := "-"
 		if r.LastSeen != nil {
 			seen = span(now.Sub(*r.LastSeen)) + " ago"
 		}
-		table = append(table, []string{shortID(r.ID), strconv.Itoa(r.PID), state, span(end.Sub(r.StartedAt)),
-			fmt.Sprintf("%d/%d", r.OpenPrompts, r.Prompts), seen, strings.TrimSpace(r.Tool + " " + r.Label)})
+		table = append(table, []string{shortID(r.ID), fmt.Sprint(r.PID), state, span(cmp.Or(r.EndedAt, &now).Sub(r.StartedAt)),
+			fmt.Sprint(r.Open), fmt.Sprint(r.Prompts), seen, r.Tool + " " + r.Label})
 	}
-	if len(list) == 0 {
-		fmt.Fprintln(c.stderr, "no sessions; start one with: atlasbridge run <tool>")
-	} else {
-		c.table(table)
+	if c.table(table); len(list) == 0 {
+		fmt.Fprintln(c.stderr, "no sessions; start one: atlasbridge run <tool>")
 	}
 	for _, r := range v.Orphans() {
-		fmt.Fprintf(c.stdout, "session %s ended, but its process %d still runs: kill %d\n", shortID(r.ID), r.PID, r.PID)
+		fmt.Fprintf(c.stdout, "session %s is over but its process still runs: kill %d\n", shortID(r.ID), r.PID)
 	}
 	if poller != 0 {
-		fmt.Fprintf(c.stdout, "Telegram is polled by process %d\n", poller)
+		fmt.Fprintf(c.stdout, "process %d listens to Telegram\n", poller)
 	}
 	return 0
 }
 
-// span is a duration in at most two units.
+// span is a duration as people say it, without its seconds from a minute on.
 func span(d time.Duration) string {
-	d = max(d, 0)
-	switch {
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", d/time.Second)
-	case d < time.Hour:
-		return fmt.Sprintf("%dm%02ds", d/time.Minute, d%time.Minute/time.Second)
-	case d < 24*time.Hour:
-		return fmt.Sprintf("%dh%02dm", d/time.Hour, d%time.Hour/time.Minute)
+	if d < time.Minute {
+		return max(d, 0).Truncate(time.Second).String()
 	}
-	return fmt.Sprintf("%dd%02dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
+	return strings.TrimSuffix(d.Truncate(time.Minute).String(), "0s")
 }
 
 // cmdApprovals is `atlasbridge approvals [--json]`.
 func cmdApprovals(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
-	}
-	s, v, err := c.openState()
-	if err != nil {
-		return c.fail(err)
-	}
-	defer s.Close()
-	now := time.Now()
-	var open []*PromptRecord
-	for _, p := range v.Prompts {
-		if p.open() && v.active(p.SessionID) && now.Before(p.ExpiresAt) {
-			open = append(open, p)
+	return c.withState(func(o *options, _ *Store, v *View) int {
+		open := slices.SortedFunc(maps.Values(v.Prompts), func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
+		open = slices.DeleteFunc(open, func(p *PromptRecord) bool {
+			return !p.Open() || !v.active(p.SessionID) || !time.Now().Before(p.ExpiresAt)
+		})
+		if o.on("json") {
+			return printRows(c, open)
 		}
-	}
-	slices.SortFunc(open, func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
-	if o.on("json") {
-		return asJSON(c, open)
-	}
-	if len(open) == 0 {
-		fmt.Fprintln(c.stderr, "no open questions")
+		table := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
+		for _, p := range open {
+			r := v.Sessions[p.SessionID]
+			table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)),
+				clip(p.takes(), 24), strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")})
+		}
+		if c.table(table); len(open) == 0 {
+			fmt.Fprintln(c.stderr, "no open questions")
+		}
 		return 0
-	}
-	table := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
-	for _, p := range open {
-		r := v.Sessions[p.SessionID]
-		table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(p.ExpiresAt.Sub(now)),
-			clip(p.takes(), 24), strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")})
-	}
-	c.table(table)
-	return 0
+	})
 }
 
 // cmdAnswer is `atlasbridge answer <prompt-id> <value>`.
 func cmdAnswer(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
-	}
-	s, _, err := c.openState()
-	if err != nil {
-		return c.fail(err)
-	}
-	defer s.Close()
-	p, why, err := s.Decide(Decision{PromptID: o.args[0], Value: o.args[1], By: "cli:answer", Trusted: true}, time.Now())
-	if err != nil {
-		return c.fail(err)
-	}
-	if why != "" {
-		if p.ID != "" {
-			s.Audit().Append(Event{"REPLY_REJECTED", p.SessionID, p.ID, []Field{{"reason", string(why)}, {"by", "cli:answer"}}})
+	return c.withState(func(o *options, s *Store, _ *View) int {
+		p, why, err := s.Decide(Decision{PromptID: o.args[0], Value: o.args[1], By: "cli:answer", Trusted: true}, time.Now())
+		if err == nil && why != "" {
+			s.audit.Append(Event{"REPLY_REJECTED", p.SessionID, p.ID, []Field{{"reason", string(why)}, {"by", "cli:answer"}}})
+			err = hinted(errors.New(string(why)), "atlasbridge approvals lists the open questions")
 		}
-		return c.fail(hinted(errors.New(string(why)), "atlasbridge approvals lists the open questions"))
-	}
-	fmt.Fprintf(c.stdout, "answered %s\n", shortID(p.ID))
-	if err := s.Trouble(); err != nil {
-		return c.fail(err)
-	}
-	return 0
+		if err = cmp.Or(err, s.Trouble()); err != nil {
+			return c.fail(err)
+		}
+		fmt.Fprintln(c.stdout, "answered", shortID(p.ID))
+		return 0
+	})
 }

@@ -276,6 +276,16 @@ func (p *phone) shows(text, button string) phoneMessage {
 	}
 }
 
+// dump is what the phone shows.
+func (p *phone) dump() (all string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, m := range p.messages {
+		all += fmt.Sprintf("%d %q %v\n", m.id, m.text, m.buttons)
+	}
+	return all + fmt.Sprint(p.toasts)
+}
+
 // button finds a button by the end of its label.
 func (m phoneMessage) button(label string) (data string, ok bool) {
 	for text, data := range m.buttons {
@@ -321,7 +331,7 @@ func TestAnswered(t *testing.T) {
 		p.press(m, "Yes")
 		x.sees("got [y]")
 		x.exits(0)
-		if m = p.shows("Continue?", ""); len(m.buttons) > 0 {
+		if m = p.shows("on the phone", ""); len(m.buttons) > 0 {
 			t.Errorf("after the answer the message still has buttons: %v", m.buttons)
 		}
 	})
@@ -343,8 +353,10 @@ func TestAnswered(t *testing.T) {
 	})
 	t.Run("text", func(t *testing.T) {
 		p := newPhone(t)
-		x := bridge(t, home(t, phoneConfig(p)), "run", "bash", "-c", `read -p "Enter your name: " a; echo "got [$a]"`)
+		dir := home(t, phoneConfig(p))
+		x := bridge(t, dir, "run", "bash", "-c", `read -p "Enter your name: " a; echo "got [$a]"`)
 		m := p.shows("Enter your name", "")
+		openPrompt(t, dir)
 		p.writes("Ada Lovelace", m.id)
 		x.sees("got [Ada Lovelace]")
 		x.exits(0)
@@ -401,14 +413,21 @@ func TestHook(t *testing.T) {
 			if test.name == "timeout" {
 				more += "\npermission_timeout_seconds = 2"
 			}
-			x := bridge(t, home(t, p.config(more)), "run", fakeClaude(t, test.input))
+			dir := home(t, p.config(more))
+			x := bridge(t, dir, "run", fakeClaude(t, test.input))
 			m := p.shows(test.shown, test.press)
 			switch {
 			case test.press != "":
 				p.press(m, test.press)
 			case test.text != "":
+				openPrompt(t, dir) // only now it is known which message asked
 				p.writes(test.text, m.id)
 			}
+			defer func() {
+				if t.Failed() {
+					t.Logf("the phone shows:\n%s", p.dump())
+				}
+			}()
 			x.sees("end of hook")
 			x.exits(0)
 			x.mu.Lock()

@@ -513,7 +513,7 @@ func keyboard(p *PromptRecord, whole bool, ticked ...string) (rows [][]button) {
 	}
 	held := p.Cut && !whole
 	switch {
-	case p.Idle || p.Secret || !p.open():
+	case p.Idle || p.Secret || !p.Open():
 		return nil
 	case p.ambiguous():
 		add("↩️ Send Enter", "enter")
@@ -589,7 +589,7 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord, body string) 
 	ask, hint, left := clean(p.Question, 400), "", timeLeft(p)
 	body = cmp.Or(body, clean(p.Excerpt, 700))
 	switch {
-	case !p.open():
+	case !p.Open():
 		if ask, hint, left = cmp.Or(ask, "Question"), outcome(p), ""; p.Idle {
 			ask, body = clean(s.Tool, 40)+" had finished", ""
 		}
@@ -617,11 +617,11 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord, body string) 
 		r.line("pre", body)
 	}
 	for _, c := range p.Choices {
-		if len(c.Label) > 30 && p.open() { // a button shows about this much
+		if len(c.Label) > 30 && p.Open() { // a button shows about this much
 			r.line("", choiceText(p, c))
 		}
 	}
-	if p.Tool != "" && p.open() {
+	if p.Tool != "" && p.Open() {
 		r.line("", "🔧 "+clean(p.Tool, 60)+" in "+clean(p.Cwd, 200))
 	}
 	r.line("", hint)
@@ -681,7 +681,7 @@ func (t *Telegram) ask(ctx context.Context, p *PromptRecord, s *SessionRecord, b
 // Settle edits the question's message, which may be a newer one than p knows, to what p now says. While a question
 // waits whose message has been shown in full, or in which choices have been ticked, there is nothing to say.
 func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error {
-	if p.MsgID == 0 || p.open() && (p.Cut || p.Multi) {
+	if p.MsgID == 0 || p.Open() && (p.Cut || p.Multi) {
 		return nil
 	}
 	params := t.questionText(p, s, "").params(keyboard(p, false))
@@ -689,7 +689,7 @@ func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, s *SessionRecord
 	if v, err := t.store.View(); err == nil && v.Prompts[p.ID] != nil {
 		params["message_id"] = max(p.MsgID, v.Prompts[p.ID].MsgID)
 	}
-	_, err := t.send(ctx, "editMessageText", params, !p.open())
+	_, err := t.send(ctx, "editMessageText", params, !p.Open())
 	return err
 }
 
@@ -1039,7 +1039,7 @@ func tapped(data string, v *View) (p *PromptRecord, value string) {
 // tap acts on a pressed button. The phone is told at once; what takes longer is left to the worker.
 func (r *receiver) tap(ctx context.Context, id int64, q *press, v *View) error {
 	p, value := tapped(q.Data, v)
-	for tries := 0; p != nil && p.open() && q.Message.ID > p.MsgID && tries < 100; tries++ {
+	for tries := 0; p != nil && p.Open() && q.Message.ID > p.MsgID && tries < 100; tries++ {
 		if err := sleep(ctx, 10*time.Millisecond); err != nil { // until the record of that message is written
 			return err
 		}
@@ -1056,7 +1056,7 @@ func (r *receiver) tap(ctx context.Context, id int64, q *press, v *View) error {
 	keys, submit := strings.CutPrefix(value, tapSubmit)
 	if submit {
 		value = keys
-	} else if strings.HasPrefix(value, "~") && p.open() {
+	} else if strings.HasPrefix(value, "~") && p.Open() {
 		r.show(ctx, q, p, value)
 		return r.once(id)
 	}
@@ -1079,7 +1079,7 @@ func (r *receiver) tap(ctx context.Context, id int64, q *press, v *View) error {
 
 // settle shows in its message what became of a question that is over, whichever session it belongs to.
 func (r *receiver) settle(ctx context.Context, p *PromptRecord) {
-	if v, err := r.store.View(); err == nil && v.Sessions[p.SessionID] != nil && !p.open() {
+	if v, err := r.store.View(); err == nil && v.Sessions[p.SessionID] != nil && !p.Open() {
 		if err := r.Settle(ctx, p, v.Sessions[p.SessionID]); err != nil {
 			r.log.Warn("editing a question's message", "error", err)
 		}
@@ -1107,7 +1107,7 @@ func (r *receiver) show(ctx context.Context, q *press, p *PromptRecord, value st
 // buttons count.
 func (r *receiver) offer(ctx context.Context, id, body string, whole bool) {
 	v, err := r.store.View()
-	if err != nil || v.Prompts[id] == nil || !v.Prompts[id].open() || v.Sessions[v.Prompts[id].SessionID] == nil {
+	if err != nil || v.Prompts[id] == nil || !v.Prompts[id].Open() || v.Sessions[v.Prompts[id].SessionID] == nil {
 		return
 	}
 	p, s := *v.Prompts[id], v.Sessions[v.Prompts[id].SessionID]
@@ -1458,7 +1458,7 @@ func (h *heard) list(more bool) string {
 		}
 		line := "\n• " + origin(s) + " " + strings.ReplaceAll(cmp.Or(s.Activity, "running"), "_", " ")
 		for _, p := range h.view.Prompts {
-			if more && p.SessionID == s.ID && p.open() && !p.Idle {
+			if more && p.SessionID == s.ID && p.Open() && !p.Idle {
 				line += "\n   ❓ " + clean(p.Question, 100) + "\n   " + timeLeft(p)
 			}
 		}
@@ -1507,7 +1507,7 @@ func (s *setup) run() error {
 	if err != nil {
 		return err
 	}
-	for _, row := range settings() {
+	for _, row := range settings(&s.config) {
 		if e, ok := old[row.key]; ok && strings.HasPrefix(row.key, "telegram.") {
 			if err := row.put(&s.config, e.value); err != nil {
 				return fmt.Errorf("config.toml:%d: %s %w", e.line, row.key, err)
