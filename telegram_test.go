@@ -614,7 +614,7 @@ func TestTelegramUnderstand(t *testing.T) {
 		{"/stauts", nil, one, nil, nil, `Did you mean /status\?`},
 		{"/clear", nil, one, nil, nil, `To send it to a session: /send SID /clear`},
 	} {
-		v := newView()
+		v := viewOf(map[string]Record{})
 		for _, s := range c.sessions {
 			v.put(s)
 		}
@@ -638,7 +638,7 @@ func TestTelegramOldAndGroupText(t *testing.T) {
 	s := &SessionRecord{Head: Head{Rec: "session", ID: "aaaaaaaa-0000"}, Status: "active", StartedAt: now.Add(-time.Hour)}
 	p := yesNo
 	p.Rec, p.ID, p.SessionID, p.Status, p.CreatedAt = "prompt", "11111111-0000", s.ID, AwaitingReply, now.Add(-time.Minute)
-	v := newView()
+	v := viewOf(map[string]Record{})
 	v.put(s)
 	v.put(&p)
 	for _, c := range []struct {
@@ -1192,7 +1192,7 @@ func FuzzUpdate(f *testing.F) {
 		if from.ID != 1001 {
 			t.Fatalf("user %d is admitted by %s", from.ID, raw)
 		}
-		v := newView()
+		v := viewOf(map[string]Record{})
 		v.put(s)
 		v.put(&p)
 		if u.Callback != nil {
