@@ -859,7 +859,7 @@ func TestTelegramNotRecorded(t *testing.T) {
 	p := e.ask(yesNo)
 	other := e.other(e.store.Dir)
 	broken := errors.New("no space left on device")
-	other.store.log.sys.write = func(*os.File, []byte) (int, error) { return 0, broken }
+	other.store.log.write = func(*os.File, []byte) (int, error) { return 0, broken }
 	e.srv.send(tgTap(1, p, "y"))
 	stop := e.poll(other)
 	e.srv.until(t, "answerCallbackQuery", "could not be recorded")
