@@ -614,7 +614,7 @@ func TestTelegramUnderstand(t *testing.T) {
 		{"/stauts", nil, one, nil, nil, `Did you mean /status\?`},
 		{"/clear", nil, one, nil, nil, `To send it to a session: /send SID /clear`},
 	} {
-		v := newView()
+		v := viewOf(map[string]Record{})
 		for _, s := range c.sessions {
 			v.put(s)
 		}
@@ -638,7 +638,7 @@ func TestTelegramOldAndGroupText(t *testing.T) {
 	s := &SessionRecord{Head: Head{Rec: "session", ID: "aaaaaaaa-0000"}, Status: "active", StartedAt: now.Add(-time.Hour)}
 	p := yesNo
 	p.Rec, p.ID, p.SessionID, p.Status, p.CreatedAt = "prompt", "11111111-0000", s.ID, AwaitingReply, now.Add(-time.Minute)
-	v := newView()
+	v := viewOf(map[string]Record{})
 	v.put(s)
 	v.put(&p)
 	for _, c := range []struct {
@@ -859,7 +859,7 @@ func TestTelegramNotRecorded(t *testing.T) {
 	p := e.ask(yesNo)
 	other := e.other(e.store.Dir)
 	broken := errors.New("no space left on device")
-	other.store.log.sys.write = func(*os.File, []byte) (int, error) { return 0, broken }
+	other.store.log.write = func(*os.File, []byte) (int, error) { return 0, broken }
 	e.srv.send(tgTap(1, p, "y"))
 	stop := e.poll(other)
 	e.srv.until(t, "answerCallbackQuery", "could not be recorded")
@@ -1192,7 +1192,7 @@ func FuzzUpdate(f *testing.F) {
 		if from.ID != 1001 {
 			t.Fatalf("user %d is admitted by %s", from.ID, raw)
 		}
-		v := newView()
+		v := viewOf(map[string]Record{})
 		v.put(s)
 		v.put(&p)
 		if u.Callback != nil {
