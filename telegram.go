@@ -22,7 +22,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/rand"
 	"crypto/subtle"
 	"encoding/json"
 	"errors"
@@ -31,13 +30,11 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
-	"math/big"
-	mrand "math/rand/v2"
+	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -139,6 +136,13 @@ func (t *Telegram) Trouble() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return cmp.Or(t.sendTrouble, t.pollTrouble)
+}
+
+// warn logs a failure that changes nothing else.
+func (t *Telegram) warn(doing string, err error) {
+	if err != nil && !errors.Is(err, context.Canceled) {
+		t.log.Warn(doing, "error", err)
+	}
 }
 
 // note sets one of the two troubles; a new one is logged.
@@ -313,7 +317,7 @@ func (t *Telegram) send(ctx context.Context, method string, params map[string]an
 		case !e.temporary():
 			return 0, e
 		default:
-			_ = sleep(ctx, backoff(failures, mrand.Float64()))
+			_ = sleep(ctx, backoff(failures, rand.Float64()))
 			failures++
 		}
 	}
@@ -526,24 +530,20 @@ func keyboard(p *PromptRecord, whole bool, ticked ...string) (rows [][]button) {
 		add("↩️ Press Enter", "enter")
 	}
 	for _, c := range answers(p) {
-		on := slices.Contains(ticked, c.Key)
-		then := append(slices.Clone(ticked), c.Key)
-		if on {
-			then = slices.DeleteFunc(then, func(k string) bool { return k == c.Key })
+		then := slices.DeleteFunc(slices.Clone(ticked), func(key string) bool { return key == c.Key })
+		on := len(then) < len(ticked)
+		if !on {
+			then = append(then, c.Key)
+			slices.Sort(then)
 		}
-		slices.Sort(then)
 		switch text := choiceText(p, c); {
 		case held && (p.Multi || grants(c)):
-		case p.Multi && on:
-			add("✓ "+text, tapTick+strings.Join(then, ","))
 		case p.Multi:
-			add("▫️ "+text, tapTick+strings.Join(then, ","))
-		case !p.Permission && p.Type != YesNo:
-			add(text, c.Key)
-		case grants(c):
-			add("✅ "+text, c.Key)
+			add(map[bool]string{true: "✓ ", false: "▫️ "}[on]+text, tapTick+strings.Join(then, ","))
+		case p.Permission || p.Type == YesNo:
+			add(map[bool]string{true: "✅ ", false: "❌ "}[grants(c)]+text, c.Key)
 		default:
-			add("❌ "+text, c.Key)
+			add(text, c.Key)
 		}
 	}
 	if p.Multi && !held {
@@ -875,9 +875,8 @@ func (r *receiver) tell(replyTo int64, text string) {
 func (r *receiver) buttons(msg int64, rows [][]button) {
 	r.later(func(ctx context.Context) {
 		params := map[string]any{"message_id": msg, "reply_markup": markup(rows)}
-		if _, err := r.send(ctx, "editMessageReplyMarkup", params, true); err != nil {
-			r.log.Warn("changing buttons", "error", err)
-		}
+		_, err := r.send(ctx, "editMessageReplyMarkup", params, true)
+		r.warn("changing buttons", err)
 	})
 }
 
@@ -906,7 +905,7 @@ func (r *receiver) listen(ctx context.Context) (final bool) {
 		if text := e.trouble(); text != "" && (failures > 1 || !e.temporary()) && ctx.Err() == nil {
 			r.note(&r.pollTrouble, text)
 		}
-		pause := cmp.Or(e.after, backoff(failures-1, mrand.Float64()))
+		pause := cmp.Or(e.after, backoff(failures-1, rand.Float64()))
 		switch e.code {
 		case 401, 404:
 			return true
@@ -992,11 +991,7 @@ func (r *receiver) stranger(u *update, from *user, reason string) {
 	}
 }
 
-func (r *receiver) audit(e Event) {
-	if err := r.store.Audit().Append(e); err != nil {
-		r.log.Warn("auditing "+e.Name, "error", err)
-	}
-}
+func (r *receiver) audit(e Event) { r.warn("auditing "+e.Name, r.store.Audit().Append(e)) }
 
 // reject audits an answer of the operator that changed nothing, and records its update as done with.
 func (r *receiver) reject(id int64, by, session, prompt, reason string) error {
@@ -1015,9 +1010,7 @@ func (r *receiver) once(id int64, with ...Record) error {
 func (r *receiver) toast(ctx context.Context, q *press, text string, box bool) {
 	r.work.Go(func() {
 		params := map[string]any{"callback_query_id": q.ID, "text": clean(text, maxToast), "show_alert": box}
-		if err := r.call(ctx, "answerCallbackQuery", params, nil); err != nil {
-			r.log.Debug("answering a tap", "error", err) // too old is not worth another try
-		}
+		r.warn("answering a tap", r.call(ctx, "answerCallbackQuery", params, nil)) // too old is not worth another try
 	})
 }
 
@@ -1080,9 +1073,7 @@ func (r *receiver) tap(ctx context.Context, id int64, q *press, v *View) error {
 // settle shows in its message what became of a question that is over, whichever session it belongs to.
 func (r *receiver) settle(ctx context.Context, p *PromptRecord) {
 	if v, err := r.store.View(); err == nil && v.Sessions[p.SessionID] != nil && !p.Open() {
-		if err := r.Settle(ctx, p, v.Sessions[p.SessionID]); err != nil {
-			r.log.Warn("editing a question's message", "error", err)
-		}
+		r.warn("editing a question's message", r.Settle(ctx, p, v.Sessions[p.SessionID]))
 	}
 }
 
@@ -1130,12 +1121,10 @@ func (r *receiver) offer(ctx context.Context, id, body string, whole bool) {
 			return []Record{&p}, nil
 		})
 	}
-	if err != nil {
-		r.log.Warn("offering a question again", "error", err)
-		return
+	if r.warn("offering a question again", err); err == nil {
+		r.settle(ctx, &p) // if it has been answered meanwhile
+		r.buttons(old, nil)
 	}
-	r.settle(ctx, &p) // if it has been answered meanwhile
-	r.buttons(old, nil)
 }
 
 // botCommands is what the operator can type, as setMyCommands takes it.
@@ -1157,12 +1146,10 @@ func (r *receiver) register(ctx context.Context) {
 	scope := map[string]any{"type": "chat", "chat_id": r.chat.Load()}
 	var known []map[string]string
 	err := r.call(ctx, "getMyCommands", map[string]any{"scope": scope}, &known)
-	if want := botCommands(); err == nil && !reflect.DeepEqual(known, want) {
+	if want := botCommands(); err == nil && fmt.Sprint(known) != fmt.Sprint(want) {
 		err = r.call(ctx, "setMyCommands", map[string]any{"scope": scope, "commands": want}, nil)
 	}
-	if err != nil {
-		r.log.Info("registering the commands", "error", err)
-	}
+	r.warn("registering the commands", err)
 }
 
 // keyBytes is what a key of /keys sends; appCursor: the program has switched the arrows to application mode (DECCKM).
@@ -1600,25 +1587,19 @@ func (s *setup) operator() error {
 		s.say("Chat %d, allowed users %v", c.ChatID, c.Users)
 		return nil
 	}
-	number, err := rand.Int(rand.Reader, big.NewInt(1_000_000))
-	if err != nil {
-		return err
-	}
-	code, tries := fmt.Sprintf("%06d", number), map[int64]int{}
+	code, tries := newNonce()[:6], map[int64]int{}
 	s.say("Open https://t.me/%s and send it anything; then send it this code:  %s", me.Username, code)
 	return s.wait(func(u *update) bool {
 		if u.Message == nil || u.Message.From == nil {
 			return false
 		}
 		m := u.Message
-		if tries[m.From.ID]++; tries[m.From.ID] > 5 { // five of a million
-			return false
-		}
-		if _, reason := admitted(u, []int64{m.From.ID}, m.Chat.ID); reason != "" {
+		tries[m.From.ID]++
+		if _, reason := admitted(u, []int64{m.From.ID}, m.Chat.ID); reason != "" || tries[m.From.ID] > 5 { // of 16 million
 			return false
 		}
 		s.say("\n%s, user %d, wrote in %s chat %d", clip(visible(m.From.Name), 40), m.From.ID, m.Chat.Type, m.Chat.ID)
-		if subtle.ConstantTimeCompare([]byte(strings.TrimSpace(m.Text)), []byte(code)) != 1 {
+		if subtle.ConstantTimeCompare([]byte(strings.ToLower(strings.TrimSpace(m.Text))), []byte(code)) != 1 {
 			s.say("If that is you, send the code.")
 			return false
 		}

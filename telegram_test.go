@@ -273,7 +273,9 @@ func (e *tgEnv) auditLog() string {
 	return string(b)
 }
 
-func tgTap(id int64, p *PromptRecord, value string) string { return tgTapOn(id, p, value, p.MsgID, 1001) }
+func tgTap(id int64, p *PromptRecord, value string) string {
+	return tgTapOn(id, p, value, p.MsgID, 1001)
+}
 
 func tgTapOn(id int64, p *PromptRecord, value string, msg, from int64) string {
 	return fmt.Sprintf(`{"update_id":%d,"callback_query":{"id":"q%d","from":{"id":%d},"message":{"message_id":%d,"date":5,`+
@@ -357,7 +359,9 @@ func TestTelegramTicks(t *testing.T) {
 	for i := range 9 {
 		p.Choices = append(p.Choices, Choice{Key: fmt.Sprint(i + 1), Label: strings.Repeat("x", 60)})
 	}
-	data := func(rows [][]button, i int) string { return rows[i][0].Data[len("ans:12345678:12345678:1234567890123456:"):] }
+	data := func(rows [][]button, i int) string {
+		return rows[i][0].Data[len("ans:12345678:12345678:1234567890123456:"):]
+	}
 	rows := keyboard(&p, false, "2")
 	if got := data(rows, 0); got != "~t:1,2" {
 		t.Errorf("ticking 1 with 2 ticked = %q", got)
@@ -1131,7 +1135,7 @@ func TestTelegramSetup(t *testing.T) {
 		in.Close()
 	}
 	go setup()
-	text, code := "", regexp.MustCompile(`code:  (\d{6})\n`)
+	text, code := "", regexp.MustCompile(`code:  ([0-9a-f]{6})\n`)
 	for buf := make([]byte, 512); !code.MatchString(text); {
 		n, err := out.Read(buf)
 		if text += string(buf[:n]); err != nil {
@@ -1141,7 +1145,7 @@ func TestTelegramSetup(t *testing.T) {
 	go io.Copy(io.Discard, out)
 	digits := code.FindStringSubmatch(text)[1]
 	wrong := map[bool]string{true: "111111", false: "000000"}[digits == "000000"]
-	srv.send(strings.ReplaceAll(tgSay(1, wrong, ""), "1001", "2002"), tgSay(2, "hello", ""), tgSay(3, digits, ""))
+	srv.send(strings.ReplaceAll(tgSay(1, wrong, ""), ":1001", ":2002"), tgSay(2, "hello", ""), tgSay(3, digits, ""))
 	test := srv.until(t, "sendMessage", "setup:")
 	data := regexp.MustCompile(`setup:[0-9a-f]+`).FindString(fmt.Sprint(test.p["reply_markup"]))
 	srv.send(fmt.Sprintf(`{"update_id":4,"callback_query":{"id":"q","from":{"id":2002},"message":{"message_id":101,"chat":{"id":2002,"type":"private"}},"data":%q}}`, data),
