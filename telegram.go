@@ -1169,17 +1169,12 @@ func keyBytes(name string, appCursor bool) (string, bool) {
 	return b, ok
 }
 
-// operatorText is a message's text as data: no control characters but newline and tab. It is "" when it came damaged.
+// operatorText is a message's text as data, see cleanText; "" when it came damaged, or would have to be cut.
 func operatorText(s string) string {
-	if !utf8.ValidString(s) || strings.ContainsRune(s, utf8.RuneError) || fitUnits(s, 4096) < len(s) {
+	if len(s) > maxMessage || strings.ContainsRune(s, utf8.RuneError) {
 		return ""
 	}
-	return strings.TrimSpace(strings.Map(func(c rune) rune {
-		if c < ' ' && c != '\n' && c != '\t' || c >= 0x7f && c < 0xa0 {
-			return -1
-		}
-		return c
-	}, strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(s)))
+	return strings.TrimSpace(cleanText(s))
 }
 
 // wish is what a message asks for: an answer now, or one thing to be done.
@@ -1259,7 +1254,7 @@ func (h *heard) understand() wish {
 	case s == nil:
 		return wish{reply: refusal}
 	case text == "":
-		return wish{reply: "✗ Nothing was done: only text can be sent to a session, and it must be undamaged."}
+		return wish{reply: "✗ Nothing was done: only text of up to 4096 bytes can be sent to a session."}
 	}
 	return h.speak(s, p, text)
 }

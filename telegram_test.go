@@ -615,7 +615,7 @@ func TestTelegramUnderstand(t *testing.T) {
 		{"/sessions", nil, two, nil, nil, `^reply Running:\n• claude · api .*\n• claude · web`},
 		{"/status", nil, one, menu, nil, `(?s)^reply Running:.*proceed\?.*Expires.*Audit log: 7 sha256:x`},
 		{"/help", nil, nil, nil, nil, `(?s)^reply .*/claim .*/keys`},
-		{"/stauts", nil, one, nil, nil, `Did you mean /status\?`},
+		{"/sesions", nil, one, nil, nil, `Did you mean /sessions\?`},
 		{"/clear", nil, one, nil, nil, `To send it to a session: /send SID /clear`},
 	} {
 		v := viewOf(map[string]Record{})
