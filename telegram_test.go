@@ -920,16 +920,14 @@ func TestTelegramOutage(t *testing.T) {
 	aged.At = time.Now().Add(-3 * time.Minute)
 	v, _ := e.store.View()
 	v.Prompts[old.ID].At = aged.At // the store never dates a record before the one it follows
-	r := &receiver{Telegram: e.Telegram, jobs: make(chan func(context.Context), 8), lastOK: time.Now().Add(-100 * time.Second)}
-	if r.recovered(); len(r.jobs) != 0 {
+	r := &receiver{Telegram: e.Telegram, ctx: context.Background(), lastOK: time.Now().Add(-100 * time.Second)}
+	r.recovered()
+	if r.work.Wait(); e.srv.count("sendMessage") != 1 {
 		t.Error("offered again after 100 s, when taps still lived")
 	}
 	r.lastOK = time.Now().Add(-200 * time.Second)
-	if r.recovered(); len(r.jobs) != 1 {
-		t.Fatalf("%d questions offered again, want 1", len(r.jobs))
-	}
-	(<-r.jobs)(context.Background())
-	(<-r.jobs)(context.Background())
+	r.recovered()
+	r.work.Wait()
 	if got := e.prompt(old.ID); got.MsgID <= old.MsgID || got.Status != AwaitingReply {
 		t.Errorf("message %d → %d, %s", old.MsgID, got.MsgID, got.Status)
 	}
