@@ -24,6 +24,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -73,12 +74,11 @@ func (a *Audit) Head() (seq int64, hash string, err error) {
 	if err := a.begin(); err != nil {
 		return 0, "", err
 	}
-	defer a.mu.Unlock()
-	defer a.log.release()
+	defer a.end()
 	return a.last()
 }
 
-// begin takes the log's lock; commit or Head gives it back.
+// begin takes the log's lock; end gives it back.
 func (a *Audit) begin() error {
 	a.mu.Lock()
 	_, err := a.log.acquire()
@@ -89,7 +89,12 @@ func (a *Audit) begin() error {
 	return nil
 }
 
-// commit appends the events in one write and one fsync. What they follow is read from the file each time, for
+func (a *Audit) end() {
+	a.log.release()
+	a.mu.Unlock()
+}
+
+// commit appends the events in one write and one fsync, and ends what begin began. What they follow is read from the file each time, for
 // another process may have written it.
 func (a *Audit) commit(events ...Event) error {
 	seq, hash, err := a.last()
@@ -103,8 +108,7 @@ func (a *Audit) commit(events ...Event) error {
 	if err == nil {
 		err = a.log.append(out, true)
 	}
-	a.log.release()
-	a.mu.Unlock()
+	a.end()
 	if err != nil {
 		return fmt.Errorf("appending to the audit log: %w", err)
 	}
@@ -380,54 +384,45 @@ func (s *Store) verifyAudit(view *View, anchors ...Anchor) (Verdict, error) {
 	if m := view.Meta["audit"]; m != nil {
 		anchors = append(anchors, Anchor{m.Seq, m.Hash, "state.jsonl"})
 	}
-	s.audit.mu.Lock()
-	defer s.audit.mu.Unlock()
-	if _, err := s.audit.log.acquire(); err != nil {
+	if err := s.audit.begin(); err != nil {
 		return Verdict{}, err
 	}
-	s.audit.log.release()
+	s.audit.end()
 	return verify(io.NewSectionReader(s.audit.log.f, 0, s.audit.log.end), anchors), nil
 }
 
 // cmdAudit is `atlasbridge audit verify [--json] [--head [SEQ:]HASH]`.
 func cmdAudit(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
-	}
-	var anchors []Anchor
-	if head := o.text("head"); head != "" {
-		a := Anchor{Hash: head, From: "--head"}
-		if seq, hash, ok := strings.Cut(head, ":sha256:"); ok {
-			a.Seq, _ = strconv.ParseInt(seq, 10, 64)
-			a.Hash = "sha256:" + hash
+	return c.withState(func(o *options, s *Store, view *View) int {
+		var anchors []Anchor
+		if head := o.text("head"); head != "" {
+			a := Anchor{Hash: head, From: "--head"}
+			if seq, hash, ok := strings.Cut(head, ":sha256:"); ok {
+				a.Seq, _ = strconv.ParseInt(seq, 10, 64)
+				a.Hash = "sha256:" + hash
+			}
+			if len(a.Hash)+len(`,"hash":""}`) != hashMember || a.Seq < 1 && a.Hash != head {
+				return c.usage("--head is SEQ:sha256:HEX, as the session-ended message has it")
+			}
+			anchors = append(anchors, a)
 		}
-		if len(a.Hash)+len(`,"hash":""}`) != hashMember || a.Seq < 1 && a.Hash != head {
-			return c.usage("--head is SEQ:sha256:HEX, as the session-ended message has it")
+		v, err := s.verifyAudit(view, anchors...)
+		if err != nil {
+			return c.fail(err)
 		}
-		anchors = append(anchors, a)
-	}
-	s, view, err := c.openState()
-	if err != nil {
-		return c.fail(err)
-	}
-	defer s.Close()
-	v, err := s.verifyAudit(view, anchors...)
-	if err != nil {
-		return c.fail(err)
-	}
-	if o.on("json") {
-		code = c.printJSON(v)
-	} else if v.OK {
-		fmt.Fprintf(c.stdout, "audit.log holds: %d entries, head %d:%s\nproves: %s\ndoes not prove: %s\n", v.Entries, v.Entries,
-			v.Hash, v.Proves, v.Limits)
-	} else {
-		fmt.Fprintf(c.stdout, "audit.log:%d: %s\n%d entries before it hold\n", v.Line, v.Reason, v.Entries)
-	}
-	if !v.OK {
-		return exitFailed
-	}
-	return code
+		if o.on("json") {
+			c.printJSON(v)
+		} else if v.OK {
+			fmt.Fprintf(c.stdout, "audit.log holds: %d entries, head %d:%s\nproves: %s\ndoes not prove: %s\n", v.Entries, v.Entries,
+				v.Hash, v.Proves, v.Limits)
+		} else {
+			fmt.Fprintf(c.stdout, "audit.log:%d: %s\n%d entries before it hold\n", v.Line, v.Reason, v.Entries)
+		}
+		if !v.OK {
+			return exitFailed
+		}
+		return 0
+	})
 }
 
 // cmdLogs is `atlasbridge logs [--tail] [--json] [--session ID]`.
@@ -442,27 +437,20 @@ func cmdLogs(c *command) int {
 	}
 	changed, stop := watchFolder(dir)
 	defer stop()
-	var f *os.File
-	var in *bufio.Reader
-	var part []byte
-	for {
-		if f == nil {
-			if f, err = os.Open(filepath.Join(dir, "audit.log")); err == nil {
-				defer f.Close()
-				in = bufio.NewReader(f)
-			} else if !errors.Is(err, os.ErrNotExist) {
-				return c.fail(err)
+	for at := int64(0); ; {
+		f, err := os.Open(filepath.Join(dir, "audit.log"))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return c.fail(err)
+		}
+		in := bufio.NewReader(io.NewSectionReader(f, at, 1<<62))
+		for err == nil {
+			var line []byte
+			if line, err = in.ReadBytes('\n'); err == nil {
+				at += int64(len(line))
+				c.printEntry(line[:len(line)-1], o.text("session"), o.on("json"))
 			}
 		}
-		for f != nil {
-			line, err := in.ReadBytes('\n')
-			if part = append(part, line...); err != nil {
-				break
-			}
-			c.printEntry(part[:len(part)-1], o.text("session"), o.on("json"))
-			part = nil
-		}
-		if !o.on("tail") {
+		if f.Close(); !o.on("tail") {
 			return 0
 		}
 		select {
@@ -482,37 +470,28 @@ func (c *command) printEntry(line []byte, session string, asJSON bool) {
 		fmt.Fprintln(c.stdout, c.colour("31", "damaged: "+strconv.Quote(string(line))))
 		return
 	}
-	head := map[string]string{}
-	rest := ""
+	head, rest := map[string]string{}, ""
 	for _, f := range fields {
 		text := fmt.Sprint(f.Value)
 		if q := strconv.Quote(text); q != `"`+text+`"` {
 			text = q
 		}
-		switch f.Name {
-		case "ts", "event", "session_id":
-			head[f.Name] = text
-		case "prompt_id":
+		if head[f.Name] = text; f.Name == "prompt_id" {
 			rest += " " + shortID(text)
-		default:
+		} else if f.Name != "ts" && f.Name != "event" && f.Name != "session_id" {
 			rest += " " + visible(f.Name) + "=" + text
 		}
 	}
 	if !strings.HasPrefix(head["session_id"], session) {
 		return
 	}
+	text := fmt.Sprintf("%s %-8s %s%s", strings.Replace(head["ts"][:min(19, len(head["ts"]))], "T", " ", 1),
+		shortID(head["session_id"]), c.colour("1", fmt.Sprintf("%-17s", head["event"])), rest)
 	if asJSON {
-		for _, r := range string(line) {
-			if r >= 0x80 && r < 0xa0 {
-				fmt.Fprintf(c.stdout, `\u%04x`, r)
-			} else {
-				fmt.Fprintf(c.stdout, "%c", r)
-			}
-		}
-		fmt.Fprintln(c.stdout)
-		return
+		text = c1.ReplaceAllStringFunc(string(line), func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) })
 	}
-	ts, _, _ := strings.Cut(strings.Replace(head["ts"], "T", " ", 1), ".")
-	event := c.colour("1", fmt.Sprintf("%-17s", head["event"]))
-	fmt.Fprintf(c.stdout, "%s %-8s %s%s\n", ts, shortID(head["session_id"]), event, rest)
+	fmt.Fprintln(c.stdout, text)
 }
+
+// c1 are the control characters that JSON leaves as they are and some terminals obey.
+var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`)

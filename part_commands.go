@@ -586,12 +586,16 @@ func (d *doctor) telegram(cfg *Config) time.Duration {
 
 // records checks the state, the clock against it, who polls, and the audit chain.
 func (d *doctor) records(dir, channel string, skew time.Duration) {
-	st, v, err := d.openState()
+	v := &View{}
+	st, err := openStore(dir)
+	if err == nil {
+		defer st.Close()
+		v, err = st.View()
+	}
 	if err != nil {
 		d.tell("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"), "", "")
 		return
 	}
-	defer st.Close()
 	d.tell("state", nil, fmt.Sprintf("%d sessions, %d prompts", len(v.Sessions), len(v.Prompts)), "")
 	if channel == "telegram" {
 		poller := "nobody, which is right while no session runs"

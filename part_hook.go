@@ -67,8 +67,7 @@ func cmdHook(c *command) int {
 		return 0
 	}
 	h := &hook{in: in, st: st, session: c.getenv("ATLASBRIDGE_SESSION")}
-	v, err := st.View()
-	if err != nil || v.Sessions[h.session] == nil || v.Sessions[h.session].Status != "active" {
+	if h.session == "" || !st.Alive(h.session) { // the session's record may come later than its tool's first hook
 		return 0
 	}
 	switch in.Event {

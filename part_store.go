@@ -24,7 +24,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -51,7 +50,7 @@ import (
 
 const (
 	schemaVersion  = 1
-	compactMin     = 256 << 10           // bytes: a smaller file opens within milliseconds (measured)
+	compactMin     = 1 << 20             // bytes: a smaller file opens within 3 ms (measured)
 	compactFactor  = 3                   // times what would be kept: a byte is rewritten once per two appended
 	updateLife     = 48 * time.Hour      // Telegram repeats updates for 24 h: https://core.telegram.org/bots/api#getting-updates
 	retention      = 30 * 24 * time.Hour // default of retention_days
@@ -262,31 +261,24 @@ func (v *View) active(session string) bool {
 
 // illegal tells why r cannot follow old, which is now the truth about its id, "" when it can.
 func (v *View) illegal(old, r Record) string {
-	if old == r {
-		return "it was changed in place"
-	}
-	was, _ := old.(*SessionRecord)
-	if s, ok := r.(*SessionRecord); ok && was != nil && was.Status != "active" && s.Status == "active" {
+	if s, ok := old.(*SessionRecord); ok && s.Status != "active" && r.(*SessionRecord).Status == "active" {
 		return "an ended session cannot be active again"
 	}
+	from, _ := old.(*PromptRecord)
 	p, ok := r.(*PromptRecord)
-	if !ok {
-		return ""
+	if from == nil {
+		from = &PromptRecord{}
 	}
-	from := &PromptRecord{}
-	if old != nil {
-		from = old.(*PromptRecord)
-	}
-	if from.NonceUsed && (!p.NonceUsed || p.Nonce != from.Nonce) {
+	switch {
+	case old == r:
+		return "it was changed in place"
+	case ok && from.NonceUsed && (!p.NonceUsed || p.Nonce != from.Nonce):
 		return "a used nonce stays used"
-	}
-	if p.Status == from.Status {
+	case !ok || p.Status == from.Status:
 		return ""
-	}
-	if !slices.Contains(next[from.Status], p.Status) {
+	case !slices.Contains(next[from.Status], p.Status):
 		return fmt.Sprintf("%q cannot become %q", from.Status, p.Status)
-	}
-	if (p.Status == Routed || p.Status == AwaitingReply || p.Status == ReplyReceived) && !v.active(p.SessionID) {
+	case (p.Status == Routed || p.Status == AwaitingReply || p.Status == ReplyReceived) && !v.active(p.SessionID):
 		return "its session is not active"
 	}
 	for _, q := range v.Prompts {
@@ -354,9 +346,20 @@ func (j *journal) acquire() (anew bool, err error) {
 
 func (j *journal) release() { unlockFile(j.lock) }
 
-// append adds b in one write and makes it durable when asked to. After an error the file is as it was before,
-// or poison is set.
-func (j *journal) append(b []byte, durable bool) (err error) {
+// writeTo is one write that is complete or failed, and durable when asked to.
+func (j *journal) writeTo(f *os.File, b []byte, durable bool) error {
+	n, err := j.write(f, b)
+	if err == nil && n < len(b) {
+		err = io.ErrShortWrite
+	}
+	if err == nil && durable {
+		err = j.sync(f)
+	}
+	return err
+}
+
+// append adds b at the end. After an error the file is as it was before, or poison is set.
+func (j *journal) append(b []byte, durable bool) error {
 	if j.poison != nil {
 		return j.poison
 	}
@@ -366,13 +369,7 @@ func (j *journal) append(b []byte, durable bool) (err error) {
 		}
 		j.known = true
 	}
-	n, err := j.write(j.f, b)
-	if err == nil && n < len(b) {
-		err = io.ErrShortWrite
-	}
-	if err == nil && durable {
-		err = j.sync(j.f)
-	}
+	err := j.writeTo(j.f, b, durable)
 	if err == nil {
 		j.end += int64(len(b))
 		return nil
@@ -386,34 +383,26 @@ func (j *journal) append(b []byte, durable bool) (err error) {
 	return err
 }
 
-// aside writes b durably at the end of the file that is named like the journal plus suffix.
-func (j *journal) aside(suffix string, b []byte) (*os.File, error) {
+// keep writes b durably at the end of the file that is named like the journal plus suffix; the caller closes it.
+func (j *journal) keep(suffix string, b []byte) (*os.File, error) {
 	f, err := openPrivate(j.path+suffix, os.O_RDWR|os.O_APPEND|os.O_CREATE)
-	if err != nil {
-		return nil, err
-	}
-	n, err := j.write(f, b)
-	if err == nil && n < len(b) {
-		err = io.ErrShortWrite
+	if err == nil {
+		err = j.writeTo(f, b, true)
 	}
 	if err == nil {
-		err = j.sync(f)
+		err = j.syncDir(filepath.Dir(j.path))
 	}
-	return f, cmp.Or(err, j.syncDir(filepath.Dir(j.path)))
-}
-
-// keep is aside for a file that is not needed now.
-func (j *journal) keep(suffix string, b []byte) error {
-	f, err := j.aside(suffix, b)
-	f.Close()
-	return err
+	return f, err
 }
 
 // cut moves the bytes from at on to a file of their own, and then cuts them off.
 func (j *journal) cut(at int64) error {
-	tail, err := io.ReadAll(io.NewSectionReader(j.f, at, j.end-at))
+	tail := make([]byte, j.end-at)
+	_, err := j.f.ReadAt(tail, at)
 	if err == nil {
-		err = j.keep(".torn-"+time.Now().UTC().Format(fileStamp), tail)
+		var f *os.File
+		f, err = j.keep(".torn-"+time.Now().UTC().Format(fileStamp), tail)
+		f.Close()
 	}
 	if err == nil {
 		err = j.truncate(j.f, at)
@@ -558,10 +547,11 @@ func (s *Store) refresh(anew bool) error {
 	if s.log.end == s.read {
 		return nil
 	}
-	lines, err := s.scan(io.NewSectionReader(s.log.f, s.read, s.log.end-s.read))
-	if err != nil {
+	added := make([]byte, s.log.end-s.read)
+	if _, err := s.log.f.ReadAt(added, s.read); err != nil {
 		return fmt.Errorf("reading %s: %w", s.log.path, err)
 	}
+	lines := s.scan(added)
 	for i, r := range decode(lines) {
 		if r == nil {
 			s.damage(lines[i], "not a record of its kind")
@@ -582,21 +572,17 @@ func (s *Store) refresh(anew bool) error {
 	return nil
 }
 
-// scan returns the last line of each record, moves s.read behind the last complete Update, and sorts out what
-// does not count.
-func (s *Store) scan(r *io.SectionReader) (last [][]byte, err error) {
-	in := bufio.NewReaderSize(r, int(min(r.Size()+16, 1<<20)))
-	var lines [][]byte
+// scan returns the last line of each record in b, moves s.read behind the last complete Update, and sorts out
+// what does not count.
+func (s *Store) scan(b []byte) [][]byte {
+	var lines [][]byte // nil: damaged
 	var keys []string
-	whole, at := 0, s.read
-	for owed := 0; ; {
-		line, err := in.ReadBytes('\n')
-		if err == io.EOF {
+	latest := map[string]int{}
+	whole, owed, start := 0, 0, s.read
+	for line := range bytes.Lines(b) {
+		if start += int64(len(line)); line[len(line)-1] != '\n' {
 			break
-		} else if err != nil {
-			return nil, err
 		}
-		at += int64(len(line))
 		h, more, err := parseHead(line)
 		if owed = max(0, owed-1); err != nil {
 			s.damage(line, err.Error())
@@ -605,32 +591,29 @@ func (s *Store) scan(r *io.SectionReader) (last [][]byte, err error) {
 			s.newer = fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", h.V)
 		}
 		s.older = s.older || err == nil && h.V < schemaVersion
-		lines, keys = append(lines, line), append(keys, h.key())
-		if owed == 0 {
-			whole, s.read = len(lines), at
+		if lines, keys = append(lines, line), append(keys, h.key()); owed == 0 {
+			whole, s.read = len(lines), start
 		}
 	}
-	latest := map[string]int{}
 	for i, k := range keys[:whole] {
 		if lines[i] == nil {
 			s.doubtful[k] = true
 			continue
 		}
+		if j, ok := latest[k]; ok {
+			lines[j] = nil
+		}
 		latest[k] = i
 		delete(s.doubtful, k)
 	}
-	for i, line := range lines[:whole] {
-		if line != nil && latest[keys[i]] == i {
-			last = append(last, line)
-		}
-	}
-	return last, nil
+	return slices.DeleteFunc(lines[:whole], func(line []byte) bool { return line == nil })
 }
 
 func (s *Store) damage(line []byte, why string) {
-	s.damaged = append(s.damaged, line...)
-	s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a line of %d bytes, %s…, is damaged: %s", len(line),
-		strconv.Quote(string(line[:min(len(line), 60)])), why))
+	if s.damaged = append(s.damaged, line...); len(s.notes) < 20 {
+		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a line of %d bytes, %s…, is damaged: %s", len(line),
+			strconv.Quote(string(line[:min(len(line), 60)])), why))
+	}
 }
 
 // castagnoli is CRC-32C's table; crcMember the length of the member that holds it, with what ends the line.
@@ -695,6 +678,13 @@ func parseHead(line []byte) (h Head, more int, err error) {
 	return h, more, nil
 }
 
+// kinds makes an empty record of each kind.
+var kinds = map[string]func() Record{
+	"session": func() Record { return new(SessionRecord) }, "prompt": func() Record { return new(PromptRecord) },
+	"reply": func() Record { return new(ReplyRecord) }, "input": func() Record { return new(InputRecord) },
+	"update": func() Record { return new(UpdateRecord) }, "meta": func() Record { return new(MetaRecord) },
+}
+
 // decode reads the records of checked lines, on all processors; nil for a line that is none.
 func decode(lines [][]byte) []Record {
 	out := make([]Record, len(lines))
@@ -704,9 +694,10 @@ func decode(lines [][]byte) []Record {
 		wg.Go(func() {
 			for i := w; i < len(lines); i += workers {
 				h, _, _ := parseHead(lines[i])
-				r := map[string]Record{"session": &SessionRecord{}, "prompt": &PromptRecord{}, "reply": &ReplyRecord{},
-					"input": &InputRecord{}, "update": &UpdateRecord{}, "meta": &MetaRecord{}}[h.Rec]
-				if r != nil && json.Unmarshal(lines[i], r) == nil {
+				if kinds[h.Rec] == nil {
+					continue
+				}
+				if r := kinds[h.Rec](); json.Unmarshal(lines[i], r) == nil {
 					r.head().size = len(lines[i])
 					out[i] = r
 				}
@@ -735,7 +726,9 @@ func (s *Store) Update(fn func(*View) ([]Record, error)) error {
 		unaudited = s.audit.commit(events...)
 	}
 	if unaudited != nil {
-		s.setTrouble(fmt.Errorf("the audit log lacks an entry: %w", unaudited))
+		s.mu.Lock()
+		s.trouble = fmt.Errorf("the audit log lacks an entry: %w", unaudited)
+		s.mu.Unlock()
 	}
 	return err
 }
@@ -786,38 +779,27 @@ func (s *Store) append(lines []byte, durable bool) error {
 	if err == nil {
 		err = s.log.append(lines, durable)
 	}
-	if err != nil {
-		return fmt.Errorf("recording: %w", err)
+	if err == nil {
+		s.read = s.log.end
+		return nil
 	}
-	s.read = s.log.end
-	return nil
+	return fmt.Errorf("recording: %w", err)
 }
 
 // noteHead keeps the audit chain's head in the state, without an fsync.
 func (s *Store) noteHead(seq int64, hash string) {
-	err := s.begin()
-	if err != nil {
-		s.setTrouble(err)
-		return
+	if s.begin() != nil {
+		return // the next head will do
 	}
 	defer s.end()
 	s.trouble = nil
 	if m := s.view.Meta["audit"]; m == nil || m.Seq < seq {
 		m = &MetaRecord{Head: Head{V: schemaVersion, Rec: "meta", ID: "audit", At: s.now().UTC()}, Seq: seq, Hash: hash}
 		line, err := encode(m, 0)
-		if err = cmp.Or(err, s.append(line, false)); err != nil {
-			s.trouble = err
-			return
+		if s.trouble = cmp.Or(err, s.append(line, false)); s.trouble == nil {
+			s.view.put(m)
 		}
-		m.size = len(line)
-		s.view.put(m)
 	}
-}
-
-func (s *Store) setTrouble(err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.trouble = err
 }
 
 // Move takes a prompt along one legal transition; change may fill in more fields. false: the guard failed and
@@ -989,7 +971,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 	case p.Status == Expired || p.Open() && d.By != "cli:local" && !now.Before(p.ExpiresAt):
 		return Refusal("the question expired at " + p.ExpiresAt.Local().Format(time.TimeOnly))
 	case !p.Open() && p.DecidedBy != nil:
-		return Refusal(fmt.Sprintf("already answered by %s at %s", *p.DecidedBy, p.DecidedAt.Local().Format(time.TimeOnly)))
+		return Refusal(fmt.Sprintf("already answered %s at %s", byWhom(p.DecidedBy), p.DecidedAt.Local().Format(time.TimeOnly)))
 	case p.Status == Failed || !v.active(p.SessionID):
 		return "the question's session has ended"
 	case !p.Open():
@@ -1029,7 +1011,10 @@ func (p *PromptRecord) judge(given string) (value, reason string, why Refusal) {
 	case given == "default":
 		return "", "", "this question has no safe default"
 	case isDeny && p.Permission:
-		return p.refusing(), deny, p.text(deny)
+		if i := slices.IndexFunc(p.Choices, func(c Choice) bool { return c.Hook == "deny" }); i >= 0 {
+			return p.Choices[i].Key, deny, p.text(deny)
+		}
+		return *cmp.Or(p.SafeDefault, ref("deny")), deny, p.text(deny)
 	case p.offered(given):
 		return given, "", ""
 	case p.Type != FreeText && p.offered(word):
@@ -1049,20 +1034,17 @@ func (p *PromptRecord) offered(value string) bool {
 			chosen++
 		}
 	}
-	if chosen == len(keys) && (chosen == 1 || p.Multi) {
-		return true
-	}
 	switch value {
 	case "y", "n":
-		return p.Type == YesNo && len(p.Choices) == 0
+		return chosen == 1 || p.Type == YesNo && len(p.Choices) == 0
 	case "enter":
-		return p.Type == ConfirmEnter || p.ambiguous()
+		return chosen == 1 || p.Type == ConfirmEnter || p.ambiguous()
 	case "esc":
-		return p.ambiguous() || p.Permission || p.SafeDefault != nil && *p.SafeDefault == "esc"
+		return chosen == 1 || p.ambiguous() || p.Permission || p.SafeDefault != nil && *p.SafeDefault == "esc"
 	case "cancel":
-		return p.ambiguous()
+		return chosen == 1 || p.ambiguous()
 	}
-	return false
+	return chosen == len(keys) && (chosen == 1 || p.Multi)
 }
 
 // ambiguous tells whether the ambiguity protocol (SPEC section 6) asks: Send Enter, Cancel, or show more.
@@ -1070,22 +1052,9 @@ func (p *PromptRecord) ambiguous() bool {
 	return p.Type == Unknown || p.Confidence == "low" || p.Confidence == "medium" && !slices.Contains(p.Signals, "pattern")
 }
 
-// refusing is the answer that refuses a permission.
-func (p *PromptRecord) refusing() string {
-	for _, c := range p.Choices {
-		if c.Hook == "deny" {
-			return c.Key
-		}
-	}
-	return *cmp.Or(p.SafeDefault, ref("deny"))
-}
-
 // text checks an answer that is typed as it is. Control characters would be keys, not text.
 func (p *PromptRecord) text(s string) Refusal {
-	limit := cmp.Or(p.MaxLength, maxText)
-	if p.Idle {
-		limit = cmp.Or(p.MaxLength, maxIdleText)
-	}
+	limit := cmp.Or(p.MaxLength, map[bool]int{false: maxText, true: maxIdleText}[p.Idle])
 	control := func(r rune) bool { return r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 }
 	if len(s) > limit {
 		return Refusal(fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit))
@@ -1102,15 +1071,12 @@ func (p *PromptRecord) takes() string {
 	for _, c := range p.Choices {
 		out = append(out, c.Key)
 	}
-	for _, word := range []string{"y", "n", "enter", "esc", "cancel"} {
+	for _, word := range strings.Fields("y n enter esc cancel") {
 		if p.offered(word) && !slices.Contains(out, word) {
 			out = append(out, word)
 		}
 	}
-	if p.Type == FreeText || p.Type == Unknown {
-		out = append(out, "text")
-	}
-	return strings.Join(out, " ")
+	return cmp.Or(strings.Join(out, " "), "text")
 }
 
 // follower is one Follow call.
@@ -1121,15 +1087,10 @@ type follower struct {
 }
 
 func (s *Store) publish(r Record) {
-	var session string
-	switch r := r.(type) {
-	case *PromptRecord:
-		session = r.SessionID
-	case *InputRecord:
-		session = r.SessionID
-	}
+	p, _ := r.(*PromptRecord)
+	in, _ := r.(*InputRecord)
 	for f := range s.followers {
-		if f.session == session {
+		if p != nil && p.SessionID == f.session || in != nil && in.SessionID == f.session {
 			f.queue = append(f.queue, r)
 			select {
 			case f.wake <- struct{}{}:
@@ -1148,17 +1109,15 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 	s.mu.Lock()
 	s.followers[f] = true
 	s.mu.Unlock()
+	changed, stop := watchFolder(s.Dir)
 	go func() {
-		changed, stop := watchFolder(s.Dir)
 		defer close(out)
 		defer stop()
-		defer s.unfollow(f)
-		for {
+		for ctx.Err() == nil {
 			for _, r := range s.changed(f) {
 				select {
 				case out <- r:
 				case <-ctx.Done():
-					return
 				}
 			}
 			wait := 500 * time.Millisecond
@@ -1172,33 +1131,28 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 			case <-changed:
 			case <-time.After(wait):
 			case <-ctx.Done():
-				return
 			}
 		}
+		s.mu.Lock()
+		delete(s.followers, f)
+		s.mu.Unlock()
 	}()
 	return out
 }
 
 // changed is what is new for the follower. When no process changed the file, that costs one stat and no lock.
-func (s *Store) changed(f *follower) []Record {
+func (s *Store) changed(f *follower) (queue []Record) {
 	s.mu.Lock()
 	fi, err := os.Lstat(s.log.path)
-	same := err == nil && s.log.info != nil && os.SameFile(fi, s.log.info) && fi.Size() == s.read
+	same := err == nil && os.SameFile(fi, s.log.info) && fi.Size() == s.read
 	s.mu.Unlock()
 	if !same && s.begin() == nil {
 		s.end()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	queue := f.queue
-	f.queue = nil
+	queue, f.queue = f.queue, nil
 	return queue
-}
-
-func (s *Store) unfollow(f *follower) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.followers, f)
 }
 
 // keep is the record as compaction writes it, nil when its time has passed.
@@ -1220,10 +1174,8 @@ func (s *Store) keep(r Record, now time.Time) Record {
 		keep = age < updateLife || r.Status == "queued" && s.view.active(r.SessionID)
 	case *UpdateRecord:
 		keep = age < updateLife
-	case *MetaRecord:
-		keep = true
 	}
-	if !keep {
+	if !keep && r.kind() != "meta" {
 		return nil
 	}
 	return r
@@ -1246,7 +1198,7 @@ func (s *Store) plan() {
 
 // compact puts a file in place that holds only what is worth keeping. The lock is held. After an error the old
 // file is still the state, or the new one is and its name is made durable before the next append.
-func (s *Store) compact() (err error) {
+func (s *Store) compact() error {
 	records := map[string]Record{}
 	for k, r := range s.view.records {
 		if p, ok := r.(*PromptRecord); ok && s.doubtful[k] && p.Open() {
@@ -1267,7 +1219,8 @@ func (s *Store) compact() (err error) {
 		out = append(out, line...)
 	}
 	if len(s.damaged) > 0 {
-		if err := s.log.keep(".damaged", s.damaged); err != nil {
+		f, err := s.log.keep(".damaged", s.damaged)
+		if f.Close(); err != nil {
 			return fmt.Errorf("keeping damaged lines: %w", err)
 		}
 	}
@@ -1281,19 +1234,18 @@ func (s *Store) compact() (err error) {
 
 // replace makes b the whole content, by a rename.
 func (j *journal) replace(b []byte) error {
-	name := j.path + ".new"
-	os.Remove(name) // of a process that died while writing it: the lock is ours
-	f, err := j.aside(".new", b)
+	os.Remove(j.path + ".new") // of a process that died while writing it: the lock is ours
+	f, err := j.keep(".new", b)
 	var fi fs.FileInfo
 	if err == nil {
 		fi, err = f.Stat()
 	}
 	if err == nil {
-		err = j.rename(name, j.path)
+		err = j.rename(f.Name(), j.path)
 	}
 	if err != nil {
 		f.Close()
-		os.Remove(name)
+		os.Remove(j.path + ".new")
 		return err
 	}
 	j.f.Close()
@@ -1304,9 +1256,12 @@ func (j *journal) replace(b []byte) error {
 
 // upgrade rewrites lines of an earlier schema, whose file is kept as a backup.
 func (s *Store) upgrade() error {
-	old, err := os.ReadFile(s.log.path)
+	old := make([]byte, s.log.end)
+	_, err := s.log.f.ReadAt(old, 0)
 	if err == nil {
-		err = s.log.keep(".backup-"+s.now().UTC().Format(fileStamp), old)
+		var f *os.File
+		f, err = s.log.keep(".backup-"+s.now().UTC().Format(fileStamp), old)
+		f.Close()
 	}
 	if err != nil {
 		return fmt.Errorf("backing up before the upgrade: %w", err)
@@ -1321,20 +1276,15 @@ func (s *Store) upgrade() error {
 // HoldSession takes sessions/<id>.lock for the life of the process, before the session's record is written:
 // an active session whose lock can be taken is dead.
 func (s *Store) HoldSession(id string) (release func(), err error) {
-	if release, err = s.hold("sessions/" + id + ".lock"); err != nil {
-		return nil, fmt.Errorf("locking session %s: %w", id, err)
-	}
-	return release, nil
+	return s.hold("sessions/" + id + ".lock")
 }
 
 // TryPoll takes poll.lock if it is free.
 func (s *Store) TryPoll() (release func(), held bool, err error) {
 	if release, err = s.hold("poll.lock"); errors.Is(err, errLocked) {
 		return nil, false, nil
-	} else if err != nil {
-		return nil, false, fmt.Errorf("locking the poller: %w", err)
 	}
-	return release, true, nil
+	return release, err == nil, err
 }
 
 // hold takes the lock of that name in the state folder. The pid in the file is for people and status only.
@@ -1343,16 +1293,12 @@ func (s *Store) hold(name string) (release func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err = lockFile(f, false); err == nil {
-		err = f.Truncate(0)
-	}
-	if err == nil {
-		_, err = fmt.Fprintf(f, "%d %d\n", os.Getpid(), processStart(os.Getpid()))
-	}
-	if err != nil {
+	if err = lockFile(f, false); err != nil {
 		f.Close()
-		return nil, err
+		return nil, fmt.Errorf("locking %s: %w", name, err)
 	}
+	f.Truncate(0)
+	fmt.Fprintf(f, "%d %d\n", os.Getpid(), processStart(os.Getpid()))
 	s.mu.Lock()
 	s.held[name] = f
 	s.mu.Unlock()
@@ -1364,18 +1310,18 @@ func (s *Store) hold(name string) (release func(), err error) {
 	}), nil
 }
 
-// holder is the pid in a lock file when a process has the lock, else 0.
-func (s *Store) holder(name string) (pid int) {
+// holder is the pid in a lock file, −1 when it cannot be read; 0 only when the lock is surely free.
+func (s *Store) holder(name string) int {
+	pid := -1
 	f, err := os.OpenFile(filepath.Join(s.Dir, name), os.O_RDWR, 0)
-	if err != nil {
+	if err == nil {
+		defer f.Close()
+		fmt.Fscan(f, &pid)
+		err = lockFile(f, false)
+	}
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		return 0
 	}
-	defer f.Close()
-	if lockFile(f, false) == nil {
-		return 0
-	}
-	pid = -1
-	fmt.Fscan(f, &pid)
 	return pid
 }
 
@@ -1388,16 +1334,14 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 	}
 	dead := map[string]bool{}
 	for id, r := range view.Sessions {
-		dead[id] = r.Status != "active" || s.holder("sessions/"+id+".lock") == 0
-		if dead[id] {
+		if dead[id] = r.Status != "active" || s.holder("sessions/"+id+".lock") == 0; dead[id] {
 			os.Remove(filepath.Join(s.Dir, "sessions", id+".lock"))
 		}
 	}
 	err = s.Update(func(v *View) (recs []Record, _ error) {
 		s.plan()
 		for id, r := range v.Sessions {
-			if dead[id] && r.Status == "active" {
-				q := *r
+			if q := *r; dead[id] && r.Status == "active" {
 				q.Status, q.Activity, q.EndedAt = "crashed", "", ref(now.UTC())
 				sessions, recs = append(sessions, &q), append(recs, &q)
 			}
@@ -1405,29 +1349,24 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 		for _, p := range v.Prompts {
 			q := *p
 			q.Status, q.NonceUsed, q.Reason = Failed, true, "the session ended before it was answered"
-			switch {
-			case s.doubtful[p.key()] && p.Open():
+			if s.doubtful[p.key()] && p.Open() {
 				q.Reason = "its record in the state file is damaged"
-			case !dead[p.SessionID] || len(next[p.Status]) == 0 || p.Status == Expired:
+			} else if !dead[p.SessionID] || len(next[p.Status]) == 0 || p.Status == Expired {
 				continue
-			case !p.Open():
+			} else if !p.Open() {
 				q.Reason = "the session ended: whether the answer was typed is uncertain"
 			}
 			prompts, recs = append(prompts, &q), append(recs, &q)
 		}
 		for _, in := range v.Inputs {
-			if dead[in.SessionID] && in.Status == "queued" {
-				q := *in
+			if q := *in; dead[in.SessionID] && in.Status == "queued" {
 				q.Status, q.Reason = "refused", "the session has ended"
 				recs = append(recs, &q)
 			}
 		}
 		return recs, nil
 	})
-	if err != nil {
-		return nil, nil, err
-	}
-	return sessions, prompts, nil
+	return sessions, prompts, err
 }
 
 // Orphans are ended sessions whose child still runs, known by pid and start time.
@@ -1458,21 +1397,29 @@ func newNonce() string {
 // shortID is the first 8 hex digits, as shown to people and in callback data.
 func shortID(id string) string { return id[:min(8, len(id))] }
 
-// openState opens the state for a command and reports what is damaged.
-func (c *command) openState() (*Store, *View, error) {
+// withState opens the state for a command, and reports what is damaged.
+func (c *command) withState(do func(*options, *Store, *View) int) int {
+	o, code := c.options()
+	if o == nil {
+		return code
+	}
 	dir, err := stateDir(c.getenv)
 	if err != nil {
-		return nil, nil, err
+		return c.fail(err)
 	}
 	s, err := openStore(dir)
 	if err != nil {
-		return nil, nil, err
+		return c.fail(err)
 	}
+	defer s.Close()
 	for _, note := range s.Damage() {
 		fmt.Fprintln(c.stderr, "atlasbridge:", note)
 	}
 	v, err := s.View()
-	return s, v, err
+	if err != nil {
+		return c.fail(err)
+	}
+	return do(o, s, v)
 }
 
 // printRows prints records as one array, with the field names and time format of the files.
@@ -1492,56 +1439,45 @@ type sessionRow struct {
 }
 
 // cmdStatus is `atlasbridge status [--all] [--json]`.
-func cmdStatus(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
-	}
-	s, v, err := c.openState()
-	if err != nil {
-		return c.fail(err)
-	}
-	defer s.Close()
+func cmdStatus(c *command) int { return c.withState(c.status) }
+
+func (c *command) status(o *options, s *Store, v *View) int {
 	poller := s.holder("poll.lock")
-	var rows []sessionRow
+	rows := map[string]*sessionRow{}
 	for id, r := range v.Sessions {
 		q := *r
-		row := sessionRow{&q, 0, poller > 0 && r.Wrapper == poller}
-		if q.Status == "active" && s.holder("sessions/"+id+".lock") == 0 {
+		if q.Prompts = 0; q.Status == "active" && s.holder("sessions/"+id+".lock") == 0 {
 			q.Status = "crashed"
 		}
-		q.Prompts = 0
-		for _, p := range v.Prompts {
-			if p.SessionID == id {
-				q.Prompts++
-			}
-			if p.SessionID == id && p.Open() {
-				row.Open++
-			}
-		}
 		if q.Status == "active" || o.on("all") {
-			rows = append(rows, row)
+			rows[id] = &sessionRow{&q, 0, poller > 0 && r.Wrapper == poller}
 		}
 	}
-	slices.SortFunc(rows, func(a, b sessionRow) int {
+	for _, p := range v.Prompts {
+		if r := rows[p.SessionID]; r != nil {
+			r.Prompts++
+			r.Open += map[bool]int{true: 1}[p.Open()]
+		}
+	}
+	list := slices.SortedFunc(maps.Values(rows), func(a, b *sessionRow) int {
 		return cmp.Or(strings.Compare(a.Status, b.Status), b.StartedAt.Compare(a.StartedAt)) // "active" sorts first
 	})
 	if o.on("json") {
-		return printRows(c, rows)
+		return printRows(c, list)
 	}
 	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}
-	for _, r := range rows {
-		state, end, seen := r.Status, *cmp.Or(r.EndedAt, ref(time.Now())), "-"
+	for _, r := range list {
+		now, state, seen := time.Now(), r.Status, "-"
 		if state == "active" {
 			state = cmp.Or(r.Activity, state)
 		}
 		if r.LastSeen != nil {
-			seen = span(time.Since(*r.LastSeen)) + " ago"
+			seen = span(now.Sub(*r.LastSeen)) + " ago"
 		}
-		table = append(table, []string{shortID(r.ID), strconv.Itoa(r.PID), state, span(end.Sub(r.StartedAt)),
-			strconv.Itoa(r.Open), strconv.Itoa(r.Prompts), seen, r.Tool + " " + r.Label})
+		table = append(table, []string{shortID(r.ID), fmt.Sprint(r.PID), state, span(cmp.Or(r.EndedAt, &now).Sub(r.StartedAt)),
+			fmt.Sprint(r.Open), fmt.Sprint(r.Prompts), seen, r.Tool + " " + r.Label})
 	}
-	if c.table(table); len(rows) == 0 {
+	if c.table(table); len(list) == 0 {
 		fmt.Fprintln(c.stderr, "no sessions; start one: atlasbridge run <tool>")
 	}
 	for _, r := range v.Orphans() {
@@ -1563,53 +1499,39 @@ func span(d time.Duration) string {
 
 // cmdApprovals is `atlasbridge approvals [--json]`.
 func cmdApprovals(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
-	}
-	s, v, err := c.openState()
-	if err != nil {
-		return c.fail(err)
-	}
-	defer s.Close()
-	open := slices.SortedFunc(maps.Values(v.Prompts), func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
-	open = slices.DeleteFunc(open, func(p *PromptRecord) bool {
-		return !p.Open() || !v.active(p.SessionID) || !time.Now().Before(p.ExpiresAt)
+	return c.withState(func(o *options, _ *Store, v *View) int {
+		open := slices.SortedFunc(maps.Values(v.Prompts), func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
+		open = slices.DeleteFunc(open, func(p *PromptRecord) bool {
+			return !p.Open() || !v.active(p.SessionID) || !time.Now().Before(p.ExpiresAt)
+		})
+		if o.on("json") {
+			return printRows(c, open)
+		}
+		table := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
+		for _, p := range open {
+			r := v.Sessions[p.SessionID]
+			table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)),
+				clip(p.takes(), 24), strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")})
+		}
+		if c.table(table); len(open) == 0 {
+			fmt.Fprintln(c.stderr, "no open questions")
+		}
+		return 0
 	})
-	if o.on("json") {
-		return printRows(c, open)
-	}
-	table := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
-	for _, p := range open {
-		r := v.Sessions[p.SessionID]
-		table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)),
-			clip(p.takes(), 24), strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")})
-	}
-	if c.table(table); len(open) == 0 {
-		fmt.Fprintln(c.stderr, "no open questions")
-	}
-	return 0
 }
 
 // cmdAnswer is `atlasbridge answer <prompt-id> <value>`.
 func cmdAnswer(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
-	}
-	s, _, err := c.openState()
-	if err != nil {
-		return c.fail(err)
-	}
-	defer s.Close()
-	p, why, err := s.Decide(Decision{PromptID: o.args[0], Value: o.args[1], By: "cli:answer", Trusted: true}, time.Now())
-	if err == nil && why != "" {
-		err = s.audit.Append(Event{"REPLY_REJECTED", p.SessionID, p.ID, []Field{{"reason", string(why)}, {"by", "cli:answer"}}})
-		err = hinted(errors.Join(errors.New(string(why)), err), "atlasbridge approvals lists the open questions")
-	}
-	if err = cmp.Or(err, s.Trouble()); err != nil {
-		return c.fail(err)
-	}
-	fmt.Fprintln(c.stdout, "answered", shortID(p.ID))
-	return 0
+	return c.withState(func(o *options, s *Store, _ *View) int {
+		p, why, err := s.Decide(Decision{PromptID: o.args[0], Value: o.args[1], By: "cli:answer", Trusted: true}, time.Now())
+		if err == nil && why != "" {
+			s.audit.Append(Event{"REPLY_REJECTED", p.SessionID, p.ID, []Field{{"reason", string(why)}, {"by", "cli:answer"}}})
+			err = hinted(errors.New(string(why)), "atlasbridge approvals lists the open questions")
+		}
+		if err = cmp.Or(err, s.Trouble()); err != nil {
+			return c.fail(err)
+		}
+		fmt.Fprintln(c.stdout, "answered", shortID(p.ID))
+		return 0
+	})
 }

@@ -24,6 +24,16 @@ import (
 
 /* ===== Store: helpers ===== */
 
+// storeDir is a private folder.
+func storeDir(t testing.TB) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "home")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
 // storeAt opens the state in dir and closes it with the test.
 func storeAt(t testing.TB, dir string) *Store {
 	t.Helper()
@@ -202,7 +212,7 @@ func TestStoreTransitions(t *testing.T) {
 		Expired:       "injected resolved failed",
 	}
 	all := []State{Created, Routed, AwaitingReply, ReplyReceived, Injected, Resolved, Expired, Canceled, Failed}
-	s := storeAt(t, t.TempDir())
+	s := storeAt(t, storeDir(t))
 	for _, from := range all {
 		for _, to := range all {
 			p := storePrompt(t, s, storeSession(t, s), from, nil)
@@ -260,8 +270,8 @@ func TestStoreDecideGuards(t *testing.T) {
 		{"too late", "expired at", func(x *setup) { x.now = x.p.ExpiresAt }},
 		{"just in time", "", func(x *setup) { x.now = x.p.ExpiresAt.Add(-time.Microsecond) }},
 		{"clock set back after expiry", "expired at", func(x *setup) { x.s.Expire(x.p.ID, x.p.ExpiresAt); x.now = x.p.CreatedAt }},
-		{"answered before", "already answered by telegram:1001", func(x *setup) { x.s.Decide(x.d, x.now) }},
-		{"answered at the keyboard", "already answered by cli:local", func(x *setup) {
+		{"answered before", "already answered on the phone", func(x *setup) { x.s.Decide(x.d, x.now) }},
+		{"answered at the keyboard", "already answered at the keyboard", func(x *setup) {
 			x.s.Decide(Decision{PromptID: x.p.ID, Value: "n", By: "cli:local", Trusted: true}, x.now)
 		}},
 		{"left the screen", "left the screen", func(x *setup) { x.s.Move(x.p.ID, Resolved, nil) }},
@@ -305,7 +315,7 @@ func TestStoreDecideGuards(t *testing.T) {
 			x.now = x.now.Add(time.Minute)
 		}},
 	}
-	s := storeAt(t, t.TempDir())
+	s := storeAt(t, storeDir(t))
 	for _, row := range rows {
 		x := &setup{s: s, now: time.Now()}
 		x.p = storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
@@ -359,7 +369,7 @@ func TestStoreDecideValues(t *testing.T) {
 			t.Errorf("judge(%s %q) = %q %q %q, want %q", row.p.Type, row.given, value, reason, why, row.want)
 		}
 	}
-	s := storeAt(t, t.TempDir())
+	s := storeAt(t, storeDir(t))
 	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
 		p.Type, p.Choices, p.Permission, p.SafeDefault = MultipleChoice, menu, true, ref("2")
 	})
@@ -374,7 +384,7 @@ func TestStoreDecideValues(t *testing.T) {
 
 // A secret is in no file, and comes out once.
 func TestStoreSecret(t *testing.T) {
-	dir := t.TempDir()
+	dir := storeDir(t)
 	s := storeAt(t, dir)
 	session := storeSession(t, s)
 	release, err := s.HoldSession(session)
@@ -434,7 +444,7 @@ func TestStoreFormat(t *testing.T) {
 
 // Cut anywhere, the file opens, every complete Update is there, and what was cut is kept aside.
 func TestStoreTruncatedAtEveryByte(t *testing.T) {
-	full := t.TempDir()
+	full := storeDir(t)
 	s := storeAt(t, full)
 	p := storeQuestion(newID())
 	p.Excerpt = "short"
@@ -451,10 +461,12 @@ func TestStoreTruncatedAtEveryByte(t *testing.T) {
 		marks = append(marks, mark{len(all), step.to})
 	}
 	all, _ := os.ReadFile(s.log.path)
+	quick := systemFiles()
+	quick.sync, quick.syncDir = func(*os.File) error { return nil }, func(string) error { return nil }
 	for cut := range len(all) + 1 {
-		dir := t.TempDir()
+		dir := storeDir(t)
 		os.WriteFile(filepath.Join(dir, "state.jsonl"), all[:cut], 0o600)
-		s, err := openStore(dir)
+		s, err := openStoreWith(dir, quick)
 		if err != nil {
 			t.Fatalf("cut at %d: %v", cut, err)
 		}
@@ -497,7 +509,7 @@ func TestStoreTruncatedAtEveryByte(t *testing.T) {
 
 // A damaged line is reported, kept, and its question not answered; the others go on.
 func TestStoreDamage(t *testing.T) {
-	dir := t.TempDir()
+	dir := storeDir(t)
 	s := storeAt(t, dir)
 	session := storeSession(t, s)
 	bad, good := storePrompt(t, s, session, Routed, nil), storePrompt(t, s, session, Routed, nil)
@@ -537,7 +549,7 @@ func TestStoreDamage(t *testing.T) {
 }
 
 func TestStoreSchema(t *testing.T) {
-	dir := t.TempDir()
+	dir := storeDir(t)
 	s := storeAt(t, dir)
 	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
 	s.Close()
@@ -579,7 +591,7 @@ func storeSeal(open []byte) []byte {
 func TestStoreEveryOperationFails(t *testing.T) {
 	for _, forever := range []bool{false, true} {
 		for n := int64(1); ; n++ {
-			dir, injected := t.TempDir(), ""
+			dir, injected := storeDir(t), ""
 			s, err := openStoreWith(dir, faultyFiles(func(op string, i int64) error {
 				if i == n || forever && i > n {
 					injected = op
@@ -643,7 +655,7 @@ func storeCheckState(t *testing.T, dir, prompt string, want State, when string) 
 // When even cutting back fails, nothing is written or believed any more.
 func TestStorePoison(t *testing.T) {
 	broken := false
-	s, err := openStoreWith(t.TempDir(), faultyFiles(func(op string, _ int64) error {
+	s, err := openStoreWith(storeDir(t), faultyFiles(func(op string, _ int64) error {
 		if broken && (op == "fsync" || op == "ftruncate") {
 			return errors.New("no space left on device")
 		}
@@ -708,6 +720,21 @@ func childStore(mode string) bool {
 		fmt.Println("end")
 		return true
 	}
+	if kind, ok := strings.CutPrefix(mode, "store-append "); ok {
+		s, err := openStore(dir)
+		append := bareAppend(dir)
+		if kind == "store" && err == nil {
+			append = storeAppend(s)
+		}
+		n := 0
+		for end := time.Now().Add(time.Second); time.Now().Before(end); n++ {
+			if err := append(); err != nil {
+				fmt.Println("error", err)
+			}
+		}
+		fmt.Println(n)
+		return true
+	}
 	if mode != "store-crowd" {
 		return false
 	}
@@ -718,7 +745,7 @@ func childStore(mode string) bool {
 }
 
 func storeChild(dir, mode string) *exec.Cmd {
-	cmd := exec.Command(os.Args[0])
+	cmd := exec.Command(os.Args[0], "-test.run=^$") // should TestMain not call childStore, nothing runs
 	cmd.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD="+mode, "ATLASBRIDGE_TEST_DIR="+dir)
 	return cmd
 }
@@ -732,7 +759,7 @@ func TestStoreKilledAnywhere(t *testing.T) {
 		step = 7
 	}
 	for n := 2; ; n += step {
-		dir := t.TempDir()
+		dir := storeDir(t)
 		out, _ := storeChild(dir, fmt.Sprintf("store-live %d", n)).Output()
 		said := strings.Fields(string(out))
 		if strings.Contains(string(out), "error") {
@@ -819,7 +846,7 @@ func storeCrowd(dir string) error {
 // Processes that ask, answer and compact at once: every reply was given once, every history is one of the table,
 // and the audit log holds. ATLASBRIDGE_LONG=1 makes it eight processes and a minute.
 func TestStoreCrowd(t *testing.T) {
-	dir, span, n := t.TempDir(), "1500ms", 4
+	dir, span, n := storeDir(t), "1500ms", 4
 	if os.Getenv("ATLASBRIDGE_LONG") != "" {
 		span, n = "60s", 8
 	} else if testing.Short() {
@@ -895,7 +922,7 @@ func TestStoreCrowd(t *testing.T) {
 
 // A follower sees what another process writes, across a compaction, and its own at once.
 func TestStoreFollow(t *testing.T) {
-	dir := t.TempDir()
+	dir := storeDir(t)
 	a, b := storeAt(t, dir), storeAt(t, dir)
 	session := storeSession(t, a)
 	ctx, stop := context.WithCancel(t.Context())
@@ -933,7 +960,7 @@ func TestStoreFollow(t *testing.T) {
 
 // What is old goes, what is alive or may be replayed stays.
 func TestStoreRetention(t *testing.T) {
-	dir := t.TempDir()
+	dir := storeDir(t)
 	s := storeAt(t, dir)
 	now := time.Now()
 	day := 24 * time.Hour
@@ -972,12 +999,12 @@ func TestStoreRetention(t *testing.T) {
 
 // The file stays small however long a session lives.
 func TestStoreCompactsItself(t *testing.T) {
-	s := storeAt(t, t.TempDir())
+	s := storeAt(t, storeDir(t))
 	s.log.sync, s.audit.log.sync = func(*os.File) error { return nil }, func(*os.File) error { return nil }
 	session := storeSession(t, s)
 	p := storePrompt(t, s, session, AwaitingReply, nil)
 	largest := int64(0)
-	for i := range 2000 {
+	for i := range 4000 {
 		q := *storeView(t, s).Prompts[p.ID]
 		q.MsgID = int64(i)
 		if err := storeUpdate(s, &q); err != nil {
@@ -985,14 +1012,14 @@ func TestStoreCompactsItself(t *testing.T) {
 		}
 		largest = max(largest, s.read)
 	}
-	if largest > compactMin+4096 || storeView(t, s).Prompts[p.ID].MsgID != 1999 {
+	if largest > compactMin+4096 || storeView(t, s).Prompts[p.ID].MsgID != 3999 {
 		t.Errorf("grew to %d bytes", largest)
 	}
 }
 
 // Locks live as long as they are held, whatever the collector does, and dead sessions are found by theirs.
 func TestStoreLocksAndReap(t *testing.T) {
-	dir := t.TempDir()
+	dir := storeDir(t)
 	a, b := storeAt(t, dir), storeAt(t, dir)
 	release, held, err := a.TryPoll()
 	if !held || err != nil {
@@ -1038,7 +1065,7 @@ func TestStoreLocksAndReap(t *testing.T) {
 /* ===== Store: commands ===== */
 
 func TestStoreCommands(t *testing.T) {
-	dir := t.TempDir()
+	dir := storeDir(t)
 	run := func(args ...string) (int, string, string) { return storeCommand(t, t.Context(), dir, args...) }
 	if code, _, errs := run("status"); code != 0 || !strings.Contains(errs, "no sessions") {
 		t.Error(code, errs)
@@ -1092,7 +1119,7 @@ func TestStoreCommands(t *testing.T) {
 // auditFilled is a chain with all sorts of text in it, and its bytes.
 func auditFilled(t testing.TB, n int) (*Store, []byte) {
 	t.Helper()
-	s := storeAt(t, t.TempDir())
+	s := storeAt(t, storeDir(t))
 	for i := range n {
 		err := s.Audit().Append(Event{"TOOL_CALL", newID(), "", []Field{{"text", fmt.Sprintf("%d <&> \x7f \u2028 \" \\ é 😀 \xff", i)}, {"n", i}, {"ok", true}, {"none", nil}}})
 		if err != nil {
@@ -1226,7 +1253,7 @@ func TestAuditTornAndLost(t *testing.T) {
 
 // Typed text is in the log as length and hash only.
 func TestAuditHidesText(t *testing.T) {
-	s := storeAt(t, t.TempDir())
+	s := storeAt(t, storeDir(t))
 	for _, text := range []string{"my private words", "enter"} {
 		p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) { p.Type, p.SafeDefault = FreeText, nil })
 		s.Decide(storeTap(p, text), time.Now())
@@ -1295,41 +1322,41 @@ func FuzzAuditLine(f *testing.F) {
 	})
 }
 
-// BenchmarkAppend compares one durable record with what no store can avoid.
-func BenchmarkAppend(b *testing.B) {
+// bareAppend is what no store can avoid: lock, write, fsync.
+func bareAppend(dir string) func() error {
 	line, _ := encode(storeQuestion(newID()), 0)
-	bare := func(b *testing.B) func() error {
-		j, err := openJournal(filepath.Join(b.TempDir(), "bare.jsonl"), systemFiles())
-		if err != nil {
-			b.Fatal(err)
+	lock, err := openPrivate(filepath.Join(dir, "bare.lock"), os.O_RDWR|os.O_CREATE)
+	f, err2 := openPrivate(filepath.Join(dir, "bare.jsonl"), os.O_RDWR|os.O_APPEND|os.O_CREATE)
+	return func() error {
+		err := errors.Join(err, err2, lockFile(lock, true))
+		defer unlockFile(lock)
+		if err == nil {
+			_, err = f.Write(line)
 		}
-		return func() error {
-			if _, err := j.acquire(); err != nil {
-				return err
-			}
-			defer j.release()
-			if _, err := j.f.Write(line); err != nil {
-				return err
-			}
-			return j.f.Sync()
-		}
+		return errors.Join(err, f.Sync())
 	}
-	store := func(b *testing.B) func() error {
-		s := storeAt(b, b.TempDir())
-		p := storePrompt(b, s, storeSession(b, s), AwaitingReply, nil)
-		return func() error {
-			q := *p
-			q.MsgID++
-			q.NonceUsed = false
-			return storeUpdate(s, &q)
-		}
+}
+
+// storeAppend writes a question anew each time, without a change of status and so without an audit entry.
+func storeAppend(s *Store) func() error {
+	p := storeQuestion(newID())
+	err := storeUpdate(s, p)
+	return func() error {
+		q := *p
+		q.MsgID++
+		return errors.Join(err, storeUpdate(s, &q))
 	}
-	one, two := bare(b), store(b)
-	var times [2][]time.Duration
+}
+
+// BenchmarkAppend compares one durable record with the bare calls, in turns.
+func BenchmarkAppend(b *testing.B) {
+	dir := storeDir(b)
+	do := []func() error{bareAppend(dir), storeAppend(storeAt(b, dir))}
+	times := make([][]time.Duration, len(do))
 	for b.Loop() {
-		for i, do := range []func() error{one, two} {
+		for i := range do {
 			start := time.Now()
-			if err := do(); err != nil {
+			if err := do[i](); err != nil {
 				b.Fatal(err)
 			}
 			times[i] = append(times[i], time.Since(start))
@@ -1338,17 +1365,46 @@ func BenchmarkAppend(b *testing.B) {
 	for i := range times {
 		slices.Sort(times[i])
 	}
-	mid := func(i int) float64 { return float64(times[i][len(times[i])/2].Microseconds()) }
-	b.ReportMetric(mid(0), "bare-p50-µs")
-	b.ReportMetric(mid(1), "store-p50-µs")
-	b.ReportMetric(mid(1)/mid(0), "ratio")
+	bare, store := times[0][len(times[0])/2].Seconds(), times[1][len(times[1])/2].Seconds()
+	b.ReportMetric(bare*1e6, "bare-p50-µs")
+	b.ReportMetric(store*1e6, "store-p50-µs")
+	b.ReportMetric(store/bare, "ratio")
+}
+
+// BenchmarkAppendFour compares what four processes append in a second with what one or four do by bare calls.
+func BenchmarkAppendFour(b *testing.B) {
+	total := func(kind string, n int) (sum float64) {
+		dir := storeDir(b)
+		var outs []*bytes.Buffer
+		var cmds []*exec.Cmd
+		for range n {
+			cmd, out := storeChild(dir, "store-append "+kind), &bytes.Buffer{}
+			cmd.Stdout, outs, cmds = out, append(outs, out), append(cmds, cmd)
+			cmd.Start()
+		}
+		for i, cmd := range cmds {
+			cmd.Wait()
+			count, err := strconv.Atoi(strings.TrimSpace(outs[i].String()))
+			if err != nil {
+				b.Fatal(outs[i])
+			}
+			sum += float64(count)
+		}
+		return sum
+	}
+	for b.Loop() {
+		one, four, ours := total("bare", 1), total("bare", 4), total("store", 4)
+		b.ReportMetric(ours/four, "of-bare-four")
+		b.ReportMetric(ours/one, "of-bare-one")
+		b.ReportMetric(ours, "appends/s")
+	}
 }
 
 // BenchmarkOpen opens 100,000 records, all of different ids, and with four lines each.
 func BenchmarkOpen(b *testing.B) {
 	for _, each := range []int{1, 4} {
 		b.Run(fmt.Sprintf("%d-lines-each", each), func(b *testing.B) {
-			dir := b.TempDir()
+			dir := storeDir(b)
 			f, _ := os.OpenFile(filepath.Join(dir, "state.jsonl"), os.O_CREATE|os.O_WRONLY, 0o600)
 			w := bufio.NewWriter(f)
 			for i := range 100000 {

@@ -508,7 +508,7 @@ func keyboard(p *PromptRecord, whole bool, ticked ...string) (rows [][]button) {
 	add := func(text, value string) {
 		data := fmt.Sprintf("ans:%s:%s:%.16s:%s", shortID(p.ID), shortID(p.SessionID), p.Nonce, value)
 		if len(data) <= 64 {
-			rows = append(rows, []button{{clean(text, 64), data}})
+			rows = append(rows, []button{{text, data}})
 		}
 	}
 	held := p.Cut && !whole
@@ -568,9 +568,9 @@ func grants(c Choice) bool { return c.Grants || c.Hook == "allow" || c.Key == "y
 
 func choiceText(p *PromptRecord, c Choice) string {
 	if p.Type == YesNo {
-		return c.Label
+		return clean(c.Label, 60)
 	}
-	return c.Key + ". " + c.Label
+	return clean(c.Key, 9) + ". " + clean(c.Label, 60)
 }
 
 // valueName is a decision's value in a person's words.
@@ -618,7 +618,7 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord, body string) 
 	}
 	for _, c := range p.Choices {
 		if len(c.Label) > 30 && p.Open() { // a button shows about this much
-			r.line("", clean(choiceText(p, c), 80))
+			r.line("", choiceText(p, c))
 		}
 	}
 	if p.Tool != "" && p.Open() {
@@ -984,14 +984,10 @@ func (r *receiver) stranger(u *update, from *user, reason string) {
 	if now := time.Now(); now.Sub(r.minute) > time.Minute {
 		r.minute, r.strangers = now, 0
 	}
-	if r.strangers++; r.strangers > 10 {
-		return
+	if r.strangers++; r.strangers <= 10 && from != nil {
+		fields := []Field{{"update_id", u.ID}, {"reason", reason}, {"by", from.who()}}
+		r.audit(Event{Name: "UNAUTHORIZED", Fields: fields})
 	}
-	fields := []Field{{"update_id", u.ID}, {"reason", reason}}
-	if from != nil {
-		fields = append(fields, Field{"by", from.who()})
-	}
-	r.audit(Event{Name: "UNAUTHORIZED", Fields: fields})
 }
 
 func (r *receiver) audit(e Event) {
@@ -1214,7 +1210,7 @@ func (r *receiver) said(ctx context.Context, id int64, m *message, v *View) (err
 	if w.secret {
 		r.later(func(ctx context.Context) {
 			if _, err := r.send(ctx, "deleteMessage", map[string]any{"message_id": m.ID}, true); err != nil {
-				r.tell(m.ID, "⚠️ Your message could not be deleted: delete it yourself.")
+				r.tell(m.ID, "⚠ Your message could not be deleted: delete it yourself.")
 			}
 		})
 		if !r.cfg.Load().FreeText {
