@@ -95,6 +95,7 @@ func TestCommandLine(t *testing.T) {
 		{"claude --model opus", 2, "", "to run a tool: atlasbridge run TOOL\n$"},
 		{"--frob", 2, "", `unknown command "--frob"`},
 		{"stat\x1b[2J", 2, "", `^atlasbridge: unknown command "stat[^\x1b]*\n$`},
+		{"config --a\x1b[2J", 2, "", `^atlasbridge: unknown flag --a[^\x1b]*\n$`},
 		{"version", 0, `^atlasbridge \S+ go1\S* \w+/\w+\n$`, ""},
 		{"--version", 0, `^atlasbridge `, ""},
 		{"version --json", 0, `"version": `, ""},

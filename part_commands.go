@@ -47,9 +47,7 @@ var errNoTool = errors.New("command not found")
 // PTY is the child's terminal. Read gives io.EOF when the last process that held it is gone. Methods may be
 // called from different goroutines; Close is idempotent and ends a blocked Read.
 type PTY interface {
-	Read(p []byte) (int, error)
-	Write(p []byte) (int, error)
-	Close() error
+	io.ReadWriteCloser
 	Resize(Size) error
 	State() TTYState  // signal 2; ReadingUnknown where the system cannot tell
 	Wait() (code int) // exit status, 128+N when a signal killed it; once

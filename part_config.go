@@ -278,13 +278,9 @@ func (c *Config) describe() (all []settingInForce) {
 
 // readConfigFile returns the keys of the file by their full names; none when there is no file.
 func readConfigFile(path string) (map[string]tomlEntry, error) {
-	err := ownedPrivate(path)
+	f, err := openPrivate(path, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
-	}
-	var f *os.File
-	if err == nil {
-		f, err = openPrivate(path, os.O_RDONLY)
 	}
 	if err != nil {
 		return nil, hinted(fmt.Errorf("config.toml: %w", err), "make it your own and private: chmod 600 "+path)
