@@ -593,7 +593,7 @@ func valueName(p *PromptRecord, v string) string {
 // session. body stands for the excerpt when more of the question is shown.
 func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord, body string) *richText {
 	ask, hint, left := clean(p.Question, 400), "", timeLeft(p)
-	if body == "" && p.fits() {
+	if body == "" && p.Open() && p.fits() {
 		body = clean(p.Full, maxShown)
 	}
 	body = cmp.Or(body, clean(p.Excerpt, 700))
