@@ -17,7 +17,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -48,9 +47,7 @@ var errNoTool = errors.New("command not found")
 // PTY is the child's terminal. Read gives io.EOF when the last process that held it is gone. Methods may be
 // called from different goroutines; Close is idempotent and ends a blocked Read.
 type PTY interface {
-	Read(p []byte) (int, error)
-	Write(p []byte) (int, error)
-	Close() error
+	io.ReadWriteCloser
 	Resize(Size) error
 	State() TTYState  // signal 2; ReadingUnknown where the system cannot tell
 	Wait() (code int) // exit status, 128+N when a signal killed it; once
@@ -104,8 +101,7 @@ not executable, 127 not found.
   atlasbridge run --name api --timeout 30m claude --model opus
   atlasbridge run --channel local -- bash -c 'read -p "Continue? (y/n) " a'`},
 		{"setup", "setup [flags]", "connect your Telegram bot; writes config.toml", 0, 0, cmdSetup, "", []flagSpec{
-			{"token-file", "FILE", "read the bot token from a file"},
-			{"token-stdin", "", "read the bot token from standard input"},
+			{"token-file", "FILE", "read the bot token from a file, or /dev/stdin"},
 			{"chat-id", "ID", "the chat; found by itself otherwise"},
 			{"user-id", "ID", "who may answer; found by itself otherwise"},
 			{"api-base", "URL", "another Bot API server"},
@@ -246,7 +242,10 @@ func (c *command) options() (*options, int) {
 			o.args, rest = append(o.args, rest[0]), rest[1:]
 		}
 	}
-	if len(o.args) < s.min || s.max >= 0 && len(o.args) > s.max ||
+	if len(o.args) < s.min {
+		return nil, c.usage("%s needs more than that", s.name)
+	}
+	if s.max >= 0 && len(o.args) > s.max ||
 		s.words != "" && !slices.Contains(strings.Fields(s.words), o.args[0]) {
 		return nil, c.usage("%s does not take %q", s.name, strings.Join(o.args, " "))
 	}
@@ -444,24 +443,21 @@ func version() map[string]string {
 // cmdCompletion prints the script for a shell. After `run` the shell's own completion of commands and files goes
 // on. Zsh runs the script of bash.
 func cmdCompletion(c *command) int {
-	quote := func(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
-	names, fish := strings.Join(commandNames(), " "), ""
-	cases := "  help) words=" + quote(names) + " ;;\n"
+	names := strings.Join(commandNames(), " ")
+	cases := "  help) words='" + names + "' ;;\n"
+	fish := "complete -c atlasbridge -n __fish_use_subcommand -f -a '" + names + "'\n"
 	for _, s := range commands() {
-		in := quote("__fish_seen_subcommand_from " + s.name)
-		fish += fmt.Sprintf("complete -c atlasbridge -n __fish_use_subcommand -f -a %s -d %s\n", s.name, quote(s.summary))
-		fish += fmt.Sprintf("complete -c atlasbridge -n %s -a %s\n", in, quote(s.words))
 		words := s.words
 		for _, f := range s.flags {
 			words += " --" + f.name
-			fish += fmt.Sprintf("complete -c atlasbridge -n %s -l %s -d %s\n", in, f.name, quote(f.summary))
 		}
-		cases += fmt.Sprintf("  %s) words=%s ;;\n", s.name, quote(words))
+		cases += fmt.Sprintf("  %s) words='%s' ;;\n", s.name, words)
+		fish += fmt.Sprintf("complete -c atlasbridge -n '__fish_seen_subcommand_from %s' -a '%s'\n", s.name, words)
 	}
 	script := fmt.Sprintf(`_atlasbridge() {
   local cur="${COMP_WORDS[COMP_CWORD]}" words=
   case "$COMP_CWORD ${COMP_WORDS[1]}" in
-  "1 "*) words=%s ;;
+  "1 "*) words='%s' ;;
   *run) [[ $cur == -* ]] || { COMPREPLY=($(compgen -c -- "$cur")); return; } ;;
   esac
   [ "$COMP_CWORD" -eq 1 ] || case "${COMP_WORDS[1]}" in
@@ -469,7 +465,7 @@ func cmdCompletion(c *command) int {
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
 }
 complete -o default -F _atlasbridge atlasbridge
-`, quote(names), cases)
+`, names, cases)
 	zsh := "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" + script
 	fmt.Fprint(c.stdout, map[string]string{"bash": script, "zsh": zsh, "fish": fish}[c.opts.args[0]])
 	return 0
@@ -590,8 +586,8 @@ func (d *doctor) telegram(cfg *Config) time.Duration {
 
 // records checks the state, the clock against it, who polls, and the audit chain.
 func (d *doctor) records(dir, channel string, skew time.Duration) {
-	st, err := openStore(dir)
 	v := &View{}
+	st, err := openStore(dir)
 	if err == nil {
 		defer st.Close()
 		v, err = st.View()
@@ -657,20 +653,28 @@ func knownTools(ctx context.Context, cfg *Config) []tool {
 	return list
 }
 
+// probe finds the tool and reads what it says of its version, in a terminal of its own as under run.
 func (t *tool) probe(ctx context.Context, env []string) {
-	output := ""
-	for i := 0; i < len(t.Names) && t.Path == ""; i++ {
-		t.Path, output = probeVersion(ctx, t.Names[i], env)
+	for _, name := range t.Names {
+		if path, err := findTool(name); err == nil && t.Path == "" {
+			t.Path, t.Found = path, true
+		}
 	}
-	t.Found = t.Path != ""
-	t.Version = regexp.MustCompile(`[0-9]+(\.[0-9]+)+`).FindString(output) // as in "codex-cli 0.146.0"
-	switch {
-	case !t.Found:
-	case t.Version == "":
+	if !t.Found {
+		return
+	}
+	if p, err := startPTY([]string{t.Path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, nil); err == nil {
+		stop := context.AfterFunc(ctx, func() { p.Terminate(nil); p.Close() })
+		output, _ := io.ReadAll(io.LimitReader(p, 4096))
+		stop()
+		p.Close()
+		t.Version = regexp.MustCompile(`[0-9]+(\.[0-9]+)+`).FindString(string(output)) // as in "codex-cli 0.146.0"
+	}
+	if t.Version == "" {
 		t.Warning = "its version could not be read"
-	case versionLess(t.Version, t.MinVersion):
+	} else if versionLess(t.Version, t.MinVersion) {
 		t.Warning = "older than what was tried; update it if questions are missed"
-	case versionLess(t.MaxVersion, t.Version):
+	} else if versionLess(t.MaxVersion, t.Version) {
 		t.Warning = "newer than what was tried; its own dialogs may have changed"
 	}
 }
@@ -765,7 +769,7 @@ func (c *command) writeBundle(path, dir string, full bool) error {
 func withhold(lines []byte, full bool) []byte {
 	harmless := strings.Fields("rec id at type confidence safe_default status source fingerprint created_at expires_at " +
 		"decided_at decided_by prompt_id session_id injected_at kind by tool activity started_at ended_at hash " +
-		"prev_hash ts event crc time level msg err signals")
+		"prev_hash ts event crc time level msg err error signals")
 	var out []byte
 	for line := range bytes.Lines(lines) {
 		var record map[string]json.RawMessage
@@ -781,16 +785,4 @@ func withhold(lines []byte, full bool) []byte {
 		out = append(append(out, text...), '\n')
 	}
 	return out
-}
-
-// probeVersion finds the command and asks it for its version; path is "" when there is no such command.
-func probeVersion(ctx context.Context, name string, env []string) (path, output string) {
-	path, err := exec.LookPath(name)
-	if err != nil {
-		return "", ""
-	}
-	cmd := exec.CommandContext(ctx, path, "--version")
-	cmd.Env, cmd.WaitDelay = env, time.Second
-	out, _ := cmd.Output()
-	return path, string(out)
 }

@@ -27,34 +27,29 @@ import (
 
 // Config is everything a person can set, validated.
 type Config struct {
-	Dir     string // state folder
-	Channel string // "telegram" or "local"
-
-	Timeout           time.Duration // timeout_seconds: an ordinary question's life
-	PermissionTimeout time.Duration // permission_timeout_seconds: a permission question's life
-	Stuck             time.Duration // stuck_timeout_seconds
-	EchoWindow        time.Duration // echo_suppression_ms
-	Away              time.Duration // away_after_seconds
-	Threshold         float64       // detection_threshold
-	BufferBytes       int           // buffer_size_bytes
-	FreeText          bool          // free_text_enabled
-	NotifyIdle        bool          // notify_idle
-
-	Token   string  // telegram.bot_token
-	ChatID  int64   // telegram.chat_id
-	Users   []int64 // telegram.allowed_users
-	APIBase string  // telegram.api_base
-
-	Stream    bool          // stream.enabled
-	MaxChars  int           // stream.max_chars
-	Flush     time.Duration // stream.flush_ms
-	StripANSI bool          // stream.strip_ansi
-
-	SafeDefaults  map[PromptType]string // safe_defaults.*, per type
-	RetentionDays int
-	LogLevel      string
-
-	given map[string]settingInForce // by key, as it was written
+	Dir               string                // state folder
+	Channel           string                // "telegram" or "local"
+	Timeout           time.Duration         // timeout_seconds: an ordinary question's life
+	PermissionTimeout time.Duration         // permission_timeout_seconds: a permission question's life
+	Stuck             time.Duration         // stuck_timeout_seconds
+	EchoWindow        time.Duration         // echo_suppression_ms
+	Away              time.Duration         // away_after_seconds
+	Threshold         float64               // detection_threshold
+	BufferBytes       int                   // buffer_size_bytes
+	FreeText          bool                  // free_text_enabled
+	NotifyIdle        bool                  // notify_idle
+	Token             string                // telegram.bot_token
+	ChatID            int64                 // telegram.chat_id
+	Users             []int64               // telegram.allowed_users
+	APIBase           string                // telegram.api_base
+	Stream            bool                  // stream.enabled
+	MaxChars          int                   // stream.max_chars
+	Flush             time.Duration         // stream.flush_ms
+	StripANSI         bool                  // stream.strip_ansi
+	SafeDefaults      map[PromptType]string // safe_defaults.*, per type
+	RetentionDays     int
+	LogLevel          string
+	given             map[string]settingInForce // by key, as it was written
 }
 
 // setting is one row of the configuration. The type of to decides what a value must look like.
@@ -283,19 +278,15 @@ func (c *Config) describe() (all []settingInForce) {
 
 // readConfigFile returns the keys of the file by their full names; none when there is no file.
 func readConfigFile(path string) (map[string]tomlEntry, error) {
-	err := ownedPrivate(path)
+	f, err := openPrivate(path, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
-	}
-	var f *os.File
-	if err == nil {
-		f, err = openPrivate(path, os.O_RDONLY)
 	}
 	if err != nil {
 		return nil, hinted(fmt.Errorf("config.toml: %w", err), "make it your own and private: chmod 600 "+path)
 	}
 	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, 64<<10)) // a full configuration is under 2 KiB
+	text, err := io.ReadAll(f)
 	if err != nil {
 		return nil, fmt.Errorf("config.toml: %w", err)
 	}

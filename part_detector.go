@@ -10,7 +10,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -67,26 +67,26 @@ type Choice struct {
 // Prompt is a question (or an idle input box) found on the screen. Identifiers, times and the nonce are
 // the store's business, not the detector's.
 type Prompt struct {
-	Type        PromptType
-	Score       float64  // 0.60 … 1.0
-	Excerpt     string   // safe and redacted, ≤ 200 bytes, ends in "…" when cut
-	Question    string   // the sentence a person would read out, safe
-	Full        string   // the whole dialog as text, safe and redacted, ≤ 16 KiB: "Show all"
-	Cut         bool     // the excerpt hides part of what is being allowed: no quick affirmative buttons
-	Choices     []Choice // ≤ 9
-	SafeDefault *string  // a choice's key, "enter", "esc" or "" (Enter with no text); nil: never type anything
-	Idle        bool     // an agent's empty input box: finished, waits for the next message
-	Secret      bool     // echo is off
-	Permission  bool     // grants something: no affirmative default
-	Multi       bool     // several choices may be ticked
-	Pointer     int      // index of the choice highlighted now, −1 when there is no pointer
-	Ticked      []bool   // Multi: which are ticked now
-	Axis        string   // "vertical" or "horizontal": which arrows move the pointer; "" none
-	Toggle      string   // Multi: the byte that ticks the choice under the pointer; "" when its Keys do
-	Submit      string   // Multi: the bytes that end the choosing and submit (after verification), "" unknown
-	Signals     []string // what agreed: "hook", "protocol", "title", "pattern", "structure", "tty", "silence"
-	Fingerprint string   // same question ⇔ same fingerprint; pointer position, ticks and spinners do not count
-	Recent      string   // last 500 characters of the screen, safe and redacted: "Show last 500 characters"
+	Type        PromptType `json:"type"`
+	Score       float64    `json:"score"`        // 0.60 … 1.0
+	Excerpt     string     `json:"excerpt"`      // safe and redacted, ≤ 200 bytes, ends in "…" when cut
+	Question    string     `json:"-"`            // the sentence a person would read out, safe
+	Full        string     `json:"-"`            // the whole dialog as text, safe and redacted, ≤ 16 KiB: "Show all"
+	Cut         bool       `json:"-"`            // the excerpt hides part of what is being allowed: no quick affirmative buttons
+	Choices     []Choice   `json:"choices"`      // ≤ 9
+	SafeDefault *string    `json:"safe_default"` // a choice's key, "enter", "esc" or "" (Enter with no text); nil: never type anything
+	Idle        bool       `json:"idle"`         // an agent's empty input box: finished, waits for the next message
+	Secret      bool       `json:"secret"`       // echo is off
+	Permission  bool       `json:"-"`            // grants something: no affirmative default
+	Multi       bool       `json:"-"`            // several choices may be ticked
+	Pointer     int        `json:"-"`            // index of the choice highlighted now, −1 when there is no pointer
+	Ticked      []bool     `json:"-"`            // Multi: which are ticked now
+	Axis        string     `json:"-"`            // "vertical" or "horizontal": which arrows move the pointer; "" none
+	Toggle      string     `json:"-"`            // Multi: the byte that ticks the choice under the pointer; "" when its Keys do
+	Submit      string     `json:"-"`            // Multi: the bytes that end the choosing and submit (after verification), "" unknown
+	Signals     []string   `json:"signals"`      // what agreed: "hook", "protocol", "title", "pattern", "structure", "tty", "silence"
+	Fingerprint string     `json:"-"`            // same question ⇔ same fingerprint; pointer position, ticks and spinners do not count
+	Recent      string     `json:"-"`            // last 500 characters of the screen, safe and redacted: "Show last 500 characters"
 }
 
 // Confidence is the band of Score: "high", "medium" or "low".
@@ -274,22 +274,23 @@ func (d *Detector) Sleep(until time.Time) {
 
 // Activity is "starting", "running", "waiting_permission", "waiting" or "idle", for status.
 func (d *Detector) Activity() string {
-	switch {
-	case len(d.raw) == 0:
-		return "starting"
-	case d.cur == nil:
-		return "running"
-	case d.cur.Idle:
+	switch c := d.cur; {
+	case c != nil && c.Idle:
 		return "idle"
-	case d.cur.Permission:
+	case c != nil && c.Permission:
 		return "waiting_permission"
+	case c != nil:
+		return "waiting"
+	case len(d.raw) > 0:
+		return "running"
 	}
-	return "waiting"
+	return "starting"
 }
 
 // look folds the output since the last look into the masked screen, and judges it.
 func (d *Detector) look(tty TTYState, now time.Time) {
-	if d.dirty || d.looked.IsZero() {
+	stale := d.dirty || d.v == nil
+	if stale {
 		if d.out.IsZero() {
 			d.out = now
 		}
@@ -302,8 +303,10 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 	if tty.Reading != ReadingUnknown || d.tty.Reading == ReadingUnknown && tty != (TTYState{}) {
 		d.tty = tty
 	}
-	d.v = newView(d.Screen, d.a, d.tty)
-	d.found = d.v.judge(d.o)
+	if stale || d.v.tty != d.tty {
+		d.v = newView(d.Screen, d.a, d.tty)
+		d.found = d.v.judge(d.o)
+	}
 }
 
 // Tick returns a question that is seen for the first time, else nil.
@@ -336,6 +339,9 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 		return nil
 	}
 	p := f.Prompt
+	if p.Choices == nil {
+		p.Choices = []Choice{}
+	}
 	text := []rune(redact(visible(d.Screen.Text())))
 	p.Recent = string(text[max(0, len(text)-500):])
 	return &p
@@ -382,49 +388,36 @@ func (d *Detector) again(now time.Time) bool {
 
 // repeats tells that f is only what was answered a moment ago and has not left the screen yet.
 func (d *Detector) repeats(f *found, now time.Time) bool {
-	if d.slept == nil || !same(f, d.slept) || f.line != "" && f.place != d.slept.place ||
-		d.out.After(d.sleep) && now.Sub(d.sleep) >= repeatWait {
+	late := d.sleep.Add(repeatWait)
+	if d.slept == nil || !same(f, d.slept) || f.line != "" && f.place != d.slept.place || d.out.After(d.sleep) && !now.Before(late) {
 		d.slept = nil
-		return false
+	} else if late.After(now) {
+		d.pending = late
 	}
-	if d.pending = d.sleep.Add(repeatWait); !d.pending.After(now) {
-		d.pending = time.Time{}
-	}
-	return true
+	return d.slept != nil
 }
 
-// same tells whether a and b are one question: the label under the pointer may be a text field being filled in.
+// same tells whether a and b are one question: of the choices one may be a text field being filled in.
 func same(a, b *found) bool {
-	if a.Fingerprint == b.Fingerprint {
-		return true
-	}
-	if a.Question != b.Question || a.Excerpt != b.Excerpt || a.Axis == "" || len(a.Choices) != len(b.Choices) {
-		return false
-	}
-	for i := range a.Choices {
-		if a.Choices[i].Label != b.Choices[i].Label && i != a.Pointer && i != b.Pointer {
-			return false
-		}
-	}
-	return true
+	return a.Type == b.Type && a.Question == b.Question && a.Excerpt == b.Excerpt && len(a.Choices) == len(b.Choices)
 }
 
 // Next is when Tick is next worth calling without new bytes; zero: not before something happens.
 func (d *Detector) Next(now time.Time) (next time.Time) {
-	soonest := func(want bool, t time.Time) {
-		if want && !t.IsZero() && (next.IsZero() || t.Before(next)) {
-			next = t
+	for _, e := range []struct {
+		want bool
+		t    time.Time
+	}{
+		{true, d.pending}, {d.dirty, d.out.Add(settleTold)}, {d.dirty && !d.looked.IsZero(), d.looked.Add(lookEvery)},
+		{d.sleep.After(now), d.sleep}, {d.cur != nil && !d.absent.IsZero(), d.absent.Add(goneAfter)},
+		{d.cur != nil && d.entered.Add(repeatWait).After(now), d.entered.Add(repeatWait)}, {d.needsTTY(), d.ttyNext},
+	} {
+		if e.want && !e.t.IsZero() && (next.IsZero() || e.t.Before(next)) {
+			next = e.t
 		}
 	}
-	soonest(true, d.pending)
-	soonest(d.dirty, d.out.Add(settleTold))
-	soonest(d.dirty && !d.looked.IsZero(), d.looked.Add(lookEvery))
-	soonest(d.sleep.After(now), d.sleep)
-	soonest(d.cur != nil && !d.absent.IsZero(), d.absent.Add(goneAfter))
-	soonest(d.cur != nil && d.entered.Add(repeatWait).After(now) && !d.entered.IsZero(), d.entered.Add(repeatWait))
-	soonest(d.needsTTY(), d.ttyNext)
 	if !next.IsZero() && next.Before(now) {
-		next = now
+		return now
 	}
 	return next
 }
@@ -460,29 +453,22 @@ func (d *Detector) masked() [32]byte {
 	h := sha256.New()
 	rows, _ := d.Screen.Size()
 	for r := range rows {
-		text, turning := d.Screen.Row(r), false
-		text = strings.Map(func(c rune) rune {
-			if c >= 0x2800 && c <= 0x28ff || c > 0x7f && strings.ContainsRune("●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙", c) {
-				turning = true
-				return ' '
-			}
-			return c
-		}, text)
-		if turning {
-			text = strings.Map(func(c rune) rune {
-				if unicode.IsDigit(c) {
-					return '0'
-				}
-				return c
-			}, strings.TrimSpace(text))
+		text := d.Screen.Row(r)
+		if still := reSpinner.ReplaceAllString(text, ""); still != text {
+			text = strings.TrimSpace(reDigits.ReplaceAllString(still, "0"))
 		}
-		io.WriteString(h, strings.TrimRight(text, " ")+"\n")
+		io.WriteString(h, text+"\n")
 	}
 	if row, col, hidden := d.Screen.Cursor(); !hidden {
 		fmt.Fprint(h, row, col)
 	}
 	return [32]byte(h.Sum(nil))
 }
+
+var (
+	reSpinner = regexp.MustCompile(`[\x{2800}-\x{28ff}●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙]`)
+	reDigits  = regexp.MustCompile(`\d+`)
+)
 
 /* ----- one look at the screen ----- */
 
@@ -553,7 +539,9 @@ func (v *view) cells(r, a, b int) string {
 
 // cursorLine is the text up to the cursor, from the row where its line begins.
 func (v *view) cursorLine() (line string, top int) {
-	line, top = v.cells(v.row, 0, v.col), v.row
+	if line, top = v.cells(v.row, 0, v.col), v.row; v.after() == "" {
+		line = v.s.Row(v.row) // with what cells leave out: marks that take no room
+	}
 	for ; top > 0 && v.s.Wrapped(top-1); top-- {
 		line = v.s.Row(top-1) + line
 	}
@@ -681,7 +669,7 @@ func (v *view) finish(f *found, told bool, o DetectOptions) {
 			f.wait = settleBare
 		}
 	}
-	f.Score = min(f.Score+0.05*float64(len(f.Signals)-1), 0.99)
+	f.Score = math.Round(min(f.Score*100+5*float64(len(f.Signals)-1), 99)) / 100
 	if f.Idle && (st.State == "idle" || st.State == "done") || !f.Idle && st.State == "blocked" {
 		f.Signals, f.Score = append(f.Signals, "protocol"), 1
 	} else if told && !f.Idle {
@@ -716,9 +704,8 @@ func (v *view) finish(f *found, told bool, o DetectOptions) {
 	default:
 		f.SafeDefault = ptr("1")
 	}
-	if f.Excerpt == "" {
-		f.Excerpt = f.Question
-	}
+	f.Question = cmp.Or(f.Question, v.s.Title(), "which one?")
+	f.Excerpt = cmp.Or(f.Excerpt, f.Question)
 	f.Question = strings.TrimSpace(redact(visible(f.Question)))
 	f.Excerpt = clip(redact(visible(f.Excerpt)), 200)
 	f.Full = clip(redact(visible(cmp.Or(f.Full, f.Question))), 16<<10)
@@ -801,7 +788,7 @@ func (v *view) option(r int) option {
 	}
 	o.textAt = v.rows[r].at
 	strip(nil, "↑↓ ")
-	if c, _ := utf8.DecodeRuneInString(t); strings.ContainsRune("❯›▸▶►➤‣→>●○", c) {
+	if c, _ := utf8.DecodeRuneInString(t); strings.ContainsRune("❯›▸▶►➤‣→»>●○", c) {
 		if c != '○' {
 			o.pointer = c
 		}
@@ -942,7 +929,7 @@ var (
 	reAsked  = regexp.MustCompile(`^[^:]*\?\W*$`)
 	reLead   = regexp.MustCompile(`^[?◆◇✔●■]\s+`)
 	reHinted = regexp.MustCompile(`\s*([\[(](?i:use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*[\])]|› ?-? ?Use arrow-keys.*|[›…·]\s*)$`)
-	reCommon = regexp.MustCompile(`(?i)^(yes|no)$`)
+	reCommon = regexp.MustCompile(`(?i)^(yesno|noyes)$`)
 )
 
 // describe completes a dialog whose choices are in rows first to end: yes/no, ticks, question, text, excerpt.
@@ -952,7 +939,7 @@ func (v *view) describe(f *found, first, end int) {
 	} else if f.Submit = v.a.Submit; f.Multi && f.Submit == "" {
 		f.Submit, f.Toggle = "\r", " "
 	}
-	if len(f.Choices) == 2 && v.a.Box == nil && reCommon.MatchString(f.Choices[0].Label) && reCommon.MatchString(f.Choices[1].Label) {
+	if len(f.Choices) == 2 && v.a.Box == nil && reCommon.MatchString(f.Choices[0].Label+f.Choices[1].Label) {
 		for i := range f.Choices {
 			f.Type, f.Choices[i].Key = YesNo, strings.ToLower(f.Choices[i].Label[:1])
 		}
@@ -962,71 +949,64 @@ func (v *view) describe(f *found, first, end int) {
 		if top < first && v.a.Head != nil && v.a.Head.MatchString(v.rows[top].text) {
 			break
 		}
-		if w := v.rows[top-1]; w.text != "" || w.rule {
+		if blank++; v.a.Box != nil || v.rows[top-1].text != "" || v.rows[top-1].rule {
 			blank = 0
-		} else if v.a.Box == nil {
-			blank++
 		}
 	}
-	var body, all, inner, shell, dashed []string // paragraphs; lines; lines of what is asked about, by its frame
-	joined, command, framed := false, false, false
+	var body []string     // paragraphs
+	var about [4][]string // lines: all, after "$ ", in an inner frame, between dashed rules; the last that has any is the command
+	on := [4]bool{true}
+	gap := true
 	for r := top; r < first; r++ {
 		w := v.rows[r]
-		framed = framed != (w.rule && strings.Contains(w.raw, "╌╌"))
+		on[3] = on[3] != (w.rule && strings.Contains(w.raw, "╌╌"))
 		if w.text == "" || strings.HasPrefix(w.text, "Tip: ") {
-			joined, command = false, false
+			gap, on[1] = true, false
 			continue
 		}
-		if joined && (w.at == v.rows[r-1].at || v.s.Wrapped(r-1)) && !reLead.MatchString(w.text) {
+		on[1], on[2] = on[1] || strings.HasPrefix(w.text, "$ "), w.depth > 1
+		for i := range about {
+			if on[i] {
+				about[i] = append(about[i], w.text)
+			}
+		}
+		if strings.HasPrefix(w.text, "→ ") || strings.HasPrefix(w.text, "● ") {
+			gap = true
+		} else if gap || w.at != v.rows[r-1].at && !v.s.Wrapped(r-1) || reLead.MatchString(w.text) {
+			body, gap = append(body, w.text), false
+		} else {
 			body[len(body)-1] += " " + w.text
-		} else if !strings.HasPrefix(w.text, "→ ") && !strings.HasPrefix(w.text, "● ") {
-			body = append(body, w.text)
-		}
-		joined, command, all = true, command || strings.HasPrefix(w.text, "$ "), append(all, w.text)
-		if framed {
-			dashed = append(dashed, w.text)
-		}
-		if w.depth > 1 {
-			inner = append(inner, w.text)
-		}
-		if command {
-			shell = append(shell, w.text)
 		}
 	}
 	best := -1
 	for i, p := range body { // the question: what begins with a mark, ends with "?", contains one, stands last
 		score := i
-		if strings.Contains(p+" ", "? ") {
-			score += 100
-		}
-		if reAsked.MatchString(p) {
-			score += 200
-		}
-		if v.a.Box == nil && strings.HasPrefix(p, "? ") {
-			score += 400
+		for bonus, yes := range map[int]bool{100: strings.Contains(p+" ", "? "), 200: reAsked.MatchString(p),
+			400: v.a.Box == nil && strings.HasPrefix(p, "? ")} {
+			if yes {
+				score += bonus
+			}
 		}
 		if score > best {
 			best, f.Question = score, reHinted.ReplaceAllString(reLead.ReplaceAllString(p, ""), "")
 		}
 	}
-	for r := top; r <= end; r++ {
-		f.Cut = f.Cut || strings.HasPrefix(v.rows[r].text, "↑") || strings.HasPrefix(v.rows[r].text, "↓")
-		f.Full += strings.TrimRight(strings.Repeat(" ", min(v.rows[r].at, 8))+v.rows[r].text, " ") + "\n"
+	clipped := false
+	for _, w := range v.rows[top : end+1] {
+		clipped = clipped || strings.HasPrefix(w.text, "↑") || strings.HasPrefix(w.text, "↓")
+		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
 	}
 	if f.Type != MultipleChoice || !slices.ContainsFunc(f.Choices, func(c Choice) bool { return reGrants.MatchString(c.Label) }) {
-		f.Cut = false
 		return
 	}
-	what := all
-	for _, w := range [][]string{shell, inner, dashed} {
-		if len(w) > 0 {
-			what = w
+	for i := range about[1:] {
+		if len(about[i+1]) > 0 {
+			about[0] = about[i+1]
 		}
 	}
-	what = slices.DeleteFunc(slices.Clone(what), func(s string) bool { return strings.Contains(s, f.Question) })
-	subject := redact(visible(strings.Join(what, "\n")))
-	ask := clip(redact(visible(f.Question)), 80)
-	if f.Excerpt = strings.TrimSpace(subject + "\n" + ask); len(f.Excerpt) > 200 {
+	about[0] = slices.DeleteFunc(about[0], func(s string) bool { return strings.Contains(s, f.Question) })
+	subject, ask := redact(visible(strings.Join(about[0], "\n"))), clip(redact(visible(f.Question)), 80)
+	if f.Excerpt, f.Cut = strings.TrimSpace(subject+"\n"+ask), clipped; len(f.Excerpt) > 200 {
 		half := (200 - len(ask) - 10) / 2
 		head, tail := strings.ToValidUTF8(subject[:half], ""), strings.ToValidUTF8(subject[len(subject)-half:], "")
 		f.Excerpt, f.Cut = head+" … "+tail+"\n"+ask+"…", true
@@ -1049,6 +1029,11 @@ func (v *view) readBox() *found {
 	for r > 0 && (v.rows[r].depth == 0 || !reButtons.MatchString(v.rows[r].text)) {
 		r--
 	}
+	bare := r <= 0
+	if bare && v.hidden && v.tty.Reading == ReadingYes && v.a.Box == nil { // no buttons (cfdisk): only a list will do
+		for r = v.last; r > 0 && !(v.rows[r].rule && strings.ContainsAny(v.rows[r].raw, "┘╯╝")); r-- {
+		}
+	}
 	if r <= 0 || v.tty.Canonical {
 		return nil
 	}
@@ -1064,8 +1049,9 @@ func (v *view) readBox() *found {
 	base := v.attr(r, v.rows[r].at-1)
 	f.Pointer = max(f.Pointer, odd(attrs, base))
 	top := r
-	for top > 0 && (v.rows[top-1].depth > 0 || v.rows[top-1].rule) && !v.rows[top].top {
+	for edge := false; top > 0 && !edge && (v.rows[top-1].depth > 0 || strings.ContainsAny(v.rows[top-1].raw, lines)); {
 		top--
+		edge = v.rows[top].depth == 0 && strings.ContainsAny(v.rows[top].raw, "╭┌╔")
 	}
 	var words, list []int
 	for i := top; i < r; i++ {
@@ -1073,19 +1059,22 @@ func (v *view) readBox() *found {
 			words = append(words, i)
 		}
 	}
-	field := !v.hidden && v.row > top && v.row < r
+	field := !v.hidden && v.row > top && v.row < r && (v.rows[v.row].depth > 1 || strings.Contains(v.rows[v.row].raw, "_"))
 	for n := len(words) - 1; n >= 0 && !field && len(list) == 0; n-- { // the longest end of words that is a list
 		rows := words[len(words)-1-n:]
 		attrs = nil
 		for _, i := range rows {
 			o, first := v.option(i), v.option(rows[0])
-			if (o.tick < 0) == (first.tick < 0) && (o.tick >= 0 || o.at == first.at) {
+			if v.rows[i].depth > 0 && (o.tick < 0) == (first.tick < 0) && (o.tick >= 0 || o.at == first.at) {
 				attrs = append(attrs, v.attr(i, o.at))
 			}
 		}
 		if p := odd(attrs, base); len(attrs) == len(rows) && (p >= 0 && n > 0 || v.option(rows[0]).tick >= 0) {
 			list, f.Pointer = rows, max(p, 0)
 		}
+	}
+	if bare && len(list) == 0 {
+		return nil
 	}
 	for _, i := range words {
 		if (len(list) == 0 || i < list[0]) && (!field || i < v.row || strings.Contains(v.rows[i].text, ":")) {
@@ -1108,7 +1097,7 @@ func (v *view) readBox() *found {
 	}
 	question := strings.TrimSpace(f.Question)
 	v.describe(f, r, r)
-	f.Question, f.Excerpt, f.Cut, f.Permission = question, question, false, false
+	f.Question, f.Excerpt, f.Cut = question, question, false
 	return f
 }
 
@@ -1154,13 +1143,13 @@ var (
 	reSecret   = regexp.MustCompile(`(?i)\b(password|pass ?phrase|passcode|pin|secret|secret value|token|api[ _-]?key|otp|` +
 		`(verification|2fa) code)\b[^?]*[:›>]?\s*$`)
 	reREPL = regexp.MustCompile(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
-		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|(?i:(cmd|command)\b[^:]*:))$`)
+		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|(?i:(cmd|command)\b[^:]*:))$`)
 	reChoose  = regexp.MustCompile(`(?i)choice|choose|select|option|number|which|pick|\bwhat\b|your |#\?|\d ?- ?\d`)
 	reListed  = regexp.MustCompile(`^(#\?|[\w /]{0,30}[:>?])$`)
 	reOpen    = regexp.MustCompile(`(?i)^(\S+[:.] )?(what|which|where|who|how|why|when|name|enter|in which)\b`)
 	reOrder   = regexp.MustCompile(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
 	reText    = regexp.MustCompile(`[:?›>]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
-	reItem    = regexp.MustCompile(`^\s*[*>]?\s*\(?(\d{1,2})(?:\s?[.):/]\)?\s|\s{2,})\s*(\S.*)$`)
+	reItem    = regexp.MustCompile(`^\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s|\s{2,})\s*(\S.*)$`)
 	reLetters = regexp.MustCompile(`^(?:\s*([A-Za-z?])\)\s+|\s{2,}([A-Za-z])\s{2,})(\S.*)$`)
 	reColumns = regexp.MustCompile(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
 )
@@ -1272,7 +1261,11 @@ func (v *view) marked(f *found, text string) bool {
 				tokens = []string{"y", "n"}
 			}
 			for _, t := range tokens[:min(len(tokens), 9)] {
-				f.Choices = append(f.Choices, v.typed(t, t, t, angle || single))
+				key := t
+				if strings.EqualFold(t, "y") || strings.EqualFold(t, "n") {
+					key = strings.ToLower(t) // the capital only marks the default
+				}
+				f.Choices = append(f.Choices, v.typed(t, key, t, angle || single))
 			}
 		}
 	}
@@ -1306,7 +1299,7 @@ func answerTokens(inner string) (tokens []string, single bool) {
 		switch single = len(low) <= 9 && strings.Contains(low, "?") && !strings.Contains(low, " "); {
 		case slices.Contains([]string{"y", "n", "yes", "no"}, low):
 			return []string{low}, false
-		case single, slices.Contains([]string{"yn", "ny", "ynq", "yna", "ynaq"}, low):
+		case single, strings.HasPrefix(low, "yn") && len(low) <= 9, low == "ny":
 			return strings.Split(inner, ""), single
 		}
 		return nil, false
@@ -1331,7 +1324,7 @@ func (v *view) typed(key, keys, label string, single bool) Choice {
 	c := Choice{Key: key, Label: label, Keys: keys + "\r"}
 	if strings.HasPrefix(keys, "C-") && len(keys) == 3 {
 		c.Keys = string(rune(keys[2] & 0x1f))
-	} else if single && !v.tty.Canonical || v.s.AltScreen() {
+	} else if !v.tty.Canonical && (single || v.tty.Echo) || v.s.AltScreen() { // bash read -n1 leaves echo on, readline not
 		c.Keys = keys
 	}
 	return c
@@ -1409,6 +1402,7 @@ func (v *view) readAbove(f *found, o DetectOptions) *found {
 		switch end := text[max(0, len(text)-1):]; {
 		case text == "":
 			f.Type, f.Score, f.Signals, f.Question = FreeText, 0.65, []string{"silence"}, "the program waits for input"
+			f.Secret = !v.tty.Echo
 		case v.named(f, text, top), (end == "?" || end == ":" && len(text) < 60) && v.worded(f, text, top):
 			f.wait = settleBare
 		default:
@@ -1452,7 +1446,7 @@ func (v *view) paragraph(f *found, top int) *found {
 // assignments. What the groups hold is kept.
 var secretShapes = regexp.MustCompile(`\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
 	`\b(?:gh[pousr]_|github_pat_|glpat-|xox[abeoprs]-|sk-|[sr]k_live_|AIza|npm_|hf_)[\w-]{16,}|` +
-	`\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|\b\d{6,}:[A-Za-z0-9_-]{30,}|` +
+	`\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|(?:\bbot|\b)\d{6,}:[A-Za-z0-9_-]{30,}|` +
 	`(?s:-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$))|` +
 	`(://[^\s/:@]*:)[^\s/@]+@|(?i:(\bauthorization:\s*(?:bearer|basic|token)\s+)[\w.+/=~-]{8,})|` +
 	`(?i:((?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key)["']?\s*[=:]\s*["']?)[^\s"'&;,]{4,})`)
@@ -1482,24 +1476,7 @@ func clip(s string, n int) string {
 
 /* ----- the Prompt Lab ----- */
 
-// labEvent is what the lab prints of one prompt: an object per line with --json.
-type labEvent struct {
-	File        string     `json:"file"`
-	T           float64    `json:"t"`
-	Type        PromptType `json:"type"`
-	Confidence  string     `json:"confidence"`
-	Score       float64    `json:"score"`
-	Idle        bool       `json:"idle"`
-	Secret      bool       `json:"secret"`
-	Excerpt     string     `json:"excerpt"`
-	Choices     []Choice   `json:"choices"`
-	SafeDefault *string    `json:"safe_default"`
-	Signals     []string   `json:"signals"`
-	prompt      *Prompt
-	last        float64 // seconds from the last byte to the event
-}
-
-// tape is a recording (asciicast v2) or a scenario, ready to be replayed.
+// tape is a recording (asciicast v2, with "t" events for the terminal's state) or a scenario, to be replayed.
 type tape struct {
 	name, tool string
 	rows, cols int
@@ -1508,384 +1485,219 @@ type tape struct {
 }
 
 type tapeEvent struct {
-	t    float64
-	kind string // "o", "i", "r", "t"
-	data string
+	t          float64
+	kind, data string
 }
 
-// scenario is a file of the Prompt Lab: the format of the adapter interface, section 9.
+// scenario is a file of the Prompt Lab: the format of the adapter interface, section 9, and some more. Without
+// an expected type, nothing but an idle box may be found.
 type scenario struct {
-	Tool        string   `json:"tool"`
-	ID          string   `json:"scenario_id"`
-	Description string   `json:"description"`
-	Output      string   `json:"pty_output"`
-	Recording   string   `json:"recording"`
-	TTY         string   `json:"tty"` // as in a "t" event
-	Rows        int      `json:"rows"`
-	Cols        int      `json:"cols"`
-	Type        *string  `json:"expected_type"`
-	Band        string   `json:"expected_confidence_band"`
-	Contains    string   `json:"expected_excerpt_contains"`
-	Choices     []string `json:"expected_choices"`
-	Idle        bool     `json:"expected_idle"`
-	Secret      bool     `json:"expected_secret"`
-	Default     *string  `json:"expected_safe_default"`
+	Tool, Recording string
+	Output          string   `json:"pty_output"`
+	TTY             string   `json:"tty"` // as in a "t" event
+	Type            *string  `json:"expected_type"`
+	Band            string   `json:"expected_confidence_band"`
+	Contains        string   `json:"expected_excerpt_contains"`
+	Choices         []string `json:"expected_choices"`
+	Default         *string  `json:"expected_safe_default"`
+	Idle            bool     `json:"expected_idle"`
+	Secret          bool     `json:"expected_secret"`
 }
 
-// parseCast reads an asciicast v2 recording.
-func parseCast(name string, data []byte) (*tape, error) {
-	lines := bytes.Split(data, []byte("\n"))
+// labEvent is what the lab prints of one prompt.
+type labEvent struct {
+	File       string  `json:"file"`
+	T          float64 `json:"t"`
+	Confidence string  `json:"confidence"`
+	*Prompt
+	delay time.Duration // since the last byte
+}
+
+// parseTape reads a recording, or a scenario with its output inline: that comes at once, then five seconds pass.
+func parseTape(name string, data []byte) (*tape, error) {
+	tp := &tape{name: name, rows: 30, cols: 100}
+	if filepath.Ext(name) == ".json" {
+		if err := json.Unmarshal(data, &tp.want); err != nil || tp.want == nil {
+			return nil, fmt.Errorf("reading scenario %s: %w", name, cmp.Or(err, io.ErrUnexpectedEOF))
+		}
+		tp.tool, tp.events = tp.want.Tool, []tapeEvent{{0, "o", tp.want.Output}}
+		for t := 0.05; t < 5; t += 0.25 {
+			tp.events = append(tp.events, tapeEvent{t, "t", tp.want.TTY})
+		}
+		return tp, nil
+	}
 	var head struct {
 		Version, Width, Height int
-		Title, Command         string
+		Title                  string
 	}
-	if err := json.Unmarshal(lines[0], &head); err != nil {
-		return nil, fmt.Errorf("reading the header of %s: %w", name, err)
+	dec := json.NewDecoder(bytes.NewReader(data))
+	if err := dec.Decode(&head); err != nil || head.Version != 2 {
+		return nil, fmt.Errorf("reading %s: not an asciicast of version 2 (%w)", name, err)
 	}
-	if head.Version != 2 {
-		return nil, fmt.Errorf("reading %s: asciicast version %d, want 2", name, head.Version)
-	}
-	tp := &tape{name: name, tool: head.Title, rows: head.Height, cols: head.Width}
-	if f := strings.Fields(head.Command); len(f) > 0 {
-		tp.tool = f[0]
-	}
-	for i, l := range lines[1:] {
-		if len(bytes.TrimSpace(l)) == 0 {
-			continue
+	tp.tool, tp.rows, tp.cols = head.Title, head.Height, head.Width
+	for e := (tapeEvent{}); ; {
+		last := e.t
+		if err := dec.Decode(&[]any{&e.t, &e.kind, &e.data}); err == io.EOF {
+			return tp, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("reading event %d of %s: %w", len(tp.events)+1, name, err)
 		}
-		var e tapeEvent
-		if err := json.Unmarshal(l, &[]any{&e.t, &e.kind, &e.data}); err != nil {
-			return nil, fmt.Errorf("reading %s, line %d: %w", name, i+2, err)
-		}
-		if n := len(tp.events); n > 0 && e.t < tp.events[n-1].t {
-			e.t = tp.events[n-1].t
-		}
+		e.t = max(e.t, last)
 		tp.events = append(tp.events, e)
 	}
-	return tp, nil
 }
 
 // parseTTY reads the words of a "t" event.
-func parseTTY(s string) (t TTYState) {
-	for _, w := range strings.Fields(s) {
-		switch w {
-		case "reading":
-			t.Reading = ReadingYes
-		case "busy":
-			t.Reading = ReadingBusy
-		case "canon":
-			t.Canonical = true
-		case "echo":
-			t.Echo = true
-		}
+func parseTTY(s string) TTYState {
+	w := strings.Fields(s)
+	t := TTYState{Canonical: slices.Contains(w, "canon"), Echo: slices.Contains(w, "echo")}
+	if slices.Contains(w, "reading") {
+		t.Reading = ReadingYes
+	} else if slices.Contains(w, "busy") {
+		t.Reading = ReadingBusy
 	}
 	return t
 }
 
-// replay runs a tape through a detector as a session would, and stops at the time of its last event. The
-// terminal's state holds until more output comes; each is called for every event, with what was asked.
+// replay runs a tape through a detector as a session would, and stops at the time of its last event. What was
+// known of the terminal's readers holds until more output comes.
 func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 	d := newDetector(adapterFor(tp.tool), tp.rows, tp.cols, o)
-	zero := time.Unix(0, 0)
-	at := func(t float64) time.Time { return zero.Add(time.Duration(t * float64(time.Second))) }
+	start := time.Unix(0, 0)
 	var tty TTYState
-	fresh := false
 	tick := func(now time.Time) {
-		s := tty
-		if !fresh {
-			s.Reading = ReadingUnknown
-		}
-		if p := d.Tick(s, now); p != nil {
-			each(labEvent{tp.name, now.Sub(zero).Seconds(), p.Type, p.Confidence(), p.Score, p.Idle, p.Secret, p.Excerpt,
-				p.Choices, p.SafeDefault, p.Signals, p, now.Sub(d.LastOutput()).Seconds()})
+		if p := d.Tick(tty, now); p != nil {
+			each(labEvent{tp.name, now.Sub(start).Seconds(), p.Confidence(), p, now.Sub(d.LastOutput())})
 		}
 	}
 	for _, e := range tp.events {
-		now := at(e.t)
-		for next, n := d.Next(zero), 0; !next.IsZero() && next.Before(now) && n < 10000; n++ {
+		now := start.Add(time.Duration(e.t * float64(time.Second)))
+		for next := d.Next(start); !next.IsZero() && next.Before(now); {
 			tick(next)
-			zeroed := next
-			if next = d.Next(zeroed); !next.IsZero() && !next.After(zeroed) {
-				next = zeroed.Add(time.Millisecond)
+			last := next
+			if next = d.Next(last); !next.IsZero() && !next.After(last) {
+				next = last.Add(time.Millisecond)
 			}
 		}
 		switch e.kind {
 		case "o":
 			d.Feed([]byte(e.data), now)
-			fresh = false
+			tty.Reading = ReadingUnknown
 		case "i":
 			d.Typed([]byte(e.data), now)
 		case "r":
-			var cols, rows int
-			if n, _ := fmt.Sscanf(e.data, "%dx%d", &cols, &rows); n == 2 {
-				d.Resize(rows, cols, now)
-			}
+			cols, rows := tp.cols, tp.rows
+			fmt.Sscanf(e.data, "%dx%d", &cols, &rows)
+			d.Resize(rows, cols, now)
 		case "t":
-			tty, fresh = parseTTY(e.data), true
+			tty = parseTTY(e.data)
 			tick(now)
 		}
 	}
 	return d
 }
 
-// cmdLab is `atlasbridge lab [--json] [--explain] [--screen] [FILE|DIR…]`: it replays recordings and
-// scenarios and prints what would have been asked. Exit 1 when a scenario or a file is not as it should be.
+// openTape reads the tape at path, and the recording a scenario names.
+func openTape(path string) (tp *tape, err error) {
+	data, err := os.ReadFile(path)
+	if err == nil {
+		tp, err = parseTape(filepath.Base(path), data)
+	}
+	if err != nil || tp.want == nil || tp.want.Recording == "" {
+		return tp, err
+	}
+	want := tp.want
+	if tp, err = openTape(filepath.Join(filepath.Dir(path), want.Recording)); err == nil {
+		tp.name, tp.want, tp.tool = filepath.Base(path), want, want.Tool
+	}
+	return tp, err
+}
+
+// check compares the last event with what the scenario expects; "" when it is so.
+func (s *scenario) check(seen []labEvent) string {
+	if s == nil {
+		return ""
+	}
+	got := scenario{}
+	for _, e := range seen {
+		if e.Idle == s.Idle {
+			kind, band := "TYPE_"+strings.ToUpper(string(e.Type)), map[string]string{"high": "HIGH", "medium": "MED", "low": "LOW"}
+			got = scenario{Type: &kind, Band: band[e.Confidence], Contains: e.Excerpt, Choices: labels(e.Choices),
+				Default: e.SafeDefault, Idle: e.Idle, Secret: e.Secret}
+		}
+	}
+	switch {
+	case got.Type == nil && s.Type == nil:
+		return ""
+	case got.Type == nil || s.Type == nil || *got.Type != *s.Type, s.Band != "" && got.Band != s.Band, s.Secret != got.Secret,
+		!strings.Contains(got.Contains, s.Contains), len(s.Choices) > 0 && !slices.Equal(got.Choices, s.Choices),
+		s.Default != nil && (got.Default == nil || *got.Default != *s.Default):
+		g, _ := json.Marshal(got)
+		w, _ := json.Marshal(s)
+		return fmt.Sprintf("got %s, want %s", g, w)
+	}
+	return ""
+}
+
+// cmdLab is `atlasbridge lab [--json] [--explain] [--screen] [FILE|DIR…]`: replays recordings and scenarios and
+// prints what would have been asked. Exit 1 when one cannot be read, or a scenario is not as expected.
 func cmdLab(c *command) int {
 	fs := flag.NewFlagSet("lab", flag.ContinueOnError)
 	fs.SetOutput(c.stderr)
 	asJSON := fs.Bool("json", false, "one object per event, and nothing else")
-	explain := fs.Bool("explain", false, "the question, its choices and what agreed")
-	screen := fs.Bool("screen", false, "print the screen a recording ends with")
-	if err := fs.Parse(c.args); err != nil {
+	explain := fs.Bool("explain", false, "say why, for each event")
+	screen := fs.Bool("screen", false, "print only the screen a recording ends with")
+	if fs.Parse(c.args) != nil {
 		return 2
-	}
-	paths := fs.Args()
-	if len(paths) == 0 {
-		paths = []string{"testdata"}
-	}
-	files, index, err := labFiles(paths)
-	if err != nil {
-		fmt.Fprintln(c.stderr, "atlasbridge lab:", err)
-		return 1
 	}
 	out := bufio.NewWriter(c.stdout)
 	defer out.Flush()
 	enc := json.NewEncoder(out)
 	enc.SetEscapeHTML(false)
-	bad, events := 0, 0
-	sum := tally{}
-	for _, file := range files {
-		tp, err := openTape(file)
+	files, bad, root := 0, 0, ""
+	complain := func(path, why string) {
+		bad++
+		fmt.Fprintf(c.stderr, "atlasbridge lab: %s: %s\n", path, why)
+	}
+	play := func(path string, entry os.DirEntry, err error) error {
+		if err == nil && (entry.IsDir() || path != root && filepath.Ext(path) != ".cast" && filepath.Ext(path) != ".json") {
+			return nil
+		}
+		tp, err := openTape(path)
 		if err != nil {
-			fmt.Fprintln(c.stderr, "atlasbridge lab:", err)
-			bad++
-			continue
+			complain(path, err.Error())
+			return nil
 		}
 		var seen []labEvent
 		d := replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) })
-		events += len(seen)
-		if *screen {
+		if files++; *screen {
 			fmt.Fprintln(out, d.Screen.Text())
-			continue
+			return nil
 		}
 		for _, e := range seen {
 			if *asJSON {
 				enc.Encode(e)
-				continue
+			} else {
+				fmt.Fprintf(out, "%-40s %8.2f s  %-15s %-6s %q\n", e.File, e.T, e.Type, e.Confidence, e.Excerpt)
 			}
-			fmt.Fprintf(out, "%-40s %8.2f s  %-15s %-6s %.2f  %s\n", e.File, e.T, e.Type, e.Confidence, e.Score,
-				strings.ReplaceAll(e.Excerpt, "\n", " ⏎ "))
-			if *explain {
-				e.explain(out)
+			if *explain && !*asJSON {
+				fmt.Fprintf(out, "    %q: %s, %v after the last byte, permission %v, pointer %d %s\n    %+v\n", e.Question,
+					strings.Join(e.Signals, "+"), e.delay, e.Permission, e.Pointer, e.Axis, e.Choices)
 			}
 		}
 		if why := tp.want.check(seen); why != "" {
-			bad++
-			if !*asJSON {
-				fmt.Fprintf(out, "%-40s NOT AS EXPECTED: %s\n", tp.name, why)
-			}
+			complain(path, why)
 		}
-		if l, ok := index[tp.name]; ok {
-			sum.add(l, seen)
+		return nil
+	}
+	for _, path := range fs.Args() {
+		root = path
+		if err := filepath.WalkDir(path, play); err != nil {
+			complain(path, err.Error())
 		}
 	}
 	if !*asJSON && !*screen {
-		fmt.Fprintf(out, "%d files, %d events, %d not as expected\n", len(files), events, bad)
-		sum.print(out)
+		fmt.Fprintf(out, "%d files, %d not as expected\n", files, bad)
 	}
 	return min(bad, 1)
-}
-
-// explain says why an event was raised.
-func (e *labEvent) explain(w io.Writer) {
-	p := e.prompt
-	fmt.Fprintf(w, "    question  %q\n    signals   %s, %.0f ms after the last byte\n", p.Question, strings.Join(p.Signals, " "), e.last*1000)
-	for i, c := range p.Choices {
-		mark := ' '
-		if i == p.Pointer {
-			mark = '>'
-		}
-		fmt.Fprintf(w, "   %c %-8s %q types %q grants=%v\n", mark, c.Key, c.Label, c.Keys, c.Grants)
-	}
-	def := "nothing is typed"
-	if p.SafeDefault != nil {
-		def = fmt.Sprintf("%q", *p.SafeDefault)
-	}
-	fmt.Fprintf(w, "    default   %s\n", def)
-}
-
-// labFiles are the tapes in paths (folders: all *.cast and *.json in them) and the labels beside them.
-func labFiles(paths []string) (files []string, index map[string]label, err error) {
-	index = map[string]label{}
-	for _, p := range paths {
-		st, err := os.Stat(p)
-		if err != nil {
-			return nil, nil, err
-		}
-		if !st.IsDir() {
-			files = append(files, p)
-			continue
-		}
-		err = filepath.WalkDir(p, func(path string, e os.DirEntry, err error) error {
-			if ext := filepath.Ext(path); err == nil && !e.IsDir() && (ext == ".cast" || ext == ".json") {
-				files = append(files, path)
-			}
-			return err
-		})
-		if err != nil {
-			return nil, nil, err
-		}
-		data, _ := os.ReadFile(filepath.Join(p, "index.jsonl"))
-		for _, line := range bytes.Split(data, []byte("\n")) {
-			var l label
-			if json.Unmarshal(line, &l) == nil {
-				index[l.File] = l
-			}
-		}
-	}
-	return files, index, nil
-}
-
-// openTape reads a recording, or a scenario and the recording it names.
-func openTape(path string) (*tape, error) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	name := filepath.Base(path)
-	if filepath.Ext(path) != ".json" {
-		return parseCast(name, data)
-	}
-	tp, err := parseScenario(name, data)
-	if err == nil && tp.want.Recording != "" {
-		want := tp.want
-		if data, err = os.ReadFile(filepath.Join(filepath.Dir(path), want.Recording)); err == nil {
-			if tp, err = parseCast(name, data); err == nil {
-				tp.want, tp.tool = want, want.Tool
-			}
-		}
-	}
-	return tp, err
-}
-
-// parseScenario makes a tape of a scenario: its output at once, then five seconds of waiting.
-func parseScenario(name string, data []byte) (*tape, error) {
-	s := &scenario{Rows: 30, Cols: 100}
-	if err := json.Unmarshal(data, s); err != nil {
-		return nil, fmt.Errorf("reading scenario %s: %w", name, err)
-	}
-	tp := &tape{name: name, tool: s.Tool, rows: s.Rows, cols: s.Cols, want: s}
-	tp.events = []tapeEvent{{0, "o", s.Output}}
-	for i := 0; i < 20; i++ {
-		tty := s.TTY
-		if tty == "" {
-			tty = "unknown"
-		}
-		tp.events = append(tp.events, tapeEvent{0.05 + 0.25*float64(i), "t", tty})
-	}
-	return tp, nil
-}
-
-// check compares what was asked with what the scenario expects: the last event; "" when it is so.
-func (s *scenario) check(seen []labEvent) string {
-	if s == nil {
-		return ""
-	}
-	if s.Type == nil {
-		for _, e := range seen {
-			if !e.Idle || !s.Idle {
-				return fmt.Sprintf("asked %q (%s)", e.Excerpt, e.Type)
-			}
-		}
-		return ""
-	}
-	if len(seen) == 0 {
-		return "nothing was asked"
-	}
-	e := seen[len(seen)-1]
-	want := strings.ToLower(strings.TrimPrefix(*s.Type, "TYPE_"))
-	bands := map[string]string{"high": "HIGH", "medium": "MED", "low": "LOW"}
-	var labels []string
-	for _, c := range e.Choices {
-		labels = append(labels, c.Label)
-	}
-	switch {
-	case string(e.Type) != want:
-		return fmt.Sprintf("type %s, want %s", e.Type, want)
-	case s.Band != "" && bands[e.Confidence] != s.Band:
-		return fmt.Sprintf("confidence %s, want %s", e.Confidence, s.Band)
-	case !strings.Contains(e.Excerpt, s.Contains):
-		return fmt.Sprintf("excerpt %q lacks %q", e.Excerpt, s.Contains)
-	case len(s.Choices) > 0 && !slices.Equal(labels, s.Choices):
-		return fmt.Sprintf("choices %q, want %q", labels, s.Choices)
-	case e.Idle != s.Idle || e.Secret != s.Secret:
-		return fmt.Sprintf("idle %v, secret %v", e.Idle, e.Secret)
-	case s.Default != nil && (e.SafeDefault == nil || *e.SafeDefault != *s.Default):
-		return "another safe default"
-	}
-	return ""
-}
-
-// label is a line of index.jsonl: what a person says a recording shows.
-type label struct {
-	File, Label, Source string
-	Waiting             *bool
-	At                  *float64 `json:"t_wait"`
-	Choices             []string
-	AcceptsKeys         bool `json:"accepts_keys"`
-}
-
-// tally counts hits and cases of each figure.
-type tally map[string][2]int
-
-func (t tally) count(name string, hit bool) {
-	n := t[name]
-	if n[1]++; hit {
-		n[0]++
-	}
-	t[name] = n
-}
-
-func (t tally) add(l label, seen []labEvent) {
-	asked := slices.DeleteFunc(slices.Clone(seen), func(e labEvent) bool {
-		return e.Idle || l.Source == "agent" && l.At != nil && e.T < *l.At-0.5
-	})
-	switch l.Label {
-	case "none", "":
-		if l.Waiting != nil && !*l.Waiting {
-			t.count("busy taken for waiting ("+l.Source+")", len(asked) > 0)
-		}
-		return
-	case "repl", "idle":
-		t.count("idle", len(seen) > 0 && seen[len(seen)-1].Idle)
-		return
-	case "fullscreen":
-		t.count("full-screen programs left alone", len(asked) == 0)
-		return
-	}
-	if l.Waiting == nil || !*l.Waiting {
-		return
-	}
-	t.count("questions found ("+l.Source+")", len(asked) > 0)
-	if len(asked) == 0 {
-		return
-	}
-	e := asked[len(asked)-1]
-	if l.Source == "agent" {
-		e = asked[0]
-	}
-	kind := map[string]PromptType{"secret": FreeText, "pager": ConfirmEnter, "confirm": ConfirmEnter}[l.Label]
-	if kind == "" {
-		kind = PromptType(l.Label)
-	}
-	t.count("right type ("+l.Source+")", e.Type == kind && e.Secret == (l.Label == "secret"))
-	if l.Label == "multiple_choice" {
-		t.count("menus with all choices ("+l.Source+")", len(e.Choices) >= min(len(l.Choices), 9))
-	}
-}
-
-func (t tally) print(w io.Writer) {
-	for _, k := range slices.Sorted(maps.Keys(t)) {
-		fmt.Fprintf(w, "%-45s %4d of %4d  %.1f %%\n", k, t[k][0], t[k][1], 100*float64(t[k][0])/float64(t[k][1]))
-	}
 }

@@ -35,7 +35,7 @@ import (
 //	keyboard  the host's stdin                                                 with the process
 //	waiter    PTY.Wait                                                         child gone
 //	follower  its position in state.jsonl                                      context
-//	sender    the channel to the phone                                         its channel is closed
+//	senders   one call of the channel to the phone each                        the call's end, or context
 //	poller    getUpdates, while this process holds the poll lock               context
 //
 // The loop only selects: no network, no PTY write, no sleep. Appends to the store are the exception; each
@@ -81,8 +81,9 @@ type session struct {
 	det     *Detector
 	cast    *castWriter
 	signals chan os.Signal
-	jobs    chan job  // to the sender
-	sent    chan sent // from it
+	ctx     context.Context // of what goes on beside the loop
+	sent    chan sent       // reports of the channel's calls
+	sending int             // calls that have not reported
 
 	seen    *Prompt   // what the detector last found, until it is gone
 	q       *question // in force
@@ -92,8 +93,6 @@ type session struct {
 
 	typing   []byte // waits for the writer
 	inFlight bool   // the writer has a chunk it has not reported
-	outgoing []job  // waits for the sender, most urgent first
-	sending  bool
 	stream   stream
 
 	activity                    string
@@ -114,30 +113,15 @@ type question struct {
 	hookBy  time.Time    // decided through the hook: the gate types it if nothing happened by then
 	remind  time.Time    // when the time left is shown anew
 	typed   bool         // keys went to the child since it appeared
+	unsend  func()       // ends a delivery that is no longer wanted
 }
 
-// job is one thing for the sender; less is more urgent.
-type job struct {
-	kind    jobKind
-	prompt  PromptRecord
-	session SessionRecord // the prompt's
-	notice  Notice
-}
-
-type jobKind int
-
-const (
-	jobAsk jobKind = iota
-	jobSettle
-	jobNotice
-	jobStream
-)
-
-// sent is what became of a job.
+// sent is what became of one call of the channel.
 type sent struct {
-	job job
-	id  int64
-	err error
+	prompt string // asked: the prompt's id
+	stream bool
+	id     int64 // the message's
+	err    error
 }
 
 // cmdRun is `atlasbridge run [flags] tool [args…]`.
@@ -273,7 +257,7 @@ func (s *session) run(ctx context.Context) int {
 // loop starts the goroutines and selects until the child is gone and its output drained.
 func (s *session) loop(ctx context.Context) int {
 	ctx, cancel := context.WithCancel(ctx)
-	s.signals, s.jobs, s.sent = make(chan os.Signal, 8), make(chan job), make(chan sent, 1)
+	s.ctx, s.signals, s.sent = ctx, make(chan os.Signal, 8), make(chan sent)
 	signal.Notify(s.signals, append(endSignals(), suspendSignal)...)
 	signal.Notify(make(chan os.Signal), syscall.SIGPIPE) // caught, not ignored: the child does not inherit it
 	resized, stopResize := resizeSignals(s.tty)
@@ -286,7 +270,6 @@ func (s *session) loop(ctx context.Context) int {
 	s.spawn(func() { s.readKeyboard(keyboard) })
 	s.spawn(func() { s.write(writes, wrote) })
 	s.spawn(func() { exited <- s.pty.Wait() })
-	background.Go(func() { s.sendAll(ctx) })
 	if s.tg != nil {
 		background.Go(func() { s.tg.Poll(ctx) })
 	}
@@ -301,7 +284,6 @@ func (s *session) loop(ctx context.Context) int {
 		if s.inFlight || len(s.typing) == 0 {
 			write = nil
 		}
-		jobs, urgent := s.urgent()
 		select {
 		case p, more := <-output:
 			if !more {
@@ -314,8 +296,6 @@ func (s *session) loop(ctx context.Context) int {
 			s.typing, s.inFlight = nil, true
 		case <-wrote:
 			s.inFlight = false
-		case jobs <- urgent:
-			s.outgoing, s.sending = s.outgoing[1:], true
 		case r := <-s.sent:
 			s.delivered(r)
 		case rec := <-records:
@@ -334,9 +314,8 @@ func (s *session) loop(ctx context.Context) int {
 	close(writes)
 	s.finish(time.Now())
 	cancel()
-	close(s.jobs)
-	for range s.sent {
-		continue // the report of a job cut short
+	for ; s.sending > 0; s.sending-- {
+		<-s.sent // a call cut short
 	}
 	background.Wait()
 	return s.farewell()
@@ -399,25 +378,6 @@ func (s *session) readKeyboard(keys chan<- []byte) {
 	}
 }
 
-// sendAll is the sender: one blocking call of the channel at a time. A question is not worth sending after its time.
-func (s *session) sendAll(ctx context.Context) {
-	for j := range s.jobs {
-		r := sent{job: j}
-		switch j.kind {
-		case jobAsk:
-			limited, cancel := context.WithDeadline(ctx, j.prompt.ExpiresAt)
-			r.id, r.err = s.ch.Ask(limited, &j.prompt, &j.session)
-			cancel()
-		case jobSettle:
-			r.err = s.ch.Settle(ctx, &j.prompt, &j.session)
-		default:
-			r.id, r.err = s.ch.Notify(ctx, j.notice)
-		}
-		s.sent <- r
-	}
-	close(s.sent)
-}
-
 // begin records the session and closes the books of those that died.
 func (s *session) begin(now time.Time) {
 	s.put("recording the session", &s.rec)
@@ -434,7 +394,7 @@ func (s *session) reap(now time.Time) {
 	for _, p := range failed {
 		i := slices.IndexFunc(dead, func(d *SessionRecord) bool { return d.ID == p.SessionID })
 		if p.MsgID != 0 && i >= 0 {
-			s.push(job{kind: jobSettle, prompt: *p, session: *dead[i]})
+			s.settle(*p, *dead[i])
 		}
 	}
 }
@@ -497,11 +457,8 @@ func (s *session) finish(now time.Time) {
 	}
 	deadline := time.NewTimer(limit)
 	defer deadline.Stop()
-	for s.streamStep(now); len(s.outgoing) > 0 || s.sending || s.stream.busy; s.streamStep(now) {
-		jobs, urgent := s.urgent()
+	for s.streamStep(now); s.sending > 0; s.streamStep(now) {
 		select {
-		case jobs <- urgent:
-			s.outgoing, s.sending = s.outgoing[1:], true
 		case r := <-s.sent:
 			s.delivered(r)
 		case <-s.signals:
@@ -608,7 +565,6 @@ func (s *session) signaled(sig os.Signal) {
 	case sig == suspendSignal:
 		s.restore()
 		stopSelf()
-		signal.Notify(s.signals, suspendSignal)
 		if s.interactive {
 			if restore, err := rawMode(s.in); err == nil {
 				s.restore = restore
@@ -734,7 +690,7 @@ func (s *session) hookAsked(rec PromptRecord, now time.Time) {
 		if q != nil && q.rec.Idle {
 			s.leave(q, now)
 		}
-		s.q = &question{rec: rec, routeAt: s.patience(now)}
+		s.q = &question{rec: rec, routeAt: s.patience(now), remind: reminder(now, rec.ExpiresAt)}
 		if s.seen != nil && !s.seen.Idle {
 			s.join(s.q, s.seen)
 		}
@@ -768,7 +724,7 @@ func (s *session) join(q *question, p *Prompt) {
 		return []Record{&merged}, nil
 	}))
 	if q.rec.Status == AwaitingReply {
-		s.push(job{kind: jobSettle, prompt: q.rec})
+		s.settle(q.rec, s.rec)
 	}
 }
 
@@ -822,14 +778,16 @@ func (s *session) move(rec PromptRecord, to State, change func(*PromptRecord)) b
 
 // close takes the question out of force, has its message edited, and lets a hook's next one in.
 func (s *session) close(q *question, now time.Time) {
-	s.outgoing = slices.DeleteFunc(s.outgoing, func(j job) bool { return j.kind == jobAsk && j.prompt.ID == q.rec.ID })
+	if q.unsend != nil {
+		q.unsend()
+	}
 	s.q = nil
 	v, err := s.st.View()
 	if err != nil {
 		return
 	}
 	if p := v.Prompts[q.rec.ID]; p != nil && q.rec.MsgID != 0 {
-		s.push(job{kind: jobSettle, prompt: *p})
+		s.settle(*p, s.rec)
 	}
 	for _, p := range v.Prompts {
 		if s.exit == nil && p.SessionID == s.rec.ID && p.Source == "hook" && p.Status == Created && p.ID != q.rec.ID {
@@ -865,7 +823,7 @@ func (s *session) questionStep(now time.Time) time.Time {
 			return now
 		}
 		if s.move(q.rec, Routed, nil) {
-			s.push(job{kind: jobAsk, prompt: q.rec})
+			s.askPhone(q.rec, s.rec)
 		}
 	case ReplyReceived:
 		if q.hookBy.IsZero() || now.Before(q.hookBy) {
@@ -876,7 +834,7 @@ func (s *session) questionStep(now time.Time) time.Time {
 		return now
 	case AwaitingReply:
 		if !now.Before(q.remind) {
-			s.push(job{kind: jobSettle, prompt: q.rec})
+			s.settle(q.rec, s.rec)
 			q.remind = reminder(now, q.rec.ExpiresAt)
 		}
 		if q.remind.Before(next) {
@@ -1073,45 +1031,49 @@ func (localChannel) Settle(context.Context, *PromptRecord, *SessionRecord) error
 func (localChannel) Notify(context.Context, Notice) (int64, error)                     { return 0, nil }
 func (localChannel) Close() error                                                      { return nil }
 
-// push queues a job for the sender, the most urgent first.
-func (s *session) push(j job) {
-	if j.session.ID == "" {
-		j.session = s.rec
-	}
-	s.outgoing = append(s.outgoing, j)
-	slices.SortStableFunc(s.outgoing, func(a, b job) int { return int(a.kind) - int(b.kind) })
+// send makes one blocking call of the channel beside the loop: pacing and retries are the channel's.
+func (s *session) send(r sent, call func() (int64, error)) {
+	s.sending++
+	s.spawn(func() {
+		r.id, r.err = call()
+		s.sent <- r
+	})
 }
 
-// urgent is the sender's channel and the next job, a nil channel when there is none or the sender is busy.
-func (s *session) urgent() (chan<- job, job) {
-	if len(s.outgoing) == 0 || s.sending {
-		return nil, job{}
-	}
-	return s.jobs, s.outgoing[0]
+// askPhone sends the question, for as long as it is worth it.
+func (s *session) askPhone(p PromptRecord, of SessionRecord) {
+	ctx, cancel := context.WithDeadline(s.ctx, p.ExpiresAt)
+	s.q.unsend = cancel
+	s.send(sent{prompt: p.ID}, func() (int64, error) { return s.ch.Ask(ctx, &p, &of) })
+}
+
+func (s *session) settle(p PromptRecord, of SessionRecord) {
+	s.send(sent{}, func() (int64, error) { return 0, s.ch.Settle(s.ctx, &p, &of) })
 }
 
 func (s *session) notify(n Notice) {
 	n.SessionID = s.rec.ID
-	s.push(job{kind: jobNotice, notice: n})
+	s.send(sent{}, func() (int64, error) { return s.ch.Notify(s.ctx, n) })
 }
 
-// delivered takes the sender's report. A question that could not be sent stays routed: the keyboard and
+// delivered takes the report of a call. A question that could not be sent stays routed: the keyboard and
 // `atlasbridge answer` still work, and it expires in its time.
 func (s *session) delivered(r sent) {
-	s.sending = false
+	s.sending--
 	if r.err != nil && !errors.Is(r.err, context.DeadlineExceeded) && !errors.Is(r.err, context.Canceled) {
 		s.log.Error("sending to the channel", "error", r.err.Error())
 	}
-	switch {
-	case r.job.kind == jobStream:
+	if r.stream {
 		s.stream.delivered(r)
-	case r.job.kind == jobAsk && r.err == nil:
-		s.move(r.job.prompt, AwaitingReply, func(p *PromptRecord) { p.MsgID = r.id })
-		if v, err := s.st.View(); err == nil && (s.q == nil || s.q.rec.ID != r.job.prompt.ID) && v.Prompts[r.job.prompt.ID] != nil {
-			late := *v.Prompts[r.job.prompt.ID] // answered while it was being sent
-			late.MsgID = r.id
-			s.push(job{kind: jobSettle, prompt: late})
-		}
+	}
+	if r.prompt == "" || r.err != nil {
+		return
+	}
+	s.move(PromptRecord{Head: Head{ID: r.prompt}}, AwaitingReply, func(p *PromptRecord) { p.MsgID = r.id })
+	if v, err := s.st.View(); err == nil && (s.q == nil || s.q.rec.ID != r.prompt) && v.Prompts[r.prompt] != nil {
+		late := *v.Prompts[r.prompt] // answered while it was being sent
+		late.MsgID = r.id
+		s.settle(late, s.rec)
 	}
 }
 
@@ -1502,7 +1464,8 @@ func (s *session) streamStep(now time.Time) time.Time {
 	}
 	if text != t.shown && strings.TrimSpace(text) != "" {
 		t.shown, t.busy = text, true
-		s.push(job{kind: jobStream, notice: Notice{SessionID: s.rec.ID, Mono: text, Edit: t.msg}})
+		n := Notice{SessionID: s.rec.ID, Mono: text, Edit: t.msg}
+		s.send(sent{stream: true}, func() (int64, error) { return s.ch.Notify(s.ctx, n) })
 	} else if t.full {
 		t.delivered(sent{})
 		return now
@@ -1560,14 +1523,11 @@ func (c *castWriter) output(p []byte, now time.Time) {
 	p = append(c.tail, p...)
 	cut := len(p)
 	for n := 1; n < utf8.UTFMax && n <= len(p); n++ {
-		if utf8.RuneStart(p[len(p)-n]) {
-			if !utf8.FullRune(p[len(p)-n:]) {
-				cut -= n
-			}
-			break
+		if tail := p[len(p)-n:]; utf8.RuneStart(tail[0]) && !utf8.FullRune(tail) {
+			cut = len(p) - n
 		}
 	}
-	c.tail = slices.Clone(p[cut:])
+	c.tail = bytes.Clone(p[cut:])
 	c.event("o", string(p[:cut]), now)
 }
 

@@ -1,10 +1,8 @@
 //go:build linux || darwin
 
-// Everything that differs between operating systems, for Linux and macOS; pty_windows.go has the same
-// functions in the same order. Ioctls and system calls that x/sys names for one system only go out by number
-// (right for amd64 and arm64). A descriptor is reached through SyscallConn, never through Fd: Fd makes the
-// file blocking, and neither Close nor a deadline ends a blocked Read then. Nothing here looks at a byte of
-// what passes through.
+// Everything that differs between operating systems, for Linux and macOS; pty_windows.go has the same functions in
+// the same order. What x/sys names for one of the two only goes out by number, right for amd64 and arm64. The master
+// is reached through SyscallConn, never Fd: that makes it blocking, and neither Close nor a deadline ends a Read then.
 package main
 
 import (
@@ -26,56 +24,51 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 )
 
-const (
-	linux = runtime.GOOS == "linux"
-	amd64 = runtime.GOARCH == "amd64"
-)
+const linux, amd64 = runtime.GOOS == "linux", runtime.GOARCH == "amd64"
 
-// When the child is gone, what it wrote is still read; a grandchild that holds the terminal gets only this.
+// When the child is gone what it wrote is still read, but a grandchild that holds the terminal gets only this.
 const (
 	drainQuiet = 100 * time.Millisecond // the end, when so long nothing came
 	drainWait  = 500 * time.Millisecond // waiting in all
-	drainBytes = 1 << 20                // read in all; above what Linux buffers for a pty, 640 KiB (tty_buffer.c)
+	drainReads = 1000                   // in all; Linux buffers up to 640 KiB (tty_buffer.c) and gives some 2 KiB each
 )
 
 // unixPTY is the master side and the child. Read belongs to one goroutine; all else may be called from any.
 type unixPTY struct {
-	master *os.File
-	tty    uint64 // device number of the slave
-	proc   *os.Process
-	exited chan struct{} // closed when the child has been reaped
-	code   int           // valid then
-
-	draining bool          // Read's: the child is gone
+	master   *os.File
+	tty      uint64 // device number of the slave
+	proc     *os.Process
+	exited   chan struct{} // closed when the child has been reaped
+	code     int           // valid then
 	patience time.Duration // Read's: what is left of drainWait
-	ration   int           // Read's: what is left of drainBytes
 }
 
-// startPTY opens a pseudo-terminal of that size with the host's termios (host may be nil; it must not be in
-// raw mode yet) and starts argv in it as session leader with the terminal as its controlling one. Signals
-// start at their defaults, except HUP and INT, which stay ignored when this process was started so (nohup)
-// and has not asked for them. Errors wrap errNoTool or fs.ErrPermission.
+// startPTY opens a pseudo-terminal of that size with the host's modes (host may be nil; it must not be raw yet) and
+// starts argv in it as session leader. Signals start at their defaults, except HUP and INT, which stay ignored when
+// this process was started so (nohup). Errors wrap errNoTool or fs.ErrPermission.
 func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, error) {
+	p := &unixPTY{exited: make(chan struct{}), patience: drainWait}
 	path, err := findTool(argv[0])
+	if err == nil {
+		var slave *os.File
+		slave, err = p.open(size, host)
+		defer slave.Close()
+		attr := &os.ProcAttr{Dir: dir, Env: env, Files: []*os.File{slave, slave, slave},
+			Sys: &syscall.SysProcAttr{Setsid: true, Setctty: true}}
+		// Linux only: an agent that ignores the SIGHUP of its closing terminal still ends after kill -9 of ours.
+		if f := reflect.ValueOf(attr.Sys).Elem().FieldByName("Pdeathsig"); f.IsValid() {
+			f.SetInt(int64(syscall.SIGTERM))
+		}
+		if err == nil {
+			started := make(chan error)
+			go p.live(path, argv, attr, started)
+			err = <-started
+		}
+	}
 	if err != nil {
-		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
-	}
-	p := &unixPTY{exited: make(chan struct{}), patience: drainWait, ration: drainBytes}
-	slave, err := p.open(size, host)
-	if err != nil {
-		return nil, fmt.Errorf("opening a pseudo-terminal: %w", err)
-	}
-	defer slave.Close()
-	sys := &syscall.SysProcAttr{Setsid: true, Setctty: true}
-	// Linux only: an agent that ignores the SIGHUP of its closing terminal still ends after kill -9 of ours.
-	if f := reflect.ValueOf(sys).Elem().FieldByName("Pdeathsig"); f.IsValid() {
-		f.SetInt(int64(syscall.SIGTERM))
-	}
-	started := make(chan error)
-	go p.live(path, argv, &os.ProcAttr{Dir: dir, Env: env, Files: []*os.File{slave, slave, slave}, Sys: sys}, started)
-	if err := <-started; err != nil {
 		p.Close()
 		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
 	}
@@ -97,37 +90,31 @@ func findTool(name string) (string, error) {
 }
 
 // open sets p.master and p.tty and gives the slave, its size and modes as the child is to find them.
-func (p *unixPTY) open(size Size, host *os.File) (*os.File, error) {
-	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+func (p *unixPTY) open(size Size, host *os.File) (slave *os.File, err error) {
+	p.master, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
-	p.master = os.NewFile(uintptr(fd), "/dev/ptmx") // non-blocking: in the poller, so that Close ends a Read
-	name, err := unlockSlave(fd)
-	if err == nil {
-		fd, err = unix.Open(name, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
-	}
-	if err != nil {
-		p.Close()
+	var name string
+	if err := control(p.master, func(fd int) (err error) { name, err = unlockSlave(fd); return err }); err != nil {
 		return nil, err
 	}
-	slave := os.NewFile(uintptr(fd), name)
+	fd, err := unix.Open(name, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	slave = os.NewFile(uintptr(fd), name)
 	var st unix.Stat_t
-	unix.Fstat(fd, &st)
+	err = unix.Fstat(fd, &st)
 	p.tty = uint64(st.Rdev)
-	modes, err := termios(slave, nil)
-	if err == nil {
-		modes.Iflag |= unix.IUTF8 // all that the kernel's defaults lack of a terminal emulator's
-		if h, hostErr := termios(host, nil); hostErr == nil {
-			modes = h
+	modes, hostErr := termios(host, nil)
+	if hostErr != nil {
+		if modes, hostErr = termios(slave, nil); hostErr == nil {
+			modes.Iflag |= unix.IUTF8 // all that the kernel's defaults lack of a terminal emulator's
 		}
-		_, err = termios(slave, modes)
 	}
-	if err = errors.Join(err, p.Resize(size)); err != nil {
-		slave.Close()
-		p.Close()
-	}
-	return slave, err
+	_, setErr := termios(slave, modes)
+	return slave, errors.Join(err, hostErr, setErr, p.Resize(size))
 }
 
 // unlockSlave lets the other side of a new master be opened and gives its name.
@@ -149,8 +136,8 @@ func unlockSlave(master int) (string, error) {
 	return unix.ByteSliceToString(name[:]), nil
 }
 
-// live starts the child and reaps it. Both happen on one thread that lives as long as the child: Linux
-// sends Pdeathsig when the thread that forked ends, not the process (prctl(2)).
+// live starts the child and reaps it, both on one thread that lives as long as the child: Linux sends Pdeathsig
+// when the thread that forked ends, not the process (prctl(2)).
 func (p *unixPTY) live(path string, argv []string, attr *os.ProcAttr, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -159,8 +146,7 @@ func (p *unixPTY) live(path string, argv []string, attr *os.ProcAttr, started ch
 		proc, err = os.StartProcess("/bin/sh", append([]string{"sh", path}, argv[1:]...), attr)
 	}
 	p.proc = proc
-	started <- err
-	if err != nil {
+	if started <- err; err != nil {
 		return
 	}
 	if state, err := proc.Wait(); err != nil {
@@ -171,28 +157,19 @@ func (p *unixPTY) live(path string, argv []string, attr *os.ProcAttr, started ch
 		p.code = ws.ExitStatus()
 	}
 	close(p.exited)
-	p.master.SetReadDeadline(time.Unix(1, 0)) // wakes Read, which begins to drain
+	p.master.SetReadDeadline(time.Unix(1, 0)) // wakes Read
 }
 
-// Read gives io.EOF when nobody holds the terminal any more, or when the child is gone and what it wrote has
-// been read. The bounds on that count what is waited for and read, not the time that passes: a host that is
-// slow to take the output loses none of it.
-func (p *unixPTY) Read(b []byte) (n int, err error) {
-	if !p.draining {
+// Read gives io.EOF when nobody holds the terminal any more, or when the child is gone and what it wrote has been
+// read. The bounds on that count waiting and reads, not passing time: a host slow to take the output loses nothing.
+func (p *unixPTY) Read(b []byte) (int, error) {
+	n, err := p.master.Read(b)
+	if errors.Is(err, os.ErrDeadlineExceeded) && p.patience > 0 { // the child is gone, see live
+		begun := time.Now()
+		p.master.SetReadDeadline(begun.Add(drainQuiet))
 		n, err = p.master.Read(b)
-		p.draining = errors.Is(err, os.ErrDeadlineExceeded)
-	}
-	if p.draining && (p.patience <= 0 || p.ration <= 0) {
-		return 0, io.EOF
-	}
-	if p.draining {
-		now := time.Now()
-		if err := p.master.SetReadDeadline(now.Add(min(drainQuiet, p.patience))); err != nil {
-			return 0, err
-		}
-		n, err = p.master.Read(b)
-		p.patience -= time.Since(now)
-		p.ration -= n
+		p.master.SetReadDeadline(begun)
+		p.patience -= max(time.Since(begun), drainWait/drainReads)
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, syscall.EIO) { // EIO: Linux, the last slave was closed
 		err = io.EOF
@@ -207,10 +184,8 @@ func (p *unixPTY) Close() error { p.master.Close(); return nil }
 
 // Resize sends SIGWINCH to the foreground group when the size is another one.
 func (p *unixPTY) Resize(s Size) error {
-	return control(p.master, func(fd int) error {
-		return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ,
-			&unix.Winsize{Row: s.Rows, Col: s.Cols, Xpixel: s.XPixel, Ypixel: s.YPixel})
-	})
+	ws := &unix.Winsize{Row: s.Rows, Col: s.Cols, Xpixel: s.XPixel, Ypixel: s.YPixel}
+	return control(p.master, func(fd int) error { return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, ws) })
 }
 
 func (p *unixPTY) Wait() int { <-p.exited; return p.code }
@@ -218,7 +193,6 @@ func (p *unixPTY) PID() int  { return p.proc.Pid }
 
 // Signal says os.ErrProcessDone when the child is gone.
 func (p *unixPTY) Signal(sig os.Signal) error { return p.signal(p.foreground(), sig) }
-
 func (p *unixPTY) signal(pgrp int, sig os.Signal) error {
 	select {
 	case <-p.exited:
@@ -228,28 +202,30 @@ func (p *unixPTY) signal(pgrp int, sig os.Signal) error {
 	}
 }
 
-// Terminate also wakes what is stopped, so that SIGTERM is seen. The foreground group and the leader's own
-// differ under a job-control shell.
+// Terminate also wakes what is stopped, so that SIGTERM is seen. Under a job-control shell the foreground group and
+// the leader's own differ.
 func (p *unixPTY) Terminate(done <-chan struct{}) {
-	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGCONT} {
+	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGCONT, syscall.SIGKILL} {
+		if sig == syscall.SIGKILL {
+			select {
+			case <-done:
+				return
+			case <-p.exited:
+			case <-time.After(3 * time.Second):
+			}
+		}
 		p.Signal(sig)
 		p.signal(p.proc.Pid, sig)
-	}
-	select {
-	case <-done:
-	case <-p.exited:
-	case <-time.After(3 * time.Second):
-		p.Signal(syscall.SIGKILL)
-		p.signal(p.proc.Pid, syscall.SIGKILL)
 	}
 }
 
 // foreground is the terminal's foreground process group, the leader's own when there is none.
-func (p *unixPTY) foreground() int {
-	if pgrp := terminalGroup(p.master); pgrp > 1 {
-		return pgrp
+func (p *unixPTY) foreground() (pgrp int) {
+	err := control(p.master, func(fd int) (err error) { pgrp, err = unix.IoctlGetInt(fd, unix.TIOCGPGRP); return err })
+	if err != nil || pgrp < 2 {
+		return p.proc.Pid
 	}
-	return p.proc.Pid
+	return pgrp
 }
 
 // State costs 20 to 100 µs, more with many processes on the machine or threads in the group: BenchmarkPTYState.
@@ -263,14 +239,15 @@ func (p *unixPTY) State() (s TTYState) {
 	return s
 }
 
-// groupReading tells whether any thread of the process group is blocked in read on the terminal with that
-// device number, or in poll, select or epoll with the terminal in its read set; measured on 442 programs:
-// recall .99, precision .98. A relay (sudo, script) waits for its inner terminal too and is judged by that.
+// groupReading tells whether any thread of the process group is blocked in read on the terminal with that device
+// number, or in poll, select or epoll with the terminal in its read set; measured on 442 programs: recall .99,
+// precision .98. A relay (sudo, script) waits for its inner terminal too and is judged by that.
 func groupReading(tty uint64, pgrp, depth int) Reading {
 	result := ReadingBusy
 	found := func(pid string) bool {
-		for _, tid := range names("/proc/" + pid + "/task") {
-			if r := threadReading(tty, "/proc/"+pid, "/proc/"+pid+"/task/"+tid, depth); r != ReadingBusy {
+		tasks, _ := os.ReadDir("/proc/" + pid + "/task")
+		for _, tid := range tasks {
+			if r := threadReading(tty, "/proc/"+pid, "/proc/"+pid+"/task/"+tid.Name(), depth); r != ReadingBusy {
 				result = r
 			}
 			if result == ReadingYes {
@@ -279,30 +256,18 @@ func groupReading(tty uint64, pgrp, depth int) Reading {
 		}
 		return result == ReadingYes
 	}
-	if found(strconv.Itoa(pgrp)) { // it mostly is the leader, and looking at all processes costs more
+	if found(strconv.Itoa(pgrp)) { // it mostly is the leader, and to look at all processes costs more
 		return result
 	}
-	for _, name := range names("/proc") {
-		pid, err := strconv.Atoi(name)
-		if err != nil || pid == pgrp {
-			continue
-		}
-		if id, err := unix.Getpgid(pid); err == nil && id == pgrp && found(name) {
-			break
+	all, _ := os.ReadDir("/proc")
+	for _, p := range all {
+		if pid, err := strconv.Atoi(p.Name()); err == nil && pid != pgrp {
+			if id, err := unix.Getpgid(pid); err == nil && id == pgrp && found(p.Name()) {
+				break
+			}
 		}
 	}
 	return result
-}
-
-// names lists a folder, nothing when it is gone.
-func names(path string) []string {
-	dir, err := os.Open(path)
-	if err != nil {
-		return nil
-	}
-	defer dir.Close()
-	list, _ := dir.Readdirnames(-1)
-	return list
 }
 
 func threadReading(tty uint64, proc, task string, depth int) Reading {
@@ -313,10 +278,8 @@ func threadReading(tty uint64, proc, task string, depth int) Reading {
 	found, inner := false, ""
 	for _, fd := range fds {
 		var st unix.Stat_t
-		if unix.Stat(proc+"/fd/"+strconv.Itoa(fd), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR {
-			continue
-		}
-		switch uint64(st.Rdev) { // linux/Documentation/admin-guide/devices.txt
+		unix.Stat(proc+"/fd/"+strconv.Itoa(fd), &st)
+		switch uint64(st.Rdev) { // linux/Documentation/admin-guide/devices.txt; 0 for all but devices
 		case tty, unix.Mkdev(5, 0): // /dev/tty
 			found = true
 		case unix.Mkdev(5, 2): // /dev/ptmx
@@ -329,60 +292,48 @@ func threadReading(tty uint64, proc, task string, depth int) Reading {
 		return ReadingBusy
 	}
 	var n uint32
-	if _, err := fmt.Sscan(inner, &n); err == nil && depth < 4 {
-		return sessionReading(unix.Mkdev(136, n), depth+1)
+	if _, err := fmt.Sscan(inner, &n); err != nil || depth > 3 {
+		return ReadingYes
 	}
-	return ReadingYes
-}
-
-// sessionReading judges an inner terminal by its own foreground group, which any process on it knows.
-func sessionReading(tty uint64, depth int) Reading {
-	for _, name := range names("/proc") {
-		f := statFields("/proc/" + name)
-		if len(f) > 5 && f[4] == strconv.FormatUint(tty, 10) {
+	innerTTY := strconv.FormatUint(unix.Mkdev(136, n), 10)
+	all, _ := os.ReadDir("/proc")
+	for _, p := range all { // any process on the inner terminal knows its foreground group
+		if f := statFields("/proc/" + p.Name()); len(f) > 5 && f[4] == innerTTY {
 			pgrp, _ := strconv.Atoi(f[5])
-			return groupReading(tty, pgrp, depth)
+			return groupReading(unix.Mkdev(136, n), pgrp, depth+1)
 		}
 	}
 	return ReadingUnknown
 }
 
-// statFields is /proc/…/stat from field 3 on: state, ppid, pgrp, session, tty_nr, tpgid, … (proc_pid_stat(5)).
-// The name before it ends at the last parenthesis.
+// statFields is /proc/…/stat after the name: state, ppid, pgrp, session, tty_nr, tpgid, … (proc_pid_stat(5)).
 func statFields(proc string) []string {
 	b, _ := os.ReadFile(proc + "/stat")
 	return strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
 }
 
-// waitsFor lists the descriptors whose input the thread is blocked on; none when it runs or does anything
-// else. The numbers are those of linux/arch/x86/entry/syscalls/syscall_64.tbl and, for arm64,
-// linux/include/uapi/asm-generic/unistd.h.
+// waitsFor lists the descriptors whose input the thread is blocked on; none when it runs or does anything else. Numbers
+// from linux/arch/x86/entry/syscalls/syscall_64.tbl and, for arm64, linux/include/uapi/asm-generic/unistd.h.
 func waitsFor(proc, task string) (fds []int, err error) {
 	b, err := os.ReadFile(task + "/syscall")
-	if err != nil {
-		return nil, err
-	}
 	var nr int
 	var a0, a1 uint64
 	if n, _ := fmt.Sscanf(string(b), "%d 0x%x 0x%x", &nr, &a0, &a1); n < 3 {
-		return nil, nil // "running", or not in a call
+		return nil, err // "running", or not in a call
 	}
 	peek := func(addr, n uint64) []byte { // of the other process's memory
-		b := make([]byte, n)
-		f, err := os.Open(proc + "/mem")
-		if err != nil {
-			return nil
+		b, got := make([]byte, n), 0
+		if f, err := os.Open(proc + "/mem"); err == nil {
+			got, _ = f.ReadAt(b, int64(addr))
+			f.Close()
 		}
-		defer f.Close()
-		got, _ := f.ReadAt(b, int64(addr))
 		return b[:got]
 	}
 	switch {
 	case amd64 && (nr == 0 || nr == 19), !amd64 && (nr == 63 || nr == 65): // read, readv (descriptor, …)
 		fds = []int{int(a0)}
 	case amd64 && (nr == 7 || nr == 271), !amd64 && nr == 73: // poll, ppoll (array, count, …)
-		// struct pollfd {int fd; short events, revents}
-		for set := peek(a0, 8*min(a1, 1024)); len(set) >= 8; set = set[8:] {
+		for set := peek(a0, 8*min(a1, 1024)); len(set) >= 8; set = set[8:] { // {int fd; short events, revents}
 			if binary.LittleEndian.Uint16(set[4:])&unix.POLLIN != 0 {
 				fds = append(fds, int(int32(binary.LittleEndian.Uint32(set))))
 			}
@@ -405,9 +356,9 @@ func waitsFor(proc, task string) (fds []int, err error) {
 	return fds, err
 }
 
-// control calls fn with f's descriptor, which stays open and in the poller meanwhile.
+// control calls fn with f's descriptor, which stays open and in the poller meanwhile; f may be nil.
 func control(f *os.File, fn func(fd int) error) error {
-	raw, err := f.SyscallConn() // f may be nil: os.ErrInvalid
+	raw, err := f.SyscallConn()
 	if err != nil {
 		return err
 	}
@@ -431,44 +382,29 @@ func termios(f *os.File, set *unix.Termios) (t *unix.Termios, err error) {
 	return t, err
 }
 
-// terminalGroup is the terminal's foreground process group, 0 when that cannot be told.
-func terminalGroup(f *os.File) (pgrp int) {
-	control(f, func(fd int) (err error) { pgrp, err = unix.IoctlGetInt(fd, unix.TIOCGPGRP); return err })
-	return pgrp
-}
-
 // terminalSize asks the host's terminal; an error when f is none.
-func terminalSize(f *os.File) (Size, error) {
-	ws := &unix.Winsize{}
-	err := control(f, func(fd int) (err error) { ws, err = unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ); return err })
-	if err != nil {
-		return Size{}, err
+func terminalSize(f *os.File) (s Size, err error) {
+	var ws *unix.Winsize
+	err = control(f, func(fd int) (err error) { ws, err = unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ); return err })
+	if err == nil {
+		s = Size{ws.Row, ws.Col, ws.Xpixel, ws.Ypixel}
 	}
-	return Size{ws.Row, ws.Col, ws.Xpixel, ws.Ypixel}, nil
+	return s, err
 }
 
-// rawMode puts the host terminal in raw mode; restore undoes it, any number of times, without flushing
-// type-ahead. It leaves a terminal alone that belongs to another job by then.
+// rawMode puts the host terminal in raw mode; restore undoes it, any number of times. Neither flushes type-ahead.
+// A terminal that belongs to another job by then is left alone.
 func rawMode(f *os.File) (restore func() error, err error) {
-	before, err := termios(f, nil)
+	fd := int(f.Fd())
+	before, err := term.MakeRaw(fd)
 	if err != nil {
-		return nil, err
-	}
-	raw := *before // as cfmakeraw(3)
-	raw.Iflag &^= unix.IGNBRK | unix.BRKINT | unix.PARMRK | unix.ISTRIP | unix.INLCR | unix.IGNCR | unix.ICRNL | unix.IXON
-	raw.Oflag &^= unix.OPOST
-	raw.Lflag &^= unix.ECHO | unix.ECHONL | unix.ICANON | unix.ISIG | unix.IEXTEN
-	raw.Cflag = raw.Cflag&^(unix.CSIZE|unix.PARENB) | unix.CS8
-	raw.Cc[unix.VMIN], raw.Cc[unix.VTIME] = 1, 0
-	if _, err := termios(f, &raw); err != nil {
 		return nil, err
 	}
 	return func() error {
-		if pgrp := terminalGroup(f); pgrp > 0 && pgrp != unix.Getpgrp() {
+		if pgrp, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP); err == nil && pgrp != unix.Getpgrp() {
 			return nil
 		}
-		_, err := termios(f, before)
-		return err
+		return term.Restore(fd, before)
 	}, nil
 }
 
@@ -482,16 +418,15 @@ func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 // Asks this process to stop (kill -TSTP; in raw mode Ctrl-Z is the child's), and says that it goes on.
 const suspendSignal, resumeSignal = syscall.SIGTSTP, syscall.SIGCONT
 
-// endSignals are those that end a session, without the ones this process was started to ignore (nohup):
-// asking for these would un-ignore them in the child too.
+// endSignals are those that end a session, without the ones this process was started to ignore (nohup): asking for
+// these would un-ignore them in the child too.
 func endSignals() []os.Signal {
 	list := []os.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT}
 	return slices.DeleteFunc(list, signal.Ignored)
 }
 
-// stopSelf stops this process as suspendSignal would by default and returns when it goes on; at once where
-// the system would ignore the signal because no shell could ever resume us (orphaned process group). It has
-// to be SIGSTOP: Go's handler of SIGTSTP stays installed even after signal.Reset.
+// stopSelf stops this process as suspendSignal would by default and returns when it goes on; at once where no shell
+// could ever resume us. It has to be SIGSTOP: Go's handler of SIGTSTP stays installed even after signal.Reset.
 func stopSelf() error {
 	session, err := unix.Getsid(0)
 	if parent, _ := unix.Getsid(unix.Getppid()); err != nil || session != parent || session == unix.Getpgrp() {
@@ -500,79 +435,62 @@ func stopSelf() error {
 	resumed := make(chan os.Signal, 1)
 	signal.Notify(resumed, resumeSignal)
 	defer signal.Stop(resumed)
-	if err := unix.Kill(unix.Getpid(), unix.SIGSTOP); err != nil {
-		return err
+	if err = unix.Kill(unix.Getpid(), unix.SIGSTOP); err == nil {
+		<-resumed
 	}
-	<-resumed
-	return nil
+	return err
 }
 
-// lockFile takes an exclusive advisory lock on the open file (flock); wait false: errLocked at once if another
-// has it. The lock lives as long as f: keep it reachable.
+// lockFile takes an exclusive advisory lock on the open file (flock); wait false: errLocked at once if another has
+// it. The lock lives as long as f: keep it reachable.
 func lockFile(f *os.File, wait bool) error {
 	how := unix.LOCK_EX
 	if !wait {
 		how |= unix.LOCK_NB
 	}
-	err := flock(f, how)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return errLocked
-	}
-	return err
-}
-
-func unlockFile(f *os.File) error { return flock(f, unix.LOCK_UN) }
-
-func flock(f *os.File, how int) error {
-	err := control(f, func(fd int) (err error) {
-		for err = unix.EINTR; err == unix.EINTR; {
-			err = unix.Flock(fd, how)
+	for {
+		err := unix.Flock(int(f.Fd()), how)
+		if err == unix.EWOULDBLOCK {
+			return errLocked
 		}
-		return err
-	})
-	if err != nil {
-		return &fs.PathError{Op: "lock", Path: f.Name(), Err: err}
+		if err != unix.EINTR {
+			return err
+		}
 	}
-	return nil
 }
 
-// syncDir makes a rename or creation in dir durable; file systems that cannot are taken as they are.
+func unlockFile(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_UN) }
+
+// syncDir makes a rename or creation in dir durable; file systems that cannot (EINVAL) are taken as they are.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return err
 	}
 	defer d.Close()
-	if err := d.Sync(); !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOTSUP) {
-		return err
+	if err = d.Sync(); errors.Is(err, unix.EINVAL) {
+		return nil
 	}
-	return nil
+	return err
 }
 
 // processStart is a number that tells two processes of the same pid apart; 0: no such process.
-func processStart(pid int) int64 {
-	if linux {
-		f := statFields("/proc/" + strconv.Itoa(pid))
-		if len(f) < 20 || f[0] == "Z" || f[0] == "X" {
-			return 0
+func processStart(pid int) (n int64) {
+	if !linux {
+		ps := exec.Command("ps", "-o", "lstart=", "-p", strconv.Itoa(pid))
+		ps.Env = []string{"LC_ALL=C"}
+		out, _ := ps.Output()
+		if t, err := time.Parse(time.ANSIC, strings.TrimSpace(string(out))); err == nil {
+			n = t.Unix()
 		}
-		ticks, _ := strconv.ParseInt(f[19], 10, 64) // clock ticks since boot
-		return ticks
+	} else if f := statFields("/proc/" + strconv.Itoa(pid)); len(f) > 19 && f[0] != "Z" {
+		n, _ = strconv.ParseInt(f[19], 10, 64) // clock ticks since boot
 	}
-	// sysctl kern.proc.pid.PID gives a struct kinfo_proc, which begins with the start time, a struct timeval.
-	mib := [4]int32{1, 14, 1, int32(pid)} // CTL_KERN, KERN_PROC, KERN_PROC_PID: <sys/sysctl.h>
-	var info [1024]byte
-	n := uintptr(len(info))
-	_, _, errno := unix.Syscall6(202, uintptr(unsafe.Pointer(&mib[0])), 4, // SYS_sysctl: <sys/syscall.h>
-		uintptr(unsafe.Pointer(&info[0])), uintptr(unsafe.Pointer(&n)), 0, 0)
-	if errno != 0 || n < 16 {
-		return 0
-	}
-	return int64(binary.LittleEndian.Uint64(info[:]))*1e6 + int64(binary.LittleEndian.Uint32(info[8:]))
+	return n
 }
 
-// ownedPrivate says what is wrong when path is not a regular file or folder of the user's own that group and
-// others cannot touch, or is a file with a second name (hard link).
+// ownedPrivate says what is wrong when path is not a regular file or folder of the user's own that group and others
+// cannot touch, or is a file with a second name (hard link).
 func ownedPrivate(path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -604,13 +522,13 @@ func mkdirPrivate(path string) error {
 	return os.Chmod(path, 0o700) // whatever the umask took away
 }
 
-// openPrivate opens or creates a file 0600, whatever the umask, never following a symbolic link; it must be
+// openPrivate opens or creates a file 0600, whatever the umask, never following a symbolic link (ELOOP); it must be
 // ownedPrivate. One that is not is not truncated.
 func openPrivate(path string, flag int) (*os.File, error) {
 	// O_NONBLOCK: a planted FIFO must not hang the open; it means nothing to a regular file.
 	f, err := os.OpenFile(path, flag&^os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	if err != nil {
-		return nil, err // ELOOP for a symbolic link
+		return nil, err
 	}
 	info, err := f.Stat()
 	if err == nil {
@@ -629,25 +547,16 @@ func openPrivate(path string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// renameOver is os.Rename, which replaces a file that others have open.
-func renameOver(from, to string) error { return os.Rename(from, to) }
-
-// networkFS names the file system when flock may not hold between machines, else "".
+// networkFS names the file system when flock may not hold between machines, else "" (always on macOS): statfs(2).
 func networkFS(dir string) string {
 	var st unix.Statfs_t
-	if unix.Statfs(dir, &st) != nil {
-		return ""
-	}
-	if !linux && uint64(st.Flags)&0x1000 == 0 { // no MNT_LOCAL: macOS <sys/mount.h>
-		return "network"
-	}
-	// Magic numbers of statfs(2); macOS's types are small numbers and none of these.
+	unix.Statfs(dir, &st)
 	return map[uint32]string{0x6969: "nfs", 0xff534d42: "cifs", 0xfe534d42: "cifs", 0x517b: "smb", 0x01021997: "9p",
 		0x65735546: "fuse", 0x00c36400: "ceph"}[uint32(st.Type)]
 }
 
-// watchFolder delivers a value when a file in dir changes, nil where the system has no such thing or has
-// run out of it (fs.inotify.max_user_instances, often 128).
+// watchFolder delivers a value when a file in dir changes, nil where the system has no such thing or has run out of
+// it (fs.inotify.max_user_instances, often 128).
 func watchFolder(dir string) (ch <-chan struct{}, stop func()) {
 	start, add := uintptr(26), uintptr(27) // inotify_init1, inotify_add_watch; tables as for waitsFor
 	if amd64 {
@@ -658,12 +567,12 @@ func watchFolder(dir string) (ch <-chan struct{}, stop func()) {
 		return nil, func() {}
 	}
 	fd, _, errno := unix.Syscall(start, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
-	if errno != 0 {
-		return nil, func() {}
-	}
 	f := os.NewFile(fd, "inotify")
-	const mask = 0x2 | 0x80 | 0x100 // IN_MODIFY, IN_MOVED_TO, IN_CREATE: <linux/inotify.h>
-	if _, _, errno := unix.Syscall(add, fd, uintptr(unsafe.Pointer(name)), mask); errno != 0 {
+	if errno == 0 {
+		const mask = 0x2 | 0x80 | 0x100 // IN_MODIFY, IN_MOVED_TO, IN_CREATE: <linux/inotify.h>
+		_, _, errno = unix.Syscall(add, fd, uintptr(unsafe.Pointer(name)), mask)
+	}
+	if errno != 0 {
 		f.Close()
 		return nil, func() {}
 	}

@@ -1,6 +1,5 @@
-// Everything that differs between operating systems, for Windows (10 1809 and later, which has ConPTY);
-// pty_unix.go has the same functions in the same order. Where Windows has no such thing the comment says so.
-// A child ends with us: it runs in a job object that the system closes when this process is gone.
+// Everything that differs between operating systems, for Windows (10 1809 and later, which has ConPTY); pty_unix.go
+// has the same functions in the same order. Where Windows has no such thing the comment says so.
 package main
 
 import (
@@ -11,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -19,33 +19,34 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/windows"
+	"golang.org/x/term"
 )
 
 // winPTY is a pseudo-console and the child. The console host paints its screen into a pipe as escape codes.
 type winPTY struct {
-	in, out *os.File // our ends of the console's pipes
-	console windows.Handle
-	process windows.Handle
-	job     windows.Handle
-	pid     int
-	closing sync.Once
-	heard   chan struct{} // something has been read
-	exited  chan struct{} // closed when the child is gone
-	code    int           // valid then
+	in, out      *os.File // our ends of the console's pipes
+	console      windows.Handle
+	process, job windows.Handle
+	pid          int
+	hangUp       func()        // closes the console, once: its programs get CTRL_CLOSE_EVENT, Read comes to its end
+	heard        chan struct{} // something has been read
+	exited       chan struct{} // closed when the child is gone
+	code         int           // valid then
 }
 
-// startPTY opens a pseudo-console of that size and starts argv in it. host is not used: what Unix keeps in the
-// terminal's modes is each program's own business here. Errors wrap errNoTool or fs.ErrPermission.
+// startPTY opens a pseudo-console of that size and starts argv in it; all that it starts ends with us. host is not
+// used: each program has its own modes here. Errors wrap errNoTool or fs.ErrPermission.
 func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, error) {
-	path, err := findTool(argv[0])
-	if err != nil {
-		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
-	}
 	p := &winPTY{exited: make(chan struct{}), heard: make(chan struct{}, 1)}
-	if err := p.open(size); err != nil {
-		return nil, fmt.Errorf("opening a pseudo-console: %w", err)
+	p.hangUp = sync.OnceFunc(func() { windows.ClosePseudoConsole(p.console) })
+	path, err := findTool(argv[0])
+	if err == nil {
+		err = p.open(size)
 	}
-	if err := p.start(path, argv, env, dir); err != nil {
+	if err == nil {
+		err = p.start(path, argv, env, dir)
+	}
+	if err != nil {
 		p.Close()
 		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
 	}
@@ -67,26 +68,18 @@ func findTool(name string) (string, error) {
 
 func (p *winPTY) open(size Size) error {
 	theirIn, in, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	defer theirIn.Close()
-	out, theirOut, err := os.Pipe()
-	if err != nil {
-		in.Close()
-		return err
-	}
-	defer theirOut.Close()
+	out, theirOut, outErr := os.Pipe()
 	p.in, p.out = in, out
-	err = windows.CreatePseudoConsole(coord(size), windows.Handle(theirIn.Fd()), windows.Handle(theirOut.Fd()), 0, &p.console)
-	if err != nil {
-		in.Close()
-		out.Close()
+	if err = errors.Join(err, outErr); err == nil {
+		r, w := windows.Handle(theirIn.Fd()), windows.Handle(theirOut.Fd())
+		err = windows.CreatePseudoConsole(coord(size), r, w, 0, &p.console)
 	}
+	theirIn.Close()
+	theirOut.Close()
 	return err
 }
 
-// start creates the process suspended, so that it cannot have children before it is in the job.
+// start creates the process suspended, so that it has no children before it is in the job.
 func (p *winPTY) start(path string, argv, env []string, dir string) error {
 	attrs, err := windows.NewProcThreadAttributeList(1)
 	if err != nil {
@@ -95,42 +88,37 @@ func (p *winPTY) start(path string, argv, env []string, dir string) error {
 	defer attrs.Delete()
 	console := *(*unsafe.Pointer)(unsafe.Pointer(&p.console)) // the value, not its address, is the attribute
 	err = attrs.Update(windows.PROC_THREAD_ATTRIBUTE_PSEUDOCONSOLE, console, unsafe.Sizeof(p.console))
-	if err != nil {
-		return err
-	}
 	si := windows.StartupInfoEx{ProcThreadAttributeList: attrs.List()}
 	si.Cb = uint32(unsafe.Sizeof(si))
 	// A child gets our own standard handles where they are redirected, unless it is given some; none will do
 	// (https://github.com/microsoft/terminal/issues/11276). Not always: wine would start it without a console.
 	for _, f := range []*os.File{os.Stdin, os.Stdout, os.Stderr} {
-		var mode uint32
-		if windows.GetConsoleMode(windows.Handle(f.Fd()), &mode) != nil {
+		if !term.IsTerminal(int(f.Fd())) {
 			si.Flags = windows.STARTF_USESTDHANDLES
 		}
 	}
 	app, err1 := windows.UTF16PtrFromString(path)
 	line, err2 := windows.UTF16PtrFromString(windows.ComposeCommandLine(argv))
 	cwd, err3 := windows.UTF16PtrFromString(cmp.Or(dir, "."))
-	p.job, err = windows.CreateJobObject(nil, nil)
-	if err := errors.Join(err, err1, err2, err3); err != nil {
+	job, err4 := windows.CreateJobObject(nil, nil)
+	if err = errors.Join(err, err1, err2, err3, err4); err != nil {
 		return err
 	}
 	block := utf16.Encode([]rune(strings.Join(env, "\x00") + "\x00\x00"))
 	var pi windows.ProcessInformation
 	const flags = windows.EXTENDED_STARTUPINFO_PRESENT | windows.CREATE_UNICODE_ENVIRONMENT | windows.CREATE_SUSPENDED
-	if err := windows.CreateProcess(app, line, nil, nil, false, flags, &block[0], cwd, &si.StartupInfo, &pi); err != nil {
+	if err = windows.CreateProcess(app, line, nil, nil, false, flags, &block[0], cwd, &si.StartupInfo, &pi); err != nil {
 		return err
 	}
-	defer windows.CloseHandle(pi.Thread)
-	p.process, p.pid = pi.Process, int(pi.ProcessId)
-	err = errors.Join(p.limitJob(windows.JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE), windows.AssignProcessToJobObject(p.job, p.process))
-	if err == nil {
-		_, err = windows.ResumeThread(pi.Thread)
+	p.process, p.pid, p.job = pi.Process, int(pi.ProcessId), job
+	if err = p.limitJob(windows.JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE); err == nil {
+		err = windows.AssignProcessToJobObject(job, p.process)
 	}
 	if err != nil {
 		windows.TerminateProcess(p.process, 1)
 	}
-	return err
+	_, resumeErr := windows.ResumeThread(pi.Thread)
+	return errors.Join(err, resumeErr, windows.CloseHandle(pi.Thread))
 }
 
 // limitJob says what becomes of the job's processes when its last handle, ours, is closed.
@@ -142,31 +130,33 @@ func (p *winPTY) limitJob(flags uint32) error {
 	return err
 }
 
-// live waits for the child, then for its last output, and closes the console. Older console hosts paint late
-// and lose what is not painted then (https://github.com/microsoft/terminal/issues/18552). A program that the
-// child left behind without a console lives on, as it would without us.
+// live waits for the child, then, 500 ms at most, until nothing has come for 100 ms, and closes the console: older
+// console hosts paint late and lose what is not painted then (https://github.com/microsoft/terminal/issues/18552).
+// A program that the child left behind without a console lives on, as it would without us.
 func (p *winPTY) live() {
 	windows.WaitForSingleObject(p.process, windows.INFINITE)
 	var code uint32
 	if windows.GetExitCodeProcess(p.process, &code); code == uint32(windows.STATUS_CONTROL_C_EXIT) {
-		code = 130 // as the shells of other systems say it
+		code = 130 // as elsewhere
 	}
 	p.code = int(code)
 	p.limitJob(0)
 	close(p.exited)
-	for enough, quiet := time.Now().Add(500*time.Millisecond), false; !quiet && time.Now().Before(enough); {
+	quiet := time.AfterFunc(100*time.Millisecond, p.hangUp)
+	for enough := time.After(500 * time.Millisecond); ; {
 		select {
 		case <-p.heard:
-		case <-time.After(100 * time.Millisecond):
-			quiet = true
+			quiet.Reset(100 * time.Millisecond)
+		case <-enough:
+			p.hangUp()
+			return
 		}
 	}
-	p.hangUp()
 }
 
 // Read gives io.EOF when the console host is gone and all it painted has been read.
 func (p *winPTY) Read(b []byte) (int, error) {
-	n, err := p.out.Read(b) // Go makes ERROR_BROKEN_PIPE io.EOF
+	n, err := p.out.Read(b)
 	select {
 	case p.heard <- struct{}{}:
 	default:
@@ -176,23 +166,18 @@ func (p *winPTY) Read(b []byte) (int, error) {
 
 func (p *winPTY) Write(b []byte) (int, error) { return p.in.Write(b) }
 
-// hangUp closes the console: its programs get CTRL_CLOSE_EVENT, and Read comes to its end.
-func (p *winPTY) hangUp() {
-	p.closing.Do(func() { windows.ClosePseudoConsole(p.console) })
-}
-
 // Close hangs up on a goroutine of its own: before Windows 11 24H2 that waits until all output is read
 // (https://learn.microsoft.com/windows/console/closepseudoconsole).
 func (p *winPTY) Close() error {
-	go p.hangUp()
-	p.out.Close()
-	if err := p.in.Close(); !errors.Is(err, os.ErrClosed) {
-		return err
+	if p.console != 0 {
+		go p.hangUp()
 	}
+	p.out.Close()
+	p.in.Close()
 	return nil
 }
 
-// Resize repaints; pixels are unknown here.
+// Resize repaints; there are no pixels here.
 func (p *winPTY) Resize(s Size) error { return windows.ResizePseudoConsole(p.console, coord(s)) }
 
 func coord(s Size) windows.Coord { return windows.Coord{X: int16(s.Cols), Y: int16(s.Rows)} }
@@ -228,69 +213,57 @@ func (p *winPTY) Terminate(done <-chan struct{}) {
 // State says nothing: the console host knows who reads and whether it echoes, but does not tell.
 func (p *winPTY) State() TTYState { return TTYState{Canonical: true, Echo: true} }
 
-// terminalSize asks the host's console; f is its input or output.
+// terminalSize asks the host's console, of which f is the input or output.
 func terminalSize(f *os.File) (Size, error) {
-	out, err := consoleOutput()
-	if err != nil {
-		return Size{}, err
+	out, err := os.OpenFile("CONOUT$", os.O_RDWR, 0)
+	if err != nil || !term.IsTerminal(int(f.Fd())) {
+		return Size{}, cmp.Or(err, fs.ErrInvalid)
 	}
 	defer out.Close()
-	var info windows.ConsoleScreenBufferInfo
-	err = windows.GetConsoleScreenBufferInfo(windows.Handle(out.Fd()), &info)
-	w := info.Window
-	return Size{Rows: uint16(w.Bottom - w.Top + 1), Cols: uint16(w.Right - w.Left + 1)}, err
+	cols, rows, err := term.GetSize(int(out.Fd()))
+	return Size{Rows: uint16(rows), Cols: uint16(cols)}, err
 }
-
-func consoleOutput() (*os.File, error) { return os.OpenFile("CONOUT$", os.O_RDWR, 0) }
 
 // rawMode gives every key as bytes, escape sequences both ways, in UTF-8; restore undoes it, any number of times.
 func rawMode(f *os.File) (restore func() error, err error) {
-	out, err := consoleOutput()
+	out, err := os.OpenFile("CONOUT$", os.O_RDWR, 0) // stays open for restore
 	if err != nil {
 		return nil, err
 	}
-	hin, hout := windows.Handle(f.Fd()), windows.Handle(out.Fd())
-	var in0, out0 uint32
-	if err := errors.Join(windows.GetConsoleMode(hin, &in0), windows.GetConsoleMode(hout, &out0)); err != nil {
-		out.Close()
-		return nil, err
+	before, err := term.MakeRaw(int(f.Fd()))
+	if err != nil {
+		return nil, errors.Join(err, out.Close())
 	}
+	var mode uint32
+	screen := windows.Handle(out.Fd())
+	windows.GetConsoleMode(screen, &mode)
 	inCP, _ := windows.GetConsoleCP()
 	outCP, _ := windows.GetConsoleOutputCP()
-	set := func(inMode, outMode, inCP, outCP uint32) error {
-		return errors.Join(windows.SetConsoleMode(hin, inMode), windows.SetConsoleMode(hout, outMode),
-			windows.SetConsoleCP(inCP), windows.SetConsoleOutputCP(outCP))
+	set := func(mode, in, out uint32) error {
+		return errors.Join(windows.SetConsoleMode(screen, mode), windows.SetConsoleCP(in), windows.SetConsoleOutputCP(out))
 	}
-	restore = func() error { return set(in0, out0, inCP, outCP) } // keeps out open, to be called again
-	const cooked = windows.ENABLE_PROCESSED_INPUT | windows.ENABLE_LINE_INPUT | windows.ENABLE_ECHO_INPUT
-	const utf8 = 65001
-	err = set(in0&^cooked|windows.ENABLE_VIRTUAL_TERMINAL_INPUT, out0|windows.ENABLE_PROCESSED_OUTPUT|
-		windows.ENABLE_VIRTUAL_TERMINAL_PROCESSING|windows.DISABLE_NEWLINE_AUTO_RETURN, utf8, utf8)
-	if err != nil {
-		return nil, errors.Join(err, restore())
+	restore = func() error { return errors.Join(term.Restore(int(f.Fd()), before), set(mode, inCP, outCP)) }
+	if err = set(mode|windows.ENABLE_PROCESSED_OUTPUT|windows.ENABLE_VIRTUAL_TERMINAL_PROCESSING|
+		windows.DISABLE_NEWLINE_AUTO_RETURN, 65001, 65001); err != nil { // UTF-8
+		restore()
 	}
-	return restore, nil
+	return restore, err
 }
 
-// resizeSignals delivers a value per change of the host console's size; stop ends it. Windows tells of that
-// only among the key events, which are read as bytes, so the size is looked at twice a second.
+// resizeSignals delivers a value per change of the host console's size; stop ends it. Windows tells of that only
+// among the key events, which are read as bytes, so the size is looked at twice a second.
 func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 	c, done := make(chan os.Signal, 1), make(chan struct{})
 	go func() {
-		ticker := time.NewTicker(500 * time.Millisecond)
-		defer ticker.Stop()
 		for last, _ := terminalSize(f); ; {
 			select {
 			case <-done:
 				return
-			case <-ticker.C:
+			case <-time.After(500 * time.Millisecond):
 			}
-			if now, err := terminalSize(f); err == nil && now != last {
+			if now, err := terminalSize(f); err == nil && now != last && len(c) == 0 {
 				last = now
-				select {
-				case c <- syscall.Signal(28): // SIGWINCH elsewhere
-				default:
-				}
+				c <- syscall.Signal(28) // SIGWINCH elsewhere
 			}
 		}
 	}()
@@ -305,8 +278,8 @@ func endSignals() []os.Signal { return []os.Signal{os.Interrupt, syscall.SIGTERM
 
 func stopSelf() error { return errors.ErrUnsupported }
 
-// lockFile takes an exclusive lock on the open file; wait false: errLocked at once if another has it. Locks
-// keep others from reading here, so it is on a byte far beyond the end.
+// lockFile takes an exclusive lock on the open file; wait false: errLocked at once if another has it. A lock keeps
+// others from reading here, so it is on a byte far beyond the end.
 func lockFile(f *os.File, wait bool) error {
 	flags := uint32(windows.LOCKFILE_EXCLUSIVE_LOCK)
 	if !wait {
@@ -316,10 +289,7 @@ func lockFile(f *os.File, wait bool) error {
 	if errors.Is(err, windows.ERROR_LOCK_VIOLATION) {
 		return errLocked
 	}
-	if err != nil {
-		return &fs.PathError{Op: "lock", Path: f.Name(), Err: err}
-	}
-	return nil
+	return err
 }
 
 func unlockFile(f *os.File) error {
@@ -331,8 +301,7 @@ func syncDir(dir string) error { return nil }
 
 // processStart is a number that tells two processes of the same pid apart; 0: no such process.
 func processStart(pid int) int64 {
-	const access = windows.PROCESS_QUERY_LIMITED_INFORMATION | windows.SYNCHRONIZE
-	h, err := windows.OpenProcess(access, false, uint32(pid))
+	h, err := windows.OpenProcess(windows.PROCESS_QUERY_LIMITED_INFORMATION|windows.SYNCHRONIZE, false, uint32(pid))
 	if err != nil {
 		return 0
 	}
@@ -345,8 +314,8 @@ func processStart(pid int) int64 {
 	return created.Nanoseconds()
 }
 
-// ownedPrivate says what is wrong when path is not the user's own, or when anybody but the user, the system
-// and the administrators is allowed something.
+// ownedPrivate says what is wrong when path is not a regular file or folder of the user's own, or when its access
+// list names anybody but the user, the system and the administrators.
 func ownedPrivate(path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -357,52 +326,34 @@ func ownedPrivate(path string) error {
 	}
 	sd, err := windows.GetNamedSecurityInfo(path, windows.SE_FILE_OBJECT,
 		windows.OWNER_SECURITY_INFORMATION|windows.DACL_SECURITY_INFORMATION)
-	if err != nil {
+	user, userErr := windows.GetCurrentProcessToken().GetTokenUser()
+	if err = errors.Join(err, userErr); err != nil {
 		return fmt.Errorf("reading who may open %s: %w", path, err)
 	}
-	user, err := windows.GetCurrentProcessToken().GetTokenUser()
-	if err != nil {
-		return err
-	}
-	ours := func(sid *windows.SID) bool {
-		return sid.Equals(user.User.Sid) || sid.IsWellKnown(windows.WinLocalSystemSid) ||
-			sid.IsWellKnown(windows.WinBuiltinAdministratorsSid) || sid.IsWellKnown(windows.WinCreatorOwnerRightsSid)
-	}
-	if owner, _, err := sd.Owner(); err != nil || !ours(owner) {
-		return fmt.Errorf("%s belongs to another user: %w", path, fs.ErrPermission)
-	}
-	acl, _, err := sd.DACL()
-	if err != nil || acl == nil {
-		return fmt.Errorf("%s can be reached by everybody: %w", path, fs.ErrPermission)
-	}
-	for i := range uint32(acl.AceCount) {
-		var ace *windows.ACCESS_ALLOWED_ACE
-		if err := windows.GetAce(acl, i, &ace); err != nil {
-			return err
-		}
-		if ace.Header.AceType == windows.ACCESS_ALLOWED_ACE_TYPE && !ours((*windows.SID)(unsafe.Pointer(&ace.SidStart))) {
+	// SDDL: O:owner D:(type;flags;rights;;;who)…
+	who := regexp.MustCompile(`O:(S-[-\d]+|[A-Z]{2})|;([^;()]*)\)|NO_ACCESS_CONTROL`)
+	for _, m := range who.FindAllStringSubmatch(sd.String(), -1) {
+		sid, err := windows.StringToSid(m[1] + m[2])
+		if err != nil || !sid.Equals(user.User.Sid) && !sid.IsWellKnown(windows.WinLocalSystemSid) &&
+			!sid.IsWellKnown(windows.WinBuiltinAdministratorsSid) {
 			return fmt.Errorf("%s can be reached by others; run: icacls %s /inheritance:r /grant:r %%USERNAME%%:F", path, path)
 		}
 	}
 	return nil
 }
 
-// onlyOurs is a security descriptor that lets in the user and the system, whatever the folder above says.
-func onlyOurs() (*windows.SecurityAttributes, error) {
+// mkdirPrivate makes a folder that only the user and the system can enter, with all that will be in it; an error wraps
+// fs.ErrExist when it is there.
+func mkdirPrivate(path string) error {
 	user, err := windows.GetCurrentProcessToken().GetTokenUser()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	sd, err := windows.SecurityDescriptorFromString("D:P(A;OICI;FA;;;SY)(A;OICI;FA;;;" + user.User.Sid.String() + ")")
-	return &windows.SecurityAttributes{Length: uint32(unsafe.Sizeof(windows.SecurityAttributes{})), SecurityDescriptor: sd}, err
-}
-
-// mkdirPrivate makes a folder that only the user can enter; an error wraps fs.ErrExist when it is there.
-func mkdirPrivate(path string) error {
-	sa, err := onlyOurs()
 	name, nameErr := windows.UTF16PtrFromString(path)
 	if err = errors.Join(err, nameErr); err == nil {
-		err = windows.CreateDirectory(name, sa)
+		err = windows.CreateDirectory(name, &windows.SecurityAttributes{
+			Length: uint32(unsafe.Sizeof(windows.SecurityAttributes{})), SecurityDescriptor: sd})
 	}
 	if err != nil {
 		return &fs.PathError{Op: "mkdir", Path: path, Err: err}
@@ -410,40 +361,19 @@ func mkdirPrivate(path string) error {
 	return nil
 }
 
-// openPrivate opens or creates a file that only the user can open, never following a link; it must be
-// ownedPrivate and regular, with one name. With O_APPEND it cannot be truncated. Others may rename over it.
+// openPrivate opens or creates a file that must be ownedPrivate, which it is in a folder by mkdirPrivate. os.Root opens
+// it so that Root.Rename can replace it meanwhile. With O_APPEND it cannot be truncated later.
 func openPrivate(path string, flag int) (*os.File, error) {
-	access, create := uint32(windows.GENERIC_READ), uint32(windows.OPEN_EXISTING)
-	switch {
-	case flag&os.O_APPEND != 0:
-		access |= windows.FILE_APPEND_DATA | windows.FILE_WRITE_ATTRIBUTES
-	case flag&(os.O_WRONLY|os.O_RDWR) != 0:
-		access |= windows.GENERIC_WRITE
-	}
-	switch {
-	case flag&os.O_EXCL != 0:
-		create = windows.CREATE_NEW
-	case flag&os.O_CREATE != 0:
-		create = windows.OPEN_ALWAYS
-	}
-	sa, err := onlyOurs()
-	name, nameErr := windows.UTF16PtrFromString(path)
-	if err := errors.Join(err, nameErr); err != nil {
+	root, err := os.OpenRoot(filepath.Dir(path))
+	if err != nil {
 		return nil, err
 	}
-	h, err := windows.CreateFile(name, access, shareAll, sa, create, windows.FILE_FLAG_OPEN_REPARSE_POINT, 0)
+	defer root.Close()
+	f, err := root.OpenFile(filepath.Base(path), flag&^os.O_TRUNC, 0o600)
 	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+		return nil, err
 	}
-	f := os.NewFile(uintptr(h), path)
-	var info windows.ByHandleFileInformation
-	if err = windows.GetFileInformationByHandle(h, &info); err == nil && info.NumberOfLinks > 1 {
-		err = fmt.Errorf("%s has a second name (%d hard links)", path, info.NumberOfLinks)
-	}
-	if err == nil {
-		err = ownedPrivate(path)
-	}
-	if err == nil && flag&os.O_TRUNC != 0 {
+	if err = ownedPrivate(path); err == nil && flag&os.O_TRUNC != 0 {
 		err = f.Truncate(0)
 	}
 	if err != nil {
@@ -453,44 +383,8 @@ func openPrivate(path string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-const shareAll = windows.FILE_SHARE_READ | windows.FILE_SHARE_WRITE | windows.FILE_SHARE_DELETE
-
-// renameOver is os.Rename that also replaces a file others have open (by openPrivate), as on other systems:
-// https://learn.microsoft.com/windows-hardware/drivers/ddi/ntifs/ns-ntifs-_file_rename_information
-func renameOver(from, to string) error {
-	to, err := filepath.Abs(to)
-	name, err1 := windows.UTF16PtrFromString(from)
-	target, err2 := windows.UTF16FromString(to)
-	if err := errors.Join(err, err1, err2); err != nil {
-		return err
-	}
-	h, err := windows.CreateFile(name, windows.DELETE|windows.SYNCHRONIZE, shareAll, nil, windows.OPEN_EXISTING, 0, 0)
-	if err != nil {
-		return &fs.PathError{Op: "rename", Path: from, Err: err}
-	}
-	defer windows.CloseHandle(h)
-	info := struct {
-		flags  uint32 // FILE_RENAME_REPLACE_IF_EXISTS, FILE_RENAME_POSIX_SEMANTICS
-		root   windows.Handle
-		length uint32 // of the name, in bytes
-		name   [1024]uint16
-	}{flags: 1 | 2, length: uint32(2 * (len(target) - 1))}
-	copy(info.name[:], target)
-	err = windows.SetFileInformationByHandle(h, windows.FileRenameInfoEx, (*byte)(unsafe.Pointer(&info)), uint32(unsafe.Sizeof(info)))
-	if err != nil { // a file system without it
-		return os.Rename(from, to)
-	}
-	return nil
-}
-
-// networkFS says "network" where locks may not hold between machines, else "".
-func networkFS(dir string) string {
-	root, err := windows.UTF16PtrFromString(filepath.VolumeName(dir) + `\`)
-	if err == nil && windows.GetDriveType(root) == windows.DRIVE_REMOTE {
-		return "network"
-	}
-	return ""
-}
+// networkFS: shares keep locks between machines here, so there is nothing to warn of.
+func networkFS(dir string) string { return "" }
 
 // watchFolder: NTFS tells of a growing file only when it is closed or flushed, so the caller has to look.
 func watchFolder(dir string) (ch <-chan struct{}, stop func()) { return nil, func() {} }

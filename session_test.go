@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	switch {
 	case mode == "main":
 		os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
-	case mode != "" && childPTY(mode):
+	case mode != "" && (childPTY(mode) || childStore(mode)):
 		return
 	}
 	os.Exit(m.Run())

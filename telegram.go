@@ -22,7 +22,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/rand"
 	"crypto/subtle"
 	"encoding/json"
 	"errors"
@@ -31,13 +30,11 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
-	"math/big"
-	mrand "math/rand/v2"
+	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -52,7 +49,8 @@ import (
 )
 
 const (
-	partUnits   = 3400              // UTF-16 units of foreign text in a message; with our own lines below the limit of 4096
+	partUnits   = 3400              // UTF-16 units of foreign text in a message of 4096: room for our own lines
+	maxShown    = 3000              // bytes of a command or diff in one message; of a longer one "Show all" comes first
 	maxToast    = 200               // characters, https://core.telegram.org/bots/api#answercallbackquery
 	maxResponse = 16 << 20          // bytes: 100 updates, each with the message it replies to, stay far below
 	pollSeconds = 50                // the server clamps longer ones (server)
@@ -99,7 +97,7 @@ type Telegram struct {
 // newTelegram refuses what would otherwise fail late.
 func newTelegram(cfg *Config, st *Store, log *slog.Logger) (*Telegram, error) {
 	if cfg.Token == "" || cfg.ChatID == 0 || len(cfg.Users) == 0 {
-		return nil, errors.New("telegram needs bot_token, chat_id and at least one of allowed_users: run atlasbridge setup")
+		return nil, errors.New("telegram needs bot_token, chat_id and allowed_users: run atlasbridge setup")
 	}
 	if err := checkBaseURL(cfg.APIBase); err != nil {
 		return nil, fmt.Errorf("telegram.api_base %w", err)
@@ -115,8 +113,10 @@ func newTelegram(cfg *Config, st *Store, log *slog.Logger) (*Telegram, error) {
 func newBot(token, base string) *Telegram {
 	tr := http.DefaultTransport.(*http.Transport).Clone() // proxies from the environment; limits on dialing and TLS
 	tr.Protocols = new(http.Protocols)
-	tr.Protocols.SetHTTP1(true)                                                             // a connection per request in flight: a dead long poll takes no message with it
-	refuse := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse } // the token is in the path
+	tr.Protocols.SetHTTP1(true)                            // a connection per request in flight: a dead long poll takes no message with it
+	refuse := func(*http.Request, []*http.Request) error { // the token is in the path
+		return http.ErrUseLastResponse
+	}
 	return &Telegram{token: token, base: strings.TrimRight(base, "/"), log: slog.New(slog.DiscardHandler),
 		http: &http.Client{Transport: tr, CheckRedirect: refuse}}
 }
@@ -139,6 +139,13 @@ func (t *Telegram) Trouble() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return cmp.Or(t.sendTrouble, t.pollTrouble)
+}
+
+// warn logs a failure that changes nothing else.
+func (t *Telegram) warn(doing string, err error) {
+	if err != nil && !errors.Is(err, context.Canceled) {
+		t.log.Warn(doing, "error", err)
+	}
 }
 
 // note sets one of the two troubles; a new one is logged.
@@ -203,7 +210,7 @@ func (t *Telegram) request(ctx context.Context, method string, params, result an
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	body, err := json.Marshal(params)
+	body, err := json.Marshal(cmp.Or(params, any(struct{}{})))
 	var req *http.Request
 	if err == nil {
 		req, err = http.NewRequestWithContext(ctx, http.MethodPost, t.base+"/bot"+t.token+"/"+method, bytes.NewReader(body))
@@ -313,14 +320,14 @@ func (t *Telegram) send(ctx context.Context, method string, params map[string]an
 		case !e.temporary():
 			return 0, e
 		default:
-			_ = sleep(ctx, backoff(failures, mrand.Float64()))
+			_ = sleep(ctx, backoff(failures, rand.Float64()))
 			failures++
 		}
 	}
 }
 
-// slot is the pacing of the chat, kept in one small file for all processes. About one message a second is allowed
-// in a chat and 20 a minute in a group, https://core.telegram.org/bots/faq#my-bot-is-hitting-limits-how-do-i-avoid-this.
+// slot is the pacing of the chat, kept in one small file for all processes. About one message a second is allowed in
+// a chat, and 20 a minute in a group: https://core.telegram.org/bots/faq#my-bot-is-hitting-limits-how-do-i-avoid-this
 type slot struct {
 	next  time.Time // when the next message may leave; in the past: that much is saved up for a burst
 	until time.Time // retry_after: nothing leaves before
@@ -498,6 +505,9 @@ const (
 	tapSubmit = "~s:"     // + the keys that are ticked: give these choices
 )
 
+// fits tells whether the message shows all of what a permission question is about, so that nothing is approved blind.
+func (p *PromptRecord) fits() bool { return p.Permission && p.Full != "" && len(p.Full) <= maxShown }
+
 // keyboard is an open question's rows of buttons. whole: all of it has been shown, so nothing is held back. ticked are
 // the keys chosen so far where several may be; they live in the buttons, so that what is seen is what is submitted.
 // What grants and what refuses never share a row.
@@ -508,10 +518,10 @@ func keyboard(p *PromptRecord, whole bool, ticked ...string) (rows [][]button) {
 	add := func(text, value string) {
 		data := fmt.Sprintf("ans:%s:%s:%.16s:%s", shortID(p.ID), shortID(p.SessionID), p.Nonce, value)
 		if len(data) <= 64 {
-			rows = append(rows, []button{{clean(text, 64), data}})
+			rows = append(rows, []button{{text, data}})
 		}
 	}
-	held := p.Cut && !whole
+	held := p.Cut && !whole && !p.fits()
 	switch {
 	case p.Idle || p.Secret || !p.Open():
 		return nil
@@ -526,24 +536,20 @@ func keyboard(p *PromptRecord, whole bool, ticked ...string) (rows [][]button) {
 		add("↩️ Press Enter", "enter")
 	}
 	for _, c := range answers(p) {
-		on := slices.Contains(ticked, c.Key)
-		then := append(slices.Clone(ticked), c.Key)
-		if on {
-			then = slices.DeleteFunc(then, func(k string) bool { return k == c.Key })
+		then := slices.DeleteFunc(slices.Clone(ticked), func(key string) bool { return key == c.Key })
+		on := len(then) < len(ticked)
+		if !on {
+			then = append(then, c.Key)
+			slices.Sort(then)
 		}
-		slices.Sort(then)
 		switch text := choiceText(p, c); {
 		case held && (p.Multi || grants(c)):
-		case p.Multi && on:
-			add("✓ "+text, tapTick+strings.Join(then, ","))
 		case p.Multi:
-			add("▫️ "+text, tapTick+strings.Join(then, ","))
-		case !p.Permission && p.Type != YesNo:
-			add(text, c.Key)
-		case grants(c):
-			add("✅ "+text, c.Key)
+			add(map[bool]string{true: "✓ ", false: "▫️ "}[on]+text, tapTick+strings.Join(then, ","))
+		case p.Permission || p.Type == YesNo:
+			add(map[bool]string{true: "✅ ", false: "❌ "}[grants(c)]+text, c.Key)
 		default:
-			add("❌ "+text, c.Key)
+			add(text, c.Key)
 		}
 	}
 	if p.Multi && !held {
@@ -568,9 +574,9 @@ func grants(c Choice) bool { return c.Grants || c.Hook == "allow" || c.Key == "y
 
 func choiceText(p *PromptRecord, c Choice) string {
 	if p.Type == YesNo {
-		return c.Label
+		return clean(c.Label, 60)
 	}
-	return c.Key + ". " + c.Label
+	return clean(c.Key, 9) + ". " + clean(c.Label, 60)
 }
 
 // valueName is a decision's value in a person's words.
@@ -587,6 +593,9 @@ func valueName(p *PromptRecord, v string) string {
 // session. body stands for the excerpt when more of the question is shown.
 func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord, body string) *richText {
 	ask, hint, left := clean(p.Question, 400), "", timeLeft(p)
+	if body == "" && p.fits() {
+		body = clean(p.Full, maxShown)
+	}
 	body = cmp.Or(body, clean(p.Excerpt, 700))
 	switch {
 	case !p.Open():
@@ -606,9 +615,10 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord, body string) 
 	case p.Permission:
 		ask, hint = "🛡️ "+cmp.Or(ask, "Permission request"), "To refuse and say why, reply with text."
 	default:
-		ask, hint = "❓ "+cmp.Or(ask, "Waiting for your input"), map[bool]string{true: "Tick what applies, then Submit."}[p.Multi]
-		if p.Type == FreeText {
+		if ask = "❓ " + cmp.Or(ask, "Waiting for your input"); p.Type == FreeText {
 			hint = "Reply to this message with your answer."
+		} else if p.Multi {
+			hint = "Tick what applies, then Submit."
 		}
 	}
 	r := &richText{}
@@ -618,7 +628,7 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord, body string) 
 	}
 	for _, c := range p.Choices {
 		if len(c.Label) > 30 && p.Open() { // a button shows about this much
-			r.line("", clean(choiceText(p, c), 80))
+			r.line("", choiceText(p, c))
 		}
 	}
 	if p.Tool != "" && p.Open() {
@@ -681,7 +691,7 @@ func (t *Telegram) ask(ctx context.Context, p *PromptRecord, s *SessionRecord, b
 // Settle edits the question's message, which may be a newer one than p knows, to what p now says. While a question
 // waits whose message has been shown in full, or in which choices have been ticked, there is nothing to say.
 func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error {
-	if p.MsgID == 0 || p.Open() && (p.Cut || p.Multi) {
+	if p.MsgID == 0 || p.Open() && (p.Cut && !p.fits() || p.Multi) {
 		return nil
 	}
 	params := t.questionText(p, s, "").params(keyboard(p, false))
@@ -802,10 +812,11 @@ func admitted(u *update, users []int64, chatID int64) (from *user, reason string
 // receiver is a Telegram while it polls. Its fields belong to the goroutine that listens.
 type receiver struct {
 	*Telegram
-	jobs      chan func(context.Context) // answers that may wait for the pacing, done in order by one goroutine
-	work      sync.WaitGroup             // that goroutine, and answers to taps under way
-	lastOK    time.Time                  // of getUpdates, by the wall clock
-	minute    time.Time                  // in which strangers were audited
+	ctx       context.Context // ends with the polling
+	work      sync.WaitGroup  // answers on their way, each a goroutine that ends with it
+	lastOK    time.Time       // of getUpdates, by the wall clock
+	stuck     int64           // the update that could not be recorded, of which the operator was told
+	minute    time.Time       // in which strangers were audited
 	strangers int
 }
 
@@ -828,7 +839,7 @@ func (t *Telegram) Poll(ctx context.Context) {
 			t.polling.Store(false)
 			release()
 		case time.Since(beat) > 2*tapLife: // stopped, or stuck; a held lock is never taken away
-			t.note(&t.pollTrouble, "the atlasbridge that listens to Telegram has been silent for long: see atlasbridge status")
+			t.note(&t.pollTrouble, "the session that listens to Telegram has been silent for long: see atlasbridge status")
 		default:
 			t.note(&t.pollTrouble, "")
 		}
@@ -839,72 +850,56 @@ func (t *Telegram) Poll(ctx context.Context) {
 // receive is Poll with the lock held. It returns true when polling makes no sense any more.
 func (t *Telegram) receive(ctx context.Context, beat time.Time) (final bool) {
 	ctx, stop := context.WithCancel(ctx)
-	r := &receiver{Telegram: t, jobs: make(chan func(context.Context), 64), lastOK: beat}
-	r.work.Go(func() {
-		for {
-			select {
-			case job := <-r.jobs:
-				job(ctx)
-			case <-ctx.Done():
-				return
-			}
-		}
-	})
+	r := &receiver{Telegram: t, ctx: ctx, lastOK: beat}
 	defer r.work.Wait()
 	defer stop()
-	r.later(r.register)
-	return r.listen(ctx)
-}
-
-// later queues a job for the worker. When 64 wait already the chat is far behind, and the job is dropped.
-func (r *receiver) later(job func(context.Context)) {
-	select {
-	case r.jobs <- job:
-	default:
-		r.log.Warn("too many answers wait to be sent to Telegram: one was dropped")
-	}
+	r.work.Go(r.register)
+	return r.listen()
 }
 
 // tell answers the operator's message.
 func (r *receiver) tell(replyTo int64, text string) {
-	r.later(func(ctx context.Context) { _, _ = r.Notify(ctx, Notice{Text: text, ReplyTo: replyTo}) })
+	r.work.Go(func() {
+		_, err := r.Notify(r.ctx, Notice{Text: text, ReplyTo: replyTo})
+		r.warn("answering the operator", err)
+	})
 }
 
 // buttons replaces a message's buttons.
 func (r *receiver) buttons(msg int64, rows [][]button) {
-	r.later(func(ctx context.Context) {
+	r.work.Go(func() {
 		params := map[string]any{"message_id": msg, "reply_markup": markup(rows)}
-		if _, err := r.send(ctx, "editMessageReplyMarkup", params, true); err != nil {
-			r.log.Warn("changing buttons", "error", err)
-		}
+		_, err := r.send(r.ctx, "editMessageReplyMarkup", params, true)
+		r.warn("changing buttons", err)
 	})
 }
 
 // listen polls until ctx ends or the lock is lost (false), or the token is refused (true).
-func (r *receiver) listen(ctx context.Context) (final bool) {
+func (r *receiver) listen() (final bool) {
 	params := map[string]any{"allowed_updates": []string{"message", "callback_query"}}
-	for failures, timeout := 0, 1; ctx.Err() == nil; { // after a failure the poll is short: to know soon that all is well
+	for failures, timeout := 0, 1; r.ctx.Err() == nil; { // after a failure, short: to know soon that all is well
 		params["timeout"] = timeout
-		updates, e := r.poll(ctx, params)
+		updates, e := r.poll(params)
 		if failures, timeout = failures+1, 1; e == nil {
-			failures, timeout = 0, pollSeconds
-			r.note(&r.pollTrouble, "")
+			trouble := ""
 			for _, raw := range updates {
-				id, err := r.take(ctx, raw)
+				id, err := r.take(raw)
 				if err != nil { // not on disk, so not confirmed: it comes again
-					r.note(&r.pollTrouble, "answers cannot be recorded, so they are not acted on: "+err.Error())
-					_ = sleep(ctx, time.Second)
+					trouble = "answers cannot be recorded, so they are not acted on: " + err.Error()
+					_ = sleep(r.ctx, time.Second)
 					break
 				}
 				params["offset"] = id + 1 // assigned, never the maximum: ids restart at random after a week (server)
 			}
+			failures, timeout = 0, pollSeconds
+			r.note(&r.pollTrouble, trouble)
 			r.recovered()
 			continue
 		}
-		if text := e.trouble(); text != "" && (failures > 1 || !e.temporary()) && ctx.Err() == nil {
+		if text := e.trouble(); text != "" && (failures > 1 || !e.temporary()) && r.ctx.Err() == nil {
 			r.note(&r.pollTrouble, text)
 		}
-		pause := cmp.Or(e.after, backoff(failures-1, mrand.Float64()))
+		pause := cmp.Or(e.after, backoff(failures-1, rand.Float64()))
 		switch e.code {
 		case 401, 404:
 			return true
@@ -915,15 +910,15 @@ func (r *receiver) listen(ctx context.Context) (final bool) {
 			}
 			pause = max(pause, 5*time.Second)
 		}
-		_ = sleep(ctx, pause)
+		_ = sleep(r.ctx, pause)
 	}
 	return false
 }
 
 // poll is one getUpdates. It ends early when the machine has slept meanwhile: the connection will not have survived.
-func (r *receiver) poll(ctx context.Context, params any) (updates []json.RawMessage, e *apiError) {
+func (r *receiver) poll(params any) (updates []json.RawMessage, e *apiError) {
 	const beat = 10 * time.Second
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(r.ctx)
 	defer cancel()
 	go func() { // ends with the request
 		for last := time.Now().Round(0); sleep(ctx, beat) == nil; last = time.Now().Round(0) {
@@ -932,7 +927,8 @@ func (r *receiver) poll(ctx context.Context, params any) (updates []json.RawMess
 			}
 		}
 	}()
-	return updates, r.request(ctx, "getUpdates", params, &updates)
+	e = r.request(ctx, "getUpdates", params, &updates)
+	return updates, e
 }
 
 // recovered notes a successful poll. After an outage longer than a tap lives, taps may be lost: what still waits is
@@ -948,13 +944,13 @@ func (r *receiver) recovered() {
 	}
 	for _, p := range v.Prompts {
 		if p.Status == AwaitingReply && p.MsgID != 0 && !p.Idle && now.Sub(p.At) > tapLife && now.Before(p.ExpiresAt) {
-			r.later(func(ctx context.Context) { r.offer(ctx, p.ID, "", false) })
+			r.work.Go(func() { r.offer(p.ID, "", false) })
 		}
 	}
 }
 
 // take acts on one update. An error means that nothing was done and the update must come again.
-func (r *receiver) take(ctx context.Context, raw json.RawMessage) (id int64, err error) {
+func (r *receiver) take(raw json.RawMessage) (id int64, err error) {
 	var u update
 	if json.Unmarshal(raw, &u) != nil {
 		var only struct {
@@ -972,9 +968,18 @@ func (r *receiver) take(ctx context.Context, raw json.RawMessage) (id int64, err
 	switch {
 	case err != nil || v.Updates[strconv.FormatInt(u.ID, 10)] != nil:
 	case u.Callback != nil:
-		err = r.tap(ctx, u.ID, u.Callback, v)
+		err = r.tap(u.ID, u.Callback, v)
 	default:
-		err = r.said(ctx, u.ID, u.Message, v)
+		err = r.said(u.ID, u.Message, v)
+	}
+	const untold = "It could not be recorded, so nothing was done yet; it is tried again."
+	if told := r.stuck == u.ID; err != nil && !told && u.Callback != nil {
+		r.toast(u.Callback, untold, true)
+	} else if err != nil && !told {
+		r.tell(u.Message.ID, "✗ "+untold)
+	}
+	if err != nil {
+		r.stuck = u.ID
 	}
 	return u.ID, err
 }
@@ -984,21 +989,13 @@ func (r *receiver) stranger(u *update, from *user, reason string) {
 	if now := time.Now(); now.Sub(r.minute) > time.Minute {
 		r.minute, r.strangers = now, 0
 	}
-	if r.strangers++; r.strangers > 10 {
-		return
+	if r.strangers++; r.strangers <= 10 && from != nil {
+		fields := []Field{{"update_id", u.ID}, {"reason", reason}, {"by", from.who()}}
+		r.audit(Event{Name: "UNAUTHORIZED", Fields: fields})
 	}
-	fields := []Field{{"update_id", u.ID}, {"reason", reason}}
-	if from != nil {
-		fields = append(fields, Field{"by", from.who()})
-	}
-	r.audit(Event{Name: "UNAUTHORIZED", Fields: fields})
 }
 
-func (r *receiver) audit(e Event) {
-	if err := r.store.Audit().Append(e); err != nil {
-		r.log.Warn("auditing "+e.Name, "error", err)
-	}
-}
+func (r *receiver) audit(e Event) { r.warn("auditing "+e.Name, r.store.Audit().Append(e)) }
 
 // reject audits an answer of the operator that changed nothing, and records its update as done with.
 func (r *receiver) reject(id int64, by, session, prompt, reason string) error {
@@ -1014,12 +1011,10 @@ func (r *receiver) once(id int64, with ...Record) error {
 }
 
 // toast answers a tap: a line on the phone, or a box to be closed when it says that nothing was done.
-func (r *receiver) toast(ctx context.Context, q *press, text string, box bool) {
+func (r *receiver) toast(q *press, text string, box bool) {
 	r.work.Go(func() {
 		params := map[string]any{"callback_query_id": q.ID, "text": clean(text, maxToast), "show_alert": box}
-		if err := r.call(ctx, "answerCallbackQuery", params, nil); err != nil {
-			r.log.Debug("answering a tap", "error", err) // too old is not worth another try
-		}
+		r.warn("answering a tap", r.call(r.ctx, "answerCallbackQuery", params, nil)) // too old is not worth another try
 	})
 }
 
@@ -1038,11 +1033,11 @@ func tapped(data string, v *View) (p *PromptRecord, value string) {
 	return nil, ""
 }
 
-// tap acts on a pressed button. The phone is told at once; what takes longer is left to the worker.
-func (r *receiver) tap(ctx context.Context, id int64, q *press, v *View) error {
+// tap acts on a pressed button. The phone is told at once; what takes longer is done beside.
+func (r *receiver) tap(id int64, q *press, v *View) error {
 	p, value := tapped(q.Data, v)
 	for tries := 0; p != nil && p.Open() && q.Message.ID > p.MsgID && tries < 100; tries++ {
-		if err := sleep(ctx, 10*time.Millisecond); err != nil { // until the record of that message is written
+		if err := sleep(r.ctx, 10*time.Millisecond); err != nil { // until the record of that message is written
 			return err
 		}
 		if v, err := r.store.View(); err == nil {
@@ -1051,7 +1046,7 @@ func (r *receiver) tap(ctx context.Context, id int64, q *press, v *View) error {
 	}
 	if p == nil || q.Message.ID != p.MsgID {
 		p = cmp.Or(p, &PromptRecord{})
-		r.toast(ctx, q, "Nothing was done: this message is out of date. Use the newest one of its question.", true)
+		r.toast(q, "Nothing was done: this message is out of date. Use the newest one of its question.", true)
 		r.buttons(q.Message.ID, nil)
 		return r.reject(id, q.From.who(), p.SessionID, p.ID, "not a button of an open question")
 	}
@@ -1059,59 +1054,56 @@ func (r *receiver) tap(ctx context.Context, id int64, q *press, v *View) error {
 	if submit {
 		value = keys
 	} else if strings.HasPrefix(value, "~") && p.Open() {
-		r.show(ctx, q, p, value)
+		r.show(q, p, value)
 		return r.once(id)
 	}
 	d := Decision{PromptID: p.ID, SessionID: p.SessionID, Nonce: p.Nonce, Value: value, By: q.From.who(), UpdateID: id}
 	now, why, err := r.store.Decide(d, time.Now())
 	switch {
 	case err != nil:
-		r.toast(ctx, q, "It could not be recorded, so nothing was done yet; it is tried again.", true)
 	case why != "":
-		r.toast(ctx, q, "Nothing was done: "+string(why), true)
-		r.later(func(ctx context.Context) { r.settle(ctx, &now) })
+		r.toast(q, "Nothing was done: "+string(why), true)
+		r.work.Go(func() { r.settle(&now) })
 		err = r.reject(id, d.By, p.SessionID, p.ID, string(why))
 	default:
-		r.toast(ctx, q, "✓ "+valueName(p, value), false)
+		r.toast(q, "✓ "+valueName(p, value), false)
 	}
 	return err
 }
 
 // settle shows in its message what became of a question that is over, whichever session it belongs to.
-func (r *receiver) settle(ctx context.Context, p *PromptRecord) {
+func (r *receiver) settle(p *PromptRecord) {
 	if v, err := r.store.View(); err == nil && v.Sessions[p.SessionID] != nil && !p.Open() {
-		if err := r.Settle(ctx, p, v.Sessions[p.SessionID]); err != nil {
-			r.log.Warn("editing a question's message", "error", err)
-		}
+		r.warn("editing a question's message", r.Settle(r.ctx, p, v.Sessions[p.SessionID]))
 	}
 }
 
 // show does what a button asks that decides nothing: tick a choice, or show more.
-func (r *receiver) show(ctx context.Context, q *press, p *PromptRecord, value string) {
+func (r *receiver) show(q *press, p *PromptRecord, value string) {
 	keys, tick := strings.CutPrefix(value, tapTick)
 	switch {
 	case tick:
-		r.toast(ctx, q, "", false)
+		r.toast(q, "", false)
 		ticked := strings.FieldsFunc(keys, func(c rune) bool { return c == ',' })
 		r.buttons(q.Message.ID, keyboard(p, true, ticked...))
 	case value == tapAll:
-		r.toast(ctx, q, "Here is all of it", false)
-		r.later(func(ctx context.Context) { r.offer(ctx, p.ID, p.Full, true) })
+		r.toast(q, "Here is all of it", false)
+		r.work.Go(func() { r.offer(p.ID, p.Full, true) })
 	default:
-		r.toast(ctx, q, "Here is more of it", false)
-		r.later(func(ctx context.Context) { r.offer(ctx, p.ID, p.Recent, false) })
+		r.toast(q, "Here is more of it", false)
+		r.work.Go(func() { r.offer(p.ID, p.Recent, false) })
 	}
 }
 
 // offer sends a waiting question again, with another body if there is one, and makes the new message the one whose
 // buttons count.
-func (r *receiver) offer(ctx context.Context, id, body string, whole bool) {
+func (r *receiver) offer(id, body string, whole bool) {
 	v, err := r.store.View()
 	if err != nil || v.Prompts[id] == nil || !v.Prompts[id].Open() || v.Sessions[v.Prompts[id].SessionID] == nil {
 		return
 	}
 	p, s := *v.Prompts[id], v.Sessions[v.Prompts[id].SessionID]
-	ctx, cancel := context.WithDeadline(ctx, p.ExpiresAt)
+	ctx, cancel := context.WithDeadline(r.ctx, p.ExpiresAt)
 	defer cancel()
 	part, rest := cutText(clean(body, 1<<20), partUnits-800)
 	for rest != "" && err == nil {
@@ -1130,12 +1122,10 @@ func (r *receiver) offer(ctx context.Context, id, body string, whole bool) {
 			return []Record{&p}, nil
 		})
 	}
-	if err != nil {
-		r.log.Warn("offering a question again", "error", err)
-		return
+	if r.warn("offering a question again", err); err == nil {
+		r.settle(&p) // if it has been answered meanwhile
+		r.buttons(old, nil)
 	}
-	r.settle(ctx, &p) // if it has been answered meanwhile
-	r.buttons(old, nil)
 }
 
 // botCommands is what the operator can type, as setMyCommands takes it.
@@ -1153,16 +1143,14 @@ func botCommands() (list []map[string]string) {
 }
 
 // register tells Telegram the commands, for the configured chat alone, unless it knows them.
-func (r *receiver) register(ctx context.Context) {
+func (r *receiver) register() {
 	scope := map[string]any{"type": "chat", "chat_id": r.chat.Load()}
 	var known []map[string]string
-	err := r.call(ctx, "getMyCommands", map[string]any{"scope": scope}, &known)
-	if want := botCommands(); err == nil && !reflect.DeepEqual(known, want) {
-		err = r.call(ctx, "setMyCommands", map[string]any{"scope": scope, "commands": want}, nil)
+	err := r.call(r.ctx, "getMyCommands", map[string]any{"scope": scope}, &known)
+	if want := botCommands(); err == nil && fmt.Sprint(known) != fmt.Sprint(want) {
+		err = r.call(r.ctx, "setMyCommands", map[string]any{"scope": scope, "commands": want}, nil)
 	}
-	if err != nil {
-		r.log.Info("registering the commands", "error", err)
-	}
+	r.warn("registering the commands", err)
 }
 
 // keyBytes is what a key of /keys sends; appCursor: the program has switched the arrows to application mode (DECCKM).
@@ -1182,17 +1170,12 @@ func keyBytes(name string, appCursor bool) (string, bool) {
 	return b, ok
 }
 
-// operatorText is a message's text as data: no control characters but newline and tab. It is "" when it came damaged.
+// operatorText is a message's text as data, see cleanText; "" when it came damaged, or would have to be cut.
 func operatorText(s string) string {
-	if !utf8.ValidString(s) || strings.ContainsRune(s, utf8.RuneError) || fitUnits(s, 4096) < len(s) {
+	if len(s) > maxMessage || strings.ContainsRune(s, utf8.RuneError) {
 		return ""
 	}
-	return strings.TrimSpace(strings.Map(func(c rune) rune {
-		if c < ' ' && c != '\n' && c != '\t' || c >= 0x7f && c < 0xa0 {
-			return -1
-		}
-		return c
-	}, strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(s)))
+	return strings.TrimSpace(cleanText(s))
 }
 
 // wish is what a message asks for: an answer now, or one thing to be done.
@@ -1205,16 +1188,16 @@ type wish struct {
 }
 
 // said acts on a message.
-func (r *receiver) said(ctx context.Context, id int64, m *message, v *View) (err error) {
+func (r *receiver) said(id int64, m *message, v *View) (err error) {
 	at := time.Unix(m.Date, 0).Add(time.Second)
 	if skew := r.clockSkew(); skew.Abs() > 3*time.Second { // less may be rounding and the network
 		at = at.Add(-skew)
 	}
 	w := (&heard{message: m, view: v, at: at, by: m.From.who()}).understand()
 	if w.secret {
-		r.later(func(ctx context.Context) {
-			if _, err := r.send(ctx, "deleteMessage", map[string]any{"message_id": m.ID}, true); err != nil {
-				r.tell(m.ID, "⚠️ Your message could not be deleted: delete it yourself.")
+		r.work.Go(func() {
+			if _, err := r.send(r.ctx, "deleteMessage", map[string]any{"message_id": m.ID}, true); err != nil {
+				r.tell(m.ID, "⚠ Your message could not be deleted: delete it yourself.")
 			}
 		})
 		if !r.cfg.Load().FreeText {
@@ -1231,7 +1214,8 @@ func (r *receiver) said(ctx context.Context, id int64, m *message, v *View) (err
 	case w.input != nil:
 		w.input.UpdateID = id
 		if err = r.once(id, w.input); err == nil && w.input.Kind != "text" {
-			r.audit(Event{"SESSION_COMMAND", w.input.SessionID, "", []Field{{"command", w.input.Kind}, {"by", w.input.By}}})
+			fields := []Field{{"command", w.input.Kind}, {"by", w.input.By}}
+			r.audit(Event{"SESSION_COMMAND", w.input.SessionID, "", fields})
 		}
 	case w.meta != nil:
 		next := &MetaRecord{Head: Head{ID: "telegram"}, Values: map[string]string{}}
@@ -1242,10 +1226,7 @@ func (r *receiver) said(ctx context.Context, id int64, m *message, v *View) (err
 	case w.reply != "":
 		err = r.once(id)
 	}
-	if err != nil {
-		w.reply = "✗ It could not be recorded, so nothing was done yet; it is tried again."
-	}
-	if w.reply != "" {
+	if err == nil && w.reply != "" {
 		r.tell(m.ID, w.reply)
 	}
 	return err
@@ -1272,7 +1253,7 @@ func (h *heard) understand() wish {
 	case s == nil:
 		return wish{reply: refusal}
 	case text == "":
-		return wish{reply: "✗ Nothing was done: only text can be sent to a session, and it must be undamaged."}
+		return wish{reply: "✗ Nothing was done: only text of up to 4096 bytes can be sent to a session."}
 	}
 	return h.speak(s, p, text)
 }
@@ -1296,11 +1277,12 @@ func (h *heard) command(name, line string) wish {
 	}
 	switch name {
 	case "start", "help":
-		return wish{reply: "The questions of your sessions come here. Tap an answer, or reply to a message with text.\n" + help}
+		return wish{reply: "Questions come here. Tap an answer, or reply to a message with text.\n" + help}
 	case "status", "sessions":
 		return wish{reply: "Running:" + h.list(name == "status")}
 	case "release":
-		return wish{reply: "Text goes to what it replies to.", meta: map[string]string{"claim " + h.by: "", "switch " + h.by: ""}}
+		none := map[string]string{"claim " + h.by: "", "switch " + h.by: ""}
+		return wish{reply: "Text goes to what it replies to.", meta: none}
 	case "keys":
 		if _, ok := keyBytes(sid, false); ok {
 			sid, rest = "", line
@@ -1335,7 +1317,8 @@ func (h *heard) command(name, line string) wish {
 }
 
 func (h *heard) input(s *SessionRecord, kind, text string) *InputRecord {
-	return &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: kind, Text: text, By: h.by, ReplyTo: h.ID, Status: "queued"}
+	return &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: kind, Text: text, By: h.by, ReplyTo: h.ID,
+		Status: "queued"}
 }
 
 // target finds the session meant: the one named, or whose message this replies to (then also the question asked
@@ -1418,7 +1401,8 @@ func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
 	if refusal != "" {
 		return wish{reply: "✗ Nothing was done: " + refusal}
 	}
-	return wish{secret: p.Secret, decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: value, By: h.by}}
+	d := &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: value, By: h.by}
+	return wish{secret: p.Secret, decision: d}
 }
 
 // answerTo turns text into a value for Store.Decide: a choice by its key or label, several by their keys; else the
@@ -1546,28 +1530,25 @@ func (s *setup) run() error {
 	return s.test()
 }
 
-// token finds the bot token: file ("-": standard input), environment, configuration; or asks, without echo.
+// token finds the bot token: file, environment, configuration; or asks, without echo.
 func (s *setup) token() (string, error) {
-	name := s.o.text("token-file")
-	if kept := cmp.Or(s.getenv("TELEGRAM_BOT_TOKEN"), s.config.Token); name == "" && kept != "" {
-		return kept, nil
-	}
 	var text []byte
 	var err error
-	switch {
-	case name == "-":
-		text, err = io.ReadAll(io.LimitReader(s.stdin, 1024))
+	kept := cmp.Or(s.getenv("TELEGRAM_BOT_TOKEN"), s.config.Token)
+	switch name := s.o.text("token-file"); {
 	case name != "":
 		text, err = os.ReadFile(name)
-	case onTerminal(s.stdin):
+	case kept == "" && onTerminal(s.stdin):
 		fmt.Fprint(s.stdout, "Make a bot with @BotFather (/newbot) and paste its token here (it is not shown): ")
 		text, err = term.ReadPassword(int(s.stdin.Fd()))
 		s.say("")
+	default:
+		text = []byte(kept)
 	}
-	if token := strings.TrimSpace(string(text)); token != "" || err != nil {
-		return token, err
+	if err == nil && len(text) == 0 {
+		err = errors.New("none given: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
 	}
-	return "", errors.New("none given: use --token-file FILE (- is standard input) or TELEGRAM_BOT_TOKEN")
+	return strings.TrimSpace(string(text)), err
 }
 
 // operator checks the bot, and finds chat and user: by flag, as configured, or by a code from the phone.
@@ -1603,25 +1584,19 @@ func (s *setup) operator() error {
 		s.say("Chat %d, allowed users %v", c.ChatID, c.Users)
 		return nil
 	}
-	number, err := rand.Int(rand.Reader, big.NewInt(1_000_000))
-	if err != nil {
-		return err
-	}
-	code, tries := fmt.Sprintf("%06d", number), map[int64]int{}
+	code, tries := newNonce()[:6], map[int64]int{}
 	s.say("Open https://t.me/%s and send it anything; then send it this code:  %s", me.Username, code)
 	return s.wait(func(u *update) bool {
 		if u.Message == nil || u.Message.From == nil {
 			return false
 		}
 		m := u.Message
-		if tries[m.From.ID]++; tries[m.From.ID] > 5 { // five of a million
-			return false
-		}
-		if _, reason := admitted(u, []int64{m.From.ID}, m.Chat.ID); reason != "" {
+		tries[m.From.ID]++
+		if _, reason := admitted(u, []int64{m.From.ID}, m.Chat.ID); reason != "" || tries[m.From.ID] > 5 { // of 16 million
 			return false
 		}
 		s.say("\n%s, user %d, wrote in %s chat %d", clip(visible(m.From.Name), 40), m.From.ID, m.Chat.Type, m.Chat.ID)
-		if subtle.ConstantTimeCompare([]byte(strings.TrimSpace(m.Text)), []byte(code)) != 1 {
+		if subtle.ConstantTimeCompare([]byte(strings.ToLower(strings.TrimSpace(m.Text))), []byte(code)) != 1 {
 			s.say("If that is you, send the code.")
 			return false
 		}
@@ -1633,7 +1608,7 @@ func (s *setup) operator() error {
 // wait polls until done says so, a dot for every round.
 func (s *setup) wait(done func(*update) bool) error {
 	if !s.held {
-		return hinted(errors.New("a running session listens to this bot"), "end it, or give --chat-id, --user-id and --no-test")
+		return hinted(errors.New("a running session listens to this bot"), "end it, or use --chat-id, --user-id, --no-test")
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Minute)
 	defer cancel()
@@ -1656,7 +1631,7 @@ func (s *setup) wait(done func(*update) bool) error {
 			}
 		}
 	}
-	return hinted(errors.New("nothing came within 10 minutes"), "run atlasbridge setup again; there will be another code")
+	return hinted(errors.New("nothing came within 10 minutes"), "run atlasbridge setup again: it makes a new code")
 }
 
 // test sends a message with a button and waits until it is pressed.
@@ -1682,7 +1657,8 @@ func (s *setup) test() error {
 	})
 	if err == nil {
 		s.say("\nIt works. Now: atlasbridge run claude")
-		_, err = s.bot.send(s.ctx, "editMessageText", map[string]any{"message_id": id, "text": "✅ AtlasBridge is connected."}, true)
+		done := map[string]any{"message_id": id, "text": "✅ AtlasBridge is connected."}
+		_, err = s.bot.send(s.ctx, "editMessageText", done, true)
 	}
 	return err
 }
