@@ -340,7 +340,7 @@ func verify(r io.Reader, anchors []Anchor) Verdict {
 		case bad != nil:
 			v.Reason = bad.Error()
 		case seq != v.Entries+1:
-			v.Reason = fmt.Sprintf("seq is %d where %d belongs: entries removed, inserted or reordered", seq, v.Entries+1)
+			v.Reason = fmt.Sprintf("seq is %d, not %d: entries removed, inserted or reordered", seq, v.Entries+1)
 		case prev != v.Hash:
 			v.Reason = "prev_hash is not the hash of the entry before"
 		case hash != digest(append(line[:len(line)-1-hashMember], '}')):
