@@ -1025,7 +1025,8 @@ func (p *PromptRecord) judge(given string) (value, reason string, why Refusal) {
 	case takesText:
 		return given, "", p.text(given)
 	}
-	return "", "", Refusal("no answer to this question: " + clip(strconv.Quote(given), 40) + "; it takes " + p.takes())
+	given = clip(strconv.Quote(given), 40)
+	return "", "", Refusal("not an answer to this question: " + given + "; it takes " + p.takes())
 }
 
 // offered tells whether the value is one that a button could have sent.
@@ -1080,7 +1081,7 @@ func (p *PromptRecord) takes() string {
 			out = append(out, word)
 		}
 	}
-	return cmp.Or(strings.Join(out, ", "), "text")
+	return cmp.Or(strings.Join(out, " "), "text")
 }
 
 // follower is one Follow call.
@@ -1494,9 +1495,9 @@ func (c *command) status(o *options, s *Store, v *View) int {
 	return 0
 }
 
-// span is a duration as people say it, without its seconds from an hour on.
+// span is a duration as people say it, without its seconds from a minute on.
 func span(d time.Duration) string {
-	if d < time.Hour {
+	if d < time.Minute {
 		return max(d, 0).Truncate(time.Second).String()
 	}
 	return strings.TrimSuffix(d.Truncate(time.Minute).String(), "0s")

@@ -281,7 +281,7 @@ func TestStoreDecideGuards(t *testing.T) {
 			r.Status = "completed"
 			storeUpdate(x.s, &r)
 		}},
-		{"wrong value", "it takes y, n", func(x *setup) { x.d.Value = "maybe" }},
+		{"wrong value", "it takes y n", func(x *setup) { x.d.Value = "maybe" }},
 		{"trusted without nonce and session", "", func(x *setup) {
 			x.d.Nonce, x.d.SessionID, x.d.Trusted, x.d.By = "", "", true, "cli:answer"
 		}},
@@ -1124,7 +1124,7 @@ func TestStoreCommands(t *testing.T) {
 	if _, out, _ := run("approvals", "--json"); json.Unmarshal([]byte(out), &rows) != nil || len(rows) != 1 || rows[0]["status"] != "awaiting_reply" {
 		t.Error(out)
 	}
-	if code, _, errs := run("answer", shortID(p.ID), "maybe"); code != 1 || !strings.Contains(errs, "it takes y, n") {
+	if code, _, errs := run("answer", shortID(p.ID), "maybe"); code != 1 || !strings.Contains(errs, "it takes y n") {
 		t.Error(code, errs)
 	}
 	if code, out, errs := run("answer", shortID(p.ID), "y"); code != 0 || !strings.Contains(out, "answered") {
