@@ -675,16 +675,15 @@ func (v *view) finish(f *found, told bool, o DetectOptions) {
 	} else if told && !f.Idle {
 		f.Signals, f.Score = append(f.Signals, "title"), 1
 	}
-	refusal, grants := "esc", false
+	refusal := "esc"
 	for i := range f.Choices {
 		c := &f.Choices[i]
 		if c.Grants = reGrants.MatchString(c.Label); reRefuses.MatchString(c.Label) {
-			refusal = c.Key
+			c.Grants, refusal = false, c.Key
 		}
-		grants = grants || c.Grants
 		c.Label = clip(visible(c.Label), 60)
 	}
-	f.Permission = f.Type == MultipleChoice && grants && !f.Multi || st.State == "blocked" && st.Kind == "permission"
+	f.Permission = f.Type == MultipleChoice && f.grants() && !f.Multi || st.State == "blocked" && st.Kind == "permission"
 	value, set := o.SafeDefaults[f.Type]
 	if f.Axis == "" {
 		f.Pointer = -1
@@ -755,52 +754,39 @@ type option struct {
 }
 
 var (
-	reTick   = regexp.MustCompile(`^(\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*`)
-	reNumber = regexp.MustCompile(`^\(?(\d{1,2})[.):]\)?\s+`)
-	reShort  = regexp.MustCompile(`\s\((\w|esc)\)$`)
-	reCount  = regexp.MustCompile(`^\d+/\d+\b`)
-	reHint   = regexp.MustCompile(`(?i)\b(arrow|navigate|to select|to confirm|to submit|to choose|use .{0,12}keys|enter |space |` +
+	rePointer = regexp.MustCompile(`^[↑↓ ]*([❯›▸▶►➤‣→»>●○])\s*`)
+	reTick    = regexp.MustCompile(`^(\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*`)
+	reNumber  = regexp.MustCompile(`^\(?(\d{1,2})[.):]\)?\s+`)
+	reShort   = regexp.MustCompile(`\s\((\w|esc)\)$`)
+	reCount   = regexp.MustCompile(`^\d+/\d+\b`)
+	reHint    = regexp.MustCompile(`(?i)\b(arrow|navigate|to select|to confirm|to submit|to choose|use .{0,12}keys|enter |space |` +
 		`esc )|↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
 )
 
 func (v *view) option(r int) option {
-	o := option{row: r, tick: -1}
+	o := option{row: r, tick: -1, textAt: v.rows[r].at}
 	t := v.rows[r].text
-	strip := func(re *regexp.Regexp, cutset string) (m string) {
-		rest := strings.TrimLeft(t, cutset)
-		if re != nil {
-			if sub := re.FindStringSubmatch(t); sub != nil {
-				rest, m = t[len(sub[0]):], sub[1]
-			}
+	strip := func(re *regexp.Regexp) string {
+		m := re.FindStringSubmatch(t)
+		if m == nil {
+			return ""
 		}
-		o.textAt += utf8.RuneCountInString(t) - utf8.RuneCountInString(rest)
-		t = rest
-		return m
+		o.textAt += utf8.RuneCountInString(m[0])
+		t = t[len(m[0]):]
+		return m[1]
 	}
-	box := func() {
+	if m := strip(rePointer); m != "" && m != "○" {
+		o.pointer, _ = utf8.DecodeRuneInString(m)
+	}
+	o.at, o.tickAt = o.textAt, o.textAt
+	mark := strip(reTick)
+	if o.num = strip(reNumber); mark == "" {
 		o.tickAt = o.textAt
-		if m := strip(reTick, ""); m != "" {
-			o.tick = 0
-			if strings.ContainsAny(m, "xX*✔✓•◉◼☑☒■") {
-				o.tick = 1
-			}
-		}
+		mark = strip(reTick)
 	}
-	o.textAt = v.rows[r].at
-	strip(nil, "↑↓ ")
-	if c, _ := utf8.DecodeRuneInString(t); strings.ContainsRune("❯›▸▶►➤‣→»>●○", c) {
-		if c != '○' {
-			o.pointer = c
-		}
-		strip(nil, string(c))
-		strip(nil, " ")
+	if o.label = t; mark != "" {
+		o.tick = map[bool]int{true: 1}[strings.ContainsAny(mark, "xX*✔✓•◉◼☑☒■")]
 	}
-	o.at = o.textAt
-	box()
-	if o.num = strip(reNumber, ""); o.tick < 0 {
-		box()
-	}
-	o.label = t
 	return o
 }
 
@@ -934,39 +920,39 @@ var (
 
 // describe completes a dialog whose choices are in rows first to end: yes/no, ticks, question, text, excerpt.
 func (v *view) describe(f *found, first, end int) {
-	if f.Ticked != nil && !f.Multi {
-		f.Ticked = nil
-	} else if f.Submit = v.a.Submit; f.Multi && f.Submit == "" {
+	if f.Submit = v.a.Submit; !f.Multi {
+		f.Ticked, f.Submit = nil, ""
+	} else if f.Submit == "" {
 		f.Submit, f.Toggle = "\r", " "
 	}
 	if len(f.Choices) == 2 && v.a.Box == nil && reCommon.MatchString(f.Choices[0].Label+f.Choices[1].Label) {
-		for i := range f.Choices {
-			f.Type, f.Choices[i].Key = YesNo, strings.ToLower(f.Choices[i].Label[:1])
-		}
+		f.Type, f.Choices[0].Key, f.Choices[1].Key = YesNo, strings.ToLower(f.Choices[0].Label[:1]), strings.ToLower(f.Choices[1].Label[:1])
 	}
-	top, blank := first, 0
-	for ; top > 0 && !v.rows[top-1].top && blank < 2; top-- {
-		if top < first && v.a.Head != nil && v.a.Head.MatchString(v.rows[top].text) {
-			break
-		}
+	top, headed := first, false
+	for blank := 0; top > 0 && !v.rows[top-1].top && blank < 2 && !headed; top-- {
 		if blank++; v.a.Box != nil || v.rows[top-1].text != "" || v.rows[top-1].rule {
 			blank = 0
 		}
+		headed = v.a.Head != nil && v.a.Head.MatchString(v.rows[top-1].text)
+	}
+	dashes := []int{}
+	for r := top; r < first; r++ {
+		if v.rows[r].rule && strings.Contains(v.rows[r].raw, "╌╌") {
+			dashes = append(dashes, r)
+		}
 	}
 	var body []string     // paragraphs
-	var about [4][]string // lines: all, after "$ ", in an inner frame, between dashed rules; the last that has any is the command
-	on := [4]bool{true}
-	gap := true
+	var about [4][]string // lines: all, from "$ " on, in an inner frame, between the dashed rules; the last that has any is asked about
+	shell, gap := false, true
 	for r := top; r < first; r++ {
 		w := v.rows[r]
-		on[3] = on[3] != (w.rule && strings.Contains(w.raw, "╌╌"))
-		if w.text == "" || strings.HasPrefix(w.text, "Tip: ") {
-			gap, on[1] = true, false
+		dashed := len(dashes) > 1 && r > dashes[0] && r < dashes[len(dashes)-1]
+		if shell = shell || strings.HasPrefix(w.text, "$ "); w.text == "" || strings.HasPrefix(w.text, "Tip: ") && !dashed {
+			gap = true
 			continue
 		}
-		on[1], on[2] = on[1] || strings.HasPrefix(w.text, "$ "), w.depth > 1
-		for i := range about {
-			if on[i] {
+		for i, is := range []bool{true, shell, w.depth > 1, dashed} {
+			if is {
 				about[i] = append(about[i], w.text)
 			}
 		}
@@ -979,38 +965,43 @@ func (v *view) describe(f *found, first, end int) {
 		}
 	}
 	best := -1
-	for i, p := range body { // the question: what begins with a mark, ends with "?", contains one, stands last
+	for i, p := range body { // the question: what begins with a mark, is a question, contains one, stands last
 		score := i
-		for bonus, yes := range map[int]bool{100: strings.Contains(p+" ", "? "), 200: reAsked.MatchString(p),
-			400: v.a.Box == nil && strings.HasPrefix(p, "? ")} {
-			if yes {
-				score += bonus
-			}
+		if v.a.Box == nil && strings.HasPrefix(p, "? ") {
+			score += 300
+		} else if reAsked.MatchString(p) {
+			score += 200
+		} else if strings.Contains(p+" ", "? ") {
+			score += 100
 		}
 		if score > best {
 			best, f.Question = score, reHinted.ReplaceAllString(reLead.ReplaceAllString(p, ""), "")
 		}
 	}
-	clipped := false
+	f.Cut = v.a.Box != nil && top == 0 && !headed // it begins above the screen
 	for _, w := range v.rows[top : end+1] {
-		clipped = clipped || strings.HasPrefix(w.text, "↑") || strings.HasPrefix(w.text, "↓")
+		f.Cut = f.Cut || strings.HasPrefix(w.text, "↑") || strings.HasPrefix(w.text, "↓")
 		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
 	}
-	if f.Type != MultipleChoice || !slices.ContainsFunc(f.Choices, func(c Choice) bool { return reGrants.MatchString(c.Label) }) {
+	if f.Cut = f.Cut && f.grants(); f.Type != MultipleChoice || !f.grants() {
 		return
 	}
-	for i := range about[1:] {
-		if len(about[i+1]) > 0 {
-			about[0] = about[i+1]
+	for _, a := range about[1:] {
+		if len(a) > 0 {
+			about[0] = a
 		}
 	}
-	about[0] = slices.DeleteFunc(about[0], func(s string) bool { return strings.Contains(s, f.Question) })
+	about[0] = slices.DeleteFunc(about[0], func(s string) bool { return strings.Contains(f.Question, s) })
 	subject, ask := redact(visible(strings.Join(about[0], "\n"))), clip(redact(visible(f.Question)), 80)
-	if f.Excerpt, f.Cut = strings.TrimSpace(subject+"\n"+ask), clipped; len(f.Excerpt) > 200 {
+	if f.Excerpt = strings.TrimSpace(subject + "\n" + ask); len(f.Excerpt) > 200 {
 		half := (200 - len(ask) - 10) / 2
 		head, tail := strings.ToValidUTF8(subject[:half], ""), strings.ToValidUTF8(subject[len(subject)-half:], "")
 		f.Excerpt, f.Cut = head+" … "+tail+"\n"+ask+"…", true
 	}
+}
+
+func (f *found) grants() bool {
+	return slices.ContainsFunc(f.Choices, func(c Choice) bool { return reGrants.MatchString(c.Label) && !reRefuses.MatchString(c.Label) })
 }
 
 /* ----- dialogs with buttons ----- */
@@ -1037,7 +1028,8 @@ func (v *view) readBox() *found {
 	if r <= 0 || v.tty.Canonical {
 		return nil
 	}
-	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90}}
+	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "horizontal"}}
+	base := v.attr(r, v.rows[r].at-1)
 	var attrs []Attr
 	for i, m := range reButton.FindAllStringSubmatchIndex(v.rows[r].text, -1) {
 		from, to := v.rows[r].at+m[0], v.rows[r].at+m[1]
@@ -1046,56 +1038,47 @@ func (v *view) readBox() *found {
 			f.Pointer = i // dialog(1) puts the cursor on the button
 		}
 	}
-	base := v.attr(r, v.rows[r].at-1)
 	f.Pointer = max(f.Pointer, odd(attrs, base))
+	var words []int // the rows with text, from the lowest up
 	top := r
 	for edge := false; top > 0 && !edge && (v.rows[top-1].depth > 0 || strings.ContainsAny(v.rows[top-1].raw, lines)); {
 		top--
 		edge = v.rows[top].depth == 0 && strings.ContainsAny(v.rows[top].raw, "╭┌╔")
-	}
-	var words, list []int
-	for i := top; i < r; i++ {
-		if strings.Trim(v.rows[i].text, "_ ") != "" {
-			words = append(words, i)
+		if strings.Trim(v.rows[top].text, "_ ") != "" {
+			words = append(words, top)
 		}
 	}
 	field := !v.hidden && v.row > top && v.row < r && (v.rows[v.row].depth > 1 || strings.Contains(v.rows[v.row].raw, "_"))
-	for n := len(words) - 1; n >= 0 && !field && len(list) == 0; n-- { // the longest end of words that is a list
-		rows := words[len(words)-1-n:]
-		attrs = nil
-		for _, i := range rows {
-			o, first := v.option(i), v.option(rows[0])
-			if v.rows[i].depth > 0 && (o.tick < 0) == (first.tick < 0) && (o.tick >= 0 || o.at == first.at) {
-				attrs = append(attrs, v.attr(i, o.at))
-			}
+	list, from := 0, r
+	for attrs = nil; list < len(words) && !field; list++ { // rows that look alike, ticked or one drawn unlike the others
+		o, last := v.option(words[list]), v.option(words[0])
+		if v.rows[o.row].depth == 0 || (o.tick < 0) != (last.tick < 0) || o.tick < 0 && o.at != last.at {
+			break
 		}
-		if p := odd(attrs, base); len(attrs) == len(rows) && (p >= 0 && n > 0 || v.option(rows[0]).tick >= 0) {
-			list, f.Pointer = rows, max(p, 0)
-		}
+		attrs = append([]Attr{v.attr(o.row, o.at)}, attrs...)
 	}
-	if bare && len(list) == 0 {
-		return nil
-	}
-	for _, i := range words {
-		if (len(list) == 0 || i < list[0]) && (!field || i < v.row || strings.Contains(v.rows[i].text, ":")) {
-			f.Question += strings.TrimRight(v.rows[i].text, "_ ") + " "
-		}
-	}
-	switch f.Axis = "horizontal"; {
-	case field:
-		f.Type, f.Choices, f.Axis = FreeText, nil, ""
-		f.Secret = reSecret.MatchString(strings.TrimSpace(f.Question))
-	case len(list) > 0:
-		f.Choices, f.Axis = nil, "vertical"
-		for i, r := range list[:min(len(list), 9)] {
-			o := v.option(r)
-			f.Multi = f.Multi || o.tick >= 0 && strings.Contains(v.rows[r].text, "[")
+	if p := odd(attrs, base); list > 0 && (p >= 0 && list > 1 || v.option(words[0]).tick >= 0) {
+		f.Choices, f.Axis, f.Pointer, from = nil, "vertical", max(p, 0), words[list-1]
+		for i := range min(list, 9) {
+			o := v.option(words[list-1-i])
+			f.Multi = f.Multi || o.tick >= 0 && strings.Contains(v.rows[o.row].text, "[")
 			f.Choices, f.Ticked = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: o.label}), append(f.Ticked, o.tick == 1)
 		}
-	case len(f.Choices) == 1:
+	} else if bare {
+		return nil
+	}
+	question := ""
+	for _, i := range words {
+		if i < from && (!field || i < v.row || strings.Contains(v.rows[i].text, ":")) {
+			question = strings.TrimRight(v.rows[i].text, "_ ") + " " + question
+		}
+	}
+	question = strings.TrimSpace(question)
+	if field {
+		f.Type, f.Choices, f.Axis, f.Secret = FreeText, nil, "", reSecret.MatchString(question)
+	} else if len(f.Choices) == 1 && from == r {
 		f.Type, f.Choices, f.Axis = ConfirmEnter, nil, ""
 	}
-	question := strings.TrimSpace(f.Question)
 	v.describe(f, r, r)
 	f.Question, f.Excerpt, f.Cut = question, question, false
 	return f
