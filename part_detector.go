@@ -991,7 +991,9 @@ func (v *view) describe(f *found, first, end int) {
 			about[0] = a
 		}
 	}
-	about[0] = slices.DeleteFunc(about[0], func(s string) bool { return strings.Contains(f.Question, s) })
+	about[0] = slices.DeleteFunc(about[0], func(s string) bool {
+		return strings.Contains(f.Question, reHinted.ReplaceAllString(reLead.ReplaceAllString(s, ""), ""))
+	})
 	subject, ask := redact(visible(strings.Join(about[0], "\n"))), clip(redact(visible(f.Question)), 80)
 	if f.Excerpt = strings.TrimSpace(subject + "\n" + ask); len(f.Excerpt) > 200 {
 		half := (200 - len(ask) - 10) / 2
