@@ -1116,10 +1116,11 @@ func (v *view) readButtons() *found {
 /* ----- questions on the cursor's line ----- */
 
 var (
-	reMarked  = regexp.MustCompile(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]`)
+	reMarked  = regexp.MustCompile(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|\b(?i:yes ?/ ?no|y ?/ ?n)\b`)
 	reSplit   = regexp.MustCompile(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
 	reWord    = regexp.MustCompile(`(?i)^(yes|no|always|never|all|none|quit|cancel|retry|abort|ignore|skip|edit|help|fingerprint|once|C-.)$`)
-	reTyped   = regexp.MustCompile(`(?i)(?:type|enter)\s+['"‘]?(yes)['"’]?\b|\b(yes)\s*/\s*no\s*[?:]?$|\b(y)\s*/\s*n\s*[?:]?$`)
+	reQuoted  = regexp.MustCompile(`(?i)^type ['"‘]?(yes)['"’]?`)
+	reYesNo   = regexp.MustCompile(`(?i)^(y|n|yes|no)$`)
 	reHotkeys = regexp.MustCompile(`[\[(]([A-Za-z])[\])]([a-z][\w-]*(?: [A-Za-z][\w-]*)?)`)
 	rePress   = regexp.MustCompile(`(?i)\b(press|hit|strike|push)\s+(the\s+)?[\[<("']?(enter|return|any\s+key|a\s+key|space)\b|` +
 		`\[(press )?(enter|return|more)\]\s*$`)
@@ -1144,29 +1145,28 @@ func (v *view) readLine(o DetectOptions) *found {
 	line, top := v.cursorLine()
 	text := strings.TrimSpace(line)
 	f := &found{line: line, place: v.place(top), Prompt: Prompt{Signals: []string{"pattern"}, Question: text, Score: 0.85}}
-	busy := v.tty.Reading == ReadingBusy
-	spinner, _ := utf8.DecodeRuneInString(text)
+	known, busy := v.a.Box != nil, v.tty.Reading == ReadingBusy
 	switch {
-	case busy && v.tty.Canonical && v.tty.Echo, v.a.Box != nil && v.s.AltScreen(), spinner >= 0x2800 && spinner <= 0x28ff:
+	case busy && v.tty.Canonical && v.tty.Echo, known && v.s.AltScreen(), text != "" && reSpinner.FindStringIndex(text + "●")[0] == 0:
 		return nil
-	case v.tty.Canonical && !v.tty.Echo && text != "":
-		f.Type, f.Secret = FreeText, true
-		return v.paragraph(f, top)
 	case text == "":
 		return v.readAbove(f, o)
+	case v.tty.Canonical && !v.tty.Echo:
+		f.Type, f.Secret = FreeText, true
+		return v.paragraph(f, top)
 	case v.s.AltScreen() && v.row < v.last-2,
 		v.after() != "" && !v.s.AltScreen() && !reLead.MatchString(text) && !faint(v.attr(v.row, v.col)):
 		return nil
-	}
-	if strings.HasPrefix(text, "(") && strings.HasSuffix(text, ")") && strings.Contains(text, " ") {
-		above, up := v.lineAbove(top) // a remark in brackets below the question
-		text, top = strings.TrimSpace(above)+" "+text, max(up, 0)
+	case strings.HasPrefix(text, "(") && strings.HasSuffix(text, ")") && strings.Contains(text, " "): // a remark below it
+		if above, up := v.lineAbove(top); up >= 0 {
+			text, top = strings.TrimSpace(above)+" "+text, up
+		}
 		f.Question = text
 	}
-	if v.named(f, text, top) || !busy && v.a.Box == nil && v.worded(f, text, top) {
+	switch {
+	case v.named(f, text, top), !busy && !known && v.worded(f, text, top):
 		return v.paragraph(f, top)
-	}
-	if busy || v.a.Box != nil || v.s.AltScreen() || v.hidden {
+	case busy, known, v.s.AltScreen(), v.hidden:
 		return nil
 	}
 	f.Type, f.Score, f.wait, f.mute, f.Signals = Unknown, 0.60, o.Stuck, true, []string{"silence"}
@@ -1175,19 +1175,16 @@ func (v *view) readLine(o DetectOptions) *found {
 
 // named finds questions that name their answers: a list, letters, a key to press.
 func (v *view) named(f *found, text string, top int) bool {
-	switch {
-	case !v.tty.Canonical && v.row >= v.last && rePager.MatchString(strings.TrimSpace(v.cells(v.row, 0, v.col))),
-		v.s.AltScreen() && v.row == v.last && v.attr(v.row, 0).Reverse && v.tty.Reading == ReadingYes: // less: the file's name
+	if !v.tty.Canonical && v.row >= v.last && rePager.MatchString(strings.TrimSpace(v.cells(v.row, 0, v.col))) ||
+		v.s.AltScreen() && v.row == v.last && v.attr(v.row, 0).Reverse && v.tty.Reading == ReadingYes { // less: the file's name
 		f.Type = ConfirmEnter
-	case v.listAbove(f, text, top):
-	case v.marked(f, text):
-	case rePress.MatchString(text) && !reNotPress.MatchString(text):
+	} else if !v.listAbove(f, text, top) && !v.marked(f, text) && presses(text) {
 		f.Type = ConfirmEnter
-	default:
-		return false
 	}
-	return true
+	return f.Type != ""
 }
+
+func presses(text string) bool { return rePress.MatchString(text) && !reNotPress.MatchString(text) }
 
 // worded finds questions by their words and how they end; they need a reader, or silence.
 func (v *view) worded(f *found, text string, top int) bool {
@@ -1214,35 +1211,30 @@ func (v *view) worded(f *found, text string, top int) bool {
 
 // marked finds "[Y/n]" in its forms, letter menus and hot keys in text.
 func (v *view) marked(f *found, text string) bool {
-	f.Choices = nil
-	if keys := reHotkeys.FindAllStringSubmatch(text, -1); len(keys) > 1 {
-		for _, k := range keys {
-			f.Choices = append(f.Choices, v.typed(k[1], k[1], k[1]+k[2], false))
-		}
-	} else if m := reTyped.FindStringSubmatch(text); m != nil {
-		yes, no := "yes", "no"
-		if m[3] != "" {
-			yes, no = "y", "n"
-		} else if strings.Contains(text, "capital") {
-			yes = "YES"
-		}
-		f.Choices = []Choice{v.typed(yes, yes, yes, false), v.typed(no, no, no, false)}
-	} else {
+	f.Choices, f.Type = nil, ""
+	keys := reHotkeys.FindAllStringSubmatch(text, -1)
+	for _, k := range keys {
+		f.Choices = append(f.Choices, v.typed(k[1], k[1], k[1]+k[2], false))
+	}
+	if len(keys) < 2 {
+		f.Choices = nil
 		all := reMarked.FindAllStringSubmatchIndex(text, -1)
 		for i := len(all) - 1; i >= max(0, len(all)-3) && f.Choices == nil; i-- {
 			m := all[i]
+			tokens, single := answers(text[m[0]:m[1]])
 			before, rest := strings.TrimSpace(text[:m[0]]), strings.Trim(text[m[1]:], " ?:>›»…")
-			tokens, single := answers(text[m[2]:m[3]])
-			angle := text[m[0]] == '<'
-			one := len(tokens) == 1
+			one := len(tokens) == 1 && !strings.EqualFold(before, "type")
 			switch {
-			case len(tokens) == 0, one && (before == "" || rest != ""), angle && !one,
-				one && !angle && !strings.HasSuffix(before, "?") && !strings.ContainsAny(text[m[1]:], "?:"),
-				rest != "" && !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3: // an answer was typed
+			case len(tokens) == 0, one && (before == "" || rest != ""), rest != "" && !strings.ContainsAny(rest[:1], "[(i") &&
+				len(strings.Fields(rest)) < 3, // an answer was typed
+				one && !single && !strings.HasSuffix(before, "?") && !strings.ContainsAny(text[m[1]:], "?:"):
 				continue
-			case one && len(tokens[0]) > 1:
-				tokens = []string{"yes", "no"}
-			case one:
+			case len(tokens) == 1 && len(tokens[0]) > 1:
+				tokens = []string{tokens[0], "no"}
+				if strings.EqualFold(tokens[0], "no") {
+					tokens[0] = "yes"
+				}
+			case len(tokens) == 1:
 				tokens = []string{"y", "n"}
 			}
 			for _, t := range tokens[:min(len(tokens), 9)] {
@@ -1250,58 +1242,59 @@ func (v *view) marked(f *found, text string) bool {
 				if strings.EqualFold(t, "y") || strings.EqualFold(t, "n") {
 					key = strings.ToLower(t) // the capital only marks the default
 				}
-				f.Choices = append(f.Choices, v.typed(t, key, t, angle || single))
+				f.Choices = append(f.Choices, v.typed(t, key, t, single))
 			}
 		}
 	}
-	var yesNo [2]*Choice
-	f.Type = YesNo
-	for i := range f.Choices {
-		switch c := &f.Choices[i]; strings.ToLower(c.Label) {
+	var yes, no Choice
+	plain := true
+	for _, c := range f.Choices {
+		switch strings.ToLower(c.Label) {
 		case "y", "yes":
-			yesNo[0] = c
+			yes = Choice{Key: "y", Label: "Yes", Keys: c.Keys}
 		case "n", "no":
-			yesNo[1] = c
-		case "?", "q", "quit", "h", "help", "fingerprint":
+			no = Choice{Key: "n", Label: "No", Keys: c.Keys}
 		default:
-			f.Type = MultipleChoice
+			plain = plain && strings.Contains(" ? q quit h help fingerprint ", " "+strings.ToLower(c.Label)+" ")
 		}
 	}
-	if yesNo[0] == nil || yesNo[1] == nil {
-		f.Type = MultipleChoice
-	} else if f.Type == YesNo {
-		f.Choices = []Choice{{Key: "y", Label: "Yes", Keys: yesNo[0].Keys}, {Key: "n", Label: "No", Keys: yesNo[1].Keys}}
+	if len(f.Choices) == 0 {
+		return false
 	}
-	return len(f.Choices) > 0
+	if f.Type = MultipleChoice; plain && yes.Key != "" && no.Key != "" {
+		f.Type, f.Choices = YesNo, []Choice{yes, no}
+	}
+	return true
 }
 
-// answers splits what stands in the brackets of a marker; nil when that is no list of answers. single:
-// letters without anything between them ("[12?q]"), which are read one key at a time.
-func answers(inner string) (tokens []string, single bool) {
-	parts := reSplit.Split(strings.TrimSpace(inner), -1)
-	if len(parts) == 1 {
-		low := strings.ToLower(strings.Trim(inner, "[] "))
-		switch single = len(low) <= 9 && strings.Contains(low, "?") && !strings.Contains(low, " "); {
-		case slices.Contains([]string{"y", "n", "yes", "no"}, low):
-			return []string{low}, false
-		case single, strings.HasPrefix(low, "yn") && len(low) <= 9, low == "ny":
-			return strings.Split(inner, ""), single
+// answers are what a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'", "<y>", "[Ynq]". single:
+// letters that are read one key at a time ("<y>", "[12?q]").
+func answers(marker string) (tokens []string, single bool) {
+	inner := strings.Trim(marker, "[](){}<>")
+	low := strings.ToLower(inner)
+	letters := len(low) <= 9 && !strings.ContainsAny(low, " ,/|") && (strings.HasPrefix(low, "yn") || low == "ny" || strings.Contains(low, "?"))
+	if m := reQuoted.FindStringSubmatch(inner); m != nil {
+		if tokens = []string{m[1]}; strings.Contains(inner, "capital") {
+			tokens[0] = strings.ToUpper(m[1])
 		}
-		return nil, false
+		return tokens, false
+	} else if letters {
+		return strings.Split(inner, ""), strings.Contains(low, "?")
 	}
-	words := 0
-	for _, p := range parts {
+	words, yes := 0, false
+	for _, p := range reSplit.Split(inner, -1) {
 		p = strings.Trim(p, "[]'\"‘’ ")
 		if tokens = append(tokens, p); utf8.RuneCountInString(p) != 1 {
 			if words++; !reWord.MatchString(p) {
 				return nil, false
 			}
 		}
+		yes = yes || reYesNo.MatchString(p)
 	}
-	if words > 0 && !slices.ContainsFunc(tokens, func(t string) bool { return strings.ToLower(t[:min(1, len(t))]) == "y" }) {
+	if single = marker[0] == '<'; !yes && (words > 0 || len(tokens) == 1) || single && len(tokens) > 1 {
 		return nil, false
 	}
-	return tokens, false
+	return tokens, single
 }
 
 // typed is a choice that is typed: with Enter, unless the program reads single keys.
@@ -1354,14 +1347,16 @@ func (v *view) listAbove(f *found, text string, top int) bool {
 // items are the options in row r of a printed list: one, or several in columns.
 func (v *view) items(r int) (items []Choice) {
 	raw := v.rows[r].raw
-	if all := reColumns.FindAllStringSubmatch(raw, -1); len(all) > 1 && strings.HasPrefix(strings.TrimSpace(raw), all[0][1]) {
-		for _, m := range all {
-			items = append(items, Choice{Key: m[1], Label: m[2]})
-		}
-	} else if m := reItem.FindStringSubmatch(raw); m != nil {
-		items = []Choice{{Key: m[1], Label: m[2]}}
+	all := reColumns.FindAllStringSubmatch(raw, -1)
+	if m := reItem.FindStringSubmatch(raw); m != nil && len(all) < 2 {
+		all = [][]string{m}
 	} else if m := reLetters.FindStringSubmatch(raw); m != nil {
-		items = []Choice{{Key: m[1] + m[2], Label: m[3]}}
+		all = [][]string{{"", m[1] + m[2], m[3]}}
+	} else if m == nil && len(all) < 2 || !strings.HasPrefix(strings.TrimSpace(raw), all[0][1]) {
+		return nil
+	}
+	for _, m := range all {
+		items = append(items, Choice{Key: m[1], Label: m[2]})
 	}
 	return items
 }
@@ -1375,7 +1370,7 @@ func (v *view) readAbove(f *found, o DetectOptions) *found {
 	}
 	text := strings.TrimSpace(line)
 	f.line, f.place, f.Question = "", v.place(max(top, 0)), text
-	press := rePress.MatchString(text) && !reNotPress.MatchString(text) && len(text) < 80
+	press := presses(text) && len(text) < 80
 	switch {
 	case press && !v.tty.Canonical && (v.a.Box != nil || text[0] == '[' && v.row-top <= 2):
 		f.Type = ConfirmEnter
