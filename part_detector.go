@@ -489,6 +489,7 @@ type viewRow struct {
 	at        int  // column where text begins
 	depth     int  // upright lines crossed on the left
 	rule      bool // nothing but lines
+	option    *option
 	top       bool // a line over the whole width or the upper edge of a frame: a dialog begins here
 }
 
@@ -764,6 +765,9 @@ var (
 )
 
 func (v *view) option(r int) option {
+	if v.rows[r].option != nil {
+		return *v.rows[r].option
+	}
 	o := option{row: r, tick: -1, textAt: v.rows[r].at}
 	t := v.rows[r].text
 	strip := func(re *regexp.Regexp) string {
@@ -787,6 +791,7 @@ func (v *view) option(r int) option {
 	if o.label = t; mark != "" {
 		o.tick = map[bool]int{true: 1}[strings.ContainsAny(mark, "xX*✔✓•◉◼☑☒■")]
 	}
+	v.rows[r].option = &o
 	return o
 }
 
@@ -801,7 +806,13 @@ func (v *view) readMenu() *found {
 			v.inBox(r) || !v.hidden && head.num == "") {
 			continue
 		}
-		if opts := v.options(head); (len(opts) > 1 || len(opts) == 1 && head.tick >= 0) && v.live(opts) {
+		var opts []option
+		for start := r; start > r-20 && start >= 0; start-- {
+			if o := v.options(head, start); len(o) > len(opts) {
+				opts = o
+			}
+		}
+		if (len(opts) > 1 || len(opts) == 1 && head.tick >= 0) && v.live(opts) {
 			return v.menu(opts)
 		}
 	}
@@ -829,42 +840,30 @@ func (v *view) kind(r int, head option, num int) byte {
 	return 'x'
 }
 
-// options collects the menu whose pointer is at head.
-func (v *view) options(head option) (opts []option) {
-	start, num := head.row, 0
-	fmt.Sscan(head.num, &num)
-	for r, gap := head.row-1, 0; r >= 0 && gap < 4; r-- {
-		switch k := v.kind(r, head, num-1); {
-		case k == 'o' && (head.num == "" || num > 1):
-			start, gap = r, 0
-			if v.option(r).num != "" {
-				num--
-			}
-		case k == 'c', head.num != "" && num > 1, k == 'b' && gap > 0:
-			gap++
-		default:
-			gap = 4
-		}
-	}
-	described := false
+// options reads the menu with head's pointer from row start on; nil when it does not come as far as head.
+func (v *view) options(head option, start int) (opts []option) {
+	num, described := 1, false
+	fmt.Sscan(v.option(start).num, &num)
 	for r, gap := start, 0; r <= v.last && gap < 3; r++ {
-		switch k := v.kind(r, head, num); {
+		k := v.kind(r, head, num)
+		switch o := v.option(r); {
 		case k == 'o':
-			o := v.option(r)
 			if opts, gap, described = append(opts, o), 0, false; o.num != "" {
 				num++
 			}
 		case k == 'c' && gap == 0 && len(opts) > 0:
-			described = true
-			o, last := v.option(r), &opts[len(opts)-1]
-			if (o.at == last.textAt || o.at < last.at) && faint(v.attr(r, o.at)) == faint(v.attr(last.row, last.textAt)) {
+			last := &opts[len(opts)-1]
+			if described = true; (o.at == last.textAt || o.at < last.at) && faint(v.attr(r, o.at)) == faint(v.attr(last.row, last.textAt)) {
 				last.label += " " + v.rows[r].text
 			}
-		case k == 'x' || k == 'c' || head.num == "" && (k == 'r' || !described):
-			return opts
+		case k == 'x' || k == 'c' || len(opts) == 0 || head.num == "" && (k == 'r' || !described):
+			gap = 3
 		default:
 			gap++
 		}
+	}
+	if len(opts) == 0 || opts[len(opts)-1].row < head.row {
+		return nil
 	}
 	return opts
 }
@@ -891,7 +890,11 @@ func (v *view) live(opts []option) bool {
 // menu makes the prompt of a list of options.
 func (v *view) menu(opts []option) *found {
 	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Pointer: -1, Axis: "vertical"}}
-	for i, o := range opts[:min(len(opts), 9)] {
+	lo := 0 // nine of them, the pointer among them
+	if at := slices.IndexFunc(opts, func(o option) bool { return o.pointer != 0 }); at > 8 {
+		lo = at - 8
+	}
+	for i, o := range opts[lo:min(len(opts), lo+9)] {
 		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i+1)), Label: o.label}
 		if m := reShort.FindStringSubmatch(o.label); m != nil && v.a.Box != nil {
 			c.Keys = strings.Replace(m[1], "esc", "\x1b", 1)
@@ -986,6 +989,11 @@ func (v *view) describe(f *found, first, end int) {
 	if f.Cut = f.Cut && f.grants(); f.Type != MultipleChoice || !f.grants() {
 		return
 	}
+	v.quote(f, about)
+}
+
+// quote makes the excerpt of a permission question: what is asked about, with its head and its tail, then the question.
+func (v *view) quote(f *found, about [4][]string) {
 	for _, a := range about[1:] {
 		if len(a) > 0 {
 			about[0] = a
