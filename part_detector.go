@@ -262,7 +262,7 @@ func (d *Detector) Resize(rows, cols int, now time.Time) {
 // Typed notes bytes that went to the child, by keyboard or gate. Only Enter ends a question for good.
 func (d *Detector) Typed(p []byte, now time.Time) {
 	if bytes.ContainsAny(p, "\r\n") {
-		d.entered, d.idled = now, false
+		d.entered, d.idled, d.ttyGap, d.ttyNext = now, false, 0, now.Add(settle/2)
 	}
 }
 
@@ -319,6 +319,9 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	d.pending = time.Time{}
 	d.idled = d.idled && !d.v.working()
 	f := d.found
+	if f == nil && !now.Before(d.sleep) {
+		d.slept = nil
+	}
 	if d.present(now) && (f == nil || d.still()) && !d.again(now) {
 		return nil
 	}
@@ -802,7 +805,7 @@ func (v *view) readMenu() *found {
 	}
 	for r := v.last; r >= 0; r-- {
 		head := v.option(r)
-		if head.pointer == 0 || head.label == "" || v.a.Box != nil && (strings.ContainsRune(">→", head.pointer) ||
+		if head.pointer == 0 && (head.tick < 0 || !v.hidden || v.a.Box != nil) || head.label == "" || v.a.Box != nil && (strings.ContainsRune(">→", head.pointer) ||
 			v.inBox(r) || !v.hidden && head.num == "") {
 			continue
 		}
@@ -1021,6 +1024,7 @@ var (
 	reButton  = regexp.MustCompile(`<\s*([^<>]*?)\s*>`)
 	reRadio   = regexp.MustCompile(`^([●○])\s*(\S.*?)\s*/\s*[●○]\s*(\S.*)$`)
 	reSegment = regexp.MustCompile(`\S+( \S+)*`)
+	reToggle  = regexp.MustCompile(`(?i)› (no / yes|yes / no)$`)
 	reKeyTip  = regexp.MustCompile(`⇆|^(ctrl|enter|esc|tab)\b`)
 )
 
@@ -1102,14 +1106,19 @@ func (v *view) readButtons() *found {
 		if m := reRadio.FindStringSubmatch(t); m != nil {
 			f.Choices = []Choice{{Key: "1", Label: m[2]}, {Key: "2", Label: m[3]}}
 			f.Pointer = map[string]int{"●": 0, "○": 1}[m[1]]
-		} else if strings.Contains(t, "⇆") {
+		} else if toggle := reToggle.MatchString(t); toggle || strings.Contains(t, "⇆") {
 			var attrs []Attr
-			for i, m := range reSegment.FindAllStringIndex(t, 9) {
-				if reKeyTip.MatchString(t[m[0]:m[1]]) {
+			re, from := reSegment, 0
+			if toggle {
+				re, from = regexp.MustCompile(`\w+`), strings.LastIndex(t, "›")
+			}
+			for i, m := range re.FindAllStringIndex(t[from:], 9) {
+				label, at := t[from+m[0]:from+m[1]], utf8.RuneCountInString(t[:from+m[0]])
+				if reKeyTip.MatchString(label) {
 					break
 				}
-				f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: t[m[0]:m[1]]})
-				attrs = append(attrs, v.attr(r, v.rows[r].at+m[0]))
+				f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: label})
+				attrs = append(attrs, v.attr(r, v.rows[r].at+at))
 			}
 			f.Pointer = max(odd(attrs, v.attr(r, v.rows[r].at-1)), 0)
 		}
@@ -1124,10 +1133,10 @@ func (v *view) readButtons() *found {
 /* ----- questions on the cursor's line ----- */
 
 var (
-	reMarked  = regexp.MustCompile(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|\b(?i:yes ?/ ?no|y ?/ ?n)\b`)
+	reMarked  = regexp.MustCompile(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|\b(?i:yes ?/ ?no|y ?/ ?n|y or n|(?:type|press|enter) ['"‘]?(?:yes|y)\b['"’]?)`)
 	reSplit   = regexp.MustCompile(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
 	reWord    = regexp.MustCompile(`(?i)^(yes|no|always|never|all|none|quit|cancel|retry|abort|ignore|skip|edit|help|fingerprint|once|C-.)$`)
-	reQuoted  = regexp.MustCompile(`(?i)^type ['"‘]?(yes)['"’]?`)
+	reQuoted  = regexp.MustCompile(`(?i)^(?:type|press|enter) ['"‘]?(yes|y)\b`)
 	reYesNo   = regexp.MustCompile(`(?i)^(y|n|yes|no)$`)
 	reHotkeys = regexp.MustCompile(`[\[(]([A-Za-z])[\])]([a-z][\w-]*(?: [A-Za-z][\w-]*)?)`)
 	rePress   = regexp.MustCompile(`(?i)\b(press|hit|strike|push)\s+(the\s+)?[\[<("']?(enter|return|any\s+key|a\s+key|space)\b|` +
@@ -1144,7 +1153,7 @@ var (
 	reOrder   = regexp.MustCompile(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
 	reText    = regexp.MustCompile(`[:?›>]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
 	reItem    = regexp.MustCompile(`^\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s|\s{2,})\s*(\S.*)$`)
-	reLetters = regexp.MustCompile(`^(?:\s*([A-Za-z?])\)\s+|\s{2,}([A-Za-z])\s{2,})(\S.*)$`)
+	reLetters = regexp.MustCompile(`^(?:\s*([A-Za-z?])(?:\)| =)\s+|\s{2,}([A-Za-z])\s{2,})(\S.*)$`)
 	reColumns = regexp.MustCompile(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
 )
 
@@ -1231,18 +1240,18 @@ func (v *view) marked(f *found, text string) bool {
 			m := all[i]
 			tokens, single := answers(text[m[0]:m[1]])
 			before, rest := strings.TrimSpace(text[:m[0]]), strings.Trim(text[m[1]:], " ?:>›»…")
-			one := len(tokens) == 1 && !strings.EqualFold(before, "type")
+			one, told := len(tokens) == 1, reQuoted.MatchString(strings.Trim(text[m[0]:m[1]], "[("))
 			switch {
-			case len(tokens) == 0, one && (before == "" || rest != ""), rest != "" && !strings.ContainsAny(rest[:1], "[(i") &&
-				len(strings.Fields(rest)) < 3, // an answer was typed
-				one && !single && !strings.HasSuffix(before, "?") && !strings.ContainsAny(text[m[1]:], "?:"):
+			case len(tokens) == 0, !told && (one && (before == "" || rest != "") ||
+				rest != "" && !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3 || // an answer was typed
+				one && !single && !strings.HasSuffix(before, "?") && !strings.ContainsAny(text[m[1]:], "?:")):
 				continue
-			case len(tokens) == 1 && len(tokens[0]) > 1:
+			case one && len(tokens[0]) > 1:
 				tokens = []string{tokens[0], "no"}
 				if strings.EqualFold(tokens[0], "no") {
 					tokens[0] = "yes"
 				}
-			case len(tokens) == 1:
+			case one:
 				tokens = []string{"y", "n"}
 			}
 			for _, t := range tokens[:min(len(tokens), 9)] {
@@ -1336,7 +1345,7 @@ func (v *view) listAbove(f *found, text string, top int) bool {
 	if len(list) < 2 {
 		return false
 	}
-	if !asks && r >= 0 && v.rows[r].raw != "" {
+	if !asks && r >= 0 && v.rows[r].raw != "" && v.rows[r+1].raw != "" {
 		f.Question = v.rows[r].text + "\n" + text
 	}
 	if k := list[0].Key; len(k) == 2 || k > "1" && k <= "9" {
@@ -1420,7 +1429,7 @@ func (v *view) paragraph(f *found, top int) *found {
 		first, _ := utf8.DecodeRuneInString(f.Question)
 		begun := unicode.IsLower(first) && !strings.Contains(f.Question, ": ") && n < 3 || n == 0 && len(strings.Fields(f.Question)) < 3
 		var line string
-		if line, top = v.lineAbove(top); begun && !f.Idle && !f.Secret {
+		if line, top = v.lineAbove(top); begun && !f.Idle && !f.Secret && len(v.items(top)) == 0 {
 			f.Question = strings.TrimSpace(line) + "\n" + f.Question
 		}
 		f.Full = line + "\n" + f.Full
