@@ -445,7 +445,7 @@ func TestClip(t *testing.T) {
 	}
 }
 
-func TestAdapters(t *testing.T) {
+func TestAdapterTable(t *testing.T) {
 	for name, want := range map[string]string{"claude": "claude", "/usr/bin/claude": "claude", "codex": "codex", "openai": "codex",
 		"gemini": "gemini", "opencode": "opencode", "qwen.exe": "qwen", "bash": "generic", "": "generic"} {
 		if got := adapterFor(name).Name; got != want {

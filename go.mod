@@ -1,6 +1,6 @@
 module atlasbridge
 
-go 1.26
+go 1.26.0
 
 require (
 	golang.org/x/sys v0.49.0

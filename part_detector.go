@@ -1238,7 +1238,7 @@ func (v *view) marked(f *found, text string) bool {
 		all := reMarked.FindAllStringSubmatchIndex(text, -1)
 		for i := len(all) - 1; i >= max(0, len(all)-3) && f.Choices == nil; i-- {
 			m := all[i]
-			tokens, single := answers(text[m[0]:m[1]])
+			tokens, single := readMarker(text[m[0]:m[1]])
 			before, rest := strings.TrimSpace(text[:m[0]]), strings.Trim(text[m[1]:], " ?:>›»…")
 			one, told := len(tokens) == 1, reQuoted.MatchString(strings.Trim(text[m[0]:m[1]], "[("))
 			switch {
@@ -1284,9 +1284,9 @@ func (v *view) marked(f *found, text string) bool {
 	return true
 }
 
-// answers are what a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'", "<y>", "[Ynq]". single:
+// readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'", "<y>", "[Ynq]". single:
 // letters that are read one key at a time ("<y>", "[12?q]").
-func answers(marker string) (tokens []string, single bool) {
+func readMarker(marker string) (tokens []string, single bool) {
 	inner := strings.Trim(marker, "[](){}<>")
 	low := strings.ToLower(inner)
 	letters := len(low) <= 9 && !strings.ContainsAny(low, " ,/|") && (strings.HasPrefix(low, "yn") || low == "ny" || strings.Contains(low, "?"))
@@ -1443,7 +1443,7 @@ func (v *view) paragraph(f *found, top int) *found {
 // assignments. What the groups hold is kept.
 var secretShapes = regexp.MustCompile(`\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
 	`\b(?:gh[pousr]_|github_pat_|glpat-|xox[abeoprs]-|sk-|[sr]k_live_|AIza|npm_|hf_)[\w-]{16,}|` +
-	`\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|\b\d{6,}:[A-Za-z0-9_-]{30,}|` +
+	`\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|\d{6,}:[A-Za-z0-9_-]{30,}|` +
 	`(?s:-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$))|` +
 	`(://[^\s/:@]*:)[^\s/@]+@|(?i:(\bauthorization:\s*(?:bearer|basic|token)\s+)[\w.+/=~-]{8,})|` +
 	`(?i:((?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key)["']?\s*[=:]\s*["']?)[^\s"'&;,]{4,})`)

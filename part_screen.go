@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"unicode"
@@ -14,52 +15,51 @@ import (
 // Screen is what the terminal shows: a parser over a grid of cells, fed with the child's bytes cut anywhere.
 // Pure: no I/O, no clock. One goroutine uses it. Whatever comes in, its memory stays within fixed limits.
 //
-// The parser is the state machine of https://vt100.net/emu/dec_ansi_parser with these differences, which
-// today's terminals share: text is UTF-8; the 8-bit C1 controls do not exist (0x9C is part of ✳, not ST);
-// an OSC also ends on BEL; any ESC ends a string and begins a sequence; ESC k (screen's title) is a string.
-// What sequences do follows xterm (https://invisible-island.net/xterm/ctlseqs/ctlseqs.html); the width of
-// characters follows tmux and glibc. There is no scrollback, no reflow, no 132 columns and no graphics.
+// The parser is the state machine of https://vt100.net/emu/dec_ansi_parser, simplified as today's terminals are:
+// text is UTF-8; the 8-bit C1 controls do not exist (0x9C is part of ✳, not ST); an OSC also ends on BEL; any
+// ESC ends a string and begins a sequence; ESC k (screen's title) is a string. What sequences do is in
+// https://invisible-island.net/xterm/ctlseqs/ctlseqs.html; the text is what tmux shows.
+// There is no scrollback, no reflow, no 132 columns and no graphics.
 type Screen struct {
-	rows, cols int
-	state      parseState
-	utf        [utf8.UTFMax]byte // the beginning of a character whose end is not here yet
-	utfLen     int
+	rows, cols      int
+	state           uint8
+	utf             [utf8.UTFMax]byte // the beginning of a character whose end is not here yet
+	utfLen          int
+	prefix, inter   byte // of a control sequence: one of < = > ?, and the intermediate byte
+	params          [maxParams]int32
+	nparam          int
+	colons          uint32 // bit i: parameter i came after a colon
+	kind            byte   // of a string: ] P X ^ _ k
+	str             []byte
+	cursor                 // the one in use
+	saved, savedAlt cursor // by DECSC; by mode 1049
+	screens         [2][]*line
+	grid            []*line // the one in use
+	alt             bool    // it is the second, the alternate screen
+	top, bottom     int     // scroll region, inclusive
+	last            rune    // for REP
+	insert, newline bool    // IRM, LNM
+	noWrap, hidden  bool    // DECAWM and DECTCEM off
+	appKeys, paste  bool
+	tabs            []bool
+	clusters        []string // what cells with a negative rune show
+	clusterIDs      map[string]rune
+	scrolled, bells int
+	title           string
+	titles          []string // pushed by XTWINOPS 22
+	status          ProgramStatus
+	replies, own    []byte // what a terminal would have answered; the part that the host terminal will not answer
+	tr              transcript
+}
 
-	prefix byte // of a CSI: one of < = > ?
-	inter  byte // intermediate byte, the last one
-	params [maxParams]int32
-	nparam int
-	colons uint32 // bit i: parameter i came after a colon
-	kind   byte   // of a string: ] P X ^ _ k
-	str    []byte
-
-	primary, alternate []*line
-	grid               []*line // the one in use
-	row, col           int
-	wrapNext           bool // the cursor stands behind the last column
-	top, bottom        int  // scroll region, inclusive
-	pen                cell
-	charset            [2]byte // what G0 and G1 are: 'B' ASCII, '0' line drawing
-	shift              int     // which of them is in use
-	last               rune    // for REP
-	tabs               []bool
-	saved, savedAlt    cursorState // by DECSC; by mode 1049
-	origin, insert     bool
-	noWrap, newline    bool // DECAWM off; LNM on
-	hidden             bool
-	appKeys, paste     bool
-
-	clusters   []string // what cells with a negative rune show
-	clusterIDs map[string]rune
-
-	scrolled int
-	title    string
-	titles   []string // pushed by XTWINOPS 22
-	bells    int
-	status   ProgramStatus
-	replies  []byte // what a terminal would have answered
-	own      []byte // the part of it that the host terminal will not answer
-	tr       transcript
+// cursor is where and how the next character is written: what DECSC saves.
+type cursor struct {
+	row, col int
+	wrapNext bool // it stands behind the last column
+	pen      cell
+	charset  [2]byte // what G0 and G1 are: '0' is line drawing
+	shift    int     // which of them is in use
+	origin   bool    // rows count from the top of the scroll region
 }
 
 // Attr is how the cell is drawn: enough to tell a highlighted choice from the others.
@@ -68,9 +68,8 @@ type Attr struct {
 	FG, BG                        int32 // −1 default, 0–255 palette, else 1<<24|rgb
 }
 
-// ProgramStatus is what a program last reported of itself: OSC 7501 (the Program Status Protocol, measured
-// with Claude Code and Codex), and the last notification (OSC 9, 99, 777). Seq rises with every report, so
-// that a repeat is seen as one.
+// ProgramStatus is what a program last reported of itself: OSC 7501 (the Program Status Protocol, measured with Claude
+// Code and Codex), and the last notification (OSC 9, 99, 777). Seq rises with every report: a repeat is seen as one.
 type ProgramStatus struct {
 	State  string // "", idle, working, blocked, done, clear
 	App    string
@@ -87,14 +86,8 @@ type cell struct {
 	flags  uint8
 }
 
-const (
-	flagBold uint8 = 1 << iota
-	flagDim
-	flagReverse
-	flagUnderline
-	flagWide // left half of a wide character
-	flagTail // its right half
-)
+// The flags of a cell; flagTail is the right half of a wide character.
+const flagBold, flagDim, flagReverse, flagUnderline, flagTail uint8 = 1, 2, 4, 8, 16
 
 // line is a row of the grid. Cells from used on are blank, so that clearing costs what was written.
 type line struct {
@@ -104,65 +97,85 @@ type line struct {
 	wide    bool // may hold wide characters
 }
 
-type cursorState struct {
-	row, col int
-	wrapNext bool
-	pen      cell
-	charset  [2]byte
-	shift    int
-	origin   bool
-}
-
-// The limits of what output can make us keep. Real sequences have up to 20 parameters and strings of 1 KiB (measured).
+// The limits of what output can make us keep. Real sequences have up to 20 parameters, strings 1 KiB (measured).
 const (
 	maxSize     = 2000  // rows and columns
-	maxParams   = 32    // of a CSI; the rest is ignored, as in xterm (30)
+	maxParams   = 32    // of a control sequence; the rest is ignored, as in xterm (30)
 	maxParam    = 65535 // value of one
-	maxString   = 16384 // bytes of an OSC or DCS; of a longer one the rest is ignored
+	maxString   = 16384 // bytes of a string; of a longer one the rest is ignored
 	maxReplies  = 4096  // bytes waiting for TakeReplies; what comes after is not answered
 	maxTitles   = 10    // xterm's depth of the title stack
 	maxCluster  = 32    // bytes of one character with all its marks (tmux: UTF8_SIZE)
-	maxClusters = 1 << 14
+	maxClusters = 16384 // different ones
 )
 
 // newScreen is an empty screen of rows × cols, both at least 1.
 func newScreen(rows, cols int) *Screen {
 	s := &Screen{clusterIDs: map[string]rune{}}
-	s.rows, s.cols = min(max(rows, 1), maxSize), min(max(cols, 1), maxSize)
-	s.primary, s.alternate = newGrid(s.rows, s.cols), newGrid(s.rows, s.cols)
+	s.Resize(rows, cols)
 	s.reset()
 	return s
 }
 
-func newGrid(rows, cols int) []*line {
-	g := make([]*line, rows)
-	for i := range g {
-		g[i] = &line{cells: make([]cell, cols)}
+// Resize changes the size without reflow: rows are added at the bottom; they are taken from below the cursor, then
+// from the top, which scrolls out.
+func (s *Screen) Resize(rows, cols int) {
+	rows, cols = min(max(rows, 1), maxSize), min(max(cols, 1), maxSize)
+	for i, g := range s.screens {
+		c := &s.cursor
+		if s.alt && i == 0 {
+			c = &s.savedAlt
+		}
+		up := min(max(0, c.row-rows+1), len(g))
+		for r := range up * (1 - i) {
+			s.scrollOut(g[r])
+		}
+		c.row, c.col = min(c.row-up, rows-1), min(c.col, cols-1)
+		s.screens[i] = make([]*line, rows)
+		for r := range s.screens[i] {
+			l := &line{cells: make([]cell, cols)}
+			if s.screens[i][r] = l; r+up < len(g) {
+				from := g[r+up]
+				l.used, l.wide = min(copy(l.cells, from.cells), from.used), from.wide
+				l.wrapped = from.wrapped && cols == s.cols
+				if cols < s.cols && from.cells[cols].flags&flagTail != 0 {
+					l.cells[cols-1] = cell{}
+				}
+			}
+		}
 	}
-	return g
+	for c := len(s.tabs); c < cols; c++ {
+		s.tabs = append(s.tabs, c%8 == 0)
+	}
+	s.tabs, s.wrapNext = s.tabs[:cols], s.wrapNext && cols == s.cols
+	s.rows, s.cols, s.top, s.bottom = rows, cols, 0, rows-1
+	s.show(s.alt)
+}
+
+func (s *Screen) show(alt bool) {
+	if s.alt, s.grid = alt, s.screens[0]; alt {
+		s.grid = s.screens[1]
+	}
 }
 
 // reset is RIS: everything as at the start, but what was counted or reported so far.
 func (s *Screen) reset() {
-	s.grid = s.alternate
-	s.eraseRows(0, s.rows)
-	s.grid = s.primary
 	s.softReset()
-	s.eraseRows(0, s.rows)
-	s.row, s.col, s.wrapNext = 0, 0, false
-	s.tabs = make([]bool, s.cols)
-	for c := 8; c < s.cols; c += 8 {
-		s.tabs[c] = true
+	s.restore(s.saved)
+	for _, alt := range []bool{true, false} {
+		s.show(alt)
+		s.eraseRows(0, s.rows)
 	}
-	s.paste, s.newline, s.title, s.titles = false, false, "", nil
+	for c := range s.tabs {
+		s.tabs[c] = c > 0 && c%8 == 0
+	}
 }
 
 // softReset is DECSTR.
 func (s *Screen) softReset() {
-	s.top, s.bottom = 0, s.rows-1
-	s.pen, s.charset, s.shift = cell{}, [2]byte{'B', 'B'}, 0
-	s.origin, s.insert, s.noWrap, s.hidden, s.appKeys = false, false, false, false, false
-	s.saved = cursorState{charset: s.charset}
+	s.top, s.bottom, s.saved = 0, s.rows-1, cursor{}
+	s.pen, s.charset, s.shift, s.origin = cell{}, [2]byte{}, 0, false
+	s.insert, s.newline, s.noWrap, s.hidden, s.appKeys, s.paste = false, false, false, false, false, false
 }
 
 /* ----- what others ask ----- */
@@ -177,24 +190,22 @@ func (s *Screen) Row(r int) string {
 	if r < 0 || r >= s.rows {
 		return ""
 	}
-	return strings.TrimRight(s.text(s.grid[r]), " ")
+	return string(bytes.TrimRight(s.text(nil, s.grid[r]), " "))
 }
 
-func (s *Screen) text(l *line) string {
-	var b strings.Builder
-	b.Grow(l.used + l.used/2)
+// text appends what a row shows to b.
+func (s *Screen) text(b []byte, l *line) []byte {
+	b = slices.Grow(b, l.used+l.used/2)
 	for i := range l.cells[:l.used] {
 		switch c := &l.cells[i]; {
 		case c.flags&flagTail != 0:
-		case c.ch == 0:
-			b.WriteByte(' ')
 		case c.ch < 0:
-			b.WriteString(s.clusters[-1-c.ch])
+			b = append(b, s.clusters[-1-c.ch]...)
 		default:
-			b.WriteRune(c.ch)
+			b = utf8.AppendRune(b, max(c.ch, ' '))
 		}
 	}
-	return b.String()
+	return b
 }
 
 // Wrapped tells whether row r continues on row r+1 because the text ran over the right margin.
@@ -207,49 +218,42 @@ func (s *Screen) Cell(r, c int) (rune, Attr) {
 		return 0, Attr{FG: -1, BG: -1}
 	}
 	x := s.grid[r].cells[c]
-	a := Attr{FG: colour(x.fg), BG: colour(x.bg)}
-	a.Bold, a.Dim = x.flags&flagBold != 0, x.flags&flagDim != 0
-	a.Reverse, a.Underline = x.flags&flagReverse != 0, x.flags&flagUnderline != 0
+	on := func(f uint8) bool { return x.flags&f != 0 }
+	a := Attr{on(flagBold), on(flagDim), on(flagReverse), on(flagUnderline), x.fg, x.bg}
+	for _, colour := range []*int32{&a.FG, &a.BG} {
+		if *colour < 1<<24 {
+			*colour--
+		}
+	}
 	switch {
-	case x.flags&flagTail != 0:
-		x.ch = 0
-	case x.ch == 0:
-		x.ch = ' '
+	case on(flagTail):
+		return 0, a
 	case x.ch < 0:
 		x.ch, _ = utf8.DecodeRuneInString(s.clusters[-1-x.ch])
 	}
-	return x.ch, a
-}
-
-func colour(c int32) int32 {
-	if c >= 1<<24 {
-		return c
-	}
-	return c - 1
+	return max(x.ch, ' '), a
 }
 
 // Text is all rows joined with "\n", trailing empty rows removed.
 func (s *Screen) Text() string {
-	all := make([]string, s.rows)
-	for r := range all {
-		all[r] = s.Row(r)
+	var all []byte
+	for _, l := range s.grid {
+		all = append(bytes.TrimRight(s.text(all, l), " "), '\n')
 	}
-	return strings.TrimRight(strings.Join(all, "\n"), "\n")
+	return string(bytes.TrimRight(all, "\n"))
 }
 
-// Scrolled counts the lines that left the top of the primary screen, so that Scrolled()+row names a
-// line for good.
+// Scrolled counts the lines that left the top of the primary screen, so that Scrolled()+row names a line for good.
 func (s *Screen) Scrolled() int         { return s.scrolled }
 func (s *Screen) Title() string         { return s.title } // OSC 0 / 2
-func (s *Screen) AltScreen() bool       { return &s.grid[0] == &s.alternate[0] }
+func (s *Screen) AltScreen() bool       { return s.alt }
 func (s *Screen) BracketedPaste() bool  { return s.paste }   // DECSET 2004
 func (s *Screen) AppCursorKeys() bool   { return s.appKeys } // DECCKM: arrows are ESC O A, not ESC [ A
 func (s *Screen) Status() ProgramStatus { return s.status }
 func (s *Screen) Bell() int             { return s.bells } // BELs seen outside of strings
 
-// TakeReplies returns and forgets what a terminal would have answered to the queries seen so far.
-// answerAll (no host terminal): DSR, DA, colours, XTVERSION, DECRQM, sizes…; otherwise only OSC 7501,
-// which the host is not expected to know.
+// TakeReplies returns and forgets what a terminal would have answered to the queries seen so far. answerAll (no host
+// terminal): DSR, DA, colours, XTVERSION, DECRQM, sizes…; otherwise only OSC 7501, which no host is expected to know.
 func (s *Screen) TakeReplies(answerAll bool) []byte {
 	out := s.own
 	if answerAll {
@@ -259,234 +263,152 @@ func (s *Screen) TakeReplies(answerAll bool) []byte {
 	return out
 }
 
-// Resize changes the size without reflow: rows are added at the bottom; they are taken from the blank ones
-// below the cursor, then from the top, which scrolls out.
-func (s *Screen) Resize(rows, cols int) {
-	rows, cols = min(max(rows, 1), maxSize), min(max(cols, 1), maxSize)
-	up := max(0, s.row-rows+1)
-	for _, g := range []*[]*line{&s.primary, &s.alternate} {
-		inUse := &s.grid[0] == &(*g)[0]
-		for _, l := range (*g)[:up] {
-			if inUse && !s.AltScreen() {
-				s.scrollOut(l)
-			}
-		}
-		next := newGrid(rows, cols)
-		for i, l := range (*g)[up:min(up+rows, s.rows)] {
-			next[i].used = min(copy(next[i].cells, l.cells), l.used)
-			next[i].wide, next[i].wrapped = l.wide, l.wrapped && cols == s.cols
-			if l.wide && cols < s.cols && l.cells[cols].flags&flagTail != 0 {
-				next[i].cells[cols-1] = cell{}
-			}
-		}
-		if *g = next; inUse {
-			s.grid = next
-		}
-	}
-	for c := len(s.tabs); c < cols; c++ {
-		s.tabs = append(s.tabs, c%8 == 0)
-	}
-	s.tabs = s.tabs[:cols]
-	s.wrapNext = s.wrapNext && cols == s.cols
-	s.rows, s.cols = rows, cols
-	s.row, s.col = min(s.row-up, rows-1), min(s.col, cols-1)
-	s.top, s.bottom = 0, rows-1
-}
-
 /* ----- parser ----- */
 
-type parseState uint8
+const stGround, stEscape, stEscapeInter, stCSI, stOSC, stString, nStates uint8 = 0, 1, 2, 3, 4, 5, 6
 
-const (
-	stGround parseState = iota
-	stEscape
-	stEscapeInter
-	stCSI
-	stCSIParam
-	stCSIInter
-	stCSIIgnore
-	stOSC
-	stString
-	nStates
-)
+type transition struct {
+	do   func(*Screen, byte)
+	next uint8
+}
 
-type parseAction uint8
-
-const (
-	actNone parseAction = iota
-	actPrint
-	actExecute
-	actClear // a sequence begins
-	actCollect
-	actParam
-	actEscape
-	actCSI
-	actStart // a string begins
-	actPut
-	actEnd // a string is complete
-)
-
-// parseTable gives, for each state and byte, action<<4 | next state.
+// parseTable gives what each byte does in each state, and the next state. A malformed control sequence ends up with a
+// prefix or an intermediate byte that no sequence has.
 var parseTable = buildParseTable()
 
-func buildParseTable() (t [nStates][256]uint8) {
-	on := func(st parseState, lo, hi int, act parseAction, next parseState) {
+func buildParseTable() (t [nStates][256]transition) {
+	on := func(st uint8, lo, hi int, do func(*Screen, byte), next uint8) {
 		for b := lo; b <= hi; b++ {
-			t[st][b] = uint8(act)<<4 | uint8(next)
+			t[st][b] = transition{do, next}
 		}
 	}
 	for st := stGround; st < nStates; st++ {
-		on(st, 0x00, 0xff, actNone, st)
+		on(st, 0x00, 0xff, nil, st)
 		if st < stOSC {
-			on(st, 0x00, 0x1f, actExecute, st)
+			on(st, 0x00, 0x1f, (*Screen).execute, st)
+		} else {
+			on(st, 0x20, 0xff, (*Screen).put, st)
 		}
-		on(st, 0x18, 0x18, actNone, stGround) // CAN
-		on(st, 0x1a, 0x1a, actNone, stGround) // SUB
-		on(st, 0x1b, 0x1b, actClear, stEscape)
+		on(st, 0x18, 0x18, nil, stGround) // CAN
+		on(st, 0x1a, 0x1a, nil, stGround) // SUB
+		on(st, 0x1b, 0x1b, (*Screen).begin, stEscape)
 	}
-	on(stGround, 0x20, 0x7e, actPrint, stGround)
-	on(stGround, 0x80, 0xff, actPrint, stGround)
-	on(stEscape, 0x20, 0x2f, actCollect, stEscapeInter)
-	on(stEscape, 0x30, 0x7e, actEscape, stGround)
-	on(stEscape, '[', '[', actClear, stCSI)
-	on(stEscape, ']', ']', actStart, stOSC)
+	on(stEscape, 0x20, 0x2f, (*Screen).collect, stEscapeInter)
+	on(stEscape, 0x30, 0x7e, (*Screen).escape, stGround)
+	on(stEscape, '[', '[', nil, stCSI)
+	on(stEscape, ']', ']', (*Screen).begin, stOSC)
 	for _, b := range "PX^_k" {
-		on(stEscape, int(b), int(b), actStart, stString)
+		on(stEscape, int(b), int(b), (*Screen).begin, stString)
 	}
-	on(stEscapeInter, 0x20, 0x2f, actCollect, stEscapeInter)
-	on(stEscapeInter, 0x30, 0x7e, actEscape, stGround)
-	for _, st := range []parseState{stCSI, stCSIParam} {
-		on(st, 0x20, 0x2f, actCollect, stCSIInter)
-		on(st, 0x30, 0x3b, actParam, stCSIParam)
-		on(st, 0x3c, 0x3f, actNone, stCSIIgnore)
-		on(st, 0x40, 0x7e, actCSI, stGround)
-	}
-	on(stCSI, 0x3c, 0x3f, actCollect, stCSIParam)
-	on(stCSIInter, 0x20, 0x2f, actCollect, stCSIInter)
-	on(stCSIInter, 0x30, 0x3f, actNone, stCSIIgnore)
-	on(stCSIInter, 0x40, 0x7e, actCSI, stGround)
-	on(stCSIIgnore, 0x40, 0x7e, actNone, stGround)
-	for _, st := range []parseState{stOSC, stString} {
-		on(st, 0x20, 0xff, actPut, st)
-		on(st, 0x1b, 0x1b, actEnd, stEscape)
-	}
-	on(stOSC, 0x07, 0x07, actEnd, stGround)
+	on(stEscapeInter, 0x20, 0x2f, (*Screen).collect, stEscapeInter)
+	on(stEscapeInter, 0x30, 0x7e, (*Screen).escape, stGround)
+	on(stCSI, 0x20, 0x2f, (*Screen).collect, stCSI)
+	on(stCSI, 0x30, 0x3b, (*Screen).param, stCSI)
+	on(stCSI, 0x3c, 0x3f, (*Screen).collect, stCSI)
+	on(stCSI, 0x40, 0x7e, (*Screen).csi, stGround)
+	on(stOSC, 0x07, 0x07, (*Screen).begin, stGround)
 	return t
 }
 
 // Write feeds bytes of the child. It never fails.
 func (s *Screen) Write(p []byte) (int, error) {
 	for i := 0; i < len(p); {
-		b := p[i]
-		if s.state == stGround && s.utfLen == 0 {
-			if b >= 0x20 && b < 0x7f {
-				n := i + 1
-				for n < len(p) && p[n] >= 0x20 && p[n] < 0x7f {
-					n++
-				}
-				s.printASCII(p[i:n])
-				i = n
-				continue
+		switch b := p[i]; {
+		case s.state == stGround && (s.utfLen > 0 || b >= 0x80):
+			i += s.decode(p[i:])
+		case s.state == stGround && b >= 0x20 && b < 0x7f:
+			n := i + 1
+			for n < len(p) && p[n] >= 0x20 && p[n] < 0x7f {
+				n++
 			}
-			if b >= 0x80 {
-				if r, n := utf8.DecodeRune(p[i:]); n > 1 {
-					s.print(r)
-					i += n
-					continue
-				}
+			s.printASCII(p[i:n])
+			i = n
+		default:
+			t := &parseTable[s.state][b]
+			if s.state = t.next; t.do != nil {
+				t.do(s, b)
 			}
+			i++
 		}
-		if s.state == stGround && (s.utfLen > 0 || b >= 0x80) && !s.decode(b) {
-			continue
-		}
-		if s.state != stGround || b < 0x80 {
-			s.step(b)
-		}
-		i++
 	}
 	return len(p), nil
 }
 
-// decode collects a character that was cut. A broken one shows as one U+FFFD. It returns false when b was not used.
-func (s *Screen) decode(b byte) bool {
-	s.utf[s.utfLen] = b
-	if part := s.utf[:s.utfLen+1]; b >= 0x80 {
-		if !utf8.FullRune(part) {
-			s.utfLen++
-			return true
-		}
-		if r, n := utf8.DecodeRune(part); n > 1 || s.utfLen == 0 {
-			s.utfLen = 0
-			s.print(r)
-			return true
-		}
+// decode prints the character that p goes on with, or keeps the beginning of one, and returns how many bytes it used.
+// What is broken shows as one U+FFFD, up to the byte that breaks it.
+func (s *Screen) decode(p []byte) int {
+	if r, n := utf8.DecodeRune(p); s.utfLen == 0 && n > 1 {
+		s.print(r)
+		return n
+	}
+	s.utf[s.utfLen] = p[0]
+	part, used := s.utf[:s.utfLen+1], 0
+	if p[0] >= 0x80 && !utf8.FullRune(part) {
+		s.utfLen++
+		return 1
+	}
+	r, n := utf8.DecodeRune(part)
+	if n == len(part) {
+		used = 1
+	} else {
+		r = utf8.RuneError
 	}
 	s.utfLen = 0
-	s.print(utf8.RuneError)
-	return false
+	s.print(r)
+	return used
 }
 
-func (s *Screen) step(b byte) {
-	e := parseTable[s.state][b]
-	s.state = parseState(e & 15)
-	switch parseAction(e >> 4) {
-	case actExecute:
-		s.execute(b)
-	case actClear:
-		s.prefix, s.inter, s.nparam, s.colons = 0, 0, 0, 0
-	case actCollect:
-		if b >= 0x3c {
-			s.prefix = b
-		} else {
-			s.inter = b
-		}
-	case actParam:
-		s.param(b)
-	case actEscape:
-		s.escape(b)
-	case actCSI:
-		s.csi(b)
-	case actStart:
-		s.kind, s.str = b, s.str[:0]
-	case actPut:
-		if len(s.str) < maxString {
-			s.str = append(s.str, b)
-		}
-	case actEnd:
-		s.prefix, s.inter, s.nparam, s.colons = 0, 0, 0, 0
+// begin ends a string, if b does, and begins a sequence or a string, if b does.
+func (s *Screen) begin(b byte) {
+	if s.kind != 0 && (b == 0x1b || b == '\a') {
 		s.endString(b)
+	}
+	s.prefix, s.inter, s.nparam, s.colons, s.params[0] = 0, 0, 0, 0, -1
+	if s.kind, s.str = 0, s.str[:0]; b != 0x1b && b != '\a' {
+		s.kind = b
+	}
+}
+
+func (s *Screen) put(b byte) {
+	if len(s.str) < maxString {
+		s.str = append(s.str, b)
+	}
+}
+
+func (s *Screen) collect(b byte) {
+	if b >= 0x3c {
+		s.prefix = b
+	} else {
+		s.inter = b
 	}
 }
 
 // param adds one byte of a parameter list. An empty parameter is −1.
 func (s *Screen) param(b byte) {
-	if s.nparam == 0 {
-		s.params[0], s.nparam = -1, 1
-	}
+	s.nparam = max(s.nparam, 1)
 	switch {
-	case b == ';' || b == ':':
-		if s.nparam < maxParams {
-			s.params[s.nparam] = -1
-			if b == ':' {
-				s.colons |= 1 << s.nparam
-			}
+	case s.nparam > maxParams:
+	case b >= ':':
+		if s.nparam++; s.nparam <= maxParams {
+			s.params[s.nparam-1] = -1
+			s.colons |= uint32(';'-b) << (s.nparam - 1)
 		}
-		s.nparam = min(s.nparam+1, maxParams+1)
-	case s.nparam <= maxParams:
+	default:
 		p := &s.params[s.nparam-1]
 		*p = min(max(*p, 0)*10+int32(b-'0'), maxParam)
 	}
 }
 
-// arg is parameter i, or def when it is absent; an explicit 0 counts as absent where def is 1.
+// arg is parameter i, or def when it is absent; an explicit 0 counts as absent unless def is 0.
 func (s *Screen) arg(i, def int) int {
-	if i >= min(s.nparam, maxParams) || s.params[i] < int32(def) {
+	if i >= min(s.nparam, maxParams) || s.params[i] < int32(min(def, 1)) {
 		return def
 	}
 	return int(s.params[i])
 }
 
 func (s *Screen) execute(b byte) {
+	s.last = 0
 	switch b {
 	case '\a':
 		s.bells++
@@ -496,376 +418,245 @@ func (s *Screen) execute(b byte) {
 		s.tab(1)
 	case '\n', '\v', '\f':
 		s.grid[s.row].wrapped = false
-		s.index()
-		if s.newline {
-			s.col, s.wrapNext = 0, false
+		if s.index(1); s.newline {
+			s.moveTo(s.row, 0)
 		}
 	case '\r':
-		s.col, s.wrapNext = 0, false
-	case 0x0e:
-		s.shift = 1
-	case 0x0f:
-		s.shift = 0
+		s.moveTo(s.row, 0)
+	case 0x0e, 0x0f: // SO, SI
+		s.shift = int(0x0f - b)
 	}
 }
 
+// escape acts on a complete escape sequence. The names, here and below, are those of xterm's list.
 func (s *Screen) escape(b byte) {
-	switch s.inter {
-	case '(', ')':
+	s.last = 0
+	if f := markedSequences[[3]byte{0x1b, s.inter, b}]; f != nil {
+		f(s)
+	} else if s.inter == '(' || s.inter == ')' { // SCS
 		s.charset[s.inter-'('] = b
-		return
-	case '#':
-		if b == '8' {
-			s.alignmentTest()
-		}
-		return
-	case 0:
-	default:
-		return
-	}
-	switch b {
-	case '7':
-		s.saved = s.cursorState()
-	case '8':
-		s.restore(s.saved)
-	case 'c':
-		s.reset()
-	case 'D':
-		s.index()
-	case 'E':
-		s.index()
-		s.col, s.wrapNext = 0, false
-	case 'H':
-		s.tabs[s.col] = true
-	case 'M':
-		s.wrapNext = false
-		if s.row == s.top {
-			s.scrollDown(s.top, s.bottom, 1)
-		} else {
-			s.row = max(s.row-1, 0)
-		}
 	}
 }
 
-// csi acts on a complete control sequence. The names are those of xterm's list.
+// alignmentTest fills the screen with E.
+func (s *Screen) alignmentTest() {
+	s.top, s.bottom, s.origin, s.pen = 0, s.rows-1, false, cell{}
+	for r, l := range s.grid {
+		s.blank(l)
+		s.moveTo(r, 0)
+		s.printASCII(bytes.Repeat([]byte("E"), s.cols))
+	}
+	s.moveTo(0, 0)
+}
+
+// csi acts on a complete control sequence.
 func (s *Screen) csi(final byte) {
-	if s.prefix != 0 || s.inter != 0 {
-		s.csiMarked(final)
-		return
-	}
 	n := s.arg(0, 1)
-	switch final {
-	case '@': // ICH
-		s.shiftCells(s.row, s.col, n)
-	case 'A': // CUU
-		s.moveBy(-n)
-	case 'B', 'e': // CUD, VPR
-		s.moveBy(n)
-	case 'C', 'a': // CUF, HPR
-		s.moveTo(s.row, s.col+n)
-	case 'D': // CUB
-		s.moveTo(s.row, s.col-n)
-	case 'E': // CNL
-		s.moveBy(n)
-		s.col = 0
-	case 'F': // CPL
-		s.moveBy(-n)
-		s.col = 0
-	case 'G', '`': // CHA, HPA
-		s.moveTo(s.row, n-1)
-	case 'H', 'f': // CUP, HVP
-		s.moveOrigin(n-1, s.arg(1, 1)-1)
-	case 'd': // VPA
-		s.moveOrigin(n-1, s.col)
-	case 'I': // CHT
-		s.tab(n)
-	case 'Z': // CBT
-		s.tab(-n)
-	case 'J': // ED
-		s.eraseDisplay(s.arg(0, 0))
-	case 'K': // EL
-		s.eraseLine(s.arg(0, 0))
-	case 'L': // IL
-		if s.row >= s.top && s.row <= s.bottom {
-			s.scrollDown(s.row, s.bottom, n)
-			s.col, s.wrapNext = 0, false
+	if s.prefix != 0 || s.inter != 0 {
+		if f := markedSequences[[3]byte{s.prefix, s.inter, final}]; f != nil {
+			f(s)
 		}
-	case 'M': // DL
-		if s.row >= s.top && s.row <= s.bottom {
-			s.scrollUp(s.row, s.bottom, n, false)
-			s.col, s.wrapNext = 0, false
-		}
-	case 'P': // DCH
-		s.shiftCells(s.row, s.col, -n)
-	case 'S': // SU
-		s.scrollUp(s.top, s.bottom, n, true)
-	case 'T': // SD; with five parameters it is mouse tracking
-		if s.nparam <= 1 {
-			s.scrollDown(s.top, s.bottom, n)
-		}
-	case 'X': // ECH
-		s.erase(s.row, s.col, min(s.col+n, s.cols))
-	case 'b': // REP
-		for range min(n, s.rows*s.cols) {
-			if s.last == 0 {
-				break
-			}
-			s.print(s.last)
-		}
-	case 'c': // DA1: a VT220 with colours
-		s.reply("\x1b[?62;22c")
-	case 'g': // TBC
-		if m := s.arg(0, 0); m == 3 {
-			clear(s.tabs)
-		} else if m == 0 {
-			s.tabs[s.col] = false
-		}
-	case 'h', 'l': // SM, RM
-		s.setModes(final == 'h')
-	case 'm': // SGR
-		s.sgr()
-	case 'n': // DSR
-		s.reportStatus("\x1b[")
-	case 'r': // DECSTBM
-		top, bottom := n-1, min(s.arg(1, s.rows), s.rows)-1
-		if s.arg(1, 0) == 0 {
-			bottom = s.rows - 1
-		}
-		if top < bottom {
-			s.top, s.bottom = top, bottom
-			s.moveOrigin(0, 0)
-		}
-	case 's': // SCOSC
-		s.saved = s.cursorState()
-	case 'u': // SCORC
-		s.restore(s.saved)
-	case 't': // XTWINOPS
-		s.windowOp()
+	} else if f := sequences[final]; f != nil {
+		f(s, n)
 	}
+	for n = min(n, s.rows*s.cols); final == 'b' && n > 0 && s.last != 0; n-- { // REP
+		s.print(s.last)
+	}
+	s.last = 0
 }
 
-// csiMarked acts on control sequences with a private prefix or an intermediate byte.
-func (s *Screen) csiMarked(final byte) {
-	switch string([]byte{s.prefix, s.inter, final}) {
-	case "?\x00h", "?\x00l":
-		s.setModes(final == 'h')
-	case "?\x00J":
-		s.eraseDisplay(s.arg(0, 0))
-	case "?\x00K":
-		s.eraseLine(s.arg(0, 0))
-	case "?\x00n":
-		s.reportStatus("\x1b[?")
-	case "?\x00u": // kitty keyboard flags: none
-		s.reply("\x1b[?0u")
-	case ">\x00c": // DA2
-		s.reply("\x1b[>0;10;1c")
-	case "=\x00c": // DA3
-		s.reply("\x1bP!|00000000\x1b\\")
-	case ">\x00q": // XTVERSION
-		s.reply("\x1bP>|atlasbridge\x1b\\")
-	case "\x00!p":
-		s.softReset()
-	case "?$p", "\x00$p": // DECRQM
-		s.reportMode()
-	}
+// sequences are the control sequences without a mark. n is the first parameter, 1 when it is absent or 0.
+var sequences = [128]func(s *Screen, n int){
+	'@': func(s *Screen, n int) { s.shiftCells(n) },                                     // ICH
+	'A': func(s *Screen, n int) { s.moveBy(-n, s.col) },                                 // CUU
+	'B': func(s *Screen, n int) { s.moveBy(n, s.col) },                                  // CUD
+	'C': func(s *Screen, n int) { s.moveTo(s.row, s.col+n) },                            // CUF
+	'D': func(s *Screen, n int) { s.moveTo(s.row, s.col-n) },                            // CUB
+	'E': func(s *Screen, n int) { s.moveBy(n, 0) },                                      // CNL
+	'F': func(s *Screen, n int) { s.moveBy(-n, 0) },                                     // CPL
+	'G': func(s *Screen, n int) { s.moveTo(s.row, n-1) },                                // CHA
+	'H': func(s *Screen, n int) { s.moveOrigin(n-1, s.arg(1, 1)-1) },                    // CUP
+	'I': func(s *Screen, n int) { s.tab(n) },                                            // CHT
+	'J': func(s *Screen, n int) { s.eraseDisplay(s.arg(0, 0)) },                         // ED
+	'K': func(s *Screen, n int) { s.eraseLine(s.arg(0, 0)) },                            // EL
+	'L': func(s *Screen, n int) { s.scrollFromCursor(-n) },                              // IL
+	'M': func(s *Screen, n int) { s.scrollFromCursor(n) },                               // DL
+	'P': func(s *Screen, n int) { s.shiftCells(-n) },                                    // DCH
+	'S': func(s *Screen, n int) { s.scroll(s.top, n) },                                  // SU
+	'T': func(s *Screen, n int) { s.scroll(s.top, -n) },                                 // SD
+	'X': func(s *Screen, n int) { s.erase(s.grid[s.row], s.col, min(s.col+n, s.cols)) }, // ECH
+	'Z': func(s *Screen, n int) { s.tab(-n) },                                           // CBT
+	'`': func(s *Screen, n int) { s.moveTo(s.row, n-1) },                                // HPA
+	'a': func(s *Screen, n int) { s.moveTo(s.row, s.col+n) },                            // HPR
+	'c': func(s *Screen, n int) { s.reply("\x1b[?62;22c") },                             // DA1: a VT220 with colours
+	'd': func(s *Screen, n int) { s.moveOrigin(n-1, s.col) },                            // VPA
+	'e': func(s *Screen, n int) { s.moveBy(n, s.col) },                                  // VPR
+	'f': func(s *Screen, n int) { s.moveOrigin(n-1, s.arg(1, 1)-1) },                    // HVP
+	'g': func(s *Screen, n int) { s.clearTabs(s.arg(0, 0)) },                            // TBC
+	'h': func(s *Screen, n int) { s.setModes(true) },                                    // SM
+	'l': func(s *Screen, n int) { s.setModes(false) },                                   // RM
+	'm': func(s *Screen, n int) { s.sgr() },                                             // SGR
+	'n': func(s *Screen, n int) { s.reportStatus("\x1b[") },                             // DSR
+	'r': func(s *Screen, n int) { s.setRegion(n-1, min(s.arg(1, s.rows), s.rows)-1) },   // DECSTBM
+	's': func(s *Screen, n int) { s.saved = s.cursor },                                  // SCOSC
+	't': func(s *Screen, n int) { s.windowOp() },                                        // XTWINOPS
+	'u': func(s *Screen, n int) { s.restore(s.saved) },                                  // SCORC
+}
+
+// markedSequences are those with a private prefix, an intermediate byte, or both, and those of ESC without a CSI.
+var markedSequences = map[[3]byte]func(*Screen){
+	{0x1b, 0, '7'}:   func(s *Screen) { s.saved = s.cursor },                   // DECSC
+	{0x1b, 0, '8'}:   func(s *Screen) { s.restore(s.saved) },                   // DECRC
+	{0x1b, 0, 'c'}:   (*Screen).reset,                                          // RIS
+	{0x1b, 0, 'D'}:   func(s *Screen) { s.index(1) },                           // IND
+	{0x1b, 0, 'E'}:   func(s *Screen) { s.index(1); s.moveTo(s.row, 0) },       // NEL
+	{0x1b, 0, 'H'}:   func(s *Screen) { s.tabs[s.col] = true },                 // HTS
+	{0x1b, 0, 'M'}:   func(s *Screen) { s.index(-1); s.wrapNext = false },      // RI
+	{0x1b, '#', '8'}: (*Screen).alignmentTest,                                  // DECALN
+	{'?', 0, 'h'}:    func(s *Screen) { s.setModes(true) },                     // DECSET
+	{'?', 0, 'l'}:    func(s *Screen) { s.setModes(false) },                    // DECRST
+	{'?', 0, 'J'}:    func(s *Screen) { s.eraseDisplay(s.arg(0, 0)) },          // DECSED
+	{'?', 0, 'K'}:    func(s *Screen) { s.eraseLine(s.arg(0, 0)) },             // DECSEL
+	{'?', 0, 'n'}:    func(s *Screen) { s.reportStatus("\x1b[?") },             // DECXCPR
+	{'?', 0, 'u'}:    func(s *Screen) { s.reply("\x1b[?0u") },                  // kitty's keyboard flags: none
+	{'>', 0, 'c'}:    func(s *Screen) { s.reply("\x1b[>0;10;1c") },             // DA2
+	{'=', 0, 'c'}:    func(s *Screen) { s.reply("\x1bP!|00000000\x1b\\") },     // DA3
+	{'>', 0, 'q'}:    func(s *Screen) { s.reply("\x1bP>|atlasbridge\x1b\\") },  // XTVERSION
+	{0, '!', 'p'}:    (*Screen).softReset,                                      // DECSTR
+	{'?', '$', 'p'}:  func(s *Screen) { s.reply("\x1b[?%d;0$y", s.arg(0, 0)) }, // DECRQM: not known
+}
+
+// screenModes are what SM and RM switch; those of DECSET and DECRST have '?'.
+var screenModes = map[[2]int]func(s *Screen, on bool){
+	{0, 4}:      func(s *Screen, on bool) { s.insert = on },
+	{0, 20}:     func(s *Screen, on bool) { s.newline = on },
+	{'?', 1}:    func(s *Screen, on bool) { s.appKeys = on },
+	{'?', 3}:    func(s *Screen, _ bool) { s.setRegion(0, s.rows-1); s.eraseRows(0, s.rows) }, // not the size
+	{'?', 6}:    func(s *Screen, on bool) { s.origin = on; s.moveOrigin(0, 0) },
+	{'?', 7}:    func(s *Screen, on bool) { s.noWrap, s.wrapNext = !on, s.wrapNext && on },
+	{'?', 25}:   func(s *Screen, on bool) { s.hidden = !on },
+	{'?', 47}:   func(s *Screen, on bool) { s.useAlternate(on, false) },
+	{'?', 1047}: func(s *Screen, on bool) { s.useAlternate(on, false) },
+	{'?', 1049}: func(s *Screen, on bool) { s.useAlternate(on, true) },
+	{'?', 2004}: func(s *Screen, on bool) { s.paste = on },
 }
 
 func (s *Screen) setModes(on bool) {
 	for i := range min(s.nparam, maxParams) {
-		m := s.arg(i, 0)
-		if s.prefix == 0 {
-			switch m {
-			case 4:
-				s.insert = on
-			case 20:
-				s.newline = on
-			}
-			continue
-		}
-		switch m {
-		case 1:
-			s.appKeys = on
-		case 3: // DECCOLM: the size stays, the rest of its effect is known to be relied on
-			s.top, s.bottom = 0, s.rows-1
-			s.eraseRows(0, s.rows)
-			s.moveOrigin(0, 0)
-		case 6:
-			s.origin = on
-			s.moveOrigin(0, 0)
-		case 7:
-			s.noWrap = !on
-		case 25:
-			s.hidden = !on
-		case 47, 1047, 1049:
-			s.useAlternate(on, m == 1049)
-		case 1048:
-			if on {
-				s.saved = s.cursorState()
-			} else {
-				s.restore(s.saved)
-			}
-		case 2004:
-			s.paste = on
+		if f := screenModes[[2]int{int(s.prefix), s.arg(i, 0)}]; f != nil {
+			f(s, on)
 		}
 	}
 }
 
 // useAlternate switches between the screens. The alternate one is blank each time it comes up, as in tmux.
 func (s *Screen) useAlternate(on, keepCursor bool) {
-	if on == s.AltScreen() {
-		return
-	}
-	if on {
-		if keepCursor {
-			s.savedAlt = s.cursorState()
-		}
-		s.grid = s.alternate
+	switch {
+	case on && !s.alt:
+		s.savedAlt = s.cursor
+		s.tr.tell(s, s.paragraph())
+		s.show(true)
 		s.eraseRows(0, s.rows)
-		return
-	}
-	s.grid = s.primary
-	if keepCursor {
-		s.restore(s.savedAlt)
-	}
-}
-
-func (s *Screen) cursorState() cursorState {
-	return cursorState{s.row, s.col, s.wrapNext, s.pen, s.charset, s.shift, s.origin}
-}
-
-func (s *Screen) restore(c cursorState) {
-	s.row, s.col = min(c.row, s.rows-1), min(c.col, s.cols-1)
-	s.wrapNext = c.wrapNext && s.col == s.cols-1
-	s.pen, s.charset, s.shift, s.origin = c.pen, c.charset, c.shift, c.origin
-}
-
-// sgr sets the pen. Colours come as 38;5;n, 38;2;r;g;b and with colons, 38:2::r:g:b.
-func (s *Screen) sgr() {
-	if s.nparam == 0 {
-		s.params[0], s.nparam = 0, 1
-	}
-	n := min(s.nparam, maxParams)
-	for i := 0; i < n; i++ {
-		sub := i + 1
-		for sub < n && s.colons>>sub&1 != 0 {
-			sub++
+	case !on && s.alt:
+		s.show(false)
+		if keepCursor {
+			s.restore(s.savedAlt)
 		}
-		p := s.arg(i, 0)
-		switch f := &s.pen.flags; {
+	}
+}
+
+func (s *Screen) restore(c cursor) {
+	s.cursor = c
+	s.moveTo(c.row, c.col)
+	s.wrapNext = c.wrapNext && s.col == s.cols-1
+}
+
+// sgrFlags are the attributes that SGR 1 … 27 turn on and off.
+var sgrFlags = [28]struct{ on, off uint8 }{
+	1: {flagBold, 0}, 2: {flagDim, 0}, 4: {flagUnderline, 0}, 7: {flagReverse, 0},
+	21: {flagUnderline, 0}, 22: {0, flagBold | flagDim}, 24: {0, flagUnderline}, 27: {0, flagReverse},
+}
+
+// sgr sets the pen. What colons join is one attribute.
+func (s *Screen) sgr() {
+	list := s.params[:min(max(s.nparam, 1), maxParams)]
+	for i, next := 0, 0; i < len(list); i = next {
+		for next = i + 1; next < len(list) && s.colons>>next&1 != 0; next++ {
+		}
+		p, c := max(list[i], 0), &s.pen.fg
+		if p/10 == 4 || p/10 == 10 {
+			c = &s.pen.bg
+		}
+		switch {
 		case p == 0:
 			s.pen = cell{}
-		case p == 1:
-			*f |= flagBold
-		case p == 2:
-			*f |= flagDim
-		case p == 4 && sub > i+1 && s.arg(i+1, 0) == 0, p == 24:
-			*f &^= flagUnderline
-		case p == 4, p == 21:
-			*f |= flagUnderline
-		case p == 7:
-			*f |= flagReverse
-		case p == 22:
-			*f &^= flagBold | flagDim
-		case p == 27:
-			*f &^= flagReverse
-		case p >= 30 && p <= 37:
-			s.pen.fg = int32(p - 30 + 1)
-		case p >= 90 && p <= 97:
-			s.pen.fg = int32(p - 90 + 8 + 1)
-		case p >= 40 && p <= 47:
-			s.pen.bg = int32(p - 40 + 1)
-		case p >= 100 && p <= 107:
-			s.pen.bg = int32(p - 100 + 8 + 1)
-		case p == 39:
-			s.pen.fg = 0
-		case p == 49:
-			s.pen.bg = 0
+		case p == 4 && next > i+1 && list[i+1] == 0: // 4:0
+			s.pen.flags &^= flagUnderline
+		case int(p) < len(sgrFlags):
+			s.pen.flags = s.pen.flags&^sgrFlags[p].off | sgrFlags[p].on
 		case p == 38 || p == 48 || p == 58:
-			c, next := s.colourArgs(i+1, sub, n)
-			if p == 38 && c != 0 {
-				s.pen.fg = c
-			} else if p == 48 && c != 0 {
-				s.pen.bg = c
+			args, colons := list[i+1:], next > i+1
+			if colons {
+				args = list[i+1 : next]
 			}
-			i = next - 1
-			continue
+			colour, used := extendedColour(args, colons)
+			if next = max(next, i+1+used); p != 58 && colour != 0 {
+				*c = colour
+			}
+		case p == 39 || p == 49:
+			*c = 0
+		case p >= 30 && p <= 47 && p%10 < 8:
+			*c = p%10 + 1
+		case p >= 90 && p <= 107 && p%10 < 8:
+			*c = p%10 + 8 + 1
 		}
-		i = sub - 1
 	}
 }
 
-// colourArgs reads a colour at parameter i; sub is the end of its colon group, n of all. 0: not a colour.
-func (s *Screen) colourArgs(i, sub, n int) (c int32, next int) {
-	end, rgb := n, i+1
-	if sub > i {
-		end = sub
-		if sub-i > 4 {
-			rgb = i + 2 // a colour space id comes first
-		}
+// extendedColour reads 5;n or 2;r;g;b, with colons also 2:space:r:g:b, and tells how many parameters it used. What
+// is not a colour is 0, and uses up the rest.
+func extendedColour(p []int32, colons bool) (colour int32, used int) {
+	if colons && len(p) > 4 {
+		p = slices.Delete(slices.Clone(p), 1, 2)
 	}
-	switch kind := s.arg(i, 0); {
-	case kind == 5 && i+1 < end:
-		c, next = int32(min(s.arg(i+1, 0), 255)+1), i+2
-	case kind == 2 && rgb+2 < end:
-		c, next = 1<<24, rgb+3
-		for k := range 3 {
-			c |= int32(min(s.arg(rgb+k, 0), 255)) << (16 - 8*k)
-		}
-	default:
-		next = i + 1
+	at := func(i int) int32 { return min(max(p[i], 0), 255) }
+	switch {
+	case len(p) >= 2 && p[0] == 5:
+		return at(1) + 1, 2
+	case len(p) >= 4 && p[0] == 2:
+		return 1<<24 | at(1)<<16 | at(2)<<8 | at(3), 4
 	}
-	if sub > i {
-		next = sub
-	}
-	return c, next
+	return 0, len(p)
 }
 
 /* ----- grid ----- */
 
 // printASCII prints a run of printable ASCII. This is the path that has to be fast.
 func (s *Screen) printASCII(p []byte) {
-	s.last = rune(p[len(p)-1])
 	if s.insert || s.charset[s.shift] == '0' {
 		for _, b := range p {
 			s.print(rune(b))
 		}
 		return
 	}
+	s.last = rune(p[len(p)-1])
 	for len(p) > 0 {
-		if s.wrapNext && !s.noWrap {
-			s.wrap()
-		}
-		s.tr.touch(s)
-		l, n := s.grid[s.row], min(len(p), s.cols-s.col)
+		l := s.writable(1)
+		n := min(len(p), s.cols-s.col)
 		if l.wide {
 			s.splitWide(l, s.col, s.col+n)
 		}
-		c := s.pen
-		dst := l.cells[s.col : s.col+n]
+		c, dst := s.pen, l.cells[s.col:s.col+n]
 		for i := range dst {
 			c.ch = rune(p[i])
 			dst[i] = c
 		}
 		if p = p[n:]; s.noWrap && len(p) > 0 { // what does not fit overwrites the last column
-			dst[n-1].ch = rune(p[len(p)-1])
+			dst[n-1].ch = s.last
 			p = nil
 		}
-		l.used = max(l.used, s.col+n)
-		s.advance(n)
+		s.advance(l, n)
 	}
-}
-
-func (s *Screen) advance(n int) {
-	s.col += n
-	if s.col >= s.cols {
-		s.col, s.wrapNext = s.cols-1, true
-	}
-}
-
-func (s *Screen) wrap() {
-	s.grid[s.row].wrapped = true
-	s.index()
-	s.col, s.wrapNext = 0, false
 }
 
 // decGraphics is what the line drawing set shows for '`' to '~': https://vt100.net/docs/vt220-rm/table2-4.html
@@ -877,85 +668,80 @@ func (s *Screen) print(r rune) {
 		r = decGraphics[r-'`']
 	}
 	w := runeWidth(r)
-	if s.combine(r, w) || w == 0 || w > s.cols {
+	if r >= 0x300 && s.combine(r, w) || w == 0 || w > s.cols {
 		return
 	}
-	s.last = r
-	if s.wrapNext && !s.noWrap {
-		s.wrap()
+	l := s.writable(w)
+	if s.last = r; s.col+w > s.cols {
+		return
 	}
-	if s.col+w > s.cols {
-		if s.noWrap {
-			return
-		}
-		s.wrap()
-	}
-	s.tr.touch(s)
 	if s.insert {
-		s.shiftCells(s.row, s.col, w)
+		s.shiftCells(w)
 	}
-	l, c := s.grid[s.row], s.pen
-	if l.wide || w == 2 {
+	if l.wide = l.wide || w == 2; l.wide {
 		s.splitWide(l, s.col, s.col+w)
 	}
+	c := s.pen
 	c.ch = r
-	if w == 2 {
-		l.wide = true
-		c.flags |= flagWide
-		tail := s.pen
-		tail.flags |= flagTail
-		l.cells[s.col+1] = tail
+	if l.cells[s.col] = c; w == 2 {
+		c.flags |= flagTail
+		l.cells[s.col+1] = c
 	}
-	l.cells[s.col] = c
-	l.used = max(l.used, s.col+w)
-	s.advance(w)
+	s.advance(l, w)
 }
 
-// combine adds a mark, or what follows a joiner, to the character before the cursor, and tells whether r is
-// done with. Without a character before it, a mark vanishes.
-func (s *Screen) combine(r rune, w int) bool {
-	if r < 0x300 || s.col == 0 && !s.wrapNext {
-		return false
+// writable is the cursor's row, after wrapping when w columns do not fit.
+func (s *Screen) writable(w int) *line {
+	if s.wrapNext || s.col+w > s.cols && !s.noWrap {
+		s.grid[s.row].wrapped = true
+		s.index(1)
+		s.moveTo(s.row, 0)
 	}
-	modifier := r >= 0x1f3fb && r <= 0x1f3ff // skin tones
-	col := s.col
+	s.tr.touch(s, s.row)
+	return s.grid[s.row]
+}
+
+func (s *Screen) advance(l *line, n int) {
+	s.col += n
+	if l.used = max(l.used, s.col); s.col >= s.cols {
+		s.col, s.wrapNext = s.cols-1, !s.noWrap
+	}
+}
+
+// combine adds a mark, or what follows a joiner, to the character before the cursor, and tells whether it did.
+func (s *Screen) combine(r rune, w int) bool {
+	l, col := s.grid[s.row], s.col
 	if !s.wrapNext {
 		col--
 	}
-	l := s.grid[s.row]
-	if l.cells[col].flags&flagTail != 0 && col > 0 {
+	if col > 0 && l.cells[col].flags&flagTail != 0 {
 		col--
 	}
-	c := &l.cells[col]
-	if c.ch == 0 {
+	if col < 0 || w > 0 && l.cells[col].ch >= 0 {
 		return false
 	}
-	text := string(c.ch)
+	c := &l.cells[col]
+	text := string(max(c.ch, ' '))
 	if c.ch < 0 {
 		text = s.clusters[-1-c.ch]
 	}
-	if w > 0 && !(modifier && len(text) > 1) && !strings.HasSuffix(text, "\u200d") {
+	if w > 0 && !strings.HasSuffix(text, "\u200d") {
 		return false
 	}
-	if text += string(r); len(text) > maxCluster {
-		return true
-	}
-	id, known := s.clusterIDs[text]
-	if !known {
-		if len(s.clusters) >= maxClusters {
-			return true
-		}
+	text += string(r)
+	if s.clusterIDs[text] == 0 && len(text) <= maxCluster && len(s.clusters) < maxClusters {
 		s.clusters = append(s.clusters, text)
-		id = rune(-len(s.clusters))
-		s.clusterIDs[text] = id
+		s.clusterIDs[text] = rune(-len(s.clusters))
 	}
-	c.ch = id
+	if id := s.clusterIDs[text]; id != 0 {
+		c.ch, l.used = id, max(l.used, col+1)
+	}
 	return true
 }
 
 // splitWide blanks the halves of wide characters that would be left over when from ≤ column < to is rewritten.
 func (s *Screen) splitWide(l *line, from, to int) {
-	if l.cells[from].flags&flagTail != 0 && from > 0 {
+	if from > 0 && l.cells[from].flags&flagTail != 0 {
 		l.cells[from-1] = cell{bg: l.cells[from-1].bg}
 	}
 	if to < s.cols && l.cells[to].flags&flagTail != 0 {
@@ -963,77 +749,60 @@ func (s *Screen) splitWide(l *line, from, to int) {
 	}
 }
 
-// index moves the cursor down, and scrolls at the bottom of the region.
-func (s *Screen) index() {
-	if s.row == s.bottom {
-		s.scrollUp(s.top, s.bottom, 1, true)
-	} else if s.row < s.rows-1 {
-		s.row++
+// index moves the cursor down (1) or up (−1), and scrolls at the edge of the region.
+func (s *Screen) index(n int) {
+	if n > 0 && s.row == s.bottom || n < 0 && s.row == s.top {
+		s.scroll(s.top, n)
+	} else {
+		s.row = min(max(s.row+n, 0), s.rows-1)
 	}
 }
 
-// scrollUp moves the rows top to bottom up by n. Rows that leave the top of the primary screen may be kept.
-func (s *Screen) scrollUp(top, bottom, n int, keep bool) {
-	g := s.grid
-	for range min(n, bottom-top+1) {
-		l := g[top]
-		if keep && top == 0 && !s.AltScreen() {
+// scrollFromCursor deletes n rows at the cursor, or inserts them when negative.
+func (s *Screen) scrollFromCursor(n int) {
+	if s.row >= s.top && s.row <= s.bottom {
+		s.tr.touch(s, s.row)
+		s.scroll(s.row, n)
+		s.moveTo(s.row, 0)
+	}
+}
+
+// scroll moves the rows from top to the bottom of the region up by n, or down when negative.
+func (s *Screen) scroll(top, n int) {
+	region := s.grid[top : s.bottom+1]
+	out := n > 0 && top == 0 && !s.alt
+	if !out {
+		s.tr.touch(s, top)
+	} else if s.bottom < s.rows-1 { // the rows below stay, so their numbers change
+		s.tr.touch(s, s.bottom+1)
+	}
+	for range min(max(n, -n), len(region)) {
+		l := region[0]
+		if out {
 			s.scrollOut(l)
 		}
-		copy(g[top:bottom], g[top+1:bottom+1])
-		g[bottom] = l
+		if n > 0 {
+			copy(region, region[1:])
+			region[len(region)-1] = l
+		} else {
+			l = region[len(region)-1]
+			copy(region[1:], region)
+			region[0] = l
+		}
 		s.blank(l)
 	}
 }
 
-func (s *Screen) scrollDown(top, bottom, n int) {
-	g := s.grid
-	for range min(n, bottom-top+1) {
-		l := g[bottom]
-		copy(g[top+1:bottom+1], g[top:bottom])
-		g[top] = l
-		s.blank(l)
-	}
-}
-
+// scrollOut counts a row that leaves the top of the primary screen.
 func (s *Screen) scrollOut(l *line) {
-	s.tr.scrolledOut(s, l)
+	s.tr.add(s, l, s.scrolled)
 	s.scrolled++
 }
 
 // blank clears a whole row in the pen's background.
 func (s *Screen) blank(l *line) {
-	clear(l.cells[:l.used])
-	l.used, l.wide, l.wrapped = 0, false, false
-	if s.pen.bg != 0 {
-		for i := range l.cells {
-			l.cells[i] = cell{bg: s.pen.bg}
-		}
-		l.used = s.cols
-	}
-}
-
-// erase blanks the columns from ≤ c < to of a row in the pen's background.
-func (s *Screen) erase(row, from, to int) {
-	l := s.grid[row]
-	if l.wide {
-		s.splitWide(l, from, to)
-	}
-	if to >= s.cols {
-		l.wrapped = false
-	}
-	blank := cell{bg: s.pen.bg}
-	if blank.bg == 0 {
-		to = min(to, l.used)
-		if to == l.used {
-			l.used = min(l.used, from)
-		}
-	} else {
-		l.used = max(l.used, to)
-	}
-	for c := from; c < to; c++ {
-		l.cells[c] = blank
-	}
+	l.wide = false
+	s.erase(l, 0, s.cols)
 }
 
 func (s *Screen) eraseRows(from, to int) {
@@ -1042,82 +811,70 @@ func (s *Screen) eraseRows(from, to int) {
 	}
 }
 
-func (s *Screen) eraseDisplay(mode int) {
-	switch mode {
-	case 0:
-		s.tr.touch(s)
-		s.eraseLine(0)
-		s.eraseRows(s.row+1, s.rows)
-	case 1:
-		s.eraseRows(0, s.row)
-		s.eraseLine(1)
-	case 2:
-		s.tr.cleared(s)
-		s.eraseRows(0, s.rows)
+// erase blanks the columns from ≤ c < to of a row in the pen's background.
+func (s *Screen) erase(l *line, from, to int) {
+	if l.wide {
+		s.splitWide(l, from, to)
+	}
+	l.wrapped = l.wrapped && to < s.cols
+	if s.pen.bg == 0 && to >= l.used {
+		to, l.used = max(l.used, from), min(l.used, from)
+	}
+	clear(l.cells[from:to])
+	for c := from; c < to && s.pen.bg != 0; c++ {
+		l.cells[c].bg, l.used = s.pen.bg, max(l.used, to)
 	}
 }
 
 func (s *Screen) eraseLine(mode int) {
-	switch mode {
-	case 0:
-		s.erase(s.row, s.col, s.cols)
-	case 1:
-		s.erase(s.row, 0, s.col+1)
-	case 2:
-		s.erase(s.row, 0, s.cols)
+	if spans := [][2]int{{s.col, s.cols}, {0, s.col + 1}, {0, s.cols}}; mode < len(spans) {
+		s.erase(s.grid[s.row], spans[mode][0], spans[mode][1])
 	}
 }
 
-// shiftCells moves the rest of a row from col on by n columns, to the left when negative.
-func (s *Screen) shiftCells(row, col, n int) {
-	l := s.grid[row]
+func (s *Screen) eraseDisplay(mode int) {
+	if mode == 2 || mode == 0 && s.row == 0 && s.col == 0 {
+		s.tr.cleared(s)
+	}
+	if spans := [][2]int{{s.row + 1, s.rows}, {0, s.row}, {0, s.rows}}; mode < len(spans) {
+		s.eraseRows(spans[mode][0], spans[mode][1])
+	}
+	s.eraseLine(mode)
+}
+
+// shiftCells moves the rest of the row, from the cursor on, by n columns; to the left when negative.
+func (s *Screen) shiftCells(n int) {
+	l, col := s.grid[s.row], s.col
 	n = max(min(n, s.cols-col), col-s.cols)
-	if l.wide {
-		s.splitWide(l, col, col)
-		if n < 0 {
-			s.splitWide(l, col, col-n)
-		} else {
-			s.splitWide(l, s.cols-n, s.cols)
-		}
-	}
+	s.splitWide(l, col, col+max(-n, 0))
 	l.used, l.wrapped = s.cols, false
+	from, to := col, col+n // what becomes free
 	if n > 0 {
-		copy(l.cells[col+n:], l.cells[col:s.cols-n])
-		s.erase(row, col, col+n)
+		s.splitWide(l, s.cols-n, s.cols)
+		copy(l.cells[to:], l.cells[col:s.cols-n])
 	} else {
+		from, to = s.cols+n, s.cols
 		copy(l.cells[col:], l.cells[col-n:])
-		s.erase(row, s.cols+n, s.cols)
 	}
-}
-
-func (s *Screen) alignmentTest() {
-	s.pen, s.top, s.bottom, s.origin = cell{}, 0, s.rows-1, false
-	for _, l := range s.grid {
-		s.blank(l)
-		for c := range l.cells {
-			l.cells[c].ch = 'E'
-		}
-		l.used = s.cols
-	}
-	s.moveTo(0, 0)
+	clear(l.cells[from:to])
+	s.erase(l, from, to)
 }
 
 // moveTo places the cursor, kept inside the screen.
 func (s *Screen) moveTo(row, col int) {
-	s.row, s.col = min(max(row, 0), s.rows-1), min(max(col, 0), s.cols-1)
-	s.wrapNext = false
+	s.row, s.col, s.wrapNext = min(max(row, 0), s.rows-1), min(max(col, 0), s.cols-1), false
 }
 
 // moveOrigin places the cursor relative to the scroll region when DECOM is set.
 func (s *Screen) moveOrigin(row, col int) {
 	if s.origin {
-		row = min(max(row+s.top, s.top), s.bottom)
+		row = min(row+s.top, s.bottom)
 	}
 	s.moveTo(row, col)
 }
 
-// moveBy moves up or down, stopping at the margin that it does not start behind.
-func (s *Screen) moveBy(n int) {
+// moveBy moves n rows down, to a column, stopping at the margin that it does not start behind.
+func (s *Screen) moveBy(n, col int) {
 	row := s.row + n
 	if s.row >= s.top {
 		row = max(row, s.top)
@@ -1125,24 +882,33 @@ func (s *Screen) moveBy(n int) {
 	if s.row <= s.bottom {
 		row = min(row, s.bottom)
 	}
-	s.moveTo(row, s.col)
+	s.moveTo(row, col)
+}
+
+func (s *Screen) setRegion(top, bottom int) {
+	if top < bottom {
+		s.top, s.bottom = top, bottom
+		s.moveOrigin(0, 0)
+	}
 }
 
 // tab moves n tab stops to the right, to the left when negative.
 func (s *Screen) tab(n int) {
-	step := 1
-	if n < 0 {
-		step, n = -1, -n
-	}
-	col := s.col
-	for ; n > 0 && col+step >= 0 && col+step < s.cols; n-- {
-		col += step
-		for col > 0 && col < s.cols-1 && !s.tabs[col] {
-			col += step
+	step := max(min(n, 1), -1)
+	for ; n != 0; n -= step {
+		for c := s.col + step; c >= 0 && c < s.cols; c += step {
+			if s.moveTo(s.row, c); s.tabs[c] {
+				break
+			}
 		}
 	}
-	if col != s.col {
-		s.moveTo(s.row, col)
+}
+
+func (s *Screen) clearTabs(what int) {
+	if what == 3 {
+		clear(s.tabs)
+	} else if what == 0 {
+		s.tabs[s.col] = false
 	}
 }
 
@@ -1155,38 +921,20 @@ func (s *Screen) reply(format string, args ...any) {
 }
 
 func (s *Screen) reportStatus(intro string) {
-	switch s.arg(0, 0) {
+	switch row := s.row + 1; s.arg(0, 0) {
 	case 5:
 		s.reply("%s0n", intro)
 	case 6:
-		row := s.row
 		if s.origin {
 			row -= s.top
 		}
-		s.reply("%s%d;%dR", intro, row+1, s.col+1)
+		s.reply("%s%d;%dR", intro, row, s.col+1)
 	}
-}
-
-// reportMode answers DECRQM: 1 set, 2 reset, 0 not known.
-func (s *Screen) reportMode() {
-	m, mark := s.arg(0, 0), ""
-	if s.prefix != 0 {
-		mark = "?"
-	}
-	known := map[string]bool{"4": s.insert, "20": s.newline, "?1": s.appKeys, "?6": s.origin, "?7": !s.noWrap,
-		"?25": !s.hidden, "?47": s.AltScreen(), "?1047": s.AltScreen(), "?1049": s.AltScreen(), "?2004": s.paste}
-	state := 0
-	if on, ok := known[mark+strconv.Itoa(m)]; ok && on {
-		state = 1
-	} else if ok {
-		state = 2
-	}
-	s.reply("\x1b[%s%d;%d$y", mark, m, state)
 }
 
 // windowOp is XTWINOPS: sizes, with cells of 8 × 16 pixels, and the title stack.
 func (s *Screen) windowOp() {
-	switch s.arg(0, 0) {
+	switch n := len(s.titles); s.arg(0, 0) {
 	case 14:
 		s.reply("\x1b[4;%d;%dt", s.rows*16, s.cols*8)
 	case 16:
@@ -1194,11 +942,9 @@ func (s *Screen) windowOp() {
 	case 18:
 		s.reply("\x1b[8;%d;%dt", s.rows, s.cols)
 	case 22:
-		if len(s.titles) < maxTitles {
-			s.titles = append(s.titles, s.title)
-		}
+		s.titles = append(s.titles, s.title)[:min(n+1, maxTitles)]
 	case 23:
-		if n := len(s.titles); n > 0 {
+		if n > 0 {
 			s.title, s.titles = s.titles[n-1], s.titles[:n-1]
 		}
 	}
@@ -1206,32 +952,18 @@ func (s *Screen) windowOp() {
 
 // endString acts on a complete string; end is the byte that ended it.
 func (s *Screen) endString(end byte) {
-	if s.kind == 'P' {
-		switch { // XTGETTCAP and DECRQSS: not known, not valid
-		case bytes.HasPrefix(s.str, []byte("+q")):
-			s.reply("\x1bP0+r\x1b\\")
-		case bytes.HasPrefix(s.str, []byte("$q")):
-			s.reply("\x1bP0$r\x1b\\")
-		}
+	code, rest, _ := strings.Cut(strings.ToValidUTF8(string(s.str), "\ufffd"), ";")
+	if s.kind == 'P' && len(code) > 1 && (code[:2] == "+q" || code[:2] == "$q") { // XTGETTCAP, DECRQSS: not known
+		s.reply("\x1bP0%cr\x1b\\", code[0])
 	}
 	if s.kind != ']' {
 		return
 	}
-	st := "\x1b\\"
-	if end == '\a' {
-		st = "\a"
-	}
-	code, rest, _ := strings.Cut(strings.ToValidUTF8(string(s.str), "\ufffd"), ";")
 	switch code {
 	case "0", "2":
 		s.title = rest
-	case "4":
-		s.paletteQuery(rest, st)
-	case "10", "11", "12":
-		if rest == "?" {
-			s.reply("\x1b]%s;%s%s", code, map[string]string{"10": "rgb:e5e5/e5e5/e5e5",
-				"11": "rgb:0000/0000/0000", "12": "rgb:e5e5/e5e5/e5e5"}[code], st)
-		}
+	case "4", "10", "11", "12":
+		s.reportColours(code, rest, end)
 	case "9", "99", "777":
 		s.notice(code, rest)
 	case "7501":
@@ -1239,86 +971,73 @@ func (s *Screen) endString(end byte) {
 	}
 }
 
-// paletteQuery answers OSC 4 ; n ; ? … with xterm's colours; the grey ramp stands for those above 15.
-func (s *Screen) paletteQuery(rest, st string) {
-	basic := [16]int{0x000000, 0xcd0000, 0x00cd00, 0xcdcd00, 0x0000ee, 0xcd00cd, 0x00cdcd, 0xe5e5e5,
-		0x7f7f7f, 0xff0000, 0x00ff00, 0xffff00, 0x5c5cff, 0xff00ff, 0x00ffff, 0xffffff}
-	args := strings.Split(rest, ";")
-	for i := 0; i+1 < len(args); i += 2 {
-		n, err := strconv.Atoi(args[i])
-		if err != nil || args[i+1] != "?" || n < 0 || n > 255 {
+// reportColours answers OSC 10, 11, 12 (text, background, cursor) and 4 ; n ; ? …: light on black, and a palette
+// in which the bits of n are red, green and blue.
+func (s *Screen) reportColours(code, rest string, end byte) {
+	args, st := strings.Split(rest, ";"), "\x1b\\"
+	if end == '\a' {
+		st = "\a"
+	}
+	if code != "4" {
+		args = []string{map[string]string{"10": "7", "11": "0", "12": "7"}[code], rest}
+	}
+	for i := 1; i < len(args); i += 2 {
+		n, err := strconv.Atoi(args[i-1])
+		if err != nil || args[i] != "?" {
 			continue
 		}
-		c := n * 0x010101
-		if n < len(basic) {
-			c = basic[n]
+		if s.reply("\x1b]%s;", code); code == "4" {
+			s.reply("%d;", n)
 		}
-		r, g, b := c>>16, c>>8&255, c&255
-		s.reply("\x1b]4;%d;rgb:%02x%02x/%02x%02x/%02x%02x%s", n, r, r, g, g, b, b, st)
+		s.reply("rgb:%04x/%04x/%04x%s", n&1*0xcdcd, n>>1&1*0xcdcd, n>>2&1*0xcdcd, st)
 	}
 }
 
-// notice keeps the text of a notification: OSC 9 ; text (but not 9;4 progress), OSC 777 ; notify ; title ;
-// text, OSC 99 ; metadata ; text (https://sw.kovidgoyal.net/kitty/desktop-notifications/).
-func (s *Screen) notice(code, rest string) {
-	switch code {
-	case "9":
-		if n, _, _ := strings.Cut(rest, ";"); n == "4" {
-			return
+// notice keeps the text of a notification: OSC 9 ; text (9 ; 4 is progress), OSC 777 ; notify ; title ; text,
+// OSC 99 ; metadata ; text (https://sw.kovidgoyal.net/kitty/desktop-notifications/).
+func (s *Screen) notice(code, text string) {
+	head, tail, _ := strings.Cut(text, ";")
+	switch meta := ":" + head + ":"; {
+	case code == "9" && head == "4", code == "777" && head != "notify", strings.Contains(meta, ":p=?:"):
+		return
+	case code == "777":
+		text = strings.ReplaceAll(tail, ";", ": ")
+	case code == "99":
+		if text = tail; strings.Contains(meta, ":e=1:") {
+			text = fromBase64(tail)
 		}
-	case "777":
-		verb, text, _ := strings.Cut(rest, ";")
-		if verb != "notify" {
-			return
-		}
-		rest = strings.ReplaceAll(text, ";", ": ")
-	case "99":
-		meta, text, _ := strings.Cut(rest, ";")
-		keys := strings.Split(meta, ":")
-		if slices.Contains(keys, "p=?") || text == "" {
-			return
-		}
-		if slices.Contains(keys, "e=1") {
-			if b, err := base64.StdEncoding.DecodeString(text); err == nil {
-				text = strings.ToValidUTF8(string(b), "\ufffd")
-			}
-		}
-		rest = text
 	}
-	if rest != "" {
-		s.status.Notice = rest
-		s.status.Seq++
+	if text != "" {
+		s.status.Notice, s.status.Seq = text, s.status.Seq+1
 	}
 }
 
 // programStatus takes an OSC 7501 report, and answers the query that a program begins with.
 func (s *Screen) programStatus(rest string) {
 	if rest == "?" {
+		s.reply("\x1b]7501;?\x1b\\")
 		if len(s.own) < maxReplies {
 			s.own = append(s.own, "\x1b]7501;?\x1b\\"...)
 		}
-		s.reply("\x1b]7501;?\x1b\\")
-		return
 	}
-	st := ProgramStatus{Seq: s.status.Seq + 1, Notice: s.status.Notice}
+	f := map[string]string{}
 	for _, field := range strings.Split(rest, ":") {
-		switch key, value, _ := strings.Cut(field, "="); key {
-		case "state":
-			st.State = value
-		case "app":
-			st.App = value
-		case "kind":
-			st.Kind = value
-		case "msg":
-			b, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(value, "="))
-			if err == nil {
-				st.Msg = strings.ToValidUTF8(string(b), "\ufffd")
-			}
-		}
+		key, value, _ := strings.Cut(field, "=")
+		f[key] = value
 	}
-	if st.State != "" {
-		s.status = st
+	if f["state"] != "" {
+		msg := fromBase64(f["msg"])
+		s.status = ProgramStatus{f["state"], f["app"], f["kind"], msg, s.status.Seq + 1, s.status.Notice}
 	}
+}
+
+// fromBase64 is what text encodes, padded or not, or nothing.
+func fromBase64(text string) string {
+	b, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(text, "="))
+	if err != nil {
+		return ""
+	}
+	return strings.ToValidUTF8(string(b), "\ufffd")
 }
 
 /* ----- width of characters ----- */
@@ -1343,45 +1062,184 @@ var wideRanges = [][2]rune{
 	{0x20000, 0x3134a},
 }
 
-// runeWidth is the number of columns of r: 0, 1 or 2.
+// runeWidth is the number of columns of r: 0, 1 or 2. C1 controls and marks have none.
 func runeWidth(r rune) int {
 	switch {
-	case r < 0x80:
-		return 1
-	case r < 0x300:
-		if r < 0xa0 {
-			return 0
-		}
-		return 1
-	case r >= 0x1100:
-		i, found := slices.BinarySearchFunc(wideRanges, r, func(x [2]rune, r rune) int {
-			if r < x[0] {
-				return 1
-			} else if r > x[1] {
-				return -1
-			}
-			return 0
-		})
-		if found && i >= 0 && !unicode.Is(unicode.Mn, r) {
-			return 2
-		}
-	}
-	if r >= 0x1160 && r <= 0x11ff || r >= 0xd7b0 && r <= 0xd7fb || // Hangul vowels and finals
-		unicode.In(r, unicode.Mn, unicode.Me) ||
-		unicode.Is(unicode.Cf, r) && !unicode.Is(unicode.Prepended_Concatenation_Mark, r) {
+	case r >= 0x80 && r < 0xa0:
 		return 0
+	case r < 0x300 || r >= 0x2500 && r < 0x25fd: // the latter are frames and blocks, the most frequent by far
+		return 1
+	case r >= 0x1160 && r <= 0x11ff || r >= 0xd7b0 && r <= 0xd7fb, // Hangul vowels and finals
+		unicode.In(r, unicode.Mn, unicode.Me),
+		unicode.Is(unicode.Cf, r) && !unicode.Is(unicode.Prepended_Concatenation_Mark, r):
+		return 0
+	}
+	i := sort.Search(len(wideRanges), func(i int) bool { return wideRanges[i][1] >= r })
+	if i < len(wideRanges) && wideRanges[i][0] <= r {
+		return 2
 	}
 	return 1
 }
 
 /* ----- transcript ----- */
 
-// transcript is filled in below.
-type transcript struct{}
+// transcript turns the screen into lines of text, each told once. Rows of the primary screen have numbers that never
+// change: Scrolled()+row. A row is final when it has scrolled out, or when the cursor's paragraph is below it, unless
+// the program has gone back to write above: from there on it repaints, and rows are final only by scrolling out or by
+// settling. What is written where something was told before, after the screen was cleared, or on the alternate
+// screen, is compared with the lines last told, and only what is new counts.
+type transcript struct {
+	on          bool
+	next        int // number of the first row that is not told
+	high        int // below this number something was told before
+	floor       int // the program repaints from this row on
+	replay      bool
+	part        []byte // the beginning of a wrapped line that has scrolled out
+	pending     []string
+	bytes, left int  // in pending; lines that did not fit there
+	again       bool // some of pending may have been told before
+	recent      []string
+}
 
-func (t *transcript) touch(s *Screen)                {}
-func (t *transcript) cleared(s *Screen)              {}
-func (t *transcript) scrolledOut(s *Screen, l *line) {}
+const (
+	noFloor      = 1 << 62
+	maxPending   = 20000   // lines kept for the next call; of more, the oldest are left out, and counted in a line
+	maxPendBytes = 4 << 20 // bytes of them
+	maxLine      = 1 << 16 // bytes of one line; a longer one is told in pieces
+	maxRecent    = 1000    // lines compared: some screens
+	maxCompared  = 200     // lines compared with those in one step
+)
 
-// Transcript returns the text that became final since the last call.
-func (s *Screen) Transcript(settle bool) (final []string, live string) { return nil, "" }
+// touch notes that the program writes to a row.
+func (t *transcript) touch(s *Screen, row int) {
+	if n := s.scrolled + row; t.on && n < t.next && !s.alt {
+		for ; row > 0 && s.grid[row-1].wrapped; row-- {
+			n--
+		}
+		t.next, t.floor = n, min(t.floor, n)
+	}
+}
+
+// cleared takes what an erased primary screen showed as final.
+func (t *transcript) cleared(s *Screen) {
+	if t.on && !s.alt {
+		end := s.rows
+		for end > 0 && s.Row(end-1) == "" {
+			end--
+		}
+		t.tell(s, end)
+		t.next, t.floor, t.part, t.replay = s.scrolled, s.scrolled, nil, true
+	}
+}
+
+// tell takes the rows above end as final, as far as they are not being repainted.
+func (t *transcript) tell(s *Screen, end int) {
+	for row := max(t.next-s.scrolled, 0); row < min(end, t.floor-s.scrolled); row++ {
+		t.add(s, s.grid[row], s.scrolled+row)
+	}
+}
+
+// add takes row number n as final.
+func (t *transcript) add(s *Screen, l *line, n int) {
+	if !t.on || n < t.next {
+		return
+	}
+	t.part, t.next = s.text(t.part, l), n+1
+	if l.wrapped && len(t.part) < maxLine {
+		return
+	}
+	text := strings.TrimRight(string(t.part), " ")
+	t.pending, t.bytes, t.part = append(t.pending, text), t.bytes+len(text), t.part[:0]
+	t.again, t.high = t.again || t.replay || n < t.high, max(t.high, t.next)
+	for len(t.pending) > maxPending || t.bytes > maxPendBytes {
+		t.bytes -= len(t.pending[0])
+		t.pending, t.left = t.pending[1:], t.left+1
+	}
+}
+
+// paragraph is the row where the text under the cursor begins.
+func (s *Screen) paragraph() int {
+	row := s.row
+	for row > 0 && s.grid[row-1].wrapped {
+		row--
+	}
+	return row
+}
+
+// Transcript returns the text that became final since the last call, in lines and each once, and the part that may
+// still change (the live part). Lines that left the screen, and lines above the cursor's paragraph on the primary
+// screen, are final; on the alternate screen nothing is final until settle (the tool's turn is over), when what is new
+// on it since the last settle is returned. The first call turns it on: what has scrolled out before is not kept. Of
+// more than 20,000 lines or 4 MiB between two calls the oldest are left out, and a line says how many.
+func (s *Screen) Transcript(settle bool) (final []string, live string) {
+	t := &s.tr
+	if !t.on {
+		t.on, t.next, t.floor = true, s.scrolled, noFloor
+	}
+	if settle || t.floor+s.rows <= s.scrolled { // it has gone on for a whole screen
+		t.floor = noFloor
+	}
+	if !s.alt {
+		t.tell(s, s.paragraph())
+		rest := slices.Clone(t.part)
+		for row := max(t.next-s.scrolled, 0); row < s.rows; row++ {
+			if rest = s.text(rest, s.grid[row]); !s.grid[row].wrapped {
+				rest = append(bytes.TrimRight(rest, " "), '\n')
+			}
+		}
+		live = strings.TrimRight(string(rest), "\n ")
+	} else if settle {
+		t.again, t.pending = true, append(t.pending, strings.Split(s.Text(), "\n")...)
+	}
+	if t.left > 0 {
+		final = append(final, fmt.Sprintf("[… %d lines left out …]", t.left))
+	}
+	final = append(final, t.take()...)
+	t.pending, t.bytes, t.left, t.again = nil, 0, 0, false
+	return final, live
+}
+
+// take is what of pending is new. Compared, rules and blanks are never new.
+func (t *transcript) take() (lines []string) {
+	told := t.pending
+	if t.again {
+		told = slices.DeleteFunc(told, func(l string) bool {
+			return strings.IndexFunc(l, func(r rune) bool { return unicode.In(r, unicode.L, unicode.N) }) < 0
+		})
+	}
+	for batch := range slices.Chunk(told, maxCompared) {
+		fresh := batch
+		if t.again {
+			fresh = unseen(t.recent, batch)
+		}
+		lines, t.recent = append(lines, fresh...), append(t.recent, batch...)
+		t.recent = t.recent[max(0, len(t.recent)-maxRecent):]
+	}
+	t.replay = t.replay && len(lines) < len(told)
+	return lines
+}
+
+// unseen is what is left of b without its longest common subsequence with a.
+func unseen(a, b []string) (left []string) {
+	w := len(b) + 1
+	common := make([]uint16, (len(a)+1)*w) // of a[i:] and b[j:], at i*w+j
+	for i := len(a) - 1; i >= 0; i-- {
+		for j := len(b) - 1; j >= 0; j-- {
+			if common[i*w+j] = max(common[(i+1)*w+j], common[i*w+j+1]); a[i] == b[j] {
+				common[i*w+j] = common[(i+1)*w+j+1] + 1
+			}
+		}
+	}
+	for i, j := 0, 0; j < len(b); {
+		switch {
+		case i < len(a) && a[i] == b[j]:
+			i, j = i+1, j+1
+		case i < len(a) && common[(i+1)*w+j] >= common[i*w+j+1]:
+			i++
+		default:
+			left = append(left, b[j])
+			j++
+		}
+	}
+	return left
+}

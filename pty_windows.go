@@ -1,44 +1,390 @@
+// Everything that differs between operating systems, for Windows (10 1809 and later, which has ConPTY); pty_unix.go
+// has the same functions in the same order. Where Windows has no such thing the comment says so.
 package main
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+	"unicode/utf16"
+	"unsafe"
+
+	"golang.org/x/sys/windows"
+	"golang.org/x/term"
 )
 
-// startPTY opens a pseudo-terminal of that size with the host's termios (host may be nil) and starts argv in
-// it as session leader with the terminal as its controlling one. Errors wrap exec.ErrNotFound or fs.ErrPermission.
-func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, error) {
-	return nil, errors.New("stub")
+// winPTY is a pseudo-console and the child. The console host paints its screen into a pipe as escape codes.
+type winPTY struct {
+	in, out      *os.File // our ends of the console's pipes
+	console      windows.Handle
+	process, job windows.Handle
+	pid          int
+	hangUp       func()        // closes the console, once: its programs get CTRL_CLOSE_EVENT, Read comes to its end
+	heard        chan struct{} // something has been read
+	exited       chan struct{} // closed when the child is gone
+	code         int           // valid then
 }
 
-// terminalSize asks the host's terminal.
-func terminalSize(f *os.File) (Size, error) { return Size{}, errors.New("stub") }
+// startPTY opens a pseudo-console of that size and starts argv in it; all that it starts ends with us. host is not
+// used: each program has its own modes here. Errors wrap errNoTool or fs.ErrPermission.
+func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, error) {
+	p := &winPTY{exited: make(chan struct{}), heard: make(chan struct{}, 1)}
+	p.hangUp = sync.OnceFunc(func() { windows.ClosePseudoConsole(p.console) })
+	path, err := findTool(argv[0])
+	if err == nil {
+		err = p.open(size)
+	}
+	if err == nil {
+		err = p.start(path, argv, env, dir)
+	}
+	if err != nil {
+		p.Close()
+		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
+	}
+	go p.live()
+	return p, nil
+}
 
-// rawMode puts the host terminal in raw mode; restore undoes it, any number of times, without flushing type-ahead.
-func rawMode(f *os.File) (restore func() error, err error) { return nil, errors.New("stub") }
+// findTool is exec.LookPath as cmd.exe does it: the current folder counts.
+func findTool(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	switch {
+	case err == nil || errors.Is(err, exec.ErrDot):
+		return filepath.Abs(path)
+	case errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist):
+		return "", errNoTool
+	}
+	return "", errors.Unwrap(err) // exec.Error would say the name again
+}
 
-// resizeSignals delivers a value per change of the host terminal's size; stop ends it.
-func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) { return nil, nil }
+func (p *winPTY) open(size Size) error {
+	theirIn, in, err := os.Pipe()
+	out, theirOut, outErr := os.Pipe()
+	p.in, p.out = in, out
+	if err = errors.Join(err, outErr); err == nil {
+		r, w := windows.Handle(theirIn.Fd()), windows.Handle(theirOut.Fd())
+		err = windows.CreatePseudoConsole(coord(size), r, w, 0, &p.console)
+	}
+	theirIn.Close()
+	theirOut.Close()
+	return err
+}
 
-// endSignals are the signals that end a session (TERM HUP INT QUIT), and suspend ones (TSTP, CONT), reload (HUP has two lives: see session).
-// lockFile takes an exclusive advisory lock on the open file (flock); wait false: errLocked at once if another has it.
-func lockFile(f *os.File, wait bool) error { return errors.New("stub") }
-func unlockFile(f *os.File) error          { return errors.New("stub") }
+// start creates the process suspended, so that it has no children before it is in the job.
+func (p *winPTY) start(path string, argv, env []string, dir string) error {
+	attrs, err := windows.NewProcThreadAttributeList(1)
+	if err != nil {
+		return err
+	}
+	defer attrs.Delete()
+	console := *(*unsafe.Pointer)(unsafe.Pointer(&p.console)) // the value, not its address, is the attribute
+	err = attrs.Update(windows.PROC_THREAD_ATTRIBUTE_PSEUDOCONSOLE, console, unsafe.Sizeof(p.console))
+	si := windows.StartupInfoEx{ProcThreadAttributeList: attrs.List()}
+	si.Cb = uint32(unsafe.Sizeof(si))
+	// A child gets our own standard handles where they are redirected, unless it is given some; none will do
+	// (https://github.com/microsoft/terminal/issues/11276). Not always: wine would start it without a console.
+	for _, f := range []*os.File{os.Stdin, os.Stdout, os.Stderr} {
+		if !term.IsTerminal(int(f.Fd())) {
+			si.Flags = windows.STARTF_USESTDHANDLES
+		}
+	}
+	app, err1 := windows.UTF16PtrFromString(path)
+	line, err2 := windows.UTF16PtrFromString(windows.ComposeCommandLine(argv))
+	cwd, err3 := windows.UTF16PtrFromString(cmp.Or(dir, "."))
+	job, err4 := windows.CreateJobObject(nil, nil)
+	if err = errors.Join(err, err1, err2, err3, err4); err != nil {
+		return err
+	}
+	block := utf16.Encode([]rune(strings.Join(env, "\x00") + "\x00\x00"))
+	var pi windows.ProcessInformation
+	const flags = windows.EXTENDED_STARTUPINFO_PRESENT | windows.CREATE_UNICODE_ENVIRONMENT | windows.CREATE_SUSPENDED
+	if err = windows.CreateProcess(app, line, nil, nil, false, flags, &block[0], cwd, &si.StartupInfo, &pi); err != nil {
+		return err
+	}
+	p.process, p.pid, p.job = pi.Process, int(pi.ProcessId), job
+	if err = p.limitJob(windows.JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE); err == nil {
+		err = windows.AssignProcessToJobObject(job, p.process)
+	}
+	if err != nil {
+		windows.TerminateProcess(p.process, 1)
+	}
+	_, resumeErr := windows.ResumeThread(pi.Thread)
+	return errors.Join(err, resumeErr, windows.CloseHandle(pi.Thread))
+}
 
-// syncDir makes a rename or creation in dir durable.
-func syncDir(dir string) error { return errors.New("stub") }
+// limitJob says what becomes of the job's processes when its last handle, ours, is closed.
+func (p *winPTY) limitJob(flags uint32) error {
+	var limits windows.JOBOBJECT_EXTENDED_LIMIT_INFORMATION
+	limits.BasicLimitInformation.LimitFlags = flags
+	_, err := windows.SetInformationJobObject(p.job, windows.JobObjectExtendedLimitInformation,
+		uintptr(unsafe.Pointer(&limits)), uint32(unsafe.Sizeof(limits)))
+	return err
+}
+
+// live waits for the child, then, 500 ms at most, until nothing has come for 100 ms, and closes the console: older
+// console hosts paint late and lose what is not painted then (https://github.com/microsoft/terminal/issues/18552).
+// A program that the child left behind without a console lives on, as it would without us.
+func (p *winPTY) live() {
+	windows.WaitForSingleObject(p.process, windows.INFINITE)
+	var code uint32
+	if windows.GetExitCodeProcess(p.process, &code); code == uint32(windows.STATUS_CONTROL_C_EXIT) {
+		code = 130 // as elsewhere
+	}
+	p.code = int(code)
+	p.limitJob(0)
+	close(p.exited)
+	quiet := time.AfterFunc(100*time.Millisecond, p.hangUp)
+	for enough := time.After(500 * time.Millisecond); ; {
+		select {
+		case <-p.heard:
+			quiet.Reset(100 * time.Millisecond)
+		case <-enough:
+			p.hangUp()
+			return
+		}
+	}
+}
+
+// Read gives io.EOF when the console host is gone and all it painted has been read.
+func (p *winPTY) Read(b []byte) (int, error) {
+	n, err := p.out.Read(b)
+	select {
+	case p.heard <- struct{}{}:
+	default:
+	}
+	return n, err
+}
+
+func (p *winPTY) Write(b []byte) (int, error) { return p.in.Write(b) }
+
+// Close hangs up on a goroutine of its own: before Windows 11 24H2 that waits until all output is read
+// (https://learn.microsoft.com/windows/console/closepseudoconsole).
+func (p *winPTY) Close() error {
+	if p.console != 0 {
+		go p.hangUp()
+	}
+	p.out.Close()
+	p.in.Close()
+	return nil
+}
+
+// Resize repaints; there are no pixels here.
+func (p *winPTY) Resize(s Size) error { return windows.ResizePseudoConsole(p.console, coord(s)) }
+
+func coord(s Size) windows.Coord { return windows.Coord{X: int16(s.Cols), Y: int16(s.Rows)} }
+
+func (p *winPTY) Wait() int { <-p.exited; return p.code }
+func (p *winPTY) PID() int  { return p.pid }
+
+// Signal types Ctrl-C for os.Interrupt; any other signal ends everything in the job, which is all there is.
+func (p *winPTY) Signal(sig os.Signal) (err error) {
+	select {
+	case <-p.exited:
+		return os.ErrProcessDone
+	default:
+	}
+	if sig == os.Interrupt {
+		_, err = p.in.Write([]byte{3})
+		return err
+	}
+	return windows.TerminateJobObject(p.job, 128+uint32(sig.(syscall.Signal)))
+}
+
+// Terminate closes the console, which programs may use to end well, and after 3 s ends them.
+func (p *winPTY) Terminate(done <-chan struct{}) {
+	go p.hangUp()
+	select {
+	case <-done:
+	case <-p.exited:
+	case <-time.After(3 * time.Second):
+		p.Signal(os.Kill)
+	}
+}
+
+// State says nothing: the console host knows who reads and whether it echoes, but does not tell.
+func (p *winPTY) State() TTYState { return TTYState{Canonical: true, Echo: true} }
+
+// terminalSize asks the host's console, of which f is the input or output.
+func terminalSize(f *os.File) (Size, error) {
+	out, err := os.OpenFile("CONOUT$", os.O_RDWR, 0)
+	if err != nil || !term.IsTerminal(int(f.Fd())) {
+		return Size{}, cmp.Or(err, fs.ErrInvalid)
+	}
+	defer out.Close()
+	cols, rows, err := term.GetSize(int(out.Fd()))
+	return Size{Rows: uint16(rows), Cols: uint16(cols)}, err
+}
+
+// rawMode gives every key as bytes, escape sequences both ways, in UTF-8; restore undoes it, any number of times.
+func rawMode(f *os.File) (restore func() error, err error) {
+	out, err := os.OpenFile("CONOUT$", os.O_RDWR, 0) // stays open for restore
+	if err != nil {
+		return nil, err
+	}
+	before, err := term.MakeRaw(int(f.Fd()))
+	if err != nil {
+		return nil, errors.Join(err, out.Close())
+	}
+	var mode uint32
+	screen := windows.Handle(out.Fd())
+	windows.GetConsoleMode(screen, &mode)
+	inCP, _ := windows.GetConsoleCP()
+	outCP, _ := windows.GetConsoleOutputCP()
+	set := func(mode, in, out uint32) error {
+		return errors.Join(windows.SetConsoleMode(screen, mode), windows.SetConsoleCP(in), windows.SetConsoleOutputCP(out))
+	}
+	restore = func() error { return errors.Join(term.Restore(int(f.Fd()), before), set(mode, inCP, outCP)) }
+	if err = set(mode|windows.ENABLE_PROCESSED_OUTPUT|windows.ENABLE_VIRTUAL_TERMINAL_PROCESSING|
+		windows.DISABLE_NEWLINE_AUTO_RETURN, 65001, 65001); err != nil { // UTF-8
+		restore()
+	}
+	return restore, err
+}
+
+// resizeSignals delivers a value per change of the host console's size; stop ends it. Windows tells of that only
+// among the key events, which are read as bytes, so the size is looked at twice a second.
+func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
+	c, done := make(chan os.Signal, 1), make(chan struct{})
+	go func() {
+		for last, _ := terminalSize(f); ; {
+			select {
+			case <-done:
+				return
+			case <-time.After(500 * time.Millisecond):
+			}
+			if now, err := terminalSize(f); err == nil && now != last && len(c) == 0 {
+				last = now
+				c <- syscall.Signal(28) // SIGWINCH elsewhere
+			}
+		}
+	}()
+	return c, sync.OnceFunc(func() { close(done) })
+}
+
+// There is no job control: these never come.
+const suspendSignal, resumeSignal = syscall.Signal(-1), syscall.Signal(-2)
+
+// endSignals are those that end a session; closing the window, logging off and shutting down come as SIGTERM.
+func endSignals() []os.Signal { return []os.Signal{os.Interrupt, syscall.SIGTERM} }
+
+func stopSelf() error { return errors.ErrUnsupported }
+
+// lockFile takes an exclusive lock on the open file; wait false: errLocked at once if another has it. A lock keeps
+// others from reading here, so it is on a byte far beyond the end.
+func lockFile(f *os.File, wait bool) error {
+	flags := uint32(windows.LOCKFILE_EXCLUSIVE_LOCK)
+	if !wait {
+		flags |= windows.LOCKFILE_FAIL_IMMEDIATELY
+	}
+	err := windows.LockFileEx(windows.Handle(f.Fd()), flags, 0, 1, 0, &windows.Overlapped{OffsetHigh: 1 << 30})
+	if errors.Is(err, windows.ERROR_LOCK_VIOLATION) {
+		return errLocked
+	}
+	return err
+}
+
+func unlockFile(f *os.File) error {
+	return windows.UnlockFileEx(windows.Handle(f.Fd()), 0, 1, 0, &windows.Overlapped{OffsetHigh: 1 << 30})
+}
+
+// syncDir does nothing: a folder cannot be flushed here, and NTFS logs names in its journal.
+func syncDir(dir string) error { return nil }
 
 // processStart is a number that tells two processes of the same pid apart; 0: no such process.
-func processStart(pid int) int64 { return 0 }
+func processStart(pid int) int64 {
+	h, err := windows.OpenProcess(windows.PROCESS_QUERY_LIMITED_INFORMATION|windows.SYNCHRONIZE, false, uint32(pid))
+	if err != nil {
+		return 0
+	}
+	defer windows.CloseHandle(h)
+	var created, exit, kernel, user windows.Filetime
+	ended, _ := windows.WaitForSingleObject(h, 0)
+	if ended == windows.WAIT_OBJECT_0 || windows.GetProcessTimes(h, &created, &exit, &kernel, &user) != nil {
+		return 0
+	}
+	return created.Nanoseconds()
+}
 
-// ownedPrivate tells whether the file or folder is a regular one of the user's own that group and others cannot touch.
-func ownedPrivate(path string) error { return errors.New("stub") }
+// ownedPrivate says what is wrong when path is not a regular file or folder of the user's own, or when its access
+// list names anybody but the user, the system and the administrators.
+func ownedPrivate(path string) error {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() && !info.IsDir() {
+		return fmt.Errorf("%s is neither a regular file nor a folder: %w", path, fs.ErrPermission)
+	}
+	sd, err := windows.GetNamedSecurityInfo(path, windows.SE_FILE_OBJECT,
+		windows.OWNER_SECURITY_INFORMATION|windows.DACL_SECURITY_INFORMATION)
+	user, userErr := windows.GetCurrentProcessToken().GetTokenUser()
+	if err = errors.Join(err, userErr); err != nil {
+		return fmt.Errorf("reading who may open %s: %w", path, err)
+	}
+	// SDDL: O:owner D:(type;flags;rights;;;who)…
+	who := regexp.MustCompile(`O:(S-[-\d]+|[A-Z]{2})|;([^;()]*)\)|NO_ACCESS_CONTROL`)
+	for _, m := range who.FindAllStringSubmatch(sd.String(), -1) {
+		sid, err := windows.StringToSid(m[1] + m[2])
+		if err != nil || !sid.Equals(user.User.Sid) && !sid.IsWellKnown(windows.WinLocalSystemSid) &&
+			!sid.IsWellKnown(windows.WinBuiltinAdministratorsSid) {
+			return fmt.Errorf("%s can be reached by others; run: icacls %s /inheritance:r /grant:r %%USERNAME%%:F", path, path)
+		}
+	}
+	return nil
+}
 
-// openPrivate opens or creates a file 0600, never following a symbolic link; it must be the user's own, regular, with one link.
-func openPrivate(path string, flag int) (*os.File, error) { return nil, errors.New("stub") }
+// mkdirPrivate makes a folder that only the user and the system can enter, with all that will be in it; an error wraps
+// fs.ErrExist when it is there.
+func mkdirPrivate(path string) error {
+	user, err := windows.GetCurrentProcessToken().GetTokenUser()
+	if err != nil {
+		return err
+	}
+	sd, err := windows.SecurityDescriptorFromString("D:P(A;OICI;FA;;;SY)(A;OICI;FA;;;" + user.User.Sid.String() + ")")
+	name, nameErr := windows.UTF16PtrFromString(path)
+	if err = errors.Join(err, nameErr); err == nil {
+		err = windows.CreateDirectory(name, &windows.SecurityAttributes{
+			Length: uint32(unsafe.Sizeof(windows.SecurityAttributes{})), SecurityDescriptor: sd})
+	}
+	if err != nil {
+		return &fs.PathError{Op: "mkdir", Path: path, Err: err}
+	}
+	return nil
+}
 
-// networkFS names the file system when flock may not hold between machines (nfs, cifs, 9p, fuse), else "".
+// openPrivate opens or creates a file that must be ownedPrivate, which it is in a folder by mkdirPrivate. os.Root opens
+// it so that Root.Rename can replace it meanwhile. With O_APPEND it cannot be truncated later.
+func openPrivate(path string, flag int) (*os.File, error) {
+	root, err := os.OpenRoot(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	f, err := root.OpenFile(filepath.Base(path), flag&^os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err = ownedPrivate(path); err == nil && flag&os.O_TRUNC != 0 {
+		err = f.Truncate(0)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// networkFS: shares keep locks between machines here, so there is nothing to warn of.
 func networkFS(dir string) string { return "" }
 
-// watchFolder delivers a value when a file in dir changes, nil where the system has no such thing.
+// watchFolder: NTFS tells of a growing file only when it is closed or flushed, so the caller has to look.
 func watchFolder(dir string) (ch <-chan struct{}, stop func()) { return nil, func() {} }
