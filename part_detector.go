@@ -72,9 +72,9 @@ type Prompt struct {
 	Excerpt     string     `json:"excerpt"`      // safe and redacted, ≤ 200 bytes, ends in "…" when cut
 	Question    string     `json:"-"`            // the sentence a person would read out, safe
 	Full        string     `json:"-"`            // the whole dialog as text, safe and redacted, ≤ 16 KiB: "Show all"
-	Cut         bool       `json:"-"`            // the excerpt hides part of what is being allowed: no quick affirmative buttons
+	Cut         bool       `json:"-"`            // the excerpt hides part of what is allowed: no quick yes
 	Choices     []Choice   `json:"choices"`      // ≤ 9
-	SafeDefault *string    `json:"safe_default"` // a choice's key, "enter", "esc" or "" (Enter with no text); nil: never type anything
+	SafeDefault *string    `json:"safe_default"` // a choice's key, "enter", "esc", "" (Enter alone); nil: type nothing
 	Idle        bool       `json:"idle"`         // an agent's empty input box: finished, waits for the next message
 	Secret      bool       `json:"secret"`       // echo is off
 	Permission  bool       `json:"-"`            // grants something: no affirmative default
@@ -83,10 +83,10 @@ type Prompt struct {
 	Ticked      []bool     `json:"-"`            // Multi: which are ticked now
 	Axis        string     `json:"-"`            // "vertical" or "horizontal": which arrows move the pointer; "" none
 	Toggle      string     `json:"-"`            // Multi: the byte that ticks the choice under the pointer; "" when its Keys do
-	Submit      string     `json:"-"`            // Multi: the bytes that end the choosing and submit (after verification), "" unknown
-	Signals     []string   `json:"signals"`      // what agreed: "hook", "protocol", "title", "pattern", "structure", "tty", "silence"
-	Fingerprint string     `json:"-"`            // same question ⇔ same fingerprint; pointer position, ticks and spinners do not count
-	Recent      string     `json:"-"`            // last 500 characters of the screen, safe and redacted: "Show last 500 characters"
+	Submit      string     `json:"-"`            // Multi: the bytes that end the choosing and submit
+	Signals     []string   `json:"signals"`      // what agreed: hook protocol title pattern structure tty silence
+	Fingerprint string     `json:"-"`            // same question ⇔ same fingerprint; pointer and ticks do not count
+	Recent      string     `json:"-"`            // the last 500 characters of the screen, safe and redacted
 }
 
 // Confidence is the band of Score: "high", "medium" or "low".
@@ -225,15 +225,8 @@ type found struct {
 }
 
 func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
-	if o.Threshold == 0 {
-		o.Threshold = 0.65
-	}
-	if o.Stuck == 0 {
-		o.Stuck = 2 * time.Second
-	}
-	if o.BufferBytes == 0 {
-		o.BufferBytes = 4096
-	}
+	o.Threshold, o.Stuck = cmp.Or(o.Threshold, 0.65), cmp.Or(o.Stuck, 2*time.Second)
+	o.BufferBytes = cmp.Or(o.BufferBytes, 4096)
 	return &Detector{Screen: newScreen(rows, cols), a: a, o: o}
 }
 
@@ -392,7 +385,8 @@ func (d *Detector) again(now time.Time) bool {
 // repeats tells that f is only what was answered a moment ago and has not left the screen yet.
 func (d *Detector) repeats(f *found, now time.Time) bool {
 	late := d.sleep.Add(repeatWait)
-	if d.slept == nil || !same(f, d.slept) || f.line != "" && f.place != d.slept.place || d.out.After(d.sleep) && !now.Before(late) {
+	if d.slept == nil || !same(f, d.slept) || f.line != "" && f.place != d.slept.place ||
+		d.out.After(d.sleep) && !now.Before(late) {
 		d.slept = nil
 	} else if late.After(now) {
 		d.pending = late
@@ -450,17 +444,12 @@ func (d *Detector) Gone(tty TTYState, now time.Time) bool {
 	return !d.present(now)
 }
 
-// masked is a digest of the screen without spinners and blinking marks, without the digits of the rows that
-// have one, and with the cursor where it shows.
+// masked is a digest of the screen without spinners, blinking marks and digits, and with the cursor where it shows.
 func (d *Detector) masked() [32]byte {
 	h := sha256.New()
 	rows, _ := d.Screen.Size()
 	for r := range rows {
-		text := d.Screen.Row(r)
-		if still := reSpinner.ReplaceAllString(text, ""); still != text {
-			text = strings.TrimSpace(reDigits.ReplaceAllString(still, "0"))
-		}
-		io.WriteString(h, text+"\n")
+		io.WriteString(h, strings.TrimSpace(reMasked.ReplaceAllString(d.Screen.Row(r), ""))+"\n")
 	}
 	if row, col, hidden := d.Screen.Cursor(); !hidden {
 		fmt.Fprint(h, row, col)
@@ -468,10 +457,7 @@ func (d *Detector) masked() [32]byte {
 	return [32]byte(h.Sum(nil))
 }
 
-var (
-	reSpinner = regexp.MustCompile(`[\x{2800}-\x{28ff}●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙]`)
-	reDigits  = regexp.MustCompile(`\d+`)
-)
+var reMasked = regexp.MustCompile(`[\d\x{2800}-\x{28ff}●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙]`)
 
 /* ----- one look at the screen ----- */
 
@@ -519,7 +505,8 @@ func newView(s *Screen, a *Adapter, tty TTYState) *view {
 		})
 		w.text = strings.TrimRight(w.text, " █▐"+uprights+lines)
 		w.rule = w.text == "" && strings.ContainsAny(w.raw, lines)
-		w.top = w.rule && w.depth == 0 && (strings.ContainsAny(w.raw, "╭┌╔") || w.at >= cols-1 && strings.IndexAny(w.raw, "─▔━") == 0)
+		w.top = w.rule && w.depth == 0 &&
+			(strings.ContainsAny(w.raw, "╭┌╔") || w.at >= cols-1 && strings.IndexAny(w.raw, "─▔━") == 0)
 		if v.rows[r] = w; w.raw != "" {
 			v.last = r
 		}
@@ -576,8 +563,9 @@ func (v *view) attr(r, c int) Attr {
 	return a
 }
 
-// faint tells text that explains rather than offers: dim or grey.
-func faint(a Attr) bool {
+// faintAt tells text that explains rather than offers: dim or grey.
+func (v *view) faintAt(row, col int) bool {
+	a := v.attr(row, col)
 	r, g, b := a.FG>>16&0xff, a.FG>>8&0xff, a.FG&0xff
 	return a.Dim || a.FG == 8 || a.FG >= 240 && a.FG <= 250 || a.FG >= 1<<24 && r == g && g == b && r < 0xd0
 }
@@ -652,8 +640,8 @@ func (v *view) judge(o DetectOptions) *found {
 // What a label says it does; refusing words win ("Continue without trusting").
 var (
 	reGrants  = regexp.MustCompile(`(?i)^(y|yes|allow|always|approve|accept|trust|grant|run|proceed|i trust)\b`)
-	reRefuses = regexp.MustCompile(`(?i)^(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|abort|` +
-		`back|disallow|continue without)\b`)
+	reRefuses = regexp.MustCompile(`(?i)^(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|` +
+		`decline|abort|back|disallow|continue without)\b`)
 )
 
 // finish adds what all prompts share: signals and score, permission, safe default, fingerprint.
@@ -713,9 +701,8 @@ func (v *view) finish(f *found, told bool, o DetectOptions) {
 	f.Excerpt = clip(redact(visible(f.Excerpt)), 200)
 	f.Full = clip(redact(visible(cmp.Or(f.Full, f.Question))), 16<<10)
 	h := sha256.New() // words without blanks: the same however it is wrapped
-	for _, s := range []string{string(f.Type), f.Question, f.Excerpt, fmt.Sprint(f.Idle, f.Secret), fmt.Sprint(labels(f.Choices))} {
-		fmt.Fprintln(h, strings.Join(strings.Fields(s), ""))
-	}
+	words := fmt.Sprint(f.Type, f.Question, f.Excerpt, f.Idle, f.Secret, labels(f.Choices))
+	io.WriteString(h, strings.Join(strings.Fields(words), ""))
 	f.Fingerprint = hex.EncodeToString(h.Sum(nil)[:8])
 }
 
@@ -734,7 +721,8 @@ func (v *view) readIdle() *found {
 		return nil
 	}
 	w := v.rows[v.row]
-	if _, rest, typed := strings.Cut(w.text, "\u00a0"); w.text == "" && v.hidden || typed && rest != "" && !faint(v.attr(v.row, w.at+2)) {
+	_, draft, _ := strings.Cut(w.text, "\u00a0")
+	if w.text == "" && v.hidden || draft != "" && !v.faintAt(v.row, w.at+2) {
 		return nil // Claude shows a hint in grey, and what was typed in white
 	}
 	return &found{wait: settleIdle, Prompt: Prompt{Type: FreeText, Score: 0.90, Idle: true,
@@ -763,8 +751,8 @@ var (
 	reNumber  = regexp.MustCompile(`^\(?(\d{1,2})[.):]\)?\s+`)
 	reShort   = regexp.MustCompile(`\s\((\w|esc)\)$`)
 	reCount   = regexp.MustCompile(`^\d+/\d+\b`)
-	reHint    = regexp.MustCompile(`(?i)\b(arrow|navigate|to select|to confirm|to submit|to choose|use .{0,12}keys|enter |space |` +
-		`esc )|↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
+	reHint    = regexp.MustCompile(`(?i)\b(arrow|navigate|to (select|confirm|submit|choose)|use .{0,12}keys|enter |` +
+		`space |esc )|↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
 )
 
 func (v *view) option(r int) option {
@@ -805,8 +793,9 @@ func (v *view) readMenu() *found {
 	}
 	for r := v.last; r >= 0; r-- {
 		head := v.option(r)
-		if head.pointer == 0 && (head.tick < 0 || !v.hidden || v.a.Box != nil) || head.label == "" || v.a.Box != nil && (strings.ContainsRune(">→", head.pointer) ||
-			v.inBox(r) || !v.hidden && head.num == "") {
+		known := v.a.Box != nil
+		if head.label == "" || head.pointer == 0 && (head.tick < 0 || !v.hidden || known) ||
+			known && (strings.ContainsRune(">→", head.pointer) || v.inBox(r) || !v.hidden && head.num == "") {
 			continue
 		}
 		var opts []option
@@ -829,13 +818,14 @@ func (v *view) kind(r int, head option, num int) byte {
 		return map[bool]byte{true: 'r', false: 'b'}[w.rule]
 	}
 	o := v.option(r)
-	dimmer := o.tick < 0 && faint(v.attr(r, o.textAt)) && !faint(v.attr(head.row, head.textAt)) &&
+	dimmer := o.tick < 0 && v.faintAt(r, o.textAt) && !v.faintAt(head.row, head.textAt) &&
 		!strings.HasPrefix(v.rows[r].text, "○")
 	_, cols := v.s.Size()
 	spilled := r > 0 && r+1 < len(v.rows) && len([]rune(v.rows[r-1].raw)) > cols-20 && v.option(r+1).at == head.at
 	switch {
-	case head.num != "" && (o.num != "" && o.num == fmt.Sprint(num) || o.num == "" && head.tick >= 0 && o.at == head.tickAt),
-		head.num == "" && o.num == "" && o.at == head.at && (o.tick < 0) == (head.tick < 0) && !dimmer && !reCount.MatchString(o.label):
+	case head.num != "" && (o.num == fmt.Sprint(num) || o.num == "" && head.tick >= 0 && o.at == head.tickAt),
+		head.num == "" && o.num == "" && o.at == head.at && (o.tick < 0) == (head.tick < 0) && !dimmer &&
+			!reCount.MatchString(o.label):
 		return 'o'
 	case o.at > head.at, dimmer, r > 0 && v.s.Wrapped(r-1), spilled:
 		return 'c'
@@ -856,7 +846,8 @@ func (v *view) options(head option, start int) (opts []option) {
 			}
 		case k == 'c' && gap == 0 && len(opts) > 0:
 			last := &opts[len(opts)-1]
-			if described = true; (o.at == last.textAt || o.at < last.at) && faint(v.attr(r, o.at)) == faint(v.attr(last.row, last.textAt)) {
+			described = true
+			if fits := o.at == last.textAt || o.at < last.at; fits && v.faintAt(r, o.at) == v.faintAt(last.row, last.textAt) {
 				last.label += " " + v.rows[r].text
 			}
 		case k == 'x' || k == 'c' || len(opts) == 0 || head.num == "" && (k == 'r' || !described):
@@ -920,7 +911,8 @@ func (v *view) menu(opts []option) *found {
 var (
 	reAsked  = regexp.MustCompile(`^[^:]*\?\W*$`)
 	reLead   = regexp.MustCompile(`^[?◆◇✔●■]\s+`)
-	reHinted = regexp.MustCompile(`\s*([\[(](?i:use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*[\])]|› ?-? ?Use arrow-keys.*|[›…·]\s*)$`)
+	reHinted = regexp.MustCompile(`\s*([\[(](?i:use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*[\])]|` +
+		`› ?-? ?Use arrow-keys.*|[›…·]\s*)$`)
 	reCommon = regexp.MustCompile(`(?i)^(yesno|noyes)$`)
 )
 
@@ -932,7 +924,10 @@ func (v *view) describe(f *found, first, end int) {
 		f.Submit, f.Toggle = "\r", " "
 	}
 	if len(f.Choices) == 2 && v.a.Box == nil && reCommon.MatchString(f.Choices[0].Label+f.Choices[1].Label) {
-		f.Type, f.Choices[0].Key, f.Choices[1].Key = YesNo, strings.ToLower(f.Choices[0].Label[:1]), strings.ToLower(f.Choices[1].Label[:1])
+		f.Type, f.Choices[0].Key, f.Choices[1].Key = YesNo, "n", "y"
+		if strings.EqualFold(f.Choices[0].Label, "yes") {
+			f.Choices[0].Key, f.Choices[1].Key = "y", "n"
+		}
 	}
 	top, headed := first, false
 	for blank := 0; top > 0 && !v.rows[top-1].top && blank < 2 && !headed; top-- {
@@ -947,8 +942,9 @@ func (v *view) describe(f *found, first, end int) {
 			dashes = append(dashes, r)
 		}
 	}
-	var body []string     // paragraphs
-	var about [4][]string // lines: all, from "$ " on, in an inner frame, between the dashed rules; the last that has any is asked about
+	var body []string // paragraphs
+	// about are the lines: all, from "$ " on, in an inner frame, between dashed rules; the last with any is asked about
+	var about [4][]string
 	shell, gap := false, true
 	for r := top; r < first; r++ {
 		w := v.rows[r]
@@ -1014,7 +1010,9 @@ func (v *view) quote(f *found, about [4][]string) {
 }
 
 func (f *found) grants() bool {
-	return slices.ContainsFunc(f.Choices, func(c Choice) bool { return reGrants.MatchString(c.Label) && !reRefuses.MatchString(c.Label) })
+	return slices.ContainsFunc(f.Choices, func(c Choice) bool {
+		return reGrants.MatchString(c.Label) && !reRefuses.MatchString(c.Label)
+	})
 }
 
 /* ----- dialogs with buttons ----- */
@@ -1076,7 +1074,8 @@ func (v *view) readBox() *found {
 		for i := range min(list, 9) {
 			o := v.option(words[list-1-i])
 			f.Multi = f.Multi || o.tick >= 0 && strings.Contains(v.rows[o.row].text, "[")
-			f.Choices, f.Ticked = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: o.label}), append(f.Ticked, o.tick == 1)
+			f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: o.label})
+			f.Ticked = append(f.Ticked, o.tick == 1)
 		}
 	} else if bare {
 		return nil
@@ -1133,18 +1132,22 @@ func (v *view) readButtons() *found {
 /* ----- questions on the cursor's line ----- */
 
 var (
-	reMarked  = regexp.MustCompile(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|\b(?i:yes ?/ ?no|y ?/ ?n|y or n|(?:type|press|enter) ['"‘]?(?:yes|y)\b['"’]?)`)
-	reSplit   = regexp.MustCompile(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
-	reWord    = regexp.MustCompile(`(?i)^(yes|no|always|never|all|none|quit|cancel|retry|abort|ignore|skip|edit|help|fingerprint|once|C-.)$`)
+	reTurning = regexp.MustCompile(`^[\x{2800}-\x{28ff}]`)
+	reMarked  = regexp.MustCompile(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
+		`\b(?i:yes ?/ ?no|y ?/ ?n|y or n|(?:type|press|enter) ['"‘]?(?:yes|y)\b['"’]?)`)
+	reSplit = regexp.MustCompile(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
+	reWord  = regexp.MustCompile(`(?i)^(yes|no|always|never|all|none|quit|cancel|retry|abort|ignore|skip|edit|help|` +
+		`fingerprint|once|C-.)$`)
 	reQuoted  = regexp.MustCompile(`(?i)^(?:type|press|enter) ['"‘]?(yes|y)\b`)
+	reYn      = regexp.MustCompile(`^(yn[a-z?]{0,7}|ny)$`)
 	reYesNo   = regexp.MustCompile(`(?i)^(y|n|yes|no)$`)
 	reHotkeys = regexp.MustCompile(`[\[(]([A-Za-z])[\])]([a-z][\w-]*(?: [A-Za-z][\w-]*)?)`)
-	rePress   = regexp.MustCompile(`(?i)\b(press|hit|strike|push)\s+(the\s+)?[\[<("']?(enter|return|any\s+key|a\s+key|space)\b|` +
-		`\[(press )?(enter|return|more)\]\s*$`)
+	rePress   = regexp.MustCompile(`(?i)\b(press|hit|strike|push)\s+(the\s+)?[\[<("']?(enter|return|an?y?\s+key|` +
+		`space)\b|\[(press )?(enter|return|more)\]\s*$`)
 	reNotPress = regexp.MustCompile(`(?i)to skip|for (the )?default|selection|number|choice|keep|path|press [a-z] to`)
 	rePager    = regexp.MustCompile(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
-	reSecret   = regexp.MustCompile(`(?i)\b(password|pass ?phrase|passcode|pin|secret|secret value|token|api[ _-]?key|otp|` +
-		`(verification|2fa) code)\b[^?]*[:›>]?\s*$`)
+	reSecret   = regexp.MustCompile(`(?i)\b(password|pass ?phrase|passcode|pin|secret( value)?|token|api[ _-]?key|` +
+		`otp|(verification|2fa) code)\b[^?]*[:›>]?\s*$`)
 	reREPL = regexp.MustCompile(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
 		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|(?i:(cmd|command)\b[^:]*:))$`)
 	reChoose  = regexp.MustCompile(`(?i)choice|choose|select|option|number|which|pick|\bwhat\b|your |#\?|\d ?- ?\d`)
@@ -1164,7 +1167,7 @@ func (v *view) readLine(o DetectOptions) *found {
 	f := &found{line: line, place: v.place(top), Prompt: Prompt{Signals: []string{"pattern"}, Question: text, Score: 0.85}}
 	known, busy := v.a.Box != nil, v.tty.Reading == ReadingBusy
 	switch {
-	case busy && v.tty.Canonical && v.tty.Echo, known && v.s.AltScreen(), text != "" && reSpinner.FindStringIndex(text + "●")[0] == 0:
+	case busy && v.tty.Canonical && v.tty.Echo, known && v.s.AltScreen(), reTurning.MatchString(text):
 		return nil
 	case text == "":
 		return v.readAbove(f, o)
@@ -1172,7 +1175,7 @@ func (v *view) readLine(o DetectOptions) *found {
 		f.Type, f.Secret = FreeText, true
 		return v.paragraph(f, top)
 	case v.s.AltScreen() && v.row < v.last-2,
-		v.after() != "" && !v.s.AltScreen() && !reLead.MatchString(text) && !faint(v.attr(v.row, v.col)):
+		v.after() != "" && !v.s.AltScreen() && !reLead.MatchString(text) && !v.faintAt(v.row, v.col):
 		return nil
 	case strings.HasPrefix(text, "(") && strings.HasSuffix(text, ")") && strings.Contains(text, " "): // a remark below it
 		if above, up := v.lineAbove(top); up >= 0 {
@@ -1193,7 +1196,7 @@ func (v *view) readLine(o DetectOptions) *found {
 // named finds questions that name their answers: a list, letters, a key to press.
 func (v *view) named(f *found, text string, top int) bool {
 	if !v.tty.Canonical && v.row >= v.last && rePager.MatchString(strings.TrimSpace(v.cells(v.row, 0, v.col))) ||
-		v.s.AltScreen() && v.row == v.last && v.attr(v.row, 0).Reverse && v.tty.Reading == ReadingYes { // less: the file's name
+		v.s.AltScreen() && v.row == v.last && v.attr(v.row, 0).Reverse && v.tty.Reading == ReadingYes { // less: a file name
 		f.Type = ConfirmEnter
 	} else if !v.listAbove(f, text, top) && !v.marked(f, text) && presses(text) {
 		f.Type = ConfirmEnter
@@ -1284,12 +1287,12 @@ func (v *view) marked(f *found, text string) bool {
 	return true
 }
 
-// readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'", "<y>", "[Ynq]". single:
-// letters that are read one key at a time ("<y>", "[12?q]").
+// readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'", "<y>", "[Ynq]".
+// single: letters that are read one key at a time ("<y>", "[12?q]").
 func readMarker(marker string) (tokens []string, single bool) {
 	inner := strings.Trim(marker, "[](){}<>")
 	low := strings.ToLower(inner)
-	letters := len(low) <= 9 && !strings.ContainsAny(low, " ,/|") && (strings.HasPrefix(low, "yn") || low == "ny" || strings.Contains(low, "?"))
+	letters := reYn.MatchString(low) || len(low) <= 9 && !strings.ContainsAny(low, " ,/|") && strings.Contains(low, "?")
 	if m := reQuoted.FindStringSubmatch(inner); m != nil {
 		if tokens = []string{m[1]}; strings.Contains(inner, "capital") {
 			tokens[0] = strings.ToUpper(m[1])
@@ -1352,7 +1355,9 @@ func (v *view) listAbove(f *found, text string, top int) bool {
 		list = nil // the beginning has left the screen
 	}
 	if len(list) > 0 && list[0].Key <= "9" {
-		slices.SortStableFunc(list, func(a, b Choice) int { return cmp.Or(len(a.Key)-len(b.Key), cmp.Compare(a.Key, b.Key)) })
+		slices.SortStableFunc(list, func(a, b Choice) int {
+			return cmp.Or(len(a.Key)-len(b.Key), cmp.Compare(a.Key, b.Key))
+		})
 	}
 	for _, c := range list[:min(len(list), 9)] {
 		f.Choices = append(f.Choices, v.typed(c.Key, c.Key, c.Label, text[0] == '[')) // dosfsck: [12?q]?
@@ -1427,7 +1432,8 @@ func (v *view) paragraph(f *found, top int) *found {
 	f.Full = f.Question
 	for n := 0; n < 12 && top > 0 && !v.s.AltScreen() && v.rows[top-1].raw != "" && !v.rows[top-1].rule; n++ {
 		first, _ := utf8.DecodeRuneInString(f.Question)
-		begun := unicode.IsLower(first) && !strings.Contains(f.Question, ": ") && n < 3 || n == 0 && len(strings.Fields(f.Question)) < 3
+		begun := n < 3 && unicode.IsLower(first) && !strings.Contains(f.Question, ": ") ||
+			n == 0 && len(strings.Fields(f.Question)) < 3
 		var line string
 		if line, top = v.lineAbove(top); begun && !f.Idle && !f.Secret && len(v.items(top)) == 0 {
 			f.Question = strings.TrimSpace(line) + "\n" + f.Question
@@ -1453,8 +1459,8 @@ func redact(s string) string { return secretShapes.ReplaceAllString(s, "$1$2$3[r
 
 // hiding are the characters a terminal does not show, or that turn text around: C0, C1, zero width, bidi, tags,
 // variation selectors.
-var hiding = regexp.MustCompile(`[^\n\t\x20-\x7e\x{a0}-\x{10ffff}]|[\x{ad}\x{61c}\x{180e}\x{200b}-\x{200f}\x{2028}-\x{202e}` +
-	`\x{2060}-\x{206f}\x{fe00}-\x{fe0f}\x{feff}\x{fff9}-\x{fffb}\x{e0000}-\x{e01ef}]`)
+var hiding = regexp.MustCompile(`[^\n\t\x20-\x7e\x{a0}-\x{10ffff}]|[\x{ad}\x{61c}\x{180e}\x{200b}-\x{200f}` +
+	`\x{2028}-\x{202e}\x{2060}-\x{206f}\x{fe00}-\x{fe0f}\x{feff}\x{fff9}-\x{fffb}\x{e0000}-\x{e01ef}]`)
 
 // visible shows control, zero-width and bidi characters as \u{200B}; newline and tab stay.
 func visible(s string) string {
@@ -1618,7 +1624,8 @@ func (s *scenario) check(seen []labEvent) string {
 	got := scenario{}
 	for _, e := range seen {
 		if e.Idle == s.Idle {
-			kind, band := "TYPE_"+strings.ToUpper(string(e.Type)), map[string]string{"high": "HIGH", "medium": "MED", "low": "LOW"}
+			kind := "TYPE_" + strings.ToUpper(string(e.Type))
+			band := map[string]string{"high": "HIGH", "medium": "MED", "low": "LOW"}
 			got = scenario{Type: &kind, Band: band[e.Confidence], Contains: e.Excerpt, Choices: labels(e.Choices),
 				Default: e.SafeDefault, Idle: e.Idle, Secret: e.Secret}
 		}
