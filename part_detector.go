@@ -82,7 +82,6 @@ type Prompt struct {
 	Pointer     int        `json:"-"`            // index of the choice highlighted now, −1 when there is no pointer
 	Ticked      []bool     `json:"-"`            // Multi: which are ticked now
 	Axis        string     `json:"-"`            // "vertical" or "horizontal": which arrows move the pointer; "" none
-	Toggle      string     `json:"-"`            // Multi: the byte that ticks the choice under the pointer; "" when its Keys do
 	Submit      string     `json:"-"`            // Multi: the bytes that end the choosing and submit
 	Signals     []string   `json:"signals"`      // what agreed: hook protocol title pattern structure tty silence
 	Fingerprint string     `json:"-"`            // same question ⇔ same fingerprint; pointer and ticks do not count
@@ -224,6 +223,7 @@ type found struct {
 	mute  bool          // so long no byte at all must have come
 }
 
+// newDetector is a detector for the tool of a, with a screen of rows × cols cells.
 func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
 	o.Threshold, o.Stuck = cmp.Or(o.Threshold, 0.65), cmp.Or(o.Stuck, 2*time.Second)
 	o.BufferBytes = cmp.Or(o.BufferBytes, 4096)
@@ -334,12 +334,14 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	if said {
 		return nil
 	}
-	p := f.Prompt
-	if p.Choices == nil {
-		p.Choices = []Choice{}
-	}
+	return d.prompt()
+}
+
+// prompt is what the last look found, with the end of the screen.
+func (d *Detector) prompt() *Prompt {
+	p := d.found.Prompt
 	text := []rune(redact(visible(d.Screen.Text())))
-	p.Recent = string(text[max(0, len(text)-500):])
+	p.Choices, p.Recent = append([]Choice{}, p.Choices...), string(text[max(0, len(text)-500):])
 	return &p
 }
 
@@ -434,8 +436,7 @@ func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
 	if d.look(tty, now); d.found == nil {
 		return nil
 	}
-	p := d.found.Prompt
-	return &p
+	return d.prompt()
 }
 
 // Gone tells that the question Tick last returned has left the screen for good (answered, or the program went on).
@@ -676,24 +677,22 @@ func (v *view) finish(f *found, told bool, o DetectOptions) {
 		c.Label = clip(visible(c.Label), 60)
 	}
 	f.Permission = f.Type == MultipleChoice && f.grants() && !f.Multi || st.State == "blocked" && st.Kind == "permission"
-	value, set := o.SafeDefaults[f.Type]
 	if f.Axis == "" {
 		f.Pointer = -1
 	}
+	safe := map[PromptType]string{YesNo: "n", ConfirmEnter: "enter", MultipleChoice: "1"}[f.Type]
+	value, set := o.SafeDefaults[f.Type]
+	offered := slices.ContainsFunc(f.Choices, func(c Choice) bool { return c.Key == value })
 	switch {
-	case f.Idle, f.Secret, f.Type == Unknown:
 	case f.Permission:
-		f.SafeDefault = &refusal
-	case f.Type == YesNo:
-		f.SafeDefault = ptr("n")
-	case f.Type == ConfirmEnter:
-		f.SafeDefault = ptr("enter")
-	case f.Type == FreeText, set && slices.ContainsFunc(f.Choices, func(c Choice) bool { return c.Key == value }):
-		f.SafeDefault = &value
-	case len(f.Choices) > 0:
-		f.SafeDefault = ptr(f.Choices[max(f.Pointer, 0)].Key)
-	default:
-		f.SafeDefault = ptr("1")
+		safe = refusal
+	case f.Type == FreeText, set && offered && f.Type == MultipleChoice:
+		safe = value
+	case f.Type == MultipleChoice && len(f.Choices) > 0:
+		safe = f.Choices[max(f.Pointer, 0)].Key
+	}
+	if !f.Idle && !f.Secret && f.Type != Unknown {
+		f.SafeDefault = &safe
 	}
 	f.Question = cmp.Or(f.Question, v.s.Title(), "which one?")
 	f.Excerpt = cmp.Or(f.Excerpt, f.Question)
@@ -705,8 +704,6 @@ func (v *view) finish(f *found, told bool, o DetectOptions) {
 	io.WriteString(h, strings.Join(strings.Fields(words), ""))
 	f.Fingerprint = hex.EncodeToString(h.Sum(nil)[:8])
 }
-
-func ptr(s string) *string { return &s }
 
 func labels(choices []Choice) (l []string) {
 	for _, c := range choices {
@@ -918,10 +915,8 @@ var (
 
 // describe completes a dialog whose choices are in rows first to end: yes/no, ticks, question, text, excerpt.
 func (v *view) describe(f *found, first, end int) {
-	if f.Submit = v.a.Submit; !f.Multi {
+	if f.Submit = cmp.Or(v.a.Submit, "\r"); !f.Multi {
 		f.Ticked, f.Submit = nil, ""
-	} else if f.Submit == "" {
-		f.Submit, f.Toggle = "\r", " "
 	}
 	if len(f.Choices) == 2 && v.a.Box == nil && reCommon.MatchString(f.Choices[0].Label+f.Choices[1].Label) {
 		f.Type, f.Choices[0].Key, f.Choices[1].Key = YesNo, "n", "y"
@@ -1552,14 +1547,9 @@ func parseTape(name string, data []byte) (*tape, error) {
 
 // parseTTY reads the words of a "t" event.
 func parseTTY(s string) TTYState {
-	w := strings.Fields(s)
-	t := TTYState{Canonical: slices.Contains(w, "canon"), Echo: slices.Contains(w, "echo")}
-	if slices.Contains(w, "reading") {
-		t.Reading = ReadingYes
-	} else if slices.Contains(w, "busy") {
-		t.Reading = ReadingBusy
-	}
-	return t
+	w := append(strings.Fields(s), "", "", "")
+	reading := map[string]Reading{"reading": ReadingYes, "busy": ReadingBusy}
+	return TTYState{reading[w[0]], w[1] == "canon", w[2] == "echo"}
 }
 
 // replay runs a tape through a detector as a session would, and stops at the time of its last event. What was
@@ -1633,8 +1623,8 @@ func (s *scenario) check(seen []labEvent) string {
 	switch {
 	case got.Type == nil && s.Type == nil:
 		return ""
-	case got.Type == nil || s.Type == nil || *got.Type != *s.Type, s.Band != "" && got.Band != s.Band, s.Secret != got.Secret,
-		!strings.Contains(got.Contains, s.Contains), len(s.Choices) > 0 && !slices.Equal(got.Choices, s.Choices),
+	case got.Type == nil || s.Type == nil || *got.Type != *s.Type, s.Band != "" && got.Band != s.Band,
+		s.Secret != got.Secret, !strings.Contains(got.Contains, s.Contains), len(s.Choices) > 0 && !slices.Equal(got.Choices, s.Choices),
 		s.Default != nil && (got.Default == nil || *got.Default != *s.Default):
 		g, _ := json.Marshal(got)
 		w, _ := json.Marshal(s)
