@@ -802,7 +802,7 @@ func (v *view) readMenu() *found {
 			}
 		}
 		if (len(opts) > 1 || len(opts) == 1 && head.tick >= 0) && v.live(opts) {
-			return v.menu(opts)
+			return v.menu(opts, Attr{FG: -1, BG: -1})
 		}
 	}
 	return nil
@@ -878,13 +878,20 @@ func (v *view) live(opts []option) bool {
 	return below <= 9 && (hint || inside && (v.tty.Reading == ReadingYes || opts[0].num != ""))
 }
 
-// menu makes the prompt of a list of options.
-func (v *view) menu(opts []option) *found {
+// menu makes the prompt of a list of options; base is how its background is drawn.
+func (v *view) menu(opts []option, base Attr) *found {
 	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Pointer: -1, Axis: "vertical"}}
-	lo := 0 // nine of them, the pointer among them
-	if at := slices.IndexFunc(opts, func(o option) bool { return o.pointer != 0 }); at > 8 {
-		lo = at - 8
+	var attrs []Attr
+	for i, o := range opts {
+		if attrs = append(attrs, v.attr(o.row, o.textAt)); o.pointer != 0 {
+			f.Pointer = i
+		}
 	}
+	if f.Pointer < 0 {
+		f.Pointer = odd(attrs, base)
+	}
+	lo := max(0, f.Pointer-8) // nine of them, the pointer among them
+	f.Pointer -= lo
 	for i, o := range opts[lo:min(len(opts), lo+9)] {
 		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i+1)), Label: o.label}
 		if m := reShort.FindStringSubmatch(o.label); m != nil && v.a.Box != nil {
@@ -895,10 +902,7 @@ func (v *view) menu(opts []option) *found {
 		} else if o.num == "" && opts[0].num != "" {
 			c.Key = strings.ToLower(o.label) // Submit
 		}
-		if o.pointer != 0 {
-			f.Pointer = i
-		}
-		f.Multi = f.Multi || o.tick >= 0
+		f.Multi = f.Multi || o.tick >= 0 && !strings.Contains(v.rows[o.row].text, "(")
 		f.Choices, f.Ticked = append(f.Choices, c), append(f.Ticked, o.tick == 1)
 	}
 	v.describe(f, opts[0].row, opts[len(opts)-1].row)
@@ -926,9 +930,10 @@ func (v *view) describe(f *found, first, end int) {
 	}
 	top, headed := first, false
 	for blank := 0; top > 0 && !v.rows[top-1].top && blank < 2 && !headed; top-- {
-		if blank++; v.a.Box != nil || v.rows[top-1].text != "" || v.rows[top-1].rule {
-			blank = 0
+		if w := v.rows[top-1]; v.a.Box != nil || w.text != "" || w.rule || w.depth > 0 {
+			blank = -1
 		}
+		blank++
 		headed = v.a.Head != nil && v.a.Head.MatchString(v.rows[top-1].text)
 	}
 	dashes := []int{}
@@ -944,7 +949,8 @@ func (v *view) describe(f *found, first, end int) {
 	for r := top; r < first; r++ {
 		w := v.rows[r]
 		dashed := len(dashes) > 1 && r > dashes[0] && r < dashes[len(dashes)-1]
-		if shell = shell || strings.HasPrefix(w.text, "$ "); w.text == "" || strings.HasPrefix(w.text, "Tip: ") && !dashed {
+		if shell = shell || strings.HasPrefix(w.text, "$ "); w.text == "" || strings.HasPrefix(w.text, "Tip: ") && !dashed ||
+			strings.Contains(w.text, "____") {
 			gap = true
 			continue
 		}
@@ -1016,7 +1022,7 @@ var (
 	reButtons = regexp.MustCompile(`^(<\s*[^<>]{1,20}\s*>\s*)+$`)
 	reButton  = regexp.MustCompile(`<\s*([^<>]*?)\s*>`)
 	reRadio   = regexp.MustCompile(`^([●○])\s*(\S.*?)\s*/\s*[●○]\s*(\S.*)$`)
-	reSegment = regexp.MustCompile(`\S+( \S+)*`)
+	reSegment = regexp.MustCompile(`(\S+(?: \S+)*)`)
 	reToggle  = regexp.MustCompile(`(?i)› (no / yes|yes / no)$`)
 	reKeyTip  = regexp.MustCompile(`⇆|^(ctrl|enter|esc|tab)\b`)
 )
@@ -1035,64 +1041,61 @@ func (v *view) readBox() *found {
 	if r <= 0 || v.tty.Canonical {
 		return nil
 	}
-	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "horizontal"}}
 	base := v.attr(r, v.rows[r].at-1)
+	if w := v.rows[v.row]; !v.hidden && v.row < r && r-v.row < 6 && w.depth > 0 && (w.depth > 1 || strings.Contains(w.raw, "_")) {
+		f := &found{Prompt: Prompt{Type: FreeText, Score: 0.90}} // the cursor is in a field
+		v.describe(f, r, r)
+		f.Secret = reSecret.MatchString(f.Question)
+		return f
+	}
+	end := r - 1
+	for end > 0 && v.rows[end].text == "" {
+		end--
+	}
+	var list []option // rows above the buttons that look alike, ticked or one drawn unlike the others
 	var attrs []Attr
-	for i, m := range reButton.FindAllStringSubmatchIndex(v.rows[r].text, -1) {
-		from, to := v.rows[r].at+m[0], v.rows[r].at+m[1]
-		f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: v.rows[r].text[m[2]:m[3]]})
-		if attrs = append(attrs, v.attr(r, from+1)); v.row == r && v.col >= from && v.col < to {
-			f.Pointer = i // dialog(1) puts the cursor on the button
-		}
-	}
-	f.Pointer = max(f.Pointer, odd(attrs, base))
-	var words []int // the rows with text, from the lowest up
-	top := r
-	for edge := false; top > 0 && !edge && (v.rows[top-1].depth > 0 || strings.ContainsAny(v.rows[top-1].raw, lines)); {
-		top--
-		edge = v.rows[top].depth == 0 && strings.ContainsAny(v.rows[top].raw, "╭┌╔")
-		if strings.Trim(v.rows[top].text, "_ ") != "" {
-			words = append(words, top)
-		}
-	}
-	field := !v.hidden && v.row > top && v.row < r && (v.rows[v.row].depth > 1 || strings.Contains(v.rows[v.row].raw, "_"))
-	list, from := 0, r
-	for attrs = nil; list < len(words) && !field; list++ { // rows that look alike, ticked or one drawn unlike the others
-		o, last := v.option(words[list]), v.option(words[0])
-		if v.rows[o.row].depth == 0 || (o.tick < 0) != (last.tick < 0) || o.tick < 0 && o.at != last.at {
+	for i := end; i >= 0 && v.rows[i].depth > 0 && v.rows[i].text != ""; i-- {
+		if o, last := v.option(i), v.option(end); (o.tick < 0) == (last.tick < 0) && (o.tick >= 0 || o.at == last.at) {
+			list, attrs = append([]option{o}, list...), append(attrs, v.attr(i, o.at))
+		} else {
 			break
 		}
-		attrs = append([]Attr{v.attr(o.row, o.at)}, attrs...)
 	}
-	if p := odd(attrs, base); list > 0 && (p >= 0 && list > 1 || v.option(words[0]).tick >= 0) {
-		f.Choices, f.Axis, f.Pointer, from = nil, "vertical", max(p, 0), words[list-1]
-		for i := range min(list, 9) {
-			o := v.option(words[list-1-i])
-			f.Multi = f.Multi || o.tick >= 0 && strings.Contains(v.rows[o.row].text, "[")
-			f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: o.label})
-			f.Ticked = append(f.Ticked, o.tick == 1)
-		}
+	if len(list) > 0 && (list[0].tick >= 0 || len(list) > 1 && odd(attrs, base) >= 0) {
+		return v.menu(list, base)
 	} else if bare {
 		return nil
 	}
-	question := ""
-	for _, i := range words {
-		if i < from && (!field || i < v.row || strings.Contains(v.rows[i].text, ":")) {
-			question = strings.TrimRight(v.rows[i].text, "_ ") + " " + question
-		}
-	}
-	question = strings.TrimSpace(question)
-	if field {
-		f.Type, f.Choices, f.Axis, f.Secret = FreeText, nil, "", reSecret.MatchString(question)
-	} else if len(f.Choices) == 1 && from == r {
+	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "horizontal"}}
+	v.buttons(f, r, 0, reButton, base)
+	if len(f.Choices) == 1 {
 		f.Type, f.Choices, f.Axis = ConfirmEnter, nil, ""
 	}
 	v.describe(f, r, r)
-	f.Question, f.Excerpt, f.Cut = question, question, false
 	return f
 }
 
-// readButtons finds choices side by side: "● Yes / ○ No" (clack), opencode's row of buttons.
+// buttons reads the choices that re finds in row r from byte from on. The pointer is at the one drawn unlike the
+// others, or where the cursor is (dialog puts it there).
+func (v *view) buttons(f *found, r, from int, re *regexp.Regexp, base Attr) {
+	var attrs []Attr
+	text := v.rows[r].text
+	for i, m := range re.FindAllStringSubmatchIndex(text[from:], 9) {
+		label := text[from+m[len(m)-2] : from+m[len(m)-1]]
+		if reKeyTip.MatchString(label) {
+			break
+		}
+		at := v.rows[r].at + utf8.RuneCountInString(text[:from+m[0]])
+		if v.row == r && v.col >= at && v.col < at+m[1]-m[0] {
+			f.Pointer = i
+		}
+		f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: label})
+		attrs = append(attrs, v.attr(r, at+(m[1]-m[0])/2))
+	}
+	f.Pointer = max(f.Pointer, odd(attrs, base))
+}
+
+// readButtons finds choices side by side: "● Yes / ○ No" (clack), "No / Yes" (prompts), opencode's row of buttons.
 func (v *view) readButtons() *found {
 	for r := v.last; r >= max(0, v.last-4) && !v.tty.Canonical; r-- {
 		t := v.rows[r].text
@@ -1100,21 +1103,10 @@ func (v *view) readButtons() *found {
 		if m := reRadio.FindStringSubmatch(t); m != nil {
 			f.Choices = []Choice{{Key: "1", Label: m[2]}, {Key: "2", Label: m[3]}}
 			f.Pointer = map[string]int{"●": 0, "○": 1}[m[1]]
-		} else if toggle := reToggle.MatchString(t); toggle || strings.Contains(t, "⇆") {
-			var attrs []Attr
-			re, from := reSegment, 0
-			if toggle {
-				re, from = regexp.MustCompile(`\w+`), strings.LastIndex(t, "›")
-			}
-			for i, m := range re.FindAllStringIndex(t[from:], 9) {
-				label, at := t[from+m[0]:from+m[1]], utf8.RuneCountInString(t[:from+m[0]])
-				if reKeyTip.MatchString(label) {
-					break
-				}
-				f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: label})
-				attrs = append(attrs, v.attr(r, v.rows[r].at+at))
-			}
-			f.Pointer = max(odd(attrs, v.attr(r, v.rows[r].at-1)), 0)
+		} else if reToggle.MatchString(t) {
+			v.buttons(f, r, strings.LastIndex(t, "›"), regexp.MustCompile(`(\w+)`), Attr{FG: -1, BG: -1})
+		} else if strings.Contains(t, "⇆") {
+			v.buttons(f, r, 0, reSegment, v.attr(r, v.rows[r].at-1))
 		}
 		if len(f.Choices) > 1 {
 			v.describe(f, r, r)
