@@ -230,7 +230,7 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) (value, reason string, 
 			r, isPrompt := rec.(*PromptRecord)
 			switch {
 			case !open:
-				h.st.Move(p.ID, Canceled, func(r *PromptRecord) { r.Reason = "the tool stopped waiting" })
+				h.st.Move(p.ID, Canceled, func(r *PromptRecord) { r.Reason = "answered in the terminal, or given up by the tool" })
 				return "", "", false
 			case isPrompt && r.ID == p.ID && r.Status != Created && r.Status != Routed && r.Status != AwaitingReply:
 				h.last = p.ID
@@ -310,13 +310,10 @@ func permissionPrompt(in hookInput) PromptRecord {
 	}
 	full = visible(redact(full))
 	p := PromptRecord{Type: MultipleChoice, Question: visible(redact(question)), Full: full, Permission: true, Tool: in.Tool,
-		Excerpt: headTail(full, maxExcerpt), Cut: len(full) > maxShown, SafeDefault: new("n"), MaxLength: maxMessage,
-		Choices: []Choice{{Key: "y", Label: "Yes", Grants: true, Hook: "allow"}, {Key: "n", Label: "No", Hook: "deny"}}}
+		Excerpt: headTail(full, maxExcerpt), Cut: len(full) > maxExcerpt, SafeDefault: new("2"), MaxLength: maxMessage,
+		Choices: []Choice{{Key: "1", Label: "Yes", Grants: true, Hook: "allow"}, {Key: "2", Label: "No", Hook: "deny"}}}
 	return p
 }
-
-// maxShown is how much of a command or diff a message shows at once, in bytes: beyond it "Show all" comes first.
-const maxShown = 3000
 
 // headTail keeps the beginning and the end of text and says how much is missing between.
 func headTail(text string, limit int) string {

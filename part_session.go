@@ -690,7 +690,7 @@ func (s *session) hookAsked(rec PromptRecord, now time.Time) {
 		if q != nil && q.rec.Idle {
 			s.leave(q, now)
 		}
-		s.q = &question{rec: rec, routeAt: s.patience(now)}
+		s.q = &question{rec: rec, routeAt: s.patience(now), remind: reminder(now, rec.ExpiresAt)}
 		if s.seen != nil && !s.seen.Idle {
 			s.join(s.q, s.seen)
 		}

@@ -50,6 +50,7 @@ import (
 
 const (
 	partUnits   = 3400              // UTF-16 units of foreign text in a message of 4096: room for our own lines
+	maxShown    = 3000              // bytes of a command or diff in one message; of a longer one "Show all" comes first
 	maxToast    = 200               // characters, https://core.telegram.org/bots/api#answercallbackquery
 	maxResponse = 16 << 20          // bytes: 100 updates, each with the message it replies to, stay far below
 	pollSeconds = 50                // the server clamps longer ones (server)
@@ -504,6 +505,9 @@ const (
 	tapSubmit = "~s:"     // + the keys that are ticked: give these choices
 )
 
+// fits tells whether the message shows all of what a permission question is about, so that nothing is approved blind.
+func (p *PromptRecord) fits() bool { return p.Permission && p.Full != "" && len(p.Full) <= maxShown }
+
 // keyboard is an open question's rows of buttons. whole: all of it has been shown, so nothing is held back. ticked are
 // the keys chosen so far where several may be; they live in the buttons, so that what is seen is what is submitted.
 // What grants and what refuses never share a row.
@@ -517,7 +521,7 @@ func keyboard(p *PromptRecord, whole bool, ticked ...string) (rows [][]button) {
 			rows = append(rows, []button{{text, data}})
 		}
 	}
-	held := p.Cut && !whole
+	held := p.Cut && !whole && !p.fits()
 	switch {
 	case p.Idle || p.Secret || !p.Open():
 		return nil
@@ -589,6 +593,9 @@ func valueName(p *PromptRecord, v string) string {
 // session. body stands for the excerpt when more of the question is shown.
 func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord, body string) *richText {
 	ask, hint, left := clean(p.Question, 400), "", timeLeft(p)
+	if body == "" && p.fits() {
+		body = clean(p.Full, maxShown)
+	}
 	body = cmp.Or(body, clean(p.Excerpt, 700))
 	switch {
 	case !p.Open():
@@ -684,7 +691,7 @@ func (t *Telegram) ask(ctx context.Context, p *PromptRecord, s *SessionRecord, b
 // Settle edits the question's message, which may be a newer one than p knows, to what p now says. While a question
 // waits whose message has been shown in full, or in which choices have been ticked, there is nothing to say.
 func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error {
-	if p.MsgID == 0 || p.Open() && (p.Cut || p.Multi) {
+	if p.MsgID == 0 || p.Open() && (p.Cut && !p.fits() || p.Multi) {
 		return nil
 	}
 	params := t.questionText(p, s, "").params(keyboard(p, false))
