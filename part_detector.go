@@ -115,6 +115,8 @@ type Adapter struct {
 	EscapeBang     bool          // a leading ! / # must be defused with a space
 
 	Digits     bool           // a digit chooses a numbered option at once, without Enter
+	Pointer    string         // marks the highlighted option of its menus
+	OnPointer  bool           // the cursor stands in its row (needed where options have no numbers)
 	Submit     string         // of a list with ticks: goes on to the review
 	Box        *regexp.Regexp // the row of the empty input box, when the cursor is in it: the turn is over
 	Head       *regexp.Regexp // the first row of a dialog that has no frame
@@ -128,20 +130,20 @@ type Adapter struct {
 var adapters = []*Adapter{{
 	Name: "claude", Names: []string{"claude"}, MinVer: "2.1.0", MaxVer: "2.1.329", Hooks: "claude-settings",
 	PasteSubmit: true, SubmitDelay: 100 * time.Millisecond, ClearInput: "\x15", EscapeBang: true, Digits: true,
-	Submit:     "\x1b[C",
+	Pointer: "❯", OnPointer: true, Submit: "\x1b[C",
 	Box:        regexp.MustCompile(`^❯(\x{a0}|$)`),
 	Works:      regexp.MustCompile(`esc to interrupt|^[·✻✽✳✶✢*] .*… \(|\(running \w+ hook`),
 	WorksTitle: regexp.MustCompile(`^[◐◑◒◓]`),
 }, {
 	Name: "codex", Names: []string{"codex", "openai"}, MinVer: "0.160.0", MaxVer: "0.169.0",
-	PasteSubmit: true, SubmitDelay: 100 * time.Millisecond, ClearInput: "\x15", EscapeBang: true,
+	PasteSubmit: true, SubmitDelay: 100 * time.Millisecond, ClearInput: "\x15", Pointer: "›", EscapeBang: true,
 	Box:        regexp.MustCompile(`^›( Ask Codex to do anything)?$`),
 	Head:       regexp.MustCompile(`^(Would you like to|Folder access|Hooks need review|Question \d)`),
 	Works:      regexp.MustCompile(`\(\d+[hms][^)]* • esc to interrupt\)`),
 	WorksTitle: regexp.MustCompile(`^[⠁-⣿]`), AsksTitle: regexp.MustCompile(`^\[ [!.] \] Action Required`),
 }, {
 	Name: "gemini", Names: []string{"gemini"}, MinVer: "0.50.0", MaxVer: "0.61.0",
-	SubmitDelay: 1500 * time.Millisecond, ClearInput: "\x15", EscapeBang: true, Digits: true,
+	SubmitDelay: 1500 * time.Millisecond, ClearInput: "\x15", Pointer: "●", EscapeBang: true, Digits: true,
 	Box:        regexp.MustCompile(`^>(\s+Type your message.*)?$`),
 	Works:      regexp.MustCompile(`\(esc to cancel, \d+[hms]`),
 	WorksTitle: regexp.MustCompile(`^\s*✦`), AsksTitle: regexp.MustCompile(`^\s*✋`),
@@ -153,7 +155,7 @@ var adapters = []*Adapter{{
 	Works: regexp.MustCompile(`^[⬝■]+\s+esc (again to )?interrupt`),
 }, {
 	Name: "qwen", Names: []string{"qwen"}, MinVer: "0.20.0", MaxVer: "0.24.4",
-	PasteSubmit: true, SubmitDelay: 100 * time.Millisecond, ClearInput: "\x15", EscapeBang: true, Digits: true,
+	PasteSubmit: true, SubmitDelay: 100 * time.Millisecond, ClearInput: "\x15", Pointer: "›", EscapeBang: true, Digits: true,
 	Box:        regexp.MustCompile(`^>(\s+Type your message.*)?$`),
 	Head:       regexp.MustCompile(`^\? `),
 	Works:      regexp.MustCompile(`\(\d+[hms][^)]*esc to cancel\)`),
@@ -568,7 +570,7 @@ func (v *view) attr(r, c int) Attr {
 func (v *view) faintAt(row, col int) bool {
 	a := v.attr(row, col)
 	r, g, b := a.FG>>16&0xff, a.FG>>8&0xff, a.FG&0xff
-	return a.Dim || a.FG == 8 || a.FG >= 240 && a.FG <= 250 || a.FG >= 1<<24 && r == g && g == b && r < 0xd0
+	return a.Dim || a.FG == 8 || a.FG >= 240 && a.FG <= 250 || a.FG >= 1<<24 && max(r, g, b)-min(r, g, b) <= 32 && max(r, g, b) < 0xc0
 }
 
 // odd is the index of the one place whose background is not the common one, else of the only one in its
@@ -792,7 +794,8 @@ func (v *view) readMenu() *found {
 		head := v.option(r)
 		known := v.a.Box != nil
 		if head.label == "" || head.pointer == 0 && (head.tick < 0 || !v.hidden || known) ||
-			known && (strings.ContainsRune(">→", head.pointer) || v.inBox(r) || !v.hidden && head.num == "") {
+			known && (!strings.ContainsRune(v.a.Pointer, head.pointer) || v.inBox(r) || !v.hidden && head.num == "" ||
+				v.a.OnPointer && r != v.row && head.num == "") {
 			continue
 		}
 		var opts []option
@@ -896,6 +899,9 @@ func (v *view) menu(opts []option, base Attr) *found {
 		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i+1)), Label: o.label}
 		if m := reShort.FindStringSubmatch(o.label); m != nil && v.a.Box != nil {
 			c.Keys = strings.Replace(m[1], "esc", "\x1b", 1)
+		}
+		if v.a.Box != nil {
+			c.Label = reSegment.FindString(c.Label) // the rest is a description
 		}
 		if o.num != "" && v.a.Digits {
 			c.Keys = o.num
@@ -1042,7 +1048,8 @@ func (v *view) readBox() *found {
 		return nil
 	}
 	base := v.attr(r, v.rows[r].at-1)
-	if w := v.rows[v.row]; !v.hidden && v.row < r && r-v.row < 6 && w.depth > 0 && (w.depth > 1 || strings.Contains(w.raw, "_")) {
+	if w := v.rows[v.row]; !v.hidden && v.row < r && r-v.row < 6 && w.depth > 0 &&
+		(w.depth > 1 || strings.Contains(w.raw, "_")) {
 		f := &found{Prompt: Prompt{Type: FreeText, Score: 0.90}} // the cursor is in a field
 		v.describe(f, r, r)
 		f.Secret = reSecret.MatchString(f.Question)
@@ -1616,7 +1623,8 @@ func (s *scenario) check(seen []labEvent) string {
 	case got.Type == nil && s.Type == nil:
 		return ""
 	case got.Type == nil || s.Type == nil || *got.Type != *s.Type, s.Band != "" && got.Band != s.Band,
-		s.Secret != got.Secret, !strings.Contains(got.Contains, s.Contains), len(s.Choices) > 0 && !slices.Equal(got.Choices, s.Choices),
+		s.Secret != got.Secret, !strings.Contains(got.Contains, s.Contains),
+		len(s.Choices) > 0 && !slices.Equal(got.Choices, s.Choices),
 		s.Default != nil && (got.Default == nil || *got.Default != *s.Default):
 		g, _ := json.Marshal(got)
 		w, _ := json.Marshal(s)
