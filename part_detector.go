@@ -155,7 +155,8 @@ var adapters = []*Adapter{{
 	Works: regexp.MustCompile(`^[⬝■]+\s+esc (again to )?interrupt`),
 }, {
 	Name: "qwen", Names: []string{"qwen"}, MinVer: "0.20.0", MaxVer: "0.24.4",
-	PasteSubmit: true, SubmitDelay: 100 * time.Millisecond, ClearInput: "\x15", Pointer: "›", EscapeBang: true, Digits: true,
+	PasteSubmit: true, SubmitDelay: 100 * time.Millisecond, ClearInput: "\x15", EscapeBang: true,
+	Pointer: "›", Digits: true,
 	Box:        regexp.MustCompile(`^>(\s+Type your message.*)?$`),
 	Head:       regexp.MustCompile(`^\? `),
 	Works:      regexp.MustCompile(`\(\d+[hms][^)]*esc to cancel\)`),
@@ -570,7 +571,8 @@ func (v *view) attr(r, c int) Attr {
 func (v *view) faintAt(row, col int) bool {
 	a := v.attr(row, col)
 	r, g, b := a.FG>>16&0xff, a.FG>>8&0xff, a.FG&0xff
-	return a.Dim || a.FG == 8 || a.FG >= 240 && a.FG <= 250 || a.FG >= 1<<24 && max(r, g, b)-min(r, g, b) <= 32 && max(r, g, b) < 0xc0
+	return a.Dim || a.FG == 8 || a.FG >= 240 && a.FG <= 250 ||
+		a.FG >= 1<<24 && max(r, g, b)-min(r, g, b) <= 32 && max(r, g, b) < 0xc0
 }
 
 // odd is the index of the one place whose background is not the common one, else of the only one in its
