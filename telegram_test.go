@@ -505,6 +505,9 @@ func TestTelegramAdmitted(t *testing.T) {
 		{tap(1001, 1001), 1001, true},
 		{group, -5, true},
 		{group, 1001, false},
+		{strings.Replace(group, `"id":1001`, `"id":2002`, 1), -5, false}, // anyone in a group can write and press
+		{strings.Replace(strings.Replace(tap(2002, -5), "private", "supergroup", 1), "x", "y", 1), -5, false},
+		{strings.Replace(tap(1001, -5), "private", "supergroup", 1), -5, true},
 		{msg(""), -5, false},
 		{msg(""), 0, false},
 		{tap(2002, 1001), 1001, false},
