@@ -83,7 +83,7 @@ func cmdHook(c *command) int {
 		h.life = cfg.PermissionTimeout
 		if reply := h.ask(c.ctx); reply != nil {
 			json.NewEncoder(c.stdout).Encode(reply)
-			h.told()
+			st.Move(h.last, Injected, nil)
 		}
 	}
 	return 0
@@ -262,17 +262,6 @@ func decisionFor(r *PromptRecord) (value, reason string, ok bool) {
 	return "", "", false // a choice only the dialog has: the session types it
 }
 
-// told records that the tool has its answer.
-func (h *hook) told() {
-	h.st.Move(h.last, Injected, nil)
-	h.st.Update(func(v *View) ([]Record, error) {
-		if p := v.Prompts[h.last]; p != nil {
-			return []Record{replyTo(p, time.Now())}, nil
-		}
-		return nil, nil
-	})
-}
-
 // maxExcerpt bounds a prompt's excerpt, in bytes (SPEC section 5).
 const maxExcerpt = 200
 
@@ -435,8 +424,3 @@ func takeSettings(args []string) (rest []string, settings map[string]any, err er
 
 // Alive tells whether a process holds the session.
 func (s *Store) Alive(id string) bool { return s.holder("sessions/"+id+".lock") != 0 }
-
-// Touch notes on the session's lock file, without an fsync, that output came: status shows it.
-func (s *Store) Touch(id string, now time.Time) {
-	os.Chtimes(filepath.Join(s.Dir, "sessions", id+".lock"), now, now)
-}
