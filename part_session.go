@@ -1450,7 +1450,7 @@ func (s *session) streamStep(now time.Time) time.Time {
 	if t.busy {
 		return t.flushAt
 	}
-	t.fill(s.cfg.MaxChars)
+	t.fill(min(s.cfg.MaxChars, partUnits))
 	text := t.body
 	if live := clipBytes(t.live, s.cfg.MaxChars-len(t.body)); !t.full && live != "" {
 		text = strings.TrimPrefix(t.body+"\n"+live, "\n")
