@@ -177,6 +177,9 @@ func prepareSession(c *command, o *options) (*session, error) {
 	if _, err := findTool(o.args[0]); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", o.args[0], err)
 	}
+	if err := secureDir(cfg.Dir); err != nil {
+		return nil, err
+	}
 	log, _, err := openLog(cfg.Dir, cfg.LogLevel)
 	if err != nil {
 		return nil, err
@@ -184,6 +187,9 @@ func prepareSession(c *command, o *options) (*session, error) {
 	st, err := openStore(cfg.Dir)
 	if err != nil {
 		return nil, err
+	}
+	for _, what := range st.Damage() {
+		fmt.Fprintf(c.stderr, "atlasbridge: %s (see `atlasbridge doctor`)\n", what)
 	}
 	st.Retention = time.Duration(cfg.RetentionDays) * 24 * time.Hour
 	cwd, _ := os.Getwd()
@@ -828,6 +834,10 @@ func (s *session) questionStep(now time.Time) time.Time {
 			return q.routeAt
 		}
 		if q.rec.Type == FreeText && !q.rec.Idle && !q.rec.Secret && !s.cfg.FreeText {
+			if due := q.rec.CreatedAt.Add(s.cfg.Away); s.interactive && now.Before(due) {
+				q.routeAt = due // whoever is here may want to type
+				return due
+			}
 			s.expire(q, now, "free text is switched off")
 			return now
 		}
