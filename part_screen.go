@@ -31,8 +31,8 @@ type Screen struct {
 	alt             bool
 	top, bottom     int        // scroll region, inclusive
 	last            rune       // for REP
-	ansi            [5]bool    // modes of SM, by number: 4 is insert
-	dec             [2005]bool // modes of DECSET
+	insert          bool       // IRM
+	dec             [2006]bool // modes of DECSET by number, the last is any other
 	tabs            [maxSize]bool
 	scrolled        int
 	title           string
@@ -65,11 +65,9 @@ type Attr struct {
 // ProgramStatus is what a program last reported of itself with OSC 7501 (the Program Status Protocol, measured with
 // Claude Code and Codex). Seq rises with every report: a repeat is seen as one.
 type ProgramStatus struct {
-	State string // "", idle, working, blocked, done, clear
-	App   string
-	Kind  string // permission, question
-	Msg   string // decoded from base64
-	Seq   int
+	State, App, Kind string // idle, working, blocked, done, clear or ""; the program; permission, question
+	Msg              string // decoded from base64
+	Seq              int
 }
 
 // cell is one place of the grid; its zero value is a blank in the default colours.
@@ -110,35 +108,35 @@ func newScreen(rows, cols int) *Screen {
 // from the top, which scrolls out.
 func (s *Screen) Resize(rows, cols int) {
 	rows, cols = min(max(rows, 1), maxSize), min(max(cols, 1), maxSize)
-	s.grid = s.resized(s.grid, &s.cursor, !s.alt, rows, cols)
-	s.other = s.resized(s.other, &s.savedAlt, s.alt, rows, cols)
+	s.grid = s.resized(s.grid, &s.cursor, rows, cols, !s.alt)
+	s.other = s.resized(s.other, &s.savedAlt, rows, cols, s.alt)
 	s.rows, s.cols, s.top, s.bottom = rows, cols, 0, rows-1
 }
 
-func (s *Screen) resized(old []*line, c *cursor, primary bool, rows, cols int) []*line {
-	up := min(max(0, c.row-rows+1), len(old))
-	for r := 0; primary && r < up; r++ {
-		s.tell(old[r], s.scrolled)
-		s.scrolled++
-	}
-	grid := make([]*line, rows)
-	for r := range grid {
-		grid[r] = &line{cells: make([]cell, cols)}
-		if r+up < len(old) {
-			copy(grid[r].cells, old[r+up].cells)
-			grid[r].wrapped = old[r+up].wrapped && cols == s.cols
-			grid[r].mend(cols)
+func (s *Screen) resized(grid []*line, c *cursor, rows, cols int, primary bool) []*line {
+	for ; c.row >= rows; c.row-- {
+		if primary {
+			s.scrollOut(grid[0])
 		}
+		grid = grid[1:]
 	}
-	c.row, c.col, c.wrapNext = c.row-up, min(c.col, cols-1), c.wrapNext && cols == s.cols
-	return grid
+	for len(grid) < rows {
+		grid = append(grid, &line{})
+	}
+	for _, l := range grid[:rows] {
+		n := min(len(l.cells), cols)
+		l.cells, l.wrapped = append(l.cells[:n], make([]cell, cols-n)...), l.wrapped && cols == s.cols
+		l.mend(cols)
+	}
+	c.col, c.wrapNext = min(c.col, cols-1), c.wrapNext && cols == s.cols
+	return grid[:rows]
 }
 
 // reset is RIS: everything as at the start, but what was counted or reported so far.
 func (s *Screen) reset(int) {
 	s.useAlternate(false, false)
-	s.cursor, s.saved, s.ansi, s.dec = cursor{}, cursor{}, [5]bool{}, [2005]bool{7: true, 25: true}
-	s.top, s.bottom = 0, s.rows-1
+	s.cursor, s.saved, s.top, s.bottom = cursor{}, cursor{}, 0, s.rows-1
+	s.insert, s.dec = false, [2006]bool{7: true, 25: true}
 	for c := range s.tabs {
 		s.tabs[c] = c > 0 && c%8 == 0
 	}
@@ -220,41 +218,24 @@ func (s *Screen) TakeReplies(answerAll bool) []byte {
 
 /* ----- parser ----- */
 
-// Write feeds bytes of the child. It never fails.
-func (s *Screen) Write(p []byte) (int, error) {
-	size := len(p)
-	if len(s.part) > 0 {
-		p, s.part = append(s.part, p...), nil
-	}
-	for n := 0; len(p) > 0; p = p[n:] {
+// Write feeds bytes of the child. It never fails. Broken UTF-8 shows as one U+FFFD, up to the byte that breaks it.
+func (s *Screen) Write(b []byte) (int, error) {
+	p := append(s.part, b...)
+	for s.part = nil; len(p) > 0; {
+		n := 1
 		if s.state != 0 || p[0] < 0x20 {
 			s.control(p[0])
-			n = 1
-		} else if n = s.text(p); n == 0 {
-			s.part = slices.Clone(p)
-			break
+		} else if !utf8.FullRune(p) {
+			s.part, n = p, len(p)
+		} else if n = s.ascii(p); n == 0 {
+			r, size := utf8.DecodeRune(p)
+			for n = size; r == utf8.RuneError && n < len(p) && !utf8.FullRune(p[:n+1]); n++ {
+			}
+			s.print(r)
 		}
+		p = p[n:]
 	}
-	return size, nil
-}
-
-// text prints the character that p begins with and returns its length, 0 when its end is not here yet. What is
-// broken shows as one U+FFFD, up to the byte that breaks it.
-func (s *Screen) text(p []byte) int {
-	if n := s.ascii(p); n > 0 {
-		return n
-	}
-	r, n := utf8.DecodeRune(p)
-	if n == 1 && r == utf8.RuneError {
-		if !utf8.FullRune(p) {
-			return 0
-		}
-		for n < len(p) && !utf8.FullRune(p[:n+1]) {
-			n++
-		}
-	}
-	s.print(r)
-	return n
+	return len(b), nil
 }
 
 // control takes a byte that is not text.
@@ -332,72 +313,62 @@ var sequences = map[string]func(s *Screen, n int){
 	"\v":    func(s *Screen, _ int) { s.lineFeed(false) },
 	"\f":    func(s *Screen, _ int) { s.lineFeed(false) },
 	"\r":    func(s *Screen, _ int) { s.moveTo(s.row, 0) },
-	"\x0e":  func(s *Screen, _ int) { s.shift = 1 },                           // SO
-	"\x0f":  func(s *Screen, _ int) { s.shift = 0 },                           // SI
-	"\x1b7": func(s *Screen, _ int) { s.saved = s.cursor },                    // DECSC
-	"\x1b8": func(s *Screen, _ int) { s.restore(s.saved) },                    // DECRC
-	"\x1bD": func(s *Screen, _ int) { s.lineFeed(false) },                     // IND
-	"\x1bE": func(s *Screen, _ int) { s.lineFeed(false); s.moveTo(s.row, 0) }, // NEL
-	"\x1bH": func(s *Screen, _ int) { s.tabs[s.col] = true },                  // HTS
-	"\x1bM": (*Screen).reverseIndex,                                           // RI
-	"\x1bc": (*Screen).reset,                                                  // RIS
-	"@":     func(s *Screen, n int) { s.shiftCells(n) },                       // ICH
-	"A":     func(s *Screen, n int) { s.moveBy(-n, s.col) },                   // CUU
-	"B":     func(s *Screen, n int) { s.moveBy(n, s.col) },                    // CUD
-	"C":     func(s *Screen, n int) { s.moveTo(s.row, s.col+n) },              // CUF
-	"D":     func(s *Screen, n int) { s.moveTo(s.row, s.col-n) },              // CUB
-	"E":     func(s *Screen, n int) { s.moveBy(n, 0) },                        // CNL
-	"F":     func(s *Screen, n int) { s.moveBy(-n, 0) },                       // CPL
-	"G":     func(s *Screen, n int) { s.moveTo(s.row, n-1) },                  // CHA
-	"H":     func(s *Screen, n int) { s.moveOrigin(n-1, s.arg(1, 1)-1) },      // CUP
-	"I":     func(s *Screen, n int) { s.tab(n) },                              // CHT
-	"J":     func(s *Screen, _ int) { s.eraseDisplay() },                      // ED
-	"K":     func(s *Screen, _ int) { s.eraseMode(s.row, s.row) },             // EL
-	"L":     func(s *Screen, n int) { s.scrollFromCursor(-n) },                // IL
-	"M":     func(s *Screen, n int) { s.scrollFromCursor(n) },                 // DL
-	"P":     func(s *Screen, n int) { s.shiftCells(-n) },                      // DCH
-	"S":     func(s *Screen, n int) { s.scroll(s.top, n) },                    // SU
-	"T":     func(s *Screen, n int) { s.scroll(s.top, -n) },                   // SD
-	"X":     func(s *Screen, n int) { s.erase(s.row, s.col, s.row, s.col+n) }, // ECH
-	"Z":     func(s *Screen, n int) { s.tab(-n) },                             // CBT
-	"`":     func(s *Screen, n int) { s.moveTo(s.row, n-1) },                  // HPA
-	"a":     func(s *Screen, n int) { s.moveTo(s.row, s.col+n) },              // HPR
-	"b":     (*Screen).repeat,                                                 // REP
-	"c":     func(s *Screen, _ int) { s.reply("\x1b[?62;22c") },               // DA1: a VT220 with colours
-	"d":     func(s *Screen, n int) { s.moveOrigin(n-1, s.col) },              // VPA
-	"e":     func(s *Screen, n int) { s.moveBy(n, s.col) },                    // VPR
-	"f":     func(s *Screen, n int) { s.moveOrigin(n-1, s.arg(1, 1)-1) },      // HVP
-	"g":     (*Screen).clearTabs,                                              // TBC
-	"h":     func(s *Screen, _ int) { s.setModes(s.ansi[:], true) },           // SM
-	"l":     func(s *Screen, _ int) { s.setModes(s.ansi[:], false) },          // RM
-	"m":     (*Screen).sgr,                                                    // SGR
-	"n":     func(s *Screen, n int) { s.reportStatus("", n) },                 // DSR
-	"r":     (*Screen).setRegion,                                              // DECSTBM
-	"s":     func(s *Screen, _ int) { s.saved = s.cursor },                    // SCOSC
-	"t":     (*Screen).reportSize,                                             // XTWINOPS
-	"u":     func(s *Screen, _ int) { s.restore(s.saved) },                    // SCORC
-	"?h":    func(s *Screen, _ int) { s.setModes(s.dec[:], true) },            // DECSET
-	"?l":    func(s *Screen, _ int) { s.setModes(s.dec[:], false) },           // DECRST
-	"?J":    func(s *Screen, _ int) { s.eraseDisplay() },                      // DECSED
-	"?K":    func(s *Screen, _ int) { s.eraseMode(s.row, s.row) },             // DECSEL
-	"?n":    func(s *Screen, n int) { s.reportStatus("?", n) },                // DECXCPR
-	"?u":    func(s *Screen, _ int) { s.reply("\x1b[?0u") },                   // kitty's keyboard flags: none
-	">c":    func(s *Screen, _ int) { s.reply("\x1b[>0;10;1c") },              // DA2
-	"=c":    func(s *Screen, _ int) { s.reply("\x1bP!|00000000\x1b\\") },      // DA3
-	">q":    func(s *Screen, _ int) { s.reply("\x1bP>|atlasbridge\x1b\\") },   // XTVERSION
-	"?$p":   func(s *Screen, _ int) { s.reply("\x1b[?%d;0$y", s.arg(0, 0)) },  // DECRQM: not known
+	"\x0e":  func(s *Screen, _ int) { s.shift = 1 },                             // SO
+	"\x0f":  func(s *Screen, _ int) { s.shift = 0 },                             // SI
+	"\x1b7": func(s *Screen, _ int) { s.saved = s.cursor },                      // DECSC
+	"\x1b8": func(s *Screen, _ int) { s.restore(s.saved) },                      // DECRC
+	"\x1bD": func(s *Screen, _ int) { s.lineFeed(false) },                       // IND
+	"\x1bE": func(s *Screen, _ int) { s.lineFeed(false); s.moveTo(s.row, 0) },   // NEL
+	"\x1bH": func(s *Screen, _ int) { s.tabs[s.col] = true },                    // HTS
+	"\x1bM": (*Screen).reverseIndex,                                             // RI
+	"\x1bc": (*Screen).reset,                                                    // RIS
+	"@":     func(s *Screen, n int) { s.shiftCells(n) },                         // ICH
+	"A":     func(s *Screen, n int) { s.moveBy(-n, s.col) },                     // CUU
+	"B":     func(s *Screen, n int) { s.moveBy(n, s.col) },                      // CUD
+	"C":     func(s *Screen, n int) { s.moveTo(s.row, s.col+n) },                // CUF
+	"D":     func(s *Screen, n int) { s.moveTo(s.row, s.col-n) },                // CUB
+	"E":     func(s *Screen, n int) { s.moveBy(n, 0) },                          // CNL
+	"F":     func(s *Screen, n int) { s.moveBy(-n, 0) },                         // CPL
+	"G":     func(s *Screen, n int) { s.moveTo(s.row, n-1) },                    // CHA
+	"H":     func(s *Screen, n int) { s.moveOrigin(n-1, s.arg(1, 1)-1) },        // CUP
+	"I":     func(s *Screen, n int) { s.tab(n) },                                // CHT
+	"J":     func(s *Screen, _ int) { s.eraseRows(0, s.rows-1) },                // ED
+	"K":     func(s *Screen, _ int) { s.eraseRows(s.row, s.row) },               // EL
+	"L":     func(s *Screen, n int) { s.scrollFromCursor(-n) },                  // IL
+	"M":     func(s *Screen, n int) { s.scrollFromCursor(n) },                   // DL
+	"P":     func(s *Screen, n int) { s.shiftCells(-n) },                        // DCH
+	"S":     func(s *Screen, n int) { s.scroll(s.top, n) },                      // SU
+	"T":     func(s *Screen, n int) { s.scroll(s.top, -n) },                     // SD
+	"X":     func(s *Screen, n int) { s.erase(s.row, s.col, s.row, s.col+n) },   // ECH
+	"Z":     func(s *Screen, n int) { s.tab(-n) },                               // CBT
+	"b":     (*Screen).repeat,                                                   // REP
+	"c":     func(s *Screen, _ int) { s.reply("\x1b[?62;22c") },                 // DA1: a VT220 with colours
+	"d":     func(s *Screen, n int) { s.moveOrigin(n-1, s.col) },                // VPA
+	"f":     func(s *Screen, n int) { s.moveOrigin(n-1, s.arg(1, 1)-1) },        // HVP
+	"g":     (*Screen).clearTabs,                                                // TBC
+	"h":     func(s *Screen, _ int) { s.insert = s.insert || s.arg(0, 0) == 4 }, // SM
+	"l":     func(s *Screen, _ int) { s.insert = s.insert && s.arg(0, 0) != 4 }, // RM
+	"m":     (*Screen).sgr,                                                      // SGR
+	"n":     (*Screen).reportStatus,                                             // DSR
+	"r":     (*Screen).setRegion,                                                // DECSTBM
+	"s":     func(s *Screen, _ int) { s.saved = s.cursor },                      // SCOSC
+	"t":     (*Screen).reportSize,                                               // XTWINOPS
+	"u":     func(s *Screen, _ int) { s.restore(s.saved) },                      // SCORC
+	"?h":    func(s *Screen, _ int) { s.setModes(true) },                        // DECSET
+	"?l":    func(s *Screen, _ int) { s.setModes(false) },                       // DECRST
+	"?u":    func(s *Screen, _ int) { s.reply("\x1b[?0u") },                     // kitty's keyboard flags: none
+	">c":    func(s *Screen, _ int) { s.reply("\x1b[>0;10;1c") },                // DA2
+	">q":    func(s *Screen, _ int) { s.reply("\x1bP>|atlasbridge\x1b\\") },     // XTVERSION
+	"?$p":   func(s *Screen, _ int) { s.reply("\x1b[?%d;0$y", s.arg(0, 0)) },    // DECRQM: not known
 }
 
-func (s *Screen) setModes(modes []bool, on bool) {
+func (s *Screen) setModes(on bool) {
 	for i := range s.params {
-		n := s.arg(i, 0)
-		if n < len(modes) {
-			modes[n] = on
-		}
-		switch private := len(modes) > len(s.ansi); {
-		case private && n == 6: // DECOM
+		n := min(s.arg(i, 0), len(s.dec)-1)
+		switch s.dec[n] = on; n {
+		case 6: // DECOM
 			s.moveOrigin(0, 0)
-		case private && (n == 47 || n == 1047 || n == 1049):
+		case 47, 1047, 1049:
 			s.useAlternate(on, n == 1049)
 		}
 	}
@@ -440,15 +411,15 @@ var sgrFlags = [28]struct{ on, off uint8 }{
 	21: {flagUnderline, 0}, 22: {0, flagBold | flagDim}, 24: {0, flagUnderline}, 27: {0, flagReverse},
 }
 
-// sgr sets the pen. What colons join is one attribute.
+// sgr sets the pen. Parameters behind a colon belong to the one before.
 func (s *Screen) sgr(int) {
 	for p := s.params; len(p) > 0; {
 		n := 1 // how many parameters this attribute takes
-		for n < len(p) && p[n].colon {
-			n++
+		for ; n < len(p) && p[n].colon; n++ {
 		}
-		code, args, colour := max(p[0].n, 0), p[1:], &s.pen.fg
-		if code/10 == 4 || code/10 == 10 {
+		code := max(p[0].n, 0)
+		tens, digit, colour := code/10, int32(code%10), &s.pen.fg
+		if tens == 4 || tens == 10 {
 			colour = &s.pen.bg
 		}
 		switch {
@@ -458,38 +429,34 @@ func (s *Screen) sgr(int) {
 			s.pen.flags &^= flagUnderline
 		case code < len(sgrFlags):
 			s.pen.flags = s.pen.flags&^sgrFlags[code].off | sgrFlags[code].on
-		case code == 38 || code == 48 || code == 58:
-			if n > 1 {
-				args = p[1:n]
+		case digit == 8 && tens <= 5: // 38, 48; 58 is the colour of underlines
+			if to, used := extendedColour(p, n); to != 0 && tens != 5 {
+				n, *colour = used, to
+			} else {
+				n = used
 			}
-			to, used := extendedColour(args, n > 1)
-			if n = max(n, 1+used); to != 0 && code != 58 {
-				*colour = to
-			}
-		case code == 39 || code == 49:
-			*colour = 0
-		case code >= 30 && code <= 47 && code%10 < 8:
-			*colour = int32(code%10 + 1)
-		case code >= 90 && code <= 107 && code%10 < 8:
-			*colour = int32(code%10 + 8 + 1)
+		case tens == 3 || tens == 4: // 9 is the default
+			*colour = (digit + 1) % 10
+		case tens == 9 || tens == 10:
+			*colour = digit + 8 + 1
 		}
 		p = p[n:]
 	}
 }
 
-// extendedColour reads 5;n or 2;r;g;b, with colons also 2:space:r:g:b, and tells how many parameters it used. What
-// is not a colour is 0, and uses up the rest.
-func extendedColour(p []param, colons bool) (colour int32, used int) {
-	skip := 0
-	if colons && len(p) > 4 {
-		skip = 1
+// extendedColour reads 38;5;n and 38;2;r;g;b. n > 1 is the number of parameters joined by colons, then 38:2:space:r:g:b
+// is one too. It tells how many parameters it used; what is not a colour is 0, and uses up all.
+func extendedColour(p []param, n int) (colour int32, used int) {
+	if n > 1 {
+		p = p[:n]
 	}
 	at := func(i int) int32 { return int32(min(max(p[i].n, 0), 255)) }
 	switch {
-	case len(p) >= 2 && p[0].n == 5:
-		return at(1) + 1, 2
-	case len(p) >= 4 && p[0].n == 2:
-		return 1<<24 | at(skip+1)<<16 | at(skip+2)<<8 | at(skip+3) + 1, 4
+	case len(p) > 2 && p[1].n == 5:
+		return at(2) + 1, max(n, 3)
+	case len(p) > 4 && p[1].n == 2:
+		i := 2 + min(max(n-5, 0), 1)
+		return 1<<24 | at(i)<<16 | at(i+1)<<8 | at(i+2) + 1, max(n, 5)
 	}
 	return 0, len(p)
 }
@@ -516,7 +483,7 @@ func (s *Screen) print(r rune) {
 	if s.last = r; s.col+w > s.cols {
 		return
 	}
-	if s.ansi[4] {
+	if s.insert {
 		s.shiftCells(w)
 	}
 	l, c := s.grid[s.row], s.pen
@@ -534,7 +501,7 @@ func (s *Screen) print(r rune) {
 
 // ascii prints what p begins with of printable ASCII, as far as nothing special happens: the fast path of print.
 func (s *Screen) ascii(p []byte) (n int) {
-	if s.ansi[4] || s.charset[s.shift] == '0' || s.wrapNext {
+	if s.insert || s.charset[s.shift] == '0' || s.wrapNext {
 		return 0
 	}
 	s.touch(s.row)
@@ -614,24 +581,24 @@ func (s *Screen) scroll(top, n int) {
 	} else if s.bottom < s.rows-1 { // the rows below stay, so their numbers change
 		s.touch(s.bottom + 1)
 	}
-	end := len(region) - 1
-	for range min(max(n, -n), len(region)) {
-		if out {
-			s.tell(region[0], s.scrolled)
-			s.scrolled++
-		}
-		if n > 0 {
-			l := region[0]
-			copy(region, region[1:])
-			region[end] = l
-			s.erase(s.bottom, 0, s.bottom, s.cols)
-		} else {
-			l := region[end]
-			copy(region[1:], region)
-			region[0] = l
-			s.erase(top, 0, top, s.cols)
-		}
+	from, to := 0, len(region)-1 // where rows leave and come back blank
+	if n < 0 {
+		from, to = to, from
 	}
+	for range min(max(n, -n), len(region)) {
+		l := region[from]
+		if out {
+			s.scrollOut(l)
+		}
+		region = slices.Insert(slices.Delete(region, from, from+1), to, l)
+		s.erase(top+to, 0, top+to, s.cols)
+	}
+}
+
+// scrollOut takes a row that leaves the top of the primary screen.
+func (s *Screen) scrollOut(l *line) {
+	s.tell(l, s.scrolled)
+	s.scrolled++
 }
 
 // erase blanks what lies between two places, in the pen's background; column c1 is the first that stays.
@@ -654,23 +621,22 @@ func (s *Screen) erase(r0, c0, r1, c1 int) {
 	}
 }
 
-// eraseMode erases in the rows from first to last: from the cursor on, up to it, or all.
-func (s *Screen) eraseMode(first, last int) {
+// eraseRows erases in some rows, as the first parameter says: from the cursor on (0), up to it (1), or all (2).
+func (s *Screen) eraseRows(first, last int) {
+	r0, c0, r1, c1 := s.row, s.col, last, s.cols
 	switch s.arg(0, 0) {
 	case 0:
-		s.erase(s.row, s.col, last, s.cols)
 	case 1:
-		s.erase(first, 0, s.row, s.col+1)
+		r0, c0, r1, c1 = first, 0, s.row, s.col+1
 	case 2:
-		s.erase(first, 0, last, s.cols)
+		r0, c0 = first, 0
+	default:
+		return
 	}
-}
-
-func (s *Screen) eraseDisplay() {
-	if mode := s.arg(0, 0); mode == 2 || mode == 0 && s.row == 0 && s.col == 0 {
+	if r0 == 0 && c0 == 0 && r1 == s.rows-1 && c1 == s.cols {
 		s.tellCleared()
 	}
-	s.eraseMode(0, s.rows-1)
+	s.erase(r0, c0, r1, c1)
 }
 
 // shiftCells moves the rest of the row, from the cursor on, by n columns; to the left when negative.
@@ -750,15 +716,13 @@ func (s *Screen) reply(format string, args ...any) {
 	}
 }
 
-func (s *Screen) reportStatus(mark string, n int) {
-	row := s.row + 1
-	if s.dec[6] {
-		row -= s.top
-	}
-	if n == 5 {
-		s.reply("\x1b[%s0n", mark)
+func (s *Screen) reportStatus(n int) {
+	if row := s.row + 1; n == 6 && s.dec[6] {
+		s.reply("\x1b[%d;%dR", row-s.top, s.col+1)
 	} else if n == 6 {
-		s.reply("\x1b[%s%d;%dR", mark, row, s.col+1)
+		s.reply("\x1b[%d;%dR", row, s.col+1)
+	} else if n == 5 {
+		s.reply("\x1b[0n")
 	}
 }
 
@@ -899,11 +863,9 @@ func (s *Screen) touch(row int) {
 // tellCleared takes what the primary screen shows as final: it is about to be erased.
 func (s *Screen) tellCleared() {
 	if t := &s.tr; t.on && !s.alt {
-		end := s.rows
-		for end > 0 && s.Row(end-1) == "" {
-			end--
+		if text := s.Text(); text != "" {
+			s.tellAbove(strings.Count(text, "\n") + 1)
 		}
-		s.tellAbove(end)
 		t.next, t.floor, t.high, t.part = s.scrolled, s.scrolled, s.scrolled+s.rows, nil
 	}
 }

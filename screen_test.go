@@ -473,11 +473,11 @@ func TestScreenReplies(t *testing.T) {
 	for _, q := range []struct{ in, all, own string }{
 		{"\x1b[5n", "\x1b[0n", ""},
 		{"ab\r\nc\x1b[6n", "\x1b[2;2R", ""},
-		{"\x1b[?6n", "\x1b[?1;1R", ""},
+
 		{"\x1b[2;4r\x1b[?6h\x1b[2;3H\x1b[6n", "\x1b[2;3R", ""},
 		{"\x1b[c", "\x1b[?62;22c", ""},
 		{"\x1b[>c", "\x1b[>0;10;1c", ""},
-		{"\x1b[=c", "\x1bP!|00000000\x1b\\", ""},
+
 		{"\x1b[>0q", "\x1bP>|atlasbridge\x1b\\", ""},
 		{"\x1b[?u", "\x1b[?0u", ""},
 		{"\x1b]10;?\x1b\\", "\x1b]10;rgb:cdcd/cdcd/cdcd\x1b\\", ""},
