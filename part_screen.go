@@ -21,19 +21,17 @@ import (
 // There is no scrollback, no reflow, no 132 columns and no graphics.
 type Screen struct {
 	rows, cols      int
-	state           byte    // 0 text, 0x1b behind an ESC, '[' in a control sequence, or what began a string: ] P X ^ _ k
-	seq             []byte  // the string or sequence so far
-	part            []byte  // the beginning of a character whose end is not here yet
-	params          []param // of the last control sequence
-	cursor                  // the one in use
-	saved, savedAlt cursor  // by DECSC; by mode 1049
-	grid, other     []*line // the screen in use; the other one of primary and alternate
-	alt             bool
-	top, bottom     int        // scroll region, inclusive
-	last            rune       // for REP
-	insert          bool       // IRM
+	state           byte       // 0 text, 0x1b behind an ESC, '[' in a control sequence, or what began a string: ] P X ^ _ k
+	seq             []byte     // the string or sequence so far
+	part            []byte     // the beginning of a character whose end is not here yet
+	params          []param    // of the last control sequence
+	cursor                     // the one in use
+	saved, savedAlt cursor     // by DECSC; by mode 1049
+	grid, other     []*line    // the screen in use; the other one of primary and alternate
+	alt, insert     bool       // the alternate screen; IRM
 	dec             [2006]bool // modes of DECSET by number, the last is any other
-	tabs            [maxSize]bool
+	top, bottom     int        // scroll region, inclusive
+	base            *cell      // the character just written, for marks and REP
 	scrolled        int
 	title           string
 	status          ProgramStatus
@@ -41,11 +39,8 @@ type Screen struct {
 	tr              transcript
 }
 
-// param is a parameter of a control sequence, −1 when it is empty.
-type param struct {
-	n     int
-	colon bool // it came after a colon: a part of the one before
-}
+// param is a parameter of a control sequence, −1 when empty; colon is 1 when it is a part of the one before.
+type param struct{ n, colon int }
 
 // cursor is where and how the next character is written: what DECSC saves.
 type cursor struct {
@@ -83,17 +78,22 @@ const flagBold, flagDim, flagReverse, flagUnderline, flagWide, flagTail uint8 = 
 
 // line is a row of the grid.
 type line struct {
-	cells   []cell
-	wrapped bool // the text goes on in the next row
+	cells       []cell
+	wrapped     bool // the text goes on in the next row
+	told, again bool // of the transcript: it is told; it was, before it was written anew
 }
 
 // The limits of what output can make us keep. Real strings have up to 1 KiB (measured).
 const (
-	maxSize    = 2000  // rows and columns
-	maxParam   = 65535 // value of one
-	maxString  = 16384 // bytes of a string or sequence; of a longer one the rest is ignored
-	maxReplies = 4096  // bytes waiting for TakeReplies; what comes after is not answered
-	maxMarks   = 28    // bytes of what combines with one character (tmux: 32 with the character)
+	maxSize    = 2000    // rows and columns
+	maxParam   = 65535   // value of one
+	maxString  = 16384   // bytes of a string or sequence; of a longer one the rest is ignored
+	maxReplies = 4096    // bytes waiting for TakeReplies; what comes after is not answered
+	maxPending = 4 << 20 // bytes of lines kept for the next Transcript, each with lineCost
+	lineCost   = 64
+	maxLine    = 1 << 14 // bytes of one line; a longer one is told in pieces
+	maxRecent  = 1000    // lines compared: some screens
+	maxMarks   = 28      // bytes of what combines with one character (tmux: 32 with the character)
 )
 
 // newScreen is an empty screen of rows × cols, both at least 1.
@@ -116,7 +116,8 @@ func (s *Screen) Resize(rows, cols int) {
 func (s *Screen) resized(grid []*line, c *cursor, rows, cols int, primary bool) []*line {
 	for ; c.row >= rows; c.row-- {
 		if primary {
-			s.scrollOut(grid[0])
+			s.tell(grid[0])
+			s.scrolled++
 		}
 		grid = grid[1:]
 	}
@@ -137,25 +138,15 @@ func (s *Screen) reset(int) {
 	s.useAlternate(false, false)
 	s.cursor, s.saved, s.top, s.bottom = cursor{}, cursor{}, 0, s.rows-1
 	s.insert, s.dec = false, [2006]bool{7: true, 25: true}
-	for c := range s.tabs {
-		s.tabs[c] = c > 0 && c%8 == 0
-	}
 	s.erase(0, 0, s.rows-1, s.cols)
 }
-
-/* ----- what others ask ----- */
-
-func (s *Screen) Size() (rows, cols int) { return s.rows, s.cols }
-
-// Cursor is the position from 0; hidden tells DECTCEM.
-func (s *Screen) Cursor() (row, col int, hidden bool) { return s.row, s.col, !s.dec[25] }
 
 // Row is the text of row r from 0, trailing blanks removed, as tmux capture-pane -p prints it.
 func (s *Screen) Row(r int) string {
 	if r < 0 || r >= s.rows {
 		return ""
 	}
-	return string(bytes.TrimRight(s.grid[r].text(nil), " "))
+	return strings.TrimRight(string(s.grid[r].text(nil)), " ")
 }
 
 // text appends what the row shows to b, up to the last character written; that may be a space.
@@ -163,16 +154,13 @@ func (l *line) text(b []byte) []byte {
 	end := len(l.cells)
 	for ; end > 0 && l.cells[end-1].ch == 0; end-- {
 	}
-	for i := range l.cells[:end] {
-		if c := &l.cells[i]; c.flags&flagTail == 0 {
+	for _, c := range l.cells[:end] {
+		if c.flags&flagTail == 0 {
 			b = append(utf8.AppendRune(b, max(c.ch, ' ')), c.marks...)
 		}
 	}
 	return b
 }
-
-// Wrapped tells whether row r continues on row r+1 because the text ran over the right margin.
-func (s *Screen) Wrapped(r int) bool { return r >= 0 && r < s.rows && s.grid[r].wrapped }
 
 // Cell is the rune at (r, c), 0 for the right half of a wide one, with its attributes. Of a character with
 // combining marks it is the first rune.
@@ -191,20 +179,28 @@ func (s *Screen) Cell(r, c int) (rune, Attr) {
 
 // Text is all rows joined with "\n", trailing empty rows removed.
 func (s *Screen) Text() string {
-	var all []byte
-	for _, l := range s.grid {
-		all = append(bytes.TrimRight(l.text(all), " "), '\n')
+	var all strings.Builder
+	for r := range s.rows {
+		all.WriteString(s.Row(r) + "\n")
 	}
-	return string(bytes.TrimRight(all, "\n"))
+	return strings.TrimRight(all.String(), "\n")
 }
 
+func (s *Screen) Size() (rows, cols int) { return s.rows, s.cols }
+func (s *Screen) Title() string          { return s.title } // OSC 0 / 2
+func (s *Screen) AltScreen() bool        { return s.alt }
+func (s *Screen) BracketedPaste() bool   { return s.dec[2004] }
+func (s *Screen) AppCursorKeys() bool    { return s.dec[1] } // DECCKM: arrows are ESC O A, not ESC [ A
+func (s *Screen) Status() ProgramStatus  { return s.status }
+
+// Cursor is the position from 0; hidden tells DECTCEM.
+func (s *Screen) Cursor() (row, col int, hidden bool) { return s.row, s.col, !s.dec[25] }
+
+// Wrapped tells whether row r continues on row r+1 because the text ran over the right margin.
+func (s *Screen) Wrapped(r int) bool { return r >= 0 && r < s.rows && s.grid[r].wrapped }
+
 // Scrolled counts the lines that left the top of the primary screen, so that Scrolled()+row names a line for good.
-func (s *Screen) Scrolled() int         { return s.scrolled }
-func (s *Screen) Title() string         { return s.title } // OSC 0 / 2
-func (s *Screen) AltScreen() bool       { return s.alt }
-func (s *Screen) BracketedPaste() bool  { return s.dec[2004] }
-func (s *Screen) AppCursorKeys() bool   { return s.dec[1] } // DECCKM: arrows are ESC O A, not ESC [ A
-func (s *Screen) Status() ProgramStatus { return s.status }
+func (s *Screen) Scrolled() int { return s.scrolled }
 
 // TakeReplies returns and forgets what a terminal would have answered to the queries seen so far. answerAll (no host
 // terminal): DSR, DA, colours, XTVERSION, DECRQM, sizes…; otherwise only OSC 7501, which no host is expected to know.
@@ -215,8 +211,6 @@ func (s *Screen) TakeReplies(answerAll bool) []byte {
 	}
 	return out
 }
-
-/* ----- parser ----- */
 
 // Write feeds bytes of the child. It never fails. Broken UTF-8 shows as one U+FFFD, up to the byte that breaks it.
 func (s *Screen) Write(b []byte) (int, error) {
@@ -269,7 +263,7 @@ func (s *Screen) control(b byte) {
 func (s *Screen) endSequence(final byte) {
 	var buf [8]byte
 	key := buf[:0]
-	s.params = append(s.params[:0], param{n: -1})
+	s.params = append(s.params[:0], param{-1, 0})
 	if s.state == 0x1b {
 		key = append(append(key, 0x1b), s.seq...)
 	}
@@ -278,7 +272,7 @@ func (s *Screen) endSequence(final byte) {
 		case b < '0' || b > ';':
 			key = append(key, b)
 		case b > '9':
-			s.params = append(s.params, param{-1, b == ':'})
+			s.params = append(s.params, param{-1, int(';' - b)})
 		default:
 			p.n = min(max(p.n, 0)*10+int(b-'0'), maxParam)
 		}
@@ -293,7 +287,7 @@ func (s *Screen) act(key []byte) {
 	} else if len(key) == 3 && key[0] == 0x1b && (key[1] == '(' || key[1] == ')') { // SCS
 		s.charset[key[1]-'('] = key[2]
 	}
-	s.last = 0
+	s.base = nil
 }
 
 // arg is parameter i, or def when it is absent; an explicit 0 counts as absent unless def is 0.
@@ -304,62 +298,35 @@ func (s *Screen) arg(i, def int) int {
 	return s.params[i].n
 }
 
-// sequences are the control characters, the escape sequences (with the ESC) and the control sequences (without CSI
-// and parameters), by the names of xterm's list. n is the first parameter, 1 when it is absent or 0.
+// sequences are the control characters, the escape sequences (with the ESC) and the control sequences (without CSI and
+// parameters) of xterm's list. n is the first parameter, 1 when it is absent or 0.
 var sequences = map[string]func(s *Screen, n int){
-	"\b":    func(s *Screen, _ int) { s.moveTo(s.row, s.col-1) },
-	"\t":    func(s *Screen, _ int) { s.tab(1) },
-	"\n":    func(s *Screen, _ int) { s.lineFeed(false) },
-	"\v":    func(s *Screen, _ int) { s.lineFeed(false) },
-	"\f":    func(s *Screen, _ int) { s.lineFeed(false) },
-	"\r":    func(s *Screen, _ int) { s.moveTo(s.row, 0) },
-	"\x0e":  func(s *Screen, _ int) { s.shift = 1 },                             // SO
-	"\x0f":  func(s *Screen, _ int) { s.shift = 0 },                             // SI
-	"\x1b7": func(s *Screen, _ int) { s.saved = s.cursor },                      // DECSC
-	"\x1b8": func(s *Screen, _ int) { s.restore(s.saved) },                      // DECRC
-	"\x1bD": func(s *Screen, _ int) { s.lineFeed(false) },                       // IND
-	"\x1bE": func(s *Screen, _ int) { s.lineFeed(false); s.moveTo(s.row, 0) },   // NEL
-	"\x1bH": func(s *Screen, _ int) { s.tabs[s.col] = true },                    // HTS
-	"\x1bM": (*Screen).reverseIndex,                                             // RI
-	"\x1bc": (*Screen).reset,                                                    // RIS
-	"@":     func(s *Screen, n int) { s.shiftCells(n) },                         // ICH
-	"A":     func(s *Screen, n int) { s.moveBy(-n, s.col) },                     // CUU
-	"B":     func(s *Screen, n int) { s.moveBy(n, s.col) },                      // CUD
-	"C":     func(s *Screen, n int) { s.moveTo(s.row, s.col+n) },                // CUF
-	"D":     func(s *Screen, n int) { s.moveTo(s.row, s.col-n) },                // CUB
-	"E":     func(s *Screen, n int) { s.moveBy(n, 0) },                          // CNL
-	"F":     func(s *Screen, n int) { s.moveBy(-n, 0) },                         // CPL
-	"G":     func(s *Screen, n int) { s.moveTo(s.row, n-1) },                    // CHA
-	"H":     func(s *Screen, n int) { s.moveOrigin(n-1, s.arg(1, 1)-1) },        // CUP
-	"I":     func(s *Screen, n int) { s.tab(n) },                                // CHT
-	"J":     func(s *Screen, _ int) { s.eraseRows(0, s.rows-1) },                // ED
-	"K":     func(s *Screen, _ int) { s.eraseRows(s.row, s.row) },               // EL
-	"L":     func(s *Screen, n int) { s.scrollFromCursor(-n) },                  // IL
-	"M":     func(s *Screen, n int) { s.scrollFromCursor(n) },                   // DL
-	"P":     func(s *Screen, n int) { s.shiftCells(-n) },                        // DCH
-	"S":     func(s *Screen, n int) { s.scroll(s.top, n) },                      // SU
-	"T":     func(s *Screen, n int) { s.scroll(s.top, -n) },                     // SD
-	"X":     func(s *Screen, n int) { s.erase(s.row, s.col, s.row, s.col+n) },   // ECH
-	"Z":     func(s *Screen, n int) { s.tab(-n) },                               // CBT
-	"b":     (*Screen).repeat,                                                   // REP
-	"c":     func(s *Screen, _ int) { s.reply("\x1b[?62;22c") },                 // DA1: a VT220 with colours
-	"d":     func(s *Screen, n int) { s.moveOrigin(n-1, s.col) },                // VPA
-	"f":     func(s *Screen, n int) { s.moveOrigin(n-1, s.arg(1, 1)-1) },        // HVP
-	"g":     (*Screen).clearTabs,                                                // TBC
-	"h":     func(s *Screen, _ int) { s.insert = s.insert || s.arg(0, 0) == 4 }, // SM
-	"l":     func(s *Screen, _ int) { s.insert = s.insert && s.arg(0, 0) != 4 }, // RM
-	"m":     (*Screen).sgr,                                                      // SGR
-	"n":     (*Screen).reportStatus,                                             // DSR
-	"r":     (*Screen).setRegion,                                                // DECSTBM
-	"s":     func(s *Screen, _ int) { s.saved = s.cursor },                      // SCOSC
-	"t":     (*Screen).reportSize,                                               // XTWINOPS
-	"u":     func(s *Screen, _ int) { s.restore(s.saved) },                      // SCORC
-	"?h":    func(s *Screen, _ int) { s.setModes(true) },                        // DECSET
-	"?l":    func(s *Screen, _ int) { s.setModes(false) },                       // DECRST
-	"?u":    func(s *Screen, _ int) { s.reply("\x1b[?0u") },                     // kitty's keyboard flags: none
-	">c":    func(s *Screen, _ int) { s.reply("\x1b[>0;10;1c") },                // DA2
-	">q":    func(s *Screen, _ int) { s.reply("\x1bP>|atlasbridge\x1b\\") },     // XTVERSION
-	"?$p":   func(s *Screen, _ int) { s.reply("\x1b[?%d;0$y", s.arg(0, 0)) },    // DECRQM: not known
+	"\b": func(s *Screen, _ int) { s.moveTo(s.row, s.col-1) }, "\r": func(s *Screen, _ int) { s.moveTo(s.row, 0) },
+	"\n": (*Screen).lineFeed, "\v": (*Screen).lineFeed, "\f": (*Screen).lineFeed, "\x1bD": (*Screen).lineFeed,
+	"\x1bE": func(s *Screen, n int) { s.lineFeed(n); s.moveTo(s.row, 0) },                                // NEL
+	"\x1bM": (*Screen).reverseIndex, "\x1bc": (*Screen).reset, "\t": func(s *Screen, _ int) { s.tab(1) }, // RI, RIS, HT
+	"\x0e": func(s *Screen, _ int) { s.shift = 1 }, "\x0f": func(s *Screen, _ int) { s.shift = 0 }, // SO, SI
+	"\x1b7": func(s *Screen, _ int) { s.saved = s.cursor }, "\x1b8": func(s *Screen, _ int) { s.restore(s.saved) },
+	"s": func(s *Screen, _ int) { s.saved = s.cursor }, "u": func(s *Screen, _ int) { s.restore(s.saved) },
+	"@": func(s *Screen, n int) { s.shiftCells(n) }, "P": func(s *Screen, n int) { s.shiftCells(-n) }, // ICH, DCH
+	"A": func(s *Screen, n int) { s.moveBy(-n, s.col) }, "B": func(s *Screen, n int) { s.moveBy(n, s.col) },
+	"E": func(s *Screen, n int) { s.moveBy(n, 0) }, "F": func(s *Screen, n int) { s.moveBy(-n, 0) }, // CNL, CPL
+	"C": func(s *Screen, n int) { s.moveTo(s.row, s.col+n) }, "D": func(s *Screen, n int) { s.moveTo(s.row, s.col-n) },
+	"G": func(s *Screen, n int) { s.moveTo(s.row, n-1) }, "d": func(s *Screen, n int) { s.moveOrigin(n-1, s.col) },
+	"I": func(s *Screen, n int) { s.tab(n) }, "Z": func(s *Screen, n int) { s.tab(-n) }, // CHT, CBT
+	"J": func(s *Screen, _ int) { s.eraseRows(0, s.rows-1) }, "K": func(s *Screen, _ int) { s.eraseRows(s.row, s.row) },
+	"X": func(s *Screen, n int) { s.erase(s.row, s.col, s.row, s.col+n) },
+	"b": func(s *Screen, n int) { s.repeat(min(n, s.rows*s.cols)) }, // ECH, REP
+	"L": func(s *Screen, n int) { s.scroll(s.row, -n) }, "M": func(s *Screen, n int) { s.scroll(s.row, n) },
+	"S": func(s *Screen, n int) { s.scroll(s.top, n) }, "T": func(s *Screen, n int) { s.scroll(s.top, -n) },
+	"h": func(s *Screen, n int) { s.insert = s.insert || n == 4 }, "?h": func(s *Screen, _ int) { s.setModes(true) },
+	"l": func(s *Screen, n int) { s.insert = s.insert && n != 4 }, "?l": func(s *Screen, _ int) { s.setModes(false) },
+	"H": (*Screen).moveHome, "f": (*Screen).moveHome, "m": (*Screen).sgr, "r": (*Screen).setRegion, // CUP, HVP, DECSTBM
+	"n": (*Screen).report, "t": func(s *Screen, n int) { s.report(max(n, 7)) }, // DSR, XTWINOPS
+	"c": func(s *Screen, _ int) { s.reply("\x1b[?62;22c") }, ">c": func(s *Screen, _ int) { s.reply("\x1b[>0;10;1c") },
+	"?u":  func(s *Screen, _ int) { s.reply("\x1b[?0u") },                  // kitty's keyboard flags: none
+	">q":  func(s *Screen, _ int) { s.reply("\x1bP>|atlasbridge\x1b\\") },  // XTVERSION
+	"?$p": func(s *Screen, _ int) { s.reply("\x1b[?%d;0$y", s.arg(0, 0)) }, // DECRQM: not known
 }
 
 func (s *Screen) setModes(on bool) {
@@ -381,7 +348,7 @@ func (s *Screen) useAlternate(on, keepCursor bool) {
 	}
 	if on {
 		s.savedAlt = s.cursor
-		s.tellAbove(s.paragraph(s.row))
+		s.tellAbove(s.paragraph(s.row), false)
 	}
 	s.alt, s.grid, s.other = on, s.other, s.grid
 	if on {
@@ -398,10 +365,8 @@ func (s *Screen) restore(c cursor) {
 }
 
 func (s *Screen) repeat(n int) {
-	for range min(n, s.rows*s.cols) {
-		if s.last != 0 {
-			s.print(s.last)
-		}
+	for base := s.base; base != nil && n > 0; n-- {
+		s.print(base.ch)
 	}
 }
 
@@ -415,13 +380,11 @@ var sgrFlags = [28]struct{ on, off uint8 }{
 func (s *Screen) sgr(int) {
 	for p := s.params; len(p) > 0; {
 		n := 1 // how many parameters this attribute takes
-		for ; n < len(p) && p[n].colon; n++ {
+		for ; n < len(p) && p[n].colon == 1; n++ {
 		}
 		code := max(p[0].n, 0)
-		tens, digit, colour := code/10, int32(code%10), &s.pen.fg
-		if tens == 4 || tens == 10 {
-			colour = &s.pen.bg
-		}
+		tens, digit := code/10, int32(code%10)
+		colour := [11]*int32{3: &s.pen.fg, 4: &s.pen.bg, 5: new(int32), 9: &s.pen.fg, 10: &s.pen.bg} // 58: of underlines
 		switch {
 		case code == 0:
 			s.pen = cell{}
@@ -429,60 +392,58 @@ func (s *Screen) sgr(int) {
 			s.pen.flags &^= flagUnderline
 		case code < len(sgrFlags):
 			s.pen.flags = s.pen.flags&^sgrFlags[code].off | sgrFlags[code].on
-		case digit == 8 && tens <= 5: // 38, 48; 58 is the colour of underlines
-			if to, used := extendedColour(p, n); to != 0 && tens != 5 {
-				n, *colour = used, to
-			} else {
-				n = used
-			}
+		case digit == 8 && tens <= 5:
+			n = extendedColour(p, n, colour[tens])
 		case tens == 3 || tens == 4: // 9 is the default
-			*colour = (digit + 1) % 10
+			*colour[tens] = (digit + 1) % 10
 		case tens == 9 || tens == 10:
-			*colour = digit + 8 + 1
+			*colour[tens] = digit + 8 + 1
 		}
 		p = p[n:]
 	}
 }
 
 // extendedColour reads 38;5;n and 38;2;r;g;b. n > 1 is the number of parameters joined by colons, then 38:2:space:r:g:b
-// is one too. It tells how many parameters it used; what is not a colour is 0, and uses up all.
-func extendedColour(p []param, n int) (colour int32, used int) {
+// is one too. It returns how many parameters it used; what is not a colour uses up all.
+func extendedColour(p []param, n int, to *int32) int {
 	if n > 1 {
 		p = p[:n]
 	}
 	at := func(i int) int32 { return int32(min(max(p[i].n, 0), 255)) }
-	switch {
-	case len(p) > 2 && p[1].n == 5:
-		return at(2) + 1, max(n, 3)
-	case len(p) > 4 && p[1].n == 2:
+	if len(p) > 2 && p[1].n == 5 {
+		*to = at(2) + 1
+		return max(n, 3)
+	} else if len(p) > 4 && p[1].n == 2 {
 		i := 2 + min(max(n-5, 0), 1)
-		return 1<<24 | at(i)<<16 | at(i+1)<<8 | at(i+2) + 1, max(n, 5)
+		*to = 1<<24 | at(i)<<16 | at(i+1)<<8 | at(i+2) + 1
+		return max(n, 5)
 	}
-	return 0, len(p)
+	return len(p)
 }
-
-/* ----- grid ----- */
 
 // decGraphics is what the line drawing set shows for '`' to '~': https://vt100.net/docs/vt220-rm/table2-4.html
 var decGraphics = []rune("◆▒␉␌␍␊°±␤␋┘┐┌└┼⎺⎻─⎼⎽├┤┴┬│≤≥π≠£·")
 
-// print puts one character at the cursor.
+// print puts one character at the cursor. Marks, and what follows a joiner, join the character before.
 func (s *Screen) print(r rune) {
 	if r >= '`' && r <= '~' && s.charset[s.shift] == '0' {
 		r = decGraphics[r-'`']
 	}
 	w := runeWidth(r)
-	if r >= 0x300 && s.combine(r, w) || w == 0 || w > s.cols {
+	if b := s.base; b != nil && r >= 0x300 && (w == 0 || strings.HasSuffix(b.marks, "\u200d")) {
+		if len(b.marks)+utf8.RuneLen(r) <= maxMarks {
+			b.marks += string(r)
+		}
 		return
 	}
-	if s.dec[7] && (s.wrapNext || s.col+w > s.cols) {
-		s.lineFeed(true)
+	if w > 0 && s.dec[7] && (s.wrapNext || s.col+w > s.cols) {
+		s.lineFeed(-1)
 		s.moveTo(s.row, 0)
 	}
-	s.touch(s.row)
-	if s.last = r; s.col+w > s.cols {
+	if w == 0 || s.col+w > s.cols {
 		return
 	}
+	s.touch(s.row)
 	if s.insert {
 		s.shiftCells(w)
 	}
@@ -491,7 +452,8 @@ func (s *Screen) print(r rune) {
 		l.cells[s.col+1] = cell{fg: c.fg, bg: c.bg, flags: c.flags | flagTail, ch: ' '}
 		c.flags |= flagWide
 	}
-	l.cells[s.col] = c
+	s.base = &l.cells[s.col]
+	*s.base = c
 	l.mend(s.col)
 	l.mend(s.col + w)
 	if s.col += w; s.col >= s.cols {
@@ -512,29 +474,10 @@ func (s *Screen) ascii(p []byte) (n int) {
 	}
 	if n > 0 {
 		l.mend(s.col)
-		s.col, s.last = s.col+n, c.ch
-		l.mend(s.col)
+		l.mend(s.col + n)
+		s.base, s.col = &l.cells[s.col+n-1], s.col+n
 	}
 	return n
-}
-
-// combine adds a mark, or what follows a joiner, to the character before the cursor, and tells whether it did.
-func (s *Screen) combine(r rune, w int) bool {
-	cells, col := s.grid[s.row].cells, s.col
-	if !s.wrapNext {
-		col--
-	}
-	if col > 0 && cells[col].flags&flagTail != 0 {
-		col--
-	}
-	if col < 0 || w > 0 && !strings.HasSuffix(cells[col].marks, "\u200d") {
-		return false
-	}
-	c := &cells[col]
-	if c.ch = max(c.ch, ' '); len(c.marks)+utf8.RuneLen(r) <= maxMarks {
-		c.marks += string(r)
-	}
-	return true
 }
 
 // mend blanks the half of a wide character whose other half is no longer across the boundary left of column c.
@@ -547,9 +490,9 @@ func (l *line) mend(c int) {
 	}
 }
 
-// lineFeed moves down, and scrolls at the end of the region. wrapped: the text of this row goes on in the next.
-func (s *Screen) lineFeed(wrapped bool) {
-	if s.grid[s.row].wrapped = wrapped; s.row == s.bottom {
+// lineFeed moves down, and scrolls at the end of the region. At −1 the text of this row goes on in the next.
+func (s *Screen) lineFeed(n int) {
+	if s.grid[s.row].wrapped = n < 0; s.row == s.bottom {
 		s.scroll(s.top, 1)
 	} else {
 		s.row = min(s.row+1, s.rows-1)
@@ -564,41 +507,25 @@ func (s *Screen) reverseIndex(int) {
 	}
 }
 
-// scrollFromCursor deletes n rows at the cursor, or inserts them when negative.
-func (s *Screen) scrollFromCursor(n int) {
-	if s.row >= s.top && s.row <= s.bottom {
-		s.touch(s.row)
-		s.scroll(s.row, n)
-		s.moveTo(s.row, 0)
-	}
-}
-
 // scroll moves the rows from top to the bottom of the region up by n, or down when negative.
 func (s *Screen) scroll(top, n int) {
-	region, out := s.grid[top:s.bottom+1], n > 0 && top == 0 && !s.alt
-	if !out {
-		s.touch(top)
-	} else if s.bottom < s.rows-1 { // the rows below stay, so their numbers change
-		s.touch(s.bottom + 1)
+	if top < s.top || top > s.bottom {
+		return
 	}
-	from, to := 0, len(region)-1 // where rows leave and come back blank
+	region, from, to := s.grid[top:s.bottom+1], 0, s.bottom-top // where rows leave and come back blank
 	if n < 0 {
 		from, to = to, from
 	}
 	for range min(max(n, -n), len(region)) {
 		l := region[from]
-		if out {
-			s.scrollOut(l)
+		if n > 0 && top == 0 && !s.alt {
+			s.tell(l)
+			s.scrolled++
 		}
+		*l = line{cells: l.cells}
 		region = slices.Insert(slices.Delete(region, from, from+1), to, l)
 		s.erase(top+to, 0, top+to, s.cols)
 	}
-}
-
-// scrollOut takes a row that leaves the top of the primary screen.
-func (s *Screen) scrollOut(l *line) {
-	s.tell(l, s.scrolled)
-	s.scrolled++
 }
 
 // erase blanks what lies between two places, in the pen's background; column c1 is the first that stays.
@@ -623,20 +550,19 @@ func (s *Screen) erase(r0, c0, r1, c1 int) {
 
 // eraseRows erases in some rows, as the first parameter says: from the cursor on (0), up to it (1), or all (2).
 func (s *Screen) eraseRows(first, last int) {
-	r0, c0, r1, c1 := s.row, s.col, last, s.cols
-	switch s.arg(0, 0) {
-	case 0:
-	case 1:
-		r0, c0, r1, c1 = first, 0, s.row, s.col+1
-	case 2:
-		r0, c0 = first, 0
-	default:
-		return
+	spans := [][4]int{{s.row, s.col, last, s.cols}, {first, 0, s.row, s.col + 1}, {first, 0, last, s.cols}}
+	if mode := s.arg(0, 0); mode < len(spans) {
+		a := spans[mode]
+		if a == [4]int{0, 0, s.rows - 1, s.cols} && s.tr.on && !s.alt { // what is there is final
+			text := s.Text()
+			s.tellAbove(strings.Count(text, "\n")+min(len(text), 1), false)
+			s.tr.part = nil
+			for _, l := range s.grid {
+				l.told, l.again = false, true
+			}
+		}
+		s.erase(a[0], a[1], a[2], a[3])
 	}
-	if r0 == 0 && c0 == 0 && r1 == s.rows-1 && c1 == s.cols {
-		s.tellCleared()
-	}
-	s.erase(r0, c0, r1, c1)
 }
 
 // shiftCells moves the rest of the row, from the cursor on, by n columns; to the left when negative.
@@ -658,6 +584,8 @@ func (s *Screen) shiftCells(n int) {
 func (s *Screen) moveTo(row, col int) {
 	s.row, s.col, s.wrapNext = min(max(row, 0), s.rows-1), min(max(col, 0), s.cols-1), false
 }
+
+func (s *Screen) moveHome(row int) { s.moveOrigin(row-1, s.arg(1, 1)-1) }
 
 // moveOrigin places the cursor relative to the scroll region when DECOM is set.
 func (s *Screen) moveOrigin(row, col int) {
@@ -686,27 +614,13 @@ func (s *Screen) setRegion(top int) {
 	}
 }
 
-// tab moves n tab stops to the right, to the left when negative.
+// tab moves n tab stops to the right, to the left when negative. They are 8 columns apart.
 func (s *Screen) tab(n int) {
-	step := max(min(n, 1), -1)
-	for ; n != 0; n -= step {
-		for c := s.col + step; c >= 0 && c < s.cols; c += step {
-			if s.moveTo(s.row, c); s.tabs[c] {
-				break
-			}
-		}
+	if n < 0 {
+		s.col += 7
 	}
+	s.moveTo(s.row, (s.col/8+n)*8)
 }
-
-func (s *Screen) clearTabs(int) {
-	if what := s.arg(0, 0); what == 3 {
-		clear(s.tabs[:])
-	} else if what == 0 {
-		s.tabs[s.col] = false
-	}
-}
-
-/* ----- strings and replies ----- */
 
 const statusReply = "\x1b]7501;?\x1b\\" // we understand OSC 7501
 
@@ -716,21 +630,21 @@ func (s *Screen) reply(format string, args ...any) {
 	}
 }
 
-func (s *Screen) reportStatus(n int) {
-	if row := s.row + 1; n == 6 && s.dec[6] {
-		s.reply("\x1b[%d;%dR", row-s.top, s.col+1)
-	} else if n == 6 {
-		s.reply("\x1b[%d;%dR", row, s.col+1)
-	} else if n == 5 {
+// report answers DSR (5, 6), and XTWINOPS for the window in pixels (14; a cell has 8 × 16) and in cells (18).
+func (s *Screen) report(n int) {
+	switch n {
+	case 5:
 		s.reply("\x1b[0n")
-	}
-}
-
-// reportSize answers for the window and one cell in pixels, with cells of 8 × 16, and for the window in cells.
-func (s *Screen) reportSize(n int) {
-	sizes := map[int][2]int{14: {s.rows * 16, s.cols * 8}, 16: {16, 8}, 18: {s.rows, s.cols}}
-	if size, ok := sizes[n]; ok {
-		s.reply("\x1b[%d;%d;%dt", n-10, size[0], size[1])
+	case 6:
+		row := s.row + 1
+		if s.dec[6] {
+			row -= s.top
+		}
+		s.reply("\x1b[%d;%dR", row, s.col+1)
+	case 14:
+		s.reply("\x1b[4;%d;%dt", s.rows*16, s.cols*8)
+	case 18:
+		s.reply("\x1b[8;%d;%dt", s.rows, s.cols)
 	}
 }
 
@@ -752,14 +666,9 @@ func (s *Screen) endString(end byte) {
 	case code == "7501":
 		s.takeStatus(rest)
 	case colourQuery.MatchString(text): // light on black
-		level, st := "cdcd", "\x1b\\"
-		if code == "11" {
-			level = "0000"
-		}
-		if end == '\a' {
-			st = "\a"
-		}
-		s.reply("\x1b]%srgb:%[2]s/%[2]s/%[2]s%[3]s", strings.TrimSuffix(text, "?"), level, st)
+		level := map[bool]int{true: 0, false: 0xcdcd}[code == "11"]
+		st := map[byte]string{'\a': "\a", 0x1b: "\x1b\\"}[end]
+		s.reply("\x1b]%srgb:%04[2]x/%04[2]x/%04[2]x%[3]s", strings.TrimSuffix(text, "?"), level, st)
 	}
 }
 
@@ -770,16 +679,11 @@ func (s *Screen) takeStatus(report string) {
 		key, value, _ := strings.Cut(field, "=")
 		f[key] = value
 	}
-	if f["state"] != "" {
-		msg, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(f["msg"], "="))
-		if err != nil {
-			msg = nil
-		}
-		s.status = ProgramStatus{f["state"], f["app"], f["kind"], strings.ToValidUTF8(string(msg), "\ufffd"), s.status.Seq + 1}
+	msg, _ := base64.RawStdEncoding.DecodeString(strings.TrimRight(f["msg"], "=")) // of what is broken, the beginning
+	if text := strings.ToValidUTF8(string(msg), "\ufffd"); f["state"] != "" {
+		s.status = ProgramStatus{f["state"], f["app"], f["kind"], text, s.status.Seq + 1}
 	}
 }
-
-/* ----- width of characters ----- */
 
 // wideEdges are where the characters of two columns (East Asian Wide and Fullwidth, emoji; unassigned gaps are joined)
 // begin and, in turn, end. From wcwidth of glibc 2.36 (Unicode 15), which tmux uses.
@@ -802,11 +706,9 @@ var wideEdges = []rune{
 // runeWidth is the number of columns of r: 0, 1 or 2. DEL, C1 controls and marks have none.
 func runeWidth(r rune) int {
 	switch {
-	case r >= 0x7f && r < 0xa0:
-		return 0
-	case r < 0x300 || r >= 0x2500 && r < 0x25fd: // the latter are frames and blocks, the most frequent by far
+	case r < 0x7f || r >= 0xa0 && r < 0x300 || r >= 0x2500 && r < 0x25fd: // the last are frames, frequent in tools
 		return 1
-	case r >= 0x1160 && r <= 0x11ff || r >= 0xd7b0 && r <= 0xd7fb, // Hangul vowels and finals
+	case r < 0xa0, r >= 0x1160 && r <= 0x11ff, r >= 0xd7b0 && r <= 0xd7fb, // the latter are Hangul vowels and finals
 		unicode.In(r, unicode.Mn, unicode.Me),
 		unicode.Is(unicode.Cf, r) && !unicode.Is(unicode.Prepended_Concatenation_Mark, r):
 		return 0
@@ -818,31 +720,16 @@ func runeWidth(r rune) int {
 	return 1 + i%2
 }
 
-/* ----- transcript ----- */
-
-// transcript turns the screen into lines of text, each told once. Rows of the primary screen have numbers that never
-// change: Scrolled()+row. A row is final when it has scrolled out, or when the cursor's paragraph is below it, unless
-// the program has gone back to write above: from there on it repaints, and rows are final only by scrolling out or by
-// settling. Lines where something was told before, after the screen was cleared, or on the alternate screen are left
-// out when they were among the last told, or have neither letter nor digit.
+// transcript turns the screen into lines of text, each told once. A row is final when it has scrolled out, or when the
+// cursor's paragraph is below it, unless the program has gone back to write in it: from there on it repaints, and rows
+// are final only by scrolling out or by settling. Lines that are told again, after the screen was cleared, or on the
+// alternate screen are left out when they were among the last told, or have neither letter nor digit.
 type transcript struct {
-	on          bool
-	next        int    // number of the first row that is not told
-	high        int    // rows below this number are told again
-	floor       int    // the program repaints from this row on
-	part        []byte // the beginning of a wrapped line that has scrolled out
-	pending     []string
-	bytes, left int // in pending; lines that did not fit there
-	recent      []string
+	on              bool
+	part            []byte // the beginning of a wrapped line that has scrolled out
+	pending, recent []string
+	bytes, left     int // in pending; lines that did not fit there
 }
-
-const (
-	noFloor    = 1 << 62
-	maxPending = 4 << 20 // bytes of lines kept for the next call, each with lineCost
-	lineCost   = 64
-	maxLine    = 1 << 14 // bytes of one line; a longer one is told in pieces
-	maxRecent  = 1000    // lines compared: some screens
-)
 
 // paragraph is the row where the text that runs through a row begins.
 func (s *Screen) paragraph(row int) int {
@@ -852,40 +739,35 @@ func (s *Screen) paragraph(row int) int {
 	return row
 }
 
-// touch notes that the program writes to a row.
+// touch notes that the program writes to a row: its paragraph is to be told again.
 func (s *Screen) touch(row int) {
-	if t := &s.tr; t.on && s.scrolled+row < t.next && !s.alt {
-		t.next = s.scrolled + s.paragraph(row)
-		t.floor = min(t.floor, t.next)
-	}
-}
-
-// tellCleared takes what the primary screen shows as final: it is about to be erased.
-func (s *Screen) tellCleared() {
-	if t := &s.tr; t.on && !s.alt {
-		if text := s.Text(); text != "" {
-			s.tellAbove(strings.Count(text, "\n") + 1)
+	if s.grid[row].told {
+		for r := s.paragraph(row); r < s.rows && (r <= row || s.grid[r-1].wrapped); r++ {
+			s.grid[r].told, s.grid[r].again = false, true
 		}
-		t.next, t.floor, t.high, t.part = s.scrolled, s.scrolled, s.scrolled+s.rows, nil
 	}
 }
 
 // tellAbove takes the rows above end as final, as far as they are not being repainted.
-func (s *Screen) tellAbove(end int) {
-	for row := max(s.tr.next-s.scrolled, 0); row < min(end, s.tr.floor-s.scrolled); row++ {
-		s.tell(s.grid[row], s.scrolled+row)
+func (s *Screen) tellAbove(end int, repainted bool) {
+	for _, l := range s.grid[:end] {
+		if l.again && !l.told && !repainted {
+			return
+		}
+		s.tell(l)
 	}
 }
 
-// tell takes row number n of the primary screen as final.
-func (s *Screen) tell(l *line, n int) {
+// tell takes a row of the primary screen as final.
+func (s *Screen) tell(l *line) {
 	t := &s.tr
-	if !t.on || n < t.next {
+	if !t.on || l.told {
 		return
 	}
-	if t.part, t.next = l.text(t.part), n+1; !l.wrapped || len(t.part) >= maxLine {
-		t.add(strings.TrimRight(string(t.part), " "), n < t.high)
-		t.part, t.high = t.part[:0], max(t.high, t.next)
+	l.told = true
+	if t.part = l.text(t.part); !l.wrapped || len(t.part) >= maxLine {
+		t.add(strings.TrimRight(string(t.part), " "), l.again)
+		t.part = t.part[:0]
 	}
 }
 
@@ -910,17 +792,11 @@ func (t *transcript) add(text string, again bool) {
 // two calls the oldest lines are left out, and a line says how many.
 func (s *Screen) Transcript(settle bool) (final []string, live string) {
 	t := &s.tr
-	if !t.on {
-		t.on, t.next, t.floor = true, s.scrolled, noFloor
-	}
-	if settle || t.floor+s.rows <= s.scrolled { // it has gone on for a whole screen
-		t.floor = noFloor
-	}
-	if !s.alt {
-		s.tellAbove(s.paragraph(s.row))
+	if t.on = true; !s.alt {
+		s.tellAbove(s.paragraph(s.row), settle)
 		rest := slices.Clone(t.part)
-		for row := max(t.next-s.scrolled, 0); row < s.rows; row++ {
-			if rest = s.grid[row].text(rest); !s.grid[row].wrapped {
+		for _, l := range slices.DeleteFunc(slices.Clone(s.grid), func(l *line) bool { return l.told }) {
+			if rest = l.text(rest); !l.wrapped {
 				rest = append(bytes.TrimRight(rest, " "), '\n')
 			}
 		}
