@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/base64"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode"
@@ -15,10 +14,9 @@ import (
 // Pure: no I/O, no clock. One goroutine uses it. Whatever comes in, its memory stays within fixed limits.
 //
 // The parser is that of https://vt100.net/emu/dec_ansi_parser, simplified as today's terminals are: text is UTF-8;
-// the 8-bit C1 controls do not exist (0x9C is part of ✳, not ST); an OSC also ends on BEL; any ESC ends a string and
-// begins a sequence; ESC k (screen's title) is a string. What sequences do is in
-// https://invisible-island.net/xterm/ctlseqs/ctlseqs.html; the text is what tmux shows.
-// There is no scrollback, no reflow, no 132 columns and no graphics.
+// there are no 8-bit C1 controls (0x9C is part of ✳, not ST); an OSC also ends on BEL; any ESC ends a string and begins
+// a sequence; ESC k begins a string. What sequences do is in https://invisible-island.net/xterm/ctlseqs/ctlseqs.html;
+// the text is what tmux shows. No scrollback, no reflow, no graphics; tab stops are 8 columns apart.
 type Screen struct {
 	rows, cols      int
 	state           byte       // 0 text, 0x1b behind an ESC, '[' in a control sequence, or what began a string: ] P X ^ _ k
@@ -85,15 +83,16 @@ type line struct {
 
 // The limits of what output can make us keep. Real strings have up to 1 KiB (measured).
 const (
-	maxSize    = 2000    // rows and columns
-	maxParam   = 65535   // value of one
-	maxString  = 16384   // bytes of a string or sequence; of a longer one the rest is ignored
-	maxReplies = 4096    // bytes waiting for TakeReplies; what comes after is not answered
-	maxPending = 4 << 20 // bytes of lines kept for the next Transcript, each with lineCost
-	lineCost   = 64
-	maxLine    = 1 << 14 // bytes of one line; a longer one is told in pieces
-	maxRecent  = 1000    // lines compared: some screens
-	maxMarks   = 28      // bytes of what combines with one character (tmux: 32 with the character)
+	maxSize     = 2000                // rows and columns
+	maxParam    = 65535               // value of one
+	maxString   = 16384               // bytes of a string or sequence; of a longer one the rest is ignored
+	statusReply = "\x1b]7501;?\x1b\\" // we understand OSC 7501
+	maxReplies  = 4096                // bytes waiting for TakeReplies; what comes after is not answered
+	maxPending  = 4 << 20             // bytes of lines kept for the next Transcript, each with lineCost
+	lineCost    = 64
+	maxLine     = 1 << 14 // bytes of one line; a longer one is told in pieces
+	maxRecent   = 1000    // lines compared: some screens
+	maxMarks    = 28      // bytes of what combines with one character (tmux: 32 with the character)
 )
 
 // newScreen is an empty screen of rows × cols, both at least 1.
@@ -108,34 +107,35 @@ func newScreen(rows, cols int) *Screen {
 // from the top, which scrolls out.
 func (s *Screen) Resize(rows, cols int) {
 	rows, cols = min(max(rows, 1), maxSize), min(max(cols, 1), maxSize)
-	s.grid = s.resized(s.grid, &s.cursor, rows, cols, !s.alt)
-	s.other = s.resized(s.other, &s.savedAlt, rows, cols, s.alt)
-	s.rows, s.cols, s.top, s.bottom = rows, cols, 0, rows-1
-}
-
-func (s *Screen) resized(grid []*line, c *cursor, rows, cols int, primary bool) []*line {
-	for ; c.row >= rows; c.row-- {
-		if primary {
-			s.tell(grid[0])
-			s.scrolled++
+	cursors, grids := []*cursor{&s.cursor, &s.savedAlt}, []*[]*line{&s.grid, &s.other}
+	for i, c := range cursors {
+		grid := *grids[i]
+		for ; c.row >= rows; c.row-- {
+			if s.alt == (i == 1) { // it is the primary screen
+				s.tell(grid[0])
+				s.scrolled++
+			}
+			grid = grid[1:]
 		}
-		grid = grid[1:]
+		for len(grid) < rows {
+			grid = append(grid, &line{})
+		}
+		for _, l := range grid[:rows] {
+			n := min(len(l.cells), cols)
+			l.cells, l.wrapped = append(l.cells[:n], make([]cell, cols-n)...), l.wrapped && cols == s.cols
+			l.mend(cols)
+		}
+		*grids[i] = grid[:rows]
 	}
-	for len(grid) < rows {
-		grid = append(grid, &line{})
+	for _, c := range append(cursors, &s.saved) {
+		c.row, c.col, c.wrapNext = min(c.row, rows-1), min(c.col, cols-1), c.wrapNext && cols == s.cols
 	}
-	for _, l := range grid[:rows] {
-		n := min(len(l.cells), cols)
-		l.cells, l.wrapped = append(l.cells[:n], make([]cell, cols-n)...), l.wrapped && cols == s.cols
-		l.mend(cols)
-	}
-	c.col, c.wrapNext = min(c.col, cols-1), c.wrapNext && cols == s.cols
-	return grid[:rows]
+	s.rows, s.cols, s.top, s.bottom = rows, cols, 0, rows-1
 }
 
 // reset is RIS: everything as at the start, but what was counted or reported so far.
 func (s *Screen) reset(int) {
-	s.useAlternate(false, false)
+	s.useAlternate(false)
 	s.cursor, s.saved, s.top, s.bottom = cursor{}, cursor{}, 0, s.rows-1
 	s.insert, s.dec = false, [2006]bool{7: true, 25: true}
 	s.erase(0, 0, s.rows-1, s.cols)
@@ -186,21 +186,19 @@ func (s *Screen) Text() string {
 	return strings.TrimRight(all.String(), "\n")
 }
 
-func (s *Screen) Size() (rows, cols int) { return s.rows, s.cols }
-func (s *Screen) Title() string          { return s.title } // OSC 0 / 2
-func (s *Screen) AltScreen() bool        { return s.alt }
-func (s *Screen) BracketedPaste() bool   { return s.dec[2004] }
-func (s *Screen) AppCursorKeys() bool    { return s.dec[1] } // DECCKM: arrows are ESC O A, not ESC [ A
-func (s *Screen) Status() ProgramStatus  { return s.status }
-
-// Cursor is the position from 0; hidden tells DECTCEM.
-func (s *Screen) Cursor() (row, col int, hidden bool) { return s.row, s.col, !s.dec[25] }
-
-// Wrapped tells whether row r continues on row r+1 because the text ran over the right margin.
-func (s *Screen) Wrapped(r int) bool { return r >= 0 && r < s.rows && s.grid[r].wrapped }
+func (s *Screen) Size() (rows, cols int)              { return s.rows, s.cols }
+func (s *Screen) Cursor() (row, col int, hidden bool) { return s.row, s.col, !s.dec[25] } // from 0
+func (s *Screen) Title() string                       { return s.title }                  // OSC 0 / 2
+func (s *Screen) Status() ProgramStatus               { return s.status }
+func (s *Screen) AltScreen() bool                     { return s.alt }
+func (s *Screen) BracketedPaste() bool                { return s.dec[2004] }
+func (s *Screen) AppCursorKeys() bool                 { return s.dec[1] } // arrows are ESC O A, not ESC [ A
 
 // Scrolled counts the lines that left the top of the primary screen, so that Scrolled()+row names a line for good.
 func (s *Screen) Scrolled() int { return s.scrolled }
+
+// Wrapped tells whether row r continues on row r+1 because the text ran over the right margin.
+func (s *Screen) Wrapped(r int) bool { return r >= 0 && r < s.rows && s.grid[r].wrapped }
 
 // TakeReplies returns and forgets what a terminal would have answered to the queries seen so far. answerAll (no host
 // terminal): DSR, DA, colours, XTVERSION, DECRQM, sizes…; otherwise only OSC 7501, which no host is expected to know.
@@ -237,9 +235,7 @@ func (s *Screen) control(b byte) {
 	inString := s.state > 0x1b && s.state != '['
 	switch {
 	case b == 0x1b, b == '\a' && s.state == ']':
-		if inString {
-			s.endString(b)
-		}
+		s.endString(b)
 		if s.state, s.seq = b, s.seq[:0]; b == '\a' {
 			s.state = 0
 		}
@@ -261,8 +257,7 @@ func (s *Screen) control(b byte) {
 
 // endSequence acts on a complete escape or control sequence. The key is what is left of it without parameters.
 func (s *Screen) endSequence(final byte) {
-	var buf [8]byte
-	key := buf[:0]
+	key := make([]byte, 0, 8)
 	s.params = append(s.params[:0], param{-1, 0})
 	if s.state == 0x1b {
 		key = append(append(key, 0x1b), s.seq...)
@@ -277,7 +272,7 @@ func (s *Screen) endSequence(final byte) {
 			p.n = min(max(p.n, 0)*10+int(b-'0'), maxParam)
 		}
 	}
-	s.state = 0
+	s.state, s.seq = 0, s.seq[:0]
 	s.act(append(key, final))
 }
 
@@ -306,8 +301,8 @@ var sequences = map[string]func(s *Screen, n int){
 	"\x1bE": func(s *Screen, n int) { s.lineFeed(n); s.moveTo(s.row, 0) },                                // NEL
 	"\x1bM": (*Screen).reverseIndex, "\x1bc": (*Screen).reset, "\t": func(s *Screen, _ int) { s.tab(1) }, // RI, RIS, HT
 	"\x0e": func(s *Screen, _ int) { s.shift = 1 }, "\x0f": func(s *Screen, _ int) { s.shift = 0 }, // SO, SI
-	"\x1b7": func(s *Screen, _ int) { s.saved = s.cursor }, "\x1b8": func(s *Screen, _ int) { s.restore(s.saved) },
-	"s": func(s *Screen, _ int) { s.saved = s.cursor }, "u": func(s *Screen, _ int) { s.restore(s.saved) },
+	"\x1b7": func(s *Screen, _ int) { s.saved = s.cursor }, "\x1b8": func(s *Screen, _ int) { s.cursor = s.saved },
+	"s": func(s *Screen, _ int) { s.saved = s.cursor }, "u": func(s *Screen, _ int) { s.cursor = s.saved },
 	"@": func(s *Screen, n int) { s.shiftCells(n) }, "P": func(s *Screen, n int) { s.shiftCells(-n) }, // ICH, DCH
 	"A": func(s *Screen, n int) { s.moveBy(-n, s.col) }, "B": func(s *Screen, n int) { s.moveBy(n, s.col) },
 	"E": func(s *Screen, n int) { s.moveBy(n, 0) }, "F": func(s *Screen, n int) { s.moveBy(-n, 0) }, // CNL, CPL
@@ -336,32 +331,20 @@ func (s *Screen) setModes(on bool) {
 		case 6: // DECOM
 			s.moveOrigin(0, 0)
 		case 47, 1047, 1049:
-			s.useAlternate(on, n == 1049)
+			s.useAlternate(on)
 		}
 	}
 }
 
 // useAlternate switches between the screens. The alternate one is blank each time it comes up, as in tmux.
-func (s *Screen) useAlternate(on, keepCursor bool) {
-	if on == s.alt {
-		return
-	}
-	if on {
-		s.savedAlt = s.cursor
+func (s *Screen) useAlternate(on bool) {
+	if on && !s.alt {
 		s.tellAbove(s.paragraph(s.row), false)
-	}
-	s.alt, s.grid, s.other = on, s.other, s.grid
-	if on {
+		s.alt, s.savedAlt, s.grid, s.other = true, s.cursor, s.other, s.grid
 		s.erase(0, 0, s.rows-1, s.cols)
-	} else if keepCursor {
-		s.restore(s.savedAlt)
+	} else if !on && s.alt {
+		s.alt, s.cursor, s.grid, s.other = false, s.savedAlt, s.other, s.grid
 	}
-}
-
-func (s *Screen) restore(c cursor) {
-	s.cursor = c
-	s.moveTo(c.row, c.col)
-	s.wrapNext = c.wrapNext && s.col == s.cols-1
 }
 
 func (s *Screen) repeat(n int) {
@@ -622,8 +605,6 @@ func (s *Screen) tab(n int) {
 	s.moveTo(s.row, (s.col/8+n)*8)
 }
 
-const statusReply = "\x1b]7501;?\x1b\\" // we understand OSC 7501
-
 func (s *Screen) reply(format string, args ...any) {
 	if len(s.replies) < maxReplies {
 		s.replies = fmt.Appendf(s.replies, format, args...)
@@ -648,9 +629,6 @@ func (s *Screen) report(n int) {
 	}
 }
 
-// colourQuery asks for a colour of the palette, of text, background or cursor.
-var colourQuery = regexp.MustCompile(`^(4;\d{1,3}|1[012]);\?$`)
-
 // endString acts on a complete string; end is the byte that ended it.
 func (s *Screen) endString(end byte) {
 	text := strings.ToValidUTF8(string(s.seq), "\ufffd")
@@ -665,7 +643,7 @@ func (s *Screen) endString(end byte) {
 		s.reply(statusReply)
 	case code == "7501":
 		s.takeStatus(rest)
-	case colourQuery.MatchString(text): // light on black
+	case strings.Contains(" 4 10 11 12 ", " "+code+" ") && strings.HasSuffix(text, "?") && len(text) < 9: // light on black
 		level := map[bool]int{true: 0, false: 0xcdcd}[code == "11"]
 		st := map[byte]string{'\a': "\a", 0x1b: "\x1b\\"}[end]
 		s.reply("\x1b]%srgb:%04[2]x/%04[2]x/%04[2]x%[3]s", strings.TrimSuffix(text, "?"), level, st)
@@ -709,15 +687,11 @@ func runeWidth(r rune) int {
 	case r < 0x7f || r >= 0xa0 && r < 0x300 || r >= 0x2500 && r < 0x25fd: // the last are frames, frequent in tools
 		return 1
 	case r < 0xa0, r >= 0x1160 && r <= 0x11ff, r >= 0xd7b0 && r <= 0xd7fb, // the latter are Hangul vowels and finals
-		unicode.In(r, unicode.Mn, unicode.Me),
-		unicode.Is(unicode.Cf, r) && !unicode.Is(unicode.Prepended_Concatenation_Mark, r):
+		unicode.In(r, unicode.Mn, unicode.Me, unicode.Cf) && !unicode.Is(unicode.Prepended_Concatenation_Mark, r):
 		return 0
 	}
-	i, edge := slices.BinarySearch(wideEdges, r)
-	if edge {
-		i++
-	}
-	return 1 + i%2
+	edges, _ := slices.BinarySearch(wideEdges, r+1) // up to r
+	return 1 + edges%2
 }
 
 // transcript turns the screen into lines of text, each told once. A row is final when it has scrolled out, or when the
@@ -786,10 +760,9 @@ func (t *transcript) add(text string, again bool) {
 }
 
 // Transcript returns the text that became final since the last call, in lines and each once, and the part that may
-// still change (the live part). Lines that left the screen, and lines above the cursor's paragraph on the primary
-// screen, are final; on the alternate screen nothing is final until settle (the tool's turn is over), when what is new
-// on it is returned. The first call turns it on: what has scrolled out before is not kept. Of more than 4 MiB between
-// two calls the oldest lines are left out, and a line says how many.
+// still change. Lines that left the screen, and those above the cursor's paragraph on the primary screen, are final; on
+// the alternate screen nothing is until settle (the tool's turn is over), when what is new on it is returned. The first
+// call turns it on. Of more than 4 MiB between two calls the oldest lines are left out, and a line says how many.
 func (s *Screen) Transcript(settle bool) (final []string, live string) {
 	t := &s.tr
 	if t.on = true; !s.alt {
