@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/base64"
 	"fmt"
 	"slices"
@@ -20,8 +19,7 @@ import (
 type Screen struct {
 	rows, cols      int
 	state           byte       // 0 text, 0x1b behind an ESC, '[' in a control sequence, or what began a string: ] P X ^ _ k
-	seq             []byte     // the string or sequence so far
-	part            []byte     // the beginning of a character whose end is not here yet
+	seq, part       []byte     // the string or sequence so far; the beginning of a character whose end is not here yet
 	params          []param    // of the last control sequence
 	cursor                     // the one in use
 	saved, savedAlt cursor     // by DECSC; by mode 1049
@@ -29,8 +27,8 @@ type Screen struct {
 	alt, insert     bool       // the alternate screen; IRM
 	dec             [2006]bool // modes of DECSET by number, the last is any other
 	top, bottom     int        // scroll region, inclusive
+	scrolled        int        // rows that left the primary screen at the top, so that scrolled+row names a row for good
 	base            *cell      // the character just written, for marks and REP
-	scrolled        int
 	title           string
 	status          ProgramStatus
 	replies         []byte // what a terminal would have answered
@@ -55,8 +53,7 @@ type Attr struct {
 	FG, BG                        int32 // −1 default, 0–255 palette, else 1<<24|rgb
 }
 
-// ProgramStatus is what a program last reported of itself with OSC 7501 (the Program Status Protocol, measured with
-// Claude Code and Codex). Seq rises with every report: a repeat is seen as one.
+// ProgramStatus is what a program last reported with OSC 7501 (measured). Seq rises with every report, repeats too.
 type ProgramStatus struct {
 	State, App, Kind string // idle, working, blocked, done, clear or ""; the program; permission, question
 	Msg              string // decoded from base64
@@ -74,7 +71,6 @@ type cell struct {
 // The flags of a cell; a wide character is a flagWide and, to its right, a flagTail.
 const flagBold, flagDim, flagReverse, flagUnderline, flagWide, flagTail uint8 = 1, 2, 4, 8, 16, 32
 
-// line is a row of the grid.
 type line struct {
 	cells       []cell
 	wrapped     bool // the text goes on in the next row
@@ -95,7 +91,6 @@ const (
 	maxMarks    = 28      // bytes of what combines with one character (tmux: 32 with the character)
 )
 
-// newScreen is an empty screen of rows × cols, both at least 1.
 func newScreen(rows, cols int) *Screen {
 	s := &Screen{}
 	s.Resize(rows, cols)
@@ -162,8 +157,7 @@ func (l *line) text(b []byte) []byte {
 	return b
 }
 
-// Cell is the rune at (r, c), 0 for the right half of a wide one, with its attributes. Of a character with
-// combining marks it is the first rune.
+// Cell is the rune at (r, c), without its marks, and its attributes; 0 is the right half of a wide one.
 func (s *Screen) Cell(r, c int) (rune, Attr) {
 	if r < 0 || r >= s.rows || c < 0 || c >= s.cols {
 		return 0, Attr{FG: -1, BG: -1}
@@ -190,22 +184,20 @@ func (s *Screen) Size() (rows, cols int)              { return s.rows, s.cols }
 func (s *Screen) Cursor() (row, col int, hidden bool) { return s.row, s.col, !s.dec[25] } // from 0
 func (s *Screen) Title() string                       { return s.title }                  // OSC 0 / 2
 func (s *Screen) Status() ProgramStatus               { return s.status }
+func (s *Screen) Scrolled() int                       { return s.scrolled } // so that Scrolled()+row names a row for good
 func (s *Screen) AltScreen() bool                     { return s.alt }
 func (s *Screen) BracketedPaste() bool                { return s.dec[2004] }
 func (s *Screen) AppCursorKeys() bool                 { return s.dec[1] } // arrows are ESC O A, not ESC [ A
 
-// Scrolled counts the lines that left the top of the primary screen, so that Scrolled()+row names a line for good.
-func (s *Screen) Scrolled() int { return s.scrolled }
-
 // Wrapped tells whether row r continues on row r+1 because the text ran over the right margin.
 func (s *Screen) Wrapped(r int) bool { return r >= 0 && r < s.rows && s.grid[r].wrapped }
 
-// TakeReplies returns and forgets what a terminal would have answered to the queries seen so far. answerAll (no host
-// terminal): DSR, DA, colours, XTVERSION, DECRQM, sizes…; otherwise only OSC 7501, which no host is expected to know.
+// TakeReplies returns and forgets the answers to the queries seen so far: all when there is no host terminal, otherwise
+// only that to OSC 7501, which no host is expected to know.
 func (s *Screen) TakeReplies(answerAll bool) []byte {
 	out := s.replies
 	if s.replies = nil; !answerAll {
-		return bytes.Repeat([]byte(statusReply), bytes.Count(out, []byte(statusReply)))
+		return []byte(strings.Repeat(statusReply, strings.Count(string(out), statusReply)))
 	}
 	return out
 }
@@ -230,14 +222,13 @@ func (s *Screen) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// control takes a byte that is not text.
 func (s *Screen) control(b byte) {
 	inString := s.state > 0x1b && s.state != '['
 	switch {
 	case b == 0x1b, b == '\a' && s.state == ']':
 		s.endString(b)
-		if s.state, s.seq = b, s.seq[:0]; b == '\a' {
-			s.state = 0
+		if s.state, s.seq = 0, s.seq[:0]; b == 0x1b {
+			s.state = b
 		}
 	case b == 0x18 || b == 0x1a: // CAN, SUB
 		s.state = 0
@@ -339,7 +330,7 @@ func (s *Screen) setModes(on bool) {
 // useAlternate switches between the screens. The alternate one is blank each time it comes up, as in tmux.
 func (s *Screen) useAlternate(on bool) {
 	if on && !s.alt {
-		s.tellAbove(s.paragraph(s.row), false)
+		s.tellAbove(s.row, false)
 		s.alt, s.savedAlt, s.grid, s.other = true, s.cursor, s.other, s.grid
 		s.erase(0, 0, s.rows-1, s.cols)
 	} else if !on && s.alt {
@@ -375,8 +366,19 @@ func (s *Screen) sgr(int) {
 			s.pen.flags &^= flagUnderline
 		case code < len(sgrFlags):
 			s.pen.flags = s.pen.flags&^sgrFlags[code].off | sgrFlags[code].on
-		case digit == 8 && tens <= 5:
-			n = extendedColour(p, n, colour[tens])
+		case digit == 8 && tens <= 5: // 38;5;n, 38;2;r;g;b and, with colons, 38:2:space:r:g:b
+			args := p
+			if n > 1 {
+				args = p[:n]
+			}
+			at := func(i int) int32 { return int32(min(max(args[i].n, 0), 255)) }
+			if len(args) > 2 && args[1].n == 5 {
+				*colour[tens], n = at(2)+1, max(n, 3)
+			} else if i := 2 + min(max(n-5, 0), 1); len(args) > 4 && args[1].n == 2 {
+				*colour[tens], n = 1<<24|at(i)<<16|at(i+1)<<8|at(i+2)+1, max(n, 5)
+			} else {
+				n = len(args)
+			}
 		case tens == 3 || tens == 4: // 9 is the default
 			*colour[tens] = (digit + 1) % 10
 		case tens == 9 || tens == 10:
@@ -384,24 +386,6 @@ func (s *Screen) sgr(int) {
 		}
 		p = p[n:]
 	}
-}
-
-// extendedColour reads 38;5;n and 38;2;r;g;b. n > 1 is the number of parameters joined by colons, then 38:2:space:r:g:b
-// is one too. It returns how many parameters it used; what is not a colour uses up all.
-func extendedColour(p []param, n int, to *int32) int {
-	if n > 1 {
-		p = p[:n]
-	}
-	at := func(i int) int32 { return int32(min(max(p[i].n, 0), 255)) }
-	if len(p) > 2 && p[1].n == 5 {
-		*to = at(2) + 1
-		return max(n, 3)
-	} else if len(p) > 4 && p[1].n == 2 {
-		i := 2 + min(max(n-5, 0), 1)
-		*to = 1<<24 | at(i)<<16 | at(i+1)<<8 | at(i+2) + 1
-		return max(n, 5)
-	}
-	return len(p)
 }
 
 // decGraphics is what the line drawing set shows for '`' to '~': https://vt100.net/docs/vt220-rm/table2-4.html
@@ -435,8 +419,7 @@ func (s *Screen) print(r rune) {
 		l.cells[s.col+1] = cell{fg: c.fg, bg: c.bg, flags: c.flags | flagTail, ch: ' '}
 		c.flags |= flagWide
 	}
-	s.base = &l.cells[s.col]
-	*s.base = c
+	s.base, l.cells[s.col] = &l.cells[s.col], c
 	l.mend(s.col)
 	l.mend(s.col + w)
 	if s.col += w; s.col >= s.cols {
@@ -563,7 +546,6 @@ func (s *Screen) shiftCells(n int) {
 	l.wrapped = false
 }
 
-// moveTo places the cursor, kept inside the screen.
 func (s *Screen) moveTo(row, col int) {
 	s.row, s.col, s.wrapNext = min(max(row, 0), s.rows-1), min(max(col, 0), s.cols-1), false
 }
@@ -611,7 +593,7 @@ func (s *Screen) reply(format string, args ...any) {
 	}
 }
 
-// report answers DSR (5, 6), and XTWINOPS for the window in pixels (14; a cell has 8 × 16) and in cells (18).
+// report answers DSR (5, 6), and XTWINOPS for the window in pixels (14; a cell has 8 × 16).
 func (s *Screen) report(n int) {
 	switch n {
 	case 5:
@@ -624,8 +606,6 @@ func (s *Screen) report(n int) {
 		s.reply("\x1b[%d;%dR", row, s.col+1)
 	case 14:
 		s.reply("\x1b[4;%d;%dt", s.rows*16, s.cols*8)
-	case 18:
-		s.reply("\x1b[8;%d;%dt", s.rows, s.cols)
 	}
 }
 
@@ -641,25 +621,20 @@ func (s *Screen) endString(end byte) {
 		s.title = rest
 	case code == "7501" && rest == "?":
 		s.reply(statusReply)
-	case code == "7501":
-		s.takeStatus(rest)
+	case code == "7501": // key=value:key=value, msg in base64, padded or not
+		f := map[string]string{}
+		for _, field := range strings.Split(rest, ":") {
+			key, value, _ := strings.Cut(field, "=")
+			f[key] = value
+		}
+		msg, _ := base64.RawStdEncoding.DecodeString(strings.TrimRight(f["msg"], "="))
+		if f["msg"] = strings.ToValidUTF8(string(msg), "\ufffd"); f["state"] != "" {
+			s.status = ProgramStatus{f["state"], f["app"], f["kind"], f["msg"], s.status.Seq + 1}
+		}
 	case strings.Contains(" 4 10 11 12 ", " "+code+" ") && strings.HasSuffix(text, "?") && len(text) < 9: // light on black
 		level := map[bool]int{true: 0, false: 0xcdcd}[code == "11"]
 		st := map[byte]string{'\a': "\a", 0x1b: "\x1b\\"}[end]
 		s.reply("\x1b]%srgb:%04[2]x/%04[2]x/%04[2]x%[3]s", strings.TrimSuffix(text, "?"), level, st)
-	}
-}
-
-// takeStatus takes an OSC 7501 report: key=value:key=value, msg in base64, padded or not.
-func (s *Screen) takeStatus(report string) {
-	f := map[string]string{}
-	for _, field := range strings.Split(report, ":") {
-		key, value, _ := strings.Cut(field, "=")
-		f[key] = value
-	}
-	msg, _ := base64.RawStdEncoding.DecodeString(strings.TrimRight(f["msg"], "=")) // of what is broken, the beginning
-	if text := strings.ToValidUTF8(string(msg), "\ufffd"); f["state"] != "" {
-		s.status = ProgramStatus{f["state"], f["app"], f["kind"], text, s.status.Seq + 1}
 	}
 }
 
@@ -705,26 +680,24 @@ type transcript struct {
 	bytes, left     int // in pending; lines that did not fit there
 }
 
-// paragraph is the row where the text that runs through a row begins.
-func (s *Screen) paragraph(row int) int {
-	for row > 0 && s.grid[row-1].wrapped {
-		row--
-	}
-	return row
-}
-
 // touch notes that the program writes to a row: its paragraph is to be told again.
 func (s *Screen) touch(row int) {
 	if s.grid[row].told {
-		for r := s.paragraph(row); r < s.rows && (r <= row || s.grid[r-1].wrapped); r++ {
+		first := row
+		for ; first > 0 && s.grid[first-1].wrapped; first-- {
+		}
+		for r := first; r < s.rows && (r <= row || s.grid[r-1].wrapped); r++ {
 			s.grid[r].told, s.grid[r].again = false, true
 		}
 	}
 }
 
-// tellAbove takes the rows above end as final, as far as they are not being repainted.
-func (s *Screen) tellAbove(end int, repainted bool) {
-	for _, l := range s.grid[:end] {
+// tellAbove takes the rows above a paragraph as final, as far as they are not being repainted.
+func (s *Screen) tellAbove(row int, repainted bool) {
+	for row > 0 && s.grid[row-1].wrapped {
+		row--
+	}
+	for _, l := range s.grid[:row] {
 		if l.again && !l.told && !repainted {
 			return
 		}
@@ -766,14 +739,14 @@ func (t *transcript) add(text string, again bool) {
 func (s *Screen) Transcript(settle bool) (final []string, live string) {
 	t := &s.tr
 	if t.on = true; !s.alt {
-		s.tellAbove(s.paragraph(s.row), settle)
-		rest := slices.Clone(t.part)
+		s.tellAbove(s.row, settle)
+		live = string(t.part)
 		for _, l := range slices.DeleteFunc(slices.Clone(s.grid), func(l *line) bool { return l.told }) {
-			if rest = l.text(rest); !l.wrapped {
-				rest = append(bytes.TrimRight(rest, " "), '\n')
+			if live += string(l.text(nil)); !l.wrapped {
+				live = strings.TrimRight(live, " ") + "\n"
 			}
 		}
-		live = strings.TrimRight(string(rest), "\n ")
+		live = strings.TrimRight(live, "\n ")
 	} else if settle {
 		for _, text := range strings.Split(s.Text(), "\n") {
 			t.add(text, true)
