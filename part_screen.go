@@ -344,8 +344,8 @@ func (s *Screen) repeat(n int) {
 	}
 }
 
-// sgrFlags are the attributes that SGR 1 … 27 turn on and off.
-var sgrFlags = [28]struct{ on, off uint8 }{
+// sgrFlags are the attributes that SGR 1 … 29 turn on and off.
+var sgrFlags = [30]struct{ on, off uint8 }{
 	1: {flagBold, 0}, 2: {flagDim, 0}, 4: {flagUnderline, 0}, 7: {flagReverse, 0},
 	21: {flagUnderline, 0}, 22: {0, flagBold | flagDim}, 24: {0, flagUnderline}, 27: {0, flagReverse},
 }
@@ -381,7 +381,7 @@ func (s *Screen) sgr(int) {
 			}
 		case tens == 3 || tens == 4: // 9 is the default
 			*colour[tens] = (digit + 1) % 10
-		case tens == 9 || tens == 10:
+		case (tens == 9 || tens == 10) && digit < 8:
 			*colour[tens] = digit + 8 + 1
 		}
 		p = p[n:]
