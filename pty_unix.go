@@ -456,6 +456,14 @@ func private(path string, info os.FileInfo, err error) error {
 	return nil
 }
 
+// mkdirPrivate makes a folder that only the user can enter; an error wraps fs.ErrExist when it is there.
+func mkdirPrivate(path string) error {
+	if err := os.Mkdir(path, 0o700); err != nil {
+		return err
+	}
+	return os.Chmod(path, 0o700) // whatever the umask took away
+}
+
 // openPrivate opens or creates a file 0600, whatever the umask, never following a symbolic link (ELOOP). One that is
 // not ownedPrivate is refused and not truncated.
 func openPrivate(path string, flag int) (*os.File, error) {

@@ -314,6 +314,25 @@ func ownedPrivate(path string) error {
 	return nil
 }
 
+// mkdirPrivate makes a folder that only the user and the system can enter, with all that will be in it; an error wraps
+// fs.ErrExist when it is there.
+func mkdirPrivate(path string) error {
+	user, err := windows.GetCurrentProcessToken().GetTokenUser()
+	if err != nil {
+		return err
+	}
+	sd, err := windows.SecurityDescriptorFromString("D:P(A;OICI;FA;;;SY)(A;OICI;FA;;;" + user.User.Sid.String() + ")")
+	name, nameErr := windows.UTF16PtrFromString(path)
+	if err = errors.Join(err, nameErr); err == nil {
+		err = windows.CreateDirectory(name, &windows.SecurityAttributes{
+			Length: uint32(unsafe.Sizeof(windows.SecurityAttributes{})), SecurityDescriptor: sd})
+	}
+	if err != nil {
+		return &fs.PathError{Op: "mkdir", Path: path, Err: err}
+	}
+	return nil
+}
+
 // openPrivate opens or creates a file that must be ownedPrivate, which the user's profile passes on to what is in it.
 // os.Root opens it so that Root.Rename can replace it meanwhile. With O_APPEND it cannot be truncated later.
 func openPrivate(path string, flag int) (*os.File, error) {
