@@ -440,11 +440,8 @@ func private(path string, info os.FileInfo, err error) error {
 // (ELOOP), nothing refused is truncated, and O_NONBLOCK keeps a planted FIFO from hanging the open.
 func openPrivate(path string, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag&^os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	info, err := f.Stat()
-	if err = private(path, info, err); err == nil && flag&os.O_CREATE != 0 && info.Mode().Perm() != 0o600 {
+	info, statErr := f.Stat()
+	if err = private(path, info, cmp.Or(err, statErr)); err == nil && flag&os.O_CREATE != 0 {
 		err = f.Chmod(0o600)
 	}
 	if err == nil && flag&os.O_TRUNC != 0 {
