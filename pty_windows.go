@@ -94,10 +94,9 @@ func (p *winPTY) start(path string, argv, env []string, dir string) error {
 	si.Cb = uint32(unsafe.Sizeof(si))
 	// A child gets our own standard handles where they are redirected, unless it is given some; none will do
 	// (https://github.com/microsoft/terminal/issues/11276). Not always: wine would start it without a console.
-	for _, f := range []*os.File{os.Stdin, os.Stdout, os.Stderr} {
-		if !term.IsTerminal(int(f.Fd())) {
-			si.Flags = windows.STARTF_USESTDHANDLES
-		}
+	redirected := func(f *os.File) bool { return !term.IsTerminal(int(f.Fd())) }
+	if redirected(os.Stdin) || redirected(os.Stdout) || redirected(os.Stderr) {
+		si.Flags = windows.STARTF_USESTDHANDLES
 	}
 	app, err1 := windows.UTF16PtrFromString(path)
 	line, err2 := windows.UTF16PtrFromString(windows.ComposeCommandLine(argv))
@@ -165,22 +164,22 @@ func (p *winPTY) Close() error {
 	return nil
 }
 func (p *winPTY) Write(b []byte) (int, error) { return p.in.Write(b) }
+func (p *winPTY) Wait() int                   { <-p.exited; return p.code }
+func (p *winPTY) PID() int                    { return p.pid }
 
 // Resize repaints; there are no pixels here.
 func (p *winPTY) Resize(s Size) error { return windows.ResizePseudoConsole(p.console, coord(s)) }
 func coord(s Size) windows.Coord      { return windows.Coord{X: int16(s.Cols), Y: int16(s.Rows)} }
-func (p *winPTY) Wait() int           { <-p.exited; return p.code }
-func (p *winPTY) PID() int            { return p.pid }
 
 // Signal types Ctrl-C for os.Interrupt; any other signal ends everything in the job, which is all there is.
-func (p *winPTY) Signal(sig os.Signal) (err error) {
+func (p *winPTY) Signal(sig os.Signal) error {
 	select {
 	case <-p.exited:
 		return os.ErrProcessDone
 	default:
 	}
 	if sig == os.Interrupt {
-		_, err = p.in.Write([]byte{3})
+		_, err := p.in.Write([]byte{3})
 		return err
 	}
 	return windows.TerminateJobObject(p.job, 128+uint32(sig.(syscall.Signal)))
