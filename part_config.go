@@ -1,10 +1,8 @@
 package main
 
-// Configuration: one table of settings, a strict subset of TOML 1.0, the state folder, the log file and
-// the environment a child gets.
-//
-// A setting comes from the command line, else the environment, else config.toml, else its default, and
-// remembers which. What the file may contain means exactly what TOML says it means; everything else is an error
+// Configuration: one table of settings, a strict subset of TOML 1.0, the state folder, the log file and the
+// environment a child gets. A setting comes from the command line, else the environment, else config.toml, else its
+// default, and remembers which. What the file may contain means exactly what TOML says; everything else is an error
 // with its line. A value never appears in an error: it may be the bot's token.
 
 import (
@@ -25,41 +23,34 @@ import (
 	"unicode/utf8"
 )
 
-// Config is everything a person can set, validated.
+// Config is everything a person can set, validated; settings names the key of each field.
 type Config struct {
-	Dir               string                // state folder
-	Channel           string                // "telegram" or "local"
-	Timeout           time.Duration         // timeout_seconds: an ordinary question's life
-	PermissionTimeout time.Duration         // permission_timeout_seconds: a permission question's life
-	Stuck             time.Duration         // stuck_timeout_seconds
-	EchoWindow        time.Duration         // echo_suppression_ms
-	Away              time.Duration         // away_after_seconds
-	Threshold         float64               // detection_threshold
-	BufferBytes       int                   // buffer_size_bytes
-	FreeText          bool                  // free_text_enabled
-	NotifyIdle        bool                  // notify_idle
-	Token             string                // telegram.bot_token
-	ChatID            int64                 // telegram.chat_id
-	Users             []int64               // telegram.allowed_users
-	APIBase           string                // telegram.api_base
-	Stream            bool                  // stream.enabled
-	MaxChars          int                   // stream.max_chars
-	Flush             time.Duration         // stream.flush_ms
-	StripANSI         bool                  // stream.strip_ansi
-	SafeDefaults      map[PromptType]string // safe_defaults.*, per type
-	RetentionDays     int
-	LogLevel          string
-	given             map[string]settingInForce // by key, as it was written
+	Dir                                                        string // state folder
+	Channel, Token, APIBase, LogLevel                          string
+	Timeout, PermissionTimeout, Stuck, EchoWindow, Away, Flush time.Duration
+	Threshold                                                  float64
+	BufferBytes, MaxChars, RetentionDays                       int
+	FreeText, NotifyIdle, Stream, StripANSI                    bool
+	ChatID                                                     int64
+	Users                                                      []int64
+	SafeDefaults                                               map[PromptType]string
+	inForce                                                    []settingInForce // in the order of settings
+}
+
+// settingInForce is a setting as `config --json` shows it, the token masked.
+type settingInForce struct {
+	Key    string `json:"key"`
+	Value  any    `json:"value"`
+	Origin string `json:"origin"` // "flag", "environment NAME", "config.toml:LINE" or "default"
 }
 
 // setting is one row of the configuration. The type of to decides what a value must look like.
 type setting struct {
 	key, env, def string
-	to            any
+	to            any                // a field of Config
 	min, max      float64            // of numbers, in the unit of the key
 	unit          time.Duration      // of durations
 	check         func(string) error // of texts
-	safe          PromptType         // of safe_defaults
 }
 
 // settings is every key there is, in the order `config` shows them, bound to the fields of c. The bounds keep a
@@ -67,22 +58,23 @@ type setting struct {
 // https://core.telegram.org/bots/api.
 func settings(c *Config) []setting {
 	const sec, ms = time.Second, time.Millisecond
+	level := shaped(`^(?i:debug|info|warn|error)$`, "must be debug, info, warn or error")
+	key := shaped(`^(enter|esc)$`, "must be enter or esc")
 	no := shaped(`^n$`, `can only be "n": nothing is approved by waiting`)
 	choice := shaped(`^([1-9]|esc)$`, "must be a number from 1 to 9, in quotes, or esc")
 	line := shaped(`^[^\pC]{0,200}$`, "must be one line of at most 200 characters, none of them a control character")
-	levels := oneOf("debug", "info", "warn", "error")
 	return []setting{
-		{key: "channel", to: &c.Channel, check: oneOf("telegram", "local", "")},
+		{key: "channel", to: &c.Channel, check: shaped(`^(telegram|local|)$`, "must be telegram or local")},
 		{key: "timeout_seconds", def: "600", to: &c.Timeout, min: 1, max: 86400, unit: sec},
 		{key: "permission_timeout_seconds", env: "PERMISSION_TIMEOUT_SEC", def: "300", to: &c.PermissionTimeout,
 			min: 1, max: 86400, unit: sec},
 		{key: "detection_threshold", def: "0.65", to: &c.Threshold, min: 0.60, max: 0.99},
 		{key: "stuck_timeout_seconds", def: "2.0", to: &c.Stuck, min: 0.2, max: 600, unit: sec},
 		{key: "buffer_size_bytes", def: "4096", to: &c.BufferBytes, min: 512, max: 1 << 20},
-		{key: "echo_suppression_ms", def: "150", to: &c.EchoWindow, min: 0, max: 10000, unit: ms},
+		{key: "echo_suppression_ms", def: "150", to: &c.EchoWindow, max: 10000, unit: ms},
 		{key: "free_text_enabled", def: "false", to: &c.FreeText},
 		{key: "notify_idle", def: "true", to: &c.NotifyIdle},
-		{key: "away_after_seconds", def: "20", to: &c.Away, min: 0, max: 86400, unit: sec},
+		{key: "away_after_seconds", def: "20", to: &c.Away, max: 86400, unit: sec},
 		{key: "telegram.bot_token", env: "TELEGRAM_BOT_TOKEN", to: &c.Token, check: checkToken},
 		{key: "telegram.chat_id", env: "TELEGRAM_CHAT_ID", def: "0", to: &c.ChatID, min: -1 << 52, max: 1 << 52},
 		{key: "telegram.allowed_users", env: "ALLOWED_USER_IDS", to: &c.Users, min: 1, max: 1 << 52},
@@ -92,12 +84,12 @@ func settings(c *Config) []setting {
 		{key: "stream.max_chars", env: "OUTPUT_MAX_CHARS", def: "3500", to: &c.MaxChars, min: 100, max: 4096},
 		{key: "stream.flush_ms", env: "OUTPUT_FLUSH_MS", def: "200", to: &c.Flush, min: 50, max: 10000, unit: ms},
 		{key: "stream.strip_ansi", env: "STRIP_ANSI", def: "true", to: &c.StripANSI},
-		{key: "safe_defaults.yes_no", def: "n", safe: YesNo, to: new(string), check: no},
-		{key: "safe_defaults.confirm_enter", def: "enter", safe: ConfirmEnter, to: new(string), check: oneOf("enter", "esc")},
-		{key: "safe_defaults.multiple_choice", def: "1", safe: MultipleChoice, to: new(string), check: choice},
-		{key: "safe_defaults.free_text", safe: FreeText, to: new(string), check: line},
+		{key: "safe_defaults.yes_no", def: "n", to: new(string), check: no},
+		{key: "safe_defaults.confirm_enter", def: "enter", to: new(string), check: key},
+		{key: "safe_defaults.multiple_choice", def: "1", to: new(string), check: choice},
+		{key: "safe_defaults.free_text", to: new(string), check: line},
 		{key: "retention_days", def: "30", to: &c.RetentionDays, min: 1, max: 36500},
-		{key: "log_level", env: "LOG_LEVEL", def: "info", to: &c.LogLevel, check: levels},
+		{key: "log_level", env: "LOG_LEVEL", def: "info", to: &c.LogLevel, check: level},
 	}
 }
 
@@ -111,50 +103,44 @@ func shaped(pattern, otherwise string) func(string) error {
 	}
 }
 
-func oneOf(words ...string) func(string) error {
-	return shaped("^("+strings.Join(words, "|")+")$", "must be one of "+strings.Trim(strings.Join(words, ", "), ", "))
-}
-
-// checkToken accepts the form BotFather gives, and none.
-func checkToken(text string) error {
-	return shaped(`^([0-9]{1,20}:[A-Za-z0-9_-]{1,128})?$`, "must be a bot token as BotFather gives it")(text)
-}
-
-// checkBaseURL lets the token travel encrypted only, or not leave the machine.
-func checkBaseURL(text string) error {
-	return shaped(`^(https://[^/@?#\s]+|http://(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]+)?)(/[^@?#\s]*)?$`,
-		"must be a URL that begins with https:// (http only for this machine itself)")(text)
-}
+// checkToken accepts the form BotFather gives, and none. checkBaseURL lets the token travel encrypted only, or not
+// leave the machine.
+var (
+	checkToken   = shaped(`^([0-9]{1,20}:[A-Za-z0-9_-]{1,128})?$`, "must be a bot token as BotFather gives it")
+	checkBaseURL = shaped(
+		`^(https://[^/@?#\s]+|http://(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]+)?)(/[^@?#\s]*)?$`,
+		"must be a URL that begins with https:// (http only for this machine itself)")
+)
 
 // loadConfig reads dir/config.toml (absent: all defaults), then the environment (getenv), then flags, which
 // win: key → text as it would stand in the environment. Nothing is returned unless everything is valid.
 func loadConfig(dir string, getenv func(string) string, flags map[string]string) (*Config, error) {
-	c := &Config{Dir: dir, SafeDefaults: map[PromptType]string{}, given: map[string]settingInForce{}}
+	c := &Config{Dir: dir, SafeDefaults: map[PromptType]string{}}
 	file, err := readConfigFile(filepath.Join(dir, "config.toml"))
-	for _, s := range settings(c) {
-		put := func(origin, where string, v any) {
+	for i, s := range settings(c) {
+		c.inForce = append(c.inForce, settingInForce{Key: s.key})
+		put := func(origin string, v any) {
 			if bad := s.put(c, v); bad != nil && err == nil {
-				remedy := "remove it for the default, " + s.def
-				if strings.HasPrefix(s.key, "telegram.") {
-					remedy = "`atlasbridge setup` writes it"
-				}
-				err = hinted(fmt.Errorf("%s: %s %w", where, s.key, bad), remedy)
+				err = hinted(fmt.Errorf("%s: %s %w", origin, s.key, bad), "correct it, or remove it for the default: "+cmp.Or(s.def, "none"))
 			}
-			c.given[s.key] = settingInForce{s.key, v, origin}
+			if number, _, ok := strings.Cut(c.Token, ":"); ok && s.key == "telegram.bot_token" {
+				v = number + ":…" // the bot's number is public
+			}
+			c.inForce[i].Value, c.inForce[i].Origin = v, origin
 		}
-		put("default", "default", s.read(s.def))
+		put("default", s.read(s.def))
 		if e, ok := file[s.key]; ok {
-			put("file", fmt.Sprintf("config.toml:%d", e.line), e.value)
+			put(fmt.Sprint("config.toml:", e.line), e.value)
 		}
 		if text := getenv(s.env); s.env != "" && text != "" {
-			put("environment "+s.env, "environment "+s.env, s.read(text))
+			put("environment "+s.env, s.read(text))
 		}
 		if text, ok := flags[s.key]; ok {
-			put("flag", "flag", s.read(text))
+			put("flag", s.read(text))
 		}
 	}
 	if err == nil {
-		err = c.complete(file)
+		err = c.complete(cmp.Or(file["telegram.bot_token"].line, file["channel"].line))
 	}
 	if err != nil {
 		return nil, err
@@ -162,31 +148,24 @@ func loadConfig(dir string, getenv func(string) string, flags map[string]string)
 	return c, nil
 }
 
-// complete checks what no single setting can know, and fills in the channel. An empty allowlist is refused,
-// never taken for "everyone".
-func (c *Config) complete(file map[string]tomlEntry) error {
+// complete checks what no single setting can know, and fills in the channel; line is where Telegram was chosen, 0
+// outside of the file. An empty allowlist is refused, never taken for "everyone".
+func (c *Config) complete(line int) (err error) {
 	if c.Channel == "" {
 		c.Channel = map[bool]string{true: "local", false: "telegram"}[c.Token == ""]
-		c.given["channel"] = settingInForce{"channel", c.Channel, "default"}
+		c.inForce[0].Value = c.Channel
 	}
-	what := ""
+	where := strings.TrimSuffix(fmt.Sprint("config.toml:", line), ":0")
 	switch {
 	case c.Channel == "local":
-		return nil
 	case c.Token == "":
-		what = "channel telegram needs telegram.bot_token"
+		err = fmt.Errorf("%s: channel telegram needs telegram.bot_token", where)
 	case c.ChatID == 0:
-		what = "a bot token needs telegram.chat_id too"
+		err = fmt.Errorf("%s: a bot token needs telegram.chat_id too", where)
 	case len(c.Users) == 0:
-		what = "telegram.allowed_users is empty: nobody could answer"
-	default:
-		return nil
+		err = fmt.Errorf("%s: telegram.allowed_users is empty: nobody could answer", where)
 	}
-	where := "config.toml"
-	if line := cmp.Or(file["telegram.bot_token"].line, file["channel"].line); line > 0 {
-		where = fmt.Sprintf("config.toml:%d", line)
-	}
-	return hinted(fmt.Errorf("%s: %s", where, what), "run `atlasbridge setup`, or set channel = \"local\"")
+	return hinted(err, "run `atlasbridge setup`, or set channel = \"local\"")
 }
 
 // put stores a value as TOML has it: string, bool, int64, float64 or []any. An error never shows the value.
@@ -207,73 +186,42 @@ func (s setting) put(c *Config, v any) error {
 	}
 	encoded, err := json.Marshal(v)
 	if err != nil || json.Unmarshal(encoded, target) != nil {
-		switch s.to.(type) {
-		case *string:
-			return errors.New("must be a string in quotes")
-		case *bool:
-			return errors.New("must be true or false")
-		case *[]int64: // a user name can be given up and taken by someone else
-			return errors.New("must be a list of numeric ids like [1001, 1002], without names and quotes")
-		}
-		return errors.New("must be a number, and a whole one where a fraction makes no sense")
+		return errors.New("must be " + cmp.Or(map[string]string{"*string": "a string in quotes", "*bool": "true or false",
+			"*[]int64": "a list of numeric ids like [1001, 1002], without names and quotes", // a name can change hands
+		}[fmt.Sprintf("%T", s.to)], "a number, and a whole one where a fraction makes no sense"))
 	}
 	switch p := s.to.(type) {
 	case *time.Duration:
 		*p = time.Duration(number * float64(s.unit))
 	case *string:
-		if s.safe != "" {
-			c.SafeDefaults[s.safe] = *p
+		if typ, ok := strings.CutPrefix(s.key, "safe_defaults."); ok {
+			c.SafeDefaults[PromptType(typ)] = *p
 		}
 		return s.check(*p)
 	}
 	return nil
 }
 
-// read turns text of the environment, the command line or the default column into the value TOML would have;
-// a duration may have a unit (90s, 10m), a list needs no brackets, a switch may be 1 or 0.
+// read turns text of the environment, the command line or the default column into the value TOML would have; a list
+// needs no brackets.
 func (s setting) read(text string) any {
 	text = strings.TrimSpace(text)
-	written := text
-	switch s.to.(type) {
-	case *string:
-		if s.key == "log_level" {
-			return strings.ToLower(text) // LOG_LEVEL=INFO is usual
-		}
+	if _, ok := s.to.(*string); ok {
 		return text
-	case *bool:
-		if on, err := strconv.ParseBool(text); err == nil {
-			return on
-		}
-	case *time.Duration:
-		if d, err := time.ParseDuration(text); err == nil {
-			return float64(d) / float64(s.unit)
-		}
-	case *[]int64:
-		written = "[" + text + "]"
 	}
-	if v, rest, err := parseValue(written); err == nil && rest == "" {
+	if _, ok := s.to.(*[]int64); ok {
+		text = "[" + text + "]"
+	}
+	if v, err := parseValue(text); err == nil {
 		return v
 	}
 	return text
 }
 
-// settingInForce is a setting as `config --json` shows it.
-type settingInForce struct {
-	Key    string `json:"key"`
-	Value  any    `json:"value"`
-	Origin string `json:"origin"` // "flag", "environment NAME", "file" or "default"
-}
-
-// describe is every setting in force, the token masked.
-func (c *Config) describe() (all []settingInForce) {
-	for _, s := range settings(&Config{}) {
-		v := c.given[s.key]
-		if s.key == "telegram.bot_token" && c.Token != "" {
-			v.Value = strings.Split(c.Token, ":")[0] + ":…" // the bot's number is public
-		}
-		all = append(all, v)
-	}
-	return all
+// tomlEntry is one key of a file: its value (string, bool, int64, float64, []any; nil of a table) and line from 1.
+type tomlEntry struct {
+	value any
+	line  int
 }
 
 // readConfigFile returns the keys of the file by their full names; none when there is no file.
@@ -302,37 +250,31 @@ func parseConfig(text string) (map[string]tomlEntry, error) {
 	return parseTOML(text, known)
 }
 
-// tomlEntry is one key of a file: its value (string, bool, int64, float64, []any; nil of a table) and line from 1.
-type tomlEntry struct {
-	value any
-	line  int
-}
+// The lines of https://toml.io/en/v1.0.0 that are accepted, a list being one of integers. What matches, strconv reads
+// as TOML does.
+const (
+	tomlEnd  = `[ \t]*(?:#.*)?$`
+	tomlInt  = `(?:[+-]?(?:0|[1-9](?:_?[0-9])*)|0x[0-9A-Fa-f](?:_?[0-9A-Fa-f])*|0o[0-7](?:_?[0-7])*|0b[01](?:_?[01])*)`
+	tomlReal = `[+-]?(?:(?:0|[1-9](?:_?[0-9])*)(?:\.[0-9](?:_?[0-9])*)?(?:[eE][+-]?[0-9](?:_?[0-9])*)?|inf|nan)`
+	tomlText = `"(?:[^"\\]|\\(?:[btnfr"\\]|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}))*"|'[^']*'`
+	tomlList = `\[[ \t]*(?:` + tomlInt + `[ \t]*(?:,[ \t]*` + tomlInt + `[ \t]*)*,?)?[ \t]*\]`
+	tomlAny  = `(true|false|` + tomlInt + `|` + tomlReal + `|` + tomlText + `|` + tomlList + `)`
+)
 
-// The shapes of https://toml.io/en/v1.0.0 that are accepted. What is matched, Go's own unquoting and strconv
-// read as TOML does.
 var (
-	tomlBlank  = regexp.MustCompile(`^[ \t]*(#.*)?$`)
-	tomlTable  = regexp.MustCompile(`^[ \t]*\[[ \t]*([A-Za-z0-9_-]+)[ \t]*\][ \t]*(#.*)?$`)
-	tomlKey    = regexp.MustCompile(`^[ \t]*([A-Za-z0-9_-]+)[ \t]*=[ \t]*(.*)$`)
-	tomlString = regexp.MustCompile(`^("([^"\\]|\\([btnfr"\\]|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}))*"|'[^']*')`)
-	tomlWord   = regexp.MustCompile(`^[^ \t,\]#]+`)
-	tomlComma  = regexp.MustCompile(`^[ \t]*,?[ \t]*`)
-	tomlInt    = regexp.MustCompile(
-		`^([+-]?(0|[1-9](_?[0-9])*)|0x[0-9A-Fa-f](_?[0-9A-Fa-f])*|0o[0-7](_?[0-7])*|0b[01](_?[01])*)$`)
-	tomlFloat = regexp.MustCompile(
-		`^[+-]?((0|[1-9](_?[0-9])*)(\.[0-9](_?[0-9])*)?([eE][+-]?[0-9](_?[0-9])*)?|inf|nan)$`)
+	tomlBlank = regexp.MustCompile(`^` + tomlEnd)
+	tomlTable = regexp.MustCompile(`^[ \t]*\[[ \t]*([A-Za-z0-9_-]+)[ \t]*\]` + tomlEnd)
+	tomlKey   = regexp.MustCompile(`^[ \t]*([A-Za-z0-9_-]+)[ \t]*=[ \t]*` + tomlAny + tomlEnd)
+	tomlValue = regexp.MustCompile(`^` + tomlAny + `$`)
 )
 
 // parseTOML reads the subset: comments, [table] headers, bare keys, and on one line each strings, integers, floats,
-// booleans and arrays. Entries are by full name, tables in brackets; without known any key will do.
+// booleans and lists. Entries are by full name, tables in brackets; without known any key will do.
 func parseTOML(text string, known []string) (map[string]tomlEntry, error) {
 	control := func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
 	entries, prefix := map[string]tomlEntry{}, ""
 	for i, line := range strings.Split(strings.ReplaceAll(text, "\r\n", "\n"), "\n") {
-		var key, rest string
-		var value any
-		var err error
-		remedy := "lines look like  key = \"text\"  or  key = 42  under an optional  [table]"
+		key, value, err := "", any(nil), error(nil)
 		if !utf8.ValidString(line) || strings.ContainsFunc(line, control) {
 			err = errors.New("control characters or text that is not UTF-8")
 		} else if tomlBlank.MatchString(line) {
@@ -340,70 +282,52 @@ func parseTOML(text string, known []string) (map[string]tomlEntry, error) {
 		} else if m := tomlTable.FindStringSubmatch(line); m != nil {
 			prefix, key = m[1]+".", "["+m[1]+"]"
 		} else if m := tomlKey.FindStringSubmatch(line); m == nil {
-			err = errors.New("neither  key = value  nor  [table]  with names of letters, digits, - and _")
-		} else if value, rest, err = parseValue(m[2]); err == nil && !tomlBlank.MatchString(rest) {
-			err = errors.New("only a comment may follow the value")
-		} else if key = prefix + m[1]; err == nil && known != nil && !slices.Contains(known, key) {
-			err = fmt.Errorf("unknown key %s%s", key, meant("", nearest(key, known)))
-			remedy = "the README lists all keys"
+			err = errors.New("not  name = value  with text in quotes, a number, true, false or a [list] of whole numbers")
+		} else if value, err = parseValue(m[2]); err == nil {
+			if key = prefix + m[1]; known != nil && !slices.Contains(known, key) {
+				err = fmt.Errorf("unknown key %s%s", key, meant("", nearest(key, known)))
+			}
 		}
 		if err == nil && entries[key].line > 0 {
 			err = fmt.Errorf("%s is there twice", key)
 		}
 		if err != nil {
-			return nil, hinted(fmt.Errorf("config.toml:%d: %w", i+1, err), remedy)
+			return nil, hinted(fmt.Errorf("config.toml:%d: %w", i+1, err),
+				"lines look like  key = \"text\"  or  key = 42  under an optional  [table]; the README lists all keys")
 		}
 		entries[key] = tomlEntry{value, i + 1}
 	}
 	return entries, nil
 }
 
-// parseValue reads one value at the start of s and returns what follows it. The value is nil only with an error.
-func parseValue(s string) (value any, rest string, err error) {
-	if quoted := tomlString.FindString(s); quoted != "" {
-		text := quoted[1 : len(quoted)-1]
-		if quoted[0] == '"' {
-			if text, err = strconv.Unquote(quoted); err != nil {
-				return nil, "", errors.New("an escape names no character")
-			}
+func parseValue(text string) (value any, err error) {
+	switch {
+	case !tomlValue.MatchString(text):
+		err = errors.New("no value")
+	case text == "true" || text == "false":
+		value = text == "true"
+	case text[0] == '\'':
+		value = text[1 : len(text)-1]
+	case text[0] == '"':
+		if value, err = strconv.Unquote(text); err != nil {
+			err = errors.New("an escape names no character")
 		}
-		return text, s[len(quoted):], nil
-	}
-	if strings.HasPrefix(s, "[") {
-		return parseArray(strings.TrimLeft(s[1:], " \t"))
-	}
-	word := tomlWord.FindString(s)
-	switch rest = s[len(word):]; {
-	case word == "true" || word == "false":
-		return word == "true", rest, nil
-	case tomlInt.MatchString(word):
-		n, err := strconv.ParseInt(word, 0, 64)
-		if err != nil {
-			return nil, "", errors.New("an integer is out of range")
+	case text[0] == '[':
+		list := []any{}
+		for item := range strings.FieldsFuncSeq(text, func(r rune) bool { return strings.ContainsRune("[], \t", r) }) {
+			n, bad := parseValue(item)
+			list, err = append(list, n), cmp.Or(err, bad)
 		}
-		return n, rest, nil
-	case tomlFloat.MatchString(word): // beyond its range a float is infinite, and then out of any bounds
-		f, _ := strconv.ParseFloat(strings.ReplaceAll(word, "_", ""), 64)
-		return f, rest, nil
-	}
-	return nil, "", errors.New("the value is no string in quotes, number, true, false or list on this line")
-}
-
-// parseArray reads after the opening bracket; a comma may stand before the closing one.
-func parseArray(s string) (value any, rest string, err error) {
-	list := []any{}
-	for !strings.HasPrefix(s, "]") {
-		item, after, err := parseValue(s)
-		if err != nil {
-			return nil, "", err
-		}
-		list = append(list, item)
-		gap := tomlComma.FindString(after)
-		if s = after[len(gap):]; !strings.Contains(gap, ",") && !strings.HasPrefix(s, "]") {
-			return nil, "", errors.New("a list ends with ] on its line and has commas between its values")
+		value = list
+	default:
+		if value, err = strconv.ParseInt(text, 0, 64); errors.Is(err, strconv.ErrRange) {
+			err = errors.New("an integer is out of range")
+		} else if err != nil { // a float; beyond its range it is infinite, and then out of any bounds
+			value, _ = strconv.ParseFloat(strings.ReplaceAll(text, "_", ""), 64)
+			err = nil
 		}
 	}
-	return list, s[1:], nil
+	return value, err
 }
 
 // stateDir is where everything is kept: ATLASBRIDGE_HOME, else STORAGE_PATH, else ~/.atlasbridge.
@@ -415,16 +339,14 @@ func stateDir(getenv func(string) string) (string, error) {
 	return filepath.Join(home, ".atlasbridge"), hinted(err, "set ATLASBRIDGE_HOME to a folder of your own")
 }
 
-// secureDir makes dir (0700, whatever the umask) when it is missing, and refuses one that is not the user's
-// own, is a symbolic link, or that group or others can enter.
+// secureDir makes dir when it is missing, and refuses one that is not the user's own, is a symbolic link, or that
+// group or others can enter.
 func secureDir(dir string) error {
 	err := os.MkdirAll(filepath.Dir(dir), 0o700)
 	if err == nil {
-		err = os.Mkdir(dir, 0o700)
+		err = mkdirPrivate(dir)
 	}
-	if err == nil {
-		err = os.Chmod(dir, 0o700)
-	} else if errors.Is(err, fs.ErrExist) {
+	if errors.Is(err, fs.ErrExist) {
 		err = ownedPrivate(dir)
 	}
 	return hinted(err, "chmod 700 "+dir+" if it is yours, or set ATLASBRIDGE_HOME to another folder")
@@ -449,12 +371,7 @@ const logLimit = 1 << 20
 // text through redact. A line that cannot be written is lost: the log has nowhere to say so.
 func openLog(dir, level string) (*slog.Logger, func() error, error) {
 	var least slog.Level
-	l := &logFile{path: filepath.Join(dir, "atlasbridge.log")}
-	err := errors.Join(least.UnmarshalText([]byte(level)), secureDir(dir))
-	if err == nil {
-		err = l.open()
-	}
-	if err != nil {
+	if err := errors.Join(least.UnmarshalText([]byte(level)), secureDir(dir)); err != nil {
 		return nil, nil, fmt.Errorf("opening the log: %w", err)
 	}
 	hide := func(_ []string, a slog.Attr) slog.Attr {
@@ -463,36 +380,30 @@ func openLog(dir, level string) (*slog.Logger, func() error, error) {
 		}
 		return a
 	}
-	handler := slog.NewJSONHandler(l, &slog.HandlerOptions{Level: least, ReplaceAttr: hide})
-	return slog.New(handler), func() error { return l.file.Close() }, nil
+	handler := slog.NewJSONHandler(logFile(dir), &slog.HandlerOptions{Level: least, ReplaceAttr: hide})
+	return slog.New(handler), func() error { return nil }, nil
 }
 
-// logFile is an io.Writer that starts a new file when the old one is full. slog calls it one line at a time.
-type logFile struct {
-	path string
-	file *os.File
-}
+// logFile is the log in that folder, opened for each line: there are few.
+type logFile string
 
-func (l *logFile) open() error {
-	f, err := openPrivate(l.path, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
-	if err == nil {
-		l.file = f
+// Write locks a full file before it renames it: the process that gets the lock second finds that the name stands for
+// another file already. Only os.Root renames an open file on Windows.
+func (dir logFile) Write(line []byte) (int, error) {
+	const name = "atlasbridge.log"
+	f, err := openPrivate(filepath.Join(string(dir), name), os.O_WRONLY|os.O_APPEND|os.O_CREATE)
+	if err != nil {
+		return 0, err
 	}
-	return err
-}
-
-// Write locks a full file before it renames it: the process that gets the lock second finds that the path
-// stands for another file already, and only follows.
-func (l *logFile) Write(line []byte) (int, error) {
-	full := l.file
-	if mine, err := full.Stat(); err == nil && mine.Size() >= logLimit && lockFile(full, false) == nil {
-		now, err := os.Lstat(l.path)
-		if err == nil && os.SameFile(mine, now) && os.Rename(l.path, l.path+".1") != nil {
-			full.Truncate(0) // an open file cannot be renamed on Windows
-		}
-		if l.open() == nil {
-			full.Close()
+	defer f.Close()
+	n, err := f.Write(line)
+	if full, bad := f.Stat(); bad == nil && full.Size() >= logLimit && lockFile(f, false) == nil {
+		if root, bad := os.OpenRoot(string(dir)); bad == nil {
+			if now, bad := root.Lstat(name); bad == nil && os.SameFile(full, now) {
+				root.Rename(name, name+".1")
+			}
+			root.Close()
 		}
 	}
-	return l.file.Write(line)
+	return n, err
 }

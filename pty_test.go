@@ -744,12 +744,15 @@ func TestWindowsPTY(t *testing.T) {
 
 func TestWindowsPrivate(t *testing.T) {
 	needWindows(t)
+	dir := filepath.Join(t.TempDir(), "state")
+	if err := errors.Join(mkdirPrivate(dir), ownedPrivate(dir)); err != nil {
+		t.Fatal(err)
+	}
+	if err := mkdirPrivate(dir); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("mkdirPrivate twice = %v", err)
+	}
 	if os.Getenv("WINEUSERNAME") != "" {
 		t.Skip("wine's files do not take over the folder's access list, and cannot be replaced while open")
-	}
-	dir := filepath.Join(t.TempDir(), "state")
-	if err := errors.Join(secureDir(dir), ownedPrivate(dir)); err != nil {
-		t.Fatal(err)
 	}
 	path := filepath.Join(dir, "state.jsonl")
 	f, err := openPrivate(path, os.O_RDWR|os.O_CREATE|os.O_APPEND)

@@ -436,6 +436,14 @@ func private(path string, info os.FileInfo, err error) error {
 	return nil
 }
 
+// mkdirPrivate makes a folder that only the user can enter, whatever the umask; fs.ErrExist when it is there.
+func mkdirPrivate(path string) error {
+	if err := os.Mkdir(path, 0o700); err != nil {
+		return err
+	}
+	return os.Chmod(path, 0o700)
+}
+
 // openPrivate opens or creates a file 0600, whatever the umask, that must be ownedPrivate. No symbolic link is followed
 // (ELOOP), nothing refused is truncated, and O_NONBLOCK keeps a planted FIFO from hanging the open.
 func openPrivate(path string, flag int) (*os.File, error) {

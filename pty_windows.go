@@ -305,8 +305,23 @@ func ownedPrivate(path string) error {
 	return nil
 }
 
-// openPrivate opens or creates a file that must be ownedPrivate, which the user's profile passes on to what is in it.
-// os.Root opens it so that Root.Rename can replace it meanwhile. With O_APPEND it cannot be truncated later.
+// mkdirPrivate makes a folder only for the user and the system, and all that will be in it; fs.ErrExist if it is there.
+func mkdirPrivate(path string) error {
+	user, err := windows.GetCurrentProcessToken().GetTokenUser()
+	if err != nil {
+		return err
+	}
+	sd, err := windows.SecurityDescriptorFromString("D:P(A;OICI;FA;;;SY)(A;OICI;FA;;;" + user.User.Sid.String() + ")")
+	name, nameErr := windows.UTF16PtrFromString(path)
+	attr := &windows.SecurityAttributes{SecurityDescriptor: sd}
+	if attr.Length = uint32(unsafe.Sizeof(*attr)); err != nil || nameErr != nil {
+		return cmp.Or(err, nameErr)
+	}
+	return windows.CreateDirectory(name, attr)
+}
+
+// openPrivate opens or creates a file that must be ownedPrivate, which it is in a folder by mkdirPrivate. os.Root opens
+// it so that Root.Rename can replace it meanwhile. With O_APPEND it cannot be truncated later.
 func openPrivate(path string, flag int) (*os.File, error) {
 	root, err := os.OpenRoot(filepath.Dir(path))
 	if err != nil {
