@@ -366,8 +366,7 @@ func endSignals() []os.Signal {
 	return slices.DeleteFunc([]os.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT}, signal.Ignored)
 }
 
-// stopSelf stops this process as suspendSignal would by default and returns when it goes on; at once where no shell
-// could ever resume us. It has to be SIGSTOP: Go's handler of SIGTSTP stays installed even after signal.Reset.
+// stopSelf stops this process until it goes on, where a shell can resume it. SIGSTOP, as Go never lets go of SIGTSTP.
 func stopSelf() {
 	session, _ := unix.Getsid(0)
 	if parent, _ := unix.Getsid(unix.Getppid()); session != parent || session == unix.Getpgrp() {
