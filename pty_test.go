@@ -39,10 +39,7 @@ func childPTY(mode string) bool {
 		n, _ := strconv.ParseInt(arg, 10, 64)
 		_, err = io.CopyN(os.Stdout, os.Stdin, n)
 		fd(err)
-	case "pty-flood": // n bytes, then gone at once
-		n, _ := strconv.Atoi(arg)
-		os.Stdout.Write(bytes.Repeat([]byte("0123456789abcde\n"), n/16))
-	case "pty-zeros": // bytes until there are no more: the reference for throughput
+	case "pty-flood": // so many bytes, a multiple of 64 KiB, then gone at once
 		b := bytes.Repeat([]byte("0123456789abcde\n"), 4096)
 		for n, _ := strconv.Atoi(arg); n > 0; n -= len(b) {
 			os.Stdout.Write(b)
@@ -140,25 +137,23 @@ func watchdog(t testing.TB, p PTY) {
 	t.Cleanup(func() { first.Stop(); second.Stop() })
 }
 
+// mustPTY starts argv in a folder of its own, mustPTYChild the test binary.
 func mustPTY(t testing.TB, argv ...string) PTY {
 	t.Helper()
-	needUnix(t)
-	p, err := startPTY(argv, ptyEnv(""), t.TempDir(), Size{Rows: 30, Cols: 100, XPixel: 700, YPixel: 480}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	watchdog(t, p)
-	t.Cleanup(func() {
-		p.Close()
-		p.Terminate(nil)
-	})
-	return p
+	return mustPTYIn(t, t.TempDir(), ptyEnv(""), argv...)
 }
 
 func mustPTYChild(t testing.TB, mode string) PTY {
 	t.Helper()
-	needUnix(t)
-	p, err := startPTY([]string{os.Args[0]}, ptyEnv(mode), "", Size{Rows: 24, Cols: 80, XPixel: 800, YPixel: 480}, nil)
+	return mustPTYIn(t, "", ptyEnv(mode), os.Args[0])
+}
+
+func mustPTYIn(t testing.TB, dir string, env []string, argv ...string) PTY {
+	t.Helper()
+	if argv[0] != "cmd.exe" {
+		needUnix(t)
+	}
+	p, err := startPTY(argv, env, dir, Size{Rows: 30, Cols: 100, XPixel: 700, YPixel: 480}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,6 +178,20 @@ func needUnix(t testing.TB) {
 	t.Helper()
 	if runtime.GOOS == "windows" {
 		t.Skip("needs Linux or macOS")
+	}
+}
+
+func needWindows(t testing.TB) {
+	t.Helper()
+	if runtime.GOOS != "windows" {
+		t.Skip("needs Windows")
+	}
+}
+
+func needLinux(t testing.TB) {
+	t.Helper()
+	if runtime.GOOS != "linux" {
+		t.Skip("only Linux tells (/proc)")
 	}
 }
 
@@ -242,12 +251,7 @@ func TestPTYExit(t *testing.T) {
 		{"ps -o pid=,sid=,pgid=,tpgid= -p $$ | awk '{print $1==$2, $2==$3}'; echo x >/dev/tty", "1 1\r\nx\r\n", 0},
 		{"read a; echo got:$?", "got:1\r\n", 0}, // see the Write below
 	} {
-		p, err := startPTY([]string{"sh", "-c", test.script}, append(ptyEnv(""), "FOO=bar baz"), "/",
-			Size{Rows: 30, Cols: 100}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		watchdog(t, p)
+		p := mustPTYIn(t, "/", append(ptyEnv(""), "FOO=bar baz"), "sh", "-c", test.script)
 		if strings.HasPrefix(test.script, "read") {
 			typeIn(t, p, "\x04") // end of file
 		}
@@ -292,7 +296,7 @@ func TestPTYCannotStart(t *testing.T) {
 
 func TestPTYSizeWithPixels(t *testing.T) {
 	p := mustPTYChild(t, "pty-size")
-	readUntil(t, p, "{24 80 800 480}\r\n") // in the first byte's time
+	readUntil(t, p, "{30 100 700 480}\r\n") // in the first byte's time
 	if err := p.Resize(Size{Rows: 51, Cols: 133, XPixel: 1330, YPixel: 1020}); err != nil {
 		t.Fatal(err)
 	}
@@ -316,29 +320,19 @@ func TestPTYModes(t *testing.T) {
 	}
 }
 
+// 1 MiB, every byte after every other, is pasted while as much comes back: who waits for one before the other is stuck.
 func TestPTYEveryByteBothWays(t *testing.T) {
 	var all []byte
-	for i := range 256 * 256 {
+	for i := range 8 * 256 * 256 {
 		all = append(all, byte(i>>8), byte(i))
 	}
 	p := mustPTYChild(t, "pty-raw-echo "+strconv.Itoa(len(all)))
 	readUntil(t, p, "ready\n")
-	go p.Write(all)
-	if out, _ := readAll(t, p); out != string(all) {
-		t.Errorf("%d bytes came back, want the %d sent", len(out), len(all))
-	}
-}
-
-// 1 MiB is pasted while as much comes back: whoever waits for one before the other is stuck.
-func TestPTYNoDeadlock(t *testing.T) {
-	const n = 1 << 20
-	p := mustPTYChild(t, "pty-raw-echo "+strconv.Itoa(n))
-	readUntil(t, p, "ready\n")
 	wrote := make(chan error, 1)
-	go func() { _, err := p.Write(make([]byte, n)); wrote <- err }()
+	go func() { _, err := p.Write(all); wrote <- err }()
 	out, code := readAll(t, p)
-	if err := <-wrote; err != nil || len(out) != n || code != 0 {
-		t.Errorf("%d bytes, exit %d, Write %v", len(out), code, err)
+	if err := <-wrote; err != nil || out != string(all) || code != 0 {
+		t.Errorf("%d bytes came back, want the %d sent; exit %d, Write %v", len(out), len(all), code, err)
 	}
 }
 
@@ -453,7 +447,9 @@ func TestPTYJobControl(t *testing.T) {
 	readUntil(t, p, "Stopped")
 	typeIn(t, p, "fg\r")
 	readUntil(t, p, job+"\r\n")
-	awaitForeground(t, p)
+	for p.(interface{ foreground() int }).foreground() == p.PID() { // until the job has the terminal
+		runtime.Gosched()
+	}
 	typeIn(t, p, "\x03") // Ctrl-C
 	readUntil(t, p, "^C")
 	typeIn(t, p, job+"\r")
@@ -468,18 +464,8 @@ func TestPTYJobControl(t *testing.T) {
 	}
 }
 
-// awaitForeground waits until the shell's job has the terminal.
-func awaitForeground(t *testing.T, p PTY) {
-	t.Helper()
-	for p.(interface{ foreground() int }).foreground() == p.PID() {
-		runtime.Gosched()
-	}
-}
-
 func TestPTYNoDescriptorLeaks(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("needs /proc")
-	}
+	needLinux(t)
 	dir := t.TempDir()
 	f, err := openPrivate(filepath.Join(dir, "secret"), os.O_RDWR|os.O_CREATE)
 	if err != nil {
@@ -517,9 +503,7 @@ func inheritedDescriptor(ls string) bool {
 
 // nohup's choice holds for what runs inside; nothing else of ours does.
 func TestPTYSignalDispositions(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("needs /proc")
-	}
+	needLinux(t)
 	for trap, want := range map[string]string{
 		"":                 "0000000000000000 0000000000000000",
 		"trap '' HUP":      "0000000000000000 0000000000000001",
@@ -536,9 +520,7 @@ func TestPTYSignalDispositions(t *testing.T) {
 
 // After kill -9 of the wrapper even a child that ignores the hang-up goes.
 func TestPTYWrapperKilled(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("needs prctl(PR_SET_PDEATHSIG)")
-	}
+	needLinux(t)
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = ptyEnv(`pty-wrap trap '' HUP; echo $$; while :; do sleep .1; done`)
 	out, err := cmd.StdoutPipe()
@@ -580,9 +562,7 @@ func awaitReading(t *testing.T, p PTY, want Reading) {
 }
 
 func TestPTYStateReading(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("only Linux tells")
-	}
+	needLinux(t)
 	const yes, busy = ReadingYes, ReadingBusy
 	for _, test := range []struct {
 		tool, script string
@@ -628,9 +608,7 @@ func TestPTYStateReading(t *testing.T) {
 
 // A program that was reading when it was stopped still looks so in /proc.
 func TestPTYStateStopped(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("only Linux tells")
-	}
+	needLinux(t)
 	p := mustPTY(t, "sh", "-c", "echo up; exec cat")
 	readUntil(t, p, "up\r\n")
 	awaitReading(t, p, ReadingYes)
@@ -685,13 +663,7 @@ func TestPTYStateOfAnotherUser(t *testing.T) {
 func TestRawModeAndSuspend(t *testing.T) {
 	needTool(t, "bash")
 	// The child is a job of an interactive shell, as the wrapper is.
-	p, err := startPTY([]string{"bash", "--norc", "--noprofile", "-i"}, append(ptyEnv(""), "EXE="+os.Args[0]), "",
-		Size{Rows: 24, Cols: 80}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	watchdog(t, p)
-	defer p.Terminate(nil)
+	p := mustPTYIn(t, "", append(ptyEnv(""), "EXE="+os.Args[0]), "bash", "--norc", "--noprofile", "-i")
 	readUntil(t, p, "$ ")
 	typeIn(t, p, "stty erase ^H -ixany; ATLASBRIDGE_TEST_CHILD=pty-stop $EXE\r")
 	readUntil(t, p, "raw\r\n")
@@ -723,31 +695,19 @@ func TestRawModeAndSuspend(t *testing.T) {
 
 func TestRawModeNeedsATerminal(t *testing.T) {
 	f, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
+	_, rawErr := rawMode(f)
+	_, sizeErr := terminalSize(f)
+	if err != nil || rawErr == nil || sizeErr == nil {
+		t.Errorf("null device: %v; rawMode %v, terminalSize %v; want two errors", err, rawErr, sizeErr)
 	}
-	defer f.Close()
-	if _, err := rawMode(f); err == nil {
-		t.Error("rawMode of the null device succeeded")
-	}
-	if _, err := terminalSize(f); err == nil {
-		t.Error("terminalSize of the null device succeeded")
-	}
+	f.Close()
 }
 
 // The same promises on Windows, where programs are others; runs under wine too, from a terminal.
 func TestWindowsPTY(t *testing.T) {
-	if runtime.GOOS != "windows" {
-		t.Skip("needs Windows")
-	}
+	needWindows(t)
 	start := func(argv ...string) PTY {
-		p, err := startPTY(argv, append(os.Environ(), "FOO=bär 😀"), "", Size{Rows: 30, Cols: 100}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		watchdog(t, p)
-		t.Cleanup(func() { p.Close() })
-		return p
+		return mustPTYIn(t, "", append(os.Environ(), "FOO=bär 😀"), argv...)
 	}
 	out, code := readAll(t, start("cmd.exe", "/c", "echo hello %FOO%& exit 3"))
 	if !strings.Contains(out, "hello bär") || code != 3 {
@@ -783,15 +743,13 @@ func TestWindowsPTY(t *testing.T) {
 }
 
 func TestWindowsPrivate(t *testing.T) {
-	if runtime.GOOS != "windows" {
-		t.Skip("needs Windows")
-	}
+	needWindows(t)
 	dir := filepath.Join(t.TempDir(), "state")
-	if err := secureDir(dir); err != nil {
+	if err := errors.Join(mkdirPrivate(dir), ownedPrivate(dir)); err != nil {
 		t.Fatal(err)
 	}
-	if err := ownedPrivate(dir); err != nil {
-		t.Error(err)
+	if err := mkdirPrivate(dir); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("mkdirPrivate twice = %v", err)
 	}
 	if os.Getenv("WINEUSERNAME") != "" {
 		t.Skip("wine's files do not take over the folder's access list, and cannot be replaced while open")
@@ -889,16 +847,13 @@ func TestOpenPrivate(t *testing.T) {
 	exec.Command("mkfifo", "-m", "600", at("fifo")).Run()
 	for name, want := range map[string]string{
 		"mine": "", "new": "", "wide": "chmod go=", "two": "hard links", "symlink": "symbolic link",
-		"dangling": "symbolic link", "folder": "is a", "fifo": "", "no/such": "no such file",
+		"dangling": "symbolic link", "folder": "is a", "fifo": "not a file", "no/such": "no such file",
 	} {
 		f, err := openPrivate(at(name), os.O_RDWR|os.O_CREATE|os.O_TRUNC)
-		if name == "fifo" && err == nil || want == "" && name != "fifo" && err != nil {
-			t.Errorf("openPrivate(%s) = %v", name, err)
-		}
-		if want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+		if (want == "") != (err == nil) || !strings.Contains(fmt.Sprint(err), want) {
 			t.Errorf("openPrivate(%s) = %v, want %q", name, err, want)
 		}
-		if f != nil {
+		if err == nil {
 			info, _ := f.Stat()
 			if info.Mode() != 0o600 || info.Size() != 0 {
 				t.Errorf("openPrivate(%s): mode %v, size %d", name, info.Mode(), info.Size())
@@ -1022,7 +977,7 @@ func BenchmarkPTYCopy(b *testing.B) {
 	const total = 64 << 20
 	buf, reads := make([]byte, 64<<10), 0
 	for b.Loop() {
-		p := mustPTYChild(b, "pty-zeros "+strconv.Itoa(total))
+		p := mustPTYChild(b, "pty-flood "+strconv.Itoa(total))
 		for {
 			n, err := p.Read(buf)
 			if err != nil {

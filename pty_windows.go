@@ -40,8 +40,8 @@ type winPTY struct {
 	quiet                 *time.Timer   // valid then; hangs up
 }
 
-// startPTY starts argv in a new pseudo-console; all that it starts ends with us. host is not used: each program has its
-// own modes here. Errors wrap errNoTool or os.ErrPermission.
+// startPTY starts argv in a new pseudo-console; what it starts ends with us. host is not used: each program has its own
+// modes here. Errors wrap errNoTool or os.ErrPermission.
 func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, error) {
 	p := &winPTY{exited: make(chan struct{})}
 	p.hangUp = sync.OnceFunc(func() { windows.ClosePseudoConsole(p.console) })
@@ -95,10 +95,9 @@ func (p *winPTY) start(path string, argv, env []string, dir string) error {
 	si.Cb = uint32(unsafe.Sizeof(si))
 	// A child gets our own standard handles where they are redirected, unless it is given some; none will do
 	// (https://github.com/microsoft/terminal/issues/11276). Not always: wine would start it without a console.
-	for _, f := range []*os.File{os.Stdin, os.Stdout, os.Stderr} {
-		if !term.IsTerminal(int(f.Fd())) {
-			si.Flags = windows.STARTF_USESTDHANDLES
-		}
+	redirected := func(f *os.File) bool { return !term.IsTerminal(int(f.Fd())) }
+	if redirected(os.Stdin) || redirected(os.Stdout) || redirected(os.Stderr) {
+		si.Flags = windows.STARTF_USESTDHANDLES
 	}
 	app, err1 := windows.UTF16PtrFromString(path)
 	line, err2 := windows.UTF16PtrFromString(windows.ComposeCommandLine(argv))
@@ -124,7 +123,7 @@ func (p *winPTY) start(path string, argv, env []string, dir string) error {
 
 // limitJob says what becomes of the job's processes when its last handle, ours, is closed.
 func (p *winPTY) limitJob(flags uint32) error {
-	var limits windows.JOBOBJECT_EXTENDED_LIMIT_INFORMATION
+	limits := windows.JOBOBJECT_EXTENDED_LIMIT_INFORMATION{}
 	limits.BasicLimitInformation.LimitFlags = flags
 	_, err := windows.SetInformationJobObject(p.job, windows.JobObjectExtendedLimitInformation,
 		uintptr(unsafe.Pointer(&limits)), uint32(unsafe.Sizeof(limits)))
@@ -166,22 +165,22 @@ func (p *winPTY) Close() error {
 	return nil
 }
 func (p *winPTY) Write(b []byte) (int, error) { return p.in.Write(b) }
+func (p *winPTY) Wait() int                   { <-p.exited; return p.code }
+func (p *winPTY) PID() int                    { return p.pid }
 
 // Resize repaints; there are no pixels here.
 func (p *winPTY) Resize(s Size) error { return windows.ResizePseudoConsole(p.console, coord(s)) }
 func coord(s Size) windows.Coord      { return windows.Coord{X: int16(s.Cols), Y: int16(s.Rows)} }
-func (p *winPTY) Wait() int           { <-p.exited; return p.code }
-func (p *winPTY) PID() int            { return p.pid }
 
 // Signal types Ctrl-C for os.Interrupt; any other signal ends everything in the job, which is all there is.
-func (p *winPTY) Signal(sig os.Signal) (err error) {
+func (p *winPTY) Signal(sig os.Signal) error {
 	select {
 	case <-p.exited:
 		return os.ErrProcessDone
 	default:
 	}
 	if sig == os.Interrupt {
-		_, err = p.in.Write([]byte{3})
+		_, err := p.in.Write([]byte{3})
 		return err
 	}
 	return windows.TerminateJobObject(p.job, 128+uint32(sig.(syscall.Signal)))
@@ -212,7 +211,8 @@ func terminalSize(f *os.File) (Size, error) {
 	return Size{Rows: uint16(rows), Cols: uint16(cols)}, err
 }
 
-// rawMode gives every key as bytes, escape sequences both ways, in UTF-8; restore undoes it, any number of times.
+// rawMode gives every key as bytes, escape sequences both ways; restore undoes it, any number of times. The os package
+// turns what goes to and from a console into UTF-8.
 func rawMode(f *os.File) (restore func() error, err error) {
 	out, err := os.OpenFile("CONOUT$", os.O_RDWR, 0) // stays open for restore
 	before, rawErr := term.MakeRaw(int(f.Fd()))
@@ -222,14 +222,9 @@ func rawMode(f *os.File) (restore func() error, err error) {
 	var mode uint32
 	screen := windows.Handle(out.Fd())
 	windows.GetConsoleMode(screen, &mode)
-	inCP, _ := windows.GetConsoleCP()
-	outCP, _ := windows.GetConsoleOutputCP()
-	set := func(mode, in, out uint32) error {
-		return cmp.Or(windows.SetConsoleMode(screen, mode), windows.SetConsoleCP(in), windows.SetConsoleOutputCP(out))
-	}
-	restore = func() error { return errors.Join(term.Restore(int(f.Fd()), before), set(mode, inCP, outCP)) }
-	if err = set(mode|windows.ENABLE_PROCESSED_OUTPUT|windows.ENABLE_VIRTUAL_TERMINAL_PROCESSING|
-		windows.DISABLE_NEWLINE_AUTO_RETURN, 65001, 65001); err != nil { // UTF-8
+	restore = func() error { return cmp.Or(term.Restore(int(f.Fd()), before), windows.SetConsoleMode(screen, mode)) }
+	if err = windows.SetConsoleMode(screen, mode|windows.ENABLE_PROCESSED_OUTPUT|
+		windows.ENABLE_VIRTUAL_TERMINAL_PROCESSING|windows.DISABLE_NEWLINE_AUTO_RETURN); err != nil {
 		restore()
 	}
 	return restore, err
@@ -257,11 +252,9 @@ func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 
 // endSignals end a session; closing the window, logging off and shutting down come as SIGTERM.
 func endSignals() []os.Signal { return []os.Signal{os.Interrupt, syscall.SIGTERM} }
+func stopSelf()               {} // see suspendSignal
 
-func stopSelf() {} // see suspendSignal
-
-// lockFile takes an exclusive lock; wait false: errLocked if another has it. What is locked cannot be read by others:
-// here a byte far beyond the end.
+// lockFile locks a byte far beyond the end, for others cannot read what is locked; wait false: errLocked if one has it.
 func lockFile(f *os.File, wait bool) error {
 	how := map[bool]uint32{true: windows.LOCKFILE_EXCLUSIVE_LOCK,
 		false: windows.LOCKFILE_EXCLUSIVE_LOCK | windows.LOCKFILE_FAIL_IMMEDIATELY}
@@ -275,8 +268,7 @@ func unlockFile(f *os.File) error {
 	return windows.UnlockFileEx(windows.Handle(f.Fd()), 0, 1, 0, &windows.Overlapped{OffsetHigh: 1 << 30})
 }
 
-// syncDir does nothing: a folder cannot be flushed here, and NTFS logs names in its journal.
-func syncDir(dir string) error { return nil }
+func syncDir(dir string) error { return nil } // a folder cannot be flushed here; NTFS logs names in its journal
 
 // processStart is a number that tells two processes of the same pid apart; 0: no such process.
 func processStart(pid int) int64 {
@@ -293,8 +285,7 @@ func processStart(pid int) int64 {
 // ownedPrivate is nil for a regular file or folder whose owner and access list name nobody but the user, the system
 // and the administrators.
 func ownedPrivate(path string) error {
-	info, err := os.Lstat(path)
-	if err != nil || !info.Mode().IsRegular() && !info.IsDir() {
+	if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() && !info.IsDir() {
 		return cmp.Or(err, fmt.Errorf("%s is not a file or folder of your own: %w", path, os.ErrPermission))
 	}
 	sd, err := windows.GetNamedSecurityInfo(path, windows.SE_FILE_OBJECT,
@@ -315,8 +306,7 @@ func ownedPrivate(path string) error {
 	return nil
 }
 
-// mkdirPrivate makes a folder that only the user and the system can enter, with all that will be in it; an error wraps
-// fs.ErrExist when it is there.
+// mkdirPrivate makes a folder only for the user and the system, and all that will be in it; fs.ErrExist if it is there.
 func mkdirPrivate(path string) error {
 	user, err := windows.GetCurrentProcessToken().GetTokenUser()
 	if err != nil {
@@ -324,18 +314,15 @@ func mkdirPrivate(path string) error {
 	}
 	sd, err := windows.SecurityDescriptorFromString("D:P(A;OICI;FA;;;SY)(A;OICI;FA;;;" + user.User.Sid.String() + ")")
 	name, nameErr := windows.UTF16PtrFromString(path)
-	if err = errors.Join(err, nameErr); err == nil {
-		err = windows.CreateDirectory(name, &windows.SecurityAttributes{
-			Length: uint32(unsafe.Sizeof(windows.SecurityAttributes{})), SecurityDescriptor: sd})
+	attr := &windows.SecurityAttributes{SecurityDescriptor: sd}
+	if attr.Length = uint32(unsafe.Sizeof(*attr)); err != nil || nameErr != nil {
+		return cmp.Or(err, nameErr)
 	}
-	if err != nil {
-		return &fs.PathError{Op: "mkdir", Path: path, Err: err}
-	}
-	return nil
+	return windows.CreateDirectory(name, attr)
 }
 
-// openPrivate opens or creates a file that must be ownedPrivate, which the user's profile passes on to what is in it.
-// os.Root opens it so that Root.Rename can replace it meanwhile. With O_APPEND it cannot be truncated later.
+// openPrivate opens or creates a file that must be ownedPrivate, which it is in a folder by mkdirPrivate. os.Root opens
+// it so that Root.Rename can replace it meanwhile. With O_APPEND it cannot be truncated later.
 func openPrivate(path string, flag int) (*os.File, error) {
 	root, err := os.OpenRoot(filepath.Dir(path))
 	if err != nil {
@@ -343,10 +330,7 @@ func openPrivate(path string, flag int) (*os.File, error) {
 	}
 	defer root.Close()
 	f, err := root.OpenFile(filepath.Base(path), flag&^os.O_TRUNC, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err = ownedPrivate(path); err == nil && flag&os.O_TRUNC != 0 {
+	if err = cmp.Or(err, ownedPrivate(path)); err == nil && flag&os.O_TRUNC != 0 {
 		err = f.Truncate(0)
 	}
 	if err != nil {
@@ -356,8 +340,7 @@ func openPrivate(path string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// networkFS: shares keep locks between machines here, so there is nothing to warn of.
-func networkFS(dir string) string { return "" }
+func networkFS(dir string) string { return "" } // shares keep locks between machines: nothing to warn of
 
 // watchFolder: NTFS tells of a growing file only when it is closed or flushed, so the caller has to look.
 func watchFolder(dir string) (ch <-chan struct{}, stop func()) { return nil, func() {} }
