@@ -31,18 +31,11 @@ import (
 	"golang.org/x/term"
 )
 
-// Exit codes of our own; a child's are passed through.
-const (
-	exitFailed   = 1   // a check or command failed
-	exitUsage    = 2   // as the shell's builtins
-	exitInternal = 125 // before the child ran; 125 to 127 as env(1) has them
-)
+// Exit codes of our own, as the shell and env(1) have them; a child's are passed through.
+const exitFailed, exitUsage, exitInternal = 1, 2, 125 // a check or command failed; usage; before the child ran
 
-// Errors of the platform files.
-var (
-	errLocked = errors.New("locked by another process") // lockFile, when waiting was not asked for
-	errNoTool = errors.New("command not found")         // findTool and startPTY: PATH does not have it
-)
+// What lockFile returns when another process holds the lock, and findTool and startPTY when PATH lacks the command.
+var errLocked, errNoTool = errors.New("locked by another process"), errors.New("command not found")
 
 // PTY is the child's terminal. Read gives io.EOF when the last process that held it is gone. Methods may be
 // called from different goroutines; Close is idempotent and ends a blocked Read.
@@ -337,24 +330,24 @@ func (c *command) show(v any, rows [][]string) int {
 	return 0
 }
 
-// printJSON prints v indented, and returns 0.
 func (c *command) printJSON(v any) int {
 	e := json.NewEncoder(c.stdout)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
-	if err := e.Encode(v); err != nil {
-		return c.fail(fmt.Errorf("writing the output: %w", err))
-	}
+	_ = e.Encode(v) // nobody is left to be told that standard output is closed
 	return 0
 }
 
-// config reads the settings in force; flags as for loadConfig.
+// config reads the settings in force; flags as for loadConfig. With an error it has nothing but the folder.
 func (c *command) config(flags map[string]string) (*Config, error) {
 	dir, err := stateDir(c.getenv)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		var cfg *Config
+		if cfg, err = loadConfig(dir, c.getenv, flags); err == nil {
+			return cfg, nil
+		}
 	}
-	return loadConfig(dir, c.getenv, flags)
+	return &Config{Dir: dir}, err
 }
 
 func cmdConfig(c *command) int {
@@ -421,16 +414,9 @@ type doctor struct {
 
 func cmdDoctor(c *command) int {
 	d := &doctor{command: c}
-	dir, err := stateDir(c.getenv)
-	if err != nil {
-		return c.fail(err)
-	}
-	cfg, err := loadConfig(dir, c.getenv, nil)
+	cfg, err := c.config(nil)
 	d.tell("config", err, "settings and defaults are valid", "")
-	if cfg == nil {
-		cfg = &Config{Dir: dir}
-	}
-	d.files(dir)
+	d.files(cfg.Dir)
 	d.records(cfg, d.telegram(cfg))
 	terminal := "none here: a tool gets 100x30"
 	if size, err := terminalSize(c.stdout); err == nil {
@@ -447,12 +433,12 @@ func cmdDoctor(c *command) int {
 	return map[bool]int{true: exitFailed}[failed]
 }
 
-// tell records a check: failed with err, or passed with what was found and perhaps what should be done.
-func (d *doctor) tell(name string, err error, found, advice string) {
-	k, mark := check{name, true, visible(found), visible(advice)}, d.colour("32", "ok  ")
+// tell records a check: failed with err (remedy: what to do), or passed with what was found (remedy: a warning).
+func (d *doctor) tell(name string, err error, found, remedy string) {
+	k, mark := check{name, true, visible(found), visible(remedy)}, d.colour("32", "ok  ")
 	if err != nil {
 		k, mark = check{name, false, redact(visible(err.Error())), visible(hintOf(err))}, d.colour("31", "FAIL")
-	} else if advice != "" {
+	} else if remedy != "" {
 		mark = d.colour("33", "warn")
 	}
 	if d.checks = append(d.checks, k); d.opts.on("json") {
@@ -466,21 +452,17 @@ func (d *doctor) tell(name string, err error, found, advice string) {
 
 // files checks who can reach the state folder and what it lies on.
 func (d *doctor) files(dir string) {
-	advice, err := "", hinted(ownedPrivate(dir), "chmod 700 "+dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		d.tell("permissions", nil, dir+" is made by the first run", "")
-		return
-	}
-	for _, name := range []string{"config.toml", "state.jsonl", "audit.log", "atlasbridge.log"} {
-		path := filepath.Join(dir, name)
-		if bad := ownedPrivate(path); err == nil && !errors.Is(bad, fs.ErrNotExist) {
-			err = hinted(bad, "chmod 600 "+path)
+	var err error
+	for _, name := range []string{"", "config.toml", "state.jsonl", "audit.log", "atlasbridge.log"} {
+		if bad := ownedPrivate(filepath.Join(dir, name)); !errors.Is(bad, fs.ErrNotExist) {
+			err = cmp.Or(err, bad)
 		}
 	}
+	advice := ""
 	if fs := networkFS(dir); fs != "" {
 		advice = "locks may not hold between machines on " + fs + ": set ATLASBRIDGE_HOME to a local disk"
 	}
-	d.tell("permissions", err, dir+" and its files are yours alone", advice)
+	d.tell("permissions", hinted(err, "make it yours alone: chmod -R go= "+dir), dir+" is yours alone", advice)
 }
 
 // telegram checks the token and the chat, and returns how far Telegram's clock is ahead of ours.
@@ -495,10 +477,8 @@ func (d *doctor) telegram(cfg *Config) time.Duration {
 	var me, chat struct{ Type, Title, Username string }
 	err := bot.call(ctx, "getMe", map[string]any{}, &me)
 	d.tell("token", hinted(err, "check the network, or run `atlasbridge setup`"), "the bot is @"+me.Username, "")
-	if err == nil {
-		err = bot.call(ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
-		d.tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+cmp.Or(chat.Title, chat.Username), "")
-	}
+	err = bot.call(ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
+	d.tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+cmp.Or(chat.Title, chat.Username), "")
 	return bot.clockSkew()
 }
 
@@ -594,11 +574,8 @@ func probe(ctx context.Context, a *Adapter, env []string) tool {
 func versionLess(a, b string) bool {
 	as, bs := strings.Split(a, "."), strings.Split(b, ".")
 	n := min(len(as), len(bs))
-	return a != "" && b != "" && slices.CompareFunc(as[:n], bs[:n], func(x, y string) int {
-		i, _ := strconv.Atoi(x)
-		j, _ := strconv.Atoi(y)
-		return i - j
-	}) < 0
+	number := func(s string) int { i, _ := strconv.Atoi(s); return i }
+	return a != "" && b != "" && slices.CompareFunc(as[:n], bs[:n], func(x, y string) int { return number(x) - number(y) }) < 0
 }
 
 func cmdAdapters(c *command) int {
@@ -615,17 +592,17 @@ func cmdAdapters(c *command) int {
 // cmdDebug writes the bundle, a new file, and lists what goes in.
 func cmdDebug(c *command) int {
 	path := cmp.Or(c.opts.text("output"), time.Now().Format("atlasbridge-debug-20060102-150405.tar.gz"))
-	dir, err := stateDir(c.getenv)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return c.fail(err)
+		return c.fail(hinted(fmt.Errorf("writing the bundle: %w", err), "choose another file with --output"))
 	}
-	cfg, err := loadConfig(dir, c.getenv, nil)
+	cfg, err := c.config(nil)
+	about := map[string]any{"version": version(), "tools": knownTools(c.ctx, cfg), "config": cfg.inForce}
 	if err != nil {
-		cfg = &Config{Dir: dir, inForce: []settingInForce{{"config.toml", err.Error(), "error"}}}
+		about["config"] = err.Error()
 	}
-	var packed bytes.Buffer // nothing fails to be written there
-	zip := gzip.NewWriter(&packed)
-	tape := tar.NewWriter(zip)
+	zip := gzip.NewWriter(f)
+	tape := tar.NewWriter(zip) // an error stays with it until it is closed
 	add := func(name string, content []byte) {
 		text := redact(string(content))
 		if cfg.Token != "" {
@@ -635,29 +612,21 @@ func cmdDebug(c *command) int {
 		tape.WriteHeader(&tar.Header{Name: "atlasbridge-debug/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: time.Now()})
 		io.WriteString(tape, text)
 	}
-	about, _ := json.MarshalIndent(map[string]any{ // of texts and numbers: cannot fail
-		"version": version(), "tools": knownTools(c.ctx, cfg), "config": cfg.inForce}, "", "  ")
-	add("about.json", about)
+	text, _ := json.MarshalIndent(about, "", "  ") // of texts and numbers: cannot fail
+	add("about.json", text)
 	for _, name := range []string{"state.jsonl", "audit.log", "atlasbridge.log", "atlasbridge.log.1"} {
-		content, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			content = []byte(err.Error())
-		} else if err != nil {
-			continue
-		} else if name == "state.jsonl" || !c.opts.on("full") { // the audit log keeps its bytes: they are hashed
+		content, err := os.ReadFile(filepath.Join(cfg.Dir, name))
+		if name == "state.jsonl" || !c.opts.on("full") { // the audit log keeps its bytes: they are hashed
 			content = withhold(content, c.opts.on("full"))
 		}
-		add(name, content)
+		if err == nil {
+			add(name, content)
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			add(name+".error", []byte(err.Error()))
+		}
 	}
-	tape.Close()
-	zip.Close()
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err == nil {
-		_, err = f.Write(packed.Bytes())
-		err = errors.Join(err, f.Close())
-	}
-	if err != nil {
-		return c.fail(hinted(fmt.Errorf("writing the bundle: %w", err), "choose another file with --output"))
+	if err := errors.Join(tape.Close(), zip.Close(), f.Close()); err != nil {
+		return c.fail(fmt.Errorf("writing the bundle: %w", err))
 	}
 	fmt.Fprintf(c.stdout, "%s: no token; answers and excerpts with --full only; look into it before you send it\n", path)
 	return 0
