@@ -357,8 +357,7 @@ func cmdConfig(c *command) int {
 	}
 	rows := [][]string{{"SETTING", "VALUE", "FROM"}}
 	for _, s := range cfg.inForce {
-		value, _ := json.Marshal(s.Value) // of a string, number, bool or list of integers: cannot fail
-		rows = append(rows, []string{s.Key, string(value), s.Origin})
+		rows = append(rows, []string{s.Key, string(s.Value), s.Origin})
 	}
 	return c.show(cfg.inForce, rows)
 }
