@@ -721,8 +721,11 @@ func TestDoctor(t *testing.T) {
 	configHome(t, "timeout_seconds = 0")
 	code, stdout, _ := cli(t, "doctor", "--json")
 	var report struct {
-		Checks []check
-		OK     bool
+		Checks []struct {
+			Name, Detail, Remedy string
+			OK                   bool
+		}
+		OK bool
 	}
 	if err := json.Unmarshal([]byte(stdout), &report); err != nil || code != 1 || report.OK || len(report.Checks) < 4 {
 		t.Fatalf("doctor --json: exit %d, %v, %s", code, err, stdout)

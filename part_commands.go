@@ -140,8 +140,10 @@ func commandNames() (names []string) {
 
 // spec is the row of the command's name, nil when there is none.
 func (c *command) spec() *commandSpec {
-	if i := slices.Index(commandNames(), c.name); i >= 0 {
-		return &commands()[i]
+	for _, s := range commands() {
+		if s.name == c.name {
+			return &s
+		}
 	}
 	return nil
 }
@@ -217,13 +219,11 @@ func (c *command) options() (*options, int) {
 
 // usage prints one line about a wrong command line, with the right usage or the nearest command, and returns 2.
 func (c *command) usage(format string, args ...any) int {
-	text := fmt.Sprintf(format, args...)
+	more := cmp.Or(meant("atlasbridge ", nearest(c.name, commandNames())), "; to run a tool: atlasbridge run TOOL")
 	if s := c.spec(); s != nil {
-		text += "; usage: atlasbridge " + s.usage
-	} else {
-		text += cmp.Or(meant("atlasbridge ", nearest(c.name, commandNames())), "; to run a tool: atlasbridge run TOOL")
+		more = "; usage: atlasbridge " + s.usage
 	}
-	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", visible(text))
+	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", visible(fmt.Sprintf(format, args...)+more))
 	return exitUsage
 }
 
@@ -397,18 +397,11 @@ complete -o default -F _atlasbridge atlasbridge
 	return 0
 }
 
-// check is one line of doctor. One that is ok but has a remedy is a warning.
-type check struct {
-	Name   string `json:"name"`
-	OK     bool   `json:"ok"`
-	Detail string `json:"detail"`
-	Remedy string `json:"remedy"`
-}
-
 // doctor tells each check as soon as it is known, with --json all at the end.
 type doctor struct {
 	*command
-	checks []check
+	checks []map[string]any
+	failed bool
 }
 
 func cmdDoctor(c *command) int {
@@ -425,27 +418,27 @@ func cmdDoctor(c *command) int {
 	for _, t := range knownTools(c.ctx, cfg) {
 		d.tell(t.Name, nil, cmp.Or(strings.TrimSpace(t.Version+" "+t.Path), "not installed"), t.Warning)
 	}
-	failed := slices.ContainsFunc(d.checks, func(k check) bool { return !k.OK })
 	if c.opts.on("json") {
-		c.printJSON(map[string]any{"checks": d.checks, "ok": !failed})
+		c.printJSON(map[string]any{"checks": d.checks, "ok": !d.failed})
 	}
-	return map[bool]int{true: exitFailed}[failed]
+	return map[bool]int{true: exitFailed}[d.failed]
 }
 
 // tell records a check: failed with err (remedy: what to do), or passed with what was found (remedy: a warning).
 func (d *doctor) tell(name string, err error, found, remedy string) {
-	k, mark := check{name, true, visible(found), visible(remedy)}, d.colour("32", "ok  ")
+	mark := d.colour("32", "ok  ")
 	if err != nil {
-		k, mark = check{name, false, redact(visible(err.Error())), visible(hintOf(err))}, d.colour("31", "FAIL")
+		d.failed, mark, found, remedy = true, d.colour("31", "FAIL"), redact(err.Error()), hintOf(err)
 	} else if remedy != "" {
 		mark = d.colour("33", "warn")
 	}
-	if d.checks = append(d.checks, k); d.opts.on("json") {
+	d.checks = append(d.checks, map[string]any{"name": name, "ok": err == nil, "detail": found, "remedy": remedy})
+	if d.opts.on("json") {
 		return
 	}
-	fmt.Fprintf(d.stdout, "%s  %-11s  %s\n", mark, k.Name, k.Detail)
-	if k.Remedy != "" {
-		fmt.Fprintf(d.stdout, "%17s  %s\n", "→", k.Remedy)
+	fmt.Fprintf(d.stdout, "%s  %-11s  %s\n", mark, name, visible(found))
+	if remedy != "" {
+		fmt.Fprintf(d.stdout, "%17s  %s\n", "→", visible(remedy))
 	}
 }
 
@@ -481,7 +474,7 @@ func (d *doctor) telegram(cfg *Config) time.Duration {
 	return bot.clockSkew()
 }
 
-// records checks the state, who polls, the clock against both (skew: Telegram's, ahead), and the audit chain.
+// records checks the state, who polls, the clock (skew: Telegram's, ahead), and the audit chain.
 func (d *doctor) records(cfg *Config, skew time.Duration) {
 	if _, err := os.Lstat(filepath.Join(cfg.Dir, "state.jsonl")); err != nil {
 		d.tell("state", nil, "none yet", "")
@@ -498,17 +491,8 @@ func (d *doctor) records(cfg *Config, skew time.Duration) {
 	if err != nil {
 		return
 	}
-	poller := "nobody, which is right while no session runs"
-	if pid := st.holder("poll.lock"); pid != 0 {
-		poller = fmt.Sprint("process ", pid)
-	}
-	d.tell("poller", nil, poller, "")
+	d.tell("poller", nil, fmt.Sprintf("process %d (0: nobody, right while no session runs)", st.holder("poll.lock")), "")
 	const slack = 30 * time.Second // further off, times of questions and answers cannot be compared
-	for _, p := range v.Prompts {
-		if ahead := time.Until(p.At); ahead > slack {
-			skew = ahead
-		}
-	}
 	if skew.Abs() > slack {
 		err = fmt.Errorf("this clock is %s off", skew.Abs().Round(time.Second))
 	}
@@ -620,8 +604,6 @@ func cmdDebug(c *command) int {
 		}
 		if err == nil {
 			add(name, content)
-		} else if !errors.Is(err, fs.ErrNotExist) {
-			add(name+".error", []byte(err.Error()))
 		}
 	}
 	if err := errors.Join(tape.Close(), zip.Close(), f.Close()); err != nil {

@@ -226,13 +226,13 @@ func readConfigFile(path string) (map[string]tomlEntry, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
+	defer f.Close()
+	var text []byte
+	if err == nil {
+		text, err = io.ReadAll(f)
+	}
 	if err != nil {
 		return nil, hinted(fmt.Errorf("config.toml: %w", err), "make it your own and private: chmod 600 "+path)
-	}
-	defer f.Close()
-	text, err := io.ReadAll(f)
-	if err != nil {
-		return nil, fmt.Errorf("config.toml: %w", err)
 	}
 	return parseConfig(string(text))
 }
