@@ -22,7 +22,6 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"text/tabwriter"
@@ -293,8 +292,7 @@ func within(edits int, a, b string) bool {
 // onTerminal tells whether f is a terminal.
 func onTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
 
-// colour wraps text in the SGR code ("31" red, "32" green, "33" yellow, "1" bold) on a terminal, unless NO_COLOR is
-// set (https://no-color.org) or the terminal is dumb.
+// colour wraps text in an SGR code ("31" red, "1" bold …) on a terminal, unless NO_COLOR is set (https://no-color.org).
 func (c *command) colour(code, text string) string {
 	if c.getenv("NO_COLOR") != "" || c.getenv("TERM") == "dumb" || !onTerminal(c.stdout) {
 		return text
@@ -338,16 +336,13 @@ func (c *command) printJSON(v any) int {
 	return 0
 }
 
-// config reads the settings in force; flags as for loadConfig. With an error it has nothing but the folder.
+// config is loadConfig for a command.
 func (c *command) config(flags map[string]string) (*Config, error) {
 	dir, err := stateDir(c.getenv)
-	if err == nil {
-		var cfg *Config
-		if cfg, err = loadConfig(dir, c.getenv, flags); err == nil {
-			return cfg, nil
-		}
+	if err != nil {
+		return &Config{}, err
 	}
-	return &Config{Dir: dir}, err
+	return loadConfig(dir, c.getenv, flags)
 }
 
 func cmdConfig(c *command) int {
@@ -371,22 +366,23 @@ func version() string {
 	return fmt.Sprintf("atlasbridge %s %s %s/%s", tag, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
-// cmdCompletion prints the script for a shell. After `run` the shell's own completion of commands and files goes
-// on. Zsh runs the script of bash.
+// cmdCompletion prints the script for a shell; zsh runs that of bash. After `run` the shell completes as ever.
 func cmdCompletion(c *command) int {
 	names := strings.Join(commandNames(), " ")
-	bash := "_atlasbridge() {\n  local cur=\"${COMP_WORDS[COMP_CWORD]}\" words=\n  case \"$COMP_CWORD ${COMP_WORDS[1]}\" in\n" +
-		"  '1 '* | '2 help') words='" + names + "' ;;\n"
+	cases := "  '1 '* | '2 help') words='" + names + "' ;;\n"
 	fish := "complete -c atlasbridge -n __fish_use_subcommand -f -a '" + names + "'\n"
 	for _, s := range commands() {
 		words := s.words
 		for _, m := range flagShape.FindAllStringSubmatch(s.usage+s.help, -1) {
 			words += " --" + m[1]
 		}
-		bash += fmt.Sprintf("  *' %s') words='%s' ;;\n", s.name, words)
+		cases += fmt.Sprintf("  *' %s') words='%s' ;;\n", s.name, words)
 		fish += fmt.Sprintf("complete -c atlasbridge -n '__fish_seen_subcommand_from %s' -a '%s'\n", s.name, words)
 	}
-	bash += `  esac
+	bash := `_atlasbridge() {
+  local cur="${COMP_WORDS[COMP_CWORD]}" words=
+  case "$COMP_CWORD ${COMP_WORDS[1]}" in
+` + cases + `  esac
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
   [[ ${COMP_WORDS[1]} != run || $COMP_CWORD -eq 1 || $cur == -* ]] || COMPREPLY=($(compgen -c -- "$cur"))
 }
@@ -539,8 +535,7 @@ func probe(ctx context.Context, a *Adapter, env []string) tool {
 	}
 	if t.Path == "" {
 		return t
-	}
-	if p, err := startPTY([]string{t.Path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, nil); err == nil {
+	} else if p, err := startPTY([]string{t.Path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, nil); err == nil {
 		stop := context.AfterFunc(ctx, func() { p.Terminate(nil); p.Close() })
 		output, _ := io.ReadAll(io.LimitReader(p, 4096))
 		stop()
@@ -557,17 +552,15 @@ func probe(ctx context.Context, a *Adapter, env []string) tool {
 func versionLess(a, b string) bool {
 	as, bs := strings.Split(a, "."), strings.Split(b, ".")
 	n := min(len(as), len(bs))
-	number := func(s string) int { i, _ := strconv.Atoi(s); return i }
-	return a != "" && b != "" && slices.CompareFunc(as[:n], bs[:n], func(x, y string) int { return number(x) - number(y) }) < 0
+	return a != "" && b != "" && slices.CompareFunc(as[:n], bs[:n], func(x, y string) int {
+		return cmp.Or(len(x)-len(y), strings.Compare(x, y)) // numbers without leading zeros
+	}) < 0
 }
 
 func cmdAdapters(c *command) int {
 	rows, list := [][]string{{"ADAPTER", "COMMANDS", "VERSION", "SUPPORTED", "FOUND"}}, knownTools(c.ctx, &Config{})
 	for _, t := range list {
 		rows = append(rows, []string{t.Name, t.Commands, t.Version, t.Supported, cmp.Or(t.Path, "not found")})
-		if t.Warning != "" {
-			fmt.Fprintf(c.stderr, "atlasbridge: warning: %s %s: %s\n", t.Name, t.Version, t.Warning)
-		}
 	}
 	return c.show(list, rows)
 }
@@ -592,7 +585,7 @@ func cmdDebug(c *command) int {
 			text = strings.ReplaceAll(text, cfg.Token, "[token]")
 		}
 		fmt.Fprintf(c.stdout, "%9d  %s\n", len(text), name)
-		tape.WriteHeader(&tar.Header{Name: "atlasbridge-debug/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: time.Now()})
+		tape.WriteHeader(&tar.Header{Name: "atlasbridge/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: time.Now()})
 		io.WriteString(tape, text)
 	}
 	text, _ := json.MarshalIndent(about, "", "  ") // of texts and numbers: cannot fail

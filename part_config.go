@@ -20,7 +20,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 )
 
 // Config is everything a person can set, validated; settings names the key of each field.
@@ -113,7 +112,7 @@ var (
 )
 
 // loadConfig reads dir/config.toml (absent: all defaults), then the environment (getenv), then flags, which
-// win: key → text as it would stand in the environment. Nothing is returned unless everything is valid.
+// win: key → text as it would stand in the environment. With an error, only Dir is set.
 func loadConfig(dir string, getenv func(string) string, flags map[string]string) (*Config, error) {
 	c := &Config{Dir: dir, SafeDefaults: map[PromptType]string{}}
 	file, err := readConfigFile(filepath.Join(dir, "config.toml"))
@@ -121,7 +120,7 @@ func loadConfig(dir string, getenv func(string) string, flags map[string]string)
 		c.inForce = append(c.inForce, settingInForce{Key: s.key})
 		put := func(origin string, v json.RawMessage) {
 			if bad := s.put(c, v); bad != nil && err == nil {
-				err = hinted(fmt.Errorf("%s: %s %w", origin, s.key, bad), "correct it, or remove it for the default: "+cmp.Or(s.def, "none"))
+				err = hinted(fmt.Errorf("%s: %s %w", origin, s.key, bad), "correct or remove it; default: "+cmp.Or(s.def, "none"))
 			}
 			if number, _, ok := strings.Cut(c.Token, ":"); ok && s.key == "telegram.bot_token" {
 				v = asJSON(number + ":…") // the bot's number is public
@@ -139,11 +138,8 @@ func loadConfig(dir string, getenv func(string) string, flags map[string]string)
 			put("flag", s.read(text))
 		}
 	}
-	if err == nil {
-		err = c.complete(cmp.Or(file["telegram.bot_token"].line, file["channel"].line))
-	}
-	if err != nil {
-		return nil, err
+	if err = cmp.Or(err, c.complete(cmp.Or(file["telegram.bot_token"].line, file["channel"].line))); err != nil {
+		return &Config{Dir: dir}, err
 	}
 	return c, nil
 }
@@ -247,12 +243,13 @@ func parseConfig(text string) (map[string]tomlEntry, error) {
 }
 
 // The lines of https://toml.io/en/v1.0.0 that are accepted: those whose values JSON understands in the same way, and
-// literal strings. A list is one of integers.
+// literal strings; in UTF-8 (Go reads another byte as U+FFFD), without control characters. A list is one of integers.
 const (
-	tomlEnd = `[ \t]*(?:#.*)?$`
+	tomlOdd = `\x00-\x08\x0a-\x1f\x7f\x{fffd}`
+	tomlEnd = `[ \t]*(?:#[^` + tomlOdd + `]*)?$`
 	tomlInt = `-?(?:0|[1-9][0-9]*)`
-	tomlAny = `(true|false|` + tomlInt + `(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|"(?:[^"\\\t]|\\[btnfr"\\])*"|'[^']*'|` +
-		`\[[ \t]*(?:` + tomlInt + `(?:[ \t]*,[ \t]*` + tomlInt + `)*)?[ \t]*\])`
+	tomlAny = `(true|false|` + tomlInt + `(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|"(?:[^"\\\t` + tomlOdd + `]|\\[btnfr"\\])*"|` +
+		`'[^'` + tomlOdd + `]*'|\[[ \t]*(?:` + tomlInt + `(?:[ \t]*,[ \t]*` + tomlInt + `)*)?[ \t]*\])`
 )
 
 var (
@@ -265,13 +262,10 @@ var (
 // parseTOML reads the subset: comments, [table] headers, bare keys, and on one line each strings, numbers, booleans
 // and lists. Entries are by full name, tables in brackets; without known any key will do.
 func parseTOML(text string, known []string) (map[string]tomlEntry, error) {
-	control := func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
 	entries, prefix := map[string]tomlEntry{}, ""
 	for i, line := range strings.Split(strings.ReplaceAll(text, "\r\n", "\n"), "\n") {
 		key, value, problem := "", json.RawMessage(nil), ""
-		if !utf8.ValidString(line) || strings.ContainsFunc(line, control) {
-			problem = "control characters or text that is not UTF-8"
-		} else if tomlBlank.MatchString(line) {
+		if tomlBlank.MatchString(line) {
 			continue
 		} else if m := tomlTable.FindStringSubmatch(line); m != nil {
 			prefix, key = m[1]+".", "["+m[1]+"]"
@@ -303,8 +297,7 @@ func stateDir(getenv func(string) string) (string, error) {
 	return filepath.Join(home, ".atlasbridge"), hinted(err, "set ATLASBRIDGE_HOME to a folder of your own")
 }
 
-// secureDir makes dir when it is missing, and refuses one that is not the user's own, is a symbolic link, or that
-// group or others can enter.
+// secureDir makes dir when it is missing, and refuses one that is not the user's alone, or a symbolic link.
 func secureDir(dir string) error {
 	err := os.MkdirAll(filepath.Dir(dir), 0o700)
 	if err == nil {
