@@ -390,7 +390,7 @@ var rejected = []string{
 	`a = "x" "y"`, `a = "x"y`, "a = 'x''y'", "a\u00a0= 1",
 	"a = 1\v", "[t] [u]", "a = \\", "a = 0x", "a = -", "a = +", "a = 1 # \x7f", "a = 0b2", "a = 0o8",
 	"a = 0xff", "a = +1", "a = 1_000",
-	 "a = nan", "a = -inf", `a = "\u00e9"`, `a = "\/"`, "a = \"x\ty\"", "a = [1,]", "a = null",
+	"a = nan", "a = -inf", `a = "\u00e9"`, `a = "\/"`, "a = \"x\ty\"", "a = [1,]", "a = null",
 }
 
 func TestTOMLRejected(t *testing.T) {

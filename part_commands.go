@@ -66,8 +66,7 @@ type commandSpec struct {
 	name, usage, summary string
 	min, max             int // how many arguments besides flags; max −1: any number
 	do                   func(*command) int
-	words                string // what the first argument can be
-	help                 string // flags, explanation, examples
+	words, help          string // what the first argument can be; flags, explanation, examples
 }
 
 // flagShape is a flag in a usage or help text: its name and, unless it is a switch, that of its value.
@@ -96,8 +95,8 @@ Everything after <tool> is the tool's own, as its exit status is.
   --yes              remove a webhook without asking
 Asks for the bot token (from @BotFather), waits until you send the bot any
 message, confirms by a short code that it is you, and sends a test message.`},
-		{"doctor", "doctor [--json]", "check everything; says what to do about each failure", 0, 0, cmdDoctor, "", `
-  atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'`},
+		{"doctor", "doctor [--json]", "check everything; says what to do about each failure", 0, 0, cmdDoctor, "",
+			"\n  atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'"},
 		{"status", "status [--all] [--json]", "sessions: what runs, what waits, who polls Telegram", 0, 0, cmdStatus, "", `
 With --all ended sessions too.`},
 		{"approvals", "approvals [--json]", "open questions of all sessions, with the time left", 0, 0, cmdApprovals, "", ""},
@@ -175,8 +174,8 @@ func (o *options) given(name string) (yes bool) {
 	return yes
 }
 
-// options reads the arguments as the command's row says; flags may follow arguments, but not those of run and
-// answer. When that fails, or help was asked for, it has said so and returns nil and the exit code.
+// options reads the arguments; flags may follow arguments, but not those of run and answer. When that fails, or help
+// was asked for, it has said so and returns nil and the exit code.
 func (c *command) options() (*options, int) {
 	s, names := c.spec(), []string{}
 	o := &options{set: flag.NewFlagSet(c.name, flag.ContinueOnError)}
@@ -405,12 +404,12 @@ func cmdDoctor(c *command) int {
 	cfg, err := c.config(nil)
 	d.tell("config", err, "settings and defaults are valid", "")
 	d.files(cfg.Dir)
-	d.records(cfg, d.telegram(cfg))
-	terminal := "none here: a tool gets 100x30"
-	if size, err := terminalSize(c.stdout); err == nil {
-		terminal = fmt.Sprintf("%s, %dx%d", c.getenv("TERM"), size.Cols, size.Rows)
+	if cfg.Channel == "telegram" {
+		d.telegram(cfg)
 	}
-	d.tell("terminal", nil, terminal, "")
+	d.records(cfg.Dir)
+	size, _ := terminalSize(c.stdout)
+	d.tell("terminal", nil, fmt.Sprintf("%s %dx%d (0x0: none)", c.getenv("TERM"), size.Cols, size.Rows), "")
 	for _, t := range knownTools(c.ctx, cfg) {
 		d.tell(t.Name, nil, cmp.Or(strings.TrimSpace(t.Version+" "+t.Path), "not installed"), t.Warning)
 	}
@@ -446,18 +445,14 @@ func (d *doctor) files(dir string) {
 			err = cmp.Or(err, bad)
 		}
 	}
-	advice := ""
+	d.tell("permissions", hinted(err, "make it yours alone: chmod -R go= "+dir), dir+" is yours alone", "")
 	if fs := networkFS(dir); fs != "" {
-		advice = "locks may not hold between machines on " + fs + ": set ATLASBRIDGE_HOME to a local disk"
+		d.tell("file system", nil, fs+": locks may not hold between machines", "set ATLASBRIDGE_HOME to a local disk")
 	}
-	d.tell("permissions", hinted(err, "make it yours alone: chmod -R go= "+dir), dir+" is yours alone", advice)
 }
 
-// telegram checks the token and the chat, and returns how far Telegram's clock is ahead of ours.
-func (d *doctor) telegram(cfg *Config) time.Duration {
-	if cfg.Channel != "telegram" {
-		return 0
-	}
+// telegram checks the token, the chat and, against Telegram's, the clock.
+func (d *doctor) telegram(cfg *Config) {
 	ctx, stop := context.WithTimeout(d.ctx, 15*time.Second)
 	defer stop()
 	bot := newBot(cfg.Token, cfg.APIBase)
@@ -467,32 +462,27 @@ func (d *doctor) telegram(cfg *Config) time.Duration {
 	d.tell("token", hinted(err, "check the network, or run `atlasbridge setup`"), "the bot is @"+me.Username, "")
 	err = bot.call(ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
 	d.tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+cmp.Or(chat.Title, chat.Username), "")
-	return bot.clockSkew()
+	skew, err := bot.clockSkew().Round(time.Second), error(nil)
+	if skew.Abs() > 30*time.Second { // then times of questions and answers cannot be compared
+		err = hinted(fmt.Errorf("Telegram's clock is %s ahead", skew), "set the clock (timedatectl set-ntp true)")
+	}
+	d.tell("clock", err, "as Telegram's", "")
 }
 
-// records checks the state, who polls, the clock (skew: Telegram's, ahead), and the audit chain.
-func (d *doctor) records(cfg *Config, skew time.Duration) {
-	if _, err := os.Lstat(filepath.Join(cfg.Dir, "state.jsonl")); err != nil {
-		d.tell("state", nil, "none yet", "")
-		return
-	}
-	v := &View{}
-	st, err := openStore(cfg.Dir)
+// records checks the state, who polls, and the audit chain.
+func (d *doctor) records(dir string) {
+	st, err := openStore(dir)
+	var v *View
 	if err == nil {
 		defer st.Close()
 		v, err = st.View()
 	}
-	d.tell("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"),
-		fmt.Sprintf("%d sessions, %d prompts", len(v.Sessions), len(v.Prompts)), "")
 	if err != nil {
+		d.tell("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"), "", "")
 		return
 	}
+	d.tell("state", nil, fmt.Sprintf("%d sessions, %d prompts", len(v.Sessions), len(v.Prompts)), "")
 	d.tell("poller", nil, fmt.Sprintf("process %d (0: nobody, right while no session runs)", st.holder("poll.lock")), "")
-	const slack = 30 * time.Second // further off, times of questions and answers cannot be compared
-	if skew.Abs() > slack {
-		err = fmt.Errorf("this clock is %s off", skew.Abs().Round(time.Second))
-	}
-	d.tell("clock", hinted(err, "set the clock (timedatectl set-ntp true)"), time.Now().Format(time.RFC3339), "")
 	verdict, err := st.verifyAudit(v)
 	if err == nil && !verdict.OK {
 		err = fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason)
