@@ -408,8 +408,9 @@ func cmdDoctor(c *command) int {
 		d.telegram(cfg)
 	}
 	d.records(cfg.Dir)
-	size, _ := terminalSize(c.stdout)
-	d.tell("terminal", nil, fmt.Sprintf("%s %dx%d (0x0: none)", c.getenv("TERM"), size.Cols, size.Rows), "")
+	size, err := terminalSize(c.stdout)
+	terminal := map[bool]string{true: "none here: a tool gets 100x30"}[err != nil]
+	d.tell("terminal", nil, cmp.Or(terminal, fmt.Sprintf("%s, %dx%d", c.getenv("TERM"), size.Cols, size.Rows)), "")
 	for _, t := range knownTools(c.ctx, cfg) {
 		d.tell(t.Name, nil, cmp.Or(strings.TrimSpace(t.Version+" "+t.Path), "not installed"), t.Warning)
 	}
@@ -462,6 +463,9 @@ func (d *doctor) telegram(cfg *Config) {
 	d.tell("token", hinted(err, "check the network, or run `atlasbridge setup`"), "the bot is @"+me.Username, "")
 	err = bot.call(ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
 	d.tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+cmp.Or(chat.Title, chat.Username), "")
+	if err != nil {
+		return
+	}
 	skew, err := bot.clockSkew().Round(time.Second), error(nil)
 	if skew.Abs() > 30*time.Second { // then times of questions and answers cannot be compared
 		err = hinted(fmt.Errorf("Telegram's clock is %s ahead", skew), "set the clock (timedatectl set-ntp true)")
@@ -482,7 +486,8 @@ func (d *doctor) records(dir string) {
 		return
 	}
 	d.tell("state", nil, fmt.Sprintf("%d sessions, %d prompts", len(v.Sessions), len(v.Prompts)), "")
-	d.tell("poller", nil, fmt.Sprintf("process %d (0: nobody, right while no session runs)", st.holder("poll.lock")), "")
+	poller := map[bool]string{true: "nobody, which is right while no session runs"}[st.holder("poll.lock") == 0]
+	d.tell("poller", nil, cmp.Or(poller, fmt.Sprint("process ", st.holder("poll.lock"))), "")
 	verdict, err := st.verifyAudit(v)
 	if err == nil && !verdict.OK {
 		err = fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason)
