@@ -94,8 +94,8 @@ func (a *Audit) end() {
 	a.mu.Unlock()
 }
 
-// commit appends the events in one write and one fsync, and ends what begin began. What they follow is read from the file each time, for
-// another process may have written it.
+// commit appends the events in one write and one fsync, and ends what begin began. What they follow is read from
+// the file each time, for another process may have written it.
 func (a *Audit) commit(events ...Event) error {
 	seq, hash, err := a.last()
 	var out []byte
@@ -162,7 +162,7 @@ func (a *Audit) last() (seq int64, hash string, err error) {
 		}
 		seq, _, hash, _, err = parseEntry(tail[start+1 : end])
 		if err != nil {
-			err = fmt.Errorf("its last line is damaged (%w): run atlasbridge audit verify, then move the file away", err)
+			err = fmt.Errorf("its last line is damaged (%w): see atlasbridge audit verify, then move it away", err)
 		}
 		return seq, hash, err
 	}
@@ -270,9 +270,9 @@ func auditEvents(old, r Record) []Event {
 	}
 	p, ok := r.(*PromptRecord)
 	was, _ := old.(*PromptRecord)
-	name := map[State]string{Created: "PROMPT_DETECTED", AwaitingReply: "PROMPT_ROUTED", ReplyReceived: "REPLY_RECEIVED",
-		Injected: "REPLY_INJECTED", Resolved: "PROMPT_RESOLVED", Expired: "PROMPT_EXPIRED", Canceled: "PROMPT_CANCELED",
-		Failed: "PROMPT_FAILED"}
+	name := map[State]string{Created: "PROMPT_DETECTED", AwaitingReply: "PROMPT_ROUTED",
+		ReplyReceived: "REPLY_RECEIVED", Injected: "REPLY_INJECTED", Resolved: "PROMPT_RESOLVED",
+		Expired: "PROMPT_EXPIRED", Canceled: "PROMPT_CANCELED", Failed: "PROMPT_FAILED"}
 	if !ok || was != nil && was.Status == p.Status || name[p.Status] == "" {
 		return nil
 	}
@@ -291,7 +291,8 @@ func auditEvents(old, r Record) []Event {
 		if p.Status == Injected {
 			fields = append(fields, Field{"source", replySource(p)})
 		} else if p.Reason != "" { // the operator's
-			fields = append(fields, Field{"reason_len", len(p.Reason)}, Field{"reason_sha256", digest([]byte(p.Reason))})
+			sum := digest([]byte(p.Reason))
+			fields = append(fields, Field{"reason_len", len(p.Reason)}, Field{"reason_sha256", sum})
 		}
 	case Failed:
 		fields = append(fields, Field{"reason", p.Reason})
@@ -339,7 +340,7 @@ func verify(r io.Reader, anchors []Anchor) Verdict {
 		case bad != nil:
 			v.Reason = bad.Error()
 		case seq != v.Entries+1:
-			v.Reason = fmt.Sprintf("seq is %d where %d belongs: entries were removed, inserted or reordered", seq, v.Entries+1)
+			v.Reason = fmt.Sprintf("seq is %d, not %d: entries removed, inserted or reordered", seq, v.Entries+1)
 		case prev != v.Hash:
 			v.Reason = "prev_hash is not the hash of the entry before"
 		case hash != digest(append(line[:len(line)-1-hashMember], '}')):
@@ -413,8 +414,8 @@ func cmdAudit(c *command) int {
 		if o.on("json") {
 			c.printJSON(v)
 		} else if v.OK {
-			fmt.Fprintf(c.stdout, "audit.log holds: %d entries, head %d:%s\nproves: %s\ndoes not prove: %s\n", v.Entries, v.Entries,
-				v.Hash, v.Proves, v.Limits)
+			fmt.Fprintf(c.stdout, "audit.log holds: %d entries, head %d:%s\nproves: %s\ndoes not prove: %s\n",
+				v.Entries, v.Entries, v.Hash, v.Proves, v.Limits)
 		} else {
 			fmt.Fprintf(c.stdout, "audit.log:%d: %s\n%d entries before it hold\n", v.Line, v.Reason, v.Entries)
 		}
@@ -488,7 +489,9 @@ func (c *command) printEntry(line []byte, session string, asJSON bool) {
 	text := fmt.Sprintf("%s %-8s %s%s", strings.Replace(head["ts"][:min(19, len(head["ts"]))], "T", " ", 1),
 		shortID(head["session_id"]), c.colour("1", fmt.Sprintf("%-17s", head["event"])), rest)
 	if asJSON {
-		text = c1.ReplaceAllStringFunc(string(line), func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) })
+		text = c1.ReplaceAllStringFunc(string(line), func(s string) string {
+			return fmt.Sprintf(`\u%04x`, []rune(s)[0])
+		})
 	}
 	fmt.Fprintln(c.stdout, text)
 }

@@ -367,6 +367,11 @@ func TestLongCommandIsNotHidden(t *testing.T) {
 	if p := newStage(t, "claude", "").one(claudeDialog("touch a")); p.Cut || p.Excerpt != "touch a\nDo you want to proceed?" {
 		t.Errorf("cut %v, excerpt %q", p.Cut, p.Excerpt)
 	}
+	for _, trick := range []string{"echo hi\n╌╌╌╌\nrm -rf /x\n╌╌╌╌", "Tip: || rm -rf /x", "echo Do you want to proceed?; rm -rf /x", "$ a\n\nrm -rf /x"} {
+		if p := newStage(t, "claude", "").one(claudeDialog(trick)); !strings.Contains(p.Excerpt, "rm -rf /x") {
+			t.Errorf("%q hides its danger: %q", trick, p.Excerpt)
+		}
+	}
 	dialog := strings.Replace(claudeDialog("touch a"), " Say hi", " ↑ 16 more lines", 1)
 	if p := newStage(t, "claude", "").one(dialog); !p.Cut {
 		t.Error("a dialog clipped by the window is not marked as cut")

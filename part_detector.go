@@ -72,9 +72,9 @@ type Prompt struct {
 	Excerpt     string     `json:"excerpt"`      // safe and redacted, ≤ 200 bytes, ends in "…" when cut
 	Question    string     `json:"-"`            // the sentence a person would read out, safe
 	Full        string     `json:"-"`            // the whole dialog as text, safe and redacted, ≤ 16 KiB: "Show all"
-	Cut         bool       `json:"-"`            // the excerpt hides part of what is being allowed: no quick affirmative buttons
+	Cut         bool       `json:"-"`            // the excerpt hides part of what is allowed: no quick yes
 	Choices     []Choice   `json:"choices"`      // ≤ 9
-	SafeDefault *string    `json:"safe_default"` // a choice's key, "enter", "esc" or "" (Enter with no text); nil: never type anything
+	SafeDefault *string    `json:"safe_default"` // a choice's key, "enter", "esc", "" (Enter alone); nil: type nothing
 	Idle        bool       `json:"idle"`         // an agent's empty input box: finished, waits for the next message
 	Secret      bool       `json:"secret"`       // echo is off
 	Permission  bool       `json:"-"`            // grants something: no affirmative default
@@ -82,11 +82,10 @@ type Prompt struct {
 	Pointer     int        `json:"-"`            // index of the choice highlighted now, −1 when there is no pointer
 	Ticked      []bool     `json:"-"`            // Multi: which are ticked now
 	Axis        string     `json:"-"`            // "vertical" or "horizontal": which arrows move the pointer; "" none
-	Toggle      string     `json:"-"`            // Multi: the byte that ticks the choice under the pointer; "" when its Keys do
-	Submit      string     `json:"-"`            // Multi: the bytes that end the choosing and submit (after verification), "" unknown
-	Signals     []string   `json:"signals"`      // what agreed: "hook", "protocol", "title", "pattern", "structure", "tty", "silence"
-	Fingerprint string     `json:"-"`            // same question ⇔ same fingerprint; pointer position, ticks and spinners do not count
-	Recent      string     `json:"-"`            // last 500 characters of the screen, safe and redacted: "Show last 500 characters"
+	Submit      string     `json:"-"`            // Multi: the bytes that end the choosing and submit
+	Signals     []string   `json:"signals"`      // what agreed: hook protocol title pattern structure tty silence
+	Fingerprint string     `json:"-"`            // same question ⇔ same fingerprint; pointer and ticks do not count
+	Recent      string     `json:"-"`            // the last 500 characters of the screen, safe and redacted
 }
 
 // Confidence is the band of Score: "high", "medium" or "low".
@@ -116,6 +115,8 @@ type Adapter struct {
 	EscapeBang     bool          // a leading ! / # must be defused with a space
 
 	Digits     bool           // a digit chooses a numbered option at once, without Enter
+	Pointer    string         // marks the highlighted option of its menus
+	OnPointer  bool           // the cursor stands in its row (needed where options have no numbers)
 	Submit     string         // of a list with ticks: goes on to the review
 	Box        *regexp.Regexp // the row of the empty input box, when the cursor is in it: the turn is over
 	Head       *regexp.Regexp // the first row of a dialog that has no frame
@@ -129,20 +130,20 @@ type Adapter struct {
 var adapters = []*Adapter{{
 	Name: "claude", Names: []string{"claude"}, MinVer: "2.1.0", MaxVer: "2.1.329", Hooks: "claude-settings",
 	PasteSubmit: true, SubmitDelay: 100 * time.Millisecond, ClearInput: "\x15", EscapeBang: true, Digits: true,
-	Submit:     "\x1b[C",
+	Pointer: "❯", OnPointer: true, Submit: "\x1b[C",
 	Box:        regexp.MustCompile(`^❯(\x{a0}|$)`),
 	Works:      regexp.MustCompile(`esc to interrupt|^[·✻✽✳✶✢*] .*… \(|\(running \w+ hook`),
 	WorksTitle: regexp.MustCompile(`^[◐◑◒◓]`),
 }, {
 	Name: "codex", Names: []string{"codex", "openai"}, MinVer: "0.160.0", MaxVer: "0.169.0",
-	PasteSubmit: true, SubmitDelay: 100 * time.Millisecond, ClearInput: "\x15", EscapeBang: true,
+	PasteSubmit: true, SubmitDelay: 100 * time.Millisecond, ClearInput: "\x15", Pointer: "›", EscapeBang: true,
 	Box:        regexp.MustCompile(`^›( Ask Codex to do anything)?$`),
 	Head:       regexp.MustCompile(`^(Would you like to|Folder access|Hooks need review|Question \d)`),
 	Works:      regexp.MustCompile(`\(\d+[hms][^)]* • esc to interrupt\)`),
 	WorksTitle: regexp.MustCompile(`^[⠁-⣿]`), AsksTitle: regexp.MustCompile(`^\[ [!.] \] Action Required`),
 }, {
 	Name: "gemini", Names: []string{"gemini"}, MinVer: "0.50.0", MaxVer: "0.61.0",
-	SubmitDelay: 1500 * time.Millisecond, ClearInput: "\x15", EscapeBang: true, Digits: true,
+	SubmitDelay: 1500 * time.Millisecond, ClearInput: "\x15", Pointer: "●", EscapeBang: true, Digits: true,
 	Box:        regexp.MustCompile(`^>(\s+Type your message.*)?$`),
 	Works:      regexp.MustCompile(`\(esc to cancel, \d+[hms]`),
 	WorksTitle: regexp.MustCompile(`^\s*✦`), AsksTitle: regexp.MustCompile(`^\s*✋`),
@@ -154,7 +155,8 @@ var adapters = []*Adapter{{
 	Works: regexp.MustCompile(`^[⬝■]+\s+esc (again to )?interrupt`),
 }, {
 	Name: "qwen", Names: []string{"qwen"}, MinVer: "0.20.0", MaxVer: "0.24.4",
-	PasteSubmit: true, SubmitDelay: 100 * time.Millisecond, ClearInput: "\x15", EscapeBang: true, Digits: true,
+	PasteSubmit: true, SubmitDelay: 100 * time.Millisecond, ClearInput: "\x15", EscapeBang: true,
+	Pointer: "›", Digits: true,
 	Box:        regexp.MustCompile(`^>(\s+Type your message.*)?$`),
 	Head:       regexp.MustCompile(`^\? `),
 	Works:      regexp.MustCompile(`\(\d+[hms][^)]*esc to cancel\)`),
@@ -224,16 +226,10 @@ type found struct {
 	mute  bool          // so long no byte at all must have come
 }
 
+// newDetector is a detector for the tool of a, with a screen of rows × cols cells.
 func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
-	if o.Threshold == 0 {
-		o.Threshold = 0.65
-	}
-	if o.Stuck == 0 {
-		o.Stuck = 2 * time.Second
-	}
-	if o.BufferBytes == 0 {
-		o.BufferBytes = 4096
-	}
+	o.Threshold, o.Stuck = cmp.Or(o.Threshold, 0.65), cmp.Or(o.Stuck, 2*time.Second)
+	o.BufferBytes = cmp.Or(o.BufferBytes, 4096)
 	return &Detector{Screen: newScreen(rows, cols), a: a, o: o}
 }
 
@@ -262,7 +258,7 @@ func (d *Detector) Resize(rows, cols int, now time.Time) {
 // Typed notes bytes that went to the child, by keyboard or gate. Only Enter ends a question for good.
 func (d *Detector) Typed(p []byte, now time.Time) {
 	if bytes.ContainsAny(p, "\r\n") {
-		d.entered, d.idled = now, false
+		d.entered, d.idled, d.ttyGap, d.ttyNext = now, false, 0, now.Add(settle/2)
 	}
 }
 
@@ -319,6 +315,9 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	d.pending = time.Time{}
 	d.idled = d.idled && !d.v.working()
 	f := d.found
+	if f == nil && !now.Before(d.sleep) {
+		d.slept = nil
+	}
 	if d.present(now) && (f == nil || d.still()) && !d.again(now) {
 		return nil
 	}
@@ -338,12 +337,14 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	if said {
 		return nil
 	}
-	p := f.Prompt
-	if p.Choices == nil {
-		p.Choices = []Choice{}
-	}
+	return d.prompt()
+}
+
+// prompt is what the last look found, with the end of the screen.
+func (d *Detector) prompt() *Prompt {
+	p := d.found.Prompt
 	text := []rune(redact(visible(d.Screen.Text())))
-	p.Recent = string(text[max(0, len(text)-500):])
+	p.Choices, p.Recent = append([]Choice{}, p.Choices...), string(text[max(0, len(text)-500):])
 	return &p
 }
 
@@ -389,7 +390,8 @@ func (d *Detector) again(now time.Time) bool {
 // repeats tells that f is only what was answered a moment ago and has not left the screen yet.
 func (d *Detector) repeats(f *found, now time.Time) bool {
 	late := d.sleep.Add(repeatWait)
-	if d.slept == nil || !same(f, d.slept) || f.line != "" && f.place != d.slept.place || d.out.After(d.sleep) && !now.Before(late) {
+	if d.slept == nil || !same(f, d.slept) || f.line != "" && f.place != d.slept.place ||
+		d.out.After(d.sleep) && !now.Before(late) {
 		d.slept = nil
 	} else if late.After(now) {
 		d.pending = late
@@ -437,8 +439,7 @@ func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
 	if d.look(tty, now); d.found == nil {
 		return nil
 	}
-	p := d.found.Prompt
-	return &p
+	return d.prompt()
 }
 
 // Gone tells that the question Tick last returned has left the screen for good (answered, or the program went on).
@@ -447,17 +448,12 @@ func (d *Detector) Gone(tty TTYState, now time.Time) bool {
 	return !d.present(now)
 }
 
-// masked is a digest of the screen without spinners and blinking marks, without the digits of the rows that
-// have one, and with the cursor where it shows.
+// masked is a digest of the screen without spinners, blinking marks and digits, and with the cursor where it shows.
 func (d *Detector) masked() [32]byte {
 	h := sha256.New()
 	rows, _ := d.Screen.Size()
 	for r := range rows {
-		text := d.Screen.Row(r)
-		if still := reSpinner.ReplaceAllString(text, ""); still != text {
-			text = strings.TrimSpace(reDigits.ReplaceAllString(still, "0"))
-		}
-		io.WriteString(h, text+"\n")
+		io.WriteString(h, strings.TrimSpace(reMasked.ReplaceAllString(d.Screen.Row(r), ""))+"\n")
 	}
 	if row, col, hidden := d.Screen.Cursor(); !hidden {
 		fmt.Fprint(h, row, col)
@@ -465,10 +461,7 @@ func (d *Detector) masked() [32]byte {
 	return [32]byte(h.Sum(nil))
 }
 
-var (
-	reSpinner = regexp.MustCompile(`[\x{2800}-\x{28ff}●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙]`)
-	reDigits  = regexp.MustCompile(`\d+`)
-)
+var reMasked = regexp.MustCompile(`[\d\x{2800}-\x{28ff}●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙]`)
 
 /* ----- one look at the screen ----- */
 
@@ -489,6 +482,7 @@ type viewRow struct {
 	at        int  // column where text begins
 	depth     int  // upright lines crossed on the left
 	rule      bool // nothing but lines
+	option    *option
 	top       bool // a line over the whole width or the upper edge of a frame: a dialog begins here
 }
 
@@ -515,7 +509,8 @@ func newView(s *Screen, a *Adapter, tty TTYState) *view {
 		})
 		w.text = strings.TrimRight(w.text, " █▐"+uprights+lines)
 		w.rule = w.text == "" && strings.ContainsAny(w.raw, lines)
-		w.top = w.rule && w.depth == 0 && (strings.ContainsAny(w.raw, "╭┌╔") || w.at >= cols-1 && strings.IndexAny(w.raw, "─▔━") == 0)
+		w.top = w.rule && w.depth == 0 &&
+			(strings.ContainsAny(w.raw, "╭┌╔") || w.at >= cols-1 && strings.IndexAny(w.raw, "─▔━") == 0)
 		if v.rows[r] = w; w.raw != "" {
 			v.last = r
 		}
@@ -572,10 +567,12 @@ func (v *view) attr(r, c int) Attr {
 	return a
 }
 
-// faint tells text that explains rather than offers: dim or grey.
-func faint(a Attr) bool {
+// faintAt tells text that explains rather than offers: dim or grey.
+func (v *view) faintAt(row, col int) bool {
+	a := v.attr(row, col)
 	r, g, b := a.FG>>16&0xff, a.FG>>8&0xff, a.FG&0xff
-	return a.Dim || a.FG == 8 || a.FG >= 240 && a.FG <= 250 || a.FG >= 1<<24 && r == g && g == b && r < 0xd0
+	return a.Dim || a.FG == 8 || a.FG >= 240 && a.FG <= 250 ||
+		a.FG >= 1<<24 && max(r, g, b)-min(r, g, b) <= 32 && max(r, g, b) < 0xc0
 }
 
 // odd is the index of the one place whose background is not the common one, else of the only one in its
@@ -648,8 +645,8 @@ func (v *view) judge(o DetectOptions) *found {
 // What a label says it does; refusing words win ("Continue without trusting").
 var (
 	reGrants  = regexp.MustCompile(`(?i)^(y|yes|allow|always|approve|accept|trust|grant|run|proceed|i trust)\b`)
-	reRefuses = regexp.MustCompile(`(?i)^(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|abort|` +
-		`back|disallow|continue without)\b`)
+	reRefuses = regexp.MustCompile(`(?i)^(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|` +
+		`decline|abort|back|disallow|continue without)\b`)
 )
 
 // finish adds what all prompts share: signals and score, permission, safe default, fingerprint.
@@ -675,34 +672,31 @@ func (v *view) finish(f *found, told bool, o DetectOptions) {
 	} else if told && !f.Idle {
 		f.Signals, f.Score = append(f.Signals, "title"), 1
 	}
-	refusal, grants := "esc", false
+	refusal := "esc"
 	for i := range f.Choices {
 		c := &f.Choices[i]
 		if c.Grants = reGrants.MatchString(c.Label); reRefuses.MatchString(c.Label) {
-			refusal = c.Key
+			c.Grants, refusal = false, c.Key
 		}
-		grants = grants || c.Grants
 		c.Label = clip(visible(c.Label), 60)
 	}
-	f.Permission = f.Type == MultipleChoice && grants && !f.Multi || st.State == "blocked" && st.Kind == "permission"
-	value, set := o.SafeDefaults[f.Type]
+	f.Permission = f.Type == MultipleChoice && f.grants() && !f.Multi || st.State == "blocked" && st.Kind == "permission"
 	if f.Axis == "" {
 		f.Pointer = -1
 	}
+	safe := map[PromptType]string{YesNo: "n", ConfirmEnter: "enter", MultipleChoice: "1"}[f.Type]
+	value, set := o.SafeDefaults[f.Type]
+	offered := slices.ContainsFunc(f.Choices, func(c Choice) bool { return c.Key == value })
 	switch {
-	case f.Idle, f.Secret, f.Type == Unknown:
 	case f.Permission:
-		f.SafeDefault = &refusal
-	case f.Type == YesNo:
-		f.SafeDefault = ptr("n")
-	case f.Type == ConfirmEnter:
-		f.SafeDefault = ptr("enter")
-	case f.Type == FreeText, set && slices.ContainsFunc(f.Choices, func(c Choice) bool { return c.Key == value }):
-		f.SafeDefault = &value
-	case len(f.Choices) > 0:
-		f.SafeDefault = ptr(f.Choices[max(f.Pointer, 0)].Key)
-	default:
-		f.SafeDefault = ptr("1")
+		safe = refusal
+	case f.Type == FreeText, set && offered && f.Type == MultipleChoice:
+		safe = value
+	case f.Type == MultipleChoice && len(f.Choices) > 0:
+		safe = f.Choices[max(f.Pointer, 0)].Key
+	}
+	if !f.Idle && !f.Secret && f.Type != Unknown {
+		f.SafeDefault = &safe
 	}
 	f.Question = cmp.Or(f.Question, v.s.Title(), "which one?")
 	f.Excerpt = cmp.Or(f.Excerpt, f.Question)
@@ -710,13 +704,10 @@ func (v *view) finish(f *found, told bool, o DetectOptions) {
 	f.Excerpt = clip(redact(visible(f.Excerpt)), 200)
 	f.Full = clip(redact(visible(cmp.Or(f.Full, f.Question))), 16<<10)
 	h := sha256.New() // words without blanks: the same however it is wrapped
-	for _, s := range []string{string(f.Type), f.Question, f.Excerpt, fmt.Sprint(f.Idle, f.Secret), fmt.Sprint(labels(f.Choices))} {
-		fmt.Fprintln(h, strings.Join(strings.Fields(s), ""))
-	}
+	words := fmt.Sprint(f.Type, f.Question, f.Excerpt, f.Idle, f.Secret, labels(f.Choices))
+	io.WriteString(h, strings.Join(strings.Fields(words), ""))
 	f.Fingerprint = hex.EncodeToString(h.Sum(nil)[:8])
 }
-
-func ptr(s string) *string { return &s }
 
 func labels(choices []Choice) (l []string) {
 	for _, c := range choices {
@@ -731,7 +722,8 @@ func (v *view) readIdle() *found {
 		return nil
 	}
 	w := v.rows[v.row]
-	if _, rest, typed := strings.Cut(w.text, "\u00a0"); w.text == "" && v.hidden || typed && rest != "" && !faint(v.attr(v.row, w.at+2)) {
+	_, draft, _ := strings.Cut(w.text, "\u00a0")
+	if w.text == "" && v.hidden || draft != "" && !v.faintAt(v.row, w.at+2) {
 		return nil // Claude shows a hint in grey, and what was typed in white
 	}
 	return &found{wait: settleIdle, Prompt: Prompt{Type: FreeText, Score: 0.90, Idle: true,
@@ -755,52 +747,43 @@ type option struct {
 }
 
 var (
-	reTick   = regexp.MustCompile(`^(\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*`)
-	reNumber = regexp.MustCompile(`^\(?(\d{1,2})[.):]\)?\s+`)
-	reShort  = regexp.MustCompile(`\s\((\w|esc)\)$`)
-	reCount  = regexp.MustCompile(`^\d+/\d+\b`)
-	reHint   = regexp.MustCompile(`(?i)\b(arrow|navigate|to select|to confirm|to submit|to choose|use .{0,12}keys|enter |space |` +
-		`esc )|↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
+	rePointer = regexp.MustCompile(`^[↑↓ ]*([❯›▸▶►➤‣→»>●○])\s*`)
+	reTick    = regexp.MustCompile(`^(\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*`)
+	reNumber  = regexp.MustCompile(`^\(?(\d{1,2})[.):]\)?\s+`)
+	reShort   = regexp.MustCompile(`\s\((\w|esc)\)$`)
+	reCount   = regexp.MustCompile(`^\d+/\d+\b`)
+	reHint    = regexp.MustCompile(`(?i)\b(arrow|navigate|to (select|confirm|submit|choose)|use .{0,12}keys|enter |` +
+		`space |esc )|↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
 )
 
 func (v *view) option(r int) option {
-	o := option{row: r, tick: -1}
+	if v.rows[r].option != nil {
+		return *v.rows[r].option
+	}
+	o := option{row: r, tick: -1, textAt: v.rows[r].at}
 	t := v.rows[r].text
-	strip := func(re *regexp.Regexp, cutset string) (m string) {
-		rest := strings.TrimLeft(t, cutset)
-		if re != nil {
-			if sub := re.FindStringSubmatch(t); sub != nil {
-				rest, m = t[len(sub[0]):], sub[1]
-			}
+	strip := func(re *regexp.Regexp) string {
+		m := re.FindStringSubmatch(t)
+		if m == nil {
+			return ""
 		}
-		o.textAt += utf8.RuneCountInString(t) - utf8.RuneCountInString(rest)
-		t = rest
-		return m
+		o.textAt += utf8.RuneCountInString(m[0])
+		t = t[len(m[0]):]
+		return m[1]
 	}
-	box := func() {
+	if m := strip(rePointer); m != "" && m != "○" {
+		o.pointer, _ = utf8.DecodeRuneInString(m)
+	}
+	o.at, o.tickAt = o.textAt, o.textAt
+	mark := strip(reTick)
+	if o.num = strip(reNumber); mark == "" {
 		o.tickAt = o.textAt
-		if m := strip(reTick, ""); m != "" {
-			o.tick = 0
-			if strings.ContainsAny(m, "xX*✔✓•◉◼☑☒■") {
-				o.tick = 1
-			}
-		}
+		mark = strip(reTick)
 	}
-	o.textAt = v.rows[r].at
-	strip(nil, "↑↓ ")
-	if c, _ := utf8.DecodeRuneInString(t); strings.ContainsRune("❯›▸▶►➤‣→»>●○", c) {
-		if c != '○' {
-			o.pointer = c
-		}
-		strip(nil, string(c))
-		strip(nil, " ")
+	if o.label = t; mark != "" {
+		o.tick = map[bool]int{true: 1}[strings.ContainsAny(mark, "xX*✔✓•◉◼☑☒■")]
 	}
-	o.at = o.textAt
-	box()
-	if o.num = strip(reNumber, ""); o.tick < 0 {
-		box()
-	}
-	o.label = t
+	v.rows[r].option = &o
 	return o
 }
 
@@ -811,12 +794,20 @@ func (v *view) readMenu() *found {
 	}
 	for r := v.last; r >= 0; r-- {
 		head := v.option(r)
-		if head.pointer == 0 || head.label == "" || v.a.Box != nil && (strings.ContainsRune(">→", head.pointer) ||
-			v.inBox(r) || !v.hidden && head.num == "") {
+		known := v.a.Box != nil
+		if head.label == "" || head.pointer == 0 && (head.tick < 0 || !v.hidden || known) ||
+			known && (!strings.ContainsRune(v.a.Pointer, head.pointer) || v.inBox(r) || !v.hidden && head.num == "" ||
+				v.a.OnPointer && r != v.row && head.num == "") {
 			continue
 		}
-		if opts := v.options(head); (len(opts) > 1 || len(opts) == 1 && head.tick >= 0) && v.live(opts) {
-			return v.menu(opts)
+		var opts []option
+		for start := r; start > r-20 && start >= 0; start-- {
+			if o := v.options(head, start); len(o) > len(opts) {
+				opts = o
+			}
+		}
+		if (len(opts) > 1 || len(opts) == 1 && head.tick >= 0) && v.live(opts) {
+			return v.menu(opts, Attr{FG: -1, BG: -1})
 		}
 	}
 	return nil
@@ -829,13 +820,14 @@ func (v *view) kind(r int, head option, num int) byte {
 		return map[bool]byte{true: 'r', false: 'b'}[w.rule]
 	}
 	o := v.option(r)
-	dimmer := o.tick < 0 && faint(v.attr(r, o.textAt)) && !faint(v.attr(head.row, head.textAt)) &&
+	dimmer := o.tick < 0 && v.faintAt(r, o.textAt) && !v.faintAt(head.row, head.textAt) &&
 		!strings.HasPrefix(v.rows[r].text, "○")
 	_, cols := v.s.Size()
 	spilled := r > 0 && r+1 < len(v.rows) && len([]rune(v.rows[r-1].raw)) > cols-20 && v.option(r+1).at == head.at
 	switch {
-	case head.num != "" && (o.num != "" && o.num == fmt.Sprint(num) || o.num == "" && head.tick >= 0 && o.at == head.tickAt),
-		head.num == "" && o.num == "" && o.at == head.at && (o.tick < 0) == (head.tick < 0) && !dimmer && !reCount.MatchString(o.label):
+	case head.num != "" && (o.num == fmt.Sprint(num) || o.num == "" && head.tick >= 0 && o.at == head.tickAt),
+		head.num == "" && o.num == "" && o.at == head.at && (o.tick < 0) == (head.tick < 0) && !dimmer &&
+			!reCount.MatchString(o.label):
 		return 'o'
 	case o.at > head.at, dimmer, r > 0 && v.s.Wrapped(r-1), spilled:
 		return 'c'
@@ -843,42 +835,31 @@ func (v *view) kind(r int, head option, num int) byte {
 	return 'x'
 }
 
-// options collects the menu whose pointer is at head.
-func (v *view) options(head option) (opts []option) {
-	start, num := head.row, 0
-	fmt.Sscan(head.num, &num)
-	for r, gap := head.row-1, 0; r >= 0 && gap < 4; r-- {
-		switch k := v.kind(r, head, num-1); {
-		case k == 'o' && (head.num == "" || num > 1):
-			start, gap = r, 0
-			if v.option(r).num != "" {
-				num--
-			}
-		case k == 'c', head.num != "" && num > 1, k == 'b' && gap > 0:
-			gap++
-		default:
-			gap = 4
-		}
-	}
-	described := false
+// options reads the menu with head's pointer from row start on; nil when it does not come as far as head.
+func (v *view) options(head option, start int) (opts []option) {
+	num, described := 1, false
+	fmt.Sscan(v.option(start).num, &num)
 	for r, gap := start, 0; r <= v.last && gap < 3; r++ {
-		switch k := v.kind(r, head, num); {
+		k := v.kind(r, head, num)
+		switch o := v.option(r); {
 		case k == 'o':
-			o := v.option(r)
 			if opts, gap, described = append(opts, o), 0, false; o.num != "" {
 				num++
 			}
 		case k == 'c' && gap == 0 && len(opts) > 0:
+			last := &opts[len(opts)-1]
 			described = true
-			o, last := v.option(r), &opts[len(opts)-1]
-			if (o.at == last.textAt || o.at < last.at) && faint(v.attr(r, o.at)) == faint(v.attr(last.row, last.textAt)) {
+			if fits := o.at == last.textAt || o.at < last.at; fits && v.faintAt(r, o.at) == v.faintAt(last.row, last.textAt) {
 				last.label += " " + v.rows[r].text
 			}
-		case k == 'x' || k == 'c' || head.num == "" && (k == 'r' || !described):
-			return opts
+		case k == 'x' || k == 'c' || len(opts) == 0 || head.num == "" && (k == 'r' || !described):
+			gap = 3
 		default:
 			gap++
 		}
+	}
+	if len(opts) == 0 || opts[len(opts)-1].row < head.row {
+		return nil
 	}
 	return opts
 }
@@ -902,23 +883,34 @@ func (v *view) live(opts []option) bool {
 	return below <= 9 && (hint || inside && (v.tty.Reading == ReadingYes || opts[0].num != ""))
 }
 
-// menu makes the prompt of a list of options.
-func (v *view) menu(opts []option) *found {
+// menu makes the prompt of a list of options; base is how its background is drawn.
+func (v *view) menu(opts []option, base Attr) *found {
 	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Pointer: -1, Axis: "vertical"}}
-	for i, o := range opts[:min(len(opts), 9)] {
+	var attrs []Attr
+	for i, o := range opts {
+		if attrs = append(attrs, v.attr(o.row, o.textAt)); o.pointer != 0 {
+			f.Pointer = i
+		}
+	}
+	if f.Pointer < 0 {
+		f.Pointer = odd(attrs, base)
+	}
+	lo := max(0, f.Pointer-8) // nine of them, the pointer among them
+	f.Pointer -= lo
+	for i, o := range opts[lo:min(len(opts), lo+9)] {
 		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i+1)), Label: o.label}
 		if m := reShort.FindStringSubmatch(o.label); m != nil && v.a.Box != nil {
 			c.Keys = strings.Replace(m[1], "esc", "\x1b", 1)
+		}
+		if v.a.Box != nil {
+			c.Label = reSegment.FindString(c.Label) // the rest is a description
 		}
 		if o.num != "" && v.a.Digits {
 			c.Keys = o.num
 		} else if o.num == "" && opts[0].num != "" {
 			c.Key = strings.ToLower(o.label) // Submit
 		}
-		if o.pointer != 0 {
-			f.Pointer = i
-		}
-		f.Multi = f.Multi || o.tick >= 0
+		f.Multi = f.Multi || o.tick >= 0 && !strings.Contains(v.rows[o.row].text, "(")
 		f.Choices, f.Ticked = append(f.Choices, c), append(f.Ticked, o.tick == 1)
 	}
 	v.describe(f, opts[0].row, opts[len(opts)-1].row)
@@ -928,45 +920,50 @@ func (v *view) menu(opts []option) *found {
 var (
 	reAsked  = regexp.MustCompile(`^[^:]*\?\W*$`)
 	reLead   = regexp.MustCompile(`^[?◆◇✔●■]\s+`)
-	reHinted = regexp.MustCompile(`\s*([\[(](?i:use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*[\])]|› ?-? ?Use arrow-keys.*|[›…·]\s*)$`)
+	reHinted = regexp.MustCompile(`\s*([\[(](?i:use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*[\])]|` +
+		`› ?-? ?Use arrow-keys.*|[›…·]\s*)$`)
 	reCommon = regexp.MustCompile(`(?i)^(yesno|noyes)$`)
 )
 
 // describe completes a dialog whose choices are in rows first to end: yes/no, ticks, question, text, excerpt.
 func (v *view) describe(f *found, first, end int) {
-	if f.Ticked != nil && !f.Multi {
-		f.Ticked = nil
-	} else if f.Submit = v.a.Submit; f.Multi && f.Submit == "" {
-		f.Submit, f.Toggle = "\r", " "
+	if f.Submit = cmp.Or(v.a.Submit, "\r"); !f.Multi {
+		f.Ticked, f.Submit = nil, ""
 	}
 	if len(f.Choices) == 2 && v.a.Box == nil && reCommon.MatchString(f.Choices[0].Label+f.Choices[1].Label) {
-		for i := range f.Choices {
-			f.Type, f.Choices[i].Key = YesNo, strings.ToLower(f.Choices[i].Label[:1])
+		f.Type, f.Choices[0].Key, f.Choices[1].Key = YesNo, "n", "y"
+		if strings.EqualFold(f.Choices[0].Label, "yes") {
+			f.Choices[0].Key, f.Choices[1].Key = "y", "n"
 		}
 	}
-	top, blank := first, 0
-	for ; top > 0 && !v.rows[top-1].top && blank < 2; top-- {
-		if top < first && v.a.Head != nil && v.a.Head.MatchString(v.rows[top].text) {
-			break
+	top, headed := first, false
+	for blank := 0; top > 0 && !v.rows[top-1].top && blank < 2 && !headed; top-- {
+		if w := v.rows[top-1]; v.a.Box != nil || w.text != "" || w.rule || w.depth > 0 {
+			blank = -1
 		}
-		if blank++; v.a.Box != nil || v.rows[top-1].text != "" || v.rows[top-1].rule {
-			blank = 0
+		blank++
+		headed = v.a.Head != nil && v.a.Head.MatchString(v.rows[top-1].text)
+	}
+	dashes := []int{}
+	for r := top; r < first; r++ {
+		if v.rows[r].rule && strings.Contains(v.rows[r].raw, "╌╌") {
+			dashes = append(dashes, r)
 		}
 	}
-	var body []string     // paragraphs
-	var about [4][]string // lines: all, after "$ ", in an inner frame, between dashed rules; the last that has any is the command
-	on := [4]bool{true}
-	gap := true
+	var body []string // paragraphs
+	// about are the lines: all, from "$ " on, in an inner frame, between dashed rules; the last with any is asked about
+	var about [4][]string
+	shell, gap := false, true
 	for r := top; r < first; r++ {
 		w := v.rows[r]
-		on[3] = on[3] != (w.rule && strings.Contains(w.raw, "╌╌"))
-		if w.text == "" || strings.HasPrefix(w.text, "Tip: ") {
-			gap, on[1] = true, false
+		dashed := len(dashes) > 1 && r > dashes[0] && r < dashes[len(dashes)-1]
+		if shell = shell || strings.HasPrefix(w.text, "$ "); w.text == "" || strings.HasPrefix(w.text, "Tip: ") && !dashed ||
+			strings.Contains(w.text, "____") {
+			gap = true
 			continue
 		}
-		on[1], on[2] = on[1] || strings.HasPrefix(w.text, "$ "), w.depth > 1
-		for i := range about {
-			if on[i] {
+		for i, is := range []bool{true, shell, w.depth > 1, dashed} {
+			if is {
 				about[i] = append(about[i], w.text)
 			}
 		}
@@ -979,38 +976,52 @@ func (v *view) describe(f *found, first, end int) {
 		}
 	}
 	best := -1
-	for i, p := range body { // the question: what begins with a mark, ends with "?", contains one, stands last
+	for i, p := range body { // the question: what begins with a mark, is a question, contains one, stands last
 		score := i
-		for bonus, yes := range map[int]bool{100: strings.Contains(p+" ", "? "), 200: reAsked.MatchString(p),
-			400: v.a.Box == nil && strings.HasPrefix(p, "? ")} {
-			if yes {
-				score += bonus
-			}
+		if v.a.Box == nil && strings.HasPrefix(p, "? ") {
+			score += 300
+		} else if reAsked.MatchString(p) {
+			score += 200
+		} else if strings.Contains(p+" ", "? ") {
+			score += 100
 		}
 		if score > best {
 			best, f.Question = score, reHinted.ReplaceAllString(reLead.ReplaceAllString(p, ""), "")
 		}
 	}
-	clipped := false
+	f.Cut = v.a.Box != nil && top == 0 && !headed // it begins above the screen
 	for _, w := range v.rows[top : end+1] {
-		clipped = clipped || strings.HasPrefix(w.text, "↑") || strings.HasPrefix(w.text, "↓")
+		f.Cut = f.Cut || strings.HasPrefix(w.text, "↑") || strings.HasPrefix(w.text, "↓")
 		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
 	}
-	if f.Type != MultipleChoice || !slices.ContainsFunc(f.Choices, func(c Choice) bool { return reGrants.MatchString(c.Label) }) {
+	if f.Cut = f.Cut && f.grants(); f.Type != MultipleChoice || !f.grants() {
 		return
 	}
-	for i := range about[1:] {
-		if len(about[i+1]) > 0 {
-			about[0] = about[i+1]
+	v.quote(f, about)
+}
+
+// quote makes the excerpt of a permission question: what is asked about, with its head and its tail, then the question.
+func (v *view) quote(f *found, about [4][]string) {
+	for _, a := range about[1:] {
+		if len(a) > 0 {
+			about[0] = a
 		}
 	}
-	about[0] = slices.DeleteFunc(about[0], func(s string) bool { return strings.Contains(s, f.Question) })
+	about[0] = slices.DeleteFunc(about[0], func(s string) bool {
+		return strings.Contains(f.Question, reHinted.ReplaceAllString(reLead.ReplaceAllString(s, ""), ""))
+	})
 	subject, ask := redact(visible(strings.Join(about[0], "\n"))), clip(redact(visible(f.Question)), 80)
-	if f.Excerpt, f.Cut = strings.TrimSpace(subject+"\n"+ask), clipped; len(f.Excerpt) > 200 {
+	if f.Excerpt = strings.TrimSpace(subject + "\n" + ask); len(f.Excerpt) > 200 {
 		half := (200 - len(ask) - 10) / 2
 		head, tail := strings.ToValidUTF8(subject[:half], ""), strings.ToValidUTF8(subject[len(subject)-half:], "")
 		f.Excerpt, f.Cut = head+" … "+tail+"\n"+ask+"…", true
 	}
+}
+
+func (f *found) grants() bool {
+	return slices.ContainsFunc(f.Choices, func(c Choice) bool {
+		return reGrants.MatchString(c.Label) && !reRefuses.MatchString(c.Label)
+	})
 }
 
 /* ----- dialogs with buttons ----- */
@@ -1019,7 +1030,8 @@ var (
 	reButtons = regexp.MustCompile(`^(<\s*[^<>]{1,20}\s*>\s*)+$`)
 	reButton  = regexp.MustCompile(`<\s*([^<>]*?)\s*>`)
 	reRadio   = regexp.MustCompile(`^([●○])\s*(\S.*?)\s*/\s*[●○]\s*(\S.*)$`)
-	reSegment = regexp.MustCompile(`\S+( \S+)*`)
+	reSegment = regexp.MustCompile(`(\S+(?: \S+)*)`)
+	reToggle  = regexp.MustCompile(`(?i)› (no / yes|yes / no)$`)
 	reKeyTip  = regexp.MustCompile(`⇆|^(ctrl|enter|esc|tab)\b`)
 )
 
@@ -1037,71 +1049,62 @@ func (v *view) readBox() *found {
 	if r <= 0 || v.tty.Canonical {
 		return nil
 	}
-	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90}}
-	var attrs []Attr
-	for i, m := range reButton.FindAllStringSubmatchIndex(v.rows[r].text, -1) {
-		from, to := v.rows[r].at+m[0], v.rows[r].at+m[1]
-		f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: v.rows[r].text[m[2]:m[3]]})
-		if attrs = append(attrs, v.attr(r, from+1)); v.row == r && v.col >= from && v.col < to {
-			f.Pointer = i // dialog(1) puts the cursor on the button
-		}
-	}
 	base := v.attr(r, v.rows[r].at-1)
-	f.Pointer = max(f.Pointer, odd(attrs, base))
-	top := r
-	for edge := false; top > 0 && !edge && (v.rows[top-1].depth > 0 || strings.ContainsAny(v.rows[top-1].raw, lines)); {
-		top--
-		edge = v.rows[top].depth == 0 && strings.ContainsAny(v.rows[top].raw, "╭┌╔")
+	if w := v.rows[v.row]; !v.hidden && v.row < r && r-v.row < 6 && w.depth > 0 &&
+		(w.depth > 1 || strings.Contains(w.raw, "_")) {
+		f := &found{Prompt: Prompt{Type: FreeText, Score: 0.90}} // the cursor is in a field
+		v.describe(f, r, r)
+		f.Secret = reSecret.MatchString(f.Question)
+		return f
 	}
-	var words, list []int
-	for i := top; i < r; i++ {
-		if strings.Trim(v.rows[i].text, "_ ") != "" {
-			words = append(words, i)
+	end := r - 1
+	for end > 0 && v.rows[end].text == "" {
+		end--
+	}
+	var list []option // rows above the buttons that look alike, ticked or one drawn unlike the others
+	var attrs []Attr
+	for i := end; i >= 0 && v.rows[i].depth > 0 && v.rows[i].text != ""; i-- {
+		if o, last := v.option(i), v.option(end); (o.tick < 0) == (last.tick < 0) && (o.tick >= 0 || o.at == last.at) {
+			list, attrs = append([]option{o}, list...), append(attrs, v.attr(i, o.at))
+		} else {
+			break
 		}
 	}
-	field := !v.hidden && v.row > top && v.row < r && (v.rows[v.row].depth > 1 || strings.Contains(v.rows[v.row].raw, "_"))
-	for n := len(words) - 1; n >= 0 && !field && len(list) == 0; n-- { // the longest end of words that is a list
-		rows := words[len(words)-1-n:]
-		attrs = nil
-		for _, i := range rows {
-			o, first := v.option(i), v.option(rows[0])
-			if v.rows[i].depth > 0 && (o.tick < 0) == (first.tick < 0) && (o.tick >= 0 || o.at == first.at) {
-				attrs = append(attrs, v.attr(i, o.at))
-			}
-		}
-		if p := odd(attrs, base); len(attrs) == len(rows) && (p >= 0 && n > 0 || v.option(rows[0]).tick >= 0) {
-			list, f.Pointer = rows, max(p, 0)
-		}
-	}
-	if bare && len(list) == 0 {
+	if len(list) > 0 && (list[0].tick >= 0 || len(list) > 1 && odd(attrs, base) >= 0) {
+		return v.menu(list, base)
+	} else if bare {
 		return nil
 	}
-	for _, i := range words {
-		if (len(list) == 0 || i < list[0]) && (!field || i < v.row || strings.Contains(v.rows[i].text, ":")) {
-			f.Question += strings.TrimRight(v.rows[i].text, "_ ") + " "
-		}
-	}
-	switch f.Axis = "horizontal"; {
-	case field:
-		f.Type, f.Choices, f.Axis = FreeText, nil, ""
-		f.Secret = reSecret.MatchString(strings.TrimSpace(f.Question))
-	case len(list) > 0:
-		f.Choices, f.Axis = nil, "vertical"
-		for i, r := range list[:min(len(list), 9)] {
-			o := v.option(r)
-			f.Multi = f.Multi || o.tick >= 0 && strings.Contains(v.rows[r].text, "[")
-			f.Choices, f.Ticked = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: o.label}), append(f.Ticked, o.tick == 1)
-		}
-	case len(f.Choices) == 1:
+	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "horizontal"}}
+	v.buttons(f, r, 0, reButton, base)
+	if len(f.Choices) == 1 {
 		f.Type, f.Choices, f.Axis = ConfirmEnter, nil, ""
 	}
-	question := strings.TrimSpace(f.Question)
 	v.describe(f, r, r)
-	f.Question, f.Excerpt, f.Cut = question, question, false
 	return f
 }
 
-// readButtons finds choices side by side: "● Yes / ○ No" (clack), opencode's row of buttons.
+// buttons reads the choices that re finds in row r from byte from on. The pointer is at the one drawn unlike the
+// others, or where the cursor is (dialog puts it there).
+func (v *view) buttons(f *found, r, from int, re *regexp.Regexp, base Attr) {
+	var attrs []Attr
+	text := v.rows[r].text
+	for i, m := range re.FindAllStringSubmatchIndex(text[from:], 9) {
+		label := text[from+m[len(m)-2] : from+m[len(m)-1]]
+		if reKeyTip.MatchString(label) {
+			break
+		}
+		at := v.rows[r].at + utf8.RuneCountInString(text[:from+m[0]])
+		if v.row == r && v.col >= at && v.col < at+m[1]-m[0] {
+			f.Pointer = i
+		}
+		f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: label})
+		attrs = append(attrs, v.attr(r, at+(m[1]-m[0])/2))
+	}
+	f.Pointer = max(f.Pointer, odd(attrs, base))
+}
+
+// readButtons finds choices side by side: "● Yes / ○ No" (clack), "No / Yes" (prompts), opencode's row of buttons.
 func (v *view) readButtons() *found {
 	for r := v.last; r >= max(0, v.last-4) && !v.tty.Canonical; r-- {
 		t := v.rows[r].text
@@ -1109,16 +1112,10 @@ func (v *view) readButtons() *found {
 		if m := reRadio.FindStringSubmatch(t); m != nil {
 			f.Choices = []Choice{{Key: "1", Label: m[2]}, {Key: "2", Label: m[3]}}
 			f.Pointer = map[string]int{"●": 0, "○": 1}[m[1]]
+		} else if reToggle.MatchString(t) {
+			v.buttons(f, r, strings.LastIndex(t, "›"), regexp.MustCompile(`(\w+)`), Attr{FG: -1, BG: -1})
 		} else if strings.Contains(t, "⇆") {
-			var attrs []Attr
-			for i, m := range reSegment.FindAllStringIndex(t, 9) {
-				if reKeyTip.MatchString(t[m[0]:m[1]]) {
-					break
-				}
-				f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: t[m[0]:m[1]]})
-				attrs = append(attrs, v.attr(r, v.rows[r].at+m[0]))
-			}
-			f.Pointer = max(odd(attrs, v.attr(r, v.rows[r].at-1)), 0)
+			v.buttons(f, r, 0, reSegment, v.attr(r, v.rows[r].at-1))
 		}
 		if len(f.Choices) > 1 {
 			v.describe(f, r, r)
@@ -1131,17 +1128,22 @@ func (v *view) readButtons() *found {
 /* ----- questions on the cursor's line ----- */
 
 var (
-	reMarked  = regexp.MustCompile(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]`)
-	reSplit   = regexp.MustCompile(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
-	reWord    = regexp.MustCompile(`(?i)^(yes|no|always|never|all|none|quit|cancel|retry|abort|ignore|skip|edit|help|fingerprint|once|C-.)$`)
-	reTyped   = regexp.MustCompile(`(?i)(?:type|enter)\s+['"‘]?(yes)['"’]?\b|\b(yes)\s*/\s*no\s*[?:]?$|\b(y)\s*/\s*n\s*[?:]?$`)
+	reTurning = regexp.MustCompile(`^[\x{2800}-\x{28ff}]`)
+	reMarked  = regexp.MustCompile(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
+		`\b(?i:yes ?/ ?no|y ?/ ?n|y or n|(?:type|press|enter) ['"‘]?(?:yes|y)\b['"’]?)`)
+	reSplit = regexp.MustCompile(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
+	reWord  = regexp.MustCompile(`(?i)^(yes|no|always|never|all|none|quit|cancel|retry|abort|ignore|skip|edit|help|` +
+		`fingerprint|once|C-.)$`)
+	reQuoted  = regexp.MustCompile(`(?i)^(?:type|press|enter) ['"‘]?(yes|y)\b`)
+	reYn      = regexp.MustCompile(`^(yn[a-z?]{0,7}|ny)$`)
+	reYesNo   = regexp.MustCompile(`(?i)^(y|n|yes|no)$`)
 	reHotkeys = regexp.MustCompile(`[\[(]([A-Za-z])[\])]([a-z][\w-]*(?: [A-Za-z][\w-]*)?)`)
-	rePress   = regexp.MustCompile(`(?i)\b(press|hit|strike|push)\s+(the\s+)?[\[<("']?(enter|return|any\s+key|a\s+key|space)\b|` +
-		`\[(press )?(enter|return|more)\]\s*$`)
+	rePress   = regexp.MustCompile(`(?i)\b(press|hit|strike|push)\s+(the\s+)?[\[<("']?(enter|return|an?y?\s+key|` +
+		`space)\b|\[(press )?(enter|return|more)\]\s*$`)
 	reNotPress = regexp.MustCompile(`(?i)to skip|for (the )?default|selection|number|choice|keep|path|press [a-z] to`)
 	rePager    = regexp.MustCompile(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
-	reSecret   = regexp.MustCompile(`(?i)\b(password|pass ?phrase|passcode|pin|secret|secret value|token|api[ _-]?key|otp|` +
-		`(verification|2fa) code)\b[^?]*[:›>]?\s*$`)
+	reSecret   = regexp.MustCompile(`(?i)\b(password|pass ?phrase|passcode|pin|secret( value)?|token|api[ _-]?key|` +
+		`otp|(verification|2fa) code)\b[^?]*[:›>]?\s*$`)
 	reREPL = regexp.MustCompile(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
 		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|(?i:(cmd|command)\b[^:]*:))$`)
 	reChoose  = regexp.MustCompile(`(?i)choice|choose|select|option|number|which|pick|\bwhat\b|your |#\?|\d ?- ?\d`)
@@ -1150,7 +1152,7 @@ var (
 	reOrder   = regexp.MustCompile(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
 	reText    = regexp.MustCompile(`[:?›>]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
 	reItem    = regexp.MustCompile(`^\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s|\s{2,})\s*(\S.*)$`)
-	reLetters = regexp.MustCompile(`^(?:\s*([A-Za-z?])\)\s+|\s{2,}([A-Za-z])\s{2,})(\S.*)$`)
+	reLetters = regexp.MustCompile(`^(?:\s*([A-Za-z?])(?:\)| =)\s+|\s{2,}([A-Za-z])\s{2,})(\S.*)$`)
 	reColumns = regexp.MustCompile(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
 )
 
@@ -1159,29 +1161,28 @@ func (v *view) readLine(o DetectOptions) *found {
 	line, top := v.cursorLine()
 	text := strings.TrimSpace(line)
 	f := &found{line: line, place: v.place(top), Prompt: Prompt{Signals: []string{"pattern"}, Question: text, Score: 0.85}}
-	busy := v.tty.Reading == ReadingBusy
-	spinner, _ := utf8.DecodeRuneInString(text)
+	known, busy := v.a.Box != nil, v.tty.Reading == ReadingBusy
 	switch {
-	case busy && v.tty.Canonical && v.tty.Echo, v.a.Box != nil && v.s.AltScreen(), spinner >= 0x2800 && spinner <= 0x28ff:
+	case busy && v.tty.Canonical && v.tty.Echo, known && v.s.AltScreen(), reTurning.MatchString(text):
 		return nil
-	case v.tty.Canonical && !v.tty.Echo && text != "":
-		f.Type, f.Secret = FreeText, true
-		return v.paragraph(f, top)
 	case text == "":
 		return v.readAbove(f, o)
+	case v.tty.Canonical && !v.tty.Echo:
+		f.Type, f.Secret = FreeText, true
+		return v.paragraph(f, top)
 	case v.s.AltScreen() && v.row < v.last-2,
-		v.after() != "" && !v.s.AltScreen() && !reLead.MatchString(text) && !faint(v.attr(v.row, v.col)):
+		v.after() != "" && !v.s.AltScreen() && !reLead.MatchString(text) && !v.faintAt(v.row, v.col):
 		return nil
-	}
-	if strings.HasPrefix(text, "(") && strings.HasSuffix(text, ")") && strings.Contains(text, " ") {
-		above, up := v.lineAbove(top) // a remark in brackets below the question
-		text, top = strings.TrimSpace(above)+" "+text, max(up, 0)
+	case strings.HasPrefix(text, "(") && strings.HasSuffix(text, ")") && strings.Contains(text, " "): // a remark below it
+		if above, up := v.lineAbove(top); up >= 0 {
+			text, top = strings.TrimSpace(above)+" "+text, up
+		}
 		f.Question = text
 	}
-	if v.named(f, text, top) || !busy && v.a.Box == nil && v.worded(f, text, top) {
+	switch {
+	case v.named(f, text, top), !busy && !known && v.worded(f, text, top):
 		return v.paragraph(f, top)
-	}
-	if busy || v.a.Box != nil || v.s.AltScreen() || v.hidden {
+	case busy, known, v.s.AltScreen(), v.hidden:
 		return nil
 	}
 	f.Type, f.Score, f.wait, f.mute, f.Signals = Unknown, 0.60, o.Stuck, true, []string{"silence"}
@@ -1190,19 +1191,16 @@ func (v *view) readLine(o DetectOptions) *found {
 
 // named finds questions that name their answers: a list, letters, a key to press.
 func (v *view) named(f *found, text string, top int) bool {
-	switch {
-	case !v.tty.Canonical && v.row >= v.last && rePager.MatchString(strings.TrimSpace(v.cells(v.row, 0, v.col))),
-		v.s.AltScreen() && v.row == v.last && v.attr(v.row, 0).Reverse && v.tty.Reading == ReadingYes: // less: the file's name
+	if !v.tty.Canonical && v.row >= v.last && rePager.MatchString(strings.TrimSpace(v.cells(v.row, 0, v.col))) ||
+		v.s.AltScreen() && v.row == v.last && v.attr(v.row, 0).Reverse && v.tty.Reading == ReadingYes { // less: a file name
 		f.Type = ConfirmEnter
-	case v.listAbove(f, text, top):
-	case v.marked(f, text):
-	case rePress.MatchString(text) && !reNotPress.MatchString(text):
+	} else if !v.listAbove(f, text, top) && !v.marked(f, text) && presses(text) {
 		f.Type = ConfirmEnter
-	default:
-		return false
 	}
-	return true
+	return f.Type != ""
 }
+
+func presses(text string) bool { return rePress.MatchString(text) && !reNotPress.MatchString(text) }
 
 // worded finds questions by their words and how they end; they need a reader, or silence.
 func (v *view) worded(f *found, text string, top int) bool {
@@ -1229,34 +1227,29 @@ func (v *view) worded(f *found, text string, top int) bool {
 
 // marked finds "[Y/n]" in its forms, letter menus and hot keys in text.
 func (v *view) marked(f *found, text string) bool {
-	f.Choices = nil
-	if keys := reHotkeys.FindAllStringSubmatch(text, -1); len(keys) > 1 {
-		for _, k := range keys {
-			f.Choices = append(f.Choices, v.typed(k[1], k[1], k[1]+k[2], false))
-		}
-	} else if m := reTyped.FindStringSubmatch(text); m != nil {
-		yes, no := "yes", "no"
-		if m[3] != "" {
-			yes, no = "y", "n"
-		} else if strings.Contains(text, "capital") {
-			yes = "YES"
-		}
-		f.Choices = []Choice{v.typed(yes, yes, yes, false), v.typed(no, no, no, false)}
-	} else {
+	f.Choices, f.Type = nil, ""
+	keys := reHotkeys.FindAllStringSubmatch(text, -1)
+	for _, k := range keys {
+		f.Choices = append(f.Choices, v.typed(k[1], k[1], k[1]+k[2], false))
+	}
+	if len(keys) < 2 {
+		f.Choices = nil
 		all := reMarked.FindAllStringSubmatchIndex(text, -1)
 		for i := len(all) - 1; i >= max(0, len(all)-3) && f.Choices == nil; i-- {
 			m := all[i]
+			tokens, single := readMarker(text[m[0]:m[1]])
 			before, rest := strings.TrimSpace(text[:m[0]]), strings.Trim(text[m[1]:], " ?:>›»…")
-			tokens, single := answerTokens(text[m[2]:m[3]])
-			angle := text[m[0]] == '<'
-			one := len(tokens) == 1
+			one, told := len(tokens) == 1, reQuoted.MatchString(strings.Trim(text[m[0]:m[1]], "[("))
 			switch {
-			case len(tokens) == 0, one && (before == "" || rest != ""), angle && !one,
-				one && !angle && !strings.HasSuffix(before, "?") && !strings.ContainsAny(text[m[1]:], "?:"),
-				rest != "" && !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3: // an answer was typed
+			case len(tokens) == 0, !told && (one && (before == "" || rest != "") ||
+				rest != "" && !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3 || // an answer was typed
+				one && !single && !strings.HasSuffix(before, "?") && !strings.ContainsAny(text[m[1]:], "?:")):
 				continue
 			case one && len(tokens[0]) > 1:
-				tokens = []string{"yes", "no"}
+				tokens = []string{tokens[0], "no"}
+				if strings.EqualFold(tokens[0], "no") {
+					tokens[0] = "yes"
+				}
 			case one:
 				tokens = []string{"y", "n"}
 			}
@@ -1265,58 +1258,59 @@ func (v *view) marked(f *found, text string) bool {
 				if strings.EqualFold(t, "y") || strings.EqualFold(t, "n") {
 					key = strings.ToLower(t) // the capital only marks the default
 				}
-				f.Choices = append(f.Choices, v.typed(t, key, t, angle || single))
+				f.Choices = append(f.Choices, v.typed(t, key, t, single))
 			}
 		}
 	}
-	var yesNo [2]*Choice
-	f.Type = YesNo
-	for i := range f.Choices {
-		switch c := &f.Choices[i]; strings.ToLower(c.Label) {
+	var yes, no Choice
+	plain := true
+	for _, c := range f.Choices {
+		switch strings.ToLower(c.Label) {
 		case "y", "yes":
-			yesNo[0] = c
+			yes = Choice{Key: "y", Label: "Yes", Keys: c.Keys}
 		case "n", "no":
-			yesNo[1] = c
-		case "?", "q", "quit", "h", "help", "fingerprint":
+			no = Choice{Key: "n", Label: "No", Keys: c.Keys}
 		default:
-			f.Type = MultipleChoice
+			plain = plain && strings.Contains(" ? q quit h help fingerprint ", " "+strings.ToLower(c.Label)+" ")
 		}
 	}
-	if yesNo[0] == nil || yesNo[1] == nil {
-		f.Type = MultipleChoice
-	} else if f.Type == YesNo {
-		f.Choices = []Choice{{Key: "y", Label: "Yes", Keys: yesNo[0].Keys}, {Key: "n", Label: "No", Keys: yesNo[1].Keys}}
+	if len(f.Choices) == 0 {
+		return false
 	}
-	return len(f.Choices) > 0
+	if f.Type = MultipleChoice; plain && yes.Key != "" && no.Key != "" {
+		f.Type, f.Choices = YesNo, []Choice{yes, no}
+	}
+	return true
 }
 
-// answers splits what stands in the brackets of a marker; nil when that is no list of answers. single:
-// letters without anything between them ("[12?q]"), which are read one key at a time.
-func answerTokens(inner string) (tokens []string, single bool) {
-	parts := reSplit.Split(strings.TrimSpace(inner), -1)
-	if len(parts) == 1 {
-		low := strings.ToLower(strings.Trim(inner, "[] "))
-		switch single = len(low) <= 9 && strings.Contains(low, "?") && !strings.Contains(low, " "); {
-		case slices.Contains([]string{"y", "n", "yes", "no"}, low):
-			return []string{low}, false
-		case single, strings.HasPrefix(low, "yn") && len(low) <= 9, low == "ny":
-			return strings.Split(inner, ""), single
+// readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'", "<y>", "[Ynq]".
+// single: letters that are read one key at a time ("<y>", "[12?q]").
+func readMarker(marker string) (tokens []string, single bool) {
+	inner := strings.Trim(marker, "[](){}<>")
+	low := strings.ToLower(inner)
+	letters := reYn.MatchString(low) || len(low) <= 9 && !strings.ContainsAny(low, " ,/|") && strings.Contains(low, "?")
+	if m := reQuoted.FindStringSubmatch(inner); m != nil {
+		if tokens = []string{m[1]}; strings.Contains(inner, "capital") {
+			tokens[0] = strings.ToUpper(m[1])
 		}
-		return nil, false
+		return tokens, false
+	} else if letters {
+		return strings.Split(inner, ""), strings.Contains(low, "?")
 	}
-	words := 0
-	for _, p := range parts {
+	words, yes := 0, false
+	for _, p := range reSplit.Split(inner, -1) {
 		p = strings.Trim(p, "[]'\"‘’ ")
 		if tokens = append(tokens, p); utf8.RuneCountInString(p) != 1 {
 			if words++; !reWord.MatchString(p) {
 				return nil, false
 			}
 		}
+		yes = yes || reYesNo.MatchString(p)
 	}
-	if words > 0 && !slices.ContainsFunc(tokens, func(t string) bool { return strings.ToLower(t[:min(1, len(t))]) == "y" }) {
+	if single = marker[0] == '<'; !yes && (words > 0 || len(tokens) == 1) || single && len(tokens) > 1 {
 		return nil, false
 	}
-	return tokens, false
+	return tokens, single
 }
 
 // typed is a choice that is typed: with Enter, unless the program reads single keys.
@@ -1350,14 +1344,16 @@ func (v *view) listAbove(f *found, text string, top int) bool {
 	if len(list) < 2 {
 		return false
 	}
-	if !asks && r >= 0 && v.rows[r].raw != "" {
+	if !asks && r >= 0 && v.rows[r].raw != "" && v.rows[r+1].raw != "" {
 		f.Question = v.rows[r].text + "\n" + text
 	}
 	if k := list[0].Key; len(k) == 2 || k > "1" && k <= "9" {
 		list = nil // the beginning has left the screen
 	}
 	if len(list) > 0 && list[0].Key <= "9" {
-		slices.SortStableFunc(list, func(a, b Choice) int { return cmp.Or(len(a.Key)-len(b.Key), cmp.Compare(a.Key, b.Key)) })
+		slices.SortStableFunc(list, func(a, b Choice) int {
+			return cmp.Or(len(a.Key)-len(b.Key), cmp.Compare(a.Key, b.Key))
+		})
 	}
 	for _, c := range list[:min(len(list), 9)] {
 		f.Choices = append(f.Choices, v.typed(c.Key, c.Key, c.Label, text[0] == '[')) // dosfsck: [12?q]?
@@ -1369,14 +1365,16 @@ func (v *view) listAbove(f *found, text string, top int) bool {
 // items are the options in row r of a printed list: one, or several in columns.
 func (v *view) items(r int) (items []Choice) {
 	raw := v.rows[r].raw
-	if all := reColumns.FindAllStringSubmatch(raw, -1); len(all) > 1 && strings.HasPrefix(strings.TrimSpace(raw), all[0][1]) {
-		for _, m := range all {
-			items = append(items, Choice{Key: m[1], Label: m[2]})
-		}
-	} else if m := reItem.FindStringSubmatch(raw); m != nil {
-		items = []Choice{{Key: m[1], Label: m[2]}}
+	all := reColumns.FindAllStringSubmatch(raw, -1)
+	if m := reItem.FindStringSubmatch(raw); m != nil && len(all) < 2 {
+		all = [][]string{m}
 	} else if m := reLetters.FindStringSubmatch(raw); m != nil {
-		items = []Choice{{Key: m[1] + m[2], Label: m[3]}}
+		all = [][]string{{"", m[1] + m[2], m[3]}}
+	} else if m == nil && len(all) < 2 || !strings.HasPrefix(strings.TrimSpace(raw), all[0][1]) {
+		return nil
+	}
+	for _, m := range all {
+		items = append(items, Choice{Key: m[1], Label: m[2]})
 	}
 	return items
 }
@@ -1390,7 +1388,7 @@ func (v *view) readAbove(f *found, o DetectOptions) *found {
 	}
 	text := strings.TrimSpace(line)
 	f.line, f.place, f.Question = "", v.place(max(top, 0)), text
-	press := rePress.MatchString(text) && !reNotPress.MatchString(text) && len(text) < 80
+	press := presses(text) && len(text) < 80
 	switch {
 	case press && !v.tty.Canonical && (v.a.Box != nil || text[0] == '[' && v.row-top <= 2):
 		f.Type = ConfirmEnter
@@ -1430,9 +1428,10 @@ func (v *view) paragraph(f *found, top int) *found {
 	f.Full = f.Question
 	for n := 0; n < 12 && top > 0 && !v.s.AltScreen() && v.rows[top-1].raw != "" && !v.rows[top-1].rule; n++ {
 		first, _ := utf8.DecodeRuneInString(f.Question)
-		begun := unicode.IsLower(first) && !strings.Contains(f.Question, ": ") && n < 3 || n == 0 && len(strings.Fields(f.Question)) < 3
+		begun := n < 3 && unicode.IsLower(first) && !strings.Contains(f.Question, ": ") ||
+			n == 0 && len(strings.Fields(f.Question)) < 3
 		var line string
-		if line, top = v.lineAbove(top); begun && !f.Idle && !f.Secret {
+		if line, top = v.lineAbove(top); begun && !f.Idle && !f.Secret && len(v.items(top)) == 0 {
 			f.Question = strings.TrimSpace(line) + "\n" + f.Question
 		}
 		f.Full = line + "\n" + f.Full
@@ -1446,7 +1445,7 @@ func (v *view) paragraph(f *found, top int) *found {
 // assignments. What the groups hold is kept.
 var secretShapes = regexp.MustCompile(`\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
 	`\b(?:gh[pousr]_|github_pat_|glpat-|xox[abeoprs]-|sk-|[sr]k_live_|AIza|npm_|hf_)[\w-]{16,}|` +
-	`\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|(?:\bbot|\b)\d{6,}:[A-Za-z0-9_-]{30,}|` +
+	`\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|\d{6,}:[A-Za-z0-9_-]{30,}|` +
 	`(?s:-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$))|` +
 	`(://[^\s/:@]*:)[^\s/@]+@|(?i:(\bauthorization:\s*(?:bearer|basic|token)\s+)[\w.+/=~-]{8,})|` +
 	`(?i:((?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key)["']?\s*[=:]\s*["']?)[^\s"'&;,]{4,})`)
@@ -1456,8 +1455,8 @@ func redact(s string) string { return secretShapes.ReplaceAllString(s, "$1$2$3[r
 
 // hiding are the characters a terminal does not show, or that turn text around: C0, C1, zero width, bidi, tags,
 // variation selectors.
-var hiding = regexp.MustCompile(`[^\n\t\x20-\x7e\x{a0}-\x{10ffff}]|[\x{ad}\x{61c}\x{180e}\x{200b}-\x{200f}\x{2028}-\x{202e}` +
-	`\x{2060}-\x{206f}\x{fe00}-\x{fe0f}\x{feff}\x{fff9}-\x{fffb}\x{e0000}-\x{e01ef}]`)
+var hiding = regexp.MustCompile(`[^\n\t\x20-\x7e\x{a0}-\x{10ffff}]|[\x{ad}\x{61c}\x{180e}\x{200b}-\x{200f}` +
+	`\x{2028}-\x{202e}\x{2060}-\x{206f}\x{fe00}-\x{fe0f}\x{feff}\x{fff9}-\x{fffb}\x{e0000}-\x{e01ef}]`)
 
 // visible shows control, zero-width and bidi characters as \u{200B}; newline and tab stay.
 func visible(s string) string {
@@ -1549,14 +1548,9 @@ func parseTape(name string, data []byte) (*tape, error) {
 
 // parseTTY reads the words of a "t" event.
 func parseTTY(s string) TTYState {
-	w := strings.Fields(s)
-	t := TTYState{Canonical: slices.Contains(w, "canon"), Echo: slices.Contains(w, "echo")}
-	if slices.Contains(w, "reading") {
-		t.Reading = ReadingYes
-	} else if slices.Contains(w, "busy") {
-		t.Reading = ReadingBusy
-	}
-	return t
+	w := append(strings.Fields(s), "", "", "")
+	reading := map[string]Reading{"reading": ReadingYes, "busy": ReadingBusy}
+	return TTYState{reading[w[0]], w[1] == "canon", w[2] == "echo"}
 }
 
 // replay runs a tape through a detector as a session would, and stops at the time of its last event. What was
@@ -1621,7 +1615,8 @@ func (s *scenario) check(seen []labEvent) string {
 	got := scenario{}
 	for _, e := range seen {
 		if e.Idle == s.Idle {
-			kind, band := "TYPE_"+strings.ToUpper(string(e.Type)), map[string]string{"high": "HIGH", "medium": "MED", "low": "LOW"}
+			kind := "TYPE_" + strings.ToUpper(string(e.Type))
+			band := map[string]string{"high": "HIGH", "medium": "MED", "low": "LOW"}
 			got = scenario{Type: &kind, Band: band[e.Confidence], Contains: e.Excerpt, Choices: labels(e.Choices),
 				Default: e.SafeDefault, Idle: e.Idle, Secret: e.Secret}
 		}
@@ -1629,8 +1624,9 @@ func (s *scenario) check(seen []labEvent) string {
 	switch {
 	case got.Type == nil && s.Type == nil:
 		return ""
-	case got.Type == nil || s.Type == nil || *got.Type != *s.Type, s.Band != "" && got.Band != s.Band, s.Secret != got.Secret,
-		!strings.Contains(got.Contains, s.Contains), len(s.Choices) > 0 && !slices.Equal(got.Choices, s.Choices),
+	case got.Type == nil || s.Type == nil || *got.Type != *s.Type, s.Band != "" && got.Band != s.Band,
+		s.Secret != got.Secret, !strings.Contains(got.Contains, s.Contains),
+		len(s.Choices) > 0 && !slices.Equal(got.Choices, s.Choices),
 		s.Default != nil && (got.Default == nil || *got.Default != *s.Default):
 		g, _ := json.Marshal(got)
 		w, _ := json.Marshal(s)

@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -83,7 +82,7 @@ func cmdHook(c *command) int {
 		h.life = cfg.PermissionTimeout
 		if reply := h.ask(c.ctx); reply != nil {
 			json.NewEncoder(c.stdout).Encode(reply)
-			h.told()
+			st.Move(h.last, Injected, nil)
 		}
 	}
 	return 0
@@ -230,7 +229,7 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) (value, reason string, 
 			r, isPrompt := rec.(*PromptRecord)
 			switch {
 			case !open:
-				h.st.Move(p.ID, Canceled, func(r *PromptRecord) { r.Reason = "the tool stopped waiting" })
+				h.st.Move(p.ID, Canceled, func(r *PromptRecord) { r.Reason = "answered in the terminal, or given up by the tool" })
 				return "", "", false
 			case isPrompt && r.ID == p.ID && r.Status != Created && r.Status != Routed && r.Status != AwaitingReply:
 				h.last = p.ID
@@ -260,17 +259,6 @@ func decisionFor(r *PromptRecord) (value, reason string, ok bool) {
 		return c.Hook, r.Reason, true
 	}
 	return "", "", false // a choice only the dialog has: the session types it
-}
-
-// told records that the tool has its answer.
-func (h *hook) told() {
-	h.st.Move(h.last, Injected, nil)
-	h.st.Update(func(v *View) ([]Record, error) {
-		if p := v.Prompts[h.last]; p != nil {
-			return []Record{replyTo(p, time.Now())}, nil
-		}
-		return nil, nil
-	})
 }
 
 // maxExcerpt bounds a prompt's excerpt, in bytes (SPEC section 5).
@@ -310,13 +298,10 @@ func permissionPrompt(in hookInput) PromptRecord {
 	}
 	full = visible(redact(full))
 	p := PromptRecord{Type: MultipleChoice, Question: visible(redact(question)), Full: full, Permission: true, Tool: in.Tool,
-		Excerpt: headTail(full, maxExcerpt), Cut: len(full) > maxShown, SafeDefault: new("n"), MaxLength: maxMessage,
-		Choices: []Choice{{Key: "y", Label: "Yes", Grants: true, Hook: "allow"}, {Key: "n", Label: "No", Hook: "deny"}}}
+		Excerpt: headTail(full, maxExcerpt), Cut: len(full) > maxExcerpt, SafeDefault: new("2"), MaxLength: maxMessage,
+		Choices: []Choice{{Key: "1", Label: "Yes", Grants: true, Hook: "allow"}, {Key: "2", Label: "No", Hook: "deny"}}}
 	return p
 }
-
-// maxShown is how much of a command or diff a message shows at once, in bytes: beyond it "Show all" comes first.
-const maxShown = 3000
 
 // headTail keeps the beginning and the end of text and says how much is missing between.
 func headTail(text string, limit int) string {
@@ -438,8 +423,3 @@ func takeSettings(args []string) (rest []string, settings map[string]any, err er
 
 // Alive tells whether a process holds the session.
 func (s *Store) Alive(id string) bool { return s.holder("sessions/"+id+".lock") != 0 }
-
-// Touch notes on the session's lock file, without an fsync, that output came: status shows it.
-func (s *Store) Touch(id string, now time.Time) {
-	os.Chtimes(filepath.Join(s.Dir, "sessions", id+".lock"), now, now)
-}

@@ -52,7 +52,7 @@ const (
 	schemaVersion  = 1
 	compactMin     = 1 << 20             // bytes: a smaller file opens within 3 ms (measured)
 	compactFactor  = 3                   // times what would be kept: a byte is rewritten once per two appended
-	updateLife     = 48 * time.Hour      // Telegram repeats updates for 24 h: https://core.telegram.org/bots/api#getting-updates
+	updateLife     = 48 * time.Hour      // twice the 24 h of https://core.telegram.org/bots/api#getting-updates
 	retention      = 30 * 24 * time.Hour // default of retention_days
 	decisionsLimit = 10                  // answers by phone per session and minute (SPEC section 8)
 	maxText        = 200                 // bytes of a text answer when the prompt does not say (source 2, 3.3)
@@ -95,7 +95,7 @@ func (p *PromptRecord) Open() bool {
 	return p.Status == Created || p.Status == Routed || p.Status == AwaitingReply
 }
 
-// Record is one line of state.jsonl: *SessionRecord, *PromptRecord, *ReplyRecord, *InputRecord, *UpdateRecord, *MetaRecord.
+// Record is one line of state.jsonl: a pointer to one of the structs below.
 type Record interface {
 	head() *Head
 	kind() string
@@ -962,7 +962,8 @@ func (v *View) find(d Decision) (*PromptRecord, Refusal) {
 // guard checks everything about a decision but its value.
 func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refusal {
 	n := len(d.Nonce)
-	shown := (n == 16 || n == 32) && len(p.Nonce) == 32 && subtle.ConstantTimeCompare([]byte(d.Nonce), []byte(p.Nonce[:n])) == 1
+	shown := (n == 16 || n == 32) && len(p.Nonce) == 32 &&
+		subtle.ConstantTimeCompare([]byte(d.Nonce), []byte(p.Nonce[:n])) == 1
 	switch {
 	case !d.Trusted && !shown:
 		return "the answer does not belong to this question"
@@ -971,7 +972,8 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 	case p.Status == Expired || p.Open() && d.By != "cli:local" && !now.Before(p.ExpiresAt):
 		return Refusal("the question expired at " + p.ExpiresAt.Local().Format(time.TimeOnly))
 	case !p.Open() && p.DecidedBy != nil:
-		return Refusal(fmt.Sprintf("already answered %s at %s", byWhom(p.DecidedBy), p.DecidedAt.Local().Format(time.TimeOnly)))
+		at := p.DecidedAt.Local().Format(time.TimeOnly)
+		return Refusal(fmt.Sprintf("already answered %s at %s", byWhom(p.DecidedBy), at))
 	case p.Status == Failed || !v.active(p.SessionID):
 		return "the question's session has ended"
 	case !p.Open():
@@ -994,15 +996,16 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 	return ""
 }
 
+// textChoice is how agents label the choice that opens a field for text (measured).
+var textChoice = regexp.MustCompile(`(?i)^(type something|other)|tell claude`)
+
 // judge says what an answer means for the question: the value to record, the operator's reason, or why not.
 func (p *PromptRecord) judge(given string) (value, reason string, why Refusal) {
 	word := strings.ToLower(given)
 	word = cmp.Or(map[string]string{"yes": "y", "no": "n", "": "enter"}[word], word)
 	deny, isDeny := strings.CutPrefix(given, "deny:")
-	takesText := p.Type == FreeText || p.Type == Unknown || p.MaxLength > 0 && !p.Permission || slices.ContainsFunc(p.Choices, func(c Choice) bool {
-		l := strings.ToLower(c.Label) // as agents label the choice that opens a text field (measured)
-		return strings.HasPrefix(l, "type something") || strings.HasPrefix(l, "other") || strings.Contains(l, "tell claude")
-	})
+	takesText := p.Type == FreeText || p.Type == Unknown || p.MaxLength > 0 && !p.Permission ||
+		slices.ContainsFunc(p.Choices, func(c Choice) bool { return textChoice.MatchString(c.Label) })
 	switch {
 	case p.Secret:
 		return given, "", p.text(given)
@@ -1022,7 +1025,8 @@ func (p *PromptRecord) judge(given string) (value, reason string, why Refusal) {
 	case takesText:
 		return given, "", p.text(given)
 	}
-	return "", "", Refusal("not an answer to this question: " + clip(strconv.Quote(given), 40) + "; it takes " + p.takes())
+	given = clip(strconv.Quote(given), 40)
+	return "", "", Refusal("not an answer to this question: " + given + "; it takes " + p.takes())
 }
 
 // offered tells whether the value is one that a button could have sent.
@@ -1049,7 +1053,8 @@ func (p *PromptRecord) offered(value string) bool {
 
 // ambiguous tells whether the ambiguity protocol (SPEC section 6) asks: Send Enter, Cancel, or show more.
 func (p *PromptRecord) ambiguous() bool {
-	return p.Type == Unknown || p.Confidence == "low" || p.Confidence == "medium" && !slices.Contains(p.Signals, "pattern")
+	unsure := p.Confidence == "low" || p.Confidence == "medium" && !slices.Contains(p.Signals, "pattern")
+	return unsure || p.Type == Unknown
 }
 
 // text checks an answer that is typed as it is. Control characters would be keys, not text.
@@ -1474,8 +1479,9 @@ func (c *command) status(o *options, s *Store, v *View) int {
 		if r.LastSeen != nil {
 			seen = span(now.Sub(*r.LastSeen)) + " ago"
 		}
-		table = append(table, []string{shortID(r.ID), fmt.Sprint(r.PID), state, span(cmp.Or(r.EndedAt, &now).Sub(r.StartedAt)),
-			fmt.Sprint(r.Open), fmt.Sprint(r.Prompts), seen, r.Tool + " " + r.Label})
+		up := span(cmp.Or(r.EndedAt, &now).Sub(r.StartedAt))
+		table = append(table, []string{shortID(r.ID), fmt.Sprint(r.PID), state, up, fmt.Sprint(r.Open),
+			fmt.Sprint(r.Prompts), seen, r.Tool + " " + r.Label})
 	}
 	if c.table(table); len(list) == 0 {
 		fmt.Fprintln(c.stderr, "no sessions; start one: atlasbridge run <tool>")
@@ -1500,7 +1506,9 @@ func span(d time.Duration) string {
 // cmdApprovals is `atlasbridge approvals [--json]`.
 func cmdApprovals(c *command) int {
 	return c.withState(func(o *options, _ *Store, v *View) int {
-		open := slices.SortedFunc(maps.Values(v.Prompts), func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
+		open := slices.SortedFunc(maps.Values(v.Prompts), func(a, b *PromptRecord) int {
+			return a.ExpiresAt.Compare(b.ExpiresAt)
+		})
 		open = slices.DeleteFunc(open, func(p *PromptRecord) bool {
 			return !p.Open() || !v.active(p.SessionID) || !time.Now().Before(p.ExpiresAt)
 		})
@@ -1510,8 +1518,9 @@ func cmdApprovals(c *command) int {
 		table := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
 		for _, p := range open {
 			r := v.Sessions[p.SessionID]
-			table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)),
-				clip(p.takes(), 24), strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")})
+			table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16),
+				span(time.Until(p.ExpiresAt)), clip(p.takes(), 24),
+				strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")})
 		}
 		if c.table(table); len(open) == 0 {
 			fmt.Fprintln(c.stderr, "no open questions")
@@ -1523,9 +1532,10 @@ func cmdApprovals(c *command) int {
 // cmdAnswer is `atlasbridge answer <prompt-id> <value>`.
 func cmdAnswer(c *command) int {
 	return c.withState(func(o *options, s *Store, _ *View) int {
-		p, why, err := s.Decide(Decision{PromptID: o.args[0], Value: o.args[1], By: "cli:answer", Trusted: true}, time.Now())
+		d := Decision{PromptID: o.args[0], Value: o.args[1], By: "cli:answer", Trusted: true}
+		p, why, err := s.Decide(d, time.Now())
 		if err == nil && why != "" {
-			s.audit.Append(Event{"REPLY_REJECTED", p.SessionID, p.ID, []Field{{"reason", string(why)}, {"by", "cli:answer"}}})
+			s.audit.Append(Event{"REPLY_REJECTED", p.SessionID, p.ID, []Field{{"reason", string(why)}, {"by", d.By}}})
 			err = hinted(errors.New(string(why)), "atlasbridge approvals lists the open questions")
 		}
 		if err = cmp.Or(err, s.Trouble()); err != nil {

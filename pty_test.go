@@ -93,7 +93,7 @@ func childPTY(mode string) bool {
 		<-ch
 		fd(restore())
 		fmt.Print("suspended\n")
-		fd(stopSelf())
+		stopSelf()
 		_, err = rawMode(os.Stdin)
 		fd(err)
 		fmt.Print("raw again\r\n")
@@ -639,7 +639,7 @@ func TestPTYStateStopped(t *testing.T) {
 	if s := p.State(); s.Reading != ReadingBusy {
 		t.Errorf("stopped: %+v", s)
 	}
-	p.Signal(resumeSignal)
+	exec.Command("kill", "-CONT", strconv.Itoa(p.PID())).Run()
 	awaitReading(t, p, ReadingYes)
 }
 
@@ -787,11 +787,8 @@ func TestWindowsPrivate(t *testing.T) {
 		t.Skip("needs Windows")
 	}
 	dir := filepath.Join(t.TempDir(), "state")
-	if err := mkdirPrivate(dir); err != nil {
+	if err := secureDir(dir); err != nil {
 		t.Fatal(err)
-	}
-	if err := mkdirPrivate(dir); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("mkdirPrivate twice = %v", err)
 	}
 	if err := ownedPrivate(dir); err != nil {
 		t.Error(err)

@@ -6,11 +6,11 @@
 package main
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -27,10 +27,10 @@ import (
 	"golang.org/x/term"
 )
 
-const linux, amd64 = runtime.GOOS == "linux", runtime.GOARCH == "amd64"
-
-// When the child is gone what it wrote is still read, but a grandchild that holds the terminal gets only this.
 const (
+	linux, amd64  = runtime.GOOS == "linux", runtime.GOARCH == "amd64"
+	suspendSignal = syscall.SIGTSTP // asks this process to stop (kill -TSTP; in raw mode Ctrl-Z is the child's)
+	// When the child is gone what it wrote is still read, but a grandchild that holds the terminal gets only this.
 	drainQuiet = 100 * time.Millisecond // the end, when so long nothing came
 	drainWait  = 500 * time.Millisecond // waiting in all
 	drainReads = 1000                   // in all; Linux buffers up to 640 KiB (tty_buffer.c) and gives some 2 KiB each
@@ -39,35 +39,30 @@ const (
 // unixPTY is the master side and the child. Read belongs to one goroutine; all else may be called from any.
 type unixPTY struct {
 	master   *os.File
-	tty      uint64 // device number of the slave
 	proc     *os.Process
 	exited   chan struct{} // closed when the child has been reaped
 	code     int           // valid then
 	patience time.Duration // Read's: what is left of drainWait
 }
 
-// startPTY opens a pseudo-terminal of that size with the host's modes (host may be nil; it must not be raw yet) and
-// starts argv in it as session leader. Signals start at their defaults, except HUP and INT, which stay ignored when
-// this process was started so (nohup). Errors wrap errNoTool or fs.ErrPermission.
+// startPTY starts argv as leader of a new pseudo-terminal with the host's modes (not raw yet; host may be nil). Signals
+// are at their defaults, but nohup's choice for HUP and INT stays. Errors wrap errNoTool or fs.ErrPermission.
 func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, error) {
 	p := &unixPTY{exited: make(chan struct{}), patience: drainWait}
 	path, err := findTool(argv[0])
-	if err == nil {
-		var slave *os.File
-		slave, err = p.open(size, host)
-		defer slave.Close()
+	slave, openErr := p.open(size, host)
+	if err = cmp.Or(err, openErr); err == nil {
 		attr := &os.ProcAttr{Dir: dir, Env: env, Files: []*os.File{slave, slave, slave},
 			Sys: &syscall.SysProcAttr{Setsid: true, Setctty: true}}
 		// Linux only: an agent that ignores the SIGHUP of its closing terminal still ends after kill -9 of ours.
 		if f := reflect.ValueOf(attr.Sys).Elem().FieldByName("Pdeathsig"); f.IsValid() {
 			f.SetInt(int64(syscall.SIGTERM))
 		}
-		if err == nil {
-			started := make(chan error)
-			go p.live(path, argv, attr, started)
-			err = <-started
-		}
+		started := make(chan error)
+		go p.live(path, argv, attr, started)
+		err = <-started
 	}
+	slave.Close()
 	if err != nil {
 		p.Close()
 		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
@@ -81,66 +76,52 @@ func findTool(name string) (string, error) {
 	switch {
 	case err == nil || errors.Is(err, exec.ErrDot):
 		return path, nil
-	case errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist):
 		return "", errNoTool
 	case errors.Is(err, syscall.EISDIR):
-		return "", fmt.Errorf("is a folder: %w", fs.ErrPermission)
+		return "", fmt.Errorf("is a folder: %w", os.ErrPermission)
 	}
 	return "", errors.Unwrap(err) // exec.Error would say the name again
 }
 
-// open sets p.master and p.tty and gives the slave, its size and modes as the child is to find them.
+// open sets p.master and gives the slave, its size and modes as the child is to find them.
 func (p *unixPTY) open(size Size, host *os.File) (slave *os.File, err error) {
 	p.master, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
+	name, nameErr := ioctl(p.master, unlockSlave, 0)
+	fd, openErr := unix.Open(name, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err = cmp.Or(err, nameErr, openErr); err != nil {
+		return nil, err
+	}
+	get, set := termiosRequests()
+	modes, err := ioctl(host, unix.IoctlGetTermios, get)
 	if err != nil {
-		return nil, err
-	}
-	var name string
-	if err := control(p.master, func(fd int) (err error) { name, err = unlockSlave(fd); return err }); err != nil {
-		return nil, err
-	}
-	fd, err := unix.Open(name, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	slave = os.NewFile(uintptr(fd), name)
-	var st unix.Stat_t
-	err = unix.Fstat(fd, &st)
-	p.tty = uint64(st.Rdev)
-	modes, hostErr := termios(host, nil)
-	if hostErr != nil {
-		if modes, hostErr = termios(slave, nil); hostErr == nil {
+		if modes, err = unix.IoctlGetTermios(fd, get); err == nil {
 			modes.Iflag |= unix.IUTF8 // all that the kernel's defaults lack of a terminal emulator's
 		}
 	}
-	_, setErr := termios(slave, modes)
-	return slave, errors.Join(err, hostErr, setErr, p.Resize(size))
+	err = cmp.Or(err, unix.IoctlSetTermios(fd, set, modes), p.Resize(size))
+	return os.NewFile(uintptr(fd), name), err
 }
 
 // unlockSlave lets the other side of a new master be opened and gives its name.
-func unlockSlave(master int) (string, error) {
+func unlockSlave(master int, _ uint) (name string, err error) {
 	if linux { // TIOCSPTLCK, TIOCGPTN: linux/include/uapi/asm-generic/ioctls.h
-		if err := unix.IoctlSetPointerInt(master, 0x40045431, 0); err != nil {
-			return "", err
-		}
-		n, err := unix.IoctlGetInt(master, 0x80045430)
-		return "/dev/pts/" + strconv.Itoa(n), err
+		err = unix.IoctlSetPointerInt(master, 0x40045431, 0)
+		n, getErr := unix.IoctlGetInt(master, 0x80045430)
+		return "/dev/pts/" + strconv.Itoa(n), cmp.Or(err, getErr)
 	}
-	var name [128]byte // TIOCPTYGRANT, TIOCPTYUNLK, TIOCPTYGNAME: macOS <sys/ttycom.h>
+	var b [128]byte // TIOCPTYGRANT, TIOCPTYUNLK, TIOCPTYGNAME: macOS <sys/ttycom.h>
 	for _, req := range []uintptr{0x20007454, 0x20007452, 0x40807453} {
-		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(master), req, uintptr(unsafe.Pointer(&name[0])))
-		if errno != 0 {
-			return "", errno
+		if _, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(master), req, uintptr(unsafe.Pointer(&b[0]))); e != 0 {
+			err = e
 		}
 	}
-	return unix.ByteSliceToString(name[:]), nil
+	return unix.ByteSliceToString(b[:]), err
 }
 
-// live starts the child and reaps it, both on one thread that lives as long as the child: Linux sends Pdeathsig
-// when the thread that forked ends, not the process (prctl(2)).
+// live starts and reaps the child on a thread of its own: Pdeathsig comes when the thread that forked ends (prctl(2)).
 func (p *unixPTY) live(path string, argv []string, attr *os.ProcAttr, started chan<- error) {
 	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	proc, err := os.StartProcess(path, argv, attr)
 	if errors.Is(err, syscall.ENOEXEC) { // a script without #!, which every shell runs
 		proc, err = os.StartProcess("/bin/sh", append([]string{"sh", path}, argv[1:]...), attr)
@@ -149,12 +130,9 @@ func (p *unixPTY) live(path string, argv []string, attr *os.ProcAttr, started ch
 	if started <- err; err != nil {
 		return
 	}
-	if state, err := proc.Wait(); err != nil {
-		p.code = 1
-	} else if ws := state.Sys().(syscall.WaitStatus); ws.Signaled() {
-		p.code = 128 + int(ws.Signal())
-	} else {
-		p.code = ws.ExitStatus()
+	state, err := proc.Wait()
+	if p.code = state.ExitCode(); p.code < 0 && err == nil {
+		p.code = 128 + int(state.Sys().(syscall.WaitStatus).Signal())
 	}
 	close(p.exited)
 	p.master.SetReadDeadline(time.Unix(1, 0)) // wakes Read
@@ -177,130 +155,129 @@ func (p *unixPTY) Read(b []byte) (int, error) {
 	return n, err
 }
 
-func (p *unixPTY) Write(b []byte) (int, error) { return p.master.Write(b) }
-
 // Close hangs the terminal up: the foreground group gets SIGHUP.
-func (p *unixPTY) Close() error { p.master.Close(); return nil }
+func (p *unixPTY) Close() error                { p.master.Close(); return nil }
+func (p *unixPTY) Write(b []byte) (int, error) { return p.master.Write(b) }
 
 // Resize sends SIGWINCH to the foreground group when the size is another one.
 func (p *unixPTY) Resize(s Size) error {
 	ws := &unix.Winsize{Row: s.Rows, Col: s.Cols, Xpixel: s.XPixel, Ypixel: s.YPixel}
-	return control(p.master, func(fd int) error { return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, ws) })
+	set := func(fd int, req uint) (*unix.Winsize, error) { return ws, unix.IoctlSetWinsize(fd, req, ws) }
+	_, err := ioctl(p.master, set, unix.TIOCSWINSZ)
+	return err
 }
 
 func (p *unixPTY) Wait() int { <-p.exited; return p.code }
 func (p *unixPTY) PID() int  { return p.proc.Pid }
 
 // Signal says os.ErrProcessDone when the child is gone.
-func (p *unixPTY) Signal(sig os.Signal) error { return p.signal(p.foreground(), sig) }
-func (p *unixPTY) signal(pgrp int, sig os.Signal) error {
+func (p *unixPTY) Signal(sig os.Signal) error { return p.signal(sig, p.foreground()) }
+func (p *unixPTY) signal(sig os.Signal, groups ...int) (err error) {
 	select {
 	case <-p.exited:
 		return os.ErrProcessDone
 	default:
-		return unix.Kill(-pgrp, sig.(syscall.Signal))
 	}
+	for _, pgrp := range groups {
+		err = unix.Kill(-pgrp, sig.(syscall.Signal))
+	}
+	return err
 }
 
-// Terminate also wakes what is stopped, so that SIGTERM is seen. Under a job-control shell the foreground group and
-// the leader's own differ.
+// Terminate tells the leader's group too: under job control another one. SIGCONT, so that what is stopped sees SIGTERM.
 func (p *unixPTY) Terminate(done <-chan struct{}) {
-	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGCONT, syscall.SIGKILL} {
-		if sig == syscall.SIGKILL {
-			select {
-			case <-done:
-				return
-			case <-p.exited:
-			case <-time.After(3 * time.Second):
-			}
-		}
-		p.Signal(sig)
-		p.signal(p.proc.Pid, sig)
+	p.signal(syscall.SIGTERM, p.foreground(), p.PID())
+	p.signal(syscall.SIGCONT, p.foreground(), p.PID())
+	select {
+	case <-done:
+	case <-p.exited:
+	case <-time.After(3 * time.Second):
+		p.signal(syscall.SIGKILL, p.foreground(), p.PID())
 	}
 }
 
 // foreground is the terminal's foreground process group, the leader's own when there is none.
-func (p *unixPTY) foreground() (pgrp int) {
-	err := control(p.master, func(fd int) (err error) { pgrp, err = unix.IoctlGetInt(fd, unix.TIOCGPGRP); return err })
-	if err != nil || pgrp < 2 {
-		return p.proc.Pid
+func (p *unixPTY) foreground() int {
+	if pgrp, err := ioctl(p.master, unix.IoctlGetInt, unix.TIOCGPGRP); err == nil && pgrp > 1 {
+		return pgrp
 	}
-	return pgrp
+	return p.PID()
 }
 
 // State costs 20 to 100 µs, more with many processes on the machine or threads in the group: BenchmarkPTYState.
 func (p *unixPTY) State() (s TTYState) {
-	if t, err := termios(p.master, nil); err == nil {
+	get, _ := termiosRequests()
+	if t, err := ioctl(p.master, unix.IoctlGetTermios, get); err == nil {
 		s.Canonical, s.Echo = t.Lflag&unix.ICANON != 0, t.Lflag&unix.ECHO != 0
 	}
 	if linux {
-		s.Reading = groupReading(p.tty, p.foreground(), 0)
+		s.Reading = foregroundReading(statFields("/proc/"+strconv.Itoa(p.PID())), 0)
 	}
 	return s
 }
 
-// groupReading tells whether any thread of the process group is blocked in read on the terminal with that device
-// number, or in poll, select or epoll with the terminal in its read set; measured on 442 programs: recall .99,
-// precision .98. A relay (sudo, script) waits for its inner terminal too and is judged by that.
-func groupReading(tty uint64, pgrp, depth int) Reading {
+// foregroundReading tells whether a thread of the foreground group of that process's terminal is blocked in read on it,
+// or in poll, select or epoll with it in the read set; measured on 442 programs: recall .99, precision .98.
+func foregroundReading(stat []string, depth int) Reading {
+	if len(stat) < 6 {
+		return ReadingUnknown
+	}
+	tty, _ := strconv.ParseUint(stat[4], 10, 64)
+	pgrp, _ := strconv.Atoi(stat[5])
 	result := ReadingBusy
 	found := func(pid string) bool {
 		tasks, _ := os.ReadDir("/proc/" + pid + "/task")
-		for _, tid := range tasks {
-			if r := threadReading(tty, "/proc/"+pid, "/proc/"+pid+"/task/"+tid.Name(), depth); r != ReadingBusy {
+		for i := 0; i < len(tasks) && result != ReadingYes; i++ {
+			if r := threadReading(tty, "/proc/"+pid+"/task/"+tasks[i].Name(), depth); r != ReadingBusy {
 				result = r
-			}
-			if result == ReadingYes {
-				break
 			}
 		}
 		return result == ReadingYes
 	}
-	if found(strconv.Itoa(pgrp)) { // it mostly is the leader, and to look at all processes costs more
+	if found(stat[5]) { // it mostly is the leader, and to look at all processes costs more
 		return result
 	}
 	all, _ := os.ReadDir("/proc")
 	for _, p := range all {
-		if pid, err := strconv.Atoi(p.Name()); err == nil && pid != pgrp {
-			if id, err := unix.Getpgid(pid); err == nil && id == pgrp && found(p.Name()) {
-				break
-			}
+		pid, _ := strconv.Atoi(p.Name())
+		if id, err := unix.Getpgid(pid); err == nil && id == pgrp && id != pid && found(p.Name()) {
+			break
 		}
 	}
 	return result
 }
 
-func threadReading(tty uint64, proc, task string, depth int) Reading {
-	fds, err := waitsFor(proc, task)
-	if _, alive := os.Lstat(task); err != nil && alive == nil { // another user's, or the system does not say
+// threadReading sees that a relay (sudo, script) waits for its inner terminal too: what counts is who reads there.
+func threadReading(tty uint64, task string, depth int) Reading {
+	fds, err := waitsFor(task)
+	if _, gone := os.Lstat(task); err != nil && gone == nil { // another user's, or the system does not say
 		return ReadingUnknown
 	}
-	found, inner := false, ""
+	found, inner := false, -1
 	for _, fd := range fds {
 		var st unix.Stat_t
-		unix.Stat(proc+"/fd/"+strconv.Itoa(fd), &st)
+		unix.Stat(task+"/fd/"+strconv.Itoa(fd), &st)
 		switch uint64(st.Rdev) { // linux/Documentation/admin-guide/devices.txt; 0 for all but devices
 		case tty, unix.Mkdev(5, 0): // /dev/tty
 			found = true
 		case unix.Mkdev(5, 2): // /dev/ptmx
-			info, _ := os.ReadFile(proc + "/fdinfo/" + strconv.Itoa(fd))
-			_, inner, _ = strings.Cut(string(info), "tty-index:")
+			info, _ := os.ReadFile(task + "/fdinfo/" + strconv.Itoa(fd))
+			_, index, _ := strings.Cut(string(info), "tty-index:")
+			fmt.Sscan(index, &inner)
 		}
 	}
 	// A stopped thread still shows the call that it will restart.
 	if stat := statFields(task); !found || len(stat) == 0 || strings.ContainsAny(stat[0], "TtZX") {
 		return ReadingBusy
 	}
-	var n uint32
-	if _, err := fmt.Sscan(inner, &n); err != nil || depth > 3 {
+	if inner < 0 || depth > 3 {
 		return ReadingYes
 	}
-	innerTTY := strconv.FormatUint(unix.Mkdev(136, n), 10)
 	all, _ := os.ReadDir("/proc")
-	for _, p := range all { // any process on the inner terminal knows its foreground group
-		if f := statFields("/proc/" + p.Name()); len(f) > 5 && f[4] == innerTTY {
-			pgrp, _ := strconv.Atoi(f[5])
-			return groupReading(unix.Mkdev(136, n), pgrp, depth+1)
+	for _, p := range all {
+		stat := statFields("/proc/" + p.Name())
+		if len(stat) > 5 && stat[4] == strconv.FormatUint(unix.Mkdev(136, uint32(inner)), 10) {
+			return foregroundReading(stat, depth+1)
 		}
 	}
 	return ReadingUnknown
@@ -314,19 +291,17 @@ func statFields(proc string) []string {
 
 // waitsFor lists the descriptors whose input the thread is blocked on; none when it runs or does anything else. Numbers
 // from linux/arch/x86/entry/syscalls/syscall_64.tbl and, for arm64, linux/include/uapi/asm-generic/unistd.h.
-func waitsFor(proc, task string) (fds []int, err error) {
+func waitsFor(task string) (fds []int, err error) {
 	b, err := os.ReadFile(task + "/syscall")
-	var nr int
-	var a0, a1 uint64
+	var nr, a0, a1 uint64
 	if n, _ := fmt.Sscanf(string(b), "%d 0x%x 0x%x", &nr, &a0, &a1); n < 3 {
 		return nil, err // "running", or not in a call
 	}
 	peek := func(addr, n uint64) []byte { // of the other process's memory
-		b, got := make([]byte, n), 0
-		if f, err := os.Open(proc + "/mem"); err == nil {
-			got, _ = f.ReadAt(b, int64(addr))
-			f.Close()
-		}
+		b := make([]byte, n)
+		f, _ := os.Open(task + "/mem")
+		defer f.Close()
+		got, _ := f.ReadAt(b, int64(addr))
 		return b[:got]
 	}
 	switch {
@@ -345,7 +320,7 @@ func waitsFor(proc, task string) (fds []int, err error) {
 			}
 		}
 	case amd64 && (nr == 232 || nr == 281), !amd64 && nr == 22, nr == 441: // epoll_wait, _pwait, _pwait2 (descriptor, …)
-		b, err = os.ReadFile(proc + "/fdinfo/" + strconv.FormatUint(a0, 10)) // lines "tfd: 5 events: 19 data: …"
+		b, err = os.ReadFile(task + "/fdinfo/" + strconv.FormatUint(a0, 10)) // lines "tfd: 5 events: 19 data: …"
 		for line := range strings.Lines(string(b)) {
 			var fd, events int
 			if n, _ := fmt.Sscanf(line, "tfd: %d events: %x", &fd, &events); n == 2 && events&unix.POLLIN != 0 {
@@ -356,56 +331,43 @@ func waitsFor(proc, task string) (fds []int, err error) {
 	return fds, err
 }
 
-// control calls fn with f's descriptor, which stays open and in the poller meanwhile; f may be nil.
-func control(f *os.File, fn func(fd int) error) error {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return err
+// ioctl calls fn with f's descriptor, which stays open and in the poller meanwhile, and req; f may be nil.
+func ioctl[T any](f *os.File, fn func(fd int, req uint) (T, error), req uint) (v T, err error) {
+	raw, inner := f.SyscallConn()
+	if inner == nil {
+		err = raw.Control(func(fd uintptr) { v, inner = fn(int(fd), req) })
 	}
-	var inner error
-	return errors.Join(raw.Control(func(fd uintptr) { inner = fn(int(fd)) }), inner)
+	return v, cmp.Or(err, inner)
 }
 
-// termios gives f's modes, or sets them, at once and without flushing type-ahead.
-func termios(f *os.File, set *unix.Termios) (t *unix.Termios, err error) {
-	get, put := uint(0x5401), uint(0x5402) // TCGETS, TCSETS
-	if !linux {
-		get, put = 0x40487413, 0x80487414 // TIOCGETA, TIOCSETA
+// termiosRequests get and set a terminal's modes, at once and without flushing type-ahead.
+func termiosRequests() (get, set uint) {
+	if linux {
+		return 0x5401, 0x5402 // TCGETS, TCSETS
 	}
-	err = control(f, func(fd int) (err error) {
-		if set != nil {
-			return unix.IoctlSetTermios(fd, put, set)
-		}
-		t, err = unix.IoctlGetTermios(fd, get)
-		return err
-	})
-	return t, err
+	return 0x40487413, 0x80487414 // TIOCGETA, TIOCSETA
 }
 
 // terminalSize asks the host's terminal; an error when f is none.
-func terminalSize(f *os.File) (s Size, err error) {
-	var ws *unix.Winsize
-	err = control(f, func(fd int) (err error) { ws, err = unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ); return err })
-	if err == nil {
-		s = Size{ws.Row, ws.Col, ws.Xpixel, ws.Ypixel}
+func terminalSize(f *os.File) (Size, error) {
+	ws, err := ioctl(f, unix.IoctlGetWinsize, unix.TIOCGWINSZ)
+	if err != nil {
+		return Size{}, err
 	}
-	return s, err
+	return Size{ws.Row, ws.Col, ws.Xpixel, ws.Ypixel}, nil
 }
 
-// rawMode puts the host terminal in raw mode; restore undoes it, any number of times. Neither flushes type-ahead.
-// A terminal that belongs to another job by then is left alone.
+// rawMode sets the host terminal, restore undoes it, any number of times, unless another job has the terminal by then.
+// Neither flushes type-ahead.
 func rawMode(f *os.File) (restore func() error, err error) {
 	fd := int(f.Fd())
 	before, err := term.MakeRaw(fd)
-	if err != nil {
-		return nil, err
-	}
 	return func() error {
-		if pgrp, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP); err == nil && pgrp != unix.Getpgrp() {
+		if pgrp, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP); before == nil || err == nil && pgrp != unix.Getpgrp() {
 			return nil
 		}
 		return term.Restore(fd, before)
-	}, nil
+	}, err
 }
 
 // resizeSignals delivers a value per change of the host terminal's size; stop ends it.
@@ -415,60 +377,44 @@ func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 	return c, func() { signal.Stop(c) }
 }
 
-// Asks this process to stop (kill -TSTP; in raw mode Ctrl-Z is the child's), and says that it goes on.
-const suspendSignal, resumeSignal = syscall.SIGTSTP, syscall.SIGCONT
-
-// endSignals are those that end a session, without the ones this process was started to ignore (nohup): asking for
-// these would un-ignore them in the child too.
+// endSignals end a session. Those this process was started to ignore (nohup) are not asked for: the child ignores them.
 func endSignals() []os.Signal {
-	list := []os.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT}
-	return slices.DeleteFunc(list, signal.Ignored)
+	return slices.DeleteFunc([]os.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT}, signal.Ignored)
 }
 
 // stopSelf stops this process as suspendSignal would by default and returns when it goes on; at once where no shell
 // could ever resume us. It has to be SIGSTOP: Go's handler of SIGTSTP stays installed even after signal.Reset.
-func stopSelf() error {
-	session, err := unix.Getsid(0)
-	if parent, _ := unix.Getsid(unix.Getppid()); err != nil || session != parent || session == unix.Getpgrp() {
-		return err
+func stopSelf() {
+	session, _ := unix.Getsid(0)
+	if parent, _ := unix.Getsid(unix.Getppid()); session != parent || session == unix.Getpgrp() {
+		return
 	}
 	resumed := make(chan os.Signal, 1)
-	signal.Notify(resumed, resumeSignal)
+	signal.Notify(resumed, syscall.SIGCONT)
 	defer signal.Stop(resumed)
-	if err = unix.Kill(unix.Getpid(), unix.SIGSTOP); err == nil {
-		<-resumed
+	unix.Kill(unix.Getpid(), unix.SIGSTOP)
+	<-resumed
+}
+
+// lockFile takes an exclusive flock for as long as f lives: keep it reachable. wait false: errLocked if another has it.
+func lockFile(f *os.File, wait bool) error {
+	how := map[bool]int{true: unix.LOCK_EX, false: unix.LOCK_EX | unix.LOCK_NB}
+	err := error(unix.EINTR)
+	for err == unix.EINTR {
+		err = unix.Flock(int(f.Fd()), how[wait])
+	}
+	if err == unix.EWOULDBLOCK {
+		return errLocked
 	}
 	return err
 }
-
-// lockFile takes an exclusive advisory lock on the open file (flock); wait false: errLocked at once if another has
-// it. The lock lives as long as f: keep it reachable.
-func lockFile(f *os.File, wait bool) error {
-	how := unix.LOCK_EX
-	if !wait {
-		how |= unix.LOCK_NB
-	}
-	for {
-		err := unix.Flock(int(f.Fd()), how)
-		if err == unix.EWOULDBLOCK {
-			return errLocked
-		}
-		if err != unix.EINTR {
-			return err
-		}
-	}
-}
-
 func unlockFile(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_UN) }
 
 // syncDir makes a rename or creation in dir durable; file systems that cannot (EINVAL) are taken as they are.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
 	defer d.Close()
-	if err = d.Sync(); errors.Is(err, unix.EINVAL) {
+	if err = cmp.Or(err, d.Sync()); errors.Is(err, unix.EINVAL) {
 		return nil
 	}
 	return err
@@ -476,36 +422,32 @@ func syncDir(dir string) error {
 
 // processStart is a number that tells two processes of the same pid apart; 0: no such process.
 func processStart(pid int) (n int64) {
-	if !linux {
+	if f := statFields("/proc/" + strconv.Itoa(pid)); linux && len(f) > 19 && f[0] != "Z" {
+		n, _ = strconv.ParseInt(f[19], 10, 64) // clock ticks since boot
+	} else if !linux {
 		ps := exec.Command("ps", "-o", "lstart=", "-p", strconv.Itoa(pid))
 		ps.Env = []string{"LC_ALL=C"}
 		out, _ := ps.Output()
 		if t, err := time.Parse(time.ANSIC, strings.TrimSpace(string(out))); err == nil {
 			n = t.Unix()
 		}
-	} else if f := statFields("/proc/" + strconv.Itoa(pid)); len(f) > 19 && f[0] != "Z" {
-		n, _ = strconv.ParseInt(f[19], 10, 64) // clock ticks since boot
 	}
 	return n
 }
 
-// ownedPrivate says what is wrong when path is not a regular file or folder of the user's own that group and others
-// cannot touch, or is a file with a second name (hard link).
+// ownedPrivate is nil for a regular file without a second name, or a folder, of the user's own and no other's to touch.
 func ownedPrivate(path string) error {
 	info, err := os.Lstat(path)
+	return private(path, info, err)
+}
+
+func private(path string, info os.FileInfo, err error) error {
 	if err != nil {
 		return err
 	}
-	return private(path, info)
-}
-
-func private(path string, info fs.FileInfo) error {
-	mode, st := info.Mode(), info.Sys().(*syscall.Stat_t)
-	switch {
-	case !mode.IsRegular() && !mode.IsDir():
-		return fmt.Errorf("%s is neither a regular file nor a folder: %w", path, fs.ErrPermission)
-	case int(st.Uid) != os.Geteuid():
-		return fmt.Errorf("%s belongs to another user: %w", path, fs.ErrPermission)
+	switch mode, st := info.Mode(), info.Sys().(*syscall.Stat_t); {
+	case !mode.IsRegular() && !mode.IsDir(), int(st.Uid) != os.Geteuid():
+		return fmt.Errorf("%s is not a file or folder of your own: %w", path, os.ErrPermission)
 	case mode.Perm()&0o077 != 0:
 		return fmt.Errorf("%s can be reached by others (mode %04o); run: chmod go= %s", path, mode.Perm(), path)
 	case mode.IsRegular() && st.Nlink > 1:
@@ -522,8 +464,8 @@ func mkdirPrivate(path string) error {
 	return os.Chmod(path, 0o700) // whatever the umask took away
 }
 
-// openPrivate opens or creates a file 0600, whatever the umask, never following a symbolic link (ELOOP); it must be
-// ownedPrivate. One that is not is not truncated.
+// openPrivate opens or creates a file 0600, whatever the umask, never following a symbolic link (ELOOP). One that is
+// not ownedPrivate is refused and not truncated.
 func openPrivate(path string, flag int) (*os.File, error) {
 	// O_NONBLOCK: a planted FIFO must not hang the open; it means nothing to a regular file.
 	f, err := os.OpenFile(path, flag&^os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
@@ -531,10 +473,7 @@ func openPrivate(path string, flag int) (*os.File, error) {
 		return nil, err
 	}
 	info, err := f.Stat()
-	if err == nil {
-		err = private(path, info)
-	}
-	if err == nil && flag&os.O_CREATE != 0 && info.Mode().Perm() != 0o600 {
+	if err = private(path, info, err); err == nil && flag&os.O_CREATE != 0 && info.Mode().Perm() != 0o600 {
 		err = f.Chmod(0o600)
 	}
 	if err == nil && flag&os.O_TRUNC != 0 {
@@ -555,37 +494,29 @@ func networkFS(dir string) string {
 		0x65735546: "fuse", 0x00c36400: "ceph"}[uint32(st.Type)]
 }
 
-// watchFolder delivers a value when a file in dir changes, nil where the system has no such thing or has run out of
-// it (fs.inotify.max_user_instances, often 128).
+// watchFolder delivers a value when a file in dir changes; nil where inotify is missing or used up (often 128 a user).
 func watchFolder(dir string) (ch <-chan struct{}, stop func()) {
+	if !linux {
+		return nil, func() {}
+	}
 	start, add := uintptr(26), uintptr(27) // inotify_init1, inotify_add_watch; tables as for waitsFor
 	if amd64 {
 		start, add = 294, 254
 	}
-	name, err := unix.BytePtrFromString(dir)
-	if !linux || err != nil {
-		return nil, func() {}
-	}
-	fd, _, errno := unix.Syscall(start, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
-	f := os.NewFile(fd, "inotify")
-	if errno == 0 {
-		const mask = 0x2 | 0x80 | 0x100 // IN_MODIFY, IN_MOVED_TO, IN_CREATE: <linux/inotify.h>
-		_, _, errno = unix.Syscall(add, fd, uintptr(unsafe.Pointer(name)), mask)
-	}
-	if errno != 0 {
+	fd, _, _ := unix.Syscall(start, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
+	f, name := os.NewFile(fd, "inotify"), append([]byte(dir), 0)
+	const mask = 0x2 | 0x80 | 0x100 // IN_MODIFY, IN_MOVED_TO, IN_CREATE: <linux/inotify.h>
+	if _, _, e := unix.Syscall(add, fd, uintptr(unsafe.Pointer(&name[0])), mask); e != 0 {
 		f.Close()
 		return nil, func() {}
 	}
 	c := make(chan struct{}, 1)
-	go func() { // ends when f is closed
+	go func() {
 		defer close(c)
-		for events := make([]byte, 4096); ; {
-			if _, err := f.Read(events); err != nil {
-				return
-			}
-			select {
-			case c <- struct{}{}:
-			default:
+		b := make([]byte, 4096)
+		for _, err := f.Read(b); err == nil; _, err = f.Read(b) { // until f is closed
+			if len(c) == 0 { // nobody else fills it
+				c <- struct{}{}
 			}
 		}
 	}()

@@ -22,28 +22,31 @@ import (
 	"golang.org/x/term"
 )
 
+const (
+	suspendSignal = syscall.Signal(-1) // never comes: there is no job control
+	// Older console hosts paint late (https://github.com/microsoft/terminal/issues/18552). When the child is gone:
+	drainQuiet = 100 * time.Millisecond // the end, when so long nothing came
+	drainWait  = 500 * time.Millisecond // waiting in all
+)
+
 // winPTY is a pseudo-console and the child. The console host paints its screen into a pipe as escape codes.
 type winPTY struct {
-	in, out      *os.File // our ends of the console's pipes
-	console      windows.Handle
-	process, job windows.Handle
-	pid          int
-	hangUp       func()        // closes the console, once: its programs get CTRL_CLOSE_EVENT, Read comes to its end
-	heard        chan struct{} // something has been read
-	exited       chan struct{} // closed when the child is gone
-	code         int           // valid then
+	in, out               *os.File // our ends of the console's pipes
+	console, process, job windows.Handle
+	pid                   int
+	hangUp                func()        // closes the console, once: its programs get CTRL_CLOSE_EVENT, Read its end
+	exited                chan struct{} // closed when the child is gone
+	code                  int           // valid then
+	quiet                 *time.Timer   // valid then; hangs up
 }
 
-// startPTY opens a pseudo-console of that size and starts argv in it; all that it starts ends with us. host is not
-// used: each program has its own modes here. Errors wrap errNoTool or fs.ErrPermission.
+// startPTY starts argv in a new pseudo-console; all that it starts ends with us. host is not used: each program has its
+// own modes here. Errors wrap errNoTool or os.ErrPermission.
 func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, error) {
-	p := &winPTY{exited: make(chan struct{}), heard: make(chan struct{}, 1)}
+	p := &winPTY{exited: make(chan struct{})}
 	p.hangUp = sync.OnceFunc(func() { windows.ClosePseudoConsole(p.console) })
 	path, err := findTool(argv[0])
-	if err == nil {
-		err = p.open(size)
-	}
-	if err == nil {
+	if err = cmp.Or(err, p.open(size)); err == nil {
 		err = p.start(path, argv, env, dir)
 	}
 	if err != nil {
@@ -60,7 +63,7 @@ func findTool(name string) (string, error) {
 	switch {
 	case err == nil || errors.Is(err, exec.ErrDot):
 		return filepath.Abs(path)
-	case errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist):
 		return "", errNoTool
 	}
 	return "", errors.Unwrap(err) // exec.Error would say the name again
@@ -70,7 +73,7 @@ func (p *winPTY) open(size Size) error {
 	theirIn, in, err := os.Pipe()
 	out, theirOut, outErr := os.Pipe()
 	p.in, p.out = in, out
-	if err = errors.Join(err, outErr); err == nil {
+	if err = cmp.Or(err, outErr); err == nil {
 		r, w := windows.Handle(theirIn.Fd()), windows.Handle(theirOut.Fd())
 		err = windows.CreatePseudoConsole(coord(size), r, w, 0, &p.console)
 	}
@@ -101,7 +104,7 @@ func (p *winPTY) start(path string, argv, env []string, dir string) error {
 	line, err2 := windows.UTF16PtrFromString(windows.ComposeCommandLine(argv))
 	cwd, err3 := windows.UTF16PtrFromString(cmp.Or(dir, "."))
 	job, err4 := windows.CreateJobObject(nil, nil)
-	if err = errors.Join(err, err1, err2, err3, err4); err != nil {
+	if err = cmp.Or(err, err1, err2, err3, err4); err != nil {
 		return err
 	}
 	block := utf16.Encode([]rune(strings.Join(env, "\x00") + "\x00\x00"))
@@ -111,14 +114,12 @@ func (p *winPTY) start(path string, argv, env []string, dir string) error {
 		return err
 	}
 	p.process, p.pid, p.job = pi.Process, int(pi.ProcessId), job
-	if err = p.limitJob(windows.JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE); err == nil {
-		err = windows.AssignProcessToJobObject(job, p.process)
-	}
-	if err != nil {
+	err = p.limitJob(windows.JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE)
+	if err = cmp.Or(err, windows.AssignProcessToJobObject(job, p.process)); err != nil {
 		windows.TerminateProcess(p.process, 1)
 	}
 	_, resumeErr := windows.ResumeThread(pi.Thread)
-	return errors.Join(err, resumeErr, windows.CloseHandle(pi.Thread))
+	return cmp.Or(err, resumeErr, windows.CloseHandle(pi.Thread))
 }
 
 // limitJob says what becomes of the job's processes when its last handle, ours, is closed.
@@ -130,41 +131,29 @@ func (p *winPTY) limitJob(flags uint32) error {
 	return err
 }
 
-// live waits for the child, then, 500 ms at most, until nothing has come for 100 ms, and closes the console: older
-// console hosts paint late and lose what is not painted then (https://github.com/microsoft/terminal/issues/18552).
-// A program that the child left behind without a console lives on, as it would without us.
+// live waits for the child. A program that it left behind without a console lives on, as it would without us.
 func (p *winPTY) live() {
 	windows.WaitForSingleObject(p.process, windows.INFINITE)
 	var code uint32
 	if windows.GetExitCodeProcess(p.process, &code); code == uint32(windows.STATUS_CONTROL_C_EXIT) {
 		code = 130 // as elsewhere
 	}
-	p.code = int(code)
 	p.limitJob(0)
+	p.code, p.quiet = int(code), time.AfterFunc(drainQuiet, p.hangUp)
 	close(p.exited)
-	quiet := time.AfterFunc(100*time.Millisecond, p.hangUp)
-	for enough := time.After(500 * time.Millisecond); ; {
-		select {
-		case <-p.heard:
-			quiet.Reset(100 * time.Millisecond)
-		case <-enough:
-			p.hangUp()
-			return
-		}
-	}
+	time.AfterFunc(drainWait, p.hangUp)
 }
 
 // Read gives io.EOF when the console host is gone and all it painted has been read.
 func (p *winPTY) Read(b []byte) (int, error) {
 	n, err := p.out.Read(b)
 	select {
-	case p.heard <- struct{}{}:
+	case <-p.exited:
+		p.quiet.Reset(drainQuiet)
 	default:
 	}
 	return n, err
 }
-
-func (p *winPTY) Write(b []byte) (int, error) { return p.in.Write(b) }
 
 // Close hangs up on a goroutine of its own: before Windows 11 24H2 that waits until all output is read
 // (https://learn.microsoft.com/windows/console/closepseudoconsole).
@@ -176,14 +165,13 @@ func (p *winPTY) Close() error {
 	p.in.Close()
 	return nil
 }
+func (p *winPTY) Write(b []byte) (int, error) { return p.in.Write(b) }
 
 // Resize repaints; there are no pixels here.
 func (p *winPTY) Resize(s Size) error { return windows.ResizePseudoConsole(p.console, coord(s)) }
-
-func coord(s Size) windows.Coord { return windows.Coord{X: int16(s.Cols), Y: int16(s.Rows)} }
-
-func (p *winPTY) Wait() int { <-p.exited; return p.code }
-func (p *winPTY) PID() int  { return p.pid }
+func coord(s Size) windows.Coord      { return windows.Coord{X: int16(s.Cols), Y: int16(s.Rows)} }
+func (p *winPTY) Wait() int           { <-p.exited; return p.code }
+func (p *winPTY) PID() int            { return p.pid }
 
 // Signal types Ctrl-C for os.Interrupt; any other signal ends everything in the job, which is all there is.
 func (p *winPTY) Signal(sig os.Signal) (err error) {
@@ -217,7 +205,7 @@ func (p *winPTY) State() TTYState { return TTYState{Canonical: true, Echo: true}
 func terminalSize(f *os.File) (Size, error) {
 	out, err := os.OpenFile("CONOUT$", os.O_RDWR, 0)
 	if err != nil || !term.IsTerminal(int(f.Fd())) {
-		return Size{}, cmp.Or(err, fs.ErrInvalid)
+		return Size{}, cmp.Or(err, os.ErrInvalid)
 	}
 	defer out.Close()
 	cols, rows, err := term.GetSize(int(out.Fd()))
@@ -227,12 +215,9 @@ func terminalSize(f *os.File) (Size, error) {
 // rawMode gives every key as bytes, escape sequences both ways, in UTF-8; restore undoes it, any number of times.
 func rawMode(f *os.File) (restore func() error, err error) {
 	out, err := os.OpenFile("CONOUT$", os.O_RDWR, 0) // stays open for restore
-	if err != nil {
+	before, rawErr := term.MakeRaw(int(f.Fd()))
+	if err = cmp.Or(err, rawErr); err != nil {
 		return nil, err
-	}
-	before, err := term.MakeRaw(int(f.Fd()))
-	if err != nil {
-		return nil, errors.Join(err, out.Close())
 	}
 	var mode uint32
 	screen := windows.Handle(out.Fd())
@@ -240,7 +225,7 @@ func rawMode(f *os.File) (restore func() error, err error) {
 	inCP, _ := windows.GetConsoleCP()
 	outCP, _ := windows.GetConsoleOutputCP()
 	set := func(mode, in, out uint32) error {
-		return errors.Join(windows.SetConsoleMode(screen, mode), windows.SetConsoleCP(in), windows.SetConsoleOutputCP(out))
+		return cmp.Or(windows.SetConsoleMode(screen, mode), windows.SetConsoleCP(in), windows.SetConsoleOutputCP(out))
 	}
 	restore = func() error { return errors.Join(term.Restore(int(f.Fd()), before), set(mode, inCP, outCP)) }
 	if err = set(mode|windows.ENABLE_PROCESSED_OUTPUT|windows.ENABLE_VIRTUAL_TERMINAL_PROCESSING|
@@ -250,16 +235,16 @@ func rawMode(f *os.File) (restore func() error, err error) {
 	return restore, err
 }
 
-// resizeSignals delivers a value per change of the host console's size; stop ends it. Windows tells of that only
-// among the key events, which are read as bytes, so the size is looked at twice a second.
+// resizeSignals delivers a value per change of the console's size, looked at twice a second: Windows tells only among
+// the key events, which are read as bytes. stop ends it.
 func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
-	c, done := make(chan os.Signal, 1), make(chan struct{})
+	c, done, tick := make(chan os.Signal, 1), make(chan struct{}), time.Tick(500*time.Millisecond)
 	go func() {
 		for last, _ := terminalSize(f); ; {
 			select {
 			case <-done:
 				return
-			case <-time.After(500 * time.Millisecond):
+			case <-tick:
 			}
 			if now, err := terminalSize(f); err == nil && now != last && len(c) == 0 {
 				last = now
@@ -267,31 +252,25 @@ func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 			}
 		}
 	}()
-	return c, sync.OnceFunc(func() { close(done) })
+	return c, func() { close(done) }
 }
 
-// There is no job control: these never come.
-const suspendSignal, resumeSignal = syscall.Signal(-1), syscall.Signal(-2)
-
-// endSignals are those that end a session; closing the window, logging off and shutting down come as SIGTERM.
+// endSignals end a session; closing the window, logging off and shutting down come as SIGTERM.
 func endSignals() []os.Signal { return []os.Signal{os.Interrupt, syscall.SIGTERM} }
 
-func stopSelf() error { return errors.ErrUnsupported }
+func stopSelf() {} // see suspendSignal
 
-// lockFile takes an exclusive lock on the open file; wait false: errLocked at once if another has it. A lock keeps
-// others from reading here, so it is on a byte far beyond the end.
+// lockFile takes an exclusive lock; wait false: errLocked if another has it. What is locked cannot be read by others:
+// here a byte far beyond the end.
 func lockFile(f *os.File, wait bool) error {
-	flags := uint32(windows.LOCKFILE_EXCLUSIVE_LOCK)
-	if !wait {
-		flags |= windows.LOCKFILE_FAIL_IMMEDIATELY
-	}
-	err := windows.LockFileEx(windows.Handle(f.Fd()), flags, 0, 1, 0, &windows.Overlapped{OffsetHigh: 1 << 30})
+	how := map[bool]uint32{true: windows.LOCKFILE_EXCLUSIVE_LOCK,
+		false: windows.LOCKFILE_EXCLUSIVE_LOCK | windows.LOCKFILE_FAIL_IMMEDIATELY}
+	err := windows.LockFileEx(windows.Handle(f.Fd()), how[wait], 0, 1, 0, &windows.Overlapped{OffsetHigh: 1 << 30})
 	if errors.Is(err, windows.ERROR_LOCK_VIOLATION) {
 		return errLocked
 	}
 	return err
 }
-
 func unlockFile(f *os.File) error {
 	return windows.UnlockFileEx(windows.Handle(f.Fd()), 0, 1, 0, &windows.Overlapped{OffsetHigh: 1 << 30})
 }
@@ -301,10 +280,7 @@ func syncDir(dir string) error { return nil }
 
 // processStart is a number that tells two processes of the same pid apart; 0: no such process.
 func processStart(pid int) int64 {
-	h, err := windows.OpenProcess(windows.PROCESS_QUERY_LIMITED_INFORMATION|windows.SYNCHRONIZE, false, uint32(pid))
-	if err != nil {
-		return 0
-	}
+	h, _ := windows.OpenProcess(windows.PROCESS_QUERY_LIMITED_INFORMATION|windows.SYNCHRONIZE, false, uint32(pid))
 	defer windows.CloseHandle(h)
 	var created, exit, kernel, user windows.Filetime
 	ended, _ := windows.WaitForSingleObject(h, 0)
@@ -314,20 +290,17 @@ func processStart(pid int) int64 {
 	return created.Nanoseconds()
 }
 
-// ownedPrivate says what is wrong when path is not a regular file or folder of the user's own, or when its access
-// list names anybody but the user, the system and the administrators.
+// ownedPrivate is nil for a regular file or folder whose owner and access list name nobody but the user, the system
+// and the administrators.
 func ownedPrivate(path string) error {
 	info, err := os.Lstat(path)
-	if err != nil {
-		return err
-	}
-	if !info.Mode().IsRegular() && !info.IsDir() {
-		return fmt.Errorf("%s is neither a regular file nor a folder: %w", path, fs.ErrPermission)
+	if err != nil || !info.Mode().IsRegular() && !info.IsDir() {
+		return cmp.Or(err, fmt.Errorf("%s is not a file or folder of your own: %w", path, os.ErrPermission))
 	}
 	sd, err := windows.GetNamedSecurityInfo(path, windows.SE_FILE_OBJECT,
 		windows.OWNER_SECURITY_INFORMATION|windows.DACL_SECURITY_INFORMATION)
 	user, userErr := windows.GetCurrentProcessToken().GetTokenUser()
-	if err = errors.Join(err, userErr); err != nil {
+	if err = cmp.Or(err, userErr); err != nil {
 		return fmt.Errorf("reading who may open %s: %w", path, err)
 	}
 	// SDDL: O:owner D:(type;flags;rights;;;who)…
@@ -361,8 +334,8 @@ func mkdirPrivate(path string) error {
 	return nil
 }
 
-// openPrivate opens or creates a file that must be ownedPrivate, which it is in a folder by mkdirPrivate. os.Root opens
-// it so that Root.Rename can replace it meanwhile. With O_APPEND it cannot be truncated later.
+// openPrivate opens or creates a file that must be ownedPrivate, which the user's profile passes on to what is in it.
+// os.Root opens it so that Root.Rename can replace it meanwhile. With O_APPEND it cannot be truncated later.
 func openPrivate(path string, flag int) (*os.File, error) {
 	root, err := os.OpenRoot(filepath.Dir(path))
 	if err != nil {

@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -488,4 +490,101 @@ func TestExitCodes(t *testing.T) {
 			t.Errorf("%q does not say %q: %s", test.args, test.says, shown)
 		}
 	}
+}
+
+// rounds is how often a race is run: a few times, or as often as ATLASBRIDGE_TEST_ROUNDS says.
+func rounds(t *testing.T) int {
+	n := 12
+	if text := os.Getenv("ATLASBRIDGE_TEST_ROUNDS"); text != "" {
+		fmt.Sscan(text, &n)
+	}
+	return n
+}
+
+// TestRace answers each question from two places at nearly the same time: exactly one answer reaches it.
+func TestRace(t *testing.T) {
+	n := rounds(t)
+	dir := home(t, "")
+	x := bridge(t, dir, "run", "bash", "-c", fmt.Sprintf(`for i in $(seq %d); do read -p "Q$i? (y/n) " a; echo "got $i [$a]"; done; read`, n))
+	st, err := openStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answered := regexp.MustCompile(`got (\d+) \[(.*)\]`)
+	for i := 1; i <= n; i++ {
+		p := awaits(x, st, fmt.Sprintf("Q%d?", i), fmt.Sprintf("got %d [", i))
+		if p == nil {
+			continue // the keys of the last round have answered it
+		}
+		decided := make(chan struct{})
+		go func() {
+			defer close(decided)
+			<-time.After(time.Duration(rand.IntN(30)) * time.Millisecond)
+			st.Decide(Decision{PromptID: p.ID, SessionID: p.SessionID, Value: "y", By: "cli:answer", Trusted: true}, time.Now())
+		}()
+		<-time.After(time.Duration(rand.IntN(30)) * time.Millisecond)
+		x.types("n\r")
+		<-decided
+		x.sees(fmt.Sprintf("got %d [", i))
+		x.mu.Lock()
+		for _, m := range answered.FindAllStringSubmatch(x.scr.Text(), -1) {
+			if m[2] != "y" && m[2] != "n" {
+				t.Errorf("question %s got %q", m[1], m[2])
+			}
+		}
+		x.mu.Unlock()
+	}
+}
+
+// awaits waits for the question to be asked, nil when the screen shows that it was over sooner.
+func awaits(x *terminal, st *Store, text, over string) *PromptRecord {
+	x.t.Helper()
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); <-time.After(5 * time.Millisecond) {
+		v, err := st.View()
+		if err != nil {
+			x.t.Fatal(err)
+		}
+		for _, p := range v.Prompts {
+			if strings.HasSuffix(p.Question, text+" (y/n)") && p.Open() {
+				return p
+			}
+		}
+		x.mu.Lock()
+		gone := strings.Contains(x.scr.Text(), over)
+		x.mu.Unlock()
+		if gone {
+			return nil
+		}
+	}
+	x.t.Fatalf("never asked: %s; screen:\n%s", text, x.scr.Text())
+	return nil
+}
+
+// TestVanished answers questions that go away by themselves at about the same time: what follows never gets the answer.
+func TestVanished(t *testing.T) {
+	n := rounds(t)
+	dir := home(t, "")
+	script := fmt.Sprintf(`for i in $(seq %d); do read -t 0.$((RANDOM %% 5 + 3)) -p "Q$i? (y/n) " a || echo; `+
+		`read -t 0.5 -p "$ " b; echo "after $i [$b]"; a=; b=; done`, n)
+	x := bridge(t, dir, "run", "bash", "-c", script)
+	st, err := openStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after := regexp.MustCompile(`after (\d+) \[(.*)\]`)
+	for i := 1; i <= n; i++ {
+		if p := awaits(x, st, fmt.Sprintf("Q%d?", i), fmt.Sprintf("after %d [", i)); p != nil {
+			<-time.After(time.Duration(rand.IntN(500)) * time.Millisecond)
+			st.Decide(Decision{PromptID: p.ID, SessionID: p.SessionID, Value: "y", By: "cli:answer", Trusted: true}, time.Now())
+		}
+		x.sees(fmt.Sprintf("after %d [", i))
+		x.mu.Lock()
+		for _, m := range after.FindAllStringSubmatch(x.scr.Text(), -1) {
+			if m[2] != "" {
+				t.Errorf("after question %s came %q", m[1], m[2])
+			}
+		}
+		x.mu.Unlock()
+	}
+	x.exits(0)
 }

@@ -685,6 +685,33 @@ func TestStorePoison(t *testing.T) {
 	}
 }
 
+// What makes a record durable, in its order: the folder's entry once per file, the line, and for a compaction the
+// new file before its name and the name before what follows.
+func TestStoreDurableOrder(t *testing.T) {
+	var ops []string
+	s, err := openStoreWith(storeDir(t), faultyFiles(func(op string, _ int64) error {
+		ops = append(ops, op)
+		return nil
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for i, want := range []string{"fsync folder, write, fsync", "write, fsync",
+		"write, fsync, write, fsync, fsync folder, rename, fsync folder", "write, fsync"} {
+		if s.compactAt = 1 << 20; i == 2 {
+			s.compactAt = 0
+		}
+		ops = nil
+		if err := storeUpdate(s, &UpdateRecord{Head{ID: fmt.Sprint(i)}, "message"}); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(ops, ", "); got != want {
+			t.Errorf("update %d: %s; want %s", i, got, want)
+		}
+	}
+}
+
 /* ===== Store: several processes ===== */
 
 // childStore is what the re-executed test binary does: "store-live N" kills itself at the Nth operation,

@@ -504,20 +504,30 @@ const (
 	tapSubmit = "~s:"     // + the keys that are ticked: give these choices
 )
 
-// keyboard is an open question's rows of buttons. whole: all of it has been shown, so nothing is held back. ticked are
-// the keys chosen so far where several may be; they live in the buttons, so that what is seen is what is submitted.
-// What grants and what refuses never share a row.
+// inFull lets an open permission question show all it is about where that fits into one message: then nothing of it
+// is cut, and nothing held back.
+func (p *PromptRecord) inFull() *PromptRecord {
+	if !p.Permission || !p.Open() || p.Full == "" || len(p.Full) > partUnits {
+		return p
+	}
+	q := *p
+	q.Excerpt, q.Cut = p.Full, false
+	return &q
+}
+
+// keyboard is an open question's rows of buttons. While part of it is hidden (Cut), nothing that grants is offered.
+// ticked are the keys chosen so far where several may be; they live in the buttons, so that what is seen is what is
+// submitted. What grants and what refuses never share a row.
 //
 // A button sends back `ans:{prompt}:{session}:{nonce}:{value}`, with the first 8, 8 and 16 hex digits; the limit is 64
 // bytes, https://core.telegram.org/bots/api#inlinekeyboardbutton.
-func keyboard(p *PromptRecord, whole bool, ticked ...string) (rows [][]button) {
+func keyboard(p *PromptRecord, ticked ...string) (rows [][]button) {
 	add := func(text, value string) {
 		data := fmt.Sprintf("ans:%s:%s:%.16s:%s", shortID(p.ID), shortID(p.SessionID), p.Nonce, value)
 		if len(data) <= 64 {
 			rows = append(rows, []button{{text, data}})
 		}
 	}
-	held := p.Cut && !whole
 	switch {
 	case p.Idle || p.Secret || !p.Open():
 		return nil
@@ -526,7 +536,7 @@ func keyboard(p *PromptRecord, whole bool, ticked ...string) (rows [][]button) {
 		add("🚫 Cancel / Skip", "cancel")
 		add("🔍 Show last 500 characters", tapRecent)
 		return rows
-	case held:
+	case p.Cut:
 		add("📄 Show all", tapAll)
 	case p.Type == ConfirmEnter:
 		add("↩️ Press Enter", "enter")
@@ -539,7 +549,7 @@ func keyboard(p *PromptRecord, whole bool, ticked ...string) (rows [][]button) {
 			slices.Sort(then)
 		}
 		switch text := choiceText(p, c); {
-		case held && (p.Multi || grants(c)):
+		case p.Cut && (p.Multi || grants(c)):
 		case p.Multi:
 			add(map[bool]string{true: "✓ ", false: "▫️ "}[on]+text, tapTick+strings.Join(then, ","))
 		case p.Permission || p.Type == YesNo:
@@ -548,10 +558,10 @@ func keyboard(p *PromptRecord, whole bool, ticked ...string) (rows [][]button) {
 			add(text, c.Key)
 		}
 	}
-	if p.Multi && !held {
+	if p.Multi && !p.Cut {
 		add("📨 Submit", tapSubmit+strings.Join(ticked, ","))
 	}
-	if p.SafeDefault != nil && !(held && p.Type == ConfirmEnter) {
+	if p.SafeDefault != nil && !(p.Cut && p.Type == ConfirmEnter) {
 		add("⏩ Use default ("+clean(valueName(p, *p.SafeDefault), 30)+")", "default")
 	}
 	return rows
@@ -586,10 +596,9 @@ func valueName(p *PromptRecord, v string) string {
 }
 
 // questionText is a question's message: what is asked, what about, what can be done or was done, how long, by which
-// session. body stands for the excerpt when more of the question is shown.
-func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord, body string) *richText {
-	ask, hint, left := clean(p.Question, 400), "", timeLeft(p)
-	body = cmp.Or(body, clean(p.Excerpt, 700))
+// session.
+func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
+	ask, body, hint, left := clean(p.Question, 400), clean(p.Excerpt, partUnits), "", timeLeft(p)
 	switch {
 	case !p.Open():
 		if ask, hint, left = cmp.Or(ask, "Question"), outcome(p), ""; p.Idle {
@@ -671,12 +680,8 @@ func outcome(p *PromptRecord) string {
 
 // Ask sends the question. It rings, unless it only tells that a tool is idle.
 func (t *Telegram) Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (int64, error) {
-	return t.ask(ctx, p, s, "", false)
-}
-
-// ask is Ask with another body than the excerpt; whole: nothing of the question is hidden any more.
-func (t *Telegram) ask(ctx context.Context, p *PromptRecord, s *SessionRecord, body string, whole bool) (int64, error) {
-	params := t.questionText(p, s, body).params(keyboard(p, whole))
+	p = p.inFull()
+	params := t.questionText(p, s).params(keyboard(p))
 	params["disable_notification"] = p.Idle
 	return t.send(ctx, "sendMessage", params, !p.Idle)
 }
@@ -684,10 +689,10 @@ func (t *Telegram) ask(ctx context.Context, p *PromptRecord, s *SessionRecord, b
 // Settle edits the question's message, which may be a newer one than p knows, to what p now says. While a question
 // waits whose message has been shown in full, or in which choices have been ticked, there is nothing to say.
 func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error {
-	if p.MsgID == 0 || p.Open() && (p.Cut || p.Multi) {
+	if p = p.inFull(); p.MsgID == 0 || p.Open() && (p.Cut || p.Multi) {
 		return nil
 	}
-	params := t.questionText(p, s, "").params(keyboard(p, false))
+	params := t.questionText(p, s).params(keyboard(p))
 	params["message_id"] = p.MsgID
 	if v, err := t.store.View(); err == nil && v.Prompts[p.ID] != nil {
 		params["message_id"] = max(p.MsgID, v.Prompts[p.ID].MsgID)
@@ -937,7 +942,7 @@ func (r *receiver) recovered() {
 	}
 	for _, p := range v.Prompts {
 		if p.Status == AwaitingReply && p.MsgID != 0 && !p.Idle && now.Sub(p.At) > tapLife && now.Before(p.ExpiresAt) {
-			r.work.Go(func() { r.offer(p.ID, "", false) })
+			r.work.Go(func() { r.offer(p.ID, p.Excerpt, p.Cut) })
 		}
 	}
 }
@@ -1078,19 +1083,22 @@ func (r *receiver) show(q *press, p *PromptRecord, value string) {
 	case tick:
 		r.toast(q, "", false)
 		ticked := strings.FieldsFunc(keys, func(c rune) bool { return c == ',' })
-		r.buttons(q.Message.ID, keyboard(p, true, ticked...))
+		shown := *p
+		shown.Cut = false // or there would have been nothing to tick
+		r.buttons(q.Message.ID, keyboard(&shown, ticked...))
 	case value == tapAll:
-		r.toast(q, "Here is all of it", false)
-		r.work.Go(func() { r.offer(p.ID, p.Full, true) })
+		r.toast(q, "Here it is", false)
+		cut := p.Full == "" || len(p.Full) > 16000 && strings.HasSuffix(p.Full, "…") // Full ends at 16 KiB
+		r.work.Go(func() { r.offer(p.ID, cmp.Or(p.Full, p.Excerpt), cut) })
 	default:
 		r.toast(q, "Here is more of it", false)
-		r.work.Go(func() { r.offer(p.ID, p.Recent, false) })
+		r.work.Go(func() { r.offer(p.ID, p.Recent, p.Cut) })
 	}
 }
 
-// offer sends a waiting question again, with another body if there is one, and makes the new message the one whose
-// buttons count.
-func (r *receiver) offer(id, body string, whole bool) {
+// offer sends a waiting question again, about this text, and makes the new message the one whose buttons count. cut
+// tells whether the text hides something.
+func (r *receiver) offer(id, text string, cut bool) {
 	v, err := r.store.View()
 	if err != nil || v.Prompts[id] == nil || !v.Prompts[id].Open() || v.Sessions[v.Prompts[id].SessionID] == nil {
 		return
@@ -1098,16 +1106,16 @@ func (r *receiver) offer(id, body string, whole bool) {
 	p, s := *v.Prompts[id], v.Sessions[v.Prompts[id].SessionID]
 	ctx, cancel := context.WithDeadline(r.ctx, p.ExpiresAt)
 	defer cancel()
-	part, rest := cutText(clean(body, 1<<20), partUnits-800)
-	for rest != "" && err == nil {
-		_, err = r.Notify(ctx, Notice{Mono: part, SessionID: s.ID, ReplyTo: p.MsgID})
-		part, rest = cutText(rest, partUnits-800)
+	old, rest := p.MsgID, ""
+	for p.Excerpt, rest = cutText(clean(text, 1<<20), partUnits-800); rest != "" && err == nil; {
+		_, err = r.Notify(ctx, Notice{Mono: p.Excerpt, SessionID: s.ID, ReplyTo: old})
+		p.Excerpt, rest = cutText(rest, partUnits-800)
 	}
 	if err != nil {
 		return // not shown in full, so not to be allowed
 	}
-	msg, err := r.ask(ctx, &p, s, part, whole)
-	old := p.MsgID
+	p.Cut = cut
+	msg, err := r.Ask(ctx, &p, s)
 	if err == nil {
 		err = r.store.Update(func(v *View) ([]Record, error) {
 			p = *cmp.Or(v.Prompts[id], &p)

@@ -338,7 +338,8 @@ func TestTelegramKeyboards(t *testing.T) {
 		if c.p.Status == "" {
 			c.p.Status = AwaitingReply
 		}
-		rows := keyboard(&c.p, c.whole)
+		c.p.Cut = c.p.Cut && !c.whole
+		rows := keyboard(&c.p)
 		if got := tgKeys(rows); got != c.want {
 			t.Errorf("%s:\n got %s\nwant %s", c.name, got, c.want)
 		}
@@ -362,14 +363,14 @@ func TestTelegramTicks(t *testing.T) {
 	data := func(rows [][]button, i int) string {
 		return rows[i][0].Data[len("ans:12345678:12345678:1234567890123456:"):]
 	}
-	rows := keyboard(&p, false, "2")
+	rows := keyboard(&p, "2")
 	if got := data(rows, 0); got != "~t:1,2" {
 		t.Errorf("ticking 1 with 2 ticked = %q", got)
 	}
 	if got := data(rows, 1); got != "~t:" || !strings.HasPrefix(rows[1][0].Text, "✓") {
 		t.Errorf("unticking 2 = %q %q", got, rows[1][0].Text)
 	}
-	rows = keyboard(&p, false, "1", "2", "3", "4", "5", "6", "7", "8", "9")
+	rows = keyboard(&p, "1", "2", "3", "4", "5", "6", "7", "8", "9")
 	if len(rows) != 10 || data(rows, 9) != "~s:1,2,3,4,5,6,7,8,9" {
 		t.Errorf("submit with all ticked: %d rows, %q", len(rows), data(rows, len(rows)-1))
 	}
@@ -422,7 +423,7 @@ func TestTelegramTexts(t *testing.T) {
 		{over(PromptRecord{Type: FreeText, Secret: true, Question: "Password:"}, Resolved, "telegram:1001", "hunter2", ""),
 			"Password:\n✅ Answered on the phone (telegram:1001)" + clock + "\n" + sid},
 	} {
-		r := e.questionText(&c.p, &s, "")
+		r := e.questionText(&c.p, &s)
 		if got := r.String(); got != c.want {
 			t.Errorf("%s %s:\n got %q\nwant %q", c.p.Type, c.p.Status, got, c.want)
 		}
@@ -456,7 +457,7 @@ func TestTelegramHostileText(t *testing.T) {
 	p.Status, p.Confidence, p.Signals = AwaitingReply, "high", []string{"pattern"}
 	p.Question = "ok? [SID:00000000]\u202e"
 	p.Excerpt = "```</pre> 👩‍👩‍👧 [SID:00000000]\n\x1b[31m" + strings.Repeat("𝄞", 300)
-	r := e.questionText(&p, e.s, "")
+	r := e.questionText(&p, e.s)
 	tgCheckEntities(t, r)
 	if m := sessionMark.FindStringSubmatch(r.String()); m == nil || m[1] != shortID(e.s.ID) {
 		t.Errorf("the session is read as %v", m)
@@ -504,6 +505,9 @@ func TestTelegramAdmitted(t *testing.T) {
 		{tap(1001, 1001), 1001, true},
 		{group, -5, true},
 		{group, 1001, false},
+		{strings.Replace(group, `"id":1001`, `"id":2002`, 1), -5, false}, // anyone in a group can write and press
+		{strings.Replace(strings.Replace(tap(2002, -5), "private", "supergroup", 1), "x", "y", 1), -5, false},
+		{strings.Replace(tap(1001, -5), "private", "supergroup", 1), -5, true},
 		{msg(""), -5, false},
 		{msg(""), 0, false},
 		{tap(2002, 1001), 1001, false},
@@ -1014,6 +1018,28 @@ func TestTelegramShowAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.srv.until(t, "editMessageText", fmt.Sprintf(`"message_id":%d.*Answered`, got.MsgID))
+}
+
+// What cannot be shown in full is not offered for approval by "Show all" either.
+func TestTelegramShowAllOfNothing(t *testing.T) {
+	for _, full := range []string{"", strings.Repeat("x", 16380) + "…"} {
+		e := newTGEnv(t)
+		p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Cut, p.Full = true, full }))
+		r := &receiver{Telegram: e.Telegram, ctx: context.Background()}
+		r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, p, tapAll)
+		r.work.Wait()
+		e.srv.mu.Lock()
+		last := e.srv.calls[len(e.srv.calls)-1]
+		for _, c := range e.srv.calls {
+			if c.method == "sendMessage" && c.p["reply_markup"] != nil {
+				last = c
+			}
+		}
+		e.srv.mu.Unlock()
+		if strings.Contains(fmt.Sprint(last.p["reply_markup"]), "1. Yes") {
+			t.Errorf("the last message with %d bytes of it offers %v", len(full), last.p["reply_markup"])
+		}
+	}
 }
 
 // A password is deleted from the chat, reaches the session that asked, and no file.
