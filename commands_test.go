@@ -2,6 +2,7 @@ package main
 
 import (
 	"archive/tar"
+	"cmp"
 	"compress/gzip"
 	"encoding/json"
 	"errors"
@@ -10,7 +11,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
-	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -341,44 +341,37 @@ func TestREADMEVerifiesTheLog(t *testing.T) {
 }
 
 func TestTOMLAccepted(t *testing.T) {
-	for text, want := range map[string][]any{
-		"":                                     nil,
-		"# only a comment\n\t \n":              nil,
-		"a = 1":                                {"a", int64(1)},
-		"a=+1_000 # c":                         {"a", int64(1000)},
-		"a = -0":                               {"a", int64(0)},
-		"a = 0xdead_BEEF":                      {"a", int64(0xdeadbeef)},
-		"a = 0o755\r\nb = 0b1010\r\n":          {"a", int64(493), "b", int64(10)},
-		"a = 0x00ff":                           {"a", int64(255)},
-		"a = 9223372036854775807":              {"a", int64(math.MaxInt64)},
-		"a = 0.65":                             {"a", 0.65},
-		"a = -1_0.0_5e+0_2":                    {"a", -1005.0},
-		"a = 5e3#c":                            {"a", 5000.0},
-		"a = inf\nb = -inf":                    {"a", math.Inf(1), "b", math.Inf(-1)},
-		"a = 1e999":                            {"a", math.Inf(1)},
-		"a = true\nb = false":                  {"a", true, "b", false},
-		`a = ""`:                               {"a", ""},
-		`a = "x # y"`:                          {"a", "x # y"},
-		`a = "\b\t\n\f\r\"\\\u00e9\U0001F600"`: {"a", "\b\t\n\f\r\"\\é😀"},
-		"a = \"tab\there\"":                    {"a", "tab\there"},
-		`a = 'C:\x "y"'`:                       {"a", `C:\x "y"`},
-		"a = ''":                               {"a", ""},
-		"a = []":                               {"a", []any{}},
-		"a = [ 1 , 2, ] # c":                   {"a", []any{int64(1), int64(2)}},
-		"[t]\na = 1\n[ u-2 ] # c\na = 2":       {"t.a", int64(1), "u-2.a", int64(2)},
-		"1234 = 1\n-_ = 2":                     {"1234", int64(1), "-_", int64(2)},
-		"a = 1\n[a-]\na = 2":                   {"a", int64(1), "a-.a", int64(2)},
+	for text, want := range map[string]string{ // keys and values as JSON
+		"":                               "",
+		"# only a comment\n\t \n":        "",
+		"a = 1":                          "a 1",
+		"a=1000 # c":                     "a 1000",
+		"a = -0\r\nb = 2\r\n":            "a -0 b 2",
+		"a = 9223372036854775807":        "a 9223372036854775807",
+		"a = 0.65":                       "a 0.65",
+		"a = 5e3#c":                      "a 5e3",
+		"a = true\nb = false":            "a true b false",
+		`a = ""`:                         `a ""`,
+		`a = "x # y"`:                    `a "x # y"`,
+		`a = "\b\t\n\f\r\"\\é"`:          `a "\b\t\n\f\r\"\\é"`,
+		`a = 'C:\x "y"'`:                 `a "C:\\x \"y\""`,
+		"a = ''":                         `a ""`,
+		"a = []":                         "a []",
+		"a = [ 1 , 2 ] # c":              "a [ 1 , 2 ]",
+		"[t]\na = 1\n[ u-2 ] # c\na = 2": "t.a 1 u-2.a 2",
+		"1234 = 1\n-_ = 2":               "1234 1 -_ 2",
+		"a = 1\n[a-]\na = 2":             "a 1 a-.a 2",
 	} {
 		entries, err := parseTOML(text, nil)
-		var got []any
+		var got []string
 		inOrder := func(a, b string) int { return entries[a].line - entries[b].line }
 		for _, key := range slices.SortedFunc(maps.Keys(entries), inOrder) {
 			if entries[key].value != nil {
-				got = append(got, key, entries[key].value)
+				got = append(got, key, string(entries[key].value))
 			}
 		}
-		if err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("parseTOML(%q) = %#v, %v, want %#v", text, got, err, want)
+		if err != nil || strings.Join(got, " ") != want {
+			t.Errorf("parseTOML(%q) = %q, %v, want %q", text, got, err, want)
 		}
 	}
 }
@@ -388,13 +381,16 @@ var rejected = []string{
 	"a", "a =", "= 1", "a = # 1", "a 1", "a : 1", "a = 1 2", "a = 1 b = 2", "a = 1,", "[a", "[]", "a]", "[a] b = 1",
 	"[[a]]", "[a.b]", "a.b = 1", `"a" = 1`, "'a' = 1", "é = 1", "a = {b = 1}", "a = 1\na = 2", "[t]\n[t]",
 	"[t]\na = 1\n[u]\n[t]\nb = 1", "a = 01", "a = +0x1", "a = 0X1", "a = 0xg", "a = 1_", "a = _1", "a = 1__0", "a = 0x_1",
-	"a = 1.", "a = .5", "a = 1._5", "a = 1.5_", "a = 01.5", "a = 1e", "a = 1e1.5", "a = 9223372036854775808",
+	"a = 1.", "a = .5", "a = 1._5", "a = 1.5_", "a = 01.5", "a = 1e", "a = 1e1.5",
 	"a = Inf", "a = NaN", "a = infinity", "a = True", "a = yes", "a = truefalse", "a = 1979-05-27", "a = 07:32:00",
 	`a = "x`, `a = 'x`, `a = "x\"`, `a = "\x41"`, `a = "\e"`, `a = "\a"`, `a = "\'"`, `a = "\101"`, `a = "\uD800"`,
 	`a = "\U00110000"`, `a = "\u12"`, `a = "\ "`, `a = """x"""`, `a = '''x'''`, "a = \"\"\"\nx\"\"\"", "a = \"x\ty\x01\"",
 	"a = \"x\x7f\"", "a = 'x\x00'", "# \x01", "a = \"\xff\"", "a = 1\rb = 2", "a = 1\r", "\ufeffa = 1", "a = [1, 2",
-	"a = [1 2]", "a = [,]", "a = [1,,2]", "a = [\n1]", "a = [1]]", "a = [1.5]", "a = [[1]]", `a = ["x", 'y']`, `a = "x" "y"`, `a = "x"y`, "a = 'x''y'", "a\u00a0= 1",
+	"a = [1 2]", "a = [,]", "a = [1,,2]", "a = [\n1]", "a = [1]]", "a = [1.5]", "a = [[1]]", `a = ["x", 'y']`,
+	`a = "x" "y"`, `a = "x"y`, "a = 'x''y'", "a\u00a0= 1",
 	"a = 1\v", "[t] [u]", "a = \\", "a = 0x", "a = -", "a = +", "a = 1 # \x7f", "a = 0b2", "a = 0o8",
+	"a = 0xff", "a = +1", "a = 1_000",
+	"a = nan", "a = -inf", `a = "\u00e9"`, `a = "\/"`, "a = \"x\ty\"", "a = [1,]", "a = null",
 }
 
 func TestTOMLRejected(t *testing.T) {
@@ -414,84 +410,53 @@ func TestTOMLAgainstPython(t *testing.T) {
 	if exec.Command("python3", "-c", "import tomllib").Run() != nil {
 		t.Skip("python3 with tomllib is not installed")
 	}
-	var texts []string
-	for a := range strings.FieldsSeq(`1 +1 -0 0 00 1_0 1_ 0x1F 0xG 0o17 0b11 1.5 1. .5 1e3 1E-3 1.5e+0_3 inf nan true tru
-		"" "a" "\u0041\t" "\x41" '' '\' [] [1,] [1,'a'] [[1],[]] 1979-05-27 {} "a a`) {
+	texts := slices.Clone(rejected)
+	for a := range strings.FieldsSeq(`1 +1 -0 0 00 1_0 0x1F 1.5 1. .5 1e3 1E-3 1.5e+03 inf nan true tru
+		"" "a" "\u0041\t" "\t\"" "\x41" '' '\' [] [1,] [1,2] [-1] [[1],[]] 1979-05-27 {} "a a`) {
 		for _, b := range []string{"", " ", "# c", ",", "]", "1", `"`, "'", "\r", "\t#"} {
 			for _, key := range []string{"k = ", "[t]\nk=", "k.j = ", "k=1\nk = "} {
 				texts = append(texts, key+a+b)
 			}
 		}
 	}
-	in, err := json.Marshal(append(texts, rejected...))
+	in, err := json.Marshal(texts)
 	if err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command("python3", "-c", `
 import json, sys, tomllib
 def read(text):
-    try: return repr_(tomllib.loads(text))
+    try: return tomllib.loads(text)
     except Exception: return None
-def repr_(v):
-    if isinstance(v, dict): return {k: repr_(x) for k, x in v.items()}
-    if isinstance(v, list): return [repr_(x) for x in v]
-    return type(v).__name__ + " " + (v if isinstance(v, str) else repr(v).lower())
-print(json.dumps([read(t) for t in json.load(sys.stdin)]))`)
+print(json.dumps([read(t) for t in json.load(sys.stdin)], default=str))`)
 	cmd.Stdin = strings.NewReader(string(in))
 	out, err := cmd.Output()
 	var answers []map[string]any
-	if err != nil || json.Unmarshal(out, &answers) != nil {
+	out = regexp.MustCompile(`-?\b(NaN|Infinity)\b`).ReplaceAll(out, []byte(`"$0"`))
+	if err := cmp.Or(err, json.Unmarshal(out, &answers)); err != nil {
 		t.Fatalf("python3: %v", err)
 	}
 	accepted := 0
-	for i, text := range append(texts, rejected...) {
+	for i, text := range texts {
 		entries, err := parseTOML(text, nil)
 		if err != nil {
 			continue
 		}
 		accepted++
 		for key, e := range entries {
-			if e.value == nil {
-				continue
-			}
-			want := any(answers[i])
-			for name := range strings.SplitSeq(key, ".") {
+			want, got := any(answers[i]), any(nil)
+			for name := range strings.SplitSeq(strings.Trim(key, "[]"), ".") {
 				m, _ := want.(map[string]any)
 				want = m[name]
 			}
-			if got := pythonic(e.value); !reflect.DeepEqual(got, want) {
-				t.Errorf("%q: %s is %v here, %v in tomllib", text, key, got, want)
+			if e.value != nil && (json.Unmarshal(e.value, &got) != nil || !reflect.DeepEqual(got, want)) {
+				t.Errorf("%q: %s is %s here, %v in tomllib", text, key, e.value, want)
 			}
 		}
 	}
-	if accepted < 100 {
+	if accepted < 80 {
 		t.Errorf("only %d of %d texts were accepted", accepted, len(texts))
 	}
-}
-
-// pythonic writes a value as the script of TestTOMLAgainstPython does.
-func pythonic(v any) any {
-	switch v := v.(type) {
-	case string:
-		return "str " + v
-	case bool:
-		return fmt.Sprint("bool ", v)
-	case int64:
-		return fmt.Sprint("int ", v)
-	case float64:
-		s := strings.ToLower(strings.TrimPrefix(fmt.Sprint(v), "+"))
-		if !strings.ContainsAny(s, ".einf") {
-			s += ".0"
-		}
-		return "float " + s
-	case []any:
-		list := []any{}
-		for _, item := range v {
-			list = append(list, pythonic(item))
-		}
-		return list
-	}
-	return nil
 }
 
 func TestConfig(t *testing.T) {
@@ -515,11 +480,11 @@ func TestConfig(t *testing.T) {
 		{"", nil, nil, map[string]string{"channel": `"local" default`, "timeout_seconds": "600 default",
 			"detection_threshold": "0.65 default", "telegram.allowed_users": "[] default", "notify_idle": "true default"}},
 		{telegram, nil, nil, map[string]string{"channel": `"telegram" default`, "telegram.chat_id": "1001 config.toml:3",
-			"telegram.allowed_users": "[1001,1002] config.toml:4", "telegram.bot_token": `"123456789:…" config.toml:2`}},
+			"telegram.allowed_users": "[1001, 1002] config.toml:4", "telegram.bot_token": `"123456789:…" config.toml:2`}},
 		{"timeout_seconds = 90\n" + telegram, []string{"PERMISSION_TIMEOUT_SEC", "60", "ALLOWED_USER_IDS", " 7, 8 ,"},
 			map[string]string{"timeout_seconds": "120"}, map[string]string{"timeout_seconds": "120 flag",
 				"permission_timeout_seconds": "60 environment PERMISSION_TIMEOUT_SEC",
-				"telegram.allowed_users":     "[7,8] environment ALLOWED_USER_IDS"}},
+				"telegram.allowed_users":     "[7, 8] environment ALLOWED_USER_IDS"}},
 		{"[stream]\nmax_chars = 1000", []string{"OUTPUT_MAX_CHARS", "2000", "STRIP_ANSI", "false", "LOG_LEVEL", "DEBUG"}, nil,
 			map[string]string{"stream.max_chars": "2000 environment OUTPUT_MAX_CHARS",
 				"stream.strip_ansi": "false environment STRIP_ANSI", "log_level": `"DEBUG" environment LOG_LEVEL`}},
@@ -538,9 +503,8 @@ func TestConfig(t *testing.T) {
 			continue
 		}
 		for _, s := range cfg.inForce {
-			value, _ := json.Marshal(s.Value)
-			if want, ok := test.want[s.Key]; ok && want != string(value)+" "+s.Origin {
-				t.Errorf("%q %q: %s is %s %s, want %s", test.file, test.env, s.Key, value, s.Origin, want)
+			if want, ok := test.want[s.Key]; ok && want != string(s.Value)+" "+s.Origin {
+				t.Errorf("%q %q: %s is %s %s, want %s", test.file, test.env, s.Key, s.Value, s.Origin, want)
 			}
 		}
 	}
@@ -558,8 +522,8 @@ func TestConfigRejected(t *testing.T) {
 		{"\n[telegrm]\nchat_id = 1", "", "config.toml:3: unknown key telegrm.chat_id"},
 		{"[stream]\nenabled = 1", "", "config.toml:2: stream.enabled must be true or false"},
 		{"timeout_seconds = 0", "", "config.toml:1: timeout_seconds must be between 1 and 86400"},
-		{"timeout_seconds = nan", "", "must be between"},
-		{"timeout_seconds = 1e999", "", "must be between"},
+		{"timeout_seconds = nan", "", "config.toml:1: not  name = value"},
+		{"timeout_seconds = 1e999", "", "must be a number"},
 		{"timeout_seconds = '600'", "", "must be a number"},
 		{"buffer_size_bytes = 4096.5", "", "must be a number, and a whole one"},
 		{"detection_threshold = 0.5", "", "between 0.6 and 0.99"},
@@ -759,8 +723,11 @@ func TestDoctor(t *testing.T) {
 	configHome(t, "timeout_seconds = 0")
 	code, stdout, _ := cli(t, "doctor", "--json")
 	var report struct {
-		Checks []check
-		OK     bool
+		Checks []struct {
+			Name, Detail, Remedy string
+			OK                   bool
+		}
+		OK bool
 	}
 	if err := json.Unmarshal([]byte(stdout), &report); err != nil || code != 1 || report.OK || len(report.Checks) < 4 {
 		t.Fatalf("doctor --json: exit %d, %v, %s", code, err, stdout)
@@ -776,7 +743,7 @@ func TestDoctor(t *testing.T) {
 	os.WriteFile(filepath.Join(dir, "audit.log"), nil, 0o644)
 	os.Chmod(filepath.Join(dir, "audit.log"), 0o644)
 	code, stdout, _ = cli(t, "doctor")
-	if code != 1 || !matches(`(?s)FAIL +permissions .*→ +chmod 600 /.*audit.log`, stdout) {
+	if code != 1 || !matches(`(?s)FAIL +permissions .*audit.log.*→ .*chmod -R go= /`, stdout) {
 		t.Errorf("doctor with a file that others can read: exit %d\n%s", code, stdout)
 	}
 }
@@ -945,7 +912,7 @@ func FuzzConfig(f *testing.F) {
 		c := &Config{SafeDefaults: map[PromptType]string{}}
 		for _, s := range settings(c) {
 			e, ok := entries[s.key]
-			if ok && s.put(c, e.value) == nil && (c.SafeDefaults[YesNo] == "y" || math.IsNaN(c.Threshold)) {
+			if ok && s.put(c, e.value) == nil && (c.SafeDefaults[YesNo] == "y" || c.Threshold > 1) {
 				t.Errorf("%q: %+v", text, c)
 			}
 		}

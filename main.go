@@ -13,9 +13,7 @@ share, they share through files in ~/.atlasbridge (0700; ATLASBRIDGE_HOME, else 
 Exit status: the child's own; 128+N when signal N killed it; 1 a check or command failed; 2 usage; 125
 atlasbridge failed before the child ran; 126 the tool cannot be executed; 127 not found.
 
-Who holds the bot token and an allowed account can type into your terminal. The token is read from a file only
-you can read, and appears in no log, error, argument list, bundle or child environment. Nothing is ever approved
-by waiting.
+Who holds the bot token and an allowed account can type into your terminal. Nothing is ever approved by waiting.
 */
 package main
 

@@ -22,7 +22,6 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"text/tabwriter"
@@ -31,18 +30,11 @@ import (
 	"golang.org/x/term"
 )
 
-// Exit codes of our own; a child's are passed through.
-const (
-	exitFailed   = 1   // a check or command failed
-	exitUsage    = 2   // as the shell's builtins
-	exitInternal = 125 // before the child ran; 125 to 127 as env(1) has them
-)
+// Exit codes of our own, as the shell and env(1) have them; a child's are passed through.
+const exitFailed, exitUsage, exitInternal = 1, 2, 125 // a check or command failed; usage; before the child ran
 
-// Errors of the platform files.
-var (
-	errLocked = errors.New("locked by another process") // lockFile, when waiting was not asked for
-	errNoTool = errors.New("command not found")         // findTool and startPTY: PATH does not have it
-)
+// What lockFile returns when another process holds the lock, and findTool and startPTY when PATH lacks the command.
+var errLocked, errNoTool = errors.New("locked by another process"), errors.New("command not found")
 
 // PTY is the child's terminal. Read gives io.EOF when the last process that held it is gone. Methods may be
 // called from different goroutines; Close is idempotent and ends a blocked Read.
@@ -74,8 +66,7 @@ type commandSpec struct {
 	name, usage, summary string
 	min, max             int // how many arguments besides flags; max −1: any number
 	do                   func(*command) int
-	words                string // what the first argument can be
-	help                 string // flags, explanation, examples
+	words, help          string // what the first argument can be; flags, explanation, examples
 }
 
 // flagShape is a flag in a usage or help text: its name and, unless it is a switch, that of its value.
@@ -104,8 +95,8 @@ Everything after <tool> is the tool's own, as its exit status is.
   --yes              remove a webhook without asking
 Asks for the bot token (from @BotFather), waits until you send the bot any
 message, confirms by a short code that it is you, and sends a test message.`},
-		{"doctor", "doctor [--json]", "check everything; says what to do about each failure", 0, 0, cmdDoctor, "", `
-  atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'`},
+		{"doctor", "doctor [--json]", "check everything; says what to do about each failure", 0, 0, cmdDoctor, "",
+			"\n  atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'"},
 		{"status", "status [--all] [--json]", "sessions: what runs, what waits, who polls Telegram", 0, 0, cmdStatus, "", `
 With --all ended sessions too.`},
 		{"approvals", "approvals [--json]", "open questions of all sessions, with the time left", 0, 0, cmdApprovals, "", ""},
@@ -147,8 +138,10 @@ func commandNames() (names []string) {
 
 // spec is the row of the command's name, nil when there is none.
 func (c *command) spec() *commandSpec {
-	if i := slices.Index(commandNames(), c.name); i >= 0 {
-		return &commands()[i]
+	for _, s := range commands() {
+		if s.name == c.name {
+			return &s
+		}
 	}
 	return nil
 }
@@ -181,8 +174,8 @@ func (o *options) given(name string) (yes bool) {
 	return yes
 }
 
-// options reads the arguments as the command's row says; flags may follow arguments, but not those of run and
-// answer. When that fails, or help was asked for, it has said so and returns nil and the exit code.
+// options reads the arguments; flags may follow arguments, but not those of run and answer. When that fails, or help
+// was asked for, it has said so and returns nil and the exit code.
 func (c *command) options() (*options, int) {
 	s, names := c.spec(), []string{}
 	o := &options{set: flag.NewFlagSet(c.name, flag.ContinueOnError)}
@@ -224,13 +217,11 @@ func (c *command) options() (*options, int) {
 
 // usage prints one line about a wrong command line, with the right usage or the nearest command, and returns 2.
 func (c *command) usage(format string, args ...any) int {
-	text := fmt.Sprintf(format, args...)
+	more := cmp.Or(meant("atlasbridge ", nearest(c.name, commandNames())), "; to run a tool: atlasbridge run TOOL")
 	if s := c.spec(); s != nil {
-		text += "; usage: atlasbridge " + s.usage
-	} else {
-		text += cmp.Or(meant("atlasbridge ", nearest(c.name, commandNames())), "; to run a tool: atlasbridge run TOOL")
+		more = "; usage: atlasbridge " + s.usage
 	}
-	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", visible(text))
+	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", visible(fmt.Sprintf(format, args...)+more))
 	return exitUsage
 }
 
@@ -300,8 +291,7 @@ func within(edits int, a, b string) bool {
 // onTerminal tells whether f is a terminal.
 func onTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
 
-// colour wraps text in the SGR code ("31" red, "32" green, "33" yellow, "1" bold) on a terminal, unless NO_COLOR is
-// set (https://no-color.org) or the terminal is dumb.
+// colour wraps text in an SGR code ("31" red, "1" bold …) on a terminal, unless NO_COLOR is set (https://no-color.org).
 func (c *command) colour(code, text string) string {
 	if c.getenv("NO_COLOR") != "" || c.getenv("TERM") == "dumb" || !onTerminal(c.stdout) {
 		return text
@@ -337,22 +327,19 @@ func (c *command) show(v any, rows [][]string) int {
 	return 0
 }
 
-// printJSON prints v indented, and returns 0.
 func (c *command) printJSON(v any) int {
 	e := json.NewEncoder(c.stdout)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
-	if err := e.Encode(v); err != nil {
-		return c.fail(fmt.Errorf("writing the output: %w", err))
-	}
+	_ = e.Encode(v) // nobody is left to be told that standard output is closed
 	return 0
 }
 
-// config reads the settings in force; flags as for loadConfig.
+// config is loadConfig for a command.
 func (c *command) config(flags map[string]string) (*Config, error) {
 	dir, err := stateDir(c.getenv)
 	if err != nil {
-		return nil, err
+		return &Config{}, err
 	}
 	return loadConfig(dir, c.getenv, flags)
 }
@@ -364,8 +351,7 @@ func cmdConfig(c *command) int {
 	}
 	rows := [][]string{{"SETTING", "VALUE", "FROM"}}
 	for _, s := range cfg.inForce {
-		value, _ := json.Marshal(s.Value) // of a string, number, bool or list of integers: cannot fail
-		rows = append(rows, []string{s.Key, string(value), s.Origin})
+		rows = append(rows, []string{s.Key, string(s.Value), s.Origin})
 	}
 	return c.show(cfg.inForce, rows)
 }
@@ -379,22 +365,23 @@ func version() string {
 	return fmt.Sprintf("atlasbridge %s %s %s/%s", tag, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
-// cmdCompletion prints the script for a shell. After `run` the shell's own completion of commands and files goes
-// on. Zsh runs the script of bash.
+// cmdCompletion prints the script for a shell; zsh runs that of bash. After `run` the shell completes as ever.
 func cmdCompletion(c *command) int {
 	names := strings.Join(commandNames(), " ")
-	bash := "_atlasbridge() {\n  local cur=\"${COMP_WORDS[COMP_CWORD]}\" words=\n  case \"$COMP_CWORD ${COMP_WORDS[1]}\" in\n" +
-		"  '1 '* | '2 help') words='" + names + "' ;;\n"
+	cases := "  '1 '* | '2 help') words='" + names + "' ;;\n"
 	fish := "complete -c atlasbridge -n __fish_use_subcommand -f -a '" + names + "'\n"
 	for _, s := range commands() {
 		words := s.words
 		for _, m := range flagShape.FindAllStringSubmatch(s.usage+s.help, -1) {
 			words += " --" + m[1]
 		}
-		bash += fmt.Sprintf("  *' %s') words='%s' ;;\n", s.name, words)
+		cases += fmt.Sprintf("  *' %s') words='%s' ;;\n", s.name, words)
 		fish += fmt.Sprintf("complete -c atlasbridge -n '__fish_seen_subcommand_from %s' -a '%s'\n", s.name, words)
 	}
-	bash += `  esac
+	bash := `_atlasbridge() {
+  local cur="${COMP_WORDS[COMP_CWORD]}" words=
+  case "$COMP_CWORD ${COMP_WORDS[1]}" in
+` + cases + `  esac
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
   [[ ${COMP_WORDS[1]} != run || $COMP_CWORD -eq 1 || $cur == -* ]] || COMPREPLY=($(compgen -c -- "$cur"))
 }
@@ -405,89 +392,68 @@ complete -o default -F _atlasbridge atlasbridge
 	return 0
 }
 
-// check is one line of doctor. One that is ok but has a remedy is a warning.
-type check struct {
-	Name   string `json:"name"`
-	OK     bool   `json:"ok"`
-	Detail string `json:"detail"`
-	Remedy string `json:"remedy"`
-}
-
 // doctor tells each check as soon as it is known, with --json all at the end.
 type doctor struct {
 	*command
-	checks []check
+	checks []map[string]any
+	failed bool
 }
 
 func cmdDoctor(c *command) int {
 	d := &doctor{command: c}
-	dir, err := stateDir(c.getenv)
-	if err != nil {
-		return c.fail(err)
-	}
-	cfg, err := loadConfig(dir, c.getenv, nil)
+	cfg, err := c.config(nil)
 	d.tell("config", err, "settings and defaults are valid", "")
-	if cfg == nil {
-		cfg = &Config{Dir: dir}
+	d.files(cfg.Dir)
+	if cfg.Channel == "telegram" {
+		d.telegram(cfg)
 	}
-	d.files(dir)
-	d.records(cfg, d.telegram(cfg))
-	terminal := "none here: a tool gets 100x30"
-	if size, err := terminalSize(c.stdout); err == nil {
-		terminal = fmt.Sprintf("%s, %dx%d", c.getenv("TERM"), size.Cols, size.Rows)
-	}
-	d.tell("terminal", nil, terminal, "")
+	d.records(cfg.Dir)
+	size, err := terminalSize(c.stdout)
+	terminal := map[bool]string{true: "none here: a tool gets 100x30"}[err != nil]
+	d.tell("terminal", nil, cmp.Or(terminal, fmt.Sprintf("%s, %dx%d", c.getenv("TERM"), size.Cols, size.Rows)), "")
 	for _, t := range knownTools(c.ctx, cfg) {
 		d.tell(t.Name, nil, cmp.Or(strings.TrimSpace(t.Version+" "+t.Path), "not installed"), t.Warning)
 	}
-	failed := slices.ContainsFunc(d.checks, func(k check) bool { return !k.OK })
 	if c.opts.on("json") {
-		c.printJSON(map[string]any{"checks": d.checks, "ok": !failed})
+		c.printJSON(map[string]any{"checks": d.checks, "ok": !d.failed})
 	}
-	return map[bool]int{true: exitFailed}[failed]
+	return map[bool]int{true: exitFailed}[d.failed]
 }
 
-// tell records a check: failed with err, or passed with what was found and perhaps what should be done.
-func (d *doctor) tell(name string, err error, found, advice string) {
-	k, mark := check{name, true, visible(found), visible(advice)}, d.colour("32", "ok  ")
+// tell records a check: failed with err (remedy: what to do), or passed with what was found (remedy: a warning).
+func (d *doctor) tell(name string, err error, found, remedy string) {
+	mark := d.colour("32", "ok  ")
 	if err != nil {
-		k, mark = check{name, false, redact(visible(err.Error())), visible(hintOf(err))}, d.colour("31", "FAIL")
-	} else if advice != "" {
+		d.failed, mark, found, remedy = true, d.colour("31", "FAIL"), redact(err.Error()), hintOf(err)
+	} else if remedy != "" {
 		mark = d.colour("33", "warn")
 	}
-	if d.checks = append(d.checks, k); d.opts.on("json") {
+	d.checks = append(d.checks, map[string]any{"name": name, "ok": err == nil, "detail": found, "remedy": remedy})
+	if d.opts.on("json") {
 		return
 	}
-	fmt.Fprintf(d.stdout, "%s  %-11s  %s\n", mark, k.Name, k.Detail)
-	if k.Remedy != "" {
-		fmt.Fprintf(d.stdout, "%17s  %s\n", "→", k.Remedy)
+	fmt.Fprintf(d.stdout, "%s  %-11s  %s\n", mark, name, visible(found))
+	if remedy != "" {
+		fmt.Fprintf(d.stdout, "%17s  %s\n", "→", visible(remedy))
 	}
 }
 
 // files checks who can reach the state folder and what it lies on.
 func (d *doctor) files(dir string) {
-	advice, err := "", hinted(ownedPrivate(dir), "chmod 700 "+dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		d.tell("permissions", nil, dir+" is made by the first run", "")
-		return
-	}
-	for _, name := range []string{"config.toml", "state.jsonl", "audit.log", "atlasbridge.log"} {
-		path := filepath.Join(dir, name)
-		if bad := ownedPrivate(path); err == nil && !errors.Is(bad, fs.ErrNotExist) {
-			err = hinted(bad, "chmod 600 "+path)
+	var err error
+	for _, name := range []string{"", "config.toml", "state.jsonl", "audit.log", "atlasbridge.log"} {
+		if bad := ownedPrivate(filepath.Join(dir, name)); !errors.Is(bad, fs.ErrNotExist) {
+			err = cmp.Or(err, bad)
 		}
 	}
+	d.tell("permissions", hinted(err, "make it yours alone: chmod -R go= "+dir), dir+" is yours alone", "")
 	if fs := networkFS(dir); fs != "" {
-		advice = "locks may not hold between machines on " + fs + ": set ATLASBRIDGE_HOME to a local disk"
+		d.tell("file system", nil, fs+": locks may not hold between machines", "set ATLASBRIDGE_HOME to a local disk")
 	}
-	d.tell("permissions", err, dir+" and its files are yours alone", advice)
 }
 
-// telegram checks the token and the chat, and returns how far Telegram's clock is ahead of ours.
-func (d *doctor) telegram(cfg *Config) time.Duration {
-	if cfg.Channel != "telegram" {
-		return 0
-	}
+// telegram checks the token, the chat and, against Telegram's, the clock.
+func (d *doctor) telegram(cfg *Config) {
 	ctx, stop := context.WithTimeout(d.ctx, 15*time.Second)
 	defer stop()
 	bot := newBot(cfg.Token, cfg.APIBase)
@@ -495,45 +461,33 @@ func (d *doctor) telegram(cfg *Config) time.Duration {
 	var me, chat struct{ Type, Title, Username string }
 	err := bot.call(ctx, "getMe", map[string]any{}, &me)
 	d.tell("token", hinted(err, "check the network, or run `atlasbridge setup`"), "the bot is @"+me.Username, "")
-	if err == nil {
-		err = bot.call(ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
-		d.tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+cmp.Or(chat.Title, chat.Username), "")
-	}
-	return bot.clockSkew()
-}
-
-// records checks the state, who polls, the clock against both (skew: Telegram's, ahead), and the audit chain.
-func (d *doctor) records(cfg *Config, skew time.Duration) {
-	if _, err := os.Lstat(filepath.Join(cfg.Dir, "state.jsonl")); err != nil {
-		d.tell("state", nil, "none yet", "")
+	err = bot.call(ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
+	d.tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+cmp.Or(chat.Title, chat.Username), "")
+	if err != nil {
 		return
 	}
-	v := &View{}
-	st, err := openStore(cfg.Dir)
+	skew, err := bot.clockSkew().Round(time.Second), error(nil)
+	if skew.Abs() > 30*time.Second { // then times of questions and answers cannot be compared
+		err = hinted(fmt.Errorf("Telegram's clock is %s ahead", skew), "set the clock (timedatectl set-ntp true)")
+	}
+	d.tell("clock", err, "as Telegram's", "")
+}
+
+// records checks the state, who polls, and the audit chain.
+func (d *doctor) records(dir string) {
+	st, err := openStore(dir)
+	var v *View
 	if err == nil {
 		defer st.Close()
 		v, err = st.View()
 	}
-	d.tell("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"),
-		fmt.Sprintf("%d sessions, %d prompts", len(v.Sessions), len(v.Prompts)), "")
 	if err != nil {
+		d.tell("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"), "", "")
 		return
 	}
-	poller := "nobody, which is right while no session runs"
-	if pid := st.holder("poll.lock"); pid != 0 {
-		poller = fmt.Sprint("process ", pid)
-	}
-	d.tell("poller", nil, poller, "")
-	const slack = 30 * time.Second // further off, times of questions and answers cannot be compared
-	for _, p := range v.Prompts {
-		if ahead := time.Until(p.At); ahead > slack {
-			skew = ahead
-		}
-	}
-	if skew.Abs() > slack {
-		err = fmt.Errorf("this clock is %s off", skew.Abs().Round(time.Second))
-	}
-	d.tell("clock", hinted(err, "set the clock (timedatectl set-ntp true)"), time.Now().Format(time.RFC3339), "")
+	d.tell("state", nil, fmt.Sprintf("%d sessions, %d prompts", len(v.Sessions), len(v.Prompts)), "")
+	poller := map[bool]string{true: "nobody, which is right while no session runs"}[st.holder("poll.lock") == 0]
+	d.tell("poller", nil, cmp.Or(poller, fmt.Sprint("process ", st.holder("poll.lock"))), "")
 	verdict, err := st.verifyAudit(v)
 	if err == nil && !verdict.OK {
 		err = fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason)
@@ -576,8 +530,7 @@ func probe(ctx context.Context, a *Adapter, env []string) tool {
 	}
 	if t.Path == "" {
 		return t
-	}
-	if p, err := startPTY([]string{t.Path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, nil); err == nil {
+	} else if p, err := startPTY([]string{t.Path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, nil); err == nil {
 		stop := context.AfterFunc(ctx, func() { p.Terminate(nil); p.Close() })
 		output, _ := io.ReadAll(io.LimitReader(p, 4096))
 		stop()
@@ -595,9 +548,7 @@ func versionLess(a, b string) bool {
 	as, bs := strings.Split(a, "."), strings.Split(b, ".")
 	n := min(len(as), len(bs))
 	return a != "" && b != "" && slices.CompareFunc(as[:n], bs[:n], func(x, y string) int {
-		i, _ := strconv.Atoi(x)
-		j, _ := strconv.Atoi(y)
-		return i - j
+		return cmp.Or(len(x)-len(y), strings.Compare(x, y)) // numbers without leading zeros
 	}) < 0
 }
 
@@ -605,9 +556,6 @@ func cmdAdapters(c *command) int {
 	rows, list := [][]string{{"ADAPTER", "COMMANDS", "VERSION", "SUPPORTED", "FOUND"}}, knownTools(c.ctx, &Config{})
 	for _, t := range list {
 		rows = append(rows, []string{t.Name, t.Commands, t.Version, t.Supported, cmp.Or(t.Path, "not found")})
-		if t.Warning != "" {
-			fmt.Fprintf(c.stderr, "atlasbridge: warning: %s %s: %s\n", t.Name, t.Version, t.Warning)
-		}
 	}
 	return c.show(list, rows)
 }
@@ -615,49 +563,39 @@ func cmdAdapters(c *command) int {
 // cmdDebug writes the bundle, a new file, and lists what goes in.
 func cmdDebug(c *command) int {
 	path := cmp.Or(c.opts.text("output"), time.Now().Format("atlasbridge-debug-20060102-150405.tar.gz"))
-	dir, err := stateDir(c.getenv)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return c.fail(err)
+		return c.fail(hinted(fmt.Errorf("writing the bundle: %w", err), "choose another file with --output"))
 	}
-	cfg, err := loadConfig(dir, c.getenv, nil)
+	cfg, err := c.config(nil)
+	about := map[string]any{"version": version(), "tools": knownTools(c.ctx, cfg), "config": cfg.inForce}
 	if err != nil {
-		cfg = &Config{Dir: dir, inForce: []settingInForce{{"config.toml", err.Error(), "error"}}}
+		about["config"] = err.Error()
 	}
-	var packed bytes.Buffer // nothing fails to be written there
-	zip := gzip.NewWriter(&packed)
-	tape := tar.NewWriter(zip)
+	zip := gzip.NewWriter(f)
+	tape := tar.NewWriter(zip) // an error stays with it until it is closed
 	add := func(name string, content []byte) {
 		text := redact(string(content))
 		if cfg.Token != "" {
 			text = strings.ReplaceAll(text, cfg.Token, "[token]")
 		}
 		fmt.Fprintf(c.stdout, "%9d  %s\n", len(text), name)
-		tape.WriteHeader(&tar.Header{Name: "atlasbridge-debug/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: time.Now()})
+		tape.WriteHeader(&tar.Header{Name: "atlasbridge/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: time.Now()})
 		io.WriteString(tape, text)
 	}
-	about, _ := json.MarshalIndent(map[string]any{ // of texts and numbers: cannot fail
-		"version": version(), "tools": knownTools(c.ctx, cfg), "config": cfg.inForce}, "", "  ")
-	add("about.json", about)
+	text, _ := json.MarshalIndent(about, "", "  ") // of texts and numbers: cannot fail
+	add("about.json", text)
 	for _, name := range []string{"state.jsonl", "audit.log", "atlasbridge.log", "atlasbridge.log.1"} {
-		content, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			content = []byte(err.Error())
-		} else if err != nil {
-			continue
-		} else if name == "state.jsonl" || !c.opts.on("full") { // the audit log keeps its bytes: they are hashed
+		content, err := os.ReadFile(filepath.Join(cfg.Dir, name))
+		if name == "state.jsonl" || !c.opts.on("full") { // the audit log keeps its bytes: they are hashed
 			content = withhold(content, c.opts.on("full"))
 		}
-		add(name, content)
+		if err == nil {
+			add(name, content)
+		}
 	}
-	tape.Close()
-	zip.Close()
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err == nil {
-		_, err = f.Write(packed.Bytes())
-		err = errors.Join(err, f.Close())
-	}
-	if err != nil {
-		return c.fail(hinted(fmt.Errorf("writing the bundle: %w", err), "choose another file with --output"))
+	if err := errors.Join(tape.Close(), zip.Close(), f.Close()); err != nil {
+		return c.fail(fmt.Errorf("writing the bundle: %w", err))
 	}
 	fmt.Fprintf(c.stdout, "%s: no token; answers and excerpts with --full only; look into it before you send it\n", path)
 	return 0

@@ -20,7 +20,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 )
 
 // Config is everything a person can set, validated; settings names the key of each field.
@@ -39,9 +38,9 @@ type Config struct {
 
 // settingInForce is a setting as `config --json` shows it, the token masked.
 type settingInForce struct {
-	Key    string `json:"key"`
-	Value  any    `json:"value"`
-	Origin string `json:"origin"` // "flag", "environment NAME", "config.toml:LINE" or "default"
+	Key    string          `json:"key"`
+	Value  json.RawMessage `json:"value"`
+	Origin string          `json:"origin"` // "flag", "environment NAME", "config.toml:LINE" or "default"
 }
 
 // setting is one row of the configuration. The type of to decides what a value must look like.
@@ -113,18 +112,18 @@ var (
 )
 
 // loadConfig reads dir/config.toml (absent: all defaults), then the environment (getenv), then flags, which
-// win: key → text as it would stand in the environment. Nothing is returned unless everything is valid.
+// win: key → text as it would stand in the environment. With an error, only Dir is set.
 func loadConfig(dir string, getenv func(string) string, flags map[string]string) (*Config, error) {
 	c := &Config{Dir: dir, SafeDefaults: map[PromptType]string{}}
 	file, err := readConfigFile(filepath.Join(dir, "config.toml"))
 	for i, s := range settings(c) {
 		c.inForce = append(c.inForce, settingInForce{Key: s.key})
-		put := func(origin string, v any) {
+		put := func(origin string, v json.RawMessage) {
 			if bad := s.put(c, v); bad != nil && err == nil {
-				err = hinted(fmt.Errorf("%s: %s %w", origin, s.key, bad), "correct it, or remove it for the default: "+cmp.Or(s.def, "none"))
+				err = hinted(fmt.Errorf("%s: %s %w", origin, s.key, bad), "correct or remove it; default: "+cmp.Or(s.def, "none"))
 			}
 			if number, _, ok := strings.Cut(c.Token, ":"); ok && s.key == "telegram.bot_token" {
-				v = number + ":…" // the bot's number is public
+				v = asJSON(number + ":…") // the bot's number is public
 			}
 			c.inForce[i].Value, c.inForce[i].Origin = v, origin
 		}
@@ -139,11 +138,8 @@ func loadConfig(dir string, getenv func(string) string, flags map[string]string)
 			put("flag", s.read(text))
 		}
 	}
-	if err == nil {
-		err = c.complete(cmp.Or(file["telegram.bot_token"].line, file["channel"].line))
-	}
-	if err != nil {
-		return nil, err
+	if err = cmp.Or(err, c.complete(cmp.Or(file["telegram.bot_token"].line, file["channel"].line))); err != nil {
+		return &Config{Dir: dir}, err
 	}
 	return c, nil
 }
@@ -153,7 +149,7 @@ func loadConfig(dir string, getenv func(string) string, flags map[string]string)
 func (c *Config) complete(line int) (err error) {
 	if c.Channel == "" {
 		c.Channel = map[bool]string{true: "local", false: "telegram"}[c.Token == ""]
-		c.inForce[0].Value = c.Channel
+		c.inForce[0].Value = asJSON(c.Channel)
 	}
 	where := strings.TrimSuffix(fmt.Sprint("config.toml:", line), ":0")
 	switch {
@@ -168,15 +164,11 @@ func (c *Config) complete(line int) (err error) {
 	return hinted(err, "run `atlasbridge setup`, or set channel = \"local\"")
 }
 
-// put stores a value as TOML has it: string, bool, int64, float64 or []any. An error never shows the value.
-func (s setting) put(c *Config, v any) error {
-	list, ok := v.([]any)
-	if !ok {
-		list = []any{v}
-	}
-	for _, item := range list {
-		n, err := strconv.ParseFloat(fmt.Sprint(item), 64)
-		if err == nil && s.max > s.min && !(n >= s.min && n <= s.max) { // also refuses nan
+// put stores a value, written as JSON. An error never shows it.
+func (s setting) put(c *Config, v json.RawMessage) error {
+	for item := range strings.FieldsFuncSeq(string(v), func(r rune) bool { return strings.ContainsRune("[], \t", r) }) {
+		n, err := strconv.ParseFloat(item, 64)
+		if err == nil && s.max > s.min && (n < s.min || n > s.max) {
 			return fmt.Errorf("must be between %.15g and %.15g", s.min, s.max)
 		}
 	}
@@ -184,8 +176,7 @@ func (s setting) put(c *Config, v any) error {
 	if s.unit > 0 {
 		target = &number
 	}
-	encoded, err := json.Marshal(v)
-	if err != nil || json.Unmarshal(encoded, target) != nil {
+	if json.Unmarshal(v, target) != nil {
 		return errors.New("must be " + cmp.Or(map[string]string{"*string": "a string in quotes", "*bool": "true or false",
 			"*[]int64": "a list of numeric ids like [1001, 1002], without names and quotes", // a name can change hands
 		}[fmt.Sprintf("%T", s.to)], "a number, and a whole one where a fraction makes no sense"))
@@ -202,25 +193,26 @@ func (s setting) put(c *Config, v any) error {
 	return nil
 }
 
-// read turns text of the environment, the command line or the default column into the value TOML would have; a list
-// needs no brackets.
-func (s setting) read(text string) any {
+// read turns text of the environment, the command line or the default column into JSON; a list needs no brackets.
+func (s setting) read(text string) json.RawMessage {
 	text = strings.TrimSpace(text)
-	if _, ok := s.to.(*string); ok {
-		return text
-	}
 	if _, ok := s.to.(*[]int64); ok {
-		text = "[" + text + "]"
+		text = "[" + strings.Trim(text, ", ") + "]"
 	}
-	if v, err := parseValue(text); err == nil {
-		return v
+	if _, ok := s.to.(*string); ok || !tomlValue.MatchString(text) {
+		return asJSON(text)
 	}
-	return text
+	return json.RawMessage(text)
 }
 
-// tomlEntry is one key of a file: its value (string, bool, int64, float64, []any; nil of a table) and line from 1.
+func asJSON(text string) json.RawMessage {
+	v, _ := json.Marshal(text) // a text cannot fail
+	return v
+}
+
+// tomlEntry is one key of a file: its value as JSON (nil of a table) and line from 1.
 type tomlEntry struct {
-	value any
+	value json.RawMessage
 	line  int
 }
 
@@ -230,13 +222,13 @@ func readConfigFile(path string) (map[string]tomlEntry, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
+	defer f.Close()
+	var text []byte
+	if err == nil {
+		text, err = io.ReadAll(f)
+	}
 	if err != nil {
 		return nil, hinted(fmt.Errorf("config.toml: %w", err), "make it your own and private: chmod 600 "+path)
-	}
-	defer f.Close()
-	text, err := io.ReadAll(f)
-	if err != nil {
-		return nil, fmt.Errorf("config.toml: %w", err)
 	}
 	return parseConfig(string(text))
 }
@@ -250,15 +242,14 @@ func parseConfig(text string) (map[string]tomlEntry, error) {
 	return parseTOML(text, known)
 }
 
-// The lines of https://toml.io/en/v1.0.0 that are accepted, a list being one of integers. What matches, strconv reads
-// as TOML does.
+// The lines of https://toml.io/en/v1.0.0 that are accepted: those whose values JSON understands in the same way, and
+// literal strings; in UTF-8 (Go reads another byte as U+FFFD), without control characters. A list is one of integers.
 const (
-	tomlEnd  = `[ \t]*(?:#.*)?$`
-	tomlInt  = `(?:[+-]?(?:0|[1-9](?:_?[0-9])*)|0x[0-9A-Fa-f](?:_?[0-9A-Fa-f])*|0o[0-7](?:_?[0-7])*|0b[01](?:_?[01])*)`
-	tomlReal = `[+-]?(?:(?:0|[1-9](?:_?[0-9])*)(?:\.[0-9](?:_?[0-9])*)?(?:[eE][+-]?[0-9](?:_?[0-9])*)?|inf|nan)`
-	tomlText = `"(?:[^"\\]|\\(?:[btnfr"\\]|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}))*"|'[^']*'`
-	tomlList = `\[[ \t]*(?:` + tomlInt + `[ \t]*(?:,[ \t]*` + tomlInt + `[ \t]*)*,?)?[ \t]*\]`
-	tomlAny  = `(true|false|` + tomlInt + `|` + tomlReal + `|` + tomlText + `|` + tomlList + `)`
+	tomlOdd = `\x00-\x08\x0a-\x1f\x7f\x{fffd}`
+	tomlEnd = `[ \t]*(?:#[^` + tomlOdd + `]*)?$`
+	tomlInt = `-?(?:0|[1-9][0-9]*)`
+	tomlAny = `(true|false|` + tomlInt + `(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|"(?:[^"\\\t` + tomlOdd + `]|\\[btnfr"\\])*"|` +
+		`'[^'` + tomlOdd + `]*'|\[[ \t]*(?:` + tomlInt + `(?:[ \t]*,[ \t]*` + tomlInt + `)*)?[ \t]*\])`
 )
 
 var (
@@ -268,66 +259,33 @@ var (
 	tomlValue = regexp.MustCompile(`^` + tomlAny + `$`)
 )
 
-// parseTOML reads the subset: comments, [table] headers, bare keys, and on one line each strings, integers, floats,
-// booleans and lists. Entries are by full name, tables in brackets; without known any key will do.
+// parseTOML reads the subset: comments, [table] headers, bare keys, and on one line each strings, numbers, booleans
+// and lists. Entries are by full name, tables in brackets; without known any key will do.
 func parseTOML(text string, known []string) (map[string]tomlEntry, error) {
-	control := func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
 	entries, prefix := map[string]tomlEntry{}, ""
 	for i, line := range strings.Split(strings.ReplaceAll(text, "\r\n", "\n"), "\n") {
-		key, value, err := "", any(nil), error(nil)
-		if !utf8.ValidString(line) || strings.ContainsFunc(line, control) {
-			err = errors.New("control characters or text that is not UTF-8")
-		} else if tomlBlank.MatchString(line) {
+		key, value, problem := "", json.RawMessage(nil), ""
+		if tomlBlank.MatchString(line) {
 			continue
 		} else if m := tomlTable.FindStringSubmatch(line); m != nil {
 			prefix, key = m[1]+".", "["+m[1]+"]"
 		} else if m := tomlKey.FindStringSubmatch(line); m == nil {
-			err = errors.New("not  name = value  with text in quotes, a number, true, false or a [list] of whole numbers")
-		} else if value, err = parseValue(m[2]); err == nil {
-			if key = prefix + m[1]; known != nil && !slices.Contains(known, key) {
-				err = fmt.Errorf("unknown key %s%s", key, meant("", nearest(key, known)))
-			}
+			problem = "not  name = value  with text in quotes, a number, true, false or a [list] of whole numbers"
+		} else if key, value = prefix+m[1], json.RawMessage(m[2]); known != nil && !slices.Contains(known, key) {
+			problem = "unknown key " + key + meant("", nearest(key, known))
+		} else if value[0] == '\'' {
+			value = asJSON(strings.Trim(m[2], "'"))
 		}
-		if err == nil && entries[key].line > 0 {
-			err = fmt.Errorf("%s is there twice", key)
+		if problem == "" && entries[key].line > 0 {
+			problem = key + " is there twice"
 		}
-		if err != nil {
-			return nil, hinted(fmt.Errorf("config.toml:%d: %w", i+1, err),
+		if problem != "" {
+			return nil, hinted(fmt.Errorf("config.toml:%d: %s", i+1, problem),
 				"lines look like  key = \"text\"  or  key = 42  under an optional  [table]; the README lists all keys")
 		}
 		entries[key] = tomlEntry{value, i + 1}
 	}
 	return entries, nil
-}
-
-func parseValue(text string) (value any, err error) {
-	switch {
-	case !tomlValue.MatchString(text):
-		err = errors.New("no value")
-	case text == "true" || text == "false":
-		value = text == "true"
-	case text[0] == '\'':
-		value = text[1 : len(text)-1]
-	case text[0] == '"':
-		if value, err = strconv.Unquote(text); err != nil {
-			err = errors.New("an escape names no character")
-		}
-	case text[0] == '[':
-		list := []any{}
-		for item := range strings.FieldsFuncSeq(text, func(r rune) bool { return strings.ContainsRune("[], \t", r) }) {
-			n, bad := parseValue(item)
-			list, err = append(list, n), cmp.Or(err, bad)
-		}
-		value = list
-	default:
-		if value, err = strconv.ParseInt(text, 0, 64); errors.Is(err, strconv.ErrRange) {
-			err = errors.New("an integer is out of range")
-		} else if err != nil { // a float; beyond its range it is infinite, and then out of any bounds
-			value, _ = strconv.ParseFloat(strings.ReplaceAll(text, "_", ""), 64)
-			err = nil
-		}
-	}
-	return value, err
 }
 
 // stateDir is where everything is kept: ATLASBRIDGE_HOME, else STORAGE_PATH, else ~/.atlasbridge.
@@ -339,8 +297,7 @@ func stateDir(getenv func(string) string) (string, error) {
 	return filepath.Join(home, ".atlasbridge"), hinted(err, "set ATLASBRIDGE_HOME to a folder of your own")
 }
 
-// secureDir makes dir when it is missing, and refuses one that is not the user's own, is a symbolic link, or that
-// group or others can enter.
+// secureDir makes dir when it is missing, and refuses one that is not the user's alone, or a symbolic link.
 func secureDir(dir string) error {
 	err := os.MkdirAll(filepath.Dir(dir), 0o700)
 	if err == nil {
