@@ -556,6 +556,9 @@ func cmdAdapters(c *command) int {
 	rows, list := [][]string{{"ADAPTER", "COMMANDS", "VERSION", "SUPPORTED", "FOUND"}}, knownTools(c.ctx, &Config{})
 	for _, t := range list {
 		rows = append(rows, []string{t.Name, t.Commands, t.Version, t.Supported, cmp.Or(t.Path, "not found")})
+		if t.Warning != "" {
+			fmt.Fprintf(c.stderr, "atlasbridge: %s %s: %s\n", t.Name, t.Version, t.Warning)
+		}
 	}
 	return c.show(list, rows)
 }

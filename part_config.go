@@ -326,10 +326,10 @@ const logLimit = 1 << 20
 
 // openLog is the log file dir/atlasbridge.log (0600): JSON Lines from the level up, rotated by size, every
 // text through redact. A line that cannot be written is lost: the log has nowhere to say so.
-func openLog(dir, level string) (*slog.Logger, func() error, error) {
+func openLog(dir, level string) (*slog.Logger, error) {
 	var least slog.Level
 	if err := errors.Join(least.UnmarshalText([]byte(level)), secureDir(dir)); err != nil {
-		return nil, nil, fmt.Errorf("opening the log: %w", err)
+		return nil, fmt.Errorf("opening the log: %w", err)
 	}
 	hide := func(_ []string, a slog.Attr) slog.Attr {
 		if k := a.Value.Kind(); k == slog.KindString || k == slog.KindAny && a.Key != slog.LevelKey {
@@ -338,7 +338,7 @@ func openLog(dir, level string) (*slog.Logger, func() error, error) {
 		return a
 	}
 	handler := slog.NewJSONHandler(logFile(dir), &slog.HandlerOptions{Level: least, ReplaceAttr: hide})
-	return slog.New(handler), func() error { return nil }, nil
+	return slog.New(handler), nil
 }
 
 // logFile is the log in that folder, opened for each line: there are few.

@@ -376,6 +376,9 @@ func (s *session) installHooks(argv []string) []string {
 	timeout := int((s.cfg.PermissionTimeout + hookSlack).Seconds())
 	for event, seconds := range map[string]int{"PermissionRequest": timeout, "PreToolUse": 10, "Stop": 10} {
 		own := map[string]any{"matcher": "*", "hooks": []any{map[string]any{"type": "command", "command": command, "timeout": seconds}}}
+		if event == "PreToolUse" && s.jsonLine != nil {
+			continue // its output tells of every call
+		}
 		list, _ := hooks[event].([]any)
 		hooks[event] = append(list, own)
 	}

@@ -96,7 +96,9 @@ type session struct {
 	typing   []byte // waits for the writer
 	inFlight bool   // the writer has a chunk it has not reported
 	stream   stream
+	jsonLine []byte // of a tool that prints stream-json: the unfinished line; nil otherwise
 
+	warning            chan string // about the tool's version, "" when it was tried
 	activity           string
 	judged             time.Time // when the detector last looked
 	activityAt, reapAt time.Time
@@ -177,10 +179,7 @@ func prepareSession(c *command, o *options) (*session, error) {
 	if _, err := findTool(o.args[0]); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", o.args[0], err)
 	}
-	if err := secureDir(cfg.Dir); err != nil {
-		return nil, err
-	}
-	log, _, err := openLog(cfg.Dir, cfg.LogLevel)
+	log, err := openLog(cfg.Dir, cfg.LogLevel)
 	if err != nil {
 		return nil, err
 	}
@@ -244,6 +243,12 @@ func (s *session) run(ctx context.Context) int {
 		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
 	}
 	debug.SetGCPercent(25) // 12 MB resident instead of 16, for less than 1 % more time at full output (measured)
+	if s.warning = make(chan string, 1); s.adapter.Box != nil {
+		s.spawn(func() { s.warning <- probe(ctx, s.adapter, childEnv(os.Environ(), s.cfg, "")).Warning })
+	}
+	if slices.Contains(s.argv, "stream-json") {
+		s.jsonLine = []byte{}
+	}
 	argv, size := s.installHooks(s.argv), s.size()
 	s.pty, err = startPTY(argv, childEnv(os.Environ(), s.cfg, s.rec.ID), s.rec.Cwd, size, s.tty)
 	if err != nil {
@@ -462,7 +467,7 @@ func (s *session) finish(now time.Time) {
 	}
 	s.put("recording the end", &s.rec)
 	seq, hash, _ := s.st.Audit().Head()
-	s.notify(Notice{Text: fmt.Sprintf("⏹ ended: %s, exit code %d\naudit %d %s", s.rec.Tool, *s.exit, seq, hash)})
+	s.notify(Notice{Urgent: true, Text: fmt.Sprintf("⏹ ended: %s, exit code %d\naudit %d %s", s.rec.Tool, *s.exit, seq, hash)})
 	limit := drainSend
 	if s.cfg.Stream && s.tg != nil && s.tg.Trouble() == "" {
 		limit = drainStream
@@ -485,6 +490,13 @@ func (s *session) finish(now time.Time) {
 // farewell closes what is left and returns the exit code.
 func (s *session) farewell() int {
 	s.ch.Close()
+	select {
+	case text := <-s.warning:
+		if text != "" {
+			s.say("%s: %s", s.rec.Tool, text)
+		}
+	default:
+	}
 	if s.cast != nil {
 		if err := s.cast.close(time.Now()); err != nil {
 			s.say("writing the recording: %v", err)
@@ -507,9 +519,39 @@ func (s *session) output(p []byte, now time.Time) {
 	if s.cast != nil {
 		s.cast.output(p, now)
 	}
+	if s.jsonLine != nil {
+		s.toolCalls(p)
+	}
 	s.typing = append(s.typing, s.det.Screen.TakeReplies(s.tty == nil)...)
 	if s.cfg.Stream && s.stream.flushAt.IsZero() {
 		s.stream.flushAt = now.Add(s.cfg.Flush)
+	}
+}
+
+// toolCalls audits the tool calls in a tool's stream-json output, a message a line.
+func (s *session) toolCalls(p []byte) {
+	lines := bytes.Split(append(s.jsonLine, p...), []byte("\n"))
+	for _, line := range lines[:len(lines)-1] {
+		var m struct {
+			Message struct {
+				Content []struct {
+					Type, ID, Name string
+					Input          json.RawMessage
+				}
+			}
+		}
+		if json.Unmarshal(line, &m) != nil {
+			continue
+		}
+		for _, c := range m.Message.Content {
+			if c.Type == "tool_use" {
+				s.stored("auditing a tool call", s.st.Audit().Append(toolCallEvent(s.rec.ID, c.Name, c.ID, c.Input)))
+			}
+		}
+	}
+	s.jsonLine = append([]byte{}, lines[len(lines)-1]...)
+	if len(s.jsonLine) > maxHookInput {
+		s.jsonLine = s.jsonLine[:0]
 	}
 }
 

@@ -75,6 +75,7 @@ type Notice struct {
 	SessionID     string // adds the session's label and [SID:…]
 	ReplyTo, Edit int64  // message ids, 0 none; Edit: change that message instead of sending one
 	Ring          bool   // with sound; notices are silent otherwise
+	Urgent        bool   // goes before streams, as what rings or replies does
 }
 
 // Telegram is the Bot API channel and its poller. Its methods may be called from different goroutines.
