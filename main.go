@@ -18,9 +18,38 @@ Who holds the bot token and an allowed account can type into your terminal. Noth
 package main
 
 import (
+	"archive/tar"
+	"bufio"
+	"bytes"
 	"cmp"
+	"compress/gzip"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
 	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"text/tabwriter"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/term"
 )
 
 func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
@@ -44,4 +73,2541 @@ func run(ctx context.Context, args []string, stdin, stdout, stderr *os.File) (co
 		return code
 	}
 	return c.spec().do(c)
+}
+
+// Configuration: one table of settings, a strict subset of TOML 1.0, the state folder, the log file and the
+// environment a child gets. A setting comes from the command line, else the environment, else config.toml, else its
+// default, and remembers which. What the file may contain means exactly what TOML says; everything else is an error
+// with its line. A value never appears in an error: it may be the bot's token.
+
+// Config is everything a person can set, validated; settings names the key of each field.
+type Config struct {
+	Dir                                                        string // state folder
+	Channel, Token, APIBase, LogLevel                          string
+	Timeout, PermissionTimeout, Stuck, EchoWindow, Away, Flush time.Duration
+	Threshold                                                  float64
+	BufferBytes, MaxChars, RetentionDays                       int
+	FreeText, NotifyIdle, Stream, StripANSI                    bool
+	ChatID                                                     int64
+	Users                                                      []int64
+	SafeDefaults                                               map[PromptType]string
+	inForce                                                    []settingInForce // in the order of settings
+}
+
+// settingInForce is a setting as `config --json` shows it, the token masked.
+type settingInForce struct {
+	Key    string          `json:"key"`
+	Value  json.RawMessage `json:"value"`
+	Origin string          `json:"origin"` // "flag", "environment NAME", "config.toml:LINE" or "default"
+}
+
+// setting is one row of the configuration. The type of to decides what a value must look like.
+type setting struct {
+	key, env, def string
+	to            any                // a field of Config
+	min, max      float64            // of numbers, in the unit of the key
+	unit          time.Duration      // of durations
+	check         func(string) error // of texts
+}
+
+// settings is every key there is, in the order `config` shows them, bound to the fields of c. The bounds keep a
+// slip of the finger from disabling a guard; 4096 is the length of a Telegram message and 52 bits that of an id,
+// https://core.telegram.org/bots/api.
+func settings(c *Config) []setting {
+	const sec, ms = time.Second, time.Millisecond
+	level := shaped(`^(?i:debug|info|warn|error)$`, "must be debug, info, warn or error")
+	key := shaped(`^(enter|esc)$`, "must be enter or esc")
+	no := shaped(`^n$`, `can only be "n": nothing is approved by waiting`)
+	choice := shaped(`^([1-9]|esc)$`, "must be a number from 1 to 9, in quotes, or esc")
+	line := shaped(`^[^\pC]{0,200}$`, "must be one line of at most 200 characters, none of them a control character")
+	return []setting{
+		{key: "channel", to: &c.Channel, check: shaped(`^(telegram|local|)$`, "must be telegram or local")},
+		{key: "timeout_seconds", def: "600", to: &c.Timeout, min: 1, max: 86400, unit: sec},
+		{key: "permission_timeout_seconds", env: "PERMISSION_TIMEOUT_SEC", def: "300", to: &c.PermissionTimeout,
+			min: 1, max: 86400, unit: sec},
+		{key: "detection_threshold", def: "0.65", to: &c.Threshold, min: 0.60, max: 0.99},
+		{key: "stuck_timeout_seconds", def: "2.0", to: &c.Stuck, min: 0.2, max: 600, unit: sec},
+		{key: "buffer_size_bytes", def: "4096", to: &c.BufferBytes, min: 512, max: 1 << 20},
+		{key: "echo_suppression_ms", def: "150", to: &c.EchoWindow, max: 10000, unit: ms},
+		{key: "free_text_enabled", def: "false", to: &c.FreeText},
+		{key: "notify_idle", def: "true", to: &c.NotifyIdle},
+		{key: "away_after_seconds", def: "20", to: &c.Away, max: 86400, unit: sec},
+		{key: "telegram.bot_token", env: "TELEGRAM_BOT_TOKEN", to: &c.Token, check: checkToken},
+		{key: "telegram.chat_id", env: "TELEGRAM_CHAT_ID", def: "0", to: &c.ChatID, min: -1 << 52, max: 1 << 52},
+		{key: "telegram.allowed_users", env: "ALLOWED_USER_IDS", to: &c.Users, min: 1, max: 1 << 52},
+		{key: "telegram.api_base", env: "TELEGRAM_API_BASE", def: "https://api.telegram.org", to: &c.APIBase,
+			check: checkBaseURL},
+		{key: "stream.enabled", def: "false", to: &c.Stream},
+		{key: "stream.max_chars", env: "OUTPUT_MAX_CHARS", def: "3500", to: &c.MaxChars, min: 100, max: 4096},
+		{key: "stream.flush_ms", env: "OUTPUT_FLUSH_MS", def: "200", to: &c.Flush, min: 50, max: 10000, unit: ms},
+		{key: "stream.strip_ansi", env: "STRIP_ANSI", def: "true", to: &c.StripANSI},
+		{key: "safe_defaults.yes_no", def: "n", to: new(string), check: no},
+		{key: "safe_defaults.confirm_enter", def: "enter", to: new(string), check: key},
+		{key: "safe_defaults.multiple_choice", def: "1", to: new(string), check: choice},
+		{key: "safe_defaults.free_text", to: new(string), check: line},
+		{key: "retention_days", def: "30", to: &c.RetentionDays, min: 1, max: 36500},
+		{key: "log_level", env: "LOG_LEVEL", def: "info", to: &c.LogLevel, check: level},
+	}
+}
+
+// shaped makes a check of a regular expression and what to say when it does not match.
+func shaped(pattern, otherwise string) func(string) error {
+	return func(text string) error {
+		if regexp.MustCompile(pattern).MatchString(text) {
+			return nil
+		}
+		return errors.New(otherwise)
+	}
+}
+
+// checkToken accepts the form BotFather gives, and none. checkBaseURL lets the token travel encrypted only, or not
+// leave the machine.
+var (
+	checkToken   = shaped(`^([0-9]{1,20}:[A-Za-z0-9_-]{1,128})?$`, "must be a bot token as BotFather gives it")
+	checkBaseURL = shaped(
+		`^(https://[^/@?#\s]+|http://(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]+)?)(/[^@?#\s]*)?$`,
+		"must be a URL that begins with https:// (http only for this machine itself)")
+)
+
+// loadConfig reads dir/config.toml (absent: all defaults), then the environment (getenv), then flags, which
+// win: key → text as it would stand in the environment. With an error, only Dir is set.
+func loadConfig(dir string, getenv func(string) string, flags map[string]string) (*Config, error) {
+	c := &Config{Dir: dir, SafeDefaults: map[PromptType]string{}}
+	file, err := readConfigFile(filepath.Join(dir, "config.toml"))
+	for i, s := range settings(c) {
+		c.inForce = append(c.inForce, settingInForce{Key: s.key})
+		put := func(origin string, v json.RawMessage) {
+			if bad := s.put(c, v); bad != nil && err == nil {
+				err = hinted(fmt.Errorf("%s: %s %w", origin, s.key, bad), "correct or remove it; default: "+cmp.Or(s.def, "none"))
+			}
+			if number, _, ok := strings.Cut(c.Token, ":"); ok && s.key == "telegram.bot_token" {
+				v = asJSON(number + ":…") // the bot's number is public
+			}
+			c.inForce[i].Value, c.inForce[i].Origin = v, origin
+		}
+		put("default", s.read(s.def))
+		if e, ok := file[s.key]; ok {
+			put(fmt.Sprint("config.toml:", e.line), e.value)
+		}
+		if text := getenv(s.env); s.env != "" && text != "" {
+			put("environment "+s.env, s.read(text))
+		}
+		if text, ok := flags[s.key]; ok {
+			put("flag", s.read(text))
+		}
+	}
+	if err = cmp.Or(err, c.complete(cmp.Or(file["telegram.bot_token"].line, file["channel"].line))); err != nil {
+		return &Config{Dir: dir}, err
+	}
+	return c, nil
+}
+
+// complete checks what no single setting can know, and fills in the channel; line is where Telegram was chosen, 0
+// outside of the file. An empty allowlist is refused, never taken for "everyone".
+func (c *Config) complete(line int) (err error) {
+	if c.Channel == "" {
+		c.Channel = map[bool]string{true: "local", false: "telegram"}[c.Token == ""]
+		c.inForce[0].Value = asJSON(c.Channel)
+	}
+	where := strings.TrimSuffix(fmt.Sprint("config.toml:", line), ":0")
+	switch {
+	case c.Channel == "local":
+	case c.Token == "":
+		err = fmt.Errorf("%s: channel telegram needs telegram.bot_token", where)
+	case c.ChatID == 0:
+		err = fmt.Errorf("%s: a bot token needs telegram.chat_id too", where)
+	case len(c.Users) == 0:
+		err = fmt.Errorf("%s: telegram.allowed_users is empty: nobody could answer", where)
+	}
+	return hinted(err, "run `atlasbridge setup`, or set channel = \"local\"")
+}
+
+// put stores a value, written as JSON. An error never shows it.
+func (s setting) put(c *Config, v json.RawMessage) error {
+	for item := range strings.FieldsFuncSeq(string(v), func(r rune) bool { return strings.ContainsRune("[], \t", r) }) {
+		n, err := strconv.ParseFloat(item, 64)
+		if err == nil && s.max > s.min && (n < s.min || n > s.max) {
+			return fmt.Errorf("must be between %.15g and %.15g", s.min, s.max)
+		}
+	}
+	number, target := 0.0, s.to
+	if s.unit > 0 {
+		target = &number
+	}
+	if json.Unmarshal(v, target) != nil {
+		return errors.New("must be " + cmp.Or(map[string]string{"*string": "a string in quotes", "*bool": "true or false",
+			"*[]int64": "a list of numeric ids like [1001, 1002], without names and quotes", // a name can change hands
+		}[fmt.Sprintf("%T", s.to)], "a number, and a whole one where a fraction makes no sense"))
+	}
+	switch p := s.to.(type) {
+	case *time.Duration:
+		*p = time.Duration(number * float64(s.unit))
+	case *string:
+		if typ, ok := strings.CutPrefix(s.key, "safe_defaults."); ok {
+			c.SafeDefaults[PromptType(typ)] = *p
+		}
+		return s.check(*p)
+	}
+	return nil
+}
+
+// read turns text of the environment, the command line or the default column into JSON; a list needs no brackets.
+func (s setting) read(text string) json.RawMessage {
+	text = strings.TrimSpace(text)
+	if _, ok := s.to.(*[]int64); ok {
+		text = "[" + strings.Trim(text, ", ") + "]"
+	}
+	if _, ok := s.to.(*string); ok || !tomlValue.MatchString(text) {
+		return asJSON(text)
+	}
+	return json.RawMessage(text)
+}
+
+func asJSON(text string) json.RawMessage {
+	v, _ := json.Marshal(text) // a text cannot fail
+	return v
+}
+
+// tomlEntry is one key of a file: its value as JSON (nil of a table) and line from 1.
+type tomlEntry struct {
+	value json.RawMessage
+	line  int
+}
+
+// readConfigFile returns the keys of the file by their full names; none when there is no file.
+func readConfigFile(path string) (map[string]tomlEntry, error) {
+	f, err := openPrivate(path, os.O_RDONLY)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	defer f.Close()
+	var text []byte
+	if err == nil {
+		text, err = io.ReadAll(f)
+	}
+	if err != nil {
+		return nil, hinted(fmt.Errorf("config.toml: %w", err), "make it your own and private: chmod 600 "+path)
+	}
+	return parseConfig(string(text))
+}
+
+// parseConfig reads a configuration and refuses keys that there are not.
+func parseConfig(text string) (map[string]tomlEntry, error) {
+	var known []string
+	for _, s := range settings(&Config{}) {
+		known = append(known, s.key)
+	}
+	return parseTOML(text, known)
+}
+
+// The lines of https://toml.io/en/v1.0.0 that are accepted: those whose values JSON understands in the same way, and
+// literal strings; in UTF-8 (Go reads another byte as U+FFFD), without control characters. A list is one of integers.
+const (
+	tomlOdd = `\x00-\x08\x0a-\x1f\x7f\x{fffd}`
+	tomlEnd = `[ \t]*(?:#[^` + tomlOdd + `]*)?$`
+	tomlInt = `-?(?:0|[1-9][0-9]*)`
+	tomlAny = `(true|false|` + tomlInt + `(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|"(?:[^"\\\t` + tomlOdd + `]|\\[btnfr"\\])*"|` +
+		`'[^'` + tomlOdd + `]*'|\[[ \t]*(?:` + tomlInt + `(?:[ \t]*,[ \t]*` + tomlInt + `)*)?[ \t]*\])`
+)
+
+var (
+	tomlBlank = regexp.MustCompile(`^` + tomlEnd)
+	tomlTable = regexp.MustCompile(`^[ \t]*\[[ \t]*([A-Za-z0-9_-]+)[ \t]*\]` + tomlEnd)
+	tomlKey   = regexp.MustCompile(`^[ \t]*([A-Za-z0-9_-]+)[ \t]*=[ \t]*` + tomlAny + tomlEnd)
+	tomlValue = regexp.MustCompile(`^` + tomlAny + `$`)
+)
+
+// parseTOML reads the subset: comments, [table] headers, bare keys, and on one line each strings, numbers, booleans
+// and lists. Entries are by full name, tables in brackets; without known any key will do.
+func parseTOML(text string, known []string) (map[string]tomlEntry, error) {
+	entries, prefix := map[string]tomlEntry{}, ""
+	for i, line := range strings.Split(strings.ReplaceAll(text, "\r\n", "\n"), "\n") {
+		key, value, problem := "", json.RawMessage(nil), ""
+		if tomlBlank.MatchString(line) {
+			continue
+		} else if m := tomlTable.FindStringSubmatch(line); m != nil {
+			prefix, key = m[1]+".", "["+m[1]+"]"
+		} else if m := tomlKey.FindStringSubmatch(line); m == nil {
+			problem = "not  name = value  with text in quotes, a number, true, false or a [list] of whole numbers"
+		} else if key, value = prefix+m[1], json.RawMessage(m[2]); known != nil && !slices.Contains(known, key) {
+			problem = "unknown key " + key + meant("", nearest(key, known))
+		} else if value[0] == '\'' {
+			value = asJSON(strings.Trim(m[2], "'"))
+		}
+		if problem == "" && entries[key].line > 0 {
+			problem = key + " is there twice"
+		}
+		if problem != "" {
+			return nil, hinted(fmt.Errorf("config.toml:%d: %s", i+1, problem),
+				"lines look like  key = \"text\"  or  key = 42  under an optional  [table]; the README lists all keys")
+		}
+		entries[key] = tomlEntry{value, i + 1}
+	}
+	return entries, nil
+}
+
+// stateDir is where everything is kept: ATLASBRIDGE_HOME, else STORAGE_PATH, else ~/.atlasbridge.
+func stateDir(getenv func(string) string) (string, error) {
+	if dir := cmp.Or(getenv("ATLASBRIDGE_HOME"), getenv("STORAGE_PATH")); dir != "" {
+		return filepath.Abs(dir)
+	}
+	home, err := os.UserHomeDir()
+	return filepath.Join(home, ".atlasbridge"), hinted(err, "set ATLASBRIDGE_HOME to a folder of your own")
+}
+
+// secureDir makes dir when it is missing, and refuses one that is not the user's alone, or a symbolic link.
+func secureDir(dir string) error {
+	err := os.MkdirAll(filepath.Dir(dir), 0o700)
+	if err == nil {
+		err = mkdirPrivate(dir)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		err = ownedPrivate(dir)
+	}
+	return hinted(err, "chmod 700 "+dir+" if it is yours, or set ATLASBRIDGE_HOME to another folder")
+}
+
+// childEnv is the environment a wrapped tool gets: no setting and no secret of atlasbridge, only what
+// `atlasbridge hook` needs to find its session.
+func childEnv(env []string, c *Config, sessionID string) []string {
+	kept := slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
+		name, value, _ := strings.Cut(entry, "=")
+		name = strings.ToUpper(name) // Windows does not tell them apart
+		return strings.HasPrefix(name, "ATLASBRIDGE_") || strings.HasPrefix(name, "TELEGRAM_") ||
+			c.Token != "" && strings.Contains(value, c.Token)
+	})
+	return append(kept, "ATLASBRIDGE_SESSION="+sessionID, "ATLASBRIDGE_HOME="+c.Dir)
+}
+
+// logLimit is the size in bytes from which atlasbridge.log is renamed to atlasbridge.log.1.
+const logLimit = 1 << 20
+
+// openLog is the log file dir/atlasbridge.log (0600): JSON Lines from the level up, rotated by size, every
+// text through redact. A line that cannot be written is lost: the log has nowhere to say so.
+func openLog(dir, level string) (*slog.Logger, error) {
+	var least slog.Level
+	if err := errors.Join(least.UnmarshalText([]byte(level)), secureDir(dir)); err != nil {
+		return nil, fmt.Errorf("opening the log: %w", err)
+	}
+	hide := func(_ []string, a slog.Attr) slog.Attr {
+		if k := a.Value.Kind(); k == slog.KindString || k == slog.KindAny && a.Key != slog.LevelKey {
+			a.Value = slog.StringValue(redact(a.Value.String()))
+		}
+		return a
+	}
+	handler := slog.NewJSONHandler(logFile(dir), &slog.HandlerOptions{Level: least, ReplaceAttr: hide})
+	return slog.New(handler), nil
+}
+
+// logFile is the log in that folder, opened for each line: there are few.
+type logFile string
+
+// Write locks a full file before it renames it: the process that gets the lock second finds that the name stands for
+// another file already. Only os.Root renames an open file on Windows.
+func (dir logFile) Write(line []byte) (int, error) {
+	const name = "atlasbridge.log"
+	f, err := openPrivate(filepath.Join(string(dir), name), os.O_WRONLY|os.O_APPEND|os.O_CREATE)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	n, err := f.Write(line)
+	if full, bad := f.Stat(); bad == nil && full.Size() >= logLimit && lockFile(f, false) == nil {
+		if root, bad := os.OpenRoot(string(dir)); bad == nil {
+			if now, bad := root.Lstat(name); bad == nil && os.SameFile(full, now) {
+				root.Rename(name, name+".1")
+			}
+			root.Close()
+		}
+	}
+	return n, err
+}
+
+// The commands: one table, from which dispatch, flags, help, suggestions, completion and the README's table derive; and
+// those that look at the installation itself. What was asked for goes to stdout, everything said about it to stderr;
+// tables fit 80 columns; colour only on a terminal and without NO_COLOR.
+
+// Exit codes of our own, as the shell and env(1) have them; a child's are passed through.
+const exitFailed, exitUsage, exitInternal = 1, 2, 125 // a check or command failed; usage; before the child ran
+
+// What lockFile returns when another process holds the lock, and findTool and startPTY when PATH lacks the command.
+var errLocked, errNoTool = errors.New("locked by another process"), errors.New("command not found")
+
+// PTY is the child's terminal. Read gives io.EOF when the last process that held it is gone. Methods may be
+// called from different goroutines; Close is idempotent and ends a blocked Read.
+type PTY interface {
+	io.ReadWriteCloser
+	Resize(Size) error
+	State() TTYState  // signal 2; ReadingUnknown where the system cannot tell
+	Wait() (code int) // exit status, 128+N when a signal killed it; once
+	PID() int
+	Signal(sig os.Signal) error     // to the child's foreground process group
+	Terminate(done <-chan struct{}) // SIGTERM, 3 s, SIGKILL to its process group; returns early when done closes
+}
+
+// Size of a terminal in cells and pixels (struct winsize).
+type Size struct{ Rows, Cols, XPixel, YPixel uint16 }
+
+// command is what every command gets: its arguments and surroundings.
+type command struct {
+	ctx                   context.Context
+	name                  string
+	args                  []string // after the command's name
+	stdin, stdout, stderr *os.File
+	getenv                func(string) string
+	opts                  *options // as parsed by run
+}
+
+// commandSpec is one row of the command table. Its flags are those that usage and help show.
+type commandSpec struct {
+	name, usage, summary string
+	min, max             int // how many arguments besides flags; max −1: any number
+	do                   func(*command) int
+	words, help          string // what the first argument can be; flags, explanation, examples
+}
+
+// flagShape is a flag in a usage or help text: its name and, unless it is a switch, that of its value.
+var flagShape = regexp.MustCompile(`(?:\[|\n  )--([a-z-]+)(?: ([A-Z:]+|[a-z]+\|[a-z]+))?`)
+
+// commands is the command table.
+func commands() []commandSpec {
+	return []commandSpec{
+		{"run", "run [flags] <tool> [args…]", "run a tool; its questions reach your phone", 1, -1, cmdRun, "", `
+  --channel telegram|local  who is asked (default: telegram once it is set up)
+  --stream                  send all visible output to the phone too
+  --record FILE             keep the session as an asciicast recording
+  --timeout DUR             how long a question waits, as 90s or 10m
+  --name LABEL              the session's name in messages
+  --adapter NAME            treat the tool as this one, whatever its name
+  --quiet                   not a byte of our own on the terminal
+Everything after <tool> is the tool's own, as its exit status is.
+  atlasbridge run --name api --timeout 30m claude --model opus
+  atlasbridge run --channel local -- bash -c 'read -p "Continue? (y/n) " a'`},
+		{"setup", "setup [flags]", "connect your Telegram bot; writes config.toml", 0, 0, cmdSetup, "", `
+  --token-file FILE  read the bot token from a file, or /dev/stdin
+  --chat-id ID       the chat; found by itself otherwise
+  --user-id ID       who may answer; found by itself otherwise
+  --api-base URL     another Bot API server
+  --no-test          send no test message
+  --yes              remove a webhook without asking
+Asks for the bot token (from @BotFather), waits until you send the bot any
+message, confirms by a short code that it is you, and sends a test message.`},
+		{"doctor", "doctor [--json]", "check everything; says what to do about each failure", 0, 0, cmdDoctor, "",
+			"\n  atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'"},
+		{"status", "status [--all] [--json]", "sessions: what runs, what waits, who polls Telegram", 0, 0, cmdStatus, "", `
+With --all ended sessions too.`},
+		{"approvals", "approvals [--json]", "open questions of all sessions, with the time left", 0, 0, cmdApprovals, "", ""},
+		{"answer", "answer <prompt-id> <value>", "answer a question from any terminal", 2, 2, cmdAnswer, "", `
+The id's first 8 digits will do. The value is what a button would send: y, n, a
+choice's number or letter, enter, esc, default, or the text itself.
+  atlasbridge answer 3f2a91c4 y`},
+		{"logs", "logs [--tail] [--json] [--session ID]", "what happened, readable; --tail follows", 0, 0, cmdLogs, "", `
+  atlasbridge logs --json | jq -c 'select(.event == "PROMPT_RESOLVED")'`},
+		{"audit", "audit verify [--json]", "recompute the audit chain, name the first bad line", 1, 1, cmdAudit, "verify", `
+  --head SEQ:HASH  the head a session-ended message showed
+Compares with the head in the state file too. Exit: 1 when it does not hold.`},
+		{"debug", "debug bundle [--output FILE] [--full]", "pack what a bug report needs, no secrets", 1, 1, cmdDebug,
+			"bundle", "\nState, audit log, log, versions, settings; --full adds answers and excerpts."},
+		{"lab", "lab [flags] [FILE|DIR…]", "replay recordings through the detector", 0, -1, cmdLab, "", `
+  --json     one object per line
+  --screen   print the screen each recording ends with
+  --explain  say why, for each event
+Takes the recordings of run --record, scenarios (JSON), and folders of both.`},
+		{"hook", "hook", "called by a tool's own hook system, not by you", 0, -1, cmdHook, "", ""},
+		{"adapters", "adapters [--json]", "known tools: found or not, version, supported range", 0, 0, cmdAdapters, "", ""},
+		{"config", "config [--json]", "settings in force and where each came from", 0, 0, cmdConfig, "", `
+Flags win over the environment, that over config.toml, that over the default.`},
+		{"version", "version", "this program's version", 0, 0, cmdVersion, "", ""},
+		{"help", "help [command]", "explain a command", 0, 0, cmdHelp, "", ""},
+		{"completion", "completion bash|zsh|fish", "shell completion", 1, 1, cmdCompletion, "bash zsh fish", `
+  echo 'source <(atlasbridge completion bash)' >> ~/.bashrc
+  echo 'source <(atlasbridge completion zsh)' >> ~/.zshrc
+  atlasbridge completion fish > ~/.config/fish/completions/atlasbridge.fish`},
+	}
+}
+
+func commandNames() (names []string) {
+	for _, s := range commands() {
+		names = append(names, s.name)
+	}
+	return names
+}
+
+// spec is the row of the command's name, nil when there is none.
+func (c *command) spec() *commandSpec {
+	for _, s := range commands() {
+		if s.name == c.name {
+			return &s
+		}
+	}
+	return nil
+}
+
+// writeHelp is the short help.
+func writeHelp(w io.Writer) {
+	fmt.Fprint(w, "atlasbridge runs an AI command line and carries its questions to your phone.\n\n")
+	for _, s := range commands() {
+		fmt.Fprintf(w, "  %-11s %s\n", s.name, s.summary)
+	}
+	fmt.Fprint(w, "\nTry:   atlasbridge run bash -c 'read -p \"Continue? (y/n) \" a; echo got $a'\n"+
+		"Then:  atlasbridge setup; atlasbridge run claude. More: atlasbridge help COMMAND\n")
+}
+
+func cmdHelp(c *command) int    { writeHelp(c.stdout); return 0 }
+func cmdVersion(c *command) int { fmt.Fprintln(c.stdout, version()); return 0 }
+
+// options are a command's flags and arguments as given. Asking for a flag its row does not list panics.
+type options struct {
+	set  *flag.FlagSet
+	args []string
+}
+
+func (o *options) text(name string) string { return o.set.Lookup(name).Value.String() }
+func (o *options) on(name string) bool     { return o.text(name) == "true" }
+
+// given tells whether the flag stood on the command line.
+func (o *options) given(name string) (yes bool) {
+	o.set.Visit(func(f *flag.Flag) { yes = yes || f.Name == name })
+	return yes
+}
+
+// options reads the arguments; flags may follow arguments, but not those of run and answer. When that fails, or help
+// was asked for, it has said so and returns nil and the exit code.
+func (c *command) options() (*options, int) {
+	s, names := c.spec(), []string{}
+	o := &options{set: flag.NewFlagSet(c.name, flag.ContinueOnError)}
+	o.set.SetOutput(io.Discard)
+	for _, m := range flagShape.FindAllStringSubmatch(s.usage+s.help, -1) {
+		names = append(names, m[1])
+		switch m[2] {
+		case "":
+			o.set.Bool(m[1], false, "")
+		case "DUR":
+			o.set.Duration(m[1], 0, "")
+		default:
+			o.set.String(m[1], "", "")
+		}
+	}
+	for rest := c.args; ; rest = rest[1:] {
+		if err := o.set.Parse(rest); err == flag.ErrHelp {
+			fmt.Fprintf(c.stdout, "atlasbridge %s\n  %s\n%s", s.usage, s.summary, strings.TrimPrefix(s.help+"\n", "\n"))
+			return nil, 0
+		} else if err != nil {
+			text := strings.Replace(err.Error(), "flag provided but not defined: -", "unknown flag --", 1)
+			_, name, _ := strings.Cut(text, "unknown flag --")
+			return nil, c.usage("%s", text+meant("--", nearest(name, names)))
+		}
+		read := len(rest) - o.set.NArg()
+		whole := c.name == "run" || c.name == "answer" || read > 0 && rest[read-1] == "--"
+		if rest = rest[read:]; whole || len(rest) == 0 {
+			o.args = append(o.args, rest...)
+			break
+		}
+		o.args = append(o.args, rest[0])
+	}
+	if n := len(o.args); n < s.min || s.max >= 0 && n > s.max ||
+		s.words != "" && !slices.Contains(strings.Fields(s.words), o.args[0]) {
+		return nil, c.usage("wrong arguments %q", o.args)
+	}
+	return o, 0
+}
+
+// usage prints one line about a wrong command line, with the right usage or the nearest command, and returns 2.
+func (c *command) usage(format string, args ...any) int {
+	more := cmp.Or(meant("atlasbridge ", nearest(c.name, commandNames())), "; to run a tool: atlasbridge run TOOL")
+	if s := c.spec(); s != nil {
+		more = "; usage: atlasbridge " + s.usage
+	}
+	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", visible(fmt.Sprintf(format, args...)+more))
+	return exitUsage
+}
+
+func meant(before, word string) string {
+	if word == "" {
+		return ""
+	}
+	return "; did you mean `" + before + word + "`?"
+}
+
+// fail prints an error and its remedy, and returns 1.
+func (c *command) fail(err error) int {
+	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", redact(visible(err.Error())))
+	if h := hintOf(err); h != "" {
+		fmt.Fprintf(c.stderr, "atlasbridge: hint: %s\n", visible(h))
+	}
+	return exitFailed
+}
+
+// hint is an error together with what to do about it.
+type hint struct {
+	error
+	remedy string
+}
+
+func (h hint) Unwrap() error { return h.error }
+
+// hinted adds a remedy to an error, for the line after it; nil stays nil, and an older remedy wins.
+func hinted(err error, remedy string) error {
+	if err == nil || hintOf(err) != "" {
+		return err
+	}
+	return hint{err, remedy}
+}
+
+func hintOf(err error) string {
+	var h hint
+	errors.As(err, &h)
+	return h.remedy
+}
+
+// nearest is the word that s begins, or with the fewest edits from s, when these are few enough.
+func nearest(s string, words []string) string {
+	for edits := range min(max(2, len(s)/3), 3) + 1 {
+		for _, w := range words {
+			if within(edits, s, w) || edits == 1 && len(s) > 1 && strings.HasPrefix(w, s) {
+				return w
+			}
+		}
+	}
+	return ""
+}
+
+// within tells whether that many letters to insert, delete, replace or swap with the next one turn a into b.
+func within(edits int, a, b string) bool {
+	if a == "" || b == "" {
+		return len(a)+len(b) <= edits
+	}
+	if a[0] == b[0] {
+		return within(edits, a[1:], b[1:])
+	}
+	swapped := len(a) > 1 && len(b) > 1 && a[0] == b[1] && a[1] == b[0]
+	return edits > 0 && (within(edits-1, a[1:], b[1:]) || within(edits-1, a[1:], b) || within(edits-1, a, b[1:]) ||
+		swapped && within(edits-1, a[2:], b[2:]))
+}
+
+// onTerminal tells whether f is a terminal.
+func onTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
+
+// colour wraps text in an SGR code ("31" red, "1" bold …) on a terminal, unless NO_COLOR is set (https://no-color.org).
+func (c *command) colour(code, text string) string {
+	if c.getenv("NO_COLOR") != "" || c.getenv("TERM") == "dumb" || !onTerminal(c.stdout) {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
+}
+
+// table prints rows of plain text in columns, the first row as headings, lines cut at 80 characters.
+func (c *command) table(rows [][]string) {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		fmt.Fprintln(w, visible(strings.Join(row, "\t")))
+	}
+	w.Flush()
+	for i, line := range strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n") {
+		if text := []rune(line); len(text) > 80 {
+			line = string(text[:79]) + "…"
+		}
+		if i == 0 {
+			line = c.colour("1", line)
+		}
+		fmt.Fprintln(c.stdout, line)
+	}
+}
+
+// show prints JSON where --json was given, and else the table.
+func (c *command) show(v any, rows [][]string) int {
+	if c.opts.on("json") {
+		return c.printJSON(v)
+	}
+	c.table(rows)
+	return 0
+}
+
+func (c *command) printJSON(v any) int {
+	e := json.NewEncoder(c.stdout)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	_ = e.Encode(v) // nobody is left to be told that standard output is closed
+	return 0
+}
+
+// config is loadConfig for a command.
+func (c *command) config(flags map[string]string) (*Config, error) {
+	dir, err := stateDir(c.getenv)
+	if err != nil {
+		return &Config{}, err
+	}
+	return loadConfig(dir, c.getenv, flags)
+}
+
+func cmdConfig(c *command) int {
+	cfg, err := c.config(nil)
+	if err != nil {
+		return c.fail(err)
+	}
+	rows := [][]string{{"SETTING", "VALUE", "FROM"}}
+	for _, s := range cfg.inForce {
+		rows = append(rows, []string{s.Key, string(s.Value), s.Origin})
+	}
+	return c.show(cfg.inForce, rows)
+}
+
+// version is the version control tag that the Go tool wrote into the binary, "(devel)" without one, and for what.
+func version() string {
+	tag := "(devel)"
+	if info, ok := debug.ReadBuildInfo(); ok {
+		tag = cmp.Or(info.Main.Version, tag)
+	}
+	return fmt.Sprintf("atlasbridge %s %s %s/%s", tag, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}
+
+// cmdCompletion prints the script for a shell; zsh runs that of bash. After `run` the shell completes as ever.
+func cmdCompletion(c *command) int {
+	names := strings.Join(commandNames(), " ")
+	cases := "  '1 '* | '2 help') words='" + names + "' ;;\n"
+	fish := "complete -c atlasbridge -n __fish_use_subcommand -f -a '" + names + "'\n"
+	for _, s := range commands() {
+		words := s.words
+		for _, m := range flagShape.FindAllStringSubmatch(s.usage+s.help, -1) {
+			words += " --" + m[1]
+		}
+		cases += fmt.Sprintf("  *' %s') words='%s' ;;\n", s.name, words)
+		fish += fmt.Sprintf("complete -c atlasbridge -n '__fish_seen_subcommand_from %s' -a '%s'\n", s.name, words)
+	}
+	bash := `_atlasbridge() {
+  local cur="${COMP_WORDS[COMP_CWORD]}" words=
+  case "$COMP_CWORD ${COMP_WORDS[1]}" in
+` + cases + `  esac
+  COMPREPLY=($(compgen -W "$words" -- "$cur"))
+  [[ ${COMP_WORDS[1]} != run || $COMP_CWORD -eq 1 || $cur == -* ]] || COMPREPLY=($(compgen -c -- "$cur"))
+}
+complete -o default -F _atlasbridge atlasbridge
+`
+	zsh := "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" + bash
+	fmt.Fprint(c.stdout, map[string]string{"bash": bash, "zsh": zsh, "fish": fish}[c.opts.args[0]])
+	return 0
+}
+
+// doctor tells each check as soon as it is known, with --json all at the end.
+type doctor struct {
+	*command
+	checks []map[string]any
+	failed bool
+}
+
+func cmdDoctor(c *command) int {
+	d := &doctor{command: c}
+	cfg, err := c.config(nil)
+	d.tell("config", err, "settings and defaults are valid", "")
+	d.files(cfg.Dir)
+	if cfg.Channel == "telegram" {
+		d.telegram(cfg)
+	}
+	d.records(cfg.Dir)
+	size, err := terminalSize(c.stdout)
+	terminal := map[bool]string{true: "none here: a tool gets 100x30"}[err != nil]
+	d.tell("terminal", nil, cmp.Or(terminal, fmt.Sprintf("%s, %dx%d", c.getenv("TERM"), size.Cols, size.Rows)), "")
+	for _, t := range knownTools(c.ctx, cfg) {
+		d.tell(t.Name, nil, cmp.Or(strings.TrimSpace(t.Version+" "+t.Path), "not installed"), t.Warning)
+	}
+	if c.opts.on("json") {
+		c.printJSON(map[string]any{"checks": d.checks, "ok": !d.failed})
+	}
+	return map[bool]int{true: exitFailed}[d.failed]
+}
+
+// tell records a check: failed with err (remedy: what to do), or passed with what was found (remedy: a warning).
+func (d *doctor) tell(name string, err error, found, remedy string) {
+	mark := d.colour("32", "ok  ")
+	if err != nil {
+		d.failed, mark, found, remedy = true, d.colour("31", "FAIL"), redact(err.Error()), hintOf(err)
+	} else if remedy != "" {
+		mark = d.colour("33", "warn")
+	}
+	d.checks = append(d.checks, map[string]any{"name": name, "ok": err == nil, "detail": found, "remedy": remedy})
+	if d.opts.on("json") {
+		return
+	}
+	fmt.Fprintf(d.stdout, "%s  %-11s  %s\n", mark, name, visible(found))
+	if remedy != "" {
+		fmt.Fprintf(d.stdout, "%17s  %s\n", "→", visible(remedy))
+	}
+}
+
+// files checks who can reach the state folder and what it lies on.
+func (d *doctor) files(dir string) {
+	var err error
+	for _, name := range []string{"", "config.toml", "state.jsonl", "audit.log", "atlasbridge.log"} {
+		if bad := ownedPrivate(filepath.Join(dir, name)); !errors.Is(bad, fs.ErrNotExist) {
+			err = cmp.Or(err, bad)
+		}
+	}
+	d.tell("permissions", hinted(err, "make it yours alone: chmod -R go= "+dir), dir+" is yours alone", "")
+	if fs := networkFS(dir); fs != "" {
+		d.tell("file system", nil, fs+": locks may not hold between machines", "set ATLASBRIDGE_HOME to a local disk")
+	}
+}
+
+// telegram checks the token, the chat and, against Telegram's, the clock.
+func (d *doctor) telegram(cfg *Config) {
+	ctx, stop := context.WithTimeout(d.ctx, 15*time.Second)
+	defer stop()
+	bot := newBot(cfg.Token, cfg.APIBase)
+	defer bot.Close()
+	var me, chat struct{ Type, Title, Username string }
+	err := bot.call(ctx, "getMe", map[string]any{}, &me)
+	d.tell("token", hinted(err, "check the network, or run `atlasbridge setup`"), "the bot is @"+me.Username, "")
+	err = bot.call(ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
+	d.tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+cmp.Or(chat.Title, chat.Username), "")
+	if err != nil {
+		return
+	}
+	skew, err := bot.clockSkew().Round(time.Second), error(nil)
+	if skew.Abs() > 30*time.Second { // then times of questions and answers cannot be compared
+		err = hinted(fmt.Errorf("Telegram's clock is %s ahead", skew), "set the clock (timedatectl set-ntp true)")
+	}
+	d.tell("clock", err, "as Telegram's", "")
+}
+
+// records checks the state, who polls, and the audit chain.
+func (d *doctor) records(dir string) {
+	st, err := openStore(dir)
+	var v *View
+	if err == nil {
+		defer st.Close()
+		v, err = st.View()
+	}
+	if err != nil {
+		d.tell("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"), "", "")
+		return
+	}
+	d.tell("state", nil, fmt.Sprintf("%d sessions, %d prompts", len(v.Sessions), len(v.Prompts)), "")
+	poller := map[bool]string{true: "nobody, which is right while no session runs"}[st.holder("poll.lock") == 0]
+	d.tell("poller", nil, cmp.Or(poller, fmt.Sprint("process ", st.holder("poll.lock"))), "")
+	verdict, err := st.verifyAudit(v)
+	if err == nil && !verdict.OK {
+		err = fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason)
+	}
+	d.tell("audit", hinted(err, "keep a copy of audit.log; `atlasbridge audit verify` says more"),
+		fmt.Sprintf("%d entries hold", verdict.Entries), "")
+}
+
+// tool is an adapter and the program it stands for, as `adapters --json` shows them.
+type tool struct {
+	Name      string `json:"name"`
+	Commands  string `json:"commands"`
+	Version   string `json:"version"`
+	Supported string `json:"supported"`
+	Path      string `json:"path"` // "" when it was not found
+	Warning   string `json:"warning"`
+}
+
+// knownTools asks every installed tool for its version, all at once. One that does not answer within 10 s
+// (a cold start of Node takes up to 4 s, measured) counts as found, its version unknown.
+func knownTools(ctx context.Context, cfg *Config) []tool {
+	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
+	defer stop()
+	list, env := make([]tool, len(adapters)), childEnv(os.Environ(), cfg, "")
+	var all sync.WaitGroup
+	for i, a := range adapters {
+		all.Go(func() { list[i] = probe(ctx, a, env) })
+	}
+	all.Wait()
+	return slices.DeleteFunc(list, func(t tool) bool { return t.Commands == "" }) // the generic one stands for none
+}
+
+// probe finds the tool and reads what it says of its version, in a terminal of its own as under run.
+func probe(ctx context.Context, a *Adapter, env []string) tool {
+	t := tool{Name: a.Name, Commands: strings.Join(a.Names, " "), Supported: a.MinVer + " to " + a.MaxVer}
+	for _, name := range a.Names {
+		if path, err := findTool(name); err == nil {
+			t.Path = cmp.Or(t.Path, path)
+		}
+	}
+	if t.Path == "" {
+		return t
+	} else if p, err := startPTY([]string{t.Path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, nil); err == nil {
+		stop := context.AfterFunc(ctx, func() { p.Terminate(nil); p.Close() })
+		output, _ := io.ReadAll(io.LimitReader(p, 4096))
+		stop()
+		p.Close()
+		t.Version = regexp.MustCompile(`[0-9]+(\.[0-9]+)+`).FindString(string(output)) // as in "codex-cli 0.146.0"
+	}
+	if t.Version == "" || versionLess(t.Version, a.MinVer) || versionLess(a.MaxVer, t.Version) {
+		t.Warning = "not a version that was tried: if questions are missed, use one of " + t.Supported
+	}
+	return t
+}
+
+// versionLess compares dotted numbers as far as the shorter one goes: the bound "2.1" means all of 2.1, "" anything.
+func versionLess(a, b string) bool {
+	as, bs := strings.Split(a, "."), strings.Split(b, ".")
+	n := min(len(as), len(bs))
+	return a != "" && b != "" && slices.CompareFunc(as[:n], bs[:n], func(x, y string) int {
+		return cmp.Or(len(x)-len(y), strings.Compare(x, y)) // numbers without leading zeros
+	}) < 0
+}
+
+func cmdAdapters(c *command) int {
+	rows, list := [][]string{{"ADAPTER", "COMMANDS", "VERSION", "SUPPORTED", "FOUND"}}, knownTools(c.ctx, &Config{})
+	for _, t := range list {
+		rows = append(rows, []string{t.Name, t.Commands, t.Version, t.Supported, cmp.Or(t.Path, "not found")})
+		if t.Warning != "" {
+			fmt.Fprintf(c.stderr, "atlasbridge: %s %s: %s\n", t.Name, t.Version, t.Warning)
+		}
+	}
+	return c.show(list, rows)
+}
+
+// cmdDebug writes the bundle, a new file, and lists what goes in.
+func cmdDebug(c *command) int {
+	path := cmp.Or(c.opts.text("output"), time.Now().Format("atlasbridge-debug-20060102-150405.tar.gz"))
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return c.fail(hinted(fmt.Errorf("writing the bundle: %w", err), "choose another file with --output"))
+	}
+	cfg, err := c.config(nil)
+	about := map[string]any{"version": version(), "tools": knownTools(c.ctx, cfg), "config": cfg.inForce}
+	if err != nil {
+		about["config"] = err.Error()
+	}
+	zip := gzip.NewWriter(f)
+	tape := tar.NewWriter(zip) // an error stays with it until it is closed
+	add := func(name string, content []byte) {
+		text := redact(string(content))
+		if cfg.Token != "" {
+			text = strings.ReplaceAll(text, cfg.Token, "[token]")
+		}
+		fmt.Fprintf(c.stdout, "%9d  %s\n", len(text), name)
+		tape.WriteHeader(&tar.Header{Name: "atlasbridge/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: time.Now()})
+		io.WriteString(tape, text)
+	}
+	text, _ := json.MarshalIndent(about, "", "  ") // of texts and numbers: cannot fail
+	add("about.json", text)
+	for _, name := range []string{"state.jsonl", "audit.log", "atlasbridge.log", "atlasbridge.log.1"} {
+		content, err := os.ReadFile(filepath.Join(cfg.Dir, name))
+		if name == "state.jsonl" || !c.opts.on("full") { // the audit log keeps its bytes: they are hashed
+			content = withhold(content, c.opts.on("full"))
+		}
+		if err == nil {
+			add(name, content)
+		}
+	}
+	if err := errors.Join(tape.Close(), zip.Close(), f.Close()); err != nil {
+		return c.fail(fmt.Errorf("writing the bundle: %w", err))
+	}
+	fmt.Fprintf(c.stdout, "%s: no token; answers and excerpts with --full only; look into it before you send it\n", path)
+	return 0
+}
+
+// withhold replaces in JSON Lines every text that is not known to be harmless by its length, so that a field
+// added later is not shown by mistake; with full, nonces only.
+func withhold(lines []byte, full bool) (out []byte) {
+	harmless := strings.Fields(`rec id at type confidence safe_default status source fingerprint created_at expires_at
+		decided_at decided_by prompt_id session_id injected_at kind by tool activity started_at ended_at hash prev_hash
+		ts event crc time level msg err error signals`)
+	for line := range bytes.Lines(lines) {
+		var record map[string]json.RawMessage
+		if json.Unmarshal(line, &record) != nil {
+			record = map[string]json.RawMessage{"unreadable_bytes": fmt.Append(nil, len(line))}
+		}
+		for key, v := range record {
+			if key == "nonce" || !full && strings.ContainsAny(string(v[:1]), `"[{`) && !slices.Contains(harmless, key) {
+				record[key] = fmt.Appendf(nil, `"(%d bytes)"`, len(v))
+			}
+		}
+		text, _ := json.Marshal(record) // of valid JSON: cannot fail
+		out = append(append(out, text...), '\n')
+	}
+	return out
+}
+
+/* ===== The session: one run of a tool ===== */
+
+// A session's goroutines, each with one owner of its data and a written end:
+//
+//	loop      Screen, Detector, the question in force, the gate, all queues   child gone and output drained
+//	reader    PTY.Read, the host's stdout                                      EOF of the PTY
+//	writer    PTY.Write                                                        its channel is closed
+//	keyboard  the host's stdin                                                 with the process
+//	waiter    PTY.Wait                                                         child gone
+//	follower  its position in state.jsonl                                      context
+//	senders   one call of the channel to the phone each                        the call's end, or context
+//	poller    getUpdates, while this process holds the poll lock               context
+//
+// The loop only selects: no network, no PTY write, no sleep. Appends to the store are the exception; each
+// costs one fsync. Output reaches the host before anything looks at it.
+
+const (
+	joinWindow    = 400 * time.Millisecond // hook and dialog come within 0.2 s of each other (measured on claude 2.1)
+	hookGrace     = 2 * time.Second        // for a waiting hook to take its decision before the gate types it instead
+	keyGrace      = 300 * time.Millisecond // after a key at the keyboard, for the screen to show what it did
+	followTime    = time.Second            // for the screen to follow one key of the gate
+	submitTime    = 3 * time.Second        // for a text to leave the input box after Enter
+	gatePoll      = 25 * time.Millisecond  // between looks at a screen that has not followed yet
+	judgeEvery    = 10 * time.Millisecond  // between looks of the detector while output flows: 0.1 ms each (BenchmarkLook)
+	reapEvery     = time.Minute            // between looks for sessions that died
+	drainSend     = 3 * time.Second        // for the last messages, at the end of a session
+	drainStream   = 10 * time.Minute       // the same with --stream: the output was asked for in full
+	activityEvery = time.Second            // between records of what the session is doing
+	outputEvery   = 30 * time.Second       // between records of when output last came
+	maxTyped      = 64 << 10               // bytes waiting to be written to the child before the keyboard has to wait
+	maxUnread     = 256                    // reads (4 KiB each on Linux) the screen may lag behind the host; then the reader waits
+	maxBacklog    = 4 << 20                // bytes of --stream text waiting for the phone before the oldest is left out
+	maxMessage    = 4096                   // bytes of an operator's text (SPEC section 8)
+)
+
+// session is what the loop owns.
+type session struct {
+	cfg     *Config
+	st      *Store
+	ch      Channel
+	tg      *Telegram // nil without Telegram
+	log     *slog.Logger
+	quiet   bool // --quiet
+	adapter *Adapter
+	hooked  bool // the tool's hooks call `atlasbridge hook`
+	rec     SessionRecord
+	argv    []string
+
+	in, out, errOut *os.File
+	tty             *os.File // the host's terminal, nil when there is none
+	interactive     bool     // stdin is a terminal: somebody may type
+	restore         func() error
+
+	pty     PTY
+	det     *Detector
+	cast    *castWriter
+	signals chan os.Signal
+	ctx     context.Context // of what goes on beside the loop
+	sent    chan sent       // reports of the channel's calls
+	sending int             // calls that have not reported
+
+	seen    *Prompt   // what the detector last found, until it is gone
+	q       *question // in force
+	gate    *gate
+	lastKey time.Time
+	answer  string // beginning of the tool's last answer, for the idle notice
+
+	typing   []byte // waits for the writer
+	inFlight bool   // the writer has a chunk it has not reported
+	stream   stream
+	jsonLine []byte // of a tool that prints stream-json: the unfinished line; nil otherwise
+
+	warning            chan string // about the tool's version, "" when it was tried
+	activity           string
+	judged             time.Time // when the detector last looked
+	activityAt, reapAt time.Time
+	exit               *int
+	hungUp             bool
+	trouble            string      // what the operator was told of the state file
+	open               atomic.Bool // a question is open: the follower looks more often
+}
+
+// question is the prompt in force, and what is known of it beyond its record.
+type question struct {
+	rec     PromptRecord // Status "" until it is stored
+	screen  *Prompt      // nil: only a hook asked
+	joinBy  time.Time    // until then the tool's hook may still bring the exact arguments
+	routeAt time.Time    // presence: not to the phone before
+	hookBy  time.Time    // decided through the hook: the gate types it if nothing happened by then
+	remind  time.Time    // when the time left is shown anew
+	typed   bool         // keys went to the child since it appeared
+	unsend  func()       // ends a delivery that is no longer wanted
+}
+
+// sent is what became of one call of the channel.
+type sent struct {
+	prompt string // asked: the prompt's id
+	stream bool
+	id     int64 // the message's
+	err    error
+}
+
+// cmdRun is `atlasbridge run [flags] tool [args…]`.
+func cmdRun(c *command) int {
+	o, code := c.options()
+	if o == nil {
+		return code
+	}
+	s, err := prepareSession(c, o)
+	if err != nil {
+		c.fail(err)
+		return exitCodeOf(err)
+	}
+	return s.run(c.ctx)
+}
+
+// exitCodeOf is what a shell would exit with when it cannot run a program, and 125 for failures of our own.
+func exitCodeOf(err error) int {
+	switch {
+	case errors.Is(err, errNoTool):
+		return 127
+	case errors.Is(err, fs.ErrPermission) && strings.HasPrefix(err.Error(), "starting "):
+		return 126
+	}
+	return exitInternal
+}
+
+// prepareSession does everything that can fail before anything is spawned.
+func prepareSession(c *command, o *options) (*session, error) {
+	settings := map[string]string{}
+	if o.given("channel") {
+		settings["channel"] = o.text("channel")
+	}
+	if o.on("stream") {
+		settings["stream.enabled"] = "true"
+	}
+	if o.given("timeout") {
+		life, _ := time.ParseDuration(o.text("timeout"))
+		settings["timeout_seconds"] = strconv.Itoa(int(life / time.Second))
+		settings["permission_timeout_seconds"] = settings["timeout_seconds"]
+	}
+	cfg, err := c.config(settings)
+	if err != nil {
+		return nil, err
+	}
+	name := cmp.Or(o.text("adapter"), filepath.Base(o.args[0]))
+	adapter := adapterFor(name)
+	if o.given("adapter") && adapter.Name == "generic" && name != "generic" {
+		return nil, hinted(fmt.Errorf("no adapter is called %q", name), "`atlasbridge adapters` lists them")
+	}
+	if _, err := findTool(o.args[0]); err != nil {
+		return nil, fmt.Errorf("starting %s: %w", o.args[0], err)
+	}
+	log, err := openLog(cfg.Dir, cfg.LogLevel)
+	if err != nil {
+		return nil, err
+	}
+	st, err := openStore(cfg.Dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, what := range st.Damage() {
+		fmt.Fprintf(c.stderr, "atlasbridge: %s (see `atlasbridge doctor`)\n", what)
+	}
+	st.Retention = time.Duration(cfg.RetentionDays) * 24 * time.Hour
+	cwd, _ := os.Getwd()
+	s := &session{cfg: cfg, st: st, ch: localChannel{}, log: log, quiet: o.on("quiet"), adapter: adapter, argv: o.args,
+		in: c.stdin, out: c.stdout, errOut: c.stderr, interactive: onTerminal(c.stdin), restore: func() error { return nil },
+		rec: SessionRecord{Head: Head{Rec: "session", ID: newID()}, Tool: filepath.Base(o.args[0]), Args: o.args[1:], Cwd: cwd,
+			Wrapper: os.Getpid(), Label: o.text("name"), Status: "active", Activity: "starting", StartedAt: time.Now().UTC()}}
+	if cfg.Channel == "telegram" {
+		if s.tg, err = newTelegram(cfg, st, log); err != nil {
+			return nil, err
+		}
+		s.ch = s.tg
+	}
+	if i := slices.IndexFunc([]*os.File{s.in, s.out, s.errOut}, onTerminal); i >= 0 {
+		s.tty = []*os.File{s.in, s.out, s.errOut}[i]
+	}
+	if o.given("record") {
+		s.cast, err = newCast(o.text("record"), s.rec.Tool, s.size())
+	}
+	return s, err
+}
+
+// size is the host's, or 30 × 100 without one.
+func (s *session) size() Size {
+	if s.tty != nil {
+		if size, err := terminalSize(s.tty); err == nil && size.Rows > 0 && size.Cols > 0 {
+			return size
+		}
+	}
+	return Size{Rows: 30, Cols: 100}
+}
+
+// say prints a line of our own on the terminal, before the tool starts or after it ended.
+func (s *session) say(format string, args ...any) {
+	if !s.quiet {
+		fmt.Fprintf(s.errOut, "atlasbridge: "+format+"\n", args...)
+	}
+}
+
+// run spawns the tool and returns its exit code.
+func (s *session) run(ctx context.Context) int {
+	release, err := s.st.HoldSession(s.rec.ID)
+	if err != nil {
+		s.say("%v", err)
+		return exitInternal
+	}
+	defer release()
+	if s.tg == nil {
+		s.say("no Telegram here: questions wait for the keyboard or `atlasbridge answer` (see `atlasbridge setup`)")
+	}
+	if s.adapter.Name == "generic" {
+		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
+	}
+	debug.SetGCPercent(25) // 12 MB resident instead of 16, for less than 1 % more time at full output (measured)
+	if s.warning = make(chan string, 1); s.adapter.Box != nil {
+		s.spawn(func() { s.warning <- probe(ctx, s.adapter, childEnv(os.Environ(), s.cfg, "")).Warning })
+	}
+	if slices.Contains(s.argv, "stream-json") {
+		s.jsonLine = []byte{}
+	}
+	argv, size := s.installHooks(s.argv), s.size()
+	s.pty, err = startPTY(argv, childEnv(os.Environ(), s.cfg, s.rec.ID), s.rec.Cwd, size, s.tty)
+	if err != nil {
+		s.say("%v", err)
+		return exitCodeOf(err)
+	}
+	if s.interactive { // nothing of the child's has been copied yet
+		if s.restore, err = rawMode(s.in); err != nil {
+			s.pty.Close()
+			s.say("setting the terminal to raw mode: %v", err)
+			return exitInternal
+		}
+	}
+	defer func() { s.restore() }()
+	s.rec.PID, s.rec.PIDStart = s.pty.PID(), processStart(s.pty.PID())
+	s.det = newDetector(s.adapter, int(size.Rows), int(size.Cols), DetectOptions{Threshold: s.cfg.Threshold,
+		Stuck: s.cfg.Stuck, BufferBytes: s.cfg.BufferBytes, SafeDefaults: s.cfg.SafeDefaults})
+	return s.loop(ctx)
+}
+
+// loop starts the goroutines and selects until the child is gone and its output drained.
+func (s *session) loop(ctx context.Context) int {
+	ctx, cancel := context.WithCancel(ctx)
+	s.ctx, s.signals, s.sent = ctx, make(chan os.Signal, 8), make(chan sent)
+	signal.Notify(s.signals, append(endSignals(), suspendSignal)...)
+	signal.Notify(make(chan os.Signal), syscall.SIGPIPE) // caught, not ignored: the child does not inherit it
+	resized, stopResize := resizeSignals(s.tty)
+	defer stopResize()
+	records := s.st.Follow(ctx, s.rec.ID, s.open.Load)
+	output, exited := make(chan []byte, maxUnread), make(chan int, 1)
+	keyboard, writes, wrote := make(chan []byte), make(chan []byte), make(chan error, 1)
+	var background sync.WaitGroup // what stops with the session
+	s.spawn(func() { s.read(output) })
+	s.spawn(func() { s.readKeyboard(keyboard) })
+	s.spawn(func() { s.write(writes, wrote) })
+	s.spawn(func() { exited <- s.pty.Wait() })
+	if s.tg != nil {
+		background.Go(func() { s.tg.Poll(ctx) })
+	}
+	s.begin(time.Now())
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for s.exit == nil || output != nil {
+		keys, write := keyboard, writes // a nil channel never becomes ready
+		if s.gate != nil || len(s.typing) > maxTyped {
+			keys = nil
+		}
+		if s.inFlight || len(s.typing) == 0 {
+			write = nil
+		}
+		select {
+		case p, more := <-output:
+			if !more {
+				output = nil
+			}
+			s.output(p, time.Now())
+		case p := <-keys:
+			s.keyboard(p, time.Now())
+		case write <- s.typing:
+			s.typing, s.inFlight = nil, true
+		case <-wrote:
+			s.inFlight = false
+		case r := <-s.sent:
+			s.delivered(r)
+		case rec := <-records:
+			s.followed(rec, time.Now())
+		case <-resized:
+			s.resize(time.Now())
+		case sig := <-s.signals:
+			s.signaled(sig)
+		case code := <-exited:
+			s.exit = &code
+		case <-timer.C:
+		}
+		now := time.Now()
+		timer.Reset(s.tick(now).Sub(now))
+	}
+	close(writes)
+	s.finish(time.Now())
+	cancel()
+	for ; s.sending > 0; s.sending-- {
+		<-s.sent // a call cut short
+	}
+	background.Wait()
+	return s.farewell()
+}
+
+// spawn starts a goroutine whose panic does not leave the terminal raw.
+func (s *session) spawn(f func()) {
+	go func() {
+		defer func() {
+			if r := recover(); r != nil {
+				s.restore()
+				panic(r)
+			}
+		}()
+		f()
+	}()
+}
+
+// read copies the child's output to the host, then hands it to the loop.
+func (s *session) read(output chan<- []byte) {
+	defer close(output)
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := s.pty.Read(buf)
+		if n > 0 {
+			if _, werr := s.out.Write(buf[:n]); werr != nil {
+				s.pty.Signal(syscall.SIGHUP) // nobody can see the output any more, as when a terminal closes
+			}
+			output <- bytes.Clone(buf[:n])
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// write passes bytes on to the child and reports every chunk.
+func (s *session) write(writes <-chan []byte, wrote chan<- error) {
+	for p := range writes {
+		_, err := s.pty.Write(p)
+		wrote <- err
+	}
+}
+
+// readKeyboard hands over what is typed. A nil chunk is the end of a pipe that brought something: a pipe without
+// a byte (systemd, ssh without a terminal) must not answer the first question with an end of file.
+func (s *session) readKeyboard(keys chan<- []byte) {
+	for some := false; ; some = true {
+		buf := make([]byte, 4096)
+		n, err := s.in.Read(buf)
+		if n > 0 {
+			keys <- buf[:n]
+		}
+		if err != nil || n == 0 {
+			if some && !s.interactive {
+				keys <- nil
+			}
+			return
+		}
+	}
+}
+
+// begin records the session and closes the books of those that died.
+func (s *session) begin(now time.Time) {
+	s.put("recording the session", &s.rec)
+	s.reap(now)
+	s.log.Info("session started", "session", s.rec.ID, "tool", s.rec.Tool, "pid", s.rec.PID)
+	s.notify(Notice{Text: "▶ started: " + s.rec.Tool + " in " + s.rec.Cwd})
+	if s.cfg.Stream {
+		s.det.Screen.Transcript(false) // from now on it is kept
+	}
+}
+
+// reap fails the prompts of sessions whose process is gone, and has their messages edited.
+func (s *session) reap(now time.Time) {
+	s.reapAt = now.Add(reapEvery)
+	dead, failed, err := s.st.Reap(now)
+	s.stored("closing dead sessions", err)
+	for _, p := range failed {
+		i := slices.IndexFunc(dead, func(d *SessionRecord) bool { return d.ID == p.SessionID })
+		if p.MsgID != 0 && i >= 0 {
+			s.settle(*p, *dead[i])
+		}
+	}
+}
+
+// put makes copies of records durable.
+func (s *session) put(doing string, recs ...Record) bool {
+	for i, r := range recs {
+		if r == Record(&s.rec) {
+			session := s.rec
+			recs[i] = &session
+		}
+	}
+	return s.stored(doing, s.st.Update(func(*View) ([]Record, error) { return recs, nil }))
+}
+
+// stored reports a failure of the state: the child keeps running, the operator is told once, nothing is typed.
+func (s *session) stored(doing string, err error) bool {
+	if err == nil {
+		return true
+	}
+	s.log.Error(doing, "error", err.Error())
+	if text := "the state cannot be written, so nothing is typed: " + redact(err.Error()); s.trouble != text {
+		s.trouble = text
+		s.notify(Notice{Text: "⚠ " + text, Ring: true})
+	}
+	return false
+}
+
+// finish closes the books and sends the last messages: for a moment, or all of the output where it was asked for.
+func (s *session) finish(now time.Time) {
+	s.pty.Close()
+	s.restore()
+	if s.gate != nil && s.gate.phase == gateEcho {
+		s.gateDone(now)
+	} else if s.gate != nil {
+		s.gateFail("the program ended", now)
+	}
+	for q := s.q; q != nil && q.rec.Status != ""; q = s.q {
+		if q.typed {
+			s.leave(q, now)
+		} else {
+			s.move(q.rec, Failed, func(r *PromptRecord) { r.Reason = "the program ended" })
+			s.close(q, now)
+		}
+	}
+	ended := now.UTC()
+	s.rec.EndedAt, s.rec.ExitCode, s.rec.Activity, s.rec.Status = &ended, s.exit, "", "completed"
+	if s.hungUp {
+		s.rec.Status = "terminated"
+	} else if *s.exit > 128 {
+		s.rec.Status = "crashed"
+	}
+	s.put("recording the end", &s.rec)
+	seq, hash, _ := s.st.Audit().Head()
+	s.notify(Notice{Urgent: true, Text: fmt.Sprintf("⏹ ended: %s, exit code %d\naudit %d %s", s.rec.Tool, *s.exit, seq, hash)})
+	limit := drainSend
+	if s.cfg.Stream && s.tg != nil && s.tg.Trouble() == "" {
+		limit = drainStream
+		s.streamTake(true)
+	}
+	deadline := time.NewTimer(limit)
+	defer deadline.Stop()
+	for s.streamStep(now); s.sending > 0; s.streamStep(now) {
+		select {
+		case r := <-s.sent:
+			s.delivered(r)
+		case <-s.signals:
+			return
+		case <-deadline.C:
+			return
+		}
+	}
+}
+
+// farewell closes what is left and returns the exit code.
+func (s *session) farewell() int {
+	s.ch.Close()
+	select {
+	case text := <-s.warning:
+		if text != "" {
+			s.say("%s: %s", s.rec.Tool, text)
+		}
+	default:
+	}
+	if s.cast != nil {
+		if err := s.cast.close(time.Now()); err != nil {
+			s.say("writing the recording: %v", err)
+		}
+	}
+	if s.tg != nil && s.tg.Trouble() != "" {
+		s.say("%s", s.tg.Trouble())
+	}
+	return *s.exit
+}
+
+/* ===== Bytes ===== */
+
+// output feeds the child's bytes, which the host has already, to the screen.
+func (s *session) output(p []byte, now time.Time) {
+	if len(p) == 0 {
+		return
+	}
+	s.det.Feed(p, now)
+	if s.cast != nil {
+		s.cast.output(p, now)
+	}
+	if s.jsonLine != nil {
+		s.toolCalls(p)
+	}
+	s.typing = append(s.typing, s.det.Screen.TakeReplies(s.tty == nil)...)
+	if s.cfg.Stream && s.stream.flushAt.IsZero() {
+		s.stream.flushAt = now.Add(s.cfg.Flush)
+	}
+}
+
+// toolCalls audits the tool calls in a tool's stream-json output, a message a line.
+func (s *session) toolCalls(p []byte) {
+	lines := bytes.Split(append(s.jsonLine, p...), []byte("\n"))
+	for _, line := range lines[:len(lines)-1] {
+		var m struct {
+			Message struct {
+				Content []struct {
+					Type, ID, Name string
+					Input          json.RawMessage
+				}
+			}
+		}
+		if json.Unmarshal(line, &m) != nil {
+			continue
+		}
+		for _, c := range m.Message.Content {
+			if c.Type == "tool_use" {
+				s.stored("auditing a tool call", s.st.Audit().Append(toolCallEvent(s.rec.ID, c.Name, c.ID, c.Input)))
+			}
+		}
+	}
+	s.jsonLine = append([]byte{}, lines[len(lines)-1]...)
+	if len(s.jsonLine) > maxHookInput {
+		s.jsonLine = s.jsonLine[:0]
+	}
+}
+
+// keyboard passes on what was typed here; nil is the end of a pipe, which the line discipline makes from ^D.
+func (s *session) keyboard(p []byte, now time.Time) {
+	if p == nil {
+		if s.pty.State().Canonical {
+			s.typing = append(s.typing, 4, 4) // the first may only end an unfinished line
+		}
+		return
+	}
+	s.inject(string(p), now)
+	if isTyping(string(p)) {
+		s.lastKey = now
+		if s.q != nil {
+			s.q.typed = true
+		}
+	}
+}
+
+// inject queues bytes for the child.
+func (s *session) inject(keys string, now time.Time) {
+	s.typing = append(s.typing, keys...)
+	s.det.Typed([]byte(keys), now)
+	if s.cast != nil {
+		s.cast.event("i", keys, now)
+	}
+}
+
+// isTyping tells a person's keys from what a terminal sends by itself: focus, mouse and answers to queries
+// (xterm ctlseqs).
+func isTyping(keys string) bool {
+	for _, prefix := range []string{"\x1b[I", "\x1b[O", "\x1b[<", "\x1b[M", "\x1b[?", "\x1b[>", "\x1b]", "\x1bP", "\x1b_"} {
+		if strings.HasPrefix(keys, prefix) {
+			return false
+		}
+	}
+	return !(strings.HasPrefix(keys, "\x1b[") && strings.HasSuffix(keys, "R")) // a cursor position report
+}
+
+func (s *session) resize(now time.Time) {
+	size := s.size()
+	if err := s.pty.Resize(size); err != nil {
+		s.log.Debug("resizing the terminal", "error", err.Error())
+		return
+	}
+	s.det.Resize(int(size.Rows), int(size.Cols), now)
+	if s.cast != nil {
+		s.cast.event("r", fmt.Sprintf("%dx%d", size.Cols, size.Rows), now)
+	}
+}
+
+// signaled acts on a signal to the wrapper. SIGHUP of a closed terminal ends the session; with the terminal
+// alive, or none at all, it asks for the configuration to be read again.
+func (s *session) signaled(sig os.Signal) {
+	gone := false
+	if s.tty != nil {
+		_, err := terminalSize(s.tty)
+		gone = err != nil
+	}
+	switch {
+	case sig == suspendSignal:
+		s.restore()
+		stopSelf()
+		if s.interactive {
+			if restore, err := rawMode(s.in); err == nil {
+				s.restore = restore
+			}
+		}
+		s.resize(time.Now())
+	case sig == syscall.SIGHUP && !gone:
+		s.reload()
+	default:
+		s.hungUp = true
+		s.pty.Signal(sig)
+		s.terminate()
+	}
+}
+
+func (s *session) terminate() { s.spawn(func() { s.pty.Terminate(make(chan struct{})) }) }
+
+// reload takes over the allowlist and limits of the file as it is now, or keeps the old ones and says so.
+func (s *session) reload() {
+	cfg, err := loadConfig(s.cfg.Dir, os.Getenv, nil)
+	if err != nil {
+		s.log.Error("reloading the configuration", "error", err.Error())
+		s.notify(Notice{Text: "⚠ configuration kept as it was: " + err.Error()})
+		return
+	}
+	if s.tg != nil {
+		s.tg.Reload(cfg)
+	}
+	s.cfg.Timeout, s.cfg.PermissionTimeout, s.cfg.Away = cfg.Timeout, cfg.PermissionTimeout, cfg.Away
+	s.cfg.FreeText, s.cfg.NotifyIdle = cfg.FreeText, cfg.NotifyIdle
+	s.stored("auditing the reload", s.st.Audit().Append(Event{Name: "CONFIG_RELOADED", SessionID: s.rec.ID}))
+}
+
+/* ===== Questions ===== */
+
+// tick judges the screen and everything that waits for a time, and returns when it wants to be called again.
+func (s *session) tick(now time.Time) time.Time {
+	tty := TTYState{}
+	if s.gate != nil || !now.Before(s.judged.Add(judgeEvery)) && s.det.WantTTY(now) {
+		tty = s.pty.State()
+		if s.cast != nil {
+			s.cast.tty(tty, now)
+		}
+	}
+	next := now.Add(time.Hour)
+	sooner := func(t time.Time) {
+		if !t.IsZero() && t.Before(next) {
+			next = t
+		}
+	}
+	if due := s.judged.Add(judgeEvery); now.Before(due) {
+		sooner(due)
+	} else if s.gate == nil {
+		s.judged = now
+		if p := s.det.Tick(tty, now); p != nil {
+			s.ask(p, now)
+		} else if s.seen != nil && s.det.Gone(tty, now) {
+			s.seen = nil
+			s.left(now)
+		}
+		sooner(s.det.Next(now))
+	}
+	if s.gate != nil {
+		sooner(s.gateStep(tty, now))
+	} else {
+		sooner(s.questionStep(now))
+	}
+	sooner(s.streamStep(now))
+	sooner(s.activityStep(now))
+	if !now.Before(s.reapAt) {
+		s.reap(now)
+	}
+	sooner(s.reapAt)
+	s.open.Store(s.q != nil)
+	return next
+}
+
+// activityStep records what the session is doing when that has changed, at most once a second, and while output
+// flows once in half a minute, when it last came.
+func (s *session) activityStep(now time.Time) (next time.Time) {
+	doing, wait := s.det.Activity(), activityEvery
+	if doing == s.activity {
+		if wait = outputEvery; s.rec.LastSeen != nil && !s.det.LastOutput().After(*s.rec.LastSeen) {
+			return next
+		}
+	}
+	if due := s.activityAt.Add(wait); now.Before(due) {
+		return due
+	}
+	s.activity, s.activityAt, s.rec.Activity = doing, now, doing
+	if last := s.det.LastOutput().UTC(); !last.IsZero() {
+		s.rec.LastSeen = &last
+	}
+	s.put("recording the session", &s.rec)
+	return next
+}
+
+// patience is when a question that appears now may go to the phone: not while somebody types here.
+func (s *session) patience(now time.Time) time.Time {
+	if until := s.lastKey.Add(s.cfg.Away); s.interactive && !s.lastKey.IsZero() && until.After(now) {
+		return until
+	}
+	return now
+}
+
+// ask takes a question that the detector has just found.
+func (s *session) ask(p *Prompt, now time.Time) {
+	s.seen = p
+	if s.q != nil && s.q.screen == nil && !p.Idle {
+		s.join(s.q, p)
+		return
+	}
+	s.left(now) // the screen went straight on to another question
+	if p.Idle && !s.cfg.NotifyIdle {
+		return
+	}
+	s.q = &question{screen: p, joinBy: now, routeAt: s.patience(now)}
+	if s.hooked && !p.Idle && p.Type == MultipleChoice {
+		s.q.joinBy = now.Add(joinWindow)
+	}
+	s.capture(p, now)
+}
+
+// hookAsked takes a question that `atlasbridge hook` has stored for this session, if none is in force: close
+// comes back for the others.
+func (s *session) hookAsked(rec PromptRecord, now time.Time) {
+	switch q := s.q; {
+	case q == nil || q.rec.Status == "" || q.rec.Idle:
+		if q != nil && q.rec.Idle {
+			s.leave(q, now)
+		}
+		s.q = &question{rec: rec, routeAt: s.patience(now), remind: reminder(now, rec.ExpiresAt)}
+		if s.seen != nil && !s.seen.Idle {
+			s.join(s.q, s.seen)
+		}
+	case q.rec.Source == "screen" && q.rec.Permission:
+		s.move(rec, Canceled, func(r *PromptRecord) { r.Reason = "asked from the screen already" })
+	}
+}
+
+// join makes one prompt of what hook and screen report: exact arguments from the hook, choices and keys from
+// the screen. What the hook can say too is marked, so that it is said without a keystroke.
+func (s *session) join(q *question, p *Prompt) {
+	q.screen = p
+	if q.rec.Tool == "AskUserQuestion" || len(p.Choices) == 0 || p.Choices[len(p.Choices)-1].Grants {
+		return // the hook knows the questions and answers them all at once
+	}
+	choices := slices.Clone(p.Choices)
+	if i := slices.IndexFunc(choices, func(c Choice) bool { return c.Grants && isPlain(c.Label) }); i >= 0 {
+		choices[i].Hook = "allow"
+	}
+	refusal := &choices[len(choices)-1]
+	refusal.Hook = "deny"
+	s.stored("joining hook and screen", s.st.Update(func(v *View) ([]Record, error) {
+		r := v.Prompts[q.rec.ID]
+		if r == nil || r.NonceUsed {
+			return nil, nil
+		}
+		merged := *r
+		merged.Choices, merged.SafeDefault, merged.Fingerprint = choices, &refusal.Key, p.Fingerprint
+		merged.Signals = append(slices.Clone(r.Signals), p.Signals...)
+		q.rec = merged
+		return []Record{&merged}, nil
+	}))
+	if q.rec.Status == AwaitingReply {
+		s.settle(q.rec, s.rec)
+	}
+}
+
+// isPlain tells a bare yes from one that also changes a rule or a mode.
+func isPlain(label string) bool {
+	label = strings.ToLower(label)
+	return strings.HasPrefix(label, "yes, manually approve") ||
+		strings.HasPrefix(label, "yes") && !strings.ContainsAny(label, ",;") && !strings.Contains(label, " and ")
+}
+
+// left ends the question in force, if the screen asked it: it left the screen without us.
+func (s *session) left(now time.Time) {
+	switch q := s.q; {
+	case q == nil || q.screen == nil || q.rec.Status == ReplyReceived: // decided: the hook is at it
+	case q.rec.Status == "":
+		s.q = nil
+	default:
+		s.leave(q, now)
+	}
+}
+
+// leave records why: answered at the keyboard, or gone by itself.
+func (s *session) leave(q *question, now time.Time) {
+	by, at := "cli:local", now.UTC()
+	if q.typed {
+		s.move(q.rec, Resolved, func(r *PromptRecord) { r.DecidedBy, r.DecidedAt, r.NonceUsed = &by, &at, true })
+	} else {
+		s.move(q.rec, Canceled, func(r *PromptRecord) { r.Reason = "the question left the screen" })
+	}
+	s.close(q, now)
+}
+
+// move takes a prompt along one transition and keeps our copy true.
+func (s *session) move(rec PromptRecord, to State, change func(*PromptRecord)) bool {
+	var after PromptRecord
+	ok, err := s.st.Move(rec.ID, to, func(r *PromptRecord) {
+		if change != nil {
+			change(r)
+		}
+		after = *r
+		after.Status = to
+	})
+	if !s.stored("recording a prompt", err) || !ok {
+		return false
+	}
+	if s.q != nil && s.q.rec.ID == rec.ID {
+		s.q.rec = after
+	}
+	return true
+}
+
+// close takes the question out of force, has its message edited, and lets a hook's next one in.
+func (s *session) close(q *question, now time.Time) {
+	if q.unsend != nil {
+		q.unsend()
+	}
+	s.q = nil
+	v, err := s.st.View()
+	if err != nil {
+		return
+	}
+	if p := v.Prompts[q.rec.ID]; p != nil && q.rec.MsgID != 0 {
+		s.settle(*p, s.rec)
+	}
+	for _, p := range v.Prompts {
+		if s.exit == nil && p.SessionID == s.rec.ID && p.Source == "hook" && p.Status == Created && p.ID != q.rec.ID {
+			s.hookAsked(*p, now)
+			return
+		}
+	}
+}
+
+// questionStep moves the question in force on when its time has come: stored, routed, reminded, expired.
+func (s *session) questionStep(now time.Time) time.Time {
+	q := s.q
+	if q == nil {
+		return time.Time{}
+	}
+	if q.rec.Status == "" {
+		if now.Before(q.joinBy) {
+			return q.joinBy
+		}
+		if !s.create(q, now) {
+			s.q = nil
+			return time.Time{}
+		}
+	}
+	next := q.rec.ExpiresAt
+	switch q.rec.Status {
+	case Created:
+		if now.Before(q.routeAt) {
+			return q.routeAt
+		}
+		if q.rec.Type == FreeText && !q.rec.Idle && !q.rec.Secret && !s.cfg.FreeText {
+			if due := q.rec.CreatedAt.Add(s.cfg.Away); s.interactive && now.Before(due) {
+				q.routeAt = due // whoever is here may want to type
+				return due
+			}
+			s.expire(q, now, "free text is switched off")
+			return now
+		}
+		if s.move(q.rec, Routed, nil) {
+			s.askPhone(q.rec, s.rec)
+		}
+	case ReplyReceived:
+		if q.hookBy.IsZero() || now.Before(q.hookBy) {
+			return q.hookBy
+		}
+		q.hookBy = time.Time{} // the hook is dead: the gate says it instead
+		s.gate = newGate(q, now)
+		return now
+	case AwaitingReply:
+		if !now.Before(q.remind) {
+			s.settle(q.rec, s.rec)
+			q.remind = reminder(now, q.rec.ExpiresAt)
+		}
+		if q.remind.Before(next) {
+			next = q.remind
+		}
+	}
+	if !now.Before(q.rec.ExpiresAt) {
+		s.expire(q, now, fmt.Sprintf("no answer in %d s", int(q.rec.ExpiresAt.Sub(q.rec.CreatedAt).Seconds())))
+		return now
+	}
+	return next
+}
+
+// reminder is when the time left is next worth an edit: half way, then a minute before the end.
+func reminder(now, expires time.Time) time.Time {
+	switch left := expires.Sub(now); {
+	case left > 2*time.Minute:
+		return now.Add(left / 2)
+	case left > time.Minute:
+		return expires.Add(-time.Minute)
+	}
+	return expires
+}
+
+// create stores what the screen asks.
+func (s *session) create(q *question, now time.Time) bool {
+	p, life := q.screen, s.cfg.Timeout
+	if p.Permission {
+		life = s.cfg.PermissionTimeout
+	}
+	q.rec = PromptRecord{Head: Head{Rec: "prompt", ID: newID()}, SessionID: s.rec.ID, Type: p.Type, Confidence: p.Confidence(),
+		Score: p.Score, Excerpt: p.Excerpt, Question: p.Question, Full: p.Full, Recent: p.Recent, Cut: p.Cut,
+		Choices: append([]Choice{}, p.Choices...), SafeDefault: p.SafeDefault, Idle: p.Idle, Secret: p.Secret,
+		Permission: p.Permission, Multi: p.Multi, Signals: p.Signals, Source: "screen", Cwd: s.rec.Cwd,
+		Fingerprint: p.Fingerprint, Status: Created, Nonce: newNonce(), CreatedAt: now.UTC(), ExpiresAt: now.Add(life).UTC(),
+		Key: idempotencyKey(s.rec.ID, p.Excerpt, now)}
+	if p.Idle {
+		q.rec.Full, q.rec.MaxLength = s.answer, maxMessage
+	}
+	q.remind = reminder(now, q.rec.ExpiresAt)
+	s.rec.Prompts++
+	rec := q.rec
+	return s.put("recording a question", &rec, &s.rec)
+}
+
+// expire ends a question nobody answered: its safe default is typed if it is still there.
+func (s *session) expire(q *question, now time.Time, why string) {
+	if !s.move(q.rec, Expired, func(r *PromptRecord) { r.Reason, r.Value = why, r.SafeDefault }) {
+		return // somebody decided in this very moment: the follower brings it
+	}
+	switch {
+	case q.rec.SafeDefault == nil:
+		s.close(q, now)
+	case q.rec.Source == "hook": // it gives the refusal with its reason
+		q.rec.Status, q.hookBy = ReplyReceived, now.Add(hookGrace)
+	default:
+		s.gate = newGate(q, now)
+	}
+}
+
+// followed takes a record that changed: a decision, a hook's question, something the phone wants.
+func (s *session) followed(rec Record, now time.Time) {
+	switch r := rec.(type) {
+	case *PromptRecord:
+		if s.q != nil && s.q.rec.ID == r.ID {
+			s.decided(s.q, *r, now)
+		} else if r.Source == "hook" && r.Status == Created {
+			s.hookAsked(*r, now)
+		}
+	case *InputRecord:
+		if r.Status == "queued" {
+			s.input(r, now)
+		}
+	}
+}
+
+// decided acts on a change of the question in force that somebody else made.
+func (s *session) decided(q *question, r PromptRecord, now time.Time) {
+	if s.gate != nil && s.gate.q == q || r.Status == q.rec.Status {
+		return
+	}
+	q.rec = r
+	switch r.Status {
+	case ReplyReceived:
+		if c := choiceOf(&r); r.Source == "hook" && (r.Tool == "AskUserQuestion" || c != nil && c.Hook != "") {
+			q.hookBy = now.Add(hookGrace)
+		} else {
+			s.gate = newGate(q, now)
+		}
+	case Injected:
+		s.move(r, Resolved, nil)
+		s.det.Sleep(now.Add(s.cfg.EchoWindow))
+		s.seen = nil
+		s.close(q, now)
+	case Resolved, Canceled, Failed:
+		s.close(q, now)
+	}
+}
+
+// choiceOf is the choice that a decided prompt's value names, nil when it is text.
+func choiceOf(r *PromptRecord) *Choice {
+	for i := range r.Choices {
+		if r.Value != nil && r.Choices[i].Key == *r.Value {
+			return &r.Choices[i]
+		}
+	}
+	return nil
+}
+
+/* ===== What the phone asks of the session ===== */
+
+// input does what an operator asked for: text, keys, a look at the screen, the end.
+func (s *session) input(r *InputRecord, now time.Time) {
+	why, reply := "", Notice{ReplyTo: r.ReplyTo}
+	switch r.Kind {
+	case "answer": // the tool's own Stop hook: the beginning of its last answer
+		s.answer = r.Text
+	case "screen":
+		reply.Mono = visible(redact(s.det.Screen.Text()))
+	case "last", "show_recent":
+		recent := []rune(visible(redact(s.det.Screen.Text())))
+		reply.Mono = string(recent[max(0, len(recent)-500):])
+	case "keys":
+		why, reply.Text = s.pressKeys(r.Text, now), "⌨ pressed "+r.Text
+	case "text":
+		if why = s.freeInput(r, now); why == "" {
+			return // the gate answers when it has typed
+		}
+	case "cancel":
+		reply.Text = "⏹ ending the session"
+		s.hungUp = true
+		s.terminate()
+	default:
+		why = "this session does not know how to do that"
+	}
+	s.inputDone(r, why, reply)
+}
+
+// inputDone records what became of an input and tells the operator.
+func (s *session) inputDone(r *InputRecord, why string, reply Notice) {
+	after := *r
+	if after.Status, after.Reason = "done", why; why != "" {
+		after.Status, reply.Text, reply.Mono = "refused", "✗ "+why, ""
+	}
+	s.put("recording an input", &after)
+	if r.Kind != "answer" {
+		s.notify(reply)
+	}
+}
+
+// pressKeys writes the bytes of named keys, which the child sees as typed at its keyboard: ^C becomes SIGINT
+// where the terminal is set so, and a byte where it is not.
+func (s *session) pressKeys(names string, now time.Time) (why string) {
+	if s.gate != nil {
+		return "an answer is being typed just now; try again"
+	}
+	all := ""
+	for _, name := range strings.Fields(names) {
+		keys, ok := keyBytes(name, s.det.Screen.AppCursorKeys())
+		if !ok {
+			return "there is no key called " + name
+		}
+		all += keys
+	}
+	s.inject(all, now)
+	if s.q != nil {
+		s.q.typed = true
+	}
+	return ""
+}
+
+// freeInput types the operator's text into an input box or a REPL; never into a question.
+func (s *session) freeInput(r *InputRecord, now time.Time) (why string) {
+	switch {
+	case s.gate != nil:
+		return "an answer is being typed just now; try again"
+	case s.q != nil && !s.q.rec.Idle && s.q.rec.Status != "":
+		return "a question is open: answer it, or press ESC with /keys"
+	case s.adapter.Name == "generic" && s.pty.State().Reading == ReadingBusy:
+		return "the program is not reading its keyboard just now"
+	}
+	s.gate = newGate(nil, now)
+	s.gate.input, s.gate.text = r, cleanText(r.Text)
+	return ""
+}
+
+/* ===== The sender's side ===== */
+
+// localChannel reaches nobody: questions wait for the keyboard or for `atlasbridge answer`.
+type localChannel struct{}
+
+func (localChannel) Ask(context.Context, *PromptRecord, *SessionRecord) (int64, error) { return 0, nil }
+func (localChannel) Settle(context.Context, *PromptRecord, *SessionRecord) error       { return nil }
+func (localChannel) Notify(context.Context, Notice) (int64, error)                     { return 0, nil }
+func (localChannel) Close() error                                                      { return nil }
+
+// send makes one blocking call of the channel beside the loop: pacing and retries are the channel's.
+func (s *session) send(r sent, call func() (int64, error)) {
+	s.sending++
+	s.spawn(func() {
+		r.id, r.err = call()
+		s.sent <- r
+	})
+}
+
+// askPhone sends the question, for as long as it is worth it.
+func (s *session) askPhone(p PromptRecord, of SessionRecord) {
+	ctx, cancel := context.WithDeadline(s.ctx, p.ExpiresAt)
+	s.q.unsend = cancel
+	s.send(sent{prompt: p.ID}, func() (int64, error) { return s.ch.Ask(ctx, &p, &of) })
+}
+
+func (s *session) settle(p PromptRecord, of SessionRecord) {
+	s.send(sent{}, func() (int64, error) { return 0, s.ch.Settle(s.ctx, &p, &of) })
+}
+
+func (s *session) notify(n Notice) {
+	n.SessionID = s.rec.ID
+	s.send(sent{}, func() (int64, error) { return s.ch.Notify(s.ctx, n) })
+}
+
+// delivered takes the report of a call. A question that could not be sent stays routed: the keyboard and
+// `atlasbridge answer` still work, and it expires in its time.
+func (s *session) delivered(r sent) {
+	s.sending--
+	if r.err != nil && !errors.Is(r.err, context.DeadlineExceeded) && !errors.Is(r.err, context.Canceled) {
+		s.log.Error("sending to the channel", "error", r.err.Error())
+	}
+	if r.stream {
+		s.stream.delivered(r)
+	}
+	if r.prompt == "" || r.err != nil {
+		return
+	}
+	s.move(PromptRecord{Head: Head{ID: r.prompt}}, AwaitingReply, func(p *PromptRecord) { p.MsgID = r.id })
+	if v, err := s.st.View(); err == nil && (s.q == nil || s.q.rec.ID != r.prompt) && v.Prompts[r.prompt] != nil {
+		late := *v.Prompts[r.prompt] // answered while it was being sent
+		late.MsgID = r.id
+		s.settle(late, s.rec)
+	}
+}
+
+/* ===== The gate: the only way an answer becomes bytes ===== */
+
+// gate types one answer, closed loop. While it exists the keyboard waits and the detector is not asked for
+// new questions. It looks before its first key and after every key of a menu, and never presses Enter blind; if
+// the screen does not follow in time it stops, undoes nothing and tells the operator. Each step is one call
+// of gateStep, so the loop never waits.
+type gate struct {
+	q     *question    // nil: free input
+	input *InputRecord // then this
+	text  string       // what is typed into an input box
+	want  []int        // the choices to make, several only in a Multi menu
+	phase gatePhase
+	until time.Time // the screen must have followed by then
+	last  *Prompt   // the menu before the last key
+	tries int       // Enter presses so far
+}
+
+type gatePhase int
+
+const (
+	gateLook   gatePhase = iota // is the question still there, is nobody typing?
+	gateMenu                    // pointer and ticks are on their way
+	gateReview                  // Multi: the last page asks to submit
+	gateEnter                   // the text is in the box, Enter is next
+	gateLeft                    // Enter is pressed, the text must leave the box
+	gateEcho                    // everything is typed; the echo window passes
+)
+
+func newGate(q *question, now time.Time) *gate {
+	return &gate{q: q, until: now.Add(keyGrace + followTime)}
+}
+
+// gateStep moves the gate on and returns when to call again.
+func (s *session) gateStep(tty TTYState, now time.Time) time.Time {
+	g, ready := s.gate, s.lastKey.Add(keyGrace)
+	switch {
+	case len(s.typing) > 0 || s.inFlight:
+		return time.Time{} // the writer's report comes first
+	case g.phase == gateLook && now.Before(ready):
+		return ready
+	case g.phase == gateEcho && now.Before(g.until):
+		return g.until
+	case g.phase == gateEcho:
+		s.gateDone(now)
+		return now
+	}
+	p, failed := s.det.Look(tty, now), ""
+	switch {
+	case g.input != nil || g.q.rec.Idle:
+		failed = s.gateText(p, now)
+	case g.phase == gateLook:
+		failed = s.gateFirst(p, now)
+	default:
+		failed = s.gateFollow(p, now)
+	}
+	switch {
+	case failed == "": // a step was made
+		return now.Add(gatePoll)
+	case now.Before(g.until): // a repaint may be half done
+		return now.Add(gatePoll)
+	}
+	s.gateFail(failed, now)
+	return now
+}
+
+// asked tells whether p is the question that the gate answers.
+func (g *gate) asked(p *Prompt) bool { return p != nil && p.Fingerprint == g.q.rec.Fingerprint }
+
+// gateFirst is the look before the first key: the question must be on the screen as it was asked, and nobody
+// may have begun to answer it.
+func (s *session) gateFirst(p *Prompt, now time.Time) (failed string) {
+	g, rec := s.gate, &s.gate.q.rec
+	switch {
+	case !g.asked(p):
+		return "the question is no longer on the screen"
+	case g.q.typed && p.Pointer < 0 && g.q.screen != nil && p.Recent != g.q.screen.Recent:
+		return "somebody began to answer at the keyboard"
+	}
+	value := ""
+	if rec.Value != nil {
+		value = *rec.Value
+	}
+	if rec.Secret {
+		value, _ = s.st.TakeSecret(rec.ID)
+	}
+	for _, key := range strings.Split(value, ",") {
+		if i := slices.IndexFunc(p.Choices, func(c Choice) bool { return c.Key == key }); i >= 0 {
+			g.want = append(g.want, i)
+		}
+	}
+	switch {
+	case len(g.want) == 1 && !p.Multi && p.Choices[g.want[0]].Keys != "":
+		s.gateType(p.Choices[g.want[0]].Keys, now)
+	case len(g.want) > 0:
+		g.phase = gateMenu
+		return s.gateFollow(p, now)
+	case value == "enter":
+		s.gateType("\r", now)
+	case value == "esc" || value == "cancel" || value == "deny":
+		s.gateType("\x1b", now)
+	case rec.Type == FreeText || rec.Type == Unknown:
+		s.gateType(s.pasted(cleanText(value))+"\r", now)
+	default:
+		g.until = now
+		return "there is no choice " + value
+	}
+	return ""
+}
+
+// gateFollow types the next key of a menu once the last one shows on the screen: an arrow has moved the pointer, a
+// key has turned a tick, the review page has come.
+func (s *session) gateFollow(p *Prompt, now time.Time) (failed string) {
+	g := s.gate
+	if g.phase == gateReview {
+		if g.asked(p) {
+			return "the menu did not take the answer; look at the terminal"
+		}
+		keys := ""
+		for i := 0; p != nil && i < len(p.Choices); i++ {
+			if strings.HasPrefix(strings.ToLower(p.Choices[i].Label), "submit") {
+				keys = p.Choices[i].Keys
+			}
+		}
+		s.gateType(keys, now)
+		return ""
+	}
+	if !g.asked(p) || g.last != nil && p.Pointer == g.last.Pointer && slices.Equal(p.Ticked, g.last.Ticked) {
+		return "the menu did not follow the keys; look at the terminal"
+	}
+	target, confirm := g.want[0], "\r"
+	if p.Multi {
+		target = slices.IndexFunc(p.Ticked, func(bool) bool { return false })
+		for i := range p.Ticked {
+			if target < 0 && p.Ticked[i] != slices.Contains(g.want, i) {
+				target, confirm = i, cmp.Or(p.Choices[i].Keys, " ")
+			}
+		}
+		if target < 0 {
+			s.inject(cmp.Or(p.Submit, "\r"), now)
+			g.phase, g.until = gateReview, now.Add(followTime)
+			return ""
+		}
+	}
+	back, on := "UP", "DOWN"
+	if p.Axis == "horizontal" {
+		back, on = "LEFT", "RIGHT"
+	}
+	switch {
+	case p.Multi && p.Choices[target].Keys != "" || p.Multi && p.Pointer == target:
+		s.inject(confirm, now)
+	case p.Pointer == target:
+		s.gateType(confirm, now)
+		return ""
+	case p.Pointer < 0:
+		return "the menu shows no pointer to move"
+	default:
+		if target < p.Pointer {
+			on = back
+		}
+		keys, _ := keyBytes(on, s.det.Screen.AppCursorKeys())
+		s.inject(keys, now)
+	}
+	g.last, g.until = p, now.Add(followTime)
+	return ""
+}
+
+// gateType types the last keys of an answer.
+func (s *session) gateType(keys string, now time.Time) {
+	s.inject(keys, now)
+	s.gate.phase, s.gate.until = gateEcho, now.Add(s.cfg.EchoWindow)
+	s.det.Sleep(s.gate.until)
+	s.seen = nil
+}
+
+// pasted brackets text for a child that has bracketed paste on; otherwise it is one line, so that no line end
+// inside it presses Enter.
+func (s *session) pasted(text string) string {
+	if s.det.Screen.BracketedPaste() {
+		return "\x1b[200~" + text + "\x1b[201~"
+	}
+	return strings.ReplaceAll(text, "\n", " ")
+}
+
+// gateText types text into an input box and presses Enter; it is done when the text has left the box.
+func (s *session) gateText(p *Prompt, now time.Time) (failed string) {
+	g := s.gate
+	switch g.phase {
+	case gateLook:
+		if g.q != nil {
+			if p == nil || !p.Idle {
+				return "the input box is no longer there"
+			}
+			g.text = cleanText(*g.q.rec.Value)
+		}
+		text := g.text
+		if s.adapter.EscapeBang { // a leading ! runs a command, / opens a dialog (measured on claude 2.1)
+			if strings.HasPrefix(text, "/") {
+				text = "\\" + text
+			} else if strings.HasPrefix(text, "!") || strings.HasPrefix(text, "#") {
+				text = " " + text
+			}
+		}
+		s.inject(s.pasted(text), now)
+		g.phase, g.until = gateEnter, now.Add(s.adapter.SubmitDelay)
+	case gateEnter:
+		if now.Before(g.until) {
+			return ""
+		}
+		s.inject("\r", now)
+		g.tries++
+		g.phase, g.until = gateLeft, now.Add(submitTime)
+	default:
+		if s.adapter.Name != "generic" && s.boxHolds(g.text) {
+			if !now.Before(g.until) && g.tries < 2 {
+				g.phase = gateEnter
+				return ""
+			}
+			return "the text is in the input box but was not taken; look at the terminal"
+		}
+		s.gateType("", now)
+	}
+	return ""
+}
+
+// boxHolds tells whether the end of text stands in the cursor's row or the row above, or is folded there as a paste.
+func (s *session) boxHolds(text string) bool {
+	row, _, _ := s.det.Screen.Cursor()
+	end := []rune(text[strings.LastIndex(text, "\n")+1:])
+	end = end[max(0, len(end)-16):]
+	for r := max(0, row-1); r <= row; r++ {
+		line := s.det.Screen.Row(r)
+		if strings.Contains(line, strings.TrimSpace(string(end))) || strings.Contains(line, "[Pasted text") {
+			return true
+		}
+	}
+	return false
+}
+
+// gateDone records that everything was typed and lets the keyboard in again.
+func (s *session) gateDone(now time.Time) {
+	g := s.gate
+	s.gate = nil
+	if g.input != nil {
+		sum := sha256.Sum256([]byte(g.text))
+		s.stored("auditing an input", s.st.Audit().Append(Event{Name: "INPUT_FORWARDED", SessionID: s.rec.ID, Fields: []Field{
+			{"by", g.input.By}, {"bytes_len", len(g.text)}, {"text_sha256", hex.EncodeToString(sum[:])}}}))
+		s.inputDone(g.input, "", Notice{ReplyTo: g.input.ReplyTo, Text: "✓ sent"})
+		if s.q != nil && s.q.rec.Idle && s.q.rec.Status != "" {
+			s.q.typed = true
+			s.leave(s.q, now)
+		}
+		return
+	}
+	by, expired := "auto:timeout", g.q.rec.Status == Expired
+	s.move(g.q.rec, Injected, func(r *PromptRecord) {
+		if expired {
+			r.DecidedBy = &by
+		}
+	})
+	s.move(g.q.rec, Resolved, nil)
+	s.close(g.q, now)
+}
+
+// gateFail stops typing: nothing more is pressed, the operator is told.
+func (s *session) gateFail(why string, now time.Time) {
+	g := s.gate
+	s.gate = nil
+	s.log.Info("not typed", "why", why)
+	if g.input != nil {
+		s.inputDone(g.input, why, Notice{ReplyTo: g.input.ReplyTo, Ring: true})
+		return
+	}
+	if g.q.rec.Status != Expired { // then nothing was asked for
+		s.move(g.q.rec, Failed, func(r *PromptRecord) { r.Reason = why })
+	}
+	s.close(g.q, now)
+}
+
+// cleanText makes operator text safe to type: no control character but newline and tab gets through, so no
+// paste terminator either.
+func cleanText(text string) string {
+	text = strings.ReplaceAll(strings.ToValidUTF8(text, ""), "\r\n", "\n")
+	text = strings.Map(func(r rune) rune {
+		switch {
+		case r == '\r':
+			return '\n'
+		case r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0:
+			return -1
+		}
+		return r
+	}, text)
+	return clipBytes(strings.TrimRight(text, "\n"), maxMessage)
+}
+
+// clipBytes cuts at a rune boundary.
+func clipBytes(text string, n int) string {
+	if len(text) <= n {
+		return text
+	}
+	for n > 0 && !utf8.RuneStart(text[n]) {
+		n--
+	}
+	return text[:n]
+}
+
+// idempotencyKey names an occurrence of a question: the same words within 5 s have the same key.
+func idempotencyKey(session, excerpt string, now time.Time) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s:%s:%d", session, excerpt, now.Unix()/5))
+	return hex.EncodeToString(sum[:])
+}
+
+/* ===== --stream ===== */
+
+// stream turns the transcript into messages: finished lines fill a message, which is edited as it grows and
+// followed by another when it is full; the live part stands at its end.
+type stream struct {
+	flushAt time.Time
+	waiting []string // finished lines not in a message yet
+	bytes   int      // of waiting
+	live    string
+	body    string // finished text of the current message
+	shown   string // what the current message says, body and live part
+	msg     int64  // the current message, 0 when the next text starts one
+	busy    bool   // a job is with the sender
+	full    bool   // the current message takes no more
+}
+
+// delivered takes the sender's report: the next text goes into the same message, or starts another.
+func (t *stream) delivered(r sent) {
+	t.busy = false
+	if r.err == nil && r.id != 0 {
+		t.msg = r.id
+	}
+	if t.full {
+		t.msg, t.body, t.shown, t.full = 0, "", "", false
+	}
+}
+
+// fill moves finished lines into the current message, and cuts those that fit in none.
+func (t *stream) fill(limit int) {
+	for len(t.waiting) > 0 {
+		line := clipBytes(t.waiting[0], limit)
+		if t.full = t.body != "" && len(t.body)+1+len(line) > limit; t.full {
+			return
+		}
+		t.body = strings.TrimPrefix(t.body+"\n"+line, "\n")
+		t.bytes -= len(line)
+		if t.waiting[0] = t.waiting[0][len(line):]; t.waiting[0] == "" {
+			t.waiting = t.waiting[1:]
+		}
+	}
+}
+
+// streamStep gathers output for flush_ms and keeps one message at a time with the sender.
+func (s *session) streamStep(now time.Time) time.Time {
+	t := &s.stream
+	if !s.cfg.Stream || s.tg == nil {
+		return time.Time{}
+	}
+	if !t.flushAt.IsZero() && !now.Before(t.flushAt) {
+		t.flushAt = time.Time{}
+		s.streamTake(s.activity == "idle" || strings.HasPrefix(s.activity, "waiting"))
+	}
+	if t.busy {
+		return t.flushAt
+	}
+	t.fill(min(s.cfg.MaxChars, partUnits))
+	text := t.body
+	if live := clipBytes(t.live, s.cfg.MaxChars-len(t.body)); !t.full && live != "" {
+		text = strings.TrimPrefix(t.body+"\n"+live, "\n")
+	}
+	if text != t.shown && strings.TrimSpace(text) != "" {
+		t.shown, t.busy = text, true
+		n := Notice{SessionID: s.rec.ID, Mono: text, Edit: t.msg}
+		s.send(sent{stream: true}, func() (int64, error) { return s.ch.Notify(s.ctx, n) })
+	} else if t.full {
+		t.delivered(sent{})
+		return now
+	}
+	return t.flushAt
+}
+
+// streamTake takes what has become readable; of more than the phone can keep up with the oldest is left out.
+func (s *session) streamTake(settle bool) {
+	t := &s.stream
+	lines, live := s.det.Screen.Transcript(settle)
+	t.live = redact(visible(live))
+	for _, line := range lines {
+		line = redact(visible(line))
+		t.waiting, t.bytes = append(t.waiting, line), t.bytes+len(line)
+	}
+	for left := 0; t.bytes > maxBacklog && len(t.waiting) > 1; left++ {
+		t.bytes -= len(t.waiting[0])
+		t.waiting = t.waiting[1:]
+		t.waiting[0] = fmt.Sprintf("… (%d lines left out)", left+1)
+	}
+}
+
+/* ===== Recordings ===== */
+
+// castWriter writes an asciicast v2 file: a header line, then [seconds, kind, text] with kinds o, i, r and t
+// (https://docs.asciinema.org/manual/asciicast/v2/; t is ours: the system's view of the terminal).
+type castWriter struct {
+	file  *os.File
+	w     *bufio.Writer
+	start time.Time
+	tail  []byte // of a rune that was cut
+	state string
+}
+
+func newCast(path, title string, size Size) (*castWriter, error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("creating the recording: %w", err)
+	}
+	c := &castWriter{file: file, w: bufio.NewWriter(file), start: time.Now()}
+	head, _ := json.Marshal(map[string]any{"version": 2, "width": size.Cols, "height": size.Rows, "title": title,
+		"env": map[string]string{"TERM": os.Getenv("TERM")}})
+	fmt.Fprintf(c.w, "%s\n", head)
+	return c, nil
+}
+
+func (c *castWriter) event(kind, text string, now time.Time) {
+	quoted, _ := json.Marshal(text)
+	fmt.Fprintf(c.w, "[%.4f, %q, %s]\n", now.Sub(c.start).Seconds(), kind, quoted)
+}
+
+// output keeps back the beginning of a rune whose end is still to come.
+func (c *castWriter) output(p []byte, now time.Time) {
+	p = append(c.tail, p...)
+	cut := len(p)
+	for n := 1; n < utf8.UTFMax && n <= len(p); n++ {
+		if tail := p[len(p)-n:]; utf8.RuneStart(tail[0]) && !utf8.FullRune(tail) {
+			cut = len(p) - n
+		}
+	}
+	c.tail = bytes.Clone(p[cut:])
+	c.event("o", string(p[:cut]), now)
+}
+
+func (c *castWriter) tty(t TTYState, now time.Time) {
+	state := []string{"unknown", "reading", "busy"}[t.Reading]
+	state += map[bool]string{true: " canon", false: " raw"}[t.Canonical] + map[bool]string{true: " echo", false: " noecho"}[t.Echo]
+	if state != c.state {
+		c.state = state
+		c.event("t", state, now)
+	}
+}
+
+// close repeats the last state: a replay's clock stops there.
+func (c *castWriter) close(now time.Time) error {
+	c.event("t", cmp.Or(c.state, "unknown raw noecho"), now)
+	return errors.Join(c.w.Flush(), c.file.Close())
+}
+
+// capture keeps what led to a question as a recording of its own, where ATLASBRIDGE_CAPTURE_PROMPTS asks for it.
+func (s *session) capture(p *Prompt, now time.Time) {
+	if os.Getenv("ATLASBRIDGE_CAPTURE_PROMPTS") != "1" || p.Secret {
+		return
+	}
+	dir := filepath.Join(s.cfg.Dir, "captured_scenarios")
+	name := fmt.Sprintf("%s-%s-%s.cast", s.rec.Tool, p.Type, now.UTC().Format("20060102T150405.000"))
+	err := os.MkdirAll(dir, 0o700)
+	if err == nil {
+		var c *castWriter
+		if c, err = newCast(filepath.Join(dir, name), s.rec.Tool, s.size()); err == nil {
+			c.start = now
+			c.output(s.det.Raw(), now)
+			c.tty(s.pty.State(), now)
+			err = c.close(now.Add(s.cfg.Stuck + time.Second))
+		}
+	}
+	if err != nil {
+		s.log.Error("capturing a prompt", "error", err.Error())
+	}
 }

@@ -1,0 +1,6455 @@
+package main
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"log/slog"
+	"maps"
+	mrand "math/rand"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+/* ===== The session, from outside: the test binary is atlasbridge, in a real terminal ===== */
+
+const patience = 20 * time.Second // longer than anything here takes on a slow machine
+
+func TestMain(m *testing.M) {
+	mode := os.Getenv("ATLASBRIDGE_TEST_CHILD")
+	os.Unsetenv("ATLASBRIDGE_TEST_CHILD") // what a child starts is no test child
+	switch {
+	case mode == "main":
+		os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	case mode != "" && (childPTY(mode) || childStore(mode)):
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// terminal is a program in a real pseudo-terminal of 24 × 80 and the screen it paints.
+type terminal struct {
+	t    *testing.T
+	pty  PTY
+	mu   sync.Mutex // guards screen and change
+	scr  *Screen
+	next chan struct{} // closed at the next change
+	code chan int
+}
+
+// home makes a state folder with this configuration.
+func home(t *testing.T, config string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "state")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if config != "" {
+		if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(config), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// bridge starts atlasbridge with these arguments in a terminal.
+func bridge(t *testing.T, dir string, args ...string) *terminal {
+	t.Helper()
+	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir, "TERM=xterm-256color", "PS1=$ ")
+	return inTerminal(t, env, append([]string{os.Args[0]}, args...)...)
+}
+
+func inTerminal(t *testing.T, env []string, argv ...string) *terminal {
+	t.Helper()
+	pty, err := startPTY(argv, env, "", Size{Rows: 24, Cols: 80}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	term := &terminal{t: t, pty: pty, scr: newScreen(24, 80), next: make(chan struct{}), code: make(chan int, 1)}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		buf := make([]byte, 4096)
+		for {
+			n, err := pty.Read(buf)
+			term.mu.Lock()
+			term.scr.Write(buf[:n])
+			close(term.next)
+			term.next = make(chan struct{})
+			term.mu.Unlock()
+			if err != nil {
+				term.code <- pty.Wait()
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		pty.Signal(os.Kill)
+		pty.Close()
+		<-done
+	})
+	return term
+}
+
+// sees waits until the screen holds text.
+func (x *terminal) sees(text string) {
+	x.t.Helper()
+	deadline := time.After(patience)
+	for {
+		x.mu.Lock()
+		shown, next := x.scr.Text(), x.next
+		x.mu.Unlock()
+		if strings.Contains(shown, text) {
+			return
+		}
+		select {
+		case <-next:
+		case <-deadline:
+			x.t.Fatalf("the terminal never shows %q; it shows:\n%s", text, shown)
+		}
+	}
+}
+
+func (x *terminal) types(keys string) { x.pty.Write([]byte(keys)) }
+
+// exits waits for the end and checks the exit code.
+func (x *terminal) exits(want int) {
+	x.t.Helper()
+	select {
+	case got := <-x.code:
+		if got != want {
+			x.t.Errorf("exit code %d, want %d; screen:\n%s", got, want, x.scr.Text())
+		}
+	case <-time.After(patience):
+		x.t.Fatalf("it does not end; screen:\n%s", x.scr.Text())
+	}
+}
+
+// phone is a Bot API server for one operator, 1001, and what the phone shows.
+type phone struct {
+	t        *testing.T
+	server   *httptest.Server
+	mu       sync.Mutex // guards what follows
+	messages []phoneMessage
+	updates  []map[string]any
+	lastID   int
+	toasts   []string
+	next     chan struct{}
+}
+
+type phoneMessage struct {
+	id      int
+	text    string
+	buttons map[string]string // label → callback data
+	deleted bool
+}
+
+func newPhone(t *testing.T) *phone {
+	p := &phone{t: t, next: make(chan struct{}), lastID: 100}
+	p.server = httptest.NewServer(p)
+	t.Cleanup(p.server.Close)
+	return p
+}
+
+// config is a configuration that reaches this phone.
+func (p *phone) config(more string) string {
+	return fmt.Sprintf("%s\n[telegram]\nbot_token = \"123456789:AAFakeTokenForLoopbackTestsOnly0123\"\n"+
+		"chat_id = 1001\nallowed_users = [1001]\napi_base = %q\n", more, p.server.URL)
+}
+
+func (p *phone) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var q struct {
+		Offset  int             `json:"offset"`
+		Timeout int             `json:"timeout"`
+		Text    string          `json:"text"`
+		ID      int             `json:"message_id"`
+		Markup  json.RawMessage `json:"reply_markup"`
+	}
+	body, _ := io.ReadAll(r.Body)
+	json.Unmarshal(body, &q)
+	var result any = true
+	switch method := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]; method {
+	case "getMe":
+		result = map[string]any{"id": 123456789, "is_bot": true, "username": "test_bot"}
+	case "getUpdates":
+		result = p.poll(r.Context(), q.Offset, time.Duration(q.Timeout)*time.Second)
+	case "sendMessage":
+		p.change(func() {
+			p.lastID++
+			p.messages = append(p.messages, phoneMessage{id: p.lastID, text: q.Text, buttons: buttonsOf(q.Markup)})
+			result = map[string]any{"message_id": p.lastID, "date": time.Now().Unix(), "chat": map[string]any{"id": 1001, "type": "private"}}
+		})
+	case "editMessageText", "editMessageReplyMarkup", "deleteMessage":
+		p.change(func() {
+			for i := range p.messages {
+				m := &p.messages[i]
+				if m.id == q.ID {
+					m.deleted = method == "deleteMessage"
+					m.buttons = buttonsOf(q.Markup)
+					if q.Text != "" {
+						m.text = q.Text
+					}
+				}
+			}
+			result = map[string]any{"message_id": q.ID, "date": time.Now().Unix(), "chat": map[string]any{"id": 1001, "type": "private"}}
+		})
+	case "answerCallbackQuery":
+		p.change(func() { p.toasts = append(p.toasts, q.Text) })
+	}
+	json.NewEncoder(w).Encode(map[string]any{"ok": true, "result": result})
+}
+
+func buttonsOf(markup json.RawMessage) map[string]string {
+	var m struct {
+		Rows [][]struct {
+			Text string `json:"text"`
+			Data string `json:"callback_data"`
+		} `json:"inline_keyboard"`
+	}
+	json.Unmarshal(markup, &m)
+	buttons := map[string]string{}
+	for _, row := range m.Rows {
+		for _, b := range row {
+			buttons[b.Text] = b.Data
+		}
+	}
+	return buttons
+}
+
+func (p *phone) change(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f()
+	close(p.next)
+	p.next = make(chan struct{})
+}
+
+// poll answers a long poll: updates from offset on, or nothing when the time is over.
+func (p *phone) poll(ctx context.Context, offset int, wait time.Duration) []map[string]any {
+	deadline := time.After(wait)
+	for {
+		p.mu.Lock()
+		fresh, next := []map[string]any{}, p.next
+		for _, u := range p.updates {
+			if u["update_id"].(int) >= offset {
+				fresh = append(fresh, u)
+			}
+		}
+		p.mu.Unlock()
+		if len(fresh) > 0 {
+			return fresh
+		}
+		select {
+		case <-next:
+		case <-deadline:
+			return fresh
+		case <-ctx.Done():
+			return fresh
+		}
+	}
+}
+
+// shows waits for a message that holds text and, where named, has that button.
+func (p *phone) shows(text, button string) phoneMessage {
+	p.t.Helper()
+	deadline := time.After(patience)
+	for {
+		p.mu.Lock()
+		next, all := p.next, ""
+		for _, m := range p.messages {
+			all += fmt.Sprintf("%d %q %v\n", m.id, m.text, m.buttons)
+			if _, ok := m.button(button); strings.Contains(m.text, text) && (button == "" || ok) {
+				p.mu.Unlock()
+				return m
+			}
+		}
+		p.mu.Unlock()
+		select {
+		case <-next:
+		case <-deadline:
+			p.t.Fatalf("the phone never shows %q with button %q; it shows:\n%s", text, button, all)
+		}
+	}
+}
+
+// dump is what the phone shows.
+func (p *phone) dump() (all string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, m := range p.messages {
+		all += fmt.Sprintf("%d %q %v\n", m.id, m.text, m.buttons)
+	}
+	return all + fmt.Sprint(p.toasts)
+}
+
+// button finds a button by the end of its label.
+func (m phoneMessage) button(label string) (data string, ok bool) {
+	for text, data := range m.buttons {
+		if strings.HasSuffix(text, label) {
+			return data, true
+		}
+	}
+	return "", false
+}
+
+// press taps a button of a message.
+func (p *phone) press(m phoneMessage, label string) {
+	data, _ := m.button(label)
+	p.update(map[string]any{"callback_query": map[string]any{"id": fmt.Sprint("cb", m.id, label), "data": data,
+		"from":    map[string]any{"id": 1001, "first_name": "Operator"},
+		"message": map[string]any{"message_id": m.id, "date": time.Now().Unix(), "chat": map[string]any{"id": 1001, "type": "private"}}}})
+}
+
+// writes sends a text message, as a reply where to is not 0.
+func (p *phone) writes(text string, to int) {
+	m := map[string]any{"message_id": 5000 + len(p.updates), "date": time.Now().Unix() + 1, "text": text,
+		"from": map[string]any{"id": 1001, "first_name": "Operator"}, "chat": map[string]any{"id": 1001, "type": "private"}}
+	if to != 0 {
+		m["reply_to_message"] = map[string]any{"message_id": to, "date": time.Now().Unix(), "chat": map[string]any{"id": 1001, "type": "private"}}
+	}
+	p.update(map[string]any{"message": m})
+}
+
+func (p *phone) update(u map[string]any) {
+	p.change(func() {
+		u["update_id"] = 9001 + len(p.updates)
+		p.updates = append(p.updates, u)
+	})
+}
+
+// TestAnswered runs shell programs and answers them in every way there is.
+func TestAnswered(t *testing.T) {
+	phoneConfig := func(p *phone) string { return p.config("away_after_seconds = 1\nfree_text_enabled = true") }
+	t.Run("tap", func(t *testing.T) {
+		p := newPhone(t)
+		x := bridge(t, home(t, phoneConfig(p)), "run", "bash", "-c", `read -p "Continue? (y/n) " a; echo "got [$a]"`)
+		m := p.shows("Continue?", "Yes")
+		p.press(m, "Yes")
+		x.sees("got [y]")
+		x.exits(0)
+		if m = p.shows("on the phone", ""); len(m.buttons) > 0 {
+			t.Errorf("after the answer the message still has buttons: %v", m.buttons)
+		}
+	})
+	t.Run("keyboard", func(t *testing.T) {
+		p := newPhone(t)
+		x := bridge(t, home(t, phoneConfig(p)), "run", "bash", "-c", `read -p "Continue? (y/n) " a; echo "got [$a]"; sleep 1`)
+		p.shows("Continue?", "Yes")
+		x.types("n\r")
+		x.sees("got [n]")
+		p.shows("keyboard", "")
+		x.exits(0)
+	})
+	t.Run("timeout", func(t *testing.T) {
+		p := newPhone(t)
+		dir := home(t, p.config("timeout_seconds = 2"))
+		x := bridge(t, dir, "run", "bash", "-c", `read -p "Really? [Y/n] " a; echo "got [$a]"`)
+		x.sees("got [n]")
+		x.exits(0)
+	})
+	t.Run("text", func(t *testing.T) {
+		p := newPhone(t)
+		dir := home(t, phoneConfig(p))
+		x := bridge(t, dir, "run", "bash", "-c", `read -p "Enter your name: " a; echo "got [$a]"`)
+		m := p.shows("Enter your name", "")
+		openPrompt(t, dir)
+		p.writes("Ada Lovelace", m.id)
+		x.sees("got [Ada Lovelace]")
+		x.exits(0)
+	})
+	t.Run("command", func(t *testing.T) {
+		dir := home(t, "")
+		x := bridge(t, dir, "run", "bash", "-c", `read -p "Continue? (y/n) " a; echo "got [$a]"`)
+		id := openPrompt(t, dir)
+		bridge(t, dir, "answer", shortID(id), "y").exits(0)
+		x.sees("got [y]")
+		x.exits(0)
+	})
+}
+
+// openPrompt waits for the one question that waits for an answer in dir.
+func openPrompt(t *testing.T, dir string) (id string) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		if st, err := openStore(dir); err == nil {
+			if v, err := st.View(); err == nil {
+				for id, p := range v.Prompts {
+					if p.Status == AwaitingReply {
+						return id
+					}
+				}
+			}
+		}
+		<-time.After(20 * time.Millisecond)
+	}
+	t.Fatal("no question waits for an answer")
+	return ""
+}
+
+// TestHook lets a tool called claude call its hook and shows what comes back.
+func TestHook(t *testing.T) {
+	bash := `{"hook_event_name":"PermissionRequest","tool_name":"Bash","cwd":"/tmp","tool_input":{"command":"touch /tmp/x","description":"Make x"}}`
+	ask := `{"hook_event_name":"PermissionRequest","tool_name":"AskUserQuestion","tool_input":{"questions":[` +
+		`{"question":"Which colour?","header":"Colour","options":[{"label":"Red"},{"label":"Blue"}],"multiSelect":false}]}}`
+	plan := `{"hook_event_name":"PermissionRequest","tool_name":"ExitPlanMode","tool_input":{"plan":"# Plan\n1. look"}}`
+	edit := `{"hook_event_name":"PermissionRequest","tool_name":"Edit","tool_input":{"file_path":"a.txt","old_string":"old\nsame","new_string":"new\nsame"}}`
+	for _, test := range []struct{ name, input, shown, press, text, want string }{
+		{"allow", bash, "touch /tmp/x", "Yes", "", `"behavior":"allow"`},
+		{"deny", bash, "touch /tmp/x", "No", "", `"behavior":"deny"`},
+		{"reason", bash, "touch /tmp/x", "", "not now", `"message":"not now"`},
+		{"question", ask, "Which colour?", "Blue", "", `"answers":{"Which colour?":"Blue"}`},
+		{"own words", ask, "Which colour?", "", "mauve", `"answers":{"Which colour?":"mauve"}`},
+		{"plan", plan, "1. look", "Yes", "", `"updatedInput":{}`},
+		{"diff", edit, "-old", "Yes", "", `"behavior":"allow"`},
+		{"timeout", bash, "touch /tmp/x", "", "", `no answer in 2 s`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := newPhone(t)
+			more := "away_after_seconds = 1"
+			if test.name == "timeout" {
+				more += "\npermission_timeout_seconds = 2"
+			}
+			dir := home(t, p.config(more))
+			x := bridge(t, dir, "run", fakeClaude(t, test.input))
+			m := p.shows(test.shown, test.press)
+			switch {
+			case test.press != "":
+				p.press(m, test.press)
+			case test.text != "":
+				openPrompt(t, dir) // only now it is known which message asked
+				p.writes(test.text, m.id)
+			}
+			defer func() {
+				if t.Failed() {
+					t.Logf("the phone shows:\n%s", p.dump())
+				}
+			}()
+			x.sees("end of hook")
+			x.exits(0)
+			x.mu.Lock()
+			defer x.mu.Unlock()
+			if shown := strings.ReplaceAll(x.scr.Text(), "\n", ""); !strings.Contains(shown, test.want) {
+				t.Errorf("the hook does not say %s, it says:\n%s", test.want, shown)
+			}
+		})
+	}
+	for _, input := range []string{"", "{", `{"hook_event_name":"PermissionRequest","tool_name":7}`, `{"hook_event_name":"Other"}`} {
+		x := bridge(t, home(t, ""), "run", fakeClaude(t, input))
+		x.exits(0)
+		if shown := x.scr.Text(); strings.Contains(shown, "allow") {
+			t.Errorf("hook input %q: %s", input, shown)
+		}
+	}
+}
+
+// fakeClaude is a script called claude that calls the hook with input.
+func fakeClaude(t *testing.T, input string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "input.json"), []byte(input), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	script := fmt.Sprintf("#!/bin/sh\nATLASBRIDGE_TEST_CHILD=main %q hook < %q\necho end of hook\n", os.Args[0], filepath.Join(dir, "input.json"))
+	path := filepath.Join(dir, "claude")
+	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestExitCodes holds the wrapper's exit code against what a shell would say.
+func TestExitCodes(t *testing.T) {
+	dir := home(t, "")
+	notExecutable := filepath.Join(t.TempDir(), "tool")
+	if err := os.WriteFile(notExecutable, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		args []string
+		want int
+		says string
+	}{
+		{[]string{"run", "sh", "-c", "exit 0"}, 0, ""},
+		{[]string{"run", "sh", "-c", "exit 7"}, 7, ""},
+		{[]string{"run", "sh", "-c", "kill -9 $$"}, 137, ""},
+		{[]string{"run", "sh", "-c", "kill -TERM $$"}, 143, ""},
+		{[]string{"run", "no-such-tool-here"}, 127, "not found"},
+		{[]string{"run", notExecutable}, 126, "permission denied"},
+		{[]string{"run"}, 2, "usage"},
+		{[]string{"run", "--no-such-flag", "sh"}, 2, "unknown flag"},
+	} {
+		x := bridge(t, dir, test.args...)
+		x.exits(test.want)
+		if shown := strings.ReplaceAll(x.scr.Text(), "\n", " "); !strings.Contains(shown, test.says) {
+			t.Errorf("%q does not say %q: %s", test.args, test.says, shown)
+		}
+	}
+}
+
+// rounds is how often a race is run: a few times, or as often as ATLASBRIDGE_TEST_ROUNDS says.
+func rounds(t *testing.T) int {
+	n := 12
+	if text := os.Getenv("ATLASBRIDGE_TEST_ROUNDS"); text != "" {
+		fmt.Sscan(text, &n)
+	}
+	return n
+}
+
+// TestRace answers each question from two places at nearly the same time: exactly one answer reaches it.
+func TestRace(t *testing.T) {
+	n := rounds(t)
+	dir := home(t, "")
+	x := bridge(t, dir, "run", "bash", "-c", fmt.Sprintf(`for i in $(seq %d); do read -p "Q$i? (y/n) " a; echo "got $i [$a]"; done; read`, n))
+	st, err := openStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answered := regexp.MustCompile(`got (\d+) \[(.*)\]`)
+	for i := 1; i <= n; i++ {
+		p := awaits(x, st, fmt.Sprintf("Q%d?", i), fmt.Sprintf("got %d [", i))
+		if p == nil {
+			continue // the keys of the last round have answered it
+		}
+		decided := make(chan struct{})
+		go func() {
+			defer close(decided)
+			<-time.After(time.Duration(rand.IntN(30)) * time.Millisecond)
+			st.Decide(Decision{PromptID: p.ID, SessionID: p.SessionID, Value: "y", By: "cli:answer", Trusted: true}, time.Now())
+		}()
+		<-time.After(time.Duration(rand.IntN(30)) * time.Millisecond)
+		x.types("n\r")
+		<-decided
+		x.sees(fmt.Sprintf("got %d [", i))
+		x.mu.Lock()
+		for _, m := range answered.FindAllStringSubmatch(x.scr.Text(), -1) {
+			if m[2] != "y" && m[2] != "n" {
+				t.Errorf("question %s got %q", m[1], m[2])
+			}
+		}
+		x.mu.Unlock()
+	}
+}
+
+// awaits waits for the question to be asked, nil when the screen shows that it was over sooner.
+func awaits(x *terminal, st *Store, text, over string) *PromptRecord {
+	x.t.Helper()
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); <-time.After(5 * time.Millisecond) {
+		v, err := st.View()
+		if err != nil {
+			x.t.Fatal(err)
+		}
+		for _, p := range v.Prompts {
+			if strings.HasSuffix(p.Question, text+" (y/n)") && p.Open() {
+				return p
+			}
+		}
+		x.mu.Lock()
+		gone := strings.Contains(x.scr.Text(), over)
+		x.mu.Unlock()
+		if gone {
+			return nil
+		}
+	}
+	x.t.Fatalf("never asked: %s; screen:\n%s", text, x.scr.Text())
+	return nil
+}
+
+// TestVanished answers questions that go away by themselves at about the same time: what follows never gets the answer.
+func TestVanished(t *testing.T) {
+	n := rounds(t)
+	dir := home(t, "")
+	script := fmt.Sprintf(`for i in $(seq %d); do read -t 0.$((RANDOM %% 5 + 3)) -p "Q$i? (y/n) " a || echo; `+
+		`read -t 0.5 -p "$ " b; echo "after $i [$b]"; a=; b=; done`, n)
+	x := bridge(t, dir, "run", "bash", "-c", script)
+	st, err := openStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after := regexp.MustCompile(`after (\d+) \[(.*)\]`)
+	for i := 1; i <= n; i++ {
+		if p := awaits(x, st, fmt.Sprintf("Q%d?", i), fmt.Sprintf("after %d [", i)); p != nil {
+			<-time.After(time.Duration(rand.IntN(500)) * time.Millisecond)
+			st.Decide(Decision{PromptID: p.ID, SessionID: p.SessionID, Value: "y", By: "cli:answer", Trusted: true}, time.Now())
+		}
+		x.sees(fmt.Sprintf("after %d [", i))
+		x.mu.Lock()
+		for _, m := range after.FindAllStringSubmatch(x.scr.Text(), -1) {
+			if m[2] != "" {
+				t.Errorf("after question %s came %q", m[1], m[2])
+			}
+		}
+		x.mu.Unlock()
+	}
+	x.exits(0)
+}
+
+/* ===== Commands and configuration ===== */
+
+// cli calls run with a state folder of its own and returns what a shell would see.
+func cli(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	open := func(name string) *os.File {
+		f, err := os.Create(filepath.Join(t.TempDir(), name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	in, out, errs := open("stdin"), open("stdout"), open("stderr")
+	code = run(t.Context(), args, in, out, errs)
+	read := func(f *os.File) string {
+		text, err := os.ReadFile(f.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	return code, read(out), read(errs)
+}
+
+// configHome points ATLASBRIDGE_HOME at a fresh private folder, clears the settings of the environment and writes
+// config.toml when text is not empty.
+func configHome(t *testing.T, text string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "home")
+	for _, s := range settings(&Config{}) {
+		if s.env != "" {
+			t.Setenv(s.env, "")
+		}
+	}
+	t.Setenv("ATLASBRIDGE_HOME", dir)
+	t.Setenv("NO_COLOR", "1")
+	if err := secureDir(dir); err != nil {
+		t.Fatal(err)
+	}
+	if text != "" {
+		if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+const fakeToken = "123456789:AAFakeTokenForLoopbackTestsOnly0123"
+
+func TestCommandLine(t *testing.T) {
+	configHome(t, "")
+	for _, test := range []struct {
+		args           string
+		code           int
+		stdout, stderr string // regular expressions; "" nothing at all
+	}{
+		{"", 2, "", `(?s)atlasbridge runs .* run .* completion `},
+		{"help", 0, `(?s)^atlasbridge runs .*atlasbridge help COMMAND\n$`, ""},
+		{"-h", 0, "^atlasbridge runs ", ""},
+		{"--help", 0, "^atlasbridge runs ", ""},
+		{"help run", 0, `(?s)^atlasbridge run \[flags\] <tool>.*--record FILE`, ""},
+		{"run -h", 0, `^atlasbridge run \[flags\]`, ""},
+		{"status --help", 0, "^atlasbridge status", ""},
+		{"config --json -h", 0, "^atlasbridge config", ""},
+		{"help help", 0, "^atlasbridge help", ""},
+		{"help nothing", 2, "", `^atlasbridge: unknown command "nothing"`},
+		{"statsu", 2, "", "^atlasbridge: unknown command \"statsu\"; did you mean `atlasbridge status`\\?\n$"},
+		{"docter", 2, "", "`atlasbridge doctor`"},
+		{"claude --model opus", 2, "", "to run a tool: atlasbridge run TOOL\n$"},
+		{"--frob", 2, "", `unknown command "--frob"`},
+		{"stat\x1b[2J", 2, "", `^atlasbridge: unknown command "stat[^\x1b]*\n$`},
+		{"config --a\x1b[2J", 2, "", `^atlasbridge: unknown flag --a[^\x1b]*\n$`},
+		{"version", 0, `^atlasbridge \S+ go1\S* \w+/\w+\n$`, ""},
+		{"--version", 0, `^atlasbridge `, ""},
+		{"version now", 2, "", `^atlasbridge: wrong arguments \["now"\]; usage: atlasbridge version`},
+		{"run", 2, "", `^atlasbridge: wrong arguments \[\]; usage: atlasbridge run \[flags\] <tool>`},
+		{"config --jsn", 2, "", "^atlasbridge: unknown flag --jsn; did you mean `--json`\\?; usage: .*config.*\n$"},
+		{"config --json=perhaps", 2, "", `^atlasbridge: .*invalid boolean value`},
+		{"config", 0, `(?m)^timeout_seconds +600 +default$`, ""},
+		{"completion", 2, "", `usage: atlasbridge completion bash\|zsh\|fish`},
+		{"completion tcsh", 2, "", `usage: atlasbridge completion bash\|zsh\|fish`},
+		{"completion fish", 0, `complete -c atlasbridge .* -a '.*status`, ""},
+		{"debug", 2, "", `usage: atlasbridge debug bundle`},
+		{"debug bundel", 2, "", `usage: atlasbridge debug bundle`},
+	} {
+		code, stdout, stderr := cli(t, strings.Fields(test.args)...)
+		if code != test.code || !matches(test.stdout, stdout) || !matches(test.stderr, stderr) {
+			t.Errorf("atlasbridge %q: exit %d, want %d\nstdout %q, want %s\nstderr %q, want %s",
+				test.args, code, test.code, stdout, test.stdout, stderr, test.stderr)
+		}
+	}
+}
+
+func matches(pattern, text string) bool {
+	return pattern == "" && text == "" || pattern != "" && regexp.MustCompile(pattern).MatchString(text)
+}
+
+// A terminal has 24 lines of 80 columns.
+func TestHelpFitsTheScreen(t *testing.T) {
+	configHome(t, "")
+	for _, name := range append(commandNames(), "") {
+		code, text, stderr := cli(t, strings.Fields("help "+name)...)
+		if s := (&command{name: name}).spec(); code != 0 || stderr != "" || name != "" && !strings.Contains(text, s.usage) {
+			t.Errorf("help %s: exit %d, %s", name, code, stderr)
+		}
+		lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+		if len(lines) > 24 {
+			t.Errorf("help %s has %d lines", name, len(lines))
+		}
+		for _, line := range lines {
+			if utf8.RuneCountInString(line) > 80 || strings.TrimRight(line, " ") != line {
+				t.Errorf("help %s: too long or blank at its end: %q", name, line)
+			}
+		}
+	}
+}
+
+func TestOptions(t *testing.T) {
+	for _, test := range []struct {
+		args string
+		want string // positional arguments
+		on   []string
+	}{
+		{"run --quiet claude --quiet -p x", "claude --quiet -p x", []string{"quiet"}},
+		{"run --name a -- claude --stream", "claude --stream", []string{"name=a"}},
+		{"run -timeout 90s claude", "claude", []string{"timeout=1m30s"}},
+		{"logs --session 12 --tail", "", []string{"session=12", "tail"}},
+		{"lab a.cast --json b.cast", "a.cast b.cast", []string{"json"}},
+		{"lab a.cast -- --json", "a.cast --json", nil},
+		{"audit verify --json", "verify", []string{"json"}},
+		{"answer 12345678 -- -x", "12345678 -- -x", nil},
+	} {
+		words := strings.Fields(test.args)
+		c := &command{name: words[0], args: words[1:], stdout: os.Stdout, stderr: os.Stderr}
+		if words[0] == "answer" { // takes exactly two arguments, whatever they look like
+			c.args = []string{"12345678", "-x"}
+			test.want = "12345678 -x"
+		}
+		o, code := c.options()
+		if o == nil {
+			t.Errorf("%s: exit %d", test.args, code)
+			continue
+		}
+		if got := strings.Join(o.args, " "); got != test.want {
+			t.Errorf("%s: arguments %q, want %q", test.args, got, test.want)
+		}
+		for _, f := range test.on {
+			name, value, _ := strings.Cut(f, "=")
+			if value == "" && !o.on(name) || value != "" && o.text(name) != value {
+				t.Errorf("%s: --%s is %q", test.args, name, o.text(name))
+			}
+		}
+	}
+}
+
+func TestNearest(t *testing.T) {
+	words := []string{"run", "setup", "doctor", "status", "approvals", "answer", "logs", "audit"}
+	for in, want := range map[string]string{"rnu": "run", "stats": "status", "app": "approvals", "log": "logs",
+		"Audit": "audit", "anwser": "answer", "stauts": "status", "kubernetes": "", "x": "", "": ""} {
+		if got := nearest(in, words); got != want {
+			t.Errorf("nearest(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestTableFits(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	c := &command{stdout: f, getenv: os.Getenv}
+	c.table([][]string{{"ID", "TEXT"}, {"é", "short"}, {"22", strings.Repeat("x", 100)}})
+	text, _ := os.ReadFile(f.Name())
+	want := "ID  TEXT\né   short\n22  " + strings.Repeat("x", 75) + "…\n"
+	if string(text) != want {
+		t.Errorf("table printed\n%s, want\n%s", text, want)
+	}
+}
+
+// The left column of the README's tables is what the program knows.
+func TestREADME(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	readme := string(text)
+	for _, s := range commands() {
+		row := fmt.Sprintf("| `%s` | %s |\n", strings.ReplaceAll(s.usage, "|", "\\|"), s.summary)
+		if !strings.Contains(readme, row) {
+			t.Errorf("README.md lacks the row %q", row)
+		}
+	}
+	rows := regexp.MustCompile("(?m)^\\| `([a-z_.]+)` \\| ([^|]*) \\| ([^|]*) \\|$").FindAllStringSubmatch(readme, -1)
+	var got, want []string
+	for _, r := range rows {
+		got = append(got, strings.Join(r[1:], " "))
+	}
+	for _, s := range settings(&Config{}) {
+		def, env := "", ""
+		if s.def != "" && s.key != "telegram.chat_id" {
+			def = "`" + s.def + "`"
+		}
+		if s.env != "" {
+			env = "`" + s.env + "`"
+		}
+		want = append(want, strings.Join([]string{s.key, def, env}, " "))
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("README.md's settings are\n%q, the code's\n%q", got, want)
+	}
+	if n := strings.Count(readme, "\n"); n > 200 {
+		t.Errorf("README.md has %d lines", n)
+	}
+}
+
+// readmeBlocks are the fenced blocks of the README in that language.
+func readmeBlocks(t *testing.T, language string) []string {
+	t.Helper()
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var blocks []string
+	for _, m := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
+		blocks = append(blocks, m[1])
+	}
+	return blocks
+}
+
+// The README's transcripts are what happens.
+func TestREADMETranscripts(t *testing.T) {
+	blocks := readmeBlocks(t, "console")
+	if len(blocks) != 2 {
+		t.Fatalf("README.md has %d transcripts", len(blocks))
+	}
+	dir := configHome(t, "")
+	shown := strings.Split(strings.TrimSpace(blocks[0]), "\n")
+	x := bridge(t, dir, "run", "bash", "-c", `read -p "Continue? (y/n) " a; echo got $a`)
+	x.sees("Continue?")
+	var id string
+	for deadline := time.Now().Add(patience); id == "" && time.Now().Before(deadline); {
+		_, stdout, _ := cli(t, "approvals", "--json")
+		var open []PromptRecord
+		if json.Unmarshal([]byte(stdout), &open) == nil && len(open) == 1 {
+			id = shortID(open[0].ID)
+		}
+	}
+	blank := regexp.MustCompile(`[0-9a-f]{8}`)
+	var got string
+	for _, args := range [][]string{{"approvals"}, {"answer", id, "y"}} {
+		code, stdout, stderr := cli(t, args...)
+		if code != 0 {
+			t.Errorf("%q: exit %d, %s", args, code, stderr)
+		}
+		got += "$ atlasbridge " + strings.Join(args, " ") + "\n" + stdout + stderr
+	}
+	if want := blank.ReplaceAllString(blocks[1], "#"); blank.ReplaceAllString(got, "#") != want {
+		t.Errorf("what happens is\n%s, in the README\n%s", got, blocks[1])
+	}
+	x.sees("got y")
+	x.exits(0)
+	screen := strings.ReplaceAll(x.scr.Text(), "\n", "")
+	if want := strings.Join(shown[1:], ""); screen != want {
+		t.Errorf("the screen shows\n%s, in the README\n%s", screen, want)
+	}
+}
+
+// The README's shell lines accept a log as it is written, and nothing else.
+func TestREADMEVerifiesTheLog(t *testing.T) {
+	for _, need := range []string{"bash", "jq", "sha256sum"} {
+		if _, err := exec.LookPath(need); err != nil {
+			t.Skip(need + " is not installed")
+		}
+	}
+	blocks := readmeBlocks(t, "sh")
+	if len(blocks) != 1 {
+		t.Fatalf("README.md has %d shell blocks", len(blocks))
+	}
+	configHome(t, "")
+	user := t.TempDir()
+	t.Setenv("HOME", user)
+	t.Setenv("ATLASBRIDGE_HOME", "")
+	st, err := openStore(filepath.Join(user, ".atlasbridge"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	for i := range 3 {
+		e := Event{Name: "TOOL_CALL", SessionID: "s", Fields: []Field{{"text", "<é>\u2028\x7f\\n \" \n"}, {"n", int64(i)}}}
+		if err := st.Audit().Append(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, head, err := st.Audit().Head()
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func() string {
+		out, err := exec.Command("bash", "-c", blocks[0]).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return string(out)
+	}
+	if out := check(); out != "up to here: "+head+"\n" {
+		t.Errorf("the untouched log: %s, want head %s", out, head)
+	}
+	path := filepath.Join(user, ".atlasbridge", "audit.log")
+	text, _ := os.ReadFile(path)
+	os.WriteFile(path, []byte(strings.Replace(string(text), `"n":1`, `"n":7`, 1)), 0o600)
+	if out := check(); !strings.HasPrefix(out, "BAD: ") {
+		t.Errorf("the changed log: %s", out)
+	}
+}
+
+func TestTOMLAccepted(t *testing.T) {
+	for text, want := range map[string]string{ // keys and values as JSON
+		"":                               "",
+		"# only a comment\n\t \n":        "",
+		"a = 1":                          "a 1",
+		"a=1000 # c":                     "a 1000",
+		"a = -0\r\nb = 2\r\n":            "a -0 b 2",
+		"a = 9223372036854775807":        "a 9223372036854775807",
+		"a = 0.65":                       "a 0.65",
+		"a = 5e3#c":                      "a 5e3",
+		"a = true\nb = false":            "a true b false",
+		`a = ""`:                         `a ""`,
+		`a = "x # y"`:                    `a "x # y"`,
+		`a = "\b\t\n\f\r\"\\é"`:          `a "\b\t\n\f\r\"\\é"`,
+		`a = 'C:\x "y"'`:                 `a "C:\\x \"y\""`,
+		"a = ''":                         `a ""`,
+		"a = []":                         "a []",
+		"a = [ 1 , 2 ] # c":              "a [ 1 , 2 ]",
+		"[t]\na = 1\n[ u-2 ] # c\na = 2": "t.a 1 u-2.a 2",
+		"1234 = 1\n-_ = 2":               "1234 1 -_ 2",
+		"a = 1\n[a-]\na = 2":             "a 1 a-.a 2",
+	} {
+		entries, err := parseTOML(text, nil)
+		var got []string
+		inOrder := func(a, b string) int { return entries[a].line - entries[b].line }
+		for _, key := range slices.SortedFunc(maps.Keys(entries), inOrder) {
+			if entries[key].value != nil {
+				got = append(got, key, string(entries[key].value))
+			}
+		}
+		if err != nil || strings.Join(got, " ") != want {
+			t.Errorf("parseTOML(%q) = %q, %v, want %q", text, got, err, want)
+		}
+	}
+}
+
+// rejected is TOML outside of the subset, and what is no TOML at all.
+var rejected = []string{
+	"a", "a =", "= 1", "a = # 1", "a 1", "a : 1", "a = 1 2", "a = 1 b = 2", "a = 1,", "[a", "[]", "a]", "[a] b = 1",
+	"[[a]]", "[a.b]", "a.b = 1", `"a" = 1`, "'a' = 1", "é = 1", "a = {b = 1}", "a = 1\na = 2", "[t]\n[t]",
+	"[t]\na = 1\n[u]\n[t]\nb = 1", "a = 01", "a = +0x1", "a = 0X1", "a = 0xg", "a = 1_", "a = _1", "a = 1__0", "a = 0x_1",
+	"a = 1.", "a = .5", "a = 1._5", "a = 1.5_", "a = 01.5", "a = 1e", "a = 1e1.5",
+	"a = Inf", "a = NaN", "a = infinity", "a = True", "a = yes", "a = truefalse", "a = 1979-05-27", "a = 07:32:00",
+	`a = "x`, `a = 'x`, `a = "x\"`, `a = "\x41"`, `a = "\e"`, `a = "\a"`, `a = "\'"`, `a = "\101"`, `a = "\uD800"`,
+	`a = "\U00110000"`, `a = "\u12"`, `a = "\ "`, `a = """x"""`, `a = '''x'''`, "a = \"\"\"\nx\"\"\"", "a = \"x\ty\x01\"",
+	"a = \"x\x7f\"", "a = 'x\x00'", "# \x01", "a = \"\xff\"", "a = 1\rb = 2", "a = 1\r", "\ufeffa = 1", "a = [1, 2",
+	"a = [1 2]", "a = [,]", "a = [1,,2]", "a = [\n1]", "a = [1]]", "a = [1.5]", "a = [[1]]", `a = ["x", 'y']`,
+	`a = "x" "y"`, `a = "x"y`, "a = 'x''y'", "a\u00a0= 1",
+	"a = 1\v", "[t] [u]", "a = \\", "a = 0x", "a = -", "a = +", "a = 1 # \x7f", "a = 0b2", "a = 0o8",
+	"a = 0xff", "a = +1", "a = 1_000",
+	"a = nan", "a = -inf", `a = "\u00e9"`, `a = "\/"`, "a = \"x\ty\"", "a = [1,]", "a = null",
+}
+
+func TestTOMLRejected(t *testing.T) {
+	for _, text := range rejected {
+		_, err := parseTOML("# first\n"+text, nil)
+		if err == nil {
+			t.Errorf("parseTOML(%q) accepted it", text)
+		} else if m := regexp.MustCompile(`^config\.toml:([0-9]+): [^\n]+$`).FindStringSubmatch(err.Error()); m == nil ||
+			m[1] == "1" || hintOf(err) == "" {
+			t.Errorf("parseTOML(%q): %q without its line or a remedy", text, err)
+		}
+	}
+}
+
+// What is accepted means what another implementation of TOML says it means.
+func TestTOMLAgainstPython(t *testing.T) {
+	if exec.Command("python3", "-c", "import tomllib").Run() != nil {
+		t.Skip("python3 with tomllib is not installed")
+	}
+	texts := slices.Clone(rejected)
+	for a := range strings.FieldsSeq(`1 +1 -0 0 00 1_0 0x1F 1.5 1. .5 1e3 1E-3 1.5e+03 inf nan true tru
+		"" "a" "\u0041\t" "\t\"" "\x41" '' '\' [] [1,] [1,2] [-1] [[1],[]] 1979-05-27 {} "a a`) {
+		for _, b := range []string{"", " ", "# c", ",", "]", "1", `"`, "'", "\r", "\t#"} {
+			for _, key := range []string{"k = ", "[t]\nk=", "k.j = ", "k=1\nk = "} {
+				texts = append(texts, key+a+b)
+			}
+		}
+	}
+	in, err := json.Marshal(texts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("python3", "-c", `
+import json, sys, tomllib
+def read(text):
+    try: return tomllib.loads(text)
+    except Exception: return None
+print(json.dumps([read(t) for t in json.load(sys.stdin)], default=str))`)
+	cmd.Stdin = strings.NewReader(string(in))
+	out, err := cmd.Output()
+	var answers []map[string]any
+	out = regexp.MustCompile(`-?\b(NaN|Infinity)\b`).ReplaceAll(out, []byte(`"$0"`))
+	if err := cmp.Or(err, json.Unmarshal(out, &answers)); err != nil {
+		t.Fatalf("python3: %v", err)
+	}
+	accepted := 0
+	for i, text := range texts {
+		entries, err := parseTOML(text, nil)
+		if err != nil {
+			continue
+		}
+		accepted++
+		for key, e := range entries {
+			want, got := any(answers[i]), any(nil)
+			for name := range strings.SplitSeq(strings.Trim(key, "[]"), ".") {
+				m, _ := want.(map[string]any)
+				want = m[name]
+			}
+			if e.value != nil && (json.Unmarshal(e.value, &got) != nil || !reflect.DeepEqual(got, want)) {
+				t.Errorf("%q: %s is %s here, %v in tomllib", text, key, e.value, want)
+			}
+		}
+	}
+	if accepted < 80 {
+		t.Errorf("only %d of %d texts were accepted", accepted, len(texts))
+	}
+}
+
+func TestConfig(t *testing.T) {
+	telegram := "[telegram]\nbot_token = '" + fakeToken + "'\nchat_id = 1001\nallowed_users = [1001, 1002]\n"
+	env := func(pairs ...string) func(string) string {
+		return func(name string) string {
+			for i := 0; i < len(pairs); i += 2 {
+				if pairs[i] == name {
+					return pairs[i+1]
+				}
+			}
+			return ""
+		}
+	}
+	for _, test := range []struct {
+		file  string
+		env   []string
+		flags map[string]string
+		want  map[string]string // key → value and origin
+	}{
+		{"", nil, nil, map[string]string{"channel": `"local" default`, "timeout_seconds": "600 default",
+			"detection_threshold": "0.65 default", "telegram.allowed_users": "[] default", "notify_idle": "true default"}},
+		{telegram, nil, nil, map[string]string{"channel": `"telegram" default`, "telegram.chat_id": "1001 config.toml:3",
+			"telegram.allowed_users": "[1001, 1002] config.toml:4", "telegram.bot_token": `"123456789:…" config.toml:2`}},
+		{"timeout_seconds = 90\n" + telegram, []string{"PERMISSION_TIMEOUT_SEC", "60", "ALLOWED_USER_IDS", " 7, 8 ,"},
+			map[string]string{"timeout_seconds": "120"}, map[string]string{"timeout_seconds": "120 flag",
+				"permission_timeout_seconds": "60 environment PERMISSION_TIMEOUT_SEC",
+				"telegram.allowed_users":     "[7, 8] environment ALLOWED_USER_IDS"}},
+		{"[stream]\nmax_chars = 1000", []string{"OUTPUT_MAX_CHARS", "2000", "STRIP_ANSI", "false", "LOG_LEVEL", "DEBUG"}, nil,
+			map[string]string{"stream.max_chars": "2000 environment OUTPUT_MAX_CHARS",
+				"stream.strip_ansi": "false environment STRIP_ANSI", "log_level": `"DEBUG" environment LOG_LEVEL`}},
+		{"", []string{"TELEGRAM_BOT_TOKEN", fakeToken, "TELEGRAM_CHAT_ID", "-1005", "ALLOWED_USER_IDS", "1"},
+			map[string]string{"channel": "local"}, map[string]string{"channel": `"local" flag`,
+				"telegram.chat_id": "-1005 environment TELEGRAM_CHAT_ID"}},
+		{"stuck_timeout_seconds = 3", nil, nil, map[string]string{"stuck_timeout_seconds": "3 config.toml:1"}},
+		{"[telegram]\napi_base = 'http://127.0.0.1:8090'", nil, nil,
+			map[string]string{"telegram.api_base": `"http://127.0.0.1:8090" config.toml:2`}},
+		{"", []string{"TELEGRAM_API_BASE", "http://[::1]:1/x"}, nil,
+			map[string]string{"telegram.api_base": `"http://[::1]:1/x" environment TELEGRAM_API_BASE`}},
+	} {
+		cfg, err := loadConfig(configHome(t, test.file), env(test.env...), test.flags)
+		if err != nil {
+			t.Errorf("%q %q: %v", test.file, test.env, err)
+			continue
+		}
+		for _, s := range cfg.inForce {
+			if want, ok := test.want[s.Key]; ok && want != string(s.Value)+" "+s.Origin {
+				t.Errorf("%q %q: %s is %s %s, want %s", test.file, test.env, s.Key, s.Value, s.Origin, want)
+			}
+		}
+	}
+	cfg, err := loadConfig(configHome(t, "echo_suppression_ms = 250.5\n"+telegram), env(), nil)
+	if err != nil || cfg.EchoWindow != 250500*time.Microsecond || cfg.Token != fakeToken || cfg.ChatID != 1001 ||
+		cfg.SafeDefaults[YesNo] != "n" || cfg.Stuck != 2*time.Second || !slices.Equal(cfg.Users, []int64{1001, 1002}) {
+		t.Errorf("loadConfig = %+v, %v", cfg, err)
+	}
+}
+
+func TestConfigRejected(t *testing.T) {
+	token := "[telegram]\nbot_token = '" + fakeToken + "'\n"
+	for _, test := range []struct{ file, env, want string }{
+		{"timeout_secnds = 1", "", "config.toml:1: unknown key timeout_secnds; did you mean `timeout_seconds`?"},
+		{"\n[telegrm]\nchat_id = 1", "", "config.toml:3: unknown key telegrm.chat_id"},
+		{"[stream]\nenabled = 1", "", "config.toml:2: stream.enabled must be true or false"},
+		{"timeout_seconds = 0", "", "config.toml:1: timeout_seconds must be between 1 and 86400"},
+		{"timeout_seconds = nan", "", "config.toml:1: not  name = value"},
+		{"timeout_seconds = 1e999", "", "must be a number"},
+		{"timeout_seconds = '600'", "", "must be a number"},
+		{"buffer_size_bytes = 4096.5", "", "must be a number, and a whole one"},
+		{"detection_threshold = 0.5", "", "between 0.6 and 0.99"},
+		{"[stream]\nmax_chars = 5000", "", "between 100 and 4096"},
+		{"channel = 'slack'", "", "must be telegram or local"},
+		{"channel = 'telegram'", "", "config.toml:1: channel telegram needs telegram.bot_token"},
+		{"log_level = 'loud'", "", "must be debug, info, warn or error"},
+		{"[safe_defaults]\nyes_no = 'y'", "", "config.toml:2: safe_defaults.yes_no can only be \"n\""},
+		{"[safe_defaults]\nyes_no = 'Y'", "", "can only be"},
+		{"[safe_defaults]\nfree_text = \"a\\rb\"", "", "none of them a control character"},
+		{"[safe_defaults]\nmultiple_choice = 'y'", "", "number from 1 to 9"},
+		{token, "", "config.toml:2: a bot token needs telegram.chat_id"},
+		{token + "chat_id = 5", "", "telegram.allowed_users is empty"},
+		{token + "chat_id = 5\nallowed_users = []", "", "telegram.allowed_users is empty"},
+		{token + "chat_id = 5\nallowed_users = ['bob']", "", "config.toml:4: not  name = value"},
+		{token + "chat_id = 5\nallowed_users = [1.5]", "", "a [list] of whole numbers"},
+		{token + "chat_id = 5\nallowed_users = [-1]", "", "must be between 1"},
+		{token + "chat_id = 5\nallowed_users = 5", "", "numeric ids"},
+		{token + "chat_id = '@bob'", "", "config.toml:3: telegram.chat_id must be a number"},
+		{"[telegram]\nbot_token = 'secretsecret'", "", "must be a bot token"},
+		{"[telegram]\napi_base = 'http://example.com'", "", "that begins with https://"},
+		{"[telegram]\napi_base = 'http://127.0.0.1.example.com'", "", "that begins with https://"},
+		{"[telegram]\napi_base = 'https://user:pw@api.telegram.org'", "", "must be a URL that begins"},
+		{"[telegram]\napi_base = 'ftp://127.0.0.1'", "", "that begins with https://"},
+		{"", "ALLOWED_USER_IDS=@bob", "environment ALLOWED_USER_IDS: telegram.allowed_users"},
+		{"", "PERMISSION_TIMEOUT_SEC=soon", "environment PERMISSION_TIMEOUT_SEC: permission_timeout_seconds must be"},
+		{"", "TELEGRAM_BOT_TOKEN=" + fakeToken, "config.toml: a bot token needs telegram.chat_id"},
+	} {
+		dir := configHome(t, test.file)
+		name, value, _ := strings.Cut(test.env, "=")
+		if name != "" {
+			t.Setenv(name, value)
+		}
+		_, err := loadConfig(dir, os.Getenv, nil)
+		if err == nil || !strings.Contains(err.Error(), test.want) || hintOf(err) == "" ||
+			strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), fakeToken) {
+			t.Errorf("%q %q: %v (hint %q), want %q", test.file, test.env, err, hintOf(err), test.want)
+		}
+		if code, _, stderr := cli(t, "config"); code != 1 || !strings.HasPrefix(stderr, "atlasbridge: ") ||
+			!strings.Contains(stderr, "\natlasbridge: hint: ") {
+			t.Errorf("%q %q: config exits with %d, %q", test.file, test.env, code, stderr)
+		}
+	}
+	_, err := loadConfig(configHome(t, ""), func(string) string { return "" }, map[string]string{"timeout_seconds": "0"})
+	if err == nil || !strings.HasPrefix(err.Error(), "flag: timeout_seconds must be between") {
+		t.Errorf("timeout_seconds 0 as flag: %v", err)
+	}
+}
+
+func TestConfigFileIsPrivate(t *testing.T) {
+	dir := configHome(t, "timeout_seconds = 60\n")
+	path := filepath.Join(dir, "config.toml")
+	load := func() error {
+		_, err := loadConfig(dir, func(string) string { return "" }, nil)
+		return err
+	}
+	for mode, ok := range map[fs.FileMode]bool{0o600: true, 0o400: true, 0o640: false, 0o604: false, 0o620: false} {
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := load(); (err == nil) != ok || err != nil && !strings.Contains(hintOf(err), "chmod 600 ") {
+			t.Errorf("mode %o: %v, hint %q", mode, err, hintOf(err))
+		}
+	}
+	os.Chmod(path, 0o600)
+	if err := os.Rename(path, path+".real"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(path+".real", path); err != nil {
+		t.Fatal(err)
+	}
+	if load() == nil {
+		t.Error("a symbolic link was followed")
+	}
+	os.Remove(path)
+	if err := os.Mkdir(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if load() == nil {
+		t.Error("a folder was read")
+	}
+	os.Remove(path)
+	if os.Geteuid() != 0 {
+		t.Skip("only root can give a file to another user")
+	}
+	os.WriteFile(path, nil, 0o600)
+	os.Chown(path, 65534, 65534)
+	if load() == nil {
+		t.Error("another user's file was read")
+	}
+}
+
+func TestSecureDir(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	if err := secureDir(dir); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("made as %v, %v", info.Mode(), err)
+	}
+	if err := secureDir(dir); err != nil {
+		t.Errorf("the second time: %v", err)
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	file := filepath.Join(t.TempDir(), "file")
+	os.Symlink(dir, link)
+	os.WriteFile(file, nil, 0o600)
+	for _, bad := range []string{link, filepath.Join(file, "x")} {
+		if err := secureDir(bad); err == nil || hintOf(err) == "" {
+			t.Errorf("secureDir(%s) = %v", bad, err)
+		}
+	}
+	os.Chmod(dir, 0o750)
+	if err := secureDir(dir); err == nil {
+		t.Error("a folder that the group can enter was accepted")
+	}
+}
+
+func TestStateDir(t *testing.T) {
+	here, _ := os.Getwd()
+	for _, test := range []struct{ home, atlas, storage, want string }{
+		{"/home/u", "", "", "/home/u/.atlasbridge"},
+		{"/home/u", "", "/data", "/data"},
+		{"/home/u", "/x/../y", "/data", "/y"},
+		{"/home/u", "", "./claude_data", filepath.Join(here, "claude_data")},
+	} {
+		t.Setenv("HOME", test.home)
+		got, err := stateDir(func(name string) string {
+			return map[string]string{"ATLASBRIDGE_HOME": test.atlas, "STORAGE_PATH": test.storage}[name]
+		})
+		if err != nil || got != test.want {
+			t.Errorf("stateDir(%+v) = %s, %v", test, got, err)
+		}
+	}
+}
+
+func TestChildEnv(t *testing.T) {
+	cfg := &Config{Dir: "/state", Token: fakeToken}
+	env := []string{"PATH=/bin", "ATLASBRIDGE_TOKEN=x", "ATLASBRIDGE_HOME=/old", "ATLASBRIDGE_SESSION=outer",
+		"TELEGRAM_BOT_TOKEN=" + fakeToken, "TELEGRAM_CHAT_ID=5", "telegram_x=1", "COPY=a" + fakeToken + "b",
+		"ATLAS=1", "EMPTY=", "A=b=c"}
+	want := []string{"PATH=/bin", "ATLAS=1", "EMPTY=", "A=b=c", "ATLASBRIDGE_SESSION=s1", "ATLASBRIDGE_HOME=/state"}
+	before := slices.Clone(env)
+	if got := childEnv(env, cfg, "s1"); !slices.Equal(got, want) || !slices.Equal(env, before) {
+		t.Errorf("childEnv = %q, want %q", got, want)
+	}
+	if got := childEnv([]string{"A=", "B=x"}, &Config{Dir: "/s"}, "1"); len(got) != 4 {
+		t.Errorf("without a token childEnv = %q", got)
+	}
+}
+
+func TestLog(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "fresh")
+	log, err := openLog(dir, "warn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	log.Info("too low")
+	log.Warn("sending "+fakeToken, "err", errors.New("POST /bot"+fakeToken), "n", 3, "line", "a\nb\x1b",
+		slog.Group("g", "token", fakeToken))
+	text, _ := os.ReadFile(filepath.Join(dir, "atlasbridge.log"))
+	if strings.Contains(string(text), "AAFake") || !matches(`^{[^\n]*"level":"WARN"[^\n]*}\n$`, string(text)) {
+		t.Errorf("log holds %q", text)
+	}
+	if _, err := openLog(dir, "loud"); err == nil {
+		t.Error("level loud was accepted")
+	}
+}
+
+// A full log is put aside, and nothing is lost but what the second rotation takes away.
+func TestLogRotation(t *testing.T) {
+	dir := configHome(t, "")
+	path := filepath.Join(dir, "atlasbridge.log")
+	line := strings.Repeat("x", 1<<10-1) + "\n"
+	for range 2*logLimit/len(line) - 10 {
+		if n, err := logFile(dir).Write([]byte(line)); n != len(line) || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	total := 0
+	for _, name := range []string{path, path + ".1"} {
+		info, err := os.Stat(name)
+		if err != nil || info.Size() > logLimit+1024 || info.Size()%1024 != 0 || info.Mode().Perm() != 0o600 {
+			t.Fatalf("%s: %v, %v", name, info, err)
+		}
+		total += int(info.Size()) / len(line)
+	}
+	if want := 2*logLimit/len(line) - 10; total != want {
+		t.Errorf("%d lines kept, want %d", total, want)
+	}
+}
+
+func TestDoctor(t *testing.T) {
+	configHome(t, "timeout_seconds = 0")
+	code, stdout, _ := cli(t, "doctor", "--json")
+	var report struct {
+		Checks []struct {
+			Name, Detail, Remedy string
+			OK                   bool
+		}
+		OK bool
+	}
+	if err := json.Unmarshal([]byte(stdout), &report); err != nil || code != 1 || report.OK || len(report.Checks) < 4 {
+		t.Fatalf("doctor --json: exit %d, %v, %s", code, err, stdout)
+	}
+	k := report.Checks[0]
+	if k.Name != "config" || k.OK || !strings.Contains(k.Detail, "config.toml:1") || k.Remedy == "" {
+		t.Errorf("the config check is %+v", k)
+	}
+	dir := configHome(t, "")
+	if code, stdout, _ = cli(t, "doctor"); code != 0 || strings.Contains(stdout, "FAIL") {
+		t.Errorf("doctor on a fresh folder: exit %d\n%s", code, stdout)
+	}
+	os.WriteFile(filepath.Join(dir, "audit.log"), nil, 0o644)
+	os.Chmod(filepath.Join(dir, "audit.log"), 0o644)
+	code, stdout, _ = cli(t, "doctor")
+	if code != 1 || !matches(`(?s)FAIL +permissions .*audit.log.*→ .*chmod -R go= /`, stdout) {
+		t.Errorf("doctor with a file that others can read: exit %d\n%s", code, stdout)
+	}
+}
+
+func TestVersions(t *testing.T) {
+	for _, test := range []struct {
+		a, b string
+		want bool
+	}{{"1.9.0", "1.10.0", true}, {"1.10.0", "1.9.0", false}, {"2.1.300", "2.1", false}, {"2.0.9", "2.1", true},
+		{"2", "2", false}, {"2", "", false}, {"", "2", false}} {
+		if got := versionLess(test.a, test.b); got != test.want {
+			t.Errorf("versionLess(%s, %s) = %v", test.a, test.b, got)
+		}
+	}
+}
+
+func TestAdapters(t *testing.T) {
+	configHome(t, "")
+	bin := t.TempDir()
+	t.Setenv("PATH", bin+":/bin:/usr/bin")
+	t.Setenv("TELEGRAM_CHAT_ID", "")
+	script := "#!/bin/sh\n[ -z \"$TELEGRAM_BOT_TOKEN\" ] && echo '9999.1.2 (Claude Code)'\n"
+	if err := os.WriteFile(filepath.Join(bin, "claude"), []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, _ := cli(t, "adapters", "--json")
+	var list []tool
+	if err := json.Unmarshal([]byte(stdout), &list); err != nil || code != 0 {
+		t.Fatalf("adapters --json: %d, %v, %s", code, err, stdout)
+	}
+	i := slices.IndexFunc(list, func(x tool) bool { return x.Name == "claude" })
+	if i < 0 || list[i].Version != "9999.1.2" || list[i].Path != filepath.Join(bin, "claude") || list[i].Warning == "" {
+		t.Errorf("claude is %+v", list)
+	}
+}
+
+func TestBundle(t *testing.T) {
+	dir := configHome(t, "[telegram]\nbot_token = '"+fakeToken+"'\nchat_id = 7\nallowed_users = [7]\n")
+	t.Setenv("PATH", t.TempDir()) // no tools
+	write := func(name, text string) { os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600) }
+	write("state.jsonl", `{"v":1,"rec":"prompt","id":"p1","excerpt":"rm the-excerpt","value":"the-answer",`+
+		`"choices":[{"label":"the-choice"}],"nonce":"the-nonce","status":"resolved","telegram_msg_id":17}`+"\nthe-torn")
+	write("audit.log", `{"seq":1,"event":"PROMPT_RESOLVED","excerpt":"the-excerpt","value":"the-answer"}`+"\n")
+	write("atlasbridge.log", `{"level":"ERROR","msg":"calling `+fakeToken+`"}`+"\n")
+	write("other.txt", "the-stranger")
+	for _, full := range []bool{false, true} {
+		out := filepath.Join(t.TempDir(), "b.tar.gz")
+		args := []string{"debug", "bundle", "--output", out}
+		if full {
+			args = append(args, "--full")
+		}
+		code, stdout, stderr := cli(t, args...)
+		info, err := os.Stat(out)
+		if code != 0 || err != nil || info.Mode().Perm() != 0o600 {
+			t.Fatalf("%q: exit %d, %v, %v, %s", args, code, info, err, stderr)
+		}
+		files := untar(t, out)
+		names := slices.Sorted(maps.Keys(files))
+		want := []string{"about.json", "atlasbridge.log", "audit.log", "state.jsonl"}
+		if !slices.Equal(names, want) || !strings.Contains(stdout, "state.jsonl") {
+			t.Errorf("the bundle holds %q, want %q", names, want)
+		}
+		all := strings.Join(slices.Collect(maps.Values(files)), "\n")
+		for _, never := range []string{"AAFake", "the-nonce", "the-torn", "the-stranger"} {
+			if strings.Contains(all, never) {
+				t.Errorf("full %v: the bundle holds %s:\n%s", full, never, all)
+			}
+		}
+		for _, sometimes := range []string{"the-excerpt", "the-answer", "the-choice"} {
+			if strings.Contains(all, sometimes) != full {
+				t.Errorf("full %v: %s is wrongly there or not", full, sometimes)
+			}
+		}
+		for _, always := range []string{`"status":"resolved"`, `"telegram_msg_id":17`, "PROMPT_RESOLVED", `"123456789:…"`} {
+			if !strings.Contains(all, always) {
+				t.Errorf("full %v: the bundle lacks %s:\n%s", full, always, all)
+			}
+		}
+		if code, _, stderr := cli(t, args...); code != 1 || !strings.Contains(stderr, "--output") {
+			t.Errorf("over an existing file: exit %d, %s", code, stderr)
+		}
+	}
+}
+
+func untar(t *testing.T, path string) map[string]string {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	zip, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	for tape := tar.NewReader(zip); ; {
+		head, err := tape.Next()
+		if err == io.EOF {
+			return files
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(tape)
+		if err != nil || head.Mode != 0o600 {
+			t.Errorf("%s: mode %o, %v", head.Name, head.Mode, err)
+		}
+		files[filepath.Base(head.Name)] = string(text)
+	}
+}
+
+// The scripts are run by the shells they are for.
+func TestCompletion(t *testing.T) {
+	for _, test := range []struct{ words, want string }{
+		{"st", "status"}, {"completion ", "bash zsh fish"}, {"status --a", "--all"}, {"help do", "doctor"},
+		{"run --ad", "--adapter"}, {"audit v", "verify"}, {"debug --f", "--full"}, {"hook x", ""},
+	} {
+		if _, err := exec.LookPath("bash"); err != nil {
+			t.Skip("bash is not installed")
+		}
+		words := strings.Split("atlasbridge "+test.words, " ")
+		_, script, _ := cli(t, "completion", "bash")
+		script += `COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _atlasbridge; echo "${COMPREPLY[*]}"`
+		out, err := exec.Command("bash", append([]string{"--norc", "-c", script, "-"}, words...)...).CombinedOutput()
+		if err != nil || strings.TrimSpace(string(out)) != test.want {
+			t.Errorf("%q completes to %q, %v, want %q", test.words, out, err, test.want)
+		}
+	}
+	for _, shell := range []string{"zsh", "fish"} {
+		if _, err := exec.LookPath(shell); err != nil {
+			t.Logf("%s is not installed", shell)
+			continue
+		}
+		file := filepath.Join(t.TempDir(), "script")
+		_, script, _ := cli(t, "completion", shell)
+		os.WriteFile(file, []byte(script), 0o600)
+		if out, err := exec.Command(shell, "-n", file).CombinedOutput(); err != nil {
+			t.Errorf("%s -n: %v\n%s", shell, err, out)
+		}
+	}
+}
+
+// FuzzConfig: no text panics the parser; what is accepted stays what it is with comments and blanks around it.
+func FuzzConfig(f *testing.F) {
+	for _, text := range rejected {
+		f.Add(text)
+	}
+	f.Add("timeout_seconds = 90\n[telegram]\nallowed_users = [1, 2]\napi_base = \"https://x\"")
+	f.Fuzz(func(t *testing.T, text string) {
+		entries, err := parseTOML(text, nil)
+		if err != nil {
+			return
+		}
+		bare := strings.ReplaceAll(text, "\r\n", "\n")
+		again, err := parseTOML("# c\n\t\n"+strings.ReplaceAll(bare, "\n", "\t # c\n")+" # c", nil)
+		if err != nil || len(again) != len(entries) {
+			t.Fatalf("%q is accepted, with comments not: %v", text, err)
+		}
+		for key, e := range entries {
+			e.line += 2
+			if fmt.Sprint(e) != fmt.Sprint(again[key]) {
+				t.Errorf("%q: %v and with comments %v", text, e, again[key])
+			}
+		}
+		c := &Config{SafeDefaults: map[PromptType]string{}}
+		for _, s := range settings(c) {
+			e, ok := entries[s.key]
+			if ok && s.put(c, e.value) == nil && (c.SafeDefaults[YesNo] == "y" || c.Threshold > 1) {
+				t.Errorf("%q: %+v", text, c)
+			}
+		}
+	})
+}
+
+// screenRecording is an asciicast v2 file: the size, and the output up to the first resize.
+func screenRecording(t testing.TB, file string) (rows, cols int, out []byte) {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	in := bufio.NewReader(f)
+	for first := true; ; first = false {
+		text, err := in.ReadBytes('\n')
+		if len(text) == 0 && err != nil {
+			return rows, cols, out
+		}
+		if first {
+			var h struct{ Width, Height int }
+			if err := json.Unmarshal(text, &h); err != nil {
+				t.Fatal(err)
+			}
+			rows, cols = h.Height, h.Width
+			continue
+		}
+		var e []any
+		if json.Unmarshal(text, &e) != nil || len(e) < 3 {
+			continue
+		}
+		if e[1] == "r" {
+			return rows, cols, out
+		}
+		if e[1] == "o" {
+			out = append(out, e[2].(string)...)
+		}
+	}
+}
+
+func screenShared() string {
+	if dir := os.Getenv("ATLASBRIDGE_SHARED"); dir != "" {
+		return dir
+	}
+	return "../shared"
+}
+
+// tmuxShows runs output through a tmux pane and returns what it then shows, with the cursor.
+type tmuxServer struct {
+	t    *testing.T
+	dir  string
+	sock string
+}
+
+func (s tmuxServer) run(args ...string) string {
+	s.t.Helper()
+	cmd := exec.Command("tmux", append([]string{"-u", "-S", s.sock, "-f", "/dev/null"}, args...)...)
+	cmd.Env = append(os.Environ(), "TMUX=", "LC_ALL=C.UTF-8")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		s.t.Fatalf("tmux %q: %v: %s", args, err, out)
+	}
+	return string(out)
+}
+
+type tmuxShot struct {
+	text     string
+	col, row int
+	alt      string
+}
+
+// shots shows every output in a window of its own, all at once.
+func (s tmuxServer) shots(rows, cols int, outs [][]byte) []tmuxShot {
+	s.t.Helper()
+	s.run("set", "-g", "default-size", fmt.Sprintf("%dx%d", cols, rows), ";",
+		"new-session", "-d", "-s", "x", "exec sleep 600")
+	defer s.run("kill-session", "-t", "x")
+	for i, out := range outs {
+		name := filepath.Join(s.dir, fmt.Sprint(i))
+		if err := os.WriteFile(name, append(out, "\x1b\\\x1b]2;all done\a"...), 0o600); err != nil {
+			s.t.Fatal(err)
+		}
+		s.run("new-window", "-d", "-t", fmt.Sprintf("x:%d", i+1), "stty raw -echo; cat "+name+"; exec sleep 600")
+	}
+	deadline := time.Now().Add(30 * time.Second)
+	for strings.Count(s.run("list-windows", "-t", "x", "-F", "#{pane_title}"), "all done") < len(outs) {
+		if time.Now().After(deadline) {
+			s.t.Fatal("tmux does not get through the recordings")
+		}
+	}
+	all := make([]tmuxShot, len(outs))
+	for i := range outs {
+		win := fmt.Sprintf("x:%d", i+1)
+		all[i].text = strings.TrimRight(s.run("capture-pane", "-p", "-t", win), "\n")
+		if bytes.Contains(outs[i], []byte("\x1b(0")) || bytes.Contains(outs[i], []byte("\x1b)0")) {
+			all[i].text = tmuxGraphics(s.run("capture-pane", "-e", "-p", "-t", win))
+		}
+		fmt.Sscanf(s.run("display-message", "-p", "-t", win, "#{cursor_x} #{cursor_y} #{alternate_on}"), "%d %d %s",
+			&all[i].col, &all[i].row, &all[i].alt)
+	}
+	return all
+}
+
+// tmuxGraphics is the one difference there is: for the line drawing set, capture-pane -p prints the letters
+// that the program sent ("lqqk") where a terminal shows the lines. With -e it marks them with SO and SI.
+func tmuxGraphics(text string) string {
+	const lines = "◆▒␉␌␍␊°±␤␋┘┐┌└┼⎺⎻─⎼⎽├┤┴┬│≤≥π≠£·"
+	var b strings.Builder
+	graphics := false
+	for _, r := range regexp.MustCompile("\x1b\\[[0-9;:]*m").ReplaceAllString(text, "") {
+		switch {
+		case r == 0x0e || r == 0x0f:
+			graphics = r == 0x0e
+		case graphics && r >= '`' && r <= '~':
+			b.WriteRune([]rune(lines)[r-'`'])
+		default:
+			b.WriteRune(r)
+		}
+	}
+	return strings.TrimRight(regexp.MustCompile(" +\n").ReplaceAllString(b.String(), "\n"), "\n")
+}
+
+// TestScreenAgainstTmux compares the text of the screen with tmux's, at the end of recordings and on the way.
+func TestScreenAgainstTmux(t *testing.T) {
+	if _, err := exec.LookPath("tmux"); err != nil {
+		t.Skip("tmux is not here")
+	}
+	files, _ := filepath.Glob(filepath.Join(screenShared(), "recordings", "*.cast"))
+	if len(files) == 0 {
+		t.Skip("no recordings; ATLASBRIDGE_SHARED names their folder")
+	}
+	step, parts := 20, 2
+	if os.Getenv("ATLASBRIDGE_TMUX_ALL") != "" {
+		step, parts = 1, 4
+	}
+	type shot struct {
+		name       string
+		rows, cols int
+		out        []byte
+	}
+	bySize := map[[2]int][]shot{}
+	for i := 0; i < len(files); i += step {
+		rows, cols, out := screenRecording(t, files[i])
+		for k := 1; k <= parts; k++ {
+			cut := len(out) * k / parts
+			if k < parts { // never inside a sequence: tmux waits for its end
+				cut = bytes.LastIndexByte(out[:cut], 0x1b)
+				if cut < 0 {
+					continue
+				}
+			}
+			bySize[[2]int{rows, cols}] = append(bySize[[2]int{rows, cols}],
+				shot{fmt.Sprintf("%s %d/%d", filepath.Base(files[i]), k, parts), rows, cols, out[:cut:cut]})
+		}
+	}
+	server := tmuxServer{t, t.TempDir(), filepath.Join(t.TempDir(), "tmux")}
+	server.run("new-session", "-d", "exec sleep 600", ";", "set", "-g", "status", "off")
+	defer server.run("kill-server")
+	compared, differ := 0, 0
+	for size, shots := range bySize {
+		for len(shots) > 0 {
+			n := min(len(shots), 24)
+			outs := make([][]byte, n)
+			for i := range outs {
+				outs[i] = shots[i].out
+			}
+			for i, want := range server.shots(size[0], size[1], outs) {
+				s := newScreen(size[0], size[1])
+				s.Write(shots[i].out)
+				compared++
+				if got := s.Text(); got != want.text {
+					differ++
+					t.Errorf("%s:\n%s", shots[i].name, screenDiff(got, want.text))
+				}
+				row, col, _ := s.Cursor()
+				if s.wrapNext {
+					col++
+				}
+				if row != want.row || col != want.col || s.AltScreen() != (want.alt == "1") {
+					t.Errorf("%s: cursor %d,%d alt %v, tmux has %d,%d alt %s", shots[i].name, row, col, s.AltScreen(),
+						want.row, want.col, want.alt)
+				}
+			}
+			shots = shots[n:]
+		}
+	}
+	t.Logf("%d screens compared, %d differ", compared, differ)
+}
+
+func screenDiff(got, want string) string {
+	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
+	var b strings.Builder
+	for i := range max(len(g), len(w)) {
+		var x, y string
+		if i < len(g) {
+			x = g[i]
+		}
+		if i < len(w) {
+			y = w[i]
+		}
+		if x != y {
+			fmt.Fprintf(&b, "  row %d: %q\n    tmux: %q\n", i, x, y)
+		}
+	}
+	return b.String()
+}
+
+// screenGolden: what is written to a screen of 5 rows × 10 columns, and what it then shows. "|" ends a row; "@r,c"
+// is the cursor.
+var screenGolden = []struct{ name, in, want string }{
+	{"text", "hello\r\nworld", "hello|world @1,5"},
+	{"lf keeps column", "ab\ncd", "ab|  cd @1,4"},
+	{"pending wrap", "0123456789", "0123456789 @0,9"},
+	{"wrap", "0123456789a", "0123456789|a @1,1"},
+	{"pending wrap, cr", "0123456789\rX", "X123456789 @0,1"},
+	{"no autowrap", "\x1b[?7l0123456789abc", "012345678c @0,9"},
+	{"autowrap again", "\x1b[?7l0123456789abc\x1b[?7hd", "012345678d @0,9"},
+	{"scroll", "1\r\n2\r\n3\r\n4\r\n5\r\n6", "2|3|4|5|6 @4,1"},
+	{"cup", "\x1b[2;3Hx\x1b[Hy\x1b[;5Hz", "y   z|  x @0,5"},
+	{"cup far away", "\x1b[99;99Hx", "||||         x @4,9"},
+	{"huge parameter", "\x1b[99999999999999999999;1Hx", "||||x @4,1"},
+	{"empty parameter is the default", "\x1b[;3Hx\x1b[3;Hy", "  x||y @2,1"},
+	{"relative", "\x1b[3;3H\x1b[AA\x1b[BB\x1b[2CC\x1b[9DD", "|  A|D  B  C @2,1"},
+	{"cnl cpl cha vpa", "\x1b[2;5H\x1b[Ea\x1b[2Fb\x1b[4Gc\x1b[4dd", "b  c||a|    d @3,5"},
+	{"backspace", "abc\b\bX", "aXc @0,2"},
+	{"ed 0", "aaa\r\nbbb\r\nccc\x1b[2;2H\x1b[J", "aaa|b @1,1"},
+	{"ed 1", "aaa\r\nbbb\r\nccc\x1b[2;2H\x1b[1J", "|  b|ccc @1,1"},
+	{"ed 1 on row 1", "aaa\r\nbbb\x1b[1;2H\x1b[1J", "  a|bbb @0,1"},
+	{"ed 2", "aaa\r\nbbb\x1b[2J", " @1,3"},
+	{"el", "abcdef\x1b[3G\x1b[K\r\nabcdef\x1b[3G\x1b[1K\r\nabcdef\x1b[2K", "ab|   def @2,6"},
+	{"ech", "abcdef\x1b[2G\x1b[3X", "a   ef @0,1"},
+	{"ich dch", "abcdef\x1b[2G\x1b[2@\r\nabcdef\x1b[2G\x1b[2P", "a  bcdef|adef @1,1"},
+	{"dch of a half", "中0P\r\x1b[2G\x1b[P", " 0P @0,1"},
+	{"dch with wide at the margin", "01234567中\r\x1b[P", "1234567中 @0,0"},
+	{"ich pushes half out", "01234567中\r\x1b[@", " 01234567 @0,0"},
+	{"ich pushes out", "0123456789\x1b[5G\x1b[3@", "0123   456 @0,4"},
+	{"il dl", "1\r\n2\r\n3\r\n4\r\n5\x1b[2H\x1b[2L", "1|||2|3 @1,0"},
+	{"dl", "1\r\n2\r\n3\r\n4\r\n5\x1b[2H\x1b[2M", "1|4|5 @1,0"},
+	{"rep", "ab\x1b[3b", "abbbb @0,5"},
+	{"region", "1\r\n2\r\n3\r\n4\r\n5\x1b[2;4r\x1b[4H\nx", "1|3|4|x|5 @3,1"},
+	{"region, ri", "1\r\n2\r\n3\r\n4\r\n5\x1b[2;4r\x1b[2H\x1bMx", "1|x|2|3|5 @1,1"},
+	{"region, il", "1\r\n2\r\n3\r\n4\r\n5\x1b[2;4r\x1b[3H\x1b[L", "1|2||3|5 @2,0"},
+	{"region, su sd", "1\r\n2\r\n3\r\n4\r\n5\x1b[2;4r\x1b[S\x1b[2T", "1|||3|5 @0,0"},
+	{"below the region nothing scrolls", "\x1b[1;2r\x1b[5Ha\nb", "||||ab @4,2"},
+	{"bad region", "\x1b[3;2rx", "x @0,1"},
+	{"cud stops at the margin", "\x1b[2;3r\x1b[2H\x1b[9Bx", "||x @2,1"},
+	{"origin", "\x1b[2;4r\x1b[?6hx\x1b[9;2Hy", "|x|| y @3,2"},
+	{"ind nel ri", "a\x1bDb\x1bEc\x1bM\x1bMd", "ad| b|c @0,2"},
+	{"ri at the top", "1\r\n2\x1b[H\x1bM", "|1|2 @0,0"},
+	{"tabs", "a\tb\tc", "a       bc @0,9"},
+	{"tabs back", "\x1b[20Gx\x1b[Zy\x1b[2Zz\x1b[Iu", "z       ux @0,9"},
+	{"decsc", "ab\x1b7\x1b[4;4Hx\x1b8c", "abc|||   x @0,3"},
+	{"sco", "ab\x1b[s\x1b[4;4Hx\x1b[uc", "abc|||   x @0,3"},
+	{"decsc keeps the set", "\x1b(0\x1b7\x1b(B\x1b8q", "─ @0,1"},
+	{"alternate", "ab\x1b[?1049hxy\x1b[?1049lc", "abc @0,3"},
+	{"alternate is blank", "\x1b[?1049hxy\x1b[?1049l\x1b[?1049hz", "z @0,1"},
+	{"alternate 47", "ab\x1b[?47h\x1b[3Hxy", "||xy @2,2"},
+	{"insert", "abc\r\x1b[4hXY\x1b[4lZ", "XYZbc @0,3"},
+	{"graphics", "\x1b(0lqk\x1b(Blqk", "┌─┐lqk @0,6"},
+	{"g1", "\x1b)0\x0eqx\x0fqx", "─│qx @0,4"},
+	{"ris", "abc\x1b[2;3r\x1b[?6h\x1b[4h\x1bcx", "x @0,1"},
+	{"wide", "中文x", "中文x @0,5"},
+	{"wide at the margin", "123456789中", "123456789|中 @1,2"},
+	{"half overwritten", "中文\x1b[2Gx", " x文 @0,2"},
+	{"other half overwritten", "中文\x1b[3Gx", "中x @0,3"},
+	{"wide erased in the middle", "中文\x1b[2G\x1b[K", " @0,1"},
+	{"combining", "e\u0301x", "e\u0301x @0,2"},
+	{"combining at the margin", "012345678e\u0301", "012345678e\u0301 @0,9"},
+	{"mark without a letter", "\u0301x", "x @0,1"},
+	{"joiner", "👩\u200d🚀x", "👩\u200d🚀x @0,3"},
+	{"selector", "❤\ufe0fx", "❤\ufe0fx @0,2"},
+	{"c1 as utf-8", "a\u009bb", "ab @0,2"},
+	{"c1 as a byte is a broken character", "a\x9b1mb", "a\ufffd1mb @0,5"},
+	{"broken utf-8", "a\xe2\x82(b\xc0c", "a\ufffd(b\ufffdc @0,6"},
+	{"broken by escape", "a\xe2\x82\x1b[1mb", "a\ufffdb @0,3"},
+	{"✳ in a title holds 0x9c", "\x1b]0;✳ x\x1b\\a", "a @0,1"},
+	{"osc and st", "a\x1b]0;t\x1b\\b\x1b]0;t\ac", "abc @0,3"},
+	{"can and sub end strings", "a\x1b]0;t\x18b\x1bPxx\x1ac", "abc @0,3"},
+	{"other strings", "a\x1bPq\x07x\x1b\\b\x1b_G\x1b\\c\x1b^p\x1b\\d\x1bXs\x1b\\e\x1bkt\x1b\\f", "abcdef @0,6"},
+	{"escape ends a string", "a\x1b]0;t\x1b[3Cb", "a   b @0,5"},
+	{"can ends a sequence", "a\x1b[3\x18Cb", "aCb @0,3"},
+	{"control inside a sequence", "a\x1b[\n3Cb", "a|    b @1,5"},
+	{"unknown is ignored", "a\x1b[?99;1;2ub\x1b[1 zc\x1b[<1Md\x1b%Ge\x1b[1<5mf", "abcdef @0,6"},
+}
+
+func screenShown(s *Screen) string {
+	row, col, _ := s.Cursor()
+	return fmt.Sprintf("%s @%d,%d", strings.ReplaceAll(s.Text(), "\n", "|"), row, col)
+}
+
+// Each row is fed whole, and in two parts at every cut (charm's ✳ lost its end in just that way), and byte by byte.
+func TestScreenGolden(t *testing.T) {
+	for _, g := range screenGolden {
+		for cut := range g.in {
+			s := newScreen(5, 10)
+			s.Write([]byte(g.in[:cut]))
+			s.Write([]byte(g.in[cut:]))
+			if got := screenShown(s); got != g.want {
+				t.Errorf("%s, cut at %d: %q shows %q, want %q", g.name, cut, g.in, got, g.want)
+				break
+			}
+		}
+		s := newScreen(5, 10)
+		for i := range len(g.in) {
+			s.Write([]byte{g.in[i]})
+		}
+		if got := screenShown(s); got != g.want {
+			t.Errorf("%s, by bytes: %q shows %q, want %q", g.name, g.in, got, g.want)
+		}
+	}
+}
+
+// screenFrame is a repaint as the agents' tools send it: home, colours, jumps instead of spaces, box drawing.
+func screenFrame() []byte {
+	var b bytes.Buffer
+	b.WriteString("\x1b[?2026h\x1b[H")
+	for i := range 28 {
+		fmt.Fprintf(&b, "\x1b[%d;1H\x1b[38;5;246m●\x1b[39m \x1b[1mBash\x1b[22m(go\x1b[12Gtest\x1b[17G./...)"+
+			"\x1b[48;2;0;%d;0m %d passed \x1b[49m\x1b[K\r\x1b[1B\x1b[2m%s\x1b[22m", i+1, i*9, i, strings.Repeat("─", 20))
+	}
+	b.WriteString("\x1b[30;1H\x1b[22;2H\x1b[?2026l")
+	return b.Bytes()
+}
+
+func benchmarkScreen(b *testing.B, text []byte) {
+	s := newScreen(30, 100)
+	b.SetBytes(int64(len(text)))
+	b.ReportAllocs()
+	for b.Loop() {
+		s.Write(text)
+	}
+}
+
+func BenchmarkScreenPlain(b *testing.B) {
+	benchmarkScreen(b, bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog, line after line\r\n"), 1000))
+}
+
+func BenchmarkScreenRepaint(b *testing.B) { benchmarkScreen(b, bytes.Repeat(screenFrame(), 20)) }
+
+func BenchmarkScreenWide(b *testing.B) {
+	benchmarkScreen(b, bytes.Repeat([]byte("端末の画面を読む 👍🏽 é\r\n"), 1000))
+}
+
+func BenchmarkScreenRecordings(b *testing.B) {
+	files, _ := filepath.Glob(filepath.Join(screenShared(), "recordings", "*-*.cast"))
+	if len(files) == 0 {
+		b.Skip("no recordings; ATLASBRIDGE_SHARED names their folder")
+	}
+	var all []byte
+	for _, f := range files {
+		_, _, out := screenRecording(b, f)
+		all = append(all, out...)
+	}
+	benchmarkScreen(b, all)
+}
+
+func BenchmarkScreenTranscript(b *testing.B) {
+	text := bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog, line after line\r\n"), 1000)
+	s := newScreen(30, 100)
+	b.SetBytes(int64(len(text)))
+	for b.Loop() {
+		s.Transcript(false)
+		s.Write(text)
+	}
+}
+
+func BenchmarkScreenText(b *testing.B) {
+	s := newScreen(30, 100)
+	s.Write(screenFrame())
+	b.ReportAllocs()
+	for b.Loop() {
+		s.Text()
+	}
+}
+
+// Any bytes: no panic, the cursor stays inside, every cut gives the same screen, the memory stays small.
+func FuzzScreen(f *testing.F) {
+	for _, g := range screenGolden {
+		f.Add([]byte(g.in), uint16(len(g.in)/2))
+	}
+	f.Add(screenFrame(), uint16(77))
+	f.Fuzz(func(t *testing.T, in []byte, at uint16) {
+		whole, cut := newScreen(5, 10), newScreen(5, 10)
+		whole.Transcript(false)
+		cut.Transcript(false)
+		whole.Write(in)
+		n := min(int(at), len(in))
+		cut.Write(in[:n])
+		cut.Write(in[n:])
+		if a, b := screenShown(whole), screenShown(cut); a != b || whole.Title() != cut.Title() ||
+			whole.Status() != cut.Status() || whole.Scrolled() != cut.Scrolled() {
+			t.Errorf("%q cut at %d: %q, whole %q", in, n, b, a)
+		}
+		if a, b := whole.TakeReplies(true), cut.TakeReplies(true); !bytes.Equal(a, b) || len(a) > 2*maxReplies {
+			t.Errorf("%q cut at %d: replies %q, whole %q", in, n, b, a)
+		}
+		row, col, _ := whole.Cursor()
+		if row < 0 || row >= 5 || col < 0 || col >= 10 {
+			t.Errorf("%q: cursor at %d,%d", in, row, col)
+		}
+		for r := range 5 {
+			sameLine(t, whole, r, in)
+		}
+		whole.Resize(3, 4)
+		cut.Resize(9, 30)
+		whole.Write(in)
+		cut.Write(in)
+		whole.Transcript(true)
+		if row, col, _ = whole.Cursor(); row >= 3 || col >= 4 {
+			t.Errorf("%q: cursor at %d,%d after a resize", in, row, col)
+		}
+	})
+}
+
+// sameLine: wide characters are whole, and marks have an end.
+func sameLine(t *testing.T, s *Screen, r int, in []byte) {
+	cells := s.grid[r].cells
+	for c, x := range cells {
+		wide := x.flags&flagTail == 0 && x.ch >= 0x1100 && runeWidth(x.ch) == 2
+		if tail := c+1 < len(cells) && cells[c+1].flags&flagTail != 0; wide != tail {
+			t.Errorf("%q: half a character in row %d column %d", in, r, c)
+		}
+		if len(x.marks) > maxMarks {
+			t.Errorf("%q: a character with %d bytes of marks", in, len(x.marks))
+		}
+	}
+}
+
+// A long stream of random bytes, and strings that never end, stay within the limits; then text shows again.
+func TestScreenHostile(t *testing.T) {
+	s := newScreen(30, 100)
+	s.Transcript(false)
+	rng := rand.New(rand.NewPCG(1, 2))
+	buf := make([]byte, 64<<10)
+	for range 128 {
+		for i := range buf {
+			buf[i] = byte(rng.Uint32())
+		}
+		s.Write(buf)
+	}
+	endless := bytes.Repeat([]byte("0123456789abcdef"), 64<<10)
+	for _, start := range []string{"\x1b]0;", "\x1b]7501;", "\x1bP", "\x1b_G", "\x1bk", "\x1b[", "\x1b[1;", "\x1b[;:", "\x1b("} {
+		s.Write([]byte(start))
+		s.Write(endless)
+	}
+	for range 100000 {
+		s.Write([]byte("\x1b[6n\x1b[c\x1b]11;?\a\x1b[22t\x1b]7501;?\a\x1b[99999b"))
+	}
+	s.Write(bytes.Repeat([]byte("\x1b[1;1He\u0301\u0302\u0303\u0304\u0305\u0306\u0307\u0308\u0309\u030a\u030b\u030c\u030d\u030e"), 1000))
+	if len(s.seq) > maxString || len(s.replies) > 2*maxReplies || s.tr.bytes > maxPending {
+		t.Error("a limit is passed")
+	}
+	s.Write([]byte("\x1bcback\r\n"))
+	if got := s.Row(0); got != "back" {
+		t.Errorf("after all that row 0 is %q", got)
+	}
+}
+
+func TestScreenReplies(t *testing.T) {
+	for _, q := range []struct{ in, all, own string }{
+		{"\x1b[5n", "\x1b[0n", ""},
+		{"ab\r\nc\x1b[6n", "\x1b[2;2R", ""},
+
+		{"\x1b[2;4r\x1b[?6h\x1b[2;3H\x1b[6n", "\x1b[2;3R", ""},
+		{"\x1b[c", "\x1b[?62;22c", ""},
+		{"\x1b[>c", "\x1b[>0;10;1c", ""},
+
+		{"\x1b[>0q", "\x1bP>|atlasbridge\x1b\\", ""},
+		{"\x1b[?u", "\x1b[?0u", ""},
+		{"\x1b]10;?\x1b\\", "\x1b]10;rgb:cdcd/cdcd/cdcd\x1b\\", ""},
+		{"\x1b]11;?\a", "\x1b]11;rgb:0000/0000/0000\a", ""},
+		{"\x1b]4;1;?\a", "\x1b]4;1;rgb:cdcd/cdcd/cdcd\a", ""},
+		{"\x1b]11;#ffffff\a\x1b]4;1;red\a\x1b]52;c;?\a", "", ""},
+		{"\x1b[?2026$p\x1b[?1016$p", "\x1b[?2026;0$y\x1b[?1016;0$y", ""},
+		{"\x1b[14t", "\x1b[4;480;800t", ""},
+		{"\x1bP+q544e\x1b\\\x1bP$qm\x1b\\", "\x1bP0+r\x1b\\\x1bP0$r\x1b\\", ""},
+		{"\x1b]7501;?\a\x1b[c", "\x1b]7501;?\x1b\\\x1b[?62;22c", "\x1b]7501;?\x1b\\"},
+		{"plain", "", ""},
+	} {
+		for cut := range q.in {
+			for _, all := range []bool{true, false} {
+				s := newScreen(30, 100)
+				s.Write([]byte(q.in[:cut]))
+				s.Write([]byte(q.in[cut:]))
+				want := q.own
+				if all {
+					want = q.all
+				}
+				if got := s.TakeReplies(all); string(got) != want {
+					t.Errorf("TakeReplies(%v) after %q, cut at %d = %q, want %q", all, q.in, cut, got, want)
+				}
+				if got := s.TakeReplies(true); len(got) > 0 {
+					t.Errorf("%q is answered twice: %q", q.in, got)
+				}
+			}
+		}
+	}
+}
+
+func TestScreenAttributes(t *testing.T) {
+	plain := Attr{FG: -1, BG: -1}
+	with := func(f func(*Attr)) Attr { a := plain; f(&a); return a }
+	for in, want := range map[string]Attr{
+		"":                            plain,
+		"\x1b[1;4;7;2m":               {Bold: true, Dim: true, Reverse: true, Underline: true, FG: -1, BG: -1},
+		"\x1b[1;2;4;7m\x1b[22;24;27m": plain,
+		"\x1b[1;31m\x1b[m":            plain,
+		"\x1b[31;47m":                 with(func(a *Attr) { a.FG, a.BG = 1, 7 }),
+		"\x1b[91;107m":                with(func(a *Attr) { a.FG, a.BG = 9, 15 }),
+		"\x1b[31;42m\x1b[39;49m":      plain,
+		"\x1b[38;5;246;1m":            with(func(a *Attr) { a.FG, a.Bold = 246, true }),
+		"\x1b[38:5:246;1m":            with(func(a *Attr) { a.FG, a.Bold = 246, true }),
+		"\x1b[48;2;1;2;3;4m":          with(func(a *Attr) { a.BG, a.Underline = 1<<24|0x010203, true }),
+		"\x1b[48:2:1:2:3;4m":          with(func(a *Attr) { a.BG, a.Underline = 1<<24|0x010203, true }),
+		"\x1b[48:2::1:2:3;4m":         with(func(a *Attr) { a.BG, a.Underline = 1<<24|0x010203, true }),
+		"\x1b[58;5;1;1m":              with(func(a *Attr) { a.Bold = true }),
+		"\x1b[58:2::1:2:3;1m":         with(func(a *Attr) { a.Bold = true }),
+		"\x1b[4:3m":                   with(func(a *Attr) { a.Underline = true }),
+		"\x1b[4m\x1b[4:0m":            plain,
+		"\x1b[38;5m":                  plain,
+		"\x1b[38;2;1m":                plain,
+		"\x1b[>4;1m\x1b[?4m":          plain,
+		"\x1b[8;28;29;38;48m":         plain,
+		"\x1b[18;2;1;2;3;98;108;999m": {Dim: true, Bold: true, FG: -1, BG: -1},
+	} {
+		s := newScreen(2, 10)
+		s.Write([]byte(in + "x"))
+		if r, a := s.Cell(0, 0); r != 'x' || a != want {
+			t.Errorf("Cell after %q = %q %+v, want %+v", in, r, a, want)
+		}
+	}
+	s := newScreen(2, 10)
+	s.Write([]byte("中e\u0301\x1b[44m\x1b[K"))
+	for c, want := range []rune{'中', 0, 'e', ' '} {
+		if r, _ := s.Cell(0, c); r != want {
+			t.Errorf("Cell(0, %d) = %q, want %q", c, r, want)
+		}
+	}
+	if _, a := s.Cell(0, 9); a.BG != 4 {
+		t.Errorf("erased with background %d, want 4", a.BG)
+	}
+	if _, a := s.Cell(7, 9); a != plain {
+		t.Errorf("outside of the screen: %+v", a)
+	}
+}
+
+func TestScreenReports(t *testing.T) {
+	for _, c := range []struct {
+		in   string
+		want ProgramStatus
+	}{
+		{"\x1b]7501;state=idle:app=claude-code\x1b\\", ProgramStatus{State: "idle", App: "claude-code", Seq: 1}},
+		{"\x1b]7501;state=working:app=codex\a\x1b]7501;state=working:app=codex\a", ProgramStatus{State: "working", App: "codex", Seq: 2}},
+		{"\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=YXBwcm92ZSBCYXNoOiBscw==\x1b\\",
+			ProgramStatus{State: "blocked", App: "claude-code", Kind: "permission", Msg: "approve Bash: ls", Seq: 1}},
+		{"\x1b]7501;state=blocked:msg=YXBwcm92ZSBCYXNoOiBscw\a", ProgramStatus{State: "blocked", Msg: "approve Bash: ls", Seq: 1}},
+		{"\x1b]7501;state=blocked:msg=***\a", ProgramStatus{State: "blocked", Seq: 1}},
+		{"\x1b]7501;?\a\x1b]7501;\a\x1b]7501\a", ProgramStatus{}},
+		{"\x1b]9;n\a\x1b]7501;state=done\a", ProgramStatus{State: "done", Seq: 1}},
+	} {
+		for cut := range c.in {
+			s := newScreen(5, 40)
+			s.Write([]byte(c.in[:cut]))
+			s.Write([]byte(c.in[cut:]))
+			if got := s.Status(); got != c.want {
+				t.Errorf("Status after %q, cut at %d = %+v, want %+v", c.in, cut, got, c.want)
+			}
+			if s.Text() != "" {
+				t.Errorf("%q shows %q", c.in, s.Text())
+			}
+		}
+	}
+	s := newScreen(5, 40)
+	s.Write([]byte("\x1b]2;other\x1b\\\x1b]0;✳ Claude Code\a\x1b[?2004h\x1b[?1h\x1b[?25l\x1b[?1049h"))
+	if _, _, hidden := s.Cursor(); s.Title() != "✳ Claude Code" || !s.BracketedPaste() || !s.AppCursorKeys() || !hidden || !s.AltScreen() {
+		t.Errorf("title %q, paste %v, keys %v, hidden %v, alternate %v", s.Title(), s.BracketedPaste(), s.AppCursorKeys(), hidden, s.AltScreen())
+	}
+}
+
+func TestScreenResize(t *testing.T) {
+	for _, c := range []struct {
+		in         string
+		rows, cols int
+		want       string
+		scrolled   int
+	}{
+		{"a\r\nb\r\nc", 3, 10, "a|b|c @2,1", 0},
+		{"a\r\nb\r\nc\r\nd\r\ne", 3, 10, "c|d|e @2,1", 2},
+		{"a\r\nb\r\nc\r\nd\r\ne\x1b[2;1H", 3, 10, "a|b|c @1,0", 0},
+		{"0123456789", 5, 4, "0123 @0,3", 0},
+		{"123中", 5, 4, "123 @0,3", 0},
+		{"ab", 9, 20, "ab @0,2", 0},
+		{"ab", 0, 0, "a @0,0", 0},
+		{"\x1b[2;3r\x1b[5Ha\x1b[?1049hb", 3, 5, "|| b @2,2", 2},
+		{"1\r\n2\r\n3\r\n4\r\n5\x1b[?1049h\x1b[Hx", 3, 10, "x @0,1", 2},
+		{"1\r\n2\r\n3\r\n4\r\n5\x1b[?1049h\x1b[Hx\x1b[?1049l", 3, 10, "3|4|5 @2,1", 2},
+	} {
+		s := newScreen(5, 10)
+		s.Write([]byte(c.in))
+		s.Resize(c.rows, c.cols)
+		if got := screenShown(s); got != c.want || s.Scrolled() != c.scrolled {
+			t.Errorf("%q resized to %d×%d: %q, %d scrolled; want %q, %d", c.in, c.rows, c.cols, got, s.Scrolled(), c.want, c.scrolled)
+		}
+	}
+	s := newScreen(5, 10)
+	s.Resize(5, 30)
+	s.Write([]byte("a\t\t\tb"))
+	if got := s.Row(0); got != "a                       b" {
+		t.Errorf("tabs in the new columns: %q", got)
+	}
+}
+
+// A plain program's lines arrive complete, in order and once, however the calls fall between them.
+func TestTranscriptPlain(t *testing.T) {
+	var want, got []string
+	s := newScreen(24, 40)
+	s.Transcript(false)
+	for i := range 10000 {
+		line := fmt.Sprintf("line %d %s.", i, strings.Repeat("x", i%100))
+		want = append(want, line)
+		s.Write([]byte(line + "\r\n"))
+		if i%7 == 0 || i%1000 < 20 {
+			final, _ := s.Transcript(false)
+			got = append(got, final...)
+		}
+	}
+	final, live := s.Transcript(true)
+	if got = append(got, final...); !slices.Equal(got, want) || live != "" {
+		t.Errorf("%d lines, want %d; live %q", len(got), len(want), live)
+		for i := range min(len(got), len(want)) {
+			if got[i] != want[i] {
+				t.Fatalf("line %d is %q, want %q", i, got[i], want[i])
+			}
+		}
+	}
+}
+
+func TestTranscript(t *testing.T) {
+	type step struct {
+		in     string
+		settle bool
+		final  string
+		live   string
+	}
+	for name, steps := range map[string][]step{
+		"live part": {{"a\r\nb", false, "a", "b"}, {"c\r\n", false, "bc", ""}, {"", false, "", ""}},
+		"progress bar": {{"start\r\n10%", false, "start", "10%"}, {"\r50%", false, "", "50%"},
+			{"\r100%\r\ndone\r\n", false, "100%|done", ""}},
+		"wrapped, repainted": {{"012345678\r\nxyz\r\n", false, "012345678|xyz", ""},
+			{"\x1b[H0123456789abc\r\n", true, "0123456789abc", ""}},
+		"wrapped":               {{"0123456789abcdef", false, "", "0123456789abcdef"}, {"g\r\nx", false, "0123456789abcdefg", "x"}},
+		"wrapped, scrolled":     {{strings.Repeat("0123456789", 7), false, "", strings.Repeat("0123456789", 7)}, {"\r\n", false, strings.Repeat("0123456789", 7), ""}},
+		"spaces at the wrap":    {{"012345678 9\r\n", false, "012345678 9", ""}},
+		"typing at a prompt":    {{"$ ", false, "", "$"}, {"ls\b\b", false, "", "$ ls"}, {"\r\nf\r\n$ ", false, "$ ls|f", "$"}},
+		"blank lines stay":      {{"a\r\n\r\nb\r\n", false, "a||b", ""}},
+		"same line twice":       {{"ok\r\nok\r\n", false, "ok|ok", ""}, {"ok\r\n", false, "ok", ""}},
+		"before the first call": {{"", false, "", ""}},
+		"repaint above": {{"one\r\n1 busy\r\n", false, "one|1 busy", ""},
+			{"\x1b[A\x1b[2K2 busy\r\n", false, "", "2 busy"}, {"\x1b[A\x1b[2Kanswer\r\n", false, "", "answer"},
+			{"", true, "answer", ""}, {"two\r\n", false, "two", ""}},
+		"repaint scrolls out": {{"1 busy\r\n", false, "1 busy", ""}, {"\x1b[A\x1b[2Ktext\r\nb\r\nc\r\nd\r\ne\r\nf\r\n", false, "text|b|c|d|e|f", ""},
+			{"g\r\nh\r\ni\r\nj\r\nk\r\nl\r\n", true, "g|h|i|j|k|l", ""}},
+		"clear":                    {{"a\r\nb\r\n", false, "a|b", ""}, {"c\r\n\x1b[H\x1b[2J", false, "c", ""}, {"d\r\n", false, "", "d"}, {"", true, "d", ""}},
+		"clear and the same again": {{"a\r\nb\r\n", false, "a|b", ""}, {"\x1b[2J\x1b[Ha\r\nb\r\nnew\r\n", true, "new", ""}},
+		"alternate": {{"$ tool\r\n\x1b[?1049h\x1b[Hhead\r\n────\r\nq1\r\n", false, "$ tool", ""}, {"", true, "head|q1", ""},
+			{"\x1b[4Hanswer", false, "", ""}, {"", true, "answer", ""}, {"", true, "", ""},
+			{"\x1b[2J\x1b[Hhead\r\n────\r\nanswer\r\nq1\r\nlast", true, "last", ""},
+			{"\x1b[?1049l$ ", false, "", "$"}},
+		"alternate scrolls": {{"\x1b[?1049ha\r\nb\r\nc\r\nd\r\ne", true, "a|b|c|d|e", ""}, {"\r\nf\r\ng", true, "f|g", ""}},
+	} {
+		s := newScreen(5, 10)
+		s.Transcript(false)
+		for i, st := range steps {
+			s.Write([]byte(st.in))
+			final, live := s.Transcript(st.settle)
+			if got := strings.Join(final, "|"); got != st.final || live != st.live {
+				t.Errorf("%s, step %d: %q live %q, want %q live %q", name, i, got, live, st.final, st.live)
+			}
+		}
+	}
+}
+
+// When nobody takes them, the oldest lines are left out, and that is said.
+func TestTranscriptBounded(t *testing.T) {
+	s := newScreen(24, 80)
+	s.Write(bytes.Repeat([]byte("unasked\r\n"), 100000))
+	if len(s.tr.pending) > 0 {
+		t.Error("lines are kept before anybody asked")
+	}
+	s.Transcript(false)
+	for i := range 100000 {
+		fmt.Fprintf(s, "line %d\r\n", i)
+	}
+	final, _ := s.Transcript(false)
+	n := 100000 + 1 - len(final)
+	if want := fmt.Sprintf("[… %d lines left out …]", n); final[0] != want || len(final) > maxPending/lineCost {
+		t.Errorf("%d lines begin with %q, want %q", len(final), final[0], want)
+	}
+	if want := fmt.Sprintf("line %d", n); final[1] != want || final[len(final)-1] != "line 99999" {
+		t.Errorf("the lines go from %q to %q", final[1], final[len(final)-1])
+	}
+	s.Write(bytes.Repeat([]byte("no end "), 1<<20))
+	if s.tr.bytes > maxPending || len(s.tr.part) > maxLine+80 {
+		t.Errorf("an endless line keeps %d and %d bytes", s.tr.bytes, len(s.tr.part))
+	}
+}
+
+/* ----- helpers of the detector's tests ----- */
+
+var detectorStart = time.Unix(1000, 0)
+
+// stage drives a detector the way a session does, on a clock of its own.
+type stage struct {
+	t   *testing.T
+	d   *Detector
+	now time.Time
+	tty TTYState
+}
+
+func newStage(t *testing.T, tool, tty string) *stage {
+	return &stage{t, newDetector(adapterFor(tool), 30, 100, DetectOptions{}), detectorStart, parseTTY(tty)}
+}
+
+// show feeds output and lets time pass; it returns every prompt of that time.
+func (s *stage) show(output string, d time.Duration) (asked []*Prompt) {
+	s.d.Feed([]byte(output), s.now)
+	return s.wait(d)
+}
+
+func (s *stage) wait(d time.Duration) (asked []*Prompt) {
+	for end := s.now.Add(d); s.now.Before(end); s.now = s.now.Add(10 * time.Millisecond) {
+		if p := s.d.Tick(s.tty, s.now); p != nil {
+			asked = append(asked, p)
+		}
+	}
+	return asked
+}
+
+func (s *stage) one(output string) *Prompt {
+	s.t.Helper()
+	asked := s.show(output, time.Second)
+	if len(asked) != 1 {
+		s.t.Fatalf("%q: %d prompts, want 1", output, len(asked))
+	}
+	return asked[0]
+}
+
+// claudeDialog is Claude's command dialog at 100 columns, as measured with 2.1.329.
+func claudeDialog(command string) string {
+	rule := strings.Repeat("─", 100)
+	return "\x1b]0;✳ Claude Code\a\x1b[?25l\x1b[H\x1b[2J● Running a command\r\n" + rule + "\r\n Bash command\r\n\r\n Say hi\r\n" +
+		strings.Repeat("╌", 100) + "\r\n " + strings.ReplaceAll(command, "\n", "\r\n ") + "\r\n" + strings.Repeat("╌", 100) +
+		"\r\n Do you want to proceed?\r\n ❯ 1. Yes\r\n   2. Yes, and switch to auto mode\r\n   3. No\r\n\r\n Esc to cancel · Tab to amend"
+}
+
+/* ----- scenarios and recordings ----- */
+
+func TestScenarios(t *testing.T) {
+	files, _ := filepath.Glob("testdata/scenarios/*.json")
+	questions := 0
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			tp, err := openTape(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var seen []labEvent
+			replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) })
+			if why := tp.want.check(seen); why != "" {
+				t.Error(why)
+			}
+			for _, e := range seen {
+				checkPrompt(t, e.Prompt)
+			}
+			if tp.want.Type == nil {
+				return
+			}
+			questions++
+			if !strings.HasPrefix(tp.want.TTY, "reading canon echo") || tp.want.Tool != "generic" {
+				return
+			}
+			tp.want.TTY, seen = "busy canon echo", nil // the same text by a program that goes on working
+			for i := range tp.events {
+				if tp.events[i].kind == "t" {
+					tp.events[i].data = tp.want.TTY
+				}
+			}
+			if replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) }); len(seen) > 0 {
+				t.Errorf("asks %q although nobody reads", seen[0].Excerpt)
+			}
+		})
+	}
+	if others := len(files) - questions; questions < 60 || others < 60 {
+		t.Errorf("%d questions and %d others, want at least 60 of each", questions, others)
+	}
+}
+
+// checkPrompt tests what holds for every prompt.
+func checkPrompt(t *testing.T, p *Prompt) {
+	t.Helper()
+	if len(p.Excerpt) > 200 || !utf8.ValidString(p.Excerpt) || p.Excerpt == "" && p.Type != Unknown {
+		t.Errorf("excerpt %q", p.Excerpt)
+	}
+	if p.Score < 0.60 || p.Score > 1 || len(p.Signals) == 0 || p.Fingerprint == "" || len(p.Full) > 16<<10 {
+		t.Errorf("score %v, signals %v, fingerprint %q, %d bytes of full text", p.Score, p.Signals, p.Fingerprint, len(p.Full))
+	}
+	if len(p.Choices) > 9 || utf8.RuneCountInString(p.Recent) > 500 {
+		t.Errorf("%d choices, %d characters", len(p.Choices), utf8.RuneCountInString(p.Recent))
+	}
+	for i, c := range p.Choices {
+		if utf8.RuneCountInString(c.Label) > 60 || c.Key == "" || p.Axis == "" && c.Keys == "" {
+			t.Errorf("choice %d: %+v", i, c)
+		}
+		if p.SafeDefault != nil && *p.SafeDefault == c.Key && c.Grants {
+			t.Errorf("the safe default %q grants %q", c.Key, c.Label)
+		}
+	}
+	if (p.Idle || p.Secret || p.Type == Unknown) != (p.SafeDefault == nil) {
+		t.Errorf("safe default %v of type %s, idle %v, secret %v", p.SafeDefault, p.Type, p.Idle, p.Secret)
+	}
+}
+
+// TestRecordings prints the figures over the shared recordings, and holds them to the goals.
+func TestRecordings(t *testing.T) {
+	dir := filepath.Join(os.Getenv("ATLASBRIDGE_SHARED"), "recordings")
+	if os.Getenv("ATLASBRIDGE_SHARED") == "" {
+		dir = filepath.Join("..", "shared", "recordings")
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "index.jsonl"))
+	if err != nil {
+		t.Skip("no shared recordings (set ATLASBRIDGE_SHARED):", err)
+	}
+	sum := tally{}
+	for dec := json.NewDecoder(bytes.NewReader(data)); dec.More(); {
+		var l label
+		if err := dec.Decode(&l); err != nil {
+			t.Fatal(err)
+		}
+		tp, err := openTape(filepath.Join(dir, l.File))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var seen []labEvent
+		replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) })
+		for _, e := range seen {
+			checkPrompt(t, e.Prompt)
+		}
+		sum.add(&l, seen)
+	}
+	for _, k := range slices.Sorted(maps.Keys(sum)) {
+		n := sum[k]
+		share := 100 * float64(n[0]) / float64(n[1])
+		t.Logf("%-45s %4d of %4d  %5.1f %%", k, n[0], n[1], share)
+		figure, _, _ := strings.Cut(k, ",")
+		goal := map[string]float64{"questions found": 99, "right type": 97, "menus with all choices": 95, "delay": 50}[figure]
+		if share < goal || strings.HasPrefix(k, "busy") && share > 2 {
+			t.Errorf("%s: %.1f %%", k, share)
+		}
+	}
+}
+
+// tally counts hits and cases of each figure.
+type tally map[string][2]int
+
+// label is a line of index.jsonl: what a person says a recording shows.
+type label struct {
+	File, Label, Source string
+	Waiting             *bool
+	At                  *float64 `json:"t_wait"`
+	Choices             []string
+}
+
+func (t tally) hit(figure string, yes bool) {
+	n := t[figure]
+	if n[1]++; yes {
+		n[0]++
+	}
+	t[figure] = n
+}
+
+func (t tally) add(l *label, seen []labEvent) {
+	if l.Waiting == nil {
+		return
+	}
+	asked := slices.DeleteFunc(slices.Clone(seen), func(e labEvent) bool {
+		return e.Idle || l.Source == "agent" && l.At != nil && e.T < *l.At-0.5
+	})
+	switch {
+	case l.Label == "repl" || l.Label == "idle":
+		t.hit("idle boxes and REPLs, "+l.Source, len(seen) > 0 && seen[len(seen)-1].Idle)
+	case l.Label == "fullscreen":
+		t.hit("full-screen programs left alone", len(asked) == 0)
+	case l.Label == "confirm": // a hint that stands for less than a second
+	case !*l.Waiting && l.Source == "agent": // some of these show a dialog before the work that is meant
+	case !*l.Waiting:
+		t.hit("busy taken for waiting", len(asked) > 0)
+	default:
+		t.hit("questions found, "+l.Source, len(asked) > 0)
+		if len(asked) == 0 {
+			return
+		}
+		e := asked[len(asked)-1]
+		if l.Source == "agent" {
+			e = asked[0]
+		}
+		kind := map[string]PromptType{"secret": FreeText, "pager": ConfirmEnter}[l.Label]
+		if kind == "" {
+			kind = PromptType(l.Label)
+		}
+		t.hit("right type, "+l.Source, e.Type == kind && e.Secret == (l.Label == "secret"))
+		t.hit("delay ≤ 150 ms", e.delay <= 150*time.Millisecond)
+		if slices.Contains(e.Signals, "protocol") || slices.Contains(e.Signals, "title") {
+			t.hit("delay ≤ 50 ms where the tool says so", e.delay <= 50*time.Millisecond)
+		}
+		if e.Type == MultipleChoice {
+			t.hit("menus with all choices, "+l.Source, len(e.Choices) >= min(len(l.Choices), 9))
+		}
+	}
+}
+
+/* ----- one question is one prompt ----- */
+
+func TestOneQuestionOnePrompt(t *testing.T) {
+	s := newStage(t, "claude", "")
+	first := s.one(claudeDialog("touch a"))
+	for i := range 200 { // the mark of the tool row blinks for ever
+		mark := "●"
+		if i%2 == 0 {
+			mark = " "
+		}
+		if asked := s.show("\x1b[1;1H"+mark, 600*time.Millisecond); len(asked) > 0 {
+			t.Fatalf("blink %d asks again: %q", i, asked[0].Excerpt)
+		}
+		if s.d.Gone(s.tty, s.now) {
+			t.Fatalf("blink %d: gone", i)
+		}
+	}
+	s.show("\x1b[10;2H \x1b[11;2H❯", time.Second) // the pointer moves down
+	p := s.d.Look(s.tty, s.now)
+	if p == nil || p.Pointer != 1 || p.Fingerprint != first.Fingerprint {
+		t.Fatalf("after the arrow key: %+v", p)
+	}
+	s.d.Resize(24, 60, s.now)
+	narrow := claudeDialog("touch a")
+	for _, c := range []string{"─", "╌"} {
+		narrow = strings.ReplaceAll(narrow, strings.Repeat(c, 100), strings.Repeat(c, 60))
+	}
+	if asked := s.show(narrow, time.Second); len(asked) > 0 {
+		t.Errorf("a resize asks again: %q", asked[0].Excerpt)
+	}
+}
+
+func TestRepaintIsNotGone(t *testing.T) {
+	s := newStage(t, "claude", "")
+	s.one(claudeDialog("touch a"))
+	s.show("\x1b[H\x1b[2J", 60*time.Millisecond)
+	if s.d.Gone(s.tty, s.now) {
+		t.Error("a cleared screen is gone after 60 ms")
+	}
+	if asked := s.show(claudeDialog("touch a"), time.Second); len(asked) > 0 {
+		t.Error("a repaint asks again")
+	}
+	s.show("\x1b[H\x1b[2J\x1b]0;◐ Claude Code\aworking", time.Second)
+	if !s.d.Gone(s.tty, s.now) || s.d.Activity() != "running" {
+		t.Error("answered, but not gone")
+	}
+	if asked := s.show(claudeDialog("touch a"), time.Second); len(asked) != 1 {
+		t.Error("the same dialog later is not a new prompt")
+	}
+}
+
+func TestSameWordsAgain(t *testing.T) {
+	s := newStage(t, "generic", "reading canon echo")
+	for i := range 3 { // read -p in a loop
+		if p := s.one("Continue? (y/n) "); p.Type != YesNo {
+			t.Fatalf("round %d: %s", i, p.Type)
+		}
+		s.d.Typed([]byte("y\r"), s.now)
+		if asked := s.show("y", 50*time.Millisecond); len(asked) > 0 || s.d.Gone(s.tty, s.now) {
+			t.Fatalf("round %d: the echo of the answer asks %v", i, asked)
+		}
+		s.d.Feed([]byte("\r\n"), s.now)
+	}
+}
+
+func TestSleepForgetsAndDoesNotRepeat(t *testing.T) {
+	s := newStage(t, "claude", "")
+	s.one(claudeDialog("touch a"))
+	s.d.Typed([]byte("1"), s.now)
+	s.d.Sleep(s.now.Add(150 * time.Millisecond))
+	if asked := s.wait(time.Second); len(asked) > 0 {
+		t.Error("a dialog that is slow to go is asked twice")
+	}
+	s.show("\x1b[H\x1b[2Jworking", 300*time.Millisecond)
+	if asked := s.show(claudeDialog("touch a"), time.Second); len(asked) != 1 {
+		t.Errorf("asked again with the same words: %d prompts", len(asked))
+	}
+}
+
+func TestIdleOnce(t *testing.T) {
+	box := "\x1b]0;✳ Claude Code\a\x1b[H\x1b[2Jhello\r\n──────\r\n❯\u00a0\r\n──────\x1b[?25l\x1b[3;3H"
+	s := newStage(t, "claude", "")
+	if p := s.one(box); !p.Idle || p.SafeDefault != nil || s.d.Activity() != "idle" {
+		t.Fatalf("%+v", p)
+	}
+	if asked := s.show("\x1b[3;3Hdraft\x1b[3;8H", time.Second); len(asked) > 0 {
+		t.Error("a draft is no question")
+	}
+	if asked := s.show("\x1b[3;3H\x1b[K", time.Second); len(asked) > 0 {
+		t.Error("an emptied draft is announced again")
+	}
+	s.show("\x1b]0;◐ Claude Code\a", time.Second)
+	if asked := s.show(box, time.Second); len(asked) != 1 {
+		t.Error("the end of the next turn is not announced")
+	}
+}
+
+/* ----- safety ----- */
+
+func TestSafeDefaultsCannotGrant(t *testing.T) {
+	for _, typ := range []PromptType{YesNo, MultipleChoice, ConfirmEnter, FreeText} {
+		d := newDetector(adapterFor("claude"), 30, 100, DetectOptions{SafeDefaults: map[PromptType]string{typ: "1", YesNo: "y"}})
+		d.Feed([]byte(claudeDialog("touch a")), detectorStart)
+		if p := d.Look(TTYState{}, detectorStart); p == nil || !p.Permission || *p.SafeDefault != "3" {
+			t.Errorf("%s: %+v", typ, p)
+		}
+		d = newDetector(adapterFor("x"), 30, 100, DetectOptions{SafeDefaults: map[PromptType]string{YesNo: "y"}})
+		d.Feed([]byte("Go on? [Y/n] "), detectorStart)
+		if p := d.Look(parseTTY("reading canon echo"), detectorStart); p == nil || *p.SafeDefault != "n" {
+			t.Errorf("yes/no: %+v", p)
+		}
+	}
+	s := newStage(t, "generic", "reading canon echo")
+	s.d.o.SafeDefaults = map[PromptType]string{MultipleChoice: "2"}
+	if p := s.one("1) red\r\n2) blue\r\nYour choice: "); *p.SafeDefault != "2" {
+		t.Errorf("a menu without permissions: %q", *p.SafeDefault)
+	}
+}
+
+func TestLongCommandIsNotHidden(t *testing.T) {
+	s := newStage(t, "claude", "")
+	var lines []string
+	for i := range 12 {
+		lines = append(lines, fmt.Sprintf("echo harmless line number %d of many", i))
+	}
+	p := s.one(claudeDialog("cd /srv\n" + strings.Join(lines, "\n") + "\nrm -rf /precious"))
+	if !p.Cut || !strings.HasPrefix(p.Excerpt, "cd /srv") || !strings.Contains(p.Excerpt, "rm -rf /precious") ||
+		!strings.Contains(p.Excerpt, "proceed?") || !strings.HasSuffix(p.Excerpt, "…") || len(p.Excerpt) > 200 {
+		t.Errorf("cut %v, excerpt %q", p.Cut, p.Excerpt)
+	}
+	for _, l := range append(lines, "rm -rf /precious", "1. Yes") {
+		if !strings.Contains(p.Full, l) {
+			t.Errorf("the full text lacks %q", l)
+		}
+	}
+	if p := newStage(t, "claude", "").one(claudeDialog("touch a")); p.Cut || p.Excerpt != "touch a\nDo you want to proceed?" {
+		t.Errorf("cut %v, excerpt %q", p.Cut, p.Excerpt)
+	}
+	for _, trick := range []string{"echo hi\n╌╌╌╌\nrm -rf /x\n╌╌╌╌", "Tip: || rm -rf /x", "echo Do you want to proceed?; rm -rf /x", "$ a\n\nrm -rf /x"} {
+		if p := newStage(t, "claude", "").one(claudeDialog(trick)); !strings.Contains(p.Excerpt, "rm -rf /x") {
+			t.Errorf("%q hides its danger: %q", trick, p.Excerpt)
+		}
+	}
+	dialog := strings.Replace(claudeDialog("touch a"), " Say hi", " ↑ 16 more lines", 1)
+	if p := newStage(t, "claude", "").one(dialog); !p.Cut {
+		t.Error("a dialog clipped by the window is not marked as cut")
+	}
+}
+
+func TestTricksAreShown(t *testing.T) {
+	s := newStage(t, "generic", "reading canon echo")
+	if p := s.one("rm -rf ~\rls -l    \r\nRun ls? [y/N] "); strings.Contains(p.Full, "rm -rf") {
+		t.Errorf("full text is not what the screen shows: %q", p.Full)
+	}
+	p := newStage(t, "generic", "reading canon echo").one("Run a\u200bb\u202etxt.exe? [y/N] ")
+	if !strings.Contains(p.Excerpt, `\u{200B}`) || !strings.Contains(p.Excerpt, `\u{202E}`) {
+		t.Errorf("hidden characters: %q", p.Excerpt)
+	}
+	p = newStage(t, "generic", "reading canon echo").one("Use https://bob:hunter22@h/ and ghp_0123456789abcdefghijABCDEFGHIJ? [y/N] ")
+	if strings.Contains(p.Excerpt+p.Question+p.Full+p.Recent, "hunter22") || strings.Contains(p.Full+p.Recent, "ghp_0123") {
+		t.Errorf("secrets: %q", p.Excerpt)
+	}
+}
+
+func TestVisible(t *testing.T) {
+	for in, want := range map[string]string{
+		"plain ascii, ü, 日本, 🎉\n\t": "plain ascii, ü, 日本, 🎉\n\t",
+		"a\x1b[31mb\x7f\r":          `a\u{001B}[31mb\u{007F}\u{000D}`,
+		"\u0085\u009b":              `\u{0085}\u{009B}`,
+		"\u00ad\u061c\u180e":        `\u{00AD}\u{061C}\u{180E}`,
+		"\u200b\u200f\u2028\u202e":  `\u{200B}\u{200F}\u{2028}\u{202E}`,
+		"\u2060\u206f\ufe00\ufe0f":  `\u{2060}\u{206F}\u{FE00}\u{FE0F}`,
+		"\ufeff\ufff9\ufffb":        `\u{FEFF}\u{FFF9}\u{FFFB}`,
+		"\U000e0000\U000e01ef":      `\u{E0000}\u{E01EF}`,
+	} {
+		if got := visible(in); got != want {
+			t.Errorf("visible(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestRedact(t *testing.T) {
+	for _, secret := range []string{
+		"AKIAIOSFODNN7EXAMPLE", "ghp_16C7e42F292c6912E7710c838347Ae178B4a", "sk-ant-REDACTED-REDACTED-1234",
+		"xoxb-123456789012-abcdefghijkl", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
+		"-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "123456789:AAE-abcdefghijklmnopqrstuvwxyz012345",
+	} {
+		if got := redact("use " + secret + " now"); got != "use [redacted] now" {
+			t.Errorf("redact(%q) = %q", secret, got)
+		}
+	}
+	for in, want := range map[string]string{
+		"curl https://bob:hunter2@h/x":        "curl https://bob:[redacted]h/x",
+		"password=hunter22 next":              "password=[redacted] next",
+		`{"api_key": "abcdef"}`:               `{"api_key": "[redacted]"}`,
+		"Authorization: Bearer abcdefgh12345": "Authorization: Bearer [redacted]",
+		"git push origin main":                "git push origin main",
+		"http://localhost:8080/a@b":           "http://localhost:8080/a@b",
+	} {
+		if got := redact(in); got != want {
+			t.Errorf("redact(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestClip(t *testing.T) {
+	for n := range 20 {
+		if got := clip("aü日🎉bcdefghij", n); len(got) > max(n, 3) || !utf8.ValidString(got) || !strings.HasSuffix(got, "…") && n < 18 {
+			t.Errorf("clip to %d: %q", n, got)
+		}
+	}
+	if clip("abc", 3) != "abc" {
+		t.Error("clipped without need")
+	}
+}
+
+func TestAdapterTable(t *testing.T) {
+	for name, want := range map[string]string{"claude": "claude", "/usr/bin/claude": "claude", "codex": "codex", "openai": "codex",
+		"gemini": "gemini", "opencode": "opencode", "qwen.exe": "qwen", "bash": "generic", "": "generic"} {
+		if got := adapterFor(name).Name; got != want {
+			t.Errorf("adapterFor(%q) = %s, want %s", name, got, want)
+		}
+	}
+}
+
+func TestKeys(t *testing.T) {
+	for _, c := range []struct{ tool, tty, out, keys string }{
+		{"claude", "", claudeDialog("x"), `["1" "2" "3"]`},
+		{"generic", "reading canon echo", "Go? [y/N] ", `["y\r" "n\r"]`},
+		{"generic", "reading raw echo", "Go? [y/N] ", `["y" "n"]`}, // bash read -n1
+		{"generic", "reading raw noecho", "Clear<y>? ", `["y" "n"]`},
+		{"generic", "reading canon echo", "Go? (yes/no) ", `["yes\r" "no\r"]`},
+		{"generic", "reading canon echo", "1) a\r\n2) b\r\nSelect option: ", `["1\r" "2\r"]`},
+		{"generic", "reading raw noecho", "\x1b[?25l? Pick one (Use arrow keys)\r\n❯ a\r\n  b\r\n", `["" ""]`},
+	} {
+		var keys []string
+		for _, k := range newStage(t, c.tool, c.tty).one(c.out).Choices {
+			keys = append(keys, k.Keys)
+		}
+		if got := fmt.Sprintf("%q", keys); got != c.keys {
+			t.Errorf("%q: %s, want %s", c.out, got, c.keys)
+		}
+	}
+}
+
+func TestProtocolJoins(t *testing.T) {
+	s := newStage(t, "claude", "")
+	s.d.Feed([]byte("\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=YXBwcm92ZQ==\a"+claudeDialog("touch a")), s.now)
+	if s.wait(30 * time.Millisecond); s.d.cur != nil {
+		t.Fatal("asked before the screen was still")
+	}
+	asked := s.wait(30 * time.Millisecond)
+	if len(asked) != 1 || asked[0].Score != 1 || !slices.Contains(asked[0].Signals, "protocol") || !slices.Contains(asked[0].Signals, "structure") {
+		t.Fatalf("%+v", asked)
+	}
+	if s.d.Activity() != "waiting_permission" {
+		t.Error(s.d.Activity())
+	}
+	s = newStage(t, "claude", "") // a window so small that the dialog does not show
+	p := s.one("\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=YXBwcm92ZSBCYXNo\a\x1b[?25l↓ 9 more")
+	if p.Type != Unknown || p.Question != "approve Bash" || p.SafeDefault != nil || !p.Cut {
+		t.Errorf("%+v", p)
+	}
+}
+
+/* ----- hostile output ----- */
+
+func TestHostileOutput(t *testing.T) {
+	rnd := mrand.New(mrand.NewSource(1))
+	var before, after runtime.MemStats
+	s := newStage(t, "generic", "busy canon echo")
+	runtime.ReadMemStats(&before)
+	chunk := make([]byte, 64<<10)
+	for range 32 {
+		rnd.Read(chunk)
+		if asked := s.show(string(chunk), 50*time.Millisecond); len(asked) > 0 {
+			t.Fatalf("noise asks %q", asked[0].Excerpt)
+		}
+	}
+	for range 32 { // a string that never ends
+		s.show("\x1b]0;"+strings.Repeat("A", 64<<10), 50*time.Millisecond)
+	}
+	runtime.GC()
+	if runtime.ReadMemStats(&after); after.HeapAlloc > before.HeapAlloc+(4<<20) {
+		t.Errorf("heap grew by %d KiB", (after.HeapAlloc-before.HeapAlloc)>>10)
+	}
+	if len(s.d.Raw()) != 4096 {
+		t.Errorf("%d bytes kept", len(s.d.Raw()))
+	}
+	s = newStage(t, "generic", "busy canon echo") // a copy of a dialog, line by line, for an hour
+	for range 600 {
+		if asked := s.show(claudeDialog("rm -rf /")+"\r\nContinue? (y/n) ", 200*time.Millisecond); len(asked) > 0 {
+			t.Fatalf("a copy asks %q", asked[0].Excerpt)
+		}
+	}
+}
+
+// promptsOf replays output cut at the given places, all at once, and lets it settle.
+func promptsOf(tool, tty string, output []byte, cut func() int) (asked []string) {
+	d := newDetector(adapterFor(tool), 24, 80, DetectOptions{})
+	now, state := detectorStart, parseTTY(tty)
+	for len(output) > 0 {
+		n := min(max(cut(), 1), len(output))
+		d.Feed(output[:n], now)
+		output = output[n:]
+	}
+	for range 60 {
+		if p := d.Tick(state, now); p != nil {
+			asked = append(asked, p.Fingerprint+p.Excerpt)
+		}
+		now = now.Add(100 * time.Millisecond)
+	}
+	return asked
+}
+
+func FuzzDetector(f *testing.F) {
+	f.Add("claude", "", []byte(claudeDialog("touch a")), int64(1))
+	f.Add("generic", "reading canon echo", []byte("Continue? (y/n) "), int64(2))
+	f.Add("generic", "reading raw noecho", []byte("\x1b[?25l? Pick (Use arrow keys)\r\n❯ a\r\n  b\r\n"), int64(3))
+	f.Add("generic", "reading raw noecho", []byte("┌──┐\r\n│ Go? │\r\n│ <Yes>  <No> │\r\n└──┘\x1b[?25l"), int64(4))
+	f.Add("opencode", "", []byte("┃ $ a\r\n┃ Allow once   Reject  ⇆ select\x1b[?25l"), int64(5))
+	f.Add("generic", "reading canon noecho", []byte("(1) a\r\n  p   b\r\n[12?q]? <y>? [Ynq] "), int64(6))
+	f.Fuzz(func(t *testing.T, tool, tty string, output []byte, seed int64) {
+		rnd := mrand.New(mrand.NewSource(seed))
+		whole := promptsOf(tool, tty, output, func() int { return len(output) })
+		if cut := promptsOf(tool, tty, output, func() int { return rnd.Intn(9) }); !slices.Equal(whole, cut) {
+			t.Errorf("whole %q, in pieces %q", whole, cut)
+		}
+	})
+}
+
+func FuzzTape(f *testing.F) {
+	f.Add("a.cast", []byte("{\"version\":2,\"width\":80,\"height\":24}\n[0.1,\"o\",\"Go? [y/N] \"]\n[0.2,\"t\",\"reading canon echo\"]\n[1,\"r\",\"40x10\"]\n"))
+	f.Add("a.json", []byte(`{"tool":"claude","pty_output":"Go? (y/n) ","expected_type":"TYPE_YES_NO"}`))
+	f.Fuzz(func(t *testing.T, name string, data []byte) {
+		tp, err := parseTape(name, data)
+		if err != nil || len(tp.events) > 1000 || tp.rows > 200 || tp.cols > 200 {
+			return
+		}
+		for _, e := range tp.events {
+			if e.t > 60 || e.kind == "r" {
+				return
+			}
+		}
+		replay(tp, DetectOptions{}, func(e labEvent) {
+			if len(e.Excerpt) > 200 || len(e.Choices) > 9 {
+				t.Errorf("%+v", e.Prompt)
+			}
+		})
+	})
+}
+
+/* ----- the lab ----- */
+
+func TestLab(t *testing.T) {
+	dir := t.TempDir()
+	run := func(args ...string) (string, int) {
+		out, err := os.Create(filepath.Join(dir, "out"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		null, _ := os.Open(os.DevNull)
+		code := cmdLab(&command{name: "lab", args: args, stdin: null, stdout: out, stderr: null, getenv: os.Getenv})
+		data, _ := os.ReadFile(out.Name())
+		return string(data), code
+	}
+	cast := filepath.Join("testdata", "recordings", "generic-tune2fs.cast")
+	out, code := run("--json", cast)
+	var e map[string]any
+	if err := json.Unmarshal([]byte(out), &e); err != nil || code != 0 {
+		t.Fatalf("%v, exit %d: %s", err, code, out)
+	}
+	want := []string{"choices", "confidence", "excerpt", "file", "idle", "safe_default", "score", "secret", "signals", "t", "type"}
+	if got := slices.Sorted(maps.Keys(e)); !slices.Equal(got, want) {
+		t.Errorf("fields %q, want %q", got, want)
+	}
+	if out, code = run("--explain", cast); code != 0 || !strings.Contains(out, "pattern+tty") || !strings.Contains(out, "Label:Yes") {
+		t.Errorf("exit %d: %s", code, out)
+	}
+	if out, _ = run("--screen", cast); !strings.Contains(out, "Proceed anyway (or wait 5 seconds to proceed) ? (y,N)") {
+		t.Error(out)
+	}
+	bad := filepath.Join(dir, "bad.json")
+	os.WriteFile(bad, []byte(`{"tool":"generic","pty_output":"hello\r\n","expected_type":"TYPE_YES_NO"}`), 0o600)
+	for _, args := range [][]string{{bad}, {dir}, {filepath.Join(dir, "missing")}, {"part_detector.go"}} {
+		if _, code := run(args...); code != 1 {
+			t.Errorf("lab %q: exit %d, want 1", args, code)
+		}
+	}
+}
+
+func BenchmarkDetectorFlood(b *testing.B) {
+	line := []byte(strings.Repeat("some plain output of a build, 80 columns of it, with nothing to ask in it.....\r\n", 800))
+	d := newDetector(adapterFor("generic"), 30, 100, DetectOptions{})
+	b.SetBytes(int64(len(line)))
+	now := detectorStart
+	for b.Loop() {
+		d.Feed(line, now)
+		now = now.Add(time.Millisecond)
+		if next := d.Next(now); !next.IsZero() && !next.After(now) {
+			d.Tick(TTYState{}, now)
+		}
+	}
+}
+
+func BenchmarkDetectorLook(b *testing.B) {
+	d := newDetector(adapterFor("claude"), 30, 100, DetectOptions{})
+	for b.Loop() {
+		d.Feed([]byte(claudeDialog("touch a")), detectorStart)
+		d.Look(TTYState{}, detectorStart)
+	}
+}
+
+/* ===== Telegram ===== */
+
+const tgToken = "123456789:AAFakeTokenForLoopbackTestsOnly0123"
+
+// tgServer is a Bot API that misbehaves on command.
+type tgServer struct {
+	*httptest.Server
+	mu      sync.Mutex
+	queue   []string                                          // updates as JSON, in order of their ids
+	calls   []tgCall                                          // all but getUpdates
+	polls   []int64                                           // offsets asked for
+	wake    chan struct{}                                     // closed and renewed on every change
+	fault   func(method string, w http.ResponseWriter) bool   // true: it has answered
+	answers map[string]func(p map[string]any) (result string) // instead of the usual ones
+	lastID  int64
+}
+
+type tgCall struct {
+	method string
+	p      map[string]any
+}
+
+func newTGServer(t *testing.T) *tgServer {
+	s := &tgServer{wake: make(chan struct{}), lastID: 100, answers: map[string]func(map[string]any) string{}}
+	s.Server = httptest.NewServer(s)
+	t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
+	return s
+}
+
+func (s *tgServer) changed() { close(s.wake); s.wake = make(chan struct{}) }
+
+func (s *tgServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	method := filepath.Base(r.URL.Path)
+	var p map[string]any
+	if r.Header.Get("Content-Type") != "application/json" || json.NewDecoder(r.Body).Decode(&p) != nil || p == nil {
+		http.Error(w, "not JSON", http.StatusTeapot)
+		return
+	}
+	s.mu.Lock()
+	fault := s.fault
+	s.mu.Unlock()
+	if fault != nil && fault(method, w) {
+		return
+	}
+	if method == "getUpdates" {
+		s.serveUpdates(w, r, p)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls = append(s.calls, tgCall{method, p})
+	s.changed()
+	result := "true"
+	switch answer := s.answers[method]; {
+	case answer != nil:
+		result = answer(p)
+	case method == "getMe":
+		result = `{"id":9,"is_bot":true,"first_name":"Bot","username":"my_bot"}`
+	case method == "getWebhookInfo":
+		result = `{"url":""}`
+	case method == "getMyCommands":
+		result = "[]"
+	case method == "sendMessage":
+		s.lastID++
+		result = fmt.Sprintf(`{"message_id":%d,"date":1,"chat":{"id":1001}}`, s.lastID)
+	case strings.HasPrefix(method, "editMessage"):
+		result = fmt.Sprintf(`{"message_id":%v}`, p["message_id"])
+	}
+	fmt.Fprintf(w, `{"ok":true,"result":%s}`, result)
+}
+
+func (s *tgServer) serveUpdates(w http.ResponseWriter, r *http.Request, p map[string]any) {
+	offset, _ := p["offset"].(float64)
+	timeout, _ := p["timeout"].(float64)
+	end := time.After(min(time.Duration(timeout)*time.Second, 20*time.Millisecond+time.Duration(timeout)*10*time.Millisecond))
+	for first := true; ; first = false {
+		s.mu.Lock()
+		if first {
+			s.polls = append(s.polls, int64(offset))
+			s.changed()
+		}
+		s.queue = slices.DeleteFunc(s.queue, func(u string) bool { return tgID(u) < int64(offset) })
+		batch, wake := strings.Join(s.queue, ","), s.wake
+		s.mu.Unlock()
+		over := false
+		if batch == "" {
+			select {
+			case <-wake:
+				continue
+			case <-r.Context().Done():
+				return
+			case <-end:
+				over = true
+			}
+		}
+		if batch != "" || over {
+			fmt.Fprintf(w, `{"ok":true,"result":[%s]}`, batch)
+			return
+		}
+	}
+}
+
+func tgID(u string) int64 {
+	var v update
+	json.Unmarshal([]byte(u), &v)
+	return v.ID
+}
+
+func (s *tgServer) send(updates ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.queue = append(s.queue, updates...)
+	s.changed()
+}
+
+// until waits for the n-th call of the method that matches, and returns it.
+func (s *tgServer) until(t *testing.T, method, pattern string) tgCall {
+	t.Helper()
+	re, deadline := regexp.MustCompile(pattern), time.After(8*time.Second)
+	for {
+		s.mu.Lock()
+		calls, wake := slices.Clone(s.calls), s.wake
+		s.mu.Unlock()
+		for _, c := range calls {
+			if b, _ := json.Marshal(c.p); c.method == method && re.Match(b) {
+				return c
+			}
+		}
+		select {
+		case <-wake:
+		case <-deadline:
+			t.Fatalf("no %s matching %q; calls: %v", method, pattern, calls)
+		}
+	}
+}
+
+func (s *tgServer) count(method string) (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.calls {
+		if c.method == method {
+			n++
+		}
+	}
+	return n
+}
+
+// confirmed waits until an update has been confirmed by a greater offset.
+func (s *tgServer) confirmed(t *testing.T, id int64) {
+	t.Helper()
+	deadline := time.After(8 * time.Second)
+	for {
+		s.mu.Lock()
+		ok, wake := slices.ContainsFunc(s.polls, func(o int64) bool { return o > id }), s.wake
+		s.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-wake:
+		case <-deadline:
+			t.Fatalf("update %d was not confirmed", id)
+		}
+	}
+}
+
+// tgEnv is a store with one session, and a Telegram that talks to a tgServer.
+type tgEnv struct {
+	*Telegram
+	t   *testing.T
+	srv *tgServer
+	s   *SessionRecord
+}
+
+func newTGEnv(t *testing.T) *tgEnv {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "state")
+	if err := secureDir(dir); err != nil {
+		t.Fatal(err)
+	}
+	e := &tgEnv{t: t, srv: newTGServer(t)}
+	e.Telegram = e.other(dir)
+	s := &SessionRecord{Head: Head{ID: newID()}, Tool: "claude", Label: "api", Cwd: "/home/u/proj", Status: "active",
+		Activity: "running", StartedAt: time.Now().UTC()}
+	if err := e.store.Update(func(*View) ([]Record, error) { return []Record{s}, nil }); err != nil {
+		t.Fatal(err)
+	}
+	e.s = s
+	return e
+}
+
+// other is a Telegram as another process of the same user would have it.
+func (e *tgEnv) other(dir string) *Telegram {
+	e.t.Helper()
+	st, err := openStore(dir)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Cleanup(func() { st.Close() })
+	cfg := &Config{Token: tgToken, ChatID: 1001, Users: []int64{1001}, APIBase: e.srv.URL}
+	tg, err := newTelegram(cfg, st, slog.New(slog.DiscardHandler))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return tg
+}
+
+// poll runs Poll until stop is called, or the test's end.
+func (e *tgEnv) poll(tg *Telegram) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); tg.Poll(ctx) }()
+	stop = func() { cancel(); <-done }
+	e.t.Cleanup(stop)
+	return stop
+}
+
+// ask records a question, sends it, and returns it as it then is.
+func (e *tgEnv) ask(p PromptRecord) *PromptRecord {
+	e.t.Helper()
+	p.ID, p.SessionID, p.Nonce, p.Status = newID(), e.s.ID, newNonce(), Created
+	p.CreatedAt, p.ExpiresAt = time.Now().UTC(), time.Now().Add(5*time.Minute).UTC()
+	if p.Confidence == "" {
+		p.Confidence, p.Signals = "high", []string{"pattern"}
+	}
+	err := e.store.Update(func(*View) ([]Record, error) { return []Record{&p}, nil })
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.store.Move(p.ID, Routed, nil)
+	id, err := e.Ask(context.Background(), &p, e.s)
+	if err != nil || id == 0 {
+		e.t.Fatalf("Ask = %d, %v", id, err)
+	}
+	e.store.Move(p.ID, AwaitingReply, func(q *PromptRecord) { q.MsgID = id })
+	return e.prompt(p.ID)
+}
+
+func (e *tgEnv) prompt(id string) *PromptRecord {
+	e.t.Helper()
+	v, err := e.store.View()
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	p := *v.Prompts[id]
+	return &p
+}
+
+func (e *tgEnv) auditLog() string {
+	b, _ := os.ReadFile(filepath.Join(e.store.Dir, "audit.log"))
+	return string(b)
+}
+
+func tgTap(id int64, p *PromptRecord, value string) string {
+	return tgTapOn(id, p, value, p.MsgID, 1001)
+}
+
+func tgTapOn(id int64, p *PromptRecord, value string, msg, from int64) string {
+	return fmt.Sprintf(`{"update_id":%d,"callback_query":{"id":"q%d","from":{"id":%d},"message":{"message_id":%d,"date":5,`+
+		`"chat":{"id":%d,"type":"private"}},"data":"ans:%s:%s:%.16s:%s"}}`, id, id, from, msg, from, shortID(p.ID),
+		shortID(p.SessionID), p.Nonce, value)
+}
+
+func tgSay(id int64, text string, more string) string {
+	b, _ := json.Marshal(text)
+	return fmt.Sprintf(`{"update_id":%d,"message":{"message_id":%d,"date":%d,"from":{"id":1001},"chat":{"id":1001,"type":"private"},"text":%s%s}}`,
+		id, id, time.Now().Unix(), b, more)
+}
+
+var yesNo = PromptRecord{Type: YesNo, Question: "Continue? (y/n)", Excerpt: "Continue? (y/n)", SafeDefault: ref("n")}
+
+var tgMenu = PromptRecord{Type: MultipleChoice, Permission: true, Question: "Do you want to proceed?", Excerpt: "touch /tmp/x",
+	SafeDefault: ref("3"), Choices: []Choice{{Key: "1", Label: "Yes", Grants: true},
+		{Key: "2", Label: "Yes, and don't ask again for touch", Grants: true}, {Key: "3", Label: "No"}}}
+
+func tgWith(p PromptRecord, change func(*PromptRecord)) PromptRecord { change(&p); return p }
+
+func tgKeys(rows [][]button) string {
+	var out []string
+	for _, row := range rows {
+		var keys []string
+		for _, b := range row {
+			keys = append(keys, b.Text+"="+b.Data[strings.LastIndex(b.Data, ":")+1:])
+		}
+		out = append(out, strings.Join(keys, " & "))
+	}
+	return strings.Join(out, " | ")
+}
+
+func TestTelegramKeyboards(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		p     PromptRecord
+		whole bool
+		want  string
+	}{
+		{"yes/no", yesNo, false, "✅ Yes=y | ❌ No=n | ⏩ Use default (No)=default"},
+		{"enter", PromptRecord{Type: ConfirmEnter, SafeDefault: ref("enter")}, false, "↩️ Press Enter=enter | ⏩ Use default (Enter)=default"},
+		{"plain menu", PromptRecord{Type: MultipleChoice, SafeDefault: ref("1"), Choices: []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}}},
+			false, "1. Red=1 | 2. Blue=2 | ⏩ Use default (1. Red)=default"},
+		{"permission", tgMenu, false, "✅ 1. Yes=1 | ✅ 2. Yes, and don't ask again for touch=2 | ❌ 3. No=3 | ⏩ Use default (3. No)=default"},
+		{"cut permission", tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }), false, "📄 Show all=~all | ❌ 3. No=3 | ⏩ Use default (3. No)=default"},
+		{"cut, shown", tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }), true,
+			"✅ 1. Yes=1 | ✅ 2. Yes, and don't ask again for touch=2 | ❌ 3. No=3 | ⏩ Use default (3. No)=default"},
+		{"cut yes/no", tgWith(yesNo, func(p *PromptRecord) { p.Cut = true }), false, "📄 Show all=~all | ❌ No=n | ⏩ Use default (No)=default"},
+		{"free text", PromptRecord{Type: FreeText, SafeDefault: ref("")}, false, "⏩ Use default (empty)=default"},
+		{"secret", PromptRecord{Type: FreeText, Secret: true}, false, ""},
+		{"idle", PromptRecord{Type: FreeText, Idle: true}, false, ""},
+		{"unknown", PromptRecord{Type: Unknown, Confidence: "low"}, false, "↩️ Send Enter=enter | 🚫 Cancel / Skip=cancel | 🔍 Show last 500 characters=~recent"},
+		{"answered", tgWith(yesNo, func(p *PromptRecord) { p.Status = Resolved }), false, ""},
+	} {
+		c.p.ID, c.p.SessionID, c.p.Nonce = newID(), newID(), newNonce()
+		if c.p.Confidence == "" {
+			c.p.Confidence, c.p.Signals = "high", []string{"pattern"}
+		}
+		if c.p.Status == "" {
+			c.p.Status = AwaitingReply
+		}
+		c.p.Cut = c.p.Cut && !c.whole
+		rows := keyboard(&c.p)
+		if got := tgKeys(rows); got != c.want {
+			t.Errorf("%s:\n got %s\nwant %s", c.name, got, c.want)
+		}
+		for _, row := range rows {
+			for _, b := range row {
+				if len(b.Data) > 64 || !strings.HasPrefix(b.Data, "ans:"+c.p.ID[:8]+":"+c.p.SessionID[:8]+":"+c.p.Nonce[:16]+":") {
+					t.Errorf("%s: callback data %q", c.name, b.Data)
+				}
+			}
+		}
+	}
+}
+
+// The ticks of a multi-select live in the buttons; nine of them must still fit into 64 bytes.
+func TestTelegramTicks(t *testing.T) {
+	p := PromptRecord{Head: Head{ID: newID()}, SessionID: newID(), Nonce: newNonce(), Type: MultipleChoice, Multi: true,
+		Confidence: "high", Signals: []string{"pattern"}, Status: AwaitingReply}
+	for i := range 9 {
+		p.Choices = append(p.Choices, Choice{Key: fmt.Sprint(i + 1), Label: strings.Repeat("x", 60)})
+	}
+	data := func(rows [][]button, i int) string {
+		return rows[i][0].Data[len("ans:12345678:12345678:1234567890123456:"):]
+	}
+	rows := keyboard(&p, "2")
+	if got := data(rows, 0); got != "~t:1,2" {
+		t.Errorf("ticking 1 with 2 ticked = %q", got)
+	}
+	if got := data(rows, 1); got != "~t:" || !strings.HasPrefix(rows[1][0].Text, "✓") {
+		t.Errorf("unticking 2 = %q %q", got, rows[1][0].Text)
+	}
+	rows = keyboard(&p, "1", "2", "3", "4", "5", "6", "7", "8", "9")
+	if len(rows) != 10 || data(rows, 9) != "~s:1,2,3,4,5,6,7,8,9" {
+		t.Errorf("submit with all ticked: %d rows, %q", len(rows), data(rows, len(rows)-1))
+	}
+}
+
+func TestTelegramTexts(t *testing.T) {
+	e := newTGEnv(t)
+	s := *e.s
+	at := time.Date(2026, 11, 20, 14, 2, 11, 0, time.UTC)
+	sid := "claude · api · proj [SID:" + shortID(s.ID) + "]"
+	clock := " at " + at.Local().Format("15:04:05 MST")
+	open := func(p PromptRecord) PromptRecord {
+		p.Status, p.ExpiresAt = AwaitingReply, time.Now().Add(598*time.Second)
+		if p.Confidence == "" {
+			p.Confidence, p.Signals = "high", []string{"pattern"}
+		}
+		return p
+	}
+	over := func(p PromptRecord, st State, by, value, reason string) PromptRecord {
+		p.Status, p.DecidedAt, p.DecidedBy, p.Reason = st, &at, &by, reason
+		if value != "" {
+			p.Value = &value
+		}
+		return p
+	}
+	for _, c := range []struct {
+		p    PromptRecord
+		want string
+	}{
+		{open(yesNo), "❓ Continue? (y/n)\n⏳ Expires in 9m 58s, then default: No\n" + sid},
+		{open(tgWith(tgMenu, func(p *PromptRecord) { p.Tool, p.Cwd = "Bash", "/home/u/proj" })),
+			"🛡️ Do you want to proceed?\ntouch /tmp/x\n2. Yes, and don't ask again for touch\n🔧 Bash in /home/u/proj\n" +
+				"To refuse and say why, reply with text.\n⏳ Expires in 9m 58s, then default: 3. No\n" + sid},
+		{open(PromptRecord{Type: FreeText, Question: "Your name:", Excerpt: "Your name:"}),
+			"❓ Your name:\nReply to this message with your answer.\n⏳ Expires in 9m 58s, then nothing is typed\n" + sid},
+		{open(PromptRecord{Type: FreeText, Secret: true, Question: "Password:"}),
+			"🔑 Password:\nIt is not asked for here: type it at the keyboard.\n⏳ Expires in 9m 58s, then nothing is typed\n" + sid},
+		{open(PromptRecord{Type: Unknown, Confidence: "low", Excerpt: "> "}),
+			"❔ Possibly a question (low confidence)\n>\nWhat should AtlasBridge do?\n⏳ Expires in 9m 58s, then nothing is typed\n" + sid},
+		{open(PromptRecord{Type: FreeText, Idle: true, Full: "All tests pass.\nShall I commit?"}),
+			"✅ claude has finished\nAll tests pass.\nShall I commit?\nReply to this message with what to do next.\n" + sid},
+		{over(yesNo, Resolved, "telegram:1001", "y", ""), "Continue? (y/n)\n✅ Answered on the phone (telegram:1001)" + clock + ": Yes\n" + sid},
+		{over(yesNo, ReplyReceived, "telegram:1001", "y", ""), "Continue? (y/n)\n⏱ Answered on the phone (telegram:1001)" + clock + ": Yes, on its way\n" + sid},
+		{over(tgMenu, Resolved, "cli:local", "", ""), "Do you want to proceed?\ntouch /tmp/x\n✅ Answered at the keyboard" + clock + "\n" + sid},
+		{over(tgMenu, Resolved, "telegram:1001", "3", "use pnpm"),
+			"Do you want to proceed?\ntouch /tmp/x\n✅ Answered on the phone (telegram:1001)" + clock + ": 3. No (use pnpm)\n" + sid},
+		{over(yesNo, Resolved, "auto:timeout", "n", ""), "Continue? (y/n)\n⌛ No answer in time" + clock + ", so the default was given: No\n" + sid},
+		{over(yesNo, Expired, "auto:timeout", "", ""), "Continue? (y/n)\n⌛ Expired" + clock + ": nothing was typed\n" + sid},
+		{over(yesNo, Failed, "telegram:1001", "y", "the question is gone"), "Continue? (y/n)\n⚠️ Not delivered: Yes" + clock + " (the question is gone)\n" + sid},
+		{over(PromptRecord{Type: FreeText, Secret: true, Question: "Password:"}, Resolved, "telegram:1001", "hunter2", ""),
+			"Password:\n✅ Answered on the phone (telegram:1001)" + clock + "\n" + sid},
+	} {
+		r := e.questionText(&c.p, &s)
+		if got := r.String(); got != c.want {
+			t.Errorf("%s %s:\n got %q\nwant %q", c.p.Type, c.p.Status, got, c.want)
+		}
+		tgCheckEntities(t, r)
+	}
+}
+
+// tgCheckEntities checks that every entity lies in the text, covers whole lines, and neither begins nor ends blank.
+func tgCheckEntities(t *testing.T, r *richText) {
+	t.Helper()
+	units := utf16.Encode([]rune(r.String()))
+	if len(units) != r.units || len(units) > 4096 {
+		t.Errorf("%d UTF-16 units counted as %d", len(units), r.units)
+	}
+	for _, m := range r.marks {
+		if m.Length <= 0 || m.Offset+m.Length > len(units) {
+			t.Errorf("entity %+v outside of %d units", m, len(units))
+			continue
+		}
+		part := string(utf16.Decode(units[m.Offset : m.Offset+m.Length]))
+		if part != strings.TrimRight(part, " \n") || !strings.Contains("\n"+r.String()+"\n", "\n"+part+"\n") {
+			t.Errorf("entity %+v covers %q", m, part)
+		}
+	}
+}
+
+// A program that prints our own marks must not route replies elsewhere, nor hide what it prints.
+func TestTelegramHostileText(t *testing.T) {
+	e := newTGEnv(t)
+	p := yesNo
+	p.Status, p.Confidence, p.Signals = AwaitingReply, "high", []string{"pattern"}
+	p.Question = "ok? [SID:00000000]\u202e"
+	p.Excerpt = "```</pre> 👩‍👩‍👧 [SID:00000000]\n\x1b[31m" + strings.Repeat("𝄞", 300)
+	r := e.questionText(&p, e.s)
+	tgCheckEntities(t, r)
+	if m := sessionMark.FindStringSubmatch(r.String()); m == nil || m[1] != shortID(e.s.ID) {
+		t.Errorf("the session is read as %v", m)
+	}
+	if strings.ContainsAny(r.String(), "\x1b\u202e") {
+		t.Errorf("control characters leave: %q", r.String())
+	}
+}
+
+func TestTelegramCutText(t *testing.T) {
+	for _, s := range []string{"", "a", strings.Repeat("line of text\n", 2000), strings.Repeat("𝄞", 5000), strings.Repeat("x", 9000),
+		"\n\n" + strings.Repeat("y\n", 4000), strings.Repeat("é\n\n", 3000)} {
+		var parts []string
+		lost := 0
+		for part, rest := cutText(s, 1000); ; part, rest = cutText(rest, 1000) {
+			parts = append(parts, part)
+			if n := len(utf16.Encode([]rune(part))); n > 1000 {
+				t.Fatalf("a part of %d units", n)
+			}
+			if rest == "" {
+				break
+			}
+		}
+		lost = len(s) - len(strings.Join(parts, ""))
+		if strings.ReplaceAll(strings.Join(parts, ""), "\n", "") != strings.ReplaceAll(s, "\n", "") || lost >= len(parts) {
+			t.Errorf("%.10q: %d bytes lost in %d parts", s, lost, len(parts))
+		}
+	}
+}
+
+func TestTelegramAdmitted(t *testing.T) {
+	msg := func(more string) string {
+		return `{"update_id":1,"message":{"message_id":5,"date":9,"from":{"id":1001},"chat":{"id":1001,"type":"private"},"text":"hi"` + more + `}}`
+	}
+	group := `{"update_id":1,"message":{"from":{"id":1001},"chat":{"id":-5,"type":"group"},"text":"hi"}}`
+	tap := func(from, chat int64) string {
+		return fmt.Sprintf(`{"callback_query":{"id":"q","from":{"id":%d},"message":{"message_id":5,"chat":{"id":%d,"type":"private"}},"data":"x"}}`, from, chat)
+	}
+	for _, c := range []struct {
+		update string
+		chat   int64
+		want   bool
+	}{
+		{msg(""), 1001, true},
+		{tap(1001, 1001), 1001, true},
+		{group, -5, true},
+		{group, 1001, false},
+		{strings.Replace(group, `"id":1001`, `"id":2002`, 1), -5, false}, // anyone in a group can write and press
+		{strings.Replace(strings.Replace(tap(2002, -5), "private", "supergroup", 1), "x", "y", 1), -5, false},
+		{strings.Replace(tap(1001, -5), "private", "supergroup", 1), -5, true},
+		{msg(""), -5, false},
+		{msg(""), 0, false},
+		{tap(2002, 1001), 1001, false},
+		{tap(1001, 7), 1001, false},
+		{tap(2002, 2002), 1001, false},
+		{strings.ReplaceAll(msg(""), `"from":{"id":1001}`, `"from":{"id":2002,"username":"operator"}`), 1001, false},
+		{strings.ReplaceAll(msg(""), `"type":"private"`, `"type":"group"`), 1001, false},
+		{strings.ReplaceAll(group, "1001", "1001,\"is_bot\":true"), -5, false},
+		{strings.Replace(group, `"text"`, `"sender_chat":{"id":-5},"text"`, 1), -5, false},
+		{msg(`,"forward_origin":{"type":"user"}`), 1001, false},
+		{msg(`,"forward_date":7`), 1001, false},
+		{msg(`,"via_bot":{"id":3}`), 1001, false},
+		{msg(`,"edit_date":7`), 1001, false},
+		{strings.Replace(msg(""), `"message"`, `"edited_message"`, 1), 1001, false},
+		{strings.Replace(msg(""), `"message"`, `"channel_post"`, 1), 1001, false},
+		{`{"update_id":1}`, 1001, false},
+		{`{"callback_query":{"id":"q","from":{"id":1001},"inline_message_id":"x","data":"y"}}`, 1001, false},
+		{`{"message":{"chat":{"id":1001,"type":"private"},"text":"hi"}}`, 1001, false},
+	} {
+		var u update
+		if err := json.Unmarshal([]byte(c.update), &u); err != nil {
+			t.Fatal(err)
+		}
+		if _, reason := admitted(&u, []int64{1001}, c.chat); (reason == "") != c.want {
+			t.Errorf("admitted(%s, chat %d) = %q, want admitted: %v", c.update, c.chat, reason, c.want)
+		}
+	}
+}
+
+// tgWish puts a wish on one line.
+func tgWish(w wish) string {
+	switch {
+	case w.decision != nil && w.secret:
+		return "secret"
+	case w.decision != nil:
+		return "decide " + shortID(w.decision.PromptID) + " " + w.decision.Value
+	case w.input != nil:
+		return fmt.Sprintf("%s %s %q", w.input.Kind, shortID(w.input.SessionID), w.input.Text)
+	case w.meta != nil:
+		return fmt.Sprint(w.meta)
+	}
+	return "reply " + w.reply
+}
+
+func TestTelegramUnderstand(t *testing.T) {
+	now := time.Now()
+	session := func(id, label, status string) *SessionRecord {
+		return &SessionRecord{Head: Head{ID: id + "-0000"}, Tool: "claude", Label: label, Status: status, StartedAt: now.Add(-time.Hour)}
+	}
+	a, b, dead := session("aaaaaaaa", "api", "active"), session("bbbbbbbb", "web", "active"), session("dddddddd", "", "completed")
+	prompt := func(id string, s *SessionRecord, msg int64, p PromptRecord) *PromptRecord {
+		p.ID, p.SessionID, p.MsgID, p.Status, p.Nonce = id+"-0000", s.ID, msg, AwaitingReply, newNonce()
+		p.CreatedAt, p.ExpiresAt = now.Add(-time.Minute), now.Add(time.Minute)
+		return &p
+	}
+	reply := func(id int64, text string) *message { return &message{ID: id, Text: text, From: &user{IsBot: true}} }
+	one, two := []*SessionRecord{a, dead}, []*SessionRecord{a, b, dead}
+	idle := PromptRecord{Type: FreeText, Idle: true}
+	secret := PromptRecord{Type: FreeText, Secret: true}
+	menu := []*PromptRecord{prompt("11111111", a, 50, tgMenu)}
+	for _, c := range []struct {
+		text     string
+		to       *message
+		sessions []*SessionRecord
+		prompts  []*PromptRecord
+		held     map[string]string
+		want     string // a regular expression
+	}{
+		{"go on", nil, one, nil, nil, `^text aaaaaaaa "go on"$`},
+		{"go on", nil, two, nil, nil, `(?s)^reply ✗ Which session\? .*api.*\n.*web`},
+		{"go on", nil, []*SessionRecord{dead}, nil, nil, `^reply ✗ Which session\?.* nothing$`},
+		{"go on", reply(7, "x\nclaude · web [SID:bbbbbbbb]"), two, nil, nil, `^text bbbbbbbb "go on"$`},
+		{"go on", reply(7, "[SID:bbbbbbbb]\nclaude [SID:aaaaaaaa]"), two, nil, nil, `^text aaaaaaaa`},
+		{"go on", &message{ID: 7, Text: "x [SID:bbbbbbbb]", From: &user{ID: 1001}}, two, nil, nil, `^reply ✗ Which`},
+		{"go on", reply(7, "claude [SID:dddddddd]"), two, nil, nil, `^reply ✗ Nothing was sent: .*ended`},
+		{"go on", nil, two, nil, map[string]string{"claim telegram:1001": b.ID, "switch telegram:1001": a.ID}, `^text bbbbbbbb`},
+		{"go on", nil, two, nil, map[string]string{"switch telegram:1001": a.ID}, `^text aaaaaaaa`},
+		{"go on", nil, two, nil, map[string]string{"claim telegram:2002": b.ID}, `^reply ✗ Which`},
+		{"go on", nil, two, nil, map[string]string{"claim telegram:1001": dead.ID}, `^reply ✗ Nothing was sent: .*ended`},
+		{"go on", nil, one, []*PromptRecord{prompt("11111111", a, 50, idle)}, nil, `^text aaaaaaaa "go on"$`},
+		{"Red", nil, one, []*PromptRecord{prompt("11111111", a, 50, PromptRecord{Type: FreeText})}, nil, `^decide 11111111 Red$`},
+		{"go\x1b[201~\r\x03 on", nil, one, nil, nil, `^text aaaaaaaa "go\[201~\\n on"$`},
+		{"bad \uFFFD", nil, one, nil, nil, `^reply ✗ Nothing was done`},
+		{"", nil, one, nil, nil, `^reply ✗ Nothing was done`},
+		{"1", nil, one, menu, nil, `^decide 11111111 1$`},
+		{"no", nil, one, menu, nil, `^decide 11111111 3$`},
+		{"use pnpm", reply(50, ""), two, menu, nil, `^decide 11111111 deny:use pnpm$`},
+		{"use pnpm", nil, one, menu, nil, `^reply ✗ Nothing was done: a permission`},
+		{"hunter2", reply(50, ""), one, []*PromptRecord{prompt("11111111", a, 50, secret)}, nil, `^secret$`},
+		{"hunter2", nil, one, []*PromptRecord{prompt("11111111", a, 50, secret)}, nil, `^reply ✗ Nothing was sent: .*password`},
+		{"1", nil, one, []*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }))}, nil, `^reply .*Show all`},
+		{"3", nil, one, []*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }))}, nil, `^decide 11111111 3$`},
+		{"3, 1", nil, one, []*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu, func(p *PromptRecord) { p.Multi = true }))}, nil, `^decide 11111111 3,1$`},
+		{"/send bbbb do it\nnow", nil, two, nil, nil, `^text bbbbbbbb "do it\\nnow"$`},
+		{"/send web do it", nil, two, nil, nil, `^text bbbbbbbb "do it"$`},
+		{"/send cccc do it", nil, two, nil, nil, `^reply ✗ cccc does not name one`},
+		{"/send bbbb", nil, two, nil, nil, `^reply ✗ What\? Example: /send bbbbbbbb go on$`},
+		{"/claim web", nil, two, nil, nil, `^map\[claim telegram:1001:bbbbbbbb-0000\]$`},
+		{"/switch aaaa", nil, two, nil, nil, `^map\[switch telegram:1001:aaaaaaaa-0000\]$`},
+		{"/release", nil, two, nil, nil, `^map\[claim telegram:1001: switch telegram:1001:\]$`},
+		{"/keys CTRL_C", nil, one, nil, nil, `^keys aaaaaaaa "CTRL_C"$`},
+		{"/keys bbbb esc UP", nil, two, nil, nil, `^keys bbbbbbbb "esc UP"$`},
+		{"/keys bbbb FOO", nil, two, nil, nil, `^reply ✗ There is no key FOO`},
+		{"/keys CTRL_C", nil, two, nil, nil, `^reply ✗ Which session`},
+		{"/cancel", nil, two, nil, nil, `^reply ✗ Which session`},
+		{"/cancel dddd", nil, two, nil, nil, `^reply ✗ Nothing was sent: .*ended`},
+		{"/screen@my_bot web", nil, two, nil, nil, `^screen bbbbbbbb ""$`},
+		{"/last", reply(7, "claude [SID:bbbbbbbb]"), two, nil, nil, `^last bbbbbbbb ""$`},
+		{"/sessions", nil, two, nil, nil, `^reply Running:\n• claude · api .*\n• claude · web`},
+		{"/status", nil, one, menu, nil, `(?s)^reply Running:.*proceed\?.*Expires.*Audit log: 7 sha256:x`},
+		{"/help", nil, nil, nil, nil, `(?s)^reply .*/claim .*/keys`},
+		{"/sesions", nil, one, nil, nil, `Did you mean /sessions\?`},
+		{"/clear", nil, one, nil, nil, `To send it to a session: /send SID /clear`},
+	} {
+		v := viewOf(map[string]Record{})
+		for _, s := range c.sessions {
+			v.put(s)
+		}
+		for _, p := range c.prompts {
+			v.put(p)
+		}
+		v.put(&MetaRecord{Head: Head{Rec: "meta", ID: "telegram"}, Values: c.held})
+		v.put(&MetaRecord{Head: Head{Rec: "meta", ID: "audit"}, Seq: 7, Hash: "sha256:x"})
+		m := &message{ID: 60, From: &user{ID: 1001}, Text: c.text, ReplyTo: c.to}
+		m.Chat.ID = 1001
+		got := tgWish((&heard{message: m, view: v, at: now, by: "telegram:1001"}).understand())
+		if !regexp.MustCompile(c.want).MatchString(got) {
+			t.Errorf("%q: got %s, want %s", c.text, got, c.want)
+		}
+	}
+}
+
+// What was written before the session or the question does not count for it; in a group, only what is addressed does.
+func TestTelegramOldAndGroupText(t *testing.T) {
+	now := time.Now()
+	s := &SessionRecord{Head: Head{Rec: "session", ID: "aaaaaaaa-0000"}, Status: "active", StartedAt: now.Add(-time.Hour)}
+	p := yesNo
+	p.Rec, p.ID, p.SessionID, p.Status, p.CreatedAt = "prompt", "11111111-0000", s.ID, AwaitingReply, now.Add(-time.Minute)
+	v := viewOf(map[string]Record{})
+	v.put(s)
+	v.put(&p)
+	for _, c := range []struct {
+		age  time.Duration
+		chat int64
+		want string
+	}{
+		{0, 1001, "decide 11111111 y"},
+		{2 * time.Minute, 1001, "reply ✗ Nothing was sent: you wrote that before this was asked."},
+		{2 * time.Hour, 1001, "reply ✗ Nothing was sent: you wrote that before  [SID:aaaaaaaa] began."},
+		{0, -5, "reply "},
+	} {
+		m := &message{From: &user{ID: 1001}, Text: "yes"}
+		m.Chat.ID = c.chat
+		if got := tgWish((&heard{message: m, view: v, at: now.Add(-c.age), by: "telegram:1001"}).understand()); got != c.want {
+			t.Errorf("%v old in chat %d: %q, want %q", c.age, c.chat, got, c.want)
+		}
+	}
+}
+
+func TestTelegramKeyBytes(t *testing.T) {
+	for name, want := range map[string]string{"CTRL_C": "\x03", "ctrl_d": "\x04", "CTRL_[": "\x1b", "ENTER": "\r", "ESC": "\x1b",
+		"TAB": "\t", "UP": "\x1b[A", "HOME": "\x1b[H", "PGDN": "\x1b[6~"} {
+		if got, ok := keyBytes(name, false); got != want || !ok {
+			t.Errorf("keyBytes(%q) = %q, %v", name, got, ok)
+		}
+	}
+	if got, _ := keyBytes("LEFT", true); got != "\x1bOD" {
+		t.Errorf("LEFT in application mode = %q", got)
+	}
+	for _, name := range []string{"", "CTRL_", "CTRL_CC", "CTRL_1", "A"} {
+		if got, ok := keyBytes(name, false); ok {
+			t.Errorf("keyBytes(%q) = %q", name, got)
+		}
+	}
+}
+
+func TestTelegramBackoff(t *testing.T) {
+	want := []time.Duration{1, 2, 4, 8, 16, 32, 60, 60}
+	for n, w := range want {
+		if high, low := backoff(n, 0), backoff(n, 0.999999); high != w*time.Second || low < high*3/4 || low >= high {
+			t.Errorf("backoff(%d) = %v to %v, want up to %d s", n, low, high, w)
+		}
+	}
+	if got := backoff(1000, 0); got != time.Minute {
+		t.Errorf("backoff(1000) = %v", got)
+	}
+}
+
+// Over any minute a private chat gets at most burst + 60 messages, a group 20; a question never waits behind a stream.
+func TestTelegramPacing(t *testing.T) {
+	start := time.Unix(1_800_000_000, 0)
+	for _, c := range []struct {
+		every     time.Duration
+		burst     int
+		perMinute int
+	}{{1050 * time.Millisecond, 3, 61}, {3900 * time.Millisecond, 4, 20}} {
+		var s slot
+		var wait time.Duration
+		var sent []time.Time
+		for now := start; now.Before(start.Add(5 * time.Minute)); {
+			s, wait = s.reserve(now, c.every, c.burst, true)
+			now = now.Add(wait)
+			sent = append(sent, now)
+		}
+		for i := range sent {
+			if j := i + c.perMinute; j < len(sent) && sent[j].Sub(sent[i]) < time.Minute {
+				t.Fatalf("%v: %d messages within %v", c.every, c.perMinute+1, sent[j].Sub(sent[i]))
+			}
+		}
+		s = slot{}
+		now := start
+		for range 50 { // a stream that takes all it can get
+			if s, wait = s.reserve(now, c.every, c.burst, false); wait > 0 {
+				now = now.Add(wait)
+			}
+		}
+		if _, wait = s.reserve(now, c.every, c.burst, true); wait > 0 {
+			t.Errorf("a question waits %v behind a stream", wait)
+		}
+		s.until = now.Add(9 * time.Second)
+		if _, wait = s.reserve(now, c.every, c.burst, true); wait != 9*time.Second {
+			t.Errorf("after retry_after 9 the wait is %v", wait)
+		}
+	}
+	if _, wait := (slot{next: start.Add(time.Hour)}).reserve(start, time.Second, 3, true); wait != 0 {
+		t.Errorf("after the clock was set back the wait is %v", wait)
+	}
+}
+
+func TestTelegramErrors(t *testing.T) {
+	reply := func(code int, body string) func(string, http.ResponseWriter) bool {
+		return func(_ string, w http.ResponseWriter) bool { w.WriteHeader(code); io.WriteString(w, body); return true }
+	}
+	for _, c := range []struct {
+		name      string
+		fault     func(string, http.ResponseWriter) bool
+		temporary bool
+		want      string
+	}{
+		{"refused", reply(403, `{"ok":false,"error_code":403,"description":"Forbidden: bot was blocked by the user"}`), false, "403: Forbidden"},
+		{"server", reply(502, `{"ok":false,"error_code":502,"description":"Bad Gateway"}`), true, "502"},
+		{"page", reply(404, `<html>proxy</html>`), true, "404 Not Found"},
+		{"garbage", reply(200, `{"ok":tr`), true, "200 OK"},
+		{"empty", reply(200, ""), true, "200 OK"},
+		{"null", reply(200, "null"), true, "200 OK"},
+		{"redirect", func(_ string, w http.ResponseWriter) bool {
+			w.Header().Set("Location", "http://example.invalid/")
+			w.WriteHeader(302)
+			return true
+		}, true, "302 Found"},
+		{"cut", func(_ string, w http.ResponseWriter) bool { panic(http.ErrAbortHandler) }, true, "EOF"},
+	} {
+		srv := newTGServer(t)
+		srv.fault = c.fault
+		err := newBot(tgToken, srv.URL).call(context.Background(), "sendMessage", map[string]any{}, nil)
+		var e *apiError
+		if !errors.As(err, &e) || e.temporary() != c.temporary || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v (%+v)", c.name, err, e)
+		}
+		if err != nil && (strings.Contains(err.Error(), "AAFake") || strings.Contains(err.Error(), srv.URL)) {
+			t.Errorf("%s: the error shows the token or URL: %v", c.name, err)
+		}
+	}
+	for _, base := range []string{"http://127.0.0.1:1", "http://bad host", "http://[::1]:namedport"} {
+		err := newBot(tgToken, base).call(context.Background(), "getMe", map[string]any{}, nil)
+		if err == nil || strings.Contains(err.Error(), "AAFake") {
+			t.Errorf("%s: %v", base, err)
+		}
+	}
+}
+
+// One send meets one failure after another and is done exactly once at the end.
+func TestTelegramSendRetries(t *testing.T) {
+	e := newTGEnv(t)
+	bodies := []string{`{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`,
+		`{"ok":false,"error_code":400,"description":"Bad Request: can't parse entities: x"}`,
+		`{"ok":false,"error_code":400,"description":"x","parameters":{"migrate_to_chat_id":1002}}`, ``}
+	var times []time.Time
+	e.srv.fault = func(_ string, w http.ResponseWriter) bool {
+		if times = append(times, time.Now()); len(times) > len(bodies) {
+			return false
+		}
+		io.WriteString(w, bodies[len(times)-1])
+		return true
+	}
+	r := &richText{}
+	r.line("bold", "hi")
+	id, err := e.send(context.Background(), "sendMessage", r.params(nil), true)
+	if err != nil || id == 0 || len(times) != len(bodies)+1 || e.srv.count("sendMessage") != 1 {
+		t.Fatalf("send = %d, %v after %d attempts", id, err, len(times))
+	}
+	if gap := times[1].Sub(times[0]); gap < time.Second || gap > 2*time.Second {
+		t.Errorf("retry_after 1 was waited for %v", gap)
+	}
+	last := e.srv.until(t, "sendMessage", "hi").p
+	if last["entities"] != nil || last["chat_id"] != float64(1002) {
+		t.Errorf("the last attempt was %v", last)
+	}
+	for text, want := range map[string]int64{"Bad Request: message is not modified": 7, "Bad Request: message to edit not found": 0} {
+		e.srv.fault = func(_ string, w http.ResponseWriter) bool {
+			fmt.Fprintf(w, `{"ok":false,"error_code":400,"description":%q}`, text)
+			return true
+		}
+		if id, err := e.send(context.Background(), "editMessageText", map[string]any{"message_id": int64(7)}, true); err != nil || id != want {
+			t.Errorf("%s: %d, %v", text, id, err)
+		}
+	}
+	e.srv.fault = func(_ string, w http.ResponseWriter) bool { // carried out, but the answer broke off
+		w.Header().Set("Content-Length", "500")
+		io.WriteString(w, `{"ok":true,"result":{"message_id":77,"from":{"id"`)
+		return true
+	}
+	if id, err := e.send(context.Background(), "sendMessage", map[string]any{"text": "x"}, true); err != nil || id != 77 {
+		t.Errorf("a cut answer: %d, %v", id, err)
+	}
+}
+
+// Taps through the poller: the right one counts once, whatever else comes with it.
+func TestTelegramTaps(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.ask(yesNo)
+	late := e.prompt(p.ID)
+	e.srv.send(tgTapOn(1, p, "y", p.MsgID, 2002), // a stranger
+		strings.Replace(tgTap(2, p, "y"), p.Nonce[:16], "0123456789abcdef", 1),
+		tgTapOn(3, p, "y", p.MsgID-1, 1001),
+		tgTap(4, p, "maybe"),
+		tgTap(5, p, "y"), tgTap(5, p, "y"), // delivered twice
+		tgTap(6, p, "n"),
+		`{"update_id":7,"edited_message":{}}`, `{"update_id":8,"message":"not what was documented"}`)
+	e.poll(e.Telegram)
+	e.srv.confirmed(t, 8)
+	got := e.prompt(p.ID)
+	if got.Status != ReplyReceived || *got.Value != "y" || *got.DecidedBy != "telegram:1001" {
+		t.Fatalf("%s %v %v", got.Status, got.Value, got.DecidedBy)
+	}
+	for query, want := range map[string]string{"q2": "out of date", "q3": "out of date", "q4": "not an answer", "q5": "✓ Yes", "q6": "already answered"} {
+		if c := e.srv.until(t, "answerCallbackQuery", `"`+query+`"`); !strings.Contains(fmt.Sprint(c.p["text"]), want) {
+			t.Errorf("%s was answered %q, want %q", query, c.p["text"], want)
+		}
+	}
+	if n := e.srv.count("answerCallbackQuery"); n != 5 {
+		t.Errorf("%d taps were answered, want 5: a stranger never, a repeated update once", n)
+	}
+	audit := e.auditLog()
+	if strings.Count(audit, `"UNAUTHORIZED"`) != 1 || strings.Count(audit, `"REPLY_REJECTED"`) != 4 || strings.Count(audit, `"REPLY_RECEIVED"`) != 1 {
+		t.Errorf("audit:\n%s", audit)
+	}
+	e.srv.until(t, "editMessageText", "Answered on the phone") // the late tap's message says what happened
+	if late.Status != AwaitingReply {
+		t.Errorf("the question was %s before the tap", late.Status)
+	}
+}
+
+// When the answer cannot be recorded, nothing is done and the update stays with the server.
+func TestTelegramNotRecorded(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.ask(yesNo)
+	other := e.other(e.store.Dir)
+	broken := errors.New("no space left on device")
+	other.store.log.write = func(*os.File, []byte) (int, error) { return 0, broken }
+	e.srv.send(tgTap(1, p, "y"))
+	stop := e.poll(other)
+	e.srv.until(t, "answerCallbackQuery", "could not be recorded")
+	stop()
+	if !strings.Contains(other.Trouble(), broken.Error()) || e.prompt(p.ID).Status != AwaitingReply {
+		t.Errorf("trouble %q, question %s", other.Trouble(), e.prompt(p.ID).Status)
+	}
+	e.poll(e.Telegram)
+	e.srv.confirmed(t, 1)
+	if got := e.prompt(p.ID); got.Status != ReplyReceived {
+		t.Errorf("the question is %s after the disk has room again", got.Status)
+	}
+}
+
+// Another process takes over when the poller ends, and repeats nothing.
+func TestTelegramTakeover(t *testing.T) {
+	e := newTGEnv(t)
+	second := e.other(e.store.Dir)
+	e.srv.send(tgSay(1, "first", ""))
+	stop := e.poll(e.Telegram)
+	e.srv.confirmed(t, 1)
+	e.poll(second)
+	if second.polling.Load() {
+		t.Fatal("two processes poll")
+	}
+	stop()
+	e.srv.mu.Lock()
+	e.srv.polls = nil
+	e.srv.mu.Unlock()
+	begin := time.Now()
+	e.srv.send(tgSay(1, "first", ""), tgSay(2, "second", ""))
+	e.srv.confirmed(t, 2)
+	if took := time.Since(begin); took > 2*time.Second {
+		t.Errorf("taking over took %v", took)
+	}
+	v, _ := second.store.View()
+	var texts []string
+	for _, in := range v.Inputs {
+		texts = append(texts, in.Text)
+	}
+	slices.Sort(texts)
+	if !slices.Equal(texts, []string{"first", "second"}) {
+		t.Errorf("inputs %q", texts)
+	}
+}
+
+// After an outage longer than a tap lives, old open questions are asked again; young, idle and expired ones are not.
+func TestTelegramOutage(t *testing.T) {
+	e := newTGEnv(t)
+	old := e.ask(yesNo)
+	e.store.now = func() time.Time { return time.Now().Add(-3 * time.Minute) }
+	e.store.Update(func(v *View) ([]Record, error) { q := *v.Prompts[old.ID]; q.Reason = "aged"; return []Record{&q}, nil })
+	aged := e.prompt(old.ID)
+	aged.At = time.Now().Add(-3 * time.Minute)
+	v, _ := e.store.View()
+	v.Prompts[old.ID].At = aged.At // the store never dates a record before the one it follows
+	r := &receiver{Telegram: e.Telegram, ctx: context.Background(), lastOK: time.Now().Add(-100 * time.Second)}
+	r.recovered()
+	if r.work.Wait(); e.srv.count("sendMessage") != 1 {
+		t.Error("offered again after 100 s, when taps still lived")
+	}
+	r.lastOK = time.Now().Add(-200 * time.Second)
+	r.recovered()
+	r.work.Wait()
+	if got := e.prompt(old.ID); got.MsgID <= old.MsgID || got.Status != AwaitingReply {
+		t.Errorf("message %d → %d, %s", old.MsgID, got.MsgID, got.Status)
+	}
+	if c := e.srv.until(t, "editMessageReplyMarkup", fmt.Sprint(old.MsgID)); fmt.Sprint(c.p["reply_markup"]) != "map[inline_keyboard:<nil>]" {
+		t.Errorf("the old message keeps buttons: %v", c.p)
+	}
+}
+
+func TestTelegramFinalErrors(t *testing.T) {
+	for _, c := range []struct {
+		body, want string
+		ends       bool
+	}{
+		{`{"ok":false,"error_code":401,"description":"Unauthorized"}`, "refuses the bot token", true},
+		{`{"ok":false,"error_code":404,"description":"Not Found"}`, "refuses the bot token", true},
+		{`{"ok":false,"error_code":409,"description":"Conflict: terminated by other getUpdates request"}`, "another program polls", false},
+		{`{"ok":false,"error_code":409,"description":"Conflict: can't use getUpdates method while webhook is active"}`, "webhook", false},
+	} {
+		e := newTGEnv(t)
+		polls := make(chan time.Time, 10)
+		e.srv.fault = func(method string, w http.ResponseWriter) bool {
+			if method == "getUpdates" {
+				polls <- time.Now()
+				io.WriteString(w, c.body)
+			}
+			return method == "getUpdates"
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() { defer close(done); e.Poll(ctx) }()
+		<-polls
+		if !c.ends { // at least 5 s to the next: this waits for one of them only
+			for e.Trouble() == "" {
+				<-time.After(time.Millisecond)
+			}
+			cancel()
+		}
+		<-done
+		cancel()
+		if !strings.Contains(e.Trouble(), c.want) || len(polls) != 0 {
+			t.Errorf("%s: trouble %q, %d more polls", c.body, e.Trouble(), len(polls))
+		}
+	}
+}
+
+// A cut question is allowed only from the message that shows all of it.
+func TestTelegramShowAll(t *testing.T) {
+	e := newTGEnv(t)
+	full := strings.Repeat("echo harmless\n", 400) + "rm -rf /"
+	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Cut, p.Full = true, full }))
+	e.srv.send(tgTap(1, p, "~all"))
+	e.poll(e.Telegram)
+	last := e.srv.until(t, "sendMessage", `rm -rf /.*don't ask again`)
+	var shown string
+	e.srv.mu.Lock()
+	for _, c := range e.srv.calls[1:] {
+		if text, ok := c.p["text"].(string); ok && c.method == "sendMessage" {
+			shown += text
+		}
+	}
+	e.srv.mu.Unlock()
+	if n := strings.Count(shown, "echo harmless"); n != 400 {
+		t.Errorf("%d of 400 lines were shown", n)
+	}
+	if !strings.Contains(fmt.Sprint(last.p["reply_markup"]), "✅ 1. Yes") {
+		t.Errorf("the last part has no affirmative button: %v", last.p["reply_markup"])
+	}
+	e.srv.until(t, "editMessageReplyMarkup", fmt.Sprint(p.MsgID))
+	now := e.prompt(p.ID)
+	e.srv.send(tgTap(2, p, "1"), tgTap(3, now, "1"))
+	e.srv.confirmed(t, 3)
+	if got := e.prompt(p.ID); got.Status != ReplyReceived || got.MsgID <= p.MsgID {
+		t.Errorf("%s, message %d → %d", got.Status, p.MsgID, got.MsgID)
+	}
+	if c := e.srv.until(t, "answerCallbackQuery", `"q2"`); !strings.Contains(fmt.Sprint(c.p["text"]), "out of date") {
+		t.Errorf("the old message's button: %v", c.p["text"])
+	}
+	got := e.prompt(p.ID)
+	e.store.Move(p.ID, Injected, nil)
+	e.store.Move(p.ID, Resolved, nil)
+	stale := e.prompt(p.ID)
+	stale.MsgID = p.MsgID // as the session knows it that asked
+	if err := e.Settle(context.Background(), stale, e.s); err != nil {
+		t.Fatal(err)
+	}
+	e.srv.until(t, "editMessageText", fmt.Sprintf(`"message_id":%d.*Answered`, got.MsgID))
+}
+
+// What cannot be shown in full is not offered for approval by "Show all" either.
+func TestTelegramShowAllOfNothing(t *testing.T) {
+	for _, full := range []string{"", strings.Repeat("x", 16380) + "…"} {
+		e := newTGEnv(t)
+		p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Cut, p.Full = true, full }))
+		r := &receiver{Telegram: e.Telegram, ctx: context.Background()}
+		r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, p, tapAll)
+		r.work.Wait()
+		e.srv.mu.Lock()
+		last := e.srv.calls[len(e.srv.calls)-1]
+		for _, c := range e.srv.calls {
+			if c.method == "sendMessage" && c.p["reply_markup"] != nil {
+				last = c
+			}
+		}
+		e.srv.mu.Unlock()
+		if strings.Contains(fmt.Sprint(last.p["reply_markup"]), "1. Yes") {
+			t.Errorf("the last message with %d bytes of it offers %v", len(full), last.p["reply_markup"])
+		}
+	}
+}
+
+// A password is deleted from the chat, reaches the session that asked, and no file.
+func TestTelegramSecret(t *testing.T) {
+	e := newTGEnv(t)
+	if err := os.MkdirAll(filepath.Join(e.store.Dir, "sessions"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	release, err := e.store.HoldSession(e.s.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	p := e.ask(PromptRecord{Type: FreeText, Secret: true, Question: "Password:"})
+	reply := fmt.Sprintf(`,"reply_to_message":{"message_id":%d}`, p.MsgID)
+	e.srv.send(tgSay(1, "hunter1", reply))
+	e.poll(e.Telegram)
+	e.srv.until(t, "deleteMessage", `"message_id":1\b`)
+	e.srv.until(t, "sendMessage", "cannot be given from here")
+	if got := e.prompt(p.ID); got.Status != AwaitingReply {
+		t.Fatalf("with free_text_enabled off it is %s", got.Status)
+	}
+	cfg := *e.cfg.Load()
+	cfg.FreeText = true
+	e.Reload(&cfg)
+	e.srv.send(tgSay(2, "hunter2", reply))
+	e.srv.until(t, "deleteMessage", `"message_id":2\b`)
+	e.srv.confirmed(t, 2)
+	if value, ok := e.store.TakeSecret(p.ID); !ok || value != "hunter2" {
+		t.Errorf("the session gets %q, %v", value, ok)
+	}
+	for _, name := range []string{"state.jsonl", "audit.log"} {
+		if b, _ := os.ReadFile(filepath.Join(e.store.Dir, name)); strings.Contains(string(b), "hunter") {
+			t.Errorf("%s holds the password", name)
+		}
+	}
+}
+
+// Notices are split, never lost, and each part says whose it is; an edited one goes on in new messages.
+func TestTelegramNotify(t *testing.T) {
+	e := newTGEnv(t)
+	var lines []string
+	for i := range 600 {
+		lines = append(lines, fmt.Sprintf("line %d of the output", i))
+	}
+	id, err := e.Notify(context.Background(), Notice{Text: "Output:", Mono: strings.Join(lines, "\n"), SessionID: e.s.ID, Edit: 7})
+	if err != nil || id == 7 {
+		t.Fatalf("Notify = %d, %v", id, err)
+	}
+	var shown []string
+	for i, c := range e.srv.calls {
+		text := c.p["text"].(string)
+		if want := map[bool]string{true: "editMessageText", false: "sendMessage"}[i == 0]; c.method != want || len(utf16.Encode([]rune(text))) > 4096 {
+			t.Errorf("message %d is a %s of %d bytes", i, c.method, len(text))
+		}
+		if !strings.HasSuffix(text, origin(e.s)) {
+			t.Errorf("message %d does not say whose it is", i)
+		}
+		shown = append(shown, strings.Split(strings.TrimSuffix(text, "\n"+origin(e.s)), "\n")...)
+	}
+	if got := strings.Join(shown, "\n"); got != "Output:\n"+strings.Join(lines, "\n") {
+		t.Errorf("%d of %d lines arrived", len(shown)-1, len(lines))
+	}
+	if silent := e.srv.calls[1].p["disable_notification"]; silent != true {
+		t.Errorf("disable_notification = %v", silent)
+	}
+}
+
+func TestTelegramRefusesToStart(t *testing.T) {
+	good := Config{Token: tgToken, ChatID: 1, Users: []int64{1}, APIBase: "https://api.telegram.org"}
+	if _, err := newTelegram(&good, &Store{}, slog.Default()); err != nil {
+		t.Error(err)
+	}
+	for name, change := range map[string]func(*Config){"token": func(c *Config) { c.Token = "" }, "chat": func(c *Config) { c.ChatID = 0 },
+		"nobody": func(c *Config) { c.Users = nil }, "plain http": func(c *Config) { c.APIBase = "http://api.telegram.org" }} {
+		c := good
+		if change(&c); func() error { _, err := newTelegram(&c, &Store{}, slog.Default()); return err }() == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+func TestTelegramConfigTable(t *testing.T) {
+	values := []string{`bot_token = "1:a"`, "chat_id = 5"}
+	for in, want := range map[string]string{
+		"": "[telegram]\nbot_token = \"1:a\"\nchat_id = 5\n",
+		"# mine\ntimeout_seconds = 9\n\n[stream]\nenabled = true\n": "# mine\ntimeout_seconds = 9\n\n[stream]\nenabled = true\n\n[telegram]\n" +
+			"bot_token = \"1:a\"\nchat_id = 5\n",
+		"[telegram] # bot\nchat_id=4\napi_base = \"https://x\" # keep\n\n[stream]\nenabled = true\n": "[telegram] # bot\nbot_token = \"1:a\"\n" +
+			"chat_id = 5\napi_base = \"https://x\" # keep\n\n[stream]\nenabled = true\n",
+	} {
+		if got := withTelegram(in, values); got != want {
+			t.Errorf("withTelegram(%q) =\n%s\nwant\n%s", in, got, want)
+		}
+		if got := withTelegram(withTelegram(in, values), values); got != want {
+			t.Errorf("twice is not once for %q:\n%s", in, got)
+		}
+	}
+}
+
+// The whole setup: the code must come from the phone; a second run keeps what is there.
+func TestTelegramSetup(t *testing.T) {
+	srv := newTGServer(t)
+	dir := filepath.Join(t.TempDir(), "home")
+	env := map[string]string{"ATLASBRIDGE_HOME": dir, "TELEGRAM_BOT_TOKEN": tgToken, "TELEGRAM_API_BASE": srv.URL}
+	out, in, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	null, _ := os.Open(os.DevNull)
+	defer null.Close()
+	exit := make(chan int, 1)
+	setup := func(args ...string) {
+		c := &command{ctx: context.Background(), name: "setup", args: args, stdin: null, stdout: in, stderr: in,
+			getenv: func(k string) string { return env[k] }}
+		exit <- cmdSetup(c)
+		in.Close()
+	}
+	go setup()
+	text, code := "", regexp.MustCompile(`code:  ([0-9a-f]{6})\n`)
+	for buf := make([]byte, 512); !code.MatchString(text); {
+		n, err := out.Read(buf)
+		if text += string(buf[:n]); err != nil {
+			t.Fatalf("%v after %q", err, text)
+		}
+	}
+	go io.Copy(io.Discard, out)
+	digits := code.FindStringSubmatch(text)[1]
+	wrong := map[bool]string{true: "111111", false: "000000"}[digits == "000000"]
+	srv.send(strings.ReplaceAll(tgSay(1, wrong, ""), ":1001", ":2002"), tgSay(2, "hello", ""), tgSay(3, digits, ""))
+	test := srv.until(t, "sendMessage", "setup:")
+	data := regexp.MustCompile(`setup:[0-9a-f]+`).FindString(fmt.Sprint(test.p["reply_markup"]))
+	srv.send(fmt.Sprintf(`{"update_id":4,"callback_query":{"id":"q","from":{"id":2002},"message":{"message_id":101,"chat":{"id":2002,"type":"private"}},"data":%q}}`, data),
+		fmt.Sprintf(`{"update_id":5,"callback_query":{"id":"q","from":{"id":1001},"message":{"message_id":101,"chat":{"id":1001,"type":"private"}},"data":%q}}`, data))
+	if got := <-exit; got != 0 {
+		t.Fatalf("setup ended with %d", got)
+	}
+	check := func(users string) {
+		t.Helper()
+		delete(env, "TELEGRAM_BOT_TOKEN")
+		delete(env, "TELEGRAM_API_BASE")
+		cfg, err := loadConfig(dir, func(k string) string { return env[k] }, nil)
+		if err != nil || cfg.Token != tgToken || cfg.ChatID != 1001 || fmt.Sprint(cfg.Users) != users || cfg.APIBase != srv.URL {
+			t.Fatalf("%+v, %v", cfg, err)
+		}
+		if info, err := os.Stat(filepath.Join(dir, "config.toml")); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("config.toml: %v, %v", info, err)
+		}
+	}
+	check("[1001]")
+	in, _ = os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	setup("--user-id", "1002", "--no-test")
+	if got := <-exit; got != 0 {
+		t.Fatalf("the second setup ended with %d", got)
+	}
+	check("[1001 1002]")
+}
+
+// Whatever the server sends, nothing panics, and nothing but the operator's own update acts.
+func FuzzUpdate(f *testing.F) {
+	p := yesNo
+	p.Rec, p.ID, p.SessionID, p.Nonce, p.Status, p.MsgID = "prompt", "11111111-0000", "aaaaaaaa-0000", "0123456789abcdef0123456789abcdef", AwaitingReply, 50
+	s := &SessionRecord{Head: Head{Rec: "session", ID: "aaaaaaaa-0000"}, Status: "active", Tool: "claude"}
+	for _, seed := range []string{tgTap(1, &p, "y"), tgTapOn(1, &p, "y", 50, 2002), tgTap(1, &p, "~all"), tgTap(1, &p, "~s:1,2"), tgSay(2, "yes", ""),
+		tgSay(2, "/keys CTRL_C", ""), tgSay(2, "/send aaaa \x1b[201~", `,"reply_to_message":{"message_id":50}`), tgSay(2, "x", `,"via_bot":{}`),
+		`{"update_id":1,"callback_query":{}}`, `{"message":{"from":null}}`, `[]`, `{"update_id":"x"}`} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, raw string) {
+		var u update
+		if json.Unmarshal([]byte(raw), &u) != nil {
+			return
+		}
+		from, reason := admitted(&u, []int64{1001}, 1001)
+		if reason != "" {
+			return
+		}
+		if from.ID != 1001 {
+			t.Fatalf("user %d is admitted by %s", from.ID, raw)
+		}
+		v := viewOf(map[string]Record{})
+		v.put(s)
+		v.put(&p)
+		if u.Callback != nil {
+			if got, value := tapped(u.Callback.Data, v); got != nil && u.Callback.Data != "ans:11111111:aaaaaaaa:0123456789abcdef:"+value {
+				t.Fatalf("%q is taken for a button", u.Callback.Data)
+			}
+			return
+		}
+		w := (&heard{message: u.Message, view: v, at: time.Unix(1<<33, 0), by: from.who()}).understand()
+		for _, text := range []string{w.reply, tgWish(w)} {
+			if i := strings.IndexFunc(text, func(c rune) bool { return c < ' ' && c != '\n' && c != '\t' }); i >= 0 && w.reply == "" {
+				t.Fatalf("%q gets through in %q", text[i], text)
+			}
+		}
+	})
+}
+
+/* ===== Store: helpers ===== */
+
+// storeDir is a private folder.
+func storeDir(t testing.TB) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "home")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// storeAt opens the state in dir and closes it with the test.
+func storeAt(t testing.TB, dir string) *Store {
+	t.Helper()
+	s, err := openStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+func storeUpdate(s *Store, recs ...Record) error {
+	return s.Update(func(*View) ([]Record, error) { return recs, nil })
+}
+
+// storeSession adds an active session and returns its id.
+func storeSession(t testing.TB, s *Store) string {
+	t.Helper()
+	r := &SessionRecord{Head: Head{ID: newID()}, Tool: "claude", Status: "active", StartedAt: time.Now()}
+	if err := storeUpdate(s, r); err != nil {
+		t.Fatal(err)
+	}
+	return r.ID
+}
+
+func storeQuestion(session string) *PromptRecord {
+	return &PromptRecord{Head: Head{ID: newID()}, SessionID: session, Type: YesNo, Confidence: "high", Excerpt: "Go on? (y/n)",
+		SafeDefault: ref("n"), Signals: []string{"pattern"}, Status: Created, Nonce: newNonce(), CreatedAt: time.Now(),
+		ExpiresAt: time.Now().Add(time.Hour)}
+}
+
+// storePrompt adds a question and takes it to a state through legal moves.
+func storePrompt(t testing.TB, s *Store, session string, to State, change func(*PromptRecord)) *PromptRecord {
+	t.Helper()
+	p := storeQuestion(session)
+	if change != nil {
+		change(p)
+	}
+	if err := storeUpdate(s, p); err != nil {
+		t.Fatal(err)
+	}
+	way := map[State][]State{Routed: {Routed}, AwaitingReply: {Routed, AwaitingReply}, ReplyReceived: {ReplyReceived},
+		Injected: {ReplyReceived, Injected}, Resolved: {Resolved}, Expired: {Expired}, Canceled: {Canceled}, Failed: {Failed}}
+	for _, st := range way[to] {
+		if ok, err := s.move(p.ID, st, p.ExpiresAt, nil); !ok || err != nil {
+			t.Fatalf("moving to %s: %v %v", st, ok, err)
+		}
+	}
+	return storeView(t, s).Prompts[p.ID]
+}
+
+func storeView(t testing.TB, s *Store) *View {
+	t.Helper()
+	v, err := s.View()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func storeTap(p *PromptRecord, value string) Decision {
+	return Decision{PromptID: shortID(p.ID), SessionID: shortID(p.SessionID), Nonce: p.Nonce[:16], Value: value, By: "telegram:1001"}
+}
+
+// storeCommand runs a command on dir and returns its exit code and output.
+func storeCommand(t testing.TB, ctx context.Context, dir string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var files [2]*os.File
+	for i := range files {
+		f, err := os.Create(filepath.Join(t.TempDir(), "out"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		files[i] = f
+	}
+	c := &command{ctx: ctx, name: args[0], args: args[1:], stdout: files[0], stderr: files[1],
+		getenv: func(k string) string { return map[string]string{"ATLASBRIDGE_HOME": dir}[k] }}
+	code = c.spec().do(c)
+	out, _ := os.ReadFile(files[0].Name())
+	errs, _ := os.ReadFile(files[1].Name())
+	return code, string(out), string(errs)
+}
+
+// faultyFiles calls fault before each operation with its number; an error stands for the operation's, and a
+// write's leaves half of its bytes.
+func faultyFiles(fault func(op string, n int64) error) files {
+	var count atomic.Int64
+	real := systemFiles()
+	check := func(op string) error { return fault(op, count.Add(1)) }
+	return files{
+		write: func(f *os.File, b []byte) (int, error) {
+			if err := check("write"); err != nil {
+				n, _ := f.Write(b[:len(b)/2])
+				return n, err
+			}
+			return f.Write(b)
+		},
+		sync: func(f *os.File) error {
+			if err := check("fsync"); err != nil {
+				return err
+			}
+			return f.Sync()
+		},
+		truncate: func(f *os.File, n int64) error {
+			if err := check("ftruncate"); err != nil {
+				return err
+			}
+			return f.Truncate(n)
+		},
+		rename: func(a, b string) error {
+			if err := check("rename"); err != nil {
+				return err
+			}
+			return real.rename(a, b)
+		},
+		syncDir: func(dir string) error {
+			if err := check("fsync folder"); err != nil {
+				return err
+			}
+			return real.syncDir(dir)
+		},
+	}
+}
+
+// storeSteps is a question's life, with a compaction in the middle. Each step ends in the state of its name.
+func storeSteps(session string, p *PromptRecord) []struct {
+	to State
+	do func(*Store) error
+} {
+	move := func(to State) func(*Store) error {
+		return func(s *Store) error {
+			ok, err := s.Move(p.ID, to, nil)
+			if err == nil && !ok {
+				err = fmt.Errorf("guard refused %s", to)
+			}
+			return err
+		}
+	}
+	return []struct {
+		to State
+		do func(*Store) error
+	}{
+		{Created, func(s *Store) error {
+			return storeUpdate(s, &SessionRecord{Head: Head{ID: session}, Status: "active", StartedAt: time.Now()}, p)
+		}},
+		{Routed, move(Routed)},
+		{AwaitingReply, move(AwaitingReply)},
+		{ReplyReceived, func(s *Store) error {
+			_, why, err := s.Decide(storeTap(p, "y"), time.Now())
+			if err == nil && why != "" {
+				err = errors.New(string(why))
+			}
+			return err
+		}},
+		{Injected, func(s *Store) error {
+			s.mu.Lock()
+			s.compactAt = 0
+			s.mu.Unlock()
+			return move(Injected)(s)
+		}},
+		{Resolved, move(Resolved)},
+	}
+}
+
+/* ===== Store: states and decisions ===== */
+
+// The table of SPEC section 6 and source 3 section 6, with what the agreement adds: answered at the keyboard.
+func TestStoreTransitions(t *testing.T) {
+	legal := map[State]string{
+		Created:       "routed reply_received resolved expired canceled failed",
+		Routed:        "awaiting_reply reply_received resolved expired canceled failed",
+		AwaitingReply: "reply_received resolved expired canceled failed",
+		ReplyReceived: "injected resolved failed",
+		Injected:      "resolved failed",
+		Expired:       "injected resolved failed",
+	}
+	all := []State{Created, Routed, AwaitingReply, ReplyReceived, Injected, Resolved, Expired, Canceled, Failed}
+	s := storeAt(t, storeDir(t))
+	for _, from := range all {
+		for _, to := range all {
+			p := storePrompt(t, s, storeSession(t, s), from, nil)
+			want := slices.Contains(strings.Fields(legal[from]), string(to))
+			got, err := s.move(p.ID, to, p.ExpiresAt, nil)
+			after := storeView(t, s).Prompts[p.ID]
+			if got != want || err != nil || (after.Status == to) != (want || from == to) {
+				t.Errorf("move(%s → %s) = %v, %v, now %s; want %v", from, to, got, err, after.Status, want)
+			}
+			q := *p
+			q.Status = to
+			if err := storeUpdate(s, &q); from != to && (err == nil) && !want {
+				t.Errorf("update(%s → %s) accepted", from, to)
+			}
+		}
+	}
+	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
+	if ok, _ := s.Expire(p.ID, p.ExpiresAt.Add(-time.Second)); ok {
+		t.Error("expired before its time")
+	}
+	second := storePrompt(t, s, p.SessionID, Routed, nil)
+	if ok, _ := s.Move(second.ID, AwaitingReply, nil); ok {
+		t.Error("two questions of one session await a reply")
+	}
+	for _, change := range []func(*PromptRecord){func(p *PromptRecord) { p.NonceUsed = false }, func(p *PromptRecord) { p.Nonce = newNonce() }} {
+		q := *storePrompt(t, s, storeSession(t, s), ReplyReceived, nil)
+		change(&q)
+		if err := storeUpdate(s, &q); err == nil {
+			t.Error("a used nonce became fresh")
+		}
+	}
+}
+
+func TestStoreDecideGuards(t *testing.T) {
+	type setup struct {
+		s   *Store
+		p   *PromptRecord
+		d   Decision
+		now time.Time
+	}
+	rows := []struct {
+		name, why string // part of the refusal, "" accepted
+		change    func(*setup)
+	}{
+		{"a tap", "", func(*setup) {}},
+		{"full ids and nonce", "", func(x *setup) { x.d.PromptID, x.d.SessionID, x.d.Nonce = x.p.ID, x.p.SessionID, x.p.Nonce }},
+		{"unknown id", "no question", func(x *setup) { x.d.PromptID = "00000000" }},
+		{"id too short", "no question", func(x *setup) { x.d.PromptID = x.p.ID[:7] }},
+		{"no id", "no question", func(x *setup) { x.d.PromptID = "" }},
+		{"other session", "no question", func(x *setup) { x.d.SessionID = shortID(newID()) }},
+		{"no session", "no question", func(x *setup) { x.d.SessionID = "" }},
+		{"wrong nonce", "does not belong", func(x *setup) { x.d.Nonce = newNonce()[:16] }},
+		{"no nonce", "does not belong", func(x *setup) { x.d.Nonce = "" }},
+		{"short nonce", "does not belong", func(x *setup) { x.d.Nonce = x.p.Nonce[:15] }},
+		{"too late", "expired at", func(x *setup) { x.now = x.p.ExpiresAt }},
+		{"just in time", "", func(x *setup) { x.now = x.p.ExpiresAt.Add(-time.Microsecond) }},
+		{"clock set back after expiry", "expired at", func(x *setup) { x.s.Expire(x.p.ID, x.p.ExpiresAt); x.now = x.p.CreatedAt }},
+		{"answered before", "already answered on the phone", func(x *setup) { x.s.Decide(x.d, x.now) }},
+		{"answered at the keyboard", "already answered at the keyboard", func(x *setup) {
+			x.s.Decide(Decision{PromptID: x.p.ID, Value: "n", By: "cli:local", Trusted: true}, x.now)
+		}},
+		{"left the screen", "left the screen", func(x *setup) { x.s.Move(x.p.ID, Resolved, nil) }},
+		{"failed", "session has ended", func(x *setup) { x.s.Move(x.p.ID, Failed, nil) }},
+		{"session over", "session has ended", func(x *setup) {
+			r := *storeView(t, x.s).Sessions[x.p.SessionID]
+			r.Status = "completed"
+			storeUpdate(x.s, &r)
+		}},
+		{"wrong value", "it takes y n", func(x *setup) { x.d.Value = "maybe" }},
+		{"trusted without nonce and session", "", func(x *setup) {
+			x.d.Nonce, x.d.SessionID, x.d.Trusted, x.d.By = "", "", true, "cli:answer"
+		}},
+		{"trusted but another session", "no question", func(x *setup) { x.d.Trusted, x.d.SessionID = true, newID() }},
+		{"not asked yet", "not been asked", func(x *setup) { x.p = storePrompt(t, x.s, x.p.SessionID, Created, nil); x.d = storeTap(x.p, "y") }},
+		{"not asked yet, keyboard", "", func(x *setup) {
+			x.p = storePrompt(t, x.s, x.p.SessionID, Created, nil)
+			x.d = Decision{PromptID: x.p.ID, Value: "y", By: "cli:local", Trusted: true}
+		}},
+		{"tap before its delivery is recorded", "", func(x *setup) {
+			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, nil)
+			x.d = storeTap(x.p, "y")
+		}},
+		{"keyboard after the time", "", func(x *setup) { x.d.Trusted, x.d.By, x.now = true, "cli:local", x.p.ExpiresAt }},
+		{"secret of another process", "own keyboard", func(x *setup) {
+			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, func(p *PromptRecord) { p.Secret, p.Type = true, FreeText })
+			x.d = storeTap(x.p, "hunter2")
+		}},
+		{"eleventh in a minute", "10 answers in a minute", func(x *setup) {
+			for range 10 {
+				p := storePrompt(t, x.s, x.p.SessionID, Routed, nil)
+				if _, why, err := x.s.Decide(storeTap(p, "y"), x.now); why != "" || err != nil {
+					t.Fatal(why, err)
+				}
+			}
+		}},
+		{"eleventh, a minute later", "", func(x *setup) {
+			for range 10 {
+				x.s.Decide(storeTap(storePrompt(t, x.s, x.p.SessionID, Routed, nil), "y"), x.now)
+			}
+			x.now = x.now.Add(time.Minute)
+		}},
+	}
+	s := storeAt(t, storeDir(t))
+	for _, row := range rows {
+		x := &setup{s: s, now: time.Now()}
+		x.p = storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
+		x.d = storeTap(x.p, "y")
+		row.change(x)
+		before := storeView(t, s).Prompts[x.p.ID]
+		got, why, err := s.Decide(x.d, x.now)
+		after := storeView(t, s).Prompts[x.p.ID]
+		if err != nil || (why == "") != (row.why == "") || !strings.Contains(string(why), row.why) {
+			t.Errorf("%s: refusal %q, %v; want %q", row.name, why, err, row.why)
+		}
+		if why != "" && after != nil && before.At != after.At {
+			t.Errorf("%s: refused, but the record changed", row.name)
+		}
+		if why == "" && (after.Status != ReplyReceived || !after.NonceUsed || *after.DecidedBy != x.d.By || got.At != after.At) {
+			t.Errorf("%s: accepted, but the record is %+v", row.name, after)
+		}
+	}
+}
+
+func TestStoreDecideValues(t *testing.T) {
+	menu := []Choice{{Key: "1", Label: "Yes", Grants: true}, {Key: "2", Label: "No"}, {Key: "3", Label: "Later"}}
+	rows := []struct {
+		p           PromptRecord
+		given, want string // want "!" for refused
+	}{
+		{PromptRecord{Type: YesNo}, "y", "y"}, {PromptRecord{Type: YesNo}, "YES", "y"}, {PromptRecord{Type: YesNo}, "No", "n"},
+		{PromptRecord{Type: YesNo}, "1", "!"}, {PromptRecord{Type: YesNo}, "", "!"}, {PromptRecord{Type: YesNo}, "enter", "!"},
+		{PromptRecord{Type: YesNo, SafeDefault: ref("n")}, "default", "n"}, {PromptRecord{Type: YesNo}, "default", "!"},
+		{PromptRecord{Type: ConfirmEnter}, "enter", "enter"}, {PromptRecord{Type: ConfirmEnter}, "", "enter"}, {PromptRecord{Type: ConfirmEnter}, "y", "!"},
+		{PromptRecord{Type: MultipleChoice, Choices: menu}, "2", "2"}, {PromptRecord{Type: MultipleChoice, Choices: menu}, "4", "!"},
+		{PromptRecord{Type: MultipleChoice, Choices: menu}, "1,3", "!"}, {PromptRecord{Type: MultipleChoice, Choices: menu}, "text", "!"},
+		{PromptRecord{Type: MultipleChoice, Choices: menu, Multi: true}, "1,3", "1,3"},
+		{PromptRecord{Type: MultipleChoice, Choices: menu, Multi: true}, "1,1", "!"}, {PromptRecord{Type: MultipleChoice, Choices: menu, Multi: true}, "1,", "!"},
+		{PromptRecord{Type: MultipleChoice, Choices: append(menu, Choice{Key: "4", Label: "Type something."})}, "a text", "a text"},
+		{PromptRecord{Type: MultipleChoice, Choices: menu, SafeDefault: ref("esc")}, "esc", "esc"}, {PromptRecord{Type: MultipleChoice, Choices: menu}, "esc", "!"},
+		{PromptRecord{Type: MultipleChoice, Choices: menu, Permission: true, SafeDefault: ref("2")}, "deny:use make", "2"},
+		{PromptRecord{Type: MultipleChoice, Choices: menu}, "deny:use make", "!"},
+		{PromptRecord{Type: MultipleChoice, Permission: true}, "deny:", "deny"},
+		{PromptRecord{Type: FreeText}, strings.Repeat("é", 100), strings.Repeat("é", 100)}, {PromptRecord{Type: FreeText}, strings.Repeat("é", 101), "!"},
+		{PromptRecord{Type: FreeText, MaxLength: 3}, "four", "!"}, {PromptRecord{Type: FreeText, Idle: true}, strings.Repeat("a", 4096), strings.Repeat("a", 4096)},
+		{PromptRecord{Type: FreeText}, "", ""}, {PromptRecord{Type: FreeText}, "YES", "YES"}, {PromptRecord{Type: FreeText}, "two\nlines\there", "two\nlines\there"},
+		{PromptRecord{Type: FreeText}, "a\x1b[201~b", "!"}, {PromptRecord{Type: FreeText}, "a\x00", "!"}, {PromptRecord{Type: FreeText}, "\u009b31m", "!"},
+		{PromptRecord{Type: FreeText}, "\xff", "!"}, {PromptRecord{Type: FreeText}, "a\rb", "!"},
+		{PromptRecord{Type: Unknown}, "enter", "enter"}, {PromptRecord{Type: Unknown}, "esc", "esc"}, {PromptRecord{Type: Unknown}, "default", "!"},
+		{PromptRecord{Type: YesNo, Confidence: "low"}, "enter", "enter"}, {PromptRecord{Type: YesNo, Confidence: "medium"}, "cancel", "cancel"},
+		{PromptRecord{Type: YesNo, Confidence: "medium", Signals: []string{"pattern"}}, "cancel", "!"},
+	}
+	for _, row := range rows {
+		if value, reason, why := row.p.judge(row.given); row.want == "!" && why == "" || row.want != "!" && (why != "" || value != row.want) {
+			t.Errorf("judge(%s %q) = %q %q %q, want %q", row.p.Type, row.given, value, reason, why, row.want)
+		}
+	}
+	s := storeAt(t, storeDir(t))
+	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
+		p.Type, p.Choices, p.Permission, p.SafeDefault = MultipleChoice, menu, true, ref("2")
+	})
+	if got, why, _ := s.Decide(storeTap(p, "deny:use make"), time.Now()); *got.Value != "2" || got.Reason != "use make" || why != "" {
+		t.Errorf("refusal with a reason: %+v %q", got, why)
+	}
+	p = storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) { p.Type = Unknown })
+	if got, _, _ := s.Decide(storeTap(p, "cancel"), time.Now()); got.Status != Canceled {
+		t.Errorf("cancel: %s", got.Status)
+	}
+}
+
+// A secret is in no file, and comes out once.
+func TestStoreSecret(t *testing.T) {
+	dir := storeDir(t)
+	s := storeAt(t, dir)
+	session := storeSession(t, s)
+	release, err := s.HoldSession(session)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	p := storePrompt(t, s, session, AwaitingReply, func(p *PromptRecord) { p.Secret, p.Type = true, FreeText })
+	got, why, err := s.Decide(storeTap(p, "hunter2-cancel"), time.Now())
+	if why != "" || err != nil || got.Value != nil || !got.ValueHidden {
+		t.Fatal(got, why, err)
+	}
+	if v, ok := s.TakeSecret(p.ID); v != "hunter2-cancel" || !ok {
+		t.Error("secret is", v)
+	}
+	if _, ok := s.TakeSecret(p.ID); ok {
+		t.Error("secret taken twice")
+	}
+	s.Move(p.ID, Injected, nil)
+	for _, name := range []string{"state.jsonl", "audit.log"} {
+		if b, _ := os.ReadFile(filepath.Join(dir, name)); len(b) == 0 || bytes.Contains(b, []byte("hunter2")) ||
+			bytes.Contains(b, []byte(digest([]byte("hunter2-cancel"))[7:])) {
+			t.Error(name, "holds the secret")
+		}
+	}
+}
+
+/* ===== Store: the file ===== */
+
+// Records are what DESIGN section 6 says: member order, six decimals, CRC-32C over the line without crc.
+func TestStoreFormat(t *testing.T) {
+	r := &SessionRecord{Head: Head{1, "session", "a", time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), 0}, Tool: "<t> at\":\"2026-01-02T03:04:05Z\"",
+		StartedAt: time.Date(2026, 1, 2, 3, 4, 5, 120000, time.FixedZone("", 3600))}
+	r.StartedAt = r.StartedAt.UTC()
+	line, err := encode(r, 2)
+	want := `{"v":1,"rec":"session","id":"a","at":"2026-01-02T03:04:05.000000Z","tool":"<t> at\":\"2026-01-02T03:04:05Z\"","args":null,` +
+		`"cwd":"","pid":0,"pid_start":0,"wrapper":0,"label":"","status":"","activity":"","started_at":"2026-01-02T02:04:05.000120Z",` +
+		`"ended_at":null,"exit_code":null,"prompts":0,"last_output_at":null,"more":2,"crc":"`
+	if err != nil || !strings.HasPrefix(string(line), want) || len(line) != len(want)+len("00000000\"}\n") {
+		t.Errorf("encode = %s\nwant     %s", line, want)
+	}
+	if h, more, err := parseHead(line); err != nil || h.Rec != "session" || h.ID != "a" || h.V != 1 || more != 2 {
+		t.Error(h, more, err)
+	}
+	for i := range line[:len(line)-1] {
+		for bit := range 8 {
+			bad := slices.Clone(line)
+			if bad[i] ^= 1 << bit; bad[i] == '\n' {
+				continue
+			}
+			if _, _, err := parseHead(bad); err == nil {
+				t.Fatalf("bit %d of byte %d flipped and nothing noticed: %s", bit, i, bad)
+			}
+		}
+	}
+}
+
+// Cut anywhere, the file opens, every complete Update is there, and what was cut is kept aside.
+func TestStoreTruncatedAtEveryByte(t *testing.T) {
+	full := storeDir(t)
+	s := storeAt(t, full)
+	p := storeQuestion(newID())
+	p.Excerpt = "short"
+	type mark struct {
+		end    int
+		status State
+	}
+	marks := []mark{{0, ""}}
+	for _, step := range storeSteps(p.SessionID, p)[:4] {
+		if err := step.do(s); err != nil {
+			t.Fatal(err)
+		}
+		all, _ := os.ReadFile(s.log.path)
+		marks = append(marks, mark{len(all), step.to})
+	}
+	all, _ := os.ReadFile(s.log.path)
+	quick := systemFiles()
+	quick.sync, quick.syncDir = func(*os.File) error { return nil }, func(string) error { return nil }
+	for cut := range len(all) + 1 {
+		dir := storeDir(t)
+		os.WriteFile(filepath.Join(dir, "state.jsonl"), all[:cut], 0o600)
+		s, err := openStoreWith(dir, quick)
+		if err != nil {
+			t.Fatalf("cut at %d: %v", cut, err)
+		}
+		var atLeast State // the last Update that ended at or before the cut; its audit head line follows it
+		for i, m := range marks {
+			head := m.end
+			if i > 0 {
+				if n := bytes.LastIndex(all[:m.end], []byte(`{"v":1,"rec":"meta"`)); m.status != Routed {
+					head = n
+				}
+			}
+			if head <= cut {
+				atLeast = m.status
+			}
+		}
+		got := State("")
+		if q := storeView(t, s).Prompts[p.ID]; q != nil {
+			got = q.Status
+		}
+		if got != atLeast {
+			t.Fatalf("cut at %d: %q, want %q", cut, got, atLeast)
+		}
+		kept, _ := os.ReadFile(filepath.Join(dir, "state.jsonl"))
+		names, _ := filepath.Glob(filepath.Join(dir, "state.jsonl.torn-*"))
+		for _, name := range names {
+			tail, _ := os.ReadFile(name)
+			kept = append(kept, tail...)
+		}
+		if !bytes.Equal(kept, all[:cut]) {
+			t.Fatalf("cut at %d: bytes were lost", cut)
+		}
+		if got == AwaitingReply {
+			if _, why, err := s.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
+				t.Fatalf("cut at %d: then %q %v", cut, why, err)
+			}
+		}
+		s.Close()
+	}
+}
+
+// A damaged line is reported, kept, and its question not answered; the others go on.
+func TestStoreDamage(t *testing.T) {
+	dir := storeDir(t)
+	s := storeAt(t, dir)
+	session := storeSession(t, s)
+	bad, good := storePrompt(t, s, session, Routed, nil), storePrompt(t, s, session, Routed, nil)
+	if _, why, err := s.Decide(storeTap(bad, "y"), time.Now()); why != "" || err != nil {
+		t.Fatal(why, err)
+	}
+	s.Close()
+	path := filepath.Join(dir, "state.jsonl")
+	all, _ := os.ReadFile(path)
+	at := bytes.LastIndex(all, []byte("reply_received"))
+	all[at] ^= 0x20
+	os.WriteFile(path, append(all, "not a record\n"...), 0o600)
+
+	s = storeAt(t, dir)
+	if notes := s.Damage(); len(notes) != 2 || !strings.Contains(notes[0], "checksum") {
+		t.Errorf("Damage() = %q", notes)
+	}
+	if _, why, _ := s.Decide(storeTap(bad, "n"), time.Now()); !strings.Contains(string(why), "damaged") {
+		t.Errorf("a question whose answer may be lost was answered again: %q", why)
+	}
+	if _, why, _ := s.Decide(storeTap(good, "n"), time.Now()); why != "" {
+		t.Errorf("the other: %q", why)
+	}
+	release, _ := s.HoldSession(session)
+	defer release()
+	if _, prompts, err := s.Reap(time.Now()); err != nil || len(prompts) != 1 || prompts[0].ID != bad.ID {
+		t.Error(prompts, err)
+	}
+	s.mu.Lock()
+	s.compactAt = 0
+	s.mu.Unlock()
+	s.Move(good.ID, Injected, nil)
+	kept, _ := os.ReadFile(path + ".damaged")
+	if now, _ := os.ReadFile(path); !bytes.Contains(kept, []byte("not a record\n")) || bytes.Contains(now, []byte("not a record")) {
+		t.Errorf("compaction kept %q", kept)
+	}
+}
+
+func TestStoreSchema(t *testing.T) {
+	dir := storeDir(t)
+	s := storeAt(t, dir)
+	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
+	s.Close()
+	path := filepath.Join(dir, "state.jsonl")
+	all, _ := os.ReadFile(path)
+	version := func(v string) []byte { // every line with another version and its right checksum
+		var out []byte
+		for line := range bytes.Lines(all) {
+			line = bytes.Replace(line[:len(line)-crcMember], []byte(`{"v":1`), []byte(`{"v":`+v), 1)
+			out = append(out, storeSeal(line)...)
+		}
+		return out
+	}
+	os.WriteFile(path, version("0"), 0o600)
+	s = storeAt(t, dir)
+	if backups, _ := filepath.Glob(path + ".backup-*"); len(backups) != 1 {
+		t.Error("no backup before the upgrade")
+	} else if b, _ := os.ReadFile(backups[0]); !bytes.Equal(b, version("0")) {
+		t.Error("the backup is not the file")
+	}
+	if b, _ := os.ReadFile(path); bytes.Contains(b, []byte(`"v":0`)) || storeView(t, s).Prompts[p.ID].Status != AwaitingReply {
+		t.Error("not upgraded")
+	}
+	os.WriteFile(path, version("2"), 0o600)
+	s = storeAt(t, dir)
+	if _, _, err := s.Decide(storeTap(p, "y"), time.Now()); err == nil || !strings.Contains(err.Error(), "newer") {
+		t.Errorf("wrote into a newer file: %v", err)
+	}
+}
+
+// storeSeal adds crc and the end to a line without them.
+func storeSeal(open []byte) []byte {
+	sum := crc32.Checksum(append(slices.Clone(open), '}'), castagnoli)
+	return fmt.Appendf(slices.Clone(open), `,"crc":"%08x"}`+"\n", sum)
+}
+
+// Each operation fails in turn, once or from then on, until none is injected: the state is the one before the
+// step or the one after, an error never leaves the record behind, and what follows works again.
+func TestStoreEveryOperationFails(t *testing.T) {
+	for _, forever := range []bool{false, true} {
+		for n := int64(1); ; n++ {
+			dir, injected := storeDir(t), ""
+			s, err := openStoreWith(dir, faultyFiles(func(op string, i int64) error {
+				if i == n || forever && i > n {
+					injected = op
+					return fmt.Errorf("injected at %s %d", op, i)
+				}
+				return nil
+			}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := storeQuestion(newID())
+			want, attempts := State(""), 0
+			for _, step := range storeSteps(p.SessionID, p) {
+				err := step.do(s)
+				for attempts = 0; err != nil && !forever && attempts < 2; attempts++ { // the operator tries again
+					storeCheckState(t, dir, p.ID, want, fmt.Sprintf("%s failed (%d, %v), %s", injected, n, err, step.to))
+					err = step.do(s)
+				}
+				if err != nil {
+					break
+				}
+				want = step.to
+				if view := storeView(t, s); view.Prompts[p.ID].Status != want {
+					t.Fatalf("%d %s: own view has %s, want %s", n, injected, view.Prompts[p.ID].Status, want)
+				}
+			}
+			if !forever && want != Resolved {
+				t.Fatalf("one failed %s (%d) stopped everything at %q: %v", injected, n, want, s.Trouble())
+			}
+			if s.Trouble() == nil || s.log.poison == nil {
+				storeCheckState(t, dir, p.ID, want, fmt.Sprintf("%s failed (%d, forever %v)", injected, n, forever))
+			}
+			s.Close()
+			if injected == "" {
+				if n < 20 {
+					t.Errorf("only %d operations were there to fail", n-1)
+				}
+				break
+			}
+		}
+	}
+}
+
+// storeCheckState reads dir as another process would.
+func storeCheckState(t *testing.T, dir, prompt string, want State, when string) {
+	t.Helper()
+	other, err := openStore(dir)
+	if err != nil {
+		t.Fatalf("%s: %v", when, err)
+	}
+	defer other.Close()
+	got := State("")
+	if p := storeView(t, other).Prompts[prompt]; p != nil {
+		got = p.Status
+	}
+	if got != want {
+		t.Fatalf("%s: state is %q, want %q", when, got, want)
+	}
+}
+
+// When even cutting back fails, nothing is written or believed any more.
+func TestStorePoison(t *testing.T) {
+	broken := false
+	s, err := openStoreWith(storeDir(t), faultyFiles(func(op string, _ int64) error {
+		if broken && (op == "fsync" || op == "ftruncate") {
+			return errors.New("no space left on device")
+		}
+		return nil
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
+	follow := s.Follow(t.Context(), p.SessionID, nil)
+	broken = true
+	if _, _, err := s.Decide(storeTap(p, "y"), time.Now()); err == nil {
+		t.Fatal("a reply that is not on the disk was accepted")
+	}
+	broken = false
+	if _, _, err := s.Decide(storeTap(p, "y"), time.Now()); err == nil || s.Trouble() == nil {
+		t.Fatal("written after a failed cut")
+	}
+	select {
+	case r := <-follow:
+		t.Errorf("follower was told of %+v", r)
+	default:
+	}
+	if v := storeView(t, s); v.Prompts[p.ID].Status != AwaitingReply {
+		t.Error("own view believes the record that failed")
+	}
+}
+
+// What makes a record durable, in its order: the folder's entry once per file, the line, and for a compaction the
+// new file before its name and the name before what follows.
+func TestStoreDurableOrder(t *testing.T) {
+	var ops []string
+	s, err := openStoreWith(storeDir(t), faultyFiles(func(op string, _ int64) error {
+		ops = append(ops, op)
+		return nil
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for i, want := range []string{"fsync folder, write, fsync", "write, fsync",
+		"write, fsync, write, fsync, fsync folder, rename, fsync folder", "write, fsync"} {
+		if s.compactAt = 1 << 20; i == 2 {
+			s.compactAt = 0
+		}
+		ops = nil
+		if err := storeUpdate(s, &UpdateRecord{Head{ID: fmt.Sprint(i)}, "message"}); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(ops, ", "); got != want {
+			t.Errorf("update %d: %s; want %s", i, got, want)
+		}
+	}
+}
+
+/* ===== Store: several processes ===== */
+
+// childStore is what the re-executed test binary does: "store-live N" kills itself at the Nth operation,
+// "store-crowd" asks and answers until the time is over.
+func childStore(mode string) bool {
+	dir := os.Getenv("ATLASBRIDGE_TEST_DIR")
+	if n, ok := strings.CutPrefix(mode, "store-live "); ok {
+		at, _ := strconv.ParseInt(n, 10, 64)
+		me, _ := os.FindProcess(os.Getpid())
+		s, err := openStoreWith(dir, faultyFiles(func(_ string, i int64) error {
+			if i == at/2 && at%2 == 0 { // before the operation
+				me.Kill()
+				select {}
+			} else if i == at/2+1 && at%2 == 1 && at > 1 { // after it, as the next begins
+				me.Kill()
+				select {}
+			}
+			return nil
+		}))
+		if err != nil {
+			fmt.Println("error", err)
+			return true
+		}
+		p := storeQuestion("5e551011-0000-4000-8000-000000000000")
+		p.ID = "9a9a9a9a-0000-4000-8000-000000000000"
+		for _, step := range storeSteps(p.SessionID, p) {
+			if err := step.do(s); err != nil {
+				fmt.Println("error", err)
+				return true
+			}
+			fmt.Println(step.to)
+		}
+		fmt.Println("end")
+		return true
+	}
+	if kind, ok := strings.CutPrefix(mode, "store-append "); ok {
+		s, err := openStore(dir)
+		append := bareAppend(dir)
+		if kind == "store" && err == nil {
+			append = storeAppend(s)
+		}
+		n := 0
+		for end := time.Now().Add(time.Second); time.Now().Before(end); n++ {
+			if err := append(); err != nil {
+				fmt.Println("error", err)
+			}
+		}
+		fmt.Println(n)
+		return true
+	}
+	if mode != "store-crowd" {
+		return false
+	}
+	if err := storeCrowd(dir); err != nil {
+		fmt.Println("error", err)
+	}
+	return true
+}
+
+func storeChild(dir, mode string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0], "-test.run=^$") // should TestMain not call childStore, nothing runs
+	cmd.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD="+mode, "ATLASBRIDGE_TEST_DIR="+dir)
+	return cmd
+}
+
+// Killed with -9 before and after every durable operation: what was acknowledged is there, at most one step
+// more, and the next process goes on, with a sound audit log.
+func TestStoreKilledAnywhere(t *testing.T) {
+	order := []State{"", Created, Routed, AwaitingReply, ReplyReceived, Injected, Resolved}
+	step := 1
+	if testing.Short() {
+		step = 7
+	}
+	for n := 2; ; n += step {
+		dir := storeDir(t)
+		out, _ := storeChild(dir, fmt.Sprintf("store-live %d", n)).Output()
+		said := strings.Fields(string(out))
+		if strings.Contains(string(out), "error") {
+			t.Fatalf("%d: %s", n, out)
+		}
+		if len(said) > 0 && said[len(said)-1] == "end" {
+			if n < 40 {
+				t.Errorf("only %d points to be killed at", n)
+			}
+			return
+		}
+		acked := len(said)
+		s := storeAt(t, dir)
+		at := 0
+		if p := storeView(t, s).Prompts["9a9a9a9a-0000-4000-8000-000000000000"]; p != nil {
+			at = slices.Index(order, p.Status)
+		}
+		if at < acked || at > acked+1 {
+			t.Fatalf("killed at %d: acknowledged %q, found %q", n, order[acked], order[at])
+		}
+		_, failed, err := s.Reap(time.Now())
+		if want := at > 0 && at < len(order)-1; err != nil || (len(failed) == 1) != want {
+			t.Fatalf("killed at %d in %q: reaped %d, %v", n, order[at], len(failed), err)
+		}
+		storePrompt(t, s, storeSession(t, s), Resolved, nil)
+		if code, out, _ := storeCommand(t, t.Context(), dir, "audit", "verify"); code != 0 || s.Trouble() != nil {
+			t.Fatalf("killed at %d: %s %v", n, out, s.Trouble())
+		}
+		s.Close()
+	}
+}
+
+// storeCrowd asks, answers whatever is open, and compacts. It prints the prompts whose reply it was first to give.
+func storeCrowd(dir string) error {
+	s, err := openStore(dir)
+	if err != nil {
+		return err
+	}
+	span, _ := time.ParseDuration(os.Getenv("ATLASBRIDGE_TEST_SPAN"))
+	id := newID()
+	if _, err := s.HoldSession(id); err != nil {
+		return err
+	}
+	if err := storeUpdate(s, &SessionRecord{Head: Head{ID: id}, Status: "active", StartedAt: time.Now()}); err != nil {
+		return err
+	}
+	for i, end := 0, time.Now().Add(span); time.Now().Before(end); i++ {
+		p := storeQuestion(id)
+		if err := storeUpdate(s, p); err != nil {
+			return err
+		}
+		s.Move(p.ID, Routed, nil)
+		s.Move(p.ID, AwaitingReply, nil)
+		v, err := s.View()
+		if err != nil {
+			return err
+		}
+		for _, q := range v.Prompts {
+			if q.Open() && mrand.Intn(4) > 0 {
+				_, why, err := s.Decide(Decision{PromptID: q.ID, Value: "n", By: "cli:answer", Trusted: true}, time.Now())
+				if err != nil {
+					return err
+				} else if why == "" {
+					fmt.Println(q.ID)
+				}
+			}
+			if q.Status == ReplyReceived {
+				if ok, err := s.Move(q.ID, Injected, nil); err != nil {
+					return err
+				} else if ok {
+					s.Move(q.ID, Resolved, nil)
+				}
+			}
+		}
+		if i%16 == 0 {
+			s.mu.Lock()
+			s.compactAt, s.Retention = 0, time.Hour
+			s.mu.Unlock()
+		}
+	}
+	return s.Trouble()
+}
+
+// Processes that ask, answer and compact at once: every reply was given once, every history is one of the table,
+// and the audit log holds. ATLASBRIDGE_LONG=1 makes it eight processes and a minute.
+func TestStoreCrowd(t *testing.T) {
+	dir, span, n := storeDir(t), "1500ms", 4
+	if os.Getenv("ATLASBRIDGE_LONG") != "" {
+		span, n = "60s", 8
+	} else if testing.Short() {
+		t.Skip("short")
+	}
+	t.Setenv("ATLASBRIDGE_TEST_SPAN", span)
+	outs := make([]bytes.Buffer, n)
+	var cmds []*exec.Cmd
+	for i := range n {
+		cmd := storeChild(dir, "store-crowd")
+		cmd.Stdout, cmd.Stderr = &outs[i], os.Stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		cmds = append(cmds, cmd)
+	}
+	given := map[string]int{}
+	for i, cmd := range cmds {
+		if err := cmd.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range strings.Fields(outs[i].String()) {
+			given[id]++
+		}
+		if strings.Contains(outs[i].String(), "error") {
+			t.Fatal(outs[i].String())
+		}
+	}
+	state := map[string]State{"PROMPT_DETECTED": Created, "PROMPT_ROUTED": AwaitingReply, "REPLY_RECEIVED": ReplyReceived,
+		"REPLY_INJECTED": Injected, "PROMPT_RESOLVED": Resolved}
+	at := map[string]State{}
+	log, _ := os.ReadFile(filepath.Join(dir, "audit.log"))
+	for line := range bytes.Lines(log) {
+		var e struct {
+			Event string
+			ID    string `json:"prompt_id"`
+		}
+		json.Unmarshal(line, &e)
+		to := state[e.Event]
+		if from := at[e.ID]; to == AwaitingReply && from == Created { // routed has no entry
+			at[e.ID] = to
+		} else if to != "" && !slices.Contains(next[from], to) {
+			t.Fatalf("prompt %s went from %q to %q", e.ID, from, to)
+		} else if to != "" {
+			at[e.ID] = to
+		}
+		if to == ReplyReceived {
+			if given[e.ID]--; given[e.ID] != 0 {
+				t.Fatalf("prompt %s: answers given and recorded differ by %d", e.ID, given[e.ID])
+			}
+		}
+	}
+	for id, count := range given {
+		if count != 0 {
+			t.Errorf("prompt %s was answered %d times more than recorded", id, count)
+		}
+	}
+	s := storeAt(t, dir)
+	v := storeView(t, s)
+	for id, p := range v.Prompts {
+		if at[id] != p.Status && !(p.Status == Routed && at[id] == Created) {
+			t.Errorf("prompt %s is %s, its history says %s", id, p.Status, at[id])
+		}
+	}
+	if notes := s.Damage(); len(notes) > 0 || len(at) < 10 {
+		t.Errorf("%d prompts, damage: %q", len(at), notes)
+	}
+	if code, out, _ := storeCommand(t, t.Context(), dir, "audit", "verify"); code != 0 {
+		t.Error(out)
+	}
+	t.Logf("%d processes, %s: %d prompts, %d audit bytes", n, span, len(at), len(log))
+}
+
+// A follower sees what another process writes, across a compaction, and its own at once.
+func TestStoreFollow(t *testing.T) {
+	dir := storeDir(t)
+	a, b := storeAt(t, dir), storeAt(t, dir)
+	session := storeSession(t, a)
+	ctx, stop := context.WithCancel(t.Context())
+	out := a.Follow(ctx, session, nil)
+	wait := func(id string, status State) {
+		t.Helper()
+		timeout := time.After(5 * time.Second)
+		for {
+			select {
+			case r := <-out:
+				if p, ok := r.(*PromptRecord); ok && p.ID == id && p.Status == status {
+					return
+				}
+			case <-timeout:
+				t.Fatalf("%s never came", status)
+			}
+		}
+	}
+	other := storePrompt(t, b, storeSession(t, b), AwaitingReply, nil)
+	p := storePrompt(t, b, session, AwaitingReply, nil)
+	wait(p.ID, AwaitingReply)
+	b.mu.Lock()
+	b.compactAt = 0
+	b.mu.Unlock()
+	b.Decide(storeTap(p, "y"), time.Now())
+	b.Decide(storeTap(other, "y"), time.Now())
+	wait(p.ID, ReplyReceived)
+	a.Move(p.ID, Injected, nil)
+	wait(p.ID, Injected)
+	stop()
+	for r := range out {
+		t.Errorf("more came: %+v", r)
+	}
+}
+
+// What is old goes, what is alive or may be replayed stays.
+func TestStoreRetention(t *testing.T) {
+	dir := storeDir(t)
+	s := storeAt(t, dir)
+	now := time.Now()
+	day := 24 * time.Hour
+	at := func(ago time.Duration) { s.now = func() time.Time { return now.Add(-ago) } }
+	at(40 * day)
+	live, ended := storeSession(t, s), storeSession(t, s)
+	waiting := storePrompt(t, s, live, AwaitingReply, nil)
+	old := storePrompt(t, s, ended, Resolved, func(p *PromptRecord) { p.ExpiresAt = now.Add(-40 * day) })
+	fresh := storePrompt(t, s, ended, Resolved, func(p *PromptRecord) { p.ExpiresAt = now.Add(-day) })
+	r := *storeView(t, s).Sessions[ended]
+	r.Status, r.EndedAt = "completed", ref(now.Add(-40*day))
+	storeUpdate(s, &r, &UpdateRecord{Head{ID: "1"}, "message"}, &InputRecord{Head: Head{ID: "i"}, SessionID: ended, Status: "done"})
+	at(10 * day)
+	recent := storePrompt(t, s, live, Resolved, func(p *PromptRecord) { p.Full = "the whole dialog" })
+	at(day)
+	storeUpdate(s, &UpdateRecord{Head{ID: "2"}, "message"})
+	s.now = time.Now
+	s.Close()
+	s = storeAt(t, dir)
+	storeUpdate(s, &UpdateRecord{Head{ID: "3"}, "message"})
+	for range 2 {
+		v := storeView(t, s)
+		if v.Prompts[old.ID] != nil || v.Sessions[ended] != nil || v.Updates["1"] != nil || v.Inputs["i"] != nil {
+			t.Error("something old was kept")
+		}
+		if v.Prompts[waiting.ID] == nil || v.Prompts[fresh.ID] == nil || v.Prompts[recent.ID] == nil || v.Sessions[live] == nil ||
+			v.Updates["2"] == nil || v.Updates["3"] == nil || v.Meta["audit"] == nil {
+			t.Error("something alive was dropped")
+		}
+		if v.Prompts[recent.ID].Full != "" {
+			t.Error("an old answer keeps its dialog")
+		}
+		s = storeAt(t, dir)
+	}
+}
+
+// The file stays small however long a session lives.
+func TestStoreCompactsItself(t *testing.T) {
+	s := storeAt(t, storeDir(t))
+	s.log.sync, s.audit.log.sync = func(*os.File) error { return nil }, func(*os.File) error { return nil }
+	session := storeSession(t, s)
+	p := storePrompt(t, s, session, AwaitingReply, nil)
+	largest := int64(0)
+	for i := range 4000 {
+		q := *storeView(t, s).Prompts[p.ID]
+		q.MsgID = int64(i)
+		if err := storeUpdate(s, &q); err != nil {
+			t.Fatal(err)
+		}
+		largest = max(largest, s.read)
+	}
+	if largest > compactMin+4096 || storeView(t, s).Prompts[p.ID].MsgID != 3999 {
+		t.Errorf("grew to %d bytes", largest)
+	}
+}
+
+// Locks live as long as they are held, whatever the collector does, and dead sessions are found by theirs.
+func TestStoreLocksAndReap(t *testing.T) {
+	dir := storeDir(t)
+	a, b := storeAt(t, dir), storeAt(t, dir)
+	release, held, err := a.TryPoll()
+	if !held || err != nil {
+		t.Fatal(held, err)
+	}
+	live, dead := newID(), storeSession(t, a)
+	drop, err := a.HoldSession(live)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer drop()
+	storeUpdate(a, &SessionRecord{Head: Head{ID: live}, Status: "active", PID: os.Getpid(), PIDStart: processStart(os.Getpid())})
+	for range 3 {
+		runtime.GC()
+	}
+	if _, held, err = b.TryPoll(); held || err != nil {
+		t.Error("two pollers", err)
+	}
+	if pid := b.holder("poll.lock"); pid != os.Getpid() {
+		t.Error("poller is", pid)
+	}
+	open, typed, mine := storePrompt(t, a, dead, AwaitingReply, nil), storePrompt(t, a, dead, ReplyReceived, nil), storePrompt(t, a, live, AwaitingReply, nil)
+	storeUpdate(a, &InputRecord{Head: Head{ID: "i"}, SessionID: dead, Status: "queued"})
+	sessions, prompts, err := b.Reap(time.Now())
+	if err != nil || len(sessions) != 1 || sessions[0].ID != dead || len(prompts) != 2 {
+		t.Fatal(sessions, prompts, err)
+	}
+	v := storeView(t, a)
+	if v.Sessions[dead].Status != "crashed" || v.Prompts[open.ID].Status != Failed || v.Inputs["i"].Status != "refused" ||
+		!strings.Contains(v.Prompts[typed.ID].Reason, "uncertain") || v.Prompts[mine.ID].Status != AwaitingReply {
+		t.Errorf("%+v", v)
+	}
+	if sessions, prompts, _ = b.Reap(time.Now()); len(sessions)+len(prompts) != 0 {
+		t.Error("reaped twice")
+	}
+	release()
+	if release, held, _ = b.TryPoll(); !held {
+		t.Error("a released lock is not free")
+	}
+	release()
+}
+
+/* ===== Store: commands ===== */
+
+func TestStoreCommands(t *testing.T) {
+	dir := storeDir(t)
+	run := func(args ...string) (int, string, string) { return storeCommand(t, t.Context(), dir, args...) }
+	if code, _, errs := run("status"); code != 0 || !strings.Contains(errs, "no sessions") {
+		t.Error(code, errs)
+	}
+	s := storeAt(t, dir)
+	id := newID()
+	release, _ := s.HoldSession(id)
+	defer release()
+	storeUpdate(s, &SessionRecord{Head: Head{ID: id}, Tool: "claude", Label: strings.Repeat("long ", 20), PID: 4242, Status: "active", Activity: "waiting",
+		StartedAt: time.Now().Add(-90 * time.Minute), LastSeen: ref(time.Now().Add(-3 * time.Second))})
+	storeSession(t, s) // dead
+	p := storePrompt(t, s, id, AwaitingReply, func(p *PromptRecord) { p.Question = "Go on\x1b[31m?" + strings.Repeat("x", 100) })
+	for _, args := range [][]string{{"status"}, {"approvals"}, {"logs"}} {
+		_, out, _ := run(args...)
+		for line := range strings.Lines(out) {
+			if n := utf8.RuneCountInString(line); n > 81 && args[0] != "logs" || strings.ContainsRune(line, 0x1b) {
+				t.Errorf("%v: %d columns: %q", args, n, line)
+			}
+		}
+		if !strings.Contains(out, shortID(id)) && args[0] != "approvals" || args[0] == "approvals" && !strings.Contains(out, shortID(p.ID)) {
+			t.Errorf("%v: %s", args, out)
+		}
+	}
+	var rows []map[string]any
+	if _, out, _ := run("status", "--all", "--json"); json.Unmarshal([]byte(out), &rows) != nil || len(rows) != 2 || rows[0]["id"] != id ||
+		rows[0]["open_prompts"] != 1.0 || rows[1]["status"] != "crashed" {
+		t.Error(out)
+	}
+	if _, out, _ := run("approvals", "--json"); json.Unmarshal([]byte(out), &rows) != nil || len(rows) != 1 || rows[0]["status"] != "awaiting_reply" {
+		t.Error(out)
+	}
+	if code, _, errs := run("answer", shortID(p.ID), "maybe"); code != 1 || !strings.Contains(errs, "it takes y n") {
+		t.Error(code, errs)
+	}
+	if code, out, errs := run("answer", shortID(p.ID), "y"); code != 0 || !strings.Contains(out, "answered") {
+		t.Error(code, out, errs)
+	}
+	if code, _, errs := run("answer", shortID(p.ID), "n"); code != 1 || !strings.Contains(errs, "already answered") {
+		t.Error(code, errs)
+	}
+	if code, _, errs := run("approvals"); code != 0 || !strings.Contains(errs, "no open questions") {
+		t.Error(code, errs)
+	}
+	if _, out, _ := run("logs", "--json", "--session", shortID(id)); strings.Count(out, "\n") != 6 || !strings.Contains(out, "REPLY_REJECTED") {
+		t.Error(out)
+	}
+}
+
+/* ===== Audit ===== */
+
+// auditFilled is a chain with all sorts of text in it, and its bytes.
+func auditFilled(t testing.TB, n int) (*Store, []byte) {
+	t.Helper()
+	s := storeAt(t, storeDir(t))
+	for i := range n {
+		err := s.Audit().Append(Event{"TOOL_CALL", newID(), "", []Field{{"text", fmt.Sprintf("%d <&> \x7f \u2028 \" \\ é 😀 \xff", i)}, {"n", i}, {"ok", true}, {"none", nil}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, _ := os.ReadFile(s.audit.log.path)
+	return s, b
+}
+
+// The lines are what jq -c prints, for every code point, and verify without us.
+func TestAuditEveryCodePoint(t *testing.T) {
+	for in, want := range map[string]string{"a\"\\/": `"a\"\\/"`, "\b\f\n\r\t\x00\x1f\x7f": `"\b\f\n\r\t\u0000\u001f\u007f"`,
+		"<>&\u2028\u2029é😀": "\"<>&\u2028\u2029é😀\"", "\xffa\ufffd": "\"\ufffda\ufffd\""} {
+		if got := string(appendString(nil, in)); got != want {
+			t.Errorf("appendString(%q) = %s, want %s", in, got, want)
+		}
+	}
+	if _, err := exec.LookPath("jq"); err != nil {
+		t.Skip("no jq")
+	}
+	var all []byte
+	for r := rune(0); r <= utf8.MaxRune; r++ {
+		if utf8.ValidRune(r) {
+			all = append(appendString(all, string(r)+"x"), '\n')
+		}
+	}
+	jq := exec.Command("jq", "-c", ".")
+	jq.Stdin = bytes.NewReader(all)
+	if out, err := jq.Output(); err != nil || !bytes.Equal(out, all) {
+		t.Errorf("jq prints other bytes: %v", err)
+	}
+	s, log := auditFilled(t, 3)
+	for line := range bytes.Lines(log) {
+		var e struct{ Hash string }
+		json.Unmarshal(line, &e)
+		sh := exec.Command("sh", "-c", `jq -cj 'del(.hash)' | sha256sum`)
+		sh.Stdin = bytes.NewReader(line)
+		if out, err := sh.Output(); err != nil || !strings.HasPrefix(string(out), strings.TrimPrefix(e.Hash, "sha256:")+" ") {
+			t.Errorf("sha256sum says %s for %s", out, line)
+		}
+	}
+	if err := s.Audit().Append(Event{Name: "X", Fields: []Field{{"f", 1.5}}}); err == nil {
+		t.Error("a float was accepted")
+	}
+	if err := s.Audit().Append(Event{Name: "X", Fields: []Field{{"seq", 1}}}); err == nil {
+		t.Error("a member twice was accepted")
+	}
+}
+
+// Any bit, any edit: noticed, and the line named.
+func TestAuditTampering(t *testing.T) {
+	_, log := auditFilled(t, 3)
+	if v := verify(bytes.NewReader(log), nil); !v.OK || v.Entries != 3 {
+		t.Fatal(v)
+	}
+	for i := range log {
+		for bit := range 8 {
+			log[i] ^= 1 << bit
+			if v := verify(bytes.NewReader(log), nil); v.OK || v.Line < 1 || v.Line > int64(bytes.Count(log[:i+1], []byte("\n"))+1) {
+				t.Fatalf("bit %d of byte %d: %+v", bit, i, v)
+			}
+			log[i] ^= 1 << bit
+		}
+	}
+	l := bytes.SplitAfter(log, []byte("\n"))
+	head := Anchor{3, verify(bytes.NewReader(log), nil).Hash, "state.jsonl"}
+	s2, other := auditFilled(t, 4) // a chain computed anew
+	defer s2.Close()
+	rows := []struct {
+		name string
+		log  []byte
+		line int64
+		why  string
+	}{
+		{"removed", slices.Concat(l[0], l[2]), 2, "seq is 3"},
+		{"first removed", slices.Concat(l[1], l[2]), 1, "seq is 2"},
+		{"swapped", slices.Concat(l[0], l[2], l[1]), 2, "seq is 3"},
+		{"repeated", slices.Concat(l[0], l[0], l[1], l[2]), 2, "seq is 1"},
+		{"cut", slices.Concat(l[0], l[1]), 3, "cut"},
+		{"all gone", nil, 1, "cut"},
+		{"computed anew", other, 3, "computed anew"},
+		{"torn", log[:len(log)-1], 3, "cut short"},
+		{"blank", slices.Concat(l[0], bytes.Replace(l[1], []byte(":"), []byte(": "), 1), l[2]), 2, "jq -c"},
+		{"empty line", slices.Concat(l[0], []byte("\n"), l[1], l[2]), 2, "jq -c"},
+		{"CRLF", bytes.ReplaceAll(log, []byte("\n"), []byte("\r\n")), 1, "jq -c"},
+		{"BOM", slices.Concat([]byte("\ufeff"), log), 1, "jq -c"},
+		{"escaped", bytes.Replace(log, []byte("é"), []byte("\\u00e9"), 1), 1, "jq -c"},
+	}
+	for _, row := range rows {
+		if v := verify(bytes.NewReader(row.log), []Anchor{head}); v.OK || v.Line != row.line || !strings.Contains(v.Reason, row.why) {
+			t.Errorf("%s: %+v, want line %d %s", row.name, v, row.line, row.why)
+		}
+	}
+	if v := verify(bytes.NewReader(log), []Anchor{head, {0, head.Hash, "--head"}}); !v.OK {
+		t.Error(v)
+	}
+	if v := verify(bytes.NewReader(log), []Anchor{{0, digest(nil), "--head"}}); v.OK {
+		t.Error("a head that no entry has was accepted")
+	}
+}
+
+// A torn last line is moved aside and the chain goes on; a lost log costs the state nothing, and is noticed.
+func TestAuditTornAndLost(t *testing.T) {
+	s, log := auditFilled(t, 3)
+	path := s.audit.log.path
+	whole := bytes.LastIndexByte(log[:len(log)-1], '\n') + 1
+	for _, cut := range []int{whole + 1, whole + 50, len(log) - 1, 10, 0} {
+		os.WriteFile(path, log[:cut], 0o600)
+		if err := s.Audit().Append(Event{Name: "UNAUTHORIZED", Fields: []Field{{"big", strings.Repeat("x", 4000)}, {"more", strings.Repeat("é", 2000)}}}); err != nil {
+			t.Fatal(err)
+		}
+		now, _ := os.ReadFile(path)
+		if v := verify(bytes.NewReader(now), nil); !v.OK {
+			t.Errorf("cut at %d: %+v", cut, v)
+		}
+	}
+	code, out, _ := storeCommand(t, t.Context(), s.Dir, "audit", "verify")
+	if code != 1 || !strings.Contains(out, "state.jsonl") {
+		t.Error("a log started anew passes:", out)
+	}
+	os.WriteFile(path, []byte("garbage\n"), 0o600)
+	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
+	if err := s.Trouble(); err == nil || !strings.Contains(err.Error(), "audit") {
+		t.Errorf("Trouble() = %v", err)
+	}
+	if _, why, err := s.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
+		t.Error("a damaged audit log stops the answers:", why, err)
+	}
+}
+
+// Typed text is in the log as length and hash only.
+func TestAuditHidesText(t *testing.T) {
+	s := storeAt(t, storeDir(t))
+	for _, text := range []string{"my private words", "enter"} {
+		p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) { p.Type, p.SafeDefault = FreeText, nil })
+		s.Decide(storeTap(p, text), time.Now())
+		s.Move(p.ID, Injected, nil)
+		log, _ := os.ReadFile(s.audit.log.path)
+		if bytes.Contains(log, []byte(`"`+text+`"`)) || bytes.Count(log, []byte(digest([]byte(text)))) != 2 {
+			t.Errorf("%s", log)
+		}
+	}
+}
+
+func TestAuditCommands(t *testing.T) {
+	s, _ := auditFilled(t, 30)
+	s.Audit().Append(Event{"UNAUTHORIZED", "", "", []Field{{"who", "x\x1b[2J\u009b31m\n{\"seq\":1}"}}})
+	for _, args := range [][]string{{"logs"}, {"logs", "--json"}} {
+		code, out, _ := storeCommand(t, t.Context(), s.Dir, args...)
+		if code != 0 || strings.Count(out, "\n") != 31 || strings.ContainsAny(out, "\x1b\u009b") {
+			t.Errorf("%v: %d %q", args, code, out)
+		}
+	}
+	seq, hash, _ := s.Audit().Head()
+	for head, want := range map[string]int{fmt.Sprintf("%d:%s", seq, hash): 0, hash: 0, fmt.Sprintf("%d:%s", seq+1, hash): 1,
+		digest(nil): 1, "1:" + hash: 1, "x": 2, "x:" + hash: 2, "31": 2} {
+		if code, out, errs := storeCommand(t, t.Context(), s.Dir, "audit", "verify", "--json", "--head", head); code != want {
+			t.Errorf("--head %s: %d %s %s", head, code, out, errs)
+		}
+	}
+	before, _ := os.ReadFile(s.audit.log.path)
+	os.WriteFile(s.audit.log.path, before[:len(before)-2], 0o600)
+	storeCommand(t, t.Context(), s.Dir, "audit", "verify")
+	if after, _ := os.ReadFile(s.audit.log.path); !bytes.Equal(after, before[:len(before)-2]) {
+		t.Error("verify changed the file")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if code, out, _ := storeCommand(t, ctx, s.Dir, "logs", "--tail"); code != 0 || !strings.Contains(out, "TOOL_CALL") {
+		t.Error(code, out)
+	}
+}
+
+/* ===== Fuzzing and speed ===== */
+
+func FuzzStateLine(f *testing.F) {
+	line, _ := encode(storeQuestion("s"), 0)
+	f.Add(line)
+	f.Add([]byte(`{"v":1,"rec":"prompt","id":"a","at":"2026`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		sealed := storeSeal(bytes.TrimSuffix(bytes.ReplaceAll(b, []byte("\n"), nil), []byte("}")))
+		if h, _, err := parseHead(sealed); err == nil {
+			if r := decode([][]byte{sealed})[0]; r != nil && h.ID != r.head().ID {
+				t.Errorf("two ids: %q and %q in %s", h.ID, r.head().ID, sealed)
+			}
+		}
+		parseHead(b)
+		decode([][]byte{b})
+	})
+}
+
+func FuzzAuditLine(f *testing.F) {
+	_, log := auditFilled(f, 2)
+	f.Add(log)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if v := verify(bytes.NewReader(b), nil); v.OK && bytes.Count(b, []byte("\n")) != int(v.Entries) {
+			t.Errorf("%d entries in %q", v.Entries, b)
+		}
+	})
+}
+
+// bareAppend is what no store can avoid: lock, write, fsync.
+func bareAppend(dir string) func() error {
+	line, _ := encode(storeQuestion(newID()), 0)
+	lock, err := openPrivate(filepath.Join(dir, "bare.lock"), os.O_RDWR|os.O_CREATE)
+	f, err2 := openPrivate(filepath.Join(dir, "bare.jsonl"), os.O_RDWR|os.O_APPEND|os.O_CREATE)
+	return func() error {
+		err := errors.Join(err, err2, lockFile(lock, true))
+		defer unlockFile(lock)
+		if err == nil {
+			_, err = f.Write(line)
+		}
+		return errors.Join(err, f.Sync())
+	}
+}
+
+// storeAppend writes a question anew each time, without a change of status and so without an audit entry.
+func storeAppend(s *Store) func() error {
+	p := storeQuestion(newID())
+	err := storeUpdate(s, p)
+	return func() error {
+		q := *p
+		q.MsgID++
+		return errors.Join(err, storeUpdate(s, &q))
+	}
+}
+
+// BenchmarkAppend compares one durable record with the bare calls, in turns.
+func BenchmarkAppend(b *testing.B) {
+	dir := storeDir(b)
+	do := []func() error{bareAppend(dir), storeAppend(storeAt(b, dir))}
+	times := make([][]time.Duration, len(do))
+	for b.Loop() {
+		for i := range do {
+			start := time.Now()
+			if err := do[i](); err != nil {
+				b.Fatal(err)
+			}
+			times[i] = append(times[i], time.Since(start))
+		}
+	}
+	for i := range times {
+		slices.Sort(times[i])
+	}
+	bare, store := times[0][len(times[0])/2].Seconds(), times[1][len(times[1])/2].Seconds()
+	b.ReportMetric(bare*1e6, "bare-p50-µs")
+	b.ReportMetric(store*1e6, "store-p50-µs")
+	b.ReportMetric(store/bare, "ratio")
+}
+
+// BenchmarkAppendFour compares what four processes append in a second with what one or four do by bare calls.
+func BenchmarkAppendFour(b *testing.B) {
+	total := func(kind string, n int) (sum float64) {
+		dir := storeDir(b)
+		var outs []*bytes.Buffer
+		var cmds []*exec.Cmd
+		for range n {
+			cmd, out := storeChild(dir, "store-append "+kind), &bytes.Buffer{}
+			cmd.Stdout, outs, cmds = out, append(outs, out), append(cmds, cmd)
+			cmd.Start()
+		}
+		for i, cmd := range cmds {
+			cmd.Wait()
+			count, err := strconv.Atoi(strings.TrimSpace(outs[i].String()))
+			if err != nil {
+				b.Fatal(outs[i])
+			}
+			sum += float64(count)
+		}
+		return sum
+	}
+	for b.Loop() {
+		one, four, ours := total("bare", 1), total("bare", 4), total("store", 4)
+		b.ReportMetric(ours/four, "of-bare-four")
+		b.ReportMetric(ours/one, "of-bare-one")
+		b.ReportMetric(ours, "appends/s")
+	}
+}
+
+// BenchmarkOpen opens 100,000 records, all of different ids, and with four lines each.
+func BenchmarkOpen(b *testing.B) {
+	for _, each := range []int{1, 4} {
+		b.Run(fmt.Sprintf("%d-lines-each", each), func(b *testing.B) {
+			dir := storeDir(b)
+			f, _ := os.OpenFile(filepath.Join(dir, "state.jsonl"), os.O_CREATE|os.O_WRONLY, 0o600)
+			w := bufio.NewWriter(f)
+			for i := range 100000 {
+				p := storeQuestion("s")
+				p.ID, p.V, p.Rec, p.At = fmt.Sprintf("%08x-0000-4000-8000-000000000000", i/each), 1, "prompt", p.CreatedAt.UTC()
+				p.Choices = []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}}
+				line, _ := encode(p, 0)
+				w.Write(line)
+			}
+			w.Flush()
+			f.Close()
+			for b.Loop() {
+				s, err := openStore(dir)
+				if err != nil {
+					b.Fatal(err)
+				}
+				s.Close()
+			}
+		})
+	}
+
+}
+
+/* ===== PTY: the child's terminal ===== */
+
+// childPTY is the test binary started again as a child.
+func childPTY(mode string) bool {
+	fd := func(err error) {
+		if err != nil {
+			fmt.Println("child:", err)
+			os.Exit(9)
+		}
+	}
+	name, arg, _ := strings.Cut(mode, " ")
+	switch name {
+	case "pty-raw-echo": // everything back, raw, until the count is reached
+		_, err := rawMode(os.Stdin)
+		fd(err)
+		fmt.Print("ready\n")
+		n, _ := strconv.ParseInt(arg, 10, 64)
+		_, err = io.CopyN(os.Stdout, os.Stdin, n)
+		fd(err)
+	case "pty-flood": // so many bytes, a multiple of 64 KiB, then gone at once
+		b := bytes.Repeat([]byte("0123456789abcde\n"), 4096)
+		for n, _ := strconv.Atoi(arg); n > 0; n -= len(b) {
+			os.Stdout.Write(b)
+		}
+	case "pty-epoll": // Go's poller waits for a terminal that was opened, and reads one that was inherited
+		f, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
+		fd(err)
+		fmt.Print("up\n")
+		io.ReadFull(f, make([]byte, 1))
+	case "pty-thread": // a thread that is not the first reads
+		fmt.Print("up\n")
+		go func() {
+			runtime.LockOSThread()
+			io.ReadFull(os.Stdin, make([]byte, 1))
+			os.Exit(0)
+		}()
+		select {}
+	case "pty-size": // says its size, pixels too, at every change
+		ch, stop := resizeSignals(os.Stdin)
+		defer stop()
+		for range 2 {
+			s, err := terminalSize(os.Stdin)
+			fd(err)
+			fmt.Printf("%v\n", s)
+			<-ch
+		}
+	case "pty-host": // its terminal is another one's host
+		exec.Command("stty").Run()
+		stty := exec.Command("stty", strings.Fields(arg)...)
+		stty.Stdin = os.Stdin
+		fd(stty.Run())
+		p, err := startPTY([]string{"stty", "-a"}, os.Environ(), "", Size{Rows: 9, Cols: 99}, os.Stdin)
+		fd(err)
+		io.Copy(os.Stdout, p)
+	case "pty-lock": // takes the lock, says so, and forgets everything but the lock's file
+		f, err := openPrivate(arg, os.O_RDWR|os.O_CREATE)
+		fd(err)
+		fd(lockFile(f, false))
+		fmt.Println("locked")
+		io.Copy(io.Discard, os.Stdin)
+		runtime.KeepAlive(f)
+	case "pty-stop": // a wrapper's life around a suspend signal, on its own terminal
+		restore, err := rawMode(os.Stdin)
+		fd(err)
+		ch := make(chan os.Signal, 1)
+		signal.Notify(ch, suspendSignal)
+		fmt.Print("raw\r\n")
+		<-ch
+		fd(restore())
+		fmt.Print("suspended\n")
+		stopSelf()
+		_, err = rawMode(os.Stdin)
+		fd(err)
+		fmt.Print("raw again\r\n")
+		io.ReadFull(os.Stdin, make([]byte, 1))
+		fd(restore())
+		fd(restore())
+	case "pty-state": // what it can see of its own child, and of one that became another user's
+		p, err := startPTY([]string{"sh", "-c", "echo up; exec cat"}, os.Environ(), "/", Size{}, nil)
+		fd(err)
+		io.ReadFull(p, make([]byte, 4))
+		for range 1000 {
+			if p.State().Reading == ReadingYes {
+				break
+			}
+		}
+		fmt.Printf("own %v\n", p.State().Reading)
+		p.Terminate(nil)
+		p, err = startPTY([]string{"su"}, os.Environ(), "/", Size{}, nil)
+		fd(err)
+		for b := make([]byte, 1); b[0] != ':'; { // Password:
+			_, err := p.Read(b)
+			fd(err)
+		}
+		fmt.Printf("root's %v %v\n", p.State().Reading, p.State().Echo)
+	case "pty-wrap": // starts a child as the session does and prints what it says
+		p, err := startPTY([]string{"sh", "-c", arg}, os.Environ(), "", Size{Rows: 24, Cols: 80}, nil)
+		fd(err)
+		signal.Notify(make(chan os.Signal, 1), endSignals()...)
+		io.Copy(os.Stdout, p)
+		os.Exit(p.Wait())
+	default:
+		return false
+	}
+	return true
+}
+
+// watchdog turns a hang into a failure: first the terminal is closed, then everything panics with its stacks.
+func watchdog(t testing.TB, p PTY) {
+	if _, ok := t.(*testing.B); ok {
+		return
+	}
+	first := time.AfterFunc(15*time.Second, func() { t.Error("hangs: closing the terminal"); p.Close() })
+	second := time.AfterFunc(20*time.Second, func() { panic(t.Name() + " hangs") })
+	t.Cleanup(func() { first.Stop(); second.Stop() })
+}
+
+// mustPTY starts argv in a folder of its own, mustPTYChild the test binary.
+func mustPTY(t testing.TB, argv ...string) PTY {
+	t.Helper()
+	return mustPTYIn(t, t.TempDir(), ptyEnv(""), argv...)
+}
+
+func mustPTYChild(t testing.TB, mode string) PTY {
+	t.Helper()
+	return mustPTYIn(t, "", ptyEnv(mode), os.Args[0])
+}
+
+func mustPTYIn(t testing.TB, dir string, env []string, argv ...string) PTY {
+	t.Helper()
+	if argv[0] != "cmd.exe" {
+		needUnix(t)
+	}
+	p, err := startPTY(argv, env, dir, Size{Rows: 30, Cols: 100, XPixel: 700, YPixel: 480}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	watchdog(t, p)
+	t.Cleanup(func() { p.Close(); p.Terminate(nil) })
+	return p
+}
+
+func ptyEnv(mode string) []string {
+	if os.Getenv("ATLASBRIDGE_TEST_CHILD") != "" {
+		panic("TestMain did not ask childPTY: this would start children for ever")
+	}
+	env := slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "ATLASBRIDGE_") })
+	env = append(env, "PS1=$ ", "LC_ALL=C.UTF-8")
+	if mode != "" {
+		env = append(env, "ATLASBRIDGE_TEST_CHILD="+mode)
+	}
+	return env
+}
+
+func needUnix(t testing.TB) {
+	t.Helper()
+	if runtime.GOOS == "windows" {
+		t.Skip("needs Linux or macOS")
+	}
+}
+
+func needWindows(t testing.TB) {
+	t.Helper()
+	if runtime.GOOS != "windows" {
+		t.Skip("needs Windows")
+	}
+}
+
+func needLinux(t testing.TB) {
+	t.Helper()
+	if runtime.GOOS != "linux" {
+		t.Skip("only Linux tells (/proc)")
+	}
+}
+
+func needTool(t testing.TB, name string) {
+	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		t.Skipf("needs %s: %v", name, err)
+	}
+}
+
+// readUntil reads until want has come and returns all of it.
+func readUntil(t testing.TB, p PTY, want string) string {
+	t.Helper()
+	var got []byte
+	for b := make([]byte, 4096); !bytes.Contains(got, []byte(want)); {
+		n, err := p.Read(b)
+		got = append(got, b[:n]...)
+		if err != nil {
+			t.Fatalf("waiting for %q: %v after %q", want, err, got)
+		}
+	}
+	return string(got)
+}
+
+// readAll is everything up to the end, and the exit code.
+func readAll(t testing.TB, p PTY) (string, int) {
+	t.Helper()
+	b, err := io.ReadAll(p)
+	if err != nil {
+		t.Fatalf("Read = %v, want io.EOF", err)
+	}
+	return string(b), p.Wait()
+}
+
+func typeIn(t testing.TB, p PTY, s string) {
+	t.Helper()
+	if _, err := io.WriteString(p, s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPTYExit(t *testing.T) {
+	needUnix(t)
+	for _, test := range []struct {
+		script, out string
+		code        int
+	}{
+		{"stty size", "30 100\r\n", 0},
+		{"exit 3", "", 3},
+		{"exit 255", "", 255},
+		{"kill -9 $$", "", 137},
+		{"kill -TERM $$", "", 143},
+		{"kill -INT $$", "", 130},
+		{"test -t 0 && test -t 1 && test -t 2 && echo yes", "yes\r\n", 0},
+		{"echo $FOO", "bar baz\r\n", 0},
+		{"pwd", "/\r\n", 0},
+		{"ps -o pid=,sid=,pgid=,tpgid= -p $$ | awk '{print $1==$2, $2==$3}'; echo x >/dev/tty", "1 1\r\nx\r\n", 0},
+		{"read a; echo got:$?", "got:1\r\n", 0}, // see the Write below
+	} {
+		p := mustPTYIn(t, "/", append(ptyEnv(""), "FOO=bar baz"), "sh", "-c", test.script)
+		if strings.HasPrefix(test.script, "read") {
+			typeIn(t, p, "\x04") // end of file
+		}
+		out, code := readAll(t, p)
+		if out = strings.ReplaceAll(out, "^D\b\b", ""); out != test.out || code != test.code {
+			t.Errorf("%s: %q, %d, want %q, %d", test.script, out, code, test.out, test.code)
+		}
+		if again := p.Wait(); again != code {
+			t.Errorf("%s: second Wait = %d", test.script, again)
+		}
+		if err := p.Signal(syscall.SIGINT); !errors.Is(err, os.ErrProcessDone) {
+			t.Errorf("%s: Signal after the end = %v", test.script, err)
+		}
+		if err := errors.Join(p.Close(), p.Close()); err != nil {
+			t.Errorf("closing twice: %v", err)
+		}
+	}
+}
+
+func TestPTYCannotStart(t *testing.T) {
+	needUnix(t)
+	dir := t.TempDir()
+	plain, script := filepath.Join(dir, "plain"), filepath.Join(dir, "script")
+	os.WriteFile(plain, []byte("x"), 0o600)
+	os.WriteFile(script, []byte("echo ran $1\n"), 0o700) // no #!
+	for name, want := range map[string]error{
+		"no-such-tool-at-all": errNoTool, dir + "/missing": errNoTool, "./missing": errNoTool,
+		plain: fs.ErrPermission, dir: fs.ErrPermission,
+	} {
+		p, err := startPTY([]string{name}, nil, "", Size{}, nil)
+		if !errors.Is(err, want) || p != nil {
+			t.Errorf("startPTY(%s) = %v, %v, want %v", name, p, err, want)
+		}
+		if err != nil && strings.Count(err.Error(), name) != 1 {
+			t.Errorf("error names the tool not once: %v", err)
+		}
+	}
+	if out, code := readAll(t, mustPTY(t, script, "it")); out != "ran it\r\n" || code != 0 {
+		t.Errorf("script without #!: %q, %d", out, code)
+	}
+}
+
+func TestPTYSizeWithPixels(t *testing.T) {
+	p := mustPTYChild(t, "pty-size")
+	readUntil(t, p, "{30 100 700 480}\r\n") // in the first byte's time
+	if err := p.Resize(Size{Rows: 51, Cols: 133, XPixel: 1330, YPixel: 1020}); err != nil {
+		t.Fatal(err)
+	}
+	readUntil(t, p, "{51 133 1330 1020}\r\n")
+}
+
+// The host's VERASE, IUTF8 and IXON are what line editing in the child depends on.
+func TestPTYModes(t *testing.T) {
+	needTool(t, "stty")
+	out, _ := readAll(t, mustPTYChild(t, "pty-host erase ^H -ixon -iutf8 intr ^G"))
+	for _, want := range []string{"erase = ^H", " -ixon", "-iutf8", "intr = ^G", " icanon", " echo "} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is missing in %s", want, out)
+		}
+	}
+	out, _ = readAll(t, mustPTY(t, "stty", "-a"))
+	for _, want := range []string{"erase = ^?", " ixon", "\niutf8", "intr = ^C", "\nisig icanon", " echo ", "\nopost"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("without host: %q is missing in %s", want, out)
+		}
+	}
+}
+
+// 1 MiB, every byte after every other, is pasted while as much comes back: who waits for one before the other is stuck.
+func TestPTYEveryByteBothWays(t *testing.T) {
+	var all []byte
+	for i := range 8 * 256 * 256 {
+		all = append(all, byte(i>>8), byte(i))
+	}
+	p := mustPTYChild(t, "pty-raw-echo "+strconv.Itoa(len(all)))
+	readUntil(t, p, "ready\n")
+	wrote := make(chan error, 1)
+	go func() { _, err := p.Write(all); wrote <- err }()
+	out, code := readAll(t, p)
+	if err := <-wrote; err != nil || out != string(all) || code != 0 {
+		t.Errorf("%d bytes came back, want the %d sent; exit %d, Write %v", len(out), len(all), code, err)
+	}
+}
+
+// What is written just before the end is the answer people wait for.
+func TestPTYNothingLostAtExit(t *testing.T) {
+	const size = 256 << 10
+	want := strings.Repeat("0123456789abcde\r\n", size/16)
+	runs, _ := strconv.Atoi(cmp.Or(os.Getenv("ATLASBRIDGE_TEST_RUNS"), "40"))
+	for range runs {
+		t.Run("", func(t *testing.T) {
+			out, code := readAll(t, mustPTYChild(t, "pty-flood "+strconv.Itoa(size)))
+			if out != want || code != 0 {
+				t.Fatalf("%d bytes, want %d; exit %d", len(out), len(want), code)
+			}
+		})
+	}
+}
+
+// A slow reader must not lose what still lies in the kernel when the child is gone.
+func TestPTYSlowReaderAfterExit(t *testing.T) {
+	p := mustPTY(t, "sh", "-c", "sleep 3 & i=0; while [ $i -lt 100 ]; do echo line $i; i=$((i+1)); done")
+	p.Wait()
+	var out []byte
+	for b := make([]byte, 7); ; {
+		n, err := p.Read(b)
+		if out = append(out, b[:n]...); err != nil {
+			break
+		}
+	}
+	if !strings.HasSuffix(string(out), "line 98\r\nline 99\r\n") {
+		t.Errorf("lost the end: %q", out[max(0, len(out)-40):])
+	}
+}
+
+func TestPTYGrandchildHoldsTerminal(t *testing.T) {
+	for _, script := range []string{
+		"sleep 20",                         // silent
+		"while echo y; do :; done",         // floods
+		"while echo y; do sleep .01; done", // trickles
+	} {
+		script := "trap '' HUP; (" + script + ") & echo out" // the leader's end sends SIGHUP
+		p := mustPTY(t, "sh", "-c", script)
+		p.Wait()
+		begun := time.Now()
+		out, code := readAll(t, p)
+		if took := time.Since(begun); !strings.Contains(out, "out") || code != 0 || took > 2*time.Second {
+			t.Errorf("%s: exit %d after %v", script, code, took)
+		}
+		p.Close()
+	}
+}
+
+func TestPTYCloseEndsRead(t *testing.T) {
+	p := mustPTY(t, "sh", "-c", "echo up; exec sleep 30")
+	readUntil(t, p, "up\r\n")
+	ended := make(chan error)
+	go func() { _, err := p.Read(make([]byte, 1)); ended <- err }()
+	p.State() // ioctls must not have made the master blocking
+	p.Resize(Size{Rows: 1, Cols: 1})
+	p.Close()
+	if err := <-ended; err == nil {
+		t.Error("Read of a closed terminal gave no error")
+	}
+	if code := p.Wait(); code != 129 {
+		t.Errorf("child of a closed terminal: exit %d, want 129 (SIGHUP)", code)
+	}
+}
+
+func TestPTYTerminate(t *testing.T) {
+	for script, want := range map[string]int{
+		"echo up; exec sleep 30":                               143,
+		"echo up; kill -STOP $$; exec sleep 30":                143, // stopped
+		"trap 'exit 7' TERM; echo up; while :; do :; done":     7,
+		"trap '' TERM HUP; echo up; while :; do sleep 1; done": 137,
+	} {
+		t.Run("", func(t *testing.T) {
+			t.Parallel()
+			p := mustPTY(t, "sh", "-c", script)
+			readUntil(t, p, "up\r\n")
+			if strings.Contains(script, "STOP") {
+				awaitStopped(t, p.PID())
+			}
+			begun := time.Now()
+			p.Terminate(nil)
+			code, took := p.Wait(), time.Since(begun)
+			if code != want || (want == 137) != (took > 2900*time.Millisecond) {
+				t.Errorf("%s: exit %d after %v, want %d", script, code, took, want)
+			}
+		})
+	}
+}
+
+func awaitStopped(t *testing.T, pid int) {
+	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
+		out, _ := exec.Command("ps", "-o", "stat=", "-p", strconv.Itoa(pid)).Output()
+		if bytes.HasPrefix(out, []byte("T")) {
+			return
+		}
+	}
+	t.Fatal("did not stop")
+}
+
+func TestPTYJobControl(t *testing.T) {
+	needTool(t, "bash")
+	p := mustPTY(t, "bash", "--norc", "--noprofile", "-i")
+	readUntil(t, p, "$ ")
+	const job = "sh -c 'echo u''p; exec sleep 40'"
+	typeIn(t, p, job+"\r")
+	readUntil(t, p, "up\r\n")
+	typeIn(t, p, "\x1a") // Ctrl-Z
+	readUntil(t, p, "Stopped")
+	typeIn(t, p, "fg\r")
+	readUntil(t, p, job+"\r\n")
+	for p.(interface{ foreground() int }).foreground() == p.PID() { // until the job has the terminal
+		runtime.Gosched()
+	}
+	typeIn(t, p, "\x03") // Ctrl-C
+	readUntil(t, p, "^C")
+	typeIn(t, p, job+"\r")
+	readUntil(t, p, "up\r\n")
+	if err := p.Signal(syscall.SIGQUIT); err != nil { // to the job, not to bash
+		t.Error(err)
+	}
+	readUntil(t, p, "Quit")
+	typeIn(t, p, "echo $((40+2)); exit 5\r")
+	if out, code := readAll(t, p); !strings.Contains(out, "42") || code != 5 {
+		t.Errorf("%q, exit %d", out, code)
+	}
+}
+
+func TestPTYNoDescriptorLeaks(t *testing.T) {
+	needLinux(t)
+	dir := t.TempDir()
+	f, err := openPrivate(filepath.Join(dir, "secret"), os.O_RDWR|os.O_CREATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	_, stop := watchFolder(dir)
+	defer stop()
+	mustPTY(t, "sleep", "10") // another session in the same process
+	out, _ := readAll(t, mustPTY(t, "ls", "-l", "/proc/self/fd"))
+	for line := range strings.Lines(out) {
+		if name, target, ok := strings.Cut(line, " -> "); ok && !strings.Contains(target, "/proc/") {
+			if !inheritedDescriptor(name) && !strings.HasPrefix(target, "/dev/pts/") {
+				t.Errorf("leaked: %s", line)
+			}
+		}
+	}
+	if strings.Contains(out, "ptmx") || strings.Contains(out, "secret") || strings.Contains(out, "inotify") {
+		t.Errorf("leaked: %s", out)
+	}
+	want, _ := exec.Command("sh", "-c", "ulimit -n").Output()
+	out, _ = readAll(t, mustPTY(t, "sh", "-c", "ulimit -n"))
+	if strings.TrimSpace(out) != strings.TrimSpace(string(want)) {
+		t.Errorf("limit of open files %q, want %q", out, want)
+	}
+}
+
+// inheritedDescriptor tells whether this process itself has the descriptor without close-on-exec.
+func inheritedDescriptor(ls string) bool {
+	b, _ := os.ReadFile("/proc/self/fdinfo/" + ls[strings.LastIndexByte(ls, ' ')+1:])
+	_, flags, ok := strings.Cut(string(b), "flags:")
+	n, err := strconv.ParseInt(strings.TrimSpace(strings.SplitN(flags, "\n", 2)[0]), 8, 64)
+	return ok && err == nil && n&0o2000000 == 0 // O_CLOEXEC
+}
+
+// nohup's choice holds for what runs inside; nothing else of ours does.
+func TestPTYSignalDispositions(t *testing.T) {
+	needLinux(t)
+	for trap, want := range map[string]string{
+		"":                 "0000000000000000 0000000000000000",
+		"trap '' HUP":      "0000000000000000 0000000000000001",
+		"trap '' INT PIPE": "0000000000000000 0000000000000002",
+	} {
+		cmd := exec.Command("sh", "-c", trap+"\nexec "+os.Args[0])
+		cmd.Env = ptyEnv(`pty-wrap awk '/SigBlk|SigIgn/ { print $2 }' /proc/self/status`)
+		out, err := cmd.CombinedOutput()
+		if got := strings.Join(strings.Fields(string(out)), " "); got != want || err != nil {
+			t.Errorf("%q: %q, %v, want %q", trap, got, err, want)
+		}
+	}
+}
+
+// After kill -9 of the wrapper even a child that ignores the hang-up goes.
+func TestPTYWrapperKilled(t *testing.T) {
+	needLinux(t)
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = ptyEnv(`pty-wrap trap '' HUP; echo $$; while :; do sleep .1; done`)
+	out, err := cmd.StdoutPipe()
+	if err = errors.Join(err, cmd.Start()); err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	if _, err := fmt.Fscan(out, &pid); err != nil {
+		t.Fatal(err)
+	}
+	start := processStart(pid)
+	if start == 0 || start != processStart(pid) {
+		t.Errorf("processStart(%d) = %d", pid, start)
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	for deadline := time.Now().Add(5 * time.Second); processStart(pid) == start; runtime.Gosched() {
+		if time.Now().After(deadline) {
+			if proc, err := os.FindProcess(pid); err == nil {
+				proc.Kill()
+			}
+			t.Fatal("the child lives on")
+		}
+	}
+}
+
+/* ===== PTY: does it read? ===== */
+
+// awaitReading polls as the session does, until the answer is want; it must then stay so.
+func awaitReading(t *testing.T, p PTY, want Reading) {
+	t.Helper()
+	last := TTYState{}
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); runtime.Gosched() {
+		if last = p.State(); last.Reading == want {
+			return
+		}
+	}
+	t.Errorf("State() = %+v, want Reading %v", last, want)
+}
+
+func TestPTYStateReading(t *testing.T) {
+	needLinux(t)
+	const yes, busy = ReadingYes, ReadingBusy
+	for _, test := range []struct {
+		tool, script string
+		want         Reading
+	}{
+		{"cat", "echo up; exec cat", yes},
+		{"sleep", "echo up; exec sleep 30", busy},
+		{"sh", "echo up; read x", yes},
+		{"sh", "echo up; sleep 30 | cat", busy}, // the reader reads a pipe
+		{"bash", "echo up; bash -c 'read -p \"Name? \" x'; true", yes},
+		{"bash", "echo up; bash -c 'read -t 30 x'; true", yes},
+		{"bash", "echo up; bash -c 'read -e x'; true", yes},
+		{"python3", "python3 -c 'print(\"up\"); input()'", yes},
+		{"python3", "python3 -c 'print(\"up\"); import select; select.select([0],[],[],30)'", yes},
+		{"python3", "python3 -c 'print(\"up\"); import select; select.select([],[0],[],30); input()'", yes},
+		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.poll(); p.register(0, s.POLLIN); p.poll()'", yes},
+		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.poll(); p.register(0, 0); p.poll()'", busy},
+		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.epoll(); p.register(0, 1); p.poll()'", yes},
+		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.epoll(); p.register(0, 0); p.poll()'", busy},
+		{"perl", "perl -e '$|=1; print \"up\n\"; vec($r,0,1)=1; select($r,undef,undef,30)'", yes},
+		{"script", "echo up; script -qc 'sleep 30' /dev/null", busy}, // a relay, judged by what runs inside
+		{"script", "echo up; script -qc 'sh -c \"read x\"' /dev/null", yes},
+		{"script", "echo up; script -qc \"script -qc 'sleep 30' /dev/null\" /dev/null", busy},
+		{"sh", "echo up; sh -c 'kill -STOP $$; read x'; true", busy},
+		{"setsid", "echo up; setsid sh -c 'read x' & sleep 30", busy}, // in another session
+	} {
+		t.Run(test.tool, func(t *testing.T) {
+			needTool(t, test.tool)
+			t.Parallel()
+			p := mustPTY(t, "sh", "-c", test.script)
+			readUntil(t, p, "up\r\n")
+			if awaitReading(t, p, test.want); t.Failed() {
+				t.Log(test.script)
+			}
+		})
+	}
+	for _, mode := range []string{"pty-epoll", "pty-thread"} {
+		p := mustPTYChild(t, mode)
+		readUntil(t, p, "up\r\n")
+		awaitReading(t, p, yes)
+	}
+}
+
+// A program that was reading when it was stopped still looks so in /proc.
+func TestPTYStateStopped(t *testing.T) {
+	needLinux(t)
+	p := mustPTY(t, "sh", "-c", "echo up; exec cat")
+	readUntil(t, p, "up\r\n")
+	awaitReading(t, p, ReadingYes)
+	exec.Command("kill", "-STOP", strconv.Itoa(p.PID())).Run()
+	awaitStopped(t, p.PID())
+	if s := p.State(); s.Reading != ReadingBusy {
+		t.Errorf("stopped: %+v", s)
+	}
+	exec.Command("kill", "-CONT", strconv.Itoa(p.PID())).Run()
+	awaitReading(t, p, ReadingYes)
+}
+
+func TestPTYStateModes(t *testing.T) {
+	for modes, want := range map[string]TTYState{
+		"sane":         {Canonical: true, Echo: true},
+		"-echo":        {Canonical: true},
+		"-icanon":      {Echo: true},
+		"raw -echo":    {},
+		"-echo icanon": {Canonical: true},
+	} {
+		p := mustPTY(t, "sh", "-c", "stty "+modes+"; echo up; exec sleep 30")
+		readUntil(t, p, "up")
+		got := p.State()
+		if got.Reading = 0; got != want {
+			t.Errorf("stty %s: %+v, want %+v", modes, got, want)
+		}
+	}
+}
+
+// Another user's program (sudo, su) does not tell: that is unknown, never busy.
+func TestPTYStateOfAnotherUser(t *testing.T) {
+	needTool(t, "setpriv")
+	needTool(t, "su")
+	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
+		t.Skip("needs root on Linux")
+	}
+	exe := filepath.Join(t.TempDir(), "test")
+	if out, err := exec.Command("sh", "-c", "cp "+os.Args[0]+" "+exe+"; chmod 755 "+exe+" "+filepath.Dir(exe)+
+		" "+filepath.Dir(filepath.Dir(exe))).CombinedOutput(); err != nil {
+		t.Skipf("%v: %s", err, out)
+	}
+	cmd := exec.Command("setpriv", "--reuid=65534", "--clear-groups", exe)
+	cmd.Env = ptyEnv("pty-state")
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "own 1\nroot's 0 false\n") {
+		t.Errorf("as nobody: %s%v", out, err)
+	}
+}
+
+/* ===== PTY: the host's terminal ===== */
+
+func TestRawModeAndSuspend(t *testing.T) {
+	needTool(t, "bash")
+	// The child is a job of an interactive shell, as the wrapper is.
+	p := mustPTYIn(t, "", append(ptyEnv(""), "EXE="+os.Args[0]), "bash", "--norc", "--noprofile", "-i")
+	readUntil(t, p, "$ ")
+	typeIn(t, p, "stty erase ^H -ixany; ATLASBRIDGE_TEST_CHILD=pty-stop $EXE\r")
+	readUntil(t, p, "raw\r\n")
+	if s := p.State(); s.Canonical || s.Echo {
+		t.Errorf("raw mode: %+v", s)
+	}
+	typeIn(t, p, "echo type''ahead\r") // for whoever reads next
+	if err := p.Signal(suspendSignal); err != nil {
+		t.Fatal(err)
+	}
+	out := readUntil(t, p, "\rtypeahead\r\n")
+	if !strings.Contains(out, "suspended\r\n") || !strings.Contains(out, "Stopped") {
+		t.Errorf("not cooked and stopped when suspended: %q", out)
+	}
+	typeIn(t, p, "stty -a; fg\r")
+	if out = readUntil(t, p, "raw again\r\n"); !strings.Contains(out, "erase = ^H") {
+		t.Errorf("not restored when suspended: %q", out)
+	}
+	if s := p.State(); s.Canonical || s.Echo {
+		t.Errorf("raw mode again: %+v", s)
+	}
+	typeIn(t, p, "x")
+	typeIn(t, p, "stty -a; exit 4\r")
+	out, code := readAll(t, p)
+	if !strings.Contains(out, "erase = ^H") || !strings.Contains(out, "isig icanon") || code != 4 {
+		t.Errorf("not restored at the end: %q, exit %d", out, code)
+	}
+}
+
+func TestRawModeNeedsATerminal(t *testing.T) {
+	f, err := os.Open(os.DevNull)
+	_, rawErr := rawMode(f)
+	_, sizeErr := terminalSize(f)
+	if err != nil || rawErr == nil || sizeErr == nil {
+		t.Errorf("null device: %v; rawMode %v, terminalSize %v; want two errors", err, rawErr, sizeErr)
+	}
+	f.Close()
+}
+
+// The same promises on Windows, where programs are others; runs under wine too, from a terminal.
+func TestWindowsPTY(t *testing.T) {
+	needWindows(t)
+	start := func(argv ...string) PTY {
+		return mustPTYIn(t, "", append(os.Environ(), "FOO=bär 😀"), argv...)
+	}
+	out, code := readAll(t, start("cmd.exe", "/c", "echo hello %FOO%& exit 3"))
+	if !strings.Contains(out, "hello bär") || code != 3 {
+		t.Errorf("%q, exit %d", out, code)
+	}
+	p := start("cmd.exe", "/q", "/k", "echo up")
+	readUntil(t, p, "up")
+	typeIn(t, p, "echo 1%FOO:~0,0%2\r")
+	readUntil(t, p, "12")
+	if err := p.Resize(Size{Rows: 40, Cols: 120}); err != nil {
+		t.Log("resizing (wine cannot):", err)
+	}
+	if s := p.State(); s.Reading != ReadingUnknown {
+		t.Errorf("State() = %+v", s)
+	}
+	typeIn(t, p, "exit 7\r")
+	if _, code := readAll(t, p); code != 7 {
+		t.Errorf("exit %d, want 7", code)
+	}
+	p = start("cmd.exe", "/q", "/k", "echo up")
+	readUntil(t, p, "up")
+	if id := processStart(p.PID()); id == 0 {
+		t.Error("processStart of a live child is 0")
+	}
+	go io.Copy(io.Discard, p)
+	p.Terminate(nil)
+	if p.Wait(); processStart(p.PID()) != 0 {
+		t.Error("lives after Terminate")
+	}
+	if _, err := startPTY([]string{"no-such-tool-at-all"}, nil, "", Size{Rows: 1}, nil); !errors.Is(err, errNoTool) {
+		t.Errorf("startPTY(missing) = %v", err)
+	}
+}
+
+func TestWindowsPrivate(t *testing.T) {
+	needWindows(t)
+	dir := filepath.Join(t.TempDir(), "state")
+	if err := errors.Join(mkdirPrivate(dir), ownedPrivate(dir)); err != nil {
+		t.Fatal(err)
+	}
+	if err := mkdirPrivate(dir); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("mkdirPrivate twice = %v", err)
+	}
+	if os.Getenv("WINEUSERNAME") != "" {
+		t.Skip("wine's files do not take over the folder's access list, and cannot be replaced while open")
+	}
+	path := filepath.Join(dir, "state.jsonl")
+	f, err := openPrivate(path, os.O_RDWR|os.O_CREATE|os.O_APPEND)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	io.WriteString(f, "one\n")
+	io.WriteString(f, "two\n")
+	if b, err := os.ReadFile(path); string(b) != "one\ntwo\n" {
+		t.Errorf("%q, %v", b, err)
+	}
+	next, err := openPrivate(path+".tmp", os.O_RDWR|os.O_CREATE|os.O_EXCL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next.Close()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	if err := root.Rename("state.jsonl.tmp", "state.jsonl"); err != nil {
+		t.Errorf("renaming over an open file: %v", err)
+	}
+}
+
+/* ===== Files and locks ===== */
+
+func TestLockFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.lock")
+	cmd := exec.Command(os.Args[0])
+	// Only the *os.File keeps the lock: a collected one is a lost lock, and with two pollers the phone goes mad.
+	cmd.Env = append(ptyEnv("pty-lock "+path), "GOGC=1")
+	in, err1 := cmd.StdinPipe()
+	out, err2 := cmd.StdoutPipe()
+	if err := errors.Join(err1, err2, cmd.Start()); err != nil {
+		t.Fatal(err)
+	}
+	said := make([]byte, 7)
+	if io.ReadFull(out, said); string(said) != "locked\n" {
+		t.Fatalf("the other process says %q", said)
+	}
+	f, err := openPrivate(path, os.O_RDWR|os.O_CREATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := lockFile(f, false); !errors.Is(err, errLocked) {
+		t.Errorf("lockFile(held by another) = %v, want errLocked", err)
+	}
+	got := make(chan error)
+	go func() { got <- lockFile(f, true) }()
+	select {
+	case err := <-got:
+		t.Errorf("lockFile did not wait: %v", err)
+	case <-time.After(50 * time.Millisecond): // nothing to wait for: it must go on waiting
+	}
+	in.Close() // the process ends, and the lock with it
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+	cmd.Wait()
+	second, err := openPrivate(path, os.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	if err := lockFile(second, false); !errors.Is(err, errLocked) {
+		t.Errorf("lockFile(held by ourselves, another open) = %v, want errLocked", err)
+	}
+	if err := errors.Join(unlockFile(f), lockFile(second, false)); err != nil {
+		t.Errorf("after unlockFile: %v", err)
+	}
+}
+
+func TestOpenPrivate(t *testing.T) {
+	needUnix(t)
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	write := func(name string, mode fs.FileMode) {
+		os.WriteFile(at(name), []byte("keep"), mode)
+		os.Chmod(at(name), mode)
+	}
+	write("mine", 0o600)
+	write("wide", 0o644)
+	write("two", 0o600)
+	os.Link(at("two"), at("names"))
+	os.Symlink(at("mine"), at("symlink"))
+	os.Symlink(at("nowhere"), at("dangling"))
+	os.Mkdir(at("folder"), 0o700)
+	exec.Command("mkfifo", "-m", "600", at("fifo")).Run()
+	for name, want := range map[string]string{
+		"mine": "", "new": "", "wide": "chmod go=", "two": "hard links", "symlink": "symbolic link",
+		"dangling": "symbolic link", "folder": "is a", "fifo": "not a file", "no/such": "no such file",
+	} {
+		f, err := openPrivate(at(name), os.O_RDWR|os.O_CREATE|os.O_TRUNC)
+		if (want == "") != (err == nil) || !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("openPrivate(%s) = %v, want %q", name, err, want)
+		}
+		if err == nil {
+			info, _ := f.Stat()
+			if info.Mode() != 0o600 || info.Size() != 0 {
+				t.Errorf("openPrivate(%s): mode %v, size %d", name, info.Mode(), info.Size())
+			}
+			f.Close()
+		}
+	}
+	for _, name := range []string{"wide", "two"} { // refused is not emptied
+		if b, _ := os.ReadFile(at(name)); string(b) != "keep" {
+			t.Errorf("%s: %q", name, b)
+		}
+	}
+	if _, err := os.Lstat(at("nowhere")); err == nil {
+		t.Error("a dangling symbolic link was followed")
+	}
+	if _, err := openPrivate(at("missing"), os.O_RDONLY); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("openPrivate(missing) = %v", err)
+	}
+	for name, ok := range map[string]bool{"mine": true, "wide": false, "folder": true, "symlink": false, "two": false} {
+		if err := ownedPrivate(at(name)); (err == nil) != ok {
+			t.Errorf("ownedPrivate(%s) = %v", name, err)
+		}
+	}
+	if os.Geteuid() == 0 {
+		os.Chown(at("mine"), 65534, 65534)
+		if _, err := openPrivate(at("mine"), os.O_RDWR); !errors.Is(err, fs.ErrPermission) {
+			t.Errorf("another user's file: %v", err)
+		}
+	}
+	cmd := exec.Command("sh", "-c", "umask 0777; exec "+os.Args[0]+" </dev/null")
+	cmd.Env = ptyEnv("pty-lock " + at("umask"))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%s: %v", out, err)
+	}
+	if info, err := os.Stat(at("umask")); err != nil || info.Mode() != 0o600 {
+		t.Errorf("created under umask 0777: %v, %v", info.Mode(), err)
+	}
+}
+
+func TestWatchFolder(t *testing.T) {
+	dir := t.TempDir()
+	ch, stop := watchFolder(dir)
+	if ch == nil {
+		t.Skip("this system does not tell")
+	}
+	defer stop()
+	path := filepath.Join(dir, "state.jsonl")
+	change := func(what string, fn func() error) {
+		t.Helper()
+		if err := fn(); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-ch:
+		case <-time.After(5 * time.Second):
+			t.Fatalf("%s was not noticed", what)
+		}
+		for more := true; more; { // what is left of this change
+			select {
+			case <-ch:
+			case <-time.After(20 * time.Millisecond):
+				more = false
+			}
+		}
+	}
+	change("creation", func() error { return os.WriteFile(path, nil, 0o600) })
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	change("append", func() error { _, err := f.WriteString("{}\n"); return err })
+	os.WriteFile(path+".tmp", nil, 0o600)
+	change("rename", func() error { return os.Rename(path+".tmp", path) })
+	stop()
+	for range ch { // ends
+	}
+}
+
+func TestProcessStart(t *testing.T) {
+	own := processStart(os.Getpid())
+	if own == 0 || own != processStart(os.Getpid()) {
+		t.Errorf("processStart(own) = %d", own)
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^$")
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	if got := processStart(cmd.Process.Pid); got != 0 {
+		t.Errorf("processStart(ended) = %d", got)
+	}
+	if err := syncDir(t.TempDir()); err != nil {
+		t.Error(err)
+	}
+	if name := networkFS("/proc/self"); name != "" {
+		t.Errorf("networkFS(/proc) = %q", name)
+	}
+}
+
+/* ===== Benchmarks ===== */
+
+func BenchmarkPTYState(b *testing.B) {
+	for _, script := range []string{"exec cat", "exec sleep 100", "sh -c 'sh -c \"sleep 100; true\"; true'; true"} {
+		b.Run(strings.Fields(script)[0]+strings.Fields(script)[1], func(b *testing.B) {
+			p := mustPTY(b, "sh", "-c", "echo up; "+script)
+			readUntil(b, p, "up\r\n")
+			for b.Loop() {
+				p.State()
+			}
+		})
+	}
+}
+
+// BenchmarkPTYCopy is the reference for throughput: 64 KiB reads and writes, and nothing looks at the bytes.
+func BenchmarkPTYCopy(b *testing.B) {
+	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer null.Close()
+	const total = 64 << 20
+	buf, reads := make([]byte, 64<<10), 0
+	for b.Loop() {
+		p := mustPTYChild(b, "pty-flood "+strconv.Itoa(total))
+		for {
+			n, err := p.Read(buf)
+			if err != nil {
+				break
+			}
+			reads++
+			null.Write(buf[:n])
+		}
+		p.Close()
+	}
+	b.SetBytes(total / 16 * 17) // every newline becomes two bytes
+	b.ReportMetric(float64(total/16*17)*float64(b.N)/float64(reads), "B/read")
+}
