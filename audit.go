@@ -4,14 +4,12 @@
 //
 //	{"seq":1,"ts":"…Z","event":"…","session_id":"…","prompt_id":"…", …,"prev_hash":"genesis","hash":"sha256:…"}
 //
-// It holds if and only if (1) its bytes are exactly what jq -c prints for it, (2) seq is that of the entry before
-// plus one, 1 on the first line, (3) prev_hash is the hash of the entry before, "genesis" on the first line,
-// (4) hash is the SHA-256 of the line without its hash member and newline: jq -cj 'del(.hash)' | sha256sum.
+// It holds if its bytes are exactly what jq -c prints for it, seq and prev_hash follow from the entry before (1 and
+// "genesis" at first), and hash is that of the line without its hash member: jq -cj 'del(.hash)' | sha256sum.
 //
-// A chain alone cannot show that its tail was cut or that all of it was written anew: the state and the phone
-// keep heads, with which it is compared. The log is apart from the state, so that losing one never costs the
-// other, and is never rewritten, but for a torn last line, whose bytes are moved aside. Answers typed as text
-// are in it as length and SHA-256 only, secrets not at all.
+// A chain alone cannot show that its tail was cut or all of it written anew: the state and the phone keep heads to
+// compare it with. The log is never rewritten, but for a torn last line, whose bytes are moved aside. Answers typed
+// as text are in it as length and SHA-256 only, secrets not at all.
 package main
 
 import (
@@ -36,14 +34,15 @@ import (
 const (
 	stampLayout  = "2006-01-02T15:04:05.000000Z" // of UTC times, RFC 3339
 	fileStamp    = "20060102T150405.000000"      // in names of files kept aside
+	genesis      = "genesis"                     // prev_hash of the first entry
 	maxExact     = 1<<53 - 1                     // largest integer that jq 1.6 prints unchanged (measured)
 	maxAuditText = 4096                          // bytes of one value
-	hashMember   = len(`,"hash":"sha256:"}`) + 2*sha256.Size
+	hashLen      = len("sha256:") + 2*sha256.Size
 )
 
 // Audit is the append-only hash chain audit.log. Its methods may be called from any goroutine.
 type Audit struct {
-	mu   sync.Mutex // held from begin to commit
+	mu   sync.Mutex // held from begin to end
 	log  *journal
 	note func(seq int64, hash string) // tells the state the new head
 }
@@ -81,8 +80,7 @@ func (a *Audit) Head() (seq int64, hash string, err error) {
 // begin takes the log's lock; end gives it back.
 func (a *Audit) begin() error {
 	a.mu.Lock()
-	_, err := a.log.acquire()
-	if err != nil {
+	if _, err := a.log.acquire(); err != nil {
 		a.mu.Unlock()
 		return fmt.Errorf("opening the audit log: %w", err)
 	}
@@ -98,11 +96,13 @@ func (a *Audit) end() {
 // the file each time, for another process may have written it.
 func (a *Audit) commit(events ...Event) error {
 	seq, hash, err := a.last()
-	var out []byte
+	var out, line []byte
 	for _, e := range events {
 		if err == nil {
 			seq++
-			hash, out, err = e.chain(out, seq, hash)
+			line, err = canonical(append(e.fields(seq), Field{"prev_hash", hash}))
+			hash = digest(line)
+			out = fmt.Appendf(append(out, line[:max(0, len(line)-1)]...), ",\"hash\":\"%s\"}\n", hash)
 		}
 	}
 	if err == nil {
@@ -116,27 +116,18 @@ func (a *Audit) commit(events ...Event) error {
 	return nil
 }
 
-// chain appends the event's line to out.
-func (e Event) chain(out []byte, seq int64, prev string) (string, []byte, error) {
-	fields := []Field{{"seq", seq}, {"ts", time.Now().UTC().Format(stampLayout)}, {"event", e.Name}}
-	if e.SessionID != "" {
-		fields = append(fields, Field{"session_id", e.SessionID})
-	}
-	if e.PromptID != "" {
-		fields = append(fields, Field{"prompt_id", e.PromptID})
-	}
-	for _, f := range e.Fields {
-		if s, ok := f.Value.(string); ok && !strings.HasSuffix(f.Name, "_sha256") {
+// fields are the members of the event's entry, before those of the chain.
+func (e Event) fields(seq int64) []Field {
+	out := []Field{{"seq", seq}, {"ts", time.Now().UTC().Format(stampLayout)}, {"event", e.Name}}
+	for _, f := range append([]Field{{"session_id", e.SessionID}, {"prompt_id", e.PromptID}}, e.Fields...) {
+		if s, ok := f.Value.(string); ok && s == "" && strings.HasSuffix(f.Name, "_id") {
+			continue
+		} else if ok && !strings.HasSuffix(f.Name, "_sha256") {
 			f.Value = clip(redact(s), maxAuditText)
 		}
-		fields = append(fields, f)
+		out = append(out, f)
 	}
-	line, err := canonical(append(fields, Field{"prev_hash", prev}))
-	if err != nil {
-		return "", nil, fmt.Errorf("event %s: %w", e.Name, err)
-	}
-	hash := digest(line)
-	return hash, fmt.Appendf(append(out, line[:len(line)-1]...), ",\"hash\":\"%s\"}\n", hash), nil
+	return out
 }
 
 // last reads the last entry. Bytes after the last newline are a write that a crash cut short: nobody was told
@@ -144,7 +135,7 @@ func (e Event) chain(out []byte, seq int64, prev string) (string, []byte, error)
 func (a *Audit) last() (seq int64, hash string, err error) {
 	for n := int64(4 << 10); ; n *= 4 {
 		tail := make([]byte, min(n, a.log.end))
-		if _, err := a.log.f.ReadAt(tail, a.log.end-int64(len(tail))); err != nil && len(tail) > 0 {
+		if _, err := a.log.f.ReadAt(tail, a.log.end-int64(len(tail))); err != nil {
 			return 0, "", err
 		}
 		end := bytes.LastIndexByte(tail, '\n')
@@ -153,15 +144,12 @@ func (a *Audit) last() (seq int64, hash string, err error) {
 			continue
 		}
 		if torn := len(tail) - end - 1; torn > 0 {
-			if err := a.log.cut(a.log.end - int64(torn)); err != nil {
-				return 0, "", err
-			}
+			err = a.log.cut(a.log.end - int64(torn))
 		}
-		if end < 0 {
-			return 0, "genesis", nil
+		if err != nil || end < 0 {
+			return 0, genesis, err
 		}
-		seq, _, hash, _, err = parseEntry(tail[start+1 : end])
-		if err != nil {
+		if seq, _, hash, _, err = parseEntry(tail[start+1 : end]); err != nil {
 			err = fmt.Errorf("its last line is damaged (%w): see atlasbridge audit verify, then move it away", err)
 		}
 		return seq, hash, err
@@ -178,13 +166,10 @@ func canonical(fields []Field) ([]byte, error) {
 		if slices.ContainsFunc(fields[:i], func(g Field) bool { return g.Name == f.Name }) {
 			return nil, fmt.Errorf("member %q is there twice", f.Name)
 		}
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = append(appendString(b, f.Name), ':')
 		if n, ok := f.Value.(int); ok {
 			f.Value = int64(n)
 		}
+		b = append(appendString(b, f.Name), ':')
 		switch v := f.Value.(type) {
 		case nil:
 			b = append(b, "null"...)
@@ -193,15 +178,15 @@ func canonical(fields []Field) ([]byte, error) {
 		case string:
 			b = appendString(b, v)
 		case int64:
-			if v > maxExact || v < -maxExact {
+			if b = strconv.AppendInt(b, v, 10); v > maxExact || v < -maxExact {
 				return nil, fmt.Errorf("member %q: jq would change %d", f.Name, v)
 			}
-			b = strconv.AppendInt(b, v, 10)
 		default:
 			return nil, fmt.Errorf("member %q is not a string, boolean, null or integer", f.Name)
 		}
+		b = append(b, ',')
 	}
-	return append(b, '}'), nil
+	return append(b[:max(1, len(b)-1)], '}'), nil
 }
 
 // appendString appends s as a JSON string exactly as jq 1.6 to 1.8 print it: encoding/json differs at U+007F,
@@ -225,19 +210,17 @@ func appendString(b []byte, s string) []byte {
 func parseEntry(line []byte) (seq int64, prev, hash string, fields []Field, err error) {
 	d := json.NewDecoder(bytes.NewReader(line))
 	d.UseNumber()
-	for t, _ := d.Token(); t == json.Delim('{') && d.More(); {
-		name, _ := d.Token()
-		value, err := d.Token()
-		if err != nil {
-			return 0, "", "", nil, errors.New("it is not JSON")
-		}
+	for t, _ := d.Token(); err == nil && t == json.Delim('{') && d.More(); {
+		var name, value any
+		name, _ = d.Token()
+		value, err = d.Token()
 		if n, ok := value.(json.Number); ok {
 			value, _ = n.Int64()
 		}
 		key, _ := name.(string)
 		fields = append(fields, Field{key, value})
 	}
-	if again, err := canonical(fields); err != nil || !bytes.Equal(again, line) {
+	if again, bad := canonical(fields); err != nil || bad != nil || !bytes.Equal(again, line) {
 		return 0, "", "", nil, errors.New("its bytes are not what jq -c prints for an entry")
 	}
 	n := len(fields) - 2
@@ -246,10 +229,10 @@ func parseEntry(line []byte) (seq int64, prev, hash string, fields []Field, err 
 	}
 	seq, _ = fields[0].Value.(int64)
 	prev, _ = fields[n].Value.(string)
-	if hash, _ = fields[n+1].Value.(string); len(hash)+len(`,"hash":""}`) != hashMember {
-		return 0, "", "", nil, errors.New("its hash is not a SHA-256")
+	if hash, _ = fields[n+1].Value.(string); len(hash) != hashLen {
+		err = errors.New("its hash is not a SHA-256")
 	}
-	return seq, prev, hash, fields[1:n], nil
+	return seq, prev, hash, fields[1:n], err
 }
 
 // auditEvents is what the change from old (nil: none) to r means for the audit log. The store calls it for every
@@ -257,57 +240,49 @@ func parseEntry(line []byte) (seq int64, prev, hash string, fields []Field, err 
 func auditEvents(old, r Record) []Event {
 	if s, ok := r.(*SessionRecord); ok {
 		was, _ := old.(*SessionRecord)
-		switch {
-		case was == nil:
+		if was == nil {
 			return []Event{{"SESSION_START", s.ID, "", []Field{{"tool", s.Tool}, {"pid", s.PID}}}}
-		case was.Status == "active" && s.Status != "active":
-			var code any
+		} else if was.Status == "active" && s.Status != "active" {
+			end := Event{"SESSION_END", s.ID, "", []Field{{"status", s.Status}, {"exit_code", nil}}}
 			if s.ExitCode != nil {
-				code = *s.ExitCode
+				end.Fields[1].Value = *s.ExitCode
 			}
-			return []Event{{"SESSION_END", s.ID, "", []Field{{"status", s.Status}, {"exit_code", code}}}}
+			return []Event{end}
 		}
 	}
+	name := map[State]string{Created: "PROMPT_DETECTED", AwaitingReply: "PROMPT_ROUTED", ReplyReceived: "REPLY_RECEIVED",
+		Injected: "REPLY_INJECTED", Resolved: "PROMPT_RESOLVED", Expired: "PROMPT_EXPIRED", Canceled: "PROMPT_CANCELED",
+		Failed: "PROMPT_FAILED"}
 	p, ok := r.(*PromptRecord)
 	was, _ := old.(*PromptRecord)
-	name := map[State]string{Created: "PROMPT_DETECTED", AwaitingReply: "PROMPT_ROUTED",
-		ReplyReceived: "REPLY_RECEIVED", Injected: "REPLY_INJECTED", Resolved: "PROMPT_RESOLVED",
-		Expired: "PROMPT_EXPIRED", Canceled: "PROMPT_CANCELED", Failed: "PROMPT_FAILED"}
 	if !ok || was != nil && was.Status == p.Status || name[p.Status] == "" {
 		return nil
 	}
 	var fields []Field
-	switch p.Status {
-	case Created:
+	hidden := func(what, text string) {
+		fields = append(fields, Field{what + "_len", len(text)}, Field{what + "_sha256", digest([]byte(text))})
+	}
+	switch answered := p.Status == ReplyReceived || p.Status == Injected; {
+	case p.Status == Created:
 		fields = []Field{{"type", string(p.Type)}, {"confidence", p.Confidence}, {"source", p.Source}, {"tool", p.Tool}}
-	case ReplyReceived, Injected:
-		if p.Secret {
-			fields = append(fields, Field{"secret", true})
-		} else if p.Value != nil && (p.offered(*p.Value) || p.SafeDefault != nil && *p.Value == *p.SafeDefault) {
-			fields = append(fields, Field{"value", *p.Value})
-		} else if p.Value != nil {
-			fields = append(fields, Field{"value_len", len(*p.Value)}, Field{"value_sha256", digest([]byte(*p.Value))})
-		}
-		if p.Status == Injected {
-			fields = append(fields, Field{"source", replySource(p)})
-		} else if p.Reason != "" { // the operator's
-			sum := digest([]byte(p.Reason))
-			fields = append(fields, Field{"reason_len", len(p.Reason)}, Field{"reason_sha256", sum})
-		}
-	case Failed:
-		fields = append(fields, Field{"reason", p.Reason})
+	case p.Status == Failed:
+		fields = []Field{{"reason", p.Reason}}
+	case answered && p.Secret:
+		fields = []Field{{"secret", true}}
+	case answered && p.Value != nil && (p.offered(*p.Value) || p.SafeDefault != nil && *p.Value == *p.SafeDefault):
+		fields = []Field{{"value", *p.Value}}
+	case answered && p.Value != nil:
+		hidden("value", *p.Value)
+	}
+	if p.Status == Injected {
+		fields = append(fields, Field{"source", replySource(p)})
+	} else if p.Status == ReplyReceived && p.Reason != "" { // the operator's
+		hidden("reason", p.Reason)
 	}
 	if p.DecidedBy != nil {
 		fields = append(fields, Field{"decided_by", *p.DecidedBy})
 	}
 	return []Event{{name[p.Status], p.SessionID, p.ID, fields}}
-}
-
-// Anchor is a head of the chain that is known from outside the file.
-type Anchor struct {
-	Seq  int64  `json:"seq"` // 0: anywhere
-	Hash string `json:"hash"`
-	From string `json:"from"` // "state.jsonl" or "--head"
 }
 
 // Verdict is what a verification found: what audit verify --json prints.
@@ -317,121 +292,99 @@ type Verdict struct {
 	Hash    string   `json:"hash"`    // of the last of them
 	Line    int64    `json:"line"`    // the first bad one, 0 none
 	Reason  string   `json:"reason"`
-	Anchors []Anchor `json:"anchors"` // heads that it was compared with
+	Heads   []string `json:"heads"` // known from elsewhere, as SEQ:HASH
 	Proves  string   `json:"proves"`
 	Limits  string   `json:"does_not_prove"`
 }
 
-// verify recomputes the chain up to the first line that does not hold.
-func verify(r io.Reader, anchors []Anchor) Verdict {
-	v := Verdict{Hash: "genesis", Anchors: anchors}
-	in := bufio.NewReader(r)
-	for v.Reason == "" {
+// verify recomputes the chain up to the first line that does not hold, and looks for the heads in it.
+func verify(r io.Reader, heads ...string) Verdict {
+	v := Verdict{Hash: genesis, Heads: append([]string{}, heads...),
+		Limits: "that the tail was not cut or all written anew: no head was given",
+		Proves: "the entries form one chain: none was changed, inserted, removed or reordered on its own"}
+	missing := slices.Clone(heads)
+	for in := bufio.NewReader(r); v.Reason == ""; {
 		line, err := in.ReadBytes('\n')
 		if err == io.EOF && len(line) == 0 {
 			break
 		}
 		seq, prev, hash, _, bad := parseEntry(bytes.TrimSuffix(line, []byte("\n")))
-		switch {
+		switch v.Line = v.Entries + 1; {
 		case err == io.EOF:
 			v.Reason = "the line is not complete: a write or the file was cut short"
-		case err != nil:
-			v.Reason = err.Error()
-		case bad != nil:
-			v.Reason = bad.Error()
-		case seq != v.Entries+1:
-			v.Reason = fmt.Sprintf("seq is %d, not %d: entries removed, inserted or reordered", seq, v.Entries+1)
+		case err != nil || bad != nil:
+			v.Reason = errors.Join(err, bad).Error()
+		case seq != v.Line:
+			v.Reason = fmt.Sprintf("seq is %d, not %d: entries removed, inserted or reordered", seq, v.Line)
 		case prev != v.Hash:
 			v.Reason = "prev_hash is not the hash of the entry before"
-		case hash != digest(append(line[:len(line)-1-hashMember], '}')):
+		case hash != digest(append(line[:len(line)-len(`,"hash":""}`+"\n")-hashLen], '}')):
 			v.Reason = "hash does not match: the entry was changed"
-		}
-		for i, a := range anchors {
-			if a.Seq == 0 && a.Hash == hash {
-				anchors[i].Seq = seq
-			} else if a.Seq == seq && a.Hash != hash && v.Reason == "" {
-				v.Reason = "it is not the entry that " + a.From + " knows: the chain was computed anew"
-			}
-		}
-		if v.Reason == "" {
+		default:
 			v.Entries, v.Hash = seq, hash
+			missing = slices.DeleteFunc(missing, func(h string) bool { return h == fmt.Sprintf("%d:%s", seq, hash) })
 		}
 	}
-	for _, a := range anchors {
-		if (a.Seq == 0 || a.Seq > v.Entries) && v.Reason == "" {
-			v.Reason = "the entry that " + a.From + " knows is not there: the tail was cut or the chain computed anew"
+	for _, h := range missing {
+		if at := int64(0); v.Reason == "" {
+			fmt.Sscan(h, &at)
+			v.Line = min(at, v.Entries+1)
+			v.Reason = "the entry " + h + " is known but not there: the tail was cut or the chain computed anew"
 		}
 	}
 	if v.OK = v.Reason == ""; !v.OK {
-		v.Line = v.Entries + 1
-		return v
-	}
-	v.Proves = "the entries form one chain: none was changed, inserted, removed or reordered on its own"
-	v.Limits = "that the tail was not cut or all written anew: there was no head to compare with"
-	for _, a := range anchors {
-		v.Proves += fmt.Sprintf("; entries 1 to %d are those behind the head in %s", a.Seq, a.From)
-		v.Limits = "anything against one who rewrote audit.log and state.jsonl alike (compare: --head from your phone)"
-		if a.From == "--head" {
-			v.Limits = "that nothing was cut off after the head given, nor that what was written is true"
-			break
-		}
+		v.Entries, v.Proves, v.Limits = v.Line-1, "", ""
+	} else if v.Line = 0; len(heads) > 0 {
+		v.Proves += "; those up to " + strings.Join(heads, " and ") + " are the ones that stood there when it was noted"
+		v.Limits = "that what was written is true, nor anything against one who rewrote what keeps the heads too: " +
+			"state.jsonl, or your phone (--head)"
 	}
 	return v
 }
 
-// verifyAudit verifies the log as it is now against the head that the state keeps and the anchors. The head is noted
-// after the entry was written: the log is never behind it.
-func (s *Store) verifyAudit(view *View, anchors ...Anchor) (Verdict, error) {
+// verifyAudit verifies the log as it is now against the head that the state keeps (noted after the entry was written:
+// the log is never behind it) and those given.
+func (s *Store) verifyAudit(view *View, heads ...string) (Verdict, error) {
 	if m := view.Meta["audit"]; m != nil {
-		anchors = append(anchors, Anchor{m.Seq, m.Hash, "state.jsonl"})
+		heads = append(heads, fmt.Sprintf("%d:%s", m.Seq, m.Hash))
 	}
 	if err := s.audit.begin(); err != nil {
 		return Verdict{}, err
 	}
-	s.audit.end()
-	return verify(io.NewSectionReader(s.audit.log.f, 0, s.audit.log.end), anchors), nil
+	defer s.audit.end()
+	return verify(io.NewSectionReader(s.audit.log.f, 0, s.audit.log.end), heads...), nil
 }
 
-// cmdAudit is `atlasbridge audit verify [--json] [--head [SEQ:]HASH]`.
+// headShape is a head as the session-ended message has it.
+var headShape = regexp.MustCompile(`^[1-9][0-9]{0,15}:sha256:[0-9a-f]{64}$`)
+
 func cmdAudit(c *command) int {
-	return c.withState(func(o *options, s *Store, view *View) int {
-		var anchors []Anchor
-		if head := o.text("head"); head != "" {
-			a := Anchor{Hash: head, From: "--head"}
-			if seq, hash, ok := strings.Cut(head, ":sha256:"); ok {
-				a.Seq, _ = strconv.ParseInt(seq, 10, 64)
-				a.Hash = "sha256:" + hash
-			}
-			if len(a.Hash)+len(`,"hash":""}`) != hashMember || a.Seq < 1 && a.Hash != head {
-				return c.usage("--head is SEQ:sha256:HEX, as the session-ended message has it")
-			}
-			anchors = append(anchors, a)
+	return c.withState(func(s *Store, view *View) int {
+		var heads []string
+		if head := strings.Replace(c.opts.text("head"), " ", ":", 1); headShape.MatchString(head) {
+			heads = []string{head}
+		} else if head != "" {
+			return c.usage("--head is SEQ:sha256:HEX, as the session-ended message has it")
 		}
-		v, err := s.verifyAudit(view, anchors...)
+		v, err := s.verifyAudit(view, heads...)
 		if err != nil {
 			return c.fail(err)
 		}
-		if o.on("json") {
-			c.printJSON(v)
-		} else if v.OK {
-			fmt.Fprintf(c.stdout, "audit.log holds: %d entries, head %d:%s\nproves: %s\ndoes not prove: %s\n",
-				v.Entries, v.Entries, v.Hash, v.Proves, v.Limits)
-		} else {
-			fmt.Fprintf(c.stdout, "audit.log:%d: %s\n%d entries before it hold\n", v.Line, v.Reason, v.Entries)
-		}
+		text := fmt.Sprintf("audit.log holds: %d entries, head %d:%s\nproves: %s\ndoes not prove: %s\n",
+			v.Entries, v.Entries, v.Hash, v.Proves, v.Limits)
 		if !v.OK {
-			return exitFailed
+			text = fmt.Sprintf("audit.log:%d: %s\n%d entries before it hold\n", v.Line, v.Reason, v.Entries)
 		}
-		return 0
+		if c.opts.on("json") {
+			c.printJSON(v)
+		} else {
+			fmt.Fprint(c.stdout, text)
+		}
+		return map[bool]int{false: exitFailed}[v.OK]
 	})
 }
 
-// cmdLogs is `atlasbridge logs [--tail] [--json] [--session ID]`.
 func cmdLogs(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
-	}
 	dir, err := stateDir(c.getenv)
 	if err != nil {
 		return c.fail(err)
@@ -448,10 +401,10 @@ func cmdLogs(c *command) int {
 			var line []byte
 			if line, err = in.ReadBytes('\n'); err == nil {
 				at += int64(len(line))
-				c.printEntry(line[:len(line)-1], o.text("session"), o.on("json"))
+				c.printEntry(line[:len(line)-1])
 			}
 		}
-		if f.Close(); !o.on("tail") {
+		if f.Close(); !c.opts.on("tail") {
 			return 0
 		}
 		select {
@@ -463,9 +416,9 @@ func cmdLogs(c *command) int {
 	}
 }
 
-// printEntry prints an entry of the session (the first digits of its id, "" any) as text: time, event, session,
-// the other members. Whatever a terminal could obey is escaped, in JSON too.
-func (c *command) printEntry(line []byte, session string, asJSON bool) {
+// printEntry prints an entry of the wanted session as text: time, session, event, the other members. Whatever a
+// terminal could obey is escaped, in JSON too.
+func (c *command) printEntry(line []byte) {
 	_, _, _, fields, err := parseEntry(line)
 	if err != nil {
 		fmt.Fprintln(c.stdout, c.colour("31", "damaged: "+strconv.Quote(string(line))))
@@ -473,27 +426,19 @@ func (c *command) printEntry(line []byte, session string, asJSON bool) {
 	}
 	head, rest := map[string]string{}, ""
 	for _, f := range fields {
-		text := fmt.Sprint(f.Value)
-		if q := strconv.Quote(text); q != `"`+text+`"` {
-			text = q
-		}
-		if head[f.Name] = text; f.Name == "prompt_id" {
-			rest += " " + shortID(text)
-		} else if f.Name != "ts" && f.Name != "event" && f.Name != "session_id" {
-			rest += " " + visible(f.Name) + "=" + text
+		text := strings.Trim(fmt.Sprintf("%q", fmt.Sprint(f.Value)), `"`)
+		if head[f.Name] = text; !slices.Contains([]string{"ts", "event", "session_id", "prompt_id"}, f.Name) {
+			rest += fmt.Sprintf(" %s=%s", visible(f.Name), text)
 		}
 	}
-	if !strings.HasPrefix(head["session_id"], session) {
-		return
+	text := fmt.Sprintf("%.19s %-8s %s %s%s", head["ts"], shortID(head["session_id"]),
+		c.colour("1", fmt.Sprintf("%-17s", head["event"])), shortID(head["prompt_id"]), rest)
+	if c.opts.on("json") {
+		text = c1.ReplaceAllStringFunc(string(line), func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) })
 	}
-	text := fmt.Sprintf("%s %-8s %s%s", strings.Replace(head["ts"][:min(19, len(head["ts"]))], "T", " ", 1),
-		shortID(head["session_id"]), c.colour("1", fmt.Sprintf("%-17s", head["event"])), rest)
-	if asJSON {
-		text = c1.ReplaceAllStringFunc(string(line), func(s string) string {
-			return fmt.Sprintf(`\u%04x`, []rune(s)[0])
-		})
+	if strings.HasPrefix(head["session_id"], c.opts.text("session")) {
+		fmt.Fprintln(c.stdout, text)
 	}
-	fmt.Fprintln(c.stdout, text)
 }
 
 // c1 are the control characters that JSON leaves as they are and some terminals obey.

@@ -8,9 +8,9 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -30,8 +30,9 @@ import (
 // a sequence; ESC k begins a string. What sequences do is in https://invisible-island.net/xterm/ctlseqs/ctlseqs.html;
 // the text is what tmux shows. No scrollback, no reflow, no graphics; tab stops are 8 columns apart.
 type Screen struct {
-	rows, cols      int
-	state           byte       // 0 text, 0x1b behind an ESC, '[' in a control sequence, or what began a string: ] P X ^ _ k
+	rows, cols int
+	// 0 text, 0x1b behind an ESC, '[' in a control sequence, or what began a string: ] P X ^ _ k
+	state           byte
 	seq, part       []byte     // the string or sequence so far; the beginning of a character whose end is not here yet
 	params          []param    // of the last control sequence
 	cursor                     // the one in use
@@ -197,10 +198,12 @@ func (s *Screen) Size() (rows, cols int)              { return s.rows, s.cols }
 func (s *Screen) Cursor() (row, col int, hidden bool) { return s.row, s.col, !s.dec[25] } // from 0
 func (s *Screen) Title() string                       { return s.title }                  // OSC 0 / 2
 func (s *Screen) Status() ProgramStatus               { return s.status }
-func (s *Screen) Scrolled() int                       { return s.scrolled } // so that Scrolled()+row names a row for good
-func (s *Screen) AltScreen() bool                     { return s.alt }
-func (s *Screen) BracketedPaste() bool                { return s.dec[2004] }
-func (s *Screen) AppCursorKeys() bool                 { return s.dec[1] } // arrows are ESC O A, not ESC [ A
+
+// so that Scrolled()+row names a row for good
+func (s *Screen) Scrolled() int        { return s.scrolled }
+func (s *Screen) AltScreen() bool      { return s.alt }
+func (s *Screen) BracketedPaste() bool { return s.dec[2004] }
+func (s *Screen) AppCursorKeys() bool  { return s.dec[1] } // arrows are ESC O A, not ESC [ A
 
 // Wrapped tells whether row r continues on row r+1 because the text ran over the right margin.
 func (s *Screen) Wrapped(r int) bool { return r >= 0 && r < s.rows && s.grid[r].wrapped }
@@ -815,8 +818,7 @@ type Choice struct {
 	Hook   string `json:"hook,omitempty"`   // "allow" or "deny" where the tool's hook can say the same; set by the session
 }
 
-// Prompt is a question (or an idle input box) found on the screen. Identifiers, times and the nonce are
-// the store's business, not the detector's.
+// Prompt is a question (or an idle input box) found on the screen. Identifiers, times and the nonce are the store's.
 type Prompt struct {
 	Type        PromptType `json:"type"`
 	Score       float64    `json:"score"`        // 0.60 … 1.0
@@ -841,7 +843,12 @@ type Prompt struct {
 
 // Confidence is the band of Score: "high", "medium" or "low".
 func (p *Prompt) Confidence() string {
-	return map[bool]string{p.Score >= 0.65: "medium", p.Score < 0.65: "low", p.Score >= 0.85: "high"}[true]
+	if p.Score >= 0.85 {
+		return "high"
+	} else if p.Score >= 0.65 {
+		return "medium"
+	}
+	return "low"
 }
 
 // DetectOptions are the settings of a Detector; zero values mean the defaults of the configuration.
@@ -853,65 +860,55 @@ type DetectOptions struct {
 }
 
 /* ----- adapters ----- */
+func re(pattern string) *regexp.Regexp { return regexp.MustCompile(pattern) }
 
 // Adapter is what atlasbridge knows of one tool: one table row.
 type Adapter struct {
 	Name           string
-	Names          []string      // command names it stands for
-	MinVer, MaxVer string        // supported versions, inclusive; "" no bound
-	PasteSubmit    bool          // bracketed paste then Enter submits
-	SubmitDelay    time.Duration // between the text and its Enter
-	ClearInput     string        // bytes that empty the input box
-	Hooks          string        // how hooks are installed: "claude-settings" or ""
-	EscapeBang     bool          // a leading ! / # must be defused with a space
-
-	Digits     bool           // a digit chooses a numbered option at once, without Enter
-	Pointer    string         // marks the highlighted option of its menus
-	OnPointer  bool           // the cursor stands in its row (needed where options have no numbers)
-	Submit     string         // of a list with ticks: goes on to the review
-	Box        *regexp.Regexp // the row of the empty input box, when the cursor is in it: the turn is over
-	Head       *regexp.Regexp // the first row of a dialog that has no frame
-	Works      *regexp.Regexp // a row that is there only while the tool works
-	WorksTitle *regexp.Regexp // the title while it works
-	AsksTitle  *regexp.Regexp // the title while a dialog is open
+	Names          []string       // command names it stands for
+	MinVer, MaxVer string         // supported versions, inclusive; "" no bound
+	SubmitDelay    time.Duration  // between a text and its Enter
+	Hooks          string         // how hooks are installed: "claude-settings" or ""
+	EscapeBang     bool           // a leading ! / # must be defused with a space
+	Digits         bool           // a digit chooses a numbered option at once, without Enter
+	Pointer        string         // marks the highlighted option of its menus
+	OnPointer      bool           // the cursor stands in its row (needed where options have no numbers)
+	Submit         string         // of a list with ticks: goes on to the review
+	Box            *regexp.Regexp // the row of the empty input box, when the cursor is in it: the turn is over
+	Head           *regexp.Regexp // the first row of a dialog that has no frame
+	Works          *regexp.Regexp // a row that is there only while the tool works
+	WorksTitle     *regexp.Regexp // the title while it works
+	AsksTitle      *regexp.Regexp // the title while a dialog is open
 }
 
 // adapters is the registry; the last row stands for every other tool. Shapes, times and keys were measured
 // with the versions named as MaxVer.
 var adapters = []*Adapter{{
-	Name: "claude", Names: []string{"claude"}, MinVer: "2.1.0", MaxVer: "2.1.329", Hooks: "claude-settings",
-	PasteSubmit: true, SubmitDelay: 100 * time.Millisecond, ClearInput: "\x15", EscapeBang: true, Digits: true,
-	Pointer: "❯", OnPointer: true, Submit: "\x1b[C",
-	Box:        regexp.MustCompile(`^❯(\x{a0}|$)`),
-	Works:      regexp.MustCompile(`esc to interrupt|^[·✻✽✳✶✢*] .*… \(|\(running \w+ hook`),
-	WorksTitle: regexp.MustCompile(`^[◐◑◒◓]`),
+	Name: "claude", Names: []string{"claude"}, MinVer: "2.1.0", MaxVer: "2.1.329", Hooks: "claude-settings", Digits: true,
+	SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Pointer: "❯", OnPointer: true, Submit: "\x1b[C",
+	Box: re(`^❯(\x{a0}|$)`), WorksTitle: re(`^[◐◑◒◓]`),
+	Works: re(`esc to interrupt|^[·✻✽✳✶✢*] .*… \(|\(running \w+ hook`),
 }, {
 	Name: "codex", Names: []string{"codex", "openai"}, MinVer: "0.160.0", MaxVer: "0.169.0",
-	PasteSubmit: true, SubmitDelay: 100 * time.Millisecond, ClearInput: "\x15", Pointer: "›", EscapeBang: true,
-	Box:        regexp.MustCompile(`^›( Ask Codex to do anything)?$`),
-	Head:       regexp.MustCompile(`^(Would you like to|Folder access|Hooks need review|Question \d)`),
-	Works:      regexp.MustCompile(`\(\d+[hms][^)]* • esc to interrupt\)`),
-	WorksTitle: regexp.MustCompile(`^[⠁-⣿]`), AsksTitle: regexp.MustCompile(`^\[ [!.] \] Action Required`),
+	SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Pointer: "›",
+	Box:        re(`^›( Ask Codex to do anything)?$`),
+	Head:       re(`^(Would you like to|Folder access|Hooks need review|Question \d)`),
+	Works:      re(`\(\d+[hms][^)]* • esc to interrupt\)`),
+	WorksTitle: re(`^[⠁-⣿]`), AsksTitle: re(`^\[ [!.] \] Action Required`),
 }, {
 	Name: "gemini", Names: []string{"gemini"}, MinVer: "0.50.0", MaxVer: "0.61.0",
-	SubmitDelay: 1500 * time.Millisecond, ClearInput: "\x15", Pointer: "●", EscapeBang: true, Digits: true,
-	Box:        regexp.MustCompile(`^>(\s+Type your message.*)?$`),
-	Works:      regexp.MustCompile(`\(esc to cancel, \d+[hms]`),
-	WorksTitle: regexp.MustCompile(`^\s*✦`), AsksTitle: regexp.MustCompile(`^\s*✋`),
+	SubmitDelay: 1500 * time.Millisecond, EscapeBang: true, Pointer: "●", Digits: true,
+	Box: re(`^>(\s+Type your message.*)?$`), Works: re(`\(esc to cancel, \d+[hms]`),
+	WorksTitle: re(`^\s*✦`), AsksTitle: re(`^\s*✋`),
 }, {
 	Name: "opencode", Names: []string{"opencode"}, MinVer: "1.0.0", MaxVer: "1.18.33",
-	PasteSubmit: true, SubmitDelay: 300 * time.Millisecond, ClearInput: "\x15", EscapeBang: true,
-	Box:   regexp.MustCompile(`^┃(\s+Ask anything….*)?$`),
-	Head:  regexp.MustCompile(`^△ `),
-	Works: regexp.MustCompile(`^[⬝■]+\s+esc (again to )?interrupt`),
+	SubmitDelay: 300 * time.Millisecond, EscapeBang: true, Head: re(`^△ `),
+	Box: re(`^┃(\s+Ask anything….*)?$`), Works: re(`^[⬝■]+\s+esc (again to )?interrupt`),
 }, {
 	Name: "qwen", Names: []string{"qwen"}, MinVer: "0.20.0", MaxVer: "0.24.4",
-	PasteSubmit: true, SubmitDelay: 100 * time.Millisecond, ClearInput: "\x15", EscapeBang: true,
-	Pointer: "›", Digits: true,
-	Box:        regexp.MustCompile(`^>(\s+Type your message.*)?$`),
-	Head:       regexp.MustCompile(`^\? `),
-	Works:      regexp.MustCompile(`\(\d+[hms][^)]*esc to cancel\)`),
-	WorksTitle: regexp.MustCompile(`^[◐◑◒◓]`), AsksTitle: regexp.MustCompile(`^✳`),
+	SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Pointer: "›", Digits: true, Head: re(`^\? `),
+	Box: re(`^>(\s+Type your message.*)?$`), Works: re(`\(\d+[hms][^)]*esc to cancel\)`),
+	WorksTitle: re(`^[◐◑◒◓]`), AsksTitle: re(`^✳`),
 }, {
 	Name: "generic", SubmitDelay: 50 * time.Millisecond,
 }}
@@ -919,16 +916,11 @@ var adapters = []*Adapter{{
 // adapterFor finds the row for a command name (base name, no extension), or the generic one.
 func adapterFor(name string) *Adapter {
 	name = strings.ToLower(strings.TrimSuffix(filepath.Base(name), filepath.Ext(name)))
-	for _, a := range adapters {
-		if slices.Contains(a.Names, name) {
-			return a
-		}
-	}
-	return adapters[len(adapters)-1]
+	i := slices.IndexFunc(adapters, func(a *Adapter) bool { return slices.Contains(a.Names, name) })
+	return adapters[(i+len(adapters))%len(adapters)]
 }
 
 /* ----- judging over time ----- */
-
 // How long the masked screen must have been still before a judgement counts. Measured on 442 recordings: 97 of
 // 100 programs that wait are seen reading within 50 ms of their last output; a repaint comes in pieces ≤ 30 ms apart.
 const (
@@ -944,37 +936,29 @@ const (
 
 // Detector judges a Screen over time. Deterministic: the same calls give the same prompts. One goroutine uses it.
 type Detector struct {
-	Screen *Screen
-	a      *Adapter
-	o      DetectOptions
-	raw    []byte
-
-	out, changed, looked time.Time // last output; last one that changed the masked screen; last look
-	dirty                bool      // output since the last look
-	mask                 [32]byte
-	tty                  TTYState // the last one known since changed
-	ttyNext              time.Time
-	ttyGap               time.Duration
-
-	v       *view
-	found   *found    // what the screen asks by the last look
-	pending time.Time // when it is to be believed
-	cur     *found    // the question in force: the last one returned
-	absent  time.Time // since when it is not on the screen
-	resized bool
-	entered time.Time // Enter went to the child since cur was returned
-	idled   bool      // the idle box was announced, and nothing has happened since
-	sleep   time.Time
-	slept   *found // what was in force when Sleep was called
+	Screen                          *Screen
+	a                               *Adapter
+	o                               DetectOptions
+	raw                             []byte
+	mask                            [32]byte
+	tty                             TTYState // the last one known since changed
+	ttyGap                          time.Duration
+	v                               *view
+	found, cur, slept               *found    // asked by the last look; in force, the last one returned; that at Sleep
+	out, changed, looked            time.Time // last output; last one that changed the masked screen; last look
+	pending, absent, entered, sleep time.Time // found is to be believed; cur left the screen; Enter was typed; Sleep's end
+	ttyNext                         time.Time
+	dirty, resized, idled           bool // output since the last look; resized since cur; the idle box was announced
 }
 
 // found is a judgement: a prompt, where it stands, and what it needs to be believed.
 type found struct {
 	Prompt
-	line  string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
-	place int           // the row it begins in, counted from the first line of the session
-	wait  time.Duration // how long the masked screen must have been still
-	mute  bool          // so long no byte at all must have come
+	line   string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
+	place  int           // the row it begins in, counted from the first line of the session
+	wait   time.Duration // how long the masked screen must have been still
+	mute   bool          // so long no byte at all must have come
+	listed bool          // it is asked below a printed list
 }
 
 // newDetector is a detector for the tool of a, with a screen of rows × cols cells.
@@ -988,16 +972,13 @@ func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
 func (d *Detector) Feed(p []byte, now time.Time) {
 	d.Screen.Write(p)
 	d.out, d.dirty = now, true
-	d.raw = append(d.raw, p[max(0, len(p)-d.o.BufferBytes):]...)
-	if len(d.raw) > 2*d.o.BufferBytes {
+	if d.raw = append(d.raw, p[max(0, len(p)-d.o.BufferBytes):]...); len(d.raw) > 2*d.o.BufferBytes {
 		d.raw = append(d.raw[:0], d.Raw()...)
 	}
 }
 
-// Raw is the rolling buffer: the last BufferBytes bytes of the child.
-func (d *Detector) Raw() []byte { return d.raw[max(0, len(d.raw)-d.o.BufferBytes):] }
-
-// LastOutput is when bytes last came.
+// Raw is the rolling buffer: the last BufferBytes bytes of the child. LastOutput is when bytes last came.
+func (d *Detector) Raw() []byte           { return d.raw[max(0, len(d.raw)-d.o.BufferBytes):] }
 func (d *Detector) LastOutput() time.Time { return d.out }
 
 // Resize changes the size of the screen. The question in force may now stand elsewhere.
@@ -1013,38 +994,32 @@ func (d *Detector) Typed(p []byte, now time.Time) {
 	}
 }
 
-// Sleep ignores everything until the echo window has passed and forgets the question in force, so that
-// the same words asked again are a new prompt.
+// Sleep ignores everything until the echo window has passed; the question in force, asked again, is a new prompt.
 func (d *Detector) Sleep(until time.Time) {
 	d.sleep, d.slept, d.cur, d.absent, d.idled = until, d.cur, nil, time.Time{}, false
 }
 
 // Activity is "starting", "running", "waiting_permission", "waiting" or "idle", for status.
 func (d *Detector) Activity() string {
-	switch c := d.cur; {
-	case c != nil && c.Idle:
+	if c := d.cur; c == nil {
+		return map[bool]string{true: "starting", false: "running"}[len(d.raw) == 0]
+	} else if c.Idle {
 		return "idle"
-	case c != nil && c.Permission:
+	} else if c.Permission {
 		return "waiting_permission"
-	case c != nil:
-		return "waiting"
-	case len(d.raw) > 0:
-		return "running"
 	}
-	return "starting"
+	return "waiting"
 }
 
 // look folds the output since the last look into the masked screen, and judges it.
 func (d *Detector) look(tty TTYState, now time.Time) {
 	stale := d.dirty || d.v == nil
 	if stale {
-		if d.out.IsZero() {
+		if d.dirty, d.looked = false, now; d.out.IsZero() {
 			d.out = now
 		}
-		d.dirty, d.looked = false, now
 		if m := d.masked(); m != d.mask {
-			d.mask, d.changed, d.tty = m, d.out, TTYState{}
-			d.ttyGap, d.ttyNext = 0, d.out.Add(settle/2)
+			d.mask, d.changed, d.tty, d.ttyGap, d.ttyNext = m, d.out, TTYState{}, 0, d.out.Add(settle/2)
 		}
 	}
 	if tty.Reading != ReadingUnknown || d.tty.Reading == ReadingUnknown && tty != (TTYState{}) {
@@ -1058,28 +1033,25 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 
 // Tick returns a question that is seen for the first time, else nil.
 func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
-	d.look(tty, now)
-	if !d.ttyNext.After(now) {
+	if d.look(tty, now); !d.ttyNext.After(now) {
 		d.ttyGap = min(2*d.ttyGap+settle/2, pollTTY)
 		d.ttyNext = now.Add(d.ttyGap)
 	}
-	d.pending = time.Time{}
-	d.idled = d.idled && !d.v.working()
-	f := d.found
-	if f == nil && !now.Before(d.sleep) {
+	d.pending, d.idled = time.Time{}, d.idled && !d.v.working()
+	f, asleep := d.found, now.Before(d.sleep)
+	if f == nil && !asleep {
 		d.slept = nil
 	}
-	if d.present(now) && (f == nil || d.still()) && !d.again(now) {
+	answered := !d.entered.IsZero() && d.out.After(d.entered) && now.Sub(d.entered) >= repeatWait // at the keyboard
+	if d.present(now) && (f == nil || d.still() && !(answered && !f.Idle && f.Fingerprint == d.cur.Fingerprint)) ||
+		f == nil || asleep || d.repeats(f, now) {
 		return nil
 	}
-	if f == nil || now.Before(d.sleep) || d.repeats(f, now) {
-		return nil
+	due := d.changed.Add(f.wait)
+	if f.mute && d.out.After(d.changed) {
+		due = d.out.Add(f.wait)
 	}
-	since := d.changed
-	if f.mute && d.out.After(since) {
-		since = d.out
-	}
-	if due := since.Add(f.wait); now.Before(due) {
+	if now.Before(due) {
 		d.pending = due
 		return nil
 	}
@@ -1093,8 +1065,7 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 
 // prompt is what the last look found, with the end of the screen.
 func (d *Detector) prompt() *Prompt {
-	p := d.found.Prompt
-	text := []rune(redact(visible(d.Screen.Text())))
+	p, text := d.found.Prompt, []rune(redact(visible(d.Screen.Text())))
 	p.Choices, p.Recent = append([]Choice{}, p.Choices...), string(text[max(0, len(text)-500):])
 	return &p
 }
@@ -1105,37 +1076,27 @@ func (d *Detector) present(now time.Time) bool {
 		d.absent = time.Time{}
 		return d.cur != nil
 	}
-	if d.absent.IsZero() {
-		d.absent = now
-	}
 	limit := goneAfter
 	if now.Sub(d.out) < settleTold {
 		limit *= 3 // in the middle of a repaint
 	}
-	if now.Sub(d.absent) >= limit {
+	if d.absent.IsZero() {
+		d.absent = now
+	} else if now.Sub(d.absent) >= limit {
 		d.cur = nil
 	}
 	return d.cur != nil
 }
 
-// still tells whether the question in force is on the screen now. A line stays the same question while an
-// answer is typed behind it, until its program stops reading.
+// still tells whether the question in force is on the screen now, or an answer is being typed behind it.
 func (d *Detector) still() bool {
 	if d.cur.line == "" {
 		return d.found != nil && same(d.found, d.cur)
 	}
-	if d.tty.Reading == ReadingBusy && slices.Contains(d.cur.Signals, "tty") {
-		return false
-	}
 	line, top := d.v.cursorLine()
-	return (d.v.place(top) == d.cur.place || d.resized) &&
+	return !(d.tty.Reading == ReadingBusy && slices.Contains(d.cur.Signals, "tty")) &&
+		(d.Screen.Scrolled()+top == d.cur.place || d.resized) &&
 		strings.HasPrefix(line+d.v.after(), strings.TrimRight(d.cur.line, " "))
-}
-
-// again tells that the question in force was answered at the keyboard, and is asked once more.
-func (d *Detector) again(now time.Time) bool {
-	return !d.entered.IsZero() && d.out.After(d.entered) && now.Sub(d.entered) >= repeatWait && !d.cur.Idle &&
-		d.found != nil && d.found.Fingerprint == d.cur.Fingerprint
 }
 
 // repeats tells that f is only what was answered a moment ago and has not left the screen yet.
@@ -1169,10 +1130,10 @@ func (d *Detector) Next(now time.Time) (next time.Time) {
 			next = e.t
 		}
 	}
-	if !next.IsZero() && next.Before(now) {
-		return now
+	if next.IsZero() || next.After(now) {
+		return next
 	}
-	return next
+	return now
 }
 
 // needsTTY tells whether the terminal's state decides at all: full-screen agents always read it.
@@ -1199,11 +1160,13 @@ func (d *Detector) Gone(tty TTYState, now time.Time) bool {
 	return !d.present(now)
 }
 
-// masked is a digest of the screen without spinners, blinking marks and digits, and with the cursor where it shows.
+// reMasked are spinners, blinking marks and digits: what moves on a screen that is still.
+var reMasked = re(`[\d\x{2800}-\x{28ff}●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙]`)
+
+// masked is a digest of the screen without them, and with the cursor where it shows.
 func (d *Detector) masked() [32]byte {
 	h := sha256.New()
-	rows, _ := d.Screen.Size()
-	for r := range rows {
+	for r, rows := 0, d.Screen.rows; r < rows; r++ {
 		io.WriteString(h, strings.TrimSpace(reMasked.ReplaceAllString(d.Screen.Row(r), ""))+"\n")
 	}
 	if row, col, hidden := d.Screen.Cursor(); !hidden {
@@ -1212,29 +1175,23 @@ func (d *Detector) masked() [32]byte {
 	return [32]byte(h.Sum(nil))
 }
 
-var reMasked = regexp.MustCompile(`[\d\x{2800}-\x{28ff}●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙]`)
-
 /* ----- one look at the screen ----- */
-
 // view is the screen as one look sees it.
 type view struct {
-	s        *Screen
-	a        *Adapter
-	tty      TTYState
-	rows     []viewRow
-	row, col int
-	hidden   bool
-	last     int // the last row that shows anything, −1 none
+	s                   *Screen
+	a                   *Adapter
+	tty                 TTYState
+	rows                []viewRow
+	row, col, last      int  // of the cursor; the last row that shows anything, −1 none
+	hidden, told, known bool // the cursor; the tool says that it asks; the tool is one of ours
 }
 
 // viewRow is a row freed of the frame around it.
 type viewRow struct {
 	raw, text string
-	at        int  // column where text begins
-	depth     int  // upright lines crossed on the left
-	rule      bool // nothing but lines
-	option    *option
-	top       bool // a line over the whole width or the upper edge of a frame: a dialog begins here
+	at, depth int  // column where text begins; upright lines crossed on the way
+	rule, top bool // nothing but lines; over the whole width, or the upper edge of a frame: a dialog begins here
+	option    option
 }
 
 const (
@@ -1243,25 +1200,21 @@ const (
 )
 
 func newView(s *Screen, a *Adapter, tty TTYState) *view {
-	v := &view{s: s, a: a, tty: tty, last: -1}
+	v := &view{s: s, a: a, tty: tty, last: -1, rows: make([]viewRow, s.rows), known: a.Box != nil}
 	v.row, v.col, v.hidden = s.Cursor()
-	n, cols := s.Size()
-	v.rows = make([]viewRow, n)
+	v.told = s.Status().State == "blocked" || a.AsksTitle != nil && a.AsksTitle.MatchString(s.Title())
 	for r := range v.rows {
 		w := viewRow{raw: s.Row(r)}
-		w.text = strings.TrimLeftFunc(w.raw, func(c rune) bool {
-			if c != ' ' && !strings.ContainsRune(uprights+lines, c) {
-				return false
-			}
-			if w.at++; strings.ContainsRune(uprights, c) {
-				w.depth++
-			}
-			return true
-		})
-		w.text = strings.TrimRight(w.text, " █▐"+uprights+lines)
+		w.text = strings.TrimLeft(w.raw, " "+uprights+lines)
+		frame := strings.TrimSuffix(w.raw, w.text)
+		w.text, w.at = strings.TrimRight(w.text, " █▐"+uprights+lines), utf8.RuneCountInString(frame)
+		for _, c := range uprights {
+			w.depth += strings.Count(frame, string(c))
+		}
 		w.rule = w.text == "" && strings.ContainsAny(w.raw, lines)
 		w.top = w.rule && w.depth == 0 &&
-			(strings.ContainsAny(w.raw, "╭┌╔") || w.at >= cols-1 && strings.IndexAny(w.raw, "─▔━") == 0)
+			(strings.ContainsAny(w.raw, "╭┌╔") || w.at >= s.cols-1 && strings.IndexAny(w.raw, "─▔━") == 0)
+		w.option = readOption(r, &w)
 		if v.rows[r] = w; w.raw != "" {
 			v.last = r
 		}
@@ -1269,48 +1222,48 @@ func newView(s *Screen, a *Adapter, tty TTYState) *view {
 	return v
 }
 
-// place numbers a row so that it keeps its number while the primary screen scrolls.
-func (v *view) place(r int) int { return v.s.Scrolled() + r }
-
-// cells is the text of row r from column a to b.
-func (v *view) cells(r, a, b int) string {
-	var t []rune
-	for c := a; c < b; c++ {
-		if ch, _ := v.s.Cell(r, c); ch != 0 {
-			t = append(t, ch)
-		}
+// cells is the text of the cursor's row from column a to b; after is what stands behind the cursor.
+func (v *view) cells(a, b int) (text string) {
+	for ; a < b; a++ {
+		ch, _ := v.s.Cell(v.row, a)
+		text += strings.Trim(string(ch), "\x00")
 	}
-	return string(t)
+	return text
 }
+func (v *view) after() string { return strings.TrimRight(v.cells(v.col, v.s.cols), " ") }
 
 // cursorLine is the text up to the cursor, from the row where its line begins.
 func (v *view) cursorLine() (line string, top int) {
-	if line, top = v.cells(v.row, 0, v.col), v.row; v.after() == "" {
-		line = v.s.Row(v.row) // with what cells leave out: marks that take no room
+	if v.after() == "" {
+		return v.whole(v.rows[v.row].raw, v.row) // with what cells leave out: marks that take no room
 	}
-	for ; top > 0 && v.s.Wrapped(top-1); top-- {
-		line = v.s.Row(top-1) + line
-	}
-	return line, top
+	return v.whole(v.cells(0, v.col), v.row)
 }
 
-// after is what stands behind the cursor on its row.
-func (v *view) after() string {
-	_, cols := v.s.Size()
-	return strings.TrimRight(v.cells(v.row, v.col, cols), " ")
+// whole puts the rows that run over into row r before its text.
+func (v *view) whole(text string, r int) (line string, top int) {
+	for ; r > 0 && v.s.Wrapped(r-1); r-- {
+		if end, _ := v.s.Cell(r-1, v.s.cols-1); end == ' ' {
+			text = " " + text
+		}
+		text = v.rows[r-1].raw + text
+	}
+	return text, r
+}
+
+// up is the nearest row above row r that is such; −1 when there is none.
+func (v *view) up(r int, such func(w viewRow) bool) int {
+	for r--; r >= 0 && !such(v.rows[r]); r-- {
+	}
+	return r
 }
 
 // lineAbove is the nearest line above row r that is not blank, and where it begins; −1 when there is none.
 func (v *view) lineAbove(r int) (line string, top int) {
-	for r--; r >= 0 && v.rows[r].raw == ""; r-- {
+	if r = v.up(r, func(w viewRow) bool { return w.raw != "" }); r < 0 {
+		return "", r
 	}
-	if r < 0 {
-		return "", -1
-	}
-	for line = v.rows[r].raw; r > 0 && v.s.Wrapped(r-1); r-- {
-		line = v.rows[r-1].raw + line
-	}
-	return line, r
+	return v.whole(v.rows[r].raw, r)
 }
 
 func (v *view) attr(r, c int) Attr {
@@ -1326,21 +1279,14 @@ func (v *view) faintAt(row, col int) bool {
 		a.FG >= 1<<24 && max(r, g, b)-min(r, g, b) <= 32 && max(r, g, b) < 0xc0
 }
 
-// odd is the index of the one place whose background is not the common one, else of the only one in its
-// colour; −1 when there is none.
+// odd is the index of the one place whose background is unlike the rest, else of the only one in its colour, else −1.
 func odd(attrs []Attr, base Attr) int {
-	for _, key := range []func(Attr) Attr{
-		func(a Attr) Attr { return Attr{Reverse: a.Reverse, BG: a.BG} },
-		func(a Attr) Attr { return Attr{FG: a.FG, Bold: a.Bold} },
+	for _, differs := range []func(Attr) bool{
+		func(a Attr) bool { return a.Reverse != base.Reverse || a.BG != base.BG },
+		func(a Attr) bool { return a.FG != base.FG || a.Bold != base.Bold },
 	} {
-		n, at := 0, -1
-		for i, a := range attrs {
-			if key(a) != key(base) {
-				n, at = n+1, i
-			}
-		}
-		if n == 1 {
-			return at
+		if i := slices.IndexFunc(attrs, differs); i >= 0 && !slices.ContainsFunc(attrs[i+1:], differs) {
+			return i
 		}
 	}
 	return -1
@@ -1351,43 +1297,27 @@ func (v *view) working() bool {
 	if st := v.s.Status().State; st != "" && st != "clear" {
 		return st == "working"
 	}
-	if re := v.a.WorksTitle; re != nil && re.MatchString(v.s.Title()) {
-		return true
-	}
-	for r := max(0, v.last-12); v.a.Works != nil && r <= v.last; r++ {
-		if v.a.Works.MatchString(v.rows[r].text) {
-			return true
-		}
-	}
-	return false
+	shown := func(w viewRow) bool { return v.a.Works != nil && v.a.Works.MatchString(w.text) }
+	return v.a.WorksTitle != nil && v.a.WorksTitle.MatchString(v.s.Title()) ||
+		slices.ContainsFunc(v.rows[max(0, v.last-12):v.last+1], shown)
 }
 
 // judge finds what the screen asks, if anything.
-func (v *view) judge(o DetectOptions) *found {
+func (v *view) judge(o DetectOptions) (f *found) {
 	if v.last < 0 && v.tty.Reading != ReadingYes || v.working() {
 		return nil
 	}
-	st := v.s.Status()
-	told := st.State == "blocked" || v.a.AsksTitle != nil && v.a.AsksTitle.MatchString(v.s.Title())
-	f := v.readBox()
-	if f == nil && !told {
-		f = v.readIdle()
-	}
-	for _, read := range []func() *found{v.readMenu, v.readButtons, func() *found { return v.readLine(o) }} {
-		if f == nil {
-			f = read()
+	line := func() *found { return v.readLine(o) }
+	for _, read := range []func() *found{v.readBox, v.readIdle, v.readMenu, v.readSides, line} {
+		if f = read(); f != nil {
+			break
 		}
 	}
-	if f == nil && st.State == "blocked" { // a dialog the screen does not show: the window is too small
-		f = &found{Prompt: Prompt{Type: Unknown, Cut: true, Question: st.Msg, Full: v.s.Text()}, wait: settleIdle}
-		if st.Msg == "" {
-			f.Question = st.App + " waits for an answer: " + st.Kind
-		}
+	if st := v.s.Status(); f == nil && st.State == "blocked" { // the window is too small to show the dialog
+		f = &found{wait: settleIdle, Prompt: Prompt{Type: Unknown, Cut: true, Full: v.s.Text(),
+			Question: cmp.Or(st.Msg, st.App+" waits for an answer: "+st.Kind)}}
 	}
-	if f != nil {
-		v.finish(f, told, o)
-	}
-	if f != nil && f.Score < o.Threshold && slices.Contains(f.Signals, "pattern") {
+	if f == nil || v.finish(f, o).Score < o.Threshold && slices.Contains(f.Signals, "pattern") {
 		return nil
 	}
 	return f
@@ -1395,53 +1325,53 @@ func (v *view) judge(o DetectOptions) *found {
 
 // What a label says it does; refusing words win ("Continue without trusting").
 var (
-	reGrants  = regexp.MustCompile(`(?i)^(y|yes|allow|always|approve|accept|trust|grant|run|proceed|i trust)\b`)
-	reRefuses = regexp.MustCompile(`(?i)^(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|` +
-		`decline|abort|back|disallow|continue without)\b`)
+	reGrants  = re(`(?i)^(y|yes|allow|always|approve|accept|trust|grant|run|proceed|i trust)\b`)
+	reRefuses = re(`(?i)^(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|abort|back|` +
+		`disallow|continue without)\b`)
 )
 
+func grantsIt(c Choice) bool { return reGrants.MatchString(c.Label) && !reRefuses.MatchString(c.Label) }
+
 // finish adds what all prompts share: signals and score, permission, safe default, fingerprint.
-func (v *view) finish(f *found, told bool, o DetectOptions) {
-	st := v.s.Status()
+func (v *view) finish(f *found, o DetectOptions) *found {
+	st, refusal := v.s.Status(), "esc"
 	if f.Signals == nil {
 		f.Signals = []string{"structure"}
 	}
-	if v.tty.Reading == ReadingYes && (v.a.Box == nil || f.line != "") {
+	if v.tty.Reading == ReadingYes && (!v.known || f.line != "") {
 		f.Signals = append(f.Signals, "tty")
 	}
-	if f.wait == 0 {
-		f.wait = settle
-		if told {
-			f.wait = settleTold
-		} else if v.a.Box == nil && v.tty.Reading == ReadingUnknown {
-			f.wait = settleBare
-		}
+	if v.told {
+		f.wait = cmp.Or(f.wait, settleTold)
+	} else if !v.known && v.tty.Reading == ReadingUnknown {
+		f.wait = cmp.Or(f.wait, settleBare)
 	}
+	f.wait = cmp.Or(f.wait, settle)
 	f.Score = math.Round(min(f.Score*100+5*float64(len(f.Signals)-1), 99)) / 100
 	if f.Idle && (st.State == "idle" || st.State == "done") || !f.Idle && st.State == "blocked" {
 		f.Signals, f.Score = append(f.Signals, "protocol"), 1
-	} else if told && !f.Idle {
+	} else if v.told && !f.Idle {
 		f.Signals, f.Score = append(f.Signals, "title"), 1
 	}
-	refusal := "esc"
+	f.Permission = f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, grantsIt) && !f.Multi ||
+		st.State == "blocked" && st.Kind == "permission"
 	for i := range f.Choices {
 		c := &f.Choices[i]
-		if c.Grants = reGrants.MatchString(c.Label); reRefuses.MatchString(c.Label) {
-			c.Grants, refusal = false, c.Key
+		if c.Grants = grantsIt(*c); reRefuses.MatchString(c.Label) {
+			refusal = c.Key
 		}
 		c.Label = clip(visible(c.Label), 60)
 	}
-	f.Permission = f.Type == MultipleChoice && f.grants() && !f.Multi || st.State == "blocked" && st.Kind == "permission"
 	if f.Axis == "" {
 		f.Pointer = -1
 	}
 	safe := map[PromptType]string{YesNo: "n", ConfirmEnter: "enter", MultipleChoice: "1"}[f.Type]
-	value, set := o.SafeDefaults[f.Type]
+	value := o.SafeDefaults[f.Type]
 	offered := slices.ContainsFunc(f.Choices, func(c Choice) bool { return c.Key == value })
 	switch {
 	case f.Permission:
 		safe = refusal
-	case f.Type == FreeText, set && offered && f.Type == MultipleChoice:
+	case f.Type == FreeText, offered && f.Type == MultipleChoice:
 		safe = value
 	case f.Type == MultipleChoice && len(f.Choices) > 0:
 		safe = f.Choices[max(f.Pointer, 0)].Key
@@ -1450,14 +1380,13 @@ func (v *view) finish(f *found, told bool, o DetectOptions) {
 		f.SafeDefault = &safe
 	}
 	f.Question = cmp.Or(f.Question, v.s.Title(), "which one?")
-	f.Excerpt = cmp.Or(f.Excerpt, f.Question)
+	f.Excerpt = clip(redact(visible(cmp.Or(f.Excerpt, f.Question))), 200)
 	f.Question = strings.TrimSpace(redact(visible(f.Question)))
-	f.Excerpt = clip(redact(visible(f.Excerpt)), 200)
 	f.Full = clip(redact(visible(cmp.Or(f.Full, f.Question))), 16<<10)
-	h := sha256.New() // words without blanks: the same however it is wrapped
 	words := fmt.Sprint(f.Type, f.Question, f.Excerpt, f.Idle, f.Secret, labels(f.Choices))
-	io.WriteString(h, strings.Join(strings.Fields(words), ""))
-	f.Fingerprint = hex.EncodeToString(h.Sum(nil)[:8])
+	sum := sha256.Sum256([]byte(strings.Join(strings.Fields(words), ""))) // the same however it is wrapped
+	f.Fingerprint = hex.EncodeToString(sum[:8])
+	return f
 }
 
 func labels(choices []Choice) (l []string) {
@@ -1469,86 +1398,65 @@ func labels(choices []Choice) (l []string) {
 
 // readIdle finds the empty input box of a known tool, the cursor in it.
 func (v *view) readIdle() *found {
-	if v.a.Box == nil || !v.inBox(v.row) {
-		return nil
-	}
 	w := v.rows[v.row]
-	_, draft, _ := strings.Cut(w.text, "\u00a0")
-	if w.text == "" && v.hidden || draft != "" && !v.faintAt(v.row, w.at+2) {
-		return nil // Claude shows a hint in grey, and what was typed in white
+	_, draft, _ := strings.Cut(w.text, "\u00a0") // Claude shows a hint there in grey, and what was typed in white
+	if v.told || !v.known || !v.inBox(w) || w.text == "" && v.hidden || draft != "" && !v.faintAt(v.row, w.at+2) {
+		return nil
 	}
 	return &found{wait: settleIdle, Prompt: Prompt{Type: FreeText, Score: 0.90, Idle: true,
 		Question: v.a.Name + " has finished and waits for your next message"}}
 }
 
-// inBox tells whether row r has the shape of the tool's input box; a frame may be part of it.
-func (v *view) inBox(r int) bool {
-	w := v.rows[r]
-	return v.a.Box.MatchString(w.text) && w.text != "" || w.depth == 1 && v.a.Box.MatchString(strings.TrimSpace(w.raw))
+// inBox tells whether w has the shape of the tool's input box; a frame may be part of it.
+func (v *view) inBox(w viewRow) bool {
+	return w.text != "" && v.a.Box.MatchString(w.text) || w.depth == 1 && v.a.Box.MatchString(strings.TrimSpace(w.raw))
 }
 
 /* ----- menus ----- */
-
-// option is a row read as a choice of a menu.
+// option is a row read as a choice of a menu: a pointer, a box to tick, a number, words.
 type option struct {
 	row, at, tickAt, textAt int // columns: of all behind the pointer, of the box, of the words
-	label, num              string
-	pointer                 rune
+	label, num, pointer     string
 	tick                    int // −1 no box, 0 empty, 1 ticked
 }
 
+const tickBox = `((?:(?:\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*)?)`
+
 var (
-	rePointer = regexp.MustCompile(`^[↑↓ ]*([❯›▸▶►➤‣→»>●○])\s*`)
-	reTick    = regexp.MustCompile(`^(\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*`)
-	reNumber  = regexp.MustCompile(`^\(?(\d{1,2})[.):]\)?\s+`)
-	reShort   = regexp.MustCompile(`\s\((\w|esc)\)$`)
-	reCount   = regexp.MustCompile(`^\d+/\d+\b`)
-	reHint    = regexp.MustCompile(`(?i)\b(arrow|navigate|to (select|confirm|submit|choose)|use .{0,12}keys|enter |` +
-		`space |esc )|↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
+	reOption  = re(`^((?:[↑↓ ]*[❯›▸▶►➤‣→»>●○]\s*)?)` + tickBox + `((?:\(?\d{1,2}[.):]\)?\s+)?)` + tickBox + `(.*)$`)
+	reShort   = re(`\s\((\w|esc)\)$`)
+	reCount   = re(`^\d+/\d+\b`)
+	reSegment = re(`(\S+(?: \S+)*)`)
+	reHint    = re(`(?i)\b(arrow|navigate|to (select|confirm|submit|choose)|use .{0,12}keys|enter |space |esc )|` +
+		`↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
+	reAsked  = re(`^[^:]*\?\W*$`)
+	reLead   = re(`^[?◆◇✔●■]\s+`)
+	reHinted = re(`\s*([\[(](?i:use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*[\])]|` +
+		`› ?-? ?Use arrow-keys.*|[›…·]\s*)$`)
+	reCommon = re(`(?i)^(yesno|noyes)$`)
 )
 
-func (v *view) option(r int) option {
-	if v.rows[r].option != nil {
-		return *v.rows[r].option
+func readOption(row int, w *viewRow) option {
+	m, width := reOption.FindStringSubmatch(w.text), utf8.RuneCountInString
+	o := option{row: row, at: w.at + width(m[1]), tick: -1, label: m[5]}
+	o.pointer, o.num = strings.Trim(m[1], "↑↓ ○"), strings.Trim(m[3], "(). :")
+	o.textAt, o.tickAt = o.at+width(m[2]+m[3]+m[4]), o.at
+	if m[2] == "" {
+		o.tickAt += width(m[3])
 	}
-	o := option{row: r, tick: -1, textAt: v.rows[r].at}
-	t := v.rows[r].text
-	strip := func(re *regexp.Regexp) string {
-		m := re.FindStringSubmatch(t)
-		if m == nil {
-			return ""
-		}
-		o.textAt += utf8.RuneCountInString(m[0])
-		t = t[len(m[0]):]
-		return m[1]
-	}
-	if m := strip(rePointer); m != "" && m != "○" {
-		o.pointer, _ = utf8.DecodeRuneInString(m)
-	}
-	o.at, o.tickAt = o.textAt, o.textAt
-	mark := strip(reTick)
-	if o.num = strip(reNumber); mark == "" {
-		o.tickAt = o.textAt
-		mark = strip(reTick)
-	}
-	if o.label = t; mark != "" {
+	if mark := m[2] + m[4]; mark != "" {
 		o.tick = map[bool]int{true: 1}[strings.ContainsAny(mark, "xX*✔✓•◉◼☑☒■")]
 	}
-	v.rows[r].option = &o
 	return o
 }
 
 // readMenu finds a list of choices with a pointer at one of them, the lowest on the screen.
 func (v *view) readMenu() *found {
-	if v.tty.Canonical || v.tty.Reading == ReadingBusy && v.a.Box == nil {
-		return nil
-	}
-	for r := v.last; r >= 0; r-- {
-		head := v.option(r)
-		known := v.a.Box != nil
-		if head.label == "" || head.pointer == 0 && (head.tick < 0 || !v.hidden || known) ||
-			known && (!strings.ContainsRune(v.a.Pointer, head.pointer) || v.inBox(r) || !v.hidden && head.num == "" ||
-				v.a.OnPointer && r != v.row && head.num == "") {
+	for r := v.last; r >= 0 && !v.tty.Canonical && (v.tty.Reading != ReadingBusy || v.known); r-- {
+		head := v.rows[r].option
+		if head.label == "" || head.pointer == "" && (head.tick < 0 || !v.hidden || v.known) ||
+			v.known && (!strings.Contains(v.a.Pointer, head.pointer) || v.inBox(v.rows[r]) ||
+				head.num == "" && (!v.hidden || v.a.OnPointer && r != v.row)) {
 			continue
 		}
 		var opts []option
@@ -1564,49 +1472,33 @@ func (v *view) readMenu() *found {
 	return nil
 }
 
-// kind says what row r is to a menu with head: 'o' an option (the num-th), 'c' the rest of one or its
-// explanation, 'b' blank, 'r' a rule, 'x' none of it.
-func (v *view) kind(r int, head option, num int) byte {
-	if w := v.rows[r]; w.text == "" {
-		return map[bool]byte{true: 'r', false: 'b'}[w.rule]
-	}
-	o := v.option(r)
-	dimmer := o.tick < 0 && v.faintAt(r, o.textAt) && !v.faintAt(head.row, head.textAt) &&
-		!strings.HasPrefix(v.rows[r].text, "○")
-	_, cols := v.s.Size()
-	spilled := r > 0 && r+1 < len(v.rows) && len([]rune(v.rows[r-1].raw)) > cols-20 && v.option(r+1).at == head.at
-	switch {
-	case head.num != "" && (o.num == fmt.Sprint(num) || o.num == "" && head.tick >= 0 && o.at == head.tickAt),
-		head.num == "" && o.num == "" && o.at == head.at && (o.tick < 0) == (head.tick < 0) && !dimmer &&
-			!reCount.MatchString(o.label):
-		return 'o'
-	case o.at > head.at, dimmer, r > 0 && v.s.Wrapped(r-1), spilled:
-		return 'c'
-	}
-	return 'x'
-}
-
-// options reads the menu with head's pointer from row start on; nil when it does not come as far as head.
+// options reads the menu from row start on, with what explains each; nil when it does not come as far as head.
 func (v *view) options(head option, start int) (opts []option) {
 	num, described := 1, false
-	fmt.Sscan(v.option(start).num, &num)
+	fmt.Sscan(v.rows[start].option.num, &num)
 	for r, gap := start, 0; r <= v.last && gap < 3; r++ {
-		k := v.kind(r, head, num)
-		switch o := v.option(r); {
-		case k == 'o':
+		w, o := v.rows[r], v.rows[r].option
+		dimmer := o.tick < 0 && v.faintAt(r, o.textAt) && !v.faintAt(head.row, head.textAt) && !strings.HasPrefix(w.text, "○")
+		spilled := r > 0 && r+1 < len(v.rows) && len([]rune(v.rows[r-1].raw)) > v.s.cols-20 &&
+			v.rows[r+1].option.at == head.at
+		switch {
+		case w.text == "" && len(opts) > 0 && (head.num != "" || !w.rule && described):
+			gap++
+		case w.text != "" && (head.num != "" && (o.num == fmt.Sprint(num) ||
+			o.num == "" && head.tick >= 0 && o.at == head.tickAt) ||
+			head.num == "" && o.num == "" && o.at == head.at && (o.tick < 0) == (head.tick < 0) && !dimmer &&
+				!reCount.MatchString(o.label)):
 			if opts, gap, described = append(opts, o), 0, false; o.num != "" {
 				num++
 			}
-		case k == 'c' && gap == 0 && len(opts) > 0:
+		case w.text != "" && gap == 0 && len(opts) > 0 && (o.at > head.at || dimmer || r > 0 && v.s.Wrapped(r-1) || spilled):
 			last := &opts[len(opts)-1]
-			described = true
-			if fits := o.at == last.textAt || o.at < last.at; fits && v.faintAt(r, o.at) == v.faintAt(last.row, last.textAt) {
-				last.label += " " + v.rows[r].text
+			if described = true; (o.at == last.textAt || o.at < last.at) &&
+				v.faintAt(r, o.at) == v.faintAt(last.row, last.textAt) {
+				last.label += " " + w.text
 			}
-		case k == 'x' || k == 'c' || len(opts) == 0 || head.num == "" && (k == 'r' || !described):
-			gap = 3
 		default:
-			gap++
+			gap = 3
 		}
 	}
 	if len(opts) == 0 || opts[len(opts)-1].row < head.row {
@@ -1615,31 +1507,25 @@ func (v *view) options(head option, start int) (opts []option) {
 	return opts
 }
 
-// live tells whether the program waits at the menu, or printed it once: nothing but hints below it, and the
-// cursor hidden or in it.
+// live tells whether the program waits at the menu: nothing but hints below it, and the cursor hidden or in it.
 func (v *view) live(opts []option) bool {
 	first, end := opts[0].row, opts[len(opts)-1].row
 	inside, hint, below := v.row >= first-2 && v.row <= end, v.hidden, 0
-	for r := max(0, first-3); r <= v.last; r++ {
-		if t := v.rows[r].text; t != "" && (r < first || r > end) {
-			hint = hint || reHint.MatchString(t)
-			if r > end {
-				below++
-			}
-		}
+	for _, w := range append(slices.Clone(v.rows[max(0, first-3):first]), v.rows[end+1:v.last+1]...) {
+		hint = hint || reHint.MatchString(w.text)
 	}
-	if v.a.Box != nil {
-		return below <= 9 && (inside || !v.inBox(v.row))
+	for _, w := range v.rows[end+1 : v.last+1] {
+		below += min(1, len(w.text))
 	}
-	return below <= 9 && (hint || inside && (v.tty.Reading == ReadingYes || opts[0].num != ""))
+	return below <= 9 && (v.known && (inside || !v.inBox(v.rows[v.row])) ||
+		!v.known && (hint || inside && (v.tty.Reading == ReadingYes || opts[0].num != "")))
 }
 
 // menu makes the prompt of a list of options; base is how its background is drawn.
 func (v *view) menu(opts []option, base Attr) *found {
-	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Pointer: -1, Axis: "vertical"}}
-	var attrs []Attr
+	f, attrs := dialog("vertical"), []Attr(nil)
 	for i, o := range opts {
-		if attrs = append(attrs, v.attr(o.row, o.textAt)); o.pointer != 0 {
+		if attrs = append(attrs, v.attr(o.row, o.textAt)); o.pointer != "" {
 			f.Pointer = i
 		}
 	}
@@ -1650,10 +1536,10 @@ func (v *view) menu(opts []option, base Attr) *found {
 	f.Pointer -= lo
 	for i, o := range opts[lo:min(len(opts), lo+9)] {
 		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i+1)), Label: o.label}
-		if m := reShort.FindStringSubmatch(o.label); m != nil && v.a.Box != nil {
+		if m := reShort.FindStringSubmatch(o.label); v.known && m != nil {
 			c.Keys = strings.Replace(m[1], "esc", "\x1b", 1)
 		}
-		if v.a.Box != nil {
+		if v.known {
 			c.Label = reSegment.FindString(c.Label) // the rest is a description
 		}
 		if o.num != "" && v.a.Digits {
@@ -1664,56 +1550,75 @@ func (v *view) menu(opts []option, base Attr) *found {
 		f.Multi = f.Multi || o.tick >= 0 && !strings.Contains(v.rows[o.row].text, "(")
 		f.Choices, f.Ticked = append(f.Choices, c), append(f.Ticked, o.tick == 1)
 	}
-	v.describe(f, opts[0].row, opts[len(opts)-1].row)
-	return f
-}
-
-var (
-	reAsked  = regexp.MustCompile(`^[^:]*\?\W*$`)
-	reLead   = regexp.MustCompile(`^[?◆◇✔●■]\s+`)
-	reHinted = regexp.MustCompile(`\s*([\[(](?i:use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*[\])]|` +
-		`› ?-? ?Use arrow-keys.*|[›…·]\s*)$`)
-	reCommon = regexp.MustCompile(`(?i)^(yesno|noyes)$`)
-)
-
-// describe completes a dialog whose choices are in rows first to end: yes/no, ticks, question, text, excerpt.
-func (v *view) describe(f *found, first, end int) {
 	if f.Submit = cmp.Or(v.a.Submit, "\r"); !f.Multi {
 		f.Ticked, f.Submit = nil, ""
 	}
-	if len(f.Choices) == 2 && v.a.Box == nil && reCommon.MatchString(f.Choices[0].Label+f.Choices[1].Label) {
-		f.Type, f.Choices[0].Key, f.Choices[1].Key = YesNo, "n", "y"
-		if strings.EqualFold(f.Choices[0].Label, "yes") {
-			f.Choices[0].Key, f.Choices[1].Key = "y", "n"
+	return v.describe(f, opts[0].row, opts[len(opts)-1].row)
+}
+
+func dialog(axis string) *found {
+	return &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Pointer: -1, Axis: axis}}
+}
+
+// bare is a line without its mark and without the keys it explains.
+func bare(line string) string {
+	return reHinted.ReplaceAllString(reLead.ReplaceAllString(line, ""), "")
+}
+
+// describe completes a dialog whose choices are in rows first to end: its kind, question, text, excerpt.
+func (v *view) describe(f *found, first, end int) *found {
+	if len(f.Choices) == 2 && !v.known && reCommon.MatchString(f.Choices[0].Label+f.Choices[1].Label) {
+		f.Type = YesNo
+		for i := range f.Choices {
+			f.Choices[i].Key = strings.ToLower(f.Choices[i].Label[:1])
 		}
 	}
 	top, headed := first, false
 	for blank := 0; top > 0 && !v.rows[top-1].top && blank < 2 && !headed; top-- {
-		if w := v.rows[top-1]; v.a.Box != nil || w.text != "" || w.rule || w.depth > 0 {
+		if w := v.rows[top-1]; v.known || w.text != "" || w.rule || w.depth > 0 {
 			blank = -1
 		}
 		blank++
 		headed = v.a.Head != nil && v.a.Head.MatchString(v.rows[top-1].text)
 	}
-	dashes := []int{}
-	for r := top; r < first; r++ {
-		if v.rows[r].rule && strings.Contains(v.rows[r].raw, "╌╌") {
-			dashes = append(dashes, r)
-		}
+	f.Cut = v.known && top == 0 && !headed // it begins above the screen
+	for _, w := range v.rows[top : end+1] {
+		f.Cut = f.Cut || strings.HasPrefix(w.text, "↑") || strings.HasPrefix(w.text, "↓")
+		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
 	}
-	var body []string // paragraphs
-	// about are the lines: all, from "$ " on, in an inner frame, between dashed rules; the last with any is asked about
-	var about [4][]string
-	shell, gap := false, true
+	about, grants := v.question(f, top, first), slices.ContainsFunc(f.Choices, grantsIt)
+	if f.Cut = f.Cut && grants; f.Type != MultipleChoice || !grants {
+		return f
+	}
+	about = slices.DeleteFunc(about, func(line string) bool { return strings.Contains(f.Question, bare(line)) })
+	subject, ask := redact(visible(strings.Join(about, "\n"))), clip(redact(visible(f.Question)), 80)
+	if f.Excerpt = strings.TrimSpace(subject + "\n" + ask); len(f.Excerpt) > 200 { // its head, its tail, the question
+		half := (200 - len(ask) - 10) / 2
+		head, tail := strings.ToValidUTF8(subject[:half], ""), strings.ToValidUTF8(subject[len(subject)-half:], "")
+		f.Excerpt, f.Cut = head+" … "+tail+"\n"+ask+"…", true
+	}
+	return f
+}
+
+// question picks what is asked from rows top to first of a dialog, and returns the lines that it is about.
+func (v *view) question(f *found, top, first int) (subject []string) {
+	var body, held []string // paragraphs; lines behind a dashed rule, if another one follows
+	var about [4][]string   // all, from "$ " on, in an inner frame, between dashed rules: the last that there is counts
+	shell, dashed, gap, best := false, false, true, -1
 	for r := top; r < first; r++ {
 		w := v.rows[r]
-		dashed := len(dashes) > 1 && r > dashes[0] && r < dashes[len(dashes)-1]
-		if shell = shell || strings.HasPrefix(w.text, "$ "); w.text == "" || strings.HasPrefix(w.text, "Tip: ") && !dashed ||
-			strings.Contains(w.text, "____") {
+		if w.rule && strings.Contains(w.raw, "╌╌") {
+			about[3], held, dashed = append(about[3], held...), nil, true
+		}
+		if shell = shell || strings.HasPrefix(w.text, "$ "); w.text == "" || strings.Contains(w.text, "____") ||
+			strings.HasPrefix(w.text, "Tip: ") && !dashed {
 			gap = true
 			continue
 		}
-		for i, is := range []bool{true, shell, w.depth > 1, dashed} {
+		if held = append(held, w.text); !dashed {
+			held = nil
+		}
+		for i, is := range []bool{true, shell, w.depth > 1} {
 			if is {
 				about[i] = append(about[i], w.text)
 			}
@@ -1726,195 +1631,143 @@ func (v *view) describe(f *found, first, end int) {
 			body[len(body)-1] += " " + w.text
 		}
 	}
-	best := -1
-	for i, p := range body { // the question: what begins with a mark, is a question, contains one, stands last
-		score := i
-		if v.a.Box == nil && strings.HasPrefix(p, "? ") {
-			score += 300
-		} else if reAsked.MatchString(p) {
-			score += 200
-		} else if strings.Contains(p+" ", "? ") {
-			score += 100
-		}
-		if score > best {
-			best, f.Question = score, reHinted.ReplaceAllString(reLead.ReplaceAllString(p, ""), "")
+	for i, p := range body { // what begins with a mark, is a question, contains one, stands last
+		for rank, is := range []bool{true, strings.Contains(p+" ", "? "), reAsked.MatchString(p),
+			!v.known && strings.HasPrefix(p, "? ")} {
+			if score := 100*rank + i; is && score > best {
+				best, f.Question = score, bare(p)
+			}
 		}
 	}
-	f.Cut = v.a.Box != nil && top == 0 && !headed // it begins above the screen
-	for _, w := range v.rows[top : end+1] {
-		f.Cut = f.Cut || strings.HasPrefix(w.text, "↑") || strings.HasPrefix(w.text, "↓")
-		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
+	for _, a := range about {
+		if a != nil {
+			subject = a
+		}
 	}
-	if f.Cut = f.Cut && f.grants(); f.Type != MultipleChoice || !f.grants() {
-		return
-	}
-	v.quote(f, about)
+	return subject
 }
 
-// quote makes the excerpt of a permission question: what is asked about, with its head and its tail, then the question.
-func (v *view) quote(f *found, about [4][]string) {
-	for _, a := range about[1:] {
-		if len(a) > 0 {
-			about[0] = a
-		}
-	}
-	about[0] = slices.DeleteFunc(about[0], func(s string) bool {
-		return strings.Contains(f.Question, reHinted.ReplaceAllString(reLead.ReplaceAllString(s, ""), ""))
-	})
-	subject, ask := redact(visible(strings.Join(about[0], "\n"))), clip(redact(visible(f.Question)), 80)
-	if f.Excerpt = strings.TrimSpace(subject + "\n" + ask); len(f.Excerpt) > 200 {
-		half := (200 - len(ask) - 10) / 2
-		head, tail := strings.ToValidUTF8(subject[:half], ""), strings.ToValidUTF8(subject[len(subject)-half:], "")
-		f.Excerpt, f.Cut = head+" … "+tail+"\n"+ask+"…", true
-	}
+// side is a shape of choices side by side: their row, with all of them in its group, and one of them.
+type side struct{ row, choice *regexp.Regexp }
+
+var sides = []side{
+	// whiptail, dialog; clack; prompts; opencode
+	{re(`^((?:<\s*[^<>]{1,20}\s*>\s*)+)$`), re(`<\s*([^<>]*?)\s*>`)},
+	{re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)},
+	{re(`› ((?i:no / yes|yes / no))$`), re(`(\w+)`)}, {re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},
 }
 
-func (f *found) grants() bool {
-	return slices.ContainsFunc(f.Choices, func(c Choice) bool {
-		return reGrants.MatchString(c.Label) && !reRefuses.MatchString(c.Label)
-	})
-}
-
-/* ----- dialogs with buttons ----- */
-
-var (
-	reButtons = regexp.MustCompile(`^(<\s*[^<>]{1,20}\s*>\s*)+$`)
-	reButton  = regexp.MustCompile(`<\s*([^<>]*?)\s*>`)
-	reRadio   = regexp.MustCompile(`^([●○])\s*(\S.*?)\s*/\s*[●○]\s*(\S.*)$`)
-	reSegment = regexp.MustCompile(`(\S+(?: \S+)*)`)
-	reToggle  = regexp.MustCompile(`(?i)› (no / yes|yes / no)$`)
-	reKeyTip  = regexp.MustCompile(`⇆|^(ctrl|enter|esc|tab)\b`)
-)
-
-// readBox finds a framed dialog with buttons in angle brackets, as whiptail, dialog and pinentry draw it.
-func (v *view) readBox() *found {
-	r := v.last
-	for r > 0 && (v.rows[r].depth == 0 || !reButtons.MatchString(v.rows[r].text)) {
-		r--
-	}
-	bare := r <= 0
-	if bare && v.hidden && v.tty.Reading == ReadingYes && v.a.Box == nil { // no buttons (cfdisk): only a list will do
-		for r = v.last; r > 0 && !(v.rows[r].rule && strings.ContainsAny(v.rows[r].raw, "┘╯╝")); r-- {
+// buttons reads row r as choices side by side; the pointer is at one filled, under the cursor, or unlike the others.
+func (v *view) buttons(r int, sides []side) *found {
+	f, text, attrs := dialog("horizontal"), v.rows[r].text, []Attr(nil)
+	for _, s := range sides {
+		part := s.row.FindStringSubmatch(text)
+		if part == nil {
+			continue
+		}
+		in := strings.LastIndex(text, part[1])
+		for i, m := range s.choice.FindAllStringSubmatchIndex(part[1], 9) {
+			label, from, width := part[1][m[2]:m[3]], v.rows[r].at+utf8.RuneCountInString(text[:in+m[0]]), m[1]-m[0]
+			if strings.HasPrefix(part[1][m[0]:], "●") || v.row == r && v.col >= from && v.col < from+width {
+				f.Pointer = i
+			}
+			f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: label})
+			attrs = append(attrs, v.attr(r, from+width/2))
 		}
 	}
-	if r <= 0 || v.tty.Canonical {
-		return nil
+	if f.Pointer < 0 {
+		f.Pointer = max(0, odd(attrs, v.attr(r, v.rows[r].at-1)))
 	}
-	base := v.attr(r, v.rows[r].at-1)
-	if w := v.rows[v.row]; !v.hidden && v.row < r && r-v.row < 6 && w.depth > 0 &&
-		(w.depth > 1 || strings.Contains(w.raw, "_")) {
-		f := &found{Prompt: Prompt{Type: FreeText, Score: 0.90}} // the cursor is in a field
-		v.describe(f, r, r)
-		f.Secret = reSecret.MatchString(f.Question)
-		return f
-	}
-	end := r - 1
-	for end > 0 && v.rows[end].text == "" {
-		end--
-	}
-	var list []option // rows above the buttons that look alike, ticked or one drawn unlike the others
-	var attrs []Attr
-	for i := end; i >= 0 && v.rows[i].depth > 0 && v.rows[i].text != ""; i-- {
-		if o, last := v.option(i), v.option(end); (o.tick < 0) == (last.tick < 0) && (o.tick >= 0 || o.at == last.at) {
-			list, attrs = append([]option{o}, list...), append(attrs, v.attr(i, o.at))
-		} else {
-			break
-		}
-	}
-	if len(list) > 0 && (list[0].tick >= 0 || len(list) > 1 && odd(attrs, base) >= 0) {
-		return v.menu(list, base)
-	} else if bare {
-		return nil
-	}
-	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "horizontal"}}
-	v.buttons(f, r, 0, reButton, base)
-	if len(f.Choices) == 1 {
-		f.Type, f.Choices, f.Axis = ConfirmEnter, nil, ""
-	}
-	v.describe(f, r, r)
 	return f
 }
 
-// buttons reads the choices that re finds in row r from byte from on. The pointer is at the one drawn unlike the
-// others, or where the cursor is (dialog puts it there).
-func (v *view) buttons(f *found, r, from int, re *regexp.Regexp, base Attr) {
-	var attrs []Attr
-	text := v.rows[r].text
-	for i, m := range re.FindAllStringSubmatchIndex(text[from:], 9) {
-		label := text[from+m[len(m)-2] : from+m[len(m)-1]]
-		if reKeyTip.MatchString(label) {
-			break
-		}
-		at := v.rows[r].at + utf8.RuneCountInString(text[:from+m[0]])
-		if v.row == r && v.col >= at && v.col < at+m[1]-m[0] {
-			f.Pointer = i
-		}
-		f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: label})
-		attrs = append(attrs, v.attr(r, at+(m[1]-m[0])/2))
-	}
-	f.Pointer = max(f.Pointer, odd(attrs, base))
-}
-
-// readButtons finds choices side by side: "● Yes / ○ No" (clack), "No / Yes" (prompts), opencode's row of buttons.
-func (v *view) readButtons() *found {
+// readSides finds choices side by side near the end of the screen.
+func (v *view) readSides() *found {
 	for r := v.last; r >= max(0, v.last-4) && !v.tty.Canonical; r-- {
-		t := v.rows[r].text
-		f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "horizontal"}}
-		if m := reRadio.FindStringSubmatch(t); m != nil {
-			f.Choices = []Choice{{Key: "1", Label: m[2]}, {Key: "2", Label: m[3]}}
-			f.Pointer = map[string]int{"●": 0, "○": 1}[m[1]]
-		} else if reToggle.MatchString(t) {
-			v.buttons(f, r, strings.LastIndex(t, "›"), regexp.MustCompile(`(\w+)`), Attr{FG: -1, BG: -1})
-		} else if strings.Contains(t, "⇆") {
-			v.buttons(f, r, 0, reSegment, v.attr(r, v.rows[r].at-1))
-		}
-		if len(f.Choices) > 1 {
-			v.describe(f, r, r)
-			return f
+		if f := v.buttons(r, sides[1:]); len(f.Choices) > 1 {
+			return v.describe(f, r, r)
 		}
 	}
 	return nil
 }
 
-/* ----- questions on the cursor's line ----- */
+// readBox finds a framed dialog with buttons in angle brackets, as whiptail, dialog and pinentry draw it.
+func (v *view) readBox() *found {
+	r := v.up(v.last+1, func(w viewRow) bool { return w.depth > 0 && sides[0].row.MatchString(w.text) })
+	plain := r <= 0
+	if plain && v.hidden && v.tty.Reading == ReadingYes && !v.known { // no buttons (cfdisk): only a list will do
+		r = v.up(v.last+1, func(w viewRow) bool { return w.rule && strings.ContainsAny(w.raw, "┘╯╝") })
+	}
+	if r <= 0 || v.tty.Canonical {
+		return nil
+	}
+	if w := v.rows[v.row]; !v.hidden && v.row < r && r-v.row < 6 && w.depth > 0 &&
+		(w.depth > 1 || strings.Contains(w.raw, "_")) { // the cursor is in a field
+		f := v.describe(&found{Prompt: Prompt{Type: FreeText, Score: 0.90}}, r, r)
+		f.Secret = reSecret.MatchString(f.Question)
+		return f
+	}
+	end, base := max(0, v.up(r, func(w viewRow) bool { return w.text != "" })), v.attr(r, v.rows[r].at-1)
+	var list []option // rows above the buttons that look alike, ticked or one drawn unlike the others
+	var attrs []Attr
+	for i, last := end, v.rows[end].option; i >= 0 && v.rows[i].depth > 0 && v.rows[i].text != ""; i-- {
+		o := v.rows[i].option
+		if (o.tick < 0) != (last.tick < 0) || o.tick < 0 && o.at != last.at {
+			break
+		}
+		list, attrs = append([]option{o}, list...), append(attrs, v.attr(i, o.at))
+	}
+	if len(list) > 0 && (list[0].tick >= 0 || len(list) > 1 && odd(attrs, base) >= 0) {
+		return v.menu(list, base)
+	} else if plain {
+		return nil
+	}
+	f := v.buttons(r, sides[:1])
+	if len(f.Choices) == 1 {
+		f.Type, f.Choices, f.Axis = ConfirmEnter, nil, ""
+	}
+	return v.describe(f, r, r)
+}
 
+/* ----- questions on the cursor's line ----- */
 var (
-	reTurning = regexp.MustCompile(`^[\x{2800}-\x{28ff}]`)
-	reMarked  = regexp.MustCompile(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
+	reTurning = re(`^[\x{2800}-\x{28ff}]`)
+	reMarked  = re(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
 		`\b(?i:yes ?/ ?no|y ?/ ?n|y or n|(?:type|press|enter) ['"‘]?(?:yes|y)\b['"’]?)`)
-	reSplit = regexp.MustCompile(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
-	reWord  = regexp.MustCompile(`(?i)^(yes|no|always|never|all|none|quit|cancel|retry|abort|ignore|skip|edit|help|` +
-		`fingerprint|once|C-.)$`)
-	reQuoted  = regexp.MustCompile(`(?i)^(?:type|press|enter) ['"‘]?(yes|y)\b`)
-	reYn      = regexp.MustCompile(`^(yn[a-z?]{0,7}|ny)$`)
-	reYesNo   = regexp.MustCompile(`(?i)^(y|n|yes|no)$`)
-	reHotkeys = regexp.MustCompile(`[\[(]([A-Za-z])[\])]([a-z][\w-]*(?: [A-Za-z][\w-]*)?)`)
-	rePress   = regexp.MustCompile(`(?i)\b(press|hit|strike|push)\s+(the\s+)?[\[<("']?(enter|return|an?y?\s+key|` +
-		`space)\b|\[(press )?(enter|return|more)\]\s*$`)
-	reNotPress = regexp.MustCompile(`(?i)to skip|for (the )?default|selection|number|choice|keep|path|press [a-z] to`)
-	rePager    = regexp.MustCompile(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
-	reSecret   = regexp.MustCompile(`(?i)\b(password|pass ?phrase|passcode|pin|secret( value)?|token|api[ _-]?key|` +
-		`otp|(verification|2fa) code)\b[^?]*[:›>]?\s*$`)
-	reREPL = regexp.MustCompile(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
+	reSays  = re(`\pL\w`)
+	reSplit = re(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
+	reWord  = re(`(?i)^(.|yes|no|always|never|all|` +
+		`none|quit|cancel|retry|abort|ignore|skip|edit|help|fingerprint|once|C-.)$`)
+	reQuoted  = re(`(?i)^[\[(]?(?:type|press|enter) ['"‘]?(yes|y)\b`)
+	reYn      = re(`^(yn[a-z?]{0,7}|ny|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
+	reYesNo   = re(`(?i)^(y|n|yes|no)$`)
+	reHotkeys = re(`[\[(]([A-Za-z])[\])]([a-z][\w-]*(?: [A-Za-z][\w-]*)?)`)
+	rePress   = re(`(?i)\b(press|hit|strike|push)\s+(the\s+)?[\[<("']?(enter|return|an?y?\s+key|space)\b|` +
+		`\[(press )?(enter|return|more)\]\s*$`)
+	reNotPress = re(`(?i)to skip|for (the )?default|selection|number|choice|keep|path|press [a-z] to`)
+	rePager    = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
+	reSecret   = re(`(?i)\b(password|pass ?phrase|passcode|pin|secret( value)?|token|api[ _-]?key|otp|` +
+		`(verification|2fa) code)\b[^?]*[:›>]?\s*$`)
+	reREPL = re(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
 		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|(?i:(cmd|command)\b[^:]*:))$`)
-	reChoose  = regexp.MustCompile(`(?i)choice|choose|select|option|number|which|pick|\bwhat\b|your |#\?|\d ?- ?\d`)
-	reListed  = regexp.MustCompile(`^(#\?|[\w /]{0,30}[:>?])$`)
-	reOpen    = regexp.MustCompile(`(?i)^(\S+[:.] )?(what|which|where|who|how|why|when|name|enter|in which)\b`)
-	reOrder   = regexp.MustCompile(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
-	reText    = regexp.MustCompile(`[:?›>]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
-	reItem    = regexp.MustCompile(`^\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s|\s{2,})\s*(\S.*)$`)
-	reLetters = regexp.MustCompile(`^(?:\s*([A-Za-z?])(?:\)| =)\s+|\s{2,}([A-Za-z])\s{2,})(\S.*)$`)
-	reColumns = regexp.MustCompile(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
+	reChoose  = re(`(?i)^#\?$|(choice|choose|select|option|number|which|pick|\bwhat\b|your |\d ?- ?\d).*[:>?\]#]$`)
+	reListed  = re(`^(#\?|[\w /]{0,30}[:>?])$`)
+	reOpen    = re(`(?i)^(\S+[:.] )?(what|which|where|who|how|why|when|name|enter|in which)\b|^\? |[^?]$`)
+	reOrder   = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
+	reText    = re(`[:?›>]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
+	reItem    = re(`^\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s|\s{2,})\s*(\S.*)$`)
+	reLetters = re(`^(?:\s*([A-Za-z?])(?:\)| =)\s+|\s{2,}([A-Za-z])\s{2,})(\S.*)$`)
+	reColumns = re(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
 )
 
 // readLine judges the line the cursor stands on; with the cursor in column 0, what stands above it.
 func (v *view) readLine(o DetectOptions) *found {
 	line, top := v.cursorLine()
-	text := strings.TrimSpace(line)
-	f := &found{line: line, place: v.place(top), Prompt: Prompt{Signals: []string{"pattern"}, Question: text, Score: 0.85}}
-	known, busy := v.a.Box != nil, v.tty.Reading == ReadingBusy
+	text, busy := strings.TrimSpace(line), v.tty.Reading == ReadingBusy
+	f := &found{line: line, place: v.s.Scrolled() + top,
+		Prompt: Prompt{Signals: []string{"pattern"}, Question: text, Score: 0.85}}
 	switch {
-	case busy && v.tty.Canonical && v.tty.Echo, known && v.s.AltScreen(), reTurning.MatchString(text):
+	case busy && v.tty.Canonical && v.tty.Echo, v.known && v.s.AltScreen(), reTurning.MatchString(text):
 		return nil
 	case text == "":
 		return v.readAbove(f, o)
@@ -1931,9 +1784,9 @@ func (v *view) readLine(o DetectOptions) *found {
 		f.Question = text
 	}
 	switch {
-	case v.named(f, text, top), !busy && !known && v.worded(f, text, top):
+	case v.named(f, text, top), !busy && !v.known && v.worded(f, text, top):
 		return v.paragraph(f, top)
-	case busy, known, v.s.AltScreen(), v.hidden:
+	case busy, v.known, v.s.AltScreen(), v.hidden:
 		return nil
 	}
 	f.Type, f.Score, f.wait, f.mute, f.Signals = Unknown, 0.60, o.Stuck, true, []string{"silence"}
@@ -1942,10 +1795,9 @@ func (v *view) readLine(o DetectOptions) *found {
 
 // named finds questions that name their answers: a list, letters, a key to press.
 func (v *view) named(f *found, text string, top int) bool {
-	if !v.tty.Canonical && v.row >= v.last && rePager.MatchString(strings.TrimSpace(v.cells(v.row, 0, v.col))) ||
-		v.s.AltScreen() && v.row == v.last && v.attr(v.row, 0).Reverse && v.tty.Reading == ReadingYes { // less: a file name
-		f.Type = ConfirmEnter
-	} else if !v.listAbove(f, text, top) && !v.marked(f, text) && presses(text) {
+	if !v.tty.Canonical && v.row >= v.last && rePager.MatchString(strings.TrimSpace(v.cells(0, v.col))) ||
+		v.s.AltScreen() && v.row == v.last && v.attr(v.row, 0).Reverse && v.tty.Reading == ReadingYes || // less: a file name
+		!v.listAbove(f, text, top) && !v.marked(f, text) && presses(text) {
 		f.Type = ConfirmEnter
 	}
 	return f.Type != ""
@@ -1955,21 +1807,20 @@ func presses(text string) bool { return rePress.MatchString(text) && !reNotPress
 
 // worded finds questions by their words and how they end; they need a reader, or silence.
 func (v *view) worded(f *found, text string, top int) bool {
-	f.Score, f.mute = 0.75, true
-	if v.tty.Reading != ReadingYes {
+	if f.Score, f.mute = 0.75, true; v.tty.Reading != ReadingYes {
 		f.wait, f.Score = 2*time.Second, 0.65
 	}
 	above, _ := v.lineAbove(top)
-	word := strings.ToLower(strings.TrimRight(text, "> "))
+	ordered := strings.Contains(strings.ToLower(above), strings.ToLower(strings.TrimRight(text, "> ")))
 	switch f.Type = FreeText; {
 	case reSecret.MatchString(text) && !v.tty.Echo:
 		f.Secret, f.Score = true, f.Score+0.10
 	case v.s.AltScreen() && !strings.HasSuffix(text, ":") && !strings.HasSuffix(text, "?"):
 		return false
-	case reREPL.MatchString(text) && !(reOrder.MatchString(above) && strings.Contains(strings.ToLower(above), word)):
+	case reREPL.MatchString(text) && !(ordered && reOrder.MatchString(above)):
 		f.Idle = true
-	case strings.HasSuffix(text, "?") && !reOpen.MatchString(text) && !strings.HasPrefix(text, "? "):
-		f.Type, f.Choices = YesNo, []Choice{v.typed("y", "y", "Yes", false), v.typed("n", "n", "No", false)}
+	case !reOpen.MatchString(text):
+		f.Type, f.Choices = YesNo, []Choice{v.typed("y", "Yes", false), v.typed("n", "No", false)}
 	default:
 		return reText.MatchString(text)
 	}
@@ -1979,113 +1830,103 @@ func (v *view) worded(f *found, text string, top int) bool {
 // marked finds "[Y/n]" in its forms, letter menus and hot keys in text.
 func (v *view) marked(f *found, text string) bool {
 	f.Choices, f.Type = nil, ""
-	keys := reHotkeys.FindAllStringSubmatch(text, -1)
-	for _, k := range keys {
-		f.Choices = append(f.Choices, v.typed(k[1], k[1], k[1]+k[2], false))
-	}
+	keys, single := reHotkeys.FindAllStringSubmatch(text, -1), false
 	if len(keys) < 2 {
-		f.Choices = nil
-		all := reMarked.FindAllStringSubmatchIndex(text, -1)
-		for i := len(all) - 1; i >= max(0, len(all)-3) && f.Choices == nil; i-- {
-			m := all[i]
-			tokens, single := readMarker(text[m[0]:m[1]])
-			before, rest := strings.TrimSpace(text[:m[0]]), strings.Trim(text[m[1]:], " ?:>›»…")
-			one, told := len(tokens) == 1, reQuoted.MatchString(strings.Trim(text[m[0]:m[1]], "[("))
-			switch {
-			case len(tokens) == 0, !told && (one && (before == "" || rest != "") ||
-				rest != "" && !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3 || // an answer was typed
-				one && !single && !strings.HasSuffix(before, "?") && !strings.ContainsAny(text[m[1]:], "?:")):
-				continue
-			case one && len(tokens[0]) > 1:
-				tokens = []string{tokens[0], "no"}
-				if strings.EqualFold(tokens[0], "no") {
-					tokens[0] = "yes"
-				}
-			case one:
-				tokens = []string{"y", "n"}
-			}
-			for _, t := range tokens[:min(len(tokens), 9)] {
-				key := t
-				if strings.EqualFold(t, "y") || strings.EqualFold(t, "n") {
-					key = strings.ToLower(t) // the capital only marks the default
-				}
-				f.Choices = append(f.Choices, v.typed(t, key, t, single))
-			}
+		keys, single = answersIn(text)
+	}
+	answers, plain := map[string]Choice{}, true
+	for _, k := range keys[:min(len(keys), 9)] {
+		c := v.typed(k[1], k[1]+k[2], single)
+		f.Choices, f.Type = append(f.Choices, c), MultipleChoice
+		if low := strings.ToLower(c.Label); reYesNo.MatchString(low) {
+			answers[low[:1]] = c
+		} else {
+			plain = plain && strings.Contains(" ? q quit h help fingerprint ", " "+low+" ")
 		}
 	}
-	var yes, no Choice
-	plain := true
-	for _, c := range f.Choices {
-		switch strings.ToLower(c.Label) {
-		case "y", "yes":
-			yes = Choice{Key: "y", Label: "Yes", Keys: c.Keys}
-		case "n", "no":
-			no = Choice{Key: "n", Label: "No", Keys: c.Keys}
-		default:
-			plain = plain && strings.Contains(" ? q quit h help fingerprint ", " "+strings.ToLower(c.Label)+" ")
+	if plain && len(answers) == 2 {
+		f.Type, f.Choices = YesNo, []Choice{{Key: "y", Label: "Yes", Keys: answers["y"].Keys},
+			{Key: "n", Label: "No", Keys: answers["n"].Keys}}
+	}
+	return f.Type != ""
+}
+
+// answersIn gives the answers that the last marker in text names, each between two strings as reHotkeys does.
+func answersIn(text string) (keys [][]string, single bool) {
+	all := reMarked.FindAllStringIndex(text, -1)
+	for i := len(all) - 1; i >= max(0, len(all)-3) && keys == nil; i-- {
+		marker, end := text[all[i][0]:all[i][1]], text[all[i][1]:]
+		before, rest := strings.TrimSpace(text[:all[i][0]]), strings.Trim(end, " ?:>›»…")
+		var tokens []string
+		tokens, single = readMarker(marker)
+		if one := len(tokens) == 1; !reQuoted.MatchString(marker) && (one && (before == "" || rest != "") ||
+			rest != "" && !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3 || // an answer was typed
+			one && !single && !strings.HasSuffix(before, "?") && !strings.ContainsAny(end, "?:")) {
+			continue
+		} else if one && strings.EqualFold(tokens[0], "no") {
+			tokens = []string{"yes", "no"}
+		} else if one {
+			tokens = append(tokens, map[bool]string{true: "no", false: "n"}[len(tokens[0]) > 1])
+			if tokens[0] == "n" || tokens[0] == "N" {
+				tokens[0] = "y"
+			}
+		}
+		for _, t := range tokens {
+			keys = append(keys, []string{"", t, ""})
 		}
 	}
-	if len(f.Choices) == 0 {
-		return false
-	}
-	if f.Type = MultipleChoice; plain && yes.Key != "" && no.Key != "" {
-		f.Type, f.Choices = YesNo, []Choice{yes, no}
-	}
-	return true
+	return keys, single
 }
 
 // readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'", "<y>", "[Ynq]".
 // single: letters that are read one key at a time ("<y>", "[12?q]").
 func readMarker(marker string) (tokens []string, single bool) {
 	inner := strings.Trim(marker, "[](){}<>")
-	low := strings.ToLower(inner)
-	letters := reYn.MatchString(low) || len(low) <= 9 && !strings.ContainsAny(low, " ,/|") && strings.Contains(low, "?")
 	if m := reQuoted.FindStringSubmatch(inner); m != nil {
-		if tokens = []string{m[1]}; strings.Contains(inner, "capital") {
-			tokens[0] = strings.ToUpper(m[1])
+		if strings.Contains(inner, "capital") {
+			m[1] = strings.ToUpper(m[1])
 		}
-		return tokens, false
-	} else if letters {
-		return strings.Split(inner, ""), strings.Contains(low, "?")
+		return m[1:], false
+	} else if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 {
+		return strings.Split(inner, ""), strings.Contains(inner, "?")
 	}
-	words, yes := 0, false
+	words, yes := false, false
 	for _, p := range reSplit.Split(inner, -1) {
-		p = strings.Trim(p, "[]'\"‘’ ")
-		if tokens = append(tokens, p); utf8.RuneCountInString(p) != 1 {
-			if words++; !reWord.MatchString(p) {
-				return nil, false
-			}
+		if p = strings.Trim(p, "[]'\"‘’ "); !reWord.MatchString(p) {
+			return nil, false
 		}
-		yes = yes || reYesNo.MatchString(p)
+		tokens, words, yes = append(tokens, p), words || utf8.RuneCountInString(p) > 1, yes || reYesNo.MatchString(p)
 	}
-	if single = marker[0] == '<'; !yes && (words > 0 || len(tokens) == 1) || single && len(tokens) > 1 {
+	if single = marker[0] == '<'; !yes && (words || len(tokens) == 1) || single && len(tokens) > 1 {
 		return nil, false
 	}
 	return tokens, single
 }
 
 // typed is a choice that is typed: with Enter, unless the program reads single keys.
-func (v *view) typed(key, keys, label string, single bool) Choice {
-	c := Choice{Key: key, Label: label, Keys: keys + "\r"}
-	if strings.HasPrefix(keys, "C-") && len(keys) == 3 {
-		c.Keys = string(rune(keys[2] & 0x1f))
-	} else if !v.tty.Canonical && (single || v.tty.Echo) || v.s.AltScreen() { // bash read -n1 leaves echo on, readline not
-		c.Keys = keys
+func (v *view) typed(key, label string, single bool) Choice {
+	c := Choice{Key: key, Label: label, Keys: key}
+	if key == label && len(key) == 1 && reYesNo.MatchString(key) {
+		c.Keys = strings.ToLower(key) // the capital only marks the default
+	}
+	if strings.HasPrefix(key, "C-") && len(key) == 3 {
+		c.Keys = string(rune(key[2] & 0x1f))
+	} else if !v.s.AltScreen() && (v.tty.Canonical || !single && !v.tty.Echo) { // read -n1 leaves echo on
+		c.Keys += "\r"
 	}
 	return c
 }
 
-// listAbove finds the list of options printed over a line that asks for one of them.
+// listAbove finds the list printed over a line that asks for one of it; if that says nothing, its heading asks.
 func (v *view) listAbove(f *found, text string, top int) bool {
 	asks := reChoose.MatchString(text)
-	if !strings.ContainsAny(text[len(text)-1:], ":>?]#") || !asks && !reListed.MatchString(text) {
+	if !asks && !reListed.MatchString(text) {
 		return false
 	}
 	var list []Choice
 	r, extra := top-1, 0
 	for ; r >= 0; r-- {
-		t := strings.TrimSpace(v.rows[r].raw)
-		items := v.items(r)
+		t, items := strings.TrimSpace(v.rows[r].raw), v.items(r)
 		if list = append(items, list...); len(items) > 0 {
 			extra = 0
 		} else if extra++; t != "" && t[0] != '\\' && !(asks && extra == 1 && list == nil) || extra > 2 {
@@ -2095,21 +1936,18 @@ func (v *view) listAbove(f *found, text string, top int) bool {
 	if len(list) < 2 {
 		return false
 	}
-	if !asks && r >= 0 && v.rows[r].raw != "" && v.rows[r+1].raw != "" {
-		f.Question = v.rows[r].text + "\n" + text
+	f.Full, f.listed, f.Type = text, true, MultipleChoice
+	if r >= 0 && v.rows[r].raw != "" && v.rows[r+1].raw != "" && !reSays.MatchString(text) {
+		f.Question = v.rows[r].text
 	}
 	if k := list[0].Key; len(k) == 2 || k > "1" && k <= "9" {
 		list = nil // the beginning has left the screen
-	}
-	if len(list) > 0 && list[0].Key <= "9" {
-		slices.SortStableFunc(list, func(a, b Choice) int {
-			return cmp.Or(len(a.Key)-len(b.Key), cmp.Compare(a.Key, b.Key))
-		})
+	} else if k <= "9" {
+		slices.SortStableFunc(list, func(a, b Choice) int { return cmp.Or(len(a.Key)-len(b.Key), cmp.Compare(a.Key, b.Key)) })
 	}
 	for _, c := range list[:min(len(list), 9)] {
-		f.Choices = append(f.Choices, v.typed(c.Key, c.Key, c.Label, text[0] == '[')) // dosfsck: [12?q]?
+		f.Choices = append(f.Choices, v.typed(c.Key, c.Label, text[0] == '[')) // dosfsck: [12?q]?
 	}
-	f.Type = MultipleChoice
 	return true
 }
 
@@ -2121,7 +1959,7 @@ func (v *view) items(r int) (items []Choice) {
 		all = [][]string{m}
 	} else if m := reLetters.FindStringSubmatch(raw); m != nil {
 		all = [][]string{{"", m[1] + m[2], m[3]}}
-	} else if m == nil && len(all) < 2 || !strings.HasPrefix(strings.TrimSpace(raw), all[0][1]) {
+	} else if len(all) < 2 || !strings.HasPrefix(strings.TrimSpace(raw), all[0][1]) {
 		return nil
 	}
 	for _, m := range all {
@@ -2134,28 +1972,27 @@ func (v *view) items(r int) (items []Choice) {
 // anything, whose question has other output below it, or that hides the cursor.
 func (v *view) readAbove(f *found, o DetectOptions) *found {
 	line, top := v.lineAbove(v.row)
-	if v.a.Box != nil {
+	if v.known {
 		line, top = v.lineAbove(v.last + 1)
 	}
 	text := strings.TrimSpace(line)
-	f.line, f.place, f.Question = "", v.place(max(top, 0)), text
-	press := presses(text) && len(text) < 80
+	f.line, f.place, f.Question = "", v.s.Scrolled()+max(top, 0), text
+	press := presses(text) && len(text) < 80 && !v.tty.Canonical
 	switch {
-	case press && !v.tty.Canonical && (v.a.Box != nil || text[0] == '[' && v.row-top <= 2):
+	case press && (v.known || text[0] == '[' && v.row-top <= 2):
 		f.Type = ConfirmEnter
 		return f
-	case v.a.Box != nil, v.tty.Reading != ReadingYes, v.s.AltScreen():
+	case v.known, v.tty.Reading != ReadingYes, v.s.AltScreen():
 		return nil
+	case v.tty.Canonical && text == "":
+		f.Type, f.Score, f.Signals, f.Question = FreeText, 0.65, []string{"silence"}, "the program waits for input"
+		f.Secret, f.wait, f.mute = !v.tty.Echo, o.Stuck, true
+		return f
 	case v.tty.Canonical:
-		f.wait, f.mute = o.Stuck, true
-		switch end := text[max(0, len(text)-1):]; {
-		case text == "":
-			f.Type, f.Score, f.Signals, f.Question = FreeText, 0.65, []string{"silence"}, "the program waits for input"
-			f.Secret = !v.tty.Echo
-		case v.named(f, text, top), (end == "?" || end == ":" && len(text) < 60) && v.worded(f, text, top):
-			f.wait = settleBare
-		default:
-			f.Choices, f.Type, f.Idle, f.Score, f.Signals = nil, FreeText, true, 0.60, []string{"silence"}
+		end := text[len(text)-1:]
+		f.wait, f.mute = settleBare, true
+		if !v.named(f, text, top) && (end != "?" && (end != ":" || len(text) >= 60) || !v.worded(f, text, top)) {
+			f.Choices, f.Type, f.Idle, f.Score, f.Signals, f.wait = nil, FreeText, true, 0.60, []string{"silence"}, o.Stuck
 		}
 		return f
 	}
@@ -2174,15 +2011,14 @@ func (v *view) readAbove(f *found, o DetectOptions) *found {
 	return nil
 }
 
-// paragraph completes a question with the lines before it, and its sentence where it began above.
+// paragraph puts the lines before a question into its full text, and into the question where that says nothing.
 func (v *view) paragraph(f *found, top int) *found {
-	f.Full = f.Question
+	f.Full = cmp.Or(f.Full, f.Question)
+	says := f.listed || f.Idle || f.Type == ConfirmEnter || reSays.MatchString(reMarked.ReplaceAllString(f.Question, ""))
 	for n := 0; n < 12 && top > 0 && !v.s.AltScreen() && v.rows[top-1].raw != "" && !v.rows[top-1].rule; n++ {
-		first, _ := utf8.DecodeRuneInString(f.Question)
-		begun := n < 3 && unicode.IsLower(first) && !strings.Contains(f.Question, ": ") ||
-			n == 0 && len(strings.Fields(f.Question)) < 3
 		var line string
-		if line, top = v.lineAbove(top); begun && !f.Idle && !f.Secret && len(v.items(top)) == 0 {
+		line, top = v.lineAbove(top)
+		if says = says || len(v.items(top)) > 0; !says && n < 3 {
 			f.Question = strings.TrimSpace(line) + "\n" + f.Question
 		}
 		f.Full = line + "\n" + f.Full
@@ -2191,10 +2027,8 @@ func (v *view) paragraph(f *found, top int) *found {
 }
 
 /* ----- text made safe ----- */
-
-// secretShapes are keys of AWS, GitHub, Slack, OpenAI and others, JWT, PEM, bot tokens, passwords in URLs and
-// assignments. What the groups hold is kept.
-var secretShapes = regexp.MustCompile(`\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
+// secretShapes are keys of AWS, GitHub, Slack…, JWT, PEM, tokens, passwords in URLs; what the groups hold is kept.
+var secretShapes = re(`\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
 	`\b(?:gh[pousr]_|github_pat_|glpat-|xox[abeoprs]-|sk-|[sr]k_live_|AIza|npm_|hf_)[\w-]{16,}|` +
 	`\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|\d{6,}:[A-Za-z0-9_-]{30,}|` +
 	`(?s:-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$))|` +
@@ -2204,9 +2038,8 @@ var secretShapes = regexp.MustCompile(`\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
 // redact replaces known shapes of secrets (keys, tokens, passwords in URLs, bot tokens). Every sink uses it.
 func redact(s string) string { return secretShapes.ReplaceAllString(s, "$1$2$3[redacted]") }
 
-// hiding are the characters a terminal does not show, or that turn text around: C0, C1, zero width, bidi, tags,
-// variation selectors.
-var hiding = regexp.MustCompile(`[^\n\t\x20-\x7e\x{a0}-\x{10ffff}]|[\x{ad}\x{61c}\x{180e}\x{200b}-\x{200f}` +
+// hiding are characters not shown, or that turn text around: C0, C1, zero width, bidi, tags, variation selectors.
+var hiding = re(`[^\n\t\x20-\x7e\x{a0}-\x{10ffff}]|[\x{ad}\x{61c}\x{180e}\x{200b}-\x{200f}` +
 	`\x{2028}-\x{202e}\x{2060}-\x{206f}\x{fe00}-\x{fe0f}\x{feff}\x{fff9}-\x{fffb}\x{e0000}-\x{e01ef}]`)
 
 // visible shows control, zero-width and bidi characters as \u{200B}; newline and tab stay.
@@ -2225,33 +2058,26 @@ func clip(s string, n int) string {
 }
 
 /* ----- the Prompt Lab ----- */
-
 // tape is a recording (asciicast v2, with "t" events for the terminal's state) or a scenario, to be replayed.
 type tape struct {
 	name, tool string
 	rows, cols int
 	events     []tapeEvent
-	want       *scenario
+	want       scenario
 }
 
 type tapeEvent struct {
-	t          float64
+	t          float64 // seconds
 	kind, data string
 }
 
-// scenario is a file of the Prompt Lab: the format of the adapter interface, section 9, and some more. Without
-// an expected type, nothing but an idle box may be found.
-type scenario struct {
-	Tool, Recording string
-	Output          string   `json:"pty_output"`
-	TTY             string   `json:"tty"` // as in a "t" event
-	Type            *string  `json:"expected_type"`
-	Band            string   `json:"expected_confidence_band"`
-	Contains        string   `json:"expected_excerpt_contains"`
-	Choices         []string `json:"expected_choices"`
-	Default         *string  `json:"expected_safe_default"`
-	Idle            bool     `json:"expected_idle"`
-	Secret          bool     `json:"expected_secret"`
+// scenario is a file of the Prompt Lab: tool, pty_output or recording, tty (as in a "t" event), and what is expected
+// of the last prompt. Without an expected type, nothing but an idle box may be found.
+type scenario map[string]any
+
+func (s scenario) text(key string) string {
+	text, _ := s[key].(string)
+	return text
 }
 
 // labEvent is what the lab prints of one prompt.
@@ -2260,19 +2086,44 @@ type labEvent struct {
 	T          float64 `json:"t"`
 	Confidence string  `json:"confidence"`
 	*Prompt
-	delay time.Duration // since the last byte
+	delay   time.Duration // since the last byte
+	explain bool
 }
 
-// parseTape reads a recording, or a scenario with its output inline: that comes at once, then five seconds pass.
+func (e labEvent) String() string {
+	line := fmt.Sprintf("%-40s %8.2f s  %-15s %-6s %q", e.File, e.T, e.Type, e.Confidence, e.Excerpt)
+	if e.explain {
+		line += fmt.Sprintf("\n    %s, %v after the last byte: %+v", strings.Join(e.Signals, "+"), e.delay, *e.Prompt)
+	}
+	return line
+}
+
+// openTape reads the tape at path, and the recording that a scenario names.
+func openTape(path string) (*tape, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	tp, err := parseTape(filepath.Base(path), data)
+	if err == nil && tp.want.text("recording") != "" {
+		of := *tp
+		if tp, err = openTape(filepath.Join(filepath.Dir(path), of.want.text("recording"))); err == nil {
+			tp.name, tp.want, tp.tool = of.name, of.want, of.tool
+		}
+	}
+	return tp, err
+}
+
+// parseTape reads a recording, or a scenario: its output comes at once, then five seconds pass.
 func parseTape(name string, data []byte) (*tape, error) {
-	tp := &tape{name: name, rows: 30, cols: 100}
+	tp, dec := &tape{name: name, rows: 30, cols: 100}, json.NewDecoder(bytes.NewReader(data))
 	if filepath.Ext(name) == ".json" {
-		if err := json.Unmarshal(data, &tp.want); err != nil || tp.want == nil {
+		if err := dec.Decode(&tp.want); err != nil || tp.want == nil {
 			return nil, fmt.Errorf("reading scenario %s: %w", name, cmp.Or(err, io.ErrUnexpectedEOF))
 		}
-		tp.tool, tp.events = tp.want.Tool, []tapeEvent{{0, "o", tp.want.Output}}
+		tp.tool, tp.events = tp.want.text("tool"), []tapeEvent{{0, "o", tp.want.text("pty_output")}}
 		for t := 0.05; t < 5; t += 0.25 {
-			tp.events = append(tp.events, tapeEvent{t, "t", tp.want.TTY})
+			tp.events = append(tp.events, tapeEvent{t, "t", tp.want.text("tty")})
 		}
 		return tp, nil
 	}
@@ -2280,39 +2131,35 @@ func parseTape(name string, data []byte) (*tape, error) {
 		Version, Width, Height int
 		Title                  string
 	}
-	dec := json.NewDecoder(bytes.NewReader(data))
-	if err := dec.Decode(&head); err != nil || head.Version != 2 {
+	err := dec.Decode(&head)
+	if err != nil || head.Version != 2 {
 		return nil, fmt.Errorf("reading %s: not an asciicast of version 2 (%w)", name, err)
 	}
 	tp.tool, tp.rows, tp.cols = head.Title, head.Height, head.Width
-	for e := (tapeEvent{}); ; {
+	for e := (tapeEvent{}); dec.More() && err == nil; tp.events = append(tp.events, e) {
 		last := e.t
-		if err := dec.Decode(&[]any{&e.t, &e.kind, &e.data}); err == io.EOF {
-			return tp, nil
-		} else if err != nil {
-			return nil, fmt.Errorf("reading event %d of %s: %w", len(tp.events)+1, name, err)
-		}
+		err = dec.Decode(&[]any{&e.t, &e.kind, &e.data})
 		e.t = max(e.t, last)
-		tp.events = append(tp.events, e)
 	}
+	if err != nil {
+		return nil, fmt.Errorf("reading event %d of %s: %w", len(tp.events), name, err)
+	}
+	return tp, nil
 }
 
 // parseTTY reads the words of a "t" event.
 func parseTTY(s string) TTYState {
 	w := append(strings.Fields(s), "", "", "")
-	reading := map[string]Reading{"reading": ReadingYes, "busy": ReadingBusy}
-	return TTYState{reading[w[0]], w[1] == "canon", w[2] == "echo"}
+	return TTYState{map[string]Reading{"reading": ReadingYes, "busy": ReadingBusy}[w[0]], w[1] == "canon", w[2] == "echo"}
 }
 
 // replay runs a tape through a detector as a session would, and stops at the time of its last event. What was
 // known of the terminal's readers holds until more output comes.
 func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
-	d := newDetector(adapterFor(tp.tool), tp.rows, tp.cols, o)
-	start := time.Unix(0, 0)
-	var tty TTYState
+	d, tty, start := newDetector(adapterFor(tp.tool), tp.rows, tp.cols, o), TTYState{}, time.Unix(0, 0)
 	tick := func(now time.Time) {
 		if p := d.Tick(tty, now); p != nil {
-			each(labEvent{tp.name, now.Sub(start).Seconds(), p.Confidence(), p, now.Sub(d.LastOutput())})
+			each(labEvent{tp.name, now.Sub(start).Seconds(), p.Confidence(), p, now.Sub(d.LastOutput()), false})
 		}
 	}
 	for _, e := range tp.events {
@@ -2342,108 +2189,69 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 	return d
 }
 
-// openTape reads the tape at path, and the recording a scenario names.
-func openTape(path string) (tp *tape, err error) {
-	data, err := os.ReadFile(path)
-	if err == nil {
-		tp, err = parseTape(filepath.Base(path), data)
-	}
-	if err != nil || tp.want == nil || tp.want.Recording == "" {
-		return tp, err
-	}
-	want := tp.want
-	if tp, err = openTape(filepath.Join(filepath.Dir(path), want.Recording)); err == nil {
-		tp.name, tp.want, tp.tool = filepath.Base(path), want, want.Tool
-	}
-	return tp, err
-}
-
-// check compares the last event with what the scenario expects; "" when it is so.
-func (s *scenario) check(seen []labEvent) string {
+// check compares the last prompt with what the scenario expects.
+func (s scenario) check(seen []labEvent) error {
 	if s == nil {
-		return ""
-	}
-	got := scenario{}
-	for _, e := range seen {
-		if e.Idle == s.Idle {
-			kind := "TYPE_" + strings.ToUpper(string(e.Type))
-			band := map[string]string{"high": "HIGH", "medium": "MED", "low": "LOW"}
-			got = scenario{Type: &kind, Band: band[e.Confidence], Contains: e.Excerpt, Choices: labels(e.Choices),
-				Default: e.SafeDefault, Idle: e.Idle, Secret: e.Secret}
-		}
-	}
-	switch {
-	case got.Type == nil && s.Type == nil:
-		return ""
-	case got.Type == nil || s.Type == nil || *got.Type != *s.Type, s.Band != "" && got.Band != s.Band,
-		s.Secret != got.Secret, !strings.Contains(got.Contains, s.Contains),
-		len(s.Choices) > 0 && !slices.Equal(got.Choices, s.Choices),
-		s.Default != nil && (got.Default == nil || *got.Default != *s.Default):
-		g, _ := json.Marshal(got)
-		w, _ := json.Marshal(s)
-		return fmt.Sprintf("got %s, want %s", g, w)
-	}
-	return ""
-}
-
-// cmdLab is `atlasbridge lab [--json] [--explain] [--screen] [FILE|DIR…]`: replays recordings and scenarios and
-// prints what would have been asked. Exit 1 when one cannot be read, or a scenario is not as expected.
-func cmdLab(c *command) int {
-	fs := flag.NewFlagSet("lab", flag.ContinueOnError)
-	fs.SetOutput(c.stderr)
-	asJSON := fs.Bool("json", false, "one object per event, and nothing else")
-	explain := fs.Bool("explain", false, "say why, for each event")
-	screen := fs.Bool("screen", false, "print only the screen a recording ends with")
-	if fs.Parse(c.args) != nil {
-		return 2
-	}
-	out := bufio.NewWriter(c.stdout)
-	defer out.Flush()
-	enc := json.NewEncoder(out)
-	enc.SetEscapeHTML(false)
-	files, bad, root := 0, 0, ""
-	complain := func(path, why string) {
-		bad++
-		fmt.Fprintf(c.stderr, "atlasbridge lab: %s: %s\n", path, why)
-	}
-	play := func(path string, entry os.DirEntry, err error) error {
-		if err == nil && (entry.IsDir() || path != root && filepath.Ext(path) != ".cast" && filepath.Ext(path) != ".json") {
-			return nil
-		}
-		tp, err := openTape(path)
-		if err != nil {
-			complain(path, err.Error())
-			return nil
-		}
-		var seen []labEvent
-		d := replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) })
-		if files++; *screen {
-			fmt.Fprintln(out, d.Screen.Text())
-			return nil
-		}
-		for _, e := range seen {
-			if *asJSON {
-				enc.Encode(e)
-			} else {
-				fmt.Fprintf(out, "%-40s %8.2f s  %-15s %-6s %q\n", e.File, e.T, e.Type, e.Confidence, e.Excerpt)
-			}
-			if *explain && !*asJSON {
-				fmt.Fprintf(out, "    %q: %s, %v after the last byte, permission %v, pointer %d %s\n    %+v\n", e.Question,
-					strings.Join(e.Signals, "+"), e.delay, e.Permission, e.Pointer, e.Axis, e.Choices)
-			}
-		}
-		if why := tp.want.check(seen); why != "" {
-			complain(path, why)
-		}
 		return nil
 	}
-	for _, path := range fs.Args() {
-		root = path
-		if err := filepath.WalkDir(path, play); err != nil {
-			complain(path, err.Error())
+	want := scenario{"expected_type": nil, "expected_idle": false, "expected_secret": false}
+	got := maps.Clone(want)
+	maps.Copy(want, s)
+	for _, e := range seen {
+		if e.Idle == want["expected_idle"] {
+			got = scenario{"expected_type": "TYPE_" + strings.ToUpper(string(e.Type)), "expected_excerpt": e.Excerpt,
+				"expected_confidence_band": strings.ToUpper(strings.TrimSuffix(e.Confidence, "ium")), "expected_idle": e.Idle,
+				"expected_secret": e.Secret, "expected_choices": labels(e.Choices)}
+			if e.SafeDefault != nil {
+				got["expected_safe_default"] = *e.SafeDefault
+			}
 		}
 	}
-	if !*asJSON && !*screen {
+	for k, v := range want {
+		if within := k == "expected_excerpt_contains" &&
+			strings.Contains(got.text("expected_excerpt"), want.text(k)); !within &&
+			strings.HasPrefix(k, "expected_") && fmt.Sprint(got[k]) != fmt.Sprint(v) {
+			return fmt.Errorf("%s: want %v, got %v", k, v, got)
+		}
+	}
+	return nil
+}
+
+// cmdLab is `atlasbridge lab`: what would have been asked. Exit 1 when a file is unreadable or not as expected.
+func cmdLab(c *command) int {
+	out, files, bad := bufio.NewWriter(c.stdout), 0, 0
+	defer out.Flush()
+	enc, asJSON, screen := json.NewEncoder(out), c.opts.on("json"), c.opts.on("screen")
+	enc.SetEscapeHTML(false)
+	for _, root := range c.opts.args {
+		filepath.WalkDir(root, func(path string, entry os.DirEntry, err error) error {
+			if err == nil && (entry.IsDir() || path != root && filepath.Ext(path) != ".cast" && filepath.Ext(path) != ".json") {
+				return nil
+			}
+			var seen []labEvent
+			if tp, fault := openTape(path); fault != nil {
+				err = fault
+			} else if d := replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) }); screen {
+				fmt.Fprintln(out, d.Screen.Text())
+			} else {
+				err = tp.want.check(seen)
+			}
+			for _, e := range seen {
+				switch e.explain = c.opts.on("explain"); {
+				case asJSON:
+					enc.Encode(e)
+				case !screen:
+					fmt.Fprintln(out, e)
+				}
+			}
+			if files++; err != nil {
+				bad++
+				fmt.Fprintf(c.stderr, "atlasbridge lab: %s: %v\n", path, err)
+			}
+			return nil
+		})
+	}
+	if !asJSON && !screen {
 		fmt.Fprintf(out, "%d files, %d not as expected\n", files, bad)
 	}
 	return min(bad, 1)

@@ -489,7 +489,6 @@ Everything after <tool> is the tool's own, as its exit status is.
   --user-id ID       who may answer; found by itself otherwise
   --api-base URL     another Bot API server
   --no-test          send no test message
-  --yes              remove a webhook without asking
 Asks for the bot token (from @BotFather), waits until you send the bot any
 message, confirms by a short code that it is you, and sends a test message.`},
 		{"doctor", "doctor [--json]", "check everything; says what to do about each failure", 0, 0, cmdDoctor, "",
@@ -1053,7 +1052,8 @@ const (
 	activityEvery = time.Second            // between records of what the session is doing
 	outputEvery   = 30 * time.Second       // between records of when output last came
 	maxTyped      = 64 << 10               // bytes waiting to be written to the child before the keyboard has to wait
-	maxUnread     = 256                    // reads (4 KiB each on Linux) the screen may lag behind the host; then the reader waits
+	maxUnread     = 64                     // reads that the screen may lag behind the host before the reader has to wait
+	readBytes     = 8 << 10                // of one read; Linux gives at most 4 KiB
 	maxBacklog    = 4 << 20                // bytes of --stream text waiting for the phone before the oldest is left out
 	maxMessage    = 4096                   // bytes of an operator's text (SPEC section 8)
 )
@@ -1184,14 +1184,15 @@ func prepareSession(c *command, o *options) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, what := range st.Damage() {
+	for _, what := range st.notes {
 		fmt.Fprintf(c.stderr, "atlasbridge: %s (see `atlasbridge doctor`)\n", what)
 	}
 	st.Retention = time.Duration(cfg.RetentionDays) * 24 * time.Hour
 	cwd, _ := os.Getwd()
 	s := &session{cfg: cfg, st: st, ch: localChannel{}, log: log, quiet: o.on("quiet"), adapter: adapter, argv: o.args,
 		in: c.stdin, out: c.stdout, errOut: c.stderr, interactive: onTerminal(c.stdin), restore: func() error { return nil },
-		rec: SessionRecord{Head: Head{Rec: "session", ID: newID()}, Tool: filepath.Base(o.args[0]), Args: o.args[1:], Cwd: cwd,
+		rec: SessionRecord{Head: Head{Rec: "session", ID: newID()}, Tool: filepath.Base(o.args[0]), Args: o.args[1:],
+			Cwd:     cwd,
 			Wrapper: os.Getpid(), Label: o.text("name"), Status: "active", Activity: "starting", StartedAt: time.Now().UTC()}}
 	if cfg.Channel == "telegram" {
 		if s.tg, err = newTelegram(cfg, st, log); err != nil {
@@ -1275,10 +1276,13 @@ func (s *session) loop(ctx context.Context) int {
 	resized, stopResize := resizeSignals(s.tty)
 	defer stopResize()
 	records := s.st.Follow(ctx, s.rec.ID, s.open.Load)
-	output, exited := make(chan []byte, maxUnread), make(chan int, 1)
+	output, free, exited := make(chan []byte, maxUnread), make(chan []byte, maxUnread), make(chan int, 1)
+	for range maxUnread {
+		free <- make([]byte, readBytes)
+	}
 	keyboard, writes, wrote := make(chan []byte), make(chan []byte), make(chan error, 1)
 	var background sync.WaitGroup // what stops with the session
-	s.spawn(func() { s.read(output) })
+	s.spawn(func() { s.read(free, output) })
 	s.spawn(func() { s.readKeyboard(keyboard) })
 	s.spawn(func() { s.write(writes, wrote) })
 	s.spawn(func() { exited <- s.pty.Wait() })
@@ -1301,7 +1305,9 @@ func (s *session) loop(ctx context.Context) int {
 			if !more {
 				output = nil
 			}
-			s.output(p, time.Now())
+			if s.output(p, time.Now()); p != nil {
+				free <- p[:cap(p)]
+			}
 		case p := <-keys:
 			s.keyboard(p, time.Now())
 		case write <- s.typing:
@@ -1346,17 +1352,17 @@ func (s *session) spawn(f func()) {
 	}()
 }
 
-// read copies the child's output to the host, then hands it to the loop.
-func (s *session) read(output chan<- []byte) {
+// read copies the child's output to the host, then hands it to the loop in one of the free buffers: when these have run
+// out, the loop is far behind, and reader and child wait.
+func (s *session) read(free <-chan []byte, output chan<- []byte) {
 	defer close(output)
-	buf := make([]byte, 64<<10)
-	for {
+	for buf := range free {
 		n, err := s.pty.Read(buf)
 		if n > 0 {
 			if _, werr := s.out.Write(buf[:n]); werr != nil {
 				s.pty.Signal(syscall.SIGHUP) // nobody can see the output any more, as when a terminal closes
 			}
-			output <- bytes.Clone(buf[:n])
+			output <- buf[:n]
 		}
 		if err != nil {
 			return
@@ -1464,7 +1470,8 @@ func (s *session) finish(now time.Time) {
 	}
 	s.put("recording the end", &s.rec)
 	seq, hash, _ := s.st.Audit().Head()
-	s.notify(Notice{Urgent: true, Text: fmt.Sprintf("⏹ ended: %s, exit code %d\naudit %d %s", s.rec.Tool, *s.exit, seq, hash)})
+	s.notify(Notice{Urgent: true, Text: fmt.Sprintf("⏹ ended: %s, exit code %d\naudit %d %s", s.rec.Tool, *s.exit, seq,
+		hash)})
 	limit := drainSend
 	if s.cfg.Stream && s.tg != nil && s.tg.Trouble() == "" {
 		limit = drainStream
@@ -1523,6 +1530,9 @@ func (s *session) output(p []byte, now time.Time) {
 	if s.cfg.Stream && s.stream.flushAt.IsZero() {
 		s.stream.flushAt = now.Add(s.cfg.Flush)
 	}
+	if s.cfg.Stream && !s.cfg.StripANSI && len(s.stream.raw) < maxBacklog {
+		s.stream.raw = append(s.stream.raw, p...)
+	}
 }
 
 // toolCalls audits the tool calls in a tool's stream-json output, a message a line.
@@ -1542,7 +1552,7 @@ func (s *session) toolCalls(p []byte) {
 		}
 		for _, c := range m.Message.Content {
 			if c.Type == "tool_use" {
-				s.stored("auditing a tool call", s.st.Audit().Append(toolCallEvent(s.rec.ID, c.Name, c.ID, c.Input)))
+				s.stored("auditing a tool call", s.st.Audit().Append(toolCall(s.rec.ID, c.Name, c.ID, c.Input)))
 			}
 		}
 	}
@@ -1581,7 +1591,8 @@ func (s *session) inject(keys string, now time.Time) {
 // isTyping tells a person's keys from what a terminal sends by itself: focus, mouse and answers to queries
 // (xterm ctlseqs).
 func isTyping(keys string) bool {
-	for _, prefix := range []string{"\x1b[I", "\x1b[O", "\x1b[<", "\x1b[M", "\x1b[?", "\x1b[>", "\x1b]", "\x1bP", "\x1b_"} {
+	for _, prefix := range []string{"\x1b[I", "\x1b[O", "\x1b[<", "\x1b[M", "\x1b[?", "\x1b[>", "\x1b]", "\x1bP",
+		"\x1b_"} {
 		if strings.HasPrefix(keys, prefix) {
 			return false
 		}
@@ -1923,8 +1934,9 @@ func (s *session) create(q *question, now time.Time) bool {
 	if p.Permission {
 		life = s.cfg.PermissionTimeout
 	}
-	q.rec = PromptRecord{Head: Head{Rec: "prompt", ID: newID()}, SessionID: s.rec.ID, Type: p.Type, Confidence: p.Confidence(),
-		Score: p.Score, Excerpt: p.Excerpt, Question: p.Question, Full: p.Full, Recent: p.Recent, Cut: p.Cut,
+	q.rec = PromptRecord{Head: Head{Rec: "prompt", ID: newID()}, SessionID: s.rec.ID, Type: p.Type,
+		Confidence: p.Confidence(),
+		Score:      p.Score, Excerpt: p.Excerpt, Question: p.Question, Full: p.Full, Recent: p.Recent, Cut: p.Cut,
 		Choices: append([]Choice{}, p.Choices...), SafeDefault: p.SafeDefault, Idle: p.Idle, Secret: p.Secret,
 		Permission: p.Permission, Multi: p.Multi, Signals: p.Signals, Source: "screen", Cwd: s.rec.Cwd,
 		Fingerprint: p.Fingerprint, Status: Created, Nonce: newNonce(), CreatedAt: now.UTC(), ExpiresAt: now.Add(life).UTC(),
@@ -2454,6 +2466,7 @@ type stream struct {
 	flushAt time.Time
 	waiting []string // finished lines not in a message yet
 	bytes   int      // of waiting
+	raw     []byte   // with strip_ansi = false: output that is not in waiting yet
 	live    string
 	body    string // finished text of the current message
 	shown   string // what the current message says, body and live part
@@ -2521,6 +2534,11 @@ func (s *session) streamStep(now time.Time) time.Time {
 func (s *session) streamTake(settle bool) {
 	t := &s.stream
 	lines, live := s.det.Screen.Transcript(settle)
+	if !s.cfg.StripANSI { // the bytes as they came, escape sequences shown
+		lines = strings.Split(string(t.raw), "\r\n")
+		live = lines[len(lines)-1]
+		lines, t.raw = lines[:len(lines)-1], t.raw[len(t.raw)-len(live):]
+	}
 	t.live = redact(visible(live))
 	for _, line := range lines {
 		line = redact(visible(line))
@@ -2577,7 +2595,8 @@ func (c *castWriter) output(p []byte, now time.Time) {
 
 func (c *castWriter) tty(t TTYState, now time.Time) {
 	state := []string{"unknown", "reading", "busy"}[t.Reading]
-	state += map[bool]string{true: " canon", false: " raw"}[t.Canonical] + map[bool]string{true: " echo", false: " noecho"}[t.Echo]
+	state += map[bool]string{true: " canon", false: " raw"}[t.Canonical] + map[bool]string{true: " echo",
+		false: " noecho"}[t.Echo]
 	if state != c.state {
 		c.state = state
 		c.event("t", state, now)

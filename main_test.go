@@ -204,7 +204,8 @@ func (p *phone) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.change(func() {
 			p.lastID++
 			p.messages = append(p.messages, phoneMessage{id: p.lastID, text: q.Text, buttons: buttonsOf(q.Markup)})
-			result = map[string]any{"message_id": p.lastID, "date": time.Now().Unix(), "chat": map[string]any{"id": 1001, "type": "private"}}
+			result = map[string]any{"message_id": p.lastID, "date": time.Now().Unix(), "chat": map[string]any{"id": 1001,
+				"type": "private"}}
 		})
 	case "editMessageText", "editMessageReplyMarkup", "deleteMessage":
 		p.change(func() {
@@ -218,7 +219,8 @@ func (p *phone) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 					}
 				}
 			}
-			result = map[string]any{"message_id": q.ID, "date": time.Now().Unix(), "chat": map[string]any{"id": 1001, "type": "private"}}
+			result = map[string]any{"message_id": q.ID, "date": time.Now().Unix(), "chat": map[string]any{"id": 1001,
+				"type": "private"}}
 		})
 	case "answerCallbackQuery":
 		p.change(func() { p.toasts = append(p.toasts, q.Text) })
@@ -323,8 +325,9 @@ func (m phoneMessage) button(label string) (data string, ok bool) {
 func (p *phone) press(m phoneMessage, label string) {
 	data, _ := m.button(label)
 	p.update(map[string]any{"callback_query": map[string]any{"id": fmt.Sprint("cb", m.id, label), "data": data,
-		"from":    map[string]any{"id": 1001, "first_name": "Operator"},
-		"message": map[string]any{"message_id": m.id, "date": time.Now().Unix(), "chat": map[string]any{"id": 1001, "type": "private"}}}})
+		"from": map[string]any{"id": 1001, "first_name": "Operator"},
+		"message": map[string]any{"message_id": m.id, "date": time.Now().Unix(), "chat": map[string]any{"id": 1001,
+			"type": "private"}}}})
 }
 
 // writes sends a text message, as a reply where to is not 0.
@@ -332,7 +335,8 @@ func (p *phone) writes(text string, to int) {
 	m := map[string]any{"message_id": 5000 + len(p.updates), "date": time.Now().Unix() + 1, "text": text,
 		"from": map[string]any{"id": 1001, "first_name": "Operator"}, "chat": map[string]any{"id": 1001, "type": "private"}}
 	if to != 0 {
-		m["reply_to_message"] = map[string]any{"message_id": to, "date": time.Now().Unix(), "chat": map[string]any{"id": 1001, "type": "private"}}
+		m["reply_to_message"] = map[string]any{"message_id": to, "date": time.Now().Unix(),
+			"chat": map[string]any{"id": 1001, "type": "private"}}
 	}
 	p.update(map[string]any{"message": m})
 }
@@ -415,11 +419,15 @@ func openPrompt(t *testing.T, dir string) (id string) {
 
 // TestHook lets a tool called claude call its hook and shows what comes back.
 func TestHook(t *testing.T) {
-	bash := `{"hook_event_name":"PermissionRequest","tool_name":"Bash","cwd":"/tmp","tool_input":{"command":"touch /tmp/x","description":"Make x"}}`
+	bash := `{"hook_event_name":"PermissionRequest","tool_name":"Bash","cwd":"/tmp","tool_input":{"command":"touch /tmp/x",` +
+		`` +
+		`"description":"Make x"}}`
 	ask := `{"hook_event_name":"PermissionRequest","tool_name":"AskUserQuestion","tool_input":{"questions":[` +
 		`{"question":"Which colour?","header":"Colour","options":[{"label":"Red"},{"label":"Blue"}],"multiSelect":false}]}}`
 	plan := `{"hook_event_name":"PermissionRequest","tool_name":"ExitPlanMode","tool_input":{"plan":"# Plan\n1. look"}}`
-	edit := `{"hook_event_name":"PermissionRequest","tool_name":"Edit","tool_input":{"file_path":"a.txt","old_string":"old\nsame","new_string":"new\nsame"}}`
+	edit := `{"hook_event_name":"PermissionRequest","tool_name":"Edit","tool_input":{"file_path":"a.txt","old_string":"old\nsame",` +
+		`` +
+		`"new_string":"new\nsame"}}`
 	for _, test := range []struct{ name, input, shown, press, text, want string }{
 		{"allow", bash, "touch /tmp/x", "Yes", "", `"behavior":"allow"`},
 		{"deny", bash, "touch /tmp/x", "No", "", `"behavior":"deny"`},
@@ -460,7 +468,8 @@ func TestHook(t *testing.T) {
 			}
 		})
 	}
-	for _, input := range []string{"", "{", `{"hook_event_name":"PermissionRequest","tool_name":7}`, `{"hook_event_name":"Other"}`} {
+	for _, input := range []string{"", "{", `{"hook_event_name":"PermissionRequest","tool_name":7}`,
+		`{"hook_event_name":"Other"}`} {
 		x := bridge(t, home(t, ""), "run", fakeClaude(t, input))
 		x.exits(0)
 		if shown := x.scr.Text(); strings.Contains(shown, "allow") {
@@ -476,7 +485,8 @@ func fakeClaude(t *testing.T, input string) string {
 	if err := os.WriteFile(filepath.Join(dir, "input.json"), []byte(input), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	script := fmt.Sprintf("#!/bin/sh\nATLASBRIDGE_TEST_CHILD=main %q hook < %q\necho end of hook\n", os.Args[0], filepath.Join(dir, "input.json"))
+	script := fmt.Sprintf("#!/bin/sh\nATLASBRIDGE_TEST_CHILD=main %q hook < %q\necho end of hook\n", os.Args[0],
+		filepath.Join(dir, "input.json"))
 	path := filepath.Join(dir, "claude")
 	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
@@ -526,7 +536,8 @@ func rounds(t *testing.T) int {
 func TestRace(t *testing.T) {
 	n := rounds(t)
 	dir := home(t, "")
-	x := bridge(t, dir, "run", "bash", "-c", fmt.Sprintf(`for i in $(seq %d); do read -p "Q$i? (y/n) " a; echo "got $i [$a]"; done; read`, n))
+	x := bridge(t, dir, "run", "bash", "-c",
+		fmt.Sprintf(`for i in $(seq %d); do read -p "Q$i? (y/n) " a; echo "got $i [$a]"; done; read`, n))
 	st, err := openStore(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -608,6 +619,171 @@ func TestVanished(t *testing.T) {
 		x.mu.Unlock()
 	}
 	x.exits(0)
+}
+
+// TestIsTyping tells keys from what terminals send by themselves.
+func TestIsTyping(t *testing.T) {
+	for keys, want := range map[string]bool{
+		"y": true, "\r": true, "\x1b": true, "\x1b[A": true, "\x1bOA": true, "\x03": true, "ü": true, "\x1b[3~": true,
+		"\x1b[I": false, "\x1b[O": false, "\x1b[<0;3;4M": false, "\x1b[?62;c": false, "\x1b[>0;1;0c": false,
+		"\x1b]11;rgb:0/0/0\a": false, "\x1bP>|tmux\x1b\\": false, "\x1b[12;40R": false,
+	} {
+		if got := isTyping(keys); got != want {
+			t.Errorf("isTyping(%q) = %v, want %v", keys, got, want)
+		}
+	}
+}
+
+// TestCleanText lets nothing through that a terminal, a line discipline or a paste would act on.
+func TestCleanText(t *testing.T) {
+	for text, want := range map[string]string{
+		"hello":                      "hello",
+		"two\r\nlines\n":             "two\nlines",
+		"end\x1b[201~; rm -rf /":     "end[201~; rm -rf /",
+		"a\x03b\x04c\x15d\x16e\x7ff": "abcdef",
+		"c1\u0085\u009bx":            "c1x",
+		"tab\tünï 日本 🎉":              "tab\tünï 日本 🎉",
+		"bad\xff\xfeutf8":            "badutf8",
+		strings.Repeat("ä", 5000):    strings.Repeat("ä", 2048),
+	} {
+		if got := cleanText(text); got != want {
+			t.Errorf("cleanText(%.40q) = %.60q, want %.60q", text, got, want)
+		}
+	}
+	for r := rune(0); r < 0x20; r++ {
+		if got := cleanText("x" + string(r) + "y"); r != '\n' && r != '\r' && r != '\t' && got != "xy" {
+			t.Errorf("control character %#x gets through: %q", r, got)
+		}
+	}
+}
+
+// TestHookSettings merges ours into the user's, and takes the last --settings as the tool does.
+func TestHookSettings(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "s.json")
+	if err := os.WriteFile(file, []byte(`{"model":"x","hooks":{"Stop":[{"hooks":[]}]}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		args   []string
+		rest   []string
+		stops  int
+		model  any
+		leaves bool // what cannot be merged stays as it is
+	}{
+		{[]string{"-p", "hi"}, []string{"-p", "hi"}, 1, nil, false},
+		{[]string{"--settings", file, "-p"}, []string{"-p"}, 2, "x", false},
+		{[]string{"--settings", `{"model":"y"}`, "--settings=" + file}, nil, 2, "x", false},
+		{[]string{"--settings=" + file, "--settings", `{"model":"y"}`}, nil, 1, "y", false},
+		{[]string{"--", "--settings", file}, []string{"--", "--settings", file}, 1, nil, false},
+		{[]string{"--settings", "no-such-file"}, nil, 0, nil, true},
+		{[]string{"--settings", "{broken"}, nil, 0, nil, true},
+	} {
+		s := &session{adapter: adapterFor("claude"), cfg: &Config{}, log: slog.New(slog.DiscardHandler)}
+		argv := s.installHooks(append([]string{"claude"}, test.args...))
+		if test.leaves {
+			if s.hooked || !slices.Equal(argv[1:], test.args) {
+				t.Errorf("%q became %q", test.args, argv)
+			}
+			continue
+		}
+		var got struct {
+			Model any
+			Hooks map[string][]any
+		}
+		if argv[1] != "--settings" || json.Unmarshal([]byte(argv[2]), &got) != nil || !s.hooked {
+			t.Fatalf("%q became %q", test.args, argv)
+		}
+		if len(got.Hooks["PermissionRequest"]) != 1 || len(got.Hooks["Stop"]) != test.stops || got.Model != test.model ||
+			!slices.Equal(argv[3:], test.rest) {
+			t.Errorf("%q became %q", test.args, argv)
+		}
+	}
+	s := &session{adapter: adapterFor("vim"), cfg: &Config{}}
+	if argv := s.installHooks([]string{"vim", "x"}); !slices.Equal(argv, []string{"vim", "x"}) {
+		t.Errorf("a tool without hooks gets %q", argv)
+	}
+}
+
+// TestRecordingPlays writes a recording with runes cut anywhere and plays it again.
+func TestRecordingPlays(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "r.cast")
+	c, err := newCast(path, "demo", Size{Rows: 5, Cols: 40})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := "Größe 日本 🎉? (y/n) "
+	for i := range len(text) {
+		c.output([]byte(text[i:i+1]), c.start.Add(time.Duration(i)*time.Millisecond))
+	}
+	c.tty(TTYState{Reading: ReadingYes, Canonical: true, Echo: true}, c.start.Add(50*time.Millisecond))
+	if err := c.close(c.start.Add(2 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	played, err := parseTape(path, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var asked []string
+	d := replay(played, DetectOptions{Threshold: 0.65, Stuck: 2 * time.Second, BufferBytes: 4096}, func(e labEvent) {
+		asked = append(asked, string(e.Type))
+	})
+	if got := d.Screen.Text(); got != strings.TrimSpace(text) || !slices.Equal(asked, []string{"yes_no"}) {
+		t.Errorf("it plays as %q and asks %q", got, asked)
+	}
+}
+
+// TestStreamMessages fills messages with lines: each once, in order, none over the limit.
+func TestStreamMessages(t *testing.T) {
+	const limit = 40
+	st := stream{}
+	var want, got []string
+	for i := range 30 {
+		want = append(want, strings.Repeat("x", i%7)+fmt.Sprint(i))
+	}
+	st.waiting = slices.Clone(want)
+	for range 100 {
+		if st.fill(limit); len(st.body) > limit {
+			t.Fatalf("a message of %d bytes", len(st.body))
+		}
+		if st.full || len(st.waiting) == 0 {
+			got = append(got, strings.Split(st.body, "\n")...)
+			st.full = true
+			st.delivered(sent{id: 7})
+		}
+		if len(st.waiting) == 0 {
+			break
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("lines arrive as %q", got)
+	}
+}
+
+// TestToolCallsOfStreamJSON audits every call in stream-json output, wherever it is cut.
+func TestToolCallsOfStreamJSON(t *testing.T) {
+	output := `{"type":"system"}` + "\r\n" + `{"type":"assistant","message":{"content":[{"type":"text","text":"hi"},` +
+		`{"type":"tool_use","id":"toolu_1","name":"Bash","input":{"command":"ls"}}]}}` + "\r\nnot json\r\n" +
+		`{"type":"user","message":{"content":"text"}}` + "\r\n"
+	dir := home(t, "")
+	st, err := openStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &session{st: st, log: slog.New(slog.DiscardHandler), jsonLine: []byte{}}
+	for _, cut := range []int{1, 7, len(output)} {
+		for p := []byte(output); len(p) > 0; p = p[min(cut, len(p)):] {
+			s.toolCalls(p[:min(cut, len(p))])
+		}
+	}
+	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
+	if n := strings.Count(string(log), `"event":"TOOL_CALL"`); err != nil || n != 3 || !strings.Contains(string(log),
+		"toolu_1") {
+		t.Errorf("%d calls audited (%v):\n%s", n, err, log)
+	}
 }
 
 /* ===== Commands and configuration ===== */
@@ -1939,7 +2115,8 @@ func TestScreenHostile(t *testing.T) {
 		s.Write(buf)
 	}
 	endless := bytes.Repeat([]byte("0123456789abcdef"), 64<<10)
-	for _, start := range []string{"\x1b]0;", "\x1b]7501;", "\x1bP", "\x1b_G", "\x1bk", "\x1b[", "\x1b[1;", "\x1b[;:", "\x1b("} {
+	for _, start := range []string{"\x1b]0;", "\x1b]7501;", "\x1bP", "\x1b_G", "\x1bk", "\x1b[", "\x1b[1;", "\x1b[;:",
+		"\x1b("} {
 		s.Write([]byte(start))
 		s.Write(endless)
 	}
@@ -2050,10 +2227,12 @@ func TestScreenReports(t *testing.T) {
 		want ProgramStatus
 	}{
 		{"\x1b]7501;state=idle:app=claude-code\x1b\\", ProgramStatus{State: "idle", App: "claude-code", Seq: 1}},
-		{"\x1b]7501;state=working:app=codex\a\x1b]7501;state=working:app=codex\a", ProgramStatus{State: "working", App: "codex", Seq: 2}},
+		{"\x1b]7501;state=working:app=codex\a\x1b]7501;state=working:app=codex\a", ProgramStatus{State: "working",
+			App: "codex", Seq: 2}},
 		{"\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=YXBwcm92ZSBCYXNoOiBscw==\x1b\\",
 			ProgramStatus{State: "blocked", App: "claude-code", Kind: "permission", Msg: "approve Bash: ls", Seq: 1}},
-		{"\x1b]7501;state=blocked:msg=YXBwcm92ZSBCYXNoOiBscw\a", ProgramStatus{State: "blocked", Msg: "approve Bash: ls", Seq: 1}},
+		{"\x1b]7501;state=blocked:msg=YXBwcm92ZSBCYXNoOiBscw\a", ProgramStatus{State: "blocked", Msg: "approve Bash: ls",
+			Seq: 1}},
 		{"\x1b]7501;state=blocked:msg=***\a", ProgramStatus{State: "blocked", Seq: 1}},
 		{"\x1b]7501;?\a\x1b]7501;\a\x1b]7501\a", ProgramStatus{}},
 		{"\x1b]9;n\a\x1b]7501;state=done\a", ProgramStatus{State: "done", Seq: 1}},
@@ -2072,8 +2251,10 @@ func TestScreenReports(t *testing.T) {
 	}
 	s := newScreen(5, 40)
 	s.Write([]byte("\x1b]2;other\x1b\\\x1b]0;✳ Claude Code\a\x1b[?2004h\x1b[?1h\x1b[?25l\x1b[?1049h"))
-	if _, _, hidden := s.Cursor(); s.Title() != "✳ Claude Code" || !s.BracketedPaste() || !s.AppCursorKeys() || !hidden || !s.AltScreen() {
-		t.Errorf("title %q, paste %v, keys %v, hidden %v, alternate %v", s.Title(), s.BracketedPaste(), s.AppCursorKeys(), hidden, s.AltScreen())
+	if _, _, hidden := s.Cursor(); s.Title() != "✳ Claude Code" || !s.BracketedPaste() || !s.AppCursorKeys() ||
+		!hidden || !s.AltScreen() {
+		t.Errorf("title %q, paste %v, keys %v, hidden %v, alternate %v", s.Title(), s.BracketedPaste(), s.AppCursorKeys(),
+			hidden, s.AltScreen())
 	}
 }
 
@@ -2099,7 +2280,8 @@ func TestScreenResize(t *testing.T) {
 		s.Write([]byte(c.in))
 		s.Resize(c.rows, c.cols)
 		if got := screenShown(s); got != c.want || s.Scrolled() != c.scrolled {
-			t.Errorf("%q resized to %d×%d: %q, %d scrolled; want %q, %d", c.in, c.rows, c.cols, got, s.Scrolled(), c.want, c.scrolled)
+			t.Errorf("%q resized to %d×%d: %q, %d scrolled; want %q, %d", c.in, c.rows, c.cols, got, s.Scrolled(), c.want,
+				c.scrolled)
 		}
 	}
 	s := newScreen(5, 10)
@@ -2148,19 +2330,24 @@ func TestTranscript(t *testing.T) {
 			{"\r100%\r\ndone\r\n", false, "100%|done", ""}},
 		"wrapped, repainted": {{"012345678\r\nxyz\r\n", false, "012345678|xyz", ""},
 			{"\x1b[H0123456789abc\r\n", true, "0123456789abc", ""}},
-		"wrapped":               {{"0123456789abcdef", false, "", "0123456789abcdef"}, {"g\r\nx", false, "0123456789abcdefg", "x"}},
-		"wrapped, scrolled":     {{strings.Repeat("0123456789", 7), false, "", strings.Repeat("0123456789", 7)}, {"\r\n", false, strings.Repeat("0123456789", 7), ""}},
-		"spaces at the wrap":    {{"012345678 9\r\n", false, "012345678 9", ""}},
-		"typing at a prompt":    {{"$ ", false, "", "$"}, {"ls\b\b", false, "", "$ ls"}, {"\r\nf\r\n$ ", false, "$ ls|f", "$"}},
+		"wrapped": {{"0123456789abcdef", false, "", "0123456789abcdef"}, {"g\r\nx", false,
+			"0123456789abcdefg", "x"}},
+		"wrapped, scrolled": {{strings.Repeat("0123456789", 7), false, "", strings.Repeat("0123456789", 7)}, {"\r\n",
+			false, strings.Repeat("0123456789", 7), ""}},
+		"spaces at the wrap": {{"012345678 9\r\n", false, "012345678 9", ""}},
+		"typing at a prompt": {{"$ ", false, "", "$"}, {"ls\b\b", false, "", "$ ls"}, {"\r\nf\r\n$ ", false, "$ ls|f",
+			"$"}},
 		"blank lines stay":      {{"a\r\n\r\nb\r\n", false, "a||b", ""}},
 		"same line twice":       {{"ok\r\nok\r\n", false, "ok|ok", ""}, {"ok\r\n", false, "ok", ""}},
 		"before the first call": {{"", false, "", ""}},
 		"repaint above": {{"one\r\n1 busy\r\n", false, "one|1 busy", ""},
 			{"\x1b[A\x1b[2K2 busy\r\n", false, "", "2 busy"}, {"\x1b[A\x1b[2Kanswer\r\n", false, "", "answer"},
 			{"", true, "answer", ""}, {"two\r\n", false, "two", ""}},
-		"repaint scrolls out": {{"1 busy\r\n", false, "1 busy", ""}, {"\x1b[A\x1b[2Ktext\r\nb\r\nc\r\nd\r\ne\r\nf\r\n", false, "text|b|c|d|e|f", ""},
+		"repaint scrolls out": {{"1 busy\r\n", false, "1 busy", ""}, {"\x1b[A\x1b[2Ktext\r\nb\r\nc\r\nd\r\ne\r\nf\r\n",
+			false, "text|b|c|d|e|f", ""},
 			{"g\r\nh\r\ni\r\nj\r\nk\r\nl\r\n", true, "g|h|i|j|k|l", ""}},
-		"clear":                    {{"a\r\nb\r\n", false, "a|b", ""}, {"c\r\n\x1b[H\x1b[2J", false, "c", ""}, {"d\r\n", false, "", "d"}, {"", true, "d", ""}},
+		"clear": {{"a\r\nb\r\n", false, "a|b", ""}, {"c\r\n\x1b[H\x1b[2J", false, "c", ""}, {"d\r\n",
+			false, "", "d"}, {"", true, "d", ""}},
 		"clear and the same again": {{"a\r\nb\r\n", false, "a|b", ""}, {"\x1b[2J\x1b[Ha\r\nb\r\nnew\r\n", true, "new", ""}},
 		"alternate": {{"$ tool\r\n\x1b[?1049h\x1b[Hhead\r\n────\r\nq1\r\n", false, "$ tool", ""}, {"", true, "head|q1", ""},
 			{"\x1b[4Hanswer", false, "", ""}, {"", true, "answer", ""}, {"", true, "", ""},
@@ -2248,9 +2435,11 @@ func (s *stage) one(output string) *Prompt {
 // claudeDialog is Claude's command dialog at 100 columns, as measured with 2.1.329.
 func claudeDialog(command string) string {
 	rule := strings.Repeat("─", 100)
-	return "\x1b]0;✳ Claude Code\a\x1b[?25l\x1b[H\x1b[2J● Running a command\r\n" + rule + "\r\n Bash command\r\n\r\n Say hi\r\n" +
+	return "\x1b]0;✳ Claude Code\a\x1b[?25l\x1b[H\x1b[2J● Running a command\r\n" + rule +
+		"\r\n Bash command\r\n\r\n Say hi\r\n" +
 		strings.Repeat("╌", 100) + "\r\n " + strings.ReplaceAll(command, "\n", "\r\n ") + "\r\n" + strings.Repeat("╌", 100) +
-		"\r\n Do you want to proceed?\r\n ❯ 1. Yes\r\n   2. Yes, and switch to auto mode\r\n   3. No\r\n\r\n Esc to cancel · Tab to amend"
+		"\r\n Do you want to proceed?\r\n ❯ 1. Yes\r\n   2. Yes, and switch to auto mode\r\n   3. No\r\n\r\n Esc to cancel " +
+		"· Tab to amend"
 }
 
 /* ----- scenarios and recordings ----- */
@@ -2266,23 +2455,23 @@ func TestScenarios(t *testing.T) {
 			}
 			var seen []labEvent
 			replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) })
-			if why := tp.want.check(seen); why != "" {
+			if why := tp.want.check(seen); why != nil {
 				t.Error(why)
 			}
 			for _, e := range seen {
 				checkPrompt(t, e.Prompt)
 			}
-			if tp.want.Type == nil {
+			if tp.want["expected_type"] == nil {
 				return
 			}
 			questions++
-			if !strings.HasPrefix(tp.want.TTY, "reading canon echo") || tp.want.Tool != "generic" {
+			if !strings.HasPrefix(tp.want.text("tty"), "reading canon echo") || tp.tool != "generic" {
 				return
 			}
-			tp.want.TTY, seen = "busy canon echo", nil // the same text by a program that goes on working
+			seen = nil // the same text by a program that goes on working
 			for i := range tp.events {
 				if tp.events[i].kind == "t" {
-					tp.events[i].data = tp.want.TTY
+					tp.events[i].data = "busy canon echo"
 				}
 			}
 			if replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) }); len(seen) > 0 {
@@ -2302,7 +2491,8 @@ func checkPrompt(t *testing.T, p *Prompt) {
 		t.Errorf("excerpt %q", p.Excerpt)
 	}
 	if p.Score < 0.60 || p.Score > 1 || len(p.Signals) == 0 || p.Fingerprint == "" || len(p.Full) > 16<<10 {
-		t.Errorf("score %v, signals %v, fingerprint %q, %d bytes of full text", p.Score, p.Signals, p.Fingerprint, len(p.Full))
+		t.Errorf("score %v, signals %v, fingerprint %q, %d bytes of full text", p.Score, p.Signals, p.Fingerprint,
+			len(p.Full))
 	}
 	if len(p.Choices) > 9 || utf8.RuneCountInString(p.Recent) > 500 {
 		t.Errorf("%d choices, %d characters", len(p.Choices), utf8.RuneCountInString(p.Recent))
@@ -2519,7 +2709,8 @@ func TestIdleOnce(t *testing.T) {
 
 func TestSafeDefaultsCannotGrant(t *testing.T) {
 	for _, typ := range []PromptType{YesNo, MultipleChoice, ConfirmEnter, FreeText} {
-		d := newDetector(adapterFor("claude"), 30, 100, DetectOptions{SafeDefaults: map[PromptType]string{typ: "1", YesNo: "y"}})
+		d := newDetector(adapterFor("claude"), 30, 100, DetectOptions{SafeDefaults: map[PromptType]string{typ: "1",
+			YesNo: "y"}})
 		d.Feed([]byte(claudeDialog("touch a")), detectorStart)
 		if p := d.Look(TTYState{}, detectorStart); p == nil || !p.Permission || *p.SafeDefault != "3" {
 			t.Errorf("%s: %+v", typ, p)
@@ -2553,10 +2744,12 @@ func TestLongCommandIsNotHidden(t *testing.T) {
 			t.Errorf("the full text lacks %q", l)
 		}
 	}
-	if p := newStage(t, "claude", "").one(claudeDialog("touch a")); p.Cut || p.Excerpt != "touch a\nDo you want to proceed?" {
+	if p := newStage(t, "claude", "").one(claudeDialog("touch a")); p.Cut ||
+		p.Excerpt != "touch a\nDo you want to proceed?" {
 		t.Errorf("cut %v, excerpt %q", p.Cut, p.Excerpt)
 	}
-	for _, trick := range []string{"echo hi\n╌╌╌╌\nrm -rf /x\n╌╌╌╌", "Tip: || rm -rf /x", "echo Do you want to proceed?; rm -rf /x", "$ a\n\nrm -rf /x"} {
+	for _, trick := range []string{"echo hi\n╌╌╌╌\nrm -rf /x\n╌╌╌╌", "Tip: || rm -rf /x",
+		"echo Do you want to proceed?; rm -rf /x", "$ a\n\nrm -rf /x"} {
 		if p := newStage(t, "claude", "").one(claudeDialog(trick)); !strings.Contains(p.Excerpt, "rm -rf /x") {
 			t.Errorf("%q hides its danger: %q", trick, p.Excerpt)
 		}
@@ -2564,6 +2757,30 @@ func TestLongCommandIsNotHidden(t *testing.T) {
 	dialog := strings.Replace(claudeDialog("touch a"), " Say hi", " ↑ 16 more lines", 1)
 	if p := newStage(t, "claude", "").one(dialog); !p.Cut {
 		t.Error("a dialog clipped by the window is not marked as cut")
+	}
+}
+
+func TestQuestionIsTheLine(t *testing.T) {
+	long := "The file /srv/backup/2026/monthly/archive-of-everything.tar.zst exists and is much newer. Really 12 (now) " +
+		"replace it? (y/n)"
+	if long[99] != ' ' {
+		t.Fatalf("the row has to end in a blank, not in %q", long[99])
+	}
+	for _, c := range []struct{ out, question, full string }{
+		{"Q1? (y/n) n\r\ngot 1 [n]\r\nQ2? (y/n) ", "Q2? (y/n)", "Q1?"},
+		{"/home/u/.ssh/id_rsa already exists.\r\nOverwrite (y/n)? ", "Overwrite (y/n)?", "already exists"},
+		{"unrelated\r\n\r\nErase the disk?\r\n(y/n) ", "Erase the disk?\n(y/n)", "Erase"},
+		{"1) red\r\n2) green\r\n3) blue\r\n#? ", "#?", "3) blue"},
+		{"1) red\r\n2) green\r\n3) blue\r\n#? 7\r\n#? ", "#?", "3) blue"},
+		{"$ ./pick\r\n\r\nPick a colour\r\n1) red\r\n2) green\r\n#? ", "Pick a colour", "2) green"},
+		{"Enter name:\r\n> ", "Enter name:\n>", "Enter name:"},
+		{"Name: Bob\r\nEmail: ", "Email:", "Name: Bob"},
+		{"earlier\r\n" + long + " ", long, "earlier"},
+	} {
+		p := newStage(t, "generic", "reading canon echo").one(c.out)
+		if p.Question != c.question || p.Excerpt != clip(c.question, 200) || !strings.Contains(p.Full, c.full) {
+			t.Errorf("%q: question %q, excerpt %q, full text %q", c.out, p.Question, p.Excerpt, p.Full)
+		}
 	}
 }
 
@@ -2576,8 +2793,11 @@ func TestTricksAreShown(t *testing.T) {
 	if !strings.Contains(p.Excerpt, `\u{200B}`) || !strings.Contains(p.Excerpt, `\u{202E}`) {
 		t.Errorf("hidden characters: %q", p.Excerpt)
 	}
-	p = newStage(t, "generic", "reading canon echo").one("Use https://bob:hunter22@h/ and ghp_0123456789abcdefghijABCDEFGHIJ? [y/N] ")
-	if strings.Contains(p.Excerpt+p.Question+p.Full+p.Recent, "hunter22") || strings.Contains(p.Full+p.Recent, "ghp_0123") {
+	p = newStage(t, "generic", "reading canon echo").one("Use https://bob:hunter22@h/ and ghp_0123456789abcdefghijABCDEFGHIJ? " +
+		"" +
+		"[y/N] ")
+	if strings.Contains(p.Excerpt+p.Question+p.Full+p.Recent, "hunter22") || strings.Contains(p.Full+p.Recent,
+		"ghp_0123") {
 		t.Errorf("secrets: %q", p.Excerpt)
 	}
 }
@@ -2625,7 +2845,8 @@ func TestRedact(t *testing.T) {
 
 func TestClip(t *testing.T) {
 	for n := range 20 {
-		if got := clip("aü日🎉bcdefghij", n); len(got) > max(n, 3) || !utf8.ValidString(got) || !strings.HasSuffix(got, "…") && n < 18 {
+		if got := clip("aü日🎉bcdefghij", n); len(got) > max(n, 3) || !utf8.ValidString(got) || !strings.HasSuffix(got,
+			"…") && n < 18 {
 			t.Errorf("clip to %d: %q", n, got)
 		}
 	}
@@ -2635,7 +2856,8 @@ func TestClip(t *testing.T) {
 }
 
 func TestAdapterTable(t *testing.T) {
-	for name, want := range map[string]string{"claude": "claude", "/usr/bin/claude": "claude", "codex": "codex", "openai": "codex",
+	for name, want := range map[string]string{"claude": "claude", "/usr/bin/claude": "claude", "codex": "codex",
+		"openai": "codex",
 		"gemini": "gemini", "opencode": "opencode", "qwen.exe": "qwen", "bash": "generic", "": "generic"} {
 		if got := adapterFor(name).Name; got != want {
 			t.Errorf("adapterFor(%q) = %s, want %s", name, got, want)
@@ -2665,12 +2887,14 @@ func TestKeys(t *testing.T) {
 
 func TestProtocolJoins(t *testing.T) {
 	s := newStage(t, "claude", "")
-	s.d.Feed([]byte("\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=YXBwcm92ZQ==\a"+claudeDialog("touch a")), s.now)
+	s.d.Feed([]byte("\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=YXBwcm92ZQ==\a"+claudeDialog("touch "+
+		"a")), s.now)
 	if s.wait(30 * time.Millisecond); s.d.cur != nil {
 		t.Fatal("asked before the screen was still")
 	}
 	asked := s.wait(30 * time.Millisecond)
-	if len(asked) != 1 || asked[0].Score != 1 || !slices.Contains(asked[0].Signals, "protocol") || !slices.Contains(asked[0].Signals, "structure") {
+	if len(asked) != 1 || asked[0].Score != 1 || !slices.Contains(asked[0].Signals, "protocol") ||
+		!slices.Contains(asked[0].Signals, "structure") {
 		t.Fatalf("%+v", asked)
 	}
 	if s.d.Activity() != "waiting_permission" {
@@ -2750,7 +2974,8 @@ func FuzzDetector(f *testing.F) {
 }
 
 func FuzzTape(f *testing.F) {
-	f.Add("a.cast", []byte("{\"version\":2,\"width\":80,\"height\":24}\n[0.1,\"o\",\"Go? [y/N] \"]\n[0.2,\"t\",\"reading canon echo\"]\n[1,\"r\",\"40x10\"]\n"))
+	f.Add("a.cast", []byte("{\"version\":2,\"width\":80,\"height\":24}\n[0.1,\"o\",\"Go? [y/N] \"]\n[0.2,\"t\",\"reading "+
+		"canon echo\"]\n[1,\"r\",\"40x10\"]\n"))
 	f.Add("a.json", []byte(`{"tool":"claude","pty_output":"Go? (y/n) ","expected_type":"TYPE_YES_NO"}`))
 	f.Fuzz(func(t *testing.T, name string, data []byte) {
 		tp, err := parseTape(name, data)
@@ -2780,7 +3005,10 @@ func TestLab(t *testing.T) {
 			t.Fatal(err)
 		}
 		null, _ := os.Open(os.DevNull)
-		code := cmdLab(&command{name: "lab", args: args, stdin: null, stdout: out, stderr: null, getenv: os.Getenv})
+		c, code := &command{name: "lab", args: args, stdin: null, stdout: out, stderr: null, getenv: os.Getenv}, 0
+		if c.opts, code = c.options(); c.opts != nil {
+			code = cmdLab(c)
+		}
 		data, _ := os.ReadFile(out.Name())
 		return string(data), code
 	}
@@ -2790,11 +3018,13 @@ func TestLab(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &e); err != nil || code != 0 {
 		t.Fatalf("%v, exit %d: %s", err, code, out)
 	}
-	want := []string{"choices", "confidence", "excerpt", "file", "idle", "safe_default", "score", "secret", "signals", "t", "type"}
+	want := []string{"choices", "confidence", "excerpt", "file", "idle", "safe_default", "score", "secret", "signals",
+		"t", "type"}
 	if got := slices.Sorted(maps.Keys(e)); !slices.Equal(got, want) {
 		t.Errorf("fields %q, want %q", got, want)
 	}
-	if out, code = run("--explain", cast); code != 0 || !strings.Contains(out, "pattern+tty") || !strings.Contains(out, "Label:Yes") {
+	if out, code = run("--explain", cast); code != 0 || !strings.Contains(out, "pattern+tty") || !strings.Contains(out,
+		"Label:Yes") {
 		t.Errorf("exit %d: %s", code, out)
 	}
 	if out, _ = run("--screen", cast); !strings.Contains(out, "Proceed anyway (or wait 5 seconds to proceed) ? (y,N)") {
@@ -2810,7 +3040,8 @@ func TestLab(t *testing.T) {
 }
 
 func BenchmarkDetectorFlood(b *testing.B) {
-	line := []byte(strings.Repeat("some plain output of a build, 80 columns of it, with nothing to ask in it.....\r\n", 800))
+	line := []byte(strings.Repeat("some plain output of a build, 80 columns of it, with nothing to ask in it.....\r\n",
+		800))
 	d := newDetector(adapterFor("generic"), 30, 100, DetectOptions{})
 	b.SetBytes(int64(len(line)))
 	now := detectorStart
@@ -2905,7 +3136,8 @@ func (s *tgServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (s *tgServer) serveUpdates(w http.ResponseWriter, r *http.Request, p map[string]any) {
 	offset, _ := p["offset"].(float64)
 	timeout, _ := p["timeout"].(float64)
-	end := time.After(min(time.Duration(timeout)*time.Second, 20*time.Millisecond+time.Duration(timeout)*10*time.Millisecond))
+	end := time.After(min(time.Duration(timeout)*time.Second,
+		20*time.Millisecond+time.Duration(timeout)*10*time.Millisecond))
 	for first := true; ; first = false {
 		s.mu.Lock()
 		if first {
@@ -3090,19 +3322,24 @@ func tgTap(id int64, p *PromptRecord, value string) string {
 
 func tgTapOn(id int64, p *PromptRecord, value string, msg, from int64) string {
 	return fmt.Sprintf(`{"update_id":%d,"callback_query":{"id":"q%d","from":{"id":%d},"message":{"message_id":%d,"date":5,`+
+		``+
+		``+
 		`"chat":{"id":%d,"type":"private"}},"data":"ans:%s:%s:%.16s:%s"}}`, id, id, from, msg, from, shortID(p.ID),
 		shortID(p.SessionID), p.Nonce, value)
 }
 
 func tgSay(id int64, text string, more string) string {
 	b, _ := json.Marshal(text)
-	return fmt.Sprintf(`{"update_id":%d,"message":{"message_id":%d,"date":%d,"from":{"id":1001},"chat":{"id":1001,"type":"private"},"text":%s%s}}`,
+	return fmt.Sprintf(`{"update_id":%d,"message":{"message_id":%d,"date":%d,"from":{"id":1001},"chat":{"id":1001,"type":"private"}`+
+		``+
+		`,"text":%s%s}}`,
 		id, id, time.Now().Unix(), b, more)
 }
 
 var yesNo = PromptRecord{Type: YesNo, Question: "Continue? (y/n)", Excerpt: "Continue? (y/n)", SafeDefault: ref("n")}
 
-var tgMenu = PromptRecord{Type: MultipleChoice, Permission: true, Question: "Do you want to proceed?", Excerpt: "touch /tmp/x",
+var tgMenu = PromptRecord{Type: MultipleChoice, Permission: true, Question: "Do you want to proceed?",
+	Excerpt:     "touch /tmp/x",
 	SafeDefault: ref("3"), Choices: []Choice{{Key: "1", Label: "Yes", Grants: true},
 		{Key: "2", Label: "Yes, and don't ask again for touch", Grants: true}, {Key: "3", Label: "No"}}}
 
@@ -3128,18 +3365,24 @@ func TestTelegramKeyboards(t *testing.T) {
 		want  string
 	}{
 		{"yes/no", yesNo, false, "✅ Yes=y | ❌ No=n | ⏩ Use default (No)=default"},
-		{"enter", PromptRecord{Type: ConfirmEnter, SafeDefault: ref("enter")}, false, "↩️ Press Enter=enter | ⏩ Use default (Enter)=default"},
-		{"plain menu", PromptRecord{Type: MultipleChoice, SafeDefault: ref("1"), Choices: []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}}},
+		{"enter", PromptRecord{Type: ConfirmEnter, SafeDefault: ref("enter")}, false,
+			"↩️ Press Enter=enter | ⏩ Use default (Enter)=default"},
+		{"plain menu", PromptRecord{Type: MultipleChoice, SafeDefault: ref("1"), Choices: []Choice{{Key: "1", Label: "Red"},
+			{Key: "2", Label: "Blue"}}},
 			false, "1. Red=1 | 2. Blue=2 | ⏩ Use default (1. Red)=default"},
-		{"permission", tgMenu, false, "✅ 1. Yes=1 | ✅ 2. Yes, and don't ask again for touch=2 | ❌ 3. No=3 | ⏩ Use default (3. No)=default"},
-		{"cut permission", tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }), false, "📄 Show all=~all | ❌ 3. No=3 | ⏩ Use default (3. No)=default"},
+		{"permission", tgMenu, false, "✅ 1. Yes=1 | ✅ 2. Yes, and don't ask again for touch=2 | ❌ 3. No=3 | ⏩ Use default " +
+			"(3. No)=default"},
+		{"cut permission", tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }), false,
+			"📄 Show all=~all | ❌ 3. No=3 | ⏩ Use default (3. No)=default"},
 		{"cut, shown", tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }), true,
 			"✅ 1. Yes=1 | ✅ 2. Yes, and don't ask again for touch=2 | ❌ 3. No=3 | ⏩ Use default (3. No)=default"},
-		{"cut yes/no", tgWith(yesNo, func(p *PromptRecord) { p.Cut = true }), false, "📄 Show all=~all | ❌ No=n | ⏩ Use default (No)=default"},
+		{"cut yes/no", tgWith(yesNo, func(p *PromptRecord) { p.Cut = true }), false,
+			"📄 Show all=~all | ❌ No=n | ⏩ Use default (No)=default"},
 		{"free text", PromptRecord{Type: FreeText, SafeDefault: ref("")}, false, "⏩ Use default (empty)=default"},
 		{"secret", PromptRecord{Type: FreeText, Secret: true}, false, ""},
 		{"idle", PromptRecord{Type: FreeText, Idle: true}, false, ""},
-		{"unknown", PromptRecord{Type: Unknown, Confidence: "low"}, false, "↩️ Send Enter=enter | 🚫 Cancel / Skip=cancel | 🔍 Show last 500 characters=~recent"},
+		{"unknown", PromptRecord{Type: Unknown, Confidence: "low"}, false,
+			"↩️ Send Enter=enter | 🚫 Cancel / Skip=cancel | 🔍 Show last 500 characters=~recent"},
 		{"answered", tgWith(yesNo, func(p *PromptRecord) { p.Status = Resolved }), false, ""},
 	} {
 		c.p.ID, c.p.SessionID, c.p.Nonce = newID(), newID(), newNonce()
@@ -3218,19 +3461,27 @@ func TestTelegramTexts(t *testing.T) {
 		{open(PromptRecord{Type: FreeText, Question: "Your name:", Excerpt: "Your name:"}),
 			"❓ Your name:\nReply to this message with your answer.\n⏳ Expires in 9m 58s, then nothing is typed\n" + sid},
 		{open(PromptRecord{Type: FreeText, Secret: true, Question: "Password:"}),
-			"🔑 Password:\nIt is not asked for here: type it at the keyboard.\n⏳ Expires in 9m 58s, then nothing is typed\n" + sid},
+			"🔑 Password:\nIt is not asked for here: type it at the keyboard.\n⏳ Expires in 9m 58s, then nothing is typed\n" +
+				sid},
 		{open(PromptRecord{Type: Unknown, Confidence: "low", Excerpt: "> "}),
-			"❔ Possibly a question (low confidence)\n>\nWhat should AtlasBridge do?\n⏳ Expires in 9m 58s, then nothing is typed\n" + sid},
+			"❔ Possibly a question (low confidence)\n>\nWhat should AtlasBridge do?\n⏳ Expires in 9m 58s, then nothing is " +
+				"typed\n" + sid},
 		{open(PromptRecord{Type: FreeText, Idle: true, Full: "All tests pass.\nShall I commit?"}),
 			"✅ claude has finished\nAll tests pass.\nShall I commit?\nReply to this message with what to do next.\n" + sid},
-		{over(yesNo, Resolved, "telegram:1001", "y", ""), "Continue? (y/n)\n✅ Answered on the phone (telegram:1001)" + clock + ": Yes\n" + sid},
-		{over(yesNo, ReplyReceived, "telegram:1001", "y", ""), "Continue? (y/n)\n⏱ Answered on the phone (telegram:1001)" + clock + ": Yes, on its way\n" + sid},
-		{over(tgMenu, Resolved, "cli:local", "", ""), "Do you want to proceed?\ntouch /tmp/x\n✅ Answered at the keyboard" + clock + "\n" + sid},
+		{over(yesNo, Resolved, "telegram:1001", "y", ""), "Continue? (y/n)\n✅ Answered on the phone (telegram:1001)" +
+			clock + ": Yes\n" + sid},
+		{over(yesNo, ReplyReceived, "telegram:1001", "y", ""), "Continue? (y/n)\n⏱ Answered on the phone (telegram:1001)" +
+			clock + ": Yes, on its way\n" + sid},
+		{over(tgMenu, Resolved, "cli:local", "", ""), "Do you want to proceed?\ntouch /tmp/x\n✅ Answered at the keyboard" +
+			clock + "\n" + sid},
 		{over(tgMenu, Resolved, "telegram:1001", "3", "use pnpm"),
-			"Do you want to proceed?\ntouch /tmp/x\n✅ Answered on the phone (telegram:1001)" + clock + ": 3. No (use pnpm)\n" + sid},
-		{over(yesNo, Resolved, "auto:timeout", "n", ""), "Continue? (y/n)\n⌛ No answer in time" + clock + ", so the default was given: No\n" + sid},
+			"Do you want to proceed?\ntouch /tmp/x\n✅ Answered on the phone (telegram:1001)" + clock + ": 3. No (use pnpm)\n" +
+				sid},
+		{over(yesNo, Resolved, "auto:timeout", "n", ""), "Continue? (y/n)\n⌛ No answer in time" + clock +
+			", so the default was given: No\n" + sid},
 		{over(yesNo, Expired, "auto:timeout", "", ""), "Continue? (y/n)\n⌛ Expired" + clock + ": nothing was typed\n" + sid},
-		{over(yesNo, Failed, "telegram:1001", "y", "the question is gone"), "Continue? (y/n)\n⚠️ Not delivered: Yes" + clock + " (the question is gone)\n" + sid},
+		{over(yesNo, Failed, "telegram:1001", "y", "the question is gone"), "Continue? (y/n)\n⚠️ Not delivered: Yes" +
+			clock + " (the question is gone)\n" + sid},
 		{over(PromptRecord{Type: FreeText, Secret: true, Question: "Password:"}, Resolved, "telegram:1001", "hunter2", ""),
 			"Password:\n✅ Answered on the phone (telegram:1001)" + clock + "\n" + sid},
 	} {
@@ -3279,7 +3530,8 @@ func TestTelegramHostileText(t *testing.T) {
 }
 
 func TestTelegramCutText(t *testing.T) {
-	for _, s := range []string{"", "a", strings.Repeat("line of text\n", 2000), strings.Repeat("𝄞", 5000), strings.Repeat("x", 9000),
+	for _, s := range []string{"", "a", strings.Repeat("line of text\n", 2000), strings.Repeat("𝄞", 5000),
+		strings.Repeat("x", 9000),
 		"\n\n" + strings.Repeat("y\n", 4000), strings.Repeat("é\n\n", 3000)} {
 		var parts []string
 		lost := 0
@@ -3301,11 +3553,14 @@ func TestTelegramCutText(t *testing.T) {
 
 func TestTelegramAdmitted(t *testing.T) {
 	msg := func(more string) string {
-		return `{"update_id":1,"message":{"message_id":5,"date":9,"from":{"id":1001},"chat":{"id":1001,"type":"private"},"text":"hi"` + more + `}}`
+		return `{"update_id":1,"message":{"message_id":5,"date":9,"from":{"id":1001},"chat":{"id":1001,"type":"private"}` +
+			`,"text":"hi"` + more + `}}`
 	}
 	group := `{"update_id":1,"message":{"from":{"id":1001},"chat":{"id":-5,"type":"group"},"text":"hi"}}`
 	tap := func(from, chat int64) string {
-		return fmt.Sprintf(`{"callback_query":{"id":"q","from":{"id":%d},"message":{"message_id":5,"chat":{"id":%d,"type":"private"}},"data":"x"}}`, from, chat)
+		return fmt.Sprintf(`{"callback_query":{"id":"q","from":{"id":%d},"message":{"message_id":5,"chat":{"id":%d,"type":"private"}`+
+			``+
+			`},"data":"x"}}`, from, chat)
 	}
 	for _, c := range []struct {
 		update string
@@ -3329,7 +3584,6 @@ func TestTelegramAdmitted(t *testing.T) {
 		{strings.ReplaceAll(group, "1001", "1001,\"is_bot\":true"), -5, false},
 		{strings.Replace(group, `"text"`, `"sender_chat":{"id":-5},"text"`, 1), -5, false},
 		{msg(`,"forward_origin":{"type":"user"}`), 1001, false},
-		{msg(`,"forward_date":7`), 1001, false},
 		{msg(`,"via_bot":{"id":3}`), 1001, false},
 		{msg(`,"edit_date":7`), 1001, false},
 		{strings.Replace(msg(""), `"message"`, `"edited_message"`, 1), 1001, false},
@@ -3342,8 +3596,8 @@ func TestTelegramAdmitted(t *testing.T) {
 		if err := json.Unmarshal([]byte(c.update), &u); err != nil {
 			t.Fatal(err)
 		}
-		if _, reason := admitted(&u, []int64{1001}, c.chat); (reason == "") != c.want {
-			t.Errorf("admitted(%s, chat %d) = %q, want admitted: %v", c.update, c.chat, reason, c.want)
+		if _, ok := admitted(&u, []int64{1001}, c.chat); ok != c.want {
+			t.Errorf("admitted(%s, chat %d) = %v", c.update, c.chat, ok)
 		}
 	}
 }
@@ -3351,14 +3605,12 @@ func TestTelegramAdmitted(t *testing.T) {
 // tgWish puts a wish on one line.
 func tgWish(w wish) string {
 	switch {
-	case w.decision != nil && w.secret:
-		return "secret"
 	case w.decision != nil:
 		return "decide " + shortID(w.decision.PromptID) + " " + w.decision.Value
 	case w.input != nil:
 		return fmt.Sprintf("%s %s %q", w.input.Kind, shortID(w.input.SessionID), w.input.Text)
-	case w.meta != nil:
-		return fmt.Sprint(w.meta)
+	case w.claim != nil:
+		return "claim " + *w.claim
 	}
 	return "reply " + w.reply
 }
@@ -3366,9 +3618,11 @@ func tgWish(w wish) string {
 func TestTelegramUnderstand(t *testing.T) {
 	now := time.Now()
 	session := func(id, label, status string) *SessionRecord {
-		return &SessionRecord{Head: Head{ID: id + "-0000"}, Tool: "claude", Label: label, Status: status, StartedAt: now.Add(-time.Hour)}
+		return &SessionRecord{Head: Head{ID: id + "-0000"}, Tool: "claude", Label: label, Status: status,
+			StartedAt: now.Add(-time.Hour)}
 	}
-	a, b, dead := session("aaaaaaaa", "api", "active"), session("bbbbbbbb", "web", "active"), session("dddddddd", "", "completed")
+	a, b, dead := session("aaaaaaaa", "api", "active"), session("bbbbbbbb", "web", "active"), session("dddddddd", "",
+		"completed")
 	prompt := func(id string, s *SessionRecord, msg int64, p PromptRecord) *PromptRecord {
 		p.ID, p.SessionID, p.MsgID, p.Status, p.Nonce = id+"-0000", s.ID, msg, AwaitingReply, newNonce()
 		p.CreatedAt, p.ExpiresAt = now.Add(-time.Minute), now.Add(time.Minute)
@@ -3394,12 +3648,12 @@ func TestTelegramUnderstand(t *testing.T) {
 		{"go on", reply(7, "[SID:bbbbbbbb]\nclaude [SID:aaaaaaaa]"), two, nil, nil, `^text aaaaaaaa`},
 		{"go on", &message{ID: 7, Text: "x [SID:bbbbbbbb]", From: &user{ID: 1001}}, two, nil, nil, `^reply ✗ Which`},
 		{"go on", reply(7, "claude [SID:dddddddd]"), two, nil, nil, `^reply ✗ Nothing was sent: .*ended`},
-		{"go on", nil, two, nil, map[string]string{"claim telegram:1001": b.ID, "switch telegram:1001": a.ID}, `^text bbbbbbbb`},
-		{"go on", nil, two, nil, map[string]string{"switch telegram:1001": a.ID}, `^text aaaaaaaa`},
+		{"go on", nil, two, nil, map[string]string{"claim telegram:1001": b.ID}, `^text bbbbbbbb`},
 		{"go on", nil, two, nil, map[string]string{"claim telegram:2002": b.ID}, `^reply ✗ Which`},
 		{"go on", nil, two, nil, map[string]string{"claim telegram:1001": dead.ID}, `^reply ✗ Nothing was sent: .*ended`},
 		{"go on", nil, one, []*PromptRecord{prompt("11111111", a, 50, idle)}, nil, `^text aaaaaaaa "go on"$`},
-		{"Red", nil, one, []*PromptRecord{prompt("11111111", a, 50, PromptRecord{Type: FreeText})}, nil, `^decide 11111111 Red$`},
+		{"Red", nil, one, []*PromptRecord{prompt("11111111", a, 50, PromptRecord{Type: FreeText})}, nil,
+			`^decide 11111111 Red$`},
 		{"go\x1b[201~\r\x03 on", nil, one, nil, nil, `^text aaaaaaaa "go\[201~\\n on"$`},
 		{"bad \uFFFD", nil, one, nil, nil, `^reply ✗ Nothing was done`},
 		{"", nil, one, nil, nil, `^reply ✗ Nothing was done`},
@@ -3407,18 +3661,22 @@ func TestTelegramUnderstand(t *testing.T) {
 		{"no", nil, one, menu, nil, `^decide 11111111 3$`},
 		{"use pnpm", reply(50, ""), two, menu, nil, `^decide 11111111 deny:use pnpm$`},
 		{"use pnpm", nil, one, menu, nil, `^reply ✗ Nothing was done: a permission`},
-		{"hunter2", reply(50, ""), one, []*PromptRecord{prompt("11111111", a, 50, secret)}, nil, `^secret$`},
-		{"hunter2", nil, one, []*PromptRecord{prompt("11111111", a, 50, secret)}, nil, `^reply ✗ Nothing was sent: .*password`},
-		{"1", nil, one, []*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }))}, nil, `^reply .*Show all`},
-		{"3", nil, one, []*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }))}, nil, `^decide 11111111 3$`},
-		{"3, 1", nil, one, []*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu, func(p *PromptRecord) { p.Multi = true }))}, nil, `^decide 11111111 3,1$`},
+		{"hunter2", reply(50, ""), one, []*PromptRecord{prompt("11111111", a, 50, secret)}, nil, `^decide 11111111 hunter2$`},
+		{"hunter2", nil, one, []*PromptRecord{prompt("11111111", a, 50, secret)}, nil,
+			`^reply ✗ Nothing was sent: .*password`},
+		{"1", nil, one, []*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }))},
+			nil, `^reply .*Show all`},
+		{"3", nil, one, []*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }))},
+			nil, `^decide 11111111 3$`},
+		{"3, 1", nil, one, []*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu,
+			func(p *PromptRecord) { p.Multi = true }))}, nil, `^decide 11111111 3,1$`},
 		{"/send bbbb do it\nnow", nil, two, nil, nil, `^text bbbbbbbb "do it\\nnow"$`},
 		{"/send web do it", nil, two, nil, nil, `^text bbbbbbbb "do it"$`},
 		{"/send cccc do it", nil, two, nil, nil, `^reply ✗ cccc does not name one`},
 		{"/send bbbb", nil, two, nil, nil, `^reply ✗ What\? Example: /send bbbbbbbb go on$`},
-		{"/claim web", nil, two, nil, nil, `^map\[claim telegram:1001:bbbbbbbb-0000\]$`},
-		{"/switch aaaa", nil, two, nil, nil, `^map\[switch telegram:1001:aaaaaaaa-0000\]$`},
-		{"/release", nil, two, nil, nil, `^map\[claim telegram:1001: switch telegram:1001:\]$`},
+		{"/claim web", nil, two, nil, nil, `^claim bbbbbbbb-0000$`},
+		{"/switch aaaa", nil, two, nil, nil, `^claim aaaaaaaa-0000$`},
+		{"/release", nil, two, nil, nil, `^claim $`},
 		{"/keys CTRL_C", nil, one, nil, nil, `^keys aaaaaaaa "CTRL_C"$`},
 		{"/keys bbbb esc UP", nil, two, nil, nil, `^keys bbbbbbbb "esc UP"$`},
 		{"/keys bbbb FOO", nil, two, nil, nil, `^reply ✗ There is no key FOO`},
@@ -3472,14 +3730,16 @@ func TestTelegramOldAndGroupText(t *testing.T) {
 	} {
 		m := &message{From: &user{ID: 1001}, Text: "yes"}
 		m.Chat.ID = c.chat
-		if got := tgWish((&heard{message: m, view: v, at: now.Add(-c.age), by: "telegram:1001"}).understand()); got != c.want {
+		if got := tgWish((&heard{message: m, view: v, at: now.Add(-c.age),
+			by: "telegram:1001"}).understand()); got != c.want {
 			t.Errorf("%v old in chat %d: %q, want %q", c.age, c.chat, got, c.want)
 		}
 	}
 }
 
 func TestTelegramKeyBytes(t *testing.T) {
-	for name, want := range map[string]string{"CTRL_C": "\x03", "ctrl_d": "\x04", "CTRL_[": "\x1b", "ENTER": "\r", "ESC": "\x1b",
+	for name, want := range map[string]string{"CTRL_C": "\x03", "ctrl_d": "\x04", "CTRL_[": "\x1b", "ENTER": "\r",
+		"ESC": "\x1b",
 		"TAB": "\t", "UP": "\x1b[A", "HOME": "\x1b[H", "PGDN": "\x1b[6~"} {
 		if got, ok := keyBytes(name, false); got != want || !ok {
 			t.Errorf("keyBytes(%q) = %q, %v", name, got, ok)
@@ -3512,39 +3772,56 @@ func TestTelegramPacing(t *testing.T) {
 	start := time.Unix(1_800_000_000, 0)
 	for _, c := range []struct {
 		every     time.Duration
-		burst     int
 		perMinute int
-	}{{1050 * time.Millisecond, 3, 61}, {3900 * time.Millisecond, 4, 20}} {
-		var s slot
+	}{{1050 * time.Millisecond, 62}, {3900 * time.Millisecond, 20}} {
+		var next time.Time
 		var wait time.Duration
 		var sent []time.Time
-		for now := start; now.Before(start.Add(5 * time.Minute)); {
-			s, wait = s.reserve(now, c.every, c.burst, true)
-			now = now.Add(wait)
-			sent = append(sent, now)
+		for now := start; now.Before(start.Add(5 * time.Minute)); now = now.Add(wait) {
+			if next, wait = reserve(next, now, c.every, true); wait == 0 {
+				sent = append(sent, now)
+			}
 		}
 		for i := range sent {
 			if j := i + c.perMinute; j < len(sent) && sent[j].Sub(sent[i]) < time.Minute {
 				t.Fatalf("%v: %d messages within %v", c.every, c.perMinute+1, sent[j].Sub(sent[i]))
 			}
 		}
-		s = slot{}
-		now := start
-		for range 50 { // a stream that takes all it can get
-			if s, wait = s.reserve(now, c.every, c.burst, false); wait > 0 {
-				now = now.Add(wait)
-			}
+		if len(sent) < int(4*time.Minute/c.every) {
+			t.Errorf("%v: only %d messages in 5 minutes", c.every, len(sent))
 		}
-		if _, wait = s.reserve(now, c.every, c.burst, true); wait > 0 {
+		next, now := time.Time{}, start
+		for range 50 { // a stream that takes all it can get
+			next, wait = reserve(next, now, c.every, false)
+			now = now.Add(wait)
+		}
+		if _, wait = reserve(next, now, c.every, true); wait > 0 {
 			t.Errorf("a question waits %v behind a stream", wait)
 		}
-		s.until = now.Add(9 * time.Second)
-		if _, wait = s.reserve(now, c.every, c.burst, true); wait != 9*time.Second {
+		if _, wait = reserve(now.Add(9*time.Second), now, c.every, true); wait != 9*time.Second {
 			t.Errorf("after retry_after 9 the wait is %v", wait)
 		}
 	}
-	if _, wait := (slot{next: start.Add(time.Hour)}).reserve(start, time.Second, 3, true); wait != 0 {
-		t.Errorf("after the clock was set back the wait is %v", wait)
+}
+
+// Several processes pace themselves as one, and a clock that was set back blocks none of them.
+func TestTelegramPacingShared(t *testing.T) {
+	e := newTGEnv(t)
+	second := e.other(e.store.Dir)
+	due := time.Now().Add(time.Hour).Truncate(time.Microsecond)
+	e.turn(func(time.Time) time.Time { return due })
+	second.turn(func(next time.Time) time.Time {
+		if !next.Equal(due) {
+			t.Errorf("the other process reads %v, want %v", next, due)
+		}
+		return next
+	})
+	late := fmt.Sprintf("%020d %020d\n", due.UnixNano(), time.Now().Add(time.Minute).UnixNano())
+	if err := os.WriteFile(filepath.Join(e.store.Dir, "telegram.pace"), []byte(late), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.pace(t.Context(), true); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -3558,7 +3835,8 @@ func TestTelegramErrors(t *testing.T) {
 		temporary bool
 		want      string
 	}{
-		{"refused", reply(403, `{"ok":false,"error_code":403,"description":"Forbidden: bot was blocked by the user"}`), false, "403: Forbidden"},
+		{"refused", reply(403, `{"ok":false,"error_code":403,"description":"Forbidden: bot was blocked by the user"}`),
+			false, "403: Forbidden"},
 		{"server", reply(502, `{"ok":false,"error_code":502,"description":"Bad Gateway"}`), true, "502"},
 		{"page", reply(404, `<html>proxy</html>`), true, "404 Not Found"},
 		{"garbage", reply(200, `{"ok":tr`), true, "200 OK"},
@@ -3594,8 +3872,7 @@ func TestTelegramErrors(t *testing.T) {
 func TestTelegramSendRetries(t *testing.T) {
 	e := newTGEnv(t)
 	bodies := []string{`{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`,
-		`{"ok":false,"error_code":400,"description":"Bad Request: can't parse entities: x"}`,
-		`{"ok":false,"error_code":400,"description":"x","parameters":{"migrate_to_chat_id":1002}}`, ``}
+		`{"ok":false,"error_code":400,"description":"Bad Request: can't parse entities: x"}`, ``}
 	var times []time.Time
 	e.srv.fault = func(_ string, w http.ResponseWriter) bool {
 		if times = append(times, time.Now()); len(times) > len(bodies) {
@@ -3614,15 +3891,17 @@ func TestTelegramSendRetries(t *testing.T) {
 		t.Errorf("retry_after 1 was waited for %v", gap)
 	}
 	last := e.srv.until(t, "sendMessage", "hi").p
-	if last["entities"] != nil || last["chat_id"] != float64(1002) {
+	if last["entities"] != nil || last["chat_id"] != float64(1001) {
 		t.Errorf("the last attempt was %v", last)
 	}
-	for text, want := range map[string]int64{"Bad Request: message is not modified": 7, "Bad Request: message to edit not found": 0} {
+	for text, want := range map[string]int64{"Bad Request: message is not modified": 7,
+		"Bad Request: message to edit not found": 0} {
 		e.srv.fault = func(_ string, w http.ResponseWriter) bool {
 			fmt.Fprintf(w, `{"ok":false,"error_code":400,"description":%q}`, text)
 			return true
 		}
-		if id, err := e.send(context.Background(), "editMessageText", map[string]any{"message_id": int64(7)}, true); err != nil || id != want {
+		if id, err := e.send(context.Background(), "editMessageText", map[string]any{"message_id": int64(7)},
+			true); err != nil || id != want {
 			t.Errorf("%s: %d, %v", text, id, err)
 		}
 	}
@@ -3654,7 +3933,8 @@ func TestTelegramTaps(t *testing.T) {
 	if got.Status != ReplyReceived || *got.Value != "y" || *got.DecidedBy != "telegram:1001" {
 		t.Fatalf("%s %v %v", got.Status, got.Value, got.DecidedBy)
 	}
-	for query, want := range map[string]string{"q2": "out of date", "q3": "out of date", "q4": "not an answer", "q5": "✓ Yes", "q6": "already answered"} {
+	for query, want := range map[string]string{"q2": "does not belong", "q3": "out of date", "q4": "not an answer",
+		"q5": "✓ Yes", "q6": "already answered"} {
 		if c := e.srv.until(t, "answerCallbackQuery", `"`+query+`"`); !strings.Contains(fmt.Sprint(c.p["text"]), want) {
 			t.Errorf("%s was answered %q, want %q", query, c.p["text"], want)
 		}
@@ -3663,10 +3943,11 @@ func TestTelegramTaps(t *testing.T) {
 		t.Errorf("%d taps were answered, want 5: a stranger never, a repeated update once", n)
 	}
 	audit := e.auditLog()
-	if strings.Count(audit, `"UNAUTHORIZED"`) != 1 || strings.Count(audit, `"REPLY_REJECTED"`) != 4 || strings.Count(audit, `"REPLY_RECEIVED"`) != 1 {
+	if strings.Count(audit, `"UNAUTHORIZED"`) != 1 || strings.Count(audit, `"REPLY_REJECTED"`) != 4 ||
+		strings.Count(audit, `"REPLY_RECEIVED"`) != 1 {
 		t.Errorf("audit:\n%s", audit)
 	}
-	e.srv.until(t, "editMessageText", "Answered on the phone") // the late tap's message says what happened
+	e.srv.until(t, "editMessageReplyMarkup", fmt.Sprint(p.MsgID)) // the late tap's message loses its buttons
 	if late.Status != AwaitingReply {
 		t.Errorf("the question was %s before the tap", late.Status)
 	}
@@ -3730,7 +4011,12 @@ func TestTelegramOutage(t *testing.T) {
 	e := newTGEnv(t)
 	old := e.ask(yesNo)
 	e.store.now = func() time.Time { return time.Now().Add(-3 * time.Minute) }
-	e.store.Update(func(v *View) ([]Record, error) { q := *v.Prompts[old.ID]; q.Reason = "aged"; return []Record{&q}, nil })
+	e.store.Update(func(v *View) ([]Record, error) {
+		q := *v.Prompts[old.ID]
+		q.Reason = "aged"
+		return []Record{&q},
+			nil
+	})
 	aged := e.prompt(old.ID)
 	aged.At = time.Now().Add(-3 * time.Minute)
 	v, _ := e.store.View()
@@ -3746,7 +4032,8 @@ func TestTelegramOutage(t *testing.T) {
 	if got := e.prompt(old.ID); got.MsgID <= old.MsgID || got.Status != AwaitingReply {
 		t.Errorf("message %d → %d, %s", old.MsgID, got.MsgID, got.Status)
 	}
-	if c := e.srv.until(t, "editMessageReplyMarkup", fmt.Sprint(old.MsgID)); fmt.Sprint(c.p["reply_markup"]) != "map[inline_keyboard:<nil>]" {
+	if c := e.srv.until(t, "editMessageReplyMarkup",
+		fmt.Sprint(old.MsgID)); fmt.Sprint(c.p["reply_markup"]) != "map[inline_keyboard:<nil>]" {
 		t.Errorf("the old message keeps buttons: %v", c.p)
 	}
 }
@@ -3758,8 +4045,10 @@ func TestTelegramFinalErrors(t *testing.T) {
 	}{
 		{`{"ok":false,"error_code":401,"description":"Unauthorized"}`, "refuses the bot token", true},
 		{`{"ok":false,"error_code":404,"description":"Not Found"}`, "refuses the bot token", true},
-		{`{"ok":false,"error_code":409,"description":"Conflict: terminated by other getUpdates request"}`, "another program polls", false},
-		{`{"ok":false,"error_code":409,"description":"Conflict: can't use getUpdates method while webhook is active"}`, "webhook", false},
+		{`{"ok":false,"error_code":409,"description":"Conflict: terminated by other getUpdates request"}`,
+			"another program polls", false},
+		{`{"ok":false,"error_code":409,"description":"Conflict: can't use getUpdates method while webhook is active"}`,
+			"webhook", false},
 	} {
 		e := newTGEnv(t)
 		polls := make(chan time.Time, 10)
@@ -3817,6 +4106,10 @@ func TestTelegramShowAll(t *testing.T) {
 	if got := e.prompt(p.ID); got.Status != ReplyReceived || got.MsgID <= p.MsgID {
 		t.Errorf("%s, message %d → %d", got.Status, p.MsgID, got.MsgID)
 	}
+	if audit := e.auditLog(); !strings.Contains(audit, `"PERMISSION_RESOLVE"`) || !strings.Contains(audit,
+		`"user_id":1001,"decision":"1"`) {
+		t.Errorf("audit:\n%s", audit)
+	}
 	if c := e.srv.until(t, "answerCallbackQuery", `"q2"`); !strings.Contains(fmt.Sprint(c.p["text"]), "out of date") {
 		t.Errorf("the old message's button: %v", c.p["text"])
 	}
@@ -3866,9 +4159,12 @@ func TestTelegramSecret(t *testing.T) {
 	defer release()
 	p := e.ask(PromptRecord{Type: FreeText, Secret: true, Question: "Password:"})
 	reply := fmt.Sprintf(`,"reply_to_message":{"message_id":%d}`, p.MsgID)
+	e.turn(func(time.Time) time.Time { return time.Now().Add(2 * time.Second) })
 	e.srv.send(tgSay(1, "hunter1", reply))
 	e.poll(e.Telegram)
-	e.srv.until(t, "deleteMessage", `"message_id":1\b`)
+	if e.srv.until(t, "deleteMessage", `"message_id":1\b`); e.srv.count("sendMessage") != 1 {
+		t.Error("deleting waited for the pacing")
+	}
 	e.srv.until(t, "sendMessage", "cannot be given from here")
 	if got := e.prompt(p.ID); got.Status != AwaitingReply {
 		t.Fatalf("with free_text_enabled off it is %s", got.Status)
@@ -3896,14 +4192,16 @@ func TestTelegramNotify(t *testing.T) {
 	for i := range 600 {
 		lines = append(lines, fmt.Sprintf("line %d of the output", i))
 	}
-	id, err := e.Notify(context.Background(), Notice{Text: "Output:", Mono: strings.Join(lines, "\n"), SessionID: e.s.ID, Edit: 7})
+	id, err := e.Notify(context.Background(), Notice{Text: "Output:", Mono: strings.Join(lines, "\n"), SessionID: e.s.ID,
+		Edit: 7})
 	if err != nil || id == 7 {
 		t.Fatalf("Notify = %d, %v", id, err)
 	}
 	var shown []string
 	for i, c := range e.srv.calls {
 		text := c.p["text"].(string)
-		if want := map[bool]string{true: "editMessageText", false: "sendMessage"}[i == 0]; c.method != want || len(utf16.Encode([]rune(text))) > 4096 {
+		if want := map[bool]string{true: "editMessageText", false: "sendMessage"}[i == 0]; c.method != want ||
+			len(utf16.Encode([]rune(text))) > 4096 {
 			t.Errorf("message %d is a %s of %d bytes", i, c.method, len(text))
 		}
 		if !strings.HasSuffix(text, origin(e.s)) {
@@ -3919,13 +4217,27 @@ func TestTelegramNotify(t *testing.T) {
 	}
 }
 
+// The last message of a session does not wait for what a stream has used up.
+func TestTelegramUrgentNotice(t *testing.T) {
+	e := newTGEnv(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond)
+	defer cancel()
+	for _, urgent := range []bool{true, false} {
+		e.turn(func(time.Time) time.Time { return time.Now() })
+		if id, err := e.Notify(ctx, Notice{Text: "ended", Urgent: urgent}); (err == nil && id != 0) != urgent {
+			t.Errorf("urgent %v: %d, %v", urgent, id, err)
+		}
+	}
+}
+
 func TestTelegramRefusesToStart(t *testing.T) {
 	good := Config{Token: tgToken, ChatID: 1, Users: []int64{1}, APIBase: "https://api.telegram.org"}
 	if _, err := newTelegram(&good, &Store{}, slog.Default()); err != nil {
 		t.Error(err)
 	}
-	for name, change := range map[string]func(*Config){"token": func(c *Config) { c.Token = "" }, "chat": func(c *Config) { c.ChatID = 0 },
-		"nobody": func(c *Config) { c.Users = nil }, "plain http": func(c *Config) { c.APIBase = "http://api.telegram.org" }} {
+	for name, change := range map[string]func(*Config){"token": func(c *Config) { c.Token = "" },
+		"chat":   func(c *Config) { c.ChatID = 0 },
+		"nobody": func(c *Config) { c.Users = nil }} {
 		c := good
 		if change(&c); func() error { _, err := newTelegram(&c, &Store{}, slog.Default()); return err }() == nil {
 			t.Errorf("%s: no error", name)
@@ -3934,19 +4246,24 @@ func TestTelegramRefusesToStart(t *testing.T) {
 }
 
 func TestTelegramConfigTable(t *testing.T) {
-	values := []string{`bot_token = "1:a"`, "chat_id = 5"}
+	c := &Config{Token: "1:a", ChatID: 5, Users: []int64{5, 6}, APIBase: "https://x"}
+	lines := "bot_token = \"1:a\"\nchat_id = 5\nallowed_users = [5, 6]\napi_base = \"https://x\"\n"
 	for in, want := range map[string]string{
-		"": "[telegram]\nbot_token = \"1:a\"\nchat_id = 5\n",
-		"# mine\ntimeout_seconds = 9\n\n[stream]\nenabled = true\n": "# mine\ntimeout_seconds = 9\n\n[stream]\nenabled = true\n\n[telegram]\n" +
-			"bot_token = \"1:a\"\nchat_id = 5\n",
-		"[telegram] # bot\nchat_id=4\napi_base = \"https://x\" # keep\n\n[stream]\nenabled = true\n": "[telegram] # bot\nbot_token = \"1:a\"\n" +
-			"chat_id = 5\napi_base = \"https://x\" # keep\n\n[stream]\nenabled = true\n",
+		"": "[telegram]\n" + lines,
+		"# mine\ntimeout_seconds = 9\n\n[stream]\nenabled = true": "# mine\ntimeout_seconds = 9\n\n[stream]\nenabled " +
+			"= true\n\n[telegram]\n" + lines,
+		"[telegram] # bot\nchat_id=4\n# keep\n\n[stream]\nenabled = true\n": "[telegram] # bot\n" + lines +
+			"# keep\n\n[stream]\nenabled = true\n",
+		"[ telegram ]": "[ telegram ]\n" + lines,
 	} {
-		if got := withTelegram(in, values); got != want {
+		if got := withTelegram(in, c); got != want {
 			t.Errorf("withTelegram(%q) =\n%s\nwant\n%s", in, got, want)
 		}
-		if got := withTelegram(withTelegram(in, values), values); got != want {
+		if got := withTelegram(withTelegram(in, c), c); got != want {
 			t.Errorf("twice is not once for %q:\n%s", in, got)
+		}
+		if _, err := parseConfig(withTelegram(in, c)); err != nil {
+			t.Error(err)
 		}
 	}
 }
@@ -3966,8 +4283,9 @@ func TestTelegramSetup(t *testing.T) {
 	setup := func(args ...string) {
 		c := &command{ctx: context.Background(), name: "setup", args: args, stdin: null, stdout: in, stderr: in,
 			getenv: func(k string) string { return env[k] }}
-		exit <- cmdSetup(c)
+		code := cmdSetup(c)
 		in.Close()
+		exit <- code
 	}
 	go setup()
 	text, code := "", regexp.MustCompile(`code:  ([0-9a-f]{6})\n`)
@@ -3983,8 +4301,12 @@ func TestTelegramSetup(t *testing.T) {
 	srv.send(strings.ReplaceAll(tgSay(1, wrong, ""), ":1001", ":2002"), tgSay(2, "hello", ""), tgSay(3, digits, ""))
 	test := srv.until(t, "sendMessage", "setup:")
 	data := regexp.MustCompile(`setup:[0-9a-f]+`).FindString(fmt.Sprint(test.p["reply_markup"]))
-	srv.send(fmt.Sprintf(`{"update_id":4,"callback_query":{"id":"q","from":{"id":2002},"message":{"message_id":101,"chat":{"id":2002,"type":"private"}},"data":%q}}`, data),
-		fmt.Sprintf(`{"update_id":5,"callback_query":{"id":"q","from":{"id":1001},"message":{"message_id":101,"chat":{"id":1001,"type":"private"}},"data":%q}}`, data))
+	srv.send(fmt.Sprintf(`{"update_id":4,"callback_query":{"id":"q","from":{"id":2002},"message":{"message_id":101,"chat":{`+
+		``+
+		`"id":2002,"type":"private"}},"data":%q}}`, data),
+		fmt.Sprintf(`{"update_id":5,"callback_query":{"id":"q","from":{"id":1001},"message":{"message_id":101,"chat":{"id":1001,`+
+			``+
+			`"type":"private"}},"data":%q}}`, data))
 	if got := <-exit; got != 0 {
 		t.Fatalf("setup ended with %d", got)
 	}
@@ -3993,7 +4315,8 @@ func TestTelegramSetup(t *testing.T) {
 		delete(env, "TELEGRAM_BOT_TOKEN")
 		delete(env, "TELEGRAM_API_BASE")
 		cfg, err := loadConfig(dir, func(k string) string { return env[k] }, nil)
-		if err != nil || cfg.Token != tgToken || cfg.ChatID != 1001 || fmt.Sprint(cfg.Users) != users || cfg.APIBase != srv.URL {
+		if err != nil || cfg.Token != tgToken || cfg.ChatID != 1001 || fmt.Sprint(cfg.Users) != users ||
+			cfg.APIBase != srv.URL {
 			t.Fatalf("%+v, %v", cfg, err)
 		}
 		if info, err := os.Stat(filepath.Join(dir, "config.toml")); err != nil || info.Mode().Perm() != 0o600 {
@@ -4002,11 +4325,16 @@ func TestTelegramSetup(t *testing.T) {
 	}
 	check("[1001]")
 	in, _ = os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	setup("--user-id", "bob", "--no-test")
+	if got := <-exit; got == 0 {
+		t.Fatal("a name is taken for a number")
+	}
+	in, _ = os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	setup("--user-id", "1002", "--no-test")
 	if got := <-exit; got != 0 {
 		t.Fatalf("the second setup ended with %d", got)
 	}
-	check("[1001 1002]")
+	check("[1002]")
 }
 
 // Whatever the server sends, nothing panics, and nothing but the operator's own update acts.
@@ -4014,8 +4342,10 @@ func FuzzUpdate(f *testing.F) {
 	p := yesNo
 	p.Rec, p.ID, p.SessionID, p.Nonce, p.Status, p.MsgID = "prompt", "11111111-0000", "aaaaaaaa-0000", "0123456789abcdef0123456789abcdef", AwaitingReply, 50
 	s := &SessionRecord{Head: Head{Rec: "session", ID: "aaaaaaaa-0000"}, Status: "active", Tool: "claude"}
-	for _, seed := range []string{tgTap(1, &p, "y"), tgTapOn(1, &p, "y", 50, 2002), tgTap(1, &p, "~all"), tgTap(1, &p, "~s:1,2"), tgSay(2, "yes", ""),
-		tgSay(2, "/keys CTRL_C", ""), tgSay(2, "/send aaaa \x1b[201~", `,"reply_to_message":{"message_id":50}`), tgSay(2, "x", `,"via_bot":{}`),
+	for _, seed := range []string{tgTap(1, &p, "y"), tgTapOn(1, &p, "y", 50, 2002), tgTap(1, &p, "~all"), tgTap(1, &p,
+		"~s:1,2"), tgSay(2, "yes", ""),
+		tgSay(2, "/keys CTRL_C", ""), tgSay(2, "/send aaaa \x1b[201~", `,"reply_to_message":{"message_id":50}`), tgSay(2,
+			"x", `,"via_bot":{}`),
 		`{"update_id":1,"callback_query":{}}`, `{"message":{"from":null}}`, `[]`, `{"update_id":"x"}`} {
 		f.Add(seed)
 	}
@@ -4024,8 +4354,8 @@ func FuzzUpdate(f *testing.F) {
 		if json.Unmarshal([]byte(raw), &u) != nil {
 			return
 		}
-		from, reason := admitted(&u, []int64{1001}, 1001)
-		if reason != "" {
+		from, ok := admitted(&u, []int64{1001}, 1001)
+		if !ok {
 			return
 		}
 		if from.ID != 1001 {
@@ -4035,14 +4365,16 @@ func FuzzUpdate(f *testing.F) {
 		v.put(s)
 		v.put(&p)
 		if u.Callback != nil {
-			if got, value := tapped(u.Callback.Data, v); got != nil && u.Callback.Data != "ans:11111111:aaaaaaaa:0123456789abcdef:"+value {
+			if d, p := tapped(u.Callback.Data, v); p != nil && (!strings.HasPrefix(u.Callback.Data, "ans:11111111") ||
+				d.PromptID == "") {
 				t.Fatalf("%q is taken for a button", u.Callback.Data)
 			}
 			return
 		}
 		w := (&heard{message: u.Message, view: v, at: time.Unix(1<<33, 0), by: from.who()}).understand()
 		for _, text := range []string{w.reply, tgWish(w)} {
-			if i := strings.IndexFunc(text, func(c rune) bool { return c < ' ' && c != '\n' && c != '\t' }); i >= 0 && w.reply == "" {
+			if i := strings.IndexFunc(text, func(c rune) bool { return c < ' ' && c != '\n' && c != '\t' }); i >= 0 &&
+				w.reply == "" {
 				t.Fatalf("%q gets through in %q", text[i], text)
 			}
 		}
@@ -4087,7 +4419,8 @@ func storeSession(t testing.TB, s *Store) string {
 }
 
 func storeQuestion(session string) *PromptRecord {
-	return &PromptRecord{Head: Head{ID: newID()}, SessionID: session, Type: YesNo, Confidence: "high", Excerpt: "Go on? (y/n)",
+	return &PromptRecord{Head: Head{ID: newID()}, SessionID: session, Type: YesNo, Confidence: "high",
+		Excerpt:     "Go on? (y/n)",
 		SafeDefault: ref("n"), Signals: []string{"pattern"}, Status: Created, Nonce: newNonce(), CreatedAt: time.Now(),
 		ExpiresAt: time.Now().Add(time.Hour)}
 }
@@ -4122,7 +4455,8 @@ func storeView(t testing.TB, s *Store) *View {
 }
 
 func storeTap(p *PromptRecord, value string) Decision {
-	return Decision{PromptID: shortID(p.ID), SessionID: shortID(p.SessionID), Nonce: p.Nonce[:16], Value: value, By: "telegram:1001"}
+	return Decision{PromptID: shortID(p.ID), SessionID: shortID(p.SessionID), Nonce: p.Nonce[:16], Value: value,
+		By: "telegram:1001"}
 }
 
 // storeCommand runs a command on dir and returns its exit code and output.
@@ -4139,7 +4473,9 @@ func storeCommand(t testing.TB, ctx context.Context, dir string, args ...string)
 	}
 	c := &command{ctx: ctx, name: args[0], args: args[1:], stdout: files[0], stderr: files[1],
 		getenv: func(k string) string { return map[string]string{"ATLASBRIDGE_HOME": dir}[k] }}
-	code = c.spec().do(c)
+	if c.opts, code = c.options(); c.opts != nil {
+		code = c.spec().do(c)
+	}
 	out, _ := os.ReadFile(files[0].Name())
 	errs, _ := os.ReadFile(files[1].Name())
 	return code, string(out), string(errs)
@@ -4150,80 +4486,65 @@ func storeCommand(t testing.TB, ctx context.Context, dir string, args ...string)
 func faultyFiles(fault func(op string, n int64) error) files {
 	var count atomic.Int64
 	real := systemFiles()
-	check := func(op string) error { return fault(op, count.Add(1)) }
+	check := func(op string, do func() error) error {
+		if err := fault(op, count.Add(1)); err != nil {
+			return err
+		}
+		return do()
+	}
 	return files{
-		write: func(f *os.File, b []byte) (int, error) {
-			if err := check("write"); err != nil {
-				n, _ := f.Write(b[:len(b)/2])
-				return n, err
+		write: func(f *os.File, b []byte) (n int, err error) {
+			if err = check("write", func() error { n, err = f.Write(b); return err }); err != nil && n == 0 {
+				n, _ = f.Write(b[:len(b)/2])
 			}
-			return f.Write(b)
+			return n, err
 		},
-		sync: func(f *os.File) error {
-			if err := check("fsync"); err != nil {
-				return err
-			}
-			return f.Sync()
-		},
-		truncate: func(f *os.File, n int64) error {
-			if err := check("ftruncate"); err != nil {
-				return err
-			}
-			return f.Truncate(n)
-		},
-		rename: func(a, b string) error {
-			if err := check("rename"); err != nil {
-				return err
-			}
-			return real.rename(a, b)
-		},
-		syncDir: func(dir string) error {
-			if err := check("fsync folder"); err != nil {
-				return err
-			}
-			return real.syncDir(dir)
-		},
+		sync:     func(f *os.File) error { return check("fsync", f.Sync) },
+		truncate: func(f *os.File, n int64) error { return check("ftruncate", func() error { return f.Truncate(n) }) },
+		rename:   func(a, b string) error { return check("rename", func() error { return real.rename(a, b) }) },
+		syncDir:  func(dir string) error { return check("fsync folder", func() error { return real.syncDir(dir) }) },
 	}
 }
 
-// storeSteps is a question's life, with a compaction in the middle. Each step ends in the state of its name.
-func storeSteps(session string, p *PromptRecord) []struct {
+// storeStep is one change of a question's life; it ends in the state of its name.
+type storeStep struct {
 	to State
 	do func(*Store) error
-} {
-	move := func(to State) func(*Store) error {
-		return func(s *Store) error {
+}
+
+// storeSteps is a question's life, with a compaction in the middle.
+func storeSteps(session string, p *PromptRecord) []storeStep {
+	move := func(to State) storeStep {
+		return storeStep{to, func(s *Store) error {
+			if to == Injected {
+				storeCompactNext(s)
+			}
 			ok, err := s.Move(p.ID, to, nil)
 			if err == nil && !ok {
 				err = fmt.Errorf("guard refused %s", to)
 			}
 			return err
+		}}
+	}
+	create := func(s *Store) error {
+		return storeUpdate(s, &SessionRecord{Head: Head{ID: session}, Status: "active", StartedAt: time.Now()}, p)
+	}
+	decide := func(s *Store) error {
+		_, why, err := s.Decide(storeTap(p, "y"), time.Now())
+		if err == nil && why != "" {
+			err = errors.New(string(why))
 		}
+		return err
 	}
-	return []struct {
-		to State
-		do func(*Store) error
-	}{
-		{Created, func(s *Store) error {
-			return storeUpdate(s, &SessionRecord{Head: Head{ID: session}, Status: "active", StartedAt: time.Now()}, p)
-		}},
-		{Routed, move(Routed)},
-		{AwaitingReply, move(AwaitingReply)},
-		{ReplyReceived, func(s *Store) error {
-			_, why, err := s.Decide(storeTap(p, "y"), time.Now())
-			if err == nil && why != "" {
-				err = errors.New(string(why))
-			}
-			return err
-		}},
-		{Injected, func(s *Store) error {
-			s.mu.Lock()
-			s.compactAt = 0
-			s.mu.Unlock()
-			return move(Injected)(s)
-		}},
-		{Resolved, move(Resolved)},
-	}
+	return []storeStep{{Created, create}, move(Routed), move(AwaitingReply), {ReplyReceived, decide}, move(Injected),
+		move(Resolved)}
+}
+
+// storeCompactNext makes the next change compact the file.
+func storeCompactNext(s *Store) {
+	s.mu.Lock()
+	s.compactAt = 0
+	s.mu.Unlock()
 }
 
 /* ===== Store: states and decisions ===== */
@@ -4257,14 +4578,15 @@ func TestStoreTransitions(t *testing.T) {
 		}
 	}
 	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
-	if ok, _ := s.Expire(p.ID, p.ExpiresAt.Add(-time.Second)); ok {
+	if ok, _ := s.move(p.ID, Expired, p.ExpiresAt.Add(-time.Second), nil); ok {
 		t.Error("expired before its time")
 	}
 	second := storePrompt(t, s, p.SessionID, Routed, nil)
 	if ok, _ := s.Move(second.ID, AwaitingReply, nil); ok {
 		t.Error("two questions of one session await a reply")
 	}
-	for _, change := range []func(*PromptRecord){func(p *PromptRecord) { p.NonceUsed = false }, func(p *PromptRecord) { p.Nonce = newNonce() }} {
+	for _, change := range []func(*PromptRecord){func(p *PromptRecord) { p.NonceUsed = false },
+		func(p *PromptRecord) { p.Nonce = newNonce() }} {
 		q := *storePrompt(t, s, storeSession(t, s), ReplyReceived, nil)
 		change(&q)
 		if err := storeUpdate(s, &q); err == nil {
@@ -4285,7 +4607,10 @@ func TestStoreDecideGuards(t *testing.T) {
 		change    func(*setup)
 	}{
 		{"a tap", "", func(*setup) {}},
-		{"full ids and nonce", "", func(x *setup) { x.d.PromptID, x.d.SessionID, x.d.Nonce = x.p.ID, x.p.SessionID, x.p.Nonce }},
+		{"full ids and nonce", "", func(x *setup) {
+			x.d.PromptID, x.d.SessionID, x.d.Nonce = x.p.ID, x.p.SessionID,
+				x.p.Nonce
+		}},
 		{"unknown id", "no question", func(x *setup) { x.d.PromptID = "00000000" }},
 		{"id too short", "no question", func(x *setup) { x.d.PromptID = x.p.ID[:7] }},
 		{"no id", "no question", func(x *setup) { x.d.PromptID = "" }},
@@ -4296,7 +4621,11 @@ func TestStoreDecideGuards(t *testing.T) {
 		{"short nonce", "does not belong", func(x *setup) { x.d.Nonce = x.p.Nonce[:15] }},
 		{"too late", "expired at", func(x *setup) { x.now = x.p.ExpiresAt }},
 		{"just in time", "", func(x *setup) { x.now = x.p.ExpiresAt.Add(-time.Microsecond) }},
-		{"clock set back after expiry", "expired at", func(x *setup) { x.s.Expire(x.p.ID, x.p.ExpiresAt); x.now = x.p.CreatedAt }},
+		{"clock set back after expiry", "expired at", func(x *setup) {
+			x.s.move(x.p.ID, Expired, x.p.ExpiresAt,
+				nil)
+			x.now = x.p.CreatedAt
+		}},
 		{"answered before", "already answered on the phone", func(x *setup) { x.s.Decide(x.d, x.now) }},
 		{"answered at the keyboard", "already answered at the keyboard", func(x *setup) {
 			x.s.Decide(Decision{PromptID: x.p.ID, Value: "n", By: "cli:local", Trusted: true}, x.now)
@@ -4313,7 +4642,11 @@ func TestStoreDecideGuards(t *testing.T) {
 			x.d.Nonce, x.d.SessionID, x.d.Trusted, x.d.By = "", "", true, "cli:answer"
 		}},
 		{"trusted but another session", "no question", func(x *setup) { x.d.Trusted, x.d.SessionID = true, newID() }},
-		{"not asked yet", "not been asked", func(x *setup) { x.p = storePrompt(t, x.s, x.p.SessionID, Created, nil); x.d = storeTap(x.p, "y") }},
+		{"not asked yet", "not been asked", func(x *setup) {
+			x.p = storePrompt(t, x.s, x.p.SessionID, Created,
+				nil)
+			x.d = storeTap(x.p, "y")
+		}},
 		{"not asked yet, keyboard", "", func(x *setup) {
 			x.p = storePrompt(t, x.s, x.p.SessionID, Created, nil)
 			x.d = Decision{PromptID: x.p.ID, Value: "y", By: "cli:local", Trusted: true}
@@ -4357,7 +4690,8 @@ func TestStoreDecideGuards(t *testing.T) {
 		if why != "" && after != nil && before.At != after.At {
 			t.Errorf("%s: refused, but the record changed", row.name)
 		}
-		if why == "" && (after.Status != ReplyReceived || !after.NonceUsed || *after.DecidedBy != x.d.By || got.At != after.At) {
+		if why == "" && (after.Status != ReplyReceived || !after.NonceUsed || *after.DecidedBy != x.d.By ||
+			got.At != after.At) {
 			t.Errorf("%s: accepted, but the record is %+v", row.name, after)
 		}
 	}
@@ -4369,38 +4703,54 @@ func TestStoreDecideValues(t *testing.T) {
 		p           PromptRecord
 		given, want string // want "!" for refused
 	}{
-		{PromptRecord{Type: YesNo}, "y", "y"}, {PromptRecord{Type: YesNo}, "YES", "y"}, {PromptRecord{Type: YesNo}, "No", "n"},
-		{PromptRecord{Type: YesNo}, "1", "!"}, {PromptRecord{Type: YesNo}, "", "!"}, {PromptRecord{Type: YesNo}, "enter", "!"},
+		{PromptRecord{Type: YesNo}, "y", "y"}, {PromptRecord{Type: YesNo}, "YES", "y"}, {PromptRecord{Type: YesNo}, "No",
+			"n"},
+		{PromptRecord{Type: YesNo}, "1", "!"}, {PromptRecord{Type: YesNo}, "", "!"}, {PromptRecord{Type: YesNo}, "enter",
+			"!"},
 		{PromptRecord{Type: YesNo, SafeDefault: ref("n")}, "default", "n"}, {PromptRecord{Type: YesNo}, "default", "!"},
-		{PromptRecord{Type: ConfirmEnter}, "enter", "enter"}, {PromptRecord{Type: ConfirmEnter}, "", "enter"}, {PromptRecord{Type: ConfirmEnter}, "y", "!"},
-		{PromptRecord{Type: MultipleChoice, Choices: menu}, "2", "2"}, {PromptRecord{Type: MultipleChoice, Choices: menu}, "4", "!"},
-		{PromptRecord{Type: MultipleChoice, Choices: menu}, "1,3", "!"}, {PromptRecord{Type: MultipleChoice, Choices: menu}, "text", "!"},
+		{PromptRecord{Type: ConfirmEnter}, "enter", "enter"}, {PromptRecord{Type: ConfirmEnter}, "",
+			"enter"}, {PromptRecord{Type: ConfirmEnter}, "y", "!"},
+		{PromptRecord{Type: MultipleChoice, Choices: menu}, "2", "2"}, {PromptRecord{Type: MultipleChoice, Choices: menu},
+			"4", "!"},
+		{PromptRecord{Type: MultipleChoice, Choices: menu}, "1,3", "!"}, {PromptRecord{Type: MultipleChoice, Choices: menu},
+			"text", "!"},
 		{PromptRecord{Type: MultipleChoice, Choices: menu, Multi: true}, "1,3", "1,3"},
-		{PromptRecord{Type: MultipleChoice, Choices: menu, Multi: true}, "1,1", "!"}, {PromptRecord{Type: MultipleChoice, Choices: menu, Multi: true}, "1,", "!"},
-		{PromptRecord{Type: MultipleChoice, Choices: append(menu, Choice{Key: "4", Label: "Type something."})}, "a text", "a text"},
-		{PromptRecord{Type: MultipleChoice, Choices: menu, SafeDefault: ref("esc")}, "esc", "esc"}, {PromptRecord{Type: MultipleChoice, Choices: menu}, "esc", "!"},
+		{PromptRecord{Type: MultipleChoice, Choices: menu, Multi: true}, "1,1", "!"}, {PromptRecord{Type: MultipleChoice,
+			Choices: menu, Multi: true}, "1,", "!"},
+		{PromptRecord{Type: MultipleChoice, Choices: menu, MaxLength: 100}, "a text", "a text"},
+		{PromptRecord{Type: MultipleChoice, Choices: menu, MaxLength: 100, Permission: true}, "a text", "!"},
+		{PromptRecord{Type: MultipleChoice, Choices: menu, SafeDefault: ref("esc")}, "esc",
+			"esc"}, {PromptRecord{Type: MultipleChoice, Choices: menu}, "esc", "!"},
 		{PromptRecord{Type: MultipleChoice, Choices: menu, Permission: true, SafeDefault: ref("2")}, "deny:use make", "2"},
 		{PromptRecord{Type: MultipleChoice, Choices: menu}, "deny:use make", "!"},
 		{PromptRecord{Type: MultipleChoice, Permission: true}, "deny:", "deny"},
-		{PromptRecord{Type: FreeText}, strings.Repeat("é", 100), strings.Repeat("é", 100)}, {PromptRecord{Type: FreeText}, strings.Repeat("é", 101), "!"},
-		{PromptRecord{Type: FreeText, MaxLength: 3}, "four", "!"}, {PromptRecord{Type: FreeText, Idle: true}, strings.Repeat("a", 4096), strings.Repeat("a", 4096)},
-		{PromptRecord{Type: FreeText}, "", ""}, {PromptRecord{Type: FreeText}, "YES", "YES"}, {PromptRecord{Type: FreeText}, "two\nlines\there", "two\nlines\there"},
-		{PromptRecord{Type: FreeText}, "a\x1b[201~b", "!"}, {PromptRecord{Type: FreeText}, "a\x00", "!"}, {PromptRecord{Type: FreeText}, "\u009b31m", "!"},
+		{PromptRecord{Type: FreeText}, strings.Repeat("é", 100), strings.Repeat("é", 100)}, {PromptRecord{Type: FreeText},
+			strings.Repeat("é", 101), "!"},
+		{PromptRecord{Type: FreeText, MaxLength: 3}, "four", "!"}, {PromptRecord{Type: FreeText, Idle: true},
+			strings.Repeat("a", 4096), strings.Repeat("a", 4096)},
+		{PromptRecord{Type: FreeText}, "", ""}, {PromptRecord{Type: FreeText}, "YES", "YES"}, {PromptRecord{Type: FreeText},
+			"two\nlines\there", "two\nlines\there"},
+		{PromptRecord{Type: FreeText}, "a\x1b[201~b", "!"}, {PromptRecord{Type: FreeText}, "a\x00",
+			"!"}, {PromptRecord{Type: FreeText}, "\u009b31m", "!"},
 		{PromptRecord{Type: FreeText}, "\xff", "!"}, {PromptRecord{Type: FreeText}, "a\rb", "!"},
-		{PromptRecord{Type: Unknown}, "enter", "enter"}, {PromptRecord{Type: Unknown}, "esc", "esc"}, {PromptRecord{Type: Unknown}, "default", "!"},
-		{PromptRecord{Type: YesNo, Confidence: "low"}, "enter", "enter"}, {PromptRecord{Type: YesNo, Confidence: "medium"}, "cancel", "cancel"},
+		{PromptRecord{Type: Unknown}, "enter", "enter"}, {PromptRecord{Type: Unknown}, "esc",
+			"esc"}, {PromptRecord{Type: Unknown}, "default", "!"},
+		{PromptRecord{Type: YesNo, Confidence: "low"}, "enter", "enter"}, {PromptRecord{Type: YesNo, Confidence: "medium"},
+			"cancel", "cancel"},
 		{PromptRecord{Type: YesNo, Confidence: "medium", Signals: []string{"pattern"}}, "cancel", "!"},
 	}
 	for _, row := range rows {
-		if value, reason, why := row.p.judge(row.given); row.want == "!" && why == "" || row.want != "!" && (why != "" || value != row.want) {
-			t.Errorf("judge(%s %q) = %q %q %q, want %q", row.p.Type, row.given, value, reason, why, row.want)
+		if value, why := row.p.judge(row.given); row.want == "!" && why == "" || row.want != "!" && (why != "" ||
+			*value != row.want) {
+			t.Errorf("judge(%s %q) = %v %q, want %q", row.p.Type, row.given, value, why, row.want)
 		}
 	}
 	s := storeAt(t, storeDir(t))
 	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
 		p.Type, p.Choices, p.Permission, p.SafeDefault = MultipleChoice, menu, true, ref("2")
 	})
-	if got, why, _ := s.Decide(storeTap(p, "deny:use make"), time.Now()); *got.Value != "2" || got.Reason != "use make" || why != "" {
+	if got, why, _ := s.Decide(storeTap(p, "deny:use make"), time.Now()); *got.Value != "2" ||
+		got.Reason != "use make" || why != "" {
 		t.Errorf("refusal with a reason: %+v %q", got, why)
 	}
 	p = storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) { p.Type = Unknown })
@@ -4431,6 +4781,18 @@ func TestStoreSecret(t *testing.T) {
 		t.Error("secret taken twice")
 	}
 	s.Move(p.ID, Injected, nil)
+	for _, text := range []string{"my private words", "enter"} { // in the audit log as length and hash only
+		p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
+			p.Type, p.SafeDefault = FreeText,
+				nil
+		})
+		s.Decide(storeTap(p, text), time.Now())
+		s.Move(p.ID, Injected, nil)
+		log, _ := os.ReadFile(s.audit.log.path)
+		if bytes.Contains(log, []byte(`"`+text+`"`)) || bytes.Count(log, []byte(digest([]byte(text)))) != 2 {
+			t.Errorf("%s", log)
+		}
+	}
 	for _, name := range []string{"state.jsonl", "audit.log"} {
 		if b, _ := os.ReadFile(filepath.Join(dir, name)); len(b) == 0 || bytes.Contains(b, []byte("hunter2")) ||
 			bytes.Contains(b, []byte(digest([]byte("hunter2-cancel"))[7:])) {
@@ -4443,12 +4805,17 @@ func TestStoreSecret(t *testing.T) {
 
 // Records are what DESIGN section 6 says: member order, six decimals, CRC-32C over the line without crc.
 func TestStoreFormat(t *testing.T) {
-	r := &SessionRecord{Head: Head{1, "session", "a", time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), 0}, Tool: "<t> at\":\"2026-01-02T03:04:05Z\"",
+	r := &SessionRecord{Head: Head{1, "session", "a", time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), 0, false},
+		Tool:      "<t> at\":\"2026-01-02T03:04:05Z\"",
 		StartedAt: time.Date(2026, 1, 2, 3, 4, 5, 120000, time.FixedZone("", 3600))}
 	r.StartedAt = r.StartedAt.UTC()
 	line, err := encode(r, 2)
-	want := `{"v":1,"rec":"session","id":"a","at":"2026-01-02T03:04:05.000000Z","tool":"<t> at\":\"2026-01-02T03:04:05Z\"","args":null,` +
+	want := `{"v":1,"rec":"session","id":"a","at":"2026-01-02T03:04:05.000000Z","tool":"<t> at\":\"2026-01-02T03:04:05Z\"",` +
+		`` +
+		`"args":null,` +
 		`"cwd":"","pid":0,"pid_start":0,"wrapper":0,"label":"","status":"","activity":"","started_at":"2026-01-02T02:04:05.000120Z",` +
+		`` +
+		`` +
 		`"ended_at":null,"exit_code":null,"prompts":0,"last_output_at":null,"more":2,"crc":"`
 	if err != nil || !strings.HasPrefix(string(line), want) || len(line) != len(want)+len("00000000\"}\n") {
 		t.Errorf("encode = %s\nwant     %s", line, want)
@@ -4551,8 +4918,8 @@ func TestStoreDamage(t *testing.T) {
 	os.WriteFile(path, append(all, "not a record\n"...), 0o600)
 
 	s = storeAt(t, dir)
-	if notes := s.Damage(); len(notes) != 2 || !strings.Contains(notes[0], "checksum") {
-		t.Errorf("Damage() = %q", notes)
+	if notes := s.notes; len(notes) != 2 || !strings.Contains(notes[0], "checksum") {
+		t.Errorf("notes = %q", notes)
 	}
 	if _, why, _ := s.Decide(storeTap(bad, "n"), time.Now()); !strings.Contains(string(why), "damaged") {
 		t.Errorf("a question whose answer may be lost was answered again: %q", why)
@@ -4565,12 +4932,12 @@ func TestStoreDamage(t *testing.T) {
 	if _, prompts, err := s.Reap(time.Now()); err != nil || len(prompts) != 1 || prompts[0].ID != bad.ID {
 		t.Error(prompts, err)
 	}
-	s.mu.Lock()
-	s.compactAt = 0
-	s.mu.Unlock()
+	storeCompactNext(s)
 	s.Move(good.ID, Injected, nil)
-	kept, _ := os.ReadFile(path + ".damaged")
-	if now, _ := os.ReadFile(path); !bytes.Contains(kept, []byte("not a record\n")) || bytes.Contains(now, []byte("not a record")) {
+	names, _ := filepath.Glob(path + ".backup-*")
+	kept, _ := os.ReadFile(strings.Join(names, ""))
+	if now, _ := os.ReadFile(path); !bytes.Contains(kept, []byte("not a record\n")) || bytes.Contains(now,
+		[]byte("not a record")) {
 		t.Errorf("compaction kept %q", kept)
 	}
 }
@@ -4597,11 +4964,14 @@ func TestStoreSchema(t *testing.T) {
 	} else if b, _ := os.ReadFile(backups[0]); !bytes.Equal(b, version("0")) {
 		t.Error("the backup is not the file")
 	}
-	if b, _ := os.ReadFile(path); bytes.Contains(b, []byte(`"v":0`)) || storeView(t, s).Prompts[p.ID].Status != AwaitingReply {
+	if b, _ := os.ReadFile(path); bytes.Contains(b, []byte(`"v":0`)) || storeView(t,
+		s).Prompts[p.ID].Status != AwaitingReply {
 		t.Error("not upgraded")
 	}
 	os.WriteFile(path, version("2"), 0o600)
-	s = storeAt(t, dir)
+	if _, err := openStore(dir); err == nil || !strings.Contains(err.Error(), "newer") {
+		t.Errorf("opened a newer file: %v", err)
+	}
 	if _, _, err := s.Decide(storeTap(p, "y"), time.Now()); err == nil || !strings.Contains(err.Error(), "newer") {
 		t.Errorf("wrote into a newer file: %v", err)
 	}
@@ -4725,7 +5095,7 @@ func TestStoreDurableOrder(t *testing.T) {
 	}
 	defer s.Close()
 	for i, want := range []string{"fsync folder, write, fsync", "write, fsync",
-		"write, fsync, write, fsync, fsync folder, rename, fsync folder", "write, fsync"} {
+		"write, fsync, write, fsync, fsync folder, rename", "fsync folder, write, fsync"} {
 		if s.compactAt = 1 << 20; i == 2 {
 			s.compactAt = 0
 		}
@@ -4772,21 +5142,6 @@ func childStore(mode string) bool {
 			fmt.Println(step.to)
 		}
 		fmt.Println("end")
-		return true
-	}
-	if kind, ok := strings.CutPrefix(mode, "store-append "); ok {
-		s, err := openStore(dir)
-		append := bareAppend(dir)
-		if kind == "store" && err == nil {
-			append = storeAppend(s)
-		}
-		n := 0
-		for end := time.Now().Add(time.Second); time.Now().Before(end); n++ {
-			if err := append(); err != nil {
-				fmt.Println("error", err)
-			}
-		}
-		fmt.Println(n)
 		return true
 	}
 	if mode != "store-crowd" {
@@ -4965,7 +5320,7 @@ func TestStoreCrowd(t *testing.T) {
 			t.Errorf("prompt %s is %s, its history says %s", id, p.Status, at[id])
 		}
 	}
-	if notes := s.Damage(); len(notes) > 0 || len(at) < 10 {
+	if notes := s.notes; len(notes) > 0 || len(at) < n {
 		t.Errorf("%d prompts, damage: %q", len(at), notes)
 	}
 	if code, out, _ := storeCommand(t, t.Context(), dir, "audit", "verify"); code != 0 {
@@ -4998,9 +5353,7 @@ func TestStoreFollow(t *testing.T) {
 	other := storePrompt(t, b, storeSession(t, b), AwaitingReply, nil)
 	p := storePrompt(t, b, session, AwaitingReply, nil)
 	wait(p.ID, AwaitingReply)
-	b.mu.Lock()
-	b.compactAt = 0
-	b.mu.Unlock()
+	storeCompactNext(b)
 	b.Decide(storeTap(p, "y"), time.Now())
 	b.Decide(storeTap(other, "y"), time.Now())
 	wait(p.ID, ReplyReceived)
@@ -5026,7 +5379,8 @@ func TestStoreRetention(t *testing.T) {
 	fresh := storePrompt(t, s, ended, Resolved, func(p *PromptRecord) { p.ExpiresAt = now.Add(-day) })
 	r := *storeView(t, s).Sessions[ended]
 	r.Status, r.EndedAt = "completed", ref(now.Add(-40*day))
-	storeUpdate(s, &r, &UpdateRecord{Head{ID: "1"}, "message"}, &InputRecord{Head: Head{ID: "i"}, SessionID: ended, Status: "done"})
+	storeUpdate(s, &r, &UpdateRecord{Head{ID: "1"}, "message"}, &InputRecord{Head: Head{ID: "i"}, SessionID: ended,
+		Status: "done"})
 	at(10 * day)
 	recent := storePrompt(t, s, live, Resolved, func(p *PromptRecord) { p.Full = "the whole dialog" })
 	at(day)
@@ -5040,7 +5394,8 @@ func TestStoreRetention(t *testing.T) {
 		if v.Prompts[old.ID] != nil || v.Sessions[ended] != nil || v.Updates["1"] != nil || v.Inputs["i"] != nil {
 			t.Error("something old was kept")
 		}
-		if v.Prompts[waiting.ID] == nil || v.Prompts[fresh.ID] == nil || v.Prompts[recent.ID] == nil || v.Sessions[live] == nil ||
+		if v.Prompts[waiting.ID] == nil || v.Prompts[fresh.ID] == nil || v.Prompts[recent.ID] == nil ||
+			v.Sessions[live] == nil ||
 			v.Updates["2"] == nil || v.Updates["3"] == nil || v.Meta["audit"] == nil {
 			t.Error("something alive was dropped")
 		}
@@ -5085,7 +5440,8 @@ func TestStoreLocksAndReap(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer drop()
-	storeUpdate(a, &SessionRecord{Head: Head{ID: live}, Status: "active", PID: os.Getpid(), PIDStart: processStart(os.Getpid())})
+	storeUpdate(a, &SessionRecord{Head: Head{ID: live}, Status: "active", PID: os.Getpid(),
+		PIDStart: processStart(os.Getpid())})
 	for range 3 {
 		runtime.GC()
 	}
@@ -5095,7 +5451,8 @@ func TestStoreLocksAndReap(t *testing.T) {
 	if pid := b.holder("poll.lock"); pid != os.Getpid() {
 		t.Error("poller is", pid)
 	}
-	open, typed, mine := storePrompt(t, a, dead, AwaitingReply, nil), storePrompt(t, a, dead, ReplyReceived, nil), storePrompt(t, a, live, AwaitingReply, nil)
+	open, typed, mine := storePrompt(t, a, dead, AwaitingReply, nil), storePrompt(t, a, dead, ReplyReceived,
+		nil), storePrompt(t, a, live, AwaitingReply, nil)
 	storeUpdate(a, &InputRecord{Head: Head{ID: "i"}, SessionID: dead, Status: "queued"})
 	sessions, prompts, err := b.Reap(time.Now())
 	if err != nil || len(sessions) != 1 || sessions[0].ID != dead || len(prompts) != 2 {
@@ -5108,6 +5465,10 @@ func TestStoreLocksAndReap(t *testing.T) {
 	}
 	if sessions, prompts, _ = b.Reap(time.Now()); len(sessions)+len(prompts) != 0 {
 		t.Error("reaped twice")
+	}
+	drop()
+	if left, _ := os.ReadDir(filepath.Join(dir, "sessions")); len(left) > 0 {
+		t.Error("a session's lock outlives it", left)
 	}
 	release()
 	if release, held, _ = b.TryPoll(); !held {
@@ -5124,14 +5485,23 @@ func TestStoreCommands(t *testing.T) {
 	if code, _, errs := run("status"); code != 0 || !strings.Contains(errs, "no sessions") {
 		t.Error(code, errs)
 	}
+	for range 2 { // an audit log that is not there, or empty
+		if code, out, errs := run("audit", "verify"); code != 0 || !strings.Contains(out, "0 entries") {
+			t.Error(code, out, errs)
+		}
+	}
 	s := storeAt(t, dir)
 	id := newID()
 	release, _ := s.HoldSession(id)
 	defer release()
-	storeUpdate(s, &SessionRecord{Head: Head{ID: id}, Tool: "claude", Label: strings.Repeat("long ", 20), PID: 4242, Status: "active", Activity: "waiting",
+	storeUpdate(s, &SessionRecord{Head: Head{ID: id}, Tool: "claude", Label: strings.Repeat("long ", 20), PID: 4242,
+		Status: "active", Activity: "waiting",
 		StartedAt: time.Now().Add(-90 * time.Minute), LastSeen: ref(time.Now().Add(-3 * time.Second))})
 	storeSession(t, s) // dead
-	p := storePrompt(t, s, id, AwaitingReply, func(p *PromptRecord) { p.Question = "Go on\x1b[31m?" + strings.Repeat("x", 100) })
+	p := storePrompt(t, s, id, AwaitingReply, func(p *PromptRecord) {
+		p.Question = "Go on\x1b[31m?" + strings.Repeat("x",
+			100)
+	})
 	for _, args := range [][]string{{"status"}, {"approvals"}, {"logs"}} {
 		_, out, _ := run(args...)
 		for line := range strings.Lines(out) {
@@ -5139,16 +5509,19 @@ func TestStoreCommands(t *testing.T) {
 				t.Errorf("%v: %d columns: %q", args, n, line)
 			}
 		}
-		if !strings.Contains(out, shortID(id)) && args[0] != "approvals" || args[0] == "approvals" && !strings.Contains(out, shortID(p.ID)) {
+		if !strings.Contains(out, shortID(id)) && args[0] != "approvals" || args[0] == "approvals" && !strings.Contains(out,
+			shortID(p.ID)) {
 			t.Errorf("%v: %s", args, out)
 		}
 	}
 	var rows []map[string]any
-	if _, out, _ := run("status", "--all", "--json"); json.Unmarshal([]byte(out), &rows) != nil || len(rows) != 2 || rows[0]["id"] != id ||
+	if _, out, _ := run("status", "--all", "--json"); json.Unmarshal([]byte(out), &rows) != nil || len(rows) != 2 ||
+		rows[0]["id"] != id ||
 		rows[0]["open_prompts"] != 1.0 || rows[1]["status"] != "crashed" {
 		t.Error(out)
 	}
-	if _, out, _ := run("approvals", "--json"); json.Unmarshal([]byte(out), &rows) != nil || len(rows) != 1 || rows[0]["status"] != "awaiting_reply" {
+	if _, out, _ := run("approvals", "--json"); json.Unmarshal([]byte(out), &rows) != nil || len(rows) != 1 ||
+		rows[0]["status"] != "awaiting_reply" {
 		t.Error(out)
 	}
 	if code, _, errs := run("answer", shortID(p.ID), "maybe"); code != 1 || !strings.Contains(errs, "it takes y n") {
@@ -5163,7 +5536,8 @@ func TestStoreCommands(t *testing.T) {
 	if code, _, errs := run("approvals"); code != 0 || !strings.Contains(errs, "no open questions") {
 		t.Error(code, errs)
 	}
-	if _, out, _ := run("logs", "--json", "--session", shortID(id)); strings.Count(out, "\n") != 6 || !strings.Contains(out, "REPLY_REJECTED") {
+	if _, out, _ := run("logs", "--json", "--session", shortID(id)); strings.Count(out, "\n") != 6 ||
+		!strings.Contains(out, "REPLY_REJECTED") {
 		t.Error(out)
 	}
 }
@@ -5175,7 +5549,8 @@ func auditFilled(t testing.TB, n int) (*Store, []byte) {
 	t.Helper()
 	s := storeAt(t, storeDir(t))
 	for i := range n {
-		err := s.Audit().Append(Event{"TOOL_CALL", newID(), "", []Field{{"text", fmt.Sprintf("%d <&> \x7f \u2028 \" \\ é 😀 \xff", i)}, {"n", i}, {"ok", true}, {"none", nil}}})
+		err := s.Audit().Append(Event{"TOOL_CALL", newID(), "", []Field{{"text",
+			fmt.Sprintf("%d <&> \x7f \u2028 \" \\ é 😀 \xff", i)}, {"n", i}, {"ok", true}, {"none", nil}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -5186,8 +5561,9 @@ func auditFilled(t testing.TB, n int) (*Store, []byte) {
 
 // The lines are what jq -c prints, for every code point, and verify without us.
 func TestAuditEveryCodePoint(t *testing.T) {
-	for in, want := range map[string]string{"a\"\\/": `"a\"\\/"`, "\b\f\n\r\t\x00\x1f\x7f": `"\b\f\n\r\t\u0000\u001f\u007f"`,
-		"<>&\u2028\u2029é😀": "\"<>&\u2028\u2029é😀\"", "\xffa\ufffd": "\"\ufffda\ufffd\""} {
+	for in, want := range map[string]string{"a\"\\/": `"a\"\\/"`,
+		"\b\f\n\r\t\x00\x1f\x7f": `"\b\f\n\r\t\u0000\u001f\u007f"`,
+		"<>&\u2028\u2029é😀":      "\"<>&\u2028\u2029é😀\"", "\xffa\ufffd": "\"\ufffda\ufffd\""} {
 		if got := string(appendString(nil, in)); got != want {
 			t.Errorf("appendString(%q) = %s, want %s", in, got, want)
 		}
@@ -5227,20 +5603,20 @@ func TestAuditEveryCodePoint(t *testing.T) {
 // Any bit, any edit: noticed, and the line named.
 func TestAuditTampering(t *testing.T) {
 	_, log := auditFilled(t, 3)
-	if v := verify(bytes.NewReader(log), nil); !v.OK || v.Entries != 3 {
+	if v := verify(bytes.NewReader(log)); !v.OK || v.Entries != 3 {
 		t.Fatal(v)
 	}
 	for i := range log {
 		for bit := range 8 {
 			log[i] ^= 1 << bit
-			if v := verify(bytes.NewReader(log), nil); v.OK || v.Line < 1 || v.Line > int64(bytes.Count(log[:i+1], []byte("\n"))+1) {
+			if v := verify(bytes.NewReader(log)); v.OK || v.Line < 1 || v.Line > int64(bytes.Count(log[:i+1], []byte("\n"))+1) {
 				t.Fatalf("bit %d of byte %d: %+v", bit, i, v)
 			}
 			log[i] ^= 1 << bit
 		}
 	}
 	l := bytes.SplitAfter(log, []byte("\n"))
-	head := Anchor{3, verify(bytes.NewReader(log), nil).Hash, "state.jsonl"}
+	head := "3:" + verify(bytes.NewReader(log)).Hash
 	s2, other := auditFilled(t, 4) // a chain computed anew
 	defer s2.Close()
 	rows := []struct {
@@ -5264,15 +5640,12 @@ func TestAuditTampering(t *testing.T) {
 		{"escaped", bytes.Replace(log, []byte("é"), []byte("\\u00e9"), 1), 1, "jq -c"},
 	}
 	for _, row := range rows {
-		if v := verify(bytes.NewReader(row.log), []Anchor{head}); v.OK || v.Line != row.line || !strings.Contains(v.Reason, row.why) {
+		if v := verify(bytes.NewReader(row.log), head); v.OK || v.Line != row.line || !strings.Contains(v.Reason, row.why) {
 			t.Errorf("%s: %+v, want line %d %s", row.name, v, row.line, row.why)
 		}
 	}
-	if v := verify(bytes.NewReader(log), []Anchor{head, {0, head.Hash, "--head"}}); !v.OK {
+	if v := verify(bytes.NewReader(log), head, head); !v.OK {
 		t.Error(v)
-	}
-	if v := verify(bytes.NewReader(log), []Anchor{{0, digest(nil), "--head"}}); v.OK {
-		t.Error("a head that no entry has was accepted")
 	}
 }
 
@@ -5283,16 +5656,17 @@ func TestAuditTornAndLost(t *testing.T) {
 	whole := bytes.LastIndexByte(log[:len(log)-1], '\n') + 1
 	for _, cut := range []int{whole + 1, whole + 50, len(log) - 1, 10, 0} {
 		os.WriteFile(path, log[:cut], 0o600)
-		if err := s.Audit().Append(Event{Name: "UNAUTHORIZED", Fields: []Field{{"big", strings.Repeat("x", 4000)}, {"more", strings.Repeat("é", 2000)}}}); err != nil {
+		if err := s.Audit().Append(Event{Name: "UNAUTHORIZED", Fields: []Field{{"big", strings.Repeat("x", 4000)}, {"more",
+			strings.Repeat("é", 2000)}}}); err != nil {
 			t.Fatal(err)
 		}
 		now, _ := os.ReadFile(path)
-		if v := verify(bytes.NewReader(now), nil); !v.OK {
+		if v := verify(bytes.NewReader(now)); !v.OK {
 			t.Errorf("cut at %d: %+v", cut, v)
 		}
 	}
 	code, out, _ := storeCommand(t, t.Context(), s.Dir, "audit", "verify")
-	if code != 1 || !strings.Contains(out, "state.jsonl") {
+	if code != 1 || !strings.Contains(out, "is known") {
 		t.Error("a log started anew passes:", out)
 	}
 	os.WriteFile(path, []byte("garbage\n"), 0o600)
@@ -5302,20 +5676,6 @@ func TestAuditTornAndLost(t *testing.T) {
 	}
 	if _, why, err := s.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
 		t.Error("a damaged audit log stops the answers:", why, err)
-	}
-}
-
-// Typed text is in the log as length and hash only.
-func TestAuditHidesText(t *testing.T) {
-	s := storeAt(t, storeDir(t))
-	for _, text := range []string{"my private words", "enter"} {
-		p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) { p.Type, p.SafeDefault = FreeText, nil })
-		s.Decide(storeTap(p, text), time.Now())
-		s.Move(p.ID, Injected, nil)
-		log, _ := os.ReadFile(s.audit.log.path)
-		if bytes.Contains(log, []byte(`"`+text+`"`)) || bytes.Count(log, []byte(digest([]byte(text)))) != 2 {
-			t.Errorf("%s", log)
-		}
 	}
 }
 
@@ -5329,8 +5689,9 @@ func TestAuditCommands(t *testing.T) {
 		}
 	}
 	seq, hash, _ := s.Audit().Head()
-	for head, want := range map[string]int{fmt.Sprintf("%d:%s", seq, hash): 0, hash: 0, fmt.Sprintf("%d:%s", seq+1, hash): 1,
-		digest(nil): 1, "1:" + hash: 1, "x": 2, "x:" + hash: 2, "31": 2} {
+	for head, want := range map[string]int{fmt.Sprintf("%d:%s", seq, hash): 0, hash: 2, fmt.Sprintf("%d:%s", seq+1,
+		hash): 1,
+		"1:" + digest(nil): 1, "1:" + hash: 1, "x": 2, "x:" + hash: 2, "31": 2} {
 		if code, out, errs := storeCommand(t, t.Context(), s.Dir, "audit", "verify", "--json", "--head", head); code != want {
 			t.Errorf("--head %s: %d %s %s", head, code, out, errs)
 		}
@@ -5363,16 +5724,6 @@ func FuzzStateLine(f *testing.F) {
 		}
 		parseHead(b)
 		decode([][]byte{b})
-	})
-}
-
-func FuzzAuditLine(f *testing.F) {
-	_, log := auditFilled(f, 2)
-	f.Add(log)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if v := verify(bytes.NewReader(b), nil); v.OK && bytes.Count(b, []byte("\n")) != int(v.Entries) {
-			t.Errorf("%d entries in %q", v.Entries, b)
-		}
 	})
 }
 
@@ -5423,35 +5774,6 @@ func BenchmarkAppend(b *testing.B) {
 	b.ReportMetric(bare*1e6, "bare-p50-µs")
 	b.ReportMetric(store*1e6, "store-p50-µs")
 	b.ReportMetric(store/bare, "ratio")
-}
-
-// BenchmarkAppendFour compares what four processes append in a second with what one or four do by bare calls.
-func BenchmarkAppendFour(b *testing.B) {
-	total := func(kind string, n int) (sum float64) {
-		dir := storeDir(b)
-		var outs []*bytes.Buffer
-		var cmds []*exec.Cmd
-		for range n {
-			cmd, out := storeChild(dir, "store-append "+kind), &bytes.Buffer{}
-			cmd.Stdout, outs, cmds = out, append(outs, out), append(cmds, cmd)
-			cmd.Start()
-		}
-		for i, cmd := range cmds {
-			cmd.Wait()
-			count, err := strconv.Atoi(strings.TrimSpace(outs[i].String()))
-			if err != nil {
-				b.Fatal(outs[i])
-			}
-			sum += float64(count)
-		}
-		return sum
-	}
-	for b.Loop() {
-		one, four, ours := total("bare", 1), total("bare", 4), total("store", 4)
-		b.ReportMetric(ours/four, "of-bare-four")
-		b.ReportMetric(ours/one, "of-bare-one")
-		b.ReportMetric(ours, "appends/s")
-	}
 }
 
 // BenchmarkOpen opens 100,000 records, all of different ids, and with four lines each.

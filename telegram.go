@@ -1,18 +1,14 @@
 // Telegram: the one file that reaches the network.
 //
-// Out: Ask, Settle and Notify send and edit messages for this process's own session. In: Poll, in the one process
-// that holds the poll lock, receives for all sessions. A tap or an answer becomes a Decision for Store.Decide,
-// anything else an InputRecord that the session's owner executes; a few commands are answered from the state.
+// Out: Ask, Settle and Notify, for this process's own session. In: Poll, in the one process that holds the poll lock,
+// for all sessions. An answer becomes a Decision for Store.Decide, anything else an InputRecord for its session.
 //
 // Rules:
-//   - Every request goes through call, every message through send: deadline, pacing and retries in one place each.
 //   - Text is sent with entities (offsets in UTF-16 units), never with a parse_mode: what a program printed cannot
 //     become markup. Text from elsewhere passes clean on its way out.
 //   - Every update passes admitted first. Strangers are audited and never answered.
-//   - An update is confirmed to the server only after what it did is on disk; ids acted on are in the state, so that
-//     the next poller repeats nothing. Pending updates are never dropped.
-//   - A message about a session ends in a line of ours with [SID:…], and only that line is believed when a reply
-//     quotes it: a program cannot print itself into another session.
+//   - An update is confirmed to the server only after what it did is on disk, with its id: nothing is repeated.
+//   - A message about a session ends in our [SID:…]; only that line routes a reply, so a program cannot.
 //   - The token never leaves this file: no error carries a URL.
 //
 // Where a comment says "server", only the source of tdlib/telegram-bot-api tells.
@@ -43,7 +39,6 @@ import (
 	"sync/atomic"
 	"time"
 	"unicode/utf16"
-	"unicode/utf8"
 
 	"golang.org/x/term"
 )
@@ -57,15 +52,11 @@ const (
 	tapLife     = 150 * time.Second // an undelivered callback_query is forgotten after this (server)
 )
 
-// Channel carries questions to the operator and outcomes back; receiving is the poller's. Methods block,
-// obey the pacing and retry what can be retried until ctx ends; an error is final.
+// Channel carries questions to the operator and outcomes back. Methods block, obey the pacing and retry until ctx ends.
 type Channel interface {
-	// Ask sends the question with its buttons and returns the message's id (0: the channel has none).
-	Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (int64, error)
-	// Settle edits the question's message to what p now says: still waiting (time left), or who answered what and when.
-	Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error
-	// Notify sends a message that asks nothing, or edits one, and returns its id.
-	Notify(ctx context.Context, n Notice) (int64, error)
+	Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (msg int64, err error) // msg: the message's id, 0 none
+	Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error               // edits it to what p now says
+	Notify(ctx context.Context, n Notice) (msg int64, err error)
 	Close() error
 }
 
@@ -85,26 +76,21 @@ type Telegram struct {
 	token, base string // base: api_base without a slash at its end
 	http        *http.Client
 	cfg         atomic.Pointer[Config]
-	chat        atomic.Int64 // the configured chat, or the supergroup it became
 	skew        atomic.Int64 // Telegram's clock minus ours, a time.Duration
 	polling     atomic.Bool  // this process holds the poll lock
 
 	mu                       sync.Mutex // guards what follows
 	sendTrouble, pollTrouble string
-	slot                     slot // the pacing, as far as this process knows
+	next                     time.Time // the pacing, as far as this process knows, see turn
 }
 
-// newTelegram refuses what would otherwise fail late.
+// newTelegram is the channel of a complete configuration.
 func newTelegram(cfg *Config, st *Store, log *slog.Logger) (*Telegram, error) {
 	if cfg.Token == "" || cfg.ChatID == 0 || len(cfg.Users) == 0 {
 		return nil, errors.New("telegram needs bot_token, chat_id and allowed_users: run atlasbridge setup")
 	}
-	if err := checkBaseURL(cfg.APIBase); err != nil {
-		return nil, fmt.Errorf("telegram.api_base %w", err)
-	}
 	t := newBot(cfg.Token, cfg.APIBase)
 	t.store, t.log = st, log
-	t.chat.Store(cfg.ChatID)
 	t.cfg.Store(cfg)
 	return t, nil
 }
@@ -113,12 +99,11 @@ func newTelegram(cfg *Config, st *Store, log *slog.Logger) (*Telegram, error) {
 func newBot(token, base string) *Telegram {
 	tr := http.DefaultTransport.(*http.Transport).Clone() // proxies from the environment; limits on dialing and TLS
 	tr.Protocols = new(http.Protocols)
-	tr.Protocols.SetHTTP1(true)                            // a connection per request in flight: a dead long poll takes no message with it
-	refuse := func(*http.Request, []*http.Request) error { // the token is in the path
-		return http.ErrUseLastResponse
-	}
+	tr.Protocols.SetHTTP1(true) // a dead long poll takes no message with it
+	// The token is in the path, so no redirect is followed.
+	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return &Telegram{token: token, base: strings.TrimRight(base, "/"), log: slog.New(slog.DiscardHandler),
-		http: &http.Client{Transport: tr, CheckRedirect: refuse}}
+		http: &http.Client{Transport: tr, CheckRedirect: stay}}
 }
 
 func (t *Telegram) Close() error { t.http.CloseIdleConnections(); return nil }
@@ -141,13 +126,6 @@ func (t *Telegram) Trouble() string {
 	return cmp.Or(t.sendTrouble, t.pollTrouble)
 }
 
-// warn logs a failure that changes nothing else.
-func (t *Telegram) warn(doing string, err error) {
-	if err != nil && !errors.Is(err, context.Canceled) {
-		t.log.Warn(doing, "error", err)
-	}
-}
-
 // note sets one of the two troubles; a new one is logged.
 func (t *Telegram) note(trouble *string, text string) {
 	t.mu.Lock()
@@ -158,13 +136,19 @@ func (t *Telegram) note(trouble *string, text string) {
 	*trouble = text
 }
 
+// warn logs a failure that changes nothing else.
+func (t *Telegram) warn(doing string, err error) {
+	if err != nil && !errors.Is(err, context.Canceled) {
+		t.log.Warn(doing, "error", err)
+	}
+}
+
 // apiError is every way a call can fail. Its text never holds the URL, whose path is the token.
 type apiError struct {
-	method  string
-	code    int // the Bot API's error_code; 0: no answer of the Bot API came (network, proxy, cut answer)
-	text    string
-	after   time.Duration // retry_after
-	migrate int64         // the supergroup this group became
+	method string
+	code   int // the Bot API's error_code; 0: no answer of the Bot API came (network, proxy, cut answer)
+	text   string
+	after  time.Duration // retry_after
 }
 
 func (e *apiError) Error() string { return "telegram " + e.method + ": " + e.text }
@@ -180,10 +164,10 @@ func (e *apiError) trouble() string {
 	switch {
 	case e.code == 401 || e.code == 404:
 		return "Telegram refuses the bot token (" + e.text + "): run atlasbridge setup"
-	case e.code == 403 || e.says("chat not found"):
-		return "the bot may not write to its chat (" + e.text + "): press Start there"
+	case e.code == 403 || e.says("chat not found") || e.says("upgraded to a supergroup"):
+		return "the bot may not write to its chat (" + e.text + "): press Start there, or run atlasbridge setup"
 	case e.says("webhook"):
-		return "a webhook is set for this bot, so it cannot be polled: atlasbridge setup --yes removes it"
+		return "a webhook is set for this bot, so it cannot be polled: remove it, or give AtlasBridge a bot of its own"
 	case e.code == 409:
 		return "another program polls with this bot's token: stop it, or give it a bot of its own"
 	case e.temporary() && e.after == 0:
@@ -192,31 +176,22 @@ func (e *apiError) trouble() string {
 	return ""
 }
 
-// cutMessage finds the id in the answer to a sendMessage that was carried out but whose answer broke off.
-var cutMessage = regexp.MustCompile(`^\{"ok":true,"result":(\{"message_id":\d+)[,}]`)
+// cutAnswer finds the id in the answer to a sendMessage that was carried out but whose answer broke off.
+var cutAnswer = regexp.MustCompile(`^\{"ok":true,"result":(\{"message_id":\d+)[,}]`)
 
-// call makes one request and decodes its result into result (nil: ignored). Its error is an *apiError.
+// call makes one request and decodes its result into result (nil: ignored). What comes back is the Bot API's JSON, or a
+// proxy's page, or a part of either. The error is an *apiError.
 func (t *Telegram) call(ctx context.Context, method string, params, result any) error {
-	if e := t.request(ctx, method, params, result); e != nil {
-		return e
-	}
-	return nil
-}
-
-func (t *Telegram) request(ctx context.Context, method string, params, result any) *apiError {
 	limit := callTimeout
 	if method == "getUpdates" {
 		limit += pollSeconds * time.Second
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	body, err := json.Marshal(cmp.Or(params, any(struct{}{})))
-	var req *http.Request
-	if err == nil {
-		req, err = http.NewRequestWithContext(ctx, http.MethodPost, t.base+"/bot"+t.token+"/"+method, bytes.NewReader(body))
-	}
+	body, _ := json.Marshal(cmp.Or(params, any(struct{}{}))) // of maps of plain values: cannot fail
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.base+"/bot"+t.token+"/"+method, bytes.NewReader(body))
 	if err != nil { // its text would show the URL
-		return &apiError{method: method, code: 400, text: "parameters, api_base and token do not make a request"}
+		return &apiError{method: method, code: 400, text: "api_base and token do not make a URL"}
 	}
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := t.http.Do(req)
@@ -231,11 +206,6 @@ func (t *Telegram) request(ctx context.Context, method string, params, result an
 		}
 		return &apiError{method: method, text: strings.ReplaceAll(err.Error(), t.token, "‹token›")}
 	}
-	return t.answer(method, resp, data, result)
-}
-
-// answer reads what came back: the Bot API's JSON, or a proxy's page, or a part of either.
-func (t *Telegram) answer(method string, resp *http.Response, data []byte, result any) *apiError {
 	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
 		t.skew.Store(int64(time.Until(date)))
 	}
@@ -244,21 +214,18 @@ func (t *Telegram) answer(method string, resp *http.Response, data []byte, resul
 		Result      json.RawMessage
 		ErrorCode   int `json:"error_code"`
 		Description string
-		Parameters  struct {
-			RetryAfter int64 `json:"retry_after"`
-			MigrateTo  int64 `json:"migrate_to_chat_id"`
-		}
+		Parameters  map[string]int64
 	}
 	if err := json.Unmarshal(data, &a); err != nil || !a.OK && a.ErrorCode == 0 {
-		m := cutMessage.FindSubmatch(data)
+		m := cutAnswer.FindSubmatch(data)
 		if m == nil || resp.StatusCode != http.StatusOK {
 			return &apiError{method: method, text: resp.Status + ", but nothing the Bot API would say"}
 		}
 		a.Result, a.OK = append(m[1], '}'), true
 	}
 	if !a.OK {
-		return &apiError{method, a.ErrorCode, fmt.Sprintf("%d: %s", a.ErrorCode, a.Description),
-			time.Duration(a.Parameters.RetryAfter) * time.Second, a.Parameters.MigrateTo}
+		after := time.Duration(a.Parameters["retry_after"]) * time.Second
+		return &apiError{method, a.ErrorCode, fmt.Sprintf("%d: %s", a.ErrorCode, a.Description), after}
 	}
 	if result != nil && json.Unmarshal(a.Result, result) != nil {
 		return &apiError{method: method, text: "a result of another shape than documented"}
@@ -282,19 +249,17 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// send is call for what makes or changes a message: paced, and repeated until it is done, refused for good, or ctx
-// ends. It returns the message's id; 0 when the message to change is gone, which is no error.
+// send is call for messages: paced, and repeated until it is done, refused for good, or ctx ends. It returns the
+// message's id; 0 when the message to change is gone, which is no error.
 func (t *Telegram) send(ctx context.Context, method string, params map[string]any, urgent bool) (int64, error) {
 	for failures := 0; ; {
 		if err := t.pace(ctx, urgent); err != nil {
 			return 0, err
 		}
-		var result json.RawMessage
-		params["chat_id"] = t.chat.Load()
-		e := t.request(ctx, method, params, &result)
+		var sent message
+		params["chat_id"] = t.cfg.Load().ChatID
+		e, _ := t.call(ctx, method, params, &sent).(*apiError)
 		if e == nil {
-			var sent message
-			_ = json.Unmarshal(result, &sent) // deleteMessage gives only true
 			t.note(&t.sendTrouble, "")
 			return sent.ID, nil
 		}
@@ -305,18 +270,13 @@ func (t *Telegram) send(ctx context.Context, method string, params map[string]an
 			t.note(&t.sendTrouble, text)
 		}
 		switch {
-		case e.says("message is not modified"):
+		case e.says("message is not modified"), e.says("message to edit not found"), e.says("message can't be edited"):
 			id, _ := params["message_id"].(int64)
-			return id, nil
-		case e.says("message to edit not found") || e.says("message can't be edited"):
-			return 0, nil
-		case e.migrate != 0:
-			t.log.Warn("the group became a supergroup: set telegram.chat_id to the new id", "chat_id", e.migrate)
-			t.chat.Store(e.migrate)
+			return map[bool]int64{true: id}[e.says("not modified")], nil
 		case e.says("parse entities") && params["entities"] != nil:
 			delete(params, "entities") // a question is never lost to its looks
 		case e.after > 0:
-			t.shareSlot(func(s slot) slot { return slot{s.next, time.Now().Add(e.after)} })
+			t.turn(func(time.Time) time.Time { return time.Now().Add(e.after) })
 		case !e.temporary():
 			return 0, e
 		default:
@@ -326,80 +286,56 @@ func (t *Telegram) send(ctx context.Context, method string, params map[string]an
 	}
 }
 
-// slot is the pacing of the chat, kept in one small file for all processes. About one message a second is allowed in
-// a chat, and 20 a minute in a group: https://core.telegram.org/bots/faq#my-bot-is-hitting-limits-how-do-i-avoid-this
-type slot struct {
-	next  time.Time // when the next message may leave; in the past: that much is saved up for a burst
-	until time.Time // retry_after: nothing leaves before
+// pace waits until a message may leave. About one a second is allowed in a chat, 20 a minute in a group:
+// https://core.telegram.org/bots/faq#my-bot-is-hitting-limits-how-do-i-avoid-this
+func (t *Telegram) pace(ctx context.Context, urgent bool) (err error) {
+	every := 1050 * time.Millisecond
+	if t.cfg.Load().ChatID < 0 { // a group: the burst + 60 s / every stays below 20
+		every = 3900 * time.Millisecond
+	}
+	for wait := every; wait > 0 && err == nil; {
+		t.turn(func(next time.Time) time.Time {
+			next, wait = reserve(next, time.Now(), every, urgent)
+			return next
+		})
+		err = sleep(ctx, wait)
+	}
+	return err
 }
 
-// reserve takes the next place, at most burst of them without a pause of every between, and tells how long to wait for
-// it. What is not urgent takes nothing while it would have to wait, and leaves one place free: questions overtake.
-func (s slot) reserve(now time.Time, every time.Duration, burst int, urgent bool) (slot, time.Duration) {
-	if s.next.Sub(now) > 10*time.Minute || s.until.Sub(now) > 24*time.Hour { // the clock was set back
-		s = slot{}
+// reserve takes a turn, or tells how long none is free. The next is due at next; when that is past, up to four are
+// saved up. What is not urgent leaves one of them free: questions overtake.
+func reserve(next, now time.Time, every time.Duration, urgent bool) (time.Time, time.Duration) {
+	if full := now.Add(-3 * every); full.After(next) {
+		next = full
 	}
-	for _, least := range []time.Time{s.until, now.Add(-every * time.Duration(burst-1))} {
-		if least.After(s.next) {
-			s.next = least
-		}
-	}
-	wait := s.next.Sub(now)
+	wait := next.Sub(now)
 	if !urgent {
 		wait += every
 	}
-	if urgent || wait <= 0 {
-		s.next = s.next.Add(every)
+	if wait > 0 {
+		return next, wait
 	}
-	return s, max(0, wait)
+	return next.Add(every), 0
 }
 
-// pace waits until a message may leave.
-func (t *Telegram) pace(ctx context.Context, urgent bool) error {
-	every, burst := 1050*time.Millisecond, 3
-	if t.chat.Load() < 0 { // a group: burst + 60 s / every stays below 20
-		every, burst = 3900*time.Millisecond, 4
-	}
-	for reserved := false; ; {
-		var wait time.Duration
-		t.shareSlot(func(s slot) slot {
-			if now := time.Now(); reserved {
-				wait = s.until.Sub(now) // another process may have been told to wait meanwhile
-			} else {
-				s, wait = s.reserve(now, every, burst, urgent)
-				reserved = urgent
-			}
-			return s
-		})
-		if wait <= 0 {
-			return ctx.Err()
-		}
-		if err := sleep(ctx, wait); err != nil {
-			return err
-		}
-	}
-}
-
-// shareSlot changes the pacing under a lock. Where the file cannot be used, this process paces itself alone.
-func (t *Telegram) shareSlot(change func(slot) slot) {
+// turn changes when the next message may leave, kept for all processes in one small file, together with when it was
+// written: before that, the clock has been set back. Without the file this process paces itself alone.
+func (t *Telegram) turn(change func(next time.Time) time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	f, err := openPrivate(filepath.Join(t.store.Dir, "telegram.pace"), os.O_RDWR|os.O_CREATE)
-	if err == nil {
-		defer f.Close() // and with it the lock
-		err = lockFile(f, true)
-	}
-	if err != nil {
-		t.slot = change(t.slot)
+	if err != nil || lockFile(f, true) != nil {
+		t.next = change(t.next)
 		return
 	}
-	var next, until int64
-	if n, _ := fmt.Fscanf(f, "%d %d", &next, &until); n == 2 {
-		t.slot = slot{time.Unix(0, next), time.Unix(0, until)}
+	defer f.Close() // and with it the lock
+	var next, written int64
+	if _, err := fmt.Fscanf(f, "%d %d", &next, &written); err != nil || written > time.Now().UnixNano() {
+		next = 0
 	}
-	t.slot = change(t.slot)
-	next, until = max(0, t.slot.next.UnixNano()), max(0, t.slot.until.UnixNano())
-	_, _ = f.WriteAt(fmt.Appendf(nil, "%020d %020d\n", next, until), 0)
+	t.next = change(time.Unix(0, next))
+	_, _ = f.WriteAt(fmt.Appendf(nil, "%020d %020d\n", t.next.UnixNano(), time.Now().UnixNano()), 0)
 }
 
 // richText is a message's text with its entities, whose offsets and lengths count UTF-16 units.
@@ -450,32 +386,25 @@ func markup(rows [][]button) map[string]any { return map[string]any{"inline_keyb
 func clean(s string, n int) string {
 	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\r", "")
 	s = visible(redact(strings.TrimRight(strings.TrimLeft(s, "\n"), " \t\n")))
-	if fit := fitUnits(s, n); fit < len(s) {
-		s = s[:fitUnits(s, n-1)] + "…"
+	if _, rest := cutText(s, n); rest != "" {
+		s, _ = cutText(s, n-1)
+		s += "…"
 	}
 	return s
 }
 
-// fitUnits is how many bytes of s, in whole characters, make at most n UTF-16 units.
-func fitUnits(s string, n int) int {
-	for i, c := range s {
-		if n -= utf16.RuneLen(c); n < 0 {
-			return i
-		}
-	}
-	return len(s)
-}
-
-// cutText cuts a part of at most n UTF-16 units off s, at a line end if there is one, which is then lost.
+// cutText cuts at most n UTF-16 units off s, if it can at a line end in their second half, which is then lost.
 func cutText(s string, n int) (part, rest string) {
-	fit := fitUnits(s, n)
-	if fit == len(s) {
-		return s, ""
+	for i, c := range s {
+		if n -= utf16.RuneLen(c); n >= 0 {
+			continue
+		}
+		if end := strings.LastIndexByte(s[:i+1], '\n'); end > i/2 {
+			return s[:end], s[end+1:]
+		}
+		return s[:i], s[i:]
 	}
-	if i := strings.LastIndexByte(s[:fit+1], '\n'); i > 0 {
-		return s[:i], s[i+1:]
-	}
-	return s[:fit], s[fit:]
+	return s, ""
 }
 
 // origin is the last line of every message about a session: which one it is. sessionMark reads it back.
@@ -505,8 +434,7 @@ const (
 	tapSubmit = "~s:"     // + the keys that are ticked: give these choices
 )
 
-// inFull lets an open permission question show all it is about where that fits into one message: then nothing of it
-// is cut, and nothing held back.
+// inFull lets an open permission question show all it is about where that fits into one message: nothing is cut.
 func (p *PromptRecord) inFull() *PromptRecord {
 	if !p.Permission || !p.Open() || p.Full == "" || len(p.Full) > partUnits {
 		return p
@@ -516,9 +444,8 @@ func (p *PromptRecord) inFull() *PromptRecord {
 	return &q
 }
 
-// keyboard is an open question's rows of buttons. While part of it is hidden (Cut), nothing that grants is offered.
-// ticked are the keys chosen so far where several may be; they live in the buttons, so that what is seen is what is
-// submitted. What grants and what refuses never share a row.
+// keyboard is an open question's buttons, one a row. While part of it is hidden (Cut), nothing that grants is offered.
+// ticked are the keys chosen so far where several may be; they live in the buttons: what is seen is submitted.
 //
 // A button sends back `ans:{prompt}:{session}:{nonce}:{value}`, with the first 8, 8 and 16 hex digits; the limit is 64
 // bytes, https://core.telegram.org/bots/api#inlinekeyboardbutton.
@@ -543,18 +470,18 @@ func keyboard(p *PromptRecord, ticked ...string) (rows [][]button) {
 		add("↩️ Press Enter", "enter")
 	}
 	for _, c := range answers(p) {
-		then := slices.DeleteFunc(slices.Clone(ticked), func(key string) bool { return key == c.Key })
-		on := len(then) < len(ticked)
-		if !on {
-			then = append(then, c.Key)
-			slices.Sort(then)
-		}
-		switch text := choiceText(p, c); {
+		text, mark := choiceText(p, c), map[bool]string{true: "✅ ", false: "❌ "}[grants(c)]
+		switch {
 		case p.Cut && (p.Multi || grants(c)):
+		case p.Multi && slices.Contains(ticked, c.Key):
+			others := slices.DeleteFunc(slices.Clone(ticked), func(key string) bool { return key == c.Key })
+			add("✓ "+text, tapTick+strings.Join(others, ","))
 		case p.Multi:
-			add(map[bool]string{true: "✓ ", false: "▫️ "}[on]+text, tapTick+strings.Join(then, ","))
+			more := append(slices.Clone(ticked), c.Key)
+			slices.Sort(more)
+			add("▫️ "+text, tapTick+strings.Join(more, ","))
 		case p.Permission || p.Type == YesNo:
-			add(map[bool]string{true: "✅ ", false: "❌ "}[grants(c)]+text, c.Key)
+			add(mark+text, c.Key)
 		default:
 			add(text, c.Key)
 		}
@@ -596,17 +523,17 @@ func valueName(p *PromptRecord, v string) string {
 	return cmp.Or(map[string]string{"": "empty", "enter": "Enter", "esc": "Esc", "default": "the default"}[v], v)
 }
 
-// questionText is a question's message: what is asked, what about, what can be done or was done, how long, by which
-// session.
+// questionText is a question's message: what is asked, what about, what can be or was done, how long, which session.
 func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
-	ask, body, hint, left := clean(p.Question, 400), clean(p.Excerpt, partUnits), "", timeLeft(p)
+	ask, body, hint, tool := clean(p.Question, 400), clean(p.Excerpt, partUnits), "", clean(s.Tool, 40)
+	r, left := &richText{}, timeLeft(p)
 	switch {
 	case !p.Open():
 		if ask, hint, left = cmp.Or(ask, "Question"), outcome(p), ""; p.Idle {
-			ask, body = clean(s.Tool, 40)+" had finished", ""
+			ask, body = tool+" had finished", ""
 		}
 	case p.Idle:
-		ask, hint, left = "✅ "+clean(s.Tool, 40)+" has finished", "Reply to this message with what to do next.", ""
+		ask, hint, left = "✅ "+tool+" has finished", "Reply to this message with what to do next.", ""
 		body = cmp.Or(clean(p.Full, 700), body)
 	case p.Secret:
 		ask, hint = "🔑 "+cmp.Or(ask, "A password is asked for"), "It is not asked for here: type it at the keyboard."
@@ -618,15 +545,13 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	case p.Permission:
 		ask, hint = "🛡️ "+cmp.Or(ask, "Permission request"), "To refuse and say why, reply with text."
 	default:
-		if ask = "❓ " + cmp.Or(ask, "Waiting for your input"); p.Type == FreeText {
+		ask = "❓ " + cmp.Or(ask, "Waiting for your input")
+		hint = map[bool]string{true: "Tick what applies, then Submit."}[p.Multi]
+		if p.Type == FreeText {
 			hint = "Reply to this message with your answer."
-		} else if p.Multi {
-			hint = "Tick what applies, then Submit."
 		}
 	}
-	r := &richText{}
-	r.line("bold", ask)
-	if !strings.HasSuffix(ask, body) {
+	if r.line("bold", ask); !strings.HasSuffix(ask, body) {
 		r.line("pre", body)
 	}
 	for _, c := range p.Choices {
@@ -644,22 +569,21 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 }
 
 func timeLeft(p *PromptRecord) string {
-	then := "nothing is typed"
+	then, secs := "nothing is typed", max(0, int(time.Until(p.ExpiresAt).Seconds()+0.5))
 	if p.SafeDefault != nil && !p.Secret {
 		then = "default: " + clean(valueName(p, *p.SafeDefault), 80)
 	}
-	secs := max(0, int(time.Until(p.ExpiresAt).Seconds()+0.5))
 	return fmt.Sprintf("⏳ Expires in %dm %02ds, then %s", secs/60, secs%60, then)
 }
 
 // outcome says what happened to a question: who answered what, when, and from where.
 func outcome(p *PromptRecord) string {
-	value, at, reason := "", "", ""
+	by, value, at, reason := byWhom(p.DecidedBy), "", "", ""
 	if p.Value != nil && !p.Secret {
 		value = ": " + clean(valueName(p, *p.Value), 300)
 	}
 	if p.DecidedAt != nil {
-		at = " at " + p.DecidedAt.Local().Format("15:04:05 MST")
+		at = p.DecidedAt.Local().Format(" at 15:04:05 MST")
 	}
 	if p.Reason != "" {
 		reason = " (" + clean(p.Reason, 300) + ")"
@@ -668,15 +592,15 @@ func outcome(p *PromptRecord) string {
 	case p.Status == Failed:
 		return "⚠️ Not delivered" + value + at + reason
 	case p.Status == Canceled:
-		return "🚫 Canceled " + byWhom(p.DecidedBy) + at + reason
+		return "🚫 Canceled " + by + at + reason
 	case timeout && value == "":
 		return "⌛ Expired" + at + ": nothing was typed" + reason
 	case timeout:
 		return "⌛ No answer in time" + at + ", so the default was given" + value + reason
 	case p.Status == ReplyReceived:
-		return "⏱ Answered " + byWhom(p.DecidedBy) + at + value + ", on its way" + reason
+		return "⏱ Answered " + by + at + value + ", on its way" + reason
 	}
-	return "✅ Answered " + byWhom(p.DecidedBy) + at + value + reason
+	return "✅ Answered " + by + at + value + reason
 }
 
 // Ask sends the question. It rings, unless it only tells that a tool is idle.
@@ -705,33 +629,27 @@ func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, s *SessionRecord
 // Notify sends a notice in as many messages as it needs and returns the id of the last; with Edit the first of them
 // is that message, unless the operator deleted it.
 func (t *Telegram) Notify(ctx context.Context, n Notice) (id int64, err error) {
-	last := ""
+	last, text, mono := "", clean(n.Text, 1<<20), clean(n.Mono, 1<<20)
 	if v, err := t.store.View(); err == nil && v.Sessions[n.SessionID] != nil {
 		last = origin(v.Sessions[n.SessionID])
 	}
-	edit, text, mono, part := n.Edit, clean(n.Text, 1<<20), clean(n.Mono, 1<<20), ""
 	for text+mono != "" && err == nil {
-		r := &richText{}
-		part, text = cutText(text, partUnits)
-		r.line("", part)
-		if text == "" && r.units < partUnits/2 {
-			part, mono = cutText(mono, partUnits-r.units)
+		r, restMono := &richText{}, mono
+		part, restText := cutText(text, partUnits)
+		if r.line("", part); restText == "" && r.units < partUnits/2 {
+			part, restMono = cutText(mono, partUnits-r.units)
 			r.line("pre", part)
 		}
 		r.line("", last)
-		params := r.params(nil)
-		if id = 0; edit != 0 {
-			params["message_id"] = edit
-			id, err = t.send(ctx, "editMessageText", params, n.Ring)
-			delete(params, "message_id")
-			edit = 0
-		}
-		params["disable_notification"] = !n.Ring
-		if n.ReplyTo != 0 {
+		params, method := r.params(nil), "sendMessage"
+		if n.Edit != 0 {
+			method, params["message_id"] = "editMessageText", n.Edit
+		} else if params["disable_notification"] = !n.Ring; n.ReplyTo != 0 {
 			params["reply_parameters"] = map[string]any{"message_id": n.ReplyTo, "allow_sending_without_reply": true}
 		}
-		if id == 0 && err == nil {
-			id, err = t.send(ctx, "sendMessage", params, n.Ring || n.ReplyTo != 0)
+		n.Edit = 0
+		if id, err = t.send(ctx, method, params, n.Ring || n.Urgent || n.ReplyTo != 0); id != 0 || method == "sendMessage" {
+			text, mono = restText, restMono
 		}
 	}
 	return id, err
@@ -756,7 +674,6 @@ type message struct {
 	ReplyTo       *message        `json:"reply_to_message"`
 	SenderChat    json.RawMessage `json:"sender_chat"` // a channel, or an anonymous administrator
 	ForwardOrigin json.RawMessage `json:"forward_origin"`
-	ForwardDate   int64           `json:"forward_date"`
 	ViaBot        json.RawMessage `json:"via_bot"`
 	EditDate      int64           `json:"edit_date"`
 }
@@ -769,7 +686,7 @@ type user struct {
 	Username string
 }
 
-// who is decided_by for a user.
+// who names a user in records.
 func (u *user) who() string { return "telegram:" + strconv.FormatInt(u.ID, 10) }
 
 // press is a CallbackQuery: a button was pressed.
@@ -780,32 +697,20 @@ type press struct {
 	Data    string
 }
 
-// admitted decides, for every kind of update and nowhere else, whether it counts: "" or the reason why not. It counts
-// when a person on the allowlist, known by number alone, wrote it himself in the configured chat.
-func admitted(u *update, users []int64, chatID int64) (from *user, reason string) {
-	m := u.Message
+// admitted decides, for every kind of update and nowhere else, whether it counts: when a person on the allowlist, known
+// by number alone, wrote it himself in the configured chat. The message of a tap is the bot's own.
+func admitted(u *update, users []int64, chatID int64) (from *user, ok bool) {
+	m, own := u.Message, true
 	if u.Callback != nil && m == nil {
 		from, m = u.Callback.From, u.Callback.Message
 	} else if m != nil && u.Callback == nil {
-		from = m.From
+		from, own = m.From, len(m.SenderChat)+len(m.ViaBot)+len(m.ForwardOrigin) == 0 && m.EditDate == 0
 	}
-	switch {
-	case m == nil || from == nil || from.IsBot || from.ID <= 0:
-		return from, "nothing a person sent"
-	case !slices.Contains(users, from.ID):
-		return from, "not on the allowlist"
-	case chatID == 0 || m.Chat.ID != chatID:
-		return from, "another chat"
-	case chatID > 0 && (m.Chat.Type != "private" || m.Chat.ID != from.ID):
-		return from, "not a private chat"
-	case chatID < 0 && m.Chat.Type != "group" && m.Chat.Type != "supergroup":
-		return from, "not a group"
-	case u.Callback != nil: // its message is the bot's own
-		return from, ""
-	case len(m.SenderChat)+len(m.ViaBot)+len(m.ForwardOrigin) > 0 || m.ForwardDate != 0 || m.EditDate != 0:
-		return from, "forwarded, edited, or sent through a bot or as a chat"
+	if m == nil || from == nil || from.IsBot || from.ID <= 0 || !slices.Contains(users, from.ID) || chatID == 0 {
+		return from, false
 	}
-	return from, ""
+	private := chatID > 0 && m.Chat.Type == "private" && m.Chat.ID == from.ID
+	return from, own && m.Chat.ID == chatID && (private || chatID < 0 && strings.HasSuffix(m.Chat.Type, "group"))
 }
 
 // receiver is a Telegram while it polls. Its fields belong to the goroutine that listens.
@@ -813,47 +718,90 @@ type receiver struct {
 	*Telegram
 	ctx       context.Context // ends with the polling
 	work      sync.WaitGroup  // answers on their way, each a goroutine that ends with it
-	lastOK    time.Time       // of getUpdates, by the wall clock
-	stuck     int64           // the update that could not be recorded, of which the operator was told
+	lastOK    time.Time       // of getUpdates, by the wall clock, which goes on while the machine sleeps
 	minute    time.Time       // in which strangers were audited
 	strangers int
 }
 
-// Poll receives for all sessions as long as this process holds the poll lock, and otherwise waits for it.
-// Decisions go to Store.Decide, everything else for a session becomes an InputRecord. It returns when ctx ends, or
-// when the token is refused for good.
+// Poll receives for all sessions while this process holds the poll lock, and otherwise waits for it. It returns when
+// ctx ends, or when the token is refused for good.
 func (t *Telegram) Poll(ctx context.Context) {
-	for final := false; !final && ctx.Err() == nil; {
-		beat := time.Now().Round(0) // when any poller last got an answer: the time of change of its lock file
-		if info, err := os.Stat(filepath.Join(t.store.Dir, "poll.lock")); err == nil {
-			beat = info.ModTime()
-		}
+	for ; ctx.Err() == nil; _ = sleep(ctx, time.Second) { // so another takes over within 2 s
 		release, held, err := t.store.TryPoll()
-		switch {
-		case err != nil:
-			t.note(&t.pollTrouble, "the poll lock cannot be used: "+err.Error())
-		case held:
-			t.polling.Store(true)
-			final = t.receive(ctx, beat)
-			t.polling.Store(false)
-			release()
-		case time.Since(beat) > 2*tapLife: // stopped, or stuck; a held lock is never taken away
-			t.note(&t.pollTrouble, "the session that listens to Telegram has been silent for long: see atlasbridge status")
-		default:
-			t.note(&t.pollTrouble, "")
+		if !held {
+			t.note(&t.pollTrouble, map[bool]string{true: fmt.Sprint("the poll lock cannot be used: ", err)}[err != nil])
+			continue
 		}
-		_ = sleep(ctx, time.Second) // so another takes over within 2 s
+		t.polling.Store(true)
+		inner, stop := context.WithCancel(ctx)
+		r := &receiver{Telegram: t, ctx: inner, lastOK: time.Now().Round(0)}
+		r.work.Go(func() {
+			scope := map[string]any{"type": "chat", "chat_id": t.cfg.Load().ChatID}
+			params := map[string]any{"scope": scope, "commands": botCommands()}
+			t.warn("registering the commands", t.call(inner, "setMyCommands", params, nil))
+		})
+		r.listen()
+		stop()
+		r.work.Wait()
+		t.polling.Store(false)
+		if release(); ctx.Err() == nil {
+			return
+		}
 	}
 }
 
-// receive is Poll with the lock held. It returns true when polling makes no sense any more.
-func (t *Telegram) receive(ctx context.Context, beat time.Time) (final bool) {
-	ctx, stop := context.WithCancel(ctx)
-	r := &receiver{Telegram: t, ctx: ctx, lastOK: beat}
-	defer r.work.Wait()
-	defer stop()
-	r.work.Go(r.register)
-	return r.listen()
+// listen polls until ctx ends or the token is refused.
+func (r *receiver) listen() {
+	params := map[string]any{"allowed_updates": []string{"message", "callback_query"}}
+	for failures, timeout := 0, 1; r.ctx.Err() == nil; { // after a failure, short: to know soon that all is well
+		var updates []json.RawMessage
+		params["timeout"] = timeout
+		e, _ := r.call(r.ctx, "getUpdates", params, &updates).(*apiError)
+		if e == nil {
+			trouble := ""
+			for _, raw := range updates {
+				id, err := r.take(raw)
+				if err != nil { // not on disk, so not confirmed: it comes again
+					trouble = "answers cannot be recorded, so they are not acted on: " + err.Error()
+					_ = sleep(r.ctx, time.Second)
+					break
+				}
+				params["offset"] = id + 1 // assigned, never the maximum: ids restart at random after a week (server)
+			}
+			failures, timeout = 0, pollSeconds
+			r.note(&r.pollTrouble, trouble)
+			r.recovered()
+			continue
+		}
+		if text := e.trouble(); text != "" && (failures > 0 || !e.temporary()) && r.ctx.Err() == nil {
+			r.note(&r.pollTrouble, text)
+		}
+		pause := cmp.Or(e.after, backoff(failures, rand.Float64()))
+		switch failures, timeout = failures+1, 1; e.code {
+		case 401, 404:
+			return
+		case 409: // two pollers
+			pause = max(pause, 5*time.Second)
+		}
+		_ = sleep(r.ctx, pause)
+	}
+}
+
+// recovered notes a successful poll. After an outage longer than a tap lives, taps may be lost: what still waits is
+// offered again.
+func (r *receiver) recovered() {
+	now := time.Now().Round(0)
+	gap := now.Sub(r.lastOK)
+	r.lastOK = now
+	v, err := r.store.View()
+	if err != nil || gap <= tapLife {
+		return
+	}
+	for _, p := range v.Prompts {
+		if p.Status == AwaitingReply && p.MsgID != 0 && !p.Idle && now.Sub(p.At) > tapLife && now.Before(p.ExpiresAt) {
+			r.work.Go(func() { r.offer(p.ID, p.Excerpt, p.Cut) })
+		}
+	}
 }
 
 // tell answers the operator's message.
@@ -873,94 +821,28 @@ func (r *receiver) buttons(msg int64, rows [][]button) {
 	})
 }
 
-// listen polls until ctx ends or the lock is lost (false), or the token is refused (true).
-func (r *receiver) listen() (final bool) {
-	params := map[string]any{"allowed_updates": []string{"message", "callback_query"}}
-	for failures, timeout := 0, 1; r.ctx.Err() == nil; { // after a failure, short: to know soon that all is well
-		params["timeout"] = timeout
-		updates, e := r.poll(params)
-		if failures, timeout = failures+1, 1; e == nil {
-			trouble := ""
-			for _, raw := range updates {
-				id, err := r.take(raw)
-				if err != nil { // not on disk, so not confirmed: it comes again
-					trouble = "answers cannot be recorded, so they are not acted on: " + err.Error()
-					_ = sleep(r.ctx, time.Second)
-					break
-				}
-				params["offset"] = id + 1 // assigned, never the maximum: ids restart at random after a week (server)
-			}
-			failures, timeout = 0, pollSeconds
-			r.note(&r.pollTrouble, trouble)
-			r.recovered()
-			continue
-		}
-		if text := e.trouble(); text != "" && (failures > 1 || !e.temporary()) && r.ctx.Err() == nil {
-			r.note(&r.pollTrouble, text)
-		}
-		pause := cmp.Or(e.after, backoff(failures-1, rand.Float64()))
-		switch e.code {
-		case 401, 404:
-			return true
-		case 409: // two pollers: is the lock still ours?
-			if release, free, err := r.store.TryPoll(); err == nil && free {
-				release()
-				return false
-			}
-			pause = max(pause, 5*time.Second)
-		}
-		_ = sleep(r.ctx, pause)
-	}
-	return false
-}
-
-// poll is one getUpdates. It ends early when the machine has slept meanwhile: the connection will not have survived.
-func (r *receiver) poll(params any) (updates []json.RawMessage, e *apiError) {
-	const beat = 10 * time.Second
-	ctx, cancel := context.WithCancel(r.ctx)
-	defer cancel()
-	go func() { // ends with the request
-		for last := time.Now().Round(0); sleep(ctx, beat) == nil; last = time.Now().Round(0) {
-			if time.Since(last) > 3*beat { // by the wall clock, which goes on while the machine sleeps
-				cancel()
-			}
-		}
-	}()
-	e = r.request(ctx, "getUpdates", params, &updates)
-	return updates, e
-}
-
-// recovered notes a successful poll. After an outage longer than a tap lives, taps may be lost: what still waits is
-// offered again.
-func (r *receiver) recovered() {
-	now := time.Now().Round(0)
-	gap := now.Sub(r.lastOK)
-	r.lastOK = now
-	_ = os.Chtimes(filepath.Join(r.store.Dir, "poll.lock"), now, now) // a sign of life, nothing else
-	v, err := r.store.View()
-	if err != nil || gap <= tapLife {
-		return
-	}
-	for _, p := range v.Prompts {
-		if p.Status == AwaitingReply && p.MsgID != 0 && !p.Idle && now.Sub(p.At) > tapLife && now.Before(p.ExpiresAt) {
-			r.work.Go(func() { r.offer(p.ID, p.Excerpt, p.Cut) })
-		}
-	}
+// toast answers a tap: a line on the phone, or a box to be closed when it says that nothing was done. Once: it is soon
+// too late for it.
+func (r *receiver) toast(q *press, text string, box bool) {
+	r.work.Go(func() {
+		params := map[string]any{"callback_query_id": q.ID, "text": clean(text, maxToast), "show_alert": box}
+		r.warn("answering a tap", r.call(r.ctx, "answerCallbackQuery", params, nil))
+	})
 }
 
 // take acts on one update. An error means that nothing was done and the update must come again.
-func (r *receiver) take(raw json.RawMessage) (id int64, err error) {
+func (r *receiver) take(raw json.RawMessage) (int64, error) {
 	var u update
 	if json.Unmarshal(raw, &u) != nil {
-		var only struct {
-			ID int64 `json:"update_id"`
-		}
-		err = json.Unmarshal(raw, &only)
-		return only.ID, err // what cannot be read is confirmed unread
+		return u.ID, nil // what cannot be read is confirmed unread
 	}
-	from, reason := admitted(&u, r.cfg.Load().Users, r.chat.Load())
-	if reason != "" {
-		r.stranger(&u, from, reason)
+	if from, ok := admitted(&u, r.cfg.Load().Users, r.cfg.Load().ChatID); !ok {
+		if now := time.Now(); now.Sub(r.minute) > time.Minute {
+			r.minute, r.strangers = now, 0
+		}
+		if r.strangers++; r.strangers <= 10 && from != nil { // a minute: a flood must not fill the disk
+			r.audit(Event{Name: "UNAUTHORIZED", Fields: []Field{{"update_id", u.ID}, {"by", from.who()}}})
+		}
 		return u.ID, nil
 	}
 	v, err := r.store.View()
@@ -971,36 +853,13 @@ func (r *receiver) take(raw json.RawMessage) (id int64, err error) {
 	default:
 		err = r.said(u.ID, u.Message, v)
 	}
-	const untold = "It could not be recorded, so nothing was done yet; it is tried again."
-	if told := r.stuck == u.ID; err != nil && !told && u.Callback != nil {
-		r.toast(u.Callback, untold, true)
-	} else if err != nil && !told {
-		r.tell(u.Message.ID, "✗ "+untold)
-	}
-	if err != nil {
-		r.stuck = u.ID
+	if err != nil && u.Callback != nil {
+		r.toast(u.Callback, "It could not be recorded, so nothing was done yet; it is tried again.", true)
 	}
 	return u.ID, err
 }
 
-// stranger audits an update that does not count, at most ten a minute, and does nothing else.
-func (r *receiver) stranger(u *update, from *user, reason string) {
-	if now := time.Now(); now.Sub(r.minute) > time.Minute {
-		r.minute, r.strangers = now, 0
-	}
-	if r.strangers++; r.strangers <= 10 && from != nil {
-		fields := []Field{{"update_id", u.ID}, {"reason", reason}, {"by", from.who()}}
-		r.audit(Event{Name: "UNAUTHORIZED", Fields: fields})
-	}
-}
-
 func (r *receiver) audit(e Event) { r.warn("auditing "+e.Name, r.store.Audit().Append(e)) }
-
-// reject audits an answer of the operator that changed nothing, and records its update as done with.
-func (r *receiver) reject(id int64, by, session, prompt, reason string) error {
-	r.audit(Event{"REPLY_REJECTED", session, prompt, []Field{{"reason", reason}, {"by", by}}})
-	return r.once(id)
-}
 
 // once records that an update has been acted on, together with what it led to.
 func (r *receiver) once(id int64, with ...Record) error {
@@ -1009,92 +868,73 @@ func (r *receiver) once(id int64, with ...Record) error {
 	})
 }
 
-// toast answers a tap: a line on the phone, or a box to be closed when it says that nothing was done.
-func (r *receiver) toast(q *press, text string, box bool) {
-	r.work.Go(func() {
-		params := map[string]any{"callback_query_id": q.ID, "text": clean(text, maxToast), "show_alert": box}
-		r.warn("answering a tap", r.call(r.ctx, "answerCallbackQuery", params, nil)) // too old is not worth another try
-	})
-}
-
-// tapped finds the question a button belongs to. All its fields must match; the nonce is compared in constant time.
-func tapped(data string, v *View) (p *PromptRecord, value string) {
-	f := strings.SplitN(data, ":", 5)
-	if len(f) != 5 || f[0] != "ans" || len(f[3]) != 16 {
-		return nil, ""
+// decide gives an answer to the store, unless it is refused already, and audits one that is refused or decides about a
+// permission.
+func (r *receiver) decide(d Decision, from *user, why Refusal) (now PromptRecord, _ Refusal, err error) {
+	if why == "" {
+		now, why, err = r.store.Decide(d, time.Now())
 	}
-	for _, p := range v.Prompts {
-		if shortID(p.ID) == f[1] && shortID(p.SessionID) == f[2] && len(p.Nonce) >= 16 &&
-			subtle.ConstantTimeCompare([]byte(p.Nonce[:16]), []byte(f[3])) == 1 {
-			return p, f[4]
-		}
-	}
-	return nil, ""
-}
-
-// tap acts on a pressed button. The phone is told at once; what takes longer is done beside.
-func (r *receiver) tap(id int64, q *press, v *View) error {
-	p, value := tapped(q.Data, v)
-	for tries := 0; p != nil && p.Open() && q.Message.ID > p.MsgID && tries < 100; tries++ {
-		if err := sleep(r.ctx, 10*time.Millisecond); err != nil { // until the record of that message is written
-			return err
-		}
-		if v, err := r.store.View(); err == nil {
-			p, value = tapped(q.Data, v)
-		}
-	}
-	if p == nil || q.Message.ID != p.MsgID {
-		p = cmp.Or(p, &PromptRecord{})
-		r.toast(q, "Nothing was done: this message is out of date. Use the newest one of its question.", true)
-		r.buttons(q.Message.ID, nil)
-		return r.reject(id, q.From.who(), p.SessionID, p.ID, "not a button of an open question")
-	}
-	keys, submit := strings.CutPrefix(value, tapSubmit)
-	if submit {
-		value = keys
-	} else if strings.HasPrefix(value, "~") && p.Open() {
-		r.show(q, p, value)
-		return r.once(id)
-	}
-	d := Decision{PromptID: p.ID, SessionID: p.SessionID, Nonce: p.Nonce, Value: value, By: q.From.who(), UpdateID: id}
-	now, why, err := r.store.Decide(d, time.Now())
 	switch {
 	case err != nil:
 	case why != "":
+		r.audit(Event{"REPLY_REJECTED", d.SessionID, d.PromptID, []Field{{"reason", string(why)}, {"by", d.By}}})
+		err = r.once(d.UpdateID)
+	case now.Permission && now.Value != nil:
+		fields := []Field{{"user_id", from.ID}, {"decision", *now.Value}}
+		r.audit(Event{"PERMISSION_RESOLVE", now.SessionID, now.ID, fields})
+	}
+	return now, why, err
+}
+
+// tapped is the answer that a button gives and the question it is about, nil when there is none of that name.
+func tapped(data string, v *View) (d Decision, p *PromptRecord) {
+	if f := strings.SplitN(data, ":", 5); len(f) == 5 && f[0] == "ans" {
+		d = Decision{PromptID: f[1], SessionID: f[2], Nonce: f[3], Value: f[4]}
+		p = v.find(d)
+	}
+	return d, p
+}
+
+// tap acts on a pressed button. The phone is told at once; what takes longer is done beside. A message that is newer
+// than the question's is one whose sending is not recorded yet; an older one has been replaced.
+func (r *receiver) tap(id int64, q *press, v *View) error {
+	d, p := tapped(q.Data, v)
+	why := Refusal("")
+	d.By, d.UpdateID = q.From.who(), id
+	if p == nil || q.Message.ID < p.MsgID {
+		why = "this message is out of date, use the newest one of its question"
+	} else if d.SessionID, d.PromptID = p.SessionID, p.ID; strings.HasPrefix(d.Value, tapSubmit) {
+		d.Value = d.Value[len(tapSubmit):]
+	} else if strings.HasPrefix(d.Value, "~") && p.Open() {
+		r.show(q, p, d.Value)
+		return r.once(id)
+	}
+	now, why, err := r.decide(d, q.From, why)
+	if err == nil && why != "" {
 		r.toast(q, "Nothing was done: "+string(why), true)
-		r.work.Go(func() { r.settle(&now) })
-		err = r.reject(id, d.By, p.SessionID, p.ID, string(why))
-	default:
-		r.toast(q, "✓ "+valueName(p, value), false)
+		if !now.Open() {
+			r.buttons(q.Message.ID, nil)
+		}
+	} else if err == nil {
+		r.toast(q, "✓ "+valueName(p, d.Value), false)
 	}
 	return err
 }
 
-// settle shows in its message what became of a question that is over, whichever session it belongs to.
-func (r *receiver) settle(p *PromptRecord) {
-	if v, err := r.store.View(); err == nil && v.Sessions[p.SessionID] != nil && !p.Open() {
-		r.warn("editing a question's message", r.Settle(r.ctx, p, v.Sessions[p.SessionID]))
-	}
-}
-
 // show does what a button asks that decides nothing: tick a choice, or show more.
 func (r *receiver) show(q *press, p *PromptRecord, value string) {
-	keys, tick := strings.CutPrefix(value, tapTick)
-	switch {
-	case tick:
-		r.toast(q, "", false)
-		ticked := strings.FieldsFunc(keys, func(c rune) bool { return c == ',' })
+	r.toast(q, "", false)
+	if keys, tick := strings.CutPrefix(value, tapTick); tick {
 		shown := *p
 		shown.Cut = false // or there would have been nothing to tick
-		r.buttons(q.Message.ID, keyboard(&shown, ticked...))
-	case value == tapAll:
-		r.toast(q, "Here it is", false)
-		cut := p.Full == "" || len(p.Full) > 16000 && strings.HasSuffix(p.Full, "…") // Full ends at 16 KiB
-		r.work.Go(func() { r.offer(p.ID, cmp.Or(p.Full, p.Excerpt), cut) })
-	default:
-		r.toast(q, "Here is more of it", false)
-		r.work.Go(func() { r.offer(p.ID, p.Recent, p.Cut) })
+		r.buttons(q.Message.ID, keyboard(&shown, strings.FieldsFunc(keys, func(c rune) bool { return c == ',' })...))
+		return
 	}
+	text, cut := p.Recent, p.Cut
+	if value == tapAll { // Full ends at 16 KiB
+		text, cut = cmp.Or(p.Full, p.Excerpt), p.Full == "" || len(p.Full) > 16000 && strings.HasSuffix(p.Full, "…")
+	}
+	r.work.Go(func() { r.offer(p.ID, text, cut) })
 }
 
 // offer sends a waiting question again, about this text, and makes the new message the one whose buttons count. cut
@@ -1104,29 +944,29 @@ func (r *receiver) offer(id, text string, cut bool) {
 	if err != nil || v.Prompts[id] == nil || !v.Prompts[id].Open() || v.Sessions[v.Prompts[id].SessionID] == nil {
 		return
 	}
-	p, s := *v.Prompts[id], v.Sessions[v.Prompts[id].SessionID]
+	p, s, rest := *v.Prompts[id], v.Sessions[v.Prompts[id].SessionID], ""
 	ctx, cancel := context.WithDeadline(r.ctx, p.ExpiresAt)
 	defer cancel()
-	old, rest := p.MsgID, ""
+	old := p.MsgID
 	for p.Excerpt, rest = cutText(clean(text, 1<<20), partUnits-800); rest != "" && err == nil; {
 		_, err = r.Notify(ctx, Notice{Mono: p.Excerpt, SessionID: s.ID, ReplyTo: old})
 		p.Excerpt, rest = cutText(rest, partUnits-800)
 	}
-	if err != nil {
-		return // not shown in full, so not to be allowed
+	if p.Cut = cut; err == nil { // else not shown in full, so not to be allowed
+		p.MsgID, err = r.Ask(ctx, &p, s)
 	}
-	p.Cut = cut
-	msg, err := r.Ask(ctx, &p, s)
 	if err == nil {
 		err = r.store.Update(func(v *View) ([]Record, error) {
-			p = *cmp.Or(v.Prompts[id], &p)
-			p.MsgID = msg
-			return []Record{&p}, nil
+			now := *cmp.Or(v.Prompts[id], &p)
+			now.MsgID, p = p.MsgID, now
+			return []Record{&now}, nil
 		})
 	}
 	if r.warn("offering a question again", err); err == nil {
-		r.settle(&p) // if it has been answered meanwhile
 		r.buttons(old, nil)
+		if !p.Open() { // answered meanwhile
+			r.buttons(p.MsgID, nil)
+		}
 	}
 }
 
@@ -1135,24 +975,13 @@ func botCommands() (list []map[string]string) {
 	for _, line := range []string{"start what this is", "help all commands",
 		"status open questions, and the head of the audit log", "sessions what is running",
 		"switch SID: text that is no reply goes to this session", "send SID TEXT: send text to a session",
-		"claim SID: all text goes to this session, until /release", "release undo /claim and /switch",
+		"claim SID: the same, until /release", "release undo /claim and /switch",
 		"cancel SID: end the session's program", "keys SID CTRL_C: press keys",
 		"screen SID: show the screen", "last SID: show the end of the screen"} {
 		name, about, _ := strings.Cut(line, " ")
 		list = append(list, map[string]string{"command": name, "description": about})
 	}
 	return list
-}
-
-// register tells Telegram the commands, for the configured chat alone, unless it knows them.
-func (r *receiver) register() {
-	scope := map[string]any{"type": "chat", "chat_id": r.chat.Load()}
-	var known []map[string]string
-	err := r.call(r.ctx, "getMyCommands", map[string]any{"scope": scope}, &known)
-	if want := botCommands(); err == nil && fmt.Sprint(known) != fmt.Sprint(want) {
-		err = r.call(r.ctx, "setMyCommands", map[string]any{"scope": scope, "commands": want}, nil)
-	}
-	r.warn("registering the commands", err)
 }
 
 // keyBytes is what a key of /keys sends; appCursor: the program has switched the arrows to application mode (DECCKM).
@@ -1162,31 +991,19 @@ func keyBytes(name string, appCursor bool) (string, bool) {
 	if c, ok := strings.CutPrefix(name, "CTRL_"); ok && len(c) == 1 && c[0] >= '@' && c[0] <= '_' {
 		return string(rune(c[0] & 0x1f)), true
 	}
-	arrow := "\x1b["
-	if appCursor {
-		arrow = "\x1bO"
-	}
+	arrow := map[bool]string{false: "\x1b[", true: "\x1bO"}[appCursor]
 	b, ok := map[string]string{"ENTER": "\r", "ESC": "\x1b", "TAB": "\t", "SHIFT_TAB": "\x1b[Z", "SPACE": " ",
 		"BACKSPACE": "\x7f", "DELETE": "\x1b[3~", "PGUP": "\x1b[5~", "PGDN": "\x1b[6~", "UP": arrow + "A",
 		"DOWN": arrow + "B", "RIGHT": arrow + "C", "LEFT": arrow + "D", "HOME": arrow + "H", "END": arrow + "F"}[name]
 	return b, ok
 }
 
-// operatorText is a message's text as data, see cleanText; "" when it came damaged, or would have to be cut.
-func operatorText(s string) string {
-	if len(s) > maxMessage || strings.ContainsRune(s, utf8.RuneError) {
-		return ""
-	}
-	return strings.TrimSpace(cleanText(s))
-}
-
 // wish is what a message asks for: an answer now, or one thing to be done.
 type wish struct {
 	reply    string
 	decision *Decision
-	secret   bool // the decision's value is a password
 	input    *InputRecord
-	meta     map[string]string // changes of the record "telegram"; "" removes a value
+	claim    *string // the session that text which is no reply goes to from now on, "" none
 }
 
 // said acts on a message.
@@ -1196,9 +1013,9 @@ func (r *receiver) said(id int64, m *message, v *View) (err error) {
 		at = at.Add(-skew)
 	}
 	w := (&heard{message: m, view: v, at: at, by: m.From.who()}).understand()
-	if w.secret {
+	if w.decision != nil && v.Prompts[w.decision.PromptID].Secret { // deleted unpaced: every second counts
 		r.work.Go(func() {
-			if _, err := r.send(r.ctx, "deleteMessage", map[string]any{"message_id": m.ID}, true); err != nil {
+			if r.call(r.ctx, "deleteMessage", map[string]any{"chat_id": m.Chat.ID, "message_id": m.ID}, nil) != nil {
 				r.tell(m.ID, "⚠ Your message could not be deleted: delete it yourself.")
 			}
 		})
@@ -1206,12 +1023,12 @@ func (r *receiver) said(id int64, m *message, v *View) (err error) {
 			w = wish{reply: "✗ A password cannot be given from here: type it at the keyboard."}
 		}
 	}
-	switch d := w.decision; {
-	case d != nil:
-		d.UpdateID = id
-		_, why, failed := r.store.Decide(*d, time.Now())
-		if err = failed; err == nil && why != "" {
-			w.reply, err = "✗ Nothing was done: "+string(why), r.reject(id, d.By, d.SessionID, d.PromptID, string(why))
+	switch {
+	case w.decision != nil:
+		w.decision.UpdateID = id
+		var why Refusal
+		if _, why, err = r.decide(*w.decision, m.From, ""); why != "" {
+			w.reply = "✗ Nothing was done: " + string(why)
 		}
 	case w.input != nil:
 		w.input.UpdateID = id
@@ -1219,12 +1036,11 @@ func (r *receiver) said(id int64, m *message, v *View) (err error) {
 			fields := []Field{{"command", w.input.Kind}, {"by", w.input.By}}
 			r.audit(Event{"SESSION_COMMAND", w.input.SessionID, "", fields})
 		}
-	case w.meta != nil:
-		next := &MetaRecord{Head: Head{ID: "telegram"}, Values: map[string]string{}}
-		maps.Copy(next.Values, cmp.Or(v.Meta["telegram"], next).Values)
-		maps.Copy(next.Values, w.meta)
-		maps.DeleteFunc(next.Values, func(_, value string) bool { return value == "" })
-		err = r.once(id, next)
+	case w.claim != nil:
+		next := *cmp.Or(v.Meta["telegram"], &MetaRecord{Head: Head{ID: "telegram"}})
+		next.Values = maps.Collect(maps.All(next.Values))
+		next.Values["claim "+m.From.who()] = *w.claim
+		err = r.once(id, &next)
 	case w.reply != "":
 		err = r.once(id)
 	}
@@ -1242,78 +1058,68 @@ type heard struct {
 	by   string
 }
 
-// understand tells what a message asks for. It changes nothing.
+// understand tells what a message asks for. It changes nothing. Text that came damaged or too long counts as none.
 func (h *heard) understand() wish {
-	text := operatorText(h.Text)
-	if name, ok := strings.CutPrefix(text, "/"); ok {
-		name, rest := cutWord(name)
+	text := strings.TrimSpace(cleanText(h.Text))
+	if len(h.Text) > maxMessage || strings.Contains(h.Text, "\uFFFD") {
+		text = ""
+	}
+	if line, ok := strings.CutPrefix(text, "/"); ok {
+		name, rest, _ := strings.Cut(line, " ")
 		name, _, _ = strings.Cut(strings.ToLower(name), "@")
-		return h.command(name, rest)
+		return h.command(name, strings.TrimSpace(rest))
 	}
 	s, p, refusal := h.target("")
-	switch {
-	case s == nil:
+	if s != nil && text == "" {
+		refusal = "✗ Nothing was done: only text of up to 4096 bytes can be sent to a session."
+	}
+	if refusal != "" || s == nil {
 		return wish{reply: refusal}
-	case text == "":
-		return wish{reply: "✗ Nothing was done: only text of up to 4096 bytes can be sent to a session."}
 	}
 	return h.speak(s, p, text)
 }
 
-// cutWord splits off the first word.
-func cutWord(s string) (word, rest string) {
-	if i := strings.IndexAny(s, " \t\n"); i >= 0 {
-		return s[:i], strings.TrimLeft(s[i:], " \t\n")
-	}
-	return s, ""
-}
-
 // command does what is answered from the state, and turns the rest into something for a session.
 func (h *heard) command(name, line string) wish {
-	sid, rest := cutWord(line)
-	example := map[string]string{"send": "go on", "keys": "CTRL_C"}[name]
+	sid, rest, _ := strings.Cut(line, " ")
 	help, names := "", []string{}
 	for _, c := range botCommands() {
 		names = append(names, c["command"])
 		help += "\n/" + c["command"] + "  " + c["description"]
 	}
-	switch name {
-	case "start", "help":
+	if _, key := keyBytes(sid, false); key && name == "keys" {
+		sid, rest = "", line
+	}
+	switch near := nearest(name, names); {
+	case name == "start" || name == "help":
 		return wish{reply: "Questions come here. Tap an answer, or reply to a message with text.\n" + help}
-	case "status", "sessions":
+	case name == "status" || name == "sessions":
 		return wish{reply: "Running:" + h.list(name == "status")}
-	case "release":
-		none := map[string]string{"claim " + h.by: "", "switch " + h.by: ""}
-		return wish{reply: "Text goes to what it replies to.", meta: none}
-	case "keys":
-		if _, ok := keyBytes(sid, false); ok {
-			sid, rest = "", line
-		}
+	case name == "release":
+		return wish{reply: "Text goes to what it replies to.", claim: ref("")}
+	case !slices.Contains(names, name) && near != "":
+		return wish{reply: "✗ There is no /" + name + " here. Did you mean /" + near + "?"}
+	case !slices.Contains(names, name):
+		return wish{reply: "✗ There is no /" + name + " here. To send it to a session: /send SID /" + name}
+	}
+	s, _, refusal := h.target(sid)
+	example := map[string]string{"send": "go on", "keys": "CTRL_C"}[name]
+	switch {
+	case s == nil:
+		return wish{reply: cmp.Or(refusal, "✗ Which session? Running:"+h.list(false))}
+	case name == "switch" || name == "claim":
+		return wish{reply: "Your text goes to " + origin(s), claim: &s.ID}
+	case rest == "" && example != "":
+		return wish{reply: "✗ What? Example: /" + name + " " + shortID(s.ID) + " " + example}
+	case name == "send":
+		return h.speak(s, nil, strings.TrimSpace(rest))
+	case name == "keys":
 		for _, key := range strings.Fields(rest) {
 			if _, ok := keyBytes(key, false); !ok {
 				return wish{reply: "✗ There is no key " + key + ". Keys: CTRL_A … CTRL_Z ENTER ESC TAB SHIFT_TAB SPACE " +
 					"BACKSPACE DELETE UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
 			}
 		}
-	default:
-		if !slices.Contains(names, name) {
-			near := nearest(name, names)
-			if near != "" {
-				near = " Did you mean /" + near + "?"
-			}
-			return wish{reply: "✗ There is no /" + name + " here." + near + " To send it to a session: /send SID /" + name}
-		}
-	}
-	s, _, refusal := h.target(sid)
-	switch {
-	case s == nil:
-		return wish{reply: cmp.Or(refusal, "✗ Which session? Running:"+h.list(false))}
-	case name == "switch" || name == "claim":
-		return wish{reply: "Your text goes to " + origin(s), meta: map[string]string{name + " " + h.by: s.ID}}
-	case rest == "" && example != "":
-		return wish{reply: "✗ What? Example: /" + name + " " + shortID(s.ID) + " " + example}
-	case name == "send":
-		return h.speak(s, nil, rest)
 	}
 	return wish{input: h.input(s, name, rest)}
 }
@@ -1324,8 +1130,8 @@ func (h *heard) input(s *SessionRecord, kind, text string) *InputRecord {
 }
 
 // target finds the session meant: the one named, or whose message this replies to (then also the question asked
-// there), or the claimed or switched one, or the only one. Otherwise it refuses with the list: it never guesses.
-// No session and no refusal: people talking in a group.
+// there), or the claimed one, or the only one. Otherwise it refuses with the list: it never guesses. No session and no
+// refusal: people talking in a group.
 func (h *heard) target(sid string) (s *SessionRecord, p *PromptRecord, refusal string) {
 	var live, named []*SessionRecord
 	for _, s := range h.view.Sessions {
@@ -1336,103 +1142,83 @@ func (h *heard) target(sid string) (s *SessionRecord, p *PromptRecord, refusal s
 			named = append(named, s)
 		}
 	}
-	held := cmp.Or(h.view.Meta["telegram"], &MetaRecord{}).Values
-	claimed := h.view.Sessions[cmp.Or(held["claim "+h.by], held["switch "+h.by])]
-	replied, question := h.replied()
+	s, p = h.replied()
+	if sid != "" {
+		s, p = nil, nil
+	} else if claim := cmp.Or(h.view.Meta["telegram"], &MetaRecord{}).Values["claim "+h.by]; s == nil {
+		s = h.view.Sessions[claim]
+	}
 	switch {
-	case sid != "" && len(named) != 1:
-		return nil, nil, "✗ " + sid + " does not name one session. Running:" + h.list(false)
-	case sid != "":
+	case len(named) == 1:
 		s = named[0]
-	case replied != nil:
-		s, p = replied, question
-	case claimed != nil:
-		s = claimed
-	case h.Chat.ID < 0:
-		return nil, nil, ""
+	case sid != "":
+		refusal = "✗ " + sid + " does not name one session. Running:" + h.list(false)
+	case s != nil || h.Chat.ID < 0:
 	case len(live) == 1:
 		s = live[0]
 	default:
-		return nil, nil, "✗ Which session? Reply to one of its messages, or /switch SID. Running:" + h.list(false)
+		refusal = "✗ Which session? Reply to one of its messages, or /switch SID. Running:" + h.list(false)
 	}
-	if s.Status != "active" {
+	if s != nil && s.Status != "active" {
 		return nil, nil, "✗ Nothing was sent: " + origin(s) + " has ended. Running:" + h.list(false)
-	}
-	if h.at.Before(s.StartedAt) {
+	} else if s != nil && h.at.Before(s.StartedAt) {
 		return nil, nil, "✗ Nothing was sent: you wrote that before " + origin(s) + " began."
 	}
-	return s, p, ""
+	return s, p, refusal
 }
 
 // replied is the session, and the question if it was one, whose message this replies to.
 func (h *heard) replied() (*SessionRecord, *PromptRecord) {
-	if h.ReplyTo == nil {
-		return nil, nil
-	}
+	re := cmp.Or(h.ReplyTo, &message{})
 	for _, p := range h.view.Prompts {
-		if p.MsgID != 0 && p.MsgID == h.ReplyTo.ID {
+		if p.MsgID != 0 && p.MsgID == re.ID {
 			return h.view.Sessions[p.SessionID], p
 		}
 	}
-	m := sessionMark.FindStringSubmatch(h.ReplyTo.Text)
+	m := sessionMark.FindStringSubmatch(re.Text)
 	for _, s := range h.view.Sessions {
-		if m != nil && shortID(s.ID) == m[1] && h.ReplyTo.From != nil && h.ReplyTo.From.IsBot {
+		if m != nil && shortID(s.ID) == m[1] && re.From != nil && re.From.IsBot {
 			return s, nil
 		}
 	}
 	return nil, nil
 }
 
-// speak gives text to a session: as the answer to its open question, or as free input. p is the question replied to.
+// speak gives text to a session: as the answer to its open question, or as free input. p is the question replied to;
+// then text that is no choice refuses a permission. A choice can be named by its key or its label.
 func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
-	replied := p != nil
+	replied, value := p != nil, text
 	for _, open := range h.view.Prompts {
 		if p == nil && open.SessionID == s.ID && open.Status == AwaitingReply {
 			p = open
 		}
 	}
-	switch {
-	case p == nil || p.Idle:
+	if p == nil || p.Idle {
 		return wish{input: h.input(s, "text", text)}
+	}
+	choices := answers(p)
+	named := slices.IndexFunc(choices, func(c Choice) bool {
+		return strings.EqualFold(text, c.Key) || strings.EqualFold(text, c.Label)
+	})
+	keys := strings.Join(strings.FieldsFunc(text, func(c rune) bool { return c == ',' || c == ' ' }), ",")
+	switch {
 	case !replied && h.at.Before(p.CreatedAt):
 		return wish{reply: "✗ Nothing was sent: you wrote that before this was asked."}
 	case !replied && p.Secret:
 		return wish{reply: "✗ Nothing was sent: " + origin(s) + " waits for a password."}
-	}
-	value, refusal := answerTo(p, text, replied)
-	if refusal != "" {
-		return wish{reply: "✗ Nothing was done: " + refusal}
-	}
-	d := &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: value, By: h.by}
-	return wish{secret: p.Secret, decision: d}
-}
-
-// answerTo turns text into a value for Store.Decide: a choice by its key or label, several by their keys; else the
-// text itself, which refuses a permission when it replies to the question.
-func answerTo(p *PromptRecord, text string, replied bool) (value, refusal string) {
-	words, keys := []string{text}, []string{}
-	if p.Multi {
-		words = strings.FieldsFunc(text, func(c rune) bool { return c == ',' || c == ' ' })
-	}
-	for _, word := range words {
-		for _, c := range answers(p) {
-			if !strings.EqualFold(word, c.Key) && !strings.EqualFold(word, c.Label) {
-				continue
-			}
-			if keys = append(keys, c.Key); p.Cut && grants(c) {
-				return "", "not all of it was shown. Tap Show all, then answer there."
-			}
-		}
-	}
-	switch {
-	case !p.Secret && len(keys) > 0 && len(keys) == len(words):
-		return strings.Join(keys, ","), ""
+	case p.Secret:
+	case p.Cut && (p.Multi || named >= 0 && grants(choices[named])):
+		return wish{reply: "✗ Nothing was done: not all of it was shown. Tap Show all, then answer there."}
+	case p.Multi && p.offered(keys):
+		value = keys
+	case named >= 0:
+		value = choices[named].Key
 	case p.Permission && replied:
-		return "deny:" + text, ""
+		value = "deny:" + text
 	case p.Permission:
-		return "", "a permission is asked for. Tap a button, or reply to that message to refuse and say why."
+		return wish{reply: "✗ Nothing was done: a permission is asked for. Tap a button, or reply to it to refuse."}
 	}
-	return text, ""
+	return wish{decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: value, By: h.by}}
 }
 
 // list is the running sessions; more: and what waits, and the head of the audit log, which the chat then witnesses.
@@ -1457,22 +1243,24 @@ func (h *heard) list(more bool) string {
 	return cmp.Or(strings.Join(lines, ""), " nothing")
 }
 
-// setup is one run of `atlasbridge setup`.
+// setup is one run of `atlasbridge setup`: token, who the operator is, config.toml, a test. What is there is kept.
 type setup struct {
 	*command
-	o      *options
-	bot    *Telegram
-	held   bool   // nobody else polls
-	config Config // as far as config.toml has it
+	bot *Telegram
+	cfg *Config
 }
 
-// cmdSetup connects a bot: token, who the operator is, config.toml, a test. What is there already is kept.
 func cmdSetup(c *command) int {
 	o, code := c.options()
 	if o == nil {
 		return code
 	}
-	if err := (&setup{command: c, o: o}).run(); err != nil {
+	s := &setup{command: c}
+	err := s.settings(o)
+	if err == nil {
+		err = s.run(o)
+	}
+	if err != nil {
 		return c.fail(err)
 	}
 	return 0
@@ -1480,149 +1268,120 @@ func cmdSetup(c *command) int {
 
 func (s *setup) say(format string, args ...any) { fmt.Fprintf(s.stdout, format+"\n", args...) }
 
-func (s *setup) run() error {
-	dir, err := stateDir(s.getenv)
-	if err == nil {
-		err = secureDir(dir)
-	}
-	if err != nil {
-		return err
-	}
-	path := filepath.Join(dir, "config.toml")
-	old, err := readConfigFile(path)
-	if err != nil {
-		return err
-	}
-	for _, row := range settings(&s.config) {
-		if e, ok := old[row.key]; ok && strings.HasPrefix(row.key, "telegram.") {
-			if err := row.put(&s.config, e.value); err != nil {
-				return fmt.Errorf("config.toml:%d: %s %w", e.line, row.key, err)
-			}
+// settings takes what is configured already, the flags, and the token, if it is nowhere, from the terminal.
+func (s *setup) settings(o *options) (err error) {
+	in := map[string]string{"channel": "local"} // so that nothing need be complete yet
+	for flag, key := range map[string]string{"chat-id": "chat_id", "user-id": "allowed_users", "api-base": "api_base"} {
+		if o.given(flag) {
+			in["telegram."+key] = o.text(flag)
 		}
 	}
-	token, err := s.token()
-	base := cmp.Or(s.o.text("api-base"), s.getenv("TELEGRAM_API_BASE"), s.config.APIBase, "https://api.telegram.org")
-	if err = cmp.Or(err, checkToken(token), checkBaseURL(base)); err != nil {
-		return fmt.Errorf("bot token and api base: %w", err)
+	var token []byte
+	if name := o.text("token-file"); name != "" {
+		token, err = os.ReadFile(name)
+	} else if s.cfg, err = s.config(in); err == nil && s.cfg.Token == "" && onTerminal(s.stdin) {
+		fmt.Fprint(s.stdout, "Make a bot with @BotFather (/newbot) and paste its token here (it is not shown): ")
+		token, err = term.ReadPassword(int(s.stdin.Fd()))
+		s.say("")
 	}
-	s.bot = newBot(token, base)
-	if s.bot.store, err = openStore(dir); err != nil {
+	if len(token) > 0 {
+		in["telegram.bot_token"] = strings.TrimSpace(string(token))
+	}
+	if err == nil {
+		s.cfg, err = s.config(in)
+	}
+	if err == nil && s.cfg.Token == "" {
+		err = errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
+	}
+	return err
+}
+
+func (s *setup) run(o *options) (err error) {
+	c, me := s.cfg, user{}
+	if err = secureDir(c.Dir); err != nil {
+		return err
+	}
+	s.bot = newBot(c.Token, c.APIBase)
+	if s.bot.store, err = openStore(c.Dir); err != nil {
 		return err
 	}
 	defer s.bot.store.Close()
 	release, held, err := s.bot.store.TryPoll()
+	if err == nil && !held {
+		err = hinted(errors.New("a running session listens to the bot"), "end it, then run atlasbridge setup again")
+	}
 	if err != nil {
 		return err
 	}
-	if s.held = held; held {
-		defer release()
+	defer release()
+	if err = s.bot.call(s.ctx, "getMe", nil, &me); err == nil {
+		s.say("Bot: @%s", me.Username)
 	}
-	if err := s.operator(); err != nil {
-		return err
+	if c.ChatID == 0 && len(c.Users) > 0 {
+		c.ChatID = c.Users[0]
+	} else if err == nil && len(c.Users) == 0 {
+		err = s.pair(me.Username)
 	}
-	values := []string{"bot_token = " + strconv.Quote(token), "chat_id = " + strconv.FormatInt(s.config.ChatID, 10),
-		"allowed_users = " + strings.ReplaceAll(fmt.Sprint(s.config.Users), " ", ", ")}
-	if base != "https://api.telegram.org" {
-		values = append(values, "api_base = "+strconv.Quote(base))
-	}
-	if err := writeConfig(path, values); err != nil {
-		return fmt.Errorf("writing config.toml: %w", err)
-	}
-	s.say("Written: %s", path)
-	return s.test()
-}
-
-// token finds the bot token: file, environment, configuration; or asks, without echo.
-func (s *setup) token() (string, error) {
-	var text []byte
-	var err error
-	kept := cmp.Or(s.getenv("TELEGRAM_BOT_TOKEN"), s.config.Token)
-	switch name := s.o.text("token-file"); {
-	case name != "":
-		text, err = os.ReadFile(name)
-	case kept == "" && onTerminal(s.stdin):
-		fmt.Fprint(s.stdout, "Make a bot with @BotFather (/newbot) and paste its token here (it is not shown): ")
-		text, err = term.ReadPassword(int(s.stdin.Fd()))
-		s.say("")
-	default:
-		text = []byte(kept)
-	}
-	if err == nil && len(text) == 0 {
-		err = errors.New("none given: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
-	}
-	return strings.TrimSpace(string(text)), err
-}
-
-// operator checks the bot, and finds chat and user: by flag, as configured, or by a code from the phone.
-//
-// The code is shown in this terminal and has to come from the phone, not the other way round: whoever sends it has
-// seen this terminal, so a stranger who writes to the bot first is not taken for the operator by a careless "y".
-func (s *setup) operator() error {
-	var me user
-	var hook struct{ URL string }
-	err := s.bot.call(s.ctx, "getMe", nil, &me)
 	if err == nil {
-		err = s.bot.call(s.ctx, "getWebhookInfo", nil, &hook)
-	}
-	if err == nil && hook.URL != "" && s.o.on("yes") {
-		err = s.bot.call(s.ctx, "deleteWebhook", nil, nil)
-	} else if err == nil && hook.URL != "" {
-		err = hinted(fmt.Errorf("the bot has a webhook, %s", visible(hook.URL)), "--yes removes it; or make another bot")
-	}
-	if err != nil {
-		return err
-	}
-	s.say("Bot: @%s", me.Username)
-	c := &s.config
-	chat, err1 := strconv.ParseInt(cmp.Or(s.o.text("chat-id"), fmt.Sprint(c.ChatID)), 10, 64)
-	id, err2 := strconv.ParseInt(cmp.Or(s.o.text("user-id"), "0"), 10, 64)
-	if err := cmp.Or(err1, err2); err != nil || id < 0 {
-		return errors.New("--chat-id and --user-id must be numbers, not names")
-	}
-	if c.ChatID = cmp.Or(chat, id); id != 0 && !slices.Contains(c.Users, id) {
-		c.Users = append(c.Users, id)
-	}
-	if c.ChatID != 0 && len(c.Users) > 0 {
 		s.say("Chat %d, allowed users %v", c.ChatID, c.Users)
-		return nil
+		err = writeConfig(filepath.Join(c.Dir, "config.toml"), c)
 	}
-	code, tries := newNonce()[:6], map[int64]int{}
-	s.say("Open https://t.me/%s and send it anything; then send it this code:  %s", me.Username, code)
+	if s.bot.cfg.Store(c); err == nil && !o.on("no-test") {
+		err = s.test()
+	}
+	return err
+}
+
+// pair finds chat and user: whoever sends the code has seen this terminal. The other way round, a stranger who writes
+// to the bot first could be taken for the operator by a careless "y".
+func (s *setup) pair(bot string) error {
+	code := newNonce()[:6]
+	s.say("Open https://t.me/%s and send it anything; then send it this code:  %s", bot, code)
 	return s.wait(func(u *update) bool {
-		if u.Message == nil || u.Message.From == nil {
+		m := cmp.Or(u.Message, &message{})
+		from := cmp.Or(m.From, &user{})
+		if _, ok := admitted(u, []int64{from.ID}, m.Chat.ID); !ok {
 			return false
 		}
-		m := u.Message
-		tries[m.From.ID]++
-		if _, reason := admitted(u, []int64{m.From.ID}, m.Chat.ID); reason != "" || tries[m.From.ID] > 5 { // of 16 million
-			return false
-		}
-		s.say("\n%s, user %d, wrote in %s chat %d", clip(visible(m.From.Name), 40), m.From.ID, m.Chat.Type, m.Chat.ID)
+		s.say("\n%s, user %d, wrote in %s chat %d", clip(visible(from.Name), 40), from.ID, m.Chat.Type, m.Chat.ID)
 		if subtle.ConstantTimeCompare([]byte(strings.ToLower(strings.TrimSpace(m.Text))), []byte(code)) != 1 {
 			s.say("If that is you, send the code.")
 			return false
 		}
-		c.ChatID, c.Users = m.Chat.ID, append(c.Users, m.From.ID)
+		s.cfg.ChatID, s.cfg.Users = m.Chat.ID, []int64{from.ID}
+		return true
+	})
+}
+
+// test sends a message with a button and waits until it is pressed.
+func (s *setup) test() error {
+	text, data := &richText{}, "setup:"+newNonce()
+	text.line("", "AtlasBridge is connected. Press the button to finish the setup.")
+	if _, err := s.bot.send(s.ctx, "sendMessage", text.params([][]button{{{"✅ It works", data}}}), true); err != nil {
+		return hinted(err, "press Start in the bot's chat, then run atlasbridge setup again")
+	}
+	s.say("A test message was sent: press its button.")
+	return s.wait(func(u *update) bool {
+		if _, ok := admitted(u, s.cfg.Users, s.cfg.ChatID); !ok || u.Callback == nil || u.Callback.Data != data {
+			return false
+		}
+		_ = s.bot.call(s.ctx, "answerCallbackQuery", map[string]any{"callback_query_id": u.Callback.ID}, nil)
+		s.say("\nIt works. Now: atlasbridge run claude")
 		return true
 	})
 }
 
 // wait polls until done says so, a dot for every round.
 func (s *setup) wait(done func(*update) bool) error {
-	if !s.held {
-		return hinted(errors.New("a running session listens to this bot"), "end it, or use --chat-id, --user-id, --no-test")
-	}
 	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Minute)
 	defer cancel()
 	params := map[string]any{"timeout": 10, "allowed_updates": []string{"message", "callback_query"}}
-	for failures := 0; ctx.Err() == nil; {
+	for ctx.Err() == nil {
 		var updates []update
-		if e := s.bot.request(ctx, "getUpdates", params, &updates); e != nil {
-			if !e.temporary() {
-				return hinted(e, e.trouble())
-			}
-			_ = sleep(ctx, max(e.after, backoff(failures, 0)))
-			failures++
+		if e, _ := s.bot.call(ctx, "getUpdates", params, &updates).(*apiError); e != nil && !e.temporary() {
+			return hinted(e, e.trouble())
+		} else if e != nil {
+			_ = sleep(ctx, max(e.after, time.Second))
 		}
 		fmt.Fprint(s.stdout, ".")
 		for i := range updates {
@@ -1636,76 +1395,39 @@ func (s *setup) wait(done func(*update) bool) error {
 	return hinted(errors.New("nothing came within 10 minutes"), "run atlasbridge setup again: it makes a new code")
 }
 
-// test sends a message with a button and waits until it is pressed.
-func (s *setup) test() error {
-	if s.o.on("no-test") {
-		return nil
-	}
-	s.bot.chat.Store(s.config.ChatID)
-	text, data := &richText{}, "setup:"+newNonce()
-	text.line("", "AtlasBridge is connected. Press the button to finish the setup.")
-	id, err := s.bot.send(s.ctx, "sendMessage", text.params([][]button{{{"✅ It works", data}}}), true)
-	if err != nil {
-		return hinted(err, "press Start in the bot's chat, then run atlasbridge setup again")
-	}
-	s.say("A test message was sent: press its button.")
-	err = s.wait(func(u *update) bool {
-		_, reason := admitted(u, s.config.Users, s.config.ChatID)
-		if reason != "" || u.Callback == nil || u.Callback.Data != data {
-			return false
-		}
-		_ = s.bot.call(s.ctx, "answerCallbackQuery", map[string]any{"callback_query_id": u.Callback.ID}, nil)
-		return true
-	})
-	if err == nil {
-		s.say("\nIt works. Now: atlasbridge run claude")
-		done := map[string]any{"message_id": id, "text": "✅ AtlasBridge is connected."}
-		_, err = s.bot.send(s.ctx, "editMessageText", done, true)
-	}
-	return err
-}
+// What stands in the [telegram] table of a valid configuration, and in no other.
+var (
+	telegramKeys  = regexp.MustCompile(`(?m)^[ \t]*(bot_token|chat_id|allowed_users|api_base)[ \t]*=.*\n`)
+	telegramTable = regexp.MustCompile(`(?m)^[ \t]*\[[ \t]*telegram[ \t]*\].*\n`)
+)
 
-// writeConfig puts the lines into the [telegram] table of the file and leaves every other line as it is.
-func writeConfig(path string, values []string) error {
+// writeConfig puts the bot into the file and leaves every other line as it is.
+func writeConfig(path string, c *Config) error {
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	text := withTelegram(string(old), values)
-	if _, err := parseConfig(text); err != nil {
-		return err
+		return fmt.Errorf("reading the configuration: %w", err)
 	}
 	f, err := openPrivate(path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC)
+	if err == nil {
+		_, err = f.WriteString(withTelegram(string(old), c))
+		err = errors.Join(err, f.Sync(), f.Close())
+	}
+	if err == nil {
+		err = cmp.Or(os.Rename(path+".new", path), syncDir(filepath.Dir(path)))
+	}
 	if err != nil {
-		return err
+		return fmt.Errorf("writing the configuration: %w", err)
 	}
-	_, err = f.WriteString(text)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(path+".new", path)
-	}
-	return cmp.Or(err, syncDir(filepath.Dir(path)))
+	return nil
 }
 
-// withTelegram is the text of a configuration with these lines in its [telegram] table instead of those with the
-// same keys.
-func withTelegram(text string, values []string) string {
-	key := func(line string) string { k, _, _ := strings.Cut(line, "="); return strings.TrimSpace(k) }
-	inside, found, out := false, false, []string{}
-	for _, line := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
-		if strings.HasPrefix(strings.TrimSpace(line), "[") {
-			m := tomlTable.FindStringSubmatch(line)
-			inside = m != nil && m[1] == "telegram"
-			if out = append(out, line); inside {
-				found, out = true, append(out, values...)
-			}
-			continue
-		}
-		if !inside || !slices.ContainsFunc(values, func(v string) bool { return key(v) == key(line) }) {
-			out = append(out, line)
-		}
+// withTelegram is the text of a configuration with this bot in it.
+func withTelegram(text string, c *Config) string {
+	text = telegramKeys.ReplaceAllString(strings.TrimRight(text, "\n")+"\n", "")
+	if !telegramTable.MatchString(text) {
+		text += "\n[telegram]\n"
 	}
-	if !found {
-		out = append(append(out, "", "[telegram]"), values...)
-	}
-	return strings.TrimLeft(strings.Join(out, "\n"), "\n") + "\n"
+	at, users := telegramTable.FindStringIndex(text)[1], strings.ReplaceAll(fmt.Sprint(c.Users), " ", ", ")
+	lines := fmt.Sprintf("bot_token = %q\nchat_id = %d\nallowed_users = %s\n", c.Token, c.ChatID, users)
+	return strings.TrimLeft(text[:at], "\n") + lines + fmt.Sprintf("api_base = %q\n", c.APIBase) + text[at:]
 }
