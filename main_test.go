@@ -419,13 +419,15 @@ func openPrompt(t *testing.T, dir string) (id string) {
 
 // TestHook lets a tool called claude call its hook and shows what comes back.
 func TestHook(t *testing.T) {
-	bash := `{"hook_event_name":"PermissionRequest","tool_name":"Bash","cwd":"/tmp","tool_input":{"command":"touch /tmp/x",` +
+	bash := `{"hook_event_name":"PermissionRequest","tool_name":"Bash","cwd":"/tmp","tool_input":{"command":"touch ` +
+		`/tmp/x",` +
 		`` +
 		`"description":"Make x"}}`
 	ask := `{"hook_event_name":"PermissionRequest","tool_name":"AskUserQuestion","tool_input":{"questions":[` +
 		`{"question":"Which colour?","header":"Colour","options":[{"label":"Red"},{"label":"Blue"}],"multiSelect":false}]}}`
 	plan := `{"hook_event_name":"PermissionRequest","tool_name":"ExitPlanMode","tool_input":{"plan":"# Plan\n1. look"}}`
-	edit := `{"hook_event_name":"PermissionRequest","tool_name":"Edit","tool_input":{"file_path":"a.txt","old_string":"old\nsame",` +
+	edit := `{"hook_event_name":"PermissionRequest","tool_name":"Edit","tool_input":{"file_path":"a.txt","old_strin` +
+		`g":"old\nsame",` +
 		`` +
 		`"new_string":"new\nsame"}}`
 	for _, test := range []struct{ name, input, shown, press, text, want string }{
@@ -2123,7 +2125,8 @@ func TestScreenHostile(t *testing.T) {
 	for range 100000 {
 		s.Write([]byte("\x1b[6n\x1b[c\x1b]11;?\a\x1b[22t\x1b]7501;?\a\x1b[99999b"))
 	}
-	s.Write(bytes.Repeat([]byte("\x1b[1;1He\u0301\u0302\u0303\u0304\u0305\u0306\u0307\u0308\u0309\u030a\u030b\u030c\u030d\u030e"), 1000))
+	s.Write(bytes.Repeat([]byte("\x1b[1;1He\u0301\u0302\u0303\u0304\u0305\u0306\u0307\u0308\u0309\u030a\u030b\u030c"+
+		"\u030d\u030e"), 1000))
 	if len(s.seq) > maxString || len(s.replies) > 2*maxReplies || s.tr.bytes > maxPending {
 		t.Error("a limit is passed")
 	}
@@ -2793,7 +2796,8 @@ func TestTricksAreShown(t *testing.T) {
 	if !strings.Contains(p.Excerpt, `\u{200B}`) || !strings.Contains(p.Excerpt, `\u{202E}`) {
 		t.Errorf("hidden characters: %q", p.Excerpt)
 	}
-	p = newStage(t, "generic", "reading canon echo").one("Use https://bob:hunter22@h/ and ghp_0123456789abcdefghijABCDEFGHIJ? " +
+	p = newStage(t, "generic", "reading canon echo").one("Use https://bob:hunter22@h/ and ghp_0123456789abcdefghijA" +
+		"BCDEFGHIJ? " +
 		"" +
 		"[y/N] ")
 	if strings.Contains(p.Excerpt+p.Question+p.Full+p.Recent, "hunter22") || strings.Contains(p.Full+p.Recent,
@@ -2823,7 +2827,8 @@ func TestRedact(t *testing.T) {
 	for _, secret := range []string{
 		"AKIAIOSFODNN7EXAMPLE", "ghp_16C7e42F292c6912E7710c838347Ae178B4a", "sk-ant-REDACTED-REDACTED-1234",
 		"xoxb-123456789012-abcdefghijkl", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
-		"-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "123456789:AAE-abcdefghijklmnopqrstuvwxyz012345",
+		"-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "123456789:AAE-abcdefghijklmnopqrstuvw" +
+			"xyz012345",
 	} {
 		if got := redact("use " + secret + " now"); got != "use [redacted] now" {
 			t.Errorf("redact(%q) = %q", secret, got)
@@ -3321,7 +3326,8 @@ func tgTap(id int64, p *PromptRecord, value string) string {
 }
 
 func tgTapOn(id int64, p *PromptRecord, value string, msg, from int64) string {
-	return fmt.Sprintf(`{"update_id":%d,"callback_query":{"id":"q%d","from":{"id":%d},"message":{"message_id":%d,"date":5,`+
+	return fmt.Sprintf(`{"update_id":%d,"callback_query":{"id":"q%d","from":{"id":%d},"message":{"message_id":%d,"d`+
+		`ate":5,`+
 		``+
 		``+
 		`"chat":{"id":%d,"type":"private"}},"data":"ans:%s:%s:%.16s:%s"}}`, id, id, from, msg, from, shortID(p.ID),
@@ -3330,7 +3336,8 @@ func tgTapOn(id int64, p *PromptRecord, value string, msg, from int64) string {
 
 func tgSay(id int64, text string, more string) string {
 	b, _ := json.Marshal(text)
-	return fmt.Sprintf(`{"update_id":%d,"message":{"message_id":%d,"date":%d,"from":{"id":1001},"chat":{"id":1001,"type":"private"}`+
+	return fmt.Sprintf(`{"update_id":%d,"message":{"message_id":%d,"date":%d,"from":{"id":1001},"chat":{"id":1001,"`+
+		`type":"private"}`+
 		``+
 		`,"text":%s%s}}`,
 		id, id, time.Now().Unix(), b, more)
@@ -3558,7 +3565,8 @@ func TestTelegramAdmitted(t *testing.T) {
 	}
 	group := `{"update_id":1,"message":{"from":{"id":1001},"chat":{"id":-5,"type":"group"},"text":"hi"}}`
 	tap := func(from, chat int64) string {
-		return fmt.Sprintf(`{"callback_query":{"id":"q","from":{"id":%d},"message":{"message_id":5,"chat":{"id":%d,"type":"private"}`+
+		return fmt.Sprintf(`{"callback_query":{"id":"q","from":{"id":%d},"message":{"message_id":5,"chat":{"id":%d,"ty`+
+			`pe":"private"}`+
 			``+
 			`},"data":"x"}}`, from, chat)
 	}
@@ -4301,10 +4309,12 @@ func TestTelegramSetup(t *testing.T) {
 	srv.send(strings.ReplaceAll(tgSay(1, wrong, ""), ":1001", ":2002"), tgSay(2, "hello", ""), tgSay(3, digits, ""))
 	test := srv.until(t, "sendMessage", "setup:")
 	data := regexp.MustCompile(`setup:[0-9a-f]+`).FindString(fmt.Sprint(test.p["reply_markup"]))
-	srv.send(fmt.Sprintf(`{"update_id":4,"callback_query":{"id":"q","from":{"id":2002},"message":{"message_id":101,"chat":{`+
+	srv.send(fmt.Sprintf(`{"update_id":4,"callback_query":{"id":"q","from":{"id":2002},"message":{"message_id":101,`+
+		`"chat":{`+
 		``+
 		`"id":2002,"type":"private"}},"data":%q}}`, data),
-		fmt.Sprintf(`{"update_id":5,"callback_query":{"id":"q","from":{"id":1001},"message":{"message_id":101,"chat":{"id":1001,`+
+		fmt.Sprintf(`{"update_id":5,"callback_query":{"id":"q","from":{"id":1001},"message":{"message_id":101,"chat":{`+
+			`"id":1001,`+
 			``+
 			`"type":"private"}},"data":%q}}`, data))
 	if got := <-exit; got != 0 {
@@ -4340,7 +4350,8 @@ func TestTelegramSetup(t *testing.T) {
 // Whatever the server sends, nothing panics, and nothing but the operator's own update acts.
 func FuzzUpdate(f *testing.F) {
 	p := yesNo
-	p.Rec, p.ID, p.SessionID, p.Nonce, p.Status, p.MsgID = "prompt", "11111111-0000", "aaaaaaaa-0000", "0123456789abcdef0123456789abcdef", AwaitingReply, 50
+	p.Rec, p.ID, p.SessionID, p.Nonce, p.Status, p.MsgID = "prompt", "11111111-0000", "aaaaaaaa-0000", "0123456789a"+
+		"bcdef0123456789abcdef", AwaitingReply, 50
 	s := &SessionRecord{Head: Head{Rec: "session", ID: "aaaaaaaa-0000"}, Status: "active", Tool: "claude"}
 	for _, seed := range []string{tgTap(1, &p, "y"), tgTapOn(1, &p, "y", 50, 2002), tgTap(1, &p, "~all"), tgTap(1, &p,
 		"~s:1,2"), tgSay(2, "yes", ""),
@@ -4810,10 +4821,12 @@ func TestStoreFormat(t *testing.T) {
 		StartedAt: time.Date(2026, 1, 2, 3, 4, 5, 120000, time.FixedZone("", 3600))}
 	r.StartedAt = r.StartedAt.UTC()
 	line, err := encode(r, 2)
-	want := `{"v":1,"rec":"session","id":"a","at":"2026-01-02T03:04:05.000000Z","tool":"<t> at\":\"2026-01-02T03:04:05Z\"",` +
+	want := `{"v":1,"rec":"session","id":"a","at":"2026-01-02T03:04:05.000000Z","tool":"<t> at\":\"2026-01-02T03:04` +
+		`:05Z\"",` +
 		`` +
 		`"args":null,` +
-		`"cwd":"","pid":0,"pid_start":0,"wrapper":0,"label":"","status":"","activity":"","started_at":"2026-01-02T02:04:05.000120Z",` +
+		`"cwd":"","pid":0,"pid_start":0,"wrapper":0,"label":"","status":"","activity":"","started_at":"2026-01-02T02:0` +
+		`4:05.000120Z",` +
 		`` +
 		`` +
 		`"ended_at":null,"exit_code":null,"prompts":0,"last_output_at":null,"more":2,"crc":"`
