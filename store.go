@@ -1007,11 +1007,16 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 	s.mu.Lock()
 	seen, wake := s.changes, s.wake
 	s.mu.Unlock()
-	changed, stop := watchFolder(s.Dir)
+	var changed <-chan struct{}
+	stop, watchAt := func() {}, time.Now().Add(time.Second) // ending a watch costs Linux 18 ms: not for a short session
 	go func() {
 		defer close(out)
-		defer stop()
+		defer func() { stop() }()
 		for ctx.Err() == nil {
+			if !watchAt.IsZero() && time.Now().After(watchAt) {
+				changed, stop = watchFolder(s.Dir)
+				watchAt = time.Time{}
+			}
 			var recs []Record
 			recs, seen, wake = s.since(seen, sessionID)
 			for _, r := range recs {
@@ -1021,7 +1026,9 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 				}
 			}
 			wait := 500 * time.Millisecond
-			if fast != nil && fast() {
+			if changed != nil {
+				wait = 5 * time.Second
+			} else if !watchAt.IsZero() || fast != nil && fast() {
 				wait = 50 * time.Millisecond
 			}
 			select {
