@@ -45,7 +45,8 @@ const patience = 20 * time.Second // longer than anything here takes on a slow m
 func TestMain(m *testing.M) {
 	mode := os.Getenv("ATLASBRIDGE_TEST_CHILD")
 	os.Unsetenv("ATLASBRIDGE_TEST_CHILD") // what a child starts is no test child
-	for _, name := range []string{"ATLASBRIDGE_HOME", "STORAGE_PATH", "TELEGRAM_BOT_TOKEN", "TELEGRAM_CHAT_ID", "NO_COLOR"} {
+	for _, name := range []string{"ATLASBRIDGE_HOME", "STORAGE_PATH", "TELEGRAM_BOT_TOKEN",
+		"TELEGRAM_CHAT_ID", "NO_COLOR"} {
 		if mode == "" {
 			os.Unsetenv(name) // the tester's own bridge is left alone
 		}
