@@ -546,6 +546,9 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 		ask, hint = "🛡️ "+cmp.Or(ask, "Permission request"), "To refuse and say why, reply with text."
 	default:
 		ask = "❓ " + cmp.Or(ask, "Waiting for your input")
+		if p.Source == "screen" && p.Full != "" && len(p.Full) <= 700 {
+			body = clean(p.Full, 700) // the lines around it, such as which file is to be overwritten
+		}
 		hint = map[bool]string{true: "Tick what applies, then Submit."}[p.Multi]
 		if p.Type == FreeText {
 			hint = "Reply to this message with your answer."
