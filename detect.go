@@ -194,7 +194,6 @@ func (s *Screen) Text() string {
 	return strings.TrimRight(all.String(), "\n")
 }
 
-func (s *Screen) Size() (rows, cols int)              { return s.rows, s.cols }
 func (s *Screen) Cursor() (row, col int, hidden bool) { return s.row, s.col, !s.dec[25] } // from 0
 func (s *Screen) Title() string                       { return s.title }                  // OSC 0 / 2
 func (s *Screen) Status() ProgramStatus               { return s.status }
