@@ -31,11 +31,12 @@ import (
 const (
 	linux, amd64  = runtime.GOOS == "linux", runtime.GOARCH == "amd64"
 	suspendSignal = syscall.SIGTSTP // asks this process to stop (kill -TSTP; in raw mode Ctrl-Z is the child's)
-	// When the child is gone what it wrote is still read, but a grandchild that holds the terminal gets only this.
-	drainQuiet = 100 * time.Millisecond // the end, when so long nothing came
-	drainWait  = 500 * time.Millisecond // waiting in all
-	drainReads = 1000                   // in all; Linux buffers up to 640 KiB (tty_buffer.c) and gives some 2 KiB each
+	// When the child is gone, what it wrote is read until nothing comes for so long, or so long was waited in all.
+	drainQuiet, drainWait = 100 * time.Millisecond, 500 * time.Millisecond
 )
+
+// Requests that neither wait nor flush type-ahead: TCGETS, TCSETS; on macOS TIOCGETA, TIOCSETA.
+var getModes, setModes = map[bool]uint{true: 0x5401, false: 0x40487413}[linux], map[bool]uint{true: 0x5402, false: 0x80487414}[linux]
 
 // unixPTY is the master side and the child. Read belongs to one goroutine; all else may be called from any.
 type unixPTY struct {
@@ -53,14 +54,9 @@ func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, er
 	path, err := findTool(argv[0])
 	slave, openErr := p.open(size, host)
 	if err = cmp.Or(err, openErr); err == nil {
-		attr := &os.ProcAttr{Dir: dir, Env: env, Files: []*os.File{slave, slave, slave},
-			Sys: &syscall.SysProcAttr{Setsid: true, Setctty: true}}
-		// Linux only: an agent that ignores the SIGHUP of its closing terminal still ends after kill -9 of ours.
-		if f := reflect.ValueOf(attr.Sys).Elem().FieldByName("Pdeathsig"); f.IsValid() {
-			f.SetInt(int64(syscall.SIGTERM))
-		}
 		started := make(chan error)
-		go p.live(path, argv, attr, started)
+		go p.live(path, argv, &os.ProcAttr{Dir: dir, Env: env, Files: []*os.File{slave, slave, slave},
+			Sys: &syscall.SysProcAttr{Setsid: true, Setctty: true}}, started)
 		err = <-started
 	}
 	slave.Close()
@@ -88,51 +84,41 @@ func findTool(name string) (string, error) {
 // open sets p.master and gives the slave, its size and modes as the child is to find them.
 func (p *unixPTY) open(size Size, host *os.File) (slave *os.File, err error) {
 	p.master, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
-	name, nameErr := ioctl(p.master, unlockSlave, 0)
-	fd, openErr := unix.Open(name, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
-	if err = cmp.Or(err, nameErr, openErr); err != nil {
-		return nil, err
-	}
-	get, set := termiosRequests()
-	modes, err := ioctl(host, unix.IoctlGetTermios, get)
-	if err != nil {
-		if modes, err = unix.IoctlGetTermios(fd, get); err == nil {
-			modes.Iflag |= unix.IUTF8 // all that the kernel's defaults lack of a terminal emulator's
-		}
-	}
-	err = cmp.Or(err, unix.IoctlSetTermios(fd, set, modes), p.Resize(size))
-	return os.NewFile(uintptr(fd), name), err
-}
-
-// unlockSlave lets the other side of a new master be opened and gives its name.
-func unlockSlave(master int, _ uint) (name string, err error) {
+	var locked, number int32
+	var name [128]byte
 	if linux { // TIOCSPTLCK, TIOCGPTN: linux/include/uapi/asm-generic/ioctls.h
-		err = unix.IoctlSetPointerInt(master, 0x40045431, 0)
-		n, getErr := unix.IoctlGetInt(master, 0x80045430)
-		return "/dev/pts/" + strconv.Itoa(n), cmp.Or(err, getErr)
+		err = cmp.Or(err, ioctl(p.master, 0x40045431, &locked), ioctl(p.master, 0x80045430, &number))
+		copy(name[:], fmt.Sprint("/dev/pts/", number))
+	} else { // TIOCPTYGRANT, TIOCPTYUNLK, TIOCPTYGNAME: macOS <sys/ttycom.h>
+		err = cmp.Or(err, ioctl(p.master, 0x20007454, &name), ioctl(p.master, 0x20007452, &name),
+			ioctl(p.master, 0x40807453, &name))
 	}
-	var b [128]byte // TIOCPTYGRANT, TIOCPTYUNLK, TIOCPTYGNAME: macOS <sys/ttycom.h>
-	for _, req := range []uintptr{0x20007454, 0x20007452, 0x40807453} {
-		if _, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(master), req, uintptr(unsafe.Pointer(&b[0]))); e != 0 {
-			err = e
-		}
+	path := unix.ByteSliceToString(name[:])
+	fd, openErr := unix.Open(path, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0) // os.OpenFile makes it non-blocking
+	slave = os.NewFile(uintptr(fd), path)
+	var modes unix.Termios
+	if ioctl(host, getModes, &modes) != nil && ioctl(slave, getModes, &modes) == nil {
+		modes.Iflag |= unix.IUTF8 // all that the kernel's defaults lack of a terminal emulator's
 	}
-	return unix.ByteSliceToString(b[:]), err
+	return slave, cmp.Or(err, openErr, ioctl(slave, setModes, &modes), p.Resize(size))
 }
 
 // live starts and reaps the child on a thread of its own: Pdeathsig comes when the thread that forked ends (prctl(2)).
 func (p *unixPTY) live(path string, argv []string, attr *os.ProcAttr, started chan<- error) {
 	runtime.LockOSThread()
-	proc, err := os.StartProcess(path, argv, attr)
-	if errors.Is(err, syscall.ENOEXEC) { // a script without #!, which every shell runs
-		proc, err = os.StartProcess("/bin/sh", append([]string{"sh", path}, argv[1:]...), attr)
+	// Linux only: an agent that ignores the SIGHUP of its closing terminal still ends after kill -9 of ours.
+	if f := reflect.ValueOf(attr.Sys).Elem().FieldByName("Pdeathsig"); f.IsValid() {
+		f.SetInt(int64(syscall.SIGTERM))
 	}
-	p.proc = proc
+	var err error
+	if p.proc, err = os.StartProcess(path, argv, attr); errors.Is(err, syscall.ENOEXEC) { // no #!: every shell runs it
+		p.proc, err = os.StartProcess("/bin/sh", append([]string{"sh", path}, argv[1:]...), attr)
+	}
 	if started <- err; err != nil {
 		return
 	}
-	state, err := proc.Wait()
-	if p.code = state.ExitCode(); p.code < 0 && err == nil {
+	state, _ := p.proc.Wait()
+	if p.code = state.ExitCode(); p.code < 0 {
 		p.code = 128 + int(state.Sys().(syscall.WaitStatus).Signal())
 	}
 	close(p.exited)
@@ -148,7 +134,8 @@ func (p *unixPTY) Read(b []byte) (int, error) {
 		p.master.SetReadDeadline(begun.Add(drainQuiet))
 		n, err = p.master.Read(b)
 		p.master.SetReadDeadline(begun)
-		p.patience -= max(time.Since(begun), drainWait/drainReads)
+		// Up to 1000 reads: Linux buffers up to 640 KiB (tty_buffer.c) and gives some 2 KiB each.
+		p.patience -= max(time.Since(begun), drainWait/1000)
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, syscall.EIO) { // EIO: Linux, the last slave was closed
 		err = io.EOF
@@ -164,22 +151,15 @@ func (p *unixPTY) PID() int                    { return p.proc.Pid }
 
 // Resize sends SIGWINCH to the foreground group when the size is another one.
 func (p *unixPTY) Resize(s Size) error {
-	ws := &unix.Winsize{Row: s.Rows, Col: s.Cols, Xpixel: s.XPixel, Ypixel: s.YPixel}
-	set := func(fd int, req uint) (any, error) { return nil, unix.IoctlSetWinsize(fd, req, ws) }
-	_, err := ioctl(p.master, set, unix.TIOCSWINSZ)
-	return err
+	return ioctl(p.master, unix.TIOCSWINSZ, &unix.Winsize{Row: s.Rows, Col: s.Cols, Xpixel: s.XPixel, Ypixel: s.YPixel})
 }
 
 // Signal says os.ErrProcessDone when the child is gone.
 func (p *unixPTY) Signal(sig os.Signal) error { return p.signal(sig, p.foreground()) }
-func (p *unixPTY) signal(sig os.Signal, groups ...int) (err error) {
-	select {
-	case <-p.exited:
-		return os.ErrProcessDone
-	default:
-	}
-	for _, pgrp := range groups {
-		err = unix.Kill(-pgrp, sig.(syscall.Signal))
+func (p *unixPTY) signal(sig os.Signal, groups ...int) error {
+	err := p.proc.Signal(syscall.Signal(0))
+	for i := 0; i < len(groups) && !errors.Is(err, os.ErrProcessDone); i++ {
+		err = unix.Kill(-groups[i], sig.(syscall.Signal))
 	}
 	return err
 }
@@ -198,18 +178,18 @@ func (p *unixPTY) Terminate(done <-chan struct{}) {
 
 // foreground is the terminal's foreground process group, the leader's own when there is none.
 func (p *unixPTY) foreground() int {
-	if pgrp, err := ioctl(p.master, unix.IoctlGetInt, unix.TIOCGPGRP); err == nil && pgrp > 1 {
-		return pgrp
+	var pgrp int32
+	if ioctl(p.master, unix.TIOCGPGRP, &pgrp); pgrp > 1 {
+		return int(pgrp)
 	}
 	return p.PID()
 }
 
 // State costs 0.1 to 1 ms, by the number of processes on the machine and of threads in the group: BenchmarkPTYState.
-func (p *unixPTY) State() (s TTYState) {
-	get, _ := termiosRequests()
-	if t, err := ioctl(p.master, unix.IoctlGetTermios, get); err == nil {
-		s.Canonical, s.Echo = t.Lflag&unix.ICANON != 0, t.Lflag&unix.ECHO != 0
-	}
+func (p *unixPTY) State() TTYState {
+	var modes unix.Termios
+	ioctl(p.master, getModes, &modes)
+	s := TTYState{Canonical: modes.Lflag&unix.ICANON != 0, Echo: modes.Lflag&unix.ECHO != 0}
 	if linux {
 		s.Reading = foregroundReading(statFields("/proc/" + strconv.Itoa(p.PID()))[4], p.PID(), 0)
 	}
@@ -242,31 +222,30 @@ func foregroundReading(tty string, session, depth int) Reading {
 
 // threadReading sees that a relay (sudo, script) waits for its inner terminal too: what counts is who reads there.
 func threadReading(tty, task string, depth int) Reading {
-	fds, err := waitsFor(task)
-	if _, gone := os.Lstat(task); err != nil && gone == nil { // another user's, or the system does not say
-		return ReadingUnknown
-	}
-	found, inner := false, -1
-	for _, fd := range fds {
+	waits, err := waitsFor(task)
+	found, inner := false, ""
+	for _, wait := range waits {
 		var st unix.Stat_t
-		unix.Stat(task+"/fd/"+strconv.Itoa(fd), &st)
+		unix.Stat(fmt.Sprint(task, "/fd/", wait.Fd), &st)
 		switch strconv.FormatUint(uint64(st.Rdev), 10) { // linux/Documentation/admin-guide/devices.txt
 		case tty, "1280": // 5:0, /dev/tty
 			found = true
 		case "1282": // 5:2, /dev/ptmx
-			info, _ := os.ReadFile(task + "/fdinfo/" + strconv.Itoa(fd))
+			info, _ := os.ReadFile(fmt.Sprint(task, "/fdinfo/", wait.Fd))
 			_, index, _ := strings.Cut(string(info), "tty-index:")
-			fmt.Sscan(index, &inner)
+			n, _ := strconv.Atoi(strings.TrimSpace(index))
+			inner = strconv.FormatUint(unix.Mkdev(136, uint32(n)), 10)
 		}
 	}
-	// A stopped thread still shows the call that it will restart.
-	if !found || strings.Contains("TtZX", statFields(task)[0]) { // "": it is gone
+	switch {
+	case err != nil && statFields(task)[0] != "": // another user's, or the system does not say; "": it is gone
+		return ReadingUnknown
+	case !found || strings.Contains("TtZX", statFields(task)[0]): // stopped: it still shows the call it will restart
 		return ReadingBusy
-	}
-	if inner < 0 || depth > 3 {
+	case inner == "" || depth > 3:
 		return ReadingYes
 	}
-	return foregroundReading(strconv.FormatUint(unix.Mkdev(136, uint32(inner)), 10), 0, depth+1)
+	return foregroundReading(inner, 0, depth+1)
 }
 
 // statFields is /proc/…/stat after the name: state, ppid, pgrp, session, tty_nr, tpgid, … (proc_pid_stat(5)).
@@ -278,67 +257,57 @@ func statFields(proc string) (f [20]string) {
 
 // waitsFor lists the descriptors whose input the thread is blocked on; none when it runs or does anything else. Numbers
 // from linux/arch/x86/entry/syscalls/syscall_64.tbl and, for arm64, linux/include/uapi/asm-generic/unistd.h.
-func waitsFor(task string) (fds []int, err error) {
+func waitsFor(task string) (waits []unix.PollFd, err error) {
 	b, err := os.ReadFile(task + "/syscall")
-	var nr, a0, a1 uint64
-	if n, _ := fmt.Sscanf(string(b), "%d 0x%x 0x%x", &nr, &a0, &a1); n < 3 {
-		return nil, err // "running", or not in a call
-	}
-	peek := func(addr, n uint64) []byte {
-		b := make([]byte, n)
+	nr, a0, a1 := -1, 0, 0 // as they stay when it is in no call
+	fmt.Sscanf(string(b), "%d 0x%x 0x%x", &nr, &a0, &a1)
+	peek := func(addr int, v any) {
 		f, _ := os.Open(task + "/mem")
 		defer f.Close()
-		got, _ := f.ReadAt(b, int64(addr))
-		return b[:got]
+		binary.Read(io.NewSectionReader(f, int64(addr), 1<<16), binary.LittleEndian, v)
 	}
 	switch {
 	case amd64 && (nr == 0 || nr == 19), !amd64 && (nr == 63 || nr == 65): // read, readv (descriptor, …)
-		fds = []int{int(a0)}
+		return []unix.PollFd{{Fd: int32(a0)}}, nil
 	case amd64 && (nr == 7 || nr == 271), !amd64 && nr == 73: // poll, ppoll (array, count, …)
-		for set := peek(a0, 8*min(a1, 1024)); len(set) >= 8; set = set[8:] { // {int fd; short events, revents}
-			if binary.LittleEndian.Uint16(set[4:])&unix.POLLIN != 0 {
-				fds = append(fds, int(int32(binary.LittleEndian.Uint32(set))))
-			}
-		}
+		waits = make([]unix.PollFd, min(a1, 1024))
+		peek(a0, waits)
 	case amd64 && (nr == 23 || nr == 270), !amd64 && nr == 72: // select, pselect6 (count, read set, …)
-		for i, set := 0, peek(a1, (min(a0, 1024)+7)/8); i < 8*len(set); i++ {
-			if set[i/8]>>(i%8)&1 != 0 {
-				fds = append(fds, i)
+		var set unix.FdSet
+		peek(a1, &set)
+		for fd := range min(a0, 1024) {
+			if set.IsSet(fd) {
+				waits = append(waits, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
 			}
 		}
 	case amd64 && (nr == 232 || nr == 281), !amd64 && nr == 22, nr == 441: // epoll_wait, _pwait, _pwait2 (descriptor, …)
-		b, err = os.ReadFile(task + "/fdinfo/" + strconv.FormatUint(a0, 10)) // lines "tfd: 5 events: 19 data: …"
-		for line := range strings.Lines(string(b)) {
+		b, err = os.ReadFile(task + "/fdinfo/" + strconv.Itoa(a0)) // lines "tfd: 5 events: 19 data: …"
+		for _, line := range strings.Split(string(b), "tfd:")[1:] {
 			var fd, events int
-			if n, _ := fmt.Sscanf(line, "tfd: %d events: %x", &fd, &events); n == 2 && events&unix.POLLIN != 0 {
-				fds = append(fds, fd)
-			}
+			fmt.Sscanf(line, "%d events: %x", &fd, &events)
+			waits = append(waits, unix.PollFd{Fd: int32(fd), Events: int16(events)})
 		}
 	}
-	return fds, err
+	return slices.DeleteFunc(waits, func(w unix.PollFd) bool { return w.Events&unix.POLLIN == 0 }), err
 }
 
-// ioctl calls fn with f's descriptor, which stays open and in the poller meanwhile, and req; f may be nil.
-func ioctl[T any](f *os.File, fn func(fd int, req uint) (T, error), req uint) (v T, err error) {
-	raw, inner := f.SyscallConn()
-	if inner == nil {
-		err = raw.Control(func(fd uintptr) { v, inner = fn(int(fd), req) })
+// ioctl makes a request of f's driver; f stays open and in the poller meanwhile, and may be nil.
+func ioctl[T any](f *os.File, req uint, arg *T) (err error) {
+	raw, closed := f.SyscallConn()
+	if closed == nil {
+		closed = raw.Control(func(fd uintptr) {
+			if _, _, e := unix.Syscall(unix.SYS_IOCTL, fd, uintptr(req), uintptr(unsafe.Pointer(arg))); e != 0 {
+				err = e
+			}
+		})
 	}
-	return v, cmp.Or(err, inner)
-}
-
-// termiosRequests get and set a terminal's modes, at once and without flushing type-ahead.
-func termiosRequests() (get, set uint) {
-	if linux {
-		return 0x5401, 0x5402 // TCGETS, TCSETS
-	}
-	return 0x40487413, 0x80487414 // TIOCGETA, TIOCSETA
+	return cmp.Or(closed, err)
 }
 
 // terminalSize asks the host's terminal; an error when f is none.
 func terminalSize(f *os.File) (Size, error) {
-	ws, err := ioctl(f, unix.IoctlGetWinsize, unix.TIOCGWINSZ)
-	ws = cmp.Or(ws, &unix.Winsize{})
+	var ws unix.Winsize
+	err := ioctl(f, unix.TIOCGWINSZ, &ws)
 	return Size{ws.Row, ws.Col, ws.Xpixel, ws.Ypixel}, err
 }
 
@@ -369,25 +338,24 @@ func endSignals() []os.Signal {
 // stopSelf stops this process until it goes on, where a shell can resume it. SIGSTOP, as Go never lets go of SIGTSTP.
 func stopSelf() {
 	session, _ := unix.Getsid(0)
-	if parent, _ := unix.Getsid(unix.Getppid()); session != parent || session == unix.Getpgrp() {
-		return
+	if parent, _ := unix.Getsid(unix.Getppid()); session == parent && session != unix.Getpgrp() {
+		resumed := make(chan os.Signal, 1)
+		signal.Notify(resumed, syscall.SIGCONT)
+		unix.Kill(unix.Getpid(), unix.SIGSTOP)
+		<-resumed
 	}
-	resumed := make(chan os.Signal, 1)
-	signal.Notify(resumed, syscall.SIGCONT)
-	defer signal.Stop(resumed)
-	unix.Kill(unix.Getpid(), unix.SIGSTOP)
-	<-resumed
 }
 
 // lockFile takes an exclusive flock for as long as f lives: keep it reachable. wait false: errLocked if another has it.
 func lockFile(f *os.File, wait bool) error {
-	how := map[bool]int{true: unix.LOCK_EX, false: unix.LOCK_EX | unix.LOCK_NB}
-	for {
-		if err := unix.Flock(int(f.Fd()), how[wait]); err == unix.EWOULDBLOCK {
-			return errLocked
-		} else if err != unix.EINTR {
-			return err
-		}
+	how := map[bool]int{true: unix.LOCK_EX, false: unix.LOCK_EX | unix.LOCK_NB}[wait]
+	switch err := unix.Flock(int(f.Fd()), how); err {
+	case unix.EINTR:
+		return lockFile(f, wait)
+	case unix.EWOULDBLOCK:
+		return errLocked
+	default:
+		return err
 	}
 }
 func unlockFile(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_UN) }
@@ -435,13 +403,8 @@ func private(path string, info os.FileInfo, err error) error {
 	return nil
 }
 
-// mkdirPrivate makes a folder that only the user can enter, whatever the umask; fs.ErrExist when it is there.
-func mkdirPrivate(path string) error {
-	if err := os.Mkdir(path, 0o700); err != nil {
-		return err
-	}
-	return os.Chmod(path, 0o700)
-}
+// mkdirPrivate makes a folder that only the user can enter; fs.ErrExist when it is there.
+func mkdirPrivate(path string) error { return os.Mkdir(path, 0o700) }
 
 // openPrivate opens or creates a file 0600, whatever the umask, that must be ownedPrivate. No symbolic link is followed
 // (ELOOP), nothing refused is truncated, and O_NONBLOCK keeps a planted FIFO from hanging the open.
@@ -456,9 +419,8 @@ func openPrivate(path string, flag int) (*os.File, error) {
 	}
 	if err != nil {
 		f.Close()
-		return nil, err
 	}
-	return f, nil
+	return f, err
 }
 
 // networkFS names the file system when flock may not hold between machines, else "" (always on macOS): statfs(2).
@@ -474,18 +436,15 @@ func watchFolder(dir string) (ch <-chan struct{}, stop func()) {
 	if !linux {
 		return nil, func() {}
 	}
-	start, add := uintptr(26), uintptr(27) // inotify_init1, inotify_add_watch; tables as for waitsFor
-	if amd64 {
-		start, add = 294, 254
+	calls := map[bool][2]uintptr{true: {294, 254}, false: {26, 27}}[amd64] // inotify_init1, _add_watch; as for waitsFor
+	const mask = 0x2 | 0x80 | 0x100                                        // IN_MODIFY, _MOVED_TO, _CREATE: <linux/inotify.h>
+	fd, _, _ := unix.Syscall(calls[0], unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
+	name, f, c := append([]byte(dir), 0), os.NewFile(fd, "inotify"), make(chan struct{}, 1)
+	stop = func() { f.Close() }
+	if _, _, e := unix.Syscall(calls[1], fd, uintptr(unsafe.Pointer(&name[0])), mask); e != 0 {
+		stop()
+		return nil, stop
 	}
-	fd, _, _ := unix.Syscall(start, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
-	f, name := os.NewFile(fd, "inotify"), append([]byte(dir), 0)
-	const mask = 0x2 | 0x80 | 0x100 // IN_MODIFY, IN_MOVED_TO, IN_CREATE: <linux/inotify.h>
-	if _, _, e := unix.Syscall(add, fd, uintptr(unsafe.Pointer(&name[0])), mask); e != 0 {
-		f.Close()
-		return nil, func() {}
-	}
-	c := make(chan struct{}, 1)
 	go func() {
 		defer close(c)
 		b := make([]byte, 4096)
@@ -495,5 +454,5 @@ func watchFolder(dir string) (ch <-chan struct{}, stop func()) {
 			}
 		}
 	}()
-	return c, func() { f.Close() }
+	return c, stop
 }
