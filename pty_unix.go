@@ -31,12 +31,12 @@ import (
 const (
 	linux, amd64  = runtime.GOOS == "linux", runtime.GOARCH == "amd64"
 	suspendSignal = syscall.SIGTSTP // asks this process to stop (kill -TSTP; in raw mode Ctrl-Z is the child's)
-	// When the child is gone, what it wrote is read until nothing comes for so long, or so long was waited in all.
+	// What the child wrote is read after its end until so long nothing came, or so long was waited in all.
 	drainQuiet, drainWait = 100 * time.Millisecond, 500 * time.Millisecond
 )
 
-// Requests that neither wait nor flush type-ahead: TCGETS, TCSETS; on macOS TIOCGETA, TIOCSETA.
-var getModes, setModes = map[bool]uint{true: 0x5401, false: 0x40487413}[linux], map[bool]uint{true: 0x5402, false: 0x80487414}[linux]
+var getModes = map[bool]uint{true: 0x5401, false: 0x40487413}[linux] // TCGETS, on macOS TIOCGETA
+var setModes = map[bool]uint{true: 0x5402, false: 0x80487414}[linux] // TCSETS, TIOCSETA: without flushing type-ahead
 
 // unixPTY is the master side and the child. Read belongs to one goroutine; all else may be called from any.
 type unixPTY struct {
@@ -70,43 +70,39 @@ func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, er
 // findTool is exec.LookPath as a shell does it: "." in PATH counts, and what is missing is not found.
 func findTool(name string) (string, error) {
 	path, err := exec.LookPath(name)
-	switch {
-	case err == nil || errors.Is(err, exec.ErrDot):
-		return path, nil
-	case errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist):
-		return "", errNoTool
-	case errors.Is(err, syscall.EISDIR):
-		return "", fmt.Errorf("is a folder: %w", os.ErrPermission)
+	for cause, said := range map[error]error{exec.ErrDot: nil, exec.ErrNotFound: errNoTool, os.ErrNotExist: errNoTool,
+		syscall.EISDIR: fmt.Errorf("is a folder: %w", os.ErrPermission)} {
+		if errors.Is(err, cause) {
+			return path, said
+		}
 	}
-	return "", errors.Unwrap(err) // exec.Error would say the name again
+	return path, errors.Unwrap(err) // exec.Error would say the name again
 }
 
 // open sets p.master and gives the slave, its size and modes as the child is to find them.
 func (p *unixPTY) open(size Size, host *os.File) (slave *os.File, err error) {
-	p.master, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
-	var locked, number int32
-	var name [128]byte
+	m, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
+	p.master = m
+	locked, number, name, modes := int32(0), int32(0), [128]byte{}, unix.Termios{}
 	if linux { // TIOCSPTLCK, TIOCGPTN: linux/include/uapi/asm-generic/ioctls.h
-		err = cmp.Or(err, ioctl(p.master, 0x40045431, &locked), ioctl(p.master, 0x80045430, &number))
+		err = cmp.Or(err, ioctl(m, 0x40045431, &locked), ioctl(m, 0x80045430, &number))
 		copy(name[:], fmt.Sprint("/dev/pts/", number))
 	} else { // TIOCPTYGRANT, TIOCPTYUNLK, TIOCPTYGNAME: macOS <sys/ttycom.h>
-		err = cmp.Or(err, ioctl(p.master, 0x20007454, &name), ioctl(p.master, 0x20007452, &name),
-			ioctl(p.master, 0x40807453, &name))
+		err = cmp.Or(err, ioctl(m, 0x20007454, &name), ioctl(m, 0x20007452, &name), ioctl(m, 0x40807453, &name))
 	}
 	path := unix.ByteSliceToString(name[:])
 	fd, openErr := unix.Open(path, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0) // os.OpenFile makes it non-blocking
 	slave = os.NewFile(uintptr(fd), path)
-	var modes unix.Termios
 	if ioctl(host, getModes, &modes) != nil && ioctl(slave, getModes, &modes) == nil {
 		modes.Iflag |= unix.IUTF8 // all that the kernel's defaults lack of a terminal emulator's
 	}
 	return slave, cmp.Or(err, openErr, ioctl(slave, setModes, &modes), p.Resize(size))
 }
 
-// live starts and reaps the child on a thread of its own: Pdeathsig comes when the thread that forked ends (prctl(2)).
+// live starts and reaps the child. Linux has Pdeathsig: an agent that ignores the SIGHUP of its closing terminal still
+// ends after kill -9 of ours; it comes when the thread that forked ends (prctl(2)), so that thread is kept.
 func (p *unixPTY) live(path string, argv []string, attr *os.ProcAttr, started chan<- error) {
 	runtime.LockOSThread()
-	// Linux only: an agent that ignores the SIGHUP of its closing terminal still ends after kill -9 of ours.
 	if f := reflect.ValueOf(attr.Sys).Elem().FieldByName("Pdeathsig"); f.IsValid() {
 		f.SetInt(int64(syscall.SIGTERM))
 	}
@@ -134,8 +130,7 @@ func (p *unixPTY) Read(b []byte) (int, error) {
 		p.master.SetReadDeadline(begun.Add(drainQuiet))
 		n, err = p.master.Read(b)
 		p.master.SetReadDeadline(begun)
-		// Up to 1000 reads: Linux buffers up to 640 KiB (tty_buffer.c) and gives some 2 KiB each.
-		p.patience -= max(time.Since(begun), drainWait/1000)
+		p.patience -= max(time.Since(begun), drainWait/1000) // Linux holds up to 640 KiB (tty_buffer.c): 2 KiB a read
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, syscall.EIO) { // EIO: Linux, the last slave was closed
 		err = io.EOF
@@ -437,11 +432,11 @@ func watchFolder(dir string) (ch <-chan struct{}, stop func()) {
 		return nil, func() {}
 	}
 	calls := map[bool][2]uintptr{true: {294, 254}, false: {26, 27}}[amd64] // inotify_init1, _add_watch; as for waitsFor
-	const mask = 0x2 | 0x80 | 0x100                                        // IN_MODIFY, _MOVED_TO, _CREATE: <linux/inotify.h>
 	fd, _, _ := unix.Syscall(calls[0], unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
 	name, f, c := append([]byte(dir), 0), os.NewFile(fd, "inotify"), make(chan struct{}, 1)
 	stop = func() { f.Close() }
-	if _, _, e := unix.Syscall(calls[1], fd, uintptr(unsafe.Pointer(&name[0])), mask); e != 0 {
+	const changes = 0x2 | 0x80 | 0x100 // IN_MODIFY, IN_MOVED_TO, IN_CREATE: <linux/inotify.h>
+	if _, _, e := unix.Syscall(calls[1], fd, uintptr(unsafe.Pointer(&name[0])), changes); e != 0 {
 		stop()
 		return nil, stop
 	}
