@@ -144,10 +144,8 @@ func (p *unixPTY) Write(b []byte) (int, error) { return p.master.Write(b) }
 func (p *unixPTY) Wait() int                   { <-p.exited; return p.code }
 func (p *unixPTY) PID() int                    { return p.proc.Pid }
 
-// Resize sends SIGWINCH to the foreground group when the size is another one.
-func (p *unixPTY) Resize(s Size) error {
-	return ioctl(p.master, unix.TIOCSWINSZ, &unix.Winsize{Row: s.Rows, Col: s.Cols, Xpixel: s.XPixel, Ypixel: s.YPixel})
-}
+// Resize sends SIGWINCH to the foreground group when the size is another one. Size is struct winsize.
+func (p *unixPTY) Resize(s Size) error { return ioctl(p.master, unix.TIOCSWINSZ, &s) }
 
 // Signal says os.ErrProcessDone when the child is gone.
 func (p *unixPTY) Signal(sig os.Signal) error { return p.signal(sig, p.foreground()) }
@@ -184,18 +182,15 @@ func (p *unixPTY) foreground() int {
 func (p *unixPTY) State() TTYState {
 	var modes unix.Termios
 	ioctl(p.master, getModes, &modes)
-	s := TTYState{Canonical: modes.Lflag&unix.ICANON != 0, Echo: modes.Lflag&unix.ECHO != 0}
-	if linux {
-		s.Reading = foregroundReading(statFields("/proc/" + strconv.Itoa(p.PID()))[4], p.PID(), 0)
-	}
-	return s
+	tty := statFields("/proc/" + strconv.Itoa(p.PID()))[4]
+	return TTYState{foregroundReading(tty, p.PID(), 0), modes.Lflag&unix.ICANON != 0, modes.Lflag&unix.ECHO != 0}
 }
 
 // foregroundReading tells whether a thread of the foreground group of a terminal (device number) and session (0: any)
 // is blocked in read on it, or in poll, select or epoll to read; measured on 442 programs: recall .99, precision .98.
 func foregroundReading(tty string, session, depth int) Reading {
 	procs, _ := filepath.Glob("/proc/[1-9]*")
-	result := ReadingBusy
+	result := map[bool]Reading{true: ReadingBusy, false: ReadingUnknown}[linux]
 	for _, proc := range procs {
 		pid, _ := strconv.Atoi(filepath.Base(proc))
 		if id, _ := unix.Getsid(pid); session > 0 && id != session { // most of them, at a tenth of the cost
@@ -300,10 +295,9 @@ func ioctl[T any](f *os.File, req uint, arg *T) (err error) {
 }
 
 // terminalSize asks the host's terminal; an error when f is none.
-func terminalSize(f *os.File) (Size, error) {
-	var ws unix.Winsize
-	err := ioctl(f, unix.TIOCGWINSZ, &ws)
-	return Size{ws.Row, ws.Col, ws.Xpixel, ws.Ypixel}, err
+func terminalSize(f *os.File) (s Size, err error) {
+	err = ioctl(f, unix.TIOCGWINSZ, &s)
+	return s, err
 }
 
 // rawMode sets the host terminal, restore undoes it (twice is fine) while it is ours. Neither flushes type-ahead.
@@ -379,10 +373,7 @@ func processStart(pid int) (n int64) {
 }
 
 // ownedPrivate is nil for a regular file without a second name, or a folder, of the user's own and no other's to touch.
-func ownedPrivate(path string) error {
-	info, err := os.Lstat(path)
-	return private(path, info, err)
-}
+func ownedPrivate(path string) error { info, err := os.Lstat(path); return private(path, info, err) }
 func private(path string, info os.FileInfo, err error) error {
 	if err != nil {
 		return err

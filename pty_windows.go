@@ -82,7 +82,7 @@ func (p *winPTY) start(path string, argv, env []string, dir string, size Size) e
 	attrs.Update(windows.PROC_THREAD_ATTRIBUTE_PSEUDOCONSOLE, console, unsafe.Sizeof(p.console))
 	si := windows.StartupInfoEx{ProcThreadAttributeList: attrs.List()}
 	si.Cb = uint32(unsafe.Sizeof(si))
-	// None, or the child gets ours that are redirected (github.com/microsoft/terminal/issues/11276); wine wants them else.
+	// No standard handles, or the child gets ours (github.com/microsoft/terminal/issues/11276); else as wine needs it.
 	redirected := func(f *os.File) bool { return !term.IsTerminal(int(f.Fd())) }
 	if redirected(os.Stdin) || redirected(os.Stdout) || redirected(os.Stderr) {
 		si.Flags = windows.STARTF_USESTDHANDLES
