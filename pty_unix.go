@@ -258,17 +258,15 @@ func waitsFor(task string) (waits []unix.PollFd, err error) {
 	}
 	switch {
 	case amd64 && (nr == 0 || nr == 19), !amd64 && (nr == 63 || nr == 65): // read, readv (descriptor, …)
-		return []unix.PollFd{{Fd: int32(a0)}}, nil
+		waits = []unix.PollFd{{Fd: int32(a0), Events: unix.POLLIN}}
 	case amd64 && (nr == 7 || nr == 271), !amd64 && nr == 73: // poll, ppoll (array, count, …)
 		waits = make([]unix.PollFd, min(a1, 1024))
 		peek(a0, waits)
 	case amd64 && (nr == 23 || nr == 270), !amd64 && nr == 72: // select, pselect6 (count, read set, …)
-		var set unix.FdSet
-		peek(a1, &set)
-		for fd := range min(a0, 1024) {
-			if set.IsSet(fd) {
-				waits = append(waits, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
-			}
+		set := make([]byte, (min(a0, 1024)+7)/8)
+		peek(a1, set)
+		for fd := range 8 * len(set) { // POLLIN is bit 0
+			waits = append(waits, unix.PollFd{Fd: int32(fd), Events: int16(set[fd/8] >> (fd % 8))})
 		}
 	case amd64 && (nr == 232 || nr == 281), !amd64 && nr == 22, nr == 441: // epoll_wait, _pwait, _pwait2 (descriptor, …)
 		b, err = os.ReadFile(task + "/fdinfo/" + strconv.Itoa(a0)) // lines "tfd: 5 events: 19 data: …"

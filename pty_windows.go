@@ -23,7 +23,7 @@ import (
 
 const (
 	suspendSignal = syscall.Signal(-1)     // never comes: there is no job control
-	drainWait     = 250 * time.Millisecond // from the child's end to the console's: older hosts paint late, see live
+	drainWait     = 250 * time.Millisecond // from the child's end to the console's: see live
 )
 
 var screen, _ = os.OpenFile("CONOUT$", os.O_RDWR, 0)        // the host's console, wherever our output goes; nil: none
@@ -97,8 +97,7 @@ func (p *winPTY) start(path string, argv, env []string, dir string, size Size) e
 }
 func wide(s string) *uint16 { return &utf16.Encode([]rune(s + "\x00"))[0] }
 
-// live waits for the child and closes the console when that had time to paint what the child wrote last
-// (https://github.com/microsoft/terminal/issues/18552); what it painted is still read then.
+// live waits for the child, and for the console to paint its last words: github.com/microsoft/terminal/issues/18552.
 func (p *winPTY) live() {
 	windows.WaitForSingleObject(p.process, windows.INFINITE)
 	windows.GetExitCodeProcess(p.process, &p.code)
@@ -154,8 +153,7 @@ func terminalSize(f *os.File) (Size, error) {
 	return Size{Rows: uint16(rows), Cols: uint16(cols)}, cmp.Or(err, sizeErr)
 }
 
-// rawMode gives every key as bytes, escape sequences both ways; restore undoes it, any number of times. The os package
-// turns what goes to and from a console into UTF-8.
+// rawMode gives every key as bytes, escape sequences both ways (the os package makes them UTF-8); restore undoes it.
 func rawMode(f *os.File) (restore func() error, err error) {
 	in, out, mode := int(f.Fd()), windows.Handle(screen.Fd()), uint32(0)
 	keys, err := term.MakeRaw(in)
@@ -167,8 +165,7 @@ func rawMode(f *os.File) (restore func() error, err error) {
 			windows.ENABLE_VIRTUAL_TERMINAL_PROCESSING|windows.DISABLE_NEWLINE_AUTO_RETURN)
 }
 
-// resizeSignals delivers a value per change of the console's size, looked at twice a second: Windows tells only among
-// the key events, which are read as bytes. stop ends it.
+// resizeSignals delivers a value per change of the console's size, looked at twice a second: it is no signal here.
 func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 	c, tick := make(chan os.Signal, 1), time.NewTicker(500*time.Millisecond)
 	go func() {
@@ -214,8 +211,7 @@ func processStart(pid int) int64 {
 	return created.Nanoseconds()
 }
 
-// ownedPrivate is nil for a regular file or folder whose owner and access list name nobody but the user, the system
-// and the administrators.
+// ownedPrivate is nil for a regular file or folder whose owner and access list name only the user, system and admins.
 func ownedPrivate(path string) error {
 	if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() && !info.IsDir() {
 		return cmp.Or(err, fmt.Errorf("%s is not a file or folder of your own: %w", path, os.ErrPermission))
