@@ -83,8 +83,8 @@ func findTool(name string) (string, error) {
 func (p *unixPTY) open(size Size, host *os.File) (slave *os.File, err error) {
 	m, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
 	p.master = m
-	locked, number, name, modes := int32(0), int32(0), [128]byte{}, unix.Termios{}
-	if linux { // TIOCSPTLCK, TIOCGPTN: linux/include/uapi/asm-generic/ioctls.h
+	locked, number, name, modes := int32(0), int32(-1), [128]byte{}, unix.Termios{} // no terminal is -1
+	if linux {                                                                      // TIOCSPTLCK, TIOCGPTN: linux/include/uapi/asm-generic/ioctls.h
 		err = cmp.Or(err, ioctl(m, 0x40045431, &locked), ioctl(m, 0x80045430, &number))
 		copy(name[:], fmt.Sprint("/dev/pts/", number))
 	} else { // TIOCPTYGRANT, TIOCPTYUNLK, TIOCPTYGNAME: macOS <sys/ttycom.h>
