@@ -81,10 +81,10 @@ func findTool(name string) (string, error) {
 
 // open sets p.master and gives the slave, its size and modes as the child is to find them.
 func (p *unixPTY) open(size Size, host *os.File) (slave *os.File, err error) {
+	locked, number, name, modes := int32(0), int32(-1), [128]byte{}, unix.Termios{} // no terminal is number -1
 	m, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
 	p.master = m
-	locked, number, name, modes := int32(0), int32(-1), [128]byte{}, unix.Termios{} // no terminal is -1
-	if linux {                                                                      // TIOCSPTLCK, TIOCGPTN: linux/include/uapi/asm-generic/ioctls.h
+	if linux { // TIOCSPTLCK, TIOCGPTN: linux/include/uapi/asm-generic/ioctls.h
 		err = cmp.Or(err, ioctl(m, 0x40045431, &locked), ioctl(m, 0x80045430, &number))
 		copy(name[:], fmt.Sprint("/dev/pts/", number))
 	} else { // TIOCPTYGRANT, TIOCPTYUNLK, TIOCPTYGNAME: macOS <sys/ttycom.h>
