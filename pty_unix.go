@@ -29,10 +29,9 @@ import (
 )
 
 const (
-	linux, amd64  = runtime.GOOS == "linux", runtime.GOARCH == "amd64"
-	suspendSignal = syscall.SIGTSTP // asks this process to stop (kill -TSTP; in raw mode Ctrl-Z is the child's)
-	// What the child wrote is read after its end until so long nothing came, or so long was waited in all.
-	drainQuiet, drainWait = 100 * time.Millisecond, 500 * time.Millisecond
+	linux, amd64          = runtime.GOOS == "linux", runtime.GOARCH == "amd64"
+	suspendSignal         = syscall.SIGTSTP                                // asks us to stop: kill -TSTP
+	drainQuiet, drainWait = 100 * time.Millisecond, 500 * time.Millisecond // Read, after the child: of silence, in all
 )
 
 var getModes = map[bool]uint{true: 0x5401, false: 0x40487413}[linux] // TCGETS, on macOS TIOCGETA
@@ -47,8 +46,7 @@ type unixPTY struct {
 	patience time.Duration // Read's: what is left of drainWait
 }
 
-// startPTY starts argv as leader of a new pseudo-terminal with the host's modes (not raw yet; host may be nil). Signals
-// are at their defaults, but nohup's choice for HUP and INT stays. Errors wrap errNoTool or fs.ErrPermission.
+// startPTY starts argv on a new terminal with host's modes (nil: defaults). Errors wrap errNoTool or fs.ErrPermission.
 func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, error) {
 	p := &unixPTY{exited: make(chan struct{}), patience: drainWait}
 	path, err := findTool(argv[0])
