@@ -13,13 +13,13 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -28,7 +28,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 )
 
 const (
@@ -37,7 +36,7 @@ const (
 	genesis      = "genesis"                     // prev_hash of the first entry
 	maxExact     = 1<<53 - 1                     // largest integer that jq 1.6 prints unchanged (measured)
 	maxAuditText = 4096                          // bytes of one value
-	hashLen      = len("sha256:") + 2*sha256.Size
+	maxEntry     = 1 << 18                       // bytes of one line: at most 10 values, each byte may become \u00xx
 )
 
 // Audit is the append-only hash chain audit.log. Its methods may be called from any goroutine.
@@ -49,10 +48,8 @@ type Audit struct {
 
 // Event is one entry before it is chained: Fields keep their order; values are string, bool, nil or integer.
 type Event struct {
-	Name      string
-	SessionID string
-	PromptID  string
-	Fields    []Field
+	Name, SessionID, PromptID string
+	Fields                    []Field
 }
 
 type Field struct {
@@ -80,11 +77,12 @@ func (a *Audit) Head() (seq int64, hash string, err error) {
 // begin takes the log's lock; end gives it back.
 func (a *Audit) begin() error {
 	a.mu.Lock()
-	if _, err := a.log.acquire(); err != nil {
+	_, err := a.log.acquire()
+	if err != nil {
 		a.mu.Unlock()
-		return fmt.Errorf("opening the audit log: %w", err)
+		err = fmt.Errorf("opening the audit log: %w", err)
 	}
-	return nil
+	return err
 }
 
 func (a *Audit) end() {
@@ -96,14 +94,14 @@ func (a *Audit) end() {
 // the file each time, for another process may have written it.
 func (a *Audit) commit(events ...Event) error {
 	seq, hash, err := a.last()
-	var out, line []byte
-	for _, e := range events {
-		if err == nil {
-			seq++
-			line, err = canonical(append(e.fields(seq), Field{"prev_hash", hash}))
-			hash = digest(line)
-			out = fmt.Appendf(append(out, line[:max(0, len(line)-1)]...), ",\"hash\":\"%s\"}\n", hash)
-		}
+	var out []byte
+	for i := 0; i < len(events) && err == nil; i++ {
+		seq++
+		fields := append(events[i].fields(seq), Field{"prev_hash", hash})
+		hash = digest(canonical(fields))
+		line := canonical(append(fields, Field{"hash", hash}))
+		_, err = parseEntry(line)
+		out = append(append(out, line...), '\n')
 	}
 	if err == nil {
 		err = a.log.append(out, true)
@@ -117,15 +115,16 @@ func (a *Audit) commit(events ...Event) error {
 }
 
 // fields are the members of the event's entry, before those of the chain.
-func (e Event) fields(seq int64) []Field {
-	out := []Field{{"seq", seq}, {"ts", time.Now().UTC().Format(stampLayout)}, {"event", e.Name}}
-	for _, f := range append([]Field{{"session_id", e.SessionID}, {"prompt_id", e.PromptID}}, e.Fields...) {
-		if s, ok := f.Value.(string); ok && s == "" && strings.HasSuffix(f.Name, "_id") {
-			continue
-		} else if ok && !strings.HasSuffix(f.Name, "_sha256") {
-			f.Value = clip(redact(s), maxAuditText)
+func (e Event) fields(seq int64) (out []Field) {
+	all := []Field{{"seq", seq}, {"ts", time.Now().UTC().Format(stampLayout)}, {"event", e.Name},
+		{"session_id", e.SessionID}, {"prompt_id", e.PromptID}}
+	for _, f := range append(all, e.Fields...) {
+		if text, ok := f.Value.(string); ok && !strings.HasSuffix(f.Name, "_sha256") {
+			f.Value = clip(redact(text), maxAuditText)
 		}
-		out = append(out, f)
+		if f.Value != "" || !strings.HasSuffix(f.Name, "_id") {
+			out = append(out, f)
+		}
 	}
 	return out
 }
@@ -133,129 +132,101 @@ func (e Event) fields(seq int64) []Field {
 // last reads the last entry. Bytes after the last newline are a write that a crash cut short: nobody was told
 // that it succeeded, and they are moved aside.
 func (a *Audit) last() (seq int64, hash string, err error) {
-	for n := int64(4 << 10); ; n *= 4 {
-		tail := make([]byte, min(n, a.log.end))
-		if _, err := a.log.f.ReadAt(tail, a.log.end-int64(len(tail))); err != nil {
-			return 0, "", err
-		}
-		end := bytes.LastIndexByte(tail, '\n')
-		start := bytes.LastIndexByte(tail[:max(end, 0)], '\n')
-		if start < 0 && int64(len(tail)) < a.log.end {
-			continue
-		}
-		if torn := len(tail) - end - 1; torn > 0 {
-			err = a.log.cut(a.log.end - int64(torn))
-		}
-		if err != nil || end < 0 {
-			return 0, genesis, err
-		}
-		if seq, _, hash, _, err = parseEntry(tail[start+1 : end]); err != nil {
-			err = fmt.Errorf("its last line is damaged (%w): see atlasbridge audit verify, then move it away", err)
-		}
-		return seq, hash, err
+	tail := make([]byte, min(a.log.end, maxEntry))
+	_, err = a.log.f.ReadAt(tail, a.log.end-int64(len(tail)))
+	end := bytes.LastIndexByte(tail, '\n')
+	if torn := len(tail) - end - 1; err == nil && 0 < torn && torn < maxEntry {
+		err = a.log.cut(a.log.end - int64(torn))
 	}
+	if err != nil || end < 0 && len(tail) < maxEntry {
+		return 0, genesis, err
+	}
+	whole := tail[:max(end, 0)]
+	e, err := parseEntry(whole[bytes.LastIndexByte(whole, '\n')+1:])
+	if err != nil {
+		err = fmt.Errorf("its last line is damaged (%w): see atlasbridge audit verify, then move it away", err)
+	}
+	return e.seq, e.hash, err
 }
 
 // digest is the hash of a line without its hash member, or of a text.
 func digest(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
 
+// likeJQ turns what encoding/json writes into what jq 1.6 to 1.8 print (TestAuditEveryCodePoint); invalid UTF-8 becomes
+// U+FFFD. An escaped backslash comes first, for what follows it is text.
+var likeJQ = strings.NewReplacer(`\\`, `\\`, `\u2028`, "\u2028", `\u2029`, "\u2029", `\ufffd`, "\ufffd",
+	"\x7f", `\u007f`)
+
+// jq is a string, boolean, null or integer as jq -c prints it.
+func jq(v any) string {
+	text, _ := marshal(v) // what has no JSON is no entry either: see parseEntry
+	return likeJQ.Replace(string(text))
+}
+
 // canonical is the object with these members as jq -c prints it.
-func canonical(fields []Field) ([]byte, error) {
-	b := []byte{'{'}
+func canonical(fields []Field) []byte {
+	members := make([]string, len(fields))
 	for i, f := range fields {
-		if slices.ContainsFunc(fields[:i], func(g Field) bool { return g.Name == f.Name }) {
-			return nil, fmt.Errorf("member %q is there twice", f.Name)
-		}
-		if n, ok := f.Value.(int); ok {
-			f.Value = int64(n)
-		}
-		b = append(appendString(b, f.Name), ':')
-		switch v := f.Value.(type) {
-		case nil:
-			b = append(b, "null"...)
-		case bool:
-			b = strconv.AppendBool(b, v)
-		case string:
-			b = appendString(b, v)
-		case int64:
-			if b = strconv.AppendInt(b, v, 10); v > maxExact || v < -maxExact {
-				return nil, fmt.Errorf("member %q: jq would change %d", f.Name, v)
-			}
-		default:
-			return nil, fmt.Errorf("member %q is not a string, boolean, null or integer", f.Name)
-		}
-		b = append(b, ',')
+		members[i] = jq(f.Name) + ":" + jq(f.Value)
 	}
-	return append(b[:max(1, len(b)-1)], '}'), nil
+	return []byte("{" + strings.Join(members, ",") + "}")
 }
 
-// appendString appends s as a JSON string exactly as jq 1.6 to 1.8 print it: encoding/json differs at U+007F,
-// U+2028 and U+2029 whatever its options. Invalid UTF-8 becomes U+FFFD. See TestAuditEveryCodePoint.
-func appendString(b []byte, s string) []byte {
-	b = append(b, '"')
-	for _, r := range s {
-		if i := strings.IndexRune("\"\\\b\f\n\r\t", r); i >= 0 && r != utf8.RuneError {
-			b = append(b, '\\', `"\bfnrt`[i])
-		} else if r < 0x20 || r == 0x7f {
-			b = fmt.Appendf(b, `\u%04x`, r)
-		} else {
-			b = utf8.AppendRune(b, r)
-		}
-	}
-	return append(b, '"')
+// entry is a line as it was read; fields are all its members.
+type entry struct {
+	seq        int64
+	prev, hash string
+	fields     []Field
 }
 
-// parseEntry accepts only lines that canonical wrote, with seq first, prev_hash and hash last; fields are the
-// members between them.
-func parseEntry(line []byte) (seq int64, prev, hash string, fields []Field, err error) {
+// parseEntry accepts exactly what jq -c prints for an entry: a member twice, a float, a large integer is left out, so
+// that what canonical makes of the others is not the line.
+func parseEntry(line []byte) (e entry, err error) {
 	d := json.NewDecoder(bytes.NewReader(line))
 	d.UseNumber()
-	for t, _ := d.Token(); err == nil && t == json.Delim('{') && d.More(); {
-		var name, value any
-		name, _ = d.Token()
-		value, err = d.Token()
-		if n, ok := value.(json.Number); ok {
-			value, _ = n.Int64()
+	for t, bad := d.Token(); bad == nil && t == json.Delim('{') && d.More(); {
+		var value json.Token
+		name, _ := d.Token()
+		value, bad = d.Token()
+		number, isNumber := value.(json.Number)
+		n, _ := number.Int64()
+		if isNumber {
+			value = n
 		}
-		key, _ := name.(string)
-		fields = append(fields, Field{key, value})
+		twice := slices.ContainsFunc(e.fields, func(f Field) bool { return f.Name == name })
+		if !twice && n == max(-maxExact, min(n, maxExact)) {
+			e.fields = append(e.fields, Field{fmt.Sprint(name), value})
+		}
 	}
-	if again, bad := canonical(fields); err != nil || bad != nil || !bytes.Equal(again, line) {
-		return 0, "", "", nil, errors.New("its bytes are not what jq -c prints for an entry")
+	n := len(e.fields) - 2
+	if !bytes.Equal(canonical(e.fields), line) {
+		return entry{}, errors.New("its bytes are not what jq -c prints for an entry")
+	} else if n < 1 || e.fields[0].Name != "seq" || e.fields[n].Name != "prev_hash" || e.fields[n+1].Name != "hash" {
+		return entry{}, errors.New("seq, prev_hash or hash is not in its place")
 	}
-	n := len(fields) - 2
-	if n < 1 || fields[0].Name != "seq" || fields[n].Name != "prev_hash" || fields[n+1].Name != "hash" {
-		return 0, "", "", nil, errors.New("seq, prev_hash or hash is not in its place")
-	}
-	seq, _ = fields[0].Value.(int64)
-	prev, _ = fields[n].Value.(string)
-	if hash, _ = fields[n+1].Value.(string); len(hash) != hashLen {
-		err = errors.New("its hash is not a SHA-256")
-	}
-	return seq, prev, hash, fields[1:n], err
+	e.seq, _ = e.fields[0].Value.(int64)
+	e.prev, _ = e.fields[n].Value.(string)
+	e.hash, _ = e.fields[n+1].Value.(string)
+	return e, nil
 }
+
+var promptEvents = map[State]string{Created: "PROMPT_DETECTED", AwaitingReply: "PROMPT_ROUTED", Failed: "PROMPT_FAILED",
+	ReplyReceived: "REPLY_RECEIVED", Injected: "REPLY_INJECTED", Resolved: "PROMPT_RESOLVED", Expired: "PROMPT_EXPIRED",
+	Canceled: "PROMPT_CANCELED"}
 
 // auditEvents is what the change from old (nil: none) to r means for the audit log. The store calls it for every
 // record that it appends, so that no caller can forget an entry.
 func auditEvents(old, r Record) []Event {
 	if s, ok := r.(*SessionRecord); ok {
-		was, _ := old.(*SessionRecord)
-		if was == nil {
+		if was, _ := old.(*SessionRecord); was == nil {
 			return []Event{{"SESSION_START", s.ID, "", []Field{{"tool", s.Tool}, {"pid", s.PID}}}}
 		} else if was.Status == "active" && s.Status != "active" {
-			end := Event{"SESSION_END", s.ID, "", []Field{{"status", s.Status}, {"exit_code", nil}}}
-			if s.ExitCode != nil {
-				end.Fields[1].Value = *s.ExitCode
-			}
-			return []Event{end}
+			return []Event{{"SESSION_END", s.ID, "", []Field{{"status", s.Status}, {"exit_code", s.ExitCode}}}}
 		}
 	}
-	name := map[State]string{Created: "PROMPT_DETECTED", AwaitingReply: "PROMPT_ROUTED", ReplyReceived: "REPLY_RECEIVED",
-		Injected: "REPLY_INJECTED", Resolved: "PROMPT_RESOLVED", Expired: "PROMPT_EXPIRED", Canceled: "PROMPT_CANCELED",
-		Failed: "PROMPT_FAILED"}
 	p, ok := r.(*PromptRecord)
 	was, _ := old.(*PromptRecord)
-	if !ok || was != nil && was.Status == p.Status || name[p.Status] == "" {
+	if !ok || was != nil && was.Status == p.Status || promptEvents[p.Status] == "" {
 		return nil
 	}
 	var fields []Field
@@ -269,9 +240,10 @@ func auditEvents(old, r Record) []Event {
 		fields = []Field{{"reason", p.Reason}}
 	case answered && p.Secret:
 		fields = []Field{{"secret", true}}
-	case answered && p.Value != nil && (p.offered(*p.Value) || p.SafeDefault != nil && *p.Value == *p.SafeDefault):
+	case !answered || p.Value == nil:
+	case p.offered(*p.Value) || p.SafeDefault != nil && *p.Value == *p.SafeDefault:
 		fields = []Field{{"value", *p.Value}}
-	case answered && p.Value != nil:
+	default:
 		hidden("value", *p.Value)
 	}
 	if p.Status == Injected {
@@ -282,7 +254,7 @@ func auditEvents(old, r Record) []Event {
 	if p.DecidedBy != nil {
 		fields = append(fields, Field{"decided_by", *p.DecidedBy})
 	}
-	return []Event{{name[p.Status], p.SessionID, p.ID, fields}}
+	return []Event{{promptEvents[p.Status], p.SessionID, p.ID, fields}}
 }
 
 // Verdict is what a verification found: what audit verify --json prints.
@@ -298,43 +270,41 @@ type Verdict struct {
 }
 
 // verify recomputes the chain up to the first line that does not hold, and looks for the heads in it.
-func verify(r io.Reader, heads ...string) Verdict {
-	v := Verdict{Hash: genesis, Heads: append([]string{}, heads...),
-		Limits: "that the tail was not cut or all written anew: no head was given",
-		Proves: "the entries form one chain: none was changed, inserted, removed or reordered on its own"}
-	missing := slices.Clone(heads)
-	for in := bufio.NewReader(r); v.Reason == ""; {
-		line, err := in.ReadBytes('\n')
-		if err == io.EOF && len(line) == 0 {
-			break
-		}
-		seq, prev, hash, _, bad := parseEntry(bytes.TrimSuffix(line, []byte("\n")))
+func verify(log []byte, heads ...string) Verdict {
+	v, missing := Verdict{Hash: genesis, Heads: append([]string{}, heads...)}, slices.Clone(heads)
+	for line := range bytes.Lines(log) {
+		text, whole := bytes.CutSuffix(line, []byte("\n"))
+		e, bad := parseEntry(text)
 		switch v.Line = v.Entries + 1; {
-		case err == io.EOF:
+		case !whole:
 			v.Reason = "the line is not complete: a write or the file was cut short"
-		case err != nil || bad != nil:
-			v.Reason = errors.Join(err, bad).Error()
-		case seq != v.Line:
-			v.Reason = fmt.Sprintf("seq is %d, not %d: entries removed, inserted or reordered", seq, v.Line)
-		case prev != v.Hash:
+		case bad != nil:
+			v.Reason = bad.Error()
+		case e.seq != v.Line:
+			v.Reason = fmt.Sprintf("seq is %d, not %d: entries removed, inserted or reordered", e.seq, v.Line)
+		case e.prev != v.Hash:
 			v.Reason = "prev_hash is not the hash of the entry before"
-		case hash != digest(append(line[:len(line)-len(`,"hash":""}`+"\n")-hashLen], '}')):
+		case e.hash != digest(canonical(e.fields[:len(e.fields)-1])):
 			v.Reason = "hash does not match: the entry was changed"
 		default:
-			v.Entries, v.Hash = seq, hash
-			missing = slices.DeleteFunc(missing, func(h string) bool { return h == fmt.Sprintf("%d:%s", seq, hash) })
+			v.Entries, v.Hash = e.seq, e.hash
+			missing = slices.DeleteFunc(missing, func(h string) bool { return h == fmt.Sprintf("%d:%s", e.seq, e.hash) })
+			continue
 		}
+		break
 	}
-	for _, h := range missing {
-		if at := int64(0); v.Reason == "" {
-			fmt.Sscan(h, &at)
-			v.Line = min(at, v.Entries+1)
-			v.Reason = "the entry " + h + " is known but not there: the tail was cut or the chain computed anew"
-		}
+	if v.Reason == "" && len(missing) > 0 {
+		fmt.Sscan(missing[0], &v.Line)
+		v.Line = min(v.Line, v.Entries+1)
+		v.Reason = "the entry " + missing[0] + " is known but not there: the tail was cut or the chain computed anew"
 	}
 	if v.OK = v.Reason == ""; !v.OK {
-		v.Entries, v.Proves, v.Limits = v.Line-1, "", ""
-	} else if v.Line = 0; len(heads) > 0 {
+		v.Entries = v.Line - 1
+		return v
+	}
+	v.Line, v.Limits = 0, "that the tail was not cut or all written anew: no head was given"
+	v.Proves = "the entries form one chain: none was changed, inserted, removed or reordered on its own"
+	if len(heads) > 0 {
 		v.Proves += "; those up to " + strings.Join(heads, " and ") + " are the ones that stood there when it was noted"
 		v.Limits = "that what was written is true, nor anything against one who rewrote what keeps the heads too: " +
 			"state.jsonl, or your phone (--head)"
@@ -352,35 +322,36 @@ func (s *Store) verifyAudit(view *View, heads ...string) (Verdict, error) {
 		return Verdict{}, err
 	}
 	defer s.audit.end()
-	return verify(io.NewSectionReader(s.audit.log.f, 0, s.audit.log.end), heads...), nil
+	log := make([]byte, s.audit.log.end)
+	_, err := s.audit.log.f.ReadAt(log, 0)
+	return verify(log, heads...), err
 }
 
-// headShape is a head as the session-ended message has it.
-var headShape = regexp.MustCompile(`^[1-9][0-9]{0,15}:sha256:[0-9a-f]{64}$`)
+// headShape is a head as the session-ended message has it, or none.
+var headShape = regexp.MustCompile(`^([1-9][0-9]{0,15}:sha256:[0-9a-f]{64})?$`)
 
 func cmdAudit(c *command) int {
-	return c.withState(func(s *Store, view *View) int {
-		var heads []string
-		if head := strings.Replace(c.opts.text("head"), " ", ":", 1); headShape.MatchString(head) {
-			heads = []string{head}
-		} else if head != "" {
+	return c.withState(func(s *Store) int {
+		head := strings.Replace(c.opts.text("head"), " ", ":", 1)
+		if !headShape.MatchString(head) {
 			return c.usage("--head is SEQ:sha256:HEX, as the session-ended message has it")
 		}
-		v, err := s.verifyAudit(view, heads...)
-		if err != nil {
+		v, err := s.verifyAudit(s.view, strings.Fields(head)...)
+		switch {
+		case err != nil:
 			return c.fail(err)
-		}
-		text := fmt.Sprintf("audit.log holds: %d entries, head %d:%s\nproves: %s\ndoes not prove: %s\n",
-			v.Entries, v.Entries, v.Hash, v.Proves, v.Limits)
-		if !v.OK {
-			text = fmt.Sprintf("audit.log:%d: %s\n%d entries before it hold\n", v.Line, v.Reason, v.Entries)
-		}
-		if c.opts.on("json") {
+		case c.opts.on("json"):
 			c.printJSON(v)
-		} else {
-			fmt.Fprint(c.stdout, text)
+		case v.OK:
+			fmt.Fprintf(c.stdout, "audit.log holds: %d entries, head %d:%s\nproves: %s\ndoes not prove: %s\n",
+				v.Entries, v.Entries, v.Hash, v.Proves, v.Limits)
+		default:
+			fmt.Fprintf(c.stdout, "audit.log:%d: %s\n%d entries before it hold\n", v.Line, v.Reason, v.Entries)
 		}
-		return map[bool]int{false: exitFailed}[v.OK]
+		if !v.OK {
+			return exitFailed
+		}
+		return 0
 	})
 }
 
@@ -389,27 +360,22 @@ func cmdLogs(c *command) int {
 	if err != nil {
 		return c.fail(err)
 	}
-	changed, stop := watchFolder(dir)
-	defer stop()
 	for at := int64(0); ; {
 		f, err := os.Open(filepath.Join(dir, "audit.log"))
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return c.fail(err)
 		}
-		in := bufio.NewReader(io.NewSectionReader(f, at, 1<<62))
-		for err == nil {
-			var line []byte
-			if line, err = in.ReadBytes('\n'); err == nil {
-				at += int64(len(line))
-				c.printEntry(line[:len(line)-1])
-			}
+		added, _ := io.ReadAll(io.NewSectionReader(f, at, 1<<62)) // nothing while there is no file
+		f.Close()
+		for line := range bytes.Lines(added[:bytes.LastIndexByte(added, '\n')+1]) {
+			at += int64(len(line))
+			c.printEntry(line[:len(line)-1])
 		}
-		if f.Close(); !c.opts.on("tail") {
+		if !c.opts.on("tail") {
 			return 0
 		}
 		select {
-		case <-changed:
-		case <-time.After(500 * time.Millisecond):
+		case <-time.After(200 * time.Millisecond):
 		case <-c.ctx.Done():
 			return 0
 		}
@@ -419,24 +385,24 @@ func cmdLogs(c *command) int {
 // printEntry prints an entry of the wanted session as text: time, session, event, the other members. Whatever a
 // terminal could obey is escaped, in JSON too.
 func (c *command) printEntry(line []byte) {
-	_, _, _, fields, err := parseEntry(line)
+	e, err := parseEntry(line)
 	if err != nil {
 		fmt.Fprintln(c.stdout, c.colour("31", "damaged: "+strconv.Quote(string(line))))
 		return
 	}
-	head, rest := map[string]string{}, ""
-	for _, f := range fields {
-		text := strings.Trim(fmt.Sprintf("%q", fmt.Sprint(f.Value)), `"`)
-		if head[f.Name] = text; !slices.Contains([]string{"ts", "event", "session_id", "prompt_id"}, f.Name) {
+	shown, rest, inHead := map[string]string{}, "", strings.Fields("seq ts event session_id prompt_id prev_hash hash")
+	for _, f := range e.fields {
+		text := strings.Trim(strconv.Quote(fmt.Sprint(f.Value)), `"`)
+		if shown[f.Name] = text; !slices.Contains(inHead, f.Name) {
 			rest += fmt.Sprintf(" %s=%s", visible(f.Name), text)
 		}
 	}
-	text := fmt.Sprintf("%.19s %-8s %s %s%s", head["ts"], shortID(head["session_id"]),
-		c.colour("1", fmt.Sprintf("%-17s", head["event"])), shortID(head["prompt_id"]), rest)
+	text := fmt.Sprintf("%.19s %-8s %s %s%s", shown["ts"], shortID(shown["session_id"]),
+		c.colour("1", fmt.Sprintf("%-17s", shown["event"])), shortID(shown["prompt_id"]), rest)
 	if c.opts.on("json") {
 		text = c1.ReplaceAllStringFunc(string(line), func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) })
 	}
-	if strings.HasPrefix(head["session_id"], c.opts.text("session")) {
+	if strings.HasPrefix(shown["session_id"], c.opts.text("session")) {
 		fmt.Fprintln(c.stdout, text)
 	}
 }

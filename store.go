@@ -1244,12 +1244,12 @@ func shortID(id string) string { return id[:min(8, len(id))] }
 /* ----- status, approvals, answer ----- */
 
 // withState opens the state for a command, and reports what is damaged.
-func (c *command) withState(do func(*Store, *View) int) int {
+func (c *command) withState(do func(*Store) int) int {
+	var s *Store
 	dir, err := stateDir(c.getenv)
-	if err != nil {
-		return c.fail(err)
+	if err == nil {
+		s, err = openStore(dir)
 	}
-	s, err := openStore(dir)
 	if err != nil {
 		return c.fail(err)
 	}
@@ -1257,19 +1257,16 @@ func (c *command) withState(do func(*Store, *View) int) int {
 	for _, note := range s.notes {
 		fmt.Fprintln(c.stderr, "atlasbridge:", note)
 	}
-	return do(s, viewOf(s.view.records))
+	return do(s)
 }
 
 // list prints records as a table, or as one array with the time format of the files; none says that there are none.
-func list[T any](c *command, records []T, table [][]string, none string) int {
-	b, err := marshal(append([]T{}, records...))
-	if err != nil {
-		return c.fail(err)
-	}
-	if len(records) == 0 && !c.opts.on("json") {
+func (c *command) list(records any, table [][]string, none string) int {
+	array, _ := marshal(records) // plain data: cannot fail
+	if len(table) == 1 && !c.opts.on("json") {
 		fmt.Fprintln(c.stderr, none)
 	}
-	return c.show(json.RawMessage(b), table)
+	return c.show(json.RawMessage(array), table)
 }
 
 // sessionRow is a line of status.
@@ -1282,46 +1279,43 @@ type sessionRow struct {
 func cmdStatus(c *command) int { return c.withState(c.status) }
 
 // status lists sessions, and orphans: children that run on though their session is over, by pid and start time.
-func (c *command) status(s *Store, v *View) int {
-	poller, orphans, rows := s.holder("poll.lock"), "", []*sessionRow{}
-	for id, r := range v.Sessions {
+func (c *command) status(s *Store) int {
+	poller, about, rows, now := s.holder("poll.lock"), "", []*sessionRow{}, time.Now()
+	for id, r := range s.view.Sessions {
 		q := *r
 		if q.Status == "active" && !s.Alive(id) {
-			q.Status = "crashed"
-		}
-		row := &sessionRow{&q, 0, poller > 0 && r.Wrapper == poller}
-		for _, p := range v.Prompts {
-			row.Open += map[bool]int{true: 1}[p.SessionID == id && p.Open()]
+			q.Status, q.Activity = "crashed", ""
 		}
 		if q.Status == "active" || c.opts.on("all") {
-			rows = append(rows, row)
+			rows = append(rows, &sessionRow{&q, 0, poller > 0 && r.Wrapper == poller})
 		}
-		if q.Status != "active" && q.PID > 0 && q.PIDStart != 0 && processStart(q.PID) == q.PIDStart {
-			orphans += fmt.Sprintf("session %s is over but its process still runs: kill %d\n", shortID(id), q.PID)
+		if q.Status != "active" && q.PIDStart != 0 && processStart(q.PID) == q.PIDStart {
+			about += fmt.Sprintf("session %s is over but its process still runs: kill %d\n", shortID(id), q.PID)
 		}
 	}
 	slices.SortFunc(rows, func(a, b *sessionRow) int {
 		return cmp.Or(strings.Compare(a.Status, b.Status), b.StartedAt.Compare(a.StartedAt)) // "active" sorts first
 	})
-	table, now := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}, time.Now()
+	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}
 	for _, r := range rows {
-		state, seen := r.Status, "-"
-		if state == "active" {
-			state = cmp.Or(r.Activity, state)
+		for _, p := range s.view.Prompts {
+			if p.SessionID == r.ID && p.Open() {
+				r.Open++
+			}
 		}
+		seen, up := "-", span(cmp.Or(r.EndedAt, &now).Sub(r.StartedAt))
 		if r.LastSeen != nil {
 			seen = span(now.Sub(*r.LastSeen)) + " ago"
 		}
-		table = append(table, []string{shortID(r.ID), fmt.Sprint(r.PID), state, span(cmp.Or(r.EndedAt,
-			&now).Sub(r.StartedAt)),
+		table = append(table, []string{shortID(r.ID), fmt.Sprint(r.PID), cmp.Or(r.Activity, r.Status), up,
 			fmt.Sprint(r.Open), fmt.Sprint(r.Prompts), seen, r.Tool + " " + r.Label})
 	}
-	code := list(c, rows, table, "no sessions; start one: atlasbridge run <tool>")
 	if poller != 0 {
-		orphans += fmt.Sprintf("process %d listens to Telegram\n", poller)
+		about += fmt.Sprintf("process %d listens to Telegram\n", poller)
 	}
+	code := c.list(rows, table, "no sessions; start one: atlasbridge run <tool>")
 	if !c.opts.on("json") {
-		fmt.Fprint(c.stdout, orphans)
+		fmt.Fprint(c.stdout, about)
 	}
 	return code
 }
@@ -1335,26 +1329,22 @@ func span(d time.Duration) string {
 }
 
 func cmdApprovals(c *command) int {
-	return c.withState(func(_ *Store, v *View) int {
-		var open []*PromptRecord
-		for _, p := range v.Prompts {
-			if p.Open() && v.active(p.SessionID) && time.Now().Before(p.ExpiresAt) {
-				open = append(open, p)
+	return c.withState(func(s *Store) int {
+		open, table := []*PromptRecord{}, [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
+		byExpiry := func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) }
+		for _, p := range slices.SortedFunc(maps.Values(s.view.Prompts), byExpiry) {
+			if left := time.Until(p.ExpiresAt); p.Open() && s.view.active(p.SessionID) && left > 0 {
+				r, question := s.view.Sessions[p.SessionID], strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")
+				open, table = append(open, p), append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16),
+					span(left), clip(p.takes(), 24), question})
 			}
 		}
-		slices.SortFunc(open, func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
-		table := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
-		for _, p := range open {
-			r, left := v.Sessions[p.SessionID], span(time.Until(p.ExpiresAt))
-			table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), left, clip(p.takes(), 24),
-				strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")})
-		}
-		return list(c, open, table, "no open questions")
+		return c.list(open, table, "no open questions")
 	})
 }
 
 func cmdAnswer(c *command) int {
-	return c.withState(func(s *Store, _ *View) int {
+	return c.withState(func(s *Store) int {
 		d := Decision{PromptID: c.opts.args[0], Value: c.opts.args[1], By: "cli:answer", Trusted: true}
 		p, why, err := s.Decide(d, time.Now())
 		if err == nil && why != "" {
@@ -1375,12 +1365,8 @@ func cmdAnswer(c *command) int {
 // waits for the decision and prints the tool's reply. It fails safe: whatever is unparsable, lost, late or killed
 // prints nothing, which leaves the question to the tool's own dialog.
 
-const (
-	maxHookInput = 8 << 20         // bytes of JSON from the tool: a written file is in it
-	maxExcerpt   = 200             // bytes (SPEC section 5)
-	aliveEvery   = 5 * time.Second // between looks whether the session still lives
-	hookSlack    = time.Minute     // the tool waits this much longer for the hook than a question lives
-)
+// Bytes of JSON from the tool, a written file is in it; and of an excerpt (SPEC section 5).
+const maxHookInput, maxExcerpt = 8 << 20, 200
 
 // hook is one run of the command: what claude wrote to its stdin (measured on 2.1; codex uses the same form).
 type hook struct {
@@ -1392,18 +1378,13 @@ type hook struct {
 	Agent     string          `json:"agent_type"`
 	LastWords string          `json:"last_assistant_message"`
 
-	st      *Store
-	session string
-	life    time.Duration
-	last    string // id of the prompt answered last
+	st            *Store
+	session, last string // last: id of the prompt answered last
+	life          time.Duration
 }
 
-// hookReply is the decision in claude's form.
-type hookReply struct {
-	Behavior string          `json:"behavior"` // allow, deny
-	Message  string          `json:"message,omitempty"`
-	Updated  json.RawMessage `json:"updatedInput,omitempty"`
-}
+// hookReply is a decision in claude's form: behavior (allow, deny), message, updatedInput. nil: the dialog has to do it.
+type hookReply map[string]any
 
 // cmdHook always exits with 0 and prints a decision or nothing: claude takes anything else for a failing hook and
 // says so in the dialog.
@@ -1411,32 +1392,27 @@ func cmdHook(c *command) int {
 	h := &hook{session: c.getenv("ATLASBRIDGE_SESSION")}
 	data, err := io.ReadAll(io.LimitReader(c.stdin, maxHookInput))
 	dir, noDir := stateDir(c.getenv)
-	if errors.Join(err, noDir) != nil || json.Unmarshal(data, h) != nil || h.session == "" {
-		return 0
+	if err = cmp.Or(err, noDir, json.Unmarshal(data, h)); err == nil {
+		h.st, err = openStore(dir)
 	}
-	if h.st, err = openStore(dir); err != nil {
+	if err != nil {
 		return 0
 	}
 	defer h.st.Close()
-	if !h.st.Alive(h.session) { // the session's record may come later than its tool's first hook
-		return 0
-	}
-	switch h.Event {
-	case "PreToolUse":
+	cfg, err := loadConfig(dir, c.getenv, nil)
+	switch {
+	case !h.st.Alive(h.session): // the session's record may come later than its tool's first hook
+	case h.Event == "PreToolUse":
 		h.st.Audit().Append(toolCall(h.session, h.Tool, h.UseID, h.Input))
-	case "Stop": // the beginning of the tool's answer, for the session's idle notice
+	case h.Event == "Stop": // the beginning of the tool's answer, for the session's idle notice
 		words := &InputRecord{Head: Head{ID: newID()}, SessionID: h.session, Kind: "answer", By: "hook:Stop",
 			Text: clip(visible(redact(h.LastWords)), 1000), Status: "queued"}
 		h.st.Update(func(*View) ([]Record, error) { return []Record{words}, nil })
-	case "PermissionRequest":
-		cfg, err := loadConfig(dir, c.getenv, nil)
-		if err != nil {
-			return 0
-		}
+	case h.Event == "PermissionRequest" && err == nil:
 		h.life = cfg.PermissionTimeout
-		if reply := h.ask(c.ctx); reply != nil {
+		if decision := h.ask(c.ctx); decision != nil {
 			json.NewEncoder(c.stdout).Encode(map[string]any{"hookSpecificOutput": map[string]any{
-				"hookEventName": "PermissionRequest", "decision": reply}})
+				"hookEventName": h.Event, "decision": decision}})
 			h.st.Move(h.last, Injected, nil)
 		}
 	}
@@ -1449,27 +1425,19 @@ func toolCall(session, tool, id string, input json.RawMessage) Event {
 		{"arguments", clip(visible(redact(string(input))), 500)}}}
 }
 
-// ask stores the question, or one after the other, and returns the reply for the tool; nil leaves it to the dialog.
-func (h *hook) ask(ctx context.Context) *hookReply {
-	if h.Tool == "AskUserQuestion" {
-		return h.askUser(ctx)
-	}
-	value, reason := h.wait(ctx, h.permissionPrompt())
-	switch value {
-	case "allow":
-		r := &hookReply{Behavior: "allow"}
-		if h.Tool == "ExitPlanMode" {
-			r.Updated = json.RawMessage("{}") // a plain allow is ignored here (measured)
+// ask stores the question and returns the reply for the tool. Claude's own questions are asked one by one and answered
+// all at once.
+func (h *hook) ask(ctx context.Context) hookReply {
+	if h.Tool != "AskUserQuestion" {
+		value, refusal := h.wait(ctx, h.permissionPrompt())
+		switch {
+		case value != "allow":
+			return refusal
+		case h.Tool == "ExitPlanMode": // a plain allow is ignored here (measured)
+			return hookReply{"behavior": "allow", "updatedInput": hookReply{}}
 		}
-		return r
-	case "deny":
-		return &hookReply{Behavior: "deny", Message: cmp.Or(reason, "The operator refused this.")}
+		return hookReply{"behavior": "allow"}
 	}
-	return nil
-}
-
-// askUser asks claude's own questions one by one and answers all of them at once.
-func (h *hook) askUser(ctx context.Context) *hookReply {
 	var input struct {
 		Questions []struct {
 			Question    string
@@ -1488,36 +1456,29 @@ func (h *hook) askUser(ctx context.Context) *hookReply {
 			p.Question = fmt.Sprintf("(%d of %d) %s", i+1, n, p.Question)
 		}
 		p.Full, p.Excerpt = p.Question, clip(p.Question, maxExcerpt)
+		labels := []string{",", ", "}
 		for k, o := range q.Options[:min(9, len(q.Options))] {
-			p.Choices = append(p.Choices, Choice{Key: fmt.Sprint(k + 1), Label: clip(visible(o.Label), 60), Hook: "allow"})
-			p.Full += strings.TrimSuffix(fmt.Sprintf("\n%d. %s: %s", k+1, o.Label, o.Description), ": ")
+			key := fmt.Sprint(k + 1)
+			labels = append(labels, key, o.Label)
+			p.Choices = append(p.Choices, Choice{Key: key, Label: clip(visible(o.Label), 60), Hook: "allow"})
+			p.Full += strings.TrimSuffix(fmt.Sprintf("\n%s. %s: %s", key, o.Label, o.Description), ": ")
 		}
 		p.Full = visible(redact(p.Full))
-		value, reason := h.wait(ctx, p)
+		value, refusal := h.wait(ctx, p)
 		if value == "" {
-			return nil
-		} else if value == "deny" {
-			return &hookReply{Behavior: "deny", Message: reason}
+			return refusal
 		}
-		labels := strings.Split(value, ",")
-		for k, key := range labels {
-			n := slices.IndexFunc(p.Choices, func(c Choice) bool { return c.Key == strings.TrimSpace(key) })
-			if n < 0 {
-				labels = []string{value} // the operator's own words
-				break
-			}
-			labels[k] = q.Options[n].Label
+		if keys := strings.ReplaceAll(value, " ", ""); p.offered(keys) { // else the operator's own words
+			value = strings.NewReplacer(labels...).Replace(keys)
 		}
-		answers[q.Question] = strings.Join(labels, ", ")
+		answers[q.Question] = value
 	}
 	updated["answers"] = answers
-	data, _ := json.Marshal(updated) // of what was JSON: cannot fail
-	return &hookReply{Behavior: "allow", Updated: data}
+	return hookReply{"behavior": "allow", "updatedInput": updated}
 }
 
-// wait stores p for the session and follows it to its end. It returns what to say ("allow", "deny", for a question
-// its value, "" where the dialog has to do it) and why.
-func (h *hook) wait(ctx context.Context, p PromptRecord) (value, reason string) {
+// wait stores p for the session and follows it to its end; value and refusal are as told gives them.
+func (h *hook) wait(ctx context.Context, p PromptRecord) (value string, refusal hookReply) {
 	ctx, stop := signal.NotifyContext(ctx, endSignals()...)
 	defer stop()
 	now := time.Now()
@@ -1527,44 +1488,40 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) (value, reason string) 
 	if h.Agent != "" {
 		p.Question += " (from the " + h.Agent + " agent)"
 	}
-	records := h.st.Follow(ctx, h.session, func() bool { return true })
-	if h.st.Update(func(*View) ([]Record, error) { return []Record{&p}, nil }) != nil {
-		return "", ""
-	}
 	h.last = p.ID
-	alive := time.NewTicker(aliveEvery)
-	defer alive.Stop()
-	for {
+	records := h.st.Follow(ctx, h.session, func() bool { return true })
+	err := h.st.Update(func(*View) ([]Record, error) { return []Record{&p}, nil })
+	for err == nil && h.st.Alive(h.session) {
 		select {
 		case rec, more := <-records:
 			if r, ok := rec.(*PromptRecord); !more {
 				h.st.Move(p.ID, Canceled, func(r *PromptRecord) { r.Reason = "answered in the terminal, or given up by the tool" })
-				return "", ""
+				return "", nil
 			} else if ok && r.ID == p.ID && !r.Open() {
 				return r.forHook()
 			}
-		case <-alive.C:
-			if !h.st.Alive(h.session) {
-				return "", ""
-			}
+		case <-time.After(5 * time.Second): // for another look whether the session lives
 		}
 	}
+	return "", nil
 }
 
-// forHook is what a decided prompt tells the tool; "" leaves it to the dialog.
-func (p *PromptRecord) forHook() (value, reason string) {
-	c := choiceOf(p)
+// forHook is what a decided prompt tells the tool: a value ("allow", or what a question of the tool's own is answered
+// with), or a refusal; neither leaves it to the dialog.
+func (p *PromptRecord) forHook() (value string, refusal hookReply) {
+	refusal = hookReply{"behavior": "deny", "message": cmp.Or(p.Reason, "The operator refused this.")}
+	c := cmp.Or(choiceOf(p), &Choice{})
 	switch {
 	case p.Status == Expired:
-		return "deny", p.Reason // never affirmative; the tool is told why
+		return "", refusal // never affirmative; the tool is told why
 	case p.Status != ReplyReceived || p.Value == nil || p.DecidedBy != nil && *p.DecidedBy == "cli:local":
-		return "", ""
-	case *p.Value == "deny" || p.Tool == "AskUserQuestion":
-		return *p.Value, p.Reason
-	case c != nil:
-		return c.Hook, p.Reason // "" for one that only the dialog has: the session types it
+		return "", nil
+	case *p.Value == "deny" || c.Hook == "deny":
+		return "", refusal
+	case p.Tool == "AskUserQuestion":
+		return *p.Value, nil
 	}
-	return "", ""
+	return c.Hook, nil // "" for one that only the dialog has: the session types it
 }
 
 // permissionPrompt describes what the tool wants to do, with its exact arguments.
@@ -1576,66 +1533,51 @@ func (h *hook) permissionPrompt() PromptRecord {
 		New                                              string `json:"new_string"`
 	}
 	json.Unmarshal(h.Input, &a) // what is missing stays empty, and the raw arguments are shown
-	about := ""
-	if a.Description != "" {
-		about = " (" + clip(a.Description, 80) + ")"
-	}
 	edit, plus, minus := lineDiff(a.Old, a.New)
 	written, lines, _ := lineDiff("", a.Content)
 	known := map[string][2]string{
-		"Bash":         {"Run this command?" + about, a.Command},
+		"Bash":         {strings.TrimSuffix("Run this command? ("+clip(a.Description, 80)+")", " ()"), a.Command},
 		"Edit":         {fmt.Sprintf("Edit %s? (+%d −%d)", a.Path, plus, minus), edit},
 		"Write":        {fmt.Sprintf("Write %s? (+%d)", a.Path, lines), written},
-		"WebFetch":     {"Fetch this address?", a.URL + "\n" + a.Prompt},
+		"WebFetch":     {"Fetch this address?", strings.TrimSpace(a.URL + "\n" + a.Prompt)},
 		"ExitPlanMode": {"Carry out this plan?", a.Plan},
 	}[h.Tool]
-	question, full := cmp.Or(known[0], "Allow "+h.Tool+"?"), known[1]
-	if strings.TrimSpace(full) == "" {
-		var pretty bytes.Buffer
-		json.Indent(&pretty, h.Input, "", "  ")
-		full = pretty.String()
-	}
-	full = visible(redact(full))
-	return PromptRecord{Type: MultipleChoice, Question: visible(redact(question)), Full: full, Permission: true,
-		Tool:    h.Tool,
-		Excerpt: headTail(full, maxExcerpt), Cut: len(full) > maxExcerpt, SafeDefault: ref("2"), MaxLength: maxMessage,
+	var raw bytes.Buffer
+	json.Indent(&raw, h.Input, "", "  ")
+	full := visible(redact(cmp.Or(known[1], raw.String())))
+	p := PromptRecord{Type: MultipleChoice, Question: visible(redact(cmp.Or(known[0], "Allow "+h.Tool+"?"))), Full: full,
+		Excerpt: full, Cut: len(full) > maxExcerpt, Permission: true, Tool: h.Tool, SafeDefault: ref("2"),
+		MaxLength: maxMessage,
 		Choices: []Choice{{Key: "1", Label: "Yes", Grants: true, Hook: "allow"}, {Key: "2", Label: "No", Hook: "deny"}}}
-}
-
-// headTail keeps the beginning and the end of text and says how much is missing between.
-func headTail(text string, limit int) string {
-	if len(text) <= limit {
-		return text
+	if p.Cut { // its head and tail: what is dangerous can stand in either
+		half := (maxExcerpt - len(" …(12345678 bytes)… ")) / 2
+		head, tail := clipBytes(full, half), strings.ToValidUTF8(full[len(full)-half:], "")
+		p.Excerpt = fmt.Sprintf("%s …(%d bytes)… %s", head, len(full)-len(head)-len(tail), tail)
 	}
-	room := (limit - len(" …(12345678 bytes)… ")) / 2
-	head, tail := clipBytes(text, room), text[len(text)-room:]
-	for tail != "" && tail[0]&0xc0 == 0x80 {
-		tail = tail[1:]
-	}
-	return fmt.Sprintf("%s …(%d bytes)… %s", head, len(text)-len(head)-len(tail), tail)
+	return p
 }
 
 // lineDiff is a readable diff of two texts: the common lines at both ends give two lines of context each.
 func lineDiff(before, after string) (diff string, plus, minus int) {
-	split := func(s string) []string { return slices.Collect(strings.Lines(s)) }
-	a, b, head, tail := split(before), split(after), 0, 0
-	for head < min(len(a), len(b)) && a[head] == b[head] {
+	a, b, head, tail := slices.Collect(strings.Lines(before)), slices.Collect(strings.Lines(after)), 0, 0
+	both := min(len(a), len(b))
+	for head < both && a[head] == b[head] {
 		head++
 	}
-	for tail < min(len(a), len(b))-head && a[len(a)-1-tail] == b[len(b)-1-tail] {
+	for tail < both-head && a[len(a)-1-tail] == b[len(b)-1-tail] {
 		tail++
 	}
-	var out strings.Builder
+	var out []string
 	add := func(mark string, lines []string) {
 		for _, line := range lines {
-			out.WriteString(mark + strings.TrimSuffix(line, "\n") + "\n")
+			out = append(out, mark+strings.TrimSuffix(line, "\n"))
 		}
 	}
 	add(" ", a[max(0, head-2):head])
 	add("-", a[head:len(a)-tail])
 	add("+", b[head:len(b)-tail])
-	add(" ", a[len(a)-tail:min(len(a), len(a)-tail+2)])
-	return strings.TrimSuffix(out.String(), "\n"), len(b) - tail - head, len(a) - tail - head
+	add(" ", a[len(a)-tail:][:min(tail, 2)])
+	return strings.Join(out, "\n"), len(b) - tail - head, len(a) - tail - head
 }
 
 /* ===== Installing the hooks for one run ===== */
@@ -1647,60 +1589,44 @@ func (s *session) installHooks(argv []string) []string {
 	if s.adapter.Hooks != "claude-settings" || err != nil {
 		return argv
 	}
-	quote := map[bool]string{true: `"`, false: "'"}[runtime.GOOS == "windows"]
-	rest, theirs, err := takeSettings(argv[1:])
-	if err != nil {
-		s.log.Warn("the tool's hooks are not used", "why", err.Error())
+	given, rest := "{}", []string{}
+	for i := 1; i < len(argv); i++ {
+		value, joined := strings.CutPrefix(argv[i], "--settings=")
+		switch {
+		case argv[i] == "--":
+			rest, i = append(rest, argv[i:]...), len(argv)
+		case joined:
+			given = value
+		case argv[i] == "--settings" && i+1 < len(argv):
+			i++
+			given = argv[i]
+		default:
+			rest = append(rest, argv[i])
+		}
+	}
+	data := []byte(given)
+	if !strings.HasPrefix(strings.TrimSpace(given), "{") {
+		data, err = os.ReadFile(given)
+	}
+	settings, hooks := map[string]json.RawMessage{}, map[string][]any{}
+	err = cmp.Or(err, json.Unmarshal(data, &settings))
+	if own := settings["hooks"]; own != nil {
+		err = cmp.Or(err, json.Unmarshal(own, &hooks))
+	}
+	if err != nil || settings == nil || hooks == nil {
+		s.log.Warn("the tool's hooks are not used", "why", fmt.Sprint("reading --settings: ", err))
 		return argv
 	}
-	hooks, _ := theirs["hooks"].(map[string]any)
-	if hooks == nil {
-		hooks = map[string]any{}
-	}
-	timeout := int((s.cfg.PermissionTimeout + hookSlack).Seconds())
-	for event, seconds := range map[string]int{"PermissionRequest": timeout, "PreToolUse": 10, "Stop": 10} {
-		if event == "PreToolUse" && s.jsonLine != nil {
-			continue // its output tells of every call
-		}
-		list, _ := hooks[event].([]any)
-		run := map[string]any{"type": "command", "command": quote + exe + quote + " hook", "timeout": seconds}
-		hooks[event] = append(list, map[string]any{"matcher": "*", "hooks": []any{run}})
-	}
-	theirs["hooks"] = hooks
-	settings, err := json.Marshal(theirs)
-	s.hooked = err == nil
-	return append([]string{argv[0], "--settings", string(settings)}, rest...)
-}
-
-// takeSettings takes the last --settings out of args and returns what it says.
-func takeSettings(args []string) (rest []string, settings map[string]any, err error) {
-	value := ""
-	for i := 0; i < len(args); i++ {
-		v, joined := strings.CutPrefix(args[i], "--settings=")
-		switch {
-		case args[i] == "--":
-			rest, i = append(rest, args[i:]...), len(args)
-		case joined:
-			value = v
-		case args[i] == "--settings" && i+1 < len(args):
-			i++
-			value = args[i]
-		default:
-			rest = append(rest, args[i])
+	quote := map[bool]string{true: `"`, false: "'"}[runtime.GOOS == "windows"]
+	patience := int((s.cfg.PermissionTimeout + time.Minute).Seconds()) // the tool waits longer than a question lives
+	for event, seconds := range map[string]int{"PermissionRequest": patience, "PreToolUse": 10, "Stop": 10} {
+		if event != "PreToolUse" || s.jsonLine == nil { // else its output tells of every call
+			run := map[string]any{"type": "command", "command": quote + exe + quote + " hook", "timeout": seconds}
+			hooks[event] = append(hooks[event], map[string]any{"matcher": "*", "hooks": []any{run}})
 		}
 	}
-	data := []byte(cmp.Or(value, "{}"))
-	if !bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) {
-		data, err = os.ReadFile(value)
-	}
-	settings = map[string]any{}
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.UseNumber()
-	if err == nil {
-		err = d.Decode(&settings)
-	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("reading --settings: %w", err)
-	}
-	return rest, settings, nil
+	settings["hooks"], _ = json.Marshal(hooks) // of what was JSON: cannot fail, nor can the next
+	merged, _ := json.Marshal(settings)
+	s.hooked = true
+	return append([]string{argv[0], "--settings", string(merged)}, rest...)
 }
