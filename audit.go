@@ -14,30 +14,24 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 )
 
-const (
-	stampLayout  = "2006-01-02T15:04:05.000000Z" // of UTC times, RFC 3339
-	fileStamp    = "20060102T150405.000000"      // in names of files kept aside
-	genesis      = "genesis"                     // prev_hash of the first entry
-	maxExact     = 1<<53 - 1                     // largest integer that jq 1.6 prints unchanged (measured)
-	maxAuditText = 4096                          // bytes of one value
-	maxEntry     = 1 << 18                       // bytes of one line: at most 10 values, each byte may become \u00xx
-)
+// Layouts of UTC times: RFC 3339, and in names of files kept aside; prev_hash of the first entry.
+const stampLayout, fileStamp, genesis = "2006-01-02T15:04:05.000000Z", "20060102T150405.000000", "genesis"
+
+// The largest integer that jq 1.6 prints unchanged (measured); bytes of a value, and of a line: it has at most ten, whose
+// bytes become at most six each.
+const maxExact, maxAuditText, maxEntry = 1<<53 - 1, 4096, 1 << 18
 
 // Audit is the append-only hash chain audit.log. Its methods may be called from any goroutine.
 type Audit struct {
@@ -91,13 +85,23 @@ func (a *Audit) end() {
 }
 
 // commit appends the events in one write and one fsync, and ends what begin began. What they follow is read from
-// the file each time, for another process may have written it.
+// the file each time, for another process may have written it. Ids and deciders that are not known are left out.
 func (a *Audit) commit(events ...Event) error {
 	seq, hash, err := a.last()
 	var out []byte
 	for i := 0; i < len(events) && err == nil; i++ {
+		e, stamp, fields := events[i], time.Now().UTC().Format(stampLayout), []Field{}
 		seq++
-		fields := append(events[i].fields(seq), Field{"prev_hash", hash})
+		for _, f := range append([]Field{{"seq", seq}, {"ts", stamp}, {"event", e.Name}, {"session_id", e.SessionID},
+			{"prompt_id", e.PromptID}}, e.Fields...) {
+			if text, ok := f.Value.(string); ok && !strings.HasSuffix(f.Name, "_sha256") {
+				f.Value = clip(redact(text), maxAuditText)
+			}
+			if f.Value != "" || !strings.HasSuffix(f.Name, "_id") && f.Name != "decided_by" {
+				fields = append(fields, f)
+			}
+		}
+		fields = append(fields, Field{"prev_hash", hash})
 		hash = digest(canonical(fields))
 		line := canonical(append(fields, Field{"hash", hash}))
 		_, err = parseEntry(line)
@@ -114,100 +118,81 @@ func (a *Audit) commit(events ...Event) error {
 	return nil
 }
 
-// fields are the members of the event's entry, before those of the chain.
-func (e Event) fields(seq int64) (out []Field) {
-	all := []Field{{"seq", seq}, {"ts", time.Now().UTC().Format(stampLayout)}, {"event", e.Name},
-		{"session_id", e.SessionID}, {"prompt_id", e.PromptID}}
-	for _, f := range append(all, e.Fields...) {
-		if text, ok := f.Value.(string); ok && !strings.HasSuffix(f.Name, "_sha256") {
-			f.Value = clip(redact(text), maxAuditText)
-		}
-		if f.Value != "" || !strings.HasSuffix(f.Name, "_id") {
-			out = append(out, f)
-		}
-	}
-	return out
-}
-
 // last reads the last entry. Bytes after the last newline are a write that a crash cut short: nobody was told
 // that it succeeded, and they are moved aside.
 func (a *Audit) last() (seq int64, hash string, err error) {
 	tail := make([]byte, min(a.log.end, maxEntry))
 	_, err = a.log.f.ReadAt(tail, a.log.end-int64(len(tail)))
-	end := bytes.LastIndexByte(tail, '\n')
-	if torn := len(tail) - end - 1; err == nil && 0 < torn && torn < maxEntry {
-		err = a.log.cut(a.log.end - int64(torn))
+	lines := bytes.Split(tail, []byte("\n"))
+	if torn := int64(len(lines[len(lines)-1])); err == nil && 0 < torn && torn < maxEntry {
+		err = a.log.cut(a.log.end - torn)
 	}
-	if err != nil || end < 0 && len(tail) < maxEntry {
+	if err != nil || len(lines) == 1 && len(tail) < maxEntry {
 		return 0, genesis, err
 	}
-	whole := tail[:max(end, 0)]
-	e, err := parseEntry(whole[bytes.LastIndexByte(whole, '\n')+1:])
+	fields, err := parseEntry(lines[max(0, len(lines)-2)])
 	if err != nil {
-		err = fmt.Errorf("its last line is damaged (%w): see atlasbridge audit verify, then move it away", err)
+		return 0, "", fmt.Errorf("its last line is damaged (%w): see atlasbridge audit verify, then move it away", err)
 	}
-	return e.seq, e.hash, err
+	seq, _ = fields[0].Value.(int64)
+	hash, _ = fields[len(fields)-1].Value.(string)
+	return seq, hash, nil
 }
 
-// digest is the hash of a line without its hash member, or of a text.
+// read is the log from a place on, in bytes.
+func (a *Audit) read(at int64) ([]byte, error) {
+	if err := a.begin(); err != nil {
+		return nil, err
+	}
+	defer a.end()
+	log := make([]byte, max(0, a.log.end-at))
+	_, err := a.log.f.ReadAt(log, at)
+	return log, err
+}
+
 func digest(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
 
-// likeJQ turns what encoding/json writes into what jq 1.6 to 1.8 print (TestAuditEveryCodePoint); invalid UTF-8 becomes
-// U+FFFD. An escaped backslash comes first, for what follows it is text.
-var likeJQ = strings.NewReplacer(`\\`, `\\`, `\u2028`, "\u2028", `\u2029`, "\u2029", `\ufffd`, "\ufffd",
-	"\x7f", `\u007f`)
+// asJQ turns what encoding/json writes into what jq 1.6 to 1.8 print (TestAuditEveryCodePoint), invalid UTF-8 into U+FFFD.
+// An escaped backslash comes first, for what follows it is text.
+var asJQ = strings.NewReplacer(`\\`, `\\`, `\u2028`, "\u2028", `\u2029`, "\u2029", `\ufffd`, "\ufffd", "\x7f", `\u007f`)
 
-// jq is a string, boolean, null or integer as jq -c prints it.
-func jq(v any) string {
-	text, _ := marshal(v) // what has no JSON is no entry either: see parseEntry
-	return likeJQ.Replace(string(text))
-}
-
-// canonical is the object with these members as jq -c prints it.
+// canonical is the object with these members as jq -c prints it; nothing stands for a value that JSON does not know.
 func canonical(fields []Field) []byte {
 	members := make([]string, len(fields))
 	for i, f := range fields {
-		members[i] = jq(f.Name) + ":" + jq(f.Value)
+		name, _ := marshal(f.Name)
+		value, _ := marshal(f.Value)
+		members[i] = asJQ.Replace(string(name) + ":" + string(value))
 	}
 	return []byte("{" + strings.Join(members, ",") + "}")
 }
 
-// entry is a line as it was read; fields are all its members.
-type entry struct {
-	seq        int64
-	prev, hash string
-	fields     []Field
-}
-
-// parseEntry accepts exactly what jq -c prints for an entry: a member twice, a float, a large integer is left out, so
-// that what canonical makes of the others is not the line.
-func parseEntry(line []byte) (e entry, err error) {
+// parseEntry accepts exactly what jq -c prints for an entry, with seq first, prev_hash and hash last. A member that is
+// there twice, a float, a large integer is left out, so that what canonical makes of the others is not the line.
+func parseEntry(line []byte) (fields []Field, err error) {
 	d := json.NewDecoder(bytes.NewReader(line))
 	d.UseNumber()
 	for t, bad := d.Token(); bad == nil && t == json.Delim('{') && d.More(); {
-		var value json.Token
+		var f Field
 		name, _ := d.Token()
-		value, bad = d.Token()
-		number, isNumber := value.(json.Number)
+		f.Name, _ = name.(string)
+		f.Value, bad = d.Token()
+		number, isNumber := f.Value.(json.Number)
 		n, _ := number.Int64()
 		if isNumber {
-			value = n
+			f.Value = n
 		}
-		twice := slices.ContainsFunc(e.fields, func(f Field) bool { return f.Name == name })
-		if !twice && n == max(-maxExact, min(n, maxExact)) {
-			e.fields = append(e.fields, Field{fmt.Sprint(name), value})
+		twice := slices.ContainsFunc(fields, func(g Field) bool { return g.Name == f.Name })
+		if !twice && -maxExact <= n && n <= maxExact {
+			fields = append(fields, f)
 		}
 	}
-	n := len(e.fields) - 2
-	if !bytes.Equal(canonical(e.fields), line) {
-		return entry{}, errors.New("its bytes are not what jq -c prints for an entry")
-	} else if n < 1 || e.fields[0].Name != "seq" || e.fields[n].Name != "prev_hash" || e.fields[n+1].Name != "hash" {
-		return entry{}, errors.New("seq, prev_hash or hash is not in its place")
+	last := len(fields) - 1
+	if last < 2 || fields[0].Name != "seq" || fields[last-1].Name != "prev_hash" || fields[last].Name != "hash" ||
+		!bytes.Equal(canonical(fields), line) {
+		return nil, errors.New("its bytes are not what jq -c prints for an entry")
 	}
-	e.seq, _ = e.fields[0].Value.(int64)
-	e.prev, _ = e.fields[n].Value.(string)
-	e.hash, _ = e.fields[n+1].Value.(string)
-	return e, nil
+	return fields, nil
 }
 
 var promptEvents = map[State]string{Created: "PROMPT_DETECTED", AwaitingReply: "PROMPT_ROUTED", Failed: "PROMPT_FAILED",
@@ -226,13 +211,10 @@ func auditEvents(old, r Record) []Event {
 	}
 	p, ok := r.(*PromptRecord)
 	was, _ := old.(*PromptRecord)
-	if !ok || was != nil && was.Status == p.Status || promptEvents[p.Status] == "" {
+	if !ok || promptEvents[p.Status] == "" || was != nil && was.Status == p.Status {
 		return nil
 	}
 	var fields []Field
-	hidden := func(what, text string) {
-		fields = append(fields, Field{what + "_len", len(text)}, Field{what + "_sha256", digest([]byte(text))})
-	}
 	switch answered := p.Status == ReplyReceived || p.Status == Injected; {
 	case p.Status == Created:
 		fields = []Field{{"type", string(p.Type)}, {"confidence", p.Confidence}, {"source", p.Source}, {"tool", p.Tool}}
@@ -244,17 +226,20 @@ func auditEvents(old, r Record) []Event {
 	case p.offered(*p.Value) || p.SafeDefault != nil && *p.Value == *p.SafeDefault:
 		fields = []Field{{"value", *p.Value}}
 	default:
-		hidden("value", *p.Value)
+		fields = hidden("value", *p.Value)
 	}
 	if p.Status == Injected {
 		fields = append(fields, Field{"source", replySource(p)})
 	} else if p.Status == ReplyReceived && p.Reason != "" { // the operator's
-		hidden("reason", p.Reason)
+		fields = append(fields, hidden("reason", p.Reason)...)
 	}
-	if p.DecidedBy != nil {
-		fields = append(fields, Field{"decided_by", *p.DecidedBy})
-	}
+	fields = append(fields, Field{"decided_by", *cmp.Or(p.DecidedBy, ref(""))})
 	return []Event{{promptEvents[p.Status], p.SessionID, p.ID, fields}}
+}
+
+// hidden are the members that stand for a text that is not to be told.
+func hidden(what, text string) []Field {
+	return []Field{{what + "_len", len(text)}, {what + "_sha256", digest([]byte(text))}}
 }
 
 // Verdict is what a verification found: what audit verify --json prints.
@@ -274,21 +259,22 @@ func verify(log []byte, heads ...string) Verdict {
 	v, missing := Verdict{Hash: genesis, Heads: append([]string{}, heads...)}, slices.Clone(heads)
 	for line := range bytes.Lines(log) {
 		text, whole := bytes.CutSuffix(line, []byte("\n"))
-		e, bad := parseEntry(text)
+		fields, bad := parseEntry(text)
+		last := len(fields) - 1
 		switch v.Line = v.Entries + 1; {
 		case !whole:
 			v.Reason = "the line is not complete: a write or the file was cut short"
 		case bad != nil:
 			v.Reason = bad.Error()
-		case e.seq != v.Line:
-			v.Reason = fmt.Sprintf("seq is %d, not %d: entries removed, inserted or reordered", e.seq, v.Line)
-		case e.prev != v.Hash:
+		case fields[0].Value != v.Line:
+			v.Reason = fmt.Sprintf("seq is %v, not %d: entries removed, inserted or reordered", fields[0].Value, v.Line)
+		case fields[last-1].Value != v.Hash:
 			v.Reason = "prev_hash is not the hash of the entry before"
-		case e.hash != digest(canonical(e.fields[:len(e.fields)-1])):
+		case fields[last].Value != digest(canonical(fields[:last])):
 			v.Reason = "hash does not match: the entry was changed"
 		default:
-			v.Entries, v.Hash = e.seq, e.hash
-			missing = slices.DeleteFunc(missing, func(h string) bool { return h == fmt.Sprintf("%d:%s", e.seq, e.hash) })
+			v.Entries, v.Hash = v.Line, fmt.Sprint(fields[last].Value)
+			missing = slices.DeleteFunc(missing, func(h string) bool { return h == fmt.Sprintf("%d:%s", v.Line, v.Hash) })
 			continue
 		}
 		break
@@ -318,22 +304,14 @@ func (s *Store) verifyAudit(view *View, heads ...string) (Verdict, error) {
 	if m := view.Meta["audit"]; m != nil {
 		heads = append(heads, fmt.Sprintf("%d:%s", m.Seq, m.Hash))
 	}
-	if err := s.audit.begin(); err != nil {
-		return Verdict{}, err
-	}
-	defer s.audit.end()
-	log := make([]byte, s.audit.log.end)
-	_, err := s.audit.log.f.ReadAt(log, 0)
+	log, err := s.audit.read(0)
 	return verify(log, heads...), err
 }
-
-// headShape is a head as the session-ended message has it, or none.
-var headShape = regexp.MustCompile(`^([1-9][0-9]{0,15}:sha256:[0-9a-f]{64})?$`)
 
 func cmdAudit(c *command) int {
 	return c.withState(func(s *Store) int {
 		head := strings.Replace(c.opts.text("head"), " ", ":", 1)
-		if !headShape.MatchString(head) {
+		if !regexp.MustCompile(`^([1-9][0-9]{0,15}:sha256:[0-9a-f]{64})?$`).MatchString(head) {
 			return c.usage("--head is SEQ:sha256:HEX, as the session-ended message has it")
 		}
 		v, err := s.verifyAudit(s.view, strings.Fields(head)...)
@@ -356,56 +334,54 @@ func cmdAudit(c *command) int {
 }
 
 func cmdLogs(c *command) int {
-	dir, err := stateDir(c.getenv)
-	if err != nil {
-		return c.fail(err)
-	}
-	for at := int64(0); ; {
-		f, err := os.Open(filepath.Join(dir, "audit.log"))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return c.fail(err)
+	return c.withState(func(s *Store) int {
+		for at := int64(0); ; {
+			added, err := s.audit.read(at)
+			if err != nil {
+				return c.fail(err)
+			}
+			for line := range bytes.Lines(added[:bytes.LastIndexByte(added, '\n')+1]) {
+				c.printEntry(line[:len(line)-1])
+				at += int64(len(line))
+			}
+			if !c.opts.on("tail") {
+				return 0
+			}
+			select {
+			case <-time.After(200 * time.Millisecond):
+			case <-c.ctx.Done():
+				return 0
+			}
 		}
-		added, _ := io.ReadAll(io.NewSectionReader(f, at, 1<<62)) // nothing while there is no file
-		f.Close()
-		for line := range bytes.Lines(added[:bytes.LastIndexByte(added, '\n')+1]) {
-			at += int64(len(line))
-			c.printEntry(line[:len(line)-1])
-		}
-		if !c.opts.on("tail") {
-			return 0
-		}
-		select {
-		case <-time.After(200 * time.Millisecond):
-		case <-c.ctx.Done():
-			return 0
-		}
-	}
-}
-
-// printEntry prints an entry of the wanted session as text: time, session, event, the other members. Whatever a
-// terminal could obey is escaped, in JSON too.
-func (c *command) printEntry(line []byte) {
-	e, err := parseEntry(line)
-	if err != nil {
-		fmt.Fprintln(c.stdout, c.colour("31", "damaged: "+strconv.Quote(string(line))))
-		return
-	}
-	shown, rest, inHead := map[string]string{}, "", strings.Fields("seq ts event session_id prompt_id prev_hash hash")
-	for _, f := range e.fields {
-		text := strings.Trim(strconv.Quote(fmt.Sprint(f.Value)), `"`)
-		if shown[f.Name] = text; !slices.Contains(inHead, f.Name) {
-			rest += fmt.Sprintf(" %s=%s", visible(f.Name), text)
-		}
-	}
-	text := fmt.Sprintf("%.19s %-8s %s %s%s", shown["ts"], shortID(shown["session_id"]),
-		c.colour("1", fmt.Sprintf("%-17s", shown["event"])), shortID(shown["prompt_id"]), rest)
-	if c.opts.on("json") {
-		text = c1.ReplaceAllStringFunc(string(line), func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) })
-	}
-	if strings.HasPrefix(shown["session_id"], c.opts.text("session")) {
-		fmt.Fprintln(c.stdout, text)
-	}
+	})
 }
 
 // c1 are the control characters that JSON leaves as they are and some terminals obey.
 var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`)
+
+// printEntry prints an entry of the wanted session as text: time, session, event, the other members. Whatever a
+// terminal could obey is escaped, in JSON too.
+func (c *command) printEntry(line []byte) {
+	fields, err := parseEntry(line)
+	if err != nil {
+		fmt.Fprintln(c.stdout, c.colour("31", fmt.Sprintf("damaged: %q", line)))
+		return
+	}
+	member, rest := map[string]string{}, ""
+	for _, f := range fields[1 : len(fields)-2] {
+		member[f.Name] = fmt.Sprint(f.Value)
+		if !slices.Contains([]string{"ts", "event", "session_id", "prompt_id"}, f.Name) {
+			rest += " " + f.Name + "=" + member[f.Name]
+		}
+	}
+	event, session := member["event"], member["session_id"]
+	text := fmt.Sprintf("%.19s %-8s %-17s %s%s", member["ts"], shortID(session), event, shortID(member["prompt_id"]), rest)
+	text = fmt.Sprintf("%q", text)
+	text = strings.Replace(text[1:len(text)-1], event, c.colour("1", event), 1)
+	if c.opts.on("json") {
+		text = c1.ReplaceAllStringFunc(string(line), func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) })
+	}
+	if strings.HasPrefix(session, c.opts.text("session")) {
+		fmt.Fprintln(c.stdout, text)
+	}
+}

@@ -1269,31 +1269,29 @@ func (c *command) list(records any, table [][]string, none string) int {
 	return c.show(json.RawMessage(array), table)
 }
 
-// sessionRow is a line of status.
-type sessionRow struct {
-	*SessionRecord
-	Open  int  `json:"open_prompts"`
-	Polls bool `json:"polls"` // listens to Telegram for all sessions
-}
-
 func cmdStatus(c *command) int { return c.withState(c.status) }
 
 // status lists sessions, and orphans: children that run on though their session is over, by pid and start time.
 func (c *command) status(s *Store) int {
-	poller, about, rows, now := s.holder("poll.lock"), "", []*sessionRow{}, time.Now()
+	type row struct {
+		*SessionRecord
+		Open  int  `json:"open_prompts"`
+		Polls bool `json:"polls"` // listens to Telegram for all sessions
+	}
+	poller, about, rows, now := s.holder("poll.lock"), "", []*row{}, time.Now()
 	for id, r := range s.view.Sessions {
 		q := *r
 		if q.Status == "active" && !s.Alive(id) {
 			q.Status, q.Activity = "crashed", ""
 		}
 		if q.Status == "active" || c.opts.on("all") {
-			rows = append(rows, &sessionRow{&q, 0, poller > 0 && r.Wrapper == poller})
+			rows = append(rows, &row{&q, 0, poller > 0 && q.Wrapper == poller})
 		}
 		if q.Status != "active" && q.PIDStart != 0 && processStart(q.PID) == q.PIDStart {
 			about += fmt.Sprintf("session %s is over but its process still runs: kill %d\n", shortID(id), q.PID)
 		}
 	}
-	slices.SortFunc(rows, func(a, b *sessionRow) int {
+	slices.SortFunc(rows, func(a, b *row) int {
 		return cmp.Or(strings.Compare(a.Status, b.Status), b.StartedAt.Compare(a.StartedAt)) // "active" sorts first
 	})
 	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}
@@ -1310,23 +1308,17 @@ func (c *command) status(s *Store) int {
 		table = append(table, []string{shortID(r.ID), fmt.Sprint(r.PID), cmp.Or(r.Activity, r.Status), up,
 			fmt.Sprint(r.Open), fmt.Sprint(r.Prompts), seen, r.Tool + " " + r.Label})
 	}
+	code := c.list(rows, table, "no sessions; start one: atlasbridge run <tool>")
 	if poller != 0 {
 		about += fmt.Sprintf("process %d listens to Telegram\n", poller)
 	}
-	code := c.list(rows, table, "no sessions; start one: atlasbridge run <tool>")
 	if !c.opts.on("json") {
 		fmt.Fprint(c.stdout, about)
 	}
 	return code
 }
 
-// span is a duration as people say it, without its seconds from a minute on.
-func span(d time.Duration) string {
-	if d < time.Minute {
-		return max(d, 0).Truncate(time.Second).String()
-	}
-	return strings.TrimSuffix(d.Truncate(time.Minute).String(), "0s")
-}
+func span(d time.Duration) string { return max(d, 0).Truncate(time.Second).String() }
 
 func cmdApprovals(c *command) int {
 	return c.withState(func(s *Store) int {
@@ -1365,7 +1357,7 @@ func cmdAnswer(c *command) int {
 // waits for the decision and prints the tool's reply. It fails safe: whatever is unparsable, lost, late or killed
 // prints nothing, which leaves the question to the tool's own dialog.
 
-// Bytes of JSON from the tool, a written file is in it; and of an excerpt (SPEC section 5).
+// Bytes of JSON from the tool, for a written file is in it, and of an excerpt (SPEC section 5).
 const maxHookInput, maxExcerpt = 8 << 20, 200
 
 // hook is one run of the command: what claude wrote to its stdin (measured on 2.1; codex uses the same form).
@@ -1379,43 +1371,37 @@ type hook struct {
 	LastWords string          `json:"last_assistant_message"`
 
 	st            *Store
-	session, last string // last: id of the prompt answered last
+	session, last string // last: id of the prompt asked last
 	life          time.Duration
 }
-
-// hookReply is a decision in claude's form: behavior (allow, deny), message, updatedInput. nil: the dialog has to do it.
-type hookReply map[string]any
 
 // cmdHook always exits with 0 and prints a decision or nothing: claude takes anything else for a failing hook and
 // says so in the dialog.
 func cmdHook(c *command) int {
 	h := &hook{session: c.getenv("ATLASBRIDGE_SESSION")}
-	data, err := io.ReadAll(io.LimitReader(c.stdin, maxHookInput))
-	dir, noDir := stateDir(c.getenv)
-	if err = cmp.Or(err, noDir, json.Unmarshal(data, h)); err == nil {
-		h.st, err = openStore(dir)
-	}
-	if err != nil {
+	if json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(h) != nil {
 		return 0
 	}
-	defer h.st.Close()
-	cfg, err := loadConfig(dir, c.getenv, nil)
-	switch {
-	case !h.st.Alive(h.session): // the session's record may come later than its tool's first hook
-	case h.Event == "PreToolUse":
-		h.st.Audit().Append(toolCall(h.session, h.Tool, h.UseID, h.Input))
-	case h.Event == "Stop": // the beginning of the tool's answer, for the session's idle notice
-		words := &InputRecord{Head: Head{ID: newID()}, SessionID: h.session, Kind: "answer", By: "hook:Stop",
-			Text: clip(visible(redact(h.LastWords)), 1000), Status: "queued"}
-		h.st.Update(func(*View) ([]Record, error) { return []Record{words}, nil })
-	case h.Event == "PermissionRequest" && err == nil:
-		h.life = cfg.PermissionTimeout
-		if decision := h.ask(c.ctx); decision != nil {
-			json.NewEncoder(c.stdout).Encode(map[string]any{"hookSpecificOutput": map[string]any{
-				"hookEventName": h.Event, "decision": decision}})
-			h.st.Move(h.last, Injected, nil)
+	c.withState(func(s *Store) int {
+		h.st = s
+		switch cfg, err := c.config(nil); {
+		case !s.Alive(h.session): // the session's record may come later than its tool's first hook
+		case h.Event == "PreToolUse":
+			s.audit.Append(toolCall(h.session, h.Tool, h.UseID, h.Input))
+		case h.Event == "Stop": // the beginning of the tool's answer, for the session's idle notice
+			words := &InputRecord{Head: Head{ID: newID()}, SessionID: h.session, Kind: "answer", By: "hook:Stop",
+				Text: clip(visible(redact(h.LastWords)), 1000), Status: "queued"}
+			s.Update(func(*View) ([]Record, error) { return []Record{words}, nil })
+		case h.Event == "PermissionRequest" && err == nil:
+			h.life = cfg.PermissionTimeout
+			if decision := h.ask(c.ctx); decision != nil {
+				json.NewEncoder(c.stdout).Encode(map[string]any{"hookSpecificOutput": map[string]any{
+					"hookEventName": h.Event, "decision": decision}})
+				s.Move(h.last, Injected, nil)
+			}
 		}
-	}
+		return 0
+	})
 	return 0
 }
 
@@ -1425,18 +1411,18 @@ func toolCall(session, tool, id string, input json.RawMessage) Event {
 		{"arguments", clip(visible(redact(string(input))), 500)}}}
 }
 
-// ask stores the question and returns the reply for the tool. Claude's own questions are asked one by one and answered
-// all at once.
-func (h *hook) ask(ctx context.Context) hookReply {
+// ask stores the question and returns the decision in claude's form, nil where the dialog has to make it. Claude's own
+// questions are asked one by one and answered all at once.
+func (h *hook) ask(ctx context.Context) map[string]any {
 	if h.Tool != "AskUserQuestion" {
 		value, refusal := h.wait(ctx, h.permissionPrompt())
 		switch {
 		case value != "allow":
 			return refusal
 		case h.Tool == "ExitPlanMode": // a plain allow is ignored here (measured)
-			return hookReply{"behavior": "allow", "updatedInput": hookReply{}}
+			return map[string]any{"behavior": "allow", "updatedInput": map[string]any{}}
 		}
-		return hookReply{"behavior": "allow"}
+		return map[string]any{"behavior": "allow"}
 	}
 	var input struct {
 		Questions []struct {
@@ -1450,8 +1436,7 @@ func (h *hook) ask(ctx context.Context) hookReply {
 		return nil
 	}
 	for i, q := range input.Questions {
-		p := PromptRecord{Type: MultipleChoice, Question: visible(redact(q.Question)), Multi: q.MultiSelect,
-			MaxLength: maxMessage, Tool: h.Tool}
+		p := PromptRecord{Type: MultipleChoice, Question: visible(redact(q.Question)), Multi: q.MultiSelect}
 		if n := len(input.Questions); n > 1 {
 			p.Question = fmt.Sprintf("(%d of %d) %s", i+1, n, p.Question)
 		}
@@ -1461,34 +1446,33 @@ func (h *hook) ask(ctx context.Context) hookReply {
 			key := fmt.Sprint(k + 1)
 			labels = append(labels, key, o.Label)
 			p.Choices = append(p.Choices, Choice{Key: key, Label: clip(visible(o.Label), 60), Hook: "allow"})
-			p.Full += strings.TrimSuffix(fmt.Sprintf("\n%s. %s: %s", key, o.Label, o.Description), ": ")
+			p.Full += visible(redact(strings.TrimSuffix("\n"+key+". "+o.Label+": "+o.Description, ": ")))
 		}
-		p.Full = visible(redact(p.Full))
 		value, refusal := h.wait(ctx, p)
 		if value == "" {
 			return refusal
 		}
-		if keys := strings.ReplaceAll(value, " ", ""); p.offered(keys) { // else the operator's own words
+		if keys := strings.ReplaceAll(value, " ", ""); p.offered(keys) { // else they are the operator's own words
 			value = strings.NewReplacer(labels...).Replace(keys)
 		}
 		answers[q.Question] = value
 	}
 	updated["answers"] = answers
-	return hookReply{"behavior": "allow", "updatedInput": updated}
+	return map[string]any{"behavior": "allow", "updatedInput": updated}
 }
 
-// wait stores p for the session and follows it to its end; value and refusal are as told gives them.
-func (h *hook) wait(ctx context.Context, p PromptRecord) (value string, refusal hookReply) {
+// wait stores p for the session and follows it to its end; a value, a refusal or neither come back, as from forHook.
+func (h *hook) wait(ctx context.Context, p PromptRecord) (value string, refusal map[string]any) {
 	ctx, stop := signal.NotifyContext(ctx, endSignals()...)
 	defer stop()
+	h.st.Move(h.last, Injected, nil) // of several questions, the one before
 	now := time.Now()
 	p.ID, p.SessionID, p.Source, p.Cwd, p.Nonce, p.Status = newID(), h.session, "hook", h.Cwd, newNonce(), Created
-	p.Confidence, p.Score, p.Signals = "high", 1, []string{"hook"}
+	p.Confidence, p.Score, p.Signals, p.Tool, p.MaxLength = "high", 1, []string{"hook"}, h.Tool, maxMessage
 	p.CreatedAt, p.ExpiresAt, p.Key = now.UTC(), now.Add(h.life).UTC(), idempotencyKey(h.session, p.Excerpt, now)
-	if h.Agent != "" {
+	if h.last = p.ID; h.Agent != "" {
 		p.Question += " (from the " + h.Agent + " agent)"
 	}
-	h.last = p.ID
 	records := h.st.Follow(ctx, h.session, func() bool { return true })
 	err := h.st.Update(func(*View) ([]Record, error) { return []Record{&p}, nil })
 	for err == nil && h.st.Alive(h.session) {
@@ -1506,10 +1490,10 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) (value string, refusal 
 	return "", nil
 }
 
-// forHook is what a decided prompt tells the tool: a value ("allow", or what a question of the tool's own is answered
-// with), or a refusal; neither leaves it to the dialog.
-func (p *PromptRecord) forHook() (value string, refusal hookReply) {
-	refusal = hookReply{"behavior": "deny", "message": cmp.Or(p.Reason, "The operator refused this.")}
+// forHook is what a decided prompt tells the tool: "allow" or the answer to its own question, else a refusal, else
+// nothing, which leaves it to the dialog.
+func (p *PromptRecord) forHook() (value string, refusal map[string]any) {
+	refusal = map[string]any{"behavior": "deny", "message": cmp.Or(p.Reason, "The operator refused this.")}
 	c := cmp.Or(choiceOf(p), &Choice{})
 	switch {
 	case p.Status == Expired:
@@ -1526,28 +1510,22 @@ func (p *PromptRecord) forHook() (value string, refusal hookReply) {
 
 // permissionPrompt describes what the tool wants to do, with its exact arguments.
 func (h *hook) permissionPrompt() PromptRecord {
-	var a struct {
-		Command, Description, URL, Prompt, Plan, Content string
-		Path                                             string `json:"file_path"`
-		Old                                              string `json:"old_string"`
-		New                                              string `json:"new_string"`
-	}
-	json.Unmarshal(h.Input, &a) // what is missing stays empty, and the raw arguments are shown
-	edit, plus, minus := lineDiff(a.Old, a.New)
-	written, lines, _ := lineDiff("", a.Content)
-	known := map[string][2]string{
-		"Bash":         {strings.TrimSuffix("Run this command? ("+clip(a.Description, 80)+")", " ()"), a.Command},
-		"Edit":         {fmt.Sprintf("Edit %s? (+%d −%d)", a.Path, plus, minus), edit},
-		"Write":        {fmt.Sprintf("Write %s? (+%d)", a.Path, lines), written},
-		"WebFetch":     {"Fetch this address?", strings.TrimSpace(a.URL + "\n" + a.Prompt)},
-		"ExitPlanMode": {"Carry out this plan?", a.Plan},
-	}[h.Tool]
+	var arg map[string]string
 	var raw bytes.Buffer
+	json.Unmarshal(h.Input, &arg) // what is no text stays empty
 	json.Indent(&raw, h.Input, "", "  ")
+	edit, plus, minus := lineDiff(arg["old_string"], arg["new_string"])
+	written, lines, _ := lineDiff("", arg["content"])
+	known := map[string][2]string{
+		"Bash":         {strings.TrimSuffix("Run this command? ("+clip(arg["description"], 80)+")", " ()"), arg["command"]},
+		"Edit":         {fmt.Sprintf("Edit %s? (+%d −%d)", arg["file_path"], plus, minus), edit},
+		"Write":        {fmt.Sprintf("Write %s? (+%d)", arg["file_path"], lines), written},
+		"WebFetch":     {"Fetch this address?", strings.TrimSpace(arg["url"] + "\n" + arg["prompt"])},
+		"ExitPlanMode": {"Carry out this plan?", arg["plan"]},
+	}[h.Tool]
 	full := visible(redact(cmp.Or(known[1], raw.String())))
 	p := PromptRecord{Type: MultipleChoice, Question: visible(redact(cmp.Or(known[0], "Allow "+h.Tool+"?"))), Full: full,
-		Excerpt: full, Cut: len(full) > maxExcerpt, Permission: true, Tool: h.Tool, SafeDefault: ref("2"),
-		MaxLength: maxMessage,
+		Excerpt: full, Cut: len(full) > maxExcerpt, Permission: true, SafeDefault: ref("2"),
 		Choices: []Choice{{Key: "1", Label: "Yes", Grants: true, Hook: "allow"}, {Key: "2", Label: "No", Hook: "deny"}}}
 	if p.Cut { // its head and tail: what is dangerous can stand in either
 		half := (maxExcerpt - len(" …(12345678 bytes)… ")) / 2
@@ -1561,11 +1539,9 @@ func (h *hook) permissionPrompt() PromptRecord {
 func lineDiff(before, after string) (diff string, plus, minus int) {
 	a, b, head, tail := slices.Collect(strings.Lines(before)), slices.Collect(strings.Lines(after)), 0, 0
 	both := min(len(a), len(b))
-	for head < both && a[head] == b[head] {
-		head++
+	for ; head < both && a[head] == b[head]; head++ {
 	}
-	for tail < both-head && a[len(a)-1-tail] == b[len(b)-1-tail] {
-		tail++
+	for ; tail < both-head && a[len(a)-1-tail] == b[len(b)-1-tail]; tail++ {
 	}
 	var out []string
 	add := func(mark string, lines []string) {
