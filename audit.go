@@ -1,15 +1,11 @@
-// audit.go keeps audit.log: who asked, who answered, what was typed, in a chain that shows tampering.
-//
-// One entry is one line, a flat JSON object of strings, booleans, null and integers within ±(2^53−1):
+// audit.go keeps audit.log: who asked, who answered, what was typed, in a chain that shows tampering. One entry is one
+// line, a flat JSON object of strings, booleans, null and integers within ±(2^53−1), as jq -c prints it:
 //
 //	{"seq":1,"ts":"…Z","event":"…","session_id":"…","prompt_id":"…", …,"prev_hash":"genesis","hash":"sha256:…"}
 //
-// It holds if its bytes are exactly what jq -c prints for it, seq and prev_hash follow from the entry before (1 and
-// "genesis" at first), and hash is that of the line without its hash member: jq -cj 'del(.hash)' | sha256sum.
-//
-// A chain alone cannot show that its tail was cut or all of it written anew: the state and the phone keep heads to
-// compare it with. The log is never rewritten, but for a torn last line, whose bytes are moved aside. Answers typed
-// as text are in it as length and SHA-256 only, secrets not at all.
+// The hash is that of the line without its hash member: jq -cj 'del(.hash)' | sha256sum. That the tail was not cut, nor
+// all of it written anew, show the heads that the state and the phone keep. The log is never rewritten, but for a torn
+// last line, whose bytes are moved aside. Answers typed as text are in it as length and SHA-256, secrets not at all.
 package main
 
 import (
@@ -19,6 +15,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -26,11 +23,10 @@ import (
 	"time"
 )
 
-// Layouts of UTC times: RFC 3339, and in names of files kept aside; prev_hash of the first entry.
+// Layouts of UTC times, in records and in names of files kept aside; prev_hash of the first entry.
 const stampLayout, fileStamp, genesis = "2006-01-02T15:04:05.000000Z", "20060102T150405.000000", "genesis"
 
-// The largest integer that jq 1.6 prints unchanged (measured); bytes of a value, and of a line: it has at most ten, whose
-// bytes become at most six each.
+// The largest integer that jq 1.6 prints unchanged (measured); bytes of a value; of a line, which has at most ten.
 const maxExact, maxAuditText, maxEntry = 1<<53 - 1, 4096, 1 << 18
 
 // Audit is the append-only hash chain audit.log. Its methods may be called from any goroutine.
@@ -74,7 +70,6 @@ func (a *Audit) begin() error {
 	_, err := a.log.acquire()
 	if err != nil {
 		a.mu.Unlock()
-		err = fmt.Errorf("opening the audit log: %w", err)
 	}
 	return err
 }
@@ -84,13 +79,13 @@ func (a *Audit) end() {
 	a.mu.Unlock()
 }
 
-// commit appends the events in one write and one fsync, and ends what begin began. What they follow is read from
-// the file each time, for another process may have written it. Ids and deciders that are not known are left out.
+// commit appends the events in one write and one fsync after what the file ends with now, for others write too, and ends
+// what begin began. Ids and deciders that are not known are left out.
 func (a *Audit) commit(events ...Event) error {
 	seq, hash, err := a.last()
 	var out []byte
-	for i := 0; i < len(events) && err == nil; i++ {
-		e, stamp, fields := events[i], time.Now().UTC().Format(stampLayout), []Field{}
+	for _, e := range events {
+		stamp, fields := time.Now().UTC().Format(stampLayout), []Field{}
 		seq++
 		for _, f := range append([]Field{{"seq", seq}, {"ts", stamp}, {"event", e.Name}, {"session_id", e.SessionID},
 			{"prompt_id", e.PromptID}}, e.Fields...) {
@@ -104,18 +99,17 @@ func (a *Audit) commit(events ...Event) error {
 		fields = append(fields, Field{"prev_hash", hash})
 		hash = digest(canonical(fields))
 		line := canonical(append(fields, Field{"hash", hash}))
-		_, err = parseEntry(line)
+		_, bad := parseEntry(line)
+		err = cmp.Or(err, bad)
 		out = append(append(out, line...), '\n')
 	}
 	if err == nil {
 		err = a.log.append(out, true)
 	}
-	a.end()
-	if err != nil {
-		return fmt.Errorf("appending to the audit log: %w", err)
+	if a.end(); err == nil {
+		a.note(seq, hash)
 	}
-	a.note(seq, hash)
-	return nil
+	return err
 }
 
 // last reads the last entry. Bytes after the last newline are a write that a crash cut short: nobody was told
@@ -139,22 +133,18 @@ func (a *Audit) last() (seq int64, hash string, err error) {
 	return seq, hash, nil
 }
 
-// read is the log from a place on, in bytes.
-func (a *Audit) read(at int64) ([]byte, error) {
-	if err := a.begin(); err != nil {
-		return nil, err
-	}
-	defer a.end()
-	log := make([]byte, max(0, a.log.end-at))
-	_, err := a.log.f.ReadAt(log, at)
-	return log, err
-}
-
-func digest(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
-
-// asJQ turns what encoding/json writes into what jq 1.6 to 1.8 print (TestAuditEveryCodePoint), invalid UTF-8 into U+FFFD.
+// asJQ turns what encoding/json writes into what jq 1.6 to 1.8 print (TestAuditEveryCodePoint), U+FFFD for no UTF-8.
 // An escaped backslash comes first, for what follows it is text.
 var asJQ = strings.NewReplacer(`\\`, `\\`, `\u2028`, "\u2028", `\u2029`, "\u2029", `\ufffd`, "\ufffd", "\x7f", `\u007f`)
+
+// Control characters that JSON leaves as they are and some terminals obey.
+var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`)
+
+// digest is the hash of an entry without its hash, or of a text; hidden are the members that stand for a text.
+func digest(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
+func hidden(name, s string) []Field {
+	return []Field{{name + "_len", len(s)}, {name + "_sha256", digest([]byte(s))}}
+}
 
 // canonical is the object with these members as jq -c prints it; nothing stands for a value that JSON does not know.
 func canonical(fields []Field) []byte {
@@ -162,28 +152,23 @@ func canonical(fields []Field) []byte {
 	for i, f := range fields {
 		name, _ := marshal(f.Name)
 		value, _ := marshal(f.Value)
-		members[i] = asJQ.Replace(string(name) + ":" + string(value))
+		members[i] = string(name) + ":" + string(value)
 	}
-	return []byte("{" + strings.Join(members, ",") + "}")
+	return []byte(asJQ.Replace("{" + strings.Join(members, ",") + "}"))
 }
 
-// parseEntry accepts exactly what jq -c prints for an entry, with seq first, prev_hash and hash last. A member that is
-// there twice, a float, a large integer is left out, so that what canonical makes of the others is not the line.
+// parseEntry accepts exactly what jq -c prints for an entry, with seq first, prev_hash and hash last. Members that come
+// again, fractions and large integers are not taken over, so that what canonical makes of the others is not the line.
 func parseEntry(line []byte) (fields []Field, err error) {
 	d := json.NewDecoder(bytes.NewReader(line))
-	d.UseNumber()
 	for t, bad := d.Token(); bad == nil && t == json.Delim('{') && d.More(); {
-		var f Field
 		name, _ := d.Token()
-		f.Name, _ = name.(string)
+		f := Field{Name: fmt.Sprint(name)}
 		f.Value, bad = d.Token()
-		number, isNumber := f.Value.(json.Number)
-		n, _ := number.Int64()
-		if isNumber {
-			f.Value = n
+		if n, ok := f.Value.(float64); ok {
+			f.Value = int64(max(-maxExact, min(n, maxExact)))
 		}
-		twice := slices.ContainsFunc(fields, func(g Field) bool { return g.Name == f.Name })
-		if !twice && -maxExact <= n && n <= maxExact {
+		if !slices.ContainsFunc(fields, func(g Field) bool { return g.Name == f.Name }) {
 			fields = append(fields, f)
 		}
 	}
@@ -202,16 +187,16 @@ var promptEvents = map[State]string{Created: "PROMPT_DETECTED", AwaitingReply: "
 // auditEvents is what the change from old (nil: none) to r means for the audit log. The store calls it for every
 // record that it appends, so that no caller can forget an entry.
 func auditEvents(old, r Record) []Event {
-	if s, ok := r.(*SessionRecord); ok {
-		if was, _ := old.(*SessionRecord); was == nil {
-			return []Event{{"SESSION_START", s.ID, "", []Field{{"tool", s.Tool}, {"pid", s.PID}}}}
-		} else if was.Status == "active" && s.Status != "active" {
-			return []Event{{"SESSION_END", s.ID, "", []Field{{"status", s.Status}, {"exit_code", s.ExitCode}}}}
-		}
-	}
-	p, ok := r.(*PromptRecord)
+	s, ok := r.(*SessionRecord)
+	before, _ := old.(*SessionRecord)
+	p, _ := r.(*PromptRecord)
 	was, _ := old.(*PromptRecord)
-	if !ok || promptEvents[p.Status] == "" || was != nil && was.Status == p.Status {
+	switch {
+	case ok && before == nil:
+		return []Event{{"SESSION_START", s.ID, "", []Field{{"tool", s.Tool}, {"pid", s.PID}}}}
+	case ok && before.Status == "active" && s.Status != "active":
+		return []Event{{"SESSION_END", s.ID, "", []Field{{"status", s.Status}, {"exit_code", s.ExitCode}}}}
+	case p == nil || promptEvents[p.Status] == "" || was != nil && was.Status == p.Status:
 		return nil
 	}
 	var fields []Field
@@ -235,11 +220,6 @@ func auditEvents(old, r Record) []Event {
 	}
 	fields = append(fields, Field{"decided_by", *cmp.Or(p.DecidedBy, ref(""))})
 	return []Event{{promptEvents[p.Status], p.SessionID, p.ID, fields}}
-}
-
-// hidden are the members that stand for a text that is not to be told.
-func hidden(what, text string) []Field {
-	return []Field{{what + "_len", len(text)}, {what + "_sha256", digest([]byte(text))}}
 }
 
 // Verdict is what a verification found: what audit verify --json prints.
@@ -282,15 +262,14 @@ func verify(log []byte, heads ...string) Verdict {
 	if v.Reason == "" && len(missing) > 0 {
 		fmt.Sscan(missing[0], &v.Line)
 		v.Line = min(v.Line, v.Entries+1)
+		v.Entries = v.Line - 1
 		v.Reason = "the entry " + missing[0] + " is known but not there: the tail was cut or the chain computed anew"
 	}
-	if v.OK = v.Reason == ""; !v.OK {
-		v.Entries = v.Line - 1
-		return v
+	if v.OK = v.Reason == ""; v.OK {
+		v.Line, v.Limits = 0, "that the tail was not cut or all written anew: no head was given"
+		v.Proves = "the entries form one chain: none was changed, inserted, removed or reordered on its own"
 	}
-	v.Line, v.Limits = 0, "that the tail was not cut or all written anew: no head was given"
-	v.Proves = "the entries form one chain: none was changed, inserted, removed or reordered on its own"
-	if len(heads) > 0 {
+	if v.OK && len(heads) > 0 {
 		v.Proves += "; those up to " + strings.Join(heads, " and ") + " are the ones that stood there when it was noted"
 		v.Limits = "that what was written is true, nor anything against one who rewrote what keeps the heads too: " +
 			"state.jsonl, or your phone (--head)"
@@ -304,7 +283,11 @@ func (s *Store) verifyAudit(view *View, heads ...string) (Verdict, error) {
 	if m := view.Meta["audit"]; m != nil {
 		heads = append(heads, fmt.Sprintf("%d:%s", m.Seq, m.Hash))
 	}
-	log, err := s.audit.read(0)
+	if err := s.audit.begin(); err != nil {
+		return Verdict{}, err
+	}
+	defer s.audit.end()
+	log, err := os.ReadFile(s.audit.log.path)
 	return verify(log, heads...), err
 }
 
@@ -326,38 +309,29 @@ func cmdAudit(c *command) int {
 		default:
 			fmt.Fprintf(c.stdout, "audit.log:%d: %s\n%d entries before it hold\n", v.Line, v.Reason, v.Entries)
 		}
-		if !v.OK {
-			return exitFailed
-		}
-		return 0
+		return map[bool]int{false: exitFailed}[v.OK]
 	})
 }
 
 func cmdLogs(c *command) int {
 	return c.withState(func(s *Store) int {
-		for at := int64(0); ; {
-			added, err := s.audit.read(at)
-			if err != nil {
+		for at := 0; c.ctx.Err() == nil; time.Sleep(200 * time.Millisecond) {
+			log, err := os.ReadFile(s.audit.log.path)
+			if err != nil && !os.IsNotExist(err) {
 				return c.fail(err)
 			}
-			for line := range bytes.Lines(added[:bytes.LastIndexByte(added, '\n')+1]) {
+			whole := log[:bytes.LastIndexByte(log, '\n')+1]
+			for line := range bytes.Lines(whole[min(at, len(whole)):]) {
 				c.printEntry(line[:len(line)-1])
-				at += int64(len(line))
 			}
+			at = len(whole)
 			if !c.opts.on("tail") {
-				return 0
-			}
-			select {
-			case <-time.After(200 * time.Millisecond):
-			case <-c.ctx.Done():
-				return 0
+				break
 			}
 		}
+		return 0
 	})
 }
-
-// c1 are the control characters that JSON leaves as they are and some terminals obey.
-var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`)
 
 // printEntry prints an entry of the wanted session as text: time, session, event, the other members. Whatever a
 // terminal could obey is escaped, in JSON too.

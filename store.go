@@ -1269,7 +1269,8 @@ func (c *command) list(records any, table [][]string, none string) int {
 	return c.show(json.RawMessage(array), table)
 }
 
-func cmdStatus(c *command) int { return c.withState(c.status) }
+func span(d time.Duration) string { return max(d, 0).Truncate(time.Second).String() }
+func cmdStatus(c *command) int    { return c.withState(c.status) }
 
 // status lists sessions, and orphans: children that run on though their session is over, by pid and start time.
 func (c *command) status(s *Store) int {
@@ -1278,7 +1279,9 @@ func (c *command) status(s *Store) int {
 		Open  int  `json:"open_prompts"`
 		Polls bool `json:"polls"` // listens to Telegram for all sessions
 	}
-	poller, about, rows, now := s.holder("poll.lock"), "", []*row{}, time.Now()
+	poller, rows, now := s.holder("poll.lock"), []*row{}, time.Now()
+	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}
+	var about [][]string
 	for id, r := range s.view.Sessions {
 		q := *r
 		if q.Status == "active" && !s.Alive(id) {
@@ -1288,37 +1291,28 @@ func (c *command) status(s *Store) int {
 			rows = append(rows, &row{&q, 0, poller > 0 && q.Wrapper == poller})
 		}
 		if q.Status != "active" && q.PIDStart != 0 && processStart(q.PID) == q.PIDStart {
-			about += fmt.Sprintf("session %s is over but its process still runs: kill %d\n", shortID(id), q.PID)
+			line := fmt.Sprintf("session %s is over but its process still runs: kill %d", shortID(id), q.PID)
+			about = append(about, []string{line})
 		}
 	}
 	slices.SortFunc(rows, func(a, b *row) int {
 		return cmp.Or(strings.Compare(a.Status, b.Status), b.StartedAt.Compare(a.StartedAt)) // "active" sorts first
 	})
-	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}
 	for _, r := range rows {
 		for _, p := range s.view.Prompts {
 			if p.SessionID == r.ID && p.Open() {
 				r.Open++
 			}
 		}
-		seen, up := "-", span(cmp.Or(r.EndedAt, &now).Sub(r.StartedAt))
-		if r.LastSeen != nil {
-			seen = span(now.Sub(*r.LastSeen)) + " ago"
-		}
-		table = append(table, []string{shortID(r.ID), fmt.Sprint(r.PID), cmp.Or(r.Activity, r.Status), up,
-			fmt.Sprint(r.Open), fmt.Sprint(r.Prompts), seen, r.Tool + " " + r.Label})
+		up, seen := cmp.Or(r.EndedAt, &now).Sub(r.StartedAt), now.Sub(*cmp.Or(r.LastSeen, &r.StartedAt))
+		table = append(table, []string{shortID(r.ID), fmt.Sprint(r.PID), cmp.Or(r.Activity, r.Status), span(up),
+			fmt.Sprint(r.Open), fmt.Sprint(r.Prompts), span(seen) + " ago", r.Tool + " " + r.Label})
 	}
-	code := c.list(rows, table, "no sessions; start one: atlasbridge run <tool>")
 	if poller != 0 {
-		about += fmt.Sprintf("process %d listens to Telegram\n", poller)
+		about = append(about, []string{fmt.Sprintf("process %d listens to Telegram", poller)})
 	}
-	if !c.opts.on("json") {
-		fmt.Fprint(c.stdout, about)
-	}
-	return code
+	return c.list(rows, append(table, about...), "no sessions; start one: atlasbridge run <tool>")
 }
-
-func span(d time.Duration) string { return max(d, 0).Truncate(time.Second).String() }
 
 func cmdApprovals(c *command) int {
 	return c.withState(func(s *Store) int {
@@ -1353,23 +1347,20 @@ func cmdAnswer(c *command) int {
 
 /* ===== hook: what a tool's own hook system asks ===== */
 
-// `atlasbridge hook` is started by the tool, reads its JSON, stores a prompt for the session that runs the tool,
-// waits for the decision and prints the tool's reply. It fails safe: whatever is unparsable, lost, late or killed
-// prints nothing, which leaves the question to the tool's own dialog.
-
 // Bytes of JSON from the tool, for a written file is in it, and of an excerpt (SPEC section 5).
 const maxHookInput, maxExcerpt = 8 << 20, 200
 
-// hook is one run of the command: what claude wrote to its stdin (measured on 2.1; codex uses the same form).
+// hook is one run of `atlasbridge hook`, which the tool starts: it reads its JSON (measured on claude 2.1; codex uses the
+// same form), stores a prompt for the session, waits for the decision and prints it. Whatever is unparsable,
+// lost, late or killed prints nothing: the tool's own dialog keeps the question.
 type hook struct {
-	Event     string          `json:"hook_event_name"`
-	Cwd       string          `json:"cwd"`
-	Tool      string          `json:"tool_name"`
-	Input     json.RawMessage `json:"tool_input"`
-	UseID     string          `json:"tool_use_id"`
-	Agent     string          `json:"agent_type"`
-	LastWords string          `json:"last_assistant_message"`
-
+	Event         string          `json:"hook_event_name"`
+	Cwd           string          `json:"cwd"`
+	Tool          string          `json:"tool_name"`
+	Input         json.RawMessage `json:"tool_input"`
+	UseID         string          `json:"tool_use_id"`
+	Agent         string          `json:"agent_type"`
+	LastWords     string          `json:"last_assistant_message"`
 	st            *Store
 	session, last string // last: id of the prompt asked last
 	life          time.Duration
@@ -1415,14 +1406,7 @@ func toolCall(session, tool, id string, input json.RawMessage) Event {
 // questions are asked one by one and answered all at once.
 func (h *hook) ask(ctx context.Context) map[string]any {
 	if h.Tool != "AskUserQuestion" {
-		value, refusal := h.wait(ctx, h.permissionPrompt())
-		switch {
-		case value != "allow":
-			return refusal
-		case h.Tool == "ExitPlanMode": // a plain allow is ignored here (measured)
-			return map[string]any{"behavior": "allow", "updatedInput": map[string]any{}}
-		}
-		return map[string]any{"behavior": "allow"}
+		return h.wait(ctx, h.permissionPrompt())
 	}
 	var input struct {
 		Questions []struct {
@@ -1448,11 +1432,11 @@ func (h *hook) ask(ctx context.Context) map[string]any {
 			p.Choices = append(p.Choices, Choice{Key: key, Label: clip(visible(o.Label), 60), Hook: "allow"})
 			p.Full += visible(redact(strings.TrimSuffix("\n"+key+". "+o.Label+": "+o.Description, ": ")))
 		}
-		value, refusal := h.wait(ctx, p)
-		if value == "" {
-			return refusal
-		}
-		if keys := strings.ReplaceAll(value, " ", ""); p.offered(keys) { // else they are the operator's own words
+		decision := h.wait(ctx, p)
+		value, answered := decision["updatedInput"].(string)
+		if !answered {
+			return decision
+		} else if keys := strings.ReplaceAll(value, " ", ""); p.offered(keys) { // else they are the operator's own words
 			value = strings.NewReplacer(labels...).Replace(keys)
 		}
 		answers[q.Question] = value
@@ -1461,8 +1445,9 @@ func (h *hook) ask(ctx context.Context) map[string]any {
 	return map[string]any{"behavior": "allow", "updatedInput": updated}
 }
 
-// wait stores p for the session and follows it to its end; a value, a refusal or neither come back, as from forHook.
-func (h *hook) wait(ctx context.Context, p PromptRecord) (value string, refusal map[string]any) {
+// wait stores p for the session, follows it to its end and returns the decision; the answer to a question of the tool's
+// own is its input.
+func (h *hook) wait(ctx context.Context, p PromptRecord) map[string]any {
 	ctx, stop := signal.NotifyContext(ctx, endSignals()...)
 	defer stop()
 	h.st.Move(h.last, Injected, nil) // of several questions, the one before
@@ -1470,42 +1455,35 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) (value string, refusal 
 	p.ID, p.SessionID, p.Source, p.Cwd, p.Nonce, p.Status = newID(), h.session, "hook", h.Cwd, newNonce(), Created
 	p.Confidence, p.Score, p.Signals, p.Tool, p.MaxLength = "high", 1, []string{"hook"}, h.Tool, maxMessage
 	p.CreatedAt, p.ExpiresAt, p.Key = now.UTC(), now.Add(h.life).UTC(), idempotencyKey(h.session, p.Excerpt, now)
-	if h.last = p.ID; h.Agent != "" {
-		p.Question += " (from the " + h.Agent + " agent)"
-	}
-	records := h.st.Follow(ctx, h.session, func() bool { return true })
+	p.Question += strings.TrimSuffix(" (from the "+h.Agent+" agent)", " (from the  agent)")
+	h.last = p.ID
+	records, end := h.st.Follow(ctx, h.session, func() bool { return true }), &p
 	err := h.st.Update(func(*View) ([]Record, error) { return []Record{&p}, nil })
-	for err == nil && h.st.Alive(h.session) {
+	for err == nil && end.Open() && h.st.Alive(h.session) {
 		select {
 		case rec, more := <-records:
-			if r, ok := rec.(*PromptRecord); !more {
+			if r, ok := rec.(*PromptRecord); ok && r.ID == p.ID {
+				end = r
+			} else if !more {
 				h.st.Move(p.ID, Canceled, func(r *PromptRecord) { r.Reason = "answered in the terminal, or given up by the tool" })
-				return "", nil
-			} else if ok && r.ID == p.ID && !r.Open() {
-				return r.forHook()
+				return nil
 			}
 		case <-time.After(5 * time.Second): // for another look whether the session lives
 		}
 	}
-	return "", nil
-}
-
-// forHook is what a decided prompt tells the tool: "allow" or the answer to its own question, else a refusal, else
-// nothing, which leaves it to the dialog.
-func (p *PromptRecord) forHook() (value string, refusal map[string]any) {
-	refusal = map[string]any{"behavior": "deny", "message": cmp.Or(p.Reason, "The operator refused this.")}
-	c := cmp.Or(choiceOf(p), &Choice{})
+	given, choice := end.Status == ReplyReceived && end.Value != nil, cmp.Or(choiceOf(end), &Choice{})
 	switch {
-	case p.Status == Expired:
-		return "", refusal // never affirmative; the tool is told why
-	case p.Status != ReplyReceived || p.Value == nil || p.DecidedBy != nil && *p.DecidedBy == "cli:local":
-		return "", nil
-	case *p.Value == "deny" || c.Hook == "deny":
-		return "", refusal
-	case p.Tool == "AskUserQuestion":
-		return *p.Value, nil
+	case given && end.DecidedBy != nil && *end.DecidedBy == "cli:local": // in the dialog
+	case end.Status == Expired || given && (*end.Value == "deny" || choice.Hook == "deny"):
+		return map[string]any{"behavior": "deny", "message": cmp.Or(end.Reason, "The operator refused this.")}
+	case given && h.Tool == "AskUserQuestion":
+		return map[string]any{"behavior": "allow", "updatedInput": *end.Value}
+	case given && choice.Hook == "allow" && h.Tool == "ExitPlanMode": // a plain allow is ignored here (measured)
+		return map[string]any{"behavior": "allow", "updatedInput": map[string]any{}}
+	case given && choice.Hook == "allow": // any other choice only the dialog has: the session types it
+		return map[string]any{"behavior": "allow"}
 	}
-	return c.Hook, nil // "" for one that only the dialog has: the session types it
+	return nil
 }
 
 // permissionPrompt describes what the tool wants to do, with its exact arguments.
@@ -1544,19 +1522,15 @@ func lineDiff(before, after string) (diff string, plus, minus int) {
 	for ; tail < both-head && a[len(a)-1-tail] == b[len(b)-1-tail]; tail++ {
 	}
 	var out []string
-	add := func(mark string, lines []string) {
-		for _, line := range lines {
+	parts := [][]string{a[max(0, head-2):head], a[head : len(a)-tail], b[head : len(b)-tail],
+		a[len(a)-tail:][:min(tail, 2)]}
+	for i, mark := range []string{" ", "-", "+", " "} {
+		for _, line := range parts[i] {
 			out = append(out, mark+strings.TrimSuffix(line, "\n"))
 		}
 	}
-	add(" ", a[max(0, head-2):head])
-	add("-", a[head:len(a)-tail])
-	add("+", b[head:len(b)-tail])
-	add(" ", a[len(a)-tail:][:min(tail, 2)])
 	return strings.Join(out, "\n"), len(b) - tail - head, len(a) - tail - head
 }
-
-/* ===== Installing the hooks for one run ===== */
 
 // installHooks adds what makes the tool call us, on its command line only. A --settings of the user's (a file
 // or JSON; the last one counts, measured on claude 2.1) is merged with ours.
@@ -1584,12 +1558,9 @@ func (s *session) installHooks(argv []string) []string {
 	if !strings.HasPrefix(strings.TrimSpace(given), "{") {
 		data, err = os.ReadFile(given)
 	}
-	settings, hooks := map[string]json.RawMessage{}, map[string][]any{}
-	err = cmp.Or(err, json.Unmarshal(data, &settings))
-	if own := settings["hooks"]; own != nil {
-		err = cmp.Or(err, json.Unmarshal(own, &hooks))
-	}
-	if err != nil || settings == nil || hooks == nil {
+	settings, own := map[string]json.RawMessage{}, struct{ Hooks map[string][]any }{map[string][]any{}}
+	err = cmp.Or(err, json.Unmarshal(data, &settings), json.Unmarshal(data, &own))
+	if err != nil || settings == nil || own.Hooks == nil {
 		s.log.Warn("the tool's hooks are not used", "why", fmt.Sprint("reading --settings: ", err))
 		return argv
 	}
@@ -1598,10 +1569,10 @@ func (s *session) installHooks(argv []string) []string {
 	for event, seconds := range map[string]int{"PermissionRequest": patience, "PreToolUse": 10, "Stop": 10} {
 		if event != "PreToolUse" || s.jsonLine == nil { // else its output tells of every call
 			run := map[string]any{"type": "command", "command": quote + exe + quote + " hook", "timeout": seconds}
-			hooks[event] = append(hooks[event], map[string]any{"matcher": "*", "hooks": []any{run}})
+			own.Hooks[event] = append(own.Hooks[event], map[string]any{"matcher": "*", "hooks": []any{run}})
 		}
 	}
-	settings["hooks"], _ = json.Marshal(hooks) // of what was JSON: cannot fail, nor can the next
+	settings["hooks"], _ = json.Marshal(own.Hooks) // of what was JSON: cannot fail, nor can the next
 	merged, _ := json.Marshal(settings)
 	s.hooked = true
 	return append([]string{argv[0], "--settings", string(merged)}, rest...)
