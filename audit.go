@@ -79,8 +79,7 @@ func (a *Audit) end() {
 	a.mu.Unlock()
 }
 
-// commit appends the events in one write and one fsync after what the file ends with now, for others write too, and ends
-// what begin began. Ids and deciders that are not known are left out.
+// commit appends the events in one write and one fsync and ends what begin began; ids not known are left out.
 func (a *Audit) commit(events ...Event) error {
 	seq, hash, err := a.last()
 	var out []byte
@@ -89,7 +88,7 @@ func (a *Audit) commit(events ...Event) error {
 		seq++
 		for _, f := range append([]Field{{"seq", seq}, {"ts", stamp}, {"event", e.Name}, {"session_id", e.SessionID},
 			{"prompt_id", e.PromptID}}, e.Fields...) {
-			if text, ok := f.Value.(string); ok && !strings.HasSuffix(f.Name, "_sha256") {
+			if text, ok := f.Value.(string); ok {
 				f.Value = clip(redact(text), maxAuditText)
 			}
 			if f.Value != "" || !strings.HasSuffix(f.Name, "_id") && f.Name != "decided_by" {
@@ -277,8 +276,7 @@ func verify(log []byte, heads ...string) Verdict {
 	return v
 }
 
-// verifyAudit verifies the log as it is now against the head that the state keeps (noted after the entry was written:
-// the log is never behind it) and those given.
+// verifyAudit verifies the log as it is now against the head that the state noted after writing it, and those given.
 func (s *Store) verifyAudit(view *View, heads ...string) (Verdict, error) {
 	if m := view.Meta["audit"]; m != nil {
 		heads = append(heads, fmt.Sprintf("%d:%s", m.Seq, m.Hash))
@@ -333,8 +331,7 @@ func cmdLogs(c *command) int {
 	})
 }
 
-// printEntry prints an entry of the wanted session as text: time, session, event, the other members. Whatever a
-// terminal could obey is escaped, in JSON too.
+// printEntry prints an entry of the wanted session; whatever a terminal could obey is escaped, in JSON too.
 func (c *command) printEntry(line []byte) {
 	fields, err := parseEntry(line)
 	if err != nil {

@@ -1350,8 +1350,8 @@ func cmdAnswer(c *command) int {
 // Bytes of JSON from the tool, for a written file is in it, and of an excerpt (SPEC section 5).
 const maxHookInput, maxExcerpt = 8 << 20, 200
 
-// hook is one run of `atlasbridge hook`, which the tool starts: it reads its JSON (measured on claude 2.1; codex uses the
-// same form), stores a prompt for the session, waits for the decision and prints it. Whatever is unparsable,
+// hook is one run of `atlasbridge hook`, which the tool starts: it reads the tool's JSON (measured on claude 2.1;
+// codex has the same), stores a prompt for the session, waits for the decision and prints it. Whatever is unparsable,
 // lost, late or killed prints nothing: the tool's own dialog keeps the question.
 type hook struct {
 	Event         string          `json:"hook_event_name"`
@@ -1366,8 +1366,7 @@ type hook struct {
 	life          time.Duration
 }
 
-// cmdHook always exits with 0 and prints a decision or nothing: claude takes anything else for a failing hook and
-// says so in the dialog.
+// cmdHook exits with 0 whatever happens: claude takes anything else for a failing hook and says so in the dialog.
 func cmdHook(c *command) int {
 	h := &hook{session: c.getenv("ATLASBRIDGE_SESSION")}
 	if json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(h) != nil {
@@ -1402,8 +1401,7 @@ func toolCall(session, tool, id string, input json.RawMessage) Event {
 		{"arguments", clip(visible(redact(string(input))), 500)}}}
 }
 
-// ask stores the question and returns the decision in claude's form, nil where the dialog has to make it. Claude's own
-// questions are asked one by one and answered all at once.
+// ask returns the decision in claude's form, nil: the dialog has to make it. Claude's own questions get one together.
 func (h *hook) ask(ctx context.Context) map[string]any {
 	if h.Tool != "AskUserQuestion" {
 		return h.wait(ctx, h.permissionPrompt())
@@ -1445,8 +1443,7 @@ func (h *hook) ask(ctx context.Context) map[string]any {
 	return map[string]any{"behavior": "allow", "updatedInput": updated}
 }
 
-// wait stores p for the session, follows it to its end and returns the decision; the answer to a question of the tool's
-// own is its input.
+// wait stores p, follows it to its end and returns the decision; the answer to the tool's own question is its input.
 func (h *hook) wait(ctx context.Context, p PromptRecord) map[string]any {
 	ctx, stop := signal.NotifyContext(ctx, endSignals()...)
 	defer stop()
@@ -1488,8 +1485,7 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) map[string]any {
 
 // permissionPrompt describes what the tool wants to do, with its exact arguments.
 func (h *hook) permissionPrompt() PromptRecord {
-	var arg map[string]string
-	var raw bytes.Buffer
+	arg, raw := map[string]string{}, bytes.Buffer{}
 	json.Unmarshal(h.Input, &arg) // what is no text stays empty
 	json.Indent(&raw, h.Input, "", "  ")
 	edit, plus, minus := lineDiff(arg["old_string"], arg["new_string"])
@@ -1515,13 +1511,12 @@ func (h *hook) permissionPrompt() PromptRecord {
 
 // lineDiff is a readable diff of two texts: the common lines at both ends give two lines of context each.
 func lineDiff(before, after string) (diff string, plus, minus int) {
-	a, b, head, tail := slices.Collect(strings.Lines(before)), slices.Collect(strings.Lines(after)), 0, 0
-	both := min(len(a), len(b))
+	a, b := slices.Collect(strings.Lines(before)), slices.Collect(strings.Lines(after))
+	head, tail, both, out := 0, 0, min(len(a), len(b)), []string{}
 	for ; head < both && a[head] == b[head]; head++ {
 	}
 	for ; tail < both-head && a[len(a)-1-tail] == b[len(b)-1-tail]; tail++ {
 	}
-	var out []string
 	parts := [][]string{a[max(0, head-2):head], a[head : len(a)-tail], b[head : len(b)-tail],
 		a[len(a)-tail:][:min(tail, 2)]}
 	for i, mark := range []string{" ", "-", "+", " "} {
