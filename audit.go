@@ -98,7 +98,7 @@ func (a *Audit) commit(events ...Event) error {
 		fields = append(fields, Field{"prev_hash", hash})
 		hash = digest(canonical(fields))
 		line := canonical(append(fields, Field{"hash", hash}))
-		_, bad := parseEntry(line)
+		_, bad := parseEntry(line) // what does not read back is not written
 		err = cmp.Or(err, bad)
 		out = append(append(out, line...), '\n')
 	}

@@ -1269,8 +1269,12 @@ func (c *command) list(records any, table [][]string, none string) int {
 	return c.show(json.RawMessage(array), table)
 }
 
-func span(d time.Duration) string { return max(d, 0).Truncate(time.Second).String() }
-func cmdStatus(c *command) int    { return c.withState(c.status) }
+// span is a duration as people say it, without its seconds from a minute on.
+func span(d time.Duration) string {
+	return regexp.MustCompile(`m\d+s$`).ReplaceAllString(max(d, 0).Truncate(time.Second).String(), "m")
+}
+
+func cmdStatus(c *command) int { return c.withState(c.status) }
 
 // status lists sessions, and orphans: children that run on though their session is over, by pid and start time.
 func (c *command) status(s *Store) int {
