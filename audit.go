@@ -1,44 +1,33 @@
-// audit.go keeps audit.log: who asked, who answered, what was typed, in a chain that shows tampering.
-//
-// One entry is one line, a flat JSON object of strings, booleans, null and integers within ±(2^53−1):
+// audit.go keeps audit.log: who asked, who answered, what was typed, in a chain that shows tampering. One entry is one
+// line, a flat JSON object of strings, booleans, null and integers within ±(2^53−1), as jq -c prints it:
 //
 //	{"seq":1,"ts":"…Z","event":"…","session_id":"…","prompt_id":"…", …,"prev_hash":"genesis","hash":"sha256:…"}
 //
-// It holds if its bytes are exactly what jq -c prints for it, seq and prev_hash follow from the entry before (1 and
-// "genesis" at first), and hash is that of the line without its hash member: jq -cj 'del(.hash)' | sha256sum.
-//
-// A chain alone cannot show that its tail was cut or all of it written anew: the state and the phone keep heads to
-// compare it with. The log is never rewritten, but for a torn last line, whose bytes are moved aside. Answers typed
-// as text are in it as length and SHA-256 only, secrets not at all.
+// The hash is that of the line without its hash member: jq -cj 'del(.hash)' | sha256sum. That the tail was not cut, nor
+// all of it written anew, show the heads that the state and the phone keep. The log is never rewritten, but for a torn
+// last line, whose bytes are moved aside. Answers typed as text are in it as length and SHA-256, secrets not at all.
 package main
 
 import (
-	"bufio"
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 )
 
-const (
-	stampLayout  = "2006-01-02T15:04:05.000000Z" // of UTC times, RFC 3339
-	fileStamp    = "20060102T150405.000000"      // in names of files kept aside
-	genesis      = "genesis"                     // prev_hash of the first entry
-	maxExact     = 1<<53 - 1                     // largest integer that jq 1.6 prints unchanged (measured)
-	maxAuditText = 4096                          // bytes of one value
-	hashLen      = len("sha256:") + 2*sha256.Size
-)
+// Layouts of UTC times, in records and in names of files kept aside; prev_hash of the first entry.
+const stampLayout, fileStamp, genesis = "2006-01-02T15:04:05.000000Z", "20060102T150405.000000", "genesis"
+
+// The largest integer that jq 1.6 prints unchanged (measured); bytes of a value; of a line, which has at most ten.
+const maxExact, maxAuditText, maxEntry = 1<<53 - 1, 4096, 1 << 18
 
 // Audit is the append-only hash chain audit.log. Its methods may be called from any goroutine.
 type Audit struct {
@@ -49,10 +38,8 @@ type Audit struct {
 
 // Event is one entry before it is chained: Fields keep their order; values are string, bool, nil or integer.
 type Event struct {
-	Name      string
-	SessionID string
-	PromptID  string
-	Fields    []Field
+	Name, SessionID, PromptID string
+	Fields                    []Field
 }
 
 type Field struct {
@@ -80,11 +67,11 @@ func (a *Audit) Head() (seq int64, hash string, err error) {
 // begin takes the log's lock; end gives it back.
 func (a *Audit) begin() error {
 	a.mu.Lock()
-	if _, err := a.log.acquire(); err != nil {
+	_, err := a.log.acquire()
+	if err != nil {
 		a.mu.Unlock()
-		return fmt.Errorf("opening the audit log: %w", err)
 	}
-	return nil
+	return err
 }
 
 func (a *Audit) end() {
@@ -92,176 +79,126 @@ func (a *Audit) end() {
 	a.mu.Unlock()
 }
 
-// commit appends the events in one write and one fsync, and ends what begin began. What they follow is read from
-// the file each time, for another process may have written it.
+// commit appends the events in one write and one fsync and ends what begin began; ids not known are left out.
 func (a *Audit) commit(events ...Event) error {
 	seq, hash, err := a.last()
-	var out, line []byte
+	var out []byte
 	for _, e := range events {
-		if err == nil {
-			seq++
-			line, err = canonical(append(e.fields(seq), Field{"prev_hash", hash}))
-			hash = digest(line)
-			out = fmt.Appendf(append(out, line[:max(0, len(line)-1)]...), ",\"hash\":\"%s\"}\n", hash)
+		stamp, fields := time.Now().UTC().Format(stampLayout), []Field{}
+		seq++
+		for _, f := range append([]Field{{"seq", seq}, {"ts", stamp}, {"event", e.Name}, {"session_id", e.SessionID},
+			{"prompt_id", e.PromptID}}, e.Fields...) {
+			if text, ok := f.Value.(string); ok {
+				f.Value = clip(redact(text), maxAuditText)
+			}
+			if f.Value != "" || !strings.HasSuffix(f.Name, "_id") && f.Name != "decided_by" {
+				fields = append(fields, f)
+			}
 		}
+		fields = append(fields, Field{"prev_hash", hash})
+		hash = digest(canonical(fields))
+		line := canonical(append(fields, Field{"hash", hash}))
+		_, bad := parseEntry(line) // what does not read back is not written
+		err = cmp.Or(err, bad)
+		out = append(append(out, line...), '\n')
 	}
 	if err == nil {
 		err = a.log.append(out, true)
 	}
-	a.end()
-	if err != nil {
-		return fmt.Errorf("appending to the audit log: %w", err)
+	if a.end(); err == nil {
+		a.note(seq, hash)
 	}
-	a.note(seq, hash)
-	return nil
-}
-
-// fields are the members of the event's entry, before those of the chain.
-func (e Event) fields(seq int64) []Field {
-	out := []Field{{"seq", seq}, {"ts", time.Now().UTC().Format(stampLayout)}, {"event", e.Name}}
-	for _, f := range append([]Field{{"session_id", e.SessionID}, {"prompt_id", e.PromptID}}, e.Fields...) {
-		if s, ok := f.Value.(string); ok && s == "" && strings.HasSuffix(f.Name, "_id") {
-			continue
-		} else if ok && !strings.HasSuffix(f.Name, "_sha256") {
-			f.Value = clip(redact(s), maxAuditText)
-		}
-		out = append(out, f)
-	}
-	return out
+	return err
 }
 
 // last reads the last entry. Bytes after the last newline are a write that a crash cut short: nobody was told
 // that it succeeded, and they are moved aside.
 func (a *Audit) last() (seq int64, hash string, err error) {
-	for n := int64(4 << 10); ; n *= 4 {
-		tail := make([]byte, min(n, a.log.end))
-		if _, err := a.log.f.ReadAt(tail, a.log.end-int64(len(tail))); err != nil {
-			return 0, "", err
-		}
-		end := bytes.LastIndexByte(tail, '\n')
-		start := bytes.LastIndexByte(tail[:max(end, 0)], '\n')
-		if start < 0 && int64(len(tail)) < a.log.end {
-			continue
-		}
-		if torn := len(tail) - end - 1; torn > 0 {
-			err = a.log.cut(a.log.end - int64(torn))
-		}
-		if err != nil || end < 0 {
-			return 0, genesis, err
-		}
-		if seq, _, hash, _, err = parseEntry(tail[start+1 : end]); err != nil {
-			err = fmt.Errorf("its last line is damaged (%w): see atlasbridge audit verify, then move it away", err)
-		}
-		return seq, hash, err
+	tail := make([]byte, min(a.log.end, maxEntry))
+	_, err = a.log.f.ReadAt(tail, a.log.end-int64(len(tail)))
+	lines := bytes.Split(tail, []byte("\n"))
+	if torn := int64(len(lines[len(lines)-1])); err == nil && 0 < torn && torn < maxEntry {
+		err = a.log.cut(a.log.end - torn)
 	}
-}
-
-// digest is the hash of a line without its hash member, or of a text.
-func digest(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
-
-// canonical is the object with these members as jq -c prints it.
-func canonical(fields []Field) ([]byte, error) {
-	b := []byte{'{'}
-	for i, f := range fields {
-		if slices.ContainsFunc(fields[:i], func(g Field) bool { return g.Name == f.Name }) {
-			return nil, fmt.Errorf("member %q is there twice", f.Name)
-		}
-		if n, ok := f.Value.(int); ok {
-			f.Value = int64(n)
-		}
-		b = append(appendString(b, f.Name), ':')
-		switch v := f.Value.(type) {
-		case nil:
-			b = append(b, "null"...)
-		case bool:
-			b = strconv.AppendBool(b, v)
-		case string:
-			b = appendString(b, v)
-		case int64:
-			if b = strconv.AppendInt(b, v, 10); v > maxExact || v < -maxExact {
-				return nil, fmt.Errorf("member %q: jq would change %d", f.Name, v)
-			}
-		default:
-			return nil, fmt.Errorf("member %q is not a string, boolean, null or integer", f.Name)
-		}
-		b = append(b, ',')
+	if err != nil || len(lines) == 1 && len(tail) < maxEntry {
+		return 0, genesis, err
 	}
-	return append(b[:max(1, len(b)-1)], '}'), nil
-}
-
-// appendString appends s as a JSON string exactly as jq 1.6 to 1.8 print it: encoding/json differs at U+007F,
-// U+2028 and U+2029 whatever its options. Invalid UTF-8 becomes U+FFFD. See TestAuditEveryCodePoint.
-func appendString(b []byte, s string) []byte {
-	b = append(b, '"')
-	for _, r := range s {
-		if i := strings.IndexRune("\"\\\b\f\n\r\t", r); i >= 0 && r != utf8.RuneError {
-			b = append(b, '\\', `"\bfnrt`[i])
-		} else if r < 0x20 || r == 0x7f {
-			b = fmt.Appendf(b, `\u%04x`, r)
-		} else {
-			b = utf8.AppendRune(b, r)
-		}
-	}
-	return append(b, '"')
-}
-
-// parseEntry accepts only lines that canonical wrote, with seq first, prev_hash and hash last; fields are the
-// members between them.
-func parseEntry(line []byte) (seq int64, prev, hash string, fields []Field, err error) {
-	d := json.NewDecoder(bytes.NewReader(line))
-	d.UseNumber()
-	for t, _ := d.Token(); err == nil && t == json.Delim('{') && d.More(); {
-		var name, value any
-		name, _ = d.Token()
-		value, err = d.Token()
-		if n, ok := value.(json.Number); ok {
-			value, _ = n.Int64()
-		}
-		key, _ := name.(string)
-		fields = append(fields, Field{key, value})
-	}
-	if again, bad := canonical(fields); err != nil || bad != nil || !bytes.Equal(again, line) {
-		return 0, "", "", nil, errors.New("its bytes are not what jq -c prints for an entry")
-	}
-	n := len(fields) - 2
-	if n < 1 || fields[0].Name != "seq" || fields[n].Name != "prev_hash" || fields[n+1].Name != "hash" {
-		return 0, "", "", nil, errors.New("seq, prev_hash or hash is not in its place")
+	fields, err := parseEntry(lines[max(0, len(lines)-2)])
+	if err != nil {
+		return 0, "", fmt.Errorf("its last line is damaged (%w): see atlasbridge audit verify, then move it away", err)
 	}
 	seq, _ = fields[0].Value.(int64)
-	prev, _ = fields[n].Value.(string)
-	if hash, _ = fields[n+1].Value.(string); len(hash) != hashLen {
-		err = errors.New("its hash is not a SHA-256")
-	}
-	return seq, prev, hash, fields[1:n], err
+	hash, _ = fields[len(fields)-1].Value.(string)
+	return seq, hash, nil
 }
+
+// asJQ turns what encoding/json writes into what jq 1.6 to 1.8 print (TestAuditEveryCodePoint), U+FFFD for no UTF-8.
+// An escaped backslash comes first, for what follows it is text.
+var asJQ = strings.NewReplacer(`\\`, `\\`, `\u2028`, "\u2028", `\u2029`, "\u2029", `\ufffd`, "\ufffd", "\x7f", `\u007f`)
+
+// Control characters that JSON leaves as they are and some terminals obey.
+var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`)
+
+// digest is the hash of an entry without its hash, or of a text; hidden are the members that stand for a text.
+func digest(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
+func hidden(name, s string) []Field {
+	return []Field{{name + "_len", len(s)}, {name + "_sha256", digest([]byte(s))}}
+}
+
+// canonical is the object with these members as jq -c prints it; nothing stands for a value that JSON does not know.
+func canonical(fields []Field) []byte {
+	members := make([]string, len(fields))
+	for i, f := range fields {
+		name, _ := marshal(f.Name)
+		value, _ := marshal(f.Value)
+		members[i] = string(name) + ":" + string(value)
+	}
+	return []byte(asJQ.Replace("{" + strings.Join(members, ",") + "}"))
+}
+
+// parseEntry accepts exactly what jq -c prints for an entry, with seq first, prev_hash and hash last. Members that come
+// again, fractions and large integers are not taken over, so that what canonical makes of the others is not the line.
+func parseEntry(line []byte) (fields []Field, err error) {
+	d := json.NewDecoder(bytes.NewReader(line))
+	for t, bad := d.Token(); bad == nil && t == json.Delim('{') && d.More(); {
+		name, _ := d.Token()
+		f := Field{Name: fmt.Sprint(name)}
+		f.Value, bad = d.Token()
+		if n, ok := f.Value.(float64); ok {
+			f.Value = int64(max(-maxExact, min(n, maxExact)))
+		}
+		if !slices.ContainsFunc(fields, func(g Field) bool { return g.Name == f.Name }) {
+			fields = append(fields, f)
+		}
+	}
+	last := len(fields) - 1
+	if last < 2 || fields[0].Name != "seq" || fields[last-1].Name != "prev_hash" || fields[last].Name != "hash" ||
+		!bytes.Equal(canonical(fields), line) {
+		return nil, errors.New("its bytes are not what jq -c prints for an entry")
+	}
+	return fields, nil
+}
+
+var promptEvents = map[State]string{Created: "PROMPT_DETECTED", AwaitingReply: "PROMPT_ROUTED", Failed: "PROMPT_FAILED",
+	ReplyReceived: "REPLY_RECEIVED", Injected: "REPLY_INJECTED", Resolved: "PROMPT_RESOLVED", Expired: "PROMPT_EXPIRED",
+	Canceled: "PROMPT_CANCELED"}
 
 // auditEvents is what the change from old (nil: none) to r means for the audit log. The store calls it for every
 // record that it appends, so that no caller can forget an entry.
 func auditEvents(old, r Record) []Event {
-	if s, ok := r.(*SessionRecord); ok {
-		was, _ := old.(*SessionRecord)
-		if was == nil {
-			return []Event{{"SESSION_START", s.ID, "", []Field{{"tool", s.Tool}, {"pid", s.PID}}}}
-		} else if was.Status == "active" && s.Status != "active" {
-			end := Event{"SESSION_END", s.ID, "", []Field{{"status", s.Status}, {"exit_code", nil}}}
-			if s.ExitCode != nil {
-				end.Fields[1].Value = *s.ExitCode
-			}
-			return []Event{end}
-		}
-	}
-	name := map[State]string{Created: "PROMPT_DETECTED", AwaitingReply: "PROMPT_ROUTED", ReplyReceived: "REPLY_RECEIVED",
-		Injected: "REPLY_INJECTED", Resolved: "PROMPT_RESOLVED", Expired: "PROMPT_EXPIRED", Canceled: "PROMPT_CANCELED",
-		Failed: "PROMPT_FAILED"}
-	p, ok := r.(*PromptRecord)
+	s, ok := r.(*SessionRecord)
+	before, _ := old.(*SessionRecord)
+	p, _ := r.(*PromptRecord)
 	was, _ := old.(*PromptRecord)
-	if !ok || was != nil && was.Status == p.Status || name[p.Status] == "" {
+	switch {
+	case ok && before == nil:
+		return []Event{{"SESSION_START", s.ID, "", []Field{{"tool", s.Tool}, {"pid", s.PID}}}}
+	case ok && before.Status == "active" && s.Status != "active":
+		return []Event{{"SESSION_END", s.ID, "", []Field{{"status", s.Status}, {"exit_code", s.ExitCode}}}}
+	case p == nil || promptEvents[p.Status] == "" || was != nil && was.Status == p.Status:
 		return nil
 	}
 	var fields []Field
-	hidden := func(what, text string) {
-		fields = append(fields, Field{what + "_len", len(text)}, Field{what + "_sha256", digest([]byte(text))})
-	}
 	switch answered := p.Status == ReplyReceived || p.Status == Injected; {
 	case p.Status == Created:
 		fields = []Field{{"type", string(p.Type)}, {"confidence", p.Confidence}, {"source", p.Source}, {"tool", p.Tool}}
@@ -269,20 +206,19 @@ func auditEvents(old, r Record) []Event {
 		fields = []Field{{"reason", p.Reason}}
 	case answered && p.Secret:
 		fields = []Field{{"secret", true}}
-	case answered && p.Value != nil && (p.offered(*p.Value) || p.SafeDefault != nil && *p.Value == *p.SafeDefault):
+	case !answered || p.Value == nil:
+	case p.offered(*p.Value) || p.SafeDefault != nil && *p.Value == *p.SafeDefault:
 		fields = []Field{{"value", *p.Value}}
-	case answered && p.Value != nil:
-		hidden("value", *p.Value)
+	default:
+		fields = hidden("value", *p.Value)
 	}
 	if p.Status == Injected {
 		fields = append(fields, Field{"source", replySource(p)})
 	} else if p.Status == ReplyReceived && p.Reason != "" { // the operator's
-		hidden("reason", p.Reason)
+		fields = append(fields, hidden("reason", p.Reason)...)
 	}
-	if p.DecidedBy != nil {
-		fields = append(fields, Field{"decided_by", *p.DecidedBy})
-	}
-	return []Event{{name[p.Status], p.SessionID, p.ID, fields}}
+	fields = append(fields, Field{"decided_by", *cmp.Or(p.DecidedBy, ref(""))})
+	return []Event{{promptEvents[p.Status], p.SessionID, p.ID, fields}}
 }
 
 // Verdict is what a verification found: what audit verify --json prints.
@@ -298,43 +234,41 @@ type Verdict struct {
 }
 
 // verify recomputes the chain up to the first line that does not hold, and looks for the heads in it.
-func verify(r io.Reader, heads ...string) Verdict {
-	v := Verdict{Hash: genesis, Heads: append([]string{}, heads...),
-		Limits: "that the tail was not cut or all written anew: no head was given",
-		Proves: "the entries form one chain: none was changed, inserted, removed or reordered on its own"}
-	missing := slices.Clone(heads)
-	for in := bufio.NewReader(r); v.Reason == ""; {
-		line, err := in.ReadBytes('\n')
-		if err == io.EOF && len(line) == 0 {
-			break
-		}
-		seq, prev, hash, _, bad := parseEntry(bytes.TrimSuffix(line, []byte("\n")))
+func verify(log []byte, heads ...string) Verdict {
+	v, missing := Verdict{Hash: genesis, Heads: append([]string{}, heads...)}, slices.Clone(heads)
+	for line := range bytes.Lines(log) {
+		text, whole := bytes.CutSuffix(line, []byte("\n"))
+		fields, bad := parseEntry(text)
+		last := len(fields) - 1
 		switch v.Line = v.Entries + 1; {
-		case err == io.EOF:
+		case !whole:
 			v.Reason = "the line is not complete: a write or the file was cut short"
-		case err != nil || bad != nil:
-			v.Reason = errors.Join(err, bad).Error()
-		case seq != v.Line:
-			v.Reason = fmt.Sprintf("seq is %d, not %d: entries removed, inserted or reordered", seq, v.Line)
-		case prev != v.Hash:
+		case bad != nil:
+			v.Reason = bad.Error()
+		case fields[0].Value != v.Line:
+			v.Reason = fmt.Sprintf("seq is %v, not %d: entries removed, inserted or reordered", fields[0].Value, v.Line)
+		case fields[last-1].Value != v.Hash:
 			v.Reason = "prev_hash is not the hash of the entry before"
-		case hash != digest(append(line[:len(line)-len(`,"hash":""}`+"\n")-hashLen], '}')):
+		case fields[last].Value != digest(canonical(fields[:last])):
 			v.Reason = "hash does not match: the entry was changed"
 		default:
-			v.Entries, v.Hash = seq, hash
-			missing = slices.DeleteFunc(missing, func(h string) bool { return h == fmt.Sprintf("%d:%s", seq, hash) })
+			v.Entries, v.Hash = v.Line, fmt.Sprint(fields[last].Value)
+			missing = slices.DeleteFunc(missing, func(h string) bool { return h == fmt.Sprintf("%d:%s", v.Line, v.Hash) })
+			continue
 		}
+		break
 	}
-	for _, h := range missing {
-		if at := int64(0); v.Reason == "" {
-			fmt.Sscan(h, &at)
-			v.Line = min(at, v.Entries+1)
-			v.Reason = "the entry " + h + " is known but not there: the tail was cut or the chain computed anew"
-		}
+	if v.Reason == "" && len(missing) > 0 {
+		fmt.Sscan(missing[0], &v.Line)
+		v.Line = min(v.Line, v.Entries+1)
+		v.Entries = v.Line - 1
+		v.Reason = "the entry " + missing[0] + " is known but not there: the tail was cut or the chain computed anew"
 	}
-	if v.OK = v.Reason == ""; !v.OK {
-		v.Entries, v.Proves, v.Limits = v.Line-1, "", ""
-	} else if v.Line = 0; len(heads) > 0 {
+	if v.OK = v.Reason == ""; v.OK {
+		v.Line, v.Limits = 0, "that the tail was not cut or all written anew: no head was given"
+		v.Proves = "the entries form one chain: none was changed, inserted, removed or reordered on its own"
+	}
+	if v.OK && len(heads) > 0 {
 		v.Proves += "; those up to " + strings.Join(heads, " and ") + " are the ones that stood there when it was noted"
 		v.Limits = "that what was written is true, nor anything against one who rewrote what keeps the heads too: " +
 			"state.jsonl, or your phone (--head)"
@@ -342,8 +276,7 @@ func verify(r io.Reader, heads ...string) Verdict {
 	return v
 }
 
-// verifyAudit verifies the log as it is now against the head that the state keeps (noted after the entry was written:
-// the log is never behind it) and those given.
+// verifyAudit verifies the log as it is now against the head that the state noted after writing it, and those given.
 func (s *Store) verifyAudit(view *View, heads ...string) (Verdict, error) {
 	if m := view.Meta["audit"]; m != nil {
 		heads = append(heads, fmt.Sprintf("%d:%s", m.Seq, m.Hash))
@@ -352,94 +285,74 @@ func (s *Store) verifyAudit(view *View, heads ...string) (Verdict, error) {
 		return Verdict{}, err
 	}
 	defer s.audit.end()
-	return verify(io.NewSectionReader(s.audit.log.f, 0, s.audit.log.end), heads...), nil
+	log, err := os.ReadFile(s.audit.log.path)
+	return verify(log, heads...), err
 }
 
-// headShape is a head as the session-ended message has it.
-var headShape = regexp.MustCompile(`^[1-9][0-9]{0,15}:sha256:[0-9a-f]{64}$`)
-
 func cmdAudit(c *command) int {
-	return c.withState(func(s *Store, view *View) int {
-		var heads []string
-		if head := strings.Replace(c.opts.text("head"), " ", ":", 1); headShape.MatchString(head) {
-			heads = []string{head}
-		} else if head != "" {
+	return c.withState(func(s *Store) int {
+		head := strings.Replace(c.opts.text("head"), " ", ":", 1)
+		if !regexp.MustCompile(`^([1-9][0-9]{0,15}:sha256:[0-9a-f]{64})?$`).MatchString(head) {
 			return c.usage("--head is SEQ:sha256:HEX, as the session-ended message has it")
 		}
-		v, err := s.verifyAudit(view, heads...)
-		if err != nil {
+		v, err := s.verifyAudit(s.view, strings.Fields(head)...)
+		switch {
+		case err != nil:
 			return c.fail(err)
-		}
-		text := fmt.Sprintf("audit.log holds: %d entries, head %d:%s\nproves: %s\ndoes not prove: %s\n",
-			v.Entries, v.Entries, v.Hash, v.Proves, v.Limits)
-		if !v.OK {
-			text = fmt.Sprintf("audit.log:%d: %s\n%d entries before it hold\n", v.Line, v.Reason, v.Entries)
-		}
-		if c.opts.on("json") {
+		case c.opts.on("json"):
 			c.printJSON(v)
-		} else {
-			fmt.Fprint(c.stdout, text)
+		case v.OK:
+			fmt.Fprintf(c.stdout, "audit.log holds: %d entries, head %d:%s\nproves: %s\ndoes not prove: %s\n",
+				v.Entries, v.Entries, v.Hash, v.Proves, v.Limits)
+		default:
+			fmt.Fprintf(c.stdout, "audit.log:%d: %s\n%d entries before it hold\n", v.Line, v.Reason, v.Entries)
 		}
 		return map[bool]int{false: exitFailed}[v.OK]
 	})
 }
 
 func cmdLogs(c *command) int {
-	dir, err := stateDir(c.getenv)
-	if err != nil {
-		return c.fail(err)
-	}
-	changed, stop := watchFolder(dir)
-	defer stop()
-	for at := int64(0); ; {
-		f, err := os.Open(filepath.Join(dir, "audit.log"))
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return c.fail(err)
-		}
-		in := bufio.NewReader(io.NewSectionReader(f, at, 1<<62))
-		for err == nil {
-			var line []byte
-			if line, err = in.ReadBytes('\n'); err == nil {
-				at += int64(len(line))
+	return c.withState(func(s *Store) int {
+		for at := 0; c.ctx.Err() == nil; time.Sleep(200 * time.Millisecond) {
+			log, err := os.ReadFile(s.audit.log.path)
+			if err != nil && !os.IsNotExist(err) {
+				return c.fail(err)
+			}
+			whole := log[:bytes.LastIndexByte(log, '\n')+1]
+			for line := range bytes.Lines(whole[min(at, len(whole)):]) {
 				c.printEntry(line[:len(line)-1])
 			}
+			at = len(whole)
+			if !c.opts.on("tail") {
+				break
+			}
 		}
-		if f.Close(); !c.opts.on("tail") {
-			return 0
-		}
-		select {
-		case <-changed:
-		case <-time.After(500 * time.Millisecond):
-		case <-c.ctx.Done():
-			return 0
-		}
-	}
+		return 0
+	})
 }
 
-// printEntry prints an entry of the wanted session as text: time, session, event, the other members. Whatever a
-// terminal could obey is escaped, in JSON too.
+// printEntry prints an entry of the wanted session; whatever a terminal could obey is escaped, in JSON too.
 func (c *command) printEntry(line []byte) {
-	_, _, _, fields, err := parseEntry(line)
+	fields, err := parseEntry(line)
 	if err != nil {
-		fmt.Fprintln(c.stdout, c.colour("31", "damaged: "+strconv.Quote(string(line))))
+		fmt.Fprintln(c.stdout, c.colour("31", fmt.Sprintf("damaged: %q", line)))
 		return
 	}
-	head, rest := map[string]string{}, ""
-	for _, f := range fields {
-		text := strings.Trim(fmt.Sprintf("%q", fmt.Sprint(f.Value)), `"`)
-		if head[f.Name] = text; !slices.Contains([]string{"ts", "event", "session_id", "prompt_id"}, f.Name) {
-			rest += fmt.Sprintf(" %s=%s", visible(f.Name), text)
+	member, rest := map[string]string{}, ""
+	for _, f := range fields[1 : len(fields)-2] {
+		member[f.Name] = fmt.Sprint(f.Value)
+		if !slices.Contains([]string{"ts", "event", "session_id", "prompt_id"}, f.Name) {
+			rest += " " + f.Name + "=" + member[f.Name]
 		}
 	}
-	text := fmt.Sprintf("%.19s %-8s %s %s%s", head["ts"], shortID(head["session_id"]),
-		c.colour("1", fmt.Sprintf("%-17s", head["event"])), shortID(head["prompt_id"]), rest)
+	event, session := member["event"], member["session_id"]
+	text := fmt.Sprintf("%.19s %-8s %-17s %s%s", member["ts"], shortID(session), event, shortID(member["prompt_id"]), rest)
+	text = fmt.Sprintf("%q", text)
+	text = strings.Replace(text[1:len(text)-1], event, c.colour("1", event), 1)
 	if c.opts.on("json") {
 		text = c1.ReplaceAllStringFunc(string(line), func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) })
 	}
-	if strings.HasPrefix(head["session_id"], c.opts.text("session")) {
+	if strings.HasPrefix(session, c.opts.text("session")) {
 		fmt.Fprintln(c.stdout, text)
 	}
 }
-
-// c1 are the control characters that JSON leaves as they are and some terminals obey.
-var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`)

@@ -5583,8 +5583,8 @@ func TestAuditEveryCodePoint(t *testing.T) {
 	for in, want := range map[string]string{"a\"\\/": `"a\"\\/"`,
 		"\b\f\n\r\t\x00\x1f\x7f": `"\b\f\n\r\t\u0000\u001f\u007f"`,
 		"<>&\u2028\u2029é😀":      "\"<>&\u2028\u2029é😀\"", "\xffa\ufffd": "\"\ufffda\ufffd\""} {
-		if got := string(appendString(nil, in)); got != want {
-			t.Errorf("appendString(%q) = %s, want %s", in, got, want)
+		if got := string(canonical([]Field{{"a", in}})); got != `{"a":`+want+"}" {
+			t.Errorf("canonical(%q) = %s, want %s", in, got, want)
 		}
 	}
 	if _, err := exec.LookPath("jq"); err != nil {
@@ -5593,7 +5593,7 @@ func TestAuditEveryCodePoint(t *testing.T) {
 	var all []byte
 	for r := rune(0); r <= utf8.MaxRune; r++ {
 		if utf8.ValidRune(r) {
-			all = append(appendString(all, string(r)+"x"), '\n')
+			all = append(append(all, canonical([]Field{{"a", string(r) + "x"}})...), '\n')
 		}
 	}
 	jq := exec.Command("jq", "-c", ".")
@@ -5622,20 +5622,20 @@ func TestAuditEveryCodePoint(t *testing.T) {
 // Any bit, any edit: noticed, and the line named.
 func TestAuditTampering(t *testing.T) {
 	_, log := auditFilled(t, 3)
-	if v := verify(bytes.NewReader(log)); !v.OK || v.Entries != 3 {
+	if v := verify(log); !v.OK || v.Entries != 3 {
 		t.Fatal(v)
 	}
 	for i := range log {
 		for bit := range 8 {
 			log[i] ^= 1 << bit
-			if v := verify(bytes.NewReader(log)); v.OK || v.Line < 1 || v.Line > int64(bytes.Count(log[:i+1], []byte("\n"))+1) {
+			if v := verify(log); v.OK || v.Line < 1 || v.Line > int64(bytes.Count(log[:i+1], []byte("\n"))+1) {
 				t.Fatalf("bit %d of byte %d: %+v", bit, i, v)
 			}
 			log[i] ^= 1 << bit
 		}
 	}
 	l := bytes.SplitAfter(log, []byte("\n"))
-	head := "3:" + verify(bytes.NewReader(log)).Hash
+	head := "3:" + verify(log).Hash
 	s2, other := auditFilled(t, 4) // a chain computed anew
 	defer s2.Close()
 	rows := []struct {
@@ -5659,11 +5659,11 @@ func TestAuditTampering(t *testing.T) {
 		{"escaped", bytes.Replace(log, []byte("é"), []byte("\\u00e9"), 1), 1, "jq -c"},
 	}
 	for _, row := range rows {
-		if v := verify(bytes.NewReader(row.log), head); v.OK || v.Line != row.line || !strings.Contains(v.Reason, row.why) {
+		if v := verify(row.log, head); v.OK || v.Line != row.line || !strings.Contains(v.Reason, row.why) {
 			t.Errorf("%s: %+v, want line %d %s", row.name, v, row.line, row.why)
 		}
 	}
-	if v := verify(bytes.NewReader(log), head, head); !v.OK {
+	if v := verify(log, head, head); !v.OK {
 		t.Error(v)
 	}
 }
@@ -5680,7 +5680,7 @@ func TestAuditTornAndLost(t *testing.T) {
 			t.Fatal(err)
 		}
 		now, _ := os.ReadFile(path)
-		if v := verify(bytes.NewReader(now)); !v.OK {
+		if v := verify(now); !v.OK {
 			t.Errorf("cut at %d: %+v", cut, v)
 		}
 	}

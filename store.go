@@ -1244,12 +1244,12 @@ func shortID(id string) string { return id[:min(8, len(id))] }
 /* ----- status, approvals, answer ----- */
 
 // withState opens the state for a command, and reports what is damaged.
-func (c *command) withState(do func(*Store, *View) int) int {
+func (c *command) withState(do func(*Store) int) int {
+	var s *Store
 	dir, err := stateDir(c.getenv)
-	if err != nil {
-		return c.fail(err)
+	if err == nil {
+		s, err = openStore(dir)
 	}
-	s, err := openStore(dir)
 	if err != nil {
 		return c.fail(err)
 	}
@@ -1257,104 +1257,84 @@ func (c *command) withState(do func(*Store, *View) int) int {
 	for _, note := range s.notes {
 		fmt.Fprintln(c.stderr, "atlasbridge:", note)
 	}
-	return do(s, viewOf(s.view.records))
+	return do(s)
 }
 
 // list prints records as a table, or as one array with the time format of the files; none says that there are none.
-func list[T any](c *command, records []T, table [][]string, none string) int {
-	b, err := marshal(append([]T{}, records...))
-	if err != nil {
-		return c.fail(err)
-	}
-	if len(records) == 0 && !c.opts.on("json") {
+func (c *command) list(records any, table [][]string, none string) int {
+	array, _ := marshal(records) // plain data: cannot fail
+	if len(table) == 1 && !c.opts.on("json") {
 		fmt.Fprintln(c.stderr, none)
 	}
-	return c.show(json.RawMessage(b), table)
+	return c.show(json.RawMessage(array), table)
 }
 
-// sessionRow is a line of status.
-type sessionRow struct {
-	*SessionRecord
-	Open  int  `json:"open_prompts"`
-	Polls bool `json:"polls"` // listens to Telegram for all sessions
+// span is a duration as people say it, without its seconds from a minute on.
+func span(d time.Duration) string {
+	return regexp.MustCompile(`m\d+s$`).ReplaceAllString(max(d, 0).Truncate(time.Second).String(), "m")
 }
 
 func cmdStatus(c *command) int { return c.withState(c.status) }
 
 // status lists sessions, and orphans: children that run on though their session is over, by pid and start time.
-func (c *command) status(s *Store, v *View) int {
-	poller, orphans, rows := s.holder("poll.lock"), "", []*sessionRow{}
-	for id, r := range v.Sessions {
+func (c *command) status(s *Store) int {
+	type row struct {
+		*SessionRecord
+		Open  int  `json:"open_prompts"`
+		Polls bool `json:"polls"` // listens to Telegram for all sessions
+	}
+	poller, rows, now := s.holder("poll.lock"), []*row{}, time.Now()
+	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}
+	var about [][]string
+	for id, r := range s.view.Sessions {
 		q := *r
 		if q.Status == "active" && !s.Alive(id) {
-			q.Status = "crashed"
-		}
-		row := &sessionRow{&q, 0, poller > 0 && r.Wrapper == poller}
-		for _, p := range v.Prompts {
-			row.Open += map[bool]int{true: 1}[p.SessionID == id && p.Open()]
+			q.Status, q.Activity = "crashed", ""
 		}
 		if q.Status == "active" || c.opts.on("all") {
-			rows = append(rows, row)
+			rows = append(rows, &row{&q, 0, poller > 0 && q.Wrapper == poller})
 		}
-		if q.Status != "active" && q.PID > 0 && q.PIDStart != 0 && processStart(q.PID) == q.PIDStart {
-			orphans += fmt.Sprintf("session %s is over but its process still runs: kill %d\n", shortID(id), q.PID)
+		if q.Status != "active" && q.PIDStart != 0 && processStart(q.PID) == q.PIDStart {
+			line := fmt.Sprintf("session %s is over but its process still runs: kill %d", shortID(id), q.PID)
+			about = append(about, []string{line})
 		}
 	}
-	slices.SortFunc(rows, func(a, b *sessionRow) int {
+	slices.SortFunc(rows, func(a, b *row) int {
 		return cmp.Or(strings.Compare(a.Status, b.Status), b.StartedAt.Compare(a.StartedAt)) // "active" sorts first
 	})
-	table, now := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}, time.Now()
 	for _, r := range rows {
-		state, seen := r.Status, "-"
-		if state == "active" {
-			state = cmp.Or(r.Activity, state)
+		for _, p := range s.view.Prompts {
+			if p.SessionID == r.ID && p.Open() {
+				r.Open++
+			}
 		}
-		if r.LastSeen != nil {
-			seen = span(now.Sub(*r.LastSeen)) + " ago"
-		}
-		table = append(table, []string{shortID(r.ID), fmt.Sprint(r.PID), state, span(cmp.Or(r.EndedAt,
-			&now).Sub(r.StartedAt)),
-			fmt.Sprint(r.Open), fmt.Sprint(r.Prompts), seen, r.Tool + " " + r.Label})
+		up, seen := cmp.Or(r.EndedAt, &now).Sub(r.StartedAt), now.Sub(*cmp.Or(r.LastSeen, &r.StartedAt))
+		table = append(table, []string{shortID(r.ID), fmt.Sprint(r.PID), cmp.Or(r.Activity, r.Status), span(up),
+			fmt.Sprint(r.Open), fmt.Sprint(r.Prompts), span(seen) + " ago", r.Tool + " " + r.Label})
 	}
-	code := list(c, rows, table, "no sessions; start one: atlasbridge run <tool>")
 	if poller != 0 {
-		orphans += fmt.Sprintf("process %d listens to Telegram\n", poller)
+		about = append(about, []string{fmt.Sprintf("process %d listens to Telegram", poller)})
 	}
-	if !c.opts.on("json") {
-		fmt.Fprint(c.stdout, orphans)
-	}
-	return code
-}
-
-// span is a duration as people say it, without its seconds from a minute on.
-func span(d time.Duration) string {
-	if d < time.Minute {
-		return max(d, 0).Truncate(time.Second).String()
-	}
-	return strings.TrimSuffix(d.Truncate(time.Minute).String(), "0s")
+	return c.list(rows, append(table, about...), "no sessions; start one: atlasbridge run <tool>")
 }
 
 func cmdApprovals(c *command) int {
-	return c.withState(func(_ *Store, v *View) int {
-		var open []*PromptRecord
-		for _, p := range v.Prompts {
-			if p.Open() && v.active(p.SessionID) && time.Now().Before(p.ExpiresAt) {
-				open = append(open, p)
+	return c.withState(func(s *Store) int {
+		open, table := []*PromptRecord{}, [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
+		byExpiry := func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) }
+		for _, p := range slices.SortedFunc(maps.Values(s.view.Prompts), byExpiry) {
+			if left := time.Until(p.ExpiresAt); p.Open() && s.view.active(p.SessionID) && left > 0 {
+				r, question := s.view.Sessions[p.SessionID], strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")
+				open, table = append(open, p), append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16),
+					span(left), clip(p.takes(), 24), question})
 			}
 		}
-		slices.SortFunc(open, func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
-		table := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
-		for _, p := range open {
-			r, left := v.Sessions[p.SessionID], span(time.Until(p.ExpiresAt))
-			table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), left, clip(p.takes(), 24),
-				strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")})
-		}
-		return list(c, open, table, "no open questions")
+		return c.list(open, table, "no open questions")
 	})
 }
 
 func cmdAnswer(c *command) int {
-	return c.withState(func(s *Store, _ *View) int {
+	return c.withState(func(s *Store) int {
 		d := Decision{PromptID: c.opts.args[0], Value: c.opts.args[1], By: "cli:answer", Trusted: true}
 		p, why, err := s.Decide(d, time.Now())
 		if err == nil && why != "" {
@@ -1371,75 +1351,51 @@ func cmdAnswer(c *command) int {
 
 /* ===== hook: what a tool's own hook system asks ===== */
 
-// `atlasbridge hook` is started by the tool, reads its JSON, stores a prompt for the session that runs the tool,
-// waits for the decision and prints the tool's reply. It fails safe: whatever is unparsable, lost, late or killed
-// prints nothing, which leaves the question to the tool's own dialog.
+// Bytes of JSON from the tool, for a written file is in it, and of an excerpt (SPEC section 5).
+const maxHookInput, maxExcerpt = 8 << 20, 200
 
-const (
-	maxHookInput = 8 << 20         // bytes of JSON from the tool: a written file is in it
-	maxExcerpt   = 200             // bytes (SPEC section 5)
-	aliveEvery   = 5 * time.Second // between looks whether the session still lives
-	hookSlack    = time.Minute     // the tool waits this much longer for the hook than a question lives
-)
-
-// hook is one run of the command: what claude wrote to its stdin (measured on 2.1; codex uses the same form).
+// hook is one run of `atlasbridge hook`, which the tool starts: it reads the tool's JSON (measured on claude 2.1;
+// codex has the same), stores a prompt for the session, waits for the decision and prints it. Whatever is unparsable,
+// lost, late or killed prints nothing: the tool's own dialog keeps the question.
 type hook struct {
-	Event     string          `json:"hook_event_name"`
-	Cwd       string          `json:"cwd"`
-	Tool      string          `json:"tool_name"`
-	Input     json.RawMessage `json:"tool_input"`
-	UseID     string          `json:"tool_use_id"`
-	Agent     string          `json:"agent_type"`
-	LastWords string          `json:"last_assistant_message"`
-
-	st      *Store
-	session string
-	life    time.Duration
-	last    string // id of the prompt answered last
+	Event         string          `json:"hook_event_name"`
+	Cwd           string          `json:"cwd"`
+	Tool          string          `json:"tool_name"`
+	Input         json.RawMessage `json:"tool_input"`
+	UseID         string          `json:"tool_use_id"`
+	Agent         string          `json:"agent_type"`
+	LastWords     string          `json:"last_assistant_message"`
+	st            *Store
+	session, last string // last: id of the prompt asked last
+	life          time.Duration
 }
 
-// hookReply is the decision in claude's form.
-type hookReply struct {
-	Behavior string          `json:"behavior"` // allow, deny
-	Message  string          `json:"message,omitempty"`
-	Updated  json.RawMessage `json:"updatedInput,omitempty"`
-}
-
-// cmdHook always exits with 0 and prints a decision or nothing: claude takes anything else for a failing hook and
-// says so in the dialog.
+// cmdHook exits with 0 whatever happens: claude takes anything else for a failing hook and says so in the dialog.
 func cmdHook(c *command) int {
 	h := &hook{session: c.getenv("ATLASBRIDGE_SESSION")}
-	data, err := io.ReadAll(io.LimitReader(c.stdin, maxHookInput))
-	dir, noDir := stateDir(c.getenv)
-	if errors.Join(err, noDir) != nil || json.Unmarshal(data, h) != nil || h.session == "" {
+	if json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(h) != nil {
 		return 0
 	}
-	if h.st, err = openStore(dir); err != nil {
-		return 0
-	}
-	defer h.st.Close()
-	if !h.st.Alive(h.session) { // the session's record may come later than its tool's first hook
-		return 0
-	}
-	switch h.Event {
-	case "PreToolUse":
-		h.st.Audit().Append(toolCall(h.session, h.Tool, h.UseID, h.Input))
-	case "Stop": // the beginning of the tool's answer, for the session's idle notice
-		words := &InputRecord{Head: Head{ID: newID()}, SessionID: h.session, Kind: "answer", By: "hook:Stop",
-			Text: clip(visible(redact(h.LastWords)), 1000), Status: "queued"}
-		h.st.Update(func(*View) ([]Record, error) { return []Record{words}, nil })
-	case "PermissionRequest":
-		cfg, err := loadConfig(dir, c.getenv, nil)
-		if err != nil {
-			return 0
+	c.withState(func(s *Store) int {
+		h.st = s
+		switch cfg, err := c.config(nil); {
+		case !s.Alive(h.session): // the session's record may come later than its tool's first hook
+		case h.Event == "PreToolUse":
+			s.audit.Append(toolCall(h.session, h.Tool, h.UseID, h.Input))
+		case h.Event == "Stop": // the beginning of the tool's answer, for the session's idle notice
+			words := &InputRecord{Head: Head{ID: newID()}, SessionID: h.session, Kind: "answer", By: "hook:Stop",
+				Text: clip(visible(redact(h.LastWords)), 1000), Status: "queued"}
+			s.Update(func(*View) ([]Record, error) { return []Record{words}, nil })
+		case h.Event == "PermissionRequest" && err == nil:
+			h.life = cfg.PermissionTimeout
+			if decision := h.ask(c.ctx); decision != nil {
+				json.NewEncoder(c.stdout).Encode(map[string]any{"hookSpecificOutput": map[string]any{
+					"hookEventName": h.Event, "decision": decision}})
+				s.Move(h.last, Injected, nil)
+			}
 		}
-		h.life = cfg.PermissionTimeout
-		if reply := h.ask(c.ctx); reply != nil {
-			json.NewEncoder(c.stdout).Encode(map[string]any{"hookSpecificOutput": map[string]any{
-				"hookEventName": "PermissionRequest", "decision": reply}})
-			h.st.Move(h.last, Injected, nil)
-		}
-	}
+		return 0
+	})
 	return 0
 }
 
@@ -1449,27 +1405,11 @@ func toolCall(session, tool, id string, input json.RawMessage) Event {
 		{"arguments", clip(visible(redact(string(input))), 500)}}}
 }
 
-// ask stores the question, or one after the other, and returns the reply for the tool; nil leaves it to the dialog.
-func (h *hook) ask(ctx context.Context) *hookReply {
-	if h.Tool == "AskUserQuestion" {
-		return h.askUser(ctx)
+// ask returns the decision in claude's form, nil: the dialog has to make it. Claude's own questions get one together.
+func (h *hook) ask(ctx context.Context) map[string]any {
+	if h.Tool != "AskUserQuestion" {
+		return h.wait(ctx, h.permissionPrompt())
 	}
-	value, reason := h.wait(ctx, h.permissionPrompt())
-	switch value {
-	case "allow":
-		r := &hookReply{Behavior: "allow"}
-		if h.Tool == "ExitPlanMode" {
-			r.Updated = json.RawMessage("{}") // a plain allow is ignored here (measured)
-		}
-		return r
-	case "deny":
-		return &hookReply{Behavior: "deny", Message: cmp.Or(reason, "The operator refused this.")}
-	}
-	return nil
-}
-
-// askUser asks claude's own questions one by one and answers all of them at once.
-func (h *hook) askUser(ctx context.Context) *hookReply {
 	var input struct {
 		Questions []struct {
 			Question    string
@@ -1482,163 +1422,114 @@ func (h *hook) askUser(ctx context.Context) *hookReply {
 		return nil
 	}
 	for i, q := range input.Questions {
-		p := PromptRecord{Type: MultipleChoice, Question: visible(redact(q.Question)), Multi: q.MultiSelect,
-			MaxLength: maxMessage, Tool: h.Tool}
+		p := PromptRecord{Type: MultipleChoice, Question: visible(redact(q.Question)), Multi: q.MultiSelect}
 		if n := len(input.Questions); n > 1 {
 			p.Question = fmt.Sprintf("(%d of %d) %s", i+1, n, p.Question)
 		}
 		p.Full, p.Excerpt = p.Question, clip(p.Question, maxExcerpt)
+		labels := []string{",", ", "}
 		for k, o := range q.Options[:min(9, len(q.Options))] {
-			p.Choices = append(p.Choices, Choice{Key: fmt.Sprint(k + 1), Label: clip(visible(o.Label), 60), Hook: "allow"})
-			p.Full += strings.TrimSuffix(fmt.Sprintf("\n%d. %s: %s", k+1, o.Label, o.Description), ": ")
+			key := fmt.Sprint(k + 1)
+			labels = append(labels, key, o.Label)
+			p.Choices = append(p.Choices, Choice{Key: key, Label: clip(visible(o.Label), 60), Hook: "allow"})
+			p.Full += visible(redact(strings.TrimSuffix("\n"+key+". "+o.Label+": "+o.Description, ": ")))
 		}
-		p.Full = visible(redact(p.Full))
-		value, reason := h.wait(ctx, p)
-		if value == "" {
-			return nil
-		} else if value == "deny" {
-			return &hookReply{Behavior: "deny", Message: reason}
+		decision := h.wait(ctx, p)
+		value, answered := decision["updatedInput"].(string)
+		if !answered {
+			return decision
+		} else if keys := strings.ReplaceAll(value, " ", ""); p.offered(keys) { // else they are the operator's own words
+			value = strings.NewReplacer(labels...).Replace(keys)
 		}
-		labels := strings.Split(value, ",")
-		for k, key := range labels {
-			n := slices.IndexFunc(p.Choices, func(c Choice) bool { return c.Key == strings.TrimSpace(key) })
-			if n < 0 {
-				labels = []string{value} // the operator's own words
-				break
-			}
-			labels[k] = q.Options[n].Label
-		}
-		answers[q.Question] = strings.Join(labels, ", ")
+		answers[q.Question] = value
 	}
 	updated["answers"] = answers
-	data, _ := json.Marshal(updated) // of what was JSON: cannot fail
-	return &hookReply{Behavior: "allow", Updated: data}
+	return map[string]any{"behavior": "allow", "updatedInput": updated}
 }
 
-// wait stores p for the session and follows it to its end. It returns what to say ("allow", "deny", for a question
-// its value, "" where the dialog has to do it) and why.
-func (h *hook) wait(ctx context.Context, p PromptRecord) (value, reason string) {
+// wait stores p, follows it to its end and returns the decision; the answer to the tool's own question is its input.
+func (h *hook) wait(ctx context.Context, p PromptRecord) map[string]any {
 	ctx, stop := signal.NotifyContext(ctx, endSignals()...)
 	defer stop()
+	h.st.Move(h.last, Injected, nil) // of several questions, the one before
 	now := time.Now()
 	p.ID, p.SessionID, p.Source, p.Cwd, p.Nonce, p.Status = newID(), h.session, "hook", h.Cwd, newNonce(), Created
-	p.Confidence, p.Score, p.Signals = "high", 1, []string{"hook"}
+	p.Confidence, p.Score, p.Signals, p.Tool, p.MaxLength = "high", 1, []string{"hook"}, h.Tool, maxMessage
 	p.CreatedAt, p.ExpiresAt, p.Key = now.UTC(), now.Add(h.life).UTC(), idempotencyKey(h.session, p.Excerpt, now)
-	if h.Agent != "" {
-		p.Question += " (from the " + h.Agent + " agent)"
-	}
-	records := h.st.Follow(ctx, h.session, func() bool { return true })
-	if h.st.Update(func(*View) ([]Record, error) { return []Record{&p}, nil }) != nil {
-		return "", ""
-	}
+	p.Question += strings.TrimSuffix(" (from the "+h.Agent+" agent)", " (from the  agent)")
 	h.last = p.ID
-	alive := time.NewTicker(aliveEvery)
-	defer alive.Stop()
-	for {
+	records, end := h.st.Follow(ctx, h.session, func() bool { return true }), &p
+	err := h.st.Update(func(*View) ([]Record, error) { return []Record{&p}, nil })
+	for err == nil && end.Open() && h.st.Alive(h.session) {
 		select {
 		case rec, more := <-records:
-			if r, ok := rec.(*PromptRecord); !more {
+			if r, ok := rec.(*PromptRecord); ok && r.ID == p.ID {
+				end = r
+			} else if !more {
 				h.st.Move(p.ID, Canceled, func(r *PromptRecord) { r.Reason = "answered in the terminal, or given up by the tool" })
-				return "", ""
-			} else if ok && r.ID == p.ID && !r.Open() {
-				return r.forHook()
+				return nil
 			}
-		case <-alive.C:
-			if !h.st.Alive(h.session) {
-				return "", ""
-			}
+		case <-time.After(5 * time.Second): // for another look whether the session lives
 		}
 	}
-}
-
-// forHook is what a decided prompt tells the tool; "" leaves it to the dialog.
-func (p *PromptRecord) forHook() (value, reason string) {
-	c := choiceOf(p)
+	given, choice := end.Status == ReplyReceived && end.Value != nil, cmp.Or(choiceOf(end), &Choice{})
 	switch {
-	case p.Status == Expired:
-		return "deny", p.Reason // never affirmative; the tool is told why
-	case p.Status != ReplyReceived || p.Value == nil || p.DecidedBy != nil && *p.DecidedBy == "cli:local":
-		return "", ""
-	case *p.Value == "deny" || p.Tool == "AskUserQuestion":
-		return *p.Value, p.Reason
-	case c != nil:
-		return c.Hook, p.Reason // "" for one that only the dialog has: the session types it
+	case given && end.DecidedBy != nil && *end.DecidedBy == "cli:local": // in the dialog
+	case end.Status == Expired || given && (*end.Value == "deny" || choice.Hook == "deny"):
+		return map[string]any{"behavior": "deny", "message": cmp.Or(end.Reason, "The operator refused this.")}
+	case given && h.Tool == "AskUserQuestion":
+		return map[string]any{"behavior": "allow", "updatedInput": *end.Value}
+	case given && choice.Hook == "allow" && h.Tool == "ExitPlanMode": // a plain allow is ignored here (measured)
+		return map[string]any{"behavior": "allow", "updatedInput": map[string]any{}}
+	case given && choice.Hook == "allow": // any other choice only the dialog has: the session types it
+		return map[string]any{"behavior": "allow"}
 	}
-	return "", ""
+	return nil
 }
 
 // permissionPrompt describes what the tool wants to do, with its exact arguments.
 func (h *hook) permissionPrompt() PromptRecord {
-	var a struct {
-		Command, Description, URL, Prompt, Plan, Content string
-		Path                                             string `json:"file_path"`
-		Old                                              string `json:"old_string"`
-		New                                              string `json:"new_string"`
-	}
-	json.Unmarshal(h.Input, &a) // what is missing stays empty, and the raw arguments are shown
-	about := ""
-	if a.Description != "" {
-		about = " (" + clip(a.Description, 80) + ")"
-	}
-	edit, plus, minus := lineDiff(a.Old, a.New)
-	written, lines, _ := lineDiff("", a.Content)
+	arg, raw := map[string]string{}, bytes.Buffer{}
+	json.Unmarshal(h.Input, &arg) // what is no text stays empty
+	json.Indent(&raw, h.Input, "", "  ")
+	edit, plus, minus := lineDiff(arg["old_string"], arg["new_string"])
+	written, lines, _ := lineDiff("", arg["content"])
 	known := map[string][2]string{
-		"Bash":         {"Run this command?" + about, a.Command},
-		"Edit":         {fmt.Sprintf("Edit %s? (+%d −%d)", a.Path, plus, minus), edit},
-		"Write":        {fmt.Sprintf("Write %s? (+%d)", a.Path, lines), written},
-		"WebFetch":     {"Fetch this address?", a.URL + "\n" + a.Prompt},
-		"ExitPlanMode": {"Carry out this plan?", a.Plan},
+		"Bash":         {strings.TrimSuffix("Run this command? ("+clip(arg["description"], 80)+")", " ()"), arg["command"]},
+		"Edit":         {fmt.Sprintf("Edit %s? (+%d −%d)", arg["file_path"], plus, minus), edit},
+		"Write":        {fmt.Sprintf("Write %s? (+%d)", arg["file_path"], lines), written},
+		"WebFetch":     {"Fetch this address?", strings.TrimSpace(arg["url"] + "\n" + arg["prompt"])},
+		"ExitPlanMode": {"Carry out this plan?", arg["plan"]},
 	}[h.Tool]
-	question, full := cmp.Or(known[0], "Allow "+h.Tool+"?"), known[1]
-	if strings.TrimSpace(full) == "" {
-		var pretty bytes.Buffer
-		json.Indent(&pretty, h.Input, "", "  ")
-		full = pretty.String()
-	}
-	full = visible(redact(full))
-	return PromptRecord{Type: MultipleChoice, Question: visible(redact(question)), Full: full, Permission: true,
-		Tool:    h.Tool,
-		Excerpt: headTail(full, maxExcerpt), Cut: len(full) > maxExcerpt, SafeDefault: ref("2"), MaxLength: maxMessage,
+	full := visible(redact(cmp.Or(known[1], raw.String())))
+	p := PromptRecord{Type: MultipleChoice, Question: visible(redact(cmp.Or(known[0], "Allow "+h.Tool+"?"))), Full: full,
+		Excerpt: full, Cut: len(full) > maxExcerpt, Permission: true, SafeDefault: ref("2"),
 		Choices: []Choice{{Key: "1", Label: "Yes", Grants: true, Hook: "allow"}, {Key: "2", Label: "No", Hook: "deny"}}}
-}
-
-// headTail keeps the beginning and the end of text and says how much is missing between.
-func headTail(text string, limit int) string {
-	if len(text) <= limit {
-		return text
+	if p.Cut { // its head and tail: what is dangerous can stand in either
+		half := (maxExcerpt - len(" …(12345678 bytes)… ")) / 2
+		head, tail := clipBytes(full, half), strings.ToValidUTF8(full[len(full)-half:], "")
+		p.Excerpt = fmt.Sprintf("%s …(%d bytes)… %s", head, len(full)-len(head)-len(tail), tail)
 	}
-	room := (limit - len(" …(12345678 bytes)… ")) / 2
-	head, tail := clipBytes(text, room), text[len(text)-room:]
-	for tail != "" && tail[0]&0xc0 == 0x80 {
-		tail = tail[1:]
-	}
-	return fmt.Sprintf("%s …(%d bytes)… %s", head, len(text)-len(head)-len(tail), tail)
+	return p
 }
 
 // lineDiff is a readable diff of two texts: the common lines at both ends give two lines of context each.
 func lineDiff(before, after string) (diff string, plus, minus int) {
-	split := func(s string) []string { return slices.Collect(strings.Lines(s)) }
-	a, b, head, tail := split(before), split(after), 0, 0
-	for head < min(len(a), len(b)) && a[head] == b[head] {
-		head++
+	a, b := slices.Collect(strings.Lines(before)), slices.Collect(strings.Lines(after))
+	head, tail, both, out := 0, 0, min(len(a), len(b)), []string{}
+	for ; head < both && a[head] == b[head]; head++ {
 	}
-	for tail < min(len(a), len(b))-head && a[len(a)-1-tail] == b[len(b)-1-tail] {
-		tail++
+	for ; tail < both-head && a[len(a)-1-tail] == b[len(b)-1-tail]; tail++ {
 	}
-	var out strings.Builder
-	add := func(mark string, lines []string) {
-		for _, line := range lines {
-			out.WriteString(mark + strings.TrimSuffix(line, "\n") + "\n")
+	parts := [][]string{a[max(0, head-2):head], a[head : len(a)-tail], b[head : len(b)-tail],
+		a[len(a)-tail:][:min(tail, 2)]}
+	for i, mark := range []string{" ", "-", "+", " "} {
+		for _, line := range parts[i] {
+			out = append(out, mark+strings.TrimSuffix(line, "\n"))
 		}
 	}
-	add(" ", a[max(0, head-2):head])
-	add("-", a[head:len(a)-tail])
-	add("+", b[head:len(b)-tail])
-	add(" ", a[len(a)-tail:min(len(a), len(a)-tail+2)])
-	return strings.TrimSuffix(out.String(), "\n"), len(b) - tail - head, len(a) - tail - head
+	return strings.Join(out, "\n"), len(b) - tail - head, len(a) - tail - head
 }
-
-/* ===== Installing the hooks for one run ===== */
 
 // installHooks adds what makes the tool call us, on its command line only. A --settings of the user's (a file
 // or JSON; the last one counts, measured on claude 2.1) is merged with ours.
@@ -1647,60 +1538,41 @@ func (s *session) installHooks(argv []string) []string {
 	if s.adapter.Hooks != "claude-settings" || err != nil {
 		return argv
 	}
-	quote := map[bool]string{true: `"`, false: "'"}[runtime.GOOS == "windows"]
-	rest, theirs, err := takeSettings(argv[1:])
-	if err != nil {
-		s.log.Warn("the tool's hooks are not used", "why", err.Error())
+	given, rest := "{}", []string{}
+	for i := 1; i < len(argv); i++ {
+		value, joined := strings.CutPrefix(argv[i], "--settings=")
+		switch {
+		case argv[i] == "--":
+			rest, i = append(rest, argv[i:]...), len(argv)
+		case joined:
+			given = value
+		case argv[i] == "--settings" && i+1 < len(argv):
+			i++
+			given = argv[i]
+		default:
+			rest = append(rest, argv[i])
+		}
+	}
+	data := []byte(given)
+	if !strings.HasPrefix(strings.TrimSpace(given), "{") {
+		data, err = os.ReadFile(given)
+	}
+	settings, own := map[string]json.RawMessage{}, struct{ Hooks map[string][]any }{map[string][]any{}}
+	err = cmp.Or(err, json.Unmarshal(data, &settings), json.Unmarshal(data, &own))
+	if err != nil || settings == nil || own.Hooks == nil {
+		s.log.Warn("the tool's hooks are not used", "why", fmt.Sprint("reading --settings: ", err))
 		return argv
 	}
-	hooks, _ := theirs["hooks"].(map[string]any)
-	if hooks == nil {
-		hooks = map[string]any{}
-	}
-	timeout := int((s.cfg.PermissionTimeout + hookSlack).Seconds())
-	for event, seconds := range map[string]int{"PermissionRequest": timeout, "PreToolUse": 10, "Stop": 10} {
-		if event == "PreToolUse" && s.jsonLine != nil {
-			continue // its output tells of every call
-		}
-		list, _ := hooks[event].([]any)
-		run := map[string]any{"type": "command", "command": quote + exe + quote + " hook", "timeout": seconds}
-		hooks[event] = append(list, map[string]any{"matcher": "*", "hooks": []any{run}})
-	}
-	theirs["hooks"] = hooks
-	settings, err := json.Marshal(theirs)
-	s.hooked = err == nil
-	return append([]string{argv[0], "--settings", string(settings)}, rest...)
-}
-
-// takeSettings takes the last --settings out of args and returns what it says.
-func takeSettings(args []string) (rest []string, settings map[string]any, err error) {
-	value := ""
-	for i := 0; i < len(args); i++ {
-		v, joined := strings.CutPrefix(args[i], "--settings=")
-		switch {
-		case args[i] == "--":
-			rest, i = append(rest, args[i:]...), len(args)
-		case joined:
-			value = v
-		case args[i] == "--settings" && i+1 < len(args):
-			i++
-			value = args[i]
-		default:
-			rest = append(rest, args[i])
+	quote := map[bool]string{true: `"`, false: "'"}[runtime.GOOS == "windows"]
+	patience := int((s.cfg.PermissionTimeout + time.Minute).Seconds()) // the tool waits longer than a question lives
+	for event, seconds := range map[string]int{"PermissionRequest": patience, "PreToolUse": 10, "Stop": 10} {
+		if event != "PreToolUse" || s.jsonLine == nil { // else its output tells of every call
+			run := map[string]any{"type": "command", "command": quote + exe + quote + " hook", "timeout": seconds}
+			own.Hooks[event] = append(own.Hooks[event], map[string]any{"matcher": "*", "hooks": []any{run}})
 		}
 	}
-	data := []byte(cmp.Or(value, "{}"))
-	if !bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) {
-		data, err = os.ReadFile(value)
-	}
-	settings = map[string]any{}
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.UseNumber()
-	if err == nil {
-		err = d.Decode(&settings)
-	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("reading --settings: %w", err)
-	}
-	return rest, settings, nil
+	settings["hooks"], _ = json.Marshal(own.Hooks) // of what was JSON: cannot fail, nor can the next
+	merged, _ := json.Marshal(settings)
+	s.hooked = true
+	return append([]string{argv[0], "--settings", string(merged)}, rest...)
 }
