@@ -15,7 +15,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -312,23 +314,26 @@ func cmdAudit(c *command) int {
 }
 
 func cmdLogs(c *command) int {
-	return c.withState(func(s *Store) int {
-		for at := 0; c.ctx.Err() == nil; time.Sleep(200 * time.Millisecond) {
-			log, err := os.ReadFile(s.audit.log.path)
-			if err != nil && !os.IsNotExist(err) {
-				return c.fail(err)
-			}
-			whole := log[:bytes.LastIndexByte(log, '\n')+1]
-			for line := range bytes.Lines(whole[min(at, len(whole)):]) {
-				c.printEntry(line[:len(line)-1])
-			}
-			at = len(whole)
-			if !c.opts.on("tail") {
-				break
-			}
+	dir, err := stateDir(c.getenv)
+	for at := int64(0); err == nil; {
+		var f *os.File
+		if f, err = os.Open(filepath.Join(dir, "audit.log")); os.IsNotExist(err) {
+			err = nil // nothing has happened yet
 		}
-		return 0
-	})
+		fresh, _ := io.ReadAll(io.NewSectionReader(f, at, 1<<62))
+		f.Close()
+		fresh = fresh[:bytes.LastIndexByte(fresh, '\n')+1]
+		for line := range bytes.Lines(fresh) {
+			c.printEntry(line[:len(line)-1])
+		}
+		if at += int64(len(fresh)); !c.opts.on("tail") || err == nil && sleep(c.ctx, 200*time.Millisecond) != nil {
+			break
+		}
+	}
+	if err != nil {
+		return c.fail(err)
+	}
+	return 0
 }
 
 // printEntry prints an entry of the wanted session; whatever a terminal could obey is escaped, in JSON too.

@@ -431,6 +431,7 @@ func TestHook(t *testing.T) {
 		`"description":"Make x"}}`
 	ask := `{"hook_event_name":"PermissionRequest","tool_name":"AskUserQuestion","tool_input":{"questions":[` +
 		`{"question":"Which colour?","header":"Colour","options":[{"label":"Red"},{"label":"Blue"}],"multiSelect":false}]}}`
+	unsafe := strings.Replace(bash, `"description"`, `"dangerouslyDisableSandbox":true,"description"`, 1)
 	plan := `{"hook_event_name":"PermissionRequest","tool_name":"ExitPlanMode","tool_input":{"plan":"# Plan\n1. look"}}`
 	edit := `{"hook_event_name":"PermissionRequest","tool_name":"Edit","tool_input":{"file_path":"a.txt","old_strin` +
 		`g":"old\nsame",` +
@@ -439,6 +440,7 @@ func TestHook(t *testing.T) {
 	for _, test := range []struct{ name, input, shown, press, text, want string }{
 		{"allow", bash, "touch /tmp/x", "Yes", "", `"behavior":"allow"`},
 		{"deny", bash, "touch /tmp/x", "No", "", `"behavior":"deny"`},
+		{"all arguments", unsafe, "touch /tmp/x\ndangerouslyDisableSandbox: true", "No", "", `"behavior":"deny"`},
 		{"reason", bash, "touch /tmp/x", "", "not now", `"message":"not now"`},
 		{"question", ask, "Which colour?", "Blue", "", `"answers":{"Which colour?":"Blue"}`},
 		{"own words", ask, "Which colour?", "", "mauve", `"answers":{"Which colour?":"mauve"}`},

@@ -1491,6 +1491,9 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) map[string]any {
 func (h *hook) permissionPrompt() PromptRecord {
 	arg, raw := map[string]string{}, bytes.Buffer{}
 	json.Unmarshal(h.Input, &arg) // what is no text stays empty
+	all, told := map[string]json.RawMessage{}, strings.Fields("command description file_path old_string new_string "+
+		"content url prompt plan")
+	json.Unmarshal(h.Input, &all)
 	json.Indent(&raw, h.Input, "", "  ")
 	edit, plus, minus := lineDiff(arg["old_string"], arg["new_string"])
 	written, lines, _ := lineDiff("", arg["content"])
@@ -1501,7 +1504,13 @@ func (h *hook) permissionPrompt() PromptRecord {
 		"WebFetch":     {"Fetch this address?", strings.TrimSpace(arg["url"] + "\n" + arg["prompt"])},
 		"ExitPlanMode": {"Carry out this plan?", arg["plan"]},
 	}[h.Tool]
-	full := visible(redact(cmp.Or(known[1], raw.String())))
+	full := cmp.Or(known[1], raw.String())
+	for _, name := range slices.Sorted(maps.Keys(all)) { // such as Bash's dangerouslyDisableSandbox
+		if value := string(all[name]); known[1] != "" && !slices.Contains(told, name) && value != "false" {
+			full += "\n" + name + ": " + value
+		}
+	}
+	full = visible(redact(full))
 	p := PromptRecord{Type: MultipleChoice, Question: visible(redact(cmp.Or(known[0], "Allow "+h.Tool+"?"))), Full: full,
 		Excerpt: full, Cut: len(full) > maxExcerpt, Permission: true, SafeDefault: ref("2"),
 		Choices: []Choice{{Key: "1", Label: "Yes", Grants: true, Hook: "allow"}, {Key: "2", Label: "No", Hook: "deny"}}}
