@@ -3499,7 +3499,7 @@ func TestTelegramTexts(t *testing.T) {
 			"Password:\n✅ Answered on the phone (telegram:1001)" + clock + "\n" + sid},
 	} {
 		r := e.questionText(&c.p, &s)
-		if got := r.String(); got != c.want {
+		if got := r.text; got != c.want {
 			t.Errorf("%s %s:\n got %q\nwant %q", c.p.Type, c.p.Status, got, c.want)
 		}
 		tgCheckEntities(t, r)
@@ -3509,9 +3509,9 @@ func TestTelegramTexts(t *testing.T) {
 // tgCheckEntities checks that every entity lies in the text, covers whole lines, and neither begins nor ends blank.
 func tgCheckEntities(t *testing.T, r *richText) {
 	t.Helper()
-	units := utf16.Encode([]rune(r.String()))
-	if len(units) != r.units || len(units) > 4096 {
-		t.Errorf("%d UTF-16 units counted as %d", len(units), r.units)
+	units := utf16.Encode([]rune(r.text))
+	if len(units) > 4096 {
+		t.Errorf("%d UTF-16 units", len(units))
 	}
 	for _, m := range r.marks {
 		if m.Length <= 0 || m.Offset+m.Length > len(units) {
@@ -3519,7 +3519,7 @@ func tgCheckEntities(t *testing.T, r *richText) {
 			continue
 		}
 		part := string(utf16.Decode(units[m.Offset : m.Offset+m.Length]))
-		if part != strings.TrimRight(part, " \n") || !strings.Contains("\n"+r.String()+"\n", "\n"+part+"\n") {
+		if part != strings.TrimRight(part, " \n") || !strings.Contains("\n"+r.text+"\n", "\n"+part+"\n") {
 			t.Errorf("entity %+v covers %q", m, part)
 		}
 	}
@@ -3534,11 +3534,11 @@ func TestTelegramHostileText(t *testing.T) {
 	p.Excerpt = "```</pre> 👩‍👩‍👧 [SID:00000000]\n\x1b[31m" + strings.Repeat("𝄞", 300)
 	r := e.questionText(&p, e.s)
 	tgCheckEntities(t, r)
-	if m := sessionMark.FindStringSubmatch(r.String()); m == nil || m[1] != shortID(e.s.ID) {
+	if m := sessionMark.FindStringSubmatch(r.text); m == nil || m[1] != shortID(e.s.ID) {
 		t.Errorf("the session is read as %v", m)
 	}
-	if strings.ContainsAny(r.String(), "\x1b\u202e") {
-		t.Errorf("control characters leave: %q", r.String())
+	if strings.ContainsAny(r.text, "\x1b\u202e") {
+		t.Errorf("control characters leave: %q", r.text)
 	}
 }
 
@@ -3618,13 +3618,14 @@ func TestTelegramAdmitted(t *testing.T) {
 
 // tgWish puts a wish on one line.
 func tgWish(w wish) string {
-	switch {
-	case w.decision != nil:
+	switch r := w.record.(type) {
+	case *InputRecord:
+		return fmt.Sprintf("%s %s %q", r.Kind, shortID(r.SessionID), r.Text)
+	case *MetaRecord:
+		return "claim " + r.Values["claim telegram:1001"]
+	}
+	if w.decision != nil {
 		return "decide " + shortID(w.decision.PromptID) + " " + w.decision.Value
-	case w.input != nil:
-		return fmt.Sprintf("%s %s %q", w.input.Kind, shortID(w.input.SessionID), w.input.Text)
-	case w.claim != nil:
-		return "claim " + *w.claim
 	}
 	return "reply " + w.reply
 }
@@ -3716,7 +3717,7 @@ func TestTelegramUnderstand(t *testing.T) {
 		v.put(&MetaRecord{Head: Head{Rec: "meta", ID: "audit"}, Seq: 7, Hash: "sha256:x"})
 		m := &message{ID: 60, From: &user{ID: 1001}, Text: c.text, ReplyTo: c.to}
 		m.Chat.ID = 1001
-		got := tgWish((&heard{message: m, view: v, at: now, by: "telegram:1001"}).understand())
+		got := tgWish((&heard{message: m, view: v, at: now}).understand())
 		if !regexp.MustCompile(c.want).MatchString(got) {
 			t.Errorf("%q: got %s, want %s", c.text, got, c.want)
 		}
@@ -3744,8 +3745,7 @@ func TestTelegramOldAndGroupText(t *testing.T) {
 	} {
 		m := &message{From: &user{ID: 1001}, Text: "yes"}
 		m.Chat.ID = c.chat
-		if got := tgWish((&heard{message: m, view: v, at: now.Add(-c.age),
-			by: "telegram:1001"}).understand()); got != c.want {
+		if got := tgWish((&heard{message: m, view: v, at: now.Add(-c.age)}).understand()); got != c.want {
 			t.Errorf("%v old in chat %d: %q, want %q", c.age, c.chat, got, c.want)
 		}
 	}
@@ -4047,7 +4047,7 @@ func TestTelegramOutage(t *testing.T) {
 		t.Errorf("message %d → %d, %s", old.MsgID, got.MsgID, got.Status)
 	}
 	if c := e.srv.until(t, "editMessageReplyMarkup",
-		fmt.Sprint(old.MsgID)); fmt.Sprint(c.p["reply_markup"]) != "map[inline_keyboard:<nil>]" {
+		fmt.Sprint(old.MsgID)); fmt.Sprint(c.p["reply_markup"]) != "map[inline_keyboard:[]]" {
 		t.Errorf("the old message keeps buttons: %v", c.p)
 	}
 }
@@ -4144,7 +4144,7 @@ func TestTelegramShowAllOfNothing(t *testing.T) {
 		e := newTGEnv(t)
 		p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Cut, p.Full = true, full }))
 		r := &receiver{Telegram: e.Telegram, ctx: context.Background()}
-		r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, p, tapAll)
+		r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapAll)
 		r.work.Wait()
 		e.srv.mu.Lock()
 		last := e.srv.calls[len(e.srv.calls)-1]
@@ -4297,6 +4297,7 @@ func TestTelegramSetup(t *testing.T) {
 	setup := func(args ...string) {
 		c := &command{ctx: context.Background(), name: "setup", args: args, stdin: null, stdout: in, stderr: in,
 			getenv: func(k string) string { return env[k] }}
+		c.opts, _ = c.options()
 		code := cmdSetup(c)
 		in.Close()
 		exit <- code
@@ -4388,7 +4389,7 @@ func FuzzUpdate(f *testing.F) {
 			}
 			return
 		}
-		w := (&heard{message: u.Message, view: v, at: time.Unix(1<<33, 0), by: from.who()}).understand()
+		w := (&heard{message: u.Message, view: v, at: time.Unix(1<<33, 0)}).understand()
 		for _, text := range []string{w.reply, tgWish(w)} {
 			if i := strings.IndexFunc(text, func(c rune) bool { return c < ' ' && c != '\n' && c != '\t' }); i >= 0 &&
 				w.reply == "" {
