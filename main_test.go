@@ -3363,7 +3363,7 @@ func tgKeys(rows [][]button) string {
 	for _, row := range rows {
 		var keys []string
 		for _, b := range row {
-			keys = append(keys, b.Text+"="+b.Data[strings.LastIndex(b.Data, ":")+1:])
+			keys = append(keys, b["text"]+"="+b["callback_data"][strings.LastIndex(b["callback_data"], ":")+1:])
 		}
 		out = append(out, strings.Join(keys, " & "))
 	}
@@ -3412,8 +3412,9 @@ func TestTelegramKeyboards(t *testing.T) {
 		}
 		for _, row := range rows {
 			for _, b := range row {
-				if len(b.Data) > 64 || !strings.HasPrefix(b.Data, "ans:"+c.p.ID[:8]+":"+c.p.SessionID[:8]+":"+c.p.Nonce[:16]+":") {
-					t.Errorf("%s: callback data %q", c.name, b.Data)
+				data := b["callback_data"]
+				if len(data) > 64 || !strings.HasPrefix(data, "ans:"+c.p.ID[:8]+":"+c.p.SessionID[:8]+":"+c.p.Nonce[:16]+":") {
+					t.Errorf("%s: callback data %q", c.name, data)
 				}
 			}
 		}
@@ -3428,14 +3429,14 @@ func TestTelegramTicks(t *testing.T) {
 		p.Choices = append(p.Choices, Choice{Key: fmt.Sprint(i + 1), Label: strings.Repeat("x", 60)})
 	}
 	data := func(rows [][]button, i int) string {
-		return rows[i][0].Data[len("ans:12345678:12345678:1234567890123456:"):]
+		return rows[i][0]["callback_data"][len("ans:12345678:12345678:1234567890123456:"):]
 	}
 	rows := keyboard(&p, "2")
 	if got := data(rows, 0); got != "~t:1,2" {
 		t.Errorf("ticking 1 with 2 ticked = %q", got)
 	}
-	if got := data(rows, 1); got != "~t:" || !strings.HasPrefix(rows[1][0].Text, "✓") {
-		t.Errorf("unticking 2 = %q %q", got, rows[1][0].Text)
+	if got := data(rows, 1); got != "~t:" || !strings.HasPrefix(rows[1][0]["text"], "✓") {
+		t.Errorf("unticking 2 = %q %q", got, rows[1][0]["text"])
 	}
 	rows = keyboard(&p, "1", "2", "3", "4", "5", "6", "7", "8", "9")
 	if len(rows) != 10 || data(rows, 9) != "~s:1,2,3,4,5,6,7,8,9" {
@@ -3514,11 +3515,12 @@ func tgCheckEntities(t *testing.T, r *richText) {
 		t.Errorf("%d UTF-16 units", len(units))
 	}
 	for _, m := range r.marks {
-		if m.Length <= 0 || m.Offset+m.Length > len(units) {
+		offset, length := m["offset"].(int), m["length"].(int)
+		if length <= 0 || offset+length > len(units) {
 			t.Errorf("entity %+v outside of %d units", m, len(units))
 			continue
 		}
-		part := string(utf16.Decode(units[m.Offset : m.Offset+m.Length]))
+		part := string(utf16.Decode(units[offset : offset+length]))
 		if part != strings.TrimRight(part, " \n") || !strings.Contains("\n"+r.text+"\n", "\n"+part+"\n") {
 			t.Errorf("entity %+v covers %q", m, part)
 		}

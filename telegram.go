@@ -1,8 +1,6 @@
-// Telegram: the one file that reaches the network.
-//
-// Out: Ask, Settle and Notify, for this process's own session. In: Poll, in the one process that holds the poll lock,
-// for all sessions. An answer becomes a Decision for Store.Decide, anything else an InputRecord for its session.
-//
+// Telegram: the one file that reaches the network. Out: Ask, Settle and Notify, for this process's own session. In:
+// Poll, in the one process that holds the poll lock, for all sessions. An answer becomes a Decision for Store.Decide,
+// anything else an InputRecord for its session.
 //   - Text is sent with entities (offsets in UTF-16 units), never with a parse_mode: what a program printed cannot
 //     become markup. Text from elsewhere passes clean on its way out.
 //   - Every update passes admitted first. Strangers are audited and never answered.
@@ -14,25 +12,20 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"net/http"
-	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -92,12 +85,11 @@ func newTelegram(cfg *Config, st *Store, log *slog.Logger) (*Telegram, error) {
 	return t, nil
 }
 
-// newBot is a Telegram that can make calls, but knows no chat and no store.
+// newBot is a Telegram that can make calls, but knows no chat and no store. It follows no redirect with its token.
 func newBot(token, base string) *Telegram {
 	tr := http.DefaultTransport.(*http.Transport).Clone() // proxies from the environment; limits on dialing and TLS
 	tr.Protocols = new(http.Protocols)
 	tr.Protocols.SetHTTP1(true) // a dead long poll takes no message with it
-	// The token is in the path, so no redirect is followed.
 	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return &Telegram{token: token, url: strings.TrimRight(base, "/") + "/bot" + token + "/",
 		log: slog.New(slog.DiscardHandler), http: &http.Client{Transport: tr, CheckRedirect: stay}}
@@ -149,13 +141,10 @@ func (e *apiError) Error() string { return "telegram " + e.method + ": " + e.Tex
 func (e *apiError) after() time.Duration {
 	return time.Duration(e.Parameters["retry_after"]) * time.Second
 }
-
-// says tells whether the Bot API refused the request with these words; temporary, whether it may succeed later.
 func (e *apiError) says(words string) bool { return e.Code > 0 && strings.Contains(e.Text, words) }
 func (e *apiError) temporary() bool        { return e.Code == 0 || e.Code == 429 || e.Code >= 500 }
 
-// trouble is what the operator should know of an error that is not one request's alone, if it is not the first failure
-// of what may still succeed; "" otherwise.
+// trouble is what the operator should know of an error that is not one request's alone, nor soon over; "" otherwise.
 func (e *apiError) trouble(failures int) string {
 	if e == nil {
 		return ""
@@ -181,7 +170,7 @@ func (t *Telegram) call(ctx context.Context, method string, params map[string]an
 	defer cancel()
 	e, resp, data := &apiError{method: method}, &http.Response{}, []byte(nil)
 	body, _ := json.Marshal(params) // plain values: cannot fail
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.url+method, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.url+method, strings.NewReader(string(body)))
 	if err == nil {
 		req.Header.Set("Content-Type", "application/json")
 		resp, err = t.http.Do(req)
@@ -190,11 +179,8 @@ func (t *Telegram) call(ctx context.Context, method string, params map[string]an
 		defer resp.Body.Close()
 		data, err = io.ReadAll(io.LimitReader(resp.Body, maxResponse))
 	}
-	if u := (*url.Error)(nil); errors.As(err, &u) {
-		err = u.Err // without the URL
-	}
-	if err != nil && len(data) == 0 {
-		e.Text = strings.ReplaceAll(err.Error(), t.token, "‹token›")
+	if err != nil && len(data) == 0 { // what url.Error wraps is without the URL
+		e.Text = strings.ReplaceAll(cmp.Or(errors.Unwrap(err), err).Error(), t.token, "‹token›")
 		return e
 	}
 	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
@@ -228,25 +214,20 @@ func sleep(ctx context.Context, d time.Duration) error {
 // send is call for messages: paced, and repeated until it is done, refused for good, or ctx ends. It returns the
 // message's id; 0 when the message to change is gone, which is no error.
 func (t *Telegram) send(ctx context.Context, method string, params map[string]any, urgent bool) (int64, error) {
-	for failures := 0; ; failures++ {
-		if err := t.pace(ctx, urgent); err != nil {
-			return 0, err
-		}
+	for failures := 0; t.pace(ctx, urgent) == nil; failures++ {
 		var sent message
 		params["chat_id"] = t.cfg.Load().ChatID
 		e, _ := t.call(ctx, method, params, &sent).(*apiError)
 		if e != nil && ctx.Err() != nil {
-			return 0, ctx.Err()
+			break
 		}
 		t.note("send", e.trouble(failures))
 		switch {
 		case e == nil:
 			return sent.ID, nil
-		case e.says("message is not modified"):
+		case e.says("message is not modified"), e.says("message to edit not found"), e.says("message can't be edited"):
 			id, _ := params["message_id"].(int64)
-			return id, nil
-		case e.says("message to edit not found"), e.says("message can't be edited"):
-			return 0, nil
+			return when(e.says("not modified"), id), nil
 		case e.says("parse entities") && params["entities"] != nil:
 			delete(params, "entities") // a question is never lost to its looks
 		case e.after() > 0:
@@ -257,6 +238,7 @@ func (t *Telegram) send(ctx context.Context, method string, params map[string]an
 			_ = sleep(ctx, backoff(failures, rand.Float64()))
 		}
 	}
+	return 0, ctx.Err()
 }
 
 // pace waits until a message may leave. About one a second is allowed in a chat, 20 a minute in a group:
@@ -304,12 +286,8 @@ type richText struct {
 	text  string
 	marks []entity
 }
-
-type entity struct {
-	Type   string `json:"type"`
-	Offset int    `json:"offset"`
-	Length int    `json:"length"`
-}
+type entity = map[string]any
+type button = map[string]string // text and callback_data
 
 func units(s string) int { return len(utf16.Encode([]rune(s))) }
 
@@ -317,7 +295,7 @@ func units(s string) int { return len(utf16.Encode([]rune(s))) }
 func (r *richText) line(kind, s string) {
 	r.text += when(s != "" && r.text != "", "\n")
 	if s != "" && kind != "" {
-		r.marks = append(r.marks, entity{kind, units(r.text), units(s)})
+		r.marks = append(r.marks, entity{"type": kind, "offset": units(r.text), "length": units(s)})
 	}
 	r.text += s
 }
@@ -326,6 +304,9 @@ func (r *richText) line(kind, s string) {
 func (r *richText) params(rows [][]button) map[string]any {
 	return map[string]any{"text": r.text, "entities": append([]entity{}, r.marks...), "reply_markup": markup(rows),
 		"link_preview_options": map[string]bool{"is_disabled": true}}
+}
+func markup(rows [][]button) any {
+	return map[string]any{"inline_keyboard": append([][]button{}, rows...)}
 }
 
 // clean makes text from elsewhere fit to leave: valid, no secret, nothing invisible, at most n UTF-16 units.
@@ -364,16 +345,6 @@ func origin(s *SessionRecord) string {
 
 var sessionMark = regexp.MustCompile(`\[SID:([0-9a-f]{8})\]\s*$`)
 
-// button is one key of an inline keyboard.
-type button struct {
-	Text string `json:"text"`
-	Data string `json:"callback_data"`
-}
-
-func markup(rows [][]button) any {
-	return map[string]any{"inline_keyboard": append([][]button{}, rows...)}
-}
-
 // What a button can say besides a value for Store.Decide. No choice has such a key.
 const (
 	tapAll    = "~all"    // show the whole question
@@ -405,7 +376,7 @@ func keyboard(p *PromptRecord, ticked ...string) (rows [][]button) {
 	add := func(holds bool, text, value string) {
 		data := fmt.Sprintf("ans:%.8s:%.8s:%.16s:%s", p.ID, p.SessionID, p.Nonce, value)
 		if holds && len(data) <= 64 && p.Open() && !p.Idle && !p.Secret {
-			rows = append(rows, []button{{text, data}})
+			rows = append(rows, []button{{"text": text, "callback_data": data}})
 		}
 	}
 	if p.ambiguous() {
@@ -604,7 +575,7 @@ type user struct {
 }
 
 // who names a user in records.
-func (u *user) who() string { return "telegram:" + strconv.FormatInt(u.ID, 10) }
+func (u *user) who() string { return "telegram:" + fmt.Sprint(u.ID) }
 
 // admitted decides, for every kind of update and nowhere else, whether it counts: when a person on the allowlist, known
 // by number alone, wrote it himself in the configured chat. The message of a tap is the bot's own.
@@ -755,7 +726,7 @@ func (r *receiver) take(raw json.RawMessage) (int64, error) {
 	}
 	v, err := r.store.View()
 	switch {
-	case err != nil || v.Updates[strconv.FormatInt(u.ID, 10)] != nil:
+	case err != nil || v.Updates[fmt.Sprint(u.ID)] != nil:
 	case u.Message != nil:
 		err = r.said(u.ID, u.Message, v)
 	default:
@@ -770,7 +741,7 @@ func (r *receiver) take(raw json.RawMessage) (int64, error) {
 // once records that an update has been acted on, together with what it led to, nil nothing.
 func (r *receiver) once(id int64, with Record) error {
 	return r.store.Update(func(*View) ([]Record, error) {
-		done := &UpdateRecord{Head: Head{ID: strconv.FormatInt(id, 10)}, Kind: "operator"}
+		done := &UpdateRecord{Head: Head{ID: fmt.Sprint(id)}, Kind: "operator"}
 		return append(when(with != nil, []Record{with}), done), nil
 	})
 }
@@ -1005,55 +976,43 @@ func (h *heard) input(s *SessionRecord, kind, text string) wish {
 		ReplyTo: h.ID, UpdateID: h.update, Status: "queued"}}
 }
 
-// target finds the session meant: the one named, or whose message this replies to (then also the question asked
-// there), or the claimed one, or the only one. Otherwise it refuses with the list: it never guesses. No session and no
-// refusal: people talking in a group.
+// target finds the session meant: the one named; or whose message this replies to (then also the question asked there),
+// or the claimed one, or the only one. Otherwise it refuses with the list: it never guesses. No session and no refusal:
+// people talking in a group.
 func (h *heard) target(sid string) (s *SessionRecord, p *PromptRecord, refusal string) {
-	if sid != "" {
-		refusal = "✗ " + sid + " does not name one session. "
-		s = h.only(func(s *SessionRecord) bool { return strings.HasPrefix(s.ID, strings.ToLower(sid)) || s.Label == sid })
-	} else if s, p = h.replied(); s == nil {
-		claims := cmp.Or(h.view.Meta["telegram"], &MetaRecord{}).Values
-		s = h.view.Sessions[claims["claim "+h.From.who()]]
+	re, claims := cmp.Or(h.ReplyTo, &message{}), cmp.Or(h.view.Meta["telegram"], &MetaRecord{}).Values
+	mark := sessionMark.FindStringSubmatch(when(cmp.Or(re.From, &user{}).IsBot, re.Text))
+	for _, asked := range h.view.Prompts {
+		if sid == "" && asked.MsgID != 0 && asked.MsgID == re.ID {
+			p = asked
+		}
 	}
-	if s == nil && sid == "" && h.Chat.ID > 0 {
-		refusal = "✗ Which session? Reply to one of its messages, or /switch SID. "
-		s = h.only(func(s *SessionRecord) bool { return s.Status == "active" })
+	ways := []func(s *SessionRecord) bool{
+		func(s *SessionRecord) bool { return p != nil && s.ID == p.SessionID },
+		func(s *SessionRecord) bool { return mark != nil && shortID(s.ID) == mark[1] },
+		func(s *SessionRecord) bool { return s.ID == claims["claim "+h.From.who()] },
+		func(s *SessionRecord) bool { return s.Status == "active" && h.Chat.ID > 0 }}
+	refusal = when(h.Chat.ID > 0, "✗ Which session? Reply to one of its messages, or /switch SID. ")
+	if sid != "" {
+		refusal, ways = "✗ "+sid+" does not name one session. ", []func(s *SessionRecord) bool{
+			func(s *SessionRecord) bool { return strings.HasPrefix(s.ID, strings.ToLower(sid)) || s.Label == sid }}
+	}
+	for _, meant := range ways {
+		found := slices.Collect(maps.Values(h.view.Sessions))
+		found = slices.DeleteFunc(found, func(s *SessionRecord) bool { return !meant(s) })
+		if s == nil && len(found) == 1 {
+			s = found[0]
+		}
 	}
 	switch {
-	case s == nil && refusal != "":
-		return nil, nil, refusal + h.list(false)
-	case s != nil && s.Status != "active":
+	case s == nil:
+		return nil, nil, when(refusal != "", refusal+h.list(false))
+	case s.Status != "active":
 		return nil, nil, "✗ Nothing was sent: " + origin(s) + " has ended. " + h.list(false)
-	case s != nil && h.at.Before(s.StartedAt):
+	case h.at.Before(s.StartedAt):
 		return nil, nil, "✗ Nothing was sent: you wrote that before " + origin(s) + " began."
 	}
 	return s, p, ""
-}
-
-// only is the one session that is meant, nil when there is none or more.
-func (h *heard) only(meant func(*SessionRecord) bool) (found *SessionRecord) {
-	for _, s := range h.view.Sessions {
-		if meant(s) && found != nil {
-			return nil
-		}
-		found = cmp.Or(when(meant(s), s), found)
-	}
-	return found
-}
-
-// replied is the session, and the question if it was one, whose message this replies to.
-func (h *heard) replied() (*SessionRecord, *PromptRecord) {
-	re := cmp.Or(h.ReplyTo, &message{})
-	for _, p := range h.view.Prompts {
-		if p.MsgID != 0 && p.MsgID == re.ID {
-			return h.view.Sessions[p.SessionID], p
-		}
-	}
-	m := sessionMark.FindStringSubmatch(re.Text)
-	return h.only(func(s *SessionRecord) bool {
-		return m != nil && re.From != nil && re.From.IsBot && shortID(s.ID) == m[1]
-	}), nil
 }
 
 // speak gives text to a session: as the answer to its open question, or as free input. p is the question replied to;
@@ -1068,30 +1027,22 @@ func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
 	if p == nil || p.Idle {
 		return h.input(s, "text", text)
 	}
-	value, keys, grant, named := text, strings.Join(keysIn(text), ","), false, false
+	grant, keys, named := false, strings.Join(keysIn(text), ","), ""
 	for _, c := range answers(p) {
-		if strings.EqualFold(text, c.Key) || strings.EqualFold(text, c.Label) {
-			value, grant, named = c.Key, grants(c), true
+		if !p.Secret && (strings.EqualFold(text, c.Key) || strings.EqualFold(text, c.Label)) {
+			grant, named = grants(c), c.Key
 		}
 	}
-	switch {
-	case !replied && h.at.Before(p.CreatedAt):
-		return wish{reply: "✗ Nothing was sent: you wrote that before this was asked."}
-	case !replied && p.Secret:
-		return wish{reply: "✗ Nothing was sent: " + origin(s) + " waits for a password."}
-	case p.Secret:
-		value = text
-	case p.Cut && (p.Multi || grant):
-		return wish{reply: "✗ Nothing was done: not all of it was shown. Tap Show all, then answer there."}
-	case p.Multi && p.offered(keys):
-		value = keys
-	case named:
-	case p.Permission && replied:
-		value = "deny:" + text
-	case p.Permission:
-		return wish{reply: "✗ Nothing was done: a permission is asked for. Tap a button, or reply to it to refuse."}
-	}
-	return wish{decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: value}}
+	several := when(p.Multi && p.offered(keys), keys)
+	refusal := cmp.Or(
+		when(!replied && h.at.Before(p.CreatedAt), "✗ Nothing was sent: you wrote that before this was asked."),
+		when(!replied && p.Secret, "✗ Nothing was sent: "+origin(s)+" waits for a password."),
+		when(p.Cut && (p.Multi || grant), "✗ Nothing was done: not all of it was shown. Tap Show all, then answer there."),
+		when(!replied && p.Permission && several+named == "",
+			"✗ Nothing was done: a permission is asked for. Tap a button, or reply to it to refuse."))
+	value := cmp.Or(several, named, when(p.Permission, "deny:")+text)
+	return wish{reply: refusal, decision: when(refusal == "",
+		&Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: value})}
 }
 
 // list is the running sessions; more: and what waits, and the head of the audit log, which the chat then witnesses.
@@ -1115,30 +1066,23 @@ func (h *heard) list(more bool) string {
 // setup is one run of `atlasbridge setup`: token, who the operator is, config.toml, a test. What is there is kept.
 type setup struct {
 	*command
-	bot *Telegram
+	*Telegram
 	cfg *Config
 	me  user // the bot
 }
 
-func cmdSetup(c *command) int {
-	s := &setup{command: c}
-	err := s.settings()
-	if err == nil {
-		s.bot = newBot(s.cfg.Token, s.cfg.APIBase)
-		s.bot.store, err = openStore(s.cfg.Dir)
-	}
-	if err == nil {
-		defer s.bot.store.Close()
-	}
-	for _, step := range []func() error{s.alone, s.unhook, s.pair, s.save, s.test} {
-		if err == nil {
-			err = step()
+func cmdSetup(c *command) (code int) {
+	s := &setup{command: c, Telegram: &Telegram{}}
+	for _, step := range []func() error{s.settings, s.connect, s.unhook, s.pair, s.save, s.test} {
+		if err := step(); err != nil {
+			code = c.fail(err)
+			break
 		}
 	}
-	if err != nil {
-		return c.fail(err)
+	if s.store != nil {
+		s.store.Close()
 	}
-	return 0
+	return code
 }
 
 func (s *setup) say(format string, args ...any) { fmt.Fprintf(s.stdout, format+"\n", args...) }
@@ -1152,44 +1096,42 @@ func (s *setup) settings() (err error) {
 		}
 	}
 	var token []byte
-	if name := s.opts.text("token-file"); name != "" {
-		token, err = os.ReadFile(name)
-	} else if s.cfg, err = s.config(in); err == nil && s.cfg.Token == "" && onTerminal(s.stdin) {
+	s.cfg, err = s.config(in)
+	if file := s.opts.text("token-file"); err == nil && file != "" {
+		token, err = os.ReadFile(file)
+	} else if err == nil && s.cfg.Token == "" && onTerminal(s.stdin) {
 		fmt.Fprint(s.stdout, "Make a bot with @BotFather (/newbot) and paste its token here (it is not shown): ")
 		token, err = term.ReadPassword(int(s.stdin.Fd()))
 		s.say("")
 	}
-	if len(token) > 0 {
-		in["telegram.bot_token"] = strings.TrimSpace(string(token))
-	}
-	if err == nil {
-		s.cfg, err = s.config(in)
-	}
-	if err == nil && s.cfg.Token == "" {
+	in["telegram.bot_token"] = cmp.Or(strings.TrimSpace(string(token)), s.cfg.Token)
+	if err == nil && in["telegram.bot_token"] == "" {
 		err = errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
+	} else if err == nil {
+		s.cfg, err = s.config(in)
 	}
 	return err
 }
 
-// alone makes sure that nobody else listens, until the store is closed, and that the token is a bot's.
-func (s *setup) alone() error {
-	_, held, err := s.bot.store.TryPoll()
-	if err == nil && !held {
-		err = hinted(errors.New("a running session listens to the bot"), "end it, then run atlasbridge setup again")
+// connect makes sure that nobody else listens, until the store is closed, and that the token is a bot's.
+func (s *setup) connect() (err error) {
+	s.Telegram = newBot(s.cfg.Token, s.cfg.APIBase)
+	if s.store, err = openStore(s.cfg.Dir); err != nil {
+		return err
 	}
-	if err == nil {
-		err = s.bot.call(s.ctx, "getMe", map[string]any{}, &s.me)
+	if _, held, err := s.store.TryPoll(); !held {
+		busy := hinted(errors.New("a running session listens to the bot"), "end it, then run atlasbridge setup again")
+		return cmp.Or(err, busy)
 	}
-	if err == nil {
-		s.say("Bot: @%s", s.me.Username)
-	}
+	err = s.call(s.ctx, "getMe", map[string]any{}, &s.me)
+	fmt.Fprint(s.stdout, when(err == nil, "Bot: @"+s.me.Username+"\n"))
 	return err
 }
 
 // unhook removes a webhook, if the operator agrees: while there is one, the Bot API gives us nothing.
 func (s *setup) unhook() error {
 	var hook struct{ URL string }
-	if err := s.bot.call(s.ctx, "getWebhookInfo", map[string]any{}, &hook); err != nil || hook.URL == "" {
+	if err := s.call(s.ctx, "getWebhookInfo", map[string]any{}, &hook); err != nil || hook.URL == "" {
 		return err
 	}
 	answer := ""
@@ -1201,7 +1143,7 @@ func (s *setup) unhook() error {
 		return hinted(errors.New("a webhook is set for this bot, so it cannot be polled"), "give AtlasBridge a bot of its "+
 			"own; or run atlasbridge setup in a terminal and say y, or call the Bot API's deleteWebhook")
 	}
-	return s.bot.call(s.ctx, "deleteWebhook", map[string]any{}, nil)
+	return s.call(s.ctx, "deleteWebhook", map[string]any{}, nil)
 }
 
 // pair finds chat and user: whoever sends the code has seen this terminal. The other way round, a stranger who writes
@@ -1215,17 +1157,17 @@ func (s *setup) pair() error {
 	s.say("Open https://t.me/%s and send it anything; then send it this code:  %s", s.me.Username, code)
 	return s.wait(func(u *update) bool {
 		m := cmp.Or(u.Message, &message{})
-		from := cmp.Or(m.From, &user{})
-		if _, ok := admitted(u, []int64{from.ID}, m.Chat.ID); !ok {
+		from, ok := admitted(u, []int64{cmp.Or(m.From, &user{}).ID}, m.Chat.ID)
+		if !ok {
 			return false
 		}
-		s.say("\n%s, user %d, wrote in %s chat %d", clip(visible(from.Name), 40), from.ID, m.Chat.Type, m.Chat.ID)
-		if subtle.ConstantTimeCompare([]byte(strings.ToLower(strings.TrimSpace(m.Text))), []byte(code)) != 1 {
-			s.say("If that is you, send the code.")
-			return false
+		right := strings.EqualFold(strings.TrimSpace(m.Text), code)
+		s.say("\n%s, user %d, wrote in %s chat %d%s", clip(visible(from.Name), 40), from.ID, m.Chat.Type, m.Chat.ID,
+			when(!right, "\nIf that is you, send the code."))
+		if right {
+			s.cfg.ChatID, s.cfg.Users = m.Chat.ID, []int64{from.ID}
 		}
-		s.cfg.ChatID, s.cfg.Users = m.Chat.ID, []int64{from.ID}
-		return true
+		return right
 	})
 }
 
@@ -1234,10 +1176,9 @@ func (s *setup) test() error {
 	if s.opts.on("no-test") {
 		return nil
 	}
-	text, data := &richText{}, "setup:"+newNonce()
-	text.line("", "AtlasBridge is connected. Press the button to finish the setup.")
-	s.bot.cfg.Store(s.cfg)
-	if _, err := s.bot.send(s.ctx, "sendMessage", text.params([][]button{{{"✅ It works", data}}}), true); err != nil {
+	text, data := &richText{text: "AtlasBridge is connected. Press the button to finish the setup."}, "setup:"+newNonce()
+	s.Telegram.cfg.Store(s.cfg)
+	if _, err := s.send(s.ctx, "sendMessage", text.params([][]button{{{"text": "✅ It works", "callback_data": data}}}), true); err != nil {
 		return hinted(err, "press Start in the bot's chat, then run atlasbridge setup again")
 	}
 	s.say("A test message was sent: press its button.")
@@ -1245,7 +1186,7 @@ func (s *setup) test() error {
 		if _, ok := admitted(u, s.cfg.Users, s.cfg.ChatID); !ok || u.Callback == nil || u.Callback.Data != data {
 			return false
 		}
-		_ = s.bot.call(s.ctx, "answerCallbackQuery", map[string]any{"callback_query_id": u.Callback.ID}, nil)
+		_ = s.call(s.ctx, "answerCallbackQuery", map[string]any{"callback_query_id": u.Callback.ID}, nil)
 		s.say("\nIt works. Now: atlasbridge run claude")
 		return true
 	})
@@ -1256,19 +1197,18 @@ func (s *setup) wait(done func(*update) bool) error {
 	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Minute)
 	defer cancel()
 	params := map[string]any{"timeout": 10, "allowed_updates": heardUpdates}
-	for ; ctx.Err() == nil; fmt.Fprint(s.stdout, ".") {
+	for ; ctx.Err() == nil; _ = sleep(ctx, time.Second) {
 		var updates []update
-		if e, _ := s.bot.call(ctx, "getUpdates", params, &updates).(*apiError); e != nil && !e.temporary() {
+		if e, _ := s.call(ctx, "getUpdates", params, &updates).(*apiError); e != nil && !e.temporary() {
 			return hinted(e, e.trouble(0))
 		}
+		fmt.Fprint(s.stdout, ".")
 		for _, u := range updates {
-			params["offset"] = u.ID + 1
-			if done(&u) {
+			if params["offset"] = u.ID + 1; done(&u) {
 				params["timeout"] = 0
-				return s.bot.call(ctx, "getUpdates", params, nil) // confirms what was read
+				return s.call(ctx, "getUpdates", params, nil) // confirms what was read
 			}
 		}
-		_ = sleep(ctx, time.Second)
 	}
 	return hinted(errors.New("nothing came within 10 minutes"), "run atlasbridge setup again: it makes a new code")
 }
@@ -1281,10 +1221,10 @@ var (
 
 // save puts the bot into config.toml and leaves every other line as it is.
 func (s *setup) save() error {
-	path := filepath.Join(s.cfg.Dir, "config.toml")
 	s.say("Chat %d, allowed users %v", s.cfg.ChatID, s.cfg.Users)
+	path := filepath.Join(s.cfg.Dir, "config.toml")
 	old, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	f, err := openPrivate(path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC)
@@ -1301,10 +1241,8 @@ func (s *setup) save() error {
 // withTelegram is the text of a configuration with this bot in it.
 func withTelegram(text string, c *Config) string {
 	text = telegramKeys.ReplaceAllString(strings.TrimRight(text, "\n")+"\n", "")
-	if !telegramTable.MatchString(text) {
-		text += "\n[telegram]\n"
-	}
+	text += when(!telegramTable.MatchString(text), "\n[telegram]\n")
 	at, users := telegramTable.FindStringIndex(text)[1], strings.ReplaceAll(fmt.Sprint(c.Users), " ", ", ")
-	lines := fmt.Sprintf("bot_token = %q\nchat_id = %d\nallowed_users = %s\n", c.Token, c.ChatID, users)
-	return strings.TrimLeft(text[:at], "\n") + lines + fmt.Sprintf("api_base = %q\n", c.APIBase) + text[at:]
+	return strings.TrimLeft(text[:at], "\n") + fmt.Sprintf("bot_token = %q\nchat_id = %d\nallowed_users = %s\napi_base = %q\n",
+		c.Token, c.ChatID, users, c.APIBase) + text[at:]
 }
