@@ -4356,6 +4356,41 @@ func TestTelegramSetup(t *testing.T) {
 	check("[1002]")
 }
 
+// A webhook is removed only when the operator says so in a terminal, and what came meanwhile is kept.
+func TestTelegramSetupWebhook(t *testing.T) {
+	srv := newTGServer(t)
+	srv.answers["getWebhookInfo"] = func(map[string]any) string {
+		return `{"url":"https://example.invalid/` + tgToken + `"}`
+	}
+	dir := home(t, withTelegram("", &Config{Token: tgToken, ChatID: 1001, Users: []int64{1001}, APIBase: srv.URL}))
+	null, _ := os.Open(os.DevNull)
+	defer null.Close()
+	stderr, _ := os.Create(filepath.Join(t.TempDir(), "stderr"))
+	defer stderr.Close()
+	c := &command{ctx: t.Context(), name: "setup", args: []string{"--no-test"}, stdin: null, stdout: stderr,
+		stderr: stderr, getenv: func(k string) string { return map[string]string{"ATLASBRIDGE_HOME": dir}[k] }}
+	c.opts, _ = c.options()
+	if code := cmdSetup(c); code != 1 {
+		t.Errorf("without a terminal setup ends with %d", code)
+	}
+	if text, _ := os.ReadFile(stderr.Name()); !matches(`(?s)a webhook is set.*hint: .*in a terminal`, string(text)) ||
+		strings.Contains(string(text), "AAFake") {
+		t.Errorf("without a terminal setup says %q", text)
+	}
+	for _, answer := range []string{"\r", "n\r", "y\r"} {
+		x := bridge(t, dir, "setup", "--no-test")
+		x.sees("Remove it? [y/N]")
+		x.types(answer)
+		x.exits(map[bool]int{false: 1}[answer == "y\r"])
+		if n := srv.count("deleteWebhook"); (n == 1) != (answer == "y\r") {
+			t.Errorf("after %q the webhook was removed %d times", answer, n)
+		}
+	}
+	if p := srv.until(t, "deleteWebhook", "").p; p["drop_pending_updates"] != nil {
+		t.Errorf("deleteWebhook %v", p)
+	}
+}
+
 // Whatever the server sends, nothing panics, and nothing but the operator's own update acts.
 func FuzzUpdate(f *testing.F) {
 	p := yesNo

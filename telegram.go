@@ -1,6 +1,5 @@
 // Telegram: the one file that reaches the network. Out: Ask, Settle and Notify, for this process's own session. In:
-// Poll, in the one process that holds the poll lock, for all sessions. An answer becomes a Decision for Store.Decide,
-// anything else an InputRecord for its session.
+// Poll, in the process that holds the poll lock, for all sessions: an answer becomes a Decision, else an InputRecord.
 //   - Text is sent with entities (offsets in UTF-16 units), never with a parse_mode: what a program printed cannot
 //     become markup. Text from elsewhere passes clean on its way out.
 //   - Every update passes admitted first. Strangers are audited and never answered.
@@ -137,18 +136,16 @@ type apiError struct {
 	method     string
 }
 
-func (e *apiError) Error() string { return "telegram " + e.method + ": " + e.Text }
-func (e *apiError) after() time.Duration {
-	return time.Duration(e.Parameters["retry_after"]) * time.Second
-}
+func (e *apiError) Error() string          { return "telegram " + e.method + ": " + e.Text }
 func (e *apiError) says(words string) bool { return e.Code > 0 && strings.Contains(e.Text, words) }
 func (e *apiError) temporary() bool        { return e.Code == 0 || e.Code == 429 || e.Code >= 500 }
+func (e *apiError) after() time.Duration {
+	return time.Second * time.Duration(e.Parameters["retry_after"])
+}
 
 // trouble is what the operator should know of an error that is not one request's alone, nor soon over; "" otherwise.
 func (e *apiError) trouble(failures int) string {
-	if e == nil {
-		return ""
-	}
+	e = cmp.Or(e, &apiError{Code: http.StatusOK})
 	return cmp.Or(
 		when(e.Code == 401 || e.Code == 404, "Telegram refuses the bot token ("+e.Text+"): run atlasbridge setup"),
 		when(e.Code == 403 || e.says("chat not found") || e.says("upgraded to a supergroup"),
@@ -159,11 +156,10 @@ func (e *apiError) trouble(failures int) string {
 		when(e.temporary() && e.after() == 0 && failures > 0, "Telegram cannot be reached, still trying: "+e.Text))
 }
 
-// cutAnswer finds the id in the answer to a sendMessage that was carried out but whose answer broke off.
+// cutAnswer is the answer to a sendMessage that was carried out, but broke off after the message's id.
 var cutAnswer = regexp.MustCompile(`^\{"ok":true,"result":(\{"message_id":\d+)[,}]`)
 
-// call makes one request and decodes its result into result (nil: ignored). What comes back is the Bot API's JSON, or a
-// proxy's page, or a part of either. The error is an *apiError.
+// call makes one request and decodes its result, if it is wanted. An error, such as a proxy's page, is an *apiError.
 func (t *Telegram) call(ctx context.Context, method string, params map[string]any, result any) error {
 	seconds, _ := params["timeout"].(int)
 	ctx, cancel := context.WithTimeout(ctx, callTimeout+time.Duration(seconds)*time.Second)
@@ -203,7 +199,7 @@ func backoff(n int, r float64) time.Duration {
 	return d - time.Duration(r*float64(d)/4)
 }
 
-// sleep waits for d or the end of ctx, whichever is first.
+// sleep waits for d, or returns the error of ctx when that ends first.
 func sleep(ctx context.Context, d time.Duration) error {
 	timer, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
@@ -211,8 +207,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 	return ctx.Err()
 }
 
-// send is call for messages: paced, and repeated until it is done, refused for good, or ctx ends. It returns the
-// message's id; 0 when the message to change is gone, which is no error.
+// send is call for messages: paced, and repeated until it is done, refused for good, or ctx ends. It returns the id of
+// the message; 0 when the one to change is gone, which is no error.
 func (t *Telegram) send(ctx context.Context, method string, params map[string]any, urgent bool) (int64, error) {
 	for failures := 0; t.pace(ctx, urgent) == nil; failures++ {
 		var sent message
@@ -254,8 +250,8 @@ func (t *Telegram) pace(ctx context.Context, urgent bool) (err error) {
 	return err
 }
 
-// reserve takes a turn, or tells how long none is free. The next is due at next; when that is past, up to four are
-// saved up. What is not urgent leaves one of them free: questions overtake.
+// reserve takes a turn, due at next, or tells how long none is free. Up to four are saved up; what is not urgent leaves
+// one of them free: questions overtake.
 func reserve(next, now time.Time, every time.Duration, urgent bool) (time.Time, time.Duration) {
 	due := max(next.Sub(now), -3*every)
 	if wait := due + when(!urgent, every); wait > 0 {
@@ -264,8 +260,8 @@ func reserve(next, now time.Time, every time.Duration, urgent bool) (time.Time, 
 	return now.Add(due + every), 0
 }
 
-// turn changes when the next message may leave, kept for all processes in one small file, together with when it was
-// written: before that, the clock has been set back. Without the file this process paces itself alone.
+// turn changes when the next message may leave, for all processes in one file; for this one alone without it. The file
+// also says when it was written: before that, the clock has been set back.
 func (t *Telegram) turn(change func(next time.Time) time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -289,8 +285,6 @@ type richText struct {
 type entity = map[string]any
 type button = map[string]string // text and callback_data
 
-func units(s string) int { return len(utf16.Encode([]rune(s))) }
-
 // line appends s as lines of their own, marked as kind ("bold", "pre") unless that is "". Nothing for an empty s.
 func (r *richText) line(kind, s string) {
 	r.text += when(s != "" && r.text != "", "\n")
@@ -300,24 +294,23 @@ func (r *richText) line(kind, s string) {
 	r.text += s
 }
 
-// params are those of sendMessage and editMessageText.
+func units(s string) int { return len(utf16.Encode([]rune(s))) }
+
 func (r *richText) params(rows [][]button) map[string]any {
 	return map[string]any{"text": r.text, "entities": append([]entity{}, r.marks...), "reply_markup": markup(rows),
 		"link_preview_options": map[string]bool{"is_disabled": true}}
 }
+
 func markup(rows [][]button) any {
-	return map[string]any{"inline_keyboard": append([][]button{}, rows...)}
+	return map[string][][]button{"inline_keyboard": append([][]button{}, rows...)}
 }
 
 // clean makes text from elsewhere fit to leave: valid, no secret, nothing invisible, at most n UTF-16 units.
 func clean(s string, n int) string {
 	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\r", "")
 	s = visible(redact(strings.TrimRight(strings.TrimLeft(s, "\n"), " \t\n")))
-	if _, rest := cutText(s, n); rest != "" {
-		s, _ = cutText(s, n-1)
-		s += "…"
-	}
-	return s
+	short, _ := cutText(s, n-1)
+	return cmp.Or(when(units(s) > n, short+"…"), s)
 }
 
 // cutText cuts at most n UTF-16 units off s, if it can at a line end in their second half, which is then lost.
@@ -368,10 +361,8 @@ func (p *PromptRecord) inFull() *PromptRecord {
 }
 
 // keyboard is an open question's buttons, one a row. While part of it is hidden (Cut), nothing that grants is offered.
-// ticked are the keys chosen so far where several may be; they live in the buttons: what is seen is submitted.
-//
-// A button sends back `ans:{prompt}:{session}:{nonce}:{value}`, with the first 8, 8 and 16 hex digits; the limit is 64
-// bytes, https://core.telegram.org/bots/api#inlinekeyboardbutton.
+// ticked are the keys chosen so far where several may be; they live in the buttons: what is seen is submitted. A button
+// sends back at most 64 bytes, https://core.telegram.org/bots/api#inlinekeyboardbutton.
 func keyboard(p *PromptRecord, ticked ...string) (rows [][]button) {
 	add := func(holds bool, text, value string) {
 		data := fmt.Sprintf("ans:%.8s:%.8s:%.16s:%s", p.ID, p.SessionID, p.Nonce, value)
@@ -406,10 +397,8 @@ func keyboard(p *PromptRecord, ticked ...string) (rows [][]button) {
 
 // answers are the choices of a question; a plain yes/no need not list its two.
 func answers(p *PromptRecord) []Choice {
-	if p.Type == YesNo && len(p.Choices) == 0 {
-		return []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}}
-	}
-	return p.Choices
+	plain := []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}}
+	return append(slices.Clip(p.Choices), when(p.Type == YesNo && len(p.Choices) == 0, plain)...)
 }
 
 // grants tells whether a choice lets something happen, by whatever says so.
@@ -460,8 +449,8 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	for _, c := range p.Choices {
 		r.line("", when(open && len(c.Label) > 30, choiceText(p, c))) // a button shows about this much
 	}
-	r.line("", when(open && p.Tool != "", "🔧 "+clean(p.Tool, 60)+" in "+clean(p.Cwd, 200)))
-	for _, line := range []string{hint, left, origin(s)} {
+	used := when(open && p.Tool != "", "🔧 "+clean(p.Tool, 60)+" in "+clean(p.Cwd, 200))
+	for _, line := range []string{used, hint, left, origin(s)} {
 		r.line("", line)
 	}
 	return r
@@ -493,8 +482,8 @@ func (t *Telegram) Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (
 	return t.send(ctx, "sendMessage", params, !p.Idle)
 }
 
-// Settle edits the question's message, which may be a newer one than p knows, to what p now says. While a question
-// waits whose message has been shown in full, or in which choices have been ticked, there is nothing to say.
+// Settle edits the question's newest message, which p need not know, to what p now says. While one waits that may have
+// been shown in full, or in which choices may be ticked, there is nothing to say.
 func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error {
 	if p = p.inFull(); p.MsgID == 0 || p.Open() && (p.Cut || p.Multi) {
 		return nil
@@ -508,8 +497,7 @@ func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, s *SessionRecord
 	return err
 }
 
-// Notify sends a notice in as many messages as it needs and returns the id of the last; with Edit the first of them
-// is that message, unless the operator deleted it.
+// Notify sends a notice in as many messages as it needs, the first by Edit unless that was deleted; id: the last.
 func (t *Telegram) Notify(ctx context.Context, n Notice) (id int64, err error) {
 	last, text, mono := "", clean(n.Text, 1<<20), clean(n.Mono, 1<<20)
 	if v, err := t.store.View(); err == nil && v.Sessions[n.SessionID] != nil {
@@ -538,14 +526,13 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (id int64, err error) {
 	return id, err
 }
 
-// update is what of the Bot API's Update counts here; everything else is ignored.
+// update is what of the Bot API's Update counts here: a message, or a button pressed. Everything else is ignored.
 type update struct {
 	ID       int64 `json:"update_id"`
 	Message  *message
 	Callback *press `json:"callback_query"`
 }
 
-// press is a CallbackQuery: a button was pressed.
 type press struct {
 	ID      string
 	From    *user
@@ -574,7 +561,6 @@ type user struct {
 	Username, Type string // Type: of a chat, "private", "group", "supergroup" or "channel"
 }
 
-// who names a user in records.
 func (u *user) who() string { return "telegram:" + fmt.Sprint(u.ID) }
 
 // admitted decides, for every kind of update and nowhere else, whether it counts: when a person on the allowlist, known
@@ -596,10 +582,11 @@ func admitted(u *update, users []int64, chatID int64) (from *user, ok bool) {
 // receiver is a Telegram while it polls. Its fields belong to the goroutine that listens.
 type receiver struct {
 	*Telegram
-	ctx            context.Context // ends with the polling
-	work           sync.WaitGroup  // answers on their way, each a goroutine that ends with it
-	lastOK, minute time.Time       // of getUpdates, by the wall clock, which sleeps never; in which strangers were audited
-	strangers      int
+	ctx       context.Context // ends with the polling
+	work      sync.WaitGroup  // answers on their way, each a goroutine that ends with it
+	lastOK    time.Time       // of getUpdates, by the wall clock, which goes on while the machine sleeps
+	minute    time.Time       // in which so many strangers were audited
+	strangers int
 }
 
 // Poll waits for the poll lock, then receives for all sessions until ctx ends or the token is refused for good.
@@ -625,7 +612,7 @@ func (t *Telegram) Poll(ctx context.Context) {
 
 // listen polls until ctx ends or the token is refused.
 func (r *receiver) listen() {
-	params := map[string]any{"allowed_updates": heardUpdates, "timeout": 1}
+	params := map[string]any{"allowed_updates": []string{"message", "callback_query"}, "timeout": 1}
 	for failures := 0; r.ctx.Err() == nil; {
 		var updates []json.RawMessage
 		e, _ := r.call(r.ctx, "getUpdates", params, &updates).(*apiError)
@@ -655,16 +642,12 @@ func (r *receiver) listen() {
 	}
 }
 
-var heardUpdates = []string{"message", "callback_query"}
-
-// recovered notes a successful poll. After an outage longer than a tap lives, taps may be lost: what still waits is
-// offered again.
+// recovered notes a successful poll. After an outage longer than a tap lives, what waits is offered again.
 func (r *receiver) recovered() {
-	now := time.Now().Round(0)
-	outage := now.Sub(r.lastOK) > tapLife
+	now, last := time.Now().Round(0), r.lastOK
 	r.lastOK = now
 	v, err := r.store.View()
-	if err != nil || !outage {
+	if err != nil || now.Sub(last) <= tapLife {
 		return
 	}
 	for _, p := range v.Prompts {
@@ -674,23 +657,19 @@ func (r *receiver) recovered() {
 	}
 }
 
-// later does what nothing waits for. What fails is logged.
+// later does what nothing waits for; beside, a call for which it is soon too late: once, unpaced.
 func (r *receiver) later(do func() (int64, error)) {
 	r.work.Go(func() { _, err := do(); r.warn(err) })
 }
-
+func (r *receiver) beside(method string, params map[string]any) {
+	r.later(func() (int64, error) { return 0, r.call(r.ctx, method, params, nil) })
+}
 func (r *receiver) warn(err error) {
 	if err != nil && !errors.Is(err, context.Canceled) {
 		r.log.Warn("left undone", "error", err)
 	}
 }
-
-// beside makes a call once and unpaced, since it is soon too late for it.
-func (r *receiver) beside(method string, params map[string]any) {
-	r.later(func() (int64, error) { return 0, r.call(r.ctx, method, params, nil) })
-}
-
-// tell answers the operator's message.
+func (r *receiver) audit(e Event) { r.warn(r.store.Audit().Append(e)) }
 func (r *receiver) tell(replyTo int64, text string) {
 	r.later(func() (int64, error) { return r.Notify(r.ctx, Notice{Text: text, ReplyTo: replyTo}) })
 }
@@ -706,8 +685,6 @@ func (r *receiver) toast(q *press, text string, box bool) {
 	text = clean(text, maxToast)
 	r.beside("answerCallbackQuery", map[string]any{"callback_query_id": q.ID, "text": text, "show_alert": box})
 }
-
-func (r *receiver) audit(e Event) { r.warn(r.store.Audit().Append(e)) }
 
 // take acts on one update. An error means that nothing was done and the update must come again.
 func (r *receiver) take(raw json.RawMessage) (int64, error) {
@@ -746,8 +723,7 @@ func (r *receiver) once(id int64, with Record) error {
 	})
 }
 
-// decide gives an answer to the store, unless it is refused already, and audits one that is refused or decides about a
-// permission.
+// decide gives an answer to the store, unless it is refused already; refusals and decided permissions are audited.
 func (r *receiver) decide(id int64, from *user, d Decision, why Refusal) (now PromptRecord, _ Refusal, err error) {
 	if d.By, d.UpdateID = from.who(), id; why == "" {
 		now, why, err = r.store.Decide(d, time.Now())
@@ -773,26 +749,22 @@ func tapped(data string, v *View) (d Decision, p *PromptRecord) {
 	return d, p
 }
 
-// tap acts on a pressed button. The phone is told at once; what takes longer is done beside. A message that is newer
-// than the question's is one whose sending is not recorded yet; an older one has been replaced.
+// tap acts on a pressed button and tells the phone at once. A message newer than the question's is one whose sending is
+// not recorded yet; an older one has been replaced.
 func (r *receiver) tap(id int64, q *press, v *View) error {
 	d, p := tapped(q.Data, v)
-	why := Refusal("this message is out of date, use the newest one of its question")
-	if p != nil && q.Message.ID >= p.MsgID {
-		if why = ""; strings.HasPrefix(d.Value, "~") && p.Open() {
-			r.show(q, *p, v.Sessions[p.SessionID], d.Value)
-			return r.once(id, nil)
-		}
+	old := p == nil || q.Message.ID < p.MsgID
+	if !old && strings.HasPrefix(d.Value, "~") && p.Open() {
+		r.show(q, *p, v.Sessions[p.SessionID], d.Value)
+		return r.once(id, nil)
 	}
-	now, why, err := r.decide(id, q.From, d, why)
-	switch {
-	case err != nil:
-	case why == "":
-		r.toast(q, "✓ "+valueName(p, &d.Value), false)
-	default:
-		if r.toast(q, "Nothing was done: "+string(why), true); !now.Open() {
-			r.buttons(q.Message.ID, nil)
-		}
+	now, why, err := r.decide(id, q.From, d,
+		when(old, Refusal("this message is out of date, use the newest one of its question")))
+	if err == nil {
+		r.toast(q, cmp.Or(when(why != "", "Nothing was done: "+string(why)), "✓ "+valueName(p, &d.Value)), why != "")
+	}
+	if err == nil && why != "" && !now.Open() {
+		r.buttons(q.Message.ID, nil)
 	}
 	return err
 }
@@ -805,8 +777,9 @@ func (r *receiver) show(q *press, p PromptRecord, s *SessionRecord, value string
 		r.buttons(q.Message.ID, keyboard(&p, keysIn(keys)...))
 		return
 	}
-	if p.Excerpt = p.Recent; value == tapAll { // Full ends at 16 KiB
-		p.Excerpt, p.Cut = p.Full, p.Full == "" || len(p.Full) > 16000 && strings.HasSuffix(p.Full, "…")
+	p.Excerpt = cmp.Or(when(value == tapRecent, p.Recent), p.Full, p.Excerpt)
+	if value == tapAll { // Full ends at 16 KiB
+		p.Cut = p.Full == "" || len(p.Full) > 16000 && strings.HasSuffix(p.Full, "…")
 	}
 	r.later(func() (int64, error) { return r.offer(s, p) })
 }
@@ -1029,7 +1002,7 @@ func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
 	}
 	grant, keys, named := false, strings.Join(keysIn(text), ","), ""
 	for _, c := range answers(p) {
-		if !p.Secret && (strings.EqualFold(text, c.Key) || strings.EqualFold(text, c.Label)) {
+		if named == "" && !p.Secret && (strings.EqualFold(text, c.Key) || strings.EqualFold(text, c.Label)) {
 			grant, named = grants(c), c.Key
 		}
 	}
@@ -1136,7 +1109,7 @@ func (s *setup) unhook() error {
 	}
 	answer := ""
 	if onTerminal(s.stdin) {
-		fmt.Fprint(s.stdout, "A webhook is set: the bot's messages go to another program. Remove the webhook? [y/N] ")
+		fmt.Fprint(s.stdout, "A webhook is set: the bot's messages go elsewhere. Remove it? [y/N] ")
 		_, _ = fmt.Fscanln(s.stdin, &answer) // an empty line is an error, and a no
 	}
 	if !strings.EqualFold(answer, "y") {
@@ -1177,8 +1150,9 @@ func (s *setup) test() error {
 		return nil
 	}
 	text, data := &richText{text: "AtlasBridge is connected. Press the button to finish the setup."}, "setup:"+newNonce()
+	params := text.params([][]button{{{"text": "✅ It works", "callback_data": data}}})
 	s.Telegram.cfg.Store(s.cfg)
-	if _, err := s.send(s.ctx, "sendMessage", text.params([][]button{{{"text": "✅ It works", "callback_data": data}}}), true); err != nil {
+	if _, err := s.send(s.ctx, "sendMessage", params, true); err != nil {
 		return hinted(err, "press Start in the bot's chat, then run atlasbridge setup again")
 	}
 	s.say("A test message was sent: press its button.")
@@ -1196,7 +1170,7 @@ func (s *setup) test() error {
 func (s *setup) wait(done func(*update) bool) error {
 	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Minute)
 	defer cancel()
-	params := map[string]any{"timeout": 10, "allowed_updates": heardUpdates}
+	params := map[string]any{"allowed_updates": []string{"message", "callback_query"}, "timeout": 10}
 	for ; ctx.Err() == nil; _ = sleep(ctx, time.Second) {
 		var updates []update
 		if e, _ := s.call(ctx, "getUpdates", params, &updates).(*apiError); e != nil && !e.temporary() {
@@ -1243,6 +1217,6 @@ func withTelegram(text string, c *Config) string {
 	text = telegramKeys.ReplaceAllString(strings.TrimRight(text, "\n")+"\n", "")
 	text += when(!telegramTable.MatchString(text), "\n[telegram]\n")
 	at, users := telegramTable.FindStringIndex(text)[1], strings.ReplaceAll(fmt.Sprint(c.Users), " ", ", ")
-	return strings.TrimLeft(text[:at], "\n") + fmt.Sprintf("bot_token = %q\nchat_id = %d\nallowed_users = %s\napi_base = %q\n",
-		c.Token, c.ChatID, users, c.APIBase) + text[at:]
+	lines := fmt.Sprintf("bot_token = %q\nchat_id = %d\nallowed_users = %s\n", c.Token, c.ChatID, users)
+	return strings.TrimLeft(text[:at], "\n") + lines + fmt.Sprintf("api_base = %q\n", c.APIBase) + text[at:]
 }
