@@ -69,8 +69,6 @@ type Telegram struct {
 	skew       atomic.Int64 // Telegram's clock minus ours, a time.Duration
 	polling    atomic.Bool  // this process holds the poll lock
 	troubles   sync.Map     // of "send" and "poll": what keeps it from working, "" nothing
-	mu         sync.Mutex   // guards next
-	next       time.Time    // the pacing, as far as this process knows, see turn
 }
 
 // newTelegram is the channel of a complete configuration.
@@ -228,6 +226,7 @@ func (t *Telegram) send(ctx context.Context, method string, params map[string]an
 			delete(params, "entities") // a question is never lost to its looks
 		case e.after() > 0:
 			t.turn(func(time.Time) time.Time { return time.Now().Add(e.after()) })
+			_ = sleep(ctx, e.after())
 		case !e.temporary():
 			return 0, e
 		default:
@@ -260,21 +259,17 @@ func reserve(next, now time.Time, every time.Duration, urgent bool) (time.Time, 
 	return now.Add(due + every), 0
 }
 
-// turn changes when the next message may leave, for all processes in one file; for this one alone without it. The file
-// also says when it was written: before that, the clock has been set back.
+// turn changes when the next message may leave, for all processes in one file. It also says when it was written: before
+// that, the clock has been set back. Without the file nothing is paced but by Telegram.
 func (t *Telegram) turn(change func(next time.Time) time.Time) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	f, err := openPrivate(filepath.Join(t.store.Dir, "telegram.pace"), os.O_RDWR|os.O_CREATE)
-	defer f.Close() // and with it the lock
-	if err != nil || lockFile(f, true) != nil {
-		t.next = change(t.next)
-		return
-	}
 	var next, written int64
-	_, _ = fmt.Fscanf(f, "%d %d", &next, &written)
-	t.next = change(time.Unix(0, when(written <= time.Now().UnixNano(), next)))
-	_, _ = f.WriteAt(fmt.Appendf(nil, "%020d %020d\n", t.next.UnixNano(), time.Now().UnixNano()), 0)
+	if err == nil && lockFile(f, true) == nil {
+		_, _ = fmt.Fscanf(f, "%d %d", &next, &written)
+	}
+	next = change(time.Unix(0, when(written <= time.Now().UnixNano(), next))).UnixNano()
+	_, _ = f.WriteAt(fmt.Appendf(nil, "%020d %020d\n", next, time.Now().UnixNano()), 0)
+	f.Close() // and with it the lock
 }
 
 // richText is a message's text with its entities, whose offsets and lengths count UTF-16 units.
@@ -295,12 +290,10 @@ func (r *richText) line(kind, s string) {
 }
 
 func units(s string) int { return len(utf16.Encode([]rune(s))) }
-
 func (r *richText) params(rows [][]button) map[string]any {
 	return map[string]any{"text": r.text, "entities": append([]entity{}, r.marks...), "reply_markup": markup(rows),
 		"link_preview_options": map[string]bool{"is_disabled": true}}
 }
-
 func markup(rows [][]button) any {
 	return map[string][][]button{"inline_keyboard": append([][]button{}, rows...)}
 }
@@ -403,7 +396,6 @@ func answers(p *PromptRecord) []Choice {
 
 // grants tells whether a choice lets something happen, by whatever says so.
 func grants(c Choice) bool { return c.Grants || c.Hook == "allow" || c.Key == "y" }
-
 func choiceText(p *PromptRecord, c Choice) string {
 	return when(p.Type != YesNo, clean(c.Key, 9)+". ") + clean(c.Label, 60)
 }
@@ -532,14 +524,11 @@ type update struct {
 	Message  *message
 	Callback *press `json:"callback_query"`
 }
-
 type press struct {
-	ID      string
-	From    *user
-	Message *message
-	Data    string
+	ID, Data string
+	From     *user
+	Message  *message
 }
-
 type message struct {
 	ID            int64 `json:"message_id"`
 	From          *user
@@ -657,7 +646,7 @@ func (r *receiver) recovered() {
 	}
 }
 
-// later does what nothing waits for; beside, a call for which it is soon too late: once, unpaced.
+// later does what nothing waits for; beside makes a call for which it is soon too late: once, unpaced.
 func (r *receiver) later(do func() (int64, error)) {
 	r.work.Go(func() { _, err := do(); r.warn(err) })
 }
@@ -916,7 +905,8 @@ func (h *heard) command(name, line string) wish {
 	}
 	s, _, refusal := h.target(sid)
 	example := map[string]string{"send": "go on", "keys": "CTRL_C"}[name]
-	switch {
+	isKey := func(word string) bool { _, ok := keyBytes(word, false); return ok }
+	switch unknown := slices.DeleteFunc(strings.Fields(rest), isKey); {
 	case s == nil:
 		return wish{reply: cmp.Or(refusal, "✗ Which session? "+h.list(false))}
 	case name == "switch" || name == "claim":
@@ -925,13 +915,9 @@ func (h *heard) command(name, line string) wish {
 		return wish{reply: "✗ What? Example: /" + name + " " + shortID(s.ID) + " " + example}
 	case name == "send":
 		return h.speak(s, nil, strings.TrimSpace(rest))
-	case name == "keys":
-		for _, key := range strings.Fields(rest) {
-			if _, ok := keyBytes(key, false); !ok {
-				return wish{reply: "✗ There is no key " + key + ". Keys: CTRL_A … CTRL_Z ENTER ESC TAB SHIFT_TAB SPACE " +
-					"BACKSPACE DELETE UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
-			}
-		}
+	case name == "keys" && len(unknown) > 0:
+		return wish{reply: "✗ There is no key " + unknown[0] + ". Keys: CTRL_A … CTRL_Z ENTER ESC TAB SHIFT_TAB SPACE " +
+			"BACKSPACE DELETE UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
 	}
 	return h.input(s, name, rest)
 }
