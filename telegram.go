@@ -128,18 +128,16 @@ func when[T any](holds bool, v T) (out T) {
 type apiError struct {
 	OK         bool
 	Result     json.RawMessage
-	Code       int              `json:"error_code"` // 0: no answer of the Bot API came (network, proxy, cut answer)
-	Text       string           `json:"description"`
-	Parameters map[string]int64 // retry_after, seconds
+	Code       int    `json:"error_code"` // 0: no answer of the Bot API came (network, proxy, cut answer)
+	Text       string `json:"description"`
+	Parameters map[string]time.Duration
 	method     string
 }
 
 func (e *apiError) Error() string          { return "telegram " + e.method + ": " + e.Text }
 func (e *apiError) says(words string) bool { return e.Code > 0 && strings.Contains(e.Text, words) }
 func (e *apiError) temporary() bool        { return e.Code == 0 || e.Code == 429 || e.Code >= 500 }
-func (e *apiError) after() time.Duration {
-	return time.Second * time.Duration(e.Parameters["retry_after"])
-}
+func (e *apiError) after() time.Duration   { return e.Parameters["retry_after"] * time.Second }
 
 // trouble is what the operator should know of an error that is not one request's alone, nor soon over; "" otherwise.
 func (e *apiError) trouble(failures int) string {
@@ -275,23 +273,22 @@ func (t *Telegram) turn(change func(next time.Time) time.Time) {
 // richText is a message's text with its entities, whose offsets and lengths count UTF-16 units.
 type richText struct {
 	text  string
-	marks []entity
+	marks []map[string]any
 }
-type entity = map[string]any
 type button = map[string]string // text and callback_data
 
 // line appends s as lines of their own, marked as kind ("bold", "pre") unless that is "". Nothing for an empty s.
 func (r *richText) line(kind, s string) {
 	r.text += when(s != "" && r.text != "", "\n")
 	if s != "" && kind != "" {
-		r.marks = append(r.marks, entity{"type": kind, "offset": units(r.text), "length": units(s)})
+		r.marks = append(r.marks, map[string]any{"type": kind, "offset": units(r.text), "length": units(s)})
 	}
 	r.text += s
 }
 
 func units(s string) int { return len(utf16.Encode([]rune(s))) }
 func (r *richText) params(rows [][]button) map[string]any {
-	return map[string]any{"text": r.text, "entities": append([]entity{}, r.marks...), "reply_markup": markup(rows),
+	return map[string]any{"text": r.text, "entities": append([]map[string]any{}, r.marks...), "reply_markup": markup(rows),
 		"link_preview_options": map[string]bool{"is_disabled": true}}
 }
 func markup(rows [][]button) any {
@@ -339,11 +336,6 @@ const (
 	tapSubmit = "~s:"     // + the keys that are ticked: give these choices
 )
 
-// keysIn splits what stands between commas and spaces.
-func keysIn(text string) []string {
-	return strings.FieldsFunc(text, func(c rune) bool { return c == ',' || c == ' ' })
-}
-
 // inFull lets an open permission question show all it is about where that fits into one message: nothing is cut.
 func (p *PromptRecord) inFull() *PromptRecord {
 	q := *p
@@ -388,7 +380,7 @@ func keyboard(p *PromptRecord, ticked ...string) (rows [][]button) {
 	return rows
 }
 
-// answers are the choices of a question; a plain yes/no need not list its two.
+// answers are the choices of a question, of which a plain yes/no need not list its two.
 func answers(p *PromptRecord) []Choice {
 	plain := []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}}
 	return append(slices.Clip(p.Choices), when(p.Type == YesNo && len(p.Choices) == 0, plain)...)
@@ -571,11 +563,10 @@ func admitted(u *update, users []int64, chatID int64) (from *user, ok bool) {
 // receiver is a Telegram while it polls. Its fields belong to the goroutine that listens.
 type receiver struct {
 	*Telegram
-	ctx       context.Context // ends with the polling
-	work      sync.WaitGroup  // answers on their way, each a goroutine that ends with it
-	lastOK    time.Time       // of getUpdates, by the wall clock, which goes on while the machine sleeps
-	minute    time.Time       // in which so many strangers were audited
-	strangers int
+	ctx               context.Context // ends with the polling
+	work              sync.WaitGroup  // answers on their way, each a goroutine that ends with it
+	lastOK            time.Time       // of getUpdates, by the wall clock, which goes on while the machine sleeps
+	minute, strangers int64           // of the last one, by the wall clock; so many in it
 }
 
 // Poll waits for the poll lock, then receives for all sessions until ctx ends or the token is refused for good.
@@ -619,15 +610,16 @@ func (r *receiver) listen() {
 			params["offset"] = id + 1 // assigned, never the maximum: ids restart at random after a week (server)
 		}
 		r.note("poll", trouble)
-		if e == nil {
+		switch {
+		case e == nil:
 			failures, params["timeout"] = 0, pollSeconds
 			r.recovered()
-			continue
-		} else if e.Code == 401 || e.Code == 404 {
+		case e.Code == 401 || e.Code == 404:
 			return
+		default:
+			_ = sleep(r.ctx, max(cmp.Or(e.after(), backoff(failures, rand.Float64())), when(e.Code == 409, 5*time.Second)))
+			failures, params["timeout"] = failures+1, 1 // short: to know soon that all is well
 		}
-		_ = sleep(r.ctx, max(cmp.Or(e.after(), backoff(failures, rand.Float64())), when(e.Code == 409, 5*time.Second)))
-		failures, params["timeout"] = failures+1, 1 // short: to know soon that all is well
 	}
 }
 
@@ -662,8 +654,6 @@ func (r *receiver) audit(e Event) { r.warn(r.store.Audit().Append(e)) }
 func (r *receiver) tell(replyTo int64, text string) {
 	r.later(func() (int64, error) { return r.Notify(r.ctx, Notice{Text: text, ReplyTo: replyTo}) })
 }
-
-// buttons replaces a message's buttons.
 func (r *receiver) buttons(msg int64, rows [][]button) {
 	params := map[string]any{"message_id": msg, "reply_markup": markup(rows)}
 	r.later(func() (int64, error) { return r.send(r.ctx, "editMessageReplyMarkup", params, true) })
@@ -682,10 +672,9 @@ func (r *receiver) take(raw json.RawMessage) (int64, error) {
 		return u.ID, nil // what cannot be read is confirmed unread
 	}
 	if from, ok := admitted(&u, r.cfg.Load().Users, r.cfg.Load().ChatID); !ok {
-		if now := time.Now(); now.Sub(r.minute) > time.Minute {
-			r.minute, r.strangers = now, 0
-		}
-		if r.strangers++; r.strangers <= 10 && from != nil { // a minute: a flood must not fill the disk
+		minute := time.Now().Unix() / 60
+		r.strangers, r.minute = 1+when(minute == r.minute, r.strangers), minute
+		if r.strangers <= 10 && from != nil { // a minute: a flood must not fill the disk
 			r.audit(Event{Name: "UNAUTHORIZED", Fields: []Field{{"update_id", u.ID}, {"by", from.who()}}})
 		}
 		return u.ID, nil
@@ -704,11 +693,10 @@ func (r *receiver) take(raw json.RawMessage) (int64, error) {
 	return u.ID, err
 }
 
-// once records that an update has been acted on, together with what it led to, nil nothing.
-func (r *receiver) once(id int64, with Record) error {
+// once records that an update has been acted on, together with what it led to.
+func (r *receiver) once(id int64, with ...Record) error {
 	return r.store.Update(func(*View) ([]Record, error) {
-		done := &UpdateRecord{Head: Head{ID: fmt.Sprint(id)}, Kind: "operator"}
-		return append(when(with != nil, []Record{with}), done), nil
+		return append(with, &UpdateRecord{Head: Head{ID: fmt.Sprint(id)}, Kind: "operator"}), nil
 	})
 }
 
@@ -719,7 +707,7 @@ func (r *receiver) decide(id int64, from *user, d Decision, why Refusal) (now Pr
 	}
 	if err == nil && why != "" {
 		r.audit(Event{"REPLY_REJECTED", d.SessionID, d.PromptID, []Field{{"reason", string(why)}, {"by", d.By}}})
-		err = r.once(id, nil)
+		err = r.once(id)
 	} else if err == nil && now.Permission && now.Value != nil {
 		r.audit(Event{"PERMISSION_RESOLVE", now.SessionID, now.ID, []Field{{"user_id", from.ID}, {"decision", *now.Value}}})
 	}
@@ -745,7 +733,7 @@ func (r *receiver) tap(id int64, q *press, v *View) error {
 	old := p == nil || q.Message.ID < p.MsgID
 	if !old && strings.HasPrefix(d.Value, "~") && p.Open() {
 		r.show(q, *p, v.Sessions[p.SessionID], d.Value)
-		return r.once(id, nil)
+		return r.once(id)
 	}
 	now, why, err := r.decide(id, q.From, d,
 		when(old, Refusal("this message is out of date, use the newest one of its question")))
@@ -763,7 +751,7 @@ func (r *receiver) show(q *press, p PromptRecord, s *SessionRecord, value string
 	r.toast(q, "", false)
 	if keys, tick := strings.CutPrefix(value, tapTick); tick {
 		p.Cut = false // or there would have been nothing to tick
-		r.buttons(q.Message.ID, keyboard(&p, keysIn(keys)...))
+		r.buttons(q.Message.ID, keyboard(&p, strings.Fields(strings.ReplaceAll(keys, ",", " "))...))
 		return
 	}
 	p.Excerpt = cmp.Or(when(value == tapRecent, p.Recent), p.Full, p.Excerpt)
@@ -821,12 +809,9 @@ func keyBytes(name string, appCursor bool) (string, bool) {
 	return b, ok
 }
 
-// said acts on a message.
 func (r *receiver) said(id int64, m *message, v *View) (err error) {
-	at := time.Unix(m.Date, 0).Add(time.Second)
-	if skew := r.clockSkew(); skew.Abs() > 3*time.Second { // less may be rounding and the network
-		at = at.Add(-skew)
-	}
+	skew := r.clockSkew() // up to 3 s may be rounding and the network
+	at := time.Unix(m.Date, 0).Add(time.Second - when(skew.Abs() > 3*time.Second, skew))
 	w := (&heard{message: m, view: v, at: at, update: id}).understand()
 	if w.decision != nil && v.Prompts[w.decision.PromptID].Secret { // deleted unpaced: every second counts
 		r.work.Go(func() {
@@ -839,7 +824,7 @@ func (r *receiver) said(id int64, m *message, v *View) (err error) {
 		}
 	}
 	if why := Refusal(""); w.decision == nil {
-		err = r.once(id, w.record)
+		err = r.once(id, when(w.record != nil, []Record{w.record})...)
 	} else if _, why, err = r.decide(id, m.From, *w.decision, ""); why != "" {
 		w.reply = "✗ Nothing was done: " + string(why)
 	}
@@ -946,14 +931,14 @@ func (h *heard) target(sid string) (s *SessionRecord, p *PromptRecord, refusal s
 			p = asked
 		}
 	}
-	ways := []func(s *SessionRecord) bool{
+	ways := []func(*SessionRecord) bool{
 		func(s *SessionRecord) bool { return p != nil && s.ID == p.SessionID },
 		func(s *SessionRecord) bool { return mark != nil && shortID(s.ID) == mark[1] },
 		func(s *SessionRecord) bool { return s.ID == claims["claim "+h.From.who()] },
 		func(s *SessionRecord) bool { return s.Status == "active" && h.Chat.ID > 0 }}
 	refusal = when(h.Chat.ID > 0, "✗ Which session? Reply to one of its messages, or /switch SID. ")
 	if sid != "" {
-		refusal, ways = "✗ "+sid+" does not name one session. ", []func(s *SessionRecord) bool{
+		refusal, ways = "✗ "+sid+" does not name one session. ", []func(*SessionRecord) bool{
 			func(s *SessionRecord) bool { return strings.HasPrefix(s.ID, strings.ToLower(sid)) || s.Label == sid }}
 	}
 	for _, meant := range ways {
@@ -986,7 +971,7 @@ func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
 	if p == nil || p.Idle {
 		return h.input(s, "text", text)
 	}
-	grant, keys, named := false, strings.Join(keysIn(text), ","), ""
+	grant, keys, named := false, strings.Join(strings.Fields(strings.ReplaceAll(text, ",", " ")), ","), ""
 	for _, c := range answers(p) {
 		if named == "" && !p.Secret && (strings.EqualFold(text, c.Key) || strings.EqualFold(text, c.Label)) {
 			grant, named = grants(c), c.Key
@@ -1174,10 +1159,8 @@ func (s *setup) wait(done func(*update) bool) error {
 }
 
 // What stands in the [telegram] table of a valid configuration, and in no other.
-var (
-	telegramKeys  = regexp.MustCompile(`(?m)^[ \t]*(bot_token|chat_id|allowed_users|api_base)[ \t]*=.*\n`)
-	telegramTable = regexp.MustCompile(`(?m)^[ \t]*\[[ \t]*telegram[ \t]*\].*\n`)
-)
+var telegramKeys = regexp.MustCompile(`(?m)^[ \t]*(bot_token|chat_id|allowed_users|api_base)[ \t]*=.*\n`)
+var telegramTable = regexp.MustCompile(`(?m)^[ \t]*\[[ \t]*telegram[ \t]*\].*\n`)
 
 // save puts the bot into config.toml and leaves every other line as it is.
 func (s *setup) save() error {
