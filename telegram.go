@@ -496,10 +496,9 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (id int64, err error) {
 		}
 		r.line("", last)
 		params, method := r.params(nil), "sendMessage"
-		params["disable_notification"] = !n.Ring
 		if n.Edit != 0 {
 			method, params["message_id"] = "editMessageText", n.Edit
-		} else if n.ReplyTo != 0 {
+		} else if params["disable_notification"] = !n.Ring; n.ReplyTo != 0 {
 			params["reply_parameters"] = map[string]any{"message_id": n.ReplyTo, "allow_sending_without_reply": true}
 		}
 		n.Edit = 0
@@ -1142,12 +1141,13 @@ func (s *setup) wait(done func(*update) bool) error {
 	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Minute)
 	defer cancel()
 	params := map[string]any{"allowed_updates": []string{"message", "callback_query"}, "timeout": 10}
-	for ; ctx.Err() == nil; _ = sleep(ctx, time.Second) {
+	for pause := time.Duration(0); sleep(ctx, pause) == nil; fmt.Fprint(s.stdout, ".") {
 		var updates []update
-		if e, _ := s.call(ctx, "getUpdates", params, &updates).(*apiError); e != nil && !e.temporary() {
+		e, _ := s.call(ctx, "getUpdates", params, &updates).(*apiError)
+		if e != nil && !e.temporary() {
 			return hinted(e, e.trouble(0))
 		}
-		fmt.Fprint(s.stdout, ".")
+		pause = max(time.Second, cmp.Or(e, &apiError{}).after())
 		for _, u := range updates {
 			if params["offset"] = u.ID + 1; done(&u) {
 				params["timeout"] = 0
