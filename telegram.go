@@ -68,7 +68,7 @@ type Telegram struct {
 	cfg        atomic.Pointer[Config]
 	skew       atomic.Int64 // Telegram's clock minus ours, a time.Duration
 	polling    atomic.Bool  // this process holds the poll lock
-	troubles   sync.Map     // of "send" and "poll": what keeps it from working, "" nothing
+	troubles   sync.Map     // by "send" and "poll": what keeps it from working, "" nothing; set by note
 }
 
 // newTelegram is the channel of a complete configuration.
@@ -109,7 +109,6 @@ func (t *Telegram) Trouble() (text string) {
 	return text
 }
 
-// note sets the trouble with one way, "send" or "poll"; a new one is logged.
 func (t *Telegram) note(way, text string) {
 	if old, _ := t.troubles.Swap(way, text); text != "" && text != old {
 		t.log.Warn(text)
@@ -488,12 +487,10 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (id int64, err error) {
 		last = origin(v.Sessions[n.SessionID])
 	}
 	for text+mono != "" && err == nil {
-		r, restMono := &richText{}, mono
 		part, restText := cutText(text, partUnits)
-		if r.line("", part); restText == "" && units(part) < partUnits/2 {
-			part, restMono = cutText(mono, partUnits-units(part))
-			r.line("pre", part)
-		}
+		block, restMono := cutText(mono, when(restText == "", partUnits-units(part)))
+		r := &richText{text: part}
+		r.line("pre", block)
 		r.line("", last)
 		params, method := r.params(nil), "sendMessage"
 		if n.Edit != 0 {
@@ -580,16 +577,13 @@ func (t *Telegram) Poll(ctx context.Context) {
 	defer release()
 	t.polling.Store(true)
 	defer t.polling.Store(false)
-	inner, stop := context.WithCancel(ctx)
-	r := &receiver{Telegram: t, ctx: inner, lastOK: time.Now().Round(0)}
+	r := &receiver{Telegram: t, ctx: ctx, lastOK: time.Now().Round(0)}
 	defer r.work.Wait()
-	defer stop()
 	scope := map[string]any{"type": "chat", "chat_id": t.cfg.Load().ChatID}
 	r.beside("setMyCommands", map[string]any{"scope": scope, "commands": botCommands})
 	r.listen()
 }
 
-// listen polls until ctx ends or the token is refused.
 func (r *receiver) listen() {
 	params := map[string]any{"allowed_updates": []string{"message", "callback_query"}, "timeout": 1}
 	for failures := 0; r.ctx.Err() == nil; {
@@ -775,13 +769,12 @@ func (r *receiver) offer(s *SessionRecord, p PromptRecord) (msg int64, err error
 	if err == nil {
 		_, err = r.store.Move(p.ID, AwaitingReply, func(now *PromptRecord) { now.MsgID, waits = msg, now.Open() })
 	}
-	if err == nil {
-		r.buttons(p.MsgID, nil)
-	}
-	if err == nil && !waits { // answered meanwhile
+	if err != nil {
+		return msg, err
+	} else if r.buttons(p.MsgID, nil); !waits { // answered meanwhile
 		r.buttons(msg, nil)
 	}
-	return msg, err
+	return msg, nil
 }
 
 // botCommands is what the operator can type, as setMyCommands takes it.
@@ -1120,9 +1113,9 @@ func (s *setup) test() error {
 		return nil
 	}
 	text, data := &richText{text: "AtlasBridge is connected. Press the button to finish the setup."}, "setup:"+newNonce()
-	params := text.params([][]button{{{"text": "✅ It works", "callback_data": data}}})
+	rows := [][]button{{{"text": "✅ It works", "callback_data": data}}}
 	s.Telegram.cfg.Store(s.cfg)
-	if _, err := s.send(s.ctx, "sendMessage", params, true); err != nil {
+	if _, err := s.send(s.ctx, "sendMessage", text.params(rows), true); err != nil {
 		return hinted(err, "press Start in the bot's chat, then run atlasbridge setup again")
 	}
 	s.say("A test message was sent: press its button.")
@@ -1162,7 +1155,7 @@ func (s *setup) wait(done func(*update) bool) error {
 var telegramKeys = regexp.MustCompile(`(?m)^[ \t]*(bot_token|chat_id|allowed_users|api_base)[ \t]*=.*\n`)
 var telegramTable = regexp.MustCompile(`(?m)^[ \t]*\[[ \t]*telegram[ \t]*\].*\n`)
 
-// save puts the bot into config.toml and leaves every other line as it is.
+// save puts the bot into config.toml, as withTelegram does into its text, and leaves every other line as it is.
 func (s *setup) save() error {
 	s.say("Chat %d, allowed users %v", s.cfg.ChatID, s.cfg.Users)
 	path := filepath.Join(s.cfg.Dir, "config.toml")
@@ -1181,7 +1174,6 @@ func (s *setup) save() error {
 	return err
 }
 
-// withTelegram is the text of a configuration with this bot in it.
 func withTelegram(text string, c *Config) string {
 	text = telegramKeys.ReplaceAllString(strings.TrimRight(text, "\n")+"\n", "")
 	text += when(!telegramTable.MatchString(text), "\n[telegram]\n")
