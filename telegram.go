@@ -580,7 +580,8 @@ func (t *Telegram) Poll(ctx context.Context) {
 	r := &receiver{Telegram: t, ctx: ctx, lastOK: time.Now().Round(0)}
 	defer r.work.Wait()
 	scope := map[string]any{"type": "chat", "chat_id": t.cfg.Load().ChatID}
-	r.beside("setMyCommands", map[string]any{"scope": scope, "commands": botCommands})
+	params := map[string]any{"scope": scope, "commands": botCommands}
+	r.later(func() (int64, error) { return 0, r.call(ctx, "setMyCommands", params, nil) })
 	r.listen()
 }
 
@@ -631,12 +632,9 @@ func (r *receiver) recovered() {
 	}
 }
 
-// later does what nothing waits for; beside makes a call for which it is soon too late: once, unpaced.
+// later does what nothing waits for, beside the polling.
 func (r *receiver) later(do func() (int64, error)) {
 	r.work.Go(func() { _, err := do(); r.warn(err) })
-}
-func (r *receiver) beside(method string, params map[string]any) {
-	r.later(func() (int64, error) { return 0, r.call(r.ctx, method, params, nil) })
 }
 func (r *receiver) warn(err error) {
 	if err != nil && !errors.Is(err, context.Canceled) {
@@ -652,10 +650,10 @@ func (r *receiver) buttons(msg int64, rows [][]button) {
 	r.later(func() (int64, error) { return r.send(r.ctx, "editMessageReplyMarkup", params, true) })
 }
 
-// toast answers a tap: a line on the phone, or a box to be closed when it says that nothing was done.
+// toast answers a tap, once: a line on the phone, or a box to be closed when it says that nothing was done.
 func (r *receiver) toast(q *press, text string, box bool) {
-	text = clean(text, maxToast)
-	r.beside("answerCallbackQuery", map[string]any{"callback_query_id": q.ID, "text": text, "show_alert": box})
+	params := map[string]any{"callback_query_id": q.ID, "text": clean(text, maxToast), "show_alert": box}
+	r.later(func() (int64, error) { return 0, r.call(r.ctx, "answerCallbackQuery", params, nil) })
 }
 
 // take acts on one update. An error means that nothing was done and the update must come again.
