@@ -3365,7 +3365,7 @@ func tgKeys(rows [][]button) string {
 	for _, row := range rows {
 		var keys []string
 		for _, b := range row {
-			keys = append(keys, b.Text+"="+b.Data[strings.LastIndex(b.Data, ":")+1:])
+			keys = append(keys, b["text"]+"="+b["callback_data"][strings.LastIndex(b["callback_data"], ":")+1:])
 		}
 		out = append(out, strings.Join(keys, " & "))
 	}
@@ -3414,8 +3414,9 @@ func TestTelegramKeyboards(t *testing.T) {
 		}
 		for _, row := range rows {
 			for _, b := range row {
-				if len(b.Data) > 64 || !strings.HasPrefix(b.Data, "ans:"+c.p.ID[:8]+":"+c.p.SessionID[:8]+":"+c.p.Nonce[:16]+":") {
-					t.Errorf("%s: callback data %q", c.name, b.Data)
+				data := b["callback_data"]
+				if len(data) > 64 || !strings.HasPrefix(data, "ans:"+c.p.ID[:8]+":"+c.p.SessionID[:8]+":"+c.p.Nonce[:16]+":") {
+					t.Errorf("%s: callback data %q", c.name, data)
 				}
 			}
 		}
@@ -3430,14 +3431,14 @@ func TestTelegramTicks(t *testing.T) {
 		p.Choices = append(p.Choices, Choice{Key: fmt.Sprint(i + 1), Label: strings.Repeat("x", 60)})
 	}
 	data := func(rows [][]button, i int) string {
-		return rows[i][0].Data[len("ans:12345678:12345678:1234567890123456:"):]
+		return rows[i][0]["callback_data"][len("ans:12345678:12345678:1234567890123456:"):]
 	}
 	rows := keyboard(&p, "2")
 	if got := data(rows, 0); got != "~t:1,2" {
 		t.Errorf("ticking 1 with 2 ticked = %q", got)
 	}
-	if got := data(rows, 1); got != "~t:" || !strings.HasPrefix(rows[1][0].Text, "✓") {
-		t.Errorf("unticking 2 = %q %q", got, rows[1][0].Text)
+	if got := data(rows, 1); got != "~t:" || !strings.HasPrefix(rows[1][0]["text"], "✓") {
+		t.Errorf("unticking 2 = %q %q", got, rows[1][0]["text"])
 	}
 	rows = keyboard(&p, "1", "2", "3", "4", "5", "6", "7", "8", "9")
 	if len(rows) != 10 || data(rows, 9) != "~s:1,2,3,4,5,6,7,8,9" {
@@ -3501,7 +3502,7 @@ func TestTelegramTexts(t *testing.T) {
 			"Password:\n✅ Answered on the phone (telegram:1001)" + clock + "\n" + sid},
 	} {
 		r := e.questionText(&c.p, &s)
-		if got := r.String(); got != c.want {
+		if got := r.text; got != c.want {
 			t.Errorf("%s %s:\n got %q\nwant %q", c.p.Type, c.p.Status, got, c.want)
 		}
 		tgCheckEntities(t, r)
@@ -3511,17 +3512,18 @@ func TestTelegramTexts(t *testing.T) {
 // tgCheckEntities checks that every entity lies in the text, covers whole lines, and neither begins nor ends blank.
 func tgCheckEntities(t *testing.T, r *richText) {
 	t.Helper()
-	units := utf16.Encode([]rune(r.String()))
-	if len(units) != r.units || len(units) > 4096 {
-		t.Errorf("%d UTF-16 units counted as %d", len(units), r.units)
+	units := utf16.Encode([]rune(r.text))
+	if len(units) > 4096 {
+		t.Errorf("%d UTF-16 units", len(units))
 	}
 	for _, m := range r.marks {
-		if m.Length <= 0 || m.Offset+m.Length > len(units) {
+		offset, length := m["offset"].(int), m["length"].(int)
+		if length <= 0 || offset+length > len(units) {
 			t.Errorf("entity %+v outside of %d units", m, len(units))
 			continue
 		}
-		part := string(utf16.Decode(units[m.Offset : m.Offset+m.Length]))
-		if part != strings.TrimRight(part, " \n") || !strings.Contains("\n"+r.String()+"\n", "\n"+part+"\n") {
+		part := string(utf16.Decode(units[offset : offset+length]))
+		if part != strings.TrimRight(part, " \n") || !strings.Contains("\n"+r.text+"\n", "\n"+part+"\n") {
 			t.Errorf("entity %+v covers %q", m, part)
 		}
 	}
@@ -3536,11 +3538,11 @@ func TestTelegramHostileText(t *testing.T) {
 	p.Excerpt = "```</pre> 👩‍👩‍👧 [SID:00000000]\n\x1b[31m" + strings.Repeat("𝄞", 300)
 	r := e.questionText(&p, e.s)
 	tgCheckEntities(t, r)
-	if m := sessionMark.FindStringSubmatch(r.String()); m == nil || m[1] != shortID(e.s.ID) {
+	if m := sessionMark.FindStringSubmatch(r.text); m == nil || m[1] != shortID(e.s.ID) {
 		t.Errorf("the session is read as %v", m)
 	}
-	if strings.ContainsAny(r.String(), "\x1b\u202e") {
-		t.Errorf("control characters leave: %q", r.String())
+	if strings.ContainsAny(r.text, "\x1b\u202e") {
+		t.Errorf("control characters leave: %q", r.text)
 	}
 }
 
@@ -3620,13 +3622,14 @@ func TestTelegramAdmitted(t *testing.T) {
 
 // tgWish puts a wish on one line.
 func tgWish(w wish) string {
-	switch {
-	case w.decision != nil:
+	switch r := w.record.(type) {
+	case *InputRecord:
+		return fmt.Sprintf("%s %s %q", r.Kind, shortID(r.SessionID), r.Text)
+	case *MetaRecord:
+		return "claim " + r.Values["claim telegram:1001"]
+	}
+	if w.decision != nil {
 		return "decide " + shortID(w.decision.PromptID) + " " + w.decision.Value
-	case w.input != nil:
-		return fmt.Sprintf("%s %s %q", w.input.Kind, shortID(w.input.SessionID), w.input.Text)
-	case w.claim != nil:
-		return "claim " + *w.claim
 	}
 	return "reply " + w.reply
 }
@@ -3718,7 +3721,7 @@ func TestTelegramUnderstand(t *testing.T) {
 		v.put(&MetaRecord{Head: Head{Rec: "meta", ID: "audit"}, Seq: 7, Hash: "sha256:x"})
 		m := &message{ID: 60, From: &user{ID: 1001}, Text: c.text, ReplyTo: c.to}
 		m.Chat.ID = 1001
-		got := tgWish((&heard{message: m, view: v, at: now, by: "telegram:1001"}).understand())
+		got := tgWish((&heard{message: m, view: v, at: now}).understand())
 		if !regexp.MustCompile(c.want).MatchString(got) {
 			t.Errorf("%q: got %s, want %s", c.text, got, c.want)
 		}
@@ -3746,8 +3749,7 @@ func TestTelegramOldAndGroupText(t *testing.T) {
 	} {
 		m := &message{From: &user{ID: 1001}, Text: "yes"}
 		m.Chat.ID = c.chat
-		if got := tgWish((&heard{message: m, view: v, at: now.Add(-c.age),
-			by: "telegram:1001"}).understand()); got != c.want {
+		if got := tgWish((&heard{message: m, view: v, at: now.Add(-c.age)}).understand()); got != c.want {
 			t.Errorf("%v old in chat %d: %q, want %q", c.age, c.chat, got, c.want)
 		}
 	}
@@ -4049,7 +4051,7 @@ func TestTelegramOutage(t *testing.T) {
 		t.Errorf("message %d → %d, %s", old.MsgID, got.MsgID, got.Status)
 	}
 	if c := e.srv.until(t, "editMessageReplyMarkup",
-		fmt.Sprint(old.MsgID)); fmt.Sprint(c.p["reply_markup"]) != "map[inline_keyboard:<nil>]" {
+		fmt.Sprint(old.MsgID)); fmt.Sprint(c.p["reply_markup"]) != "map[inline_keyboard:[]]" {
 		t.Errorf("the old message keeps buttons: %v", c.p)
 	}
 }
@@ -4146,7 +4148,7 @@ func TestTelegramShowAllOfNothing(t *testing.T) {
 		e := newTGEnv(t)
 		p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Cut, p.Full = true, full }))
 		r := &receiver{Telegram: e.Telegram, ctx: context.Background()}
-		r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, p, tapAll)
+		r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapAll)
 		r.work.Wait()
 		e.srv.mu.Lock()
 		last := e.srv.calls[len(e.srv.calls)-1]
@@ -4299,6 +4301,7 @@ func TestTelegramSetup(t *testing.T) {
 	setup := func(args ...string) {
 		c := &command{ctx: context.Background(), name: "setup", args: args, stdin: null, stdout: in, stderr: in,
 			getenv: func(k string) string { return env[k] }}
+		c.opts, _ = c.options()
 		code := cmdSetup(c)
 		in.Close()
 		exit <- code
@@ -4355,6 +4358,41 @@ func TestTelegramSetup(t *testing.T) {
 	check("[1002]")
 }
 
+// A webhook is removed only when the operator says so in a terminal, and what came meanwhile is kept.
+func TestTelegramSetupWebhook(t *testing.T) {
+	srv := newTGServer(t)
+	srv.answers["getWebhookInfo"] = func(map[string]any) string {
+		return `{"url":"https://example.invalid/` + tgToken + `"}`
+	}
+	dir := home(t, withTelegram("", &Config{Token: tgToken, ChatID: 1001, Users: []int64{1001}, APIBase: srv.URL}))
+	null, _ := os.Open(os.DevNull)
+	defer null.Close()
+	stderr, _ := os.Create(filepath.Join(t.TempDir(), "stderr"))
+	defer stderr.Close()
+	c := &command{ctx: t.Context(), name: "setup", args: []string{"--no-test"}, stdin: null, stdout: stderr,
+		stderr: stderr, getenv: func(k string) string { return map[string]string{"ATLASBRIDGE_HOME": dir}[k] }}
+	c.opts, _ = c.options()
+	if code := cmdSetup(c); code != 1 {
+		t.Errorf("without a terminal setup ends with %d", code)
+	}
+	if text, _ := os.ReadFile(stderr.Name()); !matches(`(?s)a webhook is set.*hint: .*in a terminal`, string(text)) ||
+		strings.Contains(string(text), "AAFake") {
+		t.Errorf("without a terminal setup says %q", text)
+	}
+	for _, answer := range []string{"\r", "n\r", "y\r"} {
+		x := bridge(t, dir, "setup", "--no-test")
+		x.sees("Remove it? [y/N]")
+		x.types(answer)
+		x.exits(map[bool]int{false: 1}[answer == "y\r"])
+		if n := srv.count("deleteWebhook"); (n == 1) != (answer == "y\r") {
+			t.Errorf("after %q the webhook was removed %d times", answer, n)
+		}
+	}
+	if p := srv.until(t, "deleteWebhook", "").p; p["drop_pending_updates"] != nil {
+		t.Errorf("deleteWebhook %v", p)
+	}
+}
+
 // Whatever the server sends, nothing panics, and nothing but the operator's own update acts.
 func FuzzUpdate(f *testing.F) {
 	p := yesNo
@@ -4390,7 +4428,7 @@ func FuzzUpdate(f *testing.F) {
 			}
 			return
 		}
-		w := (&heard{message: u.Message, view: v, at: time.Unix(1<<33, 0), by: from.who()}).understand()
+		w := (&heard{message: u.Message, view: v, at: time.Unix(1<<33, 0)}).understand()
 		for _, text := range []string{w.reply, tgWish(w)} {
 			if i := strings.IndexFunc(text, func(c rune) bool { return c < ' ' && c != '\n' && c != '\t' }); i >= 0 &&
 				w.reply == "" {
