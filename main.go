@@ -54,7 +54,7 @@ func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout
 func run(ctx context.Context, args []string, stdin, stdout, stderr *os.File) (code int) {
 	c := &command{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, getenv: os.Getenv}
 	if len(args) == 0 {
-		writeHelp(stderr)
+		cmdHelp(&command{stdout: stderr})
 		return exitUsage
 	}
 	alias := map[string]string{"-h": "help", "-help": "help", "--help": "help", "-v": "version", "--version": "version"}
@@ -301,11 +301,9 @@ func secureDir(dir string) error {
 // childEnv is the environment a wrapped tool gets: no setting and no secret of atlasbridge, only what
 // `atlasbridge hook` needs to find its session.
 func childEnv(env []string, c *Config, sessionID string) []string {
+	ours := regexp.MustCompile(`(?i)^(ATLASBRIDGE|TELEGRAM)_`) // Windows tells no case
 	kept := slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
-		name, value, _ := strings.Cut(entry, "=")
-		name = strings.ToUpper(name) // Windows does not tell them apart
-		return strings.HasPrefix(name, "ATLASBRIDGE_") || strings.HasPrefix(name, "TELEGRAM_") ||
-			c.Token != "" && strings.Contains(value, c.Token)
+		return ours.MatchString(entry) || c.Token != "" && strings.Contains(entry, c.Token)
 	})
 	return append(kept, "ATLASBRIDGE_SESSION="+sessionID, "ATLASBRIDGE_HOME="+c.Dir)
 }
@@ -389,7 +387,7 @@ type commandSpec struct {
 }
 
 // flags are those that usage and help show: each with its name and, unless it is a switch, that of its value.
-func (s *commandSpec) flags() [][]string { return flagShape.FindAllStringSubmatch(s.usage+s.help, -1) }
+func (s commandSpec) flags() [][]string { return flagShape.FindAllStringSubmatch(s.usage+s.help, -1) }
 
 var flagShape = regexp.MustCompile(`(?:\[|\n  )--([a-z-]+)(?: ([A-Z:]+|[a-z]+\|[a-z]+))?`)
 
@@ -456,26 +454,25 @@ func commandNames() (names []string) {
 	return names
 }
 
-// spec is the row of the command's name, nil when there is none.
-func (c *command) spec() *commandSpec {
+// spec is the row of the command's name, empty when there is none.
+func (c *command) spec() (none commandSpec) {
 	for _, s := range commands() {
 		if s.name == c.name {
-			return &s
+			return s
 		}
 	}
-	return nil
+	return none
 }
 
-func writeHelp(w io.Writer) {
-	fmt.Fprint(w, "atlasbridge runs an AI command line and carries its questions to your phone.\n\n")
+func cmdHelp(c *command) int {
+	fmt.Fprint(c.stdout, "atlasbridge runs an AI command line and carries its questions to your phone.\n\n")
 	for _, s := range commands() {
-		fmt.Fprintf(w, "  %-11s %s\n", s.name, s.summary)
+		fmt.Fprintf(c.stdout, "  %-11s %s\n", s.name, s.summary)
 	}
-	fmt.Fprint(w, "\nTry:   atlasbridge run bash -c 'read -p \"Continue? (y/n) \" a; echo got $a'\n"+
+	fmt.Fprint(c.stdout, "\nTry:   atlasbridge run bash -c 'read -p \"Continue? (y/n) \" a; echo got $a'\n"+
 		"Then:  atlasbridge setup; atlasbridge run claude. More: atlasbridge help COMMAND\n")
+	return 0
 }
-func cmdHelp(c *command) int    { writeHelp(c.stdout); return 0 }
-func cmdVersion(c *command) int { fmt.Fprintln(c.stdout, version()); return 0 }
 
 // options are a command's flags and arguments as given. Asking for a flag its row does not list panics.
 type options struct {
@@ -485,18 +482,13 @@ type options struct {
 
 func (o *options) text(name string) string { return o.set.Lookup(name).Value.String() }
 func (o *options) on(name string) bool     { return o.text(name) == "true" }
-
-// given tells whether the flag stood on the command line.
-func (o *options) given(name string) (yes bool) {
-	o.set.Visit(func(f *flag.Flag) { yes = yes || f.Name == name })
-	return yes
-}
+func (o *options) given(name string) bool  { return o.text(name) != o.set.Lookup(name).DefValue }
 
 // options reads the arguments; flags may follow arguments, but not those of run and answer. When that fails, or help
 // was asked for, it has said so and returns nil and the exit code.
 func (c *command) options() (*options, int) {
 	s, names := c.spec(), []string{}
-	if s == nil {
+	if s.do == nil {
 		return nil, c.usage("unknown command %q", c.name)
 	}
 	o := &options{set: flag.NewFlagSet(c.name, flag.ContinueOnError)}
@@ -505,7 +497,7 @@ func (c *command) options() (*options, int) {
 		if names = append(names, f[1]); f[2] == "" {
 			o.set.Bool(f[1], false, "")
 		} else if f[2] == "DUR" {
-			o.set.Duration(f[1], 0, "")
+			o.set.Duration(f[1], -1, "") // so that 0 counts as given
 		} else {
 			o.set.String(f[1], "", "")
 		}
@@ -536,10 +528,9 @@ func (c *command) options() (*options, int) {
 
 // usage prints one line about a wrong command line, with the right usage or the nearest command, and returns 2.
 func (c *command) usage(format string, args ...any) int {
-	more := cmp.Or(meant("atlasbridge ", c.name, commandNames()), "; to run a tool: atlasbridge run TOOL")
-	if s := c.spec(); s != nil {
-		more = "; usage: atlasbridge " + s.usage
-	}
+	right := c.spec().usage
+	more := cmp.Or(when(right != "", "; usage: atlasbridge "+right), meant("atlasbridge ", c.name, commandNames()),
+		"; to run a tool: atlasbridge run TOOL")
 	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", visible(fmt.Sprintf(format, args...)+more))
 	return exitUsage
 }
@@ -566,10 +557,9 @@ func nearest(s string, words []string) string {
 
 // fail prints an error and its remedy, and returns 1.
 func (c *command) fail(err error) int {
-	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", redact(visible(err.Error())))
-	if remedy := hintOf(err); remedy != "" {
-		fmt.Fprintf(c.stderr, "atlasbridge: hint: %s\n", visible(remedy))
-	}
+	remedy := visible(hintOf(err))
+	fmt.Fprint(c.stderr, "atlasbridge: ", redact(visible(err.Error())), "\n",
+		when(remedy != "", "atlasbridge: hint: "+remedy+"\n"))
 	return exitFailed
 }
 
@@ -653,9 +643,10 @@ func cmdConfig(c *command) int {
 // version is the version control tag that the Go tool wrote into the binary, and for what it was built.
 func version() string {
 	info, _ := debug.ReadBuildInfo() // there is one in every program built from modules
-	tag := cmp.Or(info.Main.Version, "(devel)")
-	return fmt.Sprintf("atlasbridge %s %s %s/%s", tag, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("atlasbridge %s %s %s/%s", cmp.Or(info.Main.Version, "(devel)"), runtime.Version(),
+		runtime.GOOS, runtime.GOARCH)
 }
+func cmdVersion(c *command) int { fmt.Fprintln(c.stdout, version()); return 0 }
 
 // cmdCompletion prints the script for a shell; zsh runs that of bash. After `run` the shell completes as ever.
 func cmdCompletion(c *command) int {
@@ -692,16 +683,6 @@ func cmdDoctor(c *command) int {
 	d := &doctor{command: c}
 	cfg, err := c.config(nil)
 	d.tell("config", err, "settings and defaults are valid", "")
-	err = nil
-	for _, name := range []string{"", "config.toml", "state.jsonl", "audit.log", "atlasbridge.log"} {
-		if bad := ownedPrivate(filepath.Join(cfg.Dir, name)); !errors.Is(bad, fs.ErrNotExist) {
-			err = cmp.Or(err, bad)
-		}
-	}
-	d.tell("permissions", hinted(err, "make it yours alone: chmod -R go= "+cfg.Dir), cfg.Dir+" is yours alone", "")
-	if fs := networkFS(cfg.Dir); fs != "" {
-		d.tell("file system", nil, fs+": locks may not hold between machines", "set ATLASBRIDGE_HOME to a local disk")
-	}
 	if cfg.Channel == "telegram" {
 		d.telegram(cfg)
 	}
@@ -720,6 +701,13 @@ func cmdDoctor(c *command) int {
 			fmt.Sprintf("%d entries hold", verdict.Entries), "")
 		st.Close()
 	}
+	files, _ := filepath.Glob(filepath.Join(cfg.Dir, "*"))
+	private, remote := ownedPrivate(cfg.Dir), networkFS(cfg.Dir)
+	for _, path := range files {
+		private = cmp.Or(private, ownedPrivate(path))
+	}
+	d.tell("permissions", hinted(private, "make it yours alone: chmod -R go= "+cfg.Dir), cfg.Dir+" is yours alone",
+		when(remote != "", "on "+remote+" locks may not hold between machines: set ATLASBRIDGE_HOME to a local disk"))
 	size, err := terminalSize(c.stdout)
 	d.tell("terminal", nil, cmp.Or(when(err != nil, "none here: a tool gets 100x30"),
 		fmt.Sprintf("%s, %dx%d", c.getenv("TERM"), size.Cols, size.Rows)), "")
@@ -734,11 +722,9 @@ func cmdDoctor(c *command) int {
 
 // tell records a check: failed with err (remedy: what to do), or passed with what was found (remedy: a warning).
 func (d *doctor) tell(name string, err error, found, remedy string) {
-	mark := d.colour("32", "ok  ")
+	mark := cmp.Or(when(remedy != "", d.colour("33", "warn")), d.colour("32", "ok  "))
 	if err != nil {
 		d.failed, mark, found, remedy = true, d.colour("31", "FAIL"), redact(err.Error()), hintOf(err)
-	} else if remedy != "" {
-		mark = d.colour("33", "warn")
 	}
 	d.checks = append(d.checks, map[string]any{"name": name, "ok": err == nil, "detail": found, "remedy": remedy})
 	if !d.opts.on("json") {
@@ -751,9 +737,8 @@ func (d *doctor) tell(name string, err error, found, remedy string) {
 func (d *doctor) telegram(cfg *Config) {
 	ctx, stop := context.WithTimeout(d.ctx, 15*time.Second)
 	defer stop()
-	bot := newBot(cfg.Token, cfg.APIBase)
-	defer bot.Close()
 	var me, chat struct{ Type, Title, Username string }
+	bot := newBot(cfg.Token, cfg.APIBase)
 	err := hinted(bot.call(ctx, "getMe", map[string]any{}, &me), "check the network, or run `atlasbridge setup`")
 	d.tell("token", err, "the bot is @"+me.Username, "")
 	if skew := bot.clockSkew().Round(time.Second); skew.Abs() > 30*time.Second { // times could not be compared
