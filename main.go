@@ -2,14 +2,13 @@
 Atlasbridge runs an AI command line unchanged in a pseudo-terminal and carries every question it asks to your
 phone: you tap, it types, exactly once. `atlasbridge help` lists the commands, `help COMMAND` explains one.
 
-Every `atlasbridge run` is a whole bridge for its own session: no daemon, no server, no open port. What sessions
-share, they share through files in ~/.atlasbridge (0700; ATLASBRIDGE_HOME, else STORAGE_PATH, moves it): config.toml;
-state.jsonl with sessions, prompts and replies; audit.log, each line with the hash of the one before; atlasbridge.log.
+Every `atlasbridge run` is a whole bridge for its own session: no daemon, no server, no open port. What sessions share,
+they share through files in ~/.atlasbridge: config.toml; state.jsonl with sessions, prompts and replies; audit.log, each
+line with the hash of the one before; atlasbridge.log. Who holds the bot token and an allowed account can type into your
+terminal. Nothing is ever approved by waiting.
 
 Exit status: the child's own; 128+N when signal N killed it; 1 a check or command failed; 2 usage; 125
 atlasbridge failed before the child ran; 126 the tool cannot be executed; 127 not found.
-
-Who holds the bot token and an allowed account can type into your terminal. Nothing is ever approved by waiting.
 */
 package main
 
@@ -176,13 +175,10 @@ func loadConfig(dir string, getenv func(string) string, flags map[string]string)
 
 // put stores the value in its field, and returns what is wrong with it, never what it is.
 func (s setting) put(c *Config) (problem string) {
-	number, target := 0.0, s.to
-	if s.unit > 0 {
-		target = &number
-	}
+	number, target := 0.0, map[bool]any{true: new(float64), false: s.to}[s.unit > 0]
 	for item := range strings.SplitSeq(strings.Trim(string(s.Value), "[]"), ",") {
 		n, err := strconv.ParseFloat(strings.TrimSpace(item), 64)
-		problem = cmp.Or(problem, when(err == nil && s.max > s.min && (n < s.min || n > s.max),
+		number, problem = n, cmp.Or(problem, when(err == nil && s.max > s.min && (n < s.min || n > s.max),
 			fmt.Sprintf("must be between %.15g and %.15g", s.min, s.max)))
 	}
 	problem = cmp.Or(problem, when(json.Unmarshal(s.Value, target) != nil, "must be "+cmp.Or(map[string]string{
@@ -324,11 +320,10 @@ func openLog(dir, level string) (*slog.Logger, error) {
 	return slog.New(slog.NewJSONHandler(logFile(dir), &slog.HandlerOptions{Level: least, ReplaceAttr: hide})), nil
 }
 
-// logFile is the log in that folder, opened for each line: there are few. From logLimit bytes on it becomes
-// atlasbridge.log.1.
+// logFile is the log in that folder, opened for each line: there are few. Full, it becomes atlasbridge.log.1.
 type logFile string
 
-const logLimit = 1 << 20
+const logLimit = 1 << 20 // bytes
 
 func (dir logFile) Write(line []byte) (int, error) {
 	path := filepath.Join(string(dir), "atlasbridge.log")
@@ -347,8 +342,8 @@ func (dir logFile) Write(line []byte) (int, error) {
 // those that look at the installation itself. What was asked for goes to stdout, everything said about it to stderr;
 // tables fit 80 columns; colour only on a terminal and without NO_COLOR.
 
-// Exit codes of our own, as the shell and env(1) have them; a child's are passed through.
-const exitFailed, exitUsage, exitInternal = 1, 2, 125 // a check or command failed; usage; before the child ran
+// Exit codes of our own, as the shell and env(1) have them: a check or command failed; usage; before the child ran.
+const exitFailed, exitUsage, exitInternal = 1, 2, 125
 
 // What lockFile returns when another process holds the lock, and findTool and startPTY when PATH lacks the command.
 var errLocked, errNoTool = errors.New("locked by another process"), errors.New("command not found")
@@ -386,12 +381,11 @@ type commandSpec struct {
 	words, help          string // what the first argument can be; flags, explanation, examples
 }
 
+var flagShape = regexp.MustCompile(`(?:\[|\n  )--([a-z-]+)(?: ([A-Z:]+|[a-z]+\|[a-z]+))?`)
+
 // flags are those that usage and help show: each with its name and, unless it is a switch, that of its value.
 func (s commandSpec) flags() [][]string { return flagShape.FindAllStringSubmatch(s.usage+s.help, -1) }
 
-var flagShape = regexp.MustCompile(`(?:\[|\n  )--([a-z-]+)(?: ([A-Z:]+|[a-z]+\|[a-z]+))?`)
-
-// commands is the command table.
 func commands() []commandSpec {
 	return []commandSpec{
 		{"run", "run [flags] <tool> [args…]", "run a tool; its questions reach your phone", 1, -1, cmdRun, "", `
@@ -507,9 +501,9 @@ func (c *command) options() (*options, int) {
 			fmt.Fprintf(c.stdout, "atlasbridge %s\n  %s\n%s", s.usage, s.summary, strings.TrimPrefix(s.help+"\n", "\n"))
 			return nil, 0
 		} else if err != nil {
-			text := strings.Replace(err.Error(), "flag provided but not defined: -", "unknown flag --", 1)
-			_, name, _ := strings.Cut(text, "unknown flag --")
-			return nil, c.usage("%s", text+meant("--", name, names))
+			name, problem := "", strings.Replace(err.Error(), "flag provided but not defined: -", "unknown flag --", 1)
+			fmt.Sscanf(problem, "unknown flag --%s", &name)
+			return nil, c.usage("%s", problem+meant("--", name, names))
 		}
 		read := len(rest) - o.set.NArg()
 		whole := c.name == "run" || c.name == "answer" || read > 0 && rest[read-1] == "--"
@@ -519,8 +513,8 @@ func (c *command) options() (*options, int) {
 		}
 		o.args = append(o.args, rest[0])
 	}
-	if n := len(o.args); n < s.min || s.max >= 0 && n > s.max ||
-		s.words != "" && !slices.Contains(strings.Fields(s.words), o.args[0]) {
+	n, words := len(o.args), strings.Fields(s.words)
+	if n < s.min || s.max >= 0 && n > s.max || len(words) > 0 && !slices.Contains(words, o.args[0]) {
 		return nil, c.usage("wrong arguments %q", o.args)
 	}
 	return o, 0
@@ -584,10 +578,8 @@ func onTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
 
 // colour wraps text in an SGR code ("31" red, "1" bold …) on a terminal, unless NO_COLOR is set (https://no-color.org).
 func (c *command) colour(code, text string) string {
-	if c.getenv("NO_COLOR") != "" || c.getenv("TERM") == "dumb" || !onTerminal(c.stdout) {
-		return text
-	}
-	return "\x1b[" + code + "m" + text + "\x1b[0m"
+	plain := c.getenv("NO_COLOR") != "" || c.getenv("TERM") == "dumb" || !onTerminal(c.stdout)
+	return cmp.Or(when(!plain, "\x1b["+code+"m"+text+"\x1b[0m"), text)
 }
 
 // table prints rows of plain text in columns, the first row as headings, lines cut at 80 characters.
@@ -684,7 +676,18 @@ func cmdDoctor(c *command) int {
 	cfg, err := c.config(nil)
 	d.tell("config", err, "settings and defaults are valid", "")
 	if cfg.Channel == "telegram" {
-		d.telegram(cfg)
+		ctx, stop := context.WithTimeout(c.ctx, 15*time.Second)
+		defer stop()
+		var me, chat struct{ Type, Title, Username string }
+		bot := newBot(cfg.Token, cfg.APIBase)
+		err = hinted(bot.call(ctx, "getMe", map[string]any{}, &me), "check the network, or run `atlasbridge setup`")
+		d.tell("token", err, "the bot is @"+me.Username, "")
+		if skew := bot.clockSkew().Round(time.Second); skew.Abs() > 30*time.Second { // times could not be compared
+			err = hinted(fmt.Errorf("Telegram's clock is %s ahead", skew), "set the clock (timedatectl set-ntp true)")
+		}
+		d.tell("clock", err, "as Telegram's", "")
+		err = bot.call(ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
+		d.tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+cmp.Or(chat.Title, chat.Username), "")
 	}
 	if st, err := openStore(cfg.Dir); err != nil {
 		d.tell("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"), "", "")
@@ -731,22 +734,6 @@ func (d *doctor) tell(name string, err error, found, remedy string) {
 		fmt.Fprintf(d.stdout, "%s  %-11s  %s\n%s", mark, name, visible(found),
 			when(remedy != "", fmt.Sprintf("%17s  %s\n", "→", visible(remedy))))
 	}
-}
-
-// telegram checks the token, the chat and, against Telegram's, the clock.
-func (d *doctor) telegram(cfg *Config) {
-	ctx, stop := context.WithTimeout(d.ctx, 15*time.Second)
-	defer stop()
-	var me, chat struct{ Type, Title, Username string }
-	bot := newBot(cfg.Token, cfg.APIBase)
-	err := hinted(bot.call(ctx, "getMe", map[string]any{}, &me), "check the network, or run `atlasbridge setup`")
-	d.tell("token", err, "the bot is @"+me.Username, "")
-	if skew := bot.clockSkew().Round(time.Second); skew.Abs() > 30*time.Second { // times could not be compared
-		err = hinted(fmt.Errorf("Telegram's clock is %s ahead", skew), "set the clock (timedatectl set-ntp true)")
-	}
-	d.tell("clock", err, "as Telegram's", "")
-	err = bot.call(ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
-	d.tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+cmp.Or(chat.Title, chat.Username), "")
 }
 
 // tool is an adapter and the program it stands for, as `adapters --json` shows them.
@@ -796,9 +783,8 @@ func probe(ctx context.Context, a *Adapter, env []string) tool {
 func versionLess(a, b string) bool {
 	as, bs := strings.Split(a, "."), strings.Split(b, ".")
 	n := min(len(as), len(bs))
-	return a != "" && b != "" && slices.CompareFunc(as[:n], bs[:n], func(x, y string) int {
-		return cmp.Or(len(x)-len(y), strings.Compare(x, y)) // numbers without leading zeros
-	}) < 0
+	byNumber := func(x, y string) int { return cmp.Or(len(x)-len(y), strings.Compare(x, y)) } // without leading zeros
+	return a != "" && b != "" && slices.CompareFunc(as[:n], bs[:n], byNumber) < 0
 }
 
 func cmdAdapters(c *command) int {
@@ -845,9 +831,9 @@ func cmdDebug(c *command) int {
 // withhold takes every text not known to be harmless out of JSON Lines, so that a field added later is not shown by
 // mistake; with full, nonces only. Of a damaged line nothing is left.
 func withhold(lines []byte, full bool) (out []byte) {
-	harmless := strings.Fields(`rec id at type confidence safe_default status source fingerprint created_at expires_at
+	harmless := strings.Fields(`rec id at type confidence safe_default status source fingerprint created_at expires_at ts
 		decided_at decided_by prompt_id session_id injected_at kind by tool activity started_at ended_at hash prev_hash
-		ts event crc time level msg err error signals`)
+		event crc time level msg err error signals`)
 	for line := range bytes.Lines(lines) {
 		var record map[string]json.RawMessage
 		json.Unmarshal(line, &record)
