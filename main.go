@@ -90,29 +90,27 @@ type setting struct {
 	Value       json.RawMessage `json:"value"`  // nil: not given
 	Origin      string          `json:"origin"` // "flag", "environment NAME", "config.toml:LINE" or "default"
 	env, def    string
-	to          any           // a field of Config; its type decides what a value must look like
-	min, max    float64       // of numbers, in the unit of the key
-	unit        time.Duration // of durations
-	shape, must string        // of texts: a regular expression, and what to say when it does not match
+	to          any     // a field of Config; its type decides what a value must look like
+	min, max    float64 // of numbers, in the unit of the key
+	shape, must string  // of texts: a regular expression, and what to say when it does not match
 }
 
 // settings is every key there is, in the order `config` shows them, bound to the fields of c. The bounds keep a slip of
 // the finger from disabling a guard; 4096 is the length of a Telegram message and 52 bits that of an id,
 // https://core.telegram.org/bots/api. The token travels encrypted only, or does not leave the machine.
 func settings(c *Config) []setting {
-	const sec, ms = time.Second, time.Millisecond
 	return []setting{
 		{Key: "channel", to: &c.Channel, shape: "telegram|local|", must: "must be telegram or local"},
-		{Key: "timeout_seconds", def: "600", to: &c.Timeout, min: 1, max: 86400, unit: sec},
+		{Key: "timeout_seconds", def: "600", to: &c.Timeout, min: 1, max: 86400},
 		{Key: "permission_timeout_seconds", env: "PERMISSION_TIMEOUT_SEC", def: "300", to: &c.PermissionTimeout,
-			min: 1, max: 86400, unit: sec},
+			min: 1, max: 86400},
 		{Key: "detection_threshold", def: "0.65", to: &c.Threshold, min: 0.60, max: 0.99},
-		{Key: "stuck_timeout_seconds", def: "2.0", to: &c.Stuck, min: 0.2, max: 600, unit: sec},
+		{Key: "stuck_timeout_seconds", def: "2.0", to: &c.Stuck, min: 0.2, max: 600},
 		{Key: "buffer_size_bytes", def: "4096", to: &c.BufferBytes, min: 512, max: 1 << 20},
-		{Key: "echo_suppression_ms", def: "150", to: &c.EchoWindow, max: 10000, unit: ms},
+		{Key: "echo_suppression_ms", def: "150", to: &c.EchoWindow, max: 10000},
 		{Key: "free_text_enabled", def: "false", to: &c.FreeText},
 		{Key: "notify_idle", def: "true", to: &c.NotifyIdle},
-		{Key: "away_after_seconds", def: "20", to: &c.Away, max: 86400, unit: sec},
+		{Key: "away_after_seconds", def: "20", to: &c.Away, max: 86400},
 		{Key: "telegram.bot_token", env: "TELEGRAM_BOT_TOKEN", to: &c.Token, shape: `([0-9]{1,20}:[A-Za-z0-9_-]{1,128})?`,
 			must: "must be a bot token as BotFather gives it"},
 		{Key: "telegram.chat_id", env: "TELEGRAM_CHAT_ID", def: "0", to: &c.ChatID, min: -1 << 52, max: 1 << 52},
@@ -122,7 +120,7 @@ func settings(c *Config) []setting {
 			must:  "must be a URL that begins with https:// (http only for this machine itself)"},
 		{Key: "stream.enabled", def: "false", to: &c.Stream},
 		{Key: "stream.max_chars", env: "OUTPUT_MAX_CHARS", def: "3500", to: &c.MaxChars, min: 100, max: 4096},
-		{Key: "stream.flush_ms", env: "OUTPUT_FLUSH_MS", def: "200", to: &c.Flush, min: 50, max: 10000, unit: ms},
+		{Key: "stream.flush_ms", env: "OUTPUT_FLUSH_MS", def: "200", to: &c.Flush, min: 50, max: 10000},
 		{Key: "stream.strip_ansi", env: "STRIP_ANSI", def: "true", to: &c.StripANSI},
 		{Key: "safe_defaults.yes_no", def: "n", to: new(string), shape: "n",
 			must: `can only be "n": nothing is approved by waiting`},
@@ -175,7 +173,8 @@ func loadConfig(dir string, getenv func(string) string, flags map[string]string)
 
 // put stores the value in its field, and returns what is wrong with it, never what it is.
 func (s setting) put(c *Config) (problem string) {
-	number, target := 0.0, map[bool]any{true: new(float64), false: s.to}[s.unit > 0]
+	_, timed := s.to.(*time.Duration)
+	number, target := 0.0, map[bool]any{true: new(float64), false: s.to}[timed]
 	for item := range strings.SplitSeq(strings.Trim(string(s.Value), "[]"), ",") {
 		n, err := strconv.ParseFloat(strings.TrimSpace(item), 64)
 		number, problem = n, cmp.Or(problem, when(err == nil && s.max > s.min && (n < s.min || n > s.max),
@@ -187,7 +186,7 @@ func (s setting) put(c *Config) (problem string) {
 	}[fmt.Sprintf("%T", s.to)], "a number, and a whole one where a fraction makes no sense")))
 	switch p := s.to.(type) {
 	case *time.Duration:
-		*p = time.Duration(number * float64(s.unit))
+		*p = time.Duration(number * map[bool]float64{true: 1e6, false: 1e9}[strings.HasSuffix(s.Key, "_ms")])
 	case *string:
 		if typ, ok := strings.CutPrefix(s.Key, "safe_defaults."); ok {
 			c.SafeDefaults[PromptType(typ)] = *p
@@ -235,12 +234,9 @@ func readConfigFile(path string) (map[string]setting, error) {
 
 // The lines of https://toml.io/en/v1.0.0 that are accepted: those whose values JSON understands in the same way, and
 // literal strings; in UTF-8 (Go reads another byte as U+FFFD), without control characters. A list is one of integers.
-const (
-	tomlOdd = `\x00-\x08\x0a-\x1f\x7f\x{fffd}`
-	tomlInt = `-?(?:0|[1-9][0-9]*)`
-	tomlAny = `(true|false|` + tomlInt + `(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|"(?:[^"\\\t` + tomlOdd + `]|\\[btnfr"\\])*"|` +
-		`'[^'` + tomlOdd + `]*'|\[[ \t]*(?:` + tomlInt + `(?:[ \t]*,[ \t]*` + tomlInt + `)*)?[ \t]*\])`
-)
+const tomlOdd, tomlInt = `\x00-\x08\x0a-\x1f\x7f\x{fffd}`, `-?(?:0|[1-9][0-9]*)`
+const tomlAny = `(true|false|` + tomlInt + `(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|"(?:[^"\\\t` + tomlOdd + `]|\\[btnfr"\\])*"` +
+	`|'[^'` + tomlOdd + `]*'|\[[ \t]*(?:` + tomlInt + `(?:[ \t]*,[ \t]*` + tomlInt + `)*)?[ \t]*\])`
 
 // A line is a table's header, a key and its value, or blank; a comment may follow.
 var tomlLine = regexp.MustCompile(`^[ \t]*(?:\[[ \t]*([A-Za-z0-9_-]+)[ \t]*\]|([A-Za-z0-9_-]+)[ \t]*=[ \t]*` + tomlAny +
@@ -304,6 +300,8 @@ func childEnv(env []string, c *Config, sessionID string) []string {
 	return append(kept, "ATLASBRIDGE_SESSION="+sessionID, "ATLASBRIDGE_HOME="+c.Dir)
 }
 
+const logLimit = 1 << 20 // bytes from which the next session starts another log
+
 // openLog is the log file dir/atlasbridge.log (0600): JSON Lines from the level up, every text through redact. A line
 // that cannot be written is lost: the log has nowhere to say so.
 func openLog(dir, level string) (*slog.Logger, error) {
@@ -311,31 +309,18 @@ func openLog(dir, level string) (*slog.Logger, error) {
 	if err := errors.Join(least.UnmarshalText([]byte(level)), secureDir(dir)); err != nil {
 		return nil, fmt.Errorf("opening the log: %w", err)
 	}
+	path := filepath.Join(dir, "atlasbridge.log")
+	if info, err := os.Stat(path); err == nil && info.Size() >= logLimit {
+		os.Rename(path, path+".1")
+	}
+	file, _ := openPrivate(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
 	hide := func(_ []string, a slog.Attr) slog.Attr {
 		if k := a.Value.Kind(); k == slog.KindString || k == slog.KindAny && a.Key != slog.LevelKey {
 			a.Value = slog.StringValue(redact(a.Value.String()))
 		}
 		return a
 	}
-	return slog.New(slog.NewJSONHandler(logFile(dir), &slog.HandlerOptions{Level: least, ReplaceAttr: hide})), nil
-}
-
-// logFile is the log in that folder, opened for each line: there are few. Full, it becomes atlasbridge.log.1.
-type logFile string
-
-const logLimit = 1 << 20 // bytes
-
-func (dir logFile) Write(line []byte) (int, error) {
-	path := filepath.Join(string(dir), "atlasbridge.log")
-	if info, err := os.Stat(path); err == nil && info.Size() >= logLimit {
-		os.Rename(path, path+".1")
-	}
-	f, err := openPrivate(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	return f.Write(line)
+	return slog.New(slog.NewJSONHandler(file, &slog.HandlerOptions{Level: least, ReplaceAttr: hide})), nil
 }
 
 // The commands: one table, from which dispatch, flags, help, suggestions, completion and the README's table derive; and
@@ -448,14 +433,10 @@ func commandNames() (names []string) {
 	return names
 }
 
-// spec is the row of the command's name, empty when there is none.
-func (c *command) spec() (none commandSpec) {
-	for _, s := range commands() {
-		if s.name == c.name {
-			return s
-		}
-	}
-	return none
+// spec is the row of the command's name, and without one a row that does nothing.
+func (c *command) spec() commandSpec {
+	all := append(commands(), commandSpec{name: c.name})
+	return all[slices.IndexFunc(all, func(s commandSpec) bool { return s.name == c.name })]
 }
 
 func cmdHelp(c *command) int {

@@ -1468,22 +1468,21 @@ func TestLog(t *testing.T) {
 func TestLogRotation(t *testing.T) {
 	dir := configHome(t, "")
 	path := filepath.Join(dir, "atlasbridge.log")
-	line := strings.Repeat("x", 1<<10-1) + "\n"
-	for range 2*logLimit/len(line) - 10 {
-		if n, err := logFile(dir).Write([]byte(line)); n != len(line) || err != nil {
-			t.Fatal(n, err)
+	full := strings.Repeat(strings.Repeat("x", 1<<10-1)+"\n", logLimit>>10)
+	os.WriteFile(path, []byte(full), 0o600)
+	for range 2 {
+		log, err := openLog(dir, "info")
+		if err != nil {
+			t.Fatal(err)
 		}
+		log.Info("new")
 	}
-	total := 0
-	for _, name := range []string{path, path + ".1"} {
+	for name, want := range map[string]int{path: 2, path + ".1": logLimit >> 10} {
 		info, err := os.Stat(name)
-		if err != nil || info.Size() > logLimit+1024 || info.Size()%1024 != 0 || info.Mode().Perm() != 0o600 {
-			t.Fatalf("%s: %v, %v", name, info, err)
+		text, _ := os.ReadFile(name)
+		if err != nil || strings.Count(string(text), "\n") != want || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %d bytes, want %d lines", name, err, len(text), want)
 		}
-		total += int(info.Size()) / len(line)
-	}
-	if want := 2*logLimit/len(line) - 10; total != want {
-		t.Errorf("%d lines kept, want %d", total, want)
 	}
 }
 
