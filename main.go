@@ -67,9 +67,9 @@ func run(ctx context.Context, args []string, stdin, stdout, stderr *os.File) (co
 	return code
 }
 
-// Configuration: one table of settings, a strict subset of TOML 1.0, the state folder, the log file and the
-// environment a child gets. What config.toml may contain means exactly what TOML says; everything else is an error
-// with its line. A value never appears in an error: it may be the bot's token.
+// Configuration: one table of settings, a strict subset of TOML 1.0, the state folder, the environment a child gets,
+// the log. What config.toml may contain means exactly what TOML says; everything else is an error with its line. A
+// value never appears in an error: it may be the bot's token.
 
 // Config is everything a person can set, validated; settings names the key of each field.
 type Config struct {
@@ -96,8 +96,7 @@ type setting struct {
 }
 
 // settings is every key there is, in the order `config` shows them, bound to the fields of c. The bounds keep a slip of
-// the finger from disabling a guard; 4096 is the length of a Telegram message and 52 bits that of an id,
-// https://core.telegram.org/bots/api. The token travels encrypted only, or does not leave the machine.
+// the finger from disabling a guard; 4096: length of a message, 2^52: of an id, https://core.telegram.org/bots/api.
 func settings(c *Config) []setting {
 	return []setting{
 		{Key: "channel", to: &c.Channel, shape: "telegram|local|", must: "must be telegram or local"},
@@ -115,6 +114,7 @@ func settings(c *Config) []setting {
 			must: "must be a bot token as BotFather gives it"},
 		{Key: "telegram.chat_id", env: "TELEGRAM_CHAT_ID", def: "0", to: &c.ChatID, min: -1 << 52, max: 1 << 52},
 		{Key: "telegram.allowed_users", env: "ALLOWED_USER_IDS", to: &c.Users, min: 1, max: 1 << 52},
+		// The token travels encrypted only, or does not leave the machine.
 		{Key: "telegram.api_base", env: "TELEGRAM_API_BASE", def: "https://api.telegram.org", to: &c.APIBase,
 			shape: `(https://[^/@?#\s]+|http://(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]+)?)(/[^@?#\s]*)?`,
 			must:  "must be a URL that begins with https:// (http only for this machine itself)"},
@@ -235,8 +235,8 @@ func readConfigFile(path string) (map[string]setting, error) {
 // The lines of https://toml.io/en/v1.0.0 that are accepted: those whose values JSON understands in the same way, and
 // literal strings; in UTF-8 (Go reads another byte as U+FFFD), without control characters. A list is one of integers.
 const tomlOdd, tomlInt = `\x00-\x08\x0a-\x1f\x7f\x{fffd}`, `-?(?:0|[1-9][0-9]*)`
-const tomlAny = `(true|false|` + tomlInt + `(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|"(?:[^"\\\t` + tomlOdd + `]|\\[btnfr"\\])*"` +
-	`|'[^'` + tomlOdd + `]*'|\[[ \t]*(?:` + tomlInt + `(?:[ \t]*,[ \t]*` + tomlInt + `)*)?[ \t]*\])`
+const tomlAny = `(true|false|` + tomlInt + `(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|"(?:[^"\\\t` + tomlOdd +
+	`]|\\[btnfr"\\])*"|'[^'` + tomlOdd + `]*'|\[[ \t]*(?:` + tomlInt + `(?:[ \t]*,[ \t]*` + tomlInt + `)*)?[ \t]*\])`
 
 // A line is a table's header, a key and its value, or blank; a comment may follow.
 var tomlLine = regexp.MustCompile(`^[ \t]*(?:\[[ \t]*([A-Za-z0-9_-]+)[ \t]*\]|([A-Za-z0-9_-]+)[ \t]*=[ \t]*` + tomlAny +
@@ -257,10 +257,8 @@ func parseTOML(text string, known []string) (map[string]setting, error) {
 		case m[2] == "":
 			continue
 		default:
-			s.Key, s.Value = prefix+m[2], json.RawMessage(m[3])
-			if m[3][0] == '\'' {
-				s.Value = quoted(strings.Trim(m[3], "'"))
-			}
+			literal := when(m[3][0] == '\'', string(quoted(strings.Trim(m[3], "'"))))
+			s.Key, s.Value = prefix+m[2], json.RawMessage(cmp.Or(literal, m[3]))
 			problem = when(known != nil && !slices.Contains(known, s.Key), "unknown key "+s.Key+meant("", s.Key, known))
 		}
 		if problem = cmp.Or(problem, when(entries[s.Key].Key != "", s.Key+" is there twice")); problem != "" {
@@ -290,10 +288,9 @@ func secureDir(dir string) error {
 	return hinted(err, "chmod 700 "+dir+" if it is yours, or set ATLASBRIDGE_HOME to another folder")
 }
 
-// childEnv is the environment a wrapped tool gets: no setting and no secret of atlasbridge, only what
-// `atlasbridge hook` needs to find its session.
+// childEnv is what a tool gets: no setting and no secret of ours, only what `atlasbridge hook` needs.
 func childEnv(env []string, c *Config, sessionID string) []string {
-	ours := regexp.MustCompile(`(?i)^(ATLASBRIDGE|TELEGRAM)_`) // Windows tells no case
+	ours := regexp.MustCompile(`(?i)^(ATLASBRIDGE|TELEGRAM)_`) // in any case, as Windows has it
 	kept := slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
 		return ours.MatchString(entry) || c.Token != "" && strings.Contains(entry, c.Token)
 	})
@@ -302,8 +299,7 @@ func childEnv(env []string, c *Config, sessionID string) []string {
 
 const logLimit = 1 << 20 // bytes from which the next session starts another log
 
-// openLog is the log file dir/atlasbridge.log (0600): JSON Lines from the level up, every text through redact. A line
-// that cannot be written is lost: the log has nowhere to say so.
+// openLog is the log file (0600): JSON Lines, every text through redact. A line that cannot be written is lost.
 func openLog(dir, level string) (*slog.Logger, error) {
 	var least slog.Level
 	if err := errors.Join(least.UnmarshalText([]byte(level)), secureDir(dir)); err != nil {
@@ -327,8 +323,7 @@ func openLog(dir, level string) (*slog.Logger, error) {
 // those that look at the installation itself. What was asked for goes to stdout, everything said about it to stderr;
 // tables fit 80 columns; colour only on a terminal and without NO_COLOR.
 
-// Exit codes of our own, as the shell and env(1) have them: a check or command failed; usage; before the child ran.
-const exitFailed, exitUsage, exitInternal = 1, 2, 125
+const exitFailed, exitUsage, exitInternal = 1, 2, 125 // as the shell and env(1) have them; 125: before the child ran
 
 // What lockFile returns when another process holds the lock, and findTool and startPTY when PATH lacks the command.
 var errLocked, errNoTool = errors.New("locked by another process"), errors.New("command not found")
@@ -344,9 +339,7 @@ type PTY interface {
 	Signal(sig os.Signal) error     // to the child's foreground process group
 	Terminate(done <-chan struct{}) // SIGTERM, 3 s, SIGKILL to its process group; returns early when done closes
 }
-
-// Size of a terminal in cells and pixels (struct winsize).
-type Size struct{ Rows, Cols, XPixel, YPixel uint16 }
+type Size struct{ Rows, Cols, XPixel, YPixel uint16 } // of a terminal, in cells and pixels (struct winsize)
 
 // command is what every command gets: its arguments and surroundings.
 type command struct {
@@ -449,7 +442,7 @@ func cmdHelp(c *command) int {
 	return 0
 }
 
-// options are a command's flags and arguments as given. Asking for a flag its row does not list panics.
+// options are a command's flags and arguments as given.
 type options struct {
 	set  *flag.FlagSet
 	args []string
@@ -477,25 +470,21 @@ func (c *command) options() (*options, int) {
 			o.set.String(f[1], "", "")
 		}
 	}
-	for rest := c.args; ; rest = rest[1:] {
-		if err := o.set.Parse(rest); err == flag.ErrHelp {
-			fmt.Fprintf(c.stdout, "atlasbridge %s\n  %s\n%s", s.usage, s.summary, strings.TrimPrefix(s.help+"\n", "\n"))
-			return nil, 0
-		} else if err != nil {
-			name, problem := "", strings.Replace(err.Error(), "flag provided but not defined: -", "unknown flag --", 1)
-			fmt.Sscanf(problem, "unknown flag --%s", &name)
-			return nil, c.usage("%s", problem+meant("--", name, names))
-		}
-		read := len(rest) - o.set.NArg()
-		whole := c.name == "run" || c.name == "answer" || read > 0 && rest[read-1] == "--"
-		if rest = rest[read:]; whole || len(rest) == 0 {
-			o.args = append(o.args, rest...)
-			break
-		}
-		o.args = append(o.args, rest[0])
+	err := o.set.Parse(c.args)
+	for err == nil && o.set.NArg() > 0 && c.name != "run" && c.name != "answer" {
+		o.args = append(o.args, o.set.Arg(0))
+		err = o.set.Parse(o.set.Args()[1:])
 	}
-	n, words := len(o.args), strings.Fields(s.words)
-	if n < s.min || s.max >= 0 && n > s.max || len(words) > 0 && !slices.Contains(words, o.args[0]) {
+	o.args = append(o.args, o.set.Args()...)
+	switch n, words := len(o.args), strings.Fields(s.words); {
+	case err == flag.ErrHelp:
+		fmt.Fprintf(c.stdout, "atlasbridge %s\n  %s\n%s", s.usage, s.summary, strings.TrimPrefix(s.help+"\n", "\n"))
+		return nil, 0
+	case err != nil:
+		name, problem := "", strings.Replace(err.Error(), "flag provided but not defined: -", "unknown flag --", 1)
+		fmt.Sscanf(problem, "unknown flag --%s", &name)
+		return nil, c.usage("%s", problem+meant("--", name, names))
+	case n < s.min || s.max >= 0 && n > s.max || len(words) > 0 && !slices.Contains(words, o.args[0]):
 		return nil, c.usage("wrong arguments %q", o.args)
 	}
 	return o, 0
@@ -592,7 +581,6 @@ func (c *command) printJSON(v any) int {
 	return 0
 }
 
-// config is loadConfig for a command.
 func (c *command) config(flags map[string]string) (*Config, error) {
 	dir, err := stateDir(c.getenv)
 	if err != nil {
@@ -670,20 +658,19 @@ func cmdDoctor(c *command) int {
 		err = bot.call(ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
 		d.tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+cmp.Or(chat.Title, chat.Username), "")
 	}
-	if st, err := openStore(cfg.Dir); err != nil {
-		d.tell("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"), "", "")
-	} else {
-		v, err := st.View()
-		d.tell("state", err, fmt.Sprintf("%d sessions, %d prompts", len(v.Sessions), len(v.Prompts)), "")
+	st, err := openStore(cfg.Dir)
+	d.tell("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"), "can be used", "")
+	if err == nil {
+		defer st.Close()
 		nobody := when(st.holder("poll.lock") == 0, "nobody, which is right while no session runs")
 		d.tell("poller", nil, cmp.Or(nobody, fmt.Sprint("process ", st.holder("poll.lock"))), "")
-		verdict, err := st.verifyAudit(v)
+		view, _ := st.View()
+		verdict, err := st.verifyAudit(view)
 		if err == nil && !verdict.OK {
 			err = fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason)
 		}
 		d.tell("audit", hinted(err, "keep a copy of audit.log; `atlasbridge audit verify` says more"),
 			fmt.Sprintf("%d entries hold", verdict.Entries), "")
-		st.Close()
 	}
 	files, _ := filepath.Glob(filepath.Join(cfg.Dir, "*"))
 	private, remote := ownedPrivate(cfg.Dir), networkFS(cfg.Dir)
