@@ -7,8 +7,8 @@ they share through files in ~/.atlasbridge: config.toml; state.jsonl with sessio
 line with the hash of the one before; atlasbridge.log. Who holds the bot token and an allowed account can type into your
 terminal. Nothing is ever approved by waiting.
 
-Exit status: the child's own; 128+N when signal N killed it; 1 a check or command failed; 2 usage; 125
-atlasbridge failed before the child ran; 126 the tool cannot be executed; 127 not found.
+Exit status: the child's own; 128+N when signal N killed it; 1 a check or command failed; 2 usage; 125 atlasbridge
+failed before the child ran; 126 the tool cannot be executed; 127 not found.
 */
 package main
 
@@ -186,7 +186,7 @@ func (s setting) put(c *Config) (problem string) {
 	}[fmt.Sprintf("%T", s.to)], "a number, and a whole one where a fraction makes no sense")))
 	switch p := s.to.(type) {
 	case *time.Duration:
-		*p = time.Duration(number * map[bool]float64{true: 1e6, false: 1e9}[strings.HasSuffix(s.Key, "_ms")])
+		*p = time.Duration(number * map[bool]float64{true: 1e6, false: 1e9}[strings.HasSuffix(s.Key, "_ms")]) // ns
 	case *string:
 		if typ, ok := strings.CutPrefix(s.Key, "safe_defaults."); ok {
 			c.SafeDefaults[PromptType(typ)] = *p
@@ -298,7 +298,6 @@ func childEnv(env []string, c *Config, sessionID string) []string {
 }
 
 const logLimit = 1 << 20 // bytes from which the next session starts another log
-
 // openLog is the log file (0600): JSON Lines, every text through redact. A line that cannot be written is lost.
 func openLog(dir, level string) (*slog.Logger, error) {
 	var least slog.Level
@@ -324,7 +323,6 @@ func openLog(dir, level string) (*slog.Logger, error) {
 // tables fit 80 columns; colour only on a terminal and without NO_COLOR.
 
 const exitFailed, exitUsage, exitInternal = 1, 2, 125 // as the shell and env(1) have them; 125: before the child ran
-
 // What lockFile returns when another process holds the lock, and findTool and startPTY when PATH lacks the command.
 var errLocked, errNoTool = errors.New("locked by another process"), errors.New("command not found")
 
@@ -519,7 +517,6 @@ func nearest(s string, words []string) string {
 	return ""
 }
 
-// fail prints an error and its remedy, and returns 1.
 func (c *command) fail(err error) int {
 	remedy := visible(hintOf(err))
 	fmt.Fprint(c.stderr, "atlasbridge: ", redact(visible(err.Error())), "\n",
@@ -527,7 +524,6 @@ func (c *command) fail(err error) int {
 	return exitFailed
 }
 
-// hint is an error together with what to do about it.
 type hint struct {
 	error
 	remedy string
@@ -536,7 +532,7 @@ type hint struct {
 func (h hint) Unwrap() error  { return h.error }
 func hintOf(err error) string { h, _ := errors.AsType[hint](err); return h.remedy }
 
-// hinted adds a remedy to an error, for the line after it; nil stays nil, and an older remedy wins.
+// hinted adds to an error what to do about it, for the line after it; nil stays nil, and an older remedy wins.
 func hinted(err error, remedy string) error {
 	if err != nil && hintOf(err) == "" {
 		return hint{err, remedy}
@@ -672,10 +668,10 @@ func cmdDoctor(c *command) int {
 		d.tell("audit", hinted(err, "keep a copy of audit.log; `atlasbridge audit verify` says more"),
 			fmt.Sprintf("%d entries hold", verdict.Entries), "")
 	}
-	files, _ := filepath.Glob(filepath.Join(cfg.Dir, "*"))
+	files, _ := os.ReadDir(cfg.Dir)
 	private, remote := ownedPrivate(cfg.Dir), networkFS(cfg.Dir)
-	for _, path := range files {
-		private = cmp.Or(private, ownedPrivate(path))
+	for _, f := range files {
+		private = cmp.Or(private, ownedPrivate(filepath.Join(cfg.Dir, f.Name())))
 	}
 	d.tell("permissions", hinted(private, "make it yours alone: chmod -R go= "+cfg.Dir), cfg.Dir+" is yours alone",
 		when(remote != "", "on "+remote+" locks may not hold between machines: set ATLASBRIDGE_HOME to a local disk"))
