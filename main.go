@@ -87,7 +87,7 @@ type Config struct {
 // setting is one row of the configuration: what `config --json` shows (the token masked), and what it can be.
 type setting struct {
 	Key         string          `json:"key"`
-	Value       json.RawMessage `json:"value"`  // nil: not given
+	Value       json.RawMessage `json:"value"`  // empty: not given
 	Origin      string          `json:"origin"` // "flag", "environment NAME", "config.toml:LINE" or "default"
 	env, def    string
 	to          any     // a field of Config; its type decides what a value must look like
@@ -141,9 +141,9 @@ func loadConfig(dir string, getenv func(string) string, flags map[string]string)
 	c := &Config{Dir: dir, SafeDefaults: map[PromptType]string{}}
 	file, err := readConfigFile(filepath.Join(dir, "config.toml"))
 	for _, s := range settings(c) {
-		for _, given := range []setting{{Value: s.read(s.def + " "), Origin: "default"}, file[s.Key], // " ": nil never
+		for _, given := range []setting{{Value: s.read(s.def + " "), Origin: "default"}, file[s.Key], // " ": never none
 			{Value: s.read(getenv(s.env)), Origin: "environment " + s.env}, {Value: s.read(flags[s.Key]), Origin: "flag"}} {
-			if given.Value != nil {
+			if len(given.Value) > 0 {
 				s.Value, s.Origin = given.Value, given.Origin
 				if problem := s.put(c); problem != "" && err == nil {
 					err = hinted(fmt.Errorf("%s: %s %s", s.Origin, s.Key, problem),
@@ -196,19 +196,14 @@ func (s setting) put(c *Config) (problem string) {
 	return problem
 }
 
-// read turns text of the environment, the command line or the table into JSON: none into nil; a list needs no brackets.
+// read turns text of the environment, the command line or the table into JSON, none into none; lists need no brackets.
 func (s setting) read(text string) json.RawMessage {
+	_, isText := s.to.(*string)
+	_, isList := s.to.(*[]int64)
 	value := strings.TrimSpace(text)
-	if _, list := s.to.(*[]int64); list {
-		value = "[" + strings.Trim(value, ", ") + "]"
-	}
-	switch _, isText := s.to.(*string); {
-	case text == "":
-		return nil
-	case isText || !tomlValue.MatchString(value):
-		return quoted(value)
-	}
-	return json.RawMessage(value)
+	value = cmp.Or(when(isList, "["+strings.Trim(value, ", ")+"]"), value)
+	value = cmp.Or(when(isText || !tomlValue.MatchString(value), string(quoted(value))), value)
+	return json.RawMessage(when(text != "", value))
 }
 
 func quoted(text string) json.RawMessage      { v, _ := json.Marshal(text); return v } // a text cannot fail
@@ -217,12 +212,9 @@ func when(condition bool, text string) string { return map[bool]string{true: tex
 // readConfigFile returns what the file sets, by key; nothing when there is no file.
 func readConfigFile(path string) (map[string]setting, error) {
 	f, err := openPrivate(path, os.O_RDONLY)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	text, unread := io.ReadAll(f) // of no file: an error
+	text, unread := io.ReadAll(f) // of no file: nothing, and an error
 	f.Close()
-	if err = cmp.Or(err, unread); err != nil {
+	if err = cmp.Or(err, unread); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, hinted(fmt.Errorf("config.toml: %w", err), "make it your own and private: chmod 600 "+path)
 	}
 	var known []string
@@ -737,9 +729,8 @@ func probe(ctx context.Context, a *Adapter, env []string) tool {
 		output, _ := io.ReadAll(io.LimitReader(p, 4096))
 		t.Version = regexp.MustCompile(`[0-9]+(\.[0-9]+)+`).FindString(string(output)) // as in "codex-cli 0.146.0"
 	}
-	if t.Path != "" && (t.Version == "" || versionLess(t.Version, a.MinVer) || versionLess(a.MaxVer, t.Version)) {
-		t.Warning = "not a version that was tried: if questions are missed, use one of " + t.Supported
-	}
+	odd := t.Version == "" || versionLess(t.Version, a.MinVer) || versionLess(a.MaxVer, t.Version)
+	t.Warning = when(t.Path != "" && odd, "not a version that was tried: if questions are missed, use one of "+t.Supported)
 	return t
 }
 
