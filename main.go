@@ -217,11 +217,7 @@ func readConfigFile(path string) (map[string]setting, error) {
 	if err = cmp.Or(err, unread); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, hinted(fmt.Errorf("config.toml: %w", err), "make it your own and private: chmod 600 "+path)
 	}
-	var known []string
-	for _, s := range settings(&Config{}) {
-		known = append(known, s.Key)
-	}
-	return parseTOML(string(text), known)
+	return parseTOML(string(text), mapped(settings(&Config{}), func(s setting) string { return s.Key }))
 }
 
 // The lines of https://toml.io/en/v1.0.0 that are accepted: those whose values JSON understands in the same way, and
@@ -409,11 +405,12 @@ Flags win over the environment, that over config.toml, that over the default.`},
 	}
 }
 
-func commandNames() (names []string) {
-	for _, s := range commands() {
-		names = append(names, s.name)
+func commandNames() []string { return mapped(commands(), func(s commandSpec) string { return s.name }) }
+func mapped[T, U any](list []T, to func(T) U) (images []U) {
+	for _, one := range list {
+		images = append(images, to(one))
 	}
-	return names
+	return images
 }
 
 // spec is the row of the command's name, and without one a row that does nothing.
@@ -445,14 +442,14 @@ func (o *options) given(name string) bool  { return o.text(name) != o.set.Lookup
 // options reads the arguments; flags may follow arguments, but not those of run and answer. When that fails, or help
 // was asked for, it has said so and returns nil and the exit code.
 func (c *command) options() (*options, int) {
-	s, names := c.spec(), []string{}
+	s := c.spec()
 	if s.do == nil {
 		return nil, c.usage("unknown command %q", c.name)
 	}
 	o := &options{set: flag.NewFlagSet(c.name, flag.ContinueOnError)}
 	o.set.SetOutput(io.Discard)
 	for _, f := range s.flags() {
-		if names = append(names, f[1]); f[2] == "" {
+		if f[2] == "" {
 			o.set.Bool(f[1], false, "")
 		} else if f[2] == "DUR" {
 			o.set.Duration(f[1], -1, "") // so that 0 counts as given
@@ -473,7 +470,7 @@ func (c *command) options() (*options, int) {
 	case err != nil:
 		name, problem := "", strings.Replace(err.Error(), "flag provided but not defined: -", "unknown flag --", 1)
 		fmt.Sscanf(problem, "unknown flag --%s", &name)
-		return nil, c.usage("%s", problem+meant("--", name, names))
+		return nil, c.usage("%s", problem+meant("--", name, mapped(s.flags(), func(f []string) string { return f[1] })))
 	case n < s.min || s.max >= 0 && n > s.max || len(words) > 0 && !slices.Contains(words, o.args[0]):
 		return nil, c.usage("wrong arguments %q", o.args)
 	}
@@ -582,11 +579,8 @@ func cmdConfig(c *command) int {
 	if err != nil {
 		return c.fail(err)
 	}
-	rows := [][]string{{"SETTING", "VALUE", "FROM"}}
-	for _, s := range cfg.inForce {
-		rows = append(rows, []string{s.Key, string(s.Value), s.Origin})
-	}
-	return c.show(cfg.inForce, rows)
+	rows := mapped(cfg.inForce, func(s setting) []string { return []string{s.Key, string(s.Value), s.Origin} })
+	return c.show(cfg.inForce, append([][]string{{"SETTING", "VALUE", "FROM"}}, rows...))
 }
 
 // version is the version control tag that the Go tool wrote into the binary, and for what it was built.
@@ -602,10 +596,7 @@ func cmdCompletion(c *command) int {
 	names, cases := strings.Join(commandNames(), " "), ""
 	for _, s := range commands() {
 		cases += "  *' " + s.name + "') words='" + s.words
-		for _, f := range s.flags() {
-			cases += " --" + f[1]
-		}
-		cases += "' ;;\n"
+		cases += strings.Join(mapped(s.flags(), func(f []string) string { return " --" + f[1] }), "") + "' ;;\n"
 	}
 	bash := `_atlasbridge() {
   local cur="${COMP_WORDS[COMP_CWORD]}" words=
