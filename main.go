@@ -420,11 +420,9 @@ func (c *command) spec() commandSpec {
 }
 
 func cmdHelp(c *command) int {
-	fmt.Fprint(c.stdout, "atlasbridge runs an AI command line and carries its questions to your phone.\n\n")
-	for _, s := range commands() {
-		fmt.Fprintf(c.stdout, "  %-11s %s\n", s.name, s.summary)
-	}
-	fmt.Fprint(c.stdout, "\nTry:   atlasbridge run bash -c 'read -p \"Continue? (y/n) \" a; echo got $a'\n"+
+	list := mapped(commands(), func(s commandSpec) string { return fmt.Sprintf("  %-11s %s\n", s.name, s.summary) })
+	fmt.Fprint(c.stdout, "atlasbridge runs an AI command line and carries its questions to your phone.\n\n",
+		strings.Join(list, ""), "\nTry:   atlasbridge run bash -c 'read -p \"Continue? (y/n) \" a; echo got $a'\n",
 		"Then:  atlasbridge setup; atlasbridge run claude. More: atlasbridge help COMMAND\n")
 	return 0
 }
@@ -652,11 +650,9 @@ func cmdDoctor(c *command) int {
 			fmt.Sprintf("%d entries hold", verdict.Entries), "")
 	}
 	files, _ := os.ReadDir(cfg.Dir)
-	private, remote := ownedPrivate(cfg.Dir), networkFS(cfg.Dir)
-	for _, f := range files {
-		private = cmp.Or(private, ownedPrivate(filepath.Join(cfg.Dir, f.Name())))
-	}
-	d.tell("permissions", hinted(private, "make it yours alone: chmod -R go= "+cfg.Dir), cfg.Dir+" is yours alone",
+	private := mapped(files, func(f fs.DirEntry) error { return ownedPrivate(filepath.Join(cfg.Dir, f.Name())) })
+	err, remote := cmp.Or(append(private, ownedPrivate(cfg.Dir))...), networkFS(cfg.Dir)
+	d.tell("permissions", hinted(err, "make it yours alone: chmod -R go= "+cfg.Dir), cfg.Dir+" is yours alone",
 		when(remote != "", "on "+remote+" locks may not hold between machines: set ATLASBRIDGE_HOME to a local disk"))
 	size, err := terminalSize(c.stdout)
 	d.tell("terminal", nil, cmp.Or(when(err != nil, "none here: a tool gets 100x30"),
@@ -709,11 +705,9 @@ func knownTools(ctx context.Context, cfg *Config) []tool {
 
 // probe finds the tool and reads what it says of its version, in a terminal of its own as under run.
 func probe(ctx context.Context, a *Adapter, env []string) tool {
-	t := tool{Name: a.Name, Commands: strings.Join(a.Names, " "), Supported: a.MinVer + " to " + a.MaxVer}
-	for _, name := range a.Names {
-		path, _ := findTool(name)
-		t.Path = cmp.Or(t.Path, path)
-	}
+	path := func(name string) string { path, _ := findTool(name); return path } // "" when it is not there
+	t := tool{Name: a.Name, Commands: strings.Join(a.Names, " "), Supported: a.MinVer + " to " + a.MaxVer,
+		Path: cmp.Or(mapped(a.Names, path)...)}
 	if p, err := startPTY([]string{t.Path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, nil); err == nil {
 		defer p.Close()
 		defer context.AfterFunc(ctx, func() { p.Terminate(nil); p.Close() })()
