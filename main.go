@@ -593,8 +593,8 @@ func cmdVersion(c *command) int { fmt.Fprintln(c.stdout, version()); return 0 }
 func cmdCompletion(c *command) int {
 	names, cases := strings.Join(commandNames(), " "), ""
 	for _, s := range commands() {
-		cases += "  *' " + s.name + "') words='" + s.words
-		cases += strings.Join(mapped(s.flags(), func(f []string) string { return " --" + f[1] }), "") + "' ;;\n"
+		flags := mapped(s.flags(), func(f []string) string { return " --" + f[1] })
+		cases += fmt.Sprintf("  *' %s') words='%s%s' ;;\n", s.name, s.words, strings.Join(flags, ""))
 	}
 	bash := `_atlasbridge() {
   local cur="${COMP_WORDS[COMP_CWORD]}" words=
