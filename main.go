@@ -539,9 +539,8 @@ func (c *command) colour(code, text string) string {
 func (c *command) table(rows [][]string) {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	for _, row := range rows {
-		fmt.Fprintln(w, visible(strings.Join(row, "\t")))
-	}
+	lines := mapped(rows, func(row []string) string { return visible(strings.Join(row, "\t")) + "\n" })
+	io.WriteString(w, strings.Join(lines, ""))
 	w.Flush()
 	head, rest, _ := strings.Cut(regexp.MustCompile("(?m)^(.{79})..+$").ReplaceAllString(b.String(), "$1…"), "\n")
 	fmt.Fprint(c.stdout, c.colour("1", head), "\n", rest)
