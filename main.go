@@ -2,18 +2,13 @@
 Atlasbridge runs an AI command line unchanged in a pseudo-terminal and carries every question it asks to your
 phone: you tap, it types, exactly once. `atlasbridge help` lists the commands, `help COMMAND` explains one.
 
-Every `atlasbridge run` is a whole bridge for its own session: no daemon, no server, no open port. What sessions
-share, they share through files in ~/.atlasbridge (0700; ATLASBRIDGE_HOME, else STORAGE_PATH, moves it):
+Every `atlasbridge run` is a whole bridge for its own session: no daemon, no server, no open port. What sessions share,
+they share through files in ~/.atlasbridge: config.toml; state.jsonl with sessions, prompts and replies; audit.log, each
+line with the hash of the one before; atlasbridge.log. Who holds the bot token and an allowed account can type into your
+terminal. Nothing is ever approved by waiting.
 
-	config.toml      settings; `atlasbridge config` shows those in force
-	state.jsonl      sessions, prompts, replies: JSON Lines
-	audit.log        what happened: JSON Lines, each with the hash of the one before
-	atlasbridge.log  troubles and their causes; at 1 MiB renamed to atlasbridge.log.1
-
-Exit status: the child's own; 128+N when signal N killed it; 1 a check or command failed; 2 usage; 125
-atlasbridge failed before the child ran; 126 the tool cannot be executed; 127 not found.
-
-Who holds the bot token and an allowed account can type into your terminal. Nothing is ever approved by waiting.
+Exit status: the child's own; 128+N when signal N killed it; 1 a check or command failed; 2 usage; 125 atlasbridge
+failed before the child ran; 126 the tool cannot be executed; 127 not found.
 */
 package main
 
@@ -58,7 +53,7 @@ func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout
 func run(ctx context.Context, args []string, stdin, stdout, stderr *os.File) (code int) {
 	c := &command{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, getenv: os.Getenv}
 	if len(args) == 0 {
-		writeHelp(stderr)
+		cmdHelp(&command{stdout: stderr})
 		return exitUsage
 	}
 	alias := map[string]string{"-h": "help", "-help": "help", "--help": "help", "-v": "version", "--version": "version"}
@@ -66,24 +61,19 @@ func run(ctx context.Context, args []string, stdin, stdout, stderr *os.File) (co
 	if c.name == "help" && len(c.args) > 0 {
 		c.name, c.args = c.args[0], []string{"-h"}
 	}
-	if c.spec() == nil {
-		return c.usage("unknown command %q", c.name)
+	if c.opts, code = c.options(); c.opts != nil {
+		code = c.spec().do(c)
 	}
-	if c.opts, code = c.options(); c.opts == nil {
-		return code
-	}
-	return c.spec().do(c)
+	return code
 }
 
-// Configuration: one table of settings, a strict subset of TOML 1.0, the state folder, the log file and the
-// environment a child gets. A setting comes from the command line, else the environment, else config.toml, else its
-// default, and remembers which. What the file may contain means exactly what TOML says; everything else is an error
-// with its line. A value never appears in an error: it may be the bot's token.
+// Configuration: one table of settings, a strict subset of TOML 1.0, the state folder, the environment a child gets,
+// the log. What config.toml may contain means exactly what TOML says; everything else is an error with its line. A
+// value never appears in an error: it may be the bot's token.
 
 // Config is everything a person can set, validated; settings names the key of each field.
 type Config struct {
-	Dir                                                        string // state folder
-	Channel, Token, APIBase, LogLevel                          string
+	Dir, Channel, Token, APIBase, LogLevel                     string // Dir: the state folder
 	Timeout, PermissionTimeout, Stuck, EchoWindow, Away, Flush time.Duration
 	Threshold                                                  float64
 	BufferBytes, MaxChars, RetentionDays                       int
@@ -91,262 +81,179 @@ type Config struct {
 	ChatID                                                     int64
 	Users                                                      []int64
 	SafeDefaults                                               map[PromptType]string
-	inForce                                                    []settingInForce // in the order of settings
+	inForce                                                    []setting
 }
 
-// settingInForce is a setting as `config --json` shows it, the token masked.
-type settingInForce struct {
-	Key    string          `json:"key"`
-	Value  json.RawMessage `json:"value"`
-	Origin string          `json:"origin"` // "flag", "environment NAME", "config.toml:LINE" or "default"
-}
-
-// setting is one row of the configuration. The type of to decides what a value must look like.
+// setting is one row of the configuration: what `config --json` shows (the token masked), and what it can be.
 type setting struct {
-	key, env, def string
-	to            any                // a field of Config
-	min, max      float64            // of numbers, in the unit of the key
-	unit          time.Duration      // of durations
-	check         func(string) error // of texts
+	Key         string          `json:"key"`
+	Value       json.RawMessage `json:"value"`  // empty: not given
+	Origin      string          `json:"origin"` // "flag", "environment NAME", "config.toml:LINE" or "default"
+	env, def    string
+	to          any     // a field of Config; its type decides what a value must look like
+	min, max    float64 // of numbers, in the unit of the key
+	shape, must string  // of texts: a regular expression, and what to say when it does not match
 }
 
-// settings is every key there is, in the order `config` shows them, bound to the fields of c. The bounds keep a
-// slip of the finger from disabling a guard; 4096 is the length of a Telegram message and 52 bits that of an id,
-// https://core.telegram.org/bots/api.
+// settings is every key there is, in the order `config` shows them, bound to the fields of c. The bounds keep a slip of
+// the finger from disabling a guard; 4096: length of a message, 2^52: of an id, https://core.telegram.org/bots/api.
 func settings(c *Config) []setting {
-	const sec, ms = time.Second, time.Millisecond
-	level := shaped(`^(?i:debug|info|warn|error)$`, "must be debug, info, warn or error")
-	key := shaped(`^(enter|esc)$`, "must be enter or esc")
-	no := shaped(`^n$`, `can only be "n": nothing is approved by waiting`)
-	choice := shaped(`^([1-9]|esc)$`, "must be a number from 1 to 9, in quotes, or esc")
-	line := func(text string) error { // a class repeated 200 times would take 7 ms to compile
-		if utf8.RuneCountInString(text) > 200 || visible(text) != text || strings.ContainsAny(text, "\n\t") {
-			return errors.New("must be one line of at most 200 characters, none of them a control character")
-		}
-		return nil
-	}
 	return []setting{
-		{key: "channel", to: &c.Channel, check: shaped(`^(telegram|local|)$`, "must be telegram or local")},
-		{key: "timeout_seconds", def: "600", to: &c.Timeout, min: 1, max: 86400, unit: sec},
-		{key: "permission_timeout_seconds", env: "PERMISSION_TIMEOUT_SEC", def: "300", to: &c.PermissionTimeout,
-			min: 1, max: 86400, unit: sec},
-		{key: "detection_threshold", def: "0.65", to: &c.Threshold, min: 0.60, max: 0.99},
-		{key: "stuck_timeout_seconds", def: "2.0", to: &c.Stuck, min: 0.2, max: 600, unit: sec},
-		{key: "buffer_size_bytes", def: "4096", to: &c.BufferBytes, min: 512, max: 1 << 20},
-		{key: "echo_suppression_ms", def: "150", to: &c.EchoWindow, max: 10000, unit: ms},
-		{key: "free_text_enabled", def: "false", to: &c.FreeText},
-		{key: "notify_idle", def: "true", to: &c.NotifyIdle},
-		{key: "away_after_seconds", def: "20", to: &c.Away, max: 86400, unit: sec},
-		{key: "telegram.bot_token", env: "TELEGRAM_BOT_TOKEN", to: &c.Token, check: checkToken},
-		{key: "telegram.chat_id", env: "TELEGRAM_CHAT_ID", def: "0", to: &c.ChatID, min: -1 << 52, max: 1 << 52},
-		{key: "telegram.allowed_users", env: "ALLOWED_USER_IDS", to: &c.Users, min: 1, max: 1 << 52},
-		{key: "telegram.api_base", env: "TELEGRAM_API_BASE", def: "https://api.telegram.org", to: &c.APIBase,
-			check: checkBaseURL},
-		{key: "stream.enabled", def: "false", to: &c.Stream},
-		{key: "stream.max_chars", env: "OUTPUT_MAX_CHARS", def: "3500", to: &c.MaxChars, min: 100, max: 4096},
-		{key: "stream.flush_ms", env: "OUTPUT_FLUSH_MS", def: "200", to: &c.Flush, min: 50, max: 10000, unit: ms},
-		{key: "stream.strip_ansi", env: "STRIP_ANSI", def: "true", to: &c.StripANSI},
-		{key: "safe_defaults.yes_no", def: "n", to: new(string), check: no},
-		{key: "safe_defaults.confirm_enter", def: "enter", to: new(string), check: key},
-		{key: "safe_defaults.multiple_choice", def: "1", to: new(string), check: choice},
-		{key: "safe_defaults.free_text", to: new(string), check: line},
-		{key: "retention_days", def: "30", to: &c.RetentionDays, min: 1, max: 36500},
-		{key: "log_level", env: "LOG_LEVEL", def: "info", to: &c.LogLevel, check: level},
+		{Key: "channel", to: &c.Channel, shape: "telegram|local|", must: "must be telegram or local"},
+		{Key: "timeout_seconds", def: "600", to: &c.Timeout, min: 1, max: 86400},
+		{Key: "permission_timeout_seconds", env: "PERMISSION_TIMEOUT_SEC", def: "300", to: &c.PermissionTimeout,
+			min: 1, max: 86400},
+		{Key: "detection_threshold", def: "0.65", to: &c.Threshold, min: 0.60, max: 0.99},
+		{Key: "stuck_timeout_seconds", def: "2.0", to: &c.Stuck, min: 0.2, max: 600},
+		{Key: "buffer_size_bytes", def: "4096", to: &c.BufferBytes, min: 512, max: 1 << 20},
+		{Key: "echo_suppression_ms", def: "150", to: &c.EchoWindow, max: 10000},
+		{Key: "free_text_enabled", def: "false", to: &c.FreeText},
+		{Key: "notify_idle", def: "true", to: &c.NotifyIdle},
+		{Key: "away_after_seconds", def: "20", to: &c.Away, max: 86400},
+		{Key: "telegram.bot_token", env: "TELEGRAM_BOT_TOKEN", to: &c.Token, shape: `([0-9]{1,20}:[A-Za-z0-9_-]{1,128})?`,
+			must: "must be a bot token as BotFather gives it"},
+		{Key: "telegram.chat_id", env: "TELEGRAM_CHAT_ID", def: "0", to: &c.ChatID, min: -1 << 52, max: 1 << 52},
+		{Key: "telegram.allowed_users", env: "ALLOWED_USER_IDS", to: &c.Users, min: 1, max: 1 << 52},
+		// The token travels encrypted only, or does not leave the machine.
+		{Key: "telegram.api_base", env: "TELEGRAM_API_BASE", def: "https://api.telegram.org", to: &c.APIBase,
+			shape: `(https://[^/@?#\s]+|http://(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]+)?)(/[^@?#\s]*)?`,
+			must:  "must be a URL that begins with https:// (http only for this machine itself)"},
+		{Key: "stream.enabled", def: "false", to: &c.Stream},
+		{Key: "stream.max_chars", env: "OUTPUT_MAX_CHARS", def: "3500", to: &c.MaxChars, min: 100, max: 4096},
+		{Key: "stream.flush_ms", env: "OUTPUT_FLUSH_MS", def: "200", to: &c.Flush, min: 50, max: 10000},
+		{Key: "stream.strip_ansi", env: "STRIP_ANSI", def: "true", to: &c.StripANSI},
+		{Key: "safe_defaults.yes_no", def: "n", to: new(string), shape: "n",
+			must: `can only be "n": nothing is approved by waiting`},
+		{Key: "safe_defaults.confirm_enter", def: "enter", to: new(string), shape: "enter|esc", must: "must be enter or esc"},
+		{Key: "safe_defaults.multiple_choice", def: "1", to: new(string), shape: "[1-9]|esc",
+			must: "must be a number from 1 to 9, in quotes, or esc"},
+		{Key: "safe_defaults.free_text", to: new(string), shape: `[^\pC\p{Zl}\p{Zp}]{0,200}`,
+			must: "must be one line of at most 200 characters, none of them a control character"},
+		{Key: "retention_days", def: "30", to: &c.RetentionDays, min: 1, max: 36500},
+		{Key: "log_level", env: "LOG_LEVEL", def: "info", to: &c.LogLevel, shape: "(?i:debug|info|warn|error)",
+			must: "must be debug, info, warn or error"},
 	}
 }
 
-// shaped makes a check of a regular expression and what to say when it does not match.
-func shaped(pattern, otherwise string) func(string) error {
-	return func(text string) error {
-		if regexp.MustCompile(pattern).MatchString(text) {
-			return nil
-		}
-		return errors.New(otherwise)
-	}
-}
-
-// checkToken accepts the form BotFather gives, and none. checkBaseURL lets the token travel encrypted only, or not
-// leave the machine.
-var (
-	checkToken   = shaped(`^([0-9]{1,20}:[A-Za-z0-9_-]{1,128})?$`, "must be a bot token as BotFather gives it")
-	checkBaseURL = shaped(
-		`^(https://[^/@?#\s]+|http://(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]+)?)(/[^@?#\s]*)?$`,
-		"must be a URL that begins with https:// (http only for this machine itself)")
-)
-
-// loadConfig reads dir/config.toml (absent: all defaults), then the environment (getenv), then flags, which
-// win: key → text as it would stand in the environment. With an error, only Dir is set.
+// loadConfig reads dir/config.toml (absent: all defaults), then the environment (getenv), then flags, which win: key →
+// text as it would stand in the environment. With an error, only Dir is set.
 func loadConfig(dir string, getenv func(string) string, flags map[string]string) (*Config, error) {
 	c := &Config{Dir: dir, SafeDefaults: map[PromptType]string{}}
 	file, err := readConfigFile(filepath.Join(dir, "config.toml"))
-	for i, s := range settings(c) {
-		c.inForce = append(c.inForce, settingInForce{Key: s.key})
-		put := func(origin string, v json.RawMessage) {
-			if bad := s.put(c, v); bad != nil && err == nil {
-				err = hinted(fmt.Errorf("%s: %s %w", origin, s.key, bad), "correct or remove it; default: "+cmp.Or(s.def, "none"))
+	for _, s := range settings(c) {
+		for _, given := range []setting{{Value: s.read(s.def + " "), Origin: "default"}, file[s.Key], // " ": never none
+			{Value: s.read(getenv(s.env)), Origin: "environment " + s.env}, {Value: s.read(flags[s.Key]), Origin: "flag"}} {
+			if len(given.Value) > 0 {
+				s.Value, s.Origin = given.Value, given.Origin
+				if problem := s.put(c); problem != "" && err == nil {
+					err = hinted(fmt.Errorf("%s: %s %s", s.Origin, s.Key, problem),
+						"correct or remove it; default: "+cmp.Or(s.def, "none"))
+				}
 			}
-			if number, _, ok := strings.Cut(c.Token, ":"); ok && s.key == "telegram.bot_token" {
-				v = asJSON(number + ":…") // the bot's number is public
-			}
-			c.inForce[i].Value, c.inForce[i].Origin = v, origin
 		}
-		put("default", s.read(s.def))
-		if e, ok := file[s.key]; ok {
-			put(fmt.Sprint("config.toml:", e.line), e.value)
+		if number, _, ok := strings.Cut(c.Token, ":"); ok && s.Key == "telegram.bot_token" {
+			s.Value = quoted(number + ":…") // the bot's number is public
 		}
-		if text := getenv(s.env); s.env != "" && text != "" {
-			put("environment "+s.env, s.read(text))
-		}
-		if text, ok := flags[s.key]; ok {
-			put("flag", s.read(text))
-		}
+		c.inForce = append(c.inForce, s)
 	}
-	if err = cmp.Or(err, c.complete(cmp.Or(file["telegram.bot_token"].line, file["channel"].line))); err != nil {
+	c.Channel = cmp.Or(c.Channel, when(c.Token == "", "local"), "telegram")
+	c.inForce[0].Value = quoted(c.Channel)
+	lacks := cmp.Or(when(c.Token == "", "channel telegram needs telegram.bot_token"),
+		when(c.ChatID == 0, "a bot token needs telegram.chat_id too"),
+		when(len(c.Users) == 0, "telegram.allowed_users is empty: nobody could answer")) // never taken for "everyone"
+	if err == nil && c.Channel != "local" && lacks != "" {
+		where := cmp.Or(file["telegram.bot_token"].Origin, file["channel"].Origin, "config.toml")
+		err = hinted(fmt.Errorf("%s: %s", where, lacks), "run `atlasbridge setup`, or set channel = \"local\"")
+	}
+	if err != nil {
 		return &Config{Dir: dir}, err
 	}
 	return c, nil
 }
 
-// complete checks what no single setting can know, and fills in the channel; line is where Telegram was chosen, 0
-// outside of the file. An empty allowlist is refused, never taken for "everyone".
-func (c *Config) complete(line int) (err error) {
-	if c.Channel == "" {
-		c.Channel = map[bool]string{true: "local", false: "telegram"}[c.Token == ""]
-		c.inForce[0].Value = asJSON(c.Channel)
+// put stores the value in its field, and returns what is wrong with it, never what it is.
+func (s setting) put(c *Config) (problem string) {
+	_, timed := s.to.(*time.Duration)
+	number, target := 0.0, map[bool]any{true: new(float64), false: s.to}[timed]
+	for item := range strings.SplitSeq(strings.Trim(string(s.Value), "[]"), ",") {
+		n, err := strconv.ParseFloat(strings.TrimSpace(item), 64)
+		number, problem = n, cmp.Or(problem, when(err == nil && s.max > s.min && (n < s.min || n > s.max),
+			fmt.Sprintf("must be between %.15g and %.15g", s.min, s.max)))
 	}
-	where := strings.TrimSuffix(fmt.Sprint("config.toml:", line), ":0")
-	switch {
-	case c.Channel == "local":
-	case c.Token == "":
-		err = fmt.Errorf("%s: channel telegram needs telegram.bot_token", where)
-	case c.ChatID == 0:
-		err = fmt.Errorf("%s: a bot token needs telegram.chat_id too", where)
-	case len(c.Users) == 0:
-		err = fmt.Errorf("%s: telegram.allowed_users is empty: nobody could answer", where)
-	}
-	return hinted(err, "run `atlasbridge setup`, or set channel = \"local\"")
-}
-
-// put stores a value, written as JSON. An error never shows it.
-func (s setting) put(c *Config, v json.RawMessage) error {
-	for item := range strings.FieldsFuncSeq(string(v), func(r rune) bool { return strings.ContainsRune("[], \t", r) }) {
-		n, err := strconv.ParseFloat(item, 64)
-		if err == nil && s.max > s.min && (n < s.min || n > s.max) {
-			return fmt.Errorf("must be between %.15g and %.15g", s.min, s.max)
-		}
-	}
-	number, target := 0.0, s.to
-	if s.unit > 0 {
-		target = &number
-	}
-	if json.Unmarshal(v, target) != nil {
-		return errors.New("must be " + cmp.Or(map[string]string{"*string": "a string in quotes", "*bool": "true or false",
-			"*[]int64": "a list of numeric ids like [1001, 1002], without names and quotes", // a name can change hands
-		}[fmt.Sprintf("%T", s.to)], "a number, and a whole one where a fraction makes no sense"))
-	}
+	problem = cmp.Or(problem, when(json.Unmarshal(s.Value, target) != nil, "must be "+cmp.Or(map[string]string{
+		"*string": "a string in quotes", "*bool": "true or false",
+		"*[]int64": "a list of numeric ids like [1001, 1002], without names and quotes", // a name can change hands
+	}[fmt.Sprintf("%T", s.to)], "a number, and a whole one where a fraction makes no sense")))
 	switch p := s.to.(type) {
 	case *time.Duration:
-		*p = time.Duration(number * float64(s.unit))
+		*p = time.Duration(number * map[bool]float64{true: 1e6, false: 1e9}[strings.HasSuffix(s.Key, "_ms")]) // ns
 	case *string:
-		if typ, ok := strings.CutPrefix(s.key, "safe_defaults."); ok {
+		if typ, ok := strings.CutPrefix(s.Key, "safe_defaults."); ok {
 			c.SafeDefaults[PromptType(typ)] = *p
 		}
-		return s.check(*p)
+		problem = cmp.Or(problem, when(*p != s.def && !regexp.MustCompile("^("+s.shape+")$").MatchString(*p), s.must))
 	}
-	return nil
+	return problem
 }
 
-// read turns text of the environment, the command line or the default column into JSON; a list needs no brackets.
+// read turns text of the environment, the command line or the table into JSON, none into none; lists need no brackets.
 func (s setting) read(text string) json.RawMessage {
-	text = strings.TrimSpace(text)
-	if _, ok := s.to.(*[]int64); ok {
-		text = "[" + strings.Trim(text, ", ") + "]"
-	}
-	if _, ok := s.to.(*string); ok || !tomlValue.MatchString(text) {
-		return asJSON(text)
-	}
-	return json.RawMessage(text)
+	_, isText := s.to.(*string)
+	_, isList := s.to.(*[]int64)
+	value := strings.TrimSpace(text)
+	value = cmp.Or(when(isList, "["+strings.Trim(value, ", ")+"]"), value)
+	value = cmp.Or(when(isText || !tomlValue.MatchString(value), string(quoted(value))), value)
+	return json.RawMessage(when(text != "", value))
 }
 
-func asJSON(text string) json.RawMessage {
-	v, _ := json.Marshal(text) // a text cannot fail
-	return v
-}
+func quoted(text string) json.RawMessage      { v, _ := json.Marshal(text); return v } // a text cannot fail
+func when(condition bool, text string) string { return map[bool]string{true: text}[condition] }
 
-// tomlEntry is one key of a file: its value as JSON (nil of a table) and line from 1.
-type tomlEntry struct {
-	value json.RawMessage
-	line  int
-}
-
-// readConfigFile returns the keys of the file by their full names; none when there is no file.
-func readConfigFile(path string) (map[string]tomlEntry, error) {
+// readConfigFile returns what the file sets, by key; nothing when there is no file.
+func readConfigFile(path string) (map[string]setting, error) {
 	f, err := openPrivate(path, os.O_RDONLY)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	defer f.Close()
-	var text []byte
-	if err == nil {
-		text, err = io.ReadAll(f)
-	}
-	if err != nil {
+	text, unread := io.ReadAll(f) // of no file: nothing, and an error
+	f.Close()
+	if err = cmp.Or(err, unread); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, hinted(fmt.Errorf("config.toml: %w", err), "make it your own and private: chmod 600 "+path)
 	}
-	return parseConfig(string(text))
-}
-
-// parseConfig reads a configuration and refuses keys that there are not.
-func parseConfig(text string) (map[string]tomlEntry, error) {
-	var known []string
-	for _, s := range settings(&Config{}) {
-		known = append(known, s.key)
-	}
-	return parseTOML(text, known)
+	return parseTOML(string(text), mapped(settings(&Config{}), func(s setting) string { return s.Key }))
 }
 
 // The lines of https://toml.io/en/v1.0.0 that are accepted: those whose values JSON understands in the same way, and
 // literal strings; in UTF-8 (Go reads another byte as U+FFFD), without control characters. A list is one of integers.
-const (
-	tomlOdd = `\x00-\x08\x0a-\x1f\x7f\x{fffd}`
-	tomlEnd = `[ \t]*(?:#[^` + tomlOdd + `]*)?$`
-	tomlInt = `-?(?:0|[1-9][0-9]*)`
-	tomlAny = `(true|false|` + tomlInt + `(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|"(?:[^"\\\t` + tomlOdd + `]|\\[btnfr"\\])*"|` +
-		`'[^'` + tomlOdd + `]*'|\[[ \t]*(?:` + tomlInt + `(?:[ \t]*,[ \t]*` + tomlInt + `)*)?[ \t]*\])`
-)
+const tomlOdd, tomlInt = `\x00-\x08\x0a-\x1f\x7f\x{fffd}`, `-?(?:0|[1-9][0-9]*)`
+const tomlAny = `(true|false|` + tomlInt + `(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|"(?:[^"\\\t` + tomlOdd +
+	`]|\\[btnfr"\\])*"|'[^'` + tomlOdd + `]*'|\[[ \t]*(?:` + tomlInt + `(?:[ \t]*,[ \t]*` + tomlInt + `)*)?[ \t]*\])`
 
-var (
-	tomlBlank = regexp.MustCompile(`^` + tomlEnd)
-	tomlTable = regexp.MustCompile(`^[ \t]*\[[ \t]*([A-Za-z0-9_-]+)[ \t]*\]` + tomlEnd)
-	tomlKey   = regexp.MustCompile(`^[ \t]*([A-Za-z0-9_-]+)[ \t]*=[ \t]*` + tomlAny + tomlEnd)
-	tomlValue = regexp.MustCompile(`^` + tomlAny + `$`)
-)
+// A line is a table's header, a key and its value, or blank; a comment may follow.
+var tomlLine = regexp.MustCompile(`^[ \t]*(?:\[[ \t]*([A-Za-z0-9_-]+)[ \t]*\]|([A-Za-z0-9_-]+)[ \t]*=[ \t]*` + tomlAny +
+	`)?[ \t]*(?:#[^` + tomlOdd + `]*)?$`)
+var tomlValue = regexp.MustCompile(`^` + tomlAny + `$`)
 
-// parseTOML reads the subset: comments, [table] headers, bare keys, and on one line each strings, numbers, booleans
-// and lists. Entries are by full name, tables in brackets; without known any key will do.
-func parseTOML(text string, known []string) (map[string]tomlEntry, error) {
-	entries, prefix := map[string]tomlEntry{}, ""
+// parseTOML reads the subset: comments, [table] headers, bare keys, and on one line each strings, numbers, booleans and
+// lists. Settings are by full name, tables, without a value, in brackets; without known any key will do.
+func parseTOML(text string, known []string) (map[string]setting, error) {
+	entries, prefix := map[string]setting{}, ""
 	for i, line := range strings.Split(strings.ReplaceAll(text, "\r\n", "\n"), "\n") {
-		key, value, problem := "", json.RawMessage(nil), ""
-		if tomlBlank.MatchString(line) {
-			continue
-		} else if m := tomlTable.FindStringSubmatch(line); m != nil {
-			prefix, key = m[1]+".", "["+m[1]+"]"
-		} else if m := tomlKey.FindStringSubmatch(line); m == nil {
+		s, problem := setting{Origin: fmt.Sprint("config.toml:", i+1)}, ""
+		switch m := tomlLine.FindStringSubmatch(line); {
+		case m == nil:
 			problem = "not  name = value  with text in quotes, a number, true, false or a [list] of whole numbers"
-		} else if key, value = prefix+m[1], json.RawMessage(m[2]); known != nil && !slices.Contains(known, key) {
-			problem = "unknown key " + key + meant("", nearest(key, known))
-		} else if value[0] == '\'' {
-			value = asJSON(strings.Trim(m[2], "'"))
+		case m[1] != "":
+			prefix, s.Key = m[1]+".", "["+m[1]+"]"
+		case m[2] == "":
+			continue
+		default:
+			literal := when(m[3][0] == '\'', string(quoted(strings.Trim(m[3], "'"))))
+			s.Key, s.Value = prefix+m[2], json.RawMessage(cmp.Or(literal, m[3]))
+			problem = when(known != nil && !slices.Contains(known, s.Key), "unknown key "+s.Key+meant("", s.Key, known))
 		}
-		if problem == "" && entries[key].line > 0 {
-			problem = key + " is there twice"
-		}
-		if problem != "" {
-			return nil, hinted(fmt.Errorf("config.toml:%d: %s", i+1, problem),
+		if problem = cmp.Or(problem, when(entries[s.Key].Key != "", s.Key+" is there twice")); problem != "" {
+			return nil, hinted(fmt.Errorf("%s: %s", s.Origin, problem),
 				"lines look like  key = \"text\"  or  key = 42  under an optional  [table]; the README lists all keys")
 		}
-		entries[key] = tomlEntry{value, i + 1}
+		entries[s.Key] = s
 	}
 	return entries, nil
 }
@@ -362,79 +269,48 @@ func stateDir(getenv func(string) string) (string, error) {
 
 // secureDir makes dir when it is missing, and refuses one that is not the user's alone, or a symbolic link.
 func secureDir(dir string) error {
-	err := os.MkdirAll(filepath.Dir(dir), 0o700)
-	if err == nil {
-		err = mkdirPrivate(dir)
-	}
+	err := cmp.Or(os.MkdirAll(filepath.Dir(dir), 0o700), mkdirPrivate(dir))
 	if errors.Is(err, fs.ErrExist) {
 		err = ownedPrivate(dir)
 	}
 	return hinted(err, "chmod 700 "+dir+" if it is yours, or set ATLASBRIDGE_HOME to another folder")
 }
 
-// childEnv is the environment a wrapped tool gets: no setting and no secret of atlasbridge, only what
-// `atlasbridge hook` needs to find its session.
+// childEnv is what a tool gets: no setting and no secret of ours, only what `atlasbridge hook` needs.
 func childEnv(env []string, c *Config, sessionID string) []string {
+	ours := regexp.MustCompile(`(?i)^(ATLASBRIDGE|TELEGRAM)_`) // in any case, as Windows has it
 	kept := slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
-		name, value, _ := strings.Cut(entry, "=")
-		name = strings.ToUpper(name) // Windows does not tell them apart
-		return strings.HasPrefix(name, "ATLASBRIDGE_") || strings.HasPrefix(name, "TELEGRAM_") ||
-			c.Token != "" && strings.Contains(value, c.Token)
+		return ours.MatchString(entry) || c.Token != "" && strings.Contains(entry, c.Token)
 	})
 	return append(kept, "ATLASBRIDGE_SESSION="+sessionID, "ATLASBRIDGE_HOME="+c.Dir)
 }
 
-// logLimit is the size in bytes from which atlasbridge.log is renamed to atlasbridge.log.1.
-const logLimit = 1 << 20
-
-// openLog is the log file dir/atlasbridge.log (0600): JSON Lines from the level up, rotated by size, every
-// text through redact. A line that cannot be written is lost: the log has nowhere to say so.
+const logLimit = 1 << 20 // bytes from which the next session starts another log
+// openLog is the log file (0600): JSON Lines, every text through redact. A line that cannot be written is lost.
 func openLog(dir, level string) (*slog.Logger, error) {
 	var least slog.Level
 	if err := errors.Join(least.UnmarshalText([]byte(level)), secureDir(dir)); err != nil {
 		return nil, fmt.Errorf("opening the log: %w", err)
 	}
+	path := filepath.Join(dir, "atlasbridge.log")
+	if info, err := os.Stat(path); err == nil && info.Size() >= logLimit {
+		os.Rename(path, path+".1")
+	}
+	file, _ := openPrivate(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
 	hide := func(_ []string, a slog.Attr) slog.Attr {
 		if k := a.Value.Kind(); k == slog.KindString || k == slog.KindAny && a.Key != slog.LevelKey {
 			a.Value = slog.StringValue(redact(a.Value.String()))
 		}
 		return a
 	}
-	handler := slog.NewJSONHandler(logFile(dir), &slog.HandlerOptions{Level: least, ReplaceAttr: hide})
-	return slog.New(handler), nil
-}
-
-// logFile is the log in that folder, opened for each line: there are few.
-type logFile string
-
-// Write locks a full file before it renames it: the process that gets the lock second finds that the name stands for
-// another file already. Only os.Root renames an open file on Windows.
-func (dir logFile) Write(line []byte) (int, error) {
-	const name = "atlasbridge.log"
-	f, err := openPrivate(filepath.Join(string(dir), name), os.O_WRONLY|os.O_APPEND|os.O_CREATE)
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	n, err := f.Write(line)
-	if full, bad := f.Stat(); bad == nil && full.Size() >= logLimit && lockFile(f, false) == nil {
-		if root, bad := os.OpenRoot(string(dir)); bad == nil {
-			if now, bad := root.Lstat(name); bad == nil && os.SameFile(full, now) {
-				root.Rename(name, name+".1")
-			}
-			root.Close()
-		}
-	}
-	return n, err
+	return slog.New(slog.NewJSONHandler(file, &slog.HandlerOptions{Level: least, ReplaceAttr: hide})), nil
 }
 
 // The commands: one table, from which dispatch, flags, help, suggestions, completion and the README's table derive; and
 // those that look at the installation itself. What was asked for goes to stdout, everything said about it to stderr;
 // tables fit 80 columns; colour only on a terminal and without NO_COLOR.
 
-// Exit codes of our own, as the shell and env(1) have them; a child's are passed through.
-const exitFailed, exitUsage, exitInternal = 1, 2, 125 // a check or command failed; usage; before the child ran
-
+const exitFailed, exitUsage, exitInternal = 1, 2, 125 // as the shell and env(1) have them; 125: before the child ran
 // What lockFile returns when another process holds the lock, and findTool and startPTY when PATH lacks the command.
 var errLocked, errNoTool = errors.New("locked by another process"), errors.New("command not found")
 
@@ -449,9 +325,7 @@ type PTY interface {
 	Signal(sig os.Signal) error     // to the child's foreground process group
 	Terminate(done <-chan struct{}) // SIGTERM, 3 s, SIGKILL to its process group; returns early when done closes
 }
-
-// Size of a terminal in cells and pixels (struct winsize).
-type Size struct{ Rows, Cols, XPixel, YPixel uint16 }
+type Size struct{ Rows, Cols, XPixel, YPixel uint16 } // of a terminal, in cells and pixels (struct winsize)
 
 // command is what every command gets: its arguments and surroundings.
 type command struct {
@@ -463,7 +337,7 @@ type command struct {
 	opts                  *options // as parsed by run
 }
 
-// commandSpec is one row of the command table. Its flags are those that usage and help show.
+// commandSpec is one row of the command table.
 type commandSpec struct {
 	name, usage, summary string
 	min, max             int // how many arguments besides flags; max −1: any number
@@ -471,10 +345,11 @@ type commandSpec struct {
 	words, help          string // what the first argument can be; flags, explanation, examples
 }
 
-// flagShape is a flag in a usage or help text: its name and, unless it is a switch, that of its value.
 var flagShape = regexp.MustCompile(`(?:\[|\n  )--([a-z-]+)(?: ([A-Z:]+|[a-z]+\|[a-z]+))?`)
 
-// commands is the command table.
+// flags are those that usage and help show: each with its name and, unless it is a switch, that of its value.
+func (s commandSpec) flags() [][]string { return flagShape.FindAllStringSubmatch(s.usage+s.help, -1) }
+
 func commands() []commandSpec {
 	return []commandSpec{
 		{"run", "run [flags] <tool> [args…]", "run a tool; its questions reach your phone", 1, -1, cmdRun, "", `
@@ -530,37 +405,29 @@ Flags win over the environment, that over config.toml, that over the default.`},
 	}
 }
 
-func commandNames() (names []string) {
-	for _, s := range commands() {
-		names = append(names, s.name)
+func commandNames() []string { return mapped(commands(), func(s commandSpec) string { return s.name }) }
+func mapped[T, U any](list []T, to func(T) U) (images []U) {
+	for _, one := range list {
+		images = append(images, to(one))
 	}
-	return names
+	return images
 }
 
-// spec is the row of the command's name, nil when there is none.
-func (c *command) spec() *commandSpec {
-	for _, s := range commands() {
-		if s.name == c.name {
-			return &s
-		}
-	}
-	return nil
+// spec is the row of the command's name, and without one a row that does nothing.
+func (c *command) spec() commandSpec {
+	all := append(commands(), commandSpec{name: c.name})
+	return all[slices.IndexFunc(all, func(s commandSpec) bool { return s.name == c.name })]
 }
 
-// writeHelp is the short help.
-func writeHelp(w io.Writer) {
-	fmt.Fprint(w, "atlasbridge runs an AI command line and carries its questions to your phone.\n\n")
-	for _, s := range commands() {
-		fmt.Fprintf(w, "  %-11s %s\n", s.name, s.summary)
-	}
-	fmt.Fprint(w, "\nTry:   atlasbridge run bash -c 'read -p \"Continue? (y/n) \" a; echo got $a'\n"+
+func cmdHelp(c *command) int {
+	list := mapped(commands(), func(s commandSpec) string { return fmt.Sprintf("  %-11s %s\n", s.name, s.summary) })
+	fmt.Fprint(c.stdout, "atlasbridge runs an AI command line and carries its questions to your phone.\n\n",
+		strings.Join(list, ""), "\nTry:   atlasbridge run bash -c 'read -p \"Continue? (y/n) \" a; echo got $a'\n",
 		"Then:  atlasbridge setup; atlasbridge run claude. More: atlasbridge help COMMAND\n")
+	return 0
 }
 
-func cmdHelp(c *command) int    { writeHelp(c.stdout); return 0 }
-func cmdVersion(c *command) int { fmt.Fprintln(c.stdout, version()); return 0 }
-
-// options are a command's flags and arguments as given. Asking for a flag its row does not list panics.
+// options are a command's flags and arguments as given.
 type options struct {
 	set  *flag.FlagSet
 	args []string
@@ -568,49 +435,41 @@ type options struct {
 
 func (o *options) text(name string) string { return o.set.Lookup(name).Value.String() }
 func (o *options) on(name string) bool     { return o.text(name) == "true" }
-
-// given tells whether the flag stood on the command line.
-func (o *options) given(name string) (yes bool) {
-	o.set.Visit(func(f *flag.Flag) { yes = yes || f.Name == name })
-	return yes
-}
+func (o *options) given(name string) bool  { return o.text(name) != o.set.Lookup(name).DefValue }
 
 // options reads the arguments; flags may follow arguments, but not those of run and answer. When that fails, or help
 // was asked for, it has said so and returns nil and the exit code.
 func (c *command) options() (*options, int) {
-	s, names := c.spec(), []string{}
+	s := c.spec()
+	if s.do == nil {
+		return nil, c.usage("unknown command %q", c.name)
+	}
 	o := &options{set: flag.NewFlagSet(c.name, flag.ContinueOnError)}
 	o.set.SetOutput(io.Discard)
-	for _, m := range flagShape.FindAllStringSubmatch(s.usage+s.help, -1) {
-		names = append(names, m[1])
-		switch m[2] {
-		case "":
-			o.set.Bool(m[1], false, "")
-		case "DUR":
-			o.set.Duration(m[1], 0, "")
-		default:
-			o.set.String(m[1], "", "")
+	for _, f := range s.flags() {
+		if f[2] == "" {
+			o.set.Bool(f[1], false, "")
+		} else if f[2] == "DUR" {
+			o.set.Duration(f[1], -1, "") // so that 0 counts as given
+		} else {
+			o.set.String(f[1], "", "")
 		}
 	}
-	for rest := c.args; ; rest = rest[1:] {
-		if err := o.set.Parse(rest); err == flag.ErrHelp {
-			fmt.Fprintf(c.stdout, "atlasbridge %s\n  %s\n%s", s.usage, s.summary, strings.TrimPrefix(s.help+"\n", "\n"))
-			return nil, 0
-		} else if err != nil {
-			text := strings.Replace(err.Error(), "flag provided but not defined: -", "unknown flag --", 1)
-			_, name, _ := strings.Cut(text, "unknown flag --")
-			return nil, c.usage("%s", text+meant("--", nearest(name, names)))
-		}
-		read := len(rest) - o.set.NArg()
-		whole := c.name == "run" || c.name == "answer" || read > 0 && rest[read-1] == "--"
-		if rest = rest[read:]; whole || len(rest) == 0 {
-			o.args = append(o.args, rest...)
-			break
-		}
-		o.args = append(o.args, rest[0])
+	err := o.set.Parse(c.args)
+	for err == nil && o.set.NArg() > 0 && c.name != "run" && c.name != "answer" {
+		o.args = append(o.args, o.set.Arg(0))
+		err = o.set.Parse(o.set.Args()[1:])
 	}
-	if n := len(o.args); n < s.min || s.max >= 0 && n > s.max ||
-		s.words != "" && !slices.Contains(strings.Fields(s.words), o.args[0]) {
+	o.args = append(o.args, o.set.Args()...)
+	switch n, words := len(o.args), strings.Fields(s.words); {
+	case err == flag.ErrHelp:
+		fmt.Fprintf(c.stdout, "atlasbridge %s\n  %s\n%s", s.usage, s.summary, strings.TrimPrefix(s.help+"\n", "\n"))
+		return nil, 0
+	case err != nil:
+		name, problem := "", strings.Replace(err.Error(), "flag provided but not defined: -", "unknown flag --", 1)
+		fmt.Sscanf(problem, "unknown flag --%s", &name)
+		return nil, c.usage("%s", problem+meant("--", name, mapped(s.flags(), func(f []string) string { return f[1] })))
+	case n < s.min || s.max >= 0 && n > s.max || len(words) > 0 && !slices.Contains(words, o.args[0]):
 		return nil, c.usage("wrong arguments %q", o.args)
 	}
 	return o, 0
@@ -618,105 +477,73 @@ func (c *command) options() (*options, int) {
 
 // usage prints one line about a wrong command line, with the right usage or the nearest command, and returns 2.
 func (c *command) usage(format string, args ...any) int {
-	more := cmp.Or(meant("atlasbridge ", nearest(c.name, commandNames())), "; to run a tool: atlasbridge run TOOL")
-	if s := c.spec(); s != nil {
-		more = "; usage: atlasbridge " + s.usage
-	}
+	right := c.spec().usage
+	more := cmp.Or(when(right != "", "; usage: atlasbridge "+right), meant("atlasbridge ", c.name, commandNames()),
+		"; to run a tool: atlasbridge run TOOL")
 	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", visible(fmt.Sprintf(format, args...)+more))
 	return exitUsage
 }
 
-func meant(before, word string) string {
-	if word == "" {
-		return ""
-	}
-	return "; did you mean `" + before + word + "`?"
+func meant(before, word string, words []string) string {
+	near := nearest(word, words)
+	return when(near != "", "; did you mean `"+before+near+"`?")
 }
 
-// fail prints an error and its remedy, and returns 1.
-func (c *command) fail(err error) int {
-	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", redact(visible(err.Error())))
-	if h := hintOf(err); h != "" {
-		fmt.Fprintf(c.stderr, "atlasbridge: hint: %s\n", visible(h))
-	}
-	return exitFailed
-}
-
-// hint is an error together with what to do about it.
-type hint struct {
-	error
-	remedy string
-}
-
-func (h hint) Unwrap() error { return h.error }
-
-// hinted adds a remedy to an error, for the line after it; nil stays nil, and an older remedy wins.
-func hinted(err error, remedy string) error {
-	if err == nil || hintOf(err) != "" {
-		return err
-	}
-	return hint{err, remedy}
-}
-
-func hintOf(err error) string {
-	var h hint
-	errors.As(err, &h)
-	return h.remedy
-}
-
-// nearest is the word that s begins, or with the fewest edits from s, when these are few enough.
+// nearest is the first word that s begins, or that differs from s in no more than two letters next to each other.
 func nearest(s string, words []string) string {
-	for edits := range min(max(2, len(s)/3), 3) + 1 {
-		for _, w := range words {
-			if within(edits, s, w) || edits == 1 && len(s) > 1 && strings.HasPrefix(w, s) {
-				return w
-			}
+	for _, w := range words {
+		head, tail, both := 0, 0, min(len(s), len(w))
+		for ; head < both && s[head] == w[head]; head++ {
+		}
+		for ; tail < both-head && s[len(s)-1-tail] == w[len(w)-1-tail]; tail++ {
+		}
+		if head > 1 && head == len(s) || max(len(s), len(w))-head-tail <= 2 {
+			return w
 		}
 	}
 	return ""
 }
 
-// within tells whether that many letters to insert, delete, replace or swap with the next one turn a into b.
-func within(edits int, a, b string) bool {
-	if a == "" || b == "" {
-		return len(a)+len(b) <= edits
-	}
-	if a[0] == b[0] {
-		return within(edits, a[1:], b[1:])
-	}
-	swapped := len(a) > 1 && len(b) > 1 && a[0] == b[1] && a[1] == b[0]
-	return edits > 0 && (within(edits-1, a[1:], b[1:]) || within(edits-1, a[1:], b) || within(edits-1, a, b[1:]) ||
-		swapped && within(edits-1, a[2:], b[2:]))
+func (c *command) fail(err error) int {
+	remedy := visible(hintOf(err))
+	fmt.Fprint(c.stderr, "atlasbridge: ", redact(visible(err.Error())), "\n",
+		when(remedy != "", "atlasbridge: hint: "+remedy+"\n"))
+	return exitFailed
 }
 
-// onTerminal tells whether f is a terminal.
+type hint struct {
+	error
+	remedy string
+}
+
+func (h hint) Unwrap() error  { return h.error }
+func hintOf(err error) string { h, _ := errors.AsType[hint](err); return h.remedy }
+
+// hinted adds to an error what to do about it, for the line after it; nil stays nil, and an older remedy wins.
+func hinted(err error, remedy string) error {
+	if err != nil && hintOf(err) == "" {
+		return hint{err, remedy}
+	}
+	return err
+}
+
 func onTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
 
 // colour wraps text in an SGR code ("31" red, "1" bold …) on a terminal, unless NO_COLOR is set (https://no-color.org).
 func (c *command) colour(code, text string) string {
-	if c.getenv("NO_COLOR") != "" || c.getenv("TERM") == "dumb" || !onTerminal(c.stdout) {
-		return text
-	}
-	return "\x1b[" + code + "m" + text + "\x1b[0m"
+	plain := c.getenv("NO_COLOR") != "" || c.getenv("TERM") == "dumb" || !onTerminal(c.stdout)
+	return cmp.Or(when(!plain, "\x1b["+code+"m"+text+"\x1b[0m"), text)
 }
 
 // table prints rows of plain text in columns, the first row as headings, lines cut at 80 characters.
 func (c *command) table(rows [][]string) {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	for _, row := range rows {
-		fmt.Fprintln(w, visible(strings.Join(row, "\t")))
-	}
+	lines := mapped(rows, func(row []string) string { return visible(strings.Join(row, "\t")) + "\n" })
+	io.WriteString(w, strings.Join(lines, ""))
 	w.Flush()
-	for i, line := range strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n") {
-		if text := []rune(line); len(text) > 80 {
-			line = string(text[:79]) + "…"
-		}
-		if i == 0 {
-			line = c.colour("1", line)
-		}
-		fmt.Fprintln(c.stdout, line)
-	}
+	head, rest, _ := strings.Cut(regexp.MustCompile("(?m)^(.{79})..+$").ReplaceAllString(b.String(), "$1…"), "\n")
+	fmt.Fprint(c.stdout, c.colour("1", head), "\n", rest)
 }
 
 // show prints JSON where --json was given, and else the table.
@@ -736,7 +563,6 @@ func (c *command) printJSON(v any) int {
 	return 0
 }
 
-// config is loadConfig for a command.
 func (c *command) config(flags map[string]string) (*Config, error) {
 	dir, err := stateDir(c.getenv)
 	if err != nil {
@@ -750,46 +576,36 @@ func cmdConfig(c *command) int {
 	if err != nil {
 		return c.fail(err)
 	}
-	rows := [][]string{{"SETTING", "VALUE", "FROM"}}
-	for _, s := range cfg.inForce {
-		rows = append(rows, []string{s.Key, string(s.Value), s.Origin})
-	}
-	return c.show(cfg.inForce, rows)
+	rows := mapped(cfg.inForce, func(s setting) []string { return []string{s.Key, string(s.Value), s.Origin} })
+	return c.show(cfg.inForce, append([][]string{{"SETTING", "VALUE", "FROM"}}, rows...))
 }
 
-// version is the version control tag that the Go tool wrote into the binary, "(devel)" without one, and for what.
+// version is the version control tag that the Go tool wrote into the binary, and for what it was built.
 func version() string {
-	tag := "(devel)"
-	if info, ok := debug.ReadBuildInfo(); ok {
-		tag = cmp.Or(info.Main.Version, tag)
-	}
-	return fmt.Sprintf("atlasbridge %s %s %s/%s", tag, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	info, _ := debug.ReadBuildInfo() // there is one in every program built from modules
+	return fmt.Sprintf("atlasbridge %s %s %s/%s", cmp.Or(info.Main.Version, "(devel)"), runtime.Version(),
+		runtime.GOOS, runtime.GOARCH)
 }
+func cmdVersion(c *command) int { fmt.Fprintln(c.stdout, version()); return 0 }
 
 // cmdCompletion prints the script for a shell; zsh runs that of bash. After `run` the shell completes as ever.
 func cmdCompletion(c *command) int {
-	names := strings.Join(commandNames(), " ")
-	cases := "  '1 '* | '2 help') words='" + names + "' ;;\n"
-	fish := "complete -c atlasbridge -n __fish_use_subcommand -f -a '" + names + "'\n"
+	names, cases := strings.Join(commandNames(), " "), ""
 	for _, s := range commands() {
-		words := s.words
-		for _, m := range flagShape.FindAllStringSubmatch(s.usage+s.help, -1) {
-			words += " --" + m[1]
-		}
-		cases += fmt.Sprintf("  *' %s') words='%s' ;;\n", s.name, words)
-		fish += fmt.Sprintf("complete -c atlasbridge -n '__fish_seen_subcommand_from %s' -a '%s'\n", s.name, words)
+		flags := mapped(s.flags(), func(f []string) string { return " --" + f[1] })
+		cases += fmt.Sprintf("  *' %s') words='%s%s' ;;\n", s.name, s.words, strings.Join(flags, ""))
 	}
 	bash := `_atlasbridge() {
   local cur="${COMP_WORDS[COMP_CWORD]}" words=
   case "$COMP_CWORD ${COMP_WORDS[1]}" in
-` + cases + `  esac
+  '1 '* | '2 help') words='` + names + "' ;;\n" + cases + `  esac
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
   [[ ${COMP_WORDS[1]} != run || $COMP_CWORD -eq 1 || $cur == -* ]] || COMPREPLY=($(compgen -c -- "$cur"))
 }
 complete -o default -F _atlasbridge atlasbridge
 `
-	zsh := "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" + bash
-	fmt.Fprint(c.stdout, map[string]string{"bash": bash, "zsh": zsh, "fish": fish}[c.opts.args[0]])
+	fmt.Fprint(c.stdout, map[string]string{"bash": bash, "fish": "complete -c atlasbridge -f -a '" + names + "'\n",
+		"zsh": "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" + bash}[c.opts.args[0]])
 	return 0
 }
 
@@ -804,14 +620,42 @@ func cmdDoctor(c *command) int {
 	d := &doctor{command: c}
 	cfg, err := c.config(nil)
 	d.tell("config", err, "settings and defaults are valid", "")
-	d.files(cfg.Dir)
 	if cfg.Channel == "telegram" {
-		d.telegram(cfg)
+		ctx, stop := context.WithTimeout(c.ctx, 15*time.Second)
+		defer stop()
+		var me, chat struct{ Type, Title, Username string }
+		bot := newBot(cfg.Token, cfg.APIBase)
+		err = hinted(bot.call(ctx, "getMe", map[string]any{}, &me), "check the network, or run `atlasbridge setup`")
+		d.tell("token", err, "the bot is @"+me.Username, "")
+		if skew := bot.clockSkew().Round(time.Second); skew.Abs() > 30*time.Second { // times could not be compared
+			err = hinted(fmt.Errorf("Telegram's clock is %s ahead", skew), "set the clock (timedatectl set-ntp true)")
+		}
+		d.tell("clock", err, "as Telegram's", "")
+		err = bot.call(ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
+		d.tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+cmp.Or(chat.Title, chat.Username), "")
 	}
-	d.records(cfg.Dir)
+	st, err := openStore(cfg.Dir)
+	d.tell("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"), "can be used", "")
+	if err == nil {
+		defer st.Close()
+		nobody := when(st.holder("poll.lock") == 0, "nobody, which is right while no session runs")
+		d.tell("poller", nil, cmp.Or(nobody, fmt.Sprint("process ", st.holder("poll.lock"))), "")
+		view, _ := st.View()
+		verdict, err := st.verifyAudit(view)
+		if err == nil && !verdict.OK {
+			err = fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason)
+		}
+		d.tell("audit", hinted(err, "keep a copy of audit.log; `atlasbridge audit verify` says more"),
+			fmt.Sprintf("%d entries hold", verdict.Entries), "")
+	}
+	files, _ := os.ReadDir(cfg.Dir)
+	private := mapped(files, func(f fs.DirEntry) error { return ownedPrivate(filepath.Join(cfg.Dir, f.Name())) })
+	err, remote := cmp.Or(append(private, ownedPrivate(cfg.Dir))...), networkFS(cfg.Dir)
+	d.tell("permissions", hinted(err, "make it yours alone: chmod -R go= "+cfg.Dir), cfg.Dir+" is yours alone",
+		when(remote != "", "on "+remote+" locks may not hold between machines: set ATLASBRIDGE_HOME to a local disk"))
 	size, err := terminalSize(c.stdout)
-	terminal := map[bool]string{true: "none here: a tool gets 100x30"}[err != nil]
-	d.tell("terminal", nil, cmp.Or(terminal, fmt.Sprintf("%s, %dx%d", c.getenv("TERM"), size.Cols, size.Rows)), "")
+	d.tell("terminal", nil, cmp.Or(when(err != nil, "none here: a tool gets 100x30"),
+		fmt.Sprintf("%s, %dx%d", c.getenv("TERM"), size.Cols, size.Rows)), "")
 	for _, t := range knownTools(c.ctx, cfg) {
 		d.tell(t.Name, nil, cmp.Or(strings.TrimSpace(t.Version+" "+t.Path), "not installed"), t.Warning)
 	}
@@ -823,78 +667,15 @@ func cmdDoctor(c *command) int {
 
 // tell records a check: failed with err (remedy: what to do), or passed with what was found (remedy: a warning).
 func (d *doctor) tell(name string, err error, found, remedy string) {
-	mark := d.colour("32", "ok  ")
+	mark := cmp.Or(when(remedy != "", d.colour("33", "warn")), d.colour("32", "ok  "))
 	if err != nil {
 		d.failed, mark, found, remedy = true, d.colour("31", "FAIL"), redact(err.Error()), hintOf(err)
-	} else if remedy != "" {
-		mark = d.colour("33", "warn")
 	}
 	d.checks = append(d.checks, map[string]any{"name": name, "ok": err == nil, "detail": found, "remedy": remedy})
-	if d.opts.on("json") {
-		return
+	if !d.opts.on("json") {
+		fmt.Fprintf(d.stdout, "%s  %-11s  %s\n%s", mark, name, visible(found),
+			when(remedy != "", fmt.Sprintf("%17s  %s\n", "→", visible(remedy))))
 	}
-	fmt.Fprintf(d.stdout, "%s  %-11s  %s\n", mark, name, visible(found))
-	if remedy != "" {
-		fmt.Fprintf(d.stdout, "%17s  %s\n", "→", visible(remedy))
-	}
-}
-
-// files checks who can reach the state folder and what it lies on.
-func (d *doctor) files(dir string) {
-	var err error
-	for _, name := range []string{"", "config.toml", "state.jsonl", "audit.log", "atlasbridge.log"} {
-		if bad := ownedPrivate(filepath.Join(dir, name)); !errors.Is(bad, fs.ErrNotExist) {
-			err = cmp.Or(err, bad)
-		}
-	}
-	d.tell("permissions", hinted(err, "make it yours alone: chmod -R go= "+dir), dir+" is yours alone", "")
-	if fs := networkFS(dir); fs != "" {
-		d.tell("file system", nil, fs+": locks may not hold between machines", "set ATLASBRIDGE_HOME to a local disk")
-	}
-}
-
-// telegram checks the token, the chat and, against Telegram's, the clock.
-func (d *doctor) telegram(cfg *Config) {
-	ctx, stop := context.WithTimeout(d.ctx, 15*time.Second)
-	defer stop()
-	bot := newBot(cfg.Token, cfg.APIBase)
-	defer bot.Close()
-	var me, chat struct{ Type, Title, Username string }
-	err := bot.call(ctx, "getMe", map[string]any{}, &me)
-	d.tell("token", hinted(err, "check the network, or run `atlasbridge setup`"), "the bot is @"+me.Username, "")
-	err = bot.call(ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
-	d.tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+cmp.Or(chat.Title, chat.Username), "")
-	if err != nil {
-		return
-	}
-	skew, err := bot.clockSkew().Round(time.Second), error(nil)
-	if skew.Abs() > 30*time.Second { // then times of questions and answers cannot be compared
-		err = hinted(fmt.Errorf("Telegram's clock is %s ahead", skew), "set the clock (timedatectl set-ntp true)")
-	}
-	d.tell("clock", err, "as Telegram's", "")
-}
-
-// records checks the state, who polls, and the audit chain.
-func (d *doctor) records(dir string) {
-	st, err := openStore(dir)
-	var v *View
-	if err == nil {
-		defer st.Close()
-		v, err = st.View()
-	}
-	if err != nil {
-		d.tell("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"), "", "")
-		return
-	}
-	d.tell("state", nil, fmt.Sprintf("%d sessions, %d prompts", len(v.Sessions), len(v.Prompts)), "")
-	poller := map[bool]string{true: "nobody, which is right while no session runs"}[st.holder("poll.lock") == 0]
-	d.tell("poller", nil, cmp.Or(poller, fmt.Sprint("process ", st.holder("poll.lock"))), "")
-	verdict, err := st.verifyAudit(v)
-	if err == nil && !verdict.OK {
-		err = fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason)
-	}
-	d.tell("audit", hinted(err, "keep a copy of audit.log; `atlasbridge audit verify` says more"),
-		fmt.Sprintf("%d entries hold", verdict.Entries), "")
 }
 
 // tool is an adapter and the program it stands for, as `adapters --json` shows them.
@@ -912,35 +693,28 @@ type tool struct {
 func knownTools(ctx context.Context, cfg *Config) []tool {
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
-	list, env := make([]tool, len(adapters)), childEnv(os.Environ(), cfg, "")
+	list, env := make([]tool, len(adapters)-1), childEnv(os.Environ(), cfg, "") // the last one stands for all others
 	var all sync.WaitGroup
-	for i, a := range adapters {
-		all.Go(func() { list[i] = probe(ctx, a, env) })
+	for i := range list {
+		all.Go(func() { list[i] = probe(ctx, adapters[i], env) })
 	}
 	all.Wait()
-	return slices.DeleteFunc(list, func(t tool) bool { return t.Commands == "" }) // the generic one stands for none
+	return list
 }
 
 // probe finds the tool and reads what it says of its version, in a terminal of its own as under run.
 func probe(ctx context.Context, a *Adapter, env []string) tool {
-	t := tool{Name: a.Name, Commands: strings.Join(a.Names, " "), Supported: a.MinVer + " to " + a.MaxVer}
-	for _, name := range a.Names {
-		if path, err := findTool(name); err == nil {
-			t.Path = cmp.Or(t.Path, path)
-		}
-	}
-	if t.Path == "" {
-		return t
-	} else if p, err := startPTY([]string{t.Path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, nil); err == nil {
-		stop := context.AfterFunc(ctx, func() { p.Terminate(nil); p.Close() })
+	path := func(name string) string { path, _ := findTool(name); return path } // "" when it is not there
+	t := tool{Name: a.Name, Commands: strings.Join(a.Names, " "), Supported: a.MinVer + " to " + a.MaxVer,
+		Path: cmp.Or(mapped(a.Names, path)...)}
+	if p, err := startPTY([]string{t.Path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, nil); err == nil {
+		defer p.Close()
+		defer context.AfterFunc(ctx, func() { p.Terminate(nil); p.Close() })()
 		output, _ := io.ReadAll(io.LimitReader(p, 4096))
-		stop()
-		p.Close()
 		t.Version = regexp.MustCompile(`[0-9]+(\.[0-9]+)+`).FindString(string(output)) // as in "codex-cli 0.146.0"
 	}
-	if t.Version == "" || versionLess(t.Version, a.MinVer) || versionLess(a.MaxVer, t.Version) {
-		t.Warning = "not a version that was tried: if questions are missed, use one of " + t.Supported
-	}
+	odd := t.Version == "" || versionLess(t.Version, a.MinVer) || versionLess(a.MaxVer, t.Version)
+	t.Warning = when(t.Path != "" && odd, "not a version that was tried: if questions are missed, use one of "+t.Supported)
 	return t
 }
 
@@ -948,18 +722,14 @@ func probe(ctx context.Context, a *Adapter, env []string) tool {
 func versionLess(a, b string) bool {
 	as, bs := strings.Split(a, "."), strings.Split(b, ".")
 	n := min(len(as), len(bs))
-	return a != "" && b != "" && slices.CompareFunc(as[:n], bs[:n], func(x, y string) int {
-		return cmp.Or(len(x)-len(y), strings.Compare(x, y)) // numbers without leading zeros
-	}) < 0
+	byNumber := func(x, y string) int { return cmp.Or(len(x)-len(y), strings.Compare(x, y)) } // without leading zeros
+	return a != "" && b != "" && slices.CompareFunc(as[:n], bs[:n], byNumber) < 0
 }
 
 func cmdAdapters(c *command) int {
-	rows, list := [][]string{{"ADAPTER", "COMMANDS", "VERSION", "SUPPORTED", "FOUND"}}, knownTools(c.ctx, &Config{})
+	list, rows := knownTools(c.ctx, &Config{}), [][]string{{"ADAPTER", "COMMANDS", "VERSION", "SUPPORTED", "FOUND"}}
 	for _, t := range list {
 		rows = append(rows, []string{t.Name, t.Commands, t.Version, t.Supported, cmp.Or(t.Path, "not found")})
-		if t.Warning != "" {
-			fmt.Fprintf(c.stderr, "atlasbridge: %s %s: %s\n", t.Name, t.Version, t.Warning)
-		}
 	}
 	return c.show(list, rows)
 }
@@ -972,30 +742,22 @@ func cmdDebug(c *command) int {
 		return c.fail(hinted(fmt.Errorf("writing the bundle: %w", err), "choose another file with --output"))
 	}
 	cfg, err := c.config(nil)
-	about := map[string]any{"version": version(), "tools": knownTools(c.ctx, cfg), "config": cfg.inForce}
-	if err != nil {
-		about["config"] = err.Error()
-	}
+	about := map[string]any{"version": version(), "tools": knownTools(c.ctx, cfg), "config": cfg.inForce,
+		"config_error": fmt.Sprint(err)}
 	zip := gzip.NewWriter(f)
 	tape := tar.NewWriter(zip) // an error stays with it until it is closed
-	add := func(name string, content []byte) {
-		text := redact(string(content))
-		if cfg.Token != "" {
-			text = strings.ReplaceAll(text, cfg.Token, "[token]")
-		}
-		fmt.Fprintf(c.stdout, "%9d  %s\n", len(text), name)
-		tape.WriteHeader(&tar.Header{Name: "atlasbridge/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: time.Now()})
-		io.WriteString(tape, text)
-	}
-	text, _ := json.MarshalIndent(about, "", "  ") // of texts and numbers: cannot fail
-	add("about.json", text)
-	for _, name := range []string{"state.jsonl", "audit.log", "atlasbridge.log", "atlasbridge.log.1"} {
+	for _, name := range []string{"about.json", "state.jsonl", "audit.log", "atlasbridge.log", "atlasbridge.log.1"} {
 		content, err := os.ReadFile(filepath.Join(cfg.Dir, name))
-		if name == "state.jsonl" || !c.opts.on("full") { // the audit log keeps its bytes: they are hashed
-			content = withhold(content, c.opts.on("full"))
+		switch full := c.opts.on("full"); {
+		case name == "about.json":
+			content, err = json.MarshalIndent(about, "", "  ")
+		case name == "state.jsonl" || !full: // the audit log keeps its bytes: they are hashed
+			content = withhold(content, full)
 		}
-		if err == nil {
-			add(name, content)
+		if text := strings.ReplaceAll(redact(string(content)), cmp.Or(cfg.Token, "\x00"), "[token]"); err == nil {
+			fmt.Fprintf(c.stdout, "%9d  %s\n", len(text), name)
+			tape.WriteHeader(&tar.Header{Name: "atlasbridge/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: time.Now()})
+			io.WriteString(tape, text)
 		}
 	}
 	if err := errors.Join(tape.Close(), zip.Close(), f.Close()); err != nil {
@@ -1005,20 +767,18 @@ func cmdDebug(c *command) int {
 	return 0
 }
 
-// withhold replaces in JSON Lines every text that is not known to be harmless by its length, so that a field
-// added later is not shown by mistake; with full, nonces only.
+// withhold takes every text not known to be harmless out of JSON Lines, so that a field added later is not shown by
+// mistake; with full, nonces only. Of a damaged line nothing is left.
 func withhold(lines []byte, full bool) (out []byte) {
-	harmless := strings.Fields(`rec id at type confidence safe_default status source fingerprint created_at expires_at
+	harmless := strings.Fields(`rec id at type confidence safe_default status source fingerprint created_at expires_at ts
 		decided_at decided_by prompt_id session_id injected_at kind by tool activity started_at ended_at hash prev_hash
-		ts event crc time level msg err error signals`)
+		event crc time level msg err error signals`)
 	for line := range bytes.Lines(lines) {
 		var record map[string]json.RawMessage
-		if json.Unmarshal(line, &record) != nil {
-			record = map[string]json.RawMessage{"unreadable_bytes": fmt.Append(nil, len(line))}
-		}
+		json.Unmarshal(line, &record)
 		for key, v := range record {
 			if key == "nonce" || !full && strings.ContainsAny(string(v[:1]), `"[{`) && !slices.Contains(harmless, key) {
-				record[key] = fmt.Appendf(nil, `"(%d bytes)"`, len(v))
+				delete(record, key)
 			}
 		}
 		text, _ := json.Marshal(record) // of valid JSON: cannot fail
