@@ -207,7 +207,6 @@ func (s setting) read(text string) json.RawMessage {
 }
 
 func quoted(text string) json.RawMessage      { v, _ := json.Marshal(text); return v } // a text cannot fail
-func when(condition bool, text string) string { return map[bool]string{true: text}[condition] }
 
 // readConfigFile returns what the file sets, by key; nothing when there is no file.
 func readConfigFile(path string) (map[string]setting, error) {
