@@ -21,56 +21,38 @@ import (
 	"unicode/utf8"
 )
 
-// Screen is what the terminal shows: a parser over a grid of cells, fed with the child's bytes cut anywhere. Pure: no
-// I/O, no clock, one goroutine; its memory is bounded. The parser is that of https://vt100.net/emu/dec_ansi_parser as
-// today's terminals are: text is UTF-8; no 8-bit C1 controls (0x9C is part of ✳, not ST); an OSC also ends on BEL; any
-// ESC ends a string and begins a sequence; ESC k begins a string. The text is what tmux shows; no scrollback, reflow or
-// graphics. What sequences do: https://invisible-island.net/xterm/ctlseqs/ctlseqs.html
+// Screen is what the terminal shows: a parser over a grid of cells, fed with the child's bytes cut anywhere. Pure, for
+// one goroutine, of bounded memory. The parser is that of https://vt100.net/emu/dec_ansi_parser as today's terminals
+// are: text is UTF-8; no 8-bit C1 controls (0x9C is part of ✳, not ST); an OSC also ends on BEL; any ESC ends a string
+// and begins a sequence; ESC k begins a string. The text is what tmux shows; no scrollback, reflow or graphics.
 type Screen struct {
 	rows, cols, top, bottom, scrolled int // the scroll region, inclusive; rows that left the primary screen at the top
-
-	state     byte    // '[' in a control sequence, 0x1b behind an ESC, below that in text, or what began a string
-	seq, part []byte  // the string, or the sequence without parameters; a character whose end is not here yet
-	params    []param // of the last control sequence
-	*page             // the one in use
-	base      *cell   // the character just written, for marks and REP
-
-	primary, alternate page
-	saved              cursor     // by DECSC
-	insert             bool       // IRM
-	dec                [2006]bool // modes of DECSET by number, the last is any other
-	title              string
-	status             ProgramStatus
-	replies            []byte // what a terminal would have answered
-	tr                 transcript
+	*page                                 // the one in use
+	primary, alternate                page
+	state                             byte       // '[' in a control sequence, 0x1b behind an ESC, below that in text
+	seq, part                         []byte     // string, or sequence without parameters; the beginning of a character
+	params                            []param    // of the last control sequence
+	base                              *cell      // the character just written, for marks and REP
+	saved                             cursor     // by DECSC
+	insert                            bool       // IRM
+	dec                               [2006]bool // modes of DECSET by number, the last is any other
+	title                             string
+	status                            ProgramStatus
+	replies                           []byte // what a terminal would have answered
+	tr                                transcript
 }
 
 type page struct {
 	cursor
-	grid []*line
+	grid []line
 }
 
 // cursor is where and how the next character is written: what DECSC saves.
 type cursor struct {
-	row, col, shift int     // shift is the set in use, of G0 and G1
-	charset         [2]byte // what they are: '0' is line drawing
+	row, col, shift int
+	charset         [2]byte // G0 and G1, shift is the one in use: '0' is line drawing
 	wrapNext        bool    // it stands behind the last column
 	pen             cell
-}
-
-// param is a parameter of a control sequence, −1 when empty; colon is 1 when it is a part of the one before.
-type param struct{ n, colon int }
-
-// Attr is how the cell is drawn: enough to tell a highlighted choice from the others.
-type Attr struct {
-	Bold, Dim, Reverse, Underline bool
-	FG, BG                        int32 // −1 default, 0–255 palette, else 1<<24|rgb
-}
-
-// ProgramStatus is what a program last reported with OSC 7501 (measured). Seq rises with every report, repeats too.
-type ProgramStatus struct {
-	State, App, Kind, Msg string // idle, working, blocked, done, clear or ""; the program; permission, question
-	Seq                   int
 }
 
 // cell is one place of the grid; its zero value is a blank in the default colours.
@@ -89,10 +71,27 @@ type line struct {
 	wrapped, told, again bool
 }
 
+// param is a parameter of a control sequence, 0 when empty; colon is 1 when it is a part of the one before.
+type param struct{ n, colon int }
+
+func (p param) byte() int32 { return int32(min(p.n, 255)) }
+
+// Attr is how the cell is drawn: enough to tell a highlighted choice from the others.
+type Attr struct {
+	Bold, Dim, Reverse, Underline bool
+	FG, BG                        int32 // −1 default, 0–255 palette, else 1<<24|rgb
+}
+
+// ProgramStatus is what a program last reported with OSC 7501 (measured). Seq rises with every report, repeats too.
+type ProgramStatus struct {
+	State, App, Kind, Msg string // idle, working, blocked, done, clear or ""; the program; permission, question
+	Seq                   int
+}
+
 // The limits of what output can make us keep, in bytes. Real strings have up to 1 KiB (measured).
 const (
 	maxSize, maxParam, maxRecent = 2000, 65535, 1000   // not bytes: rows and columns; value of a parameter; lines compared
-	maxString, maxReplies        = 16384, 4096         // what is longer is cut off; answers waiting for TakeReplies
+	maxString, maxReplies        = 16384, 4096         // of a string or sequence; answers waiting for TakeReplies
 	maxMarks, maxLine            = 28, 1 << 14         // combined with a character (tmux: 32 with it); told as one line
 	maxPending, lineCost         = 4 << 20, 64         // lines kept for the next Transcript; what each costs besides
 	statusReply                  = "\x1b]7501;?\x1b\\" // we understand OSC 7501
@@ -105,7 +104,7 @@ func newScreen(rows, cols int) *Screen {
 	return s
 }
 
-// Resize changes the size without reflow. Rows come and go below the cursor; what does not fit then scrolls out.
+// Resize changes the size. Rows come and go below the cursor; what does not fit then scrolls out.
 func (s *Screen) Resize(rows, cols int) {
 	rows, cols = min(max(rows, 1), maxSize), min(max(cols, 1), maxSize)
 	shown, same := s.page, cols == s.cols
@@ -113,11 +112,9 @@ func (s *Screen) Resize(rows, cols int) {
 		gone := max(s.row-rows+1, 0)
 		s.top, s.bottom = 0, s.rows-1
 		s.scroll(0, gone)
-		for len(s.grid) < rows {
-			s.grid = append(s.grid, &line{})
-		}
-		s.grid = s.grid[:rows]
-		for _, l := range s.grid {
+		s.grid = append(s.grid, make([]line, rows)...)[:rows]
+		for i := range s.grid {
+			l := &s.grid[i]
 			l.cells, l.wrapped = append(l.cells, make([]cell, cols)...)[:cols], l.wrapped && same
 			l.mend(cols)
 		}
@@ -191,7 +188,7 @@ func (s *Screen) TakeReplies(answerAll bool) (out []byte) {
 	return out
 }
 
-// Write feeds bytes of the child. It never fails. Broken UTF-8 shows as one U+FFFD, up to the byte that breaks it.
+// Write feeds bytes of the child. It never fails.
 func (s *Screen) Write(b []byte) (int, error) {
 	p := append(s.part, b...)
 	for s.part = nil; len(p) > 0; {
@@ -200,11 +197,8 @@ func (s *Screen) Write(b []byte) (int, error) {
 			s.control(p[0])
 		} else if !utf8.FullRune(p) {
 			s.part, n = p, len(p)
-		} else if n = s.ascii(p); n == 0 {
-			r, size := utf8.DecodeRune(p)
-			for n = size; r == utf8.RuneError && n < len(p) && !utf8.FullRune(p[:n+1]); n++ {
-			}
-			s.print(r)
+		} else {
+			n = s.print(p)
 		}
 		p = p[n:]
 	}
@@ -224,13 +218,13 @@ func (s *Screen) control(b byte) {
 	case b < 0x20, b >= 0x7f && !inString:
 	case csi && b >= '0' && b <= '9':
 		p := &s.params[len(s.params)-1]
-		p.n = min(max(p.n, 0)*10+int(b-'0'), maxParam)
+		p.n = min(p.n*10+int(b-'0'), maxParam)
 	case csi && (b == ';' || b == ':') && len(s.params) < maxString:
-		s.params = append(s.params, param{-1, int(';' - b)})
+		s.params = append(s.params, param{0, int(';' - b)})
 	case inString, b < 0x30, b < 0x40 && csi:
 		s.seq = append(s.seq, b)[:min(len(s.seq)+1, maxString)]
 	case s.state == 0x1b && len(s.seq) == 1 && strings.IndexByte("[]PX^_k", b) >= 0:
-		s.state, s.seq, s.params = b, s.seq[:0], append(s.params[:0], param{-1, 0})
+		s.state, s.seq, s.params = b, s.seq[:0], append(s.params[:0], param{})
 	default:
 		s.state = 0
 		s.act(append(s.seq, b))
@@ -247,16 +241,16 @@ func (s *Screen) act(key []byte) {
 	s.base = nil
 }
 
-// arg is parameter i, or def when it is absent; an explicit 0 counts as absent unless def is 0.
-func (s *Screen) arg(i, def int) int {
-	if i >= len(s.params) || s.params[i].n < min(def, 1) {
-		return def
+// arg is parameter i, or what stands for it when it is absent or 0.
+func (s *Screen) arg(i, absent int) int {
+	if i < len(s.params) && s.params[i].n > 0 {
+		return s.params[i].n
 	}
-	return s.params[i].n
+	return absent
 }
 
 // sequences are the control characters, the escape sequences (with the ESC) and the control sequences (without CSI and
-// parameters) of xterm's list. n is the first parameter, 1 when it is absent or 0.
+// parameters) of https://invisible-island.net/xterm/ctlseqs/ctlseqs.html. n is the first parameter, 1 by default.
 var sequences = map[string]func(s *Screen, n int){
 	"\b": func(s *Screen, _ int) { s.moveTo(s.row, s.col-1) }, "\r": func(s *Screen, _ int) { s.moveTo(s.row, 0) },
 	"\n": (*Screen).lineFeed, "\v": (*Screen).lineFeed, "\f": (*Screen).lineFeed, "\x1bD": (*Screen).lineFeed,
@@ -268,10 +262,10 @@ var sequences = map[string]func(s *Screen, n int){
 	"E": func(s *Screen, n int) { s.moveBy(n, 0) }, "F": func(s *Screen, n int) { s.moveBy(-n, 0) }, // CNL, CPL
 	"C": func(s *Screen, n int) { s.moveTo(s.row, s.col+n) }, "D": func(s *Screen, n int) { s.moveTo(s.row, s.col-n) },
 	"G": func(s *Screen, n int) { s.moveTo(s.row, n-1) }, "d": func(s *Screen, n int) { s.moveTo(n-1, s.col) },
-	"I": func(s *Screen, n int) { s.moveTo(s.row, (s.col/8+n)*8) }, "m": (*Screen).sgr,
+	"I": func(s *Screen, n int) { s.moveTo(s.row, (s.col/8+n)*8) }, "m": (*Screen).sgr, "\x1bc": (*Screen).reset,
 	"Z": func(s *Screen, n int) { s.moveTo(s.row, ((s.col+7)/8-n)*8) }, "H": (*Screen).moveHome, "f": (*Screen).moveHome,
-	"\t": func(s *Screen, _ int) { s.moveTo(s.row, (s.col/8+1)*8) }, "\x1bc": (*Screen).reset,
-	"@": func(s *Screen, n int) { s.shiftCells(n) }, "P": func(s *Screen, n int) { s.shiftCells(-n) }, // ICH, DCH
+	"\t": func(s *Screen, _ int) { s.moveTo(s.row, (s.col/8+1)*8) },
+	"@":  func(s *Screen, n int) { s.shiftCells(n) }, "P": func(s *Screen, n int) { s.shiftCells(-n) }, // ICH, DCH
 	"J": func(s *Screen, _ int) { s.eraseIn(0, s.rows) }, "K": func(s *Screen, _ int) { s.eraseIn(s.row, s.row+1) },
 	"X": func(s *Screen, n int) { s.erase(s.place(), min(s.place()+n, (s.row+1)*s.cols)) },
 	"L": func(s *Screen, n int) { s.scroll(s.row, -n) }, "M": func(s *Screen, n int) { s.scroll(s.row, n) },
@@ -280,7 +274,7 @@ var sequences = map[string]func(s *Screen, n int){
 	"l": func(s *Screen, n int) { s.insert = s.insert && n != 4 }, "?l": func(s *Screen, _ int) { s.setModes(false) },
 	"b": func(s *Screen, n int) { // REP
 		for base, left := s.base, min(n, s.rows*s.cols); base != nil && left > 0; left-- {
-			s.print(base.ch)
+			s.print(utf8.AppendRune(nil, base.ch))
 		}
 	},
 	"r": func(s *Screen, top int) { // DECSTBM
@@ -296,9 +290,9 @@ var sequences = map[string]func(s *Screen, n int){
 		s.reply(map[int]string{14: fmt.Sprintf("\x1b[4;%d;%dt", s.rows*16, s.cols*8)}[n])
 	},
 	"c": func(s *Screen, _ int) { s.reply("\x1b[?62;22c") }, ">c": func(s *Screen, _ int) { s.reply("\x1b[>0;10;1c") },
-	"?u":  func(s *Screen, _ int) { s.reply("\x1b[?0u") },                               // kitty's keyboard flags: none
-	">q":  func(s *Screen, _ int) { s.reply("\x1bP>|atlasbridge\x1b\\") },               // XTVERSION
-	"?$p": func(s *Screen, _ int) { s.reply(fmt.Sprintf("\x1b[?%d;0$y", s.arg(0, 0))) }, // DECRQM: not known
+	">q":  func(s *Screen, _ int) { s.reply("\x1bP>|atlasbridge\x1b\\") },
+	"?u":  func(s *Screen, _ int) { s.reply("\x1b[?0u") },                     // kitty's keyboard flags: none
+	"?$p": func(s *Screen, n int) { s.reply(fmt.Sprintf("\x1b[?%d;0$y", n)) }, // DECRQM: not known
 }
 
 // setModes sets or resets modes. The alternate screen is blank each time it comes up, as in tmux.
@@ -317,12 +311,8 @@ func (s *Screen) setModes(on bool) {
 }
 
 // sgrFlags are the attributes that SGR 1 … 29 turn on and off.
-var sgrFlags = [30]struct{ on, off uint8 }{
-	1: {flagBold, 0}, 2: {flagDim, 0}, 4: {flagUnderline, 0}, 7: {flagReverse, 0},
-	21: {flagUnderline, 0}, 22: {0, flagBold | flagDim}, 24: {0, flagUnderline}, 27: {0, flagReverse},
-}
-
-func (p param) byte() int32 { return int32(min(max(p.n, 0), 255)) }
+var sgrFlags = [30][2]uint8{1: {flagBold}, 2: {flagDim}, 4: {flagUnderline}, 7: {flagReverse}, 21: {flagUnderline},
+	22: {0, flagBold | flagDim}, 24: {0, flagUnderline}, 27: {0, flagReverse}}
 
 // sgr sets the pen. Parameters behind a colon belong to the one before.
 func (s *Screen) sgr(int) {
@@ -330,7 +320,7 @@ func (s *Screen) sgr(int) {
 	for p, n := s.params, 0; len(p) > 0; p = p[n:] {
 		for n = 1; n < len(p) && p[n].colon == 1; n++ { // how many parameters this attribute takes
 		}
-		code := min(max(p[0].n, 0), 110) // what is higher means nothing
+		code := min(p[0].n, 110) // what is higher means nothing
 		colour, digit := colours[code/10], int32(code%10)
 		switch {
 		case code == 0:
@@ -338,7 +328,7 @@ func (s *Screen) sgr(int) {
 		case code == 4 && n > 1 && p[1].n == 0: // 4:0
 			s.pen.flags &^= flagUnderline
 		case code < len(sgrFlags):
-			s.pen.flags = s.pen.flags&^sgrFlags[code].off | sgrFlags[code].on
+			s.pen.flags = s.pen.flags&^sgrFlags[code][1] | sgrFlags[code][0]
 		case digit == 8 && colour != nil && len(p) > 2 && p[1].n == 5: // 38;5;n
 			n = max(n, 3)
 			*colour = p[n-1].byte() + 1
@@ -356,17 +346,22 @@ func (s *Screen) sgr(int) {
 // decGraphics is what the line drawing set shows for '`' to '~': https://vt100.net/docs/vt220-rm/table2-4.html
 var decGraphics = []rune("◆▒␉␌␍␊°±␤␋┘┐┌└┼⎺⎻─⎼⎽├┤┴┬│≤≥π≠£·")
 
-// print puts one character at the cursor. Marks, and what follows a joiner, join the character before.
-func (s *Screen) print(r rune) {
-	if r >= '`' && r <= '~' && s.charset[s.shift] == '0' {
+// print puts the character that p begins with at the cursor, and ASCII that follows; it returns how many bytes that is.
+// Marks, and what follows a joiner, join the character before. Broken UTF-8 is one U+FFFD, up to the breaking byte.
+func (s *Screen) print(p []byte) int {
+	r, n := utf8.DecodeRune(p)
+	for ; r == utf8.RuneError && n < len(p) && !utf8.FullRune(p[:n+1]); n++ {
+	}
+	graphics := s.charset[s.shift] == '0'
+	if graphics && r >= '`' && r <= '~' {
 		r = decGraphics[r-'`']
 	}
-	w := runeWidth(r)
-	if b := s.base; b != nil && r >= 0x300 && (w == 0 || strings.HasSuffix(b.marks, "\u200d")) {
+	w, b := runeWidth(r), s.base
+	if b != nil && r >= 0x300 && (w == 0 || strings.HasSuffix(b.marks, "\u200d")) {
 		if len(b.marks)+utf8.RuneLen(r) <= maxMarks {
 			b.marks += string(r)
 		}
-		return
+		return n
 	}
 	if w > 0 && s.dec[7] && (s.wrapNext || s.col+w > s.cols) {
 		s.grid[s.row].wrapped = true
@@ -374,47 +369,28 @@ func (s *Screen) print(r rune) {
 		s.moveTo(s.row, 0)
 	}
 	if w == 0 || s.col+w > s.cols {
-		return
+		return n
 	}
 	if s.insert {
 		s.shiftCells(w)
 	}
-	c := s.pen
-	if c.ch = r; w == 2 {
-		s.grid[s.row].cells[s.col+1] = cell{fg: c.fg, bg: c.bg, flags: c.flags | flagTail, ch: ' '}
+	l, c, end := &s.grid[s.row], s.pen, s.col+w
+	if w == 2 {
+		l.cells[s.col+1] = cell{fg: c.fg, bg: c.bg, flags: c.flags | flagTail, ch: ' '}
 		c.flags |= flagWide
 	}
-	s.grid[s.row].cells[s.col] = c
-	s.wrote(w, w)
-	if s.col >= s.cols {
-		s.col, s.wrapNext = s.cols-1, s.dec[7]
+	c.ch = r
+	l.cells[s.col], l.told, l.again = c, false, l.told || l.again
+	if w == 1 && !graphics && !s.insert { // the fast path
+		for room := l.cells[end:]; len(room) > 0 && n < len(p) && p[n] >= ' ' && p[n] < 0x7f; n, end = n+1, end+1 {
+			c.ch = rune(p[n])
+			room[0], room = c, room[1:]
+		}
 	}
-}
-
-// ascii prints what p begins with of printable ASCII, as far as nothing special happens: the fast path of print.
-func (s *Screen) ascii(p []byte) (n int) {
-	if s.insert || s.charset[s.shift] == '0' || s.wrapNext {
-		return 0
-	}
-	c := s.pen
-	for room := s.grid[s.row].cells[s.col : s.cols-1]; n < min(len(p), len(room)) && p[n] >= ' ' && p[n] < 0x7f; n++ {
-		c.ch = rune(p[n])
-		room[n] = c
-	}
-	if n > 0 {
-		s.wrote(n, 1)
-	}
+	l.mend(s.col)
+	l.mend(end)
+	s.base, s.col, s.wrapNext = &l.cells[end-w], min(end, s.cols-1), end >= s.cols && s.dec[7]
 	return n
-}
-
-// wrote moves the cursor over what was written in n columns, the last character with a width of w.
-func (s *Screen) wrote(n, w int) {
-	l := s.grid[s.row]
-	l.told, l.again = false, l.told || l.again
-	l.mend(s.col)
-	s.col += n
-	l.mend(s.col)
-	s.base = &l.cells[s.col-w]
 }
 
 // mend blanks the half of a wide character whose other half is no longer across the boundary left of column c.
@@ -450,11 +426,10 @@ func (s *Screen) scroll(top, n int) {
 	for left := min(max(n, -n), s.bottom-top+1); left > 0 && top >= s.top; left-- {
 		l := s.grid[from]
 		if n > 0 && top == 0 && !s.AltScreen() {
-			s.tell(l)
+			s.tell(&l)
 			s.scrolled++
 		}
-		*l = line{cells: l.cells}
-		s.grid = slices.Insert(slices.Delete(s.grid, from, from+1), to, l)
+		s.grid = slices.Insert(slices.Delete(s.grid, from, from+1), to, line{cells: l.cells})
 		s.erase(to*s.cols, (to+1)*s.cols)
 	}
 }
@@ -466,12 +441,12 @@ func (s *Screen) erase(from, to int) {
 	if s.tr.on && !s.AltScreen() && to-from == s.rows*s.cols { // what is there is final
 		text := s.Text()
 		s.tellAbove(strings.Count(text, "\n")+min(len(text), 1), false)
-		for _, l := range s.grid {
-			l.told, l.again = false, true
+		for i := range s.grid {
+			s.grid[i].told, s.grid[i].again = false, true
 		}
 	}
 	for from < to {
-		l, col := s.grid[from/s.cols], from%s.cols
+		l, col := &s.grid[from/s.cols], from%s.cols
 		end := min(col+to-from, s.cols)
 		clear(l.cells[col:end])
 		for c := col; c < end && s.pen.bg != 0; c++ {
@@ -524,8 +499,7 @@ func (s *Screen) reply(text string) {
 }
 
 // colours are the answers to OSC 4, 10, 11 and 12: light on black.
-var colours = map[string]string{"4": "rgb:cdcd/cdcd/cdcd", "10": "rgb:cdcd/cdcd/cdcd", "11": "rgb:0000/0000/0000",
-	"12": "rgb:cdcd/cdcd/cdcd"}
+var colours = map[string]string{"4": "cdcd", "10": "cdcd", "11": "0000", "12": "cdcd"}
 
 // endString acts on a complete string, if there is one; end is the byte that ended it.
 func (s *Screen) endString(end byte) {
@@ -551,7 +525,8 @@ func (s *Screen) endString(end byte) {
 				s.status.Seq + 1}
 		}
 	case colours[code] != "" && strings.HasSuffix(text, "?") && len(text) < 9:
-		s.reply("\x1b]" + strings.TrimSuffix(text, "?") + colours[code] + map[byte]string{'\a': "\a", 0x1b: "\x1b\\"}[end])
+		s.reply(fmt.Sprintf("\x1b]%srgb:%[2]s/%[2]s/%[2]s%[3]s", strings.TrimSuffix(text, "?"), colours[code],
+			map[byte]string{'\a': "\a", 0x1b: "\x1b\\"}[end]))
 	}
 }
 
@@ -600,11 +575,11 @@ func (s *Screen) tellAbove(row int, repainted bool) {
 	for row > 0 && s.grid[row-1].wrapped {
 		row--
 	}
-	for _, l := range s.grid[:row] {
-		if l.again && !l.told && !repainted {
+	for i := range row {
+		if l := s.grid[i]; l.again && !l.told && !repainted {
 			return
 		}
-		s.tell(l)
+		s.tell(&s.grid[i])
 	}
 }
 
@@ -645,7 +620,7 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 	if t.on = true; !s.AltScreen() {
 		s.tellAbove(s.row, settle)
 		live = string(t.part)
-		for _, l := range slices.DeleteFunc(slices.Clone(s.grid), func(l *line) bool { return l.told }) {
+		for _, l := range slices.DeleteFunc(slices.Clone(s.grid), func(l line) bool { return l.told }) {
 			if live += string(l.text(nil)); !l.wrapped {
 				live = strings.TrimRight(live, " ") + "\n"
 			}
@@ -2001,12 +1976,12 @@ func parseTape(name string, data []byte) (*tape, error) {
 	if err := dec.Decode(tp); err != nil || tp.Version != 2 {
 		return nil, fmt.Errorf("reading %s: not an asciicast of version 2 (%w)", name, err)
 	}
-	for e := (tapeEvent{}); dec.More(); tp.events = append(tp.events, e) {
-		last := e.t
+	for dec.More() {
+		e := tapeEvent{}
 		if err := dec.Decode(&[]any{&e.t, &e.kind, &e.data}); err != nil {
 			return nil, fmt.Errorf("reading event %d of %s: %w", len(tp.events)+1, name, err)
 		}
-		e.t = max(e.t, last)
+		tp.events = append(tp.events, e)
 	}
 	return tp, nil
 }
@@ -2028,12 +2003,8 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 	}
 	for _, e := range tp.events {
 		now := start.Add(time.Duration(e.t * float64(time.Second)))
-		for next := d.Next(start); !next.IsZero() && next.Before(now); {
+		for next := d.Next(start); !next.IsZero() && next.Before(now); next = d.Next(next.Add(time.Millisecond)) {
 			tick(next)
-			last := next
-			if next = d.Next(last); next.Equal(last) {
-				next = last.Add(time.Millisecond)
-			}
 		}
 		switch e.kind {
 		case "o":
