@@ -109,16 +109,15 @@ func (s *Screen) Resize(rows, cols int) {
 	rows, cols = min(max(rows, 1), maxSize), min(max(cols, 1), maxSize)
 	shown, same := s.page, cols == s.cols
 	for _, s.page = range []*page{&s.primary, &s.alternate} {
-		gone := max(s.row-rows+1, 0)
 		s.top, s.bottom = 0, s.rows-1
-		s.scroll(0, gone)
+		s.scroll(0, max(s.row-rows+1, 0))
 		s.grid = append(s.grid, make([]line, rows)...)[:rows]
 		for i := range s.grid {
 			l := &s.grid[i]
 			l.cells, l.wrapped = append(l.cells, make([]cell, cols)...)[:cols], l.wrapped && same
 			l.mend(cols)
 		}
-		s.row, s.col, s.wrapNext = s.row-gone, min(s.col, cols-1), s.wrapNext && same
+		s.row, s.col, s.wrapNext = min(s.row, rows-1), min(s.col, cols-1), s.wrapNext && same
 	}
 	s.page, s.rows, s.cols, s.bottom, s.saved.wrapNext = shown, rows, cols, rows-1, s.saved.wrapNext && same
 	s.saved.row, s.saved.col = min(s.saved.row, rows-1), min(s.saved.col, cols-1)
@@ -295,7 +294,7 @@ var sequences = map[string]func(s *Screen, n int){
 	"?$p": func(s *Screen, n int) { s.reply(fmt.Sprintf("\x1b[?%d;0$y", n)) }, // DECRQM: not known
 }
 
-// setModes sets or resets modes. The alternate screen is blank each time it comes up, as in tmux.
+// setModes: the alternate screen is blank each time it comes up, as in tmux.
 func (s *Screen) setModes(on bool) {
 	for i := range s.params {
 		n := min(s.arg(i, 0), len(s.dec)-1)
@@ -337,7 +336,7 @@ func (s *Screen) sgr(int) {
 			*colour = 1<<24 | p[n-3].byte()<<16 | p[n-2].byte()<<8 | p[n-1].byte() + 1
 		case digit == 8:
 			n = len(p)
-		case colour != nil: // 39 and 49 are the defaults; from 90 on they are bright
+		case colour != nil && (digit < 8 || code < 50): // 39 and 49 are the defaults; from 90 on they are bright
 			*colour = (digit+1)%10 + int32(code/90*8)
 		}
 	}
@@ -485,21 +484,23 @@ func (s *Screen) moveTo(row, col int) {
 	s.row, s.col, s.wrapNext = min(max(row, 0), s.rows-1), min(max(col, 0), s.cols-1), false
 }
 
-// moveBy moves n rows down, to a column, within the scroll region if it is there.
+// moveBy moves n rows down, to a column, stopping at the margin that it does not start behind.
 func (s *Screen) moveBy(n, col int) {
-	low, high := 0, s.rows-1
-	if s.row >= s.top && s.row <= s.bottom {
-		low, high = s.top, s.bottom
+	row := s.row + n
+	if s.row >= s.top {
+		row = max(row, s.top)
 	}
-	s.moveTo(min(max(s.row+n, low), high), col)
+	if s.row <= s.bottom {
+		row = min(row, s.bottom)
+	}
+	s.moveTo(row, col)
 }
 
 func (s *Screen) reply(text string) {
 	s.replies = append(s.replies, text[:min(len(text), maxReplies-len(s.replies))]...)
 }
 
-// colours are the answers to OSC 4, 10, 11 and 12: light on black.
-var colours = map[string]string{"4": "cdcd", "10": "cdcd", "11": "0000", "12": "cdcd"}
+var colours = map[string]string{"4": "cdcd", "10": "cdcd", "11": "0000", "12": "cdcd"} // of OSC: light on black
 
 // endString acts on a complete string, if there is one; end is the byte that ended it.
 func (s *Screen) endString(end byte) {
@@ -576,24 +577,22 @@ func (s *Screen) tellAbove(row int, repainted bool) {
 		row--
 	}
 	for i := range row {
-		if l := s.grid[i]; l.again && !l.told && !repainted {
+		if l := s.grid[i]; l.again && !l.told && !repainted && len(s.tr.part) == 0 {
 			return
 		}
 		s.tell(&s.grid[i])
 	}
 }
 
-// tell takes a row of the primary screen as final. What is new of a wrapped line ends where a told row begins.
+// tell takes a row of the primary screen as final. The rest of a wrapped line that begins anew is told again.
 func (s *Screen) tell(l *line) {
-	t, fresh := &s.tr, !l.told
+	t, again := &s.tr, l.again || l.told
 	if !t.on || l.told && len(t.part) == 0 {
 		return
 	}
-	if l.told = true; fresh {
-		t.part = l.text(t.part)
-	}
+	l.told, t.part = true, l.text(t.part)
 	if !l.wrapped || len(t.part) >= maxLine {
-		t.add(strings.TrimRight(string(t.part), " "), l.again || !fresh)
+		t.add(strings.TrimRight(string(t.part), " "), again)
 		t.part = t.part[:0]
 	}
 }

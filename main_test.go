@@ -2205,7 +2205,7 @@ func TestScreenAttributes(t *testing.T) {
 		"\x1b[38;2;1m":                plain,
 		"\x1b[>4;1m\x1b[?4m":          plain,
 		"\x1b[8;28;29;38;48m":         plain,
-		"\x1b[18;2;1;2;3;98;108;999m": {Dim: true, Bold: true, FG: -1, BG: -1},
+		"\x1b[18;2;1;2;3;98;99;108;109;999m": {Dim: true, Bold: true, FG: -1, BG: -1},
 	} {
 		s := newScreen(2, 10)
 		s.Write([]byte(in + "x"))
