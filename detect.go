@@ -381,9 +381,10 @@ func (s *Screen) print(p []byte) int {
 	c.ch = r
 	l.cells[s.col], l.told, l.again = c, false, l.told || l.again
 	if w == 1 && !graphics && !s.insert { // the fast path
-		for room := l.cells[end:]; len(room) > 0 && n < len(p) && p[n] >= ' ' && p[n] < 0x7f; n, end = n+1, end+1 {
-			c.ch = rune(p[n])
-			room[0], room = c, room[1:]
+		room, rest := l.cells[end:], p[n:]
+		for i := 0; i < min(len(room), len(rest)) && rest[i] >= ' ' && rest[i] < 0x7f; i, n, end = i+1, n+1, end+1 {
+			c.ch = rune(rest[i])
+			room[i] = c
 		}
 	}
 	l.mend(s.col)
