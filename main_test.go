@@ -1931,7 +1931,6 @@ var screenGolden = []struct{ name, in, want string }{
 	{"below the region nothing scrolls", "\x1b[1;2r\x1b[5Ha\nb", "||||ab @4,2"},
 	{"bad region", "\x1b[3;2rx", "x @0,1"},
 	{"cud stops at the margin", "\x1b[2;3r\x1b[2H\x1b[9Bx", "||x @2,1"},
-	{"origin", "\x1b[2;4r\x1b[?6hx\x1b[9;2Hy", "|x|| y @3,2"},
 	{"ind nel ri", "a\x1bDb\x1bEc\x1bM\x1bMd", "ad| b|c @0,2"},
 	{"ri at the top", "1\r\n2\x1b[H\x1bM", "|1|2 @0,0"},
 	{"tabs", "a\tb\tc", "a       bc @0,9"},
@@ -2150,7 +2149,6 @@ func TestScreenReplies(t *testing.T) {
 		{"\x1b[5n", "\x1b[0n", ""},
 		{"ab\r\nc\x1b[6n", "\x1b[2;2R", ""},
 
-		{"\x1b[2;4r\x1b[?6h\x1b[2;3H\x1b[6n", "\x1b[2;3R", ""},
 		{"\x1b[c", "\x1b[?62;22c", ""},
 		{"\x1b[>c", "\x1b[>0;10;1c", ""},
 
@@ -2190,27 +2188,27 @@ func TestScreenAttributes(t *testing.T) {
 	plain := Attr{FG: -1, BG: -1}
 	with := func(f func(*Attr)) Attr { a := plain; f(&a); return a }
 	for in, want := range map[string]Attr{
-		"":                            plain,
-		"\x1b[1;4;7;2m":               {Bold: true, Dim: true, Reverse: true, Underline: true, FG: -1, BG: -1},
-		"\x1b[1;2;4;7m\x1b[22;24;27m": plain,
-		"\x1b[1;31m\x1b[m":            plain,
-		"\x1b[31;47m":                 with(func(a *Attr) { a.FG, a.BG = 1, 7 }),
-		"\x1b[91;107m":                with(func(a *Attr) { a.FG, a.BG = 9, 15 }),
-		"\x1b[31;42m\x1b[39;49m":      plain,
-		"\x1b[38;5;246;1m":            with(func(a *Attr) { a.FG, a.Bold = 246, true }),
-		"\x1b[38:5:246;1m":            with(func(a *Attr) { a.FG, a.Bold = 246, true }),
-		"\x1b[48;2;1;2;3;4m":          with(func(a *Attr) { a.BG, a.Underline = 1<<24|0x010203, true }),
-		"\x1b[48:2:1:2:3;4m":          with(func(a *Attr) { a.BG, a.Underline = 1<<24|0x010203, true }),
-		"\x1b[48:2::1:2:3;4m":         with(func(a *Attr) { a.BG, a.Underline = 1<<24|0x010203, true }),
-		"\x1b[58;5;1;1m":              with(func(a *Attr) { a.Bold = true }),
-		"\x1b[58:2::1:2:3;1m":         with(func(a *Attr) { a.Bold = true }),
-		"\x1b[4:3m":                   with(func(a *Attr) { a.Underline = true }),
-		"\x1b[4m\x1b[4:0m":            plain,
-		"\x1b[38;5m":                  plain,
-		"\x1b[38;2;1m":                plain,
-		"\x1b[>4;1m\x1b[?4m":          plain,
-		"\x1b[8;28;29;38;48m":         plain,
-		"\x1b[18;2;1;2;3;98;108;999m": {Dim: true, Bold: true, FG: -1, BG: -1},
+		"":                                   plain,
+		"\x1b[1;4;7;2m":                      {Bold: true, Dim: true, Reverse: true, Underline: true, FG: -1, BG: -1},
+		"\x1b[1;2;4;7m\x1b[22;24;27m":        plain,
+		"\x1b[1;31m\x1b[m":                   plain,
+		"\x1b[31;47m":                        with(func(a *Attr) { a.FG, a.BG = 1, 7 }),
+		"\x1b[91;107m":                       with(func(a *Attr) { a.FG, a.BG = 9, 15 }),
+		"\x1b[31;42m\x1b[39;49m":             plain,
+		"\x1b[38;5;246;1m":                   with(func(a *Attr) { a.FG, a.Bold = 246, true }),
+		"\x1b[38:5:246;1m":                   with(func(a *Attr) { a.FG, a.Bold = 246, true }),
+		"\x1b[48;2;1;2;3;4m":                 with(func(a *Attr) { a.BG, a.Underline = 1<<24|0x010203, true }),
+		"\x1b[48:2:1:2:3;4m":                 with(func(a *Attr) { a.BG, a.Underline = 1<<24|0x010203, true }),
+		"\x1b[48:2::1:2:3;4m":                with(func(a *Attr) { a.BG, a.Underline = 1<<24|0x010203, true }),
+		"\x1b[58;5;1;1m":                     with(func(a *Attr) { a.Bold = true }),
+		"\x1b[58:2::1:2:3;1m":                with(func(a *Attr) { a.Bold = true }),
+		"\x1b[4:3m":                          with(func(a *Attr) { a.Underline = true }),
+		"\x1b[4m\x1b[4:0m":                   plain,
+		"\x1b[38;5m":                         plain,
+		"\x1b[38;2;1m":                       plain,
+		"\x1b[>4;1m\x1b[?4m":                 plain,
+		"\x1b[8;28;29;38;48m":                plain,
+		"\x1b[18;2;1;2;3;98;99;108;109;999m": {Dim: true, Bold: true, FG: -1, BG: -1},
 	} {
 		s := newScreen(2, 10)
 		s.Write([]byte(in + "x"))
@@ -2477,7 +2475,7 @@ func TestScenarios(t *testing.T) {
 				return
 			}
 			questions++
-			if !strings.HasPrefix(tp.want.text("tty"), "reading canon echo") || tp.tool != "generic" {
+			if !strings.HasPrefix(tp.want.text("tty"), "reading canon echo") || tp.Title != "generic" {
 				return
 			}
 			seen = nil // the same text by a program that goes on working
@@ -2993,7 +2991,7 @@ func FuzzTape(f *testing.F) {
 	f.Add("a.json", []byte(`{"tool":"claude","pty_output":"Go? (y/n) ","expected_type":"TYPE_YES_NO"}`))
 	f.Fuzz(func(t *testing.T, name string, data []byte) {
 		tp, err := parseTape(name, data)
-		if err != nil || len(tp.events) > 1000 || tp.rows > 200 || tp.cols > 200 {
+		if err != nil || len(tp.events) > 1000 || tp.Height > 200 || tp.Width > 200 {
 			return
 		}
 		for _, e := range tp.events {
