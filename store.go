@@ -6,9 +6,9 @@
 //
 // The lock on state.lock (never renamed) is held from reading what others appended to the fsync of what follows
 // from it. One Update is one write; when that fails the file is cut back, and when that fails too, this process
-// never writes again. A torn end is moved to state.jsonl.torn-TIME. A damaged line elsewhere stays and is reported,
-// its question is not answered any more; the compaction that drops it first copies the file to
-// state.jsonl.backup-TIME. Compaction renames a new file into place; others notice that and read it anew.
+// never writes again. A torn end is moved to state.jsonl.torn-TIME. A damaged line elsewhere stays, is reported, and
+// fails its question; the compaction that drops it first copies the file to state.jsonl.backup-TIME. Compaction
+// renames a new file into place; others notice that and read it anew.
 //
 // Every change of a status is followed by its entry in audit.log, in the same order; the chain's head is kept here.
 package main
@@ -48,6 +48,7 @@ const (
 	decisionsLimit = 10                  // answers by phone per session and minute (SPEC section 8)
 	maxText        = 200                 // bytes of a text answer when the prompt does not say (source 2, 3.3)
 	maxIdleText    = 4096                // bytes of a message for an idle agent: one Telegram message
+	damaged        = "its record in the state file is damaged"
 )
 
 // State is a prompt's state, SPEC section 6.
@@ -71,12 +72,10 @@ var next = map[State][]State{
 	Expired:       {Injected, Resolved, Failed},
 }
 
-// Open tells whether the prompt waits for an answer.
+// Open tells whether the prompt waits for an answer, over whether nothing has to happen to it any more.
 func (p *PromptRecord) Open() bool {
 	return slices.Contains([]State{Created, Routed, AwaitingReply}, p.Status)
 }
-
-// over tells whether nothing has to happen to the prompt any more.
 func (p *PromptRecord) over() bool { return next[p.Status] == nil || p.Status == Expired }
 
 // Record is one line of state.jsonl: a pointer to one of the structs below.
@@ -91,9 +90,6 @@ type Head struct {
 	Rec string    `json:"rec"`
 	ID  string    `json:"id"`
 	At  time.Time `json:"at"` // of this change; later than that of the record's line before
-
-	change   int64 // number of the change, as this process learned of it
-	doubtful bool  // its newest line may be a damaged one
 }
 
 func (h *Head) head() *Head { return h }
@@ -106,16 +102,16 @@ func (r *UpdateRecord) put(v *View)  { v.Updates[r.ID] = r }
 func (r *MetaRecord) put(v *View)    { v.Meta[r.ID] = r }
 func (r *ReplyRecord) put(*View)     {}
 
-// kindOf is the rec member of a record: "session" for a *SessionRecord.
-func kindOf(r Record) string {
-	return strings.ToLower(strings.TrimSuffix(strings.TrimPrefix(fmt.Sprintf("%T", r), "*main."), "Record"))
-}
-
-// kinds makes an empty record of each kind.
+// kinds makes an empty record for each rec member.
 var kinds = map[string]func() Record{
 	"session": func() Record { return new(SessionRecord) }, "prompt": func() Record { return new(PromptRecord) },
 	"reply": func() Record { return new(ReplyRecord) }, "input": func() Record { return new(InputRecord) },
 	"update": func() Record { return new(UpdateRecord) }, "meta": func() Record { return new(MetaRecord) },
+}
+
+// kindOf is the rec member of a record: "session" for a *SessionRecord.
+func kindOf(r Record) string {
+	return strings.ToLower(strings.TrimSuffix(strings.TrimPrefix(fmt.Sprintf("%T", r), "*main."), "Record"))
 }
 
 type SessionRecord struct {
@@ -238,32 +234,29 @@ func (v *View) active(id string) bool {
 	return v.Sessions[id] != nil && v.Sessions[id].Status == "active"
 }
 
-// illegal tells why r cannot follow old, which is now the truth about its id, "" when it can.
-func (v *View) illegal(old, r Record) string {
-	if s, ok := old.(*SessionRecord); ok && s.Status != "active" && r.(*SessionRecord).Status == "active" {
-		return "an ended session cannot be active again"
-	}
-	p, ok := r.(*PromptRecord)
+// illegal tells why r cannot follow old, which is now the truth about its id.
+func (v *View) illegal(old, r Record) error {
+	was, _ := old.(*SessionRecord)
 	from, _ := old.(*PromptRecord)
-	from = cmp.Or(from, &PromptRecord{})
-	switch {
-	case old == r:
-		return "it was changed in place"
+	p, ok := r.(*PromptRecord)
+	switch from = cmp.Or(from, &PromptRecord{}); {
+	case was != nil && was.Status != "active" && r.(*SessionRecord).Status == "active":
+		return errors.New("an ended session cannot be active again")
 	case ok && from.NonceUsed && (!p.NonceUsed || p.Nonce != from.Nonce):
-		return "a used nonce stays used"
+		return errors.New("a used nonce stays used")
 	case !ok || p.Status == from.Status:
-		return ""
+		return nil
 	case !slices.Contains(next[from.Status], p.Status):
-		return fmt.Sprintf("%q cannot become %q", from.Status, p.Status)
+		return fmt.Errorf("%q cannot become %q", from.Status, p.Status)
 	case slices.Contains([]State{Routed, AwaitingReply, ReplyReceived}, p.Status) && !v.active(p.SessionID):
-		return "its session is not active"
+		return errors.New("its session is not active")
 	}
 	for _, q := range v.Prompts {
 		if p.Status == AwaitingReply && q.Status == AwaitingReply && q.SessionID == p.SessionID {
-			return "another question of its session awaits a reply"
+			return errors.New("another question of its session awaits a reply")
 		}
 	}
-	return ""
+	return nil
 }
 
 /* ----- a file that several processes append to ----- */
@@ -287,55 +280,57 @@ type journal struct {
 	path   string
 	lock   *os.File // kept reachable, for a collected file drops its lock
 	f      *os.File // nil after a failed write: that descriptor is never written or fsynced again
-	info   fs.FileInfo
-	end    int64 // bytes of the file
-	known  bool  // the folder's entry of the file is on the disk
-	poison error // not nil: what the file ends with is unknown, nothing is written any more
+	end    int64    // bytes of the file
+	known  bool     // the folder's entry of the file is on the disk
+	poison error    // not nil: what the file ends with is unknown, nothing is written any more
 }
 
-func openJournal(path string, sys files) (*journal, error) {
-	lock, err := openPrivate(strings.TrimSuffix(path, filepath.Ext(path))+".lock", os.O_RDWR|os.O_CREATE)
-	return &journal{files: sys, path: path, lock: lock}, err
+// size is that of the file which the path names; same: it is the open one.
+func (j *journal) size() (n int64, same bool) {
+	named, err := os.Lstat(j.path)
+	if err != nil {
+		return 0, false
+	}
+	open, err := j.f.Stat()
+	return named.Size(), err == nil && os.SameFile(named, open)
+}
+
+// acquire waits for the lock and opens the file that the path names; anew: it was not open.
+func (j *journal) acquire() (anew bool, err error) {
+	if j.lock == nil {
+		j.lock, err = openPrivate(strings.TrimSuffix(j.path, filepath.Ext(j.path))+".lock", os.O_RDWR|os.O_CREATE)
+	}
+	if err = cmp.Or(err, lockFile(j.lock, true)); err != nil {
+		return false, fmt.Errorf("locking %s: %w", j.path, err)
+	}
+	_, same := j.size()
+	if !same {
+		j.f.Close()
+		j.known = false
+		j.f, err = openPrivate(j.path, os.O_RDWR|os.O_APPEND|os.O_CREATE)
+	}
+	if err == nil {
+		j.end, err = j.f.Seek(0, io.SeekEnd)
+	}
+	if err != nil {
+		j.release()
+	}
+	return !same, err
 }
 
 func (j *journal) release() { unlockFile(j.lock) }
 
-// acquire waits for the lock and opens the file that the path names; anew: another one than the last time.
-func (j *journal) acquire() (anew bool, err error) {
-	if err := lockFile(j.lock, true); err != nil {
-		return false, fmt.Errorf("locking %s: %w", j.lock.Name(), err)
-	}
-	fi, err := os.Lstat(j.path)
-	if err == nil && j.f != nil && os.SameFile(fi, j.info) {
-		j.end = fi.Size()
-		return false, nil
-	}
-	f, err := openPrivate(j.path, os.O_RDWR|os.O_APPEND|os.O_CREATE)
-	if err == nil {
-		fi, err = f.Stat()
-	}
-	if err != nil {
-		j.release()
-		return false, err
-	}
-	anew = j.info == nil || !os.SameFile(fi, j.info)
-	j.f.Close()
-	j.f, j.info, j.end, j.known = f, fi, fi.Size(), false
-	return anew, nil
-}
-
 // append adds b at the end. After an error the file is as it was before, or poison is set.
 func (j *journal) append(b []byte, durable bool) error {
-	if j.poison != nil {
-		return j.poison
+	err := j.poison
+	if err == nil && !j.known {
+		err = j.syncDir(filepath.Dir(j.path))
 	}
-	if !j.known {
-		if err := j.syncDir(filepath.Dir(j.path)); err != nil {
-			return err
-		}
-		j.known = true
+	if err != nil {
+		return err
 	}
-	_, err := j.write(j.f, b)
+	j.known = true
+	_, err = j.write(j.f, b)
 	if err == nil && durable {
 		err = j.sync(j.f)
 	}
@@ -345,23 +340,22 @@ func (j *journal) append(b []byte, durable bool) error {
 	}
 	if cut := j.truncate(j.f, j.end); cut != nil {
 		j.poison = fmt.Errorf("%w; cutting it off again: %w; nothing is recorded any more", err, cut)
-		return j.poison
 	}
 	j.f.Close()
 	j.f = nil
-	return err
+	return cmp.Or(j.poison, err)
 }
 
 // create writes b durably to a file that is named like the journal plus suffix.
 func (j *journal) create(suffix string, b []byte) error {
 	f, err := openPrivate(j.path+suffix, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
-	if err != nil {
-		return err
+	if err == nil {
+		_, err = j.write(f, b)
 	}
-	defer f.Close()
-	if _, err = j.write(f, b); err == nil {
+	if err == nil {
 		err = j.sync(f)
 	}
+	f.Close()
 	return cmp.Or(err, j.syncDir(filepath.Dir(j.path)))
 }
 
@@ -385,16 +379,6 @@ func (j *journal) cut(at int64) error {
 	return err
 }
 
-// replace makes b the whole content, by a rename; the next acquire opens it and append makes its name durable.
-func (j *journal) replace(b []byte) error {
-	os.Remove(j.path + ".new") // of a process that died while writing it: the lock is ours
-	err := j.create(".new", b)
-	if err == nil {
-		err = j.rename(j.path+".new", j.path)
-	}
-	return err
-}
-
 /* ----- opening and reading ----- */
 
 // Store is the shared state. Its methods may be called from any goroutine.
@@ -408,8 +392,7 @@ type Store struct {
 	log       *journal
 	view      *View
 	read      int64               // bytes of the file that view holds
-	changes   int64               // how many this process has learned of
-	wake      chan struct{}       // closed at the next
+	wake      chan struct{}       // closed when view changes
 	compactAt int64               // bytes of the file that are worth a compaction
 	older     bool                // a line has an earlier schema version
 	notes     []string            // what was found damaged in the file
@@ -423,26 +406,21 @@ func openStore(dir string) (*Store, error) { return openStoreWith(dir, systemFil
 
 func openStoreWith(dir string, sys files) (*Store, error) {
 	s := &Store{Dir: dir, Retention: retention, now: time.Now, view: viewOf(nil), wake: make(chan struct{}),
-		held: map[string]*os.File{}, secrets: map[string]string{}}
+		log: &journal{files: sys, path: filepath.Join(dir, "state.jsonl")}, held: map[string]*os.File{},
+		secrets: map[string]string{}}
+	s.audit = &Audit{log: &journal{files: sys, path: filepath.Join(dir, "audit.log")}, note: s.noteHead}
 	err := cmp.Or(secureDir(dir), secureDir(filepath.Join(dir, "sessions")))
 	if err == nil {
-		s.log, err = openJournal(filepath.Join(dir, "state.jsonl"), sys)
-	}
-	if err == nil {
-		s.audit = &Audit{note: s.noteHead}
-		s.audit.log, err = openJournal(filepath.Join(dir, "audit.log"), sys)
-	}
-	if err == nil {
 		err = s.begin()
+		defer s.end()
+	}
+	if err == nil && s.older {
+		err = s.compact()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("opening the state: %w", err)
 	}
-	defer s.end()
-	if s.older {
-		err = s.compact()
-	}
-	return s, err
+	return s, nil
 }
 
 // Close gives back files and locks; nothing is left to be written.
@@ -456,18 +434,10 @@ func (s *Store) Close() {
 
 func (s *Store) Audit() *Audit { return s.audit }
 
-// begin takes the process's and the shared lock and reads what others appended.
+// begin takes the process's and the shared lock and reads what others appended. After an error, too, end follows.
 func (s *Store) begin() error {
 	s.mu.Lock()
-	anew, err := s.log.acquire()
-	if err == nil {
-		if err = s.refresh(anew); err == nil {
-			return nil
-		}
-		s.log.release()
-	}
-	s.mu.Unlock()
-	return err
+	return s.catchUp()
 }
 
 func (s *Store) end() {
@@ -478,13 +448,11 @@ func (s *Store) end() {
 // View is the state as it is now. Where it cannot be read any more, it is as it was, with an error.
 func (s *Store) View() (*View, error) {
 	err := s.begin()
-	if err == nil {
-		defer s.end()
-		return viewOf(s.view.records), nil
+	defer s.end()
+	if err != nil {
+		err = fmt.Errorf("reading the state: %w", err)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return viewOf(s.view.records), fmt.Errorf("reading the state: %w", err)
+	return viewOf(s.view.records), err
 }
 
 // Trouble is what keeps the store from its duties at present, nil when nothing does.
@@ -494,103 +462,80 @@ func (s *Store) Trouble() error {
 	return cmp.Or(s.log.poison, s.trouble)
 }
 
-// refresh reads the lines after s.read, but not of a poisoned file: its last line is one that failed.
-func (s *Store) refresh(anew bool) error {
-	before := s.view.records
-	if s.log.poison != nil || !anew && s.log.end == s.read {
-		return nil
-	} else if anew || s.log.end < s.read {
-		s.view, s.read, s.notes, s.older = viewOf(nil), 0, nil, false
-		s.compactAt = compactMin
-	}
-	added := make([]byte, s.log.end-s.read)
-	if _, err := s.log.f.ReadAt(added, s.read); err != nil {
-		return fmt.Errorf("reading %s: %w", s.log.path, err)
-	}
-	lines, doubts, err := s.scan(added)
-	if err != nil {
+// catchUp takes the shared lock and reads what follows s.read, but not of a poisoned file: its last line is one that
+// failed. A file that was renamed into place is read from its beginning.
+func (s *Store) catchUp() error {
+	anew, err := s.log.acquire()
+	if err != nil || s.log.poison != nil || !anew && s.log.end == s.read {
 		return err
 	}
-	live, old := 0, false
-	for i, r := range decode(lines) {
-		if live += len(lines[i]); r == nil {
-			s.note("a damaged line (it is not a record of its kind): %.60q…", lines[i])
-		} else if old := before[r.head().key()]; old != nil && old.head().At.Equal(r.head().At) {
-			r.head().change = old.head().change
-			s.view.put(r)
-		} else {
-			s.put(r)
-		}
-		old = old || r != nil && s.now().Sub(r.head().At) > s.Retention && s.keep(r) == nil
+	if anew = anew || s.log.end < s.read; anew {
+		s.view, s.read, s.compactAt, s.older, s.notes = viewOf(nil), 0, compactMin, false, nil
 	}
-	if s.compactAt = max(s.compactAt, int64(compactFactor*live)); old {
-		s.compactAt = 0
+	b := make([]byte, s.log.end-s.read)
+	if _, err := s.log.f.ReadAt(b, s.read); err != nil {
+		return fmt.Errorf("reading %s: %w", s.log.path, err)
 	}
-	for _, key := range doubts {
-		if p, ok := s.view.records[key].(*PromptRecord); ok {
-			q := *p
-			q.doubtful = true
-			s.view.put(&q)
+	lines := parseLines(b)
+	if err = s.take(lines); err != nil {
+		return err
+	}
+	if anew && len(lines) > 0 {
+		s.compactAt = max(compactMin, int64(compactFactor*len(s.view.records)*(len(b)/len(lines))))
+		for _, r := range s.view.records {
+			if s.now().Sub(r.head().At) > s.Retention && s.keep(r) == nil {
+				s.compactAt = 0
+			}
 		}
 	}
 	if torn := s.log.end - s.read; torn > 0 {
-		s.note("a torn end of %d bytes was moved aside", torn)
+		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a torn end of %d bytes was moved aside", torn))
 		if err = s.log.cut(s.read); err != nil {
-			err = fmt.Errorf("repairing the torn end of %s: %w", s.log.path, err)
+			return fmt.Errorf("repairing the torn end of %s: %w", s.log.path, err)
 		}
 	}
-	return err
+	return nil
 }
 
-// put makes a changed record the truth and wakes the followers.
-func (s *Store) put(r Record) {
-	s.changes++
-	r.head().change = s.changes
-	s.view.put(r)
+// take brings the view up to the last complete Update in lines, and s.read behind it. A question whose newest line is
+// damaged has failed: what the line said, an answer perhaps, is unknown.
+func (s *Store) take(lines []stateLine) error {
+	whole, owed, end := 0, 0, s.read
+	for i, l := range lines {
+		if l.err == errNewer {
+			return l.err
+		}
+		end += int64(len(l.text))
+		if owed = max(0, owed-1); l.err == nil {
+			owed = l.more
+		}
+		if owed == 0 {
+			whole, s.read = i+1, end
+		}
+	}
+	for _, l := range lines[:whole] {
+		if l.err == nil {
+			s.view.put(l.record)
+			s.older = s.older || l.V < schemaVersion
+			continue
+		}
+		if len(s.notes) < 20 {
+			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a damaged line (%v): %.60q…", l.err, l.text))
+		}
+		if p := s.view.Prompts[l.ID]; p != nil && l.Rec == "prompt" {
+			q := *p
+			q.Status, q.NonceUsed, q.Reason, q.At = Failed, true, damaged, p.At.Add(time.Microsecond)
+			s.view.put(&q)
+		}
+	}
+	s.tell()
+	return nil
+}
+
+// tell wakes those who follow.
+func (s *Store) tell() {
 	close(s.wake)
 	s.wake = make(chan struct{})
-}
-
-// scan returns the last line of each record in b, and the keys of those whose last line is damaged; it moves s.read
-// behind the last complete Update.
-func (s *Store) scan(b []byte) (last [][]byte, doubts []string, err error) {
-	var lines [][]byte // nil: damaged
-	var keys []string
-	whole, owed, start := 0, 0, s.read
-	for line := range bytes.Lines(b) {
-		if start += int64(len(line)); line[len(line)-1] != '\n' {
-			break
-		}
-		h, more, err := parseHead(line)
-		if owed = max(0, owed-1); err != nil {
-			s.note("a damaged line (%v): %.60q…", err, line)
-			line = nil
-		} else if owed = more; h.V > schemaVersion {
-			return nil, nil, fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", h.V)
-		}
-		s.older = s.older || err == nil && h.V < schemaVersion
-		if lines, keys = append(lines, line), append(keys, h.key()); owed == 0 {
-			whole, s.read = len(lines), start
-		}
-	}
-	seen := map[string]bool{}
-	for i, key := range slices.Backward(keys[:whole]) {
-		if lines[i] == nil && !seen[key] {
-			doubts = append(doubts, key)
-		} else if lines[i] != nil && !seen[key] {
-			seen[key] = true
-			last = append(last, lines[i])
-		}
-	}
-	slices.Reverse(last) // in the order of the changes
-	return last, doubts, nil
-}
-
-// note says what was found wrong in the file; nothing of it is dropped.
-func (s *Store) note(format string, args ...any) {
-	if len(s.notes) < 20 {
-		s.notes = append(s.notes, "state.jsonl: "+fmt.Sprintf(format, args...))
-	}
 }
 
 // castagnoli is CRC-32C's table; crcMember the length of the member that holds it, with what ends the line.
@@ -600,8 +545,7 @@ const crcMember = len(`,"crc":"00000000"}` + "\n")
 
 // seal is what ends a line: its checksum.
 func seal(open []byte) string {
-	sum := crc32.Update(crc32.Checksum(open, castagnoli), castagnoli, []byte("}"))
-	return fmt.Sprintf(`,"crc":"%08x"}`+"\n", sum)
+	return fmt.Sprintf(`,"crc":"%08x"}`+"\n", crc32.Update(crc32.Checksum(open, castagnoli), castagnoli, []byte("}")))
 }
 
 // stamps finds the times that encoding/json wrote, without the zeros at their end.
@@ -614,11 +558,8 @@ func marshal(v any) ([]byte, error) {
 	e.SetEscapeHTML(false)
 	err := e.Encode(v)
 	return stamps.ReplaceAllFunc(bytes.TrimSuffix(b.Bytes(), []byte("\n")), func(m []byte) []byte {
-		t, err := time.Parse(time.RFC3339Nano, string(m[5:len(m)-1]))
-		if err != nil {
-			return m
-		}
-		return t.AppendFormat(slices.Clone(m[:5]), stampLayout+`"`)
+		whole, decimals, _ := strings.Cut(strings.TrimSuffix(string(m), `Z"`), ".")
+		return []byte(whole + "." + (decimals + "000000")[:6] + `Z"`)
 	}), err
 }
 
@@ -634,44 +575,56 @@ func encode(r Record, more int) ([]byte, error) {
 	return append(b, seal(b)...), nil
 }
 
-// parseHead reads a line's head, even of one with a wrong checksum, and how many lines of its Update follow.
-func parseHead(line []byte) (h Head, more int, err error) {
-	v, rest, _ := bytes.Cut(bytes.TrimPrefix(line, []byte(`{"v":`)), []byte(`,"rec":"`))
-	rec, rest, _ := bytes.Cut(rest, []byte(`","id":"`))
-	id, _, ok := bytes.Cut(rest, []byte(`","at":"`))
-	if h.V, err = strconv.Atoi(string(v)); err != nil || !ok || bytes.ContainsAny(id, `"\`) {
-		return Head{}, 0, errors.New("it is not a record")
-	}
-	h.Rec, h.ID = string(rec), string(id)
-	n := len(line) - crcMember
-	if n < 0 || string(line[n:]) != seal(line[:n]) {
-		return h, 0, errors.New("its checksum does not match")
-	}
-	if i := bytes.LastIndexByte(line[:n], ','); i > 0 && bytes.HasPrefix(line[i:], []byte(`,"more":`)) {
-		more, _ = strconv.Atoi(string(line[i+len(`,"more":`) : n]))
-	}
-	return h, more, nil
+// stateLine is a line of the file: its text, its record or what is wrong with it, and how many of its Update follow.
+type stateLine struct {
+	Head   // as far as it can be read, even of a damaged line
+	text   []byte
+	record Record
+	more   int
+	err    error
 }
 
-// decode reads the records of checked lines, on all processors; nil for a line that is none.
-func decode(lines [][]byte) []Record {
-	out := make([]Record, len(lines))
+var errNewer = errors.New("state.jsonl was written by a newer atlasbridge: update this one")
+
+func parse(text []byte) (l stateLine) {
+	l.text = text
+	open := text[:max(0, len(text)-crcMember)]
+	_, err := fmt.Sscanf(string(text), `{"v":%d,"rec":%q,"id":%q,"at":`, &l.V, &l.Rec, &l.ID)
+	switch empty := kinds[l.Rec]; {
+	case err != nil:
+		l.err = errors.New("it is not a record")
+	case string(text[len(open):]) != seal(open):
+		l.err = errors.New("its checksum does not match")
+	case l.V > schemaVersion:
+		l.err = errNewer
+	case empty == nil:
+		l.err = errors.New("its kind is unknown")
+	default:
+		l.record = empty()
+		l.err = json.Unmarshal(text, l.record)
+		*l.record.head() = Head{schemaVersion, l.Rec, l.ID, l.record.head().At}
+		if i := bytes.LastIndex(open, []byte(`,"more":`)); i > 0 {
+			l.more, _ = strconv.Atoi(string(open[i+len(`,"more":`):]))
+		}
+	}
+	return l
+}
+
+// parseLines parses the lines of b that end in a newline, on all processors.
+func parseLines(b []byte) []stateLine {
+	texts := bytes.SplitAfter(b, []byte("\n"))
+	lines := make([]stateLine, len(texts)-1)
 	var all sync.WaitGroup
 	workers := min(runtime.GOMAXPROCS(0), 1+len(lines)/64)
 	for w := range workers {
 		all.Go(func() {
 			for i := w; i < len(lines); i += workers {
-				h, _, _ := parseHead(lines[i])
-				if empty := kinds[h.Rec]; empty != nil {
-					if r := empty(); json.Unmarshal(lines[i], r) == nil {
-						r.head().V, out[i] = schemaVersion, r
-					}
-				}
+				lines[i] = parse(texts[i])
 			}
 		})
 	}
 	all.Wait()
-	return out
+	return lines
 }
 
 /* ----- changing ----- */
@@ -681,16 +634,18 @@ func decode(lines [][]byte) []Record {
 func (s *Store) Update(fn func(*View) ([]Record, error)) error { return s.update(true, fn) }
 
 func (s *Store) update(durable bool, fn func(*View) ([]Record, error)) error {
-	if err := s.begin(); err != nil {
-		return fmt.Errorf("locking the state: %w", err)
+	var events []Event
+	err := s.begin()
+	if err == nil {
+		events, err = s.change(durable, fn)
 	}
-	events, err := s.change(durable, fn)
-	var unaudited error
-	if len(events) > 0 {
-		unaudited = s.audit.begin() // before the state is released, so that both files have the same order
+	if len(events) == 0 {
+		s.end()
+		return err
 	}
+	unaudited := s.audit.begin() // before the state is released, so that both files have the same order
 	s.end()
-	if len(events) > 0 && unaudited == nil {
+	if unaudited == nil {
 		unaudited = s.audit.commit(events...)
 	}
 	if unaudited != nil {
@@ -698,7 +653,7 @@ func (s *Store) update(durable bool, fn func(*View) ([]Record, error)) error {
 		s.trouble = fmt.Errorf("the audit log lacks an entry: %w", unaudited)
 		s.mu.Unlock()
 	}
-	return err
+	return nil
 }
 
 // change is update under the lock. When it returns without error, the records are in the file.
@@ -710,16 +665,13 @@ func (s *Store) change(durable bool, fn func(*View) ([]Record, error)) (events [
 	var lines []byte
 	for i, r := range recs {
 		h := r.head()
-		*h = Head{V: schemaVersion, Rec: kindOf(r), ID: h.ID, At: s.now().UTC().Truncate(time.Microsecond)}
+		*h = Head{schemaVersion, kindOf(r), h.ID, s.now().UTC().Truncate(time.Microsecond)}
 		old := s.view.records[h.key()]
 		if old != nil && !h.At.After(old.head().At) {
 			h.At = old.head().At.Add(time.Microsecond)
 		}
-		if why := s.view.illegal(old, r); why != "" {
-			return nil, fmt.Errorf("recording %s: %s", h.key(), why)
-		}
 		line, err := encode(r, len(recs)-1-i)
-		if err != nil {
+		if err = cmp.Or(s.view.illegal(old, r), err); err != nil {
 			return nil, fmt.Errorf("recording %s: %w", h.key(), err)
 		}
 		lines, events = append(lines, line...), append(events, auditEvents(old, r)...)
@@ -729,12 +681,10 @@ func (s *Store) change(durable bool, fn func(*View) ([]Record, error)) (events [
 	}
 	s.read = s.log.end
 	for _, r := range recs {
-		s.put(r)
+		s.view.put(r)
 	}
-	if s.read >= s.compactAt {
-		if err := s.compact(); err != nil {
-			s.trouble, s.compactAt = err, 2*s.read
-		}
+	if s.tell(); s.read >= s.compactAt {
+		s.compact() // what fails of it is Trouble
 	}
 	return events, nil
 }
@@ -751,11 +701,8 @@ func (s *Store) noteHead(seq int64, hash string) {
 
 // Move takes a prompt along one legal transition; change may fill in more fields. false: nothing changed, except
 // that the message id of a question answered before its delivery was recorded is kept.
-func (s *Store) Move(id string, to State, change func(*PromptRecord)) (bool, error) {
-	return s.move(id, to, s.now(), change)
-}
-
-func (s *Store) move(id string, to State, now time.Time, change func(*PromptRecord)) (moved bool, err error) {
+func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved bool, err error) {
+	now := s.now().UTC()
 	err = s.Update(func(v *View) ([]Record, error) {
 		old := v.Prompts[id]
 		if old == nil || to == Expired && now.Before(old.ExpiresAt) {
@@ -765,7 +712,7 @@ func (s *Store) move(id string, to State, now time.Time, change func(*PromptReco
 		if change != nil {
 			change(&p)
 		}
-		if p.Status = to; old.Status == to || v.illegal(old, &p) != "" {
+		if p.Status = to; old.Status == to || v.illegal(old, &p) != nil {
 			late := *old
 			if late.MsgID = p.MsgID; to != AwaitingReply || late.MsgID == old.MsgID {
 				return nil, nil
@@ -773,18 +720,17 @@ func (s *Store) move(id string, to State, now time.Time, change func(*PromptReco
 			return []Record{&late}, nil
 		}
 		moved = true
-		at := now.UTC()
 		if old.Open() && !p.Open() {
-			p.NonceUsed, p.DecidedAt = true, cmp.Or(p.DecidedAt, &at)
-			if to == Expired {
-				p.DecidedBy = ref("auto:timeout")
-			}
+			p.NonceUsed, p.DecidedAt = true, cmp.Or(p.DecidedAt, &now)
 		}
-		if to != Injected {
-			return []Record{&p}, nil
+		switch to {
+		case Expired:
+			p.DecidedBy = ref("auto:timeout")
+		case Injected:
+			reply := &ReplyRecord{Head{ID: id}, id, p.SessionID, *cmp.Or(p.Value, ref("")), replySource(&p), now}
+			return []Record{&p, reply}, nil
 		}
-		reply := &ReplyRecord{Head{ID: id}, id, p.SessionID, *cmp.Or(p.Value, ref("")), replySource(&p), at}
-		return []Record{&p, reply}, nil
+		return []Record{&p}, nil
 	})
 	return moved && err == nil, err
 }
@@ -798,14 +744,13 @@ func byWhom(by *string) string {
 		return "on the phone (" + who + ")"
 	}
 	return cmp.Or(map[string]string{"": "in the terminal", "cli:local": "at the keyboard",
-		"auto:timeout": "by its timeout",
-		"cli:answer":   "with atlasbridge answer"}[who], "by "+who)
+		"cli:answer": "with atlasbridge answer", "auto:timeout": "by its timeout"}[who], "by "+who)
 }
 
 // replySource says whose answer was typed.
 func replySource(p *PromptRecord) string {
-	return map[bool]string{false: "operator", true: "timeout_default"}[strings.HasPrefix(*cmp.Or(p.DecidedBy, ref("")),
-		"auto:")]
+	auto := strings.HasPrefix(*cmp.Or(p.DecidedBy, ref("")), "auto:")
+	return map[bool]string{false: "operator", true: "timeout_default"}[auto]
 }
 
 /* ----- deciding ----- */
@@ -826,39 +771,37 @@ type Refusal string
 
 // Decide gives a prompt its answer, on the disk, if it is the first and all guards hold; it returns the prompt.
 func (s *Store) Decide(d Decision, now time.Time) (PromptRecord, Refusal, error) {
-	p := &PromptRecord{}
+	var p PromptRecord
 	var why Refusal
 	err := s.Update(func(v *View) ([]Record, error) {
-		old := v.find(d)
-		if why = s.guard(v, old, d, now); why != "" {
-			p = cmp.Or(old, p)
+		p = *cmp.Or(v.find(d), &PromptRecord{})
+		if why = s.guard(v, &p, d, now); why != "" {
 			return nil, nil
 		}
-		q := *old
-		p = &q
-		if q.Value, why = q.judge(d.Value); why != "" {
+		if p.Value, why = p.judge(d.Value); why != "" {
 			return nil, nil
 		}
-		q.Status, q.NonceUsed, q.DecidedAt, q.DecidedBy = ReplyReceived, true, ref(now.UTC()), &d.By
-		if reason, refused := strings.CutPrefix(d.Value, "deny:"); refused && q.Permission {
-			q.Reason = cmp.Or(reason, q.Reason)
+		p.Status, p.NonceUsed, p.DecidedAt, p.DecidedBy = ReplyReceived, true, ref(now.UTC()), &d.By
+		if reason, refused := strings.CutPrefix(d.Value, "deny:"); refused && p.Permission {
+			p.Reason = cmp.Or(reason, p.Reason)
 		}
-		if q.Secret {
-			s.secrets[q.ID] = *q.Value
-			q.Value, q.ValueHidden = nil, true
-		} else if *q.Value == "cancel" && q.ambiguous() {
-			q.Status = Canceled
+		if p.Secret {
+			s.secrets[p.ID] = *p.Value
+			p.Value, p.ValueHidden = nil, true
+		} else if *p.Value == "cancel" && p.ambiguous() {
+			p.Status = Canceled
 		}
-		if d.UpdateID == 0 {
-			return []Record{p}, nil
+		recs := []Record{&p}
+		if d.UpdateID != 0 {
+			recs = append(recs, &UpdateRecord{Head{ID: strconv.FormatInt(d.UpdateID, 10)}, "decision"})
 		}
-		return []Record{p, &UpdateRecord{Head{ID: strconv.FormatInt(d.UpdateID, 10)}, "decision"}}, nil
+		return recs, nil
 	})
 	if err != nil {
 		s.TakeSecret(p.ID)
 		return PromptRecord{}, "", err
 	}
-	return *p, why, nil
+	return p, why, nil
 }
 
 // TakeSecret is the answer to a secret prompt, once. It exists in the memory of this process only.
@@ -870,28 +813,22 @@ func (s *Store) TakeSecret(promptID string) (value string, ok bool) {
 	return value, ok
 }
 
-// find is the prompt that the decision names, of several with the same short id the open one; nil: not one.
-func (v *View) find(d Decision) *PromptRecord {
+// find is the prompt that the decision names, nil when it names none, or two.
+func (v *View) find(d Decision) (found *PromptRecord) {
 	names := func(short, id string) bool { return short == id || len(short) >= 8 && strings.HasPrefix(id, short) }
-	var hits, open []*PromptRecord
 	for id, p := range v.Prompts {
 		if names(d.PromptID, id) && (d.Trusted && d.SessionID == "" || names(d.SessionID, p.SessionID)) {
-			if hits = append(hits, p); p.Open() {
-				open = append(open, p)
+			if found != nil {
+				return nil
 			}
+			found = p
 		}
 	}
-	if len(open) == 1 || len(hits) == 1 {
-		return append(open, hits...)[0]
-	}
-	return nil
+	return found
 }
 
 // guard checks everything about a decision but its value.
 func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refusal {
-	if p == nil {
-		return Refusal("there is no question " + clip(strconv.Quote(d.PromptID), 40) + " in that session")
-	}
 	n := len(d.Nonce)
 	shown := (n == 16 || n == 32) && len(p.Nonce) == 32 && subtle.ConstantTimeCompare([]byte(d.Nonce),
 		[]byte(p.Nonce[:n])) == 1
@@ -902,25 +839,28 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 			recent++
 		}
 	}
-	switch {
-	case !d.Trusted && !shown:
-		return "the answer does not belong to this question"
-	case p.doubtful:
-		return "the question's record is damaged, so it takes no answer any more"
-	case p.Status == Expired || p.Open() && d.By != "cli:local" && !now.Before(p.ExpiresAt):
-		return Refusal("the question expired at " + p.ExpiresAt.Local().Format(time.TimeOnly))
-	case !p.Open() && p.DecidedBy != nil:
-		return Refusal("already answered " + byWhom(p.DecidedBy) + " at " + p.DecidedAt.Local().Format(time.TimeOnly))
-	case p.Status == Failed || !v.active(p.SessionID):
-		return "the question's session has ended"
-	case !p.Open():
-		return "the question has left the screen"
-	case p.Status == Created && !d.Trusted:
-		return "the question has not been asked yet"
-	case p.Secret && s.held["sessions/"+p.SessionID+".lock"] == nil:
-		return "a secret can only be answered at its session's own keyboard"
-	case phone(&d.By) && recent >= decisionsLimit:
-		return Refusal(fmt.Sprintf("%d answers in a minute for this session: wait a little, then answer again", recent))
+	clock := func(t time.Time) string { return " at " + t.Local().Format(time.TimeOnly) }
+	for _, g := range []struct {
+		fails bool
+		why   string
+	}{
+		{p.ID == "", "there is no question " + clip(strconv.Quote(d.PromptID), 40) + " in that session"},
+		{!d.Trusted && !shown, "the answer does not belong to this question"},
+		{p.Reason == damaged, "the question's record is damaged, so it takes no answer any more"},
+		{p.Status == Expired || p.Open() && d.By != "cli:local" && !now.Before(p.ExpiresAt),
+			"the question expired" + clock(p.ExpiresAt)},
+		{!p.Open() && p.DecidedBy != nil, "already answered " + byWhom(p.DecidedBy) + clock(*cmp.Or(p.DecidedAt, &now))},
+		{p.Status == Failed || !v.active(p.SessionID), "the question's session has ended"},
+		{!p.Open(), "the question has left the screen"},
+		{p.Status == Created && !d.Trusted, "the question has not been asked yet"},
+		{p.Secret && s.held["sessions/"+p.SessionID+".lock"] == nil,
+			"a secret can only be answered at its session's own keyboard"},
+		{phone(&d.By) && recent >= decisionsLimit,
+			fmt.Sprintf("%d answers in a minute for this session: wait a little, then answer again", recent)},
+	} {
+		if g.fails {
+			return Refusal(g.why)
+		}
 	}
 	return ""
 }
@@ -1003,22 +943,20 @@ func (p *PromptRecord) text(s string) Refusal {
 // Follow sends prompt and input records of the session as they change, by whichever process, until ctx ends. Where
 // the system does not tell of changes, it looks at 20 Hz when fast() (a question is open), else at 2 Hz.
 func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) <-chan Record {
-	out := make(chan Record)
-	s.mu.Lock()
-	seen, wake := s.changes, s.wake
-	s.mu.Unlock()
+	out, seen := make(chan Record), map[string]time.Time{}
+	_, wake := s.since(nil, seen, sessionID)
+	start, stop := time.Now(), func() {}
 	var changed <-chan struct{}
-	stop, watchAt := func() {}, time.Now().Add(time.Second) // ending a watch costs Linux 18 ms: not for a short session
 	go func() {
 		defer close(out)
 		defer func() { stop() }()
 		for ctx.Err() == nil {
-			if !watchAt.IsZero() && time.Now().After(watchAt) {
+			young := time.Since(start) < time.Second // ending a watch costs Linux 18 ms: not for a short session
+			if changed == nil && !young {
 				changed, stop = watchFolder(s.Dir)
-				watchAt = time.Time{}
 			}
 			var recs []Record
-			recs, seen, wake = s.since(seen, sessionID)
+			recs, wake = s.since(wake, seen, sessionID)
 			for _, r := range recs {
 				select {
 				case out <- r:
@@ -1028,7 +966,7 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 			wait := 500 * time.Millisecond
 			if changed != nil {
 				wait = 5 * time.Second
-			} else if !watchAt.IsZero() || fast != nil && fast() {
+			} else if young || fast != nil && fast() {
 				wait = 50 * time.Millisecond
 			}
 			select {
@@ -1042,94 +980,84 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 	return out
 }
 
-// since lists what changed of a session, at the cost of one stat when nothing did; wake is closed by the next change.
-func (s *Store) since(seen int64, session string) (recs []Record, now int64, wake chan struct{}) {
-	s.mu.Lock()
-	fi, err := os.Lstat(s.log.path)
-	same := err == nil && os.SameFile(fi, s.log.info) && fi.Size() == s.read
-	s.mu.Unlock()
-	if !same && s.begin() == nil {
-		s.end()
-	}
+// since lists what changed of a session after seen, which it brings up to date, at the cost of two stats when nothing
+// did since it returned wake.
+func (s *Store) since(wake chan struct{}, seen map[string]time.Time, session string) (recs []Record, _ chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.changes == seen {
-		return nil, seen, s.wake
+	if size, same := s.log.size(); !same || size != s.read {
+		s.catchUp() // it fails for everybody, and the others tell of it
+		s.log.release()
+	}
+	if wake == s.wake {
+		return nil, wake
+	}
+	add := func(r Record, of string) {
+		if h := r.head(); of == session && h.At.After(seen[h.key()]) {
+			recs, seen[h.key()] = append(recs, r), h.At
+		}
 	}
 	for _, p := range s.view.Prompts {
-		if p.change > seen && p.SessionID == session {
-			recs = append(recs, p)
-		}
+		add(p, p.SessionID)
 	}
 	for _, in := range s.view.Inputs {
-		if in.change > seen && in.SessionID == session {
-			recs = append(recs, in)
-		}
+		add(in, in.SessionID)
 	}
-	slices.SortFunc(recs, func(a, b Record) int { return cmp.Compare(a.head().change, b.head().change) })
-	return recs, s.changes, s.wake
+	slices.SortFunc(recs, func(a, b Record) int { return a.head().At.Compare(b.head().At) })
+	return recs, s.wake
 }
 
 /* ----- compaction ----- */
 
 // keep is the record as compaction writes it, nil when its time has passed.
 func (s *Store) keep(r Record) Record {
-	now := s.now()
-	age := now.Sub(r.head().At)
-	keep := age < s.Retention
+	age, life, alive := s.now().Sub(r.head().At), s.Retention, false
 	switch r := r.(type) {
 	case *MetaRecord:
-		keep = true
+		alive = true
 	case *SessionRecord:
-		keep = keep || r.Status == "active"
-	case *UpdateRecord:
-		keep = age < updateLife
-	case *InputRecord:
-		keep = age < updateLife || r.Status == "queued" && s.view.active(r.SessionID)
+		alive = r.Status == "active"
+	case *UpdateRecord, *InputRecord:
+		life = updateLife
 	case *PromptRecord: // its nonce has to be known for as long as Telegram can repeat a tap
-		keep = keep || now.Sub(r.ExpiresAt) < updateLife || !r.over() && s.view.active(r.SessionID)
-		if keep && r.over() && age > updateLife {
+		life = max(life, r.ExpiresAt.Sub(r.At)+updateLife)
+		if alive = !r.over() && s.view.active(r.SessionID); r.over() && updateLife < age && age < life {
 			p := *r
 			p.Full, p.Recent = "", ""
 			return &p
 		}
 	}
-	if keep {
+	if alive || age < life {
 		return r
 	}
 	return nil
 }
 
 // compact puts a file in place that holds only what is worth keeping. After an error the old file is still the state.
-func (s *Store) compact() error {
-	var kept []Record
-	for _, r := range s.view.records {
-		if p, ok := r.(*PromptRecord); ok && p.doubtful && p.Open() {
-			return nil // its older line would look like the truth: Reap ends it first
-		} else if r = s.keep(r); r != nil {
-			kept = append(kept, r)
+func (s *Store) compact() (err error) {
+	byTime := func(a, b Record) int { return a.head().At.Compare(b.head().At) }
+	var line, out []byte
+	for _, r := range slices.SortedFunc(maps.Values(s.view.records), byTime) {
+		if r = s.keep(r); r != nil && err == nil {
+			line, err = encode(r, 0)
+			out = append(out, line...)
 		}
 	}
-	slices.SortFunc(kept, func(a, b Record) int { return a.head().At.Compare(b.head().At) })
-	var out []byte
-	for _, r := range kept {
-		line, err := encode(r, 0)
-		if err != nil {
-			return err
-		}
-		out = append(out, line...)
-	}
-	var err error
-	if s.older || len(s.notes) > 0 {
+	if err == nil && (s.older || len(s.notes) > 0) {
 		err = s.log.aside("backup", 0)
 	}
 	if err == nil {
-		err = s.log.replace(out)
+		os.Remove(s.log.path + ".new") // of a process that died while writing it: the lock is ours
+		err = s.log.create(".new", out)
+	}
+	if err == nil {
+		err = s.log.rename(s.log.path+".new", s.log.path)
 	}
 	if err != nil {
-		return fmt.Errorf("compacting the state: %w", err)
+		err = fmt.Errorf("compacting the state: %w", err)
+		s.trouble, s.compactAt = err, 2*s.read
 	}
-	return nil
+	return err
 }
 
 /* ----- locks, and sessions that died ----- */
@@ -1150,35 +1078,34 @@ func (s *Store) TryPoll() (release func(), held bool, err error) {
 // hold takes the lock of that name in the state folder. The pid in the file is for people and status only.
 func (s *Store) hold(name string) (release func(), err error) {
 	f, err := openPrivate(filepath.Join(s.Dir, name), os.O_RDWR|os.O_CREATE)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = lockFile(f, false)
 	}
-	if err = lockFile(f, false); err != nil {
+	if err != nil {
 		f.Close()
 		return nil, fmt.Errorf("locking %s: %w", name, err)
 	}
 	f.Truncate(0)
 	fmt.Fprintln(f, os.Getpid(), processStart(os.Getpid()))
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.held[name] = f
-	s.mu.Unlock()
-	return sync.OnceFunc(func() {
+	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.held, name)
 		if f.Close(); name != "poll.lock" { // nobody takes the lock of a session that has ended
 			os.Remove(f.Name())
 		}
-	}), nil
+	}, nil
 }
 
 // holder is the pid in a lock file, −1 when it cannot be read; 0 only when the lock is surely free.
 func (s *Store) holder(name string) int {
 	pid := -1
 	f, err := os.OpenFile(filepath.Join(s.Dir, name), os.O_RDWR, 0)
-	if err == nil {
-		defer f.Close()
-		fmt.Fscan(f, &pid)
+	defer f.Close()
+	if fmt.Fscan(f, &pid); err == nil {
 		err = lockFile(f, false)
 	}
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
@@ -1202,16 +1129,13 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 			}
 		}
 		for _, p := range v.Prompts {
-			q := *p
-			q.Status, q.NonceUsed, q.Reason = Failed, true, "the session ended before it was answered"
-			if p.doubtful && p.Open() {
-				q.Reason = "its record in the state file is damaged"
-			} else if !dead[p.SessionID] || p.over() {
-				continue
-			} else if !p.Open() {
-				q.Reason = "the session ended: whether the answer was typed is uncertain"
+			if q := *p; dead[p.SessionID] && !p.over() {
+				q.Status, q.NonceUsed, q.Reason = Failed, true, "the session ended before it was answered"
+				if !p.Open() {
+					q.Reason = "the session ended: whether the answer was typed is uncertain"
+				}
+				prompts, recs = append(prompts, &q), append(recs, &q)
 			}
-			prompts, recs = append(prompts, &q), append(recs, &q)
 		}
 		for _, in := range v.Inputs {
 			if q := *in; dead[in.SessionID] && in.Status == "queued" {
