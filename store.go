@@ -285,16 +285,6 @@ type journal struct {
 	poison error    // not nil: what the file ends with is unknown, nothing is written any more
 }
 
-// size is that of the file which the path names; same: it is the open one.
-func (j *journal) size() (n int64, same bool) {
-	named, err := os.Lstat(j.path)
-	if err != nil {
-		return 0, false
-	}
-	open, err := j.f.Stat()
-	return named.Size(), err == nil && os.SameFile(named, open)
-}
-
 // acquire waits for the lock and opens the file that the path names; anew: it was not open.
 func (j *journal) acquire() (anew bool, err error) {
 	if j.lock == nil {
@@ -303,8 +293,9 @@ func (j *journal) acquire() (anew bool, err error) {
 	if err = cmp.Or(err, lockFile(j.lock, true)); err != nil {
 		return false, fmt.Errorf("locking %s: %w", j.path, err)
 	}
-	_, same := j.size()
-	if !same {
+	named, _ := os.Lstat(j.path)
+	open, _ := j.f.Stat()
+	if anew = !os.SameFile(named, open); anew {
 		j.f.Close()
 		j.known = false
 		j.f, err = openPrivate(j.path, os.O_RDWR|os.O_APPEND|os.O_CREATE)
@@ -315,23 +306,21 @@ func (j *journal) acquire() (anew bool, err error) {
 	if err != nil {
 		j.release()
 	}
-	return !same, err
+	return anew, err
 }
 
 func (j *journal) release() { unlockFile(j.lock) }
 
 // append adds b at the end. After an error the file is as it was before, or poison is set.
-func (j *journal) append(b []byte, durable bool) error {
-	err := j.poison
-	if err == nil && !j.known {
+func (j *journal) append(b []byte, durable bool) (err error) {
+	if !j.known {
 		err = j.syncDir(filepath.Dir(j.path))
 	}
-	if err != nil {
+	if err = cmp.Or(j.poison, err); err != nil {
 		return err
 	}
 	j.known = true
-	_, err = j.write(j.f, b)
-	if err == nil && durable {
+	if _, err = j.write(j.f, b); err == nil && durable {
 		err = j.sync(j.f)
 	}
 	if err == nil {
@@ -348,33 +337,24 @@ func (j *journal) append(b []byte, durable bool) error {
 
 // create writes b durably to a file that is named like the journal plus suffix.
 func (j *journal) create(suffix string, b []byte) error {
-	f, err := openPrivate(j.path+suffix, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
-	if err == nil {
-		_, err = j.write(f, b)
+	f, err := openPrivate(j.path+suffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = j.sync(f)
-	}
-	f.Close()
-	return cmp.Or(err, j.syncDir(filepath.Dir(j.path)))
+	defer f.Close()
+	return (&journal{files: j.files, path: j.path, f: f}).append(b, true)
 }
 
 // aside copies the bytes from at on to a file of their own, cut moves them there.
 func (j *journal) aside(why string, at int64) error {
-	b := make([]byte, j.end-at)
-	if _, err := j.f.ReadAt(b, at); err != nil {
-		return err
-	}
-	return j.create("."+why+"-"+time.Now().UTC().Format(fileStamp), b)
+	b, err := io.ReadAll(io.NewSectionReader(j.f, at, j.end-at))
+	return cmp.Or(err, j.create("."+why+"-"+time.Now().UTC().Format(fileStamp), b))
 }
 
 func (j *journal) cut(at int64) error {
 	err := j.aside("torn", at)
 	if err == nil {
-		err = j.truncate(j.f, at)
-	}
-	if err == nil {
-		j.end = at
+		err, j.end = j.truncate(j.f, at), at
 	}
 	return err
 }
@@ -434,10 +414,38 @@ func (s *Store) Close() {
 
 func (s *Store) Audit() *Audit { return s.audit }
 
-// begin takes the process's and the shared lock and reads what others appended. After an error, too, end follows.
+// begin takes the process's and the shared lock and reads what others appended, but not from a poisoned file: its last
+// line is one that failed. A file that was renamed into place is read from its beginning. After an error end follows, too.
 func (s *Store) begin() error {
 	s.mu.Lock()
-	return s.catchUp()
+	anew, err := s.log.acquire()
+	if err != nil || s.log.poison != nil || !anew && s.log.end == s.read {
+		return err
+	}
+	if anew = anew || s.log.end < s.read; anew {
+		s.view, s.read, s.compactAt, s.older, s.notes = viewOf(nil), 0, compactMin, false, nil
+	}
+	b := make([]byte, s.log.end-s.read)
+	if _, err := s.log.f.ReadAt(b, s.read); err != nil {
+		return fmt.Errorf("reading %s: %w", s.log.path, err)
+	}
+	lines := parseLines(b)
+	if err = s.take(lines); err != nil {
+		return err
+	}
+	if torn := s.log.end - s.read; torn > 0 {
+		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a torn end of %d bytes was moved aside", torn))
+		err = s.log.cut(s.read)
+	}
+	if anew && len(lines) > 0 {
+		s.compactAt = max(compactMin, int64(compactFactor*len(s.view.records)*(len(b)/len(lines))))
+		for _, r := range s.view.records {
+			if s.now().Sub(r.head().At) > s.Retention && !s.keep(r) {
+				s.compactAt = 0
+			}
+		}
+	}
+	return err
 }
 
 func (s *Store) end() {
@@ -462,58 +470,17 @@ func (s *Store) Trouble() error {
 	return cmp.Or(s.log.poison, s.trouble)
 }
 
-// catchUp takes the shared lock and reads what follows s.read, but not of a poisoned file: its last line is one that
-// failed. A file that was renamed into place is read from its beginning.
-func (s *Store) catchUp() error {
-	anew, err := s.log.acquire()
-	if err != nil || s.log.poison != nil || !anew && s.log.end == s.read {
-		return err
-	}
-	if anew = anew || s.log.end < s.read; anew {
-		s.view, s.read, s.compactAt, s.older, s.notes = viewOf(nil), 0, compactMin, false, nil
-	}
-	b := make([]byte, s.log.end-s.read)
-	if _, err := s.log.f.ReadAt(b, s.read); err != nil {
-		return fmt.Errorf("reading %s: %w", s.log.path, err)
-	}
-	lines := parseLines(b)
-	if err = s.take(lines); err != nil {
-		return err
-	}
-	if anew && len(lines) > 0 {
-		s.compactAt = max(compactMin, int64(compactFactor*len(s.view.records)*(len(b)/len(lines))))
-		for _, r := range s.view.records {
-			if s.now().Sub(r.head().At) > s.Retention && s.keep(r) == nil {
-				s.compactAt = 0
-			}
-		}
-	}
-	if torn := s.log.end - s.read; torn > 0 {
-		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a torn end of %d bytes was moved aside", torn))
-		if err = s.log.cut(s.read); err != nil {
-			return fmt.Errorf("repairing the torn end of %s: %w", s.log.path, err)
-		}
-	}
-	return nil
-}
-
 // take brings the view up to the last complete Update in lines, and s.read behind it. A question whose newest line is
 // damaged has failed: what the line said, an answer perhaps, is unknown.
 func (s *Store) take(lines []stateLine) error {
-	whole, owed, end := 0, 0, s.read
-	for i, l := range lines {
+	for len(lines) > 0 && lines[len(lines)-1].more > 0 {
+		lines = lines[:len(lines)-1]
+	}
+	for _, l := range lines {
 		if l.err == errNewer {
 			return l.err
 		}
-		end += int64(len(l.text))
-		if owed = max(0, owed-1); l.err == nil {
-			owed = l.more
-		}
-		if owed == 0 {
-			whole, s.read = i+1, end
-		}
-	}
-	for _, l := range lines[:whole] {
+		s.read += int64(len(l.text))
 		if l.err == nil {
 			s.view.put(l.record)
 			s.older = s.older || l.V < schemaVersion
@@ -528,14 +495,9 @@ func (s *Store) take(lines []stateLine) error {
 			s.view.put(&q)
 		}
 	}
-	s.tell()
-	return nil
-}
-
-// tell wakes those who follow.
-func (s *Store) tell() {
 	close(s.wake)
 	s.wake = make(chan struct{})
+	return nil
 }
 
 // castagnoli is CRC-32C's table; crcMember the length of the member that holds it, with what ends the line.
@@ -566,13 +528,10 @@ func marshal(v any) ([]byte, error) {
 // encode is the line of a record; more lines of the same Update follow it.
 func encode(r Record, more int) ([]byte, error) {
 	b, err := marshal(r)
-	if err != nil {
-		return nil, err
-	}
-	if b = b[:len(b)-1]; more > 0 {
+	if b = bytes.TrimSuffix(b, []byte("}")); more > 0 {
 		b = fmt.Appendf(b, `,"more":%d`, more)
 	}
-	return append(b, seal(b)...), nil
+	return append(b, seal(b)...), err
 }
 
 // stateLine is a line of the file: its text, its record or what is wrong with it, and how many of its Update follow.
@@ -587,18 +546,19 @@ type stateLine struct {
 var errNewer = errors.New("state.jsonl was written by a newer atlasbridge: update this one")
 
 func parse(text []byte) (l stateLine) {
-	l.text = text
 	open := text[:max(0, len(text)-crcMember)]
-	_, err := fmt.Sscanf(string(text), `{"v":%d,"rec":%q,"id":%q,"at":`, &l.V, &l.Rec, &l.ID)
+	f := strings.SplitN(string(text), `"`, 12) // {"v":1,"rec":"prompt","id":"…","at":"…
+	if l.text = text; len(f) == 12 {
+		l.V, _ = strconv.Atoi(strings.Trim(f[2], ":,"))
+		l.Rec, l.ID = f[5], f[9]
+	}
 	switch empty := kinds[l.Rec]; {
-	case err != nil:
-		l.err = errors.New("it is not a record")
 	case string(text[len(open):]) != seal(open):
 		l.err = errors.New("its checksum does not match")
 	case l.V > schemaVersion:
 		l.err = errNewer
 	case empty == nil:
-		l.err = errors.New("its kind is unknown")
+		l.err = errors.New("it is not a record")
 	default:
 		l.record = empty()
 		l.err = json.Unmarshal(text, l.record)
@@ -683,7 +643,8 @@ func (s *Store) change(durable bool, fn func(*View) ([]Record, error)) (events [
 	for _, r := range recs {
 		s.view.put(r)
 	}
-	if s.tell(); s.read >= s.compactAt {
+	close(s.wake)
+	if s.wake = make(chan struct{}); s.read >= s.compactAt {
 		s.compact() // what fails of it is Trouble
 	}
 	return events, nil
@@ -769,16 +730,18 @@ type Decision struct {
 // Refusal is why a decision changed nothing: "" accepted, else one of the sentences a person reads.
 type Refusal string
 
+func refuse(when bool, why string) Refusal { return map[bool]Refusal{true: Refusal(why)}[when] }
+
 // Decide gives a prompt its answer, on the disk, if it is the first and all guards hold; it returns the prompt.
 func (s *Store) Decide(d Decision, now time.Time) (PromptRecord, Refusal, error) {
 	var p PromptRecord
 	var why Refusal
-	err := s.Update(func(v *View) ([]Record, error) {
+	err := s.Update(func(v *View) (recs []Record, _ error) {
 		p = *cmp.Or(v.find(d), &PromptRecord{})
-		if why = s.guard(v, &p, d, now); why != "" {
-			return nil, nil
+		if why = s.guard(v, &p, d, now); why == "" {
+			p.Value, why = p.judge(d.Value)
 		}
-		if p.Value, why = p.judge(d.Value); why != "" {
+		if why != "" {
 			return nil, nil
 		}
 		p.Status, p.NonceUsed, p.DecidedAt, p.DecidedBy = ReplyReceived, true, ref(now.UTC()), &d.By
@@ -791,11 +754,10 @@ func (s *Store) Decide(d Decision, now time.Time) (PromptRecord, Refusal, error)
 		} else if *p.Value == "cancel" && p.ambiguous() {
 			p.Status = Canceled
 		}
-		recs := []Record{&p}
 		if d.UpdateID != 0 {
-			recs = append(recs, &UpdateRecord{Head{ID: strconv.FormatInt(d.UpdateID, 10)}, "decision"})
+			recs = []Record{&UpdateRecord{Head{ID: strconv.FormatInt(d.UpdateID, 10)}, "decision"}}
 		}
-		return recs, nil
+		return append(recs, &p), nil
 	})
 	if err != nil {
 		s.TakeSecret(p.ID)
@@ -829,40 +791,30 @@ func (v *View) find(d Decision) (found *PromptRecord) {
 
 // guard checks everything about a decision but its value.
 func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refusal {
-	n := len(d.Nonce)
-	shown := (n == 16 || n == 32) && len(p.Nonce) == 32 && subtle.ConstantTimeCompare([]byte(d.Nonce),
-		[]byte(p.Nonce[:n])) == 1
+	shown := len(d.Nonce) >= 16 && subtle.ConstantTimeCompare([]byte(d.Nonce),
+		[]byte(p.Nonce[:min(len(d.Nonce), len(p.Nonce))])) == 1
 	phone := func(by *string) bool { return by != nil && strings.HasPrefix(*by, "telegram:") }
+	clock := func(t time.Time) string { return " at " + t.Local().Format(time.TimeOnly) }
 	recent := 0
 	for _, q := range v.Prompts {
 		if q.SessionID == p.SessionID && phone(q.DecidedBy) && now.Sub(*q.DecidedAt).Abs() < time.Minute {
 			recent++
 		}
 	}
-	clock := func(t time.Time) string { return " at " + t.Local().Format(time.TimeOnly) }
-	for _, g := range []struct {
-		fails bool
-		why   string
-	}{
-		{p.ID == "", "there is no question " + clip(strconv.Quote(d.PromptID), 40) + " in that session"},
-		{!d.Trusted && !shown, "the answer does not belong to this question"},
-		{p.Reason == damaged, "the question's record is damaged, so it takes no answer any more"},
-		{p.Status == Expired || p.Open() && d.By != "cli:local" && !now.Before(p.ExpiresAt),
-			"the question expired" + clock(p.ExpiresAt)},
-		{!p.Open() && p.DecidedBy != nil, "already answered " + byWhom(p.DecidedBy) + clock(*cmp.Or(p.DecidedAt, &now))},
-		{p.Status == Failed || !v.active(p.SessionID), "the question's session has ended"},
-		{!p.Open(), "the question has left the screen"},
-		{p.Status == Created && !d.Trusted, "the question has not been asked yet"},
-		{p.Secret && s.held["sessions/"+p.SessionID+".lock"] == nil,
-			"a secret can only be answered at its session's own keyboard"},
-		{phone(&d.By) && recent >= decisionsLimit,
-			fmt.Sprintf("%d answers in a minute for this session: wait a little, then answer again", recent)},
-	} {
-		if g.fails {
-			return Refusal(g.why)
-		}
-	}
-	return ""
+	return cmp.Or(
+		refuse(p.ID == "", "there is no question "+clip(strconv.Quote(d.PromptID), 40)+" in that session"),
+		refuse(!d.Trusted && !shown, "the answer does not belong to this question"),
+		refuse(p.Reason == damaged, "the question's record is damaged, so it takes no answer any more"),
+		refuse(p.Status == Expired || p.Open() && d.By != "cli:local" && !now.Before(p.ExpiresAt),
+			"the question expired"+clock(p.ExpiresAt)),
+		refuse(!p.Open() && p.DecidedBy != nil, "already answered "+byWhom(p.DecidedBy)+clock(*cmp.Or(p.DecidedAt, &now))),
+		refuse(p.Status == Failed || !v.active(p.SessionID), "the question's session has ended"),
+		refuse(!p.Open(), "the question has left the screen"),
+		refuse(p.Status == Created && !d.Trusted, "the question has not been asked yet"),
+		refuse(p.Secret && s.held[lockName(p.SessionID)] == nil,
+			"a secret can only be answered at its session's own keyboard"),
+		refuse(phone(&d.By) && recent >= decisionsLimit,
+			fmt.Sprintf("%d answers in a minute for this session: wait a little, then answer again", recent)))
 }
 
 // judge says what an answer means for the question: the value to record, or why it is none.
@@ -930,12 +882,9 @@ func (p *PromptRecord) ambiguous() bool {
 // text checks an answer that is typed as it is. Control characters would be keys, not text.
 func (p *PromptRecord) text(s string) Refusal {
 	control := func(r rune) bool { return r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 }
-	if limit := cmp.Or(p.MaxLength, map[bool]int{false: maxText, true: maxIdleText}[p.Idle]); len(s) > limit {
-		return Refusal(fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit))
-	} else if !utf8.ValidString(s) || strings.ContainsFunc(s, control) {
-		return "the answer has control characters in it"
-	}
-	return ""
+	limit := cmp.Or(p.MaxLength, map[bool]int{false: maxText, true: maxIdleText}[p.Idle])
+	return cmp.Or(refuse(len(s) > limit, fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit)),
+		refuse(!utf8.ValidString(s) || strings.ContainsFunc(s, control), "the answer has control characters in it"))
 }
 
 /* ----- following ----- */
@@ -945,14 +894,12 @@ func (p *PromptRecord) text(s string) Refusal {
 func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) <-chan Record {
 	out, seen := make(chan Record), map[string]time.Time{}
 	_, wake := s.since(nil, seen, sessionID)
-	start, stop := time.Now(), func() {}
-	var changed <-chan struct{}
 	go func() {
 		defer close(out)
-		defer func() { stop() }()
+		var changed <-chan struct{}
+		start, stop := time.Now(), func() {}
 		for ctx.Err() == nil {
-			young := time.Since(start) < time.Second // ending a watch costs Linux 18 ms: not for a short session
-			if changed == nil && !young {
+			if changed == nil && time.Since(start) > time.Second { // ending a watch costs Linux 18 ms
 				changed, stop = watchFolder(s.Dir)
 			}
 			var recs []Record
@@ -966,7 +913,7 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 			wait := 500 * time.Millisecond
 			if changed != nil {
 				wait = 5 * time.Second
-			} else if young || fast != nil && fast() {
+			} else if fast != nil && fast() {
 				wait = 50 * time.Millisecond
 			}
 			select {
@@ -976,19 +923,15 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 			case <-ctx.Done():
 			}
 		}
+		stop()
 	}()
 	return out
 }
 
-// since lists what changed of a session after seen, which it brings up to date, at the cost of two stats when nothing
-// did since it returned wake.
+// since lists what changed of a session after seen, which it brings up to date; nothing did while wake is the same.
 func (s *Store) since(wake chan struct{}, seen map[string]time.Time, session string) (recs []Record, _ chan struct{}) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if size, same := s.log.size(); !same || size != s.read {
-		s.catchUp() // it fails for everybody, and the others tell of it
-		s.log.release()
-	}
+	s.begin() // it fails for everybody, and others tell of it
+	defer s.end()
 	if wake == s.wake {
 		return nil, wake
 	}
@@ -1003,42 +946,38 @@ func (s *Store) since(wake chan struct{}, seen map[string]time.Time, session str
 	for _, in := range s.view.Inputs {
 		add(in, in.SessionID)
 	}
-	slices.SortFunc(recs, func(a, b Record) int { return a.head().At.Compare(b.head().At) })
-	return recs, s.wake
+	return slices.SortedFunc(slices.Values(recs), byTime), s.wake
 }
+
+func byTime(a, b Record) int { return a.head().At.Compare(b.head().At) }
 
 /* ----- compaction ----- */
 
-// keep is the record as compaction writes it, nil when its time has passed.
-func (s *Store) keep(r Record) Record {
-	age, life, alive := s.now().Sub(r.head().At), s.Retention, false
+// keep tells whether a compaction keeps the record.
+func (s *Store) keep(r Record) bool {
+	age := s.now().Sub(r.head().At)
 	switch r := r.(type) {
 	case *MetaRecord:
-		alive = true
-	case *SessionRecord:
-		alive = r.Status == "active"
+		return true
 	case *UpdateRecord, *InputRecord:
-		life = updateLife
-	case *PromptRecord: // its nonce has to be known for as long as Telegram can repeat a tap
-		life = max(life, r.ExpiresAt.Sub(r.At)+updateLife)
-		if alive = !r.over() && s.view.active(r.SessionID); r.over() && updateLife < age && age < life {
-			p := *r
-			p.Full, p.Recent = "", ""
-			return &p
-		}
+		return age < updateLife
+	case *SessionRecord:
+		return age < s.Retention || r.Status == "active"
+	case *PromptRecord:
+		return age < s.Retention || !r.over() && s.view.active(r.SessionID)
 	}
-	if alive || age < life {
-		return r
-	}
-	return nil
+	return age < s.Retention
 }
 
 // compact puts a file in place that holds only what is worth keeping. After an error the old file is still the state.
 func (s *Store) compact() (err error) {
-	byTime := func(a, b Record) int { return a.head().At.Compare(b.head().At) }
 	var line, out []byte
 	for _, r := range slices.SortedFunc(maps.Values(s.view.records), byTime) {
-		if r = s.keep(r); r != nil && err == nil {
+		if p, ok := r.(*PromptRecord); ok && p.over() && s.now().Sub(p.At) > updateLife {
+			short := *p
+			short.Full, short.Recent, r = "", "", &short
+		}
+		if s.keep(r) && err == nil {
 			line, err = encode(r, 0)
 			out = append(out, line...)
 		}
@@ -1047,7 +986,6 @@ func (s *Store) compact() (err error) {
 		err = s.log.aside("backup", 0)
 	}
 	if err == nil {
-		os.Remove(s.log.path + ".new") // of a process that died while writing it: the lock is ours
 		err = s.log.create(".new", out)
 	}
 	if err == nil {
@@ -1062,10 +1000,10 @@ func (s *Store) compact() (err error) {
 
 /* ----- locks, and sessions that died ----- */
 
+func lockName(session string) string { return "sessions/" + session + ".lock" }
+
 // HoldSession takes a session's lock, before its record is written: an active session whose lock is free is dead.
-func (s *Store) HoldSession(id string) (release func(), err error) {
-	return s.hold("sessions/" + id + ".lock")
-}
+func (s *Store) HoldSession(id string) (release func(), err error) { return s.hold(lockName(id)) }
 
 // TryPoll takes poll.lock if it is free.
 func (s *Store) TryPoll() (release func(), held bool, err error) {
@@ -1114,7 +1052,7 @@ func (s *Store) holder(name string) int {
 	return pid
 }
 
-func (s *Store) Alive(id string) bool { return s.holder("sessions/"+id+".lock") != 0 }
+func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
 
 // Reap marks dead sessions as crashed and fails their prompts; it returns those whose messages are to be edited.
 func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*PromptRecord, err error) {
@@ -1125,7 +1063,7 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 			if q := *r; dead[id] && r.Status == "active" {
 				q.Status, q.Activity, q.EndedAt = "crashed", "", ref(now.UTC())
 				sessions, recs = append(sessions, &q), append(recs, &q)
-				os.Remove(filepath.Join(s.Dir, "sessions", id+".lock"))
+				os.Remove(filepath.Join(s.Dir, lockName(id)))
 			}
 		}
 		for _, p := range v.Prompts {
@@ -1135,12 +1073,6 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 					q.Reason = "the session ended: whether the answer was typed is uncertain"
 				}
 				prompts, recs = append(prompts, &q), append(recs, &q)
-			}
-		}
-		for _, in := range v.Inputs {
-			if q := *in; dead[in.SessionID] && in.Status == "queued" {
-				q.Status, q.Reason = "refused", "the session has ended"
-				recs = append(recs, &q)
 			}
 		}
 		return recs, nil
