@@ -2,15 +2,14 @@
 //
 // One line is one record as it is after a change; the last line with a rec and id is the truth. A line counts if
 // it ends in a newline, crc is the CRC-32C of the line without its crc member and newline, and the lines that
-// "more" promises follow. Times are RFC 3339 in UTC with microseconds.
+// "more" promises follow. Times are RFC 3339 in UTC with microseconds. Every change of a status is followed by its
+// entry in audit.log, in the same order; the chain's head is kept here.
 //
 // The lock on state.lock (never renamed) is held from reading what others appended to the fsync of what follows
 // from it. One Update is one write; when that fails the file is cut back, and when that fails too, this process
 // never writes again. A torn end is moved to state.jsonl.torn-TIME. A damaged line elsewhere stays, is reported, and
 // fails its question; the compaction that drops it first copies the file to state.jsonl.backup-TIME. Compaction
 // renames a new file into place; others notice that and read it anew.
-//
-// Every change of a status is followed by its entry in audit.log, in the same order; the chain's head is kept here.
 package main
 
 import (
@@ -24,7 +23,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
-	"io/fs"
 	"maps"
 	"os"
 	"os/signal"
@@ -55,9 +53,8 @@ const (
 type State string
 
 const (
-	Created, Routed, AwaitingReply    State = "created", "routed", "awaiting_reply"
-	ReplyReceived, Injected, Resolved State = "reply_received", "injected", "resolved"
-	Expired, Canceled, Failed         State = "expired", "canceled", "failed"
+	Created, Routed, AwaitingReply, ReplyReceived State = "created", "routed", "awaiting_reply", "reply_received"
+	Injected, Resolved, Expired, Canceled, Failed State = "injected", "resolved", "expired", "canceled", "failed"
 )
 
 // next is the whole life of a prompt: Update accepts nothing else. A question answered at the keyboard or gone from
@@ -239,6 +236,7 @@ func (v *View) illegal(old, r Record) error {
 	was, _ := old.(*SessionRecord)
 	from, _ := old.(*PromptRecord)
 	p, ok := r.(*PromptRecord)
+	rival := func(q *PromptRecord) bool { return q.Status == AwaitingReply && q.SessionID == p.SessionID }
 	switch from = cmp.Or(from, &PromptRecord{}); {
 	case was != nil && was.Status != "active" && r.(*SessionRecord).Status == "active":
 		return errors.New("an ended session cannot be active again")
@@ -250,11 +248,8 @@ func (v *View) illegal(old, r Record) error {
 		return fmt.Errorf("%q cannot become %q", from.Status, p.Status)
 	case slices.Contains([]State{Routed, AwaitingReply, ReplyReceived}, p.Status) && !v.active(p.SessionID):
 		return errors.New("its session is not active")
-	}
-	for _, q := range v.Prompts {
-		if p.Status == AwaitingReply && q.Status == AwaitingReply && q.SessionID == p.SessionID {
-			return errors.New("another question of its session awaits a reply")
-		}
+	case p.Status == AwaitingReply && slices.ContainsFunc(slices.Collect(maps.Values(v.Prompts)), rival):
+		return errors.New("another question of its session awaits a reply")
 	}
 	return nil
 }
@@ -338,11 +333,8 @@ func (j *journal) append(b []byte, durable bool) (err error) {
 // create writes b durably to a file that is named like the journal plus suffix.
 func (j *journal) create(suffix string, b []byte) error {
 	f, err := openPrivate(j.path+suffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)
-	if err != nil {
-		return err
-	}
 	defer f.Close()
-	return (&journal{files: j.files, path: j.path, f: f}).append(b, true)
+	return cmp.Or(err, (&journal{files: j.files, path: j.path, f: f}).append(b, true))
 }
 
 // aside copies the bytes from at on to a file of their own, cut moves them there.
@@ -429,7 +421,17 @@ func (s *Store) begin() error {
 	if _, err := s.log.f.ReadAt(b, s.read); err != nil {
 		return fmt.Errorf("reading %s: %w", s.log.path, err)
 	}
-	lines := parseLines(b)
+	texts := bytes.SplitAfter(b, []byte("\n"))
+	lines, workers := make([]stateLine, len(texts)-1), runtime.GOMAXPROCS(0)
+	var all sync.WaitGroup
+	for w := range workers {
+		all.Go(func() {
+			for i := w; i < len(lines); i += workers {
+				lines[i] = parse(texts[i])
+			}
+		})
+	}
+	all.Wait()
 	if err = s.take(lines); err != nil {
 		return err
 	}
@@ -437,8 +439,8 @@ func (s *Store) begin() error {
 		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a torn end of %d bytes was moved aside", torn))
 		err = s.log.cut(s.read)
 	}
-	if anew && len(lines) > 0 {
-		s.compactAt = max(compactMin, int64(compactFactor*len(s.view.records)*(len(b)/len(lines))))
+	if anew {
+		s.compactAt = max(compactMin, int64(compactFactor*len(s.view.records)*(len(b)/max(1, len(lines)))))
 		for _, r := range s.view.records {
 			if s.now().Sub(r.head().At) > s.Retention && !s.keep(r) {
 				s.compactAt = 0
@@ -457,9 +459,6 @@ func (s *Store) end() {
 func (s *Store) View() (*View, error) {
 	err := s.begin()
 	defer s.end()
-	if err != nil {
-		err = fmt.Errorf("reading the state: %w", err)
-	}
 	return viewOf(s.view.records), err
 }
 
@@ -495,8 +494,7 @@ func (s *Store) take(lines []stateLine) error {
 			s.view.put(&q)
 		}
 	}
-	close(s.wake)
-	s.wake = make(chan struct{})
+	s.put()
 	return nil
 }
 
@@ -570,34 +568,19 @@ func parse(text []byte) (l stateLine) {
 	return l
 }
 
-// parseLines parses the lines of b that end in a newline, on all processors.
-func parseLines(b []byte) []stateLine {
-	texts := bytes.SplitAfter(b, []byte("\n"))
-	lines := make([]stateLine, len(texts)-1)
-	var all sync.WaitGroup
-	workers := min(runtime.GOMAXPROCS(0), 1+len(lines)/64)
-	for w := range workers {
-		all.Go(func() {
-			for i := w; i < len(lines); i += workers {
-				lines[i] = parse(texts[i])
-			}
-		})
-	}
-	all.Wait()
-	return lines
-}
-
 /* ----- changing ----- */
 
 // Update runs fn, which must not call the Store, on the current state under the lock and makes what it returns
 // durable, all or nothing. Audit entries that could not be written are no error of it, but Trouble.
-func (s *Store) Update(fn func(*View) ([]Record, error)) error { return s.update(true, fn) }
-
-func (s *Store) update(durable bool, fn func(*View) ([]Record, error)) error {
+func (s *Store) Update(fn func(*View) ([]Record, error)) error {
+	var recs []Record
 	var events []Event
 	err := s.begin()
 	if err == nil {
-		events, err = s.change(durable, fn)
+		recs, err = fn(s.view)
+	}
+	if err == nil && len(recs) > 0 {
+		events, err = s.write(true, recs...)
 	}
 	if len(events) == 0 {
 		s.end()
@@ -610,18 +593,14 @@ func (s *Store) update(durable bool, fn func(*View) ([]Record, error)) error {
 	}
 	if unaudited != nil {
 		s.mu.Lock()
+		defer s.mu.Unlock()
 		s.trouble = fmt.Errorf("the audit log lacks an entry: %w", unaudited)
-		s.mu.Unlock()
 	}
 	return nil
 }
 
-// change is update under the lock. When it returns without error, the records are in the file.
-func (s *Store) change(durable bool, fn func(*View) ([]Record, error)) (events []Event, err error) {
-	recs, err := fn(s.view)
-	if err != nil || len(recs) == 0 {
-		return nil, err
-	}
+// write appends the records. When it returns without error, they are in the file, and the audit log owes the events.
+func (s *Store) write(durable bool, recs ...Record) (events []Event, err error) {
 	var lines []byte
 	for i, r := range recs {
 		h := r.head()
@@ -640,58 +619,60 @@ func (s *Store) change(durable bool, fn func(*View) ([]Record, error)) (events [
 		return nil, fmt.Errorf("recording: %w", err)
 	}
 	s.read = s.log.end
-	for _, r := range recs {
-		s.view.put(r)
-	}
-	close(s.wake)
-	if s.wake = make(chan struct{}); s.read >= s.compactAt {
+	s.put(recs...)
+	if s.read >= s.compactAt {
 		s.compact() // what fails of it is Trouble
 	}
 	return events, nil
 }
 
+// put makes the records the truth and wakes those who follow.
+func (s *Store) put(recs ...Record) {
+	for _, r := range recs {
+		s.view.put(r)
+	}
+	close(s.wake)
+	s.wake = make(chan struct{})
+}
+
 // noteHead keeps the audit chain's head in the state, without an fsync. Should it fail, the next head will do.
 func (s *Store) noteHead(seq int64, hash string) {
-	s.update(false, func(v *View) ([]Record, error) {
-		if s.trouble = nil; v.Meta["audit"] != nil && v.Meta["audit"].Seq >= seq {
-			return nil, nil
-		}
-		return []Record{&MetaRecord{Head: Head{ID: "audit"}, Seq: seq, Hash: hash}}, nil
-	})
+	defer s.end()
+	if s.begin() == nil && cmp.Or(s.view.Meta["audit"], &MetaRecord{}).Seq < seq {
+		s.trouble = nil
+		s.write(false, &MetaRecord{Head: Head{ID: "audit"}, Seq: seq, Hash: hash})
+	}
 }
 
 // Move takes a prompt along one legal transition; change may fill in more fields. false: nothing changed, except
 // that the message id of a question answered before its delivery was recorded is kept.
 func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved bool, err error) {
 	now := s.now().UTC()
-	err = s.Update(func(v *View) ([]Record, error) {
+	err = s.Update(func(v *View) (recs []Record, _ error) {
 		old := v.Prompts[id]
 		if old == nil || to == Expired && now.Before(old.ExpiresAt) {
 			return nil, nil
 		}
-		p := *old
+		p, late := *old, *old
 		if change != nil {
 			change(&p)
 		}
-		if p.Status = to; old.Status == to || v.illegal(old, &p) != nil {
-			late := *old
-			if late.MsgID = p.MsgID; to != AwaitingReply || late.MsgID == old.MsgID {
-				return nil, nil
-			}
+		p.Status, late.MsgID = to, p.MsgID
+		moved = old.Status != to && v.illegal(old, &p) == nil
+		switch {
+		case !moved && (to != AwaitingReply || late.MsgID == old.MsgID):
+			return nil, nil
+		case !moved:
 			return []Record{&late}, nil
+		case to == Expired:
+			p.DecidedBy = ref("auto:timeout")
+		case to == Injected:
+			recs = []Record{&ReplyRecord{Head{ID: id}, id, p.SessionID, *cmp.Or(p.Value, ref("")), replySource(&p), now}}
 		}
-		moved = true
 		if old.Open() && !p.Open() {
 			p.NonceUsed, p.DecidedAt = true, cmp.Or(p.DecidedAt, &now)
 		}
-		switch to {
-		case Expired:
-			p.DecidedBy = ref("auto:timeout")
-		case Injected:
-			reply := &ReplyRecord{Head{ID: id}, id, p.SessionID, *cmp.Or(p.Value, ref("")), replySource(&p), now}
-			return []Record{&p, reply}, nil
-		}
-		return []Record{&p}, nil
+		return append(recs, &p), nil
 	})
 	return moved && err == nil, err
 }
@@ -733,10 +714,8 @@ type Refusal string
 func refuse(when bool, why string) Refusal { return map[bool]Refusal{true: Refusal(why)}[when] }
 
 // Decide gives a prompt its answer, on the disk, if it is the first and all guards hold; it returns the prompt.
-func (s *Store) Decide(d Decision, now time.Time) (PromptRecord, Refusal, error) {
-	var p PromptRecord
-	var why Refusal
-	err := s.Update(func(v *View) (recs []Record, _ error) {
+func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, err error) {
+	err = s.Update(func(v *View) (recs []Record, _ error) {
 		p = *cmp.Or(v.find(d), &PromptRecord{})
 		if why = s.guard(v, &p, d, now); why == "" {
 			p.Value, why = p.judge(d.Value)
@@ -745,9 +724,6 @@ func (s *Store) Decide(d Decision, now time.Time) (PromptRecord, Refusal, error)
 			return nil, nil
 		}
 		p.Status, p.NonceUsed, p.DecidedAt, p.DecidedBy = ReplyReceived, true, ref(now.UTC()), &d.By
-		if reason, refused := strings.CutPrefix(d.Value, "deny:"); refused && p.Permission {
-			p.Reason = cmp.Or(reason, p.Reason)
-		}
 		if p.Secret {
 			s.secrets[p.ID] = *p.Value
 			p.Value, p.ValueHidden = nil, true
@@ -817,7 +793,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 			fmt.Sprintf("%d answers in a minute for this session: wait a little, then answer again", recent)))
 }
 
-// judge says what an answer means for the question: the value to record, or why it is none.
+// judge says what an answer means for the question: the value to record, or why it is none. A reason given becomes its.
 func (p *PromptRecord) judge(given string) (*string, Refusal) {
 	word := strings.ToLower(given)
 	word = cmp.Or(map[string]string{"yes": "y", "no": "n", "": "enter"}[word], word)
@@ -830,6 +806,7 @@ func (p *PromptRecord) judge(given string) (*string, Refusal) {
 	case given == "default":
 		return p.SafeDefault, ""
 	case refused && p.Permission:
+		p.Reason = cmp.Or(reason, p.Reason)
 		if i := slices.IndexFunc(p.Choices, func(c Choice) bool { return c.Hook == "deny" }); i >= 0 {
 			return &p.Choices[i].Key, p.text(reason)
 		}
@@ -1016,15 +993,12 @@ func (s *Store) TryPoll() (release func(), held bool, err error) {
 // hold takes the lock of that name in the state folder. The pid in the file is for people and status only.
 func (s *Store) hold(name string) (release func(), err error) {
 	f, err := openPrivate(filepath.Join(s.Dir, name), os.O_RDWR|os.O_CREATE)
-	if err == nil {
-		err = lockFile(f, false)
-	}
-	if err != nil {
+	if err = cmp.Or(err, lockFile(f, false)); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("locking %s: %w", name, err)
 	}
 	f.Truncate(0)
-	fmt.Fprintln(f, os.Getpid(), processStart(os.Getpid()))
+	fmt.Fprintln(f, os.Getpid())
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.held[name] = f
@@ -1046,7 +1020,7 @@ func (s *Store) holder(name string) int {
 	if fmt.Fscan(f, &pid); err == nil {
 		err = lockFile(f, false)
 	}
-	if err == nil || errors.Is(err, fs.ErrNotExist) {
+	if err == nil || errors.Is(err, os.ErrNotExist) {
 		return 0
 	}
 	return pid
@@ -1080,17 +1054,15 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 	return sessions, prompts, err
 }
 
-// newID is a random UUID (version 4, RFC 9562 section 5.4).
+// newID is a random UUID (version 4, RFC 9562 section 5.4), newNonce 32 hex digits that nobody can guess.
 func newID() string {
-	b := []byte(newNonce())
-	b[12], b[16] = '4', "89ab"[b[16]&3]
-	return fmt.Sprintf("%s-%s-%s-%s-%s", b[:8], b[8:12], b[12:16], b[16:20], b[20:])
+	x := newNonce()
+	return fmt.Sprintf("%s-%s-4%s-%c%s-%s", x[:8], x[8:12], x[13:16], "89ab"[x[16]&3], x[17:20], x[20:])
 }
 
-// newNonce is 32 hex digits that nobody can guess.
 func newNonce() string {
-	var b [16]byte
-	rand.Read(b[:])
+	b := make([]byte, 16)
+	rand.Read(b)
 	return fmt.Sprintf("%x", b)
 }
 
