@@ -295,10 +295,7 @@ func (j *journal) acquire() (anew bool, err error) {
 		j.known = false
 		j.f, err = openPrivate(j.path, os.O_RDWR|os.O_APPEND|os.O_CREATE)
 	}
-	if err == nil {
-		j.end, err = j.f.Seek(0, io.SeekEnd)
-	}
-	if err != nil {
+	if j.end, _ = j.f.Seek(0, io.SeekEnd); err != nil { // seeking to the end of a regular file cannot fail
 		j.release()
 	}
 	return anew, err
@@ -498,12 +495,11 @@ func (s *Store) take(lines []stateLine) error {
 	return nil
 }
 
-// castagnoli is CRC-32C's table; crcMember the length of the member that holds it, with what ends the line.
+// castagnoli is CRC-32C's table, crcMember the length of what seal puts at the end of a line.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 const crcMember = len(`,"crc":"00000000"}` + "\n")
 
-// seal is what ends a line: its checksum.
 func seal(open []byte) string {
 	return fmt.Sprintf(`,"crc":"%08x"}`+"\n", crc32.Update(crc32.Checksum(open, castagnoli), castagnoli, []byte("}")))
 }
@@ -561,9 +557,7 @@ func parse(text []byte) (l stateLine) {
 		l.record = empty()
 		l.err = json.Unmarshal(text, l.record)
 		*l.record.head() = Head{schemaVersion, l.Rec, l.ID, l.record.head().At}
-		if i := bytes.LastIndex(open, []byte(`,"more":`)); i > 0 {
-			l.more, _ = strconv.Atoi(string(open[i+len(`,"more":`):]))
-		}
+		fmt.Sscanf(string(open[max(0, bytes.LastIndexByte(open, ',')):]), `,"more":%d`, &l.more)
 	}
 	return l
 }
@@ -573,14 +567,10 @@ func parse(text []byte) (l stateLine) {
 // Update runs fn, which must not call the Store, on the current state under the lock and makes what it returns
 // durable, all or nothing. Audit entries that could not be written are no error of it, but Trouble.
 func (s *Store) Update(fn func(*View) ([]Record, error)) error {
-	var recs []Record
 	var events []Event
 	err := s.begin()
 	if err == nil {
-		recs, err = fn(s.view)
-	}
-	if err == nil && len(recs) > 0 {
-		events, err = s.write(true, recs...)
+		events, err = s.write(fn(s.view))
 	}
 	if len(events) == 0 {
 		s.end()
@@ -599,8 +589,12 @@ func (s *Store) Update(fn func(*View) ([]Record, error)) error {
 	return nil
 }
 
-// write appends the records. When it returns without error, they are in the file, and the audit log owes the events.
-func (s *Store) write(durable bool, recs ...Record) (events []Event, err error) {
+// write appends what a change made. When it returns without error, the records are in the file, and the audit log owes
+// the events. The chain's head alone is not fsynced: should it be lost, the next will do.
+func (s *Store) write(recs []Record, err error) (events []Event, _ error) {
+	if err != nil || len(recs) == 0 {
+		return nil, err
+	}
 	var lines []byte
 	for i, r := range recs {
 		h := r.head()
@@ -615,7 +609,7 @@ func (s *Store) write(durable bool, recs ...Record) (events []Event, err error) 
 		}
 		lines, events = append(lines, line...), append(events, auditEvents(old, r)...)
 	}
-	if err := s.log.append(lines, durable); err != nil {
+	if err = s.log.append(lines, recs[0].head().key() != "meta audit"); err != nil {
 		return nil, fmt.Errorf("recording: %w", err)
 	}
 	s.read = s.log.end
@@ -635,12 +629,12 @@ func (s *Store) put(recs ...Record) {
 	s.wake = make(chan struct{})
 }
 
-// noteHead keeps the audit chain's head in the state, without an fsync. Should it fail, the next head will do.
+// noteHead keeps the audit chain's head in the state.
 func (s *Store) noteHead(seq int64, hash string) {
 	defer s.end()
 	if s.begin() == nil && cmp.Or(s.view.Meta["audit"], &MetaRecord{}).Seq < seq {
 		s.trouble = nil
-		s.write(false, &MetaRecord{Head: Head{ID: "audit"}, Seq: seq, Hash: hash})
+		s.write([]Record{&MetaRecord{Head: Head{ID: "audit"}, Seq: seq, Hash: hash}}, nil)
 	}
 }
 
@@ -801,10 +795,8 @@ func (p *PromptRecord) judge(given string) (*string, Refusal) {
 	switch {
 	case p.Secret:
 		return &given, p.text(given)
-	case given == "default" && p.SafeDefault == nil:
-		return nil, "this question has no safe default"
 	case given == "default":
-		return p.SafeDefault, ""
+		return p.SafeDefault, refuse(p.SafeDefault == nil, "this question has no safe default")
 	case refused && p.Permission:
 		p.Reason = cmp.Or(reason, p.Reason)
 		if i := slices.IndexFunc(p.Choices, func(c Choice) bool { return c.Hook == "deny" }); i >= 0 {
@@ -870,7 +862,25 @@ func (p *PromptRecord) text(s string) Refusal {
 // the system does not tell of changes, it looks at 20 Hz when fast() (a question is open), else at 2 Hz.
 func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) <-chan Record {
 	out, seen := make(chan Record), map[string]time.Time{}
-	_, wake := s.since(nil, seen, sessionID)
+	var wake chan struct{} // closed by the next change
+	look := func() (recs []Record) {
+		s.begin() // it fails for everybody, and others tell of it
+		defer s.end()
+		add := func(r Record, of string) {
+			if h := r.head(); of == sessionID && h.At.After(seen[h.key()]) {
+				recs, seen[h.key()] = append(recs, r), h.At
+			}
+		}
+		for _, p := range s.view.Prompts {
+			add(p, p.SessionID)
+		}
+		for _, in := range s.view.Inputs {
+			add(in, in.SessionID)
+		}
+		wake = s.wake
+		return slices.SortedFunc(slices.Values(recs), byTime)
+	}
+	look()
 	go func() {
 		defer close(out)
 		var changed <-chan struct{}
@@ -879,9 +889,7 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 			if changed == nil && time.Since(start) > time.Second { // ending a watch costs Linux 18 ms
 				changed, stop = watchFolder(s.Dir)
 			}
-			var recs []Record
-			recs, wake = s.since(wake, seen, sessionID)
-			for _, r := range recs {
+			for _, r := range look() {
 				select {
 				case out <- r:
 				case <-ctx.Done():
@@ -903,27 +911,6 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 		stop()
 	}()
 	return out
-}
-
-// since lists what changed of a session after seen, which it brings up to date; nothing did while wake is the same.
-func (s *Store) since(wake chan struct{}, seen map[string]time.Time, session string) (recs []Record, _ chan struct{}) {
-	s.begin() // it fails for everybody, and others tell of it
-	defer s.end()
-	if wake == s.wake {
-		return nil, wake
-	}
-	add := func(r Record, of string) {
-		if h := r.head(); of == session && h.At.After(seen[h.key()]) {
-			recs, seen[h.key()] = append(recs, r), h.At
-		}
-	}
-	for _, p := range s.view.Prompts {
-		add(p, p.SessionID)
-	}
-	for _, in := range s.view.Inputs {
-		add(in, in.SessionID)
-	}
-	return slices.SortedFunc(slices.Values(recs), byTime), s.wake
 }
 
 func byTime(a, b Record) int { return a.head().At.Compare(b.head().At) }
@@ -962,9 +949,7 @@ func (s *Store) compact() (err error) {
 	if err == nil && (s.older || len(s.notes) > 0) {
 		err = s.log.aside("backup", 0)
 	}
-	if err == nil {
-		err = s.log.create(".new", out)
-	}
+	err = cmp.Or(err, s.log.create(".new", out))
 	if err == nil {
 		err = s.log.rename(s.log.path+".new", s.log.path)
 	}
