@@ -360,14 +360,14 @@ type Store struct {
 	mu        sync.Mutex // guards what follows; taken before state.lock
 	log       *journal
 	view      *View
-	read      int64               // bytes of the file that view holds
-	wake      chan struct{}       // closed when view changes
-	compactAt int64               // bytes of the file that are worth a compaction
-	older     bool                // a line has an earlier schema version
-	notes     []string            // what was found damaged in the file
-	trouble   error               // what keeps the audit log or the compaction from working
-	held      map[string]*os.File // locks of this process's sessions and of the poller, by file name
-	secrets   map[string]string   // given and not yet taken, by prompt
+	read      int64         // bytes of the file that view holds
+	wake      chan struct{} // closed when view changes
+	compactAt int64         // bytes of the file that are worth a compaction
+	older     bool          // a line has an earlier schema version
+	notes     []string      // what was found damaged in the file
+	trouble   error         // what keeps the audit log or the compaction from working
+	held      sync.Map      // locks of this process's sessions and of the poller, by file name: *os.File
+	secrets   sync.Map      // given and not yet taken, by prompt: string
 }
 
 // openStore opens or creates the state in dir, private to the user.
@@ -375,8 +375,7 @@ func openStore(dir string) (*Store, error) { return openStoreWith(dir, systemFil
 
 func openStoreWith(dir string, sys files) (*Store, error) {
 	s := &Store{Dir: dir, Retention: retention, now: time.Now, view: viewOf(nil), wake: make(chan struct{}),
-		log: &journal{files: sys, path: filepath.Join(dir, "state.jsonl")}, held: map[string]*os.File{},
-		secrets: map[string]string{}}
+		log: &journal{files: sys, path: filepath.Join(dir, "state.jsonl")}}
 	s.audit = &Audit{log: &journal{files: sys, path: filepath.Join(dir, "audit.log")}, note: s.noteHead}
 	err := cmp.Or(secureDir(dir), secureDir(filepath.Join(dir, "sessions")))
 	if err == nil {
@@ -392,59 +391,33 @@ func openStoreWith(dir string, sys files) (*Store, error) {
 	return s, nil
 }
 
-// Close gives back files and locks; nothing is left to be written.
+// Close gives back the files; nothing is left to be written.
 func (s *Store) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, f := range append(slices.Collect(maps.Values(s.held)), s.log.f, s.log.lock, s.audit.log.f, s.audit.log.lock) {
+	for _, f := range []*os.File{s.log.f, s.log.lock, s.audit.log.f, s.audit.log.lock} {
 		f.Close()
 	}
 }
 
 func (s *Store) Audit() *Audit { return s.audit }
 
-// begin takes the process's and the shared lock and reads what others appended, but not from a poisoned file: its last
-// line is one that failed. A file that was renamed into place is read from its beginning. After an error end follows, too.
+// begin takes the process's and the shared lock and reads what others appended; a file that was renamed into place from
+// its beginning, a poisoned one not at all: its last line failed. end follows after an error, too.
 func (s *Store) begin() error {
 	s.mu.Lock()
 	anew, err := s.log.acquire()
 	if err != nil || s.log.poison != nil || !anew && s.log.end == s.read {
 		return err
 	}
-	if anew = anew || s.log.end < s.read; anew {
+	if anew || s.log.end < s.read {
 		s.view, s.read, s.compactAt, s.older, s.notes = viewOf(nil), 0, compactMin, false, nil
 	}
 	b := make([]byte, s.log.end-s.read)
-	if _, err := s.log.f.ReadAt(b, s.read); err != nil {
-		return fmt.Errorf("reading %s: %w", s.log.path, err)
-	}
-	texts := bytes.SplitAfter(b, []byte("\n"))
-	lines, workers := make([]stateLine, len(texts)-1), runtime.GOMAXPROCS(0)
-	var all sync.WaitGroup
-	for w := range workers {
-		all.Go(func() {
-			for i := w; i < len(lines); i += workers {
-				lines[i] = parse(texts[i])
-			}
-		})
-	}
-	all.Wait()
-	if err = s.take(lines); err != nil {
+	if _, err = s.log.f.ReadAt(b, s.read); err != nil {
 		return err
 	}
-	if torn := s.log.end - s.read; torn > 0 {
-		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a torn end of %d bytes was moved aside", torn))
-		err = s.log.cut(s.read)
-	}
-	if anew {
-		s.compactAt = max(compactMin, int64(compactFactor*len(s.view.records)*(len(b)/max(1, len(lines)))))
-		for _, r := range s.view.records {
-			if s.now().Sub(r.head().At) > s.Retention && !s.keep(r) {
-				s.compactAt = 0
-			}
-		}
-	}
-	return err
+	return s.take(b)
 }
 
 func (s *Store) end() {
@@ -466,33 +439,60 @@ func (s *Store) Trouble() error {
 	return cmp.Or(s.log.poison, s.trouble)
 }
 
-// take brings the view up to the last complete Update in lines, and s.read behind it. A question whose newest line is
-// damaged has failed: what the line said, an answer perhaps, is unknown.
-func (s *Store) take(lines []stateLine) error {
+// take brings the view up to the last complete Update in b, and s.read behind it. A question whose newest line is damaged
+// has failed: what the line said, an answer perhaps, is unknown. Lines are parsed on all processors.
+func (s *Store) take(b []byte) (err error) {
+	texts, workers, anew := bytes.SplitAfter(b, []byte("\n")), runtime.GOMAXPROCS(0), s.read == 0
+	lines := make([]stateLine, len(texts)-1)
+	var all sync.WaitGroup
+	for w := range workers {
+		all.Go(func() {
+			for i := w; i < len(lines); i += workers {
+				lines[i] = parse(texts[i])
+			}
+		})
+	}
+	all.Wait()
 	for len(lines) > 0 && lines[len(lines)-1].more > 0 {
 		lines = lines[:len(lines)-1]
 	}
-	for _, l := range lines {
+	for i, l := range lines {
 		if l.err == errNewer {
 			return l.err
 		}
-		s.read += int64(len(l.text))
-		if l.err == nil {
+		s.read += int64(len(texts[i]))
+		p := s.view.Prompts[l.ID]
+		switch {
+		case l.err == nil:
+			if p, ok := l.record.(*PromptRecord); ok && p.over() && s.now().Sub(p.At) > updateLife {
+				p.Full, p.Recent = "", "" // nobody asks for them any more; the next compaction leaves them out
+			}
 			s.view.put(l.record)
 			s.older = s.older || l.V < schemaVersion
 			continue
-		}
-		if len(s.notes) < 20 {
-			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a damaged line (%v): %.60q…", l.err, l.text))
-		}
-		if p := s.view.Prompts[l.ID]; p != nil && l.Rec == "prompt" {
+		case l.Rec == "prompt" && p != nil:
 			q := *p
 			q.Status, q.NonceUsed, q.Reason, q.At = Failed, true, damaged, p.At.Add(time.Microsecond)
 			s.view.put(&q)
 		}
+		if len(s.notes) < 20 {
+			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a damaged line (%v): %.60q…", l.err, texts[i]))
+		}
 	}
 	s.put()
-	return nil
+	if torn := s.log.end - s.read; torn > 0 {
+		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a torn end of %d bytes was moved aside", torn))
+		err = s.log.cut(s.read)
+	}
+	if anew {
+		s.compactAt = max(compactMin, int64(compactFactor*len(s.view.records)*(len(b)/max(1, len(lines)))))
+		for _, r := range s.view.records {
+			if s.now().Sub(r.head().At) > s.Retention && !s.keep(r) {
+				s.compactAt = 0
+			}
+		}
+	}
+	return err
 }
 
 // castagnoli is CRC-32C's table, crcMember the length of what seal puts at the end of a line.
@@ -528,10 +528,9 @@ func encode(r Record, more int) ([]byte, error) {
 	return append(b, seal(b)...), err
 }
 
-// stateLine is a line of the file: its text, its record or what is wrong with it, and how many of its Update follow.
+// stateLine is a line of the file: its record or what is wrong with it, and how many lines of its Update follow.
 type stateLine struct {
 	Head   // as far as it can be read, even of a damaged line
-	text   []byte
 	record Record
 	more   int
 	err    error
@@ -542,7 +541,7 @@ var errNewer = errors.New("state.jsonl was written by a newer atlasbridge: updat
 func parse(text []byte) (l stateLine) {
 	open := text[:max(0, len(text)-crcMember)]
 	f := strings.SplitN(string(text), `"`, 12) // {"v":1,"rec":"prompt","id":"…","at":"…
-	if l.text = text; len(f) == 12 {
+	if len(f) == 12 {
 		l.V, _ = strconv.Atoi(strings.Trim(f[2], ":,"))
 		l.Rec, l.ID = f[5], f[9]
 	}
@@ -719,7 +718,7 @@ func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, 
 		}
 		p.Status, p.NonceUsed, p.DecidedAt, p.DecidedBy = ReplyReceived, true, ref(now.UTC()), &d.By
 		if p.Secret {
-			s.secrets[p.ID] = *p.Value
+			s.secrets.Store(p.ID, *p.Value)
 			p.Value, p.ValueHidden = nil, true
 		} else if *p.Value == "cancel" && p.ambiguous() {
 			p.Status = Canceled
@@ -738,10 +737,8 @@ func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, 
 
 // TakeSecret is the answer to a secret prompt, once. It exists in the memory of this process only.
 func (s *Store) TakeSecret(promptID string) (value string, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	value, ok = s.secrets[promptID]
-	delete(s.secrets, promptID)
+	secret, ok := s.secrets.LoadAndDelete(promptID)
+	value, _ = secret.(string)
 	return value, ok
 }
 
@@ -765,6 +762,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 		[]byte(p.Nonce[:min(len(d.Nonce), len(p.Nonce))])) == 1
 	phone := func(by *string) bool { return by != nil && strings.HasPrefix(*by, "telegram:") }
 	clock := func(t time.Time) string { return " at " + t.Local().Format(time.TimeOnly) }
+	_, mine := s.held.Load(lockName(p.SessionID))
 	recent := 0
 	for _, q := range v.Prompts {
 		if q.SessionID == p.SessionID && phone(q.DecidedBy) && now.Sub(*q.DecidedAt).Abs() < time.Minute {
@@ -781,8 +779,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 		refuse(p.Status == Failed || !v.active(p.SessionID), "the question's session has ended"),
 		refuse(!p.Open(), "the question has left the screen"),
 		refuse(p.Status == Created && !d.Trusted, "the question has not been asked yet"),
-		refuse(p.Secret && s.held[lockName(p.SessionID)] == nil,
-			"a secret can only be answered at its session's own keyboard"),
+		refuse(p.Secret && !mine, "a secret can only be answered at its session's own keyboard"),
 		refuse(phone(&d.By) && recent >= decisionsLimit,
 			fmt.Sprintf("%d answers in a minute for this session: wait a little, then answer again", recent)))
 }
@@ -937,10 +934,6 @@ func (s *Store) keep(r Record) bool {
 func (s *Store) compact() (err error) {
 	var line, out []byte
 	for _, r := range slices.SortedFunc(maps.Values(s.view.records), byTime) {
-		if p, ok := r.(*PromptRecord); ok && p.over() && s.now().Sub(p.At) > updateLife {
-			short := *p
-			short.Full, short.Recent, r = "", "", &short
-		}
 		if s.keep(r) && err == nil {
 			line, err = encode(r, 0)
 			out = append(out, line...)
@@ -984,13 +977,9 @@ func (s *Store) hold(name string) (release func(), err error) {
 	}
 	f.Truncate(0)
 	fmt.Fprintln(f, os.Getpid())
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.held[name] = f
+	s.held.Store(name, f)
 	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.held, name)
+		s.held.Delete(name)
 		if f.Close(); name != "poll.lock" { // nobody takes the lock of a session that has ended
 			os.Remove(f.Name())
 		}
