@@ -89,8 +89,9 @@ type Head struct {
 	At  time.Time `json:"at"` // of this change; later than that of the record's line before
 }
 
-func (h *Head) head() *Head { return h }
-func (h *Head) key() string { return h.Rec + " " + h.ID }
+func (h *Head) head() *Head  { return h }
+func (h *Head) key() string  { return h.Rec + " " + h.ID }
+func byTime(a, b Record) int { return a.head().At.Compare(b.head().At) }
 
 func (r *SessionRecord) put(v *View) { v.Sessions[r.ID] = r }
 func (r *PromptRecord) put(v *View)  { v.Prompts[r.ID] = r }
@@ -280,6 +281,8 @@ type journal struct {
 	poison error    // not nil: what the file ends with is unknown, nothing is written any more
 }
 
+func (j *journal) release() { unlockFile(j.lock) }
+
 // acquire waits for the lock and opens the file that the path names; anew: it was not open.
 func (j *journal) acquire() (anew bool, err error) {
 	if j.lock == nil {
@@ -300,8 +303,6 @@ func (j *journal) acquire() (anew bool, err error) {
 	}
 	return anew, err
 }
-
-func (j *journal) release() { unlockFile(j.lock) }
 
 // append adds b at the end. After an error the file is as it was before, or poison is set.
 func (j *journal) append(b []byte, durable bool) (err error) {
@@ -372,6 +373,7 @@ type Store struct {
 
 // openStore opens or creates the state in dir, private to the user.
 func openStore(dir string) (*Store, error) { return openStoreWith(dir, systemFiles()) }
+func (s *Store) Audit() *Audit             { return s.audit }
 
 func openStoreWith(dir string, sys files) (*Store, error) {
 	s := &Store{Dir: dir, Retention: retention, now: time.Now, view: viewOf(nil), wake: make(chan struct{}),
@@ -395,12 +397,8 @@ func openStoreWith(dir string, sys files) (*Store, error) {
 func (s *Store) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, f := range []*os.File{s.log.f, s.log.lock, s.audit.log.f, s.audit.log.lock} {
-		f.Close()
-	}
+	_ = errors.Join(s.log.f.Close(), s.log.lock.Close(), s.audit.log.f.Close(), s.audit.log.lock.Close())
 }
-
-func (s *Store) Audit() *Audit { return s.audit }
 
 // begin takes the process's and the shared lock and reads what others appended; a file that was renamed into place from
 // its beginning, a poisoned one not at all: its last line failed. end follows after an error, too.
@@ -439,8 +437,8 @@ func (s *Store) Trouble() error {
 	return cmp.Or(s.log.poison, s.trouble)
 }
 
-// take brings the view up to the last complete Update in b, and s.read behind it. A question whose newest line is damaged
-// has failed: what the line said, an answer perhaps, is unknown. Lines are parsed on all processors.
+// take brings the view up to the last complete Update in b, parsed on all processors, and s.read behind it. A question
+// whose newest line is damaged has failed: what the line said, an answer perhaps, is unknown.
 func (s *Store) take(b []byte) (err error) {
 	texts, workers, anew := bytes.SplitAfter(b, []byte("\n")), runtime.GOMAXPROCS(0), s.read == 0
 	lines := make([]stateLine, len(texts)-1)
@@ -457,8 +455,8 @@ func (s *Store) take(b []byte) (err error) {
 		lines = lines[:len(lines)-1]
 	}
 	for i, l := range lines {
-		if l.err == errNewer {
-			return l.err
+		if l.err == nil && l.V > schemaVersion {
+			return fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", l.V)
 		}
 		s.read += int64(len(texts[i]))
 		p := s.view.Prompts[l.ID]
@@ -475,9 +473,7 @@ func (s *Store) take(b []byte) (err error) {
 			q.Status, q.NonceUsed, q.Reason, q.At = Failed, true, damaged, p.At.Add(time.Microsecond)
 			s.view.put(&q)
 		}
-		if len(s.notes) < 20 {
-			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a damaged line (%v): %.60q…", l.err, texts[i]))
-		}
+		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a damaged line (%v): %.60q…", l.err, texts[i]))
 	}
 	s.put()
 	if torn := s.log.end - s.read; torn > 0 {
@@ -536,20 +532,16 @@ type stateLine struct {
 	err    error
 }
 
-var errNewer = errors.New("state.jsonl was written by a newer atlasbridge: update this one")
-
 func parse(text []byte) (l stateLine) {
 	open := text[:max(0, len(text)-crcMember)]
-	f := strings.SplitN(string(text), `"`, 12) // {"v":1,"rec":"prompt","id":"…","at":"…
-	if len(f) == 12 {
-		l.V, _ = strconv.Atoi(strings.Trim(f[2], ":,"))
-		l.Rec, l.ID = f[5], f[9]
-	}
+	f := append(strings.SplitN(string(text), `"`, 12), make([]string, 12)...) // {"v":1,"rec":"prompt","id":"…","at":"…
+	l.V, _ = strconv.Atoi(strings.Trim(f[2], ":,"))
+	l.Rec, l.ID = f[5], f[9]
 	switch empty := kinds[l.Rec]; {
 	case string(text[len(open):]) != seal(open):
 		l.err = errors.New("its checksum does not match")
 	case l.V > schemaVersion:
-		l.err = errNewer
+		// take refuses the file
 	case empty == nil:
 		l.err = errors.New("it is not a record")
 	default:
@@ -642,21 +634,18 @@ func (s *Store) noteHead(seq int64, hash string) {
 func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved bool, err error) {
 	now := s.now().UTC()
 	err = s.Update(func(v *View) (recs []Record, _ error) {
-		old := v.Prompts[id]
-		if old == nil || to == Expired && now.Before(old.ExpiresAt) {
-			return nil, nil
-		}
+		old := cmp.Or(v.Prompts[id], &PromptRecord{})
 		p, late := *old, *old
 		if change != nil {
 			change(&p)
 		}
 		p.Status, late.MsgID = to, p.MsgID
-		moved = old.Status != to && v.illegal(old, &p) == nil
-		switch {
-		case !moved && (to != AwaitingReply || late.MsgID == old.MsgID):
-			return nil, nil
-		case !moved:
+		early := to == Expired && now.Before(old.ExpiresAt)
+		switch moved = !early && old.Status != to && v.illegal(old, &p) == nil; {
+		case !moved && to == AwaitingReply && old.MsgID != late.MsgID && old.ID != "":
 			return []Record{&late}, nil
+		case !moved:
+			return nil, nil
 		case to == Expired:
 			p.DecidedBy = ref("auto:timeout")
 		case to == Injected:
@@ -669,8 +658,6 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 	})
 	return moved && err == nil, err
 }
-
-func ref[T any](v T) *T { return &v }
 
 // byWhom says who decided, in a message.
 func byWhom(by *string) string {
@@ -910,10 +897,6 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 	return out
 }
 
-func byTime(a, b Record) int { return a.head().At.Compare(b.head().At) }
-
-/* ----- compaction ----- */
-
 // keep tells whether a compaction keeps the record.
 func (s *Store) keep(r Record) bool {
 	age := s.now().Sub(r.head().At)
@@ -954,8 +937,6 @@ func (s *Store) compact() (err error) {
 }
 
 /* ----- locks, and sessions that died ----- */
-
-func lockName(session string) string { return "sessions/" + session + ".lock" }
 
 // HoldSession takes a session's lock, before its record is written: an active session whose lock is free is dead.
 func (s *Store) HoldSession(id string) (release func(), err error) { return s.hold(lockName(id)) }
@@ -1001,6 +982,7 @@ func (s *Store) holder(name string) int {
 }
 
 func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
+func lockName(session string) string  { return "sessions/" + session + ".lock" }
 
 // Reap marks dead sessions as crashed and fails their prompts; it returns those whose messages are to be edited.
 func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*PromptRecord, err error) {
@@ -1016,10 +998,9 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 		}
 		for _, p := range v.Prompts {
 			if q := *p; dead[p.SessionID] && !p.over() {
-				q.Status, q.NonceUsed, q.Reason = Failed, true, "the session ended before it was answered"
-				if !p.Open() {
-					q.Reason = "the session ended: whether the answer was typed is uncertain"
-				}
+				q.Status, q.NonceUsed = Failed, true
+				q.Reason = map[bool]string{true: "the session ended before it was answered",
+					false: "the session ended: whether the answer was typed is uncertain"}[p.Open()]
 				prompts, recs = append(prompts, &q), append(recs, &q)
 			}
 		}
@@ -1042,6 +1023,7 @@ func newNonce() string {
 
 // shortID is the first 8 hex digits, as shown to people and in callback data.
 func shortID(id string) string { return id[:min(8, len(id))] }
+func ref[T any](v T) *T        { return &v }
 
 /* ----- status, approvals, answer ----- */
 
