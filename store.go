@@ -70,9 +70,7 @@ var next = map[State][]State{
 }
 
 // Open tells whether the prompt waits for an answer, over whether nothing has to happen to it any more.
-func (p *PromptRecord) Open() bool {
-	return slices.Contains([]State{Created, Routed, AwaitingReply}, p.Status)
-}
+func (p *PromptRecord) Open() bool { return slices.Contains(next[p.Status], Canceled) }
 func (p *PromptRecord) over() bool { return next[p.Status] == nil || p.Status == Expired }
 
 // Record is one line of state.jsonl: a pointer to one of the structs below.
@@ -355,7 +353,6 @@ func (j *journal) cut(at int64) error {
 type Store struct {
 	Dir       string
 	Retention time.Duration // how long ended sessions and their questions are kept
-
 	now       func() time.Time
 	audit     *Audit
 	mu        sync.Mutex // guards what follows; taken before state.lock
@@ -1009,17 +1006,13 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 	return sessions, prompts, err
 }
 
-// newID is a random UUID (version 4, RFC 9562 section 5.4), newNonce 32 hex digits that nobody can guess.
+// newID is a random UUID (version 4, RFC 9562 section 5.4), newNonce 32 hex digits that nobody can guess: of 130 random
+// bits' hash.
 func newID() string {
 	x := newNonce()
 	return fmt.Sprintf("%s-%s-4%s-%c%s-%s", x[:8], x[8:12], x[13:16], "89ab"[x[16]&3], x[17:20], x[20:])
 }
-
-func newNonce() string {
-	b := make([]byte, 16)
-	rand.Read(b)
-	return fmt.Sprintf("%x", b)
-}
+func newNonce() string { return digest([]byte(rand.Text()))[len("sha256:"):][:32] }
 
 // shortID is the first 8 hex digits, as shown to people and in callback data.
 func shortID(id string) string { return id[:min(8, len(id))] }
