@@ -467,7 +467,7 @@ func (s *Store) take(b []byte) (err error) {
 			continue
 		case l.Rec == "prompt" && p != nil:
 			q := *p
-			q.Status, q.NonceUsed, q.Reason, q.At = Failed, true, damaged, p.At.Add(time.Microsecond)
+			q.Status, q.NonceUsed, q.Reason, q.At = Failed, true, damaged, s.now().UTC()
 			s.view.put(&q)
 		}
 		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a damaged line (%v): %.60q…", l.err, texts[i]))
@@ -620,8 +620,8 @@ func (s *Store) put(recs ...Record) {
 // noteHead keeps the audit chain's head in the state.
 func (s *Store) noteHead(seq int64, hash string) {
 	defer s.end()
-	if s.begin() == nil && cmp.Or(s.view.Meta["audit"], &MetaRecord{}).Seq < seq {
-		s.trouble = nil
+	err := s.begin()
+	if s.trouble = nil; err == nil && cmp.Or(s.view.Meta["audit"], &MetaRecord{}).Seq < seq {
 		s.write([]Record{&MetaRecord{Head: Head{ID: "audit"}, Seq: seq, Hash: hash}}, nil)
 	}
 }
