@@ -4754,7 +4754,7 @@ func TestStoreDecideValues(t *testing.T) {
 		{PromptRecord{Type: MultipleChoice, Permission: true}, "deny:", "deny"},
 		{PromptRecord{Type: FreeText}, strings.Repeat("é", 100), strings.Repeat("é", 100)}, {PromptRecord{Type: FreeText},
 			strings.Repeat("é", 101), "!"},
-		{PromptRecord{Type: FreeText, MaxLength: 3}, "four", "!"}, {PromptRecord{Type: FreeText, Idle: true},
+		{PromptRecord{Type: FreeText, MaxLength: 3}, "four", "!"}, {PromptRecord{Type: FreeText, MaxLength: maxMessage},
 			strings.Repeat("a", 4096), strings.Repeat("a", 4096)},
 		{PromptRecord{Type: FreeText}, "", ""}, {PromptRecord{Type: FreeText}, "YES", "YES"}, {PromptRecord{Type: FreeText},
 			"two\nlines\there", "two\nlines\there"},

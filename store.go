@@ -45,7 +45,6 @@ const (
 	retention      = 30 * 24 * time.Hour // default of retention_days
 	decisionsLimit = 10                  // answers by phone per session and minute (SPEC section 8)
 	maxText        = 200                 // bytes of a text answer when the prompt does not say (source 2, 3.3)
-	maxIdleText    = 4096                // bytes of a message for an idle agent: one Telegram message
 	damaged        = "its record in the state file is damaged"
 )
 
@@ -472,7 +471,8 @@ func (s *Store) take(b []byte) (err error) {
 		}
 		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a damaged line (%v): %.60q…", l.err, texts[i]))
 	}
-	s.put()
+	close(s.wake)
+	s.wake = make(chan struct{})
 	if torn := s.log.end - s.read; torn > 0 {
 		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a torn end of %d bytes was moved aside", torn))
 		err = s.log.cut(s.read)
@@ -537,11 +537,9 @@ func parse(text []byte) (l stateLine) {
 	switch empty := kinds[l.Rec]; {
 	case string(text[len(open):]) != seal(open):
 		l.err = errors.New("its checksum does not match")
-	case l.V > schemaVersion:
-		// take refuses the file
-	case empty == nil:
+	case l.V <= schemaVersion && empty == nil:
 		l.err = errors.New("it is not a record")
-	default:
+	case l.V <= schemaVersion: // take refuses the file else
 		l.record = empty()
 		l.err = json.Unmarshal(text, l.record)
 		*l.record.head() = Head{schemaVersion, l.Rec, l.ID, l.record.head().At}
@@ -600,21 +598,14 @@ func (s *Store) write(recs []Record, err error) (events []Event, _ error) {
 	if err = s.log.append(lines, recs[0].head().key() != "meta audit"); err != nil {
 		return nil, fmt.Errorf("recording: %w", err)
 	}
-	s.read = s.log.end
-	s.put(recs...)
-	if s.read >= s.compactAt {
-		s.compact() // what fails of it is Trouble
-	}
-	return events, nil
-}
-
-// put makes the records the truth and wakes those who follow.
-func (s *Store) put(recs ...Record) {
 	for _, r := range recs {
 		s.view.put(r)
 	}
 	close(s.wake)
-	s.wake = make(chan struct{})
+	if s.read, s.wake = s.log.end, make(chan struct{}); s.read >= s.compactAt {
+		s.compact() // what fails of it is Trouble
+	}
+	return events, nil
 }
 
 // noteHead keeps the audit chain's head in the state.
@@ -832,7 +823,7 @@ func (p *PromptRecord) ambiguous() bool {
 // text checks an answer that is typed as it is. Control characters would be keys, not text.
 func (p *PromptRecord) text(s string) Refusal {
 	control := func(r rune) bool { return r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 }
-	limit := cmp.Or(p.MaxLength, map[bool]int{false: maxText, true: maxIdleText}[p.Idle])
+	limit := cmp.Or(p.MaxLength, maxText)
 	return cmp.Or(refuse(len(s) > limit, fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit)),
 		refuse(!utf8.ValidString(s) || strings.ContainsFunc(s, control), "the answer has control characters in it"))
 }
@@ -969,10 +960,8 @@ func (s *Store) holder(name string) int {
 	pid := -1
 	f, err := os.OpenFile(filepath.Join(s.Dir, name), os.O_RDWR, 0)
 	defer f.Close()
-	if fmt.Fscan(f, &pid); err == nil {
-		err = lockFile(f, false)
-	}
-	if err == nil || errors.Is(err, os.ErrNotExist) {
+	fmt.Fscan(f, &pid)
+	if err = cmp.Or(err, lockFile(f, false)); err == nil || errors.Is(err, os.ErrNotExist) {
 		return 0
 	}
 	return pid
@@ -986,8 +975,8 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 	err = s.Update(func(v *View) (recs []Record, _ error) {
 		dead := map[string]bool{}
 		for id, r := range v.Sessions {
-			dead[id] = r.Status != "active" || !s.Alive(id)
-			if q := *r; dead[id] && r.Status == "active" {
+			q := *r
+			if dead[id] = q.Status != "active" || !s.Alive(id); dead[id] && q.Status == "active" {
 				q.Status, q.Activity, q.EndedAt = "crashed", "", ref(now.UTC())
 				sessions, recs = append(sessions, &q), append(recs, &q)
 				os.Remove(filepath.Join(s.Dir, lockName(id)))
@@ -1006,8 +995,7 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 	return sessions, prompts, err
 }
 
-// newID is a random UUID (version 4, RFC 9562 section 5.4), newNonce 32 hex digits that nobody can guess: of 130 random
-// bits' hash.
+// newID is a random UUID (version 4, RFC 9562 section 5.4), newNonce 32 hex digits that nobody can guess.
 func newID() string {
 	x := newNonce()
 	return fmt.Sprintf("%s-%s-4%s-%c%s-%s", x[:8], x[8:12], x[13:16], "89ab"[x[16]&3], x[17:20], x[20:])
