@@ -45,6 +45,7 @@ const (
 	retention      = 30 * 24 * time.Hour // default of retention_days
 	decisionsLimit = 10                  // answers by phone per session and minute (SPEC section 8)
 	maxText        = 200                 // bytes of a text answer when the prompt does not say (source 2, 3.3)
+	crcMember      = len(`,"crc":"00000000"}` + "\n")
 	damaged        = "its record in the state file is damaged"
 )
 
@@ -488,10 +489,8 @@ func (s *Store) take(b []byte) (err error) {
 	return err
 }
 
-// castagnoli is CRC-32C's table, crcMember the length of what seal puts at the end of a line.
+// castagnoli is CRC-32C's table; seal is what ends a line: its checksum.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-const crcMember = len(`,"crc":"00000000"}` + "\n")
 
 func seal(open []byte) string {
 	return fmt.Sprintf(`,"crc":"%08x"}`+"\n", crc32.Update(crc32.Checksum(open, castagnoli), castagnoli, []byte("}")))
@@ -771,10 +770,9 @@ func (p *PromptRecord) judge(given string) (*string, Refusal) {
 		return p.SafeDefault, refuse(p.SafeDefault == nil, "this question has no safe default")
 	case refused && p.Permission:
 		p.Reason = cmp.Or(reason, p.Reason)
-		if i := slices.IndexFunc(p.Choices, func(c Choice) bool { return c.Hook == "deny" }); i >= 0 {
-			return &p.Choices[i].Key, p.text(reason)
-		}
-		return cmp.Or(p.SafeDefault, ref("deny")), p.text(reason)
+		ways := append(slices.Clone(p.Choices), Choice{Key: *cmp.Or(p.SafeDefault, ref("deny")), Hook: "deny"})
+		i := slices.IndexFunc(ways, func(c Choice) bool { return c.Hook == "deny" })
+		return &ways[i].Key, p.text(reason)
 	case p.offered(given):
 		return &given, ""
 	case p.Type != FreeText && p.offered(word):
@@ -918,8 +916,7 @@ func (s *Store) compact() (err error) {
 		err = s.log.rename(s.log.path+".new", s.log.path)
 	}
 	if err != nil {
-		err = fmt.Errorf("compacting the state: %w", err)
-		s.trouble, s.compactAt = err, 2*s.read
+		s.trouble, s.compactAt = fmt.Errorf("compacting the state: %w", err), 2*s.read
 	}
 	return err
 }
