@@ -5743,7 +5743,7 @@ func FuzzStateLine(f *testing.F) {
 	f.Add([]byte(`{"v":1,"rec":"prompt","id":"a","at":"2026`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		sealed := storeSeal(bytes.TrimSuffix(bytes.ReplaceAll(b, []byte("\n"), nil), []byte("}")))
-		if l := parse(sealed); l.err == nil && l.ID != l.record.head().ID {
+		if l := parse(sealed); l.record != nil && l.ID != l.record.head().ID {
 			t.Errorf("two ids: %q and %q in %s", l.ID, l.record.head().ID, sealed)
 		}
 		parse(b)
