@@ -2,15 +2,14 @@
 //
 // One line is one record as it is after a change; the last line with a rec and id is the truth. A line counts if
 // it ends in a newline, crc is the CRC-32C of the line without its crc member and newline, and the lines that
-// "more" promises follow. Times are RFC 3339 in UTC with microseconds.
+// "more" promises follow. Times are RFC 3339 in UTC with microseconds. Every change of a status is followed by its
+// entry in audit.log, in the same order; the chain's head is kept here.
 //
 // The lock on state.lock (never renamed) is held from reading what others appended to the fsync of what follows
 // from it. One Update is one write; when that fails the file is cut back, and when that fails too, this process
-// never writes again. A torn end is moved to state.jsonl.torn-TIME. A damaged line elsewhere stays and is reported,
-// its question is not answered any more; the compaction that drops it first copies the file to
-// state.jsonl.backup-TIME. Compaction renames a new file into place; others notice that and read it anew.
-//
-// Every change of a status is followed by its entry in audit.log, in the same order; the chain's head is kept here.
+// never writes again. A torn end is moved to state.jsonl.torn-TIME. A damaged line elsewhere stays, is reported, and
+// fails its question; the compaction that drops it first copies the file to state.jsonl.backup-TIME. Compaction
+// renames a new file into place; others notice that and read it anew.
 package main
 
 import (
@@ -24,7 +23,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
-	"io/fs"
 	"maps"
 	"os"
 	"os/signal"
@@ -47,16 +45,16 @@ const (
 	retention      = 30 * 24 * time.Hour // default of retention_days
 	decisionsLimit = 10                  // answers by phone per session and minute (SPEC section 8)
 	maxText        = 200                 // bytes of a text answer when the prompt does not say (source 2, 3.3)
-	maxIdleText    = 4096                // bytes of a message for an idle agent: one Telegram message
+	crcMember      = len(`,"crc":"00000000"}` + "\n")
+	damaged        = "its record in the state file is damaged"
 )
 
 // State is a prompt's state, SPEC section 6.
 type State string
 
 const (
-	Created, Routed, AwaitingReply    State = "created", "routed", "awaiting_reply"
-	ReplyReceived, Injected, Resolved State = "reply_received", "injected", "resolved"
-	Expired, Canceled, Failed         State = "expired", "canceled", "failed"
+	Created, Routed, AwaitingReply, ReplyReceived State = "created", "routed", "awaiting_reply", "reply_received"
+	Injected, Resolved, Expired, Canceled, Failed State = "injected", "resolved", "expired", "canceled", "failed"
 )
 
 // next is the whole life of a prompt: Update accepts nothing else. A question answered at the keyboard or gone from
@@ -71,12 +69,8 @@ var next = map[State][]State{
 	Expired:       {Injected, Resolved, Failed},
 }
 
-// Open tells whether the prompt waits for an answer.
-func (p *PromptRecord) Open() bool {
-	return slices.Contains([]State{Created, Routed, AwaitingReply}, p.Status)
-}
-
-// over tells whether nothing has to happen to the prompt any more.
+// Open tells whether the prompt waits for an answer, over whether nothing has to happen to it any more.
+func (p *PromptRecord) Open() bool { return slices.Contains(next[p.Status], Canceled) }
 func (p *PromptRecord) over() bool { return next[p.Status] == nil || p.Status == Expired }
 
 // Record is one line of state.jsonl: a pointer to one of the structs below.
@@ -91,13 +85,11 @@ type Head struct {
 	Rec string    `json:"rec"`
 	ID  string    `json:"id"`
 	At  time.Time `json:"at"` // of this change; later than that of the record's line before
-
-	change   int64 // number of the change, as this process learned of it
-	doubtful bool  // its newest line may be a damaged one
 }
 
-func (h *Head) head() *Head { return h }
-func (h *Head) key() string { return h.Rec + " " + h.ID }
+func (h *Head) head() *Head  { return h }
+func (h *Head) key() string  { return h.Rec + " " + h.ID }
+func byTime(a, b Record) int { return a.head().At.Compare(b.head().At) }
 
 func (r *SessionRecord) put(v *View) { v.Sessions[r.ID] = r }
 func (r *PromptRecord) put(v *View)  { v.Prompts[r.ID] = r }
@@ -106,16 +98,16 @@ func (r *UpdateRecord) put(v *View)  { v.Updates[r.ID] = r }
 func (r *MetaRecord) put(v *View)    { v.Meta[r.ID] = r }
 func (r *ReplyRecord) put(*View)     {}
 
-// kindOf is the rec member of a record: "session" for a *SessionRecord.
-func kindOf(r Record) string {
-	return strings.ToLower(strings.TrimSuffix(strings.TrimPrefix(fmt.Sprintf("%T", r), "*main."), "Record"))
-}
-
-// kinds makes an empty record of each kind.
+// kinds makes an empty record for each rec member.
 var kinds = map[string]func() Record{
 	"session": func() Record { return new(SessionRecord) }, "prompt": func() Record { return new(PromptRecord) },
 	"reply": func() Record { return new(ReplyRecord) }, "input": func() Record { return new(InputRecord) },
 	"update": func() Record { return new(UpdateRecord) }, "meta": func() Record { return new(MetaRecord) },
+}
+
+// kindOf is the rec member of a record: "session" for a *SessionRecord.
+func kindOf(r Record) string {
+	return strings.ToLower(strings.TrimSuffix(strings.TrimPrefix(fmt.Sprintf("%T", r), "*main."), "Record"))
 }
 
 type SessionRecord struct {
@@ -238,32 +230,27 @@ func (v *View) active(id string) bool {
 	return v.Sessions[id] != nil && v.Sessions[id].Status == "active"
 }
 
-// illegal tells why r cannot follow old, which is now the truth about its id, "" when it can.
-func (v *View) illegal(old, r Record) string {
-	if s, ok := old.(*SessionRecord); ok && s.Status != "active" && r.(*SessionRecord).Status == "active" {
-		return "an ended session cannot be active again"
-	}
-	p, ok := r.(*PromptRecord)
+// illegal tells why r cannot follow old, which is now the truth about its id.
+func (v *View) illegal(old, r Record) error {
+	was, _ := old.(*SessionRecord)
 	from, _ := old.(*PromptRecord)
-	from = cmp.Or(from, &PromptRecord{})
-	switch {
-	case old == r:
-		return "it was changed in place"
+	p, ok := r.(*PromptRecord)
+	rival := func(q *PromptRecord) bool { return q.Status == AwaitingReply && q.SessionID == p.SessionID }
+	switch from = cmp.Or(from, &PromptRecord{}); {
+	case was != nil && was.Status != "active" && r.(*SessionRecord).Status == "active":
+		return errors.New("an ended session cannot be active again")
 	case ok && from.NonceUsed && (!p.NonceUsed || p.Nonce != from.Nonce):
-		return "a used nonce stays used"
+		return errors.New("a used nonce stays used")
 	case !ok || p.Status == from.Status:
-		return ""
+		return nil
 	case !slices.Contains(next[from.Status], p.Status):
-		return fmt.Sprintf("%q cannot become %q", from.Status, p.Status)
+		return fmt.Errorf("%q cannot become %q", from.Status, p.Status)
 	case slices.Contains([]State{Routed, AwaitingReply, ReplyReceived}, p.Status) && !v.active(p.SessionID):
-		return "its session is not active"
+		return errors.New("its session is not active")
+	case p.Status == AwaitingReply && slices.ContainsFunc(slices.Collect(maps.Values(v.Prompts)), rival):
+		return errors.New("another question of its session awaits a reply")
 	}
-	for _, q := range v.Prompts {
-		if p.Status == AwaitingReply && q.Status == AwaitingReply && q.SessionID == p.SessionID {
-			return "another question of its session awaits a reply"
-		}
-	}
-	return ""
+	return nil
 }
 
 /* ----- a file that several processes append to ----- */
@@ -287,56 +274,44 @@ type journal struct {
 	path   string
 	lock   *os.File // kept reachable, for a collected file drops its lock
 	f      *os.File // nil after a failed write: that descriptor is never written or fsynced again
-	info   fs.FileInfo
-	end    int64 // bytes of the file
-	known  bool  // the folder's entry of the file is on the disk
-	poison error // not nil: what the file ends with is unknown, nothing is written any more
-}
-
-func openJournal(path string, sys files) (*journal, error) {
-	lock, err := openPrivate(strings.TrimSuffix(path, filepath.Ext(path))+".lock", os.O_RDWR|os.O_CREATE)
-	return &journal{files: sys, path: path, lock: lock}, err
+	end    int64    // bytes of the file
+	known  bool     // the folder's entry of the file is on the disk
+	poison error    // not nil: what the file ends with is unknown, nothing is written any more
 }
 
 func (j *journal) release() { unlockFile(j.lock) }
 
-// acquire waits for the lock and opens the file that the path names; anew: another one than the last time.
+// acquire waits for the lock and opens the file that the path names; anew: it was not open.
 func (j *journal) acquire() (anew bool, err error) {
-	if err := lockFile(j.lock, true); err != nil {
-		return false, fmt.Errorf("locking %s: %w", j.lock.Name(), err)
+	if j.lock == nil {
+		j.lock, err = openPrivate(strings.TrimSuffix(j.path, filepath.Ext(j.path))+".lock", os.O_RDWR|os.O_CREATE)
 	}
-	fi, err := os.Lstat(j.path)
-	if err == nil && j.f != nil && os.SameFile(fi, j.info) {
-		j.end = fi.Size()
-		return false, nil
+	if err = cmp.Or(err, lockFile(j.lock, true)); err != nil {
+		return false, fmt.Errorf("locking %s: %w", j.path, err)
 	}
-	f, err := openPrivate(j.path, os.O_RDWR|os.O_APPEND|os.O_CREATE)
-	if err == nil {
-		fi, err = f.Stat()
+	named, _ := os.Lstat(j.path)
+	open, _ := j.f.Stat()
+	if anew = !os.SameFile(named, open); anew {
+		j.f.Close()
+		j.known = false
+		j.f, err = openPrivate(j.path, os.O_RDWR|os.O_APPEND|os.O_CREATE)
 	}
-	if err != nil {
+	if j.end, _ = j.f.Seek(0, io.SeekEnd); err != nil { // seeking to the end of a regular file cannot fail
 		j.release()
-		return false, err
 	}
-	anew = j.info == nil || !os.SameFile(fi, j.info)
-	j.f.Close()
-	j.f, j.info, j.end, j.known = f, fi, fi.Size(), false
-	return anew, nil
+	return anew, err
 }
 
 // append adds b at the end. After an error the file is as it was before, or poison is set.
-func (j *journal) append(b []byte, durable bool) error {
-	if j.poison != nil {
-		return j.poison
-	}
+func (j *journal) append(b []byte, durable bool) (err error) {
 	if !j.known {
-		if err := j.syncDir(filepath.Dir(j.path)); err != nil {
-			return err
-		}
-		j.known = true
+		err = j.syncDir(filepath.Dir(j.path))
 	}
-	_, err := j.write(j.f, b)
-	if err == nil && durable {
+	if err = cmp.Or(j.poison, err); err != nil {
+		return err
+	}
+	j.known = true
+	if _, err = j.write(j.f, b); err == nil && durable {
 		err = j.sync(j.f)
 	}
 	if err == nil {
@@ -345,52 +320,29 @@ func (j *journal) append(b []byte, durable bool) error {
 	}
 	if cut := j.truncate(j.f, j.end); cut != nil {
 		j.poison = fmt.Errorf("%w; cutting it off again: %w; nothing is recorded any more", err, cut)
-		return j.poison
 	}
 	j.f.Close()
 	j.f = nil
-	return err
+	return cmp.Or(j.poison, err)
 }
 
 // create writes b durably to a file that is named like the journal plus suffix.
 func (j *journal) create(suffix string, b []byte) error {
-	f, err := openPrivate(j.path+suffix, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
-	if err != nil {
-		return err
-	}
+	f, err := openPrivate(j.path+suffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)
 	defer f.Close()
-	if _, err = j.write(f, b); err == nil {
-		err = j.sync(f)
-	}
-	return cmp.Or(err, j.syncDir(filepath.Dir(j.path)))
+	return cmp.Or(err, (&journal{files: j.files, path: j.path, f: f}).append(b, true))
 }
 
 // aside copies the bytes from at on to a file of their own, cut moves them there.
 func (j *journal) aside(why string, at int64) error {
-	b := make([]byte, j.end-at)
-	if _, err := j.f.ReadAt(b, at); err != nil {
-		return err
-	}
-	return j.create("."+why+"-"+time.Now().UTC().Format(fileStamp), b)
+	b, err := io.ReadAll(io.NewSectionReader(j.f, at, j.end-at))
+	return cmp.Or(err, j.create("."+why+"-"+time.Now().UTC().Format(fileStamp), b))
 }
 
 func (j *journal) cut(at int64) error {
 	err := j.aside("torn", at)
 	if err == nil {
-		err = j.truncate(j.f, at)
-	}
-	if err == nil {
-		j.end = at
-	}
-	return err
-}
-
-// replace makes b the whole content, by a rename; the next acquire opens it and append makes its name durable.
-func (j *journal) replace(b []byte) error {
-	os.Remove(j.path + ".new") // of a process that died while writing it: the lock is ours
-	err := j.create(".new", b)
-	if err == nil {
-		err = j.rename(j.path+".new", j.path)
+		err, j.end = j.truncate(j.f, at), at
 	}
 	return err
 }
@@ -401,73 +353,66 @@ func (j *journal) replace(b []byte) error {
 type Store struct {
 	Dir       string
 	Retention time.Duration // how long ended sessions and their questions are kept
-
 	now       func() time.Time
 	audit     *Audit
 	mu        sync.Mutex // guards what follows; taken before state.lock
 	log       *journal
 	view      *View
-	read      int64               // bytes of the file that view holds
-	changes   int64               // how many this process has learned of
-	wake      chan struct{}       // closed at the next
-	compactAt int64               // bytes of the file that are worth a compaction
-	older     bool                // a line has an earlier schema version
-	notes     []string            // what was found damaged in the file
-	trouble   error               // what keeps the audit log or the compaction from working
-	held      map[string]*os.File // locks of this process's sessions and of the poller, by file name
-	secrets   map[string]string   // given and not yet taken, by prompt
+	read      int64         // bytes of the file that view holds
+	wake      chan struct{} // closed when view changes
+	compactAt int64         // bytes of the file that are worth a compaction
+	older     bool          // a line has an earlier schema version
+	notes     []string      // what was found damaged in the file
+	trouble   error         // what keeps the audit log or the compaction from working
+	held      sync.Map      // locks of this process's sessions and of the poller, by file name: *os.File
+	secrets   sync.Map      // given and not yet taken, by prompt: string
 }
 
 // openStore opens or creates the state in dir, private to the user.
 func openStore(dir string) (*Store, error) { return openStoreWith(dir, systemFiles()) }
+func (s *Store) Audit() *Audit             { return s.audit }
 
 func openStoreWith(dir string, sys files) (*Store, error) {
 	s := &Store{Dir: dir, Retention: retention, now: time.Now, view: viewOf(nil), wake: make(chan struct{}),
-		held: map[string]*os.File{}, secrets: map[string]string{}}
+		log: &journal{files: sys, path: filepath.Join(dir, "state.jsonl")}}
+	s.audit = &Audit{log: &journal{files: sys, path: filepath.Join(dir, "audit.log")}, note: s.noteHead}
 	err := cmp.Or(secureDir(dir), secureDir(filepath.Join(dir, "sessions")))
 	if err == nil {
-		s.log, err = openJournal(filepath.Join(dir, "state.jsonl"), sys)
-	}
-	if err == nil {
-		s.audit = &Audit{note: s.noteHead}
-		s.audit.log, err = openJournal(filepath.Join(dir, "audit.log"), sys)
-	}
-	if err == nil {
 		err = s.begin()
+		defer s.end()
+	}
+	if err == nil && s.older {
+		err = s.compact()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("opening the state: %w", err)
 	}
-	defer s.end()
-	if s.older {
-		err = s.compact()
-	}
-	return s, err
+	return s, nil
 }
 
-// Close gives back files and locks; nothing is left to be written.
+// Close gives back the files; nothing is left to be written.
 func (s *Store) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, f := range append(slices.Collect(maps.Values(s.held)), s.log.f, s.log.lock, s.audit.log.f, s.audit.log.lock) {
-		f.Close()
-	}
+	_ = errors.Join(s.log.f.Close(), s.log.lock.Close(), s.audit.log.f.Close(), s.audit.log.lock.Close())
 }
 
-func (s *Store) Audit() *Audit { return s.audit }
-
-// begin takes the process's and the shared lock and reads what others appended.
+// begin takes the process's and the shared lock and reads what others appended; a file that was renamed into place from
+// its beginning, a poisoned one not at all: its last line failed. end follows after an error, too.
 func (s *Store) begin() error {
 	s.mu.Lock()
 	anew, err := s.log.acquire()
-	if err == nil {
-		if err = s.refresh(anew); err == nil {
-			return nil
-		}
-		s.log.release()
+	if err != nil || s.log.poison != nil || !anew && s.log.end == s.read {
+		return err
 	}
-	s.mu.Unlock()
-	return err
+	if anew || s.log.end < s.read {
+		s.view, s.read, s.compactAt, s.older, s.notes = viewOf(nil), 0, compactMin, false, nil
+	}
+	b := make([]byte, s.log.end-s.read)
+	if _, err = s.log.f.ReadAt(b, s.read); err != nil {
+		return err
+	}
+	return s.take(b)
 }
 
 func (s *Store) end() {
@@ -478,13 +423,8 @@ func (s *Store) end() {
 // View is the state as it is now. Where it cannot be read any more, it is as it was, with an error.
 func (s *Store) View() (*View, error) {
 	err := s.begin()
-	if err == nil {
-		defer s.end()
-		return viewOf(s.view.records), nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return viewOf(s.view.records), fmt.Errorf("reading the state: %w", err)
+	defer s.end()
+	return viewOf(s.view.records), err
 }
 
 // Trouble is what keeps the store from its duties at present, nil when nothing does.
@@ -494,114 +434,66 @@ func (s *Store) Trouble() error {
 	return cmp.Or(s.log.poison, s.trouble)
 }
 
-// refresh reads the lines after s.read, but not of a poisoned file: its last line is one that failed.
-func (s *Store) refresh(anew bool) error {
-	before := s.view.records
-	if s.log.poison != nil || !anew && s.log.end == s.read {
-		return nil
-	} else if anew || s.log.end < s.read {
-		s.view, s.read, s.notes, s.older = viewOf(nil), 0, nil, false
-		s.compactAt = compactMin
+// take brings the view up to the last complete Update in b, parsed on all processors, and s.read behind it. A question
+// whose newest line is damaged has failed: what the line said, an answer perhaps, is unknown.
+func (s *Store) take(b []byte) (err error) {
+	texts, workers, anew := bytes.SplitAfter(b, []byte("\n")), runtime.GOMAXPROCS(0), s.read == 0
+	lines := make([]stateLine, len(texts)-1)
+	var all sync.WaitGroup
+	for w := range workers {
+		all.Go(func() {
+			for i := w; i < len(lines); i += workers {
+				lines[i] = parse(texts[i])
+			}
+		})
 	}
-	added := make([]byte, s.log.end-s.read)
-	if _, err := s.log.f.ReadAt(added, s.read); err != nil {
-		return fmt.Errorf("reading %s: %w", s.log.path, err)
+	all.Wait()
+	for len(lines) > 0 && lines[len(lines)-1].more > 0 {
+		lines = lines[:len(lines)-1]
 	}
-	lines, doubts, err := s.scan(added)
-	if err != nil {
-		return err
-	}
-	live, old := 0, false
-	for i, r := range decode(lines) {
-		if live += len(lines[i]); r == nil {
-			s.note("a damaged line (it is not a record of its kind): %.60q…", lines[i])
-		} else if old := before[r.head().key()]; old != nil && old.head().At.Equal(r.head().At) {
-			r.head().change = old.head().change
-			s.view.put(r)
-		} else {
-			s.put(r)
+	for i, l := range lines {
+		if l.err == nil && l.V > schemaVersion {
+			return fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", l.V)
 		}
-		old = old || r != nil && s.now().Sub(r.head().At) > s.Retention && s.keep(r) == nil
-	}
-	if s.compactAt = max(s.compactAt, int64(compactFactor*live)); old {
-		s.compactAt = 0
-	}
-	for _, key := range doubts {
-		if p, ok := s.view.records[key].(*PromptRecord); ok {
+		s.read += int64(len(texts[i]))
+		p := s.view.Prompts[l.ID]
+		switch {
+		case l.err == nil:
+			if p, ok := l.record.(*PromptRecord); ok && p.over() && s.now().Sub(p.At) > updateLife {
+				p.Full, p.Recent = "", "" // nobody asks for them any more; the next compaction leaves them out
+			}
+			s.view.put(l.record)
+			s.older = s.older || l.V < schemaVersion
+			continue
+		case l.Rec == "prompt" && p != nil:
 			q := *p
-			q.doubtful = true
+			q.Status, q.NonceUsed, q.Reason, q.At = Failed, true, damaged, s.now().UTC()
 			s.view.put(&q)
 		}
+		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a damaged line (%v): %.60q…", l.err, texts[i]))
 	}
+	close(s.wake)
+	s.wake = make(chan struct{})
 	if torn := s.log.end - s.read; torn > 0 {
-		s.note("a torn end of %d bytes was moved aside", torn)
-		if err = s.log.cut(s.read); err != nil {
-			err = fmt.Errorf("repairing the torn end of %s: %w", s.log.path, err)
+		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a torn end of %d bytes was moved aside", torn))
+		err = s.log.cut(s.read)
+	}
+	if anew {
+		s.compactAt = max(compactMin, int64(compactFactor*len(s.view.records)*(len(b)/max(1, len(lines)))))
+		for _, r := range s.view.records {
+			if s.now().Sub(r.head().At) > s.Retention && !s.keep(r) {
+				s.compactAt = 0
+			}
 		}
 	}
 	return err
 }
 
-// put makes a changed record the truth and wakes the followers.
-func (s *Store) put(r Record) {
-	s.changes++
-	r.head().change = s.changes
-	s.view.put(r)
-	close(s.wake)
-	s.wake = make(chan struct{})
-}
-
-// scan returns the last line of each record in b, and the keys of those whose last line is damaged; it moves s.read
-// behind the last complete Update.
-func (s *Store) scan(b []byte) (last [][]byte, doubts []string, err error) {
-	var lines [][]byte // nil: damaged
-	var keys []string
-	whole, owed, start := 0, 0, s.read
-	for line := range bytes.Lines(b) {
-		if start += int64(len(line)); line[len(line)-1] != '\n' {
-			break
-		}
-		h, more, err := parseHead(line)
-		if owed = max(0, owed-1); err != nil {
-			s.note("a damaged line (%v): %.60q…", err, line)
-			line = nil
-		} else if owed = more; h.V > schemaVersion {
-			return nil, nil, fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", h.V)
-		}
-		s.older = s.older || err == nil && h.V < schemaVersion
-		if lines, keys = append(lines, line), append(keys, h.key()); owed == 0 {
-			whole, s.read = len(lines), start
-		}
-	}
-	seen := map[string]bool{}
-	for i, key := range slices.Backward(keys[:whole]) {
-		if lines[i] == nil && !seen[key] {
-			doubts = append(doubts, key)
-		} else if lines[i] != nil && !seen[key] {
-			seen[key] = true
-			last = append(last, lines[i])
-		}
-	}
-	slices.Reverse(last) // in the order of the changes
-	return last, doubts, nil
-}
-
-// note says what was found wrong in the file; nothing of it is dropped.
-func (s *Store) note(format string, args ...any) {
-	if len(s.notes) < 20 {
-		s.notes = append(s.notes, "state.jsonl: "+fmt.Sprintf(format, args...))
-	}
-}
-
-// castagnoli is CRC-32C's table; crcMember the length of the member that holds it, with what ends the line.
+// castagnoli is CRC-32C's table; seal is what ends a line: its checksum.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-const crcMember = len(`,"crc":"00000000"}` + "\n")
-
-// seal is what ends a line: its checksum.
 func seal(open []byte) string {
-	sum := crc32.Update(crc32.Checksum(open, castagnoli), castagnoli, []byte("}"))
-	return fmt.Sprintf(`,"crc":"%08x"}`+"\n", sum)
+	return fmt.Sprintf(`,"crc":"%08x"}`+"\n", crc32.Update(crc32.Checksum(open, castagnoli), castagnoli, []byte("}")))
 }
 
 // stamps finds the times that encoding/json wrote, without the zeros at their end.
@@ -614,182 +506,145 @@ func marshal(v any) ([]byte, error) {
 	e.SetEscapeHTML(false)
 	err := e.Encode(v)
 	return stamps.ReplaceAllFunc(bytes.TrimSuffix(b.Bytes(), []byte("\n")), func(m []byte) []byte {
-		t, err := time.Parse(time.RFC3339Nano, string(m[5:len(m)-1]))
-		if err != nil {
-			return m
-		}
-		return t.AppendFormat(slices.Clone(m[:5]), stampLayout+`"`)
+		whole, decimals, _ := strings.Cut(strings.TrimSuffix(string(m), `Z"`), ".")
+		return []byte(whole + "." + (decimals + "000000")[:6] + `Z"`)
 	}), err
 }
 
 // encode is the line of a record; more lines of the same Update follow it.
 func encode(r Record, more int) ([]byte, error) {
 	b, err := marshal(r)
-	if err != nil {
-		return nil, err
-	}
-	if b = b[:len(b)-1]; more > 0 {
+	if b = bytes.TrimSuffix(b, []byte("}")); more > 0 {
 		b = fmt.Appendf(b, `,"more":%d`, more)
 	}
-	return append(b, seal(b)...), nil
+	return append(b, seal(b)...), err
 }
 
-// parseHead reads a line's head, even of one with a wrong checksum, and how many lines of its Update follow.
-func parseHead(line []byte) (h Head, more int, err error) {
-	v, rest, _ := bytes.Cut(bytes.TrimPrefix(line, []byte(`{"v":`)), []byte(`,"rec":"`))
-	rec, rest, _ := bytes.Cut(rest, []byte(`","id":"`))
-	id, _, ok := bytes.Cut(rest, []byte(`","at":"`))
-	if h.V, err = strconv.Atoi(string(v)); err != nil || !ok || bytes.ContainsAny(id, `"\`) {
-		return Head{}, 0, errors.New("it is not a record")
-	}
-	h.Rec, h.ID = string(rec), string(id)
-	n := len(line) - crcMember
-	if n < 0 || string(line[n:]) != seal(line[:n]) {
-		return h, 0, errors.New("its checksum does not match")
-	}
-	if i := bytes.LastIndexByte(line[:n], ','); i > 0 && bytes.HasPrefix(line[i:], []byte(`,"more":`)) {
-		more, _ = strconv.Atoi(string(line[i+len(`,"more":`) : n]))
-	}
-	return h, more, nil
+// stateLine is a line of the file: its record or what is wrong with it, and how many lines of its Update follow.
+type stateLine struct {
+	Head   // as far as it can be read, even of a damaged line
+	record Record
+	more   int
+	err    error
 }
 
-// decode reads the records of checked lines, on all processors; nil for a line that is none.
-func decode(lines [][]byte) []Record {
-	out := make([]Record, len(lines))
-	var all sync.WaitGroup
-	workers := min(runtime.GOMAXPROCS(0), 1+len(lines)/64)
-	for w := range workers {
-		all.Go(func() {
-			for i := w; i < len(lines); i += workers {
-				h, _, _ := parseHead(lines[i])
-				if empty := kinds[h.Rec]; empty != nil {
-					if r := empty(); json.Unmarshal(lines[i], r) == nil {
-						r.head().V, out[i] = schemaVersion, r
-					}
-				}
-			}
-		})
+func parse(text []byte) (l stateLine) {
+	open := text[:max(0, len(text)-crcMember)]
+	f := append(strings.SplitN(string(text), `"`, 12), make([]string, 12)...) // {"v":1,"rec":"prompt","id":"…","at":"…
+	l.V, _ = strconv.Atoi(strings.Trim(f[2], ":,"))
+	l.Rec, l.ID = f[5], f[9]
+	switch empty := kinds[l.Rec]; {
+	case string(text[len(open):]) != seal(open):
+		l.err = errors.New("its checksum does not match")
+	case l.V <= schemaVersion && empty == nil:
+		l.err = errors.New("it is not a record")
+	case l.V <= schemaVersion: // take refuses the file else
+		l.record = empty()
+		l.err = json.Unmarshal(text, l.record)
+		*l.record.head() = Head{schemaVersion, l.Rec, l.ID, l.record.head().At}
+		fmt.Sscanf(string(open[max(0, bytes.LastIndexByte(open, ',')):]), `,"more":%d`, &l.more)
 	}
-	all.Wait()
-	return out
+	return l
 }
 
 /* ----- changing ----- */
 
 // Update runs fn, which must not call the Store, on the current state under the lock and makes what it returns
 // durable, all or nothing. Audit entries that could not be written are no error of it, but Trouble.
-func (s *Store) Update(fn func(*View) ([]Record, error)) error { return s.update(true, fn) }
-
-func (s *Store) update(durable bool, fn func(*View) ([]Record, error)) error {
-	if err := s.begin(); err != nil {
-		return fmt.Errorf("locking the state: %w", err)
+func (s *Store) Update(fn func(*View) ([]Record, error)) error {
+	var events []Event
+	err := s.begin()
+	if err == nil {
+		events, err = s.write(fn(s.view))
 	}
-	events, err := s.change(durable, fn)
-	var unaudited error
-	if len(events) > 0 {
-		unaudited = s.audit.begin() // before the state is released, so that both files have the same order
+	if len(events) == 0 {
+		s.end()
+		return err
 	}
+	unaudited := s.audit.begin() // before the state is released, so that both files have the same order
 	s.end()
-	if len(events) > 0 && unaudited == nil {
+	if unaudited == nil {
 		unaudited = s.audit.commit(events...)
 	}
 	if unaudited != nil {
 		s.mu.Lock()
+		defer s.mu.Unlock()
 		s.trouble = fmt.Errorf("the audit log lacks an entry: %w", unaudited)
-		s.mu.Unlock()
 	}
-	return err
+	return nil
 }
 
-// change is update under the lock. When it returns without error, the records are in the file.
-func (s *Store) change(durable bool, fn func(*View) ([]Record, error)) (events []Event, err error) {
-	recs, err := fn(s.view)
+// write appends what a change made. When it returns without error, the records are in the file, and the audit log owes
+// the events. The chain's head alone is not fsynced: should it be lost, the next will do.
+func (s *Store) write(recs []Record, err error) (events []Event, _ error) {
 	if err != nil || len(recs) == 0 {
 		return nil, err
 	}
 	var lines []byte
 	for i, r := range recs {
 		h := r.head()
-		*h = Head{V: schemaVersion, Rec: kindOf(r), ID: h.ID, At: s.now().UTC().Truncate(time.Microsecond)}
+		*h = Head{schemaVersion, kindOf(r), h.ID, s.now().UTC().Truncate(time.Microsecond)}
 		old := s.view.records[h.key()]
 		if old != nil && !h.At.After(old.head().At) {
 			h.At = old.head().At.Add(time.Microsecond)
 		}
-		if why := s.view.illegal(old, r); why != "" {
-			return nil, fmt.Errorf("recording %s: %s", h.key(), why)
-		}
 		line, err := encode(r, len(recs)-1-i)
-		if err != nil {
+		if err = cmp.Or(s.view.illegal(old, r), err); err != nil {
 			return nil, fmt.Errorf("recording %s: %w", h.key(), err)
 		}
 		lines, events = append(lines, line...), append(events, auditEvents(old, r)...)
 	}
-	if err := s.log.append(lines, durable); err != nil {
+	if err = s.log.append(lines, recs[0].head().key() != "meta audit"); err != nil {
 		return nil, fmt.Errorf("recording: %w", err)
 	}
-	s.read = s.log.end
 	for _, r := range recs {
-		s.put(r)
+		s.view.put(r)
 	}
-	if s.read >= s.compactAt {
-		if err := s.compact(); err != nil {
-			s.trouble, s.compactAt = err, 2*s.read
-		}
+	close(s.wake)
+	if s.read, s.wake = s.log.end, make(chan struct{}); s.read >= s.compactAt {
+		s.compact() // what fails of it is Trouble
 	}
 	return events, nil
 }
 
-// noteHead keeps the audit chain's head in the state, without an fsync. Should it fail, the next head will do.
+// noteHead keeps the audit chain's head in the state.
 func (s *Store) noteHead(seq int64, hash string) {
-	s.update(false, func(v *View) ([]Record, error) {
-		if s.trouble = nil; v.Meta["audit"] != nil && v.Meta["audit"].Seq >= seq {
-			return nil, nil
-		}
-		return []Record{&MetaRecord{Head: Head{ID: "audit"}, Seq: seq, Hash: hash}}, nil
-	})
+	defer s.end()
+	err := s.begin()
+	if s.trouble = nil; err == nil && cmp.Or(s.view.Meta["audit"], &MetaRecord{}).Seq < seq {
+		s.write([]Record{&MetaRecord{Head: Head{ID: "audit"}, Seq: seq, Hash: hash}}, nil)
+	}
 }
 
 // Move takes a prompt along one legal transition; change may fill in more fields. false: nothing changed, except
 // that the message id of a question answered before its delivery was recorded is kept.
-func (s *Store) Move(id string, to State, change func(*PromptRecord)) (bool, error) {
-	return s.move(id, to, s.now(), change)
-}
-
-func (s *Store) move(id string, to State, now time.Time, change func(*PromptRecord)) (moved bool, err error) {
-	err = s.Update(func(v *View) ([]Record, error) {
-		old := v.Prompts[id]
-		if old == nil || to == Expired && now.Before(old.ExpiresAt) {
-			return nil, nil
-		}
-		p := *old
+func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved bool, err error) {
+	now := s.now().UTC()
+	err = s.Update(func(v *View) (recs []Record, _ error) {
+		old := cmp.Or(v.Prompts[id], &PromptRecord{})
+		p, late := *old, *old
 		if change != nil {
 			change(&p)
 		}
-		if p.Status = to; old.Status == to || v.illegal(old, &p) != "" {
-			late := *old
-			if late.MsgID = p.MsgID; to != AwaitingReply || late.MsgID == old.MsgID {
-				return nil, nil
-			}
+		p.Status, late.MsgID = to, p.MsgID
+		early := to == Expired && now.Before(old.ExpiresAt)
+		switch moved = !early && old.Status != to && v.illegal(old, &p) == nil; {
+		case !moved && to == AwaitingReply && old.MsgID != late.MsgID && old.ID != "":
 			return []Record{&late}, nil
+		case !moved:
+			return nil, nil
+		case to == Expired:
+			p.DecidedBy = ref("auto:timeout")
+		case to == Injected:
+			recs = []Record{&ReplyRecord{Head{ID: id}, id, p.SessionID, *cmp.Or(p.Value, ref("")), replySource(&p), now}}
 		}
-		moved = true
-		at := now.UTC()
 		if old.Open() && !p.Open() {
-			p.NonceUsed, p.DecidedAt = true, cmp.Or(p.DecidedAt, &at)
-			if to == Expired {
-				p.DecidedBy = ref("auto:timeout")
-			}
+			p.NonceUsed, p.DecidedAt = true, cmp.Or(p.DecidedAt, &now)
 		}
-		if to != Injected {
-			return []Record{&p}, nil
-		}
-		reply := &ReplyRecord{Head{ID: id}, id, p.SessionID, *cmp.Or(p.Value, ref("")), replySource(&p), at}
-		return []Record{&p, reply}, nil
+		return append(recs, &p), nil
 	})
 	return moved && err == nil, err
 }
-
-func ref[T any](v T) *T { return &v }
 
 // byWhom says who decided, in a message.
 func byWhom(by *string) string {
@@ -798,14 +653,13 @@ func byWhom(by *string) string {
 		return "on the phone (" + who + ")"
 	}
 	return cmp.Or(map[string]string{"": "in the terminal", "cli:local": "at the keyboard",
-		"auto:timeout": "by its timeout",
-		"cli:answer":   "with atlasbridge answer"}[who], "by "+who)
+		"cli:answer": "with atlasbridge answer", "auto:timeout": "by its timeout"}[who], "by "+who)
 }
 
 // replySource says whose answer was typed.
 func replySource(p *PromptRecord) string {
-	return map[bool]string{false: "operator", true: "timeout_default"}[strings.HasPrefix(*cmp.Or(p.DecidedBy, ref("")),
-		"auto:")]
+	auto := strings.HasPrefix(*cmp.Or(p.DecidedBy, ref("")), "auto:")
+	return map[bool]string{false: "operator", true: "timeout_default"}[auto]
 }
 
 /* ----- deciding ----- */
@@ -824,108 +678,87 @@ type Decision struct {
 // Refusal is why a decision changed nothing: "" accepted, else one of the sentences a person reads.
 type Refusal string
 
+func refuse(when bool, why string) Refusal { return map[bool]Refusal{true: Refusal(why)}[when] }
+
 // Decide gives a prompt its answer, on the disk, if it is the first and all guards hold; it returns the prompt.
-func (s *Store) Decide(d Decision, now time.Time) (PromptRecord, Refusal, error) {
-	p := &PromptRecord{}
-	var why Refusal
-	err := s.Update(func(v *View) ([]Record, error) {
-		old := v.find(d)
-		if why = s.guard(v, old, d, now); why != "" {
-			p = cmp.Or(old, p)
+func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, err error) {
+	err = s.Update(func(v *View) (recs []Record, _ error) {
+		p = *cmp.Or(v.find(d), &PromptRecord{})
+		if why = s.guard(v, &p, d, now); why == "" {
+			p.Value, why = p.judge(d.Value)
+		}
+		if why != "" {
 			return nil, nil
 		}
-		q := *old
-		p = &q
-		if q.Value, why = q.judge(d.Value); why != "" {
-			return nil, nil
+		p.Status, p.NonceUsed, p.DecidedAt, p.DecidedBy = ReplyReceived, true, ref(now.UTC()), &d.By
+		if p.Secret {
+			s.secrets.Store(p.ID, *p.Value)
+			p.Value, p.ValueHidden = nil, true
+		} else if *p.Value == "cancel" && p.ambiguous() {
+			p.Status = Canceled
 		}
-		q.Status, q.NonceUsed, q.DecidedAt, q.DecidedBy = ReplyReceived, true, ref(now.UTC()), &d.By
-		if reason, refused := strings.CutPrefix(d.Value, "deny:"); refused && q.Permission {
-			q.Reason = cmp.Or(reason, q.Reason)
+		if d.UpdateID != 0 {
+			recs = []Record{&UpdateRecord{Head{ID: strconv.FormatInt(d.UpdateID, 10)}, "decision"}}
 		}
-		if q.Secret {
-			s.secrets[q.ID] = *q.Value
-			q.Value, q.ValueHidden = nil, true
-		} else if *q.Value == "cancel" && q.ambiguous() {
-			q.Status = Canceled
-		}
-		if d.UpdateID == 0 {
-			return []Record{p}, nil
-		}
-		return []Record{p, &UpdateRecord{Head{ID: strconv.FormatInt(d.UpdateID, 10)}, "decision"}}, nil
+		return append(recs, &p), nil
 	})
 	if err != nil {
 		s.TakeSecret(p.ID)
 		return PromptRecord{}, "", err
 	}
-	return *p, why, nil
+	return p, why, nil
 }
 
 // TakeSecret is the answer to a secret prompt, once. It exists in the memory of this process only.
 func (s *Store) TakeSecret(promptID string) (value string, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	value, ok = s.secrets[promptID]
-	delete(s.secrets, promptID)
+	secret, ok := s.secrets.LoadAndDelete(promptID)
+	value, _ = secret.(string)
 	return value, ok
 }
 
-// find is the prompt that the decision names, of several with the same short id the open one; nil: not one.
-func (v *View) find(d Decision) *PromptRecord {
+// find is the prompt that the decision names, nil when it names none, or two.
+func (v *View) find(d Decision) (found *PromptRecord) {
 	names := func(short, id string) bool { return short == id || len(short) >= 8 && strings.HasPrefix(id, short) }
-	var hits, open []*PromptRecord
 	for id, p := range v.Prompts {
 		if names(d.PromptID, id) && (d.Trusted && d.SessionID == "" || names(d.SessionID, p.SessionID)) {
-			if hits = append(hits, p); p.Open() {
-				open = append(open, p)
+			if found != nil {
+				return nil
 			}
+			found = p
 		}
 	}
-	if len(open) == 1 || len(hits) == 1 {
-		return append(open, hits...)[0]
-	}
-	return nil
+	return found
 }
 
 // guard checks everything about a decision but its value.
 func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refusal {
-	if p == nil {
-		return Refusal("there is no question " + clip(strconv.Quote(d.PromptID), 40) + " in that session")
-	}
-	n := len(d.Nonce)
-	shown := (n == 16 || n == 32) && len(p.Nonce) == 32 && subtle.ConstantTimeCompare([]byte(d.Nonce),
-		[]byte(p.Nonce[:n])) == 1
+	shown := len(d.Nonce) >= 16 && subtle.ConstantTimeCompare([]byte(d.Nonce),
+		[]byte(p.Nonce[:min(len(d.Nonce), len(p.Nonce))])) == 1
 	phone := func(by *string) bool { return by != nil && strings.HasPrefix(*by, "telegram:") }
+	clock := func(t time.Time) string { return " at " + t.Local().Format(time.TimeOnly) }
+	_, mine := s.held.Load(lockName(p.SessionID))
 	recent := 0
 	for _, q := range v.Prompts {
 		if q.SessionID == p.SessionID && phone(q.DecidedBy) && now.Sub(*q.DecidedAt).Abs() < time.Minute {
 			recent++
 		}
 	}
-	switch {
-	case !d.Trusted && !shown:
-		return "the answer does not belong to this question"
-	case p.doubtful:
-		return "the question's record is damaged, so it takes no answer any more"
-	case p.Status == Expired || p.Open() && d.By != "cli:local" && !now.Before(p.ExpiresAt):
-		return Refusal("the question expired at " + p.ExpiresAt.Local().Format(time.TimeOnly))
-	case !p.Open() && p.DecidedBy != nil:
-		return Refusal("already answered " + byWhom(p.DecidedBy) + " at " + p.DecidedAt.Local().Format(time.TimeOnly))
-	case p.Status == Failed || !v.active(p.SessionID):
-		return "the question's session has ended"
-	case !p.Open():
-		return "the question has left the screen"
-	case p.Status == Created && !d.Trusted:
-		return "the question has not been asked yet"
-	case p.Secret && s.held["sessions/"+p.SessionID+".lock"] == nil:
-		return "a secret can only be answered at its session's own keyboard"
-	case phone(&d.By) && recent >= decisionsLimit:
-		return Refusal(fmt.Sprintf("%d answers in a minute for this session: wait a little, then answer again", recent))
-	}
-	return ""
+	return cmp.Or(
+		refuse(p.ID == "", "there is no question "+clip(strconv.Quote(d.PromptID), 40)+" in that session"),
+		refuse(!d.Trusted && !shown, "the answer does not belong to this question"),
+		refuse(p.Reason == damaged, "the question's record is damaged, so it takes no answer any more"),
+		refuse(p.Status == Expired || p.Open() && d.By != "cli:local" && !now.Before(p.ExpiresAt),
+			"the question expired"+clock(p.ExpiresAt)),
+		refuse(!p.Open() && p.DecidedBy != nil, "already answered "+byWhom(p.DecidedBy)+clock(*cmp.Or(p.DecidedAt, &now))),
+		refuse(p.Status == Failed || !v.active(p.SessionID), "the question's session has ended"),
+		refuse(!p.Open(), "the question has left the screen"),
+		refuse(p.Status == Created && !d.Trusted, "the question has not been asked yet"),
+		refuse(p.Secret && !mine, "a secret can only be answered at its session's own keyboard"),
+		refuse(phone(&d.By) && recent >= decisionsLimit,
+			fmt.Sprintf("%d answers in a minute for this session: wait a little, then answer again", recent)))
 }
 
-// judge says what an answer means for the question: the value to record, or why it is none.
+// judge says what an answer means for the question: the value to record, or why it is none. A reason given becomes its.
 func (p *PromptRecord) judge(given string) (*string, Refusal) {
 	word := strings.ToLower(given)
 	word = cmp.Or(map[string]string{"yes": "y", "no": "n", "": "enter"}[word], word)
@@ -933,15 +766,13 @@ func (p *PromptRecord) judge(given string) (*string, Refusal) {
 	switch {
 	case p.Secret:
 		return &given, p.text(given)
-	case given == "default" && p.SafeDefault == nil:
-		return nil, "this question has no safe default"
 	case given == "default":
-		return p.SafeDefault, ""
+		return p.SafeDefault, refuse(p.SafeDefault == nil, "this question has no safe default")
 	case refused && p.Permission:
-		if i := slices.IndexFunc(p.Choices, func(c Choice) bool { return c.Hook == "deny" }); i >= 0 {
-			return &p.Choices[i].Key, p.text(reason)
-		}
-		return cmp.Or(p.SafeDefault, ref("deny")), p.text(reason)
+		p.Reason = cmp.Or(reason, p.Reason)
+		ways := append(slices.Clone(p.Choices), Choice{Key: *cmp.Or(p.SafeDefault, ref("deny")), Hook: "deny"})
+		i := slices.IndexFunc(ways, func(c Choice) bool { return c.Hook == "deny" })
+		return &ways[i].Key, p.text(reason)
 	case p.offered(given):
 		return &given, ""
 	case p.Type != FreeText && p.offered(word):
@@ -990,12 +821,9 @@ func (p *PromptRecord) ambiguous() bool {
 // text checks an answer that is typed as it is. Control characters would be keys, not text.
 func (p *PromptRecord) text(s string) Refusal {
 	control := func(r rune) bool { return r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 }
-	if limit := cmp.Or(p.MaxLength, map[bool]int{false: maxText, true: maxIdleText}[p.Idle]); len(s) > limit {
-		return Refusal(fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit))
-	} else if !utf8.ValidString(s) || strings.ContainsFunc(s, control) {
-		return "the answer has control characters in it"
-	}
-	return ""
+	limit := cmp.Or(p.MaxLength, maxText)
+	return cmp.Or(refuse(len(s) > limit, fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit)),
+		refuse(!utf8.ValidString(s) || strings.ContainsFunc(s, control), "the answer has control characters in it"))
 }
 
 /* ----- following ----- */
@@ -1003,23 +831,35 @@ func (p *PromptRecord) text(s string) Refusal {
 // Follow sends prompt and input records of the session as they change, by whichever process, until ctx ends. Where
 // the system does not tell of changes, it looks at 20 Hz when fast() (a question is open), else at 2 Hz.
 func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) <-chan Record {
-	out := make(chan Record)
-	s.mu.Lock()
-	seen, wake := s.changes, s.wake
-	s.mu.Unlock()
-	var changed <-chan struct{}
-	stop, watchAt := func() {}, time.Now().Add(time.Second) // ending a watch costs Linux 18 ms: not for a short session
+	out, seen := make(chan Record), map[string]time.Time{}
+	var wake chan struct{} // closed by the next change
+	look := func() (recs []Record) {
+		s.begin() // it fails for everybody, and others tell of it
+		defer s.end()
+		add := func(r Record, of string) {
+			if h := r.head(); of == sessionID && h.At.After(seen[h.key()]) {
+				recs, seen[h.key()] = append(recs, r), h.At
+			}
+		}
+		for _, p := range s.view.Prompts {
+			add(p, p.SessionID)
+		}
+		for _, in := range s.view.Inputs {
+			add(in, in.SessionID)
+		}
+		wake = s.wake
+		return slices.SortedFunc(slices.Values(recs), byTime)
+	}
+	look()
 	go func() {
 		defer close(out)
-		defer func() { stop() }()
+		var changed <-chan struct{}
+		start, stop := time.Now(), func() {}
 		for ctx.Err() == nil {
-			if !watchAt.IsZero() && time.Now().After(watchAt) {
+			if changed == nil && time.Since(start) > time.Second { // ending a watch costs Linux 18 ms
 				changed, stop = watchFolder(s.Dir)
-				watchAt = time.Time{}
 			}
-			var recs []Record
-			recs, seen, wake = s.since(seen, sessionID)
-			for _, r := range recs {
+			for _, r := range look() {
 				select {
 				case out <- r:
 				case <-ctx.Done():
@@ -1028,7 +868,7 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 			wait := 500 * time.Millisecond
 			if changed != nil {
 				wait = 5 * time.Second
-			} else if !watchAt.IsZero() || fast != nil && fast() {
+			} else if fast != nil && fast() {
 				wait = 50 * time.Millisecond
 			}
 			select {
@@ -1038,106 +878,53 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 			case <-ctx.Done():
 			}
 		}
+		stop()
 	}()
 	return out
 }
 
-// since lists what changed of a session, at the cost of one stat when nothing did; wake is closed by the next change.
-func (s *Store) since(seen int64, session string) (recs []Record, now int64, wake chan struct{}) {
-	s.mu.Lock()
-	fi, err := os.Lstat(s.log.path)
-	same := err == nil && os.SameFile(fi, s.log.info) && fi.Size() == s.read
-	s.mu.Unlock()
-	if !same && s.begin() == nil {
-		s.end()
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.changes == seen {
-		return nil, seen, s.wake
-	}
-	for _, p := range s.view.Prompts {
-		if p.change > seen && p.SessionID == session {
-			recs = append(recs, p)
-		}
-	}
-	for _, in := range s.view.Inputs {
-		if in.change > seen && in.SessionID == session {
-			recs = append(recs, in)
-		}
-	}
-	slices.SortFunc(recs, func(a, b Record) int { return cmp.Compare(a.head().change, b.head().change) })
-	return recs, s.changes, s.wake
-}
-
-/* ----- compaction ----- */
-
-// keep is the record as compaction writes it, nil when its time has passed.
-func (s *Store) keep(r Record) Record {
-	now := s.now()
-	age := now.Sub(r.head().At)
-	keep := age < s.Retention
+// keep tells whether a compaction keeps the record.
+func (s *Store) keep(r Record) bool {
+	age := s.now().Sub(r.head().At)
 	switch r := r.(type) {
 	case *MetaRecord:
-		keep = true
+		return true
+	case *UpdateRecord, *InputRecord:
+		return age < updateLife
 	case *SessionRecord:
-		keep = keep || r.Status == "active"
-	case *UpdateRecord:
-		keep = age < updateLife
-	case *InputRecord:
-		keep = age < updateLife || r.Status == "queued" && s.view.active(r.SessionID)
-	case *PromptRecord: // its nonce has to be known for as long as Telegram can repeat a tap
-		keep = keep || now.Sub(r.ExpiresAt) < updateLife || !r.over() && s.view.active(r.SessionID)
-		if keep && r.over() && age > updateLife {
-			p := *r
-			p.Full, p.Recent = "", ""
-			return &p
-		}
+		return age < s.Retention || r.Status == "active"
+	case *PromptRecord:
+		return age < s.Retention || !r.over() && s.view.active(r.SessionID)
 	}
-	if keep {
-		return r
-	}
-	return nil
+	return age < s.Retention
 }
 
 // compact puts a file in place that holds only what is worth keeping. After an error the old file is still the state.
-func (s *Store) compact() error {
-	var kept []Record
-	for _, r := range s.view.records {
-		if p, ok := r.(*PromptRecord); ok && p.doubtful && p.Open() {
-			return nil // its older line would look like the truth: Reap ends it first
-		} else if r = s.keep(r); r != nil {
-			kept = append(kept, r)
+func (s *Store) compact() (err error) {
+	var line, out []byte
+	for _, r := range slices.SortedFunc(maps.Values(s.view.records), byTime) {
+		if s.keep(r) && err == nil {
+			line, err = encode(r, 0)
+			out = append(out, line...)
 		}
 	}
-	slices.SortFunc(kept, func(a, b Record) int { return a.head().At.Compare(b.head().At) })
-	var out []byte
-	for _, r := range kept {
-		line, err := encode(r, 0)
-		if err != nil {
-			return err
-		}
-		out = append(out, line...)
-	}
-	var err error
-	if s.older || len(s.notes) > 0 {
+	if err == nil && (s.older || len(s.notes) > 0) {
 		err = s.log.aside("backup", 0)
 	}
+	err = cmp.Or(err, s.log.create(".new", out))
 	if err == nil {
-		err = s.log.replace(out)
+		err = s.log.rename(s.log.path+".new", s.log.path)
 	}
 	if err != nil {
-		return fmt.Errorf("compacting the state: %w", err)
+		s.trouble, s.compactAt = fmt.Errorf("compacting the state: %w", err), 2*s.read
 	}
-	return nil
+	return err
 }
 
 /* ----- locks, and sessions that died ----- */
 
 // HoldSession takes a session's lock, before its record is written: an active session whose lock is free is dead.
-func (s *Store) HoldSession(id string) (release func(), err error) {
-	return s.hold("sessions/" + id + ".lock")
-}
+func (s *Store) HoldSession(id string) (release func(), err error) { return s.hold(lockName(id)) }
 
 // TryPoll takes poll.lock if it is free.
 func (s *Store) TryPoll() (release func(), held bool, err error) {
@@ -1150,73 +937,54 @@ func (s *Store) TryPoll() (release func(), held bool, err error) {
 // hold takes the lock of that name in the state folder. The pid in the file is for people and status only.
 func (s *Store) hold(name string) (release func(), err error) {
 	f, err := openPrivate(filepath.Join(s.Dir, name), os.O_RDWR|os.O_CREATE)
-	if err != nil {
-		return nil, err
-	}
-	if err = lockFile(f, false); err != nil {
+	if err = cmp.Or(err, lockFile(f, false)); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("locking %s: %w", name, err)
 	}
 	f.Truncate(0)
-	fmt.Fprintln(f, os.Getpid(), processStart(os.Getpid()))
-	s.mu.Lock()
-	s.held[name] = f
-	s.mu.Unlock()
-	return sync.OnceFunc(func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.held, name)
+	fmt.Fprintln(f, os.Getpid())
+	s.held.Store(name, f)
+	return func() {
+		s.held.Delete(name)
 		if f.Close(); name != "poll.lock" { // nobody takes the lock of a session that has ended
 			os.Remove(f.Name())
 		}
-	}), nil
+	}, nil
 }
 
 // holder is the pid in a lock file, −1 when it cannot be read; 0 only when the lock is surely free.
 func (s *Store) holder(name string) int {
 	pid := -1
 	f, err := os.OpenFile(filepath.Join(s.Dir, name), os.O_RDWR, 0)
-	if err == nil {
-		defer f.Close()
-		fmt.Fscan(f, &pid)
-		err = lockFile(f, false)
-	}
-	if err == nil || errors.Is(err, fs.ErrNotExist) {
+	defer f.Close()
+	fmt.Fscan(f, &pid)
+	if err = cmp.Or(err, lockFile(f, false)); err == nil || errors.Is(err, os.ErrNotExist) {
 		return 0
 	}
 	return pid
 }
 
-func (s *Store) Alive(id string) bool { return s.holder("sessions/"+id+".lock") != 0 }
+func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
+func lockName(session string) string  { return "sessions/" + session + ".lock" }
 
 // Reap marks dead sessions as crashed and fails their prompts; it returns those whose messages are to be edited.
 func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*PromptRecord, err error) {
 	err = s.Update(func(v *View) (recs []Record, _ error) {
 		dead := map[string]bool{}
 		for id, r := range v.Sessions {
-			dead[id] = r.Status != "active" || !s.Alive(id)
-			if q := *r; dead[id] && r.Status == "active" {
+			q := *r
+			if dead[id] = q.Status != "active" || !s.Alive(id); dead[id] && q.Status == "active" {
 				q.Status, q.Activity, q.EndedAt = "crashed", "", ref(now.UTC())
 				sessions, recs = append(sessions, &q), append(recs, &q)
-				os.Remove(filepath.Join(s.Dir, "sessions", id+".lock"))
+				os.Remove(filepath.Join(s.Dir, lockName(id)))
 			}
 		}
 		for _, p := range v.Prompts {
-			q := *p
-			q.Status, q.NonceUsed, q.Reason = Failed, true, "the session ended before it was answered"
-			if p.doubtful && p.Open() {
-				q.Reason = "its record in the state file is damaged"
-			} else if !dead[p.SessionID] || p.over() {
-				continue
-			} else if !p.Open() {
-				q.Reason = "the session ended: whether the answer was typed is uncertain"
-			}
-			prompts, recs = append(prompts, &q), append(recs, &q)
-		}
-		for _, in := range v.Inputs {
-			if q := *in; dead[in.SessionID] && in.Status == "queued" {
-				q.Status, q.Reason = "refused", "the session has ended"
-				recs = append(recs, &q)
+			if q := *p; dead[p.SessionID] && !p.over() {
+				q.Status, q.NonceUsed = Failed, true
+				q.Reason = map[bool]string{true: "the session ended before it was answered",
+					false: "the session ended: whether the answer was typed is uncertain"}[p.Open()]
+				prompts, recs = append(prompts, &q), append(recs, &q)
 			}
 		}
 		return recs, nil
@@ -1224,22 +992,16 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 	return sessions, prompts, err
 }
 
-// newID is a random UUID (version 4, RFC 9562 section 5.4).
+// newID is a random UUID (version 4, RFC 9562 section 5.4), newNonce 32 hex digits that nobody can guess.
 func newID() string {
-	b := []byte(newNonce())
-	b[12], b[16] = '4', "89ab"[b[16]&3]
-	return fmt.Sprintf("%s-%s-%s-%s-%s", b[:8], b[8:12], b[12:16], b[16:20], b[20:])
+	x := newNonce()
+	return fmt.Sprintf("%s-%s-4%s-%c%s-%s", x[:8], x[8:12], x[13:16], "89ab"[x[16]&3], x[17:20], x[20:])
 }
-
-// newNonce is 32 hex digits that nobody can guess.
-func newNonce() string {
-	var b [16]byte
-	rand.Read(b[:])
-	return fmt.Sprintf("%x", b)
-}
+func newNonce() string { return digest([]byte(rand.Text()))[len("sha256:"):][:32] }
 
 // shortID is the first 8 hex digits, as shown to people and in callback data.
 func shortID(id string) string { return id[:min(8, len(id))] }
+func ref[T any](v T) *T        { return &v }
 
 /* ----- status, approvals, answer ----- */
 
