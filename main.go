@@ -1031,85 +1031,78 @@ func withhold(lines []byte, full bool) (out []byte) {
 
 // A session's goroutines, each with one owner of its data and a written end:
 //
-//	loop       Screen, Detector, the question in force, the gate, all queues   child gone and output drained
-//	read       PTY.Read, the host's stdout                                      EOF of the PTY
-//	write      PTY.Write                                                        its channel is closed
-//	readKeys   the host's stdin                                                 with the process
-//	a waiter   PTY.Wait                                                         child gone
-//	follower   its position in state.jsonl                                      context
-//	senders    one call of the channel to the phone each                        the call's end, or context
-//	poller     getUpdates, while this process holds the poll lock               context
+//	loop                 Screen, Detector, question, gate, all queues       child gone and output drained
+//	read, write          PTY.Read and the host's stdout; PTY.Write          EOF of the PTY; its channel is closed
+//	readKeys, a waiter   the host's stdin; PTY.Wait                         with the process; child gone
+//	follower, poller     its position in state.jsonl; getUpdates            context
+//	senders              one call of the channel to the phone each          the call's end, or context
 //
 // The loop only selects: no network, no PTY write, no sleep; only appends to the store, at one fsync each, are done in
 // place. Output reaches the host before anything looks at it.
 
 const (
-	joinWindow    = 400 * time.Millisecond // hook and dialog come within 0.2 s of each other (measured on claude 2.1)
-	hookGrace     = 2 * time.Second        // for a waiting hook to take its decision before the gate types it instead
-	keyGrace      = 300 * time.Millisecond // after a key at the keyboard, for the screen to show what it did
-	followTime    = time.Second            // for the screen to follow one key of the gate
-	submitTime    = 3 * time.Second        // for a text to leave the input box after Enter
-	gatePoll      = 25 * time.Millisecond  // between looks at a screen that has not followed yet
-	judgeEvery    = 10 * time.Millisecond  // between looks of the detector while output flows: 0.1 ms each (BenchmarkLook)
-	reapEvery     = time.Minute            // between looks for sessions that died
-	drainSend     = 3 * time.Second        // for the last messages, at the end of a session
-	drainStream   = 10 * time.Minute       // the same with --stream: the output was asked for in full
-	activityEvery = time.Second            // between records of what the session is doing
-	outputEvery   = 30 * time.Second       // between records of when output last came
-	maxTyped      = 64 << 10               // bytes waiting to be written to the child before the keyboard has to wait
-	maxUnread     = 64                     // reads that the screen may lag behind the host before the reader has to wait
-	readBytes     = 8 << 10                // of one read; Linux gives at most 4 KiB
-	maxBacklog    = 4 << 20                // bytes of --stream text waiting for the phone before the oldest is left out
-	maxMessage    = 4096                   // bytes of an operator's text (SPEC section 8)
+	joinWindow  = 400 * time.Millisecond // hook and dialog come within 0.2 s of each other (measured on claude 2.1)
+	hookGrace   = 2 * time.Second        // for a waiting hook to take its decision before the gate types it instead
+	keyGrace    = 300 * time.Millisecond // after a key at the keyboard, for the screen to show what it did
+	followTime  = time.Second            // for the screen to follow one key of the gate
+	submitTime  = 3 * time.Second        // for a text to leave the input box after Enter
+	gatePoll    = 25 * time.Millisecond  // between looks at a screen that has not followed yet
+	judgeEvery  = 10 * time.Millisecond  // between looks of the detector while output flows: 0.1 ms each (BenchmarkLook)
+	reapEvery   = time.Minute            // between looks for sessions that died
+	drainSend   = 3 * time.Second        // for the last messages, at the end of a session
+	drainStream = 10 * time.Minute       // the same with --stream: the output was asked for in full
+	doingEvery  = time.Second            // between records of what the session is doing
+	outputEvery = 30 * time.Second       // between records of when output last came
+	maxTyped    = 64 << 10               // bytes waiting to be written to the child before the keyboard has to wait
+	maxUnread   = 64                     // reads that the screen may lag behind the host before the reader has to wait
+	readBytes   = 8 << 10                // of one read; Linux gives at most 4 KiB
+	maxBacklog  = 4 << 20                // bytes of --stream text waiting for the phone before the oldest is left out
+	maxMessage  = 4096                   // bytes of an operator's text (SPEC section 8)
 )
 
 // session is what the loop owns.
 type session struct {
-	cfg                  *Config
-	st                   *Store
-	ch                   Channel
-	tg                   *Telegram // nil without Telegram
-	log                  *slog.Logger
-	adapter              *Adapter
-	pty                  PTY
-	det                  *Detector
-	cast                 *castWriter // nil without --record
-	rec                  SessionRecord
-	argv                 []string
-	in, out, errOut, tty *os.File // tty: the host's terminal, nil when there is none
-	restore              func() error
-	quiet, hooked        bool // --quiet; the tool's hooks call `atlasbridge hook`
-	interactive, hungUp  bool // stdin is a terminal: somebody may type; the end was asked for
-	signals              chan os.Signal
-	ctx                  context.Context // of what goes on beside the loop, until stop
-	stop                 func()
-	sent                 chan func() // reports of the channel's calls, for the loop to run
-	sending              int         // calls that have not reported
-	polling              sync.WaitGroup
-	now, next            time.Time // of the loop: the time of this turn, and when the next is due at the latest
-	judged, lastKey      time.Time // when the detector last looked; when somebody last typed here
-	activityAt, reapAt   time.Time
-	seen                 *Prompt   // what the detector last found, until it is gone
-	q                    *question // in force
-	gate                 *gate
-	typing               []byte // waits for the writer
-	inFlight             bool   // the writer has a chunk it has not reported
-	stream               stream
-	jsonLine             []byte       // of a tool that prints stream-json: the unfinished line; nil otherwise
-	answer, trouble      string       // beginning of the tool's last answer; what was told of the state file
-	warning              atomic.Value // a string about the tool's version
-	open                 atomic.Bool  // a question is open: the follower looks more often
+	cfg                         *Config
+	st                          *Store
+	ch                          Channel
+	tg                          *Telegram // nil without Telegram
+	log                         *slog.Logger
+	adapter                     *Adapter
+	pty                         PTY
+	det                         *Detector
+	cast                        *castWriter // nil without --record
+	rec                         SessionRecord
+	argv                        []string
+	in, out, tty                *os.File // tty: the host's terminal, nil when there is none
+	notes                       io.Writer
+	restore                     func() error
+	hooked, interactive, hungUp bool // hooks call us; stdin is a terminal: somebody may type; the end was asked for
+	signals                     chan os.Signal
+	ctx                         context.Context // of what goes on beside the loop, until stop
+	stop                        func()
+	polling                     sync.WaitGroup
+	sent                        chan func() // reports of the channel's calls, for the loop to run
+	sending                     int         // calls that have not reported
+	next, judged, lastKey       time.Time   // turn of the loop at the latest; last look of the detector; last key here
+	doingAt, reapAt             time.Time
+	seen                        *Prompt   // what the detector last found, until it is gone
+	q                           *question // in force
+	gate                        *gate
+	typing, jsonLine            []byte // waits for the writer; unfinished line of stream-json, nil for other tools
+	inFlight                    bool   // the writer has a chunk it has not reported
+	stream                      stream
+	answer, trouble             string       // beginning of the tool's last answer; what was told of the state file
+	warning                     atomic.Value // a string about the tool's version
+	open                        atomic.Bool  // a question is open: the follower looks more often
 }
 
 // question is the prompt in force, and what is known of it beyond its record.
 type question struct {
-	rec    PromptRecord // Status "" until it is stored
-	screen *Prompt      // nil: only a hook asked
-	joinBy time.Time    // until then the tool's hook may still bring the exact arguments
-	typeAt time.Time    // zero until it is decided: the gate types it then, unless the hook has said it
-	remind time.Time    // when the time left is shown anew
-	typed  bool         // keys went to the child since it appeared
-	unsend func()       // ends a delivery that is no longer wanted
+	rec                    PromptRecord // Status "" until it is stored
+	screen                 *Prompt      // nil: only a hook asked
+	joinBy, typeAt, remind time.Time    // a hook may join until; decided: the gate types it from; time left is shown anew
+	typed, unasked         bool         // keys went to the child since it appeared; free text is off: it is not sent
+	unsend                 func()       // ends a delivery that is no longer wanted
 }
 
 // cmdRun is `atlasbridge run [flags] tool [args…]`. Where the tool cannot be run it exits as a shell would.
@@ -1130,30 +1123,26 @@ func cmdRun(c *command) int {
 	return exitInternal
 }
 
-// newSession does everything that can fail before anything is spawned.
+// newSession does what can fail before anything is spawned.
 func newSession(c *command) (*session, error) {
-	o, settings := c.opts, map[string]string{}
+	o, given := c.opts, map[string]string{}
 	life, _ := time.ParseDuration(o.text("timeout"))
 	seconds := strconv.Itoa(int(life / time.Second))
-	for _, f := range []struct{ flag, key, value string }{
+	for _, f := range [][3]string{ // flag, key, value
 		{"channel", "channel", o.text("channel")}, {"stream", "stream.enabled", o.text("stream")},
-		{"timeout", "timeout_seconds", seconds}, {"timeout", "permission_timeout_seconds", seconds},
-	} {
-		if o.given(f.flag) {
-			settings[f.key] = f.value
+		{"timeout", "timeout_seconds", seconds}, {"timeout", "permission_timeout_seconds", seconds}} {
+		if o.given(f[0]) {
+			given[f[1]] = f[2]
 		}
 	}
-	cfg, err := c.config(settings)
+	cfg, err := c.config(given)
 	if err != nil {
 		return nil, err
 	}
-	name := cmp.Or(o.text("adapter"), filepath.Base(o.args[0]))
-	adapter := adapterFor(name)
-	if o.given("adapter") && adapter.Name == "generic" && name != "generic" {
+	tool := filepath.Base(o.args[0])
+	adapter := adapterFor(cmp.Or(o.text("adapter"), tool))
+	if name := o.text("adapter"); adapter.Name == "generic" && name != "" && name != "generic" {
 		return nil, hinted(fmt.Errorf("no adapter is called %q", name), "`atlasbridge adapters` lists them")
-	}
-	if _, err := findTool(o.args[0]); err != nil {
-		return nil, fmt.Errorf("starting %s: %w", o.args[0], err)
 	}
 	log, logErr := openLog(cfg.Dir, cfg.LogLevel)
 	st, err := openStore(cfg.Dir)
@@ -1165,20 +1154,24 @@ func newSession(c *command) (*session, error) {
 	}
 	st.Retention = time.Duration(cfg.RetentionDays) * 24 * time.Hour
 	cwd, _ := os.Getwd()
-	s := &session{cfg: cfg, st: st, ch: localChannel{}, log: log, quiet: o.on("quiet"), adapter: adapter, argv: o.args,
-		in: c.stdin, out: c.stdout, errOut: c.stderr, interactive: onTerminal(c.stdin), restore: func() error { return nil },
-		rec: SessionRecord{Head: Head{ID: newID()}, Tool: filepath.Base(o.args[0]), Args: o.args[1:], Cwd: cwd,
-			Wrapper: os.Getpid(), Label: o.text("name"), Status: "active", Activity: "starting", StartedAt: time.Now().UTC()}}
+	s := &session{cfg: cfg, st: st, ch: localChannel{}, log: log, adapter: adapter, argv: o.args, notes: c.stderr,
+		in: c.stdin, out: c.stdout, interactive: onTerminal(c.stdin), restore: func() error { return nil },
+		signals: make(chan os.Signal, 8), sent: make(chan func()),
+		rec: SessionRecord{Head: Head{ID: newID()}, Tool: tool, Args: o.args[1:], Cwd: cwd, Wrapper: os.Getpid(),
+			Label: o.text("name"), Status: "active", Activity: "starting", StartedAt: time.Now().UTC()}}
 	if cfg.Channel == "telegram" {
 		s.tg, err = newTelegram(cfg, st, log)
 		s.ch = s.tg
 	}
-	std := []*os.File{s.in, s.out, s.errOut}
+	if o.on("quiet") {
+		s.notes = io.Discard
+	}
+	std := []*os.File{c.stdin, c.stdout, c.stderr}
 	if i := slices.IndexFunc(std, onTerminal); i >= 0 {
 		s.tty = std[i]
 	}
 	if err == nil && o.given("record") {
-		s.cast, err = newCast(o.text("record"), s.rec.Tool, s.size())
+		s.cast, err = newCast(o.text("record"), tool, s.size())
 	}
 	return s, err
 }
@@ -1191,25 +1184,6 @@ func (s *session) size() Size {
 	return Size{Rows: 30, Cols: 100}
 }
 
-// raw gives every key to the child, where there is a keyboard.
-func (s *session) raw() error {
-	if !s.interactive {
-		return nil
-	}
-	restore, err := rawMode(s.in)
-	if err == nil {
-		s.restore = restore
-	}
-	return err
-}
-
-// say prints a line of our own on the terminal, before the tool starts or after it ended.
-func (s *session) say(format string, args ...any) {
-	if !s.quiet {
-		fmt.Fprintf(s.errOut, "atlasbridge: "+format+"\n", args...)
-	}
-}
-
 // run spawns the tool and stays until everything about it is told.
 func (s *session) run(ctx context.Context) error {
 	release, err := s.st.HoldSession(s.rec.ID)
@@ -1217,34 +1191,39 @@ func (s *session) run(ctx context.Context) error {
 		return err
 	}
 	defer release()
-	if s.tg == nil {
-		s.say("no Telegram here: questions wait for the keyboard or `atlasbridge answer` (see `atlasbridge setup`)")
-	}
 	s.ctx, s.stop = context.WithCancel(ctx)
-	if s.sent = make(chan func()); s.adapter.Box != nil {
-		s.spawn(func() { s.warning.Store(probe(s.ctx, s.adapter, childEnv(os.Environ(), s.cfg, "")).Warning) })
-	} else {
-		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
-	}
 	if slices.Contains(s.argv, "stream-json") {
 		s.jsonLine = []byte{}
 	}
-	debug.SetGCPercent(25) // 12 MB resident instead of 16, for less than 1 % more time at full output (measured)
 	argv, env, size := s.installHooks(s.argv), childEnv(os.Environ(), s.cfg, s.rec.ID), s.size()
 	if s.pty, err = startPTY(argv, env, s.rec.Cwd, size, s.tty); err != nil {
 		return err
 	}
-	defer func() { s.restore() }()
-	if err = s.raw(); err != nil { // nothing of the child's has been copied yet
-		s.pty.Close()
-		return fmt.Errorf("setting the terminal to raw mode: %w", err)
+	if s.tg != nil {
+		s.polling.Go(func() { s.tg.Poll(s.ctx) })
+	} else { // nothing of the child's has been copied yet
+		fmt.Fprintln(s.notes, "atlasbridge: no Telegram here: questions wait for the keyboard or `atlasbridge answer` "+
+			"(see `atlasbridge setup`)")
 	}
+	if s.interactive {
+		if s.restore, err = rawMode(s.in); err != nil {
+			s.pty.Close()
+			return fmt.Errorf("setting the terminal to raw mode: %w", err)
+		}
+	}
+	defer func() { s.restore() }()
+	if s.adapter.Box != nil {
+		s.spawn(func() { s.warning.Store(probe(s.ctx, s.adapter, childEnv(os.Environ(), s.cfg, "")).Warning) })
+	} else {
+		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
+	}
+	debug.SetGCPercent(25) // 12 MB resident instead of 16, for less than 1 % more time at full output (measured)
 	s.det = newDetector(s.adapter, int(size.Rows), int(size.Cols), DetectOptions{Threshold: s.cfg.Threshold,
 		Stuck: s.cfg.Stuck, BufferBytes: s.cfg.BufferBytes, SafeDefaults: s.cfg.SafeDefaults})
 	if s.cfg.Stream {
 		s.det.Screen.Transcript(false) // from now on it is kept
 	}
-	s.now, s.rec.PID, s.rec.PIDStart = time.Now(), s.pty.PID(), processStart(s.pty.PID())
+	s.rec.PID, s.rec.PIDStart = s.pty.PID(), processStart(s.pty.PID())
 	s.loop()
 	s.finish()
 	return nil
@@ -1252,56 +1231,49 @@ func (s *session) run(ctx context.Context) error {
 
 // loop starts the goroutines, records the session and selects until the child is gone and its output drained.
 func (s *session) loop() {
-	output, keys, exited := make(chan []byte, maxUnread), make(chan []byte), make(chan int, 1)
+	output, keyboard, exited := make(chan []byte, maxUnread), make(chan []byte), make(chan int, 1)
 	writes, wrote := make(chan []byte), make(chan struct{}, 1)
 	defer close(writes)
-	s.signals = make(chan os.Signal, 8)
 	signal.Notify(s.signals, append(endSignals(), suspendSignal)...)
 	signal.Notify(make(chan os.Signal), syscall.SIGPIPE) // caught, not ignored: the child does not inherit it
 	resized, stopResize := resizeSignals(s.tty)
 	defer stopResize()
 	records := s.st.Follow(s.ctx, s.rec.ID, s.open.Load)
 	s.spawn(func() { s.read(output) })
-	s.spawn(func() { s.readKeys(keys) })
+	s.spawn(func() { s.readKeys(keyboard) })
 	s.spawn(func() { s.write(writes, wrote) })
 	s.spawn(func() { exited <- s.pty.Wait() })
-	if s.tg != nil {
-		s.polling.Go(func() { s.tg.Poll(s.ctx) })
-	}
 	s.put("recording the session", ref(s.rec))
 	s.log.Info("session started", "session", s.rec.ID, "tool", s.rec.Tool, "pid", s.rec.PID)
 	s.notify(Notice{Text: "▶ started: " + s.rec.Tool + " in " + s.rec.Cwd})
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for s.rec.ExitCode == nil || output != nil {
-		keys, writes := keys, writes // a nil channel never becomes ready
+		keys, write := keyboard, writes // a nil channel never becomes ready
 		if s.gate != nil || len(s.typing) > maxTyped {
 			keys = nil
 		}
 		if s.inFlight || len(s.typing) == 0 {
-			writes = nil
+			write = nil
 		}
 		select {
 		case p, more := <-output:
-			if s.now = time.Now(); more {
+			if more {
 				s.output(p)
 			} else {
 				output = nil
 			}
 		case p := <-keys:
-			s.now = time.Now()
 			s.keyboard(p)
-		case writes <- s.typing:
+		case write <- s.typing:
 			s.typing, s.inFlight = nil, true
 		case <-wrote:
 			s.inFlight = false
 		case report := <-s.sent:
 			report()
 		case rec := <-records:
-			s.now = time.Now()
 			s.followed(rec)
 		case <-resized:
-			s.now = time.Now()
 			s.resize()
 		case sig := <-s.signals:
 			s.signaled(sig)
@@ -1309,9 +1281,8 @@ func (s *session) loop() {
 			s.rec.ExitCode = &code
 		case <-timer.C:
 		}
-		s.now = time.Now()
 		s.tick()
-		timer.Reset(s.next.Sub(s.now))
+		timer.Reset(time.Until(s.next))
 	}
 }
 
@@ -1333,17 +1304,15 @@ func (s *session) spawn(f func()) {
 func (s *session) read(output chan<- []byte) {
 	defer close(output)
 	ring := make([]byte, (maxUnread+2)*readBytes)
-	for at := 0; ; at = (at + readBytes) % len(ring) {
-		n, err := s.pty.Read(ring[at : at+readBytes])
-		if n > 0 {
-			if _, werr := s.out.Write(ring[at : at+n]); werr != nil {
-				s.pty.Signal(syscall.SIGHUP) // nobody can see the output any more, as when a terminal closes
-			}
-			output <- ring[at : at+n]
+	for at, err := 0, error(nil); err == nil; at = (at + readBytes) % len(ring) {
+		var n int
+		if n, err = s.pty.Read(ring[at : at+readBytes]); n == 0 {
+			continue
 		}
-		if err != nil {
-			return
+		if _, lost := s.out.Write(ring[at : at+n]); lost != nil {
+			s.pty.Signal(syscall.SIGHUP) // nobody can see the output any more, as when a terminal closes
 		}
+		output <- ring[at : at+n]
 	}
 }
 
@@ -1358,25 +1327,20 @@ func (s *session) write(writes <-chan []byte, wrote chan<- struct{}) {
 // readKeys hands over what is typed. A nil chunk is the end of a pipe that brought something: a pipe without a byte
 // (systemd, ssh without a terminal) must not answer the first question with an end of file.
 func (s *session) readKeys(keys chan<- []byte) {
-	for some := false; ; some = true {
-		buf := make([]byte, 4096)
-		n, err := s.in.Read(buf)
-		if n > 0 {
-			keys <- buf[:n]
-		}
-		if err != nil || n == 0 {
-			if some && !s.interactive {
-				keys <- nil
-			}
-			return
-		}
+	some, buf := false, make([]byte, 4096)
+	for n, _ := s.in.Read(buf); n > 0; n, _ = s.in.Read(buf) {
+		keys <- bytes.Clone(buf[:n])
+		some = true
+	}
+	if some && !s.interactive {
+		keys <- nil
 	}
 }
 
 // reap fails the prompts of sessions whose process is gone, and has their messages edited.
 func (s *session) reap() {
-	s.reapAt = s.now.Add(reapEvery)
-	dead, failed, err := s.st.Reap(s.now)
+	s.reapAt = time.Now().Add(reapEvery)
+	dead, failed, err := s.st.Reap(time.Now())
 	s.stored("closing dead sessions", err)
 	for _, p := range failed {
 		if i := slices.IndexFunc(dead, func(d *SessionRecord) bool { return d.ID == p.SessionID }); i >= 0 {
@@ -1390,33 +1354,33 @@ func (s *session) put(doing string, recs ...Record) bool {
 	return s.stored(doing, s.st.Update(func(*View) ([]Record, error) { return recs, nil }))
 }
 
+func (s *session) audit(name string, fields ...Field) {
+	s.stored("auditing "+name, s.st.Audit().Append(Event{Name: name, SessionID: s.rec.ID, Fields: fields}))
+}
+
 // stored reports a failure of the state: the child keeps running, the operator is told once, nothing is typed.
 func (s *session) stored(doing string, err error) bool {
-	if err == nil {
-		return true
+	if err != nil {
+		s.log.Error(doing, "error", err.Error())
+		if text := "the state cannot be written, so nothing is typed: " + redact(err.Error()); s.trouble != text {
+			s.trouble = text
+			s.notify(Notice{Text: "⚠ " + text, Ring: true})
+		}
 	}
-	s.log.Error(doing, "error", err.Error())
-	if text := "the state cannot be written, so nothing is typed: " + redact(err.Error()); s.trouble != text {
-		s.trouble = text
-		s.notify(Notice{Text: "⚠ " + text, Ring: true})
-	}
-	return false
+	return err == nil
 }
 
 // finish closes the books and sends the last messages: for a moment, or all of the output where it was asked for.
 func (s *session) finish() {
 	s.pty.Close()
 	s.restore()
-	why := "the program ended"
-	if s.gate != nil && s.gate.phase == gateEcho {
-		s.gateEnd("")
-	} else if s.gate != nil {
-		s.gateEnd(why)
+	if s.gate != nil {
+		s.gateEnd("the program ended")
 	}
 	if s.q != nil {
-		s.end(s.q, Failed, why)
+		s.end(s.q, Failed)
 	}
-	s.rec.EndedAt, s.rec.Activity, s.rec.Status = ref(s.now.UTC()), "", "completed"
+	s.rec.EndedAt, s.rec.Activity, s.rec.Status = ref(time.Now().UTC()), "", "completed"
 	if s.hungUp {
 		s.rec.Status = "terminated"
 	} else if *s.rec.ExitCode > 128 {
@@ -1448,15 +1412,15 @@ func (s *session) finish() {
 	s.polling.Wait()
 	s.ch.Close()
 	if text, _ := s.warning.Load().(string); text != "" {
-		s.say("%s: %s", s.rec.Tool, text)
+		fmt.Fprintf(s.notes, "atlasbridge: %s: %s\n", s.rec.Tool, text)
 	}
 	if s.cast != nil {
 		if err := s.cast.close(time.Now()); err != nil {
-			s.say("writing the recording: %v", err)
+			fmt.Fprintf(s.notes, "atlasbridge: writing the recording: %v\n", err)
 		}
 	}
 	if s.tg != nil && s.tg.Trouble() != "" {
-		s.say("%s", s.tg.Trouble())
+		fmt.Fprintln(s.notes, "atlasbridge: "+s.tg.Trouble())
 	}
 }
 
@@ -1464,19 +1428,18 @@ func (s *session) finish() {
 
 // output feeds the child's bytes, which the host has already, to the screen.
 func (s *session) output(p []byte) {
-	s.det.Feed(p, s.now)
-	if s.cast != nil {
-		s.cast.output(p, s.now)
-	}
+	now, t := time.Now(), &s.stream
+	s.det.Feed(p, now)
+	s.cast.output(p, now)
 	if s.jsonLine != nil {
 		s.toolCalls(p)
 	}
 	s.typing = append(s.typing, s.det.Screen.TakeReplies(s.tty == nil)...)
-	if t := &s.stream; s.cfg.Stream {
-		t.flushAt = cmp.Or(t.flushAt, s.now.Add(s.cfg.Flush))
-		if !s.cfg.StripANSI && len(t.raw) < maxBacklog {
-			t.raw += string(p)
-		}
+	if s.cfg.Stream && t.flushAt.IsZero() {
+		t.flushAt = now.Add(s.cfg.Flush)
+	}
+	if s.cfg.Stream && !s.cfg.StripANSI && len(t.raw) < maxBacklog {
+		t.raw += string(p)
 	}
 }
 
@@ -1504,39 +1467,41 @@ func (s *session) toolCalls(p []byte) {
 	}
 }
 
+// reReport is what a terminal sends by itself: focus, mouse, answers to queries (xterm ctlseqs). All else is typing.
+var reReport = regexp.MustCompile(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`)
+
 // keyboard passes on what was typed here; nil is the end of a pipe, which the line discipline makes from ^D.
 func (s *session) keyboard(p []byte) {
 	if p == nil && !s.pty.State().Canonical {
 		return
 	}
 	keys := cmp.Or(string(p), "\x04\x04") // the first may only end an unfinished line
-	s.inject(keys)
-	if !reReport.MatchString(keys) {
-		s.lastKey = s.now
-		if s.q != nil {
-			s.q.typed = true
-		}
+	if s.inject(keys); !reReport.MatchString(keys) {
+		s.lastKey = time.Now()
+		s.touch()
 	}
 }
 
 // inject queues bytes for the child.
 func (s *session) inject(keys string) {
 	s.typing = append(s.typing, keys...)
-	s.det.Typed([]byte(keys), s.now)
-	s.cast.event("i", keys, s.now)
+	s.det.Typed([]byte(keys), time.Now())
+	s.cast.event("i", keys, time.Now())
 }
 
-// reReport is what a terminal sends by itself: focus, mouse, answers to queries (xterm ctlseqs). All else is typing.
-var reReport = regexp.MustCompile(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`)
+// touch notes that somebody's keys went to the child, which may answer the question in force.
+func (s *session) touch() {
+	if s.q != nil {
+		s.q.typed = true
+	}
+}
 
 func (s *session) resize() {
 	size := s.size()
-	if err := s.pty.Resize(size); err != nil {
-		s.log.Debug("resizing the terminal", "error", err.Error())
-		return
+	if s.pty.Resize(size) == nil {
+		s.det.Resize(int(size.Rows), int(size.Cols), time.Now())
+		s.cast.event("r", fmt.Sprintf("%dx%d", size.Cols, size.Rows), time.Now())
 	}
-	s.det.Resize(int(size.Rows), int(size.Cols), s.now)
-	s.cast.event("r", fmt.Sprintf("%dx%d", size.Cols, size.Rows), s.now)
 }
 
 // signaled acts on a signal to the wrapper. SIGHUP of a closed terminal ends the session; with the terminal alive, or
@@ -1546,8 +1511,9 @@ func (s *session) signaled(sig os.Signal) {
 	switch {
 	case sig == suspendSignal:
 		s.restore()
-		stopSelf()
-		s.raw()
+		if stopSelf(); s.interactive {
+			s.restore, _ = rawMode(s.in)
+		}
 		s.resize()
 	case sig == syscall.SIGHUP && (s.tty == nil || gone == nil):
 		s.reload()
@@ -1575,14 +1541,14 @@ func (s *session) reload() {
 	}
 	s.cfg.Timeout, s.cfg.PermissionTimeout, s.cfg.Away = cfg.Timeout, cfg.PermissionTimeout, cfg.Away
 	s.cfg.FreeText, s.cfg.NotifyIdle = cfg.FreeText, cfg.NotifyIdle
-	s.stored("auditing the reload", s.st.Audit().Append(Event{Name: "CONFIG_RELOADED", SessionID: s.rec.ID}))
+	s.audit("CONFIG_RELOADED")
 }
 
 /* ===== Questions ===== */
 
-// tick judges the screen and everything that waits for a time.
+// tick judges the screen and does what waits for a time.
 func (s *session) tick() {
-	s.next = s.now.Add(time.Hour)
+	s.next = time.Now().Add(reapEvery)
 	if s.gate == nil && s.due(s.judged.Add(judgeEvery)) {
 		s.judge()
 	}
@@ -1597,79 +1563,68 @@ func (s *session) tick() {
 	if s.due(s.reapAt) {
 		s.reap()
 	}
-	s.wake(s.reapAt)
 	s.open.Store(s.q != nil)
-}
-
-// wake asks for a turn of the loop at that time, unless it is zero.
-func (s *session) wake(at time.Time) {
-	if !at.IsZero() && at.Before(s.next) {
-		s.next = at
-	}
 }
 
 // due tells whether a time has come; when not, the loop turns again then.
 func (s *session) due(at time.Time) bool {
-	if s.now.Before(at) {
-		s.wake(at)
-		return false
+	wait := time.Until(at)
+	if wait > 0 && at.Before(s.next) {
+		s.next = at
 	}
-	return true
+	return wait <= 0
 }
 
-// state is the child's terminal as the system sees it now.
-func (s *session) state() TTYState {
-	state := s.pty.State()
-	if s.cast != nil {
-		s.cast.tty(state, s.now)
-	}
-	return state
+// look is the child's terminal as the system sees it now.
+func (s *session) look() TTYState {
+	tty := s.pty.State()
+	s.cast.tty(tty, time.Now())
+	return tty
 }
 
 // judge asks the detector whether a question has come or gone.
 func (s *session) judge() {
-	tty := TTYState{}
-	if s.judged = s.now; s.det.WantTTY(s.now) {
-		tty = s.state()
+	tty, now := TTYState{}, time.Now()
+	if s.judged = now; s.det.WantTTY(now) {
+		tty = s.look()
 	}
-	if p := s.det.Tick(tty, s.now); p != nil {
+	if p := s.det.Tick(tty, now); p != nil {
 		s.ask(p)
-	} else if s.seen != nil && s.det.Gone(tty, s.now) {
+	} else if s.seen != nil && s.det.Gone(tty, now) {
 		s.seen = nil
 		s.left()
 	}
-	s.wake(s.det.Next(s.now))
+	if next := s.det.Next(now); !next.IsZero() && s.due(next) {
+		s.due(now.Add(judgeEvery))
+	}
 }
 
 // activityStep records what the session is doing when that has changed, at most once a second, and while output flows
 // once in half a minute, when it last came.
 func (s *session) activityStep() {
-	doing, last, wait := s.det.Activity(), s.det.LastOutput().UTC(), activityEvery
+	doing, last, wait := s.det.Activity(), s.det.LastOutput().UTC(), doingEvery
 	if doing == s.rec.Activity {
-		if wait = outputEvery; !last.After(*cmp.Or(s.rec.LastSeen, &time.Time{})) {
-			return
-		}
+		wait = outputEvery
 	}
-	if s.due(s.activityAt.Add(wait)) {
-		s.activityAt, s.rec.Activity, s.rec.LastSeen = s.now, doing, &last
+	news := wait == doingEvery || last.After(*cmp.Or(s.rec.LastSeen, &time.Time{}))
+	if news && s.due(s.doingAt.Add(wait)) {
+		s.doingAt, s.rec.Activity, s.rec.LastSeen = time.Now(), doing, &last
 		s.put("recording the session", ref(s.rec))
 	}
 }
 
 // ask takes a question that the detector has just found.
 func (s *session) ask(p *Prompt) {
-	s.seen = p
-	if s.q != nil && s.q.screen == nil && !p.Idle {
+	if s.seen = p; s.q != nil && s.q.screen == nil && !p.Idle {
 		s.join(s.q, p)
 		return
 	}
-	s.left() // the screen went straight on to another question
-	if p.Idle && !s.cfg.NotifyIdle {
+	if s.left(); p.Idle && !s.cfg.NotifyIdle { // the screen may have gone straight on to another question
 		return
 	}
-	s.q = &question{screen: p, joinBy: s.now}
+	s.q = &question{screen: p}
 	if s.hooked && !p.Idle && p.Type == MultipleChoice {
-		s.q.joinBy = s.now.Add(joinWindow)
+		s.q.joinBy = time.Now().Add(joinWindow)
 	}
 	s.capture(p)
 }
@@ -1679,14 +1634,14 @@ func (s *session) ask(p *Prompt) {
 func (s *session) hookAsked(rec PromptRecord) {
 	switch q := s.q; {
 	case q != nil && q.rec.Idle:
-		s.end(q, Canceled, leftScreen)
+		s.end(q, Canceled)
 	case q == nil || q.rec.Status == "":
 		s.q = &question{rec: rec}
 		if s.seen != nil && !s.seen.Idle {
 			s.join(s.q, s.seen)
 		}
 	case q.rec.Source == "screen" && q.rec.Permission:
-		s.move(rec.ID, Canceled, because("asked from the screen already"))
+		s.move(rec.ID, Canceled, func(r *PromptRecord) { r.Reason = "asked from the screen already" })
 	}
 }
 
@@ -1724,23 +1679,22 @@ func isPlain(label string) bool {
 		strings.HasPrefix(label, "yes") && !strings.ContainsAny(label, ",;") && !strings.Contains(label, " and ")
 }
 
-const leftScreen = "the question left the screen"
-
 // left ends the question in force, if the screen asked it and nobody has decided it: it left the screen without us.
 func (s *session) left() {
 	if s.q != nil && s.q.screen != nil && s.q.typeAt.IsZero() {
-		s.end(s.q, Canceled, leftScreen)
+		s.end(s.q, Canceled)
 	}
 }
 
-// end takes the question out of force: in state to, because of why ("" and "": it has ended already), but answered at
-// the keyboard if keys went to the child since it appeared. Its message is edited, and a hook's next one let in.
-func (s *session) end(q *question, to State, why string) {
-	byKeyboard := func(r *PromptRecord) { r.DecidedBy = ref("cli:local") }
+// end takes the question out of force: as answered at the keyboard if keys went to the child since it appeared, else
+// Canceled because it left the screen, or Failed because the program ended; "" when it has ended already. Its message
+// is edited, and a hook's next one let in.
+func (s *session) end(q *question, to State) {
 	if to != "" && q.typed {
-		s.move(q.rec.ID, Resolved, byKeyboard)
+		s.move(q.rec.ID, Resolved, func(r *PromptRecord) { r.DecidedBy = ref("cli:local") })
 	} else if to != "" {
-		s.move(q.rec.ID, to, because(why))
+		why := map[State]string{Canceled: "the question left the screen", Failed: "the program ended"}[to]
+		s.move(q.rec.ID, to, func(r *PromptRecord) { r.Reason = why })
 	}
 	if q.unsend != nil {
 		q.unsend()
@@ -1749,15 +1703,13 @@ func (s *session) end(q *question, to State, why string) {
 	v, _ := s.st.View() // as it was, where it cannot be read
 	if p := v.Prompts[q.rec.ID]; p != nil {
 		shown := *p
-		if q.typed && p.Status == Canceled && p.DecidedBy == nil { // by the hook: the answer ended it first
-			byKeyboard(&shown)
-			shown.Status, shown.Reason = Resolved, ""
+		if q.typed && p.Status == Canceled && p.DecidedBy == nil { // its hook was quicker to say that it is over
+			shown.Status, shown.DecidedBy, shown.Reason = Resolved, ref("cli:local"), ""
 		}
 		s.settle(shown, s.rec)
 	}
 	for _, p := range v.Prompts {
-		if s.rec.ExitCode == nil && p.SessionID == s.rec.ID && p.Source == "hook" && p.Status == Created &&
-			p.ID != q.rec.ID {
+		if s.rec.ExitCode == nil && p.SessionID == s.rec.ID && p.Source == "hook" && p.Status == Created {
 			s.hookAsked(*p)
 			return
 		}
@@ -1765,12 +1717,10 @@ func (s *session) end(q *question, to State, why string) {
 }
 
 // move takes a prompt along one transition and keeps our copy true.
-func (s *session) move(id string, to State, changes ...func(*PromptRecord)) bool {
+func (s *session) move(id string, to State, change func(*PromptRecord)) bool {
 	var after PromptRecord
 	moved, err := s.st.Move(id, to, func(r *PromptRecord) {
-		for _, change := range changes {
-			change(r)
-		}
+		change(r)
 		after = *r
 	})
 	if after.Status = to; moved && s.q != nil && s.q.rec.ID == id {
@@ -1779,12 +1729,7 @@ func (s *session) move(id string, to State, changes ...func(*PromptRecord)) bool
 	return s.stored("recording a prompt", err) && moved
 }
 
-func because(why string) func(*PromptRecord) { return func(r *PromptRecord) { r.Reason = why } }
-
-// unasked tells of a free-text question that may not be sent: it lives as long as whoever is here may want to type.
-func (s *session) unasked(p *PromptRecord) bool {
-	return p.Type == FreeText && !p.Idle && !p.Secret && !s.cfg.FreeText
-}
+func asIs(*PromptRecord) {}
 
 // questionStep moves the question in force on when its time has come: stored, sent, reminded of, typed, expired.
 func (s *session) questionStep() {
@@ -1793,85 +1738,85 @@ func (s *session) questionStep() {
 		return
 	}
 	switch status := q.rec.Status; {
-	case !q.typeAt.IsZero():
-		if s.due(q.typeAt) {
-			s.begin(&gate{q: q})
-		}
-		return
-	case status == Created && s.interactive && !s.due(s.lastKey.Add(s.cfg.Away)):
-		return // somebody types here
-	case status == Created && !s.unasked(&q.rec) && s.move(q.rec.ID, Routed):
+	case !q.typeAt.IsZero() && s.due(q.typeAt):
+		s.begin(&gate{q: q})
+	case !q.typeAt.IsZero() || status == Created && s.interactive && !s.due(s.lastKey.Add(s.cfg.Away)):
+		// its hook may say it, or somebody types here
+	case s.due(q.rec.ExpiresAt):
+		s.expire(q)
+	case status == Created && !q.unasked && s.move(q.rec.ID, Routed, asIs):
 		s.askPhone(q)
+		s.remind(q)
 	case status == AwaitingReply && s.due(q.remind):
 		s.settle(q.rec, s.rec)
 		s.remind(q)
-	}
-	if s.due(q.rec.ExpiresAt) {
-		s.expire(q)
 	}
 }
 
 // remind sets when the time left is next worth an edit: half way, and again, but not in the last minute.
 func (s *session) remind(q *question) {
-	q.remind = s.now.Add(max(q.rec.ExpiresAt.Sub(s.now)/2, time.Minute))
-	s.wake(q.remind)
+	q.remind = time.Now().Add(max(time.Until(q.rec.ExpiresAt)/2, time.Minute))
+	s.due(q.remind)
 }
 
-// create stores what the screen asks.
+// create stores what the screen asks. Free text that may not be sent lives until whoever is here has had time to type.
 func (s *session) create(q *question) bool {
-	p := q.screen
+	p, now, life := q.screen, time.Now(), s.cfg.Timeout
+	q.unasked = p.Type == FreeText && !p.Idle && !p.Secret && !s.cfg.FreeText
+	switch {
+	case p.Permission:
+		life = s.cfg.PermissionTimeout
+	case q.unasked && s.interactive:
+		life = s.cfg.Away
+	case q.unasked:
+		life = 0
+	}
 	q.rec = PromptRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Type: p.Type, Confidence: p.Confidence(),
 		Score: p.Score, Excerpt: p.Excerpt, Question: p.Question, Full: p.Full, Recent: p.Recent, Cut: p.Cut,
 		Choices: append([]Choice{}, p.Choices...), SafeDefault: p.SafeDefault, Idle: p.Idle, Secret: p.Secret,
 		Permission: p.Permission, Multi: p.Multi, Signals: p.Signals, Source: "screen", Cwd: s.rec.Cwd,
-		Fingerprint: p.Fingerprint, Status: Created, Nonce: newNonce(), CreatedAt: s.now.UTC(),
-		Key: idempotencyKey(s.rec.ID, p.Excerpt, s.now)}
-	life := s.cfg.Timeout
-	switch {
-	case p.Permission:
-		life = s.cfg.PermissionTimeout
-	case s.unasked(&q.rec) && s.interactive:
-		life = s.cfg.Away
-	case s.unasked(&q.rec):
-		life = 0
-	case p.Idle:
+		Fingerprint: p.Fingerprint, Status: Created, Nonce: newNonce(), CreatedAt: now.UTC(),
+		ExpiresAt: now.Add(life).UTC(), Key: idempotencyKey(s.rec.ID, p.Excerpt, now)}
+	if p.Idle {
 		q.rec.Full, q.rec.MaxLength = s.answer, maxMessage
 	}
-	q.rec.ExpiresAt = s.now.Add(life).UTC()
 	s.rec.Prompts++
-	if s.put("recording a question", ref(q.rec), ref(s.rec)) {
-		return true
+	stored := s.put("recording a question", ref(q.rec), ref(s.rec))
+	if !stored {
+		s.q = nil
 	}
-	s.q = nil
-	return false
+	return stored
 }
 
 // expire ends a question nobody answered: its safe default is given, if it is still there.
 func (s *session) expire(q *question) {
 	why := fmt.Sprintf("no answer in %d s", int(q.rec.ExpiresAt.Sub(q.rec.CreatedAt).Seconds()))
-	if s.unasked(&q.rec) {
+	if q.unasked {
 		why = "free text is switched off"
 	}
-	switch {
-	case !s.move(q.rec.ID, Expired, because(why), func(r *PromptRecord) { r.Value = r.SafeDefault }):
-		s.wake(s.now.Add(time.Second)) // somebody decided in this very moment, and the follower brings it
+	if !s.move(q.rec.ID, Expired, func(r *PromptRecord) { r.Reason, r.Value = why, r.SafeDefault }) {
+		s.due(time.Now().Add(followTime)) // somebody decided in this very moment: the follower brings it
 		return
-	case q.rec.SafeDefault == nil:
-		s.end(q, "", "")
-	case q.rec.Source == "hook": // it gives the refusal with its reason
-		q.typeAt = s.now.Add(hookGrace)
-	default:
-		q.typeAt = s.now
 	}
-	s.next = s.now
+	s.next = time.Now()
+	if q.decide(q.rec.Source == "hook"); q.rec.SafeDefault == nil {
+		s.end(q, "")
+	}
+}
+
+// decide has the gate type what was decided, unless the tool's hook can say it and does so in time.
+func (q *question) decide(hook bool) {
+	if q.typeAt = time.Now(); hook {
+		q.typeAt = q.typeAt.Add(hookGrace)
+	}
 }
 
 // followed takes a record that changed: a decision, a hook's question, something the phone wants.
 func (s *session) followed(rec Record) {
 	switch r := rec.(type) {
 	case *PromptRecord:
-		if s.q != nil && s.q.rec.ID == r.ID {
-			s.decided(s.q, *r)
+		if q := s.q; q != nil && q.rec.ID == r.ID {
+			s.changed(q, *r)
 		} else if r.Source == "hook" && r.Status == Created {
 			s.hookAsked(*r)
 		}
@@ -1882,25 +1827,22 @@ func (s *session) followed(rec Record) {
 	}
 }
 
-// decided acts on a change of the question in force that somebody else made.
-func (s *session) decided(q *question, r PromptRecord) {
+// changed acts on what somebody else did to the question in force.
+func (s *session) changed(q *question, r PromptRecord) {
 	if s.gate != nil && s.gate.q == q || r.Status == q.rec.Status || r.Status == Expired {
 		return
 	}
 	q.rec = r
-	switch r.Status {
+	switch c := choiceOf(&r); r.Status {
 	case ReplyReceived:
-		q.typeAt = s.now
-		if c := choiceOf(&r); r.Source == "hook" && (r.Tool == "AskUserQuestion" || c != nil && c.Hook != "") {
-			q.typeAt = s.now.Add(hookGrace)
-		}
+		q.decide(r.Source == "hook" && (r.Tool == "AskUserQuestion" || c != nil && c.Hook != ""))
 	case Injected:
-		s.move(r.ID, Resolved)
-		s.det.Sleep(s.now.Add(s.cfg.EchoWindow))
+		s.move(r.ID, Resolved, asIs)
+		s.det.Sleep(time.Now().Add(s.cfg.EchoWindow))
 		s.seen = nil
-		s.end(q, "", "")
+		s.end(q, "")
 	case Resolved, Canceled, Failed:
-		s.end(q, "", "")
+		s.end(q, "")
 	}
 }
 
@@ -1914,12 +1856,9 @@ func choiceOf(r *PromptRecord) *Choice {
 	return nil
 }
 
-/* ===== What the phone asks of the session ===== */
-
 // input does what an operator asked for: text, keys, a look at the screen, the end.
 func (s *session) input(r *InputRecord) {
-	why, reply, screen := "", Notice{ReplyTo: r.ReplyTo}, []rune(visible(redact(s.det.Screen.Text())))
-	typing := r.Kind == "keys" || r.Kind == "text"
+	why, reply, screen := "", Notice{}, []rune(visible(redact(s.det.Screen.Text())))
 	switch {
 	case r.Kind == "answer": // the tool's own Stop hook: the beginning of its last answer
 		s.answer = r.Text
@@ -1930,19 +1869,24 @@ func (s *session) input(r *InputRecord) {
 	case r.Kind == "cancel":
 		reply.Text = "⏹ ending the session"
 		s.terminate()
-	case typing && s.gate != nil:
+	case s.gate != nil:
 		why = "an answer is being typed just now; try again"
-	case r.Kind == "keys":
-		why, reply.Text = s.pressKeys(r.Text), "⌨ pressed "+r.Text
-	case r.Kind == "text" && s.q != nil && !s.q.rec.Idle && s.q.rec.Status != "":
-		why = "a question is open: answer it, or press ESC with /keys"
-	case r.Kind == "text" && s.adapter.Name == "generic" && s.pty.State().Reading == ReadingBusy:
-		why = "the program is not reading its keyboard just now"
-	case r.Kind == "text": // into an input box or a REPL
-		s.begin(&gate{input: r, text: cleanText(r.Text)})
-		return // it answers when it has typed
-	default:
+	case r.Kind == "keys": // the child sees them as typed: ^C becomes SIGINT where its terminal is set so, else a byte
+		for _, name := range strings.Fields(r.Text) {
+			keys, _ := keyBytes(name, s.det.Screen.AppCursorKeys())
+			s.inject(keys)
+		}
+		reply.Text = "⌨ pressed " + r.Text
+		s.touch()
+	case r.Kind != "text":
 		why = "this session does not know how to do that"
+	case s.q != nil && !s.q.rec.Idle && s.q.rec.Status != "":
+		why = "a question is open: answer it, or press ESC with /keys"
+	case s.adapter.Name == "generic" && s.pty.State().Reading == ReadingBusy:
+		why = "the program is not reading its keyboard just now"
+	default: // into an input box or a REPL: the gate answers when it has typed
+		s.begin(&gate{input: r, text: cleanText(r.Text)})
+		return
 	}
 	s.inputDone(r, why, reply)
 }
@@ -1951,29 +1895,12 @@ func (s *session) input(r *InputRecord) {
 func (s *session) inputDone(r *InputRecord, why string, reply Notice) {
 	after := *r
 	if after.Status, after.Reason = "done", why; why != "" {
-		after.Status, reply.Text = "refused", "✗ "+why
+		after.Status, reply = "refused", Notice{Text: "✗ " + why, Ring: true}
 	}
 	s.put("recording an input", &after)
-	if r.Kind != "answer" {
+	if reply.ReplyTo = r.ReplyTo; r.Kind != "answer" {
 		s.notify(reply)
 	}
-}
-
-// pressKeys writes the bytes of named keys, which the child sees as typed at its keyboard: ^C becomes SIGINT where the
-// terminal is set so, and a byte where it is not.
-func (s *session) pressKeys(names string) (why string) {
-	all := ""
-	for _, name := range strings.Fields(names) {
-		keys, ok := keyBytes(name, s.det.Screen.AppCursorKeys())
-		if !ok {
-			return "there is no key called " + name
-		}
-		all += keys
-	}
-	if s.inject(all); s.q != nil {
-		s.q.typed = true
-	}
-	return ""
 }
 
 /* ===== The sender's side ===== */
@@ -1992,8 +1919,7 @@ func (s *session) send(call func() (int64, error), done func(msg int64, err erro
 	s.spawn(func() {
 		msg, err := call()
 		s.sent <- func() {
-			s.sending--
-			if err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
+			if s.sending--; err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
 				s.log.Error("sending to the channel", "error", err.Error())
 			}
 			done(msg, err)
@@ -2007,7 +1933,6 @@ func (s *session) askPhone(q *question) {
 	p, of := q.rec, s.rec
 	ctx, cancel := context.WithDeadline(s.ctx, p.ExpiresAt)
 	q.unsend = cancel
-	s.remind(q)
 	s.send(func() (int64, error) { return s.ch.Ask(ctx, &p, &of) }, func(msg int64, err error) {
 		if err != nil || s.move(p.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = msg }) || s.q == q {
 			return
@@ -2033,7 +1958,7 @@ func (s *session) notify(n Notice) {
 // gate types one answer, closed loop. While it exists the keyboard waits and the detector is not asked for new
 // questions. It looks before its first key and after every key of a menu, and never presses Enter blind; if the screen
 // does not follow in time it stops, undoes nothing and tells the operator. The loop never waits: a step is one look,
-// and keys or the reason why there are none yet.
+// and keys, or the reason why there are none yet.
 type gate struct {
 	q     *question    // nil: free input
 	input *InputRecord // then this
@@ -2061,49 +1986,43 @@ func (s *session) begin(g *gate) {
 	if g.q != nil && g.q.rec.Idle {
 		g.text = cleanText(*g.q.rec.Value)
 	}
-	s.gate, g.until = g, s.now.Add(keyGrace+followTime)
+	s.gate, g.until = g, time.Now().Add(keyGrace+followTime)
 }
 
-// gateStep moves the gate on.
+// gateStep moves the gate on, but not before the writer has reported.
 func (s *session) gateStep() {
 	g := s.gate
-	switch {
-	case len(s.typing) > 0 || s.inFlight: // the writer's report comes first
+	wait := map[gatePhase]time.Time{gateLook: s.lastKey.Add(keyGrace), gateEnter: g.until, gateEcho: g.until}[g.phase]
+	if len(s.typing) > 0 || s.inFlight || !s.due(wait) {
 		return
-	case g.phase == gateLook && !s.due(s.lastKey.Add(keyGrace)):
-		return
-	case (g.phase == gateEnter || g.phase == gateEcho) && !s.due(g.until):
-		return
-	case g.phase == gateEcho:
+	}
+	if g.phase == gateEcho {
 		s.gateEnd("")
 		return
 	}
-	step := []func(*Prompt) string{s.gateFirst, s.gateFollow, s.gateSubmit, s.gateText, s.gateText, s.gateText}[g.phase]
+	step := s.gateMenu
 	if g.input != nil || g.q.rec.Idle {
 		step = s.gateText
+	} else if g.phase == gateLook {
+		step = s.gateFirst
 	}
-	why := step(s.det.Look(s.state(), s.now))
-	if why != "" && !s.now.Before(g.until) {
+	if why := step(s.det.Look(s.look(), time.Now())); why != "" && !time.Now().Before(g.until) {
 		s.gateEnd(why)
-		return
 	}
-	s.wake(s.now.Add(gatePoll)) // a repaint may be half done
+	s.due(time.Now().Add(gatePoll)) // a repaint may be half done
 }
 
 // asked tells whether p is the question that the gate answers.
 func (g *gate) asked(p *Prompt) bool { return p != nil && p.Fingerprint == g.q.rec.Fingerprint }
 
-// press types keys; the screen must have followed within that time.
-func (s *session) press(keys string, then gatePhase, within time.Duration) {
+// press types keys; the screen must have followed within that time. It always succeeds.
+func (s *session) press(keys string, then gatePhase, within time.Duration) (why string) {
 	s.inject(keys)
-	s.gate.phase, s.gate.until = then, s.now.Add(within)
-}
-
-// pressLast types the last keys of an answer.
-func (s *session) pressLast(keys string) {
-	s.press(keys, gateEcho, s.cfg.EchoWindow)
-	s.det.Sleep(s.gate.until)
-	s.seen = nil
+	if s.gate.phase, s.gate.until = then, time.Now().Add(within); then == gateEcho {
+		s.det.Sleep(s.gate.until)
+		s.seen = nil
+	}
+	return ""
 }
 
 // gateFirst is the look before the first key: the question must be on the screen as it was asked, and nobody may have
@@ -2130,32 +2049,40 @@ func (s *session) gateFirst(p *Prompt) (why string) {
 		keys = p.Choices[g.want[0]].Keys
 	case len(g.want) > 0:
 		g.phase = gateMenu
-		return s.gateFollow(p)
+		return s.gateMenu(p)
 	case keys == "" && (rec.Type == FreeText || rec.Type == Unknown):
 		keys = s.pasted(cleanText(value)) + "\r"
 	case keys == "":
-		g.until = s.now
+		g.until = time.Now()
 		return "there is no choice " + value
 	}
-	s.pressLast(keys)
-	return ""
+	return s.press(keys, gateEcho, s.cfg.EchoWindow)
 }
 
-// gateFollow types the next key of a menu once the last one shows on the screen: an arrow has moved the pointer, a key
-// has turned a tick.
-func (s *session) gateFollow(p *Prompt) (why string) {
-	g := s.gate
-	if !g.asked(p) || g.last != nil && p.Pointer == g.last.Pointer && slices.Equal(p.Ticked, g.last.Ticked) {
+// gateMenu types the next key of a menu once the last one shows on the screen: an arrow has moved the pointer, a key
+// has turned a tick, the page that reviews the ticks has come.
+func (s *session) gateMenu(p *Prompt) (why string) {
+	g, keys := s.gate, ""
+	switch asked := g.asked(p); {
+	case asked && g.phase == gateReview:
+		return "the menu did not take the answer; look at the terminal"
+	case g.phase == gateReview:
+		for _, c := range cmp.Or(p, &Prompt{}).Choices {
+			if strings.HasPrefix(strings.ToLower(c.Label), "submit") {
+				keys = c.Keys
+			}
+		}
+		return s.press(keys, gateEcho, s.cfg.EchoWindow)
+	case !asked || g.last != nil && p.Pointer == g.last.Pointer && slices.Equal(p.Ticked, g.last.Ticked):
 		return "the menu did not follow the keys; look at the terminal"
 	}
-	target, keys := g.want[0], ""
+	target := g.want[0]
 	if p.Multi {
-		wrong := func(i int) bool { return p.Ticked[i] != slices.Contains(g.want, i) }
-		for target = 0; target < len(p.Ticked) && !wrong(target); target++ {
+		for target = 0; target < len(p.Ticked) && p.Ticked[target] == slices.Contains(g.want, target); {
+			target++
 		}
 		if target == len(p.Ticked) {
-			s.press(cmp.Or(p.Submit, "\r"), gateReview, followTime)
-			return ""
+			return s.press(cmp.Or(p.Submit, "\r"), gateReview, followTime)
 		}
 		keys = p.Choices[target].Keys
 	}
@@ -2164,35 +2091,17 @@ func (s *session) gateFollow(p *Prompt) (why string) {
 		arrows = map[bool]string{false: "RIGHT", true: "LEFT"}
 	}
 	switch {
-	case keys != "":
-	case p.Pointer == target && p.Multi:
-		keys = " "
+	case p.Pointer == target && !p.Multi:
+		return s.press("\r", gateEcho, s.cfg.EchoWindow)
 	case p.Pointer == target:
-		s.pressLast("\r")
-		return ""
-	case p.Pointer < 0:
+		keys = cmp.Or(keys, " ")
+	case p.Pointer < 0 && keys == "":
 		return "the menu shows no pointer to move"
-	default:
+	case keys == "":
 		keys, _ = keyBytes(arrows[target < p.Pointer], s.det.Screen.AppCursorKeys())
 	}
 	g.last = p
-	s.press(keys, gateMenu, followTime)
-	return ""
-}
-
-// gateSubmit confirms the page that reviews the ticks of a menu, where there is one.
-func (s *session) gateSubmit(p *Prompt) (why string) {
-	if s.gate.asked(p) {
-		return "the menu did not take the answer; look at the terminal"
-	}
-	keys := ""
-	for i := 0; p != nil && i < len(p.Choices); i++ {
-		if strings.HasPrefix(strings.ToLower(p.Choices[i].Label), "submit") {
-			keys = p.Choices[i].Keys
-		}
-	}
-	s.pressLast(keys)
-	return ""
+	return s.press(keys, gateMenu, followTime)
 }
 
 // pasted brackets text for a child that has bracketed paste on; otherwise it is one line, so that no line end inside it
@@ -2214,17 +2123,15 @@ func (s *session) gateText(p *Prompt) (why string) {
 	case g.phase == gateLook && g.q != nil && (p == nil || !p.Idle):
 		return "the input box is no longer there"
 	case g.phase == gateLook:
-		s.press(s.pasted(prefix+g.text), gateEnter, s.adapter.SubmitDelay)
+		return s.press(s.pasted(prefix+g.text), gateEnter, s.adapter.SubmitDelay)
 	case g.phase == gateEnter:
-		s.press("\r", gateLeft, submitTime)
+		return s.press("\r", gateLeft, submitTime)
 	case s.adapter.Name == "generic" || !s.boxHolds(g.text):
-		s.pressLast("")
-	case g.phase == gateLeft && !s.now.Before(g.until):
-		s.press("\r", gateAgain, submitTime)
-	default:
-		return "the text is in the input box but was not taken; look at the terminal"
+		return s.press("", gateEcho, s.cfg.EchoWindow)
+	case g.phase == gateLeft && !time.Now().Before(g.until):
+		return s.press("\r", gateAgain, submitTime)
 	}
-	return ""
+	return "the text is in the input box but was not taken; look at the terminal"
 }
 
 // boxHolds tells whether the end of text stands in the cursor's row or the row above, or is folded there as a paste.
@@ -2239,31 +2146,27 @@ func (s *session) boxHolds(text string) bool {
 // gateEnd lets the keyboard in again and records that everything was typed, or why nothing more is.
 func (s *session) gateEnd(why string) {
 	g := s.gate
-	if s.gate, s.next = nil, s.now; why != "" {
-		s.log.Info("not typed", "why", why)
-	}
-	switch {
-	case g.input != nil && why != "":
-		s.inputDone(g.input, why, Notice{ReplyTo: g.input.ReplyTo, Ring: true})
-	case g.input != nil:
-		sum := fmt.Sprintf("%x", sha256.Sum256([]byte(g.text)))
-		s.stored("auditing an input", s.st.Audit().Append(Event{Name: "INPUT_FORWARDED", SessionID: s.rec.ID,
-			Fields: []Field{{"by", g.input.By}, {"bytes_len", len(g.text)}, {"text_sha256", sum}}}))
-		s.inputDone(g.input, "", Notice{ReplyTo: g.input.ReplyTo, Text: "✓ sent"})
+	s.gate, s.next = nil, time.Now()
+	switch typed := g.phase == gateEcho; {
+	case g.input != nil && typed:
+		s.audit("INPUT_FORWARDED", Field{"by", g.input.By}, Field{"bytes_len", len(g.text)},
+			Field{"text_sha256", fmt.Sprintf("%x", sha256.Sum256([]byte(g.text)))})
+		s.inputDone(g.input, "", Notice{Text: "✓ sent"})
 		if s.q != nil && s.q.rec.Idle {
-			s.q.typed = true
-			s.end(s.q, Resolved, "")
+			s.touch()
+			s.end(s.q, Resolved)
 		}
 		return
-	case why == "":
-		s.move(g.q.rec.ID, Injected)
-		s.move(g.q.rec.ID, Resolved)
+	case g.input != nil:
+		s.inputDone(g.input, why, Notice{})
+		return
+	case typed:
+		s.move(g.q.rec.ID, Injected, asIs)
+		s.move(g.q.rec.ID, Resolved, asIs)
 	case g.q.rec.Status != Expired: // then nothing was asked for
-		s.move(g.q.rec.ID, Failed, because(why))
+		s.move(g.q.rec.ID, Failed, func(r *PromptRecord) { r.Reason = why })
 	}
-	if g.q != nil {
-		s.end(g.q, "", "")
-	}
+	s.end(g.q, "")
 }
 
 // cleanText makes operator text safe to type: no control character but newline and tab gets through, so no paste
@@ -2294,8 +2197,7 @@ func idempotencyKey(session, excerpt string, now time.Time) string {
 type stream struct {
 	flushAt    time.Time
 	text, live string // finished lines, from the current message's first on; what may still change
-	raw        string // with strip_ansi = false: output that is not in text yet
-	shown      string // what the current message says
+	raw, shown string // with strip_ansi = false: output not in text yet; what the current message says
 	msg        int64  // the current message, 0 when the next text starts one
 	cut        int    // bytes of text in the current message, which is full; 0 while it is not
 	busy       bool   // a job is with the sender
@@ -2358,7 +2260,7 @@ func (s *session) streamTake(settle bool) {
 /* ===== Recordings ===== */
 
 // castWriter writes an asciicast v2 file: a header line, then [seconds, kind, text] with kinds o, i, r and t
-// (https://docs.asciinema.org/manual/asciicast/v2/; t is ours: the system's view of the terminal).
+// (https://docs.asciinema.org/manual/asciicast/v2/; t is ours: the system's view of the terminal). A nil one takes all.
 type castWriter struct {
 	file  *os.File
 	w     *bufio.Writer
@@ -2377,7 +2279,6 @@ func newCast(path, title string, size Size) (*castWriter, error) {
 		"title": title, "env": map[string]string{"TERM": os.Getenv("TERM")}})
 }
 
-// event writes one event; nil, no recording, takes any.
 func (c *castWriter) event(kind, text string, now time.Time) {
 	if c != nil {
 		quoted, _ := json.Marshal(text)
@@ -2387,6 +2288,9 @@ func (c *castWriter) event(kind, text string, now time.Time) {
 
 // output keeps back the beginning of a rune whose end is still to come.
 func (c *castWriter) output(p []byte, now time.Time) {
+	if c == nil {
+		return
+	}
 	p = append(c.tail, p...)
 	cut := len(p)
 	for n := 1; n < utf8.UTFMax && n <= len(p); n++ {
@@ -2401,7 +2305,7 @@ func (c *castWriter) output(p []byte, now time.Time) {
 func (c *castWriter) tty(t TTYState, now time.Time) {
 	state := []string{"unknown", "reading", "busy"}[t.Reading] +
 		map[bool]string{true: " canon", false: " raw"}[t.Canonical] + map[bool]string{true: " echo", false: " noecho"}[t.Echo]
-	if state != c.state {
+	if c != nil && state != c.state {
 		c.state = state
 		c.event("t", state, now)
 	}
@@ -2418,15 +2322,16 @@ func (s *session) capture(p *Prompt) {
 	if os.Getenv("ATLASBRIDGE_CAPTURE_PROMPTS") != "1" || p.Secret {
 		return
 	}
-	name := fmt.Sprintf("%s-%s-%s.cast", s.rec.Tool, p.Type, s.now.UTC().Format("20060102T150405.000"))
+	now := time.Now()
+	name := fmt.Sprintf("%s-%s-%s.cast", s.rec.Tool, p.Type, now.UTC().Format("20060102T150405.000"))
 	path := filepath.Join(s.cfg.Dir, "captured_scenarios", name)
-	err := os.MkdirAll(filepath.Dir(path), 0o700)
-	c, castErr := newCast(path, s.rec.Tool, s.size())
-	if err = cmp.Or(err, castErr); err == nil {
-		c.start = s.now
-		c.output(s.det.Raw(), s.now)
-		c.tty(s.pty.State(), s.now)
-		err = c.close(s.now.Add(s.cfg.Stuck + time.Second))
+	os.MkdirAll(filepath.Dir(path), 0o700)
+	c, err := newCast(path, s.rec.Tool, s.size())
+	if err == nil {
+		c.start = now
+		c.output(s.det.Raw(), now)
+		c.tty(s.pty.State(), now)
+		err = c.close(now.Add(s.cfg.Stuck + time.Second))
 	}
 	if err != nil {
 		s.log.Error("capturing a prompt", "error", err.Error())
