@@ -46,7 +46,6 @@ import (
 	"syscall"
 	"text/tabwriter"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/term"
@@ -1041,23 +1040,23 @@ func withhold(lines []byte, full bool) (out []byte) {
 // place. Output reaches the host before anything looks at it.
 
 const (
-	joinWindow  = 400 * time.Millisecond // hook and dialog come within 0.2 s of each other (measured on claude 2.1)
-	hookGrace   = 2 * time.Second        // for a waiting hook to take its decision before the gate types it instead
-	keyGrace    = 300 * time.Millisecond // after a key at the keyboard, for the screen to show what it did
-	followTime  = time.Second            // for the screen to follow one key of the gate
-	submitTime  = 3 * time.Second        // for a text to leave the input box after Enter
-	gatePoll    = 25 * time.Millisecond  // between looks at a screen that has not followed yet
-	judgeEvery  = 10 * time.Millisecond  // between looks of the detector while output flows: 0.1 ms each (BenchmarkLook)
-	reapEvery   = time.Minute            // between looks for sessions that died
-	drainSend   = 3 * time.Second        // for the last messages, at the end of a session
-	drainStream = 10 * time.Minute       // the same with --stream: the output was asked for in full
-	doingEvery  = time.Second            // between records of what the session is doing
-	outputEvery = 30 * time.Second       // between records of when output last came
-	maxTyped    = 64 << 10               // bytes waiting to be written to the child before the keyboard has to wait
-	maxUnread   = 64                     // reads that the screen may lag behind the host before the reader has to wait
-	readBytes   = 8 << 10                // of one read; Linux gives at most 4 KiB
-	maxBacklog  = 4 << 20                // bytes of --stream text waiting for the phone before the oldest is left out
-	maxMessage  = 4096                   // bytes of an operator's text (SPEC section 8)
+	joinWindow = 400 * time.Millisecond // hook and dialog come within 0.2 s of each other (measured on claude 2.1)
+	hookGrace  = 2 * time.Second        // for a waiting hook to take its decision before the gate types it instead
+	keyGrace   = 300 * time.Millisecond // after a key at the keyboard, for the screen to show what it did
+	reapEvery  = time.Minute            // between looks for sessions that died
+	maxTyped   = 64 << 10               // bytes waiting to be written to the child before the keyboard has to wait
+	maxBacklog = 4 << 20                // bytes of --stream text waiting for the phone before the oldest is left out
+	maxMessage = 4096                   // bytes of an operator's text (SPEC section 8)
+	// Between looks at a screen that has not followed the gate; of the detector: 0.1 ms each (BenchmarkLook).
+	gatePoll, judgeEvery = 25 * time.Millisecond, 10 * time.Millisecond
+	// For the screen to follow one key of the gate; for a text to leave the input box after Enter.
+	followTime, submitTime = time.Second, 3 * time.Second
+	// For the last messages at the end; with --stream, when the output was asked for in full.
+	drainSend, drainStream = 3 * time.Second, 10 * time.Minute
+	// Between records of what the session does; of when output last came.
+	doingEvery, outputEvery = time.Second, 30 * time.Second
+	// Reads that the screen may lag behind the host before the reader has to wait; bytes of one: Linux gives ≤ 4 KiB.
+	maxUnread, readBytes = 64, 8 << 10
 )
 
 // session is what the loop owns.
@@ -1339,6 +1338,9 @@ func (s *session) readKeys(keys chan<- []byte) {
 
 // reap fails the prompts of sessions whose process is gone, and has their messages edited.
 func (s *session) reap() {
+	if !s.due(s.reapAt) {
+		return
+	}
 	s.reapAt = time.Now().Add(reapEvery)
 	dead, failed, err := s.st.Reap(time.Now())
 	s.stored("closing dead sessions", err)
@@ -1439,7 +1441,7 @@ func (s *session) output(p []byte) {
 		t.flushAt = now.Add(s.cfg.Flush)
 	}
 	if s.cfg.Stream && !s.cfg.StripANSI && len(t.raw) < maxBacklog {
-		t.raw += string(p)
+		t.raw = append(t.raw, p...)
 	}
 }
 
@@ -1532,7 +1534,6 @@ func (s *session) terminate() {
 func (s *session) reload() {
 	cfg, err := loadConfig(s.cfg.Dir, os.Getenv, nil)
 	if err != nil {
-		s.log.Error("reloading the configuration", "error", err.Error())
 		s.notify(Notice{Text: "⚠ configuration kept as it was: " + err.Error()})
 		return
 	}
@@ -1549,19 +1550,8 @@ func (s *session) reload() {
 // tick judges the screen and does what waits for a time.
 func (s *session) tick() {
 	s.next = time.Now().Add(reapEvery)
-	if s.gate == nil && s.due(s.judged.Add(judgeEvery)) {
-		s.judge()
-	}
-	if s.gate == nil {
-		s.questionStep()
-	}
-	if s.gate != nil {
-		s.gateStep()
-	}
-	s.streamStep()
-	s.activityStep()
-	if s.due(s.reapAt) {
-		s.reap()
+	for _, step := range []func(){s.judge, s.questionStep, s.gateStep, s.streamStep, s.activityStep, s.reap} {
+		step()
 	}
 	s.open.Store(s.q != nil)
 }
@@ -1575,24 +1565,24 @@ func (s *session) due(at time.Time) bool {
 	return wait <= 0
 }
 
-// look is the child's terminal as the system sees it now.
-func (s *session) look() TTYState {
-	tty := s.pty.State()
-	s.cast.tty(tty, time.Now())
-	return tty
-}
-
 // judge asks the detector whether a question has come or gone.
 func (s *session) judge() {
 	tty, now := TTYState{}, time.Now()
-	if s.judged = now; s.det.WantTTY(now) {
-		tty = s.look()
+	if s.gate != nil || !s.due(s.judged.Add(judgeEvery)) {
+		return
 	}
-	if p := s.det.Tick(tty, now); p != nil {
+	if s.judged = now; s.det.WantTTY(now) {
+		tty = s.pty.State()
+		s.cast.tty(tty, now)
+	}
+	p := s.det.Tick(tty, now)
+	if p != nil || s.seen != nil && s.det.Gone(tty, now) { // the screen may have gone straight on to another question
+		if s.seen = nil; s.q != nil && s.q.screen != nil && s.q.typeAt.IsZero() {
+			s.end(s.q, Canceled)
+		}
+	}
+	if p != nil {
 		s.ask(p)
-	} else if s.seen != nil && s.det.Gone(tty, now) {
-		s.seen = nil
-		s.left()
 	}
 	if next := s.det.Next(now); !next.IsZero() && s.due(next) {
 		s.due(now.Add(judgeEvery))
@@ -1615,18 +1605,18 @@ func (s *session) activityStep() {
 
 // ask takes a question that the detector has just found.
 func (s *session) ask(p *Prompt) {
-	if s.seen = p; s.q != nil && s.q.screen == nil && !p.Idle {
-		s.join(s.q, p)
-		return
+	s.seen = p
+	switch q := s.q; {
+	case p.Idle && (q != nil || !s.cfg.NotifyIdle): // it need not be said
+	case q != nil && q.screen == nil:
+		s.join(q, p)
+	default:
+		s.q = &question{screen: p}
+		if s.hooked && !p.Idle && p.Type == MultipleChoice {
+			s.q.joinBy = time.Now().Add(joinWindow)
+		}
+		s.capture(p)
 	}
-	if s.left(); p.Idle && !s.cfg.NotifyIdle { // the screen may have gone straight on to another question
-		return
-	}
-	s.q = &question{screen: p}
-	if s.hooked && !p.Idle && p.Type == MultipleChoice {
-		s.q.joinBy = time.Now().Add(joinWindow)
-	}
-	s.capture(p)
 }
 
 // hookAsked takes a question that `atlasbridge hook` has stored for this session, if none is in force: end comes back
@@ -1679,13 +1669,6 @@ func isPlain(label string) bool {
 		strings.HasPrefix(label, "yes") && !strings.ContainsAny(label, ",;") && !strings.Contains(label, " and ")
 }
 
-// left ends the question in force, if the screen asked it and nobody has decided it: it left the screen without us.
-func (s *session) left() {
-	if s.q != nil && s.q.screen != nil && s.q.typeAt.IsZero() {
-		s.end(s.q, Canceled)
-	}
-}
-
 // end takes the question out of force: as answered at the keyboard if keys went to the child since it appeared, else
 // Canceled because it left the screen, or Failed because the program ended; "" when it has ended already. Its message
 // is edited, and a hook's next one let in.
@@ -1731,10 +1714,10 @@ func (s *session) move(id string, to State, change func(*PromptRecord)) bool {
 
 func asIs(*PromptRecord) {}
 
-// questionStep moves the question in force on when its time has come: stored, sent, reminded of, typed, expired.
+// questionStep moves the question in force on when its time has come: stored, typed, expired, sent, reminded of.
 func (s *session) questionStep() {
 	q := s.q
-	if q == nil || q.rec.Status == "" && !(s.due(q.joinBy) && s.create(q)) {
+	if s.gate != nil || q == nil || q.rec.Status == "" && !(s.due(q.joinBy) && s.create(q)) {
 		return
 	}
 	switch status := q.rec.Status; {
@@ -1746,17 +1729,11 @@ func (s *session) questionStep() {
 		s.expire(q)
 	case status == Created && !q.unasked && s.move(q.rec.ID, Routed, asIs):
 		s.askPhone(q)
-		s.remind(q)
 	case status == AwaitingReply && s.due(q.remind):
 		s.settle(q.rec, s.rec)
-		s.remind(q)
+		q.remind = time.Now().Add(max(time.Until(q.rec.ExpiresAt)/2, time.Minute))
+		s.due(q.remind)
 	}
-}
-
-// remind sets when the time left is next worth an edit: half way, and again, but not in the last minute.
-func (s *session) remind(q *question) {
-	q.remind = time.Now().Add(max(time.Until(q.rec.ExpiresAt)/2, time.Minute))
-	s.due(q.remind)
 }
 
 // create stores what the screen asks. Free text that may not be sent lives until whoever is here has had time to type.
@@ -1798,50 +1775,36 @@ func (s *session) expire(q *question) {
 		s.due(time.Now().Add(followTime)) // somebody decided in this very moment: the follower brings it
 		return
 	}
-	s.next = time.Now()
-	if q.decide(q.rec.Source == "hook"); q.rec.SafeDefault == nil {
+	q.typeAt = time.Now().Add(hookTime[q.rec.Source == "hook"])
+	if s.next = time.Now(); q.rec.SafeDefault == nil {
 		s.end(q, "")
 	}
 }
 
-// decide has the gate type what was decided, unless the tool's hook can say it and does so in time.
-func (q *question) decide(hook bool) {
-	if q.typeAt = time.Now(); hook {
-		q.typeAt = q.typeAt.Add(hookGrace)
-	}
-}
+// hookTime is what a decision waits before the gate types it, by whether the tool's hook can say it.
+var hookTime = map[bool]time.Duration{true: hookGrace}
 
-// followed takes a record that changed: a decision, a hook's question, something the phone wants.
+// followed takes a record that somebody else changed: a decision, a hook's question, something the phone wants.
 func (s *session) followed(rec Record) {
-	switch r := rec.(type) {
-	case *PromptRecord:
-		if q := s.q; q != nil && q.rec.ID == r.ID {
-			s.changed(q, *r)
-		} else if r.Source == "hook" && r.Status == Created {
-			s.hookAsked(*r)
-		}
-	case *InputRecord:
-		if r.Status == "queued" {
-			s.input(r)
-		}
+	if in, ok := rec.(*InputRecord); ok && in.Status == "queued" {
+		s.input(in)
 	}
-}
-
-// changed acts on what somebody else did to the question in force.
-func (s *session) changed(q *question, r PromptRecord) {
-	if s.gate != nil && s.gate.q == q || r.Status == q.rec.Status || r.Status == Expired {
-		return
-	}
-	q.rec = r
-	switch c := choiceOf(&r); r.Status {
-	case ReplyReceived:
-		q.decide(r.Source == "hook" && (r.Tool == "AskUserQuestion" || c != nil && c.Hook != ""))
-	case Injected:
+	r, ok := rec.(*PromptRecord)
+	switch q := s.q; {
+	case !ok:
+	case (q == nil || q.rec.ID != r.ID) && r.Source == "hook" && r.Status == Created:
+		s.hookAsked(*r)
+	case q == nil || q.rec.ID != r.ID || s.gate != nil && s.gate.q == q || r.Status == q.rec.Status || r.Status == Expired:
+	case r.Status == ReplyReceived:
+		c := choiceOf(r)
+		byHook := r.Source == "hook" && (r.Tool == "AskUserQuestion" || c != nil && c.Hook != "")
+		q.rec, q.typeAt = *r, time.Now().Add(hookTime[byHook])
+	case r.Status == Injected: // by its hook
 		s.move(r.ID, Resolved, asIs)
 		s.det.Sleep(time.Now().Add(s.cfg.EchoWindow))
 		s.seen = nil
 		s.end(q, "")
-	case Resolved, Canceled, Failed:
+	case !r.Open():
 		s.end(q, "")
 	}
 }
@@ -1932,7 +1895,7 @@ func (s *session) send(call func() (int64, error), done func(msg int64, err erro
 func (s *session) askPhone(q *question) {
 	p, of := q.rec, s.rec
 	ctx, cancel := context.WithDeadline(s.ctx, p.ExpiresAt)
-	q.unsend = cancel
+	q.unsend, q.remind = cancel, time.Now().Add(max(time.Until(p.ExpiresAt)/2, time.Minute))
 	s.send(func() (int64, error) { return s.ch.Ask(ctx, &p, &of) }, func(msg int64, err error) {
 		if err != nil || s.move(p.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = msg }) || s.q == q {
 			return
@@ -1964,22 +1927,14 @@ type gate struct {
 	input *InputRecord // then this
 	text  string       // what is typed into an input box
 	want  []int        // the choices to make, several only in a Multi menu
-	phase gatePhase
+	phase int
 	until time.Time // the screen must have followed by then
 	last  *Prompt   // the menu before the last key
 }
 
-type gatePhase int
-
-const (
-	gateLook   gatePhase = iota // is the question still there, is nobody typing?
-	gateMenu                    // pointer and ticks are on their way
-	gateReview                  // Multi: the last page asks to submit
-	gateEnter                   // the text is in the box, Enter is next
-	gateLeft                    // Enter is pressed, the text must leave the box
-	gateAgain                   // Enter is pressed a second time
-	gateEcho                    // everything is typed; the echo window passes
-)
+// The phases: nothing is typed yet; a menu's pointer and ticks move; its review page comes; text is in the box, Enter is
+// next; Enter, or a second one, is to take it out of there; everything is typed and the echo window passes.
+const gateLook, gateMenu, gateReview, gateEnter, gateLeft, gateAgain, gateEcho = 0, 1, 2, 3, 4, 5, 6
 
 // begin lets a gate type.
 func (s *session) begin(g *gate) {
@@ -1992,21 +1947,23 @@ func (s *session) begin(g *gate) {
 // gateStep moves the gate on, but not before the writer has reported.
 func (s *session) gateStep() {
 	g := s.gate
-	wait := map[gatePhase]time.Time{gateLook: s.lastKey.Add(keyGrace), gateEnter: g.until, gateEcho: g.until}[g.phase]
-	if len(s.typing) > 0 || s.inFlight || !s.due(wait) {
+	if g == nil || len(s.typing) > 0 || s.inFlight || g.phase == gateLook && !s.due(s.lastKey.Add(keyGrace)) ||
+		(g.phase == gateEnter || g.phase == gateEcho) && !s.due(g.until) {
 		return
 	}
 	if g.phase == gateEcho {
 		s.gateEnd("")
 		return
 	}
-	step := s.gateMenu
+	tty := s.pty.State()
+	s.cast.tty(tty, time.Now())
+	step := s.menuStep
 	if g.input != nil || g.q.rec.Idle {
-		step = s.gateText
+		step = s.textStep
 	} else if g.phase == gateLook {
-		step = s.gateFirst
+		step = s.firstStep
 	}
-	if why := step(s.det.Look(s.look(), time.Now())); why != "" && !time.Now().Before(g.until) {
+	if why := step(s.det.Look(tty, time.Now())); why != "" && !time.Now().Before(g.until) {
 		s.gateEnd(why)
 	}
 	s.due(time.Now().Add(gatePoll)) // a repaint may be half done
@@ -2016,7 +1973,7 @@ func (s *session) gateStep() {
 func (g *gate) asked(p *Prompt) bool { return p != nil && p.Fingerprint == g.q.rec.Fingerprint }
 
 // press types keys; the screen must have followed within that time. It always succeeds.
-func (s *session) press(keys string, then gatePhase, within time.Duration) (why string) {
+func (s *session) press(keys string, then int, within time.Duration) (why string) {
 	s.inject(keys)
 	if s.gate.phase, s.gate.until = then, time.Now().Add(within); then == gateEcho {
 		s.det.Sleep(s.gate.until)
@@ -2025,9 +1982,9 @@ func (s *session) press(keys string, then gatePhase, within time.Duration) (why 
 	return ""
 }
 
-// gateFirst is the look before the first key: the question must be on the screen as it was asked, and nobody may have
+// firstStep is the look before the first key: the question must be on the screen as it was asked, and nobody may have
 // begun to answer it.
-func (s *session) gateFirst(p *Prompt) (why string) {
+func (s *session) firstStep(p *Prompt) (why string) {
 	g, rec := s.gate, &s.gate.q.rec
 	value := *cmp.Or(rec.Value, ref(""))
 	keys := map[string]string{"enter": "\r", "esc": "\x1b", "cancel": "\x1b", "deny": "\x1b"}[value]
@@ -2049,7 +2006,7 @@ func (s *session) gateFirst(p *Prompt) (why string) {
 		keys = p.Choices[g.want[0]].Keys
 	case len(g.want) > 0:
 		g.phase = gateMenu
-		return s.gateMenu(p)
+		return s.menuStep(p)
 	case keys == "" && (rec.Type == FreeText || rec.Type == Unknown):
 		keys = s.pasted(cleanText(value)) + "\r"
 	case keys == "":
@@ -2059,9 +2016,9 @@ func (s *session) gateFirst(p *Prompt) (why string) {
 	return s.press(keys, gateEcho, s.cfg.EchoWindow)
 }
 
-// gateMenu types the next key of a menu once the last one shows on the screen: an arrow has moved the pointer, a key
+// menuStep types the next key of a menu once the last one shows on the screen: an arrow has moved the pointer, a key
 // has turned a tick, the page that reviews the ticks has come.
-func (s *session) gateMenu(p *Prompt) (why string) {
+func (s *session) menuStep(p *Prompt) (why string) {
 	g, keys := s.gate, ""
 	switch asked := g.asked(p); {
 	case asked && g.phase == gateReview:
@@ -2113,9 +2070,14 @@ func (s *session) pasted(text string) string {
 	return strings.ReplaceAll(text, "\n", " ")
 }
 
-// gateText types text into an input box and presses Enter, twice if need be, until the text has left the box.
-func (s *session) gateText(p *Prompt) (why string) {
+// textStep types text into an input box and presses Enter, twice if need be, until the text has left the box.
+func (s *session) textStep(p *Prompt) (why string) {
 	g, prefix := s.gate, ""
+	row, _, _ := s.det.Screen.Cursor()
+	end := []rune(g.text[strings.LastIndex(g.text, "\n")+1:])
+	end = []rune(strings.TrimSpace(string(end[max(0, len(end)-16):])))
+	box := s.det.Screen.Row(row-1) + "\n" + s.det.Screen.Row(row) // holds the text, or folds it as a paste
+	held := strings.Contains(box, string(end)) || strings.Contains(box, "[Pasted text")
 	if s.adapter.EscapeBang && g.text != "" { // a leading ! runs a command, / opens a dialog (measured on claude 2.1)
 		prefix = map[byte]string{'/': "\\", '!': " ", '#': " "}[g.text[0]]
 	}
@@ -2126,21 +2088,12 @@ func (s *session) gateText(p *Prompt) (why string) {
 		return s.press(s.pasted(prefix+g.text), gateEnter, s.adapter.SubmitDelay)
 	case g.phase == gateEnter:
 		return s.press("\r", gateLeft, submitTime)
-	case s.adapter.Name == "generic" || !s.boxHolds(g.text):
+	case s.adapter.Name == "generic" || !held:
 		return s.press("", gateEcho, s.cfg.EchoWindow)
 	case g.phase == gateLeft && !time.Now().Before(g.until):
 		return s.press("\r", gateAgain, submitTime)
 	}
 	return "the text is in the input box but was not taken; look at the terminal"
-}
-
-// boxHolds tells whether the end of text stands in the cursor's row or the row above, or is folded there as a paste.
-func (s *session) boxHolds(text string) bool {
-	row, _, _ := s.det.Screen.Cursor()
-	end := []rune(text[strings.LastIndex(text, "\n")+1:])
-	tail := strings.TrimSpace(string(end[max(0, len(end)-16):]))
-	box := s.det.Screen.Row(row-1) + "\n" + s.det.Screen.Row(row)
-	return strings.Contains(box, tail) || strings.Contains(box, "[Pasted text")
 }
 
 // gateEnd lets the keyboard in again and records that everything was typed, or why nothing more is.
@@ -2169,17 +2122,13 @@ func (s *session) gateEnd(why string) {
 	s.end(g.q, "")
 }
 
-// cleanText makes operator text safe to type: no control character but newline and tab gets through, so no paste
-// terminator either.
+// reControl is what a terminal would act on: no paste terminator gets through either.
+var reControl = regexp.MustCompile(`[^\n\t\P{Cc}]`)
+
+// cleanText makes operator text safe to type.
 func cleanText(text string) string {
 	text = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(strings.ToValidUTF8(text, ""))
-	text = strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) && r != '\n' && r != '\t' {
-			return -1
-		}
-		return r
-	}, text)
-	return clipBytes(strings.TrimRight(text, "\n"), maxMessage)
+	return clipBytes(strings.TrimRight(reControl.ReplaceAllString(text, ""), "\n"), maxMessage)
 }
 
 // clipBytes cuts valid text at a rune boundary.
@@ -2197,7 +2146,8 @@ func idempotencyKey(session, excerpt string, now time.Time) string {
 type stream struct {
 	flushAt    time.Time
 	text, live string // finished lines, from the current message's first on; what may still change
-	raw, shown string // with strip_ansi = false: output not in text yet; what the current message says
+	shown      string // what the current message says
+	raw        []byte // with strip_ansi = false: output not in text yet
 	msg        int64  // the current message, 0 when the next text starts one
 	cut        int    // bytes of text in the current message, which is full; 0 while it is not
 	busy       bool   // a job is with the sender
@@ -2243,9 +2193,9 @@ func (s *session) streamTake(settle bool) {
 	t := &s.stream
 	lines, live := s.det.Screen.Transcript(settle)
 	if !s.cfg.StripANSI { // the bytes as they came, escape sequences shown
-		lines = strings.Split(t.raw, "\r\n")
-		t.raw = lines[len(lines)-1]
-		lines, live = lines[:len(lines)-1], t.raw
+		lines = strings.Split(string(t.raw), "\r\n")
+		live = lines[len(lines)-1]
+		lines, t.raw = lines[:len(lines)-1], []byte(live)
 	}
 	t.live = redact(visible(live))
 	t.text += redact(visible(strings.Join(append(lines, ""), "\n")))
