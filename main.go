@@ -1036,8 +1036,7 @@ func withhold(lines []byte, full bool) (out []byte) {
 //	follower, poller     its position in state.jsonl; getUpdates            context
 //	senders              one call of the channel to the phone each          the call's end, or context
 //
-// The loop only selects: no network, no PTY write, no sleep; only appends to the store, at one fsync each, are done in
-// place. Output reaches the host before anything looks at it.
+// The loop only selects, and appends to the store. Output reaches the host before anything looks at it.
 
 const (
 	joinWindow = 400 * time.Millisecond // hook and dialog come within 0.2 s of each other (measured on claude 2.1)
@@ -1049,14 +1048,21 @@ const (
 	maxMessage = 4096                   // bytes of an operator's text (SPEC section 8)
 	// Between looks at a screen that has not followed the gate; of the detector: 0.1 ms each (BenchmarkLook).
 	gatePoll, judgeEvery = 25 * time.Millisecond, 10 * time.Millisecond
-	// For the screen to follow one key of the gate; for a text to leave the input box after Enter.
-	followTime, submitTime = time.Second, 3 * time.Second
+	// For the screen to follow one key of the gate; to show the question at first; to show that Enter took a text.
+	followTime, lookTime, submitTime = time.Second, keyGrace + time.Second, 3 * time.Second
 	// For the last messages at the end; with --stream, when the output was asked for in full.
 	drainSend, drainStream = 3 * time.Second, 10 * time.Minute
 	// Between records of what the session does; of when output last came.
 	doingEvery, outputEvery = time.Second, 30 * time.Second
 	// Reads that the screen may lag behind the host before the reader has to wait; bytes of one: Linux gives ≤ 4 KiB.
 	maxUnread, readBytes = 64, 8 << 10
+)
+
+var (
+	reReport  = regexp.MustCompile(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`)  // sent by terminals themselves (xterm ctlseqs)
+	reControl = regexp.MustCompile(`[^\n\t\P{Cc}]`)                        // what a terminal acts on
+	rePlain   = regexp.MustCompile(`(?i)^yes(, manually approve|[^,;]*$)`) // a yes to nothing more (" and " as a comma)
+	hookTime  = map[bool]time.Duration{true: hookGrace}                    // for a decision that the hook can say (true)
 )
 
 // session is what the loop owns.
@@ -1080,7 +1086,7 @@ type session struct {
 	ctx                         context.Context // of what goes on beside the loop, until stop
 	stop                        func()
 	polling                     sync.WaitGroup
-	sent                        chan func() // reports of the channel's calls, for the loop to run
+	events                      chan func() // of the goroutines, for the loop to run
 	sending                     int         // calls that have not reported
 	next, judged, lastKey       time.Time   // turn of the loop at the latest; last look of the detector; last key here
 	doingAt, reapAt             time.Time
@@ -1090,9 +1096,8 @@ type session struct {
 	typing, jsonLine            []byte // waits for the writer; unfinished line of stream-json, nil for other tools
 	inFlight                    bool   // the writer has a chunk it has not reported
 	stream                      stream
-	answer, trouble             string       // beginning of the tool's last answer; what was told of the state file
-	warning                     atomic.Value // a string about the tool's version
-	open                        atomic.Bool  // a question is open: the follower looks more often
+	answer, trouble, warning    string      // beginning of the tool's last answer; of the state file; of the version
+	open                        atomic.Bool // a question is open: the follower looks more often
 }
 
 // question is the prompt in force, and what is known of it beyond its record.
@@ -1155,7 +1160,7 @@ func newSession(c *command) (*session, error) {
 	cwd, _ := os.Getwd()
 	s := &session{cfg: cfg, st: st, ch: localChannel{}, log: log, adapter: adapter, argv: o.args, notes: c.stderr,
 		in: c.stdin, out: c.stdout, interactive: onTerminal(c.stdin), restore: func() error { return nil },
-		signals: make(chan os.Signal, 8), sent: make(chan func()),
+		signals: make(chan os.Signal, 8), events: make(chan func()),
 		rec: SessionRecord{Head: Head{ID: newID()}, Tool: tool, Args: o.args[1:], Cwd: cwd, Wrapper: os.Getpid(),
 			Label: o.text("name"), Status: "active", Activity: "starting", StartedAt: time.Now().UTC()}}
 	if cfg.Channel == "telegram" {
@@ -1212,7 +1217,10 @@ func (s *session) run(ctx context.Context) error {
 	}
 	defer func() { s.restore() }()
 	if s.adapter.Box != nil {
-		s.spawn(func() { s.warning.Store(probe(s.ctx, s.adapter, childEnv(os.Environ(), s.cfg, "")).Warning) })
+		s.spawn(func() {
+			warning := probe(s.ctx, s.adapter, childEnv(os.Environ(), s.cfg, "")).Warning
+			s.events <- func() { s.warning = warning }
+		})
 	} else {
 		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
 	}
@@ -1230,8 +1238,7 @@ func (s *session) run(ctx context.Context) error {
 
 // loop starts the goroutines, records the session and selects until the child is gone and its output drained.
 func (s *session) loop() {
-	output, keyboard, exited := make(chan []byte, maxUnread), make(chan []byte), make(chan int, 1)
-	writes, wrote := make(chan []byte), make(chan struct{}, 1)
+	output, keyboard, writes := make(chan []byte, maxUnread), make(chan []byte), make(chan []byte)
 	defer close(writes)
 	signal.Notify(s.signals, append(endSignals(), suspendSignal)...)
 	signal.Notify(make(chan os.Signal), syscall.SIGPIPE) // caught, not ignored: the child does not inherit it
@@ -1240,8 +1247,11 @@ func (s *session) loop() {
 	records := s.st.Follow(s.ctx, s.rec.ID, s.open.Load)
 	s.spawn(func() { s.read(output) })
 	s.spawn(func() { s.readKeys(keyboard) })
-	s.spawn(func() { s.write(writes, wrote) })
-	s.spawn(func() { exited <- s.pty.Wait() })
+	s.spawn(func() { s.write(writes) })
+	s.spawn(func() {
+		code := s.pty.Wait()
+		s.events <- func() { s.rec.ExitCode = &code }
+	})
 	s.put("recording the session", ref(s.rec))
 	s.log.Info("session started", "session", s.rec.ID, "tool", s.rec.Tool, "pid", s.rec.PID)
 	s.notify(Notice{Text: "▶ started: " + s.rec.Tool + " in " + s.rec.Cwd})
@@ -1266,18 +1276,14 @@ func (s *session) loop() {
 			s.keyboard(p)
 		case write <- s.typing:
 			s.typing, s.inFlight = nil, true
-		case <-wrote:
-			s.inFlight = false
-		case report := <-s.sent:
-			report()
+		case happened := <-s.events:
+			happened()
 		case rec := <-records:
 			s.followed(rec)
 		case <-resized:
 			s.resize()
 		case sig := <-s.signals:
 			s.signaled(sig)
-		case code := <-exited:
-			s.rec.ExitCode = &code
 		case <-timer.C:
 		}
 		s.tick()
@@ -1298,8 +1304,8 @@ func (s *session) spawn(f func()) {
 	}()
 }
 
-// read copies the child's output to the host, then hands it to the loop. When a buffer's turn comes again, all that
-// output holds is newer: the loop is done with it.
+// read copies the child's output to the host, then hands it to the loop. The ring holds more than output can: a buffer
+// is free when its turn comes.
 func (s *session) read(output chan<- []byte) {
 	defer close(output)
 	ring := make([]byte, (maxUnread+2)*readBytes)
@@ -1315,11 +1321,10 @@ func (s *session) read(output chan<- []byte) {
 	}
 }
 
-// write passes bytes on to the child and reports every chunk.
-func (s *session) write(writes <-chan []byte, wrote chan<- struct{}) {
+func (s *session) write(writes <-chan []byte) {
 	for p := range writes {
 		s.pty.Write(p)
-		wrote <- struct{}{}
+		s.events <- func() { s.inFlight = false }
 	}
 }
 
@@ -1351,13 +1356,8 @@ func (s *session) reap() {
 	}
 }
 
-// put makes records durable.
 func (s *session) put(doing string, recs ...Record) bool {
 	return s.stored(doing, s.st.Update(func(*View) ([]Record, error) { return recs, nil }))
-}
-
-func (s *session) audit(name string, fields ...Field) {
-	s.stored("auditing "+name, s.st.Audit().Append(Event{Name: name, SessionID: s.rec.ID, Fields: fields}))
 }
 
 // stored reports a failure of the state: the child keeps running, the operator is told once, nothing is typed.
@@ -1401,20 +1401,20 @@ func (s *session) finish() {
 	defer enough()
 	for s.streamStep(); s.sending > 0 && drain.Err() == nil; s.streamStep() {
 		select {
-		case report := <-s.sent:
-			report()
+		case happened := <-s.events:
+			happened()
 		case <-s.signals:
 			enough()
 		case <-drain.Done():
 		}
 	}
-	for s.stop(); s.sending > 0; s.sending-- {
-		<-s.sent // a call cut short
+	for s.stop(); s.sending > 0; { // calls cut short
+		(<-s.events)()
 	}
 	s.polling.Wait()
 	s.ch.Close()
-	if text, _ := s.warning.Load().(string); text != "" {
-		fmt.Fprintf(s.notes, "atlasbridge: %s: %s\n", s.rec.Tool, text)
+	if s.warning != "" {
+		fmt.Fprintf(s.notes, "atlasbridge: %s: %s\n", s.rec.Tool, s.warning)
 	}
 	if s.cast != nil {
 		if err := s.cast.close(time.Now()); err != nil {
@@ -1469,18 +1469,18 @@ func (s *session) toolCalls(p []byte) {
 	}
 }
 
-// reReport is what a terminal sends by itself: focus, mouse, answers to queries (xterm ctlseqs). All else is typing.
-var reReport = regexp.MustCompile(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`)
-
 // keyboard passes on what was typed here; nil is the end of a pipe, which the line discipline makes from ^D.
 func (s *session) keyboard(p []byte) {
 	if p == nil && !s.pty.State().Canonical {
 		return
 	}
 	keys := cmp.Or(string(p), "\x04\x04") // the first may only end an unfinished line
-	if s.inject(keys); !reReport.MatchString(keys) {
+	s.inject(keys)
+	if !reReport.MatchString(keys) {
 		s.lastKey = time.Now()
-		s.touch()
+		if s.q != nil {
+			s.q.typed = true
+		}
 	}
 }
 
@@ -1491,13 +1491,6 @@ func (s *session) inject(keys string) {
 	s.cast.event("i", keys, time.Now())
 }
 
-// touch notes that somebody's keys went to the child, which may answer the question in force.
-func (s *session) touch() {
-	if s.q != nil {
-		s.q.typed = true
-	}
-}
-
 func (s *session) resize() {
 	size := s.size()
 	if s.pty.Resize(size) == nil {
@@ -1506,8 +1499,7 @@ func (s *session) resize() {
 	}
 }
 
-// signaled acts on a signal to the wrapper. SIGHUP of a closed terminal ends the session; with the terminal alive, or
-// none at all, it asks for the configuration to be read again.
+// signaled acts on a signal to the wrapper. SIGHUP of a closed terminal ends the session, any other reloads.
 func (s *session) signaled(sig os.Signal) {
 	_, gone := terminalSize(s.tty)
 	switch {
@@ -1542,7 +1534,7 @@ func (s *session) reload() {
 	}
 	s.cfg.Timeout, s.cfg.PermissionTimeout, s.cfg.Away = cfg.Timeout, cfg.PermissionTimeout, cfg.Away
 	s.cfg.FreeText, s.cfg.NotifyIdle = cfg.FreeText, cfg.NotifyIdle
-	s.audit("CONFIG_RELOADED")
+	s.stored("auditing the reload", s.st.Audit().Append(Event{Name: "CONFIG_RELOADED", SessionID: s.rec.ID}))
 }
 
 /* ===== Questions ===== */
@@ -1589,15 +1581,12 @@ func (s *session) judge() {
 	}
 }
 
-// activityStep records what the session is doing when that has changed, at most once a second, and while output flows
-// once in half a minute, when it last came.
+// activityStep records what the session is doing when that has changed, and now and then when output last came.
 func (s *session) activityStep() {
-	doing, last, wait := s.det.Activity(), s.det.LastOutput().UTC(), doingEvery
-	if doing == s.rec.Activity {
-		wait = outputEvery
-	}
-	news := wait == doingEvery || last.After(*cmp.Or(s.rec.LastSeen, &time.Time{}))
-	if news && s.due(s.doingAt.Add(wait)) {
+	doing, last := s.det.Activity(), s.det.LastOutput().UTC()
+	changed := doing != s.rec.Activity
+	wait := map[bool]time.Duration{true: doingEvery, false: outputEvery}[changed]
+	if (changed || last.After(*cmp.Or(s.rec.LastSeen, &time.Time{}))) && s.due(s.doingAt.Add(wait)) {
 		s.doingAt, s.rec.Activity, s.rec.LastSeen = time.Now(), doing, &last
 		s.put("recording the session", ref(s.rec))
 	}
@@ -1619,8 +1608,7 @@ func (s *session) ask(p *Prompt) {
 	}
 }
 
-// hookAsked takes a question that `atlasbridge hook` has stored for this session, if none is in force: end comes back
-// for the others.
+// hookAsked takes a question that `atlasbridge hook` has stored, if none is in force: end comes back for the others.
 func (s *session) hookAsked(rec PromptRecord) {
 	switch q := s.q; {
 	case q != nil && q.rec.Idle:
@@ -1635,15 +1623,15 @@ func (s *session) hookAsked(rec PromptRecord) {
 	}
 }
 
-// join makes one prompt of what hook and screen report: exact arguments from the hook, choices and keys from the
-// screen. What the hook can say too is marked, so that it is said without a keystroke.
+// join gives a hook's prompt the choices and keys of the screen. What the hook can say is marked: it needs no key.
 func (s *session) join(q *question, p *Prompt) {
 	q.screen = p
 	choices, last := slices.Clone(p.Choices), len(p.Choices)-1
 	if q.rec.Tool == "AskUserQuestion" || last < 0 || choices[last].Grants {
 		return // the hook knows the questions and answers them all at once
 	}
-	if i := slices.IndexFunc(choices, func(c Choice) bool { return c.Grants && isPlain(c.Label) }); i >= 0 {
+	plain := func(c Choice) bool { return c.Grants && rePlain.MatchString(strings.ReplaceAll(c.Label, " and ", ",")) }
+	if i := slices.IndexFunc(choices, plain); i >= 0 {
 		choices[i].Hook = "allow"
 	}
 	choices[last].Hook = "deny"
@@ -1660,13 +1648,6 @@ func (s *session) join(q *question, p *Prompt) {
 	if q.rec.Status == AwaitingReply {
 		s.settle(q.rec, s.rec)
 	}
-}
-
-// isPlain tells a bare yes from one that also changes a rule or a mode.
-func isPlain(label string) bool {
-	label = strings.ToLower(label)
-	return strings.HasPrefix(label, "yes, manually approve") ||
-		strings.HasPrefix(label, "yes") && !strings.ContainsAny(label, ",;") && !strings.Contains(label, " and ")
 }
 
 // end takes the question out of force: as answered at the keyboard if keys went to the child since it appeared, else
@@ -1722,7 +1703,7 @@ func (s *session) questionStep() {
 	}
 	switch status := q.rec.Status; {
 	case !q.typeAt.IsZero() && s.due(q.typeAt):
-		s.begin(&gate{q: q})
+		s.gate = &gate{q: q, text: cleanText(*cmp.Or(q.rec.Value, ref(""))), until: time.Now().Add(lookTime)}
 	case !q.typeAt.IsZero() || status == Created && s.interactive && !s.due(s.lastKey.Add(s.cfg.Away)):
 		// its hook may say it, or somebody types here
 	case s.due(q.rec.ExpiresAt):
@@ -1740,13 +1721,10 @@ func (s *session) questionStep() {
 func (s *session) create(q *question) bool {
 	p, now, life := q.screen, time.Now(), s.cfg.Timeout
 	q.unasked = p.Type == FreeText && !p.Idle && !p.Secret && !s.cfg.FreeText
-	switch {
-	case p.Permission:
+	if p.Permission {
 		life = s.cfg.PermissionTimeout
-	case q.unasked && s.interactive:
-		life = s.cfg.Away
-	case q.unasked:
-		life = 0
+	} else if q.unasked {
+		life = map[bool]time.Duration{true: s.cfg.Away}[s.interactive]
 	}
 	q.rec = PromptRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Type: p.Type, Confidence: p.Confidence(),
 		Score: p.Score, Excerpt: p.Excerpt, Question: p.Question, Full: p.Full, Recent: p.Recent, Cut: p.Cut,
@@ -1758,19 +1736,16 @@ func (s *session) create(q *question) bool {
 		q.rec.Full, q.rec.MaxLength = s.answer, maxMessage
 	}
 	s.rec.Prompts++
-	stored := s.put("recording a question", ref(q.rec), ref(s.rec))
-	if !stored {
+	if !s.put("recording a question", ref(q.rec), ref(s.rec)) {
 		s.q = nil
 	}
-	return stored
+	return s.q != nil
 }
 
 // expire ends a question nobody answered: its safe default is given, if it is still there.
 func (s *session) expire(q *question) {
-	why := fmt.Sprintf("no answer in %d s", int(q.rec.ExpiresAt.Sub(q.rec.CreatedAt).Seconds()))
-	if q.unasked {
-		why = "free text is switched off"
-	}
+	why := cmp.Or(map[bool]string{true: "free text is switched off"}[q.unasked],
+		fmt.Sprintf("no answer in %d s", int(q.rec.ExpiresAt.Sub(q.rec.CreatedAt).Seconds())))
 	if !s.move(q.rec.ID, Expired, func(r *PromptRecord) { r.Reason, r.Value = why, r.SafeDefault }) {
 		s.due(time.Now().Add(followTime)) // somebody decided in this very moment: the follower brings it
 		return
@@ -1780,9 +1755,6 @@ func (s *session) expire(q *question) {
 		s.end(q, "")
 	}
 }
-
-// hookTime is what a decision waits before the gate types it, by whether the tool's hook can say it.
-var hookTime = map[bool]time.Duration{true: hookGrace}
 
 // followed takes a record that somebody else changed: a decision, a hook's question, something the phone wants.
 func (s *session) followed(rec Record) {
@@ -1839,8 +1811,9 @@ func (s *session) input(r *InputRecord) {
 			keys, _ := keyBytes(name, s.det.Screen.AppCursorKeys())
 			s.inject(keys)
 		}
-		reply.Text = "⌨ pressed " + r.Text
-		s.touch()
+		if reply.Text = "⌨ pressed " + r.Text; s.q != nil {
+			s.q.typed = true
+		}
 	case r.Kind != "text":
 		why = "this session does not know how to do that"
 	case s.q != nil && !s.q.rec.Idle && s.q.rec.Status != "":
@@ -1848,7 +1821,7 @@ func (s *session) input(r *InputRecord) {
 	case s.adapter.Name == "generic" && s.pty.State().Reading == ReadingBusy:
 		why = "the program is not reading its keyboard just now"
 	default: // into an input box or a REPL: the gate answers when it has typed
-		s.begin(&gate{input: r, text: cleanText(r.Text)})
+		s.gate = &gate{input: r, text: cleanText(r.Text), until: time.Now().Add(lookTime)}
 		return
 	}
 	s.inputDone(r, why, reply)
@@ -1881,7 +1854,7 @@ func (s *session) send(call func() (int64, error), done func(msg int64, err erro
 	s.sending++
 	s.spawn(func() {
 		msg, err := call()
-		s.sent <- func() {
+		s.events <- func() {
 			if s.sending--; err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
 				s.log.Error("sending to the channel", "error", err.Error())
 			}
@@ -1918,10 +1891,9 @@ func (s *session) notify(n Notice) {
 
 /* ===== The gate: the only way an answer becomes bytes ===== */
 
-// gate types one answer, closed loop. While it exists the keyboard waits and the detector is not asked for new
-// questions. It looks before its first key and after every key of a menu, and never presses Enter blind; if the screen
-// does not follow in time it stops, undoes nothing and tells the operator. The loop never waits: a step is one look,
-// and keys, or the reason why there are none yet.
+// gate types one answer, closed loop. While it exists the keyboard waits and no question is looked for. It looks before
+// its first key and after every key of a menu, and never presses Enter blind; if the screen does not follow in time it
+// stops and tells the operator. A step is one look, and keys or the reason why there are none yet: no step waits.
 type gate struct {
 	q     *question    // nil: free input
 	input *InputRecord // then this
@@ -1932,17 +1904,9 @@ type gate struct {
 	last  *Prompt   // the menu before the last key
 }
 
-// The phases: nothing is typed yet; a menu's pointer and ticks move; its review page comes; text is in the box, Enter is
-// next; Enter, or a second one, is to take it out of there; everything is typed and the echo window passes.
+// The phases: nothing typed; a menu's pointer and ticks move; its review page comes; text is in the box; Enter, or a
+// second one, is to take it out of there; everything is typed and the echo window passes.
 const gateLook, gateMenu, gateReview, gateEnter, gateLeft, gateAgain, gateEcho = 0, 1, 2, 3, 4, 5, 6
-
-// begin lets a gate type.
-func (s *session) begin(g *gate) {
-	if g.q != nil && g.q.rec.Idle {
-		g.text = cleanText(*g.q.rec.Value)
-	}
-	s.gate, g.until = g, time.Now().Add(keyGrace+followTime)
-}
 
 // gateStep moves the gate on, but not before the writer has reported.
 func (s *session) gateStep() {
@@ -1951,16 +1915,14 @@ func (s *session) gateStep() {
 		(g.phase == gateEnter || g.phase == gateEcho) && !s.due(g.until) {
 		return
 	}
-	if g.phase == gateEcho {
+	step, tty := s.menuStep, s.pty.State()
+	switch s.cast.tty(tty, time.Now()); {
+	case g.phase == gateEcho:
 		s.gateEnd("")
 		return
-	}
-	tty := s.pty.State()
-	s.cast.tty(tty, time.Now())
-	step := s.menuStep
-	if g.input != nil || g.q.rec.Idle {
+	case g.input != nil || g.q.rec.Idle:
 		step = s.textStep
-	} else if g.phase == gateLook {
+	case g.phase == gateLook:
 		step = s.firstStep
 	}
 	if why := step(s.det.Look(tty, time.Now())); why != "" && !time.Now().Before(g.until) {
@@ -1969,7 +1931,6 @@ func (s *session) gateStep() {
 	s.due(time.Now().Add(gatePoll)) // a repaint may be half done
 }
 
-// asked tells whether p is the question that the gate answers.
 func (g *gate) asked(p *Prompt) bool { return p != nil && p.Fingerprint == g.q.rec.Fingerprint }
 
 // press types keys; the screen must have followed within that time. It always succeeds.
@@ -1982,8 +1943,7 @@ func (s *session) press(keys string, then int, within time.Duration) (why string
 	return ""
 }
 
-// firstStep is the look before the first key: the question must be on the screen as it was asked, and nobody may have
-// begun to answer it.
+// firstStep begins an answer, if the question is on the screen as it was asked and nobody has begun to answer it.
 func (s *session) firstStep(p *Prompt) (why string) {
 	g, rec := s.gate, &s.gate.q.rec
 	value := *cmp.Or(rec.Value, ref(""))
@@ -2016,8 +1976,7 @@ func (s *session) firstStep(p *Prompt) (why string) {
 	return s.press(keys, gateEcho, s.cfg.EchoWindow)
 }
 
-// menuStep types the next key of a menu once the last one shows on the screen: an arrow has moved the pointer, a key
-// has turned a tick, the page that reviews the ticks has come.
+// menuStep types a menu's next key once the last one shows: the pointer or a tick has moved, the review page has come.
 func (s *session) menuStep(p *Prompt) (why string) {
 	g, keys := s.gate, ""
 	switch asked := g.asked(p); {
@@ -2061,8 +2020,7 @@ func (s *session) menuStep(p *Prompt) (why string) {
 	return s.press(keys, gateMenu, followTime)
 }
 
-// pasted brackets text for a child that has bracketed paste on; otherwise it is one line, so that no line end inside it
-// presses Enter.
+// pasted brackets text where the child has asked for that; elsewhere it is one line: no line end in it presses Enter.
 func (s *session) pasted(text string) string {
 	if s.det.Screen.BracketedPaste() {
 		return "\x1b[200~" + text + "\x1b[201~"
@@ -2102,11 +2060,12 @@ func (s *session) gateEnd(why string) {
 	s.gate, s.next = nil, time.Now()
 	switch typed := g.phase == gateEcho; {
 	case g.input != nil && typed:
-		s.audit("INPUT_FORWARDED", Field{"by", g.input.By}, Field{"bytes_len", len(g.text)},
-			Field{"text_sha256", fmt.Sprintf("%x", sha256.Sum256([]byte(g.text)))})
+		sum := fmt.Sprintf("%x", sha256.Sum256([]byte(g.text)))
+		s.stored("auditing an input", s.st.Audit().Append(Event{"INPUT_FORWARDED", s.rec.ID, "",
+			[]Field{{"by", g.input.By}, {"bytes_len", len(g.text)}, {"text_sha256", sum}}}))
 		s.inputDone(g.input, "", Notice{Text: "✓ sent"})
 		if s.q != nil && s.q.rec.Idle {
-			s.touch()
+			s.q.typed = true
 			s.end(s.q, Resolved)
 		}
 		return
@@ -2121,9 +2080,6 @@ func (s *session) gateEnd(why string) {
 	}
 	s.end(g.q, "")
 }
-
-// reControl is what a terminal would act on: no paste terminator gets through either.
-var reControl = regexp.MustCompile(`[^\n\t\P{Cc}]`)
 
 // cleanText makes operator text safe to type.
 func cleanText(text string) string {
