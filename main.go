@@ -1042,20 +1042,18 @@ const (
 	joinWindow = 400 * time.Millisecond // hook and dialog come within 0.2 s of each other (measured on claude 2.1)
 	hookGrace  = 2 * time.Second        // for a waiting hook to take its decision before the gate types it instead
 	keyGrace   = 300 * time.Millisecond // after a key at the keyboard, for the screen to show what it did
+	lookTime   = keyGrace + time.Second // for the question to be seen before the gate's first key
+	gatePoll   = 25 * time.Millisecond  // between looks at a screen that has not followed yet
+	judgeEvery = 10 * time.Millisecond  // between looks of the detector while output flows: 0.1 ms each (BenchmarkLook)
 	reapEvery  = time.Minute            // between looks for sessions that died
 	maxTyped   = 64 << 10               // bytes waiting to be written to the child before the keyboard has to wait
 	maxBacklog = 4 << 20                // bytes of --stream text waiting for the phone before the oldest is left out
 	maxMessage = 4096                   // bytes of an operator's text (SPEC section 8)
-	// Between looks at a screen that has not followed the gate; of the detector: 0.1 ms each (BenchmarkLook).
-	gatePoll, judgeEvery = 25 * time.Millisecond, 10 * time.Millisecond
-	// For the screen to follow one key of the gate; to show the question at first; to show that Enter took a text.
-	followTime, lookTime, submitTime = time.Second, keyGrace + time.Second, 3 * time.Second
-	// For the last messages at the end; with --stream, when the output was asked for in full.
-	drainSend, drainStream = 3 * time.Second, 10 * time.Minute
-	// Between records of what the session does; of when output last came.
-	doingEvery, outputEvery = time.Second, 30 * time.Second
-	// Reads that the screen may lag behind the host before the reader has to wait; bytes of one: Linux gives ≤ 4 KiB.
-	maxUnread, readBytes = 64, 8 << 10
+
+	followTime, submitTime  = time.Second, 3 * time.Second      // for one key of the gate to show; for a text to be taken
+	drainSend, drainStream  = 3 * time.Second, 10 * time.Minute // for the last messages; with --stream, all output
+	doingEvery, outputEvery = time.Second, 30 * time.Second     // between records of what is done; of the last output
+	maxUnread, readBytes    = 64, 8 << 10                       // reads the screen may lag behind the host; bytes of one
 )
 
 var (
@@ -1077,7 +1075,6 @@ type session struct {
 	det                         *Detector
 	cast                        *castWriter // nil without --record
 	rec                         SessionRecord
-	argv                        []string
 	in, out, tty                *os.File // tty: the host's terminal, nil when there is none
 	notes                       io.Writer
 	restore                     func() error
@@ -1113,7 +1110,7 @@ type question struct {
 func cmdRun(c *command) int {
 	s, err := newSession(c)
 	if err == nil {
-		if err = s.run(c.ctx); err == nil {
+		if err = s.run(c.ctx, c.opts.args); err == nil {
 			return *s.rec.ExitCode
 		}
 	}
@@ -1158,17 +1155,15 @@ func newSession(c *command) (*session, error) {
 	}
 	st.Retention = time.Duration(cfg.RetentionDays) * 24 * time.Hour
 	cwd, _ := os.Getwd()
-	s := &session{cfg: cfg, st: st, ch: localChannel{}, log: log, adapter: adapter, argv: o.args, notes: c.stderr,
-		in: c.stdin, out: c.stdout, interactive: onTerminal(c.stdin), restore: func() error { return nil },
+	s := &session{cfg: cfg, st: st, ch: localChannel{}, log: log, adapter: adapter,
+		notes: map[bool]io.Writer{true: io.Discard, false: c.stderr}[o.on("quiet")],
+		in:    c.stdin, out: c.stdout, interactive: onTerminal(c.stdin), restore: func() error { return nil },
 		signals: make(chan os.Signal, 8), events: make(chan func()),
 		rec: SessionRecord{Head: Head{ID: newID()}, Tool: tool, Args: o.args[1:], Cwd: cwd, Wrapper: os.Getpid(),
 			Label: o.text("name"), Status: "active", Activity: "starting", StartedAt: time.Now().UTC()}}
 	if cfg.Channel == "telegram" {
 		s.tg, err = newTelegram(cfg, st, log)
 		s.ch = s.tg
-	}
-	if o.on("quiet") {
-		s.notes = io.Discard
 	}
 	std := []*os.File{c.stdin, c.stdout, c.stderr}
 	if i := slices.IndexFunc(std, onTerminal); i >= 0 {
@@ -1189,18 +1184,18 @@ func (s *session) size() Size {
 }
 
 // run spawns the tool and stays until everything about it is told.
-func (s *session) run(ctx context.Context) error {
+func (s *session) run(ctx context.Context, argv []string) error {
 	release, err := s.st.HoldSession(s.rec.ID)
 	if err != nil {
 		return err
 	}
 	defer release()
 	s.ctx, s.stop = context.WithCancel(ctx)
-	if slices.Contains(s.argv, "stream-json") {
+	if slices.Contains(argv, "stream-json") {
 		s.jsonLine = []byte{}
 	}
-	argv, env, size := s.installHooks(s.argv), childEnv(os.Environ(), s.cfg, s.rec.ID), s.size()
-	if s.pty, err = startPTY(argv, env, s.rec.Cwd, size, s.tty); err != nil {
+	env, size := childEnv(os.Environ(), s.cfg, s.rec.ID), s.size()
+	if s.pty, err = startPTY(s.installHooks(argv), env, s.rec.Cwd, size, s.tty); err != nil {
 		return err
 	}
 	if s.tg != nil {
@@ -1253,10 +1248,7 @@ func (s *session) loop() {
 		s.events <- func() { s.rec.ExitCode = &code }
 	})
 	s.put("recording the session", ref(s.rec))
-	s.log.Info("session started", "session", s.rec.ID, "tool", s.rec.Tool, "pid", s.rec.PID)
 	s.notify(Notice{Text: "▶ started: " + s.rec.Tool + " in " + s.rec.Cwd})
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	for s.rec.ExitCode == nil || output != nil {
 		keys, write := keyboard, writes // a nil channel never becomes ready
 		if s.gate != nil || len(s.typing) > maxTyped {
@@ -1284,10 +1276,9 @@ func (s *session) loop() {
 			s.resize()
 		case sig := <-s.signals:
 			s.signaled(sig)
-		case <-timer.C:
+		case <-time.After(time.Until(s.next)):
 		}
 		s.tick()
-		timer.Reset(time.Until(s.next))
 	}
 }
 
@@ -1464,7 +1455,8 @@ func (s *session) toolCalls(p []byte) {
 			}
 		}
 	}
-	if s.jsonLine = append([]byte{}, lines[len(lines)-1]...); len(s.jsonLine) > maxHookInput {
+	s.jsonLine = append([]byte{}, lines[len(lines)-1]...)
+	if len(s.jsonLine) > maxHookInput {
 		s.jsonLine = s.jsonLine[:0]
 	}
 }
@@ -1573,8 +1565,17 @@ func (s *session) judge() {
 			s.end(s.q, Canceled)
 		}
 	}
-	if p != nil {
-		s.ask(p)
+	s.seen = cmp.Or(p, s.seen)
+	switch q := s.q; {
+	case p == nil || p.Idle && (q != nil || !s.cfg.NotifyIdle): // nothing to say
+	case q != nil && q.screen == nil:
+		s.join(q, p)
+	default:
+		s.q = &question{screen: p}
+		if s.hooked && !p.Idle && p.Type == MultipleChoice {
+			s.q.joinBy = now.Add(joinWindow)
+		}
+		s.capture(p)
 	}
 	if next := s.det.Next(now); !next.IsZero() && s.due(next) {
 		s.due(now.Add(judgeEvery))
@@ -1589,22 +1590,6 @@ func (s *session) activityStep() {
 	if (changed || last.After(*cmp.Or(s.rec.LastSeen, &time.Time{}))) && s.due(s.doingAt.Add(wait)) {
 		s.doingAt, s.rec.Activity, s.rec.LastSeen = time.Now(), doing, &last
 		s.put("recording the session", ref(s.rec))
-	}
-}
-
-// ask takes a question that the detector has just found.
-func (s *session) ask(p *Prompt) {
-	s.seen = p
-	switch q := s.q; {
-	case p.Idle && (q != nil || !s.cfg.NotifyIdle): // it need not be said
-	case q != nil && q.screen == nil:
-		s.join(q, p)
-	default:
-		s.q = &question{screen: p}
-		if s.hooked && !p.Idle && p.Type == MultipleChoice {
-			s.q.joinBy = time.Now().Add(joinWindow)
-		}
-		s.capture(p)
 	}
 }
 
@@ -1706,8 +1691,16 @@ func (s *session) questionStep() {
 		s.gate = &gate{q: q, text: cleanText(*cmp.Or(q.rec.Value, ref(""))), until: time.Now().Add(lookTime)}
 	case !q.typeAt.IsZero() || status == Created && s.interactive && !s.due(s.lastKey.Add(s.cfg.Away)):
 		// its hook may say it, or somebody types here
-	case s.due(q.rec.ExpiresAt):
-		s.expire(q)
+	case s.due(q.rec.ExpiresAt): // nobody answered: its safe default is given, if it is still there
+		why := cmp.Or(map[bool]string{true: "free text is switched off"}[q.unasked],
+			fmt.Sprintf("no answer in %d s", int(q.rec.ExpiresAt.Sub(q.rec.CreatedAt).Seconds())))
+		s.due(time.Now().Add(followTime)) // look again, when somebody decided in this very moment or the state is in trouble
+		if s.move(q.rec.ID, Expired, func(r *PromptRecord) { r.Reason, r.Value = why, r.SafeDefault }) {
+			s.next, q.typeAt = time.Now(), time.Now().Add(hookTime[q.rec.Source == "hook"])
+			if q.rec.SafeDefault == nil {
+				s.end(q, "")
+			}
+		}
 	case status == Created && !q.unasked && s.move(q.rec.ID, Routed, asIs):
 		s.askPhone(q)
 	case status == AwaitingReply && s.due(q.remind):
@@ -1740,20 +1733,6 @@ func (s *session) create(q *question) bool {
 		s.q = nil
 	}
 	return s.q != nil
-}
-
-// expire ends a question nobody answered: its safe default is given, if it is still there.
-func (s *session) expire(q *question) {
-	why := cmp.Or(map[bool]string{true: "free text is switched off"}[q.unasked],
-		fmt.Sprintf("no answer in %d s", int(q.rec.ExpiresAt.Sub(q.rec.CreatedAt).Seconds())))
-	if !s.move(q.rec.ID, Expired, func(r *PromptRecord) { r.Reason, r.Value = why, r.SafeDefault }) {
-		s.due(time.Now().Add(followTime)) // somebody decided in this very moment: the follower brings it
-		return
-	}
-	q.typeAt = time.Now().Add(hookTime[q.rec.Source == "hook"])
-	if s.next = time.Now(); q.rec.SafeDefault == nil {
-		s.end(q, "")
-	}
 }
 
 // followed takes a record that somebody else changed: a decision, a hook's question, something the phone wants.
@@ -1811,7 +1790,8 @@ func (s *session) input(r *InputRecord) {
 			keys, _ := keyBytes(name, s.det.Screen.AppCursorKeys())
 			s.inject(keys)
 		}
-		if reply.Text = "⌨ pressed " + r.Text; s.q != nil {
+		reply.Text = "⌨ pressed " + r.Text
+		if s.q != nil {
 			s.q.typed = true
 		}
 	case r.Kind != "text":
@@ -1931,8 +1911,6 @@ func (s *session) gateStep() {
 	s.due(time.Now().Add(gatePoll)) // a repaint may be half done
 }
 
-func (g *gate) asked(p *Prompt) bool { return p != nil && p.Fingerprint == g.q.rec.Fingerprint }
-
 // press types keys; the screen must have followed within that time. It always succeeds.
 func (s *session) press(keys string, then int, within time.Duration) (why string) {
 	s.inject(keys)
@@ -1949,7 +1927,7 @@ func (s *session) firstStep(p *Prompt) (why string) {
 	value := *cmp.Or(rec.Value, ref(""))
 	keys := map[string]string{"enter": "\r", "esc": "\x1b", "cancel": "\x1b", "deny": "\x1b"}[value]
 	switch {
-	case !g.asked(p):
+	case p == nil || p.Fingerprint != rec.Fingerprint:
 		return "the question is no longer on the screen"
 	case g.q.typed && p.Pointer < 0 && g.q.screen != nil && p.Recent != g.q.screen.Recent:
 		return "somebody began to answer at the keyboard"
@@ -1979,7 +1957,7 @@ func (s *session) firstStep(p *Prompt) (why string) {
 // menuStep types a menu's next key once the last one shows: the pointer or a tick has moved, the review page has come.
 func (s *session) menuStep(p *Prompt) (why string) {
 	g, keys := s.gate, ""
-	switch asked := g.asked(p); {
+	switch asked := p != nil && p.Fingerprint == g.q.rec.Fingerprint; {
 	case asked && g.phase == gateReview:
 		return "the menu did not take the answer; look at the terminal"
 	case g.phase == gateReview:
@@ -2233,13 +2211,12 @@ func (s *session) capture(p *Prompt) {
 	path := filepath.Join(s.cfg.Dir, "captured_scenarios", name)
 	os.MkdirAll(filepath.Dir(path), 0o700)
 	c, err := newCast(path, s.rec.Tool, s.size())
-	if err == nil {
-		c.start = now
-		c.output(s.det.Raw(), now)
-		c.tty(s.pty.State(), now)
-		err = c.close(now.Add(s.cfg.Stuck + time.Second))
-	}
 	if err != nil {
 		s.log.Error("capturing a prompt", "error", err.Error())
+		return
 	}
+	c.start = now
+	c.output(s.det.Raw(), now)
+	c.tty(s.pty.State(), now)
+	c.close(now.Add(s.cfg.Stuck + time.Second))
 }
