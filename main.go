@@ -20,7 +20,6 @@ import (
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -790,121 +789,91 @@ func withhold(lines []byte, full bool) (out []byte) {
 
 // A session's goroutines, each with one owner of its data and a written end:
 //
-//	loop      Screen, Detector, the question in force, the gate, all queues   child gone and output drained
-//	reader    PTY.Read, the host's stdout                                      EOF of the PTY
-//	writer    PTY.Write                                                        its channel is closed
-//	keyboard  the host's stdin                                                 with the process
-//	waiter    PTY.Wait                                                         child gone
-//	follower  its position in state.jsonl                                      context
-//	senders   one call of the channel to the phone each                        the call's end, or context
-//	poller    getUpdates, while this process holds the poll lock               context
+//	loop                 Screen, Detector, question, gate, all queues       child gone and output drained
+//	read, write          PTY.Read and the host's stdout; PTY.Write          EOF of the PTY; its channel is closed
+//	readKeys, a waiter   the host's stdin; PTY.Wait                         with the process; child gone
+//	follower, poller     its position in state.jsonl; getUpdates            context
+//	senders              one call of the channel to the phone each          the call's end, or context
 //
-// The loop only selects: no network, no PTY write, no sleep. Appends to the store are the exception; each
-// costs one fsync. Output reaches the host before anything looks at it.
+// The loop only selects, and appends to the store. Output reaches the host before anything looks at it.
 
 const (
-	joinWindow    = 400 * time.Millisecond // hook and dialog come within 0.2 s of each other (measured on claude 2.1)
-	hookGrace     = 2 * time.Second        // for a waiting hook to take its decision before the gate types it instead
-	keyGrace      = 300 * time.Millisecond // after a key at the keyboard, for the screen to show what it did
-	followTime    = time.Second            // for the screen to follow one key of the gate
-	submitTime    = 3 * time.Second        // for a text to leave the input box after Enter
-	gatePoll      = 25 * time.Millisecond  // between looks at a screen that has not followed yet
-	judgeEvery    = 10 * time.Millisecond  // between looks of the detector while output flows: 0.1 ms each (BenchmarkLook)
-	reapEvery     = time.Minute            // between looks for sessions that died
-	drainSend     = 3 * time.Second        // for the last messages, at the end of a session
-	drainStream   = 10 * time.Minute       // the same with --stream: the output was asked for in full
-	activityEvery = time.Second            // between records of what the session is doing
-	outputEvery   = 30 * time.Second       // between records of when output last came
-	maxTyped      = 64 << 10               // bytes waiting to be written to the child before the keyboard has to wait
-	maxUnread     = 64                     // reads that the screen may lag behind the host before the reader has to wait
-	readBytes     = 8 << 10                // of one read; Linux gives at most 4 KiB
-	maxBacklog    = 4 << 20                // bytes of --stream text waiting for the phone before the oldest is left out
-	maxMessage    = 4096                   // bytes of an operator's text (SPEC section 8)
+	joinWindow = 400 * time.Millisecond // hook and dialog come within 0.2 s of each other (measured on claude 2.1)
+	hookGrace  = 2 * time.Second        // for a waiting hook to take its decision before the gate types it instead
+	keyGrace   = 300 * time.Millisecond // after a key at the keyboard, for the screen to show what it did
+	lookTime   = keyGrace + time.Second // for the question to be seen before the gate's first key
+	gatePoll   = 25 * time.Millisecond  // between looks at a screen that has not followed yet
+	judgeEvery = 10 * time.Millisecond  // between looks of the detector while output flows: 0.1 ms each (BenchmarkLook)
+	reapEvery  = time.Minute            // between looks for sessions that died
+	maxTyped   = 64 << 10               // bytes waiting to be written to the child before the keyboard has to wait
+	maxBacklog = 4 << 20                // bytes of --stream text waiting for the phone before the oldest is left out
+	maxMessage = 4096                   // bytes of an operator's text (SPEC section 8)
+
+	followTime, submitTime  = time.Second, 3 * time.Second      // for one key of the gate to show; for a text to be taken
+	drainSend, drainStream  = 3 * time.Second, 10 * time.Minute // for the last messages; with --stream, all output
+	doingEvery, outputEvery = time.Second, 30 * time.Second     // between records of what is done; of the last output
+	maxUnread, readBytes    = 64, 8 << 10                       // reads the screen may lag behind the host; bytes of one
+)
+
+var (
+	reReport  = regexp.MustCompile(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`)  // sent by terminals themselves (xterm ctlseqs)
+	reControl = regexp.MustCompile(`[^\n\t\P{Cc}]`)                        // what a terminal acts on
+	rePlain   = regexp.MustCompile(`(?i)^yes(, manually approve|[^,;]*$)`) // a yes to nothing more (" and " as a comma)
+	hookTime  = map[bool]time.Duration{true: hookGrace}                    // for a decision that the hook can say (true)
 )
 
 // session is what the loop owns.
 type session struct {
-	cfg     *Config
-	st      *Store
-	ch      Channel
-	tg      *Telegram // nil without Telegram
-	log     *slog.Logger
-	quiet   bool // --quiet
-	adapter *Adapter
-	hooked  bool // the tool's hooks call `atlasbridge hook`
-	rec     SessionRecord
-	argv    []string
-
-	in, out, errOut *os.File
-	tty             *os.File // the host's terminal, nil when there is none
-	interactive     bool     // stdin is a terminal: somebody may type
-	restore         func() error
-
-	pty     PTY
-	det     *Detector
-	cast    *castWriter
-	signals chan os.Signal
-	ctx     context.Context // of what goes on beside the loop
-	sent    chan sent       // reports of the channel's calls
-	sending int             // calls that have not reported
-
-	seen    *Prompt   // what the detector last found, until it is gone
-	q       *question // in force
-	gate    *gate
-	lastKey time.Time
-	answer  string // beginning of the tool's last answer, for the idle notice
-
-	typing   []byte // waits for the writer
-	inFlight bool   // the writer has a chunk it has not reported
-	stream   stream
-	jsonLine []byte // of a tool that prints stream-json: the unfinished line; nil otherwise
-
-	warning            chan string // about the tool's version, "" when it was tried
-	activity           string
-	judged             time.Time // when the detector last looked
-	activityAt, reapAt time.Time
-	exit               *int
-	hungUp             bool
-	trouble            string      // what the operator was told of the state file
-	open               atomic.Bool // a question is open: the follower looks more often
+	cfg                         *Config
+	st                          *Store
+	ch                          Channel
+	tg                          *Telegram // nil without Telegram
+	log                         *slog.Logger
+	adapter                     *Adapter
+	pty                         PTY
+	det                         *Detector
+	cast                        *castWriter // nil without --record
+	rec                         SessionRecord
+	in, out, tty                *os.File // tty: the host's terminal, nil when there is none
+	notes                       io.Writer
+	restore                     func() error
+	hooked, interactive, hungUp bool // hooks call us; stdin is a terminal: somebody may type; the end was asked for
+	signals                     chan os.Signal
+	ctx                         context.Context // of what goes on beside the loop, until stop
+	stop                        func()
+	polling                     sync.WaitGroup
+	events                      chan func() // of the goroutines, for the loop to run
+	sending                     int         // calls that have not reported
+	next, judged, lastKey       time.Time   // turn of the loop at the latest; last look of the detector; last key here
+	doingAt, reapAt             time.Time
+	seen                        *Prompt   // what the detector last found, until it is gone
+	q                           *question // in force
+	gate                        *gate
+	typing, jsonLine            []byte // waits for the writer; unfinished line of stream-json, nil for other tools
+	inFlight                    bool   // the writer has a chunk it has not reported
+	stream                      stream
+	answer, trouble, warning    string      // beginning of the tool's last answer; of the state file; of the version
+	open                        atomic.Bool // a question is open: the follower looks more often
 }
 
 // question is the prompt in force, and what is known of it beyond its record.
 type question struct {
-	rec     PromptRecord // Status "" until it is stored
-	screen  *Prompt      // nil: only a hook asked
-	joinBy  time.Time    // until then the tool's hook may still bring the exact arguments
-	routeAt time.Time    // presence: not to the phone before
-	hookBy  time.Time    // decided through the hook: the gate types it if nothing happened by then
-	remind  time.Time    // when the time left is shown anew
-	typed   bool         // keys went to the child since it appeared
-	unsend  func()       // ends a delivery that is no longer wanted
+	rec                    PromptRecord // Status "" until it is stored
+	screen                 *Prompt      // nil: only a hook asked
+	joinBy, typeAt, remind time.Time    // a hook may join until; decided: the gate types it from; time left is shown anew
+	typed, unasked         bool         // keys went to the child since it appeared; free text is off: it is not sent
+	unsend                 func()       // ends a delivery that is no longer wanted
 }
 
-// sent is what became of one call of the channel.
-type sent struct {
-	prompt string // asked: the prompt's id
-	stream bool
-	id     int64 // the message's
-	err    error
-}
-
-// cmdRun is `atlasbridge run [flags] tool [args…]`.
+// cmdRun is `atlasbridge run [flags] tool [args…]`. Where the tool cannot be run it exits as a shell would.
 func cmdRun(c *command) int {
-	o, code := c.options()
-	if o == nil {
-		return code
+	s, err := newSession(c)
+	if err == nil {
+		if err = s.run(c.ctx, c.opts.args); err == nil {
+			return *s.rec.ExitCode
+		}
 	}
-	s, err := prepareSession(c, o)
-	if err != nil {
-		c.fail(err)
-		return exitCodeOf(err)
-	}
-	return s.run(c.ctx)
-}
-
-// exitCodeOf is what a shell would exit with when it cannot run a program, and 125 for failures of our own.
-func exitCodeOf(err error) int {
+	c.fail(err)
 	switch {
 	case errors.Is(err, errNoTool):
 		return 127
@@ -914,38 +883,30 @@ func exitCodeOf(err error) int {
 	return exitInternal
 }
 
-// prepareSession does everything that can fail before anything is spawned.
-func prepareSession(c *command, o *options) (*session, error) {
-	settings := map[string]string{}
-	if o.given("channel") {
-		settings["channel"] = o.text("channel")
+// newSession does what can fail before anything is spawned.
+func newSession(c *command) (*session, error) {
+	o, given := c.opts, map[string]string{}
+	life, _ := time.ParseDuration(o.text("timeout"))
+	seconds := strconv.Itoa(int(life / time.Second))
+	for _, f := range [][3]string{ // flag, key, value
+		{"channel", "channel", o.text("channel")}, {"stream", "stream.enabled", o.text("stream")},
+		{"timeout", "timeout_seconds", seconds}, {"timeout", "permission_timeout_seconds", seconds}} {
+		if o.given(f[0]) {
+			given[f[1]] = f[2]
+		}
 	}
-	if o.on("stream") {
-		settings["stream.enabled"] = "true"
-	}
-	if o.given("timeout") {
-		life, _ := time.ParseDuration(o.text("timeout"))
-		settings["timeout_seconds"] = strconv.Itoa(int(life / time.Second))
-		settings["permission_timeout_seconds"] = settings["timeout_seconds"]
-	}
-	cfg, err := c.config(settings)
+	cfg, err := c.config(given)
 	if err != nil {
 		return nil, err
 	}
-	name := cmp.Or(o.text("adapter"), filepath.Base(o.args[0]))
-	adapter := adapterFor(name)
-	if o.given("adapter") && adapter.Name == "generic" && name != "generic" {
+	tool := filepath.Base(o.args[0])
+	adapter := adapterFor(cmp.Or(o.text("adapter"), tool))
+	if name := o.text("adapter"); adapter.Name == "generic" && name != "" && name != "generic" {
 		return nil, hinted(fmt.Errorf("no adapter is called %q", name), "`atlasbridge adapters` lists them")
 	}
-	if _, err := findTool(o.args[0]); err != nil {
-		return nil, fmt.Errorf("starting %s: %w", o.args[0], err)
-	}
-	log, err := openLog(cfg.Dir, cfg.LogLevel)
-	if err != nil {
-		return nil, err
-	}
+	log, logErr := openLog(cfg.Dir, cfg.LogLevel)
 	st, err := openStore(cfg.Dir)
-	if err != nil {
+	if err = cmp.Or(logErr, err); err != nil {
 		return nil, err
 	}
 	for _, what := range st.notes {
@@ -953,110 +914,101 @@ func prepareSession(c *command, o *options) (*session, error) {
 	}
 	st.Retention = time.Duration(cfg.RetentionDays) * 24 * time.Hour
 	cwd, _ := os.Getwd()
-	s := &session{cfg: cfg, st: st, ch: localChannel{}, log: log, quiet: o.on("quiet"), adapter: adapter, argv: o.args,
-		in: c.stdin, out: c.stdout, errOut: c.stderr, interactive: onTerminal(c.stdin), restore: func() error { return nil },
-		rec: SessionRecord{Head: Head{Rec: "session", ID: newID()}, Tool: filepath.Base(o.args[0]), Args: o.args[1:],
-			Cwd:     cwd,
-			Wrapper: os.Getpid(), Label: o.text("name"), Status: "active", Activity: "starting", StartedAt: time.Now().UTC()}}
+	s := &session{cfg: cfg, st: st, ch: localChannel{}, log: log, adapter: adapter,
+		notes: map[bool]io.Writer{true: io.Discard, false: c.stderr}[o.on("quiet")],
+		in:    c.stdin, out: c.stdout, interactive: onTerminal(c.stdin), restore: func() error { return nil },
+		signals: make(chan os.Signal, 8), events: make(chan func()),
+		rec: SessionRecord{Head: Head{ID: newID()}, Tool: tool, Args: o.args[1:], Cwd: cwd, Wrapper: os.Getpid(),
+			Label: o.text("name"), Status: "active", Activity: "starting", StartedAt: time.Now().UTC()}}
 	if cfg.Channel == "telegram" {
-		if s.tg, err = newTelegram(cfg, st, log); err != nil {
-			return nil, err
-		}
+		s.tg, err = newTelegram(cfg, st, log)
 		s.ch = s.tg
 	}
-	if i := slices.IndexFunc([]*os.File{s.in, s.out, s.errOut}, onTerminal); i >= 0 {
-		s.tty = []*os.File{s.in, s.out, s.errOut}[i]
+	std := []*os.File{c.stdin, c.stdout, c.stderr}
+	if i := slices.IndexFunc(std, onTerminal); i >= 0 {
+		s.tty = std[i]
 	}
-	if o.given("record") {
-		s.cast, err = newCast(o.text("record"), s.rec.Tool, s.size())
+	if err == nil && o.given("record") {
+		s.cast, err = newCast(o.text("record"), tool, s.size())
 	}
 	return s, err
 }
 
 // size is the host's, or 30 × 100 without one.
 func (s *session) size() Size {
-	if s.tty != nil {
-		if size, err := terminalSize(s.tty); err == nil && size.Rows > 0 && size.Cols > 0 {
-			return size
-		}
+	if size, err := terminalSize(s.tty); s.tty != nil && err == nil && size.Rows > 0 && size.Cols > 0 {
+		return size
 	}
 	return Size{Rows: 30, Cols: 100}
 }
 
-// say prints a line of our own on the terminal, before the tool starts or after it ended.
-func (s *session) say(format string, args ...any) {
-	if !s.quiet {
-		fmt.Fprintf(s.errOut, "atlasbridge: "+format+"\n", args...)
-	}
-}
-
-// run spawns the tool and returns its exit code.
-func (s *session) run(ctx context.Context) int {
+// run spawns the tool and stays until everything about it is told.
+func (s *session) run(ctx context.Context, argv []string) error {
 	release, err := s.st.HoldSession(s.rec.ID)
 	if err != nil {
-		s.say("%v", err)
-		return exitInternal
+		return err
 	}
 	defer release()
-	if s.tg == nil {
-		s.say("no Telegram here: questions wait for the keyboard or `atlasbridge answer` (see `atlasbridge setup`)")
-	}
-	if s.adapter.Name == "generic" {
-		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
-	}
-	debug.SetGCPercent(25) // 12 MB resident instead of 16, for less than 1 % more time at full output (measured)
-	if s.warning = make(chan string, 1); s.adapter.Box != nil {
-		s.spawn(func() { s.warning <- probe(ctx, s.adapter, childEnv(os.Environ(), s.cfg, "")).Warning })
-	}
-	if slices.Contains(s.argv, "stream-json") {
+	s.ctx, s.stop = context.WithCancel(ctx)
+	if slices.Contains(argv, "stream-json") {
 		s.jsonLine = []byte{}
 	}
-	argv, size := s.installHooks(s.argv), s.size()
-	s.pty, err = startPTY(argv, childEnv(os.Environ(), s.cfg, s.rec.ID), s.rec.Cwd, size, s.tty)
-	if err != nil {
-		s.say("%v", err)
-		return exitCodeOf(err)
+	env, size := childEnv(os.Environ(), s.cfg, s.rec.ID), s.size()
+	if s.pty, err = startPTY(s.installHooks(argv), env, s.rec.Cwd, size, s.tty); err != nil {
+		return err
 	}
-	if s.interactive { // nothing of the child's has been copied yet
+	if s.tg != nil {
+		s.polling.Go(func() { s.tg.Poll(s.ctx) })
+	} else { // nothing of the child's has been copied yet
+		fmt.Fprintln(s.notes, "atlasbridge: no Telegram here: questions wait for the keyboard or `atlasbridge answer` "+
+			"(see `atlasbridge setup`)")
+	}
+	if s.interactive {
 		if s.restore, err = rawMode(s.in); err != nil {
 			s.pty.Close()
-			s.say("setting the terminal to raw mode: %v", err)
-			return exitInternal
+			return fmt.Errorf("setting the terminal to raw mode: %w", err)
 		}
 	}
 	defer func() { s.restore() }()
-	s.rec.PID, s.rec.PIDStart = s.pty.PID(), processStart(s.pty.PID())
+	if s.adapter.Box != nil {
+		s.spawn(func() {
+			warning := probe(s.ctx, s.adapter, childEnv(os.Environ(), s.cfg, "")).Warning
+			s.events <- func() { s.warning = warning }
+		})
+	} else {
+		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
+	}
+	debug.SetGCPercent(25) // 12 MB resident instead of 16, for less than 1 % more time at full output (measured)
 	s.det = newDetector(s.adapter, int(size.Rows), int(size.Cols), DetectOptions{Threshold: s.cfg.Threshold,
 		Stuck: s.cfg.Stuck, BufferBytes: s.cfg.BufferBytes, SafeDefaults: s.cfg.SafeDefaults})
-	return s.loop(ctx)
+	if s.cfg.Stream {
+		s.det.Screen.Transcript(false) // from now on it is kept
+	}
+	s.rec.PID, s.rec.PIDStart = s.pty.PID(), processStart(s.pty.PID())
+	s.loop()
+	s.finish()
+	return nil
 }
 
-// loop starts the goroutines and selects until the child is gone and its output drained.
-func (s *session) loop(ctx context.Context) int {
-	ctx, cancel := context.WithCancel(ctx)
-	s.ctx, s.signals, s.sent = ctx, make(chan os.Signal, 8), make(chan sent)
+// loop starts the goroutines, records the session and selects until the child is gone and its output drained.
+func (s *session) loop() {
+	output, keyboard, writes := make(chan []byte, maxUnread), make(chan []byte), make(chan []byte)
+	defer close(writes)
 	signal.Notify(s.signals, append(endSignals(), suspendSignal)...)
 	signal.Notify(make(chan os.Signal), syscall.SIGPIPE) // caught, not ignored: the child does not inherit it
 	resized, stopResize := resizeSignals(s.tty)
 	defer stopResize()
-	records := s.st.Follow(ctx, s.rec.ID, s.open.Load)
-	output, free, exited := make(chan []byte, maxUnread), make(chan []byte, maxUnread), make(chan int, 1)
-	for range maxUnread {
-		free <- make([]byte, readBytes)
-	}
-	keyboard, writes, wrote := make(chan []byte), make(chan []byte), make(chan error, 1)
-	var background sync.WaitGroup // what stops with the session
-	s.spawn(func() { s.read(free, output) })
-	s.spawn(func() { s.readKeyboard(keyboard) })
-	s.spawn(func() { s.write(writes, wrote) })
-	s.spawn(func() { exited <- s.pty.Wait() })
-	if s.tg != nil {
-		background.Go(func() { s.tg.Poll(ctx) })
-	}
-	s.begin(time.Now())
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for s.exit == nil || output != nil {
+	records := s.st.Follow(s.ctx, s.rec.ID, s.open.Load)
+	s.spawn(func() { s.read(output) })
+	s.spawn(func() { s.readKeys(keyboard) })
+	s.spawn(func() { s.write(writes) })
+	s.spawn(func() {
+		code := s.pty.Wait()
+		s.events <- func() { s.rec.ExitCode = &code }
+	})
+	s.put("recording the session", ref(s.rec))
+	s.notify(Notice{Text: "▶ started: " + s.rec.Tool + " in " + s.rec.Cwd})
+	for s.rec.ExitCode == nil || output != nil {
 		keys, write := keyboard, writes // a nil channel never becomes ready
 		if s.gate != nil || len(s.typing) > maxTyped {
 			keys = nil
@@ -1066,41 +1018,27 @@ func (s *session) loop(ctx context.Context) int {
 		}
 		select {
 		case p, more := <-output:
-			if !more {
+			if more {
+				s.output(p)
+			} else {
 				output = nil
 			}
-			if s.output(p, time.Now()); p != nil {
-				free <- p[:cap(p)]
-			}
 		case p := <-keys:
-			s.keyboard(p, time.Now())
+			s.keyboard(p)
 		case write <- s.typing:
 			s.typing, s.inFlight = nil, true
-		case <-wrote:
-			s.inFlight = false
-		case r := <-s.sent:
-			s.delivered(r)
+		case happened := <-s.events:
+			happened()
 		case rec := <-records:
-			s.followed(rec, time.Now())
+			s.followed(rec)
 		case <-resized:
-			s.resize(time.Now())
+			s.resize()
 		case sig := <-s.signals:
 			s.signaled(sig)
-		case code := <-exited:
-			s.exit = &code
-		case <-timer.C:
+		case <-time.After(time.Until(s.next)):
 		}
-		now := time.Now()
-		timer.Reset(s.tick(now).Sub(now))
+		s.tick()
 	}
-	close(writes)
-	s.finish(time.Now())
-	cancel()
-	for ; s.sending > 0; s.sending-- {
-		<-s.sent // a call cut short
-	}
-	background.Wait()
-	return s.farewell()
 }
 
 // spawn starts a goroutine whose panic does not leave the terminal raw.
@@ -1116,186 +1054,144 @@ func (s *session) spawn(f func()) {
 	}()
 }
 
-// read copies the child's output to the host, then hands it to the loop in one of the free buffers: when these have run
-// out, the loop is far behind, and reader and child wait.
-func (s *session) read(free <-chan []byte, output chan<- []byte) {
+// read copies the child's output to the host, then hands it to the loop. The ring holds more than output can: a buffer
+// is free when its turn comes.
+func (s *session) read(output chan<- []byte) {
 	defer close(output)
-	for buf := range free {
-		n, err := s.pty.Read(buf)
-		if n > 0 {
-			if _, werr := s.out.Write(buf[:n]); werr != nil {
-				s.pty.Signal(syscall.SIGHUP) // nobody can see the output any more, as when a terminal closes
-			}
-			output <- buf[:n]
+	ring := make([]byte, (maxUnread+2)*readBytes)
+	for at, err := 0, error(nil); err == nil; at = (at + readBytes) % len(ring) {
+		var n int
+		if n, err = s.pty.Read(ring[at : at+readBytes]); n == 0 {
+			continue
 		}
-		if err != nil {
-			return
+		if _, lost := s.out.Write(ring[at : at+n]); lost != nil {
+			s.pty.Signal(syscall.SIGHUP) // nobody can see the output any more, as when a terminal closes
 		}
+		output <- ring[at : at+n]
 	}
 }
 
-// write passes bytes on to the child and reports every chunk.
-func (s *session) write(writes <-chan []byte, wrote chan<- error) {
+func (s *session) write(writes <-chan []byte) {
 	for p := range writes {
-		_, err := s.pty.Write(p)
-		wrote <- err
+		s.pty.Write(p)
+		s.events <- func() { s.inFlight = false }
 	}
 }
 
-// readKeyboard hands over what is typed. A nil chunk is the end of a pipe that brought something: a pipe without
-// a byte (systemd, ssh without a terminal) must not answer the first question with an end of file.
-func (s *session) readKeyboard(keys chan<- []byte) {
-	for some := false; ; some = true {
-		buf := make([]byte, 4096)
-		n, err := s.in.Read(buf)
-		if n > 0 {
-			keys <- buf[:n]
-		}
-		if err != nil || n == 0 {
-			if some && !s.interactive {
-				keys <- nil
-			}
-			return
-		}
+// readKeys hands over what is typed. A nil chunk is the end of a pipe that brought something: a pipe without a byte
+// (systemd, ssh without a terminal) must not answer the first question with an end of file.
+func (s *session) readKeys(keys chan<- []byte) {
+	some, buf := false, make([]byte, 4096)
+	for n, _ := s.in.Read(buf); n > 0; n, _ = s.in.Read(buf) {
+		keys <- bytes.Clone(buf[:n])
+		some = true
 	}
-}
-
-// begin records the session and closes the books of those that died.
-func (s *session) begin(now time.Time) {
-	s.put("recording the session", &s.rec)
-	s.reap(now)
-	s.log.Info("session started", "session", s.rec.ID, "tool", s.rec.Tool, "pid", s.rec.PID)
-	s.notify(Notice{Text: "▶ started: " + s.rec.Tool + " in " + s.rec.Cwd})
-	if s.cfg.Stream {
-		s.det.Screen.Transcript(false) // from now on it is kept
+	if some && !s.interactive {
+		keys <- nil
 	}
 }
 
 // reap fails the prompts of sessions whose process is gone, and has their messages edited.
-func (s *session) reap(now time.Time) {
-	s.reapAt = now.Add(reapEvery)
-	dead, failed, err := s.st.Reap(now)
+func (s *session) reap() {
+	if !s.due(s.reapAt) {
+		return
+	}
+	s.reapAt = time.Now().Add(reapEvery)
+	dead, failed, err := s.st.Reap(time.Now())
 	s.stored("closing dead sessions", err)
 	for _, p := range failed {
-		i := slices.IndexFunc(dead, func(d *SessionRecord) bool { return d.ID == p.SessionID })
-		if p.MsgID != 0 && i >= 0 {
+		if i := slices.IndexFunc(dead, func(d *SessionRecord) bool { return d.ID == p.SessionID }); i >= 0 {
 			s.settle(*p, *dead[i])
 		}
 	}
 }
 
-// put makes copies of records durable.
 func (s *session) put(doing string, recs ...Record) bool {
-	for i, r := range recs {
-		if r == Record(&s.rec) {
-			session := s.rec
-			recs[i] = &session
-		}
-	}
 	return s.stored(doing, s.st.Update(func(*View) ([]Record, error) { return recs, nil }))
 }
 
 // stored reports a failure of the state: the child keeps running, the operator is told once, nothing is typed.
 func (s *session) stored(doing string, err error) bool {
-	if err == nil {
-		return true
+	if err != nil {
+		s.log.Error(doing, "error", err.Error())
+		if text := "the state cannot be written, so nothing is typed: " + redact(err.Error()); s.trouble != text {
+			s.trouble = text
+			s.notify(Notice{Text: "⚠ " + text, Ring: true})
+		}
 	}
-	s.log.Error(doing, "error", err.Error())
-	if text := "the state cannot be written, so nothing is typed: " + redact(err.Error()); s.trouble != text {
-		s.trouble = text
-		s.notify(Notice{Text: "⚠ " + text, Ring: true})
-	}
-	return false
+	return err == nil
 }
 
 // finish closes the books and sends the last messages: for a moment, or all of the output where it was asked for.
-func (s *session) finish(now time.Time) {
+func (s *session) finish() {
 	s.pty.Close()
 	s.restore()
-	if s.gate != nil && s.gate.phase == gateEcho {
-		s.gateDone(now)
-	} else if s.gate != nil {
-		s.gateFail("the program ended", now)
+	if s.gate != nil {
+		s.gateEnd("the program ended")
 	}
-	for q := s.q; q != nil && q.rec.Status != ""; q = s.q {
-		if q.typed {
-			s.leave(q, now)
-		} else {
-			s.move(q.rec, Failed, func(r *PromptRecord) { r.Reason = "the program ended" })
-			s.close(q, now)
-		}
+	if s.q != nil {
+		s.end(s.q, Failed)
 	}
-	ended := now.UTC()
-	s.rec.EndedAt, s.rec.ExitCode, s.rec.Activity, s.rec.Status = &ended, s.exit, "", "completed"
+	s.rec.EndedAt, s.rec.Activity, s.rec.Status = ref(time.Now().UTC()), "", "completed"
 	if s.hungUp {
 		s.rec.Status = "terminated"
-	} else if *s.exit > 128 {
+	} else if *s.rec.ExitCode > 128 {
 		s.rec.Status = "crashed"
 	}
-	s.put("recording the end", &s.rec)
+	s.put("recording the end", ref(s.rec))
 	seq, hash, _ := s.st.Audit().Head()
-	s.notify(Notice{Urgent: true, Text: fmt.Sprintf("⏹ ended: %s, exit code %d\naudit %d %s", s.rec.Tool, *s.exit, seq,
-		hash)})
+	s.notify(Notice{Urgent: true, Text: fmt.Sprintf("⏹ ended: %s, exit code %d\naudit %d %s", s.rec.Tool,
+		*s.rec.ExitCode, seq, hash)})
 	limit := drainSend
 	if s.cfg.Stream && s.tg != nil && s.tg.Trouble() == "" {
 		limit = drainStream
 		s.streamTake(true)
 	}
-	deadline := time.NewTimer(limit)
-	defer deadline.Stop()
-	for s.streamStep(now); s.sending > 0; s.streamStep(now) {
+	drain, enough := context.WithTimeout(s.ctx, limit)
+	defer enough()
+	for s.streamStep(); s.sending > 0 && drain.Err() == nil; s.streamStep() {
 		select {
-		case r := <-s.sent:
-			s.delivered(r)
+		case happened := <-s.events:
+			happened()
 		case <-s.signals:
-			return
-		case <-deadline.C:
-			return
+			enough()
+		case <-drain.Done():
 		}
 	}
-}
-
-// farewell closes what is left and returns the exit code.
-func (s *session) farewell() int {
+	for s.stop(); s.sending > 0; { // calls cut short
+		(<-s.events)()
+	}
+	s.polling.Wait()
 	s.ch.Close()
-	select {
-	case text := <-s.warning:
-		if text != "" {
-			s.say("%s: %s", s.rec.Tool, text)
-		}
-	default:
+	if s.warning != "" {
+		fmt.Fprintf(s.notes, "atlasbridge: %s: %s\n", s.rec.Tool, s.warning)
 	}
 	if s.cast != nil {
 		if err := s.cast.close(time.Now()); err != nil {
-			s.say("writing the recording: %v", err)
+			fmt.Fprintf(s.notes, "atlasbridge: writing the recording: %v\n", err)
 		}
 	}
 	if s.tg != nil && s.tg.Trouble() != "" {
-		s.say("%s", s.tg.Trouble())
+		fmt.Fprintln(s.notes, "atlasbridge: "+s.tg.Trouble())
 	}
-	return *s.exit
 }
 
 /* ===== Bytes ===== */
 
 // output feeds the child's bytes, which the host has already, to the screen.
-func (s *session) output(p []byte, now time.Time) {
-	if len(p) == 0 {
-		return
-	}
+func (s *session) output(p []byte) {
+	now, t := time.Now(), &s.stream
 	s.det.Feed(p, now)
-	if s.cast != nil {
-		s.cast.output(p, now)
-	}
+	s.cast.output(p, now)
 	if s.jsonLine != nil {
 		s.toolCalls(p)
 	}
 	s.typing = append(s.typing, s.det.Screen.TakeReplies(s.tty == nil)...)
-	if s.cfg.Stream && s.stream.flushAt.IsZero() {
-		s.stream.flushAt = now.Add(s.cfg.Flush)
+	if s.cfg.Stream && t.flushAt.IsZero() {
+		t.flushAt = now.Add(s.cfg.Flush)
 	}
-	if s.cfg.Stream && !s.cfg.StripANSI && len(s.stream.raw) < maxBacklog {
-		s.stream.raw = append(s.stream.raw, p...)
+	if s.cfg.Stream && !s.cfg.StripANSI && len(t.raw) < maxBacklog {
+		t.raw = append(t.raw, p...)
 	}
 }
 
@@ -1311,9 +1207,7 @@ func (s *session) toolCalls(p []byte) {
 				}
 			}
 		}
-		if json.Unmarshal(line, &m) != nil {
-			continue
-		}
+		json.Unmarshal(line, &m) // of another shape: no calls
 		for _, c := range m.Message.Content {
 			if c.Type == "tool_use" {
 				s.stored("auditing a tool call", s.st.Audit().Append(toolCall(s.rec.ID, c.Name, c.ID, c.Input)))
@@ -1327,16 +1221,14 @@ func (s *session) toolCalls(p []byte) {
 }
 
 // keyboard passes on what was typed here; nil is the end of a pipe, which the line discipline makes from ^D.
-func (s *session) keyboard(p []byte, now time.Time) {
-	if p == nil {
-		if s.pty.State().Canonical {
-			s.typing = append(s.typing, 4, 4) // the first may only end an unfinished line
-		}
+func (s *session) keyboard(p []byte) {
+	if p == nil && !s.pty.State().Canonical {
 		return
 	}
-	s.inject(string(p), now)
-	if isTyping(string(p)) {
-		s.lastKey = now
+	keys := cmp.Or(string(p), "\x04\x04") // the first may only end an unfinished line
+	s.inject(keys)
+	if !reReport.MatchString(keys) {
+		s.lastKey = time.Now()
 		if s.q != nil {
 			s.q.typed = true
 		}
@@ -1344,72 +1236,47 @@ func (s *session) keyboard(p []byte, now time.Time) {
 }
 
 // inject queues bytes for the child.
-func (s *session) inject(keys string, now time.Time) {
+func (s *session) inject(keys string) {
 	s.typing = append(s.typing, keys...)
-	s.det.Typed([]byte(keys), now)
-	if s.cast != nil {
-		s.cast.event("i", keys, now)
-	}
+	s.det.Typed([]byte(keys), time.Now())
+	s.cast.event("i", keys, time.Now())
 }
 
-// isTyping tells a person's keys from what a terminal sends by itself: focus, mouse and answers to queries
-// (xterm ctlseqs).
-func isTyping(keys string) bool {
-	for _, prefix := range []string{"\x1b[I", "\x1b[O", "\x1b[<", "\x1b[M", "\x1b[?", "\x1b[>", "\x1b]", "\x1bP",
-		"\x1b_"} {
-		if strings.HasPrefix(keys, prefix) {
-			return false
-		}
-	}
-	return !(strings.HasPrefix(keys, "\x1b[") && strings.HasSuffix(keys, "R")) // a cursor position report
-}
-
-func (s *session) resize(now time.Time) {
+func (s *session) resize() {
 	size := s.size()
-	if err := s.pty.Resize(size); err != nil {
-		s.log.Debug("resizing the terminal", "error", err.Error())
-		return
-	}
-	s.det.Resize(int(size.Rows), int(size.Cols), now)
-	if s.cast != nil {
-		s.cast.event("r", fmt.Sprintf("%dx%d", size.Cols, size.Rows), now)
+	if s.pty.Resize(size) == nil {
+		s.det.Resize(int(size.Rows), int(size.Cols), time.Now())
+		s.cast.event("r", fmt.Sprintf("%dx%d", size.Cols, size.Rows), time.Now())
 	}
 }
 
-// signaled acts on a signal to the wrapper. SIGHUP of a closed terminal ends the session; with the terminal
-// alive, or none at all, it asks for the configuration to be read again.
+// signaled acts on a signal to the wrapper. SIGHUP of a closed terminal ends the session, any other reloads.
 func (s *session) signaled(sig os.Signal) {
-	gone := false
-	if s.tty != nil {
-		_, err := terminalSize(s.tty)
-		gone = err != nil
-	}
+	_, gone := terminalSize(s.tty)
 	switch {
 	case sig == suspendSignal:
 		s.restore()
-		stopSelf()
-		if s.interactive {
-			if restore, err := rawMode(s.in); err == nil {
-				s.restore = restore
-			}
+		if stopSelf(); s.interactive {
+			s.restore, _ = rawMode(s.in)
 		}
-		s.resize(time.Now())
-	case sig == syscall.SIGHUP && !gone:
+		s.resize()
+	case sig == syscall.SIGHUP && (s.tty == nil || gone == nil):
 		s.reload()
 	default:
-		s.hungUp = true
 		s.pty.Signal(sig)
 		s.terminate()
 	}
 }
 
-func (s *session) terminate() { s.spawn(func() { s.pty.Terminate(make(chan struct{})) }) }
+func (s *session) terminate() {
+	s.hungUp = true
+	s.spawn(func() { s.pty.Terminate(nil) })
+}
 
 // reload takes over the allowlist and limits of the file as it is now, or keeps the old ones and says so.
 func (s *session) reload() {
 	cfg, err := loadConfig(s.cfg.Dir, os.Getenv, nil)
 	if err != nil {
-		s.log.Error("reloading the configuration", "error", err.Error())
 		s.notify(Notice{Text: "⚠ configuration kept as it was: " + err.Error()})
 		return
 	}
@@ -1423,348 +1290,232 @@ func (s *session) reload() {
 
 /* ===== Questions ===== */
 
-// tick judges the screen and everything that waits for a time, and returns when it wants to be called again.
-func (s *session) tick(now time.Time) time.Time {
-	tty := TTYState{}
-	if s.gate != nil || !now.Before(s.judged.Add(judgeEvery)) && s.det.WantTTY(now) {
-		tty = s.pty.State()
-		if s.cast != nil {
-			s.cast.tty(tty, now)
-		}
+// tick judges the screen and does what waits for a time.
+func (s *session) tick() {
+	s.next = time.Now().Add(reapEvery)
+	for _, step := range []func(){s.judge, s.questionStep, s.gateStep, s.streamStep, s.activityStep, s.reap} {
+		step()
 	}
-	next := now.Add(time.Hour)
-	sooner := func(t time.Time) {
-		if !t.IsZero() && t.Before(next) {
-			next = t
-		}
-	}
-	if due := s.judged.Add(judgeEvery); now.Before(due) {
-		sooner(due)
-	} else if s.gate == nil {
-		s.judged = now
-		if p := s.det.Tick(tty, now); p != nil {
-			s.ask(p, now)
-		} else if s.seen != nil && s.det.Gone(tty, now) {
-			s.seen = nil
-			s.left(now)
-		}
-		sooner(s.det.Next(now))
-	}
-	if s.gate != nil {
-		sooner(s.gateStep(tty, now))
-	} else {
-		sooner(s.questionStep(now))
-	}
-	sooner(s.streamStep(now))
-	sooner(s.activityStep(now))
-	if !now.Before(s.reapAt) {
-		s.reap(now)
-	}
-	sooner(s.reapAt)
 	s.open.Store(s.q != nil)
-	return next
 }
 
-// activityStep records what the session is doing when that has changed, at most once a second, and while output
-// flows once in half a minute, when it last came.
-func (s *session) activityStep(now time.Time) (next time.Time) {
-	doing, wait := s.det.Activity(), activityEvery
-	if doing == s.activity {
-		if wait = outputEvery; s.rec.LastSeen != nil && !s.det.LastOutput().After(*s.rec.LastSeen) {
-			return next
+// due tells whether a time has come; when not, the loop turns again then.
+func (s *session) due(at time.Time) bool {
+	wait := time.Until(at)
+	if wait > 0 && at.Before(s.next) {
+		s.next = at
+	}
+	return wait <= 0
+}
+
+// judge asks the detector whether a question has come or gone.
+func (s *session) judge() {
+	tty, now := TTYState{}, time.Now()
+	if s.gate != nil || !s.due(s.judged.Add(judgeEvery)) {
+		return
+	}
+	if s.judged = now; s.det.WantTTY(now) {
+		tty = s.pty.State()
+		s.cast.tty(tty, now)
+	}
+	p := s.det.Tick(tty, now)
+	if p != nil || s.seen != nil && s.det.Gone(tty, now) { // the screen may have gone straight on to another question
+		if s.seen = nil; s.q != nil && s.q.screen != nil && s.q.typeAt.IsZero() {
+			s.end(s.q, Canceled)
 		}
 	}
-	if due := s.activityAt.Add(wait); now.Before(due) {
-		return due
-	}
-	s.activity, s.activityAt, s.rec.Activity = doing, now, doing
-	if last := s.det.LastOutput().UTC(); !last.IsZero() {
-		s.rec.LastSeen = &last
-	}
-	s.put("recording the session", &s.rec)
-	return next
-}
-
-// patience is when a question that appears now may go to the phone: not while somebody types here.
-func (s *session) patience(now time.Time) time.Time {
-	if until := s.lastKey.Add(s.cfg.Away); s.interactive && !s.lastKey.IsZero() && until.After(now) {
-		return until
-	}
-	return now
-}
-
-// ask takes a question that the detector has just found.
-func (s *session) ask(p *Prompt, now time.Time) {
-	s.seen = p
-	if s.q != nil && s.q.screen == nil && !p.Idle {
-		s.join(s.q, p)
-		return
-	}
-	s.left(now) // the screen went straight on to another question
-	if p.Idle && !s.cfg.NotifyIdle {
-		return
-	}
-	s.q = &question{screen: p, joinBy: now, routeAt: s.patience(now)}
-	if s.hooked && !p.Idle && p.Type == MultipleChoice {
-		s.q.joinBy = now.Add(joinWindow)
-	}
-	s.capture(p, now)
-}
-
-// hookAsked takes a question that `atlasbridge hook` has stored for this session, if none is in force: close
-// comes back for the others.
-func (s *session) hookAsked(rec PromptRecord, now time.Time) {
+	s.seen = cmp.Or(p, s.seen)
 	switch q := s.q; {
-	case q == nil || q.rec.Status == "" || q.rec.Idle:
-		if q != nil && q.rec.Idle {
-			s.leave(q, now)
+	case p == nil || p.Idle && (q != nil || !s.cfg.NotifyIdle): // nothing to say
+	case q != nil && q.screen == nil:
+		s.join(q, p)
+	default:
+		s.q = &question{screen: p}
+		if s.hooked && !p.Idle && p.Type == MultipleChoice {
+			s.q.joinBy = now.Add(joinWindow)
 		}
-		s.q = &question{rec: rec, routeAt: s.patience(now), remind: reminder(now, rec.ExpiresAt)}
+		s.capture(p)
+	}
+	if next := s.det.Next(now); !next.IsZero() && s.due(next) {
+		s.due(now.Add(judgeEvery))
+	}
+}
+
+// activityStep records what the session is doing when that has changed, and now and then when output last came.
+func (s *session) activityStep() {
+	doing, last := s.det.Activity(), s.det.LastOutput().UTC()
+	changed := doing != s.rec.Activity
+	wait := map[bool]time.Duration{true: doingEvery, false: outputEvery}[changed]
+	if (changed || last.After(*cmp.Or(s.rec.LastSeen, &time.Time{}))) && s.due(s.doingAt.Add(wait)) {
+		s.doingAt, s.rec.Activity, s.rec.LastSeen = time.Now(), doing, &last
+		s.put("recording the session", ref(s.rec))
+	}
+}
+
+// hookAsked takes a question that `atlasbridge hook` has stored, if none is in force: end comes back for the others.
+func (s *session) hookAsked(rec PromptRecord) {
+	switch q := s.q; {
+	case q != nil && q.rec.Idle:
+		s.end(q, Canceled)
+	case q == nil || q.rec.Status == "":
+		s.q = &question{rec: rec}
 		if s.seen != nil && !s.seen.Idle {
 			s.join(s.q, s.seen)
 		}
 	case q.rec.Source == "screen" && q.rec.Permission:
-		s.move(rec, Canceled, func(r *PromptRecord) { r.Reason = "asked from the screen already" })
+		s.move(rec.ID, Canceled, func(r *PromptRecord) { r.Reason = "asked from the screen already" })
 	}
 }
 
-// join makes one prompt of what hook and screen report: exact arguments from the hook, choices and keys from
-// the screen. What the hook can say too is marked, so that it is said without a keystroke.
+// join gives a hook's prompt the choices and keys of the screen. What the hook can say is marked: it needs no key.
 func (s *session) join(q *question, p *Prompt) {
 	q.screen = p
-	if q.rec.Tool == "AskUserQuestion" || len(p.Choices) == 0 || p.Choices[len(p.Choices)-1].Grants {
+	choices, last := slices.Clone(p.Choices), len(p.Choices)-1
+	if q.rec.Tool == "AskUserQuestion" || last < 0 || choices[last].Grants {
 		return // the hook knows the questions and answers them all at once
 	}
-	choices := slices.Clone(p.Choices)
-	if i := slices.IndexFunc(choices, func(c Choice) bool { return c.Grants && isPlain(c.Label) }); i >= 0 {
+	plain := func(c Choice) bool { return c.Grants && rePlain.MatchString(strings.ReplaceAll(c.Label, " and ", ",")) }
+	if i := slices.IndexFunc(choices, plain); i >= 0 {
 		choices[i].Hook = "allow"
 	}
-	refusal := &choices[len(choices)-1]
-	refusal.Hook = "deny"
+	choices[last].Hook = "deny"
 	s.stored("joining hook and screen", s.st.Update(func(v *View) ([]Record, error) {
-		r := v.Prompts[q.rec.ID]
-		if r == nil || r.NonceUsed {
+		r := *cmp.Or(v.Prompts[q.rec.ID], &PromptRecord{NonceUsed: true})
+		if r.NonceUsed {
 			return nil, nil
 		}
-		merged := *r
-		merged.Choices, merged.SafeDefault, merged.Fingerprint = choices, &refusal.Key, p.Fingerprint
-		merged.Signals = append(slices.Clone(r.Signals), p.Signals...)
-		q.rec = merged
-		return []Record{&merged}, nil
+		r.Choices, r.SafeDefault, r.Fingerprint = choices, &choices[last].Key, p.Fingerprint
+		r.Signals = slices.Concat(r.Signals, p.Signals)
+		q.rec = r
+		return []Record{&r}, nil
 	}))
 	if q.rec.Status == AwaitingReply {
 		s.settle(q.rec, s.rec)
 	}
 }
 
-// isPlain tells a bare yes from one that also changes a rule or a mode.
-func isPlain(label string) bool {
-	label = strings.ToLower(label)
-	return strings.HasPrefix(label, "yes, manually approve") ||
-		strings.HasPrefix(label, "yes") && !strings.ContainsAny(label, ",;") && !strings.Contains(label, " and ")
-}
-
-// left ends the question in force, if the screen asked it: it left the screen without us.
-func (s *session) left(now time.Time) {
-	switch q := s.q; {
-	case q == nil || q.screen == nil || q.rec.Status == ReplyReceived: // decided: the hook is at it
-	case q.rec.Status == "":
-		s.q = nil
-	default:
-		s.leave(q, now)
+// end takes the question out of force: as answered at the keyboard if keys went to the child since it appeared, else
+// Canceled because it left the screen, or Failed because the program ended; "" when it has ended already. Its message
+// is edited, and a hook's next one let in.
+func (s *session) end(q *question, to State) {
+	if to != "" && q.typed {
+		s.move(q.rec.ID, Resolved, func(r *PromptRecord) { r.DecidedBy = ref("cli:local") })
+	} else if to != "" {
+		why := map[State]string{Canceled: "the question left the screen", Failed: "the program ended"}[to]
+		s.move(q.rec.ID, to, func(r *PromptRecord) { r.Reason = why })
 	}
-}
-
-// leave records why: answered at the keyboard, or gone by itself.
-func (s *session) leave(q *question, now time.Time) {
-	by, at := "cli:local", now.UTC()
-	if q.typed {
-		s.move(q.rec, Resolved, func(r *PromptRecord) { r.DecidedBy, r.DecidedAt, r.NonceUsed = &by, &at, true })
-	} else {
-		s.move(q.rec, Canceled, func(r *PromptRecord) { r.Reason = "the question left the screen" })
-	}
-	s.close(q, now)
-}
-
-// move takes a prompt along one transition and keeps our copy true.
-func (s *session) move(rec PromptRecord, to State, change func(*PromptRecord)) bool {
-	var after PromptRecord
-	ok, err := s.st.Move(rec.ID, to, func(r *PromptRecord) {
-		if change != nil {
-			change(r)
-		}
-		after = *r
-		after.Status = to
-	})
-	if !s.stored("recording a prompt", err) || !ok {
-		return false
-	}
-	if s.q != nil && s.q.rec.ID == rec.ID {
-		s.q.rec = after
-	}
-	return true
-}
-
-// close takes the question out of force, has its message edited, and lets a hook's next one in.
-func (s *session) close(q *question, now time.Time) {
 	if q.unsend != nil {
 		q.unsend()
 	}
 	s.q = nil
-	v, err := s.st.View()
-	if err != nil {
-		return
-	}
-	if p := v.Prompts[q.rec.ID]; p != nil && q.rec.MsgID != 0 {
-		s.settle(*p, s.rec)
+	v, _ := s.st.View() // as it was, where it cannot be read
+	if p := v.Prompts[q.rec.ID]; p != nil {
+		shown := *p
+		if q.typed && p.Status == Canceled && p.DecidedBy == nil { // its hook was quicker to say that it is over
+			shown.Status, shown.DecidedBy, shown.Reason = Resolved, ref("cli:local"), ""
+		}
+		s.settle(shown, s.rec)
 	}
 	for _, p := range v.Prompts {
-		if s.exit == nil && p.SessionID == s.rec.ID && p.Source == "hook" && p.Status == Created && p.ID != q.rec.ID {
-			s.hookAsked(*p, now)
+		if s.rec.ExitCode == nil && p.SessionID == s.rec.ID && p.Source == "hook" && p.Status == Created {
+			s.hookAsked(*p)
 			return
 		}
 	}
 }
 
-// questionStep moves the question in force on when its time has come: stored, routed, reminded, expired.
-func (s *session) questionStep(now time.Time) time.Time {
+// move takes a prompt along one transition and keeps our copy true.
+func (s *session) move(id string, to State, change func(*PromptRecord)) bool {
+	var after PromptRecord
+	moved, err := s.st.Move(id, to, func(r *PromptRecord) {
+		change(r)
+		after = *r
+	})
+	if after.Status = to; moved && s.q != nil && s.q.rec.ID == id {
+		s.q.rec = after
+	}
+	return s.stored("recording a prompt", err) && moved
+}
+
+func asIs(*PromptRecord) {}
+
+// questionStep moves the question in force on when its time has come: stored, typed, expired, sent, reminded of.
+func (s *session) questionStep() {
 	q := s.q
-	if q == nil {
-		return time.Time{}
+	if s.gate != nil || q == nil || q.rec.Status == "" && !(s.due(q.joinBy) && s.create(q)) {
+		return
 	}
-	if q.rec.Status == "" {
-		if now.Before(q.joinBy) {
-			return q.joinBy
-		}
-		if !s.create(q, now) {
-			s.q = nil
-			return time.Time{}
-		}
-	}
-	next := q.rec.ExpiresAt
-	switch q.rec.Status {
-	case Created:
-		if now.Before(q.routeAt) {
-			return q.routeAt
-		}
-		if q.rec.Type == FreeText && !q.rec.Idle && !q.rec.Secret && !s.cfg.FreeText {
-			if due := q.rec.CreatedAt.Add(s.cfg.Away); s.interactive && now.Before(due) {
-				q.routeAt = due // whoever is here may want to type
-				return due
+	switch status := q.rec.Status; {
+	case !q.typeAt.IsZero() && s.due(q.typeAt):
+		s.gate = &gate{q: q, text: cleanText(*cmp.Or(q.rec.Value, ref(""))), until: time.Now().Add(lookTime)}
+	case !q.typeAt.IsZero() || status == Created && s.interactive && !s.due(s.lastKey.Add(s.cfg.Away)):
+		// its hook may say it, or somebody types here
+	case s.due(q.rec.ExpiresAt): // nobody answered: its safe default is given, if it is still there
+		why := cmp.Or(map[bool]string{true: "free text is switched off"}[q.unasked],
+			fmt.Sprintf("no answer in %d s", int(q.rec.ExpiresAt.Sub(q.rec.CreatedAt).Seconds())))
+		s.due(time.Now().Add(followTime)) // look again, when somebody decided in this very moment or the state is in trouble
+		if s.move(q.rec.ID, Expired, func(r *PromptRecord) { r.Reason, r.Value = why, r.SafeDefault }) {
+			s.next, q.typeAt = time.Now(), time.Now().Add(hookTime[q.rec.Source == "hook"])
+			if q.rec.SafeDefault == nil {
+				s.end(q, "")
 			}
-			s.expire(q, now, "free text is switched off")
-			return now
 		}
-		if s.move(q.rec, Routed, nil) {
-			s.askPhone(q.rec, s.rec)
-		}
-	case ReplyReceived:
-		if q.hookBy.IsZero() || now.Before(q.hookBy) {
-			return q.hookBy
-		}
-		q.hookBy = time.Time{} // the hook is dead: the gate says it instead
-		s.gate = newGate(q, now)
-		return now
-	case AwaitingReply:
-		if !now.Before(q.remind) {
-			s.settle(q.rec, s.rec)
-			q.remind = reminder(now, q.rec.ExpiresAt)
-		}
-		if q.remind.Before(next) {
-			next = q.remind
-		}
+	case status == Created && !q.unasked && s.move(q.rec.ID, Routed, asIs):
+		s.askPhone(q)
+	case status == AwaitingReply && s.due(q.remind):
+		s.settle(q.rec, s.rec)
+		q.remind = time.Now().Add(max(time.Until(q.rec.ExpiresAt)/2, time.Minute))
+		s.due(q.remind)
 	}
-	if !now.Before(q.rec.ExpiresAt) {
-		s.expire(q, now, fmt.Sprintf("no answer in %d s", int(q.rec.ExpiresAt.Sub(q.rec.CreatedAt).Seconds())))
-		return now
-	}
-	return next
 }
 
-// reminder is when the time left is next worth an edit: half way, then a minute before the end.
-func reminder(now, expires time.Time) time.Time {
-	switch left := expires.Sub(now); {
-	case left > 2*time.Minute:
-		return now.Add(left / 2)
-	case left > time.Minute:
-		return expires.Add(-time.Minute)
-	}
-	return expires
-}
-
-// create stores what the screen asks.
-func (s *session) create(q *question, now time.Time) bool {
-	p, life := q.screen, s.cfg.Timeout
+// create stores what the screen asks. Free text that may not be sent lives until whoever is here has had time to type.
+func (s *session) create(q *question) bool {
+	p, now, life := q.screen, time.Now(), s.cfg.Timeout
+	q.unasked = p.Type == FreeText && !p.Idle && !p.Secret && !s.cfg.FreeText
 	if p.Permission {
 		life = s.cfg.PermissionTimeout
+	} else if q.unasked {
+		life = map[bool]time.Duration{true: s.cfg.Away}[s.interactive]
 	}
-	q.rec = PromptRecord{Head: Head{Rec: "prompt", ID: newID()}, SessionID: s.rec.ID, Type: p.Type,
-		Confidence: p.Confidence(),
-		Score:      p.Score, Excerpt: p.Excerpt, Question: p.Question, Full: p.Full, Recent: p.Recent, Cut: p.Cut,
+	q.rec = PromptRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Type: p.Type, Confidence: p.Confidence(),
+		Score: p.Score, Excerpt: p.Excerpt, Question: p.Question, Full: p.Full, Recent: p.Recent, Cut: p.Cut,
 		Choices: append([]Choice{}, p.Choices...), SafeDefault: p.SafeDefault, Idle: p.Idle, Secret: p.Secret,
 		Permission: p.Permission, Multi: p.Multi, Signals: p.Signals, Source: "screen", Cwd: s.rec.Cwd,
-		Fingerprint: p.Fingerprint, Status: Created, Nonce: newNonce(), CreatedAt: now.UTC(), ExpiresAt: now.Add(life).UTC(),
-		Key: idempotencyKey(s.rec.ID, p.Excerpt, now)}
+		Fingerprint: p.Fingerprint, Status: Created, Nonce: newNonce(), CreatedAt: now.UTC(),
+		ExpiresAt: now.Add(life).UTC(), Key: idempotencyKey(s.rec.ID, p.Excerpt, now)}
 	if p.Idle {
 		q.rec.Full, q.rec.MaxLength = s.answer, maxMessage
 	}
-	q.remind = reminder(now, q.rec.ExpiresAt)
 	s.rec.Prompts++
-	rec := q.rec
-	return s.put("recording a question", &rec, &s.rec)
+	if !s.put("recording a question", ref(q.rec), ref(s.rec)) {
+		s.q = nil
+	}
+	return s.q != nil
 }
 
-// expire ends a question nobody answered: its safe default is typed if it is still there.
-func (s *session) expire(q *question, now time.Time, why string) {
-	if !s.move(q.rec, Expired, func(r *PromptRecord) { r.Reason, r.Value = why, r.SafeDefault }) {
-		return // somebody decided in this very moment: the follower brings it
+// followed takes a record that somebody else changed: a decision, a hook's question, something the phone wants.
+func (s *session) followed(rec Record) {
+	if in, ok := rec.(*InputRecord); ok && in.Status == "queued" {
+		s.input(in)
 	}
-	switch {
-	case q.rec.SafeDefault == nil:
-		s.close(q, now)
-	case q.rec.Source == "hook": // it gives the refusal with its reason
-		q.rec.Status, q.hookBy = ReplyReceived, now.Add(hookGrace)
-	default:
-		s.gate = newGate(q, now)
-	}
-}
-
-// followed takes a record that changed: a decision, a hook's question, something the phone wants.
-func (s *session) followed(rec Record, now time.Time) {
-	switch r := rec.(type) {
-	case *PromptRecord:
-		if s.q != nil && s.q.rec.ID == r.ID {
-			s.decided(s.q, *r, now)
-		} else if r.Source == "hook" && r.Status == Created {
-			s.hookAsked(*r, now)
-		}
-	case *InputRecord:
-		if r.Status == "queued" {
-			s.input(r, now)
-		}
-	}
-}
-
-// decided acts on a change of the question in force that somebody else made.
-func (s *session) decided(q *question, r PromptRecord, now time.Time) {
-	if s.gate != nil && s.gate.q == q || r.Status == q.rec.Status {
-		return
-	}
-	q.rec = r
-	switch r.Status {
-	case ReplyReceived:
-		if c := choiceOf(&r); r.Source == "hook" && (r.Tool == "AskUserQuestion" || c != nil && c.Hook != "") {
-			q.hookBy = now.Add(hookGrace)
-		} else {
-			s.gate = newGate(q, now)
-		}
-	case Injected:
-		s.move(r, Resolved, nil)
-		s.det.Sleep(now.Add(s.cfg.EchoWindow))
+	r, ok := rec.(*PromptRecord)
+	switch q := s.q; {
+	case !ok:
+	case (q == nil || q.rec.ID != r.ID) && r.Source == "hook" && r.Status == Created:
+		s.hookAsked(*r)
+	case q == nil || q.rec.ID != r.ID || s.gate != nil && s.gate.q == q || r.Status == q.rec.Status || r.Status == Expired:
+	case r.Status == ReplyReceived:
+		c := choiceOf(r)
+		byHook := r.Source == "hook" && (r.Tool == "AskUserQuestion" || c != nil && c.Hook != "")
+		q.rec, q.typeAt = *r, time.Now().Add(hookTime[byHook])
+	case r.Status == Injected: // by its hook
+		s.move(r.ID, Resolved, asIs)
+		s.det.Sleep(time.Now().Add(s.cfg.EchoWindow))
 		s.seen = nil
-		s.close(q, now)
-	case Resolved, Canceled, Failed:
-		s.close(q, now)
+		s.end(q, "")
+	case !r.Open():
+		s.end(q, "")
 	}
 }
 
@@ -1778,31 +1529,39 @@ func choiceOf(r *PromptRecord) *Choice {
 	return nil
 }
 
-/* ===== What the phone asks of the session ===== */
-
 // input does what an operator asked for: text, keys, a look at the screen, the end.
-func (s *session) input(r *InputRecord, now time.Time) {
-	why, reply := "", Notice{ReplyTo: r.ReplyTo}
-	switch r.Kind {
-	case "answer": // the tool's own Stop hook: the beginning of its last answer
+func (s *session) input(r *InputRecord) {
+	why, reply, screen := "", Notice{}, []rune(visible(redact(s.det.Screen.Text())))
+	switch {
+	case r.Kind == "answer": // the tool's own Stop hook: the beginning of its last answer
 		s.answer = r.Text
-	case "screen":
-		reply.Mono = visible(redact(s.det.Screen.Text()))
-	case "last", "show_recent":
-		recent := []rune(visible(redact(s.det.Screen.Text())))
-		reply.Mono = string(recent[max(0, len(recent)-500):])
-	case "keys":
-		why, reply.Text = s.pressKeys(r.Text, now), "⌨ pressed "+r.Text
-	case "text":
-		if why = s.freeInput(r, now); why == "" {
-			return // the gate answers when it has typed
-		}
-	case "cancel":
+	case r.Kind == "screen":
+		reply.Mono = string(screen)
+	case r.Kind == "last" || r.Kind == "show_recent":
+		reply.Mono = string(screen[max(0, len(screen)-500):])
+	case r.Kind == "cancel":
 		reply.Text = "⏹ ending the session"
-		s.hungUp = true
 		s.terminate()
-	default:
+	case s.gate != nil:
+		why = "an answer is being typed just now; try again"
+	case r.Kind == "keys": // the child sees them as typed: ^C becomes SIGINT where its terminal is set so, else a byte
+		for _, name := range strings.Fields(r.Text) {
+			keys, _ := keyBytes(name, s.det.Screen.AppCursorKeys())
+			s.inject(keys)
+		}
+		reply.Text = "⌨ pressed " + r.Text
+		if s.q != nil {
+			s.q.typed = true
+		}
+	case r.Kind != "text":
 		why = "this session does not know how to do that"
+	case s.q != nil && !s.q.rec.Idle && s.q.rec.Status != "":
+		why = "a question is open: answer it, or press ESC with /keys"
+	case s.adapter.Name == "generic" && s.pty.State().Reading == ReadingBusy:
+		why = "the program is not reading its keyboard just now"
+	default: // into an input box or a REPL: the gate answers when it has typed
+		s.gate = &gate{input: r, text: cleanText(r.Text), until: time.Now().Add(lookTime)}
+		return
 	}
 	s.inputDone(r, why, reply)
 }
@@ -1811,48 +1570,12 @@ func (s *session) input(r *InputRecord, now time.Time) {
 func (s *session) inputDone(r *InputRecord, why string, reply Notice) {
 	after := *r
 	if after.Status, after.Reason = "done", why; why != "" {
-		after.Status, reply.Text, reply.Mono = "refused", "✗ "+why, ""
+		after.Status, reply = "refused", Notice{Text: "✗ " + why, Ring: true}
 	}
 	s.put("recording an input", &after)
-	if r.Kind != "answer" {
+	if reply.ReplyTo = r.ReplyTo; r.Kind != "answer" {
 		s.notify(reply)
 	}
-}
-
-// pressKeys writes the bytes of named keys, which the child sees as typed at its keyboard: ^C becomes SIGINT
-// where the terminal is set so, and a byte where it is not.
-func (s *session) pressKeys(names string, now time.Time) (why string) {
-	if s.gate != nil {
-		return "an answer is being typed just now; try again"
-	}
-	all := ""
-	for _, name := range strings.Fields(names) {
-		keys, ok := keyBytes(name, s.det.Screen.AppCursorKeys())
-		if !ok {
-			return "there is no key called " + name
-		}
-		all += keys
-	}
-	s.inject(all, now)
-	if s.q != nil {
-		s.q.typed = true
-	}
-	return ""
-}
-
-// freeInput types the operator's text into an input box or a REPL; never into a question.
-func (s *session) freeInput(r *InputRecord, now time.Time) (why string) {
-	switch {
-	case s.gate != nil:
-		return "an answer is being typed just now; try again"
-	case s.q != nil && !s.q.rec.Idle && s.q.rec.Status != "":
-		return "a question is open: answer it, or press ESC with /keys"
-	case s.adapter.Name == "generic" && s.pty.State().Reading == ReadingBusy:
-		return "the program is not reading its keyboard just now"
-	}
-	s.gate = newGate(nil, now)
-	s.gate.input, s.gate.text = r, cleanText(r.Text)
-	return ""
 }
 
 /* ===== The sender's side ===== */
@@ -1865,228 +1588,176 @@ func (localChannel) Settle(context.Context, *PromptRecord, *SessionRecord) error
 func (localChannel) Notify(context.Context, Notice) (int64, error)                     { return 0, nil }
 func (localChannel) Close() error                                                      { return nil }
 
-// send makes one blocking call of the channel beside the loop: pacing and retries are the channel's.
-func (s *session) send(r sent, call func() (int64, error)) {
+// send makes one blocking call of the channel beside the loop, which runs done then; pacing and retries are its own.
+func (s *session) send(call func() (int64, error), done func(msg int64, err error)) {
 	s.sending++
 	s.spawn(func() {
-		r.id, r.err = call()
-		s.sent <- r
+		msg, err := call()
+		s.events <- func() {
+			if s.sending--; err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
+				s.log.Error("sending to the channel", "error", err.Error())
+			}
+			done(msg, err)
+		}
 	})
 }
 
-// askPhone sends the question, for as long as it is worth it.
-func (s *session) askPhone(p PromptRecord, of SessionRecord) {
+// askPhone sends the question, for as long as it is worth it. One that could not be sent stays routed: the keyboard and
+// `atlasbridge answer` still work, and it expires in its time.
+func (s *session) askPhone(q *question) {
+	p, of := q.rec, s.rec
 	ctx, cancel := context.WithDeadline(s.ctx, p.ExpiresAt)
-	s.q.unsend = cancel
-	s.send(sent{prompt: p.ID}, func() (int64, error) { return s.ch.Ask(ctx, &p, &of) })
+	q.unsend, q.remind = cancel, time.Now().Add(max(time.Until(p.ExpiresAt)/2, time.Minute))
+	s.send(func() (int64, error) { return s.ch.Ask(ctx, &p, &of) }, func(msg int64, err error) {
+		if err != nil || s.move(p.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = msg }) || s.q == q {
+			return
+		}
+		if v, err := s.st.View(); err == nil && v.Prompts[p.ID] != nil {
+			s.settle(*v.Prompts[p.ID], s.rec) // answered while it was being sent
+		}
+	})
 }
 
+// settle has a question's message say what has become of it.
 func (s *session) settle(p PromptRecord, of SessionRecord) {
-	s.send(sent{}, func() (int64, error) { return 0, s.ch.Settle(s.ctx, &p, &of) })
+	s.send(func() (int64, error) { return 0, s.ch.Settle(s.ctx, &p, &of) }, func(int64, error) {})
 }
 
 func (s *session) notify(n Notice) {
 	n.SessionID = s.rec.ID
-	s.send(sent{}, func() (int64, error) { return s.ch.Notify(s.ctx, n) })
-}
-
-// delivered takes the report of a call. A question that could not be sent stays routed: the keyboard and
-// `atlasbridge answer` still work, and it expires in its time.
-func (s *session) delivered(r sent) {
-	s.sending--
-	if r.err != nil && !errors.Is(r.err, context.DeadlineExceeded) && !errors.Is(r.err, context.Canceled) {
-		s.log.Error("sending to the channel", "error", r.err.Error())
-	}
-	if r.stream {
-		s.stream.delivered(r)
-	}
-	if r.prompt == "" || r.err != nil {
-		return
-	}
-	s.move(PromptRecord{Head: Head{ID: r.prompt}}, AwaitingReply, func(p *PromptRecord) { p.MsgID = r.id })
-	if v, err := s.st.View(); err == nil && (s.q == nil || s.q.rec.ID != r.prompt) && v.Prompts[r.prompt] != nil {
-		late := *v.Prompts[r.prompt] // answered while it was being sent
-		late.MsgID = r.id
-		s.settle(late, s.rec)
-	}
+	s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, func(int64, error) {})
 }
 
 /* ===== The gate: the only way an answer becomes bytes ===== */
 
-// gate types one answer, closed loop. While it exists the keyboard waits and the detector is not asked for
-// new questions. It looks before its first key and after every key of a menu, and never presses Enter blind; if
-// the screen does not follow in time it stops, undoes nothing and tells the operator. Each step is one call
-// of gateStep, so the loop never waits.
+// gate types one answer, closed loop. While it exists the keyboard waits and no question is looked for. It looks before
+// its first key and after every key of a menu, and never presses Enter blind; if the screen does not follow in time it
+// stops and tells the operator. A step is one look, and keys or the reason why there are none yet: no step waits.
 type gate struct {
 	q     *question    // nil: free input
 	input *InputRecord // then this
 	text  string       // what is typed into an input box
 	want  []int        // the choices to make, several only in a Multi menu
-	phase gatePhase
+	phase int
 	until time.Time // the screen must have followed by then
 	last  *Prompt   // the menu before the last key
-	tries int       // Enter presses so far
 }
 
-type gatePhase int
+// The phases: nothing typed; a menu's pointer and ticks move; its review page comes; text is in the box; Enter, or a
+// second one, is to take it out of there; everything is typed and the echo window passes.
+const gateLook, gateMenu, gateReview, gateEnter, gateLeft, gateAgain, gateEcho = 0, 1, 2, 3, 4, 5, 6
 
-const (
-	gateLook   gatePhase = iota // is the question still there, is nobody typing?
-	gateMenu                    // pointer and ticks are on their way
-	gateReview                  // Multi: the last page asks to submit
-	gateEnter                   // the text is in the box, Enter is next
-	gateLeft                    // Enter is pressed, the text must leave the box
-	gateEcho                    // everything is typed; the echo window passes
-)
-
-func newGate(q *question, now time.Time) *gate {
-	return &gate{q: q, until: now.Add(keyGrace + followTime)}
-}
-
-// gateStep moves the gate on and returns when to call again.
-func (s *session) gateStep(tty TTYState, now time.Time) time.Time {
-	g, ready := s.gate, s.lastKey.Add(keyGrace)
-	switch {
-	case len(s.typing) > 0 || s.inFlight:
-		return time.Time{} // the writer's report comes first
-	case g.phase == gateLook && now.Before(ready):
-		return ready
-	case g.phase == gateEcho && now.Before(g.until):
-		return g.until
+// gateStep moves the gate on, but not before the writer has reported.
+func (s *session) gateStep() {
+	g := s.gate
+	if g == nil || len(s.typing) > 0 || s.inFlight || g.phase == gateLook && !s.due(s.lastKey.Add(keyGrace)) ||
+		(g.phase == gateEnter || g.phase == gateEcho) && !s.due(g.until) {
+		return
+	}
+	step, tty := s.menuStep, s.pty.State()
+	switch s.cast.tty(tty, time.Now()); {
 	case g.phase == gateEcho:
-		s.gateDone(now)
-		return now
-	}
-	p, failed := s.det.Look(tty, now), ""
-	switch {
+		s.gateEnd("")
+		return
 	case g.input != nil || g.q.rec.Idle:
-		failed = s.gateText(p, now)
+		step = s.textStep
 	case g.phase == gateLook:
-		failed = s.gateFirst(p, now)
-	default:
-		failed = s.gateFollow(p, now)
+		step = s.firstStep
 	}
-	switch {
-	case failed == "": // a step was made
-		return now.Add(gatePoll)
-	case now.Before(g.until): // a repaint may be half done
-		return now.Add(gatePoll)
+	if why := step(s.det.Look(tty, time.Now())); why != "" && !time.Now().Before(g.until) {
+		s.gateEnd(why)
 	}
-	s.gateFail(failed, now)
-	return now
+	s.due(time.Now().Add(gatePoll)) // a repaint may be half done
 }
 
-// asked tells whether p is the question that the gate answers.
-func (g *gate) asked(p *Prompt) bool { return p != nil && p.Fingerprint == g.q.rec.Fingerprint }
+// press types keys; the screen must have followed within that time. It always succeeds.
+func (s *session) press(keys string, then int, within time.Duration) (why string) {
+	s.inject(keys)
+	if s.gate.phase, s.gate.until = then, time.Now().Add(within); then == gateEcho {
+		s.det.Sleep(s.gate.until)
+		s.seen = nil
+	}
+	return ""
+}
 
-// gateFirst is the look before the first key: the question must be on the screen as it was asked, and nobody
-// may have begun to answer it.
-func (s *session) gateFirst(p *Prompt, now time.Time) (failed string) {
+// firstStep begins an answer, if the question is on the screen as it was asked and nobody has begun to answer it.
+func (s *session) firstStep(p *Prompt) (why string) {
 	g, rec := s.gate, &s.gate.q.rec
+	value := *cmp.Or(rec.Value, ref(""))
+	keys := map[string]string{"enter": "\r", "esc": "\x1b", "cancel": "\x1b", "deny": "\x1b"}[value]
 	switch {
-	case !g.asked(p):
+	case p == nil || p.Fingerprint != rec.Fingerprint:
 		return "the question is no longer on the screen"
 	case g.q.typed && p.Pointer < 0 && g.q.screen != nil && p.Recent != g.q.screen.Recent:
 		return "somebody began to answer at the keyboard"
-	}
-	value := ""
-	if rec.Value != nil {
-		value = *rec.Value
-	}
-	if rec.Secret {
+	case rec.Secret:
 		value, _ = s.st.TakeSecret(rec.ID)
 	}
-	for _, key := range strings.Split(value, ",") {
+	for key := range strings.SplitSeq(value, ",") {
 		if i := slices.IndexFunc(p.Choices, func(c Choice) bool { return c.Key == key }); i >= 0 {
 			g.want = append(g.want, i)
 		}
 	}
 	switch {
 	case len(g.want) == 1 && !p.Multi && p.Choices[g.want[0]].Keys != "":
-		s.gateType(p.Choices[g.want[0]].Keys, now)
+		keys = p.Choices[g.want[0]].Keys
 	case len(g.want) > 0:
 		g.phase = gateMenu
-		return s.gateFollow(p, now)
-	case value == "enter":
-		s.gateType("\r", now)
-	case value == "esc" || value == "cancel" || value == "deny":
-		s.gateType("\x1b", now)
-	case rec.Type == FreeText || rec.Type == Unknown:
-		s.gateType(s.pasted(cleanText(value))+"\r", now)
-	default:
-		g.until = now
+		return s.menuStep(p)
+	case keys == "" && (rec.Type == FreeText || rec.Type == Unknown):
+		keys = s.pasted(cleanText(value)) + "\r"
+	case keys == "":
+		g.until = time.Now()
 		return "there is no choice " + value
 	}
-	return ""
+	return s.press(keys, gateEcho, s.cfg.EchoWindow)
 }
 
-// gateFollow types the next key of a menu once the last one shows on the screen: an arrow has moved the pointer, a
-// key has turned a tick, the review page has come.
-func (s *session) gateFollow(p *Prompt, now time.Time) (failed string) {
-	g := s.gate
-	if g.phase == gateReview {
-		if g.asked(p) {
-			return "the menu did not take the answer; look at the terminal"
-		}
-		keys := ""
-		for i := 0; p != nil && i < len(p.Choices); i++ {
-			if strings.HasPrefix(strings.ToLower(p.Choices[i].Label), "submit") {
-				keys = p.Choices[i].Keys
+// menuStep types a menu's next key once the last one shows: the pointer or a tick has moved, the review page has come.
+func (s *session) menuStep(p *Prompt) (why string) {
+	g, keys := s.gate, ""
+	switch asked := p != nil && p.Fingerprint == g.q.rec.Fingerprint; {
+	case asked && g.phase == gateReview:
+		return "the menu did not take the answer; look at the terminal"
+	case g.phase == gateReview:
+		for _, c := range cmp.Or(p, &Prompt{}).Choices {
+			if strings.HasPrefix(strings.ToLower(c.Label), "submit") {
+				keys = c.Keys
 			}
 		}
-		s.gateType(keys, now)
-		return ""
-	}
-	if !g.asked(p) || g.last != nil && p.Pointer == g.last.Pointer && slices.Equal(p.Ticked, g.last.Ticked) {
+		return s.press(keys, gateEcho, s.cfg.EchoWindow)
+	case !asked || g.last != nil && p.Pointer == g.last.Pointer && slices.Equal(p.Ticked, g.last.Ticked):
 		return "the menu did not follow the keys; look at the terminal"
 	}
-	target, confirm := g.want[0], "\r"
+	target := g.want[0]
 	if p.Multi {
-		target = slices.IndexFunc(p.Ticked, func(bool) bool { return false })
-		for i := range p.Ticked {
-			if target < 0 && p.Ticked[i] != slices.Contains(g.want, i) {
-				target, confirm = i, cmp.Or(p.Choices[i].Keys, " ")
-			}
+		for target = 0; target < len(p.Ticked) && p.Ticked[target] == slices.Contains(g.want, target); {
+			target++
 		}
-		if target < 0 {
-			s.inject(cmp.Or(p.Submit, "\r"), now)
-			g.phase, g.until = gateReview, now.Add(followTime)
-			return ""
+		if target == len(p.Ticked) {
+			return s.press(cmp.Or(p.Submit, "\r"), gateReview, followTime)
 		}
+		keys = p.Choices[target].Keys
 	}
-	back, on := "UP", "DOWN"
+	arrows := map[bool]string{false: "DOWN", true: "UP"} // by whether the pointer must go back
 	if p.Axis == "horizontal" {
-		back, on = "LEFT", "RIGHT"
+		arrows = map[bool]string{false: "RIGHT", true: "LEFT"}
 	}
 	switch {
-	case p.Multi && p.Choices[target].Keys != "" || p.Multi && p.Pointer == target:
-		s.inject(confirm, now)
+	case p.Pointer == target && !p.Multi:
+		return s.press("\r", gateEcho, s.cfg.EchoWindow)
 	case p.Pointer == target:
-		s.gateType(confirm, now)
-		return ""
-	case p.Pointer < 0:
+		keys = cmp.Or(keys, " ")
+	case p.Pointer < 0 && keys == "":
 		return "the menu shows no pointer to move"
-	default:
-		if target < p.Pointer {
-			on = back
-		}
-		keys, _ := keyBytes(on, s.det.Screen.AppCursorKeys())
-		s.inject(keys, now)
+	case keys == "":
+		keys, _ = keyBytes(arrows[target < p.Pointer], s.det.Screen.AppCursorKeys())
 	}
-	g.last, g.until = p, now.Add(followTime)
-	return ""
+	g.last = p
+	return s.press(keys, gateMenu, followTime)
 }
 
-// gateType types the last keys of an answer.
-func (s *session) gateType(keys string, now time.Time) {
-	s.inject(keys, now)
-	s.gate.phase, s.gate.until = gateEcho, now.Add(s.cfg.EchoWindow)
-	s.det.Sleep(s.gate.until)
-	s.seen = nil
-}
-
-// pasted brackets text for a child that has bracketed paste on; otherwise it is one line, so that no line end
-// inside it presses Enter.
+// pasted brackets text where the child has asked for that; elsewhere it is one line: no line end in it presses Enter.
 func (s *session) pasted(text string) string {
 	if s.det.Screen.BracketedPaste() {
 		return "\x1b[200~" + text + "\x1b[201~"
@@ -2094,204 +1765,120 @@ func (s *session) pasted(text string) string {
 	return strings.ReplaceAll(text, "\n", " ")
 }
 
-// gateText types text into an input box and presses Enter; it is done when the text has left the box.
-func (s *session) gateText(p *Prompt, now time.Time) (failed string) {
-	g := s.gate
-	switch g.phase {
-	case gateLook:
-		if g.q != nil {
-			if p == nil || !p.Idle {
-				return "the input box is no longer there"
-			}
-			g.text = cleanText(*g.q.rec.Value)
-		}
-		text := g.text
-		if s.adapter.EscapeBang { // a leading ! runs a command, / opens a dialog (measured on claude 2.1)
-			if strings.HasPrefix(text, "/") {
-				text = "\\" + text
-			} else if strings.HasPrefix(text, "!") || strings.HasPrefix(text, "#") {
-				text = " " + text
-			}
-		}
-		s.inject(s.pasted(text), now)
-		g.phase, g.until = gateEnter, now.Add(s.adapter.SubmitDelay)
-	case gateEnter:
-		if now.Before(g.until) {
-			return ""
-		}
-		s.inject("\r", now)
-		g.tries++
-		g.phase, g.until = gateLeft, now.Add(submitTime)
-	default:
-		if s.adapter.Name != "generic" && s.boxHolds(g.text) {
-			if !now.Before(g.until) && g.tries < 2 {
-				g.phase = gateEnter
-				return ""
-			}
-			return "the text is in the input box but was not taken; look at the terminal"
-		}
-		s.gateType("", now)
-	}
-	return ""
-}
-
-// boxHolds tells whether the end of text stands in the cursor's row or the row above, or is folded there as a paste.
-func (s *session) boxHolds(text string) bool {
+// textStep types text into an input box and presses Enter, twice if need be, until the text has left the box.
+func (s *session) textStep(p *Prompt) (why string) {
+	g, prefix := s.gate, ""
 	row, _, _ := s.det.Screen.Cursor()
-	end := []rune(text[strings.LastIndex(text, "\n")+1:])
-	end = end[max(0, len(end)-16):]
-	for r := max(0, row-1); r <= row; r++ {
-		line := s.det.Screen.Row(r)
-		if strings.Contains(line, strings.TrimSpace(string(end))) || strings.Contains(line, "[Pasted text") {
-			return true
-		}
+	end := []rune(g.text[strings.LastIndex(g.text, "\n")+1:])
+	end = []rune(strings.TrimSpace(string(end[max(0, len(end)-16):])))
+	box := s.det.Screen.Row(row-1) + "\n" + s.det.Screen.Row(row) // holds the text, or folds it as a paste
+	held := strings.Contains(box, string(end)) || strings.Contains(box, "[Pasted text")
+	if s.adapter.EscapeBang && g.text != "" { // a leading ! runs a command, / opens a dialog (measured on claude 2.1)
+		prefix = map[byte]string{'/': "\\", '!': " ", '#': " "}[g.text[0]]
 	}
-	return false
+	switch {
+	case g.phase == gateLook && g.q != nil && (p == nil || !p.Idle):
+		return "the input box is no longer there"
+	case g.phase == gateLook:
+		return s.press(s.pasted(prefix+g.text), gateEnter, s.adapter.SubmitDelay)
+	case g.phase == gateEnter:
+		return s.press("\r", gateLeft, submitTime)
+	case s.adapter.Name == "generic" || !held:
+		return s.press("", gateEcho, s.cfg.EchoWindow)
+	case g.phase == gateLeft && !time.Now().Before(g.until):
+		return s.press("\r", gateAgain, submitTime)
+	}
+	return "the text is in the input box but was not taken; look at the terminal"
 }
 
-// gateDone records that everything was typed and lets the keyboard in again.
-func (s *session) gateDone(now time.Time) {
+// gateEnd lets the keyboard in again and records that everything was typed, or why nothing more is.
+func (s *session) gateEnd(why string) {
 	g := s.gate
-	s.gate = nil
-	if g.input != nil {
-		sum := sha256.Sum256([]byte(g.text))
-		s.stored("auditing an input", s.st.Audit().Append(Event{Name: "INPUT_FORWARDED", SessionID: s.rec.ID, Fields: []Field{
-			{"by", g.input.By}, {"bytes_len", len(g.text)}, {"text_sha256", hex.EncodeToString(sum[:])}}}))
-		s.inputDone(g.input, "", Notice{ReplyTo: g.input.ReplyTo, Text: "✓ sent"})
-		if s.q != nil && s.q.rec.Idle && s.q.rec.Status != "" {
+	s.gate, s.next = nil, time.Now()
+	switch typed := g.phase == gateEcho; {
+	case g.input != nil && typed:
+		sum := fmt.Sprintf("%x", sha256.Sum256([]byte(g.text)))
+		s.stored("auditing an input", s.st.Audit().Append(Event{"INPUT_FORWARDED", s.rec.ID, "",
+			[]Field{{"by", g.input.By}, {"bytes_len", len(g.text)}, {"text_sha256", sum}}}))
+		s.inputDone(g.input, "", Notice{Text: "✓ sent"})
+		if s.q != nil && s.q.rec.Idle {
 			s.q.typed = true
-			s.leave(s.q, now)
+			s.end(s.q, Resolved)
 		}
 		return
-	}
-	by, expired := "auto:timeout", g.q.rec.Status == Expired
-	s.move(g.q.rec, Injected, func(r *PromptRecord) {
-		if expired {
-			r.DecidedBy = &by
-		}
-	})
-	s.move(g.q.rec, Resolved, nil)
-	s.close(g.q, now)
-}
-
-// gateFail stops typing: nothing more is pressed, the operator is told.
-func (s *session) gateFail(why string, now time.Time) {
-	g := s.gate
-	s.gate = nil
-	s.log.Info("not typed", "why", why)
-	if g.input != nil {
-		s.inputDone(g.input, why, Notice{ReplyTo: g.input.ReplyTo, Ring: true})
+	case g.input != nil:
+		s.inputDone(g.input, why, Notice{})
 		return
+	case typed:
+		s.move(g.q.rec.ID, Injected, asIs)
+		s.move(g.q.rec.ID, Resolved, asIs)
+	case g.q.rec.Status != Expired: // then nothing was asked for
+		s.move(g.q.rec.ID, Failed, func(r *PromptRecord) { r.Reason = why })
 	}
-	if g.q.rec.Status != Expired { // then nothing was asked for
-		s.move(g.q.rec, Failed, func(r *PromptRecord) { r.Reason = why })
-	}
-	s.close(g.q, now)
+	s.end(g.q, "")
 }
 
-// cleanText makes operator text safe to type: no control character but newline and tab gets through, so no
-// paste terminator either.
+// cleanText makes operator text safe to type.
 func cleanText(text string) string {
-	text = strings.ReplaceAll(strings.ToValidUTF8(text, ""), "\r\n", "\n")
-	text = strings.Map(func(r rune) rune {
-		switch {
-		case r == '\r':
-			return '\n'
-		case r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0:
-			return -1
-		}
-		return r
-	}, text)
-	return clipBytes(strings.TrimRight(text, "\n"), maxMessage)
+	text = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(strings.ToValidUTF8(text, ""))
+	return clipBytes(strings.TrimRight(reControl.ReplaceAllString(text, ""), "\n"), maxMessage)
 }
 
-// clipBytes cuts at a rune boundary.
-func clipBytes(text string, n int) string {
-	if len(text) <= n {
-		return text
-	}
-	for n > 0 && !utf8.RuneStart(text[n]) {
-		n--
-	}
-	return text[:n]
-}
+// clipBytes cuts valid text at a rune boundary.
+func clipBytes(text string, n int) string { return strings.ToValidUTF8(text[:min(n, len(text))], "") }
 
 // idempotencyKey names an occurrence of a question: the same words within 5 s have the same key.
 func idempotencyKey(session, excerpt string, now time.Time) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s:%s:%d", session, excerpt, now.Unix()/5))
-	return hex.EncodeToString(sum[:])
+	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%s:%s:%d", session, excerpt, now.Unix()/5)))
 }
 
 /* ===== --stream ===== */
 
-// stream turns the transcript into messages: finished lines fill a message, which is edited as it grows and
-// followed by another when it is full; the live part stands at its end.
+// stream turns the transcript into messages: finished text fills a message, which is edited as it grows and followed by
+// another when it is full; the live part stands at its end.
 type stream struct {
-	flushAt time.Time
-	waiting []string // finished lines not in a message yet
-	bytes   int      // of waiting
-	raw     []byte   // with strip_ansi = false: output that is not in waiting yet
-	live    string
-	body    string // finished text of the current message
-	shown   string // what the current message says, body and live part
-	msg     int64  // the current message, 0 when the next text starts one
-	busy    bool   // a job is with the sender
-	full    bool   // the current message takes no more
+	flushAt    time.Time
+	text, live string // finished lines, from the current message's first on; what may still change
+	shown      string // what the current message says
+	raw        []byte // with strip_ansi = false: output not in text yet
+	msg        int64  // the current message, 0 when the next text starts one
+	cut        int    // bytes of text in the current message, which is full; 0 while it is not
+	busy       bool   // a job is with the sender
+}
+
+// message is what the current message is to say, of at most limit UTF-16 units; it is full when text goes on.
+func (t *stream) message(limit int) string {
+	part, rest := cutText(t.text, limit)
+	if t.cut = 0; rest != "" {
+		t.cut = len(t.text) - len(rest)
+		return part
+	}
+	part, _ = cutText(part+t.live, limit)
+	return part
 }
 
 // delivered takes the sender's report: the next text goes into the same message, or starts another.
-func (t *stream) delivered(r sent) {
-	t.busy = false
-	if r.err == nil && r.id != 0 {
-		t.msg = r.id
-	}
-	if t.full {
-		t.msg, t.body, t.shown, t.full = 0, "", "", false
-	}
-}
-
-// fill moves finished lines into the current message, and cuts those that fit in none.
-func (t *stream) fill(limit int) {
-	for len(t.waiting) > 0 {
-		line := clipBytes(t.waiting[0], limit)
-		if t.full = t.body != "" && len(t.body)+1+len(line) > limit; t.full {
-			return
-		}
-		t.body = strings.TrimPrefix(t.body+"\n"+line, "\n")
-		t.bytes -= len(line)
-		if t.waiting[0] = t.waiting[0][len(line):]; t.waiting[0] == "" {
-			t.waiting = t.waiting[1:]
-		}
+func (t *stream) delivered(msg int64, _ error) {
+	if t.busy, t.msg = false, cmp.Or(msg, t.msg); t.cut > 0 {
+		t.text, t.cut, t.msg, t.shown = t.text[t.cut:], 0, 0, ""
 	}
 }
 
 // streamStep gathers output for flush_ms and keeps one message at a time with the sender.
-func (s *session) streamStep(now time.Time) time.Time {
+func (s *session) streamStep() {
 	t := &s.stream
-	if !s.cfg.Stream || s.tg == nil {
-		return time.Time{}
-	}
-	if !t.flushAt.IsZero() && !now.Before(t.flushAt) {
+	if !t.flushAt.IsZero() && s.due(t.flushAt) {
 		t.flushAt = time.Time{}
-		s.streamTake(s.activity == "idle" || strings.HasPrefix(s.activity, "waiting"))
+		s.streamTake(s.rec.Activity == "idle" || strings.HasPrefix(s.rec.Activity, "waiting"))
 	}
-	if t.busy {
-		return t.flushAt
+	if t.busy || s.tg == nil {
+		return
 	}
-	t.fill(min(s.cfg.MaxChars, partUnits))
-	text := t.body
-	if live := clipBytes(t.live, s.cfg.MaxChars-len(t.body)); !t.full && live != "" {
-		text = strings.TrimPrefix(t.body+"\n"+live, "\n")
-	}
-	if text != t.shown && strings.TrimSpace(text) != "" {
-		t.shown, t.busy = text, true
+	if text := t.message(min(s.cfg.MaxChars, partUnits)); text != t.shown || t.cut > 0 {
 		n := Notice{SessionID: s.rec.ID, Mono: text, Edit: t.msg}
-		s.send(sent{stream: true}, func() (int64, error) { return s.ch.Notify(s.ctx, n) })
-	} else if t.full {
-		t.delivered(sent{})
-		return now
+		t.shown, t.busy = text, true
+		s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, t.delivered)
 	}
-	return t.flushAt
 }
 
 // streamTake takes what has become readable; of more than the phone can keep up with the oldest is left out.
@@ -2301,24 +1888,22 @@ func (s *session) streamTake(settle bool) {
 	if !s.cfg.StripANSI { // the bytes as they came, escape sequences shown
 		lines = strings.Split(string(t.raw), "\r\n")
 		live = lines[len(lines)-1]
-		lines, t.raw = lines[:len(lines)-1], t.raw[len(t.raw)-len(live):]
+		lines, t.raw = lines[:len(lines)-1], []byte(live)
 	}
 	t.live = redact(visible(live))
-	for _, line := range lines {
-		line = redact(visible(line))
-		t.waiting, t.bytes = append(t.waiting, line), t.bytes+len(line)
-	}
-	for left := 0; t.bytes > maxBacklog && len(t.waiting) > 1; left++ {
-		t.bytes -= len(t.waiting[0])
-		t.waiting = t.waiting[1:]
-		t.waiting[0] = fmt.Sprintf("… (%d lines left out)", left+1)
+	t.text += redact(visible(strings.Join(append(lines, ""), "\n")))
+	if len(t.text) > maxBacklog {
+		head, rest := cutText(t.text, min(s.cfg.MaxChars, partUnits))
+		half := len(rest) - maxBacklog/2
+		half += strings.IndexByte(rest[half:], '\n') + 1
+		t.text = fmt.Sprintf("%s\n… (%d lines left out)\n%s", head, strings.Count(rest[:half], "\n"), rest[half:])
 	}
 }
 
 /* ===== Recordings ===== */
 
 // castWriter writes an asciicast v2 file: a header line, then [seconds, kind, text] with kinds o, i, r and t
-// (https://docs.asciinema.org/manual/asciicast/v2/; t is ours: the system's view of the terminal).
+// (https://docs.asciinema.org/manual/asciicast/v2/; t is ours: the system's view of the terminal). A nil one takes all.
 type castWriter struct {
 	file  *os.File
 	w     *bufio.Writer
@@ -2332,20 +1917,23 @@ func newCast(path, title string, size Size) (*castWriter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("creating the recording: %w", err)
 	}
-	c := &castWriter{file: file, w: bufio.NewWriter(file), start: time.Now()}
-	head, _ := json.Marshal(map[string]any{"version": 2, "width": size.Cols, "height": size.Rows, "title": title,
-		"env": map[string]string{"TERM": os.Getenv("TERM")}})
-	fmt.Fprintf(c.w, "%s\n", head)
-	return c, nil
+	c := &castWriter{file: file, w: bufio.NewWriter(file), start: time.Now(), state: "unknown raw noecho"}
+	return c, json.NewEncoder(c.w).Encode(map[string]any{"version": 2, "width": size.Cols, "height": size.Rows,
+		"title": title, "env": map[string]string{"TERM": os.Getenv("TERM")}})
 }
 
 func (c *castWriter) event(kind, text string, now time.Time) {
-	quoted, _ := json.Marshal(text)
-	fmt.Fprintf(c.w, "[%.4f, %q, %s]\n", now.Sub(c.start).Seconds(), kind, quoted)
+	if c != nil {
+		quoted, _ := json.Marshal(text)
+		fmt.Fprintf(c.w, "[%.4f, %q, %s]\n", now.Sub(c.start).Seconds(), kind, quoted)
+	}
 }
 
 // output keeps back the beginning of a rune whose end is still to come.
 func (c *castWriter) output(p []byte, now time.Time) {
+	if c == nil {
+		return
+	}
 	p = append(c.tail, p...)
 	cut := len(p)
 	for n := 1; n < utf8.UTFMax && n <= len(p); n++ {
@@ -2358,10 +1946,9 @@ func (c *castWriter) output(p []byte, now time.Time) {
 }
 
 func (c *castWriter) tty(t TTYState, now time.Time) {
-	state := []string{"unknown", "reading", "busy"}[t.Reading]
-	state += map[bool]string{true: " canon", false: " raw"}[t.Canonical] + map[bool]string{true: " echo",
-		false: " noecho"}[t.Echo]
-	if state != c.state {
+	state := []string{"unknown", "reading", "busy"}[t.Reading] +
+		map[bool]string{true: " canon", false: " raw"}[t.Canonical] + map[bool]string{true: " echo", false: " noecho"}[t.Echo]
+	if c != nil && state != c.state {
 		c.state = state
 		c.event("t", state, now)
 	}
@@ -2369,28 +1956,26 @@ func (c *castWriter) tty(t TTYState, now time.Time) {
 
 // close repeats the last state: a replay's clock stops there.
 func (c *castWriter) close(now time.Time) error {
-	c.event("t", cmp.Or(c.state, "unknown raw noecho"), now)
+	c.event("t", c.state, now)
 	return errors.Join(c.w.Flush(), c.file.Close())
 }
 
 // capture keeps what led to a question as a recording of its own, where ATLASBRIDGE_CAPTURE_PROMPTS asks for it.
-func (s *session) capture(p *Prompt, now time.Time) {
+func (s *session) capture(p *Prompt) {
 	if os.Getenv("ATLASBRIDGE_CAPTURE_PROMPTS") != "1" || p.Secret {
 		return
 	}
-	dir := filepath.Join(s.cfg.Dir, "captured_scenarios")
+	now := time.Now()
 	name := fmt.Sprintf("%s-%s-%s.cast", s.rec.Tool, p.Type, now.UTC().Format("20060102T150405.000"))
-	err := os.MkdirAll(dir, 0o700)
-	if err == nil {
-		var c *castWriter
-		if c, err = newCast(filepath.Join(dir, name), s.rec.Tool, s.size()); err == nil {
-			c.start = now
-			c.output(s.det.Raw(), now)
-			c.tty(s.pty.State(), now)
-			err = c.close(now.Add(s.cfg.Stuck + time.Second))
-		}
-	}
+	path := filepath.Join(s.cfg.Dir, "captured_scenarios", name)
+	os.MkdirAll(filepath.Dir(path), 0o700)
+	c, err := newCast(path, s.rec.Tool, s.size())
 	if err != nil {
 		s.log.Error("capturing a prompt", "error", err.Error())
+		return
 	}
+	c.start = now
+	c.output(s.det.Raw(), now)
+	c.tty(s.pty.State(), now)
+	c.close(now.Add(s.cfg.Stuck + time.Second))
 }

@@ -638,8 +638,8 @@ func TestIsTyping(t *testing.T) {
 		"\x1b[I": false, "\x1b[O": false, "\x1b[<0;3;4M": false, "\x1b[?62;c": false, "\x1b[>0;1;0c": false,
 		"\x1b]11;rgb:0/0/0\a": false, "\x1bP>|tmux\x1b\\": false, "\x1b[12;40R": false,
 	} {
-		if got := isTyping(keys); got != want {
-			t.Errorf("isTyping(%q) = %v, want %v", keys, got, want)
+		if got := !reReport.MatchString(keys); got != want {
+			t.Errorf("%q is typing: %v, want %v", keys, got, want)
 		}
 	}
 }
@@ -749,24 +749,21 @@ func TestRecordingPlays(t *testing.T) {
 // TestStreamMessages fills messages with lines: each once, in order, none over the limit.
 func TestStreamMessages(t *testing.T) {
 	const limit = 40
-	st := stream{}
 	var want, got []string
 	for i := range 30 {
 		want = append(want, strings.Repeat("x", i%7)+fmt.Sprint(i))
 	}
-	st.waiting = slices.Clone(want)
-	for range 100 {
-		if st.fill(limit); len(st.body) > limit {
-			t.Fatalf("a message of %d bytes", len(st.body))
+	st := stream{text: strings.Join(want, "\n") + "\n"}
+	for st.text != "" {
+		text := st.message(limit)
+		if len(text) > limit {
+			t.Fatalf("a message of %d bytes", len(text))
 		}
-		if st.full || len(st.waiting) == 0 {
-			got = append(got, strings.Split(st.body, "\n")...)
-			st.full = true
-			st.delivered(sent{id: 7})
-		}
-		if len(st.waiting) == 0 {
+		got = append(got, strings.Split(strings.TrimSuffix(text, "\n"), "\n")...)
+		if st.cut == 0 {
 			break
 		}
+		st.delivered(7, nil)
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("lines arrive as %q", got)
