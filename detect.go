@@ -786,21 +786,14 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 type PromptType string
 
 const (
-	YesNo          PromptType = "yes_no"
-	ConfirmEnter   PromptType = "confirm_enter"
-	MultipleChoice PromptType = "multiple_choice"
-	FreeText       PromptType = "free_text"
-	Unknown        PromptType = "unknown"
+	YesNo, ConfirmEnter, MultipleChoice PromptType = "yes_no", "confirm_enter", "multiple_choice"
+	FreeText, Unknown                   PromptType = "free_text", "unknown"
 )
 
 // Reading is what the system says of the foreground processes: whether one of them waits to read the terminal.
 type Reading int
 
-const (
-	ReadingUnknown Reading = iota
-	ReadingYes
-	ReadingBusy
-)
+const ReadingUnknown, ReadingYes, ReadingBusy Reading = 0, 1, 2
 
 // TTYState is signal 2, the terminal's own state as the system sees it. The zero value: not asked.
 type TTYState struct {
@@ -818,36 +811,34 @@ type Choice struct {
 }
 
 // Prompt is a question (or an idle input box) found on the screen. Identifiers, times and the nonce are the store's.
+// All text is safe and redacted. Two prompts have the same fingerprint when they are the same question; pointer and
+// ticks do not count.
 type Prompt struct {
-	Type        PromptType `json:"type"`
-	Score       float64    `json:"score"`        // 0.60 … 1.0
-	Excerpt     string     `json:"excerpt"`      // safe and redacted, ≤ 200 bytes, ends in "…" when cut
-	Question    string     `json:"-"`            // the sentence a person would read out, safe
-	Full        string     `json:"-"`            // the whole dialog as text, safe and redacted, ≤ 16 KiB: "Show all"
-	Cut         bool       `json:"-"`            // the excerpt hides part of what is allowed: no quick yes
-	Choices     []Choice   `json:"choices"`      // ≤ 9
-	SafeDefault *string    `json:"safe_default"` // a choice's key, "enter", "esc", "" (Enter alone); nil: type nothing
-	Idle        bool       `json:"idle"`         // an agent's empty input box: finished, waits for the next message
-	Secret      bool       `json:"secret"`       // echo is off
-	Permission  bool       `json:"-"`            // grants something: no affirmative default
-	Multi       bool       `json:"-"`            // several choices may be ticked
-	Pointer     int        `json:"-"`            // index of the choice highlighted now, −1 when there is no pointer
-	Ticked      []bool     `json:"-"`            // Multi: which are ticked now
-	Axis        string     `json:"-"`            // "vertical" or "horizontal": which arrows move the pointer; "" none
-	Submit      string     `json:"-"`            // Multi: the bytes that end the choosing and submit
-	Signals     []string   `json:"signals"`      // what agreed: hook protocol title pattern structure tty silence
-	Fingerprint string     `json:"-"`            // same question ⇔ same fingerprint; pointer and ticks do not count
-	Recent      string     `json:"-"`            // the last 500 characters of the screen, safe and redacted
+	Type            PromptType `json:"type"`
+	Score           float64    `json:"score"`        // 0.60 … 1.0
+	Excerpt         string     `json:"excerpt"`      // ≤ 200 bytes, ends in "…" when cut
+	Choices         []Choice   `json:"choices"`      // ≤ 9
+	SafeDefault     *string    `json:"safe_default"` // a choice's key, "enter", "esc", "" (Enter alone); nil: type nothing
+	Idle            bool       `json:"idle"`         // an agent's empty input box: finished, waits for the next message
+	Secret          bool       `json:"secret"`       // echo is off
+	Signals         []string   `json:"signals"`      // what agreed: protocol title pattern structure tty silence
+	Question, Full  string     `json:"-"`            // as a person would read it out; the whole dialog, ≤ 16 KiB: "Show all"
+	Recent          string     `json:"-"`            // the last 500 characters of the screen
+	Fingerprint     string     `json:"-"`
+	Cut, Permission bool       `json:"-"` // the excerpt hides part of what is allowed; grants something: no affirmative default
+	Multi           bool       `json:"-"` // several choices may be ticked
+	Ticked          []bool     `json:"-"` // Multi: which are ticked now
+	Submit          string     `json:"-"` // Multi: the bytes that end the choosing and submit
+	Pointer         int        `json:"-"` // index of the choice highlighted now, −1 when there is no pointer
+	Axis            string     `json:"-"` // "vertical" or "horizontal": which arrows move the pointer; "" none
 }
 
 // Confidence is the band of Score: "high", "medium" or "low".
 func (p *Prompt) Confidence() string {
 	if p.Score >= 0.85 {
 		return "high"
-	} else if p.Score >= 0.65 {
-		return "medium"
 	}
-	return "low"
+	return map[bool]string{true: "medium", false: "low"}[p.Score >= 0.65]
 }
 
 // DetectOptions are the settings of a Detector; zero values mean the defaults of the configuration.
@@ -870,47 +861,36 @@ type Adapter struct {
 	Hooks          string         // how hooks are installed: "claude-settings" or ""
 	EscapeBang     bool           // a leading ! / # must be defused with a space
 	Digits         bool           // a digit chooses a numbered option at once, without Enter
+	OnPointer      bool           // the cursor stands in the pointer's row (needed where options have no numbers)
 	Pointer        string         // marks the highlighted option of its menus
-	OnPointer      bool           // the cursor stands in its row (needed where options have no numbers)
 	Submit         string         // of a list with ticks: goes on to the review
-	Box            *regexp.Regexp // the row of the empty input box, when the cursor is in it: the turn is over
-	Head           *regexp.Regexp // the first row of a dialog that has no frame
-	Works          *regexp.Regexp // a row that is there only while the tool works
-	WorksTitle     *regexp.Regexp // the title while it works
-	AsksTitle      *regexp.Regexp // the title while a dialog is open
+	Box, Head      *regexp.Regexp // the row of the empty input box: the turn is over; of a dialog without a frame, the first
+	Works, Asks    *regexp.Regexp // a row, or ESC and the title, only there while it works; the title while a dialog is open
 }
 
 // adapters is the registry; the last row stands for every other tool. Shapes, times and keys were measured
 // with the versions named as MaxVer.
-var adapters = []*Adapter{{
-	Name: "claude", Names: []string{"claude"}, MinVer: "2.1.0", MaxVer: "2.1.329", Hooks: "claude-settings", Digits: true,
-	SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Pointer: "❯", OnPointer: true, Submit: "\x1b[C",
-	Box: re(`^❯(\x{a0}|$)`), WorksTitle: re(`^[◐◑◒◓]`),
-	Works: re(`esc to interrupt|^[·✻✽✳✶✢*] .*… \(|\(running \w+ hook`),
-}, {
-	Name: "codex", Names: []string{"codex", "openai"}, MinVer: "0.160.0", MaxVer: "0.169.0",
-	SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Pointer: "›",
-	Box:        re(`^›( Ask Codex to do anything)?$`),
-	Head:       re(`^(Would you like to|Folder access|Hooks need review|Question \d)`),
-	Works:      re(`\(\d+[hms][^)]* • esc to interrupt\)`),
-	WorksTitle: re(`^[⠁-⣿]`), AsksTitle: re(`^\[ [!.] \] Action Required`),
-}, {
-	Name: "gemini", Names: []string{"gemini"}, MinVer: "0.50.0", MaxVer: "0.61.0",
-	SubmitDelay: 1500 * time.Millisecond, EscapeBang: true, Pointer: "●", Digits: true,
-	Box: re(`^>(\s+Type your message.*)?$`), Works: re(`\(esc to cancel, \d+[hms]`),
-	WorksTitle: re(`^\s*✦`), AsksTitle: re(`^\s*✋`),
-}, {
-	Name: "opencode", Names: []string{"opencode"}, MinVer: "1.0.0", MaxVer: "1.18.33",
-	SubmitDelay: 300 * time.Millisecond, EscapeBang: true, Head: re(`^△ `),
-	Box: re(`^┃(\s+Ask anything….*)?$`), Works: re(`^[⬝■]+\s+esc (again to )?interrupt`),
-}, {
-	Name: "qwen", Names: []string{"qwen"}, MinVer: "0.20.0", MaxVer: "0.24.4",
-	SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Pointer: "›", Digits: true, Head: re(`^\? `),
-	Box: re(`^>(\s+Type your message.*)?$`), Works: re(`\(\d+[hms][^)]*esc to cancel\)`),
-	WorksTitle: re(`^[◐◑◒◓]`), AsksTitle: re(`^✳`),
-}, {
-	Name: "generic", SubmitDelay: 50 * time.Millisecond,
-}}
+var adapters = []*Adapter{
+	{Name: "claude", Names: []string{"claude"}, MinVer: "2.1.0", MaxVer: "2.1.329", Hooks: "claude-settings",
+		SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Digits: true, Pointer: "❯", OnPointer: true, Submit: "\x1b[C",
+		Box: re(`^❯(\x{a0}|$)`), Works: re(`^\x1b[◐◑◒◓]|esc to interrupt|^[·✻✽✳✶✢*] .*… \(|\(running \w+ hook`)},
+	{Name: "codex", Names: []string{"codex", "openai"}, MinVer: "0.160.0", MaxVer: "0.169.0",
+		SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Pointer: "›", Box: re(`^›( Ask Codex to do anything)?$`),
+		Head:  re(`^(Would you like to|Folder access|Hooks need review|Question \d)`),
+		Works: re(`^\x1b[⠁-⣿]|\(\d+[hms][^)]* • esc to interrupt\)`), Asks: re(`^\[ [!.] \] Action Required`)},
+	{Name: "gemini", Names: []string{"gemini"}, MinVer: "0.50.0", MaxVer: "0.61.0",
+		SubmitDelay: 1500 * time.Millisecond, EscapeBang: true, Digits: true, Pointer: "●",
+		Box:   re(`^>(\s+Type your message.*)?$`),
+		Works: re(`^\x1b\s*✦|\(esc to cancel, \d+[hms]`), Asks: re(`^\s*✋`)},
+	{Name: "opencode", Names: []string{"opencode"}, MinVer: "1.0.0", MaxVer: "1.18.33",
+		SubmitDelay: 300 * time.Millisecond, EscapeBang: true, Head: re(`^△ `),
+		Box: re(`^┃(\s+Ask anything….*)?$`), Works: re(`^[⬝■]+\s+esc (again to )?interrupt`)},
+	{Name: "qwen", Names: []string{"qwen"}, MinVer: "0.20.0", MaxVer: "0.24.4",
+		SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Digits: true, Pointer: "›", Head: re(`^\? `),
+		Box:   re(`^>(\s+Type your message.*)?$`),
+		Works: re(`^\x1b[◐◑◒◓]|\(\d+[hms][^)]*esc to cancel\)`), Asks: re(`^✳`)},
+	{Name: "generic", SubmitDelay: 50 * time.Millisecond},
+}
 
 // adapterFor finds the row for a command name (base name, no extension), or the generic one.
 func adapterFor(name string) *Adapter {
@@ -935,26 +915,25 @@ const (
 
 // Detector judges a Screen over time. Deterministic: the same calls give the same prompts. One goroutine uses it.
 type Detector struct {
-	Screen                          *Screen
-	a                               *Adapter
-	o                               DetectOptions
-	raw                             []byte
-	mask                            [32]byte
-	tty                             TTYState // the last one known since changed
-	ttyGap                          time.Duration
-	v                               *view
-	found, cur, slept               *found    // asked by the last look; in force, the last one returned; that at Sleep
-	out, changed, looked            time.Time // last output; last one that changed the masked screen; last look
-	pending, absent, entered, sleep time.Time // found is to be believed; cur left the screen; Enter was typed; Sleep's end
-	ttyNext                         time.Time
-	dirty, resized, idled           bool // output since the last look; resized since cur; the idle box was announced
+	Screen               *Screen
+	a                    *Adapter
+	o                    DetectOptions
+	raw                  []byte
+	mask                 string
+	tty                  TTYState // the last one known since changed
+	v                    *view
+	found, cur           *found    // asked by the last look; in force, the last one returned
+	out, changed, looked time.Time // last output; last one that changed the masked screen; last look
+	answered             time.Time // Enter was typed; after an injection the end of its echo window: asleep until then
+	lookAt, ttyAt        time.Time // output has come that wants a look; the terminal's state does
+	pendingAt, goneAt    time.Time // zero, or when found is to be believed; when cur, out of sight, is forgotten
 }
 
 // found is a judgement: a prompt, where it stands, and what it needs to be believed.
 type found struct {
 	Prompt
 	line   string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
-	place  int           // the row it begins in, counted from the first line of the session
+	place  int           // the row it begins in, counted from the first line of the session; −1 anywhere
 	wait   time.Duration // how long the masked screen must have been still
 	mute   bool          // so long no byte at all must have come
 	listed bool          // it is asked below a printed list
@@ -970,33 +949,32 @@ func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
 // Feed takes the child's bytes as they came.
 func (d *Detector) Feed(p []byte, now time.Time) {
 	d.Screen.Write(p)
-	d.out, d.dirty = now, true
-	if d.raw = append(d.raw, p[max(0, len(p)-d.o.BufferBytes):]...); len(d.raw) > 2*d.o.BufferBytes {
-		d.raw = append(d.raw[:0], d.Raw()...)
-	}
+	d.raw = append(d.raw, p[max(0, len(p)-d.o.BufferBytes):]...)
+	d.raw = d.raw[max(0, len(d.raw)-d.o.BufferBytes):]
+	d.out, d.lookAt = now, now.Add(min(settleTold, max(0, lookEvery-now.Sub(d.looked))))
 }
 
 // Raw is the rolling buffer: the last BufferBytes bytes of the child. LastOutput is when bytes last came.
-func (d *Detector) Raw() []byte           { return d.raw[max(0, len(d.raw)-d.o.BufferBytes):] }
+func (d *Detector) Raw() []byte           { return d.raw }
 func (d *Detector) LastOutput() time.Time { return d.out }
 
 // Resize changes the size of the screen. The question in force may now stand elsewhere.
 func (d *Detector) Resize(rows, cols int, now time.Time) {
 	d.Screen.Resize(rows, cols)
-	d.out, d.dirty, d.resized = now, true, true
+	if d.Feed(nil, now); d.cur != nil {
+		d.cur.place = -1
+	}
 }
 
 // Typed notes bytes that went to the child, by keyboard or gate. Only Enter ends a question for good.
 func (d *Detector) Typed(p []byte, now time.Time) {
-	if bytes.ContainsAny(p, "\r\n") {
-		d.entered, d.idled, d.ttyGap, d.ttyNext = now, false, 0, now.Add(settle/2)
+	if bytes.ContainsAny(p, "\r\n") && now.After(d.answered) {
+		d.answered, d.ttyAt = now, now.Add(settle/2)
 	}
 }
 
-// Sleep ignores everything until the echo window has passed; the question in force, asked again, is a new prompt.
-func (d *Detector) Sleep(until time.Time) {
-	d.sleep, d.slept, d.cur, d.absent, d.idled = until, d.cur, nil, time.Time{}, false
-}
+// Sleep ignores everything until the echo window has passed: the question in force has been answered.
+func (d *Detector) Sleep(until time.Time) { d.answered, d.pendingAt = until, until }
 
 // Activity is "starting", "running", "waiting_permission", "waiting" or "idle", for status.
 func (d *Detector) Activity() string {
@@ -1012,53 +990,43 @@ func (d *Detector) Activity() string {
 
 // look folds the output since the last look into the masked screen, and judges it.
 func (d *Detector) look(tty TTYState, now time.Time) {
-	stale := d.dirty || d.v == nil
+	stale := d.v == nil || !d.lookAt.IsZero()
 	if stale {
-		if d.dirty, d.looked = false, now; d.out.IsZero() {
-			d.out = now
-		}
+		d.lookAt, d.looked, d.out = time.Time{}, now, cmp.Or(d.out, now)
 		if m := d.masked(); m != d.mask {
-			d.mask, d.changed, d.tty, d.ttyGap, d.ttyNext = m, d.out, TTYState{}, 0, d.out.Add(settle/2)
+			d.mask, d.changed, d.tty, d.ttyAt = m, d.out, TTYState{}, d.out.Add(settle/2)
 		}
 	}
 	if tty.Reading != ReadingUnknown || d.tty.Reading == ReadingUnknown && tty != (TTYState{}) {
 		d.tty = tty
 	}
 	if stale || d.v.tty != d.tty {
-		d.v = newView(d.Screen, d.a, d.tty)
-		d.found = d.v.judge(d.o)
+		d.v = newView(d.Screen, d.a, d.tty, d.o)
+		d.found = d.v.judge()
 	}
 }
 
 // Tick returns a question that is seen for the first time, else nil.
 func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
-	if d.look(tty, now); !d.ttyNext.After(now) {
-		d.ttyGap = min(2*d.ttyGap+settle/2, pollTTY)
-		d.ttyNext = now.Add(d.ttyGap)
+	if d.look(tty, now); !d.ttyAt.After(now) {
+		d.ttyAt = now.Add(min(max(min(now.Sub(d.changed), now.Sub(d.answered)), settle/2), pollTTY))
 	}
-	d.pending, d.idled = time.Time{}, d.idled && !d.v.working()
-	f, asleep := d.found, now.Before(d.sleep)
-	if f == nil && !asleep {
-		d.slept = nil
+	f, due := d.found, time.Time{}
+	switch there := d.present(now); {
+	case now.Before(d.answered):
+		due = d.answered
+	case f == nil:
+	case !there || !d.still():
+		if due = d.changed.Add(f.wait); f.mute {
+			due = d.out.Add(f.wait)
+		}
+	case !f.Idle && f.Fingerprint == d.cur.Fingerprint && !d.answered.IsZero() && d.out.After(d.answered): // still there
+		due = d.answered.Add(repeatWait)
 	}
-	answered := !d.entered.IsZero() && d.out.After(d.entered) && now.Sub(d.entered) >= repeatWait // at the keyboard
-	if d.present(now) && (f == nil || d.still() && !(answered && !f.Idle && f.Fingerprint == d.cur.Fingerprint)) ||
-		f == nil || asleep || d.repeats(f, now) {
+	if d.pendingAt = due; due.IsZero() || due.After(now) {
 		return nil
 	}
-	due := d.changed.Add(f.wait)
-	if f.mute && d.out.After(d.changed) {
-		due = d.out.Add(f.wait)
-	}
-	if now.Before(due) {
-		d.pending = due
-		return nil
-	}
-	said := f.Idle && d.idled
-	d.cur, d.absent, d.entered, d.resized, d.slept, d.idled = f, time.Time{}, time.Time{}, false, nil, f.Idle
-	if said {
-		return nil
-	}
+	d.cur, d.pendingAt, d.goneAt, d.answered = f, time.Time{}, time.Time{}, time.Time{}
 	return d.prompt()
 }
 
@@ -1071,68 +1039,45 @@ func (d *Detector) prompt() *Prompt {
 
 // present tells whether the question in force still stands; once out of sight for a while, it is forgotten.
 func (d *Detector) present(now time.Time) bool {
-	if d.cur == nil || d.still() {
-		d.absent = time.Time{}
-		return d.cur != nil
-	}
-	limit := goneAfter
-	if now.Sub(d.out) < settleTold {
-		limit *= 3 // in the middle of a repaint
-	}
-	if d.absent.IsZero() {
-		d.absent = now
-	} else if now.Sub(d.absent) >= limit {
-		d.cur = nil
+	repainting := now.Sub(d.out) < settleTold && now.Before(d.goneAt.Add(2*goneAfter))
+	switch {
+	case d.cur == nil || d.still():
+		d.goneAt = time.Time{}
+	case d.goneAt.IsZero():
+		d.goneAt = now.Add(goneAfter)
+	case !now.Before(d.goneAt) && !repainting:
+		d.cur, d.goneAt = nil, time.Time{}
 	}
 	return d.cur != nil
 }
 
-// still tells whether the question in force is on the screen now, or an answer is being typed behind it.
+// still tells whether the question in force is on the screen now, or an answer is being typed behind it or in its box.
+// Of the choices one may be a text field being filled in.
 func (d *Detector) still() bool {
-	if d.cur.line == "" {
-		return d.found != nil && same(d.found, d.cur)
+	f, c := d.found, d.cur
+	switch line, top := d.v.cursorLine(); {
+	case c.line != "":
+		return !(d.tty.Reading == ReadingBusy && slices.Contains(c.Signals, "tty")) &&
+			(c.place < 0 || c.place == d.Screen.Scrolled()+top) &&
+			strings.HasPrefix(line+d.v.after(), strings.TrimRight(c.line, " "))
+	case f == nil:
+		return c.Idle && d.v.known && d.answered.IsZero() && !d.v.working()
 	}
-	line, top := d.v.cursorLine()
-	return !(d.tty.Reading == ReadingBusy && slices.Contains(d.cur.Signals, "tty")) &&
-		(d.Screen.Scrolled()+top == d.cur.place || d.resized) &&
-		strings.HasPrefix(line+d.v.after(), strings.TrimRight(d.cur.line, " "))
-}
-
-// repeats tells that f is only what was answered a moment ago and has not left the screen yet.
-func (d *Detector) repeats(f *found, now time.Time) bool {
-	late := d.sleep.Add(repeatWait)
-	if d.slept == nil || !same(f, d.slept) || f.line != "" && f.place != d.slept.place ||
-		d.out.After(d.sleep) && !now.Before(late) {
-		d.slept = nil
-	} else if late.After(now) {
-		d.pending = late
-	}
-	return d.slept != nil
-}
-
-// same tells whether a and b are one question: of the choices one may be a text field being filled in.
-func same(a, b *found) bool {
-	return a.Type == b.Type && a.Question == b.Question && a.Excerpt == b.Excerpt && len(a.Choices) == len(b.Choices)
+	return f.Type == c.Type && f.Question == c.Question && f.Excerpt == c.Excerpt && len(f.Choices) == len(c.Choices)
 }
 
 // Next is when Tick is next worth calling without new bytes; zero: not before something happens.
 func (d *Detector) Next(now time.Time) (next time.Time) {
-	for _, e := range []struct {
-		want bool
-		t    time.Time
-	}{
-		{true, d.pending}, {d.dirty, d.out.Add(settleTold)}, {d.dirty && !d.looked.IsZero(), d.looked.Add(lookEvery)},
-		{d.sleep.After(now), d.sleep}, {d.cur != nil && !d.absent.IsZero(), d.absent.Add(goneAfter)},
-		{d.cur != nil && d.entered.Add(repeatWait).After(now), d.entered.Add(repeatWait)}, {d.needsTTY(), d.ttyNext},
-	} {
-		if e.want && !e.t.IsZero() && (next.IsZero() || e.t.Before(next)) {
-			next = e.t
-		}
+	due := []time.Time{d.lookAt, d.pendingAt, d.goneAt}
+	if d.needsTTY() {
+		due = append(due, d.ttyAt)
 	}
-	if next.IsZero() || next.After(now) {
-		return next
+	if due = slices.DeleteFunc(due, time.Time.IsZero); len(due) == 0 {
+		return time.Time{}
+	} else if next = slices.MinFunc(due, time.Time.Compare); next.Before(now) {
+		return now
 	}
-	return now
+	return next
 }
 
 // needsTTY tells whether the terminal's state decides at all: full-screen agents always read it.
@@ -1142,7 +1087,7 @@ func (d *Detector) needsTTY() bool {
 
 // WantTTY tells whether TTYState can change what Tick says now. It costs a look at the foreground processes.
 func (d *Detector) WantTTY(now time.Time) bool {
-	return d.needsTTY() && !d.dirty && !d.ttyNext.After(now)
+	return d.needsTTY() && d.lookAt.IsZero() && !d.ttyAt.After(now)
 }
 
 // Look is what the screen asks this instant, judged without waiting: the gate's eye. nil: nothing.
@@ -1159,19 +1104,16 @@ func (d *Detector) Gone(tty TTYState, now time.Time) bool {
 	return !d.present(now)
 }
 
-// reMasked are spinners, blinking marks and digits: what moves on a screen that is still.
-var reMasked = re(`[\d\x{2800}-\x{28ff}●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙]`)
+// reMasked are spinners, blinking marks, digits and blanks: what moves on a screen that is still.
+var reMasked = re(`[\s\d\x{2800}-\x{28ff}●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙]+`)
 
-// masked is a digest of the screen without them, and with the cursor where it shows.
-func (d *Detector) masked() [32]byte {
-	h := sha256.New()
-	for r, rows := 0, d.Screen.rows; r < rows; r++ {
-		io.WriteString(h, strings.TrimSpace(reMasked.ReplaceAllString(d.Screen.Row(r), ""))+"\n")
+// masked is the screen without them, and with the cursor where it shows.
+func (d *Detector) masked() string {
+	row, col, hidden := d.Screen.Cursor()
+	if hidden {
+		row, col = -1, -1
 	}
-	if row, col, hidden := d.Screen.Cursor(); !hidden {
-		fmt.Fprint(h, row, col)
-	}
-	return [32]byte(h.Sum(nil))
+	return fmt.Sprint(row, col, reMasked.ReplaceAllString(d.Screen.Text(), ""))
 }
 
 /* ----- one look at the screen ----- */
@@ -1180,6 +1122,7 @@ type view struct {
 	s                   *Screen
 	a                   *Adapter
 	tty                 TTYState
+	o                   DetectOptions
 	rows                []viewRow
 	row, col, last      int  // of the cursor; the last row that shows anything, −1 none
 	hidden, told, known bool // the cursor; the tool says that it asks; the tool is one of ours
@@ -1198,10 +1141,10 @@ const (
 	lines    = "─━═╌┄┈▔▁▀▄‾╴╶╭╮╰╯┌┐└┘├┤┬┴┼╔╗╚╝╠╣╹╻╷╵◆◇"
 )
 
-func newView(s *Screen, a *Adapter, tty TTYState) *view {
-	v := &view{s: s, a: a, tty: tty, last: -1, rows: make([]viewRow, s.rows), known: a.Box != nil}
+func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions) *view {
+	v := &view{s: s, a: a, tty: tty, o: o, last: -1, rows: make([]viewRow, s.rows), known: a.Box != nil}
 	v.row, v.col, v.hidden = s.Cursor()
-	v.told = s.Status().State == "blocked" || a.AsksTitle != nil && a.AsksTitle.MatchString(s.Title())
+	v.told = s.Status().State == "blocked" || a.Asks != nil && a.Asks.MatchString(s.Title())
 	for r := range v.rows {
 		w := viewRow{raw: s.Row(r)}
 		w.text = strings.TrimLeft(w.raw, " "+uprights+lines)
@@ -1221,22 +1164,18 @@ func newView(s *Screen, a *Adapter, tty TTYState) *view {
 	return v
 }
 
-// cells is the text of the cursor's row from column a to b; after is what stands behind the cursor.
-func (v *view) cells(a, b int) (text string) {
-	for ; a < b; a++ {
-		ch, _ := v.s.Cell(v.row, a)
+// after is what stands behind the cursor.
+func (v *view) after() (text string) {
+	for c := v.col; c < v.s.cols; c++ {
+		ch, _ := v.s.Cell(v.row, c)
 		text += strings.Trim(string(ch), "\x00")
 	}
-	return text
+	return strings.TrimRight(text, " ")
 }
-func (v *view) after() string { return strings.TrimRight(v.cells(v.col, v.s.cols), " ") }
 
 // cursorLine is the text up to the cursor, from the row where its line begins.
 func (v *view) cursorLine() (line string, top int) {
-	if v.after() == "" {
-		return v.whole(v.rows[v.row].raw, v.row) // with what cells leave out: marks that take no room
-	}
-	return v.whole(v.cells(0, v.col), v.row)
+	return v.whole(strings.TrimSuffix(v.rows[v.row].raw, v.after()), v.row)
 }
 
 // whole puts the rows that run over into row r before its text.
@@ -1293,106 +1232,37 @@ func odd(attrs []Attr, base Attr) int {
 
 // working tells whether a known tool says, or shows, that it is at work.
 func (v *view) working() bool {
-	if st := v.s.Status().State; st != "" && st != "clear" {
+	if st := v.s.Status().State; st != "" && st != "clear" || v.a.Works == nil {
 		return st == "working"
 	}
-	shown := func(w viewRow) bool { return v.a.Works != nil && v.a.Works.MatchString(w.text) }
-	return v.a.WorksTitle != nil && v.a.WorksTitle.MatchString(v.s.Title()) ||
-		slices.ContainsFunc(v.rows[max(0, v.last-12):v.last+1], shown)
+	return v.a.Works.MatchString("\x1b"+v.s.Title()) ||
+		slices.ContainsFunc(v.rows[max(0, v.last-12):v.last+1], func(w viewRow) bool { return v.a.Works.MatchString(w.text) })
 }
 
 // judge finds what the screen asks, if anything.
-func (v *view) judge(o DetectOptions) (f *found) {
+func (v *view) judge() (f *found) {
 	if v.last < 0 && v.tty.Reading != ReadingYes || v.working() {
 		return nil
 	}
-	line := func() *found { return v.readLine(o) }
-	for _, read := range []func() *found{v.readBox, v.readIdle, v.readMenu, v.readSides, line} {
+	for _, read := range []func() *found{v.readBox, v.readIdle, v.readMenu, v.readSides, v.readLine, v.readStatus} {
 		if f = read(); f != nil {
 			break
 		}
 	}
-	if st := v.s.Status(); f == nil && st.State == "blocked" { // the window is too small to show the dialog
-		f = &found{wait: settleIdle, Prompt: Prompt{Type: Unknown, Cut: true, Full: v.s.Text(),
-			Question: cmp.Or(st.Msg, st.App+" waits for an answer: "+st.Kind)}}
-	}
-	if f == nil || v.finish(f, o).Score < o.Threshold && slices.Contains(f.Signals, "pattern") {
+	if f == nil || v.finish(f).Score < v.o.Threshold && slices.Contains(f.Signals, "pattern") {
 		return nil
 	}
 	return f
 }
 
-// What a label says it does; refusing words win ("Continue without trusting").
-var (
-	reGrants  = re(`(?i)^(y|yes|allow|always|approve|accept|trust|grant|run|proceed|i trust)\b`)
-	reRefuses = re(`(?i)^(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|abort|back|` +
-		`disallow|continue without)\b`)
-)
-
-func grantsIt(c Choice) bool { return reGrants.MatchString(c.Label) && !reRefuses.MatchString(c.Label) }
-
-// finish adds what all prompts share: signals and score, permission, safe default, fingerprint.
-func (v *view) finish(f *found, o DetectOptions) *found {
-	st, refusal := v.s.Status(), "esc"
-	if f.Signals == nil {
-		f.Signals = []string{"structure"}
+// readStatus takes the tool's word that it asks: the window is too small to show the dialog.
+func (v *view) readStatus() *found {
+	st := v.s.Status()
+	if st.State != "blocked" {
+		return nil
 	}
-	if v.tty.Reading == ReadingYes && (!v.known || f.line != "") {
-		f.Signals = append(f.Signals, "tty")
-	}
-	if v.told {
-		f.wait = cmp.Or(f.wait, settleTold)
-	} else if !v.known && v.tty.Reading == ReadingUnknown {
-		f.wait = cmp.Or(f.wait, settleBare)
-	}
-	f.wait = cmp.Or(f.wait, settle)
-	f.Score = math.Round(min(f.Score*100+5*float64(len(f.Signals)-1), 99)) / 100
-	if f.Idle && (st.State == "idle" || st.State == "done") || !f.Idle && st.State == "blocked" {
-		f.Signals, f.Score = append(f.Signals, "protocol"), 1
-	} else if v.told && !f.Idle {
-		f.Signals, f.Score = append(f.Signals, "title"), 1
-	}
-	f.Permission = f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, grantsIt) && !f.Multi ||
-		st.State == "blocked" && st.Kind == "permission"
-	for i := range f.Choices {
-		c := &f.Choices[i]
-		if c.Grants = grantsIt(*c); reRefuses.MatchString(c.Label) {
-			refusal = c.Key
-		}
-		c.Label = clip(visible(c.Label), 60)
-	}
-	if f.Axis == "" {
-		f.Pointer = -1
-	}
-	safe := map[PromptType]string{YesNo: "n", ConfirmEnter: "enter", MultipleChoice: "1"}[f.Type]
-	value := o.SafeDefaults[f.Type]
-	offered := slices.ContainsFunc(f.Choices, func(c Choice) bool { return c.Key == value })
-	switch {
-	case f.Permission:
-		safe = refusal
-	case f.Type == FreeText, offered && f.Type == MultipleChoice:
-		safe = value
-	case f.Type == MultipleChoice && len(f.Choices) > 0:
-		safe = f.Choices[max(f.Pointer, 0)].Key
-	}
-	if !f.Idle && !f.Secret && f.Type != Unknown {
-		f.SafeDefault = &safe
-	}
-	f.Question = cmp.Or(f.Question, v.s.Title(), "which one?")
-	f.Excerpt = clip(redact(visible(cmp.Or(f.Excerpt, f.Question))), 200)
-	f.Question = strings.TrimSpace(redact(visible(f.Question)))
-	f.Full = clip(redact(visible(cmp.Or(f.Full, f.Question))), 16<<10)
-	words := fmt.Sprint(f.Type, f.Question, f.Excerpt, f.Idle, f.Secret, labels(f.Choices))
-	sum := sha256.Sum256([]byte(strings.Join(strings.Fields(words), ""))) // the same however it is wrapped
-	f.Fingerprint = hex.EncodeToString(sum[:8])
-	return f
-}
-
-func labels(choices []Choice) (l []string) {
-	for _, c := range choices {
-		l = append(l, c.Label)
-	}
-	return l
+	return &found{wait: settleIdle, Prompt: Prompt{Type: Unknown, Cut: true, Full: v.s.Text(), Signals: []string{"structure"},
+		Question: cmp.Or(st.Msg, st.App+" waits for an answer: "+st.Kind)}}
 }
 
 // readIdle finds the empty input box of a known tool, the cursor in it.
@@ -1409,6 +1279,77 @@ func (v *view) readIdle() *found {
 // inBox tells whether w has the shape of the tool's input box; a frame may be part of it.
 func (v *view) inBox(w viewRow) bool {
 	return w.text != "" && v.a.Box.MatchString(w.text) || w.depth == 1 && v.a.Box.MatchString(strings.TrimSpace(w.raw))
+}
+
+// What a label says it does; refusing words win ("Continue without trusting").
+var (
+	reGrants  = re(`(?i)^(y|yes|allow|always|approve|accept|trust|grant|run|proceed|i trust)\b`)
+	reRefuses = re(`(?i)^(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|abort|back|` +
+		`disallow|continue without)\b`)
+)
+
+func grantsIt(c Choice) bool { return reGrants.MatchString(c.Label) && !reRefuses.MatchString(c.Label) }
+
+// safely is text as it may leave the machine, at most n bytes of it.
+func safely(text string, n int) string { return clip(redact(visible(text)), n) }
+
+// finish adds what all prompts share: signals and score, permission, safe default, fingerprint.
+func (v *view) finish(f *found) *found {
+	st, refusal, bare := v.s.Status(), "esc", settle
+	if f.Signals == nil {
+		f.Signals = []string{"structure"}
+	}
+	if v.tty.Reading == ReadingYes && (!v.known || f.line != "") {
+		f.Signals = append(f.Signals, "tty")
+	}
+	if v.told {
+		bare = settleTold
+	} else if !v.known && v.tty.Reading == ReadingUnknown {
+		bare = settleBare
+	}
+	f.wait = cmp.Or(f.wait, bare)
+	f.Score = math.Round(min(f.Score*100+5*float64(len(f.Signals)-1), 99)) / 100
+	if v.told && !f.Idle || f.Idle && (st.State == "idle" || st.State == "done") {
+		f.Signals, f.Score = append(f.Signals, map[bool]string{true: "protocol", false: "title"}[st.State != ""]), 1
+	}
+	f.Permission = f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, grantsIt) && !f.Multi ||
+		st.State == "blocked" && st.Kind == "permission"
+	for i := range f.Choices {
+		c := &f.Choices[i]
+		if c.Grants = grantsIt(*c); reRefuses.MatchString(c.Label) {
+			refusal = c.Key
+		}
+		c.Label = clip(visible(c.Label), 60)
+	}
+	if f.Axis == "" {
+		f.Pointer = -1
+	}
+	safe, set := map[PromptType]string{YesNo: "n", ConfirmEnter: "enter", MultipleChoice: "1"}[f.Type], v.o.SafeDefaults[f.Type]
+	switch offered := func(c Choice) bool { return c.Key == set }; {
+	case f.Permission:
+		safe = refusal
+	case f.Type == FreeText, f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, offered):
+		safe = set
+	case f.Type == MultipleChoice && len(f.Choices) > 0:
+		safe = f.Choices[max(f.Pointer, 0)].Key
+	}
+	if !f.Idle && !f.Secret && f.Type != Unknown {
+		f.SafeDefault = &safe
+	}
+	f.Question = cmp.Or(f.Question, v.s.Title(), "which one?")
+	f.Excerpt, f.Full = safely(cmp.Or(f.Excerpt, f.Question), 200), safely(cmp.Or(f.Full, f.Question), 16<<10)
+	f.Question = strings.TrimSpace(redact(visible(f.Question)))
+	words := fmt.Sprint(f.Type, f.Question, f.Excerpt, f.Idle, f.Secret, labels(f.Choices))
+	sum := sha256.Sum256([]byte(strings.Join(strings.Fields(words), ""))) // the same however it is wrapped
+	f.Fingerprint = hex.EncodeToString(sum[:8])
+	return f
+}
+
+func labels(choices []Choice) (l []string) {
+	for _, c := range choices {
+		l = append(l, c.Label)
+	}
+	return l
 }
 
 /* ----- menus ----- */
@@ -1760,7 +1701,8 @@ var (
 )
 
 // readLine judges the line the cursor stands on; with the cursor in column 0, what stands above it.
-func (v *view) readLine(o DetectOptions) *found {
+func (v *view) readLine() *found {
+	o := v.o
 	line, top := v.cursorLine()
 	text, busy := strings.TrimSpace(line), v.tty.Reading == ReadingBusy
 	f := &found{line: line, place: v.s.Scrolled() + top,
@@ -1794,7 +1736,7 @@ func (v *view) readLine(o DetectOptions) *found {
 
 // named finds questions that name their answers: a list, letters, a key to press.
 func (v *view) named(f *found, text string, top int) bool {
-	if !v.tty.Canonical && v.row >= v.last && rePager.MatchString(strings.TrimSpace(v.cells(0, v.col))) ||
+	if !v.tty.Canonical && v.row >= v.last && rePager.MatchString(v.rows[v.row].text) ||
 		v.s.AltScreen() && v.row == v.last && v.attr(v.row, 0).Reverse && v.tty.Reading == ReadingYes || // less: a file name
 		!v.listAbove(f, text, top) && !v.marked(f, text) && presses(text) {
 		f.Type = ConfirmEnter
