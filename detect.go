@@ -1356,8 +1356,8 @@ func labels(choices []Choice) (l []string) {
 // option is a row read as a choice of a menu: a pointer, a box to tick, a number, words.
 type option struct {
 	row, at, tickAt, textAt int // columns: of all behind the pointer, of the box, of the words
-	label, num, pointer     string
 	tick                    int // −1 no box, 0 empty, 1 ticked
+	label, num, pointer     string
 }
 
 const tickBox = `((?:(?:\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*)?)`
@@ -1370,9 +1370,9 @@ var (
 	reHint    = re(`(?i)\b(arrow|navigate|to (select|confirm|submit|choose)|use .{0,12}keys|enter |space |esc )|` +
 		`↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
 	reAsked  = re(`^[^:]*\?\W*$`)
+	reAside  = re(`^$|____|^[→●] `) // no part of a paragraph: an empty field, an answer given
 	reLead   = re(`^[?◆◇✔●■]\s+`)
-	reHinted = re(`\s*([\[(](?i:use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*[\])]|` +
-		`› ?-? ?Use arrow-keys.*|[›…·]\s*)$`)
+	reHinted = re(`(?i)\s*([\[(](use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*[\])]|› ?-? ?use arrow-keys.*|[›…·]\s*)$`)
 	reCommon = re(`(?i)^(yesno|noyes)$`)
 )
 
@@ -1393,19 +1393,16 @@ func readOption(row int, w *viewRow) option {
 // readMenu finds a list of choices with a pointer at one of them, the lowest on the screen.
 func (v *view) readMenu() *found {
 	for r := v.last; r >= 0 && !v.tty.Canonical && (v.tty.Reading != ReadingBusy || v.known); r-- {
-		head := v.rows[r].option
-		if head.label == "" || head.pointer == "" && (head.tick < 0 || !v.hidden || v.known) ||
-			v.known && (!strings.Contains(v.a.Pointer, head.pointer) || v.inBox(v.rows[r]) ||
-				head.num == "" && (!v.hidden || v.a.OnPointer && r != v.row)) {
-			continue
+		head, opts := v.rows[r].option, []option(nil)
+		pointed := head.pointer != "" || head.tick >= 0 && v.hidden
+		if v.known {
+			pointed = head.pointer != "" && strings.Contains(v.a.Pointer, head.pointer) && !v.inBox(v.rows[r]) &&
+				(head.num != "" || v.hidden && (!v.a.OnPointer || r == v.row))
 		}
-		var opts []option
-		for start := r; start > r-20 && start >= 0; start-- {
-			if o := v.options(head, start); len(o) > len(opts) {
-				opts = o
-			}
+		for start := max(0, r-19); start <= r && pointed && head.label != "" && opts == nil; start++ {
+			opts = v.options(head, start)
 		}
-		if (len(opts) > 1 || len(opts) == 1 && head.tick >= 0) && v.live(opts) {
+		if (len(opts) > 1 || len(opts) == 1 && head.tick >= 0) && v.live(opts[0], opts[len(opts)-1].row) {
 			return v.menu(opts, Attr{FG: -1, BG: -1})
 		}
 	}
@@ -1414,24 +1411,22 @@ func (v *view) readMenu() *found {
 
 // options reads the menu from row start on, with what explains each; nil when it does not come as far as head.
 func (v *view) options(head option, start int) (opts []option) {
-	num, described := 1, false
+	num, described, gap := 1, false, 0
 	fmt.Sscan(v.rows[start].option.num, &num)
-	for r, gap := start, 0; r <= v.last && gap < 3; r++ {
+	for r := start; r <= v.last && gap < 3; r++ {
 		w, o := v.rows[r], v.rows[r].option
 		dimmer := o.tick < 0 && v.faintAt(r, o.textAt) && !v.faintAt(head.row, head.textAt) && !strings.HasPrefix(w.text, "○")
-		spilled := r > 0 && r+1 < len(v.rows) && len([]rune(v.rows[r-1].raw)) > v.s.cols-20 &&
-			v.rows[r+1].option.at == head.at
+		numbered := o.num == fmt.Sprint(num) || o.num == "" && head.tick >= 0 && o.at == head.tickAt
+		alike := o.num == "" && o.at == head.at && (o.tick < 0) == (head.tick < 0) && !dimmer && !reCount.MatchString(o.label)
 		switch {
 		case w.text == "" && len(opts) > 0 && (head.num != "" || !w.rule && described):
 			gap++
-		case w.text != "" && (head.num != "" && (o.num == fmt.Sprint(num) ||
-			o.num == "" && head.tick >= 0 && o.at == head.tickAt) ||
-			head.num == "" && o.num == "" && o.at == head.at && (o.tick < 0) == (head.tick < 0) && !dimmer &&
-				!reCount.MatchString(o.label)):
+		case w.text != "" && (head.num != "" && numbered || head.num == "" && alike):
 			if opts, gap, described = append(opts, o), 0, false; o.num != "" {
 				num++
 			}
-		case w.text != "" && gap == 0 && len(opts) > 0 && (o.at > head.at || dimmer || r > 0 && v.s.Wrapped(r-1) || spilled):
+		case w.text != "" && gap == 0 && len(opts) > 0 && (o.at > head.at || dimmer || r > 0 &&
+			(v.s.Wrapped(r-1) || utf8.RuneCountInString(v.rows[r-1].raw) > v.s.cols-20)):
 			last := &opts[len(opts)-1]
 			if described = true; (o.at == last.textAt || o.at < last.at) &&
 				v.faintAt(r, o.at) == v.faintAt(last.row, last.textAt) {
@@ -1447,18 +1442,14 @@ func (v *view) options(head option, start int) (opts []option) {
 	return opts
 }
 
-// live tells whether the program waits at the menu: nothing but hints below it, and the cursor hidden or in it.
-func (v *view) live(opts []option) bool {
-	first, end := opts[0].row, opts[len(opts)-1].row
-	inside, hint, below := v.row >= first-2 && v.row <= end, v.hidden, 0
-	for _, w := range append(slices.Clone(v.rows[max(0, first-3):first]), v.rows[end+1:v.last+1]...) {
-		hint = hint || reHint.MatchString(w.text)
-	}
-	for _, w := range v.rows[end+1 : v.last+1] {
-		below += min(1, len(w.text))
-	}
-	return below <= 9 && (v.known && (inside || !v.inBox(v.rows[v.row])) ||
-		!v.known && (hint || inside && (v.tty.Reading == ReadingYes || opts[0].num != "")))
+// live tells whether the program waits at the menu down to row end: the cursor is hidden or in it, or hints are near.
+func (v *view) live(first option, end int) bool {
+	inside := v.hidden || v.row >= first.row-2 && v.row <= end
+	hints := func(w viewRow) bool { return reHint.MatchString(w.text) }
+	return v.last-end <= 12 && (v.known && (inside || !v.inBox(v.rows[v.row])) ||
+		!v.known && (inside && (v.tty.Reading == ReadingYes || first.num != "") ||
+			slices.ContainsFunc(v.rows[max(0, first.row-3):first.row], hints) ||
+			slices.ContainsFunc(v.rows[end+1:v.last+1], hints)))
 }
 
 // menu makes the prompt of a list of options; base is how its background is drawn.
@@ -1509,8 +1500,8 @@ func bare(line string) string {
 func (v *view) describe(f *found, first, end int) *found {
 	if len(f.Choices) == 2 && !v.known && reCommon.MatchString(f.Choices[0].Label+f.Choices[1].Label) {
 		f.Type = YesNo
-		for i := range f.Choices {
-			f.Choices[i].Key = strings.ToLower(f.Choices[i].Label[:1])
+		for i, c := range f.Choices {
+			f.Choices[i].Key = strings.ToLower(c.Label[:1])
 		}
 	}
 	top, headed := first, false
@@ -1531,7 +1522,7 @@ func (v *view) describe(f *found, first, end int) *found {
 		return f
 	}
 	about = slices.DeleteFunc(about, func(line string) bool { return strings.Contains(f.Question, bare(line)) })
-	subject, ask := redact(visible(strings.Join(about, "\n"))), clip(redact(visible(f.Question)), 80)
+	subject, ask := redact(visible(strings.Join(about, "\n"))), safely(f.Question, 80)
 	if f.Excerpt = strings.TrimSpace(subject + "\n" + ask); len(f.Excerpt) > 200 { // its head, its tail, the question
 		half := (200 - len(ask) - 10) / 2
 		head, tail := strings.ToValidUTF8(subject[:half], ""), strings.ToValidUTF8(subject[len(subject)-half:], "")
@@ -1540,58 +1531,55 @@ func (v *view) describe(f *found, first, end int) *found {
 	return f
 }
 
-// question picks what is asked from rows top to first of a dialog, and returns the lines that it is about.
-func (v *view) question(f *found, top, first int) (subject []string) {
-	var body, held []string // paragraphs; lines behind a dashed rule, if another one follows
-	var about [4][]string   // all, from "$ " on, in an inner frame, between dashed rules: the last that there is counts
-	shell, dashed, gap, best := false, false, true, -1
+// question picks what is asked from rows top to first of a dialog, and returns the lines that it is about: those between
+// dashed rules, else in an inner frame, else from "$ " on, else all.
+func (v *view) question(f *found, top, first int) (about []string) {
+	dashed := func(w viewRow) bool { return w.rule && strings.Contains(w.raw, "╌╌") }
+	from, to := top+slices.IndexFunc(v.rows[top:first], dashed), v.up(first, dashed)
+	var body []string // paragraphs
+	shell, gap, kind, best := false, true, 0, 0
 	for r := top; r < first; r++ {
-		w := v.rows[r]
-		if w.rule && strings.Contains(w.raw, "╌╌") {
-			about[3], held, dashed = append(about[3], held...), nil, true
+		w, is := v.rows[r], 0
+		switch shell = shell || strings.HasPrefix(w.text, "$ "); {
+		case r > from && r < to:
+			is = 3
+		case w.depth > 1:
+			is = 2
+		case shell:
+			is = 1
 		}
-		if shell = shell || strings.HasPrefix(w.text, "$ "); w.text == "" || strings.Contains(w.text, "____") ||
-			strings.HasPrefix(w.text, "Tip: ") && !dashed {
+		if w.text != "" && is > kind {
+			kind, about = is, nil
+		}
+		if w.text != "" && is == kind {
+			about = append(about, w.text)
+		}
+		switch apart := gap || w.at != v.rows[r-1].at && !v.s.Wrapped(r-1) || reLead.MatchString(w.text); {
+		case reAside.MatchString(w.text):
 			gap = true
-			continue
-		}
-		if held = append(held, w.text); !dashed {
-			held = nil
-		}
-		for i, is := range []bool{true, shell, w.depth > 1} {
-			if is {
-				about[i] = append(about[i], w.text)
-			}
-		}
-		if strings.HasPrefix(w.text, "→ ") || strings.HasPrefix(w.text, "● ") {
-			gap = true
-		} else if gap || w.at != v.rows[r-1].at && !v.s.Wrapped(r-1) || reLead.MatchString(w.text) {
+		case apart:
 			body, gap = append(body, w.text), false
-		} else {
+		default:
 			body[len(body)-1] += " " + w.text
 		}
 	}
-	for i, p := range body { // what begins with a mark, is a question, contains one, stands last
-		for rank, is := range []bool{true, strings.Contains(p+" ", "? "), reAsked.MatchString(p),
-			!v.known && strings.HasPrefix(p, "? ")} {
-			if score := 100*rank + i; is && score > best {
-				best, f.Question = score, bare(p)
-			}
+	for i, p := range body { // what is a question, contains one, stands last
+		if reAsked.MatchString(p) {
+			i += 200
+		} else if strings.Contains(p+" ", "? ") {
+			i += 100
+		}
+		if i >= best {
+			best, f.Question = i, bare(p)
 		}
 	}
-	for _, a := range about {
-		if a != nil {
-			subject = a
-		}
-	}
-	return subject
+	return about
 }
 
 // side is a shape of choices side by side: their row, with all of them in its group, and one of them.
 type side struct{ row, choice *regexp.Regexp }
 
-var sides = []side{
-	// whiptail, dialog; clack; prompts; opencode
+var sides = []side{ // whiptail, dialog; clack; prompts; opencode
 	{re(`^((?:<\s*[^<>]{1,20}\s*>\s*)+)$`), re(`<\s*([^<>]*?)\s*>`)},
 	{re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)},
 	{re(`› ((?i:no / yes|yes / no))$`), re(`(\w+)`)}, {re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},
@@ -1599,24 +1587,24 @@ var sides = []side{
 
 // buttons reads row r as choices side by side; the pointer is at one filled, under the cursor, or unlike the others.
 func (v *view) buttons(r int, sides []side) *found {
-	f, text, attrs := dialog("horizontal"), v.rows[r].text, []Attr(nil)
+	f, w, attrs := dialog("horizontal"), v.rows[r], []Attr(nil)
 	for _, s := range sides {
-		part := s.row.FindStringSubmatch(text)
+		part := s.row.FindStringSubmatchIndex(w.text)
 		if part == nil {
 			continue
 		}
-		in := strings.LastIndex(text, part[1])
-		for i, m := range s.choice.FindAllStringSubmatchIndex(part[1], 9) {
-			label, from, width := part[1][m[2]:m[3]], v.rows[r].at+utf8.RuneCountInString(text[:in+m[0]]), m[1]-m[0]
-			if strings.HasPrefix(part[1][m[0]:], "●") || v.row == r && v.col >= from && v.col < from+width {
+		in := w.text[part[2]:part[3]]
+		for i, m := range s.choice.FindAllStringSubmatchIndex(in, 9) {
+			at, width := w.at+utf8.RuneCountInString(w.text[:part[2]+m[0]]), m[1]-m[0]
+			if strings.HasPrefix(in[m[0]:], "●") || v.row == r && v.col >= at && v.col < at+width {
 				f.Pointer = i
 			}
-			f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: label})
-			attrs = append(attrs, v.attr(r, from+width/2))
+			f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: in[m[2]:m[3]]})
+			attrs = append(attrs, v.attr(r, at+width/2))
 		}
 	}
 	if f.Pointer < 0 {
-		f.Pointer = max(0, odd(attrs, v.attr(r, v.rows[r].at-1)))
+		f.Pointer = max(0, odd(attrs, v.attr(r, w.at-1)))
 	}
 	return f
 }
@@ -1641,16 +1629,15 @@ func (v *view) readBox() *found {
 	if r <= 0 || v.tty.Canonical {
 		return nil
 	}
-	if w := v.rows[v.row]; !v.hidden && v.row < r && r-v.row < 6 && w.depth > 0 &&
-		(w.depth > 1 || strings.Contains(w.raw, "_")) { // the cursor is in a field
-		f := v.describe(&found{Prompt: Prompt{Type: FreeText, Score: 0.90}}, r, r)
+	if w := v.rows[v.row]; !v.hidden && v.row < r && (w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")) {
+		f := v.describe(&found{Prompt: Prompt{Type: FreeText, Score: 0.90}}, r, r) // the cursor is in a field
 		f.Secret = reSecret.MatchString(f.Question)
 		return f
 	}
-	end, base := max(0, v.up(r, func(w viewRow) bool { return w.text != "" })), v.attr(r, v.rows[r].at-1)
 	var list []option // rows above the buttons that look alike, ticked or one drawn unlike the others
 	var attrs []Attr
-	for i, last := end, v.rows[end].option; i >= 0 && v.rows[i].depth > 0 && v.rows[i].text != ""; i-- {
+	i, base := max(0, v.up(r, func(w viewRow) bool { return w.text != "" })), v.attr(r, v.rows[r].at-1)
+	for last := v.rows[i].option; i >= 0 && v.rows[i].depth > 0 && v.rows[i].text != ""; i-- {
 		o := v.rows[i].option
 		if (o.tick < 0) != (last.tick < 0) || o.tick < 0 && o.at != last.at {
 			break
@@ -1671,8 +1658,7 @@ func (v *view) readBox() *found {
 
 /* ----- questions on the cursor's line ----- */
 var (
-	reTurning = re(`^[\x{2800}-\x{28ff}]`)
-	reMarked  = re(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
+	reMarked = re(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
 		`\b(?i:yes ?/ ?no|y ?/ ?n|y or n|(?:type|press|enter) ['"‘]?(?:yes|y)\b['"’]?)`)
 	reSays  = re(`\pL\w`)
 	reSplit = re(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
@@ -1681,6 +1667,7 @@ var (
 	reQuoted  = re(`(?i)^[\[(]?(?:type|press|enter) ['"‘]?(yes|y)\b`)
 	reYn      = re(`^(yn[a-z?]{0,7}|ny|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
 	reYesNo   = re(`(?i)^(y|n|yes|no)$`)
+	rePlain   = re(`(?i)^(y|n|yes|no|\?|q|quit|h|help|fingerprint)$`) // beside yes and no, no choice of its own
 	reHotkeys = re(`[\[(]([A-Za-z])[\])]([a-z][\w-]*(?: [A-Za-z][\w-]*)?)`)
 	rePress   = re(`(?i)\b(press|hit|strike|push)\s+(the\s+)?[\[<("']?(enter|return|an?y?\s+key|space)\b|` +
 		`\[(press )?(enter|return|more)\]\s*$`)
@@ -1702,16 +1689,15 @@ var (
 
 // readLine judges the line the cursor stands on; with the cursor in column 0, what stands above it.
 func (v *view) readLine() *found {
-	o := v.o
 	line, top := v.cursorLine()
 	text, busy := strings.TrimSpace(line), v.tty.Reading == ReadingBusy
 	f := &found{line: line, place: v.s.Scrolled() + top,
 		Prompt: Prompt{Signals: []string{"pattern"}, Question: text, Score: 0.85}}
 	switch {
-	case busy && v.tty.Canonical && v.tty.Echo, v.known && v.s.AltScreen(), reTurning.MatchString(text):
+	case busy && v.tty.Canonical && v.tty.Echo, v.known && v.s.AltScreen():
 		return nil
 	case text == "":
-		return v.readAbove(f, o)
+		return v.readAbove(f)
 	case v.tty.Canonical && !v.tty.Echo:
 		f.Type, f.Secret = FreeText, true
 		return v.paragraph(f, top)
@@ -1730,7 +1716,12 @@ func (v *view) readLine() *found {
 	case busy, v.known, v.s.AltScreen(), v.hidden:
 		return nil
 	}
-	f.Type, f.Score, f.wait, f.mute, f.Signals = Unknown, 0.60, o.Stuck, true, []string{"silence"}
+	return v.silent(f)
+}
+
+// silent makes f a guess from silence.
+func (v *view) silent(f *found) *found {
+	f.Type, f.Score, f.wait, f.mute, f.Signals, f.Choices = Unknown, 0.60, v.o.Stuck, true, []string{"silence"}, nil
 	return f
 }
 
@@ -1748,17 +1739,15 @@ func presses(text string) bool { return rePress.MatchString(text) && !reNotPress
 
 // worded finds questions by their words and how they end; they need a reader, or silence.
 func (v *view) worded(f *found, text string, top int) bool {
-	if f.Score, f.mute = 0.75, true; v.tty.Reading != ReadingYes {
+	if f.Type, f.Score, f.mute = FreeText, 0.75, true; v.tty.Reading != ReadingYes {
 		f.wait, f.Score = 2*time.Second, 0.65
 	}
 	above, _ := v.lineAbove(top)
-	ordered := strings.Contains(strings.ToLower(above), strings.ToLower(strings.TrimRight(text, "> ")))
-	switch f.Type = FreeText; {
+	name := strings.ToLower(strings.TrimRight(text, "> ")) // "Enter name for new remote." "name> "
+	switch {
 	case reSecret.MatchString(text) && !v.tty.Echo:
 		f.Secret, f.Score = true, f.Score+0.10
-	case v.s.AltScreen() && !strings.HasSuffix(text, ":") && !strings.HasSuffix(text, "?"):
-		return false
-	case reREPL.MatchString(text) && !(ordered && reOrder.MatchString(above)):
+	case reREPL.MatchString(text) && !(reOrder.MatchString(above) && strings.Contains(strings.ToLower(above), name)):
 		f.Idle = true
 	case !reOpen.MatchString(text):
 		f.Type, f.Choices = YesNo, []Choice{v.typed("y", "Yes", false), v.typed("n", "No", false)}
@@ -1775,45 +1764,42 @@ func (v *view) marked(f *found, text string) bool {
 	if len(keys) < 2 {
 		keys, single = answersIn(text)
 	}
-	answers, plain := map[string]Choice{}, true
+	keysOf, plain := map[string]string{}, true
 	for _, k := range keys[:min(len(keys), 9)] {
 		c := v.typed(k[1], k[1]+k[2], single)
 		f.Choices, f.Type = append(f.Choices, c), MultipleChoice
-		if low := strings.ToLower(c.Label); reYesNo.MatchString(low) {
-			answers[low[:1]] = c
-		} else {
-			plain = plain && strings.Contains(" ? q quit h help fingerprint ", " "+low+" ")
+		if plain = plain && rePlain.MatchString(c.Label); reYesNo.MatchString(c.Label) {
+			keysOf[strings.ToLower(c.Label[:1])] = c.Keys
 		}
 	}
-	if plain && len(answers) == 2 {
-		f.Type, f.Choices = YesNo, []Choice{{Key: "y", Label: "Yes", Keys: answers["y"].Keys},
-			{Key: "n", Label: "No", Keys: answers["n"].Keys}}
+	if plain && len(keysOf) == 2 {
+		f.Type, f.Choices = YesNo, []Choice{{Key: "y", Label: "Yes", Keys: keysOf["y"]}, {Key: "n", Label: "No", Keys: keysOf["n"]}}
 	}
 	return f.Type != ""
 }
 
 // answersIn gives the answers that the last marker in text names, each between two strings as reHotkeys does.
 func answersIn(text string) (keys [][]string, single bool) {
-	all := reMarked.FindAllStringIndex(text, -1)
-	for i := len(all) - 1; i >= max(0, len(all)-3) && keys == nil; i-- {
-		marker, end := text[all[i][0]:all[i][1]], text[all[i][1]:]
-		before, rest := strings.TrimSpace(text[:all[i][0]]), strings.Trim(end, " ?:>›»…")
-		var tokens []string
-		tokens, single = readMarker(marker)
+	for _, at := range slices.Backward(reMarked.FindAllStringIndex(text, -1)) {
+		marker, end := text[at[0]:at[1]], text[at[1]:]
+		before, rest := strings.TrimSpace(text[:at[0]]), strings.Trim(end, " ?:>›»…")
+		tokens, quick := readMarker(marker)
 		if one := len(tokens) == 1; !reQuoted.MatchString(marker) && (one && (before == "" || rest != "") ||
 			rest != "" && !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3 || // an answer was typed
-			one && !single && !strings.HasSuffix(before, "?") && !strings.ContainsAny(end, "?:")) {
+			one && !quick && !strings.HasSuffix(before, "?") && !strings.ContainsAny(end, "?:")) {
 			continue
-		} else if one && strings.EqualFold(tokens[0], "no") {
-			tokens = []string{"yes", "no"}
 		} else if one {
-			tokens = append(tokens, map[bool]string{true: "no", false: "n"}[len(tokens[0]) > 1])
-			if tokens[0] == "n" || tokens[0] == "N" {
-				tokens[0] = "y"
+			no := map[bool]string{true: "no", false: "n"}[len(tokens[0]) > 1]
+			if strings.EqualFold(tokens[0], no) {
+				tokens[0] = map[string]string{"no": "yes", "n": "y"}[no]
 			}
+			tokens = append(tokens, no)
 		}
 		for _, t := range tokens {
-			keys = append(keys, []string{"", t, ""})
+			keys, single = append(keys, []string{"", t, ""}), quick
+		}
+		if keys != nil {
+			break
 		}
 	}
 	return keys, single
@@ -1861,12 +1847,9 @@ func (v *view) typed(key, label string, single bool) Choice {
 // listAbove finds the list printed over a line that asks for one of it; if that says nothing, its heading asks.
 func (v *view) listAbove(f *found, text string, top int) bool {
 	asks := reChoose.MatchString(text)
-	if !asks && !reListed.MatchString(text) {
-		return false
-	}
 	var list []Choice
 	r, extra := top-1, 0
-	for ; r >= 0; r-- {
+	for ; r >= 0 && (asks || reListed.MatchString(text)); r-- {
 		t, items := strings.TrimSpace(v.rows[r].raw), v.items(r)
 		if list = append(items, list...); len(items) > 0 {
 			extra = 0
@@ -1911,30 +1894,26 @@ func (v *view) items(r int) (items []Choice) {
 
 // readAbove judges a cursor in column 0: a program that ended its question with a newline, that never said
 // anything, whose question has other output below it, or that hides the cursor.
-func (v *view) readAbove(f *found, o DetectOptions) *found {
+func (v *view) readAbove(f *found) *found {
 	line, top := v.lineAbove(v.row)
 	if v.known {
 		line, top = v.lineAbove(v.last + 1)
 	}
 	text := strings.TrimSpace(line)
 	f.line, f.place, f.Question = "", v.s.Scrolled()+max(top, 0), text
-	press := presses(text) && len(text) < 80 && !v.tty.Canonical
 	switch {
-	case press && (v.known || text[0] == '[' && v.row-top <= 2):
+	case presses(text) && len(text) < 80 && !v.tty.Canonical && (v.known || text[0] == '[' && v.row-top <= 2):
 		f.Type = ConfirmEnter
 		return f
 	case v.known, v.tty.Reading != ReadingYes, v.s.AltScreen():
 		return nil
-	case v.tty.Canonical && text == "":
-		f.Type, f.Score, f.Signals, f.Question = FreeText, 0.65, []string{"silence"}, "the program waits for input"
-		f.Secret, f.wait, f.mute = !v.tty.Echo, o.Stuck, true
+	case v.tty.Canonical && text != "" && (v.named(f, text, top) || strings.HasSuffix(text, "?") || strings.HasSuffix(text, ":")) &&
+		(f.Type != "" || v.worded(f, text, top)):
+		f.wait, f.mute = settleBare, true
 		return f
 	case v.tty.Canonical:
-		end := text[len(text)-1:]
-		f.wait, f.mute = settleBare, true
-		if !v.named(f, text, top) && (end != "?" && (end != ":" || len(text) >= 60) || !v.worded(f, text, top)) {
-			f.Choices, f.Type, f.Idle, f.Score, f.Signals, f.wait = nil, FreeText, true, 0.60, []string{"silence"}, o.Stuck
-		}
+		v.silent(f).Type, f.Idle, f.Secret = FreeText, text != "", text == "" && !v.tty.Echo
+		f.Question = cmp.Or(text, "the program waits for input")
 		return f
 	}
 	for n := 0; n < 3 && top >= 0; n++ {
