@@ -854,18 +854,15 @@ func re(pattern string) *regexp.Regexp { return regexp.MustCompile(pattern) }
 
 // Adapter is what atlasbridge knows of one tool: one table row.
 type Adapter struct {
-	Name           string
-	Names          []string       // command names it stands for
-	MinVer, MaxVer string         // supported versions, inclusive; "" no bound
-	SubmitDelay    time.Duration  // between a text and its Enter
-	Hooks          string         // how hooks are installed: "claude-settings" or ""
-	EscapeBang     bool           // a leading ! / # must be defused with a space
-	Digits         bool           // a digit chooses a numbered option at once, without Enter
-	OnPointer      bool           // the cursor stands in the pointer's row (needed where options have no numbers)
-	Pointer        string         // marks the highlighted option of its menus
-	Submit         string         // of a list with ticks: goes on to the review
-	Box, Head      *regexp.Regexp // the row of the empty input box: the turn is over; of a dialog without a frame, the first
-	Works, Asks    *regexp.Regexp // a row, or ESC and the title, only there while it works; the title while a dialog is open
+	Name, MinVer, MaxVer string         // supported versions, inclusive; "" no bound
+	Hooks                string         // how hooks are installed: "claude-settings" or ""
+	Names                []string       // command names it stands for
+	SubmitDelay          time.Duration  // between a text and its Enter
+	EscapeBang, Digits   bool           // a leading ! / # needs a space before it; a digit chooses at once, without Enter
+	Pointer, Submit      string         // marks the highlighted option of its menus; goes on from a list with ticks to the review
+	OnPointer            bool           // the cursor stands in the pointer's row (needed where options have no numbers)
+	Box, Head            *regexp.Regexp // the row of the empty input box: the turn is over; of a dialog without a frame, the first
+	Works, Asks          *regexp.Regexp // a row, or ESC and the title, only there while it works; the title while a dialog is open
 }
 
 // adapters is the registry; the last row stands for every other tool. Shapes, times and keys were measured
@@ -1217,17 +1214,14 @@ func (v *view) faintAt(row, col int) bool {
 		a.FG >= 1<<24 && max(r, g, b)-min(r, g, b) <= 32 && max(r, g, b) < 0xc0
 }
 
-// odd is the index of the one place whose background is unlike the rest, else of the only one in its colour, else −1.
+// odd is the index of the one place whose background is unlike the rest; −1 when there is none.
 func odd(attrs []Attr, base Attr) int {
-	for _, differs := range []func(Attr) bool{
-		func(a Attr) bool { return a.Reverse != base.Reverse || a.BG != base.BG },
-		func(a Attr) bool { return a.FG != base.FG || a.Bold != base.Bold },
-	} {
-		if i := slices.IndexFunc(attrs, differs); i >= 0 && !slices.ContainsFunc(attrs[i+1:], differs) {
-			return i
-		}
+	differs := func(a Attr) bool { return a.Reverse != base.Reverse || a.BG != base.BG }
+	i := slices.IndexFunc(attrs, differs)
+	if i >= 0 && slices.ContainsFunc(attrs[i+1:], differs) {
+		return -1
 	}
-	return -1
+	return i
 }
 
 // working tells whether a known tool says, or shows, that it is at work.
@@ -1244,25 +1238,19 @@ func (v *view) judge() (f *found) {
 	if v.last < 0 && v.tty.Reading != ReadingYes || v.working() {
 		return nil
 	}
-	for _, read := range []func() *found{v.readBox, v.readIdle, v.readMenu, v.readSides, v.readLine, v.readStatus} {
+	for _, read := range []func() *found{v.readBox, v.readIdle, v.readMenu, v.readSides, v.readLine} {
 		if f = read(); f != nil {
 			break
 		}
+	}
+	if st := v.s.Status(); f == nil && st.State == "blocked" { // the window is too small to show the dialog
+		f = &found{wait: settleIdle, Prompt: Prompt{Type: Unknown, Cut: true, Full: v.s.Text(),
+			Question: cmp.Or(st.Msg, st.App+" waits for an answer: "+st.Kind)}}
 	}
 	if f == nil || v.finish(f).Score < v.o.Threshold && slices.Contains(f.Signals, "pattern") {
 		return nil
 	}
 	return f
-}
-
-// readStatus takes the tool's word that it asks: the window is too small to show the dialog.
-func (v *view) readStatus() *found {
-	st := v.s.Status()
-	if st.State != "blocked" {
-		return nil
-	}
-	return &found{wait: settleIdle, Prompt: Prompt{Type: Unknown, Cut: true, Full: v.s.Text(), Signals: []string{"structure"},
-		Question: cmp.Or(st.Msg, st.App+" waits for an answer: "+st.Kind)}}
 }
 
 // readIdle finds the empty input box of a known tool, the cursor in it.
@@ -1454,7 +1442,8 @@ func (v *view) live(first option, end int) bool {
 
 // menu makes the prompt of a list of options; base is how its background is drawn.
 func (v *view) menu(opts []option, base Attr) *found {
-	f, attrs := dialog("vertical"), []Attr(nil)
+	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Pointer: -1, Axis: "vertical"}}
+	var attrs []Attr
 	for i, o := range opts {
 		if attrs = append(attrs, v.attr(o.row, o.textAt)); o.pointer != "" {
 			f.Pointer = i
@@ -1485,10 +1474,6 @@ func (v *view) menu(opts []option, base Attr) *found {
 		f.Ticked, f.Submit = nil, ""
 	}
 	return v.describe(f, opts[0].row, opts[len(opts)-1].row)
-}
-
-func dialog(axis string) *found {
-	return &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Pointer: -1, Axis: axis}}
 }
 
 // bare is a line without its mark and without the keys it explains.
@@ -1587,7 +1572,8 @@ var sides = []side{ // whiptail, dialog; clack; prompts; opencode
 
 // buttons reads row r as choices side by side; the pointer is at one filled, under the cursor, or unlike the others.
 func (v *view) buttons(r int, sides []side) *found {
-	f, w, attrs := dialog("horizontal"), v.rows[r], []Attr(nil)
+	f, w := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Pointer: -1, Axis: "horizontal"}}, v.rows[r]
+	var attrs []Attr
 	for _, s := range sides {
 		part := s.row.FindStringSubmatchIndex(w.text)
 		if part == nil {
@@ -1660,10 +1646,9 @@ func (v *view) readBox() *found {
 var (
 	reMarked = re(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
 		`\b(?i:yes ?/ ?no|y ?/ ?n|y or n|(?:type|press|enter) ['"‘]?(?:yes|y)\b['"’]?)`)
-	reSays  = re(`\pL\w`)
-	reSplit = re(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
-	reWord  = re(`(?i)^(.|yes|no|always|never|all|` +
-		`none|quit|cancel|retry|abort|ignore|skip|edit|help|fingerprint|once|C-.)$`)
+	reSays    = re(`\pL\w`)
+	reSplit   = re(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
+	reWord    = re(`(?i)^(.|yes|no|always|never|all|none|quit|cancel|retry|abort|ignore|skip|edit|help|fingerprint|once|C-.)$`)
 	reQuoted  = re(`(?i)^[\[(]?(?:type|press|enter) ['"‘]?(yes|y)\b`)
 	reYn      = re(`^(yn[a-z?]{0,7}|ny|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
 	reYesNo   = re(`(?i)^(y|n|yes|no)$`)
@@ -1781,13 +1766,11 @@ func (v *view) marked(f *found, text string) bool {
 // answersIn gives the answers that the last marker in text names, each between two strings as reHotkeys does.
 func answersIn(text string) (keys [][]string, single bool) {
 	for _, at := range slices.Backward(reMarked.FindAllStringIndex(text, -1)) {
-		marker, end := text[at[0]:at[1]], text[at[1]:]
-		before, rest := strings.TrimSpace(text[:at[0]]), strings.Trim(end, " ?:>›»…")
+		marker, rest := text[at[0]:at[1]], strings.Trim(text[at[1]:], " ?:>›»…")
 		tokens, quick := readMarker(marker)
-		if one := len(tokens) == 1; !reQuoted.MatchString(marker) && (one && (before == "" || rest != "") ||
-			rest != "" && !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3 || // an answer was typed
-			one && !quick && !strings.HasSuffix(before, "?") && !strings.ContainsAny(end, "?:")) {
-			continue
+		if one := len(tokens) == 1; !reQuoted.MatchString(marker) && rest != "" &&
+			(one || !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3) {
+			continue // an answer was typed
 		} else if one {
 			no := map[bool]string{true: "no", false: "n"}[len(tokens[0]) > 1]
 			if strings.EqualFold(tokens[0], no) {
@@ -1817,14 +1800,14 @@ func readMarker(marker string) (tokens []string, single bool) {
 	} else if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 {
 		return strings.Split(inner, ""), strings.Contains(inner, "?")
 	}
-	words, yes := false, false
+	yes := false
 	for _, p := range reSplit.Split(inner, -1) {
 		if p = strings.Trim(p, "[]'\"‘’ "); !reWord.MatchString(p) {
 			return nil, false
 		}
-		tokens, words, yes = append(tokens, p), words || utf8.RuneCountInString(p) > 1, yes || reYesNo.MatchString(p)
+		tokens, yes = append(tokens, p), yes || reYesNo.MatchString(p)
 	}
-	if single = marker[0] == '<'; !yes && (words || len(tokens) == 1) || single && len(tokens) > 1 {
+	if single = marker[0] == '<'; !yes && len(tokens) == 1 || single && len(tokens) > 1 {
 		return nil, false
 	}
 	return tokens, single
