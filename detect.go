@@ -811,26 +811,27 @@ type Choice struct {
 }
 
 // Prompt is a question (or an idle input box) found on the screen. Identifiers, times and the nonce are the store's.
-// All text is safe and redacted. Two prompts have the same fingerprint when they are the same question; pointer and
-// ticks do not count.
+// All text is safe and redacted. Pointer and ticks do not count in the fingerprint: same question, same fingerprint.
 type Prompt struct {
-	Type            PromptType `json:"type"`
-	Score           float64    `json:"score"`        // 0.60 … 1.0
-	Excerpt         string     `json:"excerpt"`      // ≤ 200 bytes, ends in "…" when cut
-	Choices         []Choice   `json:"choices"`      // ≤ 9
-	SafeDefault     *string    `json:"safe_default"` // a choice's key, "enter", "esc", "" (Enter alone); nil: type nothing
-	Idle            bool       `json:"idle"`         // an agent's empty input box: finished, waits for the next message
-	Secret          bool       `json:"secret"`       // echo is off
-	Signals         []string   `json:"signals"`      // what agreed: protocol title pattern structure tty silence
-	Question, Full  string     `json:"-"`            // as a person would read it out; the whole dialog, ≤ 16 KiB: "Show all"
-	Recent          string     `json:"-"`            // the last 500 characters of the screen
-	Fingerprint     string     `json:"-"`
-	Cut, Permission bool       `json:"-"` // the excerpt hides part of what is allowed; grants something: no affirmative default
-	Multi           bool       `json:"-"` // several choices may be ticked
-	Ticked          []bool     `json:"-"` // Multi: which are ticked now
-	Submit          string     `json:"-"` // Multi: the bytes that end the choosing and submit
-	Pointer         int        `json:"-"` // index of the choice highlighted now, −1 when there is no pointer
-	Axis            string     `json:"-"` // "vertical" or "horizontal": which arrows move the pointer; "" none
+	Type        PromptType `json:"type"`
+	Score       float64    `json:"score"`        // 0.60 … 1.0
+	Excerpt     string     `json:"excerpt"`      // ≤ 200 bytes, ends in "…" when cut
+	Choices     []Choice   `json:"choices"`      // ≤ 9
+	SafeDefault *string    `json:"safe_default"` // a choice's key, "enter", "esc", "" (Enter alone); nil: type nothing
+	Idle        bool       `json:"idle"`         // an agent's empty input box: finished, waits for the next message
+	Secret      bool       `json:"secret"`       // echo is off
+	Signals     []string   `json:"signals"`      // what agreed: protocol title pattern structure tty silence
+	Question    string     `json:"-"`            // the sentence a person would read out
+	Full        string     `json:"-"`            // the whole dialog as text, ≤ 16 KiB: "Show all"
+	Cut         bool       `json:"-"`            // the excerpt hides part of what is allowed: no quick yes
+	Permission  bool       `json:"-"`            // grants something: no affirmative default
+	Multi       bool       `json:"-"`            // several choices may be ticked
+	Ticked      []bool     `json:"-"`            // Multi: which are ticked now
+	Submit      string     `json:"-"`            // Multi: the bytes that end the choosing and submit
+	Pointer     int        `json:"-"`            // index of the choice highlighted now, −1 when there is no pointer
+	Axis        string     `json:"-"`            // "vertical" or "horizontal": which arrows move the pointer; "" none
+	Recent      string     `json:"-"`            // the last 500 characters of the screen
+	Fingerprint string     `json:"-"`
 }
 
 // Confidence is the band of Score: "high", "medium" or "low".
@@ -859,10 +860,10 @@ type Adapter struct {
 	Names                []string       // command names it stands for
 	SubmitDelay          time.Duration  // between a text and its Enter
 	EscapeBang, Digits   bool           // a leading ! / # needs a space before it; a digit chooses at once, without Enter
-	Pointer, Submit      string         // marks the highlighted option of its menus; goes on from a list with ticks to the review
+	Pointer, Submit      string         // marks the highlighted option; goes on from a list with ticks to the review
 	OnPointer            bool           // the cursor stands in the pointer's row (needed where options have no numbers)
-	Box, Head            *regexp.Regexp // the row of the empty input box: the turn is over; of a dialog without a frame, the first
-	Works, Asks          *regexp.Regexp // a row, or ESC and the title, only there while it works; the title while a dialog is open
+	Box, Head            *regexp.Regexp // the row of the empty input box: the turn is over; the first of a frameless dialog
+	Works, Asks          *regexp.Regexp // a row or ESC and the title, while it works; the title while a dialog is open
 }
 
 // adapters is the registry; the last row stands for every other tool. Shapes, times and keys were measured
@@ -929,11 +930,10 @@ type Detector struct {
 // found is a judgement: a prompt, where it stands, and what it needs to be believed.
 type found struct {
 	Prompt
-	line   string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
-	place  int           // the row it begins in, counted from the first line of the session; −1 anywhere
-	wait   time.Duration // how long the masked screen must have been still
-	mute   bool          // so long no byte at all must have come
-	listed bool          // it is asked below a printed list
+	line  string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
+	place int           // the row it begins in, counted from the first line of the session; −1 anywhere
+	wait  time.Duration // how long the masked screen must have been still
+	mute  bool          // so long no byte at all must have come
 }
 
 // newDetector is a detector for the tool of a, with a screen of rows × cols cells.
@@ -1214,12 +1214,15 @@ func (v *view) faintAt(row, col int) bool {
 		a.FG >= 1<<24 && max(r, g, b)-min(r, g, b) <= 32 && max(r, g, b) < 0xc0
 }
 
-// odd is the index of the one place whose background is unlike the rest; −1 when there is none.
-func odd(attrs []Attr, base Attr) int {
-	differs := func(a Attr) bool { return a.Reverse != base.Reverse || a.BG != base.BG }
-	i := slices.IndexFunc(attrs, differs)
-	if i >= 0 && slices.ContainsFunc(attrs[i+1:], differs) {
-		return -1
+// pointed is the index of the option with a pointer, else of the only one whose background is not base; −1 when none.
+func (v *view) pointed(opts []option, base Attr) int {
+	differs := func(o option) bool {
+		a := v.attr(o.row, o.textAt)
+		return a.Reverse != base.Reverse || a.BG != base.BG
+	}
+	i, j := slices.IndexFunc(opts, func(o option) bool { return o.pointer != "" }), slices.IndexFunc(opts, differs)
+	if i < 0 && j >= 0 && !slices.ContainsFunc(opts[j+1:], differs) {
+		return j
 	}
 	return i
 }
@@ -1244,7 +1247,7 @@ func (v *view) judge() (f *found) {
 		}
 	}
 	if st := v.s.Status(); f == nil && st.State == "blocked" { // the window is too small to show the dialog
-		f = &found{wait: settleIdle, Prompt: Prompt{Type: Unknown, Cut: true, Full: v.s.Text(),
+		f = &found{wait: settleIdle, Prompt: Prompt{Type: Unknown, Pointer: -1, Cut: true, Full: v.s.Text(),
 			Question: cmp.Or(st.Msg, st.App+" waits for an answer: "+st.Kind)}}
 	}
 	if f == nil || v.finish(f).Score < v.o.Threshold && slices.Contains(f.Signals, "pattern") {
@@ -1260,7 +1263,7 @@ func (v *view) readIdle() *found {
 	if v.told || !v.known || !v.inBox(w) || w.text == "" && v.hidden || draft != "" && !v.faintAt(v.row, w.at+2) {
 		return nil
 	}
-	return &found{wait: settleIdle, Prompt: Prompt{Type: FreeText, Score: 0.90, Idle: true,
+	return &found{wait: settleIdle, Prompt: Prompt{Type: FreeText, Score: 0.90, Idle: true, Pointer: -1,
 		Question: v.a.Name + " has finished and waits for your next message"}}
 }
 
@@ -1309,10 +1312,8 @@ func (v *view) finish(f *found) *found {
 		}
 		c.Label = clip(visible(c.Label), 60)
 	}
-	if f.Axis == "" {
-		f.Pointer = -1
-	}
-	safe, set := map[PromptType]string{YesNo: "n", ConfirmEnter: "enter", MultipleChoice: "1"}[f.Type], v.o.SafeDefaults[f.Type]
+	safe := map[PromptType]string{YesNo: "n", ConfirmEnter: "enter", MultipleChoice: "1"}[f.Type]
+	set := v.o.SafeDefaults[f.Type]
 	switch offered := func(c Choice) bool { return c.Key == set }; {
 	case f.Permission:
 		safe = refusal
@@ -1360,7 +1361,7 @@ var (
 	reAsked  = re(`^[^:]*\?\W*$`)
 	reAside  = re(`^$|____|^[→●] `) // no part of a paragraph: an empty field, an answer given
 	reLead   = re(`^[?◆◇✔●■]\s+`)
-	reHinted = re(`(?i)\s*([\[(](use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*[\])]|› ?-? ?use arrow-keys.*|[›…·]\s*)$`)
+	reHinted = re(`(?i)\s*([\[(](use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*[\])]|› ?-? ?use arrow-keys.*|[›…·])\s*$`)
 	reCommon = re(`(?i)^(yesno|noyes)$`)
 )
 
@@ -1430,30 +1431,21 @@ func (v *view) options(head option, start int) (opts []option) {
 	return opts
 }
 
-// live tells whether the program waits at the menu down to row end: the cursor is hidden or in it, or hints are near.
+// live tells whether the program waits at the menu down to row end: the cursor is hidden or in it, or a hint is below.
 func (v *view) live(first option, end int) bool {
 	inside := v.hidden || v.row >= first.row-2 && v.row <= end
-	hints := func(w viewRow) bool { return reHint.MatchString(w.text) }
+	hint := func(w viewRow) bool { return reHint.MatchString(w.text) }
 	return v.last-end <= 12 && (v.known && (inside || !v.inBox(v.rows[v.row])) ||
 		!v.known && (inside && (v.tty.Reading == ReadingYes || first.num != "") ||
-			slices.ContainsFunc(v.rows[max(0, first.row-3):first.row], hints) ||
-			slices.ContainsFunc(v.rows[end+1:v.last+1], hints)))
+			slices.ContainsFunc(v.rows[end+1:v.last+1], hint)))
 }
 
 // menu makes the prompt of a list of options; base is how its background is drawn.
 func (v *view) menu(opts []option, base Attr) *found {
-	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Pointer: -1, Axis: "vertical"}}
-	var attrs []Attr
-	for i, o := range opts {
-		if attrs = append(attrs, v.attr(o.row, o.textAt)); o.pointer != "" {
-			f.Pointer = i
-		}
-	}
-	if f.Pointer < 0 {
-		f.Pointer = odd(attrs, base)
-	}
-	lo := max(0, f.Pointer-8) // nine of them, the pointer among them
-	f.Pointer -= lo
+	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "vertical"}}
+	at := v.pointed(opts, base)
+	lo := max(0, at-8) // nine of them, the pointer among them
+	f.Pointer = at - lo
 	for i, o := range opts[lo:min(len(opts), lo+9)] {
 		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i+1)), Label: o.label}
 		if m := reShort.FindStringSubmatch(o.label); v.known && m != nil {
@@ -1499,7 +1491,7 @@ func (v *view) describe(f *found, first, end int) *found {
 	}
 	f.Cut = v.known && top == 0 && !headed // it begins above the screen
 	for _, w := range v.rows[top : end+1] {
-		f.Cut = f.Cut || strings.HasPrefix(w.text, "↑") || strings.HasPrefix(w.text, "↓")
+		f.Cut = f.Cut || strings.IndexAny(w.text, "↑↓") == 0
 		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
 	}
 	about, grants := v.question(f, top, first), slices.ContainsFunc(f.Choices, grantsIt)
@@ -1516,7 +1508,7 @@ func (v *view) describe(f *found, first, end int) *found {
 	return f
 }
 
-// question picks what is asked from rows top to first of a dialog, and returns the lines that it is about: those between
+// question picks what is asked from rows top to first of a dialog, and returns the lines it is about: those between
 // dashed rules, else in an inner frame, else from "$ " on, else all.
 func (v *view) question(f *found, top, first int) (about []string) {
 	dashed := func(w viewRow) bool { return w.rule && strings.Contains(w.raw, "╌╌") }
@@ -1572,8 +1564,8 @@ var sides = []side{ // whiptail, dialog; clack; prompts; opencode
 
 // buttons reads row r as choices side by side; the pointer is at one filled, under the cursor, or unlike the others.
 func (v *view) buttons(r int, sides []side) *found {
-	f, w := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Pointer: -1, Axis: "horizontal"}}, v.rows[r]
-	var attrs []Attr
+	f, w := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "horizontal"}}, v.rows[r]
+	var opts []option
 	for _, s := range sides {
 		part := s.row.FindStringSubmatchIndex(w.text)
 		if part == nil {
@@ -1582,16 +1574,14 @@ func (v *view) buttons(r int, sides []side) *found {
 		in := w.text[part[2]:part[3]]
 		for i, m := range s.choice.FindAllStringSubmatchIndex(in, 9) {
 			at, width := w.at+utf8.RuneCountInString(w.text[:part[2]+m[0]]), m[1]-m[0]
+			o := option{row: r, textAt: at + width/2}
 			if strings.HasPrefix(in[m[0]:], "●") || v.row == r && v.col >= at && v.col < at+width {
-				f.Pointer = i
+				o.pointer = "●"
 			}
-			f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: in[m[2]:m[3]]})
-			attrs = append(attrs, v.attr(r, at+width/2))
+			opts, f.Choices = append(opts, o), append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: in[m[2]:m[3]]})
 		}
 	}
-	if f.Pointer < 0 {
-		f.Pointer = max(0, odd(attrs, v.attr(r, w.at-1)))
-	}
+	f.Pointer = max(0, v.pointed(opts, v.attr(r, w.at-1)))
 	return f
 }
 
@@ -1609,35 +1599,34 @@ func (v *view) readSides() *found {
 func (v *view) readBox() *found {
 	r := v.up(v.last+1, func(w viewRow) bool { return w.depth > 0 && sides[0].row.MatchString(w.text) })
 	plain := r <= 0
-	if plain && v.hidden && v.tty.Reading == ReadingYes && !v.known { // no buttons (cfdisk): only a list will do
+	if plain && v.tty.Reading == ReadingYes && !v.known { // no buttons (cfdisk): only a list will do
 		r = v.up(v.last+1, func(w viewRow) bool { return w.rule && strings.ContainsAny(w.raw, "┘╯╝") })
 	}
 	if r <= 0 || v.tty.Canonical {
 		return nil
 	}
 	if w := v.rows[v.row]; !v.hidden && v.row < r && (w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")) {
-		f := v.describe(&found{Prompt: Prompt{Type: FreeText, Score: 0.90}}, r, r) // the cursor is in a field
+		f := v.describe(&found{Prompt: Prompt{Type: FreeText, Score: 0.90, Pointer: -1}}, r, r) // the cursor is in a field
 		f.Secret = reSecret.MatchString(f.Question)
 		return f
 	}
 	var list []option // rows above the buttons that look alike, ticked or one drawn unlike the others
-	var attrs []Attr
 	i, base := max(0, v.up(r, func(w viewRow) bool { return w.text != "" })), v.attr(r, v.rows[r].at-1)
 	for last := v.rows[i].option; i >= 0 && v.rows[i].depth > 0 && v.rows[i].text != ""; i-- {
 		o := v.rows[i].option
 		if (o.tick < 0) != (last.tick < 0) || o.tick < 0 && o.at != last.at {
 			break
 		}
-		list, attrs = append([]option{o}, list...), append(attrs, v.attr(i, o.at))
+		list = append([]option{o}, list...)
 	}
-	if len(list) > 0 && (list[0].tick >= 0 || len(list) > 1 && odd(attrs, base) >= 0) {
+	if len(list) > 0 && (list[0].tick >= 0 || len(list) > 1 && v.pointed(list, base) >= 0) {
 		return v.menu(list, base)
 	} else if plain {
 		return nil
 	}
 	f := v.buttons(r, sides[:1])
 	if len(f.Choices) == 1 {
-		f.Type, f.Choices, f.Axis = ConfirmEnter, nil, ""
+		f.Type, f.Choices, f.Axis, f.Pointer = ConfirmEnter, nil, "", -1
 	}
 	return v.describe(f, r, r)
 }
@@ -1646,9 +1635,10 @@ func (v *view) readBox() *found {
 var (
 	reMarked = re(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
 		`\b(?i:yes ?/ ?no|y ?/ ?n|y or n|(?:type|press|enter) ['"‘]?(?:yes|y)\b['"’]?)`)
-	reSays    = re(`\pL\w`)
-	reSplit   = re(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
-	reWord    = re(`(?i)^(.|yes|no|always|never|all|none|quit|cancel|retry|abort|ignore|skip|edit|help|fingerprint|once|C-.)$`)
+	reSays  = re(`\pL\w`)
+	reSplit = re(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
+	reWord  = re(`(?i)^(.|C-.|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|skip|edit|help|` +
+		`fingerprint)$`)
 	reQuoted  = re(`(?i)^[\[(]?(?:type|press|enter) ['"‘]?(yes|y)\b`)
 	reYn      = re(`^(yn[a-z?]{0,7}|ny|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
 	reYesNo   = re(`(?i)^(y|n|yes|no)$`)
@@ -1665,6 +1655,7 @@ var (
 	reChoose  = re(`(?i)^#\?$|(choice|choose|select|option|number|which|pick|\bwhat\b|your |\d ?- ?\d).*[:>?\]#]$`)
 	reListed  = re(`^(#\?|[\w /]{0,30}[:>?])$`)
 	reOpen    = re(`(?i)^(\S+[:.] )?(what|which|where|who|how|why|when|name|enter|in which)\b|^\? |[^?]$`)
+	reEnds    = re(`[:?]$`)
 	reOrder   = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
 	reText    = re(`[:?›>]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
 	reItem    = re(`^\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s|\s{2,})\s*(\S.*)$`)
@@ -1677,7 +1668,7 @@ func (v *view) readLine() *found {
 	line, top := v.cursorLine()
 	text, busy := strings.TrimSpace(line), v.tty.Reading == ReadingBusy
 	f := &found{line: line, place: v.s.Scrolled() + top,
-		Prompt: Prompt{Signals: []string{"pattern"}, Question: text, Score: 0.85}}
+		Prompt: Prompt{Signals: []string{"pattern"}, Question: text, Score: 0.85, Pointer: -1}}
 	switch {
 	case busy && v.tty.Canonical && v.tty.Echo, v.known && v.s.AltScreen():
 		return nil
@@ -1689,11 +1680,6 @@ func (v *view) readLine() *found {
 	case v.s.AltScreen() && v.row < v.last-2,
 		v.after() != "" && !v.s.AltScreen() && !reLead.MatchString(text) && !v.faintAt(v.row, v.col):
 		return nil
-	case strings.HasPrefix(text, "(") && strings.HasSuffix(text, ")") && strings.Contains(text, " "): // a remark below it
-		if above, up := v.lineAbove(top); up >= 0 {
-			text, top = strings.TrimSpace(above)+" "+text, up
-		}
-		f.Question = text
 	}
 	switch {
 	case v.named(f, text, top), !busy && !v.known && v.worded(f, text, top):
@@ -1725,7 +1711,7 @@ func presses(text string) bool { return rePress.MatchString(text) && !reNotPress
 // worded finds questions by their words and how they end; they need a reader, or silence.
 func (v *view) worded(f *found, text string, top int) bool {
 	if f.Type, f.Score, f.mute = FreeText, 0.75, true; v.tty.Reading != ReadingYes {
-		f.wait, f.Score = 2*time.Second, 0.65
+		f.wait = 2 * time.Second
 	}
 	above, _ := v.lineAbove(top)
 	name := strings.ToLower(strings.TrimRight(text, "> ")) // "Enter name for new remote." "name> "
@@ -1757,8 +1743,8 @@ func (v *view) marked(f *found, text string) bool {
 			keysOf[strings.ToLower(c.Label[:1])] = c.Keys
 		}
 	}
-	if plain && len(keysOf) == 2 {
-		f.Type, f.Choices = YesNo, []Choice{{Key: "y", Label: "Yes", Keys: keysOf["y"]}, {Key: "n", Label: "No", Keys: keysOf["n"]}}
+	if yes, no := keysOf["y"], keysOf["n"]; plain && yes != "" && no != "" {
+		f.Type, f.Choices = YesNo, []Choice{{Key: "y", Label: "Yes", Keys: yes}, {Key: "n", Label: "No", Keys: no}}
 	}
 	return f.Type != ""
 }
@@ -1767,25 +1753,22 @@ func (v *view) marked(f *found, text string) bool {
 func answersIn(text string) (keys [][]string, single bool) {
 	for _, at := range slices.Backward(reMarked.FindAllStringIndex(text, -1)) {
 		marker, rest := text[at[0]:at[1]], strings.Trim(text[at[1]:], " ?:>›»…")
-		tokens, quick := readMarker(marker)
-		if one := len(tokens) == 1; !reQuoted.MatchString(marker) && rest != "" &&
-			(one || !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3) {
-			continue // an answer was typed
-		} else if one {
-			no := map[bool]string{true: "no", false: "n"}[len(tokens[0]) > 1]
-			if strings.EqualFold(tokens[0], no) {
-				tokens[0] = map[string]string{"no": "yes", "n": "y"}[no]
-			}
-			tokens = append(tokens, no)
+		tokens, single := readMarker(marker)
+		one := len(tokens) == 1
+		switch typed := one || rest != "" && !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3; {
+		case tokens == nil, rest != "" && typed && !reQuoted.MatchString(marker): // an answer follows
+			continue
+		case one && strings.EqualFold(tokens[0], "no"):
+			tokens = []string{"yes", "no"}
+		case one:
+			tokens = []string{strings.NewReplacer("n", "y", "N", "y").Replace(tokens[0]), "no"[:min(2, len(tokens[0]))]}
 		}
 		for _, t := range tokens {
-			keys, single = append(keys, []string{"", t, ""}), quick
+			keys = append(keys, []string{"", t, ""})
 		}
-		if keys != nil {
-			break
-		}
+		return keys, single
 	}
-	return keys, single
+	return nil, false
 }
 
 // readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'", "<y>", "[Ynq]".
@@ -1843,7 +1826,7 @@ func (v *view) listAbove(f *found, text string, top int) bool {
 	if len(list) < 2 {
 		return false
 	}
-	f.Full, f.listed, f.Type = text, true, MultipleChoice
+	f.Full, f.Type = text, MultipleChoice
 	if r >= 0 && v.rows[r].raw != "" && v.rows[r+1].raw != "" && !reSays.MatchString(text) {
 		f.Question = v.rows[r].text
 	}
@@ -1890,8 +1873,7 @@ func (v *view) readAbove(f *found) *found {
 		return f
 	case v.known, v.tty.Reading != ReadingYes, v.s.AltScreen():
 		return nil
-	case v.tty.Canonical && text != "" && (v.named(f, text, top) || strings.HasSuffix(text, "?") || strings.HasSuffix(text, ":")) &&
-		(f.Type != "" || v.worded(f, text, top)):
+	case v.tty.Canonical && text != "" && (v.named(f, text, top) || reEnds.MatchString(text) && v.worded(f, text, top)):
 		f.wait, f.mute = settleBare, true
 		return f
 	case v.tty.Canonical:
@@ -1916,8 +1898,9 @@ func (v *view) readAbove(f *found) *found {
 
 // paragraph puts the lines before a question into its full text, and into the question where that says nothing.
 func (v *view) paragraph(f *found, top int) *found {
+	says := f.Full != "" || f.Idle || f.Type == ConfirmEnter ||
+		reSays.MatchString(reMarked.ReplaceAllString(f.Question, ""))
 	f.Full = cmp.Or(f.Full, f.Question)
-	says := f.listed || f.Idle || f.Type == ConfirmEnter || reSays.MatchString(reMarked.ReplaceAllString(f.Question, ""))
 	for n := 0; n < 12 && top > 0 && !v.s.AltScreen() && v.rows[top-1].raw != "" && !v.rows[top-1].rule; n++ {
 		var line string
 		line, top = v.lineAbove(top)
