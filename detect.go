@@ -862,7 +862,7 @@ type Adapter struct {
 	EscapeBang, Digits   bool           // a leading ! / # needs a space before it; a digit chooses at once, without Enter
 	Pointer, Submit      string         // marks the highlighted option; goes on from a list with ticks to the review
 	OnPointer            bool           // the cursor stands in the pointer's row (needed where options have no numbers)
-	Box, Head            *regexp.Regexp // the row of the empty input box: the turn is over; the first of a frameless dialog
+	Box, Head            *regexp.Regexp // the row of the empty input box, the turn over; the first row of a bare dialog
 	Works, Asks          *regexp.Regexp // a row or ESC and the title, while it works; the title while a dialog is open
 }
 
@@ -936,7 +936,6 @@ type found struct {
 	mute  bool          // so long no byte at all must have come
 }
 
-// newDetector is a detector for the tool of a, with a screen of rows × cols cells.
 func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
 	o.Threshold, o.Stuck = cmp.Or(o.Threshold, 0.65), cmp.Or(o.Stuck, 2*time.Second)
 	o.BufferBytes = cmp.Or(o.BufferBytes, 4096)
@@ -1027,8 +1026,10 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	return d.prompt()
 }
 
-// prompt is what the last look found, with the end of the screen.
 func (d *Detector) prompt() *Prompt {
+	if d.found == nil {
+		return nil
+	}
 	p, text := d.found.Prompt, []rune(redact(visible(d.Screen.Text())))
 	p.Choices, p.Recent = append([]Choice{}, p.Choices...), string(text[max(0, len(text)-500):])
 	return &p
@@ -1064,34 +1065,23 @@ func (d *Detector) still() bool {
 }
 
 // Next is when Tick is next worth calling without new bytes; zero: not before something happens.
-func (d *Detector) Next(now time.Time) (next time.Time) {
-	due := []time.Time{d.lookAt, d.pendingAt, d.goneAt}
-	if d.needsTTY() {
-		due = append(due, d.ttyAt)
-	}
-	if due = slices.DeleteFunc(due, time.Time.IsZero); len(due) == 0 {
+func (d *Detector) Next(now time.Time) time.Time {
+	due := slices.DeleteFunc([]time.Time{d.lookAt, d.pendingAt, d.goneAt, d.ttyAt}, time.Time.IsZero)
+	if len(due) == 0 {
 		return time.Time{}
-	} else if next = slices.MinFunc(due, time.Time.Compare); next.Before(now) {
-		return now
 	}
-	return next
+	return slices.MaxFunc([]time.Time{now, slices.MinFunc(due, time.Time.Compare)}, time.Time.Compare)
 }
 
-// needsTTY tells whether the terminal's state decides at all: full-screen agents always read it.
-func (d *Detector) needsTTY() bool {
-	return d.a.Box == nil || !d.Screen.AltScreen() && d.Screen.Status().State == ""
-}
-
-// WantTTY tells whether TTYState can change what Tick says now. It costs a look at the foreground processes.
+// WantTTY tells whether TTYState can change what Tick says now: full-screen agents always read. It costs a system call.
 func (d *Detector) WantTTY(now time.Time) bool {
-	return d.needsTTY() && d.lookAt.IsZero() && !d.ttyAt.After(now)
+	needed := d.a.Box == nil || !d.Screen.AltScreen() && d.Screen.Status().State == ""
+	return needed && d.lookAt.IsZero() && !d.ttyAt.After(now)
 }
 
 // Look is what the screen asks this instant, judged without waiting: the gate's eye. nil: nothing.
 func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
-	if d.look(tty, now); d.found == nil {
-		return nil
-	}
+	d.look(tty, now)
 	return d.prompt()
 }
 
@@ -1301,7 +1291,8 @@ func (v *view) finish(f *found) *found {
 	f.wait = cmp.Or(f.wait, bare)
 	f.Score = math.Round(min(f.Score*100+5*float64(len(f.Signals)-1), 99)) / 100
 	if v.told && !f.Idle || f.Idle && (st.State == "idle" || st.State == "done") {
-		f.Signals, f.Score = append(f.Signals, map[bool]string{true: "protocol", false: "title"}[st.State != ""]), 1
+		by := map[bool]string{true: "protocol", false: "title"}[f.Idle || st.State == "blocked"]
+		f.Signals, f.Score = append(f.Signals, by), 1
 	}
 	f.Permission = f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, grantsIt) && !f.Multi ||
 		st.State == "blocked" && st.Kind == "permission"
@@ -1361,7 +1352,7 @@ var (
 	reAsked  = re(`^[^:]*\?\W*$`)
 	reAside  = re(`^$|____|^[→●] `) // no part of a paragraph: an empty field, an answer given
 	reLead   = re(`^[?◆◇✔●■]\s+`)
-	reHinted = re(`(?i)\s*([\[(](use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*[\])]|› ?-? ?use arrow-keys.*|[›…·])\s*$`)
+	reHinted = re(`(?i)\s*([\[(](use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*.|› ?-? ?use arrow-.*|[›…·])\s*$`)
 	reCommon = re(`(?i)^(yesno|noyes)$`)
 )
 
@@ -1369,10 +1360,7 @@ func readOption(row int, w *viewRow) option {
 	m, width := reOption.FindStringSubmatch(w.text), utf8.RuneCountInString
 	o := option{row: row, at: w.at + width(m[1]), tick: -1, label: m[5]}
 	o.pointer, o.num = strings.Trim(m[1], "↑↓ ○"), strings.Trim(m[3], "(). :")
-	o.textAt, o.tickAt = o.at+width(m[2]+m[3]+m[4]), o.at
-	if m[2] == "" {
-		o.tickAt += width(m[3])
-	}
+	o.tickAt, o.textAt = o.at+width(m[2]+m[3]), o.at+width(m[2]+m[3]+m[4])
 	if mark := m[2] + m[4]; mark != "" {
 		o.tick = map[bool]int{true: 1}[strings.ContainsAny(mark, "xX*✔✓•◉◼☑☒■")]
 	}
@@ -1442,7 +1430,7 @@ func (v *view) live(first option, end int) bool {
 
 // menu makes the prompt of a list of options; base is how its background is drawn.
 func (v *view) menu(opts []option, base Attr) *found {
-	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "vertical"}}
+	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "vertical", Submit: v.a.Submit}}
 	at := v.pointed(opts, base)
 	lo := max(0, at-8) // nine of them, the pointer among them
 	f.Pointer = at - lo
@@ -1461,9 +1449,6 @@ func (v *view) menu(opts []option, base Attr) *found {
 		}
 		f.Multi = f.Multi || o.tick >= 0 && !strings.Contains(v.rows[o.row].text, "(")
 		f.Choices, f.Ticked = append(f.Choices, c), append(f.Ticked, o.tick == 1)
-	}
-	if f.Submit = cmp.Or(v.a.Submit, "\r"); !f.Multi {
-		f.Ticked, f.Submit = nil, ""
 	}
 	return v.describe(f, opts[0].row, opts[len(opts)-1].row)
 }
@@ -1635,9 +1620,10 @@ func (v *view) readBox() *found {
 var (
 	reMarked = re(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
 		`\b(?i:yes ?/ ?no|y ?/ ?n|y or n|(?:type|press|enter) ['"‘]?(?:yes|y)\b['"’]?)`)
-	reSays  = re(`\pL\w`)
-	reSplit = re(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
-	reWord  = re(`(?i)^(.|C-.|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|skip|edit|help|` +
+	reRemark = re(`^\(.* .*\)$`)
+	reSays   = re(`\pL\w`)
+	reSplit  = re(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
+	reWord   = re(`(?i)^(.|C-.|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|skip|edit|help|` +
 		`fingerprint)$`)
 	reQuoted  = re(`(?i)^[\[(]?(?:type|press|enter) ['"‘]?(yes|y)\b`)
 	reYn      = re(`^(yn[a-z?]{0,7}|ny|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
@@ -1655,7 +1641,6 @@ var (
 	reChoose  = re(`(?i)^#\?$|(choice|choose|select|option|number|which|pick|\bwhat\b|your |\d ?- ?\d).*[:>?\]#]$`)
 	reListed  = re(`^(#\?|[\w /]{0,30}[:>?])$`)
 	reOpen    = re(`(?i)^(\S+[:.] )?(what|which|where|who|how|why|when|name|enter|in which)\b|^\? |[^?]$`)
-	reEnds    = re(`[:?]$`)
 	reOrder   = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
 	reText    = re(`[:?›>]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
 	reItem    = re(`^\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s|\s{2,})\s*(\S.*)$`)
@@ -1666,8 +1651,11 @@ var (
 // readLine judges the line the cursor stands on; with the cursor in column 0, what stands above it.
 func (v *view) readLine() *found {
 	line, top := v.cursorLine()
-	text, busy := strings.TrimSpace(line), v.tty.Reading == ReadingBusy
-	f := &found{line: line, place: v.s.Scrolled() + top,
+	place, text, busy := v.s.Scrolled()+top, strings.TrimSpace(line), v.tty.Reading == ReadingBusy
+	if above, up := v.lineAbove(top); up >= 0 && reRemark.MatchString(text) { // below the question
+		text, top = strings.TrimSpace(above)+" "+text, up
+	}
+	f := &found{line: line, place: place,
 		Prompt: Prompt{Signals: []string{"pattern"}, Question: text, Score: 0.85, Pointer: -1}}
 	switch {
 	case busy && v.tty.Canonical && v.tty.Echo, v.known && v.s.AltScreen():
@@ -1873,7 +1861,8 @@ func (v *view) readAbove(f *found) *found {
 		return f
 	case v.known, v.tty.Reading != ReadingYes, v.s.AltScreen():
 		return nil
-	case v.tty.Canonical && text != "" && (v.named(f, text, top) || reEnds.MatchString(text) && v.worded(f, text, top)):
+	case v.tty.Canonical && text != "" &&
+		(v.named(f, text, top) || strings.LastIndexAny(text, "?:") == len(text)-1 && v.worded(f, text, top)):
 		f.wait, f.mute = settleBare, true
 		return f
 	case v.tty.Canonical:
