@@ -942,7 +942,6 @@ func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
 	return &Detector{Screen: newScreen(rows, cols), a: a, o: o}
 }
 
-// Feed takes the child's bytes as they came.
 func (d *Detector) Feed(p []byte, now time.Time) {
 	d.Screen.Write(p)
 	d.raw = append(d.raw, p[max(0, len(p)-d.o.BufferBytes):]...)
@@ -1161,7 +1160,7 @@ func (v *view) after() (text string) {
 }
 
 // cursorLine is the text up to the cursor, from the row where its line begins.
-func (v *view) cursorLine() (line string, top int) {
+func (v *view) cursorLine() (string, int) {
 	return v.whole(strings.TrimSuffix(v.rows[v.row].raw, v.after()), v.row)
 }
 
@@ -1231,10 +1230,9 @@ func (v *view) judge() (f *found) {
 	if v.last < 0 && v.tty.Reading != ReadingYes || v.working() {
 		return nil
 	}
-	for _, read := range []func() *found{v.readBox, v.readIdle, v.readMenu, v.readSides, v.readLine} {
-		if f = read(); f != nil {
-			break
-		}
+	readers := []func() *found{v.readBox, v.readIdle, v.readMenu, v.readSides, v.readLine}
+	for i := 0; f == nil && i < len(readers); i++ {
+		f = readers[i]()
 	}
 	if st := v.s.Status(); f == nil && st.State == "blocked" { // the window is too small to show the dialog
 		f = &found{wait: settleIdle, Prompt: Prompt{Type: Unknown, Pointer: -1, Cut: true, Full: v.s.Text(),
@@ -1376,7 +1374,7 @@ func (v *view) readMenu() *found {
 			pointed = head.pointer != "" && strings.Contains(v.a.Pointer, head.pointer) && !v.inBox(v.rows[r]) &&
 				(head.num != "" || v.hidden && (!v.a.OnPointer || r == v.row))
 		}
-		for start := max(0, r-19); start <= r && pointed && head.label != "" && opts == nil; start++ {
+		for start := max(0, r-19); start <= r && pointed && head.label != "" && len(opts) == 0; start++ {
 			opts = v.options(head, start)
 		}
 		if (len(opts) > 1 || len(opts) == 1 && head.tick >= 0) && v.live(opts[0], opts[len(opts)-1].row) {
@@ -1436,11 +1434,9 @@ func (v *view) menu(opts []option, base Attr) *found {
 	f.Pointer = at - lo
 	for i, o := range opts[lo:min(len(opts), lo+9)] {
 		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i+1)), Label: o.label}
-		if m := reShort.FindStringSubmatch(o.label); v.known && m != nil {
-			c.Keys = strings.Replace(m[1], "esc", "\x1b", 1)
-		}
-		if v.known {
-			c.Label = reSegment.FindString(c.Label) // the rest is a description
+		if v.known { // behind the first words is a description
+			c.Label, c.Keys = reSegment.FindString(o.label), strings.Trim(reShort.FindString(o.label), " ()")
+			c.Keys = strings.Replace(c.Keys, "esc", "\x1b", 1)
 		}
 		if o.num != "" && v.a.Digits {
 			c.Keys = o.num
