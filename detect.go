@@ -1369,12 +1369,12 @@ func readOption(row int, w *viewRow) option {
 func (v *view) readMenu() *found {
 	for r := v.last; r >= 0 && !v.tty.Canonical && (v.tty.Reading != ReadingBusy || v.known); r-- {
 		head, opts := v.rows[r].option, []option(nil)
-		pointed := head.pointer != "" || head.tick >= 0 && v.hidden
+		pointed := head.label != "" && (head.pointer != "" || head.tick >= 0 && v.hidden)
 		if v.known {
-			pointed = head.pointer != "" && strings.Contains(v.a.Pointer, head.pointer) && !v.inBox(v.rows[r]) &&
+			pointed = pointed && head.pointer != "" && strings.Contains(v.a.Pointer, head.pointer) && !v.inBox(v.rows[r]) &&
 				(head.num != "" || v.hidden && (!v.a.OnPointer || r == v.row))
 		}
-		for start := max(0, r-19); start <= r && pointed && head.label != "" && len(opts) == 0; start++ {
+		for start := max(0, r-19); start <= r && pointed && (len(opts) == 0 || opts[len(opts)-1].row < r); start++ {
 			opts = v.options(head, start)
 		}
 		if (len(opts) > 1 || len(opts) == 1 && head.tick >= 0) && v.live(opts[0], opts[len(opts)-1].row) {
@@ -1384,7 +1384,7 @@ func (v *view) readMenu() *found {
 	return nil
 }
 
-// options reads the menu from row start on, with what explains each; nil when it does not come as far as head.
+// options reads the menu from row start on, with what explains each.
 func (v *view) options(head option, start int) (opts []option) {
 	num, described, gap := 1, false, 0
 	fmt.Sscan(v.rows[start].option.num, &num)
@@ -1410,9 +1410,6 @@ func (v *view) options(head option, start int) (opts []option) {
 		default:
 			gap = 3
 		}
-	}
-	if len(opts) == 0 || opts[len(opts)-1].row < head.row {
-		return nil
 	}
 	return opts
 }
@@ -1495,18 +1492,12 @@ func (v *view) question(f *found, top, first int) (about []string) {
 	dashed := func(w viewRow) bool { return w.rule && strings.Contains(w.raw, "╌╌") }
 	from, to := top+slices.IndexFunc(v.rows[top:first], dashed), v.up(first, dashed)
 	var body []string // paragraphs
-	shell, gap, kind, best := false, true, 0, 0
+	shell, gap, kind, best := false, true, 3, 2
 	for r := top; r < first; r++ {
-		w, is := v.rows[r], 0
-		switch shell = shell || strings.HasPrefix(w.text, "$ "); {
-		case r > from && r < to:
-			is = 3
-		case w.depth > 1:
-			is = 2
-		case shell:
-			is = 1
-		}
-		if w.text != "" && is > kind {
+		w := v.rows[r]
+		shell = shell || strings.HasPrefix(w.text, "$ ")
+		is := slices.Index([]bool{r > from && r < to, w.depth > 1, shell, true}, true) // the less the better
+		if w.text != "" && is < kind {
 			kind, about = is, nil
 		}
 		if w.text != "" && is == kind {
@@ -1521,14 +1512,9 @@ func (v *view) question(f *found, top, first int) (about []string) {
 			body[len(body)-1] += " " + w.text
 		}
 	}
-	for i, p := range body { // what is a question, contains one, stands last
-		if reAsked.MatchString(p) {
-			i += 200
-		} else if strings.Contains(p+" ", "? ") {
-			i += 100
-		}
-		if i >= best {
-			best, f.Question = i, bare(p)
+	for _, p := range body { // the last that is a question, else contains one, else of all
+		if is := slices.Index([]bool{reAsked.MatchString(p), strings.Contains(p+" ", "? "), true}, true); is <= best {
+			best, f.Question = is, bare(p)
 		}
 	}
 	return about
@@ -1647,13 +1633,12 @@ var (
 // readLine judges the line the cursor stands on; with the cursor in column 0, what stands above it.
 func (v *view) readLine() *found {
 	line, top := v.cursorLine()
-	place, text, busy := v.s.Scrolled()+top, strings.TrimSpace(line), v.tty.Reading == ReadingBusy
+	text, busy := strings.TrimSpace(line), v.tty.Reading == ReadingBusy
+	f := &found{line: line, place: v.s.Scrolled() + top, Prompt: Prompt{Signals: []string{"pattern"}, Score: 0.85, Pointer: -1}}
 	if above, up := v.lineAbove(top); up >= 0 && reRemark.MatchString(text) { // below the question
 		text, top = strings.TrimSpace(above)+" "+text, up
 	}
-	f := &found{line: line, place: place,
-		Prompt: Prompt{Signals: []string{"pattern"}, Question: text, Score: 0.85, Pointer: -1}}
-	switch {
+	switch f.Question = text; {
 	case busy && v.tty.Canonical && v.tty.Echo, v.known && v.s.AltScreen():
 		return nil
 	case text == "":
@@ -1739,13 +1724,15 @@ func answersIn(text string) (keys [][]string, single bool) {
 		marker, rest := text[at[0]:at[1]], strings.Trim(text[at[1]:], " ?:>›»…")
 		tokens, single := readMarker(marker)
 		one := len(tokens) == 1
-		switch typed := one || rest != "" && !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3; {
-		case tokens == nil, rest != "" && typed && !reQuoted.MatchString(marker): // an answer follows
+		switch typed := rest != "" && (one || !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3); {
+		case tokens == nil, typed && !reQuoted.MatchString(marker): // an answer follows
 			continue
+		case one && len(tokens[0]) == 1:
+			tokens = []string{"y", "n"}
 		case one && strings.EqualFold(tokens[0], "no"):
 			tokens = []string{"yes", "no"}
 		case one:
-			tokens = []string{strings.NewReplacer("n", "y", "N", "y").Replace(tokens[0]), "no"[:min(2, len(tokens[0]))]}
+			tokens = append(tokens, "no")
 		}
 		for _, t := range tokens {
 			keys = append(keys, []string{"", t, ""})
@@ -1862,7 +1849,8 @@ func (v *view) readAbove(f *found) *found {
 		f.wait, f.mute = settleBare, true
 		return f
 	case v.tty.Canonical:
-		v.silent(f).Type, f.Idle, f.Secret = FreeText, text != "", text == "" && !v.tty.Echo
+		v.silent(f)
+		f.Type, f.Idle, f.Secret = FreeText, text != "", text == "" && !v.tty.Echo
 		f.Question = cmp.Or(text, "the program waits for input")
 		return f
 	}
