@@ -931,6 +931,7 @@ type Detector struct {
 type found struct {
 	Prompt
 	line  string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
+	by    string        // the first signal: pattern, silence; "" structure
 	place int           // the row it begins in, counted from the first line of the session; −1 anywhere
 	wait  time.Duration // how long the masked screen must have been still
 	mute  bool          // so long no byte at all must have come
@@ -1063,12 +1064,9 @@ func (d *Detector) still() bool {
 	return f.Type == c.Type && f.Question == c.Question && f.Excerpt == c.Excerpt && len(f.Choices) == len(c.Choices)
 }
 
-// Next is when Tick is next worth calling without new bytes; zero: not before something happens.
+// Next is when Tick is next worth calling without new bytes.
 func (d *Detector) Next(now time.Time) time.Time {
-	due := slices.DeleteFunc([]time.Time{d.lookAt, d.pendingAt, d.goneAt, d.ttyAt}, time.Time.IsZero)
-	if len(due) == 0 {
-		return time.Time{}
-	}
+	due := append(slices.DeleteFunc([]time.Time{d.lookAt, d.pendingAt, d.goneAt}, time.Time.IsZero), d.ttyAt)
 	return slices.MaxFunc([]time.Time{now, slices.MinFunc(due, time.Time.Compare)}, time.Time.Compare)
 }
 
@@ -1230,7 +1228,7 @@ func (v *view) judge() (f *found) {
 	if v.last < 0 && v.tty.Reading != ReadingYes || v.working() {
 		return nil
 	}
-	readers := []func() *found{v.readBox, v.readIdle, v.readMenu, v.readSides, v.readLine}
+	readers := []func() *found{v.readBox, v.readIdle, v.readMenu, v.readLine}
 	for i := 0; f == nil && i < len(readers); i++ {
 		f = readers[i]()
 	}
@@ -1238,7 +1236,7 @@ func (v *view) judge() (f *found) {
 		f = &found{wait: settleIdle, Prompt: Prompt{Type: Unknown, Pointer: -1, Cut: true, Full: v.s.Text(),
 			Question: cmp.Or(st.Msg, st.App+" waits for an answer: "+st.Kind)}}
 	}
-	if f == nil || v.finish(f).Score < v.o.Threshold && slices.Contains(f.Signals, "pattern") {
+	if f == nil || v.finish(f).Score < v.o.Threshold && f.by == "pattern" {
 		return nil
 	}
 	return f
@@ -1275,9 +1273,7 @@ func safely(text string, n int) string { return clip(redact(visible(text)), n) }
 // finish adds what all prompts share: signals and score, permission, safe default, fingerprint.
 func (v *view) finish(f *found) *found {
 	st, refusal, bare := v.s.Status(), "esc", settle
-	if f.Signals == nil {
-		f.Signals = []string{"structure"}
-	}
+	f.Signals = []string{cmp.Or(f.by, "structure")}
 	if v.tty.Reading == ReadingYes && (!v.known || f.line != "") {
 		f.Signals = append(f.Signals, "tty")
 	}
@@ -1552,18 +1548,14 @@ func (v *view) buttons(r int, sides []side) *found {
 	return f
 }
 
-// readSides finds choices side by side near the end of the screen.
-func (v *view) readSides() *found {
+// readBox finds choices side by side near the end of the screen, and framed dialogs with buttons in angle brackets, as
+// whiptail, dialog and pinentry draw them.
+func (v *view) readBox() *found {
 	for r := v.last; r >= max(0, v.last-4) && !v.tty.Canonical; r-- {
 		if f := v.buttons(r, sides[1:]); len(f.Choices) > 1 {
 			return v.describe(f, r, r)
 		}
 	}
-	return nil
-}
-
-// readBox finds a framed dialog with buttons in angle brackets, as whiptail, dialog and pinentry draw it.
-func (v *view) readBox() *found {
 	r := v.up(v.last+1, func(w viewRow) bool { return w.depth > 0 && sides[0].row.MatchString(w.text) })
 	plain := r <= 0
 	if plain && v.tty.Reading == ReadingYes && !v.known { // no buttons (cfdisk): only a list will do
@@ -1634,7 +1626,7 @@ var (
 func (v *view) readLine() *found {
 	line, top := v.cursorLine()
 	text, busy := strings.TrimSpace(line), v.tty.Reading == ReadingBusy
-	f := &found{line: line, place: v.s.Scrolled() + top, Prompt: Prompt{Signals: []string{"pattern"}, Score: 0.85, Pointer: -1}}
+	f := &found{line: line, by: "pattern", place: v.s.Scrolled() + top, Prompt: Prompt{Score: 0.85, Pointer: -1}}
 	if above, up := v.lineAbove(top); up >= 0 && reRemark.MatchString(text) { // below the question
 		text, top = strings.TrimSpace(above)+" "+text, up
 	}
@@ -1661,7 +1653,7 @@ func (v *view) readLine() *found {
 
 // silent makes f a guess from silence.
 func (v *view) silent(f *found) *found {
-	f.Type, f.Score, f.wait, f.mute, f.Signals, f.Choices = Unknown, 0.60, v.o.Stuck, true, []string{"silence"}, nil
+	f.Type, f.Score, f.wait, f.mute, f.by, f.Choices = Unknown, 0.60, v.o.Stuck, true, "silence", nil
 	return f
 }
 
@@ -1833,9 +1825,6 @@ func (v *view) items(r int) (items []Choice) {
 // anything, whose question has other output below it, or that hides the cursor.
 func (v *view) readAbove(f *found) *found {
 	line, top := v.lineAbove(v.row)
-	if v.known {
-		line, top = v.lineAbove(v.last + 1)
-	}
 	text := strings.TrimSpace(line)
 	f.line, f.place, f.Question = "", v.s.Scrolled()+max(top, 0), text
 	switch {
