@@ -1037,13 +1037,12 @@ func (d *Detector) prompt() *Prompt {
 
 // present tells whether the question in force still stands; once out of sight for a while, it is forgotten.
 func (d *Detector) present(now time.Time) bool {
-	repainting := now.Sub(d.out) < settleTold && now.Before(d.goneAt.Add(2*goneAfter))
 	switch {
 	case d.cur == nil || d.still():
 		d.goneAt = time.Time{}
 	case d.goneAt.IsZero():
 		d.goneAt = now.Add(goneAfter)
-	case !now.Before(d.goneAt) && !repainting:
+	case !now.Before(d.goneAt):
 		d.cur, d.goneAt = nil, time.Time{}
 	}
 	return d.cur != nil
@@ -1382,7 +1381,7 @@ func (v *view) readMenu() *found {
 
 // options reads the menu from row start on, with what explains each.
 func (v *view) options(head option, start int) (opts []option) {
-	num, described, gap := 1, false, 0
+	num, gap := 1, 0
 	fmt.Sscan(v.rows[start].option.num, &num)
 	for r := start; r <= v.last && gap < 3; r++ {
 		w, o := v.rows[r], v.rows[r].option
@@ -1390,17 +1389,16 @@ func (v *view) options(head option, start int) (opts []option) {
 		numbered := o.num == fmt.Sprint(num) || o.num == "" && head.tick >= 0 && o.at == head.tickAt
 		alike := o.num == "" && o.at == head.at && (o.tick < 0) == (head.tick < 0) && !dimmer && !reCount.MatchString(o.label)
 		switch {
-		case w.text == "" && len(opts) > 0 && (head.num != "" || !w.rule && described):
+		case w.text == "" && len(opts) > 0 && (head.num != "" || !w.rule):
 			gap++
 		case w.text != "" && (head.num != "" && numbered || head.num == "" && alike):
-			if opts, gap, described = append(opts, o), 0, false; o.num != "" {
+			if opts, gap = append(opts, o), 0; o.num != "" {
 				num++
 			}
 		case w.text != "" && gap == 0 && len(opts) > 0 && (o.at > head.at || dimmer || r > 0 &&
 			(v.s.Wrapped(r-1) || utf8.RuneCountInString(v.rows[r-1].raw) > v.s.cols-20)):
 			last := &opts[len(opts)-1]
-			if described = true; (o.at == last.textAt || o.at < last.at) &&
-				v.faintAt(r, o.at) == v.faintAt(last.row, last.textAt) {
+			if (o.at == last.textAt || o.at < last.at) && v.faintAt(r, o.at) == v.faintAt(last.row, last.textAt) {
 				last.label += " " + w.text
 			}
 		default:
@@ -1457,7 +1455,7 @@ func (v *view) describe(f *found, first, end int) *found {
 	}
 	top, headed := first, false
 	for blank := 0; top > 0 && !v.rows[top-1].top && blank < 2 && !headed; top-- {
-		if w := v.rows[top-1]; v.known || w.text != "" || w.rule || w.depth > 0 {
+		if w := v.rows[top-1]; v.known || w.raw != "" {
 			blank = -1
 		}
 		blank++
