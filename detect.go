@@ -650,21 +650,14 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 type PromptType string
 
 const (
-	YesNo          PromptType = "yes_no"
-	ConfirmEnter   PromptType = "confirm_enter"
-	MultipleChoice PromptType = "multiple_choice"
-	FreeText       PromptType = "free_text"
-	Unknown        PromptType = "unknown"
+	YesNo, ConfirmEnter, MultipleChoice PromptType = "yes_no", "confirm_enter", "multiple_choice"
+	FreeText, Unknown                   PromptType = "free_text", "unknown"
 )
 
 // Reading is what the system says of the foreground processes: whether one of them waits to read the terminal.
 type Reading int
 
-const (
-	ReadingUnknown Reading = iota
-	ReadingYes
-	ReadingBusy
-)
+const ReadingUnknown, ReadingYes, ReadingBusy Reading = 0, 1, 2
 
 // TTYState is signal 2, the terminal's own state as the system sees it. The zero value: not asked.
 type TTYState struct {
@@ -682,36 +675,35 @@ type Choice struct {
 }
 
 // Prompt is a question (or an idle input box) found on the screen. Identifiers, times and the nonce are the store's.
+// All text is safe and redacted. Pointer and ticks do not count in the fingerprint: same question, same fingerprint.
 type Prompt struct {
 	Type        PromptType `json:"type"`
 	Score       float64    `json:"score"`        // 0.60 … 1.0
-	Excerpt     string     `json:"excerpt"`      // safe and redacted, ≤ 200 bytes, ends in "…" when cut
-	Question    string     `json:"-"`            // the sentence a person would read out, safe
-	Full        string     `json:"-"`            // the whole dialog as text, safe and redacted, ≤ 16 KiB: "Show all"
-	Cut         bool       `json:"-"`            // the excerpt hides part of what is allowed: no quick yes
+	Excerpt     string     `json:"excerpt"`      // ≤ 200 bytes, ends in "…" when cut
 	Choices     []Choice   `json:"choices"`      // ≤ 9
 	SafeDefault *string    `json:"safe_default"` // a choice's key, "enter", "esc", "" (Enter alone); nil: type nothing
 	Idle        bool       `json:"idle"`         // an agent's empty input box: finished, waits for the next message
 	Secret      bool       `json:"secret"`       // echo is off
+	Signals     []string   `json:"signals"`      // what agreed: protocol title pattern structure tty silence
+	Question    string     `json:"-"`            // the sentence a person would read out
+	Full        string     `json:"-"`            // the whole dialog as text, ≤ 16 KiB: "Show all"
+	Cut         bool       `json:"-"`            // the excerpt hides part of what is allowed: no quick yes
 	Permission  bool       `json:"-"`            // grants something: no affirmative default
 	Multi       bool       `json:"-"`            // several choices may be ticked
-	Pointer     int        `json:"-"`            // index of the choice highlighted now, −1 when there is no pointer
 	Ticked      []bool     `json:"-"`            // Multi: which are ticked now
-	Axis        string     `json:"-"`            // "vertical" or "horizontal": which arrows move the pointer; "" none
 	Submit      string     `json:"-"`            // Multi: the bytes that end the choosing and submit
-	Signals     []string   `json:"signals"`      // what agreed: hook protocol title pattern structure tty silence
-	Fingerprint string     `json:"-"`            // same question ⇔ same fingerprint; pointer and ticks do not count
-	Recent      string     `json:"-"`            // the last 500 characters of the screen, safe and redacted
+	Pointer     int        `json:"-"`            // index of the choice highlighted now, −1 when there is no pointer
+	Axis        string     `json:"-"`            // "vertical" or "horizontal": which arrows move the pointer; "" none
+	Recent      string     `json:"-"`            // the last 500 characters of the screen
+	Fingerprint string     `json:"-"`
 }
 
 // Confidence is the band of Score: "high", "medium" or "low".
 func (p *Prompt) Confidence() string {
 	if p.Score >= 0.85 {
 		return "high"
-	} else if p.Score >= 0.65 {
-		return "medium"
 	}
-	return "low"
+	return map[bool]string{true: "medium", false: "low"}[p.Score >= 0.65]
 }
 
 // DetectOptions are the settings of a Detector; zero values mean the defaults of the configuration.
@@ -727,54 +719,40 @@ func re(pattern string) *regexp.Regexp { return regexp.MustCompile(pattern) }
 
 // Adapter is what atlasbridge knows of one tool: one table row.
 type Adapter struct {
-	Name           string
-	Names          []string       // command names it stands for
-	MinVer, MaxVer string         // supported versions, inclusive; "" no bound
-	SubmitDelay    time.Duration  // between a text and its Enter
-	Hooks          string         // how hooks are installed: "claude-settings" or ""
-	EscapeBang     bool           // a leading ! / # must be defused with a space
-	Digits         bool           // a digit chooses a numbered option at once, without Enter
-	Pointer        string         // marks the highlighted option of its menus
-	OnPointer      bool           // the cursor stands in its row (needed where options have no numbers)
-	Submit         string         // of a list with ticks: goes on to the review
-	Box            *regexp.Regexp // the row of the empty input box, when the cursor is in it: the turn is over
-	Head           *regexp.Regexp // the first row of a dialog that has no frame
-	Works          *regexp.Regexp // a row that is there only while the tool works
-	WorksTitle     *regexp.Regexp // the title while it works
-	AsksTitle      *regexp.Regexp // the title while a dialog is open
+	Name, MinVer, MaxVer string         // supported versions, inclusive; "" no bound
+	Hooks                string         // how hooks are installed: "claude-settings" or ""
+	Names                []string       // command names it stands for
+	SubmitDelay          time.Duration  // between a text and its Enter
+	EscapeBang, Digits   bool           // a leading ! / # needs a space before it; a digit chooses at once, without Enter
+	Pointer, Submit      string         // marks the highlighted option; goes on from a list with ticks to the review
+	OnPointer            bool           // the cursor stands in the pointer's row (needed where options have no numbers)
+	Box, Head            *regexp.Regexp // the row of the empty input box, the turn over; the first row of a bare dialog
+	Works, Asks          *regexp.Regexp // a row or ESC and the title, while it works; the title while a dialog is open
 }
 
 // adapters is the registry; the last row stands for every other tool. Shapes, times and keys were measured
 // with the versions named as MaxVer.
-var adapters = []*Adapter{{
-	Name: "claude", Names: []string{"claude"}, MinVer: "2.1.0", MaxVer: "2.1.329", Hooks: "claude-settings", Digits: true,
-	SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Pointer: "❯", OnPointer: true, Submit: "\x1b[C",
-	Box: re(`^❯(\x{a0}|$)`), WorksTitle: re(`^[◐◑◒◓]`),
-	Works: re(`esc to interrupt|^[·✻✽✳✶✢*] .*… \(|\(running \w+ hook`),
-}, {
-	Name: "codex", Names: []string{"codex", "openai"}, MinVer: "0.160.0", MaxVer: "0.169.0",
-	SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Pointer: "›",
-	Box:        re(`^›( Ask Codex to do anything)?$`),
-	Head:       re(`^(Would you like to|Folder access|Hooks need review|Question \d)`),
-	Works:      re(`\(\d+[hms][^)]* • esc to interrupt\)`),
-	WorksTitle: re(`^[⠁-⣿]`), AsksTitle: re(`^\[ [!.] \] Action Required`),
-}, {
-	Name: "gemini", Names: []string{"gemini"}, MinVer: "0.50.0", MaxVer: "0.61.0",
-	SubmitDelay: 1500 * time.Millisecond, EscapeBang: true, Pointer: "●", Digits: true,
-	Box: re(`^>(\s+Type your message.*)?$`), Works: re(`\(esc to cancel, \d+[hms]`),
-	WorksTitle: re(`^\s*✦`), AsksTitle: re(`^\s*✋`),
-}, {
-	Name: "opencode", Names: []string{"opencode"}, MinVer: "1.0.0", MaxVer: "1.18.33",
-	SubmitDelay: 300 * time.Millisecond, EscapeBang: true, Head: re(`^△ `),
-	Box: re(`^┃(\s+Ask anything….*)?$`), Works: re(`^[⬝■]+\s+esc (again to )?interrupt`),
-}, {
-	Name: "qwen", Names: []string{"qwen"}, MinVer: "0.20.0", MaxVer: "0.24.4",
-	SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Pointer: "›", Digits: true, Head: re(`^\? `),
-	Box: re(`^>(\s+Type your message.*)?$`), Works: re(`\(\d+[hms][^)]*esc to cancel\)`),
-	WorksTitle: re(`^[◐◑◒◓]`), AsksTitle: re(`^✳`),
-}, {
-	Name: "generic", SubmitDelay: 50 * time.Millisecond,
-}}
+var adapters = []*Adapter{
+	{Name: "claude", Names: []string{"claude"}, MinVer: "2.1.0", MaxVer: "2.1.329", Hooks: "claude-settings",
+		SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Digits: true, Pointer: "❯", OnPointer: true, Submit: "\x1b[C",
+		Box: re(`^❯(\x{a0}|$)`), Works: re(`^\x1b[◐◑◒◓]|esc to interrupt|^[·✻✽✳✶✢*] .*… \(|\(running \w+ hook`)},
+	{Name: "codex", Names: []string{"codex", "openai"}, MinVer: "0.160.0", MaxVer: "0.169.0",
+		SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Pointer: "›", Box: re(`^›( Ask Codex to do anything)?$`),
+		Head:  re(`^(Would you like to|Folder access|Hooks need review|Question \d)`),
+		Works: re(`^\x1b[⠁-⣿]|\(\d+[hms][^)]* • esc to interrupt\)`), Asks: re(`^\[ [!.] \] Action Required`)},
+	{Name: "gemini", Names: []string{"gemini"}, MinVer: "0.50.0", MaxVer: "0.61.0",
+		SubmitDelay: 1500 * time.Millisecond, EscapeBang: true, Digits: true, Pointer: "●",
+		Box:   re(`^>(\s+Type your message.*)?$`),
+		Works: re(`^\x1b\s*✦|\(esc to cancel, \d+[hms]`), Asks: re(`^\s*✋`)},
+	{Name: "opencode", Names: []string{"opencode"}, MinVer: "1.0.0", MaxVer: "1.18.33",
+		SubmitDelay: 300 * time.Millisecond, EscapeBang: true, Head: re(`^△ `),
+		Box: re(`^┃(\s+Ask anything….*)?$`), Works: re(`^[⬝■]+\s+esc (again to )?interrupt`)},
+	{Name: "qwen", Names: []string{"qwen"}, MinVer: "0.20.0", MaxVer: "0.24.4",
+		SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Digits: true, Pointer: "›", Head: re(`^\? `),
+		Box:   re(`^>(\s+Type your message.*)?$`),
+		Works: re(`^\x1b[◐◑◒◓]|\(\d+[hms][^)]*esc to cancel\)`), Asks: re(`^✳`)},
+	{Name: "generic", SubmitDelay: 50 * time.Millisecond},
+}
 
 // adapterFor finds the row for a command name (base name, no extension), or the generic one.
 func adapterFor(name string) *Adapter {
@@ -799,68 +777,64 @@ const (
 
 // Detector judges a Screen over time. Deterministic: the same calls give the same prompts. One goroutine uses it.
 type Detector struct {
-	Screen                          *Screen
-	a                               *Adapter
-	o                               DetectOptions
-	raw                             []byte
-	mask                            [32]byte
-	tty                             TTYState // the last one known since changed
-	ttyGap                          time.Duration
-	v                               *view
-	found, cur, slept               *found    // asked by the last look; in force, the last one returned; that at Sleep
-	out, changed, looked            time.Time // last output; last one that changed the masked screen; last look
-	pending, absent, entered, sleep time.Time // found is to be believed; cur left the screen; Enter was typed; Sleep's end
-	ttyNext                         time.Time
-	dirty, resized, idled           bool // output since the last look; resized since cur; the idle box was announced
+	Screen               *Screen
+	a                    *Adapter
+	o                    DetectOptions
+	raw                  []byte
+	mask                 string
+	tty                  TTYState // the last one known since changed
+	v                    *view
+	found, cur           *found    // asked by the last look; in force, the last one returned
+	out, changed, looked time.Time // last output; last one that changed the masked screen; last look
+	answered             time.Time // Enter was typed; after an injection the end of its echo window: asleep until then
+	lookAt, ttyAt        time.Time // output has come that wants a look; the terminal's state does
+	pendingAt, goneAt    time.Time // zero, or when found is to be believed; when cur, out of sight, is forgotten
 }
 
 // found is a judgement: a prompt, where it stands, and what it needs to be believed.
 type found struct {
 	Prompt
-	line   string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
-	place  int           // the row it begins in, counted from the first line of the session
-	wait   time.Duration // how long the masked screen must have been still
-	mute   bool          // so long no byte at all must have come
-	listed bool          // it is asked below a printed list
+	line  string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
+	by    string        // the first signal: pattern, silence; "" structure
+	place int           // the row it begins in, counted from the first line of the session; −1 anywhere
+	wait  time.Duration // how long the masked screen must have been still
+	mute  bool          // so long no byte at all must have come
 }
 
-// newDetector is a detector for the tool of a, with a screen of rows × cols cells.
 func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
 	o.Threshold, o.Stuck = cmp.Or(o.Threshold, 0.65), cmp.Or(o.Stuck, 2*time.Second)
 	o.BufferBytes = cmp.Or(o.BufferBytes, 4096)
 	return &Detector{Screen: newScreen(rows, cols), a: a, o: o}
 }
 
-// Feed takes the child's bytes as they came.
 func (d *Detector) Feed(p []byte, now time.Time) {
 	d.Screen.Write(p)
-	d.out, d.dirty = now, true
-	if d.raw = append(d.raw, p[max(0, len(p)-d.o.BufferBytes):]...); len(d.raw) > 2*d.o.BufferBytes {
-		d.raw = append(d.raw[:0], d.Raw()...)
-	}
+	d.raw = append(d.raw, p[max(0, len(p)-d.o.BufferBytes):]...)
+	d.raw = d.raw[max(0, len(d.raw)-d.o.BufferBytes):]
+	d.out, d.lookAt = now, now.Add(min(settleTold, max(0, lookEvery-now.Sub(d.looked))))
 }
 
 // Raw is the rolling buffer: the last BufferBytes bytes of the child. LastOutput is when bytes last came.
-func (d *Detector) Raw() []byte           { return d.raw[max(0, len(d.raw)-d.o.BufferBytes):] }
+func (d *Detector) Raw() []byte           { return d.raw }
 func (d *Detector) LastOutput() time.Time { return d.out }
 
 // Resize changes the size of the screen. The question in force may now stand elsewhere.
 func (d *Detector) Resize(rows, cols int, now time.Time) {
 	d.Screen.Resize(rows, cols)
-	d.out, d.dirty, d.resized = now, true, true
+	if d.Feed(nil, now); d.cur != nil {
+		d.cur.place = -1
+	}
 }
 
 // Typed notes bytes that went to the child, by keyboard or gate. Only Enter ends a question for good.
 func (d *Detector) Typed(p []byte, now time.Time) {
-	if bytes.ContainsAny(p, "\r\n") {
-		d.entered, d.idled, d.ttyGap, d.ttyNext = now, false, 0, now.Add(settle/2)
+	if bytes.ContainsAny(p, "\r\n") && now.After(d.answered) {
+		d.answered, d.ttyAt = now, now.Add(settle/2)
 	}
 }
 
-// Sleep ignores everything until the echo window has passed; the question in force, asked again, is a new prompt.
-func (d *Detector) Sleep(until time.Time) {
-	d.sleep, d.slept, d.cur, d.absent, d.idled = until, d.cur, nil, time.Time{}, false
-}
+// Sleep ignores everything until the echo window has passed: the question in force has been answered.
+func (d *Detector) Sleep(until time.Time) { d.answered, d.pendingAt = until, until }
 
 // Activity is "starting", "running", "waiting_permission", "waiting" or "idle", for status.
 func (d *Detector) Activity() string {
@@ -876,58 +850,50 @@ func (d *Detector) Activity() string {
 
 // look folds the output since the last look into the masked screen, and judges it.
 func (d *Detector) look(tty TTYState, now time.Time) {
-	stale := d.dirty || d.v == nil
+	stale := d.v == nil || !d.lookAt.IsZero()
 	if stale {
-		if d.dirty, d.looked = false, now; d.out.IsZero() {
-			d.out = now
-		}
+		d.lookAt, d.looked, d.out = time.Time{}, now, cmp.Or(d.out, now)
 		if m := d.masked(); m != d.mask {
-			d.mask, d.changed, d.tty, d.ttyGap, d.ttyNext = m, d.out, TTYState{}, 0, d.out.Add(settle/2)
+			d.mask, d.changed, d.tty, d.ttyAt = m, d.out, TTYState{}, d.out.Add(settle/2)
 		}
 	}
 	if tty.Reading != ReadingUnknown || d.tty.Reading == ReadingUnknown && tty != (TTYState{}) {
 		d.tty = tty
 	}
 	if stale || d.v.tty != d.tty {
-		d.v = newView(d.Screen, d.a, d.tty)
-		d.found = d.v.judge(d.o)
+		d.v = newView(d.Screen, d.a, d.tty, d.o)
+		d.found = d.v.judge()
 	}
 }
 
 // Tick returns a question that is seen for the first time, else nil.
 func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
-	if d.look(tty, now); !d.ttyNext.After(now) {
-		d.ttyGap = min(2*d.ttyGap+settle/2, pollTTY)
-		d.ttyNext = now.Add(d.ttyGap)
+	if d.look(tty, now); !d.ttyAt.After(now) {
+		d.ttyAt = now.Add(min(max(min(now.Sub(d.changed), now.Sub(d.answered)), settle/2), pollTTY))
 	}
-	d.pending, d.idled = time.Time{}, d.idled && !d.v.working()
-	f, asleep := d.found, now.Before(d.sleep)
-	if f == nil && !asleep {
-		d.slept = nil
+	f, due := d.found, time.Time{}
+	switch there := d.present(now); {
+	case now.Before(d.answered):
+		due = d.answered
+	case f == nil:
+	case !there || !d.still():
+		if due = d.changed.Add(f.wait); f.mute {
+			due = d.out.Add(f.wait)
+		}
+	case !f.Idle && f.Fingerprint == d.cur.Fingerprint && !d.answered.IsZero() && d.out.After(d.answered): // still there
+		due = d.answered.Add(repeatWait)
 	}
-	answered := !d.entered.IsZero() && d.out.After(d.entered) && now.Sub(d.entered) >= repeatWait // at the keyboard
-	if d.present(now) && (f == nil || d.still() && !(answered && !f.Idle && f.Fingerprint == d.cur.Fingerprint)) ||
-		f == nil || asleep || d.repeats(f, now) {
+	if d.pendingAt = due; due.IsZero() || due.After(now) {
 		return nil
 	}
-	due := d.changed.Add(f.wait)
-	if f.mute && d.out.After(d.changed) {
-		due = d.out.Add(f.wait)
-	}
-	if now.Before(due) {
-		d.pending = due
-		return nil
-	}
-	said := f.Idle && d.idled
-	d.cur, d.absent, d.entered, d.resized, d.slept, d.idled = f, time.Time{}, time.Time{}, false, nil, f.Idle
-	if said {
-		return nil
-	}
+	d.cur, d.pendingAt, d.goneAt, d.answered = f, time.Time{}, time.Time{}, time.Time{}
 	return d.prompt()
 }
 
-// prompt is what the last look found, with the end of the screen.
 func (d *Detector) prompt() *Prompt {
+	if d.found == nil {
+		return nil
+	}
 	p, text := d.found.Prompt, []rune(redact(visible(d.Screen.Text())))
 	p.Choices, p.Recent = append([]Choice{}, p.Choices...), string(text[max(0, len(text)-500):])
 	return &p
@@ -935,85 +901,47 @@ func (d *Detector) prompt() *Prompt {
 
 // present tells whether the question in force still stands; once out of sight for a while, it is forgotten.
 func (d *Detector) present(now time.Time) bool {
-	if d.cur == nil || d.still() {
-		d.absent = time.Time{}
-		return d.cur != nil
-	}
-	limit := goneAfter
-	if now.Sub(d.out) < settleTold {
-		limit *= 3 // in the middle of a repaint
-	}
-	if d.absent.IsZero() {
-		d.absent = now
-	} else if now.Sub(d.absent) >= limit {
-		d.cur = nil
+	switch {
+	case d.cur == nil || d.still():
+		d.goneAt = time.Time{}
+	case d.goneAt.IsZero():
+		d.goneAt = now.Add(goneAfter)
+	case !now.Before(d.goneAt):
+		d.cur, d.goneAt = nil, time.Time{}
 	}
 	return d.cur != nil
 }
 
-// still tells whether the question in force is on the screen now, or an answer is being typed behind it.
+// still tells whether the question in force is on the screen now, or an answer is being typed behind it or in its box.
+// Of the choices one may be a text field being filled in.
 func (d *Detector) still() bool {
-	if d.cur.line == "" {
-		return d.found != nil && same(d.found, d.cur)
+	f, c := d.found, d.cur
+	switch line, top := d.v.cursorLine(); {
+	case c.line != "":
+		return !(d.tty.Reading == ReadingBusy && slices.Contains(c.Signals, "tty")) &&
+			(c.place < 0 || c.place == d.Screen.Scrolled()+top) &&
+			strings.HasPrefix(line+d.v.after(), strings.TrimRight(c.line, " "))
+	case f == nil:
+		return c.Idle && d.v.known && d.answered.IsZero() && !d.v.working()
 	}
-	line, top := d.v.cursorLine()
-	return !(d.tty.Reading == ReadingBusy && slices.Contains(d.cur.Signals, "tty")) &&
-		(d.Screen.Scrolled()+top == d.cur.place || d.resized) &&
-		strings.HasPrefix(line+d.v.after(), strings.TrimRight(d.cur.line, " "))
+	return f.Type == c.Type && f.Question == c.Question && f.Excerpt == c.Excerpt && len(f.Choices) == len(c.Choices)
 }
 
-// repeats tells that f is only what was answered a moment ago and has not left the screen yet.
-func (d *Detector) repeats(f *found, now time.Time) bool {
-	late := d.sleep.Add(repeatWait)
-	if d.slept == nil || !same(f, d.slept) || f.line != "" && f.place != d.slept.place ||
-		d.out.After(d.sleep) && !now.Before(late) {
-		d.slept = nil
-	} else if late.After(now) {
-		d.pending = late
-	}
-	return d.slept != nil
+// Next is when Tick is next worth calling without new bytes.
+func (d *Detector) Next(now time.Time) time.Time {
+	due := append(slices.DeleteFunc([]time.Time{d.lookAt, d.pendingAt, d.goneAt}, time.Time.IsZero), d.ttyAt)
+	return slices.MaxFunc([]time.Time{now, slices.MinFunc(due, time.Time.Compare)}, time.Time.Compare)
 }
 
-// same tells whether a and b are one question: of the choices one may be a text field being filled in.
-func same(a, b *found) bool {
-	return a.Type == b.Type && a.Question == b.Question && a.Excerpt == b.Excerpt && len(a.Choices) == len(b.Choices)
-}
-
-// Next is when Tick is next worth calling without new bytes; zero: not before something happens.
-func (d *Detector) Next(now time.Time) (next time.Time) {
-	for _, e := range []struct {
-		want bool
-		t    time.Time
-	}{
-		{true, d.pending}, {d.dirty, d.out.Add(settleTold)}, {d.dirty && !d.looked.IsZero(), d.looked.Add(lookEvery)},
-		{d.sleep.After(now), d.sleep}, {d.cur != nil && !d.absent.IsZero(), d.absent.Add(goneAfter)},
-		{d.cur != nil && d.entered.Add(repeatWait).After(now), d.entered.Add(repeatWait)}, {d.needsTTY(), d.ttyNext},
-	} {
-		if e.want && !e.t.IsZero() && (next.IsZero() || e.t.Before(next)) {
-			next = e.t
-		}
-	}
-	if next.IsZero() || next.After(now) {
-		return next
-	}
-	return now
-}
-
-// needsTTY tells whether the terminal's state decides at all: full-screen agents always read it.
-func (d *Detector) needsTTY() bool {
-	return d.a.Box == nil || !d.Screen.AltScreen() && d.Screen.Status().State == ""
-}
-
-// WantTTY tells whether TTYState can change what Tick says now. It costs a look at the foreground processes.
+// WantTTY tells whether TTYState can change what Tick says now: full-screen agents always read. It costs a system call.
 func (d *Detector) WantTTY(now time.Time) bool {
-	return d.needsTTY() && !d.dirty && !d.ttyNext.After(now)
+	needed := d.a.Box == nil || !d.Screen.AltScreen() && d.Screen.Status().State == ""
+	return needed && d.lookAt.IsZero() && !d.ttyAt.After(now)
 }
 
 // Look is what the screen asks this instant, judged without waiting: the gate's eye. nil: nothing.
 func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
-	if d.look(tty, now); d.found == nil {
-		return nil
-	}
+	d.look(tty, now)
 	return d.prompt()
 }
 
@@ -1023,19 +951,16 @@ func (d *Detector) Gone(tty TTYState, now time.Time) bool {
 	return !d.present(now)
 }
 
-// reMasked are spinners, blinking marks and digits: what moves on a screen that is still.
-var reMasked = re(`[\d\x{2800}-\x{28ff}●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙]`)
+// reMasked are spinners, blinking marks, digits and blanks: what moves on a screen that is still.
+var reMasked = re(`[\s\d\x{2800}-\x{28ff}●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙]+`)
 
-// masked is a digest of the screen without them, and with the cursor where it shows.
-func (d *Detector) masked() [32]byte {
-	h := sha256.New()
-	for r, rows := 0, d.Screen.rows; r < rows; r++ {
-		io.WriteString(h, strings.TrimSpace(reMasked.ReplaceAllString(d.Screen.Row(r), ""))+"\n")
+// masked is the screen without them, and with the cursor where it shows.
+func (d *Detector) masked() string {
+	row, col, hidden := d.Screen.Cursor()
+	if hidden {
+		row, col = -1, -1
 	}
-	if row, col, hidden := d.Screen.Cursor(); !hidden {
-		fmt.Fprint(h, row, col)
-	}
-	return [32]byte(h.Sum(nil))
+	return fmt.Sprint(row, col, reMasked.ReplaceAllString(d.Screen.Text(), ""))
 }
 
 /* ----- one look at the screen ----- */
@@ -1044,6 +969,7 @@ type view struct {
 	s                   *Screen
 	a                   *Adapter
 	tty                 TTYState
+	o                   DetectOptions
 	rows                []viewRow
 	row, col, last      int  // of the cursor; the last row that shows anything, −1 none
 	hidden, told, known bool // the cursor; the tool says that it asks; the tool is one of ours
@@ -1062,10 +988,10 @@ const (
 	lines    = "─━═╌┄┈▔▁▀▄‾╴╶╭╮╰╯┌┐└┘├┤┬┴┼╔╗╚╝╠╣╹╻╷╵◆◇"
 )
 
-func newView(s *Screen, a *Adapter, tty TTYState) *view {
-	v := &view{s: s, a: a, tty: tty, last: -1, rows: make([]viewRow, s.rows), known: a.Box != nil}
+func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions) *view {
+	v := &view{s: s, a: a, tty: tty, o: o, last: -1, rows: make([]viewRow, s.rows), known: a.Box != nil}
 	v.row, v.col, v.hidden = s.Cursor()
-	v.told = s.Status().State == "blocked" || a.AsksTitle != nil && a.AsksTitle.MatchString(s.Title())
+	v.told = s.Status().State == "blocked" || a.Asks != nil && a.Asks.MatchString(s.Title())
 	for r := range v.rows {
 		w := viewRow{raw: s.Row(r)}
 		w.text = strings.TrimLeft(w.raw, " "+uprights+lines)
@@ -1085,22 +1011,18 @@ func newView(s *Screen, a *Adapter, tty TTYState) *view {
 	return v
 }
 
-// cells is the text of the cursor's row from column a to b; after is what stands behind the cursor.
-func (v *view) cells(a, b int) (text string) {
-	for ; a < b; a++ {
-		ch, _ := v.s.Cell(v.row, a)
+// after is what stands behind the cursor.
+func (v *view) after() (text string) {
+	for c := v.col; c < v.s.cols; c++ {
+		ch, _ := v.s.Cell(v.row, c)
 		text += strings.Trim(string(ch), "\x00")
 	}
-	return text
+	return strings.TrimRight(text, " ")
 }
-func (v *view) after() string { return strings.TrimRight(v.cells(v.col, v.s.cols), " ") }
 
 // cursorLine is the text up to the cursor, from the row where its line begins.
-func (v *view) cursorLine() (line string, top int) {
-	if v.after() == "" {
-		return v.whole(v.rows[v.row].raw, v.row) // with what cells leave out: marks that take no room
-	}
-	return v.whole(v.cells(0, v.col), v.row)
+func (v *view) cursorLine() (string, int) {
+	return v.whole(strings.TrimSuffix(v.rows[v.row].raw, v.after()), v.row)
 }
 
 // whole puts the rows that run over into row r before its text.
@@ -1142,48 +1064,61 @@ func (v *view) faintAt(row, col int) bool {
 		a.FG >= 1<<24 && max(r, g, b)-min(r, g, b) <= 32 && max(r, g, b) < 0xc0
 }
 
-// odd is the index of the one place whose background is unlike the rest, else of the only one in its colour, else −1.
-func odd(attrs []Attr, base Attr) int {
-	for _, differs := range []func(Attr) bool{
-		func(a Attr) bool { return a.Reverse != base.Reverse || a.BG != base.BG },
-		func(a Attr) bool { return a.FG != base.FG || a.Bold != base.Bold },
-	} {
-		if i := slices.IndexFunc(attrs, differs); i >= 0 && !slices.ContainsFunc(attrs[i+1:], differs) {
-			return i
-		}
+// pointed is the index of the option with a pointer, else of the only one whose background is not base; −1 when none.
+func (v *view) pointed(opts []option, base Attr) int {
+	differs := func(o option) bool {
+		a := v.attr(o.row, o.textAt)
+		return a.Reverse != base.Reverse || a.BG != base.BG
 	}
-	return -1
+	i, j := slices.IndexFunc(opts, func(o option) bool { return o.pointer != "" }), slices.IndexFunc(opts, differs)
+	if i < 0 && j >= 0 && !slices.ContainsFunc(opts[j+1:], differs) {
+		return j
+	}
+	return i
 }
 
 // working tells whether a known tool says, or shows, that it is at work.
 func (v *view) working() bool {
-	if st := v.s.Status().State; st != "" && st != "clear" {
+	if st := v.s.Status().State; st != "" && st != "clear" || v.a.Works == nil {
 		return st == "working"
 	}
-	shown := func(w viewRow) bool { return v.a.Works != nil && v.a.Works.MatchString(w.text) }
-	return v.a.WorksTitle != nil && v.a.WorksTitle.MatchString(v.s.Title()) ||
-		slices.ContainsFunc(v.rows[max(0, v.last-12):v.last+1], shown)
+	return v.a.Works.MatchString("\x1b"+v.s.Title()) ||
+		slices.ContainsFunc(v.rows[max(0, v.last-12):v.last+1], func(w viewRow) bool { return v.a.Works.MatchString(w.text) })
 }
 
 // judge finds what the screen asks, if anything.
-func (v *view) judge(o DetectOptions) (f *found) {
+func (v *view) judge() (f *found) {
 	if v.last < 0 && v.tty.Reading != ReadingYes || v.working() {
 		return nil
 	}
-	line := func() *found { return v.readLine(o) }
-	for _, read := range []func() *found{v.readBox, v.readIdle, v.readMenu, v.readSides, line} {
-		if f = read(); f != nil {
-			break
-		}
+	readers := []func() *found{v.readBox, v.readIdle, v.readMenu, v.readLine}
+	for i := 0; f == nil && i < len(readers); i++ {
+		f = readers[i]()
 	}
 	if st := v.s.Status(); f == nil && st.State == "blocked" { // the window is too small to show the dialog
-		f = &found{wait: settleIdle, Prompt: Prompt{Type: Unknown, Cut: true, Full: v.s.Text(),
+		f = &found{wait: settleIdle, Prompt: Prompt{Type: Unknown, Pointer: -1, Cut: true, Full: v.s.Text(),
 			Question: cmp.Or(st.Msg, st.App+" waits for an answer: "+st.Kind)}}
 	}
-	if f == nil || v.finish(f, o).Score < o.Threshold && slices.Contains(f.Signals, "pattern") {
+	if f == nil || v.finish(f).Score < v.o.Threshold && f.by == "pattern" {
 		return nil
 	}
 	return f
+}
+
+// readIdle finds the empty input box of a known tool, the cursor in it.
+func (v *view) readIdle() *found {
+	w := v.rows[v.row]
+	_, draft, _ := strings.Cut(w.text, "\u00a0") // Claude shows a hint there in grey, and what was typed in white
+	if v.told || !v.known || !v.inBox(w) || w.text == "" && v.hidden || draft != "" && !v.faintAt(v.row, w.at+2) {
+		return nil
+	}
+	return &found{wait: settleIdle, Prompt: Prompt{Type: FreeText, Score: 0.90, Idle: true, Pointer: -1,
+		Question: v.a.Name + " has finished and waits for your next message"}}
+}
+
+// inBox tells whether w has the shape of the tool's input box; a frame may be part of it.
+func (v *view) inBox(w viewRow) bool {
+	return w.text != "" && v.a.Box.MatchString(w.text) || w.depth == 1 && v.a.Box.MatchString(strings.TrimSpace(w.raw))
 }
 
 // What a label says it does; refusing words win ("Continue without trusting").
@@ -1195,26 +1130,26 @@ var (
 
 func grantsIt(c Choice) bool { return reGrants.MatchString(c.Label) && !reRefuses.MatchString(c.Label) }
 
+// safely is text as it may leave the machine, at most n bytes of it.
+func safely(text string, n int) string { return clip(redact(visible(text)), n) }
+
 // finish adds what all prompts share: signals and score, permission, safe default, fingerprint.
-func (v *view) finish(f *found, o DetectOptions) *found {
-	st, refusal := v.s.Status(), "esc"
-	if f.Signals == nil {
-		f.Signals = []string{"structure"}
-	}
+func (v *view) finish(f *found) *found {
+	st, refusal, bare := v.s.Status(), "esc", settle
+	f.Signals = []string{cmp.Or(f.by, "structure")}
 	if v.tty.Reading == ReadingYes && (!v.known || f.line != "") {
 		f.Signals = append(f.Signals, "tty")
 	}
 	if v.told {
-		f.wait = cmp.Or(f.wait, settleTold)
+		bare = settleTold
 	} else if !v.known && v.tty.Reading == ReadingUnknown {
-		f.wait = cmp.Or(f.wait, settleBare)
+		bare = settleBare
 	}
-	f.wait = cmp.Or(f.wait, settle)
+	f.wait = cmp.Or(f.wait, bare)
 	f.Score = math.Round(min(f.Score*100+5*float64(len(f.Signals)-1), 99)) / 100
-	if f.Idle && (st.State == "idle" || st.State == "done") || !f.Idle && st.State == "blocked" {
-		f.Signals, f.Score = append(f.Signals, "protocol"), 1
-	} else if v.told && !f.Idle {
-		f.Signals, f.Score = append(f.Signals, "title"), 1
+	if v.told && !f.Idle || f.Idle && (st.State == "idle" || st.State == "done") {
+		by := map[bool]string{true: "protocol", false: "title"}[f.Idle || st.State == "blocked"]
+		f.Signals, f.Score = append(f.Signals, by), 1
 	}
 	f.Permission = f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, grantsIt) && !f.Multi ||
 		st.State == "blocked" && st.Kind == "permission"
@@ -1225,17 +1160,13 @@ func (v *view) finish(f *found, o DetectOptions) *found {
 		}
 		c.Label = clip(visible(c.Label), 60)
 	}
-	if f.Axis == "" {
-		f.Pointer = -1
-	}
 	safe := map[PromptType]string{YesNo: "n", ConfirmEnter: "enter", MultipleChoice: "1"}[f.Type]
-	value := o.SafeDefaults[f.Type]
-	offered := slices.ContainsFunc(f.Choices, func(c Choice) bool { return c.Key == value })
-	switch {
+	set := v.o.SafeDefaults[f.Type]
+	switch offered := func(c Choice) bool { return c.Key == set }; {
 	case f.Permission:
 		safe = refusal
-	case f.Type == FreeText, offered && f.Type == MultipleChoice:
-		safe = value
+	case f.Type == FreeText, f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, offered):
+		safe = set
 	case f.Type == MultipleChoice && len(f.Choices) > 0:
 		safe = f.Choices[max(f.Pointer, 0)].Key
 	}
@@ -1243,9 +1174,8 @@ func (v *view) finish(f *found, o DetectOptions) *found {
 		f.SafeDefault = &safe
 	}
 	f.Question = cmp.Or(f.Question, v.s.Title(), "which one?")
-	f.Excerpt = clip(redact(visible(cmp.Or(f.Excerpt, f.Question))), 200)
+	f.Excerpt, f.Full = safely(cmp.Or(f.Excerpt, f.Question), 200), safely(cmp.Or(f.Full, f.Question), 16<<10)
 	f.Question = strings.TrimSpace(redact(visible(f.Question)))
-	f.Full = clip(redact(visible(cmp.Or(f.Full, f.Question))), 16<<10)
 	words := fmt.Sprint(f.Type, f.Question, f.Excerpt, f.Idle, f.Secret, labels(f.Choices))
 	sum := sha256.Sum256([]byte(strings.Join(strings.Fields(words), ""))) // the same however it is wrapped
 	f.Fingerprint = hex.EncodeToString(sum[:8])
@@ -1259,28 +1189,12 @@ func labels(choices []Choice) (l []string) {
 	return l
 }
 
-// readIdle finds the empty input box of a known tool, the cursor in it.
-func (v *view) readIdle() *found {
-	w := v.rows[v.row]
-	_, draft, _ := strings.Cut(w.text, "\u00a0") // Claude shows a hint there in grey, and what was typed in white
-	if v.told || !v.known || !v.inBox(w) || w.text == "" && v.hidden || draft != "" && !v.faintAt(v.row, w.at+2) {
-		return nil
-	}
-	return &found{wait: settleIdle, Prompt: Prompt{Type: FreeText, Score: 0.90, Idle: true,
-		Question: v.a.Name + " has finished and waits for your next message"}}
-}
-
-// inBox tells whether w has the shape of the tool's input box; a frame may be part of it.
-func (v *view) inBox(w viewRow) bool {
-	return w.text != "" && v.a.Box.MatchString(w.text) || w.depth == 1 && v.a.Box.MatchString(strings.TrimSpace(w.raw))
-}
-
 /* ----- menus ----- */
 // option is a row read as a choice of a menu: a pointer, a box to tick, a number, words.
 type option struct {
 	row, at, tickAt, textAt int // columns: of all behind the pointer, of the box, of the words
-	label, num, pointer     string
 	tick                    int // −1 no box, 0 empty, 1 ticked
+	label, num, pointer     string
 }
 
 const tickBox = `((?:(?:\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*)?)`
@@ -1293,9 +1207,9 @@ var (
 	reHint    = re(`(?i)\b(arrow|navigate|to (select|confirm|submit|choose)|use .{0,12}keys|enter |space |esc )|` +
 		`↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
 	reAsked  = re(`^[^:]*\?\W*$`)
+	reAside  = re(`^$|____|^[→●] `) // no part of a paragraph: an empty field, an answer given
 	reLead   = re(`^[?◆◇✔●■]\s+`)
-	reHinted = re(`\s*([\[(](?i:use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*[\])]|` +
-		`› ?-? ?Use arrow-keys.*|[›…·]\s*)$`)
+	reHinted = re(`(?i)\s*([\[(](use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*.|› ?-? ?use arrow-.*|[›…·])\s*$`)
 	reCommon = re(`(?i)^(yesno|noyes)$`)
 )
 
@@ -1303,10 +1217,7 @@ func readOption(row int, w *viewRow) option {
 	m, width := reOption.FindStringSubmatch(w.text), utf8.RuneCountInString
 	o := option{row: row, at: w.at + width(m[1]), tick: -1, label: m[5]}
 	o.pointer, o.num = strings.Trim(m[1], "↑↓ ○"), strings.Trim(m[3], "(). :")
-	o.textAt, o.tickAt = o.at+width(m[2]+m[3]+m[4]), o.at
-	if m[2] == "" {
-		o.tickAt += width(m[3])
-	}
+	o.tickAt, o.textAt = o.at+width(m[2]+m[3]), o.at+width(m[2]+m[3]+m[4])
 	if mark := m[2] + m[4]; mark != "" {
 		o.tick = map[bool]int{true: 1}[strings.ContainsAny(mark, "xX*✔✓•◉◼☑☒■")]
 	}
@@ -1316,94 +1227,71 @@ func readOption(row int, w *viewRow) option {
 // readMenu finds a list of choices with a pointer at one of them, the lowest on the screen.
 func (v *view) readMenu() *found {
 	for r := v.last; r >= 0 && !v.tty.Canonical && (v.tty.Reading != ReadingBusy || v.known); r-- {
-		head := v.rows[r].option
-		if head.label == "" || head.pointer == "" && (head.tick < 0 || !v.hidden || v.known) ||
-			v.known && (!strings.Contains(v.a.Pointer, head.pointer) || v.inBox(v.rows[r]) ||
-				head.num == "" && (!v.hidden || v.a.OnPointer && r != v.row)) {
-			continue
+		head, opts := v.rows[r].option, []option(nil)
+		pointed := head.label != "" && (head.pointer != "" || head.tick >= 0 && v.hidden)
+		if v.known {
+			pointed = pointed && head.pointer != "" && strings.Contains(v.a.Pointer, head.pointer) && !v.inBox(v.rows[r]) &&
+				(head.num != "" || v.hidden && (!v.a.OnPointer || r == v.row))
 		}
-		var opts []option
-		for start := r; start > r-20 && start >= 0; start-- {
-			if o := v.options(head, start); len(o) > len(opts) {
-				opts = o
-			}
+		for start := max(0, r-19); start <= r && pointed && (len(opts) == 0 || opts[len(opts)-1].row < r); start++ {
+			opts = v.options(head, start)
 		}
-		if (len(opts) > 1 || len(opts) == 1 && head.tick >= 0) && v.live(opts) {
+		if (len(opts) > 1 || len(opts) == 1 && head.tick >= 0) && v.live(opts[0], opts[len(opts)-1].row) {
 			return v.menu(opts, Attr{FG: -1, BG: -1})
 		}
 	}
 	return nil
 }
 
-// options reads the menu from row start on, with what explains each; nil when it does not come as far as head.
+// options reads the menu from row start on, with what explains each.
 func (v *view) options(head option, start int) (opts []option) {
-	num, described := 1, false
+	num, gap := 1, 0
 	fmt.Sscan(v.rows[start].option.num, &num)
-	for r, gap := start, 0; r <= v.last && gap < 3; r++ {
+	for r := start; r <= v.last && gap < 3; r++ {
 		w, o := v.rows[r], v.rows[r].option
 		dimmer := o.tick < 0 && v.faintAt(r, o.textAt) && !v.faintAt(head.row, head.textAt) && !strings.HasPrefix(w.text, "○")
-		spilled := r > 0 && r+1 < len(v.rows) && len([]rune(v.rows[r-1].raw)) > v.s.cols-20 &&
-			v.rows[r+1].option.at == head.at
+		numbered := o.num == fmt.Sprint(num) || o.num == "" && head.tick >= 0 && o.at == head.tickAt
+		alike := o.num == "" && o.at == head.at && (o.tick < 0) == (head.tick < 0) && !dimmer && !reCount.MatchString(o.label)
 		switch {
-		case w.text == "" && len(opts) > 0 && (head.num != "" || !w.rule && described):
+		case w.text == "" && len(opts) > 0 && (head.num != "" || !w.rule):
 			gap++
-		case w.text != "" && (head.num != "" && (o.num == fmt.Sprint(num) ||
-			o.num == "" && head.tick >= 0 && o.at == head.tickAt) ||
-			head.num == "" && o.num == "" && o.at == head.at && (o.tick < 0) == (head.tick < 0) && !dimmer &&
-				!reCount.MatchString(o.label)):
-			if opts, gap, described = append(opts, o), 0, false; o.num != "" {
+		case w.text != "" && (head.num != "" && numbered || head.num == "" && alike):
+			if opts, gap = append(opts, o), 0; o.num != "" {
 				num++
 			}
-		case w.text != "" && gap == 0 && len(opts) > 0 && (o.at > head.at || dimmer || r > 0 && v.s.Wrapped(r-1) || spilled):
+		case w.text != "" && gap == 0 && len(opts) > 0 && (o.at > head.at || dimmer || r > 0 &&
+			(v.s.Wrapped(r-1) || utf8.RuneCountInString(v.rows[r-1].raw) > v.s.cols-20)):
 			last := &opts[len(opts)-1]
-			if described = true; (o.at == last.textAt || o.at < last.at) &&
-				v.faintAt(r, o.at) == v.faintAt(last.row, last.textAt) {
+			if (o.at == last.textAt || o.at < last.at) && v.faintAt(r, o.at) == v.faintAt(last.row, last.textAt) {
 				last.label += " " + w.text
 			}
 		default:
 			gap = 3
 		}
 	}
-	if len(opts) == 0 || opts[len(opts)-1].row < head.row {
-		return nil
-	}
 	return opts
 }
 
-// live tells whether the program waits at the menu: nothing but hints below it, and the cursor hidden or in it.
-func (v *view) live(opts []option) bool {
-	first, end := opts[0].row, opts[len(opts)-1].row
-	inside, hint, below := v.row >= first-2 && v.row <= end, v.hidden, 0
-	for _, w := range append(slices.Clone(v.rows[max(0, first-3):first]), v.rows[end+1:v.last+1]...) {
-		hint = hint || reHint.MatchString(w.text)
-	}
-	for _, w := range v.rows[end+1 : v.last+1] {
-		below += min(1, len(w.text))
-	}
-	return below <= 9 && (v.known && (inside || !v.inBox(v.rows[v.row])) ||
-		!v.known && (hint || inside && (v.tty.Reading == ReadingYes || opts[0].num != "")))
+// live tells whether the program waits at the menu down to row end: the cursor is hidden or in it, or a hint is below.
+func (v *view) live(first option, end int) bool {
+	inside := v.hidden || v.row >= first.row-2 && v.row <= end
+	hint := func(w viewRow) bool { return reHint.MatchString(w.text) }
+	return v.last-end <= 12 && (v.known && (inside || !v.inBox(v.rows[v.row])) ||
+		!v.known && (inside && (v.tty.Reading == ReadingYes || first.num != "") ||
+			slices.ContainsFunc(v.rows[end+1:v.last+1], hint)))
 }
 
 // menu makes the prompt of a list of options; base is how its background is drawn.
 func (v *view) menu(opts []option, base Attr) *found {
-	f, attrs := dialog("vertical"), []Attr(nil)
-	for i, o := range opts {
-		if attrs = append(attrs, v.attr(o.row, o.textAt)); o.pointer != "" {
-			f.Pointer = i
-		}
-	}
-	if f.Pointer < 0 {
-		f.Pointer = odd(attrs, base)
-	}
-	lo := max(0, f.Pointer-8) // nine of them, the pointer among them
-	f.Pointer -= lo
+	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "vertical", Submit: v.a.Submit}}
+	at := v.pointed(opts, base)
+	lo := max(0, at-8) // nine of them, the pointer among them
+	f.Pointer = at - lo
 	for i, o := range opts[lo:min(len(opts), lo+9)] {
 		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i+1)), Label: o.label}
-		if m := reShort.FindStringSubmatch(o.label); v.known && m != nil {
-			c.Keys = strings.Replace(m[1], "esc", "\x1b", 1)
-		}
-		if v.known {
-			c.Label = reSegment.FindString(c.Label) // the rest is a description
+		if v.known { // behind the first words is a description
+			c.Label, c.Keys = reSegment.FindString(o.label), strings.Trim(reShort.FindString(o.label), " ()")
+			c.Keys = strings.Replace(c.Keys, "esc", "\x1b", 1)
 		}
 		if o.num != "" && v.a.Digits {
 			c.Keys = o.num
@@ -1413,14 +1301,7 @@ func (v *view) menu(opts []option, base Attr) *found {
 		f.Multi = f.Multi || o.tick >= 0 && !strings.Contains(v.rows[o.row].text, "(")
 		f.Choices, f.Ticked = append(f.Choices, c), append(f.Ticked, o.tick == 1)
 	}
-	if f.Submit = cmp.Or(v.a.Submit, "\r"); !f.Multi {
-		f.Ticked, f.Submit = nil, ""
-	}
 	return v.describe(f, opts[0].row, opts[len(opts)-1].row)
-}
-
-func dialog(axis string) *found {
-	return &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Pointer: -1, Axis: axis}}
 }
 
 // bare is a line without its mark and without the keys it explains.
@@ -1432,13 +1313,13 @@ func bare(line string) string {
 func (v *view) describe(f *found, first, end int) *found {
 	if len(f.Choices) == 2 && !v.known && reCommon.MatchString(f.Choices[0].Label+f.Choices[1].Label) {
 		f.Type = YesNo
-		for i := range f.Choices {
-			f.Choices[i].Key = strings.ToLower(f.Choices[i].Label[:1])
+		for i, c := range f.Choices {
+			f.Choices[i].Key = strings.ToLower(c.Label[:1])
 		}
 	}
 	top, headed := first, false
 	for blank := 0; top > 0 && !v.rows[top-1].top && blank < 2 && !headed; top-- {
-		if w := v.rows[top-1]; v.known || w.text != "" || w.rule || w.depth > 0 {
+		if w := v.rows[top-1]; v.known || w.raw != "" {
 			blank = -1
 		}
 		blank++
@@ -1446,7 +1327,7 @@ func (v *view) describe(f *found, first, end int) *found {
 	}
 	f.Cut = v.known && top == 0 && !headed // it begins above the screen
 	for _, w := range v.rows[top : end+1] {
-		f.Cut = f.Cut || strings.HasPrefix(w.text, "↑") || strings.HasPrefix(w.text, "↓")
+		f.Cut = f.Cut || strings.IndexAny(w.text, "↑↓") == 0
 		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
 	}
 	about, grants := v.question(f, top, first), slices.ContainsFunc(f.Choices, grantsIt)
@@ -1454,7 +1335,7 @@ func (v *view) describe(f *found, first, end int) *found {
 		return f
 	}
 	about = slices.DeleteFunc(about, func(line string) bool { return strings.Contains(f.Question, bare(line)) })
-	subject, ask := redact(visible(strings.Join(about, "\n"))), clip(redact(visible(f.Question)), 80)
+	subject, ask := redact(visible(strings.Join(about, "\n"))), safely(f.Question, 80)
 	if f.Excerpt = strings.TrimSpace(subject + "\n" + ask); len(f.Excerpt) > 200 { // its head, its tail, the question
 		half := (200 - len(ask) - 10) / 2
 		head, tail := strings.ToValidUTF8(subject[:half], ""), strings.ToValidUTF8(subject[len(subject)-half:], "")
@@ -1463,58 +1344,44 @@ func (v *view) describe(f *found, first, end int) *found {
 	return f
 }
 
-// question picks what is asked from rows top to first of a dialog, and returns the lines that it is about.
-func (v *view) question(f *found, top, first int) (subject []string) {
-	var body, held []string // paragraphs; lines behind a dashed rule, if another one follows
-	var about [4][]string   // all, from "$ " on, in an inner frame, between dashed rules: the last that there is counts
-	shell, dashed, gap, best := false, false, true, -1
+// question picks what is asked from rows top to first of a dialog, and returns the lines it is about: those between
+// dashed rules, else in an inner frame, else from "$ " on, else all.
+func (v *view) question(f *found, top, first int) (about []string) {
+	dashed := func(w viewRow) bool { return w.rule && strings.Contains(w.raw, "╌╌") }
+	from, to := top+slices.IndexFunc(v.rows[top:first], dashed), v.up(first, dashed)
+	var body []string // paragraphs
+	shell, gap, kind, best := false, true, 3, 2
 	for r := top; r < first; r++ {
 		w := v.rows[r]
-		if w.rule && strings.Contains(w.raw, "╌╌") {
-			about[3], held, dashed = append(about[3], held...), nil, true
+		shell = shell || strings.HasPrefix(w.text, "$ ")
+		is := slices.Index([]bool{r > from && r < to, w.depth > 1, shell, true}, true) // the less the better
+		if w.text != "" && is < kind {
+			kind, about = is, nil
 		}
-		if shell = shell || strings.HasPrefix(w.text, "$ "); w.text == "" || strings.Contains(w.text, "____") ||
-			strings.HasPrefix(w.text, "Tip: ") && !dashed {
+		if w.text != "" && is == kind {
+			about = append(about, w.text)
+		}
+		switch apart := gap || w.at != v.rows[r-1].at && !v.s.Wrapped(r-1) || reLead.MatchString(w.text); {
+		case reAside.MatchString(w.text):
 			gap = true
-			continue
-		}
-		if held = append(held, w.text); !dashed {
-			held = nil
-		}
-		for i, is := range []bool{true, shell, w.depth > 1} {
-			if is {
-				about[i] = append(about[i], w.text)
-			}
-		}
-		if strings.HasPrefix(w.text, "→ ") || strings.HasPrefix(w.text, "● ") {
-			gap = true
-		} else if gap || w.at != v.rows[r-1].at && !v.s.Wrapped(r-1) || reLead.MatchString(w.text) {
+		case apart:
 			body, gap = append(body, w.text), false
-		} else {
+		default:
 			body[len(body)-1] += " " + w.text
 		}
 	}
-	for i, p := range body { // what begins with a mark, is a question, contains one, stands last
-		for rank, is := range []bool{true, strings.Contains(p+" ", "? "), reAsked.MatchString(p),
-			!v.known && strings.HasPrefix(p, "? ")} {
-			if score := 100*rank + i; is && score > best {
-				best, f.Question = score, bare(p)
-			}
+	for _, p := range body { // the last that is a question, else contains one, else of all
+		if is := slices.Index([]bool{reAsked.MatchString(p), strings.Contains(p+" ", "? "), true}, true); is <= best {
+			best, f.Question = is, bare(p)
 		}
 	}
-	for _, a := range about {
-		if a != nil {
-			subject = a
-		}
-	}
-	return subject
+	return about
 }
 
 // side is a shape of choices side by side: their row, with all of them in its group, and one of them.
 type side struct{ row, choice *regexp.Regexp }
 
-var sides = []side{
-	// whiptail, dialog; clack; prompts; opencode
+var sides = []side{ // whiptail, dialog; clack; prompts; opencode
 	{re(`^((?:<\s*[^<>]{1,20}\s*>\s*)+)$`), re(`<\s*([^<>]*?)\s*>`)},
 	{re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)},
 	{re(`› ((?i:no / yes|yes / no))$`), re(`(\w+)`)}, {re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},
@@ -1522,88 +1389,82 @@ var sides = []side{
 
 // buttons reads row r as choices side by side; the pointer is at one filled, under the cursor, or unlike the others.
 func (v *view) buttons(r int, sides []side) *found {
-	f, text, attrs := dialog("horizontal"), v.rows[r].text, []Attr(nil)
+	f, w := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "horizontal"}}, v.rows[r]
+	var opts []option
 	for _, s := range sides {
-		part := s.row.FindStringSubmatch(text)
+		part := s.row.FindStringSubmatchIndex(w.text)
 		if part == nil {
 			continue
 		}
-		in := strings.LastIndex(text, part[1])
-		for i, m := range s.choice.FindAllStringSubmatchIndex(part[1], 9) {
-			label, from, width := part[1][m[2]:m[3]], v.rows[r].at+utf8.RuneCountInString(text[:in+m[0]]), m[1]-m[0]
-			if strings.HasPrefix(part[1][m[0]:], "●") || v.row == r && v.col >= from && v.col < from+width {
-				f.Pointer = i
+		in := w.text[part[2]:part[3]]
+		for i, m := range s.choice.FindAllStringSubmatchIndex(in, 9) {
+			at, width := w.at+utf8.RuneCountInString(w.text[:part[2]+m[0]]), m[1]-m[0]
+			o := option{row: r, textAt: at + width/2}
+			if strings.HasPrefix(in[m[0]:], "●") || v.row == r && v.col >= at && v.col < at+width {
+				o.pointer = "●"
 			}
-			f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: label})
-			attrs = append(attrs, v.attr(r, from+width/2))
+			opts, f.Choices = append(opts, o), append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: in[m[2]:m[3]]})
 		}
 	}
-	if f.Pointer < 0 {
-		f.Pointer = max(0, odd(attrs, v.attr(r, v.rows[r].at-1)))
-	}
+	f.Pointer = max(0, v.pointed(opts, v.attr(r, w.at-1)))
 	return f
 }
 
-// readSides finds choices side by side near the end of the screen.
-func (v *view) readSides() *found {
+// readBox finds choices side by side near the end of the screen, and framed dialogs with buttons in angle brackets, as
+// whiptail, dialog and pinentry draw them.
+func (v *view) readBox() *found {
 	for r := v.last; r >= max(0, v.last-4) && !v.tty.Canonical; r-- {
 		if f := v.buttons(r, sides[1:]); len(f.Choices) > 1 {
 			return v.describe(f, r, r)
 		}
 	}
-	return nil
-}
-
-// readBox finds a framed dialog with buttons in angle brackets, as whiptail, dialog and pinentry draw it.
-func (v *view) readBox() *found {
 	r := v.up(v.last+1, func(w viewRow) bool { return w.depth > 0 && sides[0].row.MatchString(w.text) })
 	plain := r <= 0
-	if plain && v.hidden && v.tty.Reading == ReadingYes && !v.known { // no buttons (cfdisk): only a list will do
+	if plain && v.tty.Reading == ReadingYes && !v.known { // no buttons (cfdisk): only a list will do
 		r = v.up(v.last+1, func(w viewRow) bool { return w.rule && strings.ContainsAny(w.raw, "┘╯╝") })
 	}
 	if r <= 0 || v.tty.Canonical {
 		return nil
 	}
-	if w := v.rows[v.row]; !v.hidden && v.row < r && r-v.row < 6 && w.depth > 0 &&
-		(w.depth > 1 || strings.Contains(w.raw, "_")) { // the cursor is in a field
-		f := v.describe(&found{Prompt: Prompt{Type: FreeText, Score: 0.90}}, r, r)
+	if w := v.rows[v.row]; !v.hidden && v.row < r && (w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")) {
+		f := v.describe(&found{Prompt: Prompt{Type: FreeText, Score: 0.90, Pointer: -1}}, r, r) // the cursor is in a field
 		f.Secret = reSecret.MatchString(f.Question)
 		return f
 	}
-	end, base := max(0, v.up(r, func(w viewRow) bool { return w.text != "" })), v.attr(r, v.rows[r].at-1)
 	var list []option // rows above the buttons that look alike, ticked or one drawn unlike the others
-	var attrs []Attr
-	for i, last := end, v.rows[end].option; i >= 0 && v.rows[i].depth > 0 && v.rows[i].text != ""; i-- {
+	i, base := max(0, v.up(r, func(w viewRow) bool { return w.text != "" })), v.attr(r, v.rows[r].at-1)
+	for last := v.rows[i].option; i >= 0 && v.rows[i].depth > 0 && v.rows[i].text != ""; i-- {
 		o := v.rows[i].option
 		if (o.tick < 0) != (last.tick < 0) || o.tick < 0 && o.at != last.at {
 			break
 		}
-		list, attrs = append([]option{o}, list...), append(attrs, v.attr(i, o.at))
+		list = append([]option{o}, list...)
 	}
-	if len(list) > 0 && (list[0].tick >= 0 || len(list) > 1 && odd(attrs, base) >= 0) {
+	if len(list) > 0 && (list[0].tick >= 0 || len(list) > 1 && v.pointed(list, base) >= 0) {
 		return v.menu(list, base)
 	} else if plain {
 		return nil
 	}
 	f := v.buttons(r, sides[:1])
 	if len(f.Choices) == 1 {
-		f.Type, f.Choices, f.Axis = ConfirmEnter, nil, ""
+		f.Type, f.Choices, f.Axis, f.Pointer = ConfirmEnter, nil, "", -1
 	}
 	return v.describe(f, r, r)
 }
 
 /* ----- questions on the cursor's line ----- */
 var (
-	reTurning = re(`^[\x{2800}-\x{28ff}]`)
-	reMarked  = re(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
+	reMarked = re(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
 		`\b(?i:yes ?/ ?no|y ?/ ?n|y or n|(?:type|press|enter) ['"‘]?(?:yes|y)\b['"’]?)`)
-	reSays  = re(`\pL\w`)
-	reSplit = re(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
-	reWord  = re(`(?i)^(.|yes|no|always|never|all|` +
-		`none|quit|cancel|retry|abort|ignore|skip|edit|help|fingerprint|once|C-.)$`)
+	reRemark = re(`^\(.* .*\)$`)
+	reSays   = re(`\pL\w`)
+	reSplit  = re(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
+	reWord   = re(`(?i)^(.|C-.|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|skip|edit|help|` +
+		`fingerprint)$`)
 	reQuoted  = re(`(?i)^[\[(]?(?:type|press|enter) ['"‘]?(yes|y)\b`)
 	reYn      = re(`^(yn[a-z?]{0,7}|ny|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
 	reYesNo   = re(`(?i)^(y|n|yes|no)$`)
+	rePlain   = re(`(?i)^(y|n|yes|no|\?|q|quit|h|help|fingerprint)$`) // beside yes and no, no choice of its own
 	reHotkeys = re(`[\[(]([A-Za-z])[\])]([a-z][\w-]*(?: [A-Za-z][\w-]*)?)`)
 	rePress   = re(`(?i)\b(press|hit|strike|push)\s+(the\s+)?[\[<("']?(enter|return|an?y?\s+key|space)\b|` +
 		`\[(press )?(enter|return|more)\]\s*$`)
@@ -1624,27 +1485,24 @@ var (
 )
 
 // readLine judges the line the cursor stands on; with the cursor in column 0, what stands above it.
-func (v *view) readLine(o DetectOptions) *found {
+func (v *view) readLine() *found {
 	line, top := v.cursorLine()
 	text, busy := strings.TrimSpace(line), v.tty.Reading == ReadingBusy
-	f := &found{line: line, place: v.s.Scrolled() + top,
-		Prompt: Prompt{Signals: []string{"pattern"}, Question: text, Score: 0.85}}
-	switch {
-	case busy && v.tty.Canonical && v.tty.Echo, v.known && v.s.AltScreen(), reTurning.MatchString(text):
+	f := &found{line: line, by: "pattern", place: v.s.Scrolled() + top, Prompt: Prompt{Score: 0.85, Pointer: -1}}
+	if above, up := v.lineAbove(top); up >= 0 && reRemark.MatchString(text) { // below the question
+		text, top = strings.TrimSpace(above)+" "+text, up
+	}
+	switch f.Question = text; {
+	case busy && v.tty.Canonical && v.tty.Echo, v.known && v.s.AltScreen():
 		return nil
 	case text == "":
-		return v.readAbove(f, o)
+		return v.readAbove(f)
 	case v.tty.Canonical && !v.tty.Echo:
 		f.Type, f.Secret = FreeText, true
 		return v.paragraph(f, top)
 	case v.s.AltScreen() && v.row < v.last-2,
 		v.after() != "" && !v.s.AltScreen() && !reLead.MatchString(text) && !v.faintAt(v.row, v.col):
 		return nil
-	case strings.HasPrefix(text, "(") && strings.HasSuffix(text, ")") && strings.Contains(text, " "): // a remark below it
-		if above, up := v.lineAbove(top); up >= 0 {
-			text, top = strings.TrimSpace(above)+" "+text, up
-		}
-		f.Question = text
 	}
 	switch {
 	case v.named(f, text, top), !busy && !v.known && v.worded(f, text, top):
@@ -1652,13 +1510,18 @@ func (v *view) readLine(o DetectOptions) *found {
 	case busy, v.known, v.s.AltScreen(), v.hidden:
 		return nil
 	}
-	f.Type, f.Score, f.wait, f.mute, f.Signals = Unknown, 0.60, o.Stuck, true, []string{"silence"}
+	return v.silent(f)
+}
+
+// silent makes f a guess from silence.
+func (v *view) silent(f *found) *found {
+	f.Type, f.Score, f.wait, f.mute, f.by, f.Choices = Unknown, 0.60, v.o.Stuck, true, "silence", nil
 	return f
 }
 
 // named finds questions that name their answers: a list, letters, a key to press.
 func (v *view) named(f *found, text string, top int) bool {
-	if !v.tty.Canonical && v.row >= v.last && rePager.MatchString(strings.TrimSpace(v.cells(0, v.col))) ||
+	if !v.tty.Canonical && v.row >= v.last && rePager.MatchString(v.rows[v.row].text) ||
 		v.s.AltScreen() && v.row == v.last && v.attr(v.row, 0).Reverse && v.tty.Reading == ReadingYes || // less: a file name
 		!v.listAbove(f, text, top) && !v.marked(f, text) && presses(text) {
 		f.Type = ConfirmEnter
@@ -1670,17 +1533,15 @@ func presses(text string) bool { return rePress.MatchString(text) && !reNotPress
 
 // worded finds questions by their words and how they end; they need a reader, or silence.
 func (v *view) worded(f *found, text string, top int) bool {
-	if f.Score, f.mute = 0.75, true; v.tty.Reading != ReadingYes {
-		f.wait, f.Score = 2*time.Second, 0.65
+	if f.Type, f.Score, f.mute = FreeText, 0.75, true; v.tty.Reading != ReadingYes {
+		f.wait = 2 * time.Second
 	}
 	above, _ := v.lineAbove(top)
-	ordered := strings.Contains(strings.ToLower(above), strings.ToLower(strings.TrimRight(text, "> ")))
-	switch f.Type = FreeText; {
+	name := strings.ToLower(strings.TrimRight(text, "> ")) // "Enter name for new remote." "name> "
+	switch {
 	case reSecret.MatchString(text) && !v.tty.Echo:
 		f.Secret, f.Score = true, f.Score+0.10
-	case v.s.AltScreen() && !strings.HasSuffix(text, ":") && !strings.HasSuffix(text, "?"):
-		return false
-	case reREPL.MatchString(text) && !(ordered && reOrder.MatchString(above)):
+	case reREPL.MatchString(text) && !(reOrder.MatchString(above) && strings.Contains(strings.ToLower(above), name)):
 		f.Idle = true
 	case !reOpen.MatchString(text):
 		f.Type, f.Choices = YesNo, []Choice{v.typed("y", "Yes", false), v.typed("n", "No", false)}
@@ -1697,48 +1558,42 @@ func (v *view) marked(f *found, text string) bool {
 	if len(keys) < 2 {
 		keys, single = answersIn(text)
 	}
-	answers, plain := map[string]Choice{}, true
+	keysOf, plain := map[string]string{}, true
 	for _, k := range keys[:min(len(keys), 9)] {
 		c := v.typed(k[1], k[1]+k[2], single)
 		f.Choices, f.Type = append(f.Choices, c), MultipleChoice
-		if low := strings.ToLower(c.Label); reYesNo.MatchString(low) {
-			answers[low[:1]] = c
-		} else {
-			plain = plain && strings.Contains(" ? q quit h help fingerprint ", " "+low+" ")
+		if plain = plain && rePlain.MatchString(c.Label); reYesNo.MatchString(c.Label) {
+			keysOf[strings.ToLower(c.Label[:1])] = c.Keys
 		}
 	}
-	if plain && len(answers) == 2 {
-		f.Type, f.Choices = YesNo, []Choice{{Key: "y", Label: "Yes", Keys: answers["y"].Keys},
-			{Key: "n", Label: "No", Keys: answers["n"].Keys}}
+	if yes, no := keysOf["y"], keysOf["n"]; plain && yes != "" && no != "" {
+		f.Type, f.Choices = YesNo, []Choice{{Key: "y", Label: "Yes", Keys: yes}, {Key: "n", Label: "No", Keys: no}}
 	}
 	return f.Type != ""
 }
 
 // answersIn gives the answers that the last marker in text names, each between two strings as reHotkeys does.
 func answersIn(text string) (keys [][]string, single bool) {
-	all := reMarked.FindAllStringIndex(text, -1)
-	for i := len(all) - 1; i >= max(0, len(all)-3) && keys == nil; i-- {
-		marker, end := text[all[i][0]:all[i][1]], text[all[i][1]:]
-		before, rest := strings.TrimSpace(text[:all[i][0]]), strings.Trim(end, " ?:>›»…")
-		var tokens []string
-		tokens, single = readMarker(marker)
-		if one := len(tokens) == 1; !reQuoted.MatchString(marker) && (one && (before == "" || rest != "") ||
-			rest != "" && !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3 || // an answer was typed
-			one && !single && !strings.HasSuffix(before, "?") && !strings.ContainsAny(end, "?:")) {
+	for _, at := range slices.Backward(reMarked.FindAllStringIndex(text, -1)) {
+		marker, rest := text[at[0]:at[1]], strings.Trim(text[at[1]:], " ?:>›»…")
+		tokens, single := readMarker(marker)
+		one := len(tokens) == 1
+		switch typed := rest != "" && (one || !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3); {
+		case tokens == nil, typed && !reQuoted.MatchString(marker): // an answer follows
 			continue
-		} else if one && strings.EqualFold(tokens[0], "no") {
+		case one && len(tokens[0]) == 1:
+			tokens = []string{"y", "n"}
+		case one && strings.EqualFold(tokens[0], "no"):
 			tokens = []string{"yes", "no"}
-		} else if one {
-			tokens = append(tokens, map[bool]string{true: "no", false: "n"}[len(tokens[0]) > 1])
-			if tokens[0] == "n" || tokens[0] == "N" {
-				tokens[0] = "y"
-			}
+		case one:
+			tokens = append(tokens, "no")
 		}
 		for _, t := range tokens {
 			keys = append(keys, []string{"", t, ""})
 		}
+		return keys, single
 	}
-	return keys, single
+	return nil, false
 }
 
 // readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'", "<y>", "[Ynq]".
@@ -1753,14 +1608,14 @@ func readMarker(marker string) (tokens []string, single bool) {
 	} else if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 {
 		return strings.Split(inner, ""), strings.Contains(inner, "?")
 	}
-	words, yes := false, false
+	yes := false
 	for _, p := range reSplit.Split(inner, -1) {
 		if p = strings.Trim(p, "[]'\"‘’ "); !reWord.MatchString(p) {
 			return nil, false
 		}
-		tokens, words, yes = append(tokens, p), words || utf8.RuneCountInString(p) > 1, yes || reYesNo.MatchString(p)
+		tokens, yes = append(tokens, p), yes || reYesNo.MatchString(p)
 	}
-	if single = marker[0] == '<'; !yes && (words || len(tokens) == 1) || single && len(tokens) > 1 {
+	if single = marker[0] == '<'; !yes && len(tokens) == 1 || single && len(tokens) > 1 {
 		return nil, false
 	}
 	return tokens, single
@@ -1783,12 +1638,9 @@ func (v *view) typed(key, label string, single bool) Choice {
 // listAbove finds the list printed over a line that asks for one of it; if that says nothing, its heading asks.
 func (v *view) listAbove(f *found, text string, top int) bool {
 	asks := reChoose.MatchString(text)
-	if !asks && !reListed.MatchString(text) {
-		return false
-	}
 	var list []Choice
 	r, extra := top-1, 0
-	for ; r >= 0; r-- {
+	for ; r >= 0 && (asks || reListed.MatchString(text)); r-- {
 		t, items := strings.TrimSpace(v.rows[r].raw), v.items(r)
 		if list = append(items, list...); len(items) > 0 {
 			extra = 0
@@ -1799,7 +1651,7 @@ func (v *view) listAbove(f *found, text string, top int) bool {
 	if len(list) < 2 {
 		return false
 	}
-	f.Full, f.listed, f.Type = text, true, MultipleChoice
+	f.Full, f.Type = text, MultipleChoice
 	if r >= 0 && v.rows[r].raw != "" && v.rows[r+1].raw != "" && !reSays.MatchString(text) {
 		f.Question = v.rows[r].text
 	}
@@ -1833,30 +1685,24 @@ func (v *view) items(r int) (items []Choice) {
 
 // readAbove judges a cursor in column 0: a program that ended its question with a newline, that never said
 // anything, whose question has other output below it, or that hides the cursor.
-func (v *view) readAbove(f *found, o DetectOptions) *found {
+func (v *view) readAbove(f *found) *found {
 	line, top := v.lineAbove(v.row)
-	if v.known {
-		line, top = v.lineAbove(v.last + 1)
-	}
 	text := strings.TrimSpace(line)
 	f.line, f.place, f.Question = "", v.s.Scrolled()+max(top, 0), text
-	press := presses(text) && len(text) < 80 && !v.tty.Canonical
 	switch {
-	case press && (v.known || text[0] == '[' && v.row-top <= 2):
+	case presses(text) && len(text) < 80 && !v.tty.Canonical && (v.known || text[0] == '[' && v.row-top <= 2):
 		f.Type = ConfirmEnter
 		return f
 	case v.known, v.tty.Reading != ReadingYes, v.s.AltScreen():
 		return nil
-	case v.tty.Canonical && text == "":
-		f.Type, f.Score, f.Signals, f.Question = FreeText, 0.65, []string{"silence"}, "the program waits for input"
-		f.Secret, f.wait, f.mute = !v.tty.Echo, o.Stuck, true
+	case v.tty.Canonical && text != "" &&
+		(v.named(f, text, top) || strings.LastIndexAny(text, "?:") == len(text)-1 && v.worded(f, text, top)):
+		f.wait, f.mute = settleBare, true
 		return f
 	case v.tty.Canonical:
-		end := text[len(text)-1:]
-		f.wait, f.mute = settleBare, true
-		if !v.named(f, text, top) && (end != "?" && (end != ":" || len(text) >= 60) || !v.worded(f, text, top)) {
-			f.Choices, f.Type, f.Idle, f.Score, f.Signals, f.wait = nil, FreeText, true, 0.60, []string{"silence"}, o.Stuck
-		}
+		v.silent(f)
+		f.Type, f.Idle, f.Secret = FreeText, text != "", text == "" && !v.tty.Echo
+		f.Question = cmp.Or(text, "the program waits for input")
 		return f
 	}
 	for n := 0; n < 3 && top >= 0; n++ {
@@ -1876,8 +1722,9 @@ func (v *view) readAbove(f *found, o DetectOptions) *found {
 
 // paragraph puts the lines before a question into its full text, and into the question where that says nothing.
 func (v *view) paragraph(f *found, top int) *found {
+	says := f.Full != "" || f.Idle || f.Type == ConfirmEnter ||
+		reSays.MatchString(reMarked.ReplaceAllString(f.Question, ""))
 	f.Full = cmp.Or(f.Full, f.Question)
-	says := f.listed || f.Idle || f.Type == ConfirmEnter || reSays.MatchString(reMarked.ReplaceAllString(f.Question, ""))
 	for n := 0; n < 12 && top > 0 && !v.s.AltScreen() && v.rows[top-1].raw != "" && !v.rows[top-1].rule; n++ {
 		var line string
 		line, top = v.lineAbove(top)
