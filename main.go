@@ -205,7 +205,7 @@ func (s setting) read(text string) json.RawMessage {
 	return json.RawMessage(when(text != "", value))
 }
 
-func quoted(text string) json.RawMessage      { v, _ := json.Marshal(text); return v } // a text cannot fail
+func quoted(text string) json.RawMessage { v, _ := json.Marshal(text); return v } // a text cannot fail
 
 // readConfigFile returns what the file sets, by key; nothing when there is no file.
 func readConfigFile(path string) (map[string]setting, error) {
@@ -816,10 +816,10 @@ const (
 )
 
 var (
-	reReport  = regexp.MustCompile(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`)  // sent by terminals themselves (xterm ctlseqs)
-	reControl = regexp.MustCompile(`[^\n\t\P{Cc}]`)                        // what a terminal acts on
-	rePlain   = regexp.MustCompile(`(?i)^yes(, manually approve|[^,;]*$)`) // a yes to nothing more (" and " as a comma)
-	hookTime  = map[bool]time.Duration{true: hookGrace}                    // for a decision that the hook can say (true)
+	reReport    = regexp.MustCompile(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`)  // sent by terminals themselves (xterm ctlseqs)
+	reControl   = regexp.MustCompile(`[^\n\t\P{Cc}]`)                        // what a terminal acts on
+	reSimpleYes = regexp.MustCompile(`(?i)^yes(, manually approve|[^,;]*$)`) // a yes to nothing more (" and " as a comma)
+	hookTime    = map[bool]time.Duration{true: hookGrace}                    // for a decision that the hook can say (true)
 )
 
 // session is what the loop owns.
@@ -1374,7 +1374,9 @@ func (s *session) join(q *question, p *Prompt) {
 	if q.rec.Tool == "AskUserQuestion" || last < 0 || choices[last].Grants {
 		return // the hook knows the questions and answers them all at once
 	}
-	plain := func(c Choice) bool { return c.Grants && rePlain.MatchString(strings.ReplaceAll(c.Label, " and ", ",")) }
+	plain := func(c Choice) bool {
+		return c.Grants && reSimpleYes.MatchString(strings.ReplaceAll(c.Label, " and ", ","))
+	}
 	if i := slices.IndexFunc(choices, plain); i >= 0 {
 		choices[i].Hook = "allow"
 	}

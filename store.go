@@ -390,10 +390,11 @@ func openStoreWith(dir string, sys files) (*Store, error) {
 	return s, nil
 }
 
-// Close gives back the files; nothing is left to be written.
+// Close gives back files and locks; nothing is left to be written.
 func (s *Store) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.held.Range(func(_, lock any) bool { return lock.(*os.File).Close() == nil })
 	_ = errors.Join(s.log.f.Close(), s.log.lock.Close(), s.audit.log.f.Close(), s.audit.log.lock.Close())
 }
 
