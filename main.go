@@ -787,15 +787,10 @@ func withhold(lines []byte, full bool) (out []byte) {
 
 /* ===== The session: one run of a tool ===== */
 
-// A session's goroutines, each with one owner of its data and a written end:
-//
-//	loop                 Screen, Detector, question, gate, all queues       child gone and output drained
-//	read, write          PTY.Read and the host's stdout; PTY.Write          EOF of the PTY; its channel is closed
-//	readKeys, a waiter   the host's stdin; PTY.Wait                         with the process; child gone
-//	follower, poller     its position in state.jsonl; getUpdates            context
-//	senders              one call of the channel to the phone each          the call's end, or context
-//
-// The loop only selects, and appends to the store. Output reaches the host before anything looks at it.
+// All data has one owner. The loop: Screen, Detector, question, gate, queues; it only selects, and appends to the store.
+// read: PTY.Read and the host's stdout. write: PTY.Write. readKeys: the host's stdin. A waiter: PTY.Wait. The follower:
+// its position in state.jsonl. The poller: getUpdates. Senders: one call of the channel each. Read and write end with the
+// PTY, the others with the context or the process. Output reaches the host before anything looks at it.
 
 const (
 	joinWindow = 400 * time.Millisecond // hook and dialog come within 0.2 s of each other (measured on claude 2.1)
@@ -804,8 +799,8 @@ const (
 	lookTime   = keyGrace + time.Second // for the question to be seen before the gate's first key
 	gatePoll   = 25 * time.Millisecond  // between looks at a screen that has not followed yet
 	judgeEvery = 10 * time.Millisecond  // between looks of the detector while output flows: 0.1 ms each (BenchmarkLook)
+	retryEvery = 5 * time.Second        // between attempts to record a question
 	reapEvery  = time.Minute            // between looks for sessions that died
-	maxTyped   = 64 << 10               // bytes waiting to be written to the child before the keyboard has to wait
 	maxBacklog = 4 << 20                // bytes of --stream text waiting for the phone before the oldest is left out
 	maxMessage = 4096                   // bytes of an operator's text (SPEC section 8)
 
@@ -813,13 +808,13 @@ const (
 	drainSend, drainStream  = 3 * time.Second, 10 * time.Minute // for the last messages; with --stream, all output
 	doingEvery, outputEvery = time.Second, 30 * time.Second     // between records of what is done; of the last output
 	maxUnread, readBytes    = 64, 8 << 10                       // reads the screen may lag behind the host; bytes of one
+	questionOpen            = "a question is open: answer it, or press ESC with /keys"
 )
 
 var (
 	reReport    = regexp.MustCompile(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`)  // sent by terminals themselves (xterm ctlseqs)
 	reControl   = regexp.MustCompile(`[^\n\t\P{Cc}]`)                        // what a terminal acts on
 	reSimpleYes = regexp.MustCompile(`(?i)^yes(, manually approve|[^,;]*$)`) // a yes to nothing more (" and " as a comma)
-	hookTime    = map[bool]time.Duration{true: hookGrace}                    // for a decision that the hook can say (true)
 )
 
 // session is what the loop owns.
@@ -858,51 +853,40 @@ type session struct {
 
 // question is the prompt in force, and what is known of it beyond its record.
 type question struct {
-	rec                    PromptRecord // Status "" until it is stored
-	screen                 *Prompt      // nil: only a hook asked
-	joinBy, typeAt, remind time.Time    // a hook may join until; decided: the gate types it from; time left is shown anew
-	typed, unasked         bool         // keys went to the child since it appeared; free text is off: it is not sent
-	unsend                 func()       // ends a delivery that is no longer wanted
+	rec            PromptRecord // Status "" until it is stored
+	screen         *Prompt      // nil: only a hook asked
+	joinBy, typeAt time.Time    // until then it waits for hook or screen; decided: the gate types it from
+	typed, unasked bool         // keys went to the child since it appeared; free text is off: it is not sent
+	unsend         func()       // ends a delivery that is no longer wanted
 }
 
 // cmdRun is `atlasbridge run [flags] tool [args…]`. Where the tool cannot be run it exits as a shell would.
 func cmdRun(c *command) int {
 	s, err := newSession(c)
 	if err == nil {
-		if err = s.run(c.ctx, c.opts.args); err == nil {
-			return *s.rec.ExitCode
-		}
+		err = s.run(c.ctx, c.opts.args)
+	}
+	if err == nil {
+		return *s.rec.ExitCode
 	}
 	c.fail(err)
-	switch {
-	case errors.Is(err, errNoTool):
-		return 127
-	case errors.Is(err, fs.ErrPermission) && strings.HasPrefix(err.Error(), "starting "):
-		return 126
-	}
-	return exitInternal
+	denied := errors.Is(err, fs.ErrPermission) && strings.HasPrefix(err.Error(), "starting ")
+	return cmp.Or(when(errors.Is(err, errNoTool), 127), when(denied, 126), exitInternal)
 }
 
 // newSession does what can fail before anything is spawned.
 func newSession(c *command) (*session, error) {
-	o, given := c.opts, map[string]string{}
+	o, tool, name := c.opts, filepath.Base(c.opts.args[0]), c.opts.text("adapter")
 	life, _ := time.ParseDuration(o.text("timeout"))
-	seconds := strconv.Itoa(int(life / time.Second))
-	for _, f := range [][3]string{ // flag, key, value
-		{"channel", "channel", o.text("channel")}, {"stream", "stream.enabled", o.text("stream")},
-		{"timeout", "timeout_seconds", seconds}, {"timeout", "permission_timeout_seconds", seconds}} {
-		if o.given(f[0]) {
-			given[f[1]] = f[2]
-		}
+	seconds := when(o.given("timeout"), strconv.Itoa(int(life/time.Second)))
+	cfg, err := c.config(map[string]string{"channel": o.text("channel"), "stream.enabled": when(o.on("stream"), "true"),
+		"timeout_seconds": seconds, "permission_timeout_seconds": seconds})
+	adapter := adapterFor(cmp.Or(name, tool))
+	if err == nil && adapter.Name == "generic" && name != "" && name != "generic" {
+		err = hinted(fmt.Errorf("no adapter is called %q", name), "`atlasbridge adapters` lists them")
 	}
-	cfg, err := c.config(given)
 	if err != nil {
 		return nil, err
-	}
-	tool := filepath.Base(o.args[0])
-	adapter := adapterFor(cmp.Or(o.text("adapter"), tool))
-	if name := o.text("adapter"); adapter.Name == "generic" && name != "" && name != "generic" {
-		return nil, hinted(fmt.Errorf("no adapter is called %q", name), "`atlasbridge adapters` lists them")
 	}
 	log, logErr := openLog(cfg.Dir, cfg.LogLevel)
 	st, err := openStore(cfg.Dir)
@@ -914,19 +898,17 @@ func newSession(c *command) (*session, error) {
 	}
 	st.Retention = time.Duration(cfg.RetentionDays) * 24 * time.Hour
 	cwd, _ := os.Getwd()
-	s := &session{cfg: cfg, st: st, ch: localChannel{}, log: log, adapter: adapter,
-		notes: map[bool]io.Writer{true: io.Discard, false: c.stderr}[o.on("quiet")],
-		in:    c.stdin, out: c.stdout, interactive: onTerminal(c.stdin), restore: func() error { return nil },
-		signals: make(chan os.Signal, 8), events: make(chan func()),
+	s := &session{cfg: cfg, st: st, ch: localChannel{}, log: log, adapter: adapter, in: c.stdin, out: c.stdout,
+		notes: cmp.Or(when[io.Writer](o.on("quiet"), io.Discard), io.Writer(c.stderr)), interactive: onTerminal(c.stdin),
+		restore: func() error { return nil }, signals: make(chan os.Signal, 8), events: make(chan func()),
 		rec: SessionRecord{Head: Head{ID: newID()}, Tool: tool, Args: o.args[1:], Cwd: cwd, Wrapper: os.Getpid(),
 			Label: o.text("name"), Status: "active", Activity: "starting", StartedAt: time.Now().UTC()}}
+	s.tty = cmp.Or(mapped([]*os.File{c.stdin, c.stdout, c.stderr}, func(f *os.File) *os.File {
+		return when(onTerminal(f), f)
+	})...)
 	if cfg.Channel == "telegram" {
 		s.tg, err = newTelegram(cfg, st, log)
 		s.ch = s.tg
-	}
-	std := []*os.File{c.stdin, c.stdout, c.stderr}
-	if i := slices.IndexFunc(std, onTerminal); i >= 0 {
-		s.tty = std[i]
 	}
 	if err == nil && o.given("record") {
 		s.cast, err = newCast(o.text("record"), tool, s.size())
@@ -936,10 +918,8 @@ func newSession(c *command) (*session, error) {
 
 // size is the host's, or 30 × 100 without one.
 func (s *session) size() Size {
-	if size, err := terminalSize(s.tty); s.tty != nil && err == nil && size.Rows > 0 && size.Cols > 0 {
-		return size
-	}
-	return Size{Rows: 30, Cols: 100}
+	size, err := terminalSize(s.tty)
+	return cmp.Or(when(err == nil && size.Rows > 0 && size.Cols > 0, size), Size{Rows: 30, Cols: 100})
 }
 
 // run spawns the tool and stays until everything about it is told.
@@ -950,9 +930,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	}
 	defer release()
 	s.ctx, s.stop = context.WithCancel(ctx)
-	if slices.Contains(argv, "stream-json") {
-		s.jsonLine = []byte{}
-	}
+	s.jsonLine = when(slices.Contains(argv, "stream-json"), []byte{})
 	env, size := childEnv(os.Environ(), s.cfg, s.rec.ID), s.size()
 	if s.pty, err = startPTY(s.installHooks(argv), env, s.rec.Cwd, size, s.tty); err != nil {
 		return err
@@ -970,13 +948,13 @@ func (s *session) run(ctx context.Context, argv []string) error {
 		}
 	}
 	defer func() { s.restore() }()
-	if s.adapter.Box != nil {
+	if s.adapter.Box == nil {
+		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
+	} else {
 		s.spawn(func() {
 			warning := probe(s.ctx, s.adapter, childEnv(os.Environ(), s.cfg, "")).Warning
 			s.events <- func() { s.warning = warning }
 		})
-	} else {
-		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
 	}
 	debug.SetGCPercent(25) // 12 MB resident instead of 16, for less than 1 % more time at full output (measured)
 	s.det = newDetector(s.adapter, int(size.Rows), int(size.Cols), DetectOptions{Threshold: s.cfg.Threshold,
@@ -1001,7 +979,12 @@ func (s *session) loop() {
 	records := s.st.Follow(s.ctx, s.rec.ID, s.open.Load)
 	s.spawn(func() { s.read(output) })
 	s.spawn(func() { s.readKeys(keyboard) })
-	s.spawn(func() { s.write(writes) })
+	s.spawn(func() {
+		for p := range writes {
+			s.pty.Write(p)
+			s.events <- func() { s.inFlight = false }
+		}
+	})
 	s.spawn(func() {
 		code := s.pty.Wait()
 		s.events <- func() { s.rec.ExitCode = &code }
@@ -1009,23 +992,15 @@ func (s *session) loop() {
 	s.put("recording the session", ref(s.rec))
 	s.notify(Notice{Text: "▶ started: " + s.rec.Tool + " in " + s.rec.Cwd})
 	for s.rec.ExitCode == nil || output != nil {
-		keys, write := keyboard, writes // a nil channel never becomes ready
-		if s.gate != nil || len(s.typing) > maxTyped {
-			keys = nil
-		}
-		if s.inFlight || len(s.typing) == 0 {
-			write = nil
-		}
+		waiting := len(s.typing) > 0 // a nil channel never becomes ready
 		select {
 		case p, more := <-output:
-			if more {
+			if output = when(more, output); more {
 				s.output(p)
-			} else {
-				output = nil
 			}
-		case p := <-keys:
+		case p := <-when(s.gate == nil && !waiting, keyboard):
 			s.keyboard(p)
-		case write <- s.typing:
+		case when(waiting && !s.inFlight, writes) <- s.typing:
 			s.typing, s.inFlight = nil, true
 		case happened := <-s.events:
 			happened()
@@ -1071,13 +1046,6 @@ func (s *session) read(output chan<- []byte) {
 	}
 }
 
-func (s *session) write(writes <-chan []byte) {
-	for p := range writes {
-		s.pty.Write(p)
-		s.events <- func() { s.inFlight = false }
-	}
-}
-
 // readKeys hands over what is typed. A nil chunk is the end of a pipe that brought something: a pipe without a byte
 // (systemd, ssh without a terminal) must not answer the first question with an end of file.
 func (s *session) readKeys(keys chan<- []byte) {
@@ -1110,14 +1078,20 @@ func (s *session) put(doing string, recs ...Record) bool {
 	return s.stored(doing, s.st.Update(func(*View) ([]Record, error) { return recs, nil }))
 }
 
-// stored reports a failure of the state: the child keeps running, the operator is told once, nothing is typed.
+// stored reports trouble with the state or the audit log: the child keeps running, the operator is told once. What is
+// not in the state is not typed.
 func (s *session) stored(doing string, err error) bool {
-	if err != nil {
-		s.log.Error(doing, "error", err.Error())
-		if text := "the state cannot be written, so nothing is typed: " + redact(err.Error()); s.trouble != text {
-			s.trouble = text
-			s.notify(Notice{Text: "⚠ " + text, Ring: true})
-		}
+	trouble := cmp.Or(err, s.st.Trouble())
+	if trouble == nil {
+		return true
+	}
+	text := when(err != nil, "the state cannot be written, so nothing is typed: ") + redact(trouble.Error())
+	if err != nil || s.trouble != text {
+		s.log.Error(doing, "error", trouble.Error())
+	}
+	if s.trouble != text {
+		s.trouble = text
+		s.notify(Notice{Text: "⚠ " + text, Ring: true})
 	}
 	return err == nil
 }
@@ -1132,12 +1106,9 @@ func (s *session) finish() {
 	if s.q != nil {
 		s.end(s.q, Failed)
 	}
-	s.rec.EndedAt, s.rec.Activity, s.rec.Status = ref(time.Now().UTC()), "", "completed"
-	if s.hungUp {
-		s.rec.Status = "terminated"
-	} else if *s.rec.ExitCode > 128 {
-		s.rec.Status = "crashed"
-	}
+	crashed := when(*s.rec.ExitCode > 128, "crashed")
+	s.rec.Status = cmp.Or(when(s.hungUp, "terminated"), crashed, "completed")
+	s.rec.EndedAt, s.rec.Activity = ref(time.Now().UTC()), ""
 	s.put("recording the end", ref(s.rec))
 	seq, hash, _ := s.st.Audit().Head()
 	s.notify(Notice{Urgent: true, Text: fmt.Sprintf("⏹ ended: %s, exit code %d\naudit %d %s", s.rec.Tool,
@@ -1163,16 +1134,15 @@ func (s *session) finish() {
 	}
 	s.polling.Wait()
 	s.ch.Close()
-	if s.warning != "" {
-		fmt.Fprintf(s.notes, "atlasbridge: %s: %s\n", s.rec.Tool, s.warning)
+	notes := []string{when(s.warning != "", s.rec.Tool+": "+s.warning)}
+	if err := s.cast.close(time.Now()); err != nil {
+		notes = append(notes, "writing the recording: "+err.Error())
 	}
-	if s.cast != nil {
-		if err := s.cast.close(time.Now()); err != nil {
-			fmt.Fprintf(s.notes, "atlasbridge: writing the recording: %v\n", err)
-		}
+	if s.tg != nil {
+		notes = append(notes, s.tg.Trouble())
 	}
-	if s.tg != nil && s.tg.Trouble() != "" {
-		fmt.Fprintln(s.notes, "atlasbridge: "+s.tg.Trouble())
+	for _, note := range notes {
+		fmt.Fprint(s.notes, when(note != "", "atlasbridge: "+note+"\n"))
 	}
 }
 
@@ -1214,10 +1184,8 @@ func (s *session) toolCalls(p []byte) {
 			}
 		}
 	}
-	s.jsonLine = append([]byte{}, lines[len(lines)-1]...)
-	if len(s.jsonLine) > maxHookInput {
-		s.jsonLine = s.jsonLine[:0]
-	}
+	last := lines[len(lines)-1]
+	s.jsonLine = append([]byte{}, when(len(last) <= maxHookInput, last)...)
 }
 
 // keyboard passes on what was typed here; nil is the end of a pipe, which the line discipline makes from ^D.
@@ -1226,12 +1194,16 @@ func (s *session) keyboard(p []byte) {
 		return
 	}
 	keys := cmp.Or(string(p), "\x04\x04") // the first may only end an unfinished line
-	s.inject(keys)
-	if !reReport.MatchString(keys) {
+	if s.inject(keys); !reReport.MatchString(keys) {
 		s.lastKey = time.Now()
-		if s.q != nil {
-			s.q.typed = true
-		}
+		s.touched()
+	}
+}
+
+// touched notes that the question in force may have been answered here.
+func (s *session) touched() {
+	if s.q != nil {
+		s.q.typed = true
 	}
 }
 
@@ -1330,10 +1302,8 @@ func (s *session) judge() {
 	case q != nil && q.screen == nil:
 		s.join(q, p)
 	default:
-		s.q = &question{screen: p}
-		if s.hooked && !p.Idle && p.Type == MultipleChoice {
-			s.q.joinBy = now.Add(joinWindow)
-		}
+		byHook := s.hooked && !p.Idle && p.Type == MultipleChoice
+		s.q = &question{screen: p, joinBy: when(byHook, now.Add(joinWindow))}
 		s.capture(p)
 	}
 	if next := s.det.Next(now); !next.IsZero() && s.due(next) {
@@ -1345,20 +1315,22 @@ func (s *session) judge() {
 func (s *session) activityStep() {
 	doing, last := s.det.Activity(), s.det.LastOutput().UTC()
 	changed := doing != s.rec.Activity
-	wait := map[bool]time.Duration{true: doingEvery, false: outputEvery}[changed]
+	wait := cmp.Or(when(changed, doingEvery), outputEvery)
 	if (changed || last.After(*cmp.Or(s.rec.LastSeen, &time.Time{}))) && s.due(s.doingAt.Add(wait)) {
 		s.doingAt, s.rec.Activity, s.rec.LastSeen = time.Now(), doing, &last
 		s.put("recording the session", ref(s.rec))
 	}
 }
 
-// hookAsked takes a question that `atlasbridge hook` has stored, if none is in force: end comes back for the others.
+// hookAsked takes a question that `atlasbridge hook` has stored, if none is in force: end comes back for the others. A
+// permission waits a moment for its dialog, which has more choices; with -p there is none.
 func (s *session) hookAsked(rec PromptRecord) {
+	dialog := rec.Permission && !slices.Contains(s.rec.Args, "-p") && !slices.Contains(s.rec.Args, "--print")
 	switch q := s.q; {
 	case q != nil && q.rec.Idle:
 		s.end(q, Canceled)
 	case q == nil || q.rec.Status == "":
-		s.q = &question{rec: rec}
+		s.q = &question{rec: rec, joinBy: when(dialog, time.Now().Add(joinWindow))}
 		if s.seen != nil && !s.seen.Idle {
 			s.join(s.q, s.seen)
 		}
@@ -1369,7 +1341,7 @@ func (s *session) hookAsked(rec PromptRecord) {
 
 // join gives a hook's prompt the choices and keys of the screen. What the hook can say is marked: it needs no key.
 func (s *session) join(q *question, p *Prompt) {
-	q.screen = p
+	q.screen, q.joinBy = p, time.Time{}
 	choices, last := slices.Clone(p.Choices), len(p.Choices)-1
 	if q.rec.Tool == "AskUserQuestion" || last < 0 || choices[last].Grants {
 		return // the hook knows the questions and answers them all at once
@@ -1391,7 +1363,7 @@ func (s *session) join(q *question, p *Prompt) {
 		q.rec = r
 		return []Record{&r}, nil
 	}))
-	if q.rec.Status == AwaitingReply {
+	if q.rec.Status == AwaitingReply { // else askPhone sees to it
 		s.settle(q.rec, s.rec)
 	}
 }
@@ -1400,10 +1372,10 @@ func (s *session) join(q *question, p *Prompt) {
 // Canceled because it left the screen, or Failed because the program ended; "" when it has ended already. Its message
 // is edited, and a hook's next one let in.
 func (s *session) end(q *question, to State) {
+	why := map[State]string{Canceled: "the question left the screen", Failed: "the program ended"}[to]
 	if to != "" && q.typed {
 		s.move(q.rec.ID, Resolved, func(r *PromptRecord) { r.DecidedBy = ref("cli:local") })
 	} else if to != "" {
-		why := map[State]string{Canceled: "the question left the screen", Failed: "the program ended"}[to]
 		s.move(q.rec.ID, to, func(r *PromptRecord) { r.Reason = why })
 	}
 	if q.unsend != nil {
@@ -1419,9 +1391,8 @@ func (s *session) end(q *question, to State) {
 		s.settle(shown, s.rec)
 	}
 	for _, p := range v.Prompts {
-		if s.rec.ExitCode == nil && p.SessionID == s.rec.ID && p.Source == "hook" && p.Status == Created {
+		if s.q == nil && s.rec.ExitCode == nil && p.SessionID == s.rec.ID && p.Source == "hook" && p.Status == Created {
 			s.hookAsked(*p)
-			return
 		}
 	}
 }
@@ -1444,7 +1415,7 @@ func asIs(*PromptRecord) {}
 // questionStep moves the question in force on when its time has come: stored, typed, expired, sent, reminded of.
 func (s *session) questionStep() {
 	q := s.q
-	if s.gate != nil || q == nil || q.rec.Status == "" && !(s.due(q.joinBy) && s.create(q)) {
+	if s.gate != nil || q == nil || !s.due(q.joinBy) || q.rec.Status == "" && !s.create(q) {
 		return
 	}
 	switch status := q.rec.Status; {
@@ -1452,33 +1423,38 @@ func (s *session) questionStep() {
 		s.gate = &gate{q: q, text: cleanText(*cmp.Or(q.rec.Value, ref(""))), until: time.Now().Add(lookTime)}
 	case !q.typeAt.IsZero() || status == Created && s.interactive && !s.due(s.lastKey.Add(s.cfg.Away)):
 		// its hook may say it, or somebody types here
-	case s.due(q.rec.ExpiresAt): // nobody answered: its safe default is given, if it is still there
-		why := cmp.Or(map[bool]string{true: "free text is switched off"}[q.unasked],
-			fmt.Sprintf("no answer in %d s", int(q.rec.ExpiresAt.Sub(q.rec.CreatedAt).Seconds())))
-		s.due(time.Now().Add(followTime)) // look again, when somebody decided in this very moment or the state is in trouble
-		if s.move(q.rec.ID, Expired, func(r *PromptRecord) { r.Reason, r.Value = why, r.SafeDefault }) {
-			s.next, q.typeAt = time.Now(), time.Now().Add(hookTime[q.rec.Source == "hook"])
-			if q.rec.SafeDefault == nil {
-				s.end(q, "")
-			}
-		}
+	case s.due(q.rec.ExpiresAt):
+		s.expire(q)
 	case status == Created && !q.unasked && s.move(q.rec.ID, Routed, asIs):
 		s.askPhone(q)
-	case status == AwaitingReply && s.due(q.remind):
-		s.settle(q.rec, s.rec)
-		q.remind = time.Now().Add(max(time.Until(q.rec.ExpiresAt)/2, time.Minute))
-		s.due(q.remind)
 	}
 }
 
-// create stores what the screen asks. Free text that may not be sent lives until whoever is here has had time to type.
+// expire gives a question that nobody answered its safe default, if it is still there. One without a default ends here,
+// and so does one that vanished from the state.
+func (s *session) expire(q *question) {
+	why := cmp.Or(when(q.unasked, "free text is switched off"),
+		fmt.Sprintf("no answer in %d s", int(q.rec.ExpiresAt.Sub(q.rec.CreatedAt).Seconds())))
+	expired := s.move(q.rec.ID, Expired, func(r *PromptRecord) { r.Reason, r.Value = why, r.SafeDefault })
+	v, err := s.st.View()
+	switch s.next = time.Now(); {
+	case expired && q.rec.SafeDefault == nil || err == nil && v.Prompts[q.rec.ID] == nil:
+		s.end(q, "")
+	case expired:
+		q.typeAt = time.Now().Add(when(q.rec.Source == "hook", hookGrace))
+	default: // somebody decided in this very moment, or the state is in trouble
+		s.next = time.Now().Add(judgeEvery)
+	}
+}
+
+// create stores what the screen asks, or tries again later. Free text that may not be sent lives until whoever is here
+// has had time to type.
 func (s *session) create(q *question) bool {
-	p, now, life := q.screen, time.Now(), s.cfg.Timeout
+	p, now := q.screen, time.Now()
 	q.unasked = p.Type == FreeText && !p.Idle && !p.Secret && !s.cfg.FreeText
-	if p.Permission {
-		life = s.cfg.PermissionTimeout
-	} else if q.unasked {
-		life = map[bool]time.Duration{true: s.cfg.Away}[s.interactive]
+	life := cmp.Or(when(p.Permission, s.cfg.PermissionTimeout), s.cfg.Timeout)
+	if q.unasked {
+		life = when(s.interactive, s.cfg.Away)
 	}
 	q.rec = PromptRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Type: p.Type, Confidence: p.Confidence(),
 		Score: p.Score, Excerpt: p.Excerpt, Question: p.Question, Full: p.Full, Recent: p.Recent, Cut: p.Cut,
@@ -1491,9 +1467,10 @@ func (s *session) create(q *question) bool {
 	}
 	s.rec.Prompts++
 	if !s.put("recording a question", ref(q.rec), ref(s.rec)) {
-		s.q = nil
+		s.rec.Prompts--
+		q.rec, q.joinBy = PromptRecord{}, now.Add(retryEvery)
 	}
-	return s.q != nil
+	return s.due(q.joinBy)
 }
 
 // followed takes a record that somebody else changed: a decision, a hook's question, something the phone wants.
@@ -1510,7 +1487,7 @@ func (s *session) followed(rec Record) {
 	case r.Status == ReplyReceived:
 		c := choiceOf(r)
 		byHook := r.Source == "hook" && (r.Tool == "AskUserQuestion" || c != nil && c.Hook != "")
-		q.rec, q.typeAt = *r, time.Now().Add(hookTime[byHook])
+		q.rec, q.typeAt = *r, time.Now().Add(when(byHook, hookGrace))
 	case r.Status == Injected: // by its hook
 		s.move(r.ID, Resolved, asIs)
 		s.det.Sleep(time.Now().Add(s.cfg.EchoWindow))
@@ -1552,17 +1529,15 @@ func (s *session) input(r *InputRecord) {
 			s.inject(keys)
 		}
 		reply.Text = "⌨ pressed " + r.Text
-		if s.q != nil {
-			s.q.typed = true
-		}
+		s.touched()
 	case r.Kind != "text":
 		why = "this session does not know how to do that"
 	case s.q != nil && !s.q.rec.Idle && s.q.rec.Status != "":
-		why = "a question is open: answer it, or press ESC with /keys"
+		why = questionOpen
 	case s.adapter.Name == "generic" && s.pty.State().Reading == ReadingBusy:
 		why = "the program is not reading its keyboard just now"
 	default: // into an input box or a REPL: the gate answers when it has typed
-		s.gate = &gate{input: r, text: cleanText(r.Text), until: time.Now().Add(lookTime)}
+		s.gate = &gate{input: r, text: cleanText(r.Text), until: time.Now().Add(submitTime)}
 		return
 	}
 	s.inputDone(r, why, reply)
@@ -1605,17 +1580,19 @@ func (s *session) send(call func() (int64, error), done func(msg int64, err erro
 }
 
 // askPhone sends the question, for as long as it is worth it. One that could not be sent stays routed: the keyboard and
-// `atlasbridge answer` still work, and it expires in its time.
+// `atlasbridge answer` still work, and it expires in its time. One joined or answered meanwhile has its message edited.
 func (s *session) askPhone(q *question) {
 	p, of := q.rec, s.rec
 	ctx, cancel := context.WithDeadline(s.ctx, p.ExpiresAt)
-	q.unsend, q.remind = cancel, time.Now().Add(max(time.Until(p.ExpiresAt)/2, time.Minute))
+	q.unsend = cancel
 	s.send(func() (int64, error) { return s.ch.Ask(ctx, &p, &of) }, func(msg int64, err error) {
-		if err != nil || s.move(p.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = msg }) || s.q == q {
+		if err != nil {
 			return
 		}
-		if v, err := s.st.View(); err == nil && v.Prompts[p.ID] != nil {
-			s.settle(*v.Prompts[p.ID], s.rec) // answered while it was being sent
+		s.move(p.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = msg })
+		v, _ := s.st.View()
+		if now := v.Prompts[p.ID]; now != nil && (!now.Open() || now.Fingerprint != p.Fingerprint) {
+			s.settle(*now, s.rec)
 		}
 	})
 }
@@ -1723,9 +1700,7 @@ func (s *session) menuStep(p *Prompt) (why string) {
 		return "the menu did not take the answer; look at the terminal"
 	case g.phase == gateReview:
 		for _, c := range cmp.Or(p, &Prompt{}).Choices {
-			if strings.HasPrefix(strings.ToLower(c.Label), "submit") {
-				keys = c.Keys
-			}
+			keys += when(strings.HasPrefix(strings.ToLower(c.Label), "submit"), c.Keys)
 		}
 		return s.press(keys, gateEcho, s.cfg.EchoWindow)
 	case !asked || g.last != nil && p.Pointer == g.last.Pointer && slices.Equal(p.Ticked, g.last.Ticked):
@@ -1741,9 +1716,9 @@ func (s *session) menuStep(p *Prompt) (why string) {
 		}
 		keys = p.Choices[target].Keys
 	}
-	arrows := map[bool]string{false: "DOWN", true: "UP"} // by whether the pointer must go back
+	forth, back := "DOWN", "UP"
 	if p.Axis == "horizontal" {
-		arrows = map[bool]string{false: "RIGHT", true: "LEFT"}
+		forth, back = "RIGHT", "LEFT"
 	}
 	switch {
 	case p.Pointer == target && !p.Multi:
@@ -1753,7 +1728,7 @@ func (s *session) menuStep(p *Prompt) (why string) {
 	case p.Pointer < 0 && keys == "":
 		return "the menu shows no pointer to move"
 	case keys == "":
-		keys, _ = keyBytes(arrows[target < p.Pointer], s.det.Screen.AppCursorKeys())
+		keys, _ = keyBytes(cmp.Or(when(target < p.Pointer, back), forth), s.det.Screen.AppCursorKeys())
 	}
 	g.last = p
 	return s.press(keys, gateMenu, followTime)
@@ -1775,12 +1750,15 @@ func (s *session) textStep(p *Prompt) (why string) {
 	end = []rune(strings.TrimSpace(string(end[max(0, len(end)-16):])))
 	box := s.det.Screen.Row(row-1) + "\n" + s.det.Screen.Row(row) // holds the text, or folds it as a paste
 	held := strings.Contains(box, string(end)) || strings.Contains(box, "[Pasted text")
-	if s.adapter.EscapeBang && g.text != "" { // a leading ! runs a command, / opens a dialog (measured on claude 2.1)
+	dialog := s.adapter.Box != nil && p != nil && !p.Idle // takes no text, and Enter would answer it
+	if s.adapter.EscapeBang && g.text != "" {             // a leading ! runs a command, / opens a dialog (measured on claude 2.1)
 		prefix = map[byte]string{'/': "\\", '!': " ", '#': " "}[g.text[0]]
 	}
 	switch {
 	case g.phase == gateLook && g.q != nil && (p == nil || !p.Idle):
 		return "the input box is no longer there"
+	case dialog && (g.phase == gateLook || g.phase == gateEnter && !held):
+		return questionOpen
 	case g.phase == gateLook:
 		return s.press(s.pasted(prefix+g.text), gateEnter, s.adapter.SubmitDelay)
 	case g.phase == gateEnter:
@@ -1793,31 +1771,44 @@ func (s *session) textStep(p *Prompt) (why string) {
 	return "the text is in the input box but was not taken; look at the terminal"
 }
 
-// gateEnd lets the keyboard in again and records that everything was typed, or why nothing more is.
+// gateEnd lets the keyboard in again and records that everything was typed, or why nothing more is. The words of a
+// refusal that no hook took are the tool's next message.
 func (s *session) gateEnd(why string) {
 	g := s.gate
 	s.gate, s.next = nil, time.Now()
-	switch typed := g.phase == gateEcho; {
-	case g.input != nil && typed:
-		sum := fmt.Sprintf("%x", sha256.Sum256([]byte(g.text)))
-		s.stored("auditing an input", s.st.Audit().Append(Event{"INPUT_FORWARDED", s.rec.ID, "",
-			[]Field{{"by", g.input.By}, {"bytes_len", len(g.text)}, {"text_sha256", sum}}}))
-		s.inputDone(g.input, "", Notice{Text: "✓ sent"})
-		if s.q != nil && s.q.rec.Idle {
-			s.q.typed = true
-			s.end(s.q, Resolved)
+	if g.input != nil {
+		s.inputEnd(g, why)
+		return
+	}
+	rec := g.q.rec
+	switch {
+	case g.phase == gateEcho:
+		s.move(rec.ID, Injected, asIs)
+		s.move(rec.ID, Resolved, asIs)
+		if rec.Status == ReplyReceived && rec.Permission && rec.Reason != "" && s.adapter.Box != nil {
+			s.put("recording an input", &InputRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Kind: "text",
+				By: *rec.DecidedBy, Text: rec.Reason, ReplyTo: rec.MsgID, PromptID: rec.ID, Status: "queued"})
 		}
-		return
-	case g.input != nil:
-		s.inputDone(g.input, why, Notice{})
-		return
-	case typed:
-		s.move(g.q.rec.ID, Injected, asIs)
-		s.move(g.q.rec.ID, Resolved, asIs)
-	case g.q.rec.Status != Expired: // then nothing was asked for
-		s.move(g.q.rec.ID, Failed, func(r *PromptRecord) { r.Reason = why })
+	case rec.Status != Expired: // then nothing was asked for
+		s.move(rec.ID, Failed, func(r *PromptRecord) { r.Reason = why })
 	}
 	s.end(g.q, "")
+}
+
+// inputEnd records that free input was typed, or why not.
+func (s *session) inputEnd(g *gate, why string) {
+	if g.phase != gateEcho {
+		s.inputDone(g.input, why, Notice{})
+		return
+	}
+	sum := fmt.Sprintf("%x", sha256.Sum256([]byte(g.text)))
+	s.stored("auditing an input", s.st.Audit().Append(Event{"INPUT_FORWARDED", s.rec.ID, "",
+		[]Field{{"by", g.input.By}, {"bytes_len", len(g.text)}, {"text_sha256", sum}}}))
+	s.inputDone(g.input, "", Notice{Text: "✓ sent"})
+	if s.q != nil && s.q.rec.Idle {
+		s.q.typed = true
+		s.end(s.q, Resolved)
+	}
 }
 
 // cleanText makes operator text safe to type.
@@ -1948,8 +1939,8 @@ func (c *castWriter) output(p []byte, now time.Time) {
 }
 
 func (c *castWriter) tty(t TTYState, now time.Time) {
-	state := []string{"unknown", "reading", "busy"}[t.Reading] +
-		map[bool]string{true: " canon", false: " raw"}[t.Canonical] + map[bool]string{true: " echo", false: " noecho"}[t.Echo]
+	state := []string{"unknown", "reading", "busy"}[t.Reading] + cmp.Or(when(t.Canonical, " canon"), " raw") +
+		cmp.Or(when(t.Echo, " echo"), " noecho")
 	if c != nil && state != c.state {
 		c.state = state
 		c.event("t", state, now)
@@ -1958,6 +1949,9 @@ func (c *castWriter) tty(t TTYState, now time.Time) {
 
 // close repeats the last state: a replay's clock stops there.
 func (c *castWriter) close(now time.Time) error {
+	if c == nil {
+		return nil
+	}
 	c.event("t", c.state, now)
 	return errors.Join(c.w.Flush(), c.file.Close())
 }
@@ -1967,17 +1961,12 @@ func (s *session) capture(p *Prompt) {
 	if os.Getenv("ATLASBRIDGE_CAPTURE_PROMPTS") != "1" || p.Secret {
 		return
 	}
-	now := time.Now()
+	dir, now := filepath.Join(s.cfg.Dir, "captured_scenarios"), time.Now()
+	os.MkdirAll(dir, 0o700)
 	name := fmt.Sprintf("%s-%s-%s.cast", s.rec.Tool, p.Type, now.UTC().Format("20060102T150405.000"))
-	path := filepath.Join(s.cfg.Dir, "captured_scenarios", name)
-	os.MkdirAll(filepath.Dir(path), 0o700)
-	c, err := newCast(path, s.rec.Tool, s.size())
-	if err != nil {
-		s.log.Error("capturing a prompt", "error", err.Error())
-		return
+	if c, err := newCast(filepath.Join(dir, name), s.rec.Tool, s.size()); err == nil {
+		c.output(s.det.Raw(), now)
+		c.tty(s.pty.State(), now)
+		c.close(now.Add(s.cfg.Stuck + time.Second))
 	}
-	c.start = now
-	c.output(s.det.Raw(), now)
-	c.tty(s.pty.State(), now)
-	c.close(now.Add(s.cfg.Stuck + time.Second))
 }
