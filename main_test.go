@@ -2694,6 +2694,32 @@ func TestSleepForgetsAndDoesNotRepeat(t *testing.T) {
 	}
 }
 
+func TestQuestionRightAfterAnswer(t *testing.T) {
+	s := newStage(t, "opencode", "")
+	s.one(strings.Repeat("\r\n", 20) + "  ┃  △ Permission required\r\n  ┃\r\n  ┃  $ touch a\r\n  ┃\r\n" +
+		"  ┃   \x1b[48;5;215mAllow once\x1b[0m   Allow always   Reject   ⇆ select  enter confirm\x1b[?25l")
+	s.d.Typed([]byte("\r"), s.now)
+	s.d.Sleep(s.now.Add(150 * time.Millisecond))
+	tp, err := openTape(filepath.Join("testdata", "recordings", "opencode-always.cast"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.d.Resize(tp.Height, tp.Width, s.now)
+	for _, e := range tp.events {
+		if e.kind == "o" {
+			s.d.Feed([]byte(e.data), s.now)
+		}
+	}
+	asked := s.wait(150*time.Millisecond + settle)
+	if len(asked) != 1 || s.d.Gone(s.tty, s.now) {
+		t.Fatalf("another question right after an answer: %d prompts", len(asked))
+	}
+	if p := asked[0]; !p.Permission || p.Pointer != 0 || *p.SafeDefault != "2" || p.Choices[1].Label != "Cancel" ||
+		p.Question != "This will allow the following patterns until OpenCode is restarted" {
+		t.Errorf("%+v", p)
+	}
+}
+
 func TestIdleOnce(t *testing.T) {
 	box := "\x1b]0;✳ Claude Code\a\x1b[H\x1b[2Jhello\r\n──────\r\n❯\u00a0\r\n──────\x1b[?25l\x1b[3;3H"
 	s := newStage(t, "claude", "")
