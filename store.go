@@ -975,7 +975,6 @@ func shortID(id string) string { return id[:min(8, len(id))] }
 func ref[T any](v T) *T        { return &v }
 
 /* ----- status, approvals, answer ----- */
-
 // withState opens the state for a command, and reports what is damaged.
 func (c *command) withState(do func(*Store) int) int {
 	var s *Store
@@ -996,9 +995,7 @@ func (c *command) withState(do func(*Store) int) int {
 // list prints records as a table, or as one array with the time format of the files; none says that there are none.
 func (c *command) list(records any, table [][]string, none string) int {
 	array, _ := marshal(records) // plain data: cannot fail
-	if len(table) == 1 && !c.opts.on("json") {
-		fmt.Fprintln(c.stderr, none)
-	}
+	fmt.Fprint(c.stderr, when(len(table) == 1 && !c.opts.on("json"), none+"\n"))
 	return c.show(json.RawMessage(array), table)
 }
 
@@ -1007,47 +1004,41 @@ func span(d time.Duration) string {
 	return regexp.MustCompile(`m\d+s$`).ReplaceAllString(max(d, 0).Truncate(time.Second).String(), "m")
 }
 
-func cmdStatus(c *command) int { return c.withState(c.status) }
-
 // status lists sessions, and orphans: children that run on though their session is over, by pid and start time.
+func cmdStatus(c *command) int { return c.withState(c.status) }
 func (c *command) status(s *Store) int {
 	type row struct {
 		*SessionRecord
 		Open  int  `json:"open_prompts"`
 		Polls bool `json:"polls"` // listens to Telegram for all sessions
 	}
-	poller, rows, now := s.holder("poll.lock"), []*row{}, time.Now()
-	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}
-	var about [][]string
+	poller, now, rows, open := s.holder("poll.lock"), time.Now(), []row{}, map[string]int{}
+	for _, p := range s.view.Prompts {
+		open[p.SessionID] += when(p.Open(), 1)
+	}
+	about := when(poller != 0, [][]string{{fmt.Sprintf("process %d listens to Telegram", poller)}})
 	for id, r := range s.view.Sessions {
 		q := *r
 		if q.Status == "active" && !s.Alive(id) {
 			q.Status, q.Activity = "crashed", ""
 		}
 		if q.Status == "active" || c.opts.on("all") {
-			rows = append(rows, &row{&q, 0, poller > 0 && q.Wrapper == poller})
+			rows = append(rows, row{&q, open[id], poller > 0 && q.Wrapper == poller})
 		}
 		if q.Status != "active" && q.PIDStart != 0 && processStart(q.PID) == q.PIDStart {
-			line := fmt.Sprintf("session %s is over but its process still runs: kill %d", shortID(id), q.PID)
-			about = append(about, []string{line})
+			orphan := fmt.Sprintf("session %s is over but its process still runs: kill %d", shortID(id), q.PID)
+			about = append(about, []string{orphan})
 		}
 	}
-	slices.SortFunc(rows, func(a, b *row) int {
+	slices.SortFunc(rows, func(a, b row) int {
 		return cmp.Or(strings.Compare(a.Status, b.Status), b.StartedAt.Compare(a.StartedAt)) // "active" sorts first
 	})
-	for _, r := range rows {
-		for _, p := range s.view.Prompts {
-			if p.SessionID == r.ID && p.Open() {
-				r.Open++
-			}
-		}
-		up, seen := cmp.Or(r.EndedAt, &now).Sub(r.StartedAt), now.Sub(*cmp.Or(r.LastSeen, &r.StartedAt))
-		table = append(table, []string{shortID(r.ID), fmt.Sprint(r.PID), cmp.Or(r.Activity, r.Status), span(up),
-			fmt.Sprint(r.Open), fmt.Sprint(r.Prompts), span(seen) + " ago", r.Tool + " " + r.Label})
-	}
-	if poller != 0 {
-		about = append(about, []string{fmt.Sprintf("process %d listens to Telegram", poller)})
-	}
+	table := append([][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}},
+		mapped(rows, func(r row) []string {
+			up, seen := cmp.Or(r.EndedAt, &now).Sub(r.StartedAt), now.Sub(*cmp.Or(r.LastSeen, &r.StartedAt))
+			return []string{shortID(r.ID), fmt.Sprint(r.PID), cmp.Or(r.Activity, r.Status), span(up), fmt.Sprint(r.Open),
+				fmt.Sprint(r.Prompts), span(seen) + " ago", r.Tool + " " + r.Label}
+		})...)
 	return c.list(rows, append(table, about...), "no sessions; start one: atlasbridge run <tool>")
 }
 
@@ -1083,7 +1074,6 @@ func cmdAnswer(c *command) int {
 }
 
 /* ===== hook: what a tool's own hook system asks ===== */
-
 // Bytes of JSON from the tool, for a written file is in it, and of an excerpt (SPEC section 5).
 const maxHookInput, maxExcerpt = 8 << 20, 200
 
@@ -1106,13 +1096,11 @@ type hook struct {
 // cmdHook exits with 0 whatever happens: claude takes anything else for a failing hook and says so in the dialog.
 func cmdHook(c *command) int {
 	h := &hook{session: c.getenv("ATLASBRIDGE_SESSION")}
-	if json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(h) != nil {
-		return 0
-	}
+	unparsable := json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(h)
 	c.withState(func(s *Store) int {
 		h.st = s
 		switch cfg, err := c.config(nil); {
-		case !s.Alive(h.session): // the session's record may come later than its tool's first hook
+		case unparsable != nil || !s.Alive(h.session): // its record may come later than its tool's first hook
 		case h.Event == "PreToolUse":
 			s.audit.Append(toolCall(h.session, h.Tool, h.UseID, h.Input))
 		case h.Event == "Stop": // the beginning of the tool's answer, for the session's idle notice
@@ -1155,10 +1143,8 @@ func (h *hook) ask(ctx context.Context) map[string]any {
 		return nil
 	}
 	for i, q := range input.Questions {
-		p := PromptRecord{Type: MultipleChoice, Question: visible(redact(q.Question)), Multi: q.MultiSelect}
-		if n := len(input.Questions); n > 1 {
-			p.Question = fmt.Sprintf("(%d of %d) %s", i+1, n, p.Question)
-		}
+		number := when(len(input.Questions) > 1, fmt.Sprintf("(%d of %d) ", i+1, len(input.Questions)))
+		p := PromptRecord{Type: MultipleChoice, Question: number + visible(redact(q.Question)), Multi: q.MultiSelect}
 		p.Full, p.Excerpt = p.Question, clip(p.Question, maxExcerpt)
 		labels := []string{",", ", "}
 		for k, o := range q.Options[:min(9, len(q.Options))] {
@@ -1181,33 +1167,34 @@ func (h *hook) ask(ctx context.Context) map[string]any {
 }
 
 // wait stores p, follows it to its end and returns the decision; the answer to the tool's own question is its input.
+// It gives up, too, on a signal, and when a session that died did not let the question expire.
 func (h *hook) wait(ctx context.Context, p PromptRecord) map[string]any {
 	ctx, stop := signal.NotifyContext(ctx, endSignals()...)
 	defer stop()
+	ctx, enough := context.WithTimeout(ctx, h.life+time.Minute)
+	defer enough()
 	h.st.Move(h.last, Injected, nil) // of several questions, the one before
 	now := time.Now()
 	p.ID, p.SessionID, p.Source, p.Cwd, p.Nonce, p.Status = newID(), h.session, "hook", h.Cwd, newNonce(), Created
 	p.Confidence, p.Score, p.Signals, p.Tool, p.MaxLength = "high", 1, []string{"hook"}, h.Tool, maxMessage
 	p.CreatedAt, p.ExpiresAt, p.Key = now.UTC(), now.Add(h.life).UTC(), idempotencyKey(h.session, p.Excerpt, now)
-	p.Question += strings.TrimSuffix(" (from the "+h.Agent+" agent)", " (from the  agent)")
+	p.Question += when(h.Agent != "", " (from the "+h.Agent+" agent)")
 	h.last = p.ID
 	records, end := h.st.Follow(ctx, h.session, func() bool { return true }), &p
-	err := h.st.Update(func(*View) ([]Record, error) { return []Record{&p}, nil })
-	for err == nil && end.Open() && h.st.Alive(h.session) {
-		select {
-		case rec, more := <-records:
-			if r, ok := rec.(*PromptRecord); ok && r.ID == p.ID {
-				end = r
-			} else if !more {
-				h.st.Move(p.ID, Canceled, func(r *PromptRecord) { r.Reason = "answered in the terminal, or given up by the tool" })
-				return nil
-			}
-		case <-time.After(5 * time.Second): // for another look whether the session lives
+	if h.st.Update(func(*View) ([]Record, error) { return []Record{&p}, nil }) != nil {
+		return nil
+	}
+	for rec := range records {
+		if r, ok := rec.(*PromptRecord); ok && r.ID == p.ID && !r.Open() {
+			end = r
+			break
 		}
 	}
-	given, choice := end.Status == ReplyReceived && end.Value != nil, cmp.Or(choiceOf(end), &Choice{})
-	switch {
-	case given && end.DecidedBy != nil && *end.DecidedBy == "cli:local": // in the dialog
+	if end.Open() {
+		h.st.Move(p.ID, Canceled, func(r *PromptRecord) { r.Reason = "answered in the terminal, or given up by the tool" })
+	}
+	given := end.Status == ReplyReceived && end.Value != nil && h.st.Alive(h.session)
+	switch choice := cmp.Or(choiceOf(end), &Choice{}); {
 	case end.Status == Expired || given && (*end.Value == "deny" || choice.Hook == "deny"):
 		return map[string]any{"behavior": "deny", "message": cmp.Or(end.Reason, "The operator refused this.")}
 	case given && h.Tool == "AskUserQuestion":
@@ -1222,10 +1209,8 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) map[string]any {
 
 // permissionPrompt describes what the tool wants to do, with its exact arguments.
 func (h *hook) permissionPrompt() PromptRecord {
-	arg, raw := map[string]string{}, bytes.Buffer{}
+	arg, all, raw := map[string]string{}, map[string]json.RawMessage{}, bytes.Buffer{}
 	json.Unmarshal(h.Input, &arg) // what is no text stays empty
-	all, told := map[string]json.RawMessage{}, strings.Fields("command description file_path old_string new_string "+
-		"content url prompt plan")
 	json.Unmarshal(h.Input, &all)
 	json.Indent(&raw, h.Input, "", "  ")
 	edit, plus, minus := lineDiff(arg["old_string"], arg["new_string"])
@@ -1237,9 +1222,10 @@ func (h *hook) permissionPrompt() PromptRecord {
 		"WebFetch":     {"Fetch this address?", strings.TrimSpace(arg["url"] + "\n" + arg["prompt"])},
 		"ExitPlanMode": {"Carry out this plan?", arg["plan"]},
 	}[h.Tool]
+	told := "command description file_path old_string new_string content url prompt plan"
 	full := cmp.Or(known[1], raw.String())
 	for _, name := range slices.Sorted(maps.Keys(all)) { // such as Bash's dangerouslyDisableSandbox
-		if value := string(all[name]); known[1] != "" && !slices.Contains(told, name) && value != "false" {
+		if value := string(all[name]); known[1] != "" && !slices.Contains(strings.Fields(told), name) && value != "false" {
 			full += "\n" + name + ": " + value
 		}
 	}
@@ -1263,45 +1249,36 @@ func lineDiff(before, after string) (diff string, plus, minus int) {
 	}
 	for ; tail < both-head && a[len(a)-1-tail] == b[len(b)-1-tail]; tail++ {
 	}
-	parts := [][]string{a[max(0, head-2):head], a[head : len(a)-tail], b[head : len(b)-tail],
-		a[len(a)-tail:][:min(tail, 2)]}
-	for i, mark := range []string{" ", "-", "+", " "} {
-		for _, line := range parts[i] {
-			out = append(out, mark+strings.TrimSuffix(line, "\n"))
+	gone, came := a[head:len(a)-tail], b[head:len(b)-tail]
+	for i, part := range [][]string{a[max(0, head-2):head], gone, came, a[len(a)-tail:][:min(tail, 2)]} {
+		for _, line := range part {
+			out = append(out, string(" -+ "[i])+strings.TrimSuffix(line, "\n"))
 		}
 	}
-	return strings.Join(out, "\n"), len(b) - tail - head, len(a) - tail - head
+	return strings.Join(out, "\n"), len(came), len(gone)
 }
 
-// installHooks adds what makes the tool call us, on its command line only. A --settings of the user's (a file
-// or JSON; the last one counts, measured on claude 2.1) is merged with ours.
+// A --settings of the user's (a file or JSON) in an argument list joined by NUL, which no argument contains.
+var reSettings = regexp.MustCompile("\x00--settings[=\x00]([^\x00]*)")
+
+// installHooks adds what makes the tool call us, on its command line only, merged into a --settings of the user's, of
+// which the last counts (measured on claude 2.1).
 func (s *session) installHooks(argv []string) []string {
 	exe, err := os.Executable()
 	if s.adapter.Hooks != "claude-settings" || err != nil {
 		return argv
 	}
-	given, rest := "{}", []string{}
-	for i := 1; i < len(argv); i++ {
-		value, joined := strings.CutPrefix(argv[i], "--settings=")
-		switch {
-		case argv[i] == "--":
-			rest, i = append(rest, argv[i:]...), len(argv)
-		case joined:
-			given = value
-		case argv[i] == "--settings" && i+1 < len(argv):
-			i++
-			given = argv[i]
-		default:
-			rest = append(rest, argv[i])
-		}
+	end := slices.Index(append(slices.Clip(argv), "--"), "--") // what follows is no option
+	options := strings.Join(argv[:end], "\x00")
+	found := append([][]string{{"", "{}"}}, reSettings.FindAllStringSubmatch(options, -1)...)
+	given := []byte(found[len(found)-1][1])
+	if !bytes.HasPrefix(bytes.TrimSpace(given), []byte("{")) {
+		given, err = os.ReadFile(string(given))
 	}
-	data := []byte(given)
-	if !strings.HasPrefix(strings.TrimSpace(given), "{") {
-		data, err = os.ReadFile(given)
-	}
-	settings, own := map[string]json.RawMessage{}, struct{ Hooks map[string][]any }{map[string][]any{}}
-	err = cmp.Or(err, json.Unmarshal(data, &settings), json.Unmarshal(data, &own))
-	if err != nil || settings == nil || own.Hooks == nil {
+	settings := map[string]any{"hooks": map[string]any{}}
+	err = cmp.Or(err, json.Unmarshal(given, &settings))
+	hooks, ok := settings["hooks"].(map[string]any)
+	if err != nil || !ok {
 		s.log.Warn("the tool's hooks are not used", "why", fmt.Sprint("reading --settings: ", err))
 		return argv
 	}
@@ -1310,11 +1287,12 @@ func (s *session) installHooks(argv []string) []string {
 	for event, seconds := range map[string]int{"PermissionRequest": patience, "PreToolUse": 10, "Stop": 10} {
 		if event != "PreToolUse" || s.jsonLine == nil { // else its output tells of every call
 			run := map[string]any{"type": "command", "command": quote + exe + quote + " hook", "timeout": seconds}
-			own.Hooks[event] = append(own.Hooks[event], map[string]any{"matcher": "*", "hooks": []any{run}})
+			theirs, _ := hooks[event].([]any)
+			hooks[event] = append(theirs, map[string]any{"matcher": "*", "hooks": []any{run}})
 		}
 	}
-	settings["hooks"], _ = json.Marshal(own.Hooks) // of what was JSON: cannot fail, nor can the next
-	merged, _ := json.Marshal(settings)
+	merged, _ := json.Marshal(settings) // of what was JSON: cannot fail
 	s.hooked = true
-	return append([]string{argv[0], "--settings", string(merged)}, rest...)
+	rest := strings.Split(reSettings.ReplaceAllString(options, ""), "\x00")[1:]
+	return slices.Concat([]string{argv[0], "--settings", string(merged)}, rest, argv[end:])
 }
