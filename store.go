@@ -809,8 +809,9 @@ func (p *PromptRecord) text(s string) Refusal {
 
 /* ----- following ----- */
 
-// Follow sends prompt and input records of the session as they change, by whichever process, until ctx ends. Where
-// the system does not tell of changes, it looks at 20 Hz when fast() (a question is open), else at 2 Hz.
+// Follow sends the session's prompt and input records as they are, for a tool's first hook may be faster than us, and as
+// they change, by whichever process, until ctx ends. Where the system does not tell of changes, it looks at 20 Hz when
+// fast() (a question is open), else at 2 Hz.
 func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) <-chan Record {
 	out, seen := make(chan Record), map[string]time.Time{}
 	look := func() (recs []Record, wake <-chan struct{}) { // wake: closed by the next change
@@ -829,7 +830,6 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 		}
 		return slices.SortedFunc(slices.Values(recs), byTime), s.wake
 	}
-	look()
 	go func() {
 		defer close(out)
 		var changed <-chan struct{}
