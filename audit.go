@@ -43,7 +43,6 @@ type Event struct {
 	Name, SessionID, PromptID string
 	Fields                    []Field
 }
-
 type Field struct {
 	Name  string
 	Value any
@@ -59,14 +58,14 @@ func (a *Audit) Append(e Event) error {
 
 // Head is the last entry's number and hash, 0 and "genesis" when there is none.
 func (a *Audit) Head() (seq int64, hash string, err error) {
-	if err := a.begin(); err != nil {
-		return 0, "", err
+	if err = a.begin(); err == nil {
+		defer a.end()
+		seq, hash, err = a.last()
 	}
-	defer a.end()
-	return a.last()
+	return seq, hash, err
 }
 
-// begin takes the log's lock; end gives it back.
+// begin takes the log's lock; after no error, end gives it back.
 func (a *Audit) begin() error {
 	a.mu.Lock()
 	_, err := a.log.acquire()
@@ -75,7 +74,6 @@ func (a *Audit) begin() error {
 	}
 	return err
 }
-
 func (a *Audit) end() {
 	a.log.release()
 	a.mu.Unlock()
@@ -86,23 +84,22 @@ func (a *Audit) commit(events ...Event) error {
 	seq, hash, err := a.last()
 	var out []byte
 	for _, e := range events {
-		stamp, fields := time.Now().UTC().Format(stampLayout), []Field{}
 		seq++
-		for _, f := range append([]Field{{"seq", seq}, {"ts", stamp}, {"event", e.Name}, {"session_id", e.SessionID},
-			{"prompt_id", e.PromptID}}, e.Fields...) {
+		fields := append([]Field{{"seq", seq}, {"ts", time.Now().UTC().Format(stampLayout)}, {"event", e.Name},
+			{"session_id", e.SessionID}, {"prompt_id", e.PromptID}}, e.Fields...)
+		fields = slices.DeleteFunc(fields, func(f Field) bool {
+			return f.Value == "" && (strings.HasSuffix(f.Name, "_id") || f.Name == "decided_by")
+		})
+		for i, f := range fields {
 			if text, ok := f.Value.(string); ok {
-				f.Value = clip(redact(text), maxAuditText)
-			}
-			if f.Value != "" || !strings.HasSuffix(f.Name, "_id") && f.Name != "decided_by" {
-				fields = append(fields, f)
+				fields[i].Value = clip(redact(text), maxAuditText)
 			}
 		}
 		fields = append(fields, Field{"prev_hash", hash})
 		hash = digest(canonical(fields))
 		line := canonical(append(fields, Field{"hash", hash}))
 		_, bad := parseEntry(line) // what does not read back is not written
-		err = cmp.Or(err, bad)
-		out = append(append(out, line...), '\n')
+		err, out = cmp.Or(err, bad), append(append(out, line...), '\n')
 	}
 	if err == nil {
 		err = a.log.append(out, true)
@@ -138,24 +135,20 @@ func (a *Audit) last() (seq int64, hash string, err error) {
 // An escaped backslash comes first, for what follows it is text.
 var asJQ = strings.NewReplacer(`\\`, `\\`, `\u2028`, "\u2028", `\u2029`, "\u2029", `\ufffd`, "\ufffd", "\x7f", `\u007f`)
 
-// Control characters that JSON leaves as they are and some terminals obey.
-var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`)
+// canonical is the object with these members as jq -c prints it; nothing stands for a value that JSON does not know.
+func canonical(fields []Field) []byte {
+	members := mapped(fields, func(f Field) string {
+		name, _ := marshal(f.Name)
+		value, _ := marshal(f.Value)
+		return string(name) + ":" + string(value)
+	})
+	return []byte(asJQ.Replace("{" + strings.Join(members, ",") + "}"))
+}
 
 // digest is the hash of an entry without its hash, or of a text; hidden are the members that stand for a text.
 func digest(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
 func hidden(name, s string) []Field {
 	return []Field{{name + "_len", len(s)}, {name + "_sha256", digest([]byte(s))}}
-}
-
-// canonical is the object with these members as jq -c prints it; nothing stands for a value that JSON does not know.
-func canonical(fields []Field) []byte {
-	members := make([]string, len(fields))
-	for i, f := range fields {
-		name, _ := marshal(f.Name)
-		value, _ := marshal(f.Value)
-		members[i] = string(name) + ":" + string(value)
-	}
-	return []byte(asJQ.Replace("{" + strings.Join(members, ",") + "}"))
 }
 
 // parseEntry accepts exactly what jq -c prints for an entry, with seq first, prev_hash and hash last. Members that come
@@ -200,7 +193,8 @@ func auditEvents(old, r Record) []Event {
 	case p == nil || promptEvents[p.Status] == "" || was != nil && was.Status == p.Status:
 		return nil
 	}
-	var fields []Field
+	value := *cmp.Or(p.Value, ref(""))
+	fields, shown := hidden("value", value), p.offered(value) || p.SafeDefault != nil && value == *p.SafeDefault
 	switch answered := p.Status == ReplyReceived || p.Status == Injected; {
 	case p.Status == Created:
 		fields = []Field{{"type", string(p.Type)}, {"confidence", p.Confidence}, {"source", p.Source}, {"tool", p.Tool}}
@@ -209,17 +203,13 @@ func auditEvents(old, r Record) []Event {
 	case answered && p.Secret:
 		fields = []Field{{"secret", true}}
 	case !answered || p.Value == nil:
-	case p.offered(*p.Value) || p.SafeDefault != nil && *p.Value == *p.SafeDefault:
-		fields = []Field{{"value", *p.Value}}
-	default:
-		fields = hidden("value", *p.Value)
+		fields = nil
+	case shown:
+		fields = []Field{{"value", value}}
 	}
-	if p.Status == Injected {
-		fields = append(fields, Field{"source", replySource(p)})
-	} else if p.Status == ReplyReceived && p.Reason != "" { // the operator's
-		fields = append(fields, hidden("reason", p.Reason)...)
-	}
-	fields = append(fields, Field{"decided_by", *cmp.Or(p.DecidedBy, ref(""))})
+	fields = slices.Concat(fields, when(p.Status == Injected, []Field{{"source", replySource(p)}}),
+		when(p.Status == ReplyReceived && p.Reason != "", hidden("reason", p.Reason)), // the operator's
+		[]Field{{"decided_by", *cmp.Or(p.DecidedBy, ref(""))}})
 	return []Event{{promptEvents[p.Status], p.SessionID, p.ID, fields}}
 }
 
@@ -309,32 +299,31 @@ func cmdAudit(c *command) int {
 		default:
 			fmt.Fprintf(c.stdout, "audit.log:%d: %s\n%d entries before it hold\n", v.Line, v.Reason, v.Entries)
 		}
-		return map[bool]int{false: exitFailed}[v.OK]
+		return when(!v.OK, exitFailed)
 	})
 }
 
 func cmdLogs(c *command) int {
 	dir, err := stateDir(c.getenv)
-	for at := int64(0); err == nil; {
-		var f *os.File
-		if f, err = os.Open(filepath.Join(dir, "audit.log")); os.IsNotExist(err) {
-			err = nil // nothing has happened yet
-		}
+	for at, more := int64(0), true; more && err == nil; more = c.opts.on("tail") && sleep(c.ctx, 200*time.Millisecond) == nil {
+		f, missing := os.Open(filepath.Join(dir, "audit.log"))
+		err = when(!os.IsNotExist(missing), missing) // else nothing has happened yet
 		fresh, _ := io.ReadAll(io.NewSectionReader(f, at, 1<<62))
 		f.Close()
 		fresh = fresh[:bytes.LastIndexByte(fresh, '\n')+1]
 		for line := range bytes.Lines(fresh) {
 			c.printEntry(line[:len(line)-1])
 		}
-		if at += int64(len(fresh)); !c.opts.on("tail") || err == nil && sleep(c.ctx, 200*time.Millisecond) != nil {
-			break
-		}
+		at += int64(len(fresh))
 	}
 	if err != nil {
 		return c.fail(err)
 	}
 	return 0
 }
+
+// Control characters that JSON leaves as they are and some terminals obey.
+var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`)
 
 // printEntry prints an entry of the wanted session; whatever a terminal could obey is escaped, in JSON too.
 func (c *command) printEntry(line []byte) {
@@ -346,18 +335,16 @@ func (c *command) printEntry(line []byte) {
 	member, rest := map[string]string{}, ""
 	for _, f := range fields[1 : len(fields)-2] {
 		member[f.Name] = fmt.Sprint(f.Value)
-		if !slices.Contains([]string{"ts", "event", "session_id", "prompt_id"}, f.Name) {
-			rest += " " + f.Name + "=" + member[f.Name]
-		}
+		alone := slices.Contains([]string{"ts", "event", "session_id", "prompt_id"}, f.Name)
+		rest += when(!alone, " "+f.Name+"="+member[f.Name])
 	}
-	event, session := member["event"], member["session_id"]
-	text := fmt.Sprintf("%.19s %-8s %-17s %s%s", member["ts"], shortID(session), event, shortID(member["prompt_id"]), rest)
-	text = fmt.Sprintf("%q", text)
-	text = strings.Replace(text[1:len(text)-1], event, c.colour("1", event), 1)
+	text := fmt.Sprintf("%q", fmt.Sprintf("%.19s %-8s %-17s %s%s", member["ts"], shortID(member["session_id"]),
+		member["event"], shortID(member["prompt_id"]), rest))
+	text = text[1 : len(text)-1]
 	if c.opts.on("json") {
 		text = c1.ReplaceAllStringFunc(string(line), func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) })
 	}
-	if strings.HasPrefix(session, c.opts.text("session")) {
+	if strings.HasPrefix(member["session_id"], c.opts.text("session")) {
 		fmt.Fprintln(c.stdout, text)
 	}
 }

@@ -1067,7 +1067,7 @@ func (v *view) inBox(w viewRow) bool {
 
 // What a label says it does; refusing words win ("Continue without trusting").
 var (
-	reGrants  = re(`(?i)^(y|yes|allow|always|approve|accept|trust|grant|run|proceed|i trust)\b`)
+	reGrants  = re(`(?i)^(y|yes|allow|always|approve|accept|confirm|trust|grant|run|proceed|i trust)\b`)
 	reRefuses = re(`(?i)^(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|abort|back|` +
 		`disallow|continue without)\b`)
 )
@@ -1151,7 +1151,7 @@ var (
 	reHint    = re(`(?i)\b(arrow|navigate|to (select|confirm|submit|choose)|use .{0,12}keys|enter |space |esc )|` +
 		`↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
 	reAsked  = re(`^[^:]*\?\W*$`)
-	reAside  = re(`^$|____|^[→●] `) // no part of a paragraph: an empty field, an answer given
+	reAside  = re(`^$|____|^[→●•-] `) // no part of a paragraph: an empty field, an answer given, a list
 	reLead   = re(`^[?◆◇✔●■]\s+`)
 	reHinted = re(`(?i)\s*([\[(](use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*.|› ?-? ?use arrow-.*|[›…·])\s*$`)
 	reCommon = re(`(?i)^(yesno|noyes)$`)
@@ -1350,7 +1350,7 @@ func (v *view) buttons(r int, sides []side) *found {
 			opts, f.Choices = append(opts, o), append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: in[m[2]:m[3]]})
 		}
 	}
-	f.Pointer = max(0, v.pointed(opts, v.attr(r, w.at-1)))
+	f.Pointer = v.pointed(opts, v.attr(max(0, r-1), w.at-1)) // the blank row above is drawn like no button
 	return f
 }
 

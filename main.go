@@ -1,15 +1,13 @@
-/*
-Atlasbridge runs an AI command line unchanged in a pseudo-terminal and carries every question it asks to your
-phone: you tap, it types, exactly once. `atlasbridge help` lists the commands, `help COMMAND` explains one.
-
-Every `atlasbridge run` is a whole bridge for its own session: no daemon, no server, no open port. What sessions share,
-they share through files in ~/.atlasbridge: config.toml; state.jsonl with sessions, prompts and replies; audit.log, each
-line with the hash of the one before; atlasbridge.log. Who holds the bot token and an allowed account can type into your
-terminal. Nothing is ever approved by waiting.
-
-Exit status: the child's own; 128+N when signal N killed it; 1 a check or command failed; 2 usage; 125 atlasbridge
-failed before the child ran; 126 the tool cannot be executed; 127 not found.
-*/
+// Atlasbridge runs an AI command line unchanged in a pseudo-terminal and carries every question it asks to your phone:
+// you tap, it types, exactly once. `atlasbridge help` lists the commands, `help COMMAND` explains one.
+//
+// Every `atlasbridge run` is a whole bridge for its own session: no daemon, no server, no open port. Sessions share files
+// in ~/.atlasbridge: config.toml; state.jsonl with sessions, prompts and replies; audit.log, each line with the hash of
+// the one before; atlasbridge.log. Who holds the bot token and an allowed account can type into your terminal. Nothing
+// is ever approved by waiting.
+//
+// Exit status: the child's own; 128+N when signal N killed it; 1 a check or command failed; 2 usage; 125 atlasbridge
+// failed before the child ran; 126 the tool cannot be executed; 127 not found.
 package main
 
 import (
@@ -48,7 +46,7 @@ import (
 
 func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
 
-// run is main with its surroundings as arguments, so that a test can call it. It returns the exit code.
+// run is main with its surroundings as arguments, so that a test can call it.
 func run(ctx context.Context, args []string, stdin, stdout, stderr *os.File) (code int) {
 	c := &command{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, getenv: os.Getenv}
 	if len(args) == 0 {
@@ -66,10 +64,6 @@ func run(ctx context.Context, args []string, stdin, stdout, stderr *os.File) (co
 	return code
 }
 
-// Configuration: one table of settings, a strict subset of TOML 1.0, the state folder, the environment a child gets,
-// the log. What config.toml may contain means exactly what TOML says; everything else is an error with its line. A
-// value never appears in an error: it may be the bot's token.
-
 // Config is everything a person can set, validated; settings names the key of each field.
 type Config struct {
 	Dir, Channel, Token, APIBase, LogLevel                     string // Dir: the state folder
@@ -85,13 +79,12 @@ type Config struct {
 
 // setting is one row of the configuration: what `config --json` shows (the token masked), and what it can be.
 type setting struct {
-	Key         string          `json:"key"`
-	Value       json.RawMessage `json:"value"`  // empty: not given
-	Origin      string          `json:"origin"` // "flag", "environment NAME", "config.toml:LINE" or "default"
-	env, def    string
-	to          any     // a field of Config; its type decides what a value must look like
-	min, max    float64 // of numbers, in the unit of the key
-	shape, must string  // of texts: a regular expression, and what to say when it does not match
+	Key                   string          `json:"key"`
+	Value                 json.RawMessage `json:"value"`  // empty: not given
+	Origin                string          `json:"origin"` // "flag", "environment NAME", "config.toml:LINE" or "default"
+	to                    any             // a field of Config; its type decides what a value must look like
+	min, max              float64         // of numbers, in the unit of the key
+	env, def, shape, must string          // shape: regular expression of a text; must: said of one that does not match
 }
 
 // settings is every key there is, in the order `config` shows them, bound to the fields of c. The bounds keep a slip of
@@ -113,10 +106,9 @@ func settings(c *Config) []setting {
 			must: "must be a bot token as BotFather gives it"},
 		{Key: "telegram.chat_id", env: "TELEGRAM_CHAT_ID", def: "0", to: &c.ChatID, min: -1 << 52, max: 1 << 52},
 		{Key: "telegram.allowed_users", env: "ALLOWED_USER_IDS", to: &c.Users, min: 1, max: 1 << 52},
-		// The token travels encrypted only, or does not leave the machine.
 		{Key: "telegram.api_base", env: "TELEGRAM_API_BASE", def: "https://api.telegram.org", to: &c.APIBase,
 			shape: `(https://[^/@?#\s]+|http://(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]+)?)(/[^@?#\s]*)?`,
-			must:  "must be a URL that begins with https:// (http only for this machine itself)"},
+			must:  "must be a URL that begins with https:// (http only for this machine itself)"}, // the token is in it
 		{Key: "stream.enabled", def: "false", to: &c.Stream},
 		{Key: "stream.max_chars", env: "OUTPUT_MAX_CHARS", def: "3500", to: &c.MaxChars, min: 100, max: 4096},
 		{Key: "stream.flush_ms", env: "OUTPUT_FLUSH_MS", def: "200", to: &c.Flush, min: 50, max: 10000},
@@ -144,10 +136,7 @@ func loadConfig(dir string, getenv func(string) string, flags map[string]string)
 			{Value: s.read(getenv(s.env)), Origin: "environment " + s.env}, {Value: s.read(flags[s.Key]), Origin: "flag"}} {
 			if len(given.Value) > 0 {
 				s.Value, s.Origin = given.Value, given.Origin
-				if problem := s.put(c); problem != "" && err == nil {
-					err = hinted(fmt.Errorf("%s: %s %s", s.Origin, s.Key, problem),
-						"correct or remove it; default: "+cmp.Or(s.def, "none"))
-				}
+				err = cmp.Or(err, s.put(c))
 			}
 		}
 		if number, _, ok := strings.Cut(c.Token, ":"); ok && s.Key == "telegram.bot_token" {
@@ -170,19 +159,17 @@ func loadConfig(dir string, getenv func(string) string, flags map[string]string)
 	return c, nil
 }
 
-// put stores the value in its field, and returns what is wrong with it, never what it is.
-func (s setting) put(c *Config) (problem string) {
+// put stores the value in its field. The error never shows the value: it may be the bot's token.
+func (s setting) put(c *Config) error {
+	number, numbers := 0.0, []float64{} // numbers: those of a list, or one
 	_, timed := s.to.(*time.Duration)
-	number, target := 0.0, map[bool]any{true: new(float64), false: s.to}[timed]
-	for item := range strings.SplitSeq(strings.Trim(string(s.Value), "[]"), ",") {
-		n, err := strconv.ParseFloat(strings.TrimSpace(item), 64)
-		number, problem = n, cmp.Or(problem, when(err == nil && s.max > s.min && (n < s.min || n > s.max),
-			fmt.Sprintf("must be between %.15g and %.15g", s.min, s.max)))
-	}
-	problem = cmp.Or(problem, when(json.Unmarshal(s.Value, target) != nil, "must be "+cmp.Or(map[string]string{
-		"*string": "a string in quotes", "*bool": "true or false",
-		"*[]int64": "a list of numeric ids like [1001, 1002], without names and quotes", // a name can change hands
-	}[fmt.Sprintf("%T", s.to)], "a number, and a whole one where a fraction makes no sense")))
+	wrong := json.Unmarshal(s.Value, map[bool]any{true: &number, false: s.to}[timed])
+	json.Unmarshal([]byte("["+strings.Trim(string(s.Value), "[]")+"]"), &numbers)
+	outside := s.max > s.min && slices.ContainsFunc(numbers, func(n float64) bool { return n < s.min || n > s.max })
+	problem := cmp.Or(when(wrong != nil, "must be "+cmp.Or(map[string]string{"*string": "a string in quotes",
+		"*[]int64": "a list of numeric ids like [1001, 1002], without names and quotes", "*bool": "true or false",
+	}[fmt.Sprintf("%T", s.to)], "a number, and a whole one where a fraction makes no sense")),
+		when(outside, fmt.Sprintf("must be between %.15g and %.15g", s.min, s.max)))
 	switch p := s.to.(type) {
 	case *time.Duration:
 		*p = time.Duration(number * map[bool]float64{true: 1e6, false: 1e9}[strings.HasSuffix(s.Key, "_ms")]) // ns
@@ -192,7 +179,8 @@ func (s setting) put(c *Config) (problem string) {
 		}
 		problem = cmp.Or(problem, when(*p != s.def && !regexp.MustCompile("^("+s.shape+")$").MatchString(*p), s.must))
 	}
-	return problem
+	return hinted(when(problem != "", fmt.Errorf("%s: %s %s", s.Origin, s.Key, problem)),
+		"correct or remove it; default: "+cmp.Or(s.def, "none"))
 }
 
 // read turns text of the environment, the command line or the table into JSON, none into none; lists need no brackets.
@@ -204,7 +192,6 @@ func (s setting) read(text string) json.RawMessage {
 	value = cmp.Or(when(isText || !tomlValue.MatchString(value), string(quoted(value))), value)
 	return json.RawMessage(when(text != "", value))
 }
-
 func quoted(text string) json.RawMessage { v, _ := json.Marshal(text); return v } // a text cannot fail
 
 // readConfigFile returns what the file sets, by key; nothing when there is no file.
@@ -218,19 +205,18 @@ func readConfigFile(path string) (map[string]setting, error) {
 	return parseTOML(string(text), mapped(settings(&Config{}), func(s setting) string { return s.Key }))
 }
 
-// The lines of https://toml.io/en/v1.0.0 that are accepted: those whose values JSON understands in the same way, and
-// literal strings; in UTF-8 (Go reads another byte as U+FFFD), without control characters. A list is one of integers.
+// The lines of https://toml.io/en/v1.0.0 that are accepted: a table's header, a key and its value, or blank, and then a
+// comment. Values are those JSON understands in the same way, and literal strings; lists are of integers. All in UTF-8
+// (Go reads another byte as U+FFFD), without control characters.
 const tomlOdd, tomlInt = `\x00-\x08\x0a-\x1f\x7f\x{fffd}`, `-?(?:0|[1-9][0-9]*)`
 const tomlAny = `(true|false|` + tomlInt + `(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|"(?:[^"\\\t` + tomlOdd +
 	`]|\\[btnfr"\\])*"|'[^'` + tomlOdd + `]*'|\[[ \t]*(?:` + tomlInt + `(?:[ \t]*,[ \t]*` + tomlInt + `)*)?[ \t]*\])`
 
-// A line is a table's header, a key and its value, or blank; a comment may follow.
+var tomlValue = regexp.MustCompile(`^` + tomlAny + `$`)
 var tomlLine = regexp.MustCompile(`^[ \t]*(?:\[[ \t]*([A-Za-z0-9_-]+)[ \t]*\]|([A-Za-z0-9_-]+)[ \t]*=[ \t]*` + tomlAny +
 	`)?[ \t]*(?:#[^` + tomlOdd + `]*)?$`)
-var tomlValue = regexp.MustCompile(`^` + tomlAny + `$`)
 
-// parseTOML reads the subset: comments, [table] headers, bare keys, and on one line each strings, numbers, booleans and
-// lists. Settings are by full name, tables, without a value, in brackets; without known any key will do.
+// parseTOML returns the settings by full name, and tables, without a value, in brackets; known nil: any key will do.
 func parseTOML(text string, known []string) (map[string]setting, error) {
 	entries, prefix := map[string]setting{}, ""
 	for i, line := range strings.Split(strings.ReplaceAll(text, "\r\n", "\n"), "\n") {
@@ -304,11 +290,7 @@ func openLog(dir, level string) (*slog.Logger, error) {
 	return slog.New(slog.NewJSONHandler(file, &slog.HandlerOptions{Level: least, ReplaceAttr: hide})), nil
 }
 
-// The commands: one table, from which dispatch, flags, help, suggestions, completion and the README's table derive; and
-// those that look at the installation itself. What was asked for goes to stdout, everything said about it to stderr;
-// tables fit 80 columns; colour only on a terminal and without NO_COLOR.
-
-const exitFailed, exitUsage, exitInternal = 1, 2, 125 // as the shell and env(1) have them; 125: before the child ran
+const exitFailed, exitUsage, exitInternal = 1, 2, 125 // as the shell and env(1) have them
 // What lockFile returns when another process holds the lock, and findTool and startPTY when PATH lacks the command.
 var errLocked, errNoTool = errors.New("locked by another process"), errors.New("command not found")
 
@@ -335,7 +317,7 @@ type command struct {
 	opts                  *options // as parsed by run
 }
 
-// commandSpec is one row of the command table.
+// commandSpec is one row of the command table: dispatch, flags, help, suggestions and completion derive from it.
 type commandSpec struct {
 	name, usage, summary string
 	min, max             int // how many arguments besides flags; max −1: any number
@@ -343,7 +325,7 @@ type commandSpec struct {
 	words, help          string // what the first argument can be; flags, explanation, examples
 }
 
-var flagShape = regexp.MustCompile(`(?:\[|\n  )--([a-z-]+)(?: ([A-Z:]+|[a-z]+\|[a-z]+))?`)
+var flagShape = regexp.MustCompile(`(?:\[|\n  |, )--([a-z-]+)(?: ([A-Z:]+|[a-z]+\|[a-z]+))?`)
 
 // flags are those that usage and help show: each with its name and, unless it is a switch, that of its value.
 func (s commandSpec) flags() [][]string { return flagShape.FindAllStringSubmatch(s.usage+s.help, -1) }
@@ -351,22 +333,17 @@ func (s commandSpec) flags() [][]string { return flagShape.FindAllStringSubmatch
 func commands() []commandSpec {
 	return []commandSpec{
 		{"run", "run [flags] <tool> [args…]", "run a tool; its questions reach your phone", 1, -1, cmdRun, "", `
-  --channel telegram|local  who is asked (default: telegram once it is set up)
-  --stream                  send all visible output to the phone too
-  --record FILE             keep the session as an asciicast recording
-  --timeout DUR             how long a question waits, as 90s or 10m
-  --name LABEL              the session's name in messages
-  --adapter NAME            treat the tool as this one, whatever its name
-  --quiet                   not a byte of our own on the terminal
+  --channel telegram|local      who is asked (default: telegram once set up)
+  --record FILE, --stream       keep a recording; send the output to the phone
+  --timeout DUR, --quiet        wait 90s or 10m; not a byte of our own here
+  --name LABEL, --adapter NAME  its name in messages; treat it as this tool
 Everything after <tool> is the tool's own, as its exit status is.
   atlasbridge run --name api --timeout 30m claude --model opus
   atlasbridge run --channel local -- bash -c 'read -p "Continue? (y/n) " a'`},
 		{"setup", "setup [flags]", "connect your Telegram bot; writes config.toml", 0, 0, cmdSetup, "", `
-  --token-file FILE  read the bot token from a file, or /dev/stdin
-  --chat-id ID       the chat; found by itself otherwise
-  --user-id ID       who may answer; found by itself otherwise
-  --api-base URL     another Bot API server
-  --no-test          send no test message
+  --token-file FILE           read the bot token from a file, or /dev/stdin
+  --chat-id ID, --user-id ID  the chat; who may answer; found otherwise
+  --api-base URL, --no-test   another Bot API server; send no test message
 Asks for the bot token (from @BotFather), waits until you send the bot any
 message, confirms by a short code that it is you, and sends a test message.`},
 		{"doctor", "doctor [--json]", "check everything; says what to do about each failure", 0, 0, cmdDoctor, "",
@@ -386,9 +363,7 @@ Compares with the head in the state file too. Exit: 1 when it does not hold.`},
 		{"debug", "debug bundle [--output FILE] [--full]", "pack what a bug report needs, no secrets", 1, 1, cmdDebug,
 			"bundle", "\nState, audit log, log, versions, settings; --full adds answers and excerpts."},
 		{"lab", "lab [flags] [FILE|DIR…]", "replay recordings through the detector", 0, -1, cmdLab, "", `
-  --json     one object per line
-  --screen   print the screen each recording ends with
-  --explain  say why, for each event
+  --json, --screen, --explain  one object per line; the last screen; why
 Takes the recordings of run --record, scenarios (JSON), and folders of both.`},
 		{"hook", "hook", "called by a tool's own hook system, not by you", 0, -1, cmdHook, "", ""},
 		{"adapters", "adapters [--json]", "known tools: found or not, version, supported range", 0, 0, cmdAdapters, "", ""},
@@ -464,9 +439,7 @@ func (c *command) options() (*options, int) {
 		fmt.Fprintf(c.stdout, "atlasbridge %s\n  %s\n%s", s.usage, s.summary, strings.TrimPrefix(s.help+"\n", "\n"))
 		return nil, 0
 	case err != nil:
-		name, problem := "", strings.Replace(err.Error(), "flag provided but not defined: -", "unknown flag --", 1)
-		fmt.Sscanf(problem, "unknown flag --%s", &name)
-		return nil, c.usage("%s", problem+meant("--", name, mapped(s.flags(), func(f []string) string { return f[1] })))
+		return nil, c.usage("%s", strings.Replace(err.Error(), "flag provided but not defined: -", "unknown flag --", 1))
 	case n < s.min || s.max >= 0 && n > s.max || len(words) > 0 && !slices.Contains(words, o.args[0]):
 		return nil, c.usage("wrong arguments %q", o.args)
 	}
@@ -501,7 +474,6 @@ func nearest(s string, words []string) string {
 	}
 	return ""
 }
-
 func (c *command) fail(err error) int {
 	remedy := visible(hintOf(err))
 	fmt.Fprint(c.stderr, "atlasbridge: ", redact(visible(err.Error())), "\n",
@@ -607,84 +579,68 @@ complete -o default -F _atlasbridge atlasbridge
 	return 0
 }
 
-// doctor tells each check as soon as it is known, with --json all at the end.
-type doctor struct {
-	*command
-	checks []map[string]any
-	failed bool
-}
-
-func cmdDoctor(c *command) int {
-	d := &doctor{command: c}
+// cmdDoctor tells each check as soon as it is known, with --json all at the end.
+func cmdDoctor(c *command) (code int) {
+	var checks []map[string]any
+	// A check failed with err (remedy: what to do), or passed with what was found (remedy: a warning).
+	tell := func(name string, err error, found, remedy string) {
+		mark := cmp.Or(when(remedy != "", c.colour("33", "warn")), c.colour("32", "ok  "))
+		if err != nil {
+			code, mark, found, remedy = exitFailed, c.colour("31", "FAIL"), redact(err.Error()), hintOf(err)
+		}
+		checks = append(checks, map[string]any{"name": name, "ok": err == nil, "detail": found, "remedy": remedy})
+		if !c.opts.on("json") {
+			fmt.Fprintf(c.stdout, "%s  %-11s  %s\n%s", mark, name, visible(found),
+				when(remedy != "", fmt.Sprintf("%17s  %s\n", "→", visible(remedy))))
+		}
+	}
 	cfg, err := c.config(nil)
-	d.tell("config", err, "settings and defaults are valid", "")
+	tell("config", err, "settings and defaults are valid", "")
 	if cfg.Channel == "telegram" {
 		ctx, stop := context.WithTimeout(c.ctx, 15*time.Second)
 		defer stop()
 		var me, chat struct{ Type, Title, Username string }
 		bot := newBot(cfg.Token, cfg.APIBase)
 		err = hinted(bot.call(ctx, "getMe", map[string]any{}, &me), "check the network, or run `atlasbridge setup`")
-		d.tell("token", err, "the bot is @"+me.Username, "")
+		tell("token", err, "the bot is @"+me.Username, "")
 		if skew := bot.clockSkew().Round(time.Second); skew.Abs() > 30*time.Second { // times could not be compared
 			err = hinted(fmt.Errorf("Telegram's clock is %s ahead", skew), "set the clock (timedatectl set-ntp true)")
 		}
-		d.tell("clock", err, "as Telegram's", "")
+		tell("clock", err, "as Telegram's", "")
 		err = bot.call(ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
-		d.tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+cmp.Or(chat.Title, chat.Username), "")
+		tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+cmp.Or(chat.Title, chat.Username), "")
 	}
 	st, err := openStore(cfg.Dir)
-	d.tell("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"), "can be used", "")
+	tell("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"), "can be used", "")
 	if err == nil {
 		defer st.Close()
 		nobody := when(st.holder("poll.lock") == 0, "nobody, which is right while no session runs")
-		d.tell("poller", nil, cmp.Or(nobody, fmt.Sprint("process ", st.holder("poll.lock"))), "")
+		tell("poller", nil, cmp.Or(nobody, fmt.Sprint("process ", st.holder("poll.lock"))), "")
 		view, _ := st.View()
 		verdict, err := st.verifyAudit(view)
-		if err == nil && !verdict.OK {
-			err = fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason)
-		}
-		d.tell("audit", hinted(err, "keep a copy of audit.log; `atlasbridge audit verify` says more"),
+		bad := when(!verdict.OK, fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason))
+		tell("audit", hinted(cmp.Or(err, bad), "keep a copy of audit.log; `atlasbridge audit verify` says more"),
 			fmt.Sprintf("%d entries hold", verdict.Entries), "")
 	}
 	files, _ := os.ReadDir(cfg.Dir)
 	private := mapped(files, func(f fs.DirEntry) error { return ownedPrivate(filepath.Join(cfg.Dir, f.Name())) })
 	err, remote := cmp.Or(append(private, ownedPrivate(cfg.Dir))...), networkFS(cfg.Dir)
-	d.tell("permissions", hinted(err, "make it yours alone: chmod -R go= "+cfg.Dir), cfg.Dir+" is yours alone",
+	tell("permissions", hinted(err, "make it yours alone: chmod -R go= "+cfg.Dir), cfg.Dir+" is yours alone",
 		when(remote != "", "on "+remote+" locks may not hold between machines: set ATLASBRIDGE_HOME to a local disk"))
 	size, err := terminalSize(c.stdout)
-	d.tell("terminal", nil, cmp.Or(when(err != nil, "none here: a tool gets 100x30"),
-		fmt.Sprintf("%s, %dx%d", c.getenv("TERM"), size.Cols, size.Rows)), "")
+	shown := fmt.Sprintf("%s, %dx%d", c.getenv("TERM"), size.Cols, size.Rows)
+	tell("terminal", nil, cmp.Or(when(err != nil, "none here: a tool gets 100x30"), shown), "")
 	for _, t := range knownTools(c.ctx, cfg) {
-		d.tell(t.Name, nil, cmp.Or(strings.TrimSpace(t.Version+" "+t.Path), "not installed"), t.Warning)
+		tell(t.Name, nil, cmp.Or(strings.TrimSpace(t.Version+" "+t.Path), "not installed"), t.Warning)
 	}
 	if c.opts.on("json") {
-		c.printJSON(map[string]any{"checks": d.checks, "ok": !d.failed})
+		c.printJSON(map[string]any{"checks": checks, "ok": code == 0})
 	}
-	return map[bool]int{true: exitFailed}[d.failed]
+	return code
 }
 
-// tell records a check: failed with err (remedy: what to do), or passed with what was found (remedy: a warning).
-func (d *doctor) tell(name string, err error, found, remedy string) {
-	mark := cmp.Or(when(remedy != "", d.colour("33", "warn")), d.colour("32", "ok  "))
-	if err != nil {
-		d.failed, mark, found, remedy = true, d.colour("31", "FAIL"), redact(err.Error()), hintOf(err)
-	}
-	d.checks = append(d.checks, map[string]any{"name": name, "ok": err == nil, "detail": found, "remedy": remedy})
-	if !d.opts.on("json") {
-		fmt.Fprintf(d.stdout, "%s  %-11s  %s\n%s", mark, name, visible(found),
-			when(remedy != "", fmt.Sprintf("%17s  %s\n", "→", visible(remedy))))
-	}
-}
-
-// tool is an adapter and the program it stands for, as `adapters --json` shows them.
-type tool struct {
-	Name      string `json:"name"`
-	Commands  string `json:"commands"`
-	Version   string `json:"version"`
-	Supported string `json:"supported"`
-	Path      string `json:"path"` // "" when it was not found
-	Warning   string `json:"warning"`
-}
+// tool is an adapter and the program it stands for; Path is "" when it was not found.
+type tool struct{ Name, Commands, Version, Supported, Path, Warning string }
 
 // knownTools asks every installed tool for its version, all at once. One that does not answer within 10 s
 // (a cold start of Node takes up to 4 s, measured) counts as found, its version unknown.
@@ -725,9 +681,11 @@ func versionLess(a, b string) bool {
 }
 
 func cmdAdapters(c *command) int {
-	list, rows := knownTools(c.ctx, &Config{}), [][]string{{"ADAPTER", "COMMANDS", "VERSION", "SUPPORTED", "FOUND"}}
-	for _, t := range list {
+	list, rows := []map[string]string{}, [][]string{{"ADAPTER", "COMMANDS", "VERSION", "SUPPORTED", "FOUND"}}
+	for _, t := range knownTools(c.ctx, &Config{}) {
 		rows = append(rows, []string{t.Name, t.Commands, t.Version, t.Supported, cmp.Or(t.Path, "not found")})
+		list = append(list, map[string]string{"name": t.Name, "commands": t.Commands, "version": t.Version,
+			"supported": t.Supported, "path": t.Path, "warning": t.Warning})
 	}
 	return c.show(list, rows)
 }
@@ -740,16 +698,16 @@ func cmdDebug(c *command) int {
 		return c.fail(hinted(fmt.Errorf("writing the bundle: %w", err), "choose another file with --output"))
 	}
 	cfg, err := c.config(nil)
-	about := map[string]any{"version": version(), "tools": knownTools(c.ctx, cfg), "config": cfg.inForce,
-		"config_error": fmt.Sprint(err)}
-	zip := gzip.NewWriter(f)
+	tools := mapped(knownTools(c.ctx, cfg), func(t tool) string { return fmt.Sprintf("%+v", t) })
+	about, _ := json.MarshalIndent(map[string]any{"version": version(), "tools": tools, "config": cfg.inForce,
+		"config_error": fmt.Sprint(err)}, "", "  ")
+	zip, full := gzip.NewWriter(f), c.opts.on("full")
 	tape := tar.NewWriter(zip) // an error stays with it until it is closed
 	for _, name := range []string{"about.json", "state.jsonl", "audit.log", "atlasbridge.log", "atlasbridge.log.1"} {
 		content, err := os.ReadFile(filepath.Join(cfg.Dir, name))
-		switch full := c.opts.on("full"); {
-		case name == "about.json":
-			content, err = json.MarshalIndent(about, "", "  ")
-		case name == "state.jsonl" || !full: // the audit log keeps its bytes: they are hashed
+		if name == "about.json" {
+			content, err = about, nil
+		} else if name == "state.jsonl" || !full { // the audit log keeps its bytes: they are hashed
 			content = withhold(content, full)
 		}
 		if text := strings.ReplaceAll(redact(string(content)), cmp.Or(cfg.Token, "\x00"), "[token]"); err == nil {

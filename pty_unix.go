@@ -1,8 +1,7 @@
 //go:build linux || darwin
 
-// Everything that differs between operating systems, for Linux and macOS; pty_windows.go has the same functions in
-// the same order. What x/sys names for one of the two only goes out by number, right for amd64 and arm64. The master
-// is reached through SyscallConn, never Fd: that makes it blocking, and neither Close nor a deadline ends a Read then.
+// Everything that differs between operating systems, for Linux and macOS (amd64, arm64); pty_windows.go has the same
+// functions in the same order. What x/sys names for one of the two only goes out by number.
 package main
 
 import (
@@ -28,18 +27,15 @@ import (
 	"golang.org/x/term"
 )
 
-const (
-	linux, amd64          = runtime.GOOS == "linux", runtime.GOARCH == "amd64"
-	suspendSignal         = syscall.SIGTSTP                                // asks us to stop: kill -TSTP
-	drainQuiet, drainWait = 100 * time.Millisecond, 500 * time.Millisecond // Read, after the child: of silence, in all
-)
-
-var getModes = map[bool]uint{true: 0x5401, false: 0x40487413}[linux] // TCGETS, on macOS TIOCGETA
-var setModes = map[bool]uint{true: 0x5402, false: 0x80487414}[linux] // TCSETS, TIOCSETA: without flushing type-ahead
+const linux, amd64 = runtime.GOOS == "linux", runtime.GOARCH == "amd64"
+const suspendSignal = syscall.SIGTSTP                                        // asks us to stop: kill -TSTP
+const drainQuiet, drainWait = 100 * time.Millisecond, 500 * time.Millisecond // Read after the child: of silence, in all
+var getModes = map[bool]uint{true: 0x5401, false: 0x40487413}[linux]         // TCGETS, on macOS TIOCGETA
+var setModes = map[bool]uint{true: 0x5402, false: 0x80487414}[linux]         // TCSETS, TIOCSETA: without flushing type-ahead
 
 // unixPTY is the master side and the child. Read belongs to one goroutine; all else may be called from any.
 type unixPTY struct {
-	master   *os.File
+	master   *os.File // by SyscallConn, never Fd: that makes it blocking, and neither Close nor a deadline ends a Read
 	proc     *os.Process
 	exited   chan struct{} // closed when the child has been reaped
 	code     int           // valid then
@@ -48,11 +44,10 @@ type unixPTY struct {
 
 // startPTY starts argv on a new terminal with host's modes (nil: defaults). Errors wrap errNoTool or fs.ErrPermission.
 func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, error) {
-	p := &unixPTY{exited: make(chan struct{}), patience: drainWait}
+	p, started := &unixPTY{exited: make(chan struct{}), patience: drainWait}, make(chan error)
 	path, err := findTool(argv[0])
 	slave, openErr := p.open(size, host)
 	if err = cmp.Or(err, openErr); err == nil {
-		started := make(chan error)
 		go p.live(path, argv, &os.ProcAttr{Dir: dir, Env: env, Files: []*os.File{slave, slave, slave},
 			Sys: &syscall.SysProcAttr{Setsid: true, Setctty: true}}, started)
 		err = <-started
@@ -65,16 +60,13 @@ func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, er
 	return p, nil
 }
 
-// findTool is exec.LookPath as a shell does it: "." in PATH counts, and what is missing is not found.
+// findTool is exec.LookPath as a shell does it: "." in PATH counts; errNoTool, or os.ErrPermission, a folder's too.
 func findTool(name string) (string, error) {
 	path, err := exec.LookPath(name)
-	for cause, said := range map[error]error{exec.ErrDot: nil, exec.ErrNotFound: errNoTool, os.ErrNotExist: errNoTool,
-		syscall.EISDIR: fmt.Errorf("is a folder: %w", os.ErrPermission)} {
-		if errors.Is(err, cause) {
-			return path, said
-		}
+	if errors.Is(err, os.ErrPermission) || errors.Is(err, syscall.EISDIR) {
+		return path, os.ErrPermission
 	}
-	return path, errors.Unwrap(err) // exec.Error would say the name again
+	return path, when(err != nil && !errors.Is(err, exec.ErrDot), errNoTool)
 }
 
 // open sets p.master and gives the slave, its size and modes as the child is to find them.
@@ -97,8 +89,8 @@ func (p *unixPTY) open(size Size, host *os.File) (slave *os.File, err error) {
 	return slave, cmp.Or(err, openErr, ioctl(slave, setModes, &modes), p.Resize(size))
 }
 
-// live starts and reaps the child. Linux has Pdeathsig: an agent that ignores the SIGHUP of its closing terminal still
-// ends after kill -9 of ours; it comes when the thread that forked ends (prctl(2)), so that thread is kept.
+// live starts and reaps the child. Linux's Pdeathsig ends even one that ignores SIGHUP after kill -9 of ours; it is sent
+// when the thread that forked ends (prctl(2)), so that thread is kept.
 func (p *unixPTY) live(path string, argv []string, attr *os.ProcAttr, started chan<- error) {
 	runtime.LockOSThread()
 	if f := reflect.ValueOf(attr.Sys).Elem().FieldByName("Pdeathsig"); f.IsValid() {
@@ -123,8 +115,7 @@ func (p *unixPTY) live(path string, argv []string, attr *os.ProcAttr, started ch
 // read. The bounds on that count waiting and reads, not passing time: a host slow to take the output loses nothing.
 func (p *unixPTY) Read(b []byte) (int, error) {
 	n, err := p.master.Read(b)
-	if errors.Is(err, os.ErrDeadlineExceeded) && p.patience > 0 { // the child is gone, see live
-		begun := time.Now()
+	if begun := time.Now(); p.patience > 0 && errors.Is(err, os.ErrDeadlineExceeded) { // the child is gone, see live
 		p.master.SetReadDeadline(begun.Add(drainQuiet))
 		n, err = p.master.Read(b)
 		p.master.SetReadDeadline(begun)
@@ -135,14 +126,12 @@ func (p *unixPTY) Read(b []byte) (int, error) {
 	}
 	return n, err
 }
-
-// Close hangs the terminal up: the foreground group gets SIGHUP.
-func (p *unixPTY) Close() error                { p.master.Close(); return nil }
 func (p *unixPTY) Write(b []byte) (int, error) { return p.master.Write(b) }
+func (p *unixPTY) Close() error                { p.master.Close(); return nil } // the foreground group gets SIGHUP
 func (p *unixPTY) Wait() int                   { <-p.exited; return p.code }
 func (p *unixPTY) PID() int                    { return p.proc.Pid }
 
-// Resize sends SIGWINCH to the foreground group when the size is another one. Size is struct winsize.
+// Resize sends SIGWINCH to the foreground group when the size is another one.
 func (p *unixPTY) Resize(s Size) error { return ioctl(p.master, unix.TIOCSWINSZ, &s) }
 
 // Signal says os.ErrProcessDone when the child is gone.
@@ -170,17 +159,15 @@ func (p *unixPTY) Terminate(done <-chan struct{}) {
 // foreground is the terminal's foreground process group, the leader's own when there is none.
 func (p *unixPTY) foreground() int {
 	var pgrp int32
-	if ioctl(p.master, unix.TIOCGPGRP, &pgrp); pgrp > 1 {
-		return int(pgrp)
-	}
-	return p.PID()
+	ioctl(p.master, unix.TIOCGPGRP, &pgrp)
+	return cmp.Or(when(pgrp > 1, int(pgrp)), p.PID()) // never 1: kill(-1) reaches every process
 }
 
 // State costs 0.1 to 1 ms, by the number of processes on the machine and of threads in the group: BenchmarkPTYState.
 func (p *unixPTY) State() TTYState {
 	var modes unix.Termios
 	ioctl(p.master, getModes, &modes)
-	tty := statFields("/proc/" + strconv.Itoa(p.PID()))[4]
+	tty := statFields(fmt.Sprint("/proc/", p.PID()))[4]
 	return TTYState{foregroundReading(tty, p.PID(), 0), modes.Lflag&unix.ICANON != 0, modes.Lflag&unix.ECHO != 0}
 }
 
@@ -188,13 +175,11 @@ func (p *unixPTY) State() TTYState {
 // is blocked in read on it, or in poll, select or epoll to read; measured on 442 programs: recall .99, precision .98.
 func foregroundReading(tty string, session, depth int) Reading {
 	procs, _ := filepath.Glob("/proc/[1-9]*")
-	result := map[bool]Reading{true: ReadingBusy, false: ReadingUnknown}[linux]
+	result := when(linux, ReadingBusy)
 	for _, proc := range procs {
 		pid, _ := strconv.Atoi(filepath.Base(proc))
-		if id, _ := unix.Getsid(pid); session > 0 && id != session { // most of them, at a tenth of the cost
-			continue
-		}
-		if stat := statFields(proc); stat[4] != tty || stat[2] != stat[5] {
+		id, _ := unix.Getsid(pid) // asked first, at a tenth of the cost: most are in other sessions
+		if session > 0 && id != session || !inForeground(statFields(proc), tty) {
 			continue
 		}
 		tasks, _ := filepath.Glob(proc + "/task/*")
@@ -215,14 +200,14 @@ func threadReading(tty, task string, depth int) Reading {
 	for _, wait := range waits {
 		var st unix.Stat_t
 		unix.Stat(fmt.Sprint(task, "/fd/", wait.Fd), &st)
-		switch strconv.FormatUint(uint64(st.Rdev), 10) { // linux/Documentation/admin-guide/devices.txt
-		case tty, "1280": // 5:0, /dev/tty
-			found = true
+		switch fmt.Sprint(st.Rdev) { // linux/Documentation/admin-guide/devices.txt
+		case tty, "1280": // 5:0, /dev/tty; 0 is no device, or no answer, even where tty_nr is 0
+			found = found || st.Rdev != 0
 		case "1282": // 5:2, /dev/ptmx
 			info, _ := os.ReadFile(fmt.Sprint(task, "/fdinfo/", wait.Fd))
 			_, index, _ := strings.Cut(string(info), "tty-index:")
 			n, _ := strconv.Atoi(strings.TrimSpace(index))
-			inner = strconv.FormatUint(unix.Mkdev(136, uint32(n)), 10)
+			inner = fmt.Sprint(unix.Mkdev(136, uint32(n)))
 		}
 	}
 	switch {
@@ -242,6 +227,7 @@ func statFields(proc string) (f [20]string) {
 	copy(f[:], strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:])))
 	return f
 }
+func inForeground(stat [20]string, tty string) bool { return stat[4] == tty && stat[2] == stat[5] }
 
 // waitsFor lists the descriptors whose input the thread is blocked on; none when it runs or does anything else. Numbers
 // from linux/arch/x86/entry/syscalls/syscall_64.tbl and, for arm64, linux/include/uapi/asm-generic/unistd.h.
@@ -278,16 +264,14 @@ func waitsFor(task string) (waits []unix.PollFd, err error) {
 }
 
 // ioctl makes a request of f's driver; f stays open and in the poller meanwhile, and may be nil.
-func ioctl[T any](f *os.File, req uint, arg *T) (err error) {
-	raw, closed := f.SyscallConn()
-	if closed == nil {
-		closed = raw.Control(func(fd uintptr) {
-			if _, _, e := unix.Syscall(unix.SYS_IOCTL, fd, uintptr(req), uintptr(unsafe.Pointer(arg))); e != 0 {
-				err = e
-			}
+func ioctl[T any](f *os.File, req uint, arg *T) error {
+	errno := unix.EBADF
+	if raw, err := f.SyscallConn(); err == nil {
+		raw.Control(func(fd uintptr) {
+			_, _, errno = unix.Syscall(unix.SYS_IOCTL, fd, uintptr(req), uintptr(unsafe.Pointer(arg)))
 		})
 	}
-	return cmp.Or(closed, err)
+	return when[error](errno != 0, errno)
 }
 
 // terminalSize asks the host's terminal; an error when f is none.
@@ -333,15 +317,11 @@ func stopSelf() {
 
 // lockFile takes an exclusive flock for as long as f lives: keep it reachable. wait false: errLocked if another has it.
 func lockFile(f *os.File, wait bool) error {
-	how := map[bool]int{true: unix.LOCK_EX, false: unix.LOCK_EX | unix.LOCK_NB}[wait]
-	switch err := unix.Flock(int(f.Fd()), how); err {
-	case unix.EINTR:
+	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|when(!wait, unix.LOCK_NB))
+	if err == unix.EINTR {
 		return lockFile(f, wait)
-	case unix.EWOULDBLOCK:
-		return errLocked
-	default:
-		return err
 	}
+	return cmp.Or(when(err == unix.EWOULDBLOCK, errLocked), err)
 }
 func unlockFile(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_UN) }
 
@@ -349,10 +329,8 @@ func unlockFile(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_UN)
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	defer d.Close()
-	if err = cmp.Or(err, d.Sync()); errors.Is(err, unix.EINVAL) {
-		return nil
-	}
-	return err
+	err = cmp.Or(err, d.Sync())
+	return when(!errors.Is(err, unix.EINVAL), err)
 }
 
 // processStart is a number that tells two processes of the same pid apart; 0: no such process.
@@ -369,20 +347,10 @@ func processStart(pid int) (n int64) {
 }
 
 // ownedPrivate is nil for a regular file without a second name, or a folder, of the user's own and no other's to touch.
-func ownedPrivate(path string) error { info, err := os.Lstat(path); return private(path, info, err) }
-func private(path string, info os.FileInfo, err error) error {
-	if err != nil {
-		return err
-	}
-	switch mode, st := info.Mode(), info.Sys().(*syscall.Stat_t); {
-	case !mode.IsRegular() && !mode.IsDir(), int(st.Uid) != os.Geteuid():
-		return fmt.Errorf("%s is not a file or folder of your own: %w", path, os.ErrPermission)
-	case mode.Perm()&0o077 != 0:
-		return fmt.Errorf("%s can be reached by others (mode %04o); run: chmod go= %s", path, mode.Perm(), path)
-	case mode.IsRegular() && st.Nlink > 1:
-		return fmt.Errorf("%s has a second name (%d hard links)", path, st.Nlink)
-	}
-	return nil
+func ownedPrivate(path string) error {
+	f, err := openPrivate(path, os.O_RDONLY)
+	f.Close()
+	return err
 }
 
 // mkdirPrivate makes a folder that only the user can enter; fs.ErrExist when it is there.
@@ -392,12 +360,21 @@ func mkdirPrivate(path string) error { return os.Mkdir(path, 0o700) }
 // (ELOOP), nothing refused is truncated, and O_NONBLOCK keeps a planted FIFO from hanging the open.
 func openPrivate(path string, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag&^os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
-	info, statErr := f.Stat()
-	if err = private(path, info, cmp.Or(err, statErr)); err == nil && flag&os.O_CREATE != 0 {
+	var st unix.Stat_t // stays zero when that fails, which is no regular file
+	unix.Fstat(int(f.Fd()), &st)
+	regular := st.Mode&unix.S_IFMT == unix.S_IFREG
+	switch {
+	case err != nil:
+	case !regular && st.Mode&unix.S_IFMT != unix.S_IFDIR, int(st.Uid) != os.Geteuid():
+		err = fmt.Errorf("%s is not a file or folder of your own: %w", path, os.ErrPermission)
+	case st.Mode&0o077 != 0:
+		err = fmt.Errorf("%s can be reached by others (mode %04o); run: chmod go= %s", path, st.Mode&0o777, path)
+	case regular && st.Nlink > 1:
+		err = fmt.Errorf("%s has a second name (%d hard links)", path, st.Nlink)
+	case flag&os.O_TRUNC != 0:
+		err = errors.Join(f.Chmod(0o600), f.Truncate(0))
+	case flag&os.O_CREATE != 0:
 		err = f.Chmod(0o600)
-	}
-	if err == nil && flag&os.O_TRUNC != 0 {
-		err = f.Truncate(0)
 	}
 	if err != nil {
 		f.Close()

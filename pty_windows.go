@@ -1,5 +1,5 @@
-// Everything that differs between operating systems, for Windows (10 1809 and later, which has ConPTY); pty_unix.go
-// has the same functions in the same order. Where Windows has no such thing the comment says so.
+// Everything that differs between operating systems, for Windows (10 1809 and later, which has ConPTY). pty_unix.go has
+// the same functions in the same order and says what they do; here stands what is different.
 package main
 
 import (
@@ -21,11 +21,8 @@ import (
 	"golang.org/x/term"
 )
 
-const (
-	suspendSignal = syscall.Signal(-1)     // never comes: there is no job control
-	drainWait     = 250 * time.Millisecond // from the child's end to the console's: see live
-)
-
+const suspendSignal = syscall.Signal(-1)                    // never comes: there is no job control
+const drainWait = 250 * time.Millisecond                    // from the child's end to the console's: see live
 var screen, _ = os.OpenFile("CONOUT$", os.O_RDWR, 0)        // the host's console, wherever our output goes; nil: none
 var me, _ = windows.GetCurrentProcessToken().GetTokenUser() // cannot fail
 
@@ -38,16 +35,11 @@ type winPTY struct {
 	pid, code        uint32        // code is valid then
 }
 
-// startPTY starts argv in a new pseudo-console, which ends with us, and its programs with it. host is not used: each
-// program has its own modes here. Errors wrap errNoTool or os.ErrPermission.
+// startPTY: the pseudo-console ends with us, and its programs with it. Each program has its own modes, not host's.
 func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, error) {
 	p := &winPTY{exited: make(chan struct{})}
 	p.hangUp = sync.OnceFunc(func() { windows.ClosePseudoConsole(p.console) })
-	path, err := findTool(argv[0])
-	if err == nil {
-		err = p.start(path, argv, env, dir, size)
-	}
-	if err != nil {
+	if err := p.start(argv, env, dir, size); err != nil {
 		p.Close()
 		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
 	}
@@ -58,23 +50,20 @@ func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, er
 // findTool is exec.LookPath as cmd.exe does it: the current folder counts.
 func findTool(name string) (string, error) {
 	path, err := exec.LookPath(name)
-	for cause, said := range map[error]error{exec.ErrDot: nil, exec.ErrNotFound: errNoTool, os.ErrNotExist: errNoTool} {
-		if errors.Is(err, cause) {
-			return path, said
-		}
-	}
-	return path, errors.Unwrap(err) // exec.Error would say the name again
+	return path, when(err != nil && !errors.Is(err, exec.ErrDot), errNoTool)
 }
 
-func (p *winPTY) start(path string, argv, env []string, dir string, size Size) error {
-	theirIn, in, err := os.Pipe()
+func (p *winPTY) start(argv, env []string, dir string, size Size) error {
+	path, toolErr := findTool(argv[0])
+	theirIn, in, inErr := os.Pipe()
 	out, theirOut, outErr := os.Pipe()
 	defer theirIn.Close()
 	defer theirOut.Close()
 	p.in, p.out = in, out
 	r, w := windows.Handle(theirIn.Fd()), windows.Handle(theirOut.Fd())
 	attrs, attrErr := windows.NewProcThreadAttributeList(1)
-	if err = cmp.Or(err, outErr, attrErr, windows.CreatePseudoConsole(coord(size), r, w, 0, &p.console)); err != nil {
+	err := windows.CreatePseudoConsole(coord(size), r, w, 0, &p.console)
+	if err = cmp.Or(toolErr, inErr, outErr, attrErr, err); err != nil {
 		return err
 	}
 	defer attrs.Delete()
@@ -101,27 +90,25 @@ func wide(s string) *uint16 { return &utf16.Encode([]rune(s + "\x00"))[0] }
 func (p *winPTY) live() {
 	windows.WaitForSingleObject(p.process, windows.INFINITE)
 	windows.GetExitCodeProcess(p.process, &p.code)
+	if windows.NTStatus(p.code) == windows.STATUS_CONTROL_C_EXIT {
+		p.code = 130 // SIGINT's elsewhere
+	}
 	close(p.exited)
 	time.AfterFunc(drainWait, p.hangUp)
 }
 
-// Close does not wait: ClosePseudoConsole does, before Windows 11 24H2, until all output is read (its documentation).
-func (p *winPTY) Close() error {
-	go p.hangUp()
-	p.out.Close()
-	p.in.Close()
-	return nil
-}
-
-// Read gives io.EOF when the console host is gone and all it painted has been read.
 func (p *winPTY) Read(b []byte) (int, error)  { return p.out.Read(b) }
 func (p *winPTY) Write(b []byte) (int, error) { return p.in.Write(b) }
 func (p *winPTY) Wait() int                   { <-p.exited; return int(p.code) }
 func (p *winPTY) PID() int                    { return int(p.pid) }
+func (p *winPTY) Resize(s Size) error         { return windows.ResizePseudoConsole(p.console, coord(s)) }
+func coord(s Size) windows.Coord              { return windows.Coord{X: int16(s.Cols), Y: int16(s.Rows)} }
 
-// Resize repaints; there are no pixels here.
-func (p *winPTY) Resize(s Size) error { return windows.ResizePseudoConsole(p.console, coord(s)) }
-func coord(s Size) windows.Coord      { return windows.Coord{X: int16(s.Cols), Y: int16(s.Rows)} }
+// Close does not wait: ClosePseudoConsole does, before Windows 11 24H2, until all output is read (its documentation).
+func (p *winPTY) Close() error {
+	go p.hangUp()
+	return errors.Join(p.out.Close(), p.in.Close())
+}
 
 // Signal types Ctrl-C for os.Interrupt; any other signal ends the child, which is all there is.
 func (p *winPTY) Signal(sig os.Signal) error {
@@ -153,19 +140,19 @@ func terminalSize(f *os.File) (Size, error) {
 	return Size{Rows: uint16(rows), Cols: uint16(cols)}, cmp.Or(err, sizeErr)
 }
 
-// rawMode gives every key as bytes, escape sequences both ways (the os package makes them UTF-8); restore undoes it.
+// rawMode gives every key as bytes, escape sequences both ways (the os package makes them UTF-8).
 func rawMode(f *os.File) (restore func() error, err error) {
 	in, out, mode := int(f.Fd()), windows.Handle(screen.Fd()), uint32(0)
 	keys, err := term.MakeRaw(in)
 	if err = cmp.Or(err, windows.GetConsoleMode(out, &mode)); err != nil {
 		return nil, err
 	}
-	return func() error { return cmp.Or(term.Restore(in, keys), windows.SetConsoleMode(out, mode)) },
-		windows.SetConsoleMode(out, mode|windows.ENABLE_PROCESSED_OUTPUT|
-			windows.ENABLE_VIRTUAL_TERMINAL_PROCESSING|windows.DISABLE_NEWLINE_AUTO_RETURN)
+	const codes = windows.ENABLE_PROCESSED_OUTPUT | windows.ENABLE_VIRTUAL_TERMINAL_PROCESSING
+	err = windows.SetConsoleMode(out, mode|codes|windows.DISABLE_NEWLINE_AUTO_RETURN)
+	return func() error { return cmp.Or(term.Restore(in, keys), windows.SetConsoleMode(out, mode)) }, err
 }
 
-// resizeSignals delivers a value per change of the console's size, looked at twice a second: it is no signal here.
+// resizeSignals looks twice a second: there is no signal.
 func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 	c, tick := make(chan os.Signal, 1), time.NewTicker(500*time.Millisecond)
 	go func() {
@@ -180,26 +167,21 @@ func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 	return c, tick.Stop
 }
 
-// endSignals end a session; closing the window, logging off and shutting down come as SIGTERM.
+// endSignals: closing the window, logging off and shutting down come as SIGTERM.
 func endSignals() []os.Signal { return []os.Signal{os.Interrupt, syscall.SIGTERM} }
 func stopSelf()               {} // see suspendSignal
 
-// lockFile locks a byte far beyond the end, for others cannot read what is locked; wait false: errLocked if one has it.
+// lockFile locks a byte far beyond the end, for others cannot read what is locked.
 func lockFile(f *os.File, wait bool) error {
-	how := map[bool]uint32{false: windows.LOCKFILE_FAIL_IMMEDIATELY}[wait] | windows.LOCKFILE_EXCLUSIVE_LOCK
+	how := windows.LOCKFILE_EXCLUSIVE_LOCK | when(!wait, uint32(windows.LOCKFILE_FAIL_IMMEDIATELY))
 	err := windows.LockFileEx(windows.Handle(f.Fd()), how, 0, 1, 0, &windows.Overlapped{OffsetHigh: 1 << 30})
-	if err == windows.ERROR_LOCK_VIOLATION {
-		return errLocked
-	}
-	return err
+	return cmp.Or(when(err == windows.ERROR_LOCK_VIOLATION, errLocked), err)
 }
 func unlockFile(f *os.File) error {
 	return windows.UnlockFileEx(windows.Handle(f.Fd()), 0, 1, 0, &windows.Overlapped{OffsetHigh: 1 << 30})
 }
-
 func syncDir(dir string) error { return nil } // a folder cannot be flushed here; NTFS logs names in its journal
 
-// processStart is a number that tells two processes of the same pid apart; 0: no such process.
 func processStart(pid int) int64 {
 	h, _ := windows.OpenProcess(windows.PROCESS_QUERY_LIMITED_INFORMATION|windows.SYNCHRONIZE, false, uint32(pid))
 	defer windows.CloseHandle(h)
@@ -213,16 +195,14 @@ func processStart(pid int) int64 {
 
 // ownedPrivate is nil for a regular file or folder whose owner and access list name only the user, system and admins.
 func ownedPrivate(path string) error {
-	if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() && !info.IsDir() {
+	info, err := os.Lstat(path)
+	sd, aclErr := windows.GetNamedSecurityInfo(path, windows.SE_FILE_OBJECT,
+		windows.OWNER_SECURITY_INFORMATION|windows.DACL_SECURITY_INFORMATION)
+	if err = cmp.Or(err, aclErr); err != nil || !info.Mode().IsRegular() && !info.IsDir() {
 		return cmp.Or(err, fmt.Errorf("%s is not a file or folder of your own: %w", path, os.ErrPermission))
 	}
-	sd, err := windows.GetNamedSecurityInfo(path, windows.SE_FILE_OBJECT,
-		windows.OWNER_SECURITY_INFORMATION|windows.DACL_SECURITY_INFORMATION)
-	if err != nil {
-		return fmt.Errorf("reading who may open %s: %w", path, err)
-	}
-	// SDDL: O:owner D:(type;flags;rights;;;who)…
-	who := regexp.MustCompile(`O:(S-[-\d]+|[A-Z]{2})|;([^;()]*)\)|NO_ACCESS_CONTROL`)
+	// SDDL: O:owner D:(type;flags;rights;;;who)…; nothing at all is refused too
+	who := regexp.MustCompile(`^$|O:(S-[-\d]+|[A-Z]{2})|;([^;()]*)\)|NO_ACCESS_CONTROL`)
 	for _, m := range who.FindAllStringSubmatch(sd.String(), -1) {
 		sid, err := windows.StringToSid(m[1] + m[2])
 		if err != nil || !sid.Equals(me.User.Sid) && !sid.IsWellKnown(windows.WinLocalSystemSid) &&

@@ -1,15 +1,14 @@
-// The store keeps state.jsonl: every session, question and answer, shared by all atlasbridge processes.
+// The store keeps state.jsonl: every session, question and answer, shared by all atlasbridge processes. A line is one
+// record after a change, the last with a rec and id is the truth; crc is the CRC-32C of the line without its crc member
+// and newline, times are RFC 3339 in UTC with microseconds. Every change of a status is followed by its entry in
+// audit.log, in the same order; the chain's head is kept here.
 //
-// One line is one record as it is after a change; the last line with a rec and id is the truth. A line counts if
-// it ends in a newline, crc is the CRC-32C of the line without its crc member and newline, and the lines that
-// "more" promises follow. Times are RFC 3339 in UTC with microseconds. Every change of a status is followed by its
-// entry in audit.log, in the same order; the chain's head is kept here.
-//
-// The lock on state.lock (never renamed) is held from reading what others appended to the fsync of what follows
-// from it. One Update is one write; when that fails the file is cut back, and when that fails too, this process
-// never writes again. A torn end is moved to state.jsonl.torn-TIME. A damaged line elsewhere stays, is reported, and
-// fails its question; the compaction that drops it first copies the file to state.jsonl.backup-TIME. Compaction
-// renames a new file into place; others notice that and read it anew.
+// The lock on state.lock (never renamed) is held from reading what others appended to the fsync of what follows from it.
+// One Update is one write; when it fails the file is cut back, and when that fails too, this process never writes again.
+// A power cut can keep only the beginning of a write: a torn line is moved to state.jsonl.torn-TIME, and the lines before
+// it do no harm, for a Telegram update is written before what it led to, which then is not done twice. A damaged line
+// elsewhere stays, is reported, and fails its question; the compaction that drops it first copies the file to
+// state.jsonl.backup-TIME. Compaction renames a new file into place; others notice that and read it anew.
 package main
 
 import (
@@ -38,15 +37,13 @@ import (
 )
 
 const (
-	schemaVersion  = 1
-	compactMin     = 1 << 20             // bytes: a smaller file opens within 3 ms (measured)
-	compactFactor  = 3                   // times what would be kept: a byte is rewritten once per two appended
-	updateLife     = 48 * time.Hour      // twice the 24 h of https://core.telegram.org/bots/api#getting-updates
-	retention      = 30 * 24 * time.Hour // default of retention_days
-	decisionsLimit = 10                  // answers by phone per session and minute (SPEC section 8)
-	maxText        = 200                 // bytes of a text answer when the prompt does not say (source 2, 3.3)
-	crcMember      = len(`,"crc":"00000000"}` + "\n")
-	damaged        = "its record in the state file is damaged"
+	schemaVersion, compactMin = 1, 1 << 20             // bytes: a smaller file opens within 3 ms (measured)
+	compactFactor, retention  = 3, 30 * 24 * time.Hour // times what would be kept; default of retention_days
+	updateLife                = 48 * time.Hour         // twice the 24 h of https://core.telegram.org/bots/api#getting-updates
+	decisionsLimit            = 10                     // answers by phone per session and minute (SPEC section 8)
+	maxText                   = 200                    // bytes of a text answer when the prompt does not say (source 2, 3.3)
+	crcMember                 = len(`,"crc":"00000000"}` + "\n")
+	damaged                   = "its record in the state file is damaged"
 )
 
 // State is a prompt's state, SPEC section 6.
@@ -87,10 +84,9 @@ type Head struct {
 	At  time.Time `json:"at"` // of this change; later than that of the record's line before
 }
 
-func (h *Head) head() *Head  { return h }
-func (h *Head) key() string  { return h.Rec + " " + h.ID }
-func byTime(a, b Record) int { return a.head().At.Compare(b.head().At) }
-
+func (h *Head) head() *Head          { return h }
+func (h *Head) key() string          { return h.Rec + " " + h.ID }
+func byTime(a, b Record) int         { return a.head().At.Compare(b.head().At) }
 func (r *SessionRecord) put(v *View) { v.Sessions[r.ID] = r }
 func (r *PromptRecord) put(v *View)  { v.Prompts[r.ID] = r }
 func (r *InputRecord) put(v *View)   { v.Inputs[r.ID] = r }
@@ -224,8 +220,6 @@ func (v *View) put(r Record) {
 	v.records[r.head().key()] = r
 	r.put(v)
 }
-
-// active tells whether the session runs, as far as the state says.
 func (v *View) active(id string) bool {
 	return v.Sessions[id] != nil && v.Sessions[id].Status == "active"
 }
@@ -271,12 +265,11 @@ func systemFiles() files {
 // journal is a file of lines that several processes append to. Within the process its owner's mutex guards it.
 type journal struct {
 	files
-	path   string
-	lock   *os.File // kept reachable, for a collected file drops its lock
-	f      *os.File // nil after a failed write: that descriptor is never written or fsynced again
-	end    int64    // bytes of the file
-	known  bool     // the folder's entry of the file is on the disk
-	poison error    // not nil: what the file ends with is unknown, nothing is written any more
+	path    string
+	lock, f *os.File // f is nil after a failed write: that descriptor is never written or fsynced again
+	end     int64    // bytes of the file
+	known   bool     // the folder's entry of the file is on the disk
+	poison  error    // not nil: what the file ends with is unknown, nothing is written any more
 }
 
 func (j *journal) release() { unlockFile(j.lock) }
@@ -304,13 +297,12 @@ func (j *journal) acquire() (anew bool, err error) {
 
 // append adds b at the end. After an error the file is as it was before, or poison is set.
 func (j *journal) append(b []byte, durable bool) (err error) {
-	if !j.known {
+	if err = j.poison; err == nil && !j.known {
 		err = j.syncDir(filepath.Dir(j.path))
 	}
-	if err = cmp.Or(j.poison, err); err != nil {
+	if j.known = err == nil; err != nil {
 		return err
 	}
-	j.known = true
 	if _, err = j.write(j.f, b); err == nil && durable {
 		err = j.sync(j.f)
 	}
@@ -338,7 +330,6 @@ func (j *journal) aside(why string, at int64) error {
 	b, err := io.ReadAll(io.NewSectionReader(j.f, at, j.end-at))
 	return cmp.Or(err, j.create("."+why+"-"+time.Now().UTC().Format(fileStamp), b))
 }
-
 func (j *journal) cut(at int64) error {
 	err := j.aside("torn", at)
 	if err == nil {
@@ -351,27 +342,25 @@ func (j *journal) cut(at int64) error {
 
 // Store is the shared state. Its methods may be called from any goroutine.
 type Store struct {
-	Dir       string
-	Retention time.Duration // how long ended sessions and their questions are kept
-	now       func() time.Time
-	audit     *Audit
-	mu        sync.Mutex // guards what follows; taken before state.lock
-	log       *journal
-	view      *View
-	read      int64         // bytes of the file that view holds
-	wake      chan struct{} // closed when view changes
-	compactAt int64         // bytes of the file that are worth a compaction
-	older     bool          // a line has an earlier schema version
-	notes     []string      // what was found damaged in the file
-	trouble   error         // what keeps the audit log or the compaction from working
-	held      sync.Map      // locks of this process's sessions and of the poller, by file name: *os.File
-	secrets   sync.Map      // given and not yet taken, by prompt: string
+	Dir             string
+	Retention       time.Duration // how long ended sessions and their questions are kept
+	now             func() time.Time
+	audit           *Audit
+	mu              sync.Mutex // guards what follows; taken before state.lock
+	log             *journal
+	view            *View
+	read, compactAt int64         // bytes of the file that view holds; that are worth a compaction
+	wake            chan struct{} // closed when view changes
+	older           bool          // a record has an earlier schema version
+	notes           []string      // what was found damaged in the file
+	trouble         error         // what keeps the audit log or the compaction from working
+	held, secrets   sync.Map      // our locks by name: *os.File; what was given and not yet taken by prompt: string
 }
+
+func (s *Store) Audit() *Audit { return s.audit }
 
 // openStore opens or creates the state in dir, private to the user.
 func openStore(dir string) (*Store, error) { return openStoreWith(dir, systemFiles()) }
-func (s *Store) Audit() *Audit             { return s.audit }
-
 func openStoreWith(dir string, sys files) (*Store, error) {
 	s := &Store{Dir: dir, Retention: retention, now: time.Now, view: viewOf(nil), wake: make(chan struct{}),
 		log: &journal{files: sys, path: filepath.Join(dir, "state.jsonl")}}
@@ -415,7 +404,6 @@ func (s *Store) begin() error {
 	}
 	return s.take(b)
 }
-
 func (s *Store) end() {
 	s.log.release()
 	s.mu.Unlock()
@@ -435,43 +423,44 @@ func (s *Store) Trouble() error {
 	return cmp.Or(s.log.poison, s.trouble)
 }
 
-// take brings the view up to the last complete Update in b, parsed on all processors, and s.read behind it. A question
-// whose newest line is damaged has failed: what the line said, an answer perhaps, is unknown.
+// take brings the view up to the last complete line in b, and s.read behind it. Every line is checked, the last sound
+// one of an id decoded, on all processors. A question whose newest line is damaged has failed: what it said is unknown.
 func (s *Store) take(b []byte) (err error) {
-	texts, workers, anew := bytes.SplitAfter(b, []byte("\n")), runtime.GOMAXPROCS(0), s.read == 0
-	lines := make([]stateLine, len(texts)-1)
+	texts, anew, live := bytes.SplitAfter(b, []byte("\n")), s.read == 0, 0
+	lines, last := make([]stateLine, len(texts)-1), map[string]int{}
+	for i := range lines {
+		if lines[i] = parse(texts[i]); lines[i].V > schemaVersion && lines[i].err == nil {
+			return fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", lines[i].V)
+		} else if lines[i].err == nil {
+			last[lines[i].key()] = i
+		}
+	}
 	var all sync.WaitGroup
+	newest, workers := slices.Collect(maps.Values(last)), runtime.GOMAXPROCS(0)
 	for w := range workers {
 		all.Go(func() {
-			for i := w; i < len(lines); i += workers {
-				lines[i] = parse(texts[i])
+			for i := w; i < len(newest); i += workers {
+				lines[newest[i]].decode(texts[newest[i]])
 			}
 		})
 	}
 	all.Wait()
-	for len(lines) > 0 && lines[len(lines)-1].more > 0 {
-		lines = lines[:len(lines)-1]
-	}
 	for i, l := range lines {
-		if l.err == nil && l.V > schemaVersion {
-			return fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", l.V)
-		}
 		s.read += int64(len(texts[i]))
-		p := s.view.Prompts[l.ID]
-		switch {
-		case l.err == nil:
-			if p, ok := l.record.(*PromptRecord); ok && p.over() && s.now().Sub(p.At) > updateLife {
-				p.Full, p.Recent = "", "" // nobody asks for them any more; the next compaction leaves them out
-			}
-			s.view.put(l.record)
-			s.older = s.older || l.V < schemaVersion
-			continue
-		case l.Rec == "prompt" && p != nil:
+		if p := s.view.Prompts[l.ID]; l.err != nil && l.Rec == "prompt" && p != nil {
 			q := *p
 			q.Status, q.NonceUsed, q.Reason, q.At = Failed, true, damaged, s.now().UTC()
-			s.view.put(&q)
+			l.record = &q
+		} else if p, ok := l.record.(*PromptRecord); ok && p.over() && s.now().Sub(p.At) > updateLife {
+			p.Full, p.Recent = "", "" // nobody asks for them any more; the next compaction leaves them out
 		}
-		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a damaged line (%v): %.60q…", l.err, texts[i]))
+		if l.err != nil {
+			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a damaged line (%v): %.60q…", l.err, texts[i]))
+		}
+		if l.record != nil {
+			s.view.put(l.record)
+			s.older, live = s.older || l.V < schemaVersion, live+len(texts[i])
+		}
 	}
 	close(s.wake)
 	s.wake = make(chan struct{})
@@ -480,7 +469,7 @@ func (s *Store) take(b []byte) (err error) {
 		err = s.log.cut(s.read)
 	}
 	if anew {
-		s.compactAt = max(compactMin, int64(compactFactor*len(s.view.records)*(len(b)/max(1, len(lines)))))
+		s.compactAt = max(compactMin, int64(compactFactor*live))
 		for _, r := range s.view.records {
 			if s.now().Sub(r.head().At) > s.Retention && !s.keep(r) {
 				s.compactAt = 0
@@ -512,40 +501,38 @@ func marshal(v any) ([]byte, error) {
 	}), err
 }
 
-// encode is the line of a record; more lines of the same Update follow it.
-func encode(r Record, more int) ([]byte, error) {
+// encode is the line of a record.
+func encode(r Record) ([]byte, error) {
 	b, err := marshal(r)
-	if b = bytes.TrimSuffix(b, []byte("}")); more > 0 {
-		b = fmt.Appendf(b, `,"more":%d`, more)
-	}
+	b = bytes.TrimSuffix(b, []byte("}"))
 	return append(b, seal(b)...), err
 }
 
-// stateLine is a line of the file: its record or what is wrong with it, and how many lines of its Update follow.
+// stateLine is a line of the file: its record, once decoded, or what is wrong with it.
 type stateLine struct {
 	Head   // as far as it can be read, even of a damaged line
 	record Record
-	more   int
 	err    error
 }
 
+// parse checks a line and reads its beginning: {"v":1,"rec":"prompt","id":"…","at":"…
 func parse(text []byte) (l stateLine) {
 	open := text[:max(0, len(text)-crcMember)]
-	f := append(strings.SplitN(string(text), `"`, 12), make([]string, 12)...) // {"v":1,"rec":"prompt","id":"…","at":"…
+	f := append(strings.SplitN(string(text[:min(len(text), 200)]), `"`, 11), make([]string, 10)...)
 	l.V, _ = strconv.Atoi(strings.Trim(f[2], ":,"))
-	l.Rec, l.ID = f[5], f[9]
-	switch empty := kinds[l.Rec]; {
-	case string(text[len(open):]) != seal(open):
+	if l.Rec, l.ID = f[5], f[9]; string(text[len(open):]) != seal(open) {
 		l.err = errors.New("its checksum does not match")
-	case l.V <= schemaVersion && empty == nil:
+	} else if l.V <= schemaVersion && kinds[l.Rec] == nil {
 		l.err = errors.New("it is not a record")
-	case l.V <= schemaVersion: // take refuses the file else
-		l.record = empty()
-		l.err = json.Unmarshal(text, l.record)
-		*l.record.head() = Head{schemaVersion, l.Rec, l.ID, l.record.head().At}
-		fmt.Sscanf(string(open[max(0, bytes.LastIndexByte(open, ',')):]), `,"more":%d`, &l.more)
 	}
 	return l
+}
+
+func (l *stateLine) decode(text []byte) {
+	r := kinds[l.Rec]()
+	l.err = json.Unmarshal(text, r)
+	*r.head() = Head{schemaVersion, l.Rec, l.ID, r.head().At}
+	l.record = when(l.err == nil, r)
 }
 
 /* ----- changing ----- */
@@ -582,14 +569,15 @@ func (s *Store) write(recs []Record, err error) (events []Event, _ error) {
 		return nil, err
 	}
 	var lines []byte
-	for i, r := range recs {
+	slices.SortStableFunc(recs, func(a, b Record) int { return strings.Compare(kindOf(b), kindOf(a)) }) // "update" first
+	for _, r := range recs {
 		h := r.head()
 		*h = Head{schemaVersion, kindOf(r), h.ID, s.now().UTC().Truncate(time.Microsecond)}
 		old := s.view.records[h.key()]
 		if old != nil && !h.At.After(old.head().At) {
 			h.At = old.head().At.Add(time.Microsecond)
 		}
-		line, err := encode(r, len(recs)-1-i)
+		line, err := encode(r)
 		if err = cmp.Or(s.view.illegal(old, r), err); err != nil {
 			return nil, fmt.Errorf("recording %s: %w", h.key(), err)
 		}
@@ -617,8 +605,8 @@ func (s *Store) noteHead(seq int64, hash string) {
 	}
 }
 
-// Move takes a prompt along one legal transition; change may fill in more fields. false: nothing changed, except
-// that the message id of a question answered before its delivery was recorded is kept.
+// Move takes a prompt along one legal transition; change may fill in more fields. false: nothing changed, but that the
+// message id is kept of a question that awaits a reply or was answered before its delivery was recorded.
 func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved bool, err error) {
 	now := s.now().UTC()
 	err = s.Update(func(v *View) (recs []Record, _ error) {
@@ -628,8 +616,8 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 			change(&p)
 		}
 		p.Status, late.MsgID = to, p.MsgID
-		early := to == Expired && now.Before(old.ExpiresAt)
-		switch moved = !early && old.Status != to && v.illegal(old, &p) == nil; {
+		moved = old.Status != to && v.illegal(old, &p) == nil && (to != Expired || !now.Before(old.ExpiresAt))
+		switch {
 		case !moved && to == AwaitingReply && old.MsgID != late.MsgID && old.ID != "":
 			return []Record{&late}, nil
 		case !moved:
@@ -647,39 +635,33 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 	return moved && err == nil, err
 }
 
-// byWhom says who decided, in a message.
+// byWhom says who decided, in a message; replySource whose answer was typed, in a record.
 func byWhom(by *string) string {
 	who := *cmp.Or(by, ref(""))
-	if strings.HasPrefix(who, "telegram:") {
-		return "on the phone (" + who + ")"
-	}
-	return cmp.Or(map[string]string{"": "in the terminal", "cli:local": "at the keyboard",
-		"cli:answer": "with atlasbridge answer", "auto:timeout": "by its timeout"}[who], "by "+who)
+	return cmp.Or(when(strings.HasPrefix(who, "telegram:"), "on the phone ("+who+")"),
+		map[string]string{"": "in the terminal", "cli:local": "at the keyboard", "cli:answer": "with atlasbridge answer",
+			"auto:timeout": "by its timeout"}[who], "by "+who)
 }
-
-// replySource says whose answer was typed.
 func replySource(p *PromptRecord) string {
-	auto := strings.HasPrefix(*cmp.Or(p.DecidedBy, ref("")), "auto:")
-	return map[bool]string{false: "operator", true: "timeout_default"}[auto]
+	return cmp.Or(when(strings.HasPrefix(*cmp.Or(p.DecidedBy, ref("")), "auto:"), "timeout_default"), "operator")
 }
 
 /* ----- deciding ----- */
 
 // Decision is an answer on its way to a prompt.
 type Decision struct {
-	PromptID  string // in full, or its first 8 digits
-	SessionID string // likewise; Trusted may leave it out
-	Nonce     string // 32 hex, or the first 16 as callback data carries them
-	Value     string // a choice's key, "1,3" for several, "enter", "esc", "cancel", "default", "deny:reason", or text
-	By        string // telegram:<id>, cli:local, cli:answer, auto:timeout, hook:<tool>
-	UpdateID  int64
-	Trusted   bool // by the keyboard, timeout or answer command: no nonce to show
+	PromptID, SessionID string // in full, or the first 8 digits; Trusted may leave the session out
+	Nonce               string // 32 hex, or the first 16 as callback data carries them
+	Value               string // a choice's key, "1,3" for several, "enter" "esc" "cancel" "default", "deny:reason", or text
+	By                  string // telegram:<id>, cli:local, cli:answer, auto:timeout, hook:<tool>
+	UpdateID            int64
+	Trusted             bool // by the keyboard, timeout or answer command: no nonce to show
 }
 
 // Refusal is why a decision changed nothing: "" accepted, else one of the sentences a person reads.
 type Refusal string
 
-func refuse(when bool, why string) Refusal { return map[bool]Refusal{true: Refusal(why)}[when] }
+func refuse(holds bool, why string) Refusal { return when(holds, Refusal(why)) }
 
 // Decide gives a prompt its answer, on the disk, if it is the first and all guards hold; it returns the prompt.
 func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, err error) {
@@ -784,10 +766,8 @@ func (p *PromptRecord) judge(given string) (*string, Refusal) {
 	return nil, Refusal("not an answer to this question: " + clip(strconv.Quote(given), 40) + "; it takes " + p.takes())
 }
 
-// takes names the answers for a person.
+// takes names the answers for a person; answers are the values that one button could send: first the choices' keys.
 func (p *PromptRecord) takes() string { return cmp.Or(strings.Join(p.answers(), " "), "text") }
-
-// answers are the values that one button could send: first the choices, then the words beside them.
 func (p *PromptRecord) answers() (out []string) {
 	for _, c := range p.Choices {
 		out = append(out, c.Key)
@@ -829,12 +809,12 @@ func (p *PromptRecord) text(s string) Refusal {
 
 /* ----- following ----- */
 
-// Follow sends prompt and input records of the session as they change, by whichever process, until ctx ends. Where
-// the system does not tell of changes, it looks at 20 Hz when fast() (a question is open), else at 2 Hz.
+// Follow sends the session's prompt and input records as they are, for a tool's first hook may be faster than us, and as
+// they change, by whichever process, until ctx ends. Where the system does not tell of changes, it looks at 20 Hz when
+// fast() (a question is open), else at 2 Hz.
 func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) <-chan Record {
 	out, seen := make(chan Record), map[string]time.Time{}
-	var wake chan struct{} // closed by the next change
-	look := func() (recs []Record) {
+	look := func() (recs []Record, wake <-chan struct{}) { // wake: closed by the next change
 		s.begin() // it fails for everybody, and others tell of it
 		defer s.end()
 		add := func(r Record, of string) {
@@ -848,10 +828,8 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 		for _, in := range s.view.Inputs {
 			add(in, in.SessionID)
 		}
-		wake = s.wake
-		return slices.SortedFunc(slices.Values(recs), byTime)
+		return slices.SortedFunc(slices.Values(recs), byTime), s.wake
 	}
-	look()
 	go func() {
 		defer close(out)
 		var changed <-chan struct{}
@@ -860,22 +838,18 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 			if changed == nil && time.Since(start) > time.Second { // ending a watch costs Linux 18 ms
 				changed, stop = watchFolder(s.Dir)
 			}
-			for _, r := range look() {
+			recs, wake := look()
+			for _, r := range recs {
 				select {
 				case out <- r:
 				case <-ctx.Done():
 				}
 			}
-			wait := 500 * time.Millisecond
-			if changed != nil {
-				wait = 5 * time.Second
-			} else if fast != nil && fast() {
-				wait = 50 * time.Millisecond
-			}
+			wait := cmp.Or(when(changed != nil, 5*time.Second), when(fast != nil && fast(), 50*time.Millisecond))
 			select {
 			case <-wake:
 			case <-changed:
-			case <-time.After(wait):
+			case <-time.After(cmp.Or(wait, 500*time.Millisecond)):
 			case <-ctx.Done():
 			}
 		}
@@ -902,18 +876,15 @@ func (s *Store) keep(r Record) bool {
 
 // compact puts a file in place that holds only what is worth keeping. After an error the old file is still the state.
 func (s *Store) compact() (err error) {
-	var line, out []byte
+	var out []byte
 	for _, r := range slices.SortedFunc(maps.Values(s.view.records), byTime) {
-		if s.keep(r) && err == nil {
-			line, err = encode(r, 0)
-			out = append(out, line...)
-		}
+		line, bad := encode(r)
+		out, err = append(out, when(s.keep(r), line)...), cmp.Or(err, bad)
 	}
 	if err == nil && (s.older || len(s.notes) > 0) {
 		err = s.log.aside("backup", 0)
 	}
-	err = cmp.Or(err, s.log.create(".new", out))
-	if err == nil {
+	if err = cmp.Or(err, s.log.create(".new", out)); err == nil {
 		err = s.log.rename(s.log.path+".new", s.log.path)
 	}
 	if err != nil {
@@ -964,7 +935,6 @@ func (s *Store) holder(name string) int {
 	}
 	return pid
 }
-
 func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
 func lockName(session string) string  { return "sessions/" + session + ".lock" }
 
@@ -1005,7 +975,6 @@ func shortID(id string) string { return id[:min(8, len(id))] }
 func ref[T any](v T) *T        { return &v }
 
 /* ----- status, approvals, answer ----- */
-
 // withState opens the state for a command, and reports what is damaged.
 func (c *command) withState(do func(*Store) int) int {
 	var s *Store
@@ -1026,9 +995,7 @@ func (c *command) withState(do func(*Store) int) int {
 // list prints records as a table, or as one array with the time format of the files; none says that there are none.
 func (c *command) list(records any, table [][]string, none string) int {
 	array, _ := marshal(records) // plain data: cannot fail
-	if len(table) == 1 && !c.opts.on("json") {
-		fmt.Fprintln(c.stderr, none)
-	}
+	fmt.Fprint(c.stderr, when(len(table) == 1 && !c.opts.on("json"), none+"\n"))
 	return c.show(json.RawMessage(array), table)
 }
 
@@ -1037,47 +1004,41 @@ func span(d time.Duration) string {
 	return regexp.MustCompile(`m\d+s$`).ReplaceAllString(max(d, 0).Truncate(time.Second).String(), "m")
 }
 
-func cmdStatus(c *command) int { return c.withState(c.status) }
-
 // status lists sessions, and orphans: children that run on though their session is over, by pid and start time.
+func cmdStatus(c *command) int { return c.withState(c.status) }
 func (c *command) status(s *Store) int {
 	type row struct {
 		*SessionRecord
 		Open  int  `json:"open_prompts"`
 		Polls bool `json:"polls"` // listens to Telegram for all sessions
 	}
-	poller, rows, now := s.holder("poll.lock"), []*row{}, time.Now()
-	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}
-	var about [][]string
+	poller, now, rows, open := s.holder("poll.lock"), time.Now(), []row{}, map[string]int{}
+	for _, p := range s.view.Prompts {
+		open[p.SessionID] += when(p.Open(), 1)
+	}
+	about := when(poller != 0, [][]string{{fmt.Sprintf("process %d listens to Telegram", poller)}})
 	for id, r := range s.view.Sessions {
 		q := *r
 		if q.Status == "active" && !s.Alive(id) {
 			q.Status, q.Activity = "crashed", ""
 		}
 		if q.Status == "active" || c.opts.on("all") {
-			rows = append(rows, &row{&q, 0, poller > 0 && q.Wrapper == poller})
+			rows = append(rows, row{&q, open[id], poller > 0 && q.Wrapper == poller})
 		}
 		if q.Status != "active" && q.PIDStart != 0 && processStart(q.PID) == q.PIDStart {
-			line := fmt.Sprintf("session %s is over but its process still runs: kill %d", shortID(id), q.PID)
-			about = append(about, []string{line})
+			orphan := fmt.Sprintf("session %s is over but its process still runs: kill %d", shortID(id), q.PID)
+			about = append(about, []string{orphan})
 		}
 	}
-	slices.SortFunc(rows, func(a, b *row) int {
+	slices.SortFunc(rows, func(a, b row) int {
 		return cmp.Or(strings.Compare(a.Status, b.Status), b.StartedAt.Compare(a.StartedAt)) // "active" sorts first
 	})
-	for _, r := range rows {
-		for _, p := range s.view.Prompts {
-			if p.SessionID == r.ID && p.Open() {
-				r.Open++
-			}
-		}
-		up, seen := cmp.Or(r.EndedAt, &now).Sub(r.StartedAt), now.Sub(*cmp.Or(r.LastSeen, &r.StartedAt))
-		table = append(table, []string{shortID(r.ID), fmt.Sprint(r.PID), cmp.Or(r.Activity, r.Status), span(up),
-			fmt.Sprint(r.Open), fmt.Sprint(r.Prompts), span(seen) + " ago", r.Tool + " " + r.Label})
-	}
-	if poller != 0 {
-		about = append(about, []string{fmt.Sprintf("process %d listens to Telegram", poller)})
-	}
+	table := append([][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}},
+		mapped(rows, func(r row) []string {
+			up, seen := cmp.Or(r.EndedAt, &now).Sub(r.StartedAt), now.Sub(*cmp.Or(r.LastSeen, &r.StartedAt))
+			return []string{shortID(r.ID), fmt.Sprint(r.PID), cmp.Or(r.Activity, r.Status), span(up), fmt.Sprint(r.Open),
+				fmt.Sprint(r.Prompts), span(seen) + " ago", r.Tool + " " + r.Label}
+		})...)
 	return c.list(rows, append(table, about...), "no sessions; start one: atlasbridge run <tool>")
 }
 
@@ -1113,7 +1074,6 @@ func cmdAnswer(c *command) int {
 }
 
 /* ===== hook: what a tool's own hook system asks ===== */
-
 // Bytes of JSON from the tool, for a written file is in it, and of an excerpt (SPEC section 5).
 const maxHookInput, maxExcerpt = 8 << 20, 200
 
@@ -1136,13 +1096,11 @@ type hook struct {
 // cmdHook exits with 0 whatever happens: claude takes anything else for a failing hook and says so in the dialog.
 func cmdHook(c *command) int {
 	h := &hook{session: c.getenv("ATLASBRIDGE_SESSION")}
-	if json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(h) != nil {
-		return 0
-	}
+	unparsable := json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(h)
 	c.withState(func(s *Store) int {
 		h.st = s
 		switch cfg, err := c.config(nil); {
-		case !s.Alive(h.session): // the session's record may come later than its tool's first hook
+		case unparsable != nil || !s.Alive(h.session): // its record may come later than its tool's first hook
 		case h.Event == "PreToolUse":
 			s.audit.Append(toolCall(h.session, h.Tool, h.UseID, h.Input))
 		case h.Event == "Stop": // the beginning of the tool's answer, for the session's idle notice
@@ -1185,10 +1143,8 @@ func (h *hook) ask(ctx context.Context) map[string]any {
 		return nil
 	}
 	for i, q := range input.Questions {
-		p := PromptRecord{Type: MultipleChoice, Question: visible(redact(q.Question)), Multi: q.MultiSelect}
-		if n := len(input.Questions); n > 1 {
-			p.Question = fmt.Sprintf("(%d of %d) %s", i+1, n, p.Question)
-		}
+		number := when(len(input.Questions) > 1, fmt.Sprintf("(%d of %d) ", i+1, len(input.Questions)))
+		p := PromptRecord{Type: MultipleChoice, Question: number + visible(redact(q.Question)), Multi: q.MultiSelect}
 		p.Full, p.Excerpt = p.Question, clip(p.Question, maxExcerpt)
 		labels := []string{",", ", "}
 		for k, o := range q.Options[:min(9, len(q.Options))] {
@@ -1211,33 +1167,34 @@ func (h *hook) ask(ctx context.Context) map[string]any {
 }
 
 // wait stores p, follows it to its end and returns the decision; the answer to the tool's own question is its input.
+// It gives up, too, on a signal, and when a session that died did not let the question expire.
 func (h *hook) wait(ctx context.Context, p PromptRecord) map[string]any {
 	ctx, stop := signal.NotifyContext(ctx, endSignals()...)
 	defer stop()
+	ctx, enough := context.WithTimeout(ctx, h.life+time.Minute)
+	defer enough()
 	h.st.Move(h.last, Injected, nil) // of several questions, the one before
 	now := time.Now()
 	p.ID, p.SessionID, p.Source, p.Cwd, p.Nonce, p.Status = newID(), h.session, "hook", h.Cwd, newNonce(), Created
 	p.Confidence, p.Score, p.Signals, p.Tool, p.MaxLength = "high", 1, []string{"hook"}, h.Tool, maxMessage
 	p.CreatedAt, p.ExpiresAt, p.Key = now.UTC(), now.Add(h.life).UTC(), idempotencyKey(h.session, p.Excerpt, now)
-	p.Question += strings.TrimSuffix(" (from the "+h.Agent+" agent)", " (from the  agent)")
+	p.Question += when(h.Agent != "", " (from the "+h.Agent+" agent)")
 	h.last = p.ID
 	records, end := h.st.Follow(ctx, h.session, func() bool { return true }), &p
-	err := h.st.Update(func(*View) ([]Record, error) { return []Record{&p}, nil })
-	for err == nil && end.Open() && h.st.Alive(h.session) {
-		select {
-		case rec, more := <-records:
-			if r, ok := rec.(*PromptRecord); ok && r.ID == p.ID {
-				end = r
-			} else if !more {
-				h.st.Move(p.ID, Canceled, func(r *PromptRecord) { r.Reason = "answered in the terminal, or given up by the tool" })
-				return nil
-			}
-		case <-time.After(5 * time.Second): // for another look whether the session lives
+	if h.st.Update(func(*View) ([]Record, error) { return []Record{&p}, nil }) != nil {
+		return nil
+	}
+	for rec := range records {
+		if r, ok := rec.(*PromptRecord); ok && r.ID == p.ID && !r.Open() {
+			end = r
+			break
 		}
 	}
-	given, choice := end.Status == ReplyReceived && end.Value != nil, cmp.Or(choiceOf(end), &Choice{})
-	switch {
-	case given && end.DecidedBy != nil && *end.DecidedBy == "cli:local": // in the dialog
+	if end.Open() {
+		h.st.Move(p.ID, Canceled, func(r *PromptRecord) { r.Reason = "answered in the terminal, or given up by the tool" })
+	}
+	given := end.Status == ReplyReceived && end.Value != nil && h.st.Alive(h.session)
+	switch choice := cmp.Or(choiceOf(end), &Choice{}); {
 	case end.Status == Expired || given && (*end.Value == "deny" || choice.Hook == "deny"):
 		return map[string]any{"behavior": "deny", "message": cmp.Or(end.Reason, "The operator refused this.")}
 	case given && h.Tool == "AskUserQuestion":
@@ -1252,10 +1209,8 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) map[string]any {
 
 // permissionPrompt describes what the tool wants to do, with its exact arguments.
 func (h *hook) permissionPrompt() PromptRecord {
-	arg, raw := map[string]string{}, bytes.Buffer{}
+	arg, all, raw := map[string]string{}, map[string]json.RawMessage{}, bytes.Buffer{}
 	json.Unmarshal(h.Input, &arg) // what is no text stays empty
-	all, told := map[string]json.RawMessage{}, strings.Fields("command description file_path old_string new_string "+
-		"content url prompt plan")
 	json.Unmarshal(h.Input, &all)
 	json.Indent(&raw, h.Input, "", "  ")
 	edit, plus, minus := lineDiff(arg["old_string"], arg["new_string"])
@@ -1267,9 +1222,10 @@ func (h *hook) permissionPrompt() PromptRecord {
 		"WebFetch":     {"Fetch this address?", strings.TrimSpace(arg["url"] + "\n" + arg["prompt"])},
 		"ExitPlanMode": {"Carry out this plan?", arg["plan"]},
 	}[h.Tool]
+	told := "command description file_path old_string new_string content url prompt plan"
 	full := cmp.Or(known[1], raw.String())
 	for _, name := range slices.Sorted(maps.Keys(all)) { // such as Bash's dangerouslyDisableSandbox
-		if value := string(all[name]); known[1] != "" && !slices.Contains(told, name) && value != "false" {
+		if value := string(all[name]); known[1] != "" && !slices.Contains(strings.Fields(told), name) && value != "false" {
 			full += "\n" + name + ": " + value
 		}
 	}
@@ -1293,45 +1249,36 @@ func lineDiff(before, after string) (diff string, plus, minus int) {
 	}
 	for ; tail < both-head && a[len(a)-1-tail] == b[len(b)-1-tail]; tail++ {
 	}
-	parts := [][]string{a[max(0, head-2):head], a[head : len(a)-tail], b[head : len(b)-tail],
-		a[len(a)-tail:][:min(tail, 2)]}
-	for i, mark := range []string{" ", "-", "+", " "} {
-		for _, line := range parts[i] {
-			out = append(out, mark+strings.TrimSuffix(line, "\n"))
+	gone, came := a[head:len(a)-tail], b[head:len(b)-tail]
+	for i, part := range [][]string{a[max(0, head-2):head], gone, came, a[len(a)-tail:][:min(tail, 2)]} {
+		for _, line := range part {
+			out = append(out, string(" -+ "[i])+strings.TrimSuffix(line, "\n"))
 		}
 	}
-	return strings.Join(out, "\n"), len(b) - tail - head, len(a) - tail - head
+	return strings.Join(out, "\n"), len(came), len(gone)
 }
 
-// installHooks adds what makes the tool call us, on its command line only. A --settings of the user's (a file
-// or JSON; the last one counts, measured on claude 2.1) is merged with ours.
+// A --settings of the user's (a file or JSON) in an argument list joined by NUL, which no argument contains.
+var reSettings = regexp.MustCompile("\x00--settings[=\x00]([^\x00]*)")
+
+// installHooks adds what makes the tool call us, on its command line only, merged into a --settings of the user's, of
+// which the last counts (measured on claude 2.1).
 func (s *session) installHooks(argv []string) []string {
 	exe, err := os.Executable()
 	if s.adapter.Hooks != "claude-settings" || err != nil {
 		return argv
 	}
-	given, rest := "{}", []string{}
-	for i := 1; i < len(argv); i++ {
-		value, joined := strings.CutPrefix(argv[i], "--settings=")
-		switch {
-		case argv[i] == "--":
-			rest, i = append(rest, argv[i:]...), len(argv)
-		case joined:
-			given = value
-		case argv[i] == "--settings" && i+1 < len(argv):
-			i++
-			given = argv[i]
-		default:
-			rest = append(rest, argv[i])
-		}
+	end := slices.Index(append(slices.Clip(argv), "--"), "--") // what follows is no option
+	options := strings.Join(argv[:end], "\x00")
+	found := append([][]string{{"", "{}"}}, reSettings.FindAllStringSubmatch(options, -1)...)
+	given := []byte(found[len(found)-1][1])
+	if !bytes.HasPrefix(bytes.TrimSpace(given), []byte("{")) {
+		given, err = os.ReadFile(string(given))
 	}
-	data := []byte(given)
-	if !strings.HasPrefix(strings.TrimSpace(given), "{") {
-		data, err = os.ReadFile(given)
-	}
-	settings, own := map[string]json.RawMessage{}, struct{ Hooks map[string][]any }{map[string][]any{}}
-	err = cmp.Or(err, json.Unmarshal(data, &settings), json.Unmarshal(data, &own))
-	if err != nil || settings == nil || own.Hooks == nil {
+	settings := map[string]any{"hooks": map[string]any{}}
+	err = cmp.Or(err, json.Unmarshal(given, &settings))
+	hooks, ok := settings["hooks"].(map[string]any)
+	if err != nil || !ok {
 		s.log.Warn("the tool's hooks are not used", "why", fmt.Sprint("reading --settings: ", err))
 		return argv
 	}
@@ -1340,11 +1287,12 @@ func (s *session) installHooks(argv []string) []string {
 	for event, seconds := range map[string]int{"PermissionRequest": patience, "PreToolUse": 10, "Stop": 10} {
 		if event != "PreToolUse" || s.jsonLine == nil { // else its output tells of every call
 			run := map[string]any{"type": "command", "command": quote + exe + quote + " hook", "timeout": seconds}
-			own.Hooks[event] = append(own.Hooks[event], map[string]any{"matcher": "*", "hooks": []any{run}})
+			theirs, _ := hooks[event].([]any)
+			hooks[event] = append(theirs, map[string]any{"matcher": "*", "hooks": []any{run}})
 		}
 	}
-	settings["hooks"], _ = json.Marshal(own.Hooks) // of what was JSON: cannot fail, nor can the next
-	merged, _ := json.Marshal(settings)
+	merged, _ := json.Marshal(settings) // of what was JSON: cannot fail
 	s.hooked = true
-	return append([]string{argv[0], "--settings", string(merged)}, rest...)
+	rest := strings.Split(reSettings.ReplaceAllString(options, ""), "\x00")[1:]
+	return slices.Concat([]string{argv[0], "--settings", string(merged)}, rest, argv[end:])
 }
