@@ -236,7 +236,8 @@ func (s *Screen) arg(i, absent int) int {
 var sequences = map[string]func(s *Screen, n int){
 	"\b": func(s *Screen, _ int) { s.moveTo(s.row, s.col-1) }, "\r": func(s *Screen, _ int) { s.moveTo(s.row, 0) },
 	"\n": (*Screen).lineFeed, "\v": (*Screen).lineFeed, "\f": (*Screen).lineFeed, "\x1bD": (*Screen).lineFeed,
-	"\x1bM": func(s *Screen, _ int) { s.step(-1) }, "\t": func(s *Screen, _ int) { s.moveTo(s.row, (s.col/8+1)*8) },
+	"\x1bE": func(s *Screen, n int) { s.lineFeed(n); s.moveTo(s.row, 0) }, "\x1bM": func(s *Screen, _ int) { s.step(-1) },
+	"\t":   func(s *Screen, _ int) { s.moveTo(s.row, (s.col/8+1)*8) },
 	"\x0e": func(s *Screen, _ int) { s.shift = 1 }, "\x0f": func(s *Screen, _ int) { s.shift = 0 }, // SO, SI
 	"\x1b7": func(s *Screen, _ int) { s.saved = s.cursor }, "\x1b8": func(s *Screen, _ int) { s.cursor = s.saved },
 	"s": func(s *Screen, _ int) { s.saved = s.cursor }, "u": func(s *Screen, _ int) { s.cursor = s.saved },
@@ -395,7 +396,7 @@ func (s *Screen) scroll(top, n int) {
 
 func (s *Screen) place() int { return s.row*s.cols + s.col }
 
-// erase blanks the places from one to before another, counted row by row.
+// erase blanks the places from one to before another, counted row by row, in the pen's background.
 func (s *Screen) erase(from, to int) {
 	if s.tr.on && !s.AltScreen() && to-from == s.rows*s.cols { // what is there is final
 		text := s.Text()
@@ -408,7 +409,9 @@ func (s *Screen) erase(from, to int) {
 		l, col := &s.grid[from/s.cols], from%s.cols
 		end := min(col+to-from, s.cols)
 		l.mend(col)
-		clear(l.cells[col:end])
+		for c := range l.cells[col:end] {
+			l.cells[col+c] = cell{Attr: Attr{BG: s.pen.BG}}
+		}
 		l.wrapped = l.wrapped && end < s.cols
 		from += end - col
 	}

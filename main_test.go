@@ -1949,8 +1949,8 @@ var screenGolden = []struct{ name, in, want string }{
 	{"selector", "❤\ufe0fx", "❤\ufe0fx @0,2"},
 	{"c1 as utf-8", "a\u009bb", "ab @0,2"},
 	{"c1 as a byte is a broken character", "a\x9b1mb", "a\ufffd1mb @0,5"},
-	{"broken utf-8", "a\xe2\x82(b\xc0c", "a\ufffd(b\ufffdc @0,6"},
-	{"broken by escape", "a\xe2\x82\x1b[1mb", "a\ufffdb @0,3"},
+	{"broken utf-8", "a\xe2\x82(b\xc0c", "a\ufffd\ufffd(b\ufffdc @0,7"},
+	{"broken by escape", "a\xe2\x82\x1b[1mb", "a\ufffd\ufffdb @0,4"},
 	{"✳ in a title holds 0x9c", "\x1b]0;✳ x\x1b\\a", "a @0,1"},
 	{"osc and st", "a\x1b]0;t\x1b\\b\x1b]0;t\ac", "abc @0,3"},
 	{"can and sub end strings", "a\x1b]0;t\x18b\x1bPxx\x1ac", "abc @0,3"},
@@ -2094,8 +2094,8 @@ func FuzzScreen(f *testing.F) {
 func sameLine(t *testing.T, s *Screen, r int, in []byte) {
 	cells := s.grid[r].cells
 	for c, x := range cells {
-		wide := x.flags&flagTail == 0 && x.ch >= 0x1100 && runeWidth(x.ch) == 2
-		if tail := c+1 < len(cells) && cells[c+1].flags&flagTail != 0; wide != tail {
+		wide := x.ch >= 0x1100 && runeWidth(x.ch) == 2
+		if tail := c+1 < len(cells) && cells[c+1].ch == 0; wide != x.wide || wide && !tail {
 			t.Errorf("%q: half a character in row %d column %d", in, r, c)
 		}
 		if len(x.marks) > maxMarks {
@@ -3731,7 +3731,7 @@ func TestTelegramUnderstand(t *testing.T) {
 			v.put(p)
 		}
 		v.put(&MetaRecord{Head: Head{Rec: "meta", ID: "telegram"}, Values: c.held})
-		v.put(&MetaRecord{Head: Head{Rec: "meta", ID: "audit"}, Hash: "sha256:x"})
+		v.put(&MetaRecord{Head: Head{Rec: "meta", ID: "audit"}, Seq: 7, Hash: "sha256:x"})
 		m := &message{ID: 60, From: &user{ID: 1001}, Text: c.text, ReplyTo: c.to}
 		m.Chat.ID = 1001
 		got := tgWish((&heard{message: m, view: v, at: now}).understand())
