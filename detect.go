@@ -8,7 +8,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"math"
 	"os"
@@ -29,19 +28,16 @@ type Screen struct {
 	rows, cols, top, bottom, scrolled int // the scroll region, inclusive; rows that left the primary screen at the top
 	*page                                 // the one in use
 	primary, alternate                page
-	state                             byte       // '[' in a control sequence, 0x1b behind an ESC, below that in text
-	seq, part                         []byte     // string, or sequence without parameters; the beginning of a character
-	params                            []param    // of the last control sequence
-	base                              *cell      // the character just written, for marks and REP
 	saved                             cursor     // by DECSC
-	insert                            bool       // IRM
+	base                              *cell      // the character just written, for marks and REP
 	dec                               [2006]bool // modes of DECSET by number, the last is any other
+	state                             byte       // '[' in a control sequence, 0x1b behind an ESC, below that in text
+	params                            []int      // of the last control sequence, 0 when empty
+	seq, part, replies                []byte     // a string, or a sequence without params; not yet a character; answers
 	title                             string
 	status                            ProgramStatus
-	replies                           []byte // what a terminal would have answered
 	tr                                transcript
 }
-
 type page struct {
 	cursor
 	grid []line
@@ -52,18 +48,8 @@ type cursor struct {
 	row, col, shift int
 	charset         [2]byte // G0 and G1, shift is the one in use: '0' is line drawing
 	wrapNext        bool    // it stands behind the last column
-	pen             cell
+	pen             Attr
 }
-
-// cell is one place of the grid; its zero value is a blank in the default colours.
-type cell struct {
-	ch     rune   // 0 blank
-	marks  string // what combines with it
-	fg, bg int32  // 0 default, else 1 + that of Attr
-	flags  uint8  // a wide character is a flagWide and, to its right, a flagTail
-}
-
-const flagBold, flagDim, flagReverse, flagUnderline, flagWide, flagTail uint8 = 1, 2, 4, 8, 16, 32
 
 // line is a row: does the text go on in the next one, is it told, was it before it was written anew?
 type line struct {
@@ -71,22 +57,23 @@ type line struct {
 	wrapped, told, again bool
 }
 
-// param is a parameter of a control sequence, 0 when empty; colon is 1 when it is a part of the one before.
-type param struct{ n, colon int }
-
-func (p param) byte() int32 { return int32(min(p.n, 255)) }
+// cell is one place of the grid; its zero value is a blank in the default colours.
+type cell struct {
+	ch    rune   // 0 blank
+	wide  bool   // it covers the next cell, which is blank
+	marks string // what combines with it
+	Attr         // colours are one higher
+}
 
 // Attr is how the cell is drawn: enough to tell a highlighted choice from the others.
 type Attr struct {
-	Bold, Dim, Reverse, Underline bool
-	FG, BG                        int32 // −1 default, 0–255 palette, else 1<<24|rgb
+	Dim, Reverse bool
+	FG, BG       int32 // −1 default, 0–255 palette, else 1<<24|rgb
 }
 
-// ProgramStatus is what a program last reported with OSC 7501 (measured). Seq rises with every report, repeats too.
-type ProgramStatus struct {
-	State, App, Kind, Msg string // idle, working, blocked, done, clear or ""; the program; permission, question
-	Seq                   int
-}
+// ProgramStatus is what a program last reported with OSC 7501 (measured). State: idle, working, blocked, done, clear or
+// ""; Kind: permission, question.
+type ProgramStatus struct{ State, App, Kind, Msg string }
 
 // The limits of what output can make us keep, in bytes. Real strings have up to 1 KiB (measured).
 const (
@@ -125,39 +112,26 @@ func (s *Screen) Resize(rows, cols int) {
 
 // reset is RIS: everything as at the start, but what was counted or reported so far.
 func (s *Screen) reset(int) {
-	s.page, s.insert, s.dec, s.top, s.bottom = &s.primary, false, [2006]bool{7: true, 25: true}, 0, s.rows-1
+	s.page, s.dec, s.top, s.bottom = &s.primary, [2006]bool{7: true, 25: true}, 0, s.rows-1
 	s.cursor, s.saved = cursor{}, cursor{}
 	s.erase(0, s.rows*s.cols)
 }
-
-// Row is the text of row r from 0, trailing blanks removed, as tmux capture-pane -p prints it.
-func (s *Screen) Row(r int) string { return strings.TrimRight(string(s.grid[r].text(nil)), " ") }
 
 // text appends what the row shows to b, up to the last character written; that may be a space.
 func (l *line) text(b []byte) []byte {
 	end := len(l.cells)
 	for ; end > 0 && l.cells[end-1].ch == 0; end-- {
 	}
-	for _, c := range l.cells[:end] {
-		if c.flags&flagTail == 0 {
+	for i, c := range l.cells[:end] {
+		if i == 0 || !l.cells[i-1].wide {
 			b = append(utf8.AppendRune(b, max(c.ch, ' ')), c.marks...)
 		}
 	}
 	return b
 }
 
-// Cell is the rune at (r, c), without its marks, and its attributes; 0 is the right half of a wide one, or outside.
-func (s *Screen) Cell(r, c int) (rune, Attr) {
-	x := cell{flags: flagTail}
-	if r >= 0 && r < s.rows && c >= 0 && c < s.cols {
-		x = s.grid[r].cells[c]
-	}
-	ch, on := max(x.ch, ' '), func(f uint8) bool { return x.flags&f != 0 }
-	if on(flagTail) {
-		ch = 0
-	}
-	return ch, Attr{on(flagBold), on(flagDim), on(flagReverse), on(flagUnderline), x.fg - 1, x.bg - 1}
-}
+// Row is the text of row r from 0, trailing blanks removed, as tmux capture-pane -p prints it.
+func (s *Screen) Row(r int) string { return strings.TrimRight(string(s.grid[r].text(nil)), " ") }
 
 // Text is all rows joined with "\n", trailing empty rows removed.
 func (s *Screen) Text() string {
@@ -168,6 +142,19 @@ func (s *Screen) Text() string {
 	return strings.TrimRight(all.String(), "\n")
 }
 
+// Cell is the rune at (r, c), without its marks, and its attributes; 0 is the right half of a wide one, or outside.
+func (s *Screen) Cell(r, c int) (rune, Attr) {
+	if r < 0 || r >= s.rows || c < 0 || c >= s.cols {
+		return 0, Attr{FG: -1, BG: -1}
+	}
+	row := s.grid[r].cells
+	a := row[c].Attr
+	a.FG, a.BG = a.FG-1, a.BG-1
+	return when(c == 0 || !row[c-1].wide, max(row[c].ch, ' ')), a
+}
+
+// Wrapped tells whether row r continues on row r+1 because the text ran over the right margin.
+func (s *Screen) Wrapped(r int) bool                  { return r >= 0 && r < s.rows && s.grid[r].wrapped }
 func (s *Screen) Cursor() (row, col int, hidden bool) { return s.row, s.col, !s.dec[25] } // from 0
 func (s *Screen) Title() string                       { return s.title }                  // OSC 0 / 2
 func (s *Screen) Status() ProgramStatus               { return s.status }
@@ -175,9 +162,6 @@ func (s *Screen) Scrolled() int                       { return s.scrolled } // s
 func (s *Screen) AltScreen() bool                     { return s.page == &s.alternate }
 func (s *Screen) BracketedPaste() bool                { return s.dec[2004] }
 func (s *Screen) AppCursorKeys() bool                 { return s.dec[1] } // arrows are ESC O A, not ESC [ A
-
-// Wrapped tells whether row r continues on row r+1 because the text ran over the right margin.
-func (s *Screen) Wrapped(r int) bool { return r >= 0 && r < s.rows && s.grid[r].wrapped }
 
 // TakeReplies takes the answers to queries: all when there is no host terminal, else that to OSC 7501 no host knows.
 func (s *Screen) TakeReplies(answerAll bool) (out []byte) {
@@ -189,18 +173,17 @@ func (s *Screen) TakeReplies(answerAll bool) (out []byte) {
 
 // Write feeds bytes of the child. It never fails.
 func (s *Screen) Write(b []byte) (int, error) {
-	p := append(s.part, b...)
-	for s.part = nil; len(p) > 0; {
-		n := 1
+	s.part = append(s.part, b...)
+	p := s.part
+	for utf8.FullRune(p) {
 		if s.state >= 0x1b || p[0] < 0x20 {
 			s.control(p[0])
-		} else if !utf8.FullRune(p) {
-			s.part, n = p, len(p)
+			p = p[1:]
 		} else {
-			n = s.print(p)
+			p = p[s.print(p):]
 		}
-		p = p[n:]
 	}
+	s.part = append(s.part[:0], p...)
 	return len(b), nil
 }
 
@@ -217,13 +200,13 @@ func (s *Screen) control(b byte) {
 	case b < 0x20, b >= 0x7f && !inString:
 	case csi && b >= '0' && b <= '9':
 		p := &s.params[len(s.params)-1]
-		p.n = min(p.n*10+int(b-'0'), maxParam)
-	case csi && (b == ';' || b == ':') && len(s.params) < maxString:
-		s.params = append(s.params, param{0, int(';' - b)})
+		*p = min(*p*10+int(b-'0'), maxParam)
+	case csi && b == ';' && len(s.params) < maxString:
+		s.params = append(s.params, 0)
 	case inString, b < 0x30, b < 0x40 && csi:
 		s.seq = append(s.seq, b)[:min(len(s.seq)+1, maxString)]
 	case s.state == 0x1b && len(s.seq) == 1 && strings.IndexByte("[]PX^_k", b) >= 0:
-		s.state, s.seq, s.params = b, s.seq[:0], append(s.params[:0], param{})
+		s.state, s.seq, s.params = b, s.seq[:0], append(s.params[:0], 0)
 	default:
 		s.state = 0
 		s.act(append(s.seq, b))
@@ -242,8 +225,8 @@ func (s *Screen) act(key []byte) {
 
 // arg is parameter i, or what stands for it when it is absent or 0.
 func (s *Screen) arg(i, absent int) int {
-	if i < len(s.params) && s.params[i].n > 0 {
-		return s.params[i].n
+	if i < len(s.params) {
+		return cmp.Or(s.params[i], absent)
 	}
 	return absent
 }
@@ -254,6 +237,7 @@ var sequences = map[string]func(s *Screen, n int){
 	"\b": func(s *Screen, _ int) { s.moveTo(s.row, s.col-1) }, "\r": func(s *Screen, _ int) { s.moveTo(s.row, 0) },
 	"\n": (*Screen).lineFeed, "\v": (*Screen).lineFeed, "\f": (*Screen).lineFeed, "\x1bD": (*Screen).lineFeed,
 	"\x1bE": func(s *Screen, n int) { s.lineFeed(n); s.moveTo(s.row, 0) }, "\x1bM": func(s *Screen, _ int) { s.step(-1) },
+	"\t":   func(s *Screen, _ int) { s.moveTo(s.row, (s.col/8+1)*8) },
 	"\x0e": func(s *Screen, _ int) { s.shift = 1 }, "\x0f": func(s *Screen, _ int) { s.shift = 0 }, // SO, SI
 	"\x1b7": func(s *Screen, _ int) { s.saved = s.cursor }, "\x1b8": func(s *Screen, _ int) { s.cursor = s.saved },
 	"s": func(s *Screen, _ int) { s.saved = s.cursor }, "u": func(s *Screen, _ int) { s.cursor = s.saved },
@@ -261,16 +245,14 @@ var sequences = map[string]func(s *Screen, n int){
 	"E": func(s *Screen, n int) { s.moveBy(n, 0) }, "F": func(s *Screen, n int) { s.moveBy(-n, 0) }, // CNL, CPL
 	"C": func(s *Screen, n int) { s.moveTo(s.row, s.col+n) }, "D": func(s *Screen, n int) { s.moveTo(s.row, s.col-n) },
 	"G": func(s *Screen, n int) { s.moveTo(s.row, n-1) }, "d": func(s *Screen, n int) { s.moveTo(n-1, s.col) },
-	"I": func(s *Screen, n int) { s.moveTo(s.row, (s.col/8+n)*8) }, "m": (*Screen).sgr, "\x1bc": (*Screen).reset,
-	"Z": func(s *Screen, n int) { s.moveTo(s.row, ((s.col+7)/8-n)*8) }, "H": (*Screen).moveHome, "f": (*Screen).moveHome,
-	"\t": func(s *Screen, _ int) { s.moveTo(s.row, (s.col/8+1)*8) },
-	"@":  func(s *Screen, n int) { s.shiftCells(n) }, "P": func(s *Screen, n int) { s.shiftCells(-n) }, // ICH, DCH
+	"I": func(s *Screen, n int) { s.moveTo(s.row, (s.col/8+n)*8) }, "H": (*Screen).moveHome, "f": (*Screen).moveHome,
+	"Z": func(s *Screen, n int) { s.moveTo(s.row, ((s.col+7)/8-n)*8) }, "m": (*Screen).sgr, "\x1bc": (*Screen).reset,
+	"@": func(s *Screen, n int) { s.shiftCells(n) }, "P": func(s *Screen, n int) { s.shiftCells(-n) }, // ICH, DCH
 	"J": func(s *Screen, _ int) { s.eraseIn(0, s.rows) }, "K": func(s *Screen, _ int) { s.eraseIn(s.row, s.row+1) },
 	"X": func(s *Screen, n int) { s.erase(s.place(), min(s.place()+n, (s.row+1)*s.cols)) },
 	"L": func(s *Screen, n int) { s.scroll(s.row, -n) }, "M": func(s *Screen, n int) { s.scroll(s.row, n) },
 	"S": func(s *Screen, n int) { s.scroll(s.top, n) }, "T": func(s *Screen, n int) { s.scroll(s.top, -n) },
-	"h": func(s *Screen, n int) { s.insert = s.insert || n == 4 }, "?h": func(s *Screen, _ int) { s.setModes(true) },
-	"l": func(s *Screen, n int) { s.insert = s.insert && n != 4 }, "?l": func(s *Screen, _ int) { s.setModes(false) },
+	"?h": func(s *Screen, _ int) { s.setModes(true) }, "?l": func(s *Screen, _ int) { s.setModes(false) },
 	"b": func(s *Screen, n int) { // REP
 		for base, left := s.base, min(n, s.rows*s.cols); base != nil && left > 0; left-- {
 			s.print(utf8.AppendRune(nil, base.ch))
@@ -282,16 +264,15 @@ var sequences = map[string]func(s *Screen, n int){
 			s.moveTo(0, 0)
 		}
 	},
-	"n": func(s *Screen, n int) { // DSR
+	// The queries: device status, attributes, name; XTWINOPS (pixels, a cell has 8 × 16); kitty's keys; DECRQM: not known.
+	"n": func(s *Screen, n int) {
 		s.reply(map[int]string{5: "\x1b[0n", 6: fmt.Sprintf("\x1b[%d;%dR", s.row+1, s.col+1)}[n])
-	},
-	"t": func(s *Screen, n int) { // XTWINOPS: the window in pixels; a cell has 8 × 16
-		s.reply(map[int]string{14: fmt.Sprintf("\x1b[4;%d;%dt", s.rows*16, s.cols*8)}[n])
 	},
 	"c": func(s *Screen, _ int) { s.reply("\x1b[?62;22c") }, ">c": func(s *Screen, _ int) { s.reply("\x1b[>0;10;1c") },
 	">q":  func(s *Screen, _ int) { s.reply("\x1bP>|atlasbridge\x1b\\") },
-	"?u":  func(s *Screen, _ int) { s.reply("\x1b[?0u") },                     // kitty's keyboard flags: none
-	"?$p": func(s *Screen, n int) { s.reply(fmt.Sprintf("\x1b[?%d;0$y", n)) }, // DECRQM: not known
+	"t":   func(s *Screen, n int) { s.reply(when(n == 14, fmt.Sprintf("\x1b[4;%d;%dt", s.rows*16, s.cols*8))) },
+	"?u":  func(s *Screen, _ int) { s.reply("\x1b[?0u") },
+	"?$p": func(s *Screen, n int) { s.reply(fmt.Sprintf("\x1b[?%d;0$y", n)) },
 }
 
 // setModes: the alternate screen is blank each time it comes up, as in tmux.
@@ -309,34 +290,28 @@ func (s *Screen) setModes(on bool) {
 	}
 }
 
-// sgrFlags are the attributes that SGR 1 … 29 turn on and off.
-var sgrFlags = [30][2]uint8{1: {flagBold}, 2: {flagDim}, 4: {flagUnderline}, 7: {flagReverse}, 21: {flagUnderline},
-	22: {0, flagBold | flagDim}, 24: {0, flagUnderline}, 27: {0, flagReverse}}
-
-// sgr sets the pen. Parameters behind a colon belong to the one before.
+// sgr sets the pen. A sequence with colons is not known.
 func (s *Screen) sgr(int) {
-	colours := [12]*int32{3: &s.pen.fg, 4: &s.pen.bg, 5: new(int32), 9: &s.pen.fg, 10: &s.pen.bg} // 5: of underlines
-	for p, n := s.params, 0; len(p) > 0; p = p[n:] {
-		for n = 1; n < len(p) && p[n].colon == 1; n++ { // how many parameters this attribute takes
-		}
-		code := min(p[0].n, 110) // what is higher means nothing
+	a, p := &s.pen, s.params
+	colours := [12]*int32{3: &a.FG, 4: &a.BG, 5: new(int32), 9: &a.FG, 10: &a.BG} // 5: of underlines
+	for n := 1; len(p) > 0; p, n = p[n:], 1 {
+		code := min(p[0], 110) // what is higher means nothing
 		colour, digit := colours[code/10], int32(code%10)
 		switch {
 		case code == 0:
-			s.pen = cell{}
-		case code == 4 && n > 1 && p[1].n == 0: // 4:0
-			s.pen.flags &^= flagUnderline
-		case code < len(sgrFlags):
-			s.pen.flags = s.pen.flags&^sgrFlags[code][1] | sgrFlags[code][0]
-		case digit == 8 && colour != nil && len(p) > 2 && p[1].n == 5: // 38;5;n
-			n = max(n, 3)
-			*colour = p[n-1].byte() + 1
-		case digit == 8 && colour != nil && len(p) > 4 && p[1].n == 2: // 38;2;r;g;b and, with colons, 38:2:space:r:g:b
-			n = max(n, 5)
-			*colour = 1<<24 | p[n-3].byte()<<16 | p[n-2].byte()<<8 | p[n-1].byte() + 1
+			*a = Attr{}
+		case code == 2, code == 22:
+			a.Dim = code == 2
+		case code == 7, code == 27:
+			a.Reverse = code == 7
+		case colour == nil:
+		case digit == 8 && len(p) > 2 && p[1] == 5: // 38;5;n
+			n, *colour = 3, int32(p[2]&255)+1
+		case digit == 8 && len(p) > 4 && p[1] == 2: // 38;2;r;g;b
+			n, *colour = 5, int32(1<<24|p[2]&255<<16|p[3]&255<<8|p[4]&255)+1
 		case digit == 8:
 			n = len(p)
-		case colour != nil && (digit < 8 || code < 50): // 39 and 49 are the defaults; from 90 on they are bright
+		case digit < 8 || code < 50: // 39 and 49 are the defaults; from 90 on they are bright
 			*colour = (digit+1)%10 + int32(code/90*8)
 		}
 	}
@@ -346,20 +321,16 @@ func (s *Screen) sgr(int) {
 var decGraphics = []rune("◆▒␉␌␍␊°±␤␋┘┐┌└┼⎺⎻─⎼⎽├┤┴┬│≤≥π≠£·")
 
 // print puts the character that p begins with at the cursor, and ASCII that follows; it returns how many bytes that is.
-// Marks, and what follows a joiner, join the character before. Broken UTF-8 is one U+FFFD, up to the breaking byte.
+// Marks, and what follows a joiner, join the character before.
 func (s *Screen) print(p []byte) int {
 	r, n := utf8.DecodeRune(p)
-	for ; r == utf8.RuneError && n < len(p) && !utf8.FullRune(p[:n+1]); n++ {
-	}
 	graphics := s.charset[s.shift] == '0'
 	if graphics && r >= '`' && r <= '~' {
 		r = decGraphics[r-'`']
 	}
 	w, b := runeWidth(r), s.base
 	if b != nil && r >= 0x300 && (w == 0 || strings.HasSuffix(b.marks, "\u200d")) {
-		if len(b.marks)+utf8.RuneLen(r) <= maxMarks {
-			b.marks += string(r)
-		}
+		b.marks += when(len(b.marks)+utf8.RuneLen(r) <= maxMarks, string(r))
 		return n
 	}
 	if w > 0 && s.dec[7] && (s.wrapNext || s.col+w > s.cols) {
@@ -370,36 +341,25 @@ func (s *Screen) print(p []byte) int {
 	if w == 0 || s.col+w > s.cols {
 		return n
 	}
-	if s.insert {
-		s.shiftCells(w)
-	}
-	l, c, end := &s.grid[s.row], s.pen, s.col+w
-	if w == 2 {
-		l.cells[s.col+1] = cell{fg: c.fg, bg: c.bg, flags: c.flags | flagTail, ch: ' '}
-		c.flags |= flagWide
-	}
-	c.ch = r
-	l.cells[s.col], l.told, l.again = c, false, l.told || l.again
-	if w == 1 && !graphics && !s.insert { // the fast path
+	l, c, end := &s.grid[s.row], cell{Attr: s.pen}, s.col+w
+	l.mend(s.col)
+	l.cells[end-1] = c // of a wide one the right half
+	l.cells[s.col], l.told, l.again = cell{ch: r, wide: w == 2, Attr: s.pen}, false, l.told || l.again
+	if w == 1 && !graphics { // the fast path
 		room, rest := l.cells[end:], p[n:]
 		for i := 0; i < min(len(room), len(rest)) && rest[i] >= ' ' && rest[i] < 0x7f; i, n, end = i+1, n+1, end+1 {
 			c.ch = rune(rest[i])
 			room[i] = c
 		}
 	}
-	l.mend(s.col)
-	l.mend(end)
 	s.base, s.col, s.wrapNext = &l.cells[end-w], min(end, s.cols-1), end >= s.cols && s.dec[7]
 	return n
 }
 
-// mend blanks the half of a wide character whose other half is no longer across the boundary left of column c.
+// mend blanks a wide character that begins left of column c: its right half is no longer there.
 func (l *line) mend(c int) {
-	head := c > 0 && l.cells[c-1].flags&flagWide != 0
-	if tail := c < len(l.cells) && l.cells[c].flags&flagTail != 0; head && !tail {
-		l.cells[c-1] = cell{bg: l.cells[c-1].bg}
-	} else if tail && !head {
-		l.cells[c] = cell{bg: l.cells[c].bg}
+	if c > 0 && l.cells[c-1].wide {
+		l.cells[c-1] = cell{}
 	}
 }
 
@@ -448,12 +408,10 @@ func (s *Screen) erase(from, to int) {
 	for from < to {
 		l, col := &s.grid[from/s.cols], from%s.cols
 		end := min(col+to-from, s.cols)
-		clear(l.cells[col:end])
-		for c := col; c < end && s.pen.bg != 0; c++ {
-			l.cells[c].bg = s.pen.bg
-		}
 		l.mend(col)
-		l.mend(end)
+		for c := range l.cells[col:end] {
+			l.cells[col+c] = cell{Attr: Attr{BG: s.pen.BG}}
+		}
 		l.wrapped = l.wrapped && end < s.cols
 		from += end - col
 	}
@@ -468,16 +426,14 @@ func (s *Screen) eraseIn(first, end int) {
 
 // shiftCells moves the rest of the row, from the cursor on, by n columns; to the left when negative.
 func (s *Screen) shiftCells(n int) {
-	rest, place, end := s.grid[s.row].cells[s.col:], s.place(), (s.row+1)*s.cols
-	if n = max(min(n, len(rest)), -len(rest)); n > 0 {
-		s.erase(end-n, end)
-		copy(rest[n:], rest)
-		s.erase(place, place+n)
+	l, blank := &s.grid[s.row], make([]cell, min(max(n, -n), s.cols-s.col))
+	if l.wrapped = false; n > 0 {
+		l.cells = slices.Insert(l.cells, s.col, blank...)[:s.cols]
 	} else {
-		s.erase(place, place-n)
-		copy(rest, rest[-n:])
-		s.erase(end+n, end)
+		l.cells = append(slices.Delete(l.cells, s.col, s.col+len(blank)), blank...)
 	}
+	l.mend(s.col)
+	l.mend(s.cols)
 }
 
 func (s *Screen) moveHome(row int) { s.moveTo(row-1, s.arg(1, 1)-1) }
@@ -487,18 +443,12 @@ func (s *Screen) moveTo(row, col int) {
 
 // moveBy moves n rows down, to a column, stopping at the margin that it does not start behind.
 func (s *Screen) moveBy(n, col int) {
-	row := s.row + n
-	if s.row >= s.top {
-		row = max(row, s.top)
-	}
-	if s.row <= s.bottom {
-		row = min(row, s.bottom)
-	}
-	s.moveTo(row, col)
+	row := max(s.row+n, when(s.row >= s.top, s.top))
+	s.moveTo(min(row, max(s.bottom, when(s.row > s.bottom, s.rows-1))), col)
 }
 
 func (s *Screen) reply(text string) {
-	s.replies = append(s.replies, text[:min(len(text), maxReplies-len(s.replies))]...)
+	s.replies = append(s.replies, when(len(s.replies) < maxReplies, text)...)
 }
 
 var colours = map[string]string{"4": "cdcd", "10": "cdcd", "11": "0000", "12": "cdcd"} // of OSC: light on black
@@ -523,8 +473,7 @@ func (s *Screen) endString(end byte) {
 		}
 		msg, _ := base64.RawStdEncoding.DecodeString(strings.TrimRight(f["msg"], "="))
 		if f["state"] != "" {
-			s.status = ProgramStatus{f["state"], f["app"], f["kind"], strings.ToValidUTF8(string(msg), "\ufffd"),
-				s.status.Seq + 1}
+			s.status = ProgramStatus{f["state"], f["app"], f["kind"], strings.ToValidUTF8(string(msg), "\ufffd")}
 		}
 	case colours[code] != "" && strings.HasSuffix(text, "?") && len(text) < 9:
 		s.reply(fmt.Sprintf("\x1b]%srgb:%[2]s/%[2]s/%[2]s%[3]s", strings.TrimSuffix(text, "?"), colours[code],
@@ -534,19 +483,13 @@ func (s *Screen) endString(end byte) {
 
 // wideEdges are where characters of two columns (East Asian Wide and Fullwidth, emoji; unassigned gaps joined) begin
 // and, in turn, end; written as distances. From wcwidth of glibc 2.36 (Unicode 15), which tmux uses.
-var wideEdges = func(edges ...rune) []rune {
-	for i := range edges[1:] {
-		edges[i+1] += edges[i]
-	}
-	return edges
-}(
+var wideEdges = []rune{
 	4352, 96, 4538, 2, 13, 2, 190, 4, 3, 1, 2, 1, 521, 2, 21, 2, 50, 12, 43, 1, 19, 1, 13, 1, 8, 2, 17, 2, 5, 2, 8, 1, 5,
 	1, 21, 1, 7, 2, 1, 1, 4, 1, 2, 1, 7, 1, 4, 2, 28, 1, 35, 1, 1, 1, 4, 3, 1, 1, 61, 3, 24, 1, 14, 1, 859, 2, 51, 1, 4,
 	1, 810, 426, 4, 17, 2, 86, 4, 29740, 1177, 29, 643, 11172, 8540, 474, 822, 10, 22, 60, 149, 96, 127, 7, 28665, 4, 12,
 	17164, 15624, 1, 202, 1, 190, 1, 2, 10, 101, 289, 12, 9, 1, 70, 1, 22, 12, 43, 4, 5, 12, 17, 3, 1, 3, 71, 1, 1, 1,
 	187, 2, 63, 13, 4, 1, 24, 18, 1, 26, 2, 13, 1, 86, 85, 48, 70, 6, 1, 3, 3, 2, 11, 11, 2, 7, 9, 227, 17, 283, 47, 1,
-	10, 1, 185, 112, 135, 1289, 70475,
-)
+	10, 1, 185, 112, 135, 1289, 70475}
 
 // runeWidth is the number of columns of r: 0, 1 or 2. DEL, C1 controls and marks have none.
 func runeWidth(r rune) int {
@@ -557,8 +500,12 @@ func runeWidth(r rune) int {
 		unicode.In(r, unicode.Mn, unicode.Me, unicode.Cf) && !unicode.Is(unicode.Prepended_Concatenation_Mark, r):
 		return 0
 	}
-	edges, _ := slices.BinarySearch(wideEdges, r+1) // up to r
-	return 1 + edges%2
+	for i, distance := range wideEdges {
+		if r -= distance; r < 0 {
+			return 1 + i%2
+		}
+	}
+	return 1
 }
 
 // transcript turns the screen into lines of text, each told once. A row is final when it has scrolled out, or when the
@@ -578,7 +525,7 @@ func (s *Screen) tellAbove(row int, repainted bool) {
 		row--
 	}
 	for i := range row {
-		if l := s.grid[i]; l.again && !l.told && !repainted && len(s.tr.part) == 0 {
+		if l := &s.grid[i]; l.again && !l.told && !repainted && len(s.tr.part) == 0 {
 			return
 		}
 		s.tell(&s.grid[i])
@@ -1745,14 +1692,14 @@ var secretShapes = re(`\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
 	`(://[^\s/:@]*:)[^\s/@]+@|(?i:(\bauthorization:\s*(?:bearer|basic|token)\s+)[\w.+/=~-]{8,})|` +
 	`(?i:((?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key)["']?\s*[=:]\s*["']?)[^\s"'&;,]{4,})`)
 
-// redact replaces known shapes of secrets (keys, tokens, passwords in URLs, bot tokens). Every sink uses it.
+// redact replaces known shapes of secrets. Every sink uses it.
 func redact(s string) string { return secretShapes.ReplaceAllString(s, "$1$2$3[redacted]") }
 
 // hiding are characters not shown, or that turn text around: C0, C1, zero width, bidi, tags, variation selectors.
 var hiding = re(`[^\n\t\x20-\x7e\x{a0}-\x{10ffff}]|[\x{ad}\x{61c}\x{180e}\x{200b}-\x{200f}` +
 	`\x{2028}-\x{202e}\x{2060}-\x{206f}\x{fe00}-\x{fe0f}\x{feff}\x{fff9}-\x{fffb}\x{e0000}-\x{e01ef}]`)
 
-// visible shows control, zero-width and bidi characters as \u{200B}; newline and tab stay.
+// visible shows what hides as \u{200B}; newline and tab stay.
 func visible(s string) string {
 	return hiding.ReplaceAllStringFunc(s, func(c string) string { return fmt.Sprintf(`\u{%04X}`, []rune(c)[0]) })
 }
@@ -1773,17 +1720,10 @@ type tape struct {
 	events                 []tapeEvent
 	want                   scenario
 }
-
 type tapeEvent struct {
 	t          float64 // seconds
 	kind, data string
 }
-
-// scenario is a file of the Prompt Lab: tool, pty_output or recording, tty (as in a "t" event), and what is expected
-// of the last prompt. Without an expected type, nothing but an idle box may be found.
-type scenario map[string]any
-
-func (s scenario) text(key string) string { return fmt.Sprint(cmp.Or(s[key], any(""))) }
 
 // labEvent is what the lab prints of one prompt.
 type labEvent struct {
@@ -1794,42 +1734,40 @@ type labEvent struct {
 	delay time.Duration // since the last byte
 }
 
-// openTape reads the tape at path, and the recording that a scenario names.
-func openTape(path string) (*tape, error) {
-	data, err := os.ReadFile(path)
-	tp, fault := parseTape(filepath.Base(path), data)
-	if err = cmp.Or(err, fault); err == nil && tp.want["recording"] != nil {
-		of := tp
-		if tp, err = openTape(filepath.Join(filepath.Dir(path), of.want.text("recording"))); err == nil {
-			tp.name, tp.want, tp.Title = of.name, of.want, of.Title
-		}
-	}
-	return tp, err
-}
+// scenario is a file of the Prompt Lab: tool, pty_output or recording, tty (as in a "t" event), and what is expected
+// of the last prompt. Without an expected type, nothing but an idle box may be found.
+type scenario map[string]any
 
-// parseTape reads a recording, or a scenario: its output comes at once, then five seconds pass.
-func parseTape(name string, data []byte) (*tape, error) {
-	tp, dec := &tape{name: name, Height: 30, Width: 100}, json.NewDecoder(bytes.NewReader(data))
-	if filepath.Ext(name) == ".json" {
-		if err := dec.Decode(&tp.want); err != nil || tp.want == nil {
-			return nil, fmt.Errorf("reading scenario %s: %w", name, cmp.Or(err, io.ErrUnexpectedEOF))
+func (s scenario) text(key string) string { return fmt.Sprint(cmp.Or(s[key], any(""))) }
+
+// openTape reads a recording, or a scenario: the recording it names, or its output at once and then five seconds.
+func openTape(path string) (*tape, error) {
+	tp := &tape{name: filepath.Base(path), Height: 30, Width: 100}
+	data, err := os.ReadFile(path)
+	if filepath.Ext(path) == ".json" {
+		if err = cmp.Or(err, json.Unmarshal(data, &tp.want)); err != nil {
+			return nil, fmt.Errorf("reading scenario %s: %w", tp.name, err)
 		}
-		tp.Title, tp.events = tp.want.text("tool"), []tapeEvent{{0, "o", tp.want.text("pty_output")}}
-		for t := 0.05; t < 5; t += 0.25 {
-			tp.events = append(tp.events, tapeEvent{t, "t", tp.want.text("tty")})
+		if tp.want["recording"] == nil {
+			tp.Title, tp.events = tp.want.text("tool"), []tapeEvent{{0, "o", tp.want.text("pty_output")}}
+			for t := 0.05; t < 5; t += 0.25 {
+				tp.events = append(tp.events, tapeEvent{t, "t", tp.want.text("tty")})
+			}
+			return tp, nil
 		}
-		return tp, nil
+		data, err = os.ReadFile(filepath.Join(filepath.Dir(path), tp.want.text("recording")))
 	}
-	if err := dec.Decode(tp); err != nil || tp.Version != 2 {
-		return nil, fmt.Errorf("reading %s: not an asciicast of version 2 (%w)", name, err)
-	}
-	for dec.More() {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	for err = cmp.Or(err, dec.Decode(tp)); err == nil && dec.More(); {
 		e := tapeEvent{}
-		if err := dec.Decode(&[]any{&e.t, &e.kind, &e.data}); err != nil {
-			return nil, fmt.Errorf("reading event %d of %s: %w", len(tp.events)+1, name, err)
-		}
+		err = dec.Decode(&[]any{&e.t, &e.kind, &e.data})
 		tp.events = append(tp.events, e)
 	}
+	if err != nil || tp.Version != 2 {
+		err = cmp.Or(err, fmt.Errorf("not an asciicast of version 2"))
+		return nil, fmt.Errorf("reading event %d of %s: %w", len(tp.events), tp.name, err)
+	}
+	tp.Title = cmp.Or(tp.want.text("tool"), tp.Title)
 	return tp, nil
 }
 
@@ -1873,17 +1811,15 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 
 // check compares the last prompt, idle as expected, with what the scenario expects; a recording expects nothing.
 func (s scenario) check(seen []labEvent) error {
-	want := scenario{"expected_type": nil, "expected_idle": false, "expected_secret": false}
+	want, nothing := scenario{"expected_type": nil, "expected_idle": false, "expected_secret": false}, "<nil>"
 	got := maps.Clone(want)
 	maps.Copy(want, s)
 	for _, e := range seen {
 		if e.Idle == want["expected_idle"] {
 			got = scenario{"expected_type": "TYPE_" + strings.ToUpper(string(e.Type)), "expected_excerpt": e.Excerpt,
 				"expected_confidence_band": strings.ToUpper(strings.TrimSuffix(e.Confidence, "ium")), "expected_idle": e.Idle,
-				"expected_secret": e.Secret, "expected_choices": labels(e.Choices)}
-			if e.SafeDefault != nil {
-				got["expected_safe_default"] = *e.SafeDefault
-			}
+				"expected_secret": e.Secret, "expected_choices": labels(e.Choices),
+				"expected_safe_default": *cmp.Or(e.SafeDefault, &nothing)}
 		}
 	}
 	for k, v := range want {
@@ -1908,11 +1844,10 @@ func cmdLab(c *command) int {
 		d := replay(tp, DetectOptions{}, func(e labEvent) {
 			if seen = append(seen, e); asJSON {
 				enc.Encode(e)
-			} else if !screen {
-				fmt.Fprintf(c.stdout, "%-40s %8.2f s  %-15s %-6s %q\n", e.File, e.T, e.Type, e.Confidence, e.Excerpt)
-			}
-			if c.opts.on("explain") && !asJSON && !screen {
-				fmt.Fprintf(c.stdout, "    %s, %v after the last byte: %+v\n", strings.Join(e.Signals, "+"), e.delay, *e.Prompt)
+			} else if why := fmt.Sprintf("    %s, %v after the last byte: %+v\n", strings.Join(e.Signals, "+"), e.delay,
+				*e.Prompt); !screen {
+				fmt.Fprintf(c.stdout, "%-40s %8.2f s  %-15s %-6s %q\n%s", e.File, e.T, e.Type, e.Confidence, e.Excerpt,
+					when(c.opts.on("explain"), why))
 			}
 		})
 		if screen {
