@@ -1,13 +1,9 @@
 // Telegram: the one file that reaches the network. Out: Ask, Settle and Notify, for this process's own session. In:
 // Poll, in the process that holds the poll lock, for all sessions: an answer becomes a Decision, else an InputRecord.
-//   - Text is sent with entities (offsets in UTF-16 units), never with a parse_mode: what a program printed cannot
-//     become markup. Text from elsewhere passes clean on its way out.
-//   - Every update passes admitted first. Strangers are audited and never answered.
-//   - An update is confirmed to the server only after what it did is on disk, with its id: nothing is repeated.
+//   - Text is sent with entities, never with a parse_mode: what a program printed cannot become markup.
+//   - Every update passes admitted first, and is confirmed to the server only after what it did is on disk with its id.
 //   - A message about a session ends in our [SID:…]; only that line routes a reply, so a program cannot.
 //   - The token never leaves this file: no error carries a URL.
-//
-// Where a comment says "server", only the source of tdlib/telegram-bot-api tells.
 package main
 
 import (
@@ -36,11 +32,9 @@ import (
 
 const (
 	partUnits   = 3400              // UTF-16 units of foreign text in a message of 4096: room for our own lines
-	maxToast    = 200               // characters, https://core.telegram.org/bots/api#answercallbackquery
-	maxResponse = 16 << 20          // bytes: 100 updates, each with the message it replies to, stay far below
-	pollSeconds = 50                // the server clamps longer ones (server)
 	callTimeout = 15 * time.Second  // of a request; of a poll on top of its own
-	tapLife     = 150 * time.Second // an undelivered callback_query is forgotten after this (server)
+	pollSeconds = 50                // longer ones are clamped (source of tdlib/telegram-bot-api, as the next)
+	tapLife     = 150 * time.Second // an undelivered callback_query is forgotten after this
 )
 
 // Channel carries questions to the operator and outcomes back. Methods block, obey the pacing and retry until ctx ends.
@@ -51,12 +45,11 @@ type Channel interface {
 	Close() error
 }
 
-// Notice is a message that asks nothing.
+// Notice is a message that asks nothing: Text, then Mono as a monospace block, then which session it is about.
 type Notice struct {
-	Text, Mono    string // Mono follows Text as a monospace block
-	SessionID     string // adds the session's label and [SID:…]
-	ReplyTo, Edit int64  // message ids, 0 none; Edit: change that message instead of sending one
-	Ring, Urgent  bool   // with sound, silent otherwise; before streams, as what rings or replies goes
+	Text, Mono, SessionID string
+	ReplyTo, Edit         int64 // message ids, 0 none; Edit: change that message instead of sending one
+	Ring, Urgent          bool  // with sound, silent otherwise; before streams, as what rings or replies goes
 }
 
 // Telegram is the Bot API channel and its poller. Its methods may be called from different goroutines.
@@ -91,7 +84,6 @@ func newBot(token, base string) *Telegram {
 	return &Telegram{token: token, url: strings.TrimRight(base, "/") + "/bot" + token + "/",
 		log: slog.New(slog.DiscardHandler), http: &http.Client{Transport: tr, CheckRedirect: stay}}
 }
-
 func (t *Telegram) Close() error             { t.http.CloseIdleConnections(); return nil }
 func (t *Telegram) clockSkew() time.Duration { return time.Duration(t.skew.Load()) }
 
@@ -108,7 +100,6 @@ func (t *Telegram) Trouble() (text string) {
 	t.troubles.Range(func(_, trouble any) bool { text = trouble.(string); return text == "" })
 	return text
 }
-
 func (t *Telegram) note(way, text string) {
 	if old, _ := t.troubles.Swap(way, text); text != "" && text != old {
 		t.log.Warn(text)
@@ -133,17 +124,19 @@ type apiError struct {
 	method     string
 }
 
-func (e *apiError) Error() string          { return "telegram " + e.method + ": " + e.Text }
-func (e *apiError) says(words string) bool { return e.Code > 0 && strings.Contains(e.Text, words) }
-func (e *apiError) temporary() bool        { return e.Code == 0 || e.Code == 429 || e.Code >= 500 }
-func (e *apiError) after() time.Duration   { return e.Parameters["retry_after"] * time.Second }
+func (e *apiError) Error() string        { return "telegram " + e.method + ": " + e.Text }
+func (e *apiError) temporary() bool      { return e.Code == 0 || e.Code == 429 || e.Code >= 500 }
+func (e *apiError) after() time.Duration { return e.Parameters["retry_after"] * time.Second }
+func (e *apiError) says(words ...string) bool {
+	return e.Code > 0 && slices.ContainsFunc(words, func(w string) bool { return strings.Contains(e.Text, w) })
+}
 
 // trouble is what the operator should know of an error that is not one request's alone, nor soon over; "" otherwise.
 func (e *apiError) trouble(failures int) string {
 	e = cmp.Or(e, &apiError{Code: http.StatusOK})
 	return cmp.Or(
 		when(e.Code == 401 || e.Code == 404, "Telegram refuses the bot token ("+e.Text+"): run atlasbridge setup"),
-		when(e.Code == 403 || e.says("chat not found") || e.says("upgraded to a supergroup"),
+		when(e.Code == 403 || e.says("chat not found", "upgraded to a supergroup"),
 			"the bot may not write to its chat ("+e.Text+"): press Start there, or run atlasbridge setup"),
 		when(e.says("webhook"),
 			"a webhook is set for this bot, so it cannot be polled: remove it, or give AtlasBridge a bot of its own"),
@@ -159,7 +152,7 @@ func (t *Telegram) call(ctx context.Context, method string, params map[string]an
 	seconds, _ := params["timeout"].(int)
 	ctx, cancel := context.WithTimeout(ctx, callTimeout+time.Duration(seconds)*time.Second)
 	defer cancel()
-	e, resp, data := &apiError{method: method}, &http.Response{}, []byte(nil)
+	e, resp, data := &apiError{method: method}, &http.Response{}, []byte{}
 	body, _ := json.Marshal(params) // plain values: cannot fail
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.url+method, strings.NewReader(string(body)))
 	if err == nil {
@@ -168,7 +161,7 @@ func (t *Telegram) call(ctx context.Context, method string, params map[string]an
 	}
 	if err == nil {
 		defer resp.Body.Close()
-		data, err = io.ReadAll(io.LimitReader(resp.Body, maxResponse))
+		data, err = io.ReadAll(io.LimitReader(resp.Body, 16<<20)) // 100 updates and what they reply to stay far below
 	}
 	if err != nil && len(data) == 0 { // what url.Error wraps is without the URL
 		e.Text = strings.ReplaceAll(cmp.Or(errors.Unwrap(err), err).Error(), t.token, "‹token›")
@@ -216,7 +209,7 @@ func (t *Telegram) send(ctx context.Context, method string, params map[string]an
 		switch {
 		case e == nil:
 			return sent.ID, nil
-		case e.says("message is not modified"), e.says("message to edit not found"), e.says("message can't be edited"):
+		case e.says("message is not modified", "message to edit not found", "message can't be edited"):
 			id, _ := params["message_id"].(int64)
 			return when(e.says("not modified"), id), nil
 		case e.says("parse entities") && params["entities"] != nil:
@@ -284,7 +277,6 @@ func (r *richText) line(kind, s string) {
 	}
 	r.text += s
 }
-
 func units(s string) int { return len(utf16.Encode([]rune(s))) }
 func (r *richText) params(rows [][]button) map[string]any {
 	return map[string]any{"text": r.text, "entities": append([]map[string]any{}, r.marks...), "reply_markup": markup(rows),
@@ -327,21 +319,16 @@ func origin(s *SessionRecord) string {
 
 var sessionMark = regexp.MustCompile(`\[SID:([0-9a-f]{8})\]\s*$`)
 
-// What a button can say besides a value for Store.Decide. No choice has such a key.
-const (
-	tapAll    = "~all"    // show the whole question
-	tapRecent = "~recent" // show the last 500 characters
-	tapTick   = "~t:"     // + the keys that are then ticked, with commas
-	tapSubmit = "~s:"     // + the keys that are ticked: give these choices
-)
+// What a button can say besides a value for Store.Decide, and no choice has as its key: show the whole question, show
+// the last 500 characters; and, before keys with commas, that these are then ticked, or are the choices.
+const tapAll, tapRecent, tapTick, tapSubmit = "~all", "~recent", "~t:", "~s:"
 
 // inFull lets an open permission question show all it is about where that fits into one message: nothing is cut.
-func (p *PromptRecord) inFull() *PromptRecord {
-	q := *p
+func (p PromptRecord) inFull() *PromptRecord {
 	if p.Permission && p.Open() && p.Full != "" && len(p.Full) <= partUnits {
-		q.Excerpt, q.Cut = p.Full, false
+		p.Excerpt, p.Cut = p.Full, false
 	}
-	return &q
+	return &p
 }
 
 // keyboard is an open question's buttons, one a row. While part of it is hidden (Cut), nothing that grants is offered.
@@ -379,10 +366,10 @@ func keyboard(p *PromptRecord, ticked ...string) (rows [][]button) {
 	return rows
 }
 
-// answers are the choices of a question, of which a plain yes/no need not list its two.
+// answers are the choices of a question, of which a plain yes/no need not list its two; a list of its own.
 func answers(p *PromptRecord) []Choice {
 	plain := []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}}
-	return append(slices.Clip(p.Choices), when(p.Type == YesNo && len(p.Choices) == 0, plain)...)
+	return append(slices.Clone(p.Choices), when(p.Type == YesNo && len(p.Choices) == 0, plain)...)
 }
 
 // grants tells whether a choice lets something happen, by whatever says so.
@@ -404,11 +391,11 @@ func valueName(p *PromptRecord, value *string) string {
 // questionText is a question's message: what is asked, what about, what can be or was done, how long, which session.
 func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	ask, body, tool := clean(p.Question, 400), clean(p.Excerpt, partUnits), clean(s.Tool, 40)
-	r, hint, left, open := &richText{}, "", outcome(p), p.Open()
+	r, hint, left, open, question := &richText{}, "", outcome(p), p.Open(), ask
 	switch {
-	case p.Idle && open:
-		ask, hint, left = "✅ "+tool+" has finished", "Reply to this message with what to do next.", ""
-		body = cmp.Or(clean(p.Full, 700), body)
+	case p.Idle && open: // with the tool's last answer where that is known
+		ask, body, left = "✅ "+tool+" has finished", clean(p.Full, 700), ""
+		hint = "Reply to this message with what to do next."
 	case p.Idle:
 		ask, body = tool+" had finished", ""
 	case !open:
@@ -427,10 +414,16 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 		hint = cmp.Or(when(p.Type == FreeText, "Reply to this message with your answer."),
 			when(p.Multi, "Tick what applies, then Submit."))
 	}
+	again := func(line string) bool { // what the first line says, as a dialog and an excerpt's end do
+		line = strings.TrimSuffix(strings.TrimSpace(line), "…")
+		return line != "" && line == question && strings.HasSuffix(ask, line)
+	}
+	body = strings.Trim(strings.Join(slices.DeleteFunc(strings.Split(body, "\n"), again), "\n"), "\n")
 	r.line("bold", ask)
-	r.line("pre", when(!strings.HasSuffix(ask, body), body))
-	for _, c := range p.Choices {
-		r.line("", when(open && len(c.Label) > 30, choiceText(p, c))) // a button shows about this much
+	r.line("pre", body)
+	for _, c := range p.Choices { // a button shows about 30 characters
+		shown := strings.Contains(strings.Join(strings.Fields(body), " "), strings.TrimSuffix(clean(c.Label, 60), "…"))
+		r.line("", when(open && len(c.Label) > 30 && !shown, choiceText(p, c)))
 	}
 	used := when(open && p.Tool != "", "🔧 "+clean(p.Tool, 60)+" in "+clean(p.Cwd, 200))
 	for _, line := range []string{used, hint, left, origin(s)} {
@@ -529,9 +522,7 @@ type message struct {
 	ViaBot        json.RawMessage `json:"via_bot"`
 	EditDate      int64           `json:"edit_date"`
 }
-
-// user is a person, a bot or a chat. The names are for display only: anyone can take them.
-type user struct {
+type user struct { // a person, a bot or a chat; the names are for display only: anyone can take them
 	ID             int64
 	IsBot          bool   `json:"is_bot"`
 	Name           string `json:"first_name"`
@@ -579,18 +570,13 @@ func (t *Telegram) Poll(ctx context.Context) {
 	defer t.polling.Store(false)
 	r := &receiver{Telegram: t, ctx: ctx, lastOK: time.Now().Round(0)}
 	defer r.work.Wait()
-	scope := map[string]any{"type": "chat", "chat_id": t.cfg.Load().ChatID}
-	params := map[string]any{"scope": scope, "commands": botCommands}
-	r.later(func() (int64, error) { return 0, r.call(ctx, "setMyCommands", params, nil) })
-	r.listen()
-}
-
-func (r *receiver) listen() {
+	menu := map[string]any{"commands": botCommands, "scope": map[string]any{"type": "chat", "chat_id": t.cfg.Load().ChatID}}
+	r.later(func() (int64, error) { return 0, r.call(ctx, "setMyCommands", menu, nil) })
 	params := map[string]any{"allowed_updates": []string{"message", "callback_query"}, "timeout": 1}
-	for failures := 0; r.ctx.Err() == nil; {
+	for failures := 0; ctx.Err() == nil; {
 		var updates []json.RawMessage
-		e, _ := r.call(r.ctx, "getUpdates", params, &updates).(*apiError)
-		if e != nil && r.ctx.Err() != nil {
+		e, _ := r.call(ctx, "getUpdates", params, &updates).(*apiError)
+		if e != nil && ctx.Err() != nil {
 			return
 		}
 		trouble := e.trouble(failures)
@@ -598,10 +584,10 @@ func (r *receiver) listen() {
 			id, err := r.take(raw)
 			if err != nil { // not on disk, so not confirmed: it comes again
 				trouble = "answers cannot be recorded, so they are not acted on: " + err.Error()
-				_ = sleep(r.ctx, time.Second)
+				_ = sleep(ctx, time.Second)
 				break
 			}
-			params["offset"] = id + 1 // assigned, never the maximum: ids restart at random after a week (server)
+			params["offset"] = id + 1 // not the maximum: ids restart at random after a week (source of telegram-bot-api)
 		}
 		r.note("poll", trouble)
 		switch {
@@ -611,7 +597,7 @@ func (r *receiver) listen() {
 		case e.Code == 401 || e.Code == 404:
 			return
 		default:
-			_ = sleep(r.ctx, max(cmp.Or(e.after(), backoff(failures, rand.Float64())), when(e.Code == 409, 5*time.Second)))
+			_ = sleep(ctx, max(cmp.Or(e.after(), backoff(failures, rand.Float64())), when(e.Code == 409, 5*time.Second)))
 			failures, params["timeout"] = failures+1, 1 // short: to know soon that all is well
 		}
 	}
@@ -633,15 +619,13 @@ func (r *receiver) recovered() {
 }
 
 // later does what nothing waits for, beside the polling.
-func (r *receiver) later(do func() (int64, error)) {
-	r.work.Go(func() { _, err := do(); r.warn(err) })
-}
-func (r *receiver) warn(err error) {
+func (r *receiver) later(do func() (int64, error)) { r.work.Go(func() { r.warn(do()) }) }
+func (r *receiver) audit(e Event)                  { r.warn(0, r.store.Audit().Append(e)) }
+func (r *receiver) warn(_ int64, err error) {
 	if err != nil && !errors.Is(err, context.Canceled) {
 		r.log.Warn("left undone", "error", err)
 	}
 }
-func (r *receiver) audit(e Event) { r.warn(r.store.Audit().Append(e)) }
 func (r *receiver) tell(replyTo int64, text string) {
 	r.later(func() (int64, error) { return r.Notify(r.ctx, Notice{Text: text, ReplyTo: replyTo}) })
 }
@@ -652,7 +636,7 @@ func (r *receiver) buttons(msg int64, rows [][]button) {
 
 // toast answers a tap, once: a line on the phone, or a box to be closed when it says that nothing was done.
 func (r *receiver) toast(q *press, text string, box bool) {
-	params := map[string]any{"callback_query_id": q.ID, "text": clean(text, maxToast), "show_alert": box}
+	params := map[string]any{"callback_query_id": q.ID, "text": clean(text, 200), "show_alert": box} // the API's limit
 	r.later(func() (int64, error) { return 0, r.call(r.ctx, "answerCallbackQuery", params, nil) })
 }
 
@@ -671,11 +655,9 @@ func (r *receiver) take(raw json.RawMessage) (int64, error) {
 		return u.ID, nil
 	}
 	v, err := r.store.View()
-	switch {
-	case err != nil || v.Updates[fmt.Sprint(u.ID)] != nil:
-	case u.Message != nil:
+	if fresh := err == nil && v.Updates[fmt.Sprint(u.ID)] == nil; fresh && u.Message != nil {
 		err = r.said(u.ID, u.Message, v)
-	default:
+	} else if fresh {
 		err = r.tap(u.ID, u.Callback, v)
 	}
 	if err != nil && u.Callback != nil {
@@ -767,12 +749,13 @@ func (r *receiver) offer(s *SessionRecord, p PromptRecord) (msg int64, err error
 	if err == nil {
 		_, err = r.store.Move(p.ID, AwaitingReply, func(now *PromptRecord) { now.MsgID, waits = msg, now.Open() })
 	}
-	if err != nil {
-		return msg, err
-	} else if r.buttons(p.MsgID, nil); !waits { // answered meanwhile
+	if err == nil {
+		r.buttons(p.MsgID, nil)
+	}
+	if err == nil && !waits { // answered meanwhile
 		r.buttons(msg, nil)
 	}
-	return msg, nil
+	return msg, err
 }
 
 // botCommands is what the operator can type, as setMyCommands takes it.
@@ -866,21 +849,23 @@ func (h *heard) command(name, line string) wish {
 	for _, c := range botCommands {
 		help, names = help+"\n/"+c.Name+"  "+c.About, append(names, c.Name)
 	}
-	if _, key := keyBytes(sid, false); key && name == "keys" {
+	isKey := func(word string) bool { _, ok := keyBytes(word, false); return ok }
+	if name == "keys" && isKey(sid) {
 		sid, rest = "", line
 	}
-	if near := nearest(name, names); near != name || near == "" {
+	switch near := nearest(name, names); {
+	case near != name || near == "":
 		return wish{reply: "✗ There is no /" + name + " here. " +
 			cmp.Or(when(near != "", "Did you mean /"+near+"?"), "To send it to a session: /send SID /"+name)}
-	}
-	plain := map[string]wish{"start": {reply: help}, "help": {reply: help}, "status": {reply: h.list(true)},
-		"sessions": {reply: h.list(false)}, "release": h.claim("", "Text goes to what it replies to.")}
-	if w, ok := plain[name]; ok {
-		return w
+	case name == "start" || name == "help":
+		return wish{reply: help}
+	case name == "status" || name == "sessions":
+		return wish{reply: h.list(name == "status")}
+	case name == "release":
+		return h.claim("", "Text goes to what it replies to.")
 	}
 	s, _, refusal := h.target(sid)
 	example := map[string]string{"send": "go on", "keys": "CTRL_C"}[name]
-	isKey := func(word string) bool { _, ok := keyBytes(word, false); return ok }
 	switch unknown := slices.DeleteFunc(strings.Fields(rest), isKey); {
 	case s == nil:
 		return wish{reply: cmp.Or(refusal, "✗ Which session? "+h.list(false))}
@@ -910,43 +895,33 @@ func (h *heard) input(s *SessionRecord, kind, text string) wish {
 		ReplyTo: h.ID, UpdateID: h.update, Status: "queued"}}
 }
 
-// target finds the session meant: the one named; or whose message this replies to (then also the question asked there),
-// or the claimed one, or the only one. Otherwise it refuses with the list: it never guesses. No session and no refusal:
-// people talking in a group.
+// target finds the session meant, by the first of what names it: the command; the message this replies to (then also
+// the question asked there); the claim; nothing, where only one runs. Otherwise it refuses with the list: it never
+// guesses. No session and no refusal: people talking in a group.
 func (h *heard) target(sid string) (s *SessionRecord, p *PromptRecord, refusal string) {
 	re, claims := cmp.Or(h.ReplyTo, &message{}), cmp.Or(h.view.Meta["telegram"], &MetaRecord{}).Values
-	mark := sessionMark.FindStringSubmatch(when(cmp.Or(re.From, &user{}).IsBot, re.Text))
 	for _, asked := range h.view.Prompts {
 		if sid == "" && asked.MsgID != 0 && asked.MsgID == re.ID {
 			p = asked
 		}
 	}
-	ways := []func(*SessionRecord) bool{
-		func(s *SessionRecord) bool { return p != nil && s.ID == p.SessionID },
-		func(s *SessionRecord) bool { return mark != nil && shortID(s.ID) == mark[1] },
-		func(s *SessionRecord) bool { return s.ID == claims["claim "+h.From.who()] },
-		func(s *SessionRecord) bool { return s.Status == "active" && h.Chat.ID > 0 }}
-	refusal = when(h.Chat.ID > 0, "✗ Which session? Reply to one of its messages, or /switch SID. ")
-	if sid != "" {
-		refusal, ways = "✗ "+sid+" does not name one session. ", []func(*SessionRecord) bool{
-			func(s *SessionRecord) bool { return strings.HasPrefix(s.ID, strings.ToLower(sid)) || s.Label == sid }}
-	}
-	for _, meant := range ways {
-		found := slices.Collect(maps.Values(h.view.Sessions))
-		found = slices.DeleteFunc(found, func(s *SessionRecord) bool { return !meant(s) })
-		if s == nil && len(found) == 1 {
-			s = found[0]
-		}
-	}
+	mark := append(sessionMark.FindStringSubmatch(when(cmp.Or(re.From, &user{}).IsBot, re.Text)), "", "")[1]
+	id := cmp.Or(strings.ToLower(sid), cmp.Or(p, &PromptRecord{}).SessionID, mark, claims["claim "+h.From.who()])
+	found := slices.DeleteFunc(slices.Collect(maps.Values(h.view.Sessions)), func(s *SessionRecord) bool {
+		only := id == "" && s.Status == "active" && h.Chat.ID > 0
+		return !only && (id == "" || !strings.HasPrefix(s.ID, id)) && (sid == "" || s.Label != sid)
+	})
 	switch {
-	case s == nil:
-		return nil, nil, when(refusal != "", refusal+h.list(false))
-	case s.Status != "active":
-		return nil, nil, "✗ Nothing was sent: " + origin(s) + " has ended. " + h.list(false)
-	case h.at.Before(s.StartedAt):
-		return nil, nil, "✗ Nothing was sent: you wrote that before " + origin(s) + " began."
+	case len(found) != 1 && sid != "":
+		return nil, nil, "✗ " + sid + " does not name one session. " + h.list(false)
+	case len(found) != 1:
+		return nil, nil, when(h.Chat.ID > 0, "✗ Which session? Reply to one of its messages, or /switch SID. "+h.list(false))
+	case found[0].Status != "active":
+		return nil, nil, "✗ Nothing was sent: " + origin(found[0]) + " has ended. " + h.list(false)
+	case h.at.Before(found[0].StartedAt):
+		return nil, nil, "✗ Nothing was sent: you wrote that before " + origin(found[0]) + " began."
 	}
-	return s, p, ""
+	return found[0], p, ""
 }
 
 // speak gives text to a session: as the answer to its open question, or as free input. p is the question replied to;
@@ -961,20 +936,19 @@ func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
 	if p == nil || p.Idle {
 		return h.input(s, "text", text)
 	}
-	grant, keys, named := false, strings.Join(strings.Fields(strings.ReplaceAll(text, ",", " ")), ","), ""
-	for _, c := range answers(p) {
-		if named == "" && !p.Secret && (strings.EqualFold(text, c.Key) || strings.EqualFold(text, c.Label)) {
-			grant, named = grants(c), c.Key
-		}
+	other := func(c Choice) bool {
+		return p.Secret || !strings.EqualFold(text, c.Key) && !strings.EqualFold(text, c.Label)
 	}
+	named := append(slices.DeleteFunc(answers(p), other), Choice{})[0]
+	keys := strings.Join(strings.Fields(strings.ReplaceAll(text, ",", " ")), ",")
 	several := when(p.Multi && p.offered(keys), keys)
 	refusal := cmp.Or(
 		when(!replied && h.at.Before(p.CreatedAt), "✗ Nothing was sent: you wrote that before this was asked."),
 		when(!replied && p.Secret, "✗ Nothing was sent: "+origin(s)+" waits for a password."),
-		when(p.Cut && (p.Multi || grant), "✗ Nothing was done: not all of it was shown. Tap Show all, then answer there."),
-		when(!replied && p.Permission && several+named == "",
+		when(p.Cut && (p.Multi || grants(named)), "✗ Nothing was done: not all of it was shown. Tap Show all, then answer there."),
+		when(!replied && p.Permission && several+named.Key == "",
 			"✗ Nothing was done: a permission is asked for. Tap a button, or reply to it to refuse."))
-	value := cmp.Or(several, named, when(p.Permission, "deny:")+text)
+	value := cmp.Or(several, named.Key, when(p.Permission, "deny:")+text)
 	return wish{reply: refusal, decision: when(refusal == "",
 		&Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: value})}
 }
@@ -1005,59 +979,53 @@ type setup struct {
 	me  user // the bot
 }
 
-func cmdSetup(c *command) (code int) {
-	s := &setup{command: c, Telegram: &Telegram{}}
-	for _, step := range []func() error{s.settings, s.connect, s.unhook, s.pair, s.save, s.test} {
-		if err := step(); err != nil {
-			code = c.fail(err)
-			break
+func cmdSetup(c *command) int {
+	return c.withState(func(st *Store) int {
+		s := &setup{command: c, Telegram: &Telegram{store: st}}
+		for _, step := range []func() error{s.settings, s.connect, s.unhook, s.pair, s.save, s.test} {
+			if err := step(); err != nil {
+				return c.fail(err)
+			}
 		}
-	}
-	if s.store != nil {
-		s.store.Close()
-	}
-	return code
+		return 0
+	})
 }
-
 func (s *setup) say(format string, args ...any) { fmt.Fprintf(s.stdout, format+"\n", args...) }
 
 // settings takes what is configured already, the flags, and the token, if it is nowhere, from the terminal.
 func (s *setup) settings() (err error) {
 	in := map[string]string{"channel": "local"} // so that nothing need be complete yet
 	for flag, key := range map[string]string{"chat-id": "chat_id", "user-id": "allowed_users", "api-base": "api_base"} {
-		if s.opts.given(flag) {
-			in["telegram."+key] = s.opts.text(flag)
-		}
+		in["telegram."+key] = s.opts.text(flag)
 	}
-	var token []byte
-	s.cfg, err = s.config(in)
-	if file := s.opts.text("token-file"); err == nil && file != "" {
+	if s.cfg, err = s.config(in); err != nil {
+		return err
+	}
+	token := []byte(s.cfg.Token)
+	if file := s.opts.text("token-file"); file != "" {
 		token, err = os.ReadFile(file)
-	} else if err == nil && s.cfg.Token == "" && onTerminal(s.stdin) {
+	} else if s.cfg.Token == "" && onTerminal(s.stdin) {
 		fmt.Fprint(s.stdout, "Make a bot with @BotFather (/newbot) and paste its token here (it is not shown): ")
 		token, err = term.ReadPassword(int(s.stdin.Fd()))
 		s.say("")
 	}
-	in["telegram.bot_token"] = cmp.Or(strings.TrimSpace(string(token)), s.cfg.Token)
-	if err == nil && in["telegram.bot_token"] == "" {
-		err = errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
-	} else if err == nil {
+	in["telegram.bot_token"] = strings.TrimSpace(string(token))
+	missing := errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
+	if err = cmp.Or(err, when(in["telegram.bot_token"] == "", missing)); err == nil {
 		s.cfg, err = s.config(in)
 	}
 	return err
 }
 
 // connect makes sure that nobody else listens, until the store is closed, and that the token is a bot's.
-func (s *setup) connect() (err error) {
-	s.Telegram = newBot(s.cfg.Token, s.cfg.APIBase)
-	if s.store, err = openStore(s.cfg.Dir); err != nil {
-		return err
-	}
+func (s *setup) connect() error {
+	bot := newBot(s.cfg.Token, s.cfg.APIBase)
+	bot.store, s.Telegram = s.store, bot
 	if _, held, err := s.store.TryPoll(); !held {
 		busy := hinted(errors.New("a running session listens to the bot"), "end it, then run atlasbridge setup again")
 		return cmp.Or(err, busy)
 	}
-	err = s.call(s.ctx, "getMe", map[string]any{}, &s.me)
+	err := s.call(s.ctx, "getMe", map[string]any{}, &s.me)
 	fmt.Fprint(s.stdout, when(err == nil, "Bot: @"+s.me.Username+"\n"))
 	return err
 }
@@ -1162,11 +1130,8 @@ func (s *setup) save() error {
 		return err
 	}
 	f, err := openPrivate(path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC)
-	if err == nil {
-		_, err = f.WriteString(withTelegram(string(old), s.cfg))
-		err = errors.Join(err, f.Sync(), f.Close())
-	}
-	if err == nil {
+	_, wrote := f.WriteString(withTelegram(string(old), s.cfg))
+	if err = cmp.Or(err, wrote, f.Sync(), f.Close()); err == nil {
 		err = cmp.Or(os.Rename(path+".new", path), syncDir(s.cfg.Dir))
 	}
 	return err
