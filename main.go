@@ -1,8 +1,8 @@
 // Atlasbridge runs an AI command line unchanged in a pseudo-terminal and carries every question it asks to your phone:
 // you tap, it types, exactly once. `atlasbridge help` lists the commands, `help COMMAND` explains one.
 //
-// Every `atlasbridge run` is a whole bridge for its own session: no daemon, no server, no open port. Sessions share files
-// in ~/.atlasbridge: config.toml; state.jsonl with sessions, prompts and replies; audit.log, each line with the hash of
+// Every `atlasbridge run` is a whole bridge for its own session: no daemon, no server, no open port. Sessions share
+// files in ~/.atlasbridge: config.toml; state.jsonl with sessions, prompts and replies; audit.log, each line with the hash of
 // the one before; atlasbridge.log. Who holds the bot token and an allowed account can type into your terminal. Nothing
 // is ever approved by waiting.
 //
@@ -600,7 +600,7 @@ func cmdDoctor(c *command) (code int) {
 		ctx, stop := context.WithTimeout(c.ctx, 15*time.Second)
 		defer stop()
 		var me, chat struct{ Type, Title, Username string }
-		bot := newBot(cfg.Token, cfg.APIBase)
+		bot := newTelegram(cfg, nil, nil)
 		err = hinted(bot.call(ctx, "getMe", map[string]any{}, &me), "check the network, or run `atlasbridge setup`")
 		tell("token", err, "the bot is @"+me.Username, "")
 		if skew := bot.clockSkew().Round(time.Second); skew.Abs() > 30*time.Second { // times could not be compared
@@ -745,23 +745,18 @@ func withhold(lines []byte, full bool) (out []byte) {
 
 /* ===== The session: one run of a tool ===== */
 
-// All data has one owner. The loop: Screen, Detector, question, gate, queues; it only selects, and appends to the store.
-// read: PTY.Read and the host's stdout. write: PTY.Write. readKeys: the host's stdin. A waiter: PTY.Wait. The follower:
-// its position in state.jsonl. The poller: getUpdates. Senders: one call of the channel each. Read and write end with the
-// PTY, the others with the context or the process. Output reaches the host before anything looks at it.
+// All data has one owner. The loop: Screen, Detector, question, gate, queues; it only selects, and appends to the
+// store. read: PTY.Read and the host's stdout. write: PTY.Write. readKeys: the host's stdin. A waiter: PTY.Wait. The
+// follower: its position in state.jsonl. The poller: getUpdates. Senders: one call of the channel each. Read and write
+// end with the PTY, the others with the context or the process. Output reaches the host before anything looks at it.
 
 const (
-	joinWindow = 400 * time.Millisecond // hook and dialog come within 0.2 s of each other (measured on claude 2.1)
-	hookGrace  = 2 * time.Second        // for a waiting hook to take its decision before the gate types it instead
-	keyGrace   = 300 * time.Millisecond // after a key at the keyboard, for the screen to show what it did
-	lookTime   = keyGrace + time.Second // for the question to be seen before the gate's first key
-	gatePoll   = 25 * time.Millisecond  // between looks at a screen that has not followed yet
-	judgeEvery = 10 * time.Millisecond  // between looks of the detector while output flows: 0.1 ms each (BenchmarkLook)
-	retryEvery = 5 * time.Second        // between attempts to record a question
-	reapEvery  = time.Minute            // between looks for sessions that died
-	maxBacklog = 4 << 20                // bytes of --stream text waiting for the phone before the oldest is left out
-	maxMessage = 4096                   // bytes of an operator's text (SPEC section 8)
-
+	joinWindow              = 400 * time.Millisecond            // hook and dialog are 0.2 s apart (measured on claude 2.1)
+	hookGrace, retryEvery   = 2 * time.Second, 5 * time.Second  // for a hook to act before the gate; to record a question
+	keyGrace                = 300 * time.Millisecond            // after a key at the keyboard, for the screen to show it
+	lookTime, gatePoll      = time.Second, time.Second / 40     // for the gate to see its question; between its looks
+	judgeEvery, reapEvery   = time.Second / 100, time.Minute    // between looks of the detector; for sessions that died
+	maxBacklog, maxMessage  = 4 << 20, 4096                     // bytes of --stream text that waits; of an operator's text
 	followTime, submitTime  = time.Second, 3 * time.Second      // for one key of the gate to show; for a text to be taken
 	drainSend, drainStream  = 3 * time.Second, 10 * time.Minute // for the last messages; with --stream, all output
 	doingEvery, outputEvery = time.Second, 30 * time.Second     // between records of what is done; of the last output
@@ -770,7 +765,7 @@ const (
 )
 
 var (
-	reReport    = regexp.MustCompile(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`)  // sent by terminals themselves (xterm ctlseqs)
+	reReport    = regexp.MustCompile(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`)  // sent by terminals themselves (ctlseqs)
 	reControl   = regexp.MustCompile(`[^\n\t\P{Cc}]`)                        // what a terminal acts on
 	reSimpleYes = regexp.MustCompile(`(?i)^yes(, manually approve|[^,;]*$)`) // a yes to nothing more (" and " as a comma)
 )
@@ -811,11 +806,11 @@ type session struct {
 
 // question is the prompt in force, and what is known of it beyond its record.
 type question struct {
-	rec            PromptRecord // Status "" until it is stored
-	screen         *Prompt      // nil: only a hook asked
-	joinBy, typeAt time.Time    // until then it waits for hook or screen; decided: the gate types it from
-	typed, unasked bool         // keys went to the child since it appeared; free text is off: it is not sent
-	unsend         func()       // ends a delivery that is no longer wanted
+	rec                    PromptRecord // Status "" until it is stored
+	screen                 *Prompt      // nil: only a hook asked
+	joinBy, typeAt, remind time.Time    // it waits for hook or screen until; the gate types it from; time left is shown at
+	typed, unasked         bool         // keys went to the child since it appeared; free text is off: it is not sent
+	unsend                 func()       // ends a delivery that is no longer wanted
 }
 
 // cmdRun is `atlasbridge run [flags] tool [args…]`. Where the tool cannot be run it exits as a shell would.
@@ -865,10 +860,10 @@ func newSession(c *command) (*session, error) {
 		return when(onTerminal(f), f)
 	})...)
 	if cfg.Channel == "telegram" {
-		s.tg, err = newTelegram(cfg, st, log)
+		s.tg = newTelegram(cfg, st, log)
 		s.ch = s.tg
 	}
-	if err == nil && o.given("record") {
+	if o.given("record") {
 		s.cast, err = newCast(o.text("record"), tool, s.size())
 	}
 	return s, err
@@ -994,10 +989,8 @@ func (s *session) read(output chan<- []byte) {
 	ring := make([]byte, (maxUnread+2)*readBytes)
 	for at, err := 0, error(nil); err == nil; at = (at + readBytes) % len(ring) {
 		var n int
-		if n, err = s.pty.Read(ring[at : at+readBytes]); n == 0 {
-			continue
-		}
-		if _, lost := s.out.Write(ring[at : at+n]); lost != nil {
+		n, err = s.pty.Read(ring[at : at+readBytes])
+		if _, lost := s.out.Write(ring[at : at+n]); lost != nil && n > 0 {
 			s.pty.Signal(syscall.SIGHUP) // nobody can see the output any more, as when a terminal closes
 		}
 		output <- ring[at : at+n]
@@ -1032,23 +1025,20 @@ func (s *session) reap() {
 	}
 }
 
+// put records, and stored reports trouble with the state or the audit log: the child keeps running, the operator is
+// told once. What is not in the state is not typed.
 func (s *session) put(doing string, recs ...Record) bool {
 	return s.stored(doing, s.st.Update(func(*View) ([]Record, error) { return recs, nil }))
 }
-
-// stored reports trouble with the state or the audit log: the child keeps running, the operator is told once. What is
-// not in the state is not typed.
 func (s *session) stored(doing string, err error) bool {
 	trouble := cmp.Or(err, s.st.Trouble())
 	if trouble == nil {
 		return true
 	}
 	text := when(err != nil, "the state cannot be written, so nothing is typed: ") + redact(trouble.Error())
-	if err != nil || s.trouble != text {
-		s.log.Error(doing, "error", trouble.Error())
-	}
 	if s.trouble != text {
 		s.trouble = text
+		s.log.Error(doing, "error", trouble.Error())
 		s.notify(Notice{Text: "⚠ " + text, Ring: true})
 	}
 	return err == nil
@@ -1064,8 +1054,7 @@ func (s *session) finish() {
 	if s.q != nil {
 		s.end(s.q, Failed)
 	}
-	crashed := when(*s.rec.ExitCode > 128, "crashed")
-	s.rec.Status = cmp.Or(when(s.hungUp, "terminated"), crashed, "completed")
+	s.rec.Status = cmp.Or(when(s.hungUp, "terminated"), when(*s.rec.ExitCode > 128, "crashed"), "completed")
 	s.rec.EndedAt, s.rec.Activity = ref(time.Now().UTC()), ""
 	s.put("recording the end", ref(s.rec))
 	seq, hash, _ := s.st.Audit().Head()
@@ -1142,8 +1131,8 @@ func (s *session) toolCalls(p []byte) {
 			}
 		}
 	}
-	last := lines[len(lines)-1]
-	s.jsonLine = append([]byte{}, when(len(last) <= maxHookInput, last)...)
+	s.jsonLine = append([]byte{}, lines[len(lines)-1]...)
+	s.jsonLine = s.jsonLine[:min(len(s.jsonLine), maxHookInput)]
 }
 
 // keyboard passes on what was typed here; nil is the end of a pipe, which the line discipline makes from ^D.
@@ -1158,20 +1147,17 @@ func (s *session) keyboard(p []byte) {
 	}
 }
 
-// touched notes that the question in force may have been answered here.
+// touched notes that the question in force may have been answered here; inject queues bytes for the child.
 func (s *session) touched() {
 	if s.q != nil {
 		s.q.typed = true
 	}
 }
-
-// inject queues bytes for the child.
 func (s *session) inject(keys string) {
 	s.typing = append(s.typing, keys...)
 	s.det.Typed([]byte(keys), time.Now())
 	s.cast.event("i", keys, time.Now())
 }
-
 func (s *session) resize() {
 	size := s.size()
 	if s.pty.Resize(size) == nil {
@@ -1197,7 +1183,6 @@ func (s *session) signaled(sig os.Signal) {
 		s.terminate()
 	}
 }
-
 func (s *session) terminate() {
 	s.hungUp = true
 	s.spawn(func() { s.pty.Terminate(nil) })
@@ -1220,7 +1205,7 @@ func (s *session) reload() {
 
 /* ===== Questions ===== */
 
-// tick judges the screen and does what waits for a time.
+// tick judges the screen and does what waits for a time; due tells whether one has come, else the loop turns then.
 func (s *session) tick() {
 	s.next = time.Now().Add(reapEvery)
 	for _, step := range []func(){s.judge, s.questionStep, s.gateStep, s.streamStep, s.activityStep, s.reap} {
@@ -1228,14 +1213,12 @@ func (s *session) tick() {
 	}
 	s.open.Store(s.q != nil)
 }
-
-// due tells whether a time has come; when not, the loop turns again then.
 func (s *session) due(at time.Time) bool {
-	wait := time.Until(at)
-	if wait > 0 && at.Before(s.next) {
+	now := time.Now()
+	if at.After(now) && at.Before(s.next) {
 		s.next = at
 	}
-	return wait <= 0
+	return !at.After(now)
 }
 
 // judge asks the detector whether a question has come or gone.
@@ -1367,7 +1350,6 @@ func (s *session) move(id string, to State, change func(*PromptRecord)) bool {
 	}
 	return s.stored("recording a prompt", err) && moved
 }
-
 func asIs(*PromptRecord) {}
 
 // questionStep moves the question in force on when its time has come: stored, typed, expired, sent, reminded of.
@@ -1378,15 +1360,22 @@ func (s *session) questionStep() {
 	}
 	switch status := q.rec.Status; {
 	case !q.typeAt.IsZero() && s.due(q.typeAt):
-		s.gate = &gate{q: q, text: cleanText(*cmp.Or(q.rec.Value, ref(""))), until: time.Now().Add(lookTime)}
+		s.gate = &gate{q: q, text: cleanText(*cmp.Or(q.rec.Value, ref(""))), until: time.Now().Add(keyGrace + lookTime)}
 	case !q.typeAt.IsZero() || status == Created && s.interactive && !s.due(s.lastKey.Add(s.cfg.Away)):
 		// its hook may say it, or somebody types here
 	case s.due(q.rec.ExpiresAt):
 		s.expire(q)
 	case status == Created && !q.unasked && s.move(q.rec.ID, Routed, asIs):
 		s.askPhone(q)
+	case status == AwaitingReply && s.due(q.remind):
+		s.settle(q.rec, s.rec)
+		q.remind = time.Now().Add(remindIn(&q.rec))
+		s.due(q.remind)
 	}
 }
+
+// remindIn is how long a message shows the time left as it was: half of it, for it is not a clock.
+func remindIn(p *PromptRecord) time.Duration { return max(time.Until(p.ExpiresAt)/2, time.Minute) }
 
 // expire gives a question that nobody answered its safe default, if it is still there. One without a default ends here,
 // and so does one that vanished from the state.
@@ -1401,7 +1390,7 @@ func (s *session) expire(q *question) {
 	case expired:
 		q.typeAt = time.Now().Add(when(q.rec.Source == "hook", hookGrace))
 	default: // somebody decided in this very moment, or the state is in trouble
-		s.next = time.Now().Add(judgeEvery)
+		s.next = s.next.Add(judgeEvery)
 	}
 }
 
@@ -1528,12 +1517,10 @@ func (s *session) send(call func() (int64, error), done func(msg int64, err erro
 	s.sending++
 	s.spawn(func() {
 		msg, err := call()
-		s.events <- func() {
-			if s.sending--; err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
-				s.log.Error("sending to the channel", "error", err.Error())
-			}
-			done(msg, err)
+		if err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
+			s.log.Error("sending to the channel", "error", err.Error())
 		}
+		s.events <- func() { s.sending--; done(msg, err) }
 	})
 }
 
@@ -1542,7 +1529,7 @@ func (s *session) send(call func() (int64, error), done func(msg int64, err erro
 func (s *session) askPhone(q *question) {
 	p, of := q.rec, s.rec
 	ctx, cancel := context.WithDeadline(s.ctx, p.ExpiresAt)
-	q.unsend = cancel
+	q.unsend, q.remind = cancel, time.Now().Add(remindIn(&p))
 	s.send(func() (int64, error) { return s.ch.Ask(ctx, &p, &of) }, func(msg int64, err error) {
 		if err != nil {
 			return
@@ -1559,7 +1546,6 @@ func (s *session) askPhone(q *question) {
 func (s *session) settle(p PromptRecord, of SessionRecord) {
 	s.send(func() (int64, error) { return 0, s.ch.Settle(s.ctx, &p, &of) }, func(int64, error) {})
 }
-
 func (s *session) notify(n Notice) {
 	n.SessionID = s.rec.ID
 	s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, func(int64, error) {})
@@ -1709,7 +1695,7 @@ func (s *session) textStep(p *Prompt) (why string) {
 	box := s.det.Screen.Row(row-1) + "\n" + s.det.Screen.Row(row) // holds the text, or folds it as a paste
 	held := strings.Contains(box, string(end)) || strings.Contains(box, "[Pasted text")
 	dialog := s.adapter.Box != nil && p != nil && !p.Idle // takes no text, and Enter would answer it
-	if s.adapter.EscapeBang && g.text != "" {             // a leading ! runs a command, / opens a dialog (measured on claude 2.1)
+	if s.adapter.EscapeBang && g.text != "" {             // ! runs a command, / opens a dialog (measured on claude 2.1)
 		prefix = map[byte]string{'/': "\\", '!': " ", '#': " "}[g.text[0]]
 	}
 	switch {
@@ -1872,7 +1858,6 @@ func newCast(path, title string, size Size) (*castWriter, error) {
 	return c, json.NewEncoder(c.w).Encode(map[string]any{"version": 2, "width": size.Cols, "height": size.Rows,
 		"title": title, "env": map[string]string{"TERM": os.Getenv("TERM")}})
 }
-
 func (c *castWriter) event(kind, text string, now time.Time) {
 	if c != nil {
 		quoted, _ := json.Marshal(text)
@@ -1895,7 +1880,6 @@ func (c *castWriter) output(p []byte, now time.Time) {
 	c.tail = bytes.Clone(p[cut:])
 	c.event("o", string(p[:cut]), now)
 }
-
 func (c *castWriter) tty(t TTYState, now time.Time) {
 	state := []string{"unknown", "reading", "busy"}[t.Reading] + cmp.Or(when(t.Canonical, " canon"), " raw") +
 		cmp.Or(when(t.Echo, " echo"), " noecho")

@@ -742,6 +742,39 @@ func TestRecordingPlays(t *testing.T) {
 	}
 }
 
+// settled is a channel that keeps what it was to edit.
+type settled struct {
+	localChannel
+	prompts chan *PromptRecord
+}
+
+func (c settled) Settle(_ context.Context, p *PromptRecord, _ *SessionRecord) error {
+	c.prompts <- p
+	return nil
+}
+
+// TestTimeLeftIsShownAnew: a waiting question's message is edited at half of its time, and then seldom.
+func TestTimeLeftIsShownAnew(t *testing.T) {
+	st := storeAt(t, storeDir(t))
+	p := storePrompt(t, st, storeSession(t, st), AwaitingReply, nil)
+	ch := settled{prompts: make(chan *PromptRecord)}
+	s := &session{st: st, ch: ch, ctx: t.Context(), events: make(chan func()), cfg: &Config{},
+		q: &question{rec: *p, remind: time.Now().Add(time.Hour)}}
+	s.questionStep()
+	if s.sending != 0 {
+		t.Error("shown anew before its time")
+	}
+	s.q.remind = time.Now()
+	s.questionStep()
+	if got := <-ch.prompts; got.ID != p.ID {
+		t.Errorf("%s is shown anew", got.ID)
+	}
+	(<-s.events)()
+	if left := time.Until(s.q.remind); left < 59*time.Second {
+		t.Errorf("and again in %v", left)
+	}
+}
+
 // TestStreamMessages fills messages with lines: each once, in order, none over the limit.
 func TestStreamMessages(t *testing.T) {
 	const limit = 40
@@ -3289,11 +3322,7 @@ func (e *tgEnv) other(dir string) *Telegram {
 	}
 	e.t.Cleanup(func() { st.Close() })
 	cfg := &Config{Token: tgToken, ChatID: 1001, Users: []int64{1001}, APIBase: e.srv.URL}
-	tg, err := newTelegram(cfg, st, slog.New(slog.DiscardHandler))
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	return tg
+	return newTelegram(cfg, st, nil)
 }
 
 // poll runs Poll until stop is called, or the test's end.
@@ -3882,7 +3911,7 @@ func TestTelegramErrors(t *testing.T) {
 	} {
 		srv := newTGServer(t)
 		srv.fault = c.fault
-		err := newBot(tgToken, srv.URL).call(context.Background(), "sendMessage", map[string]any{}, nil)
+		err := newTelegram(&Config{Token: tgToken, APIBase: srv.URL}, nil, nil).call(context.Background(), "sendMessage", map[string]any{}, nil)
 		var e *apiError
 		if !errors.As(err, &e) || e.temporary() != c.temporary || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v (%+v)", c.name, err, e)
@@ -3892,7 +3921,7 @@ func TestTelegramErrors(t *testing.T) {
 		}
 	}
 	for _, base := range []string{"http://127.0.0.1:1", "http://bad host", "http://[::1]:namedport"} {
-		err := newBot(tgToken, base).call(context.Background(), "getMe", map[string]any{}, nil)
+		err := newTelegram(&Config{Token: tgToken, APIBase: base}, nil, nil).call(context.Background(), "getMe", map[string]any{}, nil)
 		if err == nil || strings.Contains(err.Error(), "AAFake") {
 			t.Errorf("%s: %v", base, err)
 		}
@@ -4257,21 +4286,6 @@ func TestTelegramUrgentNotice(t *testing.T) {
 		e.turn(func(time.Time) time.Time { return time.Now() })
 		if id, err := e.Notify(ctx, Notice{Text: "ended", Urgent: urgent}); (err == nil && id != 0) != urgent {
 			t.Errorf("urgent %v: %d, %v", urgent, id, err)
-		}
-	}
-}
-
-func TestTelegramRefusesToStart(t *testing.T) {
-	good := Config{Token: tgToken, ChatID: 1, Users: []int64{1}, APIBase: "https://api.telegram.org"}
-	if _, err := newTelegram(&good, &Store{}, slog.Default()); err != nil {
-		t.Error(err)
-	}
-	for name, change := range map[string]func(*Config){"token": func(c *Config) { c.Token = "" },
-		"chat":   func(c *Config) { c.ChatID = 0 },
-		"nobody": func(c *Config) { c.Users = nil }} {
-		c := good
-		if change(&c); func() error { _, err := newTelegram(&c, &Store{}, slog.Default()); return err }() == nil {
-			t.Errorf("%s: no error", name)
 		}
 	}
 }

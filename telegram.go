@@ -64,25 +64,18 @@ type Telegram struct {
 	troubles   sync.Map     // by "send" and "poll": what keeps it from working, "" nothing; set by note
 }
 
-// newTelegram is the channel of a complete configuration.
-func newTelegram(cfg *Config, st *Store, log *slog.Logger) (*Telegram, error) {
-	if cfg.Token == "" || cfg.ChatID == 0 || len(cfg.Users) == 0 {
-		return nil, errors.New("telegram needs bot_token, chat_id and allowed_users: run atlasbridge setup")
-	}
-	t := newBot(cfg.Token, cfg.APIBase)
-	t.store, t.log = st, log
-	t.cfg.Store(cfg)
-	return t, nil
-}
-
-// newBot is a Telegram that can make calls, but knows no chat and no store. It follows no redirect with its token.
-func newBot(token, base string) *Telegram {
+// newTelegram is the channel of a configuration; only calls need neither store nor log. It follows no redirect with its
+// token.
+func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram {
 	tr := http.DefaultTransport.(*http.Transport).Clone() // proxies from the environment; limits on dialing and TLS
 	tr.Protocols = new(http.Protocols)
 	tr.Protocols.SetHTTP1(true) // a dead long poll takes no message with it
 	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	return &Telegram{token: token, url: strings.TrimRight(base, "/") + "/bot" + token + "/",
-		log: slog.New(slog.DiscardHandler), http: &http.Client{Transport: tr, CheckRedirect: stay}}
+	t := &Telegram{store: st, log: cmp.Or(log, slog.New(slog.DiscardHandler)), token: cfg.Token,
+		url:  strings.TrimRight(cfg.APIBase, "/") + "/bot" + cfg.Token + "/",
+		http: &http.Client{Transport: tr, CheckRedirect: stay}}
+	t.cfg.Store(cfg)
+	return t
 }
 func (t *Telegram) Close() error             { t.http.CloseIdleConnections(); return nil }
 func (t *Telegram) clockSkew() time.Duration { return time.Duration(t.skew.Load()) }
@@ -570,7 +563,8 @@ func (t *Telegram) Poll(ctx context.Context) {
 	defer t.polling.Store(false)
 	r := &receiver{Telegram: t, ctx: ctx, lastOK: time.Now().Round(0)}
 	defer r.work.Wait()
-	menu := map[string]any{"commands": botCommands, "scope": map[string]any{"type": "chat", "chat_id": t.cfg.Load().ChatID}}
+	here := map[string]any{"type": "chat", "chat_id": t.cfg.Load().ChatID}
+	menu := map[string]any{"commands": botCommands, "scope": here}
 	r.later(func() (int64, error) { return 0, r.call(ctx, "setMyCommands", menu, nil) })
 	params := map[string]any{"allowed_updates": []string{"message", "callback_query"}, "timeout": 1}
 	for failures := 0; ctx.Err() == nil; {
@@ -945,7 +939,8 @@ func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
 	refusal := cmp.Or(
 		when(!replied && h.at.Before(p.CreatedAt), "✗ Nothing was sent: you wrote that before this was asked."),
 		when(!replied && p.Secret, "✗ Nothing was sent: "+origin(s)+" waits for a password."),
-		when(p.Cut && (p.Multi || grants(named)), "✗ Nothing was done: not all of it was shown. Tap Show all, then answer there."),
+		when(p.Cut && (p.Multi || grants(named)),
+			"✗ Nothing was done: not all of it was shown. Tap Show all, then answer there."),
 		when(!replied && p.Permission && several+named.Key == "",
 			"✗ Nothing was done: a permission is asked for. Tap a button, or reply to it to refuse."))
 	value := cmp.Or(several, named.Key, when(p.Permission, "deny:")+text)
@@ -1019,8 +1014,7 @@ func (s *setup) settings() (err error) {
 
 // connect makes sure that nobody else listens, until the store is closed, and that the token is a bot's.
 func (s *setup) connect() error {
-	bot := newBot(s.cfg.Token, s.cfg.APIBase)
-	bot.store, s.Telegram = s.store, bot
+	s.Telegram = newTelegram(s.cfg, s.store, nil)
 	if _, held, err := s.store.TryPoll(); !held {
 		busy := hinted(errors.New("a running session listens to the bot"), "end it, then run atlasbridge setup again")
 		return cmp.Or(err, busy)
@@ -1080,7 +1074,6 @@ func (s *setup) test() error {
 	}
 	text, data := &richText{text: "AtlasBridge is connected. Press the button to finish the setup."}, "setup:"+newNonce()
 	rows := [][]button{{{"text": "✅ It works", "callback_data": data}}}
-	s.Telegram.cfg.Store(s.cfg)
 	if _, err := s.send(s.ctx, "sendMessage", text.params(rows), true); err != nil {
 		return hinted(err, "press Start in the bot's chat, then run atlasbridge setup again")
 	}
