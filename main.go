@@ -835,10 +835,8 @@ func newSession(c *command) (*session, error) {
 	cfg, err := c.config(map[string]string{"channel": o.text("channel"), "stream.enabled": when(o.on("stream"), "true"),
 		"timeout_seconds": seconds, "permission_timeout_seconds": seconds})
 	adapter := adapterFor(cmp.Or(name, tool))
-	if err == nil && adapter.Name == "generic" && name != "" && name != "generic" {
-		err = hinted(fmt.Errorf("no adapter is called %q", name), "`atlasbridge adapters` lists them")
-	}
-	if err != nil {
+	unknown := hinted(fmt.Errorf("no adapter is called %q", name), "`atlasbridge adapters` lists them")
+	if err = cmp.Or(err, when(name != "" && name != "generic" && adapter.Name == "generic", unknown)); err != nil {
 		return nil, err
 	}
 	log, logErr := openLog(cfg.Dir, cfg.LogLevel)
@@ -1081,15 +1079,13 @@ func (s *session) finish() {
 	}
 	s.polling.Wait()
 	s.ch.Close()
-	notes := []string{when(s.warning != "", s.rec.Tool+": "+s.warning)}
+	warn := func(text string) { fmt.Fprint(s.notes, when(text != "", "atlasbridge: "+text+"\n")) }
+	warn(when(s.warning != "", s.rec.Tool+": "+s.warning))
 	if err := s.cast.close(time.Now()); err != nil {
-		notes = append(notes, "writing the recording: "+err.Error())
+		warn("writing the recording: " + err.Error())
 	}
 	if s.tg != nil {
-		notes = append(notes, s.tg.Trouble())
-	}
-	for _, note := range notes {
-		fmt.Fprint(s.notes, when(note != "", "atlasbridge: "+note+"\n"))
+		warn(s.tg.Trouble())
 	}
 }
 
@@ -1112,18 +1108,16 @@ func (s *session) output(p []byte) {
 	}
 }
 
+type toolUse struct {
+	Type, ID, Name string
+	Input          json.RawMessage
+}
+
 // toolCalls audits the tool calls in a tool's stream-json output, a message a line.
 func (s *session) toolCalls(p []byte) {
 	lines := bytes.Split(append(s.jsonLine, p...), []byte("\n"))
 	for _, line := range lines[:len(lines)-1] {
-		var m struct {
-			Message struct {
-				Content []struct {
-					Type, ID, Name string
-					Input          json.RawMessage
-				}
-			}
-		}
+		var m struct{ Message struct{ Content []toolUse } }
 		json.Unmarshal(line, &m) // of another shape: no calls
 		for _, c := range m.Message.Content {
 			if c.Type == "tool_use" {
@@ -1195,11 +1189,12 @@ func (s *session) reload() {
 		s.notify(Notice{Text: "⚠ configuration kept as it was: " + err.Error()})
 		return
 	}
-	if s.tg != nil {
-		s.tg.Reload(cfg)
+	next := *s.cfg
+	next.Timeout, next.PermissionTimeout, next.Away = cfg.Timeout, cfg.PermissionTimeout, cfg.Away
+	next.FreeText, next.NotifyIdle, next.Users = cfg.FreeText, cfg.NotifyIdle, cfg.Users
+	if s.cfg = &next; s.tg != nil {
+		s.tg.cfg.Store(&next)
 	}
-	s.cfg.Timeout, s.cfg.PermissionTimeout, s.cfg.Away = cfg.Timeout, cfg.PermissionTimeout, cfg.Away
-	s.cfg.FreeText, s.cfg.NotifyIdle = cfg.FreeText, cfg.NotifyIdle
 	s.stored("auditing the reload", s.st.Audit().Append(Event{Name: "CONFIG_RELOADED", SessionID: s.rec.ID}))
 }
 
@@ -1490,15 +1485,24 @@ func (s *session) input(r *InputRecord) {
 	s.inputDone(r, why, reply)
 }
 
-// inputDone records what became of an input and tells the operator.
+// inputDone records what became of an input and tells the operator. An idle tool has then been answered.
 func (s *session) inputDone(r *InputRecord, why string, reply Notice) {
-	after := *r
+	after, text := *r, cleanText(r.Text)
 	if after.Status, after.Reason = "done", why; why != "" {
 		after.Status, reply = "refused", Notice{Text: "✗ " + why, Ring: true}
+	} else if r.Kind == "text" {
+		sum := fmt.Sprintf("%x", sha256.Sum256([]byte(text)))
+		s.stored("auditing an input", s.st.Audit().Append(Event{"INPUT_FORWARDED", s.rec.ID, "",
+			[]Field{{"by", r.By}, {"bytes_len", len(text)}, {"text_sha256", sum}}}))
+		reply.Text = "✓ sent"
 	}
 	s.put("recording an input", &after)
 	if reply.ReplyTo = r.ReplyTo; r.Kind != "answer" {
 		s.notify(reply)
+	}
+	if s.q != nil && s.q.rec.Idle && reply.Text == "✓ sent" {
+		s.q.typed = true
+		s.end(s.q, Resolved)
 	}
 }
 
@@ -1719,14 +1723,15 @@ func (s *session) textStep(p *Prompt) (why string) {
 // refusal that no hook took are the tool's next message.
 func (s *session) gateEnd(why string) {
 	g := s.gate
-	s.gate, s.next = nil, time.Now()
+	if s.gate, s.next = nil, time.Now(); g.phase == gateEcho {
+		why = ""
+	}
 	if g.input != nil {
-		s.inputEnd(g, why)
+		s.inputDone(g.input, why, Notice{})
 		return
 	}
-	rec := g.q.rec
-	switch {
-	case g.phase == gateEcho:
+	switch rec := g.q.rec; {
+	case why == "":
 		s.move(rec.ID, Injected, asIs)
 		s.move(rec.ID, Resolved, asIs)
 		if rec.Status == ReplyReceived && rec.Permission && rec.Reason != "" && s.adapter.Box != nil {
@@ -1737,22 +1742,6 @@ func (s *session) gateEnd(why string) {
 		s.move(rec.ID, Failed, func(r *PromptRecord) { r.Reason = why })
 	}
 	s.end(g.q, "")
-}
-
-// inputEnd records that free input was typed, or why not.
-func (s *session) inputEnd(g *gate, why string) {
-	if g.phase != gateEcho {
-		s.inputDone(g.input, why, Notice{})
-		return
-	}
-	sum := fmt.Sprintf("%x", sha256.Sum256([]byte(g.text)))
-	s.stored("auditing an input", s.st.Audit().Append(Event{"INPUT_FORWARDED", s.rec.ID, "",
-		[]Field{{"by", g.input.By}, {"bytes_len", len(g.text)}, {"text_sha256", sum}}}))
-	s.inputDone(g.input, "", Notice{Text: "✓ sent"})
-	if s.q != nil && s.q.rec.Idle {
-		s.q.typed = true
-		s.end(s.q, Resolved)
-	}
 }
 
 // cleanText makes operator text safe to type.

@@ -4231,7 +4231,7 @@ func TestTelegramSecret(t *testing.T) {
 	}
 	cfg := *e.cfg.Load()
 	cfg.FreeText = true
-	e.Reload(&cfg)
+	e.cfg.Store(&cfg)
 	e.srv.send(tgSay(2, "hunter2", reply))
 	e.srv.until(t, "deleteMessage", `"message_id":2\b`)
 	e.srv.confirmed(t, 2)

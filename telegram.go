@@ -80,14 +80,6 @@ func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram {
 func (t *Telegram) Close() error             { t.http.CloseIdleConnections(); return nil }
 func (t *Telegram) clockSkew() time.Duration { return time.Duration(t.skew.Load()) }
 
-// Reload takes over the allowlist and limits of a new configuration; an empty allowlist is not one.
-func (t *Telegram) Reload(cfg *Config) {
-	if next := *t.cfg.Load(); len(cfg.Users) > 0 {
-		next.Users, next.FreeText = cfg.Users, cfg.FreeText
-		t.cfg.Store(&next)
-	}
-}
-
 // Trouble is a sentence about what keeps Telegram from working (wrong token, blocked bot), "" when it works.
 func (t *Telegram) Trouble() (text string) {
 	t.troubles.Range(func(_, trouble any) bool { text = trouble.(string); return text == "" })
