@@ -3911,7 +3911,8 @@ func TestTelegramErrors(t *testing.T) {
 	} {
 		srv := newTGServer(t)
 		srv.fault = c.fault
-		err := newTelegram(&Config{Token: tgToken, APIBase: srv.URL}, nil, nil).call(context.Background(), "sendMessage", map[string]any{}, nil)
+		tg := newTelegram(&Config{Token: tgToken, APIBase: srv.URL}, nil, nil)
+		err := tg.call(context.Background(), "sendMessage", map[string]any{}, nil)
 		var e *apiError
 		if !errors.As(err, &e) || e.temporary() != c.temporary || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v (%+v)", c.name, err, e)
@@ -3921,7 +3922,8 @@ func TestTelegramErrors(t *testing.T) {
 		}
 	}
 	for _, base := range []string{"http://127.0.0.1:1", "http://bad host", "http://[::1]:namedport"} {
-		err := newTelegram(&Config{Token: tgToken, APIBase: base}, nil, nil).call(context.Background(), "getMe", map[string]any{}, nil)
+		tg := newTelegram(&Config{Token: tgToken, APIBase: base}, nil, nil)
+		err := tg.call(context.Background(), "getMe", map[string]any{}, nil)
 		if err == nil || strings.Contains(err.Error(), "AAFake") {
 			t.Errorf("%s: %v", base, err)
 		}
@@ -5300,6 +5302,125 @@ func TestStoreKilledAnywhere(t *testing.T) {
 		}
 		s.Close()
 	}
+}
+
+// disk is what a power loss leaves of a folder: of each file what was fsynced of it, under the names that were when the
+// folder was; and, as the system writes back on its own, perhaps more of both.
+type disk struct {
+	dir    string
+	inodes []inode
+	names  map[string]int // index into inodes, at the last fsync of the folder
+}
+type inode struct {
+	info os.FileInfo
+	data []byte // fsynced
+}
+
+// of is the number of the file at path; −1 when there is none.
+func (d *disk) of(path string) int {
+	info, err := os.Stat(path)
+	if err != nil {
+		return -1
+	}
+	i := slices.IndexFunc(d.inodes, func(n inode) bool { return os.SameFile(n.info, info) })
+	if i < 0 {
+		d.inodes, i = append(d.inodes, inode{info: info}), len(d.inodes)
+	}
+	return i
+}
+
+// listing is the folder as it is now.
+func (d *disk) listing() map[string]int {
+	names := map[string]int{}
+	entries, _ := os.ReadDir(d.dir)
+	for _, e := range entries {
+		if !e.IsDir() {
+			names[e.Name()] = d.of(filepath.Join(d.dir, e.Name()))
+		}
+	}
+	return names
+}
+
+// after makes a folder as a power loss now may leave it: names as fsynced or as they are now, and of what was appended
+// since the fsync so much of 2 halves.
+func (d *disk) after(t *testing.T, names map[string]int, halves int) string {
+	dir := storeDir(t)
+	now := map[int][]byte{}
+	for name, i := range d.listing() {
+		now[i], _ = os.ReadFile(filepath.Join(d.dir, name))
+	}
+	for name, i := range names {
+		data := d.inodes[i].data
+		if tail, ok := bytes.CutPrefix(now[i], data); ok {
+			data = append(slices.Clip(data), tail[:len(tail)*halves/2]...)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// The power fails after every operation of a question's life: what was acknowledged is there, at most one step more,
+// and the audit log holds once the state has been opened.
+func TestStorePowerLoss(t *testing.T) {
+	const session, prompt = "5e551011-0000-4000-8000-000000000000", "9a9a9a9a-0000-4000-8000-000000000000"
+	order := []State{"", Created, Routed, AwaitingReply, ReplyReceived, Injected, Resolved}
+	d, acked, lost := &disk{dir: storeDir(t), names: map[string]int{}}, 0, 0
+	fail := func() {
+		for _, names := range []map[string]int{d.names, d.listing()} {
+			for halves := range 3 {
+				lost++
+				dir := d.after(t, names, halves)
+				s, err := openStore(dir)
+				if err != nil {
+					t.Fatalf("acknowledged %q: %v", order[acked], err)
+				}
+				at := 0
+				if p := storeView(t, s).Prompts[prompt]; p != nil {
+					at = slices.Index(order, p.Status)
+				}
+				if at < acked || at > acked+1 {
+					t.Errorf("acknowledged %q, found %q (%d halves of what was not fsynced)", order[acked], order[at], halves)
+				}
+				storePrompt(t, s, storeSession(t, s), Resolved, nil)
+				if code, out, _ := storeCommand(t, t.Context(), dir, "audit", "verify"); code != 0 || s.Trouble() != nil {
+					t.Errorf("acknowledged %q, %d halves: %s %v", order[acked], halves, out, s.Trouble())
+				}
+				s.Close()
+				os.RemoveAll(dir)
+			}
+		}
+	}
+	sys := systemFiles()
+	real := sys
+	sys.write = func(f *os.File, b []byte) (int, error) { n, err := real.write(f, b); fail(); return n, err }
+	sys.rename = func(from, to string) error { err := real.rename(from, to); fail(); return err }
+	sys.sync = func(f *os.File) error {
+		err := real.sync(f)
+		data, _ := os.ReadFile(f.Name())
+		i := d.of(f.Name())
+		if d.inodes[i].data = data; err == nil {
+			fail()
+		}
+		return err
+	}
+	sys.syncDir = func(dir string) error { err := real.syncDir(dir); d.names = d.listing(); fail(); return err }
+	s, err := openStoreWith(d.dir, sys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	p := storeQuestion(session)
+	p.ID = prompt
+	for _, step := range storeSteps(session, p) {
+		if err := step.do(s); err != nil {
+			t.Fatal(err)
+		}
+		acked++
+		fail()
+	}
+	t.Logf("%d power losses", lost)
 }
 
 // storeCrowd asks, answers whatever is open, and compacts. It prints the prompts whose reply it was first to give.
