@@ -1696,7 +1696,7 @@ func (s *session) textStep(p *Prompt) (why string) {
 	row, _, _ := s.det.Screen.Cursor()
 	end := []rune(g.text[strings.LastIndex(g.text, "\n")+1:])
 	end = []rune(strings.TrimSpace(string(end[max(0, len(end)-16):])))
-	box := s.det.Screen.Row(row-1) + "\n" + s.det.Screen.Row(row) // holds the text, or folds it as a paste
+	box := s.det.Screen.Row(max(0, row-1)) + "\n" + s.det.Screen.Row(row) // holds the text, or folds it as a paste
 	held := strings.Contains(box, string(end)) || strings.Contains(box, "[Pasted text")
 	dialog := s.adapter.Box != nil && p != nil && !p.Idle // takes no text, and Enter would answer it
 	if s.adapter.EscapeBang && g.text != "" {             // ! runs a command, / opens a dialog (measured on claude 2.1)

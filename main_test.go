@@ -631,6 +631,148 @@ func TestVanished(t *testing.T) {
 	x.exits(0)
 }
 
+// ptyState is a terminal in a state, and nothing else.
+type ptyState struct {
+	PTY
+	state TTYState
+}
+
+func (p ptyState) State() TTYState { return p.state }
+
+// gateBench is a session at the moment when the gate is to type value: the screen has asked, the store has the answer.
+func gateBench(t *testing.T, tool string, state TTYState, asked, value string) *session {
+	t.Helper()
+	st := storeAt(t, storeDir(t))
+	s := &session{st: st, ch: localChannel{}, log: slog.New(slog.DiscardHandler), adapter: adapterFor(tool), ctx: t.Context(),
+		cfg: &Config{Timeout: time.Hour, PermissionTimeout: time.Hour, EchoWindow: time.Hour, FreeText: true},
+		pty: ptyState{state: state}, events: make(chan func(), 100)}
+	id := storeSession(t, st)
+	s.rec = *storeView(t, st).Sessions[id]
+	s.det = newDetector(s.adapter, 24, 80, DetectOptions{})
+	s.det.Feed([]byte(asked), time.Now())
+	p := s.det.Look(state, time.Now())
+	if p == nil {
+		t.Fatalf("%q asks nothing", asked)
+	}
+	s.q = &question{screen: p}
+	s.create(s.q)
+	d := Decision{PromptID: s.q.rec.ID, SessionID: s.rec.ID, Value: value, By: "cli:answer", Trusted: true}
+	now, why, err := st.Decide(d, time.Now())
+	if err != nil || why != "" {
+		t.Fatal(why, err)
+	}
+	s.followed(&now)
+	if s.questionStep(); s.gate == nil {
+		t.Fatal("the gate is not to type")
+	}
+	return s
+}
+
+// typed is what the gate has typed since the last time; late: the time it gave the screen is over.
+func (s *session) typed(late bool) string {
+	if s.gate != nil && late {
+		s.gate.until = time.Now().Add(-time.Second)
+	}
+	s.gateStep()
+	keys := string(s.typing)
+	s.typing = nil
+	return keys
+}
+
+func (s *session) shows(screen string) { s.det.Feed([]byte("\x1b[H\x1b[J"+screen), time.Now()) }
+
+// TestGate breaks off wherever the screen is not what the next key is meant for: nothing more is typed then.
+func TestGate(t *testing.T) {
+	reads, raw := TTYState{ReadingYes, true, true}, TTYState{ReadingYes, false, false}
+	menu := func(pointer int, names ...string) (out string) {
+		out = "\x1b[?25lPick a colour:\r\n"
+		for i, name := range names {
+			out += when(i == pointer, "❯ ") + when(i != pointer, "  ") + name + "\r\n"
+		}
+		return out
+	}
+	colours := []string{"Red", "Green", "Blue"}
+	ticks := "\x1b[?25lPick toppings: (space to select)\r\n❯ [%s] Ham\r\n  [%s] Egg\r\n"
+	box := strings.Repeat("─", 80) + "❯\u00a0%s\r\n" + strings.Repeat("─", 80) + "\x1b[2;3H"
+	dialog := "Bash command\r\n\r\n touch x\r\n\r\nDo you want to proceed?\r\n❯ 1. Yes\r\n  2. No\r\n\x1b[?25l"
+	type step struct{ shows, want string } // shows "": as it was; want "!…": breaks off, for this reason
+	for _, c := range []struct {
+		name, tool   string
+		state        TTYState
+		asked, value string
+		steps        []step
+	}{
+		{"as asked", "x", reads, "Go? (y/n) ", "y", []step{{"", "y\r"}}},
+		{"gone", "x", reads, "Go? (y/n) ", "y", []step{{"done", "!the question is no longer on the screen"}}},
+		{"another question", "x", reads, "Go? (y/n) ", "y", []step{{"Delete all? (y/n) ", "!the question is no longer on"}}},
+		{"pointer moves", "x", raw, menu(0, colours...), "3", []step{{"", "\x1b[B"}, {"", ""},
+			{menu(1, colours...), "\x1b[B"}, {menu(2, colours...), "\r"}}},
+		{"pointer stays", "x", raw, menu(0, colours...), "3", []step{{"", "\x1b[B"}, {"", "!the menu did not follow"}}},
+		{"pointer back", "x", raw, menu(2, colours...), "2", []step{{"", "\x1b[A"}, {menu(1, colours...), "\r"}}},
+		{"other menu", "x", raw, menu(0, colours...), "3", []step{{"", "\x1b[B"},
+			{menu(1, "Keep", "Delete", "Format"), "!the menu did not follow"}}},
+		{"menu gone", "x", raw, menu(0, colours...), "3", []step{{"", "\x1b[B"}, {"$ ", "!the menu did not follow"}}},
+		{"ticks", "x", raw, fmt.Sprintf(ticks, " ", " "), "1", []step{{"", " "}, {"", ""},
+			{fmt.Sprintf(ticks, "x", " "), "\r"}, {"", ""}, {"", "!the menu did not take the answer"}}},
+		{"next message", "claude", raw, fmt.Sprintf(box, ""), "go on", []step{{"", "go on"}, {fmt.Sprintf(box, "go on"), "\r"}}},
+		{"box gone", "claude", raw, fmt.Sprintf(box, ""), "go on", []step{{"$ ", "!the input box is no longer there"}}},
+		{"dialog instead", "claude", raw, fmt.Sprintf(box, ""), "go on", []step{{"", "go on"}, {dialog, "!a question is open"}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := gateBench(t, c.tool, c.state, c.asked, c.value)
+			id := s.q.rec.ID
+			for i, step := range c.steps {
+				if step.shows != "" {
+					s.shows(step.shows)
+				}
+				why, breaks := strings.CutPrefix(step.want, "!")
+				late := breaks || s.gate.phase == gateEnter
+				if keys := s.typed(late); keys != when(!breaks, step.want) {
+					t.Fatalf("step %d types %q, want %q", i, keys, step.want)
+				}
+				r := storeView(t, s.st).Prompts[id]
+				if breaks && (s.gate != nil || r.Status != Failed || !strings.Contains(r.Reason, why)) {
+					t.Errorf("step %d: %s (%s), want %s", i, r.Status, r.Reason, why)
+				}
+			}
+		})
+	}
+	s := gateBench(t, "x", reads, "Go? (y/n) ", "y")
+	if s.lastKey = time.Now(); s.typed(false) != "" {
+		t.Error("types while somebody is typing")
+	}
+	s.lastKey = time.Now().Add(-time.Minute)
+	s.q.typed = true
+	if s.det.Feed([]byte("n"), time.Now()); s.typed(true) != "" {
+		t.Error("types behind what somebody has begun")
+	}
+	s = gateBench(t, "x", reads, "Go? (y/n) ", "y")
+	s.typed(false)
+	if got := storeView(t, s.st).Prompts[s.q.rec.ID]; got.Status != ReplyReceived {
+		t.Errorf("in the echo window it is %s", got.Status)
+	}
+	id := s.q.rec.ID
+	s.typed(true)
+	if got := storeView(t, s.st).Prompts[id]; got.Status != Resolved {
+		t.Errorf("typed, it is %s", got.Status)
+	}
+}
+
+// TestKeyboardWaits for the gate: what is typed within its echo window comes after it, and is not lost.
+func TestKeyboardWaits(t *testing.T) {
+	dir := home(t, "echo_suppression_ms = 1500\n")
+	x := bridge(t, dir, "run", "bash", "-c", `read -p "Go? (y/n) " a; echo "got $a"; read -t 0.3 b; echo "at once [$b]"; `+
+		`read c; echo "later [$c]"`)
+	st := storeAt(t, dir)
+	p := awaits(x, st, "Go?", "never")
+	st.Decide(Decision{PromptID: p.ID, SessionID: p.SessionID, Value: "y", By: "cli:answer", Trusted: true}, time.Now())
+	x.sees("got y")
+	x.types("here\r")
+	x.sees("at once []")
+	x.sees("later [here]")
+	x.exits(0)
+}
+
 // TestIsTyping tells keys from what terminals send by themselves.
 func TestIsTyping(t *testing.T) {
 	for keys, want := range map[string]bool{
