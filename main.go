@@ -21,6 +21,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -57,8 +58,7 @@ func run(ctx context.Context, args []string, stdin, stdout, stderr *os.File) (co
 	return code
 }
 
-// Config is everything a person can set, validated; settings names the key of each field.
-type Config struct {
+type Config struct { // everything a person can set, validated; settings names the key of each field
 	Dir, Channel, Token, APIBase, LogLevel                     string // Dir: the state folder
 	Timeout, PermissionTimeout, Stuck, EchoWindow, Away, Flush time.Duration
 	Threshold                                                  float64
@@ -69,9 +69,7 @@ type Config struct {
 	SafeDefaults                                               map[PromptType]string
 	inForce                                                    []setting
 }
-
-// setting is one row of the configuration: what `config --json` shows (the token masked), and what it can be.
-type setting struct {
+type setting struct { // a row of the configuration: what `config --json` shows (the token masked), and what it can be
 	Key                   string          `json:"key"`
 	Value                 json.RawMessage `json:"value"`  // empty: not given
 	Origin                string          `json:"origin"` // "flag", "environment NAME", "config.toml:LINE" or "default"
@@ -123,13 +121,13 @@ func settings(c *Config) []setting {
 // text as it would stand in the environment. With an error, only Dir is set.
 func loadConfig(dir string, getenv func(string) string, flags map[string]string) (*Config, error) {
 	c, path := &Config{Dir: dir, SafeDefaults: map[PromptType]string{}}, filepath.Join(dir, "config.toml")
-	f, err := openPrivate(path, os.O_RDONLY)
-	text, unread := io.ReadAll(f) // of no file: nothing, and an error
+	f, openErr := openPrivate(path, os.O_RDONLY)
+	text, readErr := io.ReadAll(f) // of no file: nothing, and an error
 	f.Close()
-	unread = cmp.Or(err, unread)
-	file, wrong := parseTOML(string(text), mapped(settings(c), func(s setting) string { return s.Key }))
-	err = cmp.Or(hinted(when(unread != nil && !errors.Is(unread, fs.ErrNotExist), fmt.Errorf("config.toml: %w", unread)),
-		"make it your own and private: chmod 600 "+path), wrong)
+	file, err := parseTOML(string(text), mapped(settings(c), func(s setting) string { return s.Key }))
+	if unread := cmp.Or(openErr, readErr); unread != nil && !errors.Is(unread, fs.ErrNotExist) {
+		err = hinted(fmt.Errorf("config.toml: %w", unread), "make it your own and private: chmod 600 "+path)
+	}
 	for _, s := range settings(c) {
 		for _, given := range []setting{{Value: s.read(s.def + " "), Origin: "default"}, file[s.Key], // " ": never none
 			{Value: s.read(getenv(s.env)), Origin: "environment " + s.env}, {Value: s.read(flags[s.Key]), Origin: "flag"}} {
@@ -154,8 +152,7 @@ func loadConfig(dir string, getenv func(string) string, flags map[string]string)
 	return cmp.Or(when(err != nil, &Config{Dir: dir}), c), err
 }
 
-// put stores the value in its field. The error never shows the value: it may be the bot's token.
-func (s setting) put(c *Config) error {
+func (s setting) put(c *Config) error { // the error never shows the value: it may be the bot's token
 	number, numbers := 0.0, []float64{} // numbers: those of a list, or one
 	_, timed := s.to.(*time.Duration)
 	wrong := json.Unmarshal(s.Value, map[bool]any{true: &number, false: s.to}[timed])
@@ -177,14 +174,12 @@ func (s setting) put(c *Config) error {
 	return hinted(when(problem != "", fmt.Errorf("%s: %s %s", s.Origin, s.Key, problem)),
 		"correct or remove it; default: "+cmp.Or(s.def, "none"))
 }
-
-// read turns text of the environment, the command line or the table into JSON, none into none; lists need no brackets.
-func (s setting) read(text string) json.RawMessage {
+func (s setting) read(text string) json.RawMessage { // as JSON, none as none; a list needs no brackets
 	_, isText := s.to.(*string)
 	_, isList := s.to.(*[]int64)
 	value := strings.TrimSpace(text)
 	value = cmp.Or(when(isList, "["+strings.Trim(value, ", ")+"]"), value)
-	value = cmp.Or(when(isText || !tomlValue.MatchString(value), string(quoted(value))), value)
+	value = cmp.Or(when(isText || !tomlLine.MatchString("k="+value), string(quoted(value))), value)
 	return json.RawMessage(when(text != "", value))
 }
 func quoted(text string) json.RawMessage { v, _ := json.Marshal(text); return v } // a text cannot fail
@@ -193,11 +188,9 @@ func quoted(text string) json.RawMessage { v, _ := json.Marshal(text); return v 
 // comment. Values are those JSON understands in the same way, and literal strings; lists are of integers. All without
 // control characters and in UTF-8 (Go reads another byte as U+FFFD).
 var tomlOdd, tomlInt = `\x00-\x08\x0a-\x1f\x7f\x{fffd}`, `-?(?:0|[1-9][0-9]*)`
-var tomlAny = `(true|false|` + tomlInt + `(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|"(?:[^"\\\t` + tomlOdd +
-	`]|\\[btnfr"\\])*"|'[^'` + tomlOdd + `]*'|\[[ \t]*(?:` + tomlInt + `(?:[ \t]*,[ \t]*` + tomlInt + `)*)?[ \t]*\])`
-var tomlValue = regexp.MustCompile(`^` + tomlAny + `$`)
-var tomlLine = regexp.MustCompile(`^[ \t]*(?:\[[ \t]*([A-Za-z0-9_-]+)[ \t]*\]|([A-Za-z0-9_-]+)[ \t]*=[ \t]*` + tomlAny +
-	`)?[ \t]*(?:#[^` + tomlOdd + `]*)?$`)
+var tomlLine = regexp.MustCompile(`^[ \t]*(?:\[[ \t]*([A-Za-z0-9_-]+)[ \t]*\]|([A-Za-z0-9_-]+)[ \t]*=[ \t]*(true|` +
+	`false|` + tomlInt + `(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|"(?:[^"\\\t` + tomlOdd + `]|\\[btnfr"\\])*"|'[^'` + tomlOdd +
+	`]*'|\[[ \t]*(?:` + tomlInt + `(?:[ \t]*,[ \t]*` + tomlInt + `)*)?[ \t]*\]))?[ \t]*(?:#[^` + tomlOdd + `]*)?$`)
 
 // parseTOML returns the settings by full name, and tables, without a value, in brackets; known nil: any key will do.
 func parseTOML(text string, known []string) (map[string]setting, error) {
@@ -225,8 +218,7 @@ func parseTOML(text string, known []string) (map[string]setting, error) {
 	return entries, nil
 }
 
-// stateDir is where everything is kept: ATLASBRIDGE_HOME, else STORAGE_PATH, else ~/.atlasbridge.
-func stateDir(getenv func(string) string) (string, error) {
+func stateDir(getenv func(string) string) (string, error) { // where everything is kept
 	if dir := cmp.Or(getenv("ATLASBRIDGE_HOME"), getenv("STORAGE_PATH")); dir != "" {
 		return filepath.Abs(dir)
 	}
@@ -238,9 +230,7 @@ func secureDir(dir string) error { // makes it when it is missing, refuses one t
 	return hinted(cmp.Or(parents, when(!errors.Is(made, fs.ErrExist), made), ownedPrivate(dir)),
 		"chmod 700 "+dir+" if it is yours, or set ATLASBRIDGE_HOME to another folder")
 }
-
-// childEnv is what a tool gets: no setting and no secret of ours, only what `atlasbridge hook` needs.
-func childEnv(env []string, c *Config, sessionID string) []string {
+func childEnv(env []string, c *Config, sessionID string) []string { // nothing of ours but what `atlasbridge hook` needs
 	ours := regexp.MustCompile(`(?i)^(ATLASBRIDGE|TELEGRAM)_`) // in any case, as Windows has it
 	return append(slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
 		return ours.MatchString(entry) || c.Token != "" && strings.Contains(entry, c.Token)
@@ -269,11 +259,10 @@ func openLog(dir, level string) (*slog.Logger, error) {
 }
 
 const exitFailed, exitUsage, exitInternal = 1, 2, 125 // as the shell and env(1) have them
-// What lockFile returns when another process holds the lock, and findTool and startPTY when PATH lacks the command.
 var errLocked, errNoTool = errors.New("locked by another process"), errors.New("command not found")
 
-// PTY is the child's terminal. Read gives io.EOF when the last process that held it is gone. Methods may be called from
-// different goroutines; Close is idempotent and ends a blocked Read.
+// PTY is the child's terminal, for any goroutine. Read gives io.EOF when the last process that held it is gone. Close
+// is idempotent and ends a blocked Read.
 type PTY interface {
 	io.ReadWriteCloser
 	Resize(Size) error
@@ -283,10 +272,7 @@ type PTY interface {
 	Signal(os.Signal) error         // to the child's foreground process group
 	Terminate(done <-chan struct{}) // SIGTERM, 3 s, SIGKILL to its process group; returns early when done closes
 }
-type Size struct{ Rows, Cols, XPixel, YPixel uint16 } // of a terminal, in cells and pixels (struct winsize)
-
-// command is what every command gets: its surroundings, and its arguments before and after parsing.
-type command struct {
+type command struct { // what every command gets: its surroundings, and its arguments before and after parsing
 	ctx                   context.Context
 	name                  string
 	args                  []string // after the name
@@ -298,14 +284,15 @@ type options struct {
 	set  *flag.FlagSet
 	args []string // without flags
 }
-
-// commandSpec is one row of the command table: dispatch, flags, help, suggestions and completion derive from it.
-type commandSpec struct {
+type commandSpec struct { // a row of the command table: dispatch, flags, help, suggestions, completion derive from it
 	name, usage, summary string
 	min, max             int // how many arguments besides flags; max −1: any number
 	do                   func(*command) int
 	words, help          string // what the first argument can be; flags, explanation, examples
 }
+type tool struct{ Name, Commands, Version, Supported, Path, Warning string } // of an adapter; Path "": not found
+type Size struct{ Rows, Cols, XPixel, YPixel uint16 }                        // in cells and pixels (struct winsize)
+type hint string                                                             // what to do about an error
 
 func (s commandSpec) flags() [][]string { // each with its name and, unless it is a switch, that of its value
 	shape := regexp.MustCompile(`(?:\[|\n  |, )--([a-z-]+)(?: ([A-Z:]+|[a-z]+\|[a-z]+))?`)
@@ -381,10 +368,7 @@ func cmdHelp(c *command) int {
 func (o *options) text(name string) string { return o.set.Lookup(name).Value.String() }
 func (o *options) on(name string) bool     { return o.text(name) == "true" }
 func (o *options) given(name string) bool  { return o.text(name) != o.set.Lookup(name).DefValue }
-
-// options reads the arguments; flags may follow arguments, but not those of run and answer. When that fails, or help
-// was asked for, it has said so and returns nil and the exit code.
-func (c *command) options() (*options, int) {
+func (c *command) options() (*options, int) { // nil and the exit code when it has said what is wrong, or helped
 	s, o := c.spec(), &options{set: flag.NewFlagSet(c.name, flag.ContinueOnError)}
 	o.set.SetOutput(io.Discard)
 	for _, f := range s.flags() {
@@ -397,9 +381,8 @@ func (c *command) options() (*options, int) {
 		}
 	}
 	err := o.set.Parse(c.args)
-	for err == nil && o.set.NArg() > 0 && c.name != "run" && c.name != "answer" {
-		o.args = append(o.args, o.set.Arg(0))
-		err = o.set.Parse(o.set.Args()[1:])
+	for ; err == nil && o.set.NArg() > 0 && c.name != "run" && c.name != "answer"; err = o.set.Parse(o.set.Args()[1:]) {
+		o.args = append(o.args, o.set.Arg(0)) // flags may follow arguments here
 	}
 	o.args = append(o.args, o.set.Args()...)
 	switch n, words := len(o.args), strings.Fields(s.words); {
@@ -444,31 +427,25 @@ func (c *command) fail(err error) int {
 	fmt.Fprintf(c.stderr, "atlasbridge: %s\n%s", redact(visible(err.Error())), remedy)
 	return exitFailed
 }
-
-type hint string // what to do about an error: joined to it, for the line after it
-
 func (hint) Error() string    { return "" }
 func hintOf(err error) string { h, _ := errors.AsType[hint](err); return string(h) }
 func hinted(err error, todo string) error { // nil stays nil, and an older hint wins
 	return cmp.Or(when(err != nil && hintOf(err) == "", fmt.Errorf("%w%w", err, hint(todo))), err)
 }
-
 func onTerminal(f *os.File) bool { _, err := terminalSize(f); return err == nil }
 func (c *command) colour(code, text string) string { // code: of SGR, "31" red, "1" bold …; https://no-color.org
 	plain := c.getenv("NO_COLOR") != "" || c.getenv("TERM") == "dumb" || !onTerminal(c.stdout)
 	return cmp.Or(when(!plain, "\x1b["+code+"m"+text+"\x1b[0m"), text)
 }
 
-// show prints JSON where --json was given, and else a table, its first row as headings, its lines cut at 80 characters.
-func (c *command) show(v any, rows [][]string) int {
+func (c *command) show(v any, rows [][]string) int { // --json: v; else a table, headings first, cut at 80 characters
 	if c.opts.on("json") {
 		return c.printJSON(v)
 	}
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	for _, row := range rows {
-		fmt.Fprintln(w, visible(strings.Join(row, "\t")))
-	}
+	lines := mapped(rows, func(row []string) string { return visible(strings.Join(row, "\t")) + "\n" })
+	fmt.Fprint(w, strings.Join(lines, ""))
 	w.Flush()
 	head, rest, _ := strings.Cut(regexp.MustCompile("(?m)^(.{79})..+$").ReplaceAllString(b.String(), "$1…"), "\n")
 	fmt.Fprint(c.stdout, c.colour("1", head), "\n", rest)
@@ -505,8 +482,7 @@ func version() string {
 }
 func cmdVersion(c *command) int { fmt.Fprintln(c.stdout, version()); return 0 }
 
-// cmdCompletion prints the script for a shell; zsh runs that of bash. After `run` the shell completes as ever.
-func cmdCompletion(c *command) int {
+func cmdCompletion(c *command) int { // zsh runs the script of bash; after `run` the shell completes as ever
 	names, cases := strings.Join(commandNames(), " "), ""
 	for _, s := range commands() {
 		flags := mapped(s.flags(), func(f []string) string { return " --" + f[1] })
@@ -526,8 +502,7 @@ complete -o default -F _atlasbridge atlasbridge
 	return 0
 }
 
-// cmdDoctor tells each check as soon as it is known, with --json all at the end.
-func cmdDoctor(c *command) (code int) {
+func cmdDoctor(c *command) (code int) { // tells each check as soon as it is known, with --json all at the end
 	var checks []map[string]any
 	// A check failed with err (remedy: what to do), or passed with what was found (remedy: a warning).
 	out := cmp.Or(when[io.Writer](c.opts.on("json"), io.Discard), io.Writer(c.stdout))
@@ -557,8 +532,8 @@ func cmdDoctor(c *command) (code int) {
 	tell("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"), "can be used", "")
 	if err == nil {
 		defer st.Close()
-		nobody := when(st.holder("poll.lock") == 0, "nobody, which is right while no session runs")
-		tell("poller", nil, cmp.Or(nobody, fmt.Sprint("process ", st.holder("poll.lock"))), "")
+		pid, nobody := st.holder("poll.lock"), "nobody, which is right while no session runs"
+		tell("poller", nil, cmp.Or(when(pid == 0, nobody), fmt.Sprint("process ", pid)), "")
 		view, _ := st.View()
 		verdict, err := st.verifyAudit(view)
 		bad := when(!verdict.OK, fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason))
@@ -582,11 +557,7 @@ func cmdDoctor(c *command) (code int) {
 	return code
 }
 
-type tool struct{ Name, Commands, Version, Supported, Path, Warning string } // Path: of an adapter's program, "" if none
-
-// knownTools asks every installed tool for its version, all at once. One that does not answer within 10 s
-// (a cold start of Node takes up to 4 s, measured) counts as found, its version unknown.
-func knownTools(ctx context.Context, cfg *Config) []tool {
+func knownTools(ctx context.Context, cfg *Config) []tool { // asks all at once; Node takes up to 4 s to start (measured)
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
 	list, env := make([]tool, len(adapters)-1), childEnv(os.Environ(), cfg, "") // the last one stands for all others
@@ -597,9 +568,7 @@ func knownTools(ctx context.Context, cfg *Config) []tool {
 	all.Wait()
 	return list
 }
-
-// probe finds the tool and reads what it says of its version, in a terminal of its own as under run.
-func probe(ctx context.Context, a *Adapter, env []string) tool {
+func probe(ctx context.Context, a *Adapter, env []string) tool { // in a terminal of its own, as under run
 	path := func(name string) string { path, _ := findTool(name); return path } // "" when it is not there
 	t := tool{Name: a.Name, Commands: strings.Join(a.Names, " "), Supported: a.MinVer + " to " + a.MaxVer,
 		Path: cmp.Or(mapped(a.Names, path)...)}
@@ -664,11 +633,9 @@ func withhold(lines []byte, full bool) (out []byte) {
 	for line := range bytes.Lines(lines) {
 		var record map[string]json.RawMessage
 		json.Unmarshal(line, &record)
-		for key, v := range record {
-			if key == "nonce" || !full && strings.ContainsAny(string(v[:1]), `"[{`) && !slices.Contains(harmless, key) {
-				delete(record, key)
-			}
-		}
+		maps.DeleteFunc(record, func(key string, v json.RawMessage) bool {
+			return key == "nonce" || !full && strings.ContainsAny(string(v[:1]), `"[{`) && !slices.Contains(harmless, key)
+		})
 		text, _ := json.Marshal(record) // of valid JSON: cannot fail
 		out = append(append(out, text...), '\n')
 	}
