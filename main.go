@@ -605,14 +605,14 @@ func cmdDebug(c *command) int {
 	cfg, err := c.config(nil)
 	about, _ := json.MarshalIndent(map[string]any{"version": version(), "tools": knownTools(c.ctx, cfg),
 		"config": cfg.inForce, "config_error": fmt.Sprint(err)}, "", "  ")
-	zip, full := gzip.NewWriter(f), c.opts.on("full")
+	zip, full, toc := gzip.NewWriter(f), c.opts.on("full"), ""
 	tape := tar.NewWriter(zip) // an error stays with it until it is closed
 	for _, name := range []string{"about.json", "state.jsonl", "audit.log", "atlasbridge.log", "atlasbridge.log.1"} {
 		content, _ := os.ReadFile(filepath.Join(cfg.Dir, name))
 		text := cmp.Or(when(name == "about.json", string(about)), // the audit log keeps its bytes: they are hashed
 			when(full && name != "state.jsonl", string(content)), string(withhold(content, full)))
 		if text = strings.ReplaceAll(redact(text), cmp.Or(cfg.Token, "\x00"), "[token]"); text != "" {
-			fmt.Fprintf(c.stdout, "%9d  %s\n", len(text), name)
+			toc += fmt.Sprintf("%9d  %s\n", len(text), name)
 			tape.WriteHeader(&tar.Header{Name: "atlasbridge/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: time.Now()})
 			io.WriteString(tape, text)
 		}
@@ -620,7 +620,7 @@ func cmdDebug(c *command) int {
 	if err := cmp.Or(openErr, errors.Join(tape.Close(), zip.Close(), f.Close())); err != nil {
 		return c.fail(hinted(fmt.Errorf("writing the bundle: %w", err), "choose another file with --output"))
 	}
-	fmt.Fprintf(c.stdout, "%s: no token; answers and excerpts with --full only; look into it before you send it\n", path)
+	fmt.Fprint(c.stdout, toc, path, ": no token; answers and excerpts with --full only; look into it before you send it\n")
 	return 0
 }
 

@@ -354,7 +354,7 @@ func openPrivate(path string, flag int) (*os.File, error) {
 	return f, err
 }
 
-func networkFS(dir string) string { // where flock may not hold between machines, else "", on macOS always: statfs(2)
+func networkFS(dir string) string { // the file system where flock may not hold between machines, else ""
 	var st unix.Statfs_t
 	unix.Statfs(dir, &st)
 	return map[uint32]string{0x6969: "nfs", 0xff534d42: "cifs", 0xfe534d42: "cifs", 0x517b: "smb", 0x01021997: "9p",
