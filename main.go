@@ -1,13 +1,9 @@
 // Atlasbridge runs an AI command line unchanged in a pseudo-terminal and carries every question it asks to your phone:
-// you tap, it types, exactly once. `atlasbridge help` lists the commands, `help COMMAND` explains one.
-//
-// Every `atlasbridge run` is a whole bridge for its own session: no daemon, no server, no open port. Sessions share
-// files in ~/.atlasbridge: config.toml; state.jsonl with sessions, prompts and replies; audit.log, each line with the hash of
-// the one before; atlasbridge.log. Who holds the bot token and an allowed account can type into your terminal. Nothing
-// is ever approved by waiting.
-//
-// Exit status: the child's own; 128+N when signal N killed it; 1 a check or command failed; 2 usage; 125 atlasbridge
-// failed before the child ran; 126 the tool cannot be executed; 127 not found.
+// you tap, it types, exactly once. Every `atlasbridge run` is a whole bridge for its own session: no daemon, no server.
+// Sessions share files in ~/.atlasbridge: config.toml; state.jsonl with sessions, prompts and replies; audit.log, each
+// line with the hash of the one before; atlasbridge.log. Who holds the bot token and an allowed account can type into
+// your terminal. Nothing is ever approved by waiting. Exit status: the child's own; 128+N when signal N killed it; 1 a
+// check or command failed; 2 usage; 125 atlasbridge failed before the child ran; 126 not executable; 127 not found.
 package main
 
 import (
@@ -25,6 +21,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -32,6 +29,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -40,13 +38,9 @@ import (
 	"text/tabwriter"
 	"time"
 	"unicode/utf8"
-
-	"golang.org/x/term"
 )
 
 func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
-
-// run is main with its surroundings as arguments, so that a test can call it.
 func run(ctx context.Context, args []string, stdin, stdout, stderr *os.File) (code int) {
 	c := &command{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, getenv: os.Getenv}
 	if len(args) == 0 {
@@ -64,8 +58,7 @@ func run(ctx context.Context, args []string, stdin, stdout, stderr *os.File) (co
 	return code
 }
 
-// Config is everything a person can set, validated; settings names the key of each field.
-type Config struct {
+type Config struct { // everything a person can set, validated; settings names the key of each field
 	Dir, Channel, Token, APIBase, LogLevel                     string // Dir: the state folder
 	Timeout, PermissionTimeout, Stuck, EchoWindow, Away, Flush time.Duration
 	Threshold                                                  float64
@@ -76,9 +69,7 @@ type Config struct {
 	SafeDefaults                                               map[PromptType]string
 	inForce                                                    []setting
 }
-
-// setting is one row of the configuration: what `config --json` shows (the token masked), and what it can be.
-type setting struct {
+type setting struct { // a row of the configuration: what `config --json` shows (the token masked), and what it can be
 	Key                   string          `json:"key"`
 	Value                 json.RawMessage `json:"value"`  // empty: not given
 	Origin                string          `json:"origin"` // "flag", "environment NAME", "config.toml:LINE" or "default"
@@ -129,8 +120,14 @@ func settings(c *Config) []setting {
 // loadConfig reads dir/config.toml (absent: all defaults), then the environment (getenv), then flags, which win: key →
 // text as it would stand in the environment. With an error, only Dir is set.
 func loadConfig(dir string, getenv func(string) string, flags map[string]string) (*Config, error) {
-	c := &Config{Dir: dir, SafeDefaults: map[PromptType]string{}}
-	file, err := readConfigFile(filepath.Join(dir, "config.toml"))
+	c, path := &Config{Dir: dir, SafeDefaults: map[PromptType]string{}}, filepath.Join(dir, "config.toml")
+	f, openErr := openPrivate(path, os.O_RDONLY)
+	text, readErr := io.ReadAll(f) // of no file: nothing, and an error
+	f.Close()
+	file, err := parseTOML(string(text), mapped(settings(c), func(s setting) string { return s.Key }))
+	if unread := cmp.Or(openErr, readErr); unread != nil && !errors.Is(unread, fs.ErrNotExist) {
+		err = hinted(fmt.Errorf("config.toml: %w", unread), "make it your own and private: chmod 600 "+path)
+	}
 	for _, s := range settings(c) {
 		for _, given := range []setting{{Value: s.read(s.def + " "), Origin: "default"}, file[s.Key], // " ": never none
 			{Value: s.read(getenv(s.env)), Origin: "environment " + s.env}, {Value: s.read(flags[s.Key]), Origin: "flag"}} {
@@ -139,7 +136,7 @@ func loadConfig(dir string, getenv func(string) string, flags map[string]string)
 				err = cmp.Or(err, s.put(c))
 			}
 		}
-		if number, _, ok := strings.Cut(c.Token, ":"); ok && s.Key == "telegram.bot_token" {
+		if number, _, ok := strings.Cut(c.Token, ":"); ok && s.to == &c.Token {
 			s.Value = quoted(number + ":…") // the bot's number is public
 		}
 		c.inForce = append(c.inForce, s)
@@ -149,18 +146,13 @@ func loadConfig(dir string, getenv func(string) string, flags map[string]string)
 	lacks := cmp.Or(when(c.Token == "", "channel telegram needs telegram.bot_token"),
 		when(c.ChatID == 0, "a bot token needs telegram.chat_id too"),
 		when(len(c.Users) == 0, "telegram.allowed_users is empty: nobody could answer")) // never taken for "everyone"
-	if err == nil && c.Channel != "local" && lacks != "" {
-		where := cmp.Or(file["telegram.bot_token"].Origin, file["channel"].Origin, "config.toml")
-		err = hinted(fmt.Errorf("%s: %s", where, lacks), "run `atlasbridge setup`, or set channel = \"local\"")
-	}
-	if err != nil {
-		return &Config{Dir: dir}, err
-	}
-	return c, nil
+	where := cmp.Or(file["telegram.bot_token"].Origin, file["channel"].Origin, "config.toml")
+	err = cmp.Or(err, hinted(when(c.Channel != "local" && lacks != "", fmt.Errorf("%s: %s", where, lacks)),
+		"run `atlasbridge setup`, or set channel = \"local\""))
+	return cmp.Or(when(err != nil, &Config{Dir: dir}), c), err
 }
 
-// put stores the value in its field. The error never shows the value: it may be the bot's token.
-func (s setting) put(c *Config) error {
+func (s setting) put(c *Config) error { // the error never shows the value: it may be the bot's token
 	number, numbers := 0.0, []float64{} // numbers: those of a list, or one
 	_, timed := s.to.(*time.Duration)
 	wrong := json.Unmarshal(s.Value, map[bool]any{true: &number, false: s.to}[timed])
@@ -182,39 +174,24 @@ func (s setting) put(c *Config) error {
 	return hinted(when(problem != "", fmt.Errorf("%s: %s %s", s.Origin, s.Key, problem)),
 		"correct or remove it; default: "+cmp.Or(s.def, "none"))
 }
-
-// read turns text of the environment, the command line or the table into JSON, none into none; lists need no brackets.
-func (s setting) read(text string) json.RawMessage {
+func (s setting) read(text string) json.RawMessage { // as JSON, none as none; a list needs no brackets
 	_, isText := s.to.(*string)
 	_, isList := s.to.(*[]int64)
 	value := strings.TrimSpace(text)
 	value = cmp.Or(when(isList, "["+strings.Trim(value, ", ")+"]"), value)
-	value = cmp.Or(when(isText || !tomlValue.MatchString(value), string(quoted(value))), value)
+	value = cmp.Or(when(isText || !tomlLine.MatchString("k="+value), string(quoted(value))), value)
 	return json.RawMessage(when(text != "", value))
 }
 func quoted(text string) json.RawMessage { v, _ := json.Marshal(text); return v } // a text cannot fail
 
-// readConfigFile returns what the file sets, by key; nothing when there is no file.
-func readConfigFile(path string) (map[string]setting, error) {
-	f, err := openPrivate(path, os.O_RDONLY)
-	text, unread := io.ReadAll(f) // of no file: nothing, and an error
-	f.Close()
-	if err = cmp.Or(err, unread); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, hinted(fmt.Errorf("config.toml: %w", err), "make it your own and private: chmod 600 "+path)
-	}
-	return parseTOML(string(text), mapped(settings(&Config{}), func(s setting) string { return s.Key }))
-}
-
 // The lines of https://toml.io/en/v1.0.0 that are accepted: a table's header, a key and its value, or blank, and then a
-// comment. Values are those JSON understands in the same way, and literal strings; lists are of integers. All in UTF-8
-// (Go reads another byte as U+FFFD), without control characters.
+// comment. Values are those JSON understands in the same way, and literal strings; lists are of integers. All without
+// control characters and in UTF-8 (Go reads another byte as U+FFFD).
 const tomlOdd, tomlInt = `\x00-\x08\x0a-\x1f\x7f\x{fffd}`, `-?(?:0|[1-9][0-9]*)`
-const tomlAny = `(true|false|` + tomlInt + `(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|"(?:[^"\\\t` + tomlOdd +
-	`]|\\[btnfr"\\])*"|'[^'` + tomlOdd + `]*'|\[[ \t]*(?:` + tomlInt + `(?:[ \t]*,[ \t]*` + tomlInt + `)*)?[ \t]*\])`
 
-var tomlValue = regexp.MustCompile(`^` + tomlAny + `$`)
-var tomlLine = regexp.MustCompile(`^[ \t]*(?:\[[ \t]*([A-Za-z0-9_-]+)[ \t]*\]|([A-Za-z0-9_-]+)[ \t]*=[ \t]*` + tomlAny +
-	`)?[ \t]*(?:#[^` + tomlOdd + `]*)?$`)
+var tomlLine = regexp.MustCompile(`^[ \t]*(?:\[[ \t]*([A-Za-z0-9_-]+)[ \t]*\]|([A-Za-z0-9_-]+)[ \t]*=[ \t]*(true|` +
+	`false|` + tomlInt + `(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|"(?:[^"\\\t` + tomlOdd + `]|\\[btnfr"\\])*"|'[^'` + tomlOdd +
+	`]*'|\[[ \t]*(?:` + tomlInt + `(?:[ \t]*,[ \t]*` + tomlInt + `)*)?[ \t]*\]))?[ \t]*(?:#[^` + tomlOdd + `]*)?$`)
 
 // parseTOML returns the settings by full name, and tables, without a value, in brackets; known nil: any key will do.
 func parseTOML(text string, known []string) (map[string]setting, error) {
@@ -242,31 +219,23 @@ func parseTOML(text string, known []string) (map[string]setting, error) {
 	return entries, nil
 }
 
-// stateDir is where everything is kept: ATLASBRIDGE_HOME, else STORAGE_PATH, else ~/.atlasbridge.
-func stateDir(getenv func(string) string) (string, error) {
+func stateDir(getenv func(string) string) (string, error) { // where everything is kept
 	if dir := cmp.Or(getenv("ATLASBRIDGE_HOME"), getenv("STORAGE_PATH")); dir != "" {
 		return filepath.Abs(dir)
 	}
 	home, err := os.UserHomeDir()
 	return filepath.Join(home, ".atlasbridge"), hinted(err, "set ATLASBRIDGE_HOME to a folder of your own")
 }
-
-// secureDir makes dir when it is missing, and refuses one that is not the user's alone, or a symbolic link.
-func secureDir(dir string) error {
-	err := cmp.Or(os.MkdirAll(filepath.Dir(dir), 0o700), mkdirPrivate(dir))
-	if errors.Is(err, fs.ErrExist) {
-		err = ownedPrivate(dir)
-	}
-	return hinted(err, "chmod 700 "+dir+" if it is yours, or set ATLASBRIDGE_HOME to another folder")
+func secureDir(dir string) error { // makes it when it is missing, refuses one that is not the user's alone, or a link
+	parents, made := os.MkdirAll(filepath.Dir(dir), 0o700), mkdirPrivate(dir)
+	return hinted(cmp.Or(parents, when(!errors.Is(made, fs.ErrExist), made), ownedPrivate(dir)),
+		"chmod 700 "+dir+" if it is yours, or set ATLASBRIDGE_HOME to another folder")
 }
-
-// childEnv is what a tool gets: no setting and no secret of ours, only what `atlasbridge hook` needs.
-func childEnv(env []string, c *Config, sessionID string) []string {
+func childEnv(env []string, c *Config, sessionID string) []string { // nothing of ours but what `atlasbridge hook` needs
 	ours := regexp.MustCompile(`(?i)^(ATLASBRIDGE|TELEGRAM)_`) // in any case, as Windows has it
-	kept := slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
+	return append(slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
 		return ours.MatchString(entry) || c.Token != "" && strings.Contains(entry, c.Token)
-	})
-	return append(kept, "ATLASBRIDGE_SESSION="+sessionID, "ATLASBRIDGE_HOME="+c.Dir)
+	}), "ATLASBRIDGE_SESSION="+sessionID, "ATLASBRIDGE_HOME="+c.Dir)
 }
 
 const logLimit = 1 << 20 // bytes from which the next session starts another log
@@ -291,45 +260,45 @@ func openLog(dir, level string) (*slog.Logger, error) {
 }
 
 const exitFailed, exitUsage, exitInternal = 1, 2, 125 // as the shell and env(1) have them
-// What lockFile returns when another process holds the lock, and findTool and startPTY when PATH lacks the command.
 var errLocked, errNoTool = errors.New("locked by another process"), errors.New("command not found")
 
-// PTY is the child's terminal. Read gives io.EOF when the last process that held it is gone. Methods may be
-// called from different goroutines; Close is idempotent and ends a blocked Read.
+// PTY is the child's terminal, for any goroutine. Read gives io.EOF when the last process that held it is gone. Close
+// is idempotent and ends a blocked Read.
 type PTY interface {
 	io.ReadWriteCloser
 	Resize(Size) error
-	State() TTYState  // signal 2; ReadingUnknown where the system cannot tell
-	Wait() (code int) // exit status, 128+N when a signal killed it; once
+	State() TTYState // signal 2; ReadingUnknown where the system cannot tell
+	Wait() int       // exit status, 128+N when a signal killed it; once
 	PID() int
-	Signal(sig os.Signal) error     // to the child's foreground process group
+	Signal(os.Signal) error         // to the child's foreground process group
 	Terminate(done <-chan struct{}) // SIGTERM, 3 s, SIGKILL to its process group; returns early when done closes
 }
-type Size struct{ Rows, Cols, XPixel, YPixel uint16 } // of a terminal, in cells and pixels (struct winsize)
-
-// command is what every command gets: its arguments and surroundings.
-type command struct {
+type command struct { // what every command gets: its surroundings, and its arguments before and after parsing
 	ctx                   context.Context
 	name                  string
-	args                  []string // after the command's name
+	args                  []string // after the name
 	stdin, stdout, stderr *os.File
 	getenv                func(string) string
-	opts                  *options // as parsed by run
+	opts                  *options
 }
-
-// commandSpec is one row of the command table: dispatch, flags, help, suggestions and completion derive from it.
-type commandSpec struct {
+type options struct {
+	set  *flag.FlagSet
+	args []string // without flags
+}
+type commandSpec struct { // a row of the command table: dispatch, flags, help, suggestions, completion derive from it
 	name, usage, summary string
 	min, max             int // how many arguments besides flags; max −1: any number
 	do                   func(*command) int
 	words, help          string // what the first argument can be; flags, explanation, examples
 }
+type tool struct{ Name, Commands, Version, Supported, Path, Warning string } // of an adapter; Path "": not found
+type Size struct{ Rows, Cols, XPixel, YPixel uint16 }                        // in cells and pixels (struct winsize)
+type hint string                                                             // what to do about an error
 
-var flagShape = regexp.MustCompile(`(?:\[|\n  |, )--([a-z-]+)(?: ([A-Z:]+|[a-z]+\|[a-z]+))?`)
-
-// flags are those that usage and help show: each with its name and, unless it is a switch, that of its value.
-func (s commandSpec) flags() [][]string { return flagShape.FindAllStringSubmatch(s.usage+s.help, -1) }
-
+func (s commandSpec) flags() [][]string { // each with its name and, unless it is a switch, that of its value
+	shape := regexp.MustCompile(`(?:\[|\n  |, )--([a-z-]+)(?: ([A-Z:]+|[a-z]+\|[a-z]+))?`)
+	return shape.FindAllStringSubmatch(s.usage+s.help, -1)
+}
 func commands() []commandSpec {
 	return []commandSpec{
 		{"run", "run [flags] <tool> [args…]", "run a tool; its questions reach your phone", 1, -1, cmdRun, "", `
@@ -385,13 +354,10 @@ func mapped[T, U any](list []T, to func(T) U) (images []U) {
 	}
 	return images
 }
-
-// spec is the row of the command's name, and without one a row that does nothing.
-func (c *command) spec() commandSpec {
+func (c *command) spec() commandSpec { // the row of its name, and without one a row that does nothing
 	all := append(commands(), commandSpec{name: c.name})
 	return all[slices.IndexFunc(all, func(s commandSpec) bool { return s.name == c.name })]
 }
-
 func cmdHelp(c *command) int {
 	list := mapped(commands(), func(s commandSpec) string { return fmt.Sprintf("  %-11s %s\n", s.name, s.summary) })
 	fmt.Fprint(c.stdout, "atlasbridge runs an AI command line and carries its questions to your phone.\n\n",
@@ -400,24 +366,11 @@ func cmdHelp(c *command) int {
 	return 0
 }
 
-// options are a command's flags and arguments as given.
-type options struct {
-	set  *flag.FlagSet
-	args []string
-}
-
 func (o *options) text(name string) string { return o.set.Lookup(name).Value.String() }
 func (o *options) on(name string) bool     { return o.text(name) == "true" }
 func (o *options) given(name string) bool  { return o.text(name) != o.set.Lookup(name).DefValue }
-
-// options reads the arguments; flags may follow arguments, but not those of run and answer. When that fails, or help
-// was asked for, it has said so and returns nil and the exit code.
-func (c *command) options() (*options, int) {
-	s := c.spec()
-	if s.do == nil {
-		return nil, c.usage("unknown command %q", c.name)
-	}
-	o := &options{set: flag.NewFlagSet(c.name, flag.ContinueOnError)}
+func (c *command) options() (*options, int) { // nil and the exit code when it has said what is wrong, or helped
+	s, o := c.spec(), &options{set: flag.NewFlagSet(c.name, flag.ContinueOnError)}
 	o.set.SetOutput(io.Discard)
 	for _, f := range s.flags() {
 		if f[2] == "" {
@@ -429,12 +382,13 @@ func (c *command) options() (*options, int) {
 		}
 	}
 	err := o.set.Parse(c.args)
-	for err == nil && o.set.NArg() > 0 && c.name != "run" && c.name != "answer" {
-		o.args = append(o.args, o.set.Arg(0))
-		err = o.set.Parse(o.set.Args()[1:])
+	for ; err == nil && o.set.NArg() > 0 && c.name != "run" && c.name != "answer"; err = o.set.Parse(o.set.Args()[1:]) {
+		o.args = append(o.args, o.set.Arg(0)) // flags may follow arguments here
 	}
 	o.args = append(o.args, o.set.Args()...)
 	switch n, words := len(o.args), strings.Fields(s.words); {
+	case s.do == nil:
+		return nil, c.usage("unknown command %q", c.name)
 	case err == flag.ErrHelp:
 		fmt.Fprintf(c.stdout, "atlasbridge %s\n  %s\n%s", s.usage, s.summary, strings.TrimPrefix(s.help+"\n", "\n"))
 		return nil, 0
@@ -446,7 +400,6 @@ func (c *command) options() (*options, int) {
 	return o, 0
 }
 
-// usage prints one line about a wrong command line, with the right usage or the nearest command, and returns 2.
 func (c *command) usage(format string, args ...any) int {
 	right := c.spec().usage
 	more := cmp.Or(when(right != "", "; usage: atlasbridge "+right), meant("atlasbridge ", c.name, commandNames()),
@@ -454,77 +407,51 @@ func (c *command) usage(format string, args ...any) int {
 	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", visible(fmt.Sprintf(format, args...)+more))
 	return exitUsage
 }
-
 func meant(before, word string, words []string) string {
 	near := nearest(word, words)
 	return when(near != "", "; did you mean `"+before+near+"`?")
 }
-
-// nearest is the first word that s begins, or that differs from s in no more than two letters next to each other.
-func nearest(s string, words []string) string {
+func nearest(s string, words []string) string { // the first that s begins, or that differs in two letters side by side
 	for _, w := range words {
-		head, tail, both := 0, 0, min(len(s), len(w))
-		for ; head < both && s[head] == w[head]; head++ {
-		}
-		for ; tail < both-head && s[len(s)-1-tail] == w[len(w)-1-tail]; tail++ {
-		}
+		both := min(len(s), len(w))
+		head := sort.Search(both, func(n int) bool { return s[:n+1] != w[:n+1] }) // letters both begin with
+		tail := sort.Search(both-head, func(n int) bool { return s[len(s)-n-1:] != w[len(w)-n-1:] })
 		if head > 1 && head == len(s) || max(len(s), len(w))-head-tail <= 2 {
 			return w
 		}
 	}
 	return ""
 }
+
 func (c *command) fail(err error) int {
-	remedy := visible(hintOf(err))
-	fmt.Fprint(c.stderr, "atlasbridge: ", redact(visible(err.Error())), "\n",
-		when(remedy != "", "atlasbridge: hint: "+remedy+"\n"))
+	remedy := when(hintOf(err) != "", "atlasbridge: hint: "+visible(hintOf(err))+"\n")
+	fmt.Fprintf(c.stderr, "atlasbridge: %s\n%s", redact(visible(err.Error())), remedy)
 	return exitFailed
 }
-
-type hint struct {
-	error
-	remedy string
+func (hint) Error() string    { return "" }
+func hintOf(err error) string { h, _ := errors.AsType[hint](err); return string(h) }
+func hinted(err error, todo string) error { // nil stays nil, and an older hint wins
+	return cmp.Or(when(err != nil && hintOf(err) == "", fmt.Errorf("%w%w", err, hint(todo))), err)
 }
-
-func (h hint) Unwrap() error  { return h.error }
-func hintOf(err error) string { h, _ := errors.AsType[hint](err); return h.remedy }
-
-// hinted adds to an error what to do about it, for the line after it; nil stays nil, and an older remedy wins.
-func hinted(err error, remedy string) error {
-	if err != nil && hintOf(err) == "" {
-		return hint{err, remedy}
-	}
-	return err
-}
-
-func onTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
-
-// colour wraps text in an SGR code ("31" red, "1" bold …) on a terminal, unless NO_COLOR is set (https://no-color.org).
-func (c *command) colour(code, text string) string {
+func onTerminal(f *os.File) bool { _, err := terminalSize(f); return err == nil }
+func (c *command) colour(code, text string) string { // code: of SGR, "31" red, "1" bold …; https://no-color.org
 	plain := c.getenv("NO_COLOR") != "" || c.getenv("TERM") == "dumb" || !onTerminal(c.stdout)
 	return cmp.Or(when(!plain, "\x1b["+code+"m"+text+"\x1b[0m"), text)
 }
 
-// table prints rows of plain text in columns, the first row as headings, lines cut at 80 characters.
-func (c *command) table(rows [][]string) {
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	lines := mapped(rows, func(row []string) string { return visible(strings.Join(row, "\t")) + "\n" })
-	io.WriteString(w, strings.Join(lines, ""))
-	w.Flush()
-	head, rest, _ := strings.Cut(regexp.MustCompile("(?m)^(.{79})..+$").ReplaceAllString(b.String(), "$1…"), "\n")
-	fmt.Fprint(c.stdout, c.colour("1", head), "\n", rest)
-}
-
-// show prints JSON where --json was given, and else the table.
-func (c *command) show(v any, rows [][]string) int {
+func (c *command) show(v any, rows [][]string) int { // --json: v; else a table, headings first, cut at 80 characters
 	if c.opts.on("json") {
 		return c.printJSON(v)
 	}
-	c.table(rows)
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	lines := mapped(rows, func(row []string) string { return visible(strings.Join(row, "\t")) + "\n" })
+	fmt.Fprint(w, strings.Join(lines, ""))
+	w.Flush()
+	head, rest, _ := strings.Cut(regexp.MustCompile("(?m)^(.{79})..+$").ReplaceAllString(b.String(), "$1…"), "\n")
+	fmt.Fprint(c.stdout, c.colour("1", head), "\n", rest)
 	return 0
 }
-
 func (c *command) printJSON(v any) int {
 	e := json.NewEncoder(c.stdout)
 	e.SetEscapeHTML(false)
@@ -540,7 +467,6 @@ func (c *command) config(flags map[string]string) (*Config, error) {
 	}
 	return loadConfig(dir, c.getenv, flags)
 }
-
 func cmdConfig(c *command) int {
 	cfg, err := c.config(nil)
 	if err != nil {
@@ -550,16 +476,14 @@ func cmdConfig(c *command) int {
 	return c.show(cfg.inForce, append([][]string{{"SETTING", "VALUE", "FROM"}}, rows...))
 }
 
-// version is the version control tag that the Go tool wrote into the binary, and for what it was built.
 func version() string {
-	info, _ := debug.ReadBuildInfo() // there is one in every program built from modules
+	info, _ := debug.ReadBuildInfo() // with the version control tag; in every program built from modules
 	return fmt.Sprintf("atlasbridge %s %s %s/%s", cmp.Or(info.Main.Version, "(devel)"), runtime.Version(),
 		runtime.GOOS, runtime.GOARCH)
 }
 func cmdVersion(c *command) int { fmt.Fprintln(c.stdout, version()); return 0 }
 
-// cmdCompletion prints the script for a shell; zsh runs that of bash. After `run` the shell completes as ever.
-func cmdCompletion(c *command) int {
+func cmdCompletion(c *command) int { // zsh runs the script of bash; after `run` the shell completes as ever
 	names, cases := strings.Join(commandNames(), " "), ""
 	for _, s := range commands() {
 		flags := mapped(s.flags(), func(f []string) string { return " --" + f[1] })
@@ -579,43 +503,38 @@ complete -o default -F _atlasbridge atlasbridge
 	return 0
 }
 
-// cmdDoctor tells each check as soon as it is known, with --json all at the end.
-func cmdDoctor(c *command) (code int) {
+func cmdDoctor(c *command) (code int) { // tells each check as soon as it is known, with --json all at the end
 	var checks []map[string]any
 	// A check failed with err (remedy: what to do), or passed with what was found (remedy: a warning).
+	out := cmp.Or(when[io.Writer](c.opts.on("json"), io.Discard), io.Writer(c.stdout))
 	tell := func(name string, err error, found, remedy string) {
 		mark := cmp.Or(when(remedy != "", c.colour("33", "warn")), c.colour("32", "ok  "))
 		if err != nil {
 			code, mark, found, remedy = exitFailed, c.colour("31", "FAIL"), redact(err.Error()), hintOf(err)
 		}
 		checks = append(checks, map[string]any{"name": name, "ok": err == nil, "detail": found, "remedy": remedy})
-		if !c.opts.on("json") {
-			fmt.Fprintf(c.stdout, "%s  %-11s  %s\n%s", mark, name, visible(found),
-				when(remedy != "", fmt.Sprintf("%17s  %s\n", "→", visible(remedy))))
-		}
+		fmt.Fprintf(out, "%s  %-11s  %s\n%s", mark, name, visible(found),
+			when(remedy != "", fmt.Sprintf("%17s  %s\n", "→", visible(remedy))))
 	}
 	cfg, err := c.config(nil)
 	tell("config", err, "settings and defaults are valid", "")
 	if cfg.Channel == "telegram" {
-		ctx, stop := context.WithTimeout(c.ctx, 15*time.Second)
-		defer stop()
 		var me, chat struct{ Type, Title, Username string }
 		bot := newTelegram(cfg, nil, nil)
-		err = hinted(bot.call(ctx, "getMe", map[string]any{}, &me), "check the network, or run `atlasbridge setup`")
+		err = hinted(bot.call(c.ctx, "getMe", map[string]any{}, &me), "check the network, or run `atlasbridge setup`")
 		tell("token", err, "the bot is @"+me.Username, "")
-		if skew := bot.clockSkew().Round(time.Second); skew.Abs() > 30*time.Second { // times could not be compared
-			err = hinted(fmt.Errorf("Telegram's clock is %s ahead", skew), "set the clock (timedatectl set-ntp true)")
-		}
-		tell("clock", err, "as Telegram's", "")
-		err = bot.call(ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
+		skew := bot.clockSkew().Round(time.Second)
+		wrong := when(skew.Abs() > 30*time.Second, fmt.Errorf("Telegram's clock is %s ahead", skew))
+		tell("clock", cmp.Or(hinted(wrong, "set the clock (timedatectl set-ntp true)"), err), "as Telegram's", "")
+		err = bot.call(c.ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
 		tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+cmp.Or(chat.Title, chat.Username), "")
 	}
 	st, err := openStore(cfg.Dir)
 	tell("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"), "can be used", "")
 	if err == nil {
 		defer st.Close()
-		nobody := when(st.holder("poll.lock") == 0, "nobody, which is right while no session runs")
-		tell("poller", nil, cmp.Or(nobody, fmt.Sprint("process ", st.holder("poll.lock"))), "")
+		pid, nobody := st.holder("poll.lock"), "nobody, which is right while no session runs"
+		tell("poller", nil, cmp.Or(when(pid == 0, nobody), fmt.Sprint("process ", pid)), "")
 		view, _ := st.View()
 		verdict, err := st.verifyAudit(view)
 		bad := when(!verdict.OK, fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason))
@@ -639,12 +558,7 @@ func cmdDoctor(c *command) (code int) {
 	return code
 }
 
-// tool is an adapter and the program it stands for; Path is "" when it was not found.
-type tool struct{ Name, Commands, Version, Supported, Path, Warning string }
-
-// knownTools asks every installed tool for its version, all at once. One that does not answer within 10 s
-// (a cold start of Node takes up to 4 s, measured) counts as found, its version unknown.
-func knownTools(ctx context.Context, cfg *Config) []tool {
+func knownTools(ctx context.Context, cfg *Config) []tool { // asks all at once; Node takes up to 4 s to start (measured)
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
 	list, env := make([]tool, len(adapters)-1), childEnv(os.Environ(), cfg, "") // the last one stands for all others
@@ -655,9 +569,7 @@ func knownTools(ctx context.Context, cfg *Config) []tool {
 	all.Wait()
 	return list
 }
-
-// probe finds the tool and reads what it says of its version, in a terminal of its own as under run.
-func probe(ctx context.Context, a *Adapter, env []string) tool {
+func probe(ctx context.Context, a *Adapter, env []string) tool { // in a terminal of its own, as under run
 	path := func(name string) string { path, _ := findTool(name); return path } // "" when it is not there
 	t := tool{Name: a.Name, Commands: strings.Join(a.Names, " "), Supported: a.MinVer + " to " + a.MaxVer,
 		Path: cmp.Or(mapped(a.Names, path)...)}
@@ -671,9 +583,7 @@ func probe(ctx context.Context, a *Adapter, env []string) tool {
 	t.Warning = when(t.Path != "" && odd, "not a version that was tried: if questions are missed, use one of "+t.Supported)
 	return t
 }
-
-// versionLess compares dotted numbers as far as the shorter one goes: the bound "2.1" means all of 2.1, "" anything.
-func versionLess(a, b string) bool {
+func versionLess(a, b string) bool { // as far as the shorter one goes: the bound "2.1" means all of 2.1, "" anything
 	as, bs := strings.Split(a, "."), strings.Split(b, ".")
 	n := min(len(as), len(bs))
 	byNumber := func(x, y string) int { return cmp.Or(len(x)-len(y), strings.Compare(x, y)) } // without leading zeros
@@ -690,36 +600,28 @@ func cmdAdapters(c *command) int {
 	return c.show(list, rows)
 }
 
-// cmdDebug writes the bundle, a new file, and lists what goes in.
 func cmdDebug(c *command) int {
 	path := cmp.Or(c.opts.text("output"), time.Now().Format("atlasbridge-debug-20060102-150405.tar.gz"))
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return c.fail(hinted(fmt.Errorf("writing the bundle: %w", err), "choose another file with --output"))
-	}
+	f, opened := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	cfg, err := c.config(nil)
-	tools := mapped(knownTools(c.ctx, cfg), func(t tool) string { return fmt.Sprintf("%+v", t) })
-	about, _ := json.MarshalIndent(map[string]any{"version": version(), "tools": tools, "config": cfg.inForce,
-		"config_error": fmt.Sprint(err)}, "", "  ")
+	about, _ := json.MarshalIndent(map[string]any{"version": version(), "tools": knownTools(c.ctx, cfg),
+		"config": cfg.inForce, "config_error": fmt.Sprint(err)}, "", "  ")
 	zip, full := gzip.NewWriter(f), c.opts.on("full")
 	tape := tar.NewWriter(zip) // an error stays with it until it is closed
 	for _, name := range []string{"about.json", "state.jsonl", "audit.log", "atlasbridge.log", "atlasbridge.log.1"} {
-		content, err := os.ReadFile(filepath.Join(cfg.Dir, name))
-		if name == "about.json" {
-			content, err = about, nil
-		} else if name == "state.jsonl" || !full { // the audit log keeps its bytes: they are hashed
-			content = withhold(content, full)
-		}
-		if text := strings.ReplaceAll(redact(string(content)), cmp.Or(cfg.Token, "\x00"), "[token]"); err == nil {
+		content, _ := os.ReadFile(filepath.Join(cfg.Dir, name))
+		text := cmp.Or(when(name == "about.json", string(about)), // the audit log keeps its bytes: they are hashed
+			when(full && name != "state.jsonl", string(content)), string(withhold(content, full)))
+		if text = strings.ReplaceAll(redact(text), cmp.Or(cfg.Token, "\x00"), "[token]"); text != "" && opened == nil {
 			fmt.Fprintf(c.stdout, "%9d  %s\n", len(text), name)
 			tape.WriteHeader(&tar.Header{Name: "atlasbridge/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: time.Now()})
 			io.WriteString(tape, text)
 		}
 	}
-	if err := errors.Join(tape.Close(), zip.Close(), f.Close()); err != nil {
-		return c.fail(fmt.Errorf("writing the bundle: %w", err))
+	if err := cmp.Or(opened, errors.Join(tape.Close(), zip.Close(), f.Close())); err != nil {
+		return c.fail(hinted(fmt.Errorf("writing the bundle: %w", err), "choose another file with --output"))
 	}
-	fmt.Fprintf(c.stdout, "%s: no token; answers and excerpts with --full only; look into it before you send it\n", path)
+	fmt.Fprint(c.stdout, path, ": no token; answers and excerpts with --full only; look into it before you send it\n")
 	return 0
 }
 
@@ -732,11 +634,9 @@ func withhold(lines []byte, full bool) (out []byte) {
 	for line := range bytes.Lines(lines) {
 		var record map[string]json.RawMessage
 		json.Unmarshal(line, &record)
-		for key, v := range record {
-			if key == "nonce" || !full && strings.ContainsAny(string(v[:1]), `"[{`) && !slices.Contains(harmless, key) {
-				delete(record, key)
-			}
-		}
+		maps.DeleteFunc(record, func(key string, v json.RawMessage) bool {
+			return key == "nonce" || !full && strings.ContainsAny(string(v[:1]), `"[{`) && !slices.Contains(harmless, key)
+		})
 		text, _ := json.Marshal(record) // of valid JSON: cannot fail
 		out = append(append(out, text...), '\n')
 	}

@@ -1136,8 +1136,9 @@ func TestTableFits(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	c := &command{stdout: f, getenv: os.Getenv}
-	c.table([][]string{{"ID", "TEXT"}, {"é", "short"}, {"22", strings.Repeat("x", 100)}})
+	c := &command{name: "config", stdout: f, getenv: os.Getenv}
+	c.opts, _ = c.options()
+	c.show(nil, [][]string{{"ID", "TEXT"}, {"é", "short"}, {"22", strings.Repeat("x", 100)}})
 	text, _ := os.ReadFile(f.Name())
 	want := "ID  TEXT\né   short\n22  " + strings.Repeat("x", 75) + "…\n"
 	if string(text) != want {

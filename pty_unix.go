@@ -27,11 +27,10 @@ import (
 	"golang.org/x/term"
 )
 
-const linux, amd64 = runtime.GOOS == "linux", runtime.GOARCH == "amd64"
-const suspendSignal = syscall.SIGTSTP                                        // asks us to stop: kill -TSTP
+const linux, amd64, suspendSignal = runtime.GOOS == "linux", runtime.GOARCH == "amd64", syscall.SIGTSTP
 const drainQuiet, drainWait = 100 * time.Millisecond, 500 * time.Millisecond // Read after the child: of silence, in all
 var getModes = map[bool]uint{true: 0x5401, false: 0x40487413}[linux]         // TCGETS, on macOS TIOCGETA
-var setModes = map[bool]uint{true: 0x5402, false: 0x80487414}[linux]         // TCSETS, TIOCSETA: without flushing type-ahead
+var setModes = map[bool]uint{true: 0x5402, false: 0x80487414}[linux]         // TCSETS, TIOCSETA: type-ahead stays
 
 // unixPTY is the master side and the child. Read belongs to one goroutine; all else may be called from any.
 type unixPTY struct {
@@ -60,13 +59,10 @@ func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, er
 	return p, nil
 }
 
-// findTool is exec.LookPath as a shell does it: "." in PATH counts; errNoTool, or os.ErrPermission, a folder's too.
-func findTool(name string) (string, error) {
+func findTool(name string) (string, error) { // as a shell does it: "." in PATH counts, a folder gives os.ErrPermission
 	path, err := exec.LookPath(name)
-	if errors.Is(err, os.ErrPermission) || errors.Is(err, syscall.EISDIR) {
-		return path, os.ErrPermission
-	}
-	return path, when(err != nil && !errors.Is(err, exec.ErrDot), errNoTool)
+	denied := errors.Is(err, os.ErrPermission) || errors.Is(err, syscall.EISDIR)
+	return path, cmp.Or(when(denied, os.ErrPermission), when(err != nil && !errors.Is(err, exec.ErrDot), errNoTool))
 }
 
 // open sets p.master and gives the slave, its size and modes as the child is to find them.
@@ -89,8 +85,8 @@ func (p *unixPTY) open(size Size, host *os.File) (slave *os.File, err error) {
 	return slave, cmp.Or(err, openErr, ioctl(slave, setModes, &modes), p.Resize(size))
 }
 
-// live starts and reaps the child. Linux's Pdeathsig ends even one that ignores SIGHUP after kill -9 of ours; it is sent
-// when the thread that forked ends (prctl(2)), so that thread is kept.
+// live starts and reaps the child. Linux's Pdeathsig ends even one that ignores SIGHUP after kill -9 of ours; it is
+// sent when the thread that forked ends (prctl(2)), so that thread is kept.
 func (p *unixPTY) live(path string, argv []string, attr *os.ProcAttr, started chan<- error) {
 	runtime.LockOSThread()
 	if f := reflect.ValueOf(attr.Sys).Elem().FieldByName("Pdeathsig"); f.IsValid() {
@@ -130,13 +126,9 @@ func (p *unixPTY) Write(b []byte) (int, error) { return p.master.Write(b) }
 func (p *unixPTY) Close() error                { p.master.Close(); return nil } // the foreground group gets SIGHUP
 func (p *unixPTY) Wait() int                   { <-p.exited; return p.code }
 func (p *unixPTY) PID() int                    { return p.proc.Pid }
-
-// Resize sends SIGWINCH to the foreground group when the size is another one.
-func (p *unixPTY) Resize(s Size) error { return ioctl(p.master, unix.TIOCSWINSZ, &s) }
-
-// Signal says os.ErrProcessDone when the child is gone.
-func (p *unixPTY) Signal(sig os.Signal) error { return p.signal(sig, p.foreground()) }
-func (p *unixPTY) signal(sig os.Signal, groups ...int) error {
+func (p *unixPTY) Resize(s Size) error         { return ioctl(p.master, unix.TIOCSWINSZ, &s) } // sends SIGWINCH
+func (p *unixPTY) Signal(sig os.Signal) error  { return p.signal(sig, p.foreground()) }
+func (p *unixPTY) signal(sig os.Signal, groups ...int) error { // os.ErrProcessDone: the child is gone
 	err := p.proc.Signal(syscall.Signal(0))
 	for i := 0; i < len(groups) && !errors.Is(err, os.ErrProcessDone); i++ {
 		err = unix.Kill(-groups[i], sig.(syscall.Signal))
@@ -155,16 +147,12 @@ func (p *unixPTY) Terminate(done <-chan struct{}) {
 		p.signal(syscall.SIGKILL, p.foreground(), p.PID())
 	}
 }
-
-// foreground is the terminal's foreground process group, the leader's own when there is none.
-func (p *unixPTY) foreground() int {
+func (p *unixPTY) foreground() int { // process group of the terminal, the leader's own when there is none
 	var pgrp int32
 	ioctl(p.master, unix.TIOCGPGRP, &pgrp)
 	return cmp.Or(when(pgrp > 1, int(pgrp)), p.PID()) // never 1: kill(-1) reaches every process
 }
-
-// State costs 0.1 to 1 ms, by the number of processes on the machine and of threads in the group: BenchmarkPTYState.
-func (p *unixPTY) State() TTYState {
+func (p *unixPTY) State() TTYState { // costs 0.1 to 1 ms, by the number of processes and threads: BenchmarkPTYState
 	var modes unix.Termios
 	ioctl(p.master, getModes, &modes)
 	tty := statFields(fmt.Sprint("/proc/", p.PID()))[4]
@@ -220,9 +208,7 @@ func threadReading(tty, task string, depth int) Reading {
 	}
 	return foregroundReading(inner, 0, depth+1)
 }
-
-// statFields is /proc/…/stat after the name: state, ppid, pgrp, session, tty_nr, tpgid, … (proc_pid_stat(5)).
-func statFields(proc string) (f [20]string) {
+func statFields(proc string) (f [20]string) { // proc_pid_stat(5): state, ppid, pgrp, session, tty_nr, tpgid, …
 	b, _ := os.ReadFile(proc + "/stat")
 	copy(f[:], strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:])))
 	return f
@@ -273,9 +259,7 @@ func ioctl[T any](f *os.File, req uint, arg *T) error {
 	}
 	return when[error](errno != 0, errno)
 }
-
-// terminalSize asks the host's terminal; an error when f is none.
-func terminalSize(f *os.File) (s Size, err error) {
+func terminalSize(f *os.File) (s Size, err error) { // of the host's terminal; an error when f is none
 	err = ioctl(f, unix.TIOCGWINSZ, &s)
 	return s, err
 }
@@ -291,16 +275,12 @@ func rawMode(f *os.File) (restore func() error, err error) {
 		return term.Restore(fd, before)
 	}, err
 }
-
-// resizeSignals delivers a value per change of the host terminal's size; stop ends it.
-func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
+func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) { // a value per change of the host terminal's size
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, syscall.SIGWINCH)
 	return c, func() { signal.Stop(c) }
 }
-
-// endSignals end a session. Those this process was started to ignore (nohup) are not asked for: the child ignores them.
-func endSignals() []os.Signal {
+func endSignals() []os.Signal { // without those we were started to ignore (nohup): the child ignores them too
 	return slices.DeleteFunc([]os.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT}, signal.Ignored)
 }
 
@@ -324,37 +304,29 @@ func lockFile(f *os.File, wait bool) error {
 	return cmp.Or(when(err == unix.EWOULDBLOCK, errLocked), err)
 }
 func unlockFile(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_UN) }
-
-// syncDir makes a rename or creation in dir durable; file systems that cannot (EINVAL) are taken as they are.
-func syncDir(dir string) error {
+func syncDir(dir string) error { // a rename or creation in it is durable then, but where the file system cannot: EINVAL
 	d, err := os.Open(dir)
 	defer d.Close()
 	err = cmp.Or(err, d.Sync())
 	return when(!errors.Is(err, unix.EINVAL), err)
 }
-
-// processStart is a number that tells two processes of the same pid apart; 0: no such process.
-func processStart(pid int) (n int64) {
+func processStart(pid int) (n int64) { // tells two processes of the same pid apart; 0: no such process
 	if !linux {
 		out, _ := exec.Command("env", "LC_ALL=C", "ps", "-o", "lstart=", "-p", strconv.Itoa(pid)).Output()
 		t, _ := time.Parse(time.ANSIC, strings.TrimSpace(string(out)))
 		return max(t.Unix(), 0)
 	}
-	if stat := statFields("/proc/" + strconv.Itoa(pid)); stat[0] != "Z" {
+	if stat := statFields(fmt.Sprint("/proc/", pid)); stat[0] != "Z" {
 		n, _ = strconv.ParseInt(stat[19], 10, 64) // clock ticks since boot
 	}
 	return n
 }
-
-// ownedPrivate is nil for a regular file without a second name, or a folder, of the user's own and no other's to touch.
-func ownedPrivate(path string) error {
+func ownedPrivate(path string) error { // nil: a file of one name, or a folder, the user's own and no other's to touch
 	f, err := openPrivate(path, os.O_RDONLY)
 	f.Close()
 	return err
 }
-
-// mkdirPrivate makes a folder that only the user can enter; fs.ErrExist when it is there.
-func mkdirPrivate(path string) error { return os.Mkdir(path, 0o700) }
+func mkdirPrivate(path string) error { return os.Mkdir(path, 0o700) } // fs.ErrExist when it is there
 
 // openPrivate opens or creates a file 0600, whatever the umask, that must be ownedPrivate. No symbolic link is followed
 // (ELOOP), nothing refused is truncated, and O_NONBLOCK keeps a planted FIFO from hanging the open.
@@ -382,8 +354,7 @@ func openPrivate(path string, flag int) (*os.File, error) {
 	return f, err
 }
 
-// networkFS names the file system when flock may not hold between machines, else "" (always on macOS): statfs(2).
-func networkFS(dir string) string {
+func networkFS(dir string) string { // the file system where flock may not hold between machines, else ""
 	var st unix.Statfs_t
 	unix.Statfs(dir, &st)
 	return map[uint32]string{0x6969: "nfs", 0xff534d42: "cifs", 0xfe534d42: "cifs", 0x517b: "smb", 0x01021997: "9p",

@@ -47,8 +47,7 @@ func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, er
 	return p, nil
 }
 
-// findTool is exec.LookPath as cmd.exe does it: the current folder counts.
-func findTool(name string) (string, error) {
+func findTool(name string) (string, error) { // as cmd.exe does it: the current folder counts
 	path, err := exec.LookPath(name)
 	return path, when(err != nil && !errors.Is(err, exec.ErrDot), errNoTool)
 }
@@ -72,8 +71,7 @@ func (p *winPTY) start(argv, env []string, dir string, size Size) error {
 	si := windows.StartupInfoEx{ProcThreadAttributeList: attrs.List()}
 	si.Cb = uint32(unsafe.Sizeof(si))
 	// No standard handles, or the child gets ours (github.com/microsoft/terminal/issues/11276); else as wine needs it.
-	redirected := func(f *os.File) bool { return !term.IsTerminal(int(f.Fd())) }
-	if redirected(os.Stdin) || redirected(os.Stdout) || redirected(os.Stderr) {
+	if !onTerminal(os.Stdin) || !onTerminal(os.Stdout) || !onTerminal(os.Stderr) {
 		si.Flags = windows.STARTF_USESTDHANDLES
 	}
 	var pi windows.ProcessInformation
@@ -85,9 +83,7 @@ func (p *winPTY) start(argv, env []string, dir string, size Size) error {
 	return err
 }
 func wide(s string) *uint16 { return &utf16.Encode([]rune(s + "\x00"))[0] }
-
-// live waits for the child, and for the console to paint its last words: github.com/microsoft/terminal/issues/18552.
-func (p *winPTY) live() {
+func (p *winPTY) live() { // the console paints the last words late: github.com/microsoft/terminal/issues/18552
 	windows.WaitForSingleObject(p.process, windows.INFINITE)
 	windows.GetExitCodeProcess(p.process, &p.code)
 	if windows.NTStatus(p.code) == windows.STATUS_CONTROL_C_EXIT {
@@ -103,25 +99,19 @@ func (p *winPTY) Wait() int                   { <-p.exited; return int(p.code) }
 func (p *winPTY) PID() int                    { return int(p.pid) }
 func (p *winPTY) Resize(s Size) error         { return windows.ResizePseudoConsole(p.console, coord(s)) }
 func coord(s Size) windows.Coord              { return windows.Coord{X: int16(s.Cols), Y: int16(s.Rows)} }
-
-// Close does not wait: ClosePseudoConsole does, before Windows 11 24H2, until all output is read (its documentation).
 func (p *winPTY) Close() error {
-	go p.hangUp()
+	go p.hangUp() // ClosePseudoConsole waits, before Windows 11 24H2, until all output is read (its documentation)
 	return errors.Join(p.out.Close(), p.in.Close())
 }
-
-// Signal types Ctrl-C for os.Interrupt; any other signal ends the child, which is all there is.
-func (p *winPTY) Signal(sig os.Signal) error {
+func (p *winPTY) Signal(sig os.Signal) error { // Ctrl-C is typed; any other ends the child, which is all there is
 	if sig == os.Interrupt {
 		_, err := p.in.Write([]byte{3})
 		return err
 	}
 	return windows.TerminateProcess(p.process, 128+uint32(sig.(syscall.Signal)))
 }
-
-// Terminate closes the console, which programs may use to end well, and after 3 s ends the child.
 func (p *winPTY) Terminate(done <-chan struct{}) {
-	go p.hangUp()
+	go p.hangUp() // which programs may use to end well
 	select {
 	case <-done:
 	case <-p.exited:
@@ -129,19 +119,13 @@ func (p *winPTY) Terminate(done <-chan struct{}) {
 		p.Signal(syscall.SIGKILL)
 	}
 }
-
-// State says nothing: the console host knows who reads and whether it echoes, but does not tell.
-func (p *winPTY) State() TTYState { return TTYState{Canonical: true, Echo: true} }
-
-// terminalSize asks the host's console, of which f is the input or output.
-func terminalSize(f *os.File) (Size, error) {
+func (p *winPTY) State() TTYState { return TTYState{Canonical: true, Echo: true} } // the console host does not tell
+func terminalSize(f *os.File) (Size, error) { // of the host's console, of which f is the input or output
 	_, err := term.GetState(int(f.Fd()))
 	cols, rows, sizeErr := term.GetSize(int(screen.Fd()))
 	return Size{Rows: uint16(rows), Cols: uint16(cols)}, cmp.Or(err, sizeErr)
 }
-
-// rawMode gives every key as bytes, escape sequences both ways (the os package makes them UTF-8).
-func rawMode(f *os.File) (restore func() error, err error) {
+func rawMode(f *os.File) (restore func() error, err error) { // escape sequences both ways; the os package gives UTF-8
 	in, out, mode := int(f.Fd()), windows.Handle(screen.Fd()), uint32(0)
 	keys, err := term.MakeRaw(in)
 	if err = cmp.Or(err, windows.GetConsoleMode(out, &mode)); err != nil {
@@ -151,9 +135,7 @@ func rawMode(f *os.File) (restore func() error, err error) {
 	err = windows.SetConsoleMode(out, mode|codes|windows.DISABLE_NEWLINE_AUTO_RETURN)
 	return func() error { return cmp.Or(term.Restore(in, keys), windows.SetConsoleMode(out, mode)) }, err
 }
-
-// resizeSignals looks twice a second: there is no signal.
-func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
+func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) { // looks twice a second: there is no signal
 	c, tick := make(chan os.Signal, 1), time.NewTicker(500*time.Millisecond)
 	go func() {
 		last, _ := terminalSize(f)
@@ -166,13 +148,9 @@ func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 	}()
 	return c, tick.Stop
 }
-
-// endSignals: closing the window, logging off and shutting down come as SIGTERM.
-func endSignals() []os.Signal { return []os.Signal{os.Interrupt, syscall.SIGTERM} }
-func stopSelf()               {} // see suspendSignal
-
-// lockFile locks a byte far beyond the end, for others cannot read what is locked.
-func lockFile(f *os.File, wait bool) error {
+func endSignals() []os.Signal { return []os.Signal{os.Interrupt, syscall.SIGTERM} } // SIGTERM: window closed, shutdown
+func stopSelf()               {}                                                    // see suspendSignal
+func lockFile(f *os.File, wait bool) error { // a byte far beyond the end, for others cannot read what is locked
 	how := windows.LOCKFILE_EXCLUSIVE_LOCK | when(!wait, uint32(windows.LOCKFILE_FAIL_IMMEDIATELY))
 	err := windows.LockFileEx(windows.Handle(f.Fd()), how, 0, 1, 0, &windows.Overlapped{OffsetHigh: 1 << 30})
 	return cmp.Or(when(err == windows.ERROR_LOCK_VIOLATION, errLocked), err)
@@ -181,7 +159,6 @@ func unlockFile(f *os.File) error {
 	return windows.UnlockFileEx(windows.Handle(f.Fd()), 0, 1, 0, &windows.Overlapped{OffsetHigh: 1 << 30})
 }
 func syncDir(dir string) error { return nil } // a folder cannot be flushed here; NTFS logs names in its journal
-
 func processStart(pid int) int64 {
 	h, _ := windows.OpenProcess(windows.PROCESS_QUERY_LIMITED_INFORMATION|windows.SYNCHRONIZE, false, uint32(pid))
 	defer windows.CloseHandle(h)
@@ -241,7 +218,5 @@ func openPrivate(path string, flag int) (*os.File, error) {
 	return f, err
 }
 
-func networkFS(dir string) string { return "" } // shares keep locks between machines: nothing to warn of
-
-// watchFolder: NTFS tells of a growing file only when it is closed or flushed, so the caller has to look.
-func watchFolder(dir string) (ch <-chan struct{}, stop func()) { return nil, func() {} }
+func networkFS(dir string) string                              { return "" }             // shares keep locks
+func watchFolder(dir string) (ch <-chan struct{}, stop func()) { return nil, func() {} } // NTFS tells of closed files
