@@ -643,7 +643,8 @@ func (p ptyState) State() TTYState { return p.state }
 func gateBench(t *testing.T, tool string, state TTYState, asked, value string) *session {
 	t.Helper()
 	st := storeAt(t, storeDir(t))
-	s := &session{st: st, ch: localChannel{}, log: slog.New(slog.DiscardHandler), adapter: adapterFor(tool), ctx: t.Context(),
+	s := &session{st: st, ch: localChannel{}, log: slog.New(slog.DiscardHandler), adapter: adapterFor(tool),
+		ctx: t.Context(),
 		cfg: &Config{Timeout: time.Hour, PermissionTimeout: time.Hour, EchoWindow: time.Hour, FreeText: true},
 		pty: ptyState{state: state}, events: make(chan func(), 100)}
 	id := storeSession(t, st)
@@ -714,9 +715,12 @@ func TestGate(t *testing.T) {
 		{"menu gone", "x", raw, menu(0, colours...), "3", []step{{"", "\x1b[B"}, {"$ ", "!the menu did not follow"}}},
 		{"ticks", "x", raw, fmt.Sprintf(ticks, " ", " "), "1", []step{{"", " "}, {"", ""},
 			{fmt.Sprintf(ticks, "x", " "), "\r"}, {"", ""}, {"", "!the menu did not take the answer"}}},
-		{"next message", "claude", raw, fmt.Sprintf(box, ""), "go on", []step{{"", "go on"}, {fmt.Sprintf(box, "go on"), "\r"}}},
+		{"next message", "claude", raw, fmt.Sprintf(box, ""), "go on", []step{{"", "go on"}, {fmt.Sprintf(box, "go on"),
+			"\r"}}},
+		{"pasted", "claude", raw, "\x1b[?2004h" + fmt.Sprintf(box, ""), "go\non", []step{{"", "\x1b[200~go\non\x1b[201~"}}},
 		{"box gone", "claude", raw, fmt.Sprintf(box, ""), "go on", []step{{"$ ", "!the input box is no longer there"}}},
-		{"dialog instead", "claude", raw, fmt.Sprintf(box, ""), "go on", []step{{"", "go on"}, {dialog, "!a question is open"}}},
+		{"dialog instead", "claude", raw, fmt.Sprintf(box, ""), "go on", []step{{"", "go on"}, {dialog,
+			"!a question is open"}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := gateBench(t, c.tool, c.state, c.asked, c.value)
@@ -743,8 +747,8 @@ func TestGate(t *testing.T) {
 	}
 	s.lastKey = time.Now().Add(-time.Minute)
 	s.q.typed = true
-	if s.det.Feed([]byte("n"), time.Now()); s.typed(true) != "" {
-		t.Error("types behind what somebody has begun")
+	if s.det.Feed([]byte("n\r\nGo? (y/n) "), time.Now()); s.typed(true) != "" {
+		t.Error("types when the question was answered here and is asked again")
 	}
 	s = gateBench(t, "x", reads, "Go? (y/n) ", "y")
 	s.typed(false)
@@ -753,8 +757,10 @@ func TestGate(t *testing.T) {
 	}
 	id := s.q.rec.ID
 	s.typed(true)
-	if got := storeView(t, s.st).Prompts[id]; got.Status != Resolved {
-		t.Errorf("typed, it is %s", got.Status)
+	log, _ := os.ReadFile(filepath.Join(s.st.Dir, "audit.log"))
+	if got := storeView(t, s.st).Prompts[id]; got.Status != Resolved || !strings.Contains(string(log),
+		`"REPLY_INJECTED"`) {
+		t.Errorf("typed, it is %s; audit:\n%s", got.Status, log)
 	}
 }
 
