@@ -20,10 +20,9 @@ import (
 	"unicode/utf8"
 )
 
-// Screen is what the terminal shows: a parser over a grid of cells, fed with the child's bytes cut anywhere. Pure, for
-// one goroutine, of bounded memory. The parser is that of https://vt100.net/emu/dec_ansi_parser as today's terminals
-// are: text is UTF-8; no 8-bit C1 controls (0x9C is part of ✳, not ST); an OSC also ends on BEL; any ESC ends a string
-// and begins a sequence; ESC k begins a string. The text is what tmux shows; no scrollback, reflow or graphics.
+// Screen is what the terminal shows: a parser over a grid of cells, fed with the child's bytes cut anywhere, of bounded
+// memory. The parser is that of https://vt100.net/emu/dec_ansi_parser as today's terminals are: text is UTF-8; no 8-bit
+// C1 controls (0x9C is part of ✳, not ST); an OSC also ends on BEL; any ESC ends a string. The text is what tmux shows.
 type Screen struct {
 	rows, cols, top, bottom, scrolled int // the scroll region, inclusive; rows that left the primary screen at the top
 	*page                                 // the one in use
@@ -42,37 +41,28 @@ type page struct {
 	cursor
 	grid []line
 }
-
-// cursor is where and how the next character is written: what DECSC saves.
-type cursor struct {
+type cursor struct { // what DECSC saves
 	row, col, shift int
 	charset         [2]byte // G0 and G1, shift is the one in use: '0' is line drawing
 	wrapNext        bool    // it stands behind the last column
 	pen             Attr
 }
-
-// line is a row: does the text go on in the next one, is it told, was it before it was written anew?
 type line struct {
 	cells                []cell
-	wrapped, told, again bool
+	wrapped, told, again bool // it goes on in the next row; it is told; it was, before it was written anew
 }
-
-// cell is one place of the grid; its zero value is a blank in the default colours.
 type cell struct {
 	ch    rune   // 0 blank
 	wide  bool   // it covers the next cell, which is blank
 	marks string // what combines with it
-	Attr         // colours are one higher
+	Attr         // colours are one higher, so that the zero value is a blank in the default ones
 }
-
-// Attr is how the cell is drawn: enough to tell a highlighted choice from the others.
-type Attr struct {
+type Attr struct { // enough to tell a highlighted choice from the others
 	Dim, Reverse bool
 	FG, BG       int32 // −1 default, 0–255 palette, else 1<<24|rgb
 }
 
-// ProgramStatus is what a program last reported with OSC 7501 (measured). State: idle, working, blocked, done, clear or
-// ""; Kind: permission, question.
+// ProgramStatus is the last OSC 7501 (measured). State: "" idle working blocked done clear; Kind: permission question.
 type ProgramStatus struct{ State, App, Kind, Msg string }
 
 // The limits of what output can make us keep, in bytes. Real strings have up to 1 KiB (measured).
@@ -117,44 +107,36 @@ func (s *Screen) reset(int) {
 	s.erase(0, s.rows*s.cols)
 }
 
-// text appends what the row shows to b, up to the last character written; that may be a space.
-func (l *line) text(b []byte) []byte {
+// text is what the row shows, up to the last character written; shown is without the spaces at the end.
+func (l line) text() string {
+	var b strings.Builder
 	end := len(l.cells)
 	for ; end > 0 && l.cells[end-1].ch == 0; end-- {
 	}
 	for i, c := range l.cells[:end] {
 		if i == 0 || !l.cells[i-1].wide {
-			b = append(utf8.AppendRune(b, max(c.ch, ' ')), c.marks...)
+			b.WriteRune(max(c.ch, ' '))
+			b.WriteString(c.marks)
 		}
 	}
-	return b
+	return b.String()
 }
+func (l line) shown() string { return strings.TrimRight(l.text(), " ") }
 
-// Row is the text of row r from 0, trailing blanks removed, as tmux capture-pane -p prints it.
-func (s *Screen) Row(r int) string { return strings.TrimRight(string(s.grid[r].text(nil)), " ") }
-
-// Text is all rows joined with "\n", trailing empty rows removed.
+// Row is the text of row r from 0 as tmux capture-pane -p prints it; Text is all of them, no empty ones at the end.
+func (s *Screen) Row(r int) string { return s.grid[r].shown() }
 func (s *Screen) Text() string {
-	var all strings.Builder
-	for r := range s.rows {
-		all.WriteString(s.Row(r) + "\n")
-	}
-	return strings.TrimRight(all.String(), "\n")
+	return strings.TrimRight(strings.Join(mapped(s.grid, line.shown), "\n"), "\n")
 }
 
-// Cell is the rune at (r, c), without its marks, and its attributes; 0 is the right half of a wide one, or outside.
-func (s *Screen) Cell(r, c int) (rune, Attr) {
-	if r < 0 || r >= s.rows || c < 0 || c >= s.cols {
-		return 0, Attr{FG: -1, BG: -1}
+// attr is how the cell at (r, c) is drawn; outside of the screen as a blank.
+func (s *Screen) attr(r, c int) (a Attr) {
+	if r >= 0 && r < s.rows && c >= 0 && c < s.cols {
+		a = s.grid[r].cells[c].Attr
 	}
-	row := s.grid[r].cells
-	a := row[c].Attr
 	a.FG, a.BG = a.FG-1, a.BG-1
-	return when(c == 0 || !row[c-1].wide, max(row[c].ch, ' ')), a
+	return a
 }
-
-// Wrapped tells whether row r continues on row r+1 because the text ran over the right margin.
-func (s *Screen) Wrapped(r int) bool                  { return r >= 0 && r < s.rows && s.grid[r].wrapped }
 func (s *Screen) Cursor() (row, col int, hidden bool) { return s.row, s.col, !s.dec[25] } // from 0
 func (s *Screen) Title() string                       { return s.title }                  // OSC 0 / 2
 func (s *Screen) Status() ProgramStatus               { return s.status }
@@ -290,7 +272,6 @@ func (s *Screen) setModes(on bool) {
 	}
 }
 
-// sgr sets the pen. A sequence with colons is not known.
 func (s *Screen) sgr(int) {
 	a, p := &s.pen, s.params
 	colours := [12]*int32{3: &a.FG, 4: &a.BG, 5: new(int32), 9: &a.FG, 10: &a.BG} // 5: of underlines
@@ -367,9 +348,7 @@ func (s *Screen) lineFeed(int) {
 	s.grid[s.row].wrapped = false
 	s.step(1)
 }
-
-// step moves one row down (1) or up (−1), and scrolls at the end of the region.
-func (s *Screen) step(n int) {
+func (s *Screen) step(n int) { // one row down (1) or up (−1)
 	if n > 0 && s.row == s.bottom || n < 0 && s.row == s.top {
 		s.scroll(s.top, n)
 	} else {
@@ -393,8 +372,6 @@ func (s *Screen) scroll(top, n int) {
 		s.erase(to*s.cols, (to+1)*s.cols)
 	}
 }
-
-func (s *Screen) place() int { return s.row*s.cols + s.col }
 
 // erase blanks the places from one to before another, counted row by row, in the pen's background.
 func (s *Screen) erase(from, to int) {
@@ -436,17 +413,15 @@ func (s *Screen) shiftCells(n int) {
 	l.mend(s.cols)
 }
 
+func (s *Screen) place() int       { return s.row*s.cols + s.col }
 func (s *Screen) moveHome(row int) { s.moveTo(row-1, s.arg(1, 1)-1) }
 func (s *Screen) moveTo(row, col int) {
 	s.row, s.col, s.wrapNext = min(max(row, 0), s.rows-1), min(max(col, 0), s.cols-1), false
 }
-
-// moveBy moves n rows down, to a column, stopping at the margin that it does not start behind.
-func (s *Screen) moveBy(n, col int) {
+func (s *Screen) moveBy(n, col int) { // n rows down, stopping at the margin that it does not start behind
 	row := max(s.row+n, when(s.row >= s.top, s.top))
 	s.moveTo(min(row, max(s.bottom, when(s.row > s.bottom, s.rows-1))), col)
 }
-
 func (s *Screen) reply(text string) {
 	s.replies = append(s.replies, when(len(s.replies) < maxReplies, text)...)
 }
@@ -514,7 +489,7 @@ func runeWidth(r rune) int {
 // were among the last told, or have neither letter nor digit.
 type transcript struct {
 	on              bool
-	part            []byte // the beginning of a wrapped line that has scrolled out
+	part            string // the beginning of a wrapped line that has scrolled out
 	pending, recent []string
 	bytes, left     int // in pending; lines that did not fit there
 }
@@ -525,7 +500,7 @@ func (s *Screen) tellAbove(row int, repainted bool) {
 		row--
 	}
 	for i := range row {
-		if l := &s.grid[i]; l.again && !l.told && !repainted && len(s.tr.part) == 0 {
+		if l := &s.grid[i]; l.again && !l.told && !repainted && s.tr.part == "" {
 			return
 		}
 		s.tell(&s.grid[i])
@@ -535,20 +510,19 @@ func (s *Screen) tellAbove(row int, repainted bool) {
 // tell takes a row of the primary screen as final. The rest of a wrapped line that begins anew is told again.
 func (s *Screen) tell(l *line) {
 	t, again := &s.tr, l.again || l.told
-	if !t.on || l.told && len(t.part) == 0 {
+	if !t.on || l.told && t.part == "" {
 		return
 	}
-	l.told, t.part = true, l.text(t.part)
-	if !l.wrapped || len(t.part) >= maxLine {
-		t.add(strings.TrimRight(string(t.part), " "), again)
-		t.part = t.part[:0]
+	if l.told, t.part = true, t.part+l.text(); !l.wrapped || len(t.part) >= maxLine {
+		t.add(strings.TrimRight(t.part, " "), again)
+		t.part = ""
 	}
 }
 
-// add takes a finished line; again: only if it is new.
+var reWordy = re(`[\pL\pN]`)
+
 func (t *transcript) add(text string, again bool) {
-	word := func(r rune) bool { return unicode.IsLetter(r) || unicode.IsNumber(r) }
-	if again && (!strings.ContainsFunc(text, word) || slices.Contains(t.recent, text)) {
+	if again && (!reWordy.MatchString(text) || slices.Contains(t.recent, text)) {
 		return
 	}
 	t.recent = append(t.recent[max(0, len(t.recent)-maxRecent+1):], text)
@@ -566,9 +540,9 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 	t := &s.tr
 	if t.on = true; !s.AltScreen() {
 		s.tellAbove(s.row, settle)
-		live = string(t.part)
+		live = t.part
 		for _, l := range slices.DeleteFunc(slices.Clone(s.grid), func(l line) bool { return l.told }) {
-			if live += string(l.text(nil)); !l.wrapped {
+			if live += l.text(); !l.wrapped {
 				live = strings.TrimRight(live, " ") + "\n"
 			}
 		}
@@ -585,32 +559,26 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 	return final, live
 }
 
-// The detector judges a Screen over time: does a human have to answer now, and what exactly is asked?
-//   - What the screen shows decides, near the cursor and after the output has settled; never the raw bytes.
-//   - What the tool says of itself (OSC 7501, its title) comes first: nothing is asked while it works.
-//   - The terminal's state confirms a pattern, and refutes it where nobody reads.
-//   - Silence counts on a screen with its spinners masked, and only for an unfinished line.
-//   - A choice that grants something is never a default.
-// It does no I/O, reads no clock and never types. (The lab, at the end, reads files and prints.)
+// The detector judges a Screen over time: does a human have to answer now, and what exactly is asked? What the screen
+// shows decides, near the cursor and once the output has settled; never the raw bytes. What the tool says of itself
+// (OSC 7501, its title) comes first: nothing is asked while it works. The terminal's state confirms a pattern, and
+// refutes it where nobody reads. Silence counts with spinners masked, and only for an unfinished line. A choice that
+// grants something is never a default. It does no I/O, reads no clock and never types. (The lab reads files and prints.)
 
 // PromptType is one of the five kinds of question.
 type PromptType string
 
-const (
-	YesNo, ConfirmEnter, MultipleChoice PromptType = "yes_no", "confirm_enter", "multiple_choice"
-	FreeText, Unknown                   PromptType = "free_text", "unknown"
-)
-
-// Reading is what the system says of the foreground processes: whether one of them waits to read the terminal.
-type Reading int
-
-const ReadingUnknown, ReadingYes, ReadingBusy Reading = 0, 1, 2
+const YesNo, ConfirmEnter, MultipleChoice PromptType = "yes_no", "confirm_enter", "multiple_choice"
+const FreeText, Unknown PromptType = "free_text", "unknown"
 
 // TTYState is signal 2, the terminal's own state as the system sees it. The zero value: not asked.
 type TTYState struct {
 	Reading         Reading
 	Canonical, Echo bool
 }
+type Reading int // whether one of the foreground processes waits to read the terminal
+
+const ReadingUnknown, ReadingYes, ReadingBusy Reading = 0, 1, 2
 
 // Choice is one answer a question offers.
 type Choice struct {
@@ -645,12 +613,9 @@ type Prompt struct {
 	Fingerprint string     `json:"-"`
 }
 
-// Confidence is the band of Score: "high", "medium" or "low".
+// Confidence is the band of Score.
 func (p *Prompt) Confidence() string {
-	if p.Score >= 0.85 {
-		return "high"
-	}
-	return map[bool]string{true: "medium", false: "low"}[p.Score >= 0.65]
+	return cmp.Or(when(p.Score >= 0.85, "high"), when(p.Score >= 0.65, "medium"), "low")
 }
 
 // DetectOptions are the settings of a Detector; zero values mean the defaults of the configuration.
@@ -677,8 +642,7 @@ type Adapter struct {
 	Works, Asks          *regexp.Regexp // a row or ESC and the title, while it works; the title while a dialog is open
 }
 
-// adapters is the registry; the last row stands for every other tool. Shapes, times and keys were measured
-// with the versions named as MaxVer.
+// adapters is the registry, measured with the versions named as MaxVer; the last row stands for every other tool.
 var adapters = []*Adapter{
 	{Name: "claude", Names: []string{"claude"}, MinVer: "2.1.0", MaxVer: "2.1.329", Hooks: "claude-settings",
 		SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Digits: true, Pointer: "❯", OnPointer: true, Submit: "\x1b[C",
@@ -687,16 +651,14 @@ var adapters = []*Adapter{
 		SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Pointer: "›", Box: re(`^›( Ask Codex to do anything)?$`),
 		Head:  re(`^(Would you like to|Folder access|Hooks need review|Question \d)`),
 		Works: re(`^\x1b[⠁-⣿]|\(\d+[hms][^)]* • esc to interrupt\)`), Asks: re(`^\[ [!.] \] Action Required`)},
-	{Name: "gemini", Names: []string{"gemini"}, MinVer: "0.50.0", MaxVer: "0.61.0",
-		SubmitDelay: 1500 * time.Millisecond, EscapeBang: true, Digits: true, Pointer: "●",
-		Box:   re(`^>(\s+Type your message.*)?$`),
+	{Name: "gemini", Names: []string{"gemini"}, MinVer: "0.50.0", MaxVer: "0.61.0", SubmitDelay: 1500 * time.Millisecond,
+		EscapeBang: true, Digits: true, Pointer: "●", Box: re(`^>(\s+Type your message.*)?$`),
 		Works: re(`^\x1b\s*✦|\(esc to cancel, \d+[hms]`), Asks: re(`^\s*✋`)},
 	{Name: "opencode", Names: []string{"opencode"}, MinVer: "1.0.0", MaxVer: "1.18.33",
 		SubmitDelay: 300 * time.Millisecond, EscapeBang: true, Head: re(`^△ `),
 		Box: re(`^┃(\s+Ask anything….*)?$`), Works: re(`^[⬝■]+\s+esc (again to )?interrupt`)},
-	{Name: "qwen", Names: []string{"qwen"}, MinVer: "0.20.0", MaxVer: "0.24.4",
-		SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Digits: true, Pointer: "›", Head: re(`^\? `),
-		Box:   re(`^>(\s+Type your message.*)?$`),
+	{Name: "qwen", Names: []string{"qwen"}, MinVer: "0.20.0", MaxVer: "0.24.4", SubmitDelay: 100 * time.Millisecond,
+		EscapeBang: true, Digits: true, Pointer: "›", Head: re(`^\? `), Box: re(`^>(\s+Type your message.*)?$`),
 		Works: re(`^\x1b[◐◑◒◓]|\(\d+[hms][^)]*esc to cancel\)`), Asks: re(`^✳`)},
 	{Name: "generic", SubmitDelay: 50 * time.Millisecond},
 }
@@ -753,17 +715,14 @@ func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
 	o.BufferBytes = cmp.Or(o.BufferBytes, 4096)
 	return &Detector{Screen: newScreen(rows, cols), a: a, o: o}
 }
-
 func (d *Detector) Feed(p []byte, now time.Time) {
 	d.Screen.Write(p)
 	d.raw = append(d.raw, p[max(0, len(p)-d.o.BufferBytes):]...)
 	d.raw = d.raw[max(0, len(d.raw)-d.o.BufferBytes):]
 	d.out, d.lookAt = now, now.Add(min(settleTold, max(0, lookEvery-now.Sub(d.looked))))
 }
-
-// Raw is the rolling buffer: the last BufferBytes bytes of the child. LastOutput is when bytes last came.
-func (d *Detector) Raw() []byte           { return d.raw }
-func (d *Detector) LastOutput() time.Time { return d.out }
+func (d *Detector) Raw() []byte           { return d.raw } // the rolling buffer: the last BufferBytes of the child
+func (d *Detector) LastOutput() time.Time { return d.out } // when bytes last came
 
 // Resize changes the size of the screen. The question in force may now stand elsewhere.
 func (d *Detector) Resize(rows, cols int, now time.Time) {
@@ -783,25 +742,26 @@ func (d *Detector) Typed(p []byte, now time.Time) {
 // Sleep ignores everything until the echo window has passed: the question in force has been answered.
 func (d *Detector) Sleep(until time.Time) { d.answered, d.pendingAt = until, until }
 
-// Activity is "starting", "running", "waiting_permission", "waiting" or "idle", for status.
+// Activity is for status.
 func (d *Detector) Activity() string {
-	if c := d.cur; c == nil {
-		return map[bool]string{true: "starting", false: "running"}[len(d.raw) == 0]
-	} else if c.Idle {
-		return "idle"
-	} else if c.Permission {
-		return "waiting_permission"
+	if d.cur == nil {
+		return cmp.Or(when(len(d.raw) == 0, "starting"), "running")
 	}
-	return "waiting"
+	return cmp.Or(when(d.cur.Idle, "idle"), when(d.cur.Permission, "waiting_permission"), "waiting")
 }
+
+// reMasked are spinners, blinking marks, digits and blanks: what moves on a screen that is still.
+var reMasked = re(`[\s\d\x{2800}-\x{28ff}●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙]+`)
 
 // look folds the output since the last look into the masked screen, and judges it.
 func (d *Detector) look(tty TTYState, now time.Time) {
 	stale := d.v == nil || !d.lookAt.IsZero()
 	if stale {
 		d.lookAt, d.looked, d.out = time.Time{}, now, cmp.Or(d.out, now)
-		if m := d.masked(); m != d.mask {
-			d.mask, d.changed, d.tty, d.ttyAt = m, d.out, TTYState{}, d.out.Add(settle/2)
+		row, col, hidden := d.Screen.Cursor()
+		mask := when(!hidden, fmt.Sprint(row, col)) + reMasked.ReplaceAllString(d.Screen.Text(), "")
+		if mask != d.mask {
+			d.mask, d.changed, d.tty, d.ttyAt = mask, d.out, TTYState{}, d.out.Add(settle/2)
 		}
 	}
 	if tty.Reading != ReadingUnknown || d.tty.Reading == ReadingUnknown && tty != (TTYState{}) {
@@ -836,7 +796,6 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	d.cur, d.pendingAt, d.goneAt, d.answered = f, time.Time{}, time.Time{}, time.Time{}
 	return d.prompt()
 }
-
 func (d *Detector) prompt() *Prompt {
 	if d.found == nil {
 		return nil
@@ -844,6 +803,18 @@ func (d *Detector) prompt() *Prompt {
 	p, text := d.found.Prompt, []rune(redact(visible(d.Screen.Text())))
 	p.Choices, p.Recent = append([]Choice{}, p.Choices...), string(text[max(0, len(text)-500):])
 	return &p
+}
+
+// Look is what the screen asks this instant, judged without waiting: the gate's eye. nil: nothing.
+func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
+	d.look(tty, now)
+	return d.prompt()
+}
+
+// Gone tells that the question Tick last returned has left the screen for good (answered, or the program went on).
+func (d *Detector) Gone(tty TTYState, now time.Time) bool {
+	d.look(tty, now)
+	return !d.present(now)
 }
 
 // present tells whether the question in force still stands; once out of sight for a while, it is forgotten.
@@ -863,15 +834,14 @@ func (d *Detector) present(now time.Time) bool {
 // Of the choices one may be a text field being filled in.
 func (d *Detector) still() bool {
 	f, c := d.found, d.cur
-	switch line, top := d.v.cursorLine(); {
-	case c.line != "":
+	if c.line != "" {
+		line, top := d.v.cursorLine()
 		return !(d.tty.Reading == ReadingBusy && slices.Contains(c.Signals, "tty")) &&
 			(c.place < 0 || c.place == d.Screen.Scrolled()+top) &&
 			strings.HasPrefix(line+d.v.after(), strings.TrimRight(c.line, " "))
-	case f == nil:
-		return c.Idle && d.v.known && d.answered.IsZero() && !d.v.working()
 	}
-	return f.Type == c.Type && f.Question == c.Question && f.Excerpt == c.Excerpt && len(f.Choices) == len(c.Choices)
+	return f == nil && c.Idle && d.v.known && d.answered.IsZero() && !d.v.working() || f != nil &&
+		f.Type == c.Type && f.Question == c.Question && f.Excerpt == c.Excerpt && len(f.Choices) == len(c.Choices)
 }
 
 // Next is when Tick is next worth calling without new bytes.
@@ -882,32 +852,8 @@ func (d *Detector) Next(now time.Time) time.Time {
 
 // WantTTY tells whether TTYState can change what Tick says now: full-screen agents always read. It costs a system call.
 func (d *Detector) WantTTY(now time.Time) bool {
-	needed := d.a.Box == nil || !d.Screen.AltScreen() && d.Screen.Status().State == ""
-	return needed && d.lookAt.IsZero() && !d.ttyAt.After(now)
-}
-
-// Look is what the screen asks this instant, judged without waiting: the gate's eye. nil: nothing.
-func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
-	d.look(tty, now)
-	return d.prompt()
-}
-
-// Gone tells that the question Tick last returned has left the screen for good (answered, or the program went on).
-func (d *Detector) Gone(tty TTYState, now time.Time) bool {
-	d.look(tty, now)
-	return !d.present(now)
-}
-
-// reMasked are spinners, blinking marks, digits and blanks: what moves on a screen that is still.
-var reMasked = re(`[\s\d\x{2800}-\x{28ff}●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙]+`)
-
-// masked is the screen without them, and with the cursor where it shows.
-func (d *Detector) masked() string {
-	row, col, hidden := d.Screen.Cursor()
-	if hidden {
-		row, col = -1, -1
-	}
-	return fmt.Sprint(row, col, reMasked.ReplaceAllString(d.Screen.Text(), ""))
+	return (d.a.Box == nil || !d.Screen.AltScreen() && d.Screen.Status().State == "") && d.lookAt.IsZero() &&
+		!d.ttyAt.After(now)
 }
 
 /* ----- one look at the screen ----- */
@@ -922,102 +868,95 @@ type view struct {
 	hidden, told, known bool // the cursor; the tool says that it asks; the tool is one of ours
 }
 
-// viewRow is a row freed of the frame around it.
+// viewRow is a row freed of the frame around it, and as a choice of a menu: pointer, box to tick, number, words.
 type viewRow struct {
-	raw, text string
-	at, depth int  // column where text begins; upright lines crossed on the way
-	rule, top bool // nothing but lines; over the whole width, or the upper edge of a frame: a dialog begins here
-	option    option
+	raw, text, pointer, num, label string
+	row, depth, at                 int  // upright lines crossed on the way to column at, where text begins
+	optionAt, tickAt, labelAt      int  // columns of all behind the pointer, of the box, of the words
+	tick                           int  // −1 no box, 0 empty, 1 ticked
+	rule, top                      bool // nothing but lines; a full-width one or an upper edge: a dialog begins
 }
 
 const (
 	uprights = "│┃║▌▎▏┆╎"
 	lines    = "─━═╌┄┈▔▁▀▄‾╴╶╭╮╰╯┌┐└┘├┤┬┴┼╔╗╚╝╠╣╹╻╷╵◆◇"
+	tickBox  = `((?:(?:\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*)?)`
+)
+
+var (
+	reUpright = re(`[` + uprights + `]`)
+	reOption  = re(`^((?:[↑↓ ]*[❯›▸▶►➤‣→»>●○]\s*)?)` + tickBox + `((?:\(?\d{1,2}[.):]\)?\s+)?)` + tickBox + `(.*)$`)
 )
 
 func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions) *view {
-	v := &view{s: s, a: a, tty: tty, o: o, last: -1, rows: make([]viewRow, s.rows), known: a.Box != nil}
+	v := &view{s: s, a: a, tty: tty, o: o, known: a.Box != nil}
 	v.row, v.col, v.hidden = s.Cursor()
 	v.told = s.Status().State == "blocked" || a.Asks != nil && a.Asks.MatchString(s.Title())
-	for r := range v.rows {
-		w := viewRow{raw: s.Row(r)}
-		w.text = strings.TrimLeft(w.raw, " "+uprights+lines)
-		frame := strings.TrimSuffix(w.raw, w.text)
-		w.text, w.at = strings.TrimRight(w.text, " █▐"+uprights+lines), utf8.RuneCountInString(frame)
-		for _, c := range uprights {
-			w.depth += strings.Count(frame, string(c))
-		}
-		w.rule = w.text == "" && strings.ContainsAny(w.raw, lines)
-		w.top = w.rule && w.depth == 0 &&
-			(strings.ContainsAny(w.raw, "╭┌╔") || w.at >= s.cols-1 && strings.IndexAny(w.raw, "─▔━") == 0)
-		w.option = readOption(r, &w)
-		if v.rows[r] = w; w.raw != "" {
-			v.last = r
-		}
+	for r := range s.rows {
+		v.rows = append(v.rows, readRow(s.Row(r), r, s.cols))
 	}
+	v.last = v.up(s.rows, func(w viewRow) bool { return w.raw != "" })
 	return v
 }
 
-// after is what stands behind the cursor.
-func (v *view) after() (text string) {
-	for c := v.col; c < v.s.cols; c++ {
-		ch, _ := v.s.Cell(v.row, c)
-		text += strings.Trim(string(ch), "\x00")
+func readRow(raw string, r, cols int) viewRow {
+	text, width := strings.TrimLeft(raw, " "+uprights+lines), utf8.RuneCountInString
+	frame := strings.TrimSuffix(raw, text)
+	w := viewRow{raw: raw, text: strings.TrimRight(text, " █▐"+uprights+lines), row: r, at: width(frame), tick: -1,
+		depth: len(reUpright.FindAllString(frame, -1)), rule: text == "" && strings.ContainsAny(raw, lines)}
+	w.top = w.rule && w.depth == 0 &&
+		(strings.ContainsAny(raw, "╭┌╔") || w.at >= cols-1 && strings.IndexAny(raw, "─▔━") == 0)
+	m := reOption.FindStringSubmatch(w.text)
+	w.pointer, w.num, w.label = strings.Trim(m[1], "↑↓ ○"), strings.Trim(m[3], "(). :"), m[5]
+	w.optionAt, w.tickAt, w.labelAt = w.at+width(m[1]), w.at+width(m[1]+m[2]+m[3]), w.at+width(m[1]+m[2]+m[3]+m[4])
+	if mark := m[2] + m[4]; mark != "" {
+		w.tick = map[bool]int{true: 1}[strings.ContainsAny(mark, "xX*✔✓•◉◼☑☒■")]
 	}
-	return strings.TrimRight(text, " ")
+	return w
 }
 
-// cursorLine is the text up to the cursor, from the row where its line begins.
+// cursorLine is the text up to the cursor, from the row where its line begins; after is what stands behind the cursor.
 func (v *view) cursorLine() (string, int) {
 	return v.whole(strings.TrimSuffix(v.rows[v.row].raw, v.after()), v.row)
 }
+func (v *view) after() string { return line{cells: v.s.grid[v.row].cells[v.col:]}.shown() }
 
 // whole puts the rows that run over into row r before its text.
-func (v *view) whole(text string, r int) (line string, top int) {
-	for ; r > 0 && v.s.Wrapped(r-1); r-- {
-		if end, _ := v.s.Cell(r-1, v.s.cols-1); end == ' ' {
-			text = " " + text
-		}
-		text = v.rows[r-1].raw + text
+func (v *view) whole(text string, r int) (string, int) {
+	for ; r > 0 && v.s.grid[r-1].wrapped; r-- {
+		text = v.s.grid[r-1].text() + text
 	}
 	return text, r
 }
 
-// up is the nearest row above row r that is such; −1 when there is none.
+// up is the nearest row above row r that is such; lineAbove the nearest line that is not blank. −1 when there is none.
 func (v *view) up(r int, such func(w viewRow) bool) int {
 	for r--; r >= 0 && !such(v.rows[r]); r-- {
 	}
 	return r
 }
-
-// lineAbove is the nearest line above row r that is not blank, and where it begins; −1 when there is none.
-func (v *view) lineAbove(r int) (line string, top int) {
+func (v *view) lineAbove(r int) (string, int) {
 	if r = v.up(r, func(w viewRow) bool { return w.raw != "" }); r < 0 {
 		return "", r
 	}
 	return v.whole(v.rows[r].raw, r)
 }
 
-func (v *view) attr(r, c int) Attr {
-	_, a := v.s.Cell(r, c)
-	return a
-}
-
 // faintAt tells text that explains rather than offers: dim or grey.
 func (v *view) faintAt(row, col int) bool {
-	a := v.attr(row, col)
+	a := v.s.attr(row, col)
 	r, g, b := a.FG>>16&0xff, a.FG>>8&0xff, a.FG&0xff
 	return a.Dim || a.FG == 8 || a.FG >= 240 && a.FG <= 250 ||
 		a.FG >= 1<<24 && max(r, g, b)-min(r, g, b) <= 32 && max(r, g, b) < 0xc0
 }
 
 // pointed is the index of the option with a pointer, else of the only one whose background is not base; −1 when none.
-func (v *view) pointed(opts []option, base Attr) int {
-	differs := func(o option) bool {
-		a := v.attr(o.row, o.textAt)
+func (v *view) pointed(opts []viewRow, base Attr) int {
+	differs := func(o viewRow) bool {
+		a := v.s.attr(o.row, o.labelAt)
 		return a.Reverse != base.Reverse || a.BG != base.BG
 	}
-	i, j := slices.IndexFunc(opts, func(o option) bool { return o.pointer != "" }), slices.IndexFunc(opts, differs)
+	i, j := slices.IndexFunc(opts, func(o viewRow) bool { return o.pointer != "" }), slices.IndexFunc(opts, differs)
 	if i < 0 && j >= 0 && !slices.ContainsFunc(opts[j+1:], differs) {
 		return j
 	}
@@ -1034,14 +973,11 @@ func (v *view) working() bool {
 }
 
 // judge finds what the screen asks, if anything.
-func (v *view) judge() (f *found) {
+func (v *view) judge() *found {
 	if v.last < 0 && v.tty.Reading != ReadingYes || v.working() {
 		return nil
 	}
-	readers := []func() *found{v.readBox, v.readIdle, v.readMenu, v.readLine}
-	for i := 0; f == nil && i < len(readers); i++ {
-		f = readers[i]()
-	}
+	f := cmp.Or(v.readBox(), v.readIdle(), v.readMenu(), v.readLine())
 	if st := v.s.Status(); f == nil && st.State == "blocked" { // the window is too small to show the dialog
 		f = &found{wait: settleIdle, Prompt: Prompt{Type: Unknown, Pointer: -1, Cut: true, Full: v.s.Text(),
 			Question: cmp.Or(st.Msg, st.App+" waits for an answer: "+st.Kind)}}
@@ -1062,41 +998,31 @@ func (v *view) readIdle() *found {
 	return &found{wait: settleIdle, Prompt: Prompt{Type: FreeText, Score: 0.90, Idle: true, Pointer: -1,
 		Question: v.a.Name + " has finished and waits for your next message"}}
 }
-
-// inBox tells whether w has the shape of the tool's input box; a frame may be part of it.
-func (v *view) inBox(w viewRow) bool {
+func (v *view) inBox(w viewRow) bool { // a frame may be part of the box
 	return w.text != "" && v.a.Box.MatchString(w.text) || w.depth == 1 && v.a.Box.MatchString(strings.TrimSpace(w.raw))
 }
 
 // What a label says it does; refusing words win ("Continue without trusting").
-var (
-	reGrants  = re(`(?i)^(y|yes|allow|always|approve|accept|confirm|trust|grant|run|proceed|i trust)\b`)
-	reRefuses = re(`(?i)^(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|abort|back|` +
-		`disallow|continue without)\b`)
-)
+var reGrants = re(`(?i)^(y|yes|allow|always|approve|accept|confirm|trust|grant|run|proceed|i trust)\b`)
+var reRefuses = re(`(?i)^(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|abort|back|` +
+	`disallow|continue without)\b`)
 
 func grantsIt(c Choice) bool { return reGrants.MatchString(c.Label) && !reRefuses.MatchString(c.Label) }
-
-// safely is text as it may leave the machine, at most n bytes of it.
-func safely(text string, n int) string { return clip(redact(visible(text)), n) }
+func labels(choices []Choice) []string {
+	return mapped(choices, func(c Choice) string { return c.Label })
+}
 
 // finish adds what all prompts share: signals and score, permission, safe default, fingerprint.
 func (v *view) finish(f *found) *found {
-	st, refusal, bare := v.s.Status(), "esc", settle
-	f.Signals = []string{cmp.Or(f.by, "structure")}
-	if v.tty.Reading == ReadingYes && (!v.known || f.line != "") {
-		f.Signals = append(f.Signals, "tty")
-	}
-	if v.told {
-		bare = settleTold
-	} else if !v.known && v.tty.Reading == ReadingUnknown {
-		bare = settleBare
-	}
-	f.wait = cmp.Or(f.wait, bare)
+	st, refusal := v.s.Status(), "esc"
+	reads := v.tty.Reading == ReadingYes && (!v.known || f.line != "")
+	f.Signals = append([]string{cmp.Or(f.by, "structure")}, when(reads, []string{"tty"})...)
+	unsure := !v.known && v.tty.Reading == ReadingUnknown
+	f.wait = cmp.Or(f.wait, when(v.told, settleTold), when(unsure, settleBare), settle)
 	f.Score = math.Round(min(f.Score*100+5*float64(len(f.Signals)-1), 99)) / 100
 	if v.told && !f.Idle || f.Idle && (st.State == "idle" || st.State == "done") {
-		by := map[bool]string{true: "protocol", false: "title"}[f.Idle || st.State == "blocked"]
-		f.Signals, f.Score = append(f.Signals, by), 1
+		f.Signals = append(f.Signals, cmp.Or(when(f.Idle || st.State == "blocked", "protocol"), "title"))
+		f.Score = 1
 	}
 	f.Permission = f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, grantsIt) && !f.Multi ||
 		st.State == "blocked" && st.Kind == "permission"
@@ -1129,25 +1055,8 @@ func (v *view) finish(f *found) *found {
 	return f
 }
 
-func labels(choices []Choice) (l []string) {
-	for _, c := range choices {
-		l = append(l, c.Label)
-	}
-	return l
-}
-
 /* ----- menus ----- */
-// option is a row read as a choice of a menu: a pointer, a box to tick, a number, words.
-type option struct {
-	row, at, tickAt, textAt int // columns: of all behind the pointer, of the box, of the words
-	tick                    int // −1 no box, 0 empty, 1 ticked
-	label, num, pointer     string
-}
-
-const tickBox = `((?:(?:\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*)?)`
-
 var (
-	reOption  = re(`^((?:[↑↓ ]*[❯›▸▶►➤‣→»>●○]\s*)?)` + tickBox + `((?:\(?\d{1,2}[.):]\)?\s+)?)` + tickBox + `(.*)$`)
 	reShort   = re(`\s\((\w|esc)\)$`)
 	reCount   = re(`^\d+/\d+\b`)
 	reSegment = re(`(\S+(?: \S+)*)`)
@@ -1160,24 +1069,13 @@ var (
 	reCommon = re(`(?i)^(yesno|noyes)$`)
 )
 
-func readOption(row int, w *viewRow) option {
-	m, width := reOption.FindStringSubmatch(w.text), utf8.RuneCountInString
-	o := option{row: row, at: w.at + width(m[1]), tick: -1, label: m[5]}
-	o.pointer, o.num = strings.Trim(m[1], "↑↓ ○"), strings.Trim(m[3], "(). :")
-	o.tickAt, o.textAt = o.at+width(m[2]+m[3]), o.at+width(m[2]+m[3]+m[4])
-	if mark := m[2] + m[4]; mark != "" {
-		o.tick = map[bool]int{true: 1}[strings.ContainsAny(mark, "xX*✔✓•◉◼☑☒■")]
-	}
-	return o
-}
-
 // readMenu finds a list of choices with a pointer at one of them, the lowest on the screen.
 func (v *view) readMenu() *found {
 	for r := v.last; r >= 0 && !v.tty.Canonical && (v.tty.Reading != ReadingBusy || v.known); r-- {
-		head, opts := v.rows[r].option, []option(nil)
+		head, opts := v.rows[r], []viewRow(nil)
 		pointed := head.label != "" && (head.pointer != "" || head.tick >= 0 && v.hidden)
 		if v.known {
-			pointed = pointed && head.pointer != "" && strings.Contains(v.a.Pointer, head.pointer) && !v.inBox(v.rows[r]) &&
+			pointed = pointed && head.pointer != "" && strings.Contains(v.a.Pointer, head.pointer) && !v.inBox(head) &&
 				(head.num != "" || v.hidden && (!v.a.OnPointer || r == v.row))
 		}
 		for start := max(0, r-19); start <= r && pointed && (len(opts) == 0 || opts[len(opts)-1].row < r); start++ {
@@ -1191,26 +1089,29 @@ func (v *view) readMenu() *found {
 }
 
 // options reads the menu from row start on, with what explains each.
-func (v *view) options(head option, start int) (opts []option) {
+func (v *view) options(head viewRow, start int) (opts []viewRow) {
 	num, gap := 1, 0
-	fmt.Sscan(v.rows[start].option.num, &num)
+	fmt.Sscan(v.rows[start].num, &num)
 	for r := start; r <= v.last && gap < 3; r++ {
-		w, o := v.rows[r], v.rows[r].option
-		dimmer := o.tick < 0 && v.faintAt(r, o.textAt) && !v.faintAt(head.row, head.textAt) && !strings.HasPrefix(w.text, "○")
-		numbered := o.num == fmt.Sprint(num) || o.num == "" && head.tick >= 0 && o.at == head.tickAt
-		alike := o.num == "" && o.at == head.at && (o.tick < 0) == (head.tick < 0) && !dimmer && !reCount.MatchString(o.label)
+		o := v.rows[r]
+		dimmer := o.tick < 0 && v.faintAt(r, o.labelAt) && !v.faintAt(head.row, head.labelAt) &&
+			!strings.HasPrefix(o.text, "○")
+		numbered := o.num == fmt.Sprint(num) || o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt
+		alike := o.num == "" && o.optionAt == head.optionAt && (o.tick < 0) == (head.tick < 0) && !dimmer &&
+			!reCount.MatchString(o.label)
 		switch {
-		case w.text == "" && len(opts) > 0 && (head.num != "" || !w.rule):
+		case o.text == "" && len(opts) > 0 && (head.num != "" || !o.rule):
 			gap++
-		case w.text != "" && (head.num != "" && numbered || head.num == "" && alike):
+		case o.text != "" && (head.num != "" && numbered || head.num == "" && alike):
 			if opts, gap = append(opts, o), 0; o.num != "" {
 				num++
 			}
-		case w.text != "" && gap == 0 && len(opts) > 0 && (o.at > head.at || dimmer || r > 0 &&
-			(v.s.Wrapped(r-1) || utf8.RuneCountInString(v.rows[r-1].raw) > v.s.cols-20)):
+		case o.text != "" && gap == 0 && len(opts) > 0 && (o.optionAt > head.optionAt || dimmer || r > 0 &&
+			(v.s.grid[r-1].wrapped || utf8.RuneCountInString(v.rows[r-1].raw) > v.s.cols-20)):
 			last := &opts[len(opts)-1]
-			if (o.at == last.textAt || o.at < last.at) && v.faintAt(r, o.at) == v.faintAt(last.row, last.textAt) {
-				last.label += " " + w.text
+			if (o.optionAt == last.labelAt || o.optionAt < last.optionAt) &&
+				v.faintAt(r, o.optionAt) == v.faintAt(last.row, last.labelAt) {
+				last.label += " " + o.text
 			}
 		default:
 			gap = 3
@@ -1220,7 +1121,7 @@ func (v *view) options(head option, start int) (opts []option) {
 }
 
 // live tells whether the program waits at the menu down to row end: the cursor is hidden or in it, or a hint is below.
-func (v *view) live(first option, end int) bool {
+func (v *view) live(first viewRow, end int) bool {
 	inside := v.hidden || v.row >= first.row-2 && v.row <= end
 	hint := func(w viewRow) bool { return reHint.MatchString(w.text) }
 	return v.last-end <= 12 && (v.known && (inside || !v.inBox(v.rows[v.row])) ||
@@ -1229,7 +1130,7 @@ func (v *view) live(first option, end int) bool {
 }
 
 // menu makes the prompt of a list of options; base is how its background is drawn.
-func (v *view) menu(opts []option, base Attr) *found {
+func (v *view) menu(opts []viewRow, base Attr) *found {
 	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "vertical", Submit: v.a.Submit}}
 	at := v.pointed(opts, base)
 	lo := max(0, at-8) // nine of them, the pointer among them
@@ -1245,7 +1146,7 @@ func (v *view) menu(opts []option, base Attr) *found {
 		} else if o.num == "" && opts[0].num != "" {
 			c.Key = strings.ToLower(o.label) // Submit
 		}
-		f.Multi = f.Multi || o.tick >= 0 && !strings.Contains(v.rows[o.row].text, "(")
+		f.Multi = f.Multi || o.tick >= 0 && !strings.Contains(o.text, "(")
 		f.Choices, f.Ticked = append(f.Choices, c), append(f.Ticked, o.tick == 1)
 	}
 	return v.describe(f, opts[0].row, opts[len(opts)-1].row)
@@ -1264,15 +1165,14 @@ func (v *view) describe(f *found, first, end int) *found {
 			f.Choices[i].Key = strings.ToLower(c.Label[:1])
 		}
 	}
-	top, headed := first, false
-	for blank := 0; top > 0 && !v.rows[top-1].top && blank < 2 && !headed; top-- {
-		if w := v.rows[top-1]; v.known || w.raw != "" {
-			blank = -1
-		}
-		blank++
-		headed = v.a.Head != nil && v.a.Head.MatchString(v.rows[top-1].text)
+	headed := func(w viewRow) bool { return v.a.Head != nil && v.a.Head.MatchString(w.text) }
+	top := v.up(first, func(w viewRow) bool {
+		return w.top || headed(w) || !v.known && w.raw == "" && v.rows[max(w.row-1, 0)].raw == ""
+	})
+	f.Cut = v.known && top < 0 // it begins above the screen
+	if top < 0 || !headed(v.rows[top]) {
+		top++
 	}
-	f.Cut = v.known && top == 0 && !headed // it begins above the screen
 	for _, w := range v.rows[top : end+1] {
 		f.Cut = f.Cut || strings.IndexAny(w.text, "↑↓") == 0
 		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
@@ -1302,13 +1202,10 @@ func (v *view) question(f *found, top, first int) (about []string) {
 		w := v.rows[r]
 		shell = shell || strings.HasPrefix(w.text, "$ ")
 		is := slices.Index([]bool{r > from && r < to, w.depth > 1, shell, true}, true) // the less the better
-		if w.text != "" && is < kind {
-			kind, about = is, nil
+		if w.text != "" && is <= kind {
+			about, kind = append(when(is == kind, about), w.text), is
 		}
-		if w.text != "" && is == kind {
-			about = append(about, w.text)
-		}
-		switch apart := gap || w.at != v.rows[r-1].at && !v.s.Wrapped(r-1) || reLead.MatchString(w.text); {
+		switch apart := gap || w.at != v.rows[r-1].at && !v.s.grid[r-1].wrapped || reLead.MatchString(w.text); {
 		case reAside.MatchString(w.text):
 			gap = true
 		case apart:
@@ -1337,7 +1234,7 @@ var sides = []side{ // whiptail, dialog; clack; prompts; opencode
 // buttons reads row r as choices side by side; the pointer is at one filled, under the cursor, or unlike the others.
 func (v *view) buttons(r int, sides []side) *found {
 	f, w := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "horizontal"}}, v.rows[r]
-	var opts []option
+	var opts []viewRow
 	for _, s := range sides {
 		part := s.row.FindStringSubmatchIndex(w.text)
 		if part == nil {
@@ -1346,14 +1243,12 @@ func (v *view) buttons(r int, sides []side) *found {
 		in := w.text[part[2]:part[3]]
 		for i, m := range s.choice.FindAllStringSubmatchIndex(in, 9) {
 			at, width := w.at+utf8.RuneCountInString(w.text[:part[2]+m[0]]), m[1]-m[0]
-			o := option{row: r, textAt: at + width/2}
-			if strings.HasPrefix(in[m[0]:], "●") || v.row == r && v.col >= at && v.col < at+width {
-				o.pointer = "●"
-			}
-			opts, f.Choices = append(opts, o), append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: in[m[2]:m[3]]})
+			pointed := strings.HasPrefix(in[m[0]:], "●") || v.row == r && v.col >= at && v.col < at+width
+			opts = append(opts, viewRow{row: r, labelAt: at + width/2, pointer: when(pointed, "●")})
+			f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: in[m[2]:m[3]]})
 		}
 	}
-	f.Pointer = v.pointed(opts, v.attr(max(0, r-1), w.at-1)) // the blank row above is drawn like no button
+	f.Pointer = v.pointed(opts, v.s.attr(max(0, r-1), w.at-1)) // the blank row above is drawn like no button
 	return f
 }
 
@@ -1378,14 +1273,14 @@ func (v *view) readBox() *found {
 		f.Secret = reSecret.MatchString(f.Question)
 		return f
 	}
-	var list []option // rows above the buttons that look alike, ticked or one drawn unlike the others
-	i, base := max(0, v.up(r, func(w viewRow) bool { return w.text != "" })), v.attr(r, v.rows[r].at-1)
-	for last := v.rows[i].option; i >= 0 && v.rows[i].depth > 0 && v.rows[i].text != ""; i-- {
-		o := v.rows[i].option
-		if (o.tick < 0) != (last.tick < 0) || o.tick < 0 && o.at != last.at {
+	var list []viewRow // rows above the buttons that look alike, ticked or one drawn unlike the others
+	i, base := max(0, v.up(r, func(w viewRow) bool { return w.text != "" })), v.s.attr(r, v.rows[r].at-1)
+	for last := v.rows[i]; i >= 0 && v.rows[i].depth > 0 && v.rows[i].text != ""; i-- {
+		o := v.rows[i]
+		if (o.tick < 0) != (last.tick < 0) || o.tick < 0 && o.optionAt != last.optionAt {
 			break
 		}
-		list = append([]option{o}, list...)
+		list = append([]viewRow{o}, list...)
 	}
 	if len(list) > 0 && (list[0].tick >= 0 || len(list) > 1 && v.pointed(list, base) >= 0) {
 		return v.menu(list, base)
@@ -1469,7 +1364,7 @@ func (v *view) silent(f *found) *found {
 // named finds questions that name their answers: a list, letters, a key to press.
 func (v *view) named(f *found, text string, top int) bool {
 	if !v.tty.Canonical && v.row >= v.last && rePager.MatchString(v.rows[v.row].text) ||
-		v.s.AltScreen() && v.row == v.last && v.attr(v.row, 0).Reverse && v.tty.Reading == ReadingYes || // less: a file name
+		v.s.AltScreen() && v.row == v.last && v.s.attr(v.row, 0).Reverse && v.tty.Reading == ReadingYes || // less, a name
 		!v.listAbove(f, text, top) && !v.marked(f, text) && presses(text) {
 		f.Type = ConfirmEnter
 	}
@@ -1694,6 +1589,9 @@ var secretShapes = re(`\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
 
 // redact replaces known shapes of secrets. Every sink uses it.
 func redact(s string) string { return secretShapes.ReplaceAllString(s, "$1$2$3[redacted]") }
+
+// safely is text as it may leave the machine, at most n bytes of it.
+func safely(text string, n int) string { return clip(redact(visible(text)), n) }
 
 // hiding are characters not shown, or that turn text around: C0, C1, zero width, bidi, tags, variation selectors.
 var hiding = re(`[^\n\t\x20-\x7e\x{a0}-\x{10ffff}]|[\x{ad}\x{61c}\x{180e}\x{200b}-\x{200f}` +
