@@ -99,9 +99,7 @@ func (s *Screen) Resize(rows, cols int) {
 	s.page, s.rows, s.cols, s.bottom, s.saved.wrapNext = shown, rows, cols, rows-1, s.saved.wrapNext && same
 	s.saved.row, s.saved.col = min(s.saved.row, rows-1), min(s.saved.col, cols-1)
 }
-
-// reset is RIS: everything as at the start, but what was counted or reported so far.
-func (s *Screen) reset(int) {
+func (s *Screen) reset(int) { // RIS: everything as at the start, but what was counted or reported so far
 	s.page, s.dec, s.top, s.bottom = &s.primary, [2006]bool{7: true, 25: true}, 0, s.rows-1
 	s.cursor, s.saved = cursor{}, cursor{}
 	s.erase(0, s.rows*s.cols)
@@ -128,9 +126,7 @@ func (s *Screen) Row(r int) string { return s.grid[r].shown() }
 func (s *Screen) Text() string {
 	return strings.TrimRight(strings.Join(mapped(s.grid, line.shown), "\n"), "\n")
 }
-
-// attr is how the cell at (r, c) is drawn; outside of the screen as a blank.
-func (s *Screen) attr(r, c int) (a Attr) {
+func (s *Screen) attr(r, c int) (a Attr) { // how a cell is drawn; outside of the screen as a blank
 	if r >= 0 && r < s.rows && c >= 0 && c < s.cols {
 		a = s.grid[r].cells[c].Attr
 	}
@@ -194,9 +190,7 @@ func (s *Screen) control(b byte) {
 		s.act(append(s.seq, b))
 	}
 }
-
-// act does what a control character or a complete sequence says; key is what is left of it without parameters.
-func (s *Screen) act(key []byte) {
+func (s *Screen) act(key []byte) { // a control character or a complete sequence, without its parameters
 	if f := sequences[string(key)]; f != nil {
 		f(s, s.arg(0, 1))
 	} else if len(key) == 3 && key[0] == 0x1b && (key[1] == '(' || key[1] == ')') { // SCS
@@ -204,9 +198,7 @@ func (s *Screen) act(key []byte) {
 	}
 	s.base = nil
 }
-
-// arg is parameter i, or what stands for it when it is absent or 0.
-func (s *Screen) arg(i, absent int) int {
+func (s *Screen) arg(i, absent int) int { // parameter i, or what stands for it when it is absent or 0
 	if i < len(s.params) {
 		return cmp.Or(s.params[i], absent)
 	}
@@ -271,7 +263,6 @@ func (s *Screen) setModes(on bool) {
 		}
 	}
 }
-
 func (s *Screen) sgr(int) {
 	a, p := &s.pen, s.params
 	colours := [12]*int32{3: &a.FG, 4: &a.BG, 5: new(int32), 9: &a.FG, 10: &a.BG} // 5: of underlines
@@ -336,14 +327,11 @@ func (s *Screen) print(p []byte) int {
 	s.base, s.col, s.wrapNext = &l.cells[end-w], min(end, s.cols-1), end >= s.cols && s.dec[7]
 	return n
 }
-
-// mend blanks a wide character that begins left of column c: its right half is no longer there.
-func (l *line) mend(c int) {
+func (l *line) mend(c int) { // a wide character left of column c has lost its right half
 	if c > 0 && l.cells[c-1].wide {
 		l.cells[c-1] = cell{}
 	}
 }
-
 func (s *Screen) lineFeed(int) {
 	s.grid[s.row].wrapped = false
 	s.step(1)
@@ -355,9 +343,7 @@ func (s *Screen) step(n int) { // one row down (1) or up (−1)
 		s.row = min(max(s.row+n, 0), s.rows-1)
 	}
 }
-
-// scroll moves the rows from top to the bottom of the region up by n, or down when negative.
-func (s *Screen) scroll(top, n int) {
+func (s *Screen) scroll(top, n int) { // the rows from top to the bottom of the region, up; down when negative
 	from, to := top, s.bottom // where rows leave and come back blank
 	if n < 0 {
 		from, to = to, from
@@ -393,16 +379,12 @@ func (s *Screen) erase(from, to int) {
 		from += end - col
 	}
 }
-
-// eraseIn erases in the rows before end, as the first parameter says: from the cursor on (0), up to it (1), or all (2).
-func (s *Screen) eraseIn(first, end int) {
+func (s *Screen) eraseIn(first, end int) { // in these rows: from the cursor on (0), up to it (1), or all (2)
 	if first, end = first*s.cols, end*s.cols; s.arg(0, 0) <= 2 {
 		s.erase([]int{s.place(), first, first}[s.arg(0, 0)], []int{end, s.place() + 1, end}[s.arg(0, 0)])
 	}
 }
-
-// shiftCells moves the rest of the row, from the cursor on, by n columns; to the left when negative.
-func (s *Screen) shiftCells(n int) {
+func (s *Screen) shiftCells(n int) { // the rest of the row, to the right; to the left when negative
 	l, blank := &s.grid[s.row], make([]cell, min(max(n, -n), s.cols-s.col))
 	if l.wrapped = false; n > 0 {
 		l.cells = slices.Insert(l.cells, s.col, blank...)[:s.cols]
@@ -412,7 +394,6 @@ func (s *Screen) shiftCells(n int) {
 	l.mend(s.col)
 	l.mend(s.cols)
 }
-
 func (s *Screen) place() int       { return s.row*s.cols + s.col }
 func (s *Screen) moveHome(row int) { s.moveTo(row-1, s.arg(1, 1)-1) }
 func (s *Screen) moveTo(row, col int) {
@@ -563,7 +544,7 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 // shows decides, near the cursor and once the output has settled; never the raw bytes. What the tool says of itself
 // (OSC 7501, its title) comes first: nothing is asked while it works. The terminal's state confirms a pattern, and
 // refutes it where nobody reads. Silence counts with spinners masked, and only for an unfinished line. A choice that
-// grants something is never a default. It does no I/O, reads no clock and never types. (The lab reads files and prints.)
+// grants something is never a default. It does no I/O, has no clock and never types. (The lab reads files and prints.)
 
 // PromptType is one of the five kinds of question.
 type PromptType string
@@ -903,7 +884,8 @@ func readRow(raw string, r, cols int) viewRow {
 	text, width := strings.TrimLeft(raw, " "+uprights+lines), utf8.RuneCountInString
 	frame := strings.TrimSuffix(raw, text)
 	w := viewRow{raw: raw, text: strings.TrimRight(text, " █▐"+uprights+lines), row: r, at: width(frame), tick: -1,
-		depth: len(reUpright.FindAllString(frame, -1)), rule: text == "" && strings.ContainsAny(raw, lines)}
+		depth: len(reUpright.FindAllString(frame, -1))}
+	w.rule = w.text == "" && strings.ContainsAny(raw, lines)
 	w.top = w.rule && w.depth == 0 &&
 		(strings.ContainsAny(raw, "╭┌╔") || w.at >= cols-1 && strings.IndexAny(raw, "─▔━") == 0)
 	m := reOption.FindStringSubmatch(w.text)
@@ -1316,13 +1298,13 @@ var (
 		`(verification|2fa) code)\b[^?]*[:›>]?\s*$`)
 	reREPL = re(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
 		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|(?i:(cmd|command)\b[^:]*:))$`)
-	reChoose  = re(`(?i)^#\?$|(choice|choose|select|option|number|which|pick|\bwhat\b|your |\d ?- ?\d).*[:>?\]#]$`)
-	reListed  = re(`^(#\?|[\w /]{0,30}[:>?])$`)
-	reOpen    = re(`(?i)^(\S+[:.] )?(what|which|where|who|how|why|when|name|enter|in which)\b|^\? |[^?]$`)
-	reOrder   = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
-	reText    = re(`[:?›>]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
-	reItem    = re(`^\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s|\s{2,})\s*(\S.*)$`)
-	reLetters = re(`^(?:\s*([A-Za-z?])(?:\)| =)\s+|\s{2,}([A-Za-z])\s{2,})(\S.*)$`)
+	reChoose = re(`(?i)^#\?$|(choice|choose|select|option|number|which|pick|\bwhat\b|your |\d ?- ?\d).*[:>?\]#]$`)
+	reListed = re(`^(#\?|[\w /]{0,30}[:>?])$`)
+	reOpen   = re(`(?i)^(\S+[:.] )?(what|which|where|who|how|why|when|name|enter|in which)\b|^\? |[^?]$`)
+	reOrder  = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
+	reText   = re(`[:?›>]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
+	reItem   = re(`^(?:\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s|\s{2,})|` +
+		`\s*([A-Za-z?])(?:\)| =)\s|\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
 	reColumns = re(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
 )
 
@@ -1341,22 +1323,18 @@ func (v *view) readLine() *found {
 		return v.readAbove(f)
 	case v.tty.Canonical && !v.tty.Echo:
 		f.Type, f.Secret = FreeText, true
-		return v.paragraph(f, top)
 	case v.s.AltScreen() && v.row < v.last-2,
 		v.after() != "" && !v.s.AltScreen() && !reLead.MatchString(text) && !v.faintAt(v.row, v.col):
 		return nil
-	}
-	switch {
 	case v.named(f, text, top), !busy && !v.known && v.worded(f, text, top):
-		return v.paragraph(f, top)
 	case busy, v.known, v.s.AltScreen(), v.hidden:
 		return nil
+	default:
+		return v.silent(f)
 	}
-	return v.silent(f)
+	return v.paragraph(f, top)
 }
-
-// silent makes f a guess from silence.
-func (v *view) silent(f *found) *found {
+func (v *view) silent(f *found) *found { // a guess from silence
 	f.Type, f.Score, f.wait, f.mute, f.by, f.Choices = Unknown, 0.60, v.o.Stuck, true, "silence", nil
 	return f
 }
@@ -1370,19 +1348,16 @@ func (v *view) named(f *found, text string, top int) bool {
 	}
 	return f.Type != ""
 }
-
 func presses(text string) bool { return rePress.MatchString(text) && !reNotPress.MatchString(text) }
 
 // worded finds questions by their words and how they end; they need a reader, or silence.
 func (v *view) worded(f *found, text string, top int) bool {
-	if f.Type, f.Score, f.mute = FreeText, 0.75, true; v.tty.Reading != ReadingYes {
-		f.wait = 2 * time.Second
-	}
+	f.Type, f.Score, f.mute, f.wait = FreeText, 0.75, true, when(v.tty.Reading != ReadingYes, 2*time.Second)
 	above, _ := v.lineAbove(top)
 	name := strings.ToLower(strings.TrimRight(text, "> ")) // "Enter name for new remote." "name> "
 	switch {
 	case reSecret.MatchString(text) && !v.tty.Echo:
-		f.Secret, f.Score = true, f.Score+0.10
+		f.Secret, f.Score = true, 0.85
 	case reREPL.MatchString(text) && !(reOrder.MatchString(above) && strings.Contains(strings.ToLower(above), name)):
 		f.Idle = true
 	case !reOpen.MatchString(text):
@@ -1395,16 +1370,16 @@ func (v *view) worded(f *found, text string, top int) bool {
 
 // marked finds "[Y/n]" in its forms, letter menus and hot keys in text.
 func (v *view) marked(f *found, text string) bool {
-	f.Choices, f.Type = nil, ""
 	keys, single := reHotkeys.FindAllStringSubmatch(text, -1), false
 	if len(keys) < 2 {
 		keys, single = answersIn(text)
 	}
+	f.Choices, f.Type = nil, when(len(keys) > 0, MultipleChoice)
 	keysOf, plain := map[string]string{}, true
 	for _, k := range keys[:min(len(keys), 9)] {
 		c := v.typed(k[1], k[1]+k[2], single)
-		f.Choices, f.Type = append(f.Choices, c), MultipleChoice
-		if plain = plain && rePlain.MatchString(c.Label); reYesNo.MatchString(c.Label) {
+		f.Choices, plain = append(f.Choices, c), plain && rePlain.MatchString(c.Label)
+		if reYesNo.MatchString(c.Label) {
 			keysOf[strings.ToLower(c.Label[:1])] = c.Keys
 		}
 	}
@@ -1418,49 +1393,40 @@ func (v *view) marked(f *found, text string) bool {
 func answersIn(text string) (keys [][]string, single bool) {
 	for _, at := range slices.Backward(reMarked.FindAllStringIndex(text, -1)) {
 		marker, rest := text[at[0]:at[1]], strings.Trim(text[at[1]:], " ?:>›»…")
-		tokens, single := readMarker(marker)
-		one := len(tokens) == 1
+		answers, single := readMarker(marker)
+		one := len(answers) == 1
 		switch typed := rest != "" && (one || !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3); {
-		case tokens == nil, typed && !reQuoted.MatchString(marker): // an answer follows
+		case answers == nil, typed && !reQuoted.MatchString(marker): // an answer follows
 			continue
-		case one && len(tokens[0]) == 1:
-			tokens = []string{"y", "n"}
-		case one && strings.EqualFold(tokens[0], "no"):
-			tokens = []string{"yes", "no"}
+		case one && len(answers[0]) == 1:
+			answers = []string{"y", "n"}
 		case one:
-			tokens = append(tokens, "no")
+			answers = []string{cmp.Or(when(!strings.EqualFold(answers[0], "no"), answers[0]), "yes"), "no"}
 		}
-		for _, t := range tokens {
-			keys = append(keys, []string{"", t, ""})
-		}
-		return keys, single
+		return mapped(answers, func(a string) []string { return []string{"", a, ""} }), single
 	}
 	return nil, false
 }
 
 // readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'", "<y>", "[Ynq]".
 // single: letters that are read one key at a time ("<y>", "[12?q]").
-func readMarker(marker string) (tokens []string, single bool) {
-	inner := strings.Trim(marker, "[](){}<>")
+func readMarker(marker string) (answers []string, single bool) {
+	inner, yes := strings.Trim(marker, "[](){}<>"), false
 	if m := reQuoted.FindStringSubmatch(inner); m != nil {
-		if strings.Contains(inner, "capital") {
-			m[1] = strings.ToUpper(m[1])
-		}
-		return m[1:], false
+		return []string{cmp.Or(when(strings.Contains(inner, "capital"), strings.ToUpper(m[1])), m[1])}, false
 	} else if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 {
 		return strings.Split(inner, ""), strings.Contains(inner, "?")
 	}
-	yes := false
 	for _, p := range reSplit.Split(inner, -1) {
 		if p = strings.Trim(p, "[]'\"‘’ "); !reWord.MatchString(p) {
 			return nil, false
 		}
-		tokens, yes = append(tokens, p), yes || reYesNo.MatchString(p)
+		answers, yes = append(answers, p), yes || reYesNo.MatchString(p)
 	}
-	if single = marker[0] == '<'; !yes && len(tokens) == 1 || single && len(tokens) > 1 {
+	if single = marker[0] == '<'; !yes && len(answers) == 1 || single && len(answers) > 1 {
 		return nil, false
 	}
-	return tokens, single
+	return answers, single
 }
 
 // typed is a choice that is typed: with Enter, unless the program reads single keys.
@@ -1503,26 +1469,21 @@ func (v *view) listAbove(f *found, text string, top int) bool {
 		slices.SortStableFunc(list, func(a, b Choice) int { return cmp.Or(len(a.Key)-len(b.Key), cmp.Compare(a.Key, b.Key)) })
 	}
 	for _, c := range list[:min(len(list), 9)] {
-		f.Choices = append(f.Choices, v.typed(c.Key, c.Label, text[0] == '[')) // dosfsck: [12?q]?
+		f.Choices = append(f.Choices, v.typed(c.Key, c.Label, false))
 	}
 	return true
 }
 
 // items are the options in row r of a printed list: one, or several in columns.
-func (v *view) items(r int) (items []Choice) {
+func (v *view) items(r int) []Choice {
 	raw := v.rows[r].raw
 	all := reColumns.FindAllStringSubmatch(raw, -1)
-	if m := reItem.FindStringSubmatch(raw); m != nil && len(all) < 2 {
-		all = [][]string{m}
-	} else if m := reLetters.FindStringSubmatch(raw); m != nil {
-		all = [][]string{{"", m[1] + m[2], m[3]}}
-	} else if len(all) < 2 || !strings.HasPrefix(strings.TrimSpace(raw), all[0][1]) {
-		return nil
+	if len(all) < 2 || !strings.HasPrefix(strings.TrimSpace(raw), all[0][1]) {
+		all = reItem.FindAllStringSubmatch(raw, 1)
 	}
-	for _, m := range all {
-		items = append(items, Choice{Key: m[1], Label: m[2]})
-	}
-	return items
+	return mapped(all, func(m []string) Choice {
+		return Choice{Key: strings.Join(m[1:len(m)-1], ""), Label: m[len(m)-1]}
+	})
 }
 
 // readAbove judges a cursor in column 0: a program that ended its question with a newline, that never said
@@ -1548,13 +1509,10 @@ func (v *view) readAbove(f *found) *found {
 		return f
 	}
 	for n := 0; n < 3 && top >= 0; n++ {
-		f.Question = strings.TrimSpace(line)
-		if v.marked(f, f.Question) && f.Type == YesNo {
+		if f.Question = strings.TrimSpace(line); v.marked(f, f.Question) && f.Type == YesNo {
 			return v.paragraph(f, top)
-		}
-		f.Choices = nil
-		if v.hidden && (strings.Contains(line+" ", "? ") || strings.Contains(line, "◆")) {
-			f.Type, f.Score, f.Question = FreeText, 0.75, strings.Trim(line, uprights+lines+"? ")+"?"
+		} else if v.hidden && (strings.Contains(line+" ", "? ") || strings.Contains(line, "◆")) {
+			f.Type, f.Score, f.Choices, f.Question = FreeText, 0.75, nil, strings.Trim(line, uprights+lines+"? ")+"?"
 			return f
 		}
 		line, top = v.lineAbove(top)
@@ -1643,17 +1601,15 @@ func openTape(path string) (*tape, error) {
 	tp := &tape{name: filepath.Base(path), Height: 30, Width: 100}
 	data, err := os.ReadFile(path)
 	if filepath.Ext(path) == ".json" {
-		if err = cmp.Or(err, json.Unmarshal(data, &tp.want)); err != nil {
-			return nil, fmt.Errorf("reading scenario %s: %w", tp.name, err)
-		}
-		if tp.want["recording"] == nil {
+		wrong := cmp.Or(err, json.Unmarshal(data, &tp.want))
+		data, err = os.ReadFile(filepath.Join(filepath.Dir(path), tp.want.text("recording")))
+		if err = cmp.Or(wrong, err); tp.want["recording"] == nil && wrong == nil {
 			tp.Title, tp.events = tp.want.text("tool"), []tapeEvent{{0, "o", tp.want.text("pty_output")}}
 			for t := 0.05; t < 5; t += 0.25 {
 				tp.events = append(tp.events, tapeEvent{t, "t", tp.want.text("tty")})
 			}
 			return tp, nil
 		}
-		data, err = os.ReadFile(filepath.Join(filepath.Dir(path), tp.want.text("recording")))
 	}
 	dec := json.NewDecoder(bytes.NewReader(data))
 	for err = cmp.Or(err, dec.Decode(tp)); err == nil && dec.More(); {
@@ -1686,7 +1642,7 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 	}
 	for _, e := range tp.events {
 		now := start.Add(time.Duration(e.t * float64(time.Second)))
-		for next := d.Next(start); !next.IsZero() && next.Before(now); next = d.Next(next.Add(time.Millisecond)) {
+		for next := d.Next(start); next.Before(now); next = d.Next(next.Add(time.Millisecond)) {
 			tick(next)
 		}
 		switch e.kind {

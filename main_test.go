@@ -3058,7 +3058,9 @@ func TestLab(t *testing.T) {
 	}
 	bad := filepath.Join(dir, "bad.json")
 	os.WriteFile(bad, []byte(`{"tool":"generic","pty_output":"hello\r\n","expected_type":"TYPE_YES_NO"}`), 0o600)
-	for _, args := range [][]string{{bad}, {dir}, {filepath.Join(dir, "missing")}, {"detect.go"}} {
+	self := filepath.Join(dir, "self.json")
+	os.WriteFile(self, []byte(`{"tool":"generic","recording":"self.json"}`), 0o600)
+	for _, args := range [][]string{{bad}, {self}, {dir}, {filepath.Join(dir, "missing")}, {"detect.go"}} {
 		if _, code := run(args...); code != 1 {
 			t.Errorf("lab %q: exit %d, want 1", args, code)
 		}
