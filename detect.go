@@ -581,21 +581,17 @@ type Prompt struct {
 	Idle        bool       `json:"idle"`         // an agent's empty input box: finished, waits for the next message
 	Secret      bool       `json:"secret"`       // echo is off
 	Signals     []string   `json:"signals"`      // what agreed: protocol title pattern structure tty silence
-	Question    string     `json:"-"`            // the sentence a person would read out
-	Full        string     `json:"-"`            // the whole dialog as text, ≤ 16 KiB: "Show all"
-	Cut         bool       `json:"-"`            // the excerpt hides part of what is allowed: no quick yes
-	Permission  bool       `json:"-"`            // grants something: no affirmative default
-	Multi       bool       `json:"-"`            // several choices may be ticked
-	Ticked      []bool     `json:"-"`            // Multi: which are ticked now
-	Submit      string     `json:"-"`            // Multi: the bytes that end the choosing and submit
-	Pointer     int        `json:"-"`            // index of the choice highlighted now, −1 when there is no pointer
-	Axis        string     `json:"-"`            // "vertical" or "horizontal": which arrows move the pointer; "" none
-	Recent      string     `json:"-"`            // the last 500 characters of the screen
-	Fingerprint string     `json:"-"`
+	// Question is the sentence a person would read out; Full the whole dialog, ≤ 16 KiB; Recent the screen's last 500
+	// characters. Cut: the excerpt hides part of what is allowed; Permission: it grants something. Of a list with ticks
+	// (Multi) Ticked are those set, Submit the bytes that end it. Pointer is the index of the choice highlighted, −1 none;
+	// Axis says which arrows move it: vertical, horizontal, or "".
+	Question, Full, Recent, Submit, Axis, Fingerprint string `json:"-"`
+	Cut, Permission, Multi                            bool   `json:"-"`
+	Ticked                                            []bool `json:"-"`
+	Pointer                                           int    `json:"-"`
 }
 
-// Confidence is the band of Score.
-func (p *Prompt) Confidence() string {
+func (p *Prompt) Confidence() string { // the band of Score
 	return cmp.Or(when(p.Score >= 0.85, "high"), when(p.Score >= 0.65, "medium"), "low")
 }
 
@@ -655,14 +651,10 @@ func adapterFor(name string) *Adapter {
 // How long the masked screen must have been still before a judgement counts. Measured on 442 recordings: 97 of
 // 100 programs that wait are seen reading within 50 ms of their last output; a repaint comes in pieces ≤ 30 ms apart.
 const (
-	settleTold = 30 * time.Millisecond  // the tool itself reports a dialog
-	settle     = 100 * time.Millisecond // a shape, confirmed by the terminal's state or known of the tool
-	settleBare = 300 * time.Millisecond // a shape alone
-	settleIdle = 500 * time.Millisecond // an empty input box shows for a moment between two steps of a turn, too
-	goneAfter  = 200 * time.Millisecond // out of sight for so long, a question is gone; a repaint is shorter
-	lookEvery  = 250 * time.Millisecond // while output keeps coming
-	repeatWait = 2 * time.Second        // a question still there so long after its answer is asked again
-	pollTTY    = 2 * time.Second        // longest pause between two looks at the terminal's state
+	settleTold, settle     = 30 * time.Millisecond, 100 * time.Millisecond  // a dialog the tool reports; a shape confirmed
+	settleBare, settleIdle = 300 * time.Millisecond, 500 * time.Millisecond // a shape alone; an empty box
+	goneAfter, lookEvery   = 200 * time.Millisecond, 250 * time.Millisecond // out of sight: gone; while output comes
+	repeatWait, pollTTY    = 2 * time.Second, 2 * time.Second               // until asked again; between looks at the tty
 )
 
 // Detector judges a Screen over time. Deterministic: the same calls give the same prompts. One goroutine uses it.
@@ -704,27 +696,19 @@ func (d *Detector) Feed(p []byte, now time.Time) {
 }
 func (d *Detector) Raw() []byte           { return d.raw } // the rolling buffer: the last BufferBytes of the child
 func (d *Detector) LastOutput() time.Time { return d.out } // when bytes last came
-
-// Resize changes the size of the screen. The question in force may now stand elsewhere.
-func (d *Detector) Resize(rows, cols int, now time.Time) {
+func (d *Detector) Resize(rows, cols int, now time.Time) { // the question in force may now stand elsewhere
 	d.Screen.Resize(rows, cols)
 	if d.Feed(nil, now); d.cur != nil {
 		d.cur.place = -1
 	}
 }
-
-// Typed notes bytes that went to the child, by keyboard or gate. Only Enter ends a question for good.
-func (d *Detector) Typed(p []byte, now time.Time) {
+func (d *Detector) Typed(p []byte, now time.Time) { // only Enter ends a question for good
 	if bytes.ContainsAny(p, "\r\n") && now.After(d.answered) {
 		d.answered, d.ttyAt = now, now.Add(settle/2)
 	}
 }
-
-// Sleep ignores everything until the echo window has passed: the question in force has been answered.
-func (d *Detector) Sleep(until time.Time) { d.answered, d.pendingAt = until, until }
-
-// Activity is for status.
-func (d *Detector) Activity() string {
+func (d *Detector) Sleep(until time.Time) { d.answered, d.pendingAt = until, until } // its echo passes
+func (d *Detector) Activity() string { // for status
 	if d.cur == nil {
 		return cmp.Or(when(len(d.raw) == 0, "starting"), "running")
 	}
@@ -785,15 +769,11 @@ func (d *Detector) prompt() *Prompt {
 	p.Choices, p.Recent = append([]Choice{}, p.Choices...), string(text[max(0, len(text)-500):])
 	return &p
 }
-
-// Look is what the screen asks this instant, judged without waiting: the gate's eye. nil: nothing.
-func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
+func (d *Detector) Look(tty TTYState, now time.Time) *Prompt { // what the screen asks this instant: the gate's eye
 	d.look(tty, now)
 	return d.prompt()
 }
-
-// Gone tells that the question Tick last returned has left the screen for good (answered, or the program went on).
-func (d *Detector) Gone(tty TTYState, now time.Time) bool {
+func (d *Detector) Gone(tty TTYState, now time.Time) bool { // what Tick last returned has left for good
 	d.look(tty, now)
 	return !d.present(now)
 }
@@ -824,9 +804,7 @@ func (d *Detector) still() bool {
 	return f == nil && c.Idle && d.v.known && d.answered.IsZero() && !d.v.working() || f != nil &&
 		f.Type == c.Type && f.Question == c.Question && f.Excerpt == c.Excerpt && len(f.Choices) == len(c.Choices)
 }
-
-// Next is when Tick is next worth calling without new bytes.
-func (d *Detector) Next(now time.Time) time.Time {
+func (d *Detector) Next(now time.Time) time.Time { // when Tick is next worth calling
 	due := append(slices.DeleteFunc([]time.Time{d.lookAt, d.pendingAt, d.goneAt}, time.Time.IsZero), d.ttyAt)
 	return slices.MaxFunc([]time.Time{now, slices.MinFunc(due, time.Time.Compare)}, time.Time.Compare)
 }
@@ -902,9 +880,7 @@ func (v *view) cursorLine() (string, int) {
 	return v.whole(strings.TrimSuffix(v.rows[v.row].raw, v.after()), v.row)
 }
 func (v *view) after() string { return line{cells: v.s.grid[v.row].cells[v.col:]}.shown() }
-
-// whole puts the rows that run over into row r before its text.
-func (v *view) whole(text string, r int) (string, int) {
+func (v *view) whole(text string, r int) (string, int) { // with the rows that run over into row r, and their first
 	for ; r > 0 && v.s.grid[r-1].wrapped; r-- {
 		text = v.s.grid[r-1].text() + text
 	}
@@ -923,9 +899,7 @@ func (v *view) lineAbove(r int) (string, int) {
 	}
 	return v.whole(v.rows[r].raw, r)
 }
-
-// faintAt tells text that explains rather than offers: dim or grey.
-func (v *view) faintAt(row, col int) bool {
+func (v *view) faintAt(row, col int) bool { // text that explains rather than offers: dim or grey
 	a := v.s.attr(row, col)
 	r, g, b := a.FG>>16&0xff, a.FG>>8&0xff, a.FG&0xff
 	return a.Dim || a.FG == 8 || a.FG >= 240 && a.FG <= 250 ||
@@ -944,9 +918,7 @@ func (v *view) pointed(opts []viewRow, base Attr) int {
 	}
 	return i
 }
-
-// working tells whether a known tool says, or shows, that it is at work.
-func (v *view) working() bool {
+func (v *view) working() bool { // a known tool says, or shows, that it is at work
 	if st := v.s.Status().State; st != "" && st != "clear" || v.a.Works == nil {
 		return st == "working"
 	}
@@ -1039,16 +1011,12 @@ func (v *view) finish(f *found) *found {
 
 /* ----- menus ----- */
 var (
-	reShort   = re(`\s\((\w|esc)\)$`)
-	reCount   = re(`^\d+/\d+\b`)
-	reSegment = re(`(\S+(?: \S+)*)`)
-	reHint    = re(`(?i)\b(arrow|navigate|to (select|confirm|submit|choose)|use .{0,12}keys|enter |space |esc )|` +
-		`↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
-	reAsked  = re(`^[^:]*\?\W*$`)
-	reAside  = re(`^$|____|^[→●•-] `) // no part of a paragraph: an empty field, an answer given, a list
-	reLead   = re(`^[?◆◇✔●■]\s+`)
 	reHinted = re(`(?i)\s*([\[(](use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*.|› ?-? ?use arrow-.*|[›…·])\s*$`)
-	reCommon = re(`(?i)^(yesno|noyes)$`)
+	reHint   = re(`(?i)\b(arrow|navigate|to (select|confirm|submit|choose)|use .{0,12}keys|enter |space |esc )|` +
+		`↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
+	reShort, reCount, reSegment = re(`\s\((\w|esc)\)$`), re(`^\d+/\d+\b`), re(`(\S+(?: \S+)*)`)
+	reAsked, reLead, reCommon   = re(`^[^:]*\?\W*$`), re(`^[?◆◇✔●■]\s+`), re(`(?i)^(yesno|noyes)$`)
+	reAside                     = re(`^$|____|^[→●•-] `) // no part of a paragraph: an empty field, an answer given, a list
 )
 
 // readMenu finds a list of choices with a pointer at one of them, the lowest on the screen.
@@ -1133,9 +1101,7 @@ func (v *view) menu(opts []viewRow, base Attr) *found {
 	}
 	return v.describe(f, opts[0].row, opts[len(opts)-1].row)
 }
-
-// bare is a line without its mark and without the keys it explains.
-func bare(line string) string {
+func bare(line string) string { // without its mark and without the keys it explains
 	return reHinted.ReplaceAllString(reLead.ReplaceAllString(line, ""), "")
 }
 
@@ -1280,32 +1246,28 @@ func (v *view) readBox() *found {
 var (
 	reMarked = re(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
 		`\b(?i:yes ?/ ?no|y ?/ ?n|y or n|(?:type|press|enter) ['"‘]?(?:yes|y)\b['"’]?)`)
-	reRemark = re(`^\(.* .*\)$`)
-	reSays   = re(`\pL\w`)
-	reSplit  = re(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
-	reWord   = re(`(?i)^(.|C-.|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|skip|edit|help|` +
-		`fingerprint)$`)
-	reQuoted  = re(`(?i)^[\[(]?(?:type|press|enter) ['"‘]?(yes|y)\b`)
-	reYn      = re(`^(yn[a-z?]{0,7}|ny|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
-	reYesNo   = re(`(?i)^(y|n|yes|no)$`)
-	rePlain   = re(`(?i)^(y|n|yes|no|\?|q|quit|h|help|fingerprint)$`) // beside yes and no, no choice of its own
-	reHotkeys = re(`[\[(]([A-Za-z])[\])]([a-z][\w-]*(?: [A-Za-z][\w-]*)?)`)
-	rePress   = re(`(?i)\b(press|hit|strike|push)\s+(the\s+)?[\[<("']?(enter|return|an?y?\s+key|space)\b|` +
+	rePlain = re(`(?i)^(y|n|yes|no|\?|q|quit|h|help|fingerprint)$`) // beside yes and no, no choice of its own
+	rePress = re(`(?i)\b(press|hit|strike|push)\s+(the\s+)?[\[<("']?(enter|return|an?y?\s+key|space)\b|` +
 		`\[(press )?(enter|return|more)\]\s*$`)
 	reNotPress = re(`(?i)to skip|for (the )?default|selection|number|choice|keep|path|press [a-z] to`)
 	rePager    = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
 	reSecret   = re(`(?i)\b(password|pass ?phrase|passcode|pin|secret( value)?|token|api[ _-]?key|otp|` +
 		`(verification|2fa) code)\b[^?]*[:›>]?\s*$`)
-	reREPL = re(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
-		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|(?i:(cmd|command)\b[^:]*:))$`)
+	reYn      = re(`^(yn[a-z?]{0,7}|ny|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
+	reHotkeys = re(`[\[(]([A-Za-z])[\])]([a-z][\w-]*(?: [A-Za-z][\w-]*)?)`)
+	reWord    = re(`(?i)^(.|C-.|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|skip|edit|help|` +
+		`fingerprint)$`)
 	reChoose = re(`(?i)^#\?$|(choice|choose|select|option|number|which|pick|\bwhat\b|your |\d ?- ?\d).*[:>?\]#]$`)
-	reListed = re(`^(#\?|[\w /]{0,30}[:>?])$`)
-	reOpen   = re(`(?i)^(\S+[:.] )?(what|which|where|who|how|why|when|name|enter|in which)\b|^\? |[^?]$`)
-	reOrder  = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
-	reText   = re(`[:?›>]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
-	reItem   = re(`^(?:\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s|\s{2,})|` +
+	reREPL   = re(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
+		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|(?i:(cmd|command)\b[^:]*:))$`)
+	reOpen  = re(`(?i)^(\S+[:.] )?(what|which|where|who|how|why|when|name|enter|in which)\b|^\? |[^?]$`)
+	reOrder = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
+	reItem  = re(`^(?:\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s|\s{2,})|` +
 		`\s*([A-Za-z?])(?:\)| =)\s|\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
-	reColumns = re(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
+	reColumns                 = re(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
+	reListed, reText          = re(`^(#\?|[\w /]{0,30}[:>?])$`), re(`[:?›>]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
+	reRemark, reSays, reYesNo = re(`^\(.* .*\)$`), re(`\pL\w`), re(`(?i)^(y|n|yes|no)$`)
+	reSplit, reQuoted         = re(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`), re(`(?i)^[\[(]?(?:type|press|enter) ['"‘]?(yes|y)\b`)
 )
 
 // readLine judges the line the cursor stands on; with the cursor in column 0, what stands above it.
@@ -1473,9 +1435,7 @@ func (v *view) listAbove(f *found, text string, top int) bool {
 	}
 	return true
 }
-
-// items are the options in row r of a printed list: one, or several in columns.
-func (v *view) items(r int) []Choice {
+func (v *view) items(r int) []Choice { // the options in row r of a printed list: one, or several in columns
 	raw := v.rows[r].raw
 	all := reColumns.FindAllStringSubmatch(raw, -1)
 	if len(all) < 2 || !strings.HasPrefix(strings.TrimSpace(raw), all[0][1]) {
@@ -1624,9 +1584,7 @@ func openTape(path string) (*tape, error) {
 	tp.Title = cmp.Or(tp.want.text("tool"), tp.Title)
 	return tp, nil
 }
-
-// parseTTY reads the words of a "t" event.
-func parseTTY(s string) TTYState {
+func parseTTY(s string) TTYState { // the words of a "t" event
 	w := append(strings.Fields(s), "", "", "")
 	return TTYState{map[string]Reading{"reading": ReadingYes, "busy": ReadingBusy}[w[0]], w[1] == "canon", w[2] == "echo"}
 }
