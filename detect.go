@@ -67,12 +67,12 @@ type ProgramStatus struct{ State, App, Kind, Msg string }
 
 // The limits of what output can make us keep, in bytes. Real strings have up to 1 KiB (measured).
 const (
-	maxSize, maxParam, maxRecent = 2000, 65535, 1000   // not bytes: rows and columns; value of a parameter; lines compared
-	maxString, maxReplies        = 16384, 4096         // of a string or sequence; answers waiting for TakeReplies
-	maxMarks, maxLine            = 28, 1 << 14         // combined with a character (tmux: 32 with it); told as one line
-	maxPending, lineCost         = 4 << 20, 64         // lines kept for the next Transcript; what each costs besides
-	statusReply                  = "\x1b]7501;?\x1b\\" // we understand OSC 7501
+	maxSize, maxParam, maxRecent = 2000, 65535, 1000 // not bytes: rows and columns; value of a parameter; lines compared
+	maxString, maxReplies        = 16384, 4096       // of a string or sequence; answers waiting for TakeReplies
+	maxMarks, maxLine            = 28, 1 << 14       // combined with a character (tmux: 32 with it); told as one line
+	maxPending, lineCost         = 4 << 20, 64       // lines kept for the next Transcript; what each costs besides
 )
+const statusReply, nameReply = "\x1b]7501;?\x1b\\", "\x1bP>|atlasbridge\x1b\\" // to OSC 7501, XTVERSION
 
 func newScreen(rows, cols int) *Screen {
 	s := &Screen{}
@@ -164,7 +164,6 @@ func (s *Screen) Write(b []byte) (int, error) {
 	s.part = append(s.part[:0], p...)
 	return len(b), nil
 }
-
 func (s *Screen) control(b byte) {
 	csi, inString := s.state == '[', s.state > 0x1b && s.state != '['
 	switch {
@@ -243,14 +242,12 @@ var sequences = map[string]func(s *Screen, n int){
 		s.reply(map[int]string{5: "\x1b[0n", 6: fmt.Sprintf("\x1b[%d;%dR", s.row+1, s.col+1)}[n])
 	},
 	"c": func(s *Screen, _ int) { s.reply("\x1b[?62;22c") }, ">c": func(s *Screen, _ int) { s.reply("\x1b[>0;10;1c") },
-	">q":  func(s *Screen, _ int) { s.reply("\x1bP>|atlasbridge\x1b\\") },
+	"?u": func(s *Screen, _ int) { s.reply("\x1b[?0u") }, ">q": func(s *Screen, _ int) { s.reply(nameReply) },
 	"t":   func(s *Screen, n int) { s.reply(when(n == 14, fmt.Sprintf("\x1b[4;%d;%dt", s.rows*16, s.cols*8))) },
-	"?u":  func(s *Screen, _ int) { s.reply("\x1b[?0u") },
 	"?$p": func(s *Screen, n int) { s.reply(fmt.Sprintf("\x1b[?%d;0$y", n)) },
 }
 
-// setModes: the alternate screen is blank each time it comes up, as in tmux.
-func (s *Screen) setModes(on bool) {
+func (s *Screen) setModes(on bool) { // the alternate screen is blank each time it comes up, as in tmux
 	for i := range s.params {
 		n := min(s.arg(i, 0), len(s.dec)-1)
 		s.dec[n] = on
@@ -407,12 +404,11 @@ func (s *Screen) reply(text string) {
 	s.replies = append(s.replies, when(len(s.replies) < maxReplies, text)...)
 }
 
-var colours = map[string]string{"4": "cdcd", "10": "cdcd", "11": "0000", "12": "cdcd"} // of OSC: light on black
-
 // endString acts on a complete string, if there is one; end is the byte that ended it.
 func (s *Screen) endString(end byte) {
 	text := strings.ToValidUTF8(string(s.seq), "\ufffd")
 	code, rest, _ := strings.Cut(text, ";")
+	colours := map[string]string{"4": "cdcd", "10": "cdcd", "11": "0000", "12": "cdcd"} // light on black
 	switch {
 	case s.state == 'P' && (strings.HasPrefix(code, "+q") || strings.HasPrefix(code, "$q")):
 		s.reply("\x1bP0" + code[:1] + "r\x1b\\") // XTGETTCAP, DECRQSS: not known
@@ -480,10 +476,8 @@ func (s *Screen) tellAbove(row int, repainted bool) {
 	for row > 0 && s.grid[row-1].wrapped {
 		row--
 	}
-	for i := range row {
-		if l := &s.grid[i]; l.again && !l.told && !repainted && s.tr.part == "" {
-			return
-		}
+	changing := func(l line) bool { return l.again && !l.told && !repainted && s.tr.part == "" }
+	for i := 0; i < row && !changing(s.grid[i]); i++ {
 		s.tell(&s.grid[i])
 	}
 }
@@ -499,11 +493,9 @@ func (s *Screen) tell(l *line) {
 		t.part = ""
 	}
 }
-
-var reWordy = re(`[\pL\pN]`)
-
 func (t *transcript) add(text string, again bool) {
-	if again && (!reWordy.MatchString(text) || slices.Contains(t.recent, text)) {
+	says := strings.ContainsFunc(text, unicode.IsLetter) || strings.ContainsFunc(text, unicode.IsNumber)
+	if again && (!says || slices.Contains(t.recent, text)) {
 		return
 	}
 	t.recent = append(t.recent[max(0, len(t.recent)-maxRecent+1):], text)
@@ -533,9 +525,7 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 			t.add(text, true)
 		}
 	}
-	if final = t.pending; t.left > 0 {
-		final = append([]string{fmt.Sprintf("[… %d lines left out …]", t.left)}, final...)
-	}
+	final = append(when(t.left > 0, []string{fmt.Sprintf("[… %d lines left out …]", t.left)}), t.pending...)
 	t.pending, t.bytes, t.left = nil, 0, 0
 	return final, live
 }
@@ -672,15 +662,12 @@ type Detector struct {
 	lookAt, ttyAt        time.Time // output has come that wants a look; the terminal's state does
 	pendingAt, goneAt    time.Time // zero, or when found is to be believed; when cur, out of sight, is forgotten
 }
-
-// found is a judgement: a prompt, where it stands, and what it needs to be believed.
-type found struct {
+type found struct { // a judgement: a prompt, where it stands, and what it needs to be believed
 	Prompt
 	line  string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
 	by    string        // the first signal: pattern, silence; "" structure
 	place int           // the row it begins in, counted from the first line of the session; −1 anywhere
-	wait  time.Duration // how long the masked screen must have been still
-	mute  bool          // so long no byte at all must have come
+	wait  time.Duration // how long the masked screen must have been still; with by, how long no byte must have come
 }
 
 func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
@@ -749,9 +736,7 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 		due = d.answered
 	case f == nil:
 	case !there || !d.still():
-		if due = d.changed.Add(f.wait); f.mute {
-			due = d.out.Add(f.wait)
-		}
+		due = cmp.Or(when(f.by != "", d.out), d.changed).Add(f.wait)
 	case !f.Idle && f.Fingerprint == d.cur.Fingerprint && !d.answered.IsZero() && d.out.After(d.answered): // still there
 		due = d.answered.Add(repeatWait)
 	}
@@ -780,12 +765,9 @@ func (d *Detector) Gone(tty TTYState, now time.Time) bool { // what Tick last re
 
 // present tells whether the question in force still stands; once out of sight for a while, it is forgotten.
 func (d *Detector) present(now time.Time) bool {
-	switch {
-	case d.cur == nil || d.still():
+	if d.cur == nil || d.still() {
 		d.goneAt = time.Time{}
-	case d.goneAt.IsZero():
-		d.goneAt = now.Add(goneAfter)
-	case !now.Before(d.goneAt):
+	} else if d.goneAt = cmp.Or(d.goneAt, now.Add(goneAfter)); !now.Before(d.goneAt) {
 		d.cur, d.goneAt = nil, time.Time{}
 	}
 	return d.cur != nil
@@ -808,9 +790,7 @@ func (d *Detector) Next(now time.Time) time.Time { // when Tick is next worth ca
 	due := append(slices.DeleteFunc([]time.Time{d.lookAt, d.pendingAt, d.goneAt}, time.Time.IsZero), d.ttyAt)
 	return slices.MaxFunc([]time.Time{now, slices.MinFunc(due, time.Time.Compare)}, time.Time.Compare)
 }
-
-// WantTTY tells whether TTYState can change what Tick says now: full-screen agents always read. It costs a system call.
-func (d *Detector) WantTTY(now time.Time) bool {
+func (d *Detector) WantTTY(now time.Time) bool { // TTYState may change what Tick says: full-screen agents always read
 	return (d.a.Box == nil || !d.Screen.AltScreen() && d.Screen.Status().State == "") && d.lookAt.IsZero() &&
 		!d.ttyAt.After(now)
 }
@@ -826,9 +806,7 @@ type view struct {
 	row, col, last      int  // of the cursor; the last row that shows anything, −1 none
 	hidden, told, known bool // the cursor; the tool says that it asks; the tool is one of ours
 }
-
-// viewRow is a row freed of the frame around it, and as a choice of a menu: pointer, box to tick, number, words.
-type viewRow struct {
+type viewRow struct { // freed of its frame, and read as a choice: pointer, box to tick, number, words
 	raw, text, pointer, num, label string
 	row, depth, at                 int  // upright lines crossed on the way to column at, where text begins
 	optionAt, tickAt, labelAt      int  // columns of all behind the pointer, of the box, of the words
@@ -842,11 +820,6 @@ const (
 	tickBox  = `((?:(?:\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*)?)`
 )
 
-var (
-	reUpright = re(`[` + uprights + `]`)
-	reOption  = re(`^((?:[↑↓ ]*[❯›▸▶►➤‣→»>●○]\s*)?)` + tickBox + `((?:\(?\d{1,2}[.):]\)?\s+)?)` + tickBox + `(.*)$`)
-)
-
 func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions) *view {
 	v := &view{s: s, a: a, tty: tty, o: o, known: a.Box != nil}
 	v.row, v.col, v.hidden = s.Cursor()
@@ -857,12 +830,11 @@ func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions) *view {
 	v.last = v.up(s.rows, func(w viewRow) bool { return w.raw != "" })
 	return v
 }
-
 func readRow(raw string, r, cols int) viewRow {
 	text, width := strings.TrimLeft(raw, " "+uprights+lines), utf8.RuneCountInString
 	frame := strings.TrimSuffix(raw, text)
 	w := viewRow{raw: raw, text: strings.TrimRight(text, " █▐"+uprights+lines), row: r, at: width(frame), tick: -1,
-		depth: len(reUpright.FindAllString(frame, -1))}
+		depth: len(reBar.FindAllString(frame, -1))}
 	w.rule = w.text == "" && strings.ContainsAny(raw, lines)
 	w.top = w.rule && w.depth == 0 &&
 		(strings.ContainsAny(raw, "╭┌╔") || w.at >= cols-1 && strings.IndexAny(raw, "─▔━") == 0)
@@ -961,16 +933,13 @@ var reGrants = re(`(?i)^(y|yes|allow|always|approve|accept|confirm|trust|grant|r
 var reRefuses = re(`(?i)^(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|abort|back|` +
 	`disallow|continue without)\b`)
 
-func grantsIt(c Choice) bool { return reGrants.MatchString(c.Label) && !reRefuses.MatchString(c.Label) }
-func labels(choices []Choice) []string {
-	return mapped(choices, func(c Choice) string { return c.Label })
-}
+func grantsIt(c Choice) bool      { return reGrants.MatchString(c.Label) && !reRefuses.MatchString(c.Label) }
+func labels(of []Choice) []string { return mapped(of, func(c Choice) string { return c.Label }) }
 
 // finish adds what all prompts share: signals and score, permission, safe default, fingerprint.
 func (v *view) finish(f *found) *found {
 	st, refusal := v.s.Status(), "esc"
-	reads := v.tty.Reading == ReadingYes && (!v.known || f.line != "")
-	f.Signals = append([]string{cmp.Or(f.by, "structure")}, when(reads, []string{"tty"})...)
+	f.Signals = append([]string{cmp.Or(f.by, "structure")}, when(v.tty.Reading == ReadingYes, []string{"tty"})...)
 	unsure := !v.known && v.tty.Reading == ReadingUnknown
 	f.wait = cmp.Or(f.wait, when(v.told, settleTold), when(unsure, settleBare), settle)
 	f.Score = math.Round(min(f.Score*100+5*float64(len(f.Signals)-1), 99)) / 100
@@ -1011,6 +980,8 @@ func (v *view) finish(f *found) *found {
 
 /* ----- menus ----- */
 var (
+	reBar    = re(`[` + uprights + `]`)
+	reOption = re(`^((?:[↑↓ ]*[❯›▸▶►➤‣→»>●○]\s*)?)` + tickBox + `((?:\(?\d{1,2}[.):]\)?\s+)?)` + tickBox + `(.*)$`)
 	reHinted = re(`(?i)\s*([\[(](use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*.|› ?-? ?use arrow-.*|[›…·])\s*$`)
 	reHint   = re(`(?i)\b(arrow|navigate|to (select|confirm|submit|choose)|use .{0,12}keys|enter |space |esc )|` +
 		`↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
@@ -1072,7 +1043,7 @@ func (v *view) options(head viewRow, start int) (opts []viewRow) {
 
 // live tells whether the program waits at the menu down to row end: the cursor is hidden or in it, or a hint is below.
 func (v *view) live(first viewRow, end int) bool {
-	inside := v.hidden || v.row >= first.row-2 && v.row <= end
+	inside := v.hidden || v.row >= first.row && v.row <= end
 	hint := func(w viewRow) bool { return reHint.MatchString(w.text) }
 	return v.last-end <= 12 && (v.known && (inside || !v.inBox(v.rows[v.row])) ||
 		!v.known && (inside && (v.tty.Reading == ReadingYes || first.num != "") ||
@@ -1170,30 +1141,26 @@ func (v *view) question(f *found, top, first int) (about []string) {
 	return about
 }
 
-// side is a shape of choices side by side: their row, with all of them in its group, and one of them.
-type side struct{ row, choice *regexp.Regexp }
-
-var sides = []side{ // whiptail, dialog; clack; prompts; opencode
+// sides are the shapes of choices side by side: their row, with all of them in its group, and one of them.
+var sides = []struct{ row, choice *regexp.Regexp }{ // whiptail, dialog; clack; prompts; opencode
 	{re(`^((?:<\s*[^<>]{1,20}\s*>\s*)+)$`), re(`<\s*([^<>]*?)\s*>`)},
 	{re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)},
 	{re(`› ((?i:no / yes|yes / no))$`), re(`(\w+)`)}, {re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},
 }
 
 // buttons reads row r as choices side by side; the pointer is at one filled, under the cursor, or unlike the others.
-func (v *view) buttons(r int, sides []side) *found {
+func (v *view) buttons(r int) *found {
 	f, w := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "horizontal"}}, v.rows[r]
 	var opts []viewRow
 	for _, s := range sides {
-		part := s.row.FindStringSubmatchIndex(w.text)
-		if part == nil {
-			continue
-		}
-		in := w.text[part[2]:part[3]]
-		for i, m := range s.choice.FindAllStringSubmatchIndex(in, 9) {
-			at, width := w.at+utf8.RuneCountInString(w.text[:part[2]+m[0]]), m[1]-m[0]
-			pointed := strings.HasPrefix(in[m[0]:], "●") || v.row == r && v.col >= at && v.col < at+width
-			opts = append(opts, viewRow{row: r, labelAt: at + width/2, pointer: when(pointed, "●")})
-			f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: in[m[2]:m[3]]})
+		if part := s.row.FindStringSubmatchIndex(w.text); part != nil {
+			in := w.text[part[2]:part[3]]
+			for i, m := range s.choice.FindAllStringSubmatchIndex(in, 9) {
+				at, width := w.at+utf8.RuneCountInString(w.text[:part[2]+m[0]]), m[1]-m[0]
+				pointed := strings.HasPrefix(in[m[0]:], "●") || v.row == r && v.col >= at && v.col < at+width
+				opts = append(opts, viewRow{row: r, labelAt: at + width/2, pointer: when(pointed, "●")})
+				f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: in[m[2]:m[3]]})
+			}
 		}
 	}
 	f.Pointer = v.pointed(opts, v.s.attr(max(0, r-1), w.at-1)) // the blank row above is drawn like no button
@@ -1204,7 +1171,7 @@ func (v *view) buttons(r int, sides []side) *found {
 // whiptail, dialog and pinentry draw them.
 func (v *view) readBox() *found {
 	for r := v.last; r >= max(0, v.last-4) && !v.tty.Canonical; r-- {
-		if f := v.buttons(r, sides[1:]); len(f.Choices) > 1 {
+		if f := v.buttons(r); len(f.Choices) > 1 && !strings.HasPrefix(v.rows[r].text, "<") {
 			return v.describe(f, r, r)
 		}
 	}
@@ -1221,21 +1188,17 @@ func (v *view) readBox() *found {
 		f.Secret = reSecret.MatchString(f.Question)
 		return f
 	}
-	var list []viewRow // rows above the buttons that look alike, ticked or one drawn unlike the others
-	i, base := max(0, v.up(r, func(w viewRow) bool { return w.text != "" })), v.s.attr(r, v.rows[r].at-1)
-	for last := v.rows[i]; i >= 0 && v.rows[i].depth > 0 && v.rows[i].text != ""; i-- {
-		o := v.rows[i]
-		if (o.tick < 0) != (last.tick < 0) || o.tick < 0 && o.optionAt != last.optionAt {
-			break
-		}
-		list = append([]viewRow{o}, list...)
+	last, base := v.rows[max(0, v.up(r, func(w viewRow) bool { return w.text != "" }))], v.s.attr(r, v.rows[r].at-1)
+	other := func(o viewRow) bool { // ends the rows above that look alike, ticked or one drawn unlike the others
+		return o.depth == 0 || o.text == "" || (o.tick < 0) != (last.tick < 0) || o.tick < 0 && o.optionAt != last.optionAt
 	}
+	list := v.rows[v.up(last.row+1, other)+1 : last.row+1]
 	if len(list) > 0 && (list[0].tick >= 0 || len(list) > 1 && v.pointed(list, base) >= 0) {
 		return v.menu(list, base)
 	} else if plain {
 		return nil
 	}
-	f := v.buttons(r, sides[:1])
+	f := v.buttons(r)
 	if len(f.Choices) == 1 {
 		f.Type, f.Choices, f.Axis, f.Pointer = ConfirmEnter, nil, "", -1
 	}
@@ -1297,7 +1260,7 @@ func (v *view) readLine() *found {
 	return v.paragraph(f, top)
 }
 func (v *view) silent(f *found) *found { // a guess from silence
-	f.Type, f.Score, f.wait, f.mute, f.by, f.Choices = Unknown, 0.60, v.o.Stuck, true, "silence", nil
+	f.Type, f.Score, f.wait, f.by, f.Choices = Unknown, 0.60, v.o.Stuck, "silence", nil
 	return f
 }
 
@@ -1314,7 +1277,7 @@ func presses(text string) bool { return rePress.MatchString(text) && !reNotPress
 
 // worded finds questions by their words and how they end; they need a reader, or silence.
 func (v *view) worded(f *found, text string, top int) bool {
-	f.Type, f.Score, f.mute, f.wait = FreeText, 0.75, true, when(v.tty.Reading != ReadingYes, 2*time.Second)
+	f.Type, f.Score, f.wait = FreeText, 0.75, when(v.tty.Reading != ReadingYes, v.o.Stuck)
 	above, _ := v.lineAbove(top)
 	name := strings.ToLower(strings.TrimRight(text, "> ")) // "Enter name for new remote." "name> "
 	switch {
@@ -1453,14 +1416,14 @@ func (v *view) readAbove(f *found) *found {
 	text := strings.TrimSpace(line)
 	f.line, f.place, f.Question = "", v.s.Scrolled()+max(top, 0), text
 	switch {
-	case presses(text) && len(text) < 80 && !v.tty.Canonical && (v.known || text[0] == '[' && v.row-top <= 2):
+	case presses(text) && !v.tty.Canonical && (v.known || text[0] == '['):
 		f.Type = ConfirmEnter
 		return f
 	case v.known, v.tty.Reading != ReadingYes, v.s.AltScreen():
 		return nil
 	case v.tty.Canonical && text != "" &&
 		(v.named(f, text, top) || strings.LastIndexAny(text, "?:") == len(text)-1 && v.worded(f, text, top)):
-		f.wait, f.mute = settleBare, true
+		f.wait = settleBare
 		return f
 	case v.tty.Canonical:
 		v.silent(f)
