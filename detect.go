@@ -80,9 +80,7 @@ func newScreen(rows, cols int) *Screen {
 	s.reset(0)
 	return s
 }
-
-// Resize changes the size. Rows come and go below the cursor; what does not fit then scrolls out.
-func (s *Screen) Resize(rows, cols int) {
+func (s *Screen) Resize(rows, cols int) { // rows come and go below the cursor; what does not fit then scrolls out
 	rows, cols = min(max(rows, 1), maxSize), min(max(cols, 1), maxSize)
 	shown, same := s.page, cols == s.cols
 	for _, s.page = range []*page{&s.primary, &s.alternate} {
@@ -140,17 +138,13 @@ func (s *Screen) Scrolled() int                       { return s.scrolled } // s
 func (s *Screen) AltScreen() bool                     { return s.page == &s.alternate }
 func (s *Screen) BracketedPaste() bool                { return s.dec[2004] }
 func (s *Screen) AppCursorKeys() bool                 { return s.dec[1] } // arrows are ESC O A, not ESC [ A
-
-// TakeReplies takes the answers to queries: all when there is no host terminal, else that to OSC 7501 no host knows.
-func (s *Screen) TakeReplies(answerAll bool) (out []byte) {
+func (s *Screen) TakeReplies(answerAll bool) (out []byte) { // without a host terminal all, else that to OSC 7501
 	if out, s.replies = s.replies, nil; !answerAll {
 		return bytes.Repeat([]byte(statusReply), bytes.Count(out, []byte(statusReply)))
 	}
 	return out
 }
-
-// Write feeds bytes of the child. It never fails.
-func (s *Screen) Write(b []byte) (int, error) {
+func (s *Screen) Write(b []byte) (int, error) { // never fails
 	s.part = append(s.part, b...)
 	p := s.part
 	for utf8.FullRune(p) {
@@ -536,8 +530,7 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 // refutes it where nobody reads. Silence counts with spinners masked, and only for an unfinished line. A choice that
 // grants something is never a default. It does no I/O, has no clock and never types. (The lab reads files and prints.)
 
-// PromptType is one of the five kinds of question.
-type PromptType string
+type PromptType string // one of the five kinds of question
 
 const YesNo, ConfirmEnter, MultipleChoice PromptType = "yes_no", "confirm_enter", "multiple_choice"
 const FreeText, Unknown PromptType = "free_text", "unknown"
@@ -551,8 +544,7 @@ type Reading int // whether one of the foreground processes waits to read the te
 
 const ReadingUnknown, ReadingYes, ReadingBusy Reading = 0, 1, 2
 
-// Choice is one answer a question offers.
-type Choice struct {
+type Choice struct { // one answer a question offers
 	Key    string `json:"key"`              // names it in a Decision: "y", "n", "1" … "9", or the letter shown
 	Label  string `json:"label"`            // as on the screen, made safe, ≤ 60 characters
 	Keys   string `json:"keys,omitempty"`   // the exact bytes that choose it; "" when a pointer must be moved to it
@@ -585,8 +577,7 @@ func (p *Prompt) Confidence() string { // the band of Score
 	return cmp.Or(when(p.Score >= 0.85, "high"), when(p.Score >= 0.65, "medium"), "low")
 }
 
-// DetectOptions are the settings of a Detector; zero values mean the defaults of the configuration.
-type DetectOptions struct {
+type DetectOptions struct { // zero values mean the defaults of the configuration
 	Threshold    float64
 	Stuck        time.Duration
 	BufferBytes  int
@@ -630,8 +621,7 @@ var adapters = []*Adapter{
 	{Name: "generic", SubmitDelay: 50 * time.Millisecond},
 }
 
-// adapterFor finds the row for a command name (base name, no extension), or the generic one.
-func adapterFor(name string) *Adapter {
+func adapterFor(name string) *Adapter { // by the command's base name without extension, else the generic one
 	name = strings.ToLower(strings.TrimSuffix(filepath.Base(name), filepath.Ext(name)))
 	i := slices.IndexFunc(adapters, func(a *Adapter) bool { return slices.Contains(a.Names, name) })
 	return adapters[(i+len(adapters))%len(adapters)]
@@ -796,7 +786,6 @@ func (d *Detector) WantTTY(now time.Time) bool { // TTYState may change what Tic
 }
 
 /* ----- one look at the screen ----- */
-// view is the screen as one look sees it.
 type view struct {
 	s                   *Screen
 	a                   *Adapter
@@ -1468,23 +1457,18 @@ var secretShapes = re(`\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
 	`(://[^\s/:@]*:)[^\s/@]+@|(?i:(\bauthorization:\s*(?:bearer|basic|token)\s+)[\w.+/=~-]{8,})|` +
 	`(?i:((?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key)["']?\s*[=:]\s*["']?)[^\s"'&;,]{4,})`)
 
-// redact replaces known shapes of secrets. Every sink uses it.
-func redact(s string) string { return secretShapes.ReplaceAllString(s, "$1$2$3[redacted]") }
-
-// safely is text as it may leave the machine, at most n bytes of it.
+// redact replaces known shapes of secrets; every sink uses it. safely is text as it may leave the machine.
+func redact(s string) string           { return secretShapes.ReplaceAllString(s, "$1$2$3[redacted]") }
 func safely(text string, n int) string { return clip(redact(visible(text)), n) }
 
 // hiding are characters not shown, or that turn text around: C0, C1, zero width, bidi, tags, variation selectors.
 var hiding = re(`[^\n\t\x20-\x7e\x{a0}-\x{10ffff}]|[\x{ad}\x{61c}\x{180e}\x{200b}-\x{200f}` +
 	`\x{2028}-\x{202e}\x{2060}-\x{206f}\x{fe00}-\x{fe0f}\x{feff}\x{fff9}-\x{fffb}\x{e0000}-\x{e01ef}]`)
 
-// visible shows what hides as \u{200B}; newline and tab stay.
-func visible(s string) string {
+func visible(s string) string { // what hides as \u{200B}; newline and tab stay
 	return hiding.ReplaceAllStringFunc(s, func(c string) string { return fmt.Sprintf(`\u{%04X}`, []rune(c)[0]) })
 }
-
-// clip cuts s to at most n bytes on a rune boundary, ending in "…".
-func clip(s string, n int) string {
+func clip(s string, n int) string { // to at most n bytes on a rune boundary, ending in "…"
 	if len(s) <= n {
 		return s
 	}
@@ -1503,9 +1487,7 @@ type tapeEvent struct {
 	t          float64 // seconds
 	kind, data string
 }
-
-// labEvent is what the lab prints of one prompt.
-type labEvent struct {
+type labEvent struct { // what the lab prints of one prompt
 	File       string  `json:"file"`
 	T          float64 `json:"t"`
 	Confidence string  `json:"confidence"`
@@ -1524,9 +1506,10 @@ func openTape(path string) (*tape, error) {
 	tp := &tape{name: filepath.Base(path), Height: 30, Width: 100}
 	data, err := os.ReadFile(path)
 	if filepath.Ext(path) == ".json" {
-		wrong := cmp.Or(err, json.Unmarshal(data, &tp.want))
-		data, err = os.ReadFile(filepath.Join(filepath.Dir(path), tp.want.text("recording")))
-		if err = cmp.Or(wrong, err); tp.want["recording"] == nil && wrong == nil {
+		err = cmp.Or(err, json.Unmarshal(data, &tp.want))
+		if recording := tp.want.text("recording"); err == nil && recording != "" {
+			data, err = os.ReadFile(filepath.Join(filepath.Dir(path), recording))
+		} else if err == nil {
 			tp.Title, tp.events = tp.want.text("tool"), []tapeEvent{{0, "o", tp.want.text("pty_output")}}
 			for t := 0.05; t < 5; t += 0.25 {
 				tp.events = append(tp.events, tapeEvent{t, "t", tp.want.text("tty")})
@@ -1551,10 +1534,7 @@ func parseTTY(s string) TTYState { // the words of a "t" event
 	w := append(strings.Fields(s), "", "", "")
 	return TTYState{map[string]Reading{"reading": ReadingYes, "busy": ReadingBusy}[w[0]], w[1] == "canon", w[2] == "echo"}
 }
-
-// replay runs a tape through a detector as a session would, until its last event. What was known of the terminal's
-// readers holds until more output comes.
-func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
+func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector { // as a session would, until the last event
 	d, tty, start := newDetector(adapterFor(tp.Title), tp.Height, tp.Width, o), TTYState{}, time.Unix(0, 0)
 	tick := func(now time.Time) {
 		if p := d.Tick(tty, now); p != nil {
@@ -1569,7 +1549,7 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 		switch e.kind {
 		case "o":
 			d.Feed([]byte(e.data), now)
-			tty.Reading = ReadingUnknown
+			tty.Reading = ReadingUnknown // what was known of the readers held until now
 		case "i":
 			d.Typed([]byte(e.data), now)
 		case "r":
@@ -1583,9 +1563,7 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 	}
 	return d
 }
-
-// check compares the last prompt, idle as expected, with what the scenario expects; a recording expects nothing.
-func (s scenario) check(seen []labEvent) error {
+func (s scenario) check(seen []labEvent) error { // the last prompt, idle as expected; a recording expects nothing
 	want, nothing := scenario{"expected_type": nil, "expected_idle": false, "expected_secret": false}, "<nil>"
 	got := maps.Clone(want)
 	maps.Copy(want, s)
