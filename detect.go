@@ -20,10 +20,9 @@ import (
 	"unicode/utf8"
 )
 
-// Screen is what the terminal shows: a parser over a grid of cells, fed with the child's bytes cut anywhere. Pure, for
-// one goroutine, of bounded memory. The parser is that of https://vt100.net/emu/dec_ansi_parser as today's terminals
-// are: text is UTF-8; no 8-bit C1 controls (0x9C is part of ✳, not ST); an OSC also ends on BEL; any ESC ends a string
-// and begins a sequence; ESC k begins a string. The text is what tmux shows; no scrollback, reflow or graphics.
+// Screen is what the terminal shows: a parser over a grid of cells, fed with the child's bytes cut anywhere, of bounded
+// memory. The parser is that of https://vt100.net/emu/dec_ansi_parser as today's terminals are: text is UTF-8; no 8-bit
+// C1 controls (0x9C is part of ✳, not ST); an OSC also ends on BEL; any ESC ends a string. The text is what tmux shows.
 type Screen struct {
 	rows, cols, top, bottom, scrolled int // the scroll region, inclusive; rows that left the primary screen at the top
 	*page                                 // the one in use
@@ -42,47 +41,38 @@ type page struct {
 	cursor
 	grid []line
 }
-
-// cursor is where and how the next character is written: what DECSC saves.
-type cursor struct {
+type cursor struct { // what DECSC saves
 	row, col, shift int
 	charset         [2]byte // G0 and G1, shift is the one in use: '0' is line drawing
 	wrapNext        bool    // it stands behind the last column
 	pen             Attr
 }
-
-// line is a row: does the text go on in the next one, is it told, was it before it was written anew?
 type line struct {
 	cells                []cell
-	wrapped, told, again bool
+	wrapped, told, again bool // it goes on in the next row; it is told; it was, before it was written anew
 }
-
-// cell is one place of the grid; its zero value is a blank in the default colours.
 type cell struct {
 	ch    rune   // 0 blank
 	wide  bool   // it covers the next cell, which is blank
 	marks string // what combines with it
-	Attr         // colours are one higher
+	Attr         // colours are one higher, so that the zero value is a blank in the default ones
 }
-
-// Attr is how the cell is drawn: enough to tell a highlighted choice from the others.
-type Attr struct {
+type Attr struct { // enough to tell a highlighted choice from the others
 	Dim, Reverse bool
 	FG, BG       int32 // −1 default, 0–255 palette, else 1<<24|rgb
 }
 
-// ProgramStatus is what a program last reported with OSC 7501 (measured). State: idle, working, blocked, done, clear or
-// ""; Kind: permission, question.
+// ProgramStatus is the last OSC 7501 (measured). State: "" idle working blocked done clear; Kind: permission question.
 type ProgramStatus struct{ State, App, Kind, Msg string }
 
 // The limits of what output can make us keep, in bytes. Real strings have up to 1 KiB (measured).
 const (
-	maxSize, maxParam, maxRecent = 2000, 65535, 1000   // not bytes: rows and columns; value of a parameter; lines compared
-	maxString, maxReplies        = 16384, 4096         // of a string or sequence; answers waiting for TakeReplies
-	maxMarks, maxLine            = 28, 1 << 14         // combined with a character (tmux: 32 with it); told as one line
-	maxPending, lineCost         = 4 << 20, 64         // lines kept for the next Transcript; what each costs besides
-	statusReply                  = "\x1b]7501;?\x1b\\" // we understand OSC 7501
+	maxSize, maxParam, maxRecent = 2000, 65535, 1000 // not bytes: rows and columns; value of a parameter; lines compared
+	maxString, maxReplies        = 16384, 4096       // of a string or sequence; answers waiting for TakeReplies
+	maxMarks, maxLine            = 28, 1 << 14       // combined with a character (tmux: 32 with it); told as one line
+	maxPending, lineCost         = 4 << 20, 64       // lines kept for the next Transcript; what each costs besides
 )
+const statusReply, nameReply = "\x1b]7501;?\x1b\\", "\x1bP>|atlasbridge\x1b\\" // to OSC 7501, XTVERSION
 
 func newScreen(rows, cols int) *Screen {
 	s := &Screen{}
@@ -90,9 +80,7 @@ func newScreen(rows, cols int) *Screen {
 	s.reset(0)
 	return s
 }
-
-// Resize changes the size. Rows come and go below the cursor; what does not fit then scrolls out.
-func (s *Screen) Resize(rows, cols int) {
+func (s *Screen) Resize(rows, cols int) { // rows come and go below the cursor; what does not fit then scrolls out
 	rows, cols = min(max(rows, 1), maxSize), min(max(cols, 1), maxSize)
 	shown, same := s.page, cols == s.cols
 	for _, s.page = range []*page{&s.primary, &s.alternate} {
@@ -109,52 +97,40 @@ func (s *Screen) Resize(rows, cols int) {
 	s.page, s.rows, s.cols, s.bottom, s.saved.wrapNext = shown, rows, cols, rows-1, s.saved.wrapNext && same
 	s.saved.row, s.saved.col = min(s.saved.row, rows-1), min(s.saved.col, cols-1)
 }
-
-// reset is RIS: everything as at the start, but what was counted or reported so far.
-func (s *Screen) reset(int) {
+func (s *Screen) reset(int) { // RIS: everything as at the start, but what was counted or reported so far
 	s.page, s.dec, s.top, s.bottom = &s.primary, [2006]bool{7: true, 25: true}, 0, s.rows-1
 	s.cursor, s.saved = cursor{}, cursor{}
 	s.erase(0, s.rows*s.cols)
 }
 
-// text appends what the row shows to b, up to the last character written; that may be a space.
-func (l *line) text(b []byte) []byte {
+// text is what the row shows, up to the last character written; shown is without the spaces at the end.
+func (l line) text() string {
+	var b strings.Builder
 	end := len(l.cells)
 	for ; end > 0 && l.cells[end-1].ch == 0; end-- {
 	}
 	for i, c := range l.cells[:end] {
 		if i == 0 || !l.cells[i-1].wide {
-			b = append(utf8.AppendRune(b, max(c.ch, ' ')), c.marks...)
+			b.WriteRune(max(c.ch, ' '))
+			b.WriteString(c.marks)
 		}
 	}
-	return b
+	return b.String()
 }
+func (l line) shown() string { return strings.TrimRight(l.text(), " ") }
 
-// Row is the text of row r from 0, trailing blanks removed, as tmux capture-pane -p prints it.
-func (s *Screen) Row(r int) string { return strings.TrimRight(string(s.grid[r].text(nil)), " ") }
-
-// Text is all rows joined with "\n", trailing empty rows removed.
+// Row is the text of row r from 0 as tmux capture-pane -p prints it; Text is all of them, no empty ones at the end.
+func (s *Screen) Row(r int) string { return s.grid[r].shown() }
 func (s *Screen) Text() string {
-	var all strings.Builder
-	for r := range s.rows {
-		all.WriteString(s.Row(r) + "\n")
-	}
-	return strings.TrimRight(all.String(), "\n")
+	return strings.TrimRight(strings.Join(mapped(s.grid, line.shown), "\n"), "\n")
 }
-
-// Cell is the rune at (r, c), without its marks, and its attributes; 0 is the right half of a wide one, or outside.
-func (s *Screen) Cell(r, c int) (rune, Attr) {
-	if r < 0 || r >= s.rows || c < 0 || c >= s.cols {
-		return 0, Attr{FG: -1, BG: -1}
+func (s *Screen) attr(r, c int) (a Attr) { // how a cell is drawn; outside of the screen as a blank
+	if r >= 0 && r < s.rows && c >= 0 && c < s.cols {
+		a = s.grid[r].cells[c].Attr
 	}
-	row := s.grid[r].cells
-	a := row[c].Attr
 	a.FG, a.BG = a.FG-1, a.BG-1
-	return when(c == 0 || !row[c-1].wide, max(row[c].ch, ' ')), a
+	return a
 }
-
-// Wrapped tells whether row r continues on row r+1 because the text ran over the right margin.
-func (s *Screen) Wrapped(r int) bool                  { return r >= 0 && r < s.rows && s.grid[r].wrapped }
 func (s *Screen) Cursor() (row, col int, hidden bool) { return s.row, s.col, !s.dec[25] } // from 0
 func (s *Screen) Title() string                       { return s.title }                  // OSC 0 / 2
 func (s *Screen) Status() ProgramStatus               { return s.status }
@@ -162,17 +138,13 @@ func (s *Screen) Scrolled() int                       { return s.scrolled } // s
 func (s *Screen) AltScreen() bool                     { return s.page == &s.alternate }
 func (s *Screen) BracketedPaste() bool                { return s.dec[2004] }
 func (s *Screen) AppCursorKeys() bool                 { return s.dec[1] } // arrows are ESC O A, not ESC [ A
-
-// TakeReplies takes the answers to queries: all when there is no host terminal, else that to OSC 7501 no host knows.
-func (s *Screen) TakeReplies(answerAll bool) (out []byte) {
+func (s *Screen) TakeReplies(answerAll bool) (out []byte) { // without a host terminal all, else that to OSC 7501
 	if out, s.replies = s.replies, nil; !answerAll {
 		return bytes.Repeat([]byte(statusReply), bytes.Count(out, []byte(statusReply)))
 	}
 	return out
 }
-
-// Write feeds bytes of the child. It never fails.
-func (s *Screen) Write(b []byte) (int, error) {
+func (s *Screen) Write(b []byte) (int, error) { // never fails
 	s.part = append(s.part, b...)
 	p := s.part
 	for utf8.FullRune(p) {
@@ -186,7 +158,6 @@ func (s *Screen) Write(b []byte) (int, error) {
 	s.part = append(s.part[:0], p...)
 	return len(b), nil
 }
-
 func (s *Screen) control(b byte) {
 	csi, inString := s.state == '[', s.state > 0x1b && s.state != '['
 	switch {
@@ -212,9 +183,7 @@ func (s *Screen) control(b byte) {
 		s.act(append(s.seq, b))
 	}
 }
-
-// act does what a control character or a complete sequence says; key is what is left of it without parameters.
-func (s *Screen) act(key []byte) {
+func (s *Screen) act(key []byte) { // a control character or a complete sequence, without its parameters
 	if f := sequences[string(key)]; f != nil {
 		f(s, s.arg(0, 1))
 	} else if len(key) == 3 && key[0] == 0x1b && (key[1] == '(' || key[1] == ')') { // SCS
@@ -222,9 +191,7 @@ func (s *Screen) act(key []byte) {
 	}
 	s.base = nil
 }
-
-// arg is parameter i, or what stands for it when it is absent or 0.
-func (s *Screen) arg(i, absent int) int {
+func (s *Screen) arg(i, absent int) int { // parameter i, or what stands for it when it is absent or 0
 	if i < len(s.params) {
 		return cmp.Or(s.params[i], absent)
 	}
@@ -269,14 +236,12 @@ var sequences = map[string]func(s *Screen, n int){
 		s.reply(map[int]string{5: "\x1b[0n", 6: fmt.Sprintf("\x1b[%d;%dR", s.row+1, s.col+1)}[n])
 	},
 	"c": func(s *Screen, _ int) { s.reply("\x1b[?62;22c") }, ">c": func(s *Screen, _ int) { s.reply("\x1b[>0;10;1c") },
-	">q":  func(s *Screen, _ int) { s.reply("\x1bP>|atlasbridge\x1b\\") },
+	"?u": func(s *Screen, _ int) { s.reply("\x1b[?0u") }, ">q": func(s *Screen, _ int) { s.reply(nameReply) },
 	"t":   func(s *Screen, n int) { s.reply(when(n == 14, fmt.Sprintf("\x1b[4;%d;%dt", s.rows*16, s.cols*8))) },
-	"?u":  func(s *Screen, _ int) { s.reply("\x1b[?0u") },
 	"?$p": func(s *Screen, n int) { s.reply(fmt.Sprintf("\x1b[?%d;0$y", n)) },
 }
 
-// setModes: the alternate screen is blank each time it comes up, as in tmux.
-func (s *Screen) setModes(on bool) {
+func (s *Screen) setModes(on bool) { // the alternate screen is blank each time it comes up, as in tmux
 	for i := range s.params {
 		n := min(s.arg(i, 0), len(s.dec)-1)
 		s.dec[n] = on
@@ -289,8 +254,6 @@ func (s *Screen) setModes(on bool) {
 		}
 	}
 }
-
-// sgr sets the pen. A sequence with colons is not known.
 func (s *Screen) sgr(int) {
 	a, p := &s.pen, s.params
 	colours := [12]*int32{3: &a.FG, 4: &a.BG, 5: new(int32), 9: &a.FG, 10: &a.BG} // 5: of underlines
@@ -355,30 +318,23 @@ func (s *Screen) print(p []byte) int {
 	s.base, s.col, s.wrapNext = &l.cells[end-w], min(end, s.cols-1), end >= s.cols && s.dec[7]
 	return n
 }
-
-// mend blanks a wide character that begins left of column c: its right half is no longer there.
-func (l *line) mend(c int) {
+func (l *line) mend(c int) { // a wide character left of column c has lost its right half
 	if c > 0 && l.cells[c-1].wide {
 		l.cells[c-1] = cell{}
 	}
 }
-
 func (s *Screen) lineFeed(int) {
 	s.grid[s.row].wrapped = false
 	s.step(1)
 }
-
-// step moves one row down (1) or up (−1), and scrolls at the end of the region.
-func (s *Screen) step(n int) {
+func (s *Screen) step(n int) { // one row down (1) or up (−1)
 	if n > 0 && s.row == s.bottom || n < 0 && s.row == s.top {
 		s.scroll(s.top, n)
 	} else {
 		s.row = min(max(s.row+n, 0), s.rows-1)
 	}
 }
-
-// scroll moves the rows from top to the bottom of the region up by n, or down when negative.
-func (s *Screen) scroll(top, n int) {
+func (s *Screen) scroll(top, n int) { // the rows from top to the bottom of the region, up; down when negative
 	from, to := top, s.bottom // where rows leave and come back blank
 	if n < 0 {
 		from, to = to, from
@@ -393,8 +349,6 @@ func (s *Screen) scroll(top, n int) {
 		s.erase(to*s.cols, (to+1)*s.cols)
 	}
 }
-
-func (s *Screen) place() int { return s.row*s.cols + s.col }
 
 // erase blanks the places from one to before another, counted row by row, in the pen's background.
 func (s *Screen) erase(from, to int) {
@@ -416,16 +370,12 @@ func (s *Screen) erase(from, to int) {
 		from += end - col
 	}
 }
-
-// eraseIn erases in the rows before end, as the first parameter says: from the cursor on (0), up to it (1), or all (2).
-func (s *Screen) eraseIn(first, end int) {
+func (s *Screen) eraseIn(first, end int) { // in these rows: from the cursor on (0), up to it (1), or all (2)
 	if first, end = first*s.cols, end*s.cols; s.arg(0, 0) <= 2 {
 		s.erase([]int{s.place(), first, first}[s.arg(0, 0)], []int{end, s.place() + 1, end}[s.arg(0, 0)])
 	}
 }
-
-// shiftCells moves the rest of the row, from the cursor on, by n columns; to the left when negative.
-func (s *Screen) shiftCells(n int) {
+func (s *Screen) shiftCells(n int) { // the rest of the row, to the right; to the left when negative
 	l, blank := &s.grid[s.row], make([]cell, min(max(n, -n), s.cols-s.col))
 	if l.wrapped = false; n > 0 {
 		l.cells = slices.Insert(l.cells, s.col, blank...)[:s.cols]
@@ -435,28 +385,24 @@ func (s *Screen) shiftCells(n int) {
 	l.mend(s.col)
 	l.mend(s.cols)
 }
-
+func (s *Screen) place() int       { return s.row*s.cols + s.col }
 func (s *Screen) moveHome(row int) { s.moveTo(row-1, s.arg(1, 1)-1) }
 func (s *Screen) moveTo(row, col int) {
 	s.row, s.col, s.wrapNext = min(max(row, 0), s.rows-1), min(max(col, 0), s.cols-1), false
 }
-
-// moveBy moves n rows down, to a column, stopping at the margin that it does not start behind.
-func (s *Screen) moveBy(n, col int) {
+func (s *Screen) moveBy(n, col int) { // n rows down, stopping at the margin that it does not start behind
 	row := max(s.row+n, when(s.row >= s.top, s.top))
 	s.moveTo(min(row, max(s.bottom, when(s.row > s.bottom, s.rows-1))), col)
 }
-
 func (s *Screen) reply(text string) {
 	s.replies = append(s.replies, when(len(s.replies) < maxReplies, text)...)
 }
-
-var colours = map[string]string{"4": "cdcd", "10": "cdcd", "11": "0000", "12": "cdcd"} // of OSC: light on black
 
 // endString acts on a complete string, if there is one; end is the byte that ended it.
 func (s *Screen) endString(end byte) {
 	text := strings.ToValidUTF8(string(s.seq), "\ufffd")
 	code, rest, _ := strings.Cut(text, ";")
+	colours := map[string]string{"4": "cdcd", "10": "cdcd", "11": "0000", "12": "cdcd"} // light on black
 	switch {
 	case s.state == 'P' && (strings.HasPrefix(code, "+q") || strings.HasPrefix(code, "$q")):
 		s.reply("\x1bP0" + code[:1] + "r\x1b\\") // XTGETTCAP, DECRQSS: not known
@@ -514,7 +460,7 @@ func runeWidth(r rune) int {
 // were among the last told, or have neither letter nor digit.
 type transcript struct {
 	on              bool
-	part            []byte // the beginning of a wrapped line that has scrolled out
+	part            string // the beginning of a wrapped line that has scrolled out
 	pending, recent []string
 	bytes, left     int // in pending; lines that did not fit there
 }
@@ -524,10 +470,8 @@ func (s *Screen) tellAbove(row int, repainted bool) {
 	for row > 0 && s.grid[row-1].wrapped {
 		row--
 	}
-	for i := range row {
-		if l := &s.grid[i]; l.again && !l.told && !repainted && len(s.tr.part) == 0 {
-			return
-		}
+	changing := func(l line) bool { return l.again && !l.told && !repainted && s.tr.part == "" }
+	for i := 0; i < row && !changing(s.grid[i]); i++ {
 		s.tell(&s.grid[i])
 	}
 }
@@ -535,20 +479,17 @@ func (s *Screen) tellAbove(row int, repainted bool) {
 // tell takes a row of the primary screen as final. The rest of a wrapped line that begins anew is told again.
 func (s *Screen) tell(l *line) {
 	t, again := &s.tr, l.again || l.told
-	if !t.on || l.told && len(t.part) == 0 {
+	if !t.on || l.told && t.part == "" {
 		return
 	}
-	l.told, t.part = true, l.text(t.part)
-	if !l.wrapped || len(t.part) >= maxLine {
-		t.add(strings.TrimRight(string(t.part), " "), again)
-		t.part = t.part[:0]
+	if l.told, t.part = true, t.part+l.text(); !l.wrapped || len(t.part) >= maxLine {
+		t.add(strings.TrimRight(t.part, " "), again)
+		t.part = ""
 	}
 }
-
-// add takes a finished line; again: only if it is new.
 func (t *transcript) add(text string, again bool) {
-	word := func(r rune) bool { return unicode.IsLetter(r) || unicode.IsNumber(r) }
-	if again && (!strings.ContainsFunc(text, word) || slices.Contains(t.recent, text)) {
+	says := strings.ContainsFunc(text, unicode.IsLetter) || strings.ContainsFunc(text, unicode.IsNumber)
+	if again && (!says || slices.Contains(t.recent, text)) {
 		return
 	}
 	t.recent = append(t.recent[max(0, len(t.recent)-maxRecent+1):], text)
@@ -566,9 +507,9 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 	t := &s.tr
 	if t.on = true; !s.AltScreen() {
 		s.tellAbove(s.row, settle)
-		live = string(t.part)
+		live = t.part
 		for _, l := range slices.DeleteFunc(slices.Clone(s.grid), func(l line) bool { return l.told }) {
-			if live += string(l.text(nil)); !l.wrapped {
+			if live += l.text(); !l.wrapped {
 				live = strings.TrimRight(live, " ") + "\n"
 			}
 		}
@@ -578,42 +519,32 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 			t.add(text, true)
 		}
 	}
-	if final = t.pending; t.left > 0 {
-		final = append([]string{fmt.Sprintf("[… %d lines left out …]", t.left)}, final...)
-	}
+	final = append(when(t.left > 0, []string{fmt.Sprintf("[… %d lines left out …]", t.left)}), t.pending...)
 	t.pending, t.bytes, t.left = nil, 0, 0
 	return final, live
 }
 
-// The detector judges a Screen over time: does a human have to answer now, and what exactly is asked?
-//   - What the screen shows decides, near the cursor and after the output has settled; never the raw bytes.
-//   - What the tool says of itself (OSC 7501, its title) comes first: nothing is asked while it works.
-//   - The terminal's state confirms a pattern, and refutes it where nobody reads.
-//   - Silence counts on a screen with its spinners masked, and only for an unfinished line.
-//   - A choice that grants something is never a default.
-// It does no I/O, reads no clock and never types. (The lab, at the end, reads files and prints.)
+// The detector judges a Screen over time: does a human have to answer now, and what exactly is asked? What the screen
+// shows decides, near the cursor and once the output has settled; never the raw bytes. What the tool says of itself
+// (OSC 7501, its title) comes first: nothing is asked while it works. The terminal's state confirms a pattern, and
+// refutes it where nobody reads. Silence counts with spinners masked, and only for an unfinished line. A choice that
+// grants something is never a default. It does no I/O, has no clock and never types. (The lab reads files and prints.)
 
-// PromptType is one of the five kinds of question.
-type PromptType string
+type PromptType string // one of the five kinds of question
 
-const (
-	YesNo, ConfirmEnter, MultipleChoice PromptType = "yes_no", "confirm_enter", "multiple_choice"
-	FreeText, Unknown                   PromptType = "free_text", "unknown"
-)
-
-// Reading is what the system says of the foreground processes: whether one of them waits to read the terminal.
-type Reading int
-
-const ReadingUnknown, ReadingYes, ReadingBusy Reading = 0, 1, 2
+const YesNo, ConfirmEnter, MultipleChoice PromptType = "yes_no", "confirm_enter", "multiple_choice"
+const FreeText, Unknown PromptType = "free_text", "unknown"
 
 // TTYState is signal 2, the terminal's own state as the system sees it. The zero value: not asked.
 type TTYState struct {
 	Reading         Reading
 	Canonical, Echo bool
 }
+type Reading int // whether one of the foreground processes waits to read the terminal
 
-// Choice is one answer a question offers.
-type Choice struct {
+const ReadingUnknown, ReadingYes, ReadingBusy Reading = 0, 1, 2
+
+type Choice struct { // one answer a question offers
 	Key    string `json:"key"`              // names it in a Decision: "y", "n", "1" … "9", or the letter shown
 	Label  string `json:"label"`            // as on the screen, made safe, ≤ 60 characters
 	Keys   string `json:"keys,omitempty"`   // the exact bytes that choose it; "" when a pointer must be moved to it
@@ -632,29 +563,21 @@ type Prompt struct {
 	Idle        bool       `json:"idle"`         // an agent's empty input box: finished, waits for the next message
 	Secret      bool       `json:"secret"`       // echo is off
 	Signals     []string   `json:"signals"`      // what agreed: protocol title pattern structure tty silence
-	Question    string     `json:"-"`            // the sentence a person would read out
-	Full        string     `json:"-"`            // the whole dialog as text, ≤ 16 KiB: "Show all"
-	Cut         bool       `json:"-"`            // the excerpt hides part of what is allowed: no quick yes
-	Permission  bool       `json:"-"`            // grants something: no affirmative default
-	Multi       bool       `json:"-"`            // several choices may be ticked
-	Ticked      []bool     `json:"-"`            // Multi: which are ticked now
-	Submit      string     `json:"-"`            // Multi: the bytes that end the choosing and submit
-	Pointer     int        `json:"-"`            // index of the choice highlighted now, −1 when there is no pointer
-	Axis        string     `json:"-"`            // "vertical" or "horizontal": which arrows move the pointer; "" none
-	Recent      string     `json:"-"`            // the last 500 characters of the screen
-	Fingerprint string     `json:"-"`
+	// Question is the sentence a person would read out; Full the whole dialog, ≤ 16 KiB; Recent the screen's last 500
+	// characters. Cut: the excerpt hides part of what is allowed; Permission: it grants something. Of a list with ticks
+	// (Multi) Ticked are those set, Submit the bytes that end it. Pointer is the index of the choice highlighted, −1 none;
+	// Axis says which arrows move it: vertical, horizontal, or "".
+	Question, Full, Recent, Submit, Axis, Fingerprint string `json:"-"`
+	Cut, Permission, Multi                            bool   `json:"-"`
+	Ticked                                            []bool `json:"-"`
+	Pointer                                           int    `json:"-"`
 }
 
-// Confidence is the band of Score: "high", "medium" or "low".
-func (p *Prompt) Confidence() string {
-	if p.Score >= 0.85 {
-		return "high"
-	}
-	return map[bool]string{true: "medium", false: "low"}[p.Score >= 0.65]
+func (p *Prompt) Confidence() string { // the band of Score
+	return cmp.Or(when(p.Score >= 0.85, "high"), when(p.Score >= 0.65, "medium"), "low")
 }
 
-// DetectOptions are the settings of a Detector; zero values mean the defaults of the configuration.
-type DetectOptions struct {
+type DetectOptions struct { // zero values mean the defaults of the configuration
 	Threshold    float64
 	Stuck        time.Duration
 	BufferBytes  int
@@ -677,8 +600,7 @@ type Adapter struct {
 	Works, Asks          *regexp.Regexp // a row or ESC and the title, while it works; the title while a dialog is open
 }
 
-// adapters is the registry; the last row stands for every other tool. Shapes, times and keys were measured
-// with the versions named as MaxVer.
+// adapters is the registry, measured with the versions named as MaxVer; the last row stands for every other tool.
 var adapters = []*Adapter{
 	{Name: "claude", Names: []string{"claude"}, MinVer: "2.1.0", MaxVer: "2.1.329", Hooks: "claude-settings",
 		SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Digits: true, Pointer: "❯", OnPointer: true, Submit: "\x1b[C",
@@ -687,22 +609,19 @@ var adapters = []*Adapter{
 		SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Pointer: "›", Box: re(`^›( Ask Codex to do anything)?$`),
 		Head:  re(`^(Would you like to|Folder access|Hooks need review|Question \d)`),
 		Works: re(`^\x1b[⠁-⣿]|\(\d+[hms][^)]* • esc to interrupt\)`), Asks: re(`^\[ [!.] \] Action Required`)},
-	{Name: "gemini", Names: []string{"gemini"}, MinVer: "0.50.0", MaxVer: "0.61.0",
-		SubmitDelay: 1500 * time.Millisecond, EscapeBang: true, Digits: true, Pointer: "●",
-		Box:   re(`^>(\s+Type your message.*)?$`),
+	{Name: "gemini", Names: []string{"gemini"}, MinVer: "0.50.0", MaxVer: "0.61.0", SubmitDelay: 1500 * time.Millisecond,
+		EscapeBang: true, Digits: true, Pointer: "●", Box: re(`^>(\s+Type your message.*)?$`),
 		Works: re(`^\x1b\s*✦|\(esc to cancel, \d+[hms]`), Asks: re(`^\s*✋`)},
 	{Name: "opencode", Names: []string{"opencode"}, MinVer: "1.0.0", MaxVer: "1.18.33",
 		SubmitDelay: 300 * time.Millisecond, EscapeBang: true, Head: re(`^△ `),
 		Box: re(`^┃(\s+Ask anything….*)?$`), Works: re(`^[⬝■]+\s+esc (again to )?interrupt`)},
-	{Name: "qwen", Names: []string{"qwen"}, MinVer: "0.20.0", MaxVer: "0.24.4",
-		SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Digits: true, Pointer: "›", Head: re(`^\? `),
-		Box:   re(`^>(\s+Type your message.*)?$`),
+	{Name: "qwen", Names: []string{"qwen"}, MinVer: "0.20.0", MaxVer: "0.24.4", SubmitDelay: 100 * time.Millisecond,
+		EscapeBang: true, Digits: true, Pointer: "›", Head: re(`^\? `), Box: re(`^>(\s+Type your message.*)?$`),
 		Works: re(`^\x1b[◐◑◒◓]|\(\d+[hms][^)]*esc to cancel\)`), Asks: re(`^✳`)},
 	{Name: "generic", SubmitDelay: 50 * time.Millisecond},
 }
 
-// adapterFor finds the row for a command name (base name, no extension), or the generic one.
-func adapterFor(name string) *Adapter {
+func adapterFor(name string) *Adapter { // by the command's base name without extension, else the generic one
 	name = strings.ToLower(strings.TrimSuffix(filepath.Base(name), filepath.Ext(name)))
 	i := slices.IndexFunc(adapters, func(a *Adapter) bool { return slices.Contains(a.Names, name) })
 	return adapters[(i+len(adapters))%len(adapters)]
@@ -712,14 +631,10 @@ func adapterFor(name string) *Adapter {
 // How long the masked screen must have been still before a judgement counts. Measured on 442 recordings: 97 of
 // 100 programs that wait are seen reading within 50 ms of their last output; a repaint comes in pieces ≤ 30 ms apart.
 const (
-	settleTold = 30 * time.Millisecond  // the tool itself reports a dialog
-	settle     = 100 * time.Millisecond // a shape, confirmed by the terminal's state or known of the tool
-	settleBare = 300 * time.Millisecond // a shape alone
-	settleIdle = 500 * time.Millisecond // an empty input box shows for a moment between two steps of a turn, too
-	goneAfter  = 200 * time.Millisecond // out of sight for so long, a question is gone; a repaint is shorter
-	lookEvery  = 250 * time.Millisecond // while output keeps coming
-	repeatWait = 2 * time.Second        // a question still there so long after its answer is asked again
-	pollTTY    = 2 * time.Second        // longest pause between two looks at the terminal's state
+	settleTold, settle     = 30 * time.Millisecond, 100 * time.Millisecond  // a dialog the tool reports; a shape confirmed
+	settleBare, settleIdle = 300 * time.Millisecond, 500 * time.Millisecond // a shape alone; an empty box
+	goneAfter, lookEvery   = 200 * time.Millisecond, 250 * time.Millisecond // out of sight: gone; while output comes
+	repeatWait, pollTTY    = 2 * time.Second, 2 * time.Second               // until asked again; between looks at the tty
 )
 
 // Detector judges a Screen over time. Deterministic: the same calls give the same prompts. One goroutine uses it.
@@ -737,15 +652,12 @@ type Detector struct {
 	lookAt, ttyAt        time.Time // output has come that wants a look; the terminal's state does
 	pendingAt, goneAt    time.Time // zero, or when found is to be believed; when cur, out of sight, is forgotten
 }
-
-// found is a judgement: a prompt, where it stands, and what it needs to be believed.
-type found struct {
+type found struct { // a judgement: a prompt, where it stands, and what it needs to be believed
 	Prompt
 	line  string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
 	by    string        // the first signal: pattern, silence; "" structure
 	place int           // the row it begins in, counted from the first line of the session; −1 anywhere
-	wait  time.Duration // how long the masked screen must have been still
-	mute  bool          // so long no byte at all must have come
+	wait  time.Duration // how long the masked screen must have been still; with by, how long no byte must have come
 }
 
 func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
@@ -753,55 +665,45 @@ func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
 	o.BufferBytes = cmp.Or(o.BufferBytes, 4096)
 	return &Detector{Screen: newScreen(rows, cols), a: a, o: o}
 }
-
 func (d *Detector) Feed(p []byte, now time.Time) {
 	d.Screen.Write(p)
 	d.raw = append(d.raw, p[max(0, len(p)-d.o.BufferBytes):]...)
 	d.raw = d.raw[max(0, len(d.raw)-d.o.BufferBytes):]
 	d.out, d.lookAt = now, now.Add(min(settleTold, max(0, lookEvery-now.Sub(d.looked))))
 }
-
-// Raw is the rolling buffer: the last BufferBytes bytes of the child. LastOutput is when bytes last came.
-func (d *Detector) Raw() []byte           { return d.raw }
-func (d *Detector) LastOutput() time.Time { return d.out }
-
-// Resize changes the size of the screen. The question in force may now stand elsewhere.
-func (d *Detector) Resize(rows, cols int, now time.Time) {
+func (d *Detector) Raw() []byte           { return d.raw } // the rolling buffer: the last BufferBytes of the child
+func (d *Detector) LastOutput() time.Time { return d.out } // when bytes last came
+func (d *Detector) Resize(rows, cols int, now time.Time) { // the question in force may now stand elsewhere
 	d.Screen.Resize(rows, cols)
 	if d.Feed(nil, now); d.cur != nil {
 		d.cur.place = -1
 	}
 }
-
-// Typed notes bytes that went to the child, by keyboard or gate. Only Enter ends a question for good.
-func (d *Detector) Typed(p []byte, now time.Time) {
+func (d *Detector) Typed(p []byte, now time.Time) { // only Enter ends a question for good
 	if bytes.ContainsAny(p, "\r\n") && now.After(d.answered) {
 		d.answered, d.ttyAt = now, now.Add(settle/2)
 	}
 }
-
-// Sleep ignores everything until the echo window has passed: the question in force has been answered.
-func (d *Detector) Sleep(until time.Time) { d.answered, d.pendingAt = until, until }
-
-// Activity is "starting", "running", "waiting_permission", "waiting" or "idle", for status.
-func (d *Detector) Activity() string {
-	if c := d.cur; c == nil {
-		return map[bool]string{true: "starting", false: "running"}[len(d.raw) == 0]
-	} else if c.Idle {
-		return "idle"
-	} else if c.Permission {
-		return "waiting_permission"
+func (d *Detector) Sleep(until time.Time) { d.answered, d.pendingAt = until, until } // its echo passes
+func (d *Detector) Activity() string { // for status
+	if d.cur == nil {
+		return cmp.Or(when(len(d.raw) == 0, "starting"), "running")
 	}
-	return "waiting"
+	return cmp.Or(when(d.cur.Idle, "idle"), when(d.cur.Permission, "waiting_permission"), "waiting")
 }
+
+// reMasked are spinners, blinking marks, digits and blanks: what moves on a screen that is still.
+var reMasked = re(`[\s\d\x{2800}-\x{28ff}●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙]+`)
 
 // look folds the output since the last look into the masked screen, and judges it.
 func (d *Detector) look(tty TTYState, now time.Time) {
 	stale := d.v == nil || !d.lookAt.IsZero()
 	if stale {
 		d.lookAt, d.looked, d.out = time.Time{}, now, cmp.Or(d.out, now)
-		if m := d.masked(); m != d.mask {
-			d.mask, d.changed, d.tty, d.ttyAt = m, d.out, TTYState{}, d.out.Add(settle/2)
+		row, col, hidden := d.Screen.Cursor()
+		mask := when(!hidden, fmt.Sprint(row, col)) + reMasked.ReplaceAllString(d.Screen.Text(), "")
+		if mask != d.mask {
+			d.mask, d.changed, d.tty, d.ttyAt = mask, d.out, TTYState{}, d.out.Add(settle/2)
 		}
 	}
 	if tty.Reading != ReadingUnknown || d.tty.Reading == ReadingUnknown && tty != (TTYState{}) {
@@ -824,9 +726,7 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 		due = d.answered
 	case f == nil:
 	case !there || !d.still():
-		if due = d.changed.Add(f.wait); f.mute {
-			due = d.out.Add(f.wait)
-		}
+		due = cmp.Or(when(f.by != "", d.out), d.changed).Add(f.wait)
 	case !f.Idle && f.Fingerprint == d.cur.Fingerprint && !d.answered.IsZero() && d.out.After(d.answered): // still there
 		due = d.answered.Add(repeatWait)
 	}
@@ -836,7 +736,6 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	d.cur, d.pendingAt, d.goneAt, d.answered = f, time.Time{}, time.Time{}, time.Time{}
 	return d.prompt()
 }
-
 func (d *Detector) prompt() *Prompt {
 	if d.found == nil {
 		return nil
@@ -845,15 +744,20 @@ func (d *Detector) prompt() *Prompt {
 	p.Choices, p.Recent = append([]Choice{}, p.Choices...), string(text[max(0, len(text)-500):])
 	return &p
 }
+func (d *Detector) Look(tty TTYState, now time.Time) *Prompt { // what the screen asks this instant: the gate's eye
+	d.look(tty, now)
+	return d.prompt()
+}
+func (d *Detector) Gone(tty TTYState, now time.Time) bool { // what Tick last returned has left for good
+	d.look(tty, now)
+	return !d.present(now)
+}
 
 // present tells whether the question in force still stands; once out of sight for a while, it is forgotten.
 func (d *Detector) present(now time.Time) bool {
-	switch {
-	case d.cur == nil || d.still():
+	if d.cur == nil || d.still() {
 		d.goneAt = time.Time{}
-	case d.goneAt.IsZero():
-		d.goneAt = now.Add(goneAfter)
-	case !now.Before(d.goneAt):
+	} else if d.goneAt = cmp.Or(d.goneAt, now.Add(goneAfter)); !now.Before(d.goneAt) {
 		d.cur, d.goneAt = nil, time.Time{}
 	}
 	return d.cur != nil
@@ -863,55 +767,25 @@ func (d *Detector) present(now time.Time) bool {
 // Of the choices one may be a text field being filled in.
 func (d *Detector) still() bool {
 	f, c := d.found, d.cur
-	switch line, top := d.v.cursorLine(); {
-	case c.line != "":
+	if c.line != "" {
+		line, top := d.v.cursorLine()
 		return !(d.tty.Reading == ReadingBusy && slices.Contains(c.Signals, "tty")) &&
 			(c.place < 0 || c.place == d.Screen.Scrolled()+top) &&
 			strings.HasPrefix(line+d.v.after(), strings.TrimRight(c.line, " "))
-	case f == nil:
-		return c.Idle && d.v.known && d.answered.IsZero() && !d.v.working()
 	}
-	return f.Type == c.Type && f.Question == c.Question && f.Excerpt == c.Excerpt && len(f.Choices) == len(c.Choices)
+	return f == nil && c.Idle && d.v.known && d.answered.IsZero() && !d.v.working() || f != nil &&
+		f.Type == c.Type && f.Question == c.Question && f.Excerpt == c.Excerpt && len(f.Choices) == len(c.Choices)
 }
-
-// Next is when Tick is next worth calling without new bytes.
-func (d *Detector) Next(now time.Time) time.Time {
+func (d *Detector) Next(now time.Time) time.Time { // when Tick is next worth calling
 	due := append(slices.DeleteFunc([]time.Time{d.lookAt, d.pendingAt, d.goneAt}, time.Time.IsZero), d.ttyAt)
 	return slices.MaxFunc([]time.Time{now, slices.MinFunc(due, time.Time.Compare)}, time.Time.Compare)
 }
-
-// WantTTY tells whether TTYState can change what Tick says now: full-screen agents always read. It costs a system call.
-func (d *Detector) WantTTY(now time.Time) bool {
-	needed := d.a.Box == nil || !d.Screen.AltScreen() && d.Screen.Status().State == ""
-	return needed && d.lookAt.IsZero() && !d.ttyAt.After(now)
-}
-
-// Look is what the screen asks this instant, judged without waiting: the gate's eye. nil: nothing.
-func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
-	d.look(tty, now)
-	return d.prompt()
-}
-
-// Gone tells that the question Tick last returned has left the screen for good (answered, or the program went on).
-func (d *Detector) Gone(tty TTYState, now time.Time) bool {
-	d.look(tty, now)
-	return !d.present(now)
-}
-
-// reMasked are spinners, blinking marks, digits and blanks: what moves on a screen that is still.
-var reMasked = re(`[\s\d\x{2800}-\x{28ff}●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙]+`)
-
-// masked is the screen without them, and with the cursor where it shows.
-func (d *Detector) masked() string {
-	row, col, hidden := d.Screen.Cursor()
-	if hidden {
-		row, col = -1, -1
-	}
-	return fmt.Sprint(row, col, reMasked.ReplaceAllString(d.Screen.Text(), ""))
+func (d *Detector) WantTTY(now time.Time) bool { // TTYState may change what Tick says: full-screen agents always read
+	return (d.a.Box == nil || !d.Screen.AltScreen() && d.Screen.Status().State == "") && d.lookAt.IsZero() &&
+		!d.ttyAt.After(now)
 }
 
 /* ----- one look at the screen ----- */
-// view is the screen as one look sees it.
 type view struct {
 	s                   *Screen
 	a                   *Adapter
@@ -921,111 +795,91 @@ type view struct {
 	row, col, last      int  // of the cursor; the last row that shows anything, −1 none
 	hidden, told, known bool // the cursor; the tool says that it asks; the tool is one of ours
 }
-
-// viewRow is a row freed of the frame around it.
-type viewRow struct {
-	raw, text string
-	at, depth int  // column where text begins; upright lines crossed on the way
-	rule, top bool // nothing but lines; over the whole width, or the upper edge of a frame: a dialog begins here
-	option    option
+type viewRow struct { // freed of its frame, and read as a choice: pointer, box to tick, number, words
+	raw, text, pointer, num, label string
+	row, depth, at                 int  // upright lines crossed on the way to column at, where text begins
+	optionAt, tickAt, labelAt      int  // columns of all behind the pointer, of the box, of the words
+	tick                           int  // −1 no box, 0 empty, 1 ticked
+	rule, top                      bool // nothing but lines; a full-width one or an upper edge: a dialog begins
 }
 
 const (
 	uprights = "│┃║▌▎▏┆╎"
 	lines    = "─━═╌┄┈▔▁▀▄‾╴╶╭╮╰╯┌┐└┘├┤┬┴┼╔╗╚╝╠╣╹╻╷╵◆◇"
+	tickBox  = `((?:(?:\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*)?)`
 )
 
 func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions) *view {
-	v := &view{s: s, a: a, tty: tty, o: o, last: -1, rows: make([]viewRow, s.rows), known: a.Box != nil}
+	v := &view{s: s, a: a, tty: tty, o: o, known: a.Box != nil}
 	v.row, v.col, v.hidden = s.Cursor()
 	v.told = s.Status().State == "blocked" || a.Asks != nil && a.Asks.MatchString(s.Title())
-	for r := range v.rows {
-		w := viewRow{raw: s.Row(r)}
-		w.text = strings.TrimLeft(w.raw, " "+uprights+lines)
-		frame := strings.TrimSuffix(w.raw, w.text)
-		w.text, w.at = strings.TrimRight(w.text, " █▐"+uprights+lines), utf8.RuneCountInString(frame)
-		for _, c := range uprights {
-			w.depth += strings.Count(frame, string(c))
-		}
-		w.rule = w.text == "" && strings.ContainsAny(w.raw, lines)
-		w.top = w.rule && w.depth == 0 &&
-			(strings.ContainsAny(w.raw, "╭┌╔") || w.at >= s.cols-1 && strings.IndexAny(w.raw, "─▔━") == 0)
-		w.option = readOption(r, &w)
-		if v.rows[r] = w; w.raw != "" {
-			v.last = r
-		}
+	for r := range s.rows {
+		v.rows = append(v.rows, readRow(s.Row(r), r, s.cols))
 	}
+	v.last = v.up(s.rows, func(w viewRow) bool { return w.raw != "" })
 	return v
 }
-
-// after is what stands behind the cursor.
-func (v *view) after() (text string) {
-	for c := v.col; c < v.s.cols; c++ {
-		ch, _ := v.s.Cell(v.row, c)
-		text += strings.Trim(string(ch), "\x00")
+func readRow(raw string, r, cols int) viewRow {
+	text, width := strings.TrimLeft(raw, " "+uprights+lines), utf8.RuneCountInString
+	frame := strings.TrimSuffix(raw, text)
+	w := viewRow{raw: raw, text: strings.TrimRight(text, " █▐"+uprights+lines), row: r, at: width(frame), tick: -1,
+		depth: len(reBar.FindAllString(frame, -1))}
+	w.rule = w.text == "" && strings.ContainsAny(raw, lines)
+	w.top = w.rule && w.depth == 0 &&
+		(strings.ContainsAny(raw, "╭┌╔") || w.at >= cols-1 && strings.IndexAny(raw, "─▔━") == 0)
+	m := reOption.FindStringSubmatch(w.text)
+	w.pointer, w.num, w.label = strings.Trim(m[1], "↑↓ ○"), strings.Trim(m[3], "(). :"), m[5]
+	w.optionAt, w.tickAt, w.labelAt = w.at+width(m[1]), w.at+width(m[1]+m[2]+m[3]), w.at+width(m[1]+m[2]+m[3]+m[4])
+	if mark := m[2] + m[4]; mark != "" {
+		w.tick = map[bool]int{true: 1}[strings.ContainsAny(mark, "xX*✔✓•◉◼☑☒■")]
 	}
-	return strings.TrimRight(text, " ")
+	return w
 }
 
-// cursorLine is the text up to the cursor, from the row where its line begins.
+// cursorLine is the text up to the cursor, from the row where its line begins; after is what stands behind the cursor.
 func (v *view) cursorLine() (string, int) {
 	return v.whole(strings.TrimSuffix(v.rows[v.row].raw, v.after()), v.row)
 }
-
-// whole puts the rows that run over into row r before its text.
-func (v *view) whole(text string, r int) (line string, top int) {
-	for ; r > 0 && v.s.Wrapped(r-1); r-- {
-		if end, _ := v.s.Cell(r-1, v.s.cols-1); end == ' ' {
-			text = " " + text
-		}
-		text = v.rows[r-1].raw + text
+func (v *view) after() string { return line{cells: v.s.grid[v.row].cells[v.col:]}.shown() }
+func (v *view) whole(text string, r int) (string, int) { // with the rows that run over into row r, and their first
+	for ; r > 0 && v.s.grid[r-1].wrapped; r-- {
+		text = v.s.grid[r-1].text() + text
 	}
 	return text, r
 }
 
-// up is the nearest row above row r that is such; −1 when there is none.
+// up is the nearest row above row r that is such; lineAbove the nearest line that is not blank. −1 when there is none.
 func (v *view) up(r int, such func(w viewRow) bool) int {
 	for r--; r >= 0 && !such(v.rows[r]); r-- {
 	}
 	return r
 }
-
-// lineAbove is the nearest line above row r that is not blank, and where it begins; −1 when there is none.
-func (v *view) lineAbove(r int) (line string, top int) {
+func (v *view) lineAbove(r int) (string, int) {
 	if r = v.up(r, func(w viewRow) bool { return w.raw != "" }); r < 0 {
 		return "", r
 	}
 	return v.whole(v.rows[r].raw, r)
 }
-
-func (v *view) attr(r, c int) Attr {
-	_, a := v.s.Cell(r, c)
-	return a
-}
-
-// faintAt tells text that explains rather than offers: dim or grey.
-func (v *view) faintAt(row, col int) bool {
-	a := v.attr(row, col)
+func (v *view) faintAt(row, col int) bool { // text that explains rather than offers: dim or grey
+	a := v.s.attr(row, col)
 	r, g, b := a.FG>>16&0xff, a.FG>>8&0xff, a.FG&0xff
 	return a.Dim || a.FG == 8 || a.FG >= 240 && a.FG <= 250 ||
 		a.FG >= 1<<24 && max(r, g, b)-min(r, g, b) <= 32 && max(r, g, b) < 0xc0
 }
 
 // pointed is the index of the option with a pointer, else of the only one whose background is not base; −1 when none.
-func (v *view) pointed(opts []option, base Attr) int {
-	differs := func(o option) bool {
-		a := v.attr(o.row, o.textAt)
+func (v *view) pointed(opts []viewRow, base Attr) int {
+	differs := func(o viewRow) bool {
+		a := v.s.attr(o.row, o.labelAt)
 		return a.Reverse != base.Reverse || a.BG != base.BG
 	}
-	i, j := slices.IndexFunc(opts, func(o option) bool { return o.pointer != "" }), slices.IndexFunc(opts, differs)
+	i, j := slices.IndexFunc(opts, func(o viewRow) bool { return o.pointer != "" }), slices.IndexFunc(opts, differs)
 	if i < 0 && j >= 0 && !slices.ContainsFunc(opts[j+1:], differs) {
 		return j
 	}
 	return i
 }
-
-// working tells whether a known tool says, or shows, that it is at work.
-func (v *view) working() bool {
+func (v *view) working() bool { // a known tool says, or shows, that it is at work
 	if st := v.s.Status().State; st != "" && st != "clear" || v.a.Works == nil {
 		return st == "working"
 	}
@@ -1034,14 +888,11 @@ func (v *view) working() bool {
 }
 
 // judge finds what the screen asks, if anything.
-func (v *view) judge() (f *found) {
+func (v *view) judge() *found {
 	if v.last < 0 && v.tty.Reading != ReadingYes || v.working() {
 		return nil
 	}
-	readers := []func() *found{v.readBox, v.readIdle, v.readMenu, v.readLine}
-	for i := 0; f == nil && i < len(readers); i++ {
-		f = readers[i]()
-	}
+	f := cmp.Or(v.readBox(), v.readIdle(), v.readMenu(), v.readLine())
 	if st := v.s.Status(); f == nil && st.State == "blocked" { // the window is too small to show the dialog
 		f = &found{wait: settleIdle, Prompt: Prompt{Type: Unknown, Pointer: -1, Cut: true, Full: v.s.Text(),
 			Question: cmp.Or(st.Msg, st.App+" waits for an answer: "+st.Kind)}}
@@ -1062,41 +913,28 @@ func (v *view) readIdle() *found {
 	return &found{wait: settleIdle, Prompt: Prompt{Type: FreeText, Score: 0.90, Idle: true, Pointer: -1,
 		Question: v.a.Name + " has finished and waits for your next message"}}
 }
-
-// inBox tells whether w has the shape of the tool's input box; a frame may be part of it.
-func (v *view) inBox(w viewRow) bool {
+func (v *view) inBox(w viewRow) bool { // a frame may be part of the box
 	return w.text != "" && v.a.Box.MatchString(w.text) || w.depth == 1 && v.a.Box.MatchString(strings.TrimSpace(w.raw))
 }
 
 // What a label says it does; refusing words win ("Continue without trusting").
-var (
-	reGrants  = re(`(?i)^(y|yes|allow|always|approve|accept|confirm|trust|grant|run|proceed|i trust)\b`)
-	reRefuses = re(`(?i)^(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|abort|back|` +
-		`disallow|continue without)\b`)
-)
+var reGrants = re(`(?i)^(y|yes|allow|always|approve|accept|confirm|trust|grant|run|proceed|i trust)\b`)
+var reRefuses = re(`(?i)^(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|abort|back|` +
+	`disallow|continue without)\b`)
 
-func grantsIt(c Choice) bool { return reGrants.MatchString(c.Label) && !reRefuses.MatchString(c.Label) }
-
-// safely is text as it may leave the machine, at most n bytes of it.
-func safely(text string, n int) string { return clip(redact(visible(text)), n) }
+func grantsIt(c Choice) bool      { return reGrants.MatchString(c.Label) && !reRefuses.MatchString(c.Label) }
+func labels(of []Choice) []string { return mapped(of, func(c Choice) string { return c.Label }) }
 
 // finish adds what all prompts share: signals and score, permission, safe default, fingerprint.
 func (v *view) finish(f *found) *found {
-	st, refusal, bare := v.s.Status(), "esc", settle
-	f.Signals = []string{cmp.Or(f.by, "structure")}
-	if v.tty.Reading == ReadingYes && (!v.known || f.line != "") {
-		f.Signals = append(f.Signals, "tty")
-	}
-	if v.told {
-		bare = settleTold
-	} else if !v.known && v.tty.Reading == ReadingUnknown {
-		bare = settleBare
-	}
-	f.wait = cmp.Or(f.wait, bare)
+	st, refusal := v.s.Status(), "esc"
+	f.Signals = append([]string{cmp.Or(f.by, "structure")}, when(v.tty.Reading == ReadingYes, []string{"tty"})...)
+	unsure := !v.known && v.tty.Reading == ReadingUnknown
+	f.wait = cmp.Or(f.wait, when(v.told, settleTold), when(unsure, settleBare), settle)
 	f.Score = math.Round(min(f.Score*100+5*float64(len(f.Signals)-1), 99)) / 100
 	if v.told && !f.Idle || f.Idle && (st.State == "idle" || st.State == "done") {
-		by := map[bool]string{true: "protocol", false: "title"}[f.Idle || st.State == "blocked"]
-		f.Signals, f.Score = append(f.Signals, by), 1
+		f.Signals = append(f.Signals, cmp.Or(when(f.Idle || st.State == "blocked", "protocol"), "title"))
+		f.Score = 1
 	}
 	f.Permission = f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, grantsIt) && !f.Multi ||
 		st.State == "blocked" && st.Kind == "permission"
@@ -1129,55 +967,25 @@ func (v *view) finish(f *found) *found {
 	return f
 }
 
-func labels(choices []Choice) (l []string) {
-	for _, c := range choices {
-		l = append(l, c.Label)
-	}
-	return l
-}
-
 /* ----- menus ----- */
-// option is a row read as a choice of a menu: a pointer, a box to tick, a number, words.
-type option struct {
-	row, at, tickAt, textAt int // columns: of all behind the pointer, of the box, of the words
-	tick                    int // −1 no box, 0 empty, 1 ticked
-	label, num, pointer     string
-}
-
-const tickBox = `((?:(?:\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*)?)`
-
 var (
-	reOption  = re(`^((?:[↑↓ ]*[❯›▸▶►➤‣→»>●○]\s*)?)` + tickBox + `((?:\(?\d{1,2}[.):]\)?\s+)?)` + tickBox + `(.*)$`)
-	reShort   = re(`\s\((\w|esc)\)$`)
-	reCount   = re(`^\d+/\d+\b`)
-	reSegment = re(`(\S+(?: \S+)*)`)
-	reHint    = re(`(?i)\b(arrow|navigate|to (select|confirm|submit|choose)|use .{0,12}keys|enter |space |esc )|` +
-		`↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
-	reAsked  = re(`^[^:]*\?\W*$`)
-	reAside  = re(`^$|____|^[→●•-] `) // no part of a paragraph: an empty field, an answer given, a list
-	reLead   = re(`^[?◆◇✔●■]\s+`)
+	reBar    = re(`[` + uprights + `]`)
+	reOption = re(`^((?:[↑↓ ]*[❯›▸▶►➤‣→»>●○]\s*)?)` + tickBox + `((?:\(?\d{1,2}[.):]\)?\s+)?)` + tickBox + `(.*)$`)
 	reHinted = re(`(?i)\s*([\[(](use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*.|› ?-? ?use arrow-.*|[›…·])\s*$`)
-	reCommon = re(`(?i)^(yesno|noyes)$`)
+	reHint   = re(`(?i)\b(arrow|navigate|to (select|confirm|submit|choose)|use .{0,12}keys|enter |space |esc )|` +
+		`↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
+	reShort, reCount, reSegment = re(`\s\((\w|esc)\)$`), re(`^\d+/\d+\b`), re(`(\S+(?: \S+)*)`)
+	reAsked, reLead, reCommon   = re(`^[^:]*\?\W*$`), re(`^[?◆◇✔●■]\s+`), re(`(?i)^(yesno|noyes)$`)
+	reAside                     = re(`^$|____|^[→●•-] `) // no part of a paragraph: an empty field, an answer given, a list
 )
-
-func readOption(row int, w *viewRow) option {
-	m, width := reOption.FindStringSubmatch(w.text), utf8.RuneCountInString
-	o := option{row: row, at: w.at + width(m[1]), tick: -1, label: m[5]}
-	o.pointer, o.num = strings.Trim(m[1], "↑↓ ○"), strings.Trim(m[3], "(). :")
-	o.tickAt, o.textAt = o.at+width(m[2]+m[3]), o.at+width(m[2]+m[3]+m[4])
-	if mark := m[2] + m[4]; mark != "" {
-		o.tick = map[bool]int{true: 1}[strings.ContainsAny(mark, "xX*✔✓•◉◼☑☒■")]
-	}
-	return o
-}
 
 // readMenu finds a list of choices with a pointer at one of them, the lowest on the screen.
 func (v *view) readMenu() *found {
 	for r := v.last; r >= 0 && !v.tty.Canonical && (v.tty.Reading != ReadingBusy || v.known); r-- {
-		head, opts := v.rows[r].option, []option(nil)
+		head, opts := v.rows[r], []viewRow(nil)
 		pointed := head.label != "" && (head.pointer != "" || head.tick >= 0 && v.hidden)
 		if v.known {
-			pointed = pointed && head.pointer != "" && strings.Contains(v.a.Pointer, head.pointer) && !v.inBox(v.rows[r]) &&
+			pointed = pointed && head.pointer != "" && strings.Contains(v.a.Pointer, head.pointer) && !v.inBox(head) &&
 				(head.num != "" || v.hidden && (!v.a.OnPointer || r == v.row))
 		}
 		for start := max(0, r-19); start <= r && pointed && (len(opts) == 0 || opts[len(opts)-1].row < r); start++ {
@@ -1191,26 +999,29 @@ func (v *view) readMenu() *found {
 }
 
 // options reads the menu from row start on, with what explains each.
-func (v *view) options(head option, start int) (opts []option) {
+func (v *view) options(head viewRow, start int) (opts []viewRow) {
 	num, gap := 1, 0
-	fmt.Sscan(v.rows[start].option.num, &num)
+	fmt.Sscan(v.rows[start].num, &num)
 	for r := start; r <= v.last && gap < 3; r++ {
-		w, o := v.rows[r], v.rows[r].option
-		dimmer := o.tick < 0 && v.faintAt(r, o.textAt) && !v.faintAt(head.row, head.textAt) && !strings.HasPrefix(w.text, "○")
-		numbered := o.num == fmt.Sprint(num) || o.num == "" && head.tick >= 0 && o.at == head.tickAt
-		alike := o.num == "" && o.at == head.at && (o.tick < 0) == (head.tick < 0) && !dimmer && !reCount.MatchString(o.label)
+		o := v.rows[r]
+		dimmer := o.tick < 0 && v.faintAt(r, o.labelAt) && !v.faintAt(head.row, head.labelAt) &&
+			!strings.HasPrefix(o.text, "○")
+		numbered := o.num == fmt.Sprint(num) || o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt
+		alike := o.num == "" && o.optionAt == head.optionAt && (o.tick < 0) == (head.tick < 0) && !dimmer &&
+			!reCount.MatchString(o.label)
 		switch {
-		case w.text == "" && len(opts) > 0 && (head.num != "" || !w.rule):
+		case o.text == "" && len(opts) > 0 && (head.num != "" || !o.rule):
 			gap++
-		case w.text != "" && (head.num != "" && numbered || head.num == "" && alike):
+		case o.text != "" && (head.num != "" && numbered || head.num == "" && alike):
 			if opts, gap = append(opts, o), 0; o.num != "" {
 				num++
 			}
-		case w.text != "" && gap == 0 && len(opts) > 0 && (o.at > head.at || dimmer || r > 0 &&
-			(v.s.Wrapped(r-1) || utf8.RuneCountInString(v.rows[r-1].raw) > v.s.cols-20)):
+		case o.text != "" && gap == 0 && len(opts) > 0 && (o.optionAt > head.optionAt || dimmer || r > 0 &&
+			(v.s.grid[r-1].wrapped || utf8.RuneCountInString(v.rows[r-1].raw) > v.s.cols-20)):
 			last := &opts[len(opts)-1]
-			if (o.at == last.textAt || o.at < last.at) && v.faintAt(r, o.at) == v.faintAt(last.row, last.textAt) {
-				last.label += " " + w.text
+			if (o.optionAt == last.labelAt || o.optionAt < last.optionAt) &&
+				v.faintAt(r, o.optionAt) == v.faintAt(last.row, last.labelAt) {
+				last.label += " " + o.text
 			}
 		default:
 			gap = 3
@@ -1220,8 +1031,8 @@ func (v *view) options(head option, start int) (opts []option) {
 }
 
 // live tells whether the program waits at the menu down to row end: the cursor is hidden or in it, or a hint is below.
-func (v *view) live(first option, end int) bool {
-	inside := v.hidden || v.row >= first.row-2 && v.row <= end
+func (v *view) live(first viewRow, end int) bool {
+	inside := v.hidden || v.row >= first.row && v.row <= end
 	hint := func(w viewRow) bool { return reHint.MatchString(w.text) }
 	return v.last-end <= 12 && (v.known && (inside || !v.inBox(v.rows[v.row])) ||
 		!v.known && (inside && (v.tty.Reading == ReadingYes || first.num != "") ||
@@ -1229,7 +1040,7 @@ func (v *view) live(first option, end int) bool {
 }
 
 // menu makes the prompt of a list of options; base is how its background is drawn.
-func (v *view) menu(opts []option, base Attr) *found {
+func (v *view) menu(opts []viewRow, base Attr) *found {
 	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "vertical", Submit: v.a.Submit}}
 	at := v.pointed(opts, base)
 	lo := max(0, at-8) // nine of them, the pointer among them
@@ -1245,14 +1056,12 @@ func (v *view) menu(opts []option, base Attr) *found {
 		} else if o.num == "" && opts[0].num != "" {
 			c.Key = strings.ToLower(o.label) // Submit
 		}
-		f.Multi = f.Multi || o.tick >= 0 && !strings.Contains(v.rows[o.row].text, "(")
+		f.Multi = f.Multi || o.tick >= 0 && !strings.Contains(o.text, "(")
 		f.Choices, f.Ticked = append(f.Choices, c), append(f.Ticked, o.tick == 1)
 	}
 	return v.describe(f, opts[0].row, opts[len(opts)-1].row)
 }
-
-// bare is a line without its mark and without the keys it explains.
-func bare(line string) string {
+func bare(line string) string { // without its mark and without the keys it explains
 	return reHinted.ReplaceAllString(reLead.ReplaceAllString(line, ""), "")
 }
 
@@ -1264,15 +1073,14 @@ func (v *view) describe(f *found, first, end int) *found {
 			f.Choices[i].Key = strings.ToLower(c.Label[:1])
 		}
 	}
-	top, headed := first, false
-	for blank := 0; top > 0 && !v.rows[top-1].top && blank < 2 && !headed; top-- {
-		if w := v.rows[top-1]; v.known || w.raw != "" {
-			blank = -1
-		}
-		blank++
-		headed = v.a.Head != nil && v.a.Head.MatchString(v.rows[top-1].text)
+	headed := func(w viewRow) bool { return v.a.Head != nil && v.a.Head.MatchString(w.text) }
+	top := v.up(first, func(w viewRow) bool {
+		return w.top || headed(w) || !v.known && w.raw == "" && v.rows[max(w.row-1, 0)].raw == ""
+	})
+	f.Cut = v.known && top < 0 // it begins above the screen
+	if top < 0 || !headed(v.rows[top]) {
+		top++
 	}
-	f.Cut = v.known && top == 0 && !headed // it begins above the screen
 	for _, w := range v.rows[top : end+1] {
 		f.Cut = f.Cut || strings.IndexAny(w.text, "↑↓") == 0
 		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
@@ -1302,13 +1110,10 @@ func (v *view) question(f *found, top, first int) (about []string) {
 		w := v.rows[r]
 		shell = shell || strings.HasPrefix(w.text, "$ ")
 		is := slices.Index([]bool{r > from && r < to, w.depth > 1, shell, true}, true) // the less the better
-		if w.text != "" && is < kind {
-			kind, about = is, nil
+		if w.text != "" && is <= kind {
+			about, kind = append(when(is == kind, about), w.text), is
 		}
-		if w.text != "" && is == kind {
-			about = append(about, w.text)
-		}
-		switch apart := gap || w.at != v.rows[r-1].at && !v.s.Wrapped(r-1) || reLead.MatchString(w.text); {
+		switch apart := gap || w.at != v.rows[r-1].at && !v.s.grid[r-1].wrapped || reLead.MatchString(w.text); {
 		case reAside.MatchString(w.text):
 			gap = true
 		case apart:
@@ -1325,35 +1130,29 @@ func (v *view) question(f *found, top, first int) (about []string) {
 	return about
 }
 
-// side is a shape of choices side by side: their row, with all of them in its group, and one of them.
-type side struct{ row, choice *regexp.Regexp }
-
-var sides = []side{ // whiptail, dialog; clack; prompts; opencode
+// sides are the shapes of choices side by side: their row, with all of them in its group, and one of them.
+var sides = []struct{ row, choice *regexp.Regexp }{ // whiptail, dialog; clack; prompts; opencode
 	{re(`^((?:<\s*[^<>]{1,20}\s*>\s*)+)$`), re(`<\s*([^<>]*?)\s*>`)},
 	{re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)},
 	{re(`› ((?i:no / yes|yes / no))$`), re(`(\w+)`)}, {re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},
 }
 
 // buttons reads row r as choices side by side; the pointer is at one filled, under the cursor, or unlike the others.
-func (v *view) buttons(r int, sides []side) *found {
+func (v *view) buttons(r int) *found {
 	f, w := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "horizontal"}}, v.rows[r]
-	var opts []option
+	var opts []viewRow
 	for _, s := range sides {
-		part := s.row.FindStringSubmatchIndex(w.text)
-		if part == nil {
-			continue
-		}
-		in := w.text[part[2]:part[3]]
-		for i, m := range s.choice.FindAllStringSubmatchIndex(in, 9) {
-			at, width := w.at+utf8.RuneCountInString(w.text[:part[2]+m[0]]), m[1]-m[0]
-			o := option{row: r, textAt: at + width/2}
-			if strings.HasPrefix(in[m[0]:], "●") || v.row == r && v.col >= at && v.col < at+width {
-				o.pointer = "●"
+		if part := s.row.FindStringSubmatchIndex(w.text); part != nil {
+			in := w.text[part[2]:part[3]]
+			for i, m := range s.choice.FindAllStringSubmatchIndex(in, 9) {
+				at, width := w.at+utf8.RuneCountInString(w.text[:part[2]+m[0]]), m[1]-m[0]
+				pointed := strings.HasPrefix(in[m[0]:], "●") || v.row == r && v.col >= at && v.col < at+width
+				opts = append(opts, viewRow{row: r, labelAt: at + width/2, pointer: when(pointed, "●")})
+				f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: in[m[2]:m[3]]})
 			}
-			opts, f.Choices = append(opts, o), append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: in[m[2]:m[3]]})
 		}
 	}
-	f.Pointer = v.pointed(opts, v.attr(max(0, r-1), w.at-1)) // the blank row above is drawn like no button
+	f.Pointer = v.pointed(opts, v.s.attr(max(0, r-1), w.at-1)) // the blank row above is drawn like no button
 	return f
 }
 
@@ -1361,7 +1160,7 @@ func (v *view) buttons(r int, sides []side) *found {
 // whiptail, dialog and pinentry draw them.
 func (v *view) readBox() *found {
 	for r := v.last; r >= max(0, v.last-4) && !v.tty.Canonical; r-- {
-		if f := v.buttons(r, sides[1:]); len(f.Choices) > 1 {
+		if f := v.buttons(r); len(f.Choices) > 1 && !strings.HasPrefix(v.rows[r].text, "<") {
 			return v.describe(f, r, r)
 		}
 	}
@@ -1378,21 +1177,17 @@ func (v *view) readBox() *found {
 		f.Secret = reSecret.MatchString(f.Question)
 		return f
 	}
-	var list []option // rows above the buttons that look alike, ticked or one drawn unlike the others
-	i, base := max(0, v.up(r, func(w viewRow) bool { return w.text != "" })), v.attr(r, v.rows[r].at-1)
-	for last := v.rows[i].option; i >= 0 && v.rows[i].depth > 0 && v.rows[i].text != ""; i-- {
-		o := v.rows[i].option
-		if (o.tick < 0) != (last.tick < 0) || o.tick < 0 && o.at != last.at {
-			break
-		}
-		list = append([]option{o}, list...)
+	last, base := v.rows[max(0, v.up(r, func(w viewRow) bool { return w.text != "" }))], v.s.attr(r, v.rows[r].at-1)
+	other := func(o viewRow) bool { // ends the rows above that look alike, ticked or one drawn unlike the others
+		return o.depth == 0 || o.text == "" || (o.tick < 0) != (last.tick < 0) || o.tick < 0 && o.optionAt != last.optionAt
 	}
+	list := v.rows[v.up(last.row+1, other)+1 : last.row+1]
 	if len(list) > 0 && (list[0].tick >= 0 || len(list) > 1 && v.pointed(list, base) >= 0) {
 		return v.menu(list, base)
 	} else if plain {
 		return nil
 	}
-	f := v.buttons(r, sides[:1])
+	f := v.buttons(r)
 	if len(f.Choices) == 1 {
 		f.Type, f.Choices, f.Axis, f.Pointer = ConfirmEnter, nil, "", -1
 	}
@@ -1403,32 +1198,28 @@ func (v *view) readBox() *found {
 var (
 	reMarked = re(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
 		`\b(?i:yes ?/ ?no|y ?/ ?n|y or n|(?:type|press|enter) ['"‘]?(?:yes|y)\b['"’]?)`)
-	reRemark = re(`^\(.* .*\)$`)
-	reSays   = re(`\pL\w`)
-	reSplit  = re(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
-	reWord   = re(`(?i)^(.|C-.|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|skip|edit|help|` +
-		`fingerprint)$`)
-	reQuoted  = re(`(?i)^[\[(]?(?:type|press|enter) ['"‘]?(yes|y)\b`)
-	reYn      = re(`^(yn[a-z?]{0,7}|ny|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
-	reYesNo   = re(`(?i)^(y|n|yes|no)$`)
-	rePlain   = re(`(?i)^(y|n|yes|no|\?|q|quit|h|help|fingerprint)$`) // beside yes and no, no choice of its own
-	reHotkeys = re(`[\[(]([A-Za-z])[\])]([a-z][\w-]*(?: [A-Za-z][\w-]*)?)`)
-	rePress   = re(`(?i)\b(press|hit|strike|push)\s+(the\s+)?[\[<("']?(enter|return|an?y?\s+key|space)\b|` +
+	rePlain = re(`(?i)^(y|n|yes|no|\?|q|quit|h|help|fingerprint)$`) // beside yes and no, no choice of its own
+	rePress = re(`(?i)\b(press|hit|strike|push)\s+(the\s+)?[\[<("']?(enter|return|an?y?\s+key|space)\b|` +
 		`\[(press )?(enter|return|more)\]\s*$`)
 	reNotPress = re(`(?i)to skip|for (the )?default|selection|number|choice|keep|path|press [a-z] to`)
 	rePager    = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
 	reSecret   = re(`(?i)\b(password|pass ?phrase|passcode|pin|secret( value)?|token|api[ _-]?key|otp|` +
 		`(verification|2fa) code)\b[^?]*[:›>]?\s*$`)
-	reREPL = re(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
+	reYn      = re(`^(yn[a-z?]{0,7}|ny|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
+	reHotkeys = re(`[\[(]([A-Za-z])[\])]([a-z][\w-]*(?: [A-Za-z][\w-]*)?)`)
+	reWord    = re(`(?i)^(.|C-.|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|skip|edit|help|` +
+		`fingerprint)$`)
+	reChoose = re(`(?i)^#\?$|(choice|choose|select|option|number|which|pick|\bwhat\b|your |\d ?- ?\d).*[:>?\]#]$`)
+	reREPL   = re(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
 		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|(?i:(cmd|command)\b[^:]*:))$`)
-	reChoose  = re(`(?i)^#\?$|(choice|choose|select|option|number|which|pick|\bwhat\b|your |\d ?- ?\d).*[:>?\]#]$`)
-	reListed  = re(`^(#\?|[\w /]{0,30}[:>?])$`)
-	reOpen    = re(`(?i)^(\S+[:.] )?(what|which|where|who|how|why|when|name|enter|in which)\b|^\? |[^?]$`)
-	reOrder   = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
-	reText    = re(`[:?›>]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
-	reItem    = re(`^\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s|\s{2,})\s*(\S.*)$`)
-	reLetters = re(`^(?:\s*([A-Za-z?])(?:\)| =)\s+|\s{2,}([A-Za-z])\s{2,})(\S.*)$`)
-	reColumns = re(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
+	reOpen  = re(`(?i)^(\S+[:.] )?(what|which|where|who|how|why|when|name|enter|in which)\b|^\? |[^?]$`)
+	reOrder = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
+	reItem  = re(`^(?:\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s|\s{2,})|` +
+		`\s*([A-Za-z?])(?:\)| =)\s|\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
+	reColumns                 = re(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
+	reListed, reText          = re(`^(#\?|[\w /]{0,30}[:>?])$`), re(`[:?›>]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
+	reRemark, reSays, reYesNo = re(`^\(.* .*\)$`), re(`\pL\w`), re(`(?i)^(y|n|yes|no)$`)
+	reSplit, reQuoted         = re(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`), re(`(?i)^[\[(]?(?:type|press|enter) ['"‘]?(yes|y)\b`)
 )
 
 // readLine judges the line the cursor stands on; with the cursor in column 0, what stands above it.
@@ -1446,48 +1237,41 @@ func (v *view) readLine() *found {
 		return v.readAbove(f)
 	case v.tty.Canonical && !v.tty.Echo:
 		f.Type, f.Secret = FreeText, true
-		return v.paragraph(f, top)
 	case v.s.AltScreen() && v.row < v.last-2,
 		v.after() != "" && !v.s.AltScreen() && !reLead.MatchString(text) && !v.faintAt(v.row, v.col):
 		return nil
-	}
-	switch {
 	case v.named(f, text, top), !busy && !v.known && v.worded(f, text, top):
-		return v.paragraph(f, top)
 	case busy, v.known, v.s.AltScreen(), v.hidden:
 		return nil
+	default:
+		return v.silent(f)
 	}
-	return v.silent(f)
+	return v.paragraph(f, top)
 }
-
-// silent makes f a guess from silence.
-func (v *view) silent(f *found) *found {
-	f.Type, f.Score, f.wait, f.mute, f.by, f.Choices = Unknown, 0.60, v.o.Stuck, true, "silence", nil
+func (v *view) silent(f *found) *found { // a guess from silence
+	f.Type, f.Score, f.wait, f.by, f.Choices = Unknown, 0.60, v.o.Stuck, "silence", nil
 	return f
 }
 
 // named finds questions that name their answers: a list, letters, a key to press.
 func (v *view) named(f *found, text string, top int) bool {
 	if !v.tty.Canonical && v.row >= v.last && rePager.MatchString(v.rows[v.row].text) ||
-		v.s.AltScreen() && v.row == v.last && v.attr(v.row, 0).Reverse && v.tty.Reading == ReadingYes || // less: a file name
+		v.s.AltScreen() && v.row == v.last && v.s.attr(v.row, 0).Reverse && v.tty.Reading == ReadingYes || // less, a name
 		!v.listAbove(f, text, top) && !v.marked(f, text) && presses(text) {
 		f.Type = ConfirmEnter
 	}
 	return f.Type != ""
 }
-
 func presses(text string) bool { return rePress.MatchString(text) && !reNotPress.MatchString(text) }
 
 // worded finds questions by their words and how they end; they need a reader, or silence.
 func (v *view) worded(f *found, text string, top int) bool {
-	if f.Type, f.Score, f.mute = FreeText, 0.75, true; v.tty.Reading != ReadingYes {
-		f.wait = 2 * time.Second
-	}
+	f.Type, f.Score, f.wait = FreeText, 0.75, when(v.tty.Reading != ReadingYes, v.o.Stuck)
 	above, _ := v.lineAbove(top)
 	name := strings.ToLower(strings.TrimRight(text, "> ")) // "Enter name for new remote." "name> "
 	switch {
 	case reSecret.MatchString(text) && !v.tty.Echo:
-		f.Secret, f.Score = true, f.Score+0.10
+		f.Secret, f.Score = true, 0.85
 	case reREPL.MatchString(text) && !(reOrder.MatchString(above) && strings.Contains(strings.ToLower(above), name)):
 		f.Idle = true
 	case !reOpen.MatchString(text):
@@ -1500,16 +1284,16 @@ func (v *view) worded(f *found, text string, top int) bool {
 
 // marked finds "[Y/n]" in its forms, letter menus and hot keys in text.
 func (v *view) marked(f *found, text string) bool {
-	f.Choices, f.Type = nil, ""
 	keys, single := reHotkeys.FindAllStringSubmatch(text, -1), false
 	if len(keys) < 2 {
 		keys, single = answersIn(text)
 	}
+	f.Choices, f.Type = nil, when(len(keys) > 0, MultipleChoice)
 	keysOf, plain := map[string]string{}, true
 	for _, k := range keys[:min(len(keys), 9)] {
 		c := v.typed(k[1], k[1]+k[2], single)
-		f.Choices, f.Type = append(f.Choices, c), MultipleChoice
-		if plain = plain && rePlain.MatchString(c.Label); reYesNo.MatchString(c.Label) {
+		f.Choices, plain = append(f.Choices, c), plain && rePlain.MatchString(c.Label)
+		if reYesNo.MatchString(c.Label) {
 			keysOf[strings.ToLower(c.Label[:1])] = c.Keys
 		}
 	}
@@ -1523,49 +1307,40 @@ func (v *view) marked(f *found, text string) bool {
 func answersIn(text string) (keys [][]string, single bool) {
 	for _, at := range slices.Backward(reMarked.FindAllStringIndex(text, -1)) {
 		marker, rest := text[at[0]:at[1]], strings.Trim(text[at[1]:], " ?:>›»…")
-		tokens, single := readMarker(marker)
-		one := len(tokens) == 1
+		answers, single := readMarker(marker)
+		one := len(answers) == 1
 		switch typed := rest != "" && (one || !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3); {
-		case tokens == nil, typed && !reQuoted.MatchString(marker): // an answer follows
+		case answers == nil, typed && !reQuoted.MatchString(marker): // an answer follows
 			continue
-		case one && len(tokens[0]) == 1:
-			tokens = []string{"y", "n"}
-		case one && strings.EqualFold(tokens[0], "no"):
-			tokens = []string{"yes", "no"}
+		case one && len(answers[0]) == 1:
+			answers = []string{"y", "n"}
 		case one:
-			tokens = append(tokens, "no")
+			answers = []string{cmp.Or(when(!strings.EqualFold(answers[0], "no"), answers[0]), "yes"), "no"}
 		}
-		for _, t := range tokens {
-			keys = append(keys, []string{"", t, ""})
-		}
-		return keys, single
+		return mapped(answers, func(a string) []string { return []string{"", a, ""} }), single
 	}
 	return nil, false
 }
 
 // readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'", "<y>", "[Ynq]".
 // single: letters that are read one key at a time ("<y>", "[12?q]").
-func readMarker(marker string) (tokens []string, single bool) {
-	inner := strings.Trim(marker, "[](){}<>")
+func readMarker(marker string) (answers []string, single bool) {
+	inner, yes := strings.Trim(marker, "[](){}<>"), false
 	if m := reQuoted.FindStringSubmatch(inner); m != nil {
-		if strings.Contains(inner, "capital") {
-			m[1] = strings.ToUpper(m[1])
-		}
-		return m[1:], false
+		return []string{cmp.Or(when(strings.Contains(inner, "capital"), strings.ToUpper(m[1])), m[1])}, false
 	} else if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 {
 		return strings.Split(inner, ""), strings.Contains(inner, "?")
 	}
-	yes := false
 	for _, p := range reSplit.Split(inner, -1) {
 		if p = strings.Trim(p, "[]'\"‘’ "); !reWord.MatchString(p) {
 			return nil, false
 		}
-		tokens, yes = append(tokens, p), yes || reYesNo.MatchString(p)
+		answers, yes = append(answers, p), yes || reYesNo.MatchString(p)
 	}
-	if single = marker[0] == '<'; !yes && len(tokens) == 1 || single && len(tokens) > 1 {
+	if single = marker[0] == '<'; !yes && len(answers) == 1 || single && len(answers) > 1 {
 		return nil, false
 	}
-	return tokens, single
+	return answers, single
 }
 
 // typed is a choice that is typed: with Enter, unless the program reads single keys.
@@ -1608,26 +1383,19 @@ func (v *view) listAbove(f *found, text string, top int) bool {
 		slices.SortStableFunc(list, func(a, b Choice) int { return cmp.Or(len(a.Key)-len(b.Key), cmp.Compare(a.Key, b.Key)) })
 	}
 	for _, c := range list[:min(len(list), 9)] {
-		f.Choices = append(f.Choices, v.typed(c.Key, c.Label, text[0] == '[')) // dosfsck: [12?q]?
+		f.Choices = append(f.Choices, v.typed(c.Key, c.Label, false))
 	}
 	return true
 }
-
-// items are the options in row r of a printed list: one, or several in columns.
-func (v *view) items(r int) (items []Choice) {
+func (v *view) items(r int) []Choice { // the options in row r of a printed list: one, or several in columns
 	raw := v.rows[r].raw
 	all := reColumns.FindAllStringSubmatch(raw, -1)
-	if m := reItem.FindStringSubmatch(raw); m != nil && len(all) < 2 {
-		all = [][]string{m}
-	} else if m := reLetters.FindStringSubmatch(raw); m != nil {
-		all = [][]string{{"", m[1] + m[2], m[3]}}
-	} else if len(all) < 2 || !strings.HasPrefix(strings.TrimSpace(raw), all[0][1]) {
-		return nil
+	if len(all) < 2 || !strings.HasPrefix(strings.TrimSpace(raw), all[0][1]) {
+		all = reItem.FindAllStringSubmatch(raw, 1)
 	}
-	for _, m := range all {
-		items = append(items, Choice{Key: m[1], Label: m[2]})
-	}
-	return items
+	return mapped(all, func(m []string) Choice {
+		return Choice{Key: strings.Join(m[1:len(m)-1], ""), Label: m[len(m)-1]}
+	})
 }
 
 // readAbove judges a cursor in column 0: a program that ended its question with a newline, that never said
@@ -1637,14 +1405,14 @@ func (v *view) readAbove(f *found) *found {
 	text := strings.TrimSpace(line)
 	f.line, f.place, f.Question = "", v.s.Scrolled()+max(top, 0), text
 	switch {
-	case presses(text) && len(text) < 80 && !v.tty.Canonical && (v.known || text[0] == '[' && v.row-top <= 2):
+	case presses(text) && !v.tty.Canonical && (v.known || text[0] == '['):
 		f.Type = ConfirmEnter
 		return f
 	case v.known, v.tty.Reading != ReadingYes, v.s.AltScreen():
 		return nil
 	case v.tty.Canonical && text != "" &&
 		(v.named(f, text, top) || strings.LastIndexAny(text, "?:") == len(text)-1 && v.worded(f, text, top)):
-		f.wait, f.mute = settleBare, true
+		f.wait = settleBare
 		return f
 	case v.tty.Canonical:
 		v.silent(f)
@@ -1653,13 +1421,10 @@ func (v *view) readAbove(f *found) *found {
 		return f
 	}
 	for n := 0; n < 3 && top >= 0; n++ {
-		f.Question = strings.TrimSpace(line)
-		if v.marked(f, f.Question) && f.Type == YesNo {
+		if f.Question = strings.TrimSpace(line); v.marked(f, f.Question) && f.Type == YesNo {
 			return v.paragraph(f, top)
-		}
-		f.Choices = nil
-		if v.hidden && (strings.Contains(line+" ", "? ") || strings.Contains(line, "◆")) {
-			f.Type, f.Score, f.Question = FreeText, 0.75, strings.Trim(line, uprights+lines+"? ")+"?"
+		} else if v.hidden && (strings.Contains(line+" ", "? ") || strings.Contains(line, "◆")) {
+			f.Type, f.Score, f.Choices, f.Question = FreeText, 0.75, nil, strings.Trim(line, uprights+lines+"? ")+"?"
 			return f
 		}
 		line, top = v.lineAbove(top)
@@ -1692,20 +1457,18 @@ var secretShapes = re(`\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
 	`(://[^\s/:@]*:)[^\s/@]+@|(?i:(\bauthorization:\s*(?:bearer|basic|token)\s+)[\w.+/=~-]{8,})|` +
 	`(?i:((?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key)["']?\s*[=:]\s*["']?)[^\s"'&;,]{4,})`)
 
-// redact replaces known shapes of secrets. Every sink uses it.
-func redact(s string) string { return secretShapes.ReplaceAllString(s, "$1$2$3[redacted]") }
+// redact replaces known shapes of secrets; every sink uses it. safely is text as it may leave the machine.
+func redact(s string) string           { return secretShapes.ReplaceAllString(s, "$1$2$3[redacted]") }
+func safely(text string, n int) string { return clip(redact(visible(text)), n) }
 
 // hiding are characters not shown, or that turn text around: C0, C1, zero width, bidi, tags, variation selectors.
 var hiding = re(`[^\n\t\x20-\x7e\x{a0}-\x{10ffff}]|[\x{ad}\x{61c}\x{180e}\x{200b}-\x{200f}` +
 	`\x{2028}-\x{202e}\x{2060}-\x{206f}\x{fe00}-\x{fe0f}\x{feff}\x{fff9}-\x{fffb}\x{e0000}-\x{e01ef}]`)
 
-// visible shows what hides as \u{200B}; newline and tab stay.
-func visible(s string) string {
+func visible(s string) string { // what hides as \u{200B}; newline and tab stay
 	return hiding.ReplaceAllStringFunc(s, func(c string) string { return fmt.Sprintf(`\u{%04X}`, []rune(c)[0]) })
 }
-
-// clip cuts s to at most n bytes on a rune boundary, ending in "…".
-func clip(s string, n int) string {
+func clip(s string, n int) string { // to at most n bytes on a rune boundary, ending in "…"
 	if len(s) <= n {
 		return s
 	}
@@ -1724,9 +1487,7 @@ type tapeEvent struct {
 	t          float64 // seconds
 	kind, data string
 }
-
-// labEvent is what the lab prints of one prompt.
-type labEvent struct {
+type labEvent struct { // what the lab prints of one prompt
 	File       string  `json:"file"`
 	T          float64 `json:"t"`
 	Confidence string  `json:"confidence"`
@@ -1745,17 +1506,16 @@ func openTape(path string) (*tape, error) {
 	tp := &tape{name: filepath.Base(path), Height: 30, Width: 100}
 	data, err := os.ReadFile(path)
 	if filepath.Ext(path) == ".json" {
-		if err = cmp.Or(err, json.Unmarshal(data, &tp.want)); err != nil {
-			return nil, fmt.Errorf("reading scenario %s: %w", tp.name, err)
-		}
-		if tp.want["recording"] == nil {
+		err = cmp.Or(err, json.Unmarshal(data, &tp.want))
+		if recording := tp.want.text("recording"); err == nil && recording != "" {
+			data, err = os.ReadFile(filepath.Join(filepath.Dir(path), recording))
+		} else if err == nil {
 			tp.Title, tp.events = tp.want.text("tool"), []tapeEvent{{0, "o", tp.want.text("pty_output")}}
 			for t := 0.05; t < 5; t += 0.25 {
 				tp.events = append(tp.events, tapeEvent{t, "t", tp.want.text("tty")})
 			}
 			return tp, nil
 		}
-		data, err = os.ReadFile(filepath.Join(filepath.Dir(path), tp.want.text("recording")))
 	}
 	dec := json.NewDecoder(bytes.NewReader(data))
 	for err = cmp.Or(err, dec.Decode(tp)); err == nil && dec.More(); {
@@ -1770,16 +1530,11 @@ func openTape(path string) (*tape, error) {
 	tp.Title = cmp.Or(tp.want.text("tool"), tp.Title)
 	return tp, nil
 }
-
-// parseTTY reads the words of a "t" event.
-func parseTTY(s string) TTYState {
+func parseTTY(s string) TTYState { // the words of a "t" event
 	w := append(strings.Fields(s), "", "", "")
 	return TTYState{map[string]Reading{"reading": ReadingYes, "busy": ReadingBusy}[w[0]], w[1] == "canon", w[2] == "echo"}
 }
-
-// replay runs a tape through a detector as a session would, until its last event. What was known of the terminal's
-// readers holds until more output comes.
-func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
+func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector { // as a session would, until the last event
 	d, tty, start := newDetector(adapterFor(tp.Title), tp.Height, tp.Width, o), TTYState{}, time.Unix(0, 0)
 	tick := func(now time.Time) {
 		if p := d.Tick(tty, now); p != nil {
@@ -1788,13 +1543,13 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 	}
 	for _, e := range tp.events {
 		now := start.Add(time.Duration(e.t * float64(time.Second)))
-		for next := d.Next(start); !next.IsZero() && next.Before(now); next = d.Next(next.Add(time.Millisecond)) {
+		for next := d.Next(start); next.Before(now); next = d.Next(next.Add(time.Millisecond)) {
 			tick(next)
 		}
 		switch e.kind {
 		case "o":
 			d.Feed([]byte(e.data), now)
-			tty.Reading = ReadingUnknown
+			tty.Reading = ReadingUnknown // what was known of the readers held until now
 		case "i":
 			d.Typed([]byte(e.data), now)
 		case "r":
@@ -1808,9 +1563,7 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 	}
 	return d
 }
-
-// check compares the last prompt, idle as expected, with what the scenario expects; a recording expects nothing.
-func (s scenario) check(seen []labEvent) error {
+func (s scenario) check(seen []labEvent) error { // the last prompt, idle as expected; a recording expects nothing
 	want, nothing := scenario{"expected_type": nil, "expected_idle": false, "expected_secret": false}, "<nil>"
 	got := maps.Clone(want)
 	maps.Copy(want, s)

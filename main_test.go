@@ -2381,18 +2381,18 @@ func TestScreenAttributes(t *testing.T) {
 	} {
 		s := newScreen(2, 10)
 		s.Write([]byte(in + "x"))
-		if r, a := s.Cell(0, 0); r != 'x' || a != want {
-			t.Errorf("Cell after %q = %q %+v, want %+v", in, r, a, want)
+		if a := s.attr(0, 0); s.Row(0) != "x" || a != want {
+			t.Errorf("attr after %q = %+v of %q, want %+v", in, a, s.Row(0), want)
 		}
 	}
 	s := newScreen(2, 10)
 	s.Write([]byte("中e\u0301\x1b[44m\x1b[K"))
-	for c, want := range []rune{'中', 0, 'e', ' '} {
-		if r, _ := s.Cell(0, c); r != want {
-			t.Errorf("Cell(0, %d) = %q, want %q", c, r, want)
+	for c, want := range []rune{'中', 0, 'e', 0} {
+		if r := s.grid[0].cells[c].ch; r != want {
+			t.Errorf("the character at 0, %d is %q, want %q", c, r, want)
 		}
 	}
-	if _, a := s.Cell(7, 9); a != plain {
+	if a := s.attr(7, 9); a != plain {
 		t.Errorf("outside of the screen: %+v", a)
 	}
 }
@@ -3240,7 +3240,9 @@ func TestLab(t *testing.T) {
 	}
 	bad := filepath.Join(dir, "bad.json")
 	os.WriteFile(bad, []byte(`{"tool":"generic","pty_output":"hello\r\n","expected_type":"TYPE_YES_NO"}`), 0o600)
-	for _, args := range [][]string{{bad}, {dir}, {filepath.Join(dir, "missing")}, {"detect.go"}} {
+	self := filepath.Join(dir, "self.json")
+	os.WriteFile(self, []byte(`{"tool":"generic","recording":"self.json"}`), 0o600)
+	for _, args := range [][]string{{bad}, {self}, {dir}, {filepath.Join(dir, "missing")}, {"detect.go"}} {
 		if _, code := run(args...); code != 1 {
 			t.Errorf("lab %q: exit %d, want 1", args, code)
 		}
