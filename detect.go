@@ -342,7 +342,7 @@ func (s *Screen) scroll(top, n int) { // the rows from top to the bottom of the 
 	for left := min(max(n, -n), s.bottom-top+1); left > 0 && top >= s.top; left-- {
 		l := s.grid[from]
 		if n > 0 && top == 0 && !s.AltScreen() {
-			s.tell(&l)
+			s.tell(&l, false)
 			s.scrolled++
 		}
 		s.grid = slices.Insert(slices.Delete(s.grid, from, from+1), to, line{cells: l.cells})
@@ -457,35 +457,45 @@ func runeWidth(r rune) int {
 // transcript turns the screen into lines of text, each told once. A row is final when it has scrolled out, or when the
 // cursor's paragraph is below it, unless the program has gone back to write in it: from there on rows are final only by
 // scrolling out or settling. Lines told again (repainted, after a clear, on the alternate screen) are left out if they
-// were among the last told, or have neither letter nor digit.
+// were among the last told, or have neither letter nor digit; but what stands below the line told last is new.
 type transcript struct {
 	on              bool
 	part            string // the beginning of a wrapped line that has scrolled out
 	pending, recent []string
 	bytes, left     int // in pending; lines that did not fit there
+	at, keep        int // the line told last, counted from the first of the session; rows at the end that are no text
 }
 
 // tellAbove takes the rows above a paragraph as final, as far as they are not being repainted.
 func (s *Screen) tellAbove(row int, repainted bool) {
-	for row > 0 && s.grid[row-1].wrapped {
-		row--
+	t, newest := &s.tr, -1
+	for row = max(0, min(row, s.rows-t.keep)); row > 0 && s.grid[row-1].wrapped; row-- {
 	}
-	changing := func(l line) bool { return l.again && !l.told && !repainted && s.tr.part == "" }
+	for i := range row {
+		if len(t.recent) > 0 && strings.TrimRight(s.grid[i].text(), " ") == t.recent[len(t.recent)-1] {
+			newest = i
+		}
+	}
+	known := newest >= 0 || t.at < s.scrolled // where it stands, if only that it has scrolled out
+	changing := func(l line) bool { return l.again && !l.told && !repainted && t.part == "" }
 	for i := 0; i < row && !changing(s.grid[i]); i++ {
-		s.tell(&s.grid[i])
+		if s.tell(&s.grid[i], known && i > newest) {
+			t.at = s.scrolled + i
+		}
 	}
 }
 
 // tell takes a row of the primary screen as final. The rest of a wrapped line that begins anew is told again.
-func (s *Screen) tell(l *line) {
-	t, again := &s.tr, l.again || l.told
+func (s *Screen) tell(l *line, fresh bool) bool {
+	t, again := &s.tr, (l.again || l.told) && !fresh
 	if !t.on || l.told && t.part == "" {
-		return
+		return false
 	}
 	if l.told, t.part = true, t.part+l.text(); !l.wrapped || len(t.part) >= maxLine {
 		t.add(strings.TrimRight(t.part, " "), again)
 		t.part = ""
 	}
+	return true
 }
 func (t *transcript) add(text string, again bool) {
 	says := strings.ContainsFunc(text, unicode.IsLetter) || strings.ContainsFunc(text, unicode.IsNumber)
@@ -508,15 +518,16 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 	if t.on = true; !s.AltScreen() {
 		s.tellAbove(s.row, settle)
 		live = t.part
-		for _, l := range slices.DeleteFunc(slices.Clone(s.grid), func(l line) bool { return l.told }) {
+		text := slices.Clone(s.grid[:max(0, s.rows-t.keep)])
+		for _, l := range slices.DeleteFunc(text, func(l line) bool { return l.told }) {
 			if live += l.text(); !l.wrapped {
 				live = strings.TrimRight(live, " ") + "\n"
 			}
 		}
 		live = strings.TrimRight(live, "\n ")
 	} else if settle {
-		for _, text := range strings.Split(s.Text(), "\n") {
-			t.add(text, true)
+		for r := range s.rows - t.keep {
+			t.add(s.Row(r), true)
 		}
 	}
 	final = append(when(t.left > 0, []string{fmt.Sprintf("[… %d lines left out …]", t.left)}), t.pending...)
@@ -673,6 +684,22 @@ func (d *Detector) Feed(p []byte, now time.Time) {
 }
 func (d *Detector) Raw() []byte           { return d.raw } // the rolling buffer: the last BufferBytes of the child
 func (d *Detector) LastOutput() time.Time { return d.out } // when bytes last came
+
+// Transcript is the screen's without what a known tool has at its end: a spinner and what hangs on it, the input box
+// and its footer; a dialog, and anything while there is no box.
+func (d *Detector) Transcript(settle bool) (final []string, live string) {
+	if v := newView(d.Screen, d.a, d.tty, d.o); v.known {
+		end := max(0, v.up(v.last+1, v.inBox))
+		works := func(w viewRow) bool { return v.a.Works.MatchString(w.text) }
+		if r := v.up(end, works); r >= end-8 {
+			end = max(0, r)
+		}
+		for ; end > 0 && v.rows[end-1].text == ""; end-- {
+		}
+		d.Screen.tr.keep = d.Screen.rows - end
+	}
+	return d.Screen.Transcript(settle)
+}
 func (d *Detector) Resize(rows, cols int, now time.Time) { // the question in force may now stand elsewhere
 	d.Screen.Resize(rows, cols)
 	if d.Feed(nil, now); d.cur != nil {

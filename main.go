@@ -1710,7 +1710,7 @@ func (s *session) streamStep() {
 // streamTake takes what has become readable; of more than the phone can keep up with the oldest is left out.
 func (s *session) streamTake(settle bool) {
 	t := &s.stream
-	lines, live := s.det.Screen.Transcript(settle)
+	lines, live := s.det.Transcript(settle)
 	if !s.cfg.StripANSI { // the bytes as they came, escape sequences shown
 		lines = strings.Split(string(t.raw), "\r\n")
 		live = lines[len(lines)-1]
