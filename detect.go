@@ -668,7 +668,7 @@ type found struct { // a judgement: a prompt, where it stands, and what it needs
 	line  string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
 	by    string        // the first signal: pattern, silence; "" structure
 	place int           // the row it begins in, counted from the first line of the session; −1 anywhere
-	wait  time.Duration // how long the masked screen must have been still; with by, how long no byte must have come
+	wait  time.Duration // how long the masked screen must have been still; when Stuck, without a byte
 }
 
 func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
@@ -753,7 +753,7 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 		due = d.answered
 	case f == nil:
 	case !there || !d.still():
-		due = cmp.Or(when(f.by != "", d.out), d.changed).Add(f.wait)
+		due = cmp.Or(when(f.wait == d.o.Stuck, d.out), d.changed).Add(f.wait)
 	case !f.Idle && f.Fingerprint == d.cur.Fingerprint && !d.answered.IsZero() && d.out.After(d.answered): // still there
 		due = d.answered.Add(repeatWait)
 	}
@@ -1059,7 +1059,7 @@ func (v *view) options(head viewRow, start int) (opts []viewRow) {
 
 // live tells whether the program waits at the menu down to row end: the cursor is hidden or in it, or a hint is below.
 func (v *view) live(first viewRow, end int) bool {
-	inside := v.hidden || v.row >= first.row && v.row <= end
+	inside := v.hidden || v.row >= first.row-2 && v.row <= end
 	hint := func(w viewRow) bool { return reHint.MatchString(w.text) }
 	return v.last-end <= 12 && (v.known && (inside || !v.inBox(v.rows[v.row])) ||
 		!v.known && (inside && (v.tty.Reading == ReadingYes || first.num != "") ||
@@ -1432,7 +1432,7 @@ func (v *view) readAbove(f *found) *found {
 	text := strings.TrimSpace(line)
 	f.line, f.place, f.Question = "", v.s.Scrolled()+max(top, 0), text
 	switch {
-	case presses(text) && !v.tty.Canonical && (v.known || text[0] == '['):
+	case presses(text) && len(text) < 80 && !v.tty.Canonical && (v.known || text[0] == '[' && v.row-top <= 2):
 		f.Type = ConfirmEnter
 		return f
 	case v.known, v.tty.Reading != ReadingYes, v.s.AltScreen():
