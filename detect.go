@@ -456,10 +456,10 @@ func runeWidth(r rune) int {
 
 // transcript turns the screen into lines of text, each told once. A row is final when it has scrolled out, or when the
 // cursor's paragraph is below it, unless the program has gone back to write in it: from there on rows are final only by
-// scrolling out or settling. Lines told again (repainted, after a clear, on the alternate screen) are left out if they
-// were among the last told, or have neither letter nor digit; but what stands below the line told last is new.
+// scrolling out or settling. Of lines told again (repainted, after a clear, on the alternate screen) those are left out
+// that have neither letter nor digit or were told before, unless they stand below what was told last: then they are new.
 type transcript struct {
-	on              bool
+	on, gap         bool   // gap: a blank line is told once text follows
 	part            string // the beginning of a wrapped line that has scrolled out
 	pending, recent []string
 	bytes, left     int // in pending; lines that did not fit there
@@ -468,43 +468,56 @@ type transcript struct {
 
 // tellAbove takes the rows above a paragraph as final, as far as they are not being repainted.
 func (s *Screen) tellAbove(row int, repainted bool) {
-	t, newest := &s.tr, -1
-	for row = max(0, min(row, s.rows-t.keep)); row > 0 && s.grid[row-1].wrapped; row-- {
+	t := &s.tr
+	for row = when(t.on, max(0, min(row, s.rows-t.keep))); row > 0 && s.grid[row-1].wrapped; row-- {
 	}
-	for i := range row {
-		if len(t.recent) > 0 && strings.TrimRight(s.grid[i].text(), " ") == t.recent[len(t.recent)-1] {
-			newest = i
-		}
-	}
-	known := newest >= 0 || t.at < s.scrolled // where it stands, if only that it has scrolled out
+	newest := s.newest(row)
 	changing := func(l line) bool { return l.again && !l.told && !repainted && t.part == "" }
 	for i := 0; i < row && !changing(s.grid[i]); i++ {
-		if s.tell(&s.grid[i], known && i > newest) {
+		if s.tell(&s.grid[i], i > newest) {
 			t.at = s.scrolled + i
 		}
 	}
 }
 
+// newest is the row above end with the newest told line that still shows: in what stands below it, nothing is told yet.
+// −1: all has scrolled out; end: nobody knows.
+func (s *Screen) newest(end int) int {
+	var rows []string
+	for r := range end {
+		rows = append(rows, s.Row(r))
+	}
+	slices.Reverse(rows)
+	for _, text := range slices.Backward(s.tr.recent) {
+		if r := slices.Index(rows, text); r >= 0 && strings.ContainsFunc(text, unicode.IsLetter) {
+			return end - 1 - r
+		}
+	}
+	return cmp.Or(when(s.tr.at >= s.scrolled, end), -1)
+}
+
 // tell takes a row of the primary screen as final. The rest of a wrapped line that begins anew is told again.
 func (s *Screen) tell(l *line, fresh bool) bool {
-	t, again := &s.tr, (l.again || l.told) && !fresh
+	t, again := &s.tr, l.again || l.told
 	if !t.on || l.told && t.part == "" {
 		return false
 	}
 	if l.told, t.part = true, t.part+l.text(); !l.wrapped || len(t.part) >= maxLine {
-		t.add(strings.TrimRight(t.part, " "), again)
+		t.add(strings.TrimRight(t.part, " "), again, fresh)
 		t.part = ""
 	}
 	return true
 }
-func (t *transcript) add(text string, again bool) {
+func (t *transcript) add(text string, again, fresh bool) {
 	says := strings.ContainsFunc(text, unicode.IsLetter) || strings.ContainsFunc(text, unicode.IsNumber)
-	if again && (!says || slices.Contains(t.recent, text)) {
+	if t.gap = t.gap || again && fresh && text == ""; again && (!says || !fresh && slices.Contains(t.recent, text)) {
 		return
 	}
-	t.recent = append(t.recent[max(0, len(t.recent)-maxRecent+1):], text)
-	t.pending, t.bytes = append(t.pending, text), t.bytes+len(text)+lineCost
-	for ; t.bytes > maxPending; t.left++ {
+	for _, line := range append(when(t.gap && len(t.recent) > 0, []string{""}), text) {
+		t.recent = append(t.recent[max(0, len(t.recent)-maxRecent+1):], line)
+		t.pending, t.bytes = append(t.pending, line), t.bytes+len(line)+lineCost
+	}
+	for t.gap = false; t.bytes > maxPending; t.left++ {
 		t.bytes -= len(t.pending[0]) + lineCost
 		t.pending = t.pending[1:]
 	}
@@ -526,8 +539,9 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 		}
 		live = strings.TrimRight(live, "\n ")
 	} else if settle {
+		newest := s.newest(s.rows - t.keep)
 		for r := range s.rows - t.keep {
-			t.add(s.Row(r), true)
+			t.add(s.Row(r), true, r > newest)
 		}
 	}
 	final = append(when(t.left > 0, []string{fmt.Sprintf("[… %d lines left out …]", t.left)}), t.pending...)
@@ -613,7 +627,7 @@ type Adapter struct {
 
 // adapters is the registry, measured with the versions named as MaxVer; the last row stands for every other tool.
 var adapters = []*Adapter{
-	{Name: "claude", Names: []string{"claude"}, MinVer: "2.1.0", MaxVer: "2.1.329", Hooks: "claude-settings",
+	{Name: "claude", Names: []string{"claude"}, MinVer: "2.1.0", MaxVer: "2.1.330", Hooks: "claude-settings",
 		SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Digits: true, Pointer: "❯", OnPointer: true, Submit: "\x1b[C",
 		Box: re(`^❯(\x{a0}|$)`), Works: re(`^\x1b[◐◑◒◓]|esc to interrupt|^[·✻✽✳✶✢*] .*… \(|\(running \w+ hook`)},
 	{Name: "codex", Names: []string{"codex", "openai"}, MinVer: "0.160.0", MaxVer: "0.169.0",
@@ -685,12 +699,14 @@ func (d *Detector) Feed(p []byte, now time.Time) {
 func (d *Detector) Raw() []byte           { return d.raw } // the rolling buffer: the last BufferBytes of the child
 func (d *Detector) LastOutput() time.Time { return d.out } // when bytes last came
 
+var reSpinner = re(`^[^\pL\pN\s] \pL+…$`) // at first it shows no seconds
+
 // Transcript is the screen's without what a known tool has at its end: a spinner and what hangs on it, the input box
 // and its footer; a dialog, and anything while there is no box.
 func (d *Detector) Transcript(settle bool) (final []string, live string) {
 	if v := newView(d.Screen, d.a, d.tty, d.o); v.known {
 		end := max(0, v.up(v.last+1, v.inBox))
-		works := func(w viewRow) bool { return v.a.Works.MatchString(w.text) }
+		works := func(w viewRow) bool { return v.a.Works.MatchString(w.text) || reSpinner.MatchString(w.text) }
 		if r := v.up(end, works); r >= end-8 {
 			end = max(0, r)
 		}
@@ -1410,7 +1426,7 @@ func (v *view) listAbove(f *found, text string, top int) bool {
 		slices.SortStableFunc(list, func(a, b Choice) int { return cmp.Or(len(a.Key)-len(b.Key), cmp.Compare(a.Key, b.Key)) })
 	}
 	for _, c := range list[:min(len(list), 9)] {
-		f.Choices = append(f.Choices, v.typed(c.Key, c.Label, false))
+		f.Choices = append(f.Choices, v.typed(c.Key, c.Label, text[0] == '[')) // dosfsck reads one key: [12?q]?
 	}
 	return true
 }

@@ -2526,7 +2526,7 @@ func TestTranscript(t *testing.T) {
 		"clear and the same again": {{"a\r\nb\r\n", false, "a|b", ""}, {"\x1b[2J\x1b[Ha\r\nb\r\nnew\r\n", true, "new", ""}},
 		"alternate": {{"$ tool\r\n\x1b[?1049h\x1b[Hhead\r\n────\r\nq1\r\n", false, "$ tool", ""}, {"", true, "head|q1", ""},
 			{"\x1b[4Hanswer", false, "", ""}, {"", true, "answer", ""}, {"", true, "", ""},
-			{"\x1b[2J\x1b[Hhead\r\n────\r\nanswer\r\nq1\r\nlast", true, "last", ""},
+			{"\x1b[2J\x1b[Hhead\r\n────\r\nanswer\r\nq1\r\nlast", true, "|q1|last", ""},
 			{"\x1b[?1049l$ ", false, "", "$"}},
 		"alternate scrolls": {{"\x1b[?1049ha\r\nb\r\nc\r\nd\r\ne", true, "a|b|c|d|e", ""}, {"\r\nf\r\ng", true, "f|g", ""}},
 	} {
@@ -2543,6 +2543,41 @@ func TestTranscript(t *testing.T) {
 }
 
 // When nobody takes them, the oldest lines are left out, and that is said.
+// TestTranscriptOfAnAgent: of a known tool its words, each answer once even if it is like the last; not its spinner, what
+// hangs on it, its box and footer, or a dialog.
+func TestTranscriptOfAnAgent(t *testing.T) {
+	box := strings.Repeat("─", 40) + "❯\u00a0\r\n" + strings.Repeat("─", 40) + "  ? for shortcuts\r\n"
+	turn := func(n int) string { return fmt.Sprintf("❯ again %d\r\n\r\n● The answer\r\n  is 42\r\n", n) }
+	for _, mode := range []string{"", "\x1b[?1049h"} {
+		d := newDetector(adapterFor("claude"), 20, 40, DetectOptions{})
+		d.Screen.Transcript(false)
+		d.Screen.Write([]byte(mode))
+		var all []string
+		shows := func(settle bool, screen string) {
+			d.Screen.Write([]byte("\x1b[H\x1b[J" + screen))
+			final, _ := d.Transcript(settle)
+			all = append(all, final...)
+		}
+		shows(true, "Welcome\r\n\r\n"+box)
+		before := "Welcome\r\n\r\n"
+		for n := range 3 {
+			shows(false, before+fmt.Sprintf("❯ again %d\r\n\r\n✽ Pondering…\r\n  ⎿  Tip: be kind\r\n\r\n", n)+box)
+			shows(false, before+turn(n)+"\r\n✢ Pondering… (3s · ↓ 2 tokens)\r\n\r\n"+box)
+			shows(true, before+turn(n)+"\r\n Do you want to proceed?\r\n ❯ 1. Yes\r\n   2. No\r\n\x1b[?25l")
+			shows(true, before+turn(n)+"\r\n"+box)
+			before = turn(n) // the rest has gone
+		}
+		want := "Welcome"
+		for n := range 3 {
+			want += fmt.Sprintf("\n\n❯ again %d\n\n● The answer\n  is 42", n)
+		}
+		squeezed := regexp.MustCompile("\n+").ReplaceAllString(strings.Join(all, "\n"), "\n")
+		if want = regexp.MustCompile("\n+").ReplaceAllString(want, "\n"); squeezed != want {
+			t.Errorf("%q tells\n%s\nwant\n%s", mode, squeezed, want)
+		}
+	}
+}
+
 func TestTranscriptBounded(t *testing.T) {
 	s := newScreen(24, 80)
 	s.Write(bytes.Repeat([]byte("unasked\r\n"), 100000))
