@@ -21,7 +21,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 )
 
@@ -33,9 +32,8 @@ const maxExact, maxAuditText, maxEntry = 1<<53 - 1, 4096, 1 << 18
 
 // Audit is the append-only hash chain audit.log. Its methods may be called from any goroutine.
 type Audit struct {
-	mu   sync.Mutex // held from begin to end
 	log  *journal
-	note func(seq int64, hash string) // tells the state the new head
+	note func(seq int64, hash string, err error) // tells the state the new head, or why an entry is missing
 }
 
 // Event is one entry before it is chained: Fields keep their order; values are string, bool, nil or integer.
@@ -49,40 +47,24 @@ type Field struct {
 }
 
 // Append chains and writes one entry durably.
-func (a *Audit) Append(e Event) error {
-	if err := a.begin(); err != nil {
-		return err
-	}
-	return a.commit(e)
-}
+func (a *Audit) Append(e Event) error { return a.commit(a.log.acquire(), e) }
 
 // Head is the last entry's number and hash, 0 and "genesis" when there is none.
 func (a *Audit) Head() (seq int64, hash string, err error) {
-	if err = a.begin(); err == nil {
-		defer a.end()
+	defer a.log.release()
+	if err = a.log.acquire(); err == nil {
 		seq, hash, err = a.last()
 	}
 	return seq, hash, err
 }
 
-// begin takes the log's lock; after no error, end gives it back.
-func (a *Audit) begin() error {
-	a.mu.Lock()
-	_, err := a.log.acquire()
-	if err != nil {
-		a.mu.Unlock()
+// commit appends the events in one write and one fsync and releases the log; err is what its acquire returned. Ids not
+// known are left out, and what would not read back is not written.
+func (a *Audit) commit(err error, events ...Event) error {
+	seq, hash, out := int64(0), "", []byte(nil)
+	if err == nil {
+		seq, hash, err = a.last()
 	}
-	return err
-}
-func (a *Audit) end() {
-	a.log.release()
-	a.mu.Unlock()
-}
-
-// commit appends the events in one write and one fsync and ends what begin began; ids not known are left out.
-func (a *Audit) commit(events ...Event) error {
-	seq, hash, err := a.last()
-	var out []byte
 	for _, e := range events {
 		seq++
 		fields := append([]Field{{"seq", seq}, {"ts", time.Now().UTC().Format(stampLayout)}, {"event", e.Name},
@@ -98,15 +80,14 @@ func (a *Audit) commit(events ...Event) error {
 		fields = append(fields, Field{"prev_hash", hash})
 		hash = digest(canonical(fields))
 		line := canonical(append(fields, Field{"hash", hash}))
-		_, bad := parseEntry(line) // what does not read back is not written
+		_, bad := parseEntry(line)
 		err, out = cmp.Or(err, bad), append(append(out, line...), '\n')
 	}
 	if err == nil {
 		err = a.log.append(out, true)
 	}
-	if a.end(); err == nil {
-		a.note(seq, hash)
-	}
+	a.log.release()
+	a.note(seq, hash, err)
 	return err
 }
 
@@ -193,24 +174,18 @@ func auditEvents(old, r Record) []Event {
 	case p == nil || promptEvents[p.Status] == "" || was != nil && was.Status == p.Status:
 		return nil
 	}
-	value := *cmp.Or(p.Value, ref(""))
-	fields, shown := hidden("value", value), p.offered(value) || p.SafeDefault != nil && value == *p.SafeDefault
-	switch answered := p.Status == ReplyReceived || p.Status == Injected; {
-	case p.Status == Created:
-		fields = []Field{{"type", string(p.Type)}, {"confidence", p.Confidence}, {"source", p.Source}, {"tool", p.Tool}}
-	case p.Status == Failed:
-		fields = []Field{{"reason", p.Reason}}
-	case answered && p.Secret:
-		fields = []Field{{"secret", true}}
-	case !answered || p.Value == nil:
-		fields = nil
-	case shown:
-		fields = []Field{{"value", value}}
+	value, typed := *cmp.Or(p.Value, ref("")), p.Status == ReplyReceived || p.Status == Injected
+	answer := hidden("value", value)
+	if p.offered(value) || p.SafeDefault != nil && value == *p.SafeDefault {
+		answer = []Field{{"value", value}}
 	}
-	fields = slices.Concat(fields, when(p.Status == Injected, []Field{{"source", replySource(p)}}),
+	return []Event{{promptEvents[p.Status], p.SessionID, p.ID, slices.Concat(
+		when(p.Status == Created, []Field{{"type", string(p.Type)}, {"confidence", p.Confidence}, {"source", p.Source},
+			{"tool", p.Tool}}),
+		when(p.Status == Failed, []Field{{"reason", p.Reason}}), when(typed && p.Secret, []Field{{"secret", true}}),
+		when(typed && !p.Secret && p.Value != nil, answer), when(p.Status == Injected, []Field{{"source", replySource(p)}}),
 		when(p.Status == ReplyReceived && p.Reason != "", hidden("reason", p.Reason)), // the operator's
-		[]Field{{"decided_by", *cmp.Or(p.DecidedBy, ref(""))}})
-	return []Event{{promptEvents[p.Status], p.SessionID, p.ID, fields}}
+		[]Field{{"decided_by", *cmp.Or(p.DecidedBy, ref(""))}})}}
 }
 
 // Verdict is what a verification found: what audit verify --json prints.
@@ -250,15 +225,15 @@ func verify(log []byte, heads ...string) Verdict {
 		}
 		break
 	}
-	if v.Reason == "" && len(missing) > 0 {
+	switch v.OK = v.Reason == "" && len(missing) == 0; {
+	case v.OK:
+		v.Line, v.Limits = 0, "that the tail was not cut or all written anew: no head was given"
+		v.Proves = "the entries form one chain: none was changed, inserted, removed or reordered on its own"
+	case v.Reason == "":
 		fmt.Sscan(missing[0], &v.Line)
 		v.Line = min(v.Line, v.Entries+1)
 		v.Entries = v.Line - 1
 		v.Reason = "the entry " + missing[0] + " is known but not there: the tail was cut or the chain computed anew"
-	}
-	if v.OK = v.Reason == ""; v.OK {
-		v.Line, v.Limits = 0, "that the tail was not cut or all written anew: no head was given"
-		v.Proves = "the entries form one chain: none was changed, inserted, removed or reordered on its own"
 	}
 	if v.OK && len(heads) > 0 {
 		v.Proves += "; those up to " + strings.Join(heads, " and ") + " are the ones that stood there when it was noted"
@@ -273,12 +248,10 @@ func (s *Store) verifyAudit(view *View, heads ...string) (Verdict, error) {
 	if m := view.Meta["audit"]; m != nil {
 		heads = append(heads, fmt.Sprintf("%d:%s", m.Seq, m.Hash))
 	}
-	if err := s.audit.begin(); err != nil {
-		return Verdict{}, err
-	}
-	defer s.audit.end()
-	log, err := os.ReadFile(s.audit.log.path)
-	return verify(log, heads...), err
+	err := s.audit.log.acquire()
+	defer s.audit.log.release()
+	log, unread := os.ReadFile(s.audit.log.path)
+	return verify(log, heads...), cmp.Or(err, unread)
 }
 
 func cmdAudit(c *command) int {
@@ -310,11 +283,10 @@ func cmdLogs(c *command) int {
 		err = when(!os.IsNotExist(missing), missing) // else nothing has happened yet
 		fresh, _ := io.ReadAll(io.NewSectionReader(f, at, 1<<62))
 		f.Close()
-		fresh = fresh[:bytes.LastIndexByte(fresh, '\n')+1]
-		for line := range bytes.Lines(fresh) {
+		for line := range bytes.Lines(fresh[:bytes.LastIndexByte(fresh, '\n')+1]) {
+			at += int64(len(line))
 			c.printEntry(line[:len(line)-1])
 		}
-		at += int64(len(fresh))
 	}
 	if err != nil {
 		return c.fail(err)

@@ -4628,9 +4628,9 @@ func storeSteps(session string, p *PromptRecord) []storeStep {
 
 // storeCompactNext makes the next change compact the file.
 func storeCompactNext(s *Store) {
-	s.mu.Lock()
+	s.log.mu.Lock()
 	s.compactAt = 0
-	s.mu.Unlock()
+	s.log.mu.Unlock()
 }
 
 /* ===== Store: states and decisions ===== */
@@ -4988,6 +4988,72 @@ func TestStoreTruncatedAtEveryByte(t *testing.T) {
 	}
 }
 
+// A power cut that kept only the beginning of a write lost that the update was acted on, not what it did: when it comes
+// again, nothing is done twice.
+func TestStoreUpdateComesAgain(t *testing.T) {
+	dir := storeDir(t)
+	path := filepath.Join(dir, "state.jsonl")
+	s := storeAt(t, dir)
+	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
+	say := func() error {
+		in := &InputRecord{Head: Head{ID: newID()}, SessionID: p.SessionID, Kind: "text", UpdateID: 7, Status: "queued"}
+		return storeUpdate(s, in, &UpdateRecord{Head{ID: "7"}, "operator"})
+	}
+	tap := storeTap(p, "y")
+	tap.UpdateID = 8
+	decide := func() error {
+		_, why, err := s.Decide(tap, time.Now())
+		return errors.Join(err, when(why != "", errors.New(string(why))))
+	}
+	powerCut := func(id string) {
+		t.Helper()
+		all, _ := os.ReadFile(path)
+		at := bytes.LastIndex(all, []byte(`{"v":1,"rec":"update","id":"`+id+`"`))
+		if at < 0 {
+			t.Fatalf("update %s is not recorded:\n%s", id, all)
+		}
+		s.Close()
+		os.WriteFile(path, all[:at+10], 0o600)
+		s = storeAt(t, dir)
+	}
+	if err := say(); err != nil {
+		t.Fatal(err)
+	}
+	powerCut("7")
+	v := storeView(t, s)
+	if len(v.Inputs) != 1 || v.Updates["7"] != nil {
+		t.Fatalf("after the cut: %d inputs, update %v", len(v.Inputs), v.Updates["7"])
+	}
+	for _, in := range v.Inputs { // its session did it meanwhile
+		done := *in
+		if done.Status = "done"; storeUpdate(s, &done) != nil {
+			t.Fatal("the input cannot be done")
+		}
+	}
+	if err := say(); err != nil {
+		t.Fatal(err)
+	}
+	v = storeView(t, s)
+	if inputs := slices.Collect(maps.Values(v.Inputs)); len(inputs) != 1 || inputs[0].Status != "done" ||
+		v.Updates["7"] == nil {
+		t.Errorf("the message came again: %d inputs, update %v", len(inputs), v.Updates["7"])
+	}
+	if err := decide(); err != nil {
+		t.Fatal(err)
+	}
+	powerCut("8")
+	before := storeView(t, s).Prompts[p.ID]
+	if before.Status != ReplyReceived || storeView(t, s).Updates["8"] != nil {
+		t.Fatalf("after the cut the question is %s", before.Status)
+	}
+	if err := decide(); err == nil || !strings.Contains(err.Error(), "already answered") {
+		t.Errorf("the tap came again: %v", err)
+	}
+	if after := storeView(t, s).Prompts[p.ID]; after.At != before.At {
+		t.Error("the tap that came again changed the question")
+	}
+}
+
 // A damaged line is reported, kept, and its question not answered; the others go on.
 func TestStoreDamage(t *testing.T) {
 	dir := storeDir(t)
@@ -5331,9 +5397,9 @@ func storeCrowd(dir string) error {
 			}
 		}
 		if i%16 == 0 {
-			s.mu.Lock()
+			s.log.mu.Lock()
 			s.compactAt, s.Retention = 0, time.Hour
-			s.mu.Unlock()
+			s.log.mu.Unlock()
 		}
 	}
 	return s.Trouble()

@@ -6,7 +6,7 @@
 // The lock on state.lock (never renamed) is held from reading what others appended to the fsync of what follows from it.
 // One Update is one write; when it fails the file is cut back, and when that fails too, this process never writes again.
 // A power cut can keep only the beginning of a write: a torn line is moved to state.jsonl.torn-TIME, and the lines before
-// it do no harm, for a Telegram update is written before what it led to, which then is not done twice. A damaged line
+// it do no harm: a Telegram update is written after what it led to, and what comes again is not done twice. A damaged line
 // elsewhere stays, is reported, and fails its question; the compaction that drops it first copies the file to
 // state.jsonl.backup-TIME. Compaction renames a new file into place; others notice that and read it anew.
 package main
@@ -33,17 +33,14 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 )
 
 const (
 	schemaVersion, compactMin = 1, 1 << 20             // bytes: a smaller file opens within 3 ms (measured)
 	compactFactor, retention  = 3, 30 * 24 * time.Hour // times what would be kept; default of retention_days
 	updateLife                = 48 * time.Hour         // twice the 24 h of https://core.telegram.org/bots/api#getting-updates
-	decisionsLimit            = 10                     // answers by phone per session and minute (SPEC section 8)
-	maxText                   = 200                    // bytes of a text answer when the prompt does not say (source 2, 3.3)
-	crcMember                 = len(`,"crc":"00000000"}` + "\n")
-	damaged                   = "its record in the state file is damaged"
+	decisionsLimit, maxText   = 10, 200                // answers by phone per session and minute; bytes of a text answer
+	crcMember, damaged        = len(`,"crc":"00000000"}` + "\n"), "its record in the state file is damaged"
 )
 
 // State is a prompt's state, SPEC section 6.
@@ -99,11 +96,6 @@ var kinds = map[string]func() Record{
 	"session": func() Record { return new(SessionRecord) }, "prompt": func() Record { return new(PromptRecord) },
 	"reply": func() Record { return new(ReplyRecord) }, "input": func() Record { return new(InputRecord) },
 	"update": func() Record { return new(UpdateRecord) }, "meta": func() Record { return new(MetaRecord) },
-}
-
-// kindOf is the rec member of a record: "session" for a *SessionRecord.
-func kindOf(r Record) string {
-	return strings.ToLower(strings.TrimSuffix(strings.TrimPrefix(fmt.Sprintf("%T", r), "*main."), "Record"))
 }
 
 type SessionRecord struct {
@@ -224,6 +216,11 @@ func (v *View) active(id string) bool {
 	return v.Sessions[id] != nil && v.Sessions[id].Status == "active"
 }
 
+// which are the prompts that want holds for.
+func (v *View) which(want func(*PromptRecord) bool) []*PromptRecord {
+	return slices.DeleteFunc(slices.Collect(maps.Values(v.Prompts)), func(p *PromptRecord) bool { return !want(p) })
+}
+
 // illegal tells why r cannot follow old, which is now the truth about its id.
 func (v *View) illegal(old, r Record) error {
 	was, _ := old.(*SessionRecord)
@@ -237,12 +234,9 @@ func (v *View) illegal(old, r Record) error {
 		return errors.New("a used nonce stays used")
 	case !ok || p.Status == from.Status:
 		return nil
-	case !slices.Contains(next[from.Status], p.Status):
+	case !slices.Contains(next[from.Status], p.Status), p.Status == AwaitingReply && len(v.which(rival)) > 0,
+		slices.Contains([]State{Routed, AwaitingReply, ReplyReceived}, p.Status) && !v.active(p.SessionID):
 		return fmt.Errorf("%q cannot become %q", from.Status, p.Status)
-	case slices.Contains([]State{Routed, AwaitingReply, ReplyReceived}, p.Status) && !v.active(p.SessionID):
-		return errors.New("its session is not active")
-	case p.Status == AwaitingReply && slices.ContainsFunc(slices.Collect(maps.Values(v.Prompts)), rival):
-		return errors.New("another question of its session awaits a reply")
 	}
 	return nil
 }
@@ -262,37 +256,39 @@ func systemFiles() files {
 	return files{(*os.File).Write, (*os.File).Sync, (*os.File).Truncate, os.Rename, syncDir}
 }
 
-// journal is a file of lines that several processes append to. Within the process its owner's mutex guards it.
+// journal is a file of lines that several processes append to.
 type journal struct {
 	files
 	path    string
-	lock, f *os.File // f is nil after a failed write: that descriptor is never written or fsynced again
-	end     int64    // bytes of the file
-	known   bool     // the folder's entry of the file is on the disk
-	poison  error    // not nil: what the file ends with is unknown, nothing is written any more
+	mu      sync.Mutex // held from acquire to release, before the lock between processes
+	lock, f *os.File   // f is nil after a failed write: that descriptor is never written or fsynced again
+	end     int64      // bytes of the file
+	anew    bool       // acquire has opened another file than before
+	known   bool       // the folder's entry of the file is on the disk
+	poison  error      // not nil: what the file ends with is unknown, nothing is written any more
 }
 
-func (j *journal) release() { unlockFile(j.lock) }
-
-// acquire waits for the lock and opens the file that the path names; anew: it was not open.
-func (j *journal) acquire() (anew bool, err error) {
-	if j.lock == nil {
+// acquire waits for the lock and opens the file that the path names. release follows, after an error, too.
+func (j *journal) acquire() (err error) {
+	if j.mu.Lock(); j.lock == nil {
 		j.lock, err = openPrivate(strings.TrimSuffix(j.path, filepath.Ext(j.path))+".lock", os.O_RDWR|os.O_CREATE)
 	}
 	if err = cmp.Or(err, lockFile(j.lock, true)); err != nil {
-		return false, fmt.Errorf("locking %s: %w", j.path, err)
+		return fmt.Errorf("locking %s: %w", j.path, err)
 	}
 	named, _ := os.Lstat(j.path)
 	open, _ := j.f.Stat()
-	if anew = !os.SameFile(named, open); anew {
+	if j.anew = !os.SameFile(named, open); j.anew {
 		j.f.Close()
 		j.known = false
 		j.f, err = openPrivate(j.path, os.O_RDWR|os.O_APPEND|os.O_CREATE)
 	}
-	if j.end, _ = j.f.Seek(0, io.SeekEnd); err != nil { // seeking to the end of a regular file cannot fail
-		j.release()
-	}
-	return anew, err
+	j.end, _ = j.f.Seek(0, io.SeekEnd) // cannot fail with a regular file
+	return err
+}
+func (j *journal) release() {
+	unlockFile(j.lock)
+	j.mu.Unlock()
 }
 
 // append adds b at the end. After an error the file is as it was before, or poison is set.
@@ -345,9 +341,8 @@ type Store struct {
 	Dir             string
 	Retention       time.Duration // how long ended sessions and their questions are kept
 	now             func() time.Time
-	audit           *Audit
-	mu              sync.Mutex // guards what follows; taken before state.lock
-	log             *journal
+	audit           *Audit   // its log is acquired after ours
+	log             *journal // its mutex guards what follows
 	view            *View
 	read, compactAt int64         // bytes of the file that view holds; that are worth a compaction
 	wake            chan struct{} // closed when view changes
@@ -368,7 +363,7 @@ func openStoreWith(dir string, sys files) (*Store, error) {
 	err := cmp.Or(secureDir(dir), secureDir(filepath.Join(dir, "sessions")))
 	if err == nil {
 		err = s.begin()
-		defer s.end()
+		defer s.log.release()
 	}
 	if err == nil && s.older {
 		err = s.compact()
@@ -381,21 +376,20 @@ func openStoreWith(dir string, sys files) (*Store, error) {
 
 // Close gives back files and locks; nothing is left to be written.
 func (s *Store) Close() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.log.mu.Lock()
+	defer s.log.mu.Unlock()
 	s.held.Range(func(_, lock any) bool { return lock.(*os.File).Close() == nil })
 	_ = errors.Join(s.log.f.Close(), s.log.lock.Close(), s.audit.log.f.Close(), s.audit.log.lock.Close())
 }
 
-// begin takes the process's and the shared lock and reads what others appended; a file that was renamed into place from
-// its beginning, a poisoned one not at all: its last line failed. end follows after an error, too.
+// begin acquires the log and reads what others appended; a file that was renamed into place from its beginning, a
+// poisoned one not at all: its last line failed. Releasing it follows after an error, too.
 func (s *Store) begin() error {
-	s.mu.Lock()
-	anew, err := s.log.acquire()
-	if err != nil || s.log.poison != nil || !anew && s.log.end == s.read {
+	err := s.log.acquire()
+	if err != nil || s.log.poison != nil || !s.log.anew && s.log.end == s.read {
 		return err
 	}
-	if anew || s.log.end < s.read {
+	if s.log.anew || s.log.end < s.read {
 		s.view, s.read, s.compactAt, s.older, s.notes = viewOf(nil), 0, compactMin, false, nil
 	}
 	b := make([]byte, s.log.end-s.read)
@@ -404,29 +398,25 @@ func (s *Store) begin() error {
 	}
 	return s.take(b)
 }
-func (s *Store) end() {
-	s.log.release()
-	s.mu.Unlock()
-}
 
 // View is the state as it is now. Where it cannot be read any more, it is as it was, with an error.
 func (s *Store) View() (*View, error) {
+	defer s.log.release()
 	err := s.begin()
-	defer s.end()
 	return viewOf(s.view.records), err
 }
 
 // Trouble is what keeps the store from its duties at present, nil when nothing does.
 func (s *Store) Trouble() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.log.mu.Lock()
+	defer s.log.mu.Unlock()
 	return cmp.Or(s.log.poison, s.trouble)
 }
 
 // take brings the view up to the last complete line in b, and s.read behind it. Every line is checked, the last sound
 // one of an id decoded, on all processors. A question whose newest line is damaged has failed: what it said is unknown.
 func (s *Store) take(b []byte) (err error) {
-	texts, anew, live := bytes.SplitAfter(b, []byte("\n")), s.read == 0, 0
+	texts, first, live := bytes.SplitAfter(b, []byte("\n")), s.read == 0, 0
 	lines, last := make([]stateLine, len(texts)-1), map[string]int{}
 	for i := range lines {
 		if lines[i] = parse(texts[i]); lines[i].V > schemaVersion && lines[i].err == nil {
@@ -435,27 +425,27 @@ func (s *Store) take(b []byte) (err error) {
 			last[lines[i].key()] = i
 		}
 	}
-	var all sync.WaitGroup
-	newest, workers := slices.Collect(maps.Values(last)), runtime.GOMAXPROCS(0)
-	for w := range workers {
+	all, newest := sync.WaitGroup{}, slices.Collect(maps.Values(last))
+	for share := range slices.Chunk(newest, len(newest)/runtime.GOMAXPROCS(0)+1) {
 		all.Go(func() {
-			for i := w; i < len(newest); i += workers {
-				lines[newest[i]].decode(texts[newest[i]])
+			for _, i := range share {
+				lines[i].decode(texts[i])
 			}
 		})
 	}
 	all.Wait()
 	for i, l := range lines {
 		s.read += int64(len(texts[i]))
-		if p := s.view.Prompts[l.ID]; l.err != nil && l.Rec == "prompt" && p != nil {
-			q := *p
-			q.Status, q.NonceUsed, q.Reason, q.At = Failed, true, damaged, s.now().UTC()
-			l.record = &q
-		} else if p, ok := l.record.(*PromptRecord); ok && p.over() && s.now().Sub(p.At) > updateLife {
-			p.Full, p.Recent = "", "" // nobody asks for them any more; the next compaction leaves them out
-		}
 		if l.err != nil {
 			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a damaged line (%v): %.60q…", l.err, texts[i]))
+		}
+		p, ok := l.record.(*PromptRecord)
+		if was := s.view.Prompts[l.ID]; l.err != nil && l.Rec == "prompt" && was != nil {
+			q := *was
+			q.Status, q.NonceUsed, q.Reason, q.At = Failed, true, damaged, s.now().UTC()
+			l.record = &q
+		} else if ok && p.over() && s.now().Sub(p.At) > updateLife {
+			p.Full, p.Recent = "", "" // nobody asks for them any more; the next compaction leaves them out
 		}
 		if l.record != nil {
 			s.view.put(l.record)
@@ -468,28 +458,24 @@ func (s *Store) take(b []byte) (err error) {
 		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a torn end of %d bytes was moved aside", torn))
 		err = s.log.cut(s.read)
 	}
-	if anew {
-		s.compactAt = max(compactMin, int64(compactFactor*live))
-		for _, r := range s.view.records {
-			if s.now().Sub(r.head().At) > s.Retention && !s.keep(r) {
-				s.compactAt = 0
-			}
-		}
+	if first {
+		old := func(r Record) bool { return s.now().Sub(r.head().At) > s.Retention && !s.keep(r) }
+		stale := slices.ContainsFunc(slices.Collect(maps.Values(s.view.records)), old)
+		s.compactAt = when(!stale, max(compactMin, int64(compactFactor*live)))
 	}
 	return err
 }
 
-// castagnoli is CRC-32C's table; seal is what ends a line: its checksum.
+// seal is what ends a line: its checksum.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 func seal(open []byte) string {
 	return fmt.Sprintf(`,"crc":"%08x"}`+"\n", crc32.Update(crc32.Checksum(open, castagnoli), castagnoli, []byte("}")))
 }
 
-// stamps finds the times that encoding/json wrote, without the zeros at their end.
+// stamps finds the times that encoding/json wrote, without the zeros at their end; marshal gives them six decimals.
 var stamps = regexp.MustCompile(`at":"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"`)
 
-// marshal is v as JSON on one line, times with six decimals.
 func marshal(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -501,14 +487,13 @@ func marshal(v any) ([]byte, error) {
 	}), err
 }
 
-// encode is the line of a record.
+// encode is the line of a record; a stateLine is one of the file: its record, once decoded, or what is wrong with it.
 func encode(r Record) ([]byte, error) {
 	b, err := marshal(r)
 	b = bytes.TrimSuffix(b, []byte("}"))
 	return append(b, seal(b)...), err
 }
 
-// stateLine is a line of the file: its record, once decoded, or what is wrong with it.
 type stateLine struct {
 	Head   // as far as it can be read, even of a damaged line
 	record Record
@@ -527,7 +512,6 @@ func parse(text []byte) (l stateLine) {
 	}
 	return l
 }
-
 func (l *stateLine) decode(text []byte) {
 	r := kinds[l.Rec]()
 	l.err = json.Unmarshal(text, r)
@@ -537,8 +521,9 @@ func (l *stateLine) decode(text []byte) {
 
 /* ----- changing ----- */
 
-// Update runs fn, which must not call the Store, on the current state under the lock and makes what it returns
-// durable, all or nothing. Audit entries that could not be written are no error of it, but Trouble.
+// Update runs fn, which must not call the Store, on the current state under the lock and makes what it returns durable in
+// its order, all or nothing; an UpdateRecord comes last, for only what is before it may be lost no more. What one update
+// asked for is not recorded again. Audit entries that could not be written are no error, but Trouble.
 func (s *Store) Update(fn func(*View) ([]Record, error)) error {
 	var events []Event
 	err := s.begin()
@@ -546,39 +531,33 @@ func (s *Store) Update(fn func(*View) ([]Record, error)) error {
 		events, err = s.write(fn(s.view))
 	}
 	if len(events) == 0 {
-		s.end()
+		s.log.release()
 		return err
 	}
-	unaudited := s.audit.begin() // before the state is released, so that both files have the same order
-	s.end()
-	if unaudited == nil {
-		unaudited = s.audit.commit(events...)
-	}
-	if unaudited != nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.trouble = fmt.Errorf("the audit log lacks an entry: %w", unaudited)
-	}
+	err = s.audit.log.acquire() // before the state is released, so that both files have the same order
+	s.log.release()
+	s.audit.commit(err, events...)
 	return nil
 }
 
 // write appends what a change made. When it returns without error, the records are in the file, and the audit log owes
 // the events. The chain's head alone is not fsynced: should it be lost, the next will do.
 func (s *Store) write(recs []Record, err error) (events []Event, _ error) {
+	recs = slices.DeleteFunc(recs, s.view.repeats)
 	if err != nil || len(recs) == 0 {
 		return nil, err
 	}
 	var lines []byte
-	slices.SortStableFunc(recs, func(a, b Record) int { return strings.Compare(kindOf(b), kindOf(a)) }) // "update" first
 	for _, r := range recs {
+		kind := strings.ToLower(strings.TrimPrefix(fmt.Sprintf("%T", r), "*main.")) // such as "sessionrecord"
 		h := r.head()
-		*h = Head{schemaVersion, kindOf(r), h.ID, s.now().UTC().Truncate(time.Microsecond)}
+		*h = Head{schemaVersion, strings.TrimSuffix(kind, "record"), h.ID, s.now().UTC().Truncate(time.Microsecond)}
 		old := s.view.records[h.key()]
 		if old != nil && !h.At.After(old.head().At) {
 			h.At = old.head().At.Add(time.Microsecond)
 		}
-		line, err := encode(r)
-		if err = cmp.Or(s.view.illegal(old, r), err); err != nil {
+		line, bad := encode(r)
+		if err = cmp.Or(s.view.illegal(old, r), bad); err != nil {
 			return nil, fmt.Errorf("recording %s: %w", h.key(), err)
 		}
 		lines, events = append(lines, line...), append(events, auditEvents(old, r)...)
@@ -596,11 +575,20 @@ func (s *Store) write(recs []Record, err error) (events []Event, _ error) {
 	return events, nil
 }
 
-// noteHead keeps the audit chain's head in the state.
-func (s *Store) noteHead(seq int64, hash string) {
-	defer s.end()
-	err := s.begin()
-	if s.trouble = nil; err == nil && cmp.Or(s.view.Meta["audit"], &MetaRecord{}).Seq < seq {
+// repeats tells whether r is what an update asked for that did so before: a power cut lost its own record.
+func (v *View) repeats(r Record) bool {
+	in, ok := r.(*InputRecord)
+	return ok && in.UpdateID != 0 && slices.ContainsFunc(slices.Collect(maps.Values(v.Inputs)),
+		func(was *InputRecord) bool { return was.UpdateID == in.UpdateID && was.ID != in.ID })
+}
+
+// noteHead keeps the audit chain's head in the state; err is why an entry is not in the chain.
+func (s *Store) noteHead(seq int64, hash string, err error) {
+	defer s.log.release()
+	unread := s.begin()
+	if s.trouble = err; err != nil {
+		s.trouble = fmt.Errorf("the audit log lacks an entry: %w", err)
+	} else if unread == nil && cmp.Or(s.view.Meta["audit"], &MetaRecord{}).Seq < seq {
 		s.write([]Record{&MetaRecord{Head: Head{ID: "audit"}, Seq: seq, Hash: hash}}, nil)
 	}
 }
@@ -609,28 +597,22 @@ func (s *Store) noteHead(seq int64, hash string) {
 // message id is kept of a question that awaits a reply or was answered before its delivery was recorded.
 func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved bool, err error) {
 	now := s.now().UTC()
-	err = s.Update(func(v *View) (recs []Record, _ error) {
+	err = s.Update(func(v *View) ([]Record, error) {
 		old := cmp.Or(v.Prompts[id], &PromptRecord{})
 		p, late := *old, *old
 		if change != nil {
 			change(&p)
 		}
 		p.Status, late.MsgID = to, p.MsgID
-		moved = old.Status != to && v.illegal(old, &p) == nil && (to != Expired || !now.Before(old.ExpiresAt))
-		switch {
-		case !moved && to == AwaitingReply && old.MsgID != late.MsgID && old.ID != "":
-			return []Record{&late}, nil
-		case !moved:
-			return nil, nil
-		case to == Expired:
-			p.DecidedBy = ref("auto:timeout")
-		case to == Injected:
-			recs = []Record{&ReplyRecord{Head{ID: id}, id, p.SessionID, *cmp.Or(p.Value, ref("")), replySource(&p), now}}
+		if moved = old.Status != to && v.illegal(old, &p) == nil && (to != Expired || !now.Before(old.ExpiresAt)); !moved {
+			return when(to == AwaitingReply && old.MsgID != late.MsgID && old.ID != "", []Record{&late}), nil
 		}
+		p.DecidedBy = cmp.Or(when(to == Expired, ref("auto:timeout")), p.DecidedBy)
 		if old.Open() && !p.Open() {
 			p.NonceUsed, p.DecidedAt = true, cmp.Or(p.DecidedAt, &now)
 		}
-		return append(recs, &p), nil
+		reply := &ReplyRecord{Head{ID: id}, id, p.SessionID, *cmp.Or(p.Value, ref("")), replySource(&p), now}
+		return append(when(to == Injected, []Record{reply}), &p), nil
 	})
 	return moved && err == nil, err
 }
@@ -665,7 +647,7 @@ func refuse(holds bool, why string) Refusal { return when(holds, Refusal(why)) }
 
 // Decide gives a prompt its answer, on the disk, if it is the first and all guards hold; it returns the prompt.
 func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, err error) {
-	err = s.Update(func(v *View) (recs []Record, _ error) {
+	err = s.Update(func(v *View) ([]Record, error) {
 		p = *cmp.Or(v.find(d), &PromptRecord{})
 		if why = s.guard(v, &p, d, now); why == "" {
 			p.Value, why = p.judge(d.Value)
@@ -680,16 +662,14 @@ func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, 
 		} else if *p.Value == "cancel" && p.ambiguous() {
 			p.Status = Canceled
 		}
-		if d.UpdateID != 0 {
-			recs = []Record{&UpdateRecord{Head{ID: strconv.FormatInt(d.UpdateID, 10)}, "decision"}}
-		}
-		return append(recs, &p), nil
+		update := &UpdateRecord{Head{ID: fmt.Sprint(d.UpdateID)}, "decision"}
+		return append([]Record{&p}, when(d.UpdateID != 0, []Record{update})...), nil
 	})
 	if err != nil {
 		s.TakeSecret(p.ID)
-		return PromptRecord{}, "", err
+		p, why = PromptRecord{}, ""
 	}
-	return p, why, nil
+	return p, why, err
 }
 
 // TakeSecret is the answer to a secret prompt, once. It exists in the memory of this process only.
@@ -700,17 +680,15 @@ func (s *Store) TakeSecret(promptID string) (value string, ok bool) {
 }
 
 // find is the prompt that the decision names, nil when it names none, or two.
-func (v *View) find(d Decision) (found *PromptRecord) {
+func (v *View) find(d Decision) *PromptRecord {
 	names := func(short, id string) bool { return short == id || len(short) >= 8 && strings.HasPrefix(id, short) }
-	for id, p := range v.Prompts {
-		if names(d.PromptID, id) && (d.Trusted && d.SessionID == "" || names(d.SessionID, p.SessionID)) {
-			if found != nil {
-				return nil
-			}
-			found = p
-		}
+	found := v.which(func(p *PromptRecord) bool {
+		return names(d.PromptID, p.ID) && (d.Trusted && d.SessionID == "" || names(d.SessionID, p.SessionID))
+	})
+	if len(found) != 1 {
+		return nil
 	}
-	return found
+	return found[0]
 }
 
 // guard checks everything about a decision but its value.
@@ -720,12 +698,9 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 	phone := func(by *string) bool { return by != nil && strings.HasPrefix(*by, "telegram:") }
 	clock := func(t time.Time) string { return " at " + t.Local().Format(time.TimeOnly) }
 	_, mine := s.held.Load(lockName(p.SessionID))
-	recent := 0
-	for _, q := range v.Prompts {
-		if q.SessionID == p.SessionID && phone(q.DecidedBy) && now.Sub(*q.DecidedAt).Abs() < time.Minute {
-			recent++
-		}
-	}
+	recent := len(v.which(func(q *PromptRecord) bool {
+		return q.SessionID == p.SessionID && phone(q.DecidedBy) && now.Sub(*q.DecidedAt).Abs() < time.Minute
+	}))
 	return cmp.Or(
 		refuse(p.ID == "", "there is no question "+clip(strconv.Quote(d.PromptID), 40)+" in that session"),
 		refuse(!d.Trusted && !shown, "the answer does not belong to this question"),
@@ -801,10 +776,12 @@ func (p *PromptRecord) ambiguous() bool {
 
 // text checks an answer that is typed as it is. Control characters would be keys, not text.
 func (p *PromptRecord) text(s string) Refusal {
-	control := func(r rune) bool { return r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 }
+	control := func(r rune) bool { // or no UTF-8
+		return r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 || r == '\uFFFD'
+	}
 	limit := cmp.Or(p.MaxLength, maxText)
 	return cmp.Or(refuse(len(s) > limit, fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit)),
-		refuse(!utf8.ValidString(s) || strings.ContainsFunc(s, control), "the answer has control characters in it"))
+		refuse(strings.ContainsFunc(s, control), "the answer has control characters in it"))
 }
 
 /* ----- following ----- */
@@ -816,7 +793,7 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 	out, seen := make(chan Record), map[string]time.Time{}
 	look := func() (recs []Record, wake <-chan struct{}) { // wake: closed by the next change
 		s.begin() // it fails for everybody, and others tell of it
-		defer s.end()
+		defer s.log.release()
 		add := func(r Record, of string) {
 			if h := r.head(); of == sessionID && h.At.After(seen[h.key()]) {
 				recs, seen[h.key()] = append(recs, r), h.At
@@ -845,11 +822,11 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 				case <-ctx.Done():
 				}
 			}
-			wait := cmp.Or(when(changed != nil, 5*time.Second), when(fast != nil && fast(), 50*time.Millisecond))
+			often := when(fast != nil && fast(), 50*time.Millisecond)
 			select {
 			case <-wake:
 			case <-changed:
-			case <-time.After(cmp.Or(wait, 500*time.Millisecond)):
+			case <-time.After(cmp.Or(when(changed != nil, 5*time.Second), often, 500*time.Millisecond)):
 			case <-ctx.Done():
 			}
 		}
@@ -858,20 +835,12 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 	return out
 }
 
-// keep tells whether a compaction keeps the record.
+// keep tells whether a compaction keeps the record: it is alive, or not old.
 func (s *Store) keep(r Record) bool {
-	age := s.now().Sub(r.head().At)
-	switch r := r.(type) {
-	case *MetaRecord:
-		return true
-	case *UpdateRecord, *InputRecord:
-		return age < updateLife
-	case *SessionRecord:
-		return age < s.Retention || r.Status == "active"
-	case *PromptRecord:
-		return age < s.Retention || !r.over() && s.view.active(r.SessionID)
-	}
-	return age < s.Retention
+	h, p := r.head(), cmp.Or(s.view.Prompts[r.head().ID], &PromptRecord{})
+	alive := map[string]bool{"meta": true, "session": s.view.active(h.ID), "prompt": !p.over() && s.view.active(p.SessionID)}
+	life := map[string]time.Duration{"update": updateLife, "input": updateLife}
+	return alive[h.Rec] || s.now().Sub(h.At) < cmp.Or(life[h.Rec], s.Retention)
 }
 
 // compact puts a file in place that holds only what is worth keeping. After an error the old file is still the state.
