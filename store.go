@@ -1,7 +1,6 @@
 // The store keeps state.jsonl: every session, question and answer, shared by all atlasbridge processes. A line is one
 // record after a change, the last with a rec and id is the truth; crc is the CRC-32C of the line without its crc member
-// and newline, times are RFC 3339 in UTC with microseconds. Every change of a status is followed by its entry in
-// audit.log, in the same order; the chain's head is kept here.
+// and newline. Every change of a status is followed by its entry in audit.log, whose chain's head is kept here.
 //
 // The lock on state.lock (never renamed) is held from reading what others appended to the fsync of what follows from it.
 // One Update is one write; when it fails the file is cut back, and when that fails too, this process never writes again.
@@ -63,7 +62,7 @@ var next = map[State][]State{
 	Expired:       {Injected, Resolved, Failed},
 }
 
-// Open tells whether the prompt waits for an answer, over whether nothing has to happen to it any more.
+// Open: the prompt waits for an answer. over: nothing has to happen to it any more.
 func (p *PromptRecord) Open() bool { return slices.Contains(next[p.Status], Canceled) }
 func (p *PromptRecord) over() bool { return next[p.Status] == nil || p.Status == Expired }
 
@@ -216,20 +215,18 @@ func (v *View) active(id string) bool {
 	return v.Sessions[id] != nil && v.Sessions[id].Status == "active"
 }
 
-// which are the prompts that want holds for.
+// which are the prompts that want holds for, never nil.
 func (v *View) which(want func(*PromptRecord) bool) []*PromptRecord {
-	return slices.DeleteFunc(slices.Collect(maps.Values(v.Prompts)), func(p *PromptRecord) bool { return !want(p) })
+	all := slices.AppendSeq([]*PromptRecord{}, maps.Values(v.Prompts))
+	return slices.DeleteFunc(all, func(p *PromptRecord) bool { return !want(p) })
 }
 
 // illegal tells why r cannot follow old, which is now the truth about its id.
 func (v *View) illegal(old, r Record) error {
-	was, _ := old.(*SessionRecord)
 	from, _ := old.(*PromptRecord)
 	p, ok := r.(*PromptRecord)
 	rival := func(q *PromptRecord) bool { return q.Status == AwaitingReply && q.SessionID == p.SessionID }
 	switch from = cmp.Or(from, &PromptRecord{}); {
-	case was != nil && was.Status != "active" && r.(*SessionRecord).Status == "active":
-		return errors.New("an ended session cannot be active again")
 	case ok && from.NonceUsed && (!p.NonceUsed || p.Nonce != from.Nonce):
 		return errors.New("a used nonce stays used")
 	case !ok || p.Status == from.Status:
@@ -242,7 +239,6 @@ func (v *View) illegal(old, r Record) error {
 }
 
 /* ----- a file that several processes append to ----- */
-
 // files are the calls that can fail, or be the last of a killed process, in a test.
 type files struct {
 	write    func(*os.File, []byte) (int, error)
@@ -259,13 +255,12 @@ func systemFiles() files {
 // journal is a file of lines that several processes append to.
 type journal struct {
 	files
-	path    string
-	mu      sync.Mutex // held from acquire to release, before the lock between processes
-	lock, f *os.File   // f is nil after a failed write: that descriptor is never written or fsynced again
-	end     int64      // bytes of the file
-	anew    bool       // acquire has opened another file than before
-	known   bool       // the folder's entry of the file is on the disk
-	poison  error      // not nil: what the file ends with is unknown, nothing is written any more
+	path        string
+	mu          sync.Mutex // held from acquire to release, before the lock between processes
+	lock, f     *os.File   // f is nil after a failed write: that descriptor is never written or fsynced again
+	end         int64      // bytes of the file
+	anew, known bool       // acquire has opened another file than before; the folder's entry of it is on the disk
+	poison      error      // not nil: what the file ends with is unknown, nothing is written any more
 }
 
 // acquire waits for the lock and opens the file that the path names. release follows, after an error, too.
@@ -314,28 +309,25 @@ func (j *journal) append(b []byte, durable bool) (err error) {
 	return cmp.Or(j.poison, err)
 }
 
-// create writes b durably to a file that is named like the journal plus suffix.
+// create writes b durably to a file that is named like the journal plus suffix; aside copies the bytes from at on to a
+// file of their own, cut moves them there.
 func (j *journal) create(suffix string, b []byte) error {
 	f, err := openPrivate(j.path+suffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)
 	defer f.Close()
 	return cmp.Or(err, (&journal{files: j.files, path: j.path, f: f}).append(b, true))
 }
-
-// aside copies the bytes from at on to a file of their own, cut moves them there.
 func (j *journal) aside(why string, at int64) error {
 	b, err := io.ReadAll(io.NewSectionReader(j.f, at, j.end-at))
 	return cmp.Or(err, j.create("."+why+"-"+time.Now().UTC().Format(fileStamp), b))
 }
-func (j *journal) cut(at int64) error {
-	err := j.aside("torn", at)
-	if err == nil {
+func (j *journal) cut(at int64) (err error) {
+	if err = j.aside("torn", at); err == nil {
 		err, j.end = j.truncate(j.f, at), at
 	}
 	return err
 }
 
 /* ----- opening and reading ----- */
-
 // Store is the shared state. Its methods may be called from any goroutine.
 type Store struct {
 	Dir             string
@@ -351,8 +343,6 @@ type Store struct {
 	trouble         error         // what keeps the audit log or the compaction from working
 	held, secrets   sync.Map      // our locks by name: *os.File; what was given and not yet taken by prompt: string
 }
-
-func (s *Store) Audit() *Audit { return s.audit }
 
 // openStore opens or creates the state in dir, private to the user.
 func openStore(dir string) (*Store, error) { return openStoreWith(dir, systemFiles()) }
@@ -373,6 +363,7 @@ func openStoreWith(dir string, sys files) (*Store, error) {
 	}
 	return s, nil
 }
+func (s *Store) Audit() *Audit { return s.audit }
 
 // Close gives back files and locks; nothing is left to be written.
 func (s *Store) Close() {
@@ -458,7 +449,7 @@ func (s *Store) take(b []byte) (err error) {
 		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a torn end of %d bytes was moved aside", torn))
 		err = s.log.cut(s.read)
 	}
-	if first {
+	if first { // what is to be forgotten goes with the next write
 		old := func(r Record) bool { return s.now().Sub(r.head().At) > s.Retention && !s.keep(r) }
 		stale := slices.ContainsFunc(slices.Collect(maps.Values(s.view.records)), old)
 		s.compactAt = when(!stale, max(compactMin, int64(compactFactor*live)))
@@ -520,7 +511,6 @@ func (l *stateLine) decode(text []byte) {
 }
 
 /* ----- changing ----- */
-
 // Update runs fn, which must not call the Store, on the current state under the lock and makes what it returns durable in
 // its order, all or nothing; an UpdateRecord comes last, for only what is before it may be lost no more. What one update
 // asked for is not recorded again. Audit entries that could not be written are no error, but Trouble.
@@ -629,7 +619,6 @@ func replySource(p *PromptRecord) string {
 }
 
 /* ----- deciding ----- */
-
 // Decision is an answer on its way to a prompt.
 type Decision struct {
 	PromptID, SessionID string // in full, or the first 8 digits; Trusted may leave the session out
@@ -785,25 +774,21 @@ func (p *PromptRecord) text(s string) Refusal {
 }
 
 /* ----- following ----- */
-
 // Follow sends the session's prompt and input records as they are, for a tool's first hook may be faster than us, and as
 // they change, by whichever process, until ctx ends. Where the system does not tell of changes, it looks at 20 Hz when
 // fast() (a question is open), else at 2 Hz.
 func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) <-chan Record {
 	out, seen := make(chan Record), map[string]time.Time{}
 	look := func() (recs []Record, wake <-chan struct{}) { // wake: closed by the next change
-		s.begin() // it fails for everybody, and others tell of it
 		defer s.log.release()
-		add := func(r Record, of string) {
-			if h := r.head(); of == sessionID && h.At.After(seen[h.key()]) {
-				recs, seen[h.key()] = append(recs, r), h.At
+		s.begin() // it fails for everybody, and others tell of it
+		for key, r := range s.view.records {
+			p, _ := r.(*PromptRecord)
+			in, _ := r.(*InputRecord)
+			ours := p != nil && p.SessionID == sessionID || in != nil && in.SessionID == sessionID
+			if at := r.head().At; ours && at.After(seen[key]) {
+				recs, seen[key] = append(recs, r), at
 			}
-		}
-		for _, p := range s.view.Prompts {
-			add(p, p.SessionID)
-		}
-		for _, in := range s.view.Inputs {
-			add(in, in.SessionID)
 		}
 		return slices.SortedFunc(slices.Values(recs), byTime), s.wake
 	}
@@ -863,16 +848,13 @@ func (s *Store) compact() (err error) {
 }
 
 /* ----- locks, and sessions that died ----- */
-
 // HoldSession takes a session's lock, before its record is written: an active session whose lock is free is dead.
 func (s *Store) HoldSession(id string) (release func(), err error) { return s.hold(lockName(id)) }
 
 // TryPoll takes poll.lock if it is free.
 func (s *Store) TryPoll() (release func(), held bool, err error) {
-	if release, err = s.hold("poll.lock"); errors.Is(err, errLocked) {
-		return nil, false, nil
-	}
-	return release, err == nil, err
+	release, err = s.hold("poll.lock")
+	return release, err == nil, when(!errors.Is(err, errLocked), err)
 }
 
 // hold takes the lock of that name in the state folder. The pid in the file is for people and status only.
@@ -882,8 +864,7 @@ func (s *Store) hold(name string) (release func(), err error) {
 		f.Close()
 		return nil, fmt.Errorf("locking %s: %w", name, err)
 	}
-	f.Truncate(0)
-	fmt.Fprintln(f, os.Getpid())
+	f.WriteAt(fmt.Appendf(nil, "%-10d\n", os.Getpid()), 0)
 	s.held.Store(name, f)
 	return func() {
 		s.held.Delete(name)
@@ -899,10 +880,8 @@ func (s *Store) holder(name string) int {
 	f, err := os.OpenFile(filepath.Join(s.Dir, name), os.O_RDWR, 0)
 	defer f.Close()
 	fmt.Fscan(f, &pid)
-	if err = cmp.Or(err, lockFile(f, false)); err == nil || errors.Is(err, os.ErrNotExist) {
-		return 0
-	}
-	return pid
+	free := errors.Is(err, os.ErrNotExist) || cmp.Or(err, lockFile(f, false)) == nil
+	return when(!free, pid)
 }
 func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
 func lockName(session string) string  { return "sessions/" + session + ".lock" }
@@ -919,13 +898,11 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 				os.Remove(filepath.Join(s.Dir, lockName(id)))
 			}
 		}
-		for _, p := range v.Prompts {
-			if q := *p; dead[p.SessionID] && !p.over() {
-				q.Status, q.NonceUsed = Failed, true
-				q.Reason = map[bool]string{true: "the session ended before it was answered",
-					false: "the session ended: whether the answer was typed is uncertain"}[p.Open()]
-				prompts, recs = append(prompts, &q), append(recs, &q)
-			}
+		for _, p := range v.which(func(p *PromptRecord) bool { return dead[p.SessionID] && !p.over() }) {
+			q := *p
+			q.Status, q.NonceUsed, q.Reason = Failed, true, cmp.Or(when(p.Open(), "the session ended before it was answered"),
+				"the session ended: whether the answer was typed is uncertain")
+			prompts, recs = append(prompts, &q), append(recs, &q)
 		}
 		return recs, nil
 	})
@@ -955,9 +932,7 @@ func (c *command) withState(do func(*Store) int) int {
 		return c.fail(err)
 	}
 	defer s.Close()
-	for _, note := range s.notes {
-		fmt.Fprintln(c.stderr, "atlasbridge:", note)
-	}
+	fmt.Fprint(c.stderr, strings.Join(mapped(s.notes, func(n string) string { return "atlasbridge: " + n + "\n" }), ""))
 	return do(s)
 }
 
@@ -981,10 +956,7 @@ func (c *command) status(s *Store) int {
 		Open  int  `json:"open_prompts"`
 		Polls bool `json:"polls"` // listens to Telegram for all sessions
 	}
-	poller, now, rows, open := s.holder("poll.lock"), time.Now(), []row{}, map[string]int{}
-	for _, p := range s.view.Prompts {
-		open[p.SessionID] += when(p.Open(), 1)
-	}
+	poller, now, rows := s.holder("poll.lock"), time.Now(), []row{}
 	about := when(poller != 0, [][]string{{fmt.Sprintf("process %d listens to Telegram", poller)}})
 	for id, r := range s.view.Sessions {
 		q := *r
@@ -992,7 +964,8 @@ func (c *command) status(s *Store) int {
 			q.Status, q.Activity = "crashed", ""
 		}
 		if q.Status == "active" || c.opts.on("all") {
-			rows = append(rows, row{&q, open[id], poller > 0 && q.Wrapper == poller})
+			open := s.view.which(func(p *PromptRecord) bool { return p.Open() && p.SessionID == id })
+			rows = append(rows, row{&q, len(open), poller > 0 && q.Wrapper == poller})
 		}
 		if q.Status != "active" && q.PIDStart != 0 && processStart(q.PID) == q.PIDStart {
 			orphan := fmt.Sprintf("session %s is over but its process still runs: kill %d", shortID(id), q.PID)
@@ -1013,16 +986,17 @@ func (c *command) status(s *Store) int {
 
 func cmdApprovals(c *command) int {
 	return c.withState(func(s *Store) int {
-		open, table := []*PromptRecord{}, [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
-		byExpiry := func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) }
-		for _, p := range slices.SortedFunc(maps.Values(s.view.Prompts), byExpiry) {
-			if left := time.Until(p.ExpiresAt); p.Open() && s.view.active(p.SessionID) && left > 0 {
-				r, question := s.view.Sessions[p.SessionID], strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")
-				open, table = append(open, p), append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16),
-					span(left), clip(p.takes(), 24), question})
-			}
-		}
-		return c.list(open, table, "no open questions")
+		open := s.view.which(func(p *PromptRecord) bool {
+			return p.Open() && s.view.active(p.SessionID) && time.Until(p.ExpiresAt) > 0
+		})
+		slices.SortFunc(open, func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
+		table := mapped(open, func(p *PromptRecord) []string {
+			r, question := s.view.Sessions[p.SessionID], strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")
+			return []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)),
+				clip(p.takes(), 24), question}
+		})
+		head := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
+		return c.list(open, append(head, table...), "no open questions")
 	})
 }
 
