@@ -2,12 +2,12 @@
 // record after a change, the last with a rec and id is the truth; crc is the CRC-32C of the line without its crc member
 // and newline. Every change of a status is followed by its entry in audit.log, whose chain's head is kept here.
 //
-// The lock on state.lock (never renamed) is held from reading what others appended to the fsync of what follows from it.
-// One Update is one write; when it fails the file is cut back, and when that fails too, this process never writes again.
-// A power cut can keep only the beginning of a write: a torn line is moved to state.jsonl.torn-TIME, and the lines before
-// it do no harm: a Telegram update is written after what it led to, and what comes again is not done twice. A damaged line
-// elsewhere stays, is reported, and fails its question; the compaction that drops it first copies the file to
-// state.jsonl.backup-TIME. Compaction renames a new file into place; others notice that and read it anew.
+// The lock on state.lock (never renamed) is held from reading what others appended to the fsync of what follows. One
+// Update is one write; when it fails the file is cut back, and when that fails too, this process never writes again. A
+// power cut can keep only the beginning of a write: a torn line is moved to state.jsonl.torn-TIME, those before it do no
+// harm: a Telegram update is written after what it led to, and what comes again is not done twice. A damaged line stays,
+// is reported, and fails its question; the compaction that drops it first copies the file to state.jsonl.backup-TIME.
+// Compaction renames a new file into place; others notice that and read it anew.
 package main
 
 import (
@@ -37,7 +37,7 @@ import (
 const (
 	schemaVersion, compactMin = 1, 1 << 20             // bytes: a smaller file opens within 3 ms (measured)
 	compactFactor, retention  = 3, 30 * 24 * time.Hour // times what would be kept; default of retention_days
-	updateLife                = 48 * time.Hour         // twice the 24 h of https://core.telegram.org/bots/api#getting-updates
+	updateLife                = 48 * time.Hour         // twice that of https://core.telegram.org/bots/api#getting-updates
 	decisionsLimit, maxText   = 10, 200                // answers by phone per session and minute; bytes of a text answer
 	crcMember, damaged        = len(`,"crc":"00000000"}` + "\n"), "its record in the state file is damaged"
 )
@@ -72,7 +72,6 @@ type Record interface {
 	put(*View)
 }
 
-// Head is what every record begins with.
 type Head struct {
 	V   int       `json:"v"`
 	Rec string    `json:"rec"`
@@ -291,7 +290,7 @@ func (j *journal) append(b []byte, durable bool) (err error) {
 	if err = j.poison; err == nil && !j.known {
 		err = j.syncDir(filepath.Dir(j.path))
 	}
-	if j.known = err == nil; err != nil {
+	if j.known = err == nil; !j.known {
 		return err
 	}
 	if _, err = j.write(j.f, b); err == nil && durable {
@@ -358,14 +357,22 @@ func openStoreWith(dir string, sys files) (*Store, error) {
 	if err == nil && s.older {
 		err = s.compact()
 	}
-	if err != nil {
-		return nil, fmt.Errorf("opening the state: %w", err)
-	}
-	return s, nil
+	return s, err
 }
-func (s *Store) Audit() *Audit { return s.audit }
 
-// Close gives back files and locks; nothing is left to be written.
+// Audit is the log that every change goes to. Trouble is what keeps the store from its duties at present. View is the
+// state as it is now; where it cannot be read any more, as it was, with an error. Close gives back files and locks.
+func (s *Store) Audit() *Audit { return s.audit }
+func (s *Store) Trouble() error {
+	s.log.mu.Lock()
+	defer s.log.mu.Unlock()
+	return cmp.Or(s.log.poison, s.trouble)
+}
+func (s *Store) View() (*View, error) {
+	defer s.log.release()
+	err := s.begin()
+	return viewOf(s.view.records), err
+}
 func (s *Store) Close() {
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
@@ -388,20 +395,6 @@ func (s *Store) begin() error {
 		return err
 	}
 	return s.take(b)
-}
-
-// View is the state as it is now. Where it cannot be read any more, it is as it was, with an error.
-func (s *Store) View() (*View, error) {
-	defer s.log.release()
-	err := s.begin()
-	return viewOf(s.view.records), err
-}
-
-// Trouble is what keeps the store from its duties at present, nil when nothing does.
-func (s *Store) Trouble() error {
-	s.log.mu.Lock()
-	defer s.log.mu.Unlock()
-	return cmp.Or(s.log.poison, s.trouble)
 }
 
 // take brings the view up to the last complete line in b, and s.read behind it. Every line is checked, the last sound
@@ -457,15 +450,9 @@ func (s *Store) take(b []byte) (err error) {
 	return err
 }
 
-// seal is what ends a line: its checksum.
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-func seal(open []byte) string {
-	return fmt.Sprintf(`,"crc":"%08x"}`+"\n", crc32.Update(crc32.Checksum(open, castagnoli), castagnoli, []byte("}")))
-}
-
 // stamps finds the times that encoding/json wrote, without the zeros at their end; marshal gives them six decimals.
 var stamps = regexp.MustCompile(`at":"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"`)
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 func marshal(v any) ([]byte, error) {
 	var b bytes.Buffer
@@ -478,17 +465,20 @@ func marshal(v any) ([]byte, error) {
 	}), err
 }
 
-// encode is the line of a record; a stateLine is one of the file: its record, once decoded, or what is wrong with it.
+// encode is the line of a record, seal the checksum at its end. A stateLine is one of the file, as far as it is known.
 func encode(r Record) ([]byte, error) {
 	b, err := marshal(r)
 	b = bytes.TrimSuffix(b, []byte("}"))
 	return append(b, seal(b)...), err
 }
+func seal(open []byte) string {
+	return fmt.Sprintf(`,"crc":"%08x"}`+"\n", crc32.Update(crc32.Checksum(open, castagnoli), castagnoli, []byte("}")))
+}
 
 type stateLine struct {
-	Head   // as far as it can be read, even of a damaged line
-	record Record
-	err    error
+	Head          // as it can be read, even of a damaged line
+	record Record // once decoded
+	err    error  // what is wrong with it
 }
 
 // parse checks a line and reads its beginning: {"v":1,"rec":"prompt","id":"…","at":"…
@@ -496,10 +486,8 @@ func parse(text []byte) (l stateLine) {
 	open := text[:max(0, len(text)-crcMember)]
 	f := append(strings.SplitN(string(text[:min(len(text), 200)]), `"`, 11), make([]string, 10)...)
 	l.V, _ = strconv.Atoi(strings.Trim(f[2], ":,"))
-	if l.Rec, l.ID = f[5], f[9]; string(text[len(open):]) != seal(open) {
+	if l.Rec, l.ID = f[5], f[9]; string(text[len(open):]) != seal(open) || l.V <= schemaVersion && kinds[l.Rec] == nil {
 		l.err = errors.New("its checksum does not match")
-	} else if l.V <= schemaVersion && kinds[l.Rec] == nil {
-		l.err = errors.New("it is not a record")
 	}
 	return l
 }
@@ -511,9 +499,8 @@ func (l *stateLine) decode(text []byte) {
 }
 
 /* ----- changing ----- */
-// Update runs fn, which must not call the Store, on the current state under the lock and makes what it returns durable in
-// its order, all or nothing; an UpdateRecord comes last, for only what is before it may be lost no more. What one update
-// asked for is not recorded again. Audit entries that could not be written are no error, but Trouble.
+// Update runs fn, which must not call the Store, on the current state under the lock and makes what it returns durable,
+// in that order (an UpdateRecord comes last), all or nothing. Audit entries that cannot be written are only Trouble.
 func (s *Store) Update(fn func(*View) ([]Record, error)) error {
 	var events []Event
 	err := s.begin()
@@ -530,10 +517,14 @@ func (s *Store) Update(fn func(*View) ([]Record, error)) error {
 	return nil
 }
 
-// write appends what a change made. When it returns without error, the records are in the file, and the audit log owes
-// the events. The chain's head alone is not fsynced: should it be lost, the next will do.
+// write appends what a change made, but for what an update asks for again: a power cut lost its own record. When it
+// returns without error, the audit log owes the events. The chain's head is not fsynced: if lost, the next will do.
 func (s *Store) write(recs []Record, err error) (events []Event, _ error) {
-	recs = slices.DeleteFunc(recs, s.view.repeats)
+	recs = slices.DeleteFunc(recs, func(r Record) bool {
+		in, ok := r.(*InputRecord)
+		same := func(was *InputRecord) bool { return was.UpdateID == in.UpdateID && was.ID != in.ID }
+		return ok && in.UpdateID != 0 && slices.ContainsFunc(slices.Collect(maps.Values(s.view.Inputs)), same)
+	})
 	if err != nil || len(recs) == 0 {
 		return nil, err
 	}
@@ -563,13 +554,6 @@ func (s *Store) write(recs []Record, err error) (events []Event, _ error) {
 		s.compact() // what fails of it is Trouble
 	}
 	return events, nil
-}
-
-// repeats tells whether r is what an update asked for that did so before: a power cut lost its own record.
-func (v *View) repeats(r Record) bool {
-	in, ok := r.(*InputRecord)
-	return ok && in.UpdateID != 0 && slices.ContainsFunc(slices.Collect(maps.Values(v.Inputs)),
-		func(was *InputRecord) bool { return was.UpdateID == in.UpdateID && was.ID != in.ID })
 }
 
 // noteHead keeps the audit chain's head in the state; err is why an entry is not in the chain.
@@ -621,12 +605,11 @@ func replySource(p *PromptRecord) string {
 /* ----- deciding ----- */
 // Decision is an answer on its way to a prompt.
 type Decision struct {
-	PromptID, SessionID string // in full, or the first 8 digits; Trusted may leave the session out
-	Nonce               string // 32 hex, or the first 16 as callback data carries them
-	Value               string // a choice's key, "1,3" for several, "enter" "esc" "cancel" "default", "deny:reason", or text
-	By                  string // telegram:<id>, cli:local, cli:answer, auto:timeout, hook:<tool>
-	UpdateID            int64
-	Trusted             bool // by the keyboard, timeout or answer command: no nonce to show
+	PromptID, SessionID, Nonce string // from the first 8 digits on, the nonce 16; Trusted may leave the session out
+	Value                      string // a choice's key, "1,3", "enter" "esc" "cancel" "default", "deny:reason", or text
+	By                         string // telegram:<id>, cli:local, cli:answer, auto:timeout, hook:<tool>
+	UpdateID                   int64
+	Trusted                    bool // by the keyboard, timeout or answer command: no nonce to show
 }
 
 // Refusal is why a decision changed nothing: "" accepted, else one of the sentences a person reads.
@@ -634,7 +617,8 @@ type Refusal string
 
 func refuse(holds bool, why string) Refusal { return when(holds, Refusal(why)) }
 
-// Decide gives a prompt its answer, on the disk, if it is the first and all guards hold; it returns the prompt.
+// Decide gives a prompt its answer, on the disk, if it is the first and all guards hold; it returns the prompt. The
+// answer to a secret is in the memory of this process only, until TakeSecret.
 func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, err error) {
 	err = s.Update(func(v *View) ([]Record, error) {
 		p = *cmp.Or(v.find(d), &PromptRecord{})
@@ -660,8 +644,6 @@ func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, 
 	}
 	return p, why, err
 }
-
-// TakeSecret is the answer to a secret prompt, once. It exists in the memory of this process only.
 func (s *Store) TakeSecret(promptID string) (value string, ok bool) {
 	secret, ok := s.secrets.LoadAndDelete(promptID)
 	value, _ = secret.(string)
@@ -682,8 +664,8 @@ func (v *View) find(d Decision) *PromptRecord {
 
 // guard checks everything about a decision but its value.
 func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refusal {
-	shown := len(d.Nonce) >= 16 && subtle.ConstantTimeCompare([]byte(d.Nonce),
-		[]byte(p.Nonce[:min(len(d.Nonce), len(p.Nonce))])) == 1
+	nonce := []byte(clipBytes(p.Nonce, len(d.Nonce)))
+	shown := len(nonce) >= 16 && subtle.ConstantTimeCompare([]byte(d.Nonce), nonce) == 1
 	phone := func(by *string) bool { return by != nil && strings.HasPrefix(*by, "telegram:") }
 	clock := func(t time.Time) string { return " at " + t.Local().Format(time.TimeOnly) }
 	_, mine := s.held.Load(lockName(p.SessionID))
@@ -732,10 +714,8 @@ func (p *PromptRecord) judge(given string) (*string, Refusal) {
 
 // takes names the answers for a person; answers are the values that one button could send: first the choices' keys.
 func (p *PromptRecord) takes() string { return cmp.Or(strings.Join(p.answers(), " "), "text") }
-func (p *PromptRecord) answers() (out []string) {
-	for _, c := range p.Choices {
-		out = append(out, c.Key)
-	}
+func (p *PromptRecord) answers() []string {
+	out := mapped(p.Choices, func(c Choice) string { return c.Key })
 	unsure, esc := p.ambiguous(), p.Permission || p.SafeDefault != nil && *p.SafeDefault == "esc"
 	for _, word := range strings.Fields("y n enter esc cancel") {
 		fits := unsure && word != "y" && word != "n" || word == "enter" && p.Type == ConfirmEnter || word == "esc" && esc ||
@@ -758,25 +738,21 @@ func (p *PromptRecord) offered(value string) bool {
 	return len(keys) == 1 || p.Multi
 }
 
-// ambiguous tells whether the ambiguity protocol (SPEC section 6) asks: Send Enter, Cancel, or show more.
+// ambiguous tells whether the ambiguity protocol (SPEC section 6) asks: Send Enter, Cancel, or show more. text checks an
+// answer that is typed as it is: control characters would be keys.
 func (p *PromptRecord) ambiguous() bool {
 	return p.Type == Unknown || p.Confidence == "low" || p.Confidence == "medium" && !slices.Contains(p.Signals, "pattern")
 }
-
-// text checks an answer that is typed as it is. Control characters would be keys, not text.
 func (p *PromptRecord) text(s string) Refusal {
-	control := func(r rune) bool { // or no UTF-8
-		return r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 || r == '\uFFFD'
-	}
+	control := func(r rune) bool { return r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 || r == '\uFFFD' }
 	limit := cmp.Or(p.MaxLength, maxText)
 	return cmp.Or(refuse(len(s) > limit, fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit)),
 		refuse(strings.ContainsFunc(s, control), "the answer has control characters in it"))
 }
 
 /* ----- following ----- */
-// Follow sends the session's prompt and input records as they are, for a tool's first hook may be faster than us, and as
-// they change, by whichever process, until ctx ends. Where the system does not tell of changes, it looks at 20 Hz when
-// fast() (a question is open), else at 2 Hz.
+// Follow sends the session's prompts and inputs as they are, for a tool's first hook may be faster than us, and as they
+// change. Where the system does not tell of changes, it looks at 20 Hz when fast() (a question is open), else at 2 Hz.
 func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) <-chan Record {
 	out, seen := make(chan Record), map[string]time.Time{}
 	look := func() (recs []Record, wake <-chan struct{}) { // wake: closed by the next change
@@ -823,7 +799,8 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 // keep tells whether a compaction keeps the record: it is alive, or not old.
 func (s *Store) keep(r Record) bool {
 	h, p := r.head(), cmp.Or(s.view.Prompts[r.head().ID], &PromptRecord{})
-	alive := map[string]bool{"meta": true, "session": s.view.active(h.ID), "prompt": !p.over() && s.view.active(p.SessionID)}
+	open := !p.over() && s.view.active(p.SessionID)
+	alive := map[string]bool{"meta": true, "session": s.view.active(h.ID), "prompt": open}
 	life := map[string]time.Duration{"update": updateLife, "input": updateLife}
 	return alive[h.Rec] || s.now().Sub(h.At) < cmp.Or(life[h.Rec], s.Retention)
 }
@@ -849,15 +826,12 @@ func (s *Store) compact() (err error) {
 
 /* ----- locks, and sessions that died ----- */
 // HoldSession takes a session's lock, before its record is written: an active session whose lock is free is dead.
+// TryPoll takes poll.lock if it is free. The pid in the lock files is for people and status only.
 func (s *Store) HoldSession(id string) (release func(), err error) { return s.hold(lockName(id)) }
-
-// TryPoll takes poll.lock if it is free.
 func (s *Store) TryPoll() (release func(), held bool, err error) {
 	release, err = s.hold("poll.lock")
 	return release, err == nil, when(!errors.Is(err, errLocked), err)
 }
-
-// hold takes the lock of that name in the state folder. The pid in the file is for people and status only.
 func (s *Store) hold(name string) (release func(), err error) {
 	f, err := openPrivate(filepath.Join(s.Dir, name), os.O_RDWR|os.O_CREATE)
 	if err = cmp.Or(err, lockFile(f, false)); err != nil {
@@ -909,14 +883,13 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 	return sessions, prompts, err
 }
 
-// newID is a random UUID (version 4, RFC 9562 section 5.4), newNonce 32 hex digits that nobody can guess.
+// newID is a random UUID (version 4, RFC 9562 section 5.4), newNonce 32 hex digits that nobody can guess, shortID the
+// first 8 hex digits of an id, as shown to people and in callback data.
 func newID() string {
 	x := newNonce()
 	return fmt.Sprintf("%s-%s-4%s-%c%s-%s", x[:8], x[8:12], x[13:16], "89ab"[x[16]&3], x[17:20], x[20:])
 }
-func newNonce() string { return digest([]byte(rand.Text()))[len("sha256:"):][:32] }
-
-// shortID is the first 8 hex digits, as shown to people and in callback data.
+func newNonce() string         { return digest([]byte(rand.Text()))[len("sha256:"):][:32] }
 func shortID(id string) string { return id[:min(8, len(id))] }
 func ref[T any](v T) *T        { return &v }
 
@@ -937,13 +910,12 @@ func (c *command) withState(do func(*Store) int) int {
 }
 
 // list prints records as a table, or as one array with the time format of the files; none says that there are none.
+// span is a duration as people say it, without its seconds from a minute on.
 func (c *command) list(records any, table [][]string, none string) int {
 	array, _ := marshal(records) // plain data: cannot fail
 	fmt.Fprint(c.stderr, when(len(table) == 1 && !c.opts.on("json"), none+"\n"))
 	return c.show(json.RawMessage(array), table)
 }
-
-// span is a duration as people say it, without its seconds from a minute on.
 func span(d time.Duration) string {
 	return regexp.MustCompile(`m\d+s$`).ReplaceAllString(max(d, 0).Truncate(time.Second).String(), "m")
 }
@@ -1020,9 +992,8 @@ func cmdAnswer(c *command) int {
 // Bytes of JSON from the tool, for a written file is in it, and of an excerpt (SPEC section 5).
 const maxHookInput, maxExcerpt = 8 << 20, 200
 
-// hook is one run of `atlasbridge hook`, which the tool starts: it reads the tool's JSON (measured on claude 2.1;
-// codex has the same), stores a prompt for the session, waits for the decision and prints it. Whatever is unparsable,
-// lost, late or killed prints nothing: the tool's own dialog keeps the question.
+// hook is one run of `atlasbridge hook`: the tool's JSON (measured on claude 2.1; codex has the same) becomes a prompt
+// of the session, the decision is printed. Whatever is unparsable, lost, late or killed prints nothing: ask in the tool.
 type hook struct {
 	Event         string          `json:"hook_event_name"`
 	Cwd           string          `json:"cwd"`
@@ -1053,8 +1024,8 @@ func cmdHook(c *command) int {
 		case h.Event == "PermissionRequest" && err == nil:
 			h.life = cfg.PermissionTimeout
 			if decision := h.ask(c.ctx); decision != nil {
-				json.NewEncoder(c.stdout).Encode(map[string]any{"hookSpecificOutput": map[string]any{
-					"hookEventName": h.Event, "decision": decision}})
+				answer := map[string]any{"hookEventName": h.Event, "decision": decision}
+				json.NewEncoder(c.stdout).Encode(map[string]any{"hookSpecificOutput": answer})
 				s.Move(h.last, Injected, nil)
 			}
 		}
@@ -1065,8 +1036,8 @@ func cmdHook(c *command) int {
 
 // toolCall is the audit's entry for one tool call: the arguments by their beginning, redacted.
 func toolCall(session, tool, id string, input json.RawMessage) Event {
-	return Event{"TOOL_CALL", session, "", []Field{{"tool", tool}, {"tool_use_id", id},
-		{"arguments", clip(visible(redact(string(input))), 500)}}}
+	arguments := clip(visible(redact(string(input))), 500)
+	return Event{"TOOL_CALL", session, "", []Field{{"tool", tool}, {"tool_use_id", id}, {"arguments", arguments}}}
 }
 
 // ask returns the decision in claude's form, nil: the dialog has to make it. Claude's own questions get one together.
@@ -1087,9 +1058,8 @@ func (h *hook) ask(ctx context.Context) map[string]any {
 	}
 	for i, q := range input.Questions {
 		number := when(len(input.Questions) > 1, fmt.Sprintf("(%d of %d) ", i+1, len(input.Questions)))
-		p := PromptRecord{Type: MultipleChoice, Question: number + visible(redact(q.Question)), Multi: q.MultiSelect}
-		p.Full, p.Excerpt = p.Question, clip(p.Question, maxExcerpt)
-		labels := []string{",", ", "}
+		text, labels := number+visible(redact(q.Question)), []string{",", ", "}
+		p := PromptRecord{Type: MultipleChoice, Question: text, Full: text, Excerpt: clip(text, maxExcerpt), Multi: q.MultiSelect}
 		for k, o := range q.Options[:min(9, len(q.Options))] {
 			key := fmt.Sprint(k + 1)
 			labels = append(labels, key, o.Label)
@@ -1112,10 +1082,10 @@ func (h *hook) ask(ctx context.Context) map[string]any {
 // wait stores p, follows it to its end and returns the decision; the answer to the tool's own question is its input.
 // It gives up, too, on a signal, and when a session that died did not let the question expire.
 func (h *hook) wait(ctx context.Context, p PromptRecord) map[string]any {
-	ctx, stop := signal.NotifyContext(ctx, endSignals()...)
-	defer stop()
 	ctx, enough := context.WithTimeout(ctx, h.life+time.Minute)
 	defer enough()
+	ctx, stop := signal.NotifyContext(ctx, endSignals()...)
+	defer stop()
 	h.st.Move(h.last, Injected, nil) // of several questions, the one before
 	now := time.Now()
 	p.ID, p.SessionID, p.Source, p.Cwd, p.Nonce, p.Status = newID(), h.session, "hook", h.Cwd, newNonce(), Created
@@ -1156,25 +1126,23 @@ func (h *hook) permissionPrompt() PromptRecord {
 	json.Unmarshal(h.Input, &arg) // what is no text stays empty
 	json.Unmarshal(h.Input, &all)
 	json.Indent(&raw, h.Input, "", "  ")
-	edit, plus, minus := lineDiff(arg["old_string"], arg["new_string"])
-	written, lines, _ := lineDiff("", arg["content"])
+	diff, plus, minus := lineDiff(arg["old_string"], arg["new_string"]+arg["content"]) // of Edit, or of Write
 	known := map[string][2]string{
 		"Bash":         {strings.TrimSuffix("Run this command? ("+clip(arg["description"], 80)+")", " ()"), arg["command"]},
-		"Edit":         {fmt.Sprintf("Edit %s? (+%d −%d)", arg["file_path"], plus, minus), edit},
-		"Write":        {fmt.Sprintf("Write %s? (+%d)", arg["file_path"], lines), written},
+		"Edit":         {fmt.Sprintf("Edit %s? (+%d −%d)", arg["file_path"], plus, minus), diff},
+		"Write":        {fmt.Sprintf("Write %s? (+%d)", arg["file_path"], plus), diff},
 		"WebFetch":     {"Fetch this address?", strings.TrimSpace(arg["url"] + "\n" + arg["prompt"])},
 		"ExitPlanMode": {"Carry out this plan?", arg["plan"]},
 	}[h.Tool]
-	told := "command description file_path old_string new_string content url prompt plan"
-	full := cmp.Or(known[1], raw.String())
+	told := strings.Fields("command description file_path old_string new_string content url prompt plan")
+	question, full := cmp.Or(known[0], "Allow "+h.Tool+"?"), cmp.Or(known[1], raw.String())
 	for _, name := range slices.Sorted(maps.Keys(all)) { // such as Bash's dangerouslyDisableSandbox
-		if value := string(all[name]); known[1] != "" && !slices.Contains(strings.Fields(told), name) && value != "false" {
-			full += "\n" + name + ": " + value
-		}
+		more := known[1] != "" && !slices.Contains(told, name) && string(all[name]) != "false"
+		full += when(more, "\n"+name+": "+string(all[name]))
 	}
 	full = visible(redact(full))
-	p := PromptRecord{Type: MultipleChoice, Question: visible(redact(cmp.Or(known[0], "Allow "+h.Tool+"?"))), Full: full,
-		Excerpt: full, Cut: len(full) > maxExcerpt, Permission: true, SafeDefault: ref("2"),
+	p := PromptRecord{Type: MultipleChoice, Question: visible(redact(question)), Full: full, Excerpt: full,
+		Cut: len(full) > maxExcerpt, Permission: true, SafeDefault: ref("2"),
 		Choices: []Choice{{Key: "1", Label: "Yes", Grants: true, Hook: "allow"}, {Key: "2", Label: "No", Hook: "deny"}}}
 	if p.Cut { // its head and tail: what is dangerous can stand in either
 		half := (maxExcerpt - len(" …(12345678 bytes)… ")) / 2
