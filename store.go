@@ -238,22 +238,12 @@ func (v *View) illegal(old, r Record) error {
 }
 
 /* ----- a file that several processes append to ----- */
-// files are the calls that can fail, or be the last of a killed process, in a test.
-type files struct {
-	write    func(*os.File, []byte) (int, error)
-	sync     func(*os.File) error
-	truncate func(*os.File, int64) error
-	rename   func(from, to string) error
-	syncDir  func(dir string) error
-}
-
-func systemFiles() files {
-	return files{(*os.File).Write, (*os.File).Sync, (*os.File).Truncate, os.Rename, syncDir}
-}
+// files makes a call on f that can fail, or be the last of a killed process, in a test.
+type files func(op string, f *os.File, call func() error) error
 
 // journal is a file of lines that several processes append to.
 type journal struct {
-	files
+	do          files
 	path        string
 	mu          sync.Mutex // held from acquire to release, before the lock between processes
 	lock, f     *os.File   // f is nil after a failed write: that descriptor is never written or fsynced again
@@ -288,32 +278,36 @@ func (j *journal) release() {
 // append adds b at the end. After an error the file is as it was before, or poison is set.
 func (j *journal) append(b []byte, durable bool) (err error) {
 	if err = j.poison; err == nil && !j.known {
-		err = j.syncDir(filepath.Dir(j.path))
+		err = j.do("fsync folder", nil, func() error { return syncDir(filepath.Dir(j.path)) })
 	}
 	if j.known = err == nil; !j.known {
 		return err
 	}
-	if _, err = j.write(j.f, b); err == nil && durable {
-		err = j.sync(j.f)
+	if err = j.do("write", j.f, func() error { return second(j.f.Write(b)) }); err == nil && durable {
+		err = j.do("fsync", j.f, j.f.Sync)
 	}
 	if err == nil {
 		j.end += int64(len(b))
 		return nil
 	}
-	if cut := j.truncate(j.f, j.end); cut != nil {
+	if cut := j.truncate(j.end); cut != nil {
 		j.poison = fmt.Errorf("%w; cutting it off again: %w; nothing is recorded any more", err, cut)
 	}
 	j.f.Close()
 	j.f = nil
 	return cmp.Or(j.poison, err)
 }
+func (j *journal) truncate(at int64) error {
+	return j.do("ftruncate", j.f, func() error { return j.f.Truncate(at) })
+}
+func second(_ int, err error) error { return err }
 
 // create writes b durably to a file that is named like the journal plus suffix; aside copies the bytes from at on to a
 // file of their own, cut moves them there.
 func (j *journal) create(suffix string, b []byte) error {
 	f, err := openPrivate(j.path+suffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)
 	defer f.Close()
-	return cmp.Or(err, (&journal{files: j.files, path: j.path, f: f}).append(b, true))
+	return cmp.Or(err, (&journal{do: j.do, path: j.path, f: f}).append(b, true))
 }
 func (j *journal) aside(why string, at int64) error {
 	b, err := io.ReadAll(io.NewSectionReader(j.f, at, j.end-at))
@@ -321,7 +315,7 @@ func (j *journal) aside(why string, at int64) error {
 }
 func (j *journal) cut(at int64) (err error) {
 	if err = j.aside("torn", at); err == nil {
-		err, j.end = j.truncate(j.f, at), at
+		err, j.end = j.truncate(at), at
 	}
 	return err
 }
@@ -344,11 +338,13 @@ type Store struct {
 }
 
 // openStore opens or creates the state in dir, private to the user.
-func openStore(dir string) (*Store, error) { return openStoreWith(dir, systemFiles()) }
-func openStoreWith(dir string, sys files) (*Store, error) {
+func openStore(dir string) (*Store, error) {
+	return openStoreWith(dir, func(_ string, _ *os.File, call func() error) error { return call() })
+}
+func openStoreWith(dir string, do files) (*Store, error) {
 	s := &Store{Dir: dir, Retention: retention, now: time.Now, view: viewOf(nil), wake: make(chan struct{}),
-		log: &journal{files: sys, path: filepath.Join(dir, "state.jsonl")}}
-	s.audit = &Audit{log: &journal{files: sys, path: filepath.Join(dir, "audit.log")}, note: s.noteHead}
+		log: &journal{do: do, path: filepath.Join(dir, "state.jsonl")}}
+	s.audit = &Audit{log: &journal{do: do, path: filepath.Join(dir, "audit.log")}, note: s.noteHead}
 	err := cmp.Or(secureDir(dir), secureDir(filepath.Join(dir, "sessions")))
 	if err == nil {
 		err = s.begin()
@@ -715,16 +711,10 @@ func (p *PromptRecord) judge(given string) (*string, Refusal) {
 // takes names the answers for a person; answers are the values that one button could send: first the choices' keys.
 func (p *PromptRecord) takes() string { return cmp.Or(strings.Join(p.answers(), " "), "text") }
 func (p *PromptRecord) answers() []string {
-	out := mapped(p.Choices, func(c Choice) string { return c.Key })
 	unsure, esc := p.ambiguous(), p.Permission || p.SafeDefault != nil && *p.SafeDefault == "esc"
-	for _, word := range strings.Fields("y n enter esc cancel") {
-		fits := unsure && word != "y" && word != "n" || word == "enter" && p.Type == ConfirmEnter || word == "esc" && esc ||
-			len(word) == 1 && p.Type == YesNo && len(p.Choices) == 0
-		if fits && !slices.Contains(out, word) {
-			out = append(out, word)
-		}
-	}
-	return out
+	words := when(p.Type == YesNo && len(p.Choices) == 0, "y n ") + when(unsure || p.Type == ConfirmEnter, "enter ") +
+		when(unsure || esc, "esc ") + when(unsure, "cancel")
+	return slices.Compact(append(mapped(p.Choices, func(c Choice) string { return c.Key }), strings.Fields(words)...))
 }
 
 // offered tells whether the value is one that a button could have sent, or several choices.
@@ -816,7 +806,7 @@ func (s *Store) compact() (err error) {
 		err = s.log.aside("backup", 0)
 	}
 	if err = cmp.Or(err, s.log.create(".new", out)); err == nil {
-		err = s.log.rename(s.log.path+".new", s.log.path)
+		err = s.log.do("rename", nil, func() error { return os.Rename(s.log.path+".new", s.log.path) })
 	}
 	if err != nil {
 		s.trouble, s.compactAt = fmt.Errorf("compacting the state: %w", err), 2*s.read
