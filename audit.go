@@ -3,9 +3,8 @@
 //
 //	{"seq":1,"ts":"…Z","event":"…","session_id":"…","prompt_id":"…", …,"prev_hash":"genesis","hash":"sha256:…"}
 //
-// The hash is that of the line without its hash member: jq -cj 'del(.hash)' | sha256sum. That the tail was not cut, nor
-// all of it written anew, show the heads that the state and the phone keep. The log is never rewritten, but for a torn
-// last line, whose bytes are moved aside. Answers typed as text are in it as length and SHA-256, secrets not at all.
+// The hash is that of the line without its hash member: jq -cj 'del(.hash)' | sha256sum. The heads that the state and the
+// phone keep show that no tail was cut, nor all written anew. Answers typed as text are in it as length and SHA-256.
 package main
 
 import (
@@ -35,9 +34,7 @@ type Audit struct {
 	log  *journal
 	note func(seq int64, hash string, err error) // tells the state the new head, or why an entry is missing
 }
-
-// Event is one entry before it is chained: Fields keep their order; values are string, bool, nil or integer.
-type Event struct {
+type Event struct { // one entry before it is chained; values are string, bool, nil or integer
 	Name, SessionID, PromptID string
 	Fields                    []Field
 }
@@ -46,10 +43,8 @@ type Field struct {
 	Value any
 }
 
-// Append chains and writes one entry durably.
+// Append chains and writes one entry durably. Head is the last entry's number and hash, 0 and "genesis" without one.
 func (a *Audit) Append(e Event) error { return a.commit(a.log.acquire(), e) }
-
-// Head is the last entry's number and hash, 0 and "genesis" when there is none.
 func (a *Audit) Head() (seq int64, hash string, err error) {
 	defer a.log.release()
 	if err = a.log.acquire(); err == nil {
@@ -58,8 +53,7 @@ func (a *Audit) Head() (seq int64, hash string, err error) {
 	return seq, hash, err
 }
 
-// commit appends the events in one write and one fsync and releases the log; err is what its acquire returned. Ids not
-// known are left out, and what would not read back is not written.
+// commit appends the events in one write, without ids not known, and releases the log; err is its acquire's.
 func (a *Audit) commit(err error, events ...Event) error {
 	seq, hash, out := int64(0), "", []byte(nil)
 	if err == nil {
@@ -79,9 +73,9 @@ func (a *Audit) commit(err error, events ...Event) error {
 		}
 		fields = append(fields, Field{"prev_hash", hash})
 		hash = digest(canonical(fields))
-		line := canonical(append(fields, Field{"hash", hash}))
+		line := append(canonical(append(fields, Field{"hash", hash})), '\n')
 		_, bad := parseEntry(line)
-		err, out = cmp.Or(err, bad), append(append(out, line...), '\n')
+		err, out = cmp.Or(err, bad), append(out, line...)
 	}
 	if err == nil {
 		err = a.log.append(out, true)
@@ -91,12 +85,11 @@ func (a *Audit) commit(err error, events ...Event) error {
 	return err
 }
 
-// last reads the last entry. Bytes after the last newline are a write that a crash cut short: nobody was told
-// that it succeeded, and they are moved aside.
+// last reads the last entry. Bytes after the last newline are a write that a crash cut short: they are moved aside.
 func (a *Audit) last() (seq int64, hash string, err error) {
 	tail := make([]byte, min(a.log.end, maxEntry))
 	_, err = a.log.f.ReadAt(tail, a.log.end-int64(len(tail)))
-	lines := bytes.Split(tail, []byte("\n"))
+	lines := bytes.SplitAfter(tail, []byte("\n"))
 	if torn := int64(len(lines[len(lines)-1])); err == nil && 0 < torn && torn < maxEntry {
 		err = a.log.cut(a.log.end - torn)
 	}
@@ -112,8 +105,7 @@ func (a *Audit) last() (seq int64, hash string, err error) {
 	return seq, hash, nil
 }
 
-// asJQ turns what encoding/json writes into what jq 1.6 to 1.8 print (TestAuditEveryCodePoint), U+FFFD for no UTF-8.
-// An escaped backslash comes first, for what follows it is text.
+// asJQ turns what encoding/json writes into what jq 1.6 to 1.8 print. What follows an escaped backslash is text.
 var asJQ = strings.NewReplacer(`\\`, `\\`, `\u2028`, "\u2028", `\u2029`, "\u2029", `\ufffd`, "\ufffd", "\x7f", `\u007f`)
 
 // canonical is the object with these members as jq -c prints it; nothing stands for a value that JSON does not know.
@@ -149,8 +141,8 @@ func parseEntry(line []byte) (fields []Field, err error) {
 	}
 	last := len(fields) - 1
 	if last < 2 || fields[0].Name != "seq" || fields[last-1].Name != "prev_hash" || fields[last].Name != "hash" ||
-		!bytes.Equal(canonical(fields), line) {
-		return nil, errors.New("its bytes are not what jq -c prints for an entry")
+		!bytes.Equal(append(canonical(fields), '\n'), line) {
+		return nil, errors.New("its bytes are not what jq -c prints for an entry, or were cut short")
 	}
 	return fields, nil
 }
@@ -159,8 +151,7 @@ var promptEvents = map[State]string{Created: "PROMPT_DETECTED", AwaitingReply: "
 	ReplyReceived: "REPLY_RECEIVED", Injected: "REPLY_INJECTED", Resolved: "PROMPT_RESOLVED", Expired: "PROMPT_EXPIRED",
 	Canceled: "PROMPT_CANCELED"}
 
-// auditEvents is what the change from old (nil: none) to r means for the audit log. The store calls it for every
-// record that it appends, so that no caller can forget an entry.
+// auditEvents is what the change from old (nil: none) to r, any that the store appends, means for the audit log.
 func auditEvents(old, r Record) []Event {
 	s, ok := r.(*SessionRecord)
 	before, _ := old.(*SessionRecord)
@@ -204,20 +195,15 @@ type Verdict struct {
 func verify(log []byte, heads ...string) Verdict {
 	v, missing := Verdict{Hash: genesis, Heads: append([]string{}, heads...)}, slices.Clone(heads)
 	for line := range bytes.Lines(log) {
-		text, whole := bytes.CutSuffix(line, []byte("\n"))
-		fields, bad := parseEntry(text)
+		fields, bad := parseEntry(line)
 		last := len(fields) - 1
 		switch v.Line = v.Entries + 1; {
-		case !whole:
-			v.Reason = "the line is not complete: a write or the file was cut short"
 		case bad != nil:
 			v.Reason = bad.Error()
 		case fields[0].Value != v.Line:
 			v.Reason = fmt.Sprintf("seq is %v, not %d: entries removed, inserted or reordered", fields[0].Value, v.Line)
-		case fields[last-1].Value != v.Hash:
-			v.Reason = "prev_hash is not the hash of the entry before"
-		case fields[last].Value != digest(canonical(fields[:last])):
-			v.Reason = "hash does not match: the entry was changed"
+		case fields[last-1].Value != v.Hash, fields[last].Value != digest(canonical(fields[:last])):
+			v.Reason = "a hash does not match: this entry was changed, or the one before"
 		default:
 			v.Entries, v.Hash = v.Line, fmt.Sprint(fields[last].Value)
 			missing = slices.DeleteFunc(missing, func(h string) bool { return h == fmt.Sprintf("%d:%s", v.Line, v.Hash) })
@@ -278,14 +264,15 @@ func cmdAudit(c *command) int {
 
 func cmdLogs(c *command) int {
 	dir, err := stateDir(c.getenv)
-	for at, more := int64(0), true; more && err == nil; more = c.opts.on("tail") && sleep(c.ctx, 200*time.Millisecond) == nil {
+	again := func() bool { return c.opts.on("tail") && sleep(c.ctx, 200*time.Millisecond) == nil }
+	for at, more := int64(0), true; more && err == nil; more = again() {
 		f, missing := os.Open(filepath.Join(dir, "audit.log"))
 		err = when(!os.IsNotExist(missing), missing) // else nothing has happened yet
 		fresh, _ := io.ReadAll(io.NewSectionReader(f, at, 1<<62))
 		f.Close()
 		for line := range bytes.Lines(fresh[:bytes.LastIndexByte(fresh, '\n')+1]) {
 			at += int64(len(line))
-			c.printEntry(line[:len(line)-1])
+			c.printEntry(line)
 		}
 	}
 	if err != nil {
@@ -312,11 +299,11 @@ func (c *command) printEntry(line []byte) {
 	}
 	text := fmt.Sprintf("%q", fmt.Sprintf("%.19s %-8s %-17s %s%s", member["ts"], shortID(member["session_id"]),
 		member["event"], shortID(member["prompt_id"]), rest))
-	text = text[1 : len(text)-1]
+	text = text[1:len(text)-1] + "\n"
 	if c.opts.on("json") {
 		text = c1.ReplaceAllStringFunc(string(line), func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) })
 	}
 	if strings.HasPrefix(member["session_id"], c.opts.text("session")) {
-		fmt.Fprintln(c.stdout, text)
+		fmt.Fprint(c.stdout, text)
 	}
 }

@@ -1,13 +1,12 @@
-// The store keeps state.jsonl: every session, question and answer, shared by all atlasbridge processes. A line is one
-// record after a change, the last with a rec and id is the truth; crc is the CRC-32C of the line without its crc member
-// and newline. Every change of a status is followed by its entry in audit.log, whose chain's head is kept here.
+// The store keeps state.jsonl: every session, question and answer, for all atlasbridge processes. A line is one record
+// after a change, the last with a rec and id is the truth; crc is the CRC-32C of the line without its crc member and
+// newline. state.lock (never renamed) is held from reading what others appended to the fsync of what follows from it.
 //
-// The lock on state.lock (never renamed) is held from reading what others appended to the fsync of what follows. One
-// Update is one write; when it fails the file is cut back, and when that fails too, this process never writes again. A
-// power cut can keep only the beginning of a write: a torn line is moved to state.jsonl.torn-TIME, those before it do no
-// harm: a Telegram update is written after what it led to, and what comes again is not done twice. A damaged line stays,
-// is reported, and fails its question; the compaction that drops it first copies the file to state.jsonl.backup-TIME.
-// Compaction renames a new file into place; others notice that and read it anew.
+// One Update is one write; when it fails the file is cut back, and when that fails too, this process never writes again.
+// A power cut can keep only the beginning of a write: a torn line is moved to state.jsonl.torn-TIME, those before it do no
+// harm, for a Telegram update is written after what it led to, and what comes again is not done twice. A damaged line
+// stays, is reported, and fails its question. Compaction renames a new file into place, which others notice and read; a
+// file with damage, or of an earlier schema, is first copied to state.jsonl.backup-TIME.
 package main
 
 import (
@@ -40,6 +39,7 @@ const (
 	updateLife                = 48 * time.Hour         // twice that of https://core.telegram.org/bots/api#getting-updates
 	decisionsLimit, maxText   = 10, 200                // answers by phone per session and minute; bytes of a text answer
 	crcMember, damaged        = len(`,"crc":"00000000"}` + "\n"), "its record in the state file is damaged"
+	maxHookInput, maxExcerpt  = 8 << 20, 200 // bytes of JSON from a tool, with the file it writes; of an excerpt (SPEC 5)
 )
 
 // State is a prompt's state, SPEC section 6.
@@ -71,7 +71,6 @@ type Record interface {
 	head() *Head
 	put(*View)
 }
-
 type Head struct {
 	V   int       `json:"v"`
 	Rec string    `json:"rec"`
@@ -89,7 +88,6 @@ func (r *UpdateRecord) put(v *View)  { v.Updates[r.ID] = r }
 func (r *MetaRecord) put(v *View)    { v.Meta[r.ID] = r }
 func (r *ReplyRecord) put(*View)     {}
 
-// kinds makes an empty record for each rec member.
 var kinds = map[string]func() Record{
 	"session": func() Record { return new(SessionRecord) }, "prompt": func() Record { return new(PromptRecord) },
 	"reply": func() Record { return new(ReplyRecord) }, "input": func() Record { return new(InputRecord) },
@@ -113,7 +111,6 @@ type SessionRecord struct {
 	Prompts   int        `json:"prompts"`
 	LastSeen  *time.Time `json:"last_output_at"` // when the child last wrote, as of this line
 }
-
 type PromptRecord struct {
 	Head
 	SessionID   string     `json:"session_id"`
@@ -150,7 +147,6 @@ type PromptRecord struct {
 	MsgID       int64      `json:"telegram_msg_id"`
 	Reason      string     `json:"reason"` // why failed or canceled; the operator's reason for a refusal
 }
-
 type ReplyRecord struct {
 	Head
 	PromptID   string    `json:"prompt_id"`
@@ -159,9 +155,7 @@ type ReplyRecord struct {
 	Source     string    `json:"source"` // operator, timeout_default
 	InjectedAt time.Time `json:"injected_at"`
 }
-
-// InputRecord is what the phone asks of a session another process may own.
-type InputRecord struct {
+type InputRecord struct { // what the phone asks of a session another process may own
 	Head
 	SessionID string `json:"session_id"`
 	Kind      string `json:"kind"` // text keys screen last cancel show_all show_recent answer
@@ -173,14 +167,11 @@ type InputRecord struct {
 	Status    string `json:"status"` // queued done refused
 	Reason    string `json:"reason"`
 }
-
-type UpdateRecord struct {
+type UpdateRecord struct { // of Telegram: it was acted on
 	Head
 	Kind string `json:"kind"`
 }
-
-// MetaRecord holds single facts by id: "audit" (head of the chain), "telegram" (offset, claim, poller).
-type MetaRecord struct {
+type MetaRecord struct { // single facts by id: "audit" (head of the chain), "telegram" (offset, claim, poller)
 	Head
 	Seq    int64             `json:"seq"`
 	Hash   string            `json:"hash"`
@@ -238,10 +229,8 @@ func (v *View) illegal(old, r Record) error {
 }
 
 /* ----- a file that several processes append to ----- */
-// files makes a call on f that can fail, or be the last of a killed process, in a test.
+// journal is a file of lines that several processes append to, files makes a call that a test lets fail or kill us.
 type files func(op string, f *os.File, call func() error) error
-
-// journal is a file of lines that several processes append to.
 type journal struct {
 	do          files
 	path        string
@@ -302,8 +291,7 @@ func (j *journal) truncate(at int64) error {
 }
 func second(_ int, err error) error { return err }
 
-// create writes b durably to a file that is named like the journal plus suffix; aside copies the bytes from at on to a
-// file of their own, cut moves them there.
+// create writes a file beside the journal, aside copies the bytes from at on to one, cut moves them there.
 func (j *journal) create(suffix string, b []byte) error {
 	f, err := openPrivate(j.path+suffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)
 	defer f.Close()
@@ -376,8 +364,7 @@ func (s *Store) Close() {
 	_ = errors.Join(s.log.f.Close(), s.log.lock.Close(), s.audit.log.f.Close(), s.audit.log.lock.Close())
 }
 
-// begin acquires the log and reads what others appended; a file that was renamed into place from its beginning, a
-// poisoned one not at all: its last line failed. Releasing it follows after an error, too.
+// begin acquires the log and reads what others appended, not when it is poisoned: then its last line failed.
 func (s *Store) begin() error {
 	err := s.log.acquire()
 	if err != nil || s.log.poison != nil || !s.log.anew && s.log.end == s.read {
@@ -494,7 +481,6 @@ func (l *stateLine) decode(text []byte) {
 	l.record = when(l.err == nil, r)
 }
 
-/* ----- changing ----- */
 // Update runs fn, which must not call the Store, on the current state under the lock and makes what it returns durable,
 // in that order (an UpdateRecord comes last), all or nothing. Audit entries that cannot be written are only Trouble.
 func (s *Store) Update(fn func(*View) ([]Record, error)) error {
@@ -607,24 +593,18 @@ type Decision struct {
 	UpdateID                   int64
 	Trusted                    bool // by the keyboard, timeout or answer command: no nonce to show
 }
+type Refusal string // why a decision changed nothing: "" accepted, else one of the sentences a person reads
 
-// Refusal is why a decision changed nothing: "" accepted, else one of the sentences a person reads.
-type Refusal string
-
-func refuse(holds bool, why string) Refusal { return when(holds, Refusal(why)) }
-
-// Decide gives a prompt its answer, on the disk, if it is the first and all guards hold; it returns the prompt. The
-// answer to a secret is in the memory of this process only, until TakeSecret.
+// Decide gives a prompt its answer, on the disk, if it is the first and all guards hold; a secret is for TakeSecret only.
 func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, err error) {
 	err = s.Update(func(v *View) ([]Record, error) {
 		p = *cmp.Or(v.find(d), &PromptRecord{})
-		if why = s.guard(v, &p, d, now); why == "" {
-			p.Value, why = p.judge(d.Value)
-		}
-		if why != "" {
+		why = s.guard(v, &p, d, now)
+		value, bad := p.judge(d.Value)
+		if why = cmp.Or(why, bad); why != "" {
 			return nil, nil
 		}
-		p.Status, p.NonceUsed, p.DecidedAt, p.DecidedBy = ReplyReceived, true, ref(now.UTC()), &d.By
+		p.Value, p.Status, p.NonceUsed, p.DecidedAt, p.DecidedBy = value, ReplyReceived, true, ref(now.UTC()), &d.By
 		if p.Secret {
 			s.secrets.Store(p.ID, *p.Value)
 			p.Value, p.ValueHidden = nil, true
@@ -668,19 +648,19 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 	recent := len(v.which(func(q *PromptRecord) bool {
 		return q.SessionID == p.SessionID && phone(q.DecidedBy) && now.Sub(*q.DecidedAt).Abs() < time.Minute
 	}))
-	return cmp.Or(
-		refuse(p.ID == "", "there is no question "+clip(strconv.Quote(d.PromptID), 40)+" in that session"),
-		refuse(!d.Trusted && !shown, "the answer does not belong to this question"),
-		refuse(p.Reason == damaged, "the question's record is damaged, so it takes no answer any more"),
-		refuse(p.Status == Expired || p.Open() && d.By != "cli:local" && !now.Before(p.ExpiresAt),
+	return Refusal(cmp.Or(
+		when(p.ID == "", "there is no question "+clip(strconv.Quote(d.PromptID), 40)+" in that session"),
+		when(!d.Trusted && !shown, "the answer does not belong to this question"),
+		when(p.Reason == damaged, "the question's record is damaged, so it takes no answer any more"),
+		when(p.Status == Expired || p.Open() && d.By != "cli:local" && !now.Before(p.ExpiresAt),
 			"the question expired"+clock(p.ExpiresAt)),
-		refuse(!p.Open() && p.DecidedBy != nil, "already answered "+byWhom(p.DecidedBy)+clock(*cmp.Or(p.DecidedAt, &now))),
-		refuse(p.Status == Failed || !v.active(p.SessionID), "the question's session has ended"),
-		refuse(!p.Open(), "the question has left the screen"),
-		refuse(p.Status == Created && !d.Trusted, "the question has not been asked yet"),
-		refuse(p.Secret && !mine, "a secret can only be answered at its session's own keyboard"),
-		refuse(phone(&d.By) && recent >= decisionsLimit,
-			fmt.Sprintf("%d answers in a minute for this session: wait a little, then answer again", recent)))
+		when(!p.Open() && p.DecidedBy != nil, "already answered "+byWhom(p.DecidedBy)+clock(*cmp.Or(p.DecidedAt, &now))),
+		when(p.Status == Failed || !v.active(p.SessionID), "the question's session has ended"),
+		when(!p.Open(), "the question has left the screen"),
+		when(p.Status == Created && !d.Trusted, "the question has not been asked yet"),
+		when(p.Secret && !mine, "a secret can only be answered at its session's own keyboard"),
+		when(phone(&d.By) && recent >= decisionsLimit,
+			fmt.Sprintf("%d answers in a minute for this session: wait a little, then answer again", recent))))
 }
 
 // judge says what an answer means for the question: the value to record, or why it is none. A reason given becomes its.
@@ -692,7 +672,7 @@ func (p *PromptRecord) judge(given string) (*string, Refusal) {
 	case p.Secret:
 		return &given, p.text(given)
 	case given == "default":
-		return p.SafeDefault, refuse(p.SafeDefault == nil, "this question has no safe default")
+		return p.SafeDefault, when[Refusal](p.SafeDefault == nil, "this question has no safe default")
 	case refused && p.Permission:
 		p.Reason = cmp.Or(reason, p.Reason)
 		ways := append(slices.Clone(p.Choices), Choice{Key: *cmp.Or(p.SafeDefault, ref("deny")), Hook: "deny"})
@@ -708,7 +688,9 @@ func (p *PromptRecord) judge(given string) (*string, Refusal) {
 	return nil, Refusal("not an answer to this question: " + clip(strconv.Quote(given), 40) + "; it takes " + p.takes())
 }
 
-// takes names the answers for a person; answers are the values that one button could send: first the choices' keys.
+// takes names the answers for a person, answers those that one button could send, the choices' keys first; offered also
+// takes several choices. ambiguous: the ambiguity protocol (SPEC section 6) asks: Send Enter, Cancel, or show more. text
+// checks an answer that is typed as it is: control characters would be keys.
 func (p *PromptRecord) takes() string { return cmp.Or(strings.Join(p.answers(), " "), "text") }
 func (p *PromptRecord) answers() []string {
 	unsure, esc := p.ambiguous(), p.Permission || p.SafeDefault != nil && *p.SafeDefault == "esc"
@@ -717,7 +699,6 @@ func (p *PromptRecord) answers() []string {
 	return slices.Compact(append(mapped(p.Choices, func(c Choice) string { return c.Key }), strings.Fields(words)...))
 }
 
-// offered tells whether the value is one that a button could have sent, or several choices.
 func (p *PromptRecord) offered(value string) bool {
 	all, keys := p.answers(), strings.Split(value, ",")
 	for i, k := range keys {
@@ -727,20 +708,16 @@ func (p *PromptRecord) offered(value string) bool {
 	}
 	return len(keys) == 1 || p.Multi
 }
-
-// ambiguous tells whether the ambiguity protocol (SPEC section 6) asks: Send Enter, Cancel, or show more. text checks an
-// answer that is typed as it is: control characters would be keys.
 func (p *PromptRecord) ambiguous() bool {
 	return p.Type == Unknown || p.Confidence == "low" || p.Confidence == "medium" && !slices.Contains(p.Signals, "pattern")
 }
 func (p *PromptRecord) text(s string) Refusal {
 	control := func(r rune) bool { return r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 || r == '\uFFFD' }
 	limit := cmp.Or(p.MaxLength, maxText)
-	return cmp.Or(refuse(len(s) > limit, fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit)),
-		refuse(strings.ContainsFunc(s, control), "the answer has control characters in it"))
+	return Refusal(cmp.Or(when(len(s) > limit, fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit)),
+		when(strings.ContainsFunc(s, control), "the answer has control characters in it")))
 }
 
-/* ----- following ----- */
 // Follow sends the session's prompts and inputs as they are, for a tool's first hook may be faster than us, and as they
 // change. Where the system does not tell of changes, it looks at 20 Hz when fast() (a question is open), else at 2 Hz.
 func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) <-chan Record {
@@ -786,7 +763,7 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 	return out
 }
 
-// keep tells whether a compaction keeps the record: it is alive, or not old.
+// compact puts a file in place that holds only what is alive or not old; after an error the old one is still the state.
 func (s *Store) keep(r Record) bool {
 	h, p := r.head(), cmp.Or(s.view.Prompts[r.head().ID], &PromptRecord{})
 	open := !p.over() && s.view.active(p.SessionID)
@@ -794,8 +771,6 @@ func (s *Store) keep(r Record) bool {
 	life := map[string]time.Duration{"update": updateLife, "input": updateLife}
 	return alive[h.Rec] || s.now().Sub(h.At) < cmp.Or(life[h.Rec], s.Retention)
 }
-
-// compact puts a file in place that holds only what is worth keeping. After an error the old file is still the state.
 func (s *Store) compact() (err error) {
 	var out []byte
 	for _, r := range slices.SortedFunc(maps.Values(s.view.records), byTime) {
@@ -815,8 +790,7 @@ func (s *Store) compact() (err error) {
 }
 
 /* ----- locks, and sessions that died ----- */
-// HoldSession takes a session's lock, before its record is written: an active session whose lock is free is dead.
-// TryPoll takes poll.lock if it is free. The pid in the lock files is for people and status only.
+// HoldSession comes before the session's record: an active session whose lock is free is dead. TryPoll takes a free lock.
 func (s *Store) HoldSession(id string) (release func(), err error) { return s.hold(lockName(id)) }
 func (s *Store) TryPoll() (release func(), held bool, err error) {
 	release, err = s.hold("poll.lock")
@@ -873,14 +847,13 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 	return sessions, prompts, err
 }
 
-// newID is a random UUID (version 4, RFC 9562 section 5.4), newNonce 32 hex digits that nobody can guess, shortID the
-// first 8 hex digits of an id, as shown to people and in callback data.
+// newID is a random UUID (version 4, RFC 9562 section 5.4), newNonce 32 hex digits that nobody can guess.
 func newID() string {
 	x := newNonce()
 	return fmt.Sprintf("%s-%s-4%s-%c%s-%s", x[:8], x[8:12], x[13:16], "89ab"[x[16]&3], x[17:20], x[20:])
 }
 func newNonce() string         { return digest([]byte(rand.Text()))[len("sha256:"):][:32] }
-func shortID(id string) string { return id[:min(8, len(id))] }
+func shortID(id string) string { return id[:min(8, len(id))] } // as people and callback data have it
 func ref[T any](v T) *T        { return &v }
 
 /* ----- status, approvals, answer ----- */
@@ -899,8 +872,7 @@ func (c *command) withState(do func(*Store) int) int {
 	return do(s)
 }
 
-// list prints records as a table, or as one array with the time format of the files; none says that there are none.
-// span is a duration as people say it, without its seconds from a minute on.
+// list prints records as a table, or as one array with the files' time format; none says that there are none.
 func (c *command) list(records any, table [][]string, none string) int {
 	array, _ := marshal(records) // plain data: cannot fail
 	fmt.Fprint(c.stderr, when(len(table) == 1 && !c.opts.on("json"), none+"\n"))
@@ -952,13 +924,13 @@ func cmdApprovals(c *command) int {
 			return p.Open() && s.view.active(p.SessionID) && time.Until(p.ExpiresAt) > 0
 		})
 		slices.SortFunc(open, func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
-		table := mapped(open, func(p *PromptRecord) []string {
+		head := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
+		table := append(head, mapped(open, func(p *PromptRecord) []string {
 			r, question := s.view.Sessions[p.SessionID], strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")
 			return []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)),
 				clip(p.takes(), 24), question}
-		})
-		head := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
-		return c.list(open, append(head, table...), "no open questions")
+		})...)
+		return c.list(open, table, "no open questions")
 	})
 }
 
@@ -979,11 +951,8 @@ func cmdAnswer(c *command) int {
 }
 
 /* ===== hook: what a tool's own hook system asks ===== */
-// Bytes of JSON from the tool, for a written file is in it, and of an excerpt (SPEC section 5).
-const maxHookInput, maxExcerpt = 8 << 20, 200
-
-// hook is one run of `atlasbridge hook`: the tool's JSON (measured on claude 2.1; codex has the same) becomes a prompt
-// of the session, the decision is printed. Whatever is unparsable, lost, late or killed prints nothing: ask in the tool.
+// hook is one run of `atlasbridge hook`: the tool's JSON (measured on claude 2.1; codex has the same) becomes a prompt of
+// the session, the decision is printed. Whatever is unparsable, lost, late or killed prints nothing: the dialog asks.
 type hook struct {
 	Event         string          `json:"hook_event_name"`
 	Cwd           string          `json:"cwd"`
@@ -1024,7 +993,7 @@ func cmdHook(c *command) int {
 	return 0
 }
 
-// toolCall is the audit's entry for one tool call: the arguments by their beginning, redacted.
+// toolCall is the audit entry of one tool call: the arguments by their beginning, redacted.
 func toolCall(session, tool, id string, input json.RawMessage) Event {
 	arguments := clip(visible(redact(string(input))), 500)
 	return Event{"TOOL_CALL", session, "", []Field{{"tool", tool}, {"tool_use_id", id}, {"arguments", arguments}}}
@@ -1048,14 +1017,15 @@ func (h *hook) ask(ctx context.Context) map[string]any {
 	}
 	for i, q := range input.Questions {
 		number := when(len(input.Questions) > 1, fmt.Sprintf("(%d of %d) ", i+1, len(input.Questions)))
-		text, labels := number+visible(redact(q.Question)), []string{",", ", "}
-		p := PromptRecord{Type: MultipleChoice, Question: text, Full: text, Excerpt: clip(text, maxExcerpt), Multi: q.MultiSelect}
+		full, labels := number+visible(redact(q.Question)), []string{",", ", "}
+		p := PromptRecord{Type: MultipleChoice, Question: full, Excerpt: clip(full, maxExcerpt), Multi: q.MultiSelect}
 		for k, o := range q.Options[:min(9, len(q.Options))] {
 			key := fmt.Sprint(k + 1)
 			labels = append(labels, key, o.Label)
 			p.Choices = append(p.Choices, Choice{Key: key, Label: clip(visible(o.Label), 60), Hook: "allow"})
-			p.Full += visible(redact(strings.TrimSuffix("\n"+key+". "+o.Label+": "+o.Description, ": ")))
+			full += visible(redact(strings.TrimSuffix("\n"+key+". "+o.Label+": "+o.Description, ": ")))
 		}
+		p.Full = full
 		decision := h.wait(ctx, p)
 		value, answered := decision["updatedInput"].(string)
 		if !answered {
@@ -1069,8 +1039,7 @@ func (h *hook) ask(ctx context.Context) map[string]any {
 	return map[string]any{"behavior": "allow", "updatedInput": updated}
 }
 
-// wait stores p, follows it to its end and returns the decision; the answer to the tool's own question is its input.
-// It gives up, too, on a signal, and when a session that died did not let the question expire.
+// wait stores p and returns the decision at its end, or at a signal; the answer to the tool's question is its input.
 func (h *hook) wait(ctx context.Context, p PromptRecord) map[string]any {
 	ctx, enough := context.WithTimeout(ctx, h.life+time.Minute)
 	defer enough()
@@ -1142,28 +1111,25 @@ func (h *hook) permissionPrompt() PromptRecord {
 	return p
 }
 
-// lineDiff is a readable diff of two texts: the common lines at both ends give two lines of context each.
+// lineDiff is a readable diff of two texts, without the lines that they have in common at both ends.
 func lineDiff(before, after string) (diff string, plus, minus int) {
 	a, b := slices.Collect(strings.Lines(before)), slices.Collect(strings.Lines(after))
-	head, tail, both, out := 0, 0, min(len(a), len(b)), []string{}
-	for ; head < both && a[head] == b[head]; head++ {
+	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
+		a, b = a[1:], b[1:]
 	}
-	for ; tail < both-head && a[len(a)-1-tail] == b[len(b)-1-tail]; tail++ {
+	for len(a) > 0 && len(b) > 0 && a[len(a)-1] == b[len(b)-1] {
+		a, b = a[:len(a)-1], b[:len(b)-1]
 	}
-	gone, came := a[head:len(a)-tail], b[head:len(b)-tail]
-	for i, part := range [][]string{a[max(0, head-2):head], gone, came, a[len(a)-tail:][:min(tail, 2)]} {
-		for _, line := range part {
-			out = append(out, string(" -+ "[i])+strings.TrimSuffix(line, "\n"))
-		}
+	for i, line := range slices.Concat(a, b) {
+		diff += cmp.Or(when(i < len(a), "-"), "+") + strings.TrimSuffix(line, "\n") + "\n"
 	}
-	return strings.Join(out, "\n"), len(came), len(gone)
+	return strings.TrimSuffix(diff, "\n"), len(b), len(a)
 }
 
-// A --settings of the user's (a file or JSON) in an argument list joined by NUL, which no argument contains.
+// installHooks adds what makes the tool call us, on its command line only, merged into the last --settings there (a file
+// or JSON), which counts (measured on claude 2.1). NUL joins the arguments: none contains it.
 var reSettings = regexp.MustCompile("\x00--settings[=\x00]([^\x00]*)")
 
-// installHooks adds what makes the tool call us, on its command line only, merged into a --settings of the user's, of
-// which the last counts (measured on claude 2.1).
 func (s *session) installHooks(argv []string) []string {
 	exe, err := os.Executable()
 	if s.adapter.Hooks != "claude-settings" || err != nil {
