@@ -3,8 +3,8 @@
 //
 //	{"seq":1,"ts":"…Z","event":"…","session_id":"…","prompt_id":"…", …,"prev_hash":"genesis","hash":"sha256:…"}
 //
-// The hash is that of the line without its hash member: jq -cj 'del(.hash)' | sha256sum. The heads that the state and the
-// phone keep show that no tail was cut, nor all written anew. Answers typed as text are in it as length and SHA-256.
+// The hash is that of the line without its hash member: jq -cj 'del(.hash)' | sha256sum. The heads that state and phone
+// keep show that no tail was cut, nor all written anew. Answers typed as text are in it as length and SHA-256.
 package main
 
 import (
@@ -23,11 +23,10 @@ import (
 	"time"
 )
 
-// Layouts of UTC times, in records and in names of files kept aside; prev_hash of the first entry.
-const stampLayout, fileStamp, genesis = "2006-01-02T15:04:05.000000Z", "20060102T150405.000000", "genesis"
-
-// The largest integer that jq 1.6 prints unchanged (measured); bytes of a value; of a line, which has at most ten.
-const maxExact, maxAuditText, maxEntry = 1<<53 - 1, 4096, 1 << 18
+const (
+	stampLayout, fileStamp, genesis  = "2006-01-02T15:04:05.000000Z", "20060102T150405.000000", "genesis"
+	maxExact, maxAuditText, maxEntry = 1<<53 - 1, 4096, 1 << 18 // jq 1.6 changes larger ones; bytes of a value, a line
+)
 
 // Audit is the append-only hash chain audit.log. Its methods may be called from any goroutine.
 type Audit struct {
@@ -111,9 +110,8 @@ var asJQ = strings.NewReplacer(`\\`, `\\`, `\u2028`, "\u2028", `\u2029`, "\u2029
 // canonical is the object with these members as jq -c prints it; nothing stands for a value that JSON does not know.
 func canonical(fields []Field) []byte {
 	members := mapped(fields, func(f Field) string {
-		name, _ := marshal(f.Name)
-		value, _ := marshal(f.Value)
-		return string(name) + ":" + string(value)
+		member, _ := marshal(map[string]any{f.Name: f.Value})
+		return strings.Trim(string(member), "{}")
 	})
 	return []byte(asJQ.Replace("{" + strings.Join(members, ",") + "}"))
 }
@@ -166,15 +164,14 @@ func auditEvents(old, r Record) []Event {
 		return nil
 	}
 	value, typed := *cmp.Or(p.Value, ref("")), p.Status == ReplyReceived || p.Status == Injected
-	answer := hidden("value", value)
-	if p.offered(value) || p.SafeDefault != nil && value == *p.SafeDefault {
-		answer = []Field{{"value", value}}
-	}
+	told := typed && !p.Secret && p.Value != nil
+	plain := p.offered(value) || p.SafeDefault != nil && value == *p.SafeDefault
 	return []Event{{promptEvents[p.Status], p.SessionID, p.ID, slices.Concat(
 		when(p.Status == Created, []Field{{"type", string(p.Type)}, {"confidence", p.Confidence}, {"source", p.Source},
 			{"tool", p.Tool}}),
 		when(p.Status == Failed, []Field{{"reason", p.Reason}}), when(typed && p.Secret, []Field{{"secret", true}}),
-		when(typed && !p.Secret && p.Value != nil, answer), when(p.Status == Injected, []Field{{"source", replySource(p)}}),
+		when(told && plain, []Field{{"value", value}}), when(told && !plain, hidden("value", value)),
+		when(p.Status == Injected, []Field{{"source", replySource(p)}}),
 		when(p.Status == ReplyReceived && p.Reason != "", hidden("reason", p.Reason)), // the operator's
 		[]Field{{"decided_by", *cmp.Or(p.DecidedBy, ref(""))}})}}
 }
@@ -264,8 +261,7 @@ func cmdAudit(c *command) int {
 
 func cmdLogs(c *command) int {
 	dir, err := stateDir(c.getenv)
-	again := func() bool { return c.opts.on("tail") && sleep(c.ctx, 200*time.Millisecond) == nil }
-	for at, more := int64(0), true; more && err == nil; more = again() {
+	for at, on := int64(0), true; on && err == nil; on = c.opts.on("tail") && sleep(c.ctx, 200*time.Millisecond) == nil {
 		f, missing := os.Open(filepath.Join(dir, "audit.log"))
 		err = when(!os.IsNotExist(missing), missing) // else nothing has happened yet
 		fresh, _ := io.ReadAll(io.NewSectionReader(f, at, 1<<62))
@@ -281,14 +277,13 @@ func cmdLogs(c *command) int {
 	return 0
 }
 
-// Control characters that JSON leaves as they are and some terminals obey.
-var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`)
+var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`) // controls that JSON leaves as they are and some terminals obey
 
 // printEntry prints an entry of the wanted session; whatever a terminal could obey is escaped, in JSON too.
 func (c *command) printEntry(line []byte) {
 	fields, err := parseEntry(line)
 	if err != nil {
-		fmt.Fprintln(c.stdout, c.colour("31", fmt.Sprintf("damaged: %q", line)))
+		fmt.Fprintln(c.stdout, c.colour("31", fmt.Sprintf("damaged: %q", bytes.TrimSpace(line))))
 		return
 	}
 	member, rest := map[string]string{}, ""

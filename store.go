@@ -1,12 +1,11 @@
 // The store keeps state.jsonl: every session, question and answer, for all atlasbridge processes. A line is one record
 // after a change, the last with a rec and id is the truth; crc is the CRC-32C of the line without its crc member and
 // newline. state.lock (never renamed) is held from reading what others appended to the fsync of what follows from it.
-//
-// One Update is one write; when it fails the file is cut back, and when that fails too, this process never writes again.
-// A power cut can keep only the beginning of a write: a torn line is moved to state.jsonl.torn-TIME, those before it do no
-// harm, for a Telegram update is written after what it led to, and what comes again is not done twice. A damaged line
-// stays, is reported, and fails its question. Compaction renames a new file into place, which others notice and read; a
-// file with damage, or of an earlier schema, is first copied to state.jsonl.backup-TIME.
+// One Update is one write; when it fails the file is cut back, when that fails too, this process never writes again.
+// A power cut can keep just the start of a write: a torn line is moved to state.jsonl.torn-TIME, those before it do no
+// harm: a Telegram update is written after what it led to, and what comes again is done once. A damaged line stays, is
+// reported, and fails its question. Compaction renames a new file into place; one with damage, or of an earlier schema,
+// is first copied to state.jsonl.backup-TIME.
 package main
 
 import (
@@ -57,9 +56,7 @@ var next = map[State][]State{
 	Created:       {Routed, ReplyReceived, Resolved, Expired, Canceled, Failed},
 	Routed:        {AwaitingReply, ReplyReceived, Resolved, Expired, Canceled, Failed},
 	AwaitingReply: {ReplyReceived, Resolved, Expired, Canceled, Failed},
-	ReplyReceived: {Injected, Resolved, Failed},
-	Injected:      {Resolved, Failed},
-	Expired:       {Injected, Resolved, Failed},
+	ReplyReceived: {Injected, Resolved, Failed}, Expired: {Injected, Resolved, Failed}, Injected: {Resolved, Failed},
 }
 
 // Open: the prompt waits for an answer. over: nothing has to happen to it any more.
@@ -91,8 +88,7 @@ func (r *ReplyRecord) put(*View)     {}
 var kinds = map[string]func() Record{
 	"session": func() Record { return new(SessionRecord) }, "prompt": func() Record { return new(PromptRecord) },
 	"reply": func() Record { return new(ReplyRecord) }, "input": func() Record { return new(InputRecord) },
-	"update": func() Record { return new(UpdateRecord) }, "meta": func() Record { return new(MetaRecord) },
-}
+	"update": func() Record { return new(UpdateRecord) }, "meta": func() Record { return new(MetaRecord) }}
 
 type SessionRecord struct {
 	Head
@@ -213,12 +209,14 @@ func (v *View) which(want func(*PromptRecord) bool) []*PromptRecord {
 
 // illegal tells why r cannot follow old, which is now the truth about its id.
 func (v *View) illegal(old, r Record) error {
+	was, _ := old.(*SessionRecord)
 	from, _ := old.(*PromptRecord)
 	p, ok := r.(*PromptRecord)
 	rival := func(q *PromptRecord) bool { return q.Status == AwaitingReply && q.SessionID == p.SessionID }
 	switch from = cmp.Or(from, &PromptRecord{}); {
-	case ok && from.NonceUsed && (!p.NonceUsed || p.Nonce != from.Nonce):
-		return errors.New("a used nonce stays used")
+	case was != nil && was.Status != "active" && r.(*SessionRecord).Status == "active",
+		ok && from.NonceUsed && (!p.NonceUsed || p.Nonce != from.Nonce):
+		return errors.New("an ended session stays ended, a used nonce used")
 	case !ok || p.Status == from.Status:
 		return nil
 	case !slices.Contains(next[from.Status], p.Status), p.Status == AwaitingReply && len(v.which(rival)) > 0,
@@ -279,15 +277,12 @@ func (j *journal) append(b []byte, durable bool) (err error) {
 		j.end += int64(len(b))
 		return nil
 	}
-	if cut := j.truncate(j.end); cut != nil {
+	if cut := j.do("ftruncate", j.f, func() error { return j.f.Truncate(j.end) }); cut != nil {
 		j.poison = fmt.Errorf("%w; cutting it off again: %w; nothing is recorded any more", err, cut)
 	}
 	j.f.Close()
 	j.f = nil
 	return cmp.Or(j.poison, err)
-}
-func (j *journal) truncate(at int64) error {
-	return j.do("ftruncate", j.f, func() error { return j.f.Truncate(at) })
 }
 func second(_ int, err error) error { return err }
 
@@ -303,7 +298,7 @@ func (j *journal) aside(why string, at int64) error {
 }
 func (j *journal) cut(at int64) (err error) {
 	if err = j.aside("torn", at); err == nil {
-		err, j.end = j.truncate(at), at
+		err, j.end = j.do("ftruncate", j.f, func() error { return j.f.Truncate(at) }), at
 	}
 	return err
 }
@@ -325,7 +320,6 @@ type Store struct {
 	held, secrets   sync.Map      // our locks by name: *os.File; what was given and not yet taken by prompt: string
 }
 
-// openStore opens or creates the state in dir, private to the user.
 func openStore(dir string) (*Store, error) {
 	return openStoreWith(dir, func(_ string, _ *os.File, call func() error) error { return call() })
 }
@@ -499,8 +493,7 @@ func (s *Store) Update(fn func(*View) ([]Record, error)) error {
 	return nil
 }
 
-// write appends what a change made, but for what an update asks for again: a power cut lost its own record. When it
-// returns without error, the audit log owes the events. The chain's head is not fsynced: if lost, the next will do.
+// write appends recs, but for what an update asks for again: a power cut lost its record. events go to the audit log.
 func (s *Store) write(recs []Record, err error) (events []Event, _ error) {
 	recs = slices.DeleteFunc(recs, func(r Record) bool {
 		in, ok := r.(*InputRecord)
@@ -525,7 +518,7 @@ func (s *Store) write(recs []Record, err error) (events []Event, _ error) {
 		}
 		lines, events = append(lines, line...), append(events, auditEvents(old, r)...)
 	}
-	if err = s.log.append(lines, recs[0].head().key() != "meta audit"); err != nil {
+	if err = s.log.append(lines, recs[0].head().key() != "meta audit"); err != nil { // if lost, the next will do
 		return nil, fmt.Errorf("recording: %w", err)
 	}
 	for _, r := range recs {
@@ -549,8 +542,7 @@ func (s *Store) noteHead(seq int64, hash string, err error) {
 	}
 }
 
-// Move takes a prompt along one legal transition; change may fill in more fields. false: nothing changed, but that the
-// message id is kept of a question that awaits a reply or was answered before its delivery was recorded.
+// Move takes a prompt along one legal transition; change may fill in more. If it cannot, a late message id is kept.
 func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved bool, err error) {
 	now := s.now().UTC()
 	err = s.Update(func(v *View) ([]Record, error) {
@@ -584,7 +576,6 @@ func replySource(p *PromptRecord) string {
 	return cmp.Or(when(strings.HasPrefix(*cmp.Or(p.DecidedBy, ref("")), "auto:"), "timeout_default"), "operator")
 }
 
-/* ----- deciding ----- */
 // Decision is an answer on its way to a prompt.
 type Decision struct {
 	PromptID, SessionID, Nonce string // from the first 8 digits on, the nonce 16; Trusted may leave the session out
@@ -595,7 +586,7 @@ type Decision struct {
 }
 type Refusal string // why a decision changed nothing: "" accepted, else one of the sentences a person reads
 
-// Decide gives a prompt its answer, on the disk, if it is the first and all guards hold; a secret is for TakeSecret only.
+// Decide gives a prompt its answer, durably, if it is the first and all guards hold; TakeSecret gives a secret, once.
 func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, err error) {
 	err = s.Update(func(v *View) ([]Record, error) {
 		p = *cmp.Or(v.find(d), &PromptRecord{})
@@ -616,7 +607,6 @@ func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, 
 	})
 	if err != nil {
 		s.TakeSecret(p.ID)
-		p, why = PromptRecord{}, ""
 	}
 	return p, why, err
 }
@@ -632,13 +622,9 @@ func (v *View) find(d Decision) *PromptRecord {
 	found := v.which(func(p *PromptRecord) bool {
 		return names(d.PromptID, p.ID) && (d.Trusted && d.SessionID == "" || names(d.SessionID, p.SessionID))
 	})
-	if len(found) != 1 {
-		return nil
-	}
-	return found[0]
+	return when(len(found) == 1, append(found, nil)[0])
 }
 
-// guard checks everything about a decision but its value.
 func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refusal {
 	nonce := []byte(clipBytes(p.Nonce, len(d.Nonce)))
 	shown := len(nonce) >= 16 && subtle.ConstantTimeCompare([]byte(d.Nonce), nonce) == 1
@@ -689,8 +675,8 @@ func (p *PromptRecord) judge(given string) (*string, Refusal) {
 }
 
 // takes names the answers for a person, answers those that one button could send, the choices' keys first; offered also
-// takes several choices. ambiguous: the ambiguity protocol (SPEC section 6) asks: Send Enter, Cancel, or show more. text
-// checks an answer that is typed as it is: control characters would be keys.
+// takes several choices. ambiguous: the ambiguity protocol (SPEC 6) asks: Send Enter, Cancel, or show more. text checks
+// an answer that is typed as it is: control characters would be keys.
 func (p *PromptRecord) takes() string { return cmp.Or(strings.Join(p.answers(), " "), "text") }
 func (p *PromptRecord) answers() []string {
 	unsure, esc := p.ambiguous(), p.Permission || p.SafeDefault != nil && *p.SafeDefault == "esc"
@@ -698,7 +684,6 @@ func (p *PromptRecord) answers() []string {
 		when(unsure || esc, "esc ") + when(unsure, "cancel")
 	return slices.Compact(append(mapped(p.Choices, func(c Choice) string { return c.Key }), strings.Fields(words)...))
 }
-
 func (p *PromptRecord) offered(value string) bool {
 	all, keys := p.answers(), strings.Split(value, ",")
 	for i, k := range keys {
@@ -763,11 +748,11 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 	return out
 }
 
-// compact puts a file in place that holds only what is alive or not old; after an error the old one is still the state.
+// keep tells whether a compaction keeps the record: it is alive, or not old. compact puts the new file in place; after an
+// error the old one is still the state.
 func (s *Store) keep(r Record) bool {
-	h, p := r.head(), cmp.Or(s.view.Prompts[r.head().ID], &PromptRecord{})
-	open := !p.over() && s.view.active(p.SessionID)
-	alive := map[string]bool{"meta": true, "session": s.view.active(h.ID), "prompt": open}
+	h, v, p := r.head(), s.view, cmp.Or(s.view.Prompts[r.head().ID], &PromptRecord{})
+	alive := map[string]bool{"meta": true, "session": v.active(h.ID), "prompt": !p.over() && v.active(p.SessionID)}
 	life := map[string]time.Duration{"update": updateLife, "input": updateLife}
 	return alive[h.Rec] || s.now().Sub(h.At) < cmp.Or(life[h.Rec], s.Retention)
 }
@@ -789,8 +774,7 @@ func (s *Store) compact() (err error) {
 	return err
 }
 
-/* ----- locks, and sessions that died ----- */
-// HoldSession comes before the session's record: an active session whose lock is free is dead. TryPoll takes a free lock.
+// HoldSession comes before the session's record: an active one whose lock is free is dead. TryPoll takes a free lock.
 func (s *Store) HoldSession(id string) (release func(), err error) { return s.hold(lockName(id)) }
 func (s *Store) TryPoll() (release func(), held bool, err error) {
 	release, err = s.hold("poll.lock")
@@ -951,8 +935,8 @@ func cmdAnswer(c *command) int {
 }
 
 /* ===== hook: what a tool's own hook system asks ===== */
-// hook is one run of `atlasbridge hook`: the tool's JSON (measured on claude 2.1; codex has the same) becomes a prompt of
-// the session, the decision is printed. Whatever is unparsable, lost, late or killed prints nothing: the dialog asks.
+// hook is one run of `atlasbridge hook`: the tool's JSON (measured on claude 2.1, codex has the same) becomes a prompt
+// of the session, the decision is printed. What is unparsable, lost, late or killed prints nothing: the dialog asks.
 type hook struct {
 	Event         string          `json:"hook_event_name"`
 	Cwd           string          `json:"cwd"`
@@ -1004,28 +988,26 @@ func (h *hook) ask(ctx context.Context) map[string]any {
 	if h.Tool != "AskUserQuestion" {
 		return h.wait(ctx, h.permissionPrompt())
 	}
-	var input struct {
-		Questions []struct {
-			Question    string
-			Options     []struct{ Label, Description string }
-			MultiSelect bool
-		}
+	type item struct { // the input, a question, an option
+		Question, Label, Description string
+		MultiSelect                  bool
+		Questions, Options           []item
 	}
-	updated, answers := map[string]any{}, map[string]string{}
+	input, updated, answers := item{}, map[string]any{}, map[string]string{}
 	if json.Unmarshal(h.Input, &input) != nil || json.Unmarshal(h.Input, &updated) != nil || len(input.Questions) == 0 {
 		return nil
 	}
 	for i, q := range input.Questions {
-		number := when(len(input.Questions) > 1, fmt.Sprintf("(%d of %d) ", i+1, len(input.Questions)))
-		full, labels := number+visible(redact(q.Question)), []string{",", ", "}
-		p := PromptRecord{Type: MultipleChoice, Question: full, Excerpt: clip(full, maxExcerpt), Multi: q.MultiSelect}
+		n, labels := len(input.Questions), []string{",", ", "}
+		p := PromptRecord{Type: MultipleChoice, Multi: q.MultiSelect}
+		p.Question = when(n > 1, fmt.Sprintf("(%d of %d) ", i+1, n)) + visible(redact(q.Question))
+		p.Full, p.Excerpt = p.Question, clip(p.Question, maxExcerpt)
 		for k, o := range q.Options[:min(9, len(q.Options))] {
 			key := fmt.Sprint(k + 1)
 			labels = append(labels, key, o.Label)
 			p.Choices = append(p.Choices, Choice{Key: key, Label: clip(visible(o.Label), 60), Hook: "allow"})
-			full += visible(redact(strings.TrimSuffix("\n"+key+". "+o.Label+": "+o.Description, ": ")))
+			p.Full += visible(redact(strings.TrimSuffix("\n"+key+". "+o.Label+": "+o.Description, ": ")))
 		}
-		p.Full = full
 		decision := h.wait(ctx, p)
 		value, answered := decision["updatedInput"].(string)
 		if !answered {
@@ -1079,7 +1061,6 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) map[string]any {
 	return nil
 }
 
-// permissionPrompt describes what the tool wants to do, with its exact arguments.
 func (h *hook) permissionPrompt() PromptRecord {
 	arg, all, raw := map[string]string{}, map[string]json.RawMessage{}, bytes.Buffer{}
 	json.Unmarshal(h.Input, &arg) // what is no text stays empty
@@ -1126,8 +1107,8 @@ func lineDiff(before, after string) (diff string, plus, minus int) {
 	return strings.TrimSuffix(diff, "\n"), len(b), len(a)
 }
 
-// installHooks adds what makes the tool call us, on its command line only, merged into the last --settings there (a file
-// or JSON), which counts (measured on claude 2.1). NUL joins the arguments: none contains it.
+// installHooks adds what makes the tool call us, on its command line only, merged into the last --settings (a file or
+// JSON) there, which counts (measured on claude 2.1). NUL joins the arguments: none contains it.
 var reSettings = regexp.MustCompile("\x00--settings[=\x00]([^\x00]*)")
 
 func (s *session) installHooks(argv []string) []string {
