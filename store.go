@@ -748,8 +748,8 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 	return out
 }
 
-// keep tells whether a compaction keeps the record: it is alive, or not old. compact puts the new file in place; after an
-// error the old one is still the state.
+// keep tells whether a compaction keeps the record: it is alive, or not old. compact puts the new file in place; after
+// an error the old one is still the state.
 func (s *Store) keep(r Record) bool {
 	h, v, p := r.head(), s.view, cmp.Or(s.view.Prompts[r.head().ID], &PromptRecord{})
 	alive := map[string]bool{"meta": true, "session": v.active(h.ID), "prompt": !p.over() && v.active(p.SessionID)}
