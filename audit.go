@@ -3,9 +3,8 @@
 //
 //	{"seq":1,"ts":"…Z","event":"…","session_id":"…","prompt_id":"…", …,"prev_hash":"genesis","hash":"sha256:…"}
 //
-// The hash is that of the line without its hash member: jq -cj 'del(.hash)' | sha256sum. That the tail was not cut, nor
-// all of it written anew, show the heads that the state and the phone keep. The log is never rewritten, but for a torn
-// last line, whose bytes are moved aside. Answers typed as text are in it as length and SHA-256, secrets not at all.
+// The hash is that of the line without its hash member: jq -cj 'del(.hash)' | sha256sum. The heads that state and phone
+// keep show that no tail was cut, nor all written anew. Answers typed as text are in it as length and SHA-256.
 package main
 
 import (
@@ -21,25 +20,20 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 )
 
-// Layouts of UTC times, in records and in names of files kept aside; prev_hash of the first entry.
-const stampLayout, fileStamp, genesis = "2006-01-02T15:04:05.000000Z", "20060102T150405.000000", "genesis"
-
-// The largest integer that jq 1.6 prints unchanged (measured); bytes of a value; of a line, which has at most ten.
-const maxExact, maxAuditText, maxEntry = 1<<53 - 1, 4096, 1 << 18
+const (
+	stampLayout, fileStamp, genesis  = "2006-01-02T15:04:05.000000Z", "20060102T150405.000000", "genesis"
+	maxExact, maxAuditText, maxEntry = 1<<53 - 1, 4096, 1 << 18 // jq 1.6 changes larger ones; bytes of a value, a line
+)
 
 // Audit is the append-only hash chain audit.log. Its methods may be called from any goroutine.
 type Audit struct {
-	mu   sync.Mutex // held from begin to end
 	log  *journal
-	note func(seq int64, hash string) // tells the state the new head
+	note func(seq int64, hash string, err error) // tells the state the new head, or why an entry is missing
 }
-
-// Event is one entry before it is chained: Fields keep their order; values are string, bool, nil or integer.
-type Event struct {
+type Event struct { // one entry before it is chained; values are string, bool, nil or integer
 	Name, SessionID, PromptID string
 	Fields                    []Field
 }
@@ -48,41 +42,22 @@ type Field struct {
 	Value any
 }
 
-// Append chains and writes one entry durably.
-func (a *Audit) Append(e Event) error {
-	if err := a.begin(); err != nil {
-		return err
-	}
-	return a.commit(e)
-}
-
-// Head is the last entry's number and hash, 0 and "genesis" when there is none.
+// Append chains and writes one entry durably. Head is the last entry's number and hash, 0 and "genesis" without one.
+func (a *Audit) Append(e Event) error { return a.commit(a.log.acquire(), e) }
 func (a *Audit) Head() (seq int64, hash string, err error) {
-	if err = a.begin(); err == nil {
-		defer a.end()
+	defer a.log.release()
+	if err = a.log.acquire(); err == nil {
 		seq, hash, err = a.last()
 	}
 	return seq, hash, err
 }
 
-// begin takes the log's lock; after no error, end gives it back.
-func (a *Audit) begin() error {
-	a.mu.Lock()
-	_, err := a.log.acquire()
-	if err != nil {
-		a.mu.Unlock()
+// commit appends the events in one write, without ids not known, and releases the log; err is its acquire's.
+func (a *Audit) commit(err error, events ...Event) error {
+	seq, hash, out := int64(0), "", []byte(nil)
+	if err == nil {
+		seq, hash, err = a.last()
 	}
-	return err
-}
-func (a *Audit) end() {
-	a.log.release()
-	a.mu.Unlock()
-}
-
-// commit appends the events in one write and one fsync and ends what begin began; ids not known are left out.
-func (a *Audit) commit(events ...Event) error {
-	seq, hash, err := a.last()
-	var out []byte
 	for _, e := range events {
 		seq++
 		fields := append([]Field{{"seq", seq}, {"ts", time.Now().UTC().Format(stampLayout)}, {"event", e.Name},
@@ -97,25 +72,23 @@ func (a *Audit) commit(events ...Event) error {
 		}
 		fields = append(fields, Field{"prev_hash", hash})
 		hash = digest(canonical(fields))
-		line := canonical(append(fields, Field{"hash", hash}))
-		_, bad := parseEntry(line) // what does not read back is not written
-		err, out = cmp.Or(err, bad), append(append(out, line...), '\n')
+		line := append(canonical(append(fields, Field{"hash", hash})), '\n')
+		_, bad := parseEntry(line)
+		err, out = cmp.Or(err, bad), append(out, line...)
 	}
 	if err == nil {
 		err = a.log.append(out, true)
 	}
-	if a.end(); err == nil {
-		a.note(seq, hash)
-	}
+	a.log.release()
+	a.note(seq, hash, err)
 	return err
 }
 
-// last reads the last entry. Bytes after the last newline are a write that a crash cut short: nobody was told
-// that it succeeded, and they are moved aside.
+// last reads the last entry. Bytes after the last newline are a write that a crash cut short: they are moved aside.
 func (a *Audit) last() (seq int64, hash string, err error) {
 	tail := make([]byte, min(a.log.end, maxEntry))
 	_, err = a.log.f.ReadAt(tail, a.log.end-int64(len(tail)))
-	lines := bytes.Split(tail, []byte("\n"))
+	lines := bytes.SplitAfter(tail, []byte("\n"))
 	if torn := int64(len(lines[len(lines)-1])); err == nil && 0 < torn && torn < maxEntry {
 		err = a.log.cut(a.log.end - torn)
 	}
@@ -131,16 +104,14 @@ func (a *Audit) last() (seq int64, hash string, err error) {
 	return seq, hash, nil
 }
 
-// asJQ turns what encoding/json writes into what jq 1.6 to 1.8 print (TestAuditEveryCodePoint), U+FFFD for no UTF-8.
-// An escaped backslash comes first, for what follows it is text.
+// asJQ turns what encoding/json writes into what jq 1.6 to 1.8 print. What follows an escaped backslash is text.
 var asJQ = strings.NewReplacer(`\\`, `\\`, `\u2028`, "\u2028", `\u2029`, "\u2029", `\ufffd`, "\ufffd", "\x7f", `\u007f`)
 
 // canonical is the object with these members as jq -c prints it; nothing stands for a value that JSON does not know.
 func canonical(fields []Field) []byte {
 	members := mapped(fields, func(f Field) string {
-		name, _ := marshal(f.Name)
-		value, _ := marshal(f.Value)
-		return string(name) + ":" + string(value)
+		member, _ := marshal(map[string]any{f.Name: f.Value})
+		return strings.Trim(string(member), "{}")
 	})
 	return []byte(asJQ.Replace("{" + strings.Join(members, ",") + "}"))
 }
@@ -168,8 +139,8 @@ func parseEntry(line []byte) (fields []Field, err error) {
 	}
 	last := len(fields) - 1
 	if last < 2 || fields[0].Name != "seq" || fields[last-1].Name != "prev_hash" || fields[last].Name != "hash" ||
-		!bytes.Equal(canonical(fields), line) {
-		return nil, errors.New("its bytes are not what jq -c prints for an entry")
+		!bytes.Equal(append(canonical(fields), '\n'), line) {
+		return nil, errors.New("its bytes are not what jq -c prints for an entry, or were cut short")
 	}
 	return fields, nil
 }
@@ -178,8 +149,7 @@ var promptEvents = map[State]string{Created: "PROMPT_DETECTED", AwaitingReply: "
 	ReplyReceived: "REPLY_RECEIVED", Injected: "REPLY_INJECTED", Resolved: "PROMPT_RESOLVED", Expired: "PROMPT_EXPIRED",
 	Canceled: "PROMPT_CANCELED"}
 
-// auditEvents is what the change from old (nil: none) to r means for the audit log. The store calls it for every
-// record that it appends, so that no caller can forget an entry.
+// auditEvents is what the change from old (nil: none) to r, any that the store appends, means for the audit log.
 func auditEvents(old, r Record) []Event {
 	s, ok := r.(*SessionRecord)
 	before, _ := old.(*SessionRecord)
@@ -193,24 +163,17 @@ func auditEvents(old, r Record) []Event {
 	case p == nil || promptEvents[p.Status] == "" || was != nil && was.Status == p.Status:
 		return nil
 	}
-	value := *cmp.Or(p.Value, ref(""))
-	fields, shown := hidden("value", value), p.offered(value) || p.SafeDefault != nil && value == *p.SafeDefault
-	switch answered := p.Status == ReplyReceived || p.Status == Injected; {
-	case p.Status == Created:
-		fields = []Field{{"type", string(p.Type)}, {"confidence", p.Confidence}, {"source", p.Source}, {"tool", p.Tool}}
-	case p.Status == Failed:
-		fields = []Field{{"reason", p.Reason}}
-	case answered && p.Secret:
-		fields = []Field{{"secret", true}}
-	case !answered || p.Value == nil:
-		fields = nil
-	case shown:
-		fields = []Field{{"value", value}}
-	}
-	fields = slices.Concat(fields, when(p.Status == Injected, []Field{{"source", replySource(p)}}),
+	value, typed := *cmp.Or(p.Value, ref("")), p.Status == ReplyReceived || p.Status == Injected
+	told := typed && !p.Secret && p.Value != nil
+	plain := p.offered(value) || p.SafeDefault != nil && value == *p.SafeDefault
+	return []Event{{promptEvents[p.Status], p.SessionID, p.ID, slices.Concat(
+		when(p.Status == Created, []Field{{"type", string(p.Type)}, {"confidence", p.Confidence}, {"source", p.Source},
+			{"tool", p.Tool}}),
+		when(p.Status == Failed, []Field{{"reason", p.Reason}}), when(typed && p.Secret, []Field{{"secret", true}}),
+		when(told && plain, []Field{{"value", value}}), when(told && !plain, hidden("value", value)),
+		when(p.Status == Injected, []Field{{"source", replySource(p)}}),
 		when(p.Status == ReplyReceived && p.Reason != "", hidden("reason", p.Reason)), // the operator's
-		[]Field{{"decided_by", *cmp.Or(p.DecidedBy, ref(""))}})
-	return []Event{{promptEvents[p.Status], p.SessionID, p.ID, fields}}
+		[]Field{{"decided_by", *cmp.Or(p.DecidedBy, ref(""))}})}}
 }
 
 // Verdict is what a verification found: what audit verify --json prints.
@@ -229,20 +192,15 @@ type Verdict struct {
 func verify(log []byte, heads ...string) Verdict {
 	v, missing := Verdict{Hash: genesis, Heads: append([]string{}, heads...)}, slices.Clone(heads)
 	for line := range bytes.Lines(log) {
-		text, whole := bytes.CutSuffix(line, []byte("\n"))
-		fields, bad := parseEntry(text)
+		fields, bad := parseEntry(line)
 		last := len(fields) - 1
 		switch v.Line = v.Entries + 1; {
-		case !whole:
-			v.Reason = "the line is not complete: a write or the file was cut short"
 		case bad != nil:
 			v.Reason = bad.Error()
 		case fields[0].Value != v.Line:
 			v.Reason = fmt.Sprintf("seq is %v, not %d: entries removed, inserted or reordered", fields[0].Value, v.Line)
-		case fields[last-1].Value != v.Hash:
-			v.Reason = "prev_hash is not the hash of the entry before"
-		case fields[last].Value != digest(canonical(fields[:last])):
-			v.Reason = "hash does not match: the entry was changed"
+		case fields[last-1].Value != v.Hash, fields[last].Value != digest(canonical(fields[:last])):
+			v.Reason = "a hash does not match: this entry was changed, or the one before"
 		default:
 			v.Entries, v.Hash = v.Line, fmt.Sprint(fields[last].Value)
 			missing = slices.DeleteFunc(missing, func(h string) bool { return h == fmt.Sprintf("%d:%s", v.Line, v.Hash) })
@@ -250,15 +208,15 @@ func verify(log []byte, heads ...string) Verdict {
 		}
 		break
 	}
-	if v.Reason == "" && len(missing) > 0 {
+	switch v.OK = v.Reason == "" && len(missing) == 0; {
+	case v.OK:
+		v.Line, v.Limits = 0, "that the tail was not cut or all written anew: no head was given"
+		v.Proves = "the entries form one chain: none was changed, inserted, removed or reordered on its own"
+	case v.Reason == "":
 		fmt.Sscan(missing[0], &v.Line)
 		v.Line = min(v.Line, v.Entries+1)
 		v.Entries = v.Line - 1
 		v.Reason = "the entry " + missing[0] + " is known but not there: the tail was cut or the chain computed anew"
-	}
-	if v.OK = v.Reason == ""; v.OK {
-		v.Line, v.Limits = 0, "that the tail was not cut or all written anew: no head was given"
-		v.Proves = "the entries form one chain: none was changed, inserted, removed or reordered on its own"
 	}
 	if v.OK && len(heads) > 0 {
 		v.Proves += "; those up to " + strings.Join(heads, " and ") + " are the ones that stood there when it was noted"
@@ -273,12 +231,10 @@ func (s *Store) verifyAudit(view *View, heads ...string) (Verdict, error) {
 	if m := view.Meta["audit"]; m != nil {
 		heads = append(heads, fmt.Sprintf("%d:%s", m.Seq, m.Hash))
 	}
-	if err := s.audit.begin(); err != nil {
-		return Verdict{}, err
-	}
-	defer s.audit.end()
-	log, err := os.ReadFile(s.audit.log.path)
-	return verify(log, heads...), err
+	err := s.audit.log.acquire()
+	defer s.audit.log.release()
+	log, unread := os.ReadFile(s.audit.log.path)
+	return verify(log, heads...), cmp.Or(err, unread)
 }
 
 func cmdAudit(c *command) int {
@@ -305,16 +261,15 @@ func cmdAudit(c *command) int {
 
 func cmdLogs(c *command) int {
 	dir, err := stateDir(c.getenv)
-	for at, more := int64(0), true; more && err == nil; more = c.opts.on("tail") && sleep(c.ctx, 200*time.Millisecond) == nil {
+	for at, on := int64(0), true; on && err == nil; on = c.opts.on("tail") && sleep(c.ctx, 200*time.Millisecond) == nil {
 		f, missing := os.Open(filepath.Join(dir, "audit.log"))
 		err = when(!os.IsNotExist(missing), missing) // else nothing has happened yet
 		fresh, _ := io.ReadAll(io.NewSectionReader(f, at, 1<<62))
 		f.Close()
-		fresh = fresh[:bytes.LastIndexByte(fresh, '\n')+1]
-		for line := range bytes.Lines(fresh) {
-			c.printEntry(line[:len(line)-1])
+		for line := range bytes.Lines(fresh[:bytes.LastIndexByte(fresh, '\n')+1]) {
+			at += int64(len(line))
+			c.printEntry(line)
 		}
-		at += int64(len(fresh))
 	}
 	if err != nil {
 		return c.fail(err)
@@ -322,14 +277,13 @@ func cmdLogs(c *command) int {
 	return 0
 }
 
-// Control characters that JSON leaves as they are and some terminals obey.
-var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`)
+var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`) // controls that JSON leaves as they are and some terminals obey
 
 // printEntry prints an entry of the wanted session; whatever a terminal could obey is escaped, in JSON too.
 func (c *command) printEntry(line []byte) {
 	fields, err := parseEntry(line)
 	if err != nil {
-		fmt.Fprintln(c.stdout, c.colour("31", fmt.Sprintf("damaged: %q", line)))
+		fmt.Fprintln(c.stdout, c.colour("31", fmt.Sprintf("damaged: %q", bytes.TrimSpace(line))))
 		return
 	}
 	member, rest := map[string]string{}, ""
@@ -340,11 +294,11 @@ func (c *command) printEntry(line []byte) {
 	}
 	text := fmt.Sprintf("%q", fmt.Sprintf("%.19s %-8s %-17s %s%s", member["ts"], shortID(member["session_id"]),
 		member["event"], shortID(member["prompt_id"]), rest))
-	text = text[1 : len(text)-1]
+	text = text[1:len(text)-1] + "\n"
 	if c.opts.on("json") {
 		text = c1.ReplaceAllStringFunc(string(line), func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) })
 	}
 	if strings.HasPrefix(member["session_id"], c.opts.text("session")) {
-		fmt.Fprintln(c.stdout, text)
+		fmt.Fprint(c.stdout, text)
 	}
 }

@@ -4207,7 +4207,7 @@ func TestTelegramNotRecorded(t *testing.T) {
 	p := e.ask(yesNo)
 	other := e.other(e.store.Dir)
 	broken := errors.New("no space left on device")
-	other.store.log.write = func(*os.File, []byte) (int, error) { return 0, broken }
+	other.store.log.do = faultyFiles(func(op string, _ int64) error { return when(op == "write", broken) })
 	e.srv.send(tgTap(1, p, "y"))
 	stop := e.poll(other)
 	e.srv.until(t, "answerCallbackQuery", "could not be recorded")
@@ -4773,25 +4773,27 @@ func storeCommand(t testing.TB, ctx context.Context, dir string, args ...string)
 // write's leaves half of its bytes.
 func faultyFiles(fault func(op string, n int64) error) files {
 	var count atomic.Int64
-	real := systemFiles()
-	check := func(op string, do func() error) error {
-		if err := fault(op, count.Add(1)); err != nil {
-			return err
+	return func(op string, f *os.File, call func() error) error {
+		err := fault(op, count.Add(1))
+		if err == nil {
+			return call()
 		}
-		return do()
+		if op == "write" {
+			before, _ := f.Seek(0, io.SeekEnd)
+			call()
+			after, _ := f.Seek(0, io.SeekEnd)
+			f.Truncate((before + after) / 2)
+		}
+		return err
 	}
-	return files{
-		write: func(f *os.File, b []byte) (n int, err error) {
-			if err = check("write", func() error { n, err = f.Write(b); return err }); err != nil && n == 0 {
-				n, _ = f.Write(b[:len(b)/2])
-			}
-			return n, err
-		},
-		sync:     func(f *os.File) error { return check("fsync", f.Sync) },
-		truncate: func(f *os.File, n int64) error { return check("ftruncate", func() error { return f.Truncate(n) }) },
-		rename:   func(a, b string) error { return check("rename", func() error { return real.rename(a, b) }) },
-		syncDir:  func(dir string) error { return check("fsync folder", func() error { return real.syncDir(dir) }) },
+}
+
+// noSync makes every call but those that wait for the disk.
+func noSync(op string, _ *os.File, call func() error) error {
+	if strings.HasPrefix(op, "fsync") {
+		return nil
 	}
+	return call()
 }
 
 // storeStep is one change of a question's life; it ends in the state of its name.
@@ -4830,9 +4832,9 @@ func storeSteps(session string, p *PromptRecord) []storeStep {
 
 // storeCompactNext makes the next change compact the file.
 func storeCompactNext(s *Store) {
-	s.mu.Lock()
+	s.log.mu.Lock()
 	s.compactAt = 0
-	s.mu.Unlock()
+	s.log.mu.Unlock()
 }
 
 /* ===== Store: states and decisions ===== */
@@ -5144,12 +5146,10 @@ func TestStoreTruncatedAtEveryByte(t *testing.T) {
 		marks = append(marks, mark{len(all), step.to})
 	}
 	all, _ := os.ReadFile(s.log.path)
-	quick := systemFiles()
-	quick.sync, quick.syncDir = func(*os.File) error { return nil }, func(string) error { return nil }
 	for cut := range len(all) + 1 {
 		dir := storeDir(t)
 		os.WriteFile(filepath.Join(dir, "state.jsonl"), all[:cut], 0o600)
-		s, err := openStoreWith(dir, quick)
+		s, err := openStoreWith(dir, noSync)
 		if err != nil {
 			t.Fatalf("cut at %d: %v", cut, err)
 		}
@@ -5187,6 +5187,72 @@ func TestStoreTruncatedAtEveryByte(t *testing.T) {
 			}
 		}
 		s.Close()
+	}
+}
+
+// A power cut that kept only the beginning of a write lost that the update was acted on, not what it did: when it comes
+// again, nothing is done twice.
+func TestStoreUpdateComesAgain(t *testing.T) {
+	dir := storeDir(t)
+	path := filepath.Join(dir, "state.jsonl")
+	s := storeAt(t, dir)
+	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
+	say := func() error {
+		in := &InputRecord{Head: Head{ID: newID()}, SessionID: p.SessionID, Kind: "text", UpdateID: 7, Status: "queued"}
+		return storeUpdate(s, in, &UpdateRecord{Head{ID: "7"}, "operator"})
+	}
+	tap := storeTap(p, "y")
+	tap.UpdateID = 8
+	decide := func() error {
+		_, why, err := s.Decide(tap, time.Now())
+		return errors.Join(err, when(why != "", errors.New(string(why))))
+	}
+	powerCut := func(id string) {
+		t.Helper()
+		all, _ := os.ReadFile(path)
+		at := bytes.LastIndex(all, []byte(`{"v":1,"rec":"update","id":"`+id+`"`))
+		if at < 0 {
+			t.Fatalf("update %s is not recorded:\n%s", id, all)
+		}
+		s.Close()
+		os.WriteFile(path, all[:at+10], 0o600)
+		s = storeAt(t, dir)
+	}
+	if err := say(); err != nil {
+		t.Fatal(err)
+	}
+	powerCut("7")
+	v := storeView(t, s)
+	if len(v.Inputs) != 1 || v.Updates["7"] != nil {
+		t.Fatalf("after the cut: %d inputs, update %v", len(v.Inputs), v.Updates["7"])
+	}
+	for _, in := range v.Inputs { // its session did it meanwhile
+		done := *in
+		if done.Status = "done"; storeUpdate(s, &done) != nil {
+			t.Fatal("the input cannot be done")
+		}
+	}
+	if err := say(); err != nil {
+		t.Fatal(err)
+	}
+	v = storeView(t, s)
+	if inputs := slices.Collect(maps.Values(v.Inputs)); len(inputs) != 1 || inputs[0].Status != "done" ||
+		v.Updates["7"] == nil {
+		t.Errorf("the message came again: %d inputs, update %v", len(inputs), v.Updates["7"])
+	}
+	if err := decide(); err != nil {
+		t.Fatal(err)
+	}
+	powerCut("8")
+	before := storeView(t, s).Prompts[p.ID]
+	if before.Status != ReplyReceived || storeView(t, s).Updates["8"] != nil {
+		t.Fatalf("after the cut the question is %s", before.Status)
+	}
+	if err := decide(); err == nil || !strings.Contains(err.Error(), "already answered") {
+		t.Errorf("the tap came again: %v", err)
+	}
+	if after := storeView(t, s).Prompts[p.ID]; after.At != before.At {
+		t.Error("the tap that came again changed the question")
 	}
 }
 
@@ -5652,9 +5718,9 @@ func storeCrowd(dir string) error {
 			}
 		}
 		if i%16 == 0 {
-			s.mu.Lock()
+			s.log.mu.Lock()
 			s.compactAt, s.Retention = 0, time.Hour
-			s.mu.Unlock()
+			s.log.mu.Unlock()
 		}
 	}
 	return s.Trouble()
@@ -5817,7 +5883,7 @@ func TestStoreRetention(t *testing.T) {
 // The file stays small however long a session lives.
 func TestStoreCompactsItself(t *testing.T) {
 	s := storeAt(t, storeDir(t))
-	s.log.sync, s.audit.log.sync = func(*os.File) error { return nil }, func(*os.File) error { return nil }
+	s.log.do, s.audit.log.do = noSync, noSync
 	session := storeSession(t, s)
 	p := storePrompt(t, s, session, AwaitingReply, nil)
 	largest := int64(0)

@@ -1,14 +1,11 @@
-// The store keeps state.jsonl: every session, question and answer, shared by all atlasbridge processes. A line is one
-// record after a change, the last with a rec and id is the truth; crc is the CRC-32C of the line without its crc member
-// and newline, times are RFC 3339 in UTC with microseconds. Every change of a status is followed by its entry in
-// audit.log, in the same order; the chain's head is kept here.
-//
-// The lock on state.lock (never renamed) is held from reading what others appended to the fsync of what follows from it.
-// One Update is one write; when it fails the file is cut back, and when that fails too, this process never writes again.
-// A power cut can keep only the beginning of a write: a torn line is moved to state.jsonl.torn-TIME, and the lines before
-// it do no harm, for a Telegram update is written before what it led to, which then is not done twice. A damaged line
-// elsewhere stays, is reported, and fails its question; the compaction that drops it first copies the file to
-// state.jsonl.backup-TIME. Compaction renames a new file into place; others notice that and read it anew.
+// The store keeps state.jsonl: every session, question and answer, for all atlasbridge processes. A line is one record
+// after a change, the last with a rec and id is the truth; crc is the CRC-32C of the line without its crc member and
+// newline. state.lock (never renamed) is held from reading what others appended to the fsync of what follows from it.
+// One Update is one write; when it fails the file is cut back, when that fails too, this process never writes again.
+// A power cut can keep just the start of a write: a torn line is moved to state.jsonl.torn-TIME, those before it do no
+// harm: a Telegram update is written after what it led to, and what comes again is done once. A damaged line stays, is
+// reported, and fails its question. Compaction renames a new file into place; one with damage, or of an earlier schema,
+// is first copied to state.jsonl.backup-TIME.
 package main
 
 import (
@@ -33,17 +30,15 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 )
 
 const (
 	schemaVersion, compactMin = 1, 1 << 20             // bytes: a smaller file opens within 3 ms (measured)
 	compactFactor, retention  = 3, 30 * 24 * time.Hour // times what would be kept; default of retention_days
-	updateLife                = 48 * time.Hour         // twice the 24 h of https://core.telegram.org/bots/api#getting-updates
-	decisionsLimit            = 10                     // answers by phone per session and minute (SPEC section 8)
-	maxText                   = 200                    // bytes of a text answer when the prompt does not say (source 2, 3.3)
-	crcMember                 = len(`,"crc":"00000000"}` + "\n")
-	damaged                   = "its record in the state file is damaged"
+	updateLife                = 48 * time.Hour         // twice that of https://core.telegram.org/bots/api#getting-updates
+	decisionsLimit, maxText   = 10, 200                // answers by phone per session and minute; bytes of a text answer
+	crcMember, damaged        = len(`,"crc":"00000000"}` + "\n"), "its record in the state file is damaged"
+	maxHookInput, maxExcerpt  = 8 << 20, 200 // bytes of JSON from a tool, with the file it writes; of an excerpt (SPEC 5)
 )
 
 // State is a prompt's state, SPEC section 6.
@@ -61,12 +56,10 @@ var next = map[State][]State{
 	Created:       {Routed, ReplyReceived, Resolved, Expired, Canceled, Failed},
 	Routed:        {AwaitingReply, ReplyReceived, Resolved, Expired, Canceled, Failed},
 	AwaitingReply: {ReplyReceived, Resolved, Expired, Canceled, Failed},
-	ReplyReceived: {Injected, Resolved, Failed},
-	Injected:      {Resolved, Failed},
-	Expired:       {Injected, Resolved, Failed},
+	ReplyReceived: {Injected, Resolved, Failed}, Expired: {Injected, Resolved, Failed}, Injected: {Resolved, Failed},
 }
 
-// Open tells whether the prompt waits for an answer, over whether nothing has to happen to it any more.
+// Open: the prompt waits for an answer. over: nothing has to happen to it any more.
 func (p *PromptRecord) Open() bool { return slices.Contains(next[p.Status], Canceled) }
 func (p *PromptRecord) over() bool { return next[p.Status] == nil || p.Status == Expired }
 
@@ -75,8 +68,6 @@ type Record interface {
 	head() *Head
 	put(*View)
 }
-
-// Head is what every record begins with.
 type Head struct {
 	V   int       `json:"v"`
 	Rec string    `json:"rec"`
@@ -94,17 +85,10 @@ func (r *UpdateRecord) put(v *View)  { v.Updates[r.ID] = r }
 func (r *MetaRecord) put(v *View)    { v.Meta[r.ID] = r }
 func (r *ReplyRecord) put(*View)     {}
 
-// kinds makes an empty record for each rec member.
 var kinds = map[string]func() Record{
 	"session": func() Record { return new(SessionRecord) }, "prompt": func() Record { return new(PromptRecord) },
 	"reply": func() Record { return new(ReplyRecord) }, "input": func() Record { return new(InputRecord) },
-	"update": func() Record { return new(UpdateRecord) }, "meta": func() Record { return new(MetaRecord) },
-}
-
-// kindOf is the rec member of a record: "session" for a *SessionRecord.
-func kindOf(r Record) string {
-	return strings.ToLower(strings.TrimSuffix(strings.TrimPrefix(fmt.Sprintf("%T", r), "*main."), "Record"))
-}
+	"update": func() Record { return new(UpdateRecord) }, "meta": func() Record { return new(MetaRecord) }}
 
 type SessionRecord struct {
 	Head
@@ -123,7 +107,6 @@ type SessionRecord struct {
 	Prompts   int        `json:"prompts"`
 	LastSeen  *time.Time `json:"last_output_at"` // when the child last wrote, as of this line
 }
-
 type PromptRecord struct {
 	Head
 	SessionID   string     `json:"session_id"`
@@ -160,7 +143,6 @@ type PromptRecord struct {
 	MsgID       int64      `json:"telegram_msg_id"`
 	Reason      string     `json:"reason"` // why failed or canceled; the operator's reason for a refusal
 }
-
 type ReplyRecord struct {
 	Head
 	PromptID   string    `json:"prompt_id"`
@@ -169,9 +151,7 @@ type ReplyRecord struct {
 	Source     string    `json:"source"` // operator, timeout_default
 	InjectedAt time.Time `json:"injected_at"`
 }
-
-// InputRecord is what the phone asks of a session another process may own.
-type InputRecord struct {
+type InputRecord struct { // what the phone asks of a session another process may own
 	Head
 	SessionID string `json:"session_id"`
 	Kind      string `json:"kind"` // text keys screen last cancel show_all show_recent answer
@@ -183,14 +163,11 @@ type InputRecord struct {
 	Status    string `json:"status"` // queued done refused
 	Reason    string `json:"reason"`
 }
-
-type UpdateRecord struct {
+type UpdateRecord struct { // of Telegram: it was acted on
 	Head
 	Kind string `json:"kind"`
 }
-
-// MetaRecord holds single facts by id: "audit" (head of the chain), "telegram" (offset, claim, poller).
-type MetaRecord struct {
+type MetaRecord struct { // single facts by id: "audit" (head of the chain), "telegram" (offset, claim, poller)
 	Head
 	Seq    int64             `json:"seq"`
 	Hash   string            `json:"hash"`
@@ -224,6 +201,12 @@ func (v *View) active(id string) bool {
 	return v.Sessions[id] != nil && v.Sessions[id].Status == "active"
 }
 
+// which are the prompts that want holds for, never nil.
+func (v *View) which(want func(*PromptRecord) bool) []*PromptRecord {
+	all := slices.AppendSeq([]*PromptRecord{}, maps.Values(v.Prompts))
+	return slices.DeleteFunc(all, func(p *PromptRecord) bool { return !want(p) })
+}
+
 // illegal tells why r cannot follow old, which is now the truth about its id.
 func (v *View) illegal(old, r Record) error {
 	was, _ := old.(*SessionRecord)
@@ -231,123 +214,103 @@ func (v *View) illegal(old, r Record) error {
 	p, ok := r.(*PromptRecord)
 	rival := func(q *PromptRecord) bool { return q.Status == AwaitingReply && q.SessionID == p.SessionID }
 	switch from = cmp.Or(from, &PromptRecord{}); {
-	case was != nil && was.Status != "active" && r.(*SessionRecord).Status == "active":
-		return errors.New("an ended session cannot be active again")
-	case ok && from.NonceUsed && (!p.NonceUsed || p.Nonce != from.Nonce):
-		return errors.New("a used nonce stays used")
+	case was != nil && was.Status != "active" && r.(*SessionRecord).Status == "active",
+		ok && from.NonceUsed && (!p.NonceUsed || p.Nonce != from.Nonce):
+		return errors.New("an ended session stays ended, a used nonce used")
 	case !ok || p.Status == from.Status:
 		return nil
-	case !slices.Contains(next[from.Status], p.Status):
+	case !slices.Contains(next[from.Status], p.Status), p.Status == AwaitingReply && len(v.which(rival)) > 0,
+		slices.Contains([]State{Routed, AwaitingReply, ReplyReceived}, p.Status) && !v.active(p.SessionID):
 		return fmt.Errorf("%q cannot become %q", from.Status, p.Status)
-	case slices.Contains([]State{Routed, AwaitingReply, ReplyReceived}, p.Status) && !v.active(p.SessionID):
-		return errors.New("its session is not active")
-	case p.Status == AwaitingReply && slices.ContainsFunc(slices.Collect(maps.Values(v.Prompts)), rival):
-		return errors.New("another question of its session awaits a reply")
 	}
 	return nil
 }
 
 /* ----- a file that several processes append to ----- */
-
-// files are the calls that can fail, or be the last of a killed process, in a test.
-type files struct {
-	write    func(*os.File, []byte) (int, error)
-	sync     func(*os.File) error
-	truncate func(*os.File, int64) error
-	rename   func(from, to string) error
-	syncDir  func(dir string) error
-}
-
-func systemFiles() files {
-	return files{(*os.File).Write, (*os.File).Sync, (*os.File).Truncate, os.Rename, syncDir}
-}
-
-// journal is a file of lines that several processes append to. Within the process its owner's mutex guards it.
+// journal is a file of lines that several processes append to, files makes a call that a test lets fail or kill us.
+type files func(op string, f *os.File, call func() error) error
 type journal struct {
-	files
-	path    string
-	lock, f *os.File // f is nil after a failed write: that descriptor is never written or fsynced again
-	end     int64    // bytes of the file
-	known   bool     // the folder's entry of the file is on the disk
-	poison  error    // not nil: what the file ends with is unknown, nothing is written any more
+	do          files
+	path        string
+	mu          sync.Mutex // held from acquire to release, before the lock between processes
+	lock, f     *os.File   // f is nil after a failed write: that descriptor is never written or fsynced again
+	end         int64      // bytes of the file
+	anew, known bool       // acquire has opened another file than before; the folder's entry of it is on the disk
+	poison      error      // not nil: what the file ends with is unknown, nothing is written any more
 }
 
-func (j *journal) release() { unlockFile(j.lock) }
-
-// acquire waits for the lock and opens the file that the path names; anew: it was not open.
-func (j *journal) acquire() (anew bool, err error) {
-	if j.lock == nil {
+// acquire waits for the lock and opens the file that the path names. release follows, after an error, too.
+func (j *journal) acquire() (err error) {
+	if j.mu.Lock(); j.lock == nil {
 		j.lock, err = openPrivate(strings.TrimSuffix(j.path, filepath.Ext(j.path))+".lock", os.O_RDWR|os.O_CREATE)
 	}
 	if err = cmp.Or(err, lockFile(j.lock, true)); err != nil {
-		return false, fmt.Errorf("locking %s: %w", j.path, err)
+		return fmt.Errorf("locking %s: %w", j.path, err)
 	}
 	named, _ := os.Lstat(j.path)
 	open, _ := j.f.Stat()
-	if anew = !os.SameFile(named, open); anew {
+	if j.anew = !os.SameFile(named, open); j.anew {
 		j.f.Close()
 		j.known = false
 		j.f, err = openPrivate(j.path, os.O_RDWR|os.O_APPEND|os.O_CREATE)
 	}
-	if j.end, _ = j.f.Seek(0, io.SeekEnd); err != nil { // seeking to the end of a regular file cannot fail
-		j.release()
-	}
-	return anew, err
+	j.end, _ = j.f.Seek(0, io.SeekEnd) // cannot fail with a regular file
+	return err
+}
+func (j *journal) release() {
+	unlockFile(j.lock)
+	j.mu.Unlock()
 }
 
 // append adds b at the end. After an error the file is as it was before, or poison is set.
 func (j *journal) append(b []byte, durable bool) (err error) {
 	if err = j.poison; err == nil && !j.known {
-		err = j.syncDir(filepath.Dir(j.path))
+		err = j.do("fsync folder", nil, func() error { return syncDir(filepath.Dir(j.path)) })
 	}
-	if j.known = err == nil; err != nil {
+	if j.known = err == nil; !j.known {
 		return err
 	}
-	if _, err = j.write(j.f, b); err == nil && durable {
-		err = j.sync(j.f)
+	if err = j.do("write", j.f, func() error { return second(j.f.Write(b)) }); err == nil && durable {
+		err = j.do("fsync", j.f, j.f.Sync)
 	}
 	if err == nil {
 		j.end += int64(len(b))
 		return nil
 	}
-	if cut := j.truncate(j.f, j.end); cut != nil {
+	if cut := j.do("ftruncate", j.f, func() error { return j.f.Truncate(j.end) }); cut != nil {
 		j.poison = fmt.Errorf("%w; cutting it off again: %w; nothing is recorded any more", err, cut)
 	}
 	j.f.Close()
 	j.f = nil
 	return cmp.Or(j.poison, err)
 }
+func second(_ int, err error) error { return err }
 
-// create writes b durably to a file that is named like the journal plus suffix.
+// create writes a file beside the journal, aside copies the bytes from at on to one, cut moves them there.
 func (j *journal) create(suffix string, b []byte) error {
 	f, err := openPrivate(j.path+suffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)
 	defer f.Close()
-	return cmp.Or(err, (&journal{files: j.files, path: j.path, f: f}).append(b, true))
+	return cmp.Or(err, (&journal{do: j.do, path: j.path, f: f}).append(b, true))
 }
-
-// aside copies the bytes from at on to a file of their own, cut moves them there.
 func (j *journal) aside(why string, at int64) error {
 	b, err := io.ReadAll(io.NewSectionReader(j.f, at, j.end-at))
 	return cmp.Or(err, j.create("."+why+"-"+time.Now().UTC().Format(fileStamp), b))
 }
-func (j *journal) cut(at int64) error {
-	err := j.aside("torn", at)
-	if err == nil {
-		err, j.end = j.truncate(j.f, at), at
+func (j *journal) cut(at int64) (err error) {
+	if err = j.aside("torn", at); err == nil {
+		err, j.end = j.do("ftruncate", j.f, func() error { return j.f.Truncate(at) }), at
 	}
 	return err
 }
 
 /* ----- opening and reading ----- */
-
 // Store is the shared state. Its methods may be called from any goroutine.
 type Store struct {
 	Dir             string
 	Retention       time.Duration // how long ended sessions and their questions are kept
 	now             func() time.Time
-	audit           *Audit
-	mu              sync.Mutex // guards what follows; taken before state.lock
-	log             *journal
+	audit           *Audit   // its log is acquired after ours
+	log             *journal // its mutex guards what follows
 	view            *View
 	read, compactAt int64         // bytes of the file that view holds; that are worth a compaction
 	wake            chan struct{} // closed when view changes
@@ -357,45 +320,51 @@ type Store struct {
 	held, secrets   sync.Map      // our locks by name: *os.File; what was given and not yet taken by prompt: string
 }
 
-func (s *Store) Audit() *Audit { return s.audit }
-
-// openStore opens or creates the state in dir, private to the user.
-func openStore(dir string) (*Store, error) { return openStoreWith(dir, systemFiles()) }
-func openStoreWith(dir string, sys files) (*Store, error) {
+func openStore(dir string) (*Store, error) {
+	return openStoreWith(dir, func(_ string, _ *os.File, call func() error) error { return call() })
+}
+func openStoreWith(dir string, do files) (*Store, error) {
 	s := &Store{Dir: dir, Retention: retention, now: time.Now, view: viewOf(nil), wake: make(chan struct{}),
-		log: &journal{files: sys, path: filepath.Join(dir, "state.jsonl")}}
-	s.audit = &Audit{log: &journal{files: sys, path: filepath.Join(dir, "audit.log")}, note: s.noteHead}
+		log: &journal{do: do, path: filepath.Join(dir, "state.jsonl")}}
+	s.audit = &Audit{log: &journal{do: do, path: filepath.Join(dir, "audit.log")}, note: s.noteHead}
 	err := cmp.Or(secureDir(dir), secureDir(filepath.Join(dir, "sessions")))
 	if err == nil {
 		err = s.begin()
-		defer s.end()
+		defer s.log.release()
 	}
 	if err == nil && s.older {
 		err = s.compact()
 	}
-	if err != nil {
-		return nil, fmt.Errorf("opening the state: %w", err)
-	}
-	return s, nil
+	return s, err
 }
 
-// Close gives back files and locks; nothing is left to be written.
+// Audit is the log that every change goes to. Trouble is what keeps the store from its duties at present. View is the
+// state as it is now; where it cannot be read any more, as it was, with an error. Close gives back files and locks.
+func (s *Store) Audit() *Audit { return s.audit }
+func (s *Store) Trouble() error {
+	s.log.mu.Lock()
+	defer s.log.mu.Unlock()
+	return cmp.Or(s.log.poison, s.trouble)
+}
+func (s *Store) View() (*View, error) {
+	defer s.log.release()
+	err := s.begin()
+	return viewOf(s.view.records), err
+}
 func (s *Store) Close() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.log.mu.Lock()
+	defer s.log.mu.Unlock()
 	s.held.Range(func(_, lock any) bool { return lock.(*os.File).Close() == nil })
 	_ = errors.Join(s.log.f.Close(), s.log.lock.Close(), s.audit.log.f.Close(), s.audit.log.lock.Close())
 }
 
-// begin takes the process's and the shared lock and reads what others appended; a file that was renamed into place from
-// its beginning, a poisoned one not at all: its last line failed. end follows after an error, too.
+// begin acquires the log and reads what others appended, not when it is poisoned: then its last line failed.
 func (s *Store) begin() error {
-	s.mu.Lock()
-	anew, err := s.log.acquire()
-	if err != nil || s.log.poison != nil || !anew && s.log.end == s.read {
+	err := s.log.acquire()
+	if err != nil || s.log.poison != nil || !s.log.anew && s.log.end == s.read {
 		return err
 	}
-	if anew || s.log.end < s.read {
+	if s.log.anew || s.log.end < s.read {
 		s.view, s.read, s.compactAt, s.older, s.notes = viewOf(nil), 0, compactMin, false, nil
 	}
 	b := make([]byte, s.log.end-s.read)
@@ -404,29 +373,11 @@ func (s *Store) begin() error {
 	}
 	return s.take(b)
 }
-func (s *Store) end() {
-	s.log.release()
-	s.mu.Unlock()
-}
-
-// View is the state as it is now. Where it cannot be read any more, it is as it was, with an error.
-func (s *Store) View() (*View, error) {
-	err := s.begin()
-	defer s.end()
-	return viewOf(s.view.records), err
-}
-
-// Trouble is what keeps the store from its duties at present, nil when nothing does.
-func (s *Store) Trouble() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return cmp.Or(s.log.poison, s.trouble)
-}
 
 // take brings the view up to the last complete line in b, and s.read behind it. Every line is checked, the last sound
 // one of an id decoded, on all processors. A question whose newest line is damaged has failed: what it said is unknown.
 func (s *Store) take(b []byte) (err error) {
-	texts, anew, live := bytes.SplitAfter(b, []byte("\n")), s.read == 0, 0
+	texts, first, live := bytes.SplitAfter(b, []byte("\n")), s.read == 0, 0
 	lines, last := make([]stateLine, len(texts)-1), map[string]int{}
 	for i := range lines {
 		if lines[i] = parse(texts[i]); lines[i].V > schemaVersion && lines[i].err == nil {
@@ -435,27 +386,27 @@ func (s *Store) take(b []byte) (err error) {
 			last[lines[i].key()] = i
 		}
 	}
-	var all sync.WaitGroup
-	newest, workers := slices.Collect(maps.Values(last)), runtime.GOMAXPROCS(0)
-	for w := range workers {
+	all, newest := sync.WaitGroup{}, slices.Collect(maps.Values(last))
+	for share := range slices.Chunk(newest, len(newest)/runtime.GOMAXPROCS(0)+1) {
 		all.Go(func() {
-			for i := w; i < len(newest); i += workers {
-				lines[newest[i]].decode(texts[newest[i]])
+			for _, i := range share {
+				lines[i].decode(texts[i])
 			}
 		})
 	}
 	all.Wait()
 	for i, l := range lines {
 		s.read += int64(len(texts[i]))
-		if p := s.view.Prompts[l.ID]; l.err != nil && l.Rec == "prompt" && p != nil {
-			q := *p
-			q.Status, q.NonceUsed, q.Reason, q.At = Failed, true, damaged, s.now().UTC()
-			l.record = &q
-		} else if p, ok := l.record.(*PromptRecord); ok && p.over() && s.now().Sub(p.At) > updateLife {
-			p.Full, p.Recent = "", "" // nobody asks for them any more; the next compaction leaves them out
-		}
 		if l.err != nil {
 			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a damaged line (%v): %.60q…", l.err, texts[i]))
+		}
+		p, ok := l.record.(*PromptRecord)
+		if was := s.view.Prompts[l.ID]; l.err != nil && l.Rec == "prompt" && was != nil {
+			q := *was
+			q.Status, q.NonceUsed, q.Reason, q.At = Failed, true, damaged, s.now().UTC()
+			l.record = &q
+		} else if ok && p.over() && s.now().Sub(p.At) > updateLife {
+			p.Full, p.Recent = "", "" // nobody asks for them any more; the next compaction leaves them out
 		}
 		if l.record != nil {
 			s.view.put(l.record)
@@ -468,28 +419,18 @@ func (s *Store) take(b []byte) (err error) {
 		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a torn end of %d bytes was moved aside", torn))
 		err = s.log.cut(s.read)
 	}
-	if anew {
-		s.compactAt = max(compactMin, int64(compactFactor*live))
-		for _, r := range s.view.records {
-			if s.now().Sub(r.head().At) > s.Retention && !s.keep(r) {
-				s.compactAt = 0
-			}
-		}
+	if first { // what is to be forgotten goes with the next write
+		old := func(r Record) bool { return s.now().Sub(r.head().At) > s.Retention && !s.keep(r) }
+		stale := slices.ContainsFunc(slices.Collect(maps.Values(s.view.records)), old)
+		s.compactAt = when(!stale, max(compactMin, int64(compactFactor*live)))
 	}
 	return err
 }
 
-// castagnoli is CRC-32C's table; seal is what ends a line: its checksum.
+// stamps finds the times that encoding/json wrote, without the zeros at their end; marshal gives them six decimals.
+var stamps = regexp.MustCompile(`at":"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"`)
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-func seal(open []byte) string {
-	return fmt.Sprintf(`,"crc":"%08x"}`+"\n", crc32.Update(crc32.Checksum(open, castagnoli), castagnoli, []byte("}")))
-}
-
-// stamps finds the times that encoding/json wrote, without the zeros at their end.
-var stamps = regexp.MustCompile(`at":"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"`)
-
-// marshal is v as JSON on one line, times with six decimals.
 func marshal(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -501,18 +442,20 @@ func marshal(v any) ([]byte, error) {
 	}), err
 }
 
-// encode is the line of a record.
+// encode is the line of a record, seal the checksum at its end. A stateLine is one of the file, as far as it is known.
 func encode(r Record) ([]byte, error) {
 	b, err := marshal(r)
 	b = bytes.TrimSuffix(b, []byte("}"))
 	return append(b, seal(b)...), err
 }
+func seal(open []byte) string {
+	return fmt.Sprintf(`,"crc":"%08x"}`+"\n", crc32.Update(crc32.Checksum(open, castagnoli), castagnoli, []byte("}")))
+}
 
-// stateLine is a line of the file: its record, once decoded, or what is wrong with it.
 type stateLine struct {
-	Head   // as far as it can be read, even of a damaged line
-	record Record
-	err    error
+	Head          // as it can be read, even of a damaged line
+	record Record // once decoded
+	err    error  // what is wrong with it
 }
 
 // parse checks a line and reads its beginning: {"v":1,"rec":"prompt","id":"…","at":"…
@@ -520,14 +463,11 @@ func parse(text []byte) (l stateLine) {
 	open := text[:max(0, len(text)-crcMember)]
 	f := append(strings.SplitN(string(text[:min(len(text), 200)]), `"`, 11), make([]string, 10)...)
 	l.V, _ = strconv.Atoi(strings.Trim(f[2], ":,"))
-	if l.Rec, l.ID = f[5], f[9]; string(text[len(open):]) != seal(open) {
+	if l.Rec, l.ID = f[5], f[9]; string(text[len(open):]) != seal(open) || l.V <= schemaVersion && kinds[l.Rec] == nil {
 		l.err = errors.New("its checksum does not match")
-	} else if l.V <= schemaVersion && kinds[l.Rec] == nil {
-		l.err = errors.New("it is not a record")
 	}
 	return l
 }
-
 func (l *stateLine) decode(text []byte) {
 	r := kinds[l.Rec]()
 	l.err = json.Unmarshal(text, r)
@@ -535,10 +475,8 @@ func (l *stateLine) decode(text []byte) {
 	l.record = when(l.err == nil, r)
 }
 
-/* ----- changing ----- */
-
-// Update runs fn, which must not call the Store, on the current state under the lock and makes what it returns
-// durable, all or nothing. Audit entries that could not be written are no error of it, but Trouble.
+// Update runs fn, which must not call the Store, on the current state under the lock and makes what it returns durable,
+// in that order (an UpdateRecord comes last), all or nothing. Audit entries that cannot be written are only Trouble.
 func (s *Store) Update(fn func(*View) ([]Record, error)) error {
 	var events []Event
 	err := s.begin()
@@ -546,44 +484,41 @@ func (s *Store) Update(fn func(*View) ([]Record, error)) error {
 		events, err = s.write(fn(s.view))
 	}
 	if len(events) == 0 {
-		s.end()
+		s.log.release()
 		return err
 	}
-	unaudited := s.audit.begin() // before the state is released, so that both files have the same order
-	s.end()
-	if unaudited == nil {
-		unaudited = s.audit.commit(events...)
-	}
-	if unaudited != nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.trouble = fmt.Errorf("the audit log lacks an entry: %w", unaudited)
-	}
+	err = s.audit.log.acquire() // before the state is released, so that both files have the same order
+	s.log.release()
+	s.audit.commit(err, events...)
 	return nil
 }
 
-// write appends what a change made. When it returns without error, the records are in the file, and the audit log owes
-// the events. The chain's head alone is not fsynced: should it be lost, the next will do.
+// write appends recs, but for what an update asks for again: a power cut lost its record. events go to the audit log.
 func (s *Store) write(recs []Record, err error) (events []Event, _ error) {
+	recs = slices.DeleteFunc(recs, func(r Record) bool {
+		in, ok := r.(*InputRecord)
+		same := func(was *InputRecord) bool { return was.UpdateID == in.UpdateID && was.ID != in.ID }
+		return ok && in.UpdateID != 0 && slices.ContainsFunc(slices.Collect(maps.Values(s.view.Inputs)), same)
+	})
 	if err != nil || len(recs) == 0 {
 		return nil, err
 	}
 	var lines []byte
-	slices.SortStableFunc(recs, func(a, b Record) int { return strings.Compare(kindOf(b), kindOf(a)) }) // "update" first
 	for _, r := range recs {
+		kind := strings.ToLower(strings.TrimPrefix(fmt.Sprintf("%T", r), "*main.")) // such as "sessionrecord"
 		h := r.head()
-		*h = Head{schemaVersion, kindOf(r), h.ID, s.now().UTC().Truncate(time.Microsecond)}
+		*h = Head{schemaVersion, strings.TrimSuffix(kind, "record"), h.ID, s.now().UTC().Truncate(time.Microsecond)}
 		old := s.view.records[h.key()]
 		if old != nil && !h.At.After(old.head().At) {
 			h.At = old.head().At.Add(time.Microsecond)
 		}
-		line, err := encode(r)
-		if err = cmp.Or(s.view.illegal(old, r), err); err != nil {
+		line, bad := encode(r)
+		if err = cmp.Or(s.view.illegal(old, r), bad); err != nil {
 			return nil, fmt.Errorf("recording %s: %w", h.key(), err)
 		}
 		lines, events = append(lines, line...), append(events, auditEvents(old, r)...)
 	}
-	if err = s.log.append(lines, recs[0].head().key() != "meta audit"); err != nil {
+	if err = s.log.append(lines, recs[0].head().key() != "meta audit"); err != nil { // if lost, the next will do
 		return nil, fmt.Errorf("recording: %w", err)
 	}
 	for _, r := range recs {
@@ -596,41 +531,36 @@ func (s *Store) write(recs []Record, err error) (events []Event, _ error) {
 	return events, nil
 }
 
-// noteHead keeps the audit chain's head in the state.
-func (s *Store) noteHead(seq int64, hash string) {
-	defer s.end()
-	err := s.begin()
-	if s.trouble = nil; err == nil && cmp.Or(s.view.Meta["audit"], &MetaRecord{}).Seq < seq {
+// noteHead keeps the audit chain's head in the state; err is why an entry is not in the chain.
+func (s *Store) noteHead(seq int64, hash string, err error) {
+	defer s.log.release()
+	unread := s.begin()
+	if s.trouble = err; err != nil {
+		s.trouble = fmt.Errorf("the audit log lacks an entry: %w", err)
+	} else if unread == nil && cmp.Or(s.view.Meta["audit"], &MetaRecord{}).Seq < seq {
 		s.write([]Record{&MetaRecord{Head: Head{ID: "audit"}, Seq: seq, Hash: hash}}, nil)
 	}
 }
 
-// Move takes a prompt along one legal transition; change may fill in more fields. false: nothing changed, but that the
-// message id is kept of a question that awaits a reply or was answered before its delivery was recorded.
+// Move takes a prompt along one legal transition; change may fill in more. If it cannot, a late message id is kept.
 func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved bool, err error) {
 	now := s.now().UTC()
-	err = s.Update(func(v *View) (recs []Record, _ error) {
+	err = s.Update(func(v *View) ([]Record, error) {
 		old := cmp.Or(v.Prompts[id], &PromptRecord{})
 		p, late := *old, *old
 		if change != nil {
 			change(&p)
 		}
 		p.Status, late.MsgID = to, p.MsgID
-		moved = old.Status != to && v.illegal(old, &p) == nil && (to != Expired || !now.Before(old.ExpiresAt))
-		switch {
-		case !moved && to == AwaitingReply && old.MsgID != late.MsgID && old.ID != "":
-			return []Record{&late}, nil
-		case !moved:
-			return nil, nil
-		case to == Expired:
-			p.DecidedBy = ref("auto:timeout")
-		case to == Injected:
-			recs = []Record{&ReplyRecord{Head{ID: id}, id, p.SessionID, *cmp.Or(p.Value, ref("")), replySource(&p), now}}
+		if moved = old.Status != to && v.illegal(old, &p) == nil && (to != Expired || !now.Before(old.ExpiresAt)); !moved {
+			return when(to == AwaitingReply && old.MsgID != late.MsgID && old.ID != "", []Record{&late}), nil
 		}
+		p.DecidedBy = cmp.Or(when(to == Expired, ref("auto:timeout")), p.DecidedBy)
 		if old.Open() && !p.Open() {
 			p.NonceUsed, p.DecidedAt = true, cmp.Or(p.DecidedAt, &now)
 		}
-		return append(recs, &p), nil
+		reply := &ReplyRecord{Head{ID: id}, id, p.SessionID, *cmp.Or(p.Value, ref("")), replySource(&p), now}
+		return append(when(to == Injected, []Record{reply}), &p), nil
 	})
 	return moved && err == nil, err
 }
@@ -646,53 +576,40 @@ func replySource(p *PromptRecord) string {
 	return cmp.Or(when(strings.HasPrefix(*cmp.Or(p.DecidedBy, ref("")), "auto:"), "timeout_default"), "operator")
 }
 
-/* ----- deciding ----- */
-
 // Decision is an answer on its way to a prompt.
 type Decision struct {
-	PromptID, SessionID string // in full, or the first 8 digits; Trusted may leave the session out
-	Nonce               string // 32 hex, or the first 16 as callback data carries them
-	Value               string // a choice's key, "1,3" for several, "enter" "esc" "cancel" "default", "deny:reason", or text
-	By                  string // telegram:<id>, cli:local, cli:answer, auto:timeout, hook:<tool>
-	UpdateID            int64
-	Trusted             bool // by the keyboard, timeout or answer command: no nonce to show
+	PromptID, SessionID, Nonce string // from the first 8 digits on, the nonce 16; Trusted may leave the session out
+	Value                      string // a choice's key, "1,3", "enter" "esc" "cancel" "default", "deny:reason", or text
+	By                         string // telegram:<id>, cli:local, cli:answer, auto:timeout, hook:<tool>
+	UpdateID                   int64
+	Trusted                    bool // by the keyboard, timeout or answer command: no nonce to show
 }
+type Refusal string // why a decision changed nothing: "" accepted, else one of the sentences a person reads
 
-// Refusal is why a decision changed nothing: "" accepted, else one of the sentences a person reads.
-type Refusal string
-
-func refuse(holds bool, why string) Refusal { return when(holds, Refusal(why)) }
-
-// Decide gives a prompt its answer, on the disk, if it is the first and all guards hold; it returns the prompt.
+// Decide gives a prompt its answer, durably, if it is the first and all guards hold; TakeSecret gives a secret, once.
 func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, err error) {
-	err = s.Update(func(v *View) (recs []Record, _ error) {
+	err = s.Update(func(v *View) ([]Record, error) {
 		p = *cmp.Or(v.find(d), &PromptRecord{})
-		if why = s.guard(v, &p, d, now); why == "" {
-			p.Value, why = p.judge(d.Value)
-		}
-		if why != "" {
+		why = s.guard(v, &p, d, now)
+		value, bad := p.judge(d.Value)
+		if why = cmp.Or(why, bad); why != "" {
 			return nil, nil
 		}
-		p.Status, p.NonceUsed, p.DecidedAt, p.DecidedBy = ReplyReceived, true, ref(now.UTC()), &d.By
+		p.Value, p.Status, p.NonceUsed, p.DecidedAt, p.DecidedBy = value, ReplyReceived, true, ref(now.UTC()), &d.By
 		if p.Secret {
 			s.secrets.Store(p.ID, *p.Value)
 			p.Value, p.ValueHidden = nil, true
 		} else if *p.Value == "cancel" && p.ambiguous() {
 			p.Status = Canceled
 		}
-		if d.UpdateID != 0 {
-			recs = []Record{&UpdateRecord{Head{ID: strconv.FormatInt(d.UpdateID, 10)}, "decision"}}
-		}
-		return append(recs, &p), nil
+		update := &UpdateRecord{Head{ID: fmt.Sprint(d.UpdateID)}, "decision"}
+		return append([]Record{&p}, when(d.UpdateID != 0, []Record{update})...), nil
 	})
 	if err != nil {
 		s.TakeSecret(p.ID)
-		return PromptRecord{}, "", err
 	}
-	return p, why, nil
+	return p, why, err
 }
-
-// TakeSecret is the answer to a secret prompt, once. It exists in the memory of this process only.
 func (s *Store) TakeSecret(promptID string) (value string, ok bool) {
 	secret, ok := s.secrets.LoadAndDelete(promptID)
 	value, _ = secret.(string)
@@ -700,45 +617,36 @@ func (s *Store) TakeSecret(promptID string) (value string, ok bool) {
 }
 
 // find is the prompt that the decision names, nil when it names none, or two.
-func (v *View) find(d Decision) (found *PromptRecord) {
+func (v *View) find(d Decision) *PromptRecord {
 	names := func(short, id string) bool { return short == id || len(short) >= 8 && strings.HasPrefix(id, short) }
-	for id, p := range v.Prompts {
-		if names(d.PromptID, id) && (d.Trusted && d.SessionID == "" || names(d.SessionID, p.SessionID)) {
-			if found != nil {
-				return nil
-			}
-			found = p
-		}
-	}
-	return found
+	found := v.which(func(p *PromptRecord) bool {
+		return names(d.PromptID, p.ID) && (d.Trusted && d.SessionID == "" || names(d.SessionID, p.SessionID))
+	})
+	return when(len(found) == 1, append(found, nil)[0])
 }
 
-// guard checks everything about a decision but its value.
 func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refusal {
-	shown := len(d.Nonce) >= 16 && subtle.ConstantTimeCompare([]byte(d.Nonce),
-		[]byte(p.Nonce[:min(len(d.Nonce), len(p.Nonce))])) == 1
+	nonce := []byte(clipBytes(p.Nonce, len(d.Nonce)))
+	shown := len(nonce) >= 16 && subtle.ConstantTimeCompare([]byte(d.Nonce), nonce) == 1
 	phone := func(by *string) bool { return by != nil && strings.HasPrefix(*by, "telegram:") }
 	clock := func(t time.Time) string { return " at " + t.Local().Format(time.TimeOnly) }
 	_, mine := s.held.Load(lockName(p.SessionID))
-	recent := 0
-	for _, q := range v.Prompts {
-		if q.SessionID == p.SessionID && phone(q.DecidedBy) && now.Sub(*q.DecidedAt).Abs() < time.Minute {
-			recent++
-		}
-	}
-	return cmp.Or(
-		refuse(p.ID == "", "there is no question "+clip(strconv.Quote(d.PromptID), 40)+" in that session"),
-		refuse(!d.Trusted && !shown, "the answer does not belong to this question"),
-		refuse(p.Reason == damaged, "the question's record is damaged, so it takes no answer any more"),
-		refuse(p.Status == Expired || p.Open() && d.By != "cli:local" && !now.Before(p.ExpiresAt),
+	recent := len(v.which(func(q *PromptRecord) bool {
+		return q.SessionID == p.SessionID && phone(q.DecidedBy) && now.Sub(*q.DecidedAt).Abs() < time.Minute
+	}))
+	return Refusal(cmp.Or(
+		when(p.ID == "", "there is no question "+clip(strconv.Quote(d.PromptID), 40)+" in that session"),
+		when(!d.Trusted && !shown, "the answer does not belong to this question"),
+		when(p.Reason == damaged, "the question's record is damaged, so it takes no answer any more"),
+		when(p.Status == Expired || p.Open() && d.By != "cli:local" && !now.Before(p.ExpiresAt),
 			"the question expired"+clock(p.ExpiresAt)),
-		refuse(!p.Open() && p.DecidedBy != nil, "already answered "+byWhom(p.DecidedBy)+clock(*cmp.Or(p.DecidedAt, &now))),
-		refuse(p.Status == Failed || !v.active(p.SessionID), "the question's session has ended"),
-		refuse(!p.Open(), "the question has left the screen"),
-		refuse(p.Status == Created && !d.Trusted, "the question has not been asked yet"),
-		refuse(p.Secret && !mine, "a secret can only be answered at its session's own keyboard"),
-		refuse(phone(&d.By) && recent >= decisionsLimit,
-			fmt.Sprintf("%d answers in a minute for this session: wait a little, then answer again", recent)))
+		when(!p.Open() && p.DecidedBy != nil, "already answered "+byWhom(p.DecidedBy)+clock(*cmp.Or(p.DecidedAt, &now))),
+		when(p.Status == Failed || !v.active(p.SessionID), "the question's session has ended"),
+		when(!p.Open(), "the question has left the screen"),
+		when(p.Status == Created && !d.Trusted, "the question has not been asked yet"),
+		when(p.Secret && !mine, "a secret can only be answered at its session's own keyboard"),
+		when(phone(&d.By) && recent >= decisionsLimit,
+			fmt.Sprintf("%d answers in a minute for this session: wait a little, then answer again", recent))))
 }
 
 // judge says what an answer means for the question: the value to record, or why it is none. A reason given becomes its.
@@ -750,7 +658,7 @@ func (p *PromptRecord) judge(given string) (*string, Refusal) {
 	case p.Secret:
 		return &given, p.text(given)
 	case given == "default":
-		return p.SafeDefault, refuse(p.SafeDefault == nil, "this question has no safe default")
+		return p.SafeDefault, when[Refusal](p.SafeDefault == nil, "this question has no safe default")
 	case refused && p.Permission:
 		p.Reason = cmp.Or(reason, p.Reason)
 		ways := append(slices.Clone(p.Choices), Choice{Key: *cmp.Or(p.SafeDefault, ref("deny")), Hook: "deny"})
@@ -766,24 +674,16 @@ func (p *PromptRecord) judge(given string) (*string, Refusal) {
 	return nil, Refusal("not an answer to this question: " + clip(strconv.Quote(given), 40) + "; it takes " + p.takes())
 }
 
-// takes names the answers for a person; answers are the values that one button could send: first the choices' keys.
+// takes names the answers for a person, answers those that one button could send, the choices' keys first; offered also
+// takes several choices. ambiguous: the ambiguity protocol (SPEC 6) asks: Send Enter, Cancel, or show more. text checks
+// an answer that is typed as it is: control characters would be keys.
 func (p *PromptRecord) takes() string { return cmp.Or(strings.Join(p.answers(), " "), "text") }
-func (p *PromptRecord) answers() (out []string) {
-	for _, c := range p.Choices {
-		out = append(out, c.Key)
-	}
+func (p *PromptRecord) answers() []string {
 	unsure, esc := p.ambiguous(), p.Permission || p.SafeDefault != nil && *p.SafeDefault == "esc"
-	for _, word := range strings.Fields("y n enter esc cancel") {
-		fits := unsure && word != "y" && word != "n" || word == "enter" && p.Type == ConfirmEnter || word == "esc" && esc ||
-			len(word) == 1 && p.Type == YesNo && len(p.Choices) == 0
-		if fits && !slices.Contains(out, word) {
-			out = append(out, word)
-		}
-	}
-	return out
+	words := when(p.Type == YesNo && len(p.Choices) == 0, "y n ") + when(unsure || p.Type == ConfirmEnter, "enter ") +
+		when(unsure || esc, "esc ") + when(unsure, "cancel")
+	return slices.Compact(append(mapped(p.Choices, func(c Choice) string { return c.Key }), strings.Fields(words)...))
 }
-
-// offered tells whether the value is one that a button could have sent, or several choices.
 func (p *PromptRecord) offered(value string) bool {
 	all, keys := p.answers(), strings.Split(value, ",")
 	for i, k := range keys {
@@ -793,40 +693,30 @@ func (p *PromptRecord) offered(value string) bool {
 	}
 	return len(keys) == 1 || p.Multi
 }
-
-// ambiguous tells whether the ambiguity protocol (SPEC section 6) asks: Send Enter, Cancel, or show more.
 func (p *PromptRecord) ambiguous() bool {
 	return p.Type == Unknown || p.Confidence == "low" || p.Confidence == "medium" && !slices.Contains(p.Signals, "pattern")
 }
-
-// text checks an answer that is typed as it is. Control characters would be keys, not text.
 func (p *PromptRecord) text(s string) Refusal {
-	control := func(r rune) bool { return r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 }
+	control := func(r rune) bool { return r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 || r == '\uFFFD' }
 	limit := cmp.Or(p.MaxLength, maxText)
-	return cmp.Or(refuse(len(s) > limit, fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit)),
-		refuse(!utf8.ValidString(s) || strings.ContainsFunc(s, control), "the answer has control characters in it"))
+	return Refusal(cmp.Or(when(len(s) > limit, fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit)),
+		when(strings.ContainsFunc(s, control), "the answer has control characters in it")))
 }
 
-/* ----- following ----- */
-
-// Follow sends the session's prompt and input records as they are, for a tool's first hook may be faster than us, and as
-// they change, by whichever process, until ctx ends. Where the system does not tell of changes, it looks at 20 Hz when
-// fast() (a question is open), else at 2 Hz.
+// Follow sends the session's prompts and inputs as they are, for a tool's first hook may be faster than us, and as they
+// change. Where the system does not tell of changes, it looks at 20 Hz when fast() (a question is open), else at 2 Hz.
 func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) <-chan Record {
 	out, seen := make(chan Record), map[string]time.Time{}
 	look := func() (recs []Record, wake <-chan struct{}) { // wake: closed by the next change
+		defer s.log.release()
 		s.begin() // it fails for everybody, and others tell of it
-		defer s.end()
-		add := func(r Record, of string) {
-			if h := r.head(); of == sessionID && h.At.After(seen[h.key()]) {
-				recs, seen[h.key()] = append(recs, r), h.At
+		for key, r := range s.view.records {
+			p, _ := r.(*PromptRecord)
+			in, _ := r.(*InputRecord)
+			ours := p != nil && p.SessionID == sessionID || in != nil && in.SessionID == sessionID
+			if at := r.head().At; ours && at.After(seen[key]) {
+				recs, seen[key] = append(recs, r), at
 			}
-		}
-		for _, p := range s.view.Prompts {
-			add(p, p.SessionID)
-		}
-		for _, in := range s.view.Inputs {
-			add(in, in.SessionID)
 		}
 		return slices.SortedFunc(slices.Values(recs), byTime), s.wake
 	}
@@ -845,11 +735,11 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 				case <-ctx.Done():
 				}
 			}
-			wait := cmp.Or(when(changed != nil, 5*time.Second), when(fast != nil && fast(), 50*time.Millisecond))
+			often := when(fast != nil && fast(), 50*time.Millisecond)
 			select {
 			case <-wake:
 			case <-changed:
-			case <-time.After(cmp.Or(wait, 500*time.Millisecond)):
+			case <-time.After(cmp.Or(when(changed != nil, 5*time.Second), often, 500*time.Millisecond)):
 			case <-ctx.Done():
 			}
 		}
@@ -858,23 +748,14 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 	return out
 }
 
-// keep tells whether a compaction keeps the record.
+// keep tells whether a compaction keeps the record: it is alive, or not old. compact puts the new file in place; after
+// an error the old one is still the state.
 func (s *Store) keep(r Record) bool {
-	age := s.now().Sub(r.head().At)
-	switch r := r.(type) {
-	case *MetaRecord:
-		return true
-	case *UpdateRecord, *InputRecord:
-		return age < updateLife
-	case *SessionRecord:
-		return age < s.Retention || r.Status == "active"
-	case *PromptRecord:
-		return age < s.Retention || !r.over() && s.view.active(r.SessionID)
-	}
-	return age < s.Retention
+	h, v, p := r.head(), s.view, cmp.Or(s.view.Prompts[r.head().ID], &PromptRecord{})
+	alive := map[string]bool{"meta": true, "session": v.active(h.ID), "prompt": !p.over() && v.active(p.SessionID)}
+	life := map[string]time.Duration{"update": updateLife, "input": updateLife}
+	return alive[h.Rec] || s.now().Sub(h.At) < cmp.Or(life[h.Rec], s.Retention)
 }
-
-// compact puts a file in place that holds only what is worth keeping. After an error the old file is still the state.
 func (s *Store) compact() (err error) {
 	var out []byte
 	for _, r := range slices.SortedFunc(maps.Values(s.view.records), byTime) {
@@ -885,7 +766,7 @@ func (s *Store) compact() (err error) {
 		err = s.log.aside("backup", 0)
 	}
 	if err = cmp.Or(err, s.log.create(".new", out)); err == nil {
-		err = s.log.rename(s.log.path+".new", s.log.path)
+		err = s.log.do("rename", nil, func() error { return os.Rename(s.log.path+".new", s.log.path) })
 	}
 	if err != nil {
 		s.trouble, s.compactAt = fmt.Errorf("compacting the state: %w", err), 2*s.read
@@ -893,28 +774,19 @@ func (s *Store) compact() (err error) {
 	return err
 }
 
-/* ----- locks, and sessions that died ----- */
-
-// HoldSession takes a session's lock, before its record is written: an active session whose lock is free is dead.
+// HoldSession comes before the session's record: an active one whose lock is free is dead. TryPoll takes a free lock.
 func (s *Store) HoldSession(id string) (release func(), err error) { return s.hold(lockName(id)) }
-
-// TryPoll takes poll.lock if it is free.
 func (s *Store) TryPoll() (release func(), held bool, err error) {
-	if release, err = s.hold("poll.lock"); errors.Is(err, errLocked) {
-		return nil, false, nil
-	}
-	return release, err == nil, err
+	release, err = s.hold("poll.lock")
+	return release, err == nil, when(!errors.Is(err, errLocked), err)
 }
-
-// hold takes the lock of that name in the state folder. The pid in the file is for people and status only.
 func (s *Store) hold(name string) (release func(), err error) {
 	f, err := openPrivate(filepath.Join(s.Dir, name), os.O_RDWR|os.O_CREATE)
 	if err = cmp.Or(err, lockFile(f, false)); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("locking %s: %w", name, err)
 	}
-	f.Truncate(0)
-	fmt.Fprintln(f, os.Getpid())
+	f.WriteAt(fmt.Appendf(nil, "%-10d\n", os.Getpid()), 0)
 	s.held.Store(name, f)
 	return func() {
 		s.held.Delete(name)
@@ -930,10 +802,8 @@ func (s *Store) holder(name string) int {
 	f, err := os.OpenFile(filepath.Join(s.Dir, name), os.O_RDWR, 0)
 	defer f.Close()
 	fmt.Fscan(f, &pid)
-	if err = cmp.Or(err, lockFile(f, false)); err == nil || errors.Is(err, os.ErrNotExist) {
-		return 0
-	}
-	return pid
+	free := errors.Is(err, os.ErrNotExist) || cmp.Or(err, lockFile(f, false)) == nil
+	return when(!free, pid)
 }
 func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
 func lockName(session string) string  { return "sessions/" + session + ".lock" }
@@ -950,13 +820,11 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 				os.Remove(filepath.Join(s.Dir, lockName(id)))
 			}
 		}
-		for _, p := range v.Prompts {
-			if q := *p; dead[p.SessionID] && !p.over() {
-				q.Status, q.NonceUsed = Failed, true
-				q.Reason = map[bool]string{true: "the session ended before it was answered",
-					false: "the session ended: whether the answer was typed is uncertain"}[p.Open()]
-				prompts, recs = append(prompts, &q), append(recs, &q)
-			}
+		for _, p := range v.which(func(p *PromptRecord) bool { return dead[p.SessionID] && !p.over() }) {
+			q := *p
+			q.Status, q.NonceUsed, q.Reason = Failed, true, cmp.Or(when(p.Open(), "the session ended before it was answered"),
+				"the session ended: whether the answer was typed is uncertain")
+			prompts, recs = append(prompts, &q), append(recs, &q)
 		}
 		return recs, nil
 	})
@@ -968,10 +836,8 @@ func newID() string {
 	x := newNonce()
 	return fmt.Sprintf("%s-%s-4%s-%c%s-%s", x[:8], x[8:12], x[13:16], "89ab"[x[16]&3], x[17:20], x[20:])
 }
-func newNonce() string { return digest([]byte(rand.Text()))[len("sha256:"):][:32] }
-
-// shortID is the first 8 hex digits, as shown to people and in callback data.
-func shortID(id string) string { return id[:min(8, len(id))] }
+func newNonce() string         { return digest([]byte(rand.Text()))[len("sha256:"):][:32] }
+func shortID(id string) string { return id[:min(8, len(id))] } // as people and callback data have it
 func ref[T any](v T) *T        { return &v }
 
 /* ----- status, approvals, answer ----- */
@@ -986,20 +852,16 @@ func (c *command) withState(do func(*Store) int) int {
 		return c.fail(err)
 	}
 	defer s.Close()
-	for _, note := range s.notes {
-		fmt.Fprintln(c.stderr, "atlasbridge:", note)
-	}
+	fmt.Fprint(c.stderr, strings.Join(mapped(s.notes, func(n string) string { return "atlasbridge: " + n + "\n" }), ""))
 	return do(s)
 }
 
-// list prints records as a table, or as one array with the time format of the files; none says that there are none.
+// list prints records as a table, or as one array with the files' time format; none says that there are none.
 func (c *command) list(records any, table [][]string, none string) int {
 	array, _ := marshal(records) // plain data: cannot fail
 	fmt.Fprint(c.stderr, when(len(table) == 1 && !c.opts.on("json"), none+"\n"))
 	return c.show(json.RawMessage(array), table)
 }
-
-// span is a duration as people say it, without its seconds from a minute on.
 func span(d time.Duration) string {
 	return regexp.MustCompile(`m\d+s$`).ReplaceAllString(max(d, 0).Truncate(time.Second).String(), "m")
 }
@@ -1012,10 +874,7 @@ func (c *command) status(s *Store) int {
 		Open  int  `json:"open_prompts"`
 		Polls bool `json:"polls"` // listens to Telegram for all sessions
 	}
-	poller, now, rows, open := s.holder("poll.lock"), time.Now(), []row{}, map[string]int{}
-	for _, p := range s.view.Prompts {
-		open[p.SessionID] += when(p.Open(), 1)
-	}
+	poller, now, rows := s.holder("poll.lock"), time.Now(), []row{}
 	about := when(poller != 0, [][]string{{fmt.Sprintf("process %d listens to Telegram", poller)}})
 	for id, r := range s.view.Sessions {
 		q := *r
@@ -1023,7 +882,8 @@ func (c *command) status(s *Store) int {
 			q.Status, q.Activity = "crashed", ""
 		}
 		if q.Status == "active" || c.opts.on("all") {
-			rows = append(rows, row{&q, open[id], poller > 0 && q.Wrapper == poller})
+			open := s.view.which(func(p *PromptRecord) bool { return p.Open() && p.SessionID == id })
+			rows = append(rows, row{&q, len(open), poller > 0 && q.Wrapper == poller})
 		}
 		if q.Status != "active" && q.PIDStart != 0 && processStart(q.PID) == q.PIDStart {
 			orphan := fmt.Sprintf("session %s is over but its process still runs: kill %d", shortID(id), q.PID)
@@ -1044,15 +904,16 @@ func (c *command) status(s *Store) int {
 
 func cmdApprovals(c *command) int {
 	return c.withState(func(s *Store) int {
-		open, table := []*PromptRecord{}, [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
-		byExpiry := func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) }
-		for _, p := range slices.SortedFunc(maps.Values(s.view.Prompts), byExpiry) {
-			if left := time.Until(p.ExpiresAt); p.Open() && s.view.active(p.SessionID) && left > 0 {
-				r, question := s.view.Sessions[p.SessionID], strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")
-				open, table = append(open, p), append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16),
-					span(left), clip(p.takes(), 24), question})
-			}
-		}
+		open := s.view.which(func(p *PromptRecord) bool {
+			return p.Open() && s.view.active(p.SessionID) && time.Until(p.ExpiresAt) > 0
+		})
+		slices.SortFunc(open, func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
+		head := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
+		table := append(head, mapped(open, func(p *PromptRecord) []string {
+			r, question := s.view.Sessions[p.SessionID], strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")
+			return []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)),
+				clip(p.takes(), 24), question}
+		})...)
 		return c.list(open, table, "no open questions")
 	})
 }
@@ -1074,12 +935,8 @@ func cmdAnswer(c *command) int {
 }
 
 /* ===== hook: what a tool's own hook system asks ===== */
-// Bytes of JSON from the tool, for a written file is in it, and of an excerpt (SPEC section 5).
-const maxHookInput, maxExcerpt = 8 << 20, 200
-
-// hook is one run of `atlasbridge hook`, which the tool starts: it reads the tool's JSON (measured on claude 2.1;
-// codex has the same), stores a prompt for the session, waits for the decision and prints it. Whatever is unparsable,
-// lost, late or killed prints nothing: the tool's own dialog keeps the question.
+// hook is one run of `atlasbridge hook`: the tool's JSON (measured on claude 2.1, codex has the same) becomes a prompt
+// of the session, the decision is printed. What is unparsable, lost, late or killed prints nothing: the dialog asks.
 type hook struct {
 	Event         string          `json:"hook_event_name"`
 	Cwd           string          `json:"cwd"`
@@ -1110,8 +967,8 @@ func cmdHook(c *command) int {
 		case h.Event == "PermissionRequest" && err == nil:
 			h.life = cfg.PermissionTimeout
 			if decision := h.ask(c.ctx); decision != nil {
-				json.NewEncoder(c.stdout).Encode(map[string]any{"hookSpecificOutput": map[string]any{
-					"hookEventName": h.Event, "decision": decision}})
+				answer := map[string]any{"hookEventName": h.Event, "decision": decision}
+				json.NewEncoder(c.stdout).Encode(map[string]any{"hookSpecificOutput": answer})
 				s.Move(h.last, Injected, nil)
 			}
 		}
@@ -1120,10 +977,10 @@ func cmdHook(c *command) int {
 	return 0
 }
 
-// toolCall is the audit's entry for one tool call: the arguments by their beginning, redacted.
+// toolCall is the audit entry of one tool call: the arguments by their beginning, redacted.
 func toolCall(session, tool, id string, input json.RawMessage) Event {
-	return Event{"TOOL_CALL", session, "", []Field{{"tool", tool}, {"tool_use_id", id},
-		{"arguments", clip(visible(redact(string(input))), 500)}}}
+	arguments := clip(visible(redact(string(input))), 500)
+	return Event{"TOOL_CALL", session, "", []Field{{"tool", tool}, {"tool_use_id", id}, {"arguments", arguments}}}
 }
 
 // ask returns the decision in claude's form, nil: the dialog has to make it. Claude's own questions get one together.
@@ -1131,22 +988,20 @@ func (h *hook) ask(ctx context.Context) map[string]any {
 	if h.Tool != "AskUserQuestion" {
 		return h.wait(ctx, h.permissionPrompt())
 	}
-	var input struct {
-		Questions []struct {
-			Question    string
-			Options     []struct{ Label, Description string }
-			MultiSelect bool
-		}
+	type item struct { // the input, a question, an option
+		Question, Label, Description string
+		MultiSelect                  bool
+		Questions, Options           []item
 	}
-	updated, answers := map[string]any{}, map[string]string{}
+	input, updated, answers := item{}, map[string]any{}, map[string]string{}
 	if json.Unmarshal(h.Input, &input) != nil || json.Unmarshal(h.Input, &updated) != nil || len(input.Questions) == 0 {
 		return nil
 	}
 	for i, q := range input.Questions {
-		number := when(len(input.Questions) > 1, fmt.Sprintf("(%d of %d) ", i+1, len(input.Questions)))
-		p := PromptRecord{Type: MultipleChoice, Question: number + visible(redact(q.Question)), Multi: q.MultiSelect}
+		n, labels := len(input.Questions), []string{",", ", "}
+		p := PromptRecord{Type: MultipleChoice, Multi: q.MultiSelect}
+		p.Question = when(n > 1, fmt.Sprintf("(%d of %d) ", i+1, n)) + visible(redact(q.Question))
 		p.Full, p.Excerpt = p.Question, clip(p.Question, maxExcerpt)
-		labels := []string{",", ", "}
 		for k, o := range q.Options[:min(9, len(q.Options))] {
 			key := fmt.Sprint(k + 1)
 			labels = append(labels, key, o.Label)
@@ -1166,13 +1021,12 @@ func (h *hook) ask(ctx context.Context) map[string]any {
 	return map[string]any{"behavior": "allow", "updatedInput": updated}
 }
 
-// wait stores p, follows it to its end and returns the decision; the answer to the tool's own question is its input.
-// It gives up, too, on a signal, and when a session that died did not let the question expire.
+// wait stores p and returns the decision at its end, or at a signal; the answer to the tool's question is its input.
 func (h *hook) wait(ctx context.Context, p PromptRecord) map[string]any {
-	ctx, stop := signal.NotifyContext(ctx, endSignals()...)
-	defer stop()
 	ctx, enough := context.WithTimeout(ctx, h.life+time.Minute)
 	defer enough()
+	ctx, stop := signal.NotifyContext(ctx, endSignals()...)
+	defer stop()
 	h.st.Move(h.last, Injected, nil) // of several questions, the one before
 	now := time.Now()
 	p.ID, p.SessionID, p.Source, p.Cwd, p.Nonce, p.Status = newID(), h.session, "hook", h.Cwd, newNonce(), Created
@@ -1207,31 +1061,28 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) map[string]any {
 	return nil
 }
 
-// permissionPrompt describes what the tool wants to do, with its exact arguments.
 func (h *hook) permissionPrompt() PromptRecord {
 	arg, all, raw := map[string]string{}, map[string]json.RawMessage{}, bytes.Buffer{}
 	json.Unmarshal(h.Input, &arg) // what is no text stays empty
 	json.Unmarshal(h.Input, &all)
 	json.Indent(&raw, h.Input, "", "  ")
-	edit, plus, minus := lineDiff(arg["old_string"], arg["new_string"])
-	written, lines, _ := lineDiff("", arg["content"])
+	diff, plus, minus := lineDiff(arg["old_string"], arg["new_string"]+arg["content"]) // of Edit, or of Write
 	known := map[string][2]string{
 		"Bash":         {strings.TrimSuffix("Run this command? ("+clip(arg["description"], 80)+")", " ()"), arg["command"]},
-		"Edit":         {fmt.Sprintf("Edit %s? (+%d −%d)", arg["file_path"], plus, minus), edit},
-		"Write":        {fmt.Sprintf("Write %s? (+%d)", arg["file_path"], lines), written},
+		"Edit":         {fmt.Sprintf("Edit %s? (+%d −%d)", arg["file_path"], plus, minus), diff},
+		"Write":        {fmt.Sprintf("Write %s? (+%d)", arg["file_path"], plus), diff},
 		"WebFetch":     {"Fetch this address?", strings.TrimSpace(arg["url"] + "\n" + arg["prompt"])},
 		"ExitPlanMode": {"Carry out this plan?", arg["plan"]},
 	}[h.Tool]
-	told := "command description file_path old_string new_string content url prompt plan"
-	full := cmp.Or(known[1], raw.String())
+	told := strings.Fields("command description file_path old_string new_string content url prompt plan")
+	question, full := cmp.Or(known[0], "Allow "+h.Tool+"?"), cmp.Or(known[1], raw.String())
 	for _, name := range slices.Sorted(maps.Keys(all)) { // such as Bash's dangerouslyDisableSandbox
-		if value := string(all[name]); known[1] != "" && !slices.Contains(strings.Fields(told), name) && value != "false" {
-			full += "\n" + name + ": " + value
-		}
+		more := known[1] != "" && !slices.Contains(told, name) && string(all[name]) != "false"
+		full += when(more, "\n"+name+": "+string(all[name]))
 	}
 	full = visible(redact(full))
-	p := PromptRecord{Type: MultipleChoice, Question: visible(redact(cmp.Or(known[0], "Allow "+h.Tool+"?"))), Full: full,
-		Excerpt: full, Cut: len(full) > maxExcerpt, Permission: true, SafeDefault: ref("2"),
+	p := PromptRecord{Type: MultipleChoice, Question: visible(redact(question)), Full: full, Excerpt: full,
+		Cut: len(full) > maxExcerpt, Permission: true, SafeDefault: ref("2"),
 		Choices: []Choice{{Key: "1", Label: "Yes", Grants: true, Hook: "allow"}, {Key: "2", Label: "No", Hook: "deny"}}}
 	if p.Cut { // its head and tail: what is dangerous can stand in either
 		half := (maxExcerpt - len(" …(12345678 bytes)… ")) / 2
@@ -1241,28 +1092,25 @@ func (h *hook) permissionPrompt() PromptRecord {
 	return p
 }
 
-// lineDiff is a readable diff of two texts: the common lines at both ends give two lines of context each.
+// lineDiff is a readable diff of two texts, without the lines that they have in common at both ends.
 func lineDiff(before, after string) (diff string, plus, minus int) {
 	a, b := slices.Collect(strings.Lines(before)), slices.Collect(strings.Lines(after))
-	head, tail, both, out := 0, 0, min(len(a), len(b)), []string{}
-	for ; head < both && a[head] == b[head]; head++ {
+	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
+		a, b = a[1:], b[1:]
 	}
-	for ; tail < both-head && a[len(a)-1-tail] == b[len(b)-1-tail]; tail++ {
+	for len(a) > 0 && len(b) > 0 && a[len(a)-1] == b[len(b)-1] {
+		a, b = a[:len(a)-1], b[:len(b)-1]
 	}
-	gone, came := a[head:len(a)-tail], b[head:len(b)-tail]
-	for i, part := range [][]string{a[max(0, head-2):head], gone, came, a[len(a)-tail:][:min(tail, 2)]} {
-		for _, line := range part {
-			out = append(out, string(" -+ "[i])+strings.TrimSuffix(line, "\n"))
-		}
+	for i, line := range slices.Concat(a, b) {
+		diff += cmp.Or(when(i < len(a), "-"), "+") + strings.TrimSuffix(line, "\n") + "\n"
 	}
-	return strings.Join(out, "\n"), len(came), len(gone)
+	return strings.TrimSuffix(diff, "\n"), len(b), len(a)
 }
 
-// A --settings of the user's (a file or JSON) in an argument list joined by NUL, which no argument contains.
+// installHooks adds what makes the tool call us, on its command line only, merged into the last --settings (a file or
+// JSON) there, which counts (measured on claude 2.1). NUL joins the arguments: none contains it.
 var reSettings = regexp.MustCompile("\x00--settings[=\x00]([^\x00]*)")
 
-// installHooks adds what makes the tool call us, on its command line only, merged into a --settings of the user's, of
-// which the last counts (measured on claude 2.1).
 func (s *session) installHooks(argv []string) []string {
 	exe, err := os.Executable()
 	if s.adapter.Hooks != "claude-settings" || err != nil {
