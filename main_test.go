@@ -5644,20 +5644,18 @@ func TestStorePowerLoss(t *testing.T) {
 			}
 		}
 	}
-	sys := systemFiles()
-	real := sys
-	sys.write = func(f *os.File, b []byte) (int, error) { n, err := real.write(f, b); fail(); return n, err }
-	sys.rename = func(from, to string) error { err := real.rename(from, to); fail(); return err }
-	sys.sync = func(f *os.File) error {
-		err := real.sync(f)
-		data, _ := os.ReadFile(f.Name())
-		i := d.of(f.Name())
-		if d.inodes[i].data = data; err == nil {
-			fail()
+	sys := func(op string, f *os.File, call func() error) error {
+		err := call()
+		switch op {
+		case "fsync":
+			i := d.of(f.Name())
+			d.inodes[i].data, _ = os.ReadFile(f.Name())
+		case "fsync folder":
+			d.names = d.listing()
 		}
+		fail()
 		return err
 	}
-	sys.syncDir = func(dir string) error { err := real.syncDir(dir); d.names = d.listing(); fail(); return err }
 	s, err := openStoreWith(d.dir, sys)
 	if err != nil {
 		t.Fatal(err)
