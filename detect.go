@@ -457,7 +457,7 @@ func runeWidth(r rune) int {
 // transcript turns the screen into lines of text, each told once. A row is final when it has scrolled out, or when the
 // cursor's paragraph is below it, unless the program has gone back to write in it: from there on rows are final only by
 // scrolling out or settling. Of lines told again (repainted, after a clear, on the alternate screen) those are left out
-// that have neither letter nor digit or were told before, unless they stand below what was told last: then they are new.
+// that have neither letter nor digit or were told before, unless they stand below what was told last: those are new.
 type transcript struct {
 	on, gap         bool   // gap: a blank line is told once text follows
 	part            string // the beginning of a wrapped line that has scrolled out
@@ -581,21 +581,24 @@ type Choice struct { // one answer a question offers
 // All text is safe and redacted. Pointer and ticks do not count in the fingerprint: same question, same fingerprint.
 type Prompt struct {
 	Type        PromptType `json:"type"`
-	Score       float64    `json:"score"`        // 0.60 … 1.0
-	Excerpt     string     `json:"excerpt"`      // ≤ 200 bytes, ends in "…" when cut
-	Choices     []Choice   `json:"choices"`      // ≤ 9
-	SafeDefault *string    `json:"safe_default"` // a choice's key, "enter", "esc", "" (Enter alone); nil: type nothing
-	Idle        bool       `json:"idle"`         // an agent's empty input box: finished, waits for the next message
-	Secret      bool       `json:"secret"`       // echo is off
-	Signals     []string   `json:"signals"`      // what agreed: protocol title pattern structure tty silence
-	// Question is the sentence a person would read out; Full the whole dialog, ≤ 16 KiB; Recent the screen's last 500
-	// characters. Cut: the excerpt hides part of what is allowed; Permission: it grants something. Of a list with ticks
-	// (Multi) Ticked are those set, Submit the bytes that end it. Pointer is the index of the choice highlighted, −1 none;
-	// Axis says which arrows move it: vertical, horizontal, or "".
-	Question, Full, Recent, Submit, Axis, Fingerprint string `json:"-"`
-	Cut, Permission, Multi                            bool   `json:"-"`
-	Ticked                                            []bool `json:"-"`
-	Pointer                                           int    `json:"-"`
+	Score       float64    `json:"score"`            // 0.60 … 1.0
+	Excerpt     string     `json:"excerpt"`          // ≤ 200 bytes, ends in "…" when cut
+	Choices     []Choice   `json:"choices"`          // ≤ 9
+	SafeDefault *string    `json:"safe_default"`     // a choice's key, "enter", "esc", "" (Enter alone); nil: type nothing
+	Idle        bool       `json:"idle"`             // an agent's empty input box: finished, waits for the next message
+	Secret      bool       `json:"secret"`           // echo is off
+	Signals     []string   `json:"signals"`          // what agreed: protocol title pattern structure tty silence
+	Question    string     `json:"question"`         // the sentence a person would read out
+	Full        string     `json:"full,omitempty"`   // the whole dialog as text, ≤ 16 KiB: "Show all"
+	Recent      string     `json:"recent,omitempty"` // the last 500 characters of the screen
+	Cut         bool       `json:"cut"`              // the excerpt hides part of what is allowed: no quick yes
+	Permission  bool       `json:"permission"`       // grants something: no affirmative default
+	Multi       bool       `json:"multi"`            // several choices may be ticked
+	Fingerprint string     `json:"fingerprint"`
+	Ticked      []bool     `json:"-"` // Multi: which are ticked now, and in Submit the bytes that end the choosing
+	// Pointer is the index of the choice highlighted, −1 none; Axis says which arrows move it: vertical, horizontal, "".
+	Submit, Axis string `json:"-"`
+	Pointer      int    `json:"-"`
 }
 
 func (p *Prompt) Confidence() string { // the band of Score
@@ -1639,6 +1642,7 @@ func cmdLab(c *command) int {
 		var seen []labEvent
 		d := replay(tp, DetectOptions{}, func(e labEvent) {
 			if seen = append(seen, e); asJSON {
+				e.Full, e.Recent = "", ""
 				enc.Encode(e)
 			} else if why := fmt.Sprintf("    %s, %v after the last byte: %+v\n", strings.Join(e.Signals, "+"), e.delay,
 				*e.Prompt); !screen {

@@ -1298,11 +1298,8 @@ func (s *session) create(q *question) bool {
 	if q.unasked {
 		life = when(s.interactive, s.cfg.Away)
 	}
-	q.rec = PromptRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Type: p.Type, Confidence: p.Confidence(),
-		Score: p.Score, Excerpt: p.Excerpt, Question: p.Question, Full: p.Full, Recent: p.Recent, Cut: p.Cut,
-		Choices: append([]Choice{}, p.Choices...), SafeDefault: p.SafeDefault, Idle: p.Idle, Secret: p.Secret,
-		Permission: p.Permission, Multi: p.Multi, Signals: p.Signals, Source: "screen", Cwd: s.rec.Cwd,
-		Fingerprint: p.Fingerprint, Status: Created, Nonce: newNonce(), CreatedAt: now.UTC(),
+	q.rec = PromptRecord{Head: Head{ID: newID()}, Prompt: *p, SessionID: s.rec.ID, Confidence: p.Confidence(),
+		Source: "screen", Cwd: s.rec.Cwd, Status: Created, Nonce: newNonce(), CreatedAt: now.UTC(),
 		ExpiresAt: now.Add(life).UTC(), Key: idempotencyKey(s.rec.ID, p.Excerpt, now)}
 	if p.Idle {
 		q.rec.Full, q.rec.MaxLength = s.answer, maxMessage

@@ -2542,9 +2542,8 @@ func TestTranscript(t *testing.T) {
 	}
 }
 
-// When nobody takes them, the oldest lines are left out, and that is said.
-// TestTranscriptOfAnAgent: of a known tool its words, each answer once even if it is like the last; not its spinner, what
-// hangs on it, its box and footer, or a dialog.
+// TestTranscriptOfAnAgent: of a known tool its words, each answer once even if it is like the last; not its spinner,
+// what hangs on it, its box and footer, or a dialog.
 func TestTranscriptOfAnAgent(t *testing.T) {
 	box := strings.Repeat("─", 40) + "❯\u00a0\r\n" + strings.Repeat("─", 40) + "  ? for shortcuts\r\n"
 	turn := func(n int) string { return fmt.Sprintf("❯ again %d\r\n\r\n● The answer\r\n  is 42\r\n", n) }
@@ -2578,6 +2577,7 @@ func TestTranscriptOfAnAgent(t *testing.T) {
 	}
 }
 
+// When nobody takes them, the oldest lines are left out, and that is said.
 func TestTranscriptBounded(t *testing.T) {
 	s := newScreen(24, 80)
 	s.Write(bytes.Repeat([]byte("unasked\r\n"), 100000))
@@ -3261,8 +3261,8 @@ func TestLab(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &e); err != nil || code != 0 {
 		t.Fatalf("%v, exit %d: %s", err, code, out)
 	}
-	want := []string{"choices", "confidence", "excerpt", "file", "idle", "safe_default", "score", "secret", "signals",
-		"t", "type"}
+	want := strings.Fields("choices confidence cut excerpt file fingerprint idle multi permission question safe_default " +
+		"score secret signals t type")
 	if got := slices.Sorted(maps.Keys(e)); !slices.Equal(got, want) {
 		t.Errorf("fields %q, want %q", got, want)
 	}
@@ -3579,12 +3579,12 @@ func tgSay(id int64, text string, more string) string {
 		id, id, time.Now().Unix(), b, more)
 }
 
-var yesNo = PromptRecord{Type: YesNo, Question: "Continue? (y/n)", Excerpt: "Continue? (y/n)", SafeDefault: ref("n")}
+var yesNo = PromptRecord{Prompt: Prompt{Type: YesNo, Question: "Continue? (y/n)", Excerpt: "Continue? (y/n)",
+	SafeDefault: ref("n")}}
 
-var tgMenu = PromptRecord{Type: MultipleChoice, Permission: true, Question: "Do you want to proceed?",
-	Excerpt:     "touch /tmp/x",
-	SafeDefault: ref("3"), Choices: []Choice{{Key: "1", Label: "Yes", Grants: true},
-		{Key: "2", Label: "Yes, and don't ask again for touch", Grants: true}, {Key: "3", Label: "No"}}}
+var tgMenu = PromptRecord{Prompt: Prompt{Type: MultipleChoice, Permission: true, Question: "Do you want to proceed?",
+	Excerpt: "touch /tmp/x", SafeDefault: ref("3"), Choices: []Choice{{Key: "1", Label: "Yes", Grants: true},
+		{Key: "2", Label: "Yes, and don't ask again for touch", Grants: true}, {Key: "3", Label: "No"}}}}
 
 func tgWith(p PromptRecord, change func(*PromptRecord)) PromptRecord { change(&p); return p }
 
@@ -3608,10 +3608,11 @@ func TestTelegramKeyboards(t *testing.T) {
 		want  string
 	}{
 		{"yes/no", yesNo, false, "✅ Yes=y | ❌ No=n | ⏩ Use default (No)=default"},
-		{"enter", PromptRecord{Type: ConfirmEnter, SafeDefault: ref("enter")}, false,
+		{"enter", PromptRecord{Prompt: Prompt{Type: ConfirmEnter, SafeDefault: ref("enter")}}, false,
 			"↩️ Press Enter=enter | ⏩ Use default (Enter)=default"},
-		{"plain menu", PromptRecord{Type: MultipleChoice, SafeDefault: ref("1"), Choices: []Choice{{Key: "1", Label: "Red"},
-			{Key: "2", Label: "Blue"}}},
+		{"plain menu", PromptRecord{Prompt: Prompt{Type: MultipleChoice, SafeDefault: ref("1"), Choices: []Choice{{Key: "1",
+			Label: "Red"},
+			{Key: "2", Label: "Blue"}}}},
 			false, "1. Red=1 | 2. Blue=2 | ⏩ Use default (1. Red)=default"},
 		{"permission", tgMenu, false, "✅ 1. Yes=1 | ✅ 2. Yes, and don't ask again for touch=2 | ❌ 3. No=3 | ⏩ Use default " +
 			"(3. No)=default"},
@@ -3621,10 +3622,11 @@ func TestTelegramKeyboards(t *testing.T) {
 			"✅ 1. Yes=1 | ✅ 2. Yes, and don't ask again for touch=2 | ❌ 3. No=3 | ⏩ Use default (3. No)=default"},
 		{"cut yes/no", tgWith(yesNo, func(p *PromptRecord) { p.Cut = true }), false,
 			"📄 Show all=~all | ❌ No=n | ⏩ Use default (No)=default"},
-		{"free text", PromptRecord{Type: FreeText, SafeDefault: ref("")}, false, "⏩ Use default (empty)=default"},
-		{"secret", PromptRecord{Type: FreeText, Secret: true}, false, ""},
-		{"idle", PromptRecord{Type: FreeText, Idle: true}, false, ""},
-		{"unknown", PromptRecord{Type: Unknown, Confidence: "low"}, false,
+		{"free text", PromptRecord{Prompt: Prompt{Type: FreeText, SafeDefault: ref("")}}, false,
+			"⏩ Use default (empty)=default"},
+		{"secret", PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true}}, false, ""},
+		{"idle", PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true}}, false, ""},
+		{"unknown", PromptRecord{Confidence: "low", Prompt: Prompt{Type: Unknown}}, false,
 			"↩️ Send Enter=enter | 🚫 Cancel / Skip=cancel | 🔍 Show last 500 characters=~recent"},
 		{"answered", tgWith(yesNo, func(p *PromptRecord) { p.Status = Resolved }), false, ""},
 	} {
@@ -3653,8 +3655,8 @@ func TestTelegramKeyboards(t *testing.T) {
 
 // The ticks of a multi-select live in the buttons; nine of them must still fit into 64 bytes.
 func TestTelegramTicks(t *testing.T) {
-	p := PromptRecord{Head: Head{ID: newID()}, SessionID: newID(), Nonce: newNonce(), Type: MultipleChoice, Multi: true,
-		Confidence: "high", Signals: []string{"pattern"}, Status: AwaitingReply}
+	p := PromptRecord{Head: Head{ID: newID()}, SessionID: newID(), Nonce: newNonce(), Confidence: "high",
+		Status: AwaitingReply, Prompt: Prompt{Type: MultipleChoice, Multi: true, Signals: []string{"pattern"}}}
 	for i := range 9 {
 		p.Choices = append(p.Choices, Choice{Key: fmt.Sprint(i + 1), Label: strings.Repeat("x", 60)})
 	}
@@ -3702,15 +3704,15 @@ func TestTelegramTexts(t *testing.T) {
 		{open(tgWith(tgMenu, func(p *PromptRecord) { p.Tool, p.Cwd = "Bash", "/home/u/proj" })),
 			"🛡️ Do you want to proceed?\ntouch /tmp/x\n2. Yes, and don't ask again for touch\n🔧 Bash in /home/u/proj\n" +
 				"To refuse and say why, reply with text.\n⏳ Expires in 9m 58s, then default: 3. No\n" + sid},
-		{open(PromptRecord{Type: FreeText, Question: "Your name:", Excerpt: "Your name:"}),
+		{open(PromptRecord{Prompt: Prompt{Type: FreeText, Question: "Your name:", Excerpt: "Your name:"}}),
 			"❓ Your name:\nReply to this message with your answer.\n⏳ Expires in 9m 58s, then nothing is typed\n" + sid},
-		{open(PromptRecord{Type: FreeText, Secret: true, Question: "Password:"}),
+		{open(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}}),
 			"🔑 Password:\nIt is not asked for here: type it at the keyboard.\n⏳ Expires in 9m 58s, then nothing is typed\n" +
 				sid},
-		{open(PromptRecord{Type: Unknown, Confidence: "low", Excerpt: "> "}),
+		{open(PromptRecord{Confidence: "low", Prompt: Prompt{Type: Unknown, Excerpt: "> "}}),
 			"❔ Possibly a question (low confidence)\n>\nWhat should AtlasBridge do?\n⏳ Expires in 9m 58s, then nothing is " +
 				"typed\n" + sid},
-		{open(PromptRecord{Type: FreeText, Idle: true, Full: "All tests pass.\nShall I commit?"}),
+		{open(PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true, Full: "All tests pass.\nShall I commit?"}}),
 			"✅ claude has finished\nAll tests pass.\nShall I commit?\nReply to this message with what to do next.\n" + sid},
 		{over(yesNo, Resolved, "telegram:1001", "y", ""), "Continue? (y/n)\n✅ Answered on the phone (telegram:1001)" +
 			clock + ": Yes\n" + sid},
@@ -3726,7 +3728,8 @@ func TestTelegramTexts(t *testing.T) {
 		{over(yesNo, Expired, "auto:timeout", "", ""), "Continue? (y/n)\n⌛ Expired" + clock + ": nothing was typed\n" + sid},
 		{over(yesNo, Failed, "telegram:1001", "y", "the question is gone"), "Continue? (y/n)\n⚠️ Not delivered: Yes" +
 			clock + " (the question is gone)\n" + sid},
-		{over(PromptRecord{Type: FreeText, Secret: true, Question: "Password:"}, Resolved, "telegram:1001", "hunter2", ""),
+		{over(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}}, Resolved, "telegram:1001",
+			"hunter2", ""),
 			"Password:\n✅ Answered on the phone (telegram:1001)" + clock + "\n" + sid},
 	} {
 		r := e.questionText(&c.p, &s)
@@ -3877,8 +3880,8 @@ func TestTelegramUnderstand(t *testing.T) {
 	}
 	reply := func(id int64, text string) *message { return &message{ID: id, Text: text, From: &user{IsBot: true}} }
 	one, two := []*SessionRecord{a, dead}, []*SessionRecord{a, b, dead}
-	idle := PromptRecord{Type: FreeText, Idle: true}
-	secret := PromptRecord{Type: FreeText, Secret: true}
+	idle := PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true}}
+	secret := PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true}}
 	menu := []*PromptRecord{prompt("11111111", a, 50, tgMenu)}
 	for _, c := range []struct {
 		text     string
@@ -3899,7 +3902,7 @@ func TestTelegramUnderstand(t *testing.T) {
 		{"go on", nil, two, nil, map[string]string{"claim telegram:2002": b.ID}, `^reply ✗ Which`},
 		{"go on", nil, two, nil, map[string]string{"claim telegram:1001": dead.ID}, `^reply ✗ Nothing was sent: .*ended`},
 		{"go on", nil, one, []*PromptRecord{prompt("11111111", a, 50, idle)}, nil, `^text aaaaaaaa "go on"$`},
-		{"Red", nil, one, []*PromptRecord{prompt("11111111", a, 50, PromptRecord{Type: FreeText})}, nil,
+		{"Red", nil, one, []*PromptRecord{prompt("11111111", a, 50, PromptRecord{Prompt: Prompt{Type: FreeText}})}, nil,
 			`^decide 11111111 Red$`},
 		{"go\x1b[201~\r\x03 on", nil, one, nil, nil, `^text aaaaaaaa "go\[201~\\n on"$`},
 		{"bad \uFFFD", nil, one, nil, nil, `^reply ✗ Nothing was done`},
@@ -4405,7 +4408,7 @@ func TestTelegramSecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer release()
-	p := e.ask(PromptRecord{Type: FreeText, Secret: true, Question: "Password:"})
+	p := e.ask(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}})
 	reply := fmt.Sprintf(`,"reply_to_message":{"message_id":%d}`, p.MsgID)
 	e.turn(func(time.Time) time.Time { return time.Now().Add(2 * time.Second) })
 	e.srv.send(tgSay(1, "hunter1", reply))
@@ -4695,10 +4698,9 @@ func storeSession(t testing.TB, s *Store) string {
 }
 
 func storeQuestion(session string) *PromptRecord {
-	return &PromptRecord{Head: Head{ID: newID()}, SessionID: session, Type: YesNo, Confidence: "high",
-		Excerpt:     "Go on? (y/n)",
-		SafeDefault: ref("n"), Signals: []string{"pattern"}, Status: Created, Nonce: newNonce(), CreatedAt: time.Now(),
-		ExpiresAt: time.Now().Add(time.Hour)}
+	return &PromptRecord{Head: Head{ID: newID()}, SessionID: session, Confidence: "high", Status: Created,
+		Nonce: newNonce(), CreatedAt: time.Now(), ExpiresAt: time.Now().Add(time.Hour), Prompt: Prompt{Type: YesNo,
+			Excerpt: "Go on? (y/n)", SafeDefault: ref("n"), Signals: []string{"pattern"}}}
 }
 
 // storePrompt adds a question and takes it to a state through legal moves.
@@ -4992,41 +4994,54 @@ func TestStoreDecideValues(t *testing.T) {
 		p           PromptRecord
 		given, want string // want "!" for refused
 	}{
-		{PromptRecord{Type: YesNo}, "y", "y"}, {PromptRecord{Type: YesNo}, "YES", "y"}, {PromptRecord{Type: YesNo}, "No",
+		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "y", "y"}, {PromptRecord{Prompt: Prompt{Type: YesNo}}, "YES", "y"},
+		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "No",
 			"n"},
-		{PromptRecord{Type: YesNo}, "1", "!"}, {PromptRecord{Type: YesNo}, "", "!"}, {PromptRecord{Type: YesNo}, "enter",
+		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "1", "!"}, {PromptRecord{Prompt: Prompt{Type: YesNo}}, "", "!"},
+		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "enter",
 			"!"},
-		{PromptRecord{Type: YesNo, SafeDefault: ref("n")}, "default", "n"}, {PromptRecord{Type: YesNo}, "default", "!"},
-		{PromptRecord{Type: ConfirmEnter}, "enter", "enter"}, {PromptRecord{Type: ConfirmEnter}, "",
-			"enter"}, {PromptRecord{Type: ConfirmEnter}, "y", "!"},
-		{PromptRecord{Type: MultipleChoice, Choices: menu}, "2", "2"}, {PromptRecord{Type: MultipleChoice, Choices: menu},
+		{PromptRecord{Prompt: Prompt{Type: YesNo, SafeDefault: ref("n")}}, "default", "n"},
+		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "default", "!"},
+		{PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, "enter", "enter"},
+		{PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, "",
+			"enter"}, {PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, "y", "!"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "2", "2"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}},
 			"4", "!"},
-		{PromptRecord{Type: MultipleChoice, Choices: menu}, "1,3", "!"}, {PromptRecord{Type: MultipleChoice, Choices: menu},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "1,3", "!"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}},
 			"text", "!"},
-		{PromptRecord{Type: MultipleChoice, Choices: menu, Multi: true}, "1,3", "1,3"},
-		{PromptRecord{Type: MultipleChoice, Choices: menu, Multi: true}, "1,1", "!"}, {PromptRecord{Type: MultipleChoice,
-			Choices: menu, Multi: true}, "1,", "!"},
-		{PromptRecord{Type: MultipleChoice, Choices: menu, MaxLength: 100}, "a text", "a text"},
-		{PromptRecord{Type: MultipleChoice, Choices: menu, MaxLength: 100, Permission: true}, "a text", "!"},
-		{PromptRecord{Type: MultipleChoice, Choices: menu, SafeDefault: ref("esc")}, "esc",
-			"esc"}, {PromptRecord{Type: MultipleChoice, Choices: menu}, "esc", "!"},
-		{PromptRecord{Type: MultipleChoice, Choices: menu, Permission: true, SafeDefault: ref("2")}, "deny:use make", "2"},
-		{PromptRecord{Type: MultipleChoice, Choices: menu}, "deny:use make", "!"},
-		{PromptRecord{Type: MultipleChoice, Permission: true}, "deny:", "deny"},
-		{PromptRecord{Type: FreeText}, strings.Repeat("é", 100), strings.Repeat("é", 100)}, {PromptRecord{Type: FreeText},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,3", "1,3"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,1", "!"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,", "!"},
+		{PromptRecord{MaxLength: 100, Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "a text", "a text"},
+		{PromptRecord{MaxLength: 100, Prompt: Prompt{Type: MultipleChoice, Choices: menu, Permission: true}}, "a text", "!"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, SafeDefault: ref("esc")}}, "esc",
+			"esc"}, {PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "esc", "!"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Permission: true, SafeDefault: ref("2")}},
+			"deny:use make", "2"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "deny:use make", "!"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Permission: true}}, "deny:", "deny"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, strings.Repeat("é", 100), strings.Repeat("é", 100)},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}},
 			strings.Repeat("é", 101), "!"},
-		{PromptRecord{Type: FreeText, MaxLength: 3}, "four", "!"}, {PromptRecord{Type: FreeText, MaxLength: maxMessage},
+		{PromptRecord{MaxLength: 3, Prompt: Prompt{Type: FreeText}}, "four", "!"}, {PromptRecord{MaxLength: maxMessage,
+			Prompt: Prompt{Type: FreeText}},
 			strings.Repeat("a", 4096), strings.Repeat("a", 4096)},
-		{PromptRecord{Type: FreeText}, "", ""}, {PromptRecord{Type: FreeText}, "YES", "YES"}, {PromptRecord{Type: FreeText},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "", ""}, {PromptRecord{Prompt: Prompt{Type: FreeText}}, "YES",
+			"YES"}, {PromptRecord{Prompt: Prompt{Type: FreeText}},
 			"two\nlines\there", "two\nlines\there"},
-		{PromptRecord{Type: FreeText}, "a\x1b[201~b", "!"}, {PromptRecord{Type: FreeText}, "a\x00",
-			"!"}, {PromptRecord{Type: FreeText}, "\u009b31m", "!"},
-		{PromptRecord{Type: FreeText}, "\xff", "!"}, {PromptRecord{Type: FreeText}, "a\rb", "!"},
-		{PromptRecord{Type: Unknown}, "enter", "enter"}, {PromptRecord{Type: Unknown}, "esc",
-			"esc"}, {PromptRecord{Type: Unknown}, "default", "!"},
-		{PromptRecord{Type: YesNo, Confidence: "low"}, "enter", "enter"}, {PromptRecord{Type: YesNo, Confidence: "medium"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "a\x1b[201~b", "!"}, {PromptRecord{Prompt: Prompt{Type: FreeText}},
+			"a\x00",
+			"!"}, {PromptRecord{Prompt: Prompt{Type: FreeText}}, "\u009b31m", "!"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "\xff", "!"}, {PromptRecord{Prompt: Prompt{Type: FreeText}}, "a\rb",
+			"!"},
+		{PromptRecord{Prompt: Prompt{Type: Unknown}}, "enter", "enter"}, {PromptRecord{Prompt: Prompt{Type: Unknown}}, "esc",
+			"esc"}, {PromptRecord{Prompt: Prompt{Type: Unknown}}, "default", "!"},
+		{PromptRecord{Confidence: "low", Prompt: Prompt{Type: YesNo}}, "enter", "enter"},
+		{PromptRecord{Confidence: "medium", Prompt: Prompt{Type: YesNo}},
 			"cancel", "cancel"},
-		{PromptRecord{Type: YesNo, Confidence: "medium", Signals: []string{"pattern"}}, "cancel", "!"},
+		{PromptRecord{Confidence: "medium", Prompt: Prompt{Type: YesNo, Signals: []string{"pattern"}}}, "cancel", "!"},
 	}
 	for _, row := range rows {
 		if value, why := row.p.judge(row.given); row.want == "!" && why == "" || row.want != "!" && (why != "" ||

@@ -109,28 +109,14 @@ type SessionRecord struct {
 }
 type PromptRecord struct {
 	Head
+	Prompt                 // as the screen, or the hook, asked
 	SessionID   string     `json:"session_id"`
-	Type        PromptType `json:"type"`
 	Confidence  string     `json:"confidence"`
-	Score       float64    `json:"score"`
-	Excerpt     string     `json:"excerpt"`
-	Question    string     `json:"question"`
-	Full        string     `json:"full"`
-	Recent      string     `json:"recent"`
-	Cut         bool       `json:"cut"`
-	Choices     []Choice   `json:"choices"`
-	SafeDefault *string    `json:"safe_default"`
-	Idle        bool       `json:"idle"`
-	Secret      bool       `json:"secret"`
-	Permission  bool       `json:"permission"`
-	Multi       bool       `json:"multi"`
 	MaxLength   int        `json:"max_length"` // of a text answer, bytes
-	Signals     []string   `json:"signals"`
-	Source      string     `json:"source"` // "screen" or "hook"
-	Tool        string     `json:"tool"`   // hook: the tool's name for what it wants to use ("Bash"); else ""
+	Source      string     `json:"source"`     // "screen" or "hook"
+	Tool        string     `json:"tool"`       // hook: the tool's name for what it wants to use ("Bash"); else ""
 	Cwd         string     `json:"cwd"`
 	Key         string     `json:"idempotency_key"`
-	Fingerprint string     `json:"fingerprint"`
 	Status      State      `json:"status"`
 	Nonce       string     `json:"nonce"` // 32 hex
 	NonceUsed   bool       `json:"nonce_used"`
@@ -999,7 +985,7 @@ func (h *hook) ask(ctx context.Context) map[string]any {
 	}
 	for i, q := range input.Questions {
 		n, labels := len(input.Questions), []string{",", ", "}
-		p := PromptRecord{Type: MultipleChoice, Multi: q.MultiSelect}
+		p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Multi: q.MultiSelect}}
 		p.Question = when(n > 1, fmt.Sprintf("(%d of %d) ", i+1, n)) + visible(redact(q.Question))
 		p.Full, p.Excerpt = p.Question, clip(p.Question, maxExcerpt)
 		for k, o := range q.Options[:min(9, len(q.Options))] {
@@ -1081,9 +1067,9 @@ func (h *hook) permissionPrompt() PromptRecord {
 		full += when(more, "\n"+name+": "+string(all[name]))
 	}
 	full = visible(redact(full))
-	p := PromptRecord{Type: MultipleChoice, Question: visible(redact(question)), Full: full, Excerpt: full,
-		Cut: len(full) > maxExcerpt, Permission: true, SafeDefault: ref("2"),
-		Choices: []Choice{{Key: "1", Label: "Yes", Grants: true, Hook: "allow"}, {Key: "2", Label: "No", Hook: "deny"}}}
+	p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Question: visible(redact(question)), Full: full, Excerpt: full,
+		Cut: len(full) > maxExcerpt, Permission: true, SafeDefault: ref("2"), Choices: []Choice{
+			{Key: "1", Label: "Yes", Grants: true, Hook: "allow"}, {Key: "2", Label: "No", Hook: "deny"}}}}
 	if p.Cut { // its head and tail: what is dangerous can stand in either
 		half := (maxExcerpt - len(" …(12345678 bytes)… ")) / 2
 		head, tail := clipBytes(full, half), strings.ToValidUTF8(full[len(full)-half:], "")
