@@ -534,7 +534,7 @@ func cmdDoctor(c *command) (code int) { // tells each check as soon as it is kno
 	if err == nil {
 		defer st.Close()
 		pid, nobody := st.holder("poll.lock"), "nobody, which is right while no session runs"
-		tell("poller", nil, cmp.Or(when(pid == 0, nobody), fmt.Sprint("process ", pid)), "")
+		tell("poller", st.stalled(), cmp.Or(when(pid == 0, nobody), fmt.Sprint("process ", pid)), "")
 		view, _ := st.View()
 		verdict, err := st.verifyAudit(view)
 		bad := when(!verdict.OK, fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason))

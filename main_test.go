@@ -5853,6 +5853,29 @@ func TestStoreFollow(t *testing.T) {
 	}
 }
 
+// A poller that is stopped keeps its lock: the others notice, and say so until it listens again.
+func TestStoreStalledPoller(t *testing.T) {
+	dir := storeDir(t)
+	a, b := storeAt(t, dir), storeAt(t, dir)
+	if _, held, err := a.TryPoll(); !held || err != nil {
+		t.Fatal(held, err)
+	}
+	try := func(want string) {
+		t.Helper()
+		if _, held, err := b.TryPoll(); held || !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("the other gets %v, %v; want %s", held, err, want)
+		}
+	}
+	try("<nil>")
+	b.now = func() time.Time { return time.Now().Add(pollSilence + time.Second) }
+	try(fmt.Sprintf("process %d does not listen", os.Getpid()))
+	a.now = b.now
+	if err := a.Polled(); err != nil {
+		t.Fatal(err)
+	}
+	try("<nil>")
+}
+
 // What is old goes, what is alive or may be replayed stays.
 func TestStoreRetention(t *testing.T) {
 	dir := storeDir(t)

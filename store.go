@@ -35,6 +35,7 @@ import (
 const (
 	schemaVersion, compactMin = 1, 1 << 20             // bytes: a smaller file opens within 3 ms (measured)
 	compactFactor, retention  = 3, 30 * 24 * time.Hour // times what would be kept; default of retention_days
+	pollSilence               = 3 * time.Minute        // of the poller, which then is stopped: a poll takes 65 s at most
 	updateLife                = 48 * time.Hour         // twice that of https://core.telegram.org/bots/api#getting-updates
 	decisionsLimit, maxText   = 10, 200                // answers by phone per session and minute; bytes of a text answer
 	crcMember, damaged        = len(`,"crc":"00000000"}` + "\n"), "its record in the state file is damaged"
@@ -539,7 +540,7 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 		}
 		p.Status, late.MsgID = to, p.MsgID
 		if moved = old.Status != to && v.illegal(old, &p) == nil && (to != Expired || !now.Before(old.ExpiresAt)); !moved {
-			return when(to == AwaitingReply && old.MsgID != late.MsgID && old.ID != "", []Record{&late}), nil
+			return when(to == AwaitingReply && old.MsgID < late.MsgID && old.ID != "", []Record{&late}), nil
 		}
 		p.DecidedBy = cmp.Or(when(to == Expired, ref("auto:timeout")), p.DecidedBy)
 		if old.Open() && !p.Open() {
@@ -760,11 +761,24 @@ func (s *Store) compact() (err error) {
 	return err
 }
 
-// HoldSession comes before the session's record: an active one whose lock is free is dead. TryPoll takes a free lock.
+// HoldSession comes before the session's record: an active one whose lock is free is dead. TryPoll takes a free lock;
+// Polled says that its holder listens. stalled is trouble with one that does not: it is stopped, or hangs.
 func (s *Store) HoldSession(id string) (release func(), err error) { return s.hold(lockName(id)) }
+func (s *Store) Polled() error {
+	return os.Chtimes(filepath.Join(s.Dir, "poll.lock"), s.now(), s.now())
+}
 func (s *Store) TryPoll() (release func(), held bool, err error) {
 	release, err = s.hold("poll.lock")
-	return release, err == nil, when(!errors.Is(err, errLocked), err)
+	return release, err == nil, cmp.Or(when(!errors.Is(err, errLocked), err), s.stalled())
+}
+func (s *Store) stalled() error {
+	info, err := os.Stat(filepath.Join(s.Dir, "poll.lock"))
+	if err != nil || s.now().Sub(info.ModTime()) < pollSilence || s.holder("poll.lock") == 0 {
+		return nil
+	}
+	pid := s.holder("poll.lock")
+	return hinted(fmt.Errorf("process %d does not listen to Telegram, though it is its turn", pid),
+		fmt.Sprintf("is it stopped? kill -CONT %d, or end it", pid))
 }
 func (s *Store) hold(name string) (release func(), err error) {
 	f, err := openPrivate(filepath.Join(s.Dir, name), os.O_RDWR|os.O_CREATE)
