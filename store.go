@@ -1092,19 +1092,20 @@ func (h *hook) permissionPrompt() PromptRecord {
 	return p
 }
 
-// lineDiff is a readable diff of two texts, without the lines that they have in common at both ends.
+// lineDiff is a readable diff of two texts: what differs, between up to two lines that they have in common.
 func lineDiff(before, after string) (diff string, plus, minus int) {
-	a, b := slices.Collect(strings.Lines(before)), slices.Collect(strings.Lines(after))
-	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
-		a, b = a[1:], b[1:]
+	a, b, head, tail := slices.Collect(strings.Lines(before)), slices.Collect(strings.Lines(after)), 0, 0
+	for both := min(len(a), len(b)); head < both && a[head] == b[head]; head++ {
 	}
-	for len(a) > 0 && len(b) > 0 && a[len(a)-1] == b[len(b)-1] {
-		a, b = a[:len(a)-1], b[:len(b)-1]
+	for both := min(len(a), len(b)) - head; tail < both && a[len(a)-1-tail] == b[len(b)-1-tail]; tail++ {
 	}
-	for i, line := range slices.Concat(a, b) {
-		diff += cmp.Or(when(i < len(a), "-"), "+") + strings.TrimSuffix(line, "\n") + "\n"
+	gone, came, rest := a[head:len(a)-tail], b[head:len(b)-tail], a[len(a)-tail:]
+	for i, lines := range [][]string{a[max(0, head-2):head], gone, came, rest[:min(tail, 2)]} {
+		for _, line := range lines {
+			diff += string(" -+ "[i]) + strings.TrimSuffix(line, "\n") + "\n"
+		}
 	}
-	return strings.TrimSuffix(diff, "\n"), len(b), len(a)
+	return strings.TrimSuffix(diff, "\n"), len(came), len(gone)
 }
 
 // installHooks adds what makes the tool call us, on its command line only, merged into the last --settings (a file or
