@@ -488,6 +488,21 @@ func TestHook(t *testing.T) {
 	}
 }
 
+func TestLineDiff(t *testing.T) {
+	for _, c := range []struct {
+		before, after, want string
+		plus, minus         int
+	}{
+		{"", "new\n", "+new", 1, 0}, {"old\n", "", "-old", 0, 1}, {"same\n", "same\n", " same", 0, 0},
+		{"a\nb\nc\nd\ne\nf\n", "a\nb\nc\nX\nY\ne\nf\n", " b\n c\n-d\n+X\n+Y\n e\n f", 2, 1},
+		{"a\na\n", "a\na\na\n", " a\n a\n+a", 1, 0}, {"x", "y", "-x\n+y", 1, 1},
+	} {
+		if diff, plus, minus := lineDiff(c.before, c.after); diff != c.want || plus != c.plus || minus != c.minus {
+			t.Errorf("%q → %q: %q +%d −%d, want %q +%d −%d", c.before, c.after, diff, plus, minus, c.want, c.plus, c.minus)
+		}
+	}
+}
+
 // fakeClaude is a script called claude that calls the hook with input.
 func fakeClaude(t *testing.T, input string) string {
 	t.Helper()
