@@ -6250,6 +6250,23 @@ func FuzzStateLine(f *testing.F) {
 	})
 }
 
+// What parseEntry takes is byte for byte what canonical makes of it, and it takes whatever canonical makes.
+func FuzzAuditEntry(f *testing.F) {
+	f.Add([]byte(`{"seq":1,"ts":"x","prev_hash":"genesis","hash":"sha256:0"}`+"\n"), "a\u2028\\u2028\x7f", int64(1))
+	f.Add([]byte(`{"seq":1e1,"a":1.0,"a":{},"prev_hash":"","hash":""}`+"\n"), "\xff<>&\x00", int64(-1<<53))
+	f.Fuzz(func(t *testing.T, b []byte, text string, n int64) {
+		if fields, err := parseEntry(b); err == nil && !bytes.Equal(append(canonical(fields), '\n'), b) {
+			t.Errorf("%q is taken for an entry", b)
+		}
+		n = max(-maxExact, min(n, maxExact))
+		line := append(canonical([]Field{{"seq", n}, {"text", text}, {"none", nil}, {"prev_hash", "p"}, {"hash", "h"}}), '\n')
+		fields, err := parseEntry(line)
+		if err != nil || fields[0].Value != n || utf8.ValidString(text) && fields[1].Value != text {
+			t.Errorf("%q: %v, %v", line, fields, err)
+		}
+	})
+}
+
 // bareAppend is what no store can avoid: lock, write, fsync.
 func bareAppend(dir string) func() error {
 	line, _ := encode(storeQuestion(newID()))
