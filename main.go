@@ -1312,7 +1312,7 @@ func (s *session) inputDone(r *InputRecord, why string, reply Notice) { // tells
 	}
 }
 
-type localChannel struct{}                                                             // reaches nobody
+type localChannel struct{}                                                             // reaches nobody: questions wait
 func (localChannel) Ask(context.Context, *PromptRecord, *SessionRecord) (int64, error) { return 0, nil }
 func (localChannel) Settle(context.Context, *PromptRecord, *SessionRecord) error       { return nil }
 func (localChannel) Notify(context.Context, Notice) (int64, error)                     { return 0, nil }
@@ -1362,7 +1362,7 @@ type gate struct {
 	last  *Prompt   // the menu before the last key
 }
 
-// Phases: nothing typed; a menu moves; its review page comes; text is in the box; Enter, or a second, takes it; all typed.
+// Nothing is typed; a menu moves, its review page comes; text is in the box, Enter or a second one takes it; all typed.
 const gateLook, gateMenu, gateReview, gateEnter, gateLeft, gateAgain, gateEcho = 0, 1, 2, 3, 4, 5, 6
 
 func (s *session) gateStep() { // not before the writer has reported
