@@ -644,12 +644,9 @@ func withhold(lines []byte, full bool) (out []byte) {
 }
 
 /* ===== The session: one run of a tool ===== */
-
-// All data has one owner. The loop: Screen, Detector, question, gate, queues; it only selects, and appends to the
-// store. read: PTY.Read and the host's stdout. write: PTY.Write. readKeys: the host's stdin. A waiter: PTY.Wait. The
-// follower: its position in state.jsonl. The poller: getUpdates. Senders: one call of the channel each. Read and write
-// end with the PTY, the others with the context or the process. Output reaches the host before anything looks at it.
-
+// All data has one owner. The loop: Screen, Detector, question, gate, queues; it only selects and appends to the store.
+// Beside it: read, readKeys, a writer and a waiter of the PTY, the store's follower, the poller, one sender per call of
+// the channel; they end with the PTY, the context or the process. Output reaches the host before anything looks at it.
 const (
 	joinWindow              = 400 * time.Millisecond            // hook and dialog are 0.2 s apart (measured on claude 2.1)
 	hookGrace, retryEvery   = 2 * time.Second, 5 * time.Second  // for a hook to act before the gate; to record a question
@@ -670,51 +667,48 @@ var (
 	reSimpleYes = regexp.MustCompile(`(?i)^yes(, manually approve|[^,;]*$)`) // a yes to nothing more (" and " as a comma)
 )
 
-// session is what the loop owns.
-type session struct {
-	cfg                         *Config
-	st                          *Store
-	ch                          Channel
-	tg                          *Telegram // nil without Telegram
-	log                         *slog.Logger
-	adapter                     *Adapter
-	pty                         PTY
-	det                         *Detector
-	cast                        *castWriter // nil without --record
-	rec                         SessionRecord
-	in, out, tty                *os.File // tty: the host's terminal, nil when there is none
-	notes                       io.Writer
-	restore                     func() error
-	hooked, interactive, hungUp bool // hooks call us; stdin is a terminal: somebody may type; the end was asked for
-	signals                     chan os.Signal
-	ctx                         context.Context // of what goes on beside the loop, until stop
-	stop                        func()
-	polling                     sync.WaitGroup
-	events                      chan func() // of the goroutines, for the loop to run
-	sending                     int         // calls that have not reported
-	next, judged, lastKey       time.Time   // turn of the loop at the latest; last look of the detector; last key here
-	doingAt, reapAt             time.Time
-	seen                        *Prompt   // what the detector last found, until it is gone
-	q                           *question // in force
-	gate                        *gate
-	typing, jsonLine            []byte // waits for the writer; unfinished line of stream-json, nil for other tools
-	inFlight                    bool   // the writer has a chunk it has not reported
-	stream                      stream
-	answer, trouble, warning    string      // beginning of the tool's last answer; of the state file; of the version
-	open                        atomic.Bool // a question is open: the follower looks more often
+type session struct { // what the loop owns
+	cfg                                    *Config
+	st                                     *Store
+	ch                                     Channel
+	tg                                     *Telegram // ch, unless that is local
+	log                                    *slog.Logger
+	adapter                                *Adapter
+	pty                                    PTY
+	det                                    *Detector
+	cast                                   *castWriter // nil without --record
+	rec                                    SessionRecord
+	in, out, notes, tty                    *os.File // notes: nil with --quiet; tty: the host's terminal, nil without one
+	restore                                func() error
+	hooked, interactive, hungUp, inFlight  bool // hooks call us; somebody may type; told to end; a write is under way
+	signals                                chan os.Signal
+	ctx                                    context.Context // of what goes on beside the loop, until stop
+	stop                                   func()
+	polling                                sync.WaitGroup
+	events                                 chan func() // of the goroutines, for the loop to run
+	sending                                int         // calls that have not reported
+	next, judged, lastKey, doingAt, reapAt time.Time   // turn of the loop at the latest; last look, key here, record; reap
+	seen                                   *Prompt     // what the detector last found, until it is gone
+	q                                      *question   // in force
+	gate                                   *gate
+	typing, jsonLine                       []byte // for the writer; unfinished line of stream-json, nil for other tools
+	stream                                 stream
+	answer, trouble, warning               string      // beginning of its last answer; of the state file; of its version
+	open                                   atomic.Bool // a question is open: the follower looks more often
 }
-
-// question is the prompt in force, and what is known of it beyond its record.
-type question struct {
+type question struct { // the prompt in force, and what is known of it beyond its record
 	rec                    PromptRecord // Status "" until it is stored
 	screen                 *Prompt      // nil: only a hook asked
 	joinBy, typeAt, remind time.Time    // it waits for hook or screen until; the gate types it from; time left is shown at
 	typed, unasked         bool         // keys went to the child since it appeared; free text is off: it is not sent
 	unsend                 func()       // ends a delivery that is no longer wanted
 }
+type toolUse struct { // in stream-json output
+	Type, ID, Name string
+	Input          json.RawMessage
+}
 
-// cmdRun is `atlasbridge run [flags] tool [args…]`. Where the tool cannot be run it exits as a shell would.
-func cmdRun(c *command) int {
+func cmdRun(c *command) int { // where the tool cannot be run it exits as a shell would
 	s, err := newSession(c)
 	if err == nil {
 		err = s.run(c.ctx, c.opts.args)
@@ -727,8 +721,7 @@ func cmdRun(c *command) int {
 	return cmp.Or(when(errors.Is(err, errNoTool), 127), when(denied, 126), exitInternal)
 }
 
-// newSession does what can fail before anything is spawned.
-func newSession(c *command) (*session, error) {
+func newSession(c *command) (*session, error) { // what can fail before anything is spawned
 	o, tool, name := c.opts, filepath.Base(c.opts.args[0]), c.opts.text("adapter")
 	life, _ := time.ParseDuration(o.text("timeout"))
 	seconds := when(o.given("timeout"), strconv.Itoa(int(life/time.Second)))
@@ -744,21 +737,19 @@ func newSession(c *command) (*session, error) {
 	if err = cmp.Or(logErr, err); err != nil {
 		return nil, err
 	}
-	for _, what := range st.notes {
-		fmt.Fprintf(c.stderr, "atlasbridge: %s (see `atlasbridge doctor`)\n", what)
-	}
 	st.Retention = time.Duration(cfg.RetentionDays) * 24 * time.Hour
 	cwd, _ := os.Getwd()
-	s := &session{cfg: cfg, st: st, ch: localChannel{}, log: log, adapter: adapter, in: c.stdin, out: c.stdout,
-		notes: cmp.Or(when[io.Writer](o.on("quiet"), io.Discard), io.Writer(c.stderr)), interactive: onTerminal(c.stdin),
-		restore: func() error { return nil }, signals: make(chan os.Signal, 8), events: make(chan func()),
+	terminal := func(f *os.File) *os.File { return when(onTerminal(f), f) }
+	s := &session{cfg: cfg, st: st, ch: localChannel{}, tg: newTelegram(cfg, st, log), log: log, adapter: adapter,
+		in: c.stdin, out: c.stdout, notes: when(!o.on("quiet"), c.stderr), interactive: onTerminal(c.stdin),
+		tty: cmp.Or(terminal(c.stdin), terminal(c.stdout), terminal(c.stderr)), restore: func() error { return nil },
+		signals: make(chan os.Signal, 8), events: make(chan func()),
 		rec: SessionRecord{Head: Head{ID: newID()}, Tool: tool, Args: o.args[1:], Cwd: cwd, Wrapper: os.Getpid(),
 			Label: o.text("name"), Status: "active", Activity: "starting", StartedAt: time.Now().UTC()}}
-	s.tty = cmp.Or(mapped([]*os.File{c.stdin, c.stdout, c.stderr}, func(f *os.File) *os.File {
-		return when(onTerminal(f), f)
-	})...)
+	for _, what := range st.notes {
+		fmt.Fprintf(s.notes, "atlasbridge: %s (see `atlasbridge doctor`)\n", what)
+	}
 	if cfg.Channel == "telegram" {
-		s.tg = newTelegram(cfg, st, log)
 		s.ch = s.tg
 	}
 	if o.given("record") {
@@ -766,15 +757,12 @@ func newSession(c *command) (*session, error) {
 	}
 	return s, err
 }
-
-// size is the host's, or 30 × 100 without one.
-func (s *session) size() Size {
+func (s *session) size() Size { // the host's, or 30 × 100 without one
 	size, err := terminalSize(s.tty)
 	return cmp.Or(when(err == nil && size.Rows > 0 && size.Cols > 0, size), Size{Rows: 30, Cols: 100})
 }
 
-// run spawns the tool and stays until everything about it is told.
-func (s *session) run(ctx context.Context, argv []string) error {
+func (s *session) run(ctx context.Context, argv []string) error { // spawns it; stays until everything about it is told
 	release, err := s.st.HoldSession(s.rec.ID)
 	if err != nil {
 		return err
@@ -786,7 +774,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	if s.pty, err = startPTY(s.installHooks(argv), env, s.rec.Cwd, size, s.tty); err != nil {
 		return err
 	}
-	if s.tg != nil {
+	if s.cfg.Channel == "telegram" {
 		s.polling.Go(func() { s.tg.Poll(s.ctx) })
 	} else { // nothing of the child's has been copied yet
 		fmt.Fprintln(s.notes, "atlasbridge: no Telegram here: questions wait for the keyboard or `atlasbridge answer` "+
@@ -794,12 +782,11 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	}
 	if s.interactive {
 		if s.restore, err = rawMode(s.in); err != nil {
-			s.pty.Close()
 			return fmt.Errorf("setting the terminal to raw mode: %w", err)
 		}
 	}
 	defer func() { s.restore() }()
-	if s.adapter.Box == nil {
+	if s.adapter.Name == "generic" {
 		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
 	} else {
 		s.spawn(func() {
@@ -819,14 +806,12 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	return nil
 }
 
-// loop starts the goroutines, records the session and selects until the child is gone and its output drained.
-func (s *session) loop() {
+func (s *session) loop() { // until the child is gone and its output drained
 	output, keyboard, writes := make(chan []byte, maxUnread), make(chan []byte), make(chan []byte)
 	defer close(writes)
 	signal.Notify(s.signals, append(endSignals(), suspendSignal)...)
 	signal.Notify(make(chan os.Signal), syscall.SIGPIPE) // caught, not ignored: the child does not inherit it
-	resized, stopResize := resizeSignals(s.tty)
-	defer stopResize()
+	resized, _ := resizeSignals(s.tty)
 	records := s.st.Follow(s.ctx, s.rec.ID, s.open.Load)
 	s.spawn(func() { s.read(output) })
 	s.spawn(func() { s.readKeys(keyboard) })
@@ -866,9 +851,7 @@ func (s *session) loop() {
 		s.tick()
 	}
 }
-
-// spawn starts a goroutine whose panic does not leave the terminal raw.
-func (s *session) spawn(f func()) {
+func (s *session) spawn(f func()) { // a goroutine whose panic does not leave the terminal raw
 	go func() {
 		defer func() {
 			if r := recover(); r != nil {
@@ -879,14 +862,10 @@ func (s *session) spawn(f func()) {
 		f()
 	}()
 }
-
-// read copies the child's output to the host, then hands it to the loop. The ring holds more than output can: a buffer
-// is free when its turn comes.
-func (s *session) read(output chan<- []byte) {
+func (s *session) read(output chan<- []byte) { // copies it to the host, then hands it to the loop
 	defer close(output)
-	ring := make([]byte, (maxUnread+2)*readBytes)
-	for at, err := 0, error(nil); err == nil; at = (at + readBytes) % len(ring) {
-		var n int
+	ring := make([]byte, (maxUnread+2)*readBytes) // more than output holds: a buffer is free when its turn comes
+	for at, n, err := 0, 0, error(nil); err == nil; at = (at + readBytes) % len(ring) {
 		n, err = s.pty.Read(ring[at : at+readBytes])
 		if _, lost := s.out.Write(ring[at : at+n]); lost != nil && n > 0 {
 			s.pty.Signal(syscall.SIGHUP) // nobody can see the output any more, as when a terminal closes
@@ -895,21 +874,17 @@ func (s *session) read(output chan<- []byte) {
 	}
 }
 
-// readKeys hands over what is typed. A nil chunk is the end of a pipe that brought something: a pipe without a byte
+// readKeys hands over what is typed. An empty chunk is the end of a pipe that brought something: one without a byte
 // (systemd, ssh without a terminal) must not answer the first question with an end of file.
 func (s *session) readKeys(keys chan<- []byte) {
-	some, buf := false, make([]byte, 4096)
-	for n, _ := s.in.Read(buf); n > 0; n, _ = s.in.Read(buf) {
-		keys <- bytes.Clone(buf[:n])
-		some = true
-	}
-	if some && !s.interactive {
-		keys <- nil
+	buf, some := make([]byte, 4096), false
+	for n := 1; n > 0; some = true {
+		if n, _ = s.in.Read(buf); n > 0 || some && !s.interactive {
+			keys <- bytes.Clone(buf[:n])
+		}
 	}
 }
-
-// reap fails the prompts of sessions whose process is gone, and has their messages edited.
-func (s *session) reap() {
+func (s *session) reap() { // fails the prompts of sessions whose process is gone, and has their messages edited
 	if !s.due(s.reapAt) {
 		return
 	}
@@ -922,28 +897,20 @@ func (s *session) reap() {
 		}
 	}
 }
-
-// put records, and stored reports trouble with the state or the audit log: the child keeps running, the operator is
-// told once. What is not in the state is not typed.
-func (s *session) put(doing string, recs ...Record) bool {
+func (s *session) put(doing string, recs ...Record) bool { // what is not in the state is not typed
 	return s.stored(doing, s.st.Update(func(*View) ([]Record, error) { return recs, nil }))
 }
-func (s *session) stored(doing string, err error) bool {
-	trouble := cmp.Or(err, s.st.Trouble())
-	if trouble == nil {
-		return true
-	}
-	text := when(err != nil, "the state cannot be written, so nothing is typed: ") + redact(trouble.Error())
-	if s.trouble != text {
-		s.trouble = text
-		s.log.Error(doing, "error", trouble.Error())
-		s.notify(Notice{Text: "⚠ " + text, Ring: true})
+func (s *session) stored(doing string, err error) bool { // tells once of trouble with the state or the audit log
+	if trouble := cmp.Or(err, s.st.Trouble()); trouble != nil && s.trouble != trouble.Error() {
+		s.trouble = trouble.Error()
+		s.log.Error(doing, "error", s.trouble)
+		held := when(err != nil, "the state cannot be written, so nothing is typed: ")
+		s.notify(Notice{Text: "⚠ " + held + redact(s.trouble), Ring: true})
 	}
 	return err == nil
 }
 
-// finish closes the books and sends the last messages: for a moment, or all of the output where it was asked for.
-func (s *session) finish() {
+func (s *session) finish() { // closes the books and sends the last messages, and all of the output with --stream
 	s.pty.Close()
 	s.restore()
 	if s.gate != nil {
@@ -956,27 +923,23 @@ func (s *session) finish() {
 	s.rec.EndedAt, s.rec.Activity = ref(time.Now().UTC()), ""
 	s.put("recording the end", ref(s.rec))
 	seq, hash, _ := s.st.Audit().Head()
-	s.notify(Notice{Urgent: true, Text: fmt.Sprintf("⏹ ended: %s, exit code %d\naudit %d %s", s.rec.Tool,
-		*s.rec.ExitCode, seq, hash)})
+	text := fmt.Sprintf("⏹ ended: %s, exit code %d\naudit %d %s", s.rec.Tool, *s.rec.ExitCode, seq, hash)
+	s.notify(Notice{Urgent: true, Text: text})
 	limit := drainSend
-	if s.cfg.Stream && s.tg != nil && s.tg.Trouble() == "" {
+	if s.cfg.Stream && s.tg.Trouble() == "" {
 		limit = drainStream
 		s.streamTake(true)
 	}
-	drain, enough := context.WithTimeout(s.ctx, limit)
-	defer enough()
-	for s.streamStep(); s.sending > 0 && drain.Err() == nil; s.streamStep() {
+	time.AfterFunc(limit, s.stop)
+	for s.streamStep(); s.sending > 0; s.streamStep() {
 		select {
 		case happened := <-s.events:
 			happened()
 		case <-s.signals:
-			enough()
-		case <-drain.Done():
+			s.stop() // cuts calls short
 		}
 	}
-	for s.stop(); s.sending > 0; { // calls cut short
-		(<-s.events)()
-	}
+	s.stop()
 	s.polling.Wait()
 	s.ch.Close()
 	warn := func(text string) { fmt.Fprint(s.notes, when(text != "", "atlasbridge: "+text+"\n")) }
@@ -984,15 +947,11 @@ func (s *session) finish() {
 	if err := s.cast.close(time.Now()); err != nil {
 		warn("writing the recording: " + err.Error())
 	}
-	if s.tg != nil {
-		warn(s.tg.Trouble())
-	}
+	warn(s.tg.Trouble())
 }
 
 /* ===== Bytes ===== */
-
-// output feeds the child's bytes, which the host has already, to the screen.
-func (s *session) output(p []byte) {
+func (s *session) output(p []byte) { // which the host has already
 	now, t := time.Now(), &s.stream
 	s.det.Feed(p, now)
 	s.cast.output(p, now)
@@ -1000,21 +959,10 @@ func (s *session) output(p []byte) {
 		s.toolCalls(p)
 	}
 	s.typing = append(s.typing, s.det.Screen.TakeReplies(s.tty == nil)...)
-	if s.cfg.Stream && t.flushAt.IsZero() {
-		t.flushAt = now.Add(s.cfg.Flush)
-	}
-	if s.cfg.Stream && !s.cfg.StripANSI && len(t.raw) < maxBacklog {
-		t.raw = append(t.raw, p...)
-	}
+	t.flushAt = cmp.Or(t.flushAt, when(s.cfg.Stream, now.Add(s.cfg.Flush)))
+	t.raw = append(t.raw, when(s.cfg.Stream && !s.cfg.StripANSI && len(t.raw) < maxBacklog, p)...)
 }
-
-type toolUse struct {
-	Type, ID, Name string
-	Input          json.RawMessage
-}
-
-// toolCalls audits the tool calls in a tool's stream-json output, a message a line.
-func (s *session) toolCalls(p []byte) {
+func (s *session) toolCalls(p []byte) { // audits the tool calls in a tool's stream-json output, a message a line
 	lines := bytes.Split(append(s.jsonLine, p...), []byte("\n"))
 	for _, line := range lines[:len(lines)-1] {
 		var m struct{ Message struct{ Content []toolUse } }
@@ -1025,30 +973,22 @@ func (s *session) toolCalls(p []byte) {
 			}
 		}
 	}
-	s.jsonLine = append([]byte{}, lines[len(lines)-1]...)
-	s.jsonLine = s.jsonLine[:min(len(s.jsonLine), maxHookInput)]
+	rest := lines[len(lines)-1]
+	s.jsonLine = bytes.Clone(rest[:min(len(rest), maxHookInput)])
 }
-
-// keyboard passes on what was typed here; nil is the end of a pipe, which the line discipline makes from ^D.
-func (s *session) keyboard(p []byte) {
-	if p == nil && !s.pty.State().Canonical {
+func (s *session) keyboard(p []byte) { // empty: the end of a pipe, which the line discipline makes from ^D
+	if len(p) == 0 && !s.pty.State().Canonical {
 		return
 	}
 	keys := cmp.Or(string(p), "\x04\x04") // the first may only end an unfinished line
-	if s.inject(keys); !reReport.MatchString(keys) {
-		s.lastKey = time.Now()
-		s.touched()
-	}
+	byHand := !reReport.MatchString(keys)
+	s.lastKey = cmp.Or(when(byHand, time.Now()), s.lastKey)
+	s.inject(keys, byHand)
 }
-
-// touched notes that the question in force may have been answered here; inject queues bytes for the child.
-func (s *session) touched() {
-	if s.q != nil {
-		s.q.typed = true
+func (s *session) inject(keys string, byHand bool) { // queues them for the child; by hand: may answer the question
+	if s.typing = append(s.typing, keys...); s.q != nil {
+		s.q.typed = s.q.typed || byHand
 	}
-}
-func (s *session) inject(keys string) {
-	s.typing = append(s.typing, keys...)
 	s.det.Typed([]byte(keys), time.Now())
 	s.cast.event("i", keys, time.Now())
 }
@@ -1059,9 +999,7 @@ func (s *session) resize() {
 		s.cast.event("r", fmt.Sprintf("%dx%d", size.Cols, size.Rows), time.Now())
 	}
 }
-
-// signaled acts on a signal to the wrapper. SIGHUP of a closed terminal ends the session, any other reloads.
-func (s *session) signaled(sig os.Signal) {
+func (s *session) signaled(sig os.Signal) { // SIGHUP of a closed terminal ends the session, any other reloads
 	_, gone := terminalSize(s.tty)
 	switch {
 	case sig == suspendSignal:
@@ -1081,9 +1019,7 @@ func (s *session) terminate() {
 	s.hungUp = true
 	s.spawn(func() { s.pty.Terminate(nil) })
 }
-
-// reload takes over the allowlist and limits of the file as it is now, or keeps the old ones and says so.
-func (s *session) reload() {
+func (s *session) reload() { // takes over the allowlist and limits of the file, or keeps the old and says so
 	cfg, err := loadConfig(s.cfg.Dir, os.Getenv, nil)
 	if err != nil {
 		s.notify(Notice{Text: "⚠ configuration kept as it was: " + err.Error()})
@@ -1092,32 +1028,27 @@ func (s *session) reload() {
 	next := *s.cfg
 	next.Timeout, next.PermissionTimeout, next.Away = cfg.Timeout, cfg.PermissionTimeout, cfg.Away
 	next.FreeText, next.NotifyIdle, next.Users = cfg.FreeText, cfg.NotifyIdle, cfg.Users
-	if s.cfg = &next; s.tg != nil {
-		s.tg.cfg.Store(&next)
-	}
+	s.cfg = &next
+	s.tg.cfg.Store(&next)
 	s.stored("auditing the reload", s.st.Audit().Append(Event{Name: "CONFIG_RELOADED", SessionID: s.rec.ID}))
 }
 
 /* ===== Questions ===== */
-
-// tick judges the screen and does what waits for a time; due tells whether one has come, else the loop turns then.
-func (s *session) tick() {
+func (s *session) tick() { // judges the screen and does what waits for a time
 	s.next = time.Now().Add(reapEvery)
 	for _, step := range []func(){s.judge, s.questionStep, s.gateStep, s.streamStep, s.activityStep, s.reap} {
 		step()
 	}
 	s.open.Store(s.q != nil)
 }
-func (s *session) due(at time.Time) bool {
+func (s *session) due(at time.Time) bool { // if it has not come yet, the loop turns then
 	now := time.Now()
 	if at.After(now) && at.Before(s.next) {
 		s.next = at
 	}
 	return !at.After(now)
 }
-
-// judge asks the detector whether a question has come or gone.
-func (s *session) judge() {
+func (s *session) judge() { // asks the detector whether a question has come or gone
 	tty, now := TTYState{}, time.Now()
 	if s.gate != nil || !s.due(s.judged.Add(judgeEvery)) {
 		return
@@ -1142,13 +1073,9 @@ func (s *session) judge() {
 		s.q = &question{screen: p, joinBy: when(byHook, now.Add(joinWindow))}
 		s.capture(p)
 	}
-	if next := s.det.Next(now); !next.IsZero() && s.due(next) {
-		s.due(now.Add(judgeEvery))
-	}
+	s.due(slices.MaxFunc([]time.Time{now.Add(judgeEvery), s.det.Next(now)}, time.Time.Compare))
 }
-
-// activityStep records what the session is doing when that has changed, and now and then when output last came.
-func (s *session) activityStep() {
+func (s *session) activityStep() { // records what is done when that has changed, and now and then when output last came
 	doing, last := s.det.Activity(), s.det.LastOutput().UTC()
 	changed := doing != s.rec.Activity
 	wait := cmp.Or(when(changed, doingEvery), outputEvery)
@@ -1175,17 +1102,16 @@ func (s *session) hookAsked(rec PromptRecord) {
 	}
 }
 
-// join gives a hook's prompt the choices and keys of the screen. What the hook can say is marked: it needs no key.
-func (s *session) join(q *question, p *Prompt) {
+func (s *session) join(q *question, p *Prompt) { // a hook's with the screen's choices; what the hook can say is marked
 	q.screen, q.joinBy = p, time.Time{}
 	choices, last := slices.Clone(p.Choices), len(p.Choices)-1
 	if q.rec.Tool == "AskUserQuestion" || last < 0 || choices[last].Grants {
 		return // the hook knows the questions and answers them all at once
 	}
-	plain := func(c Choice) bool {
+	yes := func(c Choice) bool {
 		return c.Grants && reSimpleYes.MatchString(strings.ReplaceAll(c.Label, " and ", ","))
 	}
-	if i := slices.IndexFunc(choices, plain); i >= 0 {
+	if i := slices.IndexFunc(choices, yes); i >= 0 {
 		choices[i].Hook = "allow"
 	}
 	choices[last].Hook = "deny"
@@ -1196,17 +1122,13 @@ func (s *session) join(q *question, p *Prompt) {
 		}
 		r.Choices, r.SafeDefault, r.Fingerprint = choices, &choices[last].Key, p.Fingerprint
 		r.Signals = slices.Concat(r.Signals, p.Signals)
-		q.rec = r
+		q.rec, q.remind = r, time.Time{} // where it is shown already, anew
 		return []Record{&r}, nil
 	}))
-	if q.rec.Status == AwaitingReply { // else askPhone sees to it
-		s.settle(q.rec, s.rec)
-	}
 }
 
 // end takes the question out of force: as answered at the keyboard if keys went to the child since it appeared, else
-// Canceled because it left the screen, or Failed because the program ended; "" when it has ended already. Its message
-// is edited, and a hook's next one let in.
+// Canceled or Failed; "" when it has ended already. Its message is edited, and a hook's next one let in.
 func (s *session) end(q *question, to State) {
 	why := map[State]string{Canceled: "the question left the screen", Failed: "the program ended"}[to]
 	if to != "" && q.typed {
@@ -1232,9 +1154,7 @@ func (s *session) end(q *question, to State) {
 		}
 	}
 }
-
-// move takes a prompt along one transition and keeps our copy true.
-func (s *session) move(id string, to State, change func(*PromptRecord)) bool {
+func (s *session) move(id string, to State, change func(*PromptRecord)) bool { // one transition; keeps our copy true
 	var after PromptRecord
 	moved, err := s.st.Move(id, to, func(r *PromptRecord) {
 		change(r)
@@ -1247,8 +1167,7 @@ func (s *session) move(id string, to State, change func(*PromptRecord)) bool {
 }
 func asIs(*PromptRecord) {}
 
-// questionStep moves the question in force on when its time has come: stored, typed, expired, sent, reminded of.
-func (s *session) questionStep() {
+func (s *session) questionStep() { // stores, types, expires, sends the question, reminds of it, when it is time
 	q := s.q
 	if s.gate != nil || q == nil || !s.due(q.joinBy) || q.rec.Status == "" && !s.create(q) {
 		return
@@ -1264,16 +1183,16 @@ func (s *session) questionStep() {
 		s.askPhone(q)
 	case status == AwaitingReply && s.due(q.remind):
 		s.settle(q.rec, s.rec)
-		q.remind = time.Now().Add(remindIn(&q.rec))
+		q.remind = remindAt(&q.rec)
 		s.due(q.remind)
 	}
 }
+func remindAt(p *PromptRecord) time.Time { // a message shows the time left as it was for half of it: it is no clock
+	return time.Now().Add(max(time.Until(p.ExpiresAt)/2, time.Minute))
+}
 
-// remindIn is how long a message shows the time left as it was: half of it, for it is not a clock.
-func remindIn(p *PromptRecord) time.Duration { return max(time.Until(p.ExpiresAt)/2, time.Minute) }
-
-// expire gives a question that nobody answered its safe default, if it is still there. One without a default ends here,
-// and so does one that vanished from the state.
+// expire has the safe default typed, if the question is still there. One without a default ends here, and so does one
+// that vanished from the state.
 func (s *session) expire(q *question) {
 	why := cmp.Or(when(q.unasked, "free text is switched off"),
 		fmt.Sprintf("no answer in %d s", int(q.rec.ExpiresAt.Sub(q.rec.CreatedAt).Seconds())))
@@ -1312,8 +1231,7 @@ func (s *session) create(q *question) bool {
 	return s.due(q.joinBy)
 }
 
-// followed takes a record that somebody else changed: a decision, a hook's question, something the phone wants.
-func (s *session) followed(rec Record) {
+func (s *session) followed(rec Record) { // as somebody else changed it: a decision, a hook's question, the phone's wish
 	if in, ok := rec.(*InputRecord); ok && in.Status == "queued" {
 		s.input(in)
 	}
@@ -1336,27 +1254,18 @@ func (s *session) followed(rec Record) {
 		s.end(q, "")
 	}
 }
-
-// choiceOf is the choice that a decided prompt's value names, nil when it is text.
-func choiceOf(r *PromptRecord) *Choice {
-	for i := range r.Choices {
-		if r.Value != nil && r.Choices[i].Key == *r.Value {
-			return &r.Choices[i]
-		}
-	}
-	return nil
+func choiceOf(r *PromptRecord) *Choice { // that a decided prompt's value names, nil when it is text
+	named := func(c Choice) *Choice { return when(r.Value != nil && c.Key == *r.Value, &c) }
+	return cmp.Or(mapped(r.Choices, named)...)
 }
 
-// input does what an operator asked for: text, keys, a look at the screen, the end.
-func (s *session) input(r *InputRecord) {
+func (s *session) input(r *InputRecord) { // does what an operator asked for: text, keys, a look at the screen, the end
 	why, reply, screen := "", Notice{}, []rune(visible(redact(s.det.Screen.Text())))
 	switch {
 	case r.Kind == "answer": // the tool's own Stop hook: the beginning of its last answer
 		s.answer = r.Text
-	case r.Kind == "screen":
-		reply.Mono = string(screen)
-	case r.Kind == "last" || r.Kind == "show_recent":
-		reply.Mono = string(screen[max(0, len(screen)-500):])
+	case r.Kind == "screen" || r.Kind == "last" || r.Kind == "show_recent":
+		reply.Mono = string(screen[when(r.Kind != "screen", max(0, len(screen)-500)):])
 	case r.Kind == "cancel":
 		reply.Text = "⏹ ending the session"
 		s.terminate()
@@ -1365,10 +1274,9 @@ func (s *session) input(r *InputRecord) {
 	case r.Kind == "keys": // the child sees them as typed: ^C becomes SIGINT where its terminal is set so, else a byte
 		for _, name := range strings.Fields(r.Text) {
 			keys, _ := keyBytes(name, s.det.Screen.AppCursorKeys())
-			s.inject(keys)
+			s.inject(keys, true)
 		}
 		reply.Text = "⌨ pressed " + r.Text
-		s.touched()
 	case r.Kind != "text":
 		why = "this session does not know how to do that"
 	case s.q != nil && !s.q.rec.Idle && s.q.rec.Status != "":
@@ -1382,15 +1290,13 @@ func (s *session) input(r *InputRecord) {
 	s.inputDone(r, why, reply)
 }
 
-// inputDone records what became of an input and tells the operator. An idle tool has then been answered.
-func (s *session) inputDone(r *InputRecord, why string, reply Notice) {
+func (s *session) inputDone(r *InputRecord, why string, reply Notice) { // tells; an idle tool has then been answered
 	after, text := *r, cleanText(r.Text)
 	if after.Status, after.Reason = "done", why; why != "" {
 		after.Status, reply = "refused", Notice{Text: "✗ " + why, Ring: true}
 	} else if r.Kind == "text" {
-		sum := fmt.Sprintf("%x", sha256.Sum256([]byte(text)))
 		s.stored("auditing an input", s.st.Audit().Append(Event{"INPUT_FORWARDED", s.rec.ID, "",
-			[]Field{{"by", r.By}, {"bytes_len", len(text)}, {"text_sha256", sum}}}))
+			[]Field{{"by", r.By}, {"bytes_len", len(text)}, {"text_sha256", fmt.Sprintf("%x", sha256.Sum256([]byte(text)))}}}))
 		reply.Text = "✓ sent"
 	}
 	s.put("recording an input", &after)
@@ -1403,11 +1309,7 @@ func (s *session) inputDone(r *InputRecord, why string, reply Notice) {
 	}
 }
 
-/* ===== The sender's side ===== */
-
-// localChannel reaches nobody: questions wait for the keyboard or for `atlasbridge answer`.
-type localChannel struct{}
-
+type localChannel struct{}                                                             // reaches nobody: questions wait
 func (localChannel) Ask(context.Context, *PromptRecord, *SessionRecord) (int64, error) { return 0, nil }
 func (localChannel) Settle(context.Context, *PromptRecord, *SessionRecord) error       { return nil }
 func (localChannel) Notify(context.Context, Notice) (int64, error)                     { return 0, nil }
@@ -1424,27 +1326,18 @@ func (s *session) send(call func() (int64, error), done func(msg int64, err erro
 		s.events <- func() { s.sending--; done(msg, err) }
 	})
 }
-
-// askPhone sends the question, for as long as it is worth it. One that could not be sent stays routed: the keyboard and
-// `atlasbridge answer` still work, and it expires in its time. One joined or answered meanwhile has its message edited.
-func (s *session) askPhone(q *question) {
+func (s *session) askPhone(q *question) { // while it is worth it; one that could not be sent stays routed
 	p, of := q.rec, s.rec
 	ctx, cancel := context.WithDeadline(s.ctx, p.ExpiresAt)
-	q.unsend, q.remind = cancel, time.Now().Add(remindIn(&p))
+	q.unsend, q.remind = cancel, remindAt(&p)
 	s.send(func() (int64, error) { return s.ch.Ask(ctx, &p, &of) }, func(msg int64, err error) {
-		if err != nil {
-			return
-		}
-		s.move(p.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = msg })
-		v, _ := s.st.View()
-		if now := v.Prompts[p.ID]; now != nil && (!now.Open() || now.Fingerprint != p.Fingerprint) {
-			s.settle(*now, s.rec)
+		if err == nil && !s.move(p.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = msg }) {
+			v, _ := s.st.View() // it was answered meanwhile
+			s.settle(*cmp.Or(v.Prompts[p.ID], &p), s.rec)
 		}
 	})
 }
-
-// settle has a question's message say what has become of it.
-func (s *session) settle(p PromptRecord, of SessionRecord) {
+func (s *session) settle(p PromptRecord, of SessionRecord) { // has its message say what has become of it
 	s.send(func() (int64, error) { return 0, s.ch.Settle(s.ctx, &p, &of) }, func(int64, error) {})
 }
 func (s *session) notify(n Notice) {
@@ -1453,7 +1346,6 @@ func (s *session) notify(n Notice) {
 }
 
 /* ===== The gate: the only way an answer becomes bytes ===== */
-
 // gate types one answer, closed loop. While it exists the keyboard waits and no question is looked for. It looks before
 // its first key and after every key of a menu, and never presses Enter blind; if the screen does not follow in time it
 // stops and tells the operator. A step is one look, and keys or the reason why there are none yet: no step waits.
@@ -1467,12 +1359,10 @@ type gate struct {
 	last  *Prompt   // the menu before the last key
 }
 
-// The phases: nothing typed; a menu's pointer and ticks move; its review page comes; text is in the box; Enter, or a
-// second one, is to take it out of there; everything is typed and the echo window passes.
+// Nothing is typed; a menu moves, its review page comes; text is in the box, Enter or a second one takes it; all typed.
 const gateLook, gateMenu, gateReview, gateEnter, gateLeft, gateAgain, gateEcho = 0, 1, 2, 3, 4, 5, 6
 
-// gateStep moves the gate on, but not before the writer has reported.
-func (s *session) gateStep() {
+func (s *session) gateStep() { // not before the writer has reported
 	g := s.gate
 	if g == nil || len(s.typing) > 0 || s.inFlight || g.phase == gateLook && !s.due(s.lastKey.Add(keyGrace)) ||
 		(g.phase == gateEnter || g.phase == gateEcho) && !s.due(g.until) {
@@ -1493,10 +1383,8 @@ func (s *session) gateStep() {
 	}
 	s.due(time.Now().Add(gatePoll)) // a repaint may be half done
 }
-
-// press types keys; the screen must have followed within that time. It always succeeds.
-func (s *session) press(keys string, then int, within time.Duration) (why string) {
-	s.inject(keys)
+func (s *session) press(keys string, then int, within time.Duration) (why string) { // within: for the screen to follow
+	s.inject(keys, false)
 	if s.gate.phase, s.gate.until = then, time.Now().Add(within); then == gateEcho {
 		s.det.Sleep(s.gate.until)
 		s.seen = nil
@@ -1504,8 +1392,7 @@ func (s *session) press(keys string, then int, within time.Duration) (why string
 	return ""
 }
 
-// firstStep begins an answer, if the question is on the screen as it was asked and nobody has begun to answer it.
-func (s *session) firstStep(p *Prompt) (why string) {
+func (s *session) firstStep(p *Prompt) (why string) { // only where it stands as it was asked and nobody began to answer
 	g, rec := s.gate, &s.gate.q.rec
 	value := *cmp.Or(rec.Value, ref(""))
 	keys := map[string]string{"enter": "\r", "esc": "\x1b", "cancel": "\x1b", "deny": "\x1b"}[value]
@@ -1523,22 +1410,18 @@ func (s *session) firstStep(p *Prompt) (why string) {
 		}
 	}
 	switch {
-	case len(g.want) == 1 && !p.Multi && p.Choices[g.want[0]].Keys != "":
-		keys = p.Choices[g.want[0]].Keys
 	case len(g.want) > 0:
 		g.phase = gateMenu
 		return s.menuStep(p)
 	case keys == "" && (rec.Type == FreeText || rec.Type == Unknown):
 		keys = s.pasted(cleanText(value)) + "\r"
 	case keys == "":
-		g.until = time.Now()
 		return "there is no choice " + value
 	}
 	return s.press(keys, gateEcho, s.cfg.EchoWindow)
 }
 
-// menuStep types a menu's next key once the last one shows: the pointer or a tick has moved, the review page has come.
-func (s *session) menuStep(p *Prompt) (why string) {
+func (s *session) menuStep(p *Prompt) (why string) { // the next key once the last shows: pointer, tick or review page
 	g, keys := s.gate, ""
 	switch asked := p != nil && p.Fingerprint == g.q.rec.Fingerprint; {
 	case asked && g.phase == gateReview:
@@ -1552,60 +1435,51 @@ func (s *session) menuStep(p *Prompt) (why string) {
 		return "the menu did not follow the keys; look at the terminal"
 	}
 	target := g.want[0]
-	if p.Multi {
+	if p.Multi { // the first whose tick is not as wanted
 		for target = 0; target < len(p.Ticked) && p.Ticked[target] == slices.Contains(g.want, target); {
 			target++
 		}
 		if target == len(p.Ticked) {
 			return s.press(cmp.Or(p.Submit, "\r"), gateReview, followTime)
 		}
-		keys = p.Choices[target].Keys
 	}
-	forth, back := "DOWN", "UP"
-	if p.Axis == "horizontal" {
-		forth, back = "RIGHT", "LEFT"
-	}
-	switch {
-	case p.Pointer == target && !p.Multi:
-		return s.press("\r", gateEcho, s.cfg.EchoWindow)
-	case p.Pointer == target:
-		keys = cmp.Or(keys, " ")
-	case p.Pointer < 0 && keys == "":
+	switch keys = p.Choices[target].Keys; {
+	case !p.Multi && (keys != "" || p.Pointer == target):
+		return s.press(cmp.Or(keys, "\r"), gateEcho, s.cfg.EchoWindow)
+	case keys == "" && p.Pointer < 0:
 		return "the menu shows no pointer to move"
+	case keys == "" && p.Pointer == target:
+		keys = " "
 	case keys == "":
-		keys, _ = keyBytes(cmp.Or(when(target < p.Pointer, back), forth), s.det.Screen.AppCursorKeys())
+		arrows := cmp.Or(when(p.Axis == "horizontal", [2]string{"LEFT", "RIGHT"}), [2]string{"UP", "DOWN"})
+		keys, _ = keyBytes(cmp.Or(when(target < p.Pointer, arrows[0]), arrows[1]), s.det.Screen.AppCursorKeys())
 	}
 	g.last = p
 	return s.press(keys, gateMenu, followTime)
 }
-
-// pasted brackets text where the child has asked for that; elsewhere it is one line: no line end in it presses Enter.
-func (s *session) pasted(text string) string {
+func (s *session) pasted(text string) string { // no line end in it presses Enter
 	if s.det.Screen.BracketedPaste() {
 		return "\x1b[200~" + text + "\x1b[201~"
 	}
 	return strings.ReplaceAll(text, "\n", " ")
 }
 
-// textStep types text into an input box and presses Enter, twice if need be, until the text has left the box.
-func (s *session) textStep(p *Prompt) (why string) {
-	g, prefix := s.gate, ""
+func (s *session) textStep(p *Prompt) (why string) { // and Enter, twice if need be, until the text has left the box
+	g := s.gate
 	row, _, _ := s.det.Screen.Cursor()
-	end := []rune(g.text[strings.LastIndex(g.text, "\n")+1:])
-	end = []rune(strings.TrimSpace(string(end[max(0, len(end)-16):])))
+	end := g.text[strings.LastIndex(g.text, "\n")+1:]
+	end = strings.TrimSpace(strings.ToValidUTF8(end[max(0, len(end)-16):], ""))
 	box := s.det.Screen.Row(max(0, row-1)) + "\n" + s.det.Screen.Row(row) // holds the text, or folds it as a paste
-	held := strings.Contains(box, string(end)) || strings.Contains(box, "[Pasted text")
+	held := strings.Contains(box, end) || strings.Contains(box, "[Pasted text")
 	dialog := s.adapter.Box != nil && p != nil && !p.Idle // takes no text, and Enter would answer it
-	if s.adapter.EscapeBang && g.text != "" {             // ! runs a command, / opens a dialog (measured on claude 2.1)
-		prefix = map[byte]string{'/': "\\", '!': " ", '#': " "}[g.text[0]]
-	}
 	switch {
 	case g.phase == gateLook && g.q != nil && (p == nil || !p.Idle):
 		return "the input box is no longer there"
 	case dialog && (g.phase == gateLook || g.phase == gateEnter && !held):
 		return questionOpen
-	case g.phase == gateLook:
-		return s.press(s.pasted(prefix+g.text), gateEnter, s.adapter.SubmitDelay)
+	case g.phase == gateLook: // ! runs a command, / opens a dialog (measured on claude 2.1)
+		escape := map[string]string{"/": "\\", "!": " ", "#": " "}[g.text[:min(1, len(g.text))]]
+		return s.press(s.pasted(when(s.adapter.EscapeBang, escape)+g.text), gateEnter, s.adapter.SubmitDelay)
 	case g.phase == gateEnter:
 		return s.press("\r", gateLeft, submitTime)
 	case s.adapter.Name == "generic" || !held:
@@ -1620,9 +1494,7 @@ func (s *session) textStep(p *Prompt) (why string) {
 // refusal that no hook took are the tool's next message.
 func (s *session) gateEnd(why string) {
 	g := s.gate
-	if s.gate, s.next = nil, time.Now(); g.phase == gateEcho {
-		why = ""
-	}
+	s.gate, s.next, why = nil, time.Now(), when(g.phase != gateEcho, why)
 	if g.input != nil {
 		s.inputDone(g.input, why, Notice{})
 		return
@@ -1640,61 +1512,46 @@ func (s *session) gateEnd(why string) {
 	}
 	s.end(g.q, "")
 }
-
-// cleanText makes operator text safe to type.
-func cleanText(text string) string {
+func cleanText(text string) string { // of an operator, safe to type
 	text = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(strings.ToValidUTF8(text, ""))
 	return clipBytes(strings.TrimRight(reControl.ReplaceAllString(text, ""), "\n"), maxMessage)
 }
-
-// clipBytes cuts valid text at a rune boundary.
-func clipBytes(text string, n int) string { return strings.ToValidUTF8(text[:min(n, len(text))], "") }
-
-// idempotencyKey names an occurrence of a question: the same words within 5 s have the same key.
-func idempotencyKey(session, excerpt string, now time.Time) string {
+func clipBytes(text string, n int) string { return strings.ToValidUTF8(text[:min(n, len(text))], "") } // between runes
+func idempotencyKey(session, excerpt string, now time.Time) string { // the same for the same words within 5 s
 	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%s:%s:%d", session, excerpt, now.Unix()/5)))
 }
 
 /* ===== --stream ===== */
-
 // stream turns the transcript into messages: finished text fills a message, which is edited as it grows and followed by
 // another when it is full; the live part stands at its end.
 type stream struct {
-	flushAt    time.Time
-	text, live string // finished lines, from the current message's first on; what may still change
-	shown      string // what the current message says
-	raw        []byte // with strip_ansi = false: output not in text yet
-	msg        int64  // the current message, 0 when the next text starts one
-	cut        int    // bytes of text in the current message, which is full; 0 while it is not
-	busy       bool   // a job is with the sender
+	flushAt           time.Time
+	text, live, shown string // finished lines, from the current message's first on; what may still change; what it says
+	raw               []byte // with strip_ansi = false: output not in text yet
+	msg               int64  // the current message, 0 when the next text starts one
+	cut               int    // bytes of text in the current message, which is full; 0 while it is not
+	busy              bool   // a job is with the sender
 }
 
-// message is what the current message is to say, of at most limit UTF-16 units; it is full when text goes on.
-func (t *stream) message(limit int) string {
+func (t *stream) message(limit int) string { // of at most limit UTF-16 units; it is full when text goes on
 	part, rest := cutText(t.text, limit)
-	if t.cut = 0; rest != "" {
-		t.cut = len(t.text) - len(rest)
-		return part
+	if t.cut = when(rest != "", len(t.text)-len(rest)); t.cut == 0 {
+		part, _ = cutText(part+t.live, limit)
 	}
-	part, _ = cutText(part+t.live, limit)
 	return part
 }
-
-// delivered takes the sender's report: the next text goes into the same message, or starts another.
-func (t *stream) delivered(msg int64, _ error) {
+func (t *stream) delivered(msg int64, _ error) { // the next text goes into the same message, or starts another
 	if t.busy, t.msg = false, cmp.Or(msg, t.msg); t.cut > 0 {
 		t.text, t.cut, t.msg, t.shown = t.text[t.cut:], 0, 0, ""
 	}
 }
-
-// streamStep gathers output for flush_ms and keeps one message at a time with the sender.
-func (s *session) streamStep() {
+func (s *session) streamStep() { // gathers output for flush_ms and keeps one message at a time with the sender
 	t := &s.stream
 	if !t.flushAt.IsZero() && s.due(t.flushAt) {
 		t.flushAt = time.Time{}
 		s.streamTake(s.rec.Activity == "idle" || strings.HasPrefix(s.rec.Activity, "waiting"))
 	}
-	if t.busy || s.tg == nil {
+	if t.busy || s.ctx.Err() != nil {
 		return
 	}
 	if text := t.message(min(s.cfg.MaxChars, partUnits)); text != t.shown || t.cut > 0 {
@@ -1704,8 +1561,7 @@ func (s *session) streamStep() {
 	}
 }
 
-// streamTake takes what has become readable; of more than the phone can keep up with the oldest is left out.
-func (s *session) streamTake(settle bool) {
+func (s *session) streamTake(settle bool) { // of more than the phone can keep up with the oldest is left out
 	t := &s.stream
 	lines, live := s.det.Transcript(settle)
 	if !s.cfg.StripANSI { // the bytes as they came, escape sequences shown
@@ -1724,7 +1580,6 @@ func (s *session) streamTake(settle bool) {
 }
 
 /* ===== Recordings ===== */
-
 // castWriter writes an asciicast v2 file: a header line, then [seconds, kind, text] with kinds o, i, r and t
 // (https://docs.asciinema.org/manual/asciicast/v2/; t is ours: the system's view of the terminal). A nil one takes all.
 type castWriter struct {
@@ -1750,16 +1605,14 @@ func (c *castWriter) event(kind, text string, now time.Time) {
 		fmt.Fprintf(c.w, "[%.4f, %q, %s]\n", now.Sub(c.start).Seconds(), kind, quoted)
 	}
 }
-
-// output keeps back the beginning of a rune whose end is still to come.
-func (c *castWriter) output(p []byte, now time.Time) {
+func (c *castWriter) output(p []byte, now time.Time) { // but for the beginning of a rune whose end is still to come
 	if c == nil {
 		return
 	}
 	p = append(c.tail, p...)
 	cut := len(p)
 	for n := 1; n < utf8.UTFMax && n <= len(p); n++ {
-		if tail := p[len(p)-n:]; utf8.RuneStart(tail[0]) && !utf8.FullRune(tail) {
+		if !utf8.FullRune(p[len(p)-n:]) {
 			cut = len(p) - n
 		}
 	}
@@ -1774,9 +1627,7 @@ func (c *castWriter) tty(t TTYState, now time.Time) {
 		c.event("t", state, now)
 	}
 }
-
-// close repeats the last state: a replay's clock stops there.
-func (c *castWriter) close(now time.Time) error {
+func (c *castWriter) close(now time.Time) error { // repeats the last state: a replay's clock stops there
 	if c == nil {
 		return nil
 	}
@@ -1784,17 +1635,15 @@ func (c *castWriter) close(now time.Time) error {
 	return errors.Join(c.w.Flush(), c.file.Close())
 }
 
-// capture keeps what led to a question as a recording of its own, where ATLASBRIDGE_CAPTURE_PROMPTS asks for it.
-func (s *session) capture(p *Prompt) {
+func (s *session) capture(p *Prompt) { // a recording of what led to a question
 	if os.Getenv("ATLASBRIDGE_CAPTURE_PROMPTS") != "1" || p.Secret {
 		return
 	}
 	dir, now := filepath.Join(s.cfg.Dir, "captured_scenarios"), time.Now()
 	os.MkdirAll(dir, 0o700)
 	name := fmt.Sprintf("%s-%s-%s.cast", s.rec.Tool, p.Type, now.UTC().Format("20060102T150405.000"))
-	if c, err := newCast(filepath.Join(dir, name), s.rec.Tool, s.size()); err == nil {
-		c.output(s.det.Raw(), now)
-		c.tty(s.pty.State(), now)
-		c.close(now.Add(s.cfg.Stuck + time.Second))
-	}
+	c, _ := newCast(filepath.Join(dir, name), s.rec.Tool, s.size())
+	c.output(s.det.Raw(), now)
+	c.tty(s.pty.State(), now)
+	c.close(now.Add(s.cfg.Stuck + time.Second))
 }
