@@ -1426,6 +1426,8 @@ func (s *session) menuStep(p *Prompt) (why string) { // the next key once the la
 	switch asked := p != nil && p.Fingerprint == g.q.rec.Fingerprint; {
 	case asked && g.phase == gateReview:
 		return "the menu did not take the answer; look at the terminal"
+	case g.phase == gateReview && p == nil && time.Now().Before(g.until): // its review page may come yet
+		return ""
 	case g.phase == gateReview:
 		for _, c := range cmp.Or(p, &Prompt{}).Choices {
 			keys += when(strings.HasPrefix(strings.ToLower(c.Label), "submit"), c.Keys)

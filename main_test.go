@@ -709,6 +709,7 @@ func TestGate(t *testing.T) {
 	}
 	colours := []string{"Red", "Green", "Blue"}
 	ticks := "\x1b[?25lPick toppings: (space to select)\r\n❯ [%s] Ham\r\n  [%s] Egg\r\n"
+	toppings := "\x1b[?25lWhich toppings?\r\n\r\n❯ 1. [%s] Ham\r\n  2. [ ] Egg\r\n  3. [ ] Oil\r\n"
 	box := strings.Repeat("─", 80) + "❯\u00a0%s\r\n" + strings.Repeat("─", 80) + "\x1b[2;3H"
 	dialog := "Bash command\r\n\r\n touch x\r\n\r\nDo you want to proceed?\r\n❯ 1. Yes\r\n  2. No\r\n\x1b[?25l"
 	type step struct{ shows, want string } // shows "": as it was; want "!…": breaks off, for this reason
@@ -730,6 +731,8 @@ func TestGate(t *testing.T) {
 		{"menu gone", "x", raw, menu(0, colours...), "3", []step{{"", "\x1b[B"}, {"$ ", "!the menu did not follow"}}},
 		{"ticks", "x", raw, fmt.Sprintf(ticks, " ", " "), "1", []step{{"", " "}, {"", ""},
 			{fmt.Sprintf(ticks, "x", " "), "\r"}, {"", ""}, {"", "!the menu did not take the answer"}}},
+		{"review", "claude", raw, fmt.Sprintf(toppings, " "), "1", []step{{"", "1"}, {fmt.Sprintf(toppings, "✔"), "\x1b[C"},
+			{"\x1b[?25l", ""}, {"\x1b[?25lReady to submit?\r\n\r\n❯ 1. Submit answers\r\n  2. Cancel\r\n", "1"}}},
 		{"next message", "claude", raw, fmt.Sprintf(box, ""), "go on", []step{{"", "go on"}, {fmt.Sprintf(box, "go on"),
 			"\r"}}},
 		{"pasted", "claude", raw, "\x1b[?2004h" + fmt.Sprintf(box, ""), "go\non", []step{{"", "\x1b[200~go\non\x1b[201~"}}},
