@@ -1,9 +1,7 @@
 // Telegram: the one file that reaches the network. Out: Ask, Settle and Notify, for this process's own session. In:
 // Poll, in the process that holds the poll lock, for all sessions: an answer becomes a Decision, else an InputRecord.
-//   - Text is sent with entities, never with a parse_mode: what a program printed cannot become markup.
-//   - Every update passes admitted first, and is confirmed to the server only after what it did is on disk with its id.
-//   - A message about a session ends in our [SID:…]; only that line routes a reply, so a program cannot.
-//   - The token never leaves this file: no error carries a URL.
+// Text is sent with entities, never with a parse_mode: what a program printed cannot become markup. A message about a
+// session ends in our [SID:…]; only that line routes a reply. The token never leaves this file: no error carries a URL.
 package main
 
 import (
@@ -35,7 +33,26 @@ const (
 	callTimeout = 15 * time.Second  // of a request; of a poll on top of its own
 	pollSeconds = 50                // longer ones are clamped (source of tdlib/telegram-bot-api, as the next)
 	tapLife     = 150 * time.Second // an undelivered callback_query is forgotten after this
+	// What a button says that is no answer, and no choice has as its key: show all, show the last 500 characters; and,
+	// before keys with commas, that these are then ticked. Such keys after tapSubmit are the answer.
+	tapAll, tapRecent, tapTick, tapSubmit = "~all", "~recent", "~t:", "~s:"
 )
+
+var (
+	sessionMark   = regexp.MustCompile(`\[SID:([0-9a-f]{8})\]\s*$`)
+	cutAnswer     = regexp.MustCompile(`^\{"ok":true,"result":(\{"message_id":\d+)[,}]`) // broken off, but carried out
+	telegramTable = regexp.MustCompile(`(?m)^[ \t]*\[[ \t]*telegram[ \t]*\].*\n`)        // the keys are only in this one
+	telegramKeys  = regexp.MustCompile(`(?m)^[ \t]*(bot_token|chat_id|allowed_users|api_base)[ \t]*=.*\n`)
+)
+
+var botCommands = []struct { // what the operator can type, as setMyCommands takes it
+	Name  string `json:"command"`
+	About string `json:"description"`
+}{{"start", "what this is"}, {"help", "all commands"}, {"status", "open questions, and the head of the audit log"},
+	{"sessions", "what is running"}, {"switch", "SID: text that is no reply goes to this session"},
+	{"send", "SID TEXT: send text to a session"}, {"claim", "SID: the same, until /release"},
+	{"release", "undo /claim and /switch"}, {"cancel", "SID: end the session's program"},
+	{"keys", "SID CTRL_C: press keys"}, {"screen", "SID: show the screen"}, {"last", "SID: show the end of the screen"}}
 
 // Channel carries questions to the operator and outcomes back. Methods block, obey the pacing and retry until ctx ends.
 type Channel interface {
@@ -44,44 +61,47 @@ type Channel interface {
 	Notify(ctx context.Context, n Notice) (msg int64, err error)
 	Close() error
 }
-
-// Notice is a message that asks nothing: Text, then Mono as a monospace block, then which session it is about.
-type Notice struct {
+type Notice struct { // a message that asks nothing: Text, then Mono in monospace, then which session it is about
 	Text, Mono, SessionID string
 	ReplyTo, Edit         int64 // message ids, 0 none; Edit: change that message instead of sending one
 	Ring, Urgent          bool  // with sound, silent otherwise; before streams, as what rings or replies goes
 }
-
-// Telegram is the Bot API channel and its poller. Its methods may be called from different goroutines.
-type Telegram struct {
-	store      *Store
-	log        *slog.Logger
-	token, url string // url: of any method, but for its name
-	http       *http.Client
-	cfg        atomic.Pointer[Config]
-	skew       atomic.Int64 // Telegram's clock minus ours, a time.Duration
-	polling    atomic.Bool  // this process holds the poll lock
-	troubles   sync.Map     // by "send" and "poll": what keeps it from working, "" nothing; set by note
+type Telegram struct { // the Bot API channel and its poller; its methods may be called from different goroutines
+	store    *Store
+	log      *slog.Logger
+	http     *http.Client
+	cfg      atomic.Pointer[Config]
+	skew     atomic.Int64 // Telegram's clock minus ours, a time.Duration
+	polling  atomic.Bool  // this process holds the poll lock
+	troubles sync.Map     // by "send" and "poll": what keeps it from working, "" nothing; set by note
 }
+type apiError struct { // an answer of the Bot API, and every way in which a call can fail; never with the URL
+	OK         bool
+	Result     json.RawMessage
+	Code       int    `json:"error_code"` // 0: no answer of the Bot API came (network, proxy, cut answer)
+	Text       string `json:"description"`
+	Parameters map[string]time.Duration
+	method     string
+}
+type richText struct { // a message's text with its entities, whose offsets and lengths count UTF-16 units
+	text  string
+	marks []map[string]any
+}
+type button = map[string]string // text and callback_data
 
-// newTelegram is the channel of a configuration; only calls need neither store nor log. It follows no redirect with its
-// token.
+// newTelegram is the channel of a configuration; only calls need neither store nor log. It follows no redirect.
 func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram {
 	tr := http.DefaultTransport.(*http.Transport).Clone() // proxies from the environment; limits on dialing and TLS
 	tr.Protocols = new(http.Protocols)
 	tr.Protocols.SetHTTP1(true) // a dead long poll takes no message with it
-	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	t := &Telegram{store: st, log: cmp.Or(log, slog.New(slog.DiscardHandler)), token: cfg.Token,
-		url:  strings.TrimRight(cfg.APIBase, "/") + "/bot" + cfg.Token + "/",
-		http: &http.Client{Transport: tr, CheckRedirect: stay}}
+	t := &Telegram{store: st, log: cmp.Or(log, slog.New(slog.DiscardHandler)), http: &http.Client{Transport: tr}}
+	t.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	t.cfg.Store(cfg)
 	return t
 }
 func (t *Telegram) Close() error             { t.http.CloseIdleConnections(); return nil }
 func (t *Telegram) clockSkew() time.Duration { return time.Duration(t.skew.Load()) }
-
-// Trouble is a sentence about what keeps Telegram from working (wrong token, blocked bot), "" when it works.
-func (t *Telegram) Trouble() (text string) {
+func (t *Telegram) Trouble() (text string) { // a sentence about what keeps Telegram from working, "" when it works
 	t.troubles.Range(func(_, trouble any) bool { text = trouble.(string); return text == "" })
 	return text
 }
@@ -90,23 +110,11 @@ func (t *Telegram) note(way, text string) {
 		t.log.Warn(text)
 	}
 }
-
-// when is v where the condition holds, and else nothing. v is computed in any case.
-func when[T any](holds bool, v T) (out T) {
+func when[T any](holds bool, v T) (out T) { // v where the condition holds, and else nothing; v is computed in any case
 	if holds {
 		out = v
 	}
 	return out
-}
-
-// apiError is an answer of the Bot API, and every way in which a call can fail. It never holds the URL, so no token.
-type apiError struct {
-	OK         bool
-	Result     json.RawMessage
-	Code       int    `json:"error_code"` // 0: no answer of the Bot API came (network, proxy, cut answer)
-	Text       string `json:"description"`
-	Parameters map[string]time.Duration
-	method     string
 }
 
 func (e *apiError) Error() string        { return "telegram " + e.method + ": " + e.Text }
@@ -115,9 +123,7 @@ func (e *apiError) after() time.Duration { return e.Parameters["retry_after"] * 
 func (e *apiError) says(words ...string) bool {
 	return e.Code > 0 && slices.ContainsFunc(words, func(w string) bool { return strings.Contains(e.Text, w) })
 }
-
-// trouble is what the operator should know of an error that is not one request's alone, nor soon over; "" otherwise.
-func (e *apiError) trouble(failures int) string {
+func (e *apiError) trouble(failures int) string { // of an error that is not one request's alone, nor soon over
 	e = cmp.Or(e, &apiError{Code: http.StatusOK})
 	return cmp.Or(
 		when(e.Code == 401 || e.Code == 404, "Telegram refuses the bot token ("+e.Text+"): run atlasbridge setup"),
@@ -129,17 +135,15 @@ func (e *apiError) trouble(failures int) string {
 		when(e.temporary() && e.after() == 0 && failures > 0, "Telegram cannot be reached, still trying: "+e.Text))
 }
 
-// cutAnswer is the answer to a sendMessage that was carried out, but broke off after the message's id.
-var cutAnswer = regexp.MustCompile(`^\{"ok":true,"result":(\{"message_id":\d+)[,}]`)
-
 // call makes one request and decodes its result, if it is wanted. An error, such as a proxy's page, is an *apiError.
 func (t *Telegram) call(ctx context.Context, method string, params map[string]any, result any) error {
 	seconds, _ := params["timeout"].(int)
 	ctx, cancel := context.WithTimeout(ctx, callTimeout+time.Duration(seconds)*time.Second)
 	defer cancel()
-	e, resp, data := &apiError{method: method}, &http.Response{}, []byte{}
+	cfg, e, resp, data := t.cfg.Load(), &apiError{method: method}, &http.Response{}, []byte{}
+	url := strings.TrimRight(cfg.APIBase, "/") + "/bot" + cfg.Token + "/" + method
 	body, _ := json.Marshal(params) // plain values: cannot fail
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.url+method, strings.NewReader(string(body)))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(string(body)))
 	if err == nil {
 		req.Header.Set("Content-Type", "application/json")
 		resp, err = t.http.Do(req)
@@ -149,7 +153,7 @@ func (t *Telegram) call(ctx context.Context, method string, params map[string]an
 		data, err = io.ReadAll(io.LimitReader(resp.Body, 16<<20)) // 100 updates and what they reply to stay far below
 	}
 	if err != nil && len(data) == 0 { // what url.Error wraps is without the URL
-		e.Text = strings.ReplaceAll(cmp.Or(errors.Unwrap(err), err).Error(), t.token, "‹token›")
+		e.Text = strings.ReplaceAll(cmp.Or(errors.Unwrap(err), err).Error(), cfg.Token, "‹token›")
 		return e
 	}
 	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
@@ -165,15 +169,11 @@ func (t *Telegram) call(ctx context.Context, method string, params map[string]an
 		when(e.Code == 0, resp.Status+", but nothing the Bot API would say"), fmt.Sprintf("%d: %s", e.Code, e.Text))
 	return e
 }
-
-// backoff is the pause after failure n, from 0: 1 s doubling to 60 s, less up to a quarter by r in [0,1).
-func backoff(n int, r float64) time.Duration {
+func backoff(n int, r float64) time.Duration { // after failure n ≥ 0: 1 s doubling to 60 s, less r of a quarter
 	d := min(time.Minute, time.Second<<min(n, 6))
 	return d - time.Duration(r*float64(d)/4)
 }
-
-// sleep waits for d, or returns the error of ctx when that ends first.
-func sleep(ctx context.Context, d time.Duration) error {
+func sleep(ctx context.Context, d time.Duration) error { // the error is that of ctx, when it ends first
 	timer, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
 	<-timer.Done()
@@ -199,13 +199,11 @@ func (t *Telegram) send(ctx context.Context, method string, params map[string]an
 			return when(e.says("not modified"), id), nil
 		case e.says("parse entities") && params["entities"] != nil:
 			delete(params, "entities") // a question is never lost to its looks
-		case e.after() > 0:
-			t.turn(func(time.Time) time.Time { return time.Now().Add(e.after()) })
-			_ = sleep(ctx, e.after())
 		case !e.temporary():
 			return 0, e
 		default:
-			_ = sleep(ctx, backoff(failures, rand.Float64()))
+			t.turn(func(next time.Time) time.Time { return cmp.Or(when(e.after() > 0, time.Now().Add(e.after())), next) })
+			_ = sleep(ctx, cmp.Or(e.after(), backoff(failures, rand.Float64())))
 		}
 	}
 	return 0, ctx.Err()
@@ -247,15 +245,7 @@ func (t *Telegram) turn(change func(next time.Time) time.Time) {
 	f.Close() // and with it the lock
 }
 
-// richText is a message's text with its entities, whose offsets and lengths count UTF-16 units.
-type richText struct {
-	text  string
-	marks []map[string]any
-}
-type button = map[string]string // text and callback_data
-
-// line appends s as lines of their own, marked as kind ("bold", "pre") unless that is "". Nothing for an empty s.
-func (r *richText) line(kind, s string) {
+func (r *richText) line(kind, s string) { // s, unless empty, as lines of their own; kind: "bold", "pre" or ""
 	r.text += when(s != "" && r.text != "", "\n")
 	if s != "" && kind != "" {
 		r.marks = append(r.marks, map[string]any{"type": kind, "offset": units(r.text), "length": units(s)})
@@ -270,17 +260,13 @@ func (r *richText) params(rows [][]button) map[string]any {
 func markup(rows [][]button) any {
 	return map[string][][]button{"inline_keyboard": append([][]button{}, rows...)}
 }
-
-// clean makes text from elsewhere fit to leave: valid, no secret, nothing invisible, at most n UTF-16 units.
-func clean(s string, n int) string {
+func clean(s string, n int) string { // text from elsewhere: valid, no secret, nothing invisible, at most n UTF-16 units
 	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\r", "")
 	s = visible(redact(strings.TrimRight(strings.TrimLeft(s, "\n"), " \t\n")))
 	short, _ := cutText(s, n-1)
 	return cmp.Or(when(units(s) > n, short+"…"), s)
 }
-
-// cutText cuts at most n UTF-16 units off s, if it can at a line end in their second half, which is then lost.
-func cutText(s string, n int) (part, rest string) {
+func cutText(s string, n int) (part, rest string) { // of n UTF-16 units, or to a line end in its second half, then lost
 	for i, c := range s {
 		if n -= utf16.RuneLen(c); n >= 0 {
 			continue
@@ -292,28 +278,12 @@ func cutText(s string, n int) (part, rest string) {
 	}
 	return s, ""
 }
-
-// origin is the last line of every message about a session: which one it is. sessionMark reads it back.
-func origin(s *SessionRecord) string {
+func origin(s *SessionRecord) string { // the last line of every message about a session: which one; see sessionMark
 	line := clean(s.Tool, 40)
 	for _, more := range []string{s.Label, filepath.Base(s.Cwd)} {
 		line += when(more != "" && more != ".", " · "+clean(more, 60))
 	}
 	return line + " [SID:" + shortID(s.ID) + "]"
-}
-
-var sessionMark = regexp.MustCompile(`\[SID:([0-9a-f]{8})\]\s*$`)
-
-// What a button can say besides a value for Store.Decide, and no choice has as its key: show the whole question, show
-// the last 500 characters; and, before keys with commas, that these are then ticked, or are the choices.
-const tapAll, tapRecent, tapTick, tapSubmit = "~all", "~recent", "~t:", "~s:"
-
-// inFull lets an open permission question show all it is about where that fits into one message: nothing is cut.
-func (p PromptRecord) inFull() *PromptRecord {
-	if p.Permission && p.Open() && p.Full != "" && len(p.Full) <= partUnits {
-		p.Excerpt, p.Cut = p.Full, false
-	}
-	return &p
 }
 
 // keyboard is an open question's buttons, one a row. While part of it is hidden (Cut), nothing that grants is offered.
@@ -337,11 +307,10 @@ func keyboard(p *PromptRecord, ticked ...string) (rows [][]button) {
 	for _, c := range answers(p) {
 		mark, value := when(p.Permission || p.Type == YesNo, cmp.Or(when(grants(c), "✅ "), "❌ ")), c.Key
 		if p.Multi { // it ticks, or unticks
-			keys := slices.DeleteFunc(slices.Clone(ticked), func(key string) bool { return key == c.Key })
-			if mark = "✓ "; len(keys) == len(ticked) {
-				mark, keys = "▫️ ", slices.Sorted(slices.Values(append(keys, c.Key)))
-			}
-			value = tapTick + strings.Join(keys, ",")
+			on := slices.Contains(ticked, c.Key)
+			keys := slices.DeleteFunc(append(slices.Clone(ticked), c.Key), func(key string) bool { return on && key == c.Key })
+			slices.Sort(keys)
+			mark, value = cmp.Or(when(on, "✓ "), "▫️ "), tapTick+strings.Join(keys, ",")
 		}
 		add(!p.Cut || !p.Multi && !grants(c), mark+choiceText(p, c), value)
 	}
@@ -350,21 +319,15 @@ func keyboard(p *PromptRecord, ticked ...string) (rows [][]button) {
 	add(p.SafeDefault != nil && !(p.Cut && p.Type == ConfirmEnter), "⏩ Use default ("+standard+")", "default")
 	return rows
 }
-
-// answers are the choices of a question, of which a plain yes/no need not list its two; a list of its own.
-func answers(p *PromptRecord) []Choice {
+func answers(p *PromptRecord) []Choice { // a list of its own; a plain yes/no need not have its two
 	plain := []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}}
 	return append(slices.Clone(p.Choices), when(p.Type == YesNo && len(p.Choices) == 0, plain)...)
 }
-
-// grants tells whether a choice lets something happen, by whatever says so.
-func grants(c Choice) bool { return c.Grants || c.Hook == "allow" || c.Key == "y" }
+func grants(c Choice) bool { return c.Grants || c.Hook == "allow" || c.Key == "y" } // by whatever says so
 func choiceText(p *PromptRecord, c Choice) string {
 	return when(p.Type != YesNo, clean(c.Key, 9)+". ") + clean(c.Label, 60)
 }
-
-// valueName is a decision's value, nil none, in a person's words.
-func valueName(p *PromptRecord, value *string) string {
+func valueName(p *PromptRecord, value *string) string { // a decision's value, nil none, in a person's words
 	names := map[string]string{"": "empty", "enter": "Enter", "esc": "Esc", "default": "the default"}
 	for _, c := range answers(p) {
 		names[c.Key] = choiceText(p, c)
@@ -375,8 +338,8 @@ func valueName(p *PromptRecord, value *string) string {
 
 // questionText is a question's message: what is asked, what about, what can be or was done, how long, which session.
 func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
-	ask, body, tool := clean(p.Question, 400), clean(p.Excerpt, partUnits), clean(s.Tool, 40)
-	r, hint, left, open, question := &richText{}, "", outcome(p), p.Open(), ask
+	question, body, tool := clean(p.Question, 400), clean(p.Excerpt, partUnits), clean(s.Tool, 40)
+	r, ask, hint, left, open := &richText{}, question, "", outcome(p), p.Open()
 	switch {
 	case p.Idle && open: // with the tool's last answer where that is known
 		ask, body, left = "✅ "+tool+" has finished", clean(p.Full, 700), ""
@@ -410,15 +373,13 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 		shown := strings.Contains(strings.Join(strings.Fields(body), " "), strings.TrimSuffix(clean(c.Label, 60), "…"))
 		r.line("", when(open && len(c.Label) > 30 && !shown, choiceText(p, c)))
 	}
-	used := when(open && p.Tool != "", "🔧 "+clean(p.Tool, 60)+" in "+clean(p.Cwd, 200))
-	for _, line := range []string{used, hint, left, origin(s)} {
-		r.line("", line)
-	}
+	r.line("", when(open && p.Tool != "", "🔧 "+clean(p.Tool, 60)+" in "+clean(p.Cwd, 200)))
+	r.line("", hint)
+	r.line("", left)
+	r.line("", origin(s))
 	return r
 }
-
-// outcome says how long an open question waits; of another who answered what, when, and from where.
-func outcome(p *PromptRecord) string {
+func outcome(p *PromptRecord) string { // how long an open question waits, or who answered what, when and from where
 	secs, by := max(0, int(time.Until(p.ExpiresAt).Seconds()+0.5)), byWhom(p.DecidedBy)
 	then := when(p.SafeDefault != nil && !p.Secret, "default: "+clean(valueName(p, p.SafeDefault), 80))
 	value := when(p.Value != nil && !p.Secret, ": "+clean(valueName(p, p.Value), 300))
@@ -435,7 +396,12 @@ func outcome(p *PromptRecord) string {
 		"✅ Answered "+by+at+value+reason)
 }
 
-// Ask sends the question. It rings, unless it only tells that a tool is idle.
+func (p PromptRecord) inFull() *PromptRecord { // with all of an open permission question, if it fits into one message
+	if p.Permission && p.Open() && p.Full != "" && len(p.Full) <= partUnits {
+		p.Excerpt, p.Cut = p.Full, false
+	}
+	return &p
+}
 func (t *Telegram) Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (int64, error) {
 	p = p.inFull()
 	params := t.questionText(p, s).params(keyboard(p))
@@ -449,11 +415,11 @@ func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, s *SessionRecord
 	if p = p.inFull(); p.MsgID == 0 || p.Open() && (p.Cut || p.Multi) {
 		return nil
 	}
-	params, msg := t.questionText(p, s).params(keyboard(p)), p.MsgID
-	if v, err := t.store.View(); err == nil && v.Prompts[p.ID] != nil {
-		msg = max(msg, v.Prompts[p.ID].MsgID)
+	params, newest := t.questionText(p, s).params(keyboard(p)), p
+	if v, err := t.store.View(); err == nil {
+		newest = cmp.Or(v.Prompts[p.ID], p)
 	}
-	params["message_id"] = msg
+	params["message_id"] = max(p.MsgID, newest.MsgID)
 	_, err := t.send(ctx, "editMessageText", params, !p.Open())
 	return err
 }
@@ -484,8 +450,7 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (id int64, err error) {
 	return id, err
 }
 
-// update is what of the Bot API's Update counts here: a message, or a button pressed. Everything else is ignored.
-type update struct {
+type update struct { // what of the Bot API's Update counts here: a message, or a button pressed
 	ID       int64 `json:"update_id"`
 	Message  *message
 	Callback *press `json:"callback_query"`
@@ -513,6 +478,24 @@ type user struct { // a person, a bot or a chat; the names are for display only:
 	Name           string `json:"first_name"`
 	Username, Type string // Type: of a chat, "private", "group", "supergroup" or "channel"
 }
+type receiver struct { // a Telegram while it polls; the fields belong to the goroutine that listens
+	*Telegram
+	ctx               context.Context // ends with the polling
+	work              sync.WaitGroup  // answers on their way, each a goroutine that ends with it
+	lastOK            time.Time       // of getUpdates, by the wall clock, which goes on while the machine sleeps
+	minute, strangers int64           // of the last one, by the wall clock; so many in it
+}
+type wish struct { // what a message asks for: an answer now, and one thing to be done
+	reply    string
+	decision *Decision
+	record   Record // an InputRecord, or the MetaRecord with the session that text goes to from now on
+}
+type heard struct { // a message of the operator together with all that decides what it means
+	*message
+	view   *View
+	at     time.Time // the end of the second it was written in, by our clock
+	update int64
+}
 
 func (u *user) who() string { return "telegram:" + fmt.Sprint(u.ID) }
 
@@ -530,15 +513,6 @@ func admitted(u *update, users []int64, chatID int64) (from *user, ok bool) {
 	}
 	private := chatID > 0 && m.Chat.Type == "private" && m.Chat.ID == from.ID
 	return from, own && m.Chat.ID == chatID && (private || chatID < 0 && strings.HasSuffix(m.Chat.Type, "group"))
-}
-
-// receiver is a Telegram while it polls. Its fields belong to the goroutine that listens.
-type receiver struct {
-	*Telegram
-	ctx               context.Context // ends with the polling
-	work              sync.WaitGroup  // answers on their way, each a goroutine that ends with it
-	lastOK            time.Time       // of getUpdates, by the wall clock, which goes on while the machine sleeps
-	minute, strangers int64           // of the last one, by the wall clock; so many in it
 }
 
 // Poll waits for the poll lock, then receives for all sessions until ctx ends or the token is refused for good.
@@ -591,21 +565,18 @@ func (t *Telegram) Poll(ctx context.Context) {
 
 // recovered notes a successful poll. After an outage longer than a tap lives, what waits is offered again.
 func (r *receiver) recovered() {
-	now, last := time.Now().Round(0), r.lastOK
-	r.lastOK = now
+	last := r.lastOK
+	r.lastOK = time.Now().Round(0)
+	old := func(t time.Time) bool { return r.lastOK.Sub(t) > tapLife }
 	v, err := r.store.View()
-	if err != nil || now.Sub(last) <= tapLife {
-		return
-	}
-	for _, p := range v.Prompts {
-		if p.Status == AwaitingReply && p.MsgID != 0 && !p.Idle && now.Sub(p.At) > tapLife && now.Before(p.ExpiresAt) {
+	for _, p := range cmp.Or(when(err == nil && old(last), v), &View{}).Prompts {
+		if p.Status == AwaitingReply && p.MsgID != 0 && !p.Idle && old(p.At) && r.lastOK.Before(p.ExpiresAt) {
 			r.later(func() (int64, error) { return r.offer(v.Sessions[p.SessionID], *p) })
 		}
 	}
 }
 
-// later does what nothing waits for, beside the polling.
-func (r *receiver) later(do func() (int64, error)) { r.work.Go(func() { r.warn(do()) }) }
+func (r *receiver) later(do func() (int64, error)) { r.work.Go(func() { r.warn(do()) }) } // beside the polling
 func (r *receiver) audit(e Event)                  { r.warn(0, r.store.Audit().Append(e)) }
 func (r *receiver) warn(_ int64, err error) {
 	if err != nil && !errors.Is(err, context.Canceled) {
@@ -619,9 +590,7 @@ func (r *receiver) buttons(msg int64, rows [][]button) {
 	params := map[string]any{"message_id": msg, "reply_markup": markup(rows)}
 	r.later(func() (int64, error) { return r.send(r.ctx, "editMessageReplyMarkup", params, true) })
 }
-
-// toast answers a tap, once: a line on the phone, or a box to be closed when it says that nothing was done.
-func (r *receiver) toast(q *press, text string, box bool) {
+func (r *receiver) toast(q *press, text string, box bool) { // answers a tap, once; box: to be closed, nothing was done
 	params := map[string]any{"callback_query_id": q.ID, "text": clean(text, 200), "show_alert": box} // the API's limit
 	r.later(func() (int64, error) { return 0, r.call(r.ctx, "answerCallbackQuery", params, nil) })
 }
@@ -651,9 +620,7 @@ func (r *receiver) take(raw json.RawMessage) (int64, error) {
 	}
 	return u.ID, err
 }
-
-// once records that an update has been acted on, together with what it led to.
-func (r *receiver) once(id int64, with ...Record) error {
+func (r *receiver) once(id int64, with ...Record) error { // an update has been acted on, together with what it led to
 	return r.store.Update(func(*View) ([]Record, error) {
 		return append(with, &UpdateRecord{Head: Head{ID: fmt.Sprint(id)}, Kind: "operator"}), nil
 	})
@@ -672,9 +639,7 @@ func (r *receiver) decide(id int64, from *user, d Decision, why Refusal) (now Pr
 	}
 	return now, why, err
 }
-
-// tapped is the answer that a button gives and the question it is about, nil when there is none of that name.
-func tapped(data string, v *View) (d Decision, p *PromptRecord) {
+func tapped(data string, v *View) (d Decision, p *PromptRecord) { // what a button says, and of which question: nil none
 	if f := strings.SplitN(data, ":", 5); len(f) == 5 && f[0] == "ans" {
 		d = Decision{PromptID: f[1], SessionID: f[2], Nonce: f[3], Value: strings.TrimPrefix(f[4], tapSubmit)}
 		p = v.find(d)
@@ -704,9 +669,7 @@ func (r *receiver) tap(id int64, q *press, v *View) error {
 	}
 	return err
 }
-
-// show does what a button asks that decides nothing: tick a choice, or show more.
-func (r *receiver) show(q *press, p PromptRecord, s *SessionRecord, value string) {
+func (r *receiver) show(q *press, p PromptRecord, s *SessionRecord, value string) { // a button that decides nothing
 	r.toast(q, "", false)
 	if keys, tick := strings.CutPrefix(value, tapTick); tick {
 		p.Cut = false // or there would have been nothing to tick
@@ -743,16 +706,6 @@ func (r *receiver) offer(s *SessionRecord, p PromptRecord) (msg int64, err error
 	}
 	return msg, err
 }
-
-// botCommands is what the operator can type, as setMyCommands takes it.
-var botCommands = []struct {
-	Name  string `json:"command"`
-	About string `json:"description"`
-}{{"start", "what this is"}, {"help", "all commands"}, {"status", "open questions, and the head of the audit log"},
-	{"sessions", "what is running"}, {"switch", "SID: text that is no reply goes to this session"},
-	{"send", "SID TEXT: send text to a session"}, {"claim", "SID: the same, until /release"},
-	{"release", "undo /claim and /switch"}, {"cancel", "SID: end the session's program"},
-	{"keys", "SID CTRL_C: press keys"}, {"screen", "SID: show the screen"}, {"last", "SID: show the end of the screen"}}
 
 // keyBytes is what a key of /keys sends; appCursor: the program has switched the arrows to application mode (DECCKM).
 // The codes are xterm's, https://invisible-island.net/xterm/ctlseqs/ctlseqs.html.
@@ -794,21 +747,6 @@ func (r *receiver) said(id int64, m *message, v *View) (err error) {
 		r.tell(m.ID, w.reply)
 	}
 	return err
-}
-
-// wish is what a message asks for: an answer now, and one thing to be done.
-type wish struct {
-	reply    string
-	decision *Decision
-	record   Record // an InputRecord, or the MetaRecord with the session that text goes to from now on
-}
-
-// heard is a message of the operator together with all that decides what it means.
-type heard struct {
-	*message
-	view   *View
-	at     time.Time // the end of the second it was written in, by our clock
-	update int64
 }
 
 // understand tells what a message asks for. It changes nothing. Text that came damaged or too long counts as none.
@@ -867,15 +805,12 @@ func (h *heard) command(name, line string) wish {
 	}
 	return h.input(s, name, rest)
 }
-
-// claim makes text that is no reply go to this session from now on, "" to none.
-func (h *heard) claim(sid, reply string) wish {
+func (h *heard) claim(sid, reply string) wish { // text that is no reply goes to this session from now on, "" to none
 	next := *cmp.Or(h.view.Meta["telegram"], &MetaRecord{Head: Head{ID: "telegram"}})
 	next.Values = maps.Collect(maps.All(next.Values))
 	next.Values["claim "+h.From.who()] = sid
 	return wish{reply: reply, record: &next}
 }
-
 func (h *heard) input(s *SessionRecord, kind, text string) wish {
 	return wish{record: &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: kind, Text: text, By: h.From.who(),
 		ReplyTo: h.ID, UpdateID: h.update, Status: "queued"}}
@@ -939,9 +874,7 @@ func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
 	return wish{reply: refusal, decision: when(refusal == "",
 		&Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: value})}
 }
-
-// list is the running sessions; more: and what waits, and the head of the audit log, which the chat then witnesses.
-func (h *heard) list(more bool) string {
+func (h *heard) list(more bool) string { // what runs; more: what waits, and the audit log's head to witness
 	var lines []string
 	for _, s := range h.view.Sessions {
 		line := "\n• " + origin(s) + " " + strings.ReplaceAll(cmp.Or(s.Activity, "running"), "_", " ")
@@ -978,13 +911,10 @@ func cmdSetup(c *command) int {
 	})
 }
 func (s *setup) say(format string, args ...any) { fmt.Fprintf(s.stdout, format+"\n", args...) }
-
-// settings takes what is configured already, the flags, and the token, if it is nowhere, from the terminal.
-func (s *setup) settings() (err error) {
-	in := map[string]string{"channel": "local"} // so that nothing need be complete yet
-	for flag, key := range map[string]string{"chat-id": "chat_id", "user-id": "allowed_users", "api-base": "api_base"} {
-		in["telegram."+key] = s.opts.text(flag)
-	}
+func (s *setup) settings() (err error) { // the file, the flags, and a token that is nowhere from the terminal
+	in := map[string]string{"channel": "local", // so that nothing need be complete yet
+		"telegram.chat_id": s.opts.text("chat-id"), "telegram.allowed_users": s.opts.text("user-id"),
+		"telegram.api_base": s.opts.text("api-base")}
 	if s.cfg, err = s.config(in); err != nil {
 		return err
 	}
@@ -1003,9 +933,7 @@ func (s *setup) settings() (err error) {
 	}
 	return err
 }
-
-// connect makes sure that nobody else listens, until the store is closed, and that the token is a bot's.
-func (s *setup) connect() error {
+func (s *setup) connect() error { // nobody else listens, until the store is closed, and the token is a bot's
 	s.Telegram = newTelegram(s.cfg, s.store, nil)
 	if _, held, err := s.store.TryPoll(); !held {
 		busy := hinted(errors.New("a running session listens to the bot"), "end it, then run atlasbridge setup again")
@@ -1058,9 +986,7 @@ func (s *setup) pair() error {
 		return right
 	})
 }
-
-// test sends a message with a button and waits until it is pressed.
-func (s *setup) test() error {
+func (s *setup) test() error { // a message with a button, until it is pressed
 	if s.opts.on("no-test") {
 		return nil
 	}
@@ -1071,17 +997,15 @@ func (s *setup) test() error {
 	}
 	s.say("A test message was sent: press its button.")
 	return s.wait(func(u *update) bool {
-		if _, ok := admitted(u, s.cfg.Users, s.cfg.ChatID); !ok || u.Callback == nil || u.Callback.Data != data {
-			return false
+		_, ok := admitted(u, s.cfg.Users, s.cfg.ChatID)
+		if ok = ok && u.Callback != nil && u.Callback.Data == data; ok {
+			_ = s.call(s.ctx, "answerCallbackQuery", map[string]any{"callback_query_id": u.Callback.ID}, nil)
+			s.say("\nIt works. Now: atlasbridge run claude")
 		}
-		_ = s.call(s.ctx, "answerCallbackQuery", map[string]any{"callback_query_id": u.Callback.ID}, nil)
-		s.say("\nIt works. Now: atlasbridge run claude")
-		return true
+		return ok
 	})
 }
-
-// wait polls until done says so, a dot for every round.
-func (s *setup) wait(done func(*update) bool) error {
+func (s *setup) wait(done func(*update) bool) error { // polls until done says so, a dot for every round
 	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Minute)
 	defer cancel()
 	params := map[string]any{"allowed_updates": []string{"message", "callback_query"}, "timeout": 10}
@@ -1101,27 +1025,18 @@ func (s *setup) wait(done func(*update) bool) error {
 	}
 	return hinted(errors.New("nothing came within 10 minutes"), "run atlasbridge setup again: it makes a new code")
 }
-
-// What stands in the [telegram] table of a valid configuration, and in no other.
-var telegramKeys = regexp.MustCompile(`(?m)^[ \t]*(bot_token|chat_id|allowed_users|api_base)[ \t]*=.*\n`)
-var telegramTable = regexp.MustCompile(`(?m)^[ \t]*\[[ \t]*telegram[ \t]*\].*\n`)
-
-// save puts the bot into config.toml, as withTelegram does into its text, and leaves every other line as it is.
-func (s *setup) save() error {
+func (s *setup) save() error { // into config.toml, which keeps every other line as it is
 	s.say("Chat %d, allowed users %v", s.cfg.ChatID, s.cfg.Users)
 	path := filepath.Join(s.cfg.Dir, "config.toml")
 	old, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	f, err := openPrivate(path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC)
+	f, opened := openPrivate(path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC)
 	_, wrote := f.WriteString(withTelegram(string(old), s.cfg))
-	if err = cmp.Or(err, wrote, f.Sync(), f.Close()); err == nil {
+	err = cmp.Or(when(!errors.Is(err, os.ErrNotExist), err), opened, wrote, f.Sync(), f.Close())
+	if err == nil {
 		err = cmp.Or(os.Rename(path+".new", path), syncDir(s.cfg.Dir))
 	}
 	return err
 }
-
 func withTelegram(text string, c *Config) string {
 	text = telegramKeys.ReplaceAllString(strings.TrimRight(text, "\n")+"\n", "")
 	text += when(!telegramTable.MatchString(text), "\n[telegram]\n")
