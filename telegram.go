@@ -29,12 +29,8 @@ import (
 )
 
 const (
-	partUnits   = 3400              // UTF-16 units of foreign text in a message of 4096: room for our own lines
-	callTimeout = 15 * time.Second  // of a request; of a poll on top of its own
-	pollSeconds = 50                // longer ones are clamped (source of tdlib/telegram-bot-api, as the next)
-	tapLife     = 150 * time.Second // an undelivered callback_query is forgotten after this
-	// What a button says that is no answer, and no choice has as its key: show all, show the last 500 characters; and,
-	// before keys with commas, that these are then ticked. Such keys after tapSubmit are the answer.
+	partUnits = 3400 // UTF-16 units of foreign text in a message of 4096: room for our own lines
+	// What buttons say, and no choice has as its key: show all; show the end; before keys: tick these, or submit these.
 	tapAll, tapRecent, tapTick, tapSubmit = "~all", "~recent", "~t:", "~s:"
 )
 
@@ -43,19 +39,17 @@ var (
 	cutAnswer     = regexp.MustCompile(`^\{"ok":true,"result":(\{"message_id":\d+)[,}]`) // broken off, but carried out
 	telegramTable = regexp.MustCompile(`(?m)^[ \t]*\[[ \t]*telegram[ \t]*\].*\n`)        // the keys are only in this one
 	telegramKeys  = regexp.MustCompile(`(?m)^[ \t]*(bot_token|chat_id|allowed_users|api_base)[ \t]*=.*\n`)
+	botCommands   = []struct { // what the operator can type, as setMyCommands takes it
+		Name  string `json:"command"`
+		About string `json:"description"`
+	}{{"start", "what this is"}, {"help", "all commands"}, {"status", "open questions, and the head of the audit log"},
+		{"sessions", "what is running"}, {"switch", "SID: text that is no reply goes to this session"},
+		{"send", "SID TEXT: send text to a session"}, {"claim", "SID: the same, until /release"},
+		{"release", "undo /claim and /switch"}, {"cancel", "SID: end the session's program"},
+		{"keys", "SID CTRL_C: press keys"}, {"screen", "SID: show the screen"}, {"last", "SID: show the end of the screen"}}
 )
 
-var botCommands = []struct { // what the operator can type, as setMyCommands takes it
-	Name  string `json:"command"`
-	About string `json:"description"`
-}{{"start", "what this is"}, {"help", "all commands"}, {"status", "open questions, and the head of the audit log"},
-	{"sessions", "what is running"}, {"switch", "SID: text that is no reply goes to this session"},
-	{"send", "SID TEXT: send text to a session"}, {"claim", "SID: the same, until /release"},
-	{"release", "undo /claim and /switch"}, {"cancel", "SID: end the session's program"},
-	{"keys", "SID CTRL_C: press keys"}, {"screen", "SID: show the screen"}, {"last", "SID: show the end of the screen"}}
-
-// Channel carries questions to the operator and outcomes back. Methods block, obey the pacing and retry until ctx ends.
-type Channel interface {
+type Channel interface { // questions to the operator, and outcomes; methods block, are paced and retry until ctx ends
 	Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (msg int64, err error) // msg: the message's id, 0 none
 	Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error               // edits it to what p now says
 	Notify(ctx context.Context, n Notice) (msg int64, err error)
@@ -89,8 +83,7 @@ type richText struct { // a message's text with its entities, whose offsets and 
 }
 type button = map[string]string // text and callback_data
 
-// newTelegram is the channel of a configuration; only calls need neither store nor log. It follows no redirect.
-func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram {
+func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram { // st and log may be nil where it only calls
 	tr := http.DefaultTransport.(*http.Transport).Clone() // proxies from the environment; limits on dialing and TLS
 	tr.Protocols = new(http.Protocols)
 	tr.Protocols.SetHTTP1(true) // a dead long poll takes no message with it
@@ -137,8 +130,8 @@ func (e *apiError) trouble(failures int) string { // of an error that is not one
 
 // call makes one request and decodes its result, if it is wanted. An error, such as a proxy's page, is an *apiError.
 func (t *Telegram) call(ctx context.Context, method string, params map[string]any, result any) error {
-	seconds, _ := params["timeout"].(int)
-	ctx, cancel := context.WithTimeout(ctx, callTimeout+time.Duration(seconds)*time.Second)
+	seconds, _ := params["timeout"].(int) // of a poll, on top of the 15 that any request may take
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(15+seconds)*time.Second)
 	defer cancel()
 	cfg, e, resp, data := t.cfg.Load(), &apiError{method: method}, &http.Response{}, []byte{}
 	url := strings.TrimRight(cfg.APIBase, "/") + "/bot" + cfg.Token + "/" + method
@@ -180,8 +173,7 @@ func sleep(ctx context.Context, d time.Duration) error { // the error is that of
 	return ctx.Err()
 }
 
-// send is call for messages: paced, and repeated until it is done, refused for good, or ctx ends. It returns the id of
-// the message; 0 when the one to change is gone, which is no error.
+// send is call for messages: paced, repeated until done, refused for good or ctx ends. Id 0: the one to edit is gone.
 func (t *Telegram) send(ctx context.Context, method string, params map[string]any, urgent bool) (int64, error) {
 	for failures := 0; t.pace(ctx, urgent) == nil; failures++ {
 		var sent message
@@ -209,9 +201,8 @@ func (t *Telegram) send(ctx context.Context, method string, params map[string]an
 	return 0, ctx.Err()
 }
 
-// pace waits until a message may leave. About one a second is allowed in a chat, 20 a minute in a group:
-// https://core.telegram.org/bots/faq#my-bot-is-hitting-limits-how-do-i-avoid-this
-func (t *Telegram) pace(ctx context.Context, urgent bool) (err error) {
+func (t *Telegram) pace(ctx context.Context, urgent bool) (err error) { // waits until a message may leave
+	// 1/s in a chat, 20/min in a group: https://core.telegram.org/bots/faq#my-bot-is-hitting-limits-how-do-i-avoid-this
 	every := cmp.Or(when(t.cfg.Load().ChatID < 0, 3900*time.Millisecond), 1050*time.Millisecond) // 4 + 60/3.9 < 20
 	for wait := every; wait > 0 && err == nil; err = sleep(ctx, wait) {
 		t.turn(func(next time.Time) time.Time {
@@ -221,27 +212,21 @@ func (t *Telegram) pace(ctx context.Context, urgent bool) (err error) {
 	}
 	return err
 }
-
-// reserve takes a turn, due at next, or tells how long none is free. Up to four are saved up; what is not urgent leaves
-// one of them free: questions overtake.
-func reserve(next, now time.Time, every time.Duration, urgent bool) (time.Time, time.Duration) {
-	due := max(next.Sub(now), -3*every)
-	if wait := due + when(!urgent, every); wait > 0 {
+func reserve(next, now time.Time, every time.Duration, urgent bool) (time.Time, time.Duration) { // or how long to wait
+	due := max(next.Sub(now), -3*every)               // up to four turns are saved up
+	if wait := due + when(!urgent, every); wait > 0 { // what is not urgent leaves one of them free: questions overtake
 		return next, wait
 	}
 	return now.Add(due + every), 0
 }
-
-// turn changes when the next message may leave, for all processes in one file. It also says when it was written: before
-// that, the clock has been set back. Without the file nothing is paced but by Telegram.
-func (t *Telegram) turn(change func(next time.Time) time.Time) {
+func (t *Telegram) turn(change func(next time.Time) time.Time) { // changes when the next message of all may leave
 	f, err := openPrivate(filepath.Join(t.store.Dir, "telegram.pace"), os.O_RDWR|os.O_CREATE)
-	var next, written int64
+	var next, written int64 // 0, 0 where it cannot be used: then only Telegram paces
 	if err == nil && lockFile(f, true) == nil {
 		_, _ = fmt.Fscanf(f, "%d %d", &next, &written)
 	}
-	next = change(time.Unix(0, when(written <= time.Now().UnixNano(), next))).UnixNano()
-	_, _ = f.WriteAt(fmt.Appendf(nil, "%020d %020d\n", next, time.Now().UnixNano()), 0)
+	due := change(time.Unix(0, when(written <= time.Now().UnixNano(), next))) // written later: the clock has been set back
+	_, _ = f.WriteAt(fmt.Appendf(nil, "%020d %020d\n", due.UnixNano(), time.Now().UnixNano()), 0)
 	f.Close() // and with it the lock
 }
 
@@ -287,10 +272,9 @@ func origin(s *SessionRecord) string { // the last line of every message about a
 }
 
 // keyboard is an open question's buttons, one a row. While part of it is hidden (Cut), nothing that grants is offered.
-// ticked are the keys chosen so far where several may be; they live in the buttons: what is seen is submitted. A button
-// sends back at most 64 bytes, https://core.telegram.org/bots/api#inlinekeyboardbutton.
+// ticked are the keys chosen so far where several may be; they live in the buttons: what is seen is submitted.
 func keyboard(p *PromptRecord, ticked ...string) (rows [][]button) {
-	add := func(holds bool, text, value string) {
+	add := func(holds bool, text, value string) { // https://core.telegram.org/bots/api#inlinekeyboardbutton
 		data := fmt.Sprintf("ans:%.8s:%.8s:%.16s:%s", p.ID, p.SessionID, p.Nonce, value)
 		if holds && len(data) <= 64 && p.Open() && !p.Idle && !p.Secret {
 			rows = append(rows, []button{{"text": text, "callback_data": data}})
@@ -362,9 +346,9 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 		hint = cmp.Or(when(p.Type == FreeText, "Reply to this message with your answer."),
 			when(p.Multi, "Tick what applies, then Submit."))
 	}
-	again := func(line string) bool { // what the first line says, as a dialog and an excerpt's end do
-		line = strings.TrimSuffix(strings.TrimSpace(line), "…")
-		return line != "" && line == question && strings.HasSuffix(ask, line)
+	said := when(strings.HasSuffix(ask, question), question) // a dialog, and an excerpt at its end, say it again
+	again := func(line string) bool {
+		return said != "" && strings.TrimSuffix(strings.TrimSpace(line), "…") == said
 	}
 	body = strings.Trim(strings.Join(slices.DeleteFunc(strings.Split(body, "\n"), again), "\n"), "\n")
 	r.line("bold", ask)
@@ -409,25 +393,19 @@ func (t *Telegram) Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (
 	return t.send(ctx, "sendMessage", params, !p.Idle)
 }
 
-// Settle edits the question's newest message, which p need not know, to what p now says. While one waits that may have
-// been shown in full, or in which choices may be ticked, there is nothing to say.
 func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error {
 	if p = p.inFull(); p.MsgID == 0 || p.Open() && (p.Cut || p.Multi) {
-		return nil
+		return nil // it may have been shown in full, or choices be ticked
 	}
-	params, newest := t.questionText(p, s).params(keyboard(p)), p
-	if v, err := t.store.View(); err == nil {
-		newest = cmp.Or(v.Prompts[p.ID], p)
-	}
-	params["message_id"] = max(p.MsgID, newest.MsgID)
+	v, _ := t.store.View() // as it was, where it cannot be read
+	params := t.questionText(p, s).params(keyboard(p))
+	params["message_id"] = max(p.MsgID, cmp.Or(v.Prompts[p.ID], p).MsgID) // a newer one may have been sent
 	_, err := t.send(ctx, "editMessageText", params, !p.Open())
 	return err
 }
-
-// Notify sends a notice in as many messages as it needs, the first by Edit unless that was deleted; id: the last.
-func (t *Telegram) Notify(ctx context.Context, n Notice) (id int64, err error) {
+func (t *Telegram) Notify(ctx context.Context, n Notice) (id int64, err error) { // in as many as it needs; id: the last
 	last, text, mono := "", clean(n.Text, 1<<20), clean(n.Mono, 1<<20)
-	if v, err := t.store.View(); err == nil && v.Sessions[n.SessionID] != nil {
+	if v, _ := t.store.View(); v.Sessions[n.SessionID] != nil {
 		last = origin(v.Sessions[n.SessionID])
 	}
 	for text+mono != "" && err == nil {
@@ -442,7 +420,7 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (id int64, err error) {
 		} else if params["disable_notification"] = !n.Ring; n.ReplyTo != 0 {
 			params["reply_parameters"] = map[string]any{"message_id": n.ReplyTo, "allow_sending_without_reply": true}
 		}
-		n.Edit = 0
+		n.Edit = 0 // used, or deleted: then the same in a new one
 		if id, err = t.send(ctx, method, params, n.Ring || n.Urgent || n.ReplyTo != 0); id != 0 || method == "sendMessage" {
 			text, mono = restText, restMono
 		}
@@ -497,8 +475,6 @@ type heard struct { // a message of the operator together with all that decides 
 	update int64
 }
 
-func (u *user) who() string { return "telegram:" + fmt.Sprint(u.ID) }
-
 // admitted decides, for every kind of update and nowhere else, whether it counts: when a person on the allowlist, known
 // by number alone, wrote it himself in the configured chat. The message of a tap is the bot's own.
 func admitted(u *update, users []int64, chatID int64) (from *user, ok bool) {
@@ -514,9 +490,9 @@ func admitted(u *update, users []int64, chatID int64) (from *user, ok bool) {
 	private := chatID > 0 && m.Chat.Type == "private" && m.Chat.ID == from.ID
 	return from, own && m.Chat.ID == chatID && (private || chatID < 0 && strings.HasSuffix(m.Chat.Type, "group"))
 }
+func (u *user) who() string { return "telegram:" + fmt.Sprint(u.ID) }
 
-// Poll waits for the poll lock, then receives for all sessions until ctx ends or the token is refused for good.
-func (t *Telegram) Poll(ctx context.Context) {
+func (t *Telegram) Poll(ctx context.Context) { // for all sessions, once it has the lock; until ctx ends, or the token
 	release, held, err := t.store.TryPoll()
 	for ; !held; release, held, err = t.store.TryPoll() {
 		t.note("poll", when(err != nil, fmt.Sprint("the poll lock cannot be used: ", err)))
@@ -547,12 +523,12 @@ func (t *Telegram) Poll(ctx context.Context) {
 				_ = sleep(ctx, time.Second)
 				break
 			}
-			params["offset"] = id + 1 // not the maximum: ids restart at random after a week (source of telegram-bot-api)
+			params["offset"] = id + 1 // not the maximum: ids restart at random after a week (the same source)
 		}
 		r.note("poll", trouble)
 		switch {
 		case e == nil:
-			failures, params["timeout"] = 0, pollSeconds
+			failures, params["timeout"] = 0, 50 // seconds; more are clamped (source of tdlib/telegram-bot-api)
 			r.recovered()
 		case e.Code == 401 || e.Code == 404:
 			return
@@ -563,13 +539,12 @@ func (t *Telegram) Poll(ctx context.Context) {
 	}
 }
 
-// recovered notes a successful poll. After an outage longer than a tap lives, what waits is offered again.
-func (r *receiver) recovered() {
+func (r *receiver) recovered() { // after an outage longer than an undelivered tap lives, what waits is offered again
 	last := r.lastOK
 	r.lastOK = time.Now().Round(0)
-	old := func(t time.Time) bool { return r.lastOK.Sub(t) > tapLife }
+	old := func(t time.Time) bool { return r.lastOK.Sub(t) > 150*time.Second } // it lives so long (the same source)
 	v, err := r.store.View()
-	for _, p := range cmp.Or(when(err == nil && old(last), v), &View{}).Prompts {
+	for _, p := range when(err == nil && old(last), v.Prompts) {
 		if p.Status == AwaitingReply && p.MsgID != 0 && !p.Idle && old(p.At) && r.lastOK.Before(p.ExpiresAt) {
 			r.later(func() (int64, error) { return r.offer(v.Sessions[p.SessionID], *p) })
 		}
@@ -583,7 +558,7 @@ func (r *receiver) warn(_ int64, err error) {
 		r.log.Warn("left undone", "error", err)
 	}
 }
-func (r *receiver) tell(replyTo int64, text string) {
+func (r *receiver) tell(replyTo int64, text string) { // nothing for ""
 	r.later(func() (int64, error) { return r.Notify(r.ctx, Notice{Text: text, ReplyTo: replyTo}) })
 }
 func (r *receiver) buttons(msg int64, rows [][]button) {
@@ -594,17 +569,13 @@ func (r *receiver) toast(q *press, text string, box bool) { // answers a tap, on
 	params := map[string]any{"callback_query_id": q.ID, "text": clean(text, 200), "show_alert": box} // the API's limit
 	r.later(func() (int64, error) { return 0, r.call(r.ctx, "answerCallbackQuery", params, nil) })
 }
-
-// take acts on one update. An error means that nothing was done and the update must come again.
-func (r *receiver) take(raw json.RawMessage) (int64, error) {
+func (r *receiver) take(raw json.RawMessage) (int64, error) { // with an error, nothing was done and it must come again
 	var u update
-	if json.Unmarshal(raw, &u) != nil {
-		return u.ID, nil // what cannot be read is confirmed unread
-	}
-	if from, ok := admitted(&u, r.cfg.Load().Users, r.cfg.Load().ChatID); !ok {
+	damaged := json.Unmarshal(raw, &u) != nil
+	if from, ok := admitted(&u, r.cfg.Load().Users, r.cfg.Load().ChatID); damaged || !ok {
 		minute := time.Now().Unix() / 60
 		r.strangers, r.minute = 1+when(minute == r.minute, r.strangers), minute
-		if r.strangers <= 10 && from != nil { // a minute: a flood must not fill the disk
+		if r.strangers <= 10 && from != nil && !damaged { // a minute: a flood must not fill the disk
 			r.audit(Event{Name: "UNAUTHORIZED", Fields: []Field{{"update_id", u.ID}, {"by", from.who()}}})
 		}
 		return u.ID, nil
@@ -621,14 +592,12 @@ func (r *receiver) take(raw json.RawMessage) (int64, error) {
 	return u.ID, err
 }
 func (r *receiver) once(id int64, with ...Record) error { // an update has been acted on, together with what it led to
-	return r.store.Update(func(*View) ([]Record, error) {
-		return append(with, &UpdateRecord{Head: Head{ID: fmt.Sprint(id)}, Kind: "operator"}), nil
-	})
+	done := &UpdateRecord{Head: Head{ID: fmt.Sprint(id)}, Kind: "operator"}
+	return r.store.Update(func(*View) ([]Record, error) { return append(with, done), nil })
 }
 
-// decide gives an answer to the store, unless it is refused already; refusals and decided permissions are audited.
 func (r *receiver) decide(id int64, from *user, d Decision, why Refusal) (now PromptRecord, _ Refusal, err error) {
-	if d.By, d.UpdateID = from.who(), id; why == "" {
+	if d.By, d.UpdateID = from.who(), id; why == "" { // else it is refused already
 		now, why, err = r.store.Decide(d, time.Now())
 	}
 	if err == nil && why != "" {
@@ -640,21 +609,17 @@ func (r *receiver) decide(id int64, from *user, d Decision, why Refusal) (now Pr
 	return now, why, err
 }
 func tapped(data string, v *View) (d Decision, p *PromptRecord) { // what a button says, and of which question: nil none
-	if f := strings.SplitN(data, ":", 5); len(f) == 5 && f[0] == "ans" {
-		d = Decision{PromptID: f[1], SessionID: f[2], Nonce: f[3], Value: strings.TrimPrefix(f[4], tapSubmit)}
-		p = v.find(d)
-	}
-	if p != nil {
+	f := append(strings.SplitN(when(strings.HasPrefix(data, "ans:"), data), ":", 5), "", "", "", "")
+	d = Decision{PromptID: f[1], SessionID: f[2], Nonce: f[3], Value: strings.TrimPrefix(f[4], tapSubmit)}
+	if p = v.find(d); p != nil {
 		d.SessionID, d.PromptID = p.SessionID, p.ID
 	}
 	return d, p
 }
 
-// tap acts on a pressed button and tells the phone at once. A message newer than the question's is one whose sending is
-// not recorded yet; an older one has been replaced.
 func (r *receiver) tap(id int64, q *press, v *View) error {
 	d, p := tapped(q.Data, v)
-	old := p == nil || q.Message.ID < p.MsgID
+	old := p == nil || q.Message.ID < p.MsgID // replaced; a newer one is only not recorded yet
 	if !old && strings.HasPrefix(d.Value, "~") && p.Open() {
 		r.show(q, *p, v.Sessions[p.SessionID], d.Value)
 		return r.once(id)
@@ -662,7 +627,7 @@ func (r *receiver) tap(id int64, q *press, v *View) error {
 	now, why, err := r.decide(id, q.From, d,
 		when(old, Refusal("this message is out of date, use the newest one of its question")))
 	if err == nil {
-		r.toast(q, cmp.Or(when(why != "", "Nothing was done: "+string(why)), "✓ "+valueName(p, &d.Value)), why != "")
+		r.toast(q, cmp.Or(when(why != "", "Nothing was done: "+string(why)), "✓ "+valueName(&now, &d.Value)), why != "")
 	}
 	if err == nil && why != "" && !now.Open() {
 		r.buttons(q.Message.ID, nil)
@@ -682,9 +647,7 @@ func (r *receiver) show(q *press, p PromptRecord, s *SessionRecord, value string
 	}
 	r.later(func() (int64, error) { return r.offer(s, p) })
 }
-
-// offer sends a waiting question again, with all of its Excerpt, and makes the new message the one whose buttons count.
-func (r *receiver) offer(s *SessionRecord, p PromptRecord) (msg int64, err error) {
+func (r *receiver) offer(s *SessionRecord, p PromptRecord) (msg int64, err error) { // again, with all of its Excerpt
 	ctx, cancel := context.WithDeadline(r.ctx, p.ExpiresAt)
 	defer cancel()
 	part, rest := cutText(clean(p.Excerpt, 1<<20), partUnits-800)
@@ -695,7 +658,7 @@ func (r *receiver) offer(s *SessionRecord, p PromptRecord) (msg int64, err error
 		msg, err = r.Ask(ctx, &p, cmp.Or(s, &SessionRecord{}))
 	}
 	waits := false
-	if err == nil {
+	if err == nil { // the buttons of the new one count from now on
 		_, err = r.store.Move(p.ID, AwaitingReply, func(now *PromptRecord) { now.MsgID, waits = msg, now.Open() })
 	}
 	if err == nil {
@@ -707,14 +670,12 @@ func (r *receiver) offer(s *SessionRecord, p PromptRecord) (msg int64, err error
 	return msg, err
 }
 
-// keyBytes is what a key of /keys sends; appCursor: the program has switched the arrows to application mode (DECCKM).
-// The codes are xterm's, https://invisible-island.net/xterm/ctlseqs/ctlseqs.html.
-func keyBytes(name string, appCursor bool) (string, bool) {
+func keyBytes(name string, appCursor bool) (string, bool) { // https://invisible-island.net/xterm/ctlseqs/ctlseqs.html
 	name = strings.ToUpper(name)
 	if c, ok := strings.CutPrefix(name, "CTRL_"); ok && len(c) == 1 && c[0] >= '@' && c[0] <= '_' {
 		return string(rune(c[0] & 0x1f)), true
 	}
-	arrow := map[bool]string{false: "\x1b[", true: "\x1bO"}[appCursor]
+	arrow := map[bool]string{false: "\x1b[", true: "\x1bO"}[appCursor] // as the program has set it: DECCKM
 	b, ok := map[string]string{"ENTER": "\r", "ESC": "\x1b", "TAB": "\t", "SHIFT_TAB": "\x1b[Z", "SPACE": " ",
 		"BACKSPACE": "\x7f", "DELETE": "\x1b[3~", "PGUP": "\x1b[5~", "PGDN": "\x1b[6~", "UP": arrow + "A",
 		"DOWN": arrow + "B", "RIGHT": arrow + "C", "LEFT": arrow + "D", "HOME": arrow + "H", "END": arrow + "F"}[name]
@@ -727,9 +688,8 @@ func (r *receiver) said(id int64, m *message, v *View) (err error) {
 	w := (&heard{message: m, view: v, at: at, update: id}).understand()
 	if w.decision != nil && v.Prompts[w.decision.PromptID].Secret { // deleted unpaced: every second counts
 		r.work.Go(func() {
-			if r.call(r.ctx, "deleteMessage", map[string]any{"chat_id": m.Chat.ID, "message_id": m.ID}, nil) != nil {
-				r.tell(m.ID, "⚠ Your message could not be deleted: delete it yourself.")
-			}
+			err := r.call(r.ctx, "deleteMessage", map[string]any{"chat_id": m.Chat.ID, "message_id": m.ID}, nil)
+			r.tell(m.ID, when(err != nil, "⚠ Your message could not be deleted: delete it yourself."))
 		})
 		if !r.cfg.Load().FreeText {
 			w = wish{reply: "✗ A password cannot be given from here: type it at the keyboard."}
@@ -743,14 +703,11 @@ func (r *receiver) said(id int64, m *message, v *View) (err error) {
 	if in, ok := w.record.(*InputRecord); ok && err == nil && in.Kind != "text" {
 		r.audit(Event{"SESSION_COMMAND", in.SessionID, "", []Field{{"command", in.Kind}, {"by", in.By}}})
 	}
-	if err == nil && w.reply != "" {
-		r.tell(m.ID, w.reply)
-	}
+	r.tell(m.ID, when(err == nil, w.reply))
 	return err
 }
 
-// understand tells what a message asks for. It changes nothing. Text that came damaged or too long counts as none.
-func (h *heard) understand() wish {
+func (h *heard) understand() wish { // changes nothing; text that came damaged or too long counts as none
 	damaged := len(h.Text) > maxMessage || strings.Contains(h.Text, "\uFFFD")
 	text := when(!damaged, strings.TrimSpace(cleanText(h.Text)))
 	if line, ok := strings.CutPrefix(text, "/"); ok {
@@ -765,9 +722,7 @@ func (h *heard) understand() wish {
 	return wish{reply: cmp.Or(refusal,
 		when(s != nil, "✗ Nothing was done: only text of up to 4096 bytes can be sent to a session."))}
 }
-
-// command does what is answered from the state, and turns the rest into something for a session.
-func (h *heard) command(name, line string) wish {
+func (h *heard) command(name, line string) wish { // answers from the state; the rest is for a session
 	sid, rest, _ := strings.Cut(line, " ")
 	help, names := "Questions come here. Tap an answer, or reply to a message with text.\n", []string{}
 	for _, c := range botCommands {
@@ -777,7 +732,10 @@ func (h *heard) command(name, line string) wish {
 	if name == "keys" && isKey(sid) {
 		sid, rest = "", line
 	}
-	switch near := nearest(name, names); {
+	s, _, refusal := h.target(sid)
+	near, unknown := nearest(name, names), slices.DeleteFunc(strings.Fields(rest), isKey)
+	example := map[string]string{"send": "go on", "keys": "CTRL_C"}[name]
+	switch {
 	case near != name || near == "":
 		return wish{reply: "✗ There is no /" + name + " here. " +
 			cmp.Or(when(near != "", "Did you mean /"+near+"?"), "To send it to a session: /send SID /"+name)}
@@ -787,10 +745,6 @@ func (h *heard) command(name, line string) wish {
 		return wish{reply: h.list(name == "status")}
 	case name == "release":
 		return h.claim("", "Text goes to what it replies to.")
-	}
-	s, _, refusal := h.target(sid)
-	example := map[string]string{"send": "go on", "keys": "CTRL_C"}[name]
-	switch unknown := slices.DeleteFunc(strings.Fields(rest), isKey); {
 	case s == nil:
 		return wish{reply: cmp.Or(refusal, "✗ Which session? "+h.list(false))}
 	case name == "switch" || name == "claim":
@@ -816,9 +770,8 @@ func (h *heard) input(s *SessionRecord, kind, text string) wish {
 		ReplyTo: h.ID, UpdateID: h.update, Status: "queued"}}
 }
 
-// target finds the session meant, by the first of what names it: the command; the message this replies to (then also
-// the question asked there); the claim; nothing, where only one runs. Otherwise it refuses with the list: it never
-// guesses. No session and no refusal: people talking in a group.
+// target finds the session meant, by the first of: the command; the message replied to (then also the question asked
+// there); the claim; being the only one. Else it refuses: it never guesses. No refusal: people talking in a group.
 func (h *heard) target(sid string) (s *SessionRecord, p *PromptRecord, refusal string) {
 	re, claims := cmp.Or(h.ReplyTo, &message{}), cmp.Or(h.view.Meta["telegram"], &MetaRecord{}).Values
 	for _, asked := range h.view.Prompts {
@@ -857,10 +810,8 @@ func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
 	if p == nil || p.Idle {
 		return h.input(s, "text", text)
 	}
-	other := func(c Choice) bool {
-		return p.Secret || !strings.EqualFold(text, c.Key) && !strings.EqualFold(text, c.Label)
-	}
-	named := append(slices.DeleteFunc(answers(p), other), Choice{})[0]
+	other := func(c Choice) bool { return !strings.EqualFold(text, c.Key) && !strings.EqualFold(text, c.Label) }
+	named := append(slices.DeleteFunc(when(!p.Secret, answers(p)), other), Choice{})[0]
 	keys := strings.Join(strings.Fields(strings.ReplaceAll(text, ",", " ")), ",")
 	several := when(p.Multi && p.offered(keys), keys)
 	refusal := cmp.Or(
@@ -891,8 +842,7 @@ func (h *heard) list(more bool) string { // what runs; more: what waits, and the
 	return "Running:" + cmp.Or(strings.Join(lines, ""), " nothing")
 }
 
-// setup is one run of `atlasbridge setup`: token, who the operator is, config.toml, a test. What is there is kept.
-type setup struct {
+type setup struct { // a run of `atlasbridge setup`: token, who the operator is, config.toml, a test
 	*command
 	*Telegram
 	cfg *Config
@@ -902,7 +852,7 @@ type setup struct {
 func cmdSetup(c *command) int {
 	return c.withState(func(st *Store) int {
 		s := &setup{command: c, Telegram: &Telegram{store: st}}
-		for _, step := range []func() error{s.settings, s.connect, s.unhook, s.pair, s.save, s.test} {
+		for _, step := range []func() error{s.settings, s.connect, s.pair, s.save, s.test} {
 			if err := step(); err != nil {
 				return c.fail(err)
 			}
@@ -933,19 +883,16 @@ func (s *setup) settings() (err error) { // the file, the flags, and a token tha
 	}
 	return err
 }
-func (s *setup) connect() error { // nobody else listens, until the store is closed, and the token is a bot's
+func (s *setup) connect() error { // nobody else listens, till the store is closed, and no webhook
 	s.Telegram = newTelegram(s.cfg, s.store, nil)
 	if _, held, err := s.store.TryPoll(); !held {
 		busy := hinted(errors.New("a running session listens to the bot"), "end it, then run atlasbridge setup again")
 		return cmp.Or(err, busy)
 	}
-	err := s.call(s.ctx, "getMe", map[string]any{}, &s.me)
-	fmt.Fprint(s.stdout, when(err == nil, "Bot: @"+s.me.Username+"\n"))
-	return err
-}
-
-// unhook removes a webhook, if the operator agrees: while there is one, the Bot API gives us nothing.
-func (s *setup) unhook() error {
+	if err := s.call(s.ctx, "getMe", map[string]any{}, &s.me); err != nil {
+		return err
+	}
+	s.say("Bot: @%s", s.me.Username)
 	var hook struct{ URL string }
 	if err := s.call(s.ctx, "getWebhookInfo", map[string]any{}, &hook); err != nil || hook.URL == "" {
 		return err
@@ -961,27 +908,22 @@ func (s *setup) unhook() error {
 	}
 	return s.call(s.ctx, "deleteWebhook", map[string]any{}, nil)
 }
-
-// pair finds chat and user: whoever sends the code has seen this terminal. The other way round, a stranger who writes
-// to the bot first could be taken for the operator by a careless "y".
-func (s *setup) pair() error {
+func (s *setup) pair() error { // whoever sends the code has seen this terminal: a careless y lets no stranger in
 	if len(s.cfg.Users) > 0 {
 		s.cfg.ChatID = cmp.Or(s.cfg.ChatID, s.cfg.Users[0])
 		return nil
 	}
 	code := newNonce()[:6]
 	s.say("Open https://t.me/%s and send it anything; then send it this code:  %s", s.me.Username, code)
-	return s.wait(func(u *update) bool {
+	return s.wait(func(u *update) (right bool) {
 		m := cmp.Or(u.Message, &message{})
-		from, ok := admitted(u, []int64{cmp.Or(m.From, &user{}).ID}, m.Chat.ID)
-		if !ok {
-			return false
+		if from, ok := admitted(u, []int64{cmp.Or(m.From, &user{}).ID}, m.Chat.ID); ok {
+			right = strings.EqualFold(strings.TrimSpace(m.Text), code)
+			s.say("\n%s, user %d, wrote in %s chat %d%s", clip(visible(from.Name), 40), from.ID, m.Chat.Type, m.Chat.ID,
+				when(!right, "\nIf that is you, send the code."))
 		}
-		right := strings.EqualFold(strings.TrimSpace(m.Text), code)
-		s.say("\n%s, user %d, wrote in %s chat %d%s", clip(visible(from.Name), 40), from.ID, m.Chat.Type, m.Chat.ID,
-			when(!right, "\nIf that is you, send the code."))
 		if right {
-			s.cfg.ChatID, s.cfg.Users = m.Chat.ID, []int64{from.ID}
+			s.cfg.ChatID, s.cfg.Users = m.Chat.ID, []int64{m.From.ID}
 		}
 		return right
 	})
@@ -1018,8 +960,7 @@ func (s *setup) wait(done func(*update) bool) error { // polls until done says s
 		pause = max(time.Second, cmp.Or(e, &apiError{}).after())
 		for _, u := range updates {
 			if params["offset"] = u.ID + 1; done(&u) {
-				params["timeout"] = 0
-				return s.call(ctx, "getUpdates", params, nil) // confirms what was read
+				return s.call(ctx, "getUpdates", map[string]any{"offset": u.ID + 1}, nil) // confirms what was read
 			}
 		}
 	}
@@ -1031,8 +972,7 @@ func (s *setup) save() error { // into config.toml, which keeps every other line
 	old, err := os.ReadFile(path)
 	f, opened := openPrivate(path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC)
 	_, wrote := f.WriteString(withTelegram(string(old), s.cfg))
-	err = cmp.Or(when(!errors.Is(err, os.ErrNotExist), err), opened, wrote, f.Sync(), f.Close())
-	if err == nil {
+	if err = cmp.Or(when(!errors.Is(err, os.ErrNotExist), err), opened, wrote, f.Sync(), f.Close()); err == nil {
 		err = cmp.Or(os.Rename(path+".new", path), syncDir(s.cfg.Dir))
 	}
 	return err
