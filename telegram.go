@@ -346,10 +346,8 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 		hint = cmp.Or(when(p.Type == FreeText, "Reply to this message with your answer."),
 			when(p.Multi, "Tick what applies, then Submit."))
 	}
-	said := when(strings.HasSuffix(ask, question), question) // a dialog, and an excerpt at its end, say it again
-	again := func(line string) bool {
-		return said != "" && strings.TrimSuffix(strings.TrimSpace(line), "…") == said
-	}
+	said := cmp.Or(when(strings.HasSuffix(ask, question), question), "\n") // a dialog, and an excerpt's end, say it again
+	again := func(line string) bool { return strings.TrimSuffix(strings.TrimSpace(line), "…") == said }
 	body = strings.Trim(strings.Join(slices.DeleteFunc(strings.Split(body, "\n"), again), "\n"), "\n")
 	r.line("bold", ask)
 	r.line("pre", body)
@@ -363,6 +361,7 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	r.line("", origin(s))
 	return r
 }
+
 func outcome(p *PromptRecord) string { // how long an open question waits, or who answered what, when and from where
 	secs, by := max(0, int(time.Until(p.ExpiresAt).Seconds()+0.5)), byWhom(p.DecidedBy)
 	then := when(p.SafeDefault != nil && !p.Secret, "default: "+clean(valueName(p, p.SafeDefault), 80))
@@ -392,7 +391,6 @@ func (t *Telegram) Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (
 	params["disable_notification"] = p.Idle
 	return t.send(ctx, "sendMessage", params, !p.Idle)
 }
-
 func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error {
 	if p = p.inFull(); p.MsgID == 0 || p.Open() && (p.Cut || p.Multi) {
 		return nil // it may have been shown in full, or choices be ticked
@@ -403,6 +401,7 @@ func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, s *SessionRecord
 	_, err := t.send(ctx, "editMessageText", params, !p.Open())
 	return err
 }
+
 func (t *Telegram) Notify(ctx context.Context, n Notice) (id int64, err error) { // in as many as it needs; id: the last
 	last, text, mono := "", clean(n.Text, 1<<20), clean(n.Mono, 1<<20)
 	if v, _ := t.store.View(); v.Sessions[n.SessionID] != nil {
@@ -492,7 +491,7 @@ func admitted(u *update, users []int64, chatID int64) (from *user, ok bool) {
 }
 func (u *user) who() string { return "telegram:" + fmt.Sprint(u.ID) }
 
-func (t *Telegram) Poll(ctx context.Context) { // for all sessions, once it has the lock; until ctx ends, or the token
+func (t *Telegram) Poll(ctx context.Context) { // for all sessions, with the lock; ends with ctx, or a refused token
 	release, held, err := t.store.TryPoll()
 	for ; !held; release, held, err = t.store.TryPoll() {
 		t.note("poll", when(err != nil, fmt.Sprint("the poll lock cannot be used: ", err)))
@@ -523,12 +522,12 @@ func (t *Telegram) Poll(ctx context.Context) { // for all sessions, once it has 
 				_ = sleep(ctx, time.Second)
 				break
 			}
-			params["offset"] = id + 1 // not the maximum: ids restart at random after a week (the same source)
+			params["offset"] = id + 1 // not the maximum: ids restart at random after a week (source of telegram-bot-api)
 		}
 		r.note("poll", trouble)
 		switch {
 		case e == nil:
-			failures, params["timeout"] = 0, 50 // seconds; more are clamped (source of tdlib/telegram-bot-api)
+			failures, params["timeout"] = 0, 50 // seconds; more are clamped (same source)
 			r.recovered()
 		case e.Code == 401 || e.Code == 404:
 			return
@@ -542,7 +541,7 @@ func (t *Telegram) Poll(ctx context.Context) { // for all sessions, once it has 
 func (r *receiver) recovered() { // after an outage longer than an undelivered tap lives, what waits is offered again
 	last := r.lastOK
 	r.lastOK = time.Now().Round(0)
-	old := func(t time.Time) bool { return r.lastOK.Sub(t) > 150*time.Second } // it lives so long (the same source)
+	old := func(t time.Time) bool { return r.lastOK.Sub(t) > 150*time.Second } // it lives so long (same source)
 	v, err := r.store.View()
 	for _, p := range when(err == nil && old(last), v.Prompts) {
 		if p.Status == AwaitingReply && p.MsgID != 0 && !p.Idle && old(p.At) && r.lastOK.Before(p.ExpiresAt) {
@@ -569,6 +568,7 @@ func (r *receiver) toast(q *press, text string, box bool) { // answers a tap, on
 	params := map[string]any{"callback_query_id": q.ID, "text": clean(text, 200), "show_alert": box} // the API's limit
 	r.later(func() (int64, error) { return 0, r.call(r.ctx, "answerCallbackQuery", params, nil) })
 }
+
 func (r *receiver) take(raw json.RawMessage) (int64, error) { // with an error, nothing was done and it must come again
 	var u update
 	damaged := json.Unmarshal(raw, &u) != nil
@@ -616,7 +616,6 @@ func tapped(data string, v *View) (d Decision, p *PromptRecord) { // what a butt
 	}
 	return d, p
 }
-
 func (r *receiver) tap(id int64, q *press, v *View) error {
 	d, p := tapped(q.Data, v)
 	old := p == nil || q.Message.ID < p.MsgID // replaced; a newer one is only not recorded yet
@@ -928,7 +927,7 @@ func (s *setup) pair() error { // whoever sends the code has seen this terminal:
 		return right
 	})
 }
-func (s *setup) test() error { // a message with a button, until it is pressed
+func (s *setup) test() error { // a message with a button, which must be pressed
 	if s.opts.on("no-test") {
 		return nil
 	}
