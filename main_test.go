@@ -4195,24 +4195,25 @@ func TestTelegramTaps(t *testing.T) {
 		tgTap(4, p, "maybe"),
 		tgTap(5, p, "y"), tgTap(5, p, "y"), // delivered twice
 		tgTap(6, p, "n"),
-		`{"update_id":7,"edited_message":{}}`, `{"update_id":8,"message":"not what was documented"}`)
+		`{"update_id":7,"edited_message":{}}`, `{"update_id":8,"message":"not what was documented"}`,
+		strings.Replace(tgTap(9, p, "y"), "ans:"+shortID(p.ID), "ans:00000000", 1)) // of no question that is known any more
 	e.poll(e.Telegram)
-	e.srv.confirmed(t, 8)
+	e.srv.confirmed(t, 9)
 	got := e.prompt(p.ID)
 	if got.Status != ReplyReceived || *got.Value != "y" || *got.DecidedBy != "telegram:1001" {
 		t.Fatalf("%s %v %v", got.Status, got.Value, got.DecidedBy)
 	}
 	for query, want := range map[string]string{"q2": "does not belong", "q3": "out of date", "q4": "not an answer",
-		"q5": "✓ Yes", "q6": "already answered"} {
+		"q5": "✓ Yes", "q6": "already answered", "q9": "out of date"} {
 		if c := e.srv.until(t, "answerCallbackQuery", `"`+query+`"`); !strings.Contains(fmt.Sprint(c.p["text"]), want) {
 			t.Errorf("%s was answered %q, want %q", query, c.p["text"], want)
 		}
 	}
-	if n := e.srv.count("answerCallbackQuery"); n != 5 {
-		t.Errorf("%d taps were answered, want 5: a stranger never, a repeated update once", n)
+	if n := e.srv.count("answerCallbackQuery"); n != 6 {
+		t.Errorf("%d taps were answered, want 6: a stranger never, a repeated update once", n)
 	}
 	audit := e.auditLog()
-	if strings.Count(audit, `"UNAUTHORIZED"`) != 1 || strings.Count(audit, `"REPLY_REJECTED"`) != 4 ||
+	if strings.Count(audit, `"UNAUTHORIZED"`) != 1 || strings.Count(audit, `"REPLY_REJECTED"`) != 5 ||
 		strings.Count(audit, `"REPLY_RECEIVED"`) != 1 {
 		t.Errorf("audit:\n%s", audit)
 	}

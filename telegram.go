@@ -1,9 +1,7 @@
 // Telegram: the one file that reaches the network. Out: Ask, Settle and Notify, for this process's own session. In:
 // Poll, in the process that holds the poll lock, for all sessions: an answer becomes a Decision, else an InputRecord.
-//   - Text is sent with entities, never with a parse_mode: what a program printed cannot become markup.
-//   - Every update passes admitted first, and is confirmed to the server only after what it did is on disk with its id.
-//   - A message about a session ends in our [SID:…]; only that line routes a reply, so a program cannot.
-//   - The token never leaves this file: no error carries a URL.
+// Text is sent with entities, never with a parse_mode: what a program printed cannot become markup. A message about a
+// session ends in our [SID:…]; only that line routes a reply. The token never leaves this file: no error carries a URL.
 package main
 
 import (
@@ -31,57 +29,72 @@ import (
 )
 
 const (
-	partUnits   = 3400              // UTF-16 units of foreign text in a message of 4096: room for our own lines
-	callTimeout = 15 * time.Second  // of a request; of a poll on top of its own
-	pollSeconds = 50                // longer ones are clamped (source of tdlib/telegram-bot-api, as the next)
-	tapLife     = 150 * time.Second // an undelivered callback_query is forgotten after this
+	partUnits = 3400 // UTF-16 units of foreign text in a message of 4096: room for our own lines
+	// What buttons say, and no choice has as its key: show all; show the end; before keys: tick these, or submit these.
+	tapAll, tapRecent, tapTick, tapSubmit = "~all", "~recent", "~t:", "~s:"
 )
 
-// Channel carries questions to the operator and outcomes back. Methods block, obey the pacing and retry until ctx ends.
-type Channel interface {
+var (
+	sessionMark   = regexp.MustCompile(`\[SID:([0-9a-f]{8})\]\s*$`)
+	cutAnswer     = regexp.MustCompile(`^\{"ok":true,"result":(\{"message_id":\d+)[,}]`) // broken off, but carried out
+	telegramTable = regexp.MustCompile(`(?m)^[ \t]*\[[ \t]*telegram[ \t]*\].*\n`)        // the keys are only in this one
+	telegramKeys  = regexp.MustCompile(`(?m)^[ \t]*(bot_token|chat_id|allowed_users|api_base)[ \t]*=.*\n`)
+	botCommands   = []struct { // what the operator can type, as setMyCommands takes it
+		Name  string `json:"command"`
+		About string `json:"description"`
+	}{{"start", "what this is"}, {"help", "all commands"}, {"status", "open questions, and the head of the audit log"},
+		{"sessions", "what is running"}, {"switch", "SID: text that is no reply goes to this session"},
+		{"send", "SID TEXT: send text to a session"}, {"claim", "SID: the same, until /release"},
+		{"release", "undo /claim and /switch"}, {"cancel", "SID: end the session's program"},
+		{"keys", "SID CTRL_C: press keys"}, {"screen", "SID: show the screen"}, {"last", "SID: show the end of the screen"}}
+)
+
+type Channel interface { // questions to the operator, and outcomes; methods block, are paced and retry until ctx ends
 	Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (msg int64, err error) // msg: the message's id, 0 none
 	Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error               // edits it to what p now says
 	Notify(ctx context.Context, n Notice) (msg int64, err error)
 	Close() error
 }
-
-// Notice is a message that asks nothing: Text, then Mono as a monospace block, then which session it is about.
-type Notice struct {
+type Notice struct { // a message that asks nothing: Text, then Mono in monospace, then which session it is about
 	Text, Mono, SessionID string
 	ReplyTo, Edit         int64 // message ids, 0 none; Edit: change that message instead of sending one
 	Ring, Urgent          bool  // with sound, silent otherwise; before streams, as what rings or replies goes
 }
-
-// Telegram is the Bot API channel and its poller. Its methods may be called from different goroutines.
-type Telegram struct {
-	store      *Store
-	log        *slog.Logger
-	token, url string // url: of any method, but for its name
-	http       *http.Client
-	cfg        atomic.Pointer[Config]
-	skew       atomic.Int64 // Telegram's clock minus ours, a time.Duration
-	polling    atomic.Bool  // this process holds the poll lock
-	troubles   sync.Map     // by "send" and "poll": what keeps it from working, "" nothing; set by note
+type Telegram struct { // the Bot API channel and its poller; its methods may be called from different goroutines
+	store    *Store
+	log      *slog.Logger
+	http     *http.Client
+	cfg      atomic.Pointer[Config]
+	skew     atomic.Int64 // Telegram's clock minus ours, a time.Duration
+	polling  atomic.Bool  // this process holds the poll lock
+	troubles sync.Map     // by "send" and "poll": what keeps it from working, "" nothing; set by note
 }
+type apiError struct { // an answer of the Bot API, and every way in which a call can fail; never with the URL
+	OK         bool
+	Result     json.RawMessage
+	Code       int    `json:"error_code"` // 0: no answer of the Bot API came (network, proxy, cut answer)
+	Text       string `json:"description"`
+	Parameters map[string]time.Duration
+	method     string
+}
+type richText struct { // a message's text with its entities, whose offsets and lengths count UTF-16 units
+	text  string
+	marks []map[string]any
+}
+type button = map[string]string // text and callback_data
 
-// newTelegram is the channel of a configuration; only calls need neither store nor log. It follows no redirect with its
-// token.
-func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram {
+func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram { // st and log may be nil where it only calls
 	tr := http.DefaultTransport.(*http.Transport).Clone() // proxies from the environment; limits on dialing and TLS
 	tr.Protocols = new(http.Protocols)
 	tr.Protocols.SetHTTP1(true) // a dead long poll takes no message with it
-	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	t := &Telegram{store: st, log: cmp.Or(log, slog.New(slog.DiscardHandler)), token: cfg.Token,
-		url:  strings.TrimRight(cfg.APIBase, "/") + "/bot" + cfg.Token + "/",
-		http: &http.Client{Transport: tr, CheckRedirect: stay}}
+	t := &Telegram{store: st, log: cmp.Or(log, slog.New(slog.DiscardHandler)), http: &http.Client{Transport: tr}}
+	t.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	t.cfg.Store(cfg)
 	return t
 }
 func (t *Telegram) Close() error             { t.http.CloseIdleConnections(); return nil }
 func (t *Telegram) clockSkew() time.Duration { return time.Duration(t.skew.Load()) }
-
-// Trouble is a sentence about what keeps Telegram from working (wrong token, blocked bot), "" when it works.
-func (t *Telegram) Trouble() (text string) {
+func (t *Telegram) Trouble() (text string) { // a sentence about what keeps Telegram from working, "" when it works
 	t.troubles.Range(func(_, trouble any) bool { text = trouble.(string); return text == "" })
 	return text
 }
@@ -90,23 +103,11 @@ func (t *Telegram) note(way, text string) {
 		t.log.Warn(text)
 	}
 }
-
-// when is v where the condition holds, and else nothing. v is computed in any case.
-func when[T any](holds bool, v T) (out T) {
+func when[T any](holds bool, v T) (out T) { // v where the condition holds, and else nothing; v is computed in any case
 	if holds {
 		out = v
 	}
 	return out
-}
-
-// apiError is an answer of the Bot API, and every way in which a call can fail. It never holds the URL, so no token.
-type apiError struct {
-	OK         bool
-	Result     json.RawMessage
-	Code       int    `json:"error_code"` // 0: no answer of the Bot API came (network, proxy, cut answer)
-	Text       string `json:"description"`
-	Parameters map[string]time.Duration
-	method     string
 }
 
 func (e *apiError) Error() string        { return "telegram " + e.method + ": " + e.Text }
@@ -115,9 +116,7 @@ func (e *apiError) after() time.Duration { return e.Parameters["retry_after"] * 
 func (e *apiError) says(words ...string) bool {
 	return e.Code > 0 && slices.ContainsFunc(words, func(w string) bool { return strings.Contains(e.Text, w) })
 }
-
-// trouble is what the operator should know of an error that is not one request's alone, nor soon over; "" otherwise.
-func (e *apiError) trouble(failures int) string {
+func (e *apiError) trouble(failures int) string { // of an error that is not one request's alone, nor soon over
 	e = cmp.Or(e, &apiError{Code: http.StatusOK})
 	return cmp.Or(
 		when(e.Code == 401 || e.Code == 404, "Telegram refuses the bot token ("+e.Text+"): run atlasbridge setup"),
@@ -129,17 +128,15 @@ func (e *apiError) trouble(failures int) string {
 		when(e.temporary() && e.after() == 0 && failures > 0, "Telegram cannot be reached, still trying: "+e.Text))
 }
 
-// cutAnswer is the answer to a sendMessage that was carried out, but broke off after the message's id.
-var cutAnswer = regexp.MustCompile(`^\{"ok":true,"result":(\{"message_id":\d+)[,}]`)
-
 // call makes one request and decodes its result, if it is wanted. An error, such as a proxy's page, is an *apiError.
 func (t *Telegram) call(ctx context.Context, method string, params map[string]any, result any) error {
-	seconds, _ := params["timeout"].(int)
-	ctx, cancel := context.WithTimeout(ctx, callTimeout+time.Duration(seconds)*time.Second)
+	seconds, _ := params["timeout"].(int) // of a poll, on top of the 15 that any request may take
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(15+seconds)*time.Second)
 	defer cancel()
-	e, resp, data := &apiError{method: method}, &http.Response{}, []byte{}
+	cfg, e, resp, data := t.cfg.Load(), &apiError{method: method}, &http.Response{}, []byte{}
+	url := strings.TrimRight(cfg.APIBase, "/") + "/bot" + cfg.Token + "/" + method
 	body, _ := json.Marshal(params) // plain values: cannot fail
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.url+method, strings.NewReader(string(body)))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(string(body)))
 	if err == nil {
 		req.Header.Set("Content-Type", "application/json")
 		resp, err = t.http.Do(req)
@@ -149,7 +146,7 @@ func (t *Telegram) call(ctx context.Context, method string, params map[string]an
 		data, err = io.ReadAll(io.LimitReader(resp.Body, 16<<20)) // 100 updates and what they reply to stay far below
 	}
 	if err != nil && len(data) == 0 { // what url.Error wraps is without the URL
-		e.Text = strings.ReplaceAll(cmp.Or(errors.Unwrap(err), err).Error(), t.token, "‹token›")
+		e.Text = strings.ReplaceAll(cmp.Or(errors.Unwrap(err), err).Error(), cfg.Token, "‹token›")
 		return e
 	}
 	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
@@ -165,23 +162,18 @@ func (t *Telegram) call(ctx context.Context, method string, params map[string]an
 		when(e.Code == 0, resp.Status+", but nothing the Bot API would say"), fmt.Sprintf("%d: %s", e.Code, e.Text))
 	return e
 }
-
-// backoff is the pause after failure n, from 0: 1 s doubling to 60 s, less up to a quarter by r in [0,1).
-func backoff(n int, r float64) time.Duration {
+func backoff(n int, r float64) time.Duration { // after failure n ≥ 0: 1 s doubling to 60 s, less r of a quarter
 	d := min(time.Minute, time.Second<<min(n, 6))
 	return d - time.Duration(r*float64(d)/4)
 }
-
-// sleep waits for d, or returns the error of ctx when that ends first.
-func sleep(ctx context.Context, d time.Duration) error {
+func sleep(ctx context.Context, d time.Duration) error { // the error is that of ctx, when it ends first
 	timer, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
 	<-timer.Done()
 	return ctx.Err()
 }
 
-// send is call for messages: paced, and repeated until it is done, refused for good, or ctx ends. It returns the id of
-// the message; 0 when the one to change is gone, which is no error.
+// send is call for messages: paced, repeated until done, refused for good or ctx ends. Id 0: the one to edit is gone.
 func (t *Telegram) send(ctx context.Context, method string, params map[string]any, urgent bool) (int64, error) {
 	for failures := 0; t.pace(ctx, urgent) == nil; failures++ {
 		var sent message
@@ -199,21 +191,18 @@ func (t *Telegram) send(ctx context.Context, method string, params map[string]an
 			return when(e.says("not modified"), id), nil
 		case e.says("parse entities") && params["entities"] != nil:
 			delete(params, "entities") // a question is never lost to its looks
-		case e.after() > 0:
-			t.turn(func(time.Time) time.Time { return time.Now().Add(e.after()) })
-			_ = sleep(ctx, e.after())
 		case !e.temporary():
 			return 0, e
 		default:
-			_ = sleep(ctx, backoff(failures, rand.Float64()))
+			t.turn(func(next time.Time) time.Time { return cmp.Or(when(e.after() > 0, time.Now().Add(e.after())), next) })
+			_ = sleep(ctx, cmp.Or(e.after(), backoff(failures, rand.Float64())))
 		}
 	}
 	return 0, ctx.Err()
 }
 
-// pace waits until a message may leave. About one a second is allowed in a chat, 20 a minute in a group:
-// https://core.telegram.org/bots/faq#my-bot-is-hitting-limits-how-do-i-avoid-this
-func (t *Telegram) pace(ctx context.Context, urgent bool) (err error) {
+func (t *Telegram) pace(ctx context.Context, urgent bool) (err error) { // waits until a message may leave
+	// 1/s in a chat, 20/min in a group: https://core.telegram.org/bots/faq#my-bot-is-hitting-limits-how-do-i-avoid-this
 	every := cmp.Or(when(t.cfg.Load().ChatID < 0, 3900*time.Millisecond), 1050*time.Millisecond) // 4 + 60/3.9 < 20
 	for wait := every; wait > 0 && err == nil; err = sleep(ctx, wait) {
 		t.turn(func(next time.Time) time.Time {
@@ -223,39 +212,25 @@ func (t *Telegram) pace(ctx context.Context, urgent bool) (err error) {
 	}
 	return err
 }
-
-// reserve takes a turn, due at next, or tells how long none is free. Up to four are saved up; what is not urgent leaves
-// one of them free: questions overtake.
-func reserve(next, now time.Time, every time.Duration, urgent bool) (time.Time, time.Duration) {
-	due := max(next.Sub(now), -3*every)
-	if wait := due + when(!urgent, every); wait > 0 {
+func reserve(next, now time.Time, every time.Duration, urgent bool) (time.Time, time.Duration) { // or how long to wait
+	due := max(next.Sub(now), -3*every)               // up to four turns are saved up
+	if wait := due + when(!urgent, every); wait > 0 { // what is not urgent leaves one of them free: questions overtake
 		return next, wait
 	}
 	return now.Add(due + every), 0
 }
-
-// turn changes when the next message may leave, for all processes in one file. It also says when it was written: before
-// that, the clock has been set back. Without the file nothing is paced but by Telegram.
-func (t *Telegram) turn(change func(next time.Time) time.Time) {
+func (t *Telegram) turn(change func(next time.Time) time.Time) { // changes when the next message of all may leave
 	f, err := openPrivate(filepath.Join(t.store.Dir, "telegram.pace"), os.O_RDWR|os.O_CREATE)
-	var next, written int64
+	var next, written int64 // 0, 0 where it cannot be used: then only Telegram paces
 	if err == nil && lockFile(f, true) == nil {
 		_, _ = fmt.Fscanf(f, "%d %d", &next, &written)
 	}
-	next = change(time.Unix(0, when(written <= time.Now().UnixNano(), next))).UnixNano()
-	_, _ = f.WriteAt(fmt.Appendf(nil, "%020d %020d\n", next, time.Now().UnixNano()), 0)
+	due := change(time.Unix(0, when(written <= time.Now().UnixNano(), next))) // written later: the clock has been set back
+	_, _ = f.WriteAt(fmt.Appendf(nil, "%020d %020d\n", due.UnixNano(), time.Now().UnixNano()), 0)
 	f.Close() // and with it the lock
 }
 
-// richText is a message's text with its entities, whose offsets and lengths count UTF-16 units.
-type richText struct {
-	text  string
-	marks []map[string]any
-}
-type button = map[string]string // text and callback_data
-
-// line appends s as lines of their own, marked as kind ("bold", "pre") unless that is "". Nothing for an empty s.
-func (r *richText) line(kind, s string) {
+func (r *richText) line(kind, s string) { // s, unless empty, as lines of their own; kind: "bold", "pre" or ""
 	r.text += when(s != "" && r.text != "", "\n")
 	if s != "" && kind != "" {
 		r.marks = append(r.marks, map[string]any{"type": kind, "offset": units(r.text), "length": units(s)})
@@ -270,17 +245,13 @@ func (r *richText) params(rows [][]button) map[string]any {
 func markup(rows [][]button) any {
 	return map[string][][]button{"inline_keyboard": append([][]button{}, rows...)}
 }
-
-// clean makes text from elsewhere fit to leave: valid, no secret, nothing invisible, at most n UTF-16 units.
-func clean(s string, n int) string {
+func clean(s string, n int) string { // text from elsewhere: valid, no secret, nothing invisible, at most n UTF-16 units
 	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\r", "")
 	s = visible(redact(strings.TrimRight(strings.TrimLeft(s, "\n"), " \t\n")))
 	short, _ := cutText(s, n-1)
 	return cmp.Or(when(units(s) > n, short+"…"), s)
 }
-
-// cutText cuts at most n UTF-16 units off s, if it can at a line end in their second half, which is then lost.
-func cutText(s string, n int) (part, rest string) {
+func cutText(s string, n int) (part, rest string) { // of n UTF-16 units, or to a line end in its second half, then lost
 	for i, c := range s {
 		if n -= utf16.RuneLen(c); n >= 0 {
 			continue
@@ -292,9 +263,7 @@ func cutText(s string, n int) (part, rest string) {
 	}
 	return s, ""
 }
-
-// origin is the last line of every message about a session: which one it is. sessionMark reads it back.
-func origin(s *SessionRecord) string {
+func origin(s *SessionRecord) string { // the last line of every message about a session: which one; see sessionMark
 	line := clean(s.Tool, 40)
 	for _, more := range []string{s.Label, filepath.Base(s.Cwd)} {
 		line += when(more != "" && more != ".", " · "+clean(more, 60))
@@ -302,25 +271,10 @@ func origin(s *SessionRecord) string {
 	return line + " [SID:" + shortID(s.ID) + "]"
 }
 
-var sessionMark = regexp.MustCompile(`\[SID:([0-9a-f]{8})\]\s*$`)
-
-// What a button can say besides a value for Store.Decide, and no choice has as its key: show the whole question, show
-// the last 500 characters; and, before keys with commas, that these are then ticked, or are the choices.
-const tapAll, tapRecent, tapTick, tapSubmit = "~all", "~recent", "~t:", "~s:"
-
-// inFull lets an open permission question show all it is about where that fits into one message: nothing is cut.
-func (p PromptRecord) inFull() *PromptRecord {
-	if p.Permission && p.Open() && p.Full != "" && len(p.Full) <= partUnits {
-		p.Excerpt, p.Cut = p.Full, false
-	}
-	return &p
-}
-
 // keyboard is an open question's buttons, one a row. While part of it is hidden (Cut), nothing that grants is offered.
-// ticked are the keys chosen so far where several may be; they live in the buttons: what is seen is submitted. A button
-// sends back at most 64 bytes, https://core.telegram.org/bots/api#inlinekeyboardbutton.
+// ticked are the keys chosen so far where several may be; they live in the buttons: what is seen is submitted.
 func keyboard(p *PromptRecord, ticked ...string) (rows [][]button) {
-	add := func(holds bool, text, value string) {
+	add := func(holds bool, text, value string) { // https://core.telegram.org/bots/api#inlinekeyboardbutton
 		data := fmt.Sprintf("ans:%.8s:%.8s:%.16s:%s", p.ID, p.SessionID, p.Nonce, value)
 		if holds && len(data) <= 64 && p.Open() && !p.Idle && !p.Secret {
 			rows = append(rows, []button{{"text": text, "callback_data": data}})
@@ -337,11 +291,10 @@ func keyboard(p *PromptRecord, ticked ...string) (rows [][]button) {
 	for _, c := range answers(p) {
 		mark, value := when(p.Permission || p.Type == YesNo, cmp.Or(when(grants(c), "✅ "), "❌ ")), c.Key
 		if p.Multi { // it ticks, or unticks
-			keys := slices.DeleteFunc(slices.Clone(ticked), func(key string) bool { return key == c.Key })
-			if mark = "✓ "; len(keys) == len(ticked) {
-				mark, keys = "▫️ ", slices.Sorted(slices.Values(append(keys, c.Key)))
-			}
-			value = tapTick + strings.Join(keys, ",")
+			on := slices.Contains(ticked, c.Key)
+			keys := slices.DeleteFunc(append(slices.Clone(ticked), c.Key), func(key string) bool { return on && key == c.Key })
+			slices.Sort(keys)
+			mark, value = cmp.Or(when(on, "✓ "), "▫️ "), tapTick+strings.Join(keys, ",")
 		}
 		add(!p.Cut || !p.Multi && !grants(c), mark+choiceText(p, c), value)
 	}
@@ -350,21 +303,15 @@ func keyboard(p *PromptRecord, ticked ...string) (rows [][]button) {
 	add(p.SafeDefault != nil && !(p.Cut && p.Type == ConfirmEnter), "⏩ Use default ("+standard+")", "default")
 	return rows
 }
-
-// answers are the choices of a question, of which a plain yes/no need not list its two; a list of its own.
-func answers(p *PromptRecord) []Choice {
+func answers(p *PromptRecord) []Choice { // a list of its own; a plain yes/no need not have its two
 	plain := []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}}
 	return append(slices.Clone(p.Choices), when(p.Type == YesNo && len(p.Choices) == 0, plain)...)
 }
-
-// grants tells whether a choice lets something happen, by whatever says so.
-func grants(c Choice) bool { return c.Grants || c.Hook == "allow" || c.Key == "y" }
+func grants(c Choice) bool { return c.Grants || c.Hook == "allow" || c.Key == "y" } // by whatever says so
 func choiceText(p *PromptRecord, c Choice) string {
 	return when(p.Type != YesNo, clean(c.Key, 9)+". ") + clean(c.Label, 60)
 }
-
-// valueName is a decision's value, nil none, in a person's words.
-func valueName(p *PromptRecord, value *string) string {
+func valueName(p *PromptRecord, value *string) string { // a decision's value, nil none, in a person's words
 	names := map[string]string{"": "empty", "enter": "Enter", "esc": "Esc", "default": "the default"}
 	for _, c := range answers(p) {
 		names[c.Key] = choiceText(p, c)
@@ -375,8 +322,8 @@ func valueName(p *PromptRecord, value *string) string {
 
 // questionText is a question's message: what is asked, what about, what can be or was done, how long, which session.
 func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
-	ask, body, tool := clean(p.Question, 400), clean(p.Excerpt, partUnits), clean(s.Tool, 40)
-	r, hint, left, open, question := &richText{}, "", outcome(p), p.Open(), ask
+	question, body, tool := clean(p.Question, 400), clean(p.Excerpt, partUnits), clean(s.Tool, 40)
+	r, ask, hint, left, open := &richText{}, question, "", outcome(p), p.Open()
 	switch {
 	case p.Idle && open: // with the tool's last answer where that is known
 		ask, body, left = "✅ "+tool+" has finished", clean(p.Full, 700), ""
@@ -399,10 +346,8 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 		hint = cmp.Or(when(p.Type == FreeText, "Reply to this message with your answer."),
 			when(p.Multi, "Tick what applies, then Submit."))
 	}
-	again := func(line string) bool { // what the first line says, as a dialog and an excerpt's end do
-		line = strings.TrimSuffix(strings.TrimSpace(line), "…")
-		return line != "" && line == question && strings.HasSuffix(ask, line)
-	}
+	said := cmp.Or(when(strings.HasSuffix(ask, question), question), "\n") // a dialog, and an excerpt's end, say it again
+	again := func(line string) bool { return strings.TrimSuffix(strings.TrimSpace(line), "…") == said }
 	body = strings.Trim(strings.Join(slices.DeleteFunc(strings.Split(body, "\n"), again), "\n"), "\n")
 	r.line("bold", ask)
 	r.line("pre", body)
@@ -410,15 +355,14 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 		shown := strings.Contains(strings.Join(strings.Fields(body), " "), strings.TrimSuffix(clean(c.Label, 60), "…"))
 		r.line("", when(open && len(c.Label) > 30 && !shown, choiceText(p, c)))
 	}
-	used := when(open && p.Tool != "", "🔧 "+clean(p.Tool, 60)+" in "+clean(p.Cwd, 200))
-	for _, line := range []string{used, hint, left, origin(s)} {
-		r.line("", line)
-	}
+	r.line("", when(open && p.Tool != "", "🔧 "+clean(p.Tool, 60)+" in "+clean(p.Cwd, 200)))
+	r.line("", hint)
+	r.line("", left)
+	r.line("", origin(s))
 	return r
 }
 
-// outcome says how long an open question waits; of another who answered what, when, and from where.
-func outcome(p *PromptRecord) string {
+func outcome(p *PromptRecord) string { // how long an open question waits, or who answered what, when and from where
 	secs, by := max(0, int(time.Until(p.ExpiresAt).Seconds()+0.5)), byWhom(p.DecidedBy)
 	then := when(p.SafeDefault != nil && !p.Secret, "default: "+clean(valueName(p, p.SafeDefault), 80))
 	value := when(p.Value != nil && !p.Secret, ": "+clean(valueName(p, p.Value), 300))
@@ -435,33 +379,32 @@ func outcome(p *PromptRecord) string {
 		"✅ Answered "+by+at+value+reason)
 }
 
-// Ask sends the question. It rings, unless it only tells that a tool is idle.
+func (p PromptRecord) inFull() *PromptRecord { // with all of an open permission question, if it fits into one message
+	if p.Permission && p.Open() && p.Full != "" && len(p.Full) <= partUnits {
+		p.Excerpt, p.Cut = p.Full, false
+	}
+	return &p
+}
 func (t *Telegram) Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (int64, error) {
 	p = p.inFull()
 	params := t.questionText(p, s).params(keyboard(p))
 	params["disable_notification"] = p.Idle
 	return t.send(ctx, "sendMessage", params, !p.Idle)
 }
-
-// Settle edits the question's newest message, which p need not know, to what p now says. While one waits that may have
-// been shown in full, or in which choices may be ticked, there is nothing to say.
 func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error {
 	if p = p.inFull(); p.MsgID == 0 || p.Open() && (p.Cut || p.Multi) {
-		return nil
+		return nil // it may have been shown in full, or choices be ticked
 	}
-	params, msg := t.questionText(p, s).params(keyboard(p)), p.MsgID
-	if v, err := t.store.View(); err == nil && v.Prompts[p.ID] != nil {
-		msg = max(msg, v.Prompts[p.ID].MsgID)
-	}
-	params["message_id"] = msg
+	v, _ := t.store.View() // as it was, where it cannot be read
+	params := t.questionText(p, s).params(keyboard(p))
+	params["message_id"] = max(p.MsgID, cmp.Or(v.Prompts[p.ID], p).MsgID) // a newer one may have been sent
 	_, err := t.send(ctx, "editMessageText", params, !p.Open())
 	return err
 }
 
-// Notify sends a notice in as many messages as it needs, the first by Edit unless that was deleted; id: the last.
-func (t *Telegram) Notify(ctx context.Context, n Notice) (id int64, err error) {
+func (t *Telegram) Notify(ctx context.Context, n Notice) (id int64, err error) { // in as many as it needs; id: the last
 	last, text, mono := "", clean(n.Text, 1<<20), clean(n.Mono, 1<<20)
-	if v, err := t.store.View(); err == nil && v.Sessions[n.SessionID] != nil {
+	if v, _ := t.store.View(); v.Sessions[n.SessionID] != nil {
 		last = origin(v.Sessions[n.SessionID])
 	}
 	for text+mono != "" && err == nil {
@@ -476,7 +419,7 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (id int64, err error) {
 		} else if params["disable_notification"] = !n.Ring; n.ReplyTo != 0 {
 			params["reply_parameters"] = map[string]any{"message_id": n.ReplyTo, "allow_sending_without_reply": true}
 		}
-		n.Edit = 0
+		n.Edit = 0 // used, or deleted: then the same in a new one
 		if id, err = t.send(ctx, method, params, n.Ring || n.Urgent || n.ReplyTo != 0); id != 0 || method == "sendMessage" {
 			text, mono = restText, restMono
 		}
@@ -484,8 +427,7 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (id int64, err error) {
 	return id, err
 }
 
-// update is what of the Bot API's Update counts here: a message, or a button pressed. Everything else is ignored.
-type update struct {
+type update struct { // what of the Bot API's Update counts here: a message, or a button pressed
 	ID       int64 `json:"update_id"`
 	Message  *message
 	Callback *press `json:"callback_query"`
@@ -513,8 +455,24 @@ type user struct { // a person, a bot or a chat; the names are for display only:
 	Name           string `json:"first_name"`
 	Username, Type string // Type: of a chat, "private", "group", "supergroup" or "channel"
 }
-
-func (u *user) who() string { return "telegram:" + fmt.Sprint(u.ID) }
+type receiver struct { // a Telegram while it polls; the fields belong to the goroutine that listens
+	*Telegram
+	ctx               context.Context // ends with the polling
+	work              sync.WaitGroup  // answers on their way, each a goroutine that ends with it
+	lastOK            time.Time       // of getUpdates, by the wall clock, which goes on while the machine sleeps
+	minute, strangers int64           // of the last one, by the wall clock; so many in it
+}
+type wish struct { // what a message asks for: an answer now, and one thing to be done
+	reply    string
+	decision *Decision
+	record   Record // an InputRecord, or the MetaRecord with the session that text goes to from now on
+}
+type heard struct { // a message of the operator together with all that decides what it means
+	*message
+	view   *View
+	at     time.Time // the end of the second it was written in, by our clock
+	update int64
+}
 
 // admitted decides, for every kind of update and nowhere else, whether it counts: when a person on the allowlist, known
 // by number alone, wrote it himself in the configured chat. The message of a tap is the bot's own.
@@ -531,18 +489,9 @@ func admitted(u *update, users []int64, chatID int64) (from *user, ok bool) {
 	private := chatID > 0 && m.Chat.Type == "private" && m.Chat.ID == from.ID
 	return from, own && m.Chat.ID == chatID && (private || chatID < 0 && strings.HasSuffix(m.Chat.Type, "group"))
 }
+func (u *user) who() string { return "telegram:" + fmt.Sprint(u.ID) }
 
-// receiver is a Telegram while it polls. Its fields belong to the goroutine that listens.
-type receiver struct {
-	*Telegram
-	ctx               context.Context // ends with the polling
-	work              sync.WaitGroup  // answers on their way, each a goroutine that ends with it
-	lastOK            time.Time       // of getUpdates, by the wall clock, which goes on while the machine sleeps
-	minute, strangers int64           // of the last one, by the wall clock; so many in it
-}
-
-// Poll waits for the poll lock, then receives for all sessions until ctx ends or the token is refused for good.
-func (t *Telegram) Poll(ctx context.Context) {
+func (t *Telegram) Poll(ctx context.Context) { // for all sessions, with the lock; ends with ctx, or a refused token
 	release, held, err := t.store.TryPoll()
 	for ; !held; release, held, err = t.store.TryPoll() {
 		t.note("poll", when(err != nil, fmt.Sprint("the poll lock cannot be used: ", err)))
@@ -578,7 +527,7 @@ func (t *Telegram) Poll(ctx context.Context) {
 		r.note("poll", trouble)
 		switch {
 		case e == nil:
-			failures, params["timeout"] = 0, pollSeconds
+			failures, params["timeout"] = 0, 50 // seconds; more are clamped (same source)
 			r.recovered()
 		case e.Code == 401 || e.Code == 404:
 			return
@@ -589,53 +538,44 @@ func (t *Telegram) Poll(ctx context.Context) {
 	}
 }
 
-// recovered notes a successful poll. After an outage longer than a tap lives, what waits is offered again.
-func (r *receiver) recovered() {
-	now, last := time.Now().Round(0), r.lastOK
-	r.lastOK = now
+func (r *receiver) recovered() { // after an outage longer than an undelivered tap lives, what waits is offered again
+	last := r.lastOK
+	r.lastOK = time.Now().Round(0)
+	old := func(t time.Time) bool { return r.lastOK.Sub(t) > 150*time.Second } // it lives so long (same source)
 	v, err := r.store.View()
-	if err != nil || now.Sub(last) <= tapLife {
-		return
-	}
-	for _, p := range v.Prompts {
-		if p.Status == AwaitingReply && p.MsgID != 0 && !p.Idle && now.Sub(p.At) > tapLife && now.Before(p.ExpiresAt) {
+	for _, p := range when(err == nil && old(last), v.Prompts) {
+		if p.Status == AwaitingReply && p.MsgID != 0 && !p.Idle && old(p.At) && r.lastOK.Before(p.ExpiresAt) {
 			r.later(func() (int64, error) { return r.offer(v.Sessions[p.SessionID], *p) })
 		}
 	}
 }
 
-// later does what nothing waits for, beside the polling.
-func (r *receiver) later(do func() (int64, error)) { r.work.Go(func() { r.warn(do()) }) }
+func (r *receiver) later(do func() (int64, error)) { r.work.Go(func() { r.warn(do()) }) } // beside the polling
 func (r *receiver) audit(e Event)                  { r.warn(0, r.store.Audit().Append(e)) }
 func (r *receiver) warn(_ int64, err error) {
 	if err != nil && !errors.Is(err, context.Canceled) {
 		r.log.Warn("left undone", "error", err)
 	}
 }
-func (r *receiver) tell(replyTo int64, text string) {
+func (r *receiver) tell(replyTo int64, text string) { // nothing for ""
 	r.later(func() (int64, error) { return r.Notify(r.ctx, Notice{Text: text, ReplyTo: replyTo}) })
 }
 func (r *receiver) buttons(msg int64, rows [][]button) {
 	params := map[string]any{"message_id": msg, "reply_markup": markup(rows)}
 	r.later(func() (int64, error) { return r.send(r.ctx, "editMessageReplyMarkup", params, true) })
 }
-
-// toast answers a tap, once: a line on the phone, or a box to be closed when it says that nothing was done.
-func (r *receiver) toast(q *press, text string, box bool) {
+func (r *receiver) toast(q *press, text string, box bool) { // answers a tap, once; box: to be closed, nothing was done
 	params := map[string]any{"callback_query_id": q.ID, "text": clean(text, 200), "show_alert": box} // the API's limit
 	r.later(func() (int64, error) { return 0, r.call(r.ctx, "answerCallbackQuery", params, nil) })
 }
 
-// take acts on one update. An error means that nothing was done and the update must come again.
-func (r *receiver) take(raw json.RawMessage) (int64, error) {
+func (r *receiver) take(raw json.RawMessage) (int64, error) { // with an error, nothing was done and it must come again
 	var u update
-	if json.Unmarshal(raw, &u) != nil {
-		return u.ID, nil // what cannot be read is confirmed unread
-	}
-	if from, ok := admitted(&u, r.cfg.Load().Users, r.cfg.Load().ChatID); !ok {
+	damaged := json.Unmarshal(raw, &u) != nil
+	if from, ok := admitted(&u, r.cfg.Load().Users, r.cfg.Load().ChatID); damaged || !ok {
 		minute := time.Now().Unix() / 60
 		r.strangers, r.minute = 1+when(minute == r.minute, r.strangers), minute
-		if r.strangers <= 10 && from != nil { // a minute: a flood must not fill the disk
+		if r.strangers <= 10 && from != nil && !damaged { // a minute: a flood must not fill the disk
 			r.audit(Event{Name: "UNAUTHORIZED", Fields: []Field{{"update_id", u.ID}, {"by", from.who()}}})
 		}
 		return u.ID, nil
@@ -651,17 +591,13 @@ func (r *receiver) take(raw json.RawMessage) (int64, error) {
 	}
 	return u.ID, err
 }
-
-// once records that an update has been acted on, together with what it led to.
-func (r *receiver) once(id int64, with ...Record) error {
-	return r.store.Update(func(*View) ([]Record, error) {
-		return append(with, &UpdateRecord{Head: Head{ID: fmt.Sprint(id)}, Kind: "operator"}), nil
-	})
+func (r *receiver) once(id int64, with ...Record) error { // an update has been acted on, together with what it led to
+	done := &UpdateRecord{Head: Head{ID: fmt.Sprint(id)}, Kind: "operator"}
+	return r.store.Update(func(*View) ([]Record, error) { return append(with, done), nil })
 }
 
-// decide gives an answer to the store, unless it is refused already; refusals and decided permissions are audited.
 func (r *receiver) decide(id int64, from *user, d Decision, why Refusal) (now PromptRecord, _ Refusal, err error) {
-	if d.By, d.UpdateID = from.who(), id; why == "" {
+	if d.By, d.UpdateID = from.who(), id; why == "" { // else it is refused already
 		now, why, err = r.store.Decide(d, time.Now())
 	}
 	if err == nil && why != "" {
@@ -672,24 +608,17 @@ func (r *receiver) decide(id int64, from *user, d Decision, why Refusal) (now Pr
 	}
 	return now, why, err
 }
-
-// tapped is the answer that a button gives and the question it is about, nil when there is none of that name.
-func tapped(data string, v *View) (d Decision, p *PromptRecord) {
-	if f := strings.SplitN(data, ":", 5); len(f) == 5 && f[0] == "ans" {
-		d = Decision{PromptID: f[1], SessionID: f[2], Nonce: f[3], Value: strings.TrimPrefix(f[4], tapSubmit)}
-		p = v.find(d)
-	}
-	if p != nil {
+func tapped(data string, v *View) (d Decision, p *PromptRecord) { // what a button says, and of which question: nil none
+	f := append(strings.SplitN(when(strings.HasPrefix(data, "ans:"), data), ":", 5), "", "", "", "")
+	d = Decision{PromptID: f[1], SessionID: f[2], Nonce: f[3], Value: strings.TrimPrefix(f[4], tapSubmit)}
+	if p = v.find(d); p != nil {
 		d.SessionID, d.PromptID = p.SessionID, p.ID
 	}
 	return d, p
 }
-
-// tap acts on a pressed button and tells the phone at once. A message newer than the question's is one whose sending is
-// not recorded yet; an older one has been replaced.
 func (r *receiver) tap(id int64, q *press, v *View) error {
 	d, p := tapped(q.Data, v)
-	old := p == nil || q.Message.ID < p.MsgID
+	old := p == nil || q.Message.ID < p.MsgID // replaced; a newer one is only not recorded yet
 	if !old && strings.HasPrefix(d.Value, "~") && p.Open() {
 		r.show(q, *p, v.Sessions[p.SessionID], d.Value)
 		return r.once(id)
@@ -697,16 +626,14 @@ func (r *receiver) tap(id int64, q *press, v *View) error {
 	now, why, err := r.decide(id, q.From, d,
 		when(old, Refusal("this message is out of date, use the newest one of its question")))
 	if err == nil {
-		r.toast(q, cmp.Or(when(why != "", "Nothing was done: "+string(why)), "✓ "+valueName(p, &d.Value)), why != "")
+		r.toast(q, cmp.Or(when(why != "", "Nothing was done: "+string(why)), "✓ "+valueName(&now, &d.Value)), why != "")
 	}
 	if err == nil && why != "" && !now.Open() {
 		r.buttons(q.Message.ID, nil)
 	}
 	return err
 }
-
-// show does what a button asks that decides nothing: tick a choice, or show more.
-func (r *receiver) show(q *press, p PromptRecord, s *SessionRecord, value string) {
+func (r *receiver) show(q *press, p PromptRecord, s *SessionRecord, value string) { // a button that decides nothing
 	r.toast(q, "", false)
 	if keys, tick := strings.CutPrefix(value, tapTick); tick {
 		p.Cut = false // or there would have been nothing to tick
@@ -719,9 +646,7 @@ func (r *receiver) show(q *press, p PromptRecord, s *SessionRecord, value string
 	}
 	r.later(func() (int64, error) { return r.offer(s, p) })
 }
-
-// offer sends a waiting question again, with all of its Excerpt, and makes the new message the one whose buttons count.
-func (r *receiver) offer(s *SessionRecord, p PromptRecord) (msg int64, err error) {
+func (r *receiver) offer(s *SessionRecord, p PromptRecord) (msg int64, err error) { // again, with all of its Excerpt
 	ctx, cancel := context.WithDeadline(r.ctx, p.ExpiresAt)
 	defer cancel()
 	part, rest := cutText(clean(p.Excerpt, 1<<20), partUnits-800)
@@ -732,7 +657,7 @@ func (r *receiver) offer(s *SessionRecord, p PromptRecord) (msg int64, err error
 		msg, err = r.Ask(ctx, &p, cmp.Or(s, &SessionRecord{}))
 	}
 	waits := false
-	if err == nil {
+	if err == nil { // the buttons of the new one count from now on
 		_, err = r.store.Move(p.ID, AwaitingReply, func(now *PromptRecord) { now.MsgID, waits = msg, now.Open() })
 	}
 	if err == nil {
@@ -744,24 +669,12 @@ func (r *receiver) offer(s *SessionRecord, p PromptRecord) (msg int64, err error
 	return msg, err
 }
 
-// botCommands is what the operator can type, as setMyCommands takes it.
-var botCommands = []struct {
-	Name  string `json:"command"`
-	About string `json:"description"`
-}{{"start", "what this is"}, {"help", "all commands"}, {"status", "open questions, and the head of the audit log"},
-	{"sessions", "what is running"}, {"switch", "SID: text that is no reply goes to this session"},
-	{"send", "SID TEXT: send text to a session"}, {"claim", "SID: the same, until /release"},
-	{"release", "undo /claim and /switch"}, {"cancel", "SID: end the session's program"},
-	{"keys", "SID CTRL_C: press keys"}, {"screen", "SID: show the screen"}, {"last", "SID: show the end of the screen"}}
-
-// keyBytes is what a key of /keys sends; appCursor: the program has switched the arrows to application mode (DECCKM).
-// The codes are xterm's, https://invisible-island.net/xterm/ctlseqs/ctlseqs.html.
-func keyBytes(name string, appCursor bool) (string, bool) {
+func keyBytes(name string, appCursor bool) (string, bool) { // https://invisible-island.net/xterm/ctlseqs/ctlseqs.html
 	name = strings.ToUpper(name)
 	if c, ok := strings.CutPrefix(name, "CTRL_"); ok && len(c) == 1 && c[0] >= '@' && c[0] <= '_' {
 		return string(rune(c[0] & 0x1f)), true
 	}
-	arrow := map[bool]string{false: "\x1b[", true: "\x1bO"}[appCursor]
+	arrow := map[bool]string{false: "\x1b[", true: "\x1bO"}[appCursor] // as the program has set it: DECCKM
 	b, ok := map[string]string{"ENTER": "\r", "ESC": "\x1b", "TAB": "\t", "SHIFT_TAB": "\x1b[Z", "SPACE": " ",
 		"BACKSPACE": "\x7f", "DELETE": "\x1b[3~", "PGUP": "\x1b[5~", "PGDN": "\x1b[6~", "UP": arrow + "A",
 		"DOWN": arrow + "B", "RIGHT": arrow + "C", "LEFT": arrow + "D", "HOME": arrow + "H", "END": arrow + "F"}[name]
@@ -774,9 +687,8 @@ func (r *receiver) said(id int64, m *message, v *View) (err error) {
 	w := (&heard{message: m, view: v, at: at, update: id}).understand()
 	if w.decision != nil && v.Prompts[w.decision.PromptID].Secret { // deleted unpaced: every second counts
 		r.work.Go(func() {
-			if r.call(r.ctx, "deleteMessage", map[string]any{"chat_id": m.Chat.ID, "message_id": m.ID}, nil) != nil {
-				r.tell(m.ID, "⚠ Your message could not be deleted: delete it yourself.")
-			}
+			err := r.call(r.ctx, "deleteMessage", map[string]any{"chat_id": m.Chat.ID, "message_id": m.ID}, nil)
+			r.tell(m.ID, when(err != nil, "⚠ Your message could not be deleted: delete it yourself."))
 		})
 		if !r.cfg.Load().FreeText {
 			w = wish{reply: "✗ A password cannot be given from here: type it at the keyboard."}
@@ -790,29 +702,11 @@ func (r *receiver) said(id int64, m *message, v *View) (err error) {
 	if in, ok := w.record.(*InputRecord); ok && err == nil && in.Kind != "text" {
 		r.audit(Event{"SESSION_COMMAND", in.SessionID, "", []Field{{"command", in.Kind}, {"by", in.By}}})
 	}
-	if err == nil && w.reply != "" {
-		r.tell(m.ID, w.reply)
-	}
+	r.tell(m.ID, when(err == nil, w.reply))
 	return err
 }
 
-// wish is what a message asks for: an answer now, and one thing to be done.
-type wish struct {
-	reply    string
-	decision *Decision
-	record   Record // an InputRecord, or the MetaRecord with the session that text goes to from now on
-}
-
-// heard is a message of the operator together with all that decides what it means.
-type heard struct {
-	*message
-	view   *View
-	at     time.Time // the end of the second it was written in, by our clock
-	update int64
-}
-
-// understand tells what a message asks for. It changes nothing. Text that came damaged or too long counts as none.
-func (h *heard) understand() wish {
+func (h *heard) understand() wish { // changes nothing; text that came damaged or too long counts as none
 	damaged := len(h.Text) > maxMessage || strings.Contains(h.Text, "\uFFFD")
 	text := when(!damaged, strings.TrimSpace(cleanText(h.Text)))
 	if line, ok := strings.CutPrefix(text, "/"); ok {
@@ -827,9 +721,7 @@ func (h *heard) understand() wish {
 	return wish{reply: cmp.Or(refusal,
 		when(s != nil, "✗ Nothing was done: only text of up to 4096 bytes can be sent to a session."))}
 }
-
-// command does what is answered from the state, and turns the rest into something for a session.
-func (h *heard) command(name, line string) wish {
+func (h *heard) command(name, line string) wish { // answers from the state; the rest is for a session
 	sid, rest, _ := strings.Cut(line, " ")
 	help, names := "Questions come here. Tap an answer, or reply to a message with text.\n", []string{}
 	for _, c := range botCommands {
@@ -839,7 +731,10 @@ func (h *heard) command(name, line string) wish {
 	if name == "keys" && isKey(sid) {
 		sid, rest = "", line
 	}
-	switch near := nearest(name, names); {
+	s, _, refusal := h.target(sid)
+	near, unknown := nearest(name, names), slices.DeleteFunc(strings.Fields(rest), isKey)
+	example := map[string]string{"send": "go on", "keys": "CTRL_C"}[name]
+	switch {
 	case near != name || near == "":
 		return wish{reply: "✗ There is no /" + name + " here. " +
 			cmp.Or(when(near != "", "Did you mean /"+near+"?"), "To send it to a session: /send SID /"+name)}
@@ -849,10 +744,6 @@ func (h *heard) command(name, line string) wish {
 		return wish{reply: h.list(name == "status")}
 	case name == "release":
 		return h.claim("", "Text goes to what it replies to.")
-	}
-	s, _, refusal := h.target(sid)
-	example := map[string]string{"send": "go on", "keys": "CTRL_C"}[name]
-	switch unknown := slices.DeleteFunc(strings.Fields(rest), isKey); {
 	case s == nil:
 		return wish{reply: cmp.Or(refusal, "✗ Which session? "+h.list(false))}
 	case name == "switch" || name == "claim":
@@ -867,23 +758,19 @@ func (h *heard) command(name, line string) wish {
 	}
 	return h.input(s, name, rest)
 }
-
-// claim makes text that is no reply go to this session from now on, "" to none.
-func (h *heard) claim(sid, reply string) wish {
+func (h *heard) claim(sid, reply string) wish { // text that is no reply goes to this session from now on, "" to none
 	next := *cmp.Or(h.view.Meta["telegram"], &MetaRecord{Head: Head{ID: "telegram"}})
 	next.Values = maps.Collect(maps.All(next.Values))
 	next.Values["claim "+h.From.who()] = sid
 	return wish{reply: reply, record: &next}
 }
-
 func (h *heard) input(s *SessionRecord, kind, text string) wish {
 	return wish{record: &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: kind, Text: text, By: h.From.who(),
 		ReplyTo: h.ID, UpdateID: h.update, Status: "queued"}}
 }
 
-// target finds the session meant, by the first of what names it: the command; the message this replies to (then also
-// the question asked there); the claim; nothing, where only one runs. Otherwise it refuses with the list: it never
-// guesses. No session and no refusal: people talking in a group.
+// target finds the session meant, by the first of: the command; the message replied to (then also the question asked
+// there); the claim; being the only one. Else it refuses: it never guesses. No refusal: people talking in a group.
 func (h *heard) target(sid string) (s *SessionRecord, p *PromptRecord, refusal string) {
 	re, claims := cmp.Or(h.ReplyTo, &message{}), cmp.Or(h.view.Meta["telegram"], &MetaRecord{}).Values
 	for _, asked := range h.view.Prompts {
@@ -922,10 +809,8 @@ func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
 	if p == nil || p.Idle {
 		return h.input(s, "text", text)
 	}
-	other := func(c Choice) bool {
-		return p.Secret || !strings.EqualFold(text, c.Key) && !strings.EqualFold(text, c.Label)
-	}
-	named := append(slices.DeleteFunc(answers(p), other), Choice{})[0]
+	other := func(c Choice) bool { return !strings.EqualFold(text, c.Key) && !strings.EqualFold(text, c.Label) }
+	named := append(slices.DeleteFunc(when(!p.Secret, answers(p)), other), Choice{})[0]
 	keys := strings.Join(strings.Fields(strings.ReplaceAll(text, ",", " ")), ",")
 	several := when(p.Multi && p.offered(keys), keys)
 	refusal := cmp.Or(
@@ -939,9 +824,7 @@ func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
 	return wish{reply: refusal, decision: when(refusal == "",
 		&Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: value})}
 }
-
-// list is the running sessions; more: and what waits, and the head of the audit log, which the chat then witnesses.
-func (h *heard) list(more bool) string {
+func (h *heard) list(more bool) string { // what runs; more: what waits, and the audit log's head to witness
 	var lines []string
 	for _, s := range h.view.Sessions {
 		line := "\n• " + origin(s) + " " + strings.ReplaceAll(cmp.Or(s.Activity, "running"), "_", " ")
@@ -958,8 +841,7 @@ func (h *heard) list(more bool) string {
 	return "Running:" + cmp.Or(strings.Join(lines, ""), " nothing")
 }
 
-// setup is one run of `atlasbridge setup`: token, who the operator is, config.toml, a test. What is there is kept.
-type setup struct {
+type setup struct { // a run of `atlasbridge setup`: token, who the operator is, config.toml, a test
 	*command
 	*Telegram
 	cfg *Config
@@ -969,7 +851,7 @@ type setup struct {
 func cmdSetup(c *command) int {
 	return c.withState(func(st *Store) int {
 		s := &setup{command: c, Telegram: &Telegram{store: st}}
-		for _, step := range []func() error{s.settings, s.connect, s.unhook, s.pair, s.save, s.test} {
+		for _, step := range []func() error{s.settings, s.connect, s.pair, s.save, s.test} {
 			if err := step(); err != nil {
 				return c.fail(err)
 			}
@@ -978,13 +860,10 @@ func cmdSetup(c *command) int {
 	})
 }
 func (s *setup) say(format string, args ...any) { fmt.Fprintf(s.stdout, format+"\n", args...) }
-
-// settings takes what is configured already, the flags, and the token, if it is nowhere, from the terminal.
-func (s *setup) settings() (err error) {
-	in := map[string]string{"channel": "local"} // so that nothing need be complete yet
-	for flag, key := range map[string]string{"chat-id": "chat_id", "user-id": "allowed_users", "api-base": "api_base"} {
-		in["telegram."+key] = s.opts.text(flag)
-	}
+func (s *setup) settings() (err error) { // the file, the flags, and a token that is nowhere from the terminal
+	in := map[string]string{"channel": "local", // so that nothing need be complete yet
+		"telegram.chat_id": s.opts.text("chat-id"), "telegram.allowed_users": s.opts.text("user-id"),
+		"telegram.api_base": s.opts.text("api-base")}
 	if s.cfg, err = s.config(in); err != nil {
 		return err
 	}
@@ -1003,21 +882,16 @@ func (s *setup) settings() (err error) {
 	}
 	return err
 }
-
-// connect makes sure that nobody else listens, until the store is closed, and that the token is a bot's.
-func (s *setup) connect() error {
+func (s *setup) connect() error { // nobody else listens, till the store is closed, and no webhook
 	s.Telegram = newTelegram(s.cfg, s.store, nil)
 	if _, held, err := s.store.TryPoll(); !held {
 		busy := hinted(errors.New("a running session listens to the bot"), "end it, then run atlasbridge setup again")
 		return cmp.Or(err, busy)
 	}
-	err := s.call(s.ctx, "getMe", map[string]any{}, &s.me)
-	fmt.Fprint(s.stdout, when(err == nil, "Bot: @"+s.me.Username+"\n"))
-	return err
-}
-
-// unhook removes a webhook, if the operator agrees: while there is one, the Bot API gives us nothing.
-func (s *setup) unhook() error {
+	if err := s.call(s.ctx, "getMe", map[string]any{}, &s.me); err != nil {
+		return err
+	}
+	s.say("Bot: @%s", s.me.Username)
 	var hook struct{ URL string }
 	if err := s.call(s.ctx, "getWebhookInfo", map[string]any{}, &hook); err != nil || hook.URL == "" {
 		return err
@@ -1033,34 +907,27 @@ func (s *setup) unhook() error {
 	}
 	return s.call(s.ctx, "deleteWebhook", map[string]any{}, nil)
 }
-
-// pair finds chat and user: whoever sends the code has seen this terminal. The other way round, a stranger who writes
-// to the bot first could be taken for the operator by a careless "y".
-func (s *setup) pair() error {
+func (s *setup) pair() error { // whoever sends the code has seen this terminal: a careless y lets no stranger in
 	if len(s.cfg.Users) > 0 {
 		s.cfg.ChatID = cmp.Or(s.cfg.ChatID, s.cfg.Users[0])
 		return nil
 	}
 	code := newNonce()[:6]
 	s.say("Open https://t.me/%s and send it anything; then send it this code:  %s", s.me.Username, code)
-	return s.wait(func(u *update) bool {
+	return s.wait(func(u *update) (right bool) {
 		m := cmp.Or(u.Message, &message{})
-		from, ok := admitted(u, []int64{cmp.Or(m.From, &user{}).ID}, m.Chat.ID)
-		if !ok {
-			return false
+		if from, ok := admitted(u, []int64{cmp.Or(m.From, &user{}).ID}, m.Chat.ID); ok {
+			right = strings.EqualFold(strings.TrimSpace(m.Text), code)
+			s.say("\n%s, user %d, wrote in %s chat %d%s", clip(visible(from.Name), 40), from.ID, m.Chat.Type, m.Chat.ID,
+				when(!right, "\nIf that is you, send the code."))
 		}
-		right := strings.EqualFold(strings.TrimSpace(m.Text), code)
-		s.say("\n%s, user %d, wrote in %s chat %d%s", clip(visible(from.Name), 40), from.ID, m.Chat.Type, m.Chat.ID,
-			when(!right, "\nIf that is you, send the code."))
 		if right {
-			s.cfg.ChatID, s.cfg.Users = m.Chat.ID, []int64{from.ID}
+			s.cfg.ChatID, s.cfg.Users = m.Chat.ID, []int64{m.From.ID}
 		}
 		return right
 	})
 }
-
-// test sends a message with a button and waits until it is pressed.
-func (s *setup) test() error {
+func (s *setup) test() error { // a message with a button, which must be pressed
 	if s.opts.on("no-test") {
 		return nil
 	}
@@ -1071,17 +938,15 @@ func (s *setup) test() error {
 	}
 	s.say("A test message was sent: press its button.")
 	return s.wait(func(u *update) bool {
-		if _, ok := admitted(u, s.cfg.Users, s.cfg.ChatID); !ok || u.Callback == nil || u.Callback.Data != data {
-			return false
+		_, ok := admitted(u, s.cfg.Users, s.cfg.ChatID)
+		if ok = ok && u.Callback != nil && u.Callback.Data == data; ok {
+			_ = s.call(s.ctx, "answerCallbackQuery", map[string]any{"callback_query_id": u.Callback.ID}, nil)
+			s.say("\nIt works. Now: atlasbridge run claude")
 		}
-		_ = s.call(s.ctx, "answerCallbackQuery", map[string]any{"callback_query_id": u.Callback.ID}, nil)
-		s.say("\nIt works. Now: atlasbridge run claude")
-		return true
+		return ok
 	})
 }
-
-// wait polls until done says so, a dot for every round.
-func (s *setup) wait(done func(*update) bool) error {
+func (s *setup) wait(done func(*update) bool) error { // polls until done says so, a dot for every round
 	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Minute)
 	defer cancel()
 	params := map[string]any{"allowed_updates": []string{"message", "callback_query"}, "timeout": 10}
@@ -1094,34 +959,23 @@ func (s *setup) wait(done func(*update) bool) error {
 		pause = max(time.Second, cmp.Or(e, &apiError{}).after())
 		for _, u := range updates {
 			if params["offset"] = u.ID + 1; done(&u) {
-				params["timeout"] = 0
-				return s.call(ctx, "getUpdates", params, nil) // confirms what was read
+				return s.call(ctx, "getUpdates", map[string]any{"offset": u.ID + 1}, nil) // confirms what was read
 			}
 		}
 	}
 	return hinted(errors.New("nothing came within 10 minutes"), "run atlasbridge setup again: it makes a new code")
 }
-
-// What stands in the [telegram] table of a valid configuration, and in no other.
-var telegramKeys = regexp.MustCompile(`(?m)^[ \t]*(bot_token|chat_id|allowed_users|api_base)[ \t]*=.*\n`)
-var telegramTable = regexp.MustCompile(`(?m)^[ \t]*\[[ \t]*telegram[ \t]*\].*\n`)
-
-// save puts the bot into config.toml, as withTelegram does into its text, and leaves every other line as it is.
-func (s *setup) save() error {
+func (s *setup) save() error { // into config.toml, which keeps every other line as it is
 	s.say("Chat %d, allowed users %v", s.cfg.ChatID, s.cfg.Users)
 	path := filepath.Join(s.cfg.Dir, "config.toml")
 	old, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	f, err := openPrivate(path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC)
+	f, opened := openPrivate(path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC)
 	_, wrote := f.WriteString(withTelegram(string(old), s.cfg))
-	if err = cmp.Or(err, wrote, f.Sync(), f.Close()); err == nil {
+	if err = cmp.Or(when(!errors.Is(err, os.ErrNotExist), err), opened, wrote, f.Sync(), f.Close()); err == nil {
 		err = cmp.Or(os.Rename(path+".new", path), syncDir(s.cfg.Dir))
 	}
 	return err
 }
-
 func withTelegram(text string, c *Config) string {
 	text = telegramKeys.ReplaceAllString(strings.TrimRight(text, "\n")+"\n", "")
 	text += when(!telegramTable.MatchString(text), "\n[telegram]\n")
