@@ -651,6 +651,7 @@ const (
 	joinWindow              = 400 * time.Millisecond            // hook and dialog are 0.2 s apart (measured on claude 2.1)
 	hookGrace, retryEvery   = 2 * time.Second, 5 * time.Second  // for a hook to act before the gate; to record a question
 	keyGrace                = 300 * time.Millisecond            // after a key at the keyboard, for the screen to show it
+	dialogGrace             = 300 * time.Millisecond            // claude 2.1 ignores keys in a dialog's first 0.1 to 0.2 s
 	lookTime, gatePoll      = time.Second, time.Second / 40     // for the gate to see its question; between its looks
 	judgeEvery, reapEvery   = time.Second / 100, time.Minute    // between looks of the detector; for sessions that died
 	maxBacklog, maxMessage  = 4 << 20, 4096                     // bytes of --stream text that waits; of an operator's text
@@ -700,6 +701,7 @@ type question struct { // the prompt in force, and what is known of it beyond it
 	rec                    PromptRecord // Status "" until it is stored
 	screen                 *Prompt      // nil: only a hook asked
 	joinBy, typeAt, remind time.Time    // it waits for hook or screen until; the gate types it from; time left is shown at
+	shown                  time.Time    // when the dialog of a known tool was seen
 	typed, unasked         bool         // keys went to the child since it appeared; free text is off: it is not sent
 	unsend                 func()       // ends a delivery that is no longer wanted
 }
@@ -1070,7 +1072,7 @@ func (s *session) judge() { // asks the detector whether a question has come or 
 		s.join(q, p)
 	default:
 		byHook := s.hooked && !p.Idle && p.Type == MultipleChoice
-		s.q = &question{screen: p, joinBy: when(byHook, now.Add(joinWindow))}
+		s.q = &question{screen: p, joinBy: when(byHook, now.Add(joinWindow)), shown: when(s.adapter.Box != nil, now)}
 		s.capture(p)
 	}
 	s.due(slices.MaxFunc([]time.Time{now.Add(judgeEvery), s.det.Next(now)}, time.Time.Compare))
@@ -1103,7 +1105,7 @@ func (s *session) hookAsked(rec PromptRecord) {
 }
 
 func (s *session) join(q *question, p *Prompt) { // a hook's with the screen's choices; what the hook can say is marked
-	q.screen, q.joinBy = p, time.Time{}
+	q.screen, q.joinBy, q.shown = p, time.Time{}, time.Now()
 	choices, last := slices.Clone(p.Choices), len(p.Choices)-1
 	if q.rec.Tool == "AskUserQuestion" || last < 0 || choices[last].Grants {
 		return // the hook knows the questions and answers them all at once
@@ -1173,7 +1175,7 @@ func (s *session) questionStep() { // stores, types, expires, sends the question
 		return
 	}
 	switch status := q.rec.Status; {
-	case !q.typeAt.IsZero() && s.due(q.typeAt):
+	case !q.typeAt.IsZero() && s.due(q.typeAt) && s.due(q.shown.Add(dialogGrace)):
 		s.gate = &gate{q: q, text: cleanText(*cmp.Or(q.rec.Value, ref(""))), until: time.Now().Add(keyGrace + lookTime)}
 	case !q.typeAt.IsZero() || status == Created && s.interactive && !s.due(s.lastKey.Add(s.cfg.Away)):
 		// its hook may say it, or somebody types here
@@ -1426,11 +1428,11 @@ func (s *session) menuStep(p *Prompt) (why string) { // the next key once the la
 	switch asked := p != nil && p.Fingerprint == g.q.rec.Fingerprint; {
 	case asked && g.phase == gateReview:
 		return "the menu did not take the answer; look at the terminal"
-	case g.phase == gateReview && p == nil && time.Now().Before(g.until): // its review page may come yet
+	case g.phase == gateReview && p == nil && g.q.rec.Multi && time.Now().Before(g.until): // its review page may come yet
 		return ""
 	case g.phase == gateReview:
 		for _, c := range cmp.Or(p, &Prompt{}).Choices {
-			keys += when(strings.HasPrefix(strings.ToLower(c.Label), "submit"), c.Keys)
+			keys += when(g.q.rec.Multi && strings.HasPrefix(strings.ToLower(c.Label), "submit"), c.Keys)
 		}
 		return s.press(keys, gateEcho, s.cfg.EchoWindow)
 	case !asked || g.last != nil && p.Pointer == g.last.Pointer && slices.Equal(p.Ticked, g.last.Ticked):
@@ -1446,6 +1448,8 @@ func (s *session) menuStep(p *Prompt) (why string) { // the next key once the la
 		}
 	}
 	switch keys = p.Choices[target].Keys; {
+	case !p.Multi && s.adapter.Box != nil && p.Pointer >= 0 && (keys != "" || p.Pointer == target): // it must go then
+		return s.press(cmp.Or(keys, "\r"), gateReview, followTime)
 	case !p.Multi && (keys != "" || p.Pointer == target):
 		return s.press(cmp.Or(keys, "\r"), gateEcho, s.cfg.EchoWindow)
 	case keys == "" && p.Pointer < 0:

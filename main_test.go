@@ -731,6 +731,8 @@ func TestGate(t *testing.T) {
 		{"menu gone", "x", raw, menu(0, colours...), "3", []step{{"", "\x1b[B"}, {"$ ", "!the menu did not follow"}}},
 		{"ticks", "x", raw, fmt.Sprintf(ticks, " ", " "), "1", []step{{"", " "}, {"", ""},
 			{fmt.Sprintf(ticks, "x", " "), "\r"}, {"", ""}, {"", "!the menu did not take the answer"}}},
+		{"taken", "claude", raw, dialog, "2", []step{{"", "2"}, {"", ""}, {fmt.Sprintf(box, ""), ""}}},
+		{"not taken", "claude", raw, dialog, "2", []step{{"", "2"}, {"", ""}, {"", "!the menu did not take the answer"}}},
 		{"review", "claude", raw, fmt.Sprintf(toppings, " "), "1", []step{{"", "1"}, {fmt.Sprintf(toppings, "✔"), "\x1b[C"},
 			{"\x1b[?25l", ""}, {"\x1b[?25lReady to submit?\r\n\r\n❯ 1. Submit answers\r\n  2. Cancel\r\n", "1"}}},
 		{"next message", "claude", raw, fmt.Sprintf(box, ""), "go on", []step{{"", "go on"}, {fmt.Sprintf(box, "go on"),
