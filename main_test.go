@@ -3724,6 +3724,10 @@ func TestTelegramTexts(t *testing.T) {
 		{open(tgWith(tgMenu, func(p *PromptRecord) { p.Tool, p.Cwd = "Bash", "/home/u/proj" })),
 			"🛡️ Do you want to proceed?\ntouch /tmp/x\n2. Yes, and don't ask again for touch\n🔧 Bash in /home/u/proj\n" +
 				"To refuse and say why, reply with text.\n⏳ Expires in 9m 58s, then default: 3. No\n" + sid},
+		{open(PromptRecord{Prompt: Prompt{Type: FreeText, Question: "Which?", Excerpt: "curl p\u0430ypal.com",
+			Signals: []string{
+				"pattern"}}}), "❓ Which?\ncurl p\u0430ypal.com\n⚠️ Letters of different alphabets in one word: p\u0430ypal.com\n" +
+			"Reply to this message with your answer.\n⏳ Expires in 9m 58s, then nothing is typed\n" + sid},
 		{open(PromptRecord{Prompt: Prompt{Type: FreeText, Question: "Your name:", Excerpt: "Your name:"}}),
 			"❓ Your name:\nReply to this message with your answer.\n⏳ Expires in 9m 58s, then nothing is typed\n" + sid},
 		{open(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}}),

@@ -38,6 +38,7 @@ var (
 	sessionMark   = regexp.MustCompile(`\[SID:([0-9a-f]{8})\]\s*$`)
 	cutAnswer     = regexp.MustCompile(`^\{"ok":true,"result":(\{"message_id":\d+)[,}]`) // broken off, but carried out
 	telegramTable = regexp.MustCompile(`(?m)^[ \t]*\[[ \t]*telegram[ \t]*\].*\n`)        // the keys are only in this one
+	mixedWord     = regexp.MustCompile(`\S*([a-zA-Z][\p{Cyrillic}\p{Greek}]|[\p{Cyrillic}\p{Greek}][a-zA-Z])\S*`)
 	telegramKeys  = regexp.MustCompile(`(?m)^[ \t]*(bot_token|chat_id|allowed_users|api_base)[ \t]*=.*\n`)
 	botCommands   = []struct { // what the operator can type, as setMyCommands takes it
 		Name  string `json:"command"`
@@ -351,6 +352,8 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	body = strings.Trim(strings.Join(slices.DeleteFunc(strings.Split(body, "\n"), again), "\n"), "\n")
 	r.line("bold", ask)
 	r.line("pre", body)
+	mixed := clean(mixedWord.FindString(ask+"\n"+body), 60)
+	r.line("", when(open && mixed != "", "⚠️ Letters of different alphabets in one word: "+mixed))
 	for _, c := range p.Choices { // a button shows about 30 characters
 		shown := strings.Contains(strings.Join(strings.Fields(body), " "), strings.TrimSuffix(clean(c.Label, 60), "…"))
 		r.line("", when(open && len(c.Label) > 30 && !shown, choiceText(p, c)))
@@ -494,7 +497,7 @@ func (u *user) who() string { return "telegram:" + fmt.Sprint(u.ID) }
 func (t *Telegram) Poll(ctx context.Context) { // for all sessions, with the lock; ends with ctx, or a refused token
 	release, held, err := t.store.TryPoll()
 	for ; !held; release, held, err = t.store.TryPoll() {
-		t.note("poll", when(err != nil, fmt.Sprint("the poll lock cannot be used: ", err)))
+		t.note("poll", when(err != nil, fmt.Sprint("no answers come from the phone: ", err)))
 		if sleep(ctx, time.Second) != nil { // so another takes over within 2 s
 			return
 		}
@@ -510,6 +513,7 @@ func (t *Telegram) Poll(ctx context.Context) { // for all sessions, with the loc
 	params := map[string]any{"allowed_updates": []string{"message", "callback_query"}, "timeout": 1}
 	for failures := 0; ctx.Err() == nil; {
 		var updates []json.RawMessage
+		r.warn(0, r.store.Polled())
 		e, _ := r.call(ctx, "getUpdates", params, &updates).(*apiError)
 		if e != nil && ctx.Err() != nil {
 			return
