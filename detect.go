@@ -704,20 +704,31 @@ func (d *Detector) LastOutput() time.Time { return d.out } // when bytes last ca
 
 var reSpinner = re(`^[^\pL\pN\s] \pL+…$`) // at first it shows no seconds
 
-// Transcript is the screen's without what a known tool has at its end: a spinner and what hangs on it, the input box
-// and its footer; a dialog, and anything while there is no box.
-func (d *Detector) Transcript(settle bool) (final []string, live string) {
-	if v := newView(d.Screen, d.a, d.tty, d.o); v.known {
-		end := max(0, v.up(v.last+1, v.inBox))
+// textEnd is the row where a program's text ends: the cursor's; in a known tool that of the input box, or of a spinner
+// above it with what hangs on that; 0 while there is no box, for that is a dialog.
+func (v *view) textEnd() int {
+	end := v.row
+	if v.known {
+		end = max(0, v.up(v.last+1, v.inBox))
 		works := func(w viewRow) bool { return v.a.Works.MatchString(w.text) || reSpinner.MatchString(w.text) }
 		if r := v.up(end, works); r >= end-8 {
 			end = max(0, r)
 		}
-		for ; end > 0 && v.rows[end-1].text == ""; end-- {
-		}
-		d.Screen.tr.keep = d.Screen.rows - end
+	}
+	return 1 + v.up(end, func(w viewRow) bool { return w.text != "" })
+}
+
+// Transcript is the screen's, of a known tool its text alone. Words are the last ten rows of text, at most 1000 bytes.
+func (d *Detector) Transcript(settle bool) (final []string, live string) {
+	if v := newView(d.Screen, d.a, d.tty, d.o); v.known {
+		d.Screen.tr.keep = d.Screen.rows - v.textEnd()
 	}
 	return d.Screen.Transcript(settle)
+}
+func (d *Detector) Words() string {
+	v := newView(d.Screen, d.a, d.tty, d.o)
+	end := v.textEnd()
+	return safely(strings.Join(mapped(v.rows[max(0, end-10):end], func(w viewRow) string { return w.text }), "\n"), 1000)
 }
 func (d *Detector) Resize(rows, cols int, now time.Time) { // the question in force may now stand elsewhere
 	d.Screen.Resize(rows, cols)

@@ -1223,7 +1223,7 @@ func (s *session) create(q *question) bool {
 		Source: "screen", Cwd: s.rec.Cwd, Status: Created, Nonce: newNonce(), CreatedAt: now.UTC(),
 		ExpiresAt: now.Add(life).UTC(), Key: idempotencyKey(s.rec.ID, p.Excerpt, now)}
 	if p.Idle {
-		q.rec.Full, q.rec.MaxLength = s.answer, maxMessage
+		q.rec.Full, q.rec.MaxLength = cmp.Or(s.answer, s.det.Words()), maxMessage
 	}
 	s.rec.Prompts++
 	if !s.put("recording a question", ref(q.rec), ref(s.rec)) {

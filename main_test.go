@@ -2584,6 +2584,9 @@ func TestTranscriptOfAnAgent(t *testing.T) {
 			shows(false, before+turn(n)+"\r\n✢ Pondering… (3s · ↓ 2 tokens)\r\n\r\n"+box)
 			shows(true, before+turn(n)+"\r\n Do you want to proceed?\r\n ❯ 1. Yes\r\n   2. No\r\n\x1b[?25l")
 			shows(true, before+turn(n)+"\r\n"+box)
+			if words := d.Words(); !strings.HasSuffix(words, "● The answer\nis 42") {
+				t.Errorf("its last words are %q", words)
+			}
 			before = turn(n) // the rest has gone
 		}
 		want := "Welcome"
