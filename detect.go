@@ -147,12 +147,11 @@ func (s *Screen) TakeReplies(answerAll bool) (out []byte) { // without a host te
 func (s *Screen) Write(b []byte) (int, error) { // never fails
 	s.part = append(s.part, b...)
 	p := s.part
-	for utf8.FullRune(p) {
-		if s.state >= 0x1b || p[0] < 0x20 {
+	for n := 1; n > 0 && len(p) > 0; p = p[n:] {
+		if n = 1; s.state >= 0x1b || p[0] < 0x20 {
 			s.control(p[0])
-			p = p[1:]
 		} else {
-			p = p[s.print(p):]
+			n = s.print(p)
 		}
 	}
 	s.part = append(s.part[:0], p...)
@@ -287,6 +286,9 @@ var decGraphics = []rune("◆▒␉␌␍␊°±␤␋┘┐┌└┼⎺⎻─�
 // Marks, and what follows a joiner, join the character before.
 func (s *Screen) print(p []byte) int {
 	r, n := utf8.DecodeRune(p)
+	if r == utf8.RuneError && !utf8.FullRune(p) {
+		return 0 // the rest is still to come
+	}
 	graphics := s.charset[s.shift] == '0'
 	if graphics && r >= '`' && r <= '~' {
 		r = decGraphics[r-'`']
@@ -363,8 +365,9 @@ func (s *Screen) erase(from, to int) {
 		l, col := &s.grid[from/s.cols], from%s.cols
 		end := min(col+to-from, s.cols)
 		l.mend(col)
-		for c := range l.cells[col:end] {
-			l.cells[col+c] = cell{Attr: Attr{BG: s.pen.BG}}
+		clear(l.cells[col:end])
+		for c := col; s.pen.BG != 0 && c < end; c++ {
+			l.cells[c].BG = s.pen.BG
 		}
 		l.wrapped = l.wrapped && end < s.cols
 		from += end - col
@@ -398,11 +401,15 @@ func (s *Screen) reply(text string) {
 	s.replies = append(s.replies, when(len(s.replies) < maxReplies, text)...)
 }
 
+var colours = map[string]string{"4": "cdcd", "10": "cdcd", "11": "0000", "12": "cdcd"} // of OSC: light on black
+
 // endString acts on a complete string, if there is one; end is the byte that ended it.
 func (s *Screen) endString(end byte) {
+	if s.state != 'P' && s.state != ']' {
+		return
+	}
 	text := strings.ToValidUTF8(string(s.seq), "\ufffd")
 	code, rest, _ := strings.Cut(text, ";")
-	colours := map[string]string{"4": "cdcd", "10": "cdcd", "11": "0000", "12": "cdcd"} // light on black
 	switch {
 	case s.state == 'P' && (strings.HasPrefix(code, "+q") || strings.HasPrefix(code, "$q")):
 		s.reply("\x1bP0" + code[:1] + "r\x1b\\") // XTGETTCAP, DECRQSS: not known
