@@ -702,8 +702,8 @@ func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
 }
 func (d *Detector) Feed(p []byte, now time.Time) {
 	d.Screen.Write(p)
-	d.raw = append(d.raw, p[max(0, len(p)-d.o.BufferBytes):]...)
-	d.raw = d.raw[max(0, len(d.raw)-d.o.BufferBytes):]
+	p = p[max(0, len(p)-d.o.BufferBytes):]
+	d.raw = append(d.raw[:copy(d.raw, d.raw[max(0, len(d.raw)+len(p)-d.o.BufferBytes):])], p...)
 	d.out, d.lookAt = now, now.Add(min(settleTold, max(0, lookEvery-now.Sub(d.looked))))
 }
 func (d *Detector) Raw() []byte           { return d.raw } // the rolling buffer: the last BufferBytes of the child

@@ -829,8 +829,9 @@ func (s *session) loop() { // until the child is gone and its output drained
 	})
 	s.put("recording the session", ref(s.rec))
 	s.notify(Notice{Text: "▶ started: " + s.rec.Tool + " in " + s.rec.Cwd})
-	for s.rec.ExitCode == nil || output != nil {
+	for turn := time.NewTimer(0); s.rec.ExitCode == nil || output != nil; {
 		waiting := len(s.typing) > 0 // a nil channel never becomes ready
+		turn.Reset(time.Until(s.next))
 		select {
 		case p, more := <-output:
 			if output = when(more, output); more {
@@ -848,7 +849,7 @@ func (s *session) loop() { // until the child is gone and its output drained
 			s.resize()
 		case sig := <-s.signals:
 			s.signaled(sig)
-		case <-time.After(time.Until(s.next)):
+		case <-turn.C:
 		}
 		s.tick()
 	}
