@@ -29,6 +29,7 @@ type Screen struct {
 	primary, alternate                page
 	saved                             cursor     // by DECSC
 	base                              *cell      // the character just written, for marks and REP
+	marks                             []string   // the combinations of them so far, none first
 	dec                               [2006]bool // modes of DECSET by number, the last is any other
 	state                             byte       // '[' in a control sequence, 0x1b behind an ESC, below that in text
 	params                            []int      // of the last control sequence, 0 when empty
@@ -53,8 +54,8 @@ type line struct {
 }
 type cell struct {
 	ch    rune   // 0 blank
+	marks uint16 // index of what combines with it: without a pointer, the collector leaves the grid alone
 	wide  bool   // it covers the next cell, which is blank
-	marks string // what combines with it
 	Attr         // colours are one higher, so that the zero value is a blank in the default ones
 }
 type Attr struct { // enough to tell a highlighted choice from the others
@@ -75,7 +76,7 @@ const (
 const statusReply, nameReply = "\x1b]7501;?\x1b\\", "\x1bP>|atlasbridge\x1b\\" // to OSC 7501, XTVERSION
 
 func newScreen(rows, cols int) *Screen {
-	s := &Screen{}
+	s := &Screen{marks: []string{""}}
 	s.Resize(rows, cols)
 	s.reset(0)
 	return s
@@ -104,7 +105,7 @@ func (s *Screen) reset(int) { // RIS: everything as at the start, but what was c
 }
 
 // text is what the row shows, up to the last character written; shown is without the spaces at the end.
-func (l line) text() string {
+func (s *Screen) text(l line) string {
 	var b strings.Builder
 	end := len(l.cells)
 	for ; end > 0 && l.cells[end-1].ch == 0; end-- {
@@ -112,17 +113,17 @@ func (l line) text() string {
 	for i, c := range l.cells[:end] {
 		if i == 0 || !l.cells[i-1].wide {
 			b.WriteRune(max(c.ch, ' '))
-			b.WriteString(c.marks)
+			b.WriteString(s.marks[c.marks])
 		}
 	}
 	return b.String()
 }
-func (l line) shown() string { return strings.TrimRight(l.text(), " ") }
+func (s *Screen) shown(l line) string { return strings.TrimRight(s.text(l), " ") }
 
 // Row is the text of row r from 0 as tmux capture-pane -p prints it; Text is all of them, no empty ones at the end.
-func (s *Screen) Row(r int) string { return s.grid[r].shown() }
+func (s *Screen) Row(r int) string { return s.shown(s.grid[r]) }
 func (s *Screen) Text() string {
-	return strings.TrimRight(strings.Join(mapped(s.grid, line.shown), "\n"), "\n")
+	return strings.TrimRight(strings.Join(mapped(s.grid, s.shown), "\n"), "\n")
 }
 func (s *Screen) attr(r, c int) (a Attr) { // how a cell is drawn; outside of the screen as a blank
 	if r >= 0 && r < s.rows && c >= 0 && c < s.cols {
@@ -294,8 +295,13 @@ func (s *Screen) print(p []byte) int {
 		r = decGraphics[r-'`']
 	}
 	w, b := runeWidth(r), s.base
-	if b != nil && r >= 0x300 && (w == 0 || strings.HasSuffix(b.marks, "\u200d")) {
-		b.marks += when(len(b.marks)+utf8.RuneLen(r) <= maxMarks, string(r))
+	if b != nil && r >= 0x300 && (w == 0 || strings.HasSuffix(s.marks[b.marks], "\u200d")) {
+		marks := s.marks[b.marks] + string(r)
+		if i := slices.Index(s.marks, marks); i >= 0 {
+			b.marks = uint16(i)
+		} else if len(marks) <= maxMarks && len(s.marks) < maxRecent {
+			s.marks, b.marks = append(s.marks, marks), uint16(len(s.marks))
+		}
 		return n
 	}
 	if w > 0 && s.dec[7] && (s.wrapNext || s.col+w > s.cols) {
@@ -509,7 +515,7 @@ func (s *Screen) tell(l *line, fresh bool) bool {
 	if !t.on || l.told && t.part == "" {
 		return false
 	}
-	if l.told, t.part = true, t.part+l.text(); !l.wrapped || len(t.part) >= maxLine {
+	if l.told, t.part = true, t.part+s.text(*l); !l.wrapped || len(t.part) >= maxLine {
 		t.add(strings.TrimRight(t.part, " "), again, fresh)
 		t.part = ""
 	}
@@ -540,7 +546,7 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 		live = t.part
 		text := slices.Clone(s.grid[:max(0, s.rows-t.keep)])
 		for _, l := range slices.DeleteFunc(text, func(l line) bool { return l.told }) {
-			if live += l.text(); !l.wrapped {
+			if live += s.text(l); !l.wrapped {
 				live = strings.TrimRight(live, " ") + "\n"
 			}
 		}
@@ -904,10 +910,10 @@ func readRow(raw string, r, cols int) viewRow {
 func (v *view) cursorLine() (string, int) {
 	return v.whole(strings.TrimSuffix(v.rows[v.row].raw, v.after()), v.row)
 }
-func (v *view) after() string { return line{cells: v.s.grid[v.row].cells[v.col:]}.shown() }
+func (v *view) after() string { return v.s.shown(line{cells: v.s.grid[v.row].cells[v.col:]}) }
 func (v *view) whole(text string, r int) (string, int) { // with the rows that run over into row r, and their first
 	for ; r > 0 && v.s.grid[r-1].wrapped; r-- {
-		text = v.s.grid[r-1].text() + text
+		text = v.s.text(v.s.grid[r-1]) + text
 	}
 	return text, r
 }

@@ -2300,8 +2300,8 @@ func sameLine(t *testing.T, s *Screen, r int, in []byte) {
 		if tail := c+1 < len(cells) && cells[c+1].ch == 0; wide != x.wide || wide && !tail {
 			t.Errorf("%q: half a character in row %d column %d", in, r, c)
 		}
-		if len(x.marks) > maxMarks {
-			t.Errorf("%q: a character with %d bytes of marks", in, len(x.marks))
+		if len(s.marks[x.marks]) > maxMarks {
+			t.Errorf("%q: a character with %d bytes of marks", in, len(s.marks[x.marks]))
 		}
 	}
 }
