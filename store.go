@@ -374,13 +374,16 @@ func (s *Store) take(b []byte) (err error) {
 		}
 	}
 	all, newest := sync.WaitGroup{}, slices.Collect(maps.Values(last))
-	for share := range slices.Chunk(newest, len(newest)/runtime.GOMAXPROCS(0)+1) {
-		all.Go(func() {
-			for _, i := range share {
-				lines[i].decode(texts[i])
-			}
-		})
+	decode := func(share []int) {
+		for _, i := range share {
+			lines[i].decode(texts[i])
+		}
 	}
+	for n := len(newest)/runtime.GOMAXPROCS(0) + 100; len(newest) > n; newest = newest[n:] { // a few are done here
+		share := newest[:n]
+		all.Go(func() { decode(share) })
+	}
+	decode(newest)
 	all.Wait()
 	for i, l := range lines {
 		s.read += int64(len(texts[i]))
