@@ -519,14 +519,16 @@ func cmdDoctor(c *command) (code int) { // tells each check as soon as it is kno
 	cfg, err := c.config(nil)
 	tell("config", err, "settings and defaults are valid", "")
 	if cfg.Channel == "telegram" {
+		ctx, stop := context.WithTimeout(c.ctx, 15*time.Second)
+		defer stop()
 		var me, chat struct{ Type, Title, Username string }
 		bot := newTelegram(cfg, nil, nil)
-		err = hinted(bot.call(c.ctx, "getMe", map[string]any{}, &me), "check the network, or run `atlasbridge setup`")
+		err = hinted(bot.call(ctx, "getMe", map[string]any{}, &me), "check the network, or run `atlasbridge setup`")
 		tell("token", err, "the bot is @"+me.Username, "")
 		skew := bot.clockSkew().Round(time.Second)
 		wrong := when(skew.Abs() > 30*time.Second, fmt.Errorf("Telegram's clock is %s ahead", skew))
 		tell("clock", cmp.Or(hinted(wrong, "set the clock (timedatectl set-ntp true)"), err), "as Telegram's", "")
-		err = bot.call(c.ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
+		err = bot.call(ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
 		tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+cmp.Or(chat.Title, chat.Username), "")
 	}
 	st, err := openStore(cfg.Dir)
