@@ -910,6 +910,35 @@ func TestRecordingPlays(t *testing.T) {
 	}
 }
 
+// TestQuestionIsTriedAgain: one that cannot be recorded is neither sent nor forgotten, and the operator is told once.
+func TestQuestionIsTriedAgain(t *testing.T) {
+	full := false
+	st, err := openStoreWith(storeDir(t), faultyFiles(func(op string, _ int64) error {
+		return when(full && op == "write", error(syscall.ENOSPC))
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	s := &session{st: st, ch: localChannel{}, log: slog.New(slog.DiscardHandler), adapter: adapterFor("x"),
+		ctx: t.Context(),
+		cfg: &Config{Timeout: time.Hour}, events: make(chan func(), 100)}
+	id := storeSession(t, st)
+	s.rec = *storeView(t, st).Sessions[id]
+	s.q = &question{screen: &Prompt{Type: YesNo, Question: "Go?", Excerpt: "Go?"}}
+	full = true
+	for range 3 {
+		if s.questionStep(); s.q.rec.Status != "" || s.q.joinBy.Before(time.Now()) || s.sending != 1 {
+			t.Fatalf("with a full disk: %q, next at %v, %d messages", s.q.rec.Status, s.q.joinBy, s.sending)
+		}
+		s.q.joinBy = time.Now()
+	}
+	full = false
+	if s.questionStep(); s.q.rec.Status != Routed || len(storeView(t, st).Prompts) != 1 {
+		t.Errorf("then: %q, %d prompts", s.q.rec.Status, len(storeView(t, st).Prompts))
+	}
+}
+
 // settled is a channel that keeps what it was to edit.
 type settled struct {
 	localChannel
