@@ -1547,7 +1547,7 @@ func (t *stream) message(limit int) string { // of at most limit UTF-16 units; i
 	if t.cut = when(rest != "", len(t.text)-len(rest)); t.cut == 0 {
 		part, _ = cutText(part+t.live, limit)
 	}
-	return part
+	return strings.TrimRight(part, " \n")
 }
 func (t *stream) delivered(msg int64, _ error) { // the next text goes into the same message, or starts another
 	if t.busy, t.msg = false, cmp.Or(msg, t.msg); t.cut > 0 {
@@ -1563,7 +1563,12 @@ func (s *session) streamStep() { // gathers output for flush_ms and keeps one me
 	if t.busy || s.ctx.Err() != nil {
 		return
 	}
-	if text := t.message(min(s.cfg.MaxChars, partUnits)); text != t.shown || t.cut > 0 {
+	text := t.message(min(s.cfg.MaxChars, partUnits))
+	if t.cut > 0 && text == t.shown { // the message says it all already: the next one begins
+		t.delivered(t.msg, nil)
+		text = t.message(min(s.cfg.MaxChars, partUnits))
+	}
+	if text != t.shown {
 		n := Notice{SessionID: s.rec.ID, Mono: text, Edit: t.msg}
 		t.shown, t.busy = text, true
 		s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, t.delivered)

@@ -972,6 +972,39 @@ func TestTimeLeftIsShownAnew(t *testing.T) {
 	}
 }
 
+// told is a channel that keeps its notices.
+type told struct {
+	localChannel
+	notices []Notice
+}
+
+func (c *told) Notify(_ context.Context, n Notice) (int64, error) {
+	c.notices = append(c.notices, n)
+	return int64(len(c.notices)), nil
+}
+
+// TestStreamSaysNothingTwice: a message that turns out to be full is not edited to what it says already.
+func TestStreamSaysNothingTwice(t *testing.T) {
+	ch := &told{}
+	s := &session{ch: ch, ctx: t.Context(), events: make(chan func()), cfg: &Config{MaxChars: 100}}
+	line := func(c string) string { return strings.Repeat(c, 48) + "\n" }
+	for _, text := range []string{line("a"), line("b"), line("c"), "", line("d")} {
+		s.stream.text += text
+		for s.streamStep(); s.sending > 0; s.streamStep() {
+			(<-s.events)()
+		}
+	}
+	var got []string
+	for _, n := range ch.notices {
+		got = append(got, fmt.Sprint(n.Edit, strings.NewReplacer(line("a"), "A", line("b"), "B", line("c"), "C", line("d"),
+			"D").
+			Replace(n.Mono+"\n")))
+	}
+	if want := []string{"0A", "1AB", "0C", "3CD"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // TestStreamMessages fills messages with lines: each once, in order, none over the limit.
 func TestStreamMessages(t *testing.T) {
 	const limit = 40
