@@ -270,6 +270,7 @@ type PTY interface {
 	State() TTYState // signal 2; ReadingUnknown where the system cannot tell
 	Wait() int       // exit status, 128+N when a signal killed it; once
 	PID() int
+	Unread() int                    // bytes of output that are waiting for Read
 	Signal(os.Signal) error         // to the child's foreground process group
 	Terminate(done <-chan struct{}) // SIGTERM, 3 s, SIGKILL to its process group; returns early when done closes
 }
@@ -694,7 +695,8 @@ type session struct { // what the loop owns
 	seen                                   *Prompt     // what the detector last found, until it is gone
 	q                                      *question   // in force
 	gate                                   *gate
-	typing, jsonLine                       []byte // for the writer; unfinished line of stream-json, nil for other tools
+	unseen                                 atomic.Int64 // bytes that Read has returned and the screen has not got
+	typing, jsonLine                       []byte       // for the writer; unfinished line of stream-json, nil for other tools
 	stream                                 stream
 	answer, trouble, warning               string      // beginning of its last answer; of the state file; of its version
 	open                                   atomic.Bool // a question is open: the follower looks more often
@@ -872,6 +874,7 @@ func (s *session) read(output chan<- []byte) { // copies it to the host, then ha
 	ring := make([]byte, (maxUnread+2)*readBytes) // more than output holds: a buffer is free when its turn comes
 	for at, n, err := 0, 0, error(nil); err == nil; at = (at + readBytes) % len(ring) {
 		n, err = s.pty.Read(ring[at : at+readBytes])
+		s.unseen.Add(int64(n))
 		if _, lost := s.out.Write(ring[at : at+n]); lost != nil && n > 0 {
 			s.pty.Signal(syscall.SIGHUP) // nobody can see the output any more, as when a terminal closes
 		}
@@ -959,6 +962,7 @@ func (s *session) finish() { // closes the books and sends the last messages, an
 func (s *session) output(p []byte) { // which the host has already
 	now, t := time.Now(), &s.stream
 	s.det.Feed(p, now)
+	s.unseen.Add(-int64(len(p)))
 	s.cast.output(p, now)
 	if s.jsonLine != nil {
 		s.toolCalls(p)
@@ -1383,10 +1387,14 @@ func (s *session) gateStep() { // not before the writer has reported
 	case g.phase == gateLook:
 		step = s.firstStep
 	}
-	if why := step(s.det.Look(tty, time.Now())); why != "" && !time.Now().Before(g.until) {
+	s.due(time.Now().Add(gatePoll)) // a repaint may be half done
+	p, late := s.det.Look(tty, time.Now()), !time.Now().Before(g.until)
+	if unseen := s.unseen.Load() + int64(s.pty.Unread()); unseen > 0 && !late {
+		return // what comes may take the question away
+	}
+	if why := step(p); why != "" && late {
 		s.gateEnd(why)
 	}
-	s.due(time.Now().Add(gatePoll)) // a repaint may be half done
 }
 func (s *session) press(keys string, then int, within time.Duration) (why string) { // within: for the screen to follow
 	s.inject(keys, false)

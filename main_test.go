@@ -653,6 +653,7 @@ type ptyState struct {
 }
 
 func (p ptyState) State() TTYState { return p.state }
+func (p ptyState) Unread() int     { return 0 }
 
 // gateBench is a session at the moment when the gate is to type value: the screen has asked, the store has the answer.
 func gateBench(t *testing.T, tool string, state TTYState, asked, value string) *session {
@@ -766,6 +767,10 @@ func TestGate(t *testing.T) {
 		t.Error("types while somebody is typing")
 	}
 	s.lastKey = time.Now().Add(-time.Minute)
+	if s.unseen.Add(1); s.typed(false) != "" {
+		t.Error("types while output is on its way")
+	}
+	s.unseen.Add(-1)
 	s.q.typed = true
 	if s.det.Feed([]byte("n\r\nGo? (y/n) "), time.Now()); s.typed(true) != "" {
 		t.Error("types when the question was answered here and is asked again")
@@ -6748,6 +6753,21 @@ func TestPTYNothingLostAtExit(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Unread is what the child has written and nobody has read yet: the gate types nothing then.
+func TestPTYUnread(t *testing.T) {
+	p := mustPTY(t, "sh", "-c", "printf hello; sleep 60")
+	defer p.Close()
+	for deadline := time.Now().Add(patience); p.Unread() != 5; <-time.After(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d bytes wait, want 5", p.Unread())
+		}
+	}
+	if n, err := p.Read(make([]byte, 100)); n != 5 || err != nil || p.Unread() != 0 {
+		t.Errorf("%d bytes, %v; then %d", n, err, p.Unread())
+	}
+	p.Terminate(nil)
 }
 
 // A slow reader must not lose what still lies in the kernel when the child is gone.

@@ -31,6 +31,7 @@ const linux, amd64, suspendSignal = runtime.GOOS == "linux", runtime.GOARCH == "
 const drainQuiet, drainWait = 100 * time.Millisecond, 500 * time.Millisecond // Read after the child: of silence, in all
 var getModes = map[bool]uint{true: 0x5401, false: 0x40487413}[linux]         // TCGETS, on macOS TIOCGETA
 var setModes = map[bool]uint{true: 0x5402, false: 0x80487414}[linux]         // TCSETS, TIOCSETA: type-ahead stays
+var unreadBytes = map[bool]uint{true: 0x541b, false: 0x4004667f}[linux]      // FIONREAD
 
 // unixPTY is the master side and the child. Read belongs to one goroutine; all else may be called from any.
 type unixPTY struct {
@@ -126,8 +127,13 @@ func (p *unixPTY) Write(b []byte) (int, error) { return p.master.Write(b) }
 func (p *unixPTY) Close() error                { p.master.Close(); return nil } // the foreground group gets SIGHUP
 func (p *unixPTY) Wait() int                   { <-p.exited; return p.code }
 func (p *unixPTY) PID() int                    { return p.proc.Pid }
-func (p *unixPTY) Resize(s Size) error         { return ioctl(p.master, unix.TIOCSWINSZ, &s) } // sends SIGWINCH
-func (p *unixPTY) Signal(sig os.Signal) error  { return p.signal(sig, p.foreground()) }
+func (p *unixPTY) Unread() int {
+	var n int32
+	ioctl(p.master, unreadBytes, &n)
+	return int(n)
+}
+func (p *unixPTY) Resize(s Size) error        { return ioctl(p.master, unix.TIOCSWINSZ, &s) } // sends SIGWINCH
+func (p *unixPTY) Signal(sig os.Signal) error { return p.signal(sig, p.foreground()) }
 func (p *unixPTY) signal(sig os.Signal, groups ...int) error { // os.ErrProcessDone: the child is gone
 	err := p.proc.Signal(syscall.Signal(0))
 	for i := 0; i < len(groups) && !errors.Is(err, os.ErrProcessDone); i++ {

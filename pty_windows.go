@@ -97,6 +97,7 @@ func (p *winPTY) Read(b []byte) (int, error)  { return p.out.Read(b) }
 func (p *winPTY) Write(b []byte) (int, error) { return p.in.Write(b) }
 func (p *winPTY) Wait() int                   { <-p.exited; return int(p.code) }
 func (p *winPTY) PID() int                    { return int(p.pid) }
+func (p *winPTY) Unread() int                 { return 0 } // not known
 func (p *winPTY) Resize(s Size) error         { return windows.ResizePseudoConsole(p.console, coord(s)) }
 func coord(s Size) windows.Coord              { return windows.Coord{X: int16(s.Cols), Y: int16(s.Rows)} }
 func (p *winPTY) Close() error {
