@@ -1,3 +1,9 @@
+// detect.go turns a child's bytes into questions: Screen is what the terminal shows, Detector judges it over time; the
+// adapters say what is known of each tool, the Prompt Lab replays recordings. What the screen shows decides, near the
+// cursor and once the output has settled; never the raw bytes. What the tool says of itself (OSC 7501, its title) comes
+// first: nothing is asked while it works. The terminal's state confirms a pattern, and refutes it where nobody reads.
+// Silence counts with spinners masked, and only for an unfinished line. A choice that grants something is never a
+// default. It does no I/O, has no clock and never types: time is an argument. (The lab reads files and prints.)
 package main
 
 import (
@@ -158,6 +164,7 @@ func (s *Screen) Write(b []byte) (int, error) { // never fails
 	s.part = append(s.part[:0], p...)
 	return len(b), nil
 }
+
 func (s *Screen) control(b byte) {
 	csi, inString := s.state == '[', s.state > 0x1b && s.state != '['
 	switch {
@@ -183,6 +190,7 @@ func (s *Screen) control(b byte) {
 		s.act(append(s.seq, b))
 	}
 }
+
 func (s *Screen) act(key []byte) { // a control character or a complete sequence, without its parameters
 	if f := sequences[string(key)]; f != nil {
 		f(s, s.arg(0, 1))
@@ -254,6 +262,7 @@ func (s *Screen) setModes(on bool) { // the alternate screen is blank each time 
 		}
 	}
 }
+
 func (s *Screen) sgr(int) {
 	a, p := &s.pen, s.params
 	colours := [12]*int32{3: &a.FG, 4: &a.BG, 5: new(int32), 9: &a.FG, 10: &a.BG} // 5: of underlines
@@ -326,6 +335,7 @@ func (s *Screen) print(p []byte) int {
 	s.base, s.col, s.wrapNext = &l.cells[end-w], min(end, s.cols-1), end >= s.cols && s.dec[7]
 	return n
 }
+
 func (l *line) mend(c int) { // a wide character left of column c has lost its right half
 	if c > 0 && l.cells[c-1].wide {
 		l.cells[c-1] = cell{}
@@ -561,12 +571,6 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 	t.pending, t.bytes, t.left = nil, 0, 0
 	return final, live
 }
-
-// The detector judges a Screen over time: does a human have to answer now, and what exactly is asked? What the screen
-// shows decides, near the cursor and once the output has settled; never the raw bytes. What the tool says of itself
-// (OSC 7501, its title) comes first: nothing is asked while it works. The terminal's state confirms a pattern, and
-// refutes it where nobody reads. Silence counts with spinners masked, and only for an unfinished line. A choice that
-// grants something is never a default. It does no I/O, has no clock and never types. (The lab reads files and prints.)
 
 type PromptType string // one of the five kinds of question
 
@@ -1131,6 +1135,7 @@ func (v *view) menu(opts []viewRow, base Attr) *found {
 	}
 	return v.describe(f, opts[0].row, opts[len(opts)-1].row)
 }
+
 func bare(line string) string { // without its mark and without the keys it explains
 	return reHinted.ReplaceAllString(reLead.ReplaceAllString(line, ""), "")
 }
@@ -1318,6 +1323,7 @@ func (v *view) readLine() *found {
 	}
 	return v.paragraph(f, top)
 }
+
 func (v *view) silent(f *found) *found { // a guess from silence
 	f.Type, f.Score, f.wait, f.by, f.Choices = Unknown, 0.60, v.o.Stuck, "silence", nil
 	return f
@@ -1457,6 +1463,7 @@ func (v *view) listAbove(f *found, text string, top int) bool {
 	}
 	return true
 }
+
 func (v *view) items(r int) []Choice { // the options in row r of a printed list: one, or several in columns
 	raw := v.rows[r].raw
 	all := reColumns.FindAllStringSubmatch(raw, -1)
@@ -1600,10 +1607,12 @@ func openTape(path string) (*tape, error) {
 	tp.Title = cmp.Or(tp.want.text("tool"), tp.Title)
 	return tp, nil
 }
+
 func parseTTY(s string) TTYState { // the words of a "t" event
 	w := append(strings.Fields(s), "", "", "")
 	return TTYState{map[string]Reading{"reading": ReadingYes, "busy": ReadingBusy}[w[0]], w[1] == "canon", w[2] == "echo"}
 }
+
 func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector { // as a session would, until the last event
 	d, tty, start := newDetector(adapterFor(tp.Title), tp.Height, tp.Width, o), TTYState{}, time.Unix(0, 0)
 	tick := func(now time.Time) {
@@ -1633,6 +1642,7 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector { // as a 
 	}
 	return d
 }
+
 func (s scenario) check(seen []labEvent) error { // the last prompt, idle as expected; a recording expects nothing
 	want, nothing := scenario{"expected_type": nil, "expected_idle": false, "expected_secret": false}, "<nil>"
 	got := maps.Clone(want)

@@ -1,9 +1,16 @@
 // Atlasbridge runs an AI command line unchanged in a pseudo-terminal and carries every question it asks to your phone:
-// you tap, it types, exactly once. Every `atlasbridge run` is a whole bridge for its own session: no daemon, no server.
-// Sessions share files in ~/.atlasbridge: config.toml; state.jsonl with sessions, prompts and replies; audit.log, each
-// line with the hash of the one before; atlasbridge.log. Who holds the bot token and an allowed account can type into
-// your terminal. Nothing is ever approved by waiting. Exit status: the child's own; 128+N when signal N killed it; 1 a
-// check or command failed; 2 usage; 125 atlasbridge failed before the child ran; 126 not executable; 127 not found.
+// you tap, it types, exactly once. `atlasbridge help` lists the commands, `help COMMAND` explains one.
+//
+// Every `atlasbridge run` is a whole bridge for its own session: no daemon, no server, no open port. Sessions share
+// files in ~/.atlasbridge: config.toml; state.jsonl with sessions, prompts and replies; audit.log, each line with the
+// hash of the one before; atlasbridge.log. Who holds the bot token and an allowed account can type into your terminal.
+// Nothing is ever approved by waiting.
+//
+// Exit status: the child's own; 128+N when signal N killed it; 1 a check or command failed; 2 usage; 125 atlasbridge
+// failed before the child ran; 126 the tool cannot be executed; 127 not found.
+//
+// This file has the settings, the command table and the session, which moves the bytes. It never decides what a screen
+// asks (detect.go), who may answer (telegram.go) or whether an answer holds (store.go).
 package main
 
 import (
@@ -174,6 +181,7 @@ func (s setting) put(c *Config) error { // the error never shows the value: it m
 	return hinted(when(problem != "", fmt.Errorf("%s: %s %s", s.Origin, s.Key, problem)),
 		"correct or remove it; default: "+cmp.Or(s.def, "none"))
 }
+
 func (s setting) read(text string) json.RawMessage { // as JSON, none as none; a list needs no brackets
 	_, isText := s.to.(*string)
 	_, isList := s.to.(*[]int64)
@@ -300,6 +308,7 @@ func (s commandSpec) flags() [][]string { // each with its name and, unless it i
 	shape := regexp.MustCompile(`(?:\[|\n  |, )--([a-z-]+)(?: ([A-Z:]+|[a-z]+\|[a-z]+))?`)
 	return shape.FindAllStringSubmatch(s.usage+s.help, -1)
 }
+
 func commands() []commandSpec {
 	return []commandSpec{
 		{"run", "run [flags] <tool> [args…]", "run a tool; its questions reach your phone", 1, -1, cmdRun, "", `
@@ -370,6 +379,7 @@ func cmdHelp(c *command) int {
 func (o *options) text(name string) string { return o.set.Lookup(name).Value.String() }
 func (o *options) on(name string) bool     { return o.text(name) == "true" }
 func (o *options) given(name string) bool  { return o.text(name) != o.set.Lookup(name).DefValue }
+
 func (c *command) options() (*options, int) { // nil and the exit code when it has said what is wrong, or helped
 	s, o := c.spec(), &options{set: flag.NewFlagSet(c.name, flag.ContinueOnError)}
 	o.set.SetOutput(io.Discard)
@@ -695,11 +705,11 @@ type session struct { // what the loop owns
 	seen                                   *Prompt     // what the detector last found, until it is gone
 	q                                      *question   // in force
 	gate                                   *gate
-	unseen                                 atomic.Int64 // bytes that Read has returned and the screen has not got
-	typing, jsonLine                       []byte       // for the writer; unfinished line of stream-json, nil for other tools
+	typing, jsonLine                       []byte // for the writer; unfinished line of stream-json, nil for other tools
 	stream                                 stream
-	answer, trouble, warning               string      // beginning of its last answer; of the state file; of its version
-	open                                   atomic.Bool // a question is open: the follower looks more often
+	answer, trouble, warning               string       // beginning of its last answer; of the state file; of its version
+	open                                   atomic.Bool  // a question is open: the follower looks more often
+	unseen                                 atomic.Int64 // bytes that Read has returned and the screen has not got
 }
 type question struct { // the prompt in force, and what is known of it beyond its record
 	rec                    PromptRecord // Status "" until it is stored
@@ -763,6 +773,7 @@ func newSession(c *command) (*session, error) { // what can fail before anything
 	}
 	return s, err
 }
+
 func (s *session) size() Size { // the host's, or 30 × 100 without one
 	size, err := terminalSize(s.tty)
 	return cmp.Or(when(err == nil && size.Rows > 0 && size.Cols > 0, size), Size{Rows: 30, Cols: 100})
@@ -858,6 +869,7 @@ func (s *session) loop() { // until the child is gone and its output drained
 		s.tick()
 	}
 }
+
 func (s *session) spawn(f func()) { // a goroutine whose panic does not leave the terminal raw
 	go func() {
 		defer func() {
@@ -1057,6 +1069,7 @@ func (s *session) due(at time.Time) bool { // if it has not come yet, the loop t
 	}
 	return !at.After(now)
 }
+
 func (s *session) judge() { // asks the detector whether a question has come or gone
 	tty, now := TTYState{}, time.Now()
 	if s.gate != nil || !s.due(s.judged.Add(judgeEvery)) {
@@ -1084,6 +1097,7 @@ func (s *session) judge() { // asks the detector whether a question has come or 
 	}
 	s.due(slices.MaxFunc([]time.Time{now.Add(judgeEvery), s.det.Next(now)}, time.Time.Compare))
 }
+
 func (s *session) activityStep() { // records what is done when that has changed, and now and then when output last came
 	doing, last := s.det.Activity(), s.det.LastOutput().UTC()
 	changed := doing != s.rec.Activity
@@ -1163,6 +1177,7 @@ func (s *session) end(q *question, to State) {
 		}
 	}
 }
+
 func (s *session) move(id string, to State, change func(*PromptRecord)) bool { // one transition; keeps our copy true
 	var after PromptRecord
 	moved, err := s.st.Move(id, to, func(r *PromptRecord) {
@@ -1263,6 +1278,7 @@ func (s *session) followed(rec Record) { // as somebody else changed it: a decis
 		s.end(q, "")
 	}
 }
+
 func choiceOf(r *PromptRecord) *Choice { // that a decided prompt's value names, nil when it is text
 	named := func(c Choice) *Choice { return when(r.Value != nil && c.Key == *r.Value, &c) }
 	return cmp.Or(mapped(r.Choices, named)...)
@@ -1396,6 +1412,7 @@ func (s *session) gateStep() { // not before the writer has reported
 		s.gateEnd(why)
 	}
 }
+
 func (s *session) press(keys string, then int, within time.Duration) (why string) { // within: for the screen to follow
 	s.inject(keys, false)
 	if s.gate.phase, s.gate.until = then, time.Now().Add(within); then == gateEcho {
@@ -1474,6 +1491,7 @@ func (s *session) menuStep(p *Prompt) (why string) { // the next key once the la
 	g.last = p
 	return s.press(keys, gateMenu, followTime)
 }
+
 func (s *session) pasted(text string) string { // no line end in it presses Enter
 	if s.det.Screen.BracketedPaste() {
 		return "\x1b[200~" + text + "\x1b[201~"

@@ -214,6 +214,7 @@ func threadReading(tty, task string, depth int) Reading {
 	}
 	return foregroundReading(inner, 0, depth+1)
 }
+
 func statFields(proc string) (f [20]string) { // proc_pid_stat(5): state, ppid, pgrp, session, tty_nr, tpgid, …
 	b, _ := os.ReadFile(proc + "/stat")
 	copy(f[:], strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:])))

@@ -82,6 +82,7 @@ func (p *winPTY) start(argv, env []string, dir string, size Size) error {
 	windows.CloseHandle(pi.Thread)
 	return err
 }
+
 func wide(s string) *uint16 { return &utf16.Encode([]rune(s + "\x00"))[0] }
 func (p *winPTY) live() { // the console paints the last words late: github.com/microsoft/terminal/issues/18552
 	windows.WaitForSingleObject(p.process, windows.INFINITE)

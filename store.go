@@ -271,6 +271,7 @@ func (j *journal) append(b []byte, durable bool) (err error) {
 	j.f = nil
 	return cmp.Or(j.poison, err)
 }
+
 func second(_ int, err error) error { return err }
 
 // create writes a file beside the journal, aside copies the bytes from at on to one, cut moves them there.
@@ -600,6 +601,7 @@ func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, 
 	}
 	return p, why, err
 }
+
 func (s *Store) TakeSecret(promptID string) (value string, ok bool) {
 	secret, ok := s.secrets.LoadAndDelete(promptID)
 	value, _ = secret.(string)
@@ -871,6 +873,7 @@ func span(d time.Duration) string {
 
 // status lists sessions, and orphans: children that run on though their session is over, by pid and start time.
 func cmdStatus(c *command) int { return c.withState(c.status) }
+
 func (c *command) status(s *Store) int {
 	type row struct {
 		*SessionRecord

@@ -163,6 +163,7 @@ func (t *Telegram) call(ctx context.Context, method string, params map[string]an
 		when(e.Code == 0, resp.Status+", but nothing the Bot API would say"), fmt.Sprintf("%d: %s", e.Code, e.Text))
 	return e
 }
+
 func backoff(n int, r float64) time.Duration { // after failure n ≥ 0: 1 s doubling to 60 s, less r of a quarter
 	d := min(time.Minute, time.Second<<min(n, 6))
 	return d - time.Duration(r*float64(d)/4)
@@ -304,6 +305,7 @@ func keyboard(p *PromptRecord, ticked ...string) (rows [][]button) {
 	add(p.SafeDefault != nil && !(p.Cut && p.Type == ConfirmEnter), "⏩ Use default ("+standard+")", "default")
 	return rows
 }
+
 func answers(p *PromptRecord) []Choice { // a list of its own; a plain yes/no need not have its two
 	plain := []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}}
 	return append(slices.Clone(p.Choices), when(p.Type == YesNo && len(p.Choices) == 0, plain)...)
@@ -595,6 +597,7 @@ func (r *receiver) take(raw json.RawMessage) (int64, error) { // with an error, 
 	}
 	return u.ID, err
 }
+
 func (r *receiver) once(id int64, with ...Record) error { // an update has been acted on, together with what it led to
 	done := &UpdateRecord{Head: Head{ID: fmt.Sprint(id)}, Kind: "operator"}
 	return r.store.Update(func(*View) ([]Record, error) { return append(with, done), nil })
@@ -650,6 +653,7 @@ func (r *receiver) show(q *press, p PromptRecord, s *SessionRecord, value string
 	}
 	r.later(func() (int64, error) { return r.offer(s, p) })
 }
+
 func (r *receiver) offer(s *SessionRecord, p PromptRecord) (msg int64, err error) { // again, with all of its Excerpt
 	ctx, cancel := context.WithDeadline(r.ctx, p.ExpiresAt)
 	defer cancel()
@@ -725,6 +729,7 @@ func (h *heard) understand() wish { // changes nothing; text that came damaged o
 	return wish{reply: cmp.Or(refusal,
 		when(s != nil, "✗ Nothing was done: only text of up to 4096 bytes can be sent to a session."))}
 }
+
 func (h *heard) command(name, line string) wish { // answers from the state; the rest is for a session
 	sid, rest, _ := strings.Cut(line, " ")
 	help, names := "Questions come here. Tap an answer, or reply to a message with text.\n", []string{}
@@ -762,6 +767,7 @@ func (h *heard) command(name, line string) wish { // answers from the state; the
 	}
 	return h.input(s, name, rest)
 }
+
 func (h *heard) claim(sid, reply string) wish { // text that is no reply goes to this session from now on, "" to none
 	next := *cmp.Or(h.view.Meta["telegram"], &MetaRecord{Head: Head{ID: "telegram"}})
 	next.Values = maps.Collect(maps.All(next.Values))
@@ -828,6 +834,7 @@ func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
 	return wish{reply: refusal, decision: when(refusal == "",
 		&Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: value})}
 }
+
 func (h *heard) list(more bool) string { // what runs; more: what waits, and the audit log's head to witness
 	var lines []string
 	for _, s := range h.view.Sessions {
@@ -864,6 +871,7 @@ func cmdSetup(c *command) int {
 	})
 }
 func (s *setup) say(format string, args ...any) { fmt.Fprintf(s.stdout, format+"\n", args...) }
+
 func (s *setup) settings() (err error) { // the file, the flags, and a token that is nowhere from the terminal
 	in := map[string]string{"channel": "local", // so that nothing need be complete yet
 		"telegram.chat_id": s.opts.text("chat-id"), "telegram.allowed_users": s.opts.text("user-id"),
@@ -886,6 +894,7 @@ func (s *setup) settings() (err error) { // the file, the flags, and a token tha
 	}
 	return err
 }
+
 func (s *setup) connect() error { // nobody else listens, till the store is closed, and no webhook
 	s.Telegram = newTelegram(s.cfg, s.store, nil)
 	if _, held, err := s.store.TryPoll(); !held {
@@ -911,6 +920,7 @@ func (s *setup) connect() error { // nobody else listens, till the store is clos
 	}
 	return s.call(s.ctx, "deleteWebhook", map[string]any{}, nil)
 }
+
 func (s *setup) pair() error { // whoever sends the code has seen this terminal: a careless y lets no stranger in
 	if len(s.cfg.Users) > 0 {
 		s.cfg.ChatID = cmp.Or(s.cfg.ChatID, s.cfg.Users[0])
