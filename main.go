@@ -785,6 +785,8 @@ func (s *session) run(ctx context.Context, argv []string) error { // spawns it; 
 		return err
 	}
 	defer release()
+	signal.Notify(s.signals, append(endSignals(), suspendSignal)...) // none may end us with the terminal raw
+	signal.Notify(make(chan os.Signal), syscall.SIGPIPE)             // caught, not ignored: the child does not inherit it
 	s.ctx, s.stop = context.WithCancel(ctx)
 	s.jsonLine = when(slices.Contains(argv, "stream-json"), []byte{})
 	env, size := childEnv(os.Environ(), s.cfg, s.rec.ID), s.size()
@@ -826,8 +828,6 @@ func (s *session) run(ctx context.Context, argv []string) error { // spawns it; 
 func (s *session) loop() { // until the child is gone and its output drained
 	output, keyboard, writes := make(chan []byte, maxUnread), make(chan []byte), make(chan []byte)
 	defer close(writes)
-	signal.Notify(s.signals, append(endSignals(), suspendSignal)...)
-	signal.Notify(make(chan os.Signal), syscall.SIGPIPE) // caught, not ignored: the child does not inherit it
 	resized, _ := resizeSignals(s.tty)
 	records := s.st.Follow(s.ctx, s.rec.ID, s.open.Load)
 	s.spawn(func() { s.read(output) })

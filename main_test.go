@@ -809,6 +809,104 @@ func TestKeyboardWaits(t *testing.T) {
 	x.exits(0)
 }
 
+// TestSession: what reaches a running session from outside, in a real terminal and on a phone.
+func TestSession(t *testing.T) {
+	needUnix(t)
+	t.Run("resize", func(t *testing.T) {
+		x := bridge(t, home(t, ""), "run", "bash", "-c",
+			`trap 'stty size' WINCH; echo ready; while :; do read -t 0.1 key; done`)
+		x.sees("ready")
+		x.pty.Resize(Size{Rows: 20, Cols: 70})
+		x.sees("20 70")
+	})
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT} {
+		for _, after := range []string{"setup", "ready"} { // setup: of the note, before the tool has done anything
+			t.Run(sig.String()+" after "+after, func(t *testing.T) {
+				x := bridge(t, home(t, ""), "run", "bash", "-c",
+					`trap 'exit 5' TERM INT QUIT; echo ready; while :; do read -t 0.1 key; done`)
+				x.sees(after)
+				me, _ := os.FindProcess(x.pty.PID())
+				me.Signal(sig)
+				select {
+				case code := <-x.code:
+					if code != 5 && after == "ready" {
+						t.Errorf("exit %d, want the tool's 5", code)
+					}
+				case <-time.After(patience):
+					t.Fatal("it does not end")
+				}
+				if modes := x.pty.State(); !modes.Canonical || !modes.Echo {
+					t.Errorf("the terminal is left as %+v", modes)
+				}
+			})
+		}
+	}
+	t.Run("reload", func(t *testing.T) {
+		p := newPhone(t)
+		dir := home(t, p.config(""))
+		x := bridge(t, dir, "run", "bash", "-c", `echo ready; sleep 60`)
+		x.sees("ready")
+		p.shows("started", "")
+		me, _ := os.FindProcess(x.pty.PID())
+		reload := func(config string) {
+			if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(config), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			me.Signal(syscall.SIGHUP)
+		}
+		reload("timeout_seconds = 0\n")
+		p.shows("configuration kept as it was", "")
+		reload(p.config("timeout_seconds = 77"))
+		for deadline := time.Now().Add(patience); ; <-time.After(5 * time.Millisecond) {
+			log, _ := os.ReadFile(filepath.Join(dir, "audit.log"))
+			if strings.Contains(string(log), `"CONFIG_RELOADED"`) {
+				break
+			} else if time.Now().After(deadline) {
+				t.Fatalf("never reloaded:\n%s", log)
+			}
+		}
+	})
+	t.Run("commands", func(t *testing.T) {
+		p := newPhone(t)
+		x := bridge(t, home(t, p.config("")), "run", "bash", "-c", `echo look here; read line; echo "got [$line]"; sleep 60`)
+		x.sees("look here")
+		p.shows("started", "")
+		p.writes("/screen", 0)
+		p.shows("look here", "")
+		p.writes("/keys CTRL_A ENTER", 0)
+		p.shows("pressed CTRL_A ENTER", "")
+		x.sees("got [")
+		p.writes("/cancel", 0)
+		p.shows("ending the session", "")
+		x.exits(143)
+	})
+	t.Run("stream", func(t *testing.T) {
+		p := newPhone(t)
+		x := bridge(t, home(t, p.config("")), "run", "--stream", "seq", "100", "150")
+		x.exits(0)
+		p.shows("100\n101\n102", "")
+		p.shows("149\n150", "")
+	})
+	t.Run("hook and dialog", func(t *testing.T) {
+		p := newPhone(t)
+		tool := filepath.Join(t.TempDir(), "claude")
+		input := `{"hook_event_name":"PermissionRequest","tool_name":"Bash","cwd":"/tmp",` +
+			`"tool_input":{"command":"touch /tmp/x"}}`
+		script := fmt.Sprintf("#!/bin/bash\nstty -icanon -echo\n(echo '%s' | "+
+			"ATLASBRIDGE_TEST_CHILD=main %q hook >/dev/null) &\n"+
+			`printf '\033[?25lBash command\n\n touch /tmp/x\n\nDo you want to proceed?\n❯ 1. Yes\n'`+"\n"+
+			`printf '  2. Yes, and never ask again\n  3. No\n'`+
+			"\nread -n 1 key\nprintf '\\033[H\\033[J'\necho \"took [$key]\"\nkill %%1\n", input, os.Args[0])
+		if err := os.WriteFile(tool, []byte(script), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		x := bridge(t, home(t, p.config("away_after_seconds = 0")), "run", tool)
+		p.press(p.shows("touch /tmp/x", "2. Yes, and never ask again"), "2. Yes, and never ask again")
+		x.sees("took [2]")
+		p.shows("on the phone", "")
+	})
+}
+
 // TestIsTyping tells keys from what terminals send by themselves.
 func TestIsTyping(t *testing.T) {
 	for keys, want := range map[string]bool{
