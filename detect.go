@@ -611,8 +611,12 @@ type Prompt struct {
 	Cut         bool       `json:"cut"`              // the excerpt hides part of what is allowed: no quick yes
 	Permission  bool       `json:"permission"`       // grants something: no affirmative default
 	Multi       bool       `json:"multi"`            // several choices may be ticked
-	Fingerprint string     `json:"fingerprint"`
-	Ticked      []bool     `json:"-"` // Multi: which are ticked now, and in Submit the bytes that end the choosing
+	// Shown is all that a person can base an answer on, as one canonical text: the kind of question, what stands above it,
+	// the question, the answers in their order, whether a part is left out. Spinners and elapsed times are masked, blanks
+	// are kept. Another Shown is another prompt.
+	Shown       string `json:"shown"`
+	Fingerprint string `json:"fingerprint"` // the beginning of the SHA-256 of Shown
+	Ticked      []bool `json:"-"`           // Multi: which are ticked now, and in Submit the bytes that end the choosing
 	// Pointer is the index of the choice highlighted, −1 none; Axis says which arrows move it: vertical, horizontal, "".
 	Submit, Axis string `json:"-"`
 	Pointer      int    `json:"-"`

@@ -128,7 +128,14 @@ type PromptRecord struct {
 	Value       *string    `json:"value"`
 	ValueHidden bool       `json:"value_hidden"` // a secret was given: Store.TakeSecret has it, no file does
 	MsgID       int64      `json:"telegram_msg_id"`
-	Reason      string     `json:"reason"` // why failed or canceled; the operator's reason for a refusal
+	// MsgStatus is the status that the message MsgID was last known to show; where it is not Status although the prompt is
+	// over, an edit is owed, and whoever polls next pays it.
+	MsgStatus State `json:"telegram_msg_status"`
+	// ShownAll tells that all of Shown has been on the phone. Until then only an answer that refuses is taken from there.
+	ShownAll bool `json:"shown_all"`
+	// ScreenSHA is the SHA-256 ("sha256:…") of the Shown that stood on the screen when the answer was typed.
+	ScreenSHA string `json:"screen_sha256"`
+	Reason    string `json:"reason"` // why failed or canceled; the operator's reason for a refusal
 }
 type ReplyRecord struct {
 	Head
