@@ -43,6 +43,9 @@ type Screen struct {
 	title                             string
 	status                            ProgramStatus
 	tr                                transcript
+	gone                              [maxGone]line // rows that left the primary screen, row n of the session at n % maxGone
+	goneFrom                          int           // the first of them that still belongs to what stands on the screen
+	answering                         bool          // an answer was typed: the next line feed ends the row that was answered
 }
 type page struct {
 	cursor
@@ -57,6 +60,7 @@ type cursor struct { // what DECSC saves
 type line struct {
 	cells                []cell
 	wrapped, told, again bool // it goes on in the next row; it is told; it was, before it was written anew
+	answered             bool // somebody typed an answer in it: what stands above belongs to earlier questions
 }
 type cell struct {
 	ch    rune   // 0 blank
@@ -78,6 +82,7 @@ const (
 	maxString, maxReplies        = 16384, 4096       // of a string or sequence; answers waiting for TakeReplies
 	maxMarks, maxLine            = 28, 1 << 14       // combined with a character (tmux: 32 with it); told as one line
 	maxPending, lineCost         = 4 << 20, 64       // lines kept for the next Transcript; what each costs besides
+	maxGone                      = 120               // rows that have left the screen: about 12 KiB, what a dialog may have
 )
 const statusReply, nameReply = "\x1b]7501;?\x1b\\", "\x1bP>|atlasbridge\x1b\\" // to OSC 7501, XTVERSION
 
@@ -102,6 +107,9 @@ func (s *Screen) Resize(rows, cols int) { // rows come and go below the cursor; 
 		s.row, s.col, s.wrapNext = min(s.row, rows-1), min(s.col, cols-1), s.wrapNext && same
 	}
 	s.page, s.rows, s.cols, s.bottom, s.saved.wrapNext = shown, rows, cols, rows-1, s.saved.wrapNext && same
+	if !same {
+		s.gone, s.goneFrom = [maxGone]line{}, s.scrolled // of another width
+	}
 	s.saved.row, s.saved.col = min(s.saved.row, rows-1), min(s.saved.col, cols-1)
 }
 func (s *Screen) reset(int) { // RIS: everything as at the start, but what was counted or reported so far
@@ -325,6 +333,7 @@ func (s *Screen) print(p []byte) int {
 	l.mend(s.col)
 	l.cells[end-1] = c // of a wide one the right half
 	l.cells[s.col], l.told, l.again = cell{ch: r, wide: w == 2, Attr: s.pen}, false, l.told || l.again
+	l.answered = false
 	if w == 1 && !graphics { // the fast path
 		room, rest := l.cells[end:], p[n:]
 		for i := 0; i < min(len(room), len(rest)) && rest[i] >= ' ' && rest[i] < 0x7f; i, n, end = i+1, n+1, end+1 {
@@ -343,6 +352,9 @@ func (l *line) mend(c int) { // a wide character left of column c has lost its r
 }
 func (s *Screen) lineFeed(int) {
 	s.grid[s.row].wrapped = false
+	if s.answering {
+		s.grid[s.row].answered, s.answering = true, false
+	}
 	s.step(1)
 }
 func (s *Screen) step(n int) { // one row down (1) or up (−1)
@@ -361,15 +373,42 @@ func (s *Screen) scroll(top, n int) { // the rows from top to the bottom of the 
 		l := s.grid[from]
 		if n > 0 && top == 0 && !s.AltScreen() {
 			s.tell(&l, false)
-			s.scrolled++
+			l = s.keepGone(l)
 		}
 		s.grid = slices.Insert(slices.Delete(s.grid, from, from+1), to, line{cells: l.cells})
 		s.erase(to*s.cols, (to+1)*s.cols)
 	}
 }
 
+// keepGone takes a row that leaves the primary screen at its top, and gives back one whose cells may be written anew.
+func (s *Screen) keepGone(l line) line {
+	slot := &s.gone[s.scrolled%maxGone]
+	s.scrolled++
+	l, *slot = *slot, l
+	if len(l.cells) != s.cols {
+		l.cells = make([]cell, s.cols)
+	}
+	return l
+}
+
+// Above is the row n rows above the top of the primary screen, 1 the nearest; false when it is not known any more, or
+// does not belong to what stands there, because the screen was cleared since.
+func (s *Screen) above(n int) (line, bool) {
+	at := s.scrolled - n
+	if s.AltScreen() || n > maxGone || at < s.goneFrom {
+		return line{}, false
+	}
+	return s.gone[at%maxGone], true
+}
+
+// Answered notes that an answer is typed where the cursor stands.
+func (s *Screen) Answered() { s.answering = !s.AltScreen() }
+
 // erase blanks the places from one to before another, counted row by row, in the pen's background.
 func (s *Screen) erase(from, to int) {
+	if from == 0 && to >= s.cols && !s.AltScreen() {
+		s.goneFrom = s.scrolled
+	}
 	if s.tr.on && !s.AltScreen() && to-from == s.rows*s.cols { // what is there is final
 		text := s.Text()
 		s.tellAbove(strings.Count(text, "\n")+min(len(text), 1), false)
@@ -386,6 +425,7 @@ func (s *Screen) erase(from, to int) {
 			l.cells[c].BG = s.pen.BG
 		}
 		l.wrapped = l.wrapped && end < s.cols
+		l.answered = l.answered && end-col < s.cols
 		from += end - col
 	}
 }
@@ -591,7 +631,6 @@ type Choice struct { // one answer a question offers
 	Label  string `json:"label"`            // as on the screen, made safe, ≤ 60 characters
 	Keys   string `json:"keys,omitempty"`   // the exact bytes that choose it; "" when a pointer must be moved to it
 	Grants bool   `json:"grants,omitempty"` // lets the agent do something (Yes, Allow, Trust…)
-	Hook   string `json:"hook,omitempty"`   // "allow" or "deny" where the tool's hook can say the same; set by the session
 }
 
 // Prompt is a question (or an idle input box) found on the screen. Identifiers, times and the nonce are the store's.
@@ -607,8 +646,9 @@ type Prompt struct {
 	Signals     []string   `json:"signals"`          // what agreed: protocol title pattern structure tty silence
 	Question    string     `json:"question"`         // the sentence a person would read out
 	Full        string     `json:"full,omitempty"`   // the whole dialog as text, ≤ 16 KiB: "Show all"
+	Above       string     `json:"above,omitempty"`  // what stands on the screen above the dialog, ≤ 4 KiB
 	Recent      string     `json:"recent,omitempty"` // the last 500 characters of the screen
-	Cut         bool       `json:"cut"`              // the excerpt hides part of what is allowed: no quick yes
+	Cut         bool       `json:"cut"`              // part of what it asks is not in Full: nothing that affirms can be chosen
 	Permission  bool       `json:"permission"`       // grants something: no affirmative default
 	Multi       bool       `json:"multi"`            // several choices may be ticked
 	// Shown is all that a person can base an answer on, as one canonical text: the kind of question, what stands above it,
@@ -620,6 +660,119 @@ type Prompt struct {
 	// Pointer is the index of the choice highlighted, −1 none; Axis says which arrows move it: vertical, horizontal, "".
 	Submit, Axis string `json:"-"`
 	Pointer      int    `json:"-"`
+	// In lead is Shown without the choices and what stands among them, in all with them, both as they are on the screen,
+	// secrets included: they never leave the process. Bare: what stands above never came to rest and is left out of both.
+	lead, all string
+	bare      bool
+	parts     shown // what both are made of
+	place     int   // row of the session in which a question on a line begins, from 1; 0 anywhere
+}
+
+// shown are the parts of what a person is shown, as rows of text with spinners and elapsed times masked.
+type shown struct {
+	above []string // on the screen, above the dialog
+	body  []string // of the dialog, above its first choice; of a question on a line, the paragraph before it
+	among []string // of the dialog, from its first choice on
+	line  bool     // the question stands on a line of its own, not in a dialog
+}
+
+// seal makes lead, all, Shown and the fingerprint from the parts, the question and the choices.
+func (p *Prompt) seal() {
+	kind := string(p.Type)
+	if p.Secret {
+		kind += " secret"
+	}
+	if p.Multi {
+		kind += " several"
+	}
+	rows := append([]string{kind}, p.parts.above...)
+	rows = append(rows, p.parts.body...)
+	rows = append(rows, "? "+still(p.Question))
+	p.lead = strings.Join(rows, "\n")
+	rows = append(rows, p.parts.among...)
+	for _, c := range p.Choices {
+		rows = append(rows, "- "+c.Key+" "+c.Label)
+	}
+	if p.Cut {
+		rows = append(rows, "…")
+	}
+	p.all = strings.Join(rows, "\n")
+	p.Shown = redact(visible(p.all))
+	sum := sha256.Sum256([]byte(p.Shown))
+	p.Fingerprint = hex.EncodeToString(sum[:8])
+}
+
+// withoutAbove is the question alone, for one that stands below what never comes to rest: it is cut.
+func (p *Prompt) withoutAbove() *Prompt {
+	q := *p
+	q.bare, q.Cut, q.Above = true, true, ""
+	q.parts.above = nil
+	if q.parts.line {
+		q.parts.body = nil
+		q.Full = safely(q.Question, maxFull)
+	}
+	q.seal()
+	return &q
+}
+
+// reElapsed is an elapsed time as tools write it behind what they do: "(1m 12s", "(7s".
+var reElapsed = re(`\(\s*(?:\d+h ?)?(?:\d+m ?)?\d+s\b`)
+
+// still is a row without what moves in it while nothing changes: spinners and blinking marks become blanks, elapsed
+// times are left out. Blanks between words stay as they are.
+func still(row string) string {
+	if strings.ContainsFunc(row, func(r rune) bool { return r >= utf8.RuneSelf }) {
+		row = strings.Map(func(r rune) rune {
+			if r >= 0x2800 && r <= 0x28ff || strings.ContainsRune(movingMarks, r) {
+				return ' '
+			}
+			return r
+		}, row)
+	}
+	return strings.TrimRight(reElapsed.ReplaceAllString(row, "("), " ")
+}
+
+// stillRows are rows, each made still.
+func stillRows(rows []string) []string {
+	out := make([]string, len(rows))
+	for i, row := range rows {
+		out[i] = still(row)
+	}
+	return out
+}
+
+// same tells whether now, seen on the screen, is the question p as it was shown: what "still there" and "may be typed"
+// mean.
+func (p *Prompt) same(now *Prompt) bool {
+	if now == nil {
+		return false
+	}
+	if p.bare && !now.bare {
+		now = now.withoutAbove()
+	}
+	elsewhere := p.place != 0 && now.place != 0 && p.place != now.place
+	return p.all == now.all && !elsewhere
+}
+
+// follows tells whether now is p after a key moved its pointer: a long list may show other choices then.
+func (p *Prompt) follows(now *Prompt) bool {
+	if now == nil {
+		return false
+	}
+	if p.bare && !now.bare {
+		now = now.withoutAbove()
+	}
+	return p.lead == now.lead
+}
+
+// label is the label of the choice with this key, "" without one.
+func (p *Prompt) label(key string) string {
+	for _, c := range p.Choices {
+		if c.Key == key {
+			return c.Label
+		}
+	}
+	return ""
 }
 
 func (p *Prompt) Confidence() string { // the band of Score
@@ -644,6 +797,7 @@ type Adapter struct {
 	SubmitDelay          time.Duration  // between a text and its Enter
 	EscapeBang, Digits   bool           // a leading ! / # needs a space before it; a digit chooses at once, without Enter
 	Pointer, Submit      string         // marks the highlighted option; goes on from a list with ticks to the review
+	Mark, Clear          string         // what an input box begins with; the keys that empty a box of one row (measured)
 	OnPointer            bool           // the cursor stands in the pointer's row (needed where options have no numbers)
 	Box, Head            *regexp.Regexp // the row of the empty input box, the turn over; the first row of a bare dialog
 	Works, Asks          *regexp.Regexp // a row or ESC and the title, while it works; the title while a dialog is open
@@ -653,19 +807,21 @@ type Adapter struct {
 var adapters = []*Adapter{
 	{Name: "claude", Names: []string{"claude"}, MinVer: "2.1.0", MaxVer: "2.1.330", Hooks: "claude-settings",
 		SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Digits: true, Pointer: "❯", OnPointer: true, Submit: "\x1b[C",
+		Mark: "❯", Clear: "\x15",
 		Box: re(`^❯(\x{a0}|$)`), Works: re(`^\x1b[◐◑◒◓]|esc to interrupt|^[·✻✽✳✶✢*] .*… \(|\(running \w+ hook`)},
 	{Name: "codex", Names: []string{"codex", "openai"}, MinVer: "0.160.0", MaxVer: "0.169.0",
 		SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Pointer: "›", Box: re(`^›( Ask Codex to do anything)?$`),
+		Mark: "›", Clear: "\x15",
 		Head:  re(`^(Would you like to|Folder access|Hooks need review|Question \d)`),
 		Works: re(`^\x1b[⠁-⣿]|\(\d+[hms][^)]* • esc to interrupt\)`), Asks: re(`^\[ [!.] \] Action Required`)},
 	{Name: "gemini", Names: []string{"gemini"}, MinVer: "0.50.0", MaxVer: "0.61.0", SubmitDelay: 1500 * time.Millisecond,
-		EscapeBang: true, Digits: true, Pointer: "●", Box: re(`^>(\s+Type your message.*)?$`),
+		EscapeBang: true, Digits: true, Pointer: "●", Mark: ">", Box: re(`^>(\s+Type your message.*)?$`),
 		Works: re(`^\x1b\s*✦|\(esc to cancel, \d+[hms]`), Asks: re(`^\s*✋`)},
 	{Name: "opencode", Names: []string{"opencode"}, MinVer: "1.0.0", MaxVer: "1.18.33",
 		SubmitDelay: 300 * time.Millisecond, EscapeBang: true, Head: re(`^△ `),
 		Box: re(`^┃(\s+Ask anything….*)?$`), Works: re(`^[⬝■]+\s+esc (again to )?interrupt`)},
 	{Name: "qwen", Names: []string{"qwen"}, MinVer: "0.20.0", MaxVer: "0.24.4", SubmitDelay: 100 * time.Millisecond,
-		EscapeBang: true, Digits: true, Pointer: "›", Head: re(`^\? `), Box: re(`^>(\s+Type your message.*)?$`),
+		EscapeBang: true, Digits: true, Pointer: "›", Head: re(`^\? `), Mark: ">", Box: re(`^>(\s+Type your message.*)?$`),
 		Works: re(`^\x1b[◐◑◒◓]|\(\d+[hms][^)]*esc to cancel\)`), Asks: re(`^✳`)},
 	{Name: "generic", SubmitDelay: 50 * time.Millisecond},
 }
@@ -682,8 +838,12 @@ func adapterFor(name string) *Adapter { // by the command's base name without ex
 const (
 	settleTold, settle     = 30 * time.Millisecond, 100 * time.Millisecond  // a dialog the tool reports; a shape confirmed
 	settleBare, settleIdle = 300 * time.Millisecond, 500 * time.Millisecond // a shape alone; an empty box
+	settleBlocked          = 2 * time.Second                                // a dialog that is told but not shown
 	goneAfter, lookEvery   = 200 * time.Millisecond, 250 * time.Millisecond // out of sight: gone; while output comes
 	repeatWait, pollTTY    = 2 * time.Second, 2 * time.Second               // until asked again; between looks at the tty
+	restTime, restlessTime = time.Second, 10 * time.Second                  // SPEC 6; until asked without what stands above
+	maxReplaced            = 6                                              // a minute: SPEC 6
+	maxFull, maxAbove      = 16 << 10, 4 << 10                              // bytes of a dialog; of what stands above it
 )
 
 // Detector judges a Screen over time. Deterministic: the same calls give the same prompts. One goroutine uses it.
@@ -695,17 +855,24 @@ type Detector struct {
 	mask                 string
 	tty                  TTYState // the last one known since changed
 	v                    *view
-	found, cur           *found    // asked by the last look; in force, the last one returned
-	out, changed, looked time.Time // last output; last one that changed the masked screen; last look
-	answered             time.Time // Enter was typed; after an injection the end of its echo window: asleep until then
-	lookAt, ttyAt        time.Time // output has come that wants a look; the terminal's state does
-	pendingAt, goneAt    time.Time // zero, or when found is to be believed; when cur, out of sight, is forgotten
+	found, cur           *found      // asked by the last look; in force, the last one returned
+	out, changed, looked time.Time   // last output; last one that changed the masked screen; last look
+	answered             time.Time   // Enter was typed; after an injection the end of its echo window: asleep until then
+	lookAt, ttyAt        time.Time   // output has come that wants a look; the terminal's state does
+	pendingAt, goneAt    time.Time   // zero, or when found is to be believed; when cur, out of sight, is forgotten
+	core, all            string      // of found: without what stands above it, and with it
+	coreAt, allAt        time.Time   // since when they are as they are
+	typed                bool        // something was typed while cur was in force
+	replaced             string      // core of the question that went by itself, with nothing typed; "" none
+	asked                []time.Time // when questions were asked that replaced such a one, in the last minute
 }
 type found struct { // a judgement: a prompt, where it stands, and what it needs to be believed
 	Prompt
+	esc   bool          // the dialog names Escape as the way out
+	guess bool          // its answers are not read from the screen but guessed
 	line  string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
+	lift  int           // rows from where line begins up to where the question does
 	by    string        // the first signal: pattern, silence; "" structure
-	place int           // the row it begins in, counted from the first line of the session; −1 anywhere
 	wait  time.Duration // how long the masked screen must have been still; when Stuck, without a byte
 }
 
@@ -754,15 +921,33 @@ func (d *Detector) Words() string {
 func (d *Detector) Resize(rows, cols int, now time.Time) { // the question in force may now stand elsewhere
 	d.Screen.Resize(rows, cols)
 	if d.Feed(nil, now); d.cur != nil {
-		d.cur.place = -1
+		d.cur.place = 0
 	}
 }
-func (d *Detector) Typed(p []byte, now time.Time) { // only Enter ends a question for good
+
+// Typed notes what goes to the child: Enter ends a question for good; any key may have answered the one in force.
+func (d *Detector) Typed(p []byte, now time.Time) {
+	if d.cur != nil {
+		d.typed = true
+		enter := bytes.ContainsAny(p, "\r\n")
+		if enter || d.cur.line != "" && len(p) > 0 && p[0] >= ' ' {
+			d.Screen.Answered()
+		}
+	}
 	if bytes.ContainsAny(p, "\r\n") && now.After(d.answered) {
 		d.answered, d.ttyAt = now, now.Add(settle/2)
 	}
 }
-func (d *Detector) Sleep(until time.Time) { d.answered, d.pendingAt = until, until } // its echo passes
+
+// Sleep lets the echo of an answer pass: nothing is asked until then.
+func (d *Detector) Sleep(until time.Time) {
+	d.answered, d.pendingAt, d.typed = until, until, true
+}
+
+// Again forgets the question in force, so that what stands there is asked anew.
+func (d *Detector) Again() {
+	d.cur, d.goneAt, d.answered, d.replaced = nil, time.Time{}, time.Time{}, ""
+}
 func (d *Detector) Activity() string { // for status
 	if d.cur == nil {
 		return cmp.Or(when(len(d.raw) == 0, "starting"), "running")
@@ -770,8 +955,11 @@ func (d *Detector) Activity() string { // for status
 	return cmp.Or(when(d.cur.Idle, "idle"), when(d.cur.Permission, "waiting_permission"), "waiting")
 }
 
+// movingMarks are spinners and marks that blink, besides the Braille patterns.
+const movingMarks = "●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙"
+
 // reMasked are spinners, blinking marks, digits and blanks: what moves on a screen that is still.
-var reMasked = re(`[\s\d\x{2800}-\x{28ff}●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙]+`)
+var reMasked = re(`[\s\d\x{2800}-\x{28ff}` + movingMarks + `]+`)
 
 // look folds the output since the last look into the masked screen, and judges it.
 func (d *Detector) look(tty TTYState, now time.Time) {
@@ -790,6 +978,16 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 	if stale || d.v.tty != d.tty {
 		d.v = newView(d.Screen, d.a, d.tty, d.o)
 		d.found = d.v.judge()
+		core, all := "", ""
+		if d.found != nil {
+			core, all = d.found.withoutAbove().all, d.found.all
+		}
+		if core != d.core {
+			d.core, d.coreAt = core, now
+		}
+		if all != d.all {
+			d.all, d.allAt = all, now
+		}
 	}
 }
 
@@ -804,28 +1002,67 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 		due = d.answered
 	case f == nil:
 	case !there || !d.still():
-		due = cmp.Or(when(f.wait == d.o.Stuck, d.out), d.changed).Add(f.wait)
+		f, due = d.newQuestion(now)
 	case !f.Idle && f.Fingerprint == d.cur.Fingerprint && !d.answered.IsZero() && d.out.After(d.answered): // still there
 		due = d.answered.Add(repeatWait)
 	}
 	if d.pendingAt = due; due.IsZero() || due.After(now) {
 		return nil
 	}
-	d.cur, d.pendingAt, d.goneAt, d.answered = f, time.Time{}, time.Time{}, time.Time{}
-	return d.prompt()
-}
-func (d *Detector) prompt() *Prompt {
-	if d.found == nil {
-		return nil
+	if d.replaced != "" {
+		d.asked = append(d.asked, now)
 	}
-	p, text := d.found.Prompt, []rune(redact(visible(d.Screen.Text())))
+	d.cur, d.pendingAt, d.goneAt, d.answered = f, time.Time{}, time.Time{}, time.Time{}
+	d.typed, d.replaced = false, ""
+	return d.prompt(&f.Prompt)
+}
+
+// newQuestion tells when the question found is to be asked, and in which form: what it shows must have come to rest,
+// for a second where it follows one that it only differs from in what stands above. What never comes to rest is asked
+// without it. At most six of those that follow one nobody answered are asked in a minute.
+func (d *Detector) newQuestion(now time.Time) (f *found, due time.Time) {
+	f = d.found
+	since := d.changed
+	if f.wait == d.o.Stuck {
+		since = d.out
+	}
+	due = since.Add(f.wait)
+	if d.replaced == d.core && due.Before(d.allAt.Add(restTime)) {
+		due = d.allAt.Add(restTime)
+	}
+	if restless := d.coreAt.Add(restlessTime); due.After(now) && !f.Idle && f.wait != d.o.Stuck {
+		if due.After(restless) {
+			due = restless
+		}
+		if !due.After(now) {
+			bare := *f
+			bare.Prompt = *f.withoutAbove()
+			f = &bare
+		}
+	}
+	d.asked = slices.DeleteFunc(d.asked, func(at time.Time) bool { return now.Sub(at) >= time.Minute })
+	if d.replaced != "" && len(d.asked) >= maxReplaced {
+		if free := d.asked[0].Add(time.Minute); due.Before(free) {
+			due = free
+		}
+	}
+	return f, due
+}
+func (d *Detector) prompt(asked *Prompt) *Prompt {
+	p, text := *asked, []rune(redact(visible(d.Screen.Text())))
 	p.Choices, p.Recent = append([]Choice{}, p.Choices...), string(text[max(0, len(text)-500):])
 	return &p
 }
-func (d *Detector) Look(tty TTYState, now time.Time) *Prompt { // what the screen asks this instant: the gate's eye
+
+// Look is what the screen asks this instant: the gate's eye. nil: nothing.
+func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
 	d.look(tty, now)
-	return d.prompt()
+	if d.found == nil {
+		return nil
+	}
+	return d.prompt(&d.found.Prompt)
 }
+
 func (d *Detector) Gone(tty TTYState, now time.Time) bool { // what Tick last returned has left for good
 	d.look(tty, now)
 	return !d.present(now)
@@ -836,23 +1073,44 @@ func (d *Detector) present(now time.Time) bool {
 	if d.cur == nil || d.still() {
 		d.goneAt = time.Time{}
 	} else if d.goneAt = cmp.Or(d.goneAt, now.Add(goneAfter)); !now.Before(d.goneAt) {
+		if !d.typed && !d.cur.Idle {
+			d.replaced = d.cur.withoutAbove().all
+		}
 		d.cur, d.goneAt = nil, time.Time{}
 	}
 	return d.cur != nil
 }
 
-// still tells whether the question in force is on the screen now, or an answer is being typed behind it or in its box.
-// Of the choices one may be a text field being filled in.
+// still tells whether the question in force is on the screen now as it was shown, or an answer is being typed behind it
+// or in its box.
 func (d *Detector) still() bool {
 	f, c := d.found, d.cur
 	if c.line != "" {
-		line, top := d.v.cursorLine()
-		return !(d.tty.Reading == ReadingBusy && slices.Contains(c.Signals, "tty")) &&
-			(c.place < 0 || c.place == d.Screen.Scrolled()+top) &&
-			strings.HasPrefix(line+d.v.after(), strings.TrimRight(c.line, " "))
+		return d.lineStands(c)
 	}
-	return f == nil && c.Idle && d.v.known && d.answered.IsZero() && !d.v.working() || f != nil &&
-		f.Type == c.Type && f.Question == c.Question && f.Excerpt == c.Excerpt && len(f.Choices) == len(c.Choices)
+	if f == nil {
+		return c.Idle && d.v.known && d.answered.IsZero() && !d.v.working()
+	}
+	return c.same(&f.Prompt)
+}
+
+// lineStands tells whether the line of question c still stands where it was asked, below the same text.
+func (d *Detector) lineStands(c *found) bool {
+	line, top := d.v.cursorLine()
+	if d.tty.Reading == ReadingBusy && slices.Contains(c.Signals, "tty") {
+		return false
+	}
+	if c.place != 0 && c.place != d.Screen.Scrolled()+top+1 {
+		return false
+	}
+	if !strings.HasPrefix(line+d.v.after(), strings.TrimRight(c.line, " ")) {
+		return false
+	}
+	if c.bare || c.Idle {
+		return true
+	}
+	body, above, cut := d.v.linesAbove(top - c.lift)
+	return slices.Equal(stillRows(body), c.parts.body) && slices.Equal(stillRows(above), c.parts.above) && (c.Cut || !cut)
 }
 func (d *Detector) Next(now time.Time) time.Time { // when Tick is next worth calling
 	due := append(slices.DeleteFunc([]time.Time{d.lookAt, d.pendingAt, d.goneAt}, time.Time.IsZero), d.ttyAt)
@@ -890,7 +1148,7 @@ const (
 func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions) *view {
 	v := &view{s: s, a: a, tty: tty, o: o, known: a.Box != nil}
 	v.row, v.col, v.hidden = s.Cursor()
-	v.told = s.Status().State == "blocked" || a.Asks != nil && a.Asks.MatchString(s.Title())
+	v.told = v.known && s.Status().State == "blocked" || a.Asks != nil && a.Asks.MatchString(s.Title())
 	for r := range s.rows {
 		v.rows = append(v.rows, readRow(s.Row(r), r, s.cols))
 	}
@@ -938,6 +1196,74 @@ func (v *view) lineAbove(r int) (string, int) {
 	}
 	return v.whole(v.rows[r].raw, r)
 }
+
+// linesAbove are the lines above row top: the paragraph that ends there, in all of its length, and what stands above that
+// on the screen, at most 4 KiB. Both end below a row in which an earlier question was answered. cut: the paragraph's
+// beginning is not known any more.
+func (v *view) linesAbove(top int) (paragraph, above []string, cut bool) {
+	size := 0
+	for inside := true; ; {
+		text, first, answered, known := v.lineBefore(top)
+		switch {
+		case !known:
+			slices.Reverse(paragraph)
+			slices.Reverse(above)
+			return paragraph, above, inside && first < 0
+		case answered, !inside && (first < 0 || size+len(text) > maxAbove):
+			slices.Reverse(paragraph)
+			slices.Reverse(above)
+			return paragraph, above, false
+		}
+		if size += len(text) + 1; inside && size > maxFull {
+			slices.Reverse(paragraph)
+			return paragraph, nil, true
+		}
+		top = first
+		blank := text == "" || strings.Trim(text, " "+uprights+lines) == ""
+		if inside && blank {
+			inside, size = false, 0
+		}
+		if inside {
+			paragraph = append(paragraph, text)
+		} else if !blank || len(above) > 0 {
+			above = append(above, text)
+		}
+	}
+}
+
+// lineBefore is the line that ends in the row above row r, those above the screen are negative: its text, its first row,
+// whether an answer was typed in it. Not known: there is none; first is then negative where one has been forgotten.
+func (v *view) lineBefore(r int) (text string, first int, answered, known bool) {
+	for first = r; ; {
+		l, ok := v.rowBefore(first)
+		if !ok {
+			if first < r {
+				return strings.TrimRight(text, " "), first, answered, true
+			}
+			if v.forgotten(r) {
+				return "", -1, false, false
+			}
+			return "", 0, false, false
+		}
+		if first < r && !l.wrapped {
+			return strings.TrimRight(text, " "), first, answered, true
+		}
+		text, first, answered = v.s.text(l)+text, first-1, answered || l.answered
+	}
+}
+
+// rowBefore is the row above row r, on the screen or above it.
+func (v *view) rowBefore(r int) (line, bool) {
+	if r > 0 {
+		return v.s.grid[r-1], true
+	}
+	return v.s.above(1 - r)
+}
+
+// forgotten tells whether there was a row above row r that belongs to what stands on the screen.
+func (v *view) forgotten(r int) bool {
+	return !v.s.AltScreen() && v.s.scrolled+r > v.s.goneFrom
+}
 func (v *view) faintAt(row, col int) bool { // text that explains rather than offers: dim or grey
 	a := v.s.attr(row, col)
 	r, g, b := a.FG>>16&0xff, a.FG>>8&0xff, a.FG&0xff
@@ -957,12 +1283,23 @@ func (v *view) pointed(opts []viewRow, base Attr) int {
 	}
 	return i
 }
-func (v *view) working() bool { // a known tool says, or shows, that it is at work
-	if st := v.s.Status().State; st != "" && st != "clear" || v.a.Works == nil {
-		return st == "working"
+
+// working tells that a known tool is at work: its screen or its title shows it, and the protocol, where it speaks that,
+// does not say otherwise. What it says of itself comes from the same bytes as a file that is shown, so that alone
+// silences nothing; of a program that is not known it does not count.
+func (v *view) working() bool {
+	if v.a.Works == nil {
+		return false
 	}
-	return v.a.Works.MatchString("\x1b"+v.s.Title()) ||
-		slices.ContainsFunc(v.rows[max(0, v.last-12):v.last+1], func(w viewRow) bool { return v.a.Works.MatchString(w.text) })
+	says := v.s.Status().State
+	if says != "" && says != "clear" && says != "working" {
+		return false
+	}
+	if v.a.Works.MatchString("\x1b" + v.s.Title()) {
+		return true
+	}
+	shows := func(w viewRow) bool { return v.a.Works.MatchString(w.text) }
+	return slices.ContainsFunc(v.rows[max(0, v.last-12):v.last+1], shows)
 }
 
 // judge finds what the screen asks, if anything.
@@ -971,13 +1308,129 @@ func (v *view) judge() *found {
 		return nil
 	}
 	f := cmp.Or(v.readBox(), v.readIdle(), v.readMenu(), v.readLine())
-	if st := v.s.Status(); f == nil && st.State == "blocked" { // the window is too small to show the dialog
-		f = &found{wait: settleIdle, Prompt: Prompt{Type: Unknown, Pointer: -1, Cut: true, Full: v.s.Text(),
-			Question: cmp.Or(st.Msg, st.App+" waits for an answer: "+st.Kind)}}
+	if f == nil && v.known && v.s.Status().State == "blocked" {
+		f = v.readBlocked()
 	}
 	if f == nil || v.finish(f).Score < v.o.Threshold && f.by == "pattern" {
 		return nil
 	}
+	return f
+}
+
+// inputBox is what stands in the input box, or on the input line, of the program: a text may be typed only where that is
+// nothing. Found: there is one. Whole: the draft is all that it holds, in one row.
+type inputBox struct {
+	found bool
+	draft string
+	whole bool
+}
+
+// reMark is what stands before the cursor in an empty input line: a prompt's mark, and what frames it.
+var reMark = re(`^[^\pL\pN]*$`)
+
+// Box looks at the input box. Of a tool that is not known it is the cursor's line, if that is idle or shows nothing but a
+// mark: what else stands there may be a draft.
+func (d *Detector) Box(tty TTYState, now time.Time) inputBox {
+	d.look(tty, now)
+	v := d.v
+	if d.found != nil && d.found.Idle {
+		return inputBox{found: true, whole: true}
+	}
+	if !v.known {
+		line, _ := v.cursorLine()
+		return inputBox{found: true, draft: strings.TrimSpace(line), whole: reMark.MatchString(line)}
+	}
+	if v.a.Mark == "" {
+		return v.boxInFrame()
+	}
+	for r := v.row; r >= max(0, v.row-maxBoxRows); r-- {
+		w := v.rows[r]
+		if w.rule {
+			break
+		}
+		text, marked := strings.CutPrefix(w.text, v.a.Mark)
+		if !marked || w.text == "" {
+			continue
+		}
+		text = strings.Trim(text, " \u00a0")
+		if text != "" && v.faintAt(r, w.at+utf8.RuneCountInString(w.text)-utf8.RuneCountInString(strings.TrimLeft(text, " "))) {
+			text = "" // a hint
+		}
+		below := r+1 >= len(v.rows) || v.rows[r+1].text == ""
+		return inputBox{found: true, draft: text, whole: r == v.row && below && !strings.Contains(text, "[Pasted")}
+	}
+	return inputBox{}
+}
+
+// boxInFrame is the input box of a tool that marks it with its frame alone (opencode).
+func (v *view) boxInFrame() inputBox {
+	w := v.rows[v.row]
+	box := inputBox{found: w.depth > 0, draft: w.text, whole: true}
+	if v.faintAt(v.row, w.at) {
+		box.draft = ""
+	}
+	return box
+}
+
+// maxBoxRows is how far above the cursor an input box may begin.
+const maxBoxRows = 20
+
+// reHidden are the places in a stored text that show something else than what was there: see redact and visible.
+var reHidden = re(`\\\[redacted\\\]|\\\\u\\\{[0-9A-F]+\\\}`)
+
+// showsCall tells whether the dialog shows a call of this tool with these arguments: a command or an address stands in
+// rows of its own, in all of its length; of a file its name, of a question its words. Blanks and wrapping do not count.
+// subject is as it is stored, made safe.
+func (p *Prompt) showsCall(tool, subject string) bool {
+	rows := slices.Concat(p.parts.body, p.parts.among)
+	for i, row := range rows {
+		rows[i] = squeezed(row)
+	}
+	all := strings.Join(rows, "") + squeezed(p.Question)
+	switch tool {
+	case "Bash", "WebFetch":
+		return showsRows(rows, squeezed(subject))
+	case "ExitPlanMode":
+		return strings.Contains(strings.ToLower(all), "plan")
+	case "Edit", "Write", "MultiEdit", "NotebookEdit":
+		return strings.Contains(all, squeezed(filepath.Base(subject)))
+	}
+	return subject != "" && strings.Contains(all, squeezed(subject))
+}
+
+// squeezed is a text without its blanks.
+func squeezed(text string) string { return strings.Join(strings.Fields(text), "") }
+
+// showsRows tells whether some rows, one after the other and nothing left over, are the text.
+func showsRows(rows []string, text string) bool {
+	if text == "" {
+		return false
+	}
+	pattern := reHidden.ReplaceAllString(regexp.QuoteMeta(text), ".*")
+	exact, err := regexp.Compile("^(?:" + pattern + ")$")
+	if err != nil { // longer than a pattern may be
+		return false
+	}
+	for from := range rows {
+		run := ""
+		for _, row := range rows[from:] {
+			if run += row; len(run) > 2*len(text)+maxString {
+				break
+			}
+			if row != "" && exact.MatchString(run) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// readBlocked is what a known tool says that it asks while its screen shows no dialog: the window is too small for it.
+// "blocked" can stand for more than half a second before the dialog is painted (measured on claude 2.1).
+func (v *view) readBlocked() *found {
+	st := v.s.Status()
+	f := &found{wait: settleBlocked, Prompt: Prompt{Type: Unknown, Pointer: -1, Cut: true, Full: v.s.Text()}}
+	f.Question = cmp.Or(st.Msg, st.App+" waits for an answer: "+st.Kind)
 	return f
 }
 
@@ -995,54 +1448,123 @@ func (v *view) inBox(w viewRow) bool { // a frame may be part of the box
 	return w.text != "" && v.a.Box.MatchString(w.text) || w.depth == 1 && v.a.Box.MatchString(strings.TrimSpace(w.raw))
 }
 
-// What a label says it does; refusing words win ("Continue without trusting").
-var reGrants = re(`(?i)^(y|yes|allow|always|approve|accept|confirm|trust|grant|run|proceed|i trust)\b`)
-var reRefuses = re(`(?i)^(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|abort|back|` +
-	`disallow|continue without)\b`)
+// What a label says it does; refusing words win ("Continue without trusting"). A mark before the word does not count.
+var reGrants = re(`(?i)^[^\pL\pN]*(y|yes|allow|always|approve|accept|confirm|trust|grant|run|proceed|i trust)\b`)
+var reRefuses = re(`(?i)^[^\pL\pN]*(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|` +
+	`abort|back|disallow|continue without)\b`)
+
+// reRefusal is a label that is known to refuse, so that it may be chosen while nobody answers: no words that also end,
+// skip or change something ("Quit", "Skip", "Cancel the order", "Don't ask again", "No changes, deploy").
+var reRefusal = re(`(?i)^[^\pL\pN]*(` +
+	`(no|nope)(\s*[,.;:(–—-].*)?|(cancel|abort|reject|deny|refuse|decline|disallow)(\s*[,.;:(&].*|\s+(it|all|this))?|` +
+	`(don['’]?t|do not)\s+(trust|allow|run|proceed|continue|accept|apply|install|overwrite|delete|approve|grant|execute)` +
+	`\b.*)[^\pL\pN]*$`)
+
+// reTurned are questions to which "no" means that something goes on, or is lost.
+var reTurned = re(`(?i)\b(abort|cancel|stop|quit|exit|keep|skip|leave|terminate|interrupt|save|decline|reject|refuse|` +
+	`deny|ignore|disable|prevent|block|exclude|preserve|retain)\b`)
+
+// reEscOut is the hint of a dialog that Escape is the way out.
+var reEscOut = re(`(?i)\besc(ape)?\b[ :)\]]{1,3}(to |= ?)?(cancel|reject|exit|deny|decline|abort|dismiss|go back)`)
 
 func grantsIt(c Choice) bool      { return reGrants.MatchString(c.Label) && !reRefuses.MatchString(c.Label) }
 func labels(of []Choice) []string { return mapped(of, func(c Choice) string { return c.Label }) }
 
-// finish adds what all prompts share: signals and score, permission, safe default, fingerprint.
+// finish adds what all prompts share: signals and score, permission, safe default, what is shown.
 func (v *view) finish(f *found) *found {
-	st, refusal := v.s.Status(), "esc"
+	st := v.s.Status()
 	f.Signals = append([]string{cmp.Or(f.by, "structure")}, when(v.tty.Reading == ReadingYes, []string{"tty"})...)
 	unsure := !v.known && v.tty.Reading == ReadingUnknown
 	f.wait = cmp.Or(f.wait, when(v.told, settleTold), when(unsure, settleBare), settle)
 	f.Score = math.Round(min(f.Score*100+5*float64(len(f.Signals)-1), 99)) / 100
-	if v.told && !f.Idle || f.Idle && (st.State == "idle" || st.State == "done") {
+	if v.known && (v.told && !f.Idle || f.Idle && (st.State == "idle" || st.State == "done")) {
 		f.Signals = append(f.Signals, cmp.Or(when(f.Idle || st.State == "blocked", "protocol"), "title"))
 		f.Score = 1
 	}
 	f.Permission = f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, grantsIt) && !f.Multi ||
-		st.State == "blocked" && st.Kind == "permission"
+		v.known && st.State == "blocked" && st.Kind == "permission"
 	for i := range f.Choices {
 		c := &f.Choices[i]
-		if c.Grants = grantsIt(*c); reRefuses.MatchString(c.Label) {
-			refusal = c.Key
-		}
+		c.Grants = grantsIt(*c)
 		c.Label = clip(visible(c.Label), 60)
 	}
-	safe := map[PromptType]string{YesNo: "n", ConfirmEnter: "enter", MultipleChoice: "1"}[f.Type]
-	set := v.o.SafeDefaults[f.Type]
-	switch offered := func(c Choice) bool { return c.Key == set }; {
-	case f.Permission:
-		safe = refusal
-	case f.Type == FreeText, f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, offered):
-		safe = set
-	case f.Type == MultipleChoice && len(f.Choices) > 0:
-		safe = f.Choices[max(f.Pointer, 0)].Key
-	}
-	if !f.Idle && !f.Secret && f.Type != Unknown {
-		f.SafeDefault = &safe
-	}
 	f.Question = cmp.Or(f.Question, v.s.Title(), "which one?")
-	f.Excerpt, f.Full = safely(cmp.Or(f.Excerpt, f.Question), 200), safely(cmp.Or(f.Full, f.Question), 16<<10)
-	f.Question = strings.TrimSpace(redact(visible(f.Question)))
-	words := fmt.Sprint(f.Type, f.Question, f.Excerpt, f.Idle, f.Secret, labels(f.Choices))
-	sum := sha256.Sum256([]byte(strings.Join(strings.Fields(words), ""))) // the same however it is wrapped
-	f.Fingerprint = hex.EncodeToString(sum[:8])
+	if len(f.Full) > maxFull {
+		f.Cut = true
+	}
+	f.SafeDefault = v.safeDefault(f)
+	f.Excerpt, f.Full = safely(cmp.Or(f.Excerpt, f.Question), 200), safely(cmp.Or(f.Full, f.Question), maxFull)
+	f.Question = strings.TrimSpace(f.Question)
+	f.seal()
+	f.Question = redact(visible(f.Question))
 	return f
+}
+
+// safeDefault is what may be typed while nobody answers, nil when nothing may: only what is known to refuse, Escape
+// where the dialog names it as the way out, Enter at a bare "Press Enter", or what the configuration names for lists and
+// texts in which nothing refuses, grants or is secret.
+func (v *view) safeDefault(f *found) *string {
+	if f.Idle || f.Secret || f.Type == Unknown {
+		return nil
+	}
+	if f.Type == ConfirmEnter {
+		return v.defaultOfPress(f)
+	}
+	refusal, grants, refuses := "", false, false
+	for _, c := range f.Choices {
+		plainNo := f.Type == YesNo && c.Key == "n" && c.Label == "No"
+		if plainNo || reRefusal.MatchString(c.Label) {
+			refusal = c.Key
+		}
+		grants = grants || c.Grants
+		refuses = refuses || plainNo || reRefuses.MatchString(c.Label)
+	}
+	turned := !f.Permission && reTurned.MatchString(f.Question)
+	if f.Multi || f.guess || turned {
+		return nil
+	}
+	if refusal != "" {
+		return &refusal
+	}
+	if f.esc && len(f.Choices) > 0 {
+		esc := "esc"
+		return &esc
+	}
+	set := v.o.SafeDefaults[f.Type]
+	if set == "" || f.Permission || grants || refuses || f.Cut {
+		return nil
+	}
+	if f.Type == FreeText {
+		return &set
+	}
+	for _, c := range f.Choices {
+		if f.Type == MultipleChoice && (c.Key == set || strings.EqualFold(c.Label, set)) {
+			return &c.Key
+		}
+	}
+	return nil
+}
+
+// reBarePress is "Press Enter to continue" in its forms: it names nothing that Enter does but to go on, and no other key.
+var reBarePress = re(`(?i)^[^\pL\pN]*(please )?(press|hit|strike|push)?\s*(the\s+)?[\[<("']?(enter|return|(any|a)\s+key)` +
+	`[\])>"']?(\s+key)?(\s+to\s+(continue|go on|return|go back|close( this window)?|exit|finish))?[^\pL\pN]*$`)
+
+// reOtherWay are words of another way out than Enter.
+var reOtherWay = re(`(?i)\b(ctrl|control|esc|escape|abort|cancel|interrupt|quit|q to|stop)\b|\^[A-Z]\b`)
+
+// defaultOfPress is "enter" for a question that only waits for Enter: all of it is known, nothing in it names another
+// way out, and nothing is asked. The configuration can make it "esc", or nothing.
+func (v *view) defaultOfPress(f *found) *string {
+	set, given := v.o.SafeDefaults[ConfirmEnter]
+	if !given {
+		set = "enter"
+	}
+	text := strings.Join(append(append([]string{}, f.parts.above...), f.parts.body...), "\n") + "\n" + f.Question
+	bare := reBarePress.MatchString(f.Question) && !reOtherWay.MatchString(text) && !strings.Contains(text, "?")
+	if f.Cut || !bare || set == "" {
+		return nil
+	}
+	return &set
 }
 
 /* ----- menus ----- */
@@ -1137,15 +1659,20 @@ func (v *view) menu(opts []viewRow, base Attr) *found {
 		f.Multi = f.Multi || o.tick >= 0 && !strings.Contains(o.text, "(")
 		f.Choices, f.Ticked = append(f.Choices, c), append(f.Ticked, o.tick == 1)
 	}
-	return v.describe(f, opts[0].row, opts[len(opts)-1].row)
+	rows := map[int]string{}
+	for _, o := range opts {
+		rows[o.row] = strings.TrimSpace(o.num + " " + o.label)
+	}
+	return v.describe(f, opts[0].row, opts[len(opts)-1].row, rows)
 }
 
 func bare(line string) string { // without its mark and without the keys it explains
 	return reHinted.ReplaceAllString(reLead.ReplaceAllString(line, ""), "")
 }
 
-// describe completes a dialog whose choices are in rows first to end: its kind, question, text, excerpt.
-func (v *view) describe(f *found, first, end int) *found {
+// describe completes a dialog whose choices are in rows first to end: its kind, question, text, excerpt, and what of it
+// is shown. options are its rows that hold choices, as they read whatever is pointed at or ticked.
+func (v *view) describe(f *found, first, end int, options map[int]string) *found {
 	if len(f.Choices) == 2 && !v.known && reCommon.MatchString(f.Choices[0].Label+f.Choices[1].Label) {
 		f.Type = YesNo
 		for i, c := range f.Choices {
@@ -1163,9 +1690,24 @@ func (v *view) describe(f *found, first, end int) *found {
 	for _, w := range v.rows[top : end+1] {
 		f.Cut = f.Cut || strings.IndexAny(w.text, "↑↓") == 0
 		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
+		if option, ok := options[w.row]; ok {
+			f.parts.among = append(f.parts.among, still(option))
+		} else if w.row < first {
+			f.parts.body = append(f.parts.body, still(w.text))
+		} else {
+			f.parts.among = append(f.parts.among, still(w.text))
+		}
 	}
+	if !v.known {
+		v.aboveDialog(f, top)
+	}
+	var hints strings.Builder
+	for _, w := range v.rows[top : v.last+1] {
+		hints.WriteString(w.text + "\n")
+	}
+	f.esc = reEscOut.MatchString(hints.String())
 	about, grants := v.question(f, top, first), slices.ContainsFunc(f.Choices, grantsIt)
-	if f.Cut = f.Cut && grants; f.Type != MultipleChoice || !grants {
+	if f.Type != MultipleChoice || !grants {
 		return f
 	}
 	about = slices.DeleteFunc(about, func(line string) bool { return strings.Contains(f.Question, bare(line)) })
@@ -1173,9 +1715,26 @@ func (v *view) describe(f *found, first, end int) *found {
 	if f.Excerpt = strings.TrimSpace(subject + "\n" + ask); len(f.Excerpt) > 200 { // its head, its tail, the question
 		half := (200 - len(ask) - 10) / 2
 		head, tail := strings.ToValidUTF8(subject[:half], ""), strings.ToValidUTF8(subject[len(subject)-half:], "")
-		f.Excerpt, f.Cut = head+" … "+tail+"\n"+ask+"…", true
+		f.Excerpt = head + " … " + tail + "\n" + ask + "…"
 	}
 	return f
+}
+
+// aboveDialog adds what stands above row top, where a dialog of a tool that is not known begins: a paragraph that has
+// scrolled out belongs to it, what is further up is shown too.
+func (v *view) aboveDialog(f *found, top int) {
+	paragraph, above, cut := v.linesAbove(top)
+	if top == 0 {
+		f.parts.body = append(stillRows(paragraph), f.parts.body...)
+		if len(paragraph) > 0 {
+			f.Full = strings.Join(paragraph, "\n") + "\n" + f.Full
+		}
+		f.Cut = f.Cut || cut
+	} else if len(paragraph) > 0 {
+		above = append(append(above, ""), paragraph...)
+	}
+	f.parts.above = stillRows(above)
+	f.Above = safely(strings.Trim(strings.Join(above, "\n"), "\n"), maxAbove)
 }
 
 // question picks what is asked from rows top to first of a dialog, and returns the lines it is about: those between
@@ -1240,7 +1799,7 @@ func (v *view) buttons(r int) *found {
 func (v *view) readBox() *found {
 	for r := v.last; r >= max(0, v.last-4) && !v.tty.Canonical; r-- {
 		if f := v.buttons(r); len(f.Choices) > 1 && !strings.HasPrefix(v.rows[r].text, "<") {
-			return v.describe(f, r, r)
+			return v.describe(f, r, r, map[int]string{r: strings.Join(labels(f.Choices), " ")})
 		}
 	}
 	r := v.up(v.last+1, func(w viewRow) bool { return w.depth > 0 && sides[0].row.MatchString(w.text) })
@@ -1252,7 +1811,8 @@ func (v *view) readBox() *found {
 		return nil
 	}
 	if w := v.rows[v.row]; !v.hidden && v.row < r && (w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")) {
-		f := v.describe(&found{Prompt: Prompt{Type: FreeText, Score: 0.90, Pointer: -1}}, r, r) // the cursor is in a field
+		// the cursor is in a field
+		f := v.describe(&found{Prompt: Prompt{Type: FreeText, Score: 0.90, Pointer: -1}}, r, r, nil)
 		f.Secret = reSecret.MatchString(f.Question)
 		return f
 	}
@@ -1270,7 +1830,7 @@ func (v *view) readBox() *found {
 	if len(f.Choices) == 1 {
 		f.Type, f.Choices, f.Axis, f.Pointer = ConfirmEnter, nil, "", -1
 	}
-	return v.describe(f, r, r)
+	return v.describe(f, r, r, map[int]string{r: strings.Join(labels(f.Choices), " ")})
 }
 
 /* ----- questions on the cursor's line ----- */
@@ -1305,7 +1865,7 @@ var (
 func (v *view) readLine() *found {
 	line, top := v.cursorLine()
 	text, busy := strings.TrimSpace(line), v.tty.Reading == ReadingBusy
-	f := &found{line: line, by: "pattern", place: v.s.Scrolled() + top, Prompt: Prompt{Score: 0.85, Pointer: -1}}
+	f := &found{line: line, by: "pattern", Prompt: Prompt{Score: 0.85, Pointer: -1, place: v.s.Scrolled() + top + 1}}
 	if above, up := v.lineAbove(top); up >= 0 && reRemark.MatchString(text) { // below the question
 		text, top = strings.TrimSpace(above)+" "+text, up
 	}
@@ -1323,7 +1883,7 @@ func (v *view) readLine() *found {
 	case busy, v.known, v.s.AltScreen(), v.hidden:
 		return nil
 	default:
-		return v.silent(f)
+		v.silent(f)
 	}
 	return v.paragraph(f, top)
 }
@@ -1355,6 +1915,7 @@ func (v *view) worded(f *found, text string, top int) bool {
 	case reREPL.MatchString(text) && !(reOrder.MatchString(above) && strings.Contains(strings.ToLower(above), name)):
 		f.Idle = true
 	case !reOpen.MatchString(text):
+		f.guess = true
 		f.Type, f.Choices = YesNo, []Choice{v.typed("y", "Yes", false), v.typed("n", "No", false)}
 	default:
 		return reText.MatchString(text)
@@ -1443,7 +2004,7 @@ func (v *view) listAbove(f *found, text string, top int) bool {
 	var list []Choice
 	r, extra := top-1, 0
 	for ; r >= 0 && (asks || reListed.MatchString(text)); r-- {
-		t, items := strings.TrimSpace(v.rows[r].raw), v.items(r)
+		t, items := strings.TrimSpace(v.rows[r].raw), itemsOf(v.rows[r].raw)
 		if list = append(items, list...); len(items) > 0 {
 			extra = 0
 		} else if extra++; t != "" && t[0] != '\\' && !(asks && extra == 1 && list == nil) || extra > 2 {
@@ -1458,7 +2019,7 @@ func (v *view) listAbove(f *found, text string, top int) bool {
 		f.Question = v.rows[r].text
 	}
 	if k := list[0].Key; len(k) == 2 || k > "1" && k <= "9" {
-		list = nil // the beginning has left the screen
+		list, f.Cut = nil, true // the beginning has left the screen
 	} else if k <= "9" {
 		slices.SortStableFunc(list, func(a, b Choice) int { return cmp.Or(len(a.Key)-len(b.Key), cmp.Compare(a.Key, b.Key)) })
 	}
@@ -1468,8 +2029,8 @@ func (v *view) listAbove(f *found, text string, top int) bool {
 	return true
 }
 
-func (v *view) items(r int) []Choice { // the options in row r of a printed list: one, or several in columns
-	raw := v.rows[r].raw
+// itemsOf are the options in a row of a printed list: one, or several in columns.
+func itemsOf(raw string) []Choice {
 	all := reColumns.FindAllStringSubmatch(raw, -1)
 	if len(all) < 2 || !strings.HasPrefix(strings.TrimSpace(raw), all[0][1]) {
 		all = reItem.FindAllStringSubmatch(raw, 1)
@@ -1484,47 +2045,68 @@ func (v *view) items(r int) []Choice { // the options in row r of a printed list
 func (v *view) readAbove(f *found) *found {
 	line, top := v.lineAbove(v.row)
 	text := strings.TrimSpace(line)
-	f.line, f.place, f.Question = "", v.s.Scrolled()+max(top, 0), text
+	f.line, f.place, f.Question = "", v.s.Scrolled()+max(top, 0)+1, text
 	switch {
 	case presses(text) && len(text) < 80 && !v.tty.Canonical && (v.known || text[0] == '[' && v.row-top <= 2):
 		f.Type = ConfirmEnter
-		return f
+		return v.paragraph(f, top)
 	case v.known, v.tty.Reading != ReadingYes, v.s.AltScreen():
 		return nil
 	case v.tty.Canonical && text != "" &&
 		(v.named(f, text, top) || strings.LastIndexAny(text, "?:") == len(text)-1 && v.worded(f, text, top)):
 		f.wait = settleBare
-		return f
+		return v.paragraph(f, top)
 	case v.tty.Canonical:
 		v.silent(f)
 		f.Type, f.Idle, f.Secret = FreeText, text != "", text == "" && !v.tty.Echo
 		f.Question = cmp.Or(text, "the program waits for input")
-		return f
+		return v.paragraph(f, max(top, 0))
 	}
+	var below []string // the question
 	for n := 0; n < 3 && top >= 0; n++ {
 		if f.Question = strings.TrimSpace(line); v.marked(f, f.Question) && f.Type == YesNo {
-			return v.paragraph(f, top)
+			return v.withBelow(v.paragraph(f, top), below)
 		} else if v.hidden && (strings.Contains(line+" ", "? ") || strings.Contains(line, "◆")) {
 			f.Type, f.Score, f.Choices, f.Question = FreeText, 0.75, nil, strings.Trim(line, uprights+lines+"? ")+"?"
-			return f
+			return v.withBelow(v.paragraph(f, top), below)
 		}
+		below = append([]string{line}, below...)
 		line, top = v.lineAbove(top)
 	}
 	return nil
+}
+
+// withBelow adds what was printed below a question that still stands.
+func (v *view) withBelow(f *found, below []string) *found {
+	f.parts.among = stillRows(below)
+	if len(below) > 0 {
+		f.Full += "\n" + strings.Join(below, "\n")
+	}
+	return f
 }
 
 // paragraph puts the lines before a question into its full text, and into the question where that says nothing.
 func (v *view) paragraph(f *found, top int) *found {
 	says := f.Full != "" || f.Idle || f.Type == ConfirmEnter ||
 		reSays.MatchString(reMarked.ReplaceAllString(f.Question, ""))
+	before, above, cut := v.linesAbove(top)
 	f.Full = cmp.Or(f.Full, f.Question)
-	for n := 0; n < 12 && top > 0 && !v.s.AltScreen() && v.rows[top-1].raw != "" && !v.rows[top-1].rule; n++ {
-		var line string
-		line, top = v.lineAbove(top)
-		if says = says || len(v.items(top)) > 0; !says && n < 3 {
+	if f.Idle {
+		before, above, cut = before[max(0, len(before)-12):], nil, false
+	}
+	for n := 0; n < 3 && n < len(before) && !says; n++ {
+		line := before[len(before)-1-n]
+		if says = len(itemsOf(line)) > 0; !says {
 			f.Question = strings.TrimSpace(line) + "\n" + f.Question
 		}
-		f.Full = line + "\n" + f.Full
+	}
+	f.Full = strings.Join(append(slices.Clone(before), f.Full), "\n")
+	f.Above = safely(strings.Trim(strings.Join(above, "\n"), "\n"), maxAbove)
+	f.Cut = f.Cut || cut
+	f.parts = shown{above: stillRows(above), body: stillRows(before), line: true}
+	line, first := v.cursorLine()
+	if f.line != "" && f.line == line {
+		f.lift = first - top
 	}
 	return f
 }

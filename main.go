@@ -113,9 +113,10 @@ func settings(c *Config) []setting {
 		{Key: "stream.strip_ansi", env: "STRIP_ANSI", def: "true", to: &c.StripANSI},
 		{Key: "safe_defaults.yes_no", def: "n", to: new(string), shape: "n",
 			must: `can only be "n": nothing is approved by waiting`},
-		{Key: "safe_defaults.confirm_enter", def: "enter", to: new(string), shape: "enter|esc", must: "must be enter or esc"},
-		{Key: "safe_defaults.multiple_choice", def: "1", to: new(string), shape: "[1-9]|esc",
-			must: "must be a number from 1 to 9, in quotes, or esc"},
+		{Key: "safe_defaults.confirm_enter", def: "enter", to: new(string), shape: "enter|esc|",
+			must: `must be "enter", "esc" or "" for nothing`},
+		{Key: "safe_defaults.multiple_choice", to: new(string), shape: `[^\pC\p{Zl}\p{Zp}]{0,60}`,
+			must: "must be a choice's number or its words, at most 60 characters on one line"},
 		{Key: "safe_defaults.free_text", to: new(string), shape: `[^\pC\p{Zl}\p{Zp}]{0,200}`,
 			must: "must be one line of at most 200 characters, none of them a control character"},
 		{Key: "retention_days", def: "30", to: &c.RetentionDays, min: 1, max: 36500},
@@ -344,7 +345,8 @@ Compares with the head in the state file too. Exit: 1 when it does not hold.`},
 		{"lab", "lab [flags] [FILE|DIR…]", "replay recordings through the detector", 0, -1, cmdLab, "", `
   --json, --screen, --explain  one object per line; the last screen; why
 Takes the recordings of run --record, scenarios (JSON), and folders of both.`},
-		{"hook", "hook", "called by a tool's own hook system, not by you", 0, -1, cmdHook, "", ""},
+		{"hook", "hook [--timeout SECONDS]", "called by a tool's own hook system, not by you", 0, -1, cmdHook, "", `
+  --timeout SECONDS  how long a question waits, where run was told so`},
 		{"adapters", "adapters [--json]", "known tools: found or not, version, supported range", 0, 0, cmdAdapters, "", ""},
 		{"config", "config [--json]", "settings in force and where each came from", 0, 0, cmdConfig, "", `
 Flags win over the environment, that over config.toml, that over the default.`},
@@ -657,68 +659,136 @@ func withhold(lines []byte, full bool) (out []byte) {
 }
 
 /* ===== The session: one run of a tool ===== */
-// All data has one owner. The loop: Screen, Detector, question, gate, queues; it only selects and appends to the store.
+// All data has one owner. The loop: Screen, Detector, questions, gate, queues; it only selects and appends to the store.
 // Beside it: read, readKeys, a writer and a waiter of the PTY, the store's follower, the poller, one sender per call of
 // the channel; they end with the PTY, the context or the process. Output reaches the host before anything looks at it.
+
+// Times of a session. What is measured is in the facts about the tool that is named.
 const (
-	joinWindow              = 400 * time.Millisecond            // hook and dialog are 0.2 s apart (measured on claude 2.1)
-	hookGrace, retryEvery   = 2 * time.Second, 5 * time.Second  // for a hook to act before the gate; to record a question
-	keyGrace                = 300 * time.Millisecond            // after a key at the keyboard, for the screen to show it
-	dialogGrace             = 300 * time.Millisecond            // claude 2.1 ignores keys in a dialog's first 0.1 to 0.2 s
-	lookTime, gatePoll      = time.Second, time.Second / 40     // for the gate to see its question; between its looks
-	judgeEvery, reapEvery   = time.Second / 100, time.Minute    // between looks of the detector; for sessions that died
-	maxBacklog, maxMessage  = 4 << 20, 4096                     // bytes of --stream text that waits; of an operator's text
-	followTime, submitTime  = time.Second, 3 * time.Second      // for one key of the gate to show; for a text to be taken
-	drainSend, drainStream  = 3 * time.Second, 10 * time.Minute // for the last messages; with --stream, all output
-	doingEvery, outputEvery = time.Second, 30 * time.Second     // between records of what is done; of the last output
-	maxUnread, readBytes    = 64, 8 << 10                       // reads the screen may lag behind the host; bytes of one
-	questionOpen            = "a question is open: answer it, or press ESC with /keys"
+	keyGrace    = 300 * time.Millisecond // after a key at the keyboard, for the screen to show it
+	dialogGrace = 300 * time.Millisecond // claude 2.1 ignores keys in a dialog's first 0.1 to 0.2 s
+	hookWait    = 2 * time.Second        // for the hook of a dialog to call: 23 to 440 ms, 1.4 s on a busy machine (claude 2.1)
+	hookCheck   = time.Second            // between looks whether a hook lives
+	dialogGone  = time.Second            // a hook's dialog is out of sight for good: a repaint takes 0.3 s (claude 2.1)
+	hookUnasked = 5 * time.Second        // the tool says that it asks nothing, although its hook waits
+	retryEvery  = 5 * time.Second        // between attempts to record a question
+	lookTime    = time.Second            // for the gate to see its question
+	gatePoll    = time.Second / 40       // between looks of the gate
+	followTime  = time.Second            // for one key of the gate to show
+	submitTime  = 3 * time.Second        // for a text to be taken
+	judgeEvery  = time.Second / 100      // between looks of the detector
+	reapEvery   = time.Minute            // between looks for sessions that died
+	drainSend   = 3 * time.Second        // for the last messages
+	drainStream = 10 * time.Minute       // for all output, with --stream
+	doingEvery  = time.Second            // between records of what is done
+	outputEvery = 30 * time.Second       // between records of the last output
 )
+
+// Sizes of a session, in bytes unless said otherwise.
+const (
+	maxBacklog = 4 << 20  // of --stream text that waits
+	maxMessage = 4096     // of an operator's text
+	maxHeld    = 64 << 10 // of keys that wait for the gate
+	maxUnread  = 64       // reads that the screen may lag behind the host
+	readBytes  = 8 << 10  // of one read
+)
+
+// questionOpen refuses text while something else is asked.
+const questionOpen = "a question is open: answer it, or press ESC with /keys"
+
+// bothAnswered is the reason of a question that was answered here and on the phone in the same moment.
+const bothAnswered = "a key was pressed at the keyboard in the same moment: the terminal shows which of the two counted"
 
 var (
-	reReport    = regexp.MustCompile(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`)  // sent by terminals themselves (ctlseqs)
-	reControl   = regexp.MustCompile(`[^\n\t\P{Cc}]`)                        // what a terminal acts on
-	reSimpleYes = regexp.MustCompile(`(?i)^yes(, manually approve|[^,;]*$)`) // a yes to nothing more (" and " as a comma)
+	reReport  = regexp.MustCompile(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`) // sent by terminals themselves (ctlseqs)
+	reControl = regexp.MustCompile(`[^\n\t\P{Cc}]`)                       // what a terminal acts on
+	reArrow   = regexp.MustCompile(`^\x1b[\[O][0-9;]*[A-Z~]$`)            // a key that moves and decides nothing
 )
 
-type session struct { // what the loop owns
-	cfg                                    *Config
-	st                                     *Store
-	ch                                     Channel
-	tg                                     *Telegram // ch, unless that is local
-	log                                    *slog.Logger
-	adapter                                *Adapter
-	pty                                    PTY
-	det                                    *Detector
-	cast                                   *castWriter // nil without --record
-	rec                                    SessionRecord
-	in, out, notes, tty                    *os.File // notes: nil with --quiet; tty: the host's terminal, nil without one
-	restore                                func() error
-	hooked, interactive, hungUp, inFlight  bool // hooks call us; somebody may type; told to end; a write is under way
-	signals                                chan os.Signal
-	ctx                                    context.Context // of what goes on beside the loop, until stop
-	stop                                   func()
-	polling                                sync.WaitGroup
-	events                                 chan func() // of the goroutines, for the loop to run
-	sending                                int         // calls that have not reported
-	next, judged, lastKey, doingAt, reapAt time.Time   // turn of the loop at the latest; last look, key here, record; reap
-	seen                                   *Prompt     // what the detector last found, until it is gone
-	q                                      *question   // in force
-	gate                                   *gate
-	typing, jsonLine                       []byte // for the writer; unfinished line of stream-json, nil for other tools
-	stream                                 stream
-	answer, trouble, warning               string       // beginning of its last answer; of the state file; of its version
-	open                                   atomic.Bool  // a question is open: the follower looks more often
-	unseen                                 atomic.Int64 // bytes that Read has returned and the screen has not got
+// session is one run of a tool. All of it belongs to the loop.
+type session struct {
+	cfg         *Config
+	flags       map[string]string // of the command line, by setting: a reload keeps them
+	st          *Store
+	ch          Channel
+	tg          *Telegram // ch, unless that is local
+	log         *slog.Logger
+	adapter     *Adapter
+	pty         PTY
+	det         *Detector
+	cast        *castWriter // nil without --record
+	rec         SessionRecord
+	in          io.Reader
+	out         io.Writer
+	notes       io.Writer // for our own words to the person at the terminal
+	tty         *os.File  // the host's terminal, nil without one
+	restore     func() error
+	hooked      bool // hooks call us
+	interactive bool // somebody may type
+	fed         bool // standard input is a pipe that has not ended: who feeds it answers
+	hungUp      bool // told to end
+	signals     chan os.Signal
+	ctx         context.Context // of what goes on beside the loop, until stop
+	stop        func()
+	polling     sync.WaitGroup
+	events      chan func() // of the goroutines, for the loop to run
+	sending     int         // calls that have not reported
+
+	next     time.Time // when the loop turns at the latest
+	judgedAt time.Time // when the detector last looked
+	lastKey  time.Time // when somebody last typed here
+	doingAt  time.Time // when what is done was last recorded
+	reapAt   time.Time // when to look for dead sessions
+
+	seen     *Prompt        // what the detector last found, until it is gone
+	q        *question      // in force
+	hooks    []*question    // of hooks, in the order they came; q may be one of them
+	calm     time.Time      // since when a tool that speaks the protocol says that it asks nothing; zero: it asks
+	inputs   []*InputRecord // what the phone wants of us, in order
+	gate     *gate
+	held     []heldKeys // typed at the keyboard while the gate types
+	typing   []byte     // for the writer, but for the gate's keys
+	inFlight bool       // a write is under way
+	jsonLine []byte     // unfinished line of stream-json, nil for other tools
+	stream   stream
+	answer   string       // beginning of the tool's last answer
+	trouble  string       // of the state file
+	warning  string       // of the tool's version
+	open     atomic.Bool  // a question is open: the follower looks more often
+	unseen   atomic.Int64 // bytes that Read has returned and the screen has not got
 }
-type question struct { // the prompt in force, and what is known of it beyond its record
-	rec                    PromptRecord // Status "" until it is stored
-	screen                 *Prompt      // nil: only a hook asked
-	joinBy, typeAt, remind time.Time    // it waits for hook or screen until; the gate types it from; time left is shown at
-	shown                  time.Time    // when the dialog of a known tool was seen
-	typed, unasked         bool         // keys went to the child since it appeared; free text is off: it is not sent
-	unsend                 func()       // ends a delivery that is no longer wanted
+
+// question is a prompt that waits for an answer, and what is known of it beyond its record.
+type question struct {
+	rec     PromptRecord // Status "" until it is stored
+	screen  *Prompt      // as the detector saw it; nil: a hook asks
+	dialog  *Prompt      // of a hook's: its dialog as it stands on the screen, nil when it does not
+	goneAt  time.Time    // of a hook's: when its dialog left the screen
+	checkAt time.Time    // of a hook's: when to look whether the hook still lives
+	askAt   time.Time    // it is not stored before: a hook may come that asks the same
+	decided bool         // the gate is to type what the record says
+	shownAt time.Time    // when the dialog of a known tool was seen
+	remind  time.Time    // when its message shows the time left anew
+	typedBy string       // who pressed a key that may have answered it, "" nobody
+	unsend  func()       // ends a delivery that is no longer wanted
 }
+
+// heldKeys are keys that were typed while the gate was typing.
+type heldKeys struct {
+	keys []byte
+	at   time.Time
+}
+
+// write is what the writer writes, in one piece. An answer of ours is not written when output is waiting to be read: it
+// may take the question away.
+type write struct {
+	p      []byte
+	answer bool
+}
+
+// errUnread is a write that was not made because output was waiting.
+var errUnread = errors.New("output is waiting")
+
 type toolUse struct { // in stream-json output
 	Type, ID, Name string
 	Input          json.RawMessage
@@ -741,8 +811,9 @@ func newSession(c *command) (*session, error) { // what can fail before anything
 	o, tool, name := c.opts, filepath.Base(c.opts.args[0]), c.opts.text("adapter")
 	life, _ := time.ParseDuration(o.text("timeout"))
 	seconds := when(o.given("timeout"), strconv.Itoa(int(life/time.Second)))
-	cfg, err := c.config(map[string]string{"channel": o.text("channel"), "stream.enabled": when(o.on("stream"), "true"),
-		"timeout_seconds": seconds, "permission_timeout_seconds": seconds})
+	flags := map[string]string{"channel": o.text("channel"), "stream.enabled": when(o.on("stream"), "true"),
+		"timeout_seconds": seconds, "permission_timeout_seconds": seconds}
+	cfg, err := c.config(flags)
 	adapter := adapterFor(cmp.Or(name, tool))
 	unknown := hinted(fmt.Errorf("no adapter is called %q", name), "`atlasbridge adapters` lists them")
 	if err = cmp.Or(err, when(name != "" && name != "generic" && adapter.Name == "generic", unknown)); err != nil {
@@ -756,12 +827,16 @@ func newSession(c *command) (*session, error) { // what can fail before anything
 	st.Retention = time.Duration(cfg.RetentionDays) * 24 * time.Hour
 	cwd, _ := os.Getwd()
 	terminal := func(f *os.File) *os.File { return when(onTerminal(f), f) }
-	s := &session{cfg: cfg, st: st, ch: localChannel{}, tg: newTelegram(cfg, st, log), log: log, adapter: adapter,
-		in: c.stdin, out: c.stdout, notes: when(!o.on("quiet"), c.stderr), interactive: onTerminal(c.stdin),
+	s := &session{cfg: cfg, flags: flags, st: st, ch: localChannel{}, tg: newTelegram(cfg, st, log), log: log,
+		adapter: adapter, in: c.stdin, out: c.stdout, notes: c.stderr, interactive: onTerminal(c.stdin),
 		tty: cmp.Or(terminal(c.stdin), terminal(c.stdout), terminal(c.stderr)), restore: func() error { return nil },
 		signals: make(chan os.Signal, 8), events: make(chan func()),
 		rec: SessionRecord{Head: Head{ID: newID()}, Tool: tool, Args: o.args[1:], Cwd: cwd, Wrapper: os.Getpid(),
 			Label: o.text("name"), Status: "active", Activity: "starting", StartedAt: time.Now().UTC()}}
+	if o.on("quiet") {
+		s.notes = io.Discard
+	}
+	s.fed = !s.interactive
 	for _, what := range st.notes {
 		fmt.Fprintf(s.notes, "atlasbridge: %s (see `atlasbridge doctor`)\n", what)
 	}
@@ -799,8 +874,8 @@ func (s *session) run(ctx context.Context, argv []string) error { // spawns it; 
 		fmt.Fprintln(s.notes, "atlasbridge: no Telegram here: questions wait for the keyboard or `atlasbridge answer` "+
 			"(see `atlasbridge setup`)")
 	}
-	if s.interactive {
-		if s.restore, err = rawMode(s.in); err != nil {
+	if host, ok := s.in.(*os.File); ok && s.interactive {
+		if s.restore, err = rawMode(host); err != nil {
 			return fmt.Errorf("setting the terminal to raw mode: %w", err)
 		}
 	}
@@ -814,30 +889,31 @@ func (s *session) run(ctx context.Context, argv []string) error { // spawns it; 
 		})
 	}
 	debug.SetGCPercent(25) // 12 MB resident instead of 16, for less than 1 % more time at full output (measured)
-	s.det = newDetector(s.adapter, int(size.Rows), int(size.Cols), DetectOptions{Threshold: s.cfg.Threshold,
-		Stuck: s.cfg.Stuck, BufferBytes: s.cfg.BufferBytes, SafeDefaults: s.cfg.SafeDefaults})
-	if s.cfg.Stream {
-		s.det.Screen.Transcript(false) // from now on it is kept
-	}
+	s.watch(size)
 	s.rec.PID, s.rec.PIDStart = s.pty.PID(), processStart(s.pty.PID())
 	s.loop()
 	s.finish()
 	return nil
 }
 
-func (s *session) loop() { // until the child is gone and its output drained
-	output, keyboard, writes := make(chan []byte, maxUnread), make(chan []byte), make(chan []byte)
+// watch makes the detector that looks at the child's output from now on.
+func (s *session) watch(size Size) {
+	s.det = newDetector(s.adapter, int(size.Rows), int(size.Cols), DetectOptions{Threshold: s.cfg.Threshold,
+		Stuck: s.cfg.Stuck, BufferBytes: s.cfg.BufferBytes, SafeDefaults: s.cfg.SafeDefaults})
+	if s.cfg.Stream {
+		s.det.Screen.Transcript(false) // from now on it is kept
+	}
+}
+
+// loop runs until the child is gone and its output drained.
+func (s *session) loop() {
+	output, keyboard, writes := make(chan []byte, maxUnread), make(chan []byte), make(chan write)
 	defer close(writes)
 	resized, _ := resizeSignals(s.tty)
 	records := s.st.Follow(s.ctx, s.rec.ID, s.open.Load)
 	s.spawn(func() { s.read(output) })
 	s.spawn(func() { s.readKeys(keyboard) })
-	s.spawn(func() {
-		for p := range writes {
-			s.pty.Write(p)
-			s.events <- func() { s.inFlight = false }
-		}
-	})
+	s.spawn(func() { s.writePTY(writes) })
 	s.spawn(func() {
 		code := s.pty.Wait()
 		s.events <- func() { s.rec.ExitCode = &code }
@@ -845,17 +921,25 @@ func (s *session) loop() { // until the child is gone and its output drained
 	s.put("recording the session", ref(s.rec))
 	s.notify(Notice{Text: "▶ started: " + s.rec.Tool + " in " + s.rec.Cwd})
 	for turn := time.NewTimer(0); s.rec.ExitCode == nil || output != nil; {
-		waiting := len(s.typing) > 0 // a nil channel never becomes ready
 		turn.Reset(time.Until(s.next))
+		next, ready := s.nextWrite()
+		var toWriter chan<- write // a nil channel never becomes ready
+		if ready {
+			toWriter = writes
+		}
+		var typed <-chan []byte
+		if len(s.typing) == 0 && s.heldBytes() < maxHeld {
+			typed = keyboard
+		}
 		select {
 		case p, more := <-output:
 			if output = when(more, output); more {
 				s.output(p)
 			}
-		case p := <-when(s.gate == nil && !waiting, keyboard):
+		case p := <-typed:
 			s.keyboard(p)
-		case when(waiting && !s.inFlight, writes) <- s.typing:
-			s.typing, s.inFlight = nil, true
+		case toWriter <- next:
+			s.handedOver(next)
 		case happened := <-s.events:
 			happened()
 		case rec := <-records:
@@ -870,6 +954,47 @@ func (s *session) loop() { // until the child is gone and its output drained
 	}
 }
 
+// nextWrite is what the writer is to write now, if anything: the gate's keys go alone.
+func (s *session) nextWrite() (w write, ready bool) {
+	switch {
+	case s.inFlight:
+		return write{}, false
+	case len(s.typing) > 0:
+		return write{p: s.typing}, true
+	case s.gate != nil && len(s.gate.keys) > 0:
+		return write{p: s.gate.keys, answer: true}, true
+	}
+	return write{}, false
+}
+
+// handedOver notes that the writer has taken w: it reports later.
+func (s *session) handedOver(w write) {
+	s.inFlight = true
+	if !w.answer {
+		s.typing = nil
+	}
+}
+
+// writePTY writes what the loop hands over, and reports each write.
+func (s *session) writePTY(writes <-chan write) {
+	for w := range writes {
+		var err error
+		if w.answer && s.pty.Unread() > 0 {
+			err = errUnread
+		} else {
+			_, err = s.pty.Write(w.p)
+		}
+		s.events <- func() {
+			s.inFlight = false
+			if w.answer {
+				s.gateWrote(w.p, err)
+			} else if err != nil {
+				s.log.Warn("writing to the program", "error", err.Error())
+			}
+		}
+	}
+}
+
 func (s *session) spawn(f func()) { // a goroutine whose panic does not leave the terminal raw
 	go func() {
 		defer func() {
@@ -881,6 +1006,7 @@ func (s *session) spawn(f func()) { // a goroutine whose panic does not leave th
 		f()
 	}()
 }
+
 func (s *session) read(output chan<- []byte) { // copies it to the host, then hands it to the loop
 	defer close(output)
 	ring := make([]byte, (maxUnread+2)*readBytes) // more than output holds: a buffer is free when its turn comes
@@ -903,23 +1029,32 @@ func (s *session) readKeys(keys chan<- []byte) {
 			keys <- bytes.Clone(buf[:n])
 		}
 	}
+	select {
+	case s.events <- func() { s.fed = false }:
+	case <-s.ctx.Done():
+	}
 }
+
 func (s *session) reap() { // fails the prompts of sessions whose process is gone, and has their messages edited
 	if !s.due(s.reapAt) {
 		return
 	}
 	s.reapAt = time.Now().Add(reapEvery)
 	dead, failed, err := s.st.Reap(time.Now())
-	s.stored("closing dead sessions", err)
+	if !s.stored("closing dead sessions", err) {
+		return
+	}
 	for _, p := range failed {
 		if i := slices.IndexFunc(dead, func(d *SessionRecord) bool { return d.ID == p.SessionID }); i >= 0 {
 			s.settle(*p, *dead[i])
 		}
 	}
 }
+
 func (s *session) put(doing string, recs ...Record) bool { // what is not in the state is not typed
 	return s.stored(doing, s.st.Update(func(*View) ([]Record, error) { return recs, nil }))
 }
+
 func (s *session) stored(doing string, err error) bool { // tells once of trouble with the state or the audit log
 	if trouble := cmp.Or(err, s.st.Trouble()); trouble != nil && s.trouble != trouble.Error() {
 		s.trouble = trouble.Error()
@@ -930,14 +1065,21 @@ func (s *session) stored(doing string, err error) bool { // tells once of troubl
 	return err == nil
 }
 
-func (s *session) finish() { // closes the books and sends the last messages, and all of the output with --stream
+// finish closes the books and sends the last messages, and all of the output with --stream.
+func (s *session) finish() {
 	s.pty.Close()
+	for s.inFlight { // a write to a closed terminal returns: what it says decides whether an answer was typed
+		(<-s.events)()
+	}
 	s.restore()
 	if s.gate != nil {
-		s.gateEnd("the program ended")
+		s.gateOver()
+	}
+	for len(s.hooks) > 0 {
+		s.end(s.hooks[0], Failed, "the program ended")
 	}
 	if s.q != nil {
-		s.end(s.q, Failed)
+		s.end(s.q, Failed, "the program ended")
 	}
 	s.rec.Status = cmp.Or(when(s.hungUp, "terminated"), when(*s.rec.ExitCode > 128, "crashed"), "completed")
 	s.rec.EndedAt, s.rec.Activity = ref(time.Now().UTC()), ""
@@ -971,6 +1113,7 @@ func (s *session) finish() { // closes the books and sends the last messages, an
 }
 
 /* ===== Bytes ===== */
+
 func (s *session) output(p []byte) { // which the host has already
 	now, t := time.Now(), &s.stream
 	s.det.Feed(p, now)
@@ -983,6 +1126,7 @@ func (s *session) output(p []byte) { // which the host has already
 	t.flushAt = cmp.Or(t.flushAt, when(s.cfg.Stream, now.Add(s.cfg.Flush)))
 	t.raw = append(t.raw, when(s.cfg.Stream && !s.cfg.StripANSI && len(t.raw) < maxBacklog, p)...)
 }
+
 func (s *session) toolCalls(p []byte) { // audits the tool calls in a tool's stream-json output, a message a line
 	lines := bytes.Split(append(s.jsonLine, p...), []byte("\n"))
 	for _, line := range lines[:len(lines)-1] {
@@ -997,36 +1141,84 @@ func (s *session) toolCalls(p []byte) { // audits the tool calls in a tool's str
 	rest := lines[len(lines)-1]
 	s.jsonLine = bytes.Clone(rest[:min(len(rest), maxHookInput)])
 }
-func (s *session) keyboard(p []byte) { // empty: the end of a pipe, which the line discipline makes from ^D
+
+// keyboard passes on what is typed here, or what a pipe brings, empty at its end. While the gate types it is held back.
+func (s *session) keyboard(p []byte) {
+	if s.gate != nil {
+		s.held = append(s.held, heldKeys{keys: p, at: time.Now()})
+		return
+	}
 	if len(p) == 0 && !s.pty.State().Canonical {
 		return
 	}
-	keys := cmp.Or(string(p), "\x04\x04") // the first may only end an unfinished line
-	byHand := !reReport.MatchString(keys)
-	s.lastKey = cmp.Or(when(byHand, time.Now()), s.lastKey)
-	s.inject(keys, byHand)
+	keys := cmp.Or(string(p), "\x04\x04") // the line discipline makes the end from ^D; the first may only end a line
+	if reReport.MatchString(keys) {
+		s.inject(keys, "")
+		return
+	}
+	s.lastKey = time.Now()
+	s.inject(keys, "cli:local")
 }
-func (s *session) inject(keys string, byHand bool) { // queues them for the child; by hand: may answer the question
-	if s.typing = append(s.typing, keys...); s.q != nil {
-		s.q.typed = s.q.typed || byHand
+
+func (s *session) heldBytes() (n int) {
+	for _, h := range s.held {
+		n += len(h.keys)
+	}
+	return n
+}
+
+// release passes on what was typed while the gate g was typing. Keys that were typed at the question that g answered,
+// before it left the screen or within a moment after, are dropped: they must not answer what came after it.
+func (s *session) release(g *gate) {
+	held := s.held
+	s.held = nil
+	for _, h := range held {
+		atQuestion := g.q != nil && !g.q.rec.Idle && g.wrote && (g.leftAt.IsZero() || h.at.Before(g.leftAt.Add(keyGrace)))
+		if atQuestion && len(h.keys) > 0 && !reReport.Match(h.keys) {
+			s.log.Info("keys typed while an answer was being typed are not passed on", "bytes", len(h.keys))
+			continue
+		}
+		s.keyboard(h.keys)
+	}
+}
+
+// inject queues keys for the child. by tells who pressed them where they may answer what stands on the screen, else "".
+func (s *session) inject(keys, by string) {
+	s.typing = append(s.typing, keys...)
+	if by != "" && !reArrow.MatchString(keys) {
+		if s.q != nil {
+			s.q.typedBy = by
+		}
+		for _, h := range s.hooks {
+			if h.dialog != nil {
+				h.typedBy = by
+			}
+		}
 	}
 	s.det.Typed([]byte(keys), time.Now())
 	s.cast.event("i", keys, time.Now())
 }
+
 func (s *session) resize() {
 	size := s.size()
-	if s.pty.Resize(size) == nil {
-		s.det.Resize(int(size.Rows), int(size.Cols), time.Now())
-		s.cast.event("r", fmt.Sprintf("%dx%d", size.Cols, size.Rows), time.Now())
+	if s.pty.Resize(size) != nil {
+		return
 	}
+	s.det.Resize(int(size.Rows), int(size.Cols), time.Now())
+	if s.q != nil && s.q.screen != nil {
+		s.q.screen.place = 0 // it may stand in another row now
+	}
+	s.cast.event("r", fmt.Sprintf("%dx%d", size.Cols, size.Rows), time.Now())
 }
+
 func (s *session) signaled(sig os.Signal) { // SIGHUP of a closed terminal ends the session, any other reloads
 	_, gone := terminalSize(s.tty)
 	switch {
 	case sig == suspendSignal:
 		s.restore()
-		if stopSelf(); s.interactive {
-			s.restore, _ = rawMode(s.in)
+		stopSelf()
+		if host, ok := s.in.(*os.File); ok && s.interactive {
+			s.restore, _ = rawMode(host)
 		}
 		s.resize()
 	case sig == syscall.SIGHUP && (s.tty == nil || gone == nil):
@@ -1036,12 +1228,14 @@ func (s *session) signaled(sig os.Signal) { // SIGHUP of a closed terminal ends 
 		s.terminate()
 	}
 }
+
 func (s *session) terminate() {
 	s.hungUp = true
 	s.spawn(func() { s.pty.Terminate(nil) })
 }
+
 func (s *session) reload() { // takes over the allowlist and limits of the file, or keeps the old and says so
-	cfg, err := loadConfig(s.cfg.Dir, os.Getenv, nil)
+	cfg, err := loadConfig(s.cfg.Dir, os.Getenv, s.flags)
 	if err != nil {
 		s.notify(Notice{Text: "⚠ configuration kept as it was: " + err.Error()})
 		return
@@ -1055,13 +1249,20 @@ func (s *session) reload() { // takes over the allowlist and limits of the file,
 }
 
 /* ===== Questions ===== */
+
 func (s *session) tick() { // judges the screen and does what waits for a time
 	s.next = time.Now().Add(reapEvery)
-	for _, step := range []func(){s.judge, s.questionStep, s.gateStep, s.streamStep, s.activityStep, s.reap} {
-		step()
-	}
+	s.judge()
+	s.hookStep()
+	s.questionStep()
+	s.inputStep()
+	s.gateStep()
+	s.streamStep()
+	s.activityStep()
+	s.reap()
 	s.open.Store(s.q != nil)
 }
+
 func (s *session) due(at time.Time) bool { // if it has not come yet, the loop turns then
 	now := time.Now()
 	if at.After(now) && at.Before(s.next) {
@@ -1070,32 +1271,376 @@ func (s *session) due(at time.Time) bool { // if it has not come yet, the loop t
 	return !at.After(now)
 }
 
-func (s *session) judge() { // asks the detector whether a question has come or gone
-	tty, now := TTYState{}, time.Now()
-	if s.gate != nil || !s.due(s.judged.Add(judgeEvery)) {
+// judge asks the detector whether a question has come or gone.
+func (s *session) judge() {
+	if s.gate != nil || !s.due(s.judgedAt.Add(judgeEvery)) {
 		return
 	}
-	if s.judged = now; s.det.WantTTY(now) {
+	tty, now := TTYState{}, time.Now()
+	s.judgedAt = now
+	if s.det.WantTTY(now) {
 		tty = s.pty.State()
 		s.cast.tty(tty, now)
 	}
 	p := s.det.Tick(tty, now)
-	if p != nil || s.seen != nil && s.det.Gone(tty, now) { // the screen may have gone straight on to another question
-		if s.seen = nil; s.q != nil && s.q.screen != nil && s.q.typeAt.IsZero() {
-			s.end(s.q, Canceled)
-		}
+	if s.seen != nil && (p != nil || s.det.Gone(tty, now)) { // the screen may have gone straight on to another question
+		s.left(p)
 	}
-	s.seen = cmp.Or(p, s.seen)
-	switch q := s.q; {
-	case p == nil || p.Idle && (q != nil || !s.cfg.NotifyIdle): // nothing to say
-	case q != nil && q.screen == nil:
-		s.join(q, p)
-	default:
-		byHook := s.hooked && !p.Idle && p.Type == MultipleChoice
-		s.q = &question{screen: p, joinBy: when(byHook, now.Add(joinWindow)), shown: when(s.adapter.Box != nil, now)}
-		s.capture(p)
+	if p != nil {
+		s.seen = p
+		s.found(p)
 	}
 	s.due(slices.MaxFunc([]time.Time{now.Add(judgeEvery), s.det.Next(now)}, time.Time.Compare))
+}
+
+// left ends what was seen and has left the screen; now stands there instead, nil nothing that asks.
+func (s *session) left(now *Prompt) {
+	s.seen = nil
+	for _, h := range s.hooks {
+		if h.dialog != nil {
+			h.dialog, h.goneAt = nil, time.Now()
+		}
+	}
+	if s.q == nil || s.q.screen == nil || s.q.decided {
+		return
+	}
+	why := "the question left the screen"
+	if now != nil && !now.Idle && !s.q.rec.Idle {
+		why = "replaced: the question changed"
+	}
+	s.end(s.q, Canceled, why)
+}
+
+// found takes up what the screen asks: the dialog of a hook's question tells only that it stands; anything else becomes
+// the question in force, or waits until that is over.
+func (s *session) found(p *Prompt) {
+	if h := s.hookOf(p); h != nil {
+		h.dialog, h.goneAt = p, time.Time{}
+		return
+	}
+	if s.q != nil || p.Idle && !s.cfg.NotifyIdle {
+		return
+	}
+	q := &question{screen: p}
+	if s.hooked && !p.Idle && p.Type == MultipleChoice {
+		q.askAt = time.Now().Add(hookWait)
+	}
+	if s.adapter.Box != nil {
+		q.shownAt = time.Now()
+	}
+	s.q = q
+	s.capture(p)
+}
+
+// hookOf is the waiting hook's question whose dialog p is, nil when it is none's: it shows that tool and those
+// arguments, or the tool names them while p stands.
+func (s *session) hookOf(p *Prompt) *question {
+	for _, h := range s.hooks {
+		if p.showsCall(h.rec.Tool, h.rec.Subject) {
+			return h
+		}
+	}
+	says := squeezed(safely(s.det.Screen.Status().Msg, maxFull))
+	for _, h := range s.hooks {
+		if h.rec.Subject != "" && s.adapter.Box != nil && !p.Idle && strings.HasSuffix(says, ":"+squeezed(h.rec.Subject)) {
+			return h
+		}
+	}
+	return nil
+}
+
+// hookAsked takes a question that `atlasbridge hook` has stored. What the screen asked of the same, and nobody was told,
+// is forgotten; what was told already stays, and the hook leaves it to the dialog.
+func (s *session) hookAsked(rec PromptRecord) {
+	if v, err := s.st.View(); err != nil || v.Prompts[rec.ID] == nil || v.Prompts[rec.ID].Status != Created {
+		return // it was over before we heard of it
+	}
+	h := &question{rec: rec, checkAt: time.Now().Add(hookCheck)}
+	if s.q != nil && s.q.screen != nil && !s.q.rec.Idle && s.q.screen.showsCall(rec.Tool, rec.Subject) {
+		if s.q.rec.Status != "" {
+			s.move(rec.ID, Canceled, func(r *PromptRecord) { r.Reason = "asked from the screen already" })
+			return
+		}
+		s.q = nil
+	}
+	s.hooks = append(s.hooks, h)
+	slices.SortStableFunc(s.hooks, func(a, b *question) int { return a.rec.CreatedAt.Compare(b.rec.CreatedAt) })
+	if s.seen != nil && !s.seen.Idle && s.hookOf(s.seen) == h {
+		h.dialog = s.seen
+	}
+	switch {
+	case s.q != nil && s.q.rec.Idle && !s.q.decided:
+		s.end(s.q, Canceled, "the tool works again")
+	case s.q != nil && s.q.screen != nil && s.q.rec.Status == "":
+		s.q = nil // it comes back when the hooks' questions are over, if it stands then
+		s.advance()
+	case s.q == nil:
+		s.advance()
+	}
+}
+
+// advance puts the next question in force: the hooks' in the order they came, then what the screen asks.
+func (s *session) advance() {
+	if s.q != nil || s.rec.ExitCode != nil {
+		return
+	}
+	if len(s.hooks) > 0 {
+		s.q = s.hooks[0]
+		return
+	}
+	if s.seen != nil && s.hookOf(s.seen) == nil {
+		s.found(s.seen)
+	}
+}
+
+// hookStep ends hooks' questions that are over without us: their dialog is gone, the tool says that it asks nothing any
+// more, or the hook itself is gone.
+func (s *session) hookStep() {
+	if len(s.hooks) == 0 {
+		return
+	}
+	s.watchCalm()
+	for _, h := range slices.Clone(s.hooks) {
+		gone := !h.goneAt.IsZero() && s.due(h.goneAt.Add(dialogGone))
+		quiet := !s.calm.IsZero() && s.due(later(s.calm, h.rec.CreatedAt).Add(hookUnasked))
+		switch {
+		case h.rec.Open() && (gone || quiet):
+			s.end(h, Canceled, "answered in the terminal, or given up by the tool")
+		case h.rec.Status == Created && h != s.q && s.due(h.rec.ExpiresAt):
+			s.end(h, Canceled, "its time was over before it could be asked: the dialog asks")
+		case s.due(h.checkAt):
+			h.checkAt = time.Now().Add(hookCheck)
+			s.checkHook(h)
+		}
+		s.due(h.checkAt)
+	}
+}
+
+// later is the later of two times.
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// watchCalm keeps since when a tool that speaks the protocol says that it does not ask.
+func (s *session) watchCalm() {
+	state := s.det.Screen.Status().State
+	if s.adapter.Box == nil || state == "" || state == "blocked" {
+		s.calm = time.Time{}
+	} else if s.calm.IsZero() {
+		s.calm = time.Now()
+	}
+}
+
+// checkHook ends a question whose hook does not live any more. It lives until it has passed its answer on.
+func (s *session) checkHook(h *question) {
+	if s.st.Alive(h.rec.ID) {
+		return
+	}
+	v, err := s.st.View()
+	if err != nil || v.Prompts[h.rec.ID] == nil {
+		return
+	}
+	now := v.Prompts[h.rec.ID]
+	switch {
+	case now.Open():
+		s.end(h, Canceled, "the tool gave up its question")
+	case now.Status == ReplyReceived || now.Status == Expired:
+		s.end(h, Failed, "the tool's hook ended before it passed the answer on")
+	}
+}
+
+// end takes a question out: as to says and why, or, where it was Canceled or Failed and somebody pressed keys for it, as
+// answered by them. "" when the record says it already. Its message is edited, and the next question comes.
+func (s *session) end(q *question, to State, why string) {
+	switch {
+	case to == "":
+	case q.rec.Status == "":
+	case q.typedBy != "" && q.rec.Open():
+		s.move(q.rec.ID, Resolved, func(r *PromptRecord) { r.DecidedBy = ref(q.typedBy) })
+	case q.rec.Open() || to != Canceled:
+		s.move(q.rec.ID, to, func(r *PromptRecord) { r.Reason = why })
+	}
+	if q.unsend != nil {
+		q.unsend()
+	}
+	s.hooks = slices.DeleteFunc(s.hooks, func(h *question) bool { return h == q })
+	if s.q == q {
+		s.q = nil
+	}
+	if v, err := s.st.View(); err == nil && v.Prompts[q.rec.ID] != nil {
+		s.settle(*v.Prompts[q.rec.ID], s.rec)
+	}
+	s.advance()
+}
+
+// byID is the question with this id, nil when we have none.
+func (s *session) byID(id string) *question {
+	if s.q != nil && s.q.rec.ID == id {
+		return s.q
+	}
+	for _, h := range s.hooks {
+		if h.rec.ID == id {
+			return h
+		}
+	}
+	return nil
+}
+
+// move makes one transition, and keeps our copy true.
+func (s *session) move(id string, to State, change func(*PromptRecord)) bool {
+	var after PromptRecord
+	moved, err := s.st.Move(id, to, func(r *PromptRecord) {
+		change(r)
+		after = *r
+	})
+	after.Status = to
+	if q := s.byID(id); moved && q != nil {
+		q.rec = after
+	}
+	return s.stored("recording a prompt", err) && moved
+}
+
+func asIs(*PromptRecord) {}
+
+// questionStep stores the question in force, sends it, lets it be typed, or expires it, when it is time.
+func (s *session) questionStep() {
+	q := s.q
+	if s.gate != nil || q == nil || !s.due(q.askAt) {
+		return
+	}
+	if q.rec.Status == "" && !s.create(q) {
+		return
+	}
+	switch {
+	case q.decided:
+		if s.due(q.shownAt.Add(dialogGrace)) {
+			s.gate = newGate(q)
+		}
+	case !q.rec.Open(): // its hook passes the answer on
+	case q.rec.Status == Created && s.interactive && !s.due(s.lastKey.Add(s.cfg.Away)): // somebody types here
+	case s.due(q.rec.ExpiresAt):
+		s.expire(q)
+	case q.rec.Status == Created:
+		fits := func(r *PromptRecord) { r.ShownAll = !r.Cut && fitsMessage(r) }
+		if s.move(q.rec.ID, Routed, fits) {
+			s.askPhone(q)
+		}
+	case q.rec.Status == AwaitingReply && s.due(q.remind):
+		s.settle(q.rec, s.rec)
+		q.remind = remindAt(&q.rec)
+		s.due(q.remind)
+	}
+}
+
+func remindAt(p *PromptRecord) time.Time { // a message shows the time left as it was for half of it: it is no clock
+	return time.Now().Add(max(time.Until(p.ExpiresAt)/2, time.Minute))
+}
+
+// expire ends a question that nobody answered. A hook refuses then. For any other, only what is known to refuse is
+// typed, and nothing at all while somebody may still feed standard input.
+func (s *session) expire(q *question) {
+	why := fmt.Sprintf("no answer in %d s", int(q.rec.ExpiresAt.Sub(q.rec.CreatedAt).Seconds()))
+	byHook := q.screen == nil
+	expired := s.move(q.rec.ID, Expired, func(r *PromptRecord) {
+		r.Reason, r.Value = why, r.SafeDefault
+		if s.fed && !byHook {
+			r.Value = nil
+		}
+	})
+	v, err := s.st.View()
+	switch {
+	case !expired && err == nil && v.Prompts[q.rec.ID] == nil: // it vanished from the state
+		s.end(q, "", "")
+	case !expired: // somebody decided in this very moment, or the state is in trouble
+		s.next = time.Now().Add(judgeEvery)
+	case byHook:
+		q.checkAt = time.Now()
+	case q.rec.Value == nil:
+		s.end(q, "", "")
+	default:
+		q.decided, s.next = true, time.Now()
+	}
+}
+
+// create stores what the screen asks, or tries again later.
+func (s *session) create(q *question) bool {
+	p, now := q.screen, time.Now()
+	life := s.cfg.Timeout
+	if p.Permission {
+		life = s.cfg.PermissionTimeout
+	}
+	q.rec = PromptRecord{Head: Head{ID: newID()}, Prompt: *p, SessionID: s.rec.ID, Confidence: p.Confidence(),
+		Source: "screen", Cwd: s.rec.Cwd, Status: Created, Nonce: newNonce(), CreatedAt: now.UTC(),
+		ExpiresAt: now.Add(life).UTC(), Key: idempotencyKey(s.rec.ID, p.Excerpt, now)}
+	if p.Idle {
+		q.rec.Full, q.rec.MaxLength = cmp.Or(s.answer, s.det.Words()), maxMessage
+	}
+	s.rec.Prompts++
+	if !s.put("recording a question", ref(q.rec), ref(s.rec)) {
+		s.rec.Prompts--
+		q.rec, q.askAt = PromptRecord{}, now.Add(retryEvery)
+		return s.due(q.askAt)
+	}
+	return true
+}
+
+// followed is a record as somebody else changed it: a decision, a hook's question, the phone's wish.
+func (s *session) followed(rec Record) {
+	switch r := rec.(type) {
+	case *InputRecord:
+		if r.Status == "queued" {
+			s.inputs = append(s.inputs, r)
+		}
+	case *PromptRecord:
+		q := s.byID(r.ID)
+		if q == nil {
+			if r.Source == "hook" && r.Status == Created {
+				s.hookAsked(*r)
+			}
+			return
+		}
+		typing := s.gate != nil && s.gate.q == q
+		if typing || r.Status == q.rec.Status {
+			return
+		}
+		s.changed(q, r)
+	}
+}
+
+// changed takes over what has become of a question.
+func (s *session) changed(q *question, r *PromptRecord) {
+	switch {
+	case r.Status == ReplyReceived:
+		q.rec = *r
+		q.decided = q.screen != nil
+		if *cmp.Or(r.DecidedBy, ref("")) == "cli:answer" {
+			s.notify(Notice{Ring: true, Text: "⌨ answered with `atlasbridge answer`: " + valueName(r, r.Value)})
+		}
+	case r.Status == Injected: // by its hook
+		q.rec = *r
+		s.passedOn(q)
+	case r.Status == Failed || r.Status == Canceled || r.Status == Resolved:
+		q.rec = *r
+		s.end(q, "", "")
+	}
+}
+
+// passedOn ends a question whose hook has given its answer to the tool. A key that was pressed here in the same moment
+// may have been faster: that is said.
+func (s *session) passedOn(q *question) {
+	s.move(q.rec.ID, Resolved, func(r *PromptRecord) {
+		if q.typedBy == "cli:local" {
+			r.Reason = bothAnswered
+		}
+	})
+	if q.dialog != nil {
+		s.det.Sleep(time.Now().Add(s.cfg.EchoWindow))
+		s.seen = nil
+	}
+	s.end(q, "", "")
 }
 
 func (s *session) activityStep() { // records what is done when that has changed, and now and then when output last came
@@ -1108,211 +1653,73 @@ func (s *session) activityStep() { // records what is done when that has changed
 	}
 }
 
-// hookAsked takes a question that `atlasbridge hook` has stored, if none is in force: end comes back for the others. A
-// permission waits a moment for its dialog, which has more choices; with -p there is none.
-func (s *session) hookAsked(rec PromptRecord) {
-	dialog := rec.Permission && !slices.Contains(s.rec.Args, "-p") && !slices.Contains(s.rec.Args, "--print")
-	switch q := s.q; {
-	case q != nil && q.rec.Idle:
-		s.end(q, Canceled)
-	case q == nil || q.rec.Status == "":
-		s.q = &question{rec: rec, joinBy: when(dialog, time.Now().Add(joinWindow))}
-		if s.seen != nil && !s.seen.Idle {
-			s.join(s.q, s.seen)
-		}
-	case q.rec.Source == "screen" && q.rec.Permission:
-		s.move(rec.ID, Canceled, func(r *PromptRecord) { r.Reason = "asked from the screen already" })
+/* ===== What the phone wants of a session ===== */
+
+// inputStep does what the phone asked for, one after the other.
+func (s *session) inputStep() {
+	for len(s.inputs) > 0 && s.gate == nil {
+		next := s.inputs[0]
+		s.inputs = s.inputs[1:]
+		s.input(next)
 	}
 }
 
-func (s *session) join(q *question, p *Prompt) { // a hook's with the screen's choices; what the hook can say is marked
-	q.screen, q.joinBy, q.shown = p, time.Time{}, time.Now()
-	choices, last := slices.Clone(p.Choices), len(p.Choices)-1
-	if q.rec.Tool == "AskUserQuestion" || last < 0 || choices[last].Grants {
-		return // the hook knows the questions and answers them all at once
-	}
-	yes := func(c Choice) bool {
-		return c.Grants && reSimpleYes.MatchString(strings.ReplaceAll(c.Label, " and ", ","))
-	}
-	if i := slices.IndexFunc(choices, yes); i >= 0 {
-		choices[i].Hook = "allow"
-	}
-	choices[last].Hook = "deny"
-	s.stored("joining hook and screen", s.st.Update(func(v *View) ([]Record, error) {
-		r := *cmp.Or(v.Prompts[q.rec.ID], &PromptRecord{NonceUsed: true})
-		if r.NonceUsed {
-			return nil, nil
-		}
-		r.Choices, r.SafeDefault, r.Fingerprint = choices, &choices[last].Key, p.Fingerprint
-		r.Signals = slices.Concat(r.Signals, p.Signals)
-		q.rec, q.remind = r, time.Time{} // where it is shown already, anew
-		return []Record{&r}, nil
-	}))
-}
-
-// end takes the question out of force: as answered at the keyboard if keys went to the child since it appeared, else
-// Canceled or Failed; "" when it has ended already. Its message is edited, and a hook's next one let in.
-func (s *session) end(q *question, to State) {
-	why := map[State]string{Canceled: "the question left the screen", Failed: "the program ended"}[to]
-	if to != "" && q.typed {
-		s.move(q.rec.ID, Resolved, func(r *PromptRecord) { r.DecidedBy = ref("cli:local") })
-	} else if to != "" {
-		s.move(q.rec.ID, to, func(r *PromptRecord) { r.Reason = why })
-	}
-	if q.unsend != nil {
-		q.unsend()
-	}
-	s.q = nil
-	v, _ := s.st.View() // as it was, where it cannot be read
-	if p := v.Prompts[q.rec.ID]; p != nil {
-		shown := *p
-		if q.typed && p.Status == Canceled && p.DecidedBy == nil { // its hook was quicker to say that it is over
-			shown.Status, shown.DecidedBy, shown.Reason = Resolved, ref("cli:local"), ""
-		}
-		s.settle(shown, s.rec)
-	}
-	for _, p := range v.Prompts {
-		if s.q == nil && s.rec.ExitCode == nil && p.SessionID == s.rec.ID && p.Source == "hook" && p.Status == Created {
-			s.hookAsked(*p)
-		}
-	}
-}
-
-func (s *session) move(id string, to State, change func(*PromptRecord)) bool { // one transition; keeps our copy true
-	var after PromptRecord
-	moved, err := s.st.Move(id, to, func(r *PromptRecord) {
-		change(r)
-		after = *r
-	})
-	if after.Status = to; moved && s.q != nil && s.q.rec.ID == id {
-		s.q.rec = after
-	}
-	return s.stored("recording a prompt", err) && moved
-}
-func asIs(*PromptRecord) {}
-
-func (s *session) questionStep() { // stores, types, expires, sends the question, reminds of it, when it is time
-	q := s.q
-	if s.gate != nil || q == nil || !s.due(q.joinBy) || q.rec.Status == "" && !s.create(q) {
-		return
-	}
-	switch status := q.rec.Status; {
-	case !q.typeAt.IsZero() && s.due(q.typeAt) && s.due(q.shown.Add(dialogGrace)):
-		s.gate = &gate{q: q, text: cleanText(*cmp.Or(q.rec.Value, ref(""))), until: time.Now().Add(keyGrace + lookTime)}
-	case !q.typeAt.IsZero() || status == Created && s.interactive && !s.due(s.lastKey.Add(s.cfg.Away)):
-		// its hook may say it, or somebody types here
-	case s.due(q.rec.ExpiresAt):
-		s.expire(q)
-	case status == Created && !q.unasked && s.move(q.rec.ID, Routed, asIs):
-		s.askPhone(q)
-	case status == AwaitingReply && s.due(q.remind):
-		s.settle(q.rec, s.rec)
-		q.remind = remindAt(&q.rec)
-		s.due(q.remind)
-	}
-}
-func remindAt(p *PromptRecord) time.Time { // a message shows the time left as it was for half of it: it is no clock
-	return time.Now().Add(max(time.Until(p.ExpiresAt)/2, time.Minute))
-}
-
-// expire has the safe default typed, if the question is still there. One without a default ends here, and so does one
-// that vanished from the state.
-func (s *session) expire(q *question) {
-	why := cmp.Or(when(q.unasked, "free text is switched off"),
-		fmt.Sprintf("no answer in %d s", int(q.rec.ExpiresAt.Sub(q.rec.CreatedAt).Seconds())))
-	expired := s.move(q.rec.ID, Expired, func(r *PromptRecord) { r.Reason, r.Value = why, r.SafeDefault })
-	v, err := s.st.View()
-	switch s.next = time.Now(); {
-	case expired && q.rec.SafeDefault == nil || err == nil && v.Prompts[q.rec.ID] == nil:
-		s.end(q, "")
-	case expired:
-		q.typeAt = time.Now().Add(when(q.rec.Source == "hook", hookGrace))
-	default: // somebody decided in this very moment, or the state is in trouble
-		s.next = s.next.Add(judgeEvery)
-	}
-}
-
-// create stores what the screen asks, or tries again later. Free text that may not be sent lives until whoever is here
-// has had time to type.
-func (s *session) create(q *question) bool {
-	p, now := q.screen, time.Now()
-	q.unasked = p.Type == FreeText && !p.Idle && !p.Secret && !s.cfg.FreeText
-	life := cmp.Or(when(p.Permission, s.cfg.PermissionTimeout), s.cfg.Timeout)
-	if q.unasked {
-		life = when(s.interactive, s.cfg.Away)
-	}
-	q.rec = PromptRecord{Head: Head{ID: newID()}, Prompt: *p, SessionID: s.rec.ID, Confidence: p.Confidence(),
-		Source: "screen", Cwd: s.rec.Cwd, Status: Created, Nonce: newNonce(), CreatedAt: now.UTC(),
-		ExpiresAt: now.Add(life).UTC(), Key: idempotencyKey(s.rec.ID, p.Excerpt, now)}
-	if p.Idle {
-		q.rec.Full, q.rec.MaxLength = cmp.Or(s.answer, s.det.Words()), maxMessage
-	}
-	s.rec.Prompts++
-	if !s.put("recording a question", ref(q.rec), ref(s.rec)) {
-		s.rec.Prompts--
-		q.rec, q.joinBy = PromptRecord{}, now.Add(retryEvery)
-	}
-	return s.due(q.joinBy)
-}
-
-func (s *session) followed(rec Record) { // as somebody else changed it: a decision, a hook's question, the phone's wish
-	if in, ok := rec.(*InputRecord); ok && in.Status == "queued" {
-		s.input(in)
-	}
-	r, ok := rec.(*PromptRecord)
-	switch q := s.q; {
-	case !ok:
-	case (q == nil || q.rec.ID != r.ID) && r.Source == "hook" && r.Status == Created:
-		s.hookAsked(*r)
-	case q == nil || q.rec.ID != r.ID || s.gate != nil && s.gate.q == q || r.Status == q.rec.Status || r.Status == Expired:
-	case r.Status == ReplyReceived:
-		c := choiceOf(r)
-		byHook := r.Source == "hook" && (r.Tool == "AskUserQuestion" || c != nil && c.Hook != "")
-		q.rec, q.typeAt = *r, time.Now().Add(when(byHook, hookGrace))
-	case r.Status == Injected: // by its hook
-		s.move(r.ID, Resolved, asIs)
-		s.det.Sleep(time.Now().Add(s.cfg.EchoWindow))
-		s.seen = nil
-		s.end(q, "")
-	case !r.Open():
-		s.end(q, "")
-	}
-}
-
-func choiceOf(r *PromptRecord) *Choice { // that a decided prompt's value names, nil when it is text
-	named := func(c Choice) *Choice { return when(r.Value != nil && c.Key == *r.Value, &c) }
-	return cmp.Or(mapped(r.Choices, named)...)
-}
-
-func (s *session) input(r *InputRecord) { // does what an operator asked for: text, keys, a look at the screen, the end
-	why, reply, screen := "", Notice{}, []rune(visible(redact(s.det.Screen.Text())))
-	switch {
-	case r.Kind == "answer": // the tool's own Stop hook: the beginning of its last answer
+// input does one thing: text, keys, a look at the screen, the question again, the end.
+func (s *session) input(r *InputRecord) {
+	switch r.Kind {
+	case "answer": // the tool's own Stop hook: the beginning of its last answer
 		s.answer = r.Text
-	case r.Kind == "screen" || r.Kind == "last" || r.Kind == "show_recent":
-		reply.Mono = string(screen[when(r.Kind != "screen", max(0, len(screen)-500)):])
-	case r.Kind == "cancel":
-		reply.Text = "⏹ ending the session"
+		s.inputDone(r, "", Notice{})
+	case "screen", "last", "show_recent":
+		screen := []rune(visible(redact(s.det.Screen.Text())))
+		if r.Kind != "screen" {
+			screen = screen[max(0, len(screen)-500):]
+		}
+		s.inputDone(r, "", Notice{Mono: string(screen)})
+	case "cancel":
 		s.terminate()
-	case s.gate != nil:
-		why = "an answer is being typed just now; try again"
-	case r.Kind == "keys": // the child sees them as typed: ^C becomes SIGINT where its terminal is set so, else a byte
+		s.inputDone(r, "", Notice{Text: "⏹ ending the session"})
+	case "again":
+		s.askAgain(r)
+	case "keys": // the child sees them as typed: ^C becomes SIGINT where its terminal is set so, else a byte
 		for _, name := range strings.Fields(r.Text) {
 			keys, _ := keyBytes(name, s.det.Screen.AppCursorKeys())
-			s.inject(keys, true)
+			s.inject(keys, r.By)
 		}
-		reply.Text = "⌨ pressed " + r.Text
-	case r.Kind != "text":
-		why = "this session does not know how to do that"
+		s.inputDone(r, "", Notice{Text: "⌨ pressed " + r.Text})
+	case "text":
+		s.inputText(r)
+	default:
+		s.inputDone(r, "this session does not know how to do that", Notice{})
+	}
+}
+
+// inputText lets the gate type into an input box or a REPL; it answers when it has typed.
+func (s *session) inputText(r *InputRecord) {
+	switch {
 	case s.q != nil && !s.q.rec.Idle && s.q.rec.Status != "":
-		why = questionOpen
+		s.inputDone(r, questionOpen, Notice{})
 	case s.adapter.Name == "generic" && s.pty.State().Reading == ReadingBusy:
-		why = "the program is not reading its keyboard just now"
-	default: // into an input box or a REPL: the gate answers when it has typed
-		s.gate = &gate{input: r, text: cleanText(r.Text), until: time.Now().Add(submitTime)}
+		s.inputDone(r, "the program is not reading its keyboard just now", Notice{})
+	default:
+		s.gate = newInputGate(r)
+	}
+}
+
+// askAgain makes a new prompt of what stands on the screen, after one that expired or could not be answered.
+func (s *session) askAgain(r *InputRecord) {
+	if s.q != nil {
+		s.inputDone(r, "a question is open already", Notice{})
 		return
 	}
-	s.inputDone(r, why, reply)
+	p := s.det.Look(s.pty.State(), time.Now())
+	if p == nil || p.Idle {
+		s.inputDone(r, "the question is no longer on the screen", Notice{})
+		return
+	}
+	s.seen = nil
+	s.det.Again()
+	s.inputDone(r, "", Notice{})
 }
 
 func (s *session) inputDone(r *InputRecord, why string, reply Notice) { // tells; an idle tool has then been answered
@@ -1322,15 +1729,15 @@ func (s *session) inputDone(r *InputRecord, why string, reply Notice) { // tells
 	} else if r.Kind == "text" {
 		s.stored("auditing an input", s.st.Audit().Append(Event{"INPUT_FORWARDED", s.rec.ID, "",
 			[]Field{{"by", r.By}, {"bytes_len", len(text)}, {"text_sha256", fmt.Sprintf("%x", sha256.Sum256([]byte(text)))}}}))
-		reply.Text = "✓ sent"
+		reply.Text = "✓ sent" + reply.Text
 	}
 	s.put("recording an input", &after)
 	if reply.ReplyTo = r.ReplyTo; r.Kind != "answer" {
 		s.notify(reply)
 	}
-	if s.q != nil && s.q.rec.Idle && reply.Text == "✓ sent" {
-		s.q.typed = true
-		s.end(s.q, Resolved)
+	if s.q != nil && s.q.rec.Idle && why == "" && r.Kind == "text" {
+		s.q.typedBy = r.By
+		s.end(s.q, Canceled, "")
 	}
 }
 
@@ -1351,202 +1758,528 @@ func (s *session) send(call func() (int64, error), done func(msg int64, err erro
 		s.events <- func() { s.sending--; done(msg, err) }
 	})
 }
-func (s *session) askPhone(q *question) { // while it is worth it; one that could not be sent stays routed
+
+// askPhone sends a question while it is worth it; one that could not be sent stays routed.
+func (s *session) askPhone(q *question) {
 	p, of := q.rec, s.rec
 	ctx, cancel := context.WithDeadline(s.ctx, p.ExpiresAt)
 	q.unsend, q.remind = cancel, remindAt(&p)
 	s.send(func() (int64, error) { return s.ch.Ask(ctx, &p, &of) }, func(msg int64, err error) {
-		if err == nil && !s.move(p.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = msg }) {
-			v, _ := s.st.View() // it was answered meanwhile
-			s.settle(*cmp.Or(v.Prompts[p.ID], &p), s.rec)
+		if err != nil || s.move(p.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = msg }) {
+			return
+		}
+		if v, err := s.st.View(); err == nil && v.Prompts[p.ID] != nil { // it was answered meanwhile
+			s.settle(*v.Prompts[p.ID], s.rec)
 		}
 	})
 }
+
 func (s *session) settle(p PromptRecord, of SessionRecord) { // has its message say what has become of it
 	s.send(func() (int64, error) { return 0, s.ch.Settle(s.ctx, &p, &of) }, func(int64, error) {})
 }
+
 func (s *session) notify(n Notice) {
 	n.SessionID = s.rec.ID
 	s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, func(int64, error) {})
 }
 
 /* ===== The gate: the only way an answer becomes bytes ===== */
-// gate types one answer, closed loop. While it exists the keyboard waits and no question is looked for. It looks before
-// its first key and after every key of a menu, and never presses Enter blind; if the screen does not follow in time it
-// stops and tells the operator. A step is one look, and keys or the reason why there are none yet: no step waits.
+
+// gate types one answer, or one text, closed loop. While it exists the keyboard is held back and no question is looked
+// for. Before its first key the question must stand on the screen as it was shown, all of it; before Enter is pressed in
+// a menu the choice under the pointer must be the one that was chosen, by its label. A text goes into an empty input box
+// alone. If the screen does not follow in time it stops and tells the operator. It never types at what it has not just
+// seen, and counts nothing as typed that was not written. A step is one look, and one key or the reason why there is none.
 type gate struct {
 	q     *question    // nil: free input
 	input *InputRecord // then this
 	text  string       // what is typed into an input box
-	want  []int        // the choices to make, several only in a Multi menu
-	phase int
+	draft string       // what stood in the box: it is put back
+
+	phase gatePhase
 	until time.Time // the screen must have followed by then
-	last  *Prompt   // the menu before the last key
+	keys  []byte    // for the writer, until it reports
+	after gateMove  // what follows when they are written
+
+	value  string    // what was decided
+	want   []int     // the choices to make, as indexes into those that were shown; several only in a Multi menu
+	last   *Prompt   // the menu before the last key
+	stood  string    // SHA-256 of what stood on the screen when the first key went
+	wrote  bool      // something of ours has reached the child
+	whole  bool      // the last of it has
+	leftAt time.Time // when the question was seen to have left the screen
 }
 
-// Nothing is typed; a menu moves, its review page comes; text is in the box, Enter or a second one takes it; all typed.
-const gateLook, gateMenu, gateReview, gateEnter, gateLeft, gateAgain, gateEcho = 0, 1, 2, 3, 4, 5, 6
+// gateMove is where the gate goes when its keys are written, and how long the screen has then to follow.
+type gateMove struct {
+	to     gatePhase
+	within time.Duration
+	last   bool // these keys are the last
+}
 
-func (s *session) gateStep() { // not before the writer has reported
+// gatePhase is how far the gate is.
+type gatePhase int
+
+const (
+	gateLook    gatePhase = iota // nothing is typed
+	gateMenu                     // a key moved the pointer or a tick of a menu
+	gateTaken                    // the choice is typed: the dialog must go
+	gateReview                   // the ticks are made: the review page must come, or the menu go
+	gateCleared                  // the keys that empty the input box are typed
+	gateText                     // the text is typed: it must stand in the box, then Enter follows
+	gateSent                     // Enter is typed: the text must leave the box
+	gateAgain                    // Enter is typed a second time
+	gateRestore                  // the box is empty again: the draft is put back
+	gateEcho                     // all is typed: what the child echoes passes
+)
+
+// newGate types the decision about q.
+func newGate(q *question) *gate {
+	g := &gate{q: q, until: time.Now().Add(keyGrace + lookTime), value: *cmp.Or(q.rec.Value, ref(""))}
+	return g
+}
+
+// newInputGate types an operator's text into the input box.
+func newInputGate(r *InputRecord) *gate {
+	return &gate{input: r, text: cleanText(r.Text), until: time.Now().Add(submitTime)}
+}
+
+// gateStep looks once, and types one key or finds why it may not. Past its time that ends the gate.
+func (s *session) gateStep() {
 	g := s.gate
-	if g == nil || len(s.typing) > 0 || s.inFlight || g.phase == gateLook && !s.due(s.lastKey.Add(keyGrace)) ||
-		(g.phase == gateEnter || g.phase == gateEcho) && !s.due(g.until) {
+	if g == nil || s.inFlight || len(s.typing) > 0 || len(g.keys) > 0 {
+		return // the writer reports first
+	}
+	if g.phase == gateLook && !s.due(s.lastKey.Add(keyGrace)) {
 		return
 	}
-	step, tty := s.menuStep, s.pty.State()
-	switch s.cast.tty(tty, time.Now()); {
-	case g.phase == gateEcho:
-		s.gateEnd("")
+	tty, now := s.pty.State(), time.Now()
+	s.cast.tty(tty, now)
+	s.due(now.Add(gatePoll)) // a repaint may be half done
+	late := !now.Before(g.until)
+	if s.unseen.Load()+int64(s.pty.Unread()) > 0 { // what comes may take the question away
+		if late && g.phase != gateEcho {
+			s.gateFail("the program keeps writing")
+		}
 		return
-	case g.input != nil || g.q.rec.Idle:
-		step = s.textStep
-	case g.phase == gateLook:
-		step = s.firstStep
 	}
-	s.due(time.Now().Add(gatePoll)) // a repaint may be half done
-	p, late := s.det.Look(tty, time.Now()), !time.Now().Before(g.until)
-	if unseen := s.unseen.Load() + int64(s.pty.Unread()); unseen > 0 && !late {
-		return // what comes may take the question away
-	}
-	if why := step(p); why != "" && late {
-		s.gateEnd(why)
+	look := s.det.Look(tty, now)
+	why := s.gatePhaseStep(look, late)
+	if why != "" && late && s.gate == g {
+		s.gateFail(why)
 	}
 }
 
-func (s *session) press(keys string, then int, within time.Duration) (why string) { // within: for the screen to follow
-	s.inject(keys, false)
-	if s.gate.phase, s.gate.until = then, time.Now().Add(within); then == gateEcho {
-		s.det.Sleep(s.gate.until)
-		s.seen = nil
+// gatePhaseStep does the step of the phase the gate is in.
+func (s *session) gatePhaseStep(look *Prompt, late bool) (why string) {
+	g := s.gate
+	switch g.phase {
+	case gateLook:
+		if g.input != nil {
+			return s.boxStep(look)
+		}
+		return s.firstStep(look)
+	case gateMenu:
+		return s.menuStep(look)
+	case gateTaken:
+		return s.takenStep(look)
+	case gateReview:
+		return s.reviewStep(look)
+	case gateCleared:
+		return s.clearedStep()
+	case gateText, gateSent, gateAgain:
+		return s.textStep(look, late)
+	case gateRestore:
+		return s.restoreStep(late)
+	}
+	s.noteLeft(look) // gateEcho
+	if late {
+		s.gateOver()
 	}
 	return ""
 }
 
-func (s *session) firstStep(p *Prompt) (why string) { // only where it stands as it was asked and nobody began to answer
-	g, rec := s.gate, &s.gate.q.rec
-	value := *cmp.Or(rec.Value, ref(""))
-	keys := map[string]string{"enter": "\r", "esc": "\x1b", "cancel": "\x1b", "deny": "\x1b"}[value]
-	switch {
-	case p == nil || p.Fingerprint != rec.Fingerprint:
-		return "the question is no longer on the screen"
-	case g.q.typed && p.Pointer < 0 && g.q.screen != nil && p.Recent != g.q.screen.Recent:
-		return "somebody began to answer at the keyboard"
-	case rec.Secret:
-		value, _ = s.st.TakeSecret(rec.ID)
+// noteLeft keeps when the question was first seen to have gone after it was answered.
+func (s *session) noteLeft(look *Prompt) {
+	g := s.gate
+	if g.q != nil && g.q.screen != nil && g.leftAt.IsZero() && !g.q.screen.same(look) {
+		g.leftAt = time.Now()
 	}
-	for key := range strings.SplitSeq(value, ",") {
-		if i := slices.IndexFunc(p.Choices, func(c Choice) bool { return c.Key == key }); i >= 0 {
+}
+
+// press hands keys to the writer; when they are written the gate moves on. Without keys it moves at once.
+func (s *session) press(keys string, then gateMove) string {
+	g := s.gate
+	g.keys, g.after = []byte(keys), then
+	if keys == "" {
+		s.gateMoves()
+	}
+	return ""
+}
+
+// gateWrote takes the writer's report. Keys that were held back because output was waiting are not lost: the gate looks
+// again. An error ends it: what was not written was not typed.
+func (s *session) gateWrote(keys []byte, err error) {
+	g := s.gate
+	if g == nil {
+		return
+	}
+	g.keys = nil
+	if errors.Is(err, errUnread) {
+		return
+	}
+	if err != nil {
+		s.gateFail("it could not be typed: " + err.Error())
+		return
+	}
+	g.wrote = true
+	s.det.Typed(keys, time.Now())
+	s.cast.event("i", string(keys), time.Now())
+	s.gateMoves()
+}
+
+// gateMoves goes where the keys that are written lead.
+func (s *session) gateMoves() {
+	g := s.gate
+	g.phase, g.until = g.after.to, time.Now().Add(g.after.within)
+	g.whole = g.whole || g.after.last
+	if g.phase == gateEcho {
+		s.det.Sleep(g.until)
+		s.seen = nil
+	}
+}
+
+// echo is the last move of the gate.
+func (s *session) echo() gateMove {
+	return gateMove{to: gateEcho, within: s.cfg.EchoWindow, last: true}
+}
+
+// firstStep types the answer only where the question stands as it was shown and nobody else may have answered it.
+func (s *session) firstStep(now *Prompt) (why string) {
+	g := s.gate
+	shown, rec := g.q.screen, &g.q.rec
+	if shown == nil {
+		return "a question of the tool's hook is answered by the hook alone"
+	}
+	if !shown.same(now) {
+		return "the question is no longer on the screen as it was shown"
+	}
+	if g.q.typedBy != "" {
+		return "somebody pressed a key for it since: look at the terminal"
+	}
+	g.stood = digest([]byte(shown.standing(now).Shown))
+	if rec.Secret {
+		secret, given := s.st.TakeSecret(rec.ID)
+		if !given {
+			return "the password is not known any more"
+		}
+		return s.press(s.pasted(cleanText(secret))+"\r", s.echo())
+	}
+	for key := range strings.SplitSeq(g.value, ",") {
+		if i := slices.IndexFunc(shown.Choices, func(c Choice) bool { return c.Key == key }); i >= 0 {
 			g.want = append(g.want, i)
 		}
 	}
-	switch {
-	case len(g.want) > 0:
-		g.phase = gateMenu
-		return s.menuStep(p)
-	case keys == "" && (rec.Type == FreeText || rec.Type == Unknown):
-		keys = s.pasted(cleanText(value)) + "\r"
-	case keys == "":
-		return "there is no choice " + value
+	if len(g.want) > 0 {
+		return s.menuStep(now)
 	}
-	return s.press(keys, gateEcho, s.cfg.EchoWindow)
+	switch {
+	case g.value == "esc" || g.value == "cancel":
+		return s.press("\x1b", s.echo())
+	case g.value == "enter" && (rec.Type == ConfirmEnter || rec.Type == Unknown), g.value == enterAlone:
+		return s.press("\r", s.echo())
+	case rec.Type == FreeText || rec.Type == Unknown:
+		return s.press(s.pasted(cleanText(g.value))+"\r", s.echo())
+	}
+	return "there is no choice " + g.value
 }
 
-func (s *session) menuStep(p *Prompt) (why string) { // the next key once the last shows: pointer, tick or review page
-	g, keys := s.gate, ""
-	switch asked := p != nil && p.Fingerprint == g.q.rec.Fingerprint; {
-	case asked && g.phase == gateReview:
-		return "the menu did not take the answer; look at the terminal"
-	case g.phase == gateReview && p == nil && g.q.rec.Multi && time.Now().Before(g.until): // its review page may come yet
-		return ""
-	case g.phase == gateReview:
-		for _, c := range cmp.Or(p, &Prompt{}).Choices {
-			keys += when(g.q.rec.Multi && strings.HasPrefix(strings.ToLower(c.Label), "submit"), c.Keys)
+// standing is now in the form in which p was shown.
+func (p *Prompt) standing(now *Prompt) *Prompt {
+	if p.bare && !now.bare {
+		return now.withoutAbove()
+	}
+	return now
+}
+
+// place is the index in now of the choice that was shown as number i, by its label; −1 when it is not there, or not alone.
+func (g *gate) place(now *Prompt, i int) int {
+	label, at, found := g.q.screen.Choices[i].Label, -1, 0
+	for k, c := range now.Choices {
+		if c.Label == label {
+			at, found = k, found+1
 		}
-		return s.press(keys, gateEcho, s.cfg.EchoWindow)
-	case !asked || g.last != nil && p.Pointer == g.last.Pointer && slices.Equal(p.Ticked, g.last.Ticked):
+	}
+	if found > 1 && i < len(now.Choices) && now.Choices[i].Label == label && len(now.Choices) == len(g.q.screen.Choices) {
+		return i // two of the same words, in the same places
+	}
+	if found != 1 {
+		return -1
+	}
+	return at
+}
+
+// menuStep presses the next key once the last one shows in the menu: the choice's own, an arrow towards it, a tick, Enter.
+func (s *session) menuStep(now *Prompt) (why string) {
+	g := s.gate
+	shown := g.q.screen
+	if !shown.follows(now) {
 		return "the menu did not follow the keys; look at the terminal"
 	}
-	target := g.want[0]
-	if p.Multi { // the first whose tick is not as wanted
-		for target = 0; target < len(p.Ticked) && p.Ticked[target] == slices.Contains(g.want, target); {
-			target++
-		}
-		if target == len(p.Ticked) {
-			return s.press(cmp.Or(p.Submit, "\r"), gateReview, followTime)
+	if g.last != nil && now.Pointer == g.last.Pointer && slices.Equal(now.Ticked, g.last.Ticked) && now.all == g.last.all {
+		return "the menu did not follow the keys; look at the terminal"
+	}
+	target := g.place(now, g.want[0])
+	if now.Multi {
+		var done bool
+		if target, done = g.nextTick(now); done {
+			return s.press(cmp.Or(now.Submit, "\r"), gateMove{to: gateReview, within: followTime, last: true})
 		}
 	}
-	switch keys = p.Choices[target].Keys; {
-	case !p.Multi && s.adapter.Box != nil && p.Pointer >= 0 && (keys != "" || p.Pointer == target): // it must go then
-		return s.press(cmp.Or(keys, "\r"), gateReview, followTime)
-	case !p.Multi && (keys != "" || p.Pointer == target):
-		return s.press(cmp.Or(keys, "\r"), gateEcho, s.cfg.EchoWindow)
-	case keys == "" && p.Pointer < 0:
+	if target < 0 {
+		return "the choice is no longer on the screen"
+	}
+	g.last = now
+	chosen := s.echo()
+	if s.adapter.Box != nil && now.Pointer >= 0 {
+		chosen = gateMove{to: gateTaken, within: followTime, last: true}
+	}
+	keys := now.Choices[target].Keys
+	switch {
+	case keys != "" && now.Multi:
+		return s.press(keys, gateMove{to: gateMenu, within: followTime})
+	case keys != "":
+		return s.press(keys, chosen)
+	case now.Pointer < 0:
 		return "the menu shows no pointer to move"
-	case keys == "" && p.Pointer == target:
-		keys = " "
-	case keys == "":
-		arrows := cmp.Or(when(p.Axis == "horizontal", [2]string{"LEFT", "RIGHT"}), [2]string{"UP", "DOWN"})
-		keys, _ = keyBytes(cmp.Or(when(target < p.Pointer, arrows[0]), arrows[1]), s.det.Screen.AppCursorKeys())
+	case now.Pointer == target && now.Multi:
+		return s.press(" ", gateMove{to: gateMenu, within: followTime})
+	case now.Pointer == target:
+		return s.press("\r", chosen)
 	}
-	g.last = p
-	return s.press(keys, gateMenu, followTime)
+	return s.press(s.arrow(now, target), gateMove{to: gateMenu, within: followTime})
 }
 
-func (s *session) pasted(text string) string { // no line end in it presses Enter
+// nextTick is the first choice in now whose tick is not as wanted; done: all are.
+func (g *gate) nextTick(now *Prompt) (target int, done bool) {
+	for i, ticked := range now.Ticked {
+		wanted := slices.ContainsFunc(g.want, func(w int) bool { return g.place(now, w) == i })
+		if ticked != wanted {
+			return i, false
+		}
+	}
+	return -1, true
+}
+
+// arrow is the key that moves the pointer of a menu one step towards target.
+func (s *session) arrow(now *Prompt, target int) string {
+	forward := target > now.Pointer
+	name := "UP"
+	switch {
+	case now.Axis == "horizontal" && forward:
+		name = "RIGHT"
+	case now.Axis == "horizontal":
+		name = "LEFT"
+	case forward:
+		name = "DOWN"
+	}
+	keys, _ := keyBytes(name, s.det.Screen.AppCursorKeys())
+	return keys
+}
+
+// takenStep waits until a known tool's dialog has gone: what still stands did not take the key.
+func (s *session) takenStep(now *Prompt) (why string) {
+	s.noteLeft(now)
+	if s.gate.q.screen.same(now) {
+		s.gate.whole = false
+		return "the dialog did not take the answer; look at the terminal"
+	}
+	return s.press("", s.echo())
+}
+
+// reviewStep confirms the review page that some menus with ticks show before they are done.
+func (s *session) reviewStep(now *Prompt) (why string) {
+	g := s.gate
+	if g.q.screen.follows(now) {
+		g.whole = false
+		return "the menu did not take the answer; look at the terminal"
+	}
+	if now == nil && time.Now().Before(g.until) { // its review page may come yet
+		return ""
+	}
+	keys := ""
+	if now != nil {
+		for _, c := range now.Choices {
+			if strings.HasPrefix(strings.ToLower(c.Label), "submit") {
+				keys = c.Keys
+			}
+		}
+	}
+	return s.press(keys, s.echo())
+}
+
+// pasted is text as it is typed: no line end in it presses Enter.
+func (s *session) pasted(text string) string {
 	if s.det.Screen.BracketedPaste() {
 		return "\x1b[200~" + text + "\x1b[201~"
 	}
 	return strings.ReplaceAll(text, "\n", " ")
 }
 
-func (s *session) textStep(p *Prompt) (why string) { // and Enter, twice if need be, until the text has left the box
+// boxStep types the text into an input box that is empty. A draft of one row is taken out first, where the tool has keys
+// for it; any other is left alone, and the operator is told.
+func (s *session) boxStep(look *Prompt) (why string) {
 	g := s.gate
-	row, _, _ := s.det.Screen.Cursor()
-	end := g.text[strings.LastIndex(g.text, "\n")+1:]
-	end = strings.TrimSpace(strings.ToValidUTF8(end[max(0, len(end)-16):], ""))
-	box := s.det.Screen.Row(max(0, row-1)) + "\n" + s.det.Screen.Row(row) // holds the text, or folds it as a paste
-	held := strings.Contains(box, end) || strings.Contains(box, "[Pasted text")
-	dialog := s.adapter.Box != nil && p != nil && !p.Idle // takes no text, and Enter would answer it
-	switch {
-	case g.phase == gateLook && g.q != nil && (p == nil || !p.Idle):
-		return "the input box is no longer there"
-	case dialog && (g.phase == gateLook || g.phase == gateEnter && !held):
+	if look != nil && !look.Idle {
 		return questionOpen
-	case g.phase == gateLook: // ! runs a command, / opens a dialog (measured on claude 2.1)
-		escape := map[string]string{"/": "\\", "!": " ", "#": " "}[g.text[:min(1, len(g.text))]]
-		return s.press(s.pasted(when(s.adapter.EscapeBang, escape)+g.text), gateEnter, s.adapter.SubmitDelay)
-	case g.phase == gateEnter:
-		return s.press("\r", gateLeft, submitTime)
-	case s.adapter.Name == "generic" || !held:
-		return s.press("", gateEcho, s.cfg.EchoWindow)
-	case g.phase == gateLeft && !time.Now().Before(g.until):
-		return s.press("\r", gateAgain, submitTime)
+	}
+	box := s.det.Box(s.pty.State(), time.Now())
+	switch {
+	case !box.found:
+		return "there is no input box on the screen"
+	case box.draft == "" || s.adapter.Box == nil && box.whole:
+		return s.typeText()
+	case box.whole && s.adapter.Clear != "":
+		g.draft = box.draft
+		return s.press(s.adapter.Clear, gateMove{to: gateCleared, within: followTime})
+	}
+	return "there is a draft in the input box, nothing was typed: “" + safely(box.draft, 200) +
+		"”. Send it, or empty the box (/keys CTRL_U), then send yours again"
+}
+
+// clearedStep types the text when the box is empty.
+func (s *session) clearedStep() (why string) {
+	if box := s.det.Box(s.pty.State(), time.Now()); !box.found || box.draft != "" {
+		return "the draft in the input box could not be put aside: look at the terminal"
+	}
+	return s.typeText()
+}
+
+// typeText types the text without Enter. ! runs a command, / opens a dialog, a backslash at the end keeps Enter from
+// sending (measured on claude 2.1): none of them may.
+func (s *session) typeText() string {
+	text := s.gate.text
+	if s.adapter.EscapeBang && text != "" {
+		switch text[0] {
+		case '/':
+			text = "\\" + text
+		case '!', '#':
+			text = " " + text
+		}
+		if strings.HasSuffix(text, "\\") {
+			text += " "
+		}
+	}
+	return s.press(s.pasted(text), gateMove{to: gateText, within: s.adapter.SubmitDelay})
+}
+
+// textStep presses Enter once the text stands in the box, twice if need be, until it has left.
+func (s *session) textStep(look *Prompt, late bool) (why string) {
+	g := s.gate
+	held := s.holdsText()
+	dialog := s.adapter.Box != nil && look != nil && !look.Idle // takes no text, and Enter would answer it
+	sent := gateMove{to: gateSent, within: submitTime}
+	switch {
+	case g.phase == gateText && dialog && !held:
+		return questionOpen
+	case g.phase == gateText && !late:
+		return ""
+	case g.phase == gateText && s.adapter.Box != nil && !held && time.Now().Before(g.until.Add(submitTime)):
+		return ""
+	case g.phase == gateText && s.adapter.Box != nil && !held:
+		return "the text does not show in the input box: look at the terminal"
+	case g.phase == gateText:
+		return s.press("\r", sent)
+	case s.adapter.Box == nil || !held:
+		g.whole = true
+		if g.draft != "" {
+			return s.press("", gateMove{to: gateRestore, within: submitTime})
+		}
+		return s.press("", s.echo())
+	case g.phase == gateSent && late:
+		sent.to = gateAgain
+		return s.press("\r", sent)
+	case g.phase == gateSent:
+		return ""
 	}
 	return "the text is in the input box but was not taken; look at the terminal"
 }
 
-// gateEnd lets the keyboard in again and records that everything was typed, or why nothing more is. The words of a
-// refusal that no hook took are the tool's next message.
-func (s *session) gateEnd(why string) {
+// holdsText tells whether the end of the text stands where the cursor is, or a tool shows it folded as a paste.
+func (s *session) holdsText() bool {
+	row, _, _ := s.det.Screen.Cursor()
+	end := s.gate.text[strings.LastIndex(s.gate.text, "\n")+1:]
+	end = strings.TrimSpace(strings.ToValidUTF8(end[max(0, len(end)-16):], ""))
+	above, here := strings.Trim(s.det.Screen.Row(max(0, row-1)), boxFrame), strings.Trim(s.det.Screen.Row(row), boxFrame)
+	box := above + here
+	return strings.Contains(squeezed(box), squeezed(end)) || strings.Contains(box, "[Pasted text")
+}
+
+// boxFrame is what may stand at the ends of an input box's rows.
+const boxFrame = " " + uprights
+
+// restoreStep puts the draft back into the box, which is empty again; where it does not become so, the operator is told
+// what it was.
+func (s *session) restoreStep(late bool) string {
 	g := s.gate
-	s.gate, s.next, why = nil, time.Now(), when(g.phase != gateEcho, why)
+	box := s.det.Box(s.pty.State(), time.Now())
+	if box.found && box.draft == "" {
+		draft := g.draft
+		g.draft = ""
+		return s.press(s.pasted(draft), s.echo())
+	}
+	if late {
+		return s.press("", s.echo())
+	}
+	return ""
+}
+
+// gateFail ends the gate before all was typed.
+func (s *session) gateFail(why string) {
+	s.gate.whole = false
+	s.gateEnds(why)
+}
+
+// gateOver ends the gate after its echo window, or when the program has ended.
+func (s *session) gateOver() {
+	why := ""
+	if !s.gate.whole {
+		why = "the program ended before the answer was typed"
+	}
+	s.gateEnds(why)
+}
+
+// gateEnds lets the keyboard in again and records that everything was typed, or why not. The words of a refusal that no
+// hook took are the tool's next message.
+func (s *session) gateEnds(why string) {
+	g := s.gate
+	s.gate, s.next = nil, time.Now()
+	defer s.release(g)
 	if g.input != nil {
-		s.inputDone(g.input, why, Notice{})
+		var more Notice
+		if why == "" && g.draft != "" {
+			more.Text = "; a draft stood in the box and could not be put back: “" + safely(g.draft, 200) + "”"
+		}
+		s.inputDone(g.input, why, more)
 		return
 	}
-	switch rec := g.q.rec; {
-	case why == "":
-		s.move(rec.ID, Injected, asIs)
-		s.move(rec.ID, Resolved, asIs)
-		if rec.Status == ReplyReceived && rec.Permission && rec.Reason != "" && s.adapter.Box != nil {
-			s.put("recording an input", &InputRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Kind: "text",
-				By: *rec.DecidedBy, Text: rec.Reason, ReplyTo: rec.MsgID, PromptID: rec.ID, Status: "queued"})
+	rec := g.q.rec
+	if why != "" {
+		if rec.Status == Expired {
+			why = rec.Reason + "; nothing was typed: " + why
 		}
-	case rec.Status != Expired: // then nothing was asked for
-		s.move(rec.ID, Failed, func(r *PromptRecord) { r.Reason = why })
+		s.end(g.q, Failed, why)
+		return
 	}
-	s.end(g.q, "")
+	s.move(rec.ID, Injected, func(r *PromptRecord) { r.ScreenSHA = g.stood })
+	s.move(rec.ID, Resolved, asIs)
+	if rec.Status == ReplyReceived && rec.Permission && rec.Reason != "" && s.adapter.Box != nil {
+		s.put("recording an input", &InputRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Kind: "text",
+			By: *rec.DecidedBy, Text: rec.Reason, ReplyTo: rec.MsgID, PromptID: rec.ID, Status: "queued"})
+	}
+	s.end(g.q, "", "")
 }
+
 func cleanText(text string) string { // of an operator, safe to type
 	text = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(strings.ToValidUTF8(text, ""))
 	return clipBytes(strings.TrimRight(reControl.ReplaceAllString(text, ""), "\n"), maxMessage)
@@ -1686,4 +2419,469 @@ func (s *session) capture(p *Prompt) { // a recording of what led to a question
 	c.output(s.det.Raw(), now)
 	c.tty(s.pty.State(), now)
 	c.close(now.Add(s.cfg.Stuck + time.Second))
+}
+
+/* ===== hook: what a tool's own hook system asks ===== */
+
+// hook is one run of `atlasbridge hook`: the tool's JSON (measured on claude 2.1, codex has the same) becomes a prompt
+// of the session, and the decision about it the tool's own answer. It is the second kind of session: it owns one prompt
+// at a time, and holds a lock with its id for as long as it lives. What is unparsable, lost, late or killed prints
+// nothing: the tool's dialog asks. An answer that could not be written was not given.
+type hook struct {
+	Event       string            `json:"hook_event_name"`
+	Cwd         string            `json:"cwd"`
+	Tool        string            `json:"tool_name"`
+	Input       json.RawMessage   `json:"tool_input"`
+	Suggestions []json.RawMessage `json:"permission_suggestions"`
+	UseID       string            `json:"tool_use_id"`
+	Agent       string            `json:"agent_type"`
+	LastWords   string            `json:"last_assistant_message"`
+
+	st      *Store
+	session string
+	last    string // id of the prompt that was asked last
+	life    time.Duration
+	release func() // of the lock of the last prompt
+}
+
+// maxHookFull is how much of a call's arguments is shown, in bytes: twenty messages. A longer one is not allowed from
+// the phone.
+const maxHookFull = 64 << 10
+
+// cmdHook exits with 0 whatever happens: claude takes anything else for a failing hook and says so in the dialog.
+func cmdHook(c *command) int {
+	h := &hook{session: c.getenv("ATLASBRIDGE_SESSION"), release: func() {}}
+	unparsable := json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(h)
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a tool that is gone makes the write fail, and no more
+	c.withState(func(s *Store) int {
+		h.st = s
+		if unparsable != nil || !s.Alive(h.session) { // the session's record may come later than its tool's first hook
+			return 0
+		}
+		h.handle(c)
+		return 0
+	})
+	return 0
+}
+
+// handle does what the event asks for.
+func (h *hook) handle(c *command) {
+	switch h.Event {
+	case "PreToolUse":
+		if err := h.st.Audit().Append(toolCall(h.session, h.Tool, h.UseID, h.Input)); err != nil {
+			c.fail(err)
+		}
+	case "Stop": // the beginning of the tool's answer, for the session's idle notice
+		words := &InputRecord{Head: Head{ID: newID()}, SessionID: h.session, Kind: "answer", By: "hook:Stop",
+			Text: clip(visible(redact(h.LastWords)), 1000), Status: "queued"}
+		if err := h.st.Update(func(*View) ([]Record, error) { return []Record{words}, nil }); err != nil {
+			c.fail(err)
+		}
+	case "PermissionRequest":
+		cfg, err := c.config(map[string]string{"permission_timeout_seconds": c.opts.text("timeout")})
+		if err != nil {
+			c.fail(err)
+			return
+		}
+		h.life = cfg.PermissionTimeout
+		h.decide(c)
+	}
+}
+
+// decide asks, and passes the decision on to the tool. It is injected when it has been written.
+func (h *hook) decide(c *command) {
+	decision := h.ask(c.ctx)
+	defer func() { h.release() }()
+	if decision == nil {
+		return
+	}
+	answer := map[string]any{"hookEventName": h.Event, "decision": decision}
+	err := json.NewEncoder(c.stdout).Encode(map[string]any{"hookSpecificOutput": answer})
+	if err != nil {
+		why := "the tool did not take the answer: " + err.Error()
+		_, err = h.st.Move(h.last, Failed, func(p *PromptRecord) { p.Reason = why })
+	} else {
+		_, err = h.st.Move(h.last, Injected, nil)
+	}
+	if err != nil {
+		c.fail(err)
+	}
+}
+
+// toolCall is the audit entry of one tool call: the arguments by their beginning, redacted.
+func toolCall(session, tool, id string, input json.RawMessage) Event {
+	arguments := clip(visible(redact(string(input))), 500)
+	return Event{"TOOL_CALL", session, "", []Field{{"tool", tool}, {"tool_use_id", id}, {"arguments", arguments}}}
+}
+
+// hookQuestion is AskUserQuestion's input, one of its questions, or an option.
+type hookQuestion struct {
+	Question, Label, Description string
+	MultiSelect                  bool
+	Questions, Options           []hookQuestion
+}
+
+// ask returns the decision in claude's form, nil: the dialog has to make it. Claude's own questions get one together.
+func (h *hook) ask(ctx context.Context) map[string]any {
+	if h.Tool != "AskUserQuestion" {
+		return h.permission(ctx)
+	}
+	var input hookQuestion
+	var updated map[string]any
+	if err := json.Unmarshal(h.Input, &input); err != nil || len(input.Questions) == 0 {
+		return nil
+	}
+	if err := json.Unmarshal(h.Input, &updated); err != nil {
+		return nil
+	}
+	answers := map[string]string{}
+	for i, q := range input.Questions {
+		p := questionPrompt(q, i+1, len(input.Questions))
+		end := h.wait(ctx, p)
+		if end == nil {
+			return nil
+		}
+		if refused(end) {
+			return denial(end)
+		}
+		answers[q.Question] = answerWords(&p, q, *end.Value)
+	}
+	updated["answers"] = answers
+	return map[string]any{"behavior": "allow", "updatedInput": updated}
+}
+
+// questionPrompt is question i of n that claude asks with choices of its own.
+func questionPrompt(q hookQuestion, i, n int) PromptRecord {
+	p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Multi: q.MultiSelect}, MaxLength: maxMessage,
+		Subject: safely(q.Question, maxFull)}
+	p.Question = visible(redact(q.Question))
+	if n > 1 {
+		p.Question = fmt.Sprintf("(%d of %d) ", i, n) + p.Question
+	}
+	p.Full, p.Excerpt = p.Question, clip(p.Question, maxExcerpt)
+	for k, o := range q.Options[:min(9, len(q.Options))] {
+		key := strconv.Itoa(k + 1)
+		p.Choices = append(p.Choices, Choice{Key: key, Label: clip(visible(redact(o.Label)), 60)})
+		line := key + ". " + o.Label
+		if o.Description != "" {
+			line += ": " + o.Description
+		}
+		p.parts.among = append(p.parts.among, visible(redact(line)))
+	}
+	p.Full = strings.Join(append([]string{p.Question}, p.parts.among...), "\n")
+	p.seal()
+	return p
+}
+
+// answerWords are the labels of the choices that were made, or the operator's own words.
+func answerWords(p *PromptRecord, q hookQuestion, value string) string {
+	keys := strings.ReplaceAll(value, " ", "")
+	if !p.offered(keys) {
+		return value
+	}
+	var chosen []string
+	for key := range strings.SplitSeq(keys, ",") {
+		if n, err := strconv.Atoi(key); err == nil && n >= 1 && n <= len(q.Options) {
+			chosen = append(chosen, q.Options[n-1].Label)
+		}
+	}
+	return strings.Join(chosen, ", ")
+}
+
+// refused tells whether the question ended in a refusal: by the operator, or because nobody answered.
+func refused(end *PromptRecord) bool {
+	return end.Status == Expired || end.Value != nil && *end.Value == hookDeny
+}
+
+// denial refuses with the operator's reason, or with why nobody answered.
+func denial(end *PromptRecord) map[string]any {
+	return map[string]any{"behavior": "deny", "message": cmp.Or(end.Reason, "The operator refused this.")}
+}
+
+// permission asks whether a call is allowed, and for how long.
+func (h *hook) permission(ctx context.Context) map[string]any {
+	end := h.wait(ctx, h.permissionPrompt())
+	if end == nil {
+		return nil
+	}
+	if refused(end) {
+		return denial(end)
+	}
+	decision := map[string]any{"behavior": "allow"}
+	if h.Tool == "ExitPlanMode" { // a plain allow is ignored here (measured)
+		decision["updatedInput"] = map[string]any{}
+	}
+	switch *end.Value {
+	case hookAllow:
+		return decision
+	case hookAlways: // all of them: one alone does not do what they do together (measured)
+		decision["updatedPermissions"] = h.Suggestions
+		return decision
+	}
+	return nil
+}
+
+// wait stores p and returns it as it was decided, nil when it was not, or no longer matters: at a signal, when the
+// session has died or has ended it. The prompt's lock tells the session that its hook lives.
+func (h *hook) wait(ctx context.Context, p PromptRecord) *PromptRecord {
+	ctx, enough := context.WithTimeout(ctx, h.life+time.Minute)
+	defer enough()
+	ctx, stop := signal.NotifyContext(ctx, endSignals()...)
+	defer stop()
+	if h.last != "" { // of several questions, the one before
+		if _, err := h.st.Move(h.last, Injected, nil); err != nil {
+			return nil
+		}
+		h.release()
+	}
+	now := time.Now()
+	p.ID, p.SessionID, p.Source, p.Cwd, p.Nonce, p.Status = newID(), h.session, "hook", h.Cwd, newNonce(), Created
+	p.Confidence, p.Score, p.Signals, p.Tool, p.MaxLength = "high", 1, []string{"hook"}, h.Tool, maxMessage
+	p.CreatedAt, p.ExpiresAt, p.Key = now.UTC(), now.Add(h.life).UTC(), idempotencyKey(h.session, p.Excerpt, now)
+	if h.Agent != "" {
+		p.Question += " (from the " + visible(redact(h.Agent)) + " agent)"
+	}
+	release, err := h.st.HoldSession(p.ID)
+	if err != nil {
+		return nil
+	}
+	h.last, h.release = p.ID, release
+	records := h.st.Follow(ctx, h.session, func() bool { return true })
+	if err := h.st.Update(func(*View) ([]Record, error) { return []Record{&p}, nil }); err != nil {
+		return nil
+	}
+	for rec := range records {
+		r, ok := rec.(*PromptRecord)
+		if !ok || r.ID != p.ID || r.Open() {
+			continue
+		}
+		answered := r.Status == Expired || r.Status == ReplyReceived && r.Value != nil
+		if !answered || !h.st.Alive(h.session) {
+			return nil
+		}
+		return r
+	}
+	_, _ = h.st.Move(p.ID, Canceled, func(r *PromptRecord) { // our time is over: who cannot record it is noticed by its lock
+		r.Reason = "answered in the terminal, or given up by the tool"
+	})
+	return nil
+}
+
+// What can be decided about a tool's call.
+const (
+	hookAllow  = "allow"
+	hookAlways = "always"
+	hookDeny   = "deny"
+)
+
+// permissionPrompt is what the operator is asked about the call: what it is, all of its arguments, and the answers.
+func (h *hook) permissionPrompt() PromptRecord {
+	question, full, subject := h.call()
+	p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Question: safely(question, maxFull), Permission: true,
+		SafeDefault: ref(hookDeny)}, Subject: safely(subject, maxFull)}
+	full = visible(redact(full))
+	if len(full) > maxHookFull {
+		p.Cut = true
+	}
+	p.Full = clip(full, maxHookFull)
+	allow := "Yes"
+	if h.Tool == "ExitPlanMode" {
+		allow = "Yes, and manually approve edits" // the mode that claude is in then (measured)
+	}
+	p.Choices = []Choice{{Key: hookAllow, Label: allow, Grants: true}}
+	if words := lastingWords(h.Suggestions); words != "" {
+		label := clip("Yes, and don't ask again: "+words, 60)
+		p.Choices = append(p.Choices, Choice{Key: hookAlways, Label: label, Grants: true})
+		p.Lasting = safely(words, maxFull)
+	}
+	p.Choices = append(p.Choices, Choice{Key: hookDeny, Label: "No"})
+	p.Excerpt = headAndTail(p.Full)
+	p.parts = shown{body: strings.Split(p.Full, "\n")}
+	if p.Lasting != "" {
+		p.parts.among = []string{"lasting: " + p.Lasting}
+	}
+	p.seal()
+	return p
+}
+
+// headAndTail is a text of at most maxExcerpt bytes: what is dangerous can stand at either end.
+func headAndTail(text string) string {
+	if len(text) <= maxExcerpt {
+		return text
+	}
+	half := (maxExcerpt - len(" …(12345678 bytes)… ")) / 2
+	head, tail := clipBytes(text, half), strings.ToValidUTF8(text[len(text)-half:], "")
+	return fmt.Sprintf("%s …(%d bytes)… %s", head, len(text)-len(head)-len(tail), tail)
+}
+
+// call is what the tool wants to do: a question in words, all that it is about, and what its dialog shows of it.
+func (h *hook) call() (question, full, subject string) {
+	arg, all := map[string]string{}, map[string]json.RawMessage{}
+	if err := json.Unmarshal(h.Input, &all); err != nil {
+		return "Allow " + h.Tool + "?", string(h.Input), ""
+	}
+	for name, raw := range all {
+		var text string
+		if err := json.Unmarshal(raw, &text); err == nil {
+			arg[name] = text
+		}
+	}
+	told := []string{"command", "description"}
+	switch h.Tool {
+	case "Bash":
+		question, full, subject = "Run this command?", arg["command"], arg["command"]
+		if arg["description"] != "" {
+			question += " (" + clip(arg["description"], 80) + ")"
+		}
+	case "Edit", "Write":
+		diff, plus, minus := lineDiff(arg["old_string"], arg["new_string"]+arg["content"])
+		question = fmt.Sprintf("Edit %s? (+%d −%d)", arg["file_path"], plus, minus)
+		if h.Tool == "Write" {
+			question = fmt.Sprintf("Write %s? (+%d)", arg["file_path"], plus)
+		}
+		full, subject, told = diff, arg["file_path"], []string{"file_path", "old_string", "new_string", "content"}
+	case "WebFetch":
+		question, full, subject = "Fetch this address?", strings.TrimSpace(arg["url"]+"\n"+arg["prompt"]), arg["url"]
+		told = []string{"url", "prompt"}
+	case "ExitPlanMode":
+		question, full, told = "Carry out this plan?", arg["plan"], []string{"plan"}
+	}
+	if full == "" {
+		var raw bytes.Buffer
+		if err := json.Indent(&raw, h.Input, "", "  "); err != nil {
+			raw.Write(h.Input)
+		}
+		return cmp.Or(question, "Allow "+h.Tool+"?"), raw.String(), cmp.Or(subject, h.Tool)
+	}
+	for _, name := range slices.Sorted(maps.Keys(all)) { // such as Bash's dangerouslyDisableSandbox
+		if !slices.Contains(told, name) && string(all[name]) != "false" {
+			full += "\n" + name + ": " + string(all[name])
+		}
+	}
+	return question, full, subject
+}
+
+// suggestion is one of claude's permission_suggestions.
+type suggestion struct {
+	Type        string
+	Directories []string
+	Mode        string
+	Behavior    string
+	Destination string
+	Rules       []struct{ ToolName, RuleContent string }
+}
+
+// lastingWords say what the suggestions allow together, and for how long; "" when there are none. One that is not
+// understood is shown as it is.
+func lastingWords(suggestions []json.RawMessage) string {
+	var words []string
+	for _, raw := range suggestions {
+		var s suggestion
+		what := ""
+		if err := json.Unmarshal(raw, &s); err == nil {
+			what = s.words()
+		}
+		if what == "" {
+			what = string(raw)
+		}
+		words = append(words, what)
+	}
+	return strings.Join(words, ", ")
+}
+
+// words say what s allows, "" when that is not known.
+func (s suggestion) words() string {
+	what := ""
+	switch {
+	case s.Type == "addDirectories" && len(s.Directories) > 0:
+		what = "access to " + strings.Join(s.Directories, " and ")
+	case s.Type == "setMode" && s.Mode == "acceptEdits":
+		what = "accept edits"
+	case s.Type == "setMode" && s.Mode != "":
+		what = "mode " + s.Mode
+	case s.Type == "addRules" && s.Behavior == "allow" && len(s.Rules) > 0:
+		var rules []string
+		for _, r := range s.Rules {
+			rule := r.ToolName
+			if r.RuleContent != "" {
+				rule += "(" + r.RuleContent + ")"
+			}
+			rules = append(rules, rule)
+		}
+		what = strings.Join(rules, " and ")
+	}
+	how := ""
+	switch s.Destination {
+	case "session":
+		how = "this session"
+	case "localSettings":
+		how = "kept for this project"
+	case "projectSettings":
+		how = "kept for this project and all who work on it"
+	case "userSettings":
+		how = "kept for all projects"
+	}
+	if what == "" || how == "" {
+		return ""
+	}
+	return what + " (" + how + ")"
+}
+
+// lineDiff is a readable diff of two texts: what differs, between up to two lines that they have in common.
+func lineDiff(before, after string) (diff string, plus, minus int) {
+	a, b, head, tail := slices.Collect(strings.Lines(before)), slices.Collect(strings.Lines(after)), 0, 0
+	for both := min(len(a), len(b)); head < both && a[head] == b[head]; head++ {
+	}
+	for both := min(len(a), len(b)) - head; tail < both && a[len(a)-1-tail] == b[len(b)-1-tail]; tail++ {
+	}
+	gone, came, rest := a[head:len(a)-tail], b[head:len(b)-tail], a[len(a)-tail:]
+	var out strings.Builder
+	for i, lines := range [][]string{a[max(0, head-2):head], gone, came, rest[:min(tail, 2)]} {
+		for _, line := range lines {
+			out.WriteString(" -+ "[i:i+1] + strings.TrimSuffix(line, "\n") + "\n")
+		}
+	}
+	return strings.TrimSuffix(out.String(), "\n"), len(came), len(gone)
+}
+
+// installHooks adds what makes the tool call us, on its command line only, merged into the last --settings (a file or
+// JSON) there, which counts (measured on claude 2.1). NUL joins the arguments: none contains it.
+var reSettings = regexp.MustCompile("\x00--settings[=\x00]([^\x00]*)")
+
+func (s *session) installHooks(argv []string) []string {
+	exe, err := os.Executable()
+	if s.adapter.Hooks != "claude-settings" || err != nil {
+		return argv
+	}
+	end := slices.Index(append(slices.Clip(argv), "--"), "--") // what follows is no option
+	options := strings.Join(argv[:end], "\x00")
+	found := append([][]string{{"", "{}"}}, reSettings.FindAllStringSubmatch(options, -1)...)
+	given := []byte(found[len(found)-1][1])
+	if !bytes.HasPrefix(bytes.TrimSpace(given), []byte("{")) {
+		given, err = os.ReadFile(string(given))
+	}
+	settings := map[string]any{"hooks": map[string]any{}}
+	err = cmp.Or(err, json.Unmarshal(given, &settings))
+	hooks, ok := settings["hooks"].(map[string]any)
+	if err != nil || !ok {
+		s.log.Warn("the tool's hooks are not used", "why", fmt.Sprint("reading --settings: ", err))
+		return argv
+	}
+	quote := map[bool]string{true: `"`, false: "'"}[runtime.GOOS == "windows"]
+	ours := " hook"
+	if seconds := s.flags["permission_timeout_seconds"]; seconds != "" {
+		ours += " --timeout " + seconds
+	}
+	patience := int((s.cfg.PermissionTimeout + time.Minute).Seconds()) // the tool waits longer than a question lives
+	for event, seconds := range map[string]int{"PermissionRequest": patience, "PreToolUse": 10, "Stop": 10} {
+		if event != "PreToolUse" || s.jsonLine == nil { // else its output tells of every call
+			run := map[string]any{"type": "command", "command": quote + exe + quote + ours, "timeout": seconds}
+			theirs, _ := hooks[event].([]any)
+			hooks[event] = append(theirs, map[string]any{"matcher": "*", "hooks": []any{run}})
+		}
+	}
+	merged, _ := json.Marshal(settings) // of what was JSON: cannot fail
+	s.hooked = true
+	rest := strings.Split(reSettings.ReplaceAllString(options, ""), "\x00")[1:]
+	return slices.Concat([]string{argv[0], "--settings", string(merged)}, rest, argv[end:])
 }

@@ -116,6 +116,8 @@ type PromptRecord struct {
 	MaxLength   int        `json:"max_length"` // of a text answer, bytes
 	Source      string     `json:"source"`     // "screen" or "hook"
 	Tool        string     `json:"tool"`       // hook: the tool's name for what it wants to use ("Bash"); else ""
+	Subject     string     `json:"subject"`    // hook: what the tool's dialog shows of it: the command, file, address
+	Lasting     string     `json:"lasting"`    // hook: what the lasting permission allows, and for how long
 	Cwd         string     `json:"cwd"`
 	Key         string     `json:"idempotency_key"`
 	Status      State      `json:"status"`
@@ -307,19 +309,20 @@ type Store struct {
 	audit           *Audit   // its log is acquired after ours
 	log             *journal // its mutex guards what follows
 	view            *View
-	read, compactAt int64         // bytes of the file that view holds; that are worth a compaction
-	wake            chan struct{} // closed when view changes
-	older           bool          // a record has an earlier schema version
-	notes           []string      // what was found damaged in the file
-	trouble         error         // what keeps the audit log or the compaction from working
-	held, secrets   sync.Map      // our locks by name: *os.File; what was given and not yet taken by prompt: string
+	read, compactAt int64                                      // bytes of the file that view holds; that are worth a compaction
+	wake            chan struct{}                              // closed when view changes
+	older           bool                                       // a record has an earlier schema version
+	notes           []string                                   // what was found damaged in the file
+	trouble         error                                      // what keeps the audit log or the compaction from working
+	watch           func(dir string) (<-chan struct{}, func()) // watchFolder, or a test's own
+	held, secrets   sync.Map                                   // our locks by name: *os.File; what was given and not yet taken by prompt: string
 }
 
 func openStore(dir string) (*Store, error) {
 	return openStoreWith(dir, func(_ string, _ *os.File, call func() error) error { return call() })
 }
 func openStoreWith(dir string, do files) (*Store, error) {
-	s := &Store{Dir: dir, Retention: retention, now: time.Now, view: viewOf(nil), wake: make(chan struct{}),
+	s := &Store{Dir: dir, Retention: retention, now: time.Now, view: viewOf(nil), wake: make(chan struct{}), watch: watchFolder,
 		log: &journal{do: do, path: filepath.Join(dir, "state.jsonl")}}
 	s.audit = &Audit{log: &journal{do: do, path: filepath.Join(dir, "audit.log")}, note: s.noteHead}
 	err := cmp.Or(secureDir(dir), secureDir(filepath.Join(dir, "sessions")))
@@ -589,16 +592,23 @@ func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, 
 	err = s.Update(func(v *View) ([]Record, error) {
 		p = *cmp.Or(v.find(d), &PromptRecord{})
 		why = s.guard(v, &p, d, now)
+		if why != "" {
+			return nil, nil
+		}
 		value, bad := p.judge(d.Value)
-		if why = cmp.Or(why, bad); why != "" {
+		if bad != "" {
+			why = bad
+			return nil, nil
+		}
+		if why = p.unread(*value, d.By); why != "" {
 			return nil, nil
 		}
 		p.Value, p.Status, p.NonceUsed, p.DecidedAt, p.DecidedBy = value, ReplyReceived, true, ref(now.UTC()), &d.By
 		if p.Secret {
 			s.secrets.Store(p.ID, *p.Value)
 			p.Value, p.ValueHidden = nil, true
-		} else if *p.Value == "cancel" && p.ambiguous() {
-			p.Status = Canceled
+		} else if *p.Value == leaveIt {
+			p.Status, p.Reason = Canceled, "left as it is"
 		}
 		update := &UpdateRecord{Head{ID: fmt.Sprint(d.UpdateID)}, "decision"}
 		return append([]Record{&p}, when(d.UpdateID != 0, []Record{update})...), nil
@@ -648,29 +658,108 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 			fmt.Sprintf("%d answers in a minute for this session: wait a little, then answer again", recent))))
 }
 
+// Answers that are no choice's key: Enter alone at a question for text, and nothing: the question stays to the terminal.
+// No text that is typed can be one of them: both have a control character.
+const (
+	enterAlone = "\r"
+	leaveIt    = "\x1b"
+)
+
 // judge says what an answer means for the question: the value to record, or why it is none. A reason given becomes its.
 func (p *PromptRecord) judge(given string) (*string, Refusal) {
 	word := strings.ToLower(given)
-	word = cmp.Or(map[string]string{"yes": "y", "no": "n", "": "enter"}[word], word)
+	switch word {
+	case "yes":
+		word = "y"
+	case "no":
+		word = "n"
+	case "":
+		word = "enter"
+	}
+	hookWords := map[string]string{"y": hookAllow, "n": hookDeny}
+	if same, ok := hookWords[word]; ok && p.Source == "hook" && p.Permission {
+		word = same
+	}
 	reason, refused := strings.CutPrefix(given, "deny:")
+	leave := leaveIt
 	switch {
 	case p.Secret:
 		return &given, p.text(given)
 	case given == "default":
-		return p.SafeDefault, when[Refusal](p.SafeDefault == nil, "this question has no safe default")
+		if p.SafeDefault == nil {
+			return nil, "this question has no safe default"
+		}
+		return p.SafeDefault, ""
 	case refused && p.Permission:
 		p.Reason = cmp.Or(reason, p.Reason)
-		ways := append(slices.Clone(p.Choices), Choice{Key: *cmp.Or(p.SafeDefault, ref("deny")), Hook: "deny"})
-		i := slices.IndexFunc(ways, func(c Choice) bool { return c.Hook == "deny" })
-		return &ways[i].Key, p.text(reason)
+		deny := p.denial()
+		return &deny, p.text(reason)
+	case (given == leaveIt || given == "cancel") && p.canBeLeft():
+		return &leave, ""
+	case given == enterAlone && p.Type == FreeText && !p.Idle:
+		return &given, ""
 	case p.offered(given):
 		return &given, ""
 	case p.Type != FreeText && p.offered(word):
 		return &word, ""
+	case p.byLabel(given) != "":
+		key := p.byLabel(given)
+		return &key, ""
 	case p.Type == FreeText || p.Type == Unknown || p.MaxLength > 0 && !p.Permission:
 		return &given, p.text(given)
 	}
 	return nil, Refusal("not an answer to this question: " + clip(strconv.Quote(given), 40) + "; it takes " + p.takes())
+}
+
+// denial is the value that refuses a permission: a hook's own, the choice that is known to refuse, else Escape.
+func (p *PromptRecord) denial() string {
+	if p.Source == "hook" {
+		return hookDeny
+	}
+	for _, c := range p.Choices {
+		if reRefuses.MatchString(c.Label) {
+			return c.Key
+		}
+	}
+	return "esc"
+}
+
+// byLabel is the key of the choice with these words, "" without one.
+func (p *PromptRecord) byLabel(words string) string {
+	for _, c := range p.Choices {
+		if strings.EqualFold(c.Label, words) {
+			return c.Key
+		}
+	}
+	return ""
+}
+
+// refuses tells whether a value, as judge gives it, refuses or leaves the question as it is: it may be chosen though not
+// all was shown.
+func (p *PromptRecord) refuses(value string) bool {
+	switch value {
+	case leaveIt, "esc", "cancel", hookDeny:
+		return true
+	case "n":
+		return p.Type == YesNo || reRefuses.MatchString(p.label("n"))
+	}
+	label := p.label(value)
+	return label != "" && !p.Multi && reRefuses.MatchString(label)
+}
+
+// unread refuses an answer to what the one who gives it cannot have read: from the phone all must have been shown there;
+// what is not known here at all can only be answered at the session's own keyboard. An answer that refuses is taken.
+func (p *PromptRecord) unread(value, by string) Refusal {
+	if p.Idle || p.Secret || p.refuses(value) || by == "cli:local" {
+		return ""
+	}
+	if p.Cut {
+		return "part of what it asks is not known here: it can only be answered at the keyboard, or refused"
+	}
+	if strings.HasPrefix(by, "telegram:") && !p.ShownAll {
+		return "not all of it was shown: tap Show all, then answer there"
+	}
+	return ""
 }
 
 // takes names the answers for a person, answers those that one button could send, the choices' keys first; offered also
@@ -678,10 +767,29 @@ func (p *PromptRecord) judge(given string) (*string, Refusal) {
 // an answer that is typed as it is: control characters would be keys.
 func (p *PromptRecord) takes() string { return cmp.Or(strings.Join(p.answers(), " "), "text") }
 func (p *PromptRecord) answers() []string {
-	unsure, esc := p.ambiguous(), p.Permission || p.SafeDefault != nil && *p.SafeDefault == "esc"
-	words := when(p.Type == YesNo && len(p.Choices) == 0, "y n ") + when(unsure || p.Type == ConfirmEnter, "enter ") +
-		when(unsure || esc, "esc ") + when(unsure, "cancel")
-	return slices.Compact(append(mapped(p.Choices, func(c Choice) string { return c.Key }), strings.Fields(words)...))
+	var all []string
+	for _, c := range p.Choices {
+		all = append(all, c.Key)
+	}
+	if p.Type == YesNo && len(p.Choices) == 0 {
+		all = append(all, "y", "n")
+	}
+	if p.ambiguous() || p.Type == ConfirmEnter {
+		all = append(all, "enter")
+	}
+	esc := p.Permission && p.Source != "hook" || p.SafeDefault != nil && *p.SafeDefault == "esc"
+	if p.ambiguous() || esc {
+		all = append(all, "esc")
+	}
+	if p.ambiguous() {
+		all = append(all, "cancel")
+	}
+	return slices.Compact(all)
+}
+
+// canBeLeft tells whether the operator can leave the question to the terminal: where nothing refuses it.
+func (p *PromptRecord) canBeLeft() bool {
+	return p.ambiguous() || p.Type == FreeText && !p.Idle && !p.Secret
 }
 func (p *PromptRecord) offered(value string) bool {
 	all, keys := p.answers(), strings.Split(value, ",")
@@ -725,7 +833,7 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 		start, stop := time.Now(), func() {}
 		for ctx.Err() == nil {
 			if changed == nil && time.Since(start) > time.Second { // ending a watch costs Linux 18 ms
-				changed, stop = watchFolder(s.Dir)
+				changed, stop = s.watch(s.Dir)
 			}
 			recs, wake := look()
 			for _, r := range recs {
@@ -945,216 +1053,4 @@ func cmdAnswer(c *command) int {
 		fmt.Fprintln(c.stdout, "answered", shortID(p.ID))
 		return 0
 	})
-}
-
-/* ===== hook: what a tool's own hook system asks ===== */
-// hook is one run of `atlasbridge hook`: the tool's JSON (measured on claude 2.1, codex has the same) becomes a prompt
-// of the session, the decision is printed. What is unparsable, lost, late or killed prints nothing: the dialog asks.
-type hook struct {
-	Event         string          `json:"hook_event_name"`
-	Cwd           string          `json:"cwd"`
-	Tool          string          `json:"tool_name"`
-	Input         json.RawMessage `json:"tool_input"`
-	UseID         string          `json:"tool_use_id"`
-	Agent         string          `json:"agent_type"`
-	LastWords     string          `json:"last_assistant_message"`
-	st            *Store
-	session, last string // last: id of the prompt asked last
-	life          time.Duration
-}
-
-// cmdHook exits with 0 whatever happens: claude takes anything else for a failing hook and says so in the dialog.
-func cmdHook(c *command) int {
-	h := &hook{session: c.getenv("ATLASBRIDGE_SESSION")}
-	unparsable := json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(h)
-	c.withState(func(s *Store) int {
-		h.st = s
-		switch cfg, err := c.config(nil); {
-		case unparsable != nil || !s.Alive(h.session): // its record may come later than its tool's first hook
-		case h.Event == "PreToolUse":
-			s.audit.Append(toolCall(h.session, h.Tool, h.UseID, h.Input))
-		case h.Event == "Stop": // the beginning of the tool's answer, for the session's idle notice
-			words := &InputRecord{Head: Head{ID: newID()}, SessionID: h.session, Kind: "answer", By: "hook:Stop",
-				Text: clip(visible(redact(h.LastWords)), 1000), Status: "queued"}
-			s.Update(func(*View) ([]Record, error) { return []Record{words}, nil })
-		case h.Event == "PermissionRequest" && err == nil:
-			h.life = cfg.PermissionTimeout
-			if decision := h.ask(c.ctx); decision != nil {
-				answer := map[string]any{"hookEventName": h.Event, "decision": decision}
-				json.NewEncoder(c.stdout).Encode(map[string]any{"hookSpecificOutput": answer})
-				s.Move(h.last, Injected, nil)
-			}
-		}
-		return 0
-	})
-	return 0
-}
-
-// toolCall is the audit entry of one tool call: the arguments by their beginning, redacted.
-func toolCall(session, tool, id string, input json.RawMessage) Event {
-	arguments := clip(visible(redact(string(input))), 500)
-	return Event{"TOOL_CALL", session, "", []Field{{"tool", tool}, {"tool_use_id", id}, {"arguments", arguments}}}
-}
-
-// ask returns the decision in claude's form, nil: the dialog has to make it. Claude's own questions get one together.
-func (h *hook) ask(ctx context.Context) map[string]any {
-	if h.Tool != "AskUserQuestion" {
-		return h.wait(ctx, h.permissionPrompt())
-	}
-	type item struct { // the input, a question, an option
-		Question, Label, Description string
-		MultiSelect                  bool
-		Questions, Options           []item
-	}
-	input, updated, answers := item{}, map[string]any{}, map[string]string{}
-	if json.Unmarshal(h.Input, &input) != nil || json.Unmarshal(h.Input, &updated) != nil || len(input.Questions) == 0 {
-		return nil
-	}
-	for i, q := range input.Questions {
-		n, labels := len(input.Questions), []string{",", ", "}
-		p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Multi: q.MultiSelect}}
-		p.Question = when(n > 1, fmt.Sprintf("(%d of %d) ", i+1, n)) + visible(redact(q.Question))
-		p.Full, p.Excerpt = p.Question, clip(p.Question, maxExcerpt)
-		for k, o := range q.Options[:min(9, len(q.Options))] {
-			key := fmt.Sprint(k + 1)
-			labels = append(labels, key, o.Label)
-			p.Choices = append(p.Choices, Choice{Key: key, Label: clip(visible(o.Label), 60), Hook: "allow"})
-			p.Full += visible(redact(strings.TrimSuffix("\n"+key+". "+o.Label+": "+o.Description, ": ")))
-		}
-		decision := h.wait(ctx, p)
-		value, answered := decision["updatedInput"].(string)
-		if !answered {
-			return decision
-		} else if keys := strings.ReplaceAll(value, " ", ""); p.offered(keys) { // else they are the operator's own words
-			value = strings.NewReplacer(labels...).Replace(keys)
-		}
-		answers[q.Question] = value
-	}
-	updated["answers"] = answers
-	return map[string]any{"behavior": "allow", "updatedInput": updated}
-}
-
-// wait stores p and returns the decision at its end, or at a signal; the answer to the tool's question is its input.
-func (h *hook) wait(ctx context.Context, p PromptRecord) map[string]any {
-	ctx, enough := context.WithTimeout(ctx, h.life+time.Minute)
-	defer enough()
-	ctx, stop := signal.NotifyContext(ctx, endSignals()...)
-	defer stop()
-	h.st.Move(h.last, Injected, nil) // of several questions, the one before
-	now := time.Now()
-	p.ID, p.SessionID, p.Source, p.Cwd, p.Nonce, p.Status = newID(), h.session, "hook", h.Cwd, newNonce(), Created
-	p.Confidence, p.Score, p.Signals, p.Tool, p.MaxLength = "high", 1, []string{"hook"}, h.Tool, maxMessage
-	p.CreatedAt, p.ExpiresAt, p.Key = now.UTC(), now.Add(h.life).UTC(), idempotencyKey(h.session, p.Excerpt, now)
-	p.Question += when(h.Agent != "", " (from the "+h.Agent+" agent)")
-	h.last = p.ID
-	records, end := h.st.Follow(ctx, h.session, func() bool { return true }), &p
-	if h.st.Update(func(*View) ([]Record, error) { return []Record{&p}, nil }) != nil {
-		return nil
-	}
-	for rec := range records {
-		if r, ok := rec.(*PromptRecord); ok && r.ID == p.ID && !r.Open() {
-			end = r
-			break
-		}
-	}
-	if end.Open() {
-		h.st.Move(p.ID, Canceled, func(r *PromptRecord) { r.Reason = "answered in the terminal, or given up by the tool" })
-	}
-	given := end.Status == ReplyReceived && end.Value != nil && h.st.Alive(h.session)
-	switch choice := cmp.Or(choiceOf(end), &Choice{}); {
-	case end.Status == Expired || given && (*end.Value == "deny" || choice.Hook == "deny"):
-		return map[string]any{"behavior": "deny", "message": cmp.Or(end.Reason, "The operator refused this.")}
-	case given && h.Tool == "AskUserQuestion":
-		return map[string]any{"behavior": "allow", "updatedInput": *end.Value}
-	case given && choice.Hook == "allow" && h.Tool == "ExitPlanMode": // a plain allow is ignored here (measured)
-		return map[string]any{"behavior": "allow", "updatedInput": map[string]any{}}
-	case given && choice.Hook == "allow": // any other choice only the dialog has: the session types it
-		return map[string]any{"behavior": "allow"}
-	}
-	return nil
-}
-
-func (h *hook) permissionPrompt() PromptRecord {
-	arg, all, raw := map[string]string{}, map[string]json.RawMessage{}, bytes.Buffer{}
-	json.Unmarshal(h.Input, &arg) // what is no text stays empty
-	json.Unmarshal(h.Input, &all)
-	json.Indent(&raw, h.Input, "", "  ")
-	diff, plus, minus := lineDiff(arg["old_string"], arg["new_string"]+arg["content"]) // of Edit, or of Write
-	known := map[string][2]string{
-		"Bash":         {strings.TrimSuffix("Run this command? ("+clip(arg["description"], 80)+")", " ()"), arg["command"]},
-		"Edit":         {fmt.Sprintf("Edit %s? (+%d −%d)", arg["file_path"], plus, minus), diff},
-		"Write":        {fmt.Sprintf("Write %s? (+%d)", arg["file_path"], plus), diff},
-		"WebFetch":     {"Fetch this address?", strings.TrimSpace(arg["url"] + "\n" + arg["prompt"])},
-		"ExitPlanMode": {"Carry out this plan?", arg["plan"]},
-	}[h.Tool]
-	told := strings.Fields("command description file_path old_string new_string content url prompt plan")
-	question, full := cmp.Or(known[0], "Allow "+h.Tool+"?"), cmp.Or(known[1], raw.String())
-	for _, name := range slices.Sorted(maps.Keys(all)) { // such as Bash's dangerouslyDisableSandbox
-		more := known[1] != "" && !slices.Contains(told, name) && string(all[name]) != "false"
-		full += when(more, "\n"+name+": "+string(all[name]))
-	}
-	full = visible(redact(full))
-	p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Question: visible(redact(question)), Full: full, Excerpt: full,
-		Cut: len(full) > maxExcerpt, Permission: true, SafeDefault: ref("2"), Choices: []Choice{
-			{Key: "1", Label: "Yes", Grants: true, Hook: "allow"}, {Key: "2", Label: "No", Hook: "deny"}}}}
-	if p.Cut { // its head and tail: what is dangerous can stand in either
-		half := (maxExcerpt - len(" …(12345678 bytes)… ")) / 2
-		head, tail := clipBytes(full, half), strings.ToValidUTF8(full[len(full)-half:], "")
-		p.Excerpt = fmt.Sprintf("%s …(%d bytes)… %s", head, len(full)-len(head)-len(tail), tail)
-	}
-	return p
-}
-
-// lineDiff is a readable diff of two texts: what differs, between up to two lines that they have in common.
-func lineDiff(before, after string) (diff string, plus, minus int) {
-	a, b, head, tail := slices.Collect(strings.Lines(before)), slices.Collect(strings.Lines(after)), 0, 0
-	for both := min(len(a), len(b)); head < both && a[head] == b[head]; head++ {
-	}
-	for both := min(len(a), len(b)) - head; tail < both && a[len(a)-1-tail] == b[len(b)-1-tail]; tail++ {
-	}
-	gone, came, rest := a[head:len(a)-tail], b[head:len(b)-tail], a[len(a)-tail:]
-	for i, lines := range [][]string{a[max(0, head-2):head], gone, came, rest[:min(tail, 2)]} {
-		for _, line := range lines {
-			diff += string(" -+ "[i]) + strings.TrimSuffix(line, "\n") + "\n"
-		}
-	}
-	return strings.TrimSuffix(diff, "\n"), len(came), len(gone)
-}
-
-// installHooks adds what makes the tool call us, on its command line only, merged into the last --settings (a file or
-// JSON) there, which counts (measured on claude 2.1). NUL joins the arguments: none contains it.
-var reSettings = regexp.MustCompile("\x00--settings[=\x00]([^\x00]*)")
-
-func (s *session) installHooks(argv []string) []string {
-	exe, err := os.Executable()
-	if s.adapter.Hooks != "claude-settings" || err != nil {
-		return argv
-	}
-	end := slices.Index(append(slices.Clip(argv), "--"), "--") // what follows is no option
-	options := strings.Join(argv[:end], "\x00")
-	found := append([][]string{{"", "{}"}}, reSettings.FindAllStringSubmatch(options, -1)...)
-	given := []byte(found[len(found)-1][1])
-	if !bytes.HasPrefix(bytes.TrimSpace(given), []byte("{")) {
-		given, err = os.ReadFile(string(given))
-	}
-	settings := map[string]any{"hooks": map[string]any{}}
-	err = cmp.Or(err, json.Unmarshal(given, &settings))
-	hooks, ok := settings["hooks"].(map[string]any)
-	if err != nil || !ok {
-		s.log.Warn("the tool's hooks are not used", "why", fmt.Sprint("reading --settings: ", err))
-		return argv
-	}
-	quote := map[bool]string{true: `"`, false: "'"}[runtime.GOOS == "windows"]
-	patience := int((s.cfg.PermissionTimeout + time.Minute).Seconds()) // the tool waits longer than a question lives
-	for event, seconds := range map[string]int{"PermissionRequest": patience, "PreToolUse": 10, "Stop": 10} {
-		if event != "PreToolUse" || s.jsonLine == nil { // else its output tells of every call
-			run := map[string]any{"type": "command", "command": quote + exe + quote + " hook", "timeout": seconds}
-			theirs, _ := hooks[event].([]any)
-			hooks[event] = append(theirs, map[string]any{"matcher": "*", "hooks": []any{run}})
-		}
-	}
-	merged, _ := json.Marshal(settings) // of what was JSON: cannot fail
-	s.hooked = true
-	rest := strings.Split(reSettings.ReplaceAllString(options, ""), "\x00")[1:]
-	return slices.Concat([]string{argv[0], "--settings", string(merged)}, rest, argv[end:])
 }
