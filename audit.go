@@ -4,17 +4,21 @@
 //	{"seq":1,"ts":"…Z","event":"…","session_id":"…","prompt_id":"…", …,"prev_hash":"genesis","hash":"sha256:…"}
 //
 // The hash is that of the line without its hash member: jq -cj 'del(.hash)' | sha256sum. The heads that state and phone
-// keep show that no tail was cut, nor all written anew. Answers typed as text are in it as length and SHA-256.
+// keep show that no tail was cut, nor all written anew: a log that does not continue the head that the state noted gets
+// an entry that says so, and does not verify until the user has put it aside. shown_sha256 is that of what a person was
+// shown, screen_sha256 that of what stood there when the answer was typed. Answers typed as text are in it as length and
+// SHA-256.
 package main
 
 import (
+	"bufio"
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -24,84 +28,242 @@ import (
 )
 
 const (
-	stampLayout, fileStamp, genesis  = "2006-01-02T15:04:05.000000Z", "20060102T150405.000000", "genesis"
-	maxExact, maxAuditText, maxEntry = 1<<53 - 1, 4096, 1 << 18 // jq 1.6 changes larger ones; bytes of a value, a line
+	stampLayout = "2006-01-02T15:04:05.000000Z"
+	fileStamp   = "20060102T150405.000000" // in names of files
+	genesis     = "genesis"                // prev_hash of the first entry
+
+	maxExact     = 1<<53 - 1 // jq 1.6 changes larger integers
+	maxAuditText = 4096      // bytes of a value
+	maxEntry     = 1 << 18   // bytes of a line
+
+	discontinued = "AUDIT_DISCONTINUED" // the log did not continue the head that the state had noted
+	putAside     = "AUDIT_PUT_ASIDE"    // first of a log that the user began anew
+	carriedOver  = "PROMPT_CARRIED"     // a question from the log put aside that can still be answered
 )
 
 // Audit is the append-only hash chain audit.log. Its methods may be called from any goroutine.
 type Audit struct {
-	log  *journal
-	note func(seq int64, hash string, err error) // tells the state the new head, or why an entry is missing
+	log *journal
+	// lock acquires the log and gives the head that the state has noted for it, nil when it is not known.
+	lock func() (noted *MetaRecord, err error)
+	// note tells the state the new head, or why an entry is missing.
+	note func(a appended, err error)
 }
-type Event struct { // one entry before it is chained; values are string, bool, nil or integer
+
+// chainHead is how far a chain goes: number and hash of its last entry, the zero value without one.
+type chainHead struct {
+	Seq  int64
+	Hash string
+}
+
+func (h chainHead) String() string { return fmt.Sprintf("%d:%s", h.Seq, h.Hash) }
+
+// headOf is the head that a record of the state notes; the record may be nil.
+func headOf(m *MetaRecord) chainHead {
+	if m == nil {
+		return chainHead{}
+	}
+	return chainHead{m.Seq, m.Hash}
+}
+
+// appended is what an append found and did.
+type appended struct {
+	noted chainHead // that the log was compared with
+	gap   bool      // the log did not continue it
+	last  chainHead // of the log now
+}
+
+// Event is one entry before it is chained; values are string, bool, nil or integer.
+type Event struct {
 	Name, SessionID, PromptID string
 	Fields                    []Field
 }
+
+// Field is one member of an entry.
 type Field struct {
 	Name  string
 	Value any
 }
 
-// Append chains and writes one entry durably. Head is the last entry's number and hash, 0 and "genesis" without one.
-func (a *Audit) Append(e Event) error { return a.commit(a.log.acquire(), e) }
-func (a *Audit) Head() (seq int64, hash string, err error) {
-	defer a.log.release()
-	if err = a.log.acquire(); err == nil {
-		seq, hash, err = a.last()
-	}
-	return seq, hash, err
+// Append chains and writes one entry durably.
+func (a *Audit) Append(e Event) error {
+	noted, err := a.lock()
+	return a.commit(noted, err, e)
 }
 
-// commit appends the events in one write, without ids not known, and releases the log; err is its acquire's.
-func (a *Audit) commit(err error, events ...Event) error {
-	seq, hash, out := int64(0), "", []byte(nil)
+// Head is the last entry's number and hash, 0 and "genesis" without one.
+func (a *Audit) Head() (seq int64, hash string, err error) {
+	defer a.log.release()
+	if err := a.log.acquire(); err != nil {
+		return 0, "", err
+	}
+	last, err := a.last()
+	if err != nil {
+		return 0, "", err
+	}
+	if last.Seq == 0 {
+		return 0, genesis, nil
+	}
+	return last.Seq, last.Hash, nil
+}
+
+// commit appends the events, releases the log and has the state note the new head; noted and err are what lock gave.
+func (a *Audit) commit(noted *MetaRecord, err error, events ...Event) error {
+	done := appended{}
 	if err == nil {
-		seq, hash, err = a.last()
+		done, err = a.write(headOf(noted), events)
+	}
+	a.log.release()
+	a.note(done, err)
+	return err
+}
+
+// write appends the events in one write; before them, where the log does not continue the noted head, the entry that
+// says so. That stands once for each head, though several processes, or the next after a crash, find the same gap.
+func (a *Audit) write(noted chainHead, events []Event) (appended, error) {
+	last, err := a.last()
+	if err != nil {
+		return appended{}, err
+	}
+	done := appended{noted: noted}
+	if done.gap, err = a.lacks(noted, last); err != nil {
+		return appended{}, err
+	}
+	if done.gap {
+		said, err := a.contains(gapAt(noted).members())
+		if err != nil {
+			return appended{}, err
+		}
+		if !said {
+			events = slices.Concat([]Event{gapAt(noted)}, events)
+		}
+	}
+	lines, last, err := chain(last, events)
+	if err != nil {
+		return appended{}, err
+	}
+	if err := a.log.append(lines, true); err != nil {
+		return appended{}, err
+	}
+	done.last = last
+	return done, nil
+}
+
+// gapAt is the entry of a log that should continue that head and does not.
+func gapAt(noted chainHead) Event {
+	return Event{Name: discontinued, Fields: []Field{{"noted_seq", noted.Seq}, {"noted_hash", noted.Hash}}}
+}
+
+// members is what stands for the event's name and fields in its entry, with nothing between them.
+func (e Event) members() []byte {
+	return bytes.Trim(canonical(append([]Field{{"event", e.Name}}, e.Fields...)), "{}")
+}
+
+// lacks tells whether the log, whose last entry is given, does not continue that head: a cut tail, another log. The
+// entry of the head need not be the last: a crash, or a power cut, may have lost what was noted after it.
+func (a *Audit) lacks(noted, last chainHead) (bool, error) {
+	if noted == last || noted.Seq == 0 {
+		return false, nil
+	}
+	begin := fmt.Appendf(nil, `{"seq":%d,`, noted.Seq)
+	end := fmt.Appendf(nil, `,"hash":"%s"}`+"\n", noted.Hash)
+	is := func(line []byte) bool { return bytes.HasPrefix(line, begin) && bytes.HasSuffix(line, end) }
+	found, err := a.search(a.log.end-maxEntry, is)
+	if err == nil && !found {
+		found, err = a.search(0, is)
+	}
+	return !found, err
+}
+
+// contains tells whether some entry has these members in it.
+func (a *Audit) contains(members []byte) (bool, error) {
+	return a.search(0, func(line []byte) bool { return bytes.Contains(line, members) })
+}
+
+// search tells whether a line is what is looked for, from that byte on, which may be in the middle of a line. Lines
+// longer than an entry can be come in pieces, so that memory is bounded whatever the file holds.
+func (a *Audit) search(from int64, is func(line []byte) bool) (bool, error) {
+	from = max(0, from)
+	r := bufio.NewReaderSize(io.NewSectionReader(a.log.f, from, a.log.end-from), maxEntry)
+	for {
+		line, err := r.ReadSlice('\n')
+		if is(line) {
+			return true, nil
+		}
+		if err == io.EOF {
+			return false, nil
+		}
+		if err != nil && err != bufio.ErrBufferFull {
+			return false, err
+		}
+	}
+}
+
+// continues tells whether the log continues that head, and what its last entry is.
+func (a *Audit) continues(noted chainHead) (last chainHead, yes bool, err error) {
+	defer a.log.release()
+	if err := a.log.acquire(); err != nil {
+		return chainHead{}, false, err
+	}
+	if last, err = a.last(); err != nil {
+		return chainHead{}, false, err
+	}
+	gap, err := a.lacks(noted, last)
+	return last, !gap, err
+}
+
+// last reads the last entry. Bytes after the last newline are a write that a crash cut short: they are moved aside.
+func (a *Audit) last() (chainHead, error) {
+	tail := make([]byte, min(a.log.end, maxEntry))
+	if _, err := a.log.f.ReadAt(tail, a.log.end-int64(len(tail))); err != nil {
+		return chainHead{}, err
+	}
+	lines := bytes.SplitAfter(tail, []byte("\n"))
+	torn := int64(len(lines[len(lines)-1]))
+	if 0 < torn && torn < maxEntry {
+		if err := a.log.cut(a.log.end - torn); err != nil {
+			return chainHead{}, err
+		}
+	}
+	if len(lines) == 1 && len(tail) < maxEntry {
+		return chainHead{}, nil
+	}
+	fields, err := parseEntry(lines[max(0, len(lines)-2)])
+	if err != nil {
+		return chainHead{}, fmt.Errorf("its last line is damaged (%w): see atlasbridge audit verify", err)
+	}
+	seq, _ := fields[0].Value.(int64)
+	hash, _ := fields[len(fields)-1].Value.(string)
+	return chainHead{seq, hash}, nil
+}
+
+// chain makes entries of the events, behind the entry last, and gives the last of them. Ids that are not known are left
+// out, texts redacted and bounded.
+func chain(last chainHead, events []Event) (lines []byte, _ chainHead, err error) {
+	if last.Seq == 0 {
+		last.Hash = genesis
 	}
 	for _, e := range events {
-		seq++
-		fields := append([]Field{{"seq", seq}, {"ts", time.Now().UTC().Format(stampLayout)}, {"event", e.Name},
-			{"session_id", e.SessionID}, {"prompt_id", e.PromptID}}, e.Fields...)
-		fields = slices.DeleteFunc(fields, func(f Field) bool {
-			return f.Value == "" && (strings.HasSuffix(f.Name, "_id") || f.Name == "decided_by")
+		last.Seq++
+		fields := []Field{{"seq", last.Seq}, {"ts", time.Now().UTC().Format(stampLayout)}, {"event", e.Name},
+			{"session_id", e.SessionID}, {"prompt_id", e.PromptID}}
+		fields = slices.DeleteFunc(append(fields, e.Fields...), func(f Field) bool {
+			return f.Value == "" && strings.HasSuffix(f.Name, "_id")
 		})
 		for i, f := range fields {
 			if text, ok := f.Value.(string); ok {
 				fields[i].Value = clip(redact(text), maxAuditText)
 			}
 		}
-		fields = append(fields, Field{"prev_hash", hash})
-		hash = digest(canonical(fields))
-		line := append(canonical(append(fields, Field{"hash", hash})), '\n')
-		_, bad := parseEntry(line)
-		err, out = cmp.Or(err, bad), append(out, line...)
+		fields = append(fields, Field{"prev_hash", last.Hash})
+		last.Hash = digest(canonical(fields))
+		line := append(canonical(append(fields, Field{"hash", last.Hash})), '\n')
+		if _, err := parseEntry(line); err != nil {
+			return nil, chainHead{}, fmt.Errorf("the entry %s: %w", e.Name, err)
+		}
+		lines = append(lines, line...)
 	}
-	if err == nil {
-		err = a.log.append(out, true)
-	}
-	a.log.release()
-	a.note(seq, hash, err)
-	return err
-}
-
-// last reads the last entry. Bytes after the last newline are a write that a crash cut short: they are moved aside.
-func (a *Audit) last() (seq int64, hash string, err error) {
-	tail := make([]byte, min(a.log.end, maxEntry))
-	_, err = a.log.f.ReadAt(tail, a.log.end-int64(len(tail)))
-	lines := bytes.SplitAfter(tail, []byte("\n"))
-	if torn := int64(len(lines[len(lines)-1])); err == nil && 0 < torn && torn < maxEntry {
-		err = a.log.cut(a.log.end - torn)
-	}
-	if err != nil || len(lines) == 1 && len(tail) < maxEntry {
-		return 0, genesis, err
-	}
-	fields, err := parseEntry(lines[max(0, len(lines)-2)])
-	if err != nil {
-		return 0, "", fmt.Errorf("its last line is damaged (%w): see atlasbridge audit verify, then move it away", err)
-	}
-	seq, _ = fields[0].Value.(int64)
-	hash, _ = fields[len(fields)-1].Value.(string)
-	return seq, hash, nil
+	return lines, last, nil
 }
 
 // asJQ turns what encoding/json writes into what jq 1.6 to 1.8 print. What follows an escaped backslash is text.
@@ -151,112 +313,351 @@ var promptEvents = map[State]string{Created: "PROMPT_DETECTED", AwaitingReply: "
 
 // auditEvents is what the change from old (nil: none) to r, any that the store appends, means for the audit log.
 func auditEvents(old, r Record) []Event {
-	s, ok := r.(*SessionRecord)
-	before, _ := old.(*SessionRecord)
-	p, _ := r.(*PromptRecord)
-	was, _ := old.(*PromptRecord)
+	switch r := r.(type) {
+	case *SessionRecord:
+		before, _ := old.(*SessionRecord)
+		return sessionEvents(before, r)
+	case *PromptRecord:
+		before, _ := old.(*PromptRecord)
+		if promptEvents[r.Status] == "" || before != nil && before.Status == r.Status {
+			return nil
+		}
+		return []Event{{promptEvents[r.Status], r.SessionID, r.ID, promptFields(r)}}
+	}
+	return nil
+}
+
+func sessionEvents(before, s *SessionRecord) []Event {
 	switch {
-	case ok && before == nil:
+	case before == nil:
 		return []Event{{"SESSION_START", s.ID, "", []Field{{"tool", s.Tool}, {"pid", s.PID}}}}
-	case ok && before.Status == "active" && s.Status != "active":
+	case before.Status == "active" && s.Status != "active":
 		return []Event{{"SESSION_END", s.ID, "", []Field{{"status", s.Status}, {"exit_code", s.ExitCode}}}}
-	case p == nil || promptEvents[p.Status] == "" || was != nil && was.Status == p.Status:
+	}
+	return nil
+}
+
+// promptFields is what the entry of a prompt that has come to its status tells about it.
+func promptFields(p *PromptRecord) (fields []Field) {
+	switch p.Status {
+	case Created:
+		fields = []Field{{"type", string(p.Type)}, {"confidence", p.Confidence}, {"source", p.Source}, {"tool", p.Tool}}
+		fields = append(fields, shownField(p)...) // some are answered before they go out
+	case AwaitingReply:
+		fields = shownField(p)
+	case Failed:
+		fields = []Field{{"reason", p.Reason}}
+	case ReplyReceived:
+		fields = answerFields(p)
+		if p.Reason != "" { // the operator's
+			fields = append(fields, hidden("reason", p.Reason)...)
+		}
+	case Injected:
+		fields = append(answerFields(p), Field{"source", replySource(p)})
+		if p.ScreenSHA != "" {
+			fields = append(fields, Field{"screen_sha256", p.ScreenSHA})
+		}
+	}
+	if p.DecidedBy != nil && *p.DecidedBy != "" {
+		fields = append(fields, Field{"decided_by", *p.DecidedBy})
+	}
+	return fields
+}
+
+// shownField is the hash of all that a person can base the answer on.
+func shownField(p *PromptRecord) []Field {
+	if p.Shown == "" {
 		return nil
 	}
-	value, typed := *cmp.Or(p.Value, ref("")), p.Status == ReplyReceived || p.Status == Injected
-	told := typed && !p.Secret && p.Value != nil
-	plain := p.offered(value) || p.SafeDefault != nil && value == *p.SafeDefault
-	return []Event{{promptEvents[p.Status], p.SessionID, p.ID, slices.Concat(
-		when(p.Status == Created, []Field{{"type", string(p.Type)}, {"confidence", p.Confidence}, {"source", p.Source},
-			{"tool", p.Tool}}),
-		when(p.Status == Failed, []Field{{"reason", p.Reason}}), when(typed && p.Secret, []Field{{"secret", true}}),
-		when(told && plain, []Field{{"value", value}}), when(told && !plain, hidden("value", value)),
-		when(p.Status == Injected, []Field{{"source", replySource(p)}}),
-		when(p.Status == ReplyReceived && p.Reason != "", hidden("reason", p.Reason)), // the operator's
-		[]Field{{"decided_by", *cmp.Or(p.DecidedBy, ref(""))}})}}
+	return []Field{{"shown_sha256", digest([]byte(p.Shown))}}
+}
+
+// answerFields is the answer: as it is when it is one of those offered, else its length and hash, of a secret nothing.
+func answerFields(p *PromptRecord) []Field {
+	switch {
+	case p.Secret:
+		return []Field{{"secret", true}}
+	case p.Value == nil:
+		return nil
+	case p.offered(*p.Value), p.SafeDefault != nil && *p.Value == *p.SafeDefault:
+		return []Field{{"value", *p.Value}}
+	}
+	return hidden("value", *p.Value)
 }
 
 // Verdict is what a verification found: what audit verify --json prints.
 type Verdict struct {
 	OK      bool     `json:"ok"`
-	Entries int64    `json:"entries"` // that hold, from the first on
+	Entries int64    `json:"entries"` // that form one chain, from the first on
 	Hash    string   `json:"hash"`    // of the last of them
 	Line    int64    `json:"line"`    // the first bad one, 0 none
 	Reason  string   `json:"reason"`
+	Remedy  string   `json:"remedy"`
 	Heads   []string `json:"heads"` // known from elsewhere, as SEQ:HASH
 	Proves  string   `json:"proves"`
 	Limits  string   `json:"does_not_prove"`
 }
 
-// verify recomputes the chain up to the first line that does not hold, and looks for the heads in it.
+// remedyAside is what can be done about a log that does not verify; nothing else makes it verify again.
+const remedyAside = "keep a copy; `atlasbridge audit verify --aside` puts it aside and begins a new one"
+
+// fault adds what is wrong with a line; the first line that has something wrong is the one that is named.
+func (v *Verdict) fault(line int64, why string) {
+	if v.Reason == "" {
+		v.Line, v.Reason = line, why
+		return
+	}
+	v.Reason += fmt.Sprintf("; line %d: %s", line, why)
+}
+
+// verify recomputes the chain up to the first line that does not hold, looks for the heads in it, and compares what was
+// shown with what stood there when the answer was typed. Of those it names the first.
 func verify(log []byte, heads ...string) Verdict {
-	v, missing := Verdict{Hash: genesis, Heads: append([]string{}, heads...)}, slices.Clone(heads)
+	v := Verdict{Hash: genesis, Heads: append([]string{}, heads...)}
+	missing := slices.Clone(heads)
+	asked := questions{}
+	whole := true // the chain
 	for line := range bytes.Lines(log) {
-		fields, bad := parseEntry(line)
-		last := len(fields) - 1
-		switch v.Line = v.Entries + 1; {
-		case bad != nil:
-			v.Reason = bad.Error()
-		case fields[0].Value != v.Line:
-			v.Reason = fmt.Sprintf("seq is %v, not %d: entries removed, inserted or reordered", fields[0].Value, v.Line)
-		case fields[last-1].Value != v.Hash, fields[last].Value != digest(canonical(fields[:last])):
-			v.Reason = "a hash does not match: this entry was changed, or the one before"
-		default:
-			v.Entries, v.Hash = v.Line, fmt.Sprint(fields[last].Value)
-			missing = slices.DeleteFunc(missing, func(h string) bool { return h == fmt.Sprintf("%d:%s", v.Line, v.Hash) })
-			continue
+		fields, why := v.next(line)
+		if why != "" {
+			v.fault(v.Entries+1, why)
+			whole = false
+			break
 		}
-		break
+		head := chainHead{v.Entries, v.Hash}.String()
+		missing = slices.DeleteFunc(missing, func(known string) bool { return known == head })
+		if why := asked.judge(fields); why != "" && v.Reason == "" {
+			v.fault(v.Entries, why)
+		}
 	}
-	switch v.OK = v.Reason == "" && len(missing) == 0; {
-	case v.OK:
-		v.Line, v.Limits = 0, "that the tail was not cut or all written anew: no head was given"
-		v.Proves = "the entries form one chain: none was changed, inserted, removed or reordered on its own"
-	case v.Reason == "":
-		fmt.Sscan(missing[0], &v.Line)
-		v.Line = min(v.Line, v.Entries+1)
-		v.Entries = v.Line - 1
-		v.Reason = "the entry " + missing[0] + " is known but not there: the tail was cut or the chain computed anew"
+	if whole && len(missing) > 0 {
+		var seq int64
+		fmt.Sscan(missing[0], &seq) // what is no number stays 0
+		line := max(1, min(seq, v.Entries+1))
+		v.fault(line, "the entry "+missing[0]+" is known but not there: the tail was cut or the chain computed anew")
 	}
-	if v.OK && len(heads) > 0 {
-		v.Proves += "; those up to " + strings.Join(heads, " and ") + " are the ones that stood there when it was noted"
-		v.Limits = "that what was written is true, nor anything against one who rewrote what keeps the heads too: " +
-			"state.jsonl, or your phone (--head)"
-	}
+	v.conclude()
 	return v
 }
 
-// verifyAudit verifies the log as it is now against the head that the state noted after writing it, and those given.
-func (s *Store) verifyAudit(view *View, heads ...string) (Verdict, error) {
-	if m := view.Meta["audit"]; m != nil {
-		heads = append(heads, fmt.Sprintf("%d:%s", m.Seq, m.Hash))
+// next checks one more line of the chain and counts it, or says why it does not hold.
+func (v *Verdict) next(line []byte) (fields []Field, why string) {
+	fields, err := parseEntry(line)
+	if err != nil {
+		return nil, err.Error()
 	}
-	err := s.audit.log.acquire()
+	last := len(fields) - 1
+	if fields[0].Value != v.Entries+1 {
+		return nil, fmt.Sprintf("seq is %v, not %d: entries removed, inserted or reordered", fields[0].Value, v.Entries+1)
+	}
+	hash := digest(canonical(fields[:last]))
+	if fields[last-1].Value != v.Hash || fields[last].Value != hash {
+		return nil, "a hash does not match: this entry was changed, or the one before"
+	}
+	v.Entries++
+	v.Hash = hash
+	return fields, ""
+}
+
+// conclude says what the verdict proves, or what to do.
+func (v *Verdict) conclude() {
+	v.OK = v.Reason == ""
+	if !v.OK {
+		v.Remedy = remedyAside
+		return
+	}
+	v.Proves = "the entries form one chain: none was changed, inserted, removed or reordered on its own"
+	v.Limits = "that the tail was not cut or all written anew: no head was given"
+	if len(v.Heads) > 0 {
+		v.Proves += "; those up to " + strings.Join(v.Heads, " and ") + " are the ones that stood there when it was noted"
+		v.Limits = "that what was written is true, nor anything against one who rewrote what keeps the heads too: " +
+			"state.jsonl, or your phone (--head)"
+	}
+}
+
+// questions is what was shown of each question that can still be answered, by its id.
+type questions map[string]shownTo
+type shownTo struct {
+	session string
+	sha     string
+}
+
+// judge takes one more entry, and says what is wrong though the chain holds: that the log is not the one it was, or that
+// an answer was typed at something else than was shown. A question is forgotten when it or its session is over.
+func (q questions) judge(fields []Field) (why string) {
+	member := map[string]string{}
+	for _, f := range fields {
+		if text, ok := f.Value.(string); ok {
+			member[f.Name] = text
+		}
+	}
+	prompt, session := member["prompt_id"], member["session_id"]
+	switch member["event"] {
+	case discontinued:
+		return fmt.Sprintf("the log did not continue the entry %v:%s, which was noted: its tail was cut, it was removed, or "+
+			"computed anew", valueOf(fields, "noted_seq"), member["noted_hash"])
+	case promptEvents[Resolved], promptEvents[Canceled], promptEvents[Failed]: // an expired one may still get its default
+		delete(q, prompt)
+	case "SESSION_END":
+		maps.DeleteFunc(q, func(_ string, s shownTo) bool { return s.session == session })
+	}
+	if sha := member["shown_sha256"]; sha != "" {
+		q[prompt] = shownTo{session, sha}
+	}
+	screen := member["screen_sha256"]
+	if screen == "" || screen == q[prompt].sha {
+		return ""
+	}
+	why = "an answer was typed at something else than was shown (prompt " + prompt + ")"
+	if q[prompt].sha == "" {
+		why += ": no entry before says what was shown"
+	}
+	return why
+}
+
+// valueOf is the value of the member of that name, nil without one.
+func valueOf(fields []Field, name string) any {
+	i := slices.IndexFunc(fields, func(f Field) bool { return f.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return fields[i].Value
+}
+
+// verifyAudit verifies the log as it is now against the head that the state noted after writing it, and those given. A
+// log that once did not continue the noted head does not verify, whatever it holds now.
+func (s *Store) verifyAudit(view *View, heads ...string) (Verdict, error) {
+	broken := ""
+	if m := view.Meta["audit"]; m != nil {
+		heads = append(heads, headOf(m).String())
+		broken = m.Values["broken"]
+	}
+	log, err := s.audit.read()
+	if err != nil {
+		return Verdict{}, err
+	}
+	v := verify(log, heads...)
+	if broken != "" && v.OK {
+		v.Proves, v.Limits = "", ""
+		v.fault(v.Entries+1, "the state notes that the log once did not continue the entry "+broken+", which was noted")
+		v.conclude()
+	}
+	return v, nil
+}
+
+// read is the whole log, without a line that is just being written.
+func (a *Audit) read() ([]byte, error) {
+	defer a.log.release()
+	if err := a.log.acquire(); err != nil {
+		return nil, err
+	}
+	return os.ReadFile(a.log.path)
+}
+
+// putAuditAside renames the log, which stays as it is, and begins a new one: its first entry says what became of the old
+// one, then come the questions that can still be answered. The state notes the new head, and forgets that the old log was
+// broken. It holds both locks all the time. Killed in the middle it is done again: the state still notes the old head.
+func (s *Store) putAuditAside() (aside string, head chainHead, err error) {
+	defer s.log.release()
+	if err := s.begin(); err != nil {
+		return "", chainHead{}, err
+	}
 	defer s.audit.log.release()
-	log, unread := os.ReadFile(s.audit.log.path)
-	return verify(log, heads...), cmp.Or(err, unread)
+	if err := s.audit.log.acquire(); err != nil {
+		return "", chainHead{}, err
+	}
+	aside = s.audit.log.path + ".aside-" + time.Now().UTC().Format(fileStamp)
+	lines, head, err := chain(chainHead{}, s.firstEvents(filepath.Base(aside)))
+	if err != nil {
+		return "", chainHead{}, err
+	}
+	if err := s.audit.replace(aside, lines); err != nil {
+		return "", chainHead{}, err
+	}
+	note := &MetaRecord{Head: Head{ID: "audit"}, Seq: head.Seq, Hash: head.Hash}
+	if _, err := s.write([]Record{note}, nil); err != nil {
+		return "", chainHead{}, err
+	}
+	return aside, head, s.log.do("fsync", s.log.f, s.log.f.Sync)
+}
+
+// replace renames the log's file to aside and begins another with these lines. The log is acquired.
+func (a *Audit) replace(aside string, lines []byte) error {
+	j := a.log
+	_ = j.f.Close() // nothing was written by it that is not on the disk; Windows renames no open file
+	j.f = nil
+	if err := os.Rename(j.path, aside); err != nil {
+		return err
+	}
+	f, err := openPrivate(j.path, os.O_RDWR|os.O_APPEND|os.O_CREATE)
+	if err != nil {
+		return err
+	}
+	j.f, j.end, j.known = f, 0, false
+	return j.append(lines, true)
+}
+
+// firstEvents is what a log begins with when the one before was put aside under that name.
+func (s *Store) firstEvents(aside string) []Event {
+	old := s.view.Meta["audit"]
+	var broken any
+	if old != nil && old.Values["broken"] != "" {
+		broken = old.Values["broken"]
+	}
+	noted := headOf(old)
+	events := []Event{{Name: putAside, Fields: []Field{{"aside", aside}, {"noted_seq", noted.Seq},
+		{"noted_hash", noted.Hash}, {"broken", broken}}}}
+	open := s.view.which(func(p *PromptRecord) bool { return next[p.Status] != nil && s.view.active(p.SessionID) })
+	slices.SortFunc(open, func(p, q *PromptRecord) int { return p.CreatedAt.Compare(q.CreatedAt) })
+	for _, p := range open {
+		events = append(events, Event{carriedOver, p.SessionID, p.ID, shownField(p)})
+	}
+	return events
 }
 
 func cmdAudit(c *command) int {
-	return c.withState(func(s *Store) int {
-		head := strings.Replace(c.opts.text("head"), " ", ":", 1)
-		if !regexp.MustCompile(`^([1-9][0-9]{0,15}:sha256:[0-9a-f]{64})?$`).MatchString(head) {
-			return c.usage("--head is SEQ:sha256:HEX, as the session-ended message has it")
-		}
-		v, err := s.verifyAudit(s.view, strings.Fields(head)...)
-		switch {
-		case err != nil:
-			return c.fail(err)
-		case c.opts.on("json"):
-			c.printJSON(v)
-		case v.OK:
-			fmt.Fprintf(c.stdout, "audit.log holds: %d entries, head %d:%s\nproves: %s\ndoes not prove: %s\n",
-				v.Entries, v.Entries, v.Hash, v.Proves, v.Limits)
-		default:
-			fmt.Fprintf(c.stdout, "audit.log:%d: %s\n%d entries before it hold\n", v.Line, v.Reason, v.Entries)
-		}
-		return when(!v.OK, exitFailed)
-	})
+	return c.withState(c.audit)
+}
+
+func (c *command) audit(s *Store) int {
+	head := strings.Replace(c.opts.text("head"), " ", ":", 1)
+	if !regexp.MustCompile(`^([1-9][0-9]{0,15}:sha256:[0-9a-f]{64})?$`).MatchString(head) {
+		return c.usage("--head is SEQ:sha256:HEX, as the session-ended message has it")
+	}
+	if aside := c.opts.set.Lookup("aside"); aside != nil && aside.Value.String() == "true" {
+		return c.putAside(s)
+	}
+	v, err := s.verifyAudit(s.view, strings.Fields(head)...)
+	if err != nil {
+		return c.fail(err)
+	}
+	switch {
+	case c.opts.on("json"):
+		c.printJSON(v)
+	case v.OK:
+		fmt.Fprintf(c.stdout, "audit.log holds: %d entries, head %d:%s\nproves: %s\ndoes not prove: %s\n",
+			v.Entries, v.Entries, v.Hash, v.Proves, v.Limits)
+	default:
+		fmt.Fprintf(c.stdout, "audit.log:%d: %s\n%d entries form one chain\nwhat to do: %s\n",
+			v.Line, visible(v.Reason), v.Entries, v.Remedy)
+	}
+	if !v.OK {
+		return exitFailed
+	}
+	return 0
+}
+
+// putAside is `audit verify --aside`, which the user does, not a program that is asked about.
+func (c *command) putAside(s *Store) int {
+	if session := s.inside(c.getenv("ATLASBRIDGE_SESSION")); session != "" {
+		return c.fail(insideError(session, ""))
+	}
+	aside, head, err := s.putAuditAside()
+	if err != nil {
+		return c.fail(fmt.Errorf("putting audit.log aside: %w", err))
+	}
+	fmt.Fprintf(c.stdout, "the old log is kept as %s\na new one begins: head %s\n", aside, head)
+	return 0
 }
 
 func cmdLogs(c *command) int {

@@ -1438,7 +1438,7 @@ func TestREADMEVerifiesTheLog(t *testing.T) {
 		}
 	}
 	blocks := readmeBlocks(t, "sh")
-	if len(blocks) != 1 {
+	if len(blocks) != 3 {
 		t.Fatalf("README.md has %d shell blocks", len(blocks))
 	}
 	configHome(t, "")
@@ -6362,16 +6362,19 @@ func TestAuditTornAndLost(t *testing.T) {
 	path := s.audit.log.path
 	whole := bytes.LastIndexByte(log[:len(log)-1], '\n') + 1
 	for _, cut := range []int{whole + 1, whole + 50, len(log) - 1, 10, 0} {
-		os.WriteFile(path, log[:cut], 0o600)
-		if err := s.Audit().Append(Event{Name: "UNAUTHORIZED", Fields: []Field{{"big", strings.Repeat("x", 4000)}, {"more",
-			strings.Repeat("é", 2000)}}}); err != nil {
+		fresh := storeAt(t, storeDir(t)) // its state notes nothing of what is cut
+		os.WriteFile(fresh.audit.log.path, log[:cut], 0o600)
+		big := Event{Name: "UNAUTHORIZED", Fields: []Field{{"big", strings.Repeat("x", 4000)}, {"more",
+			strings.Repeat("é", 2000)}}}
+		if err := fresh.Audit().Append(big); err != nil {
 			t.Fatal(err)
 		}
-		now, _ := os.ReadFile(path)
+		now, _ := os.ReadFile(fresh.audit.log.path)
 		if v := verify(now); !v.OK {
 			t.Errorf("cut at %d: %+v", cut, v)
 		}
 	}
+	os.Remove(path)
 	code, out, _ := storeCommand(t, t.Context(), s.Dir, "audit", "verify")
 	if code != 1 || !strings.Contains(out, "is known") {
 		t.Error("a log started anew passes:", out)

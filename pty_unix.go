@@ -328,6 +328,48 @@ func processStart(pid int) (n int64) { // tells two processes of the same pid ap
 	}
 	return n
 }
+
+// parentOf is the pid of the process's parent; 0: it has none, there is no such process, or the system does not tell
+// (Linux without /proc). A process whose parent has ended gets another, on Linux process 1 or a subreaper.
+func parentOf(pid int) int {
+	if !linux {
+		return darwinParent(pid)
+	}
+	ppid, _ := strconv.Atoi(statFields(fmt.Sprint("/proc/", pid))[1]) // "" is no number
+	return ppid
+}
+
+// darwinParent asks the kernel, not ps, which a program could replace by one of its own.
+func darwinParent(pid int) int {
+	const (
+		darwinSysctl = 202 // xnu bsd/kern/syscalls.master
+		ctlKern      = 1   // CTL_KERN, KERN_PROC, KERN_PROC_PID: macOS <sys/sysctl.h>
+		kernProc     = 14
+		kernProcPID  = 1
+		kinfoSize    = 648 // struct kinfo_proc, macOS <sys/sysctl.h>: unix.KinfoProc
+		ppidAt       = 560 // offset of kp_eproc.e_ppid in it
+	)
+	mib := [4]int32{ctlKern, kernProc, kernProcPID, int32(pid)}
+	var info [kinfoSize]byte
+	size := uintptr(len(info))
+	_, _, errno := unix.Syscall6(darwinSysctl, uintptr(unsafe.Pointer(&mib[0])), uintptr(len(mib)),
+		uintptr(unsafe.Pointer(&info[0])), uintptr(unsafe.Pointer(&size)), 0, 0)
+	if errno != 0 || size != kinfoSize {
+		return 0
+	}
+	return int(binary.LittleEndian.Uint32(info[ppidAt:]))
+}
+
+// systemSession is the session that this process is in, by the pid of its leader, which a wrapped tool is. A terminal
+// belongs to one session, so that who has the tool's terminal is in it. 0: the system does not tell.
+func systemSession() int {
+	id, err := unix.Getsid(0)
+	if err != nil {
+		return 0
+	}
+	return id
+}
+
 func ownedPrivate(path string) error { // nil: a file of one name, or a folder, the user's own and no other's to touch
 	f, err := openPrivate(path, os.O_RDONLY)
 	f.Close()

@@ -172,6 +172,32 @@ func processStart(pid int) int64 {
 	return created.Nanoseconds()
 }
 
+// parentOf: Windows keeps the pid of a parent that has ended, which another process may have by now: a parent is older.
+func parentOf(pid int) int {
+	snapshot, err := windows.CreateToolhelp32Snapshot(windows.TH32CS_SNAPPROCESS, 0)
+	if err != nil {
+		return 0
+	}
+	defer windows.CloseHandle(snapshot)
+	entry := windows.ProcessEntry32{}
+	entry.Size = uint32(unsafe.Sizeof(entry))
+	err = windows.Process32First(snapshot, &entry)
+	for err == nil && entry.ProcessID != uint32(pid) {
+		err = windows.Process32Next(snapshot, &entry)
+	}
+	if err != nil {
+		return 0
+	}
+	parent := int(entry.ParentProcessID)
+	began := processStart(parent)
+	if began == 0 || began > processStart(pid) {
+		return 0
+	}
+	return parent
+}
+
+func systemSession() int { return 0 } // there are no such sessions here
+
 // ownedPrivate is nil for a regular file or folder whose owner and access list name only the user, system and admins.
 func ownedPrivate(path string) error {
 	info, err := os.Lstat(path)

@@ -324,7 +324,7 @@ func openStore(dir string) (*Store, error) {
 func openStoreWith(dir string, do files) (*Store, error) {
 	s := &Store{Dir: dir, Retention: retention, now: time.Now, view: viewOf(nil), wake: make(chan struct{}), watch: watchFolder,
 		log: &journal{do: do, path: filepath.Join(dir, "state.jsonl")}}
-	s.audit = &Audit{log: &journal{do: do, path: filepath.Join(dir, "audit.log")}, note: s.noteHead}
+	s.audit = &Audit{log: &journal{do: do, path: filepath.Join(dir, "audit.log")}, lock: s.lockAudit, note: s.noteHead}
 	err := cmp.Or(secureDir(dir), secureDir(filepath.Join(dir, "sessions")))
 	if err == nil {
 		err = s.begin()
@@ -488,10 +488,27 @@ func (s *Store) Update(fn func(*View) ([]Record, error)) error {
 		s.log.release()
 		return err
 	}
-	err = s.audit.log.acquire() // before the state is released, so that both files have the same order
-	s.log.release()
-	s.audit.commit(err, events...)
+	noted, err := s.handOver(nil)
+	s.audit.commit(noted, err, events...)
 	return nil
+}
+
+// lockAudit acquires the audit log, by way of the state's lock. An error is the audit log's: losing the state never
+// costs an entry.
+func (s *Store) lockAudit() (noted *MetaRecord, err error) {
+	return s.handOver(s.begin())
+}
+
+// handOver acquires the audit log and then releases the state, so that both files have the same order, and nobody puts
+// the log aside between. It gives the head that the state notes now, nil when there is none or the state is not known.
+// What is noted was in the log before, so that a log that does not continue it has lost something.
+func (s *Store) handOver(unread error) (noted *MetaRecord, err error) {
+	if unread == nil && s.log.poison == nil {
+		noted = s.view.Meta["audit"]
+	}
+	err = s.audit.log.acquire()
+	s.log.release()
+	return noted, err
 }
 
 // write appends recs, but for what an update asks for again: a power cut lost its record. events go to the audit log.
@@ -532,15 +549,40 @@ func (s *Store) write(recs []Record, err error) (events []Event, _ error) {
 	return events, nil
 }
 
-// noteHead keeps the audit chain's head in the state; err is why an entry is not in the chain.
-func (s *Store) noteHead(seq int64, hash string, err error) {
+// noteHead keeps the audit chain's head in the state; failed is why an entry is not in the chain. A head takes the place
+// only of the one that the log was seen to continue: of the one it was compared with before the append, or, when other
+// processes have noted theirs since, of what the state notes now. Else the state keeps what it has, and the next append
+// finds that the log does not continue it. That a gap was found stays noted, whatever heads follow.
+func (s *Store) noteHead(done appended, failed error) {
 	defer s.log.release()
 	unread := s.begin()
-	if s.trouble = err; err != nil {
-		s.trouble = fmt.Errorf("the audit log lacks an entry: %w", err)
-	} else if unread == nil && cmp.Or(s.view.Meta["audit"], &MetaRecord{}).Seq < seq {
-		s.write([]Record{&MetaRecord{Head: Head{ID: "audit"}, Seq: seq, Hash: hash}}, nil)
+	s.trouble = nil
+	if failed != nil {
+		s.trouble = fmt.Errorf("the audit log lacks an entry: %w", failed)
+		return
 	}
+	if unread != nil {
+		return
+	}
+	now := s.view.Meta["audit"]
+	if headOf(now) != done.noted {
+		if done.last.Seq <= headOf(now).Seq {
+			return
+		}
+		last, yes, err := s.audit.continues(headOf(now))
+		if err != nil || !yes {
+			return
+		}
+		done = appended{noted: headOf(now), last: last}
+	}
+	r := &MetaRecord{Head: Head{ID: "audit"}, Seq: done.last.Seq, Hash: done.last.Hash}
+	if now != nil {
+		r.Values = now.Values
+	}
+	if done.gap && r.Values["broken"] == "" {
+		r.Values = map[string]string{"broken": done.noted.String()}
+	}
+	_, _ = s.write([]Record{r}, nil) // if lost, the next will do
 }
 
 // Move takes a prompt along one legal transition; change may fill in more. If it cannot, a late message id is kept.
@@ -1039,18 +1081,95 @@ func cmdApprovals(c *command) int {
 	})
 }
 
-func cmdAnswer(c *command) int {
-	return c.withState(func(s *Store) int {
-		d := Decision{PromptID: c.opts.args[0], Value: c.opts.args[1], By: "cli:answer", Trusted: true}
-		p, why, err := s.Decide(d, time.Now())
-		if err == nil && why != "" {
-			s.audit.Append(Event{"REPLY_REJECTED", p.SessionID, p.ID, []Field{{"reason", string(why)}, {"by", d.By}}})
-			err = hinted(errors.New(string(why)), "atlasbridge approvals lists the open questions")
+func cmdAnswer(c *command) int { return c.withState(c.answer) }
+
+// answer gives a question its answer from this terminal. What runs inside a session gives none.
+func (c *command) answer(s *Store) int {
+	d := Decision{PromptID: c.opts.args[0], Value: c.opts.args[1], By: "cli:answer", Trusted: true}
+	if session := s.inside(c.getenv("ATLASBRIDGE_SESSION")); session != "" {
+		asked := PromptRecord{SessionID: session}
+		if p := s.view.find(d); p != nil {
+			asked = *p
 		}
-		if err = cmp.Or(err, s.Trouble()); err != nil {
-			return c.fail(err)
+		err := insideError(session, asked.SessionID)
+		s.rejected(asked, err.Error(), d.By)
+		return c.fail(err)
+	}
+	if _, _, err := s.Reap(time.Now()); err != nil { // who is dead takes no answer
+		return c.fail(err)
+	}
+	p, why, err := s.Decide(d, time.Now())
+	if err != nil {
+		return c.fail(err)
+	}
+	if why != "" {
+		s.rejected(p, string(why), d.By)
+		return c.fail(hinted(errors.New(string(why)), "atlasbridge approvals lists the open questions"))
+	}
+	if err := s.Trouble(); err != nil {
+		return c.fail(err)
+	}
+	fmt.Fprintln(c.stdout, "answered", shortID(p.ID))
+	return 0
+}
+
+// rejected audits an answer that was not taken; that this fails is Trouble, and the answer is not taken all the same.
+func (s *Store) rejected(p PromptRecord, why, by string) {
+	fields := []Field{{"reason", why}, {"by", by}}
+	_ = s.audit.Append(Event{"REPLY_REJECTED", p.SessionID, p.ID, fields})
+}
+
+// insideError says that a program of that session is not the one to answer, when asked is the session of the question.
+func insideError(session, asked string) error {
+	err := fmt.Errorf("this runs inside the session %s: what runs there does not answer, nor touch the log", shortID(session))
+	if session == asked {
+		err = errors.New("this runs inside the session that is asked about: the one who is asked does not answer")
+	}
+	return hinted(err, "use a terminal that was not started there, the session's own keyboard, or the phone")
+}
+
+// inside is the session in whose process tree this process runs, "" for none. Any session counts, not only the one that
+// is asked about: an agent that answers for another is no person either. Three marks tell, each of which alone outlives
+// something that a program does to get away from the others:
+//
+//   - a parent, or parent's parent …, is the session's tool or its wrapper: outlives setsid and a changed environment
+//   - the environment, of which env is ATLASBRIDGE_SESSION, names it: outlives setsid and a parent that has ended
+//   - it is in the tool's session of the system, and so on its terminal: outlives a changed environment and a parent that
+//     has ended (not on Windows, which has no such sessions)
+//
+// A program that undoes all three is not found; one that goes that far can as well write state.jsonl. A wrapper counts
+// while it lives, the tool for as long as it runs, even where its wrapper was killed.
+func (s *Store) inside(env string) string {
+	ancestors := ancestorsOf(os.Getpid())
+	system := systemSession()
+	for id, r := range s.view.Sessions {
+		toolAbove := slices.Contains(ancestors, r.PID)
+		wrapperAbove := slices.Contains(ancestors, r.Wrapper)
+		together := env == id || system != 0 && system == r.PID
+		if !toolAbove && !wrapperAbove && !together {
+			continue
 		}
-		fmt.Fprintln(c.stdout, "answered", shortID(p.ID))
-		return 0
-	})
+		toolRuns := r.PIDStart != 0 && processStart(r.PID) == r.PIDStart
+		if toolRuns && (toolAbove || together) {
+			return id
+		}
+		bridged := r.Status == "active" && s.Alive(id)
+		if bridged && (wrapperAbove || together) {
+			return id
+		}
+	}
+	return ""
+}
+
+// ancestorsOf are the pids of a process's parent, that one's parent and so on, as far as the system tells.
+func ancestorsOf(pid int) (pids []int) {
+	const enough = 1000 // deeper than any tree, should the system name a circle
+	for len(pids) < enough {
+		pid = parentOf(pid)
+		if pid == 0 {
+			break
+		}
+		pids = append(pids, pid)
+	}
+	return pids
 }
