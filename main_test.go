@@ -4266,7 +4266,7 @@ func TestTelegramPacingShared(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(e.store.Dir, "telegram.pace"), []byte(late), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.pace(t.Context(), true); err != nil {
+	if err := e.pace(t.Context(), func() bool { return true }); err != nil {
 		t.Fatal(err)
 	}
 }

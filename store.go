@@ -133,6 +133,8 @@ type PromptRecord struct {
 	// MsgStatus is the status that the message MsgID was last known to show; where it is not Status although the prompt is
 	// over, an edit is owed, and whoever polls next pays it.
 	MsgStatus State `json:"telegram_msg_status"`
+	// OldMsgIDs are messages that MsgID has replaced and that may still have buttons: their removal is owed, too.
+	OldMsgIDs []int64 `json:"telegram_old_msg_ids"`
 	// ShownAll tells that all of Shown has been on the phone. Until then only an answer that refuses is taken from there.
 	ShownAll bool `json:"shown_all"`
 	// ScreenSHA is the SHA-256 ("sha256:…") of the Shown that stood on the screen when the answer was typed.
@@ -594,9 +596,15 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 		if change != nil {
 			change(&p)
 		}
-		p.Status, late.MsgID = to, p.MsgID
+		p.Status = to
+		msg := p.MsgID
+		if msg != old.MsgID {
+			p.MsgID = old.MsgID
+			p.offeredIn(msg)
+			late.offeredIn(msg)
+		}
 		if moved = old.Status != to && v.illegal(old, &p) == nil && (to != Expired || !now.Before(old.ExpiresAt)); !moved {
-			return when(to == AwaitingReply && old.MsgID < late.MsgID && old.ID != "", []Record{&late}), nil
+			return when(to == AwaitingReply && msg != old.MsgID && old.ID != "", []Record{&late}), nil
 		}
 		p.DecidedBy = cmp.Or(when(to == Expired, ref("auto:timeout")), p.DecidedBy)
 		if old.Open() && !p.Open() {
@@ -606,6 +614,106 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 		return append(when(to == Injected, []Record{reply}), &p), nil
 	})
 	return moved && err == nil, err
+}
+
+// offeredIn notes that the message msg shows the prompt with buttons. The newest such message becomes the prompt's own;
+// the others owe their buttons' removal.
+func (p *PromptRecord) offeredIn(msg int64) {
+	replaced := msg
+	if msg > p.MsgID {
+		replaced = p.MsgID
+	}
+	hasButtons := replaced == msg || p.MsgID != 0 && p.shownOpen()
+	if msg >= p.MsgID {
+		p.MsgID = msg
+		p.MsgStatus = ""
+	}
+	if replaced != p.MsgID && hasButtons && !slices.Contains(p.OldMsgIDs, replaced) {
+		p.OldMsgIDs = append(slices.Clone(p.OldMsgIDs), replaced)
+	}
+}
+
+// shownOpen tells that the prompt's message may have buttons: no outcome has been shown there yet.
+func (p *PromptRecord) shownOpen() bool {
+	return p.MsgStatus == "" || slices.Contains(next[p.MsgStatus], Canceled)
+}
+
+// owes tells that a message of the prompt may show what is not so any more.
+func (p *PromptRecord) owes() bool {
+	unsaid := !p.Open() && p.MsgStatus != p.Status
+	return p.MsgID != 0 && (unsaid || len(p.OldMsgIDs) > 0)
+}
+
+// Offered records that the message msg has been seen with buttons of the prompt, whatever was known of it.
+func (s *Store) Offered(id string, msg int64) error {
+	return s.changePrompt(id, func(p *PromptRecord) { p.offeredIn(msg) })
+}
+
+// Edited records what an edit has made of the message msg: it has no buttons, and if it is still the prompt's own it
+// shows the prompt as it is in that status. After the status "" it may have buttons.
+func (s *Store) Edited(id string, msg int64, status State) error {
+	return s.changePrompt(id, func(p *PromptRecord) {
+		if p.MsgID == msg {
+			p.MsgStatus = status
+		}
+		if status == "" {
+			return
+		}
+		others := []int64{}
+		for _, old := range p.OldMsgIDs {
+			if old != msg {
+				others = append(others, old)
+			}
+		}
+		p.OldMsgIDs = others
+	})
+}
+
+// changePrompt changes what is known of a prompt's messages; nothing is written where nothing changes.
+func (s *Store) changePrompt(id string, change func(*PromptRecord)) error {
+	return s.Update(func(v *View) ([]Record, error) {
+		old := v.Prompts[id]
+		if old == nil {
+			return nil, nil
+		}
+		p := *old
+		change(&p)
+		if p.MsgID == old.MsgID && p.MsgStatus == old.MsgStatus && slices.Equal(p.OldMsgIDs, old.OldMsgIDs) {
+			return nil, nil
+		}
+		return []Record{&p}, nil
+	})
+}
+
+// Prompt is one prompt with its session, as they are now; nil where there is none. Both are read only. Where the state
+// cannot be read any more they are as they were, with an error.
+func (s *Store) Prompt(id string) (*PromptRecord, *SessionRecord, error) {
+	defer s.log.release()
+	err := s.begin()
+	p := s.view.Prompts[id]
+	if p == nil {
+		return nil, nil, err
+	}
+	return p, s.view.Sessions[p.SessionID], err
+}
+
+// Owed are the prompts that owe an edit, in the order in which that came about. changed is closed by the next change of
+// the state that this process reads. With the same changed as before nothing is new, and nothing is looked for.
+func (s *Store) Owed(before <-chan struct{}) (owed []*PromptRecord, changed <-chan struct{}, err error) {
+	defer s.log.release()
+	if err := s.begin(); err != nil {
+		return nil, before, err
+	}
+	if s.wake == before {
+		return nil, before, nil
+	}
+	for _, p := range s.view.Prompts {
+		if p.owes() {
+			owed = append(owed, p)
+		}
+	}
+	slices.SortFunc(owed, func(a, b *PromptRecord) int { return byTime(a, b) })
+	return owed, s.wake, nil
 }
 
 // byWhom says who decided, in a message; replySource whose answer was typed, in a record.

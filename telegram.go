@@ -29,7 +29,15 @@ import (
 )
 
 const (
-	partUnits = 3400 // UTF-16 units of foreign text in a message of 4096: room for our own lines
+	partUnits     = 3400                   // UTF-16 units of foreign text in a message of 4096: room for our own lines
+	urgencyLook   = time.Second            // what waits its turn looks so often whether it has become urgent
+	answerLinger  = 2 * time.Second        // after a question is over: its message's id is still worth that
+	onItsWayAfter = 900 * time.Millisecond // an answer typed by then needs no edit in between
+	debtsEvery    = 3 * time.Second        // messages that are owed an edit are looked for at most so often
+	debtsLook     = 5 * time.Second        // and at least so often it is asked whether the state has changed
+	debtsPatience = 30 * time.Second       // a living session has that long to edit its own messages
+	debtsPause    = time.Minute            // after an edit that failed for good
+	lostLife      = time.Minute            // a request without an answer is carried out by then, or never
 	// What buttons say, and no choice has as its key: show all; show the end; before keys: tick these, or submit these.
 	tapAll, tapRecent, tapTick, tapSubmit = "~all", "~recent", "~t:", "~s:"
 )
@@ -52,7 +60,7 @@ var (
 
 type Channel interface { // questions to the operator, and outcomes; methods block, are paced and retry until ctx ends
 	Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (msg int64, err error) // msg: the message's id, 0 none
-	Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error               // edits it to what p now says
+	Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error               // has it say what p's record says by then
 	Notify(ctx context.Context, n Notice) (msg int64, err error)
 	Close() error
 }
@@ -69,6 +77,9 @@ type Telegram struct { // the Bot API channel and its poller; its methods may be
 	skew     atomic.Int64 // Telegram's clock minus ours, a time.Duration
 	polling  atomic.Bool  // this process holds the poll lock
 	troubles sync.Map     // by "send" and "poll": what keeps it from working, "" nothing; set by note
+
+	postsMu sync.Mutex
+	posts   map[string]*post // by prompt, while somebody edits its message or has to know what became of that
 }
 type apiError struct { // an answer of the Bot API, and every way in which a call can fail; never with the URL
 	OK         bool
@@ -88,7 +99,8 @@ func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram { // st and
 	tr := http.DefaultTransport.(*http.Transport).Clone() // proxies from the environment; limits on dialing and TLS
 	tr.Protocols = new(http.Protocols)
 	tr.Protocols.SetHTTP1(true) // a dead long poll takes no message with it
-	t := &Telegram{store: st, log: cmp.Or(log, slog.New(slog.DiscardHandler)), http: &http.Client{Transport: tr}}
+	t := &Telegram{store: st, log: cmp.Or(log, slog.New(slog.DiscardHandler)), http: &http.Client{Transport: tr},
+		posts: map[string]*post{}}
 	t.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	t.cfg.Store(cfg)
 	return t
@@ -114,6 +126,11 @@ func when[T any](holds bool, v T) (out T) { // v where the condition holds, and 
 func (e *apiError) Error() string        { return "telegram " + e.method + ": " + e.Text }
 func (e *apiError) temporary() bool      { return e.Code == 0 || e.Code == 429 || e.Code >= 500 }
 func (e *apiError) after() time.Duration { return e.Parameters["retry_after"] * time.Second }
+
+// gone tells that the message to edit is no more, or will never take an edit.
+func (e *apiError) gone() bool {
+	return e.says("message to edit not found", "message can't be edited", "MESSAGE_ID_INVALID")
+}
 func (e *apiError) says(words ...string) bool {
 	return e.Code > 0 && slices.ContainsFunc(words, func(w string) bool { return strings.Contains(e.Text, w) })
 }
@@ -175,44 +192,116 @@ func sleep(ctx context.Context, d time.Duration) error { // the error is that of
 	return ctx.Err()
 }
 
+// draft is a message that is written when it leaves: after its turn has come, and anew for every attempt.
+type draft struct {
+	urgent func() bool                                   // it may overtake what is not
+	write  func() (method string, params map[string]any) // params nil: there is nothing to say any more
+	lost   func()                                        // an attempt had no answer: it may be carried out, even later
+	linger time.Duration                                 // so long an answer on its way is waited for after ctx has ended
+}
+
 // send is call for messages: paced, repeated until done, refused for good or ctx ends. Id 0: the one to edit is gone.
 func (t *Telegram) send(ctx context.Context, method string, params map[string]any, urgent bool) (int64, error) {
-	for failures := 0; t.pace(ctx, urgent) == nil; failures++ {
-		var sent message
+	return t.deliver(ctx, draft{
+		urgent: func() bool { return urgent },
+		write:  func() (string, map[string]any) { return method, params },
+		lost:   func() {},
+	})
+}
+
+// deliver sends a draft: paced, repeated until done, refused for good or ctx ends. Id 0 without an error: the message to
+// edit is gone, or there was nothing to say any more.
+func (t *Telegram) deliver(ctx context.Context, d draft) (int64, error) {
+	plain := false
+	for failures := 0; ; failures++ {
+		if err := t.pace(ctx, d.urgent); err != nil {
+			return 0, err
+		}
+		method, params := d.write()
+		if params == nil {
+			return 0, nil
+		}
 		params["chat_id"] = t.cfg.Load().ChatID
-		e, _ := t.call(ctx, method, params, &sent).(*apiError)
-		if e != nil && ctx.Err() != nil {
-			break
+		if plain {
+			delete(params, "entities")
+		}
+		id, e := t.attempt(ctx, d.linger, method, params)
+		if e == nil {
+			t.note("send", "")
+			return id, nil
+		}
+		if e.Code == 0 || e.Code >= 500 {
+			d.lost()
+		}
+		if ctx.Err() != nil {
+			return 0, ctx.Err()
 		}
 		t.note("send", e.trouble(failures))
 		switch {
-		case e == nil:
-			return sent.ID, nil
-		case e.says("message is not modified", "message to edit not found", "message can't be edited"):
+		case e.says("message is not modified"):
 			id, _ := params["message_id"].(int64)
-			return when(e.says("not modified"), id), nil
+			return id, nil
+		case e.gone():
+			return 0, nil
 		case e.says("parse entities") && params["entities"] != nil:
-			delete(params, "entities") // a question is never lost to its looks
+			plain = true // a question is never lost to its looks
 		case !e.temporary():
 			return 0, e
 		default:
-			t.turn(func(next time.Time) time.Time { return cmp.Or(when(e.after() > 0, time.Now().Add(e.after())), next) })
-			_ = sleep(ctx, cmp.Or(e.after(), backoff(failures, rand.Float64())))
+			t.postpone(e.after())
+			wait := e.after()
+			if wait == 0 {
+				wait = backoff(failures, rand.Float64())
+			}
+			_ = sleep(ctx, wait) // the next turn notices that ctx has ended
 		}
 	}
-	return 0, ctx.Err()
 }
 
-func (t *Telegram) pace(ctx context.Context, urgent bool) (err error) { // waits until a message may leave
+// attempt makes one request for a message, whose id it returns.
+func (t *Telegram) attempt(ctx context.Context, linger time.Duration, method string, params map[string]any) (int64, *apiError) {
+	inFlight, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(linger, cancel) })
+	defer stop()
+	var sent message
+	err := t.call(inFlight, method, params, &sent)
+	if err != nil {
+		return 0, err.(*apiError) // call has no other errors
+	}
+	return sent.ID, nil
+}
+
+// postpone keeps all processes from sending for as long as Telegram has asked for; 0: it has not.
+func (t *Telegram) postpone(wait time.Duration) {
+	if wait > 0 {
+		t.turn(func(time.Time) time.Time { return time.Now().Add(wait) })
+	}
+}
+
+// pace waits until a message may leave. What is not urgent may become so meanwhile.
+func (t *Telegram) pace(ctx context.Context, urgent func() bool) error {
 	// 1/s in a chat, 20/min in a group: https://core.telegram.org/bots/faq#my-bot-is-hitting-limits-how-do-i-avoid-this
-	every := cmp.Or(when(t.cfg.Load().ChatID < 0, 3900*time.Millisecond), 1050*time.Millisecond) // 4 + 60/3.9 < 20
-	for wait := every; wait > 0 && err == nil; err = sleep(ctx, wait) {
+	every := 1050 * time.Millisecond
+	if t.cfg.Load().ChatID < 0 {
+		every = 3900 * time.Millisecond // 4 + 60/3.9 < 20
+	}
+	for ctx.Err() == nil {
+		hurry := urgent()
+		wait := time.Duration(0)
 		t.turn(func(next time.Time) time.Time {
-			next, wait = reserve(next, time.Now(), every, urgent)
+			next, wait = reserve(next, time.Now(), every, hurry)
 			return next
 		})
+		if wait == 0 {
+			return nil
+		}
+		if !hurry {
+			wait = min(wait, urgencyLook)
+		}
+		_ = sleep(ctx, wait) // its error is that of ctx
 	}
-	return err
+	return ctx.Err()
 }
 func reserve(next, now time.Time, every time.Duration, urgent bool) (time.Time, time.Duration) { // or how long to wait
 	due := max(next.Sub(now), -3*every)               // up to four turns are saved up
@@ -390,21 +479,271 @@ func (p PromptRecord) inFull() *PromptRecord { // with all of an open permission
 	}
 	return &p
 }
+
+// Ask sends the question. Id 0 without an error: it was over before it left, nothing was sent.
 func (t *Telegram) Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (int64, error) {
-	p = p.inFull()
-	params := t.questionText(p, s).params(keyboard(p))
-	params["disable_notification"] = p.Idle
-	return t.send(ctx, "sendMessage", params, !p.Idle)
+	return t.ask(ctx, p.ID, s, func(*PromptRecord) {})
 }
-func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error {
-	if p = p.inFull(); p.MsgID == 0 || p.Open() && (p.Cut || p.Multi) {
+
+// ask sends the question as the state has it when the message leaves, changed by dress, and only if it is open then.
+// other is its session where the state does not know it yet.
+func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, dress func(*PromptRecord)) (int64, error) {
+	write := func() (string, map[string]any) {
+		stored, s, _ := t.store.Prompt(id) // as it was, where it cannot be read
+		if stored == nil || !stored.Open() {
+			return "", nil
+		}
+		if s == nil {
+			s = other
+		}
+		shown := *stored
+		dress(&shown)
+		p := shown.inFull()
+		params := t.questionText(p, s).params(keyboard(p))
+		params["disable_notification"] = p.Idle
+		return "sendMessage", params
+	}
+	urgent := func() bool {
+		p, _, _ := t.store.Prompt(id)
+		return p != nil && !p.Idle
+	}
+	return t.deliver(ctx, draft{urgent: urgent, write: write, lost: func() {}, linger: answerLinger})
+}
+
+// Settle has the question's message say what the state says of it, as soon as edits of it that are under way are done;
+// of an open question, how long it still waits.
+func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, _ *SessionRecord) error {
+	return t.catchUp(ctx, p.ID, errand{wish: func(m *post) { m.reminds++ }})
+}
+
+// post is what this process knows of a question's message, and what it still wants of it.
+type post struct {
+	users    int      // who hold it; guarded by Telegram.postsMu, as are:
+	reminds  int      // how often the time left was to be shown anew
+	ticked   []string // the choices ticked last
+	tickedIn int64    // the message in which they were, 0: none were ticked
+
+	turn     chan struct{} // taken while an edit is under way; whoever has it owns what follows
+	says     string        // print of the edit that was carried out last, "" none was
+	lost     string        // print of one whose answer was lost, "" none was: it may still be carried out
+	lostAt   time.Time     // when that was
+	reminded int           // of reminds
+	over     bool          // the question was, when it was last looked at
+}
+
+// errand is why a question's messages are to catch up.
+type errand struct {
+	wish func(*post)              // what is wanted beyond the outcome; nil: nothing
+	due  func(*PromptRecord) bool // whether it is still wanted, asked until the first edit is done; nil: it is
+	slow bool                     // what is urgent goes first, even of an outcome
+}
+
+// edit is one request that a question's messages need.
+type edit struct {
+	msg     int64
+	method  string // "": the message says it already, which has only to be recorded
+	params  map[string]any
+	print   string // tells what it says, and of which message
+	status  State  // that the message shows then, "" with buttons
+	old     bool   // the message has been replaced by a newer one
+	reminds int    // how many are done with it
+}
+
+// hold is the post of a question, with a wish added to it. drop follows.
+func (t *Telegram) hold(id string, wish func(*post)) *post {
+	t.postsMu.Lock()
+	defer t.postsMu.Unlock()
+	m := t.posts[id]
+	if m == nil {
+		m = &post{turn: make(chan struct{}, 1)}
+		t.posts[id] = m
+	}
+	m.users++
+	if wish != nil {
+		wish(m)
+	}
+	return m
+}
+
+// drop gives a post back. When nobody holds it any more and the question is over, the state alone tells what is owed.
+func (t *Telegram) drop(id string, m *post) {
+	t.postsMu.Lock()
+	defer t.postsMu.Unlock()
+	m.users--
+	if m.users == 0 && m.over {
+		delete(t.posts, id)
+	}
+}
+
+// catchUp edits the messages of a question until they say what the state says of it; after an error they may not, and
+// what is over remains owed. Of the edits of one question one is under way at a time. Each is written when it leaves, so
+// that one which has become superfluous is dropped; and as it may have landed after one of another process, the state
+// is looked at again afterwards.
+func (t *Telegram) catchUp(ctx context.Context, id string, why errand) error {
+	m := t.hold(id, why.wish)
+	defer t.drop(id, m)
+	select {
+	case m.turn <- struct{}{}:
+		defer func() { <-m.turn }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	for {
+		e := t.nextEdit(id, m, why)
+		if e == nil {
+			return nil
+		}
+		if e.method != "" {
+			sent, err := t.sendEdit(ctx, id, m, why)
+			if err != nil {
+				return err
+			}
+			if sent == nil {
+				continue
+			}
+			e = sent
+		}
+		certain, err := t.carriedOut(id, m, e)
+		if err != nil || !certain {
+			return err
+		}
+		why.due = nil
+	}
+}
+
+// nextEdit is what the messages of a question need first, by the state as it is now; nil: nothing.
+func (t *Telegram) nextEdit(id string, m *post, why errand) *edit {
+	p, s, _ := t.store.Prompt(id) // as it was, where it cannot be read
+	m.over = p == nil || !p.Open()
+	if p == nil || why.due != nil && !why.due(p) {
+		return nil
+	}
+	if s == nil {
+		s = &SessionRecord{Head: Head{ID: p.SessionID}, Tool: p.Tool}
+	}
+	next := t.openEdit(p, s, m)
+	if m.over {
+		next = t.outcomeEdit(p, s, m)
+	}
+	if next == nil && len(p.OldMsgIDs) > 0 {
+		next = newEdit(p.OldMsgIDs[0], "editMessageReplyMarkup", map[string]any{"reply_markup": markup(nil)})
+		next.status = p.Status
+		next.old = true
+	}
+	return next
+}
+
+// newEdit is a request to change a message.
+func newEdit(msg int64, method string, params map[string]any) *edit {
+	params["message_id"] = msg
+	print, _ := json.Marshal(params) // plain values: cannot fail
+	return &edit{msg: msg, method: method, params: params, print: digest(print)}
+}
+
+// openEdit is the next edit of an open question: what is ticked, else the time left.
+func (t *Telegram) openEdit(p *PromptRecord, s *SessionRecord, m *post) *edit {
+	if !p.Open() {
+		return nil
+	}
+	t.postsMu.Lock()
+	ticked, tickedIn, reminds := m.ticked, m.tickedIn, m.reminds
+	t.postsMu.Unlock()
+	if p.Multi && tickedIn != 0 && tickedIn >= p.MsgID { // it can be newer than what is recorded
+		whole := *p
+		whole.Cut = false // or there would have been nothing to tick
+		e := newEdit(tickedIn, "editMessageReplyMarkup", map[string]any{"reply_markup": markup(keyboard(&whole, ticked...))})
+		if e.print != m.says {
+			e.reminds = m.reminded
+			return e
+		}
+	}
+	p = p.inFull()
+	if p.MsgID == 0 || reminds == m.reminded || p.Cut || p.Multi {
 		return nil // it may have been shown in full, or choices be ticked
 	}
-	v, _ := t.store.View() // as it was, where it cannot be read
-	params := t.questionText(p, s).params(keyboard(p))
-	params["message_id"] = max(p.MsgID, cmp.Or(v.Prompts[p.ID], p).MsgID) // a newer one may have been sent
-	_, err := t.send(ctx, "editMessageText", params, !p.Open())
-	return err
+	e := newEdit(p.MsgID, "editMessageText", t.questionText(p, s).params(keyboard(p)))
+	e.reminds = reminds
+	return e
+}
+
+// outcomeEdit makes the message of a question that is over say so, unless it does already.
+func (t *Telegram) outcomeEdit(p *PromptRecord, s *SessionRecord, m *post) *edit {
+	if p.MsgID == 0 {
+		return nil
+	}
+	outcomeAs := func(status State) *edit {
+		shown := *p
+		shown.Status = status
+		return newEdit(p.MsgID, "editMessageText", t.questionText(&shown, s).params(nil))
+	}
+	e := outcomeAs(p.Status)
+	e.status = p.Status
+	e.reminds = m.reminded
+	doubtful := m.mayBeOvertaken(e)
+	switch {
+	case p.MsgStatus == p.Status && !doubtful:
+		return nil
+	case m.says == e.print, m.says == "" && !doubtful && !p.shownOpen() && outcomeAs(p.MsgStatus).print == e.print:
+		e.method = ""
+	}
+	return e
+}
+
+// mayBeOvertaken tells that an edit that says something else than e may still be carried out after it.
+func (m *post) mayBeOvertaken(e *edit) bool {
+	return m.lost != "" && m.lost != e.print && time.Since(m.lostAt) < lostLife
+}
+
+// sendEdit sends the edit that is needed when its turn comes, and returns it; nil: none was needed any more. A message
+// that is gone, or takes no edit, counts as edited.
+func (t *Telegram) sendEdit(ctx context.Context, id string, m *post, why errand) (*edit, error) {
+	var sent *edit
+	_, err := t.deliver(ctx, draft{
+		urgent: func() bool {
+			p, _, _ := t.store.Prompt(id) // as it was, where it cannot be read
+			return p != nil && !p.Open() && !why.slow
+		},
+		write: func() (string, map[string]any) {
+			sent = t.nextEdit(id, m, why)
+			if sent == nil || sent.method == "" {
+				sent = nil
+				return "", nil
+			}
+			return sent.method, sent.params
+		},
+		lost: func() {
+			m.lost = sent.print
+			m.lostAt = time.Now()
+		},
+	})
+	var e *apiError
+	if sent != nil && errors.As(err, &e) && e.Code == http.StatusBadRequest && e.trouble(0) == "" {
+		t.log.Warn("a message cannot be edited, now or later", "error", e.Error())
+		return sent, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return sent, nil
+}
+
+// carriedOut notes what a message says now, for good where the question is over. It is not certain while an earlier
+// edit may still be carried out after this one: then it stays owed, and a later edit makes sure.
+func (t *Telegram) carriedOut(id string, m *post, e *edit) (certain bool, err error) {
+	if e.old {
+		return true, t.store.Edited(id, e.msg, e.status)
+	}
+	doubtful := e.status != "" && m.mayBeOvertaken(e)
+	m.says = e.print
+	m.reminded = e.reminds
+	if e.status != "" {
+		m.lost = ""
+	}
+	if doubtful {
+		m.says = ""
+		return false, t.store.Edited(id, e.msg, "")
+	}
+	return true, t.store.Edited(id, e.msg, e.status)
 }
 
 func (t *Telegram) Notify(ctx context.Context, n Notice) (id int64, err error) { // in as many as it needs; id: the last
@@ -507,8 +846,11 @@ func (t *Telegram) Poll(ctx context.Context) { // for all sessions, with the loc
 	defer release()
 	t.polling.Store(true)
 	defer t.polling.Store(false)
+	ctx, enough := context.WithCancel(ctx)
 	r := &receiver{Telegram: t, ctx: ctx, lastOK: time.Now().Round(0)}
 	defer r.work.Wait()
+	defer enough()
+	r.work.Go(r.payDebts)
 	here := map[string]any{"type": "chat", "chat_id": t.cfg.Load().ChatID}
 	menu := map[string]any{"commands": botCommands, "scope": here}
 	r.later(func() (int64, error) { return 0, r.call(ctx, "setMyCommands", menu, nil) })
@@ -556,6 +898,65 @@ func (r *receiver) recovered() { // after an outage longer than an undelivered t
 	}
 }
 
+// payDebts has messages catch up that no session takes care of: of what is over, while its session has ended or has not
+// done it in its time. It ends with the polling.
+func (r *receiver) payDebts() {
+	var owed []*PromptRecord
+	var changed <-chan struct{} // the state, since owed was looked for
+	for r.ctx.Err() == nil {
+		found, now, err := r.store.Owed(changed)
+		if now != changed {
+			owed, changed = found, now
+		}
+		for _, p := range owed {
+			if err == nil && r.ctx.Err() == nil && r.mustPay(p) {
+				err = r.catchUp(r.ctx, p.ID, errand{due: (*PromptRecord).owes, slow: true})
+			}
+		}
+		if err != nil {
+			r.warn(0, err)
+			_ = sleep(r.ctx, debtsPause) // the loop ends with it
+		}
+		select {
+		case <-changed:
+			_ = sleep(r.ctx, debtsEvery) // the loop ends with it
+		case <-time.After(debtsLook):
+		case <-r.ctx.Done():
+		}
+	}
+}
+
+// mustPay tells that a prompt's own session will not edit its message, and that replaced ones it never does. A dead
+// session's prompts are over once it is reaped.
+func (r *receiver) mustPay(p *PromptRecord) bool {
+	replacedOnly := p.Open() || p.MsgStatus == p.Status
+	if replacedOnly || time.Since(p.At) > debtsPatience {
+		return true
+	}
+	return p.over() && !r.store.Alive(p.SessionID)
+}
+
+// onItsWay shows that an answer was taken whose typing takes long; else the session shows the outcome at once.
+func (r *receiver) onItsWay(id string) (int64, error) {
+	if err := sleep(r.ctx, onItsWayAfter); err != nil {
+		return 0, err
+	}
+	waits := func(p *PromptRecord) bool { return p.Status == ReplyReceived }
+	return 0, r.catchUp(r.ctx, id, errand{due: waits})
+}
+
+// outlived has a message lose the buttons that somebody has just tapped in vain: its question, nil where it is not known
+// any more, is over, or has a newer message.
+func (r *receiver) outlived(p *PromptRecord, msg int64) (int64, error) {
+	if p == nil {
+		return r.send(r.ctx, "editMessageReplyMarkup", map[string]any{"message_id": msg, "reply_markup": markup(nil)}, true)
+	}
+	if err := r.store.Offered(p.ID, msg); err != nil {
+		return 0, err
+	}
+	return 0, r.catchUp(r.ctx, p.ID, errand{})
+}
+
 func (r *receiver) later(do func() (int64, error)) { r.work.Go(func() { r.warn(do()) }) } // beside the polling
 func (r *receiver) audit(e Event)                  { r.warn(0, r.store.Audit().Append(e)) }
 func (r *receiver) warn(_ int64, err error) {
@@ -565,10 +966,6 @@ func (r *receiver) warn(_ int64, err error) {
 }
 func (r *receiver) tell(replyTo int64, text string) { // nothing for ""
 	r.later(func() (int64, error) { return r.Notify(r.ctx, Notice{Text: text, ReplyTo: replyTo}) })
-}
-func (r *receiver) buttons(msg int64, rows [][]button) {
-	params := map[string]any{"message_id": msg, "reply_markup": markup(rows)}
-	r.later(func() (int64, error) { return r.send(r.ctx, "editMessageReplyMarkup", params, true) })
 }
 func (r *receiver) toast(q *press, text string, box bool) { // answers a tap, once; box: to be closed, nothing was done
 	params := map[string]any{"callback_query_id": q.ID, "text": clean(text, 200), "show_alert": box} // the API's limit
@@ -632,19 +1029,32 @@ func (r *receiver) tap(id int64, q *press, v *View) error {
 	}
 	now, why, err := r.decide(id, q.From, d,
 		when(old, Refusal("this message is out of date, use the newest one of its question")))
-	if err == nil {
-		r.toast(q, cmp.Or(when(why != "", "Nothing was done: "+string(why)), "✓ "+valueName(&now, &d.Value)), why != "")
+	if err != nil {
+		return err
 	}
-	if err == nil && why != "" && !now.Open() {
-		r.buttons(q.Message.ID, nil)
+	if why == "" {
+		r.toast(q, "✓ "+valueName(&now, &d.Value), false)
+		r.later(func() (int64, error) { return r.onItsWay(now.ID) })
+		return nil
 	}
-	return err
+	r.toast(q, "Nothing was done: "+string(why), true)
+	genuine := p == nil || strings.HasPrefix(p.Nonce, d.Nonce)
+	paid := p == nil || q.Message.ID != p.MsgID || !p.shownOpen() // else its edit is on its way, or owed
+	if genuine && paid && (old || !now.Open()) {
+		r.later(func() (int64, error) { return r.outlived(p, q.Message.ID) })
+	}
+	return nil
 }
-func (r *receiver) show(q *press, p PromptRecord, s *SessionRecord, value string) { // a button that decides nothing
+
+// show does what a button asks for that decides nothing: ticks a choice, or shows more.
+func (r *receiver) show(q *press, p PromptRecord, s *SessionRecord, value string) {
 	r.toast(q, "", false)
 	if keys, tick := strings.CutPrefix(value, tapTick); tick {
-		p.Cut = false // or there would have been nothing to tick
-		r.buttons(q.Message.ID, keyboard(&p, strings.Fields(strings.ReplaceAll(keys, ",", " "))...))
+		ticks := func(m *post) {
+			m.ticked = strings.Fields(strings.ReplaceAll(keys, ",", " "))
+			m.tickedIn = q.Message.ID
+		}
+		r.later(func() (int64, error) { return 0, r.catchUp(r.ctx, p.ID, errand{wish: ticks}) })
 		return
 	}
 	p.Excerpt = cmp.Or(when(value == tapRecent, p.Recent), p.Full, p.Excerpt)
@@ -654,27 +1064,35 @@ func (r *receiver) show(q *press, p PromptRecord, s *SessionRecord, value string
 	r.later(func() (int64, error) { return r.offer(s, p) })
 }
 
-func (r *receiver) offer(s *SessionRecord, p PromptRecord) (msg int64, err error) { // again, with all of its Excerpt
+// offer sends a question again, with all of its Excerpt. The buttons of the new message count from then on, those of the
+// one before go.
+func (r *receiver) offer(s *SessionRecord, p PromptRecord) (msg int64, err error) {
 	ctx, cancel := context.WithDeadline(r.ctx, p.ExpiresAt)
 	defer cancel()
 	part, rest := cutText(clean(p.Excerpt, 1<<20), partUnits-800)
-	for ; rest != "" && err == nil; part, rest = cutText(rest, partUnits-800) {
-		_, err = r.Notify(ctx, Notice{Mono: part, SessionID: p.SessionID, ReplyTo: p.MsgID})
+	for rest != "" {
+		_, err := r.Notify(ctx, Notice{Mono: part, SessionID: p.SessionID, ReplyTo: p.MsgID})
+		if err != nil {
+			return 0, err // not shown in full, so not to be allowed
+		}
+		part, rest = cutText(rest, partUnits-800)
 	}
-	if p.Excerpt = part; err == nil { // else not shown in full, so not to be allowed
-		msg, err = r.Ask(ctx, &p, cmp.Or(s, &SessionRecord{}))
+	if s == nil {
+		s = &SessionRecord{}
 	}
-	waits := false
-	if err == nil { // the buttons of the new one count from now on
-		_, err = r.store.Move(p.ID, AwaitingReply, func(now *PromptRecord) { now.MsgID, waits = msg, now.Open() })
+	msg, err = r.ask(ctx, p.ID, s, func(now *PromptRecord) {
+		now.Excerpt = part
+		now.Cut = p.Cut
+	})
+	if err != nil || msg == 0 {
+		return 0, err
 	}
-	if err == nil {
-		r.buttons(p.MsgID, nil)
+	_, err = r.store.Move(p.ID, AwaitingReply, func(now *PromptRecord) { now.MsgID = msg })
+	if err != nil {
+		_, _ = r.outlived(nil, msg) // nobody would ever edit it; the error to tell is that of the state
+		return 0, err
 	}
-	if err == nil && !waits { // answered meanwhile
-		r.buttons(msg, nil)
-	}
-	return msg, err
+	return msg, r.catchUp(r.ctx, p.ID, errand{})
 }
 
 func keyBytes(name string, appCursor bool) (string, bool) { // https://invisible-island.net/xterm/ctlseqs/ctlseqs.html
