@@ -1683,7 +1683,7 @@ func (v *view) describe(f *found, first, end int, options map[int]string) *found
 	top := v.up(first, func(w viewRow) bool {
 		return w.top || headed(w) || !v.known && w.raw == "" && v.rows[max(w.row-1, 0)].raw == ""
 	})
-	f.Cut = v.known && top < 0 // it begins above the screen
+	f.Cut = v.known && top < 0 && v.rows[0].raw != "" && (v.s.AltScreen() || v.forgotten(0)) // it begins above the screen
 	if top < 0 || !headed(v.rows[top]) {
 		top++
 	}

@@ -792,7 +792,7 @@ func TestReplacedMessageIsOwed(t *testing.T) {
 			return when(strings.HasPrefix(method, "editMessage"), fate{answer: `{"ok":false,"error_code":403,"description":"x"}`})
 		})
 		r := e.receiver(e.process())
-		if _, err := r.offer(e.s, *p); err == nil {
+		if _, err := r.offer(e.s, *p, "", false); err == nil {
 			t.Error("the failed edit is not told")
 		}
 		now := e.prompt(p.ID)
@@ -830,7 +830,7 @@ func TestOfferedAgainWhileAnswered(t *testing.T) {
 	r := e.receiver(e.process())
 	msg := make(chan int64)
 	go func() {
-		id, err := r.offer(e.s, *p)
+		id, err := r.offer(e.s, *p, "", false)
 		if err != nil {
 			t.Errorf("offer: %v", err)
 		}
@@ -847,7 +847,7 @@ func TestOfferedAgainWhileAnswered(t *testing.T) {
 	if e.chat.twice != 0 || len(e.chat.edits(p.MsgID)) != 1 {
 		t.Errorf("edits: %v", e.chat.edits(0))
 	}
-	if again, err := r.offer(e.s, *e.prompt(p.ID)); again != 0 || err != nil {
+	if again, err := r.offer(e.s, *e.prompt(p.ID), "", false); again != 0 || err != nil {
 		t.Errorf("what is over is offered again as %d, %v", again, err)
 	}
 }

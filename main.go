@@ -345,8 +345,7 @@ Compares with the head in the state file too. Exit: 1 when it does not hold.`},
 		{"lab", "lab [flags] [FILE|DIR…]", "replay recordings through the detector", 0, -1, cmdLab, "", `
   --json, --screen, --explain  one object per line; the last screen; why
 Takes the recordings of run --record, scenarios (JSON), and folders of both.`},
-		{"hook", "hook [--timeout SECONDS]", "called by a tool's own hook system, not by you", 0, -1, cmdHook, "", `
-  --timeout SECONDS  how long a question waits, where run was told so`},
+		{"hook", "hook [--timeout SECONDS]", "called by a tool's own hook system, not by you", 0, -1, cmdHook, "", ""},
 		{"adapters", "adapters [--json]", "known tools: found or not, version, supported range", 0, 0, cmdAdapters, "", ""},
 		{"config", "config [--json]", "settings in force and where each came from", 0, 0, cmdConfig, "", `
 Flags win over the environment, that over config.toml, that over the default.`},
@@ -1081,6 +1080,7 @@ func (s *session) finish() {
 	if s.q != nil {
 		s.end(s.q, Failed, "the program ended")
 	}
+	s.endExpired()
 	s.rec.Status = cmp.Or(when(s.hungUp, "terminated"), when(*s.rec.ExitCode > 128, "crashed"), "completed")
 	s.rec.EndedAt, s.rec.Activity = ref(time.Now().UTC()), ""
 	s.put("recording the end", ref(s.rec))
@@ -1110,6 +1110,20 @@ func (s *session) finish() {
 		warn("writing the recording: " + err.Error())
 	}
 	warn(s.tg.Trouble())
+}
+
+// endExpired takes back the offer to ask again what expired: there is nothing to ask any more.
+func (s *session) endExpired() {
+	v, err := s.st.View()
+	if err != nil {
+		return
+	}
+	ours := v.which(func(p *PromptRecord) bool { return p.SessionID == s.rec.ID && p.mayBeAsked() })
+	for _, p := range ours {
+		if s.move(p.ID, Failed, func(r *PromptRecord) { r.Reason += ", and the program has ended" }) {
+			s.settle(*p, s.rec)
+		}
+	}
 }
 
 /* ===== Bytes ===== */
@@ -1167,14 +1181,21 @@ func (s *session) heldBytes() (n int) {
 	return n
 }
 
-// release passes on what was typed while the gate g was typing. Keys that were typed at the question that g answered,
-// before it left the screen or within a moment after, are dropped: they must not answer what came after it.
+// release passes on what was typed while the gate g was typing. Keys that were typed at the question that g answered
+// are dropped, and where another question has come, those of a moment after: they must not answer that.
 func (s *session) release(g *gate) {
 	held := s.held
 	s.held = nil
+	if len(held) == 0 {
+		return
+	}
+	answered := g.q != nil && !g.q.rec.Idle && g.wrote
+	next := s.det.Look(s.pty.State(), time.Now())
+	asked := next != nil && !next.Idle
 	for _, h := range held {
-		atQuestion := g.q != nil && !g.q.rec.Idle && g.wrote && (g.leftAt.IsZero() || h.at.Before(g.leftAt.Add(keyGrace)))
-		if atQuestion && len(h.keys) > 0 && !reReport.Match(h.keys) {
+		before := g.leftAt.IsZero() || h.at.Before(g.leftAt)
+		justAfter := asked && h.at.Before(g.leftAt.Add(keyGrace))
+		if answered && (before || justAfter) && len(h.keys) > 0 && !reReport.Match(h.keys) {
 			s.log.Info("keys typed while an answer was being typed are not passed on", "bytes", len(h.keys))
 			continue
 		}
@@ -1835,7 +1856,10 @@ const (
 
 // newGate types the decision about q.
 func newGate(q *question) *gate {
-	g := &gate{q: q, until: time.Now().Add(keyGrace + lookTime), value: *cmp.Or(q.rec.Value, ref(""))}
+	g := &gate{q: q, until: time.Now().Add(keyGrace + lookTime)}
+	if q.rec.Value != nil {
+		g.value, g.text = *q.rec.Value, cleanText(*q.rec.Value)
+	}
 	return g
 }
 
@@ -1875,7 +1899,7 @@ func (s *session) gatePhaseStep(look *Prompt, late bool) (why string) {
 	g := s.gate
 	switch g.phase {
 	case gateLook:
-		if g.input != nil {
+		if g.input != nil || g.q.rec.Idle {
 			return s.boxStep(look)
 		}
 		return s.firstStep(look)

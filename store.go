@@ -21,7 +21,6 @@ import (
 	"io"
 	"maps"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -592,7 +591,7 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 	now := s.now().UTC()
 	err = s.Update(func(v *View) ([]Record, error) {
 		old := cmp.Or(v.Prompts[id], &PromptRecord{})
-		p, late := *old, *old
+		p, late := *old, *old // late: it cannot move any more, but a message has come
 		if change != nil {
 			change(&p)
 		}
@@ -602,6 +601,7 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 			p.MsgID = old.MsgID
 			p.offeredIn(msg)
 			late.offeredIn(msg)
+			late.ShownAll = p.ShownAll
 		}
 		if moved = old.Status != to && v.illegal(old, &p) == nil && (to != Expired || !now.Before(old.ExpiresAt)); !moved {
 			return when(to == AwaitingReply && msg != old.MsgID && old.ID != "", []Record{&late}), nil
@@ -637,6 +637,9 @@ func (p *PromptRecord) offeredIn(msg int64) {
 func (p *PromptRecord) shownOpen() bool {
 	return p.MsgStatus == "" || slices.Contains(next[p.MsgStatus], Canceled)
 }
+
+// mayBeAsked tells that the prompt expired with nothing typed, and that its message offers to ask again.
+func (p *PromptRecord) mayBeAsked() bool { return p.MsgID != 0 && len(keyboardAfter(p)) > 0 }
 
 // owes tells that a message of the prompt may show what is not so any more.
 func (p *PromptRecord) owes() bool {
@@ -719,7 +722,7 @@ func (s *Store) Owed(before <-chan struct{}) (owed []*PromptRecord, changed <-ch
 // byWhom says who decided, in a message; replySource whose answer was typed, in a record.
 func byWhom(by *string) string {
 	who := *cmp.Or(by, ref(""))
-	return cmp.Or(when(strings.HasPrefix(who, "telegram:"), "on the phone ("+who+")"),
+	return cmp.Or(when(strings.HasPrefix(who, "telegram:"), "on the phone by "+who),
 		map[string]string{"": "in the terminal", "cli:local": "at the keyboard", "cli:answer": "with atlasbridge answer",
 			"auto:timeout": "by its timeout"}[who], "by "+who)
 }
@@ -1090,10 +1093,15 @@ func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*Promp
 				os.Remove(filepath.Join(s.Dir, lockName(id)))
 			}
 		}
-		for _, p := range v.which(func(p *PromptRecord) bool { return dead[p.SessionID] && !p.over() }) {
+		for _, p := range v.which(func(p *PromptRecord) bool { return dead[p.SessionID] && (!p.over() || p.mayBeAsked()) }) {
 			q := *p
-			q.Status, q.NonceUsed, q.Reason = Failed, true, cmp.Or(when(p.Open(), "the session ended before it was answered"),
-				"the session ended: whether the answer was typed is uncertain")
+			q.Status, q.NonceUsed, q.Reason = Failed, true, "the session ended: whether the answer was typed is uncertain"
+			switch {
+			case p.Open():
+				q.Reason = "the session ended before it was answered"
+			case p.mayBeAsked():
+				q.Reason = p.Reason + ", and the session has ended"
+			}
 			prompts, recs = append(prompts, &q), append(recs, &q)
 		}
 		return recs, nil

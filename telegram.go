@@ -24,6 +24,7 @@ import (
 	"sync/atomic"
 	"time"
 	"unicode/utf16"
+	"unicode/utf8"
 
 	"golang.org/x/term"
 )
@@ -38,8 +39,17 @@ const (
 	debtsPatience = 30 * time.Second       // a living session has that long to edit its own messages
 	debtsPause    = time.Minute            // after an edit that failed for good
 	lostLife      = time.Minute            // a request without an answer is carried out by then, or never
-	// What buttons say, and no choice has as its key: show all; show the end; before keys: tick these, or submit these.
-	tapAll, tapRecent, tapTick, tapSubmit = "~all", "~recent", "~t:", "~s:"
+)
+
+// What buttons say, and no choice has as its key.
+const (
+	tapAll    = "~all"    // show all of the question
+	tapRecent = "~recent" // show the end of the screen
+	tapAgain  = "~again"  // ask what stands there anew
+	tapEnter  = "~enter"  // press Enter at a question for text
+	tapLeave  = "~leave"  // leave the question to the terminal
+	tapTick   = "~t:"     // and keys: these are ticked
+	tapSubmit = "~s:"     // and keys: these are chosen
 )
 
 var (
@@ -362,122 +372,301 @@ func origin(s *SessionRecord) string { // the last line of every message about a
 	return line + " [SID:" + shortID(s.ID) + "]"
 }
 
-// keyboard is an open question's buttons, one a row. While part of it is hidden (Cut), nothing that grants is offered.
-// ticked are the keys chosen so far where several may be; they live in the buttons: what is seen is submitted.
+// keyboard is an open question's buttons, one a row. While not all of it has been shown, nothing but what refuses it is
+// offered. ticked are the keys chosen so far where several may be; they live in the buttons: what is seen is submitted.
 func keyboard(p *PromptRecord, ticked ...string) (rows [][]button) {
-	add := func(holds bool, text, value string) { // https://core.telegram.org/bots/api#inlinekeyboardbutton
-		data := fmt.Sprintf("ans:%.8s:%.8s:%.16s:%s", p.ID, p.SessionID, p.Nonce, value)
-		if holds && len(data) <= 64 && p.Open() && !p.Idle && !p.Secret {
+	add := func(text, value string) { // https://core.telegram.org/bots/api#inlinekeyboardbutton
+		if data := buttonData(p, value); len(data) <= 64 {
 			rows = append(rows, []button{{"text": text, "callback_data": data}})
 		}
 	}
-	if p.ambiguous() {
-		add(true, "↩️ Send Enter", "enter")
-		add(true, "🚫 Cancel / Skip", "cancel")
-		add(true, "🔍 Show last 500 characters", tapRecent)
+	if !p.Open() || p.Idle || p.Secret {
+		return nil
+	}
+	read := p.ShownAll && !p.Cut
+	if !p.ShownAll && !p.ambiguous() {
+		add("📄 Show all", tapAll)
+	}
+	if read && (p.ambiguous() || p.Type == FreeText) {
+		add("↩️ Send Enter", tapEnter)
+	}
+	switch {
+	case p.ambiguous():
+		add("🚫 Cancel / Skip", tapLeave)
+		add("🔍 Show last 500 characters", tapRecent)
 		return rows
+	case p.Type == FreeText:
+		add("🚫 Leave it", tapLeave)
+	case p.Type == ConfirmEnter && read:
+		add("↩️ Press Enter", "enter")
 	}
-	add(p.Cut, "📄 Show all", tapAll)
-	add(p.Type == ConfirmEnter && !p.Cut, "↩️ Press Enter", "enter")
 	for _, c := range answers(p) {
-		mark, value := when(p.Permission || p.Type == YesNo, cmp.Or(when(grants(c), "✅ "), "❌ ")), c.Key
-		if p.Multi { // it ticks, or unticks
-			on := slices.Contains(ticked, c.Key)
-			keys := slices.DeleteFunc(append(slices.Clone(ticked), c.Key), func(key string) bool { return on && key == c.Key })
-			slices.Sort(keys)
-			mark, value = cmp.Or(when(on, "✓ "), "▫️ "), tapTick+strings.Join(keys, ",")
+		switch {
+		case p.Multi && read:
+			text, value := tickButton(p, c, ticked)
+			add(text, value)
+		case !p.Multi && (read || p.refuses(c.Key)):
+			add(choiceMark(p, c)+choiceText(p, c), c.Key)
 		}
-		add(!p.Cut || !p.Multi && !grants(c), mark+choiceText(p, c), value)
 	}
-	add(p.Multi && !p.Cut, "📨 Submit", tapSubmit+strings.Join(ticked, ","))
-	standard := clean(valueName(p, p.SafeDefault), 30)
-	add(p.SafeDefault != nil && !(p.Cut && p.Type == ConfirmEnter), "⏩ Use default ("+standard+")", "default")
+	if p.Multi && read {
+		add("📨 Submit", tapSubmit+strings.Join(ticked, ","))
+	}
+	if p.SafeDefault != nil && *p.SafeDefault == "esc" {
+		add("⏩ Use default (Esc)", "default")
+	}
 	return rows
+}
+
+// buttonData is what a tap on a button of p sends back: source 3, section 7.2.
+func buttonData(p *PromptRecord, value string) string {
+	return fmt.Sprintf("ans:%.8s:%.8s:%.16s:%s", p.ID, p.SessionID, p.Nonce, value)
+}
+
+// keyboardAfter is what can be tapped when a question is over: one that nobody answered and that may still stand can be
+// asked again.
+func keyboardAfter(p *PromptRecord) [][]button {
+	if p.Status != Expired || p.Value != nil || p.Idle || p.Source != "screen" {
+		return nil
+	}
+	return [][]button{{{"text": "🔁 Ask again", "callback_data": buttonData(p, tapAgain)}}}
+}
+
+// tickButton ticks the choice, or unticks it.
+func tickButton(p *PromptRecord, c Choice, ticked []string) (text, value string) {
+	on := slices.Contains(ticked, c.Key)
+	keys := slices.DeleteFunc(append(slices.Clone(ticked), c.Key), func(key string) bool { return on && key == c.Key })
+	slices.Sort(keys)
+	mark := "▫️ "
+	if on {
+		mark = "✓ "
+	}
+	return mark + choiceText(p, c), tapTick + strings.Join(keys, ",")
+}
+
+// choiceMark tells at a glance what a choice does: it allows, allows for good, or refuses.
+func choiceMark(p *PromptRecord, c Choice) string {
+	switch {
+	case !p.Permission && p.Type != YesNo:
+		return ""
+	case c.Key == hookAlways:
+		return "🔓 "
+	case grants(c):
+		return "✅ "
+	}
+	return "❌ "
 }
 
 func answers(p *PromptRecord) []Choice { // a list of its own; a plain yes/no need not have its two
 	plain := []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}}
 	return append(slices.Clone(p.Choices), when(p.Type == YesNo && len(p.Choices) == 0, plain)...)
 }
-func grants(c Choice) bool { return c.Grants || c.Hook == "allow" || c.Key == "y" } // by whatever says so
+func grants(c Choice) bool { return c.Grants || c.Key == "y" } // by whatever says so
 func choiceText(p *PromptRecord, c Choice) string {
-	return when(p.Type != YesNo, clean(c.Key, 9)+". ") + clean(c.Label, 60)
+	if p.Type == YesNo || p.Source == "hook" && p.Permission {
+		return clean(c.Label, 60)
+	}
+	return clean(c.Key, 9) + ". " + clean(c.Label, 60)
 }
 func valueName(p *PromptRecord, value *string) string { // a decision's value, nil none, in a person's words
-	names := map[string]string{"": "empty", "enter": "Enter", "esc": "Esc", "default": "the default"}
-	for _, c := range answers(p) {
-		names[c.Key] = choiceText(p, c)
+	if value == nil {
+		return "empty"
 	}
-	v := *cmp.Or(value, ref(""))
-	return cmp.Or(names[v], v)
+	if p.Multi {
+		return chosenNames(p, *value)
+	}
+	for _, c := range answers(p) {
+		if c.Key == *value {
+			return choiceText(p, c)
+		}
+	}
+	switch *value {
+	case "", "enter", enterAlone:
+		return "Enter"
+	case "esc":
+		return "Esc"
+	case leaveIt:
+		return "left to the terminal"
+	case "default":
+		return "the default"
+	}
+	return *value
+}
+
+// chosenNames are the labels of several choices; words of the operator's own stay as they are.
+func chosenNames(p *PromptRecord, keys string) string {
+	var names []string
+	for key := range strings.SplitSeq(keys, ",") {
+		label := p.label(key)
+		if label == "" {
+			return keys
+		}
+		names = append(names, label)
+	}
+	return strings.Join(names, ", ")
+}
+
+// foreign is what of a question comes from the program, in the order in which a message shows it: what stands above it,
+// and the question's own text without the line that says it again.
+func foreign(p *PromptRecord) (above, body string) {
+	above, body = clean(p.Above, 1<<20), clean(p.Full, 1<<20)
+	question := clean(p.Question, 400)
+	var lines []string
+	for line := range strings.SplitSeq(body, "\n") {
+		if strings.TrimSuffix(strings.TrimSpace(line), "…") != question {
+			lines = append(lines, line)
+		}
+	}
+	return above, strings.Trim(strings.Join(lines, "\n"), "\n")
+}
+
+// fitsMessage tells whether all of an open question fits into one message, so that it can be answered there.
+func fitsMessage(p *PromptRecord) bool {
+	above, body := foreign(p)
+	long := units(clean(p.Question, 1<<20)) > 400 // of the question's line, which the message shows as its first
+	return !long && units(above)+units(body)+units(clean(p.Lasting, 1<<20)) <= partUnits
+}
+
+// ends is the beginning and the end of a text that is too long for a message, and what of it is missing.
+func ends(text string, n int) string {
+	if units(text) <= n {
+		return text
+	}
+	head, rest := cutText(text, 2*n/3)
+	skip := max(0, len(rest)-n/3)
+	tail := strings.ToValidUTF8(rest[skip:], "")
+	return fmt.Sprintf("%s\n… %d more characters …\n%s", head, utf8.RuneCountInString(rest)-utf8.RuneCountInString(tail), tail)
 }
 
 // questionText is a question's message: what is asked, what about, what can be or was done, how long, which session.
 func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
-	question, body, tool := clean(p.Question, 400), clean(p.Excerpt, partUnits), clean(s.Tool, 40)
-	r, ask, hint, left, open := &richText{}, question, "", outcome(p), p.Open()
+	r, ask, open := &richText{}, clean(p.Question, 400), p.Open()
+	above, body := foreign(p)
+	hint, left := t.hint(p), outcome(p)
 	switch {
 	case p.Idle && open: // with the tool's last answer where that is known
-		ask, body, left = "✅ "+tool+" has finished", clean(p.Full, 700), ""
-		hint = "Reply to this message with what to do next."
+		ask, body, left = "✅ "+clean(s.Tool, 40)+" has finished", clean(p.Full, 700), ""
 	case p.Idle:
-		ask, body = tool+" had finished", ""
+		ask, body = clean(s.Tool, 40)+" had finished", ""
 	case !open:
-		ask = cmp.Or(ask, "Question")
+		above, body = "", ends(body, 700)
 	case p.Secret:
-		ask, hint = "🔑 "+cmp.Or(ask, "A password is asked for"), cmp.Or(when(t.cfg.Load().FreeText && t.polling.Load(),
-			"Type it at the keyboard. Or reply with it: your message is deleted at once, but Telegram has seen it."),
-			"It is not asked for here: type it at the keyboard.")
+		ask = "🔑 " + ask
 	case p.ambiguous():
-		ask, hint = "❔ Possibly a question ("+p.Confidence+" confidence)", "What should AtlasBridge do?"
+		ask, body = "❔ Possibly a question ("+p.Confidence+" confidence)", clean(p.Full, partUnits)
 	case p.Permission:
-		ask, hint = "🛡️ "+cmp.Or(ask, "Permission request"), "To refuse and say why, reply with text."
+		ask = "🛡️ " + ask
 	default: // with the lines around it, such as which file is to be overwritten
-		ask, body = "❓ "+cmp.Or(ask, "Waiting for your input"),
-			cmp.Or(when(p.Source == "screen" && len(p.Full) <= 700, clean(p.Full, 700)), body)
-		hint = cmp.Or(when(p.Type == FreeText, "Reply to this message with your answer."),
-			when(p.Multi, "Tick what applies, then Submit."))
+		ask = "❓ " + ask
 	}
-	said := cmp.Or(when(strings.HasSuffix(ask, question), question), "\n") // a dialog, and an excerpt's end, say it again
-	again := func(line string) bool { return strings.TrimSuffix(strings.TrimSpace(line), "…") == said }
-	body = strings.Trim(strings.Join(slices.DeleteFunc(strings.Split(body, "\n"), again), "\n"), "\n")
+	if open && (!p.ShownAll || !fitsMessage(p)) {
+		above, body = "", ends(body, partUnits-600)
+	}
 	r.line("bold", ask)
+	r.line("expandable_blockquote", above)
 	r.line("pre", body)
-	mixed := clean(mixedWord.FindString(ask+"\n"+body), 60)
-	r.line("", when(open && mixed != "", "⚠️ Letters of different alphabets in one word: "+mixed))
-	for _, c := range p.Choices { // a button shows about 30 characters
-		shown := strings.Contains(strings.Join(strings.Fields(body), " "), strings.TrimSuffix(clean(c.Label, 60), "…"))
-		r.line("", when(open && len(c.Label) > 30 && !shown, choiceText(p, c)))
+	if open {
+		r.remarks(p, ask, body)
 	}
-	r.line("", when(open && p.Tool != "", "🔧 "+clean(p.Tool, 60)+" in "+clean(p.Cwd, 200)))
 	r.line("", hint)
 	r.line("", left)
 	r.line("", origin(s))
 	return r
 }
 
-func outcome(p *PromptRecord) string { // how long an open question waits, or who answered what, when and from where
-	secs, by := max(0, int(time.Until(p.ExpiresAt).Seconds()+0.5)), byWhom(p.DecidedBy)
-	then := when(p.SafeDefault != nil && !p.Secret, "default: "+clean(valueName(p, p.SafeDefault), 80))
-	value := when(p.Value != nil && !p.Secret, ": "+clean(valueName(p, p.Value), 300))
-	at := when(p.DecidedAt != nil, cmp.Or(p.DecidedAt, &time.Time{}).Local().Format(" at 15:04:05 MST"))
-	reason := when(p.Reason != "", " ("+clean(p.Reason, 300)+")")
-	late := p.Status == Expired || *cmp.Or(p.DecidedBy, ref("")) == "auto:timeout"
-	return cmp.Or(
-		when(p.Open(), fmt.Sprintf("⏳ Expires in %dm %02ds, then %s", secs/60, secs%60, cmp.Or(then, "nothing is typed"))),
-		when(p.Status == Failed, "⚠️ Not delivered"+value+at+reason),
-		when(p.Status == Canceled, "🚫 Canceled "+by+at+reason),
-		when(late && value == "", "⌛ Expired"+at+": nothing was typed"+reason),
-		when(late, "⌛ No answer in time"+at+", so the default was given"+value+reason),
-		when(p.Status == ReplyReceived, "⏱ Answered "+by+at+value+", on its way"+reason),
-		"✅ Answered "+by+at+value+reason)
+// remarks adds what an open question's text does not say by itself: words that deceive, what buttons cannot show, which
+// tool asks and where.
+func (r *richText) remarks(p *PromptRecord, ask, body string) {
+	if mixed := clean(mixedWord.FindString(ask+"\n"+body), 60); mixed != "" {
+		r.line("", "⚠️ Letters of different alphabets in one word: "+mixed)
+	}
+	if p.Cut {
+		r.line("", "⚠️ Part of it is not known here: look at the terminal. From here it can only be refused.")
+	}
+	for _, c := range p.Choices { // a button shows about 30 characters
+		shown := strings.Contains(strings.Join(strings.Fields(body), " "), strings.TrimSuffix(clean(c.Label, 60), "…"))
+		if units(c.Label) > 30 && !shown && c.Key != hookAlways {
+			r.line("", choiceText(p, c))
+		}
+	}
+	if p.Lasting != "" {
+		r.line("", "Lasting: "+clean(p.Lasting, partUnits))
+	}
+	if p.Tool != "" {
+		r.line("", "🔧 "+clean(p.Tool, 60)+" in "+clean(p.Cwd, 200))
+	}
 }
 
-func (p PromptRecord) inFull() *PromptRecord { // with all of an open permission question, if it fits into one message
-	if p.Permission && p.Open() && p.Full != "" && len(p.Full) <= partUnits {
-		p.Excerpt, p.Cut = p.Full, false
+// hint tells what can be done about an open question besides tapping, "" nothing.
+func (t *Telegram) hint(p *PromptRecord) string {
+	freeText := t.cfg.Load().FreeText
+	switch {
+	case !p.Open():
+		return ""
+	case p.Idle:
+		return "Reply to this message with what to do next."
+	case p.Secret && freeText && t.polling.Load():
+		return "Type it at the keyboard. Or reply with it: your message is deleted at once, but Telegram has seen it."
+	case p.Secret:
+		return "It is not asked for here: type it at the keyboard."
+	case p.ambiguous():
+		return "What should AtlasBridge do?"
+	case p.Permission:
+		return "To refuse and say why, reply with text."
+	case p.Type == FreeText && freeText:
+		return "Reply to this message with your answer."
+	case p.Type == FreeText:
+		return "Answering with text is switched off (free_text_enabled)."
+	case p.Multi:
+		return "Tick what applies, then Submit."
 	}
-	return &p
+	return ""
+}
+
+// outcome tells how long an open question waits and what happens then, or who answered what, when and from where.
+func outcome(p *PromptRecord) string {
+	at, value, reason := "", "", ""
+	if p.DecidedAt != nil {
+		at = p.DecidedAt.Local().Format(" at 15:04:05 MST")
+	}
+	if p.Value != nil && !p.Secret {
+		value = ": " + clean(valueName(p, p.Value), 300)
+	}
+	if p.Reason != "" {
+		reason = " (" + clean(p.Reason, 300) + ")"
+	}
+	late := p.Status == Expired || p.DecidedBy != nil && *p.DecidedBy == "auto:timeout"
+	switch {
+	case p.Open():
+		return waiting(p)
+	case p.Reason == bothAnswered:
+		return "⚠️ Answered on the phone and at the keyboard in the same moment" + at + ": the terminal shows which counted"
+	case p.Status == Failed:
+		return "⚠️ Not delivered" + value + at + reason
+	case p.Status == Canceled:
+		return "🚫 Canceled" + at + reason
+	case late && p.Value == nil:
+		return "⌛ Expired" + at + ", nobody answered: nothing was typed, it may still wait" + reason
+	case late:
+		return "⌛ No answer in time" + at + ", so it was refused" + value + reason
+	}
+	mark, onItsWay := "✅", ""
+	if p.Status == ReplyReceived {
+		mark, onItsWay = "⏱", ", on its way"
+	} else if p.Value != nil && p.refuses(*p.Value) {
+		mark = "❌"
+	}
+	return mark + " Answered" + at + " " + byWhom(p.DecidedBy) + value + onItsWay + reason
+}
+
+// waiting tells until when an open question waits, and what happens then.
+func waiting(p *PromptRecord) string {
+	secs := max(0, int(time.Until(p.ExpiresAt).Seconds()+0.5))
+	then := "nothing is typed"
+	if p.SafeDefault != nil && !p.Secret {
+		then = "default: " + clean(valueName(p, p.SafeDefault), 80)
+	}
+	return fmt.Sprintf("⏳ Expires in %dm %02ds, then %s", secs/60, secs%60, then)
 }
 
 // Ask sends the question. Id 0 without an error: it was over before it left, nothing was sent.
@@ -496,10 +685,9 @@ func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, dre
 		if s == nil {
 			s = other
 		}
-		shown := *stored
-		dress(&shown)
-		p := shown.inFull()
-		params := t.questionText(p, s).params(keyboard(p))
+		p := *stored
+		dress(&p)
+		params := t.questionText(&p, s).params(keyboard(&p))
 		params["disable_notification"] = p.Idle
 		return "sendMessage", params
 	}
@@ -649,17 +837,14 @@ func (t *Telegram) openEdit(p *PromptRecord, s *SessionRecord, m *post) *edit {
 	ticked, tickedIn, reminds := m.ticked, m.tickedIn, m.reminds
 	t.postsMu.Unlock()
 	if p.Multi && tickedIn != 0 && tickedIn >= p.MsgID { // it can be newer than what is recorded
-		whole := *p
-		whole.Cut = false // or there would have been nothing to tick
-		e := newEdit(tickedIn, "editMessageReplyMarkup", map[string]any{"reply_markup": markup(keyboard(&whole, ticked...))})
+		e := newEdit(tickedIn, "editMessageReplyMarkup", map[string]any{"reply_markup": markup(keyboard(p, ticked...))})
 		if e.print != m.says {
 			e.reminds = m.reminded
 			return e
 		}
 	}
-	p = p.inFull()
-	if p.MsgID == 0 || reminds == m.reminded || p.Cut || p.Multi {
-		return nil // it may have been shown in full, or choices be ticked
+	if p.MsgID == 0 || reminds == m.reminded || !fitsMessage(p) || p.Multi {
+		return nil // it may have been shown in parts, or choices be ticked
 	}
 	e := newEdit(p.MsgID, "editMessageText", t.questionText(p, s).params(keyboard(p)))
 	e.reminds = reminds
@@ -674,7 +859,7 @@ func (t *Telegram) outcomeEdit(p *PromptRecord, s *SessionRecord, m *post) *edit
 	outcomeAs := func(status State) *edit {
 		shown := *p
 		shown.Status = status
-		return newEdit(p.MsgID, "editMessageText", t.questionText(&shown, s).params(nil))
+		return newEdit(p.MsgID, "editMessageText", t.questionText(&shown, s).params(keyboardAfter(&shown)))
 	}
 	e := outcomeAs(p.Status)
 	e.status = p.Status
@@ -814,6 +999,7 @@ type wish struct { // what a message asks for: an answer now, and one thing to b
 type heard struct { // a message of the operator together with all that decides what it means
 	*message
 	view   *View
+	texts  bool      // questions for text take text
 	at     time.Time // the end of the second it was written in, by our clock
 	update int64
 }
@@ -893,7 +1079,7 @@ func (r *receiver) recovered() { // after an outage longer than an undelivered t
 	v, err := r.store.View()
 	for _, p := range when(err == nil && old(last), v.Prompts) {
 		if p.Status == AwaitingReply && p.MsgID != 0 && !p.Idle && old(p.At) && r.lastOK.Before(p.ExpiresAt) {
-			r.later(func() (int64, error) { return r.offer(v.Sessions[p.SessionID], *p) })
+			r.later(func() (int64, error) { return r.offer(v.Sessions[p.SessionID], *p, "", false) })
 		}
 	}
 }
@@ -1015,6 +1201,12 @@ func (r *receiver) decide(id int64, from *user, d Decision, why Refusal) (now Pr
 func tapped(data string, v *View) (d Decision, p *PromptRecord) { // what a button says, and of which question: nil none
 	f := append(strings.SplitN(when(strings.HasPrefix(data, "ans:"), data), ":", 5), "", "", "", "")
 	d = Decision{PromptID: f[1], SessionID: f[2], Nonce: f[3], Value: strings.TrimPrefix(f[4], tapSubmit)}
+	switch d.Value {
+	case tapEnter:
+		d.Value = enterAlone
+	case tapLeave:
+		d.Value = leaveIt
+	}
 	if p = v.find(d); p != nil {
 		d.SessionID, d.PromptID = p.SessionID, p.ID
 	}
@@ -1026,6 +1218,9 @@ func (r *receiver) tap(id int64, q *press, v *View) error {
 	if !old && strings.HasPrefix(d.Value, "~") && p.Open() {
 		r.show(q, *p, v.Sessions[p.SessionID], d.Value)
 		return r.once(id)
+	}
+	if !old && d.Value == tapAgain && strings.HasPrefix(p.Nonce, d.Nonce) && len(d.Nonce) >= 16 {
+		return r.again(id, q, p, v.Sessions[p.SessionID])
 	}
 	now, why, err := r.decide(id, q.From, d,
 		when(old, Refusal("this message is out of date, use the newest one of its question")))
@@ -1046,6 +1241,21 @@ func (r *receiver) tap(id int64, q *press, v *View) error {
 	return nil
 }
 
+// again has the session ask anew what stands on its screen, where that is still so.
+func (r *receiver) again(id int64, q *press, p *PromptRecord, s *SessionRecord) error {
+	if s == nil || s.Status != "active" || p.Status != Expired {
+		r.toast(q, "Nothing was done: there is nothing to ask again", true)
+		return r.once(id)
+	}
+	in := &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: "again", By: q.From.who(), PromptID: p.ID,
+		ReplyTo: q.Message.ID, UpdateID: id, Status: "queued"}
+	if err := r.once(id, in); err != nil {
+		return err
+	}
+	r.toast(q, "✓ asking again", false)
+	return nil
+}
+
 // show does what a button asks for that decides nothing: ticks a choice, or shows more.
 func (r *receiver) show(q *press, p PromptRecord, s *SessionRecord, value string) {
 	r.toast(q, "", false)
@@ -1057,19 +1267,21 @@ func (r *receiver) show(q *press, p PromptRecord, s *SessionRecord, value string
 		r.later(func() (int64, error) { return 0, r.catchUp(r.ctx, p.ID, errand{wish: ticks}) })
 		return
 	}
-	p.Excerpt = cmp.Or(when(value == tapRecent, p.Recent), p.Full, p.Excerpt)
-	if value == tapAll { // Full ends at 16 KiB
-		p.Cut = p.Full == "" || len(p.Full) > 16000 && strings.HasSuffix(p.Full, "…")
+	text := p.Recent
+	if value == tapAll {
+		text = strings.Trim(p.Above+"\n\n"+p.Full, "\n")
 	}
-	r.later(func() (int64, error) { return r.offer(s, p) })
+	r.later(func() (int64, error) { return r.offer(s, p, text, value == tapAll) })
 }
 
-// offer sends a question again, with all of its Excerpt. The buttons of the new message count from then on, those of the
-// one before go.
-func (r *receiver) offer(s *SessionRecord, p PromptRecord) (msg int64, err error) {
+// offer sends a question again, with text, in as many messages as that needs; the last has the question and its buttons.
+// Without a text it is sent as it was at first.
+// all: the text is all of it, so that it can be answered from then on. The buttons of the new message count from then
+// on, those of the one before go.
+func (r *receiver) offer(s *SessionRecord, p PromptRecord, text string, all bool) (msg int64, err error) {
 	ctx, cancel := context.WithDeadline(r.ctx, p.ExpiresAt)
 	defer cancel()
-	part, rest := cutText(clean(p.Excerpt, 1<<20), partUnits-800)
+	part, rest := cutText(clean(text, 1<<20), partUnits-800)
 	for rest != "" {
 		_, err := r.Notify(ctx, Notice{Mono: part, SessionID: p.SessionID, ReplyTo: p.MsgID})
 		if err != nil {
@@ -1080,14 +1292,16 @@ func (r *receiver) offer(s *SessionRecord, p PromptRecord) (msg int64, err error
 	if s == nil {
 		s = &SessionRecord{}
 	}
+	shown := p.ShownAll || all
 	msg, err = r.ask(ctx, p.ID, s, func(now *PromptRecord) {
-		now.Excerpt = part
-		now.Cut = p.Cut
+		if text != "" {
+			now.Above, now.Full, now.ShownAll = "", part, shown
+		}
 	})
 	if err != nil || msg == 0 {
 		return 0, err
 	}
-	_, err = r.store.Move(p.ID, AwaitingReply, func(now *PromptRecord) { now.MsgID = msg })
+	_, err = r.store.Move(p.ID, AwaitingReply, func(now *PromptRecord) { now.MsgID, now.ShownAll = msg, shown })
 	if err != nil {
 		_, _ = r.outlived(nil, msg) // nobody would ever edit it; the error to tell is that of the state
 		return 0, err
@@ -1110,7 +1324,7 @@ func keyBytes(name string, appCursor bool) (string, bool) { // https://invisible
 func (r *receiver) said(id int64, m *message, v *View) (err error) {
 	skew := r.clockSkew() // up to 3 s may be rounding and the network
 	at := time.Unix(m.Date, 0).Add(time.Second - when(skew.Abs() > 3*time.Second, skew))
-	w := (&heard{message: m, view: v, at: at, update: id}).understand()
+	w := (&heard{message: m, view: v, texts: r.cfg.Load().FreeText, at: at, update: id}).understand()
 	if w.decision != nil && v.Prompts[w.decision.PromptID].Secret { // deleted unpaced: every second counts
 		r.work.Go(func() {
 			err := r.call(r.ctx, "deleteMessage", map[string]any{"chat_id": m.Chat.ID, "message_id": m.ID}, nil)
@@ -1244,8 +1458,8 @@ func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
 	refusal := cmp.Or(
 		when(!replied && h.at.Before(p.CreatedAt), "✗ Nothing was sent: you wrote that before this was asked."),
 		when(!replied && p.Secret, "✗ Nothing was sent: "+origin(s)+" waits for a password."),
-		when(p.Cut && (p.Multi || grants(named)),
-			"✗ Nothing was done: not all of it was shown. Tap Show all, then answer there."),
+		when(!h.texts && (p.Type == FreeText || p.Type == Unknown) && !p.Secret && several+named.Key == "",
+			"✗ Nothing was done: answering with text is switched off (free_text_enabled)."),
 		when(!replied && p.Permission && several+named.Key == "",
 			"✗ Nothing was done: a permission is asked for. Tap a button, or reply to it to refuse."))
 	value := cmp.Or(several, named.Key, when(p.Permission, "deny:")+text)
