@@ -6,7 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-
+	"math/rand/v2"
 	"mime/multipart"
 	"net"
 	"net/http"
@@ -352,6 +352,491 @@ func TestHookKilled(t *testing.T) {
 	})
 }
 
+// TestTextAboveAQuestionCounts: when anything above a question changes after it was shown, the old message's Yes types
+// nothing and says why; a message of its own, with its own buttons, shows the new text, and its Yes answers that.
+func TestTextAboveAQuestionCounts(t *testing.T) {
+	needUnix(t)
+	type row struct {
+		name, ask, change string // ask: with %s for what it is about, change: likewise
+		before, after     string
+		late              bool // the old button is tapped when the new message is there
+	}
+	lines := strings.Repeat("some line of output\r\n", 30)
+	rows := []row{}
+	for _, shape := range []row{
+		{name: "in place", ask: "\x1b[H\x1b[J%s\r\nProceed? (y/n) ", change: "\x1b[H\x1b[J%s\r\nProceed? (y/n) "},
+		{name: "in place, blank line", ask: "\x1b[H\x1b[J%s\r\n\r\nProceed? (y/n) ",
+			change: "\x1b[H\x1b[J%s\r\n\r\nProceed? (y/n) "},
+		{name: "alternate screen", ask: "\x1b[?1049h\x1b[2J\x1b[H%s\r\n\r\nProceed? (y/n) ",
+			change: "\x1b7\x1b[1;1H%s\x1b[K\x1b8"},
+		{name: "scrolled", ask: lines + "%s\r\nProceed? (y/n) ", change: "\x1b7\x1b[1A\r%s\x1b[K\x1b8"},
+		{name: "scrolled, blank line", ask: lines + "%s\r\n\r\nProceed? (y/n) ", change: "\x1b7\x1b[2A\r%s\x1b[K\x1b8"},
+		{name: "asked anew below", ask: "%s\r\nProceed? (y/n) ", change: "\r\n%s\r\nProceed? (y/n) "},
+	} {
+		for _, late := range []bool{false, true} {
+			one := shape
+			one.before, one.after, one.late = "Delete the file a.txt", "Delete the file b.txt", late
+			rows = append(rows, one)
+		}
+		shape.before, shape.after = "$ rm -rf ~/x", "$ rm -rf ~/ x"
+		rows = append(rows, shape)
+	}
+	beside(t, 6, rows, func(t *testing.T, row row) {
+		w, c, dir, _ := stageSession(t, "")
+		c.show("a", fmt.Sprintf(row.ask, row.before))
+		m := w.find("Proceed?", yesButton)
+		if !strings.Contains(m.text, row.before) {
+			t.Errorf("the message does not show %q: %s", row.before, m.text)
+		}
+		c.show("b", fmt.Sprintf(row.change, row.after))
+		fresh := func() seen {
+			return w.where(row.after+" in a message of its own", func(n seen) bool {
+				_, ok := n.choice(yesButton)
+				return ok && n.id != m.id && strings.Contains(n.text, row.after)
+			})
+		}
+		if row.late {
+			fresh()
+		}
+		tap := w.tap(m, yesButton)
+		if said := w.answer(tap); row.late && !saysNothing.MatchString(said) {
+			t.Errorf("the old button says %q", said)
+		}
+		if after := w.settled(m.id); !saysReplaced.MatchString(after.text) || saysAnswered.MatchString(after.text) {
+			t.Errorf("the old message says %s", after.text)
+		}
+		n := fresh()
+		for label, data := range m.buttons {
+			if n.buttons[label] == data {
+				t.Errorf("button %q is the same in both messages", label)
+			}
+		}
+		if keys := c.keys(); keys != "" || auditCount(t, dir, "REPLY_INJECTED") > 0 {
+			t.Errorf("the old button typed %q", keys)
+		}
+		w.tap(n, yesButton)
+		c.reads("b", "y\n")
+		if keys := c.keys(); keys != "y\n" {
+			t.Errorf("typed in all: %q", keys)
+		}
+	})
+}
+
+// TestTextChangesWhileItIsTapped: a Yes that is tapped in the moment when the text above it changes is never read by what
+// asks about something else. Nobody can look and type in one step, so what comes in a screen's first 20 ms does not count.
+func TestTextChangesWhileItIsTapped(t *testing.T) {
+	needUnix(t)
+	beside(t, 6, make([]int, rounds(t)), func(t *testing.T, _ int) {
+		w, c, _, _ := stageSession(t, "")
+		c.show("a", "\x1b[H\x1b[JDelete the file a.txt\r\n\r\nProceed? (y/n) ")
+		m := w.find("Proceed?", yesButton)
+		changed := make(chan struct{})
+		go func() {
+			defer close(changed)
+			<-time.After(time.Duration(rand.IntN(80)) * time.Millisecond)
+			c.show("b", "\x1b[H\x1b[JDelete the file b.txt\r\n\r\nProceed? (y/n) ")
+		}()
+		<-time.After(time.Duration(rand.IntN(60)) * time.Millisecond)
+		w.tap(m, yesButton)
+		<-changed
+		after := w.settled(m.id)
+		if keys := c.keysAt("b"); keys != "" {
+			t.Errorf("%q answers what was not shown", keys)
+		}
+		if c.keysAt("a") == "" && !saysReplaced.MatchString(after.text) && !saysLost.MatchString(after.text) {
+			t.Errorf("nothing was typed, and it says %s", after.text)
+		}
+	})
+}
+
+// TestRestlessText: text that keeps changing above a question brings at most six messages a minute.
+func TestRestlessText(t *testing.T) {
+	needUnix(t)
+	long := 12 * time.Second
+	if os.Getenv("ATLASBRIDGE_TEST_ROUNDS") != "" {
+		long = time.Minute
+	}
+	shapes := []string{"\r\x1b[K12:00:%02d a line of a log\r\nProceed? (y/n) ",
+		"\x1b[H\x1b[J%d files done\r\nDelete them all\r\nProceed? (y/n) "}
+	beside(t, 2, shapes, func(t *testing.T, shape string) {
+		w, c, _, _ := stageSession(t, "")
+		pace := time.NewTicker(300 * time.Millisecond)
+		defer pace.Stop()
+		c.show("0", fmt.Sprintf(shape, 0))
+		w.find("Proceed?", anyButton)
+		end := time.Now().Add(long)
+		for i := 1; time.Now().Before(end); i++ {
+			<-pace.C
+			c.show(fmt.Sprint(i), fmt.Sprintf(shape, i))
+		}
+		if n := w.count("Proceed?"); n > 6 {
+			t.Errorf("%d messages in %v", n, long)
+		}
+	})
+}
+
+// TestNothingUnseenIsAllowed: an answer that grants comes with all of what it is about, or after "Show all" did.
+func TestNothingUnseenIsAllowed(t *testing.T) {
+	needUnix(t)
+	words := func(n int) (all string) {
+		for i := range n {
+			all += fmt.Sprintf("w%03d ", i)
+		}
+		return all
+	}
+	command := func(rows int) (all string) {
+		for i := range rows {
+			all += fmt.Sprintf("run --now w%03d /srv/data \\\r\n", i)
+		}
+		return all
+	}
+	menu := "\r\nProceed?\r\n❯ Yes\r\n  No\r\n"
+	type row struct {
+		name  string
+		raw   bool
+		text  string
+		words int
+		want  string
+	}
+	beside(t, 7, []row{
+		{"a line of 1200", false, words(240) + "Proceed? (y/n) ", 240, "y\n"},
+		{"13 rows", false, command(13) + "Proceed? (y/n) ", 13, "y\n"},
+		{"40 rows", false, command(40) + "Proceed? (y/n) ", 40, "y\n"},
+		{"menu of 13 rows", true, "\x1b[?25l" + command(13) + menu, 13, "\r"},
+		{"menu of 40 rows", true, "\x1b[?25l" + command(40) + menu, 40, "\r"},
+		{"Enter after 13 rows", false, command(13) + "Press Enter to continue", 13, "\n"},
+		{"Enter after 40 rows", false, command(40) + "Press Enter to continue", 40, "\n"},
+	}, func(t *testing.T, row row) {
+		w, c, _, _ := stageSession(t, "")
+		c.order(order{Raw: row.raw, Name: "ask", Write: row.text})
+		m := w.where("a question", func(m seen) bool { return len(m.buttons) > 0 })
+		missing := func() (list []string) {
+			all := strings.Join(strings.Fields(w.texts()), "")
+			for i := range row.words {
+				if word := fmt.Sprintf("w%03d", i); !strings.Contains(all, word) {
+					list = append(list, word)
+				}
+			}
+			return list
+		}
+		if _, grants := m.choice(grantButton); !grants {
+			if _, ok := m.choice(noButton); !ok && row.want != "\n" {
+				t.Errorf("it cannot be refused: %v", m.buttons)
+			}
+			w.tap(m, showAllButton)
+			m = w.where("a Yes with all of it", func(m seen) bool {
+				_, ok := m.choice(grantButton)
+				return ok
+			})
+		}
+		if list := missing(); len(list) > 0 {
+			t.Errorf("%v can be tapped, and %d of %d words were never shown: %v", m.buttons, len(list), row.words, list)
+		}
+		w.tap(m, grantButton)
+		c.reads("ask", row.want)
+	})
+}
+
+// TestWaitingDecidesNothing: what nobody answers gets a refusal where one is known, Enter where it is bare, else nothing.
+func TestWaitingDecidesNothing(t *testing.T) {
+	needUnix(t)
+	type row struct {
+		name  string
+		mode  string // "": a line is read; "raw"; "noecho"
+		text  string
+		typed string // a pattern of all that may be typed
+	}
+	beside(t, 8, []row{
+		{"default 1", "", "1. deploy\r\n2. abort\r\nChoose [1]: ", `^(2\n)?$`},
+		{"default 1, no refusal", "", "1. staging\r\n2. production\r\nChoose [1]: ", `^$`},
+		{"j/N", "", "Fortfahren? (j/N) ", `^([nN]\n)?$`},
+		{"o/n", "", "Continuer ? (o/n) ", `^([nN]\n)?$`},
+		{"Y/n", "", "Really delete it? [Y/n] ", `^[nN]\n$`},
+		{"y/N", "", "Really delete it? (y/N) ", `^[nN]\n$`},
+		{"bare Enter", "", "Press Enter to continue", `^\n$`},
+		{"Enter wipes", "", "Press [ENTER] to wipe the disk or Ctrl-C to cancel", `^$`},
+		{"Da Net", "raw", "\x1b[?25lUdalit fajl?\r\n❯ Da\r\n  Net\r\n", `^(\x1b\[B)*$`},
+		{"Да Нет", "raw", "\x1b[?25lУдалить файл?\r\n❯ Да\r\n  Нет\r\n", `^(\x1b\[B)*$`},
+		{"execute", "raw", "\x1b[?25lRun the tool?\r\n✓ Yes, execute this tool\r\n✗ No\r\n", `^(\x1b\[B)*$`},
+		{"pair of buttons", "raw", "\x1b[?25lDeploy now?\r\n\r\n  \x1b[7m  Yes  \x1b[0m    No    \r\n\r\n" +
+			"←→ toggle • enter submit • y Yes • n No", `^(\x1b\[C)*[nN]?$`},
+		{"password", "noecho", "Password: ", `^$`},
+		{"text", "", "Name: ", `^$`},
+		{"choices unread", "raw", "\x1b[?25lWhich one? (use arrows)\r\n❯ staging\r\n  production\r\n", `^$`},
+	}, func(t *testing.T, row row) {
+		_, c, dir, _ := stageSession(t, "timeout_seconds = 2\npermission_timeout_seconds = 2\nstuck_timeout_seconds = 0.5")
+		c.order(order{Raw: row.mode == "raw", NoEcho: row.mode == "noecho", Name: "ask", Write: row.text})
+		promptOf(t, dir, "", func(p *PromptRecord) bool { return p.over() })
+		allowed := regexp.MustCompile(row.typed)
+		if !allowed.MatchString("") {
+			c.reads("ask", "\n")
+		}
+		<-time.After(1500 * time.Millisecond) // in which nothing more may come
+		if keys := c.keys(); !allowed.MatchString(keys) {
+			t.Errorf("%q was typed", keys)
+		}
+	})
+}
+
+// TestWaitingLeavesAPipeAlone: what is piped into a tool arrives as it is, whatever waits meanwhile.
+func TestWaitingLeavesAPipeAlone(t *testing.T) {
+	needUnix(t)
+	type row struct {
+		script string
+		after  time.Duration // until the data comes
+	}
+	beside(t, 3, []row{
+		{`cat > "$0"`, time.Second},
+		{`cat > "$0"`, 4 * time.Second},
+		{`echo Press Enter to continue; cat > "$0"`, 4 * time.Second},
+	}, func(t *testing.T, row row) {
+		dir, file := home(t, "timeout_seconds = 1\nstuck_timeout_seconds = 0.5\n"), filepath.Join(t.TempDir(), "f")
+		cmd := exec.Command(os.Args[0], "run", "bash", "-c", row.script, file)
+		cmd.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(row.after)
+		if _, err := io.WriteString(in, "data\n"); err != nil {
+			t.Error(err)
+		}
+		if err := in.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+		if got, err := os.ReadFile(file); err != nil || string(got) != "data\n" {
+			t.Errorf("the file holds %q (%v)", got, err)
+		}
+	})
+}
+
+// TestTextSwitchedOff: with free_text_enabled = false the phone learns that a text is asked for and can press Enter or
+// leave it; a text from there is refused.
+func TestTextSwitchedOff(t *testing.T) {
+	needUnix(t)
+	beside(t, 3, []string{"enter", "leave", "text"}, func(t *testing.T, what string) {
+		w, c, _, _ := stageSession(t, "free_text_enabled = false")
+		c.show("ask", "Enter your name: ")
+		m := w.find("Enter your name", enterButton)
+		if _, ok := m.choice(leaveButton); !ok {
+			t.Errorf("it cannot be left: %v", m.buttons)
+		}
+		want := ""
+		switch what {
+		case "enter":
+			w.tap(m, enterButton)
+			c.reads("ask", "\n")
+			want = "\n"
+		case "leave":
+			w.tap(m, leaveButton)
+			w.settled(m.id)
+		case "text":
+			w.writes("Ada", m.id)
+			refuses := regexp.MustCompile(`(?i)✗|free.?text|switched off|nothing was done`)
+			w.where("that the text is refused", func(n seen) bool { return n.id > m.id && refuses.MatchString(n.text) })
+		}
+		if keys := c.keys(); keys != want {
+			t.Errorf("%q was typed, want %q", keys, want)
+		}
+	})
+}
+
+// TestProgramEndsAsItIsAnswered: an answer that finds its program gone is "not delivered", never "answered".
+func TestProgramEndsAsItIsAnswered(t *testing.T) {
+	needUnix(t)
+	beside(t, 4, make([]int, 4), func(t *testing.T, _ int) {
+		w, c, dir, x := stageSession(t, "")
+		signal := func(name string) {
+			if out, err := exec.Command("sh", "-c", fmt.Sprintf("kill -%s %d", name, x.pty.PID())).CombinedOutput(); err != nil {
+				t.Fatalf("%s: %v", out, err)
+			}
+		}
+		c.show("ask", "Go? (y/n) ")
+		m := w.find("Go?", yesButton)
+		id := openPrompt(t, dir)
+		signal("STOP") // so that it learns of both at once
+		bridge(t, dir, "answer", shortID(id), "y")
+		promptOf(t, dir, "Go?", func(p *PromptRecord) bool { return p.NonceUsed })
+		c.order(order{Exit: true})
+		c.until("gone", -1)
+		signal("CONT")
+		after := w.settled(m.id)
+		if saysAnswered.MatchString(after.text) || !saysLost.MatchString(after.text) {
+			t.Errorf("it says %s", after.text)
+		}
+		if p := promptOf(t, dir, "Go?", func(p *PromptRecord) bool { return p.over() }); p.Status != Failed {
+			t.Errorf("it is %s", p.Status)
+		}
+		if auditCount(t, dir, "REPLY_INJECTED") > 0 {
+			t.Error("the audit log has it as typed")
+		}
+	})
+}
+
+// TestPhoneIsNotTheKeyboard: keys and texts that come from the phone are recorded and shown as the phone's.
+func TestPhoneIsNotTheKeyboard(t *testing.T) {
+	needUnix(t)
+	check := func(t *testing.T, w *watch, dir, text string, id int) {
+		p := promptOf(t, dir, text, func(p *PromptRecord) bool { return p.over() && (id == 0 || p.MsgID == int64(id)) })
+		if p.DecidedBy == nil || *p.DecidedBy != "telegram:1001" {
+			t.Errorf("it is %s by %v", p.Status, p.DecidedBy)
+		}
+		after := w.where("the outcome", func(m seen) bool {
+			return m.id == id && (saysPhone.MatchString(m.text) || saysKeyboard.MatchString(m.text))
+		})
+		if saysKeyboard.MatchString(after.text) {
+			t.Errorf("it says %s", after.text)
+		}
+	}
+	beside(t, 3, []string{"/keys ENTER", "/keys TAB ENTER", "text"}, func(t *testing.T, what string) {
+		if what != "text" {
+			w, c, dir, _ := stageSession(t, "")
+			c.show("ask", "Continue? (y/n) ")
+			m := w.find("Continue?", yesButton)
+			w.writes(what, 0)
+			c.reads("ask", "\n")
+			c.show("over", "\x1b[H\x1b[Jworking on it\r\n")
+			check(t, w, dir, "Continue?", m.id)
+			return
+		}
+		w, c, dir, _ := claudeSession(t, "away_after_seconds = 0\nnotify_idle = true", play{})
+		c.until("done", -1)
+		p := promptOf(t, dir, "", func(p *PromptRecord) bool { return p.Idle && p.Status == AwaitingReply })
+		w.writes("go on", int(p.MsgID))
+		if r := c.until("message", -1); r.Text != "go on" {
+			t.Errorf("it got %q", r.Text)
+		}
+		check(t, w, dir, "", int(p.MsgID))
+	})
+}
+
+// TestPrintedStatusIsNotBelieved: what a shown file says about the state of the terminal neither silences a question nor
+// replaces its words.
+func TestPrintedStatusIsNotBelieved(t *testing.T) {
+	needUnix(t)
+	message := base64.StdEncoding.EncodeToString([]byte("approve Bash: harmless"))
+	beside(t, 4, []string{
+		"\x1b]7501;state=working:app=claude-code\a",
+		"\x1b]7501;state=working\x1b\\",
+		"\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=" + message + "\a",
+		"\x1b]7501;state=done:app=claude-code\a\x1b]0;◐ Claude Code\a",
+	}, func(t *testing.T, printed string) {
+		w, c, _, _ := stageSession(t, "")
+		c.show("file", "$ cat notes\r\n"+printed+"some notes\r\n")
+		c.show("ask", "Delete all? (y/n) ")
+		m := w.find("Delete all?", yesButton)
+		w.tap(m, yesButton)
+		c.reads("ask", "y\n")
+		w.settled(m.id)
+		if strings.Contains(w.texts(), "harmless") {
+			t.Error("the phone shows the words of the file")
+		}
+	})
+}
+
+// TestKeysWhileAnswering: a key that was typed for one question never answers the next one.
+func TestKeysWhileAnswering(t *testing.T) {
+	needUnix(t)
+	beside(t, 6, make([]int, rounds(t)), func(t *testing.T, _ int) {
+		w := newWatch(t)
+		x := bridge(t, home(t, w.config("away_after_seconds = 0")), "run", "bash", "-c",
+			`read -p "Go? (y/n) " a; read -p "Delete all? (y/n) " b; echo "got [$a][$b]"; read c`)
+		second := func() bool {
+			x.mu.Lock()
+			defer x.mu.Unlock()
+			return strings.Contains(x.scr.Text(), "Delete all?")
+		}
+		m := w.find("Go?", yesButton)
+		w.tap(m, yesButton)
+		<-time.After(time.Duration(rand.IntN(30000)) * time.Microsecond)
+		if second() {
+			return // the key would rightly be the second question's
+		}
+		x.types("y\r")
+		if second() {
+			return // who knows
+		}
+		x.sees("Delete all?")
+		<-time.After(time.Second) // longer than anything holds a key back
+		x.types("n\r")
+		x.sees("got [")
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if shown := x.scr.Text(); !strings.Contains(shown, "got [y][n]") {
+			t.Errorf("a key for the first question answers the second:\n%s", shown)
+		}
+	})
+}
+
+// TestNoKeyIsLost: whatever is typed arrives, all of it and in order, a question on the phone or not.
+func TestNoKeyIsLost(t *testing.T) {
+	needUnix(t)
+	beside(t, 2, []string{"ready", "Go? (y/n) "}, func(t *testing.T, shown string) {
+		_, c, dir, x := stageSession(t, "")
+		c.order(order{Raw: true, Name: "ask", Write: shown})
+		if shown != "ready" {
+			openPrompt(t, dir)
+		}
+		want := ""
+		for i := 0; len(want) < 3000; i++ {
+			piece := fmt.Sprintf("%d,", i)[rand.IntN(2):]
+			x.types(piece)
+			want += piece
+		}
+		c.that("it read all", func() bool {
+			got := ""
+			for _, r := range c.reports {
+				got += when(r.What == "key", r.Text)
+			}
+			return got == want
+		})
+	})
+}
+
+// TestAskAgain: a question that nobody answered and that still stands can be asked again, in a new message with buttons of
+// its own, and then be answered.
+func TestAskAgain(t *testing.T) {
+	needUnix(t)
+	red := regexp.MustCompile(`(?i)red|^\W*1`)
+	w, c, _, _ := stageSession(t, "timeout_seconds = 3\npermission_timeout_seconds = 3")
+	c.show("ask", "Colours\r\n1) red\r\n2) green\r\nChoose a number: ")
+	m := w.where("the list", func(m seen) bool {
+		_, ok := m.choice(red)
+		return ok
+	})
+	over := w.find(saysExpiredWord(w, m.id), againButton)
+	w.tap(over, againButton)
+	n := w.where("it in a new message", func(n seen) bool {
+		_, ok := n.choice(red)
+		return ok && n.id != m.id
+	})
+	for label, data := range m.buttons {
+		if n.buttons[label] == data {
+			t.Errorf("button %q is the same in both messages", label)
+		}
+	}
+	w.tap(n, red)
+	c.reads("ask", "1\n")
+	if keys := c.keys(); keys != "1\n" {
+		t.Errorf("typed in all: %q", keys)
+	}
+}
+
+// saysExpiredWord waits until a message says that nobody answered, and returns the word for it.
+func saysExpiredWord(w *watch, id int) string {
+	w.t.Helper()
+	m := w.where("that nobody answered", func(m seen) bool { return m.id == id && overWord.MatchString(m.text) })
+	return overWord.FindString(m.text)
+}
+
+var overWord = regexp.MustCompile(`(?i)⌛|nobody answered|no answer`)
+
 /* ===== The bench: a phone that remembers, tools that do as they are told ===== */
 
 // beside runs f for every row in a subtest of its own, so many at a time: they mostly wait.
@@ -654,6 +1139,7 @@ type order struct {
 	Name   string // of the screen from now on
 	Write  string
 	Raw    bool   // the terminal is made raw before
+	NoEcho bool   // it no longer echoes
 	Exit   bool   // the tool ends
 	Signal string // what claude's hooks get
 	Play   *play  // what claude does
@@ -717,6 +1203,7 @@ func (c *puppet) listen(listener net.Listener) {
 	for {
 		var r report
 		if err := reports.Decode(&r); err != nil {
+			c.change(func() { c.reports = append(c.reports, report{What: "gone"}) })
 			return
 		}
 		c.change(func() { c.reports = append(c.reports, r) })
@@ -854,7 +1341,10 @@ func claudeSession(t *testing.T, config string, p play, flags ...string) (*watch
 	t.Helper()
 	w := newWatch(t)
 	c := newPuppet(t, "claude", "claude")
-	dir := home(t, w.config("away_after_seconds = 0\nnotify_idle = false\n"+config))
+	if config == "" {
+		config = "away_after_seconds = 0\nnotify_idle = false"
+	}
+	dir := home(t, w.config(config))
 	x := bridge(t, dir, slices.Concat([]string{"run"}, flags, []string{c.tool})...)
 	c.order(order{Play: &p})
 	return w, c, dir, x
@@ -922,6 +1412,14 @@ func (l *wire) obey() {
 		}
 		if o.Raw {
 			l.raw()
+		}
+		if o.NoEcho {
+			stty := exec.Command("stty", "-echo")
+			stty.Stdin = os.Stdin
+			if err := stty.Run(); err != nil {
+				fmt.Println("stty:", err)
+				os.Exit(9)
+			}
 		}
 		l.mu.Lock()
 		if o.Name != "" {
@@ -1286,7 +1784,10 @@ func (a *actor) decide(i int, by, text string, decision json.RawMessage) {
 
 // runHooks calls an event's hooks and waits for them; ready is closed when the first has started, or there is none.
 func (a *actor) runHooks(i int, event string, ready chan struct{}) {
-	one := a.play.Asks[i]
+	one := ask{}
+	if i < len(a.play.Asks) {
+		one = a.play.Asks[i]
+	}
 	input := map[string]any{"session_id": "5e551011", "transcript_path": "", "cwd": "/", "prompt_id": "p",
 		"permission_mode": "default", "hook_event_name": event}
 	if event == "Stop" {
