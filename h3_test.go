@@ -64,6 +64,7 @@ var (
 // message whose buttons never change their meaning, and not one byte goes into the dialog.
 func TestTapRefusesWhileTheDialogIsPainted(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
 	type tap struct{ paint, after int } // ms: from the hook's call to the dialog, from the message to the tap
 	var sessions [][]tap
 	waits := []int{0, 100, 300, 500, 1000}
@@ -115,6 +116,7 @@ func TestTapRefusesWhileTheDialogIsPainted(t *testing.T) {
 // back; words of the operator are the reason of a refusal.
 func TestHookIsAnsweredWhole(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
 	folder := `[{"type":"addDirectories","directories":["/srv/demo/out"],"destination":"session"},` +
 		`{"type":"setMode","mode":"acceptEdits","destination":"session"}]`
 	rule := `[{"type":"addRules","rules":[{"toolName":"Bash","ruleContent":"npm --version"}],"behavior":"allow",` +
@@ -131,11 +133,15 @@ func TestHookIsAnsweredWhole(t *testing.T) {
 		{"yes without suggestions", "", yesButton, "", "allow", nil},
 		{"lasting folder", folder, lastingButton, "", "allow", []string{`demo/out|\bout/`, `(?i)accept\s?edits`, `(?i)session`}},
 		{"lasting rule", rule, lastingButton, "", "allow", []string{`npm --version`, `(?i)project|local`}},
+		{"yes, no dialog", folder, yesButton, "", "allow", nil},
 		{"reason", folder, nil, "use the test database", "deny", nil},
 	}
 	beside(t, 5, rows, func(t *testing.T, row row) {
 		a := ask{Command: "npm --version", Suggestions: json.RawMessage(row.suggestions), Paint: 300}
-		w, c, _, _ := claudeSession(t, "", play{Asks: []ask{a}})
+		if row.name == "yes, no dialog" {
+			a.Paint = -1
+		}
+		w, c, dir, _ := claudeSession(t, "", play{Asks: []ask{a}})
 		m := w.find(a.Command, yesButton)
 		if _, ok := m.choice(lastingButton); ok != (row.suggestions != "") {
 			t.Errorf("a lasting button: %v; buttons %v", ok, m.buttons)
@@ -143,6 +149,7 @@ func TestHookIsAnsweredWhole(t *testing.T) {
 		if row.press != nil {
 			w.tap(w.now(m.id), row.press)
 		} else {
+			openPrompt(t, dir) // only now it is known which message asked
 			w.writes(row.text, m.id)
 		}
 		r := c.until("decided", 0)
@@ -182,17 +189,19 @@ func TestHookIsAnsweredWhole(t *testing.T) {
 // dialog stands; a key in the standing dialog ends the question of that one.
 func TestTwoHooksAtOnce(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
 	type row struct {
 		order []int  // of the dialogs
 		taps  string // per question in the order asked, Y or N
+		late  bool   // they are tapped when a dialog stands
 		key   string // or: first typed at the keyboard
 	}
 	rows := []row{}
 	for _, order := range [][]int{{0, 1}, {1, 0}} {
 		for _, taps := range []string{"YY", "YN", "NY", "NN"} {
-			rows = append(rows, row{order, taps, ""})
+			rows = append(rows, row{order, taps, false, ""}, row{order, taps, true, ""})
 		}
-		rows = append(rows, row{order, "N", "1"}, row{order, "N", "\x1b"})
+		rows = append(rows, row{order, "N", false, "1"}, row{order, "N", false, "\x1b"})
 	}
 	commands := []string{"ls -la", "rm -rf /important"}
 	beside(t, 6, rows, func(t *testing.T, row row) {
@@ -215,14 +224,23 @@ func TestTwoHooksAtOnce(t *testing.T) {
 				t.Errorf("%q was to be answered at the keyboard: %s by %s", commands[standing], r.Text, r.By)
 			}
 			p := promptOf(t, dir, commands[standing], func(p *PromptRecord) bool { return p.over() })
-			if p.DecidedBy == nil || *p.DecidedBy != "cli:local" {
-				t.Errorf("%q: %s %v %s, want it answered at the keyboard", commands[standing], p.Status, p.DecidedBy, p.Reason)
+			if by := decidedBy(p); by != "cli:local" {
+				t.Errorf("%q: %s by %q (%s), want it answered at the keyboard", commands[standing], p.Status, by, p.Reason)
 			}
 			except = standing
 		}
 		for n, tap := range row.taps {
 			i, m := asked(except)
 			except = i
+			if row.late {
+				c.that("a dialog stands", func() bool {
+					has := func(what string, dialog int) bool {
+						return slices.ContainsFunc(c.reports, func(r report) bool { return r.What == what && r.Dialog == dialog })
+					}
+					return has("paint", 0) && !has("decided", 0) || has("paint", 1) && !has("decided", 1)
+				})
+				m = w.now(m.id)
+			}
 			button, want := noButton, "deny"
 			if tap == 'Y' {
 				button, want = yesButton, "allow"
@@ -248,6 +266,7 @@ func TestTwoHooksAtOnce(t *testing.T) {
 // says so.
 func TestAnsweredAtTheKeyboardFirst(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
 	beside(t, 4, []string{"1", "4", "\r", "\x1b"}, func(t *testing.T, key string) {
 		a := ask{Command: "touch /srv/x", Paint: 200}
 		w, c, _, x := claudeSession(t, "", play{Asks: []ask{a}})
@@ -274,6 +293,7 @@ func TestAnsweredAtTheKeyboardFirst(t *testing.T) {
 // TestHookTimesOut: run --timeout holds for hooks: nobody's answer is a refusal with its reason, and nothing is typed.
 func TestHookTimesOut(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
 	beside(t, 3, []int{0, 1000, -1}, func(t *testing.T, paint int) {
 		a := ask{Command: "touch /srv/x", Paint: paint}
 		w, c, _, _ := claudeSession(t, "", play{Asks: []ask{a}}, "--timeout", "2s")
@@ -294,6 +314,7 @@ func TestHookTimesOut(t *testing.T) {
 // TestHookCannotAnswer: what the hook could not write was not answered: nobody is told that it was, nothing is typed.
 func TestHookCannotAnswer(t *testing.T) {
 	needLinux(t)
+	t.Parallel()
 	beside(t, 2, []string{"full", "closed"}, func(t *testing.T, out string) {
 		a := ask{Command: "touch /srv/x", Paint: 200, Out: out}
 		w, c, dir, _ := claudeSession(t, "", play{Asks: []ask{a}})
@@ -318,6 +339,7 @@ func TestHookCannotAnswer(t *testing.T) {
 // that was not asked of the dialog that stands there.
 func TestHookKilled(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
 	beside(t, 2, []string{"while it asks", "after the decision"}, func(t *testing.T, moment string) {
 		a := ask{Command: "touch /srv/x", Paint: 200}
 		w, c, dir, _ := claudeSession(t, "", play{Asks: []ask{a}})
@@ -356,6 +378,7 @@ func TestHookKilled(t *testing.T) {
 // nothing and says why; a message of its own, with its own buttons, shows the new text, and its Yes answers that.
 func TestTextAboveAQuestionCounts(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
 	type row struct {
 		name, ask, change string // ask: with %s for what it is about, change: likewise
 		before, after     string
@@ -402,7 +425,8 @@ func TestTextAboveAQuestionCounts(t *testing.T) {
 		if said := w.answer(tap); row.late && !saysNothing.MatchString(said) {
 			t.Errorf("the old button says %q", said)
 		}
-		if after := w.settled(m.id); !saysReplaced.MatchString(after.text) || saysAnswered.MatchString(after.text) {
+		if after := w.settled(m.id); !saysReplaced.MatchString(after.text) && !saysLost.MatchString(after.text) ||
+			saysAnswered.MatchString(after.text) {
 			t.Errorf("the old message says %s", after.text)
 		}
 		n := fresh()
@@ -426,6 +450,7 @@ func TestTextAboveAQuestionCounts(t *testing.T) {
 // asks about something else. Nobody can look and type in one step, so what comes in a screen's first 20 ms does not count.
 func TestTextChangesWhileItIsTapped(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
 	beside(t, 6, make([]int, rounds(t)), func(t *testing.T, _ int) {
 		w, c, _, _ := stageSession(t, "")
 		c.show("a", "\x1b[H\x1b[JDelete the file a.txt\r\n\r\nProceed? (y/n) ")
@@ -433,17 +458,17 @@ func TestTextChangesWhileItIsTapped(t *testing.T) {
 		changed := make(chan struct{})
 		go func() {
 			defer close(changed)
-			<-time.After(time.Duration(rand.IntN(80)) * time.Millisecond)
+			<-time.After(time.Duration(rand.IntN(150)) * time.Millisecond)
 			c.show("b", "\x1b[H\x1b[JDelete the file b.txt\r\n\r\nProceed? (y/n) ")
 		}()
-		<-time.After(time.Duration(rand.IntN(60)) * time.Millisecond)
+		<-time.After(time.Duration(rand.IntN(150)) * time.Millisecond)
 		w.tap(m, yesButton)
 		<-changed
 		after := w.settled(m.id)
 		if keys := c.keysAt("b"); keys != "" {
 			t.Errorf("%q answers what was not shown", keys)
 		}
-		if c.keysAt("a") == "" && !saysReplaced.MatchString(after.text) && !saysLost.MatchString(after.text) {
+		if c.count("key") == 0 && !saysReplaced.MatchString(after.text) && !saysLost.MatchString(after.text) {
 			t.Errorf("nothing was typed, and it says %s", after.text)
 		}
 	})
@@ -452,6 +477,7 @@ func TestTextChangesWhileItIsTapped(t *testing.T) {
 // TestRestlessText: text that keeps changing above a question brings at most six messages a minute.
 func TestRestlessText(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
 	long := 12 * time.Second
 	if os.Getenv("ATLASBRIDGE_TEST_ROUNDS") != "" {
 		long = time.Minute
@@ -478,6 +504,7 @@ func TestRestlessText(t *testing.T) {
 // TestNothingUnseenIsAllowed: an answer that grants comes with all of what it is about, or after "Show all" did.
 func TestNothingUnseenIsAllowed(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
 	words := func(n int) (all string) {
 		for i := range n {
 			all += fmt.Sprintf("w%03d ", i)
@@ -540,11 +567,19 @@ func TestNothingUnseenIsAllowed(t *testing.T) {
 // TestWaitingDecidesNothing: what nobody answers gets a refusal where one is known, Enter where it is bare, else nothing.
 func TestWaitingDecidesNothing(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
 	type row struct {
 		name  string
 		mode  string // "": a line is read; "raw"; "noecho"
 		text  string
 		typed string // a pattern of all that may be typed
+	}
+	pair := func(question, yes, no string) string { // as gum draws it
+		dim := "\x1b[38;5;59m"
+		return "\x1b[?25l\x1b[?2004h\r \x1b[1;38;5;99m" + question + "\x1b[0m\x1b[K\r\n\x1b[K\r\n \x1b[48;5;212m   \x1b[0m" +
+			"\x1b[38;5;230;48;5;212m" + yes + "\x1b[0m\x1b[48;5;212m   \x1b[0m  \x1b[48;5;235m   \x1b[0m\x1b[38;5;254;48;5;235m" +
+			no + "\x1b[0m\x1b[48;5;235m   \x1b[0m\x1b[K\r\n\x1b[K\r\n" + dim + "←→ toggle • enter submit • y " + yes + " • n " +
+			no + "\x1b[0m\x1b[K\x1b[100D"
 	}
 	beside(t, 8, []row{
 		{"default 1", "", "1. deploy\r\n2. abort\r\nChoose [1]: ", `^(2\n)?$`},
@@ -558,8 +593,8 @@ func TestWaitingDecidesNothing(t *testing.T) {
 		{"Da Net", "raw", "\x1b[?25lUdalit fajl?\r\n❯ Da\r\n  Net\r\n", `^(\x1b\[B)*$`},
 		{"Да Нет", "raw", "\x1b[?25lУдалить файл?\r\n❯ Да\r\n  Нет\r\n", `^(\x1b\[B)*$`},
 		{"execute", "raw", "\x1b[?25lRun the tool?\r\n✓ Yes, execute this tool\r\n✗ No\r\n", `^(\x1b\[B)*$`},
-		{"pair of buttons", "raw", "\x1b[?25lDeploy now?\r\n\r\n  \x1b[7m  Yes  \x1b[0m    No    \r\n\r\n" +
-			"←→ toggle • enter submit • y Yes • n No", `^(\x1b\[C)*[nN]?$`},
+		{"pair of buttons", "raw", pair("Commit changes?", "Yes", "No"), `^(\x1b\[C|\t)*[nN]?$`},
+		{"pair of buttons, German", "raw", pair("Änderungen verwerfen?", "Ja", "Nein"), `^(\x1b\[C|\t)*[nN]?$`},
 		{"password", "noecho", "Password: ", `^$`},
 		{"text", "", "Name: ", `^$`},
 		{"choices unread", "raw", "\x1b[?25lWhich one? (use arrows)\r\n❯ staging\r\n  production\r\n", `^$`},
@@ -581,6 +616,7 @@ func TestWaitingDecidesNothing(t *testing.T) {
 // TestWaitingLeavesAPipeAlone: what is piped into a tool arrives as it is, whatever waits meanwhile.
 func TestWaitingLeavesAPipeAlone(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
 	type row struct {
 		script string
 		after  time.Duration // until the data comes
@@ -620,6 +656,7 @@ func TestWaitingLeavesAPipeAlone(t *testing.T) {
 // leave it; a text from there is refused.
 func TestTextSwitchedOff(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
 	beside(t, 3, []string{"enter", "leave", "text"}, func(t *testing.T, what string) {
 		w, c, _, _ := stageSession(t, "free_text_enabled = false")
 		c.show("ask", "Enter your name: ")
@@ -647,9 +684,39 @@ func TestTextSwitchedOff(t *testing.T) {
 	})
 }
 
+// TestAnsweredOnlyWhatWasTyped: when a program ends while it is answered, "answered" means that its terminal got the keys.
+func TestAnsweredOnlyWhatWasTyped(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, 6, make([]int, rounds(t)), func(t *testing.T, _ int) {
+		w, c, dir, x := stageSession(t, "")
+		c.show("ask", "Go? (y/n) ")
+		m := w.find("Go?", yesButton)
+		w.tap(m, yesButton)
+		<-time.After(time.Duration(rand.IntN(30)) * time.Millisecond)
+		c.order(order{Exit: true})
+		after := w.settled(m.id)
+		select {
+		case <-x.code:
+		case <-time.After(patience):
+			t.Fatal("it does not end")
+		}
+		x.mu.Lock()
+		echoed := strings.Contains(x.scr.Text(), "Go? (y/n) y")
+		x.mu.Unlock()
+		if answered := saysAnswered.MatchString(after.text); answered && !echoed {
+			t.Errorf("the terminal never got the answer, and it says %s", after.text)
+		}
+		if n := auditCount(t, dir, "REPLY_INJECTED"); n > 0 && !echoed {
+			t.Error("the terminal never got the answer, and the audit log has it as typed")
+		}
+	})
+}
+
 // TestProgramEndsAsItIsAnswered: an answer that finds its program gone is "not delivered", never "answered".
 func TestProgramEndsAsItIsAnswered(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
 	beside(t, 4, make([]int, 4), func(t *testing.T, _ int) {
 		w, c, dir, x := stageSession(t, "")
 		signal := func(name string) {
@@ -682,10 +749,11 @@ func TestProgramEndsAsItIsAnswered(t *testing.T) {
 // TestPhoneIsNotTheKeyboard: keys and texts that come from the phone are recorded and shown as the phone's.
 func TestPhoneIsNotTheKeyboard(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
 	check := func(t *testing.T, w *watch, dir, text string, id int) {
 		p := promptOf(t, dir, text, func(p *PromptRecord) bool { return p.over() && (id == 0 || p.MsgID == int64(id)) })
-		if p.DecidedBy == nil || *p.DecidedBy != "telegram:1001" {
-			t.Errorf("it is %s by %v", p.Status, p.DecidedBy)
+		if by := decidedBy(p); by != "telegram:1001" {
+			t.Errorf("it is %s by %q", p.Status, by)
 		}
 		after := w.where("the outcome", func(m seen) bool {
 			return m.id == id && (saysPhone.MatchString(m.text) || saysKeyboard.MatchString(m.text))
@@ -720,6 +788,7 @@ func TestPhoneIsNotTheKeyboard(t *testing.T) {
 // replaces its words.
 func TestPrintedStatusIsNotBelieved(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
 	message := base64.StdEncoding.EncodeToString([]byte("approve Bash: harmless"))
 	beside(t, 4, []string{
 		"\x1b]7501;state=working:app=claude-code\a",
@@ -743,6 +812,7 @@ func TestPrintedStatusIsNotBelieved(t *testing.T) {
 // TestKeysWhileAnswering: a key that was typed for one question never answers the next one.
 func TestKeysWhileAnswering(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
 	beside(t, 6, make([]int, rounds(t)), func(t *testing.T, _ int) {
 		w := newWatch(t)
 		x := bridge(t, home(t, w.config("away_after_seconds = 0")), "run", "bash", "-c",
@@ -777,6 +847,7 @@ func TestKeysWhileAnswering(t *testing.T) {
 // TestNoKeyIsLost: whatever is typed arrives, all of it and in order, a question on the phone or not.
 func TestNoKeyIsLost(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
 	beside(t, 2, []string{"ready", "Go? (y/n) "}, func(t *testing.T, shown string) {
 		_, c, dir, x := stageSession(t, "")
 		c.order(order{Raw: true, Name: "ask", Write: shown})
@@ -803,6 +874,9 @@ func TestNoKeyIsLost(t *testing.T) {
 // its own, and then be answered.
 func TestAskAgain(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
+	needUnix(t)
+	t.Parallel()
 	red := regexp.MustCompile(`(?i)red|^\W*1`)
 	w, c, _, _ := stageSession(t, "timeout_seconds = 3\npermission_timeout_seconds = 3")
 	c.show("ask", "Colours\r\n1) red\r\n2) green\r\nChoose a number: ")
@@ -845,10 +919,14 @@ func beside[T any](t *testing.T, width int, rows []T, f func(*testing.T, T)) {
 	var all sync.WaitGroup
 	room := make(chan struct{}, width)
 	for i, row := range rows {
+		name := fmt.Sprintf("%d %.30q", i, fmt.Sprint(row))
+		if v := reflect.ValueOf(row); v.Kind() == reflect.Struct && v.FieldByName("name").IsValid() {
+			name = fmt.Sprint(i, " ", v.FieldByName("name"))
+		}
 		room <- struct{}{}
 		all.Go(func() {
 			defer func() { <-room }()
-			t.Run(fmt.Sprintf("%d %.40q", i, fmt.Sprint(row)), func(t *testing.T) { f(t, row) })
+			t.Run(name, func(t *testing.T) { f(t, row) })
 		})
 	}
 	all.Wait()
@@ -1121,6 +1199,14 @@ func promptOf(t *testing.T, dir, text string, fits func(*PromptRecord) bool) *Pr
 	return nil
 }
 
+// decidedBy is who decided, "" nobody.
+func decidedBy(p *PromptRecord) string {
+	if p.DecidedBy == nil {
+		return ""
+	}
+	return *p.DecidedBy
+}
+
 // auditCount is how many entries of that name the audit log has.
 func auditCount(t *testing.T, dir, event string) int {
 	t.Helper()
@@ -1203,7 +1289,7 @@ func (c *puppet) listen(listener net.Listener) {
 	for {
 		var r report
 		if err := reports.Decode(&r); err != nil {
-			c.change(func() { c.reports = append(c.reports, report{What: "gone"}) })
+			c.change(func() { c.reports = append(c.reports, report{At: time.Now(), What: "gone"}) })
 			return
 		}
 		c.change(func() { c.reports = append(c.reports, r) })
@@ -1451,10 +1537,10 @@ type play struct {
 
 type ask struct {
 	Command     string
-	Suggestions json.RawMessage
-	Paint       int    // ms from the hook's call to the dialog; -1: there is none, as with -p
-	Halves      bool   // it is painted in two steps, 150 ms apart
-	Out         string // the hook's standard output: "" a pipe, "full" /dev/full, "closed" a pipe that nobody reads
+	Suggestions json.RawMessage `json:",omitempty"`
+	Paint       int             // ms from the hook's call to the dialog; -1: there is none, as with -p
+	Halves      bool            // it is painted in two steps, 150 ms apart
+	Out         string          // the hook's standard output: "" a pipe, "full" /dev/full, "closed" a pipe that nobody reads
 }
 
 type actor struct {
@@ -1570,7 +1656,7 @@ func (a *actor) readOrders() {
 
 // signal reaches the hook's whole process group.
 func (a *actor) signal(cmd *exec.Cmd, name string) {
-	kill := fmt.Sprintf("kill -%s -- -%d || kill -%s %d", name, cmd.Process.Pid, name, cmd.Process.Pid)
+	kill := fmt.Sprintf("kill -%s -%d", name, cmd.Process.Pid)
 	if out, err := exec.Command("sh", "-c", kill).CombinedOutput(); err != nil {
 		a.tell(report{What: "signal", Text: string(out)})
 	}
