@@ -1115,11 +1115,14 @@ func (w *watch) now(id int) seen {
 	return w.where(fmt.Sprint("message ", id), func(m seen) bool { return m.id == id })
 }
 
-// texts is all that was ever shown, in the order it came.
+// texts is all that was ever shown.
 func (w *watch) texts() (all string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, m := range w.past {
+		all += m.text + "\n"
+	}
+	for _, m := range w.messages { // past is a moment behind
 		all += m.text + "\n"
 	}
 	return all
