@@ -42,6 +42,7 @@ type Screen struct {
 	seq, part, replies                []byte     // a string, or a sequence without params; not yet a character; answers
 	title                             string
 	status                            ProgramStatus
+	statuses                          []ProgramStatus // since TakeStatuses
 	tr                                transcript
 	gone                              [maxGone]line // rows that left the primary screen, row n of the session at n % maxGone
 	goneFrom                          int           // the first of them that still belongs to what stands on the screen
@@ -82,6 +83,7 @@ const (
 	maxString, maxReplies        = 16384, 4096       // of a string or sequence; answers waiting for TakeReplies
 	maxMarks, maxLine            = 28, 1 << 14       // combined with a character (tmux: 32 with it); told as one line
 	maxPending, lineCost         = 4 << 20, 64       // lines kept for the next Transcript; what each costs besides
+	maxStatuses                  = 16                // reports that wait for TakeStatuses
 	maxGone                      = 120               // rows that have left the screen: about 12 KiB, what a dialog may have
 )
 const statusReply, nameReply = "\x1b]7501;?\x1b\\", "\x1bP>|atlasbridge\x1b\\" // to OSC 7501, XTVERSION
@@ -149,10 +151,17 @@ func (s *Screen) attr(r, c int) (a Attr) { // how a cell is drawn; outside of th
 func (s *Screen) Cursor() (row, col int, hidden bool) { return s.row, s.col, !s.dec[25] } // from 0
 func (s *Screen) Title() string                       { return s.title }                  // OSC 0 / 2
 func (s *Screen) Status() ProgramStatus               { return s.status }
-func (s *Screen) Scrolled() int                       { return s.scrolled } // so that it + row names a row for good
-func (s *Screen) AltScreen() bool                     { return s.page == &s.alternate }
-func (s *Screen) BracketedPaste() bool                { return s.dec[2004] }
-func (s *Screen) AppCursorKeys() bool                 { return s.dec[1] } // arrows are ESC O A, not ESC [ A
+
+// TakeStatuses are the reports of OSC 7501 since the last call, the newest maxStatuses of them.
+func (s *Screen) TakeStatuses() []ProgramStatus {
+	taken := s.statuses
+	s.statuses = nil
+	return taken
+}
+func (s *Screen) Scrolled() int        { return s.scrolled } // so that it + row names a row for good
+func (s *Screen) AltScreen() bool      { return s.page == &s.alternate }
+func (s *Screen) BracketedPaste() bool { return s.dec[2004] }
+func (s *Screen) AppCursorKeys() bool  { return s.dec[1] } // arrows are ESC O A, not ESC [ A
 func (s *Screen) TakeReplies(answerAll bool) (out []byte) { // without a host terminal all, else that to OSC 7501
 	if out, s.replies = s.replies, nil; !answerAll {
 		return bytes.Repeat([]byte(statusReply), bytes.Count(out, []byte(statusReply)))
@@ -483,6 +492,7 @@ func (s *Screen) endString(end byte) {
 		msg, _ := base64.RawStdEncoding.DecodeString(strings.TrimRight(f["msg"], "="))
 		if f["state"] != "" {
 			s.status = ProgramStatus{f["state"], f["app"], f["kind"], strings.ToValidUTF8(string(msg), "\ufffd")}
+			s.statuses = append(s.statuses[max(0, len(s.statuses)-maxStatuses+1):], s.status)
 		}
 	case colours[code] != "" && strings.HasSuffix(text, "?") && len(text) < 9:
 		s.reply(fmt.Sprintf("\x1b]%srgb:%[2]s/%[2]s/%[2]s%[3]s", strings.TrimSuffix(text, "?"), colours[code],
@@ -1027,6 +1037,9 @@ func (d *Detector) newQuestion(now time.Time) (f *found, due time.Time) {
 		since = d.out
 	}
 	due = since.Add(f.wait)
+	if d.cur != nil && !d.typed && !d.cur.Idle {
+		d.replaced = d.cur.withoutAbove().all
+	}
 	if d.replaced == d.core && due.Before(d.allAt.Add(restTime)) {
 		due = d.allAt.Add(restTime)
 	}
@@ -1992,7 +2005,7 @@ func (v *view) typed(key, label string, single bool) Choice {
 	}
 	if strings.HasPrefix(key, "C-") && len(key) == 3 {
 		c.Keys = string(rune(key[2] & 0x1f))
-	} else if !v.s.AltScreen() && (v.tty.Canonical || !single && !v.tty.Echo) { // read -n1 leaves echo on
+	} else if v.tty.Canonical || !v.s.AltScreen() && !single && !v.tty.Echo { // read -n1 leaves echo on
 		c.Keys += "\r"
 	}
 	return c

@@ -742,6 +742,9 @@ type session struct {
 	seen     *Prompt        // what the detector last found, until it is gone
 	q        *question      // in force
 	hooks    []*question    // of hooks, in the order they came; q may be one of them
+	namedBy  string         // who pressed keys since, "" nobody
+	named    string         // what a known tool says that it asks: the protocol's words, "" nothing
+	over     []overDialog   // dialogs that the tool has named, and that are over
 	calm     time.Time      // since when a tool that speaks the protocol says that it asks nothing; zero: it asks
 	inputs   []*InputRecord // what the phone wants of us, in order
 	gate     *gate
@@ -770,6 +773,13 @@ type question struct {
 	remind  time.Time    // when its message shows the time left anew
 	typedBy string       // who pressed a key that may have answered it, "" nobody
 	unsend  func()       // ends a delivery that is no longer wanted
+}
+
+// overDialog is a dialog that the tool has named by the protocol and that is over.
+type overDialog struct {
+	named string
+	at    time.Time
+	by    string // who pressed keys while it stood, "" nobody
 }
 
 // heldKeys are keys that were typed while the gate was typing.
@@ -1133,6 +1143,9 @@ func (s *session) output(p []byte) { // which the host has already
 	s.det.Feed(p, now)
 	s.unseen.Add(-int64(len(p)))
 	s.cast.output(p, now)
+	for _, report := range s.det.Screen.TakeStatuses() {
+		s.reported(report)
+	}
 	if s.jsonLine != nil {
 		s.toolCalls(p)
 	}
@@ -1215,6 +1228,7 @@ func (s *session) inject(keys, by string) {
 				h.typedBy = by
 			}
 		}
+		s.namedBy = by
 	}
 	s.det.Typed([]byte(keys), time.Now())
 	s.cast.event("i", keys, time.Now())
@@ -1361,9 +1375,8 @@ func (s *session) hookOf(p *Prompt) *question {
 			return h
 		}
 	}
-	says := squeezed(safely(s.det.Screen.Status().Msg, maxFull))
 	for _, h := range s.hooks {
-		if h.rec.Subject != "" && s.adapter.Box != nil && !p.Idle && strings.HasSuffix(says, ":"+squeezed(h.rec.Subject)) {
+		if !p.Idle && s.named != "" && h.namedIn(s.named) {
 			return h
 		}
 	}
@@ -1414,6 +1427,45 @@ func (s *session) advance() {
 	}
 }
 
+// reported takes what a known tool says of itself: a dialog that it has named is over when it says something else.
+func (s *session) reported(now ProgramStatus) {
+	if s.adapter.Box == nil {
+		return
+	}
+	named := ""
+	if now.State == "blocked" {
+		named = squeezed(safely(now.Msg, maxFull))
+	}
+	if s.named != "" && s.named != named {
+		s.over = append(s.over[max(0, len(s.over)-maxStatuses):], overDialog{named: s.named, at: time.Now(), by: s.namedBy})
+	}
+	if s.named != named {
+		s.named, s.namedBy = named, ""
+	}
+}
+
+// namedIn tells whether the tool's words name the call that h asks about.
+func (h *question) namedIn(words string) bool {
+	return h.rec.Subject != "" && strings.HasSuffix(words, ":"+squeezed(h.rec.Subject))
+}
+
+// endOver marks the hooks' questions whose dialogs the tool has named and which are over: each ends the first of the
+// same words.
+func (s *session) endOver() {
+	s.over = slices.DeleteFunc(s.over, func(o overDialog) bool {
+		for _, h := range s.hooks {
+			if h.goneAt.IsZero() && h.namedIn(o.named) && o.at.After(h.rec.CreatedAt) {
+				h.dialog, h.goneAt = nil, o.at
+				if o.by != "" {
+					h.typedBy = o.by
+				}
+				return true
+			}
+		}
+		return time.Since(o.at) > hookUnasked
+	})
+}
+
 // hookStep ends hooks' questions that are over without us: their dialog is gone, the tool says that it asks nothing any
 // more, or the hook itself is gone.
 func (s *session) hookStep() {
@@ -1421,6 +1473,7 @@ func (s *session) hookStep() {
 		return
 	}
 	s.watchCalm()
+	s.endOver()
 	for _, h := range slices.Clone(s.hooks) {
 		gone := !h.goneAt.IsZero() && s.due(h.goneAt.Add(dialogGone))
 		quiet := !s.calm.IsZero() && s.due(later(s.calm, h.rec.CreatedAt).Add(hookUnasked))

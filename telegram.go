@@ -523,8 +523,7 @@ func foreign(p *PromptRecord) (above, body string) {
 // fitsMessage tells whether all of an open question fits into one message, so that it can be answered there.
 func fitsMessage(p *PromptRecord) bool {
 	above, body := foreign(p)
-	long := units(clean(p.Question, 1<<20)) > 400 // of the question's line, which the message shows as its first
-	return !long && units(above)+units(body)+units(clean(p.Lasting, 1<<20)) <= partUnits
+	return units(above)+units(body)+units(clean(p.Lasting, 1<<20)) <= partUnits
 }
 
 // ends is the beginning and the end of a text that is too long for a message, and what of it is missing.
