@@ -130,7 +130,7 @@ func (a *Audit) write(noted chainHead, events []Event) (appended, error) {
 		return appended{}, err
 	}
 	if done.gap {
-		said, err := a.contains(gapAt(noted).members())
+		said, err := a.contains(gapAt(noted).text())
 		if err != nil {
 			return appended{}, err
 		}
@@ -154,8 +154,8 @@ func gapAt(noted chainHead) Event {
 	return Event{Name: discontinued, Fields: []Field{{"noted_seq", noted.Seq}, {"noted_hash", noted.Hash}}}
 }
 
-// members is what stands for the event's name and fields in its entry, with nothing between them.
-func (e Event) members() []byte {
+// text is what stands for the event's name and fields in its entry, with nothing between them.
+func (e Event) text() []byte {
 	return bytes.Trim(canonical(append([]Field{{"event", e.Name}}, e.Fields...)), "{}")
 }
 
@@ -175,9 +175,9 @@ func (a *Audit) lacks(noted, last chainHead) (bool, error) {
 	return !found, err
 }
 
-// contains tells whether some entry has these members in it.
-func (a *Audit) contains(members []byte) (bool, error) {
-	return a.search(0, func(line []byte) bool { return bytes.Contains(line, members) })
+// contains tells whether some entry has this text in it, which no value can have.
+func (a *Audit) contains(text []byte) (bool, error) {
+	return a.search(0, func(line []byte) bool { return bytes.Contains(line, text) })
 }
 
 // search tells whether a line is what is looked for, from that byte on, which may be in the middle of a line. Lines
@@ -278,33 +278,48 @@ func canonical(fields []Field) []byte {
 	return []byte(asJQ.Replace("{" + strings.Join(members, ",") + "}"))
 }
 
-// digest is the hash of an entry without its hash, or of a text; hidden are the members that stand for a text.
+// digest is the hash of an entry without its hash, or of a text.
 func digest(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
+
+// hidden is the members that stand for a text.
 func hidden(name, s string) []Field {
 	return []Field{{name + "_len", len(s)}, {name + "_sha256", digest([]byte(s))}}
 }
 
-// parseEntry accepts exactly what jq -c prints for an entry, with seq first, prev_hash and hash last. Members that come
-// again, fractions and large integers are not taken over, so that what canonical makes of the others is not the line.
-func parseEntry(line []byte) (fields []Field, err error) {
+// parseEntry accepts exactly what jq -c prints for an entry, with seq first, prev_hash and hash last.
+func parseEntry(line []byte) ([]Field, error) {
+	fields := members(line)
+	last := len(fields) - 1
+	framed := last >= 2 && fields[0].Name == "seq" && fields[last-1].Name == "prev_hash" && fields[last].Name == "hash"
+	if !framed || !bytes.Equal(append(canonical(fields), '\n'), line) {
+		return nil, errors.New("its bytes are not what jq -c prints for an entry, or were cut short")
+	}
+	return fields, nil
+}
+
+// members is what can be read of a flat JSON object. Members that come again, fractions and large integers are not taken
+// over, so that what canonical makes of the others is not the line.
+func members(line []byte) (fields []Field) {
 	d := json.NewDecoder(bytes.NewReader(line))
-	for t, bad := d.Token(); bad == nil && t == json.Delim('{') && d.More(); {
-		name, _ := d.Token()
-		f := Field{Name: fmt.Sprint(name)}
-		f.Value, bad = d.Token()
-		if n, ok := f.Value.(float64); ok {
-			f.Value = int64(max(-maxExact, min(n, maxExact)))
+	open, err := d.Token()
+	if err != nil || open != json.Delim('{') {
+		return nil
+	}
+	for d.More() {
+		name, _ := d.Token() // what is no name is none that canonical gives back
+		value, err := d.Token()
+		if err != nil {
+			return fields
 		}
+		if n, ok := value.(float64); ok {
+			value = int64(max(-maxExact, min(n, maxExact)))
+		}
+		f := Field{fmt.Sprint(name), value}
 		if !slices.ContainsFunc(fields, func(g Field) bool { return g.Name == f.Name }) {
 			fields = append(fields, f)
 		}
 	}
-	last := len(fields) - 1
-	if last < 2 || fields[0].Name != "seq" || fields[last-1].Name != "prev_hash" || fields[last].Name != "hash" ||
-		!bytes.Equal(append(canonical(fields), '\n'), line) {
-		return nil, errors.New("its bytes are not what jq -c prints for an entry, or were cut short")
-	}
-	return fields, nil
+	return fields
 }
 
 var promptEvents = map[State]string{Created: "PROMPT_DETECTED", AwaitingReply: "PROMPT_ROUTED", Failed: "PROMPT_FAILED",
@@ -656,26 +671,61 @@ func (c *command) putAside(s *Store) int {
 	if err != nil {
 		return c.fail(fmt.Errorf("putting audit.log aside: %w", err))
 	}
+	if c.opts.on("json") {
+		c.printJSON(map[string]any{"aside": aside, "head": head.String()})
+		return 0
+	}
 	fmt.Fprintf(c.stdout, "the old log is kept as %s\na new one begins: head %s\n", aside, head)
 	return 0
 }
 
+// cmdLogs prints the entries there are, and with --tail those that come, until it is interrupted.
 func cmdLogs(c *command) int {
 	dir, err := stateDir(c.getenv)
-	for at, on := int64(0), true; on && err == nil; on = c.opts.on("tail") && sleep(c.ctx, 200*time.Millisecond) == nil {
-		f, missing := os.Open(filepath.Join(dir, "audit.log"))
-		err = when(!os.IsNotExist(missing), missing) // else nothing has happened yet
-		fresh, _ := io.ReadAll(io.NewSectionReader(f, at, 1<<62))
-		f.Close()
-		for line := range bytes.Lines(fresh[:bytes.LastIndexByte(fresh, '\n')+1]) {
-			at += int64(len(line))
-			c.printEntry(line)
-		}
-	}
 	if err != nil {
 		return c.fail(err)
 	}
-	return 0
+	path := filepath.Join(dir, "audit.log")
+	at := int64(0) // bytes printed
+	for {
+		var lines []byte
+		lines, at, err = completeLines(path, at)
+		if err != nil {
+			return c.fail(err)
+		}
+		for line := range bytes.Lines(lines) {
+			c.printEntry(line)
+		}
+		if !c.opts.on("tail") || sleep(c.ctx, 200*time.Millisecond) != nil {
+			return 0
+		}
+	}
+}
+
+// completeLines is what the file has from that byte on, up to its last newline, and where that ends; nothing where there
+// is no file yet. A file shorter than that is another by now, and is read from its beginning.
+func completeLines(path string, at int64) (lines []byte, end int64, err error) {
+	f, err := os.Open(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, 0, nil
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, 0, err
+	}
+	if info.Size() < at {
+		at = 0
+	}
+	lines, err = io.ReadAll(io.NewSectionReader(f, at, info.Size()-at))
+	if err != nil {
+		return nil, 0, err
+	}
+	lines = lines[:bytes.LastIndexByte(lines, '\n')+1]
+	return lines, at + int64(len(lines)), nil
 }
 
 var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`) // controls that JSON leaves as they are and some terminals obey
@@ -687,19 +737,23 @@ func (c *command) printEntry(line []byte) {
 		fmt.Fprintln(c.stdout, c.colour("31", fmt.Sprintf("damaged: %q", bytes.TrimSpace(line))))
 		return
 	}
-	member, rest := map[string]string{}, ""
+	member := map[string]string{}
+	var rest strings.Builder // what has no column of its own
 	for _, f := range fields[1 : len(fields)-2] {
 		member[f.Name] = fmt.Sprint(f.Value)
-		alone := slices.Contains([]string{"ts", "event", "session_id", "prompt_id"}, f.Name)
-		rest += when(!alone, " "+f.Name+"="+member[f.Name])
+		if !slices.Contains([]string{"ts", "event", "session_id", "prompt_id"}, f.Name) {
+			fmt.Fprintf(&rest, " %s=%s", f.Name, member[f.Name])
+		}
+	}
+	if !strings.HasPrefix(member["session_id"], c.opts.text("session")) {
+		return
+	}
+	if c.opts.on("json") {
+		escape := func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) }
+		fmt.Fprint(c.stdout, c1.ReplaceAllStringFunc(string(line), escape))
+		return
 	}
 	text := fmt.Sprintf("%q", fmt.Sprintf("%.19s %-8s %-17s %s%s", member["ts"], shortID(member["session_id"]),
-		member["event"], shortID(member["prompt_id"]), rest))
-	text = text[1:len(text)-1] + "\n"
-	if c.opts.on("json") {
-		text = c1.ReplaceAllStringFunc(string(line), func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) })
-	}
-	if strings.HasPrefix(member["session_id"], c.opts.text("session")) {
-		fmt.Fprint(c.stdout, text)
-	}
+		member["event"], shortID(member["prompt_id"]), rest.String()))
+	fmt.Fprintln(c.stdout, text[1:len(text)-1])
 }

@@ -180,6 +180,12 @@ func TestAuditDiscontinued(t *testing.T) {
 			if _, out, _ := auditVerify(t, dir, false, ""); !strings.Contains(out, wrong) {
 				t.Errorf("it does not name the head: %s", out)
 			}
+			now, _ := os.ReadFile(path)
+			v := verify(now)
+			at := bytes.SplitAfter(now, []byte("\n"))[max(0, v.Line-1)]
+			if v.OK || !strings.Contains(v.Reason, wrong) || !bytes.Contains(at, []byte(discontinued)) {
+				t.Errorf("without the state: %+v", v)
+			}
 			auditAppend(t, dir, "UNAUTHORIZED")
 			storePrompt(t, s, storeSession(t, s), Resolved, nil)
 			if n := auditGaps(t, dir); n != 1 {
@@ -193,6 +199,41 @@ func TestAuditDiscontinued(t *testing.T) {
 			}
 			fails("deleted again")
 		})
+	}
+}
+
+// An entry of another chain, sound by itself and at its place, is none of this one.
+func TestAuditSpliced(t *testing.T) {
+	s, log := auditFilled(t, 5)
+	_, other := auditFilled(t, 5)
+	here, there := bytes.SplitAfter(log, []byte("\n")), bytes.SplitAfter(other, []byte("\n"))
+	for n := 1; n < 5; n++ {
+		spliced := bytes.Join(slices.Concat(here[:n], there[n:]), nil)
+		if v := verify(spliced); v.OK || v.Line != int64(n+1) || !strings.Contains(v.Reason, "hash") {
+			t.Errorf("from line %d on: %+v", n+1, v)
+		}
+	}
+	note := storeView(t, s).Meta["audit"]
+	for _, noted := range []chainHead{{4, note.Hash}, {6, note.Hash}, {5, digest(nil)}} {
+		if _, yes, err := s.audit.continues(noted); yes || err != nil {
+			t.Errorf("the log continues %v: %v, %v", noted, yes, err)
+		}
+	}
+}
+
+// What is looked for is found behind a line longer than an entry can be, and such a line is no reason to lose entries.
+func TestAuditHugeLine(t *testing.T) {
+	s, log := auditFilled(t, 3)
+	huge := append(bytes.Repeat([]byte("x"), 3*maxEntry), '\n')
+	os.WriteFile(s.audit.log.path, slices.Concat(huge, log), 0o600)
+	auditAppend(t, s.Dir, "UNAUTHORIZED")
+	if n := auditGaps(t, s.Dir); n != 0 {
+		t.Errorf("%d gaps", n)
+	}
+	os.WriteFile(s.audit.log.path, slices.Concat(huge, log), 0o600)
+	auditAppend(t, s.Dir, "UNAUTHORIZED")
+	if n := auditGaps(t, s.Dir); n != 1 {
+		t.Errorf("%d gaps", n)
 	}
 }
 
@@ -515,6 +556,13 @@ func TestAuditShown(t *testing.T) {
 			}
 			auditAppend(t, s.Dir, "UNAUTHORIZED")
 			log, _ := os.ReadFile(s.audit.log.path)
+			for line := range strings.Lines(string(log)) { // detected and routed
+				asks := strings.Contains(line, "PROMPT_DETECTED") || strings.Contains(line, "PROMPT_ROUTED")
+				has := strings.Contains(line, `"shown_sha256":"`+digest([]byte(row.shown)))
+				if strings.Contains(line, p.ID) && has != (asks && row.shown != "") {
+					t.Errorf("the hash of what was shown: %s", line)
+				}
+			}
 			v := verify(log)
 			if v.OK != (row.want == "") || !strings.Contains(v.Reason, row.want) {
 				t.Fatalf("%+v, want %q", v, row.want)
@@ -675,7 +723,7 @@ func TestAnswerFromInside(t *testing.T) {
 		{"only its system session tells", "(env -u ATLASBRIDGE_SESSION nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
 	}
 	for _, row := range rows {
-		t.Run(row.name, func(t *testing.T) {
+		refused := t.Run(row.name, func(t *testing.T) {
 			os.Remove(filepath.Join(work, "said"))
 			if err := os.WriteFile(filepath.Join(work, "new"), []byte(row.script), 0o600); err != nil {
 				t.Fatal(err)
@@ -696,6 +744,9 @@ func TestAnswerFromInside(t *testing.T) {
 				t.Fatalf("the question is %s", q.Status)
 			}
 		})
+		if !refused {
+			t.FailNow() // it may have been answered
+		}
 	}
 	log, _ := os.ReadFile(filepath.Join(dir, "audit.log"))
 	rejected := 0
