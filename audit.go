@@ -639,7 +639,7 @@ func (c *command) audit(s *Store) int {
 	if !regexp.MustCompile(`^([1-9][0-9]{0,15}:sha256:[0-9a-f]{64})?$`).MatchString(head) {
 		return c.usage("--head is SEQ:sha256:HEX, as the session-ended message has it")
 	}
-	if aside := c.opts.set.Lookup("aside"); aside != nil && aside.Value.String() == "true" {
+	if c.opts.on("aside") {
 		return c.putAside(s)
 	}
 	v, err := s.verifyAudit(s.view, strings.Fields(head)...)

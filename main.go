@@ -339,6 +339,7 @@ choice's number or letter, enter, esc, default, or the text itself.
   atlasbridge logs --json | jq -c 'select(.event == "PROMPT_RESOLVED")'`},
 		{"audit", "audit verify [--json]", "recompute the audit chain, name the first bad line", 1, 1, cmdAudit, "verify", `
   --head SEQ:HASH  the head a session-ended message showed
+  --aside          keep the log under another name and begin a new one
 Compares with the head in the state file too. Exit: 1 when it does not hold.`},
 		{"debug", "debug bundle [--output FILE] [--full]", "pack what a bug report needs, no secrets", 1, 1, cmdDebug,
 			"bundle", "\nState, audit log, log, versions, settings; --full adds answers and excerpts."},
@@ -552,7 +553,8 @@ func cmdDoctor(c *command) (code int) { // tells each check as soon as it is kno
 		view, _ := st.View()
 		verdict, err := st.verifyAudit(view)
 		bad := when(!verdict.OK, fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason))
-		tell("audit", hinted(cmp.Or(err, bad), "keep a copy of audit.log; `atlasbridge audit verify` says more"),
+		remedy := cmp.Or(verdict.Remedy, "keep a copy of audit.log; `atlasbridge audit verify` says more")
+		tell("audit", hinted(cmp.Or(err, bad), remedy),
 			fmt.Sprintf("%d entries hold", verdict.Entries), "")
 	}
 	files, _ := os.ReadDir(cfg.Dir)
