@@ -889,6 +889,99 @@ func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
 	}
 }
 
+// "On its way" that lands after the outcome is put right at once.
+func TestOnItsWayOvertakenByOutcome(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.over(e.ask(yesNo), ReplyReceived)
+	held := make(chan struct{})
+	there := e.chat.first(fate{hold: held})
+	r := e.receiver(e.process())
+	r.later(func() (int64, error) { return r.onItsWay(p.ID) })
+	<-there
+	e.store.Move(p.ID, Injected, nil)
+	e.store.Move(p.ID, Resolved, nil)
+	e.settling(e.Telegram, p, 1)()
+	close(held)
+	r.work.Wait()
+	e.says(p.MsgID, "Yes\n")
+	if text := e.chat.message(p.MsgID).text; strings.Contains(text, "on its way") {
+		t.Errorf("it says %q", text)
+	}
+	e.paid()
+}
+
+// An edit that waits its turn leaves with the urgency that its question has by then.
+func TestEditBecomesUrgent(t *testing.T) {
+	e := newChatEnv(t)
+	cfg := *e.cfg.Load()
+	cfg.ChatID = -1001 // a group: a message that is not urgent waits for 3.9 s more
+	e.cfg.Store(&cfg)
+	p := e.ask(yesNo)
+	e.turn(func(time.Time) time.Time { return time.Now() })
+	begin := time.Now()
+	wait := e.settling(e.Telegram, p, 1)
+	e.over(p, Resolved)
+	wait()
+	if took := time.Since(begin); took > 2*time.Second {
+		t.Errorf("it waited for %v", took)
+	}
+	e.says(p.MsgID, "✅ Answered")
+}
+
+// The time left is shown where the message shows what the state says, and nowhere else.
+func TestTimeLeftOnlyWhereNothingElseIsShown(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*PromptRecord)
+		want   int
+	}{
+		"plain":   {func(*PromptRecord) {}, 1},
+		"in full": {func(p *PromptRecord) { p.Cut, p.Full = true, "all of it" }, 1},
+		"cut":     {func(p *PromptRecord) { p.Cut, p.Full = true, strings.Repeat("x", 5000) }, 0},
+		"ticks":   {func(p *PromptRecord) { p.Multi = true }, 0},
+	} {
+		e := newChatEnv(t)
+		p := e.ask(tgWith(tgMenu, c.change))
+		e.chat.messages[p.MsgID].text = "asked some time ago"
+		e.settling(e.Telegram, p, 1)()
+		if n := e.chat.edits(p.MsgID); len(n) != c.want {
+			t.Errorf("%s: %v", name, n)
+		}
+	}
+}
+
+// What was ticked in a message that has been replaced is not ticked in the new one.
+func TestTicksStayInTheirMessage(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
+	r := e.receiver(e.Telegram)
+	r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+"1")
+	r.work.Wait()
+	id, err := r.offer(e.s, *p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := e.chat.edits(id); len(n) != 0 {
+		t.Errorf("edits of the new one: %v", n)
+	}
+	if n := e.chat.edits(p.MsgID); len(n) != 2 || n[1].buttons != 0 {
+		t.Errorf("edits of the old one: %v", n)
+	}
+}
+
+// Where a message cannot be recorded nobody would ever take its buttons away, so they go at once.
+func TestOfferThatCannotBeRecorded(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.ask(yesNo)
+	other := e.process()
+	other.store.log.do = faultyFiles(func(op string, _ int64) error { return when(op == "write", http.ErrServerClosed) })
+	if _, err := e.receiver(other).offer(e.s, *p); err == nil {
+		t.Error("the error is not told")
+	}
+	if e.chat.message(p.MsgID).buttons == 0 || e.chat.message(p.MsgID+1).buttons != 0 {
+		t.Errorf("messages: %v", e.chat.messages)
+	}
+}
+
 // A button that somebody can still tap although it is of no use shows that its message has buttons: they go.
 func TestTappedInVain(t *testing.T) {
 	for _, c := range []struct {

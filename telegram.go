@@ -127,10 +127,6 @@ func (e *apiError) Error() string        { return "telegram " + e.method + ": " 
 func (e *apiError) temporary() bool      { return e.Code == 0 || e.Code == 429 || e.Code >= 500 }
 func (e *apiError) after() time.Duration { return e.Parameters["retry_after"] * time.Second }
 
-// gone tells that the message to edit is no more, or will never take an edit.
-func (e *apiError) gone() bool {
-	return e.says("message to edit not found", "message can't be edited", "MESSAGE_ID_INVALID")
-}
 func (e *apiError) says(words ...string) bool {
 	return e.Code > 0 && slices.ContainsFunc(words, func(w string) bool { return strings.Contains(e.Text, w) })
 }
@@ -241,7 +237,7 @@ func (t *Telegram) deliver(ctx context.Context, d draft) (int64, error) {
 		case e.says("message is not modified"):
 			id, _ := params["message_id"].(int64)
 			return id, nil
-		case e.gone():
+		case e.says("message to edit not found", "message can't be edited"):
 			return 0, nil
 		case e.says("parse entities") && params["entities"] != nil:
 			plain = true // a question is never lost to its looks
