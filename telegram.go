@@ -33,8 +33,7 @@ const (
 	urgencyLook   = time.Second            // what waits its turn looks so often whether it has become urgent
 	answerLinger  = 2 * time.Second        // after a question is over: its message's id is still worth that
 	onItsWayAfter = 900 * time.Millisecond // an answer typed by then needs no edit in between
-	debtsEvery    = 3 * time.Second        // messages that are owed an edit are looked for at most so often
-	debtsLook     = 5 * time.Second        // and at least so often it is asked whether the state has changed
+	debtsEvery    = 5 * time.Second        // messages that are owed an edit are looked for so often
 	debtsPatience = 30 * time.Second       // a living session has that long to edit its own messages
 	debtsPause    = time.Minute            // after an edit that failed for good
 	lostLife      = time.Minute            // a request without an answer is carried out by then, or never
@@ -615,7 +614,7 @@ func (t *Telegram) nextEdit(id string, m *post, why errand) *edit {
 		return nil
 	}
 	if s == nil {
-		s = &SessionRecord{Head: Head{ID: p.SessionID}, Tool: p.Tool}
+		s = &SessionRecord{Head: Head{ID: p.SessionID}}
 	}
 	next := t.openEdit(p, s, m)
 	if m.over {
@@ -909,16 +908,12 @@ func (r *receiver) payDebts() {
 				err = r.catchUp(r.ctx, p.ID, errand{due: (*PromptRecord).owes, slow: true})
 			}
 		}
+		pause := debtsEvery
 		if err != nil {
 			r.warn(0, err)
-			_ = sleep(r.ctx, debtsPause) // the loop ends with it
+			pause = debtsPause
 		}
-		select {
-		case <-changed:
-			_ = sleep(r.ctx, debtsEvery) // the loop ends with it
-		case <-time.After(debtsLook):
-		case <-r.ctx.Done():
-		}
+		_ = sleep(r.ctx, pause) // the loop ends with it
 	}
 }
 
