@@ -377,6 +377,35 @@ func TestEditsInOrder(t *testing.T) {
 	}
 }
 
+// Somebody who gives up waiting for an edit leaves the order to those who still wait.
+func TestGivingUpKeepsTheOrder(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.over(e.ask(yesNo), ReplyReceived)
+	held := make(chan struct{})
+	there := e.chat.first(fate{hold: held})
+	first := e.settling(e.Telegram, p, 1)
+	<-there
+	impatient, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := e.Settle(impatient, p, e.s); err == nil {
+		t.Error("an edit that was given up counts as done")
+	}
+	e.store.Move(p.ID, Injected, nil)
+	e.store.Move(p.ID, Resolved, nil)
+	last := e.settling(e.Telegram, p, 1)
+	if n := e.chat.edits(p.MsgID); len(n) != 0 {
+		t.Errorf("an edit overtook another: %v", n)
+	}
+	close(held)
+	first()
+	last()
+	e.says(p.MsgID, "✅ Answered")
+	if e.chat.maxFly != 1 {
+		t.Errorf("%d edits at a time", e.chat.maxFly)
+	}
+	e.paid()
+}
+
 // What an edit says is the truth of the moment in which it leaves: after its turn, and anew for each attempt.
 func TestEditsAreWrittenWhenTheyLeave(t *testing.T) {
 	again := `{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`
@@ -866,8 +895,8 @@ func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
 			defer release()
 			p := e.ask(yesNo)
 			e.poll(e.process())
-			e.chat.send(tgTap(1, p, "y"))
-			comesTrue(t, "it is decided", func() bool { return e.prompt(p.ID).Status == ReplyReceived })
+			e.chat.send(tgTap(1, p, "y"), tgTap(2, p, "y")) // a finger that trembles
+			comesTrue(t, "it is decided", func() bool { return storeView(t, e.store).Updates["2"] != nil })
 			begin := time.Now()
 			if slow {
 				comesTrue(t, "the buttons go", func() bool { return e.chat.message(p.MsgID).buttons == 0 })
@@ -878,11 +907,14 @@ func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
 			}
 			e.store.Move(p.ID, Injected, nil)
 			e.store.Move(p.ID, Resolved, nil)
-			e.settling(e.Telegram, p, 1)()
-			e.says(p.MsgID, "✅ Answered")
 			for time.Since(begin) < onItsWayAfter+200*time.Millisecond {
 				<-time.After(10 * time.Millisecond) // an edit too many would come now
 			}
+			if n := len(e.chat.edits(p.MsgID)); !slow && n != 0 {
+				t.Errorf("%d edits before the session's own", n)
+			}
+			e.settling(e.Telegram, p, 1)()
+			e.says(p.MsgID, "✅ Answered")
 			if n := len(e.chat.edits(p.MsgID)); n != 1+when(slow, 1) || e.chat.twice != 0 {
 				t.Errorf("%d edits, %d changed nothing", n, e.chat.twice)
 			}
@@ -966,6 +998,38 @@ func TestTicksStayInTheirMessage(t *testing.T) {
 	}
 	if n := e.chat.edits(p.MsgID); len(n) != 2 || n[1].buttons != 0 {
 		t.Errorf("edits of the old one: %v", n)
+	}
+}
+
+// A tick that waits while its message is replaced brings no buttons back there.
+func TestTickOfReplacedMessage(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission, p.Cut = true, false, true }))
+	r := e.receiver(e.Telegram)
+	held := make(chan struct{})
+	there := e.chat.first(fate{hold: held})
+	tick := func(keys string) {
+		r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+keys)
+	}
+	tick("1")
+	<-there
+	tick("2")
+	comesTrue(t, "the second tick waits", func() bool {
+		e.postsMu.Lock()
+		defer e.postsMu.Unlock()
+		return e.posts[p.ID].users == 2
+	})
+	if err := e.store.Offered(p.ID, p.MsgID+1); err != nil {
+		t.Fatal(err)
+	}
+	close(held)
+	r.work.Wait()
+	n := e.chat.edits(p.MsgID)
+	if len(n) != 2 || n[1].buttons != 0 {
+		t.Fatalf("edits: %v", n)
+	}
+	if all := len(p.Choices) + 2; n[0].buttons != all { // with Submit and the default
+		t.Errorf("a tick of what was cut leaves %d rows of buttons, want %d", n[0].buttons, all)
 	}
 }
 

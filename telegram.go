@@ -514,6 +514,7 @@ func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, _ *SessionRecord
 // post is what this process knows of a question's message, and what it still wants of it.
 type post struct {
 	users    int      // who hold it; guarded by Telegram.postsMu, as are:
+	over     bool     // the question was, when it was last looked at
 	reminds  int      // how often the time left was to be shown anew
 	ticked   []string // the choices ticked last
 	tickedIn int64    // the message in which they were, 0: none were ticked
@@ -523,7 +524,6 @@ type post struct {
 	lost     string        // print of one whose answer was lost, "" none was: it may still be carried out
 	lostAt   time.Time     // when that was
 	reminded int           // of reminds
-	over     bool          // the question was, when it was last looked at
 }
 
 // errand is why a question's messages are to catch up.
@@ -609,15 +609,19 @@ func (t *Telegram) catchUp(ctx context.Context, id string, why errand) error {
 // nextEdit is what the messages of a question need first, by the state as it is now; nil: nothing.
 func (t *Telegram) nextEdit(id string, m *post, why errand) *edit {
 	p, s, _ := t.store.Prompt(id) // as it was, where it cannot be read
+	t.postsMu.Lock()
 	m.over = p == nil || !p.Open()
+	t.postsMu.Unlock()
 	if p == nil || why.due != nil && !why.due(p) {
 		return nil
 	}
 	if s == nil {
 		s = &SessionRecord{Head: Head{ID: p.SessionID}}
 	}
-	next := t.openEdit(p, s, m)
-	if m.over {
+	var next *edit
+	if p.Open() {
+		next = t.openEdit(p, s, m)
+	} else {
 		next = t.outcomeEdit(p, s, m)
 	}
 	if next == nil && len(p.OldMsgIDs) > 0 {
@@ -637,9 +641,6 @@ func newEdit(msg int64, method string, params map[string]any) *edit {
 
 // openEdit is the next edit of an open question: what is ticked, else the time left.
 func (t *Telegram) openEdit(p *PromptRecord, s *SessionRecord, m *post) *edit {
-	if !p.Open() {
-		return nil
-	}
 	t.postsMu.Lock()
 	ticked, tickedIn, reminds := m.ticked, m.tickedIn, m.reminds
 	t.postsMu.Unlock()
