@@ -377,6 +377,35 @@ func TestEditsInOrder(t *testing.T) {
 	}
 }
 
+// Somebody who gives up waiting for an edit leaves the order to those who still wait.
+func TestGivingUpKeepsTheOrder(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.over(e.ask(yesNo), ReplyReceived)
+	held := make(chan struct{})
+	there := e.chat.first(fate{hold: held})
+	first := e.settling(e.Telegram, p, 1)
+	<-there
+	impatient, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := e.Settle(impatient, p, e.s); err == nil {
+		t.Error("an edit that was given up counts as done")
+	}
+	e.store.Move(p.ID, Injected, nil)
+	e.store.Move(p.ID, Resolved, nil)
+	last := e.settling(e.Telegram, p, 1)
+	if n := e.chat.edits(p.MsgID); len(n) != 0 {
+		t.Errorf("an edit overtook another: %v", n)
+	}
+	close(held)
+	first()
+	last()
+	e.says(p.MsgID, "✅ Answered")
+	if e.chat.maxFly != 1 {
+		t.Errorf("%d edits at a time", e.chat.maxFly)
+	}
+	e.paid()
+}
+
 // What an edit says is the truth of the moment in which it leaves: after its turn, and anew for each attempt.
 func TestEditsAreWrittenWhenTheyLeave(t *testing.T) {
 	again := `{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`
@@ -520,9 +549,10 @@ func TestDebtsArePaid(t *testing.T) {
 	poller := e.process()
 	stop := e.poll(poller)
 	comesTrue(t, "the first are paid", func() bool { return len(e.chat.edits(0)) >= 4 })
+	asking := time.Now()
 	asked := e.ask(yesNo)
-	if n := len(e.chat.edits(0)); n > 6 {
-		t.Errorf("the question came after %d edits", n)
+	if took := time.Since(asking); took > 600*time.Millisecond {
+		t.Errorf("a question waited for %v behind debts", took)
 	}
 	comesTrue(t, "all are paid", func() bool { return len(e.chat.edits(0)) >= len(owed) })
 	comesTrue(t, "that is recorded", func() bool {
@@ -865,8 +895,8 @@ func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
 			defer release()
 			p := e.ask(yesNo)
 			e.poll(e.process())
-			e.chat.send(tgTap(1, p, "y"))
-			comesTrue(t, "it is decided", func() bool { return e.prompt(p.ID).Status == ReplyReceived })
+			e.chat.send(tgTap(1, p, "y"), tgTap(2, p, "y")) // a finger that trembles
+			comesTrue(t, "it is decided", func() bool { return storeView(t, e.store).Updates["2"] != nil })
 			begin := time.Now()
 			if slow {
 				comesTrue(t, "the buttons go", func() bool { return e.chat.message(p.MsgID).buttons == 0 })
@@ -877,15 +907,143 @@ func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
 			}
 			e.store.Move(p.ID, Injected, nil)
 			e.store.Move(p.ID, Resolved, nil)
-			e.settling(e.Telegram, p, 1)()
-			e.says(p.MsgID, "✅ Answered")
 			for time.Since(begin) < onItsWayAfter+200*time.Millisecond {
 				<-time.After(10 * time.Millisecond) // an edit too many would come now
 			}
+			if n := len(e.chat.edits(p.MsgID)); !slow && n != 0 {
+				t.Errorf("%d edits before the session's own", n)
+			}
+			e.settling(e.Telegram, p, 1)()
+			e.says(p.MsgID, "✅ Answered")
 			if n := len(e.chat.edits(p.MsgID)); n != 1+when(slow, 1) || e.chat.twice != 0 {
 				t.Errorf("%d edits, %d changed nothing", n, e.chat.twice)
 			}
 		})
+	}
+}
+
+// "On its way" that lands after the outcome is put right at once.
+func TestOnItsWayOvertakenByOutcome(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.over(e.ask(yesNo), ReplyReceived)
+	held := make(chan struct{})
+	there := e.chat.first(fate{hold: held})
+	r := e.receiver(e.process())
+	r.later(func() (int64, error) { return r.onItsWay(p.ID) })
+	<-there
+	e.store.Move(p.ID, Injected, nil)
+	e.store.Move(p.ID, Resolved, nil)
+	e.settling(e.Telegram, p, 1)()
+	close(held)
+	r.work.Wait()
+	e.says(p.MsgID, "Yes\n")
+	if text := e.chat.message(p.MsgID).text; strings.Contains(text, "on its way") {
+		t.Errorf("it says %q", text)
+	}
+	e.paid()
+}
+
+// An edit that waits its turn leaves with the urgency that its question has by then.
+func TestEditBecomesUrgent(t *testing.T) {
+	e := newChatEnv(t)
+	cfg := *e.cfg.Load()
+	cfg.ChatID = -1001 // a group: a message that is not urgent waits for 3.9 s more
+	e.cfg.Store(&cfg)
+	p := e.ask(yesNo)
+	e.turn(func(time.Time) time.Time { return time.Now() })
+	begin := time.Now()
+	wait := e.settling(e.Telegram, p, 1)
+	e.over(p, Resolved)
+	wait()
+	if took := time.Since(begin); took > 2*time.Second {
+		t.Errorf("it waited for %v", took)
+	}
+	e.says(p.MsgID, "✅ Answered")
+}
+
+// The time left is shown where the message shows what the state says, and nowhere else.
+func TestTimeLeftOnlyWhereNothingElseIsShown(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*PromptRecord)
+		want   int
+	}{
+		"plain":   {func(*PromptRecord) {}, 1},
+		"in full": {func(p *PromptRecord) { p.Cut, p.Full = true, "all of it" }, 1},
+		"cut":     {func(p *PromptRecord) { p.Cut, p.Full = true, strings.Repeat("x", 5000) }, 0},
+		"ticks":   {func(p *PromptRecord) { p.Multi = true }, 0},
+	} {
+		e := newChatEnv(t)
+		p := e.ask(tgWith(tgMenu, c.change))
+		e.chat.messages[p.MsgID].text = "asked some time ago"
+		e.settling(e.Telegram, p, 1)()
+		if n := e.chat.edits(p.MsgID); len(n) != c.want {
+			t.Errorf("%s: %v", name, n)
+		}
+	}
+}
+
+// What was ticked in a message that has been replaced is not ticked in the new one.
+func TestTicksStayInTheirMessage(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
+	r := e.receiver(e.Telegram)
+	r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+"1")
+	r.work.Wait()
+	id, err := r.offer(e.s, *p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := e.chat.edits(id); len(n) != 0 {
+		t.Errorf("edits of the new one: %v", n)
+	}
+	if n := e.chat.edits(p.MsgID); len(n) != 2 || n[1].buttons != 0 {
+		t.Errorf("edits of the old one: %v", n)
+	}
+}
+
+// A tick that waits while its message is replaced brings no buttons back there.
+func TestTickOfReplacedMessage(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission, p.Cut = true, false, true }))
+	r := e.receiver(e.Telegram)
+	held := make(chan struct{})
+	there := e.chat.first(fate{hold: held})
+	tick := func(keys string) {
+		r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+keys)
+	}
+	tick("1")
+	<-there
+	tick("2")
+	comesTrue(t, "the second tick waits", func() bool {
+		e.postsMu.Lock()
+		defer e.postsMu.Unlock()
+		return e.posts[p.ID].users == 2
+	})
+	if err := e.store.Offered(p.ID, p.MsgID+1); err != nil {
+		t.Fatal(err)
+	}
+	close(held)
+	r.work.Wait()
+	n := e.chat.edits(p.MsgID)
+	if len(n) != 2 || n[1].buttons != 0 {
+		t.Fatalf("edits: %v", n)
+	}
+	if all := len(p.Choices) + 2; n[0].buttons != all { // with Submit and the default
+		t.Errorf("a tick of what was cut leaves %d rows of buttons, want %d", n[0].buttons, all)
+	}
+}
+
+// Where a message cannot be recorded nobody would ever take its buttons away, so they go at once.
+func TestOfferThatCannotBeRecorded(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.ask(yesNo)
+	other := e.process()
+	other.store.log.do = faultyFiles(func(op string, _ int64) error { return when(op == "write", http.ErrServerClosed) })
+	if _, err := e.receiver(other).offer(e.s, *p); err == nil {
+		t.Error("the error is not told")
+	}
+	if e.chat.message(p.MsgID).buttons == 0 || e.chat.message(p.MsgID+1).buttons != 0 {
+		t.Errorf("messages: %v", e.chat.messages)
 	}
 }
 
@@ -994,6 +1152,10 @@ func TestMessagesOfAPrompt(t *testing.T) {
 			_, err := s.Move(id, AwaitingReply, func(p *PromptRecord) { p.MsgID = 9 })
 			return err
 		}, state{9, "", nil}},
+		{"moved without a message", state{5, "", nil}, func(s *Store, id string) error {
+			_, err := s.Move(id, AwaitingReply, func(p *PromptRecord) { p.MsgID = 0 })
+			return err
+		}, state{5, "", nil}},
 		{"moved with a late older id", state{5, Canceled, nil}, func(s *Store, id string) error {
 			_, err := s.Move(id, AwaitingReply, func(p *PromptRecord) { p.MsgID = 3 })
 			return err

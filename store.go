@@ -616,9 +616,12 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 	return moved && err == nil, err
 }
 
-// offeredIn notes that the message msg shows the prompt with buttons. The newest such message becomes the prompt's own;
-// the others owe their buttons' removal.
+// offeredIn notes that the message msg, if it is not 0, shows the prompt with buttons. The newest such message becomes
+// the prompt's own; the others owe their buttons' removal.
 func (p *PromptRecord) offeredIn(msg int64) {
+	if msg == 0 {
+		return
+	}
 	replaced := msg
 	if msg > p.MsgID {
 		replaced = p.MsgID

@@ -34,8 +34,7 @@ const (
 	urgencyLook   = time.Second            // what waits its turn looks so often whether it has become urgent
 	answerLinger  = 2 * time.Second        // after a question is over: its message's id is still worth that
 	onItsWayAfter = 900 * time.Millisecond // an answer typed by then needs no edit in between
-	debtsEvery    = 3 * time.Second        // messages that are owed an edit are looked for at most so often
-	debtsLook     = 5 * time.Second        // and at least so often it is asked whether the state has changed
+	debtsEvery    = 5 * time.Second        // messages that are owed an edit are looked for so often
 	debtsPatience = 30 * time.Second       // a living session has that long to edit its own messages
 	debtsPause    = time.Minute            // after an edit that failed for good
 	lostLife      = time.Minute            // a request without an answer is carried out by then, or never
@@ -137,10 +136,6 @@ func (e *apiError) Error() string        { return "telegram " + e.method + ": " 
 func (e *apiError) temporary() bool      { return e.Code == 0 || e.Code == 429 || e.Code >= 500 }
 func (e *apiError) after() time.Duration { return e.Parameters["retry_after"] * time.Second }
 
-// gone tells that the message to edit is no more, or will never take an edit.
-func (e *apiError) gone() bool {
-	return e.says("message to edit not found", "message can't be edited", "MESSAGE_ID_INVALID")
-}
 func (e *apiError) says(words ...string) bool {
 	return e.Code > 0 && slices.ContainsFunc(words, func(w string) bool { return strings.Contains(e.Text, w) })
 }
@@ -251,7 +246,7 @@ func (t *Telegram) deliver(ctx context.Context, d draft) (int64, error) {
 		case e.says("message is not modified"):
 			id, _ := params["message_id"].(int64)
 			return id, nil
-		case e.gone():
+		case e.says("message to edit not found", "message can't be edited"):
 			return 0, nil
 		case e.says("parse entities") && params["entities"] != nil:
 			plain = true // a question is never lost to its looks
@@ -706,6 +701,7 @@ func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, _ *SessionRecord
 // post is what this process knows of a question's message, and what it still wants of it.
 type post struct {
 	users    int      // who hold it; guarded by Telegram.postsMu, as are:
+	over     bool     // the question was, when it was last looked at
 	reminds  int      // how often the time left was to be shown anew
 	ticked   []string // the choices ticked last
 	tickedIn int64    // the message in which they were, 0: none were ticked
@@ -715,7 +711,6 @@ type post struct {
 	lost     string        // print of one whose answer was lost, "" none was: it may still be carried out
 	lostAt   time.Time     // when that was
 	reminded int           // of reminds
-	over     bool          // the question was, when it was last looked at
 }
 
 // errand is why a question's messages are to catch up.
@@ -801,15 +796,19 @@ func (t *Telegram) catchUp(ctx context.Context, id string, why errand) error {
 // nextEdit is what the messages of a question need first, by the state as it is now; nil: nothing.
 func (t *Telegram) nextEdit(id string, m *post, why errand) *edit {
 	p, s, _ := t.store.Prompt(id) // as it was, where it cannot be read
+	t.postsMu.Lock()
 	m.over = p == nil || !p.Open()
+	t.postsMu.Unlock()
 	if p == nil || why.due != nil && !why.due(p) {
 		return nil
 	}
 	if s == nil {
-		s = &SessionRecord{Head: Head{ID: p.SessionID}, Tool: p.Tool}
+		s = &SessionRecord{Head: Head{ID: p.SessionID}}
 	}
-	next := t.openEdit(p, s, m)
-	if m.over {
+	var next *edit
+	if p.Open() {
+		next = t.openEdit(p, s, m)
+	} else {
 		next = t.outcomeEdit(p, s, m)
 	}
 	if next == nil && len(p.OldMsgIDs) > 0 {
@@ -829,9 +828,6 @@ func newEdit(msg int64, method string, params map[string]any) *edit {
 
 // openEdit is the next edit of an open question: what is ticked, else the time left.
 func (t *Telegram) openEdit(p *PromptRecord, s *SessionRecord, m *post) *edit {
-	if !p.Open() {
-		return nil
-	}
 	t.postsMu.Lock()
 	ticked, tickedIn, reminds := m.ticked, m.tickedIn, m.reminds
 	t.postsMu.Unlock()
@@ -1098,16 +1094,12 @@ func (r *receiver) payDebts() {
 				err = r.catchUp(r.ctx, p.ID, errand{due: (*PromptRecord).owes, slow: true})
 			}
 		}
+		pause := debtsEvery
 		if err != nil {
 			r.warn(0, err)
-			_ = sleep(r.ctx, debtsPause) // the loop ends with it
+			pause = debtsPause
 		}
-		select {
-		case <-changed:
-			_ = sleep(r.ctx, debtsEvery) // the loop ends with it
-		case <-time.After(debtsLook):
-		case <-r.ctx.Done():
-		}
+		_ = sleep(r.ctx, pause) // the loop ends with it
 	}
 }
 
