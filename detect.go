@@ -718,7 +718,7 @@ func (p *Prompt) withoutAbove() *Prompt {
 	q.bare, q.Cut, q.Above = true, true, ""
 	q.parts.above = nil
 	if q.parts.line {
-		q.parts.body = nil
+		q.parts.body, q.parts.among = nil, nil
 		q.Full = safely(q.Question, maxFull)
 	}
 	q.seal()
@@ -728,12 +728,12 @@ func (p *Prompt) withoutAbove() *Prompt {
 // reElapsed is an elapsed time as tools write it behind what they do: "(1m 12s", "(7s".
 var reElapsed = re(`\(\s*(?:\d+h ?)?(?:\d+m ?)?\d+s\b`)
 
-// still is a row without what moves in it while nothing changes: spinners and blinking marks become blanks, elapsed
-// times are left out. Blanks between words stay as they are.
+// still is a row without what moves in it while the question stays the same: spinners, blinking marks and ticks become
+// blanks, elapsed times are left out. Blanks between words stay as they are.
 func still(row string) string {
 	if strings.ContainsFunc(row, func(r rune) bool { return r >= utf8.RuneSelf }) {
 		row = strings.Map(func(r rune) rune {
-			if r >= 0x2800 && r <= 0x28ff || strings.ContainsRune(movingMarks, r) {
+			if r >= 0x2800 && r <= 0x28ff || strings.ContainsRune(movingMarks+tickMarks, r) {
 				return ' '
 			}
 			return r
@@ -967,6 +967,9 @@ func (d *Detector) Activity() string { // for status
 
 // movingMarks are spinners and marks that blink, besides the Braille patterns.
 const movingMarks = "●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙"
+
+// tickMarks tell what is ticked: that may change while a question stands.
+const tickMarks = "☐☒☑✔✓◯◉◻◼"
 
 // reMasked are spinners, blinking marks, digits and blanks: what moves on a screen that is still.
 var reMasked = re(`[\s\d\x{2800}-\x{28ff}` + movingMarks + `]+`)
@@ -1524,8 +1527,9 @@ func (v *view) safeDefault(f *found) *string {
 		return v.defaultOfPress(f)
 	}
 	refusal, grants, refuses := "", false, false
+	yes := slices.ContainsFunc(f.Choices, func(c Choice) bool { return strings.EqualFold(c.Label, "y") })
 	for _, c := range f.Choices {
-		plainNo := f.Type == YesNo && c.Key == "n" && c.Label == "No"
+		plainNo := f.Type == YesNo && c.Key == "n" && c.Label == "No" || yes && strings.EqualFold(c.Label, "n")
 		if plainNo || reRefusal.MatchString(c.Label) {
 			refusal = c.Key
 		}

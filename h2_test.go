@@ -989,7 +989,7 @@ func TestTicksStayInTheirMessage(t *testing.T) {
 	r := e.receiver(e.Telegram)
 	r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+"1")
 	r.work.Wait()
-	id, err := r.offer(e.s, *p)
+	id, err := r.offer(e.s, *p, "", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1004,7 +1004,7 @@ func TestTicksStayInTheirMessage(t *testing.T) {
 // A tick that waits while its message is replaced brings no buttons back there.
 func TestTickOfReplacedMessage(t *testing.T) {
 	e := newChatEnv(t)
-	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission, p.Cut = true, false, true }))
+	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
 	r := e.receiver(e.Telegram)
 	held := make(chan struct{})
 	there := e.chat.first(fate{hold: held})
@@ -1028,7 +1028,7 @@ func TestTickOfReplacedMessage(t *testing.T) {
 	if len(n) != 2 || n[1].buttons != 0 {
 		t.Fatalf("edits: %v", n)
 	}
-	if all := len(p.Choices) + 2; n[0].buttons != all { // with Submit and the default
+	if all := len(p.Choices) + 1; n[0].buttons != all { // with Submit
 		t.Errorf("a tick of what was cut leaves %d rows of buttons, want %d", n[0].buttons, all)
 	}
 }
@@ -1039,7 +1039,7 @@ func TestOfferThatCannotBeRecorded(t *testing.T) {
 	p := e.ask(yesNo)
 	other := e.process()
 	other.store.log.do = faultyFiles(func(op string, _ int64) error { return when(op == "write", http.ErrServerClosed) })
-	if _, err := e.receiver(other).offer(e.s, *p); err == nil {
+	if _, err := e.receiver(other).offer(e.s, *p, "", false); err == nil {
 		t.Error("the error is not told")
 	}
 	if e.chat.message(p.MsgID).buttons == 0 || e.chat.message(p.MsgID+1).buttons != 0 {

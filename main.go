@@ -1046,20 +1046,14 @@ func (s *session) readKeys(keys chan<- []byte) {
 	}
 }
 
-func (s *session) reap() { // fails the prompts of sessions whose process is gone, and has their messages edited
+// reap fails the prompts of sessions whose process is gone; whoever polls edits their messages.
+func (s *session) reap() {
 	if !s.due(s.reapAt) {
 		return
 	}
 	s.reapAt = time.Now().Add(reapEvery)
-	dead, failed, err := s.st.Reap(time.Now())
-	if !s.stored("closing dead sessions", err) {
-		return
-	}
-	for _, p := range failed {
-		if i := slices.IndexFunc(dead, func(d *SessionRecord) bool { return d.ID == p.SessionID }); i >= 0 {
-			s.settle(*p, *dead[i])
-		}
-	}
+	_, _, err := s.st.Reap(time.Now())
+	s.stored("closing dead sessions", err)
 }
 
 func (s *session) put(doing string, recs ...Record) bool { // what is not in the state is not typed

@@ -504,7 +504,7 @@ func chosenNames(p *PromptRecord, keys string) string {
 // foreign is what of a question comes from the program, in the order in which a message shows it: what stands above it,
 // and the question's own text without the line that says it again.
 func foreign(p *PromptRecord) (above, body string) {
-	above, body = clean(p.Above, 1<<20), clean(p.Full, 1<<20)
+	above, body = clean(p.Above, 1<<20), clean(cmp.Or(p.Full, p.Excerpt), 1<<20)
 	question := clean(p.Question, 400)
 	var lines []string
 	for line := range strings.SplitSeq(body, "\n") {
@@ -547,7 +547,7 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	case p.Secret:
 		ask = "🔑 " + ask
 	case p.ambiguous():
-		ask, body = "❔ Possibly a question ("+p.Confidence+" confidence)", clean(p.Full, partUnits)
+		ask, body = "❔ Possibly a question ("+p.Confidence+" confidence)", clean(cmp.Or(p.Full, p.Excerpt), partUnits)
 	case p.Permission:
 		ask = "🛡️ " + ask
 	default: // with the lines around it, such as which file is to be overwritten
