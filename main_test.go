@@ -4612,6 +4612,7 @@ func TestTelegramShowAll(t *testing.T) {
 		t.Errorf("the last part has no affirmative button: %v", last.p["reply_markup"])
 	}
 	e.srv.until(t, "editMessageReplyMarkup", fmt.Sprint(p.MsgID))
+	comesTrue(t, "the new message counts", func() bool { return e.prompt(p.ID).MsgID != p.MsgID })
 	now := e.prompt(p.ID)
 	e.srv.send(tgTap(2, p, "1"), tgTap(3, now, "1"))
 	e.srv.confirmed(t, 3)

@@ -705,6 +705,7 @@ type post struct {
 	reminds  int      // how often the time left was to be shown anew
 	ticked   []string // the choices ticked last
 	tickedIn int64    // the message in which they were, 0: none were ticked
+	cleared  int64    // the message that is to lose its buttons although the question is open, 0: none
 
 	turn     chan struct{} // taken while an edit is under way; whoever has it owns what follows
 	says     string        // print of the edit that was carried out last, "" none was
@@ -812,9 +813,12 @@ func (t *Telegram) nextEdit(id string, m *post, why errand) *edit {
 		next = t.outcomeEdit(p, s, m)
 	}
 	if next == nil && len(p.OldMsgIDs) > 0 {
-		next = newEdit(p.OldMsgIDs[0], "editMessageReplyMarkup", map[string]any{"reply_markup": markup(nil)})
+		next = clearEdit(p.OldMsgIDs[0])
 		next.status = p.Status
 		next.old = true
+		if next.print == m.says { // it has lost its buttons already
+			next.method = ""
+		}
 	}
 	return next
 }
@@ -826,11 +830,24 @@ func newEdit(msg int64, method string, params map[string]any) *edit {
 	return &edit{msg: msg, method: method, params: params, print: digest(print)}
 }
 
+// clearEdit takes a message's buttons away.
+func clearEdit(msg int64) *edit {
+	return newEdit(msg, "editMessageReplyMarkup", map[string]any{"reply_markup": markup(nil)})
+}
+
 // openEdit is the next edit of an open question: what is ticked, else the time left.
 func (t *Telegram) openEdit(p *PromptRecord, s *SessionRecord, m *post) *edit {
 	t.postsMu.Lock()
-	ticked, tickedIn, reminds := m.ticked, m.tickedIn, m.reminds
+	ticked, tickedIn, reminds, cleared := m.ticked, m.tickedIn, m.reminds, m.cleared
 	t.postsMu.Unlock()
+	if cleared != 0 && cleared == p.MsgID {
+		e := clearEdit(cleared)
+		e.reminds = m.reminded
+		if e.print == m.says {
+			return nil
+		}
+		return e
+	}
 	if p.Multi && tickedIn != 0 && tickedIn >= p.MsgID { // it can be newer than what is recorded
 		e := newEdit(tickedIn, "editMessageReplyMarkup", map[string]any{"reply_markup": markup(keyboard(p, ticked...))})
 		if e.print != m.says {
@@ -1279,6 +1296,11 @@ func (r *receiver) offer(s *SessionRecord, p PromptRecord, text string, all bool
 			return 0, err // not shown in full, so not to be allowed
 		}
 		part, rest = cutText(rest, partUnits-800)
+	}
+	if text != "" { // the buttons move to the new message
+		if err := r.catchUp(ctx, p.ID, errand{wish: func(m *post) { m.cleared = p.MsgID }}); err != nil {
+			return 0, err
+		}
 	}
 	if s == nil {
 		s = &SessionRecord{}
