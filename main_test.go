@@ -7,8 +7,10 @@ import (
 	"cmp"
 	"compress/gzip"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -17,6 +19,8 @@ import (
 	"maps"
 	mrand "math/rand"
 	"math/rand/v2"
+	"mime/multipart"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -36,6 +40,8 @@ import (
 	"time"
 	"unicode/utf16"
 	"unicode/utf8"
+
+	"golang.org/x/term"
 )
 
 /* ===== The session, from outside: the test binary is atlasbridge, in a real terminal ===== */
@@ -54,7 +60,7 @@ func TestMain(m *testing.M) {
 	switch {
 	case mode == "main":
 		os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
-	case mode != "" && (childPTY(mode) || childStore(mode)):
+	case mode != "" && (childPTY(mode) || childStore(mode) || childTool(mode)):
 		return
 	}
 	os.Exit(m.Run())
@@ -1142,6 +1148,2006 @@ func TestToolCallsOfStreamJSON(t *testing.T) {
 	if n := strings.Count(string(log), `"event":"TOOL_CALL"`); err != nil || n != 3 || !strings.Contains(string(log),
 		"toolu_1") {
 		t.Errorf("%d calls audited (%v):\n%s", n, err, log)
+	}
+}
+
+/* ===== A tap does what was read, silence does nothing: the running program, seen from outside ===== */
+
+// What a phone may say, in no particular words.
+var (
+	saysKeyboard = regexp.MustCompile(`(?i)keyboard`)
+	saysPhone    = regexp.MustCompile(`(?i)phone`)
+	saysReplaced = regexp.MustCompile(`(?i)replaced|changed|another question|no longer|out of date|left the screen`)
+	saysExpired  = regexp.MustCompile(`(?i)expired|nobody|no answer`)
+	saysLost     = regexp.MustCompile(`(?i)not delivered|ended before|did not reach|not taken|gave up|given up|gone`)
+	saysNothing  = regexp.MustCompile(`(?i)nothing|no longer|already|out of date|over|replaced|expired|too late|answered`)
+	saysAnswered = regexp.MustCompile(`(?i)✅|answered .*phone|(yes|no)\b.* · phone`)
+)
+
+// What is a button for. Each is looked for with or without a number and a picture in front of its word.
+var (
+	yesButton     = regexp.MustCompile(`(?i)^[^\pL\d]*(\d+[.:)]?\s*)?(yes|allow|continue)[^\pL]*$`)
+	noButton      = regexp.MustCompile(`(?i)^[^\pL\d]*(\d+[.:)]?\s*)?(no|deny)[^\pL]*$`)
+	lastingButton = regexp.MustCompile(`(?i)always|stop asking|don.t ask|lasting|remember|session|project`)
+	showAllButton = regexp.MustCompile(`(?i)show all`)
+	againButton   = regexp.MustCompile(`(?i)ask again`)
+	enterButton   = regexp.MustCompile(`(?i)enter|continue`)
+	leaveButton   = regexp.MustCompile(`(?i)leave it|cancel|skip`)
+	grantButton   = regexp.MustCompile(`(?i)\b(yes|enter|allow|approve|continue|execute)\b`)
+	anyButton     = regexp.MustCompile(`.`)
+)
+
+// TestTapRefusesWhileTheDialogIsPainted: whenever a dialog is painted and whenever No is tapped, the hook refuses, in one
+// message whose buttons never change their meaning, and not one byte goes into the dialog.
+func TestTapRefusesWhileTheDialogIsPainted(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	type tap struct{ paint, after int } // ms: from the hook's call to the dialog, from the message to the tap
+	var sessions [][]tap
+	waits := []int{0, 100, 300, 500, 1000}
+	if os.Getenv("ATLASBRIDGE_TEST_ROUNDS") == "" {
+		sessions = [][]tap{
+			{{0, 0}, {400, 300}, {1400, 100}}, {{50, 100}, {500, 500}, {2000, 0}}, {{100, 300}, {700, 0}, {1000, 1000}},
+			{{200, 500}, {350, 0}, {1200, 300}}, {{300, 100}, {450, 1000}, {1700, 500}},
+		}
+	} else {
+		for paint := 0; paint <= 2000; paint += 50 {
+			one := []tap{}
+			for _, after := range waits {
+				one = append(one, tap{paint, after})
+			}
+			sessions = append(sessions, one)
+		}
+	}
+	beside(t, 5, sessions, func(t *testing.T, taps []tap) {
+		asks := []ask{}
+		for i, tap := range taps {
+			asks = append(asks, ask{Command: fmt.Sprintf("rm -rf /important/%d", i), Paint: tap.paint, Halves: i%2 == 1})
+		}
+		w, c, dir, _ := claudeSession(t, "", play{Asks: asks, Deaf: 100})
+		ids := []int{}
+		for i, tap := range taps {
+			m := w.find(asks[i].Command, noButton)
+			<-time.After(time.Duration(tap.after) * time.Millisecond)
+			w.tap(w.now(m.id), noButton)
+			if r := c.until("decided", i); r.By != "hook" || r.Text != "deny" {
+				t.Errorf("painted after %d ms, tapped %d ms after the message: %s by %s", tap.paint, tap.after, r.Text, r.By)
+			}
+			w.settled(m.id)
+			ids = append(ids, m.id)
+		}
+		c.until("done", -1)
+		for i, id := range ids {
+			w.honest(t, asks[i].Command, id, 1)
+		}
+		if keys := c.keys(); keys != "" {
+			t.Errorf("%q was typed", keys)
+		}
+		if n := auditCount(t, dir, "REPLY_INJECTED"); n != len(taps) {
+			t.Errorf("%d answers in the audit log, want %d", n, len(taps))
+		}
+	})
+}
+
+// TestHookIsAnsweredWhole: Yes allows once; the lasting Allow says what, where and for how long, and gives all suggestions
+// back; words of the operator are the reason of a refusal.
+func TestHookIsAnsweredWhole(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	folder := `[{"type":"addDirectories","directories":["/srv/demo/out"],"destination":"session"},` +
+		`{"type":"setMode","mode":"acceptEdits","destination":"session"}]`
+	rule := `[{"type":"addRules","rules":[{"toolName":"Bash","ruleContent":"npm --version"}],"behavior":"allow",` +
+		`"destination":"localSettings"}]`
+	type row struct {
+		name, suggestions string
+		press             *regexp.Regexp
+		text              string
+		behavior          string
+		words             []string // of the message, each a pattern
+	}
+	rows := []row{
+		{"yes", folder, yesButton, "", "allow", nil},
+		{"yes without suggestions", "", yesButton, "", "allow", nil},
+		{"lasting folder", folder, lastingButton, "", "allow", []string{`demo/out|\bout/`, `(?i)accept\s?edits`, `(?i)session`}},
+		{"lasting rule", rule, lastingButton, "", "allow", []string{`npm --version`, `(?i)project|local`}},
+		{"yes, no dialog", folder, yesButton, "", "allow", nil},
+		{"reason", folder, nil, "use the test database", "deny", nil},
+	}
+	beside(t, 5, rows, func(t *testing.T, row row) {
+		a := ask{Command: "npm --version", Suggestions: json.RawMessage(row.suggestions), Paint: 300}
+		if row.name == "yes, no dialog" {
+			a.Paint = -1
+		}
+		w, c, dir, _ := claudeSession(t, "", play{Asks: []ask{a}})
+		m := w.find(a.Command, yesButton)
+		if _, ok := m.choice(lastingButton); ok != (row.suggestions != "") {
+			t.Errorf("a lasting button: %v; buttons %v", ok, m.buttons)
+		}
+		if row.press != nil {
+			w.tap(w.now(m.id), row.press)
+		} else {
+			openPrompt(t, dir) // only now it is known which message asked
+			w.writes(row.text, m.id)
+		}
+		r := c.until("decided", 0)
+		var answer struct {
+			Message            string
+			UpdatedPermissions any
+		}
+		if err := json.Unmarshal(r.JSON, &answer); err != nil && r.By == "hook" {
+			t.Fatal(err)
+		}
+		if r.By != "hook" || r.Text != row.behavior || answer.Message != row.text {
+			t.Errorf("%s by %s, message %q; want %s by hook, message %q", r.Text, r.By, answer.Message, row.behavior, row.text)
+		}
+		var want any
+		if row.press == lastingButton {
+			if err := json.Unmarshal([]byte(row.suggestions), &want); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !reflect.DeepEqual(answer.UpdatedPermissions, want) {
+			t.Errorf("updatedPermissions %v, want %v", answer.UpdatedPermissions, want)
+		}
+		for _, word := range row.words {
+			if !regexp.MustCompile(word).MatchString(m.text) {
+				t.Errorf("the message does not say %s:\n%s", word, m.text)
+			}
+		}
+		w.settled(m.id)
+		w.honest(t, a.Command, m.id, 1)
+		if keys := c.keys(); keys != "" {
+			t.Errorf("%q was typed", keys)
+		}
+	})
+}
+
+// TestTwoHooksAtOnce: of two commands that wait at once, a tap decides the one its message shows and no other, whichever
+// dialog stands; a key in the standing dialog ends the question of that one.
+func TestTwoHooksAtOnce(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	type row struct {
+		order []int  // of the dialogs
+		taps  string // per question in the order asked, Y or N
+		late  bool   // they are tapped when a dialog stands
+		key   string // or: first typed at the keyboard
+	}
+	rows := []row{}
+	for _, order := range [][]int{{0, 1}, {1, 0}} {
+		for _, taps := range []string{"YY", "YN", "NY", "NN"} {
+			rows = append(rows, row{order, taps, false, ""}, row{order, taps, true, ""})
+		}
+		rows = append(rows, row{order, "N", false, "1"}, row{order, "N", false, "\x1b"})
+	}
+	commands := []string{"ls -la", "rm -rf /important"}
+	beside(t, 6, rows, func(t *testing.T, row row) {
+		asks := []ask{{Command: commands[0], Paint: rand.IntN(900)}, {Command: commands[1], Paint: rand.IntN(900)}}
+		w, c, dir, x := claudeSession(t, "", play{Asks: asks, Order: row.order, Together: true})
+		asked := func(except int) (int, seen) { // which question is on the phone
+			m := w.where("a question of a command", func(m seen) bool {
+				_, ok := m.choice(noButton)
+				return ok && (except < 0 || !strings.Contains(m.text, commands[except]))
+			})
+			if strings.Contains(m.text, commands[1]) {
+				return 1, m
+			}
+			return 0, m
+		}
+		except, typed := -1, ""
+		if row.key != "" {
+			asked(-1)
+			standing := c.until("paint", row.order[0]).Dialog
+			x.types(row.key)
+			typed = row.key
+			if r := c.until("decided", standing); r.By != "keyboard" {
+				t.Errorf("%q was to be answered at the keyboard: %s by %s", commands[standing], r.Text, r.By)
+			}
+			p := promptOf(t, dir, commands[standing], func(p *PromptRecord) bool { return p.over() })
+			if by := decidedBy(p); by != "cli:local" {
+				t.Errorf("%q: %s by %q (%s), want it answered at the keyboard", commands[standing], p.Status, by, p.Reason)
+			}
+			except = standing
+		}
+		for n, tap := range row.taps {
+			i, m := asked(except)
+			except = i
+			if row.late {
+				c.that("a dialog stands", func() bool {
+					has := func(what string, dialog int) bool {
+						return slices.ContainsFunc(c.reports, func(r report) bool { return r.What == what && r.Dialog == dialog })
+					}
+					return has("paint", 0) && !has("decided", 0) || has("paint", 1) && !has("decided", 1)
+				})
+			}
+			button, want := noButton, "deny"
+			if tap == 'Y' {
+				button, want = yesButton, "allow"
+			}
+			<-time.After(time.Duration(rand.IntN(500)) * time.Millisecond)
+			w.tap(w.now(m.id), button)
+			if r := c.until("decided", i); r.By != "hook" || r.Text != want {
+				t.Errorf("tap %d on %q: %s by %s, want %s by hook", n, commands[i], r.Text, r.By, want)
+			}
+			if n == 0 && len(row.taps) == 2 && c.count("decided") != 1 {
+				t.Errorf("one tap decided %d", c.count("decided"))
+			}
+			w.settled(m.id)
+			w.honest(t, commands[i], m.id, 1)
+		}
+		c.until("done", -1)
+		if keys := c.keys(); keys != typed {
+			t.Errorf("the dialogs got %q, want %q", keys, typed)
+		}
+	})
+}
+
+// TestAnsweredAtTheKeyboardFirst: the message says so, the waiting hook ends, and a tap that comes late does nothing and
+// says so.
+func TestAnsweredAtTheKeyboardFirst(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, 4, []string{"1", "4", "\r", "\x1b"}, func(t *testing.T, key string) {
+		a := ask{Command: "touch /srv/x", Paint: 200}
+		w, c, _, x := claudeSession(t, "", play{Asks: []ask{a}})
+		m := w.find(a.Command, noButton)
+		c.until("paint", 0)
+		x.types(key)
+		decided := c.until("decided", 0)
+		if took := c.until("hookend", 0).At.Sub(decided.At); took > 4*time.Second {
+			t.Errorf("the hook goes on for %v", took)
+		}
+		w.ended(m.id, saysKeyboard)
+		if said := w.answer(w.tap(m, noButton)); !saysNothing.MatchString(said) {
+			t.Errorf("a late tap is told %q", said)
+		}
+		w.honest(t, a.Command, m.id, 1)
+		if keys := c.keys(); keys != key || decided.By != "keyboard" {
+			t.Errorf("%q was typed, decided by %s", keys, decided.By)
+		}
+	})
+}
+
+// TestHookTimesOut: run --timeout holds for hooks: nobody's answer is a refusal with its reason, and nothing is typed.
+func TestHookTimesOut(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, 3, []int{0, 1000, -1}, func(t *testing.T, paint int) {
+		a := ask{Command: "touch /srv/x", Paint: paint}
+		w, c, _, _ := claudeSession(t, "", play{Asks: []ask{a}}, "--timeout", "2s")
+		m := w.find(a.Command, noButton)
+		if r := c.until("decided", 0); r.By != "hook" || r.Text != "deny" || !saysExpired.Match(r.JSON) {
+			t.Errorf("%s by %s: %s", r.Text, r.By, r.JSON)
+		}
+		w.ended(m.id, saysExpired)
+		w.honest(t, a.Command, m.id, 1)
+		if keys := c.keys(); keys != "" {
+			t.Errorf("%q was typed", keys)
+		}
+	})
+}
+
+// TestHookCannotAnswer: what the hook could not write was not answered: nobody is told that it was, nothing is typed.
+func TestHookCannotAnswer(t *testing.T) {
+	needLinux(t)
+	t.Parallel()
+	beside(t, 2, []string{"full", "closed"}, func(t *testing.T, out string) {
+		a := ask{Command: "touch /srv/x", Paint: 200, Out: out}
+		w, c, dir, _ := claudeSession(t, "", play{Asks: []ask{a}})
+		m := w.find(a.Command, yesButton)
+		w.tap(m, yesButton)
+		c.until("hookend", 0)
+		p := promptOf(t, dir, a.Command, func(p *PromptRecord) bool { return p.over() })
+		if p.Status == Resolved {
+			t.Errorf("it is %s", p.Status)
+		}
+		if auditCount(t, dir, "REPLY_INJECTED") > 0 {
+			t.Error("the audit log has it as typed")
+		}
+		if keys := c.keys(); keys != "" || c.count("decided") > 0 {
+			t.Errorf("%q was typed, %d decided", keys, c.count("decided"))
+		}
+		w.unanswered(m.id)
+	})
+}
+
+// TestHookKilled: a hook that is killed answers nothing: the phone is told, the old buttons do nothing, nothing is typed
+// that was not asked of the dialog that stands there.
+func TestHookKilled(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, 2, []string{"while it asks", "after the decision"}, func(t *testing.T, moment string) {
+		a := ask{Command: "touch /srv/x", Paint: 200}
+		w, c, dir, _ := claudeSession(t, "", play{Asks: []ask{a}})
+		m := w.find(a.Command, yesButton)
+		c.until("paint", 0)
+		if moment == "after the decision" {
+			c.order(order{Signal: "STOP"})
+			w.tap(m, yesButton)
+			promptOf(t, dir, a.Command, func(p *PromptRecord) bool { return p.NonceUsed })
+		}
+		c.order(order{Signal: "KILL"})
+		c.until("hookend", 0)
+		w.unanswered(m.id)
+		if said := w.answer(w.tap(m, yesButton)); !saysNothing.MatchString(said) {
+			t.Errorf("a tap on the old button is told %q", said)
+		}
+		again := w.where("the dialog as a question of its own", func(n seen) bool {
+			_, ok := n.choice(noButton)
+			return n.id != m.id && ok && strings.Contains(n.text, a.Command)
+		})
+		if keys := c.keys(); keys != "" || auditCount(t, dir, "REPLY_INJECTED") > 0 {
+			t.Errorf("%q was typed", keys)
+		}
+		w.tap(again, noButton)
+		if r := c.until("decided", 0); r.By != "keyboard" || !strings.HasPrefix(r.Text, "No") && r.Text != "Esc" {
+			t.Errorf("the new No: %s by %s", r.Text, r.By)
+		}
+		w.honest(t, a.Command, m.id, 2)
+	})
+}
+
+// TestTextAboveAQuestionCounts: when anything above a question changes after it was shown, the old message's Yes types
+// nothing and says why; a message of its own, with its own buttons, shows the new text, and its Yes answers that.
+func TestTextAboveAQuestionCounts(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	type row struct {
+		name, ask, change string // ask: with %s for what it is about, change: likewise
+		before, after     string
+		late              bool // the old button is tapped when the new message is there
+	}
+	lines := strings.Repeat("some line of output\r\n", 30)
+	rows := []row{}
+	for _, shape := range []row{
+		{name: "in place", ask: "\x1b[H\x1b[J%s\r\nProceed? (y/n) ", change: "\x1b[H\x1b[J%s\r\nProceed? (y/n) "},
+		{name: "in place, blank line", ask: "\x1b[H\x1b[J%s\r\n\r\nProceed? (y/n) ",
+			change: "\x1b[H\x1b[J%s\r\n\r\nProceed? (y/n) "},
+		{name: "alternate screen", ask: "\x1b[?1049h\x1b[2J\x1b[H%s\r\n\r\nProceed? (y/n) ",
+			change: "\x1b7\x1b[1;1H%s\x1b[K\x1b8"},
+		{name: "scrolled", ask: lines + "%s\r\nProceed? (y/n) ", change: "\x1b7\x1b[1A\r%s\x1b[K\x1b8"},
+		{name: "scrolled, blank line", ask: lines + "%s\r\n\r\nProceed? (y/n) ", change: "\x1b7\x1b[2A\r%s\x1b[K\x1b8"},
+		{name: "asked anew below", ask: "%s\r\nProceed? (y/n) ", change: "\r\n%s\r\nProceed? (y/n) "},
+	} {
+		for _, late := range []bool{false, true} {
+			one := shape
+			one.before, one.after, one.late = "Delete the file a.txt", "Delete the file b.txt", late
+			rows = append(rows, one)
+		}
+		shape.before, shape.after = "$ rm -rf ~/x", "$ rm -rf ~/ x"
+		rows = append(rows, shape)
+	}
+	beside(t, 6, rows, func(t *testing.T, row row) {
+		w, c, dir, _ := stageSession(t, "")
+		c.show("a", fmt.Sprintf(row.ask, row.before))
+		m := w.find("Proceed?", yesButton)
+		if !strings.Contains(m.text, row.before) {
+			t.Errorf("the message does not show %q: %s", row.before, m.text)
+		}
+		c.show("b", fmt.Sprintf(row.change, row.after))
+		fresh := func() seen {
+			return w.where(row.after+" in a message of its own", func(n seen) bool {
+				_, ok := n.choice(yesButton)
+				return ok && n.id != m.id && strings.Contains(n.text, row.after)
+			})
+		}
+		if row.late {
+			fresh()
+		}
+		tap := w.tap(m, yesButton)
+		if said := w.answer(tap); row.late && !saysNothing.MatchString(said) {
+			t.Errorf("the old button says %q", said)
+		}
+		w.unanswered(m.id, saysReplaced, saysLost)
+		n := fresh()
+		for label, data := range m.buttons {
+			if n.buttons[label] == data {
+				t.Errorf("button %q is the same in both messages", label)
+			}
+		}
+		if keys := c.keys(); keys != "" || auditCount(t, dir, "REPLY_INJECTED") > 0 {
+			t.Errorf("the old button typed %q", keys)
+		}
+		w.tap(n, yesButton)
+		c.reads("b", "y\n")
+		if keys := c.keys(); keys != "y\n" {
+			t.Errorf("typed in all: %q", keys)
+		}
+	})
+}
+
+// TestTextChangesWhileItIsTapped: a Yes that is tapped in the moment when the text above it changes is never read by what
+// asks about something else. Nobody can look and type in one step, so what comes in a screen's first 20 ms does not count.
+func TestTextChangesWhileItIsTapped(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, 6, make([]int, rounds(t)), func(t *testing.T, _ int) {
+		w, c, dir, _ := stageSession(t, "")
+		c.show("a", "\x1b[H\x1b[JDelete the file a.txt\r\n\r\nProceed? (y/n) ")
+		m := w.find("Proceed?", yesButton)
+		changed := make(chan struct{})
+		go func() {
+			defer close(changed)
+			<-time.After(time.Duration(rand.IntN(150)) * time.Millisecond)
+			c.show("b", "\x1b[H\x1b[JDelete the file b.txt\r\n\r\nProceed? (y/n) ")
+		}()
+		<-time.After(time.Duration(rand.IntN(150)) * time.Millisecond)
+		w.tap(m, yesButton)
+		<-changed
+		p := promptOf(t, dir, "Proceed?", func(p *PromptRecord) bool { return p.MsgID == int64(m.id) && p.over() })
+		if p.Status == Resolved {
+			c.until("key", -1)
+		} else {
+			w.unanswered(m.id, saysReplaced, saysLost)
+		}
+		if keys := c.keysAt("b"); keys != "" {
+			t.Errorf("%q answers what was not shown", keys)
+		}
+	})
+}
+
+// TestRestlessText: text that keeps changing above a question brings at most six messages a minute.
+func TestRestlessText(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	long := 12 * time.Second
+	if os.Getenv("ATLASBRIDGE_TEST_ROUNDS") != "" {
+		long = time.Minute
+	}
+	shapes := []string{"\r\x1b[K12:00:%02d a line of a log\r\nProceed? (y/n) ",
+		"\x1b[H\x1b[J%d files done\r\nDelete them all\r\nProceed? (y/n) "}
+	beside(t, 2, shapes, func(t *testing.T, shape string) {
+		w, c, _, _ := stageSession(t, "")
+		pace := time.NewTicker(300 * time.Millisecond)
+		defer pace.Stop()
+		c.show("0", fmt.Sprintf(shape, 0))
+		w.find("Proceed?", anyButton)
+		end := time.Now().Add(long)
+		for i := 1; time.Now().Before(end); i++ {
+			<-pace.C
+			c.show(fmt.Sprint(i), fmt.Sprintf(shape, i))
+		}
+		if n := w.count("Proceed?"); n > 6 {
+			t.Errorf("%d messages in %v", n, long)
+		}
+	})
+}
+
+// TestNothingUnseenIsAllowed: an answer that grants comes with all of what it is about, or after "Show all" did.
+func TestNothingUnseenIsAllowed(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	words := func(n int) (all string) {
+		for i := range n {
+			all += fmt.Sprintf("w%03d ", i)
+		}
+		return all
+	}
+	command := func(rows int) (all string) {
+		for i := range rows {
+			all += fmt.Sprintf("run --now w%03d /srv/data \\\r\n", i)
+		}
+		return all
+	}
+	menu := "\r\nProceed?\r\n❯ Yes\r\n  No\r\n"
+	type row struct {
+		name  string
+		raw   bool
+		text  string
+		words int
+		want  string
+	}
+	beside(t, 7, []row{
+		{"a line of 1200", false, words(240) + "Proceed? (y/n) ", 240, "y\n"},
+		{"13 rows", false, command(13) + "Proceed? (y/n) ", 13, "y\n"},
+		{"40 rows", false, command(40) + "Proceed? (y/n) ", 40, "y\n"},
+		{"menu of 13 rows", true, "\x1b[?25l" + command(13) + menu, 13, "\r"},
+		{"menu of 40 rows", true, "\x1b[?25l" + command(40) + menu, 40, "\r"},
+		{"Enter after 13 rows", false, command(13) + "Press Enter to continue", 13, "\n"},
+		{"Enter after 40 rows", false, command(40) + "Press Enter to continue", 40, "\n"},
+	}, func(t *testing.T, row row) {
+		w, c, _, _ := stageSession(t, "")
+		c.order(order{Raw: row.raw, Name: "ask", Write: row.text})
+		m := w.where("a question", func(m seen) bool { return len(m.buttons) > 0 })
+		missing := func() (list []string) {
+			all := strings.Join(strings.Fields(w.texts()), "")
+			for i := range row.words {
+				if word := fmt.Sprintf("w%03d", i); !strings.Contains(all, word) {
+					list = append(list, word)
+				}
+			}
+			return list
+		}
+		if _, grants := m.choice(grantButton); !grants {
+			if _, ok := m.choice(noButton); !ok && row.want != "\n" {
+				t.Errorf("it cannot be refused: %v", m.buttons)
+			}
+			w.tap(m, showAllButton)
+			m = w.where("a Yes with all of it", func(m seen) bool {
+				_, ok := m.choice(grantButton)
+				return ok
+			})
+		}
+		if list := missing(); len(list) > 0 {
+			t.Errorf("%v can be tapped, and %d of %d words were never shown: %v", m.buttons, len(list), row.words, list)
+		}
+		w.tap(m, grantButton)
+		c.reads("ask", row.want)
+	})
+}
+
+// TestWaitingDecidesNothing: what nobody answers gets a refusal where one is known, Enter where it is bare, else nothing.
+func TestWaitingDecidesNothing(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	type row struct {
+		name  string
+		mode  string // "": a line is read; "raw"; "noecho"
+		text  string
+		typed string // a pattern of all that may be typed
+	}
+	pair := func(question, yes, no string) string { // as gum draws it
+		dim := "\x1b[38;5;59m"
+		return "\x1b[?25l\x1b[?2004h\r \x1b[1;38;5;99m" + question + "\x1b[0m\x1b[K\r\n\x1b[K\r\n \x1b[48;5;212m   \x1b[0m" +
+			"\x1b[38;5;230;48;5;212m" + yes + "\x1b[0m\x1b[48;5;212m   \x1b[0m  \x1b[48;5;235m   \x1b[0m\x1b[38;5;254;48;5;235m" +
+			no + "\x1b[0m\x1b[48;5;235m   \x1b[0m\x1b[K\r\n\x1b[K\r\n" + dim + "←→ toggle • enter submit • y " + yes + " • n " +
+			no + "\x1b[0m\x1b[K\x1b[100D"
+	}
+	beside(t, 8, []row{
+		{"default 1", "", "1. deploy\r\n2. abort\r\nChoose [1]: ", `^(2\n)?$`},
+		{"default 1, no refusal", "", "1. staging\r\n2. production\r\nChoose [1]: ", `^$`},
+		{"j/N", "", "Fortfahren? (j/N) ", `^([nN]\n)?$`},
+		{"o/n", "", "Continuer ? (o/n) ", `^([nN]\n)?$`},
+		{"Y/n", "", "Really delete it? [Y/n] ", `^[nN]\n$`},
+		{"y/N", "", "Really delete it? (y/N) ", `^[nN]\n$`},
+		{"bare Enter", "", "Press Enter to continue", `^\n$`},
+		{"Enter wipes", "", "Press [ENTER] to wipe the disk or Ctrl-C to cancel", `^$`},
+		{"Da Net", "raw", "\x1b[?25lUdalit fajl?\r\n❯ Da\r\n  Net\r\n", `^(\x1b\[B)*$`},
+		{"Да Нет", "raw", "\x1b[?25lУдалить файл?\r\n❯ Да\r\n  Нет\r\n", `^(\x1b\[B)*$`},
+		{"execute", "raw", "\x1b[?25lRun the tool?\r\n✓ Yes, execute this tool\r\n✗ No\r\n", `^(\x1b\[B)*$`},
+		{"pair of buttons", "raw", pair("Commit changes?", "Yes", "No"), `^(\x1b\[C|\t)*[nN]?$`},
+		{"pair of buttons, German", "raw", pair("Änderungen verwerfen?", "Ja", "Nein"), `^(\x1b\[C|\t)*[nN]?$`},
+		{"password", "noecho", "Password: ", `^$`},
+		{"text", "", "Name: ", `^$`},
+		{"choices unread", "raw", "\x1b[?25lWhich one? (use arrows)\r\n❯ staging\r\n  production\r\n", `^$`},
+	}, func(t *testing.T, row row) {
+		_, c, dir, _ := stageSession(t, "timeout_seconds = 2\npermission_timeout_seconds = 2\nstuck_timeout_seconds = 0.5")
+		c.order(order{Raw: row.mode == "raw", NoEcho: row.mode == "noecho", Name: "ask", Write: row.text})
+		promptOf(t, dir, "", func(p *PromptRecord) bool { return p.over() })
+		allowed := regexp.MustCompile(row.typed)
+		if !allowed.MatchString("") {
+			c.reads("ask", "\n")
+		}
+		<-time.After(1500 * time.Millisecond) // in which nothing more may come
+		if keys := c.keys(); !allowed.MatchString(keys) {
+			t.Errorf("%q was typed", keys)
+		}
+	})
+}
+
+// TestWaitingLeavesAPipeAlone: what is piped into a tool arrives as it is, whatever waits meanwhile.
+func TestWaitingLeavesAPipeAlone(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	type row struct {
+		script string
+		after  time.Duration // until the data comes
+	}
+	beside(t, 3, []row{
+		{`cat > "$0"`, time.Second},
+		{`cat > "$0"`, 4 * time.Second},
+		{`echo Press Enter to continue; cat > "$0"`, 4 * time.Second},
+	}, func(t *testing.T, row row) {
+		dir, file := home(t, "timeout_seconds = 1\nstuck_timeout_seconds = 0.5\n"), filepath.Join(t.TempDir(), "f")
+		cmd := exec.Command(os.Args[0], "run", "bash", "-c", row.script, file)
+		cmd.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(row.after)
+		if _, err := io.WriteString(in, "data\n"); err != nil {
+			t.Error(err)
+		}
+		if err := in.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+		if got, err := os.ReadFile(file); err != nil || string(got) != "data\n" {
+			t.Errorf("the file holds %q (%v)", got, err)
+		}
+	})
+}
+
+// TestTextSwitchedOff: with free_text_enabled = false the phone learns that a text is asked for and can press Enter or
+// leave it; a text from there is refused.
+func TestTextSwitchedOff(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, 3, []string{"enter", "leave", "text"}, func(t *testing.T, what string) {
+		w, c, _, _ := stageSession(t, "free_text_enabled = false")
+		c.show("ask", "Enter your name: ")
+		m := w.find("Enter your name", enterButton)
+		if _, ok := m.choice(leaveButton); !ok {
+			t.Errorf("it cannot be left: %v", m.buttons)
+		}
+		want := ""
+		switch what {
+		case "enter":
+			w.tap(m, enterButton)
+			c.reads("ask", "\n")
+			want = "\n"
+		case "leave":
+			w.tap(m, leaveButton)
+			w.settled(m.id)
+		case "text":
+			w.writes("Ada", m.id)
+			refuses := regexp.MustCompile(`(?i)✗|free.?text|switched off|nothing was done`)
+			w.where("that the text is refused", func(n seen) bool { return n.id > m.id && refuses.MatchString(n.text) })
+		}
+		if keys := c.keys(); keys != want {
+			t.Errorf("%q was typed, want %q", keys, want)
+		}
+	})
+}
+
+// TestAnsweredOnlyWhatWasTyped: what was decided when the program had already ended is never "answered". What was decided
+// just before may have been typed in time: nobody can look and type in one step.
+func TestAnsweredOnlyWhatWasTyped(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, 6, make([]int, rounds(t)), func(t *testing.T, _ int) {
+		w, c, dir, x := stageSession(t, "")
+		c.show("ask", "Go? (y/n) ")
+		m := w.find("Go?", yesButton)
+		w.tap(m, yesButton)
+		<-time.After(time.Duration(rand.IntN(30)) * time.Millisecond)
+		c.order(order{Exit: true})
+		gone := c.until("gone", -1).At.Add(20 * time.Millisecond)
+		select {
+		case <-x.code:
+		case <-time.After(patience):
+			t.Fatal("it does not end")
+		}
+		p := promptOf(t, dir, "Go?", func(p *PromptRecord) bool { return p.over() })
+		after := w.now(m.id)
+		if len(after.buttons) > 0 {
+			t.Errorf("it still has buttons: %v", after.buttons)
+		}
+		if p.DecidedAt == nil || p.DecidedAt.Before(gone) {
+			return
+		}
+		if saysAnswered.MatchString(after.text) || auditCount(t, dir, "REPLY_INJECTED") > 0 {
+			t.Errorf("decided when nobody could read it, and it says %s", after.text)
+		}
+	})
+}
+
+// TestProgramEndsAsItIsAnswered: an answer that finds its program gone is "not delivered", never "answered".
+func TestProgramEndsAsItIsAnswered(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	check := func(t *testing.T, w *watch, dir string, id int) {
+		if p := promptOf(t, dir, "Go?", func(p *PromptRecord) bool { return p.over() }); p.Status != Failed {
+			t.Errorf("it is %s", p.Status)
+		}
+		if auditCount(t, dir, "REPLY_INJECTED") > 0 {
+			t.Error("the audit log has it as typed")
+		}
+		w.unanswered(id, saysLost)
+	}
+	beside(t, 2, []string{"before it is known", "while its child holds the terminal"}, func(t *testing.T, moment string) {
+		w := newWatch(t)
+		c := newPuppet(t, "tool", "puppet")
+		dir := home(t, w.config("away_after_seconds = 0"))
+		if moment == "while its child holds the terminal" {
+			bridge(t, dir, "run", "sh", "-c", `trap "" HUP; sleep 30 & exec "$0"`, c.tool)
+			c.show("ask", "Go? (y/n) ")
+			m := w.find("Go?", yesButton)
+			c.order(order{Exit: true})
+			c.until("gone", -1)
+			w.tap(m, yesButton)
+			check(t, w, dir, m.id)
+			return
+		}
+		x := bridge(t, dir, "run", c.tool)
+		signal := func(name string) {
+			if out, err := exec.Command("sh", "-c", fmt.Sprintf("kill -%s %d", name, x.pty.PID())).CombinedOutput(); err != nil {
+				t.Fatalf("%s: %v", out, err)
+			}
+		}
+		c.show("ask", "Go? (y/n) ")
+		m := w.find("Go?", yesButton)
+		id := openPrompt(t, dir)
+		signal("STOP") // so that it learns of both at once
+		bridge(t, dir, "answer", shortID(id), "y")
+		promptOf(t, dir, "Go?", func(p *PromptRecord) bool { return p.NonceUsed })
+		c.order(order{Exit: true})
+		c.until("gone", -1)
+		signal("CONT")
+		check(t, w, dir, m.id)
+	})
+}
+
+// TestPhoneIsNotTheKeyboard: keys and texts that come from the phone are recorded and shown as the phone's.
+func TestPhoneIsNotTheKeyboard(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	check := func(t *testing.T, w *watch, dir, text string, id int) {
+		p := promptOf(t, dir, text, func(p *PromptRecord) bool { return p.over() && (id == 0 || p.MsgID == int64(id)) })
+		if by := decidedBy(p); by != "telegram:1001" {
+			t.Errorf("it is %s by %q", p.Status, by)
+		}
+		after := w.where("the outcome", func(m seen) bool {
+			return m.id == id && (saysPhone.MatchString(m.text) || saysKeyboard.MatchString(m.text))
+		})
+		if saysKeyboard.MatchString(after.text) {
+			t.Errorf("it says %s", after.text)
+		}
+	}
+	beside(t, 3, []string{"/keys ENTER", "/keys TAB ENTER", "text"}, func(t *testing.T, what string) {
+		if what != "text" {
+			w, c, dir, _ := stageSession(t, "")
+			c.show("ask", "Continue? (y/n) ")
+			m := w.find("Continue?", yesButton)
+			w.writes(what, 0)
+			c.reads("ask", "\n")
+			c.show("over", "\x1b[H\x1b[Jworking on it\r\n")
+			check(t, w, dir, "Continue?", m.id)
+			return
+		}
+		w, c, dir, _ := claudeSession(t, "away_after_seconds = 0\nnotify_idle = true", play{})
+		c.until("done", -1)
+		p := promptOf(t, dir, "", func(p *PromptRecord) bool { return p.Idle && p.Status == AwaitingReply })
+		w.writes("go on", int(p.MsgID))
+		if r := c.until("message", -1); r.Text != "go on" {
+			t.Errorf("it got %q", r.Text)
+		}
+		check(t, w, dir, "", int(p.MsgID))
+	})
+}
+
+// TestPrintedStatusIsNotBelieved: what a shown file says about the state of the terminal neither silences a question nor
+// replaces its words.
+func TestPrintedStatusIsNotBelieved(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	message := base64.StdEncoding.EncodeToString([]byte("approve Bash: harmless"))
+	beside(t, 4, []string{
+		"\x1b]7501;state=working:app=claude-code\a",
+		"\x1b]7501;state=working\x1b\\",
+		"\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=" + message + "\a",
+		"\x1b]7501;state=done:app=claude-code\a\x1b]0;◐ Claude Code\a",
+	}, func(t *testing.T, printed string) {
+		w, c, _, _ := stageSession(t, "")
+		c.show("file", "$ cat notes\r\n"+printed+"some notes\r\n")
+		c.show("ask", "Delete all? (y/n) ")
+		m := w.find("Delete all?", yesButton)
+		w.tap(m, yesButton)
+		c.reads("ask", "y\n")
+		w.settled(m.id)
+		if strings.Contains(w.texts(), "harmless") {
+			t.Error("the phone shows the words of the file")
+		}
+	})
+}
+
+// TestKeysWhileAnswering: a key that was typed for one question never answers the next one.
+func TestKeysWhileAnswering(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, 6, make([]int, rounds(t)), func(t *testing.T, _ int) {
+		w := newWatch(t)
+		x := bridge(t, home(t, w.config("away_after_seconds = 0")), "run", "bash", "-c",
+			`read -p "Go? (y/n) " a; read -p "Delete all? (y/n) " b; echo "got [$a][$b]"; read c`)
+		second := func() bool {
+			x.mu.Lock()
+			defer x.mu.Unlock()
+			return strings.Contains(x.scr.Text(), "Delete all?")
+		}
+		m := w.find("Go?", yesButton)
+		w.tap(m, yesButton)
+		<-time.After(time.Duration(rand.IntN(30000)) * time.Microsecond)
+		if second() {
+			return // the key would rightly be the second question's
+		}
+		x.types("y\r")
+		if second() {
+			return // who knows
+		}
+		x.sees("Delete all?")
+		<-time.After(time.Second) // longer than anything holds a key back
+		x.types("n\r")
+		x.sees("got [")
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if shown := x.scr.Text(); !strings.Contains(shown, "got [y][n]") {
+			t.Errorf("a key for the first question answers the second:\n%s", shown)
+		}
+	})
+}
+
+// TestNoKeyIsLost: whatever is typed arrives, all of it and in order, a question on the phone or not.
+func TestNoKeyIsLost(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, 2, []string{"ready", "Go? (y/n) "}, func(t *testing.T, shown string) {
+		_, c, dir, x := stageSession(t, "")
+		c.order(order{Raw: true, Name: "ask", Write: shown})
+		if shown != "ready" {
+			openPrompt(t, dir)
+		}
+		want := ""
+		for i := 0; len(want) < 3000; i++ {
+			piece := fmt.Sprintf("%d,", i)[rand.IntN(2):]
+			x.types(piece)
+			want += piece
+			<-time.After(time.Duration(rand.IntN(1500)) * time.Microsecond) // as fast as a paste over a slow line
+		}
+		c.that("it read all", func() bool {
+			got := ""
+			for _, r := range c.reports {
+				if r.What == "key" {
+					got += r.Text
+				}
+			}
+			return got == want
+		})
+	})
+}
+
+// TestAskAgain: a question that nobody answered and that still stands can be asked again, in a new message with buttons of
+// its own, and then be answered.
+func TestAskAgain(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	red := regexp.MustCompile(`(?i)red|^\W*1`)
+	w, c, _, _ := stageSession(t, "timeout_seconds = 3\npermission_timeout_seconds = 3")
+	c.show("ask", "Colours\r\n1) red\r\n2) green\r\nChoose a number: ")
+	m := w.where("the list", func(m seen) bool {
+		_, ok := m.choice(red)
+		return ok
+	})
+	over := w.find(saysExpiredWord(w, m.id), againButton)
+	w.tap(over, againButton)
+	n := w.where("it in a new message", func(n seen) bool {
+		_, ok := n.choice(red)
+		return ok && n.id != m.id
+	})
+	for label, data := range m.buttons {
+		if n.buttons[label] == data {
+			t.Errorf("button %q is the same in both messages", label)
+		}
+	}
+	w.tap(n, red)
+	c.reads("ask", "1\n")
+	if keys := c.keys(); keys != "1\n" {
+		t.Errorf("typed in all: %q", keys)
+	}
+}
+
+// saysExpiredWord waits until a message says that nobody answered, and returns the word for it.
+func saysExpiredWord(w *watch, id int) string {
+	w.t.Helper()
+	m := w.where("that nobody answered", func(m seen) bool { return m.id == id && overWord.MatchString(m.text) })
+	return overWord.FindString(m.text)
+}
+
+var overWord = regexp.MustCompile(`(?i)⌛|nobody answered|no answer`)
+
+/* ===== The bench: a phone that remembers, tools that do as they are told ===== */
+
+// beside runs f for every row in a subtest of its own, so many at a time: they mostly wait.
+func beside[T any](t *testing.T, width int, rows []T, f func(*testing.T, T)) {
+	t.Helper()
+	var all sync.WaitGroup
+	room := make(chan struct{}, width)
+	for i, row := range rows {
+		name := fmt.Sprintf("%d %.30q", i, fmt.Sprint(row))
+		if v := reflect.ValueOf(row); v.Kind() == reflect.Struct && v.FieldByName("name").IsValid() {
+			name = fmt.Sprint(i, " ", v.FieldByName("name"))
+		}
+		room <- struct{}{}
+		all.Go(func() {
+			defer func() { <-room }()
+			t.Run(name, func(t *testing.T) { f(t, row) })
+		})
+	}
+	all.Wait()
+}
+
+// ---- watch: a phone that remembers every message as it was at any time ----
+
+type watch struct {
+	*phone
+	past []seen            // guarded by phone.mu: what was sent or edited, in order
+	said map[string]string // guarded by phone.mu: what a tap was told, by its id
+	taps int               // guarded by phone.mu
+}
+
+// seen is a message at one time.
+type seen struct {
+	phoneMessage
+	sent bool // it came, else it was edited
+}
+
+func newWatch(t *testing.T) *watch {
+	p := &phone{t: t, next: make(chan struct{}), lastID: 100}
+	w := &watch{phone: p, said: map[string]string{}}
+	p.server = httptest.NewServer(w)
+	t.Cleanup(p.server.Close)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the phone shows:\n%s", p.dump())
+		}
+	})
+	return w
+}
+
+// ServeHTTP remembers what passes on its way to the phone. A document counts as a message with its content as text.
+func (w *watch) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	method := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
+	if method == "getUpdates" {
+		w.phone.ServeHTTP(rw, r)
+		return
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return // the caller has gone
+	}
+	if method == "sendDocument" {
+		body = documentAsMessage(r.Header.Get("Content-Type"), body)
+		r.URL.Path = strings.TrimSuffix(r.URL.Path, method) + "sendMessage"
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	answer := httptest.NewRecorder()
+	w.phone.ServeHTTP(answer, r)
+	var sent struct {
+		Text     string          `json:"text"`
+		ID       int             `json:"message_id"`
+		Callback string          `json:"callback_query_id"`
+		Markup   json.RawMessage `json:"reply_markup"`
+	}
+	var got struct {
+		Result struct {
+			ID int `json:"message_id"`
+		} `json:"result"`
+	}
+	_, _ = json.Unmarshal(body, &sent), json.Unmarshal(answer.Body.Bytes(), &got) // of another shape: nothing to remember
+	w.change(func() {
+		switch {
+		case strings.HasPrefix(method, "send"):
+			w.past = append(w.past, seen{phoneMessage{id: got.Result.ID, text: sent.Text, buttons: buttonsOf(sent.Markup)}, true})
+		case strings.HasPrefix(method, "editMessage"):
+			w.past = append(w.past, seen{phoneMessage{id: sent.ID, text: sent.Text, buttons: buttonsOf(sent.Markup)}, false})
+		case method == "answerCallbackQuery":
+			w.said[sent.Callback] = sent.Text
+		}
+	})
+	rw.Write(answer.Body.Bytes())
+}
+
+// documentAsMessage is the JSON of a sendMessage that says what a sendDocument carries.
+func documentAsMessage(contentType string, body []byte) []byte {
+	_, boundary, _ := strings.Cut(contentType, "boundary=")
+	fields := map[string]any{}
+	parts := multipart.NewReader(bytes.NewReader(body), strings.Trim(boundary, `"`))
+	text := ""
+	for part, err := parts.NextPart(); err == nil; part, err = parts.NextPart() {
+		content, readErr := io.ReadAll(part)
+		switch {
+		case readErr != nil:
+			text += readErr.Error()
+		case part.FormName() == "reply_markup":
+			fields["reply_markup"] = json.RawMessage(content)
+		case part.FormName() == "caption" || part.FileName() != "":
+			text += string(content) + "\n"
+		}
+	}
+	fields["text"] = text
+	out, err := json.Marshal(fields)
+	if err != nil {
+		return []byte(`{"text":"a document that cannot be read"}`)
+	}
+	return out
+}
+
+// choice is the label of a button for that purpose.
+func (m seen) choice(purpose *regexp.Regexp) (label string, ok bool) {
+	for _, label := range slices.Sorted(maps.Keys(m.buttons)) {
+		if purpose.MatchString(label) && (purpose != lastingButton || !noButton.MatchString(label)) {
+			return label, true
+		}
+	}
+	return "", false
+}
+
+// where waits for a message as it is now that fits.
+func (w *watch) where(what string, fits func(seen) bool) seen {
+	w.t.Helper()
+	deadline := time.After(patience)
+	for {
+		w.mu.Lock()
+		next := w.next
+		for _, m := range w.messages {
+			if fits(seen{phoneMessage: m}) {
+				w.mu.Unlock()
+				return seen{phoneMessage: m}
+			}
+		}
+		w.mu.Unlock()
+		select {
+		case <-next:
+		case <-deadline:
+			w.t.Fatalf("the phone never shows %s", what)
+		}
+	}
+}
+
+// find waits for a message that holds text and has a button for that purpose.
+func (w *watch) find(text string, purpose *regexp.Regexp) seen {
+	w.t.Helper()
+	return w.where(fmt.Sprintf("%q with a button %v", text, purpose), func(m seen) bool {
+		_, ok := m.choice(purpose)
+		return ok && strings.Contains(m.text, text)
+	})
+}
+
+// settled waits until a message has no buttons any more.
+func (w *watch) settled(id int) seen {
+	w.t.Helper()
+	return w.where(fmt.Sprintf("message %d without buttons", id), func(m seen) bool {
+		return m.id == id && len(m.buttons) == 0
+	})
+}
+
+// ended waits until a message has no buttons any more and says one of these; what is on its way is not over.
+func (w *watch) ended(id int, words ...*regexp.Regexp) seen {
+	w.t.Helper()
+	return w.where(fmt.Sprintf("message %d with its outcome, one of %v", id, words), func(m seen) bool {
+		says := func(one *regexp.Regexp) bool { return one.MatchString(m.text) }
+		return m.id == id && len(m.buttons) == 0 && slices.ContainsFunc(words, says)
+	})
+}
+
+// unanswered waits until a message has no buttons any more and does not say that it was answered.
+func (w *watch) unanswered(id int, words ...*regexp.Regexp) seen {
+	w.t.Helper()
+	return w.where(fmt.Sprintf("message %d as not answered, one of %v", id, words), func(m seen) bool {
+		says := func(one *regexp.Regexp) bool { return one.MatchString(m.text) }
+		return m.id == id && len(m.buttons) == 0 && !says(saysAnswered) &&
+			(len(words) == 0 || slices.ContainsFunc(words, says))
+	})
+}
+
+// now is a message as it is.
+func (w *watch) now(id int) seen {
+	w.t.Helper()
+	return w.where(fmt.Sprint("message ", id), func(m seen) bool { return m.id == id })
+}
+
+// texts is all that was ever shown.
+func (w *watch) texts() (all string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, m := range w.past {
+		all += m.text + "\n"
+	}
+	for _, m := range w.messages { // past is a moment behind
+		all += m.text + "\n"
+	}
+	return all
+}
+
+// count is how many messages came that hold text.
+func (w *watch) count(text string) (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, m := range w.past {
+		if m.sent && strings.Contains(m.text, text) {
+			n++
+		}
+	}
+	return n
+}
+
+// tap presses a button of a message as it was seen, and returns the tap's id.
+func (w *watch) tap(m seen, purpose *regexp.Regexp) (id string) {
+	w.t.Helper()
+	label, ok := m.choice(purpose)
+	if !ok {
+		w.t.Errorf("no button %v to tap; there are %v", purpose, m.buttons)
+	}
+	w.change(func() {
+		w.taps++
+		id = fmt.Sprint("tap", w.taps)
+	})
+	w.update(map[string]any{"callback_query": map[string]any{"id": id, "data": m.buttons[label],
+		"from": map[string]any{"id": 1001, "first_name": "Operator"},
+		"message": map[string]any{"message_id": m.id, "date": time.Now().Unix(),
+			"chat": map[string]any{"id": 1001, "type": "private"}}}})
+	return id
+}
+
+// answer waits for what a tap is told.
+func (w *watch) answer(id string) (said string) {
+	w.t.Helper()
+	deadline := time.After(patience)
+	for {
+		w.mu.Lock()
+		said, told := w.said[id]
+		next := w.next
+		w.mu.Unlock()
+		if told {
+			return said
+		}
+		select {
+		case <-next:
+		case <-deadline:
+			w.t.Fatalf("tap %s is told nothing", id)
+		}
+	}
+}
+
+// honest checks the life of a message: text came in so many messages; a label always meant the same, and an answer always
+// had the same label; buttons that went never came back.
+func (w *watch) honest(t *testing.T, text string, id, messages int) {
+	t.Helper()
+	if n := w.count(text); n != messages {
+		t.Errorf("%d messages show %q, want %d", n, text, messages)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	meant, named, over := map[string]string{}, map[string]string{}, false
+	for _, m := range w.past {
+		if m.id != id {
+			continue
+		}
+		if over && len(m.buttons) > 0 {
+			t.Errorf("buttons come back: %v", m.buttons)
+		}
+		over = over || len(m.buttons) == 0
+		for label, data := range m.buttons {
+			if was, ok := meant[label]; ok && was != data {
+				t.Errorf("button %q meant %s and means %s", label, was, data)
+			}
+			if was, ok := named[data]; ok && was != label {
+				t.Errorf("%s was called %q and is called %q", data, was, label)
+			}
+			meant[label], named[data] = data, label
+		}
+	}
+}
+
+// promptOf waits for a prompt in the state that shows text and fits.
+func promptOf(t *testing.T, dir, text string, fits func(*PromptRecord) bool) *PromptRecord {
+	t.Helper()
+	all := ""
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); <-time.After(20 * time.Millisecond) {
+		st, err := openStore(dir)
+		if err != nil {
+			continue // it is being written
+		}
+		v, err := st.View()
+		st.Close()
+		if err != nil {
+			continue
+		}
+		all = ""
+		for _, p := range v.Prompts {
+			if strings.Contains(p.Question+p.Excerpt+p.Full, text) && fits(p) {
+				return p
+			}
+			all += fmt.Sprintf("%s %q %s %s\n", p.ID, p.Question, p.Status, p.Reason)
+		}
+	}
+	t.Fatalf("no prompt %q in that state; prompts:\n%s", text, all)
+	return nil
+}
+
+// decidedBy is who decided, "" nobody.
+func decidedBy(p *PromptRecord) string {
+	if p.DecidedBy == nil {
+		return ""
+	}
+	return *p.DecidedBy
+}
+
+// auditCount is how many entries of that name the audit log has.
+func auditCount(t *testing.T, dir, event string) int {
+	t.Helper()
+	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(string(log), `"event":"`+event+`"`)
+}
+
+// ---- puppet: a tool in a terminal that does what the test says, and tells what it read while which screen stood ----
+
+// order is what the test has a tool do.
+type order struct {
+	Seq    int
+	Name   string // of the screen from now on
+	Write  string
+	Raw    bool   // the terminal is made raw before
+	NoEcho bool   // it no longer echoes
+	Exit   bool   // the tool ends
+	Signal string // what claude's hooks get
+	Play   *play  // what claude does
+}
+
+// report is what a tool tells.
+type report struct {
+	At     time.Time
+	What   string // done key shown hook hookend paint decided ran message done
+	Seq    int
+	Dialog int
+	By     string
+	Text   string
+	Screen string // that stood when a key was read
+	Early  bool   // in its first 20 ms: nobody can look and type in one step
+	JSON   json.RawMessage
+}
+
+type puppet struct {
+	t       *testing.T
+	tool    string // the path of the script that starts it
+	mu      sync.Mutex
+	orders  *json.Encoder // nil until it has called; guarded like what follows
+	reports []report
+	next    chan struct{}
+	seq     int
+}
+
+// newPuppet makes a tool of that name; mode is what the test binary becomes.
+func newPuppet(t *testing.T, name, mode string) *puppet {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &puppet{t: t, tool: filepath.Join(t.TempDir(), name), next: make(chan struct{})}
+	script := fmt.Sprintf("#!/bin/sh\ncase $1 in --version) echo '2.1.330 (Claude Code)'; exit;; esac\n"+
+		"ATLASBRIDGE_TEST_CHILD=%q exec %q \"$@\"\n", mode+" "+listener.Addr().String(), os.Args[0])
+	syscall.ForkLock.RLock() // no child has the file open for writing when it is started: that fails with "text file busy"
+	err = os.WriteFile(c.tool, []byte(script), 0o700)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	go c.listen(listener)
+	t.Cleanup(func() {
+		_ = listener.Close() // it may be closed
+		if t.Failed() {
+			t.Logf("the tool tells:\n%s", c.log())
+		}
+	})
+	return c
+}
+
+// listen gathers the reports until the tool is gone.
+func (c *puppet) listen(listener net.Listener) {
+	conn, err := listener.Accept()
+	if err != nil {
+		return // the test is over
+	}
+	defer conn.Close()
+	c.change(func() { c.orders = json.NewEncoder(conn) })
+	reports := json.NewDecoder(conn)
+	for {
+		var r report
+		if err := reports.Decode(&r); err != nil {
+			c.change(func() { c.reports = append(c.reports, report{At: time.Now(), What: "gone"}) })
+			return
+		}
+		c.change(func() { c.reports = append(c.reports, r) })
+	}
+}
+
+func (c *puppet) change(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
+	close(c.next)
+	c.next = make(chan struct{})
+}
+
+// log is all that was told.
+func (c *puppet) log() (all string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.reports {
+		all += fmt.Sprintf("%s %s dialog %d by %q %q screen %q early %v %s\n", r.At.Format("05.000"), r.What, r.Dialog, r.By,
+			r.Text, r.Screen, r.Early, r.JSON)
+	}
+	return all
+}
+
+// that waits until something holds.
+func (c *puppet) that(what string, holds func() bool) {
+	c.t.Helper()
+	deadline := time.After(patience)
+	for {
+		c.mu.Lock()
+		ok, next := holds(), c.next
+		c.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-next:
+		case <-deadline:
+			c.t.Fatalf("the tool never tells: %s", what)
+		}
+	}
+}
+
+// until waits for such a report; dialog -1: of any.
+func (c *puppet) until(what string, dialog int) (found report) {
+	c.t.Helper()
+	c.that(fmt.Sprintf("%s of dialog %d", what, dialog), func() bool {
+		i := slices.IndexFunc(c.reports, func(r report) bool { return r.What == what && (dialog < 0 || r.Dialog == dialog) })
+		if i >= 0 {
+			found = c.reports[i]
+		}
+		return i >= 0
+	})
+	return found
+}
+
+func (c *puppet) count(what string) (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.reports {
+		if r.What == what {
+			n++
+		}
+	}
+	return n
+}
+
+// keys is all it read, but for what came too early.
+func (c *puppet) keys() string { return c.keysAt("") }
+
+// keysAt is what it read while that screen stood, "" any.
+func (c *puppet) keysAt(screen string) (keys string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.reports {
+		if r.What == "key" && !r.Early && (screen == "" || r.Screen == screen) {
+			keys += r.Text
+		}
+	}
+	return keys
+}
+
+// reads waits until it has read want, while that screen stood.
+func (c *puppet) reads(screen, want string) {
+	c.t.Helper()
+	c.that(fmt.Sprintf("it read %q at %q", want, screen), func() bool {
+		keys := ""
+		for _, r := range c.reports {
+			if r.What == "key" && !r.Early && r.Screen == screen {
+				keys += r.Text
+			}
+		}
+		return strings.Contains(keys, want)
+	})
+}
+
+// order waits until the tool is there and has done it.
+func (c *puppet) order(o order) {
+	c.t.Helper()
+	c.that("hello", func() bool { return c.orders != nil })
+	c.mu.Lock()
+	c.seq++
+	o.Seq = c.seq
+	err := c.orders.Encode(o)
+	c.mu.Unlock()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if !o.Exit {
+		c.that(fmt.Sprint("order ", o.Seq, " done"), func() bool {
+			return slices.ContainsFunc(c.reports, func(r report) bool { return r.What == "obeyed" && r.Seq == o.Seq })
+		})
+	}
+}
+
+// show has it write text, after which the screen has that name.
+func (c *puppet) show(name, text string) {
+	c.t.Helper()
+	c.order(order{Name: name, Write: text})
+}
+
+// toldOnFailure has the log of a failed test show the screen.
+func (x *terminal) toldOnFailure() {
+	x.t.Cleanup(func() {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if x.t.Failed() {
+			x.t.Logf("the terminal shows:\n%s", x.scr.Text())
+		}
+	})
+}
+
+// stageSession runs a puppet under atlasbridge.
+func stageSession(t *testing.T, config string, flags ...string) (*watch, *puppet, string, *terminal) {
+	t.Helper()
+	w := newWatch(t)
+	c := newPuppet(t, "tool", "puppet")
+	dir := home(t, w.config("away_after_seconds = 0\n"+config))
+	x := bridge(t, dir, slices.Concat([]string{"run"}, flags, []string{c.tool})...)
+	x.toldOnFailure()
+	return w, c, dir, x
+}
+
+// claudeSession runs a stand-in for claude under atlasbridge.
+func claudeSession(t *testing.T, config string, p play, flags ...string) (*watch, *puppet, string, *terminal) {
+	t.Helper()
+	w := newWatch(t)
+	c := newPuppet(t, "claude", "claude")
+	if config == "" {
+		config = "away_after_seconds = 0\nnotify_idle = false"
+	}
+	dir := home(t, w.config(config))
+	x := bridge(t, dir, slices.Concat([]string{"run"}, flags, []string{c.tool})...)
+	x.toldOnFailure()
+	c.order(order{Play: &p})
+	return w, c, dir, x
+}
+
+// ---- the tools themselves: what the test binary becomes ----
+
+// childTool is such a tool until it ends; false: mode is none.
+func childTool(mode string) bool {
+	name, addr, _ := strings.Cut(mode, " ")
+	if name != "puppet" && name != "claude" {
+		return false
+	}
+	os.Unsetenv("ATLASBRIDGE_TEST_CHILD")
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		fmt.Println("calling the test:", err)
+		os.Exit(9)
+	}
+	l := &wire{reports: json.NewEncoder(conn), orders: json.NewDecoder(conn)}
+	if name == "puppet" {
+		l.obey()
+	} else {
+		newActor(l).act()
+	}
+	return true
+}
+
+// wire is a tool's connection to its test.
+type wire struct {
+	mu      sync.Mutex // guards reports, screen and changed
+	reports *json.Encoder
+	orders  *json.Decoder
+	screen  string
+	changed time.Time
+}
+
+// tell ends the tool when nobody listens any more.
+func (l *wire) tell(r report) {
+	r.At = time.Now()
+	if err := l.reports.Encode(r); err != nil {
+		os.Exit(0)
+	}
+}
+
+// obey does what the test says and tells every key with the screen that stood when it was read.
+func (l *wire) obey() {
+	go func() {
+		buf := make([]byte, 4096)
+		for {
+			n, err := os.Stdin.Read(buf)
+			l.mu.Lock()
+			l.tell(report{What: "key", Text: string(buf[:n]), Screen: l.screen,
+				Early: time.Since(l.changed) < 20*time.Millisecond})
+			l.mu.Unlock()
+			if err != nil && err != io.EOF { // which is no more than a ^D
+				os.Exit(0)
+			}
+		}
+	}()
+	for {
+		var o order
+		if err := l.orders.Decode(&o); err != nil || o.Exit {
+			os.Exit(0)
+		}
+		if o.Raw {
+			l.raw()
+		}
+		if o.NoEcho {
+			stty := exec.Command("stty", "-echo")
+			stty.Stdin = os.Stdin
+			if err := stty.Run(); err != nil {
+				fmt.Println("stty:", err)
+				os.Exit(9)
+			}
+		}
+		l.mu.Lock()
+		if o.Name != "" {
+			l.screen, l.changed = o.Name, time.Now()
+		}
+		fmt.Print(o.Write)
+		l.tell(report{What: "obeyed", Seq: o.Seq})
+		l.mu.Unlock()
+	}
+}
+
+// raw makes the terminal raw, for good.
+func (l *wire) raw() {
+	if _, err := term.MakeRaw(int(os.Stdin.Fd())); err != nil {
+		fmt.Println("making the terminal raw:", err)
+		os.Exit(9)
+	}
+}
+
+// ---- the actor: claude's terminal, hooks and dialogs as measured ----
+
+// play is what claude is to ask.
+type play struct {
+	Asks     []ask
+	Together bool  // all hooks are called at once
+	Order    []int // of the dialogs; nil: of the hooks
+	Deaf     int   // ms in which a new dialog ignores keys
+}
+
+type ask struct {
+	Command     string
+	Suggestions json.RawMessage `json:",omitempty"`
+	Paint       int             // ms from the hook's call to the dialog; -1: there is none, as with -p
+	Halves      bool            // it is painted in two steps, 150 ms apart
+	Out         string          // the hook's standard output: "" a pipe, "full" /dev/full, "closed" a pipe that nobody reads
+}
+
+type actor struct {
+	*wire
+	play     play
+	hooks    map[string][]string // commands by event
+	asked    []bool              // the hooks were called
+	decided  []bool
+	running  map[int]*exec.Cmd // permission hooks
+	speaks   bool              // the terminal knows OSC 7501
+	up       int               // the dialog that stands, -1 none
+	coming   int               // the one that will be painted, -1 none
+	pointer  int
+	paintAt  time.Time
+	idle     bool
+	box      string // what stands in the input box
+	blink    bool
+	happened chan func() // for the one goroutine that owns all this
+}
+
+var (
+	statusAnswer  = regexp.MustCompile("\x1b\\]7501;\\?(\x1b\\\\|\a)")
+	pasteBrackets = strings.NewReplacer("\x1b[200~", "", "\x1b[201~", "")
+	dialogOptions = []string{"Yes", "Yes, and always allow access to out/ from this project",
+		"Yes, and switch to auto mode", "No"}
+)
+
+func newActor(l *wire) *actor {
+	return &actor{wire: l, hooks: map[string][]string{}, running: map[int]*exec.Cmd{}, up: -1, coming: -1,
+		happened: make(chan func(), 100)}
+}
+
+// act never returns: the tool ends with its terminal or with the test.
+func (a *actor) act() {
+	a.readSettings(os.Args[1:])
+	a.raw()
+	go a.readKeys()
+	go a.readOrders()
+	fmt.Print("\x1b[?2004h\x1b]0;✳ Claude Code\a\x1b[?1049h\x1b[2J\x1b[H\x1b[?25l\x1b]7501;?\a")
+	for tick := time.NewTicker(600 * time.Millisecond); ; {
+		select {
+		case f := <-a.happened:
+			f()
+		case <-tick.C:
+			a.blink = !a.blink
+			if a.up >= 0 && time.Since(a.paintAt) > time.Second {
+				mark := " "
+				if a.blink {
+					mark = "●"
+				}
+				fmt.Print("\x1b[H\x1b[2B\r" + mark + "\x1b[24;1H")
+			}
+		}
+	}
+}
+
+// readSettings takes the hooks from the last --settings.
+func (a *actor) readSettings(args []string) {
+	var settings struct {
+		Hooks map[string][]struct{ Hooks []struct{ Command string } }
+	}
+	for i, arg := range args {
+		text, ok := strings.CutPrefix(arg, "--settings=")
+		if arg == "--settings" && i+1 < len(args) {
+			text, ok = args[i+1], true
+		}
+		if ok {
+			if err := json.Unmarshal([]byte(text), &settings); err != nil {
+				a.tell(report{What: "settings", Text: err.Error()})
+			}
+		}
+	}
+	for event, groups := range settings.Hooks {
+		for _, group := range groups {
+			for _, hook := range group.Hooks {
+				a.hooks[event] = append(a.hooks[event], hook.Command)
+			}
+		}
+	}
+}
+
+func (a *actor) readKeys() {
+	buf := make([]byte, 4096)
+	for {
+		n, err := os.Stdin.Read(buf)
+		if err != nil {
+			os.Exit(0)
+		}
+		chunk := string(buf[:n])
+		a.happened <- func() { a.keys(chunk) }
+	}
+}
+
+func (a *actor) readOrders() {
+	for {
+		var o order
+		if err := a.orders.Decode(&o); err != nil || o.Exit {
+			os.Exit(0)
+		}
+		a.happened <- func() {
+			if o.Play != nil {
+				a.play = *o.Play
+				a.asked = make([]bool, len(a.play.Asks))
+				a.decided = make([]bool, len(a.play.Asks))
+				a.paintBox()
+				a.later(150*time.Millisecond, a.work)
+			}
+			for _, cmd := range a.running {
+				if o.Signal != "" {
+					a.signal(cmd, o.Signal)
+				}
+			}
+			a.tell(report{What: "obeyed", Seq: o.Seq})
+		}
+	}
+}
+
+// signal reaches the hook's whole process group.
+func (a *actor) signal(cmd *exec.Cmd, name string) {
+	kill := fmt.Sprintf("kill -%s -%d", name, cmd.Process.Pid)
+	if out, err := exec.Command("sh", "-c", kill).CombinedOutput(); err != nil {
+		a.tell(report{What: "signal", Text: string(out)})
+	}
+}
+
+func (a *actor) later(d time.Duration, f func()) {
+	time.AfterFunc(d, func() { a.happened <- f })
+}
+
+// state tells the terminal what is done, where it wants to know.
+func (a *actor) state(words string) {
+	if a.speaks {
+		fmt.Printf("\x1b]7501;%s\a", words)
+	}
+}
+
+// work goes on with what is not asked yet, or shows the next dialog, or ends the turn.
+func (a *actor) work() {
+	if a.up >= 0 || a.coming >= 0 {
+		return
+	}
+	waiting := slices.IndexFunc(a.asked, func(asked bool) bool { return !asked })
+	next := a.nextDialog()
+	switch {
+	case next >= 0 && a.play.Asks[next].Paint >= 0:
+		a.comes(next)
+	case next >= 0: // there is no dialog: the hook alone decides
+	case waiting >= 0:
+		fmt.Print("\x1b]0;◐ Claude Code\a")
+		a.state("state=working:app=claude-code")
+		a.paint("✶ Brewing…", "")
+		for i := range a.play.Asks {
+			if a.play.Together || i == waiting {
+				a.asked[i] = true
+			}
+		}
+		go func() {
+			for i := range a.play.Asks {
+				if a.play.Together || i == waiting {
+					a.runHooks(i, "PreToolUse", nil)
+				}
+			}
+			a.happened <- func() { a.request(waiting) }
+		}()
+	case !a.idle && !slices.Contains(a.decided, false):
+		a.idle = true
+		go func() {
+			a.runHooks(0, "Stop", nil)
+			a.happened <- func() {
+				fmt.Print("\x1b]0;✳ Claude Code\a")
+				a.state("state=done:app=claude-code")
+				a.paintBox()
+				a.tell(report{What: "done", Dialog: -1})
+			}
+		}()
+	}
+}
+
+// nextDialog is the first in order that was asked and is not decided, -1 none.
+func (a *actor) nextDialog() int {
+	for n := range a.play.Asks {
+		i := n
+		if a.play.Order != nil {
+			i = a.play.Order[n]
+		}
+		if a.asked[i] && !a.decided[i] {
+			return i
+		}
+	}
+	return -1
+}
+
+// request calls the permission hooks, of this one or of all.
+func (a *actor) request(first int) {
+	for i := range a.play.Asks {
+		if i == first || a.play.Together {
+			a.tell(report{What: "hook", Dialog: i})
+			ready := make(chan struct{})
+			go a.runHooks(i, "PermissionRequest", ready)
+			<-ready
+		}
+	}
+	if n := a.nextDialog(); n >= 0 && a.play.Asks[n].Paint >= 0 {
+		a.comes(n)
+	}
+}
+
+// comes tells that this dialog waits, and paints it when its time has come.
+func (a *actor) comes(i int) {
+	a.coming = i
+	fmt.Print("\x1b]0;✳ Claude Code\a")
+	words := base64.StdEncoding.EncodeToString([]byte("approve Bash: " + a.play.Asks[i].Command))
+	a.state("state=blocked:app=claude-code:kind=permission:msg=" + words)
+	a.later(time.Duration(a.play.Asks[i].Paint)*time.Millisecond, func() {
+		a.coming = -1
+		if a.decided[i] {
+			a.work()
+			return
+		}
+		a.up, a.pointer, a.paintAt = i, 0, time.Now()
+		if a.play.Asks[i].Halves {
+			a.paintDialog(true)
+			a.later(150*time.Millisecond, func() {
+				if a.up == i {
+					a.paintDialog(false)
+				}
+			})
+		} else {
+			a.paintDialog(false)
+		}
+		a.tell(report{What: "paint", Dialog: i})
+	})
+}
+
+// paint shows rows from the top and the last row, with the cursor behind what stands in the box.
+func (a *actor) paint(rows string, foot string) {
+	lines := strings.Split(rows, "\n")
+	for len(lines) < 23 {
+		lines = append(lines, "")
+	}
+	fmt.Print("\x1b[H" + strings.Join(append(lines[:23], foot), "\x1b[K\r\n") + "\x1b[K\x1b[24;1H")
+}
+
+func (a *actor) paintBox() {
+	rule := strings.Repeat("─", 80)
+	a.paint("● Hello\n\n"+rule+"\n❯\u00a0"+a.box+"\n"+rule+"\n  ? for shortcuts", "")
+	fmt.Printf("\x1b[4;%dH", 3+len(a.box))
+	if !a.idle {
+		a.state("state=idle:app=claude-code")
+	}
+}
+
+func (a *actor) paintDialog(half bool) {
+	command := a.play.Asks[a.up].Command
+	out := "> go on\n\n● Bash(" + command + ")\n  ⎿  Running…\n\n" + strings.Repeat("─", 80) + "\n Bash command\n\n   " + command +
+		"\n   Do it\n\n"
+	if half {
+		a.paint(out, "")
+		return
+	}
+	out += " Do you want to proceed?\n"
+	for i, option := range dialogOptions {
+		mark := "   "
+		if i == a.pointer {
+			mark = " ❯ "
+		}
+		out += fmt.Sprintf("%s%d. %s\n", mark, i+1, option)
+	}
+	a.paint(out+"\n Esc to cancel · Tab to amend", "")
+}
+
+// keys does what a chunk of input does: as measured, one with more than a key in it is ignored by a dialog.
+func (a *actor) keys(chunk string) {
+	rest := statusAnswer.ReplaceAllString(chunk, "")
+	if rest != chunk {
+		a.speaks = true
+		a.state("state=idle:app=claude-code")
+	}
+	if rest == "" {
+		return
+	}
+	a.tell(report{What: "key", Dialog: a.up, Text: rest})
+	switch {
+	case a.up >= 0 && time.Since(a.paintAt) < time.Duration(a.play.Deaf)*time.Millisecond:
+	case a.up >= 0 && rest == "\x1b":
+		a.decide(a.up, "keyboard", "Esc", nil)
+	case a.up >= 0 && rest == "\r":
+		a.decide(a.up, "keyboard", dialogOptions[a.pointer], nil)
+	case a.up >= 0 && len(rest) == 1 && rest >= "1" && rest <= "4":
+		a.decide(a.up, "keyboard", dialogOptions[rest[0]-'1'], nil)
+	case a.up >= 0 && rest == "\x1b[A":
+		a.pointer = max(0, a.pointer-1)
+		a.paintDialog(false)
+	case a.up >= 0 && rest == "\x1b[B":
+		a.pointer = min(len(dialogOptions)-1, a.pointer+1)
+		a.paintDialog(false)
+	case a.idle && strings.HasPrefix(rest, "\x1b[200~"):
+		a.box += pasteBrackets.Replace(rest)
+		a.paintBox()
+	case a.idle && rest == "\r":
+		a.tell(report{What: "message", Text: a.box})
+		a.box = ""
+		a.paintBox()
+		fmt.Print("\x1b]0;◐ Claude Code\a")
+		a.state("state=working:app=claude-code")
+		a.later(300*time.Millisecond, func() {
+			fmt.Print("\x1b]0;✳ Claude Code\a")
+			a.state("state=done:app=claude-code")
+		})
+	case a.idle && rest >= " ":
+		a.box += strings.TrimSuffix(rest, "\r")
+		a.paintBox()
+		if strings.HasSuffix(rest, "\r") && len(rest) < 64 {
+			a.keys("\r")
+		}
+	}
+}
+
+// decide ends a question, once, and goes on a moment later.
+func (a *actor) decide(i int, by, text string, decision json.RawMessage) {
+	if a.decided[i] {
+		a.tell(report{What: "late", Dialog: i, By: by, Text: text})
+		return
+	}
+	a.decided[i] = true
+	a.tell(report{What: "decided", Dialog: i, By: by, Text: text, JSON: decision})
+	if a.up == i {
+		a.up = -1
+		fmt.Print("\x1b]0;◐ Claude Code\a")
+		a.state("state=working:app=claude-code")
+		a.paint("✶ Brewing…", "")
+	}
+	go func() {
+		if text == "allow" || strings.HasPrefix(text, "Yes") {
+			a.runHooks(i, "PostToolUse", nil)
+		}
+		a.later(150*time.Millisecond, a.work)
+	}()
+}
+
+// runHooks calls an event's hooks and waits for them; ready is closed when the first has started, or there is none.
+func (a *actor) runHooks(i int, event string, ready chan struct{}) {
+	one := ask{}
+	if i < len(a.play.Asks) {
+		one = a.play.Asks[i]
+	}
+	input := map[string]any{"session_id": "5e551011", "transcript_path": "", "cwd": "/", "prompt_id": "p",
+		"permission_mode": "default", "hook_event_name": event}
+	if event == "Stop" {
+		input["stop_hook_active"], input["last_assistant_message"] = false, "That is done."
+	} else {
+		input["tool_name"] = "Bash"
+		input["tool_input"] = map[string]string{"command": one.Command, "description": "Do it"}
+	}
+	if event == "PermissionRequest" {
+		input["permission_suggestions"] = []any{}
+		if len(one.Suggestions) > 0 {
+			input["permission_suggestions"] = one.Suggestions
+		}
+	} else {
+		input["tool_use_id"] = fmt.Sprint("toolu_", i)
+	}
+	text, err := json.Marshal(input)
+	if err != nil {
+		a.happened <- func() { a.tell(report{What: "trouble", Text: err.Error()}) }
+	}
+	for _, command := range a.hooks[event] {
+		out, err := a.runHook(i, event, command, text, ready)
+		ready = nil
+		if event == "PermissionRequest" {
+			a.happened <- func() {
+				delete(a.running, i)
+				a.tell(report{What: "hookend", Dialog: i, Text: out, By: fmt.Sprint(err)})
+				a.hookSaid(i, out)
+			}
+		}
+	}
+	if ready != nil {
+		close(ready)
+	}
+}
+
+// runHook is one hook as claude runs it: by sh, in a session of its own, without a terminal.
+func (a *actor) runHook(i int, event, command string, input []byte, ready chan struct{}) (string, error) {
+	var out bytes.Buffer
+	cmd := exec.Command("sh", "-c", command)
+	cmd.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "CLAUDECODE=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	if session := reflect.ValueOf(cmd.SysProcAttr).Elem().FieldByName("Setsid"); session.IsValid() {
+		session.SetBool(true)
+	}
+	cmd.Stdin, cmd.Stdout = bytes.NewReader(input), &out
+	switch {
+	case event != "PermissionRequest":
+	case a.play.Asks[i].Out == "full":
+		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+		if err != nil {
+			return "", err
+		}
+		defer full.Close()
+		cmd.Stdout = full
+	case a.play.Asks[i].Out == "closed":
+		r, w, err := os.Pipe()
+		if err != nil {
+			return "", err
+		}
+		_ = r.Close() // nobody reads
+		defer w.Close()
+		cmd.Stdout = w
+	}
+	err := cmd.Start()
+	if err == nil && ready != nil {
+		a.running[i] = cmd // the owner waits for ready
+	}
+	if ready != nil {
+		close(ready)
+	}
+	if err != nil {
+		return "", err
+	}
+	err = cmd.Wait()
+	return out.String(), err
+}
+
+// hookSaid takes a hook's decision, if it is one.
+func (a *actor) hookSaid(i int, out string) {
+	var said struct {
+		Out struct {
+			Decision json.RawMessage
+		} `json:"hookSpecificOutput"`
+	}
+	var decision struct{ Behavior string }
+	if err := json.Unmarshal([]byte(out), &said); err != nil {
+		return // no decision: the dialog stays
+	}
+	if err := json.Unmarshal(said.Out.Decision, &decision); err != nil {
+		return
+	}
+	if decision.Behavior == "allow" || decision.Behavior == "deny" {
+		a.decide(i, "hook", decision.Behavior, said.Out.Decision)
 	}
 }
 
@@ -4922,6 +6928,1172 @@ func FuzzUpdate(f *testing.F) {
 	})
 }
 
+/* ===== Telegram: what a question's message says in the end ===== */
+
+// chatServer is a Bot API that knows what its messages say, and does to a request what the test wants.
+type chatServer struct {
+	*httptest.Server
+	t *testing.T
+
+	mu       sync.Mutex
+	fate     func(method string, p map[string]any) fate // what becomes of a request; nil: it is carried out
+	updates  []string
+	messages map[int64]*chatMessage
+	lastID   int64
+	done     []chatEdit    // what was carried out, in order
+	flying   map[int64]int // edits under way by message
+	maxFly   int           // the most there were at a time
+	twice    int           // edits that changed nothing
+	changed  chan struct{}
+}
+type chatMessage struct {
+	text    string
+	buttons int
+}
+type chatEdit struct {
+	at      time.Time
+	method  string
+	msg     int64
+	text    string
+	buttons int
+}
+
+// fate is what becomes of a request. The zero value: it is carried out and answered.
+type fate struct {
+	hold   <-chan struct{} // it is held until this is closed
+	answer string          // it is not carried out, and answered so
+	cut    bool            // the connection is closed instead of an answer
+	late   <-chan struct{} // cut at once, and carried out when this is closed
+}
+
+func newChatServer(t *testing.T) *chatServer {
+	s := &chatServer{t: t, messages: map[int64]*chatMessage{}, lastID: 100, flying: map[int64]int{},
+		changed: make(chan struct{})}
+	s.Server = httptest.NewServer(s)
+	t.Cleanup(func() {
+		s.CloseClientConnections()
+		s.Close()
+	})
+	return s
+}
+
+// chatEnv is a tgEnv whose messages are kept by a chatServer.
+type chatEnv struct {
+	*tgEnv
+	chat *chatServer
+}
+
+func newChatEnv(t *testing.T) *chatEnv {
+	e := &chatEnv{newTGEnv(t), newChatServer(t)}
+	e.through(e.Telegram)
+	return e
+}
+
+func (e *chatEnv) through(tg *Telegram) *Telegram {
+	cfg := *tg.cfg.Load()
+	cfg.APIBase = e.chat.URL
+	tg.cfg.Store(&cfg)
+	return tg
+}
+
+// process is a Telegram as another process of the same user has it.
+func (e *chatEnv) process() *Telegram { return e.through(e.other(e.store.Dir)) }
+
+// receiver is one that polls, as far as a test wants.
+func (e *chatEnv) receiver(tg *Telegram) *receiver {
+	return &receiver{Telegram: tg, ctx: e.t.Context(), lastOK: time.Now()}
+}
+
+func (s *chatServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	method := filepath.Base(r.URL.Path)
+	var p map[string]any
+	if err := json.NewDecoder(r.Body).Decode(&p); err != nil {
+		http.Error(w, "not JSON", http.StatusTeapot)
+		return
+	}
+	if method == "getUpdates" {
+		s.serveUpdates(w, r, p)
+		return
+	}
+	msg, _ := p["message_id"].(float64)
+	s.mu.Lock()
+	edit := strings.HasPrefix(method, "editMessage")
+	if edit {
+		s.flying[int64(msg)]++
+		s.maxFly = max(s.maxFly, s.flying[int64(msg)])
+	}
+	todo := fate{}
+	if s.fate != nil {
+		todo = s.fate(method, p)
+	}
+	s.mu.Unlock()
+	if todo.hold != nil {
+		<-todo.hold
+	}
+	if todo.late != nil {
+		go func() {
+			<-todo.late
+			s.carryOut(method, p)
+		}()
+	}
+	answer := todo.answer
+	if answer == "" && todo.late == nil {
+		answer = s.carryOut(method, p)
+	}
+	s.mu.Lock()
+	if edit {
+		s.flying[int64(msg)]--
+	}
+	s.mu.Unlock()
+	if todo.cut || todo.late != nil {
+		panic(http.ErrAbortHandler)
+	}
+	fmt.Fprint(w, answer)
+}
+
+func (s *chatServer) serveUpdates(w http.ResponseWriter, r *http.Request, p map[string]any) {
+	offset, _ := p["offset"].(float64)
+	end := time.After(100 * time.Millisecond)
+	for {
+		s.mu.Lock()
+		s.updates = slices.DeleteFunc(s.updates, func(u string) bool { return tgID(u) < int64(offset) })
+		batch, changed := strings.Join(s.updates, ","), s.changed
+		s.mu.Unlock()
+		select {
+		case <-end:
+			fmt.Fprintf(w, `{"ok":true,"result":[%s]}`, batch)
+			return
+		case <-r.Context().Done():
+			return
+		default:
+		}
+		if batch != "" {
+			fmt.Fprintf(w, `{"ok":true,"result":[%s]}`, batch)
+			return
+		}
+		select {
+		case <-changed:
+		case <-end:
+			fmt.Fprint(w, `{"ok":true,"result":[]}`)
+			return
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+// carryOut does to the messages what a request asks for, and returns the answer.
+func (s *chatServer) carryOut(method string, p map[string]any) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.wake()
+	msg, _ := p["message_id"].(float64)
+	id := int64(msg)
+	m := s.messages[id]
+	next := chatMessage{}
+	if m != nil {
+		next = *m
+	}
+	if text, ok := p["text"].(string); ok {
+		next.text = text
+	}
+	next.buttons = chatButtons(p)
+	switch {
+	case method == "sendMessage":
+		s.lastID++
+		id = s.lastID
+	case !strings.HasPrefix(method, "editMessage"):
+		return `{"ok":true,"result":true}`
+	case m == nil:
+		return `{"ok":false,"error_code":400,"description":"Bad Request: message to edit not found"}`
+	case *m == next && method == "editMessageText":
+		s.twice++
+		return `{"ok":false,"error_code":400,"description":"Bad Request: message is not modified"}`
+	}
+	s.messages[id] = &next
+	s.done = append(s.done, chatEdit{time.Now(), method, id, next.text, next.buttons})
+	return fmt.Sprintf(`{"ok":true,"result":{"message_id":%d,"date":1,"chat":{"id":1001}}}`, id)
+}
+
+func chatButtons(p map[string]any) (n int) {
+	markup, _ := p["reply_markup"].(map[string]any)
+	rows, _ := markup["inline_keyboard"].([]any)
+	return len(rows)
+}
+
+func (s *chatServer) wake() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+func (s *chatServer) send(updates ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.updates = append(s.updates, updates...)
+	s.wake()
+}
+
+// decides sets what becomes of the requests to come.
+func (s *chatServer) decides(f func(method string, p map[string]any) fate) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fate = f
+}
+
+// first gives the first edit its fate, and tells when it is there.
+func (s *chatServer) first(todo fate) (there <-chan struct{}) {
+	arrived := make(chan struct{})
+	n := 0
+	s.decides(func(method string, _ map[string]any) fate {
+		if !strings.HasPrefix(method, "editMessage") {
+			return fate{}
+		}
+		n++
+		if n > 1 {
+			return fate{}
+		}
+		close(arrived)
+		return todo
+	})
+	return arrived
+}
+
+// edits are those that were carried out on the message, 0: on any.
+func (s *chatServer) edits(msg int64) (done []chatEdit) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.done {
+		if strings.HasPrefix(e.method, "editMessage") && (msg == 0 || e.msg == msg) {
+			done = append(done, e)
+		}
+	}
+	return done
+}
+
+func (s *chatServer) message(id int64) chatMessage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.messages[id] == nil {
+		return chatMessage{}
+	}
+	return *s.messages[id]
+}
+
+// comesTrue until a condition holds.
+func comesTrue(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(15 * time.Second); !holds(); {
+		if time.Now().After(end) {
+			t.Fatalf("it never came that %s", what)
+		}
+		<-time.After(2 * time.Millisecond)
+	}
+}
+
+// says checks what a message says at last, and that it has no buttons.
+func (e *chatEnv) says(msg int64, want string) {
+	e.t.Helper()
+	if m := e.chat.message(msg); m.buttons != 0 || !strings.Contains(m.text, want) {
+		e.t.Errorf("message %d says %q with %d rows of buttons, want %q and none", msg, m.text, m.buttons, want)
+	}
+}
+
+// paid checks that nothing is owed.
+func (e *chatEnv) paid() {
+	e.t.Helper()
+	owed, _, err := e.store.Owed(nil)
+	if len(owed) > 0 || err != nil {
+		e.t.Errorf("owed: %v, %v; the first is %s and its message says %q, replaced %v", len(owed), err, owed[0].Status,
+			owed[0].MsgStatus, owed[0].OldMsgIDs)
+	}
+}
+
+// over decides a question and takes it to the status, without an edit.
+func (e *chatEnv) over(p *PromptRecord, to State) *PromptRecord {
+	e.t.Helper()
+	if to != Canceled && to != Failed && to != Expired {
+		_, why, err := e.store.Decide(storeTap(p, "y"), time.Now())
+		if err != nil || why != "" {
+			e.t.Fatal(why, err)
+		}
+	}
+	for _, step := range map[State][]State{Injected: {Injected}, Resolved: {Injected, Resolved}, Canceled: {Canceled},
+		Failed: {Failed}}[to] {
+		if moved, err := e.store.Move(p.ID, step, nil); !moved || err != nil {
+			e.t.Fatal(moved, err)
+		}
+	}
+	return e.prompt(p.ID)
+}
+
+// settling calls Settle beside the test, so often, and waits until that is known to all; the result waits for them.
+func (e *chatEnv) settling(tg *Telegram, p *PromptRecord, times int) (wait func()) {
+	e.t.Helper()
+	var all sync.WaitGroup
+	users := func() int {
+		tg.postsMu.Lock()
+		defer tg.postsMu.Unlock()
+		if tg.posts[p.ID] == nil {
+			return 0
+		}
+		return tg.posts[p.ID].users
+	}
+	before := users()
+	var ended sync.Map
+	for i := range times {
+		all.Go(func() {
+			defer ended.Store(i, true)
+			if err := tg.Settle(e.t.Context(), p, e.s); err != nil {
+				e.t.Errorf("Settle: %v", err)
+			}
+		})
+	}
+	comesTrue(e.t, "Settle was called", func() bool {
+		n := 0
+		ended.Range(func(any, any) bool {
+			n++
+			return true
+		})
+		return users()+n >= before+times
+	})
+	return all.Wait
+}
+
+// One edit of a message is under way at a time; what comes meanwhile leaves once, as the last truth.
+func TestEditsInOrder(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.ask(yesNo)
+	e.chat.messages[p.MsgID].text = "asked some time ago"
+	held := make(chan struct{})
+	there := e.chat.first(fate{hold: held})
+	first := e.settling(e.Telegram, p, 1)
+	<-there
+	e.over(p, ReplyReceived)
+	second := e.settling(e.Telegram, p, 1)
+	e.store.Move(p.ID, Injected, nil)
+	e.store.Move(p.ID, Resolved, nil)
+	third := e.settling(e.Telegram, p, 2)
+	close(held)
+	first()
+	second()
+	third()
+	e.says(p.MsgID, "✅ Answered")
+	if n := e.chat.edits(p.MsgID); len(n) != 2 || n[0].buttons == 0 {
+		t.Errorf("edits: %v", n)
+	}
+	if e.chat.maxFly != 1 || e.chat.twice != 0 {
+		t.Errorf("%d edits at a time, %d that changed nothing", e.chat.maxFly, e.chat.twice)
+	}
+	e.paid()
+	if len(e.posts) != 0 {
+		t.Errorf("%d posts are kept of what is over", len(e.posts))
+	}
+}
+
+// Somebody who gives up waiting for an edit leaves the order to those who still wait.
+func TestGivingUpKeepsTheOrder(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.over(e.ask(yesNo), ReplyReceived)
+	held := make(chan struct{})
+	there := e.chat.first(fate{hold: held})
+	first := e.settling(e.Telegram, p, 1)
+	<-there
+	impatient, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := e.Settle(impatient, p, e.s); err == nil {
+		t.Error("an edit that was given up counts as done")
+	}
+	e.store.Move(p.ID, Injected, nil)
+	e.store.Move(p.ID, Resolved, nil)
+	last := e.settling(e.Telegram, p, 1)
+	if n := e.chat.edits(p.MsgID); len(n) != 0 {
+		t.Errorf("an edit overtook another: %v", n)
+	}
+	close(held)
+	first()
+	last()
+	e.says(p.MsgID, "✅ Answered")
+	if e.chat.maxFly != 1 {
+		t.Errorf("%d edits at a time", e.chat.maxFly)
+	}
+	e.paid()
+}
+
+// What an edit says is the truth of the moment in which it leaves: after its turn, and anew for each attempt.
+func TestEditsAreWrittenWhenTheyLeave(t *testing.T) {
+	again := `{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`
+	broken := `{"ok":false,"error_code":502,"description":"Bad Gateway"}`
+	for name, answer := range map[string]string{"its turn": "", "429": again, "502": broken} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newChatEnv(t)
+			p := e.ask(yesNo)
+			held := make(chan struct{})
+			there := e.chat.first(fate{hold: held, answer: answer})
+			if answer == "" {
+				e.turn(func(time.Time) time.Time { return time.Now().Add(1200 * time.Millisecond) })
+				there = nil
+			}
+			wait := e.settling(e.Telegram, p, 1)
+			if there != nil {
+				<-there
+			}
+			e.over(p, Resolved)
+			close(held)
+			wait()
+			e.says(p.MsgID, "✅ Answered")
+			if n := len(e.chat.edits(p.MsgID)); n != 1 || e.chat.twice != 0 {
+				t.Errorf("%d edits, %d changed nothing", n, e.chat.twice)
+			}
+		})
+	}
+}
+
+// An edit that has become superfluous while it waited is dropped.
+func TestSuperfluousEditIsDropped(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.ask(yesNo)
+	e.over(p, Resolved)
+	e.turn(func(time.Time) time.Time { return time.Now().Add(800 * time.Millisecond) })
+	wait := e.settling(e.Telegram, p, 1)
+	if err := e.process().store.Edited(p.ID, p.MsgID, Resolved); err != nil { // another process was quicker
+		t.Fatal(err)
+	}
+	wait()
+	if n := e.chat.edits(0); len(n) != 0 {
+		t.Errorf("edits: %v", n)
+	}
+}
+
+// A tick of the process that polls, overtaken by the outcome of the session's process, does not bring the buttons back.
+func TestTickOvertakenByOutcome(t *testing.T) {
+	for name, lost := range map[string]bool{"slow": false, "without an answer": true} {
+		t.Run(name, func(t *testing.T) {
+			e := newChatEnv(t)
+			p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
+			poller := e.process()
+			r := e.receiver(poller)
+			held := make(chan struct{})
+			there := e.chat.first(fate{hold: held, cut: lost})
+			r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+"1")
+			<-there
+			if _, why, err := e.store.Decide(storeTap(p, "1"), time.Now()); err != nil || why != "" {
+				t.Fatal(why, err)
+			}
+			e.store.Move(p.ID, Injected, nil)
+			e.store.Move(p.ID, Resolved, nil)
+			e.settling(e.Telegram, p, 1)()
+			e.says(p.MsgID, "✅ Answered")
+			close(held)
+			r.work.Wait()
+			e.says(p.MsgID, "✅ Answered")
+			if lost { // it can still be carried out: that is looked at again
+				if owed, _, _ := e.store.Owed(nil); len(owed) != 1 {
+					t.Errorf("%d owed", len(owed))
+				}
+				e.settling(e.Telegram, p, 1)()
+			}
+			e.paid()
+		})
+	}
+}
+
+// Of ticks that come while one is under way the last is shown, and none twice.
+func TestTicksInOrder(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
+	r := e.receiver(e.Telegram)
+	held := make(chan struct{})
+	there := e.chat.first(fate{hold: held})
+	tick := func(keys string) {
+		r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+keys)
+	}
+	users := func(n int) func() bool {
+		return func() bool {
+			e.postsMu.Lock()
+			defer e.postsMu.Unlock()
+			return e.posts[p.ID] != nil && e.posts[p.ID].users == n
+		}
+	}
+	tick("1")
+	<-there
+	tick("1,2")
+	comesTrue(t, "the second tick waits", users(2))
+	tick("1,3")
+	comesTrue(t, "the third tick waits", users(3))
+	close(held)
+	r.work.Wait()
+	tick("1,3")
+	r.work.Wait()
+	if n := e.chat.edits(p.MsgID); len(n) != 2 || n[1].buttons == 0 {
+		t.Errorf("edits: %v", n)
+	}
+	tick("")
+	r.work.Wait()
+	if n := e.chat.edits(p.MsgID); len(n) != 3 {
+		t.Errorf("unticking: %v", n)
+	}
+	e.over(p, Canceled)
+	tick("1")
+	r.work.Wait()
+	e.says(p.MsgID, "🚫 Canceled")
+}
+
+// What a process left undone when it died is done by whoever polls next, in the order in which it came about, within
+// the rate; and questions go first.
+func TestDebtsArePaid(t *testing.T) {
+	e := newChatEnv(t)
+	var owed []*PromptRecord
+	for i := range 8 {
+		p := yesNo
+		p.Idle = i == 7
+		q := storeQuestion(e.s.ID)
+		q.Prompt = p.Prompt
+		if err := storeUpdate(e.store, q); err != nil {
+			t.Fatal(err)
+		}
+		id := int64(10 + i)
+		e.chat.messages[id] = &chatMessage{text: "open", buttons: 2}
+		e.store.Move(q.ID, Routed, nil)
+		e.store.Move(q.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = id })
+		owed = append(owed, e.over(e.prompt(q.ID), []State{Resolved, Canceled, Failed}[i%3]))
+	}
+	begin := time.Now()
+	poller := e.process()
+	stop := e.poll(poller)
+	comesTrue(t, "the first are paid", func() bool { return len(e.chat.edits(0)) >= 4 })
+	asking := time.Now()
+	asked := e.ask(yesNo)
+	if took := time.Since(asking); took > 600*time.Millisecond {
+		t.Errorf("a question waited for %v behind debts", took)
+	}
+	comesTrue(t, "all are paid", func() bool { return len(e.chat.edits(0)) >= len(owed) })
+	comesTrue(t, "that is recorded", func() bool {
+		left, _, _ := e.store.Owed(nil)
+		return len(left) == 0
+	})
+	for i, edit := range e.chat.edits(0) {
+		if edit.msg != owed[i].MsgID {
+			t.Errorf("edit %d is of message %d", i, edit.msg)
+		}
+		e.says(edit.msg, map[State]string{Resolved: "Answered", Canceled: "Canceled", Failed: "Not delivered"}[owed[i].Status])
+	}
+	e.chat.mu.Lock()
+	for i, d := range e.chat.done {
+		if earliest := begin.Add(time.Duration(i-3) * 1050 * time.Millisecond); d.at.Before(earliest) {
+			t.Errorf("request %d left %v too early", i, earliest.Sub(d.at))
+		}
+	}
+	e.chat.mu.Unlock()
+	stop()
+	e.poll(e.Telegram)
+	comesTrue(t, "it polls", e.polling.Load)
+	if n := e.chat.edits(0); len(n) != len(owed) || e.chat.twice != 0 {
+		t.Errorf("%d edits, %d that changed nothing", len(n), e.chat.twice)
+	}
+	if m := e.chat.message(asked.MsgID); m.buttons == 0 {
+		t.Error("the open question lost its buttons")
+	}
+}
+
+// A debt that comes about while somebody polls is paid soon; a living session pays its own, for a while; a decision of
+// a dead session waits for its end to be recorded.
+func TestWhoPays(t *testing.T) {
+	e := newChatEnv(t)
+	poller := e.process()
+	e.poll(poller)
+	comesTrue(t, "it polls", poller.polling.Load)
+	p := e.ask(yesNo)
+	e.over(p, Resolved)
+	comesTrue(t, "it is paid", func() bool { return len(e.chat.edits(p.MsgID)) == 1 })
+	e.says(p.MsgID, "✅ Answered")
+
+	r := e.receiver(e.Telegram)
+	release, err := e.store.HoldSession(e.s.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	alive := PromptRecord{Head: Head{At: time.Now()}, SessionID: e.s.ID, Status: Resolved, MsgID: 1}
+	for _, c := range []struct {
+		name   string
+		change func(*PromptRecord)
+		ends   bool
+		want   bool
+	}{
+		{"its session lives", func(*PromptRecord) {}, false, false},
+		{"for long", func(p *PromptRecord) { p.At = p.At.Add(-debtsPatience - time.Second) }, false, true},
+		{"only a replaced message", func(p *PromptRecord) { p.MsgStatus, p.OldMsgIDs = Resolved, []int64{7} }, false, true},
+		{"a replaced one, too", func(p *PromptRecord) { p.OldMsgIDs = []int64{7} }, false, false},
+		{"its session is dead", func(*PromptRecord) {}, true, true},
+		{"not reaped", func(p *PromptRecord) { p.Status = ReplyReceived }, true, false},
+	} {
+		if c.ends {
+			release()
+		}
+		p := alive
+		c.change(&p)
+		if r.mustPay(&p) != c.want {
+			t.Errorf("%s: mustPay = %v", c.name, !c.want)
+		}
+	}
+}
+
+// Nothing is looked for while nothing changes.
+func TestOwedLooksOnlyAtChanges(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.over(e.ask(yesNo), Resolved)
+	owed, changed, err := e.store.Owed(nil)
+	if err != nil || len(owed) != 1 || owed[0].ID != p.ID {
+		t.Fatal(owed, err)
+	}
+	again, same, err := e.store.Owed(changed)
+	if err != nil || again != nil || same != changed {
+		t.Errorf("unchanged: %v, %v", again, err)
+	}
+	if err := e.process().store.Edited(p.ID, p.MsgID, Resolved); err != nil {
+		t.Fatal(err)
+	}
+	again, same, err = e.store.Owed(changed)
+	if err != nil || len(again) != 0 || same == changed {
+		t.Errorf("changed by another process: %v, %v", again, err)
+	}
+}
+
+// A message that is gone, or takes no edit, is paid; what keeps the whole chat from working is not.
+func TestDebtsOfMessagesThatAreGone(t *testing.T) {
+	for text, paid := range map[string]bool{
+		"400,Bad Request: message to edit not found": true,
+		"400,Bad Request: message can't be edited":   true,
+		"400,Bad Request: MESSAGE_ID_INVALID":        true,
+		"400,Bad Request: MESSAGE_TOO_LONG":          true,
+		"400,Bad Request: chat not found":            false,
+		"403,Forbidden: bot was blocked by the user": false,
+		"404,Not Found": false,
+		"400,Bad Request: group chat was upgraded to a supergroup chat": false,
+	} {
+		t.Run(text, func(t *testing.T) {
+			e := newChatEnv(t)
+			p := e.over(e.ask(yesNo), Resolved)
+			code, description, _ := strings.Cut(text, ",")
+			tries := 0
+			e.chat.decides(func(string, map[string]any) fate {
+				tries++
+				return fate{answer: fmt.Sprintf(`{"ok":false,"error_code":%s,"description":%q}`, code, description)}
+			})
+			err := e.Settle(t.Context(), p, e.s)
+			if (err == nil) != paid || tries != 1 {
+				t.Errorf("Settle: %v after %d tries", err, tries)
+			}
+			owed, _, _ := e.store.Owed(nil)
+			if (len(owed) == 0) != paid {
+				t.Errorf("%d owed", len(owed))
+			}
+		})
+	}
+}
+
+// 429 and a lost answer in between: each outcome is shown, and none twice.
+func TestDebtsThroughTrouble(t *testing.T) {
+	again := `{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`
+	for name, c := range map[string]struct {
+		todo  fate
+		twice int
+	}{"429": {fate{answer: again}, 0}, "carried out": {fate{cut: true}, 1}, "never came": {fate{hold: nil, late: make(chan struct{})}, 0}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newChatEnv(t)
+			a := e.over(e.ask(yesNo), Resolved)
+			b := e.over(e.ask(yesNo), Resolved)
+			<-e.chat.firstAndPoll(e, c.todo)
+			comesTrue(t, "both are paid", func() bool {
+				owed, _, _ := e.store.Owed(nil)
+				return len(owed) == 0
+			})
+			e.says(a.MsgID, "✅ Answered")
+			e.says(b.MsgID, "✅ Answered")
+			if n := e.chat.edits(0); len(n) != 2 || e.chat.twice != c.twice {
+				t.Errorf("%d edits, %d changed nothing", len(n), e.chat.twice)
+			}
+		})
+	}
+}
+
+// firstAndPoll gives the first edit its fate and has another process poll.
+func (s *chatServer) firstAndPoll(e *chatEnv, todo fate) <-chan struct{} {
+	there := s.first(todo)
+	e.poll(e.process())
+	return there
+}
+
+// An edit whose answer was lost can be carried out after a later one: what it brings back is taken away again.
+func TestLostEditComesLate(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.ask(yesNo)
+	late := make(chan struct{})
+	there := e.chat.first(fate{late: late})
+	wait := e.settling(e.Telegram, p, 1) // the time left
+	<-there
+	e.over(p, Resolved)
+	wait()
+	e.says(p.MsgID, "✅ Answered")
+	close(late)
+	comesTrue(t, "the lost edit lands", func() bool { return e.chat.message(p.MsgID).buttons > 0 })
+	poller := e.process()
+	poller.store.now = func() time.Time { return time.Now().Add(time.Hour) }
+	e.poll(poller)
+	comesTrue(t, "it is edited again", func() bool { return e.chat.message(p.MsgID).buttons == 0 })
+	comesTrue(t, "that is recorded", func() bool { return e.prompt(p.ID).MsgStatus == Resolved })
+	e.says(p.MsgID, "✅ Answered")
+	e.paid()
+}
+
+// What a message says already is not sent: by whom ever it was said, and in what ever status.
+func TestNothingIsSaidTwice(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.over(e.ask(yesNo), Injected)
+	other := e.process()
+	for _, tg := range []*Telegram{e.Telegram, other, e.Telegram} {
+		e.settling(tg, p, 1)()
+	}
+	e.store.Move(p.ID, Resolved, nil)
+	e.settling(other, p, 1)()
+	e.settling(e.Telegram, p, 2)()
+	if n := e.chat.edits(p.MsgID); len(n) != 1 || e.chat.twice != 0 {
+		t.Errorf("%d edits, %d that changed nothing", len(n), e.chat.twice)
+	}
+	if got := e.prompt(p.ID).MsgStatus; got != Resolved {
+		t.Errorf("recorded: %s", got)
+	}
+	e.says(p.MsgID, "✅ Answered")
+}
+
+// A question that is over when its turn comes is not asked; one whose delivery is no longer wanted while it is under
+// way is known by its message all the same.
+func TestAskOfWhatIsOver(t *testing.T) {
+	e := newChatEnv(t)
+	stored := func() *PromptRecord {
+		p := storeQuestion(e.s.ID)
+		if err := storeUpdate(e.store, p); err != nil {
+			t.Fatal(err)
+		}
+		e.store.Move(p.ID, Routed, nil)
+		return p
+	}
+	p := stored()
+	e.turn(func(time.Time) time.Time { return time.Now().Add(500 * time.Millisecond) })
+	e.store.Move(p.ID, Canceled, nil)
+	if id, err := e.Ask(t.Context(), p, e.s); id != 0 || err != nil {
+		t.Errorf("Ask = %d, %v", id, err)
+	}
+	if len(e.chat.done) != 0 {
+		t.Errorf("sent: %v", e.chat.done)
+	}
+
+	q := stored()
+	held, there := make(chan struct{}), make(chan struct{})
+	e.chat.decides(func(method string, _ map[string]any) fate {
+		if method == "sendMessage" {
+			close(there)
+			return fate{hold: held}
+		}
+		return fate{}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	result := make(chan int64)
+	go func() {
+		id, err := e.Ask(ctx, q, e.s)
+		if err != nil {
+			t.Errorf("Ask: %v", err)
+		}
+		result <- id
+	}()
+	<-there
+	e.store.Move(q.ID, Canceled, nil)
+	if err := e.Settle(t.Context(), q, e.s); err != nil { // no message is known yet
+		t.Fatal(err)
+	}
+	cancel()
+	close(held)
+	id := <-result
+	if moved, err := e.store.Move(q.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = id }); moved || err != nil {
+		t.Fatal(moved, err)
+	}
+	if owed, _, _ := e.store.Owed(nil); len(owed) != 1 || owed[0].MsgID != id || id == 0 {
+		t.Errorf("message %d: %d owed", id, len(owed))
+	}
+	e.settling(e.Telegram, q, 1)()
+	e.says(id, "🚫 Canceled")
+	e.paid()
+}
+
+// The buttons of a message that a newer one has replaced are owed, through the end of the process that replaced it.
+func TestReplacedMessageIsOwed(t *testing.T) {
+	for _, to := range []State{AwaitingReply, Canceled} {
+		e := newChatEnv(t)
+		p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Cut, p.Full = true, strings.Repeat("x", 3300)+"\nend" }))
+		e.chat.decides(func(method string, params map[string]any) fate {
+			return when(strings.HasPrefix(method, "editMessage"), fate{answer: `{"ok":false,"error_code":403,"description":"x"}`})
+		})
+		r := e.receiver(e.process())
+		if _, err := r.offer(e.s, *p, "", false); err == nil {
+			t.Error("the failed edit is not told")
+		}
+		now := e.prompt(p.ID)
+		if now.MsgID <= p.MsgID || !slices.Equal(now.OldMsgIDs, []int64{p.MsgID}) {
+			t.Fatalf("message %d, replaced %v", now.MsgID, now.OldMsgIDs)
+		}
+		if to == Canceled {
+			e.over(now, to)
+		}
+		e.chat.decides(nil)
+		e.poll(e.process())
+		comesTrue(t, "the old one has no buttons", func() bool { return e.chat.message(p.MsgID).buttons == 0 })
+		comesTrue(t, "that is recorded", func() bool { return len(e.prompt(p.ID).OldMsgIDs) == 0 })
+		if to == Canceled {
+			e.says(now.MsgID, "🚫 Canceled")
+		} else if e.chat.message(now.MsgID).buttons == 0 {
+			t.Error("the new one has no buttons")
+		}
+		e.paid()
+	}
+}
+
+// A question that is answered while it is offered again: the new message says the outcome.
+func TestOfferedAgainWhileAnswered(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.ask(yesNo)
+	held, there := make(chan struct{}), make(chan struct{})
+	e.chat.decides(func(method string, _ map[string]any) fate {
+		if method == "sendMessage" {
+			close(there)
+			return fate{hold: held}
+		}
+		return fate{}
+	})
+	r := e.receiver(e.process())
+	msg := make(chan int64)
+	go func() {
+		id, err := r.offer(e.s, *p, "", false)
+		if err != nil {
+			t.Errorf("offer: %v", err)
+		}
+		msg <- id
+	}()
+	<-there
+	e.over(p, Resolved)
+	e.settling(e.Telegram, p, 1)()
+	close(held)
+	id := <-msg
+	e.says(p.MsgID, "✅ Answered")
+	e.says(id, "✅ Answered")
+	e.paid()
+	if e.chat.twice != 0 || len(e.chat.edits(p.MsgID)) != 1 {
+		t.Errorf("edits: %v", e.chat.edits(0))
+	}
+	if again, err := r.offer(e.s, *e.prompt(p.ID), "", false); again != 0 || err != nil {
+		t.Errorf("what is over is offered again as %d, %v", again, err)
+	}
+}
+
+// The message loses its buttons soon after the decision even if typing takes long; else one edit says it all.
+func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
+	for name, slow := range map[string]bool{"typing takes long": true, "typed at once": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newChatEnv(t)
+			release, err := e.store.HoldSession(e.s.ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer release()
+			p := e.ask(yesNo)
+			e.poll(e.process())
+			e.chat.send(tgTap(1, p, "y"), tgTap(2, p, "y")) // a finger that trembles
+			comesTrue(t, "it is decided", func() bool { return storeView(t, e.store).Updates["2"] != nil })
+			begin := time.Now()
+			if slow {
+				comesTrue(t, "the buttons go", func() bool { return e.chat.message(p.MsgID).buttons == 0 })
+				if took := time.Since(begin); took > 1500*time.Millisecond {
+					t.Errorf("that took %v", took)
+				}
+				e.says(p.MsgID, "on its way")
+			}
+			e.store.Move(p.ID, Injected, nil)
+			e.store.Move(p.ID, Resolved, nil)
+			for time.Since(begin) < onItsWayAfter+200*time.Millisecond {
+				<-time.After(10 * time.Millisecond) // an edit too many would come now
+			}
+			if n := len(e.chat.edits(p.MsgID)); !slow && n != 0 {
+				t.Errorf("%d edits before the session's own", n)
+			}
+			e.settling(e.Telegram, p, 1)()
+			e.says(p.MsgID, "✅ Answered")
+			if n := len(e.chat.edits(p.MsgID)); n != 1+when(slow, 1) || e.chat.twice != 0 {
+				t.Errorf("%d edits, %d changed nothing", n, e.chat.twice)
+			}
+		})
+	}
+}
+
+// "On its way" that lands after the outcome is put right at once.
+func TestOnItsWayOvertakenByOutcome(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.over(e.ask(yesNo), ReplyReceived)
+	held := make(chan struct{})
+	there := e.chat.first(fate{hold: held})
+	r := e.receiver(e.process())
+	r.later(func() (int64, error) { return r.onItsWay(p.ID) })
+	<-there
+	e.store.Move(p.ID, Injected, nil)
+	e.store.Move(p.ID, Resolved, nil)
+	e.settling(e.Telegram, p, 1)()
+	close(held)
+	r.work.Wait()
+	e.says(p.MsgID, "Yes\n")
+	if text := e.chat.message(p.MsgID).text; strings.Contains(text, "on its way") {
+		t.Errorf("it says %q", text)
+	}
+	e.paid()
+}
+
+// An edit that waits its turn leaves with the urgency that its question has by then.
+func TestEditBecomesUrgent(t *testing.T) {
+	e := newChatEnv(t)
+	cfg := *e.cfg.Load()
+	cfg.ChatID = -1001 // a group: a message that is not urgent waits for 3.9 s more
+	e.cfg.Store(&cfg)
+	p := e.ask(yesNo)
+	e.turn(func(time.Time) time.Time { return time.Now() })
+	begin := time.Now()
+	wait := e.settling(e.Telegram, p, 1)
+	e.over(p, Resolved)
+	wait()
+	if took := time.Since(begin); took > 2*time.Second {
+		t.Errorf("it waited for %v", took)
+	}
+	e.says(p.MsgID, "✅ Answered")
+}
+
+// The time left is shown where the message shows what the state says, and nowhere else.
+func TestTimeLeftOnlyWhereNothingElseIsShown(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*PromptRecord)
+		want   int
+	}{
+		"plain":   {func(*PromptRecord) {}, 1},
+		"in full": {func(p *PromptRecord) { p.Cut, p.Full = true, "all of it" }, 1},
+		"cut":     {func(p *PromptRecord) { p.Cut, p.Full = true, strings.Repeat("x", 5000) }, 0},
+		"ticks":   {func(p *PromptRecord) { p.Multi = true }, 0},
+	} {
+		e := newChatEnv(t)
+		p := e.ask(tgWith(tgMenu, c.change))
+		e.chat.messages[p.MsgID].text = "asked some time ago"
+		e.settling(e.Telegram, p, 1)()
+		if n := e.chat.edits(p.MsgID); len(n) != c.want {
+			t.Errorf("%s: %v", name, n)
+		}
+	}
+}
+
+// What was ticked in a message that has been replaced is not ticked in the new one.
+func TestTicksStayInTheirMessage(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
+	r := e.receiver(e.Telegram)
+	r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+"1")
+	r.work.Wait()
+	id, err := r.offer(e.s, *p, "", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := e.chat.edits(id); len(n) != 0 {
+		t.Errorf("edits of the new one: %v", n)
+	}
+	if n := e.chat.edits(p.MsgID); len(n) != 2 || n[1].buttons != 0 {
+		t.Errorf("edits of the old one: %v", n)
+	}
+}
+
+// A tick that waits while its message is replaced brings no buttons back there.
+func TestTickOfReplacedMessage(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
+	r := e.receiver(e.Telegram)
+	held := make(chan struct{})
+	there := e.chat.first(fate{hold: held})
+	tick := func(keys string) {
+		r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+keys)
+	}
+	tick("1")
+	<-there
+	tick("2")
+	comesTrue(t, "the second tick waits", func() bool {
+		e.postsMu.Lock()
+		defer e.postsMu.Unlock()
+		return e.posts[p.ID].users == 2
+	})
+	if err := e.store.Offered(p.ID, p.MsgID+1); err != nil {
+		t.Fatal(err)
+	}
+	close(held)
+	r.work.Wait()
+	n := e.chat.edits(p.MsgID)
+	if len(n) != 2 || n[1].buttons != 0 {
+		t.Fatalf("edits: %v", n)
+	}
+	if all := len(p.Choices) + 1; n[0].buttons != all { // with Submit
+		t.Errorf("a tick of what was cut leaves %d rows of buttons, want %d", n[0].buttons, all)
+	}
+}
+
+// Where a message cannot be recorded nobody would ever take its buttons away, so they go at once.
+func TestOfferThatCannotBeRecorded(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.ask(yesNo)
+	other := e.process()
+	other.store.log.do = faultyFiles(func(op string, _ int64) error { return when(op == "write", http.ErrServerClosed) })
+	if _, err := e.receiver(other).offer(e.s, *p, "", false); err == nil {
+		t.Error("the error is not told")
+	}
+	if e.chat.message(p.MsgID).buttons == 0 || e.chat.message(p.MsgID+1).buttons != 0 {
+		t.Errorf("messages: %v", e.chat.messages)
+	}
+}
+
+// A button that somebody can still tap although it is of no use shows that its message has buttons: they go.
+func TestTappedInVain(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		begin func(e *chatEnv, p *PromptRecord) (msg int64) // the message tapped, of a question asked
+		want  string
+	}{
+		{"brought back", func(e *chatEnv, p *PromptRecord) int64 {
+			e.settling(e.Telegram, e.over(p, Resolved), 1)()
+			return p.MsgID
+		}, "✅ Answered"},
+		{"an unknown older one", func(e *chatEnv, p *PromptRecord) int64 { return p.MsgID - 50 }, "open"},
+		{"an unknown one of what is over", func(e *chatEnv, p *PromptRecord) int64 {
+			e.settling(e.Telegram, e.over(p, Canceled), 1)()
+			return p.MsgID - 50
+		}, "open"},
+		{"a newer one that was never recorded", func(e *chatEnv, p *PromptRecord) int64 {
+			e.settling(e.Telegram, e.over(p, Failed), 1)()
+			return p.MsgID + 50
+		}, "Not delivered"},
+		{"of a question that is forgotten", func(e *chatEnv, p *PromptRecord) int64 {
+			p.ID = newID()
+			return p.MsgID
+		}, "Continue"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			e := newChatEnv(t)
+			p := e.ask(yesNo)
+			asked := p.ID
+			msg := c.begin(e, p)
+			e.chat.mu.Lock()
+			text := "open"
+			if m := e.chat.messages[msg]; m != nil {
+				text = m.text
+			}
+			e.chat.messages[msg] = &chatMessage{text: text, buttons: 2}
+			e.chat.mu.Unlock()
+			e.poll(e.process())
+			e.chat.send(tgTapOn(1, p, "y", msg, 1001))
+			comesTrue(t, "its buttons go", func() bool { return e.chat.message(msg).buttons == 0 })
+			e.says(msg, c.want)
+			if got := e.prompt(asked); got.Open() && msg != p.MsgID && e.chat.message(p.MsgID).buttons == 0 {
+				t.Error("the open question's own message lost them")
+			}
+			comesTrue(t, "nothing is owed", func() bool {
+				owed, _, _ := e.store.Owed(nil)
+				return len(owed) == 0
+			})
+		})
+	}
+}
+
+// A forged tap does not make another message one of the question's.
+func TestForgedTapInVain(t *testing.T) {
+	e := newChatEnv(t)
+	p := e.ask(yesNo)
+	e.settling(e.Telegram, e.over(p, Resolved), 1)()
+	q := *e.prompt(p.ID)
+	q.Nonce = newNonce()
+	r := e.receiver(e.Telegram)
+	v, _ := e.store.View()
+	var u update
+	if err := json.Unmarshal([]byte(tgTapOn(1, &q, "y", p.MsgID+50, 1001)), &u); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.tap(1, u.Callback, v); err != nil {
+		t.Fatal(err)
+	}
+	r.work.Wait()
+	if got := e.prompt(p.ID); got.MsgID != p.MsgID || len(got.OldMsgIDs) != 0 {
+		t.Errorf("message %d, replaced %v", got.MsgID, got.OldMsgIDs)
+	}
+}
+
+// What is known of a prompt's messages, change by change.
+func TestMessagesOfAPrompt(t *testing.T) {
+	type state struct {
+		MsgID     int64
+		MsgStatus State
+		Old       []int64
+	}
+	for _, c := range []struct {
+		name   string
+		before state
+		change func(*Store, string) error
+		after  state
+	}{
+		{"the first", state{}, func(s *Store, id string) error { return s.Offered(id, 5) }, state{5, "", nil}},
+		{"a newer one", state{5, "", nil}, func(s *Store, id string) error { return s.Offered(id, 9) }, state{9, "", []int64{5}}},
+		{"one after the outcome", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 9) },
+			state{9, "", nil}},
+		{"an older one", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 3) },
+			state{5, Canceled, []int64{3}}},
+		{"its own", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 5) }, state{5, "", nil}},
+		{"edited", state{5, "", []int64{3}}, func(s *Store, id string) error { return s.Edited(id, 5, Canceled) },
+			state{5, Canceled, []int64{3}}},
+		{"edited, an old one", state{5, "", []int64{3, 4}}, func(s *Store, id string) error { return s.Edited(id, 3, Canceled) },
+			state{5, "", []int64{4}}},
+		{"buttons on an old one", state{5, Canceled, []int64{3}}, func(s *Store, id string) error { return s.Edited(id, 3, "") },
+			state{5, Canceled, []int64{3}}},
+		{"moved with a late id", state{5, Canceled, nil}, func(s *Store, id string) error {
+			_, err := s.Move(id, AwaitingReply, func(p *PromptRecord) { p.MsgID = 9 })
+			return err
+		}, state{9, "", nil}},
+		{"moved without a message", state{5, "", nil}, func(s *Store, id string) error {
+			_, err := s.Move(id, AwaitingReply, func(p *PromptRecord) { p.MsgID = 0 })
+			return err
+		}, state{5, "", nil}},
+		{"moved with a late older id", state{5, Canceled, nil}, func(s *Store, id string) error {
+			_, err := s.Move(id, AwaitingReply, func(p *PromptRecord) { p.MsgID = 3 })
+			return err
+		}, state{5, Canceled, []int64{3}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := storeAt(t, storeDir(t))
+			p := storePrompt(t, s, storeSession(t, s), Canceled, func(p *PromptRecord) {
+				p.MsgID, p.MsgStatus, p.OldMsgIDs = c.before.MsgID, c.before.MsgStatus, c.before.Old
+			})
+			if err := c.change(s, p.ID); err != nil {
+				t.Fatal(err)
+			}
+			now := storeView(t, s).Prompts[p.ID]
+			if got := (state{now.MsgID, now.MsgStatus, append([]int64(nil), now.OldMsgIDs...)}); !reflect.DeepEqual(got, c.after) {
+				t.Errorf("%+v, want %+v", got, c.after)
+			}
+			at := now.At
+			if err := s.Edited(p.ID, 77, Canceled); err != nil || !storeView(t, s).Prompts[p.ID].At.Equal(at) {
+				t.Errorf("what changes nothing is written: %v", err)
+			}
+		})
+	}
+}
+
 /* ===== Store: helpers ===== */
 
 // storeDir is a private folder.
@@ -6533,6 +9705,856 @@ func TestAuditCommands(t *testing.T) {
 	defer cancel()
 	if code, out, _ := storeCommand(t, ctx, s.Dir, "logs", "--tail"); code != 0 || !strings.Contains(out, "TOOL_CALL") {
 		t.Error(code, out)
+	}
+}
+
+/* ===== Audit: the chain goes on, or says that it does not ===== */
+
+// auditNames are the events of the log in dir.
+func auditNames(t testing.TB, dir string) (names []string) {
+	t.Helper()
+	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range bytes.Lines(log) {
+		var e struct{ Event string }
+		json.Unmarshal(line, &e)
+		names = append(names, e.Event)
+	}
+	return names
+}
+
+// auditGaps is how often the log in dir says that it did not continue the noted head.
+func auditGaps(t testing.TB, dir string) (n int) {
+	t.Helper()
+	for _, name := range auditNames(t, dir) {
+		if name == discontinued {
+			n++
+		}
+	}
+	return n
+}
+
+// auditAppend adds an entry as a process does that has just been started.
+func auditAppend(t testing.TB, dir, name string) {
+	t.Helper()
+	s := storeAt(t, dir)
+	defer s.Close()
+	if err := s.Audit().Append(Event{Name: name}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// auditVerify runs audit verify, or with aside audit verify --aside.
+func auditVerify(t testing.TB, dir string, aside bool, session string) (code int, stdout, stderr string) {
+	t.Helper()
+	var files [2]*os.File
+	for i := range files {
+		f, err := os.Create(filepath.Join(t.TempDir(), "out"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		files[i] = f
+	}
+	set := flag.NewFlagSet("audit", flag.ContinueOnError)
+	set.Bool("json", false, "")
+	set.String("head", "", "")
+	set.Bool("aside", aside, "")
+	env := map[string]string{"ATLASBRIDGE_HOME": dir, "ATLASBRIDGE_SESSION": session}
+	code = cmdAudit(&command{ctx: t.Context(), name: "audit", stdout: files[0], stderr: files[1],
+		getenv: func(k string) string { return env[k] }, opts: &options{set: set, args: []string{"verify"}}})
+	out, _ := os.ReadFile(files[0].Name())
+	errs, _ := os.ReadFile(files[1].Name())
+	return code, string(out), string(errs)
+}
+
+// noteOf is the state's note about the audit log in dir.
+func noteOf(t testing.TB, dir string) MetaRecord {
+	t.Helper()
+	s := storeAt(t, dir)
+	defer s.Close()
+	m := storeView(t, s).Meta["audit"]
+	if m == nil {
+		t.Fatal("the state notes no head")
+	}
+	return *m
+}
+
+// loseNotes takes the last n notes about the audit log out of the state file, as a power cut does with what was not
+// fsynced.
+func loseNotes(t testing.TB, dir string, n int) {
+	t.Helper()
+	path := filepath.Join(dir, "state.jsonl")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bytes.SplitAfter(text, []byte("\n"))
+	for i := len(lines) - 1; i >= 0 && n > 0; i-- {
+		if bytes.Contains(lines[i], []byte(`"rec":"meta","id":"audit"`)) {
+			lines = slices.Delete(lines, i, i+1)
+			n--
+		}
+	}
+	if n > 0 {
+		t.Fatalf("%d notes too few", n)
+	}
+	if err := os.WriteFile(path, bytes.Join(lines, nil), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A head that was noted late, or whose note was lost, is no gap, however far back it stands.
+func TestAuditNotesLost(t *testing.T) {
+	for name, size := range map[string]int{"near": 10, "beyond one read": 4000} {
+		t.Run(name, func(t *testing.T) {
+			dir := storeDir(t)
+			s := storeAt(t, dir)
+			for i := range 90 {
+				e := Event{Name: "TOOL_CALL", Fields: []Field{{"n", i}, {"text", strings.Repeat("x", size)}}}
+				if err := s.Audit().Append(e); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s.Close()
+			for _, lost := range []int{1, 5, 85} {
+				loseNotes(t, dir, lost)
+				auditAppend(t, dir, "UNAUTHORIZED")
+				if code, out, _ := auditVerify(t, dir, false, ""); code != 0 || auditGaps(t, dir) != 0 {
+					t.Fatalf("%d notes lost: %s", lost, out)
+				}
+			}
+			if note := noteOf(t, dir); note.Seq != 93 || note.Values["broken"] != "" {
+				t.Errorf("noted %+v", note)
+			}
+		})
+	}
+}
+
+// A log that does not continue the noted head says so once, and never verifies again: not after the next entries, nor
+// when it is deleted again, nor when it is written anew without the entry.
+func TestAuditDiscontinued(t *testing.T) {
+	_, other := auditFilled(t, 9) // another chain
+	lines := func(b []byte, n int) []byte { return bytes.Join(bytes.SplitAfter(b, []byte("\n"))[:n], nil) }
+	rows := []struct {
+		name string
+		do   func(path string, log []byte)
+	}{
+		{"cut by one", func(path string, log []byte) { os.WriteFile(path, lines(log, 4), 0o600) }},
+		{"cut by three", func(path string, log []byte) { os.WriteFile(path, lines(log, 2), 0o600) }},
+		{"deleted", func(path string, log []byte) { os.Remove(path) }},
+		{"emptied", func(path string, log []byte) { os.Truncate(path, 0) }},
+		{"anew, shorter", func(path string, log []byte) { os.WriteFile(path, lines(other, 3), 0o600) }},
+		{"anew, as long", func(path string, log []byte) { os.WriteFile(path, lines(other, 5), 0o600) }},
+		{"anew, longer", func(path string, log []byte) { os.WriteFile(path, other, 0o600) }},
+		{"moved away", func(path string, log []byte) { os.Rename(path, path+".old") }},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			s, log := auditFilled(t, 5)
+			dir, path := s.Dir, s.audit.log.path
+			before := noteOf(t, dir)
+			row.do(path, log)
+			auditAppend(t, dir, "UNAUTHORIZED")
+			wrong := fmt.Sprintf("did not continue the entry 5:%s", before.Hash)
+			fails := func(when string) {
+				t.Helper()
+				code, out, _ := auditVerify(t, dir, false, "")
+				if code != exitFailed || !strings.Contains(out, "--aside") {
+					t.Errorf("%s: exit %d, %s", when, code, out)
+				}
+				if note := noteOf(t, dir); note.Values["broken"] != "5:"+before.Hash {
+					t.Errorf("%s: noted %+v", when, note)
+				}
+			}
+			fails("at once")
+			if _, out, _ := auditVerify(t, dir, false, ""); !strings.Contains(out, wrong) {
+				t.Errorf("it does not name the head: %s", out)
+			}
+			now, _ := os.ReadFile(path)
+			v := verify(now)
+			at := bytes.SplitAfter(now, []byte("\n"))[max(0, v.Line-1)]
+			if v.OK || !strings.Contains(v.Reason, wrong) || !bytes.Contains(at, []byte(discontinued)) {
+				t.Errorf("without the state: %+v", v)
+			}
+			auditAppend(t, dir, "UNAUTHORIZED")
+			storePrompt(t, s, storeSession(t, s), Resolved, nil)
+			if n := auditGaps(t, dir); n != 1 {
+				t.Errorf("said %d times", n)
+			}
+			fails("later")
+			os.Remove(path)
+			auditAppend(t, dir, "UNAUTHORIZED")
+			if n := auditGaps(t, dir); n != 1 {
+				t.Errorf("deleted again, said %d times", n)
+			}
+			fails("deleted again")
+		})
+	}
+}
+
+// An entry of another chain, sound by itself and at its place, is none of this one.
+func TestAuditSpliced(t *testing.T) {
+	s, log := auditFilled(t, 5)
+	_, other := auditFilled(t, 5)
+	here, there := bytes.SplitAfter(log, []byte("\n")), bytes.SplitAfter(other, []byte("\n"))
+	for n := 1; n < 5; n++ {
+		spliced := bytes.Join(slices.Concat(here[:n], there[n:]), nil)
+		if v := verify(spliced); v.OK || v.Line != int64(n+1) || !strings.Contains(v.Reason, "hash") {
+			t.Errorf("from line %d on: %+v", n+1, v)
+		}
+	}
+	note := storeView(t, s).Meta["audit"]
+	for _, noted := range []chainHead{{4, note.Hash}, {6, note.Hash}, {5, digest(nil)}} {
+		if _, yes, err := s.audit.continues(noted); yes || err != nil {
+			t.Errorf("the log continues %v: %v, %v", noted, yes, err)
+		}
+	}
+}
+
+// What is looked for is found behind a line longer than an entry can be, and such a line is no reason to lose entries.
+func TestAuditHugeLine(t *testing.T) {
+	s, log := auditFilled(t, 3)
+	huge := append(bytes.Repeat([]byte("x"), 3*maxEntry), '\n')
+	os.WriteFile(s.audit.log.path, slices.Concat(huge, log), 0o600)
+	auditAppend(t, s.Dir, "UNAUTHORIZED")
+	if n := auditGaps(t, s.Dir); n != 0 {
+		t.Errorf("%d gaps", n)
+	}
+	os.WriteFile(s.audit.log.path, slices.Concat(huge, log), 0o600)
+	auditAppend(t, s.Dir, "UNAUTHORIZED")
+	if n := auditGaps(t, s.Dir); n != 1 {
+		t.Errorf("%d gaps", n)
+	}
+}
+
+// The state's note alone keeps a broken log from verifying: also when the log shows nothing of it.
+func TestAuditBrokenIsNoted(t *testing.T) {
+	s, log := auditFilled(t, 3)
+	note := *storeView(t, s).Meta["audit"]
+	note.Values = map[string]string{"broken": "57:" + digest(nil)}
+	if err := storeUpdate(s, &note); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		code, out, _ := auditVerify(t, s.Dir, false, "")
+		if v := verify(log); code != exitFailed || !strings.Contains(out, "57:"+digest(nil)) || !v.OK {
+			t.Errorf("exit %d, %s", code, out)
+		}
+		auditAppend(t, s.Dir, "UNAUTHORIZED")
+	}
+	v, err := s.verifyAudit(storeView(t, s))
+	if err != nil || v.OK || v.Line != 7 || v.Remedy == "" || v.Proves != "" {
+		t.Errorf("%+v, %v", v, err)
+	}
+	if code, _, _ := storeCommand(t, t.Context(), s.Dir, "doctor", "--json"); code != exitFailed {
+		t.Error("doctor is content")
+	}
+}
+
+// What was found is said once, also when the process died before it noted it, and when two find it at the same time.
+func TestAuditGapSaidOnce(t *testing.T) {
+	s, _ := auditFilled(t, 3)
+	old := noteOf(t, s.Dir)
+	os.Remove(s.audit.log.path)
+	auditAppend(t, s.Dir, "UNAUTHORIZED")
+	loseNotes(t, s.Dir, 1)
+	if note := noteOf(t, s.Dir); note.Seq != 3 || note.Values["broken"] != "" {
+		t.Fatalf("noted %+v", note)
+	}
+	stale := storeAt(t, s.Dir)
+	noted, err := stale.lockAudit() // knows the head of before, and waits for its turn
+	stale.audit.log.release()
+	if err != nil {
+		t.Fatal(err)
+	}
+	auditAppend(t, s.Dir, "UNAUTHORIZED")
+	stale.audit.commit(noted, stale.audit.log.acquire(), Event{Name: "UNAUTHORIZED"})
+	if names := auditNames(t, s.Dir); len(names) != 4 || auditGaps(t, s.Dir) != 1 {
+		t.Errorf("the log: %q", names)
+	}
+	if note := noteOf(t, s.Dir); note.Seq != 4 || note.Values["broken"] != fmt.Sprint("3:", old.Hash) {
+		t.Errorf("noted %+v", note)
+	}
+}
+
+// Notes that come late, in another order, or of a log that is not there any more, never take the place of a head that the
+// log does not continue.
+func TestAuditLateNotes(t *testing.T) {
+	s, log := auditFilled(t, 5)
+	head := func(n int) chainHead {
+		line := bytes.SplitAfter(log, []byte("\n"))[n-1]
+		var e struct{ Hash string }
+		json.Unmarshal(line, &e)
+		return chainHead{int64(n), e.Hash}
+	}
+	now := headOf(storeView(t, s).Meta["audit"])
+	if now != head(5) {
+		t.Fatal(now)
+	}
+	forged := chainHead{99, digest(nil)}
+	set := func(h chainHead) {
+		t.Helper()
+		if err := storeUpdate(s, &MetaRecord{Head: Head{ID: "audit"}, Seq: h.Seq, Hash: h.Hash}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rows := []struct {
+		name string
+		have chainHead
+		note appended
+		want chainHead
+	}{
+		{"the next", head(4), appended{noted: head(4), last: head(5)}, head(5)},
+		{"late", head(4), appended{noted: head(2), last: head(3)}, head(4)},
+		{"late, and gap found meanwhile", head(4), appended{noted: head(2), last: head(3), gap: true}, head(4)},
+		{"others have noted since", head(4), appended{noted: head(3), last: head(5)}, head(5)},
+		{"of a log that is gone", head(4), appended{noted: head(3), last: forged}, head(5)},
+		{"what is noted is not in the log", chainHead{4, digest(nil)}, appended{noted: head(3), last: head(5)},
+			chainHead{4, digest(nil)}},
+		{"first", chainHead{}, appended{last: head(5)}, head(5)},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			set(row.have)
+			s.noteHead(row.note, nil)
+			got := *storeView(t, s).Meta["audit"]
+			if headOf(&got) != row.want || got.Values["broken"] != "" {
+				t.Errorf("noted %+v, want %v", got, row.want)
+			}
+		})
+	}
+}
+
+// Eight processes that append, more that are killed and others that do nothing but append, are never called a broken log.
+func TestAuditCrowd(t *testing.T) {
+	dir := storeDir(t)
+	span := 1500 * time.Millisecond
+	if os.Getenv("ATLASBRIDGE_LONG") != "" {
+		span = time.Minute
+	} else if testing.Short() {
+		t.Skip("short")
+	}
+	t.Setenv("ATLASBRIDGE_TEST_SPAN", span.String())
+	end := time.Now().Add(span)
+	var all sync.WaitGroup
+	for range 8 {
+		cmd := storeChild(dir, "store-crowd")
+		var out bytes.Buffer
+		cmd.Stdout = &out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		all.Go(func() {
+			if err := cmd.Wait(); err != nil || strings.Contains(out.String(), "error") {
+				t.Errorf("%v: %s", err, out.String())
+			}
+		})
+	}
+	all.Go(func() {
+		for i := 0; time.Now().Before(end); i++ {
+			cmd := storeChild(dir, "store-crowd")
+			if err := cmd.Start(); err != nil {
+				t.Error(err)
+				return
+			}
+			time.Sleep(time.Duration(30+i*7%100) * time.Millisecond)
+			cmd.Process.Kill()
+			cmd.Wait()
+		}
+	})
+	for range 2 {
+		s := storeAt(t, dir)
+		all.Go(func() {
+			for time.Now().Before(end) {
+				if err := s.Audit().Append(Event{"UNAUTHORIZED", "", "", nil}); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	if code, out, _ := auditVerify(t, dir, false, ""); code != 0 || auditGaps(t, dir) != 0 {
+		t.Error(out)
+	}
+	if note := noteOf(t, dir); note.Values["broken"] != "" || int(note.Seq) < len(auditNames(t, dir))-20 {
+		t.Errorf("noted %+v of %d", note, len(auditNames(t, dir)))
+	}
+	t.Logf("%d entries", len(auditNames(t, dir)))
+}
+
+// Put aside, the old log is kept as it was, the new one begins with a word about it, and all is well again: for open
+// questions, for those who have the old file open, and while others append.
+func TestAuditAside(t *testing.T) {
+	s, _ := auditFilled(t, 3)
+	dir, path := s.Dir, s.audit.log.path
+	session := storeSession(t, s)
+	noted := noteOf(t, dir)
+	os.Remove(path)
+	p := storePrompt(t, s, session, AwaitingReply, func(p *PromptRecord) { p.Shown = "Go on?" })
+	over := storePrompt(t, s, session, Resolved, func(p *PromptRecord) { p.Shown = "Done?" })
+	old, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := noteOf(t, dir)
+	if code, out, _ := auditVerify(t, dir, false, ""); code != exitFailed {
+		t.Fatal(out)
+	}
+	code, out, errs := auditVerify(t, dir, true, "")
+	kept, _ := filepath.Glob(path + ".aside-*")
+	if code != 0 || len(kept) != 1 || !strings.Contains(out, kept[0]) || !strings.Contains(out, "head 2:sha256:") {
+		t.Fatalf("exit %d, %s %s, kept %q", code, out, errs, kept)
+	}
+	if b, err := os.ReadFile(kept[0]); err != nil || !bytes.Equal(b, old) || ownedPrivate(kept[0]) != nil {
+		t.Errorf("what is kept differs (%v, %v)", err, ownedPrivate(kept[0]))
+	}
+	log, _ := os.ReadFile(path)
+	wants := []string{`{"seq":1,`, `"event":"AUDIT_PUT_ASIDE"`, `"aside":"` + filepath.Base(kept[0]) + `"`,
+		fmt.Sprintf(`"noted_seq":%d,"noted_hash":"%s"`, last.Seq, last.Hash), `"broken":"4:` + noted.Hash + `"`, genesis}
+	for _, want := range wants {
+		first, _, _ := strings.Cut(string(log), "\n")
+		if !strings.Contains(first, want) {
+			t.Errorf("the first entry lacks %s: %s", want, first)
+		}
+	}
+	if strings.Contains(string(log), over.ID) || !strings.Contains(string(log), p.ID) {
+		t.Errorf("open questions, and only they, are carried over: %s", log)
+	}
+	if _, why, err := s.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
+		t.Fatal(why, err)
+	}
+	s.Move(p.ID, Injected, func(p *PromptRecord) { p.ScreenSHA = digest([]byte("Go on?")) })
+	s.Move(p.ID, Resolved, nil)
+	auditAppend(t, dir, "UNAUTHORIZED")
+	if code, out, _ := auditVerify(t, dir, false, ""); code != 0 || auditGaps(t, dir) != 0 {
+		t.Error(out)
+	}
+	if note := noteOf(t, dir); note.Values["broken"] != "" {
+		t.Errorf("noted %+v", note)
+	}
+	if code, _, errs := auditVerify(t, dir, true, "no session"); code != 0 {
+		t.Error("a sound log is not put aside:", errs)
+	}
+	release, err := s.HoldSession(session)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	if code, _, errs := auditVerify(t, dir, true, session); code != exitFailed || !strings.Contains(errs, "inside") {
+		t.Errorf("a session puts the log aside: %d %s", code, errs)
+	}
+}
+
+// A log whose last line is damaged takes no entry; put aside, a new one does.
+func TestAuditAsideDamaged(t *testing.T) {
+	s, log := auditFilled(t, 3)
+	os.WriteFile(s.audit.log.path, append(log, "garbage\n"...), 0o600)
+	if err := s.Audit().Append(Event{Name: "UNAUTHORIZED"}); err == nil {
+		t.Error("an entry behind garbage")
+	}
+	if code, _, errs := auditVerify(t, s.Dir, true, ""); code != 0 {
+		t.Fatal(errs)
+	}
+	if err := s.Audit().Append(Event{Name: "UNAUTHORIZED"}); err != nil || s.Trouble() != nil {
+		t.Error(err, s.Trouble())
+	}
+	if code, out, _ := auditVerify(t, s.Dir, false, ""); code != 0 || len(auditNames(t, s.Dir)) != 2 {
+		t.Error(out)
+	}
+}
+
+// While many append, putting the log aside again and again is no gap for any of them.
+func TestAuditAsideCrowd(t *testing.T) {
+	dir := storeDir(t)
+	end := time.Now().Add(time.Second)
+	var all sync.WaitGroup
+	for range 4 {
+		s := storeAt(t, dir)
+		all.Go(func() {
+			for time.Now().Before(end) {
+				if err := s.Audit().Append(Event{Name: "UNAUTHORIZED"}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	n := 0
+	for time.Now().Before(end) {
+		if code, _, errs := auditVerify(t, dir, true, ""); code != 0 {
+			t.Fatal(errs)
+		}
+		n++
+		time.Sleep(time.Millisecond)
+	}
+	all.Wait()
+	if code, out, _ := auditVerify(t, dir, false, ""); code != 0 || auditGaps(t, dir) != 0 {
+		t.Error(out)
+	}
+	kept, _ := filepath.Glob(filepath.Join(dir, "audit.log.aside-*"))
+	for _, path := range kept {
+		b, err := os.ReadFile(path)
+		if v := verify(b); err != nil || !v.OK {
+			t.Errorf("%s: %v %s", path, err, v.Reason)
+		}
+	}
+	if len(kept) != n || n < 3 {
+		t.Errorf("put aside %d times, kept %d", n, len(kept))
+	}
+}
+
+/* ===== Audit: what was shown, what stood there ===== */
+
+// verify names the first answer that was typed at something else than was shown.
+func TestAuditShown(t *testing.T) {
+	shown, other := "Run rm -rf x? (y/n)", "Run rm -rf /? (y/n)"
+	rows := []struct {
+		name   string
+		shown  string
+		screen string // "": the answer was not typed at a screen
+		way    []State
+		want   string
+	}{
+		{"the same", shown, shown, []State{Routed, AwaitingReply, ReplyReceived, Injected, Resolved}, ""},
+		{"not routed", shown, shown, []State{ReplyReceived, Injected, Resolved}, ""},
+		{"not routed, other", shown, other, []State{ReplyReceived, Injected}, "something else than was shown (prompt"},
+		{"other", shown, other, []State{Routed, AwaitingReply, ReplyReceived, Injected, Resolved}, "something else than was shown"},
+		{"the default after a timeout", shown, shown, []State{Routed, AwaitingReply, Expired, Injected, Resolved}, ""},
+		{"other after a timeout", shown, other, []State{Routed, AwaitingReply, Expired, Injected}, "something else than was shown"},
+		{"nothing to compare with", "", shown, []State{Routed, AwaitingReply, ReplyReceived, Injected}, "no entry before says"},
+		{"by a hook", shown, "", []State{Routed, AwaitingReply, ReplyReceived, Injected}, ""},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			s := storeAt(t, storeDir(t))
+			session := storeSession(t, s)
+			good := storePrompt(t, s, session, Injected, func(p *PromptRecord) { p.Shown = "before" })
+			p := storePrompt(t, s, session, Created, func(p *PromptRecord) {
+				p.Shown = row.shown
+				p.ExpiresAt = time.Now().Add(-time.Second)
+			})
+			for _, to := range row.way {
+				moved, err := s.Move(p.ID, to, func(p *PromptRecord) {
+					p.Value, p.DecidedBy = ref("n"), ref("cli:answer")
+					if to == Injected && row.screen != "" {
+						p.ScreenSHA = digest([]byte(row.screen))
+					}
+				})
+				if !moved || err != nil {
+					t.Fatal(to, moved, err)
+				}
+			}
+			auditAppend(t, s.Dir, "UNAUTHORIZED")
+			log, _ := os.ReadFile(s.audit.log.path)
+			for line := range strings.Lines(string(log)) { // detected and routed
+				asks := strings.Contains(line, "PROMPT_DETECTED") || strings.Contains(line, "PROMPT_ROUTED")
+				has := strings.Contains(line, `"shown_sha256":"`+digest([]byte(row.shown)))
+				if strings.Contains(line, p.ID) && has != (asks && row.shown != "") {
+					t.Errorf("the hash of what was shown: %s", line)
+				}
+			}
+			v := verify(log)
+			if v.OK != (row.want == "") || !strings.Contains(v.Reason, row.want) {
+				t.Fatalf("%+v, want %q", v, row.want)
+			}
+			if v.Entries != int64(bytes.Count(log, []byte("\n"))) {
+				t.Errorf("the chain is not followed to its end: %+v", v)
+			}
+			if row.want == "" {
+				return
+			}
+			line := string(bytes.SplitAfter(log, []byte("\n"))[v.Line-1])
+			if !strings.Contains(line, "REPLY_INJECTED") || !strings.Contains(line, p.ID) || !strings.Contains(v.Reason, p.ID) ||
+				strings.Contains(line, good.ID) {
+				t.Errorf("line %d: %s", v.Line, line)
+			}
+		})
+	}
+}
+
+// A question is forgotten with its end or its session's, so that a long log costs no memory.
+func TestAuditShownIsForgotten(t *testing.T) {
+	s := storeAt(t, storeDir(t))
+	session := storeSession(t, s)
+	for _, to := range []State{Resolved, Canceled, Failed, Expired, AwaitingReply} {
+		storePrompt(t, s, session, to, func(p *PromptRecord) {
+			p.Shown = "Go on?"
+			p.ExpiresAt = time.Now().Add(-time.Second)
+		})
+	}
+	log, _ := os.ReadFile(s.audit.log.path)
+	asked := questions{}
+	for line := range bytes.Lines(log) {
+		fields, err := parseEntry(line)
+		if why := asked.judge(fields); err != nil || why != "" {
+			t.Fatal(err, why)
+		}
+	}
+	if len(asked) != 2 {
+		t.Errorf("%d are kept, 2 can still be answered", len(asked))
+	}
+	if why := asked.judge([]Field{{"event", "SESSION_END"}, {"session_id", session}}); why != "" || len(asked) != 0 {
+		t.Errorf("%d are kept after the session, %s", len(asked), why)
+	}
+}
+
+// Findings do not hide one another: a tail cut after a wrong answer is named too.
+func TestAuditFindingsAdd(t *testing.T) {
+	s := storeAt(t, storeDir(t))
+	p := storePrompt(t, s, storeSession(t, s), ReplyReceived, func(p *PromptRecord) { p.Shown = "a" })
+	s.Move(p.ID, Injected, func(p *PromptRecord) { p.ScreenSHA = digest([]byte("b")) })
+	auditAppend(t, s.Dir, "UNAUTHORIZED")
+	log, _ := os.ReadFile(s.audit.log.path)
+	head := "5:" + verify(log).Hash
+	cut := log[:bytes.LastIndexByte(log[:len(log)-1], '\n')+1]
+	if v := verify(cut, head); v.Line != 4 || !strings.Contains(v.Reason, "; line 5: ") || !strings.Contains(v.Reason, "cut") {
+		t.Errorf("%+v", v)
+	}
+	changed := bytes.Replace(log, []byte("UNAUTHORIZED"), []byte("UNAUTHORISED"), 1)
+	if v := verify(changed, head); v.Line != 4 || v.Entries != 4 || !strings.Contains(v.Reason, "; line 5: a hash") {
+		t.Errorf("%+v", v)
+	}
+}
+
+// The README's jq lines find such an answer, and the text whose hash the log has.
+func TestREADMEShown(t *testing.T) {
+	for _, need := range []string{"bash", "jq", "sha256sum"} {
+		if _, err := exec.LookPath(need); err != nil {
+			t.Skip(need + " is not installed")
+		}
+	}
+	blocks := readmeBlocks(t, "sh")
+	if len(blocks) != 3 {
+		t.Fatalf("README.md has %d shell blocks", len(blocks))
+	}
+	configHome(t, "")
+	user := t.TempDir()
+	t.Setenv("HOME", user)
+	t.Setenv("ATLASBRIDGE_HOME", "")
+	s := storeAt(t, filepath.Join(user, ".atlasbridge"))
+	session := storeSession(t, s)
+	shell := func(script string) string {
+		t.Helper()
+		out, err := exec.Command("bash", "-c", script).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return string(out)
+	}
+	typedAt := func(shown, screen string) *PromptRecord {
+		t.Helper()
+		p := storePrompt(t, s, session, AwaitingReply, func(p *PromptRecord) { p.Shown = shown })
+		s.Move(p.ID, ReplyReceived, func(p *PromptRecord) { p.Value = ref("y") })
+		s.Move(p.ID, Injected, func(p *PromptRecord) { p.ScreenSHA = digest([]byte(screen)) })
+		return p
+	}
+	text := "Rûn <this> & \"that\"?\n\t\u2028\x7f\\n"
+	p := typedAt(text, text)
+	storePrompt(t, s, session, Injected, nil)
+	if out := shell(blocks[1]); out != "" {
+		t.Errorf("it names an answer that was right: %s", out)
+	}
+	bad := typedAt("a", "b")
+	none := typedAt("", "b")
+	if out := shell(blocks[1]); strings.Count(out, "\n") != 2 || !strings.Contains(out, bad.ID) || !strings.Contains(out, none.ID) {
+		t.Errorf("it does not name the two wrong answers: %s", out)
+	}
+	if out := shell("id=" + p.ID + "\n" + blocks[2]); out != digest([]byte(text))+"\n"+digest([]byte(text))+"\n" {
+		t.Errorf("the shown text: %q", out)
+	}
+}
+
+/* ===== Answers from inside a session ===== */
+
+// insideScript asks, and meanwhile runs what the test writes into a file, each with its output in another.
+const insideScript = `(
+  while [ ! -e "$0/end" ]; do
+    sleep 0.05
+    [ -e "$0/go" ] || continue
+    mv "$0/go" "$0/now"
+    bash "$0/now" "$0"
+  done
+) </dev/null >/dev/null 2>&1 &
+read -p "Continue? (y/n) " a
+echo got $a
+touch "$0/end"`
+
+// A tool that answers its own question is refused, however it gets away from its parents, its environment or its
+// terminal; from elsewhere the same answer is taken.
+func TestAnswerFromInside(t *testing.T) {
+	needUnix(t)
+	if _, err := exec.LookPath("setsid"); err != nil {
+		t.Skip("setsid is not installed")
+	}
+	dir, work := configHome(t, ""), t.TempDir()
+	x := bridge(t, dir, "run", "bash", "-c", insideScript, work)
+	x.sees("Continue?")
+	st := storeAt(t, dir)
+	var p *PromptRecord
+	for deadline := time.Now().Add(patience); p == nil; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("no question")
+		}
+		for _, q := range storeView(t, st).Prompts {
+			p = q
+		}
+	}
+	answer := fmt.Sprintf("ATLASBRIDGE_TEST_CHILD=main %s answer %s y", os.Args[0], shortID(p.ID))
+	say := func(run string) string {
+		return run + ` > "$1/out" 2>&1; echo "exit $?" >> "$1/out"; mv "$1/out" "$1/said"`
+	}
+	later := "'sleep 0.3; " + answer + "'"
+	rows := []struct{ name, script string }{
+		{"plainly", say(answer)},
+		{"in its own system session", say("setsid sh -c " + later)},
+		{"without the environment", say("env -u ATLASBRIDGE_SESSION " + answer)},
+		{"only its parents tell", say("env -u ATLASBRIDGE_SESSION setsid sh -c '" + answer + "; exit $?'")},
+		{"only its environment tells", "(setsid nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
+		{"only its system session tells", "(env -u ATLASBRIDGE_SESSION nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
+	}
+	for _, row := range rows {
+		refused := t.Run(row.name, func(t *testing.T) {
+			os.Remove(filepath.Join(work, "said"))
+			if err := os.WriteFile(filepath.Join(work, "new"), []byte(row.script), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			os.Rename(filepath.Join(work, "new"), filepath.Join(work, "go"))
+			var said []byte
+			for deadline := time.Now().Add(patience); said == nil; time.Sleep(20 * time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatal("it says nothing")
+				}
+				said, _ = os.ReadFile(filepath.Join(work, "said"))
+			}
+			want := "atlasbridge: this runs inside the session that is asked about"
+			if !strings.Contains(string(said), want) || !strings.HasSuffix(string(said), "exit 1\n") {
+				t.Errorf("%s\nsays %s", row.script, said)
+			}
+			if q := storeView(t, st).Prompts[p.ID]; !q.Open() {
+				t.Fatalf("the question is %s", q.Status)
+			}
+		})
+		if !refused {
+			t.FailNow() // it may have been answered
+		}
+	}
+	log, _ := os.ReadFile(filepath.Join(dir, "audit.log"))
+	rejected := 0
+	for line := range strings.Lines(string(log)) {
+		if strings.Contains(line, `"REPLY_REJECTED"`) && strings.Contains(line, p.ID) && strings.Contains(line, p.SessionID) {
+			rejected++
+		}
+	}
+	if rejected != len(rows) {
+		t.Errorf("%d refusals in the audit log, want %d", rejected, len(rows))
+	}
+	if code, _, stderr := cli(t, "answer", shortID(p.ID), "y"); code != 0 {
+		t.Errorf("from elsewhere: %s", stderr)
+	}
+	x.sees("got y")
+	x.exits(0)
+}
+
+// inside knows a session by its tool or its wrapper above this process, by the environment, or by the system's session;
+// what is not there any more, or another process by now, is no session.
+func TestInside(t *testing.T) {
+	needUnix(t)
+	parent, grandparent := os.Getppid(), parentOf(os.Getppid())
+	if parentOf(os.Getpid()) != parent || parentOf(1<<30) != 0 {
+		t.Fatalf("the parent is %d, not %d", parentOf(os.Getpid()), parent)
+	}
+	above := processStart(parent)
+	rows := []struct {
+		name  string
+		r     SessionRecord
+		held  bool // its wrapper lives
+		env   bool
+		found bool
+	}{
+		{"nothing", SessionRecord{}, true, false, false},
+		{"the tool above", SessionRecord{PID: parent, PIDStart: above}, true, false, true},
+		{"the tool further above", SessionRecord{PID: grandparent, PIDStart: processStart(grandparent)}, true, false, true},
+		{"the tool above, its wrapper killed", SessionRecord{PID: parent, PIDStart: above}, false, false, true},
+		{"another process by now", SessionRecord{PID: parent, PIDStart: above + 1}, true, false, false},
+		{"the wrapper above", SessionRecord{Wrapper: parent}, true, false, true},
+		{"the wrapper above is another by now", SessionRecord{Wrapper: parent}, false, false, false},
+		{"environment", SessionRecord{}, true, true, true},
+		{"environment of a session that is over", SessionRecord{}, false, true, false},
+		{"the system's session", SessionRecord{PID: systemSession()}, true, false, true},
+		{"the system's session, over", SessionRecord{PID: systemSession(), PIDStart: 1}, false, false, false},
+		{"this process itself", SessionRecord{Wrapper: os.Getpid()}, true, false, false},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			s := storeAt(t, storeDir(t))
+			row.r.ID, row.r.Status = newID(), "active"
+			if row.held {
+				release, err := s.HoldSession(row.r.ID)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer release()
+			}
+			if err := storeUpdate(s, &row.r); err != nil {
+				t.Fatal(err)
+			}
+			env := ""
+			if row.env {
+				env = row.r.ID
+			}
+			want := ""
+			if row.found {
+				want = row.r.ID
+			}
+			if got := s.inside(env); got != want {
+				t.Errorf("inside %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// What runs in one session answers no other session's question either, and the audit log names the question.
+func TestAnswerFromAnotherSession(t *testing.T) {
+	dir := configHome(t, "")
+	s := storeAt(t, dir)
+	var ids [2]string
+	for i := range ids {
+		ids[i] = newID()
+		release, err := s.HoldSession(ids[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer release()
+		if err := storeUpdate(s, &SessionRecord{Head: Head{ID: ids[i]}, Status: "active"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := storePrompt(t, s, ids[0], AwaitingReply, nil)
+	t.Setenv("ATLASBRIDGE_SESSION", ids[1])
+	code, _, stderr := cli(t, "answer", shortID(p.ID), "y")
+	if code != exitFailed || !strings.Contains(stderr, "inside the session "+shortID(ids[1])) {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+	if q := storeView(t, s).Prompts[p.ID]; q.Status != AwaitingReply {
+		t.Error("it was answered")
+	}
+	log, _ := os.ReadFile(s.audit.log.path)
+	if !strings.Contains(string(log), `"REPLY_REJECTED","session_id":"`+ids[0]+`","prompt_id":"`+p.ID) {
+		t.Errorf("not audited: %s", log)
+	}
+}
+
+// A session whose process is dead takes no answer, and answer does not say that it did.
+func TestAnswerToTheDead(t *testing.T) {
+	dir := configHome(t, "")
+	s := storeAt(t, dir)
+	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
+	code, stdout, stderr := cli(t, "answer", shortID(p.ID), "y")
+	if code != exitFailed || stdout != "" || !strings.Contains(stderr, "session has ended") {
+		t.Errorf("exit %d: %s%s", code, stdout, stderr)
 	}
 }
 
