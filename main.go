@@ -333,7 +333,7 @@ With --all ended sessions too.`},
 		{"approvals", "approvals [--json]", "open questions of all sessions, with the time left", 0, 0, cmdApprovals, "", ""},
 		{"answer", "answer <prompt-id> <value>", "answer a question from any terminal", 2, 2, cmdAnswer, "", `
 The id's first 8 digits will do. The value is what a button would send: y, n, a
-choice's number or letter, enter, esc, default, or the text itself.
+choice's number, letter or words, enter, esc, default, or the text itself.
   atlasbridge answer 3f2a91c4 y`},
 		{"logs", "logs [--tail] [--json] [--session ID]", "what happened, readable; --tail follows", 0, 0, cmdLogs, "", `
   atlasbridge logs --json | jq -c 'select(.event == "PROMPT_RESOLVED")'`},

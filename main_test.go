@@ -3663,7 +3663,7 @@ func TestConfigRejected(t *testing.T) {
 		{"[safe_defaults]\nyes_no = 'y'", "", "config.toml:2: safe_defaults.yes_no can only be \"n\""},
 		{"[safe_defaults]\nyes_no = 'Y'", "", "can only be"},
 		{"[safe_defaults]\nfree_text = \"a\\rb\"", "", "none of them a control character"},
-		{"[safe_defaults]\nmultiple_choice = 'y'", "", "number from 1 to 9"},
+		{"[safe_defaults]\nmultiple_choice = '" + strings.Repeat("x", 61) + "'", "", "at most 60 characters"},
 		{token, "", "config.toml:2: a bot token needs telegram.chat_id"},
 		{token + "chat_id = 5", "", "telegram.allowed_users is empty"},
 		{token + "chat_id = 5\nallowed_users = []", "", "telegram.allowed_users is empty"},
