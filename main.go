@@ -1474,7 +1474,7 @@ func (s *session) hookStep() {
 		gone := !h.goneAt.IsZero() && s.due(h.goneAt.Add(dialogGone))
 		quiet := !s.calm.IsZero() && s.due(later(s.calm, h.rec.CreatedAt).Add(hookUnasked))
 		switch {
-		case h.rec.Open() && (gone || quiet):
+		case h.rec.Open() && (gone || quiet && h.dialog == nil):
 			s.end(h, Canceled, "answered in the terminal, or given up by the tool")
 		case h.rec.Status == Created && h != s.q && s.due(h.rec.ExpiresAt):
 			s.end(h, Canceled, "its time was over before it could be asked: the dialog asks")
@@ -1872,6 +1872,7 @@ type gate struct {
 	after gateMove  // what follows when they are written
 
 	value  string    // what was decided
+	secret string    // what was decided about a secret
 	want   []int     // the choices to make, as indexes into those that were shown; several only in a Multi menu
 	last   *Prompt   // the menu before the last key
 	stood  string    // SHA-256 of what stood on the screen when the first key went
@@ -1884,7 +1885,9 @@ type gate struct {
 type gateMove struct {
 	to     gatePhase
 	within time.Duration
-	last   bool // these keys are the last
+	last   bool    // these keys are the last
+	menu   *Prompt // the menu as it was before these keys
+	draft  bool    // these keys are the draft that was put aside
 }
 
 // gatePhase is how far the gate is.
@@ -2016,6 +2019,10 @@ func (s *session) gateMoves() {
 	g := s.gate
 	g.phase, g.until = g.after.to, time.Now().Add(g.after.within)
 	g.whole = g.whole || g.after.last
+	g.last = g.after.menu
+	if g.after.draft {
+		g.draft = ""
+	}
 	if g.phase == gateEcho {
 		s.det.Sleep(g.until)
 		s.seen = nil
@@ -2042,12 +2049,12 @@ func (s *session) firstStep(now *Prompt) (why string) {
 	}
 	g.stood = digest([]byte(shown.standing(now).Shown))
 	if rec.Secret {
-		secret, given := s.st.TakeSecret(rec.ID)
-		if !given {
-			return "the password is not known any more"
+		if secret, given := s.st.TakeSecret(rec.ID); given {
+			g.secret = secret
 		}
-		return s.press(s.pasted(cleanText(secret))+"\r", s.echo())
+		return s.press(s.pasted(cleanText(g.secret))+"\r", s.echo())
 	}
+	g.want = nil
 	for key := range strings.SplitSeq(g.value, ",") {
 		if i := slices.IndexFunc(shown.Choices, func(c Choice) bool { return c.Key == key }); i >= 0 {
 			g.want = append(g.want, i)
@@ -2106,31 +2113,30 @@ func (s *session) menuStep(now *Prompt) (why string) {
 	if now.Multi {
 		var done bool
 		if target, done = g.nextTick(now); done {
-			return s.press(cmp.Or(now.Submit, "\r"), gateMove{to: gateReview, within: followTime, last: true})
+			return s.press(cmp.Or(now.Submit, "\r"), gateMove{to: gateReview, within: followTime, last: true, menu: now})
 		}
 	}
 	if target < 0 {
 		return "the choice is no longer on the screen"
 	}
-	g.last = now
-	chosen := s.echo()
+	chosen, moved := s.echo(), gateMove{to: gateMenu, within: followTime, menu: now}
 	if s.adapter.Box != nil && now.Pointer >= 0 {
 		chosen = gateMove{to: gateTaken, within: followTime, last: true}
 	}
 	keys := now.Choices[target].Keys
 	switch {
 	case keys != "" && now.Multi:
-		return s.press(keys, gateMove{to: gateMenu, within: followTime})
+		return s.press(keys, moved)
 	case keys != "":
 		return s.press(keys, chosen)
 	case now.Pointer < 0:
 		return "the menu shows no pointer to move"
 	case now.Pointer == target && now.Multi:
-		return s.press(" ", gateMove{to: gateMenu, within: followTime})
+		return s.press(" ", moved)
 	case now.Pointer == target:
 		return s.press("\r", chosen)
 	}
-	return s.press(s.arrow(now, target), gateMove{to: gateMenu, within: followTime})
+	return s.press(s.arrow(now, target), moved)
 }
 
 // nextTick is the first choice in now whose tick is not as wanted; done: all are.
@@ -2297,9 +2303,9 @@ func (s *session) restoreStep(late bool) string {
 	g := s.gate
 	box := s.det.Box(s.pty.State(), time.Now())
 	if box.found && box.draft == "" {
-		draft := g.draft
-		g.draft = ""
-		return s.press(s.pasted(draft), s.echo())
+		back := s.echo()
+		back.draft = true
+		return s.press(s.pasted(g.draft), back)
 	}
 	if late {
 		return s.press("", s.echo())
@@ -2342,6 +2348,9 @@ func (s *session) gateEnds(why string) {
 			why = rec.Reason + "; nothing was typed: " + why
 		}
 		s.end(g.q, Failed, why)
+		if rec.Status != Expired && !rec.Idle {
+			s.askAnew(g.q.screen)
+		}
 		return
 	}
 	s.move(rec.ID, Injected, func(r *PromptRecord) { r.ScreenSHA = g.stood })
@@ -2351,6 +2360,15 @@ func (s *session) gateEnds(why string) {
 			By: *rec.DecidedBy, Text: rec.Reason, ReplyTo: rec.MsgID, PromptID: rec.ID, Status: "queued"})
 	}
 	s.end(g.q, "", "")
+}
+
+// askAnew asks again what could not be answered, if it still stands.
+func (s *session) askAnew(shown *Prompt) {
+	if shown == nil || s.q != nil || s.rec.ExitCode != nil || !shown.same(s.det.Look(s.pty.State(), time.Now())) {
+		return
+	}
+	s.seen = nil
+	s.det.Again()
 }
 
 func cleanText(text string) string { // of an operator, safe to type
@@ -2663,7 +2681,7 @@ func answerWords(p *PromptRecord, q hookQuestion, value string) string {
 
 // refused tells whether the question ended in a refusal: by the operator, or because nobody answered.
 func refused(end *PromptRecord) bool {
-	return end.Status == Expired || end.Value != nil && *end.Value == hookDeny
+	return end.Status == Expired || end.Permission && *end.Value == hookDeny
 }
 
 // denial refuses with the operator's reason, or with why nobody answered.

@@ -803,6 +803,69 @@ func TestGate(t *testing.T) {
 	}
 }
 
+// TestGateHeldBack: keys that were held back because output was waiting are typed once it has been looked at, each once;
+// what could not be written was not typed, and is not counted as an answer.
+func TestGateHeldBack(t *testing.T) {
+	raw, canon := TTYState{ReadingYes, false, false}, TTYState{ReadingYes, true, true}
+	menu := "\x1b[?25lPick a colour:\r\n❯ Red\r\n  Green\r\n"
+	down := "\x1b[?25lPick a colour:\r\n  Red\r\n❯ Green\r\n"
+	for _, c := range []struct {
+		name, asked, value, first, then, next string
+		state                                 TTYState
+	}{
+		{"line", "Go? (y/n) ", "y", "y\r", "", "", canon},
+		{"menu", menu, "2", "\x1b[B", down, "\r", raw},
+	} {
+		s := gateBench(t, "x", c.state, c.asked, c.value)
+		for range 3 {
+			s.gateStep()
+			if got := string(s.gate.keys); got != c.first {
+				t.Fatalf("%s: %q, want %q", c.name, got, c.first)
+			}
+			s.gateWrote(s.gate.keys, errUnread)
+		}
+		if got := s.typed(false); got != c.first {
+			t.Errorf("%s: then %q, want %q", c.name, got, c.first)
+		}
+		if c.then != "" {
+			s.shows(c.then)
+			if got := s.typed(false); got != c.next {
+				t.Errorf("%s: then %q, want %q", c.name, got, c.next)
+			}
+		}
+	}
+	s := gateBench(t, "x", canon, "Go? (y/n) ", "y")
+	id := s.q.rec.ID
+	s.gateStep()
+	s.gateWrote(s.gate.keys, syscall.EIO)
+	log, err := os.ReadFile(filepath.Join(s.st.Dir, "audit.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := storeView(t, s.st).Prompts[id]; r.Status != Failed || s.gate != nil || strings.Contains(string(log), "REPLY_INJECTED") {
+		t.Errorf("after a failed write it is %s (%s):\n%s", r.Status, r.Reason, log)
+	}
+}
+
+// TestGateAsksAnew: a question that could not be answered because somebody pressed a key, and that still stands, is asked
+// again as a new prompt; what is gone is not.
+func TestGateAsksAnew(t *testing.T) {
+	for _, stands := range []bool{true, false} {
+		s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+		s.q.typedBy = "cli:local"
+		if !stands {
+			s.shows("done\r\n")
+		}
+		if got := s.typed(true); got != "" || s.gate != nil {
+			t.Fatalf("typed %q", got)
+		}
+		p := s.det.Tick(s.pty.State(), time.Now().Add(time.Second))
+		if (p != nil) != stands {
+			t.Errorf("it stands: %v, asked again: %v", stands, p != nil)
+		}
+	}
+}
+
 // TestKeyboardWaits for the gate: what is typed within its echo window comes after it, and is not lost.
 func TestKeyboardWaits(t *testing.T) {
 	dir := home(t, "echo_suppression_ms = 1500\n")

@@ -850,7 +850,7 @@ func (p *PromptRecord) judge(given string) (*string, Refusal) {
 		p.Reason = cmp.Or(reason, p.Reason)
 		deny := p.denial()
 		return &deny, p.text(reason)
-	case (given == leaveIt || given == "cancel") && p.canBeLeft():
+	case given == leaveIt && p.canBeLeft(), given == "cancel" && p.ambiguous():
 		return &leave, ""
 	case given == enterAlone && p.Type == FreeText && !p.Idle:
 		return &given, ""

@@ -1464,7 +1464,11 @@ func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
 	if p == nil || p.Idle {
 		return h.input(s, "text", text)
 	}
-	other := func(c Choice) bool { return !strings.EqualFold(text, c.Key) && !strings.EqualFold(text, c.Label) }
+	other := func(c Choice) bool {
+		first, _ := utf8.DecodeRuneInString(c.Label)
+		letter := p.Source == "hook" && p.Permission && c.Key != hookAlways && strings.EqualFold(text, string(first))
+		return !letter && !strings.EqualFold(text, c.Key) && !strings.EqualFold(text, c.Label)
+	}
 	named := append(slices.DeleteFunc(when(!p.Secret, answers(p)), other), Choice{})[0]
 	keys := strings.Join(strings.Fields(strings.ReplaceAll(text, ",", " ")), ",")
 	several := when(p.Multi && p.offered(keys), keys)
