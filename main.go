@@ -1353,7 +1353,7 @@ func (s *session) found(p *Prompt) {
 		return
 	}
 	q := &question{screen: p}
-	if s.hooked && !p.Idle && p.Type == MultipleChoice {
+	if s.expectsHook(p) {
 		q.askAt = time.Now().Add(hookWait)
 	}
 	if s.adapter.Box != nil {
@@ -1361,6 +1361,18 @@ func (s *session) found(p *Prompt) {
 	}
 	s.q = q
 	s.capture(p)
+}
+
+// expectsHook tells whether a hook may still call about the dialog p: of a tool that speaks the protocol only where it
+// says that it asks for an approval or an answer (measured on claude 2.1).
+func (s *session) expectsHook(p *Prompt) bool {
+	if !s.hooked || p.Idle || p.Type != MultipleChoice {
+		return false
+	}
+	if s.det.Screen.Status().State == "" {
+		return true
+	}
+	return strings.HasPrefix(s.named, "approve") || strings.HasPrefix(s.named, "answer:")
 }
 
 // hookOf is the waiting hook's question whose dialog p is, nil when it is none's: it shows that tool and those
@@ -1451,7 +1463,12 @@ func (s *session) endOver() {
 	s.over = slices.DeleteFunc(s.over, func(o overDialog) bool {
 		for _, h := range s.hooks {
 			if h.goneAt.IsZero() && h.namedIn(o.named) && o.at.After(h.rec.CreatedAt) {
-				h.dialog, h.goneAt = nil, o.at
+				if h.dialog != nil { // asked anew if it stands all the same
+					s.seen = nil
+					s.det.Again()
+					s.det.Sleep(time.Now().Add(dialogGone))
+				}
+				h.dialog, h.goneAt = nil, o.at.Add(-dialogGone) // the tool says so: no repaint
 				if o.by != "" {
 					h.typedBy = o.by
 				}
@@ -2752,10 +2769,7 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) *PromptRecord {
 		}
 		return r
 	}
-	_, _ = h.st.Move(p.ID, Canceled, func(r *PromptRecord) { // our time is over: who cannot record it is noticed by its lock
-		r.Reason = "answered in the terminal, or given up by the tool"
-	})
-	return nil
+	return nil // our time is over: the session notices by the lock
 }
 
 // What can be decided about a tool's call.

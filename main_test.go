@@ -8061,7 +8061,9 @@ func TestTappedInVain(t *testing.T) {
 			}
 			e.chat.messages[msg] = &chatMessage{text: text, buttons: 2}
 			e.chat.mu.Unlock()
-			e.poll(e.process())
+			poller := e.process()
+			poller.crosses = 0
+			e.poll(poller)
 			e.chat.send(tgTapOn(1, p, "y", msg, 1001))
 			comesTrue(t, "its buttons go", func() bool { return e.chat.message(msg).buttons == 0 })
 			e.says(msg, c.want)

@@ -37,6 +37,7 @@ const (
 	debtsEvery    = 5 * time.Second        // messages that are owed an edit are looked for so often
 	debtsPatience = 30 * time.Second       // a living session has that long to edit its own messages
 	debtsPause    = time.Minute            // after an edit that failed for good
+	tapCrosses    = 10 * time.Second       // a tap may be that old when it comes: it was made before the edit was seen
 	lostLife      = time.Minute            // a request without an answer is carried out by then, or never
 )
 
@@ -87,6 +88,8 @@ type Telegram struct { // the Bot API channel and its poller; its methods may be
 	polling  atomic.Bool  // this process holds the poll lock
 	troubles sync.Map     // by "send" and "poll": what keeps it from working, "" nothing; set by note
 
+	crosses time.Duration // how old a tap may be when it comes: tapCrosses
+
 	postsMu sync.Mutex
 	posts   map[string]*post // by prompt, while somebody edits its message or has to know what became of that
 }
@@ -109,7 +112,7 @@ func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram { // st and
 	tr.Protocols = new(http.Protocols)
 	tr.Protocols.SetHTTP1(true) // a dead long poll takes no message with it
 	t := &Telegram{store: st, log: cmp.Or(log, slog.New(slog.DiscardHandler)), http: &http.Client{Transport: tr},
-		posts: map[string]*post{}}
+		posts: map[string]*post{}, crosses: tapCrosses}
 	t.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	t.cfg.Store(cfg)
 	return t
@@ -1243,7 +1246,9 @@ func (r *receiver) tap(id int64, q *press, v *View) error {
 	r.toast(q, "Nothing was done: "+string(why), true)
 	genuine := p == nil || strings.HasPrefix(p.Nonce, d.Nonce)
 	paid := p == nil || q.Message.ID != p.MsgID || !p.shownOpen() // else its edit is on its way, or owed
-	if genuine && paid && (old || !now.Open()) {
+	// A tap that crossed the edit on its way to the phone proves nothing.
+	crossed := p != nil && q.Message.ID == p.MsgID && time.Since(p.At) < r.crosses
+	if genuine && paid && !crossed && (old || !now.Open()) {
 		r.later(func() (int64, error) { return r.outlived(p, q.Message.ID) })
 	}
 	return nil
