@@ -954,6 +954,14 @@ func (d *Detector) Sleep(until time.Time) {
 	d.answered, d.pendingAt, d.typed = until, until, true
 }
 
+// Worked notes that the tool has said that it works: the next empty input box is another end of a turn, however short
+// that was.
+func (d *Detector) Worked() {
+	if d.cur != nil && d.cur.Idle {
+		d.cur, d.goneAt = nil, time.Time{}
+	}
+}
+
 // Again forgets the question in force, so that what stands there is asked anew.
 func (d *Detector) Again() {
 	d.cur, d.goneAt, d.answered, d.replaced = nil, time.Time{}, time.Time{}, ""

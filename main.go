@@ -1440,6 +1440,9 @@ func (s *session) reported(now ProgramStatus) {
 	if s.adapter.Box == nil {
 		return
 	}
+	if now.State == "working" {
+		s.det.Worked()
+	}
 	named := ""
 	if now.State == "blocked" {
 		named = squeezed(safely(now.Msg, maxFull))
