@@ -46,7 +46,7 @@ type Screen struct {
 	tr                                transcript
 	gone                              [maxGone]line // rows that left the primary screen, row n of the session at n % maxGone
 	goneFrom                          int           // the first of them that still belongs to what stands on the screen
-	answering                         bool          // an answer was typed: the next line feed ends the row that was answered
+	answering                         int           // row of the session, from 1, in which an answer is typed; −1 any, 0 none
 }
 type page struct {
 	cursor
@@ -361,8 +361,12 @@ func (l *line) mend(c int) { // a wide character left of column c has lost its r
 }
 func (s *Screen) lineFeed(int) {
 	s.grid[s.row].wrapped = false
-	if s.answering {
-		s.grid[s.row].answered, s.answering = true, false
+	if row := s.answering - 1 - s.scrolled; s.answering != 0 && s.row >= row { // further up something is painted again
+		if row < 0 {
+			row = s.row
+		}
+		s.grid[row].answered = true
+		s.answering = 0
 	}
 	s.step(1)
 }
@@ -410,8 +414,18 @@ func (s *Screen) above(n int) (line, bool) {
 	return s.gone[at%maxGone], true
 }
 
-// Answered notes that an answer is typed where the cursor stands.
-func (s *Screen) Answered() { s.answering = !s.AltScreen() }
+// Answered notes that an answer is typed. The next line feed ends the row that was answered: on a line that is where the
+// cursor stands now, or further down; a dialog may be replaced by a row further up.
+func (s *Screen) Answered(onLine bool) {
+	switch {
+	case s.AltScreen():
+		s.answering = 0
+	case onLine:
+		s.answering = s.scrolled + s.row + 1
+	default:
+		s.answering = -1
+	}
+}
 
 // erase blanks the places from one to before another, counted row by row, in the pen's background.
 func (s *Screen) erase(from, to int) {
@@ -940,8 +954,9 @@ func (d *Detector) Typed(p []byte, now time.Time) {
 	if d.cur != nil {
 		d.typed = true
 		enter := bytes.ContainsAny(p, "\r\n")
-		if enter || d.cur.line != "" && len(p) > 0 && p[0] >= ' ' {
-			d.Screen.Answered()
+		begun := d.cur.line != "" && len(p) > 0 && p[0] >= ' '
+		if d.answered.IsZero() && (enter || begun) { // an Enter after that one is typed somewhere else
+			d.Screen.Answered(d.cur.line != "")
 		}
 	}
 	if bytes.ContainsAny(p, "\r\n") && now.After(d.answered) {
@@ -1359,6 +1374,9 @@ func (d *Detector) Box(tty TTYState, now time.Time) inputBox {
 	v := d.v
 	if d.found != nil && d.found.Idle {
 		return inputBox{found: true, whole: true}
+	}
+	if !v.known && v.hidden && v.tty.Reading != ReadingYes {
+		return inputBox{} // it may be a menu that is not taken for one: Enter would choose
 	}
 	if !v.known {
 		line, _ := v.cursorLine()

@@ -1560,6 +1560,9 @@ func (s *session) end(q *question, to State, why string) {
 	if s.q == q {
 		s.q = nil
 	}
+	if q.screen != nil && s.seen == q.screen {
+		s.seen = nil // what expired, failed or was left to the terminal is not asked again by itself
+	}
 	if v, err := s.st.View(); err == nil && v.Prompts[q.rec.ID] != nil {
 		s.settle(*v.Prompts[q.rec.ID], s.rec)
 	}

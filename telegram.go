@@ -83,6 +83,7 @@ type Telegram struct { // the Bot API channel and its poller; its methods may be
 	store    *Store
 	log      *slog.Logger
 	http     *http.Client
+	jitter   func() float64 // rand.Float64, or a test's own
 	cfg      atomic.Pointer[Config]
 	skew     atomic.Int64 // Telegram's clock minus ours, a time.Duration
 	polling  atomic.Bool  // this process holds the poll lock
@@ -112,7 +113,7 @@ func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram { // st and
 	tr.Protocols = new(http.Protocols)
 	tr.Protocols.SetHTTP1(true) // a dead long poll takes no message with it
 	t := &Telegram{store: st, log: cmp.Or(log, slog.New(slog.DiscardHandler)), http: &http.Client{Transport: tr},
-		posts: map[string]*post{}, crosses: tapCrosses}
+		posts: map[string]*post{}, crosses: tapCrosses, jitter: rand.Float64}
 	t.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	t.cfg.Store(cfg)
 	return t
@@ -259,7 +260,7 @@ func (t *Telegram) deliver(ctx context.Context, d draft) (int64, error) {
 			t.postpone(e.after())
 			wait := e.after()
 			if wait == 0 {
-				wait = backoff(failures, rand.Float64())
+				wait = backoff(failures, t.jitter())
 			}
 			_ = sleep(ctx, wait) // the next turn notices that ctx has ended
 		}
@@ -1081,7 +1082,7 @@ func (t *Telegram) Poll(ctx context.Context) { // for all sessions, with the loc
 		case e.Code == 401 || e.Code == 404:
 			return
 		default:
-			_ = sleep(ctx, max(cmp.Or(e.after(), backoff(failures, rand.Float64())), when(e.Code == 409, 5*time.Second)))
+			_ = sleep(ctx, max(cmp.Or(e.after(), backoff(failures, t.jitter())), when(e.Code == 409, 5*time.Second)))
 			failures, params["timeout"] = failures+1, 1 // short: to know soon that all is well
 		}
 	}
