@@ -803,6 +803,20 @@ func TestGate(t *testing.T) {
 	}
 }
 
+// TestAnswerRings: an answer from another terminal is told to the phone, with sound, and the question's message says so.
+func TestAnswerRings(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	w, c, dir, _ := stageSession(t, "")
+	c.show("ask", "Continue? (y/n) ")
+	m := w.find("Continue?", yesButton)
+	p := promptOf(t, dir, "Continue?", func(p *PromptRecord) bool { return p.Status == AwaitingReply })
+	bridge(t, dir, "answer", shortID(p.ID), "y").exits(0)
+	c.reads("ask", "y\n")
+	w.where("the answer from elsewhere", func(m seen) bool { return strings.Contains(m.text, "atlasbridge answer") })
+	w.ended(m.id, regexp.MustCompile("with atlasbridge answer: Yes"))
+}
+
 // TestGateHeldBack: keys that were held back because output was waiting are typed once it has been looked at, each once;
 // what could not be written was not typed, and is not counted as an answer.
 func TestGateHeldBack(t *testing.T) {
@@ -2077,6 +2091,10 @@ func TestAskAgain(t *testing.T) {
 		return ok
 	})
 	over := w.find(saysExpiredWord(w, m.id), againButton)
+	<-time.After(time.Second) // what expired is not asked again by itself
+	if n := w.count("Choose a number"); n != 1 {
+		t.Errorf("%d messages ask the same, want 1", n)
+	}
 	w.tap(over, againButton)
 	n := w.where("it in a new message", func(n seen) bool {
 		_, ok := n.choice(red)
