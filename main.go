@@ -672,6 +672,7 @@ const (
 	hookCheck   = time.Second            // between looks whether a hook lives
 	dialogGone  = time.Second            // a hook's dialog is out of sight for good: a repaint takes 0.3 s (claude 2.1)
 	hookUnasked = 5 * time.Second        // the tool says that it asks nothing, although its hook waits
+	sameMoment  = time.Second            // before a decision: a key and a tap may cross
 	retryEvery  = 5 * time.Second        // between attempts to record a question
 	lookTime    = time.Second            // for the gate to see its question
 	gatePoll    = time.Second / 40       // between looks of the gate
@@ -773,7 +774,9 @@ type question struct {
 	decided bool         // the gate is to type what the record says
 	shownAt time.Time    // when the dialog of a known tool was seen
 	remind  time.Time    // when its message shows the time left anew
+	passed  time.Time    // of a hook's: when the hook had given its answer to the tool
 	typedBy string       // who pressed a key that may have answered it, "" nobody
+	typedAt time.Time    // when that was
 	unsend  func()       // ends a delivery that is no longer wanted
 }
 
@@ -1081,7 +1084,7 @@ func (s *session) finish() {
 		s.gateOver()
 	}
 	for len(s.hooks) > 0 {
-		s.end(s.hooks[0], Failed, "the program ended")
+		s.endHook(s.hooks[0])
 	}
 	if s.q != nil {
 		s.end(s.q, Failed, "the program ended")
@@ -1116,6 +1119,22 @@ func (s *session) finish() {
 		warn("writing the recording: " + err.Error())
 	}
 	warn(s.tg.Trouble())
+}
+
+// endHook ends a hook's question with the program: what the hook has passed on was answered, though we may not have heard
+// of it yet.
+func (s *session) endHook(h *question) {
+	if v, err := s.st.View(); err == nil && v.Prompts[h.rec.ID] != nil {
+		h.rec = *v.Prompts[h.rec.ID]
+	}
+	switch h.rec.Status {
+	case Injected:
+		s.passedOn(h)
+	case Resolved, Failed, Canceled:
+		s.end(h, "", "")
+	default:
+		s.end(h, Failed, "the program ended")
+	}
 }
 
 // endExpired takes back the offer to ask again what expired: there is nothing to ask any more.
@@ -1217,11 +1236,11 @@ func (s *session) inject(keys, by string) {
 	s.typing = append(s.typing, keys...)
 	if by != "" && !reArrow.MatchString(keys) {
 		if s.q != nil {
-			s.q.typedBy = by
+			s.q.typedBy, s.q.typedAt = by, time.Now()
 		}
 		for _, h := range s.hooks {
 			if h.dialog != nil {
-				h.typedBy = by
+				h.typedBy, h.typedAt = by, time.Now()
 			}
 		}
 		s.namedBy = by
@@ -1473,7 +1492,7 @@ func (s *session) endOver() {
 				}
 				h.dialog, h.goneAt = nil, o.at.Add(-dialogGone) // the tool says so: no repaint
 				if o.by != "" {
-					h.typedBy = o.by
+					h.typedBy, h.typedAt = o.by, o.at
 				}
 				return true
 			}
@@ -1494,6 +1513,10 @@ func (s *session) hookStep() {
 		gone := !h.goneAt.IsZero() && s.due(h.goneAt.Add(dialogGone))
 		quiet := !s.calm.IsZero() && s.due(later(s.calm, h.rec.CreatedAt).Add(hookUnasked))
 		switch {
+		case h.rec.Status == Injected:
+			if s.taken(h) {
+				s.passedOn(h)
+			}
 		case h.rec.Open() && (gone || quiet && h.dialog == nil):
 			s.end(h, Canceled, "answered in the terminal, or given up by the tool")
 		case h.rec.Status == Created && h != s.q && s.due(h.rec.ExpiresAt):
@@ -1714,18 +1737,28 @@ func (s *session) changed(q *question, r *PromptRecord) {
 		}
 	case r.Status == Injected: // by its hook
 		q.rec = *r
-		s.passedOn(q)
+		q.passed = time.Now()
 	case r.Status == Failed || r.Status == Canceled || r.Status == Resolved:
 		q.rec = *r
 		s.end(q, "", "")
 	}
 }
 
+// taken tells whether the tool has taken the answer that its hook gave it: the dialog is gone, or there was none.
+func (s *session) taken(h *question) bool {
+	none := h.dialog == nil && !h.namedIn(s.named)
+	return none || !h.goneAt.IsZero() || s.due(h.passed.Add(dialogGone))
+}
+
 // passedOn ends a question whose hook has given its answer to the tool. A key that was pressed here in the same moment
 // may have been faster: that is said.
 func (s *session) passedOn(q *question) {
 	s.move(q.rec.ID, Resolved, func(r *PromptRecord) {
-		if q.typedBy == "cli:local" {
+		since := q.passed
+		if r.DecidedAt != nil {
+			since = *r.DecidedAt
+		}
+		if q.typedBy == "cli:local" && q.typedAt.After(since.Add(-sameMoment)) {
 			r.Reason = bothAnswered
 		}
 	})
