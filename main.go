@@ -2312,7 +2312,7 @@ func (s *session) typeText() string {
 func (s *session) textStep(look *Prompt, late bool) (why string) {
 	g := s.gate
 	held := s.holdsText()
-	dialog := s.adapter.Box != nil && look != nil && !look.Idle // takes no text, and Enter would answer it
+	dialog := look != nil && !look.Idle // takes no text, and Enter would answer it
 	sent := gateMove{to: gateSent, within: submitTime}
 	switch {
 	case g.phase == gateText && dialog && !held:

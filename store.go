@@ -626,7 +626,8 @@ func (p *PromptRecord) offeredIn(msg int64) {
 	if msg > p.MsgID {
 		replaced = p.MsgID
 	}
-	hasButtons := replaced == msg || p.MsgID != 0 && p.shownOpen()
+	asksAgain := p.MsgStatus == Expired
+	hasButtons := replaced == msg || p.MsgID != 0 && (p.shownOpen() || asksAgain)
 	if msg >= p.MsgID {
 		p.MsgID = msg
 		p.MsgStatus = ""
