@@ -6,8 +6,8 @@
 // The hash is that of the line without its hash member: jq -cj 'del(.hash)' | sha256sum. The heads that state and phone
 // keep show that no tail was cut, nor all written anew: a log that does not continue the head that the state noted gets
 // an entry that says so, and does not verify until the user has put it aside. shown_sha256 is that of what a person was
-// shown, screen_sha256 that of what stood there when the answer was typed. Answers typed as text are in it as length and
-// SHA-256.
+// shown, screen_sha256 that of what stood there when the answer was typed. Answers typed as text are in it as length
+// and SHA-256.
 package main
 
 import (
@@ -297,8 +297,8 @@ func parseEntry(line []byte) ([]Field, error) {
 	return fields, nil
 }
 
-// members is what can be read of a flat JSON object. Members that come again, fractions and large integers are not taken
-// over, so that what canonical makes of the others is not the line.
+// members is what can be read of a flat JSON object. Members that come again, fractions and large integers are not
+// taken over, so that what canonical makes of the others is not the line.
 func members(line []byte) (fields []Field) {
 	d := json.NewDecoder(bytes.NewReader(line))
 	open, err := d.Token()
@@ -497,8 +497,8 @@ type shownTo struct {
 	sha     string
 }
 
-// judge takes one more entry, and says what is wrong though the chain holds: that the log is not the one it was, or that
-// an answer was typed at something else than was shown. A question is forgotten when it or its session is over.
+// judge takes one more entry, and says what is wrong though the chain holds: that the log is not the one it was, or
+// that an answer was typed at something else than was shown. A question is forgotten when it or its session is over.
 func (q questions) judge(fields []Field) (why string) {
 	member := map[string]string{}
 	for _, f := range fields {
@@ -569,9 +569,10 @@ func (a *Audit) read() ([]byte, error) {
 	return os.ReadFile(a.log.path)
 }
 
-// putAuditAside renames the log, which stays as it is, and begins a new one: its first entry says what became of the old
-// one, then come the questions that can still be answered. The state notes the new head, and forgets that the old log was
-// broken. It holds both locks all the time. Killed in the middle it is done again: the state still notes the old head.
+// putAuditAside renames the log, which stays as it is, and begins a new one: its first entry says what became of the
+// old one, then come the questions that can still be answered. The state notes the new head, and forgets that the old
+// log was broken. It holds both locks all the time. Killed in the middle it is done again: the state still notes the
+// old head.
 func (s *Store) putAuditAside() (aside string, head chainHead, err error) {
 	defer s.log.release()
 	if err := s.begin(); err != nil {
@@ -702,8 +703,8 @@ func cmdLogs(c *command) int {
 	}
 }
 
-// completeLines is what the file has from that byte on, up to its last newline, and where that ends; nothing where there
-// is no file yet. A file shorter than that is another by now, and is read from its beginning.
+// completeLines is what the file has from that byte on, up to its last newline, and where that ends; nothing where
+// there is no file yet. A file shorter than that is another by now, and is read from its beginning.
 func completeLines(path string, at int64) (lines []byte, end int64, err error) {
 	f, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {

@@ -44,9 +44,9 @@ type Screen struct {
 	status                            ProgramStatus
 	statuses                          []ProgramStatus // since TakeStatuses
 	tr                                transcript
-	gone                              [maxGone]line // rows that left the primary screen, row n of the session at n % maxGone
+	gone                              [maxGone]line // rows that left the primary screen, row n at n % maxGone
 	goneFrom                          int           // the first of them that still belongs to what stands on the screen
-	answering                         int           // row of the session, from 1, in which an answer is typed; −1 any, 0 none
+	answering                         int           // row from 1 in which an answer is typed; −1 any, 0 none
 }
 type page struct {
 	cursor
@@ -84,7 +84,7 @@ const (
 	maxMarks, maxLine            = 28, 1 << 14       // combined with a character (tmux: 32 with it); told as one line
 	maxPending, lineCost         = 4 << 20, 64       // lines kept for the next Transcript; what each costs besides
 	maxStatuses                  = 16                // reports that wait for TakeStatuses
-	maxGone                      = 120               // rows that have left the screen: about 12 KiB, what a dialog may have
+	maxGone                      = 120               // rows that have left the screen: about 12 KiB
 )
 const statusReply, nameReply = "\x1b]7501;?\x1b\\", "\x1bP>|atlasbridge\x1b\\" // to OSC 7501, XTVERSION
 
@@ -414,8 +414,8 @@ func (s *Screen) above(n int) (line, bool) {
 	return s.gone[at%maxGone], true
 }
 
-// Answered notes that an answer is typed. The next line feed ends the row that was answered: on a line that is where the
-// cursor stands now, or further down; a dialog may be replaced by a row further up.
+// Answered notes that an answer is typed. The next line feed ends the row that was answered: on a line that is where
+// the cursor stands now, or further down; a dialog may be replaced by a row further up.
 func (s *Screen) Answered(onLine bool) {
 	switch {
 	case s.AltScreen():
@@ -672,7 +672,7 @@ type Prompt struct {
 	Full        string     `json:"full,omitempty"`   // the whole dialog as text, ≤ 16 KiB: "Show all"
 	Above       string     `json:"above,omitempty"`  // what stands on the screen above the dialog, ≤ 4 KiB
 	Recent      string     `json:"recent,omitempty"` // the last 500 characters of the screen
-	Cut         bool       `json:"cut"`              // part of what it asks is not in Full: nothing that affirms can be chosen
+	Cut         bool       `json:"cut"`              // part of what it asks is not in Full: only a refusal can be chosen
 	Permission  bool       `json:"permission"`       // grants something: no affirmative default
 	Multi       bool       `json:"multi"`            // several choices may be ticked
 	// Shown is all that a person can base an answer on, as one canonical text: the kind of question, what stands above it,
@@ -865,7 +865,7 @@ const (
 	settleBlocked          = 2 * time.Second                                // a dialog that is told but not shown
 	goneAfter, lookEvery   = 200 * time.Millisecond, 250 * time.Millisecond // out of sight: gone; while output comes
 	repeatWait, pollTTY    = 2 * time.Second, 2 * time.Second               // until asked again; between looks at the tty
-	restTime, restlessTime = time.Second, 10 * time.Second                  // SPEC 6; until asked without what stands above
+	restTime, restlessTime = time.Second, 10 * time.Second                  // SPEC 6; until asked without what is above
 	maxReplaced            = 6                                              // a minute: SPEC 6
 	maxFull, maxAbove      = 16 << 10, 4 << 10                              // bytes of a dialog; of what stands above it
 )
@@ -1236,9 +1236,9 @@ func (v *view) lineAbove(r int) (string, int) {
 	return v.whole(v.rows[r].raw, r)
 }
 
-// linesAbove are the lines above row top: the paragraph that ends there, in all of its length, and what stands above that
-// on the screen, at most 4 KiB. Both end below a row in which an earlier question was answered. cut: the paragraph's
-// beginning is not known any more.
+// linesAbove are the lines above row top: the paragraph that ends there, in all of its length, and what stands above
+// that on the screen, at most 4 KiB. Both end below a row in which an earlier question was answered. cut: the
+// paragraph's beginning is not known any more.
 func (v *view) linesAbove(top int) (paragraph, above []string, cut bool) {
 	size := 0
 	for inside := true; ; {
@@ -1270,8 +1270,9 @@ func (v *view) linesAbove(top int) (paragraph, above []string, cut bool) {
 	}
 }
 
-// lineBefore is the line that ends in the row above row r, those above the screen are negative: its text, its first row,
-// whether an answer was typed in it. Not known: there is none; first is then negative where one has been forgotten.
+// lineBefore is the line that ends in the row above row r, those above the screen are negative: its text, its first
+// row, whether an answer was typed in it. Not known: there is none; first is then negative where one has been
+// forgotten.
 func (v *view) lineBefore(r int) (text string, first int, answered, known bool) {
 	for first = r; ; {
 		l, ok := v.rowBefore(first)
@@ -1356,8 +1357,8 @@ func (v *view) judge() *found {
 	return f
 }
 
-// inputBox is what stands in the input box, or on the input line, of the program: a text may be typed only where that is
-// nothing. Found: there is one. Whole: the draft is all that it holds, in one row.
+// inputBox is what stands in the input box, or on the input line, of the program: a text may be typed only where that
+// is nothing. Found: there is one. Whole: the draft is all that it holds, in one row.
 type inputBox struct {
 	found bool
 	draft string
@@ -1367,8 +1368,8 @@ type inputBox struct {
 // reMark is what stands before the cursor in an empty input line: a prompt's mark, and what frames it.
 var reMark = re(`^[^\pL\pN]*$`)
 
-// Box looks at the input box. Of a tool that is not known it is the cursor's line, if that is idle or shows nothing but a
-// mark: what else stands there may be a draft.
+// Box looks at the input box. Of a tool that is not known it is the cursor's line, if that is idle or shows nothing but
+// a mark: what else stands there may be a draft.
 func (d *Detector) Box(tty TTYState, now time.Time) inputBox {
 	d.look(tty, now)
 	v := d.v
@@ -1395,7 +1396,8 @@ func (d *Detector) Box(tty TTYState, now time.Time) inputBox {
 			continue
 		}
 		text = strings.Trim(text, " \u00a0")
-		if text != "" && v.faintAt(r, w.at+utf8.RuneCountInString(w.text)-utf8.RuneCountInString(strings.TrimLeft(text, " "))) {
+		at := w.at + utf8.RuneCountInString(w.text) - utf8.RuneCountInString(text)
+		if text != "" && v.faintAt(r, at) {
 			text = "" // a hint
 		}
 		below := r+1 >= len(v.rows) || v.rows[r+1].text == ""
@@ -1543,8 +1545,8 @@ func (v *view) finish(f *found) *found {
 }
 
 // safeDefault is what may be typed while nobody answers, nil when nothing may: only what is known to refuse, Escape
-// where the dialog names it as the way out, Enter at a bare "Press Enter", or what the configuration names for lists and
-// texts in which nothing refuses, grants or is secret.
+// where the dialog names it as the way out, Enter at a bare "Press Enter", or what the configuration names for lists
+// and texts in which nothing refuses, grants or is secret.
 func (v *view) safeDefault(f *found) *string {
 	if f.Idle || f.Secret || f.Type == Unknown {
 		return nil
@@ -1588,8 +1590,10 @@ func (v *view) safeDefault(f *found) *string {
 	return nil
 }
 
-// reBarePress is "Press Enter to continue" in its forms: it names nothing that Enter does but to go on, and no other key.
-var reBarePress = re(`(?i)^[^\pL\pN]*(please )?(press|hit|strike|push)?\s*(the\s+)?[\[<("']?(enter|return|(any|a)\s+key)` +
+// reBarePress is "Press Enter to continue" in its forms: it names nothing that Enter does but to go on, and no other
+// key.
+var reBarePress = re(`(?i)^[^\pL\pN]*(please )?(press|hit|strike|push)?\s*(the\s+)?` +
+	`[\[<("']?(enter|return|(any|a)\s+key)` +
 	`[\])>"']?(\s+key)?(\s+to\s+(continue|go on|return|go back|close( this window)?|exit|finish))?[^\pL\pN]*$`)
 
 // reOtherWay are words of another way out than Enter.

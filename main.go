@@ -660,15 +660,16 @@ func withhold(lines []byte, full bool) (out []byte) {
 }
 
 /* ===== The session: one run of a tool ===== */
-// All data has one owner. The loop: Screen, Detector, questions, gate, queues; it only selects and appends to the store.
-// Beside it: read, readKeys, a writer and a waiter of the PTY, the store's follower, the poller, one sender per call of
-// the channel; they end with the PTY, the context or the process. Output reaches the host before anything looks at it.
+// All data has one owner. The loop: Screen, Detector, questions, gate, queues; it only selects and appends to the
+// store. Beside it: read, readKeys, a writer and a waiter of the PTY, the store's follower, the poller, one sender per
+// call of the channel; they end with the PTY, the context or the process. Output reaches the host before anything looks
+// at it.
 
 // Times of a session. What is measured is in the facts about the tool that is named.
 const (
 	keyGrace    = 300 * time.Millisecond // after a key at the keyboard, for the screen to show it
 	dialogGrace = 300 * time.Millisecond // claude 2.1 ignores keys in a dialog's first 0.1 to 0.2 s
-	hookWait    = 2 * time.Second        // for the hook of a dialog to call: 23 to 440 ms, 1.4 s on a busy machine (claude 2.1)
+	hookWait    = 2 * time.Second        // for the hook of a dialog to call: up to 0.44 s, 1.4 s when busy (claude 2.1)
 	hookCheck   = time.Second            // between looks whether a hook lives
 	dialogGone  = time.Second            // a hook's dialog is out of sight for good: a repaint takes 0.3 s (claude 2.1)
 	hookUnasked = 5 * time.Second        // the tool says that it asks nothing, although its hook waits
@@ -1121,8 +1122,8 @@ func (s *session) finish() {
 	warn(s.tg.Trouble())
 }
 
-// endHook ends a hook's question with the program: what the hook has passed on was answered, though we may not have heard
-// of it yet.
+// endHook ends a hook's question with the program: what the hook has passed on was answered, though we may not have
+// heard of it yet.
 func (s *session) endHook(h *question) {
 	if v, err := s.st.View(); err == nil && v.Prompts[h.rec.ID] != nil {
 		h.rec = *v.Prompts[h.rec.ID]
@@ -1410,8 +1411,8 @@ func (s *session) hookOf(p *Prompt) *question {
 	return nil
 }
 
-// hookAsked takes a question that `atlasbridge hook` has stored. What the screen asked of the same, and nobody was told,
-// is forgotten; what was told already stays, and the hook leaves it to the dialog.
+// hookAsked takes a question that `atlasbridge hook` has stored. What the screen asked of the same, and nobody was
+// told, is forgotten; what was told already stays, and the hook leaves it to the dialog.
 func (s *session) hookAsked(rec PromptRecord) {
 	if v, err := s.st.View(); err != nil || v.Prompts[rec.ID] == nil || v.Prompts[rec.ID].Status != Created {
 		return // it was over before we heard of it
@@ -1565,8 +1566,8 @@ func (s *session) checkHook(h *question) {
 	}
 }
 
-// end takes a question out: as to says and why, or, where it was Canceled or Failed and somebody pressed keys for it, as
-// answered by them. "" when the record says it already. Its message is edited, and the next question comes.
+// end takes a question out: as to says and why, or, where it was Canceled or Failed and somebody pressed keys for it,
+// as answered by them. "" when the record says it already. Its message is edited, and the next question comes.
 func (s *session) end(q *question, to State, why string) {
 	switch {
 	case to == "":
@@ -1912,10 +1913,11 @@ func (s *session) notify(n Notice) {
 /* ===== The gate: the only way an answer becomes bytes ===== */
 
 // gate types one answer, or one text, closed loop. While it exists the keyboard is held back and no question is looked
-// for. Before its first key the question must stand on the screen as it was shown, all of it; before Enter is pressed in
-// a menu the choice under the pointer must be the one that was chosen, by its label. A text goes into an empty input box
-// alone. If the screen does not follow in time it stops and tells the operator. It never types at what it has not just
-// seen, and counts nothing as typed that was not written. A step is one look, and one key or the reason why there is none.
+// for. Before its first key the question must stand on the screen as it was shown, all of it; before Enter is pressed
+// in a menu the choice under the pointer must be the one that was chosen, by its label. A text goes into an empty input
+// box alone. If the screen does not follow in time it stops and tells the operator. It never types at what it has not
+// just seen, and counts nothing as typed that was not written. A step is one look, and one key or the reason why there
+// is none.
 type gate struct {
 	q     *question    // nil: free input
 	input *InputRecord // then this
@@ -2138,7 +2140,8 @@ func (p *Prompt) standing(now *Prompt) *Prompt {
 	return now
 }
 
-// place is the index in now of the choice that was shown as number i, by its label; −1 when it is not there, or not alone.
+// place is the index in now of the choice that was shown as number i, by its label; −1 when it is not there, or not
+// alone.
 func (g *gate) place(now *Prompt, i int) int {
 	label, at, found := g.q.screen.Choices[i].Label, -1, 0
 	for k, c := range now.Choices {
@@ -2155,7 +2158,8 @@ func (g *gate) place(now *Prompt, i int) int {
 	return at
 }
 
-// menuStep presses the next key once the last one shows in the menu: the choice's own, an arrow towards it, a tick, Enter.
+// menuStep presses the next key once the last one shows in the menu: the choice's own, an arrow towards it, a tick,
+// Enter.
 func (s *session) menuStep(now *Prompt) (why string) {
 	g := s.gate
 	shown := g.q.screen
@@ -2261,8 +2265,8 @@ func (s *session) pasted(text string) string {
 	return strings.ReplaceAll(text, "\n", " ")
 }
 
-// boxStep types the text into an input box that is empty. A draft of one row is taken out first, where the tool has keys
-// for it; any other is left alone, and the operator is told.
+// boxStep types the text into an input box that is empty. A draft of one row is taken out first, where the tool has
+// keys for it; any other is left alone, and the operator is told.
 func (s *session) boxStep(look *Prompt) (why string) {
 	g := s.gate
 	if look != nil && !look.Idle {

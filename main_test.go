@@ -803,7 +803,8 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestAnswerRings: an answer from another terminal is told to the phone, with sound, and the question's message says so.
+// TestAnswerRings: an answer from another terminal is told to the phone, with sound, and the question's message says
+// so.
 func TestAnswerRings(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
@@ -817,8 +818,8 @@ func TestAnswerRings(t *testing.T) {
 	w.ended(m.id, regexp.MustCompile("with atlasbridge answer: Yes"))
 }
 
-// TestGateHeldBack: keys that were held back because output was waiting are typed once it has been looked at, each once;
-// what could not be written was not typed, and is not counted as an answer.
+// TestGateHeldBack: keys that were held back because output was waiting are typed once it has been looked at, each
+// once; what could not be written was not typed, and is not counted as an answer.
 func TestGateHeldBack(t *testing.T) {
 	raw, canon := TTYState{ReadingYes, false, false}, TTYState{ReadingYes, true, true}
 	menu := "\x1b[?25lPick a colour:\r\n❯ Red\r\n  Green\r\n"
@@ -861,8 +862,8 @@ func TestGateHeldBack(t *testing.T) {
 	}
 }
 
-// TestGateAsksAnew: a question that could not be answered because somebody pressed a key, and that still stands, is asked
-// again as a new prompt; what is gone is not.
+// TestGateAsksAnew: a question that could not be answered because somebody pressed a key, and that still stands, is
+// asked again as a new prompt; what is gone is not.
 func TestGateAsksAnew(t *testing.T) {
 	for _, stands := range []bool{true, false} {
 		s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
@@ -1254,8 +1255,8 @@ var (
 	anyButton     = regexp.MustCompile(`.`)
 )
 
-// TestTapRefusesWhileTheDialogIsPainted: whenever a dialog is painted and whenever No is tapped, the hook refuses, in one
-// message whose buttons never change their meaning, and not one byte goes into the dialog.
+// TestTapRefusesWhileTheDialogIsPainted: whenever a dialog is painted and whenever No is tapped, the hook refuses, in
+// one message whose buttons never change their meaning, and not one byte goes into the dialog.
 func TestTapRefusesWhileTheDialogIsPainted(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
@@ -1306,8 +1307,8 @@ func TestTapRefusesWhileTheDialogIsPainted(t *testing.T) {
 	})
 }
 
-// TestHookIsAnsweredWhole: Yes allows once; the lasting Allow says what, where and for how long, and gives all suggestions
-// back; words of the operator are the reason of a refusal.
+// TestHookIsAnsweredWhole: Yes allows once; the lasting Allow says what, where and for how long, and gives all
+// suggestions back; words of the operator are the reason of a refusal.
 func TestHookIsAnsweredWhole(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
@@ -1379,8 +1380,8 @@ func TestHookIsAnsweredWhole(t *testing.T) {
 	})
 }
 
-// TestTwoHooksAtOnce: of two commands that wait at once, a tap decides the one its message shows and no other, whichever
-// dialog stands; a key in the standing dialog ends the question of that one.
+// TestTwoHooksAtOnce: of two commands that wait at once, a tap decides the one its message shows and no other,
+// whichever dialog stands; a key in the standing dialog ends the question of that one.
 func TestTwoHooksAtOnce(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
@@ -1459,8 +1460,8 @@ func TestTwoHooksAtOnce(t *testing.T) {
 	})
 }
 
-// TestAnsweredAtTheKeyboardFirst: the message says so, the waiting hook ends, and a tap that comes late does nothing and
-// says so.
+// TestAnsweredAtTheKeyboardFirst: the message says so, the waiting hook ends, and a tap that comes late does nothing
+// and says so.
 func TestAnsweredAtTheKeyboardFirst(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
@@ -1528,8 +1529,8 @@ func TestHookCannotAnswer(t *testing.T) {
 	})
 }
 
-// TestHookKilled: a hook that is killed answers nothing: the phone is told, the old buttons do nothing, nothing is typed
-// that was not asked of the dialog that stands there.
+// TestHookKilled: a hook that is killed answers nothing: the phone is told, the old buttons do nothing, nothing is
+// typed that was not asked of the dialog that stands there.
 func TestHookKilled(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
@@ -1633,8 +1634,9 @@ func TestTextAboveAQuestionCounts(t *testing.T) {
 	})
 }
 
-// TestTextChangesWhileItIsTapped: a Yes that is tapped in the moment when the text above it changes is never read by what
-// asks about something else. Nobody can look and type in one step, so what comes in a screen's first 20 ms does not count.
+// TestTextChangesWhileItIsTapped: a Yes that is tapped in the moment when the text above it changes is never read by
+// what asks about something else. Nobody can look and type in one step, so what comes in a screen's first 20 ms does
+// not count.
 func TestTextChangesWhileItIsTapped(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
@@ -1753,7 +1755,8 @@ func TestNothingUnseenIsAllowed(t *testing.T) {
 	})
 }
 
-// TestWaitingDecidesNothing: what nobody answers gets a refusal where one is known, Enter where it is bare, else nothing.
+// TestWaitingDecidesNothing: what nobody answers gets a refusal where one is known, Enter where it is bare, else
+// nothing.
 func TestWaitingDecidesNothing(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
@@ -1873,8 +1876,8 @@ func TestTextSwitchedOff(t *testing.T) {
 	})
 }
 
-// TestAnsweredOnlyWhatWasTyped: what was decided when the program had already ended is never "answered". What was decided
-// just before may have been typed in time: nobody can look and type in one step.
+// TestAnsweredOnlyWhatWasTyped: what was decided when the program had already ended is never "answered". What was
+// decided just before may have been typed in time: nobody can look and type in one step.
 func TestAnsweredOnlyWhatWasTyped(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
@@ -1989,8 +1992,8 @@ func TestPhoneIsNotTheKeyboard(t *testing.T) {
 	})
 }
 
-// TestPrintedStatusIsNotBelieved: what a shown file says about the state of the terminal neither silences a question nor
-// replaces its words.
+// TestPrintedStatusIsNotBelieved: what a shown file says about the state of the terminal neither silences a question
+// nor replaces its words.
 func TestPrintedStatusIsNotBelieved(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
@@ -2078,8 +2081,8 @@ func TestNoKeyIsLost(t *testing.T) {
 	})
 }
 
-// TestAskAgain: a question that nobody answered and that still stands can be asked again, in a new message with buttons of
-// its own, and then be answered.
+// TestAskAgain: a question that nobody answered and that still stands can be asked again, in a new message with buttons
+// of its own, and then be answered.
 func TestAskAgain(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
@@ -2375,8 +2378,8 @@ func (w *watch) answer(id string) (said string) {
 	}
 }
 
-// honest checks the life of a message: text came in so many messages; a label always meant the same, and an answer always
-// had the same label; buttons that went never came back.
+// honest checks the life of a message: text came in so many messages; a label always meant the same, and an answer
+// always had the same label; buttons that went never came back.
 func (w *watch) honest(t *testing.T, text string, id, messages int) {
 	t.Helper()
 	if n := w.count(text); n != messages {
@@ -4989,8 +4992,8 @@ var (
 		`refuse|decline|disallow|don['’]?t|do not|取消|キャンセル)([^\pL\pN]|$)`)
 )
 
-// checkDefault: what is typed while nobody answers refuses, or is Enter at a bare "Press Enter"; Enter is never typed at a
-// choice, a secret or a text.
+// checkDefault: what is typed while nobody answers refuses, or is Enter at a bare "Press Enter"; Enter is never typed
+// at a choice, a secret or a text.
 func checkDefault(t *testing.T, p *Prompt) {
 	t.Helper()
 	if p.SafeDefault == nil {
@@ -10063,8 +10066,8 @@ func TestAuditGapSaidOnce(t *testing.T) {
 	}
 }
 
-// Notes that come late, in another order, or of a log that is not there any more, never take the place of a head that the
-// log does not continue.
+// Notes that come late, in another order, or of a log that is not there any more, never take the place of a head that
+// the log does not continue.
 func TestAuditLateNotes(t *testing.T) {
 	s, log := auditFilled(t, 5)
 	head := func(n int) chainHead {
@@ -10111,7 +10114,8 @@ func TestAuditLateNotes(t *testing.T) {
 	}
 }
 
-// Eight processes that append, more that are killed and others that do nothing but append, are never called a broken log.
+// Eight processes that append, more that are killed and others that do nothing but append, are never called a broken
+// log.
 func TestAuditCrowd(t *testing.T) {
 	dir := storeDir(t)
 	span := 1500 * time.Millisecond

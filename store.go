@@ -304,27 +304,30 @@ func (j *journal) cut(at int64) (err error) {
 /* ----- opening and reading ----- */
 // Store is the shared state. Its methods may be called from any goroutine.
 type Store struct {
-	Dir             string
-	Retention       time.Duration // how long ended sessions and their questions are kept
-	now             func() time.Time
-	audit           *Audit   // its log is acquired after ours
-	log             *journal // its mutex guards what follows
-	view            *View
-	read, compactAt int64                                      // bytes of the file that view holds; that are worth a compaction
+	Dir       string
+	Retention time.Duration // how long ended sessions and their questions are kept
+	now       func() time.Time
+	audit     *Audit   // its log is acquired after ours
+	log       *journal // its mutex guards what follows
+	view      *View
+	// read are the bytes of the file that view holds, compactAt those that are worth a compaction.
+	read, compactAt int64
 	wake            chan struct{}                              // closed when view changes
 	older           bool                                       // a record has an earlier schema version
 	notes           []string                                   // what was found damaged in the file
 	trouble         error                                      // what keeps the audit log or the compaction from working
 	watch           func(dir string) (<-chan struct{}, func()) // watchFolder, or a test's own
-	held, secrets   sync.Map                                   // our locks by name: *os.File; what was given and not yet taken by prompt: string
+	// held are our locks by name (*os.File), secrets what was given and not yet taken by prompt (string).
+	held, secrets sync.Map
 }
 
 func openStore(dir string) (*Store, error) {
 	return openStoreWith(dir, func(_ string, _ *os.File, call func() error) error { return call() })
 }
 func openStoreWith(dir string, do files) (*Store, error) {
-	s := &Store{Dir: dir, Retention: retention, now: time.Now, view: viewOf(nil), wake: make(chan struct{}), watch: watchFolder,
-		log: &journal{do: do, path: filepath.Join(dir, "state.jsonl")}}
+	s := &Store{Dir: dir, Retention: retention, now: time.Now, view: viewOf(nil), wake: make(chan struct{}),
+		watch: watchFolder,
+		log:   &journal{do: do, path: filepath.Join(dir, "state.jsonl")}}
 	s.audit = &Audit{log: &journal{do: do, path: filepath.Join(dir, "audit.log")}, lock: s.lockAudit, note: s.noteHead}
 	err := cmp.Or(secureDir(dir), secureDir(filepath.Join(dir, "sessions")))
 	if err == nil {
@@ -550,10 +553,10 @@ func (s *Store) write(recs []Record, err error) (events []Event, _ error) {
 	return events, nil
 }
 
-// noteHead keeps the audit chain's head in the state; failed is why an entry is not in the chain. A head takes the place
-// only of the one that the log was seen to continue: of the one it was compared with before the append, or, when other
-// processes have noted theirs since, of what the state notes now. Else the state keeps what it has, and the next append
-// finds that the log does not continue it. That a gap was found stays noted, whatever heads follow.
+// noteHead keeps the audit chain's head in the state; failed is why an entry is not in the chain. A head takes the
+// place only of the one that the log was seen to continue: of the one it was compared with before the append, or, when
+// other processes have noted theirs since, of what the state notes now. Else the state keeps what it has, and the next
+// append finds that the log does not continue it. That a gap was found stays noted, whatever heads follow.
 func (s *Store) noteHead(done appended, failed error) {
 	defer s.log.release()
 	unread := s.begin()
@@ -815,8 +818,8 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 			fmt.Sprintf("%d answers in a minute for this session: wait a little, then answer again", recent))))
 }
 
-// Answers that are no choice's key: Enter alone at a question for text, and nothing: the question stays to the terminal.
-// No text that is typed can be one of them: both have a control character.
+// Answers that are no choice's key: Enter alone at a question for text, and nothing: the question stays to the
+// terminal. No text that is typed can be one of them: both have a control character.
 const (
 	enterAlone = "\r"
 	leaveIt    = "\x1b"
@@ -891,8 +894,8 @@ func (p *PromptRecord) byLabel(words string) string {
 	return ""
 }
 
-// refuses tells whether a value, as judge gives it, refuses or leaves the question as it is: it may be chosen though not
-// all was shown.
+// refuses tells whether a value, as judge gives it, refuses or leaves the question as it is: it may be chosen though
+// not all was shown.
 func (p *PromptRecord) refuses(value string) bool {
 	switch value {
 	case leaveIt, "esc", "cancel", hookDeny:
@@ -904,8 +907,9 @@ func (p *PromptRecord) refuses(value string) bool {
 	return label != "" && !p.Multi && reRefuses.MatchString(label)
 }
 
-// unread refuses an answer to what the one who gives it cannot have read: from the phone all must have been shown there;
-// what is not known here at all can only be answered at the session's own keyboard. An answer that refuses is taken.
+// unread refuses an answer to what the one who gives it cannot have read: from the phone all must have been shown
+// there; what is not known here at all can only be answered at the session's own keyboard. An answer that refuses is
+// taken.
 func (p *PromptRecord) unread(value, by string) Refusal {
 	if p.Idle || p.Secret || p.refuses(value) || by == "cli:local" {
 		return ""
@@ -1241,7 +1245,8 @@ func (s *Store) rejected(p PromptRecord, why, by string) {
 
 // insideError says that a program of that session is not the one to answer, when asked is the session of the question.
 func insideError(session, asked string) error {
-	err := fmt.Errorf("this runs inside the session %s: what runs there does not answer, nor touch the log", shortID(session))
+	err := fmt.Errorf("this runs inside the session %s: what runs there does not answer, nor touch the log",
+		shortID(session))
 	if session == asked {
 		err = errors.New("this runs inside the session that is asked about: the one who is asked does not answer")
 	}
@@ -1254,8 +1259,8 @@ func insideError(session, asked string) error {
 //
 //   - a parent, or parent's parent …, is the session's tool or its wrapper: outlives setsid and a changed environment
 //   - the environment, of which env is ATLASBRIDGE_SESSION, names it: outlives setsid and a parent that has ended
-//   - it is in the tool's session of the system, and so on its terminal: outlives a changed environment and a parent that
-//     has ended (not on Windows, which has no such sessions)
+//   - it is in the tool's session of the system, and so on its terminal: outlives a changed environment, and a parent
+//     that has ended (not on Windows, which has no such sessions)
 //
 // A program that undoes all three is not found; one that goes that far can as well write state.jsonl. A wrapper counts
 // while it lives, the tool for as long as it runs, even where its wrapper was killed.

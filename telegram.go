@@ -70,7 +70,7 @@ var (
 
 type Channel interface { // questions to the operator, and outcomes; methods block, are paced and retry until ctx ends
 	Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (msg int64, err error) // msg: the message's id, 0 none
-	Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error               // has it say what p's record says by then
+	Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error               // has it say what the record says
 	Notify(ctx context.Context, n Notice) (msg int64, err error)
 	Close() error
 }
@@ -218,8 +218,8 @@ func (t *Telegram) send(ctx context.Context, method string, params map[string]an
 	})
 }
 
-// deliver sends a draft: paced, repeated until done, refused for good or ctx ends. Id 0 without an error: the message to
-// edit is gone, or there was nothing to say any more.
+// deliver sends a draft: paced, repeated until done, refused for good or ctx ends. Id 0 without an error: the message
+// to edit is gone, or there was nothing to say any more.
 func (t *Telegram) deliver(ctx context.Context, d draft) (int64, error) {
 	plain := false
 	for failures := 0; ; failures++ {
@@ -268,7 +268,8 @@ func (t *Telegram) deliver(ctx context.Context, d draft) (int64, error) {
 }
 
 // attempt makes one request for a message, whose id it returns.
-func (t *Telegram) attempt(ctx context.Context, linger time.Duration, method string, params map[string]any) (int64, *apiError) {
+func (t *Telegram) attempt(ctx context.Context, linger time.Duration, method string,
+	params map[string]any) (int64, *apiError) {
 	inFlight, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(linger, cancel) })
@@ -533,7 +534,8 @@ func ends(text string, n int) string {
 	head, rest := cutText(text, 2*n/3)
 	skip := max(0, len(rest)-n/3)
 	tail := strings.ToValidUTF8(rest[skip:], "")
-	return fmt.Sprintf("%s\n… %d more characters …\n%s", head, utf8.RuneCountInString(rest)-utf8.RuneCountInString(tail), tail)
+	missing := utf8.RuneCountInString(rest) - utf8.RuneCountInString(tail)
+	return fmt.Sprintf("%s\n… %d more characters …\n%s", head, missing, tail)
 }
 
 // questionText is a question's message: what is asked, what about, what can be or was done, how long, which session.
@@ -763,9 +765,9 @@ func (t *Telegram) drop(id string, m *post) {
 }
 
 // catchUp edits the messages of a question until they say what the state says of it; after an error they may not, and
-// what is over remains owed. Of the edits of one question one is under way at a time. Each is written when it leaves, so
-// that one which has become superfluous is dropped; and as it may have landed after one of another process, the state
-// is looked at again afterwards.
+// what is over remains owed. Of the edits of one question one is under way at a time. Each is written when it leaves,
+// so that one which has become superfluous is dropped; and as it may have landed after one of another process, the
+// state is looked at again afterwards.
 func (t *Telegram) catchUp(ctx context.Context, id string, why errand) error {
 	m := t.hold(id, why.wish)
 	defer t.drop(id, m)
@@ -1143,8 +1145,8 @@ func (r *receiver) onItsWay(id string) (int64, error) {
 	return 0, r.catchUp(r.ctx, id, errand{due: waits})
 }
 
-// outlived has a message lose the buttons that somebody has just tapped in vain: its question, nil where it is not known
-// any more, is over, or has a newer message.
+// outlived has a message lose the buttons that somebody has just tapped in vain: its question, nil where it is not
+// known any more, is over, or has a newer message.
 func (r *receiver) outlived(p *PromptRecord, msg int64) (int64, error) {
 	if p == nil {
 		return r.send(r.ctx, "editMessageReplyMarkup", map[string]any{"message_id": msg, "reply_markup": markup(nil)}, true)
@@ -1288,10 +1290,9 @@ func (r *receiver) show(q *press, p PromptRecord, s *SessionRecord, value string
 	r.later(func() (int64, error) { return r.offer(s, p, text, value == tapAll) })
 }
 
-// offer sends a question again, with text, in as many messages as that needs; the last has the question and its buttons.
-// Without a text it is sent as it was at first.
-// all: the text is all of it, so that it can be answered from then on. The buttons of the new message count from then
-// on, those of the one before go.
+// offer sends a question again, with text, in as many messages as that needs; the last has the question and its
+// buttons. Without a text it is sent as it was at first. all: the text is all of it, so that it can be answered from
+// then on. The buttons of the new message count from then on, those of the one before go.
 func (r *receiver) offer(s *SessionRecord, p PromptRecord, text string, all bool) (msg int64, err error) {
 	ctx, cancel := context.WithDeadline(r.ctx, p.ExpiresAt)
 	defer cancel()
