@@ -715,9 +715,11 @@ type post struct {
 
 	turn     chan struct{} // taken while an edit is under way; whoever has it owns what follows
 	says     string        // print of the edit that was carried out last, "" none was
-	lost     string        // print of one whose answer was lost, "" none was: it may still be carried out
-	lostAt   time.Time     // when that was
 	reminded int           // of reminds
+
+	// lost are the prints of edits whose answer was lost, and when that was: until lostLife is over each may still be
+	// carried out, also after one that said the same.
+	lost map[string]time.Time
 }
 
 // errand is why a question's messages are to catch up.
@@ -744,7 +746,7 @@ func (t *Telegram) hold(id string, wish func(*post)) *post {
 	defer t.postsMu.Unlock()
 	m := t.posts[id]
 	if m == nil {
-		m = &post{turn: make(chan struct{}, 1)}
+		m = &post{turn: make(chan struct{}, 1), lost: map[string]time.Time{}}
 		t.posts[id] = m
 	}
 	m.users++
@@ -754,13 +756,16 @@ func (t *Telegram) hold(id string, wish func(*post)) *post {
 	return m
 }
 
-// drop gives a post back. When nobody holds it any more and the question is over, the state alone tells what is owed.
-func (t *Telegram) drop(id string, m *post) {
+// drop gives a post back. When nobody holds it any more, the question is over and no edit of it can come late, the
+// state alone tells what is owed.
+func (t *Telegram) drop(m *post) {
 	t.postsMu.Lock()
 	defer t.postsMu.Unlock()
 	m.users--
-	if m.users == 0 && m.over {
-		delete(t.posts, id)
+	for id, m := range t.posts {
+		if m.users == 0 && m.over && !m.mayBeOvertaken(&edit{}) {
+			delete(t.posts, id)
+		}
 	}
 }
 
@@ -770,7 +775,7 @@ func (t *Telegram) drop(id string, m *post) {
 // state is looked at again afterwards.
 func (t *Telegram) catchUp(ctx context.Context, id string, why errand) error {
 	m := t.hold(id, why.wish)
-	defer t.drop(id, m)
+	defer t.drop(m)
 	select {
 	case m.turn <- struct{}{}:
 		defer func() { <-m.turn }()
@@ -894,7 +899,12 @@ func (t *Telegram) outcomeEdit(p *PromptRecord, s *SessionRecord, m *post) *edit
 
 // mayBeOvertaken tells that an edit that says something else than e may still be carried out after it.
 func (m *post) mayBeOvertaken(e *edit) bool {
-	return m.lost != "" && m.lost != e.print && time.Since(m.lostAt) < lostLife
+	for print, at := range m.lost {
+		if print != e.print && time.Since(at) < lostLife {
+			return true
+		}
+	}
+	return false
 }
 
 // sendEdit sends the edit that is needed when its turn comes, and returns it; nil: none was needed any more. A message
@@ -915,8 +925,7 @@ func (t *Telegram) sendEdit(ctx context.Context, id string, m *post, why errand)
 			return sent.method, sent.params
 		},
 		lost: func() {
-			m.lost = sent.print
-			m.lostAt = time.Now()
+			m.lost[sent.print] = time.Now()
 		},
 	})
 	var e *apiError
@@ -939,9 +948,6 @@ func (t *Telegram) carriedOut(id string, m *post, e *edit) (certain bool, err er
 	doubtful := e.status != "" && m.mayBeOvertaken(e)
 	m.says = e.print
 	m.reminded = e.reminds
-	if e.status != "" {
-		m.lost = ""
-	}
 	if doubtful {
 		m.says = ""
 		return false, t.store.Edited(id, e.msg, "")
