@@ -677,8 +677,11 @@ const (
 	retryEvery  = 5 * time.Second        // between attempts to record a question
 	lookTime    = time.Second            // for the gate to see its question
 	gatePoll    = time.Second / 40       // between looks of the gate
+	busyTime    = 3 * time.Second        // beyond its time that the gate waits for a moment without output
 	followTime  = time.Second            // for one key of the gate to show
 	submitTime  = 3 * time.Second        // for a text to be taken
+	sendTime    = 3 * time.Second        // for a text that was sent at the keyboard to leave the box, on a busy machine
+	draftTime   = 30 * time.Second       // for what was typed at the keyboard to show in the box
 	judgeEvery  = time.Second / 100      // between looks of the detector
 	reapEvery   = time.Minute            // between looks for sessions that died
 	drainSend   = 3 * time.Second        // for the last messages
@@ -705,6 +708,7 @@ const bothAnswered = "a key was pressed at the keyboard in the same moment: the 
 var (
 	reReport  = regexp.MustCompile(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`) // sent by terminals themselves (ctlseqs)
 	reControl = regexp.MustCompile(`[^\n\t\P{Cc}]`)                       // what a terminal acts on
+	reSends   = regexp.MustCompile(`[\r\n]$|^(\x1b|\x03|\x15)$`)          // empties the input box: Enter, Esc, ^C, ^U
 	reArrow   = regexp.MustCompile(`^\x1b[\[O][0-9;]*[A-Z~]$`)            // a key that moves and decides nothing
 )
 
@@ -752,6 +756,7 @@ type session struct {
 	calm     time.Time      // since when a tool that speaks the protocol says that it asks nothing; zero: it asks
 	inputs   []*InputRecord // what the phone wants of us, in order
 	gate     *gate
+	draft    draftHere
 	held     []heldKeys // typed at the keyboard while the gate types
 	typing   []byte     // for the writer, but for the gate's keys
 	inFlight bool       // a write is under way
@@ -786,6 +791,12 @@ type overDialog struct {
 	named string
 	at    time.Time
 	by    string // who pressed keys while it stood, "" nobody
+}
+
+// draftHere is what was typed at the keyboard since the input box was last emptied.
+type draftHere struct {
+	keys   string
+	edited bool // by keys that move or delete, or as a paste: keys are not what stands in the box
 }
 
 // heldKeys are keys that were typed while the gate was typing.
@@ -1200,7 +1211,39 @@ func (s *session) keyboard(p []byte) {
 		return
 	}
 	s.lastKey = time.Now()
+	s.noteDraft(keys)
 	s.inject(keys, "cli:local")
+}
+
+// noteDraft keeps what somebody has typed here into the input box and not sent: a slow tool may not show it yet.
+func (s *session) noteDraft(keys string) {
+	if s.q != nil && !s.q.rec.Idle {
+		return // they are for the question
+	}
+	switch {
+	case reSends.MatchString(keys):
+		s.draft = draftHere{}
+		return
+	case strings.HasPrefix(keys, "\x1b"), strings.ContainsAny(keys, "\x7f\x08"):
+		s.draft.edited = true
+	}
+	s.draft.keys += keys
+	s.draft.keys = s.draft.keys[max(0, len(s.draft.keys)-maxMessage):]
+}
+
+// draftDoesNotShow tells that the input box does not hold yet what somebody has typed into it here, or still holds what
+// they have sent. After a while it is not waited for any more: the keys were for something else.
+func (s *session) draftDoesNotShow(box inputBox) bool {
+	since := time.Since(s.lastKey)
+	switch {
+	case s.draft.keys == "":
+		return box.draft != "" && since < sendTime
+	case since > draftTime:
+		return false
+	case s.draft.edited:
+		return box.draft == ""
+	}
+	return !strings.Contains(squeezed(box.draft), squeezed(s.draft.keys))
 }
 
 func (s *session) heldBytes() (n int) {
@@ -1830,6 +1873,7 @@ func (s *session) inputText(r *InputRecord) {
 		s.inputDone(r, "the program is not reading its keyboard just now", Notice{})
 	default:
 		s.gate = newInputGate(r)
+		s.gate.until = later(s.gate.until, s.lastKey.Add(sendTime+submitTime))
 	}
 }
 
@@ -1992,7 +2036,7 @@ func (s *session) gateStep() {
 	s.due(now.Add(gatePoll)) // a repaint may be half done
 	late := !now.Before(g.until)
 	if s.unseen.Load()+int64(s.pty.Unread()) > 0 { // what comes may take the question away
-		if late && g.phase != gateEcho {
+		if g.phase != gateEcho && now.After(g.until.Add(busyTime)) {
 			s.gateFail("the program keeps writing")
 		}
 		return
@@ -2276,11 +2320,13 @@ func (s *session) boxStep(look *Prompt) (why string) {
 	switch {
 	case !box.found:
 		return "there is no input box on the screen"
+	case s.draftDoesNotShow(box):
+		return "somebody types at the keyboard, and the input box does not show it yet"
 	case box.draft == "" || s.adapter.Box == nil && box.whole:
 		return s.typeText()
 	case box.whole && s.adapter.Clear != "":
 		g.draft = box.draft
-		return s.press(s.adapter.Clear, gateMove{to: gateCleared, within: followTime})
+		return s.press(s.adapter.Clear, gateMove{to: gateCleared, within: submitTime})
 	}
 	return "there is a draft in the input box, nothing was typed: “" + safely(box.draft, 200) +
 		"”. Send it, or empty the box (/keys CTRL_U), then send yours again"
@@ -2351,7 +2397,7 @@ func (s *session) holdsText() bool {
 	end = strings.TrimSpace(strings.ToValidUTF8(end[max(0, len(end)-16):], ""))
 	above, here := strings.Trim(s.det.Screen.Row(max(0, row-1)), boxFrame), strings.Trim(s.det.Screen.Row(row), boxFrame)
 	box := above + here
-	return strings.Contains(squeezed(box), squeezed(end)) || strings.Contains(box, "[Pasted text")
+	return strings.Contains(squeezed(box), squeezed(end)) || strings.Contains(box, "[Pasted")
 }
 
 // boxFrame is what may stand at the ends of an input box's rows.
