@@ -680,7 +680,7 @@ const (
 	busyTime    = 3 * time.Second        // beyond its time that the gate waits for a moment without output
 	followTime  = time.Second            // for one key of the gate to show
 	submitTime  = 3 * time.Second        // for a text to be taken
-	sendTime    = 3 * time.Second        // for a text that was sent at the keyboard to leave the box, on a busy machine
+	sendTime    = 3 * time.Second        // for a tool to show a key at the keyboard: 2.2 s on a busy machine (claude 2.1)
 	draftTime   = 30 * time.Second       // for what was typed at the keyboard to show in the box
 	judgeEvery  = time.Second / 100      // between looks of the detector
 	reapEvery   = time.Minute            // between looks for sessions that died
@@ -1231,14 +1231,15 @@ func (s *session) noteDraft(keys string) {
 	s.draft.keys = s.draft.keys[max(0, len(s.draft.keys)-maxMessage):]
 }
 
-// draftDoesNotShow tells that the input box does not hold yet what somebody has typed into it here, or still holds what
-// they have sent. After a while it is not waited for any more: the keys were for something else.
+// draftDoesNotShow tells that the input box may not hold yet what somebody has typed into it here, or may still hold
+// what they have sent: a busy tool shows keys late. After a while that is not waited for any more: the keys were for
+// something else.
 func (s *session) draftDoesNotShow(box inputBox) bool {
 	since := time.Since(s.lastKey)
 	switch {
-	case s.draft.keys == "":
-		return box.draft != "" && since < sendTime
-	case since > draftTime:
+	case since < sendTime:
+		return true
+	case s.draft.keys == "" || since > draftTime:
 		return false
 	case s.draft.edited:
 		return box.draft == ""

@@ -862,6 +862,37 @@ func TestGateHeldBack(t *testing.T) {
 	}
 }
 
+// TestDraftIsWaitedFor: a text from the phone is not typed into a box that only looks empty because the tool has not
+// shown yet what somebody typed here; a draft that shows is put aside, what cannot be known is left alone.
+func TestDraftIsWaitedFor(t *testing.T) {
+	box := strings.Repeat("─", 80) + "❯\u00a0%s\r\n" + strings.Repeat("─", 80) + "\x1b[2;3H"
+	for _, c := range []struct {
+		name, keys, shows, want string
+		ago                     time.Duration // since the last key
+	}{
+		{"nobody types", "", "", "hello", time.Hour},
+		{"just now", "x", "", "", time.Second},
+		{"not shown yet", "half a dra", "", "", 5 * time.Second},
+		{"half of it", "half a dra", "half", "", 5 * time.Second},
+		{"all of it", "half a dra", "half a dra", "\x15", 5 * time.Second},
+		{"edited", "half\x7f", "hal", "\x15", 5 * time.Second},
+		{"edited, not shown yet", "half\x7f", "", "", 5 * time.Second},
+		{"sent", "half\r", "", "hello", 5 * time.Second},
+		{"sent, not taken", "half\r", "half", "\x15", 5 * time.Second},
+		{"long ago, for something else", "half", "", "hello", time.Minute},
+	} {
+		s := gateBench(t, "claude", TTYState{ReadingYes, false, false}, fmt.Sprintf(box, ""), "x")
+		s.gate, s.q = nil, nil
+		s.noteDraft(c.keys)
+		s.lastKey = time.Now().Add(-c.ago)
+		s.shows(fmt.Sprintf(box, c.shows))
+		s.gate = newInputGate(&InputRecord{Text: "hello"})
+		if got := s.typed(false); got != c.want {
+			t.Errorf("%s: types %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
 // TestGateAsksAnew: a question that could not be answered because somebody pressed a key, and that still stands, is
 // asked again as a new prompt; what is gone is not.
 func TestGateAsksAnew(t *testing.T) {
