@@ -1264,7 +1264,7 @@ func (s *session) release(g *gate) {
 	}
 	answered := g.q != nil && !g.q.rec.Idle && g.wrote
 	next := s.det.Look(s.pty.State(), time.Now())
-	asked := next != nil && !next.Idle
+	asked := next != nil && !next.Idle && next.Type != Unknown
 	for _, h := range held {
 		before := g.leftAt.IsZero() || h.at.Before(g.leftAt)
 		justAfter := asked && h.at.Before(g.leftAt.Add(keyGrace))
@@ -1975,7 +1975,7 @@ type gate struct {
 	after gateMove  // what follows when they are written
 
 	value  string    // what was decided
-	secret string    // what was decided about a secret
+	secret *string   // what was given for a secret, nil while it is not known
 	want   []int     // the choices to make, as indexes into those that were shown; several only in a Multi menu
 	last   *Prompt   // the menu before the last key
 	stood  string    // SHA-256 of what stood on the screen when the first key went
@@ -2153,9 +2153,12 @@ func (s *session) firstStep(now *Prompt) (why string) {
 	g.stood = digest([]byte(shown.standing(now).Shown))
 	if rec.Secret {
 		if secret, given := s.st.TakeSecret(rec.ID); given {
-			g.secret = secret
+			g.secret = &secret
 		}
-		return s.press(s.pasted(cleanText(g.secret))+"\r", s.echo())
+		if g.secret == nil {
+			return "the password is not known any more"
+		}
+		return s.press(s.pasted(cleanText(*g.secret))+"\r", s.echo())
 	}
 	g.want = nil
 	for key := range strings.SplitSeq(g.value, ",") {

@@ -699,7 +699,7 @@ func gateBench(t *testing.T, tool string, state TTYState, asked, value string) *
 // typed is what the gate has typed since the last time; late: the time it gave the screen is over.
 func (s *session) typed(late bool) string {
 	if s.gate != nil && late {
-		s.gate.until = time.Now().Add(-time.Second)
+		s.gate.until = time.Now().Add(-time.Minute)
 	}
 	s.gateStep()
 	if s.gate == nil || len(s.gate.keys) == 0 {
@@ -10673,6 +10673,1388 @@ func TestAnswerToTheDead(t *testing.T) {
 	code, stdout, stderr := cli(t, "answer", shortID(p.ID), "y")
 	if code != exitFailed || stdout != "" || !strings.Contains(stderr, "session has ended") {
 		t.Errorf("exit %d: %s%s", code, stdout, stderr)
+	}
+}
+
+/* ----- decisions ----- */
+
+// TestRefusedDecisionChangesNothing: an answer that is refused, for whatever reason, leaves the record as it was.
+func TestRefusedDecisionChangesNothing(t *testing.T) {
+	s := storeAt(t, storeDir(t))
+	for name, change := range map[string]func(*PromptRecord, *Decision){
+		"unseen":          func(p *PromptRecord, _ *Decision) { p.ShownAll = false },
+		"cut":             func(p *PromptRecord, _ *Decision) { p.Cut = true },
+		"cut, by command": func(p *PromptRecord, d *Decision) { p.Cut, d.By = true, "cli:answer" },
+		"no answer to it": func(_ *PromptRecord, d *Decision) { d.Value = "maybe" },
+		"wrong nonce":     func(_ *PromptRecord, d *Decision) { d.Nonce = newNonce()[:16] },
+	} {
+		d := Decision{Value: "y", By: "telegram:1001", UpdateID: 77}
+		var p *PromptRecord
+		p = storePrompt(t, s, storeSession(t, s), AwaitingReply, func(q *PromptRecord) {
+			d.PromptID, d.SessionID, d.Nonce = q.ID, q.SessionID, q.Nonce
+			change(q, &d)
+		})
+		_, why, err := s.Decide(d, time.Now())
+		now := storeView(t, s).Prompts[p.ID]
+		if err != nil || why == "" || now.Status != AwaitingReply || now.NonceUsed || now.At != p.At {
+			t.Errorf("%s: %q %v, it is %s", name, why, err, now.Status)
+		}
+		if storeView(t, s).Updates["77"] != nil {
+			t.Errorf("%s: the update counts as acted on", name)
+		}
+	}
+}
+
+// TestWhatRefuses: only words that refuse may be chosen unread, from a list of which one is chosen; a yes/no's own no and
+// what leaves the question alone refuse in any case.
+func TestWhatRefuses(t *testing.T) {
+	menu := []Choice{{Key: "1", Label: "Yes"}, {Key: "2", Label: "No, tell it why"}, {Key: "n", Label: "Next"}, {Key: "4"}}
+	for _, c := range []struct {
+		p     Prompt
+		value string
+		want  bool
+	}{
+		{Prompt{Type: YesNo}, "n", true}, {Prompt{Type: YesNo}, "y", false},
+		{Prompt{Type: MultipleChoice, Choices: menu}, "1", false}, {Prompt{Type: MultipleChoice, Choices: menu}, "2", true},
+		{Prompt{Type: MultipleChoice, Choices: menu}, "n", false}, {Prompt{Type: MultipleChoice, Choices: menu}, "4", false},
+		{Prompt{Type: MultipleChoice, Choices: []Choice{{Key: "n", Label: "No"}}}, "n", true},
+		{Prompt{Type: MultipleChoice, Choices: menu}, "no such choice", false},
+		{Prompt{Type: MultipleChoice, Choices: menu, Multi: true}, "2", false},
+		{Prompt{Type: FreeText}, "no", false}, {Prompt{Type: FreeText}, enterAlone, false},
+		{Prompt{Type: FreeText}, leaveIt, true}, {Prompt{Type: MultipleChoice}, "esc", true},
+		{Prompt{Type: Unknown}, "cancel", true}, {Prompt{Type: Unknown}, "enter", false},
+		{Prompt{Type: MultipleChoice}, hookDeny, true}, {Prompt{Type: MultipleChoice}, hookAlways, false},
+	} {
+		p := PromptRecord{Prompt: c.p}
+		if got := p.refuses(c.value); got != c.want {
+			t.Errorf("%s %q refuses: %v", c.p.Type, c.value, got)
+		}
+	}
+}
+
+// TestUnreadOfBoxesAndSecrets: an idle box and a password show nothing that could be unread.
+func TestUnreadOfBoxesAndSecrets(t *testing.T) {
+	for _, p := range []Prompt{{Type: FreeText, Idle: true, Cut: true}, {Type: FreeText, Secret: true, Cut: true}} {
+		if why := (&PromptRecord{Prompt: p}).unread("text", "telegram:1001"); why != "" {
+			t.Errorf("idle %v, secret %v: %q", p.Idle, p.Secret, why)
+		}
+	}
+}
+
+// TestJudgeWords: yes and no mean allow and deny to a hook's permission alone; Enter alone and leaving it exist only where
+// a text is asked for; a choice's own key counts before its lower case.
+func TestJudgeWords(t *testing.T) {
+	hook := Prompt{Type: MultipleChoice, Permission: true, Choices: []Choice{{Key: hookAllow, Label: "Allow it"},
+		{Key: hookDeny, Label: "Refuse it"}}}
+	letters := Prompt{Type: MultipleChoice, Choices: []Choice{{Key: "A", Label: "all"}, {Key: "a", Label: "one"}}}
+	menu := Prompt{Type: MultipleChoice, Choices: []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}}}
+	for _, c := range []struct {
+		p           PromptRecord
+		given, want string // want "!": refused
+	}{
+		{PromptRecord{Source: "hook", Prompt: hook}, "y", hookAllow}, {PromptRecord{Source: "hook", Prompt: hook}, "NO", hookDeny},
+		{PromptRecord{Source: "screen", Prompt: hook}, "y", "!"},
+		{PromptRecord{Source: "hook", MaxLength: 100, Prompt: menu}, "y", "y"},
+		{PromptRecord{Prompt: letters}, "A", "A"}, {PromptRecord{Prompt: letters}, "a", "a"},
+		{PromptRecord{Prompt: menu}, enterAlone, "!"}, {PromptRecord{Prompt: menu}, leaveIt, "!"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true}}, enterAlone, "!"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true}}, leaveIt, "!"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true}}, leaveIt, "!"},
+		{PromptRecord{Confidence: "low", Prompt: Prompt{Type: FreeText}}, "Enter", "Enter"},
+		{PromptRecord{Prompt: Prompt{Type: Unknown}}, "hello", "hello"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Permission: true, Choices: menu.Choices}}, "esc", "esc"},
+		{PromptRecord{Source: "hook", Prompt: hook}, "esc", "!"},
+		{PromptRecord{Prompt: Prompt{Type: YesNo, Choices: letters.Choices}}, "y", "!"},
+	} {
+		value, why := c.p.judge(c.given)
+		if c.want == "!" && why == "" || c.want != "!" && (why != "" || *value != c.want) {
+			t.Errorf("%s %s %q: %v %q, want %q", c.p.Source, c.p.Type, c.given, value, why, c.want)
+		}
+	}
+	several := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Multi: true, Choices: menu.Choices, SafeDefault: ref("esc")}}
+	for value, want := range map[string]bool{"1,2": true, "1,esc": false, "esc": true, "1,3": false} {
+		if several.offered(value) != want {
+			t.Errorf("%q offered: %v", value, !want)
+		}
+	}
+}
+
+// TestLimitIsThePhones: ten answers in a minute hold up the phone alone, and only the phone's answers count.
+func TestLimitIsThePhones(t *testing.T) {
+	s := storeAt(t, storeDir(t))
+	session := storeSession(t, s)
+	answer := func(by string) Refusal {
+		p := storePrompt(t, s, session, Routed, nil)
+		d := storeTap(p, "y")
+		d.By = by
+		_, why, err := s.Decide(d, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return why
+	}
+	for range 2 * decisionsLimit {
+		if why := answer("cli:answer"); why != "" {
+			t.Fatal(why)
+		}
+	}
+	for range decisionsLimit {
+		if why := answer("telegram:1001"); why != "" {
+			t.Fatal(why)
+		}
+	}
+	for by, want := range map[string]bool{"telegram:1001": false, "telegram:1002": false, "cli:answer": true, "cli:local": true} {
+		if why := answer(by); (why == "") != want {
+			t.Errorf("%s: %q", by, why)
+		}
+	}
+}
+
+// TestOpenIsUndecided: while a question waits nobody has decided it; when it expires its timeout has; what was typed has
+// one reply record, of the one whose answer it was.
+func TestOpenIsUndecided(t *testing.T) {
+	s := storeAt(t, storeDir(t))
+	session := storeSession(t, s)
+	for _, st := range []State{Created, Routed, AwaitingReply} {
+		if p := storePrompt(t, s, storeSession(t, s), st, nil); p.NonceUsed || p.DecidedAt != nil || p.DecidedBy != nil {
+			t.Errorf("%s: nonce used %v, decided %v by %v", st, p.NonceUsed, p.DecidedAt, p.DecidedBy)
+		}
+	}
+	p := storePrompt(t, s, session, Expired, nil)
+	if !p.NonceUsed || p.DecidedBy == nil || *p.DecidedBy != "auto:timeout" {
+		t.Errorf("expired: nonce used %v, by %v", p.NonceUsed, p.DecidedBy)
+	}
+	if p := storePrompt(t, s, session, Canceled, nil); !p.NonceUsed || p.DecidedBy != nil {
+		t.Errorf("canceled: nonce used %v, by %v", p.NonceUsed, p.DecidedBy)
+	}
+	reply := func(id string) *ReplyRecord {
+		r, _ := storeView(t, s).records["reply "+id].(*ReplyRecord)
+		return r
+	}
+	if reply(p.ID) != nil {
+		t.Error("a reply without anything typed")
+	}
+	if ok, err := s.Move(p.ID, Injected, nil); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	if r := reply(p.ID); r == nil || r.Source != "timeout_default" {
+		t.Errorf("typed by waiting: %+v", r)
+	}
+	p = storePrompt(t, s, session, AwaitingReply, nil)
+	if _, why, err := s.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
+		t.Fatal(why, err)
+	}
+	if ok, err := s.Move(p.ID, Injected, nil); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	if r := reply(p.ID); r == nil || r.Source != "operator" || r.Value != "y" {
+		t.Errorf("typed for the operator: %+v", r)
+	}
+}
+
+/* ----- admission ----- */
+
+// TestAdmittedOnlyWhole: each part of who wrote, where and how must hold by itself, whatever else does.
+func TestAdmittedOnlyWhole(t *testing.T) {
+	for _, c := range []struct {
+		name, update string
+		users        []int64
+		chat         int64
+	}{
+		{"no number", `{"message":{"from":{"id":0},"chat":{"id":-5,"type":"group"}}}`, []int64{0}, -5},
+		{"negative number", `{"message":{"from":{"id":-7},"chat":{"id":-5,"type":"group"}}}`, []int64{-7}, -5},
+		{"no chat set", `{"message":{"from":{"id":1001},"chat":{"id":0,"type":"group"}}}`, []int64{1001}, 0},
+		{"another's private chat", `{"message":{"from":{"id":2002},"chat":{"id":1001,"type":"private"}}}`,
+			[]int64{1001, 2002}, 1001},
+		{"own private chat, another is set", `{"message":{"from":{"id":1001},"chat":{"id":1001,"type":"private"}}}`,
+			[]int64{1001}, 2002},
+		{"a channel", `{"message":{"from":{"id":1001},"chat":{"id":-5,"type":"channel"}}}`, []int64{1001}, -5},
+		{"another group", `{"message":{"from":{"id":1001},"chat":{"id":-6,"type":"supergroup"}}}`, []int64{1001}, -5},
+		{"a stranger's message with a tap", `{"message":{"from":{"id":3},"chat":{"id":1001,"type":"private"}},"callback_query":` +
+			`{"id":"q","from":{"id":1001},"message":{"message_id":5,"chat":{"id":1001,"type":"private"}}}}`, []int64{1001}, 1001},
+		{"a message with a tap", `{"message":{"from":{"id":1001},"chat":{"id":1001,"type":"private"}},"callback_query":` +
+			`{"id":"q","from":{"id":1001},"message":{"message_id":5,"chat":{"id":1001,"type":"private"}}}}`, []int64{1001}, 1001},
+	} {
+		var u update
+		if err := json.Unmarshal([]byte(c.update), &u); err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := admitted(&u, c.users, c.chat); ok {
+			t.Errorf("%s is admitted", c.name)
+		}
+	}
+}
+
+// TestAskAgainButton: only what the screen asked and nobody answered, with nothing typed, can be asked again.
+func TestAskAgainButton(t *testing.T) {
+	expired := PromptRecord{Source: "screen", Status: Expired, MsgID: 7, Prompt: Prompt{Type: YesNo}}
+	for name, c := range map[string]struct {
+		change func(*PromptRecord)
+		want   bool
+	}{
+		"expired":         {func(*PromptRecord) {}, true},
+		"open":            {func(p *PromptRecord) { p.Status = AwaitingReply }, false},
+		"canceled":        {func(p *PromptRecord) { p.Status = Canceled }, false},
+		"a refusal typed": {func(p *PromptRecord) { p.Value = ref("n") }, false},
+		"an idle box":     {func(p *PromptRecord) { p.Idle = true }, false},
+		"a hook's":        {func(p *PromptRecord) { p.Source = "hook" }, false},
+		"never sent":      {func(p *PromptRecord) { p.MsgID = 0 }, false},
+	} {
+		p := expired
+		c.change(&p)
+		if got := p.mayBeAsked(); got != c.want {
+			t.Errorf("%s: may be asked again: %v", name, got)
+		}
+		if got := len(keyboardAfter(&p)) > 0; got != (c.want || name == "never sent") {
+			t.Errorf("%s: a button: %v", name, got)
+		}
+	}
+}
+
+// TestUnreadTicks: of a list with ticks nothing can be ticked or submitted before all of it was shown.
+func TestUnreadTicks(t *testing.T) {
+	p := PromptRecord{Head: Head{ID: newID()}, SessionID: newID(), Nonce: newNonce(), Status: AwaitingReply, Confidence: "high",
+		Prompt: Prompt{Type: MultipleChoice, Multi: true, Choices: []Choice{{Key: "1", Label: "No"}, {Key: "2", Label: "Ham"}}}}
+	if got := tgKeys(keyboard(&p)); got != "📄 Show all=~all" {
+		t.Errorf("unread: %s", got)
+	}
+	p.ShownAll, p.Cut = true, true
+	if got := tgKeys(keyboard(&p)); got != "" {
+		t.Errorf("part unknown: %s", got)
+	}
+	p.Cut = false
+	if got := tgKeys(keyboard(&p, "2")); got != "▫️ 1. No=1,2 | ✓ 2. Ham= | 📨 Submit=2" {
+		t.Errorf("read: %s", got)
+	}
+	p.Choices[0].Key = strings.Repeat("k", 40)
+	if got := tgKeys(keyboard(&p)); got != "▫️ 2. Ham=2 | 📨 Submit=" {
+		t.Errorf("a key that no button can hold: %s", got)
+	}
+	low := PromptRecord{Status: AwaitingReply, Confidence: "low", Prompt: Prompt{Type: Unknown}}
+	if got := tgKeys(keyboard(&low)); strings.Contains(got, tapAll) || strings.Contains(got, tapEnter) {
+		t.Errorf("possibly a question, unread: %s", got)
+	}
+}
+
+/* ----- the writer ----- */
+
+// ptyWriter is a terminal with so much output to read, that keeps what is written to it.
+type ptyWriter struct {
+	PTY
+	unread int
+	wrote  string
+	err    error
+}
+
+func (p *ptyWriter) Unread() int     { return p.unread }
+func (p *ptyWriter) State() TTYState { return TTYState{ReadingYes, true, true} }
+func (p *ptyWriter) Write(b []byte) (int, error) {
+	p.wrote += string(b)
+	return len(b), p.err
+}
+
+// TestWriterLooksFirst: an answer is not written while output waits to be read, what is typed here always is; the gate is
+// told what became of its keys, and of nothing else.
+func TestWriterLooksFirst(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		unread int
+		err    error
+		answer bool
+		wrote  string
+		ends   bool // the gate
+		keys   bool // the gate still has them to write, or writes them later
+	}{
+		{"answer", 0, nil, true, "y", false, false},
+		{"answer, output waits", 5, nil, true, "", false, false},
+		{"answer, error", 0, io.ErrClosedPipe, true, "y", true, false},
+		{"typed here, output waits", 5, nil, false, "y", false, true},
+		{"typed here, error", 0, io.ErrClosedPipe, false, "y", false, true},
+	} {
+		s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+		id := s.q.rec.ID
+		p := &ptyWriter{unread: c.unread, err: c.err}
+		s.pty = p
+		s.gate.keys, s.gate.after = []byte("y"), s.echo()
+		writes := make(chan write, 1)
+		w, ready := s.nextWrite()
+		if !ready || string(w.p) != "y" || !w.answer {
+			t.Fatalf("%s: next is %q (%v)", c.name, w.p, ready)
+		}
+		w.answer = c.answer
+		s.handedOver(w)
+		if _, again := s.nextWrite(); again {
+			t.Errorf("%s: a second write is handed over before the first is reported", c.name)
+		}
+		writes <- w
+		close(writes)
+		s.writePTY(writes)
+		for n := len(s.events); n > 0; n-- { // others report there too
+			(<-s.events)()
+		}
+		if p.wrote != c.wrote || s.inFlight {
+			t.Errorf("%s: wrote %q, in flight %v", c.name, p.wrote, s.inFlight)
+		}
+		if c.ends {
+			if r := storeView(t, s.st).Prompts[id]; s.gate != nil || r.Status != Failed || !strings.Contains(r.Reason, "could not be typed") {
+				t.Errorf("%s: it is %s (%s)", c.name, r.Status, r.Reason)
+			}
+			continue
+		}
+		if s.gate == nil || (len(s.gate.keys) > 0) != c.keys || s.gate.wrote != (c.wrote != "" && c.answer) {
+			t.Errorf("%s: gate %+v", c.name, s.gate)
+		}
+		if moved := s.gate != nil && s.gate.phase == gateEcho; moved != (c.wrote != "" && c.answer) {
+			t.Errorf("%s: the gate moved on: %v", c.name, moved)
+		}
+	}
+}
+
+// TestWriterTakesKeysFirst: what was typed here goes before the gate's keys, one write at a time.
+func TestWriterTakesKeysFirst(t *testing.T) {
+	s := &session{typing: []byte("a"), gate: &gate{keys: []byte("y")}}
+	w, ready := s.nextWrite()
+	if !ready || string(w.p) != "a" || w.answer {
+		t.Fatalf("%q %v %v", w.p, w.answer, ready)
+	}
+	if s.handedOver(w); len(s.typing) > 0 || !s.inFlight {
+		t.Error("what is handed over is still there")
+	}
+	if _, ready := s.nextWrite(); ready {
+		t.Error("two writes at once")
+	}
+	s.inFlight = false
+	w, ready = s.nextWrite()
+	if !ready || string(w.p) != "y" || !w.answer {
+		t.Errorf("%q %v %v", w.p, w.answer, ready)
+	}
+	s.typing = []byte("b")
+	s.handedOver(w)
+	if string(s.typing) != "b" {
+		t.Error("handing over an answer drops what was typed here")
+	}
+	for _, s := range []*session{{}, {gate: &gate{}}} {
+		if _, ready := s.nextWrite(); ready {
+			t.Error("writes nothing")
+		}
+	}
+}
+
+/* ----- waiting ----- */
+
+// TestExpireTypes: waiting types what refuses where one is known, nothing where none is, and nothing while a pipe feeds
+// the program; a hook refuses either way.
+func TestExpireTypes(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		hook    bool
+		fed     bool
+		def     *string
+		decided bool // the gate is to type
+		over    bool // the question is
+		value   *string
+	}{
+		{"a refusal", false, false, ref("n"), true, false, ref("n")},
+		{"nothing known", false, false, nil, false, true, nil},
+		{"a refusal, fed", false, true, ref("n"), false, true, nil},
+		{"hook", true, false, ref(hookDeny), false, false, ref(hookDeny)},
+		{"hook, fed", true, true, ref(hookDeny), false, false, ref(hookDeny)},
+	} {
+		st := storeAt(t, storeDir(t))
+		p := storePrompt(t, st, storeSession(t, st), AwaitingReply, func(p *PromptRecord) {
+			p.SafeDefault = c.def
+			p.CreatedAt, p.ExpiresAt = time.Now().Add(-time.Minute), time.Now().Add(-time.Second)
+		})
+		q := &question{rec: *p, checkAt: time.Now().Add(time.Hour), screen: &Prompt{Type: YesNo}}
+		if c.hook {
+			q.screen = nil
+		}
+		s := &session{st: st, ch: localChannel{}, ctx: t.Context(), log: slog.New(slog.DiscardHandler), adapter: adapterFor("x"),
+			cfg: &Config{}, events: make(chan func(), 100), fed: c.fed, q: q}
+		s.rec = *storeView(t, st).Sessions[p.SessionID]
+		s.questionStep()
+		got := storeView(t, st).Prompts[p.ID]
+		if got.Status != Expired || !strings.Contains(got.Reason, "no answer in 59 s") {
+			t.Errorf("%s: %s (%s)", c.name, got.Status, got.Reason)
+		}
+		if q.decided != c.decided || (s.q == nil) != c.over {
+			t.Errorf("%s: decided %v, over %v", c.name, q.decided, s.q == nil)
+		}
+		if (got.Value == nil) != (c.value == nil) || got.Value != nil && *got.Value != *c.value {
+			t.Errorf("%s: value %v", c.name, got.Value)
+		}
+		if c.hook && q.checkAt.After(time.Now()) {
+			t.Errorf("%s: its hook is not looked after", c.name)
+		}
+	}
+}
+
+// TestExpireTooLate: what somebody decided in the last moment is not expired, and what is not in the state any more ends.
+func TestExpireTooLate(t *testing.T) {
+	st := storeAt(t, storeDir(t))
+	p := storePrompt(t, st, storeSession(t, st), AwaitingReply, func(p *PromptRecord) {
+		p.ExpiresAt = time.Now().Add(-time.Second)
+	})
+	s := &session{st: st, ch: localChannel{}, ctx: t.Context(), log: slog.New(slog.DiscardHandler), adapter: adapterFor("x"),
+		cfg: &Config{}, events: make(chan func(), 100), q: &question{rec: *p, screen: &Prompt{Type: YesNo}}}
+	s.rec = *storeView(t, st).Sessions[p.SessionID]
+	if ok, err := st.Move(p.ID, ReplyReceived, func(r *PromptRecord) { r.Value, r.NonceUsed = ref("y"), true }); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	s.expire(s.q)
+	if got := storeView(t, st).Prompts[p.ID]; got.Status != ReplyReceived || s.q == nil || s.q.decided {
+		t.Errorf("%s, %+v", got.Status, s.q)
+	}
+	s.q = &question{rec: PromptRecord{Head: Head{ID: newID()}, Status: AwaitingReply}, screen: &Prompt{Type: YesNo}}
+	if s.expire(s.q); s.q != nil {
+		t.Error("a question that is not in the state stays")
+	}
+}
+
+/* ----- keys typed while the gate types ----- */
+
+// TestReleaseHeldKeys: keys typed at the question that was answered are dropped, and those of a moment after where
+// another question stands; all else is passed on, reports and the end of a pipe always.
+func TestReleaseHeldKeys(t *testing.T) {
+	now := time.Now()
+	left := now.Add(-time.Second)
+	for _, c := range []struct {
+		name   string
+		shows  string
+		at     time.Time
+		leftAt time.Time
+		wrote  bool
+		idle   bool
+		input  bool
+		keys   string
+		want   string
+	}{
+		{"before it left", "Delete all? (y/n) ", left.Add(-time.Millisecond), left, true, false, false, "y\r", ""},
+		{"never left", "Go? (y/n) ", now, time.Time{}, true, false, false, "y\r", ""},
+		{"just after, another asks", "Delete all? (y/n) ", left.Add(keyGrace / 2), left, true, false, false, "y\r", ""},
+		{"just after, nothing asks", "working\r\n", left.Add(keyGrace / 2), left, true, false, false, "y\r", "y\r"},
+		{"just after, a prompt of a shell", "$ ", left.Add(keyGrace / 2), left, true, false, false, "y\r", "y\r"},
+		{"later, another asks", "Delete all? (y/n) ", left.Add(2 * keyGrace), left, true, false, false, "y\r", "y\r"},
+		{"nothing of ours was written", "Go? (y/n) ", now, time.Time{}, false, false, false, "y\r", "y\r"},
+		{"an idle box", "$ ", now, time.Time{}, true, true, false, "y\r", "y\r"},
+		{"a text from the phone", "$ ", now, time.Time{}, true, false, true, "y\r", "y\r"},
+		{"a report", "Go? (y/n) ", now, time.Time{}, true, false, false, "\x1b[?62;c", "\x1b[?62;c"},
+		{"the end of a pipe", "Go? (y/n) ", now, time.Time{}, true, false, false, "", "\x04\x04"},
+	} {
+		s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+		g := s.gate
+		if g.wrote, g.leftAt = c.wrote, c.leftAt; c.idle {
+			g.q.rec.Idle = true
+		}
+		if c.input {
+			g.q = nil
+		}
+		s.keyboard([]byte(c.keys))
+		if len(s.held) != 1 || len(s.typing) > 0 {
+			t.Fatalf("%s: not held", c.name)
+		}
+		s.held[0].at = c.at
+		s.shows(c.shows)
+		s.gate = nil
+		s.release(g)
+		if string(s.typing) != c.want || len(s.held) > 0 {
+			t.Errorf("%s: passed on %q, want %q", c.name, s.typing, c.want)
+		}
+	}
+}
+
+/* ----- the same question? ----- */
+
+// TestSameIsAllOfIt: whatever of what is shown differs, it is another question; spinners, times and the pointer do not
+// count, nor does what stood above a question that is asked without it.
+func TestSameIsAllOfIt(t *testing.T) {
+	made := func(change func(*Prompt)) *Prompt {
+		p := &Prompt{Type: MultipleChoice, Question: "Which one?", Choices: []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}},
+			parts: shown{above: []string{"$ paint"}, body: []string{"the wall"}, among: []string{"1 Red", "2 Blue"}}}
+		if change != nil {
+			change(p)
+		}
+		p.seal()
+		return p
+	}
+	asked := made(nil)
+	for name, c := range map[string]struct {
+		change  func(*Prompt)
+		same    bool
+		follows bool
+	}{
+		"nothing":       {nil, true, true},
+		"pointer":       {func(p *Prompt) { p.Pointer = 1 }, true, true},
+		"type":          {func(p *Prompt) { p.Type = YesNo }, false, false},
+		"secret":        {func(p *Prompt) { p.Secret = true }, false, false},
+		"several":       {func(p *Prompt) { p.Multi = true }, false, false},
+		"above":         {func(p *Prompt) { p.parts.above = []string{"$ burn"} }, false, false},
+		"nothing above": {func(p *Prompt) { p.parts.above = nil }, false, false},
+		"body":          {func(p *Prompt) { p.parts.body = []string{"the house"} }, false, false},
+		"question":      {func(p *Prompt) { p.Question = "Which two?" }, false, false},
+		"among":         {func(p *Prompt) { p.parts.among = []string{"1 Red", "for good", "2 Blue"} }, false, true},
+		"label":         {func(p *Prompt) { p.Choices[1].Label = "Green" }, false, true},
+		"key":           {func(p *Prompt) { p.Choices[1].Key = "3" }, false, true},
+		"order":         {func(p *Prompt) { slices.Reverse(p.Choices) }, false, true},
+		"cut":           {func(p *Prompt) { p.Cut = true }, false, true},
+		"blanks":        {func(p *Prompt) { p.parts.body = []string{"the  wall"} }, false, false},
+	} {
+		now := made(c.change)
+		if asked.same(now) != c.same || asked.follows(now) != c.follows {
+			t.Errorf("%s: same %v, follows %v", name, asked.same(now), asked.follows(now))
+		}
+		if (asked.Fingerprint == now.Fingerprint) != c.same {
+			t.Errorf("%s: the fingerprint tells otherwise", name)
+		}
+	}
+	if asked.same(nil) || asked.follows(nil) {
+		t.Error("nothing is the same")
+	}
+	secret := made(func(p *Prompt) { p.parts.body = []string{"key AKIAABCDEFGHIJKLMNOP"} })
+	if strings.Contains(secret.Shown, "AKIAABCD") || secret.same(made(func(p *Prompt) { p.parts.body = []string{"key AKIAABCDEFGHIJKLMNOQ"} })) {
+		t.Error("a secret is shown, or two of them are taken for the same")
+	}
+	bare := asked.withoutAbove()
+	other := made(func(p *Prompt) { p.parts.above = []string{"$ burn"} })
+	if !bare.same(other) || !bare.follows(other) || other.same(bare) || !bare.Cut || bare.Above != "" {
+		t.Error("a question that is asked without what stands above it")
+	}
+	line := func(body string) *Prompt {
+		p := &Prompt{Type: YesNo, Question: "Go? (y/n)", Full: body + "\nGo? (y/n)", parts: shown{body: []string{body}, line: true}}
+		p.seal()
+		return p
+	}
+	if a := line("12:00:01").withoutAbove(); !a.same(line("12:00:02")) || a.Full != "Go? (y/n)" {
+		t.Errorf("a line that is asked without its paragraph: %q", a.Full)
+	}
+	for _, c := range []struct {
+		was, is int
+		same    bool
+	}{{5, 5, true}, {5, 6, false}, {0, 6, true}, {5, 0, true}} {
+		if a, b := made(func(p *Prompt) { p.place = c.was }), made(func(p *Prompt) { p.place = c.is }); a.same(b) != c.same {
+			t.Errorf("asked in row %d, seen in row %d: same %v", c.was, c.is, !c.same)
+		}
+	}
+}
+
+// TestStillMasksOnlyWhatMoves: spinners, blinking marks, ticks and elapsed times are masked, nothing else is.
+func TestStillMasksOnlyWhatMoves(t *testing.T) {
+	for row, want := range map[string]string{
+		"⠋ Working":      "  Working",
+		"⣿ Working":      "  Working",
+		"● Bash":         "  Bash",
+		"☒ Ham":          "  Ham",
+		"Build (12s":     "Build (",
+		"Build (1m 2s)":  "Build ()",
+		"12s in all":     "12s in all",
+		"a  b ":          "a  b",
+		"é → ü":          "é → ü",
+		"\u2901 arrow":   "\u2901 arrow",
+		"rm -rf /tmp/12": "rm -rf /tmp/12",
+	} {
+		if got := still(row); got != want {
+			t.Errorf("still(%q) = %q, want %q", row, got, want)
+		}
+	}
+}
+
+/* ----- what stands above a question ----- */
+
+// TestWhatStandsAbove: the paragraph before a question belongs to it in all of its length, scrolled out or not; what is
+// further up is shown too, but nothing from before the screen was cleared or an earlier question was answered; where the
+// paragraph's beginning is lost, that is said.
+func TestWhatStandsAbove(t *testing.T) {
+	rows := func(n int) (all string) {
+		for i := range n {
+			all += fmt.Sprintf("rm -rf /srv/%d \\\r\n", i)
+		}
+		return all
+	}
+	menu := "Pick one:\r\n❯ Red\r\n  Blue\r\n\x1b[?25l"
+	for _, c := range []struct {
+		name, screen string
+		full, above  []string // that they hold; "!…": that they do not
+		cut          bool
+	}{
+		{"paragraph", "far\r\n\r\nnear\r\nGo? (y/n) ", []string{"near", "!far"}, []string{"far", "!near"}, false},
+		{"line of a frame between", "far\r\n────\r\nnear\r\nGo? (y/n) ", []string{"near", "!far"}, []string{"far"}, false},
+		{"two paragraphs", "one\r\n\r\n\r\ntwo\r\n\r\nnear\r\nGo? (y/n) ", []string{"near", "!two"}, []string{"one\n\n\ntwo"}, false},
+		{"scrolled out", "far\r\n\r\n" + rows(60) + "Go? (y/n) ", []string{"/srv/0 ", "/srv/59 ", "!far"}, []string{"!far"}, false},
+		{"cleared", rows(60) + "\x1b[H\x1b[2Jnear\r\nGo? (y/n) ", []string{"near", "!srv"}, []string{"!srv"}, false},
+		{"lost", rows(maxGone+100) + "Go? (y/n) ", nil, nil, true},
+		{"longer than is kept", strings.Repeat(strings.Repeat("x", 99)+"\r\n", 200) + "Go? (y/n) ", nil, nil, true},
+		{"much above", "gone\r\n" + strings.Repeat(strings.Repeat("y", 99)+"\r\n", 60) + "\r\nnear\r\nGo? (y/n) ",
+			[]string{"near"}, []string{"yyy", "!gone"}, false},
+		{"alternate screen", rows(60) + "\x1b[?1049h\x1b[H\x1b[2Jnear\r\nGo? (y/n) ", []string{"near", "!srv"}, []string{"!srv"}, false},
+		{"menu", "far\r\n\r\n\r\n" + menu, []string{"Pick one", "Red", "!far"}, []string{"far"}, false},
+		{"menu, scrolled out", "far\r\n\r\n\r\n" + rows(60) + menu, []string{"/srv/0 ", "/srv/59", "Pick one", "!far"}, []string{"!far"}, false},
+		{"menu, lost", rows(maxGone+100) + menu, nil, nil, true},
+	} {
+		state := "reading canon echo"
+		if strings.Contains(c.name, "menu") {
+			state = "reading raw noecho"
+		}
+		s := newStage(t, "x", state)
+		p := s.one(c.screen)
+		if p.Cut != c.cut {
+			t.Errorf("%s: cut %v", c.name, p.Cut)
+		}
+		for of, words := range map[string][]string{p.Full: c.full, p.Above: c.above} {
+			for _, word := range words {
+				if without, not := strings.CutPrefix(word, "!"); strings.Contains(of, without) == not {
+					t.Errorf("%s: %q, want %q", c.name, of, word)
+				}
+			}
+		}
+		moved := *p
+		moved.parts.above = append(slices.Clone(p.parts.above), "more")
+		if moved.seal(); p.same(&moved) {
+			t.Errorf("%s: what stands above does not count", c.name)
+		}
+	}
+}
+
+// TestAnsweredIsBehind: what was asked and answered on the screen is not shown with the next question; a key that answers
+// nothing does not separate them.
+func TestAnsweredIsBehind(t *testing.T) {
+	for _, c := range []struct {
+		name, keys string
+		behind     bool
+	}{{"enter", "y\r", true}, {"a letter", "y", true}, {"an arrow", "\x1b[A", false}, {"nothing", "", false}} {
+		s := newStage(t, "x", "reading canon echo")
+		s.one("rm -rf /srv\r\nGo? (y/n) ")
+		s.d.Typed([]byte(c.keys), s.now)
+		s.show("y\r\nreally all of it\r\n", 300*time.Millisecond)
+		p := s.show("More? (y/n) ", 3*time.Second)
+		if len(p) != 1 {
+			t.Fatalf("%s: %d questions", c.name, len(p))
+		}
+		if all := p[0].Above + p[0].Full; strings.Contains(all, "Go?") == c.behind || !strings.Contains(all, "really all") {
+			t.Errorf("%s: it shows %q", c.name, all)
+		}
+	}
+}
+
+// TestRestBeforeItIsAskedAnew: where only what stands above a question changes, it is asked anew a second after that has
+// come to rest; what never does is asked without it, once; of questions that nobody answered six follow in a minute.
+func TestRestBeforeItIsAskedAnew(t *testing.T) {
+	paint := func(above string, i int) string {
+		return fmt.Sprintf("\x1b[H\x1b[J%s %c\r\nProceed? (y/n) ", above, 'a'+rune(i)%26)
+	}
+	s := newStage(t, "x", "reading canon echo")
+	s.one(paint("delete", 1))
+	if asked := s.show(paint("delete", 2), 900*time.Millisecond); len(asked) > 0 {
+		t.Error("asked before it came to rest")
+	}
+	if asked := s.wait(200 * time.Millisecond); len(asked) != 1 || !strings.Contains(asked[0].Full, "delete c") {
+		t.Errorf("come to rest: %d", len(asked))
+	}
+	s = newStage(t, "x", "reading canon echo")
+	var asked []*Prompt
+	for i := range 100 { // changes faster than anything settles
+		asked = append(asked, s.show(paint("delete", i), 50*time.Millisecond)...)
+	}
+	if len(asked) > 0 {
+		t.Errorf("%d questions in the first 5 s", len(asked))
+	}
+	for i := range 200 {
+		asked = append(asked, s.show(paint("restless", i), 50*time.Millisecond)...)
+	}
+	if len(asked) != 1 || !asked[0].Cut || strings.Contains(asked[0].Full+asked[0].Above, "restless") {
+		t.Fatalf("restless: %d questions", len(asked))
+	}
+	if now := s.d.Look(s.tty, s.now); !asked[0].same(now) {
+		t.Error("and it does not stand there")
+	}
+	for typed, most := range map[bool]int{false: 1 + maxReplaced, true: 24} {
+		s, n := newStage(t, "x", "reading canon echo"), 0
+		for i := range 24 {
+			n += len(s.show(fmt.Sprintf("\x1b[H\x1b[JDelete file %d? (y/n) ", i), 2*time.Second))
+			if typed {
+				s.d.Typed([]byte("n"), s.now)
+			}
+		}
+		if n != most {
+			t.Errorf("typed %v: %d questions in 48 s, want %d", typed, n, most)
+		}
+		if typed {
+			continue
+		}
+		if more := len(s.wait(16 * time.Second)); more != 1 {
+			t.Errorf("when the minute is over: %d", more)
+		}
+	}
+}
+
+// TestLineStands: a question on a line stands while its own words do, in its row, whatever is typed behind it; where the
+// program that read it is busy it is over.
+func TestLineStands(t *testing.T) {
+	for name, c := range map[string]struct {
+		shows, tty string
+		gone       bool
+	}{
+		"as it was":      {"", "reading canon echo", false},
+		"an answer":      {"y", "reading canon echo", false},
+		"other words":    {"\r\x1b[KWrite? (y/n) ", "reading canon echo", true},
+		"a word less":    {"\r\x1b[KGo? ", "reading canon echo", true},
+		"another row":    {"\r\x1b[K\r\nGo? (y/n) ", "reading canon echo", true},
+		"other above":    {"\x1b7\x1b[1;1Hrm -rf /\x1b8", "reading canon echo", true},
+		"nothing above":  {"\x1b7\x1b[1;1H\x1b[K\x1b8", "reading canon echo", true},
+		"other near":     {"\x1b7\x1b[3;1Hrm -rf /\x1b8", "reading canon echo", true},
+		"the tool works": {"", "busy canon echo", true},
+	} {
+		s := newStage(t, "x", "reading canon echo")
+		s.one("far\r\n\r\nls\r\nGo? (y/n) ")
+		s.tty = parseTTY(c.tty)
+		s.d.Feed([]byte(c.shows), s.now)
+		s.now = s.now.Add(10 * time.Millisecond)
+		s.d.Gone(s.tty, s.now)
+		if got := s.d.Gone(s.tty, s.now.Add(goneAfter)); got != c.gone {
+			t.Errorf("%s: gone %v", name, got)
+		}
+	}
+}
+
+/* ----- what waiting may type ----- */
+
+// TestConfiguredDefaults: a safe default that is configured counts for lists and texts in which nothing grants, refuses, is
+// secret, cut or guessed, and for nothing else.
+func TestConfiguredDefaults(t *testing.T) {
+	all := map[PromptType]string{MultipleChoice: "blue", FreeText: "x", YesNo: "y", Unknown: "x"}
+	list := func(labels ...string) (out string) {
+		for i, l := range labels {
+			out += fmt.Sprintf("%d) %s\r\n", i+1, l)
+		}
+		return out + "Your choice: "
+	}
+	const canon = "reading canon echo"
+	for _, c := range []struct {
+		name, tty, screen string
+		set               map[PromptType]string
+		want              string // "-": nothing
+	}{
+		{"by label", canon, list("red", "Blue"), all, "2"},
+		{"by key", canon, list("red", "blue"), map[PromptType]string{MultipleChoice: "1"}, "1"},
+		{"not there", canon, list("red", "green"), all, "-"},
+		{"not set", canon, list("red", "blue"), nil, "-"},
+		{"one grants", canon, list("Yes", "blue"), all, "-"},
+		{"one refuses", canon, list("Quit", "blue"), all, "-"},
+		{"one is known to refuse", canon, list("blue", "No"), all, "2"},
+		{"turned", canon, "1) blue\r\n2) No\r\nCancel the order, which one? ", all, "-"},
+		{"text", canon, "Your name: ", all, "x"},
+		{"text, not set", canon, "Your name: ", nil, "-"},
+		{"secret", "reading canon noecho", "Password: ", all, "-"},
+		{"guessed", canon, "Overwrite it? ", all, "-"},
+		{"idle", canon, "$ ", all, "-"},
+		{"enter", canon, "Press Enter to continue", nil, "enter"},
+		{"enter, made esc", canon, "Press Enter to continue", map[PromptType]string{ConfirmEnter: "esc"}, "esc"},
+		{"enter, made nothing", canon, "Press Enter to continue", map[PromptType]string{ConfirmEnter: ""}, "-"},
+		{"enter, cut", canon, strings.Repeat("a line\r\n", maxGone+100) + "Press Enter to continue", nil, "-"},
+		{"list, cut", canon, strings.Repeat("a line\r\n", maxGone+100) + list("red", "blue"), all, "-"},
+		{"ticks", "reading raw noecho", "\x1b[?25lToppings? (space to select)\r\n❯ [ ] No\r\n  [ ] Blue\r\n", all, "-"},
+		{"escape", "reading raw noecho", "\x1b[?25lPick:\r\n❯ Red\r\n  Green\r\n\r\nEsc to cancel\r\n", nil, "esc"},
+	} {
+		s := newStage(t, "x", c.tty)
+		s.d.o.SafeDefaults = c.set
+		s.d.Feed([]byte(c.screen), s.now)
+		p := s.d.Look(s.tty, s.now)
+		if p == nil {
+			t.Errorf("%s: asks nothing", c.name)
+			continue
+		}
+		got := "-"
+		if p.SafeDefault != nil {
+			got = *p.SafeDefault
+		}
+		if got != c.want {
+			t.Errorf("%s: %s %q gets %q, want %q", c.name, p.Type, p.Question, got, c.want)
+		}
+	}
+}
+
+/* ----- the gate ----- */
+
+// TestGateFirstKey: each kind of question gets its own keys and no others; where somebody pressed a key for it, where a hook
+// asks it, or where a password is not known any more, none.
+func TestGateFirstKey(t *testing.T) {
+	reads, raw := TTYState{ReadingYes, true, true}, TTYState{ReadingYes, false, false}
+	dialog := "Bash command\r\n\r\n touch x\r\n\r\nDo you want to proceed?\r\n❯ 1. Yes\r\n  2. No\r\n\x1b[?25l"
+	same := "\x1b[?25lPick:\r\n❯ Red\r\n  Red\r\n  Blue\r\n"
+	for _, c := range []struct {
+		name, tool   string
+		state        TTYState
+		asked, value string
+		change       func(*session)
+		want, why    string
+	}{
+		{"enter", "x", reads, "Press Enter to continue", "enter", nil, "\r", ""},
+		{"text", "x", reads, "Your name: ", "Ada", nil, "Ada\r", ""},
+		{"text of two lines", "x", reads, "Your name: ", "A\nB", nil, "A B\r", ""},
+		{"no text", "x", reads, "Your name: ", enterAlone, nil, "\r", ""},
+		{"the word enter", "x", reads, "Your name: ", "enter", nil, "enter\r", ""},
+		{"a guess, enter", "x", reads, "something odd", "enter", nil, "\r", ""},
+		{"a guess, text", "x", reads, "something odd", "hello", nil, "hello\r", ""},
+		{"a guess, escape", "x", reads, "something odd", "esc", nil, "\x1b", ""},
+		{"a dialog, escape", "claude", raw, dialog, "esc", nil, "\x1b", ""},
+		{"the same words twice", "x", raw, same, "2", nil, "\x1b[B", ""},
+		{"a key was pressed", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.q.typedBy = "cli:local" }, "", "somebody pressed a key"},
+		{"a hook's", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.q.screen = nil }, "", "answered by the hook alone"},
+		{"a password", "x", reads, "Go? (y/n) ", "y", func(s *session) {
+			s.q.rec.Secret = true
+			s.st.secrets.Store(s.q.rec.ID, "pass\nword")
+		}, "pass word\r", ""},
+		{"a password, lost", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.q.rec.Secret = true }, "", "not known any more"},
+		{"no such choice", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.gate.value = "q" }, "", "no choice q"},
+		{"writing", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.inFlight = true }, "", ""},
+		{"keys to write", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.typing = []byte("a") }, "", ""},
+		{"the program writes", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.unseen.Add(1) }, "", "keeps writing"},
+	} {
+		s := gateBench(t, c.tool, c.state, c.asked, c.value)
+		id := s.q.rec.ID
+		if c.change != nil {
+			c.change(s)
+		}
+		got := s.typed(c.want == "")
+		r := storeView(t, s.st).Prompts[id]
+		if got != c.want || c.why == "" && r.Status != ReplyReceived || c.why != "" && (r.Status != Failed || !strings.Contains(r.Reason, c.why)) {
+			t.Errorf("%s: types %q, %s (%s); want %q %s", c.name, got, r.Status, r.Reason, c.want, c.why)
+		}
+		if _, left := s.st.TakeSecret(id); left && c.want != "" {
+			t.Errorf("%s: the password is still there", c.name)
+		}
+	}
+}
+
+// TestGateInputBox: a text goes only into an empty box: a draft of one row is put aside and back again, any other is left
+// alone; Enter comes only when the text stands in the box, a second time when it stayed, and no third time.
+func TestGateInputBox(t *testing.T) {
+	raw := TTYState{ReadingYes, false, false}
+	box := func(draft string) string {
+		return strings.Repeat("─", 80) + "❯\u00a0" + draft + "\r\n" + strings.Repeat("─", 80) + fmt.Sprintf("\x1b[2;%dH", 3+len(draft))
+	}
+	const keep = "keep" // the screen as it is
+	type step struct {
+		shows string
+		late  bool
+		want  string // what is typed; "!…": refused, for this reason; "done"
+	}
+	for _, c := range []struct {
+		name, text string
+		steps      []step
+	}{
+		{"empty", "go on", []step{{box(""), false, "go on"}, {box("go on"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
+		{"draft", "go on", []step{{box("abc"), false, "\x15"}, {box(""), false, "go on"}, {box("go on"), true, "\r"}, {box(""), false, ""},
+			{keep, false, "abc"}, {keep, true, "done"}}},
+		{"draft that stays", "go on", []step{{box("abc"), false, "\x15"}, {keep, false, ""}, {keep, true, "!could not be put aside"}}},
+		{"draft of two rows", "go on", []step{{strings.Repeat("─", 80) + "❯\u00a0abc\r\n  def\r\n" + strings.Repeat("─", 80) + "\x1b[3;6H", true, "!there is a draft"}}},
+		{"pasted draft", "go on", []step{{box("[Pasted text #1]"), true, "!there is a draft"}}},
+		{"a dialog", "go on", []step{{"Do you want to proceed?\r\n❯ 1. Yes\r\n  2. No\r\n\x1b[?25l", true, "!" + questionOpen}}},
+		{"not shown", "go on", []step{{box(""), false, "go on"}, {keep, true, "!does not show in the input box"}}},
+		{"not taken", "go on", []step{{box(""), false, "go on"}, {box("go on"), true, "\r"}, {keep, false, ""}, {keep, true, "\r"},
+			{keep, true, "!was not taken"}}},
+		{"slash", "/x", []step{{box(""), false, "\\/x"}}}, {"bang", "!x", []step{{box(""), false, " !x"}}},
+		{"hash", "#x", []step{{box(""), false, " #x"}}}, {"backslash", "x\\", []step{{box(""), false, "x\\ "}}},
+		{"plain", "x!", []step{{box(""), false, "x!"}}},
+	} {
+		s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+		s.q, s.adapter, s.pty = nil, adapterFor("claude"), ptyState{state: raw}
+		s.det = newDetector(s.adapter, 24, 80, DetectOptions{})
+		r := &InputRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Kind: "text", By: "telegram:1001", Text: c.text, Status: "queued"}
+		s.gate = newInputGate(r)
+		for i, step := range c.steps {
+			if step.shows != keep {
+				s.shows(step.shows)
+			}
+			if strings.HasPrefix(step.want, "!does not show") {
+				s.gate.until = time.Now().Add(-submitTime - time.Second)
+				s.gateStep()
+			}
+			keys := ""
+			if s.gate != nil {
+				keys = s.typed(step.late)
+			}
+			why, refused := strings.CutPrefix(step.want, "!")
+			now := storeView(t, s.st).Inputs[r.ID]
+			switch {
+			case refused:
+				if keys != "" || s.gate != nil || now == nil || now.Status != "refused" || !strings.Contains(now.Reason, why) {
+					t.Errorf("%s, step %d: types %q, %+v", c.name, i, keys, now)
+				}
+			case step.want == "done":
+				if keys != "" || s.gate != nil || now == nil || now.Status != "done" {
+					t.Errorf("%s, step %d: types %q, %+v", c.name, i, keys, now)
+				}
+			case keys != step.want || s.gate == nil || now != nil:
+				t.Fatalf("%s, step %d: types %q, want %q; %+v", c.name, i, keys, step.want, now)
+			}
+		}
+	}
+}
+
+/* ----- hooks ----- */
+
+// hookBench is a session of claude in which a dialog for each command has a hook that waits, in this order.
+func hookBench(t *testing.T, commands ...string) (s *session, hooks []*question, unlock []func()) {
+	t.Helper()
+	st := storeAt(t, storeDir(t))
+	s = &session{st: st, ch: localChannel{}, log: slog.New(slog.DiscardHandler), adapter: adapterFor("claude"), ctx: t.Context(),
+		cfg: &Config{Timeout: time.Hour, PermissionTimeout: time.Hour, NotifyIdle: true}, events: make(chan func(), 100), hooked: true,
+		pty: ptyState{state: TTYState{ReadingYes, false, false}}}
+	id := storeSession(t, st)
+	s.rec = *storeView(t, st).Sessions[id]
+	s.det = newDetector(s.adapter, 30, 100, DetectOptions{})
+	for i, command := range commands {
+		p := storePrompt(t, st, s.rec.ID, Created, func(p *PromptRecord) {
+			p.Source, p.Tool, p.Subject, p.Permission, p.Type = "hook", "Bash", command, true, MultipleChoice
+			p.Choices, p.SafeDefault = []Choice{{Key: hookAllow, Label: "Yes"}, {Key: hookDeny, Label: "No"}}, ref(hookDeny)
+			p.CreatedAt = time.Now().Add(time.Duration(i) * time.Millisecond)
+		})
+		release, err := st.HoldSession(p.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.followed(p)
+		hooks, unlock = append(hooks, s.byID(p.ID)), append(unlock, release)
+	}
+	return s, hooks, unlock
+}
+
+// dialogOf is what the screen asks about a command.
+func (s *session) dialogOf(command string) *Prompt {
+	s.shows(claudeDialog(command))
+	return s.det.Look(TTYState{ReadingYes, false, false}, time.Now())
+}
+
+// TestHookOwnsItsDialog: a dialog is the hook's that asks for just that call, whichever came first; another's, an idle box
+// and a key that answers nothing change nothing for it.
+func TestHookOwnsItsDialog(t *testing.T) {
+	s, hooks, _ := hookBench(t, "touch a", "touch b")
+	if len(s.hooks) != 2 || s.q != hooks[0] || s.hooks[0] != hooks[0] {
+		t.Fatal("not in the order they came")
+	}
+	s.found(s.dialogOf("touch b"))
+	if hooks[0].dialog != nil || hooks[1].dialog == nil || s.q != hooks[0] {
+		t.Error("the dialog is not the second's")
+	}
+	s.inject("\x1b[A", "cli:local")
+	s.inject("1", "")
+	if hooks[1].typedBy != "" {
+		t.Error("an arrow, or a report, answers")
+	}
+	s.inject("1", "cli:local")
+	if hooks[1].typedBy != "cli:local" || s.namedBy != "cli:local" {
+		t.Error("a key at its dialog is not known")
+	}
+	hooks[0].typedBy = ""
+	s.q = hooks[1]
+	s.inject("1", "telegram:1001")
+	if hooks[0].typedBy != "" || hooks[1].typedBy != "telegram:1001" {
+		t.Error("a key is taken for a question whose dialog does not stand")
+	}
+	s.q = hooks[0]
+	s.left(nil)
+	if hooks[1].dialog != nil || hooks[1].goneAt.IsZero() || !hooks[0].goneAt.IsZero() || s.q != hooks[0] {
+		t.Error("the dialog has left, and only that")
+	}
+	s.found(s.dialogOf("touch b"))
+	if !hooks[1].goneAt.IsZero() {
+		t.Error("the dialog is back")
+	}
+	for _, other := range []string{"touch c", "touch b2", "touch"} {
+		if h := s.hookOf(s.dialogOf(other)); h != nil {
+			t.Errorf("the dialog of %q is taken for that of %q", other, h.rec.Subject)
+		}
+	}
+	s.named = ":" + squeezed("touch a")
+	if s.hookOf(s.dialogOf("something long")) != hooks[0] || s.hookOf(&Prompt{Idle: true}) != nil {
+		t.Error("what the tool names")
+	}
+}
+
+// TestHooksEnd: a hook's question ends when its dialog has been gone for a second, when the tool says for long that it asks
+// nothing, when its time is over unasked, or when its process is; not before, and never once it is decided.
+func TestHooksEnd(t *testing.T) {
+	long := time.Now().Add(-time.Minute)
+	answer := func(s *session, h *question) {
+		if _, why, err := s.st.Decide(Decision{PromptID: h.rec.ID, Value: hookAllow, By: "cli:answer", Trusted: true}, time.Now()); why != "" || err != nil {
+			panic(fmt.Sprint(why, err))
+		}
+		v, _ := s.st.View()
+		h.rec = *v.Prompts[h.rec.ID]
+	}
+	blocked := "\x1b]7501;state=blocked:app=claude-code\a"
+	working := "\x1b]7501;state=working:app=claude-code\a"
+	for _, c := range []struct {
+		name   string
+		change func(s *session, h *question, unlock func())
+		want   State
+		why    string
+	}{
+		{"as it was", func(*session, *question, func()) {}, Created, ""},
+		{"gone just now", func(_ *session, h *question, _ func()) { h.goneAt = time.Now() }, Created, ""},
+		{"gone", func(_ *session, h *question, _ func()) { h.goneAt = long }, Canceled, "answered in the terminal"},
+		{"gone, decided", func(s *session, h *question, _ func()) { answer(s, h); h.goneAt = long }, ReplyReceived, ""},
+		{"gone, a key", func(_ *session, h *question, _ func()) { h.goneAt, h.typedBy = long, "cli:local" }, Resolved, ""},
+		{"works for long", func(s *session, h *question, _ func()) {
+			s.det.Feed([]byte(working), time.Now())
+			s.calm, h.rec.CreatedAt = long, long
+		}, Canceled, "answered in the terminal"},
+		{"works for long, came just now", func(s *session, _ *question, _ func()) {
+			s.det.Feed([]byte(working), time.Now())
+			s.calm = long
+		}, Created, ""},
+		{"works since now", func(s *session, h *question, _ func()) {
+			s.det.Feed([]byte(working), time.Now())
+			h.rec.CreatedAt = long
+		}, Created, ""},
+		{"asks", func(s *session, h *question, _ func()) {
+			s.det.Feed([]byte(blocked), time.Now())
+			s.calm, h.rec.CreatedAt = long, long
+		}, Created, ""},
+		{"never spoke", func(s *session, h *question, _ func()) { s.calm, h.rec.CreatedAt = long, long }, Created, ""},
+		{"hook gone, not looked at", func(_ *session, _ *question, unlock func()) { unlock() }, Created, ""},
+		{"hook gone", func(_ *session, h *question, unlock func()) { unlock(); h.checkAt = long }, Canceled, "gave up its question"},
+		{"hook gone, decided", func(s *session, h *question, unlock func()) { answer(s, h); unlock(); h.checkAt = long },
+			Failed, "before it passed the answer on"},
+		{"hook lives", func(_ *session, h *question, _ func()) { h.checkAt = long }, Created, ""},
+		{"time over, in force", func(_ *session, h *question, _ func()) { h.rec.ExpiresAt = long }, Created, ""},
+		{"time over, unasked", func(s *session, h *question, _ func()) { h.rec.ExpiresAt, s.q = long, &question{} },
+			Canceled, "before it could be asked"},
+	} {
+		s, hooks, unlock := hookBench(t, "touch a")
+		h := hooks[0]
+		c.change(s, h, unlock[0])
+		s.hookStep()
+		got := storeView(t, s.st).Prompts[h.rec.ID]
+		if got.Status != c.want || !strings.Contains(got.Reason, c.why) {
+			t.Errorf("%s: it is %s (%s), want %s (%s)", c.name, got.Status, got.Reason, c.want, c.why)
+		}
+		if ended := !slices.Contains(s.hooks, h); ended != got.Status.ended() {
+			t.Errorf("%s: taken out: %v", c.name, ended)
+		}
+		if c.want == Resolved && (got.DecidedBy == nil || *got.DecidedBy != "cli:local") {
+			t.Errorf("%s: by %v", c.name, got.DecidedBy)
+		}
+	}
+}
+
+func (st State) ended() bool { return next[st] == nil }
+
+// TestHookAndScreen: what the screen asked of the same call gives way to the hook while nobody was told, else the hook
+// leaves it to the dialog; an idle box ends, another screen question waits; a hook that is over already is not taken up.
+func TestHookAndScreen(t *testing.T) {
+	for _, c := range []struct {
+		name, screen string
+		told         bool
+		want         State  // of the hook's question
+		force        string // what is in force then: hook, screen
+	}{
+		{"same, untold", "touch a", false, Created, "hook"},
+		{"same, told", "touch a", true, Canceled, "screen"},
+		{"another, untold", "touch b", false, Created, "hook"},
+		{"another, told", "touch b", true, Created, "screen"},
+	} {
+		s, _, _ := hookBench(t)
+		p := s.dialogOf(c.screen)
+		s.seen, s.q = p, &question{screen: p}
+		if c.told && !s.create(s.q) {
+			t.Fatal("not stored")
+		}
+		before := s.q
+		rec := storePrompt(t, s.st, s.rec.ID, Created, func(p *PromptRecord) {
+			p.Source, p.Tool, p.Subject, p.Permission = "hook", "Bash", "touch a", true
+		})
+		s.followed(rec)
+		h := s.byID(rec.ID)
+		if got := storeView(t, s.st).Prompts[rec.ID]; got.Status != c.want {
+			t.Errorf("%s: the hook's is %s", c.name, got.Status)
+		}
+		if force := s.q == before; force != (c.force == "screen") || !force && s.q != h {
+			t.Errorf("%s: in force is %+v", c.name, s.q)
+		}
+		if h != nil && (h.dialog != nil) != (c.screen == "touch a") {
+			t.Errorf("%s: its dialog stands: %v", c.name, h.dialog != nil)
+		}
+	}
+	s, _, _ := hookBench(t)
+	s.q = &question{rec: PromptRecord{Head: Head{ID: newID()}, Status: AwaitingReply, Prompt: Prompt{Idle: true}}, screen: &Prompt{Idle: true}}
+	idle := s.q
+	over := storePrompt(t, s.st, s.rec.ID, Canceled, func(p *PromptRecord) { p.Source, p.Tool, p.Subject = "hook", "Bash", "touch z" })
+	late := *over
+	late.Status = Created // as it was told, late
+	if s.followed(&late); len(s.hooks) > 0 || s.q != idle {
+		t.Error("a hook's question that is over is taken up")
+	}
+	rec := storePrompt(t, s.st, s.rec.ID, Created, func(p *PromptRecord) { p.Source, p.Tool, p.Subject = "hook", "Bash", "touch a" })
+	if s.followed(rec); s.q == nil || s.q.rec.ID != rec.ID {
+		t.Error("an idle box stays in force while the tool asks")
+	}
+}
+
+// TestHookDecisions: a hook allows only what was allowed, for good only what was offered, refuses what was refused or what
+// nobody answered, and says nothing of all else.
+func TestHookDecisions(t *testing.T) {
+	rule := json.RawMessage(`{"type":"setMode","mode":"acceptEdits","destination":"session"}`)
+	for _, c := range []struct {
+		name string
+		do   func(*Store, *PromptRecord)
+		want string // as JSON
+	}{
+		{"allow", hookDecides(hookAllow), `{"behavior":"allow"}`},
+		{"always", hookDecides(hookAlways), `{"behavior":"allow","updatedPermissions":[` + string(rule) + `]}`},
+		{"deny", hookDecides(hookDeny), `{"behavior":"deny","message":"The operator refused this."}`},
+		{"deny with a reason", hookDecides("deny:use make"), `{"behavior":"deny","message":"use make"}`},
+		{"expired", func(s *Store, p *PromptRecord) {
+			s.Move(p.ID, Expired, func(r *PromptRecord) { r.Reason, r.ExpiresAt = "no answer", time.Now() })
+		}, `{"behavior":"deny","message":"no answer"}`},
+		{"canceled", func(s *Store, p *PromptRecord) { s.Move(p.ID, Canceled, nil) }, `null`},
+		{"answered here", func(s *Store, p *PromptRecord) { s.Move(p.ID, Resolved, nil) }, `null`},
+		{"failed", func(s *Store, p *PromptRecord) { s.Move(p.ID, Failed, nil) }, `null`},
+		{"no value", func(s *Store, p *PromptRecord) { s.Move(p.ID, ReplyReceived, nil) }, `null`},
+		{"some other value", func(s *Store, p *PromptRecord) {
+			s.Move(p.ID, ReplyReceived, func(r *PromptRecord) { r.Value = ref("yes") })
+		}, `null`},
+	} {
+		for _, alive := range []bool{true, false} {
+			st := storeAt(t, storeDir(t))
+			session := storeSession(t, st)
+			if alive {
+				if _, err := st.HoldSession(session); err != nil {
+					t.Fatal(err)
+				}
+			}
+			h := &hook{Tool: "Bash", Input: json.RawMessage(`{"command":"ls"}`), Suggestions: []json.RawMessage{rule}, st: st, session: session,
+				life: time.Hour, release: func() {}}
+			if c.name == "expired" {
+				h.life = 0
+			}
+			asked := st.Follow(t.Context(), session, func() bool { return true })
+			go func() {
+				for rec := range asked {
+					if p, ok := rec.(*PromptRecord); ok && p.Status == Created {
+						c.do(st, p)
+						return
+					}
+				}
+			}()
+			got, err := json.Marshal(h.permission(t.Context()))
+			want := c.want
+			if !alive {
+				want = "null"
+			}
+			if err != nil || string(got) != want {
+				t.Errorf("%s, session alive %v: %s, want %s (%v)", c.name, alive, got, want, err)
+			}
+			if !st.Alive(h.last) {
+				t.Errorf("%s: its lock is free before the answer is passed on", c.name)
+			}
+			h.release()
+		}
+	}
+}
+
+// hookDecides gives a question this answer.
+func hookDecides(value string) func(*Store, *PromptRecord) {
+	return func(s *Store, p *PromptRecord) {
+		s.Decide(Decision{PromptID: p.ID, Value: value, By: "cli:answer", Trusted: true}, time.Now())
+	}
+}
+
+/* ----- asking again ----- */
+
+// TestAskAgainTap: "Ask again" does something only from the newest message of a question that expired, with its own nonce,
+// in a session that runs; what it asks for is recorded once.
+func TestAskAgainTap(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*tgEnv, *PromptRecord)
+		msg    int64 // the tapped message, counted from the question's
+		want   int
+	}{
+		{"expired", func(*tgEnv, *PromptRecord) {}, 0, 1},
+		{"an older message", func(*tgEnv, *PromptRecord) {}, -1, 0},
+		{"another nonce", func(_ *tgEnv, p *PromptRecord) { p.Nonce = newNonce() }, 0, 0},
+		{"half a nonce", func(_ *tgEnv, p *PromptRecord) { p.Nonce = p.Nonce[:8] }, 0, 0},
+		{"another session", func(_ *tgEnv, p *PromptRecord) { p.SessionID = newID() }, 0, 0},
+		{"session over", func(e *tgEnv, _ *PromptRecord) {
+			over := *e.s
+			over.Status = "completed"
+			storeUpdate(e.store, &over)
+		}, 0, 0},
+		{"answered", func(e *tgEnv, p *PromptRecord) { e.store.Move(p.ID, Resolved, nil) }, 0, 0},
+	} {
+		e := newTGEnv(t)
+		p := e.ask(yesNo)
+		if ok, err := storeMove(e.store, p.ID, Expired, p.ExpiresAt); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		c.change(e, p)
+		r := &receiver{Telegram: e.Telegram, ctx: t.Context()}
+		for range 2 { // delivered twice
+			if _, err := r.take(json.RawMessage(tgTapOn(1, p, tapAgain, p.MsgID+c.msg, 1001))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.work.Wait()
+		v := storeView(t, e.store)
+		for _, in := range v.Inputs {
+			if in.Kind != "again" || in.PromptID != p.ID || in.SessionID != e.s.ID || in.By != "telegram:1001" || in.Status != "queued" {
+				t.Errorf("%s: %+v", c.name, in)
+			}
+		}
+		if len(v.Inputs) != c.want || v.Updates["1"] == nil {
+			t.Errorf("%s: %d inputs, acted on: %v", c.name, len(v.Inputs), v.Updates["1"] != nil)
+		}
+	}
+}
+
+// TestTapsThatShow: a button that shows more does so for an open question alone, and decides nothing.
+func TestTapsThatShow(t *testing.T) {
+	for _, open := range []bool{true, false} {
+		e := newTGEnv(t)
+		p := e.ask(yesNo)
+		if !open {
+			e.store.Move(p.ID, Resolved, nil)
+		}
+		r := &receiver{Telegram: e.Telegram, ctx: t.Context()}
+		if _, err := r.take(json.RawMessage(tgTap(1, p, tapRecent))); err != nil {
+			t.Fatal(err)
+		}
+		r.work.Wait()
+		if got := e.srv.count("sendMessage"); got != map[bool]int{true: 2, false: 1}[open] {
+			t.Errorf("open %v: %d messages", open, got)
+		}
+		if now := e.prompt(p.ID); now.Value != nil || now.Open() != open {
+			t.Errorf("open %v: it is %s", open, now.Status)
+		}
+	}
+}
+
+/* ----- the rest ----- */
+
+// TestShowsOtherCalls: a file's dialog shows its name, a plan's says so, any other tool's its words; nothing is no call.
+func TestShowsOtherCalls(t *testing.T) {
+	p := &Prompt{Question: "Do you want to edit main.go?", parts: shown{body: []string{"+ one", "fetch it"}, among: []string{"Yes"}}}
+	for _, c := range []struct {
+		tool, subject string
+		want          bool
+	}{
+		{"Edit", "/srv/main.go", true}, {"Write", "/srv/other.go", false}, {"ExitPlanMode", "", false},
+		{"mcp__x", "fetch it", true}, {"mcp__x", "send it", false}, {"mcp__x", "", false}, {"Bash", "", false}, {"Bash", "fetch", false},
+		{"Bash", "fetch it", true}, {"Bash", "+ one fetch it", true},
+	} {
+		if p.showsCall(c.tool, c.subject) != c.want {
+			t.Errorf("%s %q: %v", c.tool, c.subject, !c.want)
+		}
+	}
+	if !(&Prompt{Question: "Ready to carry out the Plan?"}).showsCall("ExitPlanMode", "") {
+		t.Error("a plan")
+	}
+}
+
+// TestNamedDialogsEnd: a dialog that the tool named and that is over ends the first question of those words that was asked
+// before and still stands, with who pressed a key for it; what names nobody is forgotten in time.
+func TestNamedDialogsEnd(t *testing.T) {
+	now := time.Now()
+	later := now.Add(time.Second)
+	for _, c := range []struct {
+		name  string
+		over  overDialog
+		ended int // which hook's dialog is gone, −1 none
+		keeps bool
+	}{
+		{"first", overDialog{":toucha", later, "cli:local"}, 0, false},
+		{"second", overDialog{":touchb", later, ""}, 1, false},
+		{"nobody's", overDialog{":touchc", now, ""}, -1, true},
+		{"asked since", overDialog{":toucha", now.Add(-time.Second), ""}, -1, true},
+		{"long over", overDialog{":touchc", now.Add(-time.Minute), ""}, -1, false},
+		{"no words", overDialog{"", now, ""}, -1, true},
+	} {
+		s, hooks, _ := hookBench(t, "touch a", "touch b")
+		s.over = []overDialog{c.over}
+		s.endOver()
+		for i, h := range hooks {
+			if gone := !h.goneAt.IsZero(); gone != (i == c.ended) || gone && h.typedBy != c.over.by {
+				t.Errorf("%s: dialog %d gone %v by %q", c.name, i, gone, h.typedBy)
+			}
+		}
+		if (len(s.over) > 0) != c.keeps {
+			t.Errorf("%s: kept %v", c.name, len(s.over) > 0)
+		}
+	}
+	if (&question{}).namedIn("approve Bash:") {
+		t.Error("a question without a subject is named")
+	}
+}
+
+// TestRoutedAsShown: a question goes to the phone at once where nobody is at the keyboard, else when they are away, and
+// counts as shown only where all of it fits into its message and is known.
+func TestRoutedAsShown(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		prompt      Prompt
+		interactive bool
+		key         time.Duration // ago
+		want        State
+		shown       bool
+	}{
+		{"short", Prompt{Full: "short"}, false, time.Hour, Routed, true},
+		{"long", Prompt{Full: strings.Repeat("long ", 5000)}, false, time.Hour, Routed, false},
+		{"cut", Prompt{Full: "short", Cut: true}, false, time.Hour, Routed, false},
+		{"somebody types", Prompt{}, true, 0, Created, false},
+		{"somebody typed", Prompt{}, true, time.Hour, Routed, true},
+		{"a pipe", Prompt{}, false, 0, Routed, true},
+	} {
+		s, _, _ := hookBench(t)
+		c.prompt.Type, c.prompt.Question, c.prompt.Excerpt = YesNo, "Go?", "Go?"
+		s.q, s.interactive, s.lastKey, s.cfg.Away = &question{screen: &c.prompt}, c.interactive, time.Now().Add(-c.key), time.Minute
+		s.questionStep()
+		if got := storeView(t, s.st).Prompts[s.q.rec.ID]; got.Status != c.want || got.ShownAll != c.shown {
+			t.Errorf("%s: %s, all shown %v", c.name, got.Status, got.ShownAll)
+		}
+	}
+}
+
+// TestSpeakSwitchedOff: with text switched off a reply gives a text to nothing but a password's question (which is refused
+// elsewhere) and a hook's; a choice can be named all the same, and a word that is no reply never answers a permission.
+func TestSpeakSwitchedOff(t *testing.T) {
+	session := &SessionRecord{Head: Head{ID: newID()}, Status: "active"}
+	for _, c := range []struct {
+		name    string
+		p       Prompt
+		text    string
+		texts   bool
+		replied bool
+		want    string // the value, "" refused
+	}{
+		{"text", Prompt{Type: FreeText}, "Ada", false, true, ""}, {"text, on", Prompt{Type: FreeText}, "Ada", true, true, "Ada"},
+		{"unknown", Prompt{Type: Unknown}, "Ada", false, true, ""}, {"unknown, on", Prompt{Type: Unknown}, "Ada", true, true, "Ada"},
+		{"a choice", Prompt{Type: YesNo}, "yes", false, true, "y"}, {"no reply", Prompt{Type: YesNo}, "no", false, false, "n"},
+		{"permission, reply", Prompt{Type: MultipleChoice, Permission: true}, "use make", false, true, "deny:use make"},
+		{"permission, no reply", Prompt{Type: MultipleChoice, Permission: true}, "use make", true, false, ""},
+		{"password, no reply", Prompt{Type: FreeText, Secret: true}, "pw", true, false, ""},
+		{"password", Prompt{Type: FreeText, Secret: true}, "pw", false, true, "pw"},
+	} {
+		p := storeQuestion(session.ID)
+		p.Prompt, p.Status = c.p, AwaitingReply
+		other := storeQuestion(newID())
+		other.Status, other.Prompt = AwaitingReply, Prompt{Type: YesNo}
+		v := viewOf(map[string]Record{"prompt " + p.ID: p, "prompt " + other.ID: other})
+		h := &heard{message: &message{From: &user{ID: 1001}}, view: v, texts: c.texts, at: time.Now().Add(time.Minute)}
+		var to *PromptRecord
+		if c.replied {
+			to = p
+		}
+		got := ""
+		if w := h.speak(session, to, c.text); w.decision != nil {
+			got = w.decision.Value
+			if w.decision.PromptID != p.ID {
+				t.Errorf("%s: it answers another question", c.name)
+			}
+		}
+		if got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
 	}
 }
 
