@@ -893,6 +893,110 @@ func TestDraftIsWaitedFor(t *testing.T) {
 	}
 }
 
+// TestGateKeepsItsKeys: keys on their way to the writer are neither replaced nor given up before it reports.
+func TestGateKeepsItsKeys(t *testing.T) {
+	s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+	s.gateStep()
+	s.shows("done\r\n")
+	s.gate.until = time.Now().Add(-time.Minute)
+	s.gateStep()
+	if s.gate == nil || string(s.gate.keys) != "y\r" {
+		t.Fatal("the gate ends while its keys are on their way")
+	}
+}
+
+// TestGateTaken: a known tool's dialog that goes has taken the answer, with the hash of what stood there; one that stays
+// has not; the reason of a refusal that no hook takes is the tool's next message.
+func TestGateTaken(t *testing.T) {
+	dialog := strings.Repeat("─", 80) + "\r\nBash command\r\n\r\n touch x\r\n\r\nDo you want to proceed?\r\n❯ 1. Yes\r\n" +
+		"  2. No\r\n\x1b[?25l"
+	for _, c := range []struct {
+		then string
+		want State
+		next int // texts that are to be typed afterwards
+	}{
+		{"working\r\n", Resolved, 1},
+		{dialog, Failed, 0},
+	} {
+		s := gateBench(t, "claude", TTYState{ReadingYes, false, false}, dialog, "deny:use make")
+		id := s.q.rec.ID
+		if got := s.typed(false); got != "2" {
+			t.Fatalf("types %q", got)
+		}
+		s.shows(c.then)
+		for range 3 {
+			s.typed(true)
+		}
+		v := storeView(t, s.st)
+		r := v.Prompts[id]
+		if r.Status != c.want || s.gate != nil || len(v.Inputs) != c.next {
+			t.Errorf("%q: %s (%s), %d texts", c.then, r.Status, r.Reason, len(v.Inputs))
+		}
+		for _, in := range v.Inputs {
+			if in.Text != "use make" || in.Kind != "text" {
+				t.Errorf("the next message is %+v", in)
+			}
+		}
+		if sha := digest([]byte(r.Shown)); c.want == Resolved && r.ScreenSHA != sha || r.Shown == "" {
+			t.Errorf("stood there: %q, shown: %q", r.ScreenSHA, sha)
+		}
+	}
+}
+
+// TestGatePlace: a choice is found by its words wherever it stands; where they stand twice, only in the place where they
+// were shown.
+func TestGatePlace(t *testing.T) {
+	list := func(names ...string) *Prompt {
+		p := &Prompt{}
+		for _, name := range names {
+			p.Choices = append(p.Choices, Choice{Label: name})
+		}
+		return p
+	}
+	for _, c := range []struct {
+		shown, now *Prompt
+		i, want    int
+	}{
+		{list("a", "b", "c"), list("a", "b", "c"), 1, 1},
+		{list("a", "b", "c"), list("c", "b", "a"), 0, 2},
+		{list("a", "b", "c"), list("b", "c", "d"), 2, 1},
+		{list("a", "b", "c"), list("x", "y"), 1, -1},
+		{list("a", "b", "a"), list("a", "b", "a"), 2, 2},
+		{list("a", "b", "a"), list("a", "a", "b"), 2, -1},
+		{list("a", "b", "a"), list("a", "a"), 2, -1},
+		{list("a", "b"), list("a", "b", "b"), 1, -1},
+	} {
+		g := &gate{q: &question{screen: c.shown}}
+		if got := g.place(c.now, c.i); got != c.want {
+			t.Errorf("%v in %v: %d, want %d", c.shown.Choices[c.i], labels(c.now.Choices), got, c.want)
+		}
+	}
+}
+
+// TestToolSaysItWorks: a known tool is at work where its title or a row shows it and the protocol does not say otherwise;
+// of one that is not known nothing of that counts.
+func TestToolSaysItWorks(t *testing.T) {
+	dialog := strings.Repeat("─", 80) + "\r\nBash command\r\n\r\n touch x\r\n\r\nDo you want to proceed?\r\n❯ 1. Yes\r\n" +
+		"  2. No\r\n\x1b[?25l"
+	says := func(state string) string { return "\x1b]7501;state=" + state + ":app=claude-code\a" }
+	for _, c := range []struct {
+		tool, before string
+		asks         bool
+	}{
+		{"claude", "", true}, {"claude", says("working"), true}, {"claude", "\x1b]0;◐ Claude Code\a", false},
+		{"claude", says("working") + "\x1b]0;◐ Claude Code\a", false},
+		{"claude", says("blocked") + "\x1b]0;◐ Claude Code\a", true},
+		{"claude", says("done") + "\x1b]0;◐ Claude Code\a", true},
+		{"claude", says("clear") + "\x1b]0;◐ Claude Code\a", false},
+		{"x", says("working") + "\x1b]0;◐ Claude Code\a", true},
+	} {
+		s := newStage(t, c.tool, "reading raw noecho")
+		if asked := s.show(c.before+dialog, 5*time.Second); len(asked) > 0 != c.asks {
+			t.Errorf("%s %q: %d questions", c.tool, c.before, len(asked))
+		}
+	}
+}
+
 // TestGateAsksAnew: a question that could not be answered because somebody pressed a key, and that still stands, is
 // asked again as a new prompt; what is gone is not.
 func TestGateAsksAnew(t *testing.T) {
