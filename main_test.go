@@ -1775,20 +1775,42 @@ func TestTextAboveAQuestionCounts(t *testing.T) {
 func TestTextChangesWhileItIsTapped(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	beside(t, 6, make([]int, rounds(t)), func(t *testing.T, _ int) {
+	first := regexp.MustCompile(`^\W*1\b`)
+	kinds := []struct {
+		before, after string
+		button        *regexp.Regexp
+	}{
+		{"\x1b[H\x1b[JDelete the file a.txt\r\n\r\nProceed? (y/n) ",
+			"\x1b[H\x1b[JDelete the file b.txt\r\n\r\nProceed? (y/n) ", yesButton},
+		{"\x1b[H\x1b[Jrm -rf ~/ x\r\nProceed? (y/n) ", "\x1b[H\x1b[Jrm -rf ~/x\r\nProceed? (y/n) ", yesButton},
+		{"\x1b[H\x1b[JProceed? (y/n) ", "\x1b[H\x1b[JErase the disk\r\n\r\n\r\nProceed? (y/n) ", yesButton},
+		{"\x1b[H\x1b[JFiles:\r\n1) keep\r\n2) delete\r\nChoose a number: ",
+			"\x1b[H\x1b[JFiles:\r\n1) delete\r\n2) keep\r\nChoose a number: ", first},
+		{"\x1b[?1049h\x1b[H\x1b[JCopy a to b\r\nProceed? (y/n) ", "\x1b[H\x1b[JCopy b to a\r\nProceed? (y/n) ", yesButton},
+		{"ls /tmp\r\nProceed? (y/n) ", "\r\nrm -rf /home\r\nProceed? (y/n) ", yesButton},
+	}
+	numbers := make([]int, rounds(t))
+	for i := range numbers {
+		numbers[i] = i
+	}
+	beside(t, 6, numbers, func(t *testing.T, i int) {
+		kind := kinds[i%len(kinds)]
 		w, c, dir, _ := stageSession(t, "")
-		c.show("a", "\x1b[H\x1b[JDelete the file a.txt\r\n\r\nProceed? (y/n) ")
-		m := w.find("Proceed?", yesButton)
+		c.show("a", kind.before)
+		m := w.where("the question", func(m seen) bool {
+			_, ok := m.choice(kind.button)
+			return ok
+		})
 		changed := make(chan struct{})
 		go func() {
 			defer close(changed)
 			<-time.After(time.Duration(rand.IntN(150)) * time.Millisecond)
-			c.show("b", "\x1b[H\x1b[JDelete the file b.txt\r\n\r\nProceed? (y/n) ")
+			c.show("b", kind.after)
 		}()
 		<-time.After(time.Duration(rand.IntN(150)) * time.Millisecond)
-		w.tap(m, yesButton)
+		w.tap(m, kind.button)
 		<-changed
-		p := promptOf(t, dir, "Proceed?", func(p *PromptRecord) bool { return p.MsgID == int64(m.id) && p.over() })
+		p := promptOf(t, dir, "", func(p *PromptRecord) bool { return p.MsgID == int64(m.id) && p.over() })
 		if p.Status == Resolved {
 			c.until("key", -1)
 		} else {
