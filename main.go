@@ -1005,7 +1005,7 @@ func (s *session) handedOver(w write) {
 func (s *session) writePTY(writes <-chan write) {
 	for w := range writes {
 		var err error
-		if w.answer && s.pty.Unread() > 0 {
+		if w.answer && s.unread() > 0 {
 			err = errUnread
 		} else {
 			_, err = s.pty.Write(w.p)
@@ -1019,6 +1019,12 @@ func (s *session) writePTY(writes <-chan write) {
 			}
 		}
 	}
+}
+
+// unread are the bytes of output that the screen has not got yet: those that Read has returned, and those that wait for
+// it. Any goroutine may ask.
+func (s *session) unread() int64 {
+	return s.unseen.Load() + int64(s.pty.Unread())
 }
 
 func (s *session) spawn(f func()) { // a goroutine whose panic does not leave the terminal raw
@@ -1167,6 +1173,9 @@ func (s *session) endExpired() {
 
 func (s *session) output(p []byte) { // which the host has already
 	now, t := time.Now(), &s.stream
+	if s.gate != nil && !s.inFlight {
+		s.gate.keys = nil // it looks again, at what this brings
+	}
 	s.det.Feed(p, now)
 	s.unseen.Add(-int64(len(p)))
 	s.cast.output(p, now)
@@ -1613,13 +1622,19 @@ func (s *session) checkHook(h *question) {
 // end takes a question out: as to says and why, or, where it was Canceled or Failed and somebody pressed keys for it,
 // as answered by them. "" when the record says it already. Its message is edited, and the next question comes.
 func (s *session) end(q *question, to State, why string) {
+	if to == Canceled && s.decidedMeanwhile(q, why) {
+		return
+	}
 	switch {
 	case to == "":
 	case q.rec.Status == "":
 	case q.typedBy != "" && q.rec.Open():
-		s.move(q.rec.ID, Resolved, func(r *PromptRecord) { r.DecidedBy = ref(q.typedBy) })
+		s.move(q.rec.ID, Resolved, func(r *PromptRecord) { r.DecidedBy, r.Value = ref(q.typedBy), nil })
 	case q.rec.Open() || to != Canceled:
-		s.move(q.rec.ID, to, func(r *PromptRecord) { r.Reason = why })
+		moved := s.move(q.rec.ID, to, func(r *PromptRecord) { r.Reason = why })
+		if !moved && to == Canceled && s.decidedMeanwhile(q, why) {
+			return
+		}
 	}
 	if q.unsend != nil {
 		q.unsend()
@@ -1635,6 +1650,21 @@ func (s *session) end(q *question, to State, why string) {
 		s.settle(*v.Prompts[q.rec.ID], s.rec)
 	}
 	s.advance()
+}
+
+// decidedMeanwhile takes notice of a decision that came in the moment in which q was to be canceled: a hook goes on and
+// passes it on, which true tells; what would have to be typed fails, for the question is gone.
+func (s *session) decidedMeanwhile(q *question, why string) (goesOn bool) {
+	v, err := s.st.View()
+	if err != nil || v.Prompts[q.rec.ID] == nil || v.Prompts[q.rec.ID].Status != ReplyReceived {
+		return false
+	}
+	q.rec = *v.Prompts[q.rec.ID]
+	if q.screen == nil {
+		return true
+	}
+	s.move(q.rec.ID, Failed, func(r *PromptRecord) { r.Reason = why + " before the answer was typed" })
+	return false
 }
 
 // byID is the question with this id, nil when we have none.
@@ -2036,7 +2066,7 @@ func (s *session) gateStep() {
 	s.cast.tty(tty, now)
 	s.due(now.Add(gatePoll)) // a repaint may be half done
 	late := !now.Before(g.until)
-	if s.unseen.Load()+int64(s.pty.Unread()) > 0 { // what comes may take the question away
+	if s.unread() > 0 { // what comes may take the question away
 		if g.phase != gateEcho && now.After(g.until.Add(busyTime)) {
 			s.gateFail("the program keeps writing")
 		}

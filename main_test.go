@@ -997,6 +997,46 @@ func TestToolSaysItWorks(t *testing.T) {
 	}
 }
 
+// TestDecidedAsItWent: a decision that comes in the moment in which the question leaves the screen is told as not
+// delivered, and not left open.
+func TestDecidedAsItWent(t *testing.T) {
+	st := storeAt(t, storeDir(t))
+	id := storeSession(t, st)
+	p := storePrompt(t, st, id, AwaitingReply, func(p *PromptRecord) { p.Source = "screen" })
+	ch := settled{prompts: make(chan *PromptRecord, 9)}
+	s := &session{st: st, ch: ch, ctx: t.Context(), events: make(chan func(), 9), cfg: &Config{},
+		log: slog.New(slog.DiscardHandler), rec: *storeView(t, st).Sessions[id]}
+	s.q = &question{rec: *p, screen: &p.Prompt}
+	if _, why, err := st.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
+		t.Fatal(why, err)
+	}
+	s.left(&Prompt{Type: YesNo})
+	if got := storeView(t, st).Prompts[p.ID]; got.Status != Failed || !strings.Contains(got.Reason, "before the answer was typed") {
+		t.Errorf("it is %s (%s)", got.Status, got.Reason)
+	}
+	if s.q != nil {
+		t.Error("it is still in force")
+	}
+}
+
+// TestGateLooksAgain: keys that the writer has not taken are not written after output has come: the gate looks again.
+func TestGateLooksAgain(t *testing.T) {
+	s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+	s.gateStep()
+	if _, ready := s.nextWrite(); !ready {
+		t.Fatal("nothing is to be written")
+	}
+	s.tty = os.Stdin // replies are the host's
+	s.output([]byte("\r\nErase the disk? (y/n) "))
+	if w, ready := s.nextWrite(); ready {
+		t.Errorf("%q is written at what came", w.p)
+	}
+	s.unseen.Add(int64(len("\r\nErase the disk? (y/n) "))) // as the reader had counted it
+	if got := s.typed(true); got != "" || s.gate != nil {
+		t.Errorf("then %q is typed", got)
+	}
+}
+
 // TestGateAsksAnew: a question that could not be answered because somebody pressed a key, and that still stands, is
 // asked again as a new prompt; what is gone is not.
 func TestGateAsksAnew(t *testing.T) {
