@@ -748,6 +748,8 @@ type session struct {
 	reapAt   time.Time // when to look for dead sessions
 
 	seen     *Prompt        // what the detector last found, until it is gone
+	spent    *Prompt        // seen, when the tool has said that it is over
+	spentAt  time.Time      // when that was
 	q        *question      // in force
 	hooks    []*question    // of hooks, in the order they came; q may be one of them
 	namedBy  string         // who pressed keys since, "" nobody
@@ -1358,6 +1360,7 @@ func (s *session) tick() { // judges the screen and does what waits for a time
 	s.next = time.Now().Add(reapEvery)
 	s.judge()
 	s.hookStep()
+	s.spentStep()
 	s.questionStep()
 	s.inputStep()
 	s.gateStep()
@@ -1399,7 +1402,7 @@ func (s *session) judge() {
 
 // left ends what was seen and has left the screen; now stands there instead, nil nothing that asks.
 func (s *session) left(now *Prompt) {
-	s.seen = nil
+	s.seen, s.spent = nil, nil
 	for _, h := range s.hooks {
 		if h.dialog != nil {
 			h.dialog, h.goneAt = nil, time.Now()
@@ -1503,8 +1506,16 @@ func (s *session) advance() {
 		s.q = s.hooks[0]
 		return
 	}
-	if s.seen != nil && s.hookOf(s.seen) == nil {
+	if s.seen != nil && s.seen != s.spent && s.hookOf(s.seen) == nil {
 		s.found(s.seen)
+	}
+}
+
+// spentStep asks about a dialog that the tool has said is over, and that stands all the same.
+func (s *session) spentStep() {
+	if s.spent != nil && s.due(s.spentAt.Add(dialogGone)) {
+		s.spent = nil
+		s.advance()
 	}
 }
 
@@ -1539,10 +1550,8 @@ func (s *session) endOver() {
 	s.over = slices.DeleteFunc(s.over, func(o overDialog) bool {
 		for _, h := range s.hooks {
 			if h.goneAt.IsZero() && h.namedIn(o.named) && o.at.After(h.rec.CreatedAt) {
-				if h.dialog != nil { // asked anew if it stands all the same
-					s.seen = nil
-					s.det.Again()
-					s.det.Sleep(time.Now().Add(dialogGone))
+				if h.dialog != nil && h.dialog == s.seen {
+					s.spent, s.spentAt = s.seen, time.Now()
 				}
 				h.dialog, h.goneAt = nil, o.at.Add(-dialogGone) // the tool says so: no repaint
 				if o.by != "" {
