@@ -10296,12 +10296,12 @@ func TestEditBecomesUrgent(t *testing.T) {
 	e.turn(func(time.Time) time.Time { return time.Now() })
 	begin := time.Now()
 	wait := e.settling(e.Telegram, p, 1)
-	e.over(p, Resolved)
+	e.over(p, Canceled)
 	wait()
 	if took := time.Since(begin); took > 2*time.Second {
 		t.Errorf("it waited for %v", took)
 	}
-	e.says(p.MsgID, "✅ Answered")
+	e.says(p.MsgID, "🚫 Canceled")
 }
 
 // The time left is shown where the message shows what the state says, and nowhere else.
