@@ -1830,6 +1830,9 @@ func (s *session) changed(q *question, r *PromptRecord) {
 
 // taken tells whether the tool has taken the answer that its hook gave it: the dialog is gone, or there was none.
 func (s *session) taken(h *question) bool {
+	if !s.due(h.passed.Add(s.cfg.EchoWindow)) {
+		return false // a key on its way may be there first
+	}
 	none := h.dialog == nil && !h.namedIn(s.named)
 	return none || !h.goneAt.IsZero() || s.due(h.passed.Add(dialogGone))
 }
