@@ -14142,13 +14142,15 @@ func TestHookDecisions(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			h := &hook{Tool: "Bash", Input: json.RawMessage(`{"command":"ls"}`), Suggestions: []json.RawMessage{rule}, st: st, session: session,
-				life: time.Hour, release: func() {}}
+			h := &hook{Tool: "Bash", Input: json.RawMessage(`{"command":"ls"}`), Suggestions: []json.RawMessage{rule},
+				st: st, session: session, life: time.Hour, release: func() {}}
 			if c.name == "expired" {
 				h.life = 0
 			}
 			asked := st.Follow(t.Context(), session, func() bool { return true })
+			done := make(chan struct{})
 			go func() {
+				defer close(done)
 				for rec := range asked {
 					if p, ok := rec.(*PromptRecord); ok && p.Status == Created {
 						c.do(st, p)
@@ -14157,6 +14159,7 @@ func TestHookDecisions(t *testing.T) {
 				}
 			}()
 			got, err := json.Marshal(h.permission(t.Context()))
+			<-done
 			want := c.want
 			if !alive {
 				want = "null"
