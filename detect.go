@@ -729,14 +729,23 @@ func (p *Prompt) seal() {
 // withoutAbove is the question alone, for one that stands below what never comes to rest: it is cut.
 func (p *Prompt) withoutAbove() *Prompt {
 	q := *p
-	q.bare, q.Cut, q.Above = true, true, ""
+	q.bare, q.Cut, q.Above, q.place = true, true, "", 0 // a log above moves it from row to row
 	q.parts.above = nil
 	if q.parts.line {
 		q.parts.body, q.parts.among = nil, nil
 		q.Full = safely(q.Question, maxFull)
 	}
+	if q.SafeDefault != nil && !q.refusesByDefault() {
+		q.SafeDefault = nil
+	}
 	q.seal()
 	return &q
+}
+
+// refusesByDefault tells whether the safe default is a refusal: of what is cut nothing else is typed by waiting.
+func (p *Prompt) refusesByDefault() bool {
+	value := *p.SafeDefault
+	return value == "esc" || value == "n" || reRefusal.MatchString(p.label(value))
 }
 
 // reElapsed is an elapsed time as tools write it behind what they do: "(1m 12s", "(7s".

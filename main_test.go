@@ -7364,6 +7364,26 @@ func checkDefault(t *testing.T, p *Prompt) {
 	}
 }
 
+// TestCutHasNoDefault: of a question whose text above never comes to rest only a refusal is typed by waiting.
+func TestCutHasNoDefault(t *testing.T) {
+	for text, want := range map[string]bool{"Press Enter to continue ": false, "Go on? (y/n) ": true} {
+		s, asked := newStage(t, "x", "reading canon echo"), 0
+		for i := range 60 { // a line of a log every 300 ms
+			for _, p := range s.show(fmt.Sprintf("\r\x1b[Kline %c\r\n%s", 'a'+i%26, text), 300*time.Millisecond) {
+				if p.Cut {
+					asked++
+				}
+				if p.Cut && (p.SafeDefault != nil) != want {
+					t.Errorf("%q: waiting types %v", text, p.SafeDefault)
+				}
+			}
+		}
+		if asked != 1 {
+			t.Errorf("%q was asked %d times without what stands above it, want once", text, asked)
+		}
+	}
+}
+
 // TestWaitingNeverAffirms: whatever a list, a marker or a press-key line says, in any language and any order, waiting
 // types what is known to refuse, or nothing.
 func TestWaitingNeverAffirms(t *testing.T) {
