@@ -700,7 +700,7 @@ type shown struct {
 	line  bool     // the question stands on a line of its own, not in a dialog
 }
 
-// seal makes lead, all, Shown and the fingerprint from the parts, the question and the choices.
+// seal makes lead and all from the parts, the question and the choices.
 func (p *Prompt) seal() {
 	kind := string(p.Type)
 	if p.Secret {
@@ -721,6 +721,11 @@ func (p *Prompt) seal() {
 		rows = append(rows, "…")
 	}
 	p.all = strings.Join(rows, "\n")
+}
+
+// publish makes of all what may leave the process: Shown, redacted and with nothing hidden, and its fingerprint. It is
+// left until a prompt is given out, for most looks at a screen that moves give none.
+func (p *Prompt) publish() {
 	p.Shown = redact(visible(p.all))
 	sum := sha256.Sum256([]byte(p.Shown))
 	p.Fingerprint = hex.EncodeToString(sum[:8])
@@ -733,7 +738,7 @@ func (p *Prompt) withoutAbove() *Prompt {
 	q.parts.above = nil
 	if q.parts.line {
 		q.parts.body, q.parts.among = nil, nil
-		q.Full = safely(q.Question, maxFull)
+		q.Full = q.Question
 	}
 	if q.SafeDefault != nil && !q.refusesByDefault() {
 		q.SafeDefault = nil
@@ -762,7 +767,10 @@ func still(row string) string {
 			return r
 		}, row)
 	}
-	return strings.TrimRight(reElapsed.ReplaceAllString(row, "("), " ")
+	if strings.Contains(row, "(") {
+		row = reElapsed.ReplaceAllString(row, "(")
+	}
+	return strings.TrimRight(row, " ")
 }
 
 // stillRows are rows, each made still.
@@ -1048,7 +1056,7 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	case f == nil:
 	case !there || !d.still():
 		f, due = d.newQuestion(now)
-	case !f.Idle && f.Fingerprint == d.cur.Fingerprint && !d.answered.IsZero() && d.out.After(d.answered): // still there
+	case !f.Idle && f.all == d.cur.all && !d.answered.IsZero() && d.out.After(d.answered): // still there
 		due = d.answered.Add(repeatWait)
 	}
 	if d.pendingAt = due; due.IsZero() || due.After(now) {
@@ -1099,6 +1107,8 @@ func (d *Detector) newQuestion(now time.Time) (f *found, due time.Time) {
 func (d *Detector) prompt(asked *Prompt) *Prompt {
 	p, text := *asked, []rune(redact(visible(d.Screen.Text())))
 	p.Choices, p.Recent = append([]Choice{}, p.Choices...), string(text[max(0, len(text)-500):])
+	p.Full, p.Above = safely(p.Full, maxFull), safely(p.Above, maxAbove)
+	p.publish()
 	return &p
 }
 
@@ -1546,7 +1556,7 @@ func (v *view) finish(f *found) *found {
 		f.Cut = true
 	}
 	f.SafeDefault = v.safeDefault(f)
-	f.Excerpt, f.Full = safely(cmp.Or(f.Excerpt, f.Question), 200), safely(cmp.Or(f.Full, f.Question), maxFull)
+	f.Excerpt, f.Full = safely(cmp.Or(f.Excerpt, f.Question), 200), cmp.Or(f.Full, f.Question)
 	f.Question = strings.TrimSpace(f.Question)
 	f.seal()
 	f.Question = redact(visible(f.Question))
@@ -1790,7 +1800,7 @@ func (v *view) aboveDialog(f *found, top int) {
 		above = append(append(above, ""), paragraph...)
 	}
 	f.parts.above = stillRows(above)
-	f.Above = safely(strings.Trim(strings.Join(above, "\n"), "\n"), maxAbove)
+	f.Above = strings.Trim(strings.Join(above, "\n"), "\n")
 }
 
 // question picks what is asked from rows top to first of a dialog, and returns the lines it is about: those between
@@ -2157,7 +2167,7 @@ func (v *view) paragraph(f *found, top int) *found {
 		}
 	}
 	f.Full = strings.Join(append(slices.Clone(before), f.Full), "\n")
-	f.Above = safely(strings.Trim(strings.Join(above, "\n"), "\n"), maxAbove)
+	f.Above = strings.Trim(strings.Join(above, "\n"), "\n")
 	f.Cut = f.Cut || cut
 	f.parts = shown{above: stillRows(above), body: stillRows(before), line: true}
 	line, first := v.cursorLine()

@@ -2225,7 +2225,8 @@ func (s *session) firstStep(now *Prompt) (why string) {
 // standing is now in the form in which p was shown.
 func (p *Prompt) standing(now *Prompt) *Prompt {
 	if p.bare && !now.bare {
-		return now.withoutAbove()
+		now = now.withoutAbove()
+		now.publish()
 	}
 	return now
 }
@@ -2813,6 +2814,7 @@ func questionPrompt(q hookQuestion, i, n int) PromptRecord {
 	}
 	p.Full = strings.Join(append([]string{p.Question}, p.parts.among...), "\n")
 	p.seal()
+	p.publish()
 	return p
 }
 
@@ -2941,6 +2943,7 @@ func (h *hook) permissionPrompt() PromptRecord {
 		p.parts.among = []string{"lasting: " + p.Lasting}
 	}
 	p.seal()
+	p.publish()
 	return p
 }
 
