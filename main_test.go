@@ -13514,6 +13514,7 @@ func TestSameIsAllOfIt(t *testing.T) {
 			change(p)
 		}
 		p.seal()
+		p.publish()
 		return p
 	}
 	asked := made(nil)
@@ -13561,6 +13562,7 @@ func TestSameIsAllOfIt(t *testing.T) {
 	line := func(body string) *Prompt {
 		p := &Prompt{Type: YesNo, Question: "Go? (y/n)", Full: body + "\nGo? (y/n)", parts: shown{body: []string{body}, line: true}}
 		p.seal()
+		p.publish()
 		return p
 	}
 	if a := line("12:00:01").withoutAbove(); !a.same(line("12:00:02")) || a.Full != "Go? (y/n)" {
