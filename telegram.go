@@ -1442,7 +1442,7 @@ func (h *heard) input(s *SessionRecord, kind, text string) wish {
 func (h *heard) target(sid string) (s *SessionRecord, p *PromptRecord, refusal string) {
 	re, claims := cmp.Or(h.ReplyTo, &message{}), cmp.Or(h.view.Meta["telegram"], &MetaRecord{}).Values
 	for _, asked := range h.view.Prompts {
-		if sid == "" && asked.MsgID != 0 && asked.MsgID == re.ID {
+		if sid == "" && re.ID != 0 && (asked.MsgID == re.ID || slices.Contains(asked.OldMsgIDs, re.ID)) {
 			p = asked
 		}
 	}
@@ -1486,6 +1486,8 @@ func (h *heard) speak(s *SessionRecord, p *PromptRecord, text string) wish {
 	keys := strings.Join(strings.Fields(strings.ReplaceAll(text, ",", " ")), ",")
 	several := when(p.Multi && p.offered(keys), keys)
 	refusal := cmp.Or(
+		when(!replied && h.ReplyTo != nil && cmp.Or(h.ReplyTo.From, &user{}).IsBot, // it may be another question's
+			"✗ Nothing was done: you replied to another message. Reply to the open question's own."),
 		when(!replied && h.at.Before(p.CreatedAt), "✗ Nothing was sent: you wrote that before this was asked."),
 		when(!replied && p.Secret, "✗ Nothing was sent: "+origin(s)+" waits for a password."),
 		when(!h.texts && (p.Type == FreeText || p.Type == Unknown) && !p.Secret && several+named.Key == "",
