@@ -3705,7 +3705,7 @@ func (s *sim) play() {
 	sess := &session{cfg: s.cfg, flags: map[string]string{}, st: st, ch: tg, tg: tg, log: log, adapter: adapterFor(name),
 		in: &s.keys, out: io.Discard, notes: io.Discard, interactive: true, restore: func() error { return nil },
 		hooked: s.claude, signals: make(chan os.Signal, 8), events: make(chan func()), pty: &simPTY{s},
-		rec: SessionRecord{Head: Head{ID: newID()}, Tool: name, Cwd: "/work", Wrapper: os.Getpid(), Status: "active",
+		rec: SessionRecord{Head: Head{ID: newID()}, Tool: name, Cwd: "/srv/app", Wrapper: os.Getpid(), Status: "active",
 			Activity: "starting", StartedAt: time.Now().UTC()}}
 	s.sess = sess
 	release, err := st.HoldSession(sess.rec.ID)
@@ -4714,7 +4714,7 @@ func (s *sim) claudeDialog(r *rand.Rand) *simDialog {
 		d.choices = []string{"Yes", "Yes, allow all edits during this session", "No"}
 	case "trust":
 		d.hooked = false
-		d.body = []string{"Accessing workspace:", "/work/" + word()}
+		d.body = []string{"Accessing workspace:", "/srv/app/" + word()}
 		d.ask = "Is this a project you created or one you trust?"
 		d.choices = []string{"Yes, I trust this folder", "No, exit"}
 	}
@@ -4894,10 +4894,10 @@ func (s *sim) callHook(d *simDialog, delay time.Duration) {
 	tool, input := "Bash", map[string]string{"command": d.body[0]}
 	if d.kind == "edit" {
 		tool = "Edit"
-		input = map[string]string{"file_path": "/work/" + d.body[0], "old_string": d.body[1][3:], "new_string": d.body[2][3:]}
+		input = map[string]string{"file_path": "/srv/app/" + d.body[0], "old_string": d.body[1][3:], "new_string": d.body[2][3:]}
 	}
 	raw, _ := json.Marshal(input) // of strings: cannot fail
-	hk := &hook{Event: "PermissionRequest", Cwd: "/work", Tool: tool, Input: raw, life: s.cfg.PermissionTimeout,
+	hk := &hook{Event: "PermissionRequest", Cwd: "/srv/app", Tool: tool, Input: raw, life: s.cfg.PermissionTimeout,
 		release: func() {}}
 	if r.IntN(2) == 0 {
 		hk.Suggestions = []json.RawMessage{json.RawMessage(`{"type":"setMode","mode":"acceptEdits","destination":"session"}`)}
