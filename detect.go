@@ -972,13 +972,24 @@ func (d *Detector) Typed(p []byte, now time.Time) {
 		d.typed = true
 		enter := bytes.ContainsAny(p, "\r\n")
 		begun := d.cur.line != "" && len(p) > 0 && p[0] >= ' '
-		if d.answered.IsZero() && (enter || begun) { // an Enter after that one is typed somewhere else
+		if d.answered.IsZero() && (enter || begun) && d.standsNow() { // an Enter after that one is typed somewhere else
 			d.Screen.Answered(d.cur.line != "")
 		}
 	}
 	if bytes.ContainsAny(p, "\r\n") && now.After(d.answered) {
 		d.answered, d.ttyAt = now, now.Add(settle/2)
 	}
+}
+
+// standsNow tells whether the question in force stands on the screen as it is, whether or not it was looked at since.
+func (d *Detector) standsNow() bool {
+	v := newView(d.Screen, d.a, d.tty, d.o)
+	if d.cur.line != "" {
+		line, _ := v.cursorLine()
+		return strings.HasPrefix(line, strings.TrimRight(d.cur.line, " "))
+	}
+	f := v.judge()
+	return f != nil && d.cur.same(&f.Prompt)
 }
 
 // Sleep lets the echo of an answer pass: nothing is asked until then.
@@ -1256,28 +1267,27 @@ func (v *view) lineAbove(r int) (string, int) {
 }
 
 // linesAbove are the lines above row top: the paragraph that ends there, in all of its length, and what stands above
-// that on the screen, at most 4 KiB. Both end below a row in which an earlier question was answered. cut: the
-// paragraph's beginning is not known any more.
+// that on the screen, at most 4 KiB. Both begin with the row in which an earlier question was answered, if there is
+// one. cut: the paragraph's beginning is not known any more.
 func (v *view) linesAbove(top int) (paragraph, above []string, cut bool) {
-	size := 0
-	for inside := true; ; {
+	defer func() {
+		slices.Reverse(paragraph)
+		slices.Reverse(above)
+	}()
+	size, inside := 0, true
+	for {
 		text, first, answered, known := v.lineBefore(top)
-		switch {
-		case !known:
-			slices.Reverse(paragraph)
-			slices.Reverse(above)
+		if !known {
 			return paragraph, above, inside && first < 0
-		case answered, !inside && (first < 0 || size+len(text) > maxAbove):
-			slices.Reverse(paragraph)
-			slices.Reverse(above)
-			return paragraph, above, false
 		}
-		if size += len(text) + 1; inside && size > maxFull {
-			slices.Reverse(paragraph)
+		size += len(text) + 1
+		if inside && size > maxFull {
 			return paragraph, nil, true
 		}
-		top = first
-		blank := text == "" || strings.Trim(text, " "+uprights+lines) == ""
+		if !inside && (first < 0 || size > maxAbove) {
+			return paragraph, above, false
+		}
+		blank := strings.Trim(text, " "+uprights+lines) == ""
 		if inside && blank {
 			inside, size = false, 0
 		}
@@ -1286,6 +1296,10 @@ func (v *view) linesAbove(top int) (paragraph, above []string, cut bool) {
 		} else if !blank || len(above) > 0 {
 			above = append(above, text)
 		}
+		if answered {
+			return paragraph, above, false
+		}
+		top = first
 	}
 }
 
