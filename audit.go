@@ -11,8 +11,11 @@
 package main
 
 import (
+	"archive/tar"
 	"bufio"
 	"bytes"
+	"cmp"
+	"compress/gzip"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -757,4 +760,47 @@ func (c *command) printEntry(line []byte) {
 	text := fmt.Sprintf("%q", fmt.Sprintf("%.19s %-8s %-17s %s%s", member["ts"], shortID(member["session_id"]),
 		member["event"], shortID(member["prompt_id"]), rest.String()))
 	fmt.Fprintln(c.stdout, text[1:len(text)-1])
+}
+
+func cmdDebug(c *command) int {
+	path := cmp.Or(c.opts.text("output"), time.Now().Format("atlasbridge-debug-20060102-150405.tar.gz"))
+	f, opened := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	cfg, err := c.config(nil)
+	about, _ := json.MarshalIndent(map[string]any{"version": version(), "tools": knownTools(c.ctx, cfg),
+		"config": cfg.inForce, "config_error": fmt.Sprint(err)}, "", "  ")
+	zip, full := gzip.NewWriter(f), c.opts.on("full")
+	tape := tar.NewWriter(zip) // an error stays with it until it is closed
+	for _, name := range []string{"about.json", "state.jsonl", "audit.log", "atlasbridge.log", "atlasbridge.log.1"} {
+		content, _ := os.ReadFile(filepath.Join(cfg.Dir, name))
+		text := cmp.Or(when(name == "about.json", string(about)), // the audit log keeps its bytes: they are hashed
+			when(full && name != "state.jsonl", string(content)), string(withhold(content, full)))
+		if text = strings.ReplaceAll(redact(text), cmp.Or(cfg.Token, "\x00"), "[token]"); text != "" && opened == nil {
+			fmt.Fprintf(c.stdout, "%9d  %s\n", len(text), name)
+			tape.WriteHeader(&tar.Header{Name: "atlasbridge/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: time.Now()})
+			io.WriteString(tape, text)
+		}
+	}
+	if err := cmp.Or(opened, errors.Join(tape.Close(), zip.Close(), f.Close())); err != nil {
+		return c.fail(hinted(fmt.Errorf("writing the bundle: %w", err), "choose another file with --output"))
+	}
+	fmt.Fprint(c.stdout, path, ": no token; answers and excerpts with --full only; look into it before you send it\n")
+	return 0
+}
+
+// withhold takes every text not known to be harmless out of JSON Lines, so that a field added later is not shown by
+// mistake; with full, nonces only. Of a damaged line nothing is left.
+func withhold(lines []byte, full bool) (out []byte) {
+	harmless := strings.Fields(`rec id at type confidence safe_default status source fingerprint created_at expires_at ts
+		decided_at decided_by prompt_id session_id injected_at kind by tool activity started_at ended_at hash prev_hash
+		event crc time level msg err error signals`)
+	for line := range bytes.Lines(lines) {
+		var record map[string]json.RawMessage
+		json.Unmarshal(line, &record)
+		maps.DeleteFunc(record, func(key string, v json.RawMessage) bool {
+			return key == "nonce" || !full && strings.ContainsAny(string(v[:1]), `"[{`) && !slices.Contains(harmless, key)
+		})
+		text, _ := json.Marshal(record) // of valid JSON: cannot fail
+		out = append(append(out, text...), '\n')
+	}
+	return out
 }

@@ -7,12 +7,14 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -539,6 +541,18 @@ func runeWidth(r rune) int {
 		}
 	}
 	return 1
+}
+
+func keyBytes(name string, appCursor bool) (string, bool) { // https://invisible-island.net/xterm/ctlseqs/ctlseqs.html
+	name = strings.ToUpper(name)
+	if c, ok := strings.CutPrefix(name, "CTRL_"); ok && len(c) == 1 && c[0] >= '@' && c[0] <= '_' {
+		return string(rune(c[0] & 0x1f)), true
+	}
+	arrow := map[bool]string{false: "\x1b[", true: "\x1bO"}[appCursor] // as the program has set it: DECCKM
+	b, ok := map[string]string{"ENTER": "\r", "ESC": "\x1b", "TAB": "\t", "SHIFT_TAB": "\x1b[Z", "SPACE": " ",
+		"BACKSPACE": "\x7f", "DELETE": "\x1b[3~", "PGUP": "\x1b[5~", "PGDN": "\x1b[6~", "UP": arrow + "A",
+		"DOWN": arrow + "B", "RIGHT": arrow + "C", "LEFT": arrow + "D", "HOME": arrow + "H", "END": arrow + "F"}[name]
+	return b, ok
 }
 
 // transcript turns the screen into lines of text, each told once. A row is final when it has scrolled out, or when the
@@ -2219,6 +2233,61 @@ func clip(s string, n int) string { // to at most n bytes on a rune boundary, en
 }
 
 /* ----- the Prompt Lab ----- */
+// castWriter writes an asciicast v2 file: a header line, then [seconds, kind, text] with kinds o, i, r and t
+// (https://docs.asciinema.org/manual/asciicast/v2/; t is ours: the system's view of the terminal). A nil one takes all.
+type castWriter struct {
+	file  *os.File
+	w     *bufio.Writer
+	start time.Time
+	tail  []byte // of a rune that was cut
+	state string
+}
+
+func newCast(path, title string, size Size) (*castWriter, error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("creating the recording: %w", err)
+	}
+	c := &castWriter{file: file, w: bufio.NewWriter(file), start: time.Now(), state: "unknown raw noecho"}
+	return c, json.NewEncoder(c.w).Encode(map[string]any{"version": 2, "width": size.Cols, "height": size.Rows,
+		"title": title, "env": map[string]string{"TERM": os.Getenv("TERM")}})
+}
+func (c *castWriter) event(kind, text string, now time.Time) {
+	if c != nil {
+		quoted, _ := json.Marshal(text)
+		fmt.Fprintf(c.w, "[%.4f, %q, %s]\n", now.Sub(c.start).Seconds(), kind, quoted)
+	}
+}
+func (c *castWriter) output(p []byte, now time.Time) { // but for the beginning of a rune whose end is still to come
+	if c == nil {
+		return
+	}
+	p = append(c.tail, p...)
+	cut := len(p)
+	for n := 1; n < utf8.UTFMax && n <= len(p); n++ {
+		if !utf8.FullRune(p[len(p)-n:]) {
+			cut = len(p) - n
+		}
+	}
+	c.tail = bytes.Clone(p[cut:])
+	c.event("o", string(p[:cut]), now)
+}
+func (c *castWriter) tty(t TTYState, now time.Time) {
+	state := []string{"unknown", "reading", "busy"}[t.Reading] + cmp.Or(when(t.Canonical, " canon"), " raw") +
+		cmp.Or(when(t.Echo, " echo"), " noecho")
+	if c != nil && state != c.state {
+		c.state = state
+		c.event("t", state, now)
+	}
+}
+func (c *castWriter) close(now time.Time) error { // repeats the last state: a replay's clock stops there
+	if c == nil {
+		return nil
+	}
+	c.event("t", c.state, now)
+	return errors.Join(c.w.Flush(), c.file.Close())
+}
+
 // tape is a recording (asciicast v2, with "t" events for the terminal's state) or a scenario, to be replayed.
 type tape struct {
 	Version, Height, Width int    // as in the recording's first line

@@ -14,11 +14,8 @@
 package main
 
 import (
-	"archive/tar"
-	"bufio"
 	"bytes"
 	"cmp"
-	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -44,7 +41,6 @@ import (
 	"syscall"
 	"text/tabwriter"
 	"time"
-	"unicode/utf8"
 )
 
 func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
@@ -63,209 +59,6 @@ func run(ctx context.Context, args []string, stdin, stdout, stderr *os.File) (co
 		code = c.spec().do(c)
 	}
 	return code
-}
-
-type Config struct { // everything a person can set, validated; settings names the key of each field
-	Dir, Channel, Token, APIBase, LogLevel                     string // Dir: the state folder
-	Timeout, PermissionTimeout, Stuck, EchoWindow, Away, Flush time.Duration
-	Threshold                                                  float64
-	BufferBytes, MaxChars, RetentionDays                       int
-	FreeText, NotifyIdle, Stream, StripANSI                    bool
-	ChatID                                                     int64
-	Users                                                      []int64
-	SafeDefaults                                               map[PromptType]string
-	inForce                                                    []setting
-}
-type setting struct { // a row of the configuration: what `config --json` shows (the token masked), and what it can be
-	Key                   string          `json:"key"`
-	Value                 json.RawMessage `json:"value"`  // empty: not given
-	Origin                string          `json:"origin"` // "flag", "environment NAME", "config.toml:LINE" or "default"
-	to                    any             // a field of Config; its type decides what a value must look like
-	min, max              float64         // of numbers, in the unit of the key
-	env, def, shape, must string          // shape: regular expression of a text; must: said of one that does not match
-}
-
-// settings is every key there is, in the order `config` shows them, bound to the fields of c. The bounds keep a slip of
-// the finger from disabling a guard; 4096: length of a message, 2^52: of an id, https://core.telegram.org/bots/api.
-func settings(c *Config) []setting {
-	return []setting{
-		{Key: "channel", to: &c.Channel, shape: "telegram|local|", must: "must be telegram or local"},
-		{Key: "timeout_seconds", def: "600", to: &c.Timeout, min: 1, max: 86400},
-		{Key: "permission_timeout_seconds", env: "PERMISSION_TIMEOUT_SEC", def: "300", to: &c.PermissionTimeout,
-			min: 1, max: 86400},
-		{Key: "detection_threshold", def: "0.65", to: &c.Threshold, min: 0.60, max: 0.99},
-		{Key: "stuck_timeout_seconds", def: "2.0", to: &c.Stuck, min: 0.2, max: 600},
-		{Key: "buffer_size_bytes", def: "4096", to: &c.BufferBytes, min: 512, max: 1 << 20},
-		{Key: "echo_suppression_ms", def: "150", to: &c.EchoWindow, max: 10000},
-		{Key: "free_text_enabled", def: "false", to: &c.FreeText},
-		{Key: "notify_idle", def: "true", to: &c.NotifyIdle},
-		{Key: "away_after_seconds", def: "20", to: &c.Away, max: 86400},
-		{Key: "telegram.bot_token", env: "TELEGRAM_BOT_TOKEN", to: &c.Token, shape: `([0-9]{1,20}:[A-Za-z0-9_-]{1,128})?`,
-			must: "must be a bot token as BotFather gives it"},
-		{Key: "telegram.chat_id", env: "TELEGRAM_CHAT_ID", def: "0", to: &c.ChatID, min: -1 << 52, max: 1 << 52},
-		{Key: "telegram.allowed_users", env: "ALLOWED_USER_IDS", to: &c.Users, min: 1, max: 1 << 52},
-		{Key: "telegram.api_base", env: "TELEGRAM_API_BASE", def: "https://api.telegram.org", to: &c.APIBase,
-			shape: `(https://[^/@?#\s]+|http://(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]+)?)(/[^@?#\s]*)?`,
-			must:  "must be a URL that begins with https:// (http only for this machine itself)"}, // the token is in it
-		{Key: "stream.enabled", def: "false", to: &c.Stream},
-		{Key: "stream.max_chars", env: "OUTPUT_MAX_CHARS", def: "3500", to: &c.MaxChars, min: 100, max: 4096},
-		{Key: "stream.flush_ms", env: "OUTPUT_FLUSH_MS", def: "200", to: &c.Flush, min: 50, max: 10000},
-		{Key: "stream.strip_ansi", env: "STRIP_ANSI", def: "true", to: &c.StripANSI},
-		{Key: "safe_defaults.yes_no", def: "n", to: new(string), shape: "n",
-			must: `can only be "n": nothing is approved by waiting`},
-		{Key: "safe_defaults.confirm_enter", def: "enter", to: new(string), shape: "enter|esc|",
-			must: `must be "enter", "esc" or "" for nothing`},
-		{Key: "safe_defaults.multiple_choice", to: new(string), shape: `[^\pC\p{Zl}\p{Zp}]{0,60}`,
-			must: "must be a choice's number or its words, at most 60 characters on one line"},
-		{Key: "safe_defaults.free_text", to: new(string), shape: `[^\pC\p{Zl}\p{Zp}]{0,200}`,
-			must: "must be one line of at most 200 characters, none of them a control character"},
-		{Key: "retention_days", def: "30", to: &c.RetentionDays, min: 1, max: 36500},
-		{Key: "log_level", env: "LOG_LEVEL", def: "info", to: &c.LogLevel, shape: "(?i:debug|info|warn|error)",
-			must: "must be debug, info, warn or error"},
-	}
-}
-
-// loadConfig reads dir/config.toml (absent: all defaults), then the environment (getenv), then flags, which win: key →
-// text as it would stand in the environment. With an error, only Dir is set.
-func loadConfig(dir string, getenv func(string) string, flags map[string]string) (*Config, error) {
-	c, path := &Config{Dir: dir, SafeDefaults: map[PromptType]string{}}, filepath.Join(dir, "config.toml")
-	f, openErr := openPrivate(path, os.O_RDONLY)
-	text, readErr := io.ReadAll(f) // of no file: nothing, and an error
-	f.Close()
-	file, err := parseTOML(string(text), mapped(settings(c), func(s setting) string { return s.Key }))
-	if unread := cmp.Or(openErr, readErr); unread != nil && !errors.Is(unread, fs.ErrNotExist) {
-		err = hinted(fmt.Errorf("config.toml: %w", unread), "make it your own and private: chmod 600 "+path)
-	}
-	for _, s := range settings(c) {
-		for _, given := range []setting{{Value: s.read(s.def + " "), Origin: "default"}, file[s.Key], // " ": never none
-			{Value: s.read(getenv(s.env)), Origin: "environment " + s.env}, {Value: s.read(flags[s.Key]), Origin: "flag"}} {
-			if len(given.Value) > 0 {
-				s.Value, s.Origin = given.Value, given.Origin
-				err = cmp.Or(err, s.put(c))
-			}
-		}
-		if number, _, ok := strings.Cut(c.Token, ":"); ok && s.to == &c.Token {
-			s.Value = quoted(number + ":…") // the bot's number is public
-		}
-		c.inForce = append(c.inForce, s)
-	}
-	c.Channel = cmp.Or(c.Channel, when(c.Token == "", "local"), "telegram")
-	c.inForce[0].Value = quoted(c.Channel)
-	lacks := cmp.Or(when(c.Token == "", "channel telegram needs telegram.bot_token"),
-		when(c.ChatID == 0, "a bot token needs telegram.chat_id too"),
-		when(len(c.Users) == 0, "telegram.allowed_users is empty: nobody could answer")) // never taken for "everyone"
-	where := cmp.Or(file["telegram.bot_token"].Origin, file["channel"].Origin, "config.toml")
-	err = cmp.Or(err, hinted(when(c.Channel != "local" && lacks != "", fmt.Errorf("%s: %s", where, lacks)),
-		"run `atlasbridge setup`, or set channel = \"local\""))
-	return cmp.Or(when(err != nil, &Config{Dir: dir}), c), err
-}
-
-func (s setting) put(c *Config) error { // the error never shows the value: it may be the bot's token
-	number, numbers := 0.0, []float64{} // numbers: those of a list, or one
-	_, timed := s.to.(*time.Duration)
-	wrong := json.Unmarshal(s.Value, map[bool]any{true: &number, false: s.to}[timed])
-	json.Unmarshal([]byte("["+strings.Trim(string(s.Value), "[]")+"]"), &numbers)
-	outside := s.max > s.min && slices.ContainsFunc(numbers, func(n float64) bool { return n < s.min || n > s.max })
-	problem := cmp.Or(when(wrong != nil, "must be "+cmp.Or(map[string]string{"*string": "a string in quotes",
-		"*[]int64": "a list of numeric ids like [1001, 1002], without names and quotes", "*bool": "true or false",
-	}[fmt.Sprintf("%T", s.to)], "a number, and a whole one where a fraction makes no sense")),
-		when(outside, fmt.Sprintf("must be between %.15g and %.15g", s.min, s.max)))
-	switch p := s.to.(type) {
-	case *time.Duration:
-		*p = time.Duration(number * map[bool]float64{true: 1e6, false: 1e9}[strings.HasSuffix(s.Key, "_ms")]) // ns
-	case *string:
-		if typ, ok := strings.CutPrefix(s.Key, "safe_defaults."); ok {
-			c.SafeDefaults[PromptType(typ)] = *p
-		}
-		problem = cmp.Or(problem, when(*p != s.def && !regexp.MustCompile("^("+s.shape+")$").MatchString(*p), s.must))
-	}
-	return hinted(when(problem != "", fmt.Errorf("%s: %s %s", s.Origin, s.Key, problem)),
-		"correct or remove it; default: "+cmp.Or(s.def, "none"))
-}
-
-func (s setting) read(text string) json.RawMessage { // as JSON, none as none; a list needs no brackets
-	_, isText := s.to.(*string)
-	_, isList := s.to.(*[]int64)
-	value := strings.TrimSpace(text)
-	value = cmp.Or(when(isList, "["+strings.Trim(value, ", ")+"]"), value)
-	value = cmp.Or(when(isText || !tomlLine.MatchString("k="+value), string(quoted(value))), value)
-	return json.RawMessage(when(text != "", value))
-}
-func quoted(text string) json.RawMessage { v, _ := json.Marshal(text); return v } // a text cannot fail
-
-// The lines of https://toml.io/en/v1.0.0 that are accepted: a table's header, a key and its value, or blank, and then a
-// comment. Values are those JSON understands in the same way, and literal strings; lists are of integers. All without
-// control characters and in UTF-8 (Go reads another byte as U+FFFD).
-const tomlOdd, tomlInt = `\x00-\x08\x0a-\x1f\x7f\x{fffd}`, `-?(?:0|[1-9][0-9]*)`
-
-var tomlLine = regexp.MustCompile(`^[ \t]*(?:\[[ \t]*([A-Za-z0-9_-]+)[ \t]*\]|([A-Za-z0-9_-]+)[ \t]*=[ \t]*(true|` +
-	`false|` + tomlInt + `(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|"(?:[^"\\\t` + tomlOdd + `]|\\[btnfr"\\])*"|'[^'` + tomlOdd +
-	`]*'|\[[ \t]*(?:` + tomlInt + `(?:[ \t]*,[ \t]*` + tomlInt + `)*)?[ \t]*\]))?[ \t]*(?:#[^` + tomlOdd + `]*)?$`)
-
-// parseTOML returns the settings by full name, and tables, without a value, in brackets; known nil: any key will do.
-func parseTOML(text string, known []string) (map[string]setting, error) {
-	entries, prefix := map[string]setting{}, ""
-	for i, line := range strings.Split(strings.ReplaceAll(text, "\r\n", "\n"), "\n") {
-		s, problem := setting{Origin: fmt.Sprint("config.toml:", i+1)}, ""
-		switch m := tomlLine.FindStringSubmatch(line); {
-		case m == nil:
-			problem = "not  name = value  with text in quotes, a number, true, false or a [list] of whole numbers"
-		case m[1] != "":
-			prefix, s.Key = m[1]+".", "["+m[1]+"]"
-		case m[2] == "":
-			continue
-		default:
-			literal := when(m[3][0] == '\'', string(quoted(strings.Trim(m[3], "'"))))
-			s.Key, s.Value = prefix+m[2], json.RawMessage(cmp.Or(literal, m[3]))
-			problem = when(known != nil && !slices.Contains(known, s.Key), "unknown key "+s.Key+meant("", s.Key, known))
-		}
-		if problem = cmp.Or(problem, when(entries[s.Key].Key != "", s.Key+" is there twice")); problem != "" {
-			return nil, hinted(fmt.Errorf("%s: %s", s.Origin, problem),
-				"lines look like  key = \"text\"  or  key = 42  under an optional  [table]; the README lists all keys")
-		}
-		entries[s.Key] = s
-	}
-	return entries, nil
-}
-
-func stateDir(getenv func(string) string) (string, error) { // where everything is kept
-	if dir := cmp.Or(getenv("ATLASBRIDGE_HOME"), getenv("STORAGE_PATH")); dir != "" {
-		return filepath.Abs(dir)
-	}
-	home, err := os.UserHomeDir()
-	return filepath.Join(home, ".atlasbridge"), hinted(err, "set ATLASBRIDGE_HOME to a folder of your own")
-}
-func secureDir(dir string) error { // makes it when it is missing, refuses one that is not the user's alone, or a link
-	parents, made := os.MkdirAll(filepath.Dir(dir), 0o700), mkdirPrivate(dir)
-	return hinted(cmp.Or(parents, when(!errors.Is(made, fs.ErrExist), made), ownedPrivate(dir)),
-		"chmod 700 "+dir+" if it is yours, or set ATLASBRIDGE_HOME to another folder")
-}
-func childEnv(env []string, c *Config, sessionID string) []string { // nothing of ours but what `atlasbridge hook` needs
-	ours := regexp.MustCompile(`(?i)^(ATLASBRIDGE|TELEGRAM)_`) // in any case, as Windows has it
-	return append(slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
-		return ours.MatchString(entry) || c.Token != "" && strings.Contains(entry, c.Token)
-	}), "ATLASBRIDGE_SESSION="+sessionID, "ATLASBRIDGE_HOME="+c.Dir)
-}
-
-const logLimit = 1 << 20 // bytes from which the next session starts another log
-// openLog is the log file (0600): JSON Lines, every text through redact. A line that cannot be written is lost.
-func openLog(dir, level string) (*slog.Logger, error) {
-	var least slog.Level
-	if err := errors.Join(least.UnmarshalText([]byte(level)), secureDir(dir)); err != nil {
-		return nil, fmt.Errorf("opening the log: %w", err)
-	}
-	path := filepath.Join(dir, "atlasbridge.log")
-	if info, err := os.Stat(path); err == nil && info.Size() >= logLimit {
-		os.Rename(path, path+".1")
-	}
-	file, _ := openPrivate(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
-	hide := func(_ []string, a slog.Attr) slog.Attr {
-		if k := a.Value.Kind(); k == slog.KindString || k == slog.KindAny && a.Key != slog.LevelKey {
-			a.Value = slog.StringValue(redact(a.Value.String()))
-		}
-		return a
-	}
-	return slog.New(slog.NewJSONHandler(file, &slog.HandlerOptions{Level: least, ReplaceAttr: hide})), nil
 }
 
 const exitFailed, exitUsage, exitInternal = 1, 2, 125 // as the shell and env(1) have them
@@ -480,15 +273,6 @@ func (c *command) config(flags map[string]string) (*Config, error) {
 	}
 	return loadConfig(dir, c.getenv, flags)
 }
-func cmdConfig(c *command) int {
-	cfg, err := c.config(nil)
-	if err != nil {
-		return c.fail(err)
-	}
-	rows := mapped(cfg.inForce, func(s setting) []string { return []string{s.Key, string(s.Value), s.Origin} })
-	return c.show(cfg.inForce, append([][]string{{"SETTING", "VALUE", "FROM"}}, rows...))
-}
-
 func version() string {
 	info, _ := debug.ReadBuildInfo() // with the version control tag; in every program built from modules
 	return fmt.Sprintf("atlasbridge %s %s %s/%s", cmp.Or(info.Main.Version, "(devel)"), runtime.Version(),
@@ -614,49 +398,6 @@ func cmdAdapters(c *command) int {
 			"supported": t.Supported, "path": t.Path, "warning": t.Warning})
 	}
 	return c.show(list, rows)
-}
-
-func cmdDebug(c *command) int {
-	path := cmp.Or(c.opts.text("output"), time.Now().Format("atlasbridge-debug-20060102-150405.tar.gz"))
-	f, opened := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	cfg, err := c.config(nil)
-	about, _ := json.MarshalIndent(map[string]any{"version": version(), "tools": knownTools(c.ctx, cfg),
-		"config": cfg.inForce, "config_error": fmt.Sprint(err)}, "", "  ")
-	zip, full := gzip.NewWriter(f), c.opts.on("full")
-	tape := tar.NewWriter(zip) // an error stays with it until it is closed
-	for _, name := range []string{"about.json", "state.jsonl", "audit.log", "atlasbridge.log", "atlasbridge.log.1"} {
-		content, _ := os.ReadFile(filepath.Join(cfg.Dir, name))
-		text := cmp.Or(when(name == "about.json", string(about)), // the audit log keeps its bytes: they are hashed
-			when(full && name != "state.jsonl", string(content)), string(withhold(content, full)))
-		if text = strings.ReplaceAll(redact(text), cmp.Or(cfg.Token, "\x00"), "[token]"); text != "" && opened == nil {
-			fmt.Fprintf(c.stdout, "%9d  %s\n", len(text), name)
-			tape.WriteHeader(&tar.Header{Name: "atlasbridge/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: time.Now()})
-			io.WriteString(tape, text)
-		}
-	}
-	if err := cmp.Or(opened, errors.Join(tape.Close(), zip.Close(), f.Close())); err != nil {
-		return c.fail(hinted(fmt.Errorf("writing the bundle: %w", err), "choose another file with --output"))
-	}
-	fmt.Fprint(c.stdout, path, ": no token; answers and excerpts with --full only; look into it before you send it\n")
-	return 0
-}
-
-// withhold takes every text not known to be harmless out of JSON Lines, so that a field added later is not shown by
-// mistake; with full, nonces only. Of a damaged line nothing is left.
-func withhold(lines []byte, full bool) (out []byte) {
-	harmless := strings.Fields(`rec id at type confidence safe_default status source fingerprint created_at expires_at ts
-		decided_at decided_by prompt_id session_id injected_at kind by tool activity started_at ended_at hash prev_hash
-		event crc time level msg err error signals`)
-	for line := range bytes.Lines(lines) {
-		var record map[string]json.RawMessage
-		json.Unmarshal(line, &record)
-		maps.DeleteFunc(record, func(key string, v json.RawMessage) bool {
-			return key == "nonce" || !full && strings.ContainsAny(string(v[:1]), `"[{`) && !slices.Contains(harmless, key)
-		})
-		text, _ := json.Marshal(record) // of valid JSON: cannot fail
-		out = append(append(out, text...), '\n')
-	}
-	return out
 }
 
 /* ===== The session: one run of a tool ===== */
@@ -2533,30 +2274,6 @@ func idempotencyKey(session, excerpt string, now time.Time) string { // the same
 	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%s:%s:%d", session, excerpt, now.Unix()/5)))
 }
 
-/* ===== --stream ===== */
-// stream turns the transcript into messages: finished text fills a message, which is edited as it grows and followed by
-// another when it is full; the live part stands at its end.
-type stream struct {
-	flushAt           time.Time
-	text, live, shown string // finished lines, from the current message's first on; what may still change; what it says
-	raw               []byte // with strip_ansi = false: output not in text yet
-	msg               int64  // the current message, 0 when the next text starts one
-	cut               int    // bytes of text in the current message, which is full; 0 while it is not
-	busy              bool   // a job is with the sender
-}
-
-func (t *stream) message(limit int) string { // of at most limit UTF-16 units; it is full when text goes on
-	part, rest := cutText(t.text, limit)
-	if t.cut = when(rest != "", len(t.text)-len(rest)); t.cut == 0 {
-		part, _ = cutText(part+t.live, limit)
-	}
-	return strings.TrimRight(part, " \n")
-}
-func (t *stream) delivered(msg int64, _ error) { // the next text goes into the same message, or starts another
-	if t.busy, t.msg = false, cmp.Or(msg, t.msg); t.cut > 0 {
-		t.text, t.cut, t.msg, t.shown = t.text[t.cut:], 0, 0, ""
-	}
-}
 func (s *session) streamStep() { // gathers output for flush_ms and keeps one message at a time with the sender
 	t := &s.stream
 	if !t.flushAt.IsZero() && s.due(t.flushAt) {
@@ -2594,62 +2311,6 @@ func (s *session) streamTake(settle bool) { // of more than the phone can keep u
 		half += strings.IndexByte(rest[half:], '\n') + 1
 		t.text = fmt.Sprintf("%s\n… (%d lines left out)\n%s", head, strings.Count(rest[:half], "\n"), rest[half:])
 	}
-}
-
-/* ===== Recordings ===== */
-// castWriter writes an asciicast v2 file: a header line, then [seconds, kind, text] with kinds o, i, r and t
-// (https://docs.asciinema.org/manual/asciicast/v2/; t is ours: the system's view of the terminal). A nil one takes all.
-type castWriter struct {
-	file  *os.File
-	w     *bufio.Writer
-	start time.Time
-	tail  []byte // of a rune that was cut
-	state string
-}
-
-func newCast(path, title string, size Size) (*castWriter, error) {
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("creating the recording: %w", err)
-	}
-	c := &castWriter{file: file, w: bufio.NewWriter(file), start: time.Now(), state: "unknown raw noecho"}
-	return c, json.NewEncoder(c.w).Encode(map[string]any{"version": 2, "width": size.Cols, "height": size.Rows,
-		"title": title, "env": map[string]string{"TERM": os.Getenv("TERM")}})
-}
-func (c *castWriter) event(kind, text string, now time.Time) {
-	if c != nil {
-		quoted, _ := json.Marshal(text)
-		fmt.Fprintf(c.w, "[%.4f, %q, %s]\n", now.Sub(c.start).Seconds(), kind, quoted)
-	}
-}
-func (c *castWriter) output(p []byte, now time.Time) { // but for the beginning of a rune whose end is still to come
-	if c == nil {
-		return
-	}
-	p = append(c.tail, p...)
-	cut := len(p)
-	for n := 1; n < utf8.UTFMax && n <= len(p); n++ {
-		if !utf8.FullRune(p[len(p)-n:]) {
-			cut = len(p) - n
-		}
-	}
-	c.tail = bytes.Clone(p[cut:])
-	c.event("o", string(p[:cut]), now)
-}
-func (c *castWriter) tty(t TTYState, now time.Time) {
-	state := []string{"unknown", "reading", "busy"}[t.Reading] + cmp.Or(when(t.Canonical, " canon"), " raw") +
-		cmp.Or(when(t.Echo, " echo"), " noecho")
-	if c != nil && state != c.state {
-		c.state = state
-		c.event("t", state, now)
-	}
-}
-func (c *castWriter) close(now time.Time) error { // repeats the last state: a replay's clock stops there
-	if c == nil {
-		return nil
-	}
-	c.event("t", c.state, now)
-	return errors.Join(c.w.Flush(), c.file.Close())
 }
 
 func (s *session) capture(p *Prompt) { // a recording of what led to a question
@@ -3090,6 +2751,13 @@ func lineDiff(before, after string) (diff string, plus, minus int) {
 // installHooks adds what makes the tool call us, on its command line only, merged into the last --settings (a file or
 // JSON) there, which counts (measured on claude 2.1). NUL joins the arguments: none contains it.
 var reSettings = regexp.MustCompile("\x00--settings[=\x00]([^\x00]*)")
+
+func childEnv(env []string, c *Config, sessionID string) []string { // nothing of ours but what `atlasbridge hook` needs
+	ours := regexp.MustCompile(`(?i)^(ATLASBRIDGE|TELEGRAM)_`) // in any case, as Windows has it
+	return append(slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
+		return ours.MatchString(entry) || c.Token != "" && strings.Contains(entry, c.Token)
+	}), "ATLASBRIDGE_SESSION="+sessionID, "ATLASBRIDGE_HOME="+c.Dir)
+}
 
 func (s *session) installHooks(argv []string) []string {
 	exe, err := os.Executable()

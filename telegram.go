@@ -980,6 +980,31 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (id int64, err error) {
 	return id, err
 }
 
+/* ===== --stream ===== */
+// stream turns the transcript into messages: finished text fills a message, which is edited as it grows and followed by
+// another when it is full; the live part stands at its end.
+type stream struct {
+	flushAt           time.Time
+	text, live, shown string // finished lines, from the current message's first on; what may still change; what it says
+	raw               []byte // with strip_ansi = false: output not in text yet
+	msg               int64  // the current message, 0 when the next text starts one
+	cut               int    // bytes of text in the current message, which is full; 0 while it is not
+	busy              bool   // a job is with the sender
+}
+
+func (t *stream) message(limit int) string { // of at most limit UTF-16 units; it is full when text goes on
+	part, rest := cutText(t.text, limit)
+	if t.cut = when(rest != "", len(t.text)-len(rest)); t.cut == 0 {
+		part, _ = cutText(part+t.live, limit)
+	}
+	return strings.TrimRight(part, " \n")
+}
+func (t *stream) delivered(msg int64, _ error) { // the next text goes into the same message, or starts another
+	if t.busy, t.msg = false, cmp.Or(msg, t.msg); t.cut > 0 {
+		t.text, t.cut, t.msg, t.shown = t.text[t.cut:], 0, 0, ""
+	}
+}
+
 type update struct { // what of the Bot API's Update counts here: a message, or a button pressed
 	ID       int64 `json:"update_id"`
 	Message  *message
@@ -1333,18 +1358,6 @@ func (r *receiver) offer(s *SessionRecord, p PromptRecord, text string, all bool
 		return 0, err
 	}
 	return msg, r.catchUp(r.ctx, p.ID, errand{})
-}
-
-func keyBytes(name string, appCursor bool) (string, bool) { // https://invisible-island.net/xterm/ctlseqs/ctlseqs.html
-	name = strings.ToUpper(name)
-	if c, ok := strings.CutPrefix(name, "CTRL_"); ok && len(c) == 1 && c[0] >= '@' && c[0] <= '_' {
-		return string(rune(c[0] & 0x1f)), true
-	}
-	arrow := map[bool]string{false: "\x1b[", true: "\x1bO"}[appCursor] // as the program has set it: DECCKM
-	b, ok := map[string]string{"ENTER": "\r", "ESC": "\x1b", "TAB": "\t", "SHIFT_TAB": "\x1b[Z", "SPACE": " ",
-		"BACKSPACE": "\x7f", "DELETE": "\x1b[3~", "PGUP": "\x1b[5~", "PGDN": "\x1b[6~", "UP": arrow + "A",
-		"DOWN": arrow + "B", "RIGHT": arrow + "C", "LEFT": arrow + "D", "HOME": arrow + "H", "END": arrow + "F"}[name]
-	return b, ok
 }
 
 func (r *receiver) said(id int64, m *message, v *View) (err error) {
