@@ -500,6 +500,8 @@ func TestHook(t *testing.T) {
 	}
 }
 
+// TestLineDiff: a diff shows every line that goes and comes with two lines around it, and counts
+// them.
 func TestLineDiff(t *testing.T) {
 	for _, c := range []struct {
 		before, after, want string
@@ -5635,6 +5637,8 @@ func configHome(t *testing.T, text string) string {
 
 const fakeToken = "123456789:AAFakeTokenForLoopbackTestsOnly0123"
 
+// TestCommandLine: every command line ends with its exit code, and says on which stream what is
+// wrong and what to type instead.
 func TestCommandLine(t *testing.T) {
 	configHome(t, "")
 	for _, test := range []struct {
@@ -5703,6 +5707,8 @@ func TestHelpFitsTheScreen(t *testing.T) {
 	}
 }
 
+// TestOptions: flags are taken where they stand before the tool or between arguments, and never
+// from behind "--" or the tool.
 func TestOptions(t *testing.T) {
 	for _, test := range []struct {
 		args string
@@ -5741,6 +5747,8 @@ func TestOptions(t *testing.T) {
 	}
 }
 
+// TestNearest: a mistyped word suggests the one that it begins or differs from by two letters side
+// by side, else none.
 func TestNearest(t *testing.T) {
 	words := []string{"run", "setup", "doctor", "status", "approvals", "answer", "logs", "audit"}
 	for in, want := range map[string]string{"rnu": "run", "stats": "status", "app": "approvals", "log": "logs",
@@ -5751,6 +5759,8 @@ func TestNearest(t *testing.T) {
 	}
 }
 
+// TestTableFits: a table has aligned columns, and its last one is cut where a line of 80 columns
+// ends.
 func TestTableFits(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
 	if err != nil {
@@ -5903,6 +5913,7 @@ func TestREADMEVerifiesTheLog(t *testing.T) {
 	}
 }
 
+// TestTOMLAccepted: what belongs to the subset of TOML is read with its value as JSON, in order.
 func TestTOMLAccepted(t *testing.T) {
 	for text, want := range map[string]string{ // keys and values as JSON
 		"":                               "",
@@ -5956,6 +5967,7 @@ var rejected = []string{
 	"a = nan", "a = -inf", `a = "\u00e9"`, `a = "\/"`, "a = \"x\ty\"", "a = [1,]", "a = null",
 }
 
+// TestTOMLRejected: what does not is refused with its line and a remedy.
 func TestTOMLRejected(t *testing.T) {
 	for _, text := range rejected {
 		_, err := parseTOML("# first\n"+text, nil)
@@ -6022,6 +6034,8 @@ print(json.dumps([read(t) for t in json.load(sys.stdin)], default=str))`)
 	}
 }
 
+// TestConfig: a setting is taken from the flag, else the environment, else the file, else its
+// default, and says from which.
 func TestConfig(t *testing.T) {
 	telegram := "[telegram]\nbot_token = '" + fakeToken + "'\nchat_id = 1001\nallowed_users = [1001, 1002]\n"
 	env := func(pairs ...string) func(string) string {
@@ -6078,6 +6092,8 @@ func TestConfig(t *testing.T) {
 	}
 }
 
+// TestConfigRejected: a setting that is unknown, out of bounds or incomplete is refused by its
+// place, with a hint and no secret.
 func TestConfigRejected(t *testing.T) {
 	token := "[telegram]\nbot_token = '" + fakeToken + "'\n"
 	for _, test := range []struct{ file, env, want string }{
@@ -6136,6 +6152,8 @@ func TestConfigRejected(t *testing.T) {
 	}
 }
 
+// TestConfigFileIsPrivate: config.toml is read only where it is a file of the user that nobody else
+// can read or change.
 func TestConfigFileIsPrivate(t *testing.T) {
 	dir := configHome(t, "timeout_seconds = 60\n")
 	path := filepath.Join(dir, "config.toml")
@@ -6179,6 +6197,8 @@ func TestConfigFileIsPrivate(t *testing.T) {
 	}
 }
 
+// TestSecureDir: the state folder is made for the user alone; a link, a file or a folder open to
+// others is refused.
 func TestSecureDir(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	if err := secureDir(dir); err != nil {
@@ -6205,6 +6225,8 @@ func TestSecureDir(t *testing.T) {
 	}
 }
 
+// TestStateDir: the state folder is ATLASBRIDGE_HOME, else STORAGE_PATH, else one in the user's
+// home.
 func TestStateDir(t *testing.T) {
 	here, _ := os.Getwd()
 	for _, test := range []struct{ home, atlas, storage, want string }{
@@ -6223,6 +6245,8 @@ func TestStateDir(t *testing.T) {
 	}
 }
 
+// TestChildEnv: a tool gets no setting of ours and nothing that holds the token, but its session
+// and the state folder.
 func TestChildEnv(t *testing.T) {
 	cfg := &Config{Dir: "/state", Token: fakeToken}
 	env := []string{"PATH=/bin", "ATLASBRIDGE_TOKEN=x", "ATLASBRIDGE_HOME=/old", "ATLASBRIDGE_SESSION=outer",
@@ -6238,6 +6262,7 @@ func TestChildEnv(t *testing.T) {
 	}
 }
 
+// TestLog: the log holds what is loud enough, a line an entry, and never the token.
 func TestLog(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "fresh")
 	log, err := openLog(dir, "warn")
@@ -6278,6 +6303,7 @@ func TestLogRotation(t *testing.T) {
 	}
 }
 
+// TestDoctor: doctor fails with a remedy where something is wrong, and only there.
 func TestDoctor(t *testing.T) {
 	configHome(t, "timeout_seconds = 0")
 	code, stdout, _ := cli(t, "doctor", "--json")
@@ -6307,6 +6333,7 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
+// TestVersions: versions are compared number by number, as far as the shorter one goes.
 func TestVersions(t *testing.T) {
 	for _, test := range []struct {
 		a, b string
@@ -6319,6 +6346,8 @@ func TestVersions(t *testing.T) {
 	}
 }
 
+// TestAdapters: adapters finds a tool, its version and whether that is newer than what was tried,
+// without giving it the token.
 func TestAdapters(t *testing.T) {
 	configHome(t, "")
 	bin := t.TempDir()
@@ -6339,6 +6368,8 @@ func TestAdapters(t *testing.T) {
 	}
 }
 
+// TestBundle: a debug bundle leaves out what people wrote unless --full, and secrets and other
+// files always.
 func TestBundle(t *testing.T) {
 	dir := configHome(t, "[telegram]\nbot_token = '"+fakeToken+"'\nchat_id = 7\nallowed_users = [7]\n")
 	t.Setenv("PATH", t.TempDir()) // no tools
@@ -6806,16 +6837,20 @@ func benchmarkScreen(b *testing.B, text []byte) {
 	}
 }
 
+// BenchmarkScreenPlain writes lines of plain text that scroll.
 func BenchmarkScreenPlain(b *testing.B) {
 	benchmarkScreen(b, bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog, line after line\r\n"), 1000))
 }
 
+// BenchmarkScreenRepaint writes repaints as the agents' tools send them.
 func BenchmarkScreenRepaint(b *testing.B) { benchmarkScreen(b, bytes.Repeat(screenFrame(), 20)) }
 
+// BenchmarkScreenWide writes characters that are two columns wide, and joined ones.
 func BenchmarkScreenWide(b *testing.B) {
 	benchmarkScreen(b, bytes.Repeat([]byte("端末の画面を読む 👍🏽 é\r\n"), 1000))
 }
 
+// BenchmarkScreenRecordings writes the shared recordings one after the other.
 func BenchmarkScreenRecordings(b *testing.B) {
 	files, _ := filepath.Glob(filepath.Join(screenShared(), "recordings", "*-*.cast"))
 	if len(files) == 0 {
@@ -6829,6 +6864,7 @@ func BenchmarkScreenRecordings(b *testing.B) {
 	benchmarkScreen(b, all)
 }
 
+// BenchmarkScreenTranscript writes plain lines to a screen whose transcript is taken.
 func BenchmarkScreenTranscript(b *testing.B) {
 	text := bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog, line after line\r\n"), 1000)
 	s := newScreen(30, 100)
@@ -6839,6 +6875,7 @@ func BenchmarkScreenTranscript(b *testing.B) {
 	}
 }
 
+// BenchmarkScreenText makes the text of a full screen.
 func BenchmarkScreenText(b *testing.B) {
 	s := newScreen(30, 100)
 	s.Write(screenFrame())
@@ -6933,6 +6970,8 @@ func TestScreenHostile(t *testing.T) {
 	}
 }
 
+// TestScreenReplies: a query is answered once, wherever it is cut, and only our own where a
+// terminal of the host answers.
 func TestScreenReplies(t *testing.T) {
 	for _, q := range []struct{ in, all, own string }{
 		{"\x1b[5n", "\x1b[0n", ""},
@@ -6973,6 +7012,8 @@ func TestScreenReplies(t *testing.T) {
 	}
 }
 
+// TestScreenAttributes: of SGR the colours, dim and reverse are kept, and what is not known changes
+// nothing.
 func TestScreenAttributes(t *testing.T) {
 	plain := Attr{FG: -1, BG: -1}
 	with := func(f func(*Attr)) Attr { a := plain; f(&a); return a }
@@ -7012,6 +7053,8 @@ func TestScreenAttributes(t *testing.T) {
 	}
 }
 
+// TestScreenReports: what a program says of itself in OSC 7501, titles and modes is read wherever
+// it is cut, and never shown.
 func TestScreenReports(t *testing.T) {
 	for _, c := range []struct {
 		in   string
@@ -7048,6 +7091,8 @@ func TestScreenReports(t *testing.T) {
 	}
 }
 
+// TestScreenResize: a smaller screen keeps the cursor's row and its text, the other one keeps its
+// own.
 func TestScreenResize(t *testing.T) {
 	for _, c := range []struct {
 		in         string
@@ -7107,6 +7152,8 @@ func TestTranscriptPlain(t *testing.T) {
 	}
 }
 
+// TestTranscript: each line is told once and in order when it is final, whatever is painted over,
+// wrapped, cleared or scrolled.
 func TestTranscript(t *testing.T) {
 	type step struct {
 		in     string
@@ -7272,6 +7319,8 @@ func claudeDialog(command string) string {
 
 /* ----- scenarios and recordings ----- */
 
+// TestScenarios: every scenario in testdata asks what it says it asks, or nothing, and nothing
+// while its program works.
 func TestScenarios(t *testing.T) {
 	files, _ := filepath.Glob("testdata/scenarios/*.json")
 	questions := 0
@@ -7523,6 +7572,8 @@ func (t tally) add(l *label, seen []labEvent) {
 
 /* ----- one question is one prompt ----- */
 
+// TestOneQuestionOnePrompt: a dialog is asked once, however its marks blink, its pointer moves or
+// the window is resized.
 func TestOneQuestionOnePrompt(t *testing.T) {
 	s := newStage(t, "claude", "")
 	first := s.one(claudeDialog("touch a"))
@@ -7553,6 +7604,8 @@ func TestOneQuestionOnePrompt(t *testing.T) {
 	}
 }
 
+// TestRepaintIsNotGone: a dialog that is painted anew is neither gone nor asked again; one that
+// comes back later is new.
 func TestRepaintIsNotGone(t *testing.T) {
 	s := newStage(t, "claude", "")
 	s.one(claudeDialog("touch a"))
@@ -7572,6 +7625,8 @@ func TestRepaintIsNotGone(t *testing.T) {
 	}
 }
 
+// TestSameWordsAgain: a question in the same words is a new one once the answer to the last has
+// been echoed.
 func TestSameWordsAgain(t *testing.T) {
 	s := newStage(t, "generic", "reading canon echo")
 	for i := range 3 { // read -p in a loop
@@ -7586,6 +7641,8 @@ func TestSameWordsAgain(t *testing.T) {
 	}
 }
 
+// TestSleepForgetsAndDoesNotRepeat: a dialog that is slow to go after its answer is not asked
+// twice; the next one like it is asked.
 func TestSleepForgetsAndDoesNotRepeat(t *testing.T) {
 	s := newStage(t, "claude", "")
 	s.one(claudeDialog("touch a"))
@@ -7600,6 +7657,8 @@ func TestSleepForgetsAndDoesNotRepeat(t *testing.T) {
 	}
 }
 
+// TestQuestionRightAfterAnswer: another dialog in the place of the answered one is asked at once,
+// with its own choices.
 func TestQuestionRightAfterAnswer(t *testing.T) {
 	s := newStage(t, "opencode", "")
 	s.one(strings.Repeat("\r\n", 20) + "  ┃  △ Permission required\r\n  ┃\r\n  ┃  $ touch a\r\n  ┃\r\n" +
@@ -7626,6 +7685,8 @@ func TestQuestionRightAfterAnswer(t *testing.T) {
 	}
 }
 
+// TestIdleOnce: the end of a turn is announced once, whatever is drafted in the box, and again
+// after the next turn.
 func TestIdleOnce(t *testing.T) {
 	box := "\x1b]0;✳ Claude Code\a\x1b[H\x1b[2Jhello\r\n──────\r\n❯\u00a0\r\n──────\x1b[?25l\x1b[3;3H"
 	s := newStage(t, "claude", "")
@@ -7646,6 +7707,7 @@ func TestIdleOnce(t *testing.T) {
 
 /* ----- safety ----- */
 
+// TestSafeDefaultsCannotGrant: no configured default allows a permission or says yes.
 func TestSafeDefaultsCannotGrant(t *testing.T) {
 	for _, typ := range []PromptType{YesNo, MultipleChoice, ConfirmEnter, FreeText} {
 		d := newDetector(adapterFor("claude"), 30, 100, DetectOptions{SafeDefaults: map[PromptType]string{typ: "1",
@@ -7667,6 +7729,8 @@ func TestSafeDefaultsCannotGrant(t *testing.T) {
 	}
 }
 
+// TestLongCommandIsNotHidden: a command is shown from its beginning to its dangerous end, whatever
+// it does to look shorter.
 func TestLongCommandIsNotHidden(t *testing.T) {
 	s := newStage(t, "claude", "")
 	var lines []string
@@ -7699,6 +7763,8 @@ func TestLongCommandIsNotHidden(t *testing.T) {
 	}
 }
 
+// TestQuestionIsTheLine: a question is its own line or the lines that belong to it, and what stands
+// above is in the full text.
 func TestQuestionIsTheLine(t *testing.T) {
 	long := "The file /srv/backup/2026/monthly/archive-of-everything.tar.zst exists and is much newer. Really 12 (now) " +
 		"replace it? (y/n)"
@@ -7723,6 +7789,8 @@ func TestQuestionIsTheLine(t *testing.T) {
 	}
 }
 
+// TestTricksAreShown: what is shown is what the screen shows, with hidden characters made visible
+// and secrets left out.
 func TestTricksAreShown(t *testing.T) {
 	s := newStage(t, "generic", "reading canon echo")
 	if p := s.one("rm -rf ~\rls -l    \r\nRun ls? [y/N] "); strings.Contains(p.Full, "rm -rf") {
@@ -7742,6 +7810,7 @@ func TestTricksAreShown(t *testing.T) {
 	}
 }
 
+// TestVisible: characters that hide or reorder text are written out, all others stay.
 func TestVisible(t *testing.T) {
 	for in, want := range map[string]string{
 		"plain ascii, ü, 日本, 🎉\n\t": "plain ascii, ü, 日本, 🎉\n\t",
@@ -7759,6 +7828,8 @@ func TestVisible(t *testing.T) {
 	}
 }
 
+// TestRedact: keys, tokens and passwords are left out, and nothing that only looks like a URL or a
+// command.
 func TestRedact(t *testing.T) {
 	for _, secret := range []string{
 		"AKIAIOSFODNN7EXAMPLE", "ghp_16C7e42F292c6912E7710c838347Ae178B4a", "sk-ant-REDACTED-REDACTED-1234",
@@ -7784,6 +7855,8 @@ func TestRedact(t *testing.T) {
 	}
 }
 
+// TestClip: a text is cut on a rune's boundary to so many bytes, and ends with an ellipsis only
+// then.
 func TestClip(t *testing.T) {
 	for n := range 20 {
 		if got := clip("aü日🎉bcdefghij", n); len(got) > max(n, 3) || !utf8.ValidString(got) || !strings.HasSuffix(got,
@@ -7796,6 +7869,7 @@ func TestClip(t *testing.T) {
 	}
 }
 
+// TestAdapterTable: a tool is known by its base name, without folder and extension, or is generic.
 func TestAdapterTable(t *testing.T) {
 	for name, want := range map[string]string{"claude": "claude", "/usr/bin/claude": "claude", "codex": "codex",
 		"openai": "codex",
@@ -7806,6 +7880,7 @@ func TestAdapterTable(t *testing.T) {
 	}
 }
 
+// TestKeys: a choice is typed with the keys that its program reads in its terminal's mode.
 func TestKeys(t *testing.T) {
 	for _, c := range []struct{ tool, tty, out, keys string }{
 		{"claude", "", claudeDialog("x"), `["1" "2" "3"]`},
@@ -7826,6 +7901,8 @@ func TestKeys(t *testing.T) {
 	}
 }
 
+// TestProtocolJoins: a dialog that the tool also reports is asked soon and with certainty, one that
+// does not show is unknown and cut.
 func TestProtocolJoins(t *testing.T) {
 	s := newStage(t, "claude", "")
 	s.d.Feed([]byte("\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=YXBwcm92ZQ==\a"+claudeDialog("touch "+
@@ -7855,6 +7932,8 @@ func TestProtocolJoins(t *testing.T) {
 
 /* ----- hostile output ----- */
 
+// TestHostileOutput: noise, endless strings and printed dialogs of a program that works ask nothing
+// and take no memory.
 func TestHostileOutput(t *testing.T) {
 	rnd := mrand.New(mrand.NewSource(1))
 	var before, after runtime.MemStats
@@ -7903,6 +7982,7 @@ func promptsOf(tool, tty string, output []byte, cut func() int) (asked []string)
 	return asked
 }
 
+// FuzzDetector: output asks the same whole and cut anywhere.
 func FuzzDetector(f *testing.F) {
 	f.Add("claude", "", []byte(claudeDialog("touch a")), int64(1))
 	f.Add("generic", "reading canon echo", []byte("Continue? (y/n) "), int64(2))
@@ -7919,6 +7999,8 @@ func FuzzDetector(f *testing.F) {
 	})
 }
 
+// FuzzTape: any recording or scenario is refused or replayed, and asks nothing longer than the
+// limits.
 func FuzzTape(f *testing.F) {
 	f.Add("a.cast", []byte("{\"version\":2,\"width\":80,\"height\":24}\n[0.1,\"o\",\"Go? [y/N] \"]\n[0.2,\"t\",\"reading "+
 		"canon echo\"]\n[1,\"r\",\"40x10\"]\n"))
@@ -7948,6 +8030,8 @@ func FuzzTape(f *testing.F) {
 
 /* ----- the lab ----- */
 
+// TestLab: lab prints an event as documented, explains it, shows the screen, and fails for what it
+// cannot read.
 func TestLab(t *testing.T) {
 	dir := t.TempDir()
 	run := func(args ...string) (string, int) {
@@ -7992,6 +8076,7 @@ func TestLab(t *testing.T) {
 	}
 }
 
+// BenchmarkDetectorFlood feeds lines of a build to a detector as a session does.
 func BenchmarkDetectorFlood(b *testing.B) {
 	line := []byte(strings.Repeat("some plain output of a build, 80 columns of it, with nothing to ask in it.....\r\n",
 		800))
@@ -8007,6 +8092,7 @@ func BenchmarkDetectorFlood(b *testing.B) {
 	}
 }
 
+// BenchmarkDetectorLook feeds and judges a dialog of claude.
 func BenchmarkDetectorLook(b *testing.B) {
 	d := newDetector(adapterFor("claude"), 30, 100, DetectOptions{})
 	for b.Loop() {
@@ -8308,6 +8394,8 @@ func tgKeys(rows [][]button) string {
 	return strings.Join(out, " | ")
 }
 
+// TestTelegramKeyboards: a question has the buttons that may answer it now, each within the 64
+// bytes of its data.
 func TestTelegramKeyboards(t *testing.T) {
 	menu := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: []Choice{{Key: "1", Label: "Red"},
 		{Key: "2", Label: "Blue"}}}}
@@ -8391,6 +8479,8 @@ func TestTelegramTicks(t *testing.T) {
 	}
 }
 
+// TestTelegramTexts: a message says what is asked, what waiting does, whose it is, and at last who
+// answered what.
 func TestTelegramTexts(t *testing.T) {
 	e := newTGEnv(t)
 	s := *e.s
@@ -8497,6 +8587,8 @@ func TestTelegramHostileText(t *testing.T) {
 	}
 }
 
+// TestTelegramCutText: a long text is cut into parts of so many UTF-16 units, and only newlines are
+// lost between them.
 func TestTelegramCutText(t *testing.T) {
 	for _, s := range []string{"", "a", strings.Repeat("line of text\n", 2000), strings.Repeat("𝄞", 5000),
 		strings.Repeat("x", 9000),
@@ -8519,6 +8611,8 @@ func TestTelegramCutText(t *testing.T) {
 	}
 }
 
+// TestTelegramAdmitted: only a message or tap that a listed person made in the configured chat
+// counts.
 func TestTelegramAdmitted(t *testing.T) {
 	msg := func(more string) string {
 		return `{"update_id":1,"message":{"message_id":5,"date":9,"from":{"id":1001},"chat":{"id":1001,"type":"private"}` +
@@ -8585,6 +8679,8 @@ func tgWish(w wish) string {
 	return "reply " + w.reply
 }
 
+// TestTelegramUnderstand: a text goes to the session or question that it names or replies to, and
+// where that is not one, nothing is done.
 func TestTelegramUnderstand(t *testing.T) {
 	now := time.Now()
 	session := func(id, label, status string) *SessionRecord {
@@ -8706,6 +8802,8 @@ func TestTelegramOldAndGroupText(t *testing.T) {
 	}
 }
 
+// TestTelegramKeyBytes: a key's name is its bytes in the mode of the terminal, and no other word is
+// a key.
 func TestTelegramKeyBytes(t *testing.T) {
 	for name, want := range map[string]string{"CTRL_C": "\x03", "ctrl_d": "\x04", "CTRL_[": "\x1b", "ENTER": "\r",
 		"ESC": "\x1b",
@@ -8724,6 +8822,8 @@ func TestTelegramKeyBytes(t *testing.T) {
 	}
 }
 
+// TestTelegramBackoff: the wait after failures doubles from one second to a minute, less up to a
+// quarter.
 func TestTelegramBackoff(t *testing.T) {
 	want := []time.Duration{1, 2, 4, 8, 16, 32, 60, 60}
 	for n, w := range want {
@@ -8794,6 +8894,8 @@ func TestTelegramPacingShared(t *testing.T) {
 	}
 }
 
+// TestTelegramErrors: an answer that is none is temporary, a refusal is not, and neither shows the
+// token or the URL.
 func TestTelegramErrors(t *testing.T) {
 	reply := func(code int, body string) func(string, http.ResponseWriter) bool {
 		return func(_ string, w http.ResponseWriter) bool { w.WriteHeader(code); io.WriteString(w, body); return true }
@@ -9010,6 +9112,7 @@ func TestTelegramOutage(t *testing.T) {
 	}
 }
 
+// TestTelegramFinalErrors: a refused token ends the polling, a conflict is told and waited for.
 func TestTelegramFinalErrors(t *testing.T) {
 	for _, c := range []struct {
 		body, want string
@@ -9203,6 +9306,7 @@ func TestTelegramUrgentNotice(t *testing.T) {
 	}
 }
 
+// TestTelegramConfigTable: setup changes the [telegram] table and nothing else, and twice is once.
 func TestTelegramConfigTable(t *testing.T) {
 	c := &Config{Token: "1:a", ChatID: 5, Users: []int64{5, 6}, APIBase: "https://x"}
 	lines := "bot_token = \"1:a\"\nchat_id = 5\nallowed_users = [5, 6]\napi_base = \"https://x\"\n"
@@ -10777,6 +10881,8 @@ func TestStoreTransitions(t *testing.T) {
 	}
 }
 
+// TestStoreDecideGuards: a decision counts only with the right question, session, nonce, time,
+// value and pace, and a refused one changes nothing.
 func TestStoreDecideGuards(t *testing.T) {
 	type setup struct {
 		s   *Store
@@ -10926,6 +11032,8 @@ func TestUnreadIsNotAllowed(t *testing.T) {
 	}
 }
 
+// TestStoreDecideValues: a value is one that the question offers, in any spelling that is meant for
+// it.
 func TestStoreDecideValues(t *testing.T) {
 	menu := []Choice{{Key: "1", Label: "Yes", Grants: true}, {Key: "2", Label: "No"}, {Key: "3", Label: "Later"}}
 	rows := []struct {
@@ -11253,6 +11361,8 @@ func TestStoreDamage(t *testing.T) {
 	}
 }
 
+// TestStoreSchema: an older file is backed up and upgraded, a newer one is neither read nor
+// written.
 func TestStoreSchema(t *testing.T) {
 	dir := storeDir(t)
 	s := storeAt(t, dir)
@@ -11931,6 +12041,8 @@ func TestStoreLocksAndReap(t *testing.T) {
 
 /* ===== Store: commands ===== */
 
+// TestStoreCommands: status, approvals, answer and logs show what is there within 80 columns, and
+// answer once.
 func TestStoreCommands(t *testing.T) {
 	dir := storeDir(t)
 	run := func(args ...string) (int, string, string) { return storeCommand(t, t.Context(), dir, args...) }
@@ -12134,6 +12246,8 @@ func TestAuditTornAndLost(t *testing.T) {
 	}
 }
 
+// TestAuditCommands: logs and audit verify print a line an entry, check a head, change nothing and
+// follow the tail.
 func TestAuditCommands(t *testing.T) {
 	s, _ := auditFilled(t, 30)
 	s.Audit().Append(Event{"UNAUTHORIZED", "", "", []Field{{"who", "x\x1b[2J\u009b31m\n{\"seq\":1}"}}})
@@ -14435,6 +14549,7 @@ func TestSpeakSwitchedOff(t *testing.T) {
 
 /* ===== Fuzzing and speed ===== */
 
+// FuzzStateLine: any line is refused or is one record with one id.
 func FuzzStateLine(f *testing.F) {
 	line, _ := encode(storeQuestion("s"))
 	f.Add(line)
@@ -14757,6 +14872,8 @@ func typeIn(t testing.TB, p PTY, s string) {
 	}
 }
 
+// TestPTYExit: a child has its terminal, size, folder and environment, and its exit code is the
+// shell's.
 func TestPTYExit(t *testing.T) {
 	needUnix(t)
 	for _, test := range []struct {
@@ -14795,6 +14912,8 @@ func TestPTYExit(t *testing.T) {
 	}
 }
 
+// TestPTYCannotStart: what cannot be started says why and names the tool once; a script without #!
+// runs in sh.
 func TestPTYCannotStart(t *testing.T) {
 	needUnix(t)
 	dir := t.TempDir()
@@ -14818,6 +14937,8 @@ func TestPTYCannotStart(t *testing.T) {
 	}
 }
 
+// TestPTYSizeWithPixels: a child knows rows, columns and pixels from its first byte on and after a
+// resize.
 func TestPTYSizeWithPixels(t *testing.T) {
 	p := mustPTYChild(t, "pty-size")
 	readUntil(t, p, "{30 100 700 480}\r\n") // in the first byte's time
@@ -14906,6 +15027,8 @@ func TestPTYSlowReaderAfterExit(t *testing.T) {
 	}
 }
 
+// TestPTYGrandchildHoldsTerminal: reading ends soon after the child, whatever of its children holds
+// the terminal.
 func TestPTYGrandchildHoldsTerminal(t *testing.T) {
 	for _, script := range []string{
 		"sleep 20",                         // silent
@@ -14924,6 +15047,7 @@ func TestPTYGrandchildHoldsTerminal(t *testing.T) {
 	}
 }
 
+// TestPTYCloseEndsRead: closing the terminal ends a read under way and hangs up the child.
 func TestPTYCloseEndsRead(t *testing.T) {
 	p := mustPTY(t, "sh", "-c", "echo up; exec sleep 30")
 	readUntil(t, p, "up\r\n")
@@ -14940,6 +15064,7 @@ func TestPTYCloseEndsRead(t *testing.T) {
 	}
 }
 
+// TestPTYTerminate: a child is ended politely, stopped or not, and by force after three seconds.
 func TestPTYTerminate(t *testing.T) {
 	for script, want := range map[string]int{
 		"echo up; exec sleep 30":                               143,
@@ -14975,6 +15100,8 @@ func awaitStopped(t *testing.T, pid int) {
 	t.Fatal("did not stop")
 }
 
+// TestPTYJobControl: an interactive shell inside has its jobs, and a signal reaches the one in the
+// foreground.
 func TestPTYJobControl(t *testing.T) {
 	needTool(t, "bash")
 	p := mustPTY(t, "bash", "--norc", "--noprofile", "-i")
@@ -15003,6 +15130,8 @@ func TestPTYJobControl(t *testing.T) {
 	}
 }
 
+// TestPTYNoDescriptorLeaks: a child inherits no descriptor of ours, and the limit of open files as
+// it was.
 func TestPTYNoDescriptorLeaks(t *testing.T) {
 	needLinux(t)
 	dir := t.TempDir()
@@ -15100,6 +15229,8 @@ func awaitReading(t *testing.T, p PTY, want Reading) {
 	t.Errorf("State() = %+v, want Reading %v", last, want)
 }
 
+// TestPTYStateReading: a program that waits for the terminal is known from one that works, whatever
+// call it waits in.
 func TestPTYStateReading(t *testing.T) {
 	needLinux(t)
 	const yes, busy = ReadingYes, ReadingBusy
@@ -15160,6 +15291,7 @@ func TestPTYStateStopped(t *testing.T) {
 	awaitReading(t, p, ReadingYes)
 }
 
+// TestPTYStateModes: canonical mode and echo are told as the child has set them.
 func TestPTYStateModes(t *testing.T) {
 	for modes, want := range map[string]TTYState{
 		"sane":         {Canonical: true, Echo: true},
@@ -15199,6 +15331,8 @@ func TestPTYStateOfAnotherUser(t *testing.T) {
 
 /* ===== PTY: the host's terminal ===== */
 
+// TestRawModeAndSuspend: the host's terminal is raw while the session runs, and as it was when
+// suspended and at the end.
 func TestRawModeAndSuspend(t *testing.T) {
 	needTool(t, "bash")
 	// The child is a job of an interactive shell, as the wrapper is.
@@ -15232,6 +15366,7 @@ func TestRawModeAndSuspend(t *testing.T) {
 	}
 }
 
+// TestRawModeNeedsATerminal: what is no terminal has neither raw mode nor size.
 func TestRawModeNeedsATerminal(t *testing.T) {
 	f, err := os.Open(os.DevNull)
 	_, rawErr := rawMode(f)
@@ -15281,6 +15416,8 @@ func TestWindowsPTY(t *testing.T) {
 	}
 }
 
+// TestWindowsPrivate: on Windows a folder and its files are the user's alone, appended to, and
+// replaced while open.
 func TestWindowsPrivate(t *testing.T) {
 	needWindows(t)
 	dir := filepath.Join(t.TempDir(), "state")
@@ -15321,6 +15458,8 @@ func TestWindowsPrivate(t *testing.T) {
 
 /* ===== Files and locks ===== */
 
+// TestLockFile: a lock keeps others out, of this process too, until it is released or its process
+// ends.
 func TestLockFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.lock")
 	cmd := exec.Command(os.Args[0])
@@ -15368,6 +15507,8 @@ func TestLockFile(t *testing.T) {
 	}
 }
 
+// TestOpenPrivate: only a file of the user's alone is opened, no link, folder or pipe, and what is
+// refused is not touched.
 func TestOpenPrivate(t *testing.T) {
 	needUnix(t)
 	dir := t.TempDir()
@@ -15432,6 +15573,8 @@ func TestOpenPrivate(t *testing.T) {
 	}
 }
 
+// TestWatchFolder: a creation, an append and a rename in the folder are told, until the watch is
+// stopped.
 func TestWatchFolder(t *testing.T) {
 	dir := t.TempDir()
 	ch, stop := watchFolder(dir)
@@ -15472,6 +15615,7 @@ func TestWatchFolder(t *testing.T) {
 	}
 }
 
+// TestProcessStart: a process is told from another of the same pid, and one that has ended is none.
 func TestProcessStart(t *testing.T) {
 	own := processStart(os.Getpid())
 	if own == 0 || own != processStart(os.Getpid()) {
@@ -15494,6 +15638,7 @@ func TestProcessStart(t *testing.T) {
 
 /* ===== Benchmarks ===== */
 
+// BenchmarkPTYState asks whether a child, or a child of its children, reads.
 func BenchmarkPTYState(b *testing.B) {
 	for _, script := range []string{"exec cat", "exec sleep 100", "sh -c 'sh -c \"sleep 100; true\"; true'; true"} {
 		b.Run(strings.Fields(script)[0]+strings.Fields(script)[1], func(b *testing.B) {
