@@ -839,23 +839,25 @@ func TestGateHeldBack(t *testing.T) {
 		{"line", "Go? (y/n) ", "y", "y\r", "", "", canon},
 		{"menu", menu, "2", "\x1b[B", down, "\r", raw},
 	} {
-		s := gateBench(t, "x", c.state, c.asked, c.value)
-		for range 3 {
-			s.gateStep()
-			if got := string(s.gate.keys); got != c.first {
-				t.Fatalf("%s: %q, want %q", c.name, got, c.first)
+		t.Run(c.name, func(t *testing.T) {
+			s := gateBench(t, "x", c.state, c.asked, c.value)
+			for range 3 {
+				s.gateStep()
+				if got := string(s.gate.keys); got != c.first {
+					t.Fatalf("%q, want %q", got, c.first)
+				}
+				s.gateWrote(s.gate.keys, errUnread)
 			}
-			s.gateWrote(s.gate.keys, errUnread)
-		}
-		if got := s.typed(false); got != c.first {
-			t.Errorf("%s: then %q, want %q", c.name, got, c.first)
-		}
-		if c.then != "" {
-			s.shows(c.then)
-			if got := s.typed(false); got != c.next {
-				t.Errorf("%s: then %q, want %q", c.name, got, c.next)
+			if got := s.typed(false); got != c.first {
+				t.Errorf("then %q, want %q", got, c.first)
 			}
-		}
+			if c.then != "" {
+				s.shows(c.then)
+				if got := s.typed(false); got != c.next {
+					t.Errorf("then %q, want %q", got, c.next)
+				}
+			}
+		})
 	}
 	s := gateBench(t, "x", canon, "Go? (y/n) ", "y")
 	id := s.q.rec.ID
@@ -889,15 +891,17 @@ func TestDraftIsWaitedFor(t *testing.T) {
 		{"sent, not taken", "half\r", "half", "\x15", 5 * time.Second},
 		{"long ago, for something else", "half", "", "hello", time.Minute},
 	} {
-		s := gateBench(t, "claude", TTYState{ReadingYes, false, false}, fmt.Sprintf(box, ""), "x")
-		s.gate, s.q = nil, nil
-		s.noteDraft(c.keys)
-		s.lastKey = time.Now().Add(-c.ago)
-		s.shows(fmt.Sprintf(box, c.shows))
-		s.gate = newInputGate(&InputRecord{Text: "hello"})
-		if got := s.typed(false); got != c.want {
-			t.Errorf("%s: types %q, want %q", c.name, got, c.want)
-		}
+		t.Run(c.name, func(t *testing.T) {
+			s := gateBench(t, "claude", TTYState{ReadingYes, false, false}, fmt.Sprintf(box, ""), "x")
+			s.gate, s.q = nil, nil
+			s.noteDraft(c.keys)
+			s.lastKey = time.Now().Add(-c.ago)
+			s.shows(fmt.Sprintf(box, c.shows))
+			s.gate = newInputGate(&InputRecord{Text: "hello"})
+			if got := s.typed(false); got != c.want {
+				t.Errorf("types %q, want %q", got, c.want)
+			}
+		})
 	}
 }
 
@@ -6797,22 +6801,24 @@ func screenShown(s *Screen) string {
 // Each row is fed whole, and in two parts at every cut (charm's ✳ lost its end in just that way), and byte by byte.
 func TestScreenGolden(t *testing.T) {
 	for _, g := range screenGolden {
-		for cut := range g.in {
-			s := newScreen(5, 10)
-			s.Write([]byte(g.in[:cut]))
-			s.Write([]byte(g.in[cut:]))
-			if got := screenShown(s); got != g.want {
-				t.Errorf("%s, cut at %d: %q shows %q, want %q", g.name, cut, g.in, got, g.want)
-				break
+		t.Run(g.name, func(t *testing.T) {
+			for cut := range g.in {
+				s := newScreen(5, 10)
+				s.Write([]byte(g.in[:cut]))
+				s.Write([]byte(g.in[cut:]))
+				if got := screenShown(s); got != g.want {
+					t.Errorf("cut at %d: %q shows %q, want %q", cut, g.in, got, g.want)
+					break
+				}
 			}
-		}
-		s := newScreen(5, 10)
-		for i := range len(g.in) {
-			s.Write([]byte{g.in[i]})
-		}
-		if got := screenShown(s); got != g.want {
-			t.Errorf("%s, by bytes: %q shows %q, want %q", g.name, g.in, got, g.want)
-		}
+			s := newScreen(5, 10)
+			for i := range len(g.in) {
+				s.Write([]byte{g.in[i]})
+			}
+			if got := screenShown(s); got != g.want {
+				t.Errorf("by bytes: %q shows %q, want %q", g.in, got, g.want)
+			}
+		})
 	}
 }
 
@@ -7192,15 +7198,17 @@ func TestTranscript(t *testing.T) {
 			{"\x1b[?1049l$ ", false, "", "$"}},
 		"alternate scrolls": {{"\x1b[?1049ha\r\nb\r\nc\r\nd\r\ne", true, "a|b|c|d|e", ""}, {"\r\nf\r\ng", true, "f|g", ""}},
 	} {
-		s := newScreen(5, 10)
-		s.Transcript(false)
-		for i, st := range steps {
-			s.Write([]byte(st.in))
-			final, live := s.Transcript(st.settle)
-			if got := strings.Join(final, "|"); got != st.final || live != st.live {
-				t.Errorf("%s, step %d: %q live %q, want %q live %q", name, i, got, live, st.final, st.live)
+		t.Run(name, func(t *testing.T) {
+			s := newScreen(5, 10)
+			s.Transcript(false)
+			for i, st := range steps {
+				s.Write([]byte(st.in))
+				final, live := s.Transcript(st.settle)
+				if got := strings.Join(final, "|"); got != st.final || live != st.live {
+					t.Errorf("step %d: %q live %q, want %q live %q", i, got, live, st.final, st.live)
+				}
 			}
-		}
+		})
 	}
 }
 
@@ -8433,26 +8441,28 @@ func TestTelegramKeyboards(t *testing.T) {
 			"🚫 Cancel / Skip=~leave | 🔍 Show last 500 characters=~recent"},
 		{"answered", tgWith(yesNo, func(p *PromptRecord) { p.Status = Resolved }), true, ""},
 	} {
-		c.p.ID, c.p.SessionID, c.p.Nonce = newID(), newID(), newNonce()
-		if c.p.Confidence == "" {
-			c.p.Confidence, c.p.Signals = "high", []string{"pattern"}
-		}
-		if c.p.Status == "" {
-			c.p.Status = AwaitingReply
-		}
-		c.p.ShownAll = c.whole
-		rows := keyboard(&c.p)
-		if got := tgKeys(rows); got != c.want {
-			t.Errorf("%s:\n got %s\nwant %s", c.name, got, c.want)
-		}
-		for _, row := range rows {
-			for _, b := range row {
-				data := b["callback_data"]
-				if len(data) > 64 || !strings.HasPrefix(data, "ans:"+c.p.ID[:8]+":"+c.p.SessionID[:8]+":"+c.p.Nonce[:16]+":") {
-					t.Errorf("%s: callback data %q", c.name, data)
+		t.Run(c.name, func(t *testing.T) {
+			c.p.ID, c.p.SessionID, c.p.Nonce = newID(), newID(), newNonce()
+			if c.p.Confidence == "" {
+				c.p.Confidence, c.p.Signals = "high", []string{"pattern"}
+			}
+			if c.p.Status == "" {
+				c.p.Status = AwaitingReply
+			}
+			c.p.ShownAll = c.whole
+			rows := keyboard(&c.p)
+			if got := tgKeys(rows); got != c.want {
+				t.Errorf("\n got %s\nwant %s", got, c.want)
+			}
+			for _, row := range rows {
+				for _, b := range row {
+					data := b["callback_data"]
+					if len(data) > 64 || !strings.HasPrefix(data, "ans:"+c.p.ID[:8]+":"+c.p.SessionID[:8]+":"+c.p.Nonce[:16]+":") {
+						t.Errorf("callback data %q", data)
+					}
 				}
 			}
-		}
+		})
 	}
 }
 
@@ -8920,17 +8930,19 @@ func TestTelegramErrors(t *testing.T) {
 		}, true, "302 Found"},
 		{"cut", func(_ string, w http.ResponseWriter) bool { panic(http.ErrAbortHandler) }, true, "EOF"},
 	} {
-		srv := newTGServer(t)
-		srv.fault = c.fault
-		tg := newTelegram(&Config{Token: tgToken, APIBase: srv.URL}, nil, nil)
-		err := tg.call(context.Background(), "sendMessage", map[string]any{}, nil)
-		var e *apiError
-		if !errors.As(err, &e) || e.temporary() != c.temporary || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v (%+v)", c.name, err, e)
-		}
-		if err != nil && (strings.Contains(err.Error(), "AAFake") || strings.Contains(err.Error(), srv.URL)) {
-			t.Errorf("%s: the error shows the token or URL: %v", c.name, err)
-		}
+		t.Run(c.name, func(t *testing.T) {
+			srv := newTGServer(t)
+			srv.fault = c.fault
+			tg := newTelegram(&Config{Token: tgToken, APIBase: srv.URL}, nil, nil)
+			err := tg.call(context.Background(), "sendMessage", map[string]any{}, nil)
+			var e *apiError
+			if !errors.As(err, &e) || e.temporary() != c.temporary || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v (%+v)", err, e)
+			}
+			if err != nil && (strings.Contains(err.Error(), "AAFake") || strings.Contains(err.Error(), srv.URL)) {
+				t.Errorf("the error shows the token or URL: %v", err)
+			}
+		})
 	}
 	for _, base := range []string{"http://127.0.0.1:1", "http://bad host", "http://[::1]:namedport"} {
 		tg := newTelegram(&Config{Token: tgToken, APIBase: base}, nil, nil)
@@ -10085,14 +10097,16 @@ func TestWhoPays(t *testing.T) {
 		{"its session is dead", func(*PromptRecord) {}, true, true},
 		{"not reaped", func(p *PromptRecord) { p.Status = ReplyReceived }, true, false},
 	} {
-		if c.ends {
-			release()
-		}
-		p := alive
-		c.change(&p)
-		if r.mustPay(&p) != c.want {
-			t.Errorf("%s: mustPay = %v", c.name, !c.want)
-		}
+		t.Run(c.name, func(t *testing.T) {
+			if c.ends {
+				release()
+			}
+			p := alive
+			c.change(&p)
+			if r.mustPay(&p) != c.want {
+				t.Errorf("mustPay = %v", !c.want)
+			}
+		})
 	}
 }
 
@@ -10443,13 +10457,15 @@ func TestTimeLeftOnlyWhereNothingElseIsShown(t *testing.T) {
 		"cut":     {func(p *PromptRecord) { p.Cut, p.Full = true, strings.Repeat("x", 5000) }, 0},
 		"ticks":   {func(p *PromptRecord) { p.Multi = true }, 0},
 	} {
-		e := newChatEnv(t)
-		p := e.ask(tgWith(tgMenu, c.change))
-		e.chat.messages[p.MsgID].text = "asked some time ago"
-		e.settling(e.Telegram, p, 1)()
-		if n := e.chat.edits(p.MsgID); len(n) != c.want {
-			t.Errorf("%s: %v", name, n)
-		}
+		t.Run(name, func(t *testing.T) {
+			e := newChatEnv(t)
+			p := e.ask(tgWith(tgMenu, c.change))
+			e.chat.messages[p.MsgID].text = "asked some time ago"
+			e.settling(e.Telegram, p, 1)()
+			if n := e.chat.edits(p.MsgID); len(n) != c.want {
+				t.Errorf("%v", n)
+			}
+		})
 	}
 }
 
@@ -10964,23 +10980,25 @@ func TestStoreDecideGuards(t *testing.T) {
 	}
 	s := storeAt(t, storeDir(t))
 	for _, row := range rows {
-		x := &setup{s: s, now: time.Now()}
-		x.p = storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
-		x.d = storeTap(x.p, "y")
-		row.change(x)
-		before := storeView(t, s).Prompts[x.p.ID]
-		got, why, err := s.Decide(x.d, x.now)
-		after := storeView(t, s).Prompts[x.p.ID]
-		if err != nil || (why == "") != (row.why == "") || !strings.Contains(string(why), row.why) {
-			t.Errorf("%s: refusal %q, %v; want %q", row.name, why, err, row.why)
-		}
-		if why != "" && after != nil && before.At != after.At {
-			t.Errorf("%s: refused, but the record changed", row.name)
-		}
-		if why == "" && (after.Status != ReplyReceived || !after.NonceUsed || *after.DecidedBy != x.d.By ||
-			got.At != after.At) {
-			t.Errorf("%s: accepted, but the record is %+v", row.name, after)
-		}
+		t.Run(row.name, func(t *testing.T) {
+			x := &setup{s: s, now: time.Now()}
+			x.p = storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
+			x.d = storeTap(x.p, "y")
+			row.change(x)
+			before := storeView(t, s).Prompts[x.p.ID]
+			got, why, err := s.Decide(x.d, x.now)
+			after := storeView(t, s).Prompts[x.p.ID]
+			if err != nil || (why == "") != (row.why == "") || !strings.Contains(string(why), row.why) {
+				t.Errorf("refusal %q, %v; want %q", why, err, row.why)
+			}
+			if why != "" && after != nil && before.At != after.At {
+				t.Error("refused, but the record changed")
+			}
+			if why == "" && (after.Status != ReplyReceived || !after.NonceUsed || *after.DecidedBy != x.d.By ||
+				got.At != after.At) {
+				t.Errorf("accepted, but the record is %+v", after)
+			}
+		})
 	}
 }
 
@@ -11017,18 +11035,20 @@ func TestUnreadIsNotAllowed(t *testing.T) {
 		{"hook always unknown", MultipleChoice, hook, "hook", hookAlways, true, true, false, false},
 		{"hook deny unseen", MultipleChoice, hook, "hook", hookDeny, false, true, true, true},
 	} {
-		for by, want := range map[string]bool{"telegram:1001": c.phone, "cli:answer": c.answer, "cli:local": true} {
-			p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
-				p.Type, p.Choices, p.Source, p.Permission = c.typ, c.of, c.source, c.source == "hook"
-				p.ShownAll, p.Cut = c.shown, c.cut
-			})
-			d := storeTap(p, c.value)
-			d.By = by
-			_, why, err := s.Decide(d, time.Now())
-			if err != nil || (why == "") != want {
-				t.Errorf("%s by %s: %q %v", c.name, by, why, err)
+		t.Run(c.name, func(t *testing.T) {
+			for by, want := range map[string]bool{"telegram:1001": c.phone, "cli:answer": c.answer, "cli:local": true} {
+				p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
+					p.Type, p.Choices, p.Source, p.Permission = c.typ, c.of, c.source, c.source == "hook"
+					p.ShownAll, p.Cut = c.shown, c.cut
+				})
+				d := storeTap(p, c.value)
+				d.By = by
+				_, why, err := s.Decide(d, time.Now())
+				if err != nil || (why == "") != want {
+					t.Errorf("by %s: %q %v", by, why, err)
+				}
 			}
-		}
+		})
 	}
 }
 
@@ -12204,9 +12224,11 @@ func TestAuditTampering(t *testing.T) {
 		{"escaped", bytes.Replace(log, []byte("é"), []byte("\\u00e9"), 1), 1, "jq -c"},
 	}
 	for _, row := range rows {
-		if v := verify(row.log, head); v.OK || v.Line != row.line || !strings.Contains(v.Reason, row.why) {
-			t.Errorf("%s: %+v, want line %d %s", row.name, v, row.line, row.why)
-		}
+		t.Run(row.name, func(t *testing.T) {
+			if v := verify(row.log, head); v.OK || v.Line != row.line || !strings.Contains(v.Reason, row.why) {
+				t.Errorf("%+v, want line %d %s", v, row.line, row.why)
+			}
+		})
 	}
 	if v := verify(log, head, head); !v.OK {
 		t.Error(v)
@@ -13147,20 +13169,22 @@ func TestRefusedDecisionChangesNothing(t *testing.T) {
 		"no answer to it": func(_ *PromptRecord, d *Decision) { d.Value = "maybe" },
 		"wrong nonce":     func(_ *PromptRecord, d *Decision) { d.Nonce = newNonce()[:16] },
 	} {
-		d := Decision{Value: "y", By: "telegram:1001", UpdateID: 77}
-		var p *PromptRecord
-		p = storePrompt(t, s, storeSession(t, s), AwaitingReply, func(q *PromptRecord) {
-			d.PromptID, d.SessionID, d.Nonce = q.ID, q.SessionID, q.Nonce
-			change(q, &d)
+		t.Run(name, func(t *testing.T) {
+			d := Decision{Value: "y", By: "telegram:1001", UpdateID: 77}
+			var p *PromptRecord
+			p = storePrompt(t, s, storeSession(t, s), AwaitingReply, func(q *PromptRecord) {
+				d.PromptID, d.SessionID, d.Nonce = q.ID, q.SessionID, q.Nonce
+				change(q, &d)
+			})
+			_, why, err := s.Decide(d, time.Now())
+			now := storeView(t, s).Prompts[p.ID]
+			if err != nil || why == "" || now.Status != AwaitingReply || now.NonceUsed || now.At != p.At {
+				t.Errorf("%q %v, it is %s", why, err, now.Status)
+			}
+			if storeView(t, s).Updates["77"] != nil {
+				t.Error("the update counts as acted on")
+			}
 		})
-		_, why, err := s.Decide(d, time.Now())
-		now := storeView(t, s).Prompts[p.ID]
-		if err != nil || why == "" || now.Status != AwaitingReply || now.NonceUsed || now.At != p.At {
-			t.Errorf("%s: %q %v, it is %s", name, why, err, now.Status)
-		}
-		if storeView(t, s).Updates["77"] != nil {
-			t.Errorf("%s: the update counts as acted on", name)
-		}
 	}
 }
 
@@ -13334,13 +13358,15 @@ func TestAdmittedOnlyWhole(t *testing.T) {
 		{"a message with a tap", `{"message":{"from":{"id":1001},"chat":{"id":1001,"type":"private"}},"callback_query":` +
 			`{"id":"q","from":{"id":1001},"message":{"message_id":5,"chat":{"id":1001,"type":"private"}}}}`, []int64{1001}, 1001},
 	} {
-		var u update
-		if err := json.Unmarshal([]byte(c.update), &u); err != nil {
-			t.Fatal(err)
-		}
-		if _, ok := admitted(&u, c.users, c.chat); ok {
-			t.Errorf("%s is admitted", c.name)
-		}
+		t.Run(c.name, func(t *testing.T) {
+			var u update
+			if err := json.Unmarshal([]byte(c.update), &u); err != nil {
+				t.Fatal(err)
+			}
+			if _, ok := admitted(&u, c.users, c.chat); ok {
+				t.Errorf("%s is admitted", c.name)
+			}
+		})
 	}
 }
 
@@ -13359,14 +13385,16 @@ func TestAskAgainButton(t *testing.T) {
 		"a hook's":        {func(p *PromptRecord) { p.Source = "hook" }, false},
 		"never sent":      {func(p *PromptRecord) { p.MsgID = 0 }, false},
 	} {
-		p := expired
-		c.change(&p)
-		if got := p.mayBeAsked(); got != c.want {
-			t.Errorf("%s: may be asked again: %v", name, got)
-		}
-		if got := len(keyboardAfter(&p)) > 0; got != (c.want || name == "never sent") {
-			t.Errorf("%s: a button: %v", name, got)
-		}
+		t.Run(name, func(t *testing.T) {
+			p := expired
+			c.change(&p)
+			if got := p.mayBeAsked(); got != c.want {
+				t.Errorf("may be asked again: %v", got)
+			}
+			if got := len(keyboardAfter(&p)) > 0; got != (c.want || name == "never sent") {
+				t.Errorf("a button: %v", got)
+			}
+		})
 	}
 }
 
@@ -13430,42 +13458,44 @@ func TestWriterLooksFirst(t *testing.T) {
 		{"typed here, output waits", 5, nil, false, "y", false, true},
 		{"typed here, error", 0, io.ErrClosedPipe, false, "y", false, true},
 	} {
-		s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
-		id := s.q.rec.ID
-		p := &ptyWriter{unread: c.unread, err: c.err}
-		s.pty = p
-		s.gate.keys, s.gate.after = []byte("y"), s.echo()
-		writes := make(chan write, 1)
-		w, ready := s.nextWrite()
-		if !ready || string(w.p) != "y" || !w.answer {
-			t.Fatalf("%s: next is %q (%v)", c.name, w.p, ready)
-		}
-		w.answer = c.answer
-		s.handedOver(w)
-		if _, again := s.nextWrite(); again {
-			t.Errorf("%s: a second write is handed over before the first is reported", c.name)
-		}
-		writes <- w
-		close(writes)
-		s.writePTY(writes)
-		for n := len(s.events); n > 0; n-- { // others report there too
-			(<-s.events)()
-		}
-		if p.wrote != c.wrote || s.inFlight {
-			t.Errorf("%s: wrote %q, in flight %v", c.name, p.wrote, s.inFlight)
-		}
-		if c.ends {
-			if r := storeView(t, s.st).Prompts[id]; s.gate != nil || r.Status != Failed || !strings.Contains(r.Reason, "could not be typed") {
-				t.Errorf("%s: it is %s (%s)", c.name, r.Status, r.Reason)
+		t.Run(c.name, func(t *testing.T) {
+			s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+			id := s.q.rec.ID
+			p := &ptyWriter{unread: c.unread, err: c.err}
+			s.pty = p
+			s.gate.keys, s.gate.after = []byte("y"), s.echo()
+			writes := make(chan write, 1)
+			w, ready := s.nextWrite()
+			if !ready || string(w.p) != "y" || !w.answer {
+				t.Fatalf("next is %q (%v)", w.p, ready)
 			}
-			continue
-		}
-		if s.gate == nil || (len(s.gate.keys) > 0) != c.keys || s.gate.wrote != (c.wrote != "" && c.answer) {
-			t.Errorf("%s: gate %+v", c.name, s.gate)
-		}
-		if moved := s.gate != nil && s.gate.phase == gateEcho; moved != (c.wrote != "" && c.answer) {
-			t.Errorf("%s: the gate moved on: %v", c.name, moved)
-		}
+			w.answer = c.answer
+			s.handedOver(w)
+			if _, again := s.nextWrite(); again {
+				t.Error("a second write is handed over before the first is reported")
+			}
+			writes <- w
+			close(writes)
+			s.writePTY(writes)
+			for n := len(s.events); n > 0; n-- { // others report there too
+				(<-s.events)()
+			}
+			if p.wrote != c.wrote || s.inFlight {
+				t.Errorf("wrote %q, in flight %v", p.wrote, s.inFlight)
+			}
+			if c.ends {
+				if r := storeView(t, s.st).Prompts[id]; s.gate != nil || r.Status != Failed || !strings.Contains(r.Reason, "could not be typed") {
+					t.Errorf("it is %s (%s)", r.Status, r.Reason)
+				}
+				return
+			}
+			if s.gate == nil || (len(s.gate.keys) > 0) != c.keys || s.gate.wrote != (c.wrote != "" && c.answer) {
+				t.Errorf("gate %+v", s.gate)
+			}
+			if moved := s.gate != nil && s.gate.phase == gateEcho; moved != (c.wrote != "" && c.answer) {
+				t.Errorf("the gate moved on: %v", moved)
+			}
+		})
 	}
 }
 
@@ -13519,32 +13549,34 @@ func TestExpireTypes(t *testing.T) {
 		{"hook", true, false, ref(hookDeny), false, false, ref(hookDeny)},
 		{"hook, fed", true, true, ref(hookDeny), false, false, ref(hookDeny)},
 	} {
-		st := storeAt(t, storeDir(t))
-		p := storePrompt(t, st, storeSession(t, st), AwaitingReply, func(p *PromptRecord) {
-			p.SafeDefault = c.def
-			p.CreatedAt, p.ExpiresAt = time.Now().Add(-time.Minute), time.Now().Add(-time.Second)
+		t.Run(c.name, func(t *testing.T) {
+			st := storeAt(t, storeDir(t))
+			p := storePrompt(t, st, storeSession(t, st), AwaitingReply, func(p *PromptRecord) {
+				p.SafeDefault = c.def
+				p.CreatedAt, p.ExpiresAt = time.Now().Add(-time.Minute), time.Now().Add(-time.Second)
+			})
+			q := &question{rec: *p, checkAt: time.Now().Add(time.Hour), screen: &Prompt{Type: YesNo}}
+			if c.hook {
+				q.screen = nil
+			}
+			s := &session{st: st, ch: localChannel{}, ctx: t.Context(), log: slog.New(slog.DiscardHandler), adapter: adapterFor("x"),
+				cfg: &Config{}, events: make(chan func(), 100), fed: c.fed, q: q}
+			s.rec = *storeView(t, st).Sessions[p.SessionID]
+			s.questionStep()
+			got := storeView(t, st).Prompts[p.ID]
+			if got.Status != Expired || !strings.Contains(got.Reason, "no answer in 59 s") {
+				t.Errorf("%s (%s)", got.Status, got.Reason)
+			}
+			if q.decided != c.decided || (s.q == nil) != c.over {
+				t.Errorf("decided %v, over %v", q.decided, s.q == nil)
+			}
+			if (got.Value == nil) != (c.value == nil) || got.Value != nil && *got.Value != *c.value {
+				t.Errorf("value %v", got.Value)
+			}
+			if c.hook && q.checkAt.After(time.Now()) {
+				t.Error("its hook is not looked after")
+			}
 		})
-		q := &question{rec: *p, checkAt: time.Now().Add(time.Hour), screen: &Prompt{Type: YesNo}}
-		if c.hook {
-			q.screen = nil
-		}
-		s := &session{st: st, ch: localChannel{}, ctx: t.Context(), log: slog.New(slog.DiscardHandler), adapter: adapterFor("x"),
-			cfg: &Config{}, events: make(chan func(), 100), fed: c.fed, q: q}
-		s.rec = *storeView(t, st).Sessions[p.SessionID]
-		s.questionStep()
-		got := storeView(t, st).Prompts[p.ID]
-		if got.Status != Expired || !strings.Contains(got.Reason, "no answer in 59 s") {
-			t.Errorf("%s: %s (%s)", c.name, got.Status, got.Reason)
-		}
-		if q.decided != c.decided || (s.q == nil) != c.over {
-			t.Errorf("%s: decided %v, over %v", c.name, q.decided, s.q == nil)
-		}
-		if (got.Value == nil) != (c.value == nil) || got.Value != nil && *got.Value != *c.value {
-			t.Errorf("%s: value %v", c.name, got.Value)
-		}
-		if c.hook && q.checkAt.After(time.Now()) {
-			t.Errorf("%s: its hook is not looked after", c.name)
-		}
 	}
 }
 
@@ -13600,25 +13632,27 @@ func TestReleaseHeldKeys(t *testing.T) {
 		{"a report", "Go? (y/n) ", now, time.Time{}, true, false, false, "\x1b[?62;c", "\x1b[?62;c"},
 		{"the end of a pipe", "Go? (y/n) ", now, time.Time{}, true, false, false, "", "\x04\x04"},
 	} {
-		s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
-		g := s.gate
-		if g.wrote, g.leftAt = c.wrote, c.leftAt; c.idle {
-			g.q.rec.Idle = true
-		}
-		if c.input {
-			g.q = nil
-		}
-		s.keyboard([]byte(c.keys))
-		if len(s.held) != 1 || len(s.typing) > 0 {
-			t.Fatalf("%s: not held", c.name)
-		}
-		s.held[0].at = c.at
-		s.shows(c.shows)
-		s.gate = nil
-		s.release(g)
-		if string(s.typing) != c.want || len(s.held) > 0 {
-			t.Errorf("%s: passed on %q, want %q", c.name, s.typing, c.want)
-		}
+		t.Run(c.name, func(t *testing.T) {
+			s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+			g := s.gate
+			if g.wrote, g.leftAt = c.wrote, c.leftAt; c.idle {
+				g.q.rec.Idle = true
+			}
+			if c.input {
+				g.q = nil
+			}
+			s.keyboard([]byte(c.keys))
+			if len(s.held) != 1 || len(s.typing) > 0 {
+				t.Fatal("not held")
+			}
+			s.held[0].at = c.at
+			s.shows(c.shows)
+			s.gate = nil
+			s.release(g)
+			if string(s.typing) != c.want || len(s.held) > 0 {
+				t.Errorf("passed on %q, want %q", s.typing, c.want)
+			}
+		})
 	}
 }
 
@@ -13659,13 +13693,15 @@ func TestSameIsAllOfIt(t *testing.T) {
 		"cut":           {func(p *Prompt) { p.Cut = true }, false, true},
 		"blanks":        {func(p *Prompt) { p.parts.body = []string{"the  wall"} }, false, false},
 	} {
-		now := made(c.change)
-		if asked.same(now) != c.same || asked.follows(now) != c.follows {
-			t.Errorf("%s: same %v, follows %v", name, asked.same(now), asked.follows(now))
-		}
-		if (asked.Fingerprint == now.Fingerprint) != c.same {
-			t.Errorf("%s: the fingerprint tells otherwise", name)
-		}
+		t.Run(name, func(t *testing.T) {
+			now := made(c.change)
+			if asked.same(now) != c.same || asked.follows(now) != c.follows {
+				t.Errorf("same %v, follows %v", asked.same(now), asked.follows(now))
+			}
+			if (asked.Fingerprint == now.Fingerprint) != c.same {
+				t.Error("the fingerprint tells otherwise")
+			}
+		})
 	}
 	if asked.same(nil) || asked.follows(nil) {
 		t.Error("nothing is the same")
@@ -13751,27 +13787,29 @@ func TestWhatStandsAbove(t *testing.T) {
 		{"menu, scrolled out", "far\r\n\r\n\r\n" + rows(60) + menu, []string{"/srv/0 ", "/srv/59", "Pick one", "!far"}, []string{"!far"}, false},
 		{"menu, lost", rows(maxGone+100) + menu, nil, nil, true},
 	} {
-		state := "reading canon echo"
-		if strings.Contains(c.name, "menu") {
-			state = "reading raw noecho"
-		}
-		s := newStage(t, "x", state)
-		p := s.one(c.screen)
-		if p.Cut != c.cut {
-			t.Errorf("%s: cut %v", c.name, p.Cut)
-		}
-		for of, words := range map[string][]string{p.Full: c.full, p.Above: c.above} {
-			for _, word := range words {
-				if without, not := strings.CutPrefix(word, "!"); strings.Contains(of, without) == not {
-					t.Errorf("%s: %q, want %q", c.name, of, word)
+		t.Run(c.name, func(t *testing.T) {
+			state := "reading canon echo"
+			if strings.Contains(c.name, "menu") {
+				state = "reading raw noecho"
+			}
+			s := newStage(t, "x", state)
+			p := s.one(c.screen)
+			if p.Cut != c.cut {
+				t.Errorf("cut %v", p.Cut)
+			}
+			for of, words := range map[string][]string{p.Full: c.full, p.Above: c.above} {
+				for _, word := range words {
+					if without, not := strings.CutPrefix(word, "!"); strings.Contains(of, without) == not {
+						t.Errorf("%q, want %q", of, word)
+					}
 				}
 			}
-		}
-		moved := *p
-		moved.parts.above = append(slices.Clone(p.parts.above), "more")
-		if moved.seal(); p.same(&moved) {
-			t.Errorf("%s: what stands above does not count", c.name)
-		}
+			moved := *p
+			moved.parts.above = append(slices.Clone(p.parts.above), "more")
+			if moved.seal(); p.same(&moved) {
+				t.Error("what stands above does not count")
+			}
+		})
 	}
 }
 
@@ -13785,18 +13823,20 @@ func TestStrayEnterHidesNothing(t *testing.T) {
 		{"dialog gone", "reading raw noecho", menu, "\x1b[H\x1b[J\x1b[?25herase the disk\r\n", "and the tape\r\nMore? (y/n) "},
 		{"dialog", "reading raw noecho", menu, "", "\x1b[H\x1b[J\x1b[?25herase the disk\r\nand the tape\r\nMore? (y/n) "},
 	} {
-		s := newStage(t, "x", c.tty)
-		s.one(c.asked)
-		s.d.Feed([]byte(c.next), s.now)
-		s.d.Typed([]byte("\r"), s.now)
-		asked := s.show(c.rest, 5*time.Second)
-		if len(asked) == 0 {
-			t.Fatalf("%s: nothing is asked", c.name)
-		}
-		all := asked[len(asked)-1].Above + asked[len(asked)-1].Full
-		if !strings.Contains(all, "erase the disk") || !strings.Contains(all, "and the tape") {
-			t.Errorf("%s: it shows %q", c.name, all)
-		}
+		t.Run(c.name, func(t *testing.T) {
+			s := newStage(t, "x", c.tty)
+			s.one(c.asked)
+			s.d.Feed([]byte(c.next), s.now)
+			s.d.Typed([]byte("\r"), s.now)
+			asked := s.show(c.rest, 5*time.Second)
+			if len(asked) == 0 {
+				t.Fatal("nothing is asked")
+			}
+			all := asked[len(asked)-1].Above + asked[len(asked)-1].Full
+			if !strings.Contains(all, "erase the disk") || !strings.Contains(all, "and the tape") {
+				t.Errorf("it shows %q", all)
+			}
+		})
 	}
 }
 
@@ -13807,17 +13847,19 @@ func TestAnsweredIsBehind(t *testing.T) {
 		name, keys string
 		behind     bool
 	}{{"enter", "y\r", true}, {"a letter", "y", true}, {"an arrow", "\x1b[A", false}, {"nothing", "", false}} {
-		s := newStage(t, "x", "reading canon echo")
-		s.one("rm -rf /srv\r\nGo? (y/n) ")
-		s.d.Typed([]byte(c.keys), s.now)
-		s.show("y\r\nreally all of it\r\n", 300*time.Millisecond)
-		p := s.show("More? (y/n) ", 3*time.Second)
-		if len(p) != 1 {
-			t.Fatalf("%s: %d questions", c.name, len(p))
-		}
-		if all := p[0].Above + p[0].Full; strings.Contains(all, "/srv") == c.behind || !strings.Contains(all, "really all") {
-			t.Errorf("%s: it shows %q", c.name, all)
-		}
+		t.Run(c.name, func(t *testing.T) {
+			s := newStage(t, "x", "reading canon echo")
+			s.one("rm -rf /srv\r\nGo? (y/n) ")
+			s.d.Typed([]byte(c.keys), s.now)
+			s.show("y\r\nreally all of it\r\n", 300*time.Millisecond)
+			p := s.show("More? (y/n) ", 3*time.Second)
+			if len(p) != 1 {
+				t.Fatalf("%d questions", len(p))
+			}
+			if all := p[0].Above + p[0].Full; strings.Contains(all, "/srv") == c.behind || !strings.Contains(all, "really all") {
+				t.Errorf("it shows %q", all)
+			}
+		})
 	}
 }
 
@@ -13889,15 +13931,17 @@ func TestLineStands(t *testing.T) {
 		"other near":     {"\x1b7\x1b[3;1Hrm -rf /\x1b8", "reading canon echo", true},
 		"the tool works": {"", "busy canon echo", true},
 	} {
-		s := newStage(t, "x", "reading canon echo")
-		s.one("far\r\n\r\nls\r\nGo? (y/n) ")
-		s.tty = parseTTY(c.tty)
-		s.d.Feed([]byte(c.shows), s.now)
-		s.now = s.now.Add(10 * time.Millisecond)
-		s.d.Gone(s.tty, s.now)
-		if got := s.d.Gone(s.tty, s.now.Add(goneAfter)); got != c.gone {
-			t.Errorf("%s: gone %v", name, got)
-		}
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t, "x", "reading canon echo")
+			s.one("far\r\n\r\nls\r\nGo? (y/n) ")
+			s.tty = parseTTY(c.tty)
+			s.d.Feed([]byte(c.shows), s.now)
+			s.now = s.now.Add(10 * time.Millisecond)
+			s.d.Gone(s.tty, s.now)
+			if got := s.d.Gone(s.tty, s.now.Add(goneAfter)); got != c.gone {
+				t.Errorf("gone %v", got)
+			}
+		})
 	}
 }
 
@@ -13940,21 +13984,23 @@ func TestConfiguredDefaults(t *testing.T) {
 		{"ticks", "reading raw noecho", "\x1b[?25lToppings? (space to select)\r\n❯ [ ] No\r\n  [ ] Blue\r\n", all, "-"},
 		{"escape", "reading raw noecho", "\x1b[?25lPick:\r\n❯ Red\r\n  Green\r\n\r\nEsc to cancel\r\n", nil, "esc"},
 	} {
-		s := newStage(t, "x", c.tty)
-		s.d.o.SafeDefaults = c.set
-		s.d.Feed([]byte(c.screen), s.now)
-		p := s.d.Look(s.tty, s.now)
-		if p == nil {
-			t.Errorf("%s: asks nothing", c.name)
-			continue
-		}
-		got := "-"
-		if p.SafeDefault != nil {
-			got = *p.SafeDefault
-		}
-		if got != c.want {
-			t.Errorf("%s: %s %q gets %q, want %q", c.name, p.Type, p.Question, got, c.want)
-		}
+		t.Run(c.name, func(t *testing.T) {
+			s := newStage(t, "x", c.tty)
+			s.d.o.SafeDefaults = c.set
+			s.d.Feed([]byte(c.screen), s.now)
+			p := s.d.Look(s.tty, s.now)
+			if p == nil {
+				t.Error("asks nothing")
+				return
+			}
+			got := "-"
+			if p.SafeDefault != nil {
+				got = *p.SafeDefault
+			}
+			if got != c.want {
+				t.Errorf("%s %q gets %q, want %q", p.Type, p.Question, got, c.want)
+			}
+		})
 	}
 }
 
@@ -13995,19 +14041,21 @@ func TestGateFirstKey(t *testing.T) {
 		{"keys to write", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.typing = []byte("a") }, "", ""},
 		{"the program writes", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.unseen.Add(1) }, "", "keeps writing"},
 	} {
-		s := gateBench(t, c.tool, c.state, c.asked, c.value)
-		id := s.q.rec.ID
-		if c.change != nil {
-			c.change(s)
-		}
-		got := s.typed(c.want == "")
-		r := storeView(t, s.st).Prompts[id]
-		if got != c.want || c.why == "" && r.Status != ReplyReceived || c.why != "" && (r.Status != Failed || !strings.Contains(r.Reason, c.why)) {
-			t.Errorf("%s: types %q, %s (%s); want %q %s", c.name, got, r.Status, r.Reason, c.want, c.why)
-		}
-		if _, left := s.st.TakeSecret(id); left && c.want != "" {
-			t.Errorf("%s: the password is still there", c.name)
-		}
+		t.Run(c.name, func(t *testing.T) {
+			s := gateBench(t, c.tool, c.state, c.asked, c.value)
+			id := s.q.rec.ID
+			if c.change != nil {
+				c.change(s)
+			}
+			got := s.typed(c.want == "")
+			r := storeView(t, s.st).Prompts[id]
+			if got != c.want || c.why == "" && r.Status != ReplyReceived || c.why != "" && (r.Status != Failed || !strings.Contains(r.Reason, c.why)) {
+				t.Errorf("types %q, %s (%s); want %q %s", got, r.Status, r.Reason, c.want, c.why)
+			}
+			if _, left := s.st.TakeSecret(id); left && c.want != "" {
+				t.Error("the password is still there")
+			}
+		})
 	}
 }
 
@@ -14042,38 +14090,40 @@ func TestGateInputBox(t *testing.T) {
 		{"hash", "#x", []step{{box(""), false, " #x"}}}, {"backslash", "x\\", []step{{box(""), false, "x\\ "}}},
 		{"plain", "x!", []step{{box(""), false, "x!"}}},
 	} {
-		s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
-		s.q, s.adapter, s.pty = nil, adapterFor("claude"), ptyState{state: raw}
-		s.det = newDetector(s.adapter, 24, 80, DetectOptions{})
-		r := &InputRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Kind: "text", By: "telegram:1001", Text: c.text, Status: "queued"}
-		s.gate = newInputGate(r)
-		for i, step := range c.steps {
-			if step.shows != keep {
-				s.shows(step.shows)
-			}
-			if strings.HasPrefix(step.want, "!does not show") {
-				s.gate.until = time.Now().Add(-submitTime - time.Second)
-				s.gateStep()
-			}
-			keys := ""
-			if s.gate != nil {
-				keys = s.typed(step.late)
-			}
-			why, refused := strings.CutPrefix(step.want, "!")
-			now := storeView(t, s.st).Inputs[r.ID]
-			switch {
-			case refused:
-				if keys != "" || s.gate != nil || now == nil || now.Status != "refused" || !strings.Contains(now.Reason, why) {
-					t.Errorf("%s, step %d: types %q, %+v", c.name, i, keys, now)
+		t.Run(c.name, func(t *testing.T) {
+			s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+			s.q, s.adapter, s.pty = nil, adapterFor("claude"), ptyState{state: raw}
+			s.det = newDetector(s.adapter, 24, 80, DetectOptions{})
+			r := &InputRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Kind: "text", By: "telegram:1001", Text: c.text, Status: "queued"}
+			s.gate = newInputGate(r)
+			for i, step := range c.steps {
+				if step.shows != keep {
+					s.shows(step.shows)
 				}
-			case step.want == "done":
-				if keys != "" || s.gate != nil || now == nil || now.Status != "done" {
-					t.Errorf("%s, step %d: types %q, %+v", c.name, i, keys, now)
+				if strings.HasPrefix(step.want, "!does not show") {
+					s.gate.until = time.Now().Add(-submitTime - time.Second)
+					s.gateStep()
 				}
-			case keys != step.want || s.gate == nil || now != nil:
-				t.Fatalf("%s, step %d: types %q, want %q; %+v", c.name, i, keys, step.want, now)
+				keys := ""
+				if s.gate != nil {
+					keys = s.typed(step.late)
+				}
+				why, refused := strings.CutPrefix(step.want, "!")
+				now := storeView(t, s.st).Inputs[r.ID]
+				switch {
+				case refused:
+					if keys != "" || s.gate != nil || now == nil || now.Status != "refused" || !strings.Contains(now.Reason, why) {
+						t.Errorf("step %d: types %q, %+v", i, keys, now)
+					}
+				case step.want == "done":
+					if keys != "" || s.gate != nil || now == nil || now.Status != "done" {
+						t.Errorf("step %d: types %q, %+v", i, keys, now)
+					}
+				case keys != step.want || s.gate == nil || now != nil:
+					t.Fatalf("step %d: types %q, want %q; %+v", i, keys, step.want, now)
+				}
 			}
-		}
+		})
 	}
 }
 
@@ -14207,20 +14257,22 @@ func TestHooksEnd(t *testing.T) {
 		{"time over, unasked", func(s *session, h *question, _ func()) { h.rec.ExpiresAt, s.q = long, &question{} },
 			Canceled, "before it could be asked"},
 	} {
-		s, hooks, unlock := hookBench(t, "touch a")
-		h := hooks[0]
-		c.change(s, h, unlock[0])
-		s.hookStep()
-		got := storeView(t, s.st).Prompts[h.rec.ID]
-		if got.Status != c.want || !strings.Contains(got.Reason, c.why) {
-			t.Errorf("%s: it is %s (%s), want %s (%s)", c.name, got.Status, got.Reason, c.want, c.why)
-		}
-		if ended := !slices.Contains(s.hooks, h); ended != got.Status.ended() {
-			t.Errorf("%s: taken out: %v", c.name, ended)
-		}
-		if c.want == Resolved && (got.DecidedBy == nil || *got.DecidedBy != "cli:local") {
-			t.Errorf("%s: by %v", c.name, got.DecidedBy)
-		}
+		t.Run(c.name, func(t *testing.T) {
+			s, hooks, unlock := hookBench(t, "touch a")
+			h := hooks[0]
+			c.change(s, h, unlock[0])
+			s.hookStep()
+			got := storeView(t, s.st).Prompts[h.rec.ID]
+			if got.Status != c.want || !strings.Contains(got.Reason, c.why) {
+				t.Errorf("it is %s (%s), want %s (%s)", got.Status, got.Reason, c.want, c.why)
+			}
+			if ended := !slices.Contains(s.hooks, h); ended != got.Status.ended() {
+				t.Errorf("taken out: %v", ended)
+			}
+			if c.want == Resolved && (got.DecidedBy == nil || *got.DecidedBy != "cli:local") {
+				t.Errorf("by %v", got.DecidedBy)
+			}
+		})
 	}
 }
 
@@ -14240,27 +14292,29 @@ func TestHookAndScreen(t *testing.T) {
 		{"another, untold", "touch b", false, Created, "hook"},
 		{"another, told", "touch b", true, Created, "screen"},
 	} {
-		s, _, _ := hookBench(t)
-		p := s.dialogOf(c.screen)
-		s.seen, s.q = p, &question{screen: p}
-		if c.told && !s.create(s.q) {
-			t.Fatal("not stored")
-		}
-		before := s.q
-		rec := storePrompt(t, s.st, s.rec.ID, Created, func(p *PromptRecord) {
-			p.Source, p.Tool, p.Subject, p.Permission = "hook", "Bash", "touch a", true
+		t.Run(c.name, func(t *testing.T) {
+			s, _, _ := hookBench(t)
+			p := s.dialogOf(c.screen)
+			s.seen, s.q = p, &question{screen: p}
+			if c.told && !s.create(s.q) {
+				t.Fatal("not stored")
+			}
+			before := s.q
+			rec := storePrompt(t, s.st, s.rec.ID, Created, func(p *PromptRecord) {
+				p.Source, p.Tool, p.Subject, p.Permission = "hook", "Bash", "touch a", true
+			})
+			s.followed(rec)
+			h := s.byID(rec.ID)
+			if got := storeView(t, s.st).Prompts[rec.ID]; got.Status != c.want {
+				t.Errorf("the hook's is %s", got.Status)
+			}
+			if force := s.q == before; force != (c.force == "screen") || !force && s.q != h {
+				t.Errorf("in force is %+v", s.q)
+			}
+			if h != nil && (h.dialog != nil) != (c.screen == "touch a") {
+				t.Errorf("its dialog stands: %v", h.dialog != nil)
+			}
 		})
-		s.followed(rec)
-		h := s.byID(rec.ID)
-		if got := storeView(t, s.st).Prompts[rec.ID]; got.Status != c.want {
-			t.Errorf("%s: the hook's is %s", c.name, got.Status)
-		}
-		if force := s.q == before; force != (c.force == "screen") || !force && s.q != h {
-			t.Errorf("%s: in force is %+v", c.name, s.q)
-		}
-		if h != nil && (h.dialog != nil) != (c.screen == "touch a") {
-			t.Errorf("%s: its dialog stands: %v", c.name, h.dialog != nil)
-		}
 	}
 	s, _, _ := hookBench(t)
 	s.q = &question{rec: PromptRecord{Head: Head{ID: newID()}, Status: AwaitingReply, Prompt: Prompt{Idle: true}}, screen: &Prompt{Idle: true}}
@@ -14301,44 +14355,46 @@ func TestHookDecisions(t *testing.T) {
 			s.Move(p.ID, ReplyReceived, func(r *PromptRecord) { r.Value = ref("yes") })
 		}, `null`},
 	} {
-		for _, alive := range []bool{true, false} {
-			st := storeAt(t, storeDir(t))
-			session := storeSession(t, st)
-			if alive {
-				if _, err := st.HoldSession(session); err != nil {
-					t.Fatal(err)
-				}
-			}
-			h := &hook{Tool: "Bash", Input: json.RawMessage(`{"command":"ls"}`), Suggestions: []json.RawMessage{rule},
-				st: st, session: session, life: time.Hour, release: func() {}}
-			if c.name == "expired" {
-				h.life = 0
-			}
-			asked := st.Follow(t.Context(), session, func() bool { return true })
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				for rec := range asked {
-					if p, ok := rec.(*PromptRecord); ok && p.Status == Created {
-						c.do(st, p)
-						return
+		t.Run(c.name, func(t *testing.T) {
+			for _, alive := range []bool{true, false} {
+				st := storeAt(t, storeDir(t))
+				session := storeSession(t, st)
+				if alive {
+					if _, err := st.HoldSession(session); err != nil {
+						t.Fatal(err)
 					}
 				}
-			}()
-			got, err := json.Marshal(h.permission(t.Context()))
-			<-done
-			want := c.want
-			if !alive {
-				want = "null"
+				h := &hook{Tool: "Bash", Input: json.RawMessage(`{"command":"ls"}`), Suggestions: []json.RawMessage{rule},
+					st: st, session: session, life: time.Hour, release: func() {}}
+				if c.name == "expired" {
+					h.life = 0
+				}
+				asked := st.Follow(t.Context(), session, func() bool { return true })
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					for rec := range asked {
+						if p, ok := rec.(*PromptRecord); ok && p.Status == Created {
+							c.do(st, p)
+							return
+						}
+					}
+				}()
+				got, err := json.Marshal(h.permission(t.Context()))
+				<-done
+				want := c.want
+				if !alive {
+					want = "null"
+				}
+				if err != nil || string(got) != want {
+					t.Errorf("session alive %v: %s, want %s (%v)", alive, got, want, err)
+				}
+				if !st.Alive(h.last) {
+					t.Error("its lock is free before the answer is passed on")
+				}
+				h.release()
 			}
-			if err != nil || string(got) != want {
-				t.Errorf("%s, session alive %v: %s, want %s (%v)", c.name, alive, got, want, err)
-			}
-			if !st.Alive(h.last) {
-				t.Errorf("%s: its lock is free before the answer is passed on", c.name)
-			}
-			h.release()
-		}
+		})
 	}
 }
 
@@ -14372,28 +14428,30 @@ func TestAskAgainTap(t *testing.T) {
 		}, 0, 0},
 		{"answered", func(e *tgEnv, p *PromptRecord) { e.store.Move(p.ID, Resolved, nil) }, 0, 0},
 	} {
-		e := newTGEnv(t)
-		p := e.ask(yesNo)
-		if ok, err := storeMove(e.store, p.ID, Expired, p.ExpiresAt); !ok || err != nil {
-			t.Fatal(ok, err)
-		}
-		c.change(e, p)
-		r := &receiver{Telegram: e.Telegram, ctx: t.Context()}
-		for range 2 { // delivered twice
-			if _, err := r.take(json.RawMessage(tgTapOn(1, p, tapAgain, p.MsgID+c.msg, 1001))); err != nil {
-				t.Fatal(err)
+		t.Run(c.name, func(t *testing.T) {
+			e := newTGEnv(t)
+			p := e.ask(yesNo)
+			if ok, err := storeMove(e.store, p.ID, Expired, p.ExpiresAt); !ok || err != nil {
+				t.Fatal(ok, err)
 			}
-		}
-		r.work.Wait()
-		v := storeView(t, e.store)
-		for _, in := range v.Inputs {
-			if in.Kind != "again" || in.PromptID != p.ID || in.SessionID != e.s.ID || in.By != "telegram:1001" || in.Status != "queued" {
-				t.Errorf("%s: %+v", c.name, in)
+			c.change(e, p)
+			r := &receiver{Telegram: e.Telegram, ctx: t.Context()}
+			for range 2 { // delivered twice
+				if _, err := r.take(json.RawMessage(tgTapOn(1, p, tapAgain, p.MsgID+c.msg, 1001))); err != nil {
+					t.Fatal(err)
+				}
 			}
-		}
-		if len(v.Inputs) != c.want || v.Updates["1"] == nil {
-			t.Errorf("%s: %d inputs, acted on: %v", c.name, len(v.Inputs), v.Updates["1"] != nil)
-		}
+			r.work.Wait()
+			v := storeView(t, e.store)
+			for _, in := range v.Inputs {
+				if in.Kind != "again" || in.PromptID != p.ID || in.SessionID != e.s.ID || in.By != "telegram:1001" || in.Status != "queued" {
+					t.Errorf("%+v", in)
+				}
+			}
+			if len(v.Inputs) != c.want || v.Updates["1"] == nil {
+				t.Errorf("%d inputs, acted on: %v", len(v.Inputs), v.Updates["1"] != nil)
+			}
+		})
 	}
 }
 
@@ -14459,17 +14517,19 @@ func TestNamedDialogsEnd(t *testing.T) {
 		{"long over", overDialog{":touchc", now.Add(-time.Minute), ""}, -1, false},
 		{"no words", overDialog{"", now, ""}, -1, true},
 	} {
-		s, hooks, _ := hookBench(t, "touch a", "touch b")
-		s.over = []overDialog{c.over}
-		s.endOver()
-		for i, h := range hooks {
-			if gone := !h.goneAt.IsZero(); gone != (i == c.ended) || gone && h.typedBy != c.over.by {
-				t.Errorf("%s: dialog %d gone %v by %q", c.name, i, gone, h.typedBy)
+		t.Run(c.name, func(t *testing.T) {
+			s, hooks, _ := hookBench(t, "touch a", "touch b")
+			s.over = []overDialog{c.over}
+			s.endOver()
+			for i, h := range hooks {
+				if gone := !h.goneAt.IsZero(); gone != (i == c.ended) || gone && h.typedBy != c.over.by {
+					t.Errorf("dialog %d gone %v by %q", i, gone, h.typedBy)
+				}
 			}
-		}
-		if (len(s.over) > 0) != c.keeps {
-			t.Errorf("%s: kept %v", c.name, len(s.over) > 0)
-		}
+			if (len(s.over) > 0) != c.keeps {
+				t.Errorf("kept %v", len(s.over) > 0)
+			}
+		})
 	}
 	if (&question{}).namedIn("approve Bash:") {
 		t.Error("a question without a subject is named")
@@ -14494,13 +14554,15 @@ func TestRoutedAsShown(t *testing.T) {
 		{"somebody typed", Prompt{}, true, time.Hour, Routed, true},
 		{"a pipe", Prompt{}, false, 0, Routed, true},
 	} {
-		s, _, _ := hookBench(t)
-		c.prompt.Type, c.prompt.Question, c.prompt.Excerpt = YesNo, "Go?", "Go?"
-		s.q, s.interactive, s.lastKey, s.cfg.Away = &question{screen: &c.prompt}, c.interactive, time.Now().Add(-c.key), time.Minute
-		s.questionStep()
-		if got := storeView(t, s.st).Prompts[s.q.rec.ID]; got.Status != c.want || got.ShownAll != c.shown {
-			t.Errorf("%s: %s, all shown %v", c.name, got.Status, got.ShownAll)
-		}
+		t.Run(c.name, func(t *testing.T) {
+			s, _, _ := hookBench(t)
+			c.prompt.Type, c.prompt.Question, c.prompt.Excerpt = YesNo, "Go?", "Go?"
+			s.q, s.interactive, s.lastKey, s.cfg.Away = &question{screen: &c.prompt}, c.interactive, time.Now().Add(-c.key), time.Minute
+			s.questionStep()
+			if got := storeView(t, s.st).Prompts[s.q.rec.ID]; got.Status != c.want || got.ShownAll != c.shown {
+				t.Errorf("%s, all shown %v", got.Status, got.ShownAll)
+			}
+		})
 	}
 }
 
@@ -14524,26 +14586,28 @@ func TestSpeakSwitchedOff(t *testing.T) {
 		{"password, no reply", Prompt{Type: FreeText, Secret: true}, "pw", true, false, ""},
 		{"password", Prompt{Type: FreeText, Secret: true}, "pw", false, true, "pw"},
 	} {
-		p := storeQuestion(session.ID)
-		p.Prompt, p.Status = c.p, AwaitingReply
-		other := storeQuestion(newID())
-		other.Status, other.Prompt = AwaitingReply, Prompt{Type: YesNo}
-		v := viewOf(map[string]Record{"prompt " + p.ID: p, "prompt " + other.ID: other})
-		h := &heard{message: &message{From: &user{ID: 1001}}, view: v, texts: c.texts, at: time.Now().Add(time.Minute)}
-		var to *PromptRecord
-		if c.replied {
-			to = p
-		}
-		got := ""
-		if w := h.speak(session, to, c.text); w.decision != nil {
-			got = w.decision.Value
-			if w.decision.PromptID != p.ID {
-				t.Errorf("%s: it answers another question", c.name)
+		t.Run(c.name, func(t *testing.T) {
+			p := storeQuestion(session.ID)
+			p.Prompt, p.Status = c.p, AwaitingReply
+			other := storeQuestion(newID())
+			other.Status, other.Prompt = AwaitingReply, Prompt{Type: YesNo}
+			v := viewOf(map[string]Record{"prompt " + p.ID: p, "prompt " + other.ID: other})
+			h := &heard{message: &message{From: &user{ID: 1001}}, view: v, texts: c.texts, at: time.Now().Add(time.Minute)}
+			var to *PromptRecord
+			if c.replied {
+				to = p
 			}
-		}
-		if got != c.want {
-			t.Errorf("%s: %q, want %q", c.name, got, c.want)
-		}
+			got := ""
+			if w := h.speak(session, to, c.text); w.decision != nil {
+				got = w.decision.Value
+				if w.decision.PromptID != p.ID {
+					t.Error("it answers another question")
+				}
+			}
+			if got != c.want {
+				t.Errorf("%q, want %q", got, c.want)
+			}
+		})
 	}
 }
 
