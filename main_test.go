@@ -507,9 +507,12 @@ func TestLineDiff(t *testing.T) {
 		before, after, want string
 		plus, minus         int
 	}{
-		{"", "new\n", "+new", 1, 0}, {"old\n", "", "-old", 0, 1}, {"same\n", "same\n", " same", 0, 0},
+		{"", "new\n", "+new", 1, 0},
+		{"old\n", "", "-old", 0, 1},
+		{"same\n", "same\n", " same", 0, 0},
 		{"a\nb\nc\nd\ne\nf\n", "a\nb\nc\nX\nY\ne\nf\n", " b\n c\n-d\n+X\n+Y\n e\n f", 2, 1},
-		{"a\na\n", "a\na\na\n", " a\n a\n+a", 1, 0}, {"x", "y", "-x\n+y", 1, 1},
+		{"a\na\n", "a\na\na\n", " a\n a\n+a", 1, 0},
+		{"x", "y", "-x\n+y", 1, 1},
 	} {
 		if diff, plus, minus := lineDiff(c.before, c.after); diff != c.want || plus != c.plus || minus != c.minus {
 			t.Errorf("%q → %q: %q +%d −%d, want %q +%d −%d", c.before, c.after, diff, plus, minus, c.want, c.plus, c.minus)
@@ -995,7 +998,9 @@ func TestToolSaysItWorks(t *testing.T) {
 		tool, before string
 		asks         bool
 	}{
-		{"claude", "", true}, {"claude", says("working"), true}, {"claude", "\x1b]0;◐ Claude Code\a", false},
+		{"claude", "", true},
+		{"claude", says("working"), true},
+		{"claude", "\x1b]0;◐ Claude Code\a", false},
 		{"claude", says("working") + "\x1b]0;◐ Claude Code\a", false},
 		{"claude", says("blocked") + "\x1b]0;◐ Claude Code\a", true},
 		{"claude", says("done") + "\x1b]0;◐ Claude Code\a", true},
@@ -1167,9 +1172,22 @@ func TestSession(t *testing.T) {
 // TestIsTyping tells keys from what terminals send by themselves.
 func TestIsTyping(t *testing.T) {
 	for keys, want := range map[string]bool{
-		"y": true, "\r": true, "\x1b": true, "\x1b[A": true, "\x1bOA": true, "\x03": true, "ü": true, "\x1b[3~": true,
-		"\x1b[I": false, "\x1b[O": false, "\x1b[<0;3;4M": false, "\x1b[?62;c": false, "\x1b[>0;1;0c": false,
-		"\x1b]11;rgb:0/0/0\a": false, "\x1bP>|tmux\x1b\\": false, "\x1b[12;40R": false,
+		"y":                   true,
+		"\r":                  true,
+		"\x1b":                true,
+		"\x1b[A":              true,
+		"\x1bOA":              true,
+		"\x03":                true,
+		"ü":                   true,
+		"\x1b[3~":             true,
+		"\x1b[I":              false,
+		"\x1b[O":              false,
+		"\x1b[<0;3;4M":        false,
+		"\x1b[?62;c":          false,
+		"\x1b[>0;1;0c":        false,
+		"\x1b]11;rgb:0/0/0\a": false,
+		"\x1bP>|tmux\x1b\\":   false,
+		"\x1b[12;40R":         false,
 	} {
 		if got := !reReport.MatchString(keys); got != want {
 			t.Errorf("%q is typing: %v, want %v", keys, got, want)
@@ -5755,8 +5773,18 @@ func TestOptions(t *testing.T) {
 // by side, else none.
 func TestNearest(t *testing.T) {
 	words := []string{"run", "setup", "doctor", "status", "approvals", "answer", "logs", "audit"}
-	for in, want := range map[string]string{"rnu": "run", "stats": "status", "app": "approvals", "log": "logs",
-		"Audit": "audit", "anwser": "answer", "stauts": "status", "kubernetes": "", "x": "", "": ""} {
+	for in, want := range map[string]string{
+		"rnu":        "run",
+		"stats":      "status",
+		"app":        "approvals",
+		"log":        "logs",
+		"Audit":      "audit",
+		"anwser":     "answer",
+		"stauts":     "status",
+		"kubernetes": "",
+		"x":          "",
+		"":           "",
+	} {
 		if got := nearest(in, words); got != want {
 			t.Errorf("nearest(%q) = %q, want %q", in, got, want)
 		}
@@ -6342,8 +6370,15 @@ func TestVersions(t *testing.T) {
 	for _, test := range []struct {
 		a, b string
 		want bool
-	}{{"1.9.0", "1.10.0", true}, {"1.10.0", "1.9.0", false}, {"2.1.300", "2.1", false}, {"2.0.9", "2.1", true},
-		{"2", "2", false}, {"2", "", false}, {"", "2", false}} {
+	}{
+		{"1.9.0", "1.10.0", true},
+		{"1.10.0", "1.9.0", false},
+		{"2.1.300", "2.1", false},
+		{"2.0.9", "2.1", true},
+		{"2", "2", false},
+		{"2", "", false},
+		{"", "2", false},
+	} {
 		if got := versionLess(test.a, test.b); got != test.want {
 			t.Errorf("versionLess(%s, %s) = %v", test.a, test.b, got)
 		}
@@ -6453,8 +6488,14 @@ func untar(t *testing.T, path string) map[string]string {
 // The scripts are run by the shells they are for.
 func TestCompletion(t *testing.T) {
 	for _, test := range []struct{ words, want string }{
-		{"st", "status"}, {"completion ", "bash zsh fish"}, {"status --a", "--all"}, {"help do", "doctor"},
-		{"run --ad", "--adapter"}, {"audit v", "verify"}, {"debug --f", "--full"}, {"hook x", ""},
+		{"st", "status"},
+		{"completion ", "bash zsh fish"},
+		{"status --a", "--all"},
+		{"help do", "doctor"},
+		{"run --ad", "--adapter"},
+		{"audit v", "verify"},
+		{"debug --f", "--full"},
+		{"hook x", ""},
 	} {
 		if _, err := exec.LookPath("bash"); err != nil {
 			t.Skip("bash is not installed")
@@ -7173,8 +7214,7 @@ func TestTranscript(t *testing.T) {
 			{"\r100%\r\ndone\r\n", false, "100%|done", ""}},
 		"wrapped, repainted": {{"012345678\r\nxyz\r\n", false, "012345678|xyz", ""},
 			{"\x1b[H0123456789abc\r\n", true, "0123456789abc", ""}},
-		"wrapped": {{"0123456789abcdef", false, "", "0123456789abcdef"}, {"g\r\nx", false,
-			"0123456789abcdefg", "x"}},
+		"wrapped": {{"0123456789abcdef", false, "", "0123456789abcdef"}, {"g\r\nx", false, "0123456789abcdefg", "x"}},
 		"wrapped, scrolled": {{strings.Repeat("0123456789", 7), false, "", strings.Repeat("0123456789", 7)}, {"\r\n",
 			false, strings.Repeat("0123456789", 7), ""}},
 		"spaces at the wrap": {{"012345678 9\r\n", false, "012345678 9", ""}},
@@ -7445,19 +7485,26 @@ func TestCutHasNoDefault(t *testing.T) {
 // types what is known to refuse, or nothing.
 func TestWaitingNeverAffirms(t *testing.T) {
 	for _, c := range []struct{ tty, screen, want string }{
-		{"reading canon echo", "Go on? (y/N) ", "n"}, {"reading canon echo", "Go on? [Y/n] ", "n"},
-		{"reading canon echo", "Weiter? (j/N) ", ""}, {"reading canon echo", "Continuer ? (o/n) ", ""},
-		{"reading canon echo", "Stage this hunk [y,n,q,a,d,e,?]? ", "n"}, {"reading canon echo", "Overwrite? ", ""},
-		{"reading canon echo", "Cancel the installation? (y/N) ", ""}, {"reading canon echo", "Keep the file? [y/n] ", ""},
-		{"reading canon echo", "Save changes? [y/n] ", ""}, {"reading canon echo", "1. deploy\r\n2. abort\r\nChoose [1]: ", "2"},
+		{"reading canon echo", "Go on? (y/N) ", "n"},
+		{"reading canon echo", "Go on? [Y/n] ", "n"},
+		{"reading canon echo", "Weiter? (j/N) ", ""},
+		{"reading canon echo", "Continuer ? (o/n) ", ""},
+		{"reading canon echo", "Stage this hunk [y,n,q,a,d,e,?]? ", "n"},
+		{"reading canon echo", "Overwrite? ", ""},
+		{"reading canon echo", "Cancel the installation? (y/N) ", ""},
+		{"reading canon echo", "Keep the file? [y/n] ", ""},
+		{"reading canon echo", "Save changes? [y/n] ", ""},
+		{"reading canon echo", "1. deploy\r\n2. abort\r\nChoose [1]: ", "2"},
 		{"reading canon echo", "1. deploy\r\n2. quit\r\nChoose [1]: ", ""},
 		{"reading canon echo", "1. Cancel the order\r\n2. Ship it\r\nChoose: ", ""},
-		{"reading canon echo", "Press Enter to continue", "enter"}, {"reading canon echo", "Press any key to continue . . . ", "enter"},
+		{"reading canon echo", "Press Enter to continue", "enter"},
+		{"reading canon echo", "Press any key to continue . . . ", "enter"},
 		{"reading canon echo", "Press [ENTER] to wipe the disk or Ctrl-C to cancel", ""},
 		{"reading canon echo", "Press Enter to delete everything ", ""},
 		{"reading canon echo", "Ctrl-C aborts.\r\nPress Enter to continue ", ""},
 		{"reading canon echo", "Wipe the disk?\r\nPress Enter to continue ", ""},
-		{"reading canon echo", "Your name: ", ""}, {"reading canon noecho", "Password: ", ""},
+		{"reading canon echo", "Your name: ", ""},
+		{"reading canon noecho", "Password: ", ""},
 		{"reading raw noecho", "\x1b[?25lWeiter?\r\n❯ Ja\r\n  Nein\r\n", ""},
 		{"reading raw noecho", "\x1b[?25lGo?\r\n❯ Да\r\n  Нет\r\n", ""},
 		{"reading raw noecho", "\x1b[?25lRun it?\r\n❯ ✓ Yes, execute this tool\r\n  ✗ No\r\n", "2"},
@@ -7879,9 +7926,17 @@ func TestClip(t *testing.T) {
 
 // TestAdapterTable: a tool is known by its base name, without folder and extension, or is generic.
 func TestAdapterTable(t *testing.T) {
-	for name, want := range map[string]string{"claude": "claude", "/usr/bin/claude": "claude", "codex": "codex",
-		"openai": "codex",
-		"gemini": "gemini", "opencode": "opencode", "qwen.exe": "qwen", "bash": "generic", "": "generic"} {
+	for name, want := range map[string]string{
+		"claude":          "claude",
+		"/usr/bin/claude": "claude",
+		"codex":           "codex",
+		"openai":          "codex",
+		"gemini":          "gemini",
+		"opencode":        "opencode",
+		"qwen.exe":        "qwen",
+		"bash":            "generic",
+		"":                "generic",
+	} {
 		if got := adapterFor(name).Name; got != want {
 			t.Errorf("adapterFor(%q) = %s, want %s", name, got, want)
 		}
@@ -8815,9 +8870,17 @@ func TestTelegramOldAndGroupText(t *testing.T) {
 // TestTelegramKeyBytes: a key's name is its bytes in the mode of the terminal, and no other word is
 // a key.
 func TestTelegramKeyBytes(t *testing.T) {
-	for name, want := range map[string]string{"CTRL_C": "\x03", "ctrl_d": "\x04", "CTRL_[": "\x1b", "ENTER": "\r",
-		"ESC": "\x1b",
-		"TAB": "\t", "UP": "\x1b[A", "HOME": "\x1b[H", "PGDN": "\x1b[6~"} {
+	for name, want := range map[string]string{
+		"CTRL_C": "\x03",
+		"ctrl_d": "\x04",
+		"CTRL_[": "\x1b",
+		"ENTER":  "\r",
+		"ESC":    "\x1b",
+		"TAB":    "\t",
+		"UP":     "\x1b[A",
+		"HOME":   "\x1b[H",
+		"PGDN":   "\x1b[6~",
+	} {
 		if got, ok := keyBytes(name, false); got != want || !ok {
 			t.Errorf("keyBytes(%q) = %q, %v", name, got, ok)
 		}
@@ -8979,8 +9042,10 @@ func TestTelegramSendRetries(t *testing.T) {
 	if last["entities"] != nil || last["chat_id"] != float64(1001) {
 		t.Errorf("the last attempt was %v", last)
 	}
-	for text, want := range map[string]int64{"Bad Request: message is not modified": 7,
-		"Bad Request: message to edit not found": 0} {
+	for text, want := range map[string]int64{
+		"Bad Request: message is not modified":   7,
+		"Bad Request: message to edit not found": 0,
+	} {
 		e.srv.fault = func(_ string, w http.ResponseWriter) bool {
 			fmt.Fprintf(w, `{"ok":false,"error_code":400,"description":%q}`, text)
 			return true
@@ -9019,8 +9084,14 @@ func TestTelegramTaps(t *testing.T) {
 	if got.Status != ReplyReceived || *got.Value != "y" || *got.DecidedBy != "telegram:1001" {
 		t.Fatalf("%s %v %v", got.Status, got.Value, got.DecidedBy)
 	}
-	for query, want := range map[string]string{"q2": "does not belong", "q3": "out of date", "q4": "not an answer",
-		"q5": "✓ Yes", "q6": "already answered", "q9": "out of date"} {
+	for query, want := range map[string]string{
+		"q2": "does not belong",
+		"q3": "out of date",
+		"q4": "not an answer",
+		"q5": "✓ Yes",
+		"q6": "already answered",
+		"q9": "out of date",
+	} {
 		if c := e.srv.until(t, "answerCallbackQuery", `"`+query+`"`); !strings.Contains(fmt.Sprint(c.p["text"]), want) {
 			t.Errorf("%s was answered %q, want %q", query, c.p["text"], want)
 		}
@@ -11060,54 +11131,52 @@ func TestStoreDecideValues(t *testing.T) {
 		p           PromptRecord
 		given, want string // want "!" for refused
 	}{
-		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "y", "y"}, {PromptRecord{Prompt: Prompt{Type: YesNo}}, "YES", "y"},
-		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "No",
-			"n"},
-		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "1", "!"}, {PromptRecord{Prompt: Prompt{Type: YesNo}}, "", "!"},
-		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "enter",
-			"!"},
+		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "y", "y"},
+		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "YES", "y"},
+		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "No", "n"},
+		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "1", "!"},
+		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "", "!"},
+		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "enter", "!"},
 		{PromptRecord{Prompt: Prompt{Type: YesNo, SafeDefault: ref("n")}}, "default", "n"},
 		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "default", "!"},
 		{PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, "enter", "enter"},
-		{PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, "",
-			"enter"}, {PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, "y", "!"},
+		{PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, "", "enter"},
+		{PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, "y", "!"},
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "2", "2"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}},
-			"4", "!"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "4", "!"},
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "1,3", "!"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}},
-			"text", "!"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "text", "!"},
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,3", "1,3"},
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,1", "!"},
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,", "!"},
 		{PromptRecord{MaxLength: 100, Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "a text", "a text"},
 		{PromptRecord{MaxLength: 100, Prompt: Prompt{Type: MultipleChoice, Choices: menu, Permission: true}}, "a text", "!"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, SafeDefault: ref("esc")}}, "esc",
-			"esc"}, {PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "esc", "!"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, SafeDefault: ref("esc")}}, "esc", "esc"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "esc", "!"},
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Permission: true, SafeDefault: ref("2")}},
 			"deny:use make", "2"},
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "deny:use make", "!"},
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Permission: true}}, "deny:", "esc"},
 		{PromptRecord{Source: "hook", Prompt: Prompt{Type: MultipleChoice, Permission: true}}, "deny:", "deny"},
 		{PromptRecord{Prompt: Prompt{Type: FreeText}}, strings.Repeat("é", 100), strings.Repeat("é", 100)},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}},
-			strings.Repeat("é", 101), "!"},
-		{PromptRecord{MaxLength: 3, Prompt: Prompt{Type: FreeText}}, "four", "!"}, {PromptRecord{MaxLength: maxMessage,
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, strings.Repeat("é", 101), "!"},
+		{PromptRecord{MaxLength: 3, Prompt: Prompt{Type: FreeText}}, "four", "!"},
+		{PromptRecord{MaxLength: maxMessage,
 			Prompt: Prompt{Type: FreeText}},
 			strings.Repeat("a", 4096), strings.Repeat("a", 4096)},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "", ""}, {PromptRecord{Prompt: Prompt{Type: FreeText}}, "YES",
-			"YES"}, {PromptRecord{Prompt: Prompt{Type: FreeText}},
-			"two\nlines\there", "two\nlines\there"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "a\x1b[201~b", "!"}, {PromptRecord{Prompt: Prompt{Type: FreeText}},
-			"a\x00",
-			"!"}, {PromptRecord{Prompt: Prompt{Type: FreeText}}, "\u009b31m", "!"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "\xff", "!"}, {PromptRecord{Prompt: Prompt{Type: FreeText}}, "a\rb",
-			"!"},
-		{PromptRecord{Prompt: Prompt{Type: Unknown}}, "enter", "enter"}, {PromptRecord{Prompt: Prompt{Type: Unknown}}, "esc",
-			"esc"}, {PromptRecord{Prompt: Prompt{Type: Unknown}}, "default", "!"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "", ""},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "YES", "YES"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "two\nlines\there", "two\nlines\there"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "a\x1b[201~b", "!"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "a\x00", "!"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "\u009b31m", "!"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "\xff", "!"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "a\rb", "!"},
+		{PromptRecord{Prompt: Prompt{Type: Unknown}}, "enter", "enter"},
+		{PromptRecord{Prompt: Prompt{Type: Unknown}}, "esc", "esc"},
+		{PromptRecord{Prompt: Prompt{Type: Unknown}}, "default", "!"},
 		{PromptRecord{Confidence: "low", Prompt: Prompt{Type: YesNo}}, "enter", "enter"},
-		{PromptRecord{Confidence: "medium", Prompt: Prompt{Type: YesNo}},
-			"cancel", leaveIt},
+		{PromptRecord{Confidence: "medium", Prompt: Prompt{Type: YesNo}}, "cancel", leaveIt},
 		{PromptRecord{Prompt: Prompt{Type: FreeText}}, leaveIt, leaveIt},
 		{PromptRecord{Prompt: Prompt{Type: FreeText}}, enterAlone, enterAlone},
 		{PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true}}, enterAlone, "!"},
@@ -12145,9 +12214,12 @@ func auditFilled(t testing.TB, n int) (*Store, []byte) {
 
 // The lines are what jq -c prints, for every code point, and verify without us.
 func TestAuditEveryCodePoint(t *testing.T) {
-	for in, want := range map[string]string{"a\"\\/": `"a\"\\/"`,
+	for in, want := range map[string]string{
+		"a\"\\/":                 `"a\"\\/"`,
 		"\b\f\n\r\t\x00\x1f\x7f": `"\b\f\n\r\t\u0000\u001f\u007f"`,
-		"<>&\u2028\u2029é😀":      "\"<>&\u2028\u2029é😀\"", "\xffa\ufffd": "\"\ufffda\ufffd\""} {
+		"<>&\u2028\u2029é😀":      "\"<>&\u2028\u2029é😀\"",
+		"\xffa\ufffd":            "\"\ufffda\ufffd\"",
+	} {
 		if got := string(canonical([]Field{{"a", in}})); got != `{"a":`+want+"}" {
 			t.Errorf("canonical(%q) = %s, want %s", in, got, want)
 		}
@@ -12280,9 +12352,16 @@ func TestAuditCommands(t *testing.T) {
 		}
 	}
 	seq, hash, _ := s.Audit().Head()
-	for head, want := range map[string]int{fmt.Sprintf("%d:%s", seq, hash): 0, hash: 2, fmt.Sprintf("%d:%s", seq+1,
-		hash): 1,
-		"1:" + digest(nil): 1, "1:" + hash: 1, "x": 2, "x:" + hash: 2, "31": 2} {
+	for head, want := range map[string]int{
+		fmt.Sprintf("%d:%s", seq, hash):   0,
+		hash:                              2,
+		fmt.Sprintf("%d:%s", seq+1, hash): 1,
+		"1:" + digest(nil):                1,
+		"1:" + hash:                       1,
+		"x":                               2,
+		"x:" + hash:                       2,
+		"31":                              2,
+	} {
 		if code, out, errs := storeCommand(t, t.Context(), s.Dir, "audit", "verify", "--json", "--head", head); code != want {
 			t.Errorf("--head %s: %d %s %s", head, code, out, errs)
 		}
@@ -13197,16 +13276,23 @@ func TestWhatRefuses(t *testing.T) {
 		value string
 		want  bool
 	}{
-		{Prompt{Type: YesNo}, "n", true}, {Prompt{Type: YesNo}, "y", false},
-		{Prompt{Type: MultipleChoice, Choices: menu}, "1", false}, {Prompt{Type: MultipleChoice, Choices: menu}, "2", true},
-		{Prompt{Type: MultipleChoice, Choices: menu}, "n", false}, {Prompt{Type: MultipleChoice, Choices: menu}, "4", false},
+		{Prompt{Type: YesNo}, "n", true},
+		{Prompt{Type: YesNo}, "y", false},
+		{Prompt{Type: MultipleChoice, Choices: menu}, "1", false},
+		{Prompt{Type: MultipleChoice, Choices: menu}, "2", true},
+		{Prompt{Type: MultipleChoice, Choices: menu}, "n", false},
+		{Prompt{Type: MultipleChoice, Choices: menu}, "4", false},
 		{Prompt{Type: MultipleChoice, Choices: []Choice{{Key: "n", Label: "No"}}}, "n", true},
 		{Prompt{Type: MultipleChoice, Choices: menu}, "no such choice", false},
 		{Prompt{Type: MultipleChoice, Choices: menu, Multi: true}, "2", false},
-		{Prompt{Type: FreeText}, "no", false}, {Prompt{Type: FreeText}, enterAlone, false},
-		{Prompt{Type: FreeText}, leaveIt, true}, {Prompt{Type: MultipleChoice}, "esc", true},
-		{Prompt{Type: Unknown}, "cancel", true}, {Prompt{Type: Unknown}, "enter", false},
-		{Prompt{Type: MultipleChoice}, hookDeny, true}, {Prompt{Type: MultipleChoice}, hookAlways, false},
+		{Prompt{Type: FreeText}, "no", false},
+		{Prompt{Type: FreeText}, enterAlone, false},
+		{Prompt{Type: FreeText}, leaveIt, true},
+		{Prompt{Type: MultipleChoice}, "esc", true},
+		{Prompt{Type: Unknown}, "cancel", true},
+		{Prompt{Type: Unknown}, "enter", false},
+		{Prompt{Type: MultipleChoice}, hookDeny, true},
+		{Prompt{Type: MultipleChoice}, hookAlways, false},
 	} {
 		p := PromptRecord{Prompt: c.p}
 		if got := p.refuses(c.value); got != c.want {
@@ -13235,11 +13321,14 @@ func TestJudgeWords(t *testing.T) {
 		p           PromptRecord
 		given, want string // want "!": refused
 	}{
-		{PromptRecord{Source: "hook", Prompt: hook}, "y", hookAllow}, {PromptRecord{Source: "hook", Prompt: hook}, "NO", hookDeny},
+		{PromptRecord{Source: "hook", Prompt: hook}, "y", hookAllow},
+		{PromptRecord{Source: "hook", Prompt: hook}, "NO", hookDeny},
 		{PromptRecord{Source: "screen", Prompt: hook}, "y", "!"},
 		{PromptRecord{Source: "hook", MaxLength: 100, Prompt: menu}, "y", "y"},
-		{PromptRecord{Prompt: letters}, "A", "A"}, {PromptRecord{Prompt: letters}, "a", "a"},
-		{PromptRecord{Prompt: menu}, enterAlone, "!"}, {PromptRecord{Prompt: menu}, leaveIt, "!"},
+		{PromptRecord{Prompt: letters}, "A", "A"},
+		{PromptRecord{Prompt: letters}, "a", "a"},
+		{PromptRecord{Prompt: menu}, enterAlone, "!"},
+		{PromptRecord{Prompt: menu}, leaveIt, "!"},
 		{PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true}}, enterAlone, "!"},
 		{PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true}}, leaveIt, "!"},
 		{PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true}}, leaveIt, "!"},
@@ -14086,8 +14175,10 @@ func TestGateInputBox(t *testing.T) {
 		{"not shown", "go on", []step{{box(""), false, "go on"}, {keep, true, "!does not show in the input box"}}},
 		{"not taken", "go on", []step{{box(""), false, "go on"}, {box("go on"), true, "\r"}, {keep, false, ""}, {keep, true, "\r"},
 			{keep, true, "!was not taken"}}},
-		{"slash", "/x", []step{{box(""), false, "\\/x"}}}, {"bang", "!x", []step{{box(""), false, " !x"}}},
-		{"hash", "#x", []step{{box(""), false, " #x"}}}, {"backslash", "x\\", []step{{box(""), false, "x\\ "}}},
+		{"slash", "/x", []step{{box(""), false, "\\/x"}}},
+		{"bang", "!x", []step{{box(""), false, " !x"}}},
+		{"hash", "#x", []step{{box(""), false, " #x"}}},
+		{"backslash", "x\\", []step{{box(""), false, "x\\ "}}},
 		{"plain", "x!", []step{{box(""), false, "x!"}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -14486,9 +14577,16 @@ func TestShowsOtherCalls(t *testing.T) {
 		tool, subject string
 		want          bool
 	}{
-		{"Edit", "/srv/main.go", true}, {"Write", "/srv/other.go", false}, {"ExitPlanMode", "", false},
-		{"mcp__x", "fetch it", true}, {"mcp__x", "send it", false}, {"mcp__x", "", false}, {"Bash", "", false}, {"Bash", "fetch", false},
-		{"Bash", "fetch it", true}, {"Bash", "+ one fetch it", true},
+		{"Edit", "/srv/main.go", true},
+		{"Write", "/srv/other.go", false},
+		{"ExitPlanMode", "", false},
+		{"mcp__x", "fetch it", true},
+		{"mcp__x", "send it", false},
+		{"mcp__x", "", false},
+		{"Bash", "", false},
+		{"Bash", "fetch", false},
+		{"Bash", "fetch it", true},
+		{"Bash", "+ one fetch it", true},
 	} {
 		if p.showsCall(c.tool, c.subject) != c.want {
 			t.Errorf("%s %q: %v", c.tool, c.subject, !c.want)
@@ -14578,9 +14676,12 @@ func TestSpeakSwitchedOff(t *testing.T) {
 		replied bool
 		want    string // the value, "" refused
 	}{
-		{"text", Prompt{Type: FreeText}, "Ada", false, true, ""}, {"text, on", Prompt{Type: FreeText}, "Ada", true, true, "Ada"},
-		{"unknown", Prompt{Type: Unknown}, "Ada", false, true, ""}, {"unknown, on", Prompt{Type: Unknown}, "Ada", true, true, "Ada"},
-		{"a choice", Prompt{Type: YesNo}, "yes", false, true, "y"}, {"no reply", Prompt{Type: YesNo}, "no", false, false, "n"},
+		{"text", Prompt{Type: FreeText}, "Ada", false, true, ""},
+		{"text, on", Prompt{Type: FreeText}, "Ada", true, true, "Ada"},
+		{"unknown", Prompt{Type: Unknown}, "Ada", false, true, ""},
+		{"unknown, on", Prompt{Type: Unknown}, "Ada", true, true, "Ada"},
+		{"a choice", Prompt{Type: YesNo}, "yes", false, true, "y"},
+		{"no reply", Prompt{Type: YesNo}, "no", false, false, "n"},
 		{"permission, reply", Prompt{Type: MultipleChoice, Permission: true}, "use make", false, true, "deny:use make"},
 		{"permission, no reply", Prompt{Type: MultipleChoice, Permission: true}, "use make", true, false, ""},
 		{"password, no reply", Prompt{Type: FreeText, Secret: true}, "pw", true, false, ""},
@@ -14985,8 +15086,11 @@ func TestPTYCannotStart(t *testing.T) {
 	os.WriteFile(plain, []byte("x"), 0o600)
 	os.WriteFile(script, []byte("echo ran $1\n"), 0o700) // no #!
 	for name, want := range map[string]error{
-		"no-such-tool-at-all": errNoTool, dir + "/missing": errNoTool, "./missing": errNoTool,
-		plain: fs.ErrPermission, dir: fs.ErrPermission,
+		"no-such-tool-at-all": errNoTool,
+		dir + "/missing":      errNoTool,
+		"./missing":           errNoTool,
+		plain:                 fs.ErrPermission,
+		dir:                   fs.ErrPermission,
 	} {
 		p, err := startPTY([]string{name}, nil, "", Size{}, nil)
 		if !errors.Is(err, want) || p != nil {
@@ -15590,8 +15694,15 @@ func TestOpenPrivate(t *testing.T) {
 	os.Mkdir(at("folder"), 0o700)
 	exec.Command("mkfifo", "-m", "600", at("fifo")).Run()
 	for name, want := range map[string]string{
-		"mine": "", "new": "", "wide": "chmod go=", "two": "hard links", "symlink": "symbolic link",
-		"dangling": "symbolic link", "folder": "is a", "fifo": "not a file", "no/such": "no such file",
+		"mine":     "",
+		"new":      "",
+		"wide":     "chmod go=",
+		"two":      "hard links",
+		"symlink":  "symbolic link",
+		"dangling": "symbolic link",
+		"folder":   "is a",
+		"fifo":     "not a file",
+		"no/such":  "no such file",
 	} {
 		f, err := openPrivate(at(name), os.O_RDWR|os.O_CREATE|os.O_TRUNC)
 		if (want == "") != (err == nil) || !strings.Contains(fmt.Sprint(err), want) {
