@@ -10,7 +10,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -54,11 +53,8 @@ const patience = 20 * time.Second // longer than anything here takes on a slow m
 func TestMain(m *testing.M) {
 	mode := os.Getenv("ATLASBRIDGE_TEST_CHILD")
 	os.Unsetenv("ATLASBRIDGE_TEST_CHILD") // what a child starts is no test child
-	for _, name := range []string{"ATLASBRIDGE_HOME", "STORAGE_PATH", "TELEGRAM_BOT_TOKEN",
-		"TELEGRAM_CHAT_ID", "NO_COLOR"} {
-		if mode == "" {
-			os.Unsetenv(name) // the tester's own bridge is left alone
-		}
+	if mode == "" {
+		leaveTestersBridge()
 	}
 	switch {
 	case mode == "main":
@@ -72,6 +68,19 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// leaveTestersBridge takes the tester's own settings out of the environment.
+func leaveTestersBridge() {
+	names := []string{"ATLASBRIDGE_HOME", "ATLASBRIDGE_SESSION", "STORAGE_PATH", "NO_COLOR"}
+	for _, s := range settings(&Config{}) {
+		names = append(names, s.env)
+	}
+	for _, name := range names {
+		if name != "" {
+			os.Unsetenv(name)
+		}
+	}
+}
+
 // terminal is a program in a real pseudo-terminal of 24 × 80 and the screen it paints.
 type terminal struct {
 	t    *testing.T
@@ -82,8 +91,8 @@ type terminal struct {
 	code chan int
 }
 
-// home makes a state folder with this configuration.
-func home(t *testing.T, config string) string {
+// home makes a private state folder, with this as its config.toml where it is not empty.
+func home(t testing.TB, config string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "state")
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -198,8 +207,8 @@ func newPhone(t *testing.T) *phone {
 
 // config is a configuration that reaches this phone.
 func (p *phone) config(more string) string {
-	return fmt.Sprintf("%s\n[telegram]\nbot_token = \"123456789:AAFakeTokenForLoopbackTestsOnly0123\"\n"+
-		"chat_id = 1001\nallowed_users = [1001]\napi_base = %q\n", more, p.server.URL)
+	return fmt.Sprintf("%s\n[telegram]\nbot_token = %q\nchat_id = 1001\nallowed_users = [1001]\n"+
+		"api_base = %q\n", more, fakeToken, p.server.URL)
 }
 
 func (p *phone) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -680,7 +689,7 @@ func (p ptyState) Unread() int     { return 0 }
 // gateBench is a session at the moment when the gate is to type value: the screen has asked, the store has the answer.
 func gateBench(t *testing.T, tool string, state TTYState, asked, value string) *session {
 	t.Helper()
-	st := storeAt(t, storeDir(t))
+	st := storeAt(t, home(t, ""))
 	s := &session{st: st, ch: localChannel{}, log: slog.New(slog.DiscardHandler), adapter: adapterFor(tool),
 		ctx: t.Context(),
 		cfg: &Config{Timeout: time.Hour, PermissionTimeout: time.Hour, EchoWindow: time.Hour, FreeText: true},
@@ -1017,7 +1026,7 @@ func TestToolSaysItWorks(t *testing.T) {
 // TestDecidedAsItWent: a decision that comes in the moment in which the question leaves the screen is told as not
 // delivered, and not left open.
 func TestDecidedAsItWent(t *testing.T) {
-	st := storeAt(t, storeDir(t))
+	st := storeAt(t, home(t, ""))
 	id := storeSession(t, st)
 	p := storePrompt(t, st, id, AwaitingReply, func(p *PromptRecord) { p.Source = "screen" })
 	ch := settled{prompts: make(chan *PromptRecord, 9)}
@@ -1296,7 +1305,7 @@ func TestRecordingPlays(t *testing.T) {
 // TestQuestionIsTriedAgain: one that cannot be recorded is neither sent nor forgotten, and the operator is told once.
 func TestQuestionIsTriedAgain(t *testing.T) {
 	full := false
-	st, err := openStoreWith(storeDir(t), faultyFiles(func(op string, _ int64) error {
+	st, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
 		return when(full && op == "write", error(syscall.ENOSPC))
 	}))
 	if err != nil {
@@ -1335,7 +1344,7 @@ func (c settled) Settle(_ context.Context, p *PromptRecord, _ *SessionRecord) er
 
 // TestTimeLeftIsShownAnew: a waiting question's message is edited at half of its time, and then seldom.
 func TestTimeLeftIsShownAnew(t *testing.T) {
-	st := storeAt(t, storeDir(t))
+	st := storeAt(t, home(t, ""))
 	p := storePrompt(t, st, storeSession(t, st), AwaitingReply, nil)
 	ch := settled{prompts: make(chan *PromptRecord)}
 	s := &session{st: st, ch: ch, ctx: t.Context(), events: make(chan func()), cfg: &Config{},
@@ -5611,11 +5620,19 @@ func (s *sim) judgeStands(v *View) {
 
 /* ===== Commands and configuration ===== */
 
-// cli calls run with a state folder of its own and returns what a shell would see.
-func cli(t *testing.T, args ...string) (code int, stdout, stderr string) {
+// cli runs a command on a state folder and returns what a shell would see.
+func cli(t testing.TB, dir string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
+	return cliWhile(t.Context(), t, dir, args...)
+}
+
+// cliWhile is cli until the context ends. ATLASBRIDGE_HOME stays set as long as the test lasts.
+func cliWhile(ctx context.Context, t testing.TB, dir string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	t.Setenv("ATLASBRIDGE_HOME", dir)
+	base := t.TempDir()
 	open := func(name string) *os.File {
-		f, err := os.Create(filepath.Join(t.TempDir(), name))
+		f, err := os.Create(filepath.Join(base, name))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -5623,7 +5640,7 @@ func cli(t *testing.T, args ...string) (code int, stdout, stderr string) {
 		return f
 	}
 	in, out, errs := open("stdin"), open("stdout"), open("stderr")
-	code = run(t.Context(), args, in, out, errs)
+	code = run(ctx, args, in, out, errs)
 	read := func(f *os.File) string {
 		text, err := os.ReadFile(f.Name())
 		if err != nil {
@@ -5634,35 +5651,12 @@ func cli(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	return code, read(out), read(errs)
 }
 
-// configHome points ATLASBRIDGE_HOME at a fresh private folder, clears the settings of the environment and writes
-// config.toml when text is not empty.
-func configHome(t *testing.T, text string) string {
-	t.Helper()
-	dir := filepath.Join(t.TempDir(), "home")
-	for _, s := range settings(&Config{}) {
-		if s.env != "" {
-			t.Setenv(s.env, "")
-		}
-	}
-	t.Setenv("ATLASBRIDGE_HOME", dir)
-	t.Setenv("NO_COLOR", "1")
-	if err := secureDir(dir); err != nil {
-		t.Fatal(err)
-	}
-	if text != "" {
-		if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return dir
-}
-
 const fakeToken = "123456789:AAFakeTokenForLoopbackTestsOnly0123"
 
 // TestCommandLine: every command line ends with its exit code, and says on which stream what is
 // wrong and what to type instead.
 func TestCommandLine(t *testing.T) {
-	configHome(t, "")
+	dir := home(t, "")
 	for _, test := range []struct {
 		args           string
 		code           int
@@ -5697,7 +5691,7 @@ func TestCommandLine(t *testing.T) {
 		{"debug", 2, "", `usage: atlasbridge debug bundle`},
 		{"debug bundel", 2, "", `usage: atlasbridge debug bundle`},
 	} {
-		code, stdout, stderr := cli(t, strings.Fields(test.args)...)
+		code, stdout, stderr := cli(t, dir, strings.Fields(test.args)...)
 		if code != test.code || !matches(test.stdout, stdout) || !matches(test.stderr, stderr) {
 			t.Errorf("atlasbridge %q: exit %d, want %d\nstdout %q, want %s\nstderr %q, want %s",
 				test.args, code, test.code, stdout, test.stdout, stderr, test.stderr)
@@ -5709,11 +5703,11 @@ func matches(pattern, text string) bool {
 	return pattern == "" && text == "" || pattern != "" && regexp.MustCompile(pattern).MatchString(text)
 }
 
-// A terminal has 24 lines of 80 columns.
+// TestHelpFitsTheScreen: every help text fits a terminal of 24 lines of 80 columns.
 func TestHelpFitsTheScreen(t *testing.T) {
-	configHome(t, "")
+	dir := home(t, "")
 	for _, name := range append(commandNames(), "") {
-		code, text, stderr := cli(t, strings.Fields("help "+name)...)
+		code, text, stderr := cli(t, dir, strings.Fields("help "+name)...)
 		if s := (&command{name: name}).spec(); code != 0 || stderr != "" || name != "" && !strings.Contains(text, s.usage) {
 			t.Errorf("help %s: exit %d, %s", name, code, stderr)
 		}
@@ -5865,13 +5859,13 @@ func TestREADMETranscripts(t *testing.T) {
 	if len(blocks) != 2 {
 		t.Fatalf("README.md has %d transcripts", len(blocks))
 	}
-	dir := configHome(t, "")
+	dir := home(t, "")
 	shown := strings.Split(strings.TrimSpace(blocks[0]), "\n")
 	x := bridge(t, dir, "run", "bash", "-c", `read -p "Continue? (y/n) " a; echo got $a`)
 	x.sees("Continue?")
 	var id string
 	for deadline := time.Now().Add(patience); id == "" && time.Now().Before(deadline); {
-		_, stdout, _ := cli(t, "approvals", "--json")
+		_, stdout, _ := cli(t, dir, "approvals", "--json")
 		var open []PromptRecord
 		if json.Unmarshal([]byte(stdout), &open) == nil && len(open) == 1 {
 			id = shortID(open[0].ID)
@@ -5880,7 +5874,7 @@ func TestREADMETranscripts(t *testing.T) {
 	blank := regexp.MustCompile(`[0-9a-f]{8}`)
 	var got string
 	for _, args := range [][]string{{"approvals"}, {"answer", id, "y"}} {
-		code, stdout, stderr := cli(t, args...)
+		code, stdout, stderr := cli(t, dir, args...)
 		if code != 0 {
 			t.Errorf("%q: exit %d, %s", args, code, stderr)
 		}
@@ -5897,28 +5891,40 @@ func TestREADMETranscripts(t *testing.T) {
 	}
 }
 
-// The README's shell lines accept a log as it is written, and nothing else.
-func TestREADMEVerifiesTheLog(t *testing.T) {
+// readmeHome is the state folder in a new home of the user, and the README's shell lines, which are about it.
+func readmeHome(t *testing.T) (dir string, lines []string) {
+	t.Helper()
 	for _, need := range []string{"bash", "jq", "sha256sum"} {
-		if _, err := exec.LookPath(need); err != nil {
-			t.Skip(need + " is not installed")
-		}
+		needTool(t, need)
 	}
-	blocks := readmeBlocks(t, "sh")
-	if len(blocks) != 3 {
-		t.Fatalf("README.md has %d shell blocks", len(blocks))
+	lines = readmeBlocks(t, "sh")
+	if len(lines) != 3 {
+		t.Fatalf("README.md has %d shell blocks", len(lines))
 	}
-	configHome(t, "")
 	user := t.TempDir()
 	t.Setenv("HOME", user)
-	t.Setenv("ATLASBRIDGE_HOME", "")
-	st, err := openStore(filepath.Join(user, ".atlasbridge"))
+	return filepath.Join(user, ".atlasbridge"), lines
+}
+
+// shell is what lines of the README print.
+func shell(t *testing.T, lines string) string {
+	t.Helper()
+	out, err := exec.Command("bash", "-c", lines).CombinedOutput()
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("%v: %s", err, out)
 	}
-	defer st.Close()
+	return string(out)
+}
+
+// The README's shell lines accept a log as it is written, and nothing else.
+func TestREADMEVerifiesTheLog(t *testing.T) {
+	dir, lines := readmeHome(t)
+	st := storeAt(t, dir)
 	for i := range 3 {
-		e := Event{Name: "TOOL_CALL", SessionID: "s", Fields: []Field{{"text", "<é>\u2028\x7f\\n \" \n"}, {"n", int64(i)}}}
+		e := Event{Name: "TOOL_CALL", SessionID: "s", Fields: []Field{
+			{"text", "<é>\u2028\x7f\\n \" \n"},
+			{"n", int64(i)},
+		}}
 		if err := st.Audit().Append(e); err != nil {
 			t.Fatal(err)
 		}
@@ -5927,20 +5933,19 @@ func TestREADMEVerifiesTheLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	check := func() string {
-		out, err := exec.Command("bash", "-c", blocks[0]).CombinedOutput()
-		if err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-		return string(out)
-	}
-	if out := check(); out != "up to here: "+head+"\n" {
+	if out := shell(t, lines[0]); out != "up to here: "+head+"\n" {
 		t.Errorf("the untouched log: %s, want head %s", out, head)
 	}
-	path := filepath.Join(user, ".atlasbridge", "audit.log")
-	text, _ := os.ReadFile(path)
-	os.WriteFile(path, []byte(strings.Replace(string(text), `"n":1`, `"n":7`, 1)), 0o600)
-	if out := check(); !strings.HasPrefix(out, "BAD: ") {
+	path := filepath.Join(dir, "audit.log")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := strings.Replace(string(text), `"n":1`, `"n":7`, 1)
+	if err := os.WriteFile(path, []byte(changed), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out := shell(t, lines[0]); !strings.HasPrefix(out, "BAD: ") {
 		t.Errorf("the changed log: %s", out)
 	}
 }
@@ -6106,7 +6111,7 @@ func TestConfig(t *testing.T) {
 		{"", []string{"TELEGRAM_API_BASE", "http://[::1]:1/x"}, nil,
 			map[string]string{"telegram.api_base": `"http://[::1]:1/x" environment TELEGRAM_API_BASE`}},
 	} {
-		cfg, err := loadConfig(configHome(t, test.file), env(test.env...), test.flags)
+		cfg, err := loadConfig(home(t, test.file), env(test.env...), test.flags)
 		if err != nil {
 			t.Errorf("%q %q: %v", test.file, test.env, err)
 			continue
@@ -6117,7 +6122,7 @@ func TestConfig(t *testing.T) {
 			}
 		}
 	}
-	cfg, err := loadConfig(configHome(t, "echo_suppression_ms = 250.5\n"+telegram), env(), nil)
+	cfg, err := loadConfig(home(t, "echo_suppression_ms = 250.5\n"+telegram), env(), nil)
 	if err != nil || cfg.EchoWindow != 250500*time.Microsecond || cfg.Token != fakeToken || cfg.ChatID != 1001 ||
 		cfg.SafeDefaults[YesNo] != "n" || cfg.Stuck != 2*time.Second || !slices.Equal(cfg.Users, []int64{1001, 1002}) {
 		t.Errorf("loadConfig = %+v, %v", cfg, err)
@@ -6163,22 +6168,24 @@ func TestConfigRejected(t *testing.T) {
 		{"", "PERMISSION_TIMEOUT_SEC=soon", "environment PERMISSION_TIMEOUT_SEC: permission_timeout_seconds must be"},
 		{"", "TELEGRAM_BOT_TOKEN=" + fakeToken, "config.toml: a bot token needs telegram.chat_id"},
 	} {
-		dir := configHome(t, test.file)
-		name, value, _ := strings.Cut(test.env, "=")
-		if name != "" {
-			t.Setenv(name, value)
-		}
-		_, err := loadConfig(dir, os.Getenv, nil)
-		if err == nil || !strings.Contains(err.Error(), test.want) || hintOf(err) == "" ||
-			strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), fakeToken) {
-			t.Errorf("%q %q: %v (hint %q), want %q", test.file, test.env, err, hintOf(err), test.want)
-		}
-		if code, _, stderr := cli(t, "config"); code != 1 || !strings.HasPrefix(stderr, "atlasbridge: ") ||
-			!strings.Contains(stderr, "\natlasbridge: hint: ") {
-			t.Errorf("%q %q: config exits with %d, %q", test.file, test.env, code, stderr)
-		}
+		t.Run(test.want, func(t *testing.T) {
+			dir := home(t, test.file)
+			name, value, _ := strings.Cut(test.env, "=")
+			if name != "" {
+				t.Setenv(name, value)
+			}
+			_, err := loadConfig(dir, os.Getenv, nil)
+			if err == nil || !strings.Contains(err.Error(), test.want) || hintOf(err) == "" ||
+				strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), fakeToken) {
+				t.Errorf("%q %q: %v (hint %q), want %q", test.file, test.env, err, hintOf(err), test.want)
+			}
+			if code, _, stderr := cli(t, dir, "config"); code != 1 || !strings.HasPrefix(stderr, "atlasbridge: ") ||
+				!strings.Contains(stderr, "\natlasbridge: hint: ") {
+				t.Errorf("%q %q: config exits with %d, %q", test.file, test.env, code, stderr)
+			}
+		})
 	}
-	_, err := loadConfig(configHome(t, ""), func(string) string { return "" }, map[string]string{"timeout_seconds": "0"})
+	_, err := loadConfig(home(t, ""), func(string) string { return "" }, map[string]string{"timeout_seconds": "0"})
 	if err == nil || !strings.HasPrefix(err.Error(), "flag: timeout_seconds must be between") {
 		t.Errorf("timeout_seconds 0 as flag: %v", err)
 	}
@@ -6187,7 +6194,7 @@ func TestConfigRejected(t *testing.T) {
 // TestConfigFileIsPrivate: config.toml is read only where it is a file of the user that nobody else
 // can read or change.
 func TestConfigFileIsPrivate(t *testing.T) {
-	dir := configHome(t, "timeout_seconds = 60\n")
+	dir := home(t, "timeout_seconds = 60\n")
 	path := filepath.Join(dir, "config.toml")
 	load := func() error {
 		_, err := loadConfig(dir, func(string) string { return "" }, nil)
@@ -6315,7 +6322,7 @@ func TestLog(t *testing.T) {
 
 // A full log is put aside, and nothing is lost but what the second rotation takes away.
 func TestLogRotation(t *testing.T) {
-	dir := configHome(t, "")
+	dir := home(t, "")
 	path := filepath.Join(dir, "atlasbridge.log")
 	full := strings.Repeat(strings.Repeat("x", 1<<10-1)+"\n", logLimit>>10)
 	os.WriteFile(path, []byte(full), 0o600)
@@ -6337,8 +6344,7 @@ func TestLogRotation(t *testing.T) {
 
 // TestDoctor: doctor fails with a remedy where something is wrong, and only there.
 func TestDoctor(t *testing.T) {
-	configHome(t, "timeout_seconds = 0")
-	code, stdout, _ := cli(t, "doctor", "--json")
+	code, stdout, _ := cli(t, home(t, "timeout_seconds = 0"), "doctor", "--json")
 	var report struct {
 		Checks []struct {
 			Name, Detail, Remedy string
@@ -6353,13 +6359,13 @@ func TestDoctor(t *testing.T) {
 	if k.Name != "config" || k.OK || !strings.Contains(k.Detail, "config.toml:1") || k.Remedy == "" {
 		t.Errorf("the config check is %+v", k)
 	}
-	dir := configHome(t, "")
-	if code, stdout, _ = cli(t, "doctor"); code != 0 || strings.Contains(stdout, "FAIL") {
+	dir := home(t, "")
+	if code, stdout, _ = cli(t, dir, "doctor"); code != 0 || strings.Contains(stdout, "FAIL") {
 		t.Errorf("doctor on a fresh folder: exit %d\n%s", code, stdout)
 	}
 	os.WriteFile(filepath.Join(dir, "audit.log"), nil, 0o644)
 	os.Chmod(filepath.Join(dir, "audit.log"), 0o644)
-	code, stdout, _ = cli(t, "doctor")
+	code, stdout, _ = cli(t, dir, "doctor")
 	if code != 1 || !matches(`(?s)FAIL +permissions .*audit.log.*→ .*chmod -R go= /`, stdout) {
 		t.Errorf("doctor with a file that others can read: exit %d\n%s", code, stdout)
 	}
@@ -6388,7 +6394,6 @@ func TestVersions(t *testing.T) {
 // TestAdapters: adapters finds a tool, its version and whether that is newer than what was tried,
 // without giving it the token.
 func TestAdapters(t *testing.T) {
-	configHome(t, "")
 	bin := t.TempDir()
 	t.Setenv("PATH", bin+":/bin:/usr/bin")
 	t.Setenv("TELEGRAM_CHAT_ID", "")
@@ -6396,7 +6401,7 @@ func TestAdapters(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(bin, "claude"), []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	code, stdout, _ := cli(t, "adapters", "--json")
+	code, stdout, _ := cli(t, home(t, ""), "adapters", "--json")
 	var list []tool
 	if err := json.Unmarshal([]byte(stdout), &list); err != nil || code != 0 {
 		t.Fatalf("adapters --json: %d, %v, %s", code, err, stdout)
@@ -6410,7 +6415,7 @@ func TestAdapters(t *testing.T) {
 // TestBundle: a debug bundle leaves out what people wrote unless --full, and secrets and other
 // files always.
 func TestBundle(t *testing.T) {
-	dir := configHome(t, "[telegram]\nbot_token = '"+fakeToken+"'\nchat_id = 7\nallowed_users = [7]\n")
+	dir := home(t, "[telegram]\nbot_token = '"+fakeToken+"'\nchat_id = 7\nallowed_users = [7]\n")
 	t.Setenv("PATH", t.TempDir()) // no tools
 	write := func(name, text string) { os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600) }
 	write("state.jsonl", `{"v":1,"rec":"prompt","id":"p1","excerpt":"rm the-excerpt","value":"the-answer",`+
@@ -6424,7 +6429,7 @@ func TestBundle(t *testing.T) {
 		if full {
 			args = append(args, "--full")
 		}
-		code, stdout, stderr := cli(t, args...)
+		code, stdout, stderr := cli(t, dir, args...)
 		info, err := os.Stat(out)
 		if code != 0 || err != nil || info.Mode().Perm() != 0o600 {
 			t.Fatalf("%q: exit %d, %v, %v, %s", args, code, info, err, stderr)
@@ -6451,7 +6456,7 @@ func TestBundle(t *testing.T) {
 				t.Errorf("full %v: the bundle lacks %s:\n%s", full, always, all)
 			}
 		}
-		if code, _, stderr := cli(t, args...); code != 1 || !strings.Contains(stderr, "--output") {
+		if code, _, stderr := cli(t, dir, args...); code != 1 || !strings.Contains(stderr, "--output") {
 			t.Errorf("over an existing file: exit %d, %s", code, stderr)
 		}
 	}
@@ -6501,7 +6506,7 @@ func TestCompletion(t *testing.T) {
 			t.Skip("bash is not installed")
 		}
 		words := strings.Split("atlasbridge "+test.words, " ")
-		_, script, _ := cli(t, "completion", "bash")
+		_, script, _ := cli(t, home(t, ""), "completion", "bash")
 		script += `COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _atlasbridge; echo "${COMPREPLY[*]}"`
 		out, err := exec.Command("bash", append([]string{"--norc", "-c", script, "-"}, words...)...).CombinedOutput()
 		if err != nil || strings.TrimSpace(string(out)) != test.want {
@@ -6514,7 +6519,7 @@ func TestCompletion(t *testing.T) {
 			continue
 		}
 		file := filepath.Join(t.TempDir(), "script")
-		_, script, _ := cli(t, "completion", shell)
+		_, script, _ := cli(t, home(t, ""), "completion", shell)
 		os.WriteFile(file, []byte(script), 0o600)
 		if out, err := exec.Command(shell, "-n", file).CombinedOutput(); err != nil {
 			t.Errorf("%s -n: %v\n%s", shell, err, out)
@@ -8097,21 +8102,12 @@ func FuzzTape(f *testing.F) {
 // cannot read.
 func TestLab(t *testing.T) {
 	dir := t.TempDir()
-	run := func(args ...string) (string, int) {
-		out, err := os.Create(filepath.Join(dir, "out"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		null, _ := os.Open(os.DevNull)
-		c, code := &command{name: "lab", args: args, stdin: null, stdout: out, stderr: null, getenv: os.Getenv}, 0
-		if c.opts, code = c.options(); c.opts != nil {
-			code = cmdLab(c)
-		}
-		data, _ := os.ReadFile(out.Name())
-		return string(data), code
+	lab := func(args ...string) (string, int) {
+		code, out, _ := cli(t, dir, append([]string{"lab"}, args...)...)
+		return out, code
 	}
 	cast := filepath.Join("testdata", "recordings", "generic-tune2fs.cast")
-	out, code := run("--json", cast)
+	out, code := lab("--json", cast)
 	var e map[string]any
 	if err := json.Unmarshal([]byte(out), &e); err != nil || code != 0 {
 		t.Fatalf("%v, exit %d: %s", err, code, out)
@@ -8121,11 +8117,11 @@ func TestLab(t *testing.T) {
 	if got := slices.Sorted(maps.Keys(e)); !slices.Equal(got, want) {
 		t.Errorf("fields %q, want %q", got, want)
 	}
-	if out, code = run("--explain", cast); code != 0 || !strings.Contains(out, "pattern+tty") || !strings.Contains(out,
+	if out, code = lab("--explain", cast); code != 0 || !strings.Contains(out, "pattern+tty") || !strings.Contains(out,
 		"Label:Yes") {
 		t.Errorf("exit %d: %s", code, out)
 	}
-	if out, _ = run("--screen", cast); !strings.Contains(out, "Proceed anyway (or wait 5 seconds to proceed) ? (y,N)") {
+	if out, _ = lab("--screen", cast); !strings.Contains(out, "Proceed anyway (or wait 5 seconds to proceed) ? (y,N)") {
 		t.Error(out)
 	}
 	bad := filepath.Join(dir, "bad.json")
@@ -8133,7 +8129,7 @@ func TestLab(t *testing.T) {
 	self := filepath.Join(dir, "self.json")
 	os.WriteFile(self, []byte(`{"tool":"generic","recording":"self.json"}`), 0o600)
 	for _, args := range [][]string{{bad}, {self}, {dir}, {filepath.Join(dir, "missing")}, {"detect.go"}} {
-		if _, code := run(args...); code != 1 {
+		if _, code := lab(args...); code != 1 {
 			t.Errorf("lab %q: exit %d, want 1", args, code)
 		}
 	}
@@ -8165,8 +8161,6 @@ func BenchmarkDetectorLook(b *testing.B) {
 }
 
 /* ===== Telegram ===== */
-
-const tgToken = "123456789:AAFakeTokenForLoopbackTestsOnly0123"
 
 // tgServer is a Bot API that misbehaves on command.
 type tgServer struct {
@@ -8364,7 +8358,7 @@ func (e *tgEnv) other(dir string) *Telegram {
 		e.t.Fatal(err)
 	}
 	e.t.Cleanup(func() { st.Close() })
-	cfg := &Config{Token: tgToken, ChatID: 1001, Users: []int64{1001}, APIBase: e.srv.URL}
+	cfg := &Config{Token: fakeToken, ChatID: 1001, Users: []int64{1001}, APIBase: e.srv.URL}
 	return newTelegram(cfg, st, nil)
 }
 
@@ -8996,7 +8990,7 @@ func TestTelegramErrors(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			srv := newTGServer(t)
 			srv.fault = c.fault
-			tg := newTelegram(&Config{Token: tgToken, APIBase: srv.URL}, nil, nil)
+			tg := newTelegram(&Config{Token: fakeToken, APIBase: srv.URL}, nil, nil)
 			err := tg.call(context.Background(), "sendMessage", map[string]any{}, nil)
 			var e *apiError
 			if !errors.As(err, &e) || e.temporary() != c.temporary || !strings.Contains(err.Error(), c.want) {
@@ -9008,7 +9002,7 @@ func TestTelegramErrors(t *testing.T) {
 		})
 	}
 	for _, base := range []string{"http://127.0.0.1:1", "http://bad host", "http://[::1]:namedport"} {
-		tg := newTelegram(&Config{Token: tgToken, APIBase: base}, nil, nil)
+		tg := newTelegram(&Config{Token: fakeToken, APIBase: base}, nil, nil)
 		err := tg.call(context.Background(), "getMe", map[string]any{}, nil)
 		if err == nil || strings.Contains(err.Error(), "AAFake") {
 			t.Errorf("%s: %v", base, err)
@@ -9421,7 +9415,9 @@ func TestTelegramConfigTable(t *testing.T) {
 func TestTelegramSetup(t *testing.T) {
 	srv := newTGServer(t)
 	dir := filepath.Join(t.TempDir(), "home")
-	env := map[string]string{"ATLASBRIDGE_HOME": dir, "TELEGRAM_BOT_TOKEN": tgToken, "TELEGRAM_API_BASE": srv.URL}
+	t.Setenv("ATLASBRIDGE_HOME", dir)
+	t.Setenv("TELEGRAM_BOT_TOKEN", fakeToken)
+	t.Setenv("TELEGRAM_API_BASE", srv.URL)
 	out, in, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -9430,10 +9426,7 @@ func TestTelegramSetup(t *testing.T) {
 	defer null.Close()
 	exit := make(chan int, 1)
 	setup := func(args ...string) {
-		c := &command{ctx: context.Background(), name: "setup", args: args, stdin: null, stdout: in, stderr: in,
-			getenv: func(k string) string { return env[k] }}
-		c.opts, _ = c.options()
-		code := cmdSetup(c)
+		code := run(t.Context(), append([]string{"setup"}, args...), null, in, in)
 		in.Close()
 		exit <- code
 	}
@@ -9464,10 +9457,10 @@ func TestTelegramSetup(t *testing.T) {
 	}
 	check := func(users string) {
 		t.Helper()
-		delete(env, "TELEGRAM_BOT_TOKEN")
-		delete(env, "TELEGRAM_API_BASE")
-		cfg, err := loadConfig(dir, func(k string) string { return env[k] }, nil)
-		if err != nil || cfg.Token != tgToken || cfg.ChatID != 1001 || fmt.Sprint(cfg.Users) != users ||
+		t.Setenv("TELEGRAM_BOT_TOKEN", "")
+		t.Setenv("TELEGRAM_API_BASE", "")
+		cfg, err := loadConfig(dir, os.Getenv, nil)
+		if err != nil || cfg.Token != fakeToken || cfg.ChatID != 1001 || fmt.Sprint(cfg.Users) != users ||
 			cfg.APIBase != srv.URL {
 			t.Fatalf("%+v, %v", cfg, err)
 		}
@@ -9493,28 +9486,26 @@ func TestTelegramSetup(t *testing.T) {
 func TestTelegramSetupWebhook(t *testing.T) {
 	srv := newTGServer(t)
 	srv.answers["getWebhookInfo"] = func(map[string]any) string {
-		return `{"url":"https://example.invalid/` + tgToken + `"}`
+		return `{"url":"https://example.invalid/` + fakeToken + `"}`
 	}
-	dir := home(t, withTelegram("", &Config{Token: tgToken, ChatID: 1001, Users: []int64{1001}, APIBase: srv.URL}))
-	null, _ := os.Open(os.DevNull)
-	defer null.Close()
-	stderr, _ := os.Create(filepath.Join(t.TempDir(), "stderr"))
-	defer stderr.Close()
-	c := &command{ctx: t.Context(), name: "setup", args: []string{"--no-test"}, stdin: null, stdout: stderr,
-		stderr: stderr, getenv: func(k string) string { return map[string]string{"ATLASBRIDGE_HOME": dir}[k] }}
-	c.opts, _ = c.options()
-	if code := cmdSetup(c); code != 1 {
+	dir := home(t, withTelegram("", &Config{Token: fakeToken, ChatID: 1001, Users: []int64{1001}, APIBase: srv.URL}))
+	code, stdout, stderr := cli(t, dir, "setup", "--no-test")
+	if code != 1 {
 		t.Errorf("without a terminal setup ends with %d", code)
 	}
-	if text, _ := os.ReadFile(stderr.Name()); !matches(`(?s)a webhook is set.*hint: .*in a terminal`, string(text)) ||
-		strings.Contains(string(text), "AAFake") {
-		t.Errorf("without a terminal setup says %q", text)
+	said := stdout + stderr
+	if !matches(`(?s)a webhook is set.*hint: .*in a terminal`, said) || strings.Contains(said, "AAFake") {
+		t.Errorf("without a terminal setup says %q", said)
 	}
 	for _, answer := range []string{"\r", "n\r", "y\r"} {
 		x := bridge(t, dir, "setup", "--no-test")
 		x.sees("Remove it? [y/N]")
 		x.types(answer)
-		x.exits(map[bool]int{false: 1}[answer == "y\r"])
+		if answer == "y\r" {
+			x.exits(0)
+		} else {
+			x.exits(1)
+		}
 		if n := srv.count("deleteWebhook"); (n == 1) != (answer == "y\r") {
 			t.Errorf("after %q the webhook was removed %d times", answer, n)
 		}
@@ -10722,7 +10713,7 @@ func TestMessagesOfAPrompt(t *testing.T) {
 		}, state{5, Canceled, []int64{3}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := storeAt(t, storeDir(t))
+			s := storeAt(t, home(t, ""))
 			p := storePrompt(t, s, storeSession(t, s), Canceled, func(p *PromptRecord) {
 				p.MsgID, p.MsgStatus, p.OldMsgIDs = c.before.MsgID, c.before.MsgStatus, c.before.Old
 			})
@@ -10742,16 +10733,6 @@ func TestMessagesOfAPrompt(t *testing.T) {
 }
 
 /* ===== Store: helpers ===== */
-
-// storeDir is a private folder.
-func storeDir(t testing.TB) string {
-	t.Helper()
-	dir := filepath.Join(t.TempDir(), "home")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	return dir
-}
 
 // storeAt opens the state in dir and closes it with the test.
 func storeAt(t testing.TB, dir string) *Store {
@@ -10828,28 +10809,6 @@ func storeView(t testing.TB, s *Store) *View {
 func storeTap(p *PromptRecord, value string) Decision {
 	return Decision{PromptID: shortID(p.ID), SessionID: shortID(p.SessionID), Nonce: p.Nonce[:16], Value: value,
 		By: "telegram:1001"}
-}
-
-// storeCommand runs a command on dir and returns its exit code and output.
-func storeCommand(t testing.TB, ctx context.Context, dir string, args ...string) (code int, stdout, stderr string) {
-	t.Helper()
-	var files [2]*os.File
-	for i := range files {
-		f, err := os.Create(filepath.Join(t.TempDir(), "out"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		files[i] = f
-	}
-	c := &command{ctx: ctx, name: args[0], args: args[1:], stdout: files[0], stderr: files[1],
-		getenv: func(k string) string { return map[string]string{"ATLASBRIDGE_HOME": dir}[k] }}
-	if c.opts, code = c.options(); c.opts != nil {
-		code = c.spec().do(c)
-	}
-	out, _ := os.ReadFile(files[0].Name())
-	errs, _ := os.ReadFile(files[1].Name())
-	return code, string(out), string(errs)
 }
 
 // faultyFiles calls fault before each operation with its number; an error stands for the operation's, and a
@@ -10933,7 +10892,7 @@ func TestStoreTransitions(t *testing.T) {
 		Expired:       "injected resolved failed",
 	}
 	all := []State{Created, Routed, AwaitingReply, ReplyReceived, Injected, Resolved, Expired, Canceled, Failed}
-	s := storeAt(t, storeDir(t))
+	s := storeAt(t, home(t, ""))
 	for _, from := range all {
 		for _, to := range all {
 			p := storePrompt(t, s, storeSession(t, s), from, nil)
@@ -11049,7 +11008,7 @@ func TestStoreDecideGuards(t *testing.T) {
 			x.now = x.now.Add(time.Minute)
 		}},
 	}
-	s := storeAt(t, storeDir(t))
+	s := storeAt(t, home(t, ""))
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
 			x := &setup{s: s, now: time.Now()}
@@ -11078,7 +11037,7 @@ func TestStoreDecideGuards(t *testing.T) {
 func TestUnreadIsNotAllowed(t *testing.T) {
 	menu := []Choice{{Key: "1", Label: "Yes", Grants: true}, {Key: "2", Label: "No"}}
 	hook := []Choice{{Key: hookAllow, Label: "Yes"}, {Key: hookAlways, Label: "Yes, always"}, {Key: hookDeny, Label: "No"}}
-	s := storeAt(t, storeDir(t))
+	s := storeAt(t, home(t, ""))
 	for _, c := range []struct {
 		name   string
 		typ    PromptType
@@ -11189,7 +11148,7 @@ func TestStoreDecideValues(t *testing.T) {
 			t.Errorf("judge(%s %q) = %v %q, want %q", row.p.Type, row.given, value, why, row.want)
 		}
 	}
-	s := storeAt(t, storeDir(t))
+	s := storeAt(t, home(t, ""))
 	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
 		p.Type, p.Choices, p.Permission, p.SafeDefault = MultipleChoice, menu, true, ref("2")
 	})
@@ -11205,7 +11164,7 @@ func TestStoreDecideValues(t *testing.T) {
 
 // A secret is in no file, and comes out once.
 func TestStoreSecret(t *testing.T) {
-	dir := storeDir(t)
+	dir := home(t, "")
 	s := storeAt(t, dir)
 	session := storeSession(t, s)
 	release, err := s.HoldSession(session)
@@ -11284,7 +11243,7 @@ func TestStoreFormat(t *testing.T) {
 
 // Cut anywhere, the file opens, every complete Update is there, and what was cut is kept aside.
 func TestStoreTruncatedAtEveryByte(t *testing.T) {
-	full := storeDir(t)
+	full := home(t, "")
 	s := storeAt(t, full)
 	p := storeQuestion(newID())
 	p.Excerpt = "short"
@@ -11302,7 +11261,7 @@ func TestStoreTruncatedAtEveryByte(t *testing.T) {
 	}
 	all, _ := os.ReadFile(s.log.path)
 	for cut := range len(all) + 1 {
-		dir := storeDir(t)
+		dir := home(t, "")
 		os.WriteFile(filepath.Join(dir, "state.jsonl"), all[:cut], 0o600)
 		s, err := openStoreWith(dir, noSync)
 		if err != nil {
@@ -11348,7 +11307,7 @@ func TestStoreTruncatedAtEveryByte(t *testing.T) {
 // A power cut that kept only the beginning of a write lost that the update was acted on, not what it did: when it comes
 // again, nothing is done twice.
 func TestStoreUpdateComesAgain(t *testing.T) {
-	dir := storeDir(t)
+	dir := home(t, "")
 	path := filepath.Join(dir, "state.jsonl")
 	s := storeAt(t, dir)
 	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
@@ -11413,7 +11372,7 @@ func TestStoreUpdateComesAgain(t *testing.T) {
 
 // A damaged line is reported, kept, and its question not answered; the others go on.
 func TestStoreDamage(t *testing.T) {
-	dir := storeDir(t)
+	dir := home(t, "")
 	s := storeAt(t, dir)
 	session := storeSession(t, s)
 	bad, good := storePrompt(t, s, session, Routed, nil), storePrompt(t, s, session, Routed, nil)
@@ -11453,7 +11412,7 @@ func TestStoreDamage(t *testing.T) {
 // TestStoreSchema: an older file is backed up and upgraded, a newer one is neither read nor
 // written.
 func TestStoreSchema(t *testing.T) {
-	dir := storeDir(t)
+	dir := home(t, "")
 	s := storeAt(t, dir)
 	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
 	s.Close()
@@ -11498,7 +11457,7 @@ func storeSeal(open []byte) []byte {
 func TestStoreEveryOperationFails(t *testing.T) {
 	for _, forever := range []bool{false, true} {
 		for n := int64(1); ; n++ {
-			dir, injected := storeDir(t), ""
+			dir, injected := home(t, ""), ""
 			s, err := openStoreWith(dir, faultyFiles(func(op string, i int64) error {
 				if i == n || forever && i > n {
 					injected = op
@@ -11562,7 +11521,7 @@ func storeCheckState(t *testing.T, dir, prompt string, want State, when string) 
 // When even cutting back fails, nothing is written or believed any more.
 func TestStorePoison(t *testing.T) {
 	broken := false
-	s, err := openStoreWith(storeDir(t), faultyFiles(func(op string, _ int64) error {
+	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
 		if broken && (op == "fsync" || op == "ftruncate") {
 			return errors.New("no space left on device")
 		}
@@ -11598,7 +11557,7 @@ func TestStorePoison(t *testing.T) {
 // new file before its name and the name before what follows.
 func TestStoreDurableOrder(t *testing.T) {
 	var ops []string
-	s, err := openStoreWith(storeDir(t), faultyFiles(func(op string, _ int64) error {
+	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
 		ops = append(ops, op)
 		return nil
 	}))
@@ -11680,7 +11639,7 @@ func TestStoreKilledAnywhere(t *testing.T) {
 		step = 7
 	}
 	for n := 2; ; n += step {
-		dir := storeDir(t)
+		dir := home(t, "")
 		out, _ := storeChild(dir, fmt.Sprintf("store-live %d", n)).Output()
 		said := strings.Fields(string(out))
 		if strings.Contains(string(out), "error") {
@@ -11706,7 +11665,7 @@ func TestStoreKilledAnywhere(t *testing.T) {
 			t.Fatalf("killed at %d in %q: reaped %d, %v", n, order[at], len(failed), err)
 		}
 		storePrompt(t, s, storeSession(t, s), Resolved, nil)
-		if code, out, _ := storeCommand(t, t.Context(), dir, "audit", "verify"); code != 0 || s.Trouble() != nil {
+		if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || s.Trouble() != nil {
 			t.Fatalf("killed at %d: %s %v", n, out, s.Trouble())
 		}
 		s.Close()
@@ -11753,7 +11712,7 @@ func (d *disk) listing() map[string]int {
 // after makes a folder as a power loss now may leave it: names as fsynced or as they are now, and of what was appended
 // since the fsync so much of 2 halves.
 func (d *disk) after(t *testing.T, names map[string]int, halves int) string {
-	dir := storeDir(t)
+	dir := home(t, "")
 	now := map[int][]byte{}
 	for name, i := range d.listing() {
 		now[i], _ = os.ReadFile(filepath.Join(d.dir, name))
@@ -11775,7 +11734,7 @@ func (d *disk) after(t *testing.T, names map[string]int, halves int) string {
 func TestStorePowerLoss(t *testing.T) {
 	const session, prompt = "5e551011-0000-4000-8000-000000000000", "9a9a9a9a-0000-4000-8000-000000000000"
 	order := []State{"", Created, Routed, AwaitingReply, ReplyReceived, Injected, Resolved}
-	d, acked, lost := &disk{dir: storeDir(t), names: map[string]int{}}, 0, 0
+	d, acked, lost := &disk{dir: home(t, ""), names: map[string]int{}}, 0, 0
 	fail := func() {
 		for _, names := range []map[string]int{d.names, d.listing()} {
 			for halves := range 3 {
@@ -11793,7 +11752,7 @@ func TestStorePowerLoss(t *testing.T) {
 					t.Errorf("acknowledged %q, found %q (%d halves of what was not fsynced)", order[acked], order[at], halves)
 				}
 				storePrompt(t, s, storeSession(t, s), Resolved, nil)
-				if code, out, _ := storeCommand(t, t.Context(), dir, "audit", "verify"); code != 0 || s.Trouble() != nil {
+				if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || s.Trouble() != nil {
 					t.Errorf("acknowledged %q, %d halves: %s %v", order[acked], halves, out, s.Trouble())
 				}
 				s.Close()
@@ -11884,7 +11843,7 @@ func storeCrowd(dir string) error {
 // Processes that ask, answer and compact at once: every reply was given once, every history is one of the table,
 // and the audit log holds. ATLASBRIDGE_LONG=1 makes it eight processes and a minute.
 func TestStoreCrowd(t *testing.T) {
-	dir, span, n := storeDir(t), "1500ms", 4
+	dir, span, n := home(t, ""), "1500ms", 4
 	if os.Getenv("ATLASBRIDGE_LONG") != "" {
 		span, n = "60s", 8
 	} else if testing.Short() {
@@ -11952,7 +11911,7 @@ func TestStoreCrowd(t *testing.T) {
 	if notes := s.notes; len(notes) > 0 || len(at) < n {
 		t.Errorf("%d prompts, damage: %q", len(at), notes)
 	}
-	if code, out, _ := storeCommand(t, t.Context(), dir, "audit", "verify"); code != 0 {
+	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 {
 		t.Error(out)
 	}
 	t.Logf("%d processes, %s: %d prompts, %d audit bytes", n, span, len(at), len(log))
@@ -11961,7 +11920,7 @@ func TestStoreCrowd(t *testing.T) {
 // A follower sees what was there (a tool's first hook may be faster than the session), what another process writes,
 // across a compaction, and its own at once.
 func TestStoreFollow(t *testing.T) {
-	dir := storeDir(t)
+	dir := home(t, "")
 	a, b := storeAt(t, dir), storeAt(t, dir)
 	session := storeSession(t, a)
 	p := storePrompt(t, b, session, AwaitingReply, nil)
@@ -11997,7 +11956,7 @@ func TestStoreFollow(t *testing.T) {
 
 // A poller that is stopped keeps its lock: the others notice, and say so until it listens again.
 func TestStoreStalledPoller(t *testing.T) {
-	dir := storeDir(t)
+	dir := home(t, "")
 	a, b := storeAt(t, dir), storeAt(t, dir)
 	if _, held, err := a.TryPoll(); !held || err != nil {
 		t.Fatal(held, err)
@@ -12020,7 +11979,7 @@ func TestStoreStalledPoller(t *testing.T) {
 
 // What is old goes, what is alive or may be replayed stays.
 func TestStoreRetention(t *testing.T) {
-	dir := storeDir(t)
+	dir := home(t, "")
 	s := storeAt(t, dir)
 	now := time.Now()
 	day := 24 * time.Hour
@@ -12060,7 +12019,7 @@ func TestStoreRetention(t *testing.T) {
 
 // The file stays small however long a session lives.
 func TestStoreCompactsItself(t *testing.T) {
-	s := storeAt(t, storeDir(t))
+	s := storeAt(t, home(t, ""))
 	s.log.do, s.audit.log.do = noSync, noSync
 	session := storeSession(t, s)
 	p := storePrompt(t, s, session, AwaitingReply, nil)
@@ -12080,7 +12039,7 @@ func TestStoreCompactsItself(t *testing.T) {
 
 // Locks live as long as they are held, whatever the collector does, and dead sessions are found by theirs.
 func TestStoreLocksAndReap(t *testing.T) {
-	dir := storeDir(t)
+	dir := home(t, "")
 	a, b := storeAt(t, dir), storeAt(t, dir)
 	release, held, err := a.TryPoll()
 	if !held || err != nil {
@@ -12133,8 +12092,8 @@ func TestStoreLocksAndReap(t *testing.T) {
 // TestStoreCommands: status, approvals, answer and logs show what is there within 80 columns, and
 // answer once.
 func TestStoreCommands(t *testing.T) {
-	dir := storeDir(t)
-	run := func(args ...string) (int, string, string) { return storeCommand(t, t.Context(), dir, args...) }
+	dir := home(t, "")
+	run := func(args ...string) (int, string, string) { return cli(t, dir, args...) }
 	if code, _, errs := run("status"); code != 0 || !strings.Contains(errs, "no sessions") {
 		t.Error(code, errs)
 	}
@@ -12200,7 +12159,7 @@ func TestStoreCommands(t *testing.T) {
 // auditFilled is a chain with all sorts of text in it, and its bytes.
 func auditFilled(t testing.TB, n int) (*Store, []byte) {
 	t.Helper()
-	s := storeAt(t, storeDir(t))
+	s := storeAt(t, home(t, ""))
 	for i := range n {
 		err := s.Audit().Append(Event{"TOOL_CALL", newID(), "", []Field{{"text",
 			fmt.Sprintf("%d <&> \x7f \u2028 \" \\ é 😀 \xff", i)}, {"n", i}, {"ok", true}, {"none", nil}}})
@@ -12313,7 +12272,7 @@ func TestAuditTornAndLost(t *testing.T) {
 	path := s.audit.log.path
 	whole := bytes.LastIndexByte(log[:len(log)-1], '\n') + 1
 	for _, cut := range []int{whole + 1, whole + 50, len(log) - 1, 10, 0} {
-		fresh := storeAt(t, storeDir(t)) // its state notes nothing of what is cut
+		fresh := storeAt(t, home(t, "")) // its state notes nothing of what is cut
 		os.WriteFile(fresh.audit.log.path, log[:cut], 0o600)
 		big := Event{Name: "UNAUTHORIZED", Fields: []Field{{"big", strings.Repeat("x", 4000)}, {"more",
 			strings.Repeat("é", 2000)}}}
@@ -12326,7 +12285,7 @@ func TestAuditTornAndLost(t *testing.T) {
 		}
 	}
 	os.Remove(path)
-	code, out, _ := storeCommand(t, t.Context(), s.Dir, "audit", "verify")
+	code, out, _ := cli(t, s.Dir, "audit", "verify")
 	if code != 1 || !strings.Contains(out, "is known") {
 		t.Error("a log started anew passes:", out)
 	}
@@ -12346,7 +12305,7 @@ func TestAuditCommands(t *testing.T) {
 	s, _ := auditFilled(t, 30)
 	s.Audit().Append(Event{"UNAUTHORIZED", "", "", []Field{{"who", "x\x1b[2J\u009b31m\n{\"seq\":1}"}}})
 	for _, args := range [][]string{{"logs"}, {"logs", "--json"}} {
-		code, out, _ := storeCommand(t, t.Context(), s.Dir, args...)
+		code, out, _ := cli(t, s.Dir, args...)
 		if code != 0 || strings.Count(out, "\n") != 31 || strings.ContainsAny(out, "\x1b\u009b") {
 			t.Errorf("%v: %d %q", args, code, out)
 		}
@@ -12362,19 +12321,19 @@ func TestAuditCommands(t *testing.T) {
 		"x:" + hash:                       2,
 		"31":                              2,
 	} {
-		if code, out, errs := storeCommand(t, t.Context(), s.Dir, "audit", "verify", "--json", "--head", head); code != want {
+		if code, out, errs := cli(t, s.Dir, "audit", "verify", "--json", "--head", head); code != want {
 			t.Errorf("--head %s: %d %s %s", head, code, out, errs)
 		}
 	}
 	before, _ := os.ReadFile(s.audit.log.path)
 	os.WriteFile(s.audit.log.path, before[:len(before)-2], 0o600)
-	storeCommand(t, t.Context(), s.Dir, "audit", "verify")
+	cli(t, s.Dir, "audit", "verify")
 	if after, _ := os.ReadFile(s.audit.log.path); !bytes.Equal(after, before[:len(before)-2]) {
 		t.Error("verify changed the file")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if code, out, _ := storeCommand(t, ctx, s.Dir, "logs", "--tail"); code != 0 || !strings.Contains(out, "TOOL_CALL") {
+	if code, out, _ := cliWhile(ctx, t, s.Dir, "logs", "--tail"); code != 0 || !strings.Contains(out, "TOOL_CALL") {
 		t.Error(code, out)
 	}
 }
@@ -12417,30 +12376,6 @@ func auditAppend(t testing.TB, dir, name string) {
 	}
 }
 
-// auditVerify runs audit verify, or with aside audit verify --aside.
-func auditVerify(t testing.TB, dir string, aside bool, session string) (code int, stdout, stderr string) {
-	t.Helper()
-	var files [2]*os.File
-	for i := range files {
-		f, err := os.Create(filepath.Join(t.TempDir(), "out"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		files[i] = f
-	}
-	set := flag.NewFlagSet("audit", flag.ContinueOnError)
-	set.Bool("json", false, "")
-	set.String("head", "", "")
-	set.Bool("aside", aside, "")
-	env := map[string]string{"ATLASBRIDGE_HOME": dir, "ATLASBRIDGE_SESSION": session}
-	code = cmdAudit(&command{ctx: t.Context(), name: "audit", stdout: files[0], stderr: files[1],
-		getenv: func(k string) string { return env[k] }, opts: &options{set: set, args: []string{"verify"}}})
-	out, _ := os.ReadFile(files[0].Name())
-	errs, _ := os.ReadFile(files[1].Name())
-	return code, string(out), string(errs)
-}
-
 // noteOf is the state's note about the audit log in dir.
 func noteOf(t testing.TB, dir string) MetaRecord {
 	t.Helper()
@@ -12481,7 +12416,7 @@ func loseNotes(t testing.TB, dir string, n int) {
 func TestAuditNotesLost(t *testing.T) {
 	for name, size := range map[string]int{"near": 10, "beyond one read": 4000} {
 		t.Run(name, func(t *testing.T) {
-			dir := storeDir(t)
+			dir := home(t, "")
 			s := storeAt(t, dir)
 			for i := range 90 {
 				e := Event{Name: "TOOL_CALL", Fields: []Field{{"n", i}, {"text", strings.Repeat("x", size)}}}
@@ -12493,7 +12428,7 @@ func TestAuditNotesLost(t *testing.T) {
 			for _, lost := range []int{1, 5, 85} {
 				loseNotes(t, dir, lost)
 				auditAppend(t, dir, "UNAUTHORIZED")
-				if code, out, _ := auditVerify(t, dir, false, ""); code != 0 || auditGaps(t, dir) != 0 {
+				if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || auditGaps(t, dir) != 0 {
 					t.Fatalf("%d notes lost: %s", lost, out)
 				}
 			}
@@ -12532,7 +12467,7 @@ func TestAuditDiscontinued(t *testing.T) {
 			wrong := fmt.Sprintf("did not continue the entry 5:%s", before.Hash)
 			fails := func(when string) {
 				t.Helper()
-				code, out, _ := auditVerify(t, dir, false, "")
+				code, out, _ := cli(t, dir, "audit", "verify")
 				if code != exitFailed || !strings.Contains(out, "--aside") {
 					t.Errorf("%s: exit %d, %s", when, code, out)
 				}
@@ -12541,7 +12476,7 @@ func TestAuditDiscontinued(t *testing.T) {
 				}
 			}
 			fails("at once")
-			if _, out, _ := auditVerify(t, dir, false, ""); !strings.Contains(out, wrong) {
+			if _, out, _ := cli(t, dir, "audit", "verify"); !strings.Contains(out, wrong) {
 				t.Errorf("it does not name the head: %s", out)
 			}
 			now, _ := os.ReadFile(path)
@@ -12610,7 +12545,7 @@ func TestAuditBrokenIsNoted(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		code, out, _ := auditVerify(t, s.Dir, false, "")
+		code, out, _ := cli(t, s.Dir, "audit", "verify")
 		if v := verify(log); code != exitFailed || !strings.Contains(out, "57:"+digest(nil)) || !v.OK {
 			t.Errorf("exit %d, %s", code, out)
 		}
@@ -12620,7 +12555,7 @@ func TestAuditBrokenIsNoted(t *testing.T) {
 	if err != nil || v.OK || v.Line != 7 || v.Remedy == "" || v.Proves != "" {
 		t.Errorf("%+v, %v", v, err)
 	}
-	if code, _, _ := storeCommand(t, t.Context(), s.Dir, "doctor", "--json"); code != exitFailed {
+	if code, _, _ := cli(t, s.Dir, "doctor", "--json"); code != exitFailed {
 		t.Error("doctor is content")
 	}
 }
@@ -12702,7 +12637,7 @@ func TestAuditLateNotes(t *testing.T) {
 // Eight processes that append, more that are killed and others that do nothing but append, are never called a broken
 // log.
 func TestAuditCrowd(t *testing.T) {
-	dir := storeDir(t)
+	dir := home(t, "")
 	span := 1500 * time.Millisecond
 	if os.Getenv("ATLASBRIDGE_LONG") != "" {
 		span = time.Minute
@@ -12749,7 +12684,7 @@ func TestAuditCrowd(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if code, out, _ := auditVerify(t, dir, false, ""); code != 0 || auditGaps(t, dir) != 0 {
+	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || auditGaps(t, dir) != 0 {
 		t.Error(out)
 	}
 	if note := noteOf(t, dir); note.Values["broken"] != "" || int(note.Seq) < len(auditNames(t, dir))-20 {
@@ -12773,10 +12708,10 @@ func TestAuditAside(t *testing.T) {
 		t.Fatal(err)
 	}
 	last := noteOf(t, dir)
-	if code, out, _ := auditVerify(t, dir, false, ""); code != exitFailed {
+	if code, out, _ := cli(t, dir, "audit", "verify"); code != exitFailed {
 		t.Fatal(out)
 	}
-	code, out, errs := auditVerify(t, dir, true, "")
+	code, out, errs := cli(t, dir, "audit", "verify", "--aside")
 	kept, _ := filepath.Glob(path + ".aside-*")
 	if code != 0 || len(kept) != 1 || !strings.Contains(out, kept[0]) || !strings.Contains(out, "head 2:sha256:") {
 		t.Fatalf("exit %d, %s %s, kept %q", code, out, errs, kept)
@@ -12802,13 +12737,14 @@ func TestAuditAside(t *testing.T) {
 	s.Move(p.ID, Injected, func(p *PromptRecord) { p.ScreenSHA = digest([]byte("Go on?")) })
 	s.Move(p.ID, Resolved, nil)
 	auditAppend(t, dir, "UNAUTHORIZED")
-	if code, out, _ := auditVerify(t, dir, false, ""); code != 0 || auditGaps(t, dir) != 0 {
+	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || auditGaps(t, dir) != 0 {
 		t.Error(out)
 	}
 	if note := noteOf(t, dir); note.Values["broken"] != "" {
 		t.Errorf("noted %+v", note)
 	}
-	if code, _, errs := auditVerify(t, dir, true, "no session"); code != 0 {
+	t.Setenv("ATLASBRIDGE_SESSION", "no session")
+	if code, _, errs := cli(t, dir, "audit", "verify", "--aside"); code != 0 {
 		t.Error("a sound log is not put aside:", errs)
 	}
 	release, err := s.HoldSession(session)
@@ -12816,7 +12752,8 @@ func TestAuditAside(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer release()
-	if code, _, errs := auditVerify(t, dir, true, session); code != exitFailed || !strings.Contains(errs, "inside") {
+	t.Setenv("ATLASBRIDGE_SESSION", session)
+	if code, _, errs := cli(t, dir, "audit", "verify", "--aside"); code != exitFailed || !strings.Contains(errs, "inside") {
 		t.Errorf("a session puts the log aside: %d %s", code, errs)
 	}
 }
@@ -12828,20 +12765,20 @@ func TestAuditAsideDamaged(t *testing.T) {
 	if err := s.Audit().Append(Event{Name: "UNAUTHORIZED"}); err == nil {
 		t.Error("an entry behind garbage")
 	}
-	if code, _, errs := auditVerify(t, s.Dir, true, ""); code != 0 {
+	if code, _, errs := cli(t, s.Dir, "audit", "verify", "--aside"); code != 0 {
 		t.Fatal(errs)
 	}
 	if err := s.Audit().Append(Event{Name: "UNAUTHORIZED"}); err != nil || s.Trouble() != nil {
 		t.Error(err, s.Trouble())
 	}
-	if code, out, _ := auditVerify(t, s.Dir, false, ""); code != 0 || len(auditNames(t, s.Dir)) != 2 {
+	if code, out, _ := cli(t, s.Dir, "audit", "verify"); code != 0 || len(auditNames(t, s.Dir)) != 2 {
 		t.Error(out)
 	}
 }
 
 // While many append, putting the log aside again and again is no gap for any of them.
 func TestAuditAsideCrowd(t *testing.T) {
-	dir := storeDir(t)
+	dir := home(t, "")
 	end := time.Now().Add(time.Second)
 	var all sync.WaitGroup
 	for range 4 {
@@ -12856,14 +12793,14 @@ func TestAuditAsideCrowd(t *testing.T) {
 	}
 	n := 0
 	for time.Now().Before(end) {
-		if code, _, errs := auditVerify(t, dir, true, ""); code != 0 {
+		if code, _, errs := cli(t, dir, "audit", "verify", "--aside"); code != 0 {
 			t.Fatal(errs)
 		}
 		n++
 		time.Sleep(time.Millisecond)
 	}
 	all.Wait()
-	if code, out, _ := auditVerify(t, dir, false, ""); code != 0 || auditGaps(t, dir) != 0 {
+	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || auditGaps(t, dir) != 0 {
 		t.Error(out)
 	}
 	kept, _ := filepath.Glob(filepath.Join(dir, "audit.log.aside-*"))
@@ -12901,7 +12838,7 @@ func TestAuditShown(t *testing.T) {
 	}
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
-			s := storeAt(t, storeDir(t))
+			s := storeAt(t, home(t, ""))
 			session := storeSession(t, s)
 			good := storePrompt(t, s, session, Injected, func(p *PromptRecord) { p.Shown = "before" })
 			p := storePrompt(t, s, session, Created, func(p *PromptRecord) {
@@ -12949,7 +12886,7 @@ func TestAuditShown(t *testing.T) {
 
 // A question is forgotten with its end or its session's, so that a long log costs no memory.
 func TestAuditShownIsForgotten(t *testing.T) {
-	s := storeAt(t, storeDir(t))
+	s := storeAt(t, home(t, ""))
 	session := storeSession(t, s)
 	for _, to := range []State{Resolved, Canceled, Failed, Expired, AwaitingReply} {
 		storePrompt(t, s, session, to, func(p *PromptRecord) {
@@ -12975,7 +12912,7 @@ func TestAuditShownIsForgotten(t *testing.T) {
 
 // Findings do not hide one another: a tail cut after a wrong answer is named too.
 func TestAuditFindingsAdd(t *testing.T) {
-	s := storeAt(t, storeDir(t))
+	s := storeAt(t, home(t, ""))
 	p := storePrompt(t, s, storeSession(t, s), ReplyReceived, func(p *PromptRecord) { p.Shown = "a" })
 	s.Move(p.ID, Injected, func(p *PromptRecord) { p.ScreenSHA = digest([]byte("b")) })
 	auditAppend(t, s.Dir, "UNAUTHORIZED")
@@ -12993,29 +12930,9 @@ func TestAuditFindingsAdd(t *testing.T) {
 
 // The README's jq lines find such an answer, and the text whose hash the log has.
 func TestREADMEShown(t *testing.T) {
-	for _, need := range []string{"bash", "jq", "sha256sum"} {
-		if _, err := exec.LookPath(need); err != nil {
-			t.Skip(need + " is not installed")
-		}
-	}
-	blocks := readmeBlocks(t, "sh")
-	if len(blocks) != 3 {
-		t.Fatalf("README.md has %d shell blocks", len(blocks))
-	}
-	configHome(t, "")
-	user := t.TempDir()
-	t.Setenv("HOME", user)
-	t.Setenv("ATLASBRIDGE_HOME", "")
-	s := storeAt(t, filepath.Join(user, ".atlasbridge"))
+	dir, lines := readmeHome(t)
+	s := storeAt(t, dir)
 	session := storeSession(t, s)
-	shell := func(script string) string {
-		t.Helper()
-		out, err := exec.Command("bash", "-c", script).CombinedOutput()
-		if err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-		return string(out)
-	}
 	typedAt := func(shown, screen string) *PromptRecord {
 		t.Helper()
 		p := storePrompt(t, s, session, AwaitingReply, func(p *PromptRecord) { p.Shown = shown })
@@ -13026,15 +12943,17 @@ func TestREADMEShown(t *testing.T) {
 	text := "Rûn <this> & \"that\"?\n\t\u2028\x7f\\n"
 	p := typedAt(text, text)
 	storePrompt(t, s, session, Injected, nil)
-	if out := shell(blocks[1]); out != "" {
+	if out := shell(t, lines[1]); out != "" {
 		t.Errorf("it names an answer that was right: %s", out)
 	}
 	bad := typedAt("a", "b")
 	none := typedAt("", "b")
-	if out := shell(blocks[1]); strings.Count(out, "\n") != 2 || !strings.Contains(out, bad.ID) || !strings.Contains(out, none.ID) {
+	out := shell(t, lines[1])
+	if strings.Count(out, "\n") != 2 || !strings.Contains(out, bad.ID) || !strings.Contains(out, none.ID) {
 		t.Errorf("it does not name the two wrong answers: %s", out)
 	}
-	if out := shell("id=" + p.ID + "\n" + blocks[2]); out != digest([]byte(text))+"\n"+digest([]byte(text))+"\n" {
+	sha := digest([]byte(text)) + "\n"
+	if out := shell(t, "id="+p.ID+"\n"+lines[2]); out != sha+sha {
 		t.Errorf("the shown text: %q", out)
 	}
 }
@@ -13061,7 +12980,7 @@ func TestAnswerFromInside(t *testing.T) {
 	if _, err := exec.LookPath("setsid"); err != nil {
 		t.Skip("setsid is not installed")
 	}
-	dir, work := configHome(t, ""), t.TempDir()
+	dir, work := home(t, ""), t.TempDir()
 	x := bridge(t, dir, "run", "bash", "-c", insideScript, work)
 	x.sees("Continue?")
 	st := storeAt(t, dir)
@@ -13123,7 +13042,7 @@ func TestAnswerFromInside(t *testing.T) {
 	if rejected != len(rows) {
 		t.Errorf("%d refusals in the audit log, want %d", rejected, len(rows))
 	}
-	if code, _, stderr := cli(t, "answer", shortID(p.ID), "y"); code != 0 {
+	if code, _, stderr := cli(t, dir, "answer", shortID(p.ID), "y"); code != 0 {
 		t.Errorf("from elsewhere: %s", stderr)
 	}
 	x.sees("got y")
@@ -13167,7 +13086,7 @@ func TestInside(t *testing.T) {
 			if row.name == "the tool further above" && grandparent == 0 {
 				t.Skip("the parent is the first process of this pid namespace")
 			}
-			s := storeAt(t, storeDir(t))
+			s := storeAt(t, home(t, ""))
 			row.r.ID, row.r.Status = newID(), "active"
 			if row.held {
 				release, err := s.HoldSession(row.r.ID)
@@ -13196,7 +13115,7 @@ func TestInside(t *testing.T) {
 
 // What runs in one session answers no other session's question either, and the audit log names the question.
 func TestAnswerFromAnotherSession(t *testing.T) {
-	dir := configHome(t, "")
+	dir := home(t, "")
 	s := storeAt(t, dir)
 	var ids [2]string
 	for i := range ids {
@@ -13212,7 +13131,7 @@ func TestAnswerFromAnotherSession(t *testing.T) {
 	}
 	p := storePrompt(t, s, ids[0], AwaitingReply, nil)
 	t.Setenv("ATLASBRIDGE_SESSION", ids[1])
-	code, _, stderr := cli(t, "answer", shortID(p.ID), "y")
+	code, _, stderr := cli(t, dir, "answer", shortID(p.ID), "y")
 	if code != exitFailed || !strings.Contains(stderr, "inside the session "+shortID(ids[1])) {
 		t.Errorf("exit %d: %s", code, stderr)
 	}
@@ -13227,10 +13146,10 @@ func TestAnswerFromAnotherSession(t *testing.T) {
 
 // A session whose process is dead takes no answer, and answer does not say that it did.
 func TestAnswerToTheDead(t *testing.T) {
-	dir := configHome(t, "")
+	dir := home(t, "")
 	s := storeAt(t, dir)
 	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
-	code, stdout, stderr := cli(t, "answer", shortID(p.ID), "y")
+	code, stdout, stderr := cli(t, dir, "answer", shortID(p.ID), "y")
 	if code != exitFailed || stdout != "" || !strings.Contains(stderr, "session has ended") {
 		t.Errorf("exit %d: %s%s", code, stdout, stderr)
 	}
@@ -13240,7 +13159,7 @@ func TestAnswerToTheDead(t *testing.T) {
 
 // TestRefusedDecisionChangesNothing: an answer that is refused, for whatever reason, leaves the record as it was.
 func TestRefusedDecisionChangesNothing(t *testing.T) {
-	s := storeAt(t, storeDir(t))
+	s := storeAt(t, home(t, ""))
 	for name, change := range map[string]func(*PromptRecord, *Decision){
 		"unseen":          func(p *PromptRecord, _ *Decision) { p.ShownAll = false },
 		"cut":             func(p *PromptRecord, _ *Decision) { p.Cut = true },
@@ -13353,7 +13272,7 @@ func TestJudgeWords(t *testing.T) {
 
 // TestLimitIsThePhones: ten answers in a minute hold up the phone alone, and only the phone's answers count.
 func TestLimitIsThePhones(t *testing.T) {
-	s := storeAt(t, storeDir(t))
+	s := storeAt(t, home(t, ""))
 	session := storeSession(t, s)
 	answer := func(by string) Refusal {
 		p := storePrompt(t, s, session, Routed, nil)
@@ -13385,7 +13304,7 @@ func TestLimitIsThePhones(t *testing.T) {
 // TestOpenIsUndecided: while a question waits nobody has decided it; when it expires its timeout has; what was typed has
 // one reply record, of the one whose answer it was.
 func TestOpenIsUndecided(t *testing.T) {
-	s := storeAt(t, storeDir(t))
+	s := storeAt(t, home(t, ""))
 	session := storeSession(t, s)
 	for _, st := range []State{Created, Routed, AwaitingReply} {
 		if p := storePrompt(t, s, storeSession(t, s), st, nil); p.NonceUsed || p.DecidedAt != nil || p.DecidedBy != nil {
@@ -13639,7 +13558,7 @@ func TestExpireTypes(t *testing.T) {
 		{"hook, fed", true, true, ref(hookDeny), false, false, ref(hookDeny)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			st := storeAt(t, storeDir(t))
+			st := storeAt(t, home(t, ""))
 			p := storePrompt(t, st, storeSession(t, st), AwaitingReply, func(p *PromptRecord) {
 				p.SafeDefault = c.def
 				p.CreatedAt, p.ExpiresAt = time.Now().Add(-time.Minute), time.Now().Add(-time.Second)
@@ -13671,7 +13590,7 @@ func TestExpireTypes(t *testing.T) {
 
 // TestExpireTooLate: what somebody decided in the last moment is not expired, and what is not in the state any more ends.
 func TestExpireTooLate(t *testing.T) {
-	st := storeAt(t, storeDir(t))
+	st := storeAt(t, home(t, ""))
 	p := storePrompt(t, st, storeSession(t, st), AwaitingReply, func(p *PromptRecord) {
 		p.ExpiresAt = time.Now().Add(-time.Second)
 	})
@@ -14223,7 +14142,7 @@ func TestGateInputBox(t *testing.T) {
 // hookBench is a session of claude in which a dialog for each command has a hook that waits, in this order.
 func hookBench(t *testing.T, commands ...string) (s *session, hooks []*question, unlock []func()) {
 	t.Helper()
-	st := storeAt(t, storeDir(t))
+	st := storeAt(t, home(t, ""))
 	s = &session{st: st, ch: localChannel{}, log: slog.New(slog.DiscardHandler), adapter: adapterFor("claude"), ctx: t.Context(),
 		cfg: &Config{Timeout: time.Hour, PermissionTimeout: time.Hour, NotifyIdle: true}, events: make(chan func(), 100), hooked: true,
 		pty: ptyState{state: TTYState{ReadingYes, false, false}}}
@@ -14448,7 +14367,7 @@ func TestHookDecisions(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for _, alive := range []bool{true, false} {
-				st := storeAt(t, storeDir(t))
+				st := storeAt(t, home(t, ""))
 				session := storeSession(t, st)
 				if alive {
 					if _, err := st.HoldSession(session); err != nil {
@@ -14775,7 +14694,7 @@ func storeAppend(s *Store) func() error {
 
 // BenchmarkAppend compares one durable record with the bare calls, in turns.
 func BenchmarkAppend(b *testing.B) {
-	dir := storeDir(b)
+	dir := home(b, "")
 	do := []func() error{bareAppend(dir), storeAppend(storeAt(b, dir))}
 	times := make([][]time.Duration, len(do))
 	for b.Loop() {
@@ -14800,7 +14719,7 @@ func BenchmarkAppend(b *testing.B) {
 func BenchmarkOpen(b *testing.B) {
 	for _, each := range []int{1, 4} {
 		b.Run(fmt.Sprintf("%d-lines-each", each), func(b *testing.B) {
-			dir := storeDir(b)
+			dir := home(b, "")
 			f, _ := os.OpenFile(filepath.Join(dir, "state.jsonl"), os.O_CREATE|os.O_WRONLY, 0o600)
 			w := bufio.NewWriter(f)
 			for i := range 100000 {
