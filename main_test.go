@@ -179,167 +179,494 @@ func (x *terminal) exits(want int) {
 	}
 }
 
-// phone is a Bot API server for one operator, 1001, and what the phone shows.
-type phone struct {
+// botAPI is a Bot API server for one operator, 1001. It knows what its messages say, remembers what they said at any
+// time, and does to a request what the test wants.
+type botAPI struct {
+	*httptest.Server
 	t        *testing.T
-	server   *httptest.Server
-	mu       sync.Mutex // guards what follows
-	messages []phoneMessage
-	updates  []map[string]any
-	lastID   int
-	toasts   []string
-	next     chan struct{}
+	pollWait time.Duration // the longest that a poll waits; 0: as long as it asks
+
+	mu       sync.Mutex    // guards what follows
+	changed  chan struct{} // closed at the next change
+	calls    []apiCall     // all but getUpdates
+	polls    []int64       // offsets asked for
+	messages map[int64]*seen
+	past     []seen            // what was sent or edited, in order
+	told     map[string]string // what a tap was told, by its id
+	taps     int
+	lastID   int64
+	updates  []string // as JSON, in order of their ids, until they are confirmed
+	lastUp   int64
+	flying   map[int64]int // edits under way by message
+	maxFly   int           // the most there were at a time
+	twice    int           // edits that changed nothing
+
+	fault   func(method string, w http.ResponseWriter) bool   // true: it has answered, and nothing is done
+	fate    func(method string, p map[string]any) fate        // what becomes of a request; nil: it is carried out
+	answers map[string]func(p map[string]any) (result string) // instead of the usual ones
 }
 
-type phoneMessage struct {
-	id      int
+// apiCall is a request with its parameters.
+type apiCall struct {
+	method string
+	p      map[string]any
+}
+
+// seen is a message at one time.
+type seen struct {
+	id      int64
 	text    string
 	buttons map[string]string // label → callback data
-	deleted bool
+	at      time.Time
+	method  string // that made it so
 }
 
-func newPhone(t *testing.T) *phone {
-	p := &phone{t: t, next: make(chan struct{}), lastID: 100}
-	p.server = httptest.NewServer(p)
-	t.Cleanup(p.server.Close)
-	return p
+// fate is what becomes of a request. The zero value: it is carried out and answered.
+type fate struct {
+	hold   <-chan struct{} // it is held until this is closed
+	answer string          // it is not carried out, and answered so
+	cut    bool            // the connection is closed instead of an answer
+	late   <-chan struct{} // cut at once, and carried out when this is closed
 }
 
-// config is a configuration that reaches this phone.
-func (p *phone) config(more string) string {
+// newBotAPI starts a server; the log of a failed test shows what it has.
+func newBotAPI(t *testing.T) *botAPI {
+	t.Helper()
+	s := &botAPI{
+		t:        t,
+		changed:  make(chan struct{}),
+		messages: map[int64]*seen{},
+		told:     map[string]string{},
+		lastID:   100,
+		lastUp:   9000,
+		flying:   map[int64]int{},
+		answers:  map[string]func(map[string]any) string{},
+	}
+	s.Server = httptest.NewServer(s)
+	t.Cleanup(func() {
+		s.CloseClientConnections()
+		s.Close()
+		if t.Failed() {
+			t.Logf("the phone shows:\n%s", s.dump())
+		}
+	})
+	return s
+}
+
+// config is a configuration that reaches this server.
+func (s *botAPI) config(more string) string {
 	return fmt.Sprintf("%s\n[telegram]\nbot_token = %q\nchat_id = 1001\nallowed_users = [1001]\n"+
-		"api_base = %q\n", more, fakeToken, p.server.URL)
+		"api_base = %q\n", more, fakeToken, s.URL)
 }
 
-func (p *phone) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	var q struct {
-		Offset  int             `json:"offset"`
-		Timeout int             `json:"timeout"`
-		Text    string          `json:"text"`
-		ID      int             `json:"message_id"`
-		Markup  json.RawMessage `json:"reply_markup"`
+// ServeHTTP answers what the client sends as JSON, or a document, which counts as a message with its content as text.
+func (s *botAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	method := path.Base(r.URL.Path)
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return // the caller has gone
 	}
-	body, _ := io.ReadAll(r.Body)
-	json.Unmarshal(body, &q)
-	var result any = true
-	switch method := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]; method {
+	kind := r.Header.Get("Content-Type")
+	if method == "sendDocument" {
+		body = documentAsMessage(kind, body)
+		kind = "application/json"
+	}
+	var p map[string]any
+	if err := json.Unmarshal(body, &p); err != nil || kind != "application/json" || p == nil {
+		http.Error(w, "not JSON", http.StatusTeapot)
+		return
+	}
+	s.mu.Lock()
+	fault := s.fault
+	s.mu.Unlock()
+	switch {
+	case fault != nil && fault(method, w):
+	case method == "getUpdates":
+		s.serveUpdates(w, r, p)
+	default:
+		s.serveCall(w, method, p)
+	}
+}
+
+// serveCall lets a request meet its fate.
+func (s *botAPI) serveCall(w http.ResponseWriter, method string, p map[string]any) {
+	id := numberOf(p, "message_id")
+	edit := strings.HasPrefix(method, "editMessage")
+	todo := fate{}
+	s.change(func() {
+		s.calls = append(s.calls, apiCall{method, p})
+		if edit {
+			s.flying[id]++
+			s.maxFly = max(s.maxFly, s.flying[id])
+		}
+		if s.fate != nil {
+			todo = s.fate(method, p)
+		}
+	})
+	if todo.hold != nil {
+		<-todo.hold
+	}
+	if todo.late != nil {
+		go func() {
+			<-todo.late
+			s.carryOut(method, p)
+		}()
+	}
+	answer := todo.answer
+	if answer == "" && todo.late == nil {
+		answer = s.carryOut(method, p)
+	}
+	if edit {
+		s.change(func() { s.flying[id]-- })
+	}
+	if todo.cut || todo.late != nil {
+		panic(http.ErrAbortHandler)
+	}
+	fmt.Fprint(w, answer)
+}
+
+// carryOut does what a request asks for, and returns the answer.
+func (s *botAPI) carryOut(method string, p map[string]any) (answer string) {
+	s.change(func() { answer = s.doneOf(method, p) })
+	return answer
+}
+
+// doneOf is carryOut with the lock.
+func (s *botAPI) doneOf(method string, p map[string]any) (answer string) {
+	text, _ := p["text"].(string)
+	id := numberOf(p, "message_id")
+	was := s.messages[id]
+	if answer := s.answers[method]; answer != nil {
+		return apiResult(answer(p))
+	}
+	switch method {
 	case "getMe":
-		result = map[string]any{"id": 123456789, "is_bot": true, "username": "test_bot"}
-	case "getUpdates":
-		result = p.poll(r.Context(), q.Offset, time.Duration(q.Timeout)*time.Second)
-	case "sendMessage":
-		p.change(func() {
-			p.lastID++
-			p.messages = append(p.messages, phoneMessage{id: p.lastID, text: q.Text, buttons: buttonsOf(q.Markup)})
-			result = map[string]any{"message_id": p.lastID, "date": time.Now().Unix(), "chat": map[string]any{"id": 1001,
-				"type": "private"}}
-		})
-	case "editMessageText", "editMessageReplyMarkup", "deleteMessage":
-		p.change(func() {
-			for i := range p.messages {
-				m := &p.messages[i]
-				if m.id == q.ID {
-					m.deleted = method == "deleteMessage"
-					m.buttons = buttonsOf(q.Markup)
-					if q.Text != "" {
-						m.text = q.Text
-					}
-				}
-			}
-			result = map[string]any{"message_id": q.ID, "date": time.Now().Unix(), "chat": map[string]any{"id": 1001,
-				"type": "private"}}
-		})
+		return apiResult(`{"id":9,"is_bot":true,"first_name":"Bot","username":"my_bot"}`)
+	case "getWebhookInfo":
+		return apiResult(`{"url":""}`)
+	case "getMyCommands":
+		return apiResult("[]")
 	case "answerCallbackQuery":
-		p.change(func() { p.toasts = append(p.toasts, q.Text) })
+		s.told[fmt.Sprint(p["callback_query_id"])] = text
+		return apiResult("true")
+	case "deleteMessage":
+		if was != nil {
+			was.buttons = nil
+		}
+		return apiResult("true")
+	case "sendMessage", "sendDocument":
+		s.lastID++
+		id = s.lastID
+	case "editMessageText", "editMessageReplyMarkup":
+		if was == nil {
+			return apiRefusal("message to edit not found")
+		}
+		if method == "editMessageReplyMarkup" {
+			text = was.text
+		} else if text == was.text && maps.Equal(was.buttons, buttonsOf(p)) {
+			s.twice++
+			return apiRefusal("message is not modified")
+		}
+	default:
+		return apiResult("true")
 	}
-	json.NewEncoder(w).Encode(map[string]any{"ok": true, "result": result})
+	now := seen{id, text, buttonsOf(p), time.Now(), method}
+	s.messages[id] = &now
+	s.past = append(s.past, now)
+	return apiResult(fmt.Sprintf(`{"message_id":%d,"date":%d,"chat":{"id":1001,"type":"private"}}`, id, time.Now().Unix()))
 }
 
-func buttonsOf(markup json.RawMessage) map[string]string {
-	var m struct {
-		Rows [][]struct {
-			Text string `json:"text"`
-			Data string `json:"callback_data"`
-		} `json:"inline_keyboard"`
-	}
-	json.Unmarshal(markup, &m)
+func apiResult(result string) string { return `{"ok":true,"result":` + result + `}` }
+
+func apiRefusal(why string) string {
+	return `{"ok":false,"error_code":400,"description":"Bad Request: ` + why + `"}`
+}
+
+// numberOf is a number among parameters, 0 when it is not there.
+func numberOf(p map[string]any, name string) int64 {
+	n, _ := p[name].(float64)
+	return int64(n)
+}
+
+// buttonsOf are the buttons of a message that is to be sent.
+func buttonsOf(p map[string]any) map[string]string {
 	buttons := map[string]string{}
-	for _, row := range m.Rows {
-		for _, b := range row {
-			buttons[b.Text] = b.Data
+	markup, _ := p["reply_markup"].(map[string]any)
+	rows, _ := markup["inline_keyboard"].([]any)
+	for _, row := range rows {
+		list, _ := row.([]any)
+		for _, one := range list {
+			b, _ := one.(map[string]any)
+			buttons[fmt.Sprint(b["text"])] = fmt.Sprint(b["callback_data"])
 		}
 	}
 	return buttons
 }
 
-func (p *phone) change(f func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	f()
-	close(p.next)
-	p.next = make(chan struct{})
+// documentAsMessage is the JSON of a sendMessage that says what a sendDocument carries.
+func documentAsMessage(contentType string, body []byte) []byte {
+	_, boundary, _ := strings.Cut(contentType, "boundary=")
+	fields := map[string]any{}
+	parts := multipart.NewReader(bytes.NewReader(body), strings.Trim(boundary, `"`))
+	text := ""
+	for part, err := parts.NextPart(); err == nil; part, err = parts.NextPart() {
+		content, readErr := io.ReadAll(part)
+		switch {
+		case readErr != nil:
+			text += readErr.Error()
+		case part.FormName() == "reply_markup":
+			fields["reply_markup"] = json.RawMessage(content)
+		case part.FormName() == "caption" || part.FileName() != "":
+			text += string(content) + "\n"
+		}
+	}
+	fields["text"] = text
+	out, err := json.Marshal(fields)
+	if err != nil {
+		return []byte(`{"text":"a document that cannot be read"}`)
+	}
+	return out
 }
 
-// poll answers a long poll: updates from offset on, or nothing when the time is over.
-func (p *phone) poll(ctx context.Context, offset int, wait time.Duration) []map[string]any {
-	deadline := time.After(wait)
+// serveUpdates answers a poll: updates from its offset on, or none when its time is over.
+func (s *botAPI) serveUpdates(w http.ResponseWriter, r *http.Request, p map[string]any) {
+	offset := numberOf(p, "offset")
+	wait := time.Duration(numberOf(p, "timeout")) * time.Second
+	if s.pollWait > 0 {
+		wait = min(wait, s.pollWait)
+	}
+	end := time.After(wait)
+	s.change(func() { s.polls = append(s.polls, offset) })
 	for {
-		p.mu.Lock()
-		fresh, next := []map[string]any{}, p.next
-		for _, u := range p.updates {
-			if u["update_id"].(int) >= offset {
-				fresh = append(fresh, u)
-			}
-		}
-		p.mu.Unlock()
-		if len(fresh) > 0 {
-			return fresh
+		s.mu.Lock()
+		s.updates = slices.DeleteFunc(s.updates, func(u string) bool { return updateID(u) < offset })
+		batch := strings.Join(s.updates, ",")
+		changed := s.changed
+		s.mu.Unlock()
+		if batch != "" {
+			fmt.Fprint(w, apiResult("["+batch+"]"))
+			return
 		}
 		select {
-		case <-next:
-		case <-deadline:
-			return fresh
-		case <-ctx.Done():
-			return fresh
+		case <-changed:
+		case <-end:
+			fmt.Fprint(w, apiResult("[]"))
+			return
+		case <-r.Context().Done():
+			return
 		}
 	}
 }
 
-// shows waits for a message that holds text and, where named, has that button.
-func (p *phone) shows(text, button string) phoneMessage {
-	p.t.Helper()
+// updateID is the id of an update.
+func updateID(u string) int64 {
+	var v update
+	json.Unmarshal([]byte(u), &v)
+	return v.ID
+}
+
+// change does something to the server and wakes who waits for it.
+func (s *botAPI) change(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// await waits until something holds of the server, and says what it was where it never does.
+func (s *botAPI) await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
 	deadline := time.After(patience)
 	for {
-		p.mu.Lock()
-		next, all := p.next, ""
-		for _, m := range p.messages {
-			all += fmt.Sprintf("%d %q %v\n", m.id, m.text, m.buttons)
-			if _, ok := m.button(button); strings.Contains(m.text, text) && (button == "" || ok) {
-				p.mu.Unlock()
-				return m
-			}
+		s.mu.Lock()
+		ok, changed := holds(), s.changed
+		s.mu.Unlock()
+		if ok {
+			return
 		}
-		p.mu.Unlock()
 		select {
-		case <-next:
+		case <-changed:
 		case <-deadline:
-			p.t.Fatalf("the phone never shows %q with button %q; it shows:\n%s", text, button, all)
+			t.Fatalf("it never came: %s; calls: %v", what, s.calls)
 		}
 	}
+}
+
+// until waits for a call of the method whose parameters match, and returns it.
+func (s *botAPI) until(t *testing.T, method, pattern string) (found apiCall) {
+	t.Helper()
+	re := regexp.MustCompile(pattern)
+	s.await(t, fmt.Sprintf("%s matching %q", method, pattern), func() bool {
+		for _, c := range s.calls {
+			if b, _ := json.Marshal(c.p); c.method == method && re.Match(b) {
+				found = c
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
+
+// confirmed waits until an update has been confirmed by a greater offset.
+func (s *botAPI) confirmed(t *testing.T, id int64) {
+	t.Helper()
+	s.await(t, fmt.Sprintf("update %d is confirmed", id), func() bool {
+		return slices.ContainsFunc(s.polls, func(o int64) bool { return o > id })
+	})
+}
+
+// count is how often a method was called.
+func (s *botAPI) count(method string) (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.calls {
+		if c.method == method {
+			n++
+		}
+	}
+	return n
+}
+
+// decides sets what becomes of the requests to come.
+func (s *botAPI) decides(f func(method string, p map[string]any) fate) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fate = f
+}
+
+// first gives the first edit its fate, and tells when it is there.
+func (s *botAPI) first(todo fate) (there <-chan struct{}) {
+	arrived := make(chan struct{})
+	n := 0
+	s.decides(func(method string, _ map[string]any) fate {
+		if !strings.HasPrefix(method, "editMessage") {
+			return fate{}
+		}
+		n++
+		if n > 1 {
+			return fate{}
+		}
+		close(arrived)
+		return todo
+	})
+	return arrived
+}
+
+// edits are those that were carried out on the message, 0: on any.
+func (s *botAPI) edits(msg int64) (done []seen) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.past {
+		if strings.HasPrefix(e.method, "editMessage") && (msg == 0 || e.id == msg) {
+			done = append(done, e)
+		}
+	}
+	return done
+}
+
+// message is a message as it is, the zero value where it is not known.
+func (s *botAPI) message(id int64) seen {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.messages[id] == nil {
+		return seen{}
+	}
+	return *s.messages[id]
+}
+
+// put makes a message with two buttons that say nothing.
+func (s *botAPI) put(id int64, text string) {
+	s.change(func() {
+		s.messages[id] = &seen{id: id, text: text, buttons: map[string]string{"one": "1", "two": "2"}}
+	})
+}
+
+// send has updates arrive, with their ids.
+func (s *botAPI) send(updates ...string) {
+	s.change(func() { s.updates = append(s.updates, updates...) })
+}
+
+// update has one arrive, with the next id.
+func (s *botAPI) update(u map[string]any) {
+	s.change(func() {
+		s.lastUp++
+		u["update_id"] = s.lastUp
+		text, err := json.Marshal(u)
+		if err != nil {
+			s.t.Error(err)
+		}
+		s.updates = append(s.updates, string(text))
+	})
+}
+
+// tapped has the operator tap a button, and returns the tap's id.
+func (s *botAPI) tapped(message int64, data string) (id string) {
+	s.change(func() {
+		s.taps++
+		id = fmt.Sprint("tap", s.taps)
+	})
+	s.update(map[string]any{"callback_query": map[string]any{
+		"id":   id,
+		"data": data,
+		"from": map[string]any{"id": 1001, "first_name": "Operator"},
+		"message": map[string]any{
+			"message_id": message,
+			"date":       time.Now().Unix(),
+			"chat":       map[string]any{"id": 1001, "type": "private"},
+		},
+	}})
+	return id
+}
+
+// writes has the operator send a text, as a reply where to is not 0.
+func (s *botAPI) writes(text string, to int64) {
+	s.mu.Lock()
+	id := 5000 + s.lastUp
+	s.mu.Unlock()
+	chat := map[string]any{"id": 1001, "type": "private"}
+	m := map[string]any{
+		"message_id": id,
+		"date":       time.Now().Unix() + 1,
+		"text":       text,
+		"from":       map[string]any{"id": 1001, "first_name": "Operator"},
+		"chat":       chat,
+	}
+	if to != 0 {
+		m["reply_to_message"] = map[string]any{"message_id": to, "date": time.Now().Unix(), "chat": chat}
+	}
+	s.update(map[string]any{"message": m})
 }
 
 // dump is what the phone shows.
-func (p *phone) dump() (all string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, m := range p.messages {
-		all += fmt.Sprintf("%d %q %v\n", m.id, m.text, m.buttons)
+func (s *botAPI) dump() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var b strings.Builder
+	for _, id := range slices.Sorted(maps.Keys(s.messages)) {
+		fmt.Fprintf(&b, "%d %q %v\n", id, s.messages[id].text, s.messages[id].buttons)
 	}
-	return all + fmt.Sprint(p.toasts)
+	return b.String() + fmt.Sprint(s.told)
 }
 
-// button finds a button by the end of its label.
-func (m phoneMessage) button(label string) (data string, ok bool) {
+// shows waits for a message that holds text and, where named, has a button whose label ends so.
+func (s *botAPI) shows(text, button string) seen {
+	s.t.Helper()
+	return s.where(fmt.Sprintf("%q with button %q", text, button), func(m seen) bool {
+		_, ok := m.ending(button)
+		return strings.Contains(m.text, text) && (button == "" || ok)
+	})
+}
+
+// press taps the button whose label ends so.
+func (s *botAPI) press(m seen, label string) {
+	data, _ := m.ending(label)
+	s.tapped(m.id, data)
+}
+
+// ending is the data of the button whose label ends so.
+func (m seen) ending(label string) (data string, ok bool) {
 	for text, data := range m.buttons {
 		if strings.HasSuffix(text, label) {
 			return data, true
@@ -348,38 +675,151 @@ func (m phoneMessage) button(label string) (data string, ok bool) {
 	return "", false
 }
 
-// press taps a button of a message.
-func (p *phone) press(m phoneMessage, label string) {
-	data, _ := m.button(label)
-	p.update(map[string]any{"callback_query": map[string]any{"id": fmt.Sprint("cb", m.id, label), "data": data,
-		"from": map[string]any{"id": 1001, "first_name": "Operator"},
-		"message": map[string]any{"message_id": m.id, "date": time.Now().Unix(), "chat": map[string]any{"id": 1001,
-			"type": "private"}}}})
-}
-
-// writes sends a text message, as a reply where to is not 0.
-func (p *phone) writes(text string, to int) {
-	m := map[string]any{"message_id": 5000 + len(p.updates), "date": time.Now().Unix() + 1, "text": text,
-		"from": map[string]any{"id": 1001, "first_name": "Operator"}, "chat": map[string]any{"id": 1001, "type": "private"}}
-	if to != 0 {
-		m["reply_to_message"] = map[string]any{"message_id": to, "date": time.Now().Unix(),
-			"chat": map[string]any{"id": 1001, "type": "private"}}
+// choice is the label of a button for that purpose.
+func (m seen) choice(purpose *regexp.Regexp) (label string, ok bool) {
+	for _, label := range slices.Sorted(maps.Keys(m.buttons)) {
+		if purpose.MatchString(label) && (purpose != lastingButton || !noButton.MatchString(label)) {
+			return label, true
+		}
 	}
-	p.update(map[string]any{"message": m})
+	return "", false
 }
 
-func (p *phone) update(u map[string]any) {
-	p.change(func() {
-		u["update_id"] = 9001 + len(p.updates)
-		p.updates = append(p.updates, u)
+// where waits for a message as it is now that fits.
+func (s *botAPI) where(what string, fits func(seen) bool) (found seen) {
+	s.t.Helper()
+	s.await(s.t, what, func() bool {
+		for _, id := range slices.Sorted(maps.Keys(s.messages)) {
+			if fits(*s.messages[id]) {
+				found = *s.messages[id]
+				return true
+			}
+		}
+		return false
 	})
+	return found
+}
+
+// find waits for a message that holds text and has a button for that purpose.
+func (s *botAPI) find(text string, purpose *regexp.Regexp) seen {
+	s.t.Helper()
+	return s.where(fmt.Sprintf("%q with a button %v", text, purpose), func(m seen) bool {
+		_, ok := m.choice(purpose)
+		return ok && strings.Contains(m.text, text)
+	})
+}
+
+// settled waits until a message has no buttons any more.
+func (s *botAPI) settled(id int64) seen {
+	s.t.Helper()
+	return s.where(fmt.Sprintf("message %d without buttons", id), func(m seen) bool {
+		return m.id == id && len(m.buttons) == 0
+	})
+}
+
+// ended waits until a message has no buttons any more and says one of these; what is on its way is not over.
+func (s *botAPI) ended(id int64, words ...*regexp.Regexp) seen {
+	s.t.Helper()
+	return s.where(fmt.Sprintf("message %d with its outcome, one of %v", id, words), func(m seen) bool {
+		says := func(one *regexp.Regexp) bool { return one.MatchString(m.text) }
+		return m.id == id && len(m.buttons) == 0 && slices.ContainsFunc(words, says)
+	})
+}
+
+// unanswered waits until a message has no buttons any more and does not say that it was answered.
+func (s *botAPI) unanswered(id int64, words ...*regexp.Regexp) seen {
+	s.t.Helper()
+	return s.where(fmt.Sprintf("message %d as not answered, one of %v", id, words), func(m seen) bool {
+		says := func(one *regexp.Regexp) bool { return one.MatchString(m.text) }
+		return m.id == id && len(m.buttons) == 0 && !says(saysAnswered) &&
+			(len(words) == 0 || slices.ContainsFunc(words, says))
+	})
+}
+
+// now is a message as it is.
+func (s *botAPI) now(id int64) seen {
+	s.t.Helper()
+	return s.where(fmt.Sprint("message ", id), func(m seen) bool { return m.id == id })
+}
+
+// texts is all that was ever shown.
+func (s *botAPI) texts() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var b strings.Builder
+	for _, m := range s.past {
+		b.WriteString(m.text + "\n")
+	}
+	return b.String()
+}
+
+// came is how many messages came that hold text.
+func (s *botAPI) came(text string) (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range s.past {
+		if strings.HasPrefix(m.method, "send") && strings.Contains(m.text, text) {
+			n++
+		}
+	}
+	return n
+}
+
+// tap presses a button of a message as it was seen, and returns the tap's id.
+func (s *botAPI) tap(m seen, purpose *regexp.Regexp) (id string) {
+	s.t.Helper()
+	label, ok := m.choice(purpose)
+	if !ok {
+		s.t.Errorf("no button %v to tap; there are %v", purpose, m.buttons)
+	}
+	return s.tapped(m.id, m.buttons[label])
+}
+
+// answer waits for what a tap is told.
+func (s *botAPI) answer(id string) (said string) {
+	s.t.Helper()
+	s.await(s.t, "an answer to "+id, func() (told bool) {
+		said, told = s.told[id]
+		return told
+	})
+	return said
+}
+
+// honest checks the life of a message: text came in so many messages; a label always meant the same, and an answer
+// always had the same label; buttons that went never came back.
+func (s *botAPI) honest(t *testing.T, text string, id int64, messages int) {
+	t.Helper()
+	if n := s.came(text); n != messages {
+		t.Errorf("%d messages show %q, want %d", n, text, messages)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	meant, named, over := map[string]string{}, map[string]string{}, false
+	for _, m := range s.past {
+		if m.id != id {
+			continue
+		}
+		if over && len(m.buttons) > 0 {
+			t.Errorf("buttons come back: %v", m.buttons)
+		}
+		over = over || len(m.buttons) == 0
+		for label, data := range m.buttons {
+			if was, ok := meant[label]; ok && was != data {
+				t.Errorf("button %q meant %s and means %s", label, was, data)
+			}
+			if was, ok := named[data]; ok && was != label {
+				t.Errorf("%s was called %q and is called %q", data, was, label)
+			}
+			meant[label], named[data] = data, label
+		}
+	}
 }
 
 // TestAnswered runs shell programs and answers them in every way there is.
 func TestAnswered(t *testing.T) {
-	phoneConfig := func(p *phone) string { return p.config("away_after_seconds = 1\nfree_text_enabled = true") }
+	phoneConfig := func(p *botAPI) string { return p.config("away_after_seconds = 1\nfree_text_enabled = true") }
 	t.Run("tap", func(t *testing.T) {
-		p := newPhone(t)
+		p := newBotAPI(t)
 		x := bridge(t, home(t, phoneConfig(p)), "run", "bash", "-c", `read -p "Continue? (y/n) " a; echo "got [$a]"`)
 		m := p.shows("Continue?", "Yes")
 		p.press(m, "Yes")
@@ -390,7 +830,7 @@ func TestAnswered(t *testing.T) {
 		}
 	})
 	t.Run("keyboard", func(t *testing.T) {
-		p := newPhone(t)
+		p := newBotAPI(t)
 		x := bridge(t, home(t, phoneConfig(p)), "run", "bash", "-c", `read -p "Continue? (y/n) " a; echo "got [$a]"; sleep 1`)
 		p.shows("Continue?", "Yes")
 		x.types("n\r")
@@ -399,14 +839,14 @@ func TestAnswered(t *testing.T) {
 		x.exits(0)
 	})
 	t.Run("timeout", func(t *testing.T) {
-		p := newPhone(t)
+		p := newBotAPI(t)
 		dir := home(t, p.config("timeout_seconds = 2"))
 		x := bridge(t, dir, "run", "bash", "-c", `read -p "Really? [Y/n] " a; echo "got [$a]"`)
 		x.sees("got [n]")
 		x.exits(0)
 	})
 	t.Run("text", func(t *testing.T) {
-		p := newPhone(t)
+		p := newBotAPI(t)
 		dir := home(t, phoneConfig(p))
 		x := bridge(t, dir, "run", "bash", "-c", `read -p "Enter your name: " a; echo "got [$a]"`)
 		m := p.shows("Enter your name", "")
@@ -470,7 +910,7 @@ func TestHook(t *testing.T) {
 		{"timeout", bash, "touch /tmp/x", "", "", `no answer in 2 s`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			p := newPhone(t)
+			p := newBotAPI(t)
 			more := "away_after_seconds = 1"
 			if test.name == "timeout" {
 				more += "\npermission_timeout_seconds = 2"
@@ -485,11 +925,6 @@ func TestHook(t *testing.T) {
 				openPrompt(t, dir) // only now it is known which message asked
 				p.writes(test.text, m.id)
 			}
-			defer func() {
-				if t.Failed() {
-					t.Logf("the phone shows:\n%s", p.dump())
-				}
-			}()
 			x.sees("end of hook")
 			x.exits(0)
 			x.mu.Lock()
@@ -1131,7 +1566,7 @@ func TestSession(t *testing.T) {
 		}
 	}
 	t.Run("reload", func(t *testing.T) {
-		p := newPhone(t)
+		p := newBotAPI(t)
 		dir := home(t, p.config(""))
 		x := bridge(t, dir, "run", "bash", "-c", `echo ready; sleep 60`)
 		x.sees("ready")
@@ -1156,7 +1591,7 @@ func TestSession(t *testing.T) {
 		}
 	})
 	t.Run("commands", func(t *testing.T) {
-		p := newPhone(t)
+		p := newBotAPI(t)
 		x := bridge(t, home(t, p.config("")), "run", "bash", "-c", `echo look here; read line; echo "got [$line]"; sleep 60`)
 		x.sees("look here")
 		p.shows("started", "")
@@ -1170,7 +1605,7 @@ func TestSession(t *testing.T) {
 		x.exits(143)
 	})
 	t.Run("stream", func(t *testing.T) {
-		p := newPhone(t)
+		p := newBotAPI(t)
 		x := bridge(t, home(t, p.config("")), "run", "--stream", "seq", "100", "150")
 		x.exits(0)
 		p.shows("100\n101\n102", "")
@@ -1498,7 +1933,7 @@ func TestTapRefusesWhileTheDialogIsPainted(t *testing.T) {
 			asks = append(asks, ask{Command: fmt.Sprintf("rm -rf /important/%d", i), Paint: tap.paint, Halves: i%2 == 1})
 		}
 		w, c, dir, _ := claudeSession(t, "", play{Asks: asks, Deaf: 100})
-		ids := []int{}
+		ids := []int64{}
 		for i, tap := range taps {
 			m := w.find(asks[i].Command, noButton)
 			<-time.After(time.Duration(tap.after) * time.Millisecond)
@@ -1890,7 +2325,7 @@ func TestTextChangesWhileItIsTapped(t *testing.T) {
 		<-time.After(time.Duration(rand.IntN(150)) * time.Millisecond)
 		w.tap(m, kind.button)
 		<-changed
-		p := promptOf(t, dir, "", func(p *PromptRecord) bool { return p.MsgID == int64(m.id) && p.over() })
+		p := promptOf(t, dir, "", func(p *PromptRecord) bool { return p.MsgID == m.id && p.over() })
 		if p.Status == Resolved {
 			c.until("key", -1)
 		} else {
@@ -1923,7 +2358,7 @@ func TestRestlessText(t *testing.T) {
 			<-pace.C
 			c.show(fmt.Sprint(i), fmt.Sprintf(shape, i))
 		}
-		if n := w.count("Proceed?"); n > 6 {
+		if n := w.came("Proceed?"); n > 6 {
 			t.Errorf("%d messages in %v", n, long)
 		}
 	})
@@ -2149,7 +2584,7 @@ func TestAnsweredOnlyWhatWasTyped(t *testing.T) {
 func TestProgramEndsAsItIsAnswered(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	check := func(t *testing.T, w *watch, dir string, id int) {
+	check := func(t *testing.T, w *botAPI, dir string, id int64) {
 		if p := promptOf(t, dir, "Go?", func(p *PromptRecord) bool { return p.over() }); p.Status != Failed {
 			t.Errorf("it is %s", p.Status)
 		}
@@ -2159,7 +2594,7 @@ func TestProgramEndsAsItIsAnswered(t *testing.T) {
 		w.unanswered(id, saysLost)
 	}
 	beside(t, 2, []string{"before it is known", "while its child holds the terminal"}, func(t *testing.T, moment string) {
-		w := newWatch(t)
+		w := newBotAPI(t)
 		c := newPuppet(t, "tool", "puppet")
 		dir := home(t, w.config("away_after_seconds = 0"))
 		if moment == "while its child holds the terminal" {
@@ -2195,8 +2630,8 @@ func TestProgramEndsAsItIsAnswered(t *testing.T) {
 func TestPhoneIsNotTheKeyboard(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	check := func(t *testing.T, w *watch, dir, text string, id int) {
-		p := promptOf(t, dir, text, func(p *PromptRecord) bool { return p.over() && (id == 0 || p.MsgID == int64(id)) })
+	check := func(t *testing.T, w *botAPI, dir, text string, id int64) {
+		p := promptOf(t, dir, text, func(p *PromptRecord) bool { return p.over() && (id == 0 || p.MsgID == id) })
 		if by := decidedBy(p); by != "telegram:1001" {
 			t.Errorf("it is %s by %q", p.Status, by)
 		}
@@ -2221,11 +2656,11 @@ func TestPhoneIsNotTheKeyboard(t *testing.T) {
 		w, c, dir, _ := claudeSession(t, "away_after_seconds = 0\nnotify_idle = true", play{})
 		c.until("done", -1)
 		p := promptOf(t, dir, "", func(p *PromptRecord) bool { return p.Idle && p.Status == AwaitingReply })
-		w.writes("go on", int(p.MsgID))
+		w.writes("go on", p.MsgID)
 		if r := c.until("message", -1); r.Text != "go on" {
 			t.Errorf("it got %q", r.Text)
 		}
-		check(t, w, dir, "", int(p.MsgID))
+		check(t, w, dir, "", p.MsgID)
 	})
 }
 
@@ -2259,7 +2694,7 @@ func TestKeysWhileAnswering(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
 	beside(t, 6, make([]int, rounds(t)), func(t *testing.T, _ int) {
-		w := newWatch(t)
+		w := newBotAPI(t)
 		x := bridge(t, home(t, w.config("away_after_seconds = 0")), "run", "bash", "-c",
 			`read -p "Go? (y/n) " a; read -p "Delete all? (y/n) " b; echo "got [$a][$b]"; read c`)
 		second := func() bool {
@@ -2332,7 +2767,7 @@ func TestAskAgain(t *testing.T) {
 	})
 	over := w.find(saysExpiredWord(w, m.id), againButton)
 	<-time.After(time.Second) // what expired is not asked again by itself
-	if n := w.count("Choose a number"); n != 1 {
+	if n := w.came("Choose a number"); n != 1 {
 		t.Errorf("%d messages ask the same, want 1", n)
 	}
 	w.tap(over, againButton)
@@ -2353,7 +2788,7 @@ func TestAskAgain(t *testing.T) {
 }
 
 // saysExpiredWord waits until a message says that nobody answered, and returns the word for it.
-func saysExpiredWord(w *watch, id int) string {
+func saysExpiredWord(w *botAPI, id int64) string {
 	w.t.Helper()
 	m := w.where("that nobody answered", func(m seen) bool { return m.id == id && overWord.MatchString(m.text) })
 	return overWord.FindString(m.text)
@@ -2380,269 +2815,6 @@ func beside[T any](t *testing.T, width int, rows []T, f func(*testing.T, T)) {
 		})
 	}
 	all.Wait()
-}
-
-// ---- watch: a phone that remembers every message as it was at any time ----
-
-type watch struct {
-	*phone
-	past []seen            // guarded by phone.mu: what was sent or edited, in order
-	said map[string]string // guarded by phone.mu: what a tap was told, by its id
-	taps int               // guarded by phone.mu
-}
-
-// seen is a message at one time.
-type seen struct {
-	phoneMessage
-	sent bool // it came, else it was edited
-}
-
-func newWatch(t *testing.T) *watch {
-	p := &phone{t: t, next: make(chan struct{}), lastID: 100}
-	w := &watch{phone: p, said: map[string]string{}}
-	p.server = httptest.NewServer(w)
-	t.Cleanup(p.server.Close)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the phone shows:\n%s", p.dump())
-		}
-	})
-	return w
-}
-
-// ServeHTTP remembers what passes on its way to the phone. A document counts as a message with its content as text.
-func (w *watch) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	method := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
-	if method == "getUpdates" {
-		w.phone.ServeHTTP(rw, r)
-		return
-	}
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		return // the caller has gone
-	}
-	if method == "sendDocument" {
-		body = documentAsMessage(r.Header.Get("Content-Type"), body)
-		r.URL.Path = strings.TrimSuffix(r.URL.Path, method) + "sendMessage"
-	}
-	r.Body = io.NopCloser(bytes.NewReader(body))
-	answer := httptest.NewRecorder()
-	w.phone.ServeHTTP(answer, r)
-	var sent struct {
-		Text     string          `json:"text"`
-		ID       int             `json:"message_id"`
-		Callback string          `json:"callback_query_id"`
-		Markup   json.RawMessage `json:"reply_markup"`
-	}
-	var got struct {
-		Result struct {
-			ID int `json:"message_id"`
-		} `json:"result"`
-	}
-	_, _ = json.Unmarshal(body, &sent), json.Unmarshal(answer.Body.Bytes(), &got) // of another shape: nothing to remember
-	w.change(func() {
-		switch {
-		case strings.HasPrefix(method, "send"):
-			w.past = append(w.past, seen{phoneMessage{id: got.Result.ID, text: sent.Text, buttons: buttonsOf(sent.Markup)}, true})
-		case strings.HasPrefix(method, "editMessage"):
-			w.past = append(w.past, seen{phoneMessage{id: sent.ID, text: sent.Text, buttons: buttonsOf(sent.Markup)}, false})
-		case method == "answerCallbackQuery":
-			w.said[sent.Callback] = sent.Text
-		}
-	})
-	rw.Write(answer.Body.Bytes())
-}
-
-// documentAsMessage is the JSON of a sendMessage that says what a sendDocument carries.
-func documentAsMessage(contentType string, body []byte) []byte {
-	_, boundary, _ := strings.Cut(contentType, "boundary=")
-	fields := map[string]any{}
-	parts := multipart.NewReader(bytes.NewReader(body), strings.Trim(boundary, `"`))
-	text := ""
-	for part, err := parts.NextPart(); err == nil; part, err = parts.NextPart() {
-		content, readErr := io.ReadAll(part)
-		switch {
-		case readErr != nil:
-			text += readErr.Error()
-		case part.FormName() == "reply_markup":
-			fields["reply_markup"] = json.RawMessage(content)
-		case part.FormName() == "caption" || part.FileName() != "":
-			text += string(content) + "\n"
-		}
-	}
-	fields["text"] = text
-	out, err := json.Marshal(fields)
-	if err != nil {
-		return []byte(`{"text":"a document that cannot be read"}`)
-	}
-	return out
-}
-
-// choice is the label of a button for that purpose.
-func (m seen) choice(purpose *regexp.Regexp) (label string, ok bool) {
-	for _, label := range slices.Sorted(maps.Keys(m.buttons)) {
-		if purpose.MatchString(label) && (purpose != lastingButton || !noButton.MatchString(label)) {
-			return label, true
-		}
-	}
-	return "", false
-}
-
-// where waits for a message as it is now that fits.
-func (w *watch) where(what string, fits func(seen) bool) seen {
-	w.t.Helper()
-	deadline := time.After(patience)
-	for {
-		w.mu.Lock()
-		next := w.next
-		for _, m := range w.messages {
-			if fits(seen{phoneMessage: m}) {
-				w.mu.Unlock()
-				return seen{phoneMessage: m}
-			}
-		}
-		w.mu.Unlock()
-		select {
-		case <-next:
-		case <-deadline:
-			w.t.Fatalf("the phone never shows %s", what)
-		}
-	}
-}
-
-// find waits for a message that holds text and has a button for that purpose.
-func (w *watch) find(text string, purpose *regexp.Regexp) seen {
-	w.t.Helper()
-	return w.where(fmt.Sprintf("%q with a button %v", text, purpose), func(m seen) bool {
-		_, ok := m.choice(purpose)
-		return ok && strings.Contains(m.text, text)
-	})
-}
-
-// settled waits until a message has no buttons any more.
-func (w *watch) settled(id int) seen {
-	w.t.Helper()
-	return w.where(fmt.Sprintf("message %d without buttons", id), func(m seen) bool {
-		return m.id == id && len(m.buttons) == 0
-	})
-}
-
-// ended waits until a message has no buttons any more and says one of these; what is on its way is not over.
-func (w *watch) ended(id int, words ...*regexp.Regexp) seen {
-	w.t.Helper()
-	return w.where(fmt.Sprintf("message %d with its outcome, one of %v", id, words), func(m seen) bool {
-		says := func(one *regexp.Regexp) bool { return one.MatchString(m.text) }
-		return m.id == id && len(m.buttons) == 0 && slices.ContainsFunc(words, says)
-	})
-}
-
-// unanswered waits until a message has no buttons any more and does not say that it was answered.
-func (w *watch) unanswered(id int, words ...*regexp.Regexp) seen {
-	w.t.Helper()
-	return w.where(fmt.Sprintf("message %d as not answered, one of %v", id, words), func(m seen) bool {
-		says := func(one *regexp.Regexp) bool { return one.MatchString(m.text) }
-		return m.id == id && len(m.buttons) == 0 && !says(saysAnswered) &&
-			(len(words) == 0 || slices.ContainsFunc(words, says))
-	})
-}
-
-// now is a message as it is.
-func (w *watch) now(id int) seen {
-	w.t.Helper()
-	return w.where(fmt.Sprint("message ", id), func(m seen) bool { return m.id == id })
-}
-
-// texts is all that was ever shown.
-func (w *watch) texts() (all string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, m := range w.past {
-		all += m.text + "\n"
-	}
-	for _, m := range w.messages { // past is a moment behind
-		all += m.text + "\n"
-	}
-	return all
-}
-
-// count is how many messages came that hold text.
-func (w *watch) count(text string) (n int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, m := range w.past {
-		if m.sent && strings.Contains(m.text, text) {
-			n++
-		}
-	}
-	return n
-}
-
-// tap presses a button of a message as it was seen, and returns the tap's id.
-func (w *watch) tap(m seen, purpose *regexp.Regexp) (id string) {
-	w.t.Helper()
-	label, ok := m.choice(purpose)
-	if !ok {
-		w.t.Errorf("no button %v to tap; there are %v", purpose, m.buttons)
-	}
-	w.change(func() {
-		w.taps++
-		id = fmt.Sprint("tap", w.taps)
-	})
-	w.update(map[string]any{"callback_query": map[string]any{"id": id, "data": m.buttons[label],
-		"from": map[string]any{"id": 1001, "first_name": "Operator"},
-		"message": map[string]any{"message_id": m.id, "date": time.Now().Unix(),
-			"chat": map[string]any{"id": 1001, "type": "private"}}}})
-	return id
-}
-
-// answer waits for what a tap is told.
-func (w *watch) answer(id string) (said string) {
-	w.t.Helper()
-	deadline := time.After(patience)
-	for {
-		w.mu.Lock()
-		said, told := w.said[id]
-		next := w.next
-		w.mu.Unlock()
-		if told {
-			return said
-		}
-		select {
-		case <-next:
-		case <-deadline:
-			w.t.Fatalf("tap %s is told nothing", id)
-		}
-	}
-}
-
-// honest checks the life of a message: text came in so many messages; a label always meant the same, and an answer
-// always had the same label; buttons that went never came back.
-func (w *watch) honest(t *testing.T, text string, id, messages int) {
-	t.Helper()
-	if n := w.count(text); n != messages {
-		t.Errorf("%d messages show %q, want %d", n, text, messages)
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	meant, named, over := map[string]string{}, map[string]string{}, false
-	for _, m := range w.past {
-		if m.id != id {
-			continue
-		}
-		if over && len(m.buttons) > 0 {
-			t.Errorf("buttons come back: %v", m.buttons)
-		}
-		over = over || len(m.buttons) == 0
-		for label, data := range m.buttons {
-			if was, ok := meant[label]; ok && was != data {
-				t.Errorf("button %q meant %s and means %s", label, was, data)
-			}
-			if was, ok := named[data]; ok && was != label {
-				t.Errorf("%s was called %q and is called %q", data, was, label)
-			}
-			meant[label], named[data] = data, label
-		}
-	}
 }
 
 // promptOf waits for a prompt in the state that shows text and fits.
@@ -2899,9 +3071,9 @@ func (x *terminal) toldOnFailure() {
 }
 
 // stageSession runs a puppet under atlasbridge.
-func stageSession(t *testing.T, config string, flags ...string) (*watch, *puppet, string, *terminal) {
+func stageSession(t *testing.T, config string, flags ...string) (*botAPI, *puppet, string, *terminal) {
 	t.Helper()
-	w := newWatch(t)
+	w := newBotAPI(t)
 	c := newPuppet(t, "tool", "puppet")
 	dir := home(t, w.config("away_after_seconds = 0\n"+config))
 	x := bridge(t, dir, slices.Concat([]string{"run"}, flags, []string{c.tool})...)
@@ -2910,9 +3082,9 @@ func stageSession(t *testing.T, config string, flags ...string) (*watch, *puppet
 }
 
 // claudeSession runs a stand-in for claude under atlasbridge.
-func claudeSession(t *testing.T, config string, p play, flags ...string) (*watch, *puppet, string, *terminal) {
+func claudeSession(t *testing.T, config string, p play, flags ...string) (*botAPI, *puppet, string, *terminal) {
 	t.Helper()
-	w := newWatch(t)
+	w := newBotAPI(t)
 	c := newPuppet(t, "claude", "claude")
 	if config == "" {
 		config = "away_after_seconds = 0\nnotify_idle = false"
@@ -8162,185 +8334,19 @@ func BenchmarkDetectorLook(b *testing.B) {
 
 /* ===== Telegram ===== */
 
-// tgServer is a Bot API that misbehaves on command.
-type tgServer struct {
-	*httptest.Server
-	mu      sync.Mutex
-	queue   []string                                          // updates as JSON, in order of their ids
-	calls   []tgCall                                          // all but getUpdates
-	polls   []int64                                           // offsets asked for
-	wake    chan struct{}                                     // closed and renewed on every change
-	fault   func(method string, w http.ResponseWriter) bool   // true: it has answered
-	answers map[string]func(p map[string]any) (result string) // instead of the usual ones
-	lastID  int64
-}
-
-type tgCall struct {
-	method string
-	p      map[string]any
-}
-
-func newTGServer(t *testing.T) *tgServer {
-	s := &tgServer{wake: make(chan struct{}), lastID: 100, answers: map[string]func(map[string]any) string{}}
-	s.Server = httptest.NewServer(s)
-	t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
-	return s
-}
-
-func (s *tgServer) changed() { close(s.wake); s.wake = make(chan struct{}) }
-
-func (s *tgServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	method := filepath.Base(r.URL.Path)
-	var p map[string]any
-	if r.Header.Get("Content-Type") != "application/json" || json.NewDecoder(r.Body).Decode(&p) != nil || p == nil {
-		http.Error(w, "not JSON", http.StatusTeapot)
-		return
-	}
-	s.mu.Lock()
-	fault := s.fault
-	s.mu.Unlock()
-	if fault != nil && fault(method, w) {
-		return
-	}
-	if method == "getUpdates" {
-		s.serveUpdates(w, r, p)
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.calls = append(s.calls, tgCall{method, p})
-	s.changed()
-	result := "true"
-	switch answer := s.answers[method]; {
-	case answer != nil:
-		result = answer(p)
-	case method == "getMe":
-		result = `{"id":9,"is_bot":true,"first_name":"Bot","username":"my_bot"}`
-	case method == "getWebhookInfo":
-		result = `{"url":""}`
-	case method == "getMyCommands":
-		result = "[]"
-	case method == "sendMessage":
-		s.lastID++
-		result = fmt.Sprintf(`{"message_id":%d,"date":1,"chat":{"id":1001}}`, s.lastID)
-	case strings.HasPrefix(method, "editMessage"):
-		result = fmt.Sprintf(`{"message_id":%v}`, p["message_id"])
-	}
-	fmt.Fprintf(w, `{"ok":true,"result":%s}`, result)
-}
-
-func (s *tgServer) serveUpdates(w http.ResponseWriter, r *http.Request, p map[string]any) {
-	offset, _ := p["offset"].(float64)
-	timeout, _ := p["timeout"].(float64)
-	end := time.After(min(time.Duration(timeout)*time.Second,
-		20*time.Millisecond+time.Duration(timeout)*10*time.Millisecond))
-	for first := true; ; first = false {
-		s.mu.Lock()
-		if first {
-			s.polls = append(s.polls, int64(offset))
-			s.changed()
-		}
-		s.queue = slices.DeleteFunc(s.queue, func(u string) bool { return tgID(u) < int64(offset) })
-		batch, wake := strings.Join(s.queue, ","), s.wake
-		s.mu.Unlock()
-		over := false
-		if batch == "" {
-			select {
-			case <-wake:
-				continue
-			case <-r.Context().Done():
-				return
-			case <-end:
-				over = true
-			}
-		}
-		if batch != "" || over {
-			fmt.Fprintf(w, `{"ok":true,"result":[%s]}`, batch)
-			return
-		}
-	}
-}
-
-func tgID(u string) int64 {
-	var v update
-	json.Unmarshal([]byte(u), &v)
-	return v.ID
-}
-
-func (s *tgServer) send(updates ...string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.queue = append(s.queue, updates...)
-	s.changed()
-}
-
-// until waits for the n-th call of the method that matches, and returns it.
-func (s *tgServer) until(t *testing.T, method, pattern string) tgCall {
-	t.Helper()
-	re, deadline := regexp.MustCompile(pattern), time.After(8*time.Second)
-	for {
-		s.mu.Lock()
-		calls, wake := slices.Clone(s.calls), s.wake
-		s.mu.Unlock()
-		for _, c := range calls {
-			if b, _ := json.Marshal(c.p); c.method == method && re.Match(b) {
-				return c
-			}
-		}
-		select {
-		case <-wake:
-		case <-deadline:
-			t.Fatalf("no %s matching %q; calls: %v", method, pattern, calls)
-		}
-	}
-}
-
-func (s *tgServer) count(method string) (n int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, c := range s.calls {
-		if c.method == method {
-			n++
-		}
-	}
-	return n
-}
-
-// confirmed waits until an update has been confirmed by a greater offset.
-func (s *tgServer) confirmed(t *testing.T, id int64) {
-	t.Helper()
-	deadline := time.After(8 * time.Second)
-	for {
-		s.mu.Lock()
-		ok, wake := slices.ContainsFunc(s.polls, func(o int64) bool { return o > id }), s.wake
-		s.mu.Unlock()
-		if ok {
-			return
-		}
-		select {
-		case <-wake:
-		case <-deadline:
-			t.Fatalf("update %d was not confirmed", id)
-		}
-	}
-}
-
-// tgEnv is a store with one session, and a Telegram that talks to a tgServer.
+// tgEnv is a store with one session, and a Telegram that talks to a server of its own.
 type tgEnv struct {
 	*Telegram
 	t   *testing.T
-	srv *tgServer
+	srv *botAPI
 	s   *SessionRecord
 }
 
 func newTGEnv(t *testing.T) *tgEnv {
 	t.Helper()
-	dir := filepath.Join(t.TempDir(), "state")
-	if err := secureDir(dir); err != nil {
-		t.Fatal(err)
-	}
-	e := &tgEnv{t: t, srv: newTGServer(t)}
-	e.Telegram = e.other(dir)
+	e := &tgEnv{t: t, srv: newBotAPI(t)}
+	e.srv.pollWait = 100 * time.Millisecond
+	e.Telegram = e.other(home(t, ""))
 	s := &SessionRecord{Head: Head{ID: newID()}, Tool: "claude", Label: "api", Cwd: "/home/u/proj", Status: "active",
 		Activity: "running", StartedAt: time.Now().UTC()}
 	if err := e.store.Update(func(*View) ([]Record, error) { return []Record{s}, nil }); err != nil {
@@ -8350,7 +8356,7 @@ func newTGEnv(t *testing.T) *tgEnv {
 	return e
 }
 
-// other is a Telegram as another process of the same user would have it.
+// other is a Telegram with a store of its own in that folder.
 func (e *tgEnv) other(dir string) *Telegram {
 	e.t.Helper()
 	st, err := openStore(dir)
@@ -8943,7 +8949,7 @@ func TestTelegramPacing(t *testing.T) {
 // Several processes pace themselves as one, and a clock that was set back blocks none of them.
 func TestTelegramPacingShared(t *testing.T) {
 	e := newTGEnv(t)
-	second := e.other(e.store.Dir)
+	second := e.process()
 	due := time.Now().Add(time.Hour).Truncate(time.Microsecond)
 	e.turn(func(time.Time) time.Time { return due })
 	second.turn(func(next time.Time) time.Time {
@@ -8988,7 +8994,7 @@ func TestTelegramErrors(t *testing.T) {
 		{"cut", func(_ string, w http.ResponseWriter) bool { panic(http.ErrAbortHandler) }, true, "EOF"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			srv := newTGServer(t)
+			srv := newBotAPI(t)
 			srv.fault = c.fault
 			tg := newTelegram(&Config{Token: fakeToken, APIBase: srv.URL}, nil, nil)
 			err := tg.call(context.Background(), "sendMessage", map[string]any{}, nil)
@@ -9108,7 +9114,7 @@ func TestTelegramTaps(t *testing.T) {
 func TestTelegramNotRecorded(t *testing.T) {
 	e := newTGEnv(t)
 	p := e.ask(yesNo)
-	other := e.other(e.store.Dir)
+	other := e.process()
 	broken := errors.New("no space left on device")
 	other.store.log.do = faultyFiles(func(op string, _ int64) error { return when(op == "write", broken) })
 	e.srv.send(tgTap(1, p, "y"))
@@ -9128,7 +9134,7 @@ func TestTelegramNotRecorded(t *testing.T) {
 // Another process takes over when the poller ends, and repeats nothing.
 func TestTelegramTakeover(t *testing.T) {
 	e := newTGEnv(t)
-	second := e.other(e.store.Dir)
+	second := e.process()
 	e.srv.send(tgSay(1, "first", ""))
 	stop := e.poll(e.Telegram)
 	e.srv.confirmed(t, 1)
@@ -9345,6 +9351,7 @@ func TestTelegramNotify(t *testing.T) {
 	for i := range 600 {
 		lines = append(lines, fmt.Sprintf("line %d of the output", i))
 	}
+	e.srv.put(7, "output so far")
 	id, err := e.Notify(context.Background(), Notice{Text: "Output:", Mono: strings.Join(lines, "\n"), SessionID: e.s.ID,
 		Edit: 7})
 	if err != nil || id == 7 {
@@ -9413,7 +9420,7 @@ func TestTelegramConfigTable(t *testing.T) {
 
 // The whole setup: the code must come from the phone; a second run keeps what is there.
 func TestTelegramSetup(t *testing.T) {
-	srv := newTGServer(t)
+	srv := newBotAPI(t)
 	dir := filepath.Join(t.TempDir(), "home")
 	t.Setenv("ATLASBRIDGE_HOME", dir)
 	t.Setenv("TELEGRAM_BOT_TOKEN", fakeToken)
@@ -9484,7 +9491,7 @@ func TestTelegramSetup(t *testing.T) {
 
 // A webhook is removed only when the operator says so in a terminal, and what came meanwhile is kept.
 func TestTelegramSetupWebhook(t *testing.T) {
-	srv := newTGServer(t)
+	srv := newBotAPI(t)
 	srv.answers["getWebhookInfo"] = func(map[string]any) string {
 		return `{"url":"https://example.invalid/` + fakeToken + `"}`
 	}
@@ -9562,253 +9569,12 @@ func FuzzUpdate(f *testing.F) {
 
 /* ===== Telegram: what a question's message says in the end ===== */
 
-// chatServer is a Bot API that knows what its messages say, and does to a request what the test wants.
-type chatServer struct {
-	*httptest.Server
-	t *testing.T
-
-	mu       sync.Mutex
-	fate     func(method string, p map[string]any) fate // what becomes of a request; nil: it is carried out
-	updates  []string
-	messages map[int64]*chatMessage
-	lastID   int64
-	done     []chatEdit    // what was carried out, in order
-	flying   map[int64]int // edits under way by message
-	maxFly   int           // the most there were at a time
-	twice    int           // edits that changed nothing
-	changed  chan struct{}
-}
-type chatMessage struct {
-	text    string
-	buttons int
-}
-type chatEdit struct {
-	at      time.Time
-	method  string
-	msg     int64
-	text    string
-	buttons int
-}
-
-// fate is what becomes of a request. The zero value: it is carried out and answered.
-type fate struct {
-	hold   <-chan struct{} // it is held until this is closed
-	answer string          // it is not carried out, and answered so
-	cut    bool            // the connection is closed instead of an answer
-	late   <-chan struct{} // cut at once, and carried out when this is closed
-}
-
-func newChatServer(t *testing.T) *chatServer {
-	s := &chatServer{t: t, messages: map[int64]*chatMessage{}, lastID: 100, flying: map[int64]int{},
-		changed: make(chan struct{})}
-	s.Server = httptest.NewServer(s)
-	t.Cleanup(func() {
-		s.CloseClientConnections()
-		s.Close()
-	})
-	return s
-}
-
-// chatEnv is a tgEnv whose messages are kept by a chatServer.
-type chatEnv struct {
-	*tgEnv
-	chat *chatServer
-}
-
-func newChatEnv(t *testing.T) *chatEnv {
-	e := &chatEnv{newTGEnv(t), newChatServer(t)}
-	e.through(e.Telegram)
-	return e
-}
-
-func (e *chatEnv) through(tg *Telegram) *Telegram {
-	cfg := *tg.cfg.Load()
-	cfg.APIBase = e.chat.URL
-	tg.cfg.Store(&cfg)
-	return tg
-}
-
 // process is a Telegram as another process of the same user has it.
-func (e *chatEnv) process() *Telegram { return e.through(e.other(e.store.Dir)) }
+func (e *tgEnv) process() *Telegram { return e.other(e.store.Dir) }
 
 // receiver is one that polls, as far as a test wants.
-func (e *chatEnv) receiver(tg *Telegram) *receiver {
+func (e *tgEnv) receiver(tg *Telegram) *receiver {
 	return &receiver{Telegram: tg, ctx: e.t.Context(), lastOK: time.Now()}
-}
-
-func (s *chatServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	method := filepath.Base(r.URL.Path)
-	var p map[string]any
-	if err := json.NewDecoder(r.Body).Decode(&p); err != nil {
-		http.Error(w, "not JSON", http.StatusTeapot)
-		return
-	}
-	if method == "getUpdates" {
-		s.serveUpdates(w, r, p)
-		return
-	}
-	msg, _ := p["message_id"].(float64)
-	s.mu.Lock()
-	edit := strings.HasPrefix(method, "editMessage")
-	if edit {
-		s.flying[int64(msg)]++
-		s.maxFly = max(s.maxFly, s.flying[int64(msg)])
-	}
-	todo := fate{}
-	if s.fate != nil {
-		todo = s.fate(method, p)
-	}
-	s.mu.Unlock()
-	if todo.hold != nil {
-		<-todo.hold
-	}
-	if todo.late != nil {
-		go func() {
-			<-todo.late
-			s.carryOut(method, p)
-		}()
-	}
-	answer := todo.answer
-	if answer == "" && todo.late == nil {
-		answer = s.carryOut(method, p)
-	}
-	s.mu.Lock()
-	if edit {
-		s.flying[int64(msg)]--
-	}
-	s.mu.Unlock()
-	if todo.cut || todo.late != nil {
-		panic(http.ErrAbortHandler)
-	}
-	fmt.Fprint(w, answer)
-}
-
-func (s *chatServer) serveUpdates(w http.ResponseWriter, r *http.Request, p map[string]any) {
-	offset, _ := p["offset"].(float64)
-	end := time.After(100 * time.Millisecond)
-	for {
-		s.mu.Lock()
-		s.updates = slices.DeleteFunc(s.updates, func(u string) bool { return tgID(u) < int64(offset) })
-		batch, changed := strings.Join(s.updates, ","), s.changed
-		s.mu.Unlock()
-		select {
-		case <-end:
-			fmt.Fprintf(w, `{"ok":true,"result":[%s]}`, batch)
-			return
-		case <-r.Context().Done():
-			return
-		default:
-		}
-		if batch != "" {
-			fmt.Fprintf(w, `{"ok":true,"result":[%s]}`, batch)
-			return
-		}
-		select {
-		case <-changed:
-		case <-end:
-			fmt.Fprint(w, `{"ok":true,"result":[]}`)
-			return
-		case <-r.Context().Done():
-			return
-		}
-	}
-}
-
-// carryOut does to the messages what a request asks for, and returns the answer.
-func (s *chatServer) carryOut(method string, p map[string]any) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	defer s.wake()
-	msg, _ := p["message_id"].(float64)
-	id := int64(msg)
-	m := s.messages[id]
-	next := chatMessage{}
-	if m != nil {
-		next = *m
-	}
-	if text, ok := p["text"].(string); ok {
-		next.text = text
-	}
-	next.buttons = chatButtons(p)
-	switch {
-	case method == "sendMessage":
-		s.lastID++
-		id = s.lastID
-	case !strings.HasPrefix(method, "editMessage"):
-		return `{"ok":true,"result":true}`
-	case m == nil:
-		return `{"ok":false,"error_code":400,"description":"Bad Request: message to edit not found"}`
-	case *m == next && method == "editMessageText":
-		s.twice++
-		return `{"ok":false,"error_code":400,"description":"Bad Request: message is not modified"}`
-	}
-	s.messages[id] = &next
-	s.done = append(s.done, chatEdit{time.Now(), method, id, next.text, next.buttons})
-	return fmt.Sprintf(`{"ok":true,"result":{"message_id":%d,"date":1,"chat":{"id":1001}}}`, id)
-}
-
-func chatButtons(p map[string]any) (n int) {
-	markup, _ := p["reply_markup"].(map[string]any)
-	rows, _ := markup["inline_keyboard"].([]any)
-	return len(rows)
-}
-
-func (s *chatServer) wake() {
-	close(s.changed)
-	s.changed = make(chan struct{})
-}
-
-func (s *chatServer) send(updates ...string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.updates = append(s.updates, updates...)
-	s.wake()
-}
-
-// decides sets what becomes of the requests to come.
-func (s *chatServer) decides(f func(method string, p map[string]any) fate) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.fate = f
-}
-
-// first gives the first edit its fate, and tells when it is there.
-func (s *chatServer) first(todo fate) (there <-chan struct{}) {
-	arrived := make(chan struct{})
-	n := 0
-	s.decides(func(method string, _ map[string]any) fate {
-		if !strings.HasPrefix(method, "editMessage") {
-			return fate{}
-		}
-		n++
-		if n > 1 {
-			return fate{}
-		}
-		close(arrived)
-		return todo
-	})
-	return arrived
-}
-
-// edits are those that were carried out on the message, 0: on any.
-func (s *chatServer) edits(msg int64) (done []chatEdit) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, e := range s.done {
-		if strings.HasPrefix(e.method, "editMessage") && (msg == 0 || e.msg == msg) {
-			done = append(done, e)
-		}
-	}
-	return done
-}
-
-func (s *chatServer) message(id int64) chatMessage {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.messages[id] == nil {
-		return chatMessage{}
-	}
-	return *s.messages[id]
 }
 
 // comesTrue until a condition holds.
@@ -9823,15 +9589,15 @@ func comesTrue(t *testing.T, what string, holds func() bool) {
 }
 
 // says checks what a message says at last, and that it has no buttons.
-func (e *chatEnv) says(msg int64, want string) {
+func (e *tgEnv) says(msg int64, want string) {
 	e.t.Helper()
-	if m := e.chat.message(msg); m.buttons != 0 || !strings.Contains(m.text, want) {
-		e.t.Errorf("message %d says %q with %d rows of buttons, want %q and none", msg, m.text, m.buttons, want)
+	if m := e.srv.message(msg); len(m.buttons) != 0 || !strings.Contains(m.text, want) {
+		e.t.Errorf("message %d says %q with %d buttons, want %q and none", msg, m.text, len(m.buttons), want)
 	}
 }
 
 // paid checks that nothing is owed.
-func (e *chatEnv) paid() {
+func (e *tgEnv) paid() {
 	e.t.Helper()
 	owed, _, err := e.store.Owed(nil)
 	if len(owed) > 0 || err != nil {
@@ -9841,7 +9607,7 @@ func (e *chatEnv) paid() {
 }
 
 // over decides a question and takes it to the status, without an edit.
-func (e *chatEnv) over(p *PromptRecord, to State) *PromptRecord {
+func (e *tgEnv) over(p *PromptRecord, to State) *PromptRecord {
 	e.t.Helper()
 	if to != Canceled && to != Failed && to != Expired {
 		_, why, err := e.store.Decide(storeTap(p, "y"), time.Now())
@@ -9859,7 +9625,7 @@ func (e *chatEnv) over(p *PromptRecord, to State) *PromptRecord {
 }
 
 // settling calls Settle beside the test, so often, and waits until that is known to all; the result waits for them.
-func (e *chatEnv) settling(tg *Telegram, p *PromptRecord, times int) (wait func()) {
+func (e *tgEnv) settling(tg *Telegram, p *PromptRecord, times int) (wait func()) {
 	e.t.Helper()
 	var all sync.WaitGroup
 	users := func() int {
@@ -9893,11 +9659,11 @@ func (e *chatEnv) settling(tg *Telegram, p *PromptRecord, times int) (wait func(
 
 // One edit of a message is under way at a time; what comes meanwhile leaves once, as the last truth.
 func TestEditsInOrder(t *testing.T) {
-	e := newChatEnv(t)
+	e := newTGEnv(t)
 	p := e.ask(yesNo)
-	e.chat.messages[p.MsgID].text = "asked some time ago"
+	e.srv.messages[p.MsgID].text = "asked some time ago"
 	held := make(chan struct{})
-	there := e.chat.first(fate{hold: held})
+	there := e.srv.first(fate{hold: held})
 	first := e.settling(e.Telegram, p, 1)
 	<-there
 	e.over(p, ReplyReceived)
@@ -9910,11 +9676,11 @@ func TestEditsInOrder(t *testing.T) {
 	second()
 	third()
 	e.says(p.MsgID, "✅ Answered")
-	if n := e.chat.edits(p.MsgID); len(n) != 2 || n[0].buttons == 0 {
+	if n := e.srv.edits(p.MsgID); len(n) != 2 || len(n[0].buttons) == 0 {
 		t.Errorf("edits: %v", n)
 	}
-	if e.chat.maxFly != 1 || e.chat.twice != 0 {
-		t.Errorf("%d edits at a time, %d that changed nothing", e.chat.maxFly, e.chat.twice)
+	if e.srv.maxFly != 1 || e.srv.twice != 0 {
+		t.Errorf("%d edits at a time, %d that changed nothing", e.srv.maxFly, e.srv.twice)
 	}
 	e.paid()
 	if len(e.posts) != 0 {
@@ -9924,10 +9690,10 @@ func TestEditsInOrder(t *testing.T) {
 
 // Somebody who gives up waiting for an edit leaves the order to those who still wait.
 func TestGivingUpKeepsTheOrder(t *testing.T) {
-	e := newChatEnv(t)
+	e := newTGEnv(t)
 	p := e.over(e.ask(yesNo), ReplyReceived)
 	held := make(chan struct{})
-	there := e.chat.first(fate{hold: held})
+	there := e.srv.first(fate{hold: held})
 	first := e.settling(e.Telegram, p, 1)
 	<-there
 	impatient, cancel := context.WithCancel(t.Context())
@@ -9938,15 +9704,15 @@ func TestGivingUpKeepsTheOrder(t *testing.T) {
 	e.store.Move(p.ID, Injected, nil)
 	e.store.Move(p.ID, Resolved, nil)
 	last := e.settling(e.Telegram, p, 1)
-	if n := e.chat.edits(p.MsgID); len(n) != 0 {
+	if n := e.srv.edits(p.MsgID); len(n) != 0 {
 		t.Errorf("an edit overtook another: %v", n)
 	}
 	close(held)
 	first()
 	last()
 	e.says(p.MsgID, "✅ Answered")
-	if e.chat.maxFly != 1 {
-		t.Errorf("%d edits at a time", e.chat.maxFly)
+	if e.srv.maxFly != 1 {
+		t.Errorf("%d edits at a time", e.srv.maxFly)
 	}
 	e.paid()
 }
@@ -9958,10 +9724,10 @@ func TestEditsAreWrittenWhenTheyLeave(t *testing.T) {
 	for name, answer := range map[string]string{"its turn": "", "429": again, "502": broken} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			e := newChatEnv(t)
+			e := newTGEnv(t)
 			p := e.ask(yesNo)
 			held := make(chan struct{})
-			there := e.chat.first(fate{hold: held, answer: answer})
+			there := e.srv.first(fate{hold: held, answer: answer})
 			if answer == "" {
 				e.turn(func(time.Time) time.Time { return time.Now().Add(1200 * time.Millisecond) })
 				there = nil
@@ -9974,8 +9740,8 @@ func TestEditsAreWrittenWhenTheyLeave(t *testing.T) {
 			close(held)
 			wait()
 			e.says(p.MsgID, "✅ Answered")
-			if n := len(e.chat.edits(p.MsgID)); n != 1 || e.chat.twice != 0 {
-				t.Errorf("%d edits, %d changed nothing", n, e.chat.twice)
+			if n := len(e.srv.edits(p.MsgID)); n != 1 || e.srv.twice != 0 {
+				t.Errorf("%d edits, %d changed nothing", n, e.srv.twice)
 			}
 		})
 	}
@@ -9983,7 +9749,7 @@ func TestEditsAreWrittenWhenTheyLeave(t *testing.T) {
 
 // An edit that has become superfluous while it waited is dropped.
 func TestSuperfluousEditIsDropped(t *testing.T) {
-	e := newChatEnv(t)
+	e := newTGEnv(t)
 	p := e.ask(yesNo)
 	e.over(p, Resolved)
 	e.turn(func(time.Time) time.Time { return time.Now().Add(800 * time.Millisecond) })
@@ -9992,7 +9758,7 @@ func TestSuperfluousEditIsDropped(t *testing.T) {
 		t.Fatal(err)
 	}
 	wait()
-	if n := e.chat.edits(0); len(n) != 0 {
+	if n := e.srv.edits(0); len(n) != 0 {
 		t.Errorf("edits: %v", n)
 	}
 }
@@ -10001,12 +9767,12 @@ func TestSuperfluousEditIsDropped(t *testing.T) {
 func TestTickOvertakenByOutcome(t *testing.T) {
 	for name, lost := range map[string]bool{"slow": false, "without an answer": true} {
 		t.Run(name, func(t *testing.T) {
-			e := newChatEnv(t)
+			e := newTGEnv(t)
 			p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
 			poller := e.process()
 			r := e.receiver(poller)
 			held := make(chan struct{})
-			there := e.chat.first(fate{hold: held, cut: lost})
+			there := e.srv.first(fate{hold: held, cut: lost})
 			r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+"1")
 			<-there
 			if _, why, err := e.store.Decide(storeTap(p, "1"), time.Now()); err != nil || why != "" {
@@ -10032,11 +9798,11 @@ func TestTickOvertakenByOutcome(t *testing.T) {
 
 // Of ticks that come while one is under way the last is shown, and none twice.
 func TestTicksInOrder(t *testing.T) {
-	e := newChatEnv(t)
+	e := newTGEnv(t)
 	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
 	r := e.receiver(e.Telegram)
 	held := make(chan struct{})
-	there := e.chat.first(fate{hold: held})
+	there := e.srv.first(fate{hold: held})
 	tick := func(keys string) {
 		r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+keys)
 	}
@@ -10057,12 +9823,12 @@ func TestTicksInOrder(t *testing.T) {
 	r.work.Wait()
 	tick("1,3")
 	r.work.Wait()
-	if n := e.chat.edits(p.MsgID); len(n) != 2 || n[1].buttons == 0 {
+	if n := e.srv.edits(p.MsgID); len(n) != 2 || len(n[1].buttons) == 0 {
 		t.Errorf("edits: %v", n)
 	}
 	tick("")
 	r.work.Wait()
-	if n := e.chat.edits(p.MsgID); len(n) != 3 {
+	if n := e.srv.edits(p.MsgID); len(n) != 3 {
 		t.Errorf("unticking: %v", n)
 	}
 	e.over(p, Canceled)
@@ -10074,7 +9840,7 @@ func TestTicksInOrder(t *testing.T) {
 // What a process left undone when it died is done by whoever polls next, in the order in which it came about, within
 // the rate; and questions go first.
 func TestDebtsArePaid(t *testing.T) {
-	e := newChatEnv(t)
+	e := newTGEnv(t)
 	var owed []*PromptRecord
 	for i := range 8 {
 		p := yesNo
@@ -10085,7 +9851,7 @@ func TestDebtsArePaid(t *testing.T) {
 			t.Fatal(err)
 		}
 		id := int64(10 + i)
-		e.chat.messages[id] = &chatMessage{text: "open", buttons: 2}
+		e.srv.put(id, "open")
 		e.store.Move(q.ID, Routed, nil)
 		e.store.Move(q.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = id })
 		owed = append(owed, e.over(e.prompt(q.ID), []State{Resolved, Canceled, Failed}[i%3]))
@@ -10093,37 +9859,37 @@ func TestDebtsArePaid(t *testing.T) {
 	begin := time.Now()
 	poller := e.process()
 	stop := e.poll(poller)
-	comesTrue(t, "the first are paid", func() bool { return len(e.chat.edits(0)) >= 4 })
+	comesTrue(t, "the first are paid", func() bool { return len(e.srv.edits(0)) >= 4 })
 	asking := time.Now()
 	asked := e.ask(yesNo)
 	if took := time.Since(asking); took > 600*time.Millisecond {
 		t.Errorf("a question waited for %v behind debts", took)
 	}
-	comesTrue(t, "all are paid", func() bool { return len(e.chat.edits(0)) >= len(owed) })
+	comesTrue(t, "all are paid", func() bool { return len(e.srv.edits(0)) >= len(owed) })
 	comesTrue(t, "that is recorded", func() bool {
 		left, _, _ := e.store.Owed(nil)
 		return len(left) == 0
 	})
-	for i, edit := range e.chat.edits(0) {
-		if edit.msg != owed[i].MsgID {
-			t.Errorf("edit %d is of message %d", i, edit.msg)
+	for i, edit := range e.srv.edits(0) {
+		if edit.id != owed[i].MsgID {
+			t.Errorf("edit %d is of message %d", i, edit.id)
 		}
-		e.says(edit.msg, map[State]string{Resolved: "Answered", Canceled: "Canceled", Failed: "Not delivered"}[owed[i].Status])
+		e.says(edit.id, map[State]string{Resolved: "Answered", Canceled: "Canceled", Failed: "Not delivered"}[owed[i].Status])
 	}
-	e.chat.mu.Lock()
-	for i, d := range e.chat.done {
+	e.srv.mu.Lock()
+	for i, d := range e.srv.past {
 		if earliest := begin.Add(time.Duration(i-3) * 1050 * time.Millisecond); d.at.Before(earliest) {
 			t.Errorf("request %d left %v too early", i, earliest.Sub(d.at))
 		}
 	}
-	e.chat.mu.Unlock()
+	e.srv.mu.Unlock()
 	stop()
 	e.poll(e.Telegram)
 	comesTrue(t, "it polls", e.polling.Load)
-	if n := e.chat.edits(0); len(n) != len(owed) || e.chat.twice != 0 {
-		t.Errorf("%d edits, %d that changed nothing", len(n), e.chat.twice)
+	if n := e.srv.edits(0); len(n) != len(owed) || e.srv.twice != 0 {
+		t.Errorf("%d edits, %d that changed nothing", len(n), e.srv.twice)
 	}
-	if m := e.chat.message(asked.MsgID); m.buttons == 0 {
+	if m := e.srv.message(asked.MsgID); len(m.buttons) == 0 {
 		t.Error("the open question lost its buttons")
 	}
 }
@@ -10131,13 +9897,13 @@ func TestDebtsArePaid(t *testing.T) {
 // A debt that comes about while somebody polls is paid soon; a living session pays its own, for a while; a decision of
 // a dead session waits for its end to be recorded.
 func TestWhoPays(t *testing.T) {
-	e := newChatEnv(t)
+	e := newTGEnv(t)
 	poller := e.process()
 	e.poll(poller)
 	comesTrue(t, "it polls", poller.polling.Load)
 	p := e.ask(yesNo)
 	e.over(p, Resolved)
-	comesTrue(t, "it is paid", func() bool { return len(e.chat.edits(p.MsgID)) == 1 })
+	comesTrue(t, "it is paid", func() bool { return len(e.srv.edits(p.MsgID)) == 1 })
 	e.says(p.MsgID, "✅ Answered")
 
 	r := e.receiver(e.Telegram)
@@ -10174,7 +9940,7 @@ func TestWhoPays(t *testing.T) {
 
 // Nothing is looked for while nothing changes.
 func TestOwedLooksOnlyAtChanges(t *testing.T) {
-	e := newChatEnv(t)
+	e := newTGEnv(t)
 	p := e.over(e.ask(yesNo), Resolved)
 	owed, changed, err := e.store.Owed(nil)
 	if err != nil || len(owed) != 1 || owed[0].ID != p.ID {
@@ -10206,11 +9972,11 @@ func TestDebtsOfMessagesThatAreGone(t *testing.T) {
 		"400,Bad Request: group chat was upgraded to a supergroup chat": false,
 	} {
 		t.Run(text, func(t *testing.T) {
-			e := newChatEnv(t)
+			e := newTGEnv(t)
 			p := e.over(e.ask(yesNo), Resolved)
 			code, description, _ := strings.Cut(text, ",")
 			tries := 0
-			e.chat.decides(func(string, map[string]any) fate {
+			e.srv.decides(func(string, map[string]any) fate {
 				tries++
 				return fate{answer: fmt.Sprintf(`{"ok":false,"error_code":%s,"description":%q}`, code, description)}
 			})
@@ -10235,47 +10001,47 @@ func TestDebtsThroughTrouble(t *testing.T) {
 	}{"429": {fate{answer: again}, 0}, "carried out": {fate{cut: true}, 1}, "never came": {fate{hold: nil, late: make(chan struct{})}, 0}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			e := newChatEnv(t)
+			e := newTGEnv(t)
 			a := e.over(e.ask(yesNo), Resolved)
 			b := e.over(e.ask(yesNo), Resolved)
-			<-e.chat.firstAndPoll(e, c.todo)
+			<-e.firstAndPoll(c.todo)
 			comesTrue(t, "both are paid", func() bool {
 				owed, _, _ := e.store.Owed(nil)
 				return len(owed) == 0
 			})
 			e.says(a.MsgID, "✅ Answered")
 			e.says(b.MsgID, "✅ Answered")
-			if n := e.chat.edits(0); len(n) != 2 || e.chat.twice != c.twice {
-				t.Errorf("%d edits, %d changed nothing", len(n), e.chat.twice)
+			if n := e.srv.edits(0); len(n) != 2 || e.srv.twice != c.twice {
+				t.Errorf("%d edits, %d changed nothing", len(n), e.srv.twice)
 			}
 		})
 	}
 }
 
 // firstAndPoll gives the first edit its fate and has another process poll.
-func (s *chatServer) firstAndPoll(e *chatEnv, todo fate) <-chan struct{} {
-	there := s.first(todo)
+func (e *tgEnv) firstAndPoll(todo fate) <-chan struct{} {
+	there := e.srv.first(todo)
 	e.poll(e.process())
 	return there
 }
 
 // An edit whose answer was lost can be carried out after a later one: what it brings back is taken away again.
 func TestLostEditComesLate(t *testing.T) {
-	e := newChatEnv(t)
+	e := newTGEnv(t)
 	p := e.ask(yesNo)
 	late := make(chan struct{})
-	there := e.chat.first(fate{late: late})
+	there := e.srv.first(fate{late: late})
 	wait := e.settling(e.Telegram, p, 1) // the time left
 	<-there
 	e.over(p, Resolved)
 	wait()
 	e.says(p.MsgID, "✅ Answered")
 	close(late)
-	comesTrue(t, "the lost edit lands", func() bool { return e.chat.message(p.MsgID).buttons > 0 })
+	comesTrue(t, "the lost edit lands", func() bool { return len(e.srv.message(p.MsgID).buttons) > 0 })
 	poller := e.process()
 	poller.store.now = func() time.Time { return time.Now().Add(time.Hour) }
 	e.poll(poller)
-	comesTrue(t, "it is edited again", func() bool { return e.chat.message(p.MsgID).buttons == 0 })
+	comesTrue(t, "it is edited again", func() bool { return len(e.srv.message(p.MsgID).buttons) == 0 })
 	comesTrue(t, "that is recorded", func() bool { return e.prompt(p.ID).MsgStatus == Resolved })
 	e.says(p.MsgID, "✅ Answered")
 	e.paid()
@@ -10283,7 +10049,7 @@ func TestLostEditComesLate(t *testing.T) {
 
 // What a message says already is not sent: by whom ever it was said, and in what ever status.
 func TestNothingIsSaidTwice(t *testing.T) {
-	e := newChatEnv(t)
+	e := newTGEnv(t)
 	p := e.over(e.ask(yesNo), Injected)
 	other := e.process()
 	for _, tg := range []*Telegram{e.Telegram, other, e.Telegram} {
@@ -10292,8 +10058,8 @@ func TestNothingIsSaidTwice(t *testing.T) {
 	e.store.Move(p.ID, Resolved, nil)
 	e.settling(other, p, 1)()
 	e.settling(e.Telegram, p, 2)()
-	if n := e.chat.edits(p.MsgID); len(n) != 1 || e.chat.twice != 0 {
-		t.Errorf("%d edits, %d that changed nothing", len(n), e.chat.twice)
+	if n := e.srv.edits(p.MsgID); len(n) != 1 || e.srv.twice != 0 {
+		t.Errorf("%d edits, %d that changed nothing", len(n), e.srv.twice)
 	}
 	if got := e.prompt(p.ID).MsgStatus; got != Resolved {
 		t.Errorf("recorded: %s", got)
@@ -10304,7 +10070,7 @@ func TestNothingIsSaidTwice(t *testing.T) {
 // A question that is over when its turn comes is not asked; one whose delivery is no longer wanted while it is under
 // way is known by its message all the same.
 func TestAskOfWhatIsOver(t *testing.T) {
-	e := newChatEnv(t)
+	e := newTGEnv(t)
 	stored := func() *PromptRecord {
 		p := storeQuestion(e.s.ID)
 		if err := storeUpdate(e.store, p); err != nil {
@@ -10319,13 +10085,13 @@ func TestAskOfWhatIsOver(t *testing.T) {
 	if id, err := e.Ask(t.Context(), p, e.s); id != 0 || err != nil {
 		t.Errorf("Ask = %d, %v", id, err)
 	}
-	if len(e.chat.done) != 0 {
-		t.Errorf("sent: %v", e.chat.done)
+	if len(e.srv.past) != 0 {
+		t.Errorf("sent: %v", e.srv.past)
 	}
 
 	q := stored()
 	held, there := make(chan struct{}), make(chan struct{})
-	e.chat.decides(func(method string, _ map[string]any) fate {
+	e.srv.decides(func(method string, _ map[string]any) fate {
 		if method == "sendMessage" {
 			close(there)
 			return fate{hold: held}
@@ -10363,9 +10129,9 @@ func TestAskOfWhatIsOver(t *testing.T) {
 // The buttons of a message that a newer one has replaced are owed, through the end of the process that replaced it.
 func TestReplacedMessageIsOwed(t *testing.T) {
 	for _, to := range []State{AwaitingReply, Canceled} {
-		e := newChatEnv(t)
+		e := newTGEnv(t)
 		p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Cut, p.Full = true, strings.Repeat("x", 3300)+"\nend" }))
-		e.chat.decides(func(method string, params map[string]any) fate {
+		e.srv.decides(func(method string, params map[string]any) fate {
 			return when(strings.HasPrefix(method, "editMessage"), fate{answer: `{"ok":false,"error_code":403,"description":"x"}`})
 		})
 		r := e.receiver(e.process())
@@ -10379,13 +10145,13 @@ func TestReplacedMessageIsOwed(t *testing.T) {
 		if to == Canceled {
 			e.over(now, to)
 		}
-		e.chat.decides(nil)
+		e.srv.decides(nil)
 		e.poll(e.process())
-		comesTrue(t, "the old one has no buttons", func() bool { return e.chat.message(p.MsgID).buttons == 0 })
+		comesTrue(t, "the old one has no buttons", func() bool { return len(e.srv.message(p.MsgID).buttons) == 0 })
 		comesTrue(t, "that is recorded", func() bool { return len(e.prompt(p.ID).OldMsgIDs) == 0 })
 		if to == Canceled {
 			e.says(now.MsgID, "🚫 Canceled")
-		} else if e.chat.message(now.MsgID).buttons == 0 {
+		} else if len(e.srv.message(now.MsgID).buttons) == 0 {
 			t.Error("the new one has no buttons")
 		}
 		e.paid()
@@ -10394,10 +10160,10 @@ func TestReplacedMessageIsOwed(t *testing.T) {
 
 // A question that is answered while it is offered again: the new message says the outcome.
 func TestOfferedAgainWhileAnswered(t *testing.T) {
-	e := newChatEnv(t)
+	e := newTGEnv(t)
 	p := e.ask(yesNo)
 	held, there := make(chan struct{}), make(chan struct{})
-	e.chat.decides(func(method string, _ map[string]any) fate {
+	e.srv.decides(func(method string, _ map[string]any) fate {
 		if method == "sendMessage" {
 			close(there)
 			return fate{hold: held}
@@ -10421,8 +10187,8 @@ func TestOfferedAgainWhileAnswered(t *testing.T) {
 	e.says(p.MsgID, "✅ Answered")
 	e.says(id, "✅ Answered")
 	e.paid()
-	if e.chat.twice != 0 || len(e.chat.edits(p.MsgID)) != 1 {
-		t.Errorf("edits: %v", e.chat.edits(0))
+	if e.srv.twice != 0 || len(e.srv.edits(p.MsgID)) != 1 {
+		t.Errorf("edits: %v", e.srv.edits(0))
 	}
 	if again, err := r.offer(e.s, *e.prompt(p.ID), "", false); again != 0 || err != nil {
 		t.Errorf("what is over is offered again as %d, %v", again, err)
@@ -10434,7 +10200,7 @@ func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
 	for name, slow := range map[string]bool{"typing takes long": true, "typed at once": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			e := newChatEnv(t)
+			e := newTGEnv(t)
 			release, err := e.store.HoldSession(e.s.ID)
 			if err != nil {
 				t.Fatal(err)
@@ -10442,11 +10208,11 @@ func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
 			defer release()
 			p := e.ask(yesNo)
 			e.poll(e.process())
-			e.chat.send(tgTap(1, p, "y"), tgTap(2, p, "y")) // a finger that trembles
+			e.srv.send(tgTap(1, p, "y"), tgTap(2, p, "y")) // a finger that trembles
 			comesTrue(t, "it is decided", func() bool { return storeView(t, e.store).Updates["2"] != nil })
 			begin := time.Now()
 			if slow {
-				comesTrue(t, "the buttons go", func() bool { return e.chat.message(p.MsgID).buttons == 0 })
+				comesTrue(t, "the buttons go", func() bool { return len(e.srv.message(p.MsgID).buttons) == 0 })
 				if took := time.Since(begin); took > 1500*time.Millisecond {
 					t.Errorf("that took %v", took)
 				}
@@ -10457,13 +10223,13 @@ func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
 			for time.Since(begin) < onItsWayAfter+200*time.Millisecond {
 				<-time.After(10 * time.Millisecond) // an edit too many would come now
 			}
-			if n := len(e.chat.edits(p.MsgID)); !slow && n != 0 {
+			if n := len(e.srv.edits(p.MsgID)); !slow && n != 0 {
 				t.Errorf("%d edits before the session's own", n)
 			}
 			e.settling(e.Telegram, p, 1)()
 			e.says(p.MsgID, "✅ Answered")
-			if n := len(e.chat.edits(p.MsgID)); n != 1+when(slow, 1) || e.chat.twice != 0 {
-				t.Errorf("%d edits, %d changed nothing", n, e.chat.twice)
+			if n := len(e.srv.edits(p.MsgID)); n != 1+when(slow, 1) || e.srv.twice != 0 {
+				t.Errorf("%d edits, %d changed nothing", n, e.srv.twice)
 			}
 		})
 	}
@@ -10471,10 +10237,10 @@ func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
 
 // "On its way" that lands after the outcome is put right at once.
 func TestOnItsWayOvertakenByOutcome(t *testing.T) {
-	e := newChatEnv(t)
+	e := newTGEnv(t)
 	p := e.over(e.ask(yesNo), ReplyReceived)
 	held := make(chan struct{})
-	there := e.chat.first(fate{hold: held})
+	there := e.srv.first(fate{hold: held})
 	r := e.receiver(e.process())
 	r.later(func() (int64, error) { return r.onItsWay(p.ID) })
 	<-there
@@ -10484,7 +10250,7 @@ func TestOnItsWayOvertakenByOutcome(t *testing.T) {
 	close(held)
 	r.work.Wait()
 	e.says(p.MsgID, "Yes\n")
-	if text := e.chat.message(p.MsgID).text; strings.Contains(text, "on its way") {
+	if text := e.srv.message(p.MsgID).text; strings.Contains(text, "on its way") {
 		t.Errorf("it says %q", text)
 	}
 	e.paid()
@@ -10492,7 +10258,7 @@ func TestOnItsWayOvertakenByOutcome(t *testing.T) {
 
 // An edit that waits its turn leaves with the urgency that its question has by then.
 func TestEditBecomesUrgent(t *testing.T) {
-	e := newChatEnv(t)
+	e := newTGEnv(t)
 	cfg := *e.cfg.Load()
 	cfg.ChatID = -1001 // a group: a message that is not urgent waits for 3.9 s more
 	e.cfg.Store(&cfg)
@@ -10520,11 +10286,11 @@ func TestTimeLeftOnlyWhereNothingElseIsShown(t *testing.T) {
 		"ticks":   {func(p *PromptRecord) { p.Multi = true }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := newChatEnv(t)
+			e := newTGEnv(t)
 			p := e.ask(tgWith(tgMenu, c.change))
-			e.chat.messages[p.MsgID].text = "asked some time ago"
+			e.srv.messages[p.MsgID].text = "asked some time ago"
 			e.settling(e.Telegram, p, 1)()
-			if n := e.chat.edits(p.MsgID); len(n) != c.want {
+			if n := e.srv.edits(p.MsgID); len(n) != c.want {
 				t.Errorf("%v", n)
 			}
 		})
@@ -10533,7 +10299,7 @@ func TestTimeLeftOnlyWhereNothingElseIsShown(t *testing.T) {
 
 // What was ticked in a message that has been replaced is not ticked in the new one.
 func TestTicksStayInTheirMessage(t *testing.T) {
-	e := newChatEnv(t)
+	e := newTGEnv(t)
 	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
 	r := e.receiver(e.Telegram)
 	r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+"1")
@@ -10542,21 +10308,21 @@ func TestTicksStayInTheirMessage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := e.chat.edits(id); len(n) != 0 {
+	if n := e.srv.edits(id); len(n) != 0 {
 		t.Errorf("edits of the new one: %v", n)
 	}
-	if n := e.chat.edits(p.MsgID); len(n) != 2 || n[1].buttons != 0 {
+	if n := e.srv.edits(p.MsgID); len(n) != 2 || len(n[1].buttons) != 0 {
 		t.Errorf("edits of the old one: %v", n)
 	}
 }
 
 // A tick that waits while its message is replaced brings no buttons back there.
 func TestTickOfReplacedMessage(t *testing.T) {
-	e := newChatEnv(t)
+	e := newTGEnv(t)
 	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
 	r := e.receiver(e.Telegram)
 	held := make(chan struct{})
-	there := e.chat.first(fate{hold: held})
+	there := e.srv.first(fate{hold: held})
 	tick := func(keys string) {
 		r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+keys)
 	}
@@ -10573,26 +10339,26 @@ func TestTickOfReplacedMessage(t *testing.T) {
 	}
 	close(held)
 	r.work.Wait()
-	n := e.chat.edits(p.MsgID)
-	if len(n) != 2 || n[1].buttons != 0 {
+	n := e.srv.edits(p.MsgID)
+	if len(n) != 2 || len(n[1].buttons) != 0 {
 		t.Fatalf("edits: %v", n)
 	}
-	if all := len(p.Choices) + 1; n[0].buttons != all { // with Submit
-		t.Errorf("a tick of what was cut leaves %d rows of buttons, want %d", n[0].buttons, all)
+	if all := len(p.Choices) + 1; len(n[0].buttons) != all { // with Submit
+		t.Errorf("a tick of what was cut leaves %d buttons, want %d", len(n[0].buttons), all)
 	}
 }
 
 // Where a message cannot be recorded nobody would ever take its buttons away, so they go at once.
 func TestOfferThatCannotBeRecorded(t *testing.T) {
-	e := newChatEnv(t)
+	e := newTGEnv(t)
 	p := e.ask(yesNo)
 	other := e.process()
 	other.store.log.do = faultyFiles(func(op string, _ int64) error { return when(op == "write", http.ErrServerClosed) })
 	if _, err := e.receiver(other).offer(e.s, *p, "", false); err == nil {
 		t.Error("the error is not told")
 	}
-	if e.chat.message(p.MsgID).buttons == 0 || e.chat.message(p.MsgID+1).buttons != 0 {
-		t.Errorf("messages: %v", e.chat.messages)
+	if len(e.srv.message(p.MsgID).buttons) == 0 || len(e.srv.message(p.MsgID+1).buttons) != 0 {
+		t.Errorf("messages: %v", e.srv.messages)
 	}
 }
 
@@ -10600,47 +10366,45 @@ func TestOfferThatCannotBeRecorded(t *testing.T) {
 func TestTappedInVain(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		begin func(e *chatEnv, p *PromptRecord) (msg int64) // the message tapped, of a question asked
+		begin func(e *tgEnv, p *PromptRecord) (msg int64) // the message tapped, of a question asked
 		want  string
 	}{
-		{"brought back", func(e *chatEnv, p *PromptRecord) int64 {
+		{"brought back", func(e *tgEnv, p *PromptRecord) int64 {
 			e.settling(e.Telegram, e.over(p, Resolved), 1)()
 			return p.MsgID
 		}, "✅ Answered"},
-		{"an unknown older one", func(e *chatEnv, p *PromptRecord) int64 { return p.MsgID - 50 }, "open"},
-		{"an unknown one of what is over", func(e *chatEnv, p *PromptRecord) int64 {
+		{"an unknown older one", func(e *tgEnv, p *PromptRecord) int64 { return p.MsgID - 50 }, "open"},
+		{"an unknown one of what is over", func(e *tgEnv, p *PromptRecord) int64 {
 			e.settling(e.Telegram, e.over(p, Canceled), 1)()
 			return p.MsgID - 50
 		}, "open"},
-		{"a newer one that was never recorded", func(e *chatEnv, p *PromptRecord) int64 {
+		{"a newer one that was never recorded", func(e *tgEnv, p *PromptRecord) int64 {
 			e.settling(e.Telegram, e.over(p, Failed), 1)()
 			return p.MsgID + 50
 		}, "Not delivered"},
-		{"of a question that is forgotten", func(e *chatEnv, p *PromptRecord) int64 {
+		{"of a question that is forgotten", func(e *tgEnv, p *PromptRecord) int64 {
 			p.ID = newID()
 			return p.MsgID
 		}, "Continue"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			e := newChatEnv(t)
+			e := newTGEnv(t)
 			p := e.ask(yesNo)
 			asked := p.ID
 			msg := c.begin(e, p)
-			e.chat.mu.Lock()
 			text := "open"
-			if m := e.chat.messages[msg]; m != nil {
+			if m := e.srv.message(msg); m.id != 0 {
 				text = m.text
 			}
-			e.chat.messages[msg] = &chatMessage{text: text, buttons: 2}
-			e.chat.mu.Unlock()
+			e.srv.put(msg, text)
 			poller := e.process()
 			poller.crosses = 0
 			e.poll(poller)
-			e.chat.send(tgTapOn(1, p, "y", msg, 1001))
-			comesTrue(t, "its buttons go", func() bool { return e.chat.message(msg).buttons == 0 })
+			e.srv.send(tgTapOn(1, p, "y", msg, 1001))
+			comesTrue(t, "its buttons go", func() bool { return len(e.srv.message(msg).buttons) == 0 })
 			e.says(msg, c.want)
-			if got := e.prompt(asked); got.Open() && msg != p.MsgID && e.chat.message(p.MsgID).buttons == 0 {
+			if got := e.prompt(asked); got.Open() && msg != p.MsgID && len(e.srv.message(p.MsgID).buttons) == 0 {
 				t.Error("the open question's own message lost them")
 			}
 			comesTrue(t, "nothing is owed", func() bool {
@@ -10653,7 +10417,7 @@ func TestTappedInVain(t *testing.T) {
 
 // A forged tap does not make another message one of the question's.
 func TestForgedTapInVain(t *testing.T) {
-	e := newChatEnv(t)
+	e := newTGEnv(t)
 	p := e.ask(yesNo)
 	e.settling(e.Telegram, e.over(p, Resolved), 1)()
 	q := *e.prompt(p.ID)
