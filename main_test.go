@@ -98,6 +98,11 @@ func home(t testing.TB, config string) string {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { // again and again: a process that was just killed may have made a file meanwhile
+		for end := time.Now().Add(patience); os.RemoveAll(dir) != nil && time.Now().Before(end); {
+			runtime.Gosched()
+		}
+	})
 	if config != "" {
 		if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(config), 0o600); err != nil {
 			t.Fatal(err)
@@ -1173,7 +1178,11 @@ func TestGate(t *testing.T) {
 	menu := func(pointer int, names ...string) (out string) {
 		out = "\x1b[?25lPick a colour:\r\n"
 		for i, name := range names {
-			out += when(i == pointer, "❯ ") + when(i != pointer, "  ") + name + "\r\n"
+			mark := "  "
+			if i == pointer {
+				mark = "❯ "
+			}
+			out += mark + name + "\r\n"
 		}
 		return out
 	}
@@ -1221,7 +1230,11 @@ func TestGate(t *testing.T) {
 				}
 				why, breaks := strings.CutPrefix(step.want, "!")
 				late := breaks || s.gate.phase == gateText
-				if keys := s.typed(late); keys != when(!breaks, step.want) {
+				want := step.want
+				if breaks {
+					want = ""
+				}
+				if keys := s.typed(late); keys != want {
 					t.Fatalf("step %d types %q, want %q", i, keys, step.want)
 				}
 				r := storeView(t, s.st).Prompts[id]
@@ -1741,7 +1754,10 @@ func TestRecordingPlays(t *testing.T) {
 func TestQuestionIsTriedAgain(t *testing.T) {
 	full := false
 	st, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
-		return when(full && op == "write", error(syscall.ENOSPC))
+		if full && op == "write" {
+			return syscall.ENOSPC
+		}
+		return nil
 	}))
 	if err != nil {
 		t.Fatal(err)
@@ -3822,6 +3838,9 @@ func between(r *rand.Rand, min, max int) time.Duration {
 	return time.Duration(min)*time.Millisecond + time.Duration(r.Int64N(int64(max-min)*1e6+1e6))
 }
 
+// oneOf is any of these.
+func oneOf[T any](r *rand.Rand, list ...T) T { return list[r.IntN(len(list))] }
+
 // at does something after a time.
 func (s *sim) at(d time.Duration, f func()) {
 	time.AfterFunc(d, func() {
@@ -4107,14 +4126,39 @@ func (p *simPTY) State() TTYState {
 	return state
 }
 
-func (p *simPTY) Close() error               { p.mu.Lock(); p.end(); p.mu.Unlock(); return nil }
-func (p *simPTY) Wait() int                  { <-p.exited; return 0 }
-func (p *simPTY) PID() int                   { return 0 }
-func (p *simPTY) Resize(Size) error          { return nil }
-func (p *simPTY) Signal(os.Signal) error     { return nil }
-func (p *simPTY) Terminate(<-chan struct{})  {}
-func (s *sim) end()                          { s.ended = true; s.wake() }
-func (s *sim) print(format string, a ...any) { s.out = fmt.Appendf(s.out, format, a...); s.wake() }
+func (p *simPTY) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.end()
+	return nil
+}
+
+func (p *simPTY) Wait() int {
+	<-p.exited
+	return 0
+}
+
+func (p *simPTY) PID() int { return 0 }
+
+func (p *simPTY) Resize(Size) error { return nil }
+
+func (p *simPTY) Signal(os.Signal) error { return nil }
+
+func (p *simPTY) Terminate(<-chan struct{}) {}
+
+// end is the end of the tool's output.
+func (s *sim) end() {
+	s.ended = true
+	s.wake()
+}
+
+// print is what the tool writes.
+func (s *sim) print(format string, a ...any) {
+	s.out = fmt.Appendf(s.out, format, a...)
+	s.wake()
+}
+
+// wake tells who reads the terminal.
 func (s *sim) wake() {
 	select {
 	case s.more <- struct{}{}:
@@ -4273,7 +4317,7 @@ func (s *sim) finale(r *rand.Rand) {
 
 // plainDialog makes a question of a program that is not known.
 func (s *sim) plainDialog(r *rand.Rand) *simDialog {
-	d := &simDialog{n: s.made, kind: []string{"yesno", "yesno", "yesno", "menu", "menu", "enter", "text", "secret", "list", "list"}[r.IntN(10)]}
+	d := &simDialog{n: s.made, kind: oneOf(r, "yesno", "yesno", "yesno", "menu", "menu", "enter", "text", "secret", "list", "list")}
 	word := func() string { return simWords[r.IntN(len(simWords))] + strconv.Itoa(r.IntN(10)) }
 	for range r.IntN(3) {
 		d.above = append(d.above, "note: "+word()+" and "+word())
@@ -4407,7 +4451,7 @@ func (s *sim) typist(d *simDialog, r *rand.Rand) {
 		s.at(between(r, 0, 9000), func() { s.press(s.answerKeys(r)) })
 	}
 	if r.IntN(12) == 0 {
-		s.at(between(r, 0, 9000), func() { s.press([]string{"X", "\x1bOB", "Q", "\x03"}[r.IntN(4)]) })
+		s.at(between(r, 0, 9000), func() { s.press(oneOf(r, "X", "\x1bOB", "Q", "\x03")) })
 	}
 }
 
@@ -4417,15 +4461,15 @@ func (s *sim) answerKeys(r *rand.Rand) string {
 	case s.up == nil:
 		return "\n"
 	case s.claude:
-		return []string{"A", "B", "C", "\n", "\x03"}[r.IntN(5)]
+		return oneOf(r, "A", "B", "C", "\n", "\x03")
 	}
 	switch s.up.kind {
 	case "yesno":
-		return []string{"Y\n", "N\n", "Y", "\n"}[r.IntN(4)]
+		return oneOf(r, "Y\n", "N\n", "Y", "\n")
 	case "list":
 		return string(rune('A'+r.IntN(3))) + "\n"
 	case "menu":
-		return []string{"\n", "\x1bOB", "\x1bOB\n", "\x03"}[r.IntN(4)]
+		return oneOf(r, "\n", "\x1bOB", "\x1bOB\n", "\x03")
 	case "enter":
 		return "\n"
 	}
@@ -4692,11 +4736,14 @@ func (s *sim) shown(d *simDialog, p *PromptRecord) {
 		}
 	}
 	if len(d.choices) > 2 && p.Type != Unknown {
-		labels := make([]string, 0, 4)
+		var labels, want []string
 		for _, c := range p.Choices {
 			labels = append(labels, c.Label)
 		}
-		if !slices.Equal(labels, mapped(d.choices, func(c string) string { return clip(c, 60) })) {
+		for _, c := range d.choices {
+			want = append(want, clip(c, 60))
+		}
+		if !slices.Equal(labels, want) {
 			s.fault("typed at %d.%d with the choices %q, shown were %q", d.n, d.version, d.choices, labels)
 		}
 	}
@@ -4906,7 +4953,7 @@ func (s *sim) nextOfClaude(r *rand.Rand) {
 
 func (s *sim) claudeDialog(r *rand.Rand) *simDialog {
 	word := func() string { return simWords[r.IntN(len(simWords))] + strconv.Itoa(r.IntN(100)) }
-	d := &simDialog{n: s.made, kind: []string{"bash", "bash", "edit", "trust"}[r.IntN(4)], hooked: r.IntN(3) > 0}
+	d := &simDialog{n: s.made, kind: oneOf(r, "bash", "bash", "edit", "trust"), hooked: r.IntN(3) > 0}
 	switch d.kind {
 	case "bash":
 		d.body = []string{"rm -rf build/" + word() + " && echo " + word()}
@@ -4985,7 +5032,14 @@ func (s *sim) rows() (rows []string, row, col int) {
 	case d == nil:
 		return append(rows, "✶ Brewing…", ""), 24, 1
 	}
-	rows = append(rows, rule, map[string]string{"bash": " Bash command", "edit": " Edit file", "trust": " Folder"}[d.kind], "")
+	title := " Bash command"
+	switch d.kind {
+	case "edit":
+		title = " Edit file"
+	case "trust":
+		title = " Folder"
+	}
+	rows = append(rows, rule, title, "")
 	for _, line := range d.body {
 		rows = append(rows, "   "+line)
 	}
@@ -5177,7 +5231,10 @@ func (s *sim) hookSaid(h *simHook, n int, text string, p *PromptRecord) {
 		s.outrun[p.ID] = soon || slices.ContainsFunc(s.hooks, func(twin *simHook) bool { return twin != h && twin.d.n == d.n })
 		return
 	}
-	meaning := map[string]string{"allow": "allow", "deny": "deny"}[got.Behavior]
+	meaning := got.Behavior
+	if meaning != "allow" && meaning != "deny" {
+		meaning = ""
+	}
 	if len(got.UpdatedPermissions) > 0 {
 		meaning = "always"
 	}
@@ -5191,7 +5248,14 @@ func (s *sim) hookSaid(h *simHook, n int, text string, p *PromptRecord) {
 	case !byPhone && meaning != "deny":
 		s.fault("the hook said %q, and nobody decided it: %v", meaning, p.DecidedBy)
 	case byPhone:
-		s.wasChosen(p, map[string]string{"allow": "Yes", "always": "Yes, and", "deny": "No"}[meaning])
+		label := "No"
+		switch meaning {
+		case "allow":
+			label = "Yes"
+		case "always":
+			label = "Yes, and"
+		}
+		s.wasChosen(p, label)
 		for i, need := range d.body {
 			if i > 0 {
 				need = need[3:]
@@ -5260,7 +5324,7 @@ type simChoice struct {
 func (p *simPhone) begin(s *sim) {
 	p.net, p.person = s.random("net", 0), s.random("person", 0)
 	p.rough = p.net.IntN(2) == 0
-	p.present = []int{0, 5, 9, 9}[p.person.IntN(4)]
+	p.present = oneOf(p.person, 0, 5, 9, 9)
 	p.msgs, p.said, p.secrets, p.labels = map[int64]*simMessage{}, map[string]bool{}, map[string]string{}, map[string]string{}
 	p.updated = make(chan struct{}, 1)
 	p.lastMsg, p.lastUp = 100, 5000
@@ -6217,8 +6281,11 @@ print(json.dumps([read(t) for t in json.load(sys.stdin)], default=str))`)
 	out, err := cmd.Output()
 	var answers []map[string]any
 	out = regexp.MustCompile(`-?\b(NaN|Infinity)\b`).ReplaceAll(out, []byte(`"$0"`))
-	if err := cmp.Or(err, json.Unmarshal(out, &answers)); err != nil {
+	if err != nil {
 		t.Fatalf("python3: %v", err)
+	}
+	if err := json.Unmarshal(out, &answers); err != nil {
+		t.Fatalf("what python3 says: %v", err)
 	}
 	accepted := 0
 	for i, text := range texts {
@@ -6447,9 +6514,9 @@ func TestStateDir(t *testing.T) {
 		{"/home/u", "", "./claude_data", filepath.Join(here, "claude_data")},
 	} {
 		t.Setenv("HOME", test.home)
-		got, err := stateDir(func(name string) string {
-			return map[string]string{"ATLASBRIDGE_HOME": test.atlas, "STORAGE_PATH": test.storage}[name]
-		})
+		t.Setenv("ATLASBRIDGE_HOME", test.atlas)
+		t.Setenv("STORAGE_PATH", test.storage)
+		got, err := stateDir(os.Getenv)
 		if err != nil || got != test.want {
 			t.Errorf("stateDir(%+v) = %s, %v", test, got, err)
 		}
@@ -7240,7 +7307,11 @@ func TestScreenReplies(t *testing.T) {
 // nothing.
 func TestScreenAttributes(t *testing.T) {
 	plain := Attr{FG: -1, BG: -1}
-	with := func(f func(*Attr)) Attr { a := plain; f(&a); return a }
+	with := func(f func(*Attr)) Attr {
+		a := plain
+		f(&a)
+		return a
+	}
 	for in, want := range map[string]Attr{
 		"":                                   plain,
 		"\x1b[1;4;7;2m":                      {Dim: true, Reverse: true, FG: -1, BG: -1},
@@ -7315,8 +7386,8 @@ func TestScreenReports(t *testing.T) {
 	}
 }
 
-// TestScreenResize: a smaller screen keeps the cursor's row and its text, the other one keeps its
-// own.
+// TestScreenResize: a resized screen keeps the cursor's row in sight, and so does the one behind the
+// alternate screen.
 func TestScreenResize(t *testing.T) {
 	for _, c := range []struct {
 		in         string
@@ -7713,6 +7784,15 @@ func TestRecordings(t *testing.T) {
 	if err != nil {
 		t.Skip("no shared recordings (set ATLASBRIDGE_SHARED):", err)
 	}
+	// What is found today: a figure may only rise. The goals are 99, 97 and 95 % (SPEC 10).
+	floor := map[string]float64{
+		"questions found, agent":          87,
+		"questions found, generic":        96,
+		"right type, agent":               96,
+		"right type, generic":             87,
+		"menus with all choices, agent":   100,
+		"menus with all choices, generic": 95,
+	}
 	sum := tally{}
 	for dec := json.NewDecoder(bytes.NewReader(data)); dec.More(); {
 		var l label
@@ -7734,10 +7814,7 @@ func TestRecordings(t *testing.T) {
 		n := sum[k]
 		share := 100 * float64(n[0]) / float64(n[1])
 		t.Logf("%-45s %4d of %4d  %5.1f %%", k, n[0], n[1], share)
-		// What is found today: a figure may only rise. The goals are 99, 97 and 95 % (SPEC 10).
-		floor := map[string]float64{"questions found, agent": 87, "questions found, generic": 96, "right type, agent": 96,
-			"right type, generic": 87, "menus with all choices, agent": 100, "menus with all choices, generic": 95}[k]
-		if share < floor || strings.HasPrefix(k, "busy") && share > 2 {
+		if share < floor[k] || strings.HasPrefix(k, "busy") && share > 2 {
 			t.Errorf("%s: %.1f %%", k, share)
 		}
 	}
@@ -7787,9 +7864,12 @@ func (t tally) add(l *label, seen []labEvent) {
 		if l.Source == "agent" {
 			e = asked[0]
 		}
-		kind := map[string]PromptType{"secret": FreeText, "pager": ConfirmEnter}[l.Label]
-		if kind == "" {
-			kind = PromptType(l.Label)
+		kind := PromptType(l.Label)
+		switch l.Label {
+		case "secret":
+			kind = FreeText
+		case "pager":
+			kind = ConfirmEnter
 		}
 		t.hit("right type, "+l.Source, e.Type == kind && e.Secret == (l.Label == "secret"))
 		t.hit("delay ≤ 150 ms", e.delay <= 150*time.Millisecond)
@@ -8247,7 +8327,10 @@ func FuzzTape(f *testing.F) {
 	f.Add("a.json", []byte(`{"tool":"claude","pty_output":"Go? (y/n) ","expected_type":"TYPE_YES_NO"}`))
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, name string, data []byte) {
-		path := filepath.Join(dir, "tape"+when(filepath.Ext(name) == ".json", ".json"))
+		path := filepath.Join(dir, "tape")
+		if filepath.Ext(name) == ".json" {
+			path += ".json"
+		}
 		if err := os.WriteFile(path, data, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -8372,8 +8455,14 @@ func (e *tgEnv) other(dir string) *Telegram {
 func (e *tgEnv) poll(tg *Telegram) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	go func() { defer close(done); tg.Poll(ctx) }()
-	stop = func() { cancel(); <-done }
+	go func() {
+		defer close(done)
+		tg.Poll(ctx)
+	}()
+	stop = func() {
+		cancel()
+		<-done
+	}
 	e.t.Cleanup(stop)
 	return stop
 }
@@ -8443,7 +8532,11 @@ var tgMenu = PromptRecord{Prompt: Prompt{Type: MultipleChoice, Permission: true,
 	Excerpt: "touch /tmp/x", SafeDefault: ref("3"), Choices: []Choice{{Key: "1", Label: "Yes", Grants: true},
 		{Key: "2", Label: "Yes, and don't ask again for touch", Grants: true}, {Key: "3", Label: "No"}}}}
 
-func tgWith(p PromptRecord, change func(*PromptRecord)) PromptRecord { change(&p); return p }
+// tgWith is a question with something changed.
+func tgWith(p PromptRecord, change func(*PromptRecord)) PromptRecord {
+	change(&p)
+	return p
+}
 
 func tgKeys(rows [][]button) string {
 	var out []string
@@ -8971,7 +9064,11 @@ func TestTelegramPacingShared(t *testing.T) {
 // token or the URL.
 func TestTelegramErrors(t *testing.T) {
 	reply := func(code int, body string) func(string, http.ResponseWriter) bool {
-		return func(_ string, w http.ResponseWriter) bool { w.WriteHeader(code); io.WriteString(w, body); return true }
+		return func(_ string, w http.ResponseWriter) bool {
+			w.WriteHeader(code)
+			io.WriteString(w, body)
+			return true
+		}
 	}
 	for _, c := range []struct {
 		name      string
@@ -9116,7 +9213,7 @@ func TestTelegramNotRecorded(t *testing.T) {
 	p := e.ask(yesNo)
 	other := e.process()
 	broken := errors.New("no space left on device")
-	other.store.log.do = faultyFiles(func(op string, _ int64) error { return when(op == "write", broken) })
+	other.store.log.do = faultyFiles(failing("write", broken))
 	e.srv.send(tgTap(1, p, "y"))
 	stop := e.poll(other)
 	e.srv.until(t, "answerCallbackQuery", "could not be recorded")
@@ -9219,7 +9316,10 @@ func TestTelegramFinalErrors(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
-		go func() { defer close(done); e.Poll(ctx) }()
+		go func() {
+			defer close(done)
+			e.Poll(ctx)
+		}()
 		<-polls
 		if !c.ends { // at least 5 s to the next: this waits for one of them only
 			for e.Trouble() == "" {
@@ -9360,8 +9460,11 @@ func TestTelegramNotify(t *testing.T) {
 	var shown []string
 	for i, c := range e.srv.calls {
 		text := c.p["text"].(string)
-		if want := map[bool]string{true: "editMessageText", false: "sendMessage"}[i == 0]; c.method != want ||
-			len(utf16.Encode([]rune(text))) > 4096 {
+		want := "sendMessage"
+		if i == 0 {
+			want = "editMessageText"
+		}
+		if c.method != want || len(utf16.Encode([]rune(text))) > 4096 {
 			t.Errorf("message %d is a %s of %d bytes", i, c.method, len(text))
 		}
 		if !strings.HasSuffix(text, origin(e.s)) {
@@ -9447,7 +9550,10 @@ func TestTelegramSetup(t *testing.T) {
 	}
 	go io.Copy(io.Discard, out)
 	digits := code.FindStringSubmatch(text)[1]
-	wrong := map[bool]string{true: "111111", false: "000000"}[digits == "000000"]
+	wrong := "000000"
+	if digits == wrong {
+		wrong = "111111"
+	}
 	srv.send(strings.ReplaceAll(tgSay(1, wrong, ""), ":1001", ":2002"), tgSay(2, "hello", ""), tgSay(3, digits, ""))
 	test := srv.until(t, "sendMessage", "setup:")
 	data := regexp.MustCompile(`setup:[0-9a-f]+`).FindString(fmt.Sprint(test.p["reply_markup"]))
@@ -9615,8 +9721,13 @@ func (e *tgEnv) over(p *PromptRecord, to State) *PromptRecord {
 			e.t.Fatal(why, err)
 		}
 	}
-	for _, step := range map[State][]State{Injected: {Injected}, Resolved: {Injected, Resolved}, Canceled: {Canceled},
-		Failed: {Failed}}[to] {
+	steps := map[State][]State{
+		Injected: {Injected},
+		Resolved: {Injected, Resolved},
+		Canceled: {Canceled},
+		Failed:   {Failed},
+	}
+	for _, step := range steps[to] {
 		if moved, err := e.store.Move(p.ID, step, nil); !moved || err != nil {
 			e.t.Fatal(moved, err)
 		}
@@ -9842,6 +9953,8 @@ func TestTicksInOrder(t *testing.T) {
 func TestDebtsArePaid(t *testing.T) {
 	e := newTGEnv(t)
 	var owed []*PromptRecord
+	ends := []State{Resolved, Canceled, Failed}
+	words := map[State]string{Resolved: "Answered", Canceled: "Canceled", Failed: "Not delivered"}
 	for i := range 8 {
 		p := yesNo
 		p.Idle = i == 7
@@ -9854,7 +9967,7 @@ func TestDebtsArePaid(t *testing.T) {
 		e.srv.put(id, "open")
 		e.store.Move(q.ID, Routed, nil)
 		e.store.Move(q.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = id })
-		owed = append(owed, e.over(e.prompt(q.ID), []State{Resolved, Canceled, Failed}[i%3]))
+		owed = append(owed, e.over(e.prompt(q.ID), ends[i%3]))
 	}
 	begin := time.Now()
 	poller := e.process()
@@ -9874,7 +9987,7 @@ func TestDebtsArePaid(t *testing.T) {
 		if edit.id != owed[i].MsgID {
 			t.Errorf("edit %d is of message %d", i, edit.id)
 		}
-		e.says(edit.id, map[State]string{Resolved: "Answered", Canceled: "Canceled", Failed: "Not delivered"}[owed[i].Status])
+		e.says(edit.id, words[owed[i].Status])
 	}
 	e.srv.mu.Lock()
 	for i, d := range e.srv.past {
@@ -10132,7 +10245,10 @@ func TestReplacedMessageIsOwed(t *testing.T) {
 		e := newTGEnv(t)
 		p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Cut, p.Full = true, strings.Repeat("x", 3300)+"\nend" }))
 		e.srv.decides(func(method string, params map[string]any) fate {
-			return when(strings.HasPrefix(method, "editMessage"), fate{answer: `{"ok":false,"error_code":403,"description":"x"}`})
+			if strings.HasPrefix(method, "editMessage") {
+				return fate{answer: `{"ok":false,"error_code":403,"description":"x"}`}
+			}
+			return fate{}
 		})
 		r := e.receiver(e.process())
 		if _, err := r.offer(e.s, *p, "", false); err == nil {
@@ -10228,7 +10344,11 @@ func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
 			}
 			e.settling(e.Telegram, p, 1)()
 			e.says(p.MsgID, "✅ Answered")
-			if n := len(e.srv.edits(p.MsgID)); n != 1+when(slow, 1) || e.srv.twice != 0 {
+			want := 1
+			if slow {
+				want = 2
+			}
+			if n := len(e.srv.edits(p.MsgID)); n != want || e.srv.twice != 0 {
 				t.Errorf("%d edits, %d changed nothing", n, e.srv.twice)
 			}
 		})
@@ -10353,7 +10473,7 @@ func TestOfferThatCannotBeRecorded(t *testing.T) {
 	e := newTGEnv(t)
 	p := e.ask(yesNo)
 	other := e.process()
-	other.store.log.do = faultyFiles(func(op string, _ int64) error { return when(op == "write", http.ErrServerClosed) })
+	other.store.log.do = faultyFiles(failing("write", http.ErrServerClosed))
 	if _, err := e.receiver(other).offer(e.s, *p, "", false); err == nil {
 		t.Error("the error is not told")
 	}
@@ -10591,6 +10711,16 @@ func faultyFiles(fault func(op string, n int64) error) files {
 			f.Truncate((before + after) / 2)
 		}
 		return err
+	}
+}
+
+// failing is a fault of one kind of operation, always.
+func failing(kind string, err error) func(op string, n int64) error {
+	return func(op string, _ int64) error {
+		if op == kind {
+			return err
+		}
+		return nil
 	}
 }
 
@@ -11083,7 +11213,10 @@ func TestStoreUpdateComesAgain(t *testing.T) {
 	tap.UpdateID = 8
 	decide := func() error {
 		_, why, err := s.Decide(tap, time.Now())
-		return errors.Join(err, when(why != "", errors.New(string(why))))
+		if err == nil && why != "" {
+			err = errors.New(string(why))
+		}
+		return err
 	}
 	powerCut := func(id string) {
 		t.Helper()
@@ -14003,7 +14136,10 @@ func TestHooksEnd(t *testing.T) {
 		{"as it was", func(*session, *question, func()) {}, Created, ""},
 		{"gone just now", func(_ *session, h *question, _ func()) { h.goneAt = time.Now() }, Created, ""},
 		{"gone", func(_ *session, h *question, _ func()) { h.goneAt = long }, Canceled, "answered in the terminal"},
-		{"gone, decided", func(s *session, h *question, _ func()) { answer(s, h); h.goneAt = long }, ReplyReceived, ""},
+		{"gone, decided", func(s *session, h *question, _ func()) {
+			answer(s, h)
+			h.goneAt = long
+		}, ReplyReceived, ""},
 		{"gone, a key", func(_ *session, h *question, _ func()) { h.goneAt, h.typedBy = long, "cli:local" }, Resolved, ""},
 		{"works for long", func(s *session, h *question, _ func()) {
 			s.det.Feed([]byte(working), time.Now())
@@ -14023,9 +14159,15 @@ func TestHooksEnd(t *testing.T) {
 		}, Created, ""},
 		{"never spoke", func(s *session, h *question, _ func()) { s.calm, h.rec.CreatedAt = long, long }, Created, ""},
 		{"hook gone, not looked at", func(_ *session, _ *question, unlock func()) { unlock() }, Created, ""},
-		{"hook gone", func(_ *session, h *question, unlock func()) { unlock(); h.checkAt = long }, Canceled, "gave up its question"},
-		{"hook gone, decided", func(s *session, h *question, unlock func()) { answer(s, h); unlock(); h.checkAt = long },
-			Failed, "before it passed the answer on"},
+		{"hook gone", func(_ *session, h *question, unlock func()) {
+			unlock()
+			h.checkAt = long
+		}, Canceled, "gave up its question"},
+		{"hook gone, decided", func(s *session, h *question, unlock func()) {
+			answer(s, h)
+			unlock()
+			h.checkAt = long
+		}, Failed, "before it passed the answer on"},
 		{"hook lives", func(_ *session, h *question, _ func()) { h.checkAt = long }, Created, ""},
 		{"time over, in force", func(_ *session, h *question, _ func()) { h.rec.ExpiresAt = long }, Created, ""},
 		{"time over, unasked", func(s *session, h *question, _ func()) { h.rec.ExpiresAt, s.q = long, &question{} },
@@ -14242,7 +14384,11 @@ func TestTapsThatShow(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.work.Wait()
-		if got := e.srv.count("sendMessage"); got != map[bool]int{true: 2, false: 1}[open] {
+		want := 1
+		if open {
+			want = 2
+		}
+		if got := e.srv.count("sendMessage"); got != want {
 			t.Errorf("open %v: %d messages", open, got)
 		}
 		if now := e.prompt(p.ID); now.Value != nil || now.Open() != open {
@@ -14619,9 +14765,15 @@ func watchdog(t testing.TB, p PTY) {
 	if _, ok := t.(*testing.B); ok {
 		return
 	}
-	first := time.AfterFunc(15*time.Second, func() { t.Error("hangs: closing the terminal"); p.Close() })
+	first := time.AfterFunc(15*time.Second, func() {
+		t.Error("hangs: closing the terminal")
+		p.Close()
+	})
 	second := time.AfterFunc(20*time.Second, func() { panic(t.Name() + " hangs") })
-	t.Cleanup(func() { first.Stop(); second.Stop() })
+	t.Cleanup(func() {
+		first.Stop()
+		second.Stop()
+	})
 }
 
 // mustPTY starts argv in a folder of its own, mustPTYChild the test binary.
@@ -14645,7 +14797,10 @@ func mustPTYIn(t testing.TB, dir string, env []string, argv ...string) PTY {
 		t.Fatal(err)
 	}
 	watchdog(t, p)
-	t.Cleanup(func() { p.Close(); p.Terminate(nil) })
+	t.Cleanup(func() {
+		p.Close()
+		p.Terminate(nil)
+	})
 	return p
 }
 
@@ -14825,7 +14980,10 @@ func TestPTYEveryByteBothWays(t *testing.T) {
 	p := mustPTYChild(t, "pty-raw-echo "+strconv.Itoa(len(all)))
 	readUntil(t, p, "ready\n")
 	wrote := make(chan error, 1)
-	go func() { _, err := p.Write(all); wrote <- err }()
+	go func() {
+		_, err := p.Write(all)
+		wrote <- err
+	}()
 	out, code := readAll(t, p)
 	if err := <-wrote; err != nil || out != string(all) || code != 0 {
 		t.Errorf("%d bytes came back, want the %d sent; exit %d, Write %v", len(out), len(all), code, err)
@@ -14903,7 +15061,10 @@ func TestPTYCloseEndsRead(t *testing.T) {
 	p := mustPTY(t, "sh", "-c", "echo up; exec sleep 30")
 	readUntil(t, p, "up\r\n")
 	ended := make(chan error)
-	go func() { _, err := p.Read(make([]byte, 1)); ended <- err }()
+	go func() {
+		_, err := p.Read(make([]byte, 1))
+		ended <- err
+	}()
 	p.State() // ioctls must not have made the master blocking
 	p.Resize(Size{Rows: 1, Cols: 1})
 	p.Close()
@@ -15465,7 +15626,10 @@ func TestWatchFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	change("append", func() error { _, err := f.WriteString("{}\n"); return err })
+	change("append", func() error {
+		_, err := f.WriteString("{}\n")
+		return err
+	})
 	os.WriteFile(path+".tmp", nil, 0o600)
 	change("rename", func() error { return os.Rename(path+".tmp", path) })
 	stop()
