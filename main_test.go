@@ -891,18 +891,14 @@ func openPrompt(t *testing.T, dir string) (id string) {
 
 // TestHook lets a tool called claude call its hook and shows what comes back.
 func TestHook(t *testing.T) {
-	bash := `{"hook_event_name":"PermissionRequest","tool_name":"Bash","cwd":"/tmp","tool_input":{"command":"touch ` +
-		`/tmp/x",` +
-		`` +
-		`"description":"Make x"}}`
+	bash := `{"hook_event_name":"PermissionRequest","tool_name":"Bash","cwd":"/tmp",` +
+		`"tool_input":{"command":"touch /tmp/x","description":"Make x"}}`
 	ask := `{"hook_event_name":"PermissionRequest","tool_name":"AskUserQuestion","tool_input":{"questions":[` +
 		`{"question":"Which colour?","header":"Colour","options":[{"label":"Red"},{"label":"Blue"}],"multiSelect":false}]}}`
 	unsafe := strings.Replace(bash, `"description"`, `"dangerouslyDisableSandbox":true,"description"`, 1)
 	plan := `{"hook_event_name":"PermissionRequest","tool_name":"ExitPlanMode","tool_input":{"plan":"# Plan\n1. look"}}`
-	edit := `{"hook_event_name":"PermissionRequest","tool_name":"Edit","tool_input":{"file_path":"a.txt","old_strin` +
-		`g":"old\nsame",` +
-		`` +
-		`"new_string":"new\nsame"}}`
+	edit := `{"hook_event_name":"PermissionRequest","tool_name":"Edit",` +
+		`"tool_input":{"file_path":"a.txt","old_string":"old\nsame","new_string":"new\nsame"}}`
 	for _, test := range []struct{ name, input, shown, press, text, want string }{
 		{"allow", bash, "touch /tmp/x", "Yes", "", `"behavior":"allow"`},
 		{"deny", bash, "touch /tmp/x", "No", "", `"behavior":"deny"`},
@@ -1043,7 +1039,7 @@ func TestRace(t *testing.T) {
 		go func() {
 			defer close(decided)
 			<-time.After(time.Duration(rand.IntN(30)) * time.Millisecond)
-			st.Decide(Decision{PromptID: p.ID, SessionID: p.SessionID, Value: "y", By: "cli:answer", Trusted: true}, time.Now())
+			st.Decide(cliAnswer(p, "y"), time.Now())
 		}()
 		<-time.After(time.Duration(rand.IntN(30)) * time.Millisecond)
 		x.types("n\r")
@@ -1103,7 +1099,7 @@ func TestVanished(t *testing.T) {
 	for i := 1; i <= n; i++ {
 		if p := awaits(x, st, fmt.Sprintf("Q%d?", i), fmt.Sprintf("after %d [", i)); p != nil {
 			<-time.After(time.Duration(rand.IntN(500)) * time.Millisecond)
-			st.Decide(Decision{PromptID: p.ID, SessionID: p.SessionID, Value: "y", By: "cli:answer", Trusted: true}, time.Now())
+			st.Decide(cliAnswer(p, "y"), time.Now())
 		}
 		x.sees(fmt.Sprintf("after %d [", i))
 		x.mu.Lock()
@@ -1144,8 +1140,7 @@ func gateBench(t *testing.T, tool string, state TTYState, asked, value string) *
 	}
 	s.q = &question{screen: p}
 	s.create(s.q)
-	d := Decision{PromptID: s.q.rec.ID, SessionID: s.rec.ID, Value: value, By: "cli:answer", Trusted: true}
-	now, why, err := st.Decide(d, time.Now())
+	now, why, err := st.Decide(cliAnswer(&s.q.rec, value), time.Now())
 	if err != nil || why != "" {
 		t.Fatal(why, err)
 	}
@@ -1537,7 +1532,7 @@ func TestKeyboardWaits(t *testing.T) {
 		`read c; echo "later [$c]"`)
 	st := storeAt(t, dir)
 	p := awaits(x, st, "Go?", "never")
-	st.Decide(Decision{PromptID: p.ID, SessionID: p.SessionID, Value: "y", By: "cli:answer", Trusted: true}, time.Now())
+	st.Decide(cliAnswer(p, "y"), time.Now())
 	x.sees("got y")
 	x.sees("at once []")
 	<-time.After(keyGrace) // a key of that moment could have been meant for the question
@@ -8112,10 +8107,8 @@ func TestTricksAreShown(t *testing.T) {
 	if !strings.Contains(p.Excerpt, `\u{200B}`) || !strings.Contains(p.Excerpt, `\u{202E}`) {
 		t.Errorf("hidden characters: %q", p.Excerpt)
 	}
-	p = newStage(t, "generic", "reading canon echo").one("Use https://bob:hunter22@h/ and ghp_0123456789abcdefghijA" +
-		"BCDEFGHIJ? " +
-		"" +
-		"[y/N] ")
+	p = newStage(t, "generic", "reading canon echo").one(
+		"Use https://bob:hunter22@h/ and ghp_0123456789abcdefghijABCDEFGHIJ? [y/N] ")
 	if strings.Contains(p.Excerpt+p.Question+p.Full+p.Recent, "hunter22") || strings.Contains(p.Full+p.Recent,
 		"ghp_0123") {
 		t.Errorf("secrets: %q", p.Excerpt)
@@ -8146,8 +8139,7 @@ func TestRedact(t *testing.T) {
 	for _, secret := range []string{
 		"AKIAIOSFODNN7EXAMPLE", "ghp_16C7e42F292c6912E7710c838347Ae178B4a", "sk-ant-REDACTED-REDACTED-1234",
 		"xoxb-123456789012-abcdefghijkl", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
-		"-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "123456789:AAE-abcdefghijklmnopqrstuvw" +
-			"xyz012345",
+		"-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "123456789:AAE-abcdefghijklmnopqrstuvwxyz012345",
 	} {
 		if got := redact("use " + secret + " now"); got != "use [redacted] now" {
 			t.Errorf("redact(%q) = %q", secret, got)
@@ -8508,20 +8500,15 @@ func tgTap(id int64, p *PromptRecord, value string) string {
 }
 
 func tgTapOn(id int64, p *PromptRecord, value string, msg, from int64) string {
-	return fmt.Sprintf(`{"update_id":%d,"callback_query":{"id":"q%d","from":{"id":%d},"message":{"message_id":%d,"d`+
-		`ate":5,`+
-		``+
-		``+
-		`"chat":{"id":%d,"type":"private"}},"data":"ans:%s:%s:%.16s:%s"}}`, id, id, from, msg, from, shortID(p.ID),
+	return fmt.Sprintf(`{"update_id":%d,"callback_query":{"id":"q%d","from":{"id":%d},`+
+		`"message":{"message_id":%d,"date":5,"chat":{"id":%d,"type":"private"}},"data":"ans:%s:%s:%.16s:%s"}}`, id, id, from, msg, from, shortID(p.ID),
 		shortID(p.SessionID), p.Nonce, value)
 }
 
 func tgSay(id int64, text string, more string) string {
 	b, _ := json.Marshal(text)
-	return fmt.Sprintf(`{"update_id":%d,"message":{"message_id":%d,"date":%d,"from":{"id":1001},"chat":{"id":1001,"`+
-		`type":"private"}`+
-		``+
-		`,"text":%s%s}}`,
+	return fmt.Sprintf(`{"update_id":%d,"message":{"message_id":%d,"date":%d,"from":{"id":1001},`+
+		`"chat":{"id":1001,"type":"private"},"text":%s%s}}`,
 		id, id, time.Now().Unix(), b, more)
 }
 
@@ -8778,10 +8765,8 @@ func TestTelegramAdmitted(t *testing.T) {
 	}
 	group := `{"update_id":1,"message":{"from":{"id":1001},"chat":{"id":-5,"type":"group"},"text":"hi"}}`
 	tap := func(from, chat int64) string {
-		return fmt.Sprintf(`{"callback_query":{"id":"q","from":{"id":%d},"message":{"message_id":5,"chat":{"id":%d,"ty`+
-			`pe":"private"}`+
-			``+
-			`},"data":"x"}}`, from, chat)
+		return fmt.Sprintf(`{"callback_query":{"id":"q","from":{"id":%d},`+
+			`"message":{"message_id":5,"chat":{"id":%d,"type":"private"}},"data":"x"}}`, from, chat)
 	}
 	for _, c := range []struct {
 		update string
@@ -9557,14 +9542,9 @@ func TestTelegramSetup(t *testing.T) {
 	srv.send(strings.ReplaceAll(tgSay(1, wrong, ""), ":1001", ":2002"), tgSay(2, "hello", ""), tgSay(3, digits, ""))
 	test := srv.until(t, "sendMessage", "setup:")
 	data := regexp.MustCompile(`setup:[0-9a-f]+`).FindString(fmt.Sprint(test.p["reply_markup"]))
-	srv.send(fmt.Sprintf(`{"update_id":4,"callback_query":{"id":"q","from":{"id":2002},"message":{"message_id":101,`+
-		`"chat":{`+
-		``+
-		`"id":2002,"type":"private"}},"data":%q}}`, data),
-		fmt.Sprintf(`{"update_id":5,"callback_query":{"id":"q","from":{"id":1001},"message":{"message_id":101,"chat":{`+
-			`"id":1001,`+
-			``+
-			`"type":"private"}},"data":%q}}`, data))
+	tap := `{"update_id":%d,"callback_query":{"id":"q","from":{"id":%d},` +
+		`"message":{"message_id":101,"chat":{"id":%d,"type":"private"}},"data":%q}}`
+	srv.send(fmt.Sprintf(tap, 4, 2002, 2002, data), fmt.Sprintf(tap, 5, 1001, 1001, data))
 	if got := <-exit; got != 0 {
 		t.Fatalf("setup ended with %d", got)
 	}
@@ -9631,8 +9611,7 @@ func TestTelegramSetupWebhook(t *testing.T) {
 // Whatever the server sends, nothing panics, and nothing but the operator's own update acts.
 func FuzzUpdate(f *testing.F) {
 	p := yesNo
-	p.Rec, p.ID, p.SessionID, p.Nonce, p.Status, p.MsgID = "prompt", "11111111-0000", "aaaaaaaa-0000", "0123456789a"+
-		"bcdef0123456789abcdef", AwaitingReply, 50
+	p.Rec, p.ID, p.SessionID, p.Nonce, p.Status, p.MsgID = "prompt", "11111111-0000", "aaaaaaaa-0000", "0123456789abcdef0123456789abcdef", AwaitingReply, 50
 	s := &SessionRecord{Head: Head{Rec: "session", ID: "aaaaaaaa-0000"}, Status: "active", Tool: "claude"}
 	for _, seed := range []string{tgTap(1, &p, "y"), tgTapOn(1, &p, "y", 50, 2002), tgTap(1, &p, "~all"), tgTap(1, &p,
 		"~s:1,2"), tgSay(2, "yes", ""),
@@ -10690,6 +10669,18 @@ func storeView(t testing.TB, s *Store) *View {
 	return v
 }
 
+// cliAnswer is an answer given with atlasbridge answer.
+func cliAnswer(p *PromptRecord, value string) Decision {
+	return Decision{
+		PromptID:  p.ID,
+		SessionID: p.SessionID,
+		Value:     value,
+		By:        "cli:answer",
+		Trusted:   true,
+	}
+}
+
+// storeTap is an answer given with a button on the phone.
 func storeTap(p *PromptRecord, value string) Decision {
 	return Decision{PromptID: shortID(p.ID), SessionID: shortID(p.SessionID), Nonce: p.Nonce[:16], Value: value,
 		By: "telegram:1001"}
@@ -11107,14 +11098,9 @@ func TestStoreFormat(t *testing.T) {
 		StartedAt: time.Date(2026, 1, 2, 3, 4, 5, 120000, time.FixedZone("", 3600))}
 	r.StartedAt = r.StartedAt.UTC()
 	line, err := encode(r)
-	want := `{"v":1,"rec":"session","id":"a","at":"2026-01-02T03:04:05.000000Z","tool":"<t> at\":\"2026-01-02T03:04` +
-		`:05Z\"",` +
-		`` +
-		`"args":null,` +
-		`"cwd":"","pid":0,"pid_start":0,"wrapper":0,"label":"","status":"","activity":"","started_at":"2026-01-02T02:0` +
-		`4:05.000120Z",` +
-		`` +
-		`` +
+	want := `{"v":1,"rec":"session","id":"a","at":"2026-01-02T03:04:05.000000Z",` +
+		`"tool":"<t> at\":\"2026-01-02T03:04:05Z\"","args":null,"cwd":"","pid":0,"pid_start":0,"wrapper":0,` +
+		`"label":"","status":"","activity":"","started_at":"2026-01-02T02:04:05.000120Z",` +
 		`"ended_at":null,"exit_code":null,"prompts":0,"last_output_at":null,"crc":"`
 	if err != nil || !strings.HasPrefix(string(line), want) || len(line) != len(want)+len("00000000\"}\n") {
 		t.Errorf("encode = %s\nwant     %s", line, want)
