@@ -104,7 +104,8 @@ func home(t testing.TB, config string) string {
 		}
 	})
 	if config != "" {
-		if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(config), 0o600); err != nil {
+		err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(config), 0o600)
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -114,7 +115,8 @@ func home(t testing.TB, config string) string {
 // bridge starts atlasbridge with these arguments in a terminal.
 func bridge(t *testing.T, dir string, args ...string) *terminal {
 	t.Helper()
-	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir, "TERM=xterm-256color", "PS1=$ ")
+	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir,
+		"TERM=xterm-256color", "PS1=$ ")
 	return inTerminal(t, env, append([]string{os.Args[0]}, args...)...)
 }
 
@@ -124,7 +126,13 @@ func inTerminal(t *testing.T, env []string, argv ...string) *terminal {
 	if err != nil {
 		t.Fatal(err)
 	}
-	term := &terminal{t: t, pty: pty, scr: newScreen(24, 80), next: make(chan struct{}), code: make(chan int, 1)}
+	term := &terminal{
+		t:    t,
+		pty:  pty,
+		scr:  newScreen(24, 80),
+		next: make(chan struct{}),
+		code: make(chan int, 1),
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -378,7 +386,8 @@ func (s *botAPI) doneOf(method string, p map[string]any) (answer string) {
 	now := seen{id, text, buttonsOf(p), time.Now(), method}
 	s.messages[id] = &now
 	s.past = append(s.past, now)
-	return apiResult(fmt.Sprintf(`{"message_id":%d,"date":%d,"chat":{"id":1001,"type":"private"}}`, id, time.Now().Unix()))
+	return apiResult(fmt.Sprintf(`{"message_id":%d,"date":%d,"chat":{"id":1001,"type":"private"}}`,
+		id, time.Now().Unix()))
 }
 
 func apiResult(result string) string { return `{"ok":true,"result":` + result + `}` }
@@ -444,7 +453,9 @@ func (s *botAPI) serveUpdates(w http.ResponseWriter, r *http.Request, p map[stri
 	s.change(func() { s.polls = append(s.polls, offset) })
 	for {
 		s.mu.Lock()
-		s.updates = slices.DeleteFunc(s.updates, func(u string) bool { return updateID(u) < offset })
+		s.updates = slices.DeleteFunc(s.updates, func(u string) bool {
+			return updateID(u) < offset
+		})
 		batch := strings.Join(s.updates, ",")
 		changed := s.changed
 		s.mu.Unlock()
@@ -584,7 +595,11 @@ func (s *botAPI) message(id int64) seen {
 // put makes a message with two buttons that say nothing.
 func (s *botAPI) put(id int64, text string) {
 	s.change(func() {
-		s.messages[id] = &seen{id: id, text: text, buttons: map[string]string{"one": "1", "two": "2"}}
+		s.messages[id] = &seen{
+			id:      id,
+			text:    text,
+			buttons: map[string]string{"one": "1", "two": "2"},
+		}
 	})
 }
 
@@ -639,7 +654,11 @@ func (s *botAPI) writes(text string, to int64) {
 		"chat":       chat,
 	}
 	if to != 0 {
-		m["reply_to_message"] = map[string]any{"message_id": to, "date": time.Now().Unix(), "chat": chat}
+		m["reply_to_message"] = map[string]any{
+			"message_id": to,
+			"date":       time.Now().Unix(),
+			"chat":       chat,
+		}
 	}
 	s.update(map[string]any{"message": m})
 }
@@ -683,7 +702,8 @@ func (m seen) ending(label string) (data string, ok bool) {
 // choice is the label of a button for that purpose.
 func (m seen) choice(purpose *regexp.Regexp) (label string, ok bool) {
 	for _, label := range slices.Sorted(maps.Keys(m.buttons)) {
-		if purpose.MatchString(label) && (purpose != lastingButton || !noButton.MatchString(label)) {
+		if purpose.MatchString(label) &&
+			(purpose != lastingButton || !noButton.MatchString(label)) {
 			return label, true
 		}
 	}
@@ -822,21 +842,26 @@ func (s *botAPI) honest(t *testing.T, text string, id int64, messages int) {
 
 // TestAnswered runs shell programs and answers them in every way there is.
 func TestAnswered(t *testing.T) {
-	phoneConfig := func(p *botAPI) string { return p.config("away_after_seconds = 1\nfree_text_enabled = true") }
+	phoneConfig := func(p *botAPI) string {
+		return p.config("away_after_seconds = 1\nfree_text_enabled = true")
+	}
 	t.Run("tap", func(t *testing.T) {
 		p := newBotAPI(t)
-		x := bridge(t, home(t, phoneConfig(p)), "run", "bash", "-c", `read -p "Continue? (y/n) " a; echo "got [$a]"`)
+		x := bridge(t, home(t, phoneConfig(p)), "run", "bash", "-c",
+			`read -p "Continue? (y/n) " a; echo "got [$a]"`)
 		m := p.shows("Continue?", "Yes")
 		p.press(m, "Yes")
 		x.sees("got [y]")
 		x.exits(0)
-		if m = p.shows("on the phone", ""); len(m.buttons) > 0 {
+		m = p.shows("on the phone", "")
+		if len(m.buttons) > 0 {
 			t.Errorf("after the answer the message still has buttons: %v", m.buttons)
 		}
 	})
 	t.Run("keyboard", func(t *testing.T) {
 		p := newBotAPI(t)
-		x := bridge(t, home(t, phoneConfig(p)), "run", "bash", "-c", `read -p "Continue? (y/n) " a; echo "got [$a]"; sleep 1`)
+		x := bridge(t, home(t, phoneConfig(p)), "run", "bash", "-c",
+			`read -p "Continue? (y/n) " a; echo "got [$a]"; sleep 1`)
 		p.shows("Continue?", "Yes")
 		x.types("n\r")
 		x.sees("got [n]")
@@ -895,7 +920,8 @@ func TestHook(t *testing.T) {
 		`"tool_input":{"command":"touch /tmp/x","description":"Make x"}}`
 	ask := `{"hook_event_name":"PermissionRequest","tool_name":"AskUserQuestion","tool_input":{"questions":[` +
 		`{"question":"Which colour?","header":"Colour","options":[{"label":"Red"},{"label":"Blue"}],"multiSelect":false}]}}`
-	unsafe := strings.Replace(bash, `"description"`, `"dangerouslyDisableSandbox":true,"description"`, 1)
+	unsafe := strings.Replace(bash, `"description"`,
+		`"dangerouslyDisableSandbox":true,"description"`, 1)
 	plan := `{"hook_event_name":"PermissionRequest","tool_name":"ExitPlanMode","tool_input":{"plan":"# Plan\n1. look"}}`
 	edit := `{"hook_event_name":"PermissionRequest","tool_name":"Edit",` +
 		`"tool_input":{"file_path":"a.txt","old_string":"old\nsame","new_string":"new\nsame"}}`
@@ -930,7 +956,8 @@ func TestHook(t *testing.T) {
 			x.exits(0)
 			x.mu.Lock()
 			defer x.mu.Unlock()
-			if shown := strings.ReplaceAll(x.scr.Text(), "\n", ""); !strings.Contains(shown, test.want) {
+			if shown := strings.ReplaceAll(x.scr.Text(), "\n", ""); !strings.Contains(shown,
+				test.want) {
 				t.Errorf("the hook does not say %s, it says:\n%s", test.want, shown)
 			}
 		})
@@ -959,8 +986,10 @@ func TestLineDiff(t *testing.T) {
 		{"a\na\n", "a\na\na\n", " a\n a\n+a", 1, 0},
 		{"x", "y", "-x\n+y", 1, 1},
 	} {
-		if diff, plus, minus := lineDiff(c.before, c.after); diff != c.want || plus != c.plus || minus != c.minus {
-			t.Errorf("%q → %q: %q +%d −%d, want %q +%d −%d", c.before, c.after, diff, plus, minus, c.want, c.plus, c.minus)
+		if diff, plus, minus := lineDiff(c.before, c.after); diff != c.want || plus != c.plus ||
+			minus != c.minus {
+			t.Errorf("%q → %q: %q +%d −%d, want %q +%d −%d", c.before, c.after, diff, plus, minus,
+				c.want, c.plus, c.minus)
 		}
 	}
 }
@@ -972,8 +1001,8 @@ func fakeClaude(t *testing.T, input string) string {
 	if err := os.WriteFile(filepath.Join(dir, "input.json"), []byte(input), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	script := fmt.Sprintf("#!/bin/sh\nATLASBRIDGE_TEST_CHILD=main %q hook < %q\necho end of hook\n", os.Args[0],
-		filepath.Join(dir, "input.json"))
+	script := fmt.Sprintf("#!/bin/sh\nATLASBRIDGE_TEST_CHILD=main %q hook < %q\necho end of hook\n",
+		os.Args[0], filepath.Join(dir, "input.json"))
 	path := filepath.Join(dir, "claude")
 	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
@@ -1004,7 +1033,8 @@ func TestExitCodes(t *testing.T) {
 	} {
 		x := bridge(t, dir, test.args...)
 		x.exits(test.want)
-		if shown := strings.ReplaceAll(x.scr.Text(), "\n", " "); !strings.Contains(shown, test.says) {
+		shown := strings.ReplaceAll(x.scr.Text(), "\n", " ")
+		if !strings.Contains(shown, test.says) {
 			t.Errorf("%q does not say %q: %s", test.args, test.says, shown)
 		}
 	}
@@ -1024,7 +1054,8 @@ func TestRace(t *testing.T) {
 	n := rounds(t)
 	dir := home(t, "")
 	x := bridge(t, dir, "run", "bash", "-c",
-		fmt.Sprintf(`for i in $(seq %d); do read -p "Q$i? (y/n) " a; echo "got $i [$a]"; done; read`, n))
+		fmt.Sprintf(`for i in $(seq %d); do read -p "Q$i? (y/n) " a; echo "got $i [$a]"; done; read`,
+			n))
 	st, err := openStore(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -1088,8 +1119,9 @@ func TestVanished(t *testing.T) {
 		early = "while read -t 0.02 -n 1 key; do :; done; "
 	}
 	dir := home(t, "")
-	script := fmt.Sprintf(`for i in $(seq %d); do read -t 0.$((RANDOM %% 5 + 3)) -p "Q$i? (y/n) " a || echo; `+early+
-		`read -t 0.5 -p "$ " b; echo "after $i [$b]"; a=; b=; done`, n)
+	script := fmt.Sprintf(`for i in $(seq %d); do read -t 0.$((RANDOM %% 5 + 3)) -p "Q$i? (y/n) " a || echo; `+
+		early+`read -t 0.5 -p "$ " b; echo "after $i [$b]"; a=; b=; done`,
+		n)
 	x := bridge(t, dir, "run", "bash", "-c", script)
 	st, err := openStore(dir)
 	if err != nil {
@@ -1126,10 +1158,16 @@ func (p ptyState) Unread() int     { return 0 }
 func gateBench(t *testing.T, tool string, state TTYState, asked, value string) *session {
 	t.Helper()
 	st := storeAt(t, home(t, ""))
-	s := &session{st: st, ch: localChannel{}, log: slog.New(slog.DiscardHandler), adapter: adapterFor(tool),
-		ctx: t.Context(),
-		cfg: &Config{Timeout: time.Hour, PermissionTimeout: time.Hour, EchoWindow: time.Hour, FreeText: true},
-		pty: ptyState{state: state}, events: make(chan func(), 100)}
+	s := &session{
+		st:      st,
+		ch:      localChannel{},
+		log:     slog.New(slog.DiscardHandler),
+		adapter: adapterFor(tool),
+		ctx:     t.Context(),
+		cfg:     &Config{Timeout: time.Hour, PermissionTimeout: time.Hour, EchoWindow: time.Hour, FreeText: true},
+		pty:     ptyState{state: state},
+		events:  make(chan func(), 100),
+	}
 	id := storeSession(t, st)
 	s.rec = *storeView(t, st).Sessions[id]
 	s.det = newDetector(s.adapter, 24, 80, DetectOptions{})
@@ -1145,7 +1183,8 @@ func gateBench(t *testing.T, tool string, state TTYState, asked, value string) *
 		t.Fatal(why, err)
 	}
 	s.followed(&now)
-	if s.questionStep(); s.gate == nil {
+	s.questionStep()
+	if s.gate == nil {
 		t.Fatal("the gate is not to type")
 	}
 	return s
@@ -1194,8 +1233,10 @@ func TestGate(t *testing.T) {
 		steps        []step
 	}{
 		{"as asked", "x", reads, "Go? (y/n) ", "y", []step{{"", "y\r"}}},
-		{"gone", "x", reads, "Go? (y/n) ", "y", []step{{"done", "!the question is no longer on the screen as it was shown"}}},
-		{"another question", "x", reads, "Go? (y/n) ", "y", []step{{"Delete all? (y/n) ", "!the question is no longer on"}}},
+		{"gone", "x", reads, "Go? (y/n) ", "y",
+			[]step{{"done", "!the question is no longer on the screen as it was shown"}}},
+		{"another question", "x", reads, "Go? (y/n) ", "y",
+			[]step{{"Delete all? (y/n) ", "!the question is no longer on"}}},
 		{"pointer moves", "x", raw, menu(0, colours...), "3", []step{{"", "\x1b[B"}, {"", ""},
 			{menu(1, colours...), "\x1b[B"}, {menu(2, colours...), "\r"}}},
 		{"pointer stays", "x", raw, menu(0, colours...), "3", []step{{"", "\x1b[B"}, {"", "!the menu did not follow"}}},
@@ -1206,13 +1247,17 @@ func TestGate(t *testing.T) {
 		{"ticks", "x", raw, fmt.Sprintf(ticks, " ", " "), "1", []step{{"", " "}, {"", ""},
 			{fmt.Sprintf(ticks, "x", " "), "\r"}, {"", ""}, {"", "!the menu did not take the answer"}}},
 		{"taken", "claude", raw, dialog, "2", []step{{"", "2"}, {"", ""}, {fmt.Sprintf(box, ""), ""}}},
-		{"not taken", "claude", raw, dialog, "2", []step{{"", "2"}, {"", ""}, {"", "!the dialog did not take the answer"}}},
-		{"review", "claude", raw, fmt.Sprintf(toppings, " "), "1", []step{{"", "1"}, {fmt.Sprintf(toppings, "✔"), "\x1b[C"},
-			{"\x1b[?25l", ""}, {"\x1b[?25lReady to submit?\r\n\r\n❯ 1. Submit answers\r\n  2. Cancel\r\n", "1"}}},
+		{"not taken", "claude", raw, dialog, "2",
+			[]step{{"", "2"}, {"", ""}, {"", "!the dialog did not take the answer"}}},
+		{"review", "claude", raw, fmt.Sprintf(toppings, " "), "1",
+			[]step{{"", "1"}, {fmt.Sprintf(toppings, "✔"), "\x1b[C"}, {"\x1b[?25l", ""},
+				{"\x1b[?25lReady to submit?\r\n\r\n❯ 1. Submit answers\r\n  2. Cancel\r\n", "1"}}},
 		{"next message", "claude", raw, fmt.Sprintf(box, ""), "go on", []step{{"", "go on"}, {fmt.Sprintf(box, "go on"),
 			"\r"}}},
-		{"pasted", "claude", raw, "\x1b[?2004h" + fmt.Sprintf(box, ""), "go\non", []step{{"", "\x1b[200~go\non\x1b[201~"}}},
-		{"box gone", "claude", raw, fmt.Sprintf(box, ""), "go on", []step{{"$ ", "!there is no input box on the screen"}}},
+		{"pasted", "claude", raw, "\x1b[?2004h" + fmt.Sprintf(box, ""), "go\non",
+			[]step{{"", "\x1b[200~go\non\x1b[201~"}}},
+		{"box gone", "claude", raw, fmt.Sprintf(box, ""), "go on",
+			[]step{{"$ ", "!there is no input box on the screen"}}},
 		{"dialog instead", "claude", raw, fmt.Sprintf(box, ""), "go on", []step{{"", "go on"}, {dialog,
 			"!a question is open"}}},
 	} {
@@ -1233,23 +1278,27 @@ func TestGate(t *testing.T) {
 					t.Fatalf("step %d types %q, want %q", i, keys, step.want)
 				}
 				r := storeView(t, s.st).Prompts[id]
-				if breaks && (s.gate != nil || r.Status != Failed || !strings.Contains(r.Reason, why)) {
+				if breaks &&
+					(s.gate != nil || r.Status != Failed || !strings.Contains(r.Reason, why)) {
 					t.Errorf("step %d: %s (%s), want %s", i, r.Status, r.Reason, why)
 				}
 			}
 		})
 	}
 	s := gateBench(t, "x", reads, "Go? (y/n) ", "y")
-	if s.lastKey = time.Now(); s.typed(false) != "" {
+	s.lastKey = time.Now()
+	if s.typed(false) != "" {
 		t.Error("types while somebody is typing")
 	}
 	s.lastKey = time.Now().Add(-time.Minute)
-	if s.unseen.Add(1); s.typed(false) != "" {
+	s.unseen.Add(1)
+	if s.typed(false) != "" {
 		t.Error("types while output is on its way")
 	}
 	s.unseen.Add(-1)
 	s.q.typedBy = "cli:local"
-	if s.det.Feed([]byte("n\r\nGo? (y/n) "), time.Now()); s.typed(true) != "" {
+	s.det.Feed([]byte("n\r\nGo? (y/n) "), time.Now())
+	if s.typed(true) != "" {
 		t.Error("types when the question was answered here and is asked again")
 	}
 	s = gateBench(t, "x", reads, "Go? (y/n) ", "y")
@@ -1260,8 +1309,8 @@ func TestGate(t *testing.T) {
 	id := s.q.rec.ID
 	s.typed(true)
 	log, _ := os.ReadFile(filepath.Join(s.st.Dir, "audit.log"))
-	if got := storeView(t, s.st).Prompts[id]; got.Status != Resolved || !strings.Contains(string(log),
-		`"REPLY_INJECTED"`) {
+	got := storeView(t, s.st).Prompts[id]
+	if got.Status != Resolved || !strings.Contains(string(log), `"REPLY_INJECTED"`) {
 		t.Errorf("typed, it is %s; audit:\n%s", got.Status, log)
 	}
 }
@@ -1274,10 +1323,14 @@ func TestAnswerRings(t *testing.T) {
 	w, c, dir, _ := stageSession(t, "")
 	c.show("ask", "Continue? (y/n) ")
 	m := w.find("Continue?", yesButton)
-	p := promptOf(t, dir, "Continue?", func(p *PromptRecord) bool { return p.Status == AwaitingReply })
+	p := promptOf(t, dir, "Continue?", func(p *PromptRecord) bool {
+		return p.Status == AwaitingReply
+	})
 	bridge(t, dir, "answer", shortID(p.ID), "y").exits(0)
 	c.reads("ask", "y\n")
-	w.where("the answer from elsewhere", func(m seen) bool { return strings.Contains(m.text, "atlasbridge answer") })
+	w.where("the answer from elsewhere", func(m seen) bool {
+		return strings.Contains(m.text, "atlasbridge answer")
+	})
 	w.ended(m.id, regexp.MustCompile("with atlasbridge answer: Yes"))
 }
 
@@ -1322,7 +1375,8 @@ func TestGateHeldBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := storeView(t, s.st).Prompts[id]; r.Status != Failed || s.gate != nil || strings.Contains(string(log), "REPLY_INJECTED") {
+	r := storeView(t, s.st).Prompts[id]
+	if r.Status != Failed || s.gate != nil || strings.Contains(string(log), "REPLY_INJECTED") {
 		t.Errorf("after a failed write it is %s (%s):\n%s", r.Status, r.Reason, log)
 	}
 }
@@ -1347,7 +1401,8 @@ func TestDraftIsWaitedFor(t *testing.T) {
 		{"long ago, for something else", "half", "", "hello", time.Minute},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := gateBench(t, "claude", TTYState{ReadingYes, false, false}, fmt.Sprintf(box, ""), "x")
+			s := gateBench(t, "claude", TTYState{ReadingYes, false, false}, fmt.Sprintf(box, ""),
+				"x")
 			s.gate, s.q = nil, nil
 			s.noteDraft(c.keys)
 			s.lastKey = time.Now().Add(-c.ago)
@@ -1375,7 +1430,8 @@ func TestGateKeepsItsKeys(t *testing.T) {
 // TestGateTaken: a known tool's dialog that goes has taken the answer, with the hash of what stood there; one that stays
 // has not; the reason of a refusal that no hook takes is the tool's next message.
 func TestGateTaken(t *testing.T) {
-	dialog := strings.Repeat("─", 80) + "\r\nBash command\r\n\r\n touch x\r\n\r\nDo you want to proceed?\r\n❯ 1. Yes\r\n" +
+	dialog := strings.Repeat("─", 80) +
+		"\r\nBash command\r\n\r\n touch x\r\n\r\nDo you want to proceed?\r\n❯ 1. Yes\r\n" +
 		"  2. No\r\n\x1b[?25l"
 	for _, c := range []struct {
 		then string
@@ -1404,7 +1460,8 @@ func TestGateTaken(t *testing.T) {
 				t.Errorf("the next message is %+v", in)
 			}
 		}
-		if sha := digest([]byte(r.Shown)); c.want == Resolved && r.ScreenSHA != sha || r.Shown == "" {
+		sha := digest([]byte(r.Shown))
+		if c.want == Resolved && r.ScreenSHA != sha || r.Shown == "" {
 			t.Errorf("stood there: %q, shown: %q", r.ScreenSHA, sha)
 		}
 	}
@@ -1435,7 +1492,8 @@ func TestGatePlace(t *testing.T) {
 	} {
 		g := &gate{q: &question{screen: c.shown}}
 		if got := g.place(c.now, c.i); got != c.want {
-			t.Errorf("%v in %v: %d, want %d", c.shown.Choices[c.i], labels(c.now.Choices), got, c.want)
+			t.Errorf("%v in %v: %d, want %d", c.shown.Choices[c.i], labels(c.now.Choices), got,
+				c.want)
 		}
 	}
 }
@@ -1443,7 +1501,8 @@ func TestGatePlace(t *testing.T) {
 // TestToolSaysItWorks: a known tool is at work where its title or a row shows it and the protocol does not say otherwise;
 // of one that is not known nothing of that counts.
 func TestToolSaysItWorks(t *testing.T) {
-	dialog := strings.Repeat("─", 80) + "\r\nBash command\r\n\r\n touch x\r\n\r\nDo you want to proceed?\r\n❯ 1. Yes\r\n" +
+	dialog := strings.Repeat("─", 80) +
+		"\r\nBash command\r\n\r\n touch x\r\n\r\nDo you want to proceed?\r\n❯ 1. Yes\r\n" +
 		"  2. No\r\n\x1b[?25l"
 	says := func(state string) string { return "\x1b]7501;state=" + state + ":app=claude-code\a" }
 	for _, c := range []struct {
@@ -1480,7 +1539,8 @@ func TestDecidedAsItWent(t *testing.T) {
 		t.Fatal(why, err)
 	}
 	s.left(&Prompt{Type: YesNo})
-	if got := storeView(t, st).Prompts[p.ID]; got.Status != Failed || !strings.Contains(got.Reason, "before the answer was typed") {
+	got := storeView(t, st).Prompts[p.ID]
+	if got.Status != Failed || !strings.Contains(got.Reason, "before the answer was typed") {
 		t.Errorf("it is %s (%s)", got.Status, got.Reason)
 	}
 	if s.q != nil {
@@ -1528,8 +1588,9 @@ func TestGateAsksAnew(t *testing.T) {
 // TestKeyboardWaits for the gate: what is typed within its echo window comes after it, and is not lost.
 func TestKeyboardWaits(t *testing.T) {
 	dir := home(t, "echo_suppression_ms = 1500\n")
-	x := bridge(t, dir, "run", "bash", "-c", `read -p "Go? (y/n) " a; echo "got $a"; read -t 0.3 b; echo "at once [$b]"; `+
-		`read c; echo "later [$c]"`)
+	x := bridge(t, dir, "run", "bash", "-c",
+		`read -p "Go? (y/n) " a; echo "got $a"; read -t 0.3 b; echo "at once [$b]"; `+
+			`read c; echo "later [$c]"`)
 	st := storeAt(t, dir)
 	p := awaits(x, st, "Go?", "never")
 	st.Decide(cliAnswer(p, "y"), time.Now())
@@ -1581,7 +1642,8 @@ func TestSession(t *testing.T) {
 		p.shows("started", "")
 		me, _ := os.FindProcess(x.pty.PID())
 		reload := func(config string) {
-			if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(config), 0o600); err != nil {
+			err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(config), 0o600)
+			if err != nil {
 				t.Fatal(err)
 			}
 			me.Signal(syscall.SIGHUP)
@@ -1600,7 +1662,8 @@ func TestSession(t *testing.T) {
 	})
 	t.Run("commands", func(t *testing.T) {
 		p := newBotAPI(t)
-		x := bridge(t, home(t, p.config("")), "run", "bash", "-c", `echo look here; read line; echo "got [$line]"; sleep 60`)
+		x := bridge(t, home(t, p.config("")), "run", "bash", "-c",
+			`echo look here; read line; echo "got [$line]"; sleep 60`)
 		x.sees("look here")
 		p.shows("started", "")
 		p.writes("/screen", 0)
@@ -1664,7 +1727,8 @@ func TestCleanText(t *testing.T) {
 		}
 	}
 	for r := rune(0); r < 0x20; r++ {
-		if got := cleanText("x" + string(r) + "y"); r != '\n' && r != '\r' && r != '\t' && got != "xy" {
+		got := cleanText("x" + string(r) + "y")
+		if r != '\n' && r != '\r' && r != '\t' && got != "xy" {
 			t.Errorf("control character %#x gets through: %q", r, got)
 		}
 	}
@@ -1673,7 +1737,8 @@ func TestCleanText(t *testing.T) {
 // TestHookSettings merges ours into the user's, and takes the last --settings as the tool does.
 func TestHookSettings(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "s.json")
-	if err := os.WriteFile(file, []byte(`{"model":"x","hooks":{"Stop":[{"hooks":[]}]}}`), 0o600); err != nil {
+	err := os.WriteFile(file, []byte(`{"model":"x","hooks":{"Stop":[{"hooks":[]}]}}`), 0o600)
+	if err != nil {
 		t.Fatal(err)
 	}
 	for _, test := range []struct {
@@ -1691,7 +1756,11 @@ func TestHookSettings(t *testing.T) {
 		{[]string{"--settings", "no-such-file"}, nil, 0, nil, true},
 		{[]string{"--settings", "{broken"}, nil, 0, nil, true},
 	} {
-		s := &session{adapter: adapterFor("claude"), cfg: &Config{}, log: slog.New(slog.DiscardHandler)}
+		s := &session{
+			adapter: adapterFor("claude"),
+			cfg:     &Config{},
+			log:     slog.New(slog.DiscardHandler),
+		}
 		argv := s.installHooks(append([]string{"claude"}, test.args...))
 		if test.leaves {
 			if s.hooked || !slices.Equal(argv[1:], test.args) {
@@ -1706,8 +1775,8 @@ func TestHookSettings(t *testing.T) {
 		if argv[1] != "--settings" || json.Unmarshal([]byte(argv[2]), &got) != nil || !s.hooked {
 			t.Fatalf("%q became %q", test.args, argv)
 		}
-		if len(got.Hooks["PermissionRequest"]) != 1 || len(got.Hooks["Stop"]) != test.stops || got.Model != test.model ||
-			!slices.Equal(argv[3:], test.rest) {
+		if len(got.Hooks["PermissionRequest"]) != 1 || len(got.Hooks["Stop"]) != test.stops ||
+			got.Model != test.model || !slices.Equal(argv[3:], test.rest) {
 			t.Errorf("%q became %q", test.args, argv)
 		}
 	}
@@ -1728,7 +1797,11 @@ func TestRecordingPlays(t *testing.T) {
 	for i := range len(text) {
 		c.output([]byte(text[i:i+1]), c.start.Add(time.Duration(i)*time.Millisecond))
 	}
-	c.tty(TTYState{Reading: ReadingYes, Canonical: true, Echo: true}, c.start.Add(50*time.Millisecond))
+	c.tty(TTYState{
+		Reading:   ReadingYes,
+		Canonical: true,
+		Echo:      true,
+	}, c.start.Add(50*time.Millisecond))
 	if err := c.close(c.start.Add(2 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
@@ -1737,10 +1810,15 @@ func TestRecordingPlays(t *testing.T) {
 		t.Fatal(err)
 	}
 	var asked []string
-	d := replay(played, DetectOptions{Threshold: 0.65, Stuck: 2 * time.Second, BufferBytes: 4096}, func(e labEvent) {
+	d := replay(played, DetectOptions{
+		Threshold:   0.65,
+		Stuck:       2 * time.Second,
+		BufferBytes: 4096,
+	}, func(e labEvent) {
 		asked = append(asked, string(e.Type))
 	})
-	if got := d.Screen.Text(); got != strings.TrimSpace(text) || !slices.Equal(asked, []string{"yes_no"}) {
+	got := d.Screen.Text()
+	if got != strings.TrimSpace(text) || !slices.Equal(asked, []string{"yes_no"}) {
 		t.Errorf("it plays as %q and asks %q", got, asked)
 	}
 }
@@ -1758,21 +1836,30 @@ func TestQuestionIsTriedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer st.Close()
-	s := &session{st: st, ch: localChannel{}, log: slog.New(slog.DiscardHandler), adapter: adapterFor("x"),
-		ctx: t.Context(),
-		cfg: &Config{Timeout: time.Hour}, events: make(chan func(), 100)}
+	s := &session{
+		st:      st,
+		ch:      localChannel{},
+		log:     slog.New(slog.DiscardHandler),
+		adapter: adapterFor("x"),
+		ctx:     t.Context(),
+		cfg:     &Config{Timeout: time.Hour},
+		events:  make(chan func(), 100),
+	}
 	id := storeSession(t, st)
 	s.rec = *storeView(t, st).Sessions[id]
 	s.q = &question{screen: &Prompt{Type: YesNo, Question: "Go?", Excerpt: "Go?"}}
 	full = true
 	for range 3 {
-		if s.questionStep(); s.q.rec.Status != "" || s.q.askAt.Before(time.Now()) || s.sending != 1 {
-			t.Fatalf("with a full disk: %q, next at %v, %d messages", s.q.rec.Status, s.q.askAt, s.sending)
+		s.questionStep()
+		if s.q.rec.Status != "" || s.q.askAt.Before(time.Now()) || s.sending != 1 {
+			t.Fatalf("with a full disk: %q, next at %v, %d messages", s.q.rec.Status, s.q.askAt,
+				s.sending)
 		}
 		s.q.askAt = time.Now()
 	}
 	full = false
-	if s.questionStep(); s.q.rec.Status != Routed || len(storeView(t, st).Prompts) != 1 {
+	s.questionStep()
+	if s.q.rec.Status != Routed || len(storeView(t, st).Prompts) != 1 {
 		t.Errorf("then: %q, %d prompts", s.q.rec.Status, len(storeView(t, st).Prompts))
 	}
 }
@@ -1834,9 +1921,10 @@ func TestStreamSaysNothingTwice(t *testing.T) {
 	}
 	var got []string
 	for _, n := range ch.notices {
-		got = append(got, fmt.Sprint(n.Edit, strings.NewReplacer(line("a"), "A", line("b"), "B", line("c"), "C", line("d"),
-			"D").
-			Replace(n.Mono+"\n")))
+		got = append(got,
+			fmt.Sprint(n.Edit,
+				strings.NewReplacer(line("a"), "A", line("b"), "B", line("c"), "C", line("d"),
+					"D").Replace(n.Mono+"\n")))
 	}
 	if want := []string{"0A", "1AB", "0C", "3CD"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
@@ -1869,9 +1957,10 @@ func TestStreamMessages(t *testing.T) {
 
 // TestToolCallsOfStreamJSON audits every call in stream-json output, wherever it is cut.
 func TestToolCallsOfStreamJSON(t *testing.T) {
-	output := `{"type":"system"}` + "\r\n" + `{"type":"assistant","message":{"content":[{"type":"text","text":"hi"},` +
-		`{"type":"tool_use","id":"toolu_1","name":"Bash","input":{"command":"ls"}}]}}` + "\r\nnot json\r\n" +
-		`{"type":"user","message":{"content":"text"}}` + "\r\n"
+	output := `{"type":"system"}` + "\r\n" +
+		`{"type":"assistant","message":{"content":[{"type":"text","text":"hi"},` +
+		`{"type":"tool_use","id":"toolu_1","name":"Bash","input":{"command":"ls"}}]}}` +
+		"\r\nnot json\r\n" + `{"type":"user","message":{"content":"text"}}` + "\r\n"
 	dir := home(t, "")
 	st, err := openStore(dir)
 	if err != nil {
@@ -1884,8 +1973,8 @@ func TestToolCallsOfStreamJSON(t *testing.T) {
 		}
 	}
 	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
-	if n := strings.Count(string(log), `"event":"TOOL_CALL"`); err != nil || n != 3 || !strings.Contains(string(log),
-		"toolu_1") {
+	n := strings.Count(string(log), `"event":"TOOL_CALL"`)
+	if err != nil || n != 3 || !strings.Contains(string(log), "toolu_1") {
 		t.Errorf("%d calls audited (%v):\n%s", n, err, log)
 	}
 }
@@ -1941,7 +2030,11 @@ func TestTapRefusesWhileTheDialogIsPainted(t *testing.T) {
 	beside(t, 5, sessions, func(t *testing.T, taps []tap) {
 		asks := []ask{}
 		for i, tap := range taps {
-			asks = append(asks, ask{Command: fmt.Sprintf("rm -rf /important/%d", i), Paint: tap.paint, Halves: i%2 == 1})
+			asks = append(asks, ask{
+				Command: fmt.Sprintf("rm -rf /important/%d", i),
+				Paint:   tap.paint,
+				Halves:  i%2 == 1,
+			})
 		}
 		w, c, dir, _ := claudeSession(t, "", play{Asks: asks, Deaf: 100})
 		ids := []int64{}
@@ -1950,7 +2043,8 @@ func TestTapRefusesWhileTheDialogIsPainted(t *testing.T) {
 			<-time.After(time.Duration(tap.after) * time.Millisecond)
 			w.tap(w.now(m.id), noButton)
 			if r := c.until("decided", i); r.By != "hook" || r.Text != "deny" {
-				t.Errorf("painted after %d ms, tapped %d ms after the message: %s by %s", tap.paint, tap.after, r.Text, r.By)
+				t.Errorf("painted after %d ms, tapped %d ms after the message: %s by %s", tap.paint,
+					tap.after, r.Text, r.By)
 			}
 			w.settled(m.id)
 			ids = append(ids, m.id)
@@ -1987,13 +2081,18 @@ func TestHookIsAnsweredWhole(t *testing.T) {
 	rows := []row{
 		{"yes", folder, yesButton, "", "allow", nil},
 		{"yes without suggestions", "", yesButton, "", "allow", nil},
-		{"lasting folder", folder, lastingButton, "", "allow", []string{`demo/out|\bout/`, `(?i)accept\s?edits`, `(?i)session`}},
+		{"lasting folder", folder, lastingButton, "", "allow",
+			[]string{`demo/out|\bout/`, `(?i)accept\s?edits`, `(?i)session`}},
 		{"lasting rule", rule, lastingButton, "", "allow", []string{`npm --version`, `(?i)project|local`}},
 		{"yes, no dialog", folder, yesButton, "", "allow", nil},
 		{"reason", folder, nil, "use the test database", "deny", nil},
 	}
 	beside(t, 5, rows, func(t *testing.T, row row) {
-		a := ask{Command: "npm --version", Suggestions: json.RawMessage(row.suggestions), Paint: 300}
+		a := ask{
+			Command:     "npm --version",
+			Suggestions: json.RawMessage(row.suggestions),
+			Paint:       300,
+		}
 		if row.name == "yes, no dialog" {
 			a.Paint = -1
 		}
@@ -2017,7 +2116,8 @@ func TestHookIsAnsweredWhole(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r.By != "hook" || r.Text != row.behavior || answer.Message != row.text {
-			t.Errorf("%s by %s, message %q; want %s by hook, message %q", r.Text, r.By, answer.Message, row.behavior, row.text)
+			t.Errorf("%s by %s, message %q; want %s by hook, message %q", r.Text, r.By,
+				answer.Message, row.behavior, row.text)
 		}
 		var want any
 		if row.press == lastingButton {
@@ -2061,7 +2161,8 @@ func TestTwoHooksAtOnce(t *testing.T) {
 	}
 	commands := []string{"ls -la", "rm -rf /important"}
 	beside(t, 6, rows, func(t *testing.T, row row) {
-		asks := []ask{{Command: commands[0], Paint: rand.IntN(900)}, {Command: commands[1], Paint: rand.IntN(900)}}
+		asks := []ask{{Command: commands[0], Paint: rand.IntN(900)},
+			{Command: commands[1], Paint: rand.IntN(900)}}
 		w, c, dir, x := claudeSession(t, "", play{Asks: asks, Order: row.order, Together: true})
 		asked := func(except int) (int, seen) { // which question is on the phone
 			m := w.where("a question of a command", func(m seen) bool {
@@ -2080,11 +2181,15 @@ func TestTwoHooksAtOnce(t *testing.T) {
 			x.types(row.key)
 			typed = row.key
 			if r := c.until("decided", standing); r.By != "keyboard" {
-				t.Errorf("%q was to be answered at the keyboard: %s by %s", commands[standing], r.Text, r.By)
+				t.Errorf("%q was to be answered at the keyboard: %s by %s", commands[standing],
+					r.Text, r.By)
 			}
-			p := promptOf(t, dir, commands[standing], func(p *PromptRecord) bool { return p.over() })
+			p := promptOf(t, dir, commands[standing], func(p *PromptRecord) bool {
+				return p.over()
+			})
 			if by := decidedBy(p); by != "cli:local" {
-				t.Errorf("%q: %s by %q (%s), want it answered at the keyboard", commands[standing], p.Status, by, p.Reason)
+				t.Errorf("%q: %s by %q (%s), want it answered at the keyboard", commands[standing],
+					p.Status, by, p.Reason)
 			}
 			except = standing
 		}
@@ -2094,9 +2199,12 @@ func TestTwoHooksAtOnce(t *testing.T) {
 			if row.late {
 				c.that("a dialog stands", func() bool {
 					has := func(what string, dialog int) bool {
-						return slices.ContainsFunc(c.reports, func(r report) bool { return r.What == what && r.Dialog == dialog })
+						return slices.ContainsFunc(c.reports, func(r report) bool {
+							return r.What == what && r.Dialog == dialog
+						})
 					}
-					return has("paint", 0) && !has("decided", 0) || has("paint", 1) && !has("decided", 1)
+					return has("paint", 0) && !has("decided", 0) ||
+						has("paint", 1) && !has("decided", 1)
 				})
 			}
 			button, want := noButton, "deny"
@@ -2106,7 +2214,8 @@ func TestTwoHooksAtOnce(t *testing.T) {
 			<-time.After(time.Duration(rand.IntN(500)) * time.Millisecond)
 			w.tap(w.now(m.id), button)
 			if r := c.until("decided", i); r.By != "hook" || r.Text != want {
-				t.Errorf("tap %d on %q: %s by %s, want %s by hook", n, commands[i], r.Text, r.By, want)
+				t.Errorf("tap %d on %q: %s by %s, want %s by hook", n, commands[i], r.Text, r.By,
+					want)
 			}
 			if n == 0 && len(row.taps) == 2 && c.count("decided") != 1 {
 				t.Errorf("one tap decided %d", c.count("decided"))
@@ -2155,7 +2264,8 @@ func TestHookTimesOut(t *testing.T) {
 		a := ask{Command: "touch /srv/x", Paint: paint}
 		w, c, _, _ := claudeSession(t, "", play{Asks: []ask{a}}, "--timeout", "2s")
 		m := w.find(a.Command, noButton)
-		if r := c.until("decided", 0); r.By != "hook" || r.Text != "deny" || !saysExpired.Match(r.JSON) {
+		r := c.until("decided", 0)
+		if r.By != "hook" || r.Text != "deny" || !saysExpired.Match(r.JSON) {
 			t.Errorf("%s by %s: %s", r.Text, r.By, r.JSON)
 		}
 		w.ended(m.id, saysExpired)
@@ -2219,7 +2329,8 @@ func TestHookKilled(t *testing.T) {
 			t.Errorf("%q was typed", keys)
 		}
 		w.tap(again, noButton)
-		if r := c.until("decided", 0); r.By != "keyboard" || !strings.HasPrefix(r.Text, "No") && r.Text != "Esc" {
+		r := c.until("decided", 0)
+		if r.By != "keyboard" || !strings.HasPrefix(r.Text, "No") && r.Text != "Esc" {
 			t.Errorf("the new No: %s by %s", r.Text, r.By)
 		}
 		w.honest(t, a.Command, m.id, 2)
@@ -2312,7 +2423,8 @@ func TestTextChangesWhileItIsTapped(t *testing.T) {
 		{"\x1b[H\x1b[JProceed? (y/n) ", "\x1b[H\x1b[JErase the disk\r\n\r\n\r\nProceed? (y/n) ", yesButton},
 		{"\x1b[H\x1b[JFiles:\r\n1) keep\r\n2) delete\r\nChoose a number: ",
 			"\x1b[H\x1b[JFiles:\r\n1) delete\r\n2) keep\r\nChoose a number: ", first},
-		{"\x1b[?1049h\x1b[H\x1b[JCopy a to b\r\nProceed? (y/n) ", "\x1b[H\x1b[JCopy b to a\r\nProceed? (y/n) ", yesButton},
+		{"\x1b[?1049h\x1b[H\x1b[JCopy a to b\r\nProceed? (y/n) ", "\x1b[H\x1b[JCopy b to a\r\nProceed? (y/n) ",
+			yesButton},
 		{"ls /tmp\r\nProceed? (y/n) ", "\r\nrm -rf /home\r\nProceed? (y/n) ", yesButton},
 	}
 	numbers := make([]int, rounds(t))
@@ -2431,7 +2543,8 @@ func TestNothingUnseenIsAllowed(t *testing.T) {
 			})
 		}
 		if list := missing(); len(list) > 0 {
-			t.Errorf("%v can be tapped, and %d of %d words were never shown: %v", m.buttons, len(list), row.words, list)
+			t.Errorf("%v can be tapped, and %d of %d words were never shown: %v", m.buttons,
+				len(list), row.words, list)
 		}
 		w.tap(m, grantButton)
 		c.reads("ask", row.want)
@@ -2451,10 +2564,12 @@ func TestWaitingDecidesNothing(t *testing.T) {
 	}
 	pair := func(question, yes, no string) string { // as gum draws it
 		dim := "\x1b[38;5;59m"
-		return "\x1b[?25l\x1b[?2004h\r \x1b[1;38;5;99m" + question + "\x1b[0m\x1b[K\r\n\x1b[K\r\n \x1b[48;5;212m   \x1b[0m" +
-			"\x1b[38;5;230;48;5;212m" + yes + "\x1b[0m\x1b[48;5;212m   \x1b[0m  \x1b[48;5;235m   \x1b[0m\x1b[38;5;254;48;5;235m" +
-			no + "\x1b[0m\x1b[48;5;235m   \x1b[0m\x1b[K\r\n\x1b[K\r\n" + dim + "←→ toggle • enter submit • y " + yes + " • n " +
-			no + "\x1b[0m\x1b[K\x1b[100D"
+		return "\x1b[?25l\x1b[?2004h\r \x1b[1;38;5;99m" + question +
+			"\x1b[0m\x1b[K\r\n\x1b[K\r\n \x1b[48;5;212m   \x1b[0m" + "\x1b[38;5;230;48;5;212m" +
+			yes +
+			"\x1b[0m\x1b[48;5;212m   \x1b[0m  \x1b[48;5;235m   \x1b[0m\x1b[38;5;254;48;5;235m" +
+			no + "\x1b[0m\x1b[48;5;235m   \x1b[0m\x1b[K\r\n\x1b[K\r\n" + dim +
+			"←→ toggle • enter submit • y " + yes + " • n " + no + "\x1b[0m\x1b[K\x1b[100D"
 	}
 	beside(t, 8, []row{
 		{"default 1", "", "1. deploy\r\n2. abort\r\nChoose [1]: ", `^(2\n)?$`},
@@ -2474,8 +2589,14 @@ func TestWaitingDecidesNothing(t *testing.T) {
 		{"text", "", "Name: ", `^$`},
 		{"choices unread", "raw", "\x1b[?25lWhich one? (use arrows)\r\n❯ staging\r\n  production\r\n", `^$`},
 	}, func(t *testing.T, row row) {
-		_, c, dir, _ := stageSession(t, "timeout_seconds = 2\npermission_timeout_seconds = 2\nstuck_timeout_seconds = 0.5")
-		c.order(order{Raw: row.mode == "raw", NoEcho: row.mode == "noecho", Name: "ask", Write: row.text})
+		_, c, dir, _ := stageSession(t,
+			"timeout_seconds = 2\npermission_timeout_seconds = 2\nstuck_timeout_seconds = 0.5")
+		c.order(order{
+			Raw:    row.mode == "raw",
+			NoEcho: row.mode == "noecho",
+			Name:   "ask",
+			Write:  row.text,
+		})
 		promptOf(t, dir, "", func(p *PromptRecord) bool { return p.over() })
 		allowed := regexp.MustCompile(row.typed)
 		if !allowed.MatchString("") {
@@ -2501,7 +2622,8 @@ func TestWaitingLeavesAPipeAlone(t *testing.T) {
 		{`cat > "$0"`, 4 * time.Second},
 		{`echo Press Enter to continue; cat > "$0"`, 4 * time.Second},
 	}, func(t *testing.T, row row) {
-		dir, file := home(t, "timeout_seconds = 1\nstuck_timeout_seconds = 0.5\n"), filepath.Join(t.TempDir(), "f")
+		dir, file := home(t, "timeout_seconds = 1\nstuck_timeout_seconds = 0.5\n"),
+			filepath.Join(t.TempDir(), "f")
 		cmd := exec.Command(os.Args[0], "run", "bash", "-c", row.script, file)
 		cmd.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
 		in, err := cmd.StdinPipe()
@@ -2551,7 +2673,9 @@ func TestTextSwitchedOff(t *testing.T) {
 		case "text":
 			w.writes("Ada", m.id)
 			refuses := regexp.MustCompile(`(?i)✗|free.?text|switched off|nothing was done`)
-			w.where("that the text is refused", func(n seen) bool { return n.id > m.id && refuses.MatchString(n.text) })
+			w.where("that the text is refused", func(n seen) bool {
+				return n.id > m.id && refuses.MatchString(n.text)
+			})
 		}
 		if keys := c.keys(); keys != want {
 			t.Errorf("%q was typed, want %q", keys, want)
@@ -2596,7 +2720,8 @@ func TestProgramEndsAsItIsAnswered(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
 	check := func(t *testing.T, w *botAPI, dir string, id int64) {
-		if p := promptOf(t, dir, "Go?", func(p *PromptRecord) bool { return p.over() }); p.Status != Failed {
+		p := promptOf(t, dir, "Go?", func(p *PromptRecord) bool { return p.over() })
+		if p.Status != Failed {
 			t.Errorf("it is %s", p.Status)
 		}
 		if auditCount(t, dir, "REPLY_INJECTED") > 0 {
@@ -2604,37 +2729,40 @@ func TestProgramEndsAsItIsAnswered(t *testing.T) {
 		}
 		w.unanswered(id, saysLost)
 	}
-	beside(t, 2, []string{"before it is known", "while its child holds the terminal"}, func(t *testing.T, moment string) {
-		w := newBotAPI(t)
-		c := newPuppet(t, "tool", "puppet")
-		dir := home(t, w.config("away_after_seconds = 0"))
-		if moment == "while its child holds the terminal" {
-			bridge(t, dir, "run", "sh", "-c", `trap "" HUP; sleep 30 & exec "$0"`, c.tool)
+	beside(t, 2, []string{"before it is known", "while its child holds the terminal"},
+		func(t *testing.T, moment string) {
+			w := newBotAPI(t)
+			c := newPuppet(t, "tool", "puppet")
+			dir := home(t, w.config("away_after_seconds = 0"))
+			if moment == "while its child holds the terminal" {
+				bridge(t, dir, "run", "sh", "-c", `trap "" HUP; sleep 30 & exec "$0"`, c.tool)
+				c.show("ask", "Go? (y/n) ")
+				m := w.find("Go?", yesButton)
+				c.order(order{Exit: true})
+				c.until("gone", -1)
+				w.tap(m, yesButton)
+				check(t, w, dir, m.id)
+				return
+			}
+			x := bridge(t, dir, "run", c.tool)
+			signal := func(name string) {
+				out, err := exec.Command("sh", "-c",
+					fmt.Sprintf("kill -%s %d", name, x.pty.PID())).CombinedOutput()
+				if err != nil {
+					t.Fatalf("%s: %v", out, err)
+				}
+			}
 			c.show("ask", "Go? (y/n) ")
 			m := w.find("Go?", yesButton)
+			id := openPrompt(t, dir)
+			signal("STOP") // so that it learns of both at once
+			bridge(t, dir, "answer", shortID(id), "y")
+			promptOf(t, dir, "Go?", func(p *PromptRecord) bool { return p.NonceUsed })
 			c.order(order{Exit: true})
 			c.until("gone", -1)
-			w.tap(m, yesButton)
+			signal("CONT")
 			check(t, w, dir, m.id)
-			return
-		}
-		x := bridge(t, dir, "run", c.tool)
-		signal := func(name string) {
-			if out, err := exec.Command("sh", "-c", fmt.Sprintf("kill -%s %d", name, x.pty.PID())).CombinedOutput(); err != nil {
-				t.Fatalf("%s: %v", out, err)
-			}
-		}
-		c.show("ask", "Go? (y/n) ")
-		m := w.find("Go?", yesButton)
-		id := openPrompt(t, dir)
-		signal("STOP") // so that it learns of both at once
-		bridge(t, dir, "answer", shortID(id), "y")
-		promptOf(t, dir, "Go?", func(p *PromptRecord) bool { return p.NonceUsed })
-		c.order(order{Exit: true})
-		c.until("gone", -1)
-		signal("CONT")
-		check(t, w, dir, m.id)
-	})
+		})
 }
 
 // TestPhoneIsNotTheKeyboard: keys and texts that come from the phone are recorded and shown as the phone's.
@@ -2642,7 +2770,9 @@ func TestPhoneIsNotTheKeyboard(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
 	check := func(t *testing.T, w *botAPI, dir, text string, id int64) {
-		p := promptOf(t, dir, text, func(p *PromptRecord) bool { return p.over() && (id == 0 || p.MsgID == id) })
+		p := promptOf(t, dir, text, func(p *PromptRecord) bool {
+			return p.over() && (id == 0 || p.MsgID == id)
+		})
 		if by := decidedBy(p); by != "telegram:1001" {
 			t.Errorf("it is %s by %q", p.Status, by)
 		}
@@ -2666,7 +2796,9 @@ func TestPhoneIsNotTheKeyboard(t *testing.T) {
 		}
 		w, c, dir, _ := claudeSession(t, "away_after_seconds = 0\nnotify_idle = true", play{})
 		c.until("done", -1)
-		p := promptOf(t, dir, "", func(p *PromptRecord) bool { return p.Idle && p.Status == AwaitingReply })
+		p := promptOf(t, dir, "", func(p *PromptRecord) bool {
+			return p.Idle && p.Status == AwaitingReply
+		})
 		w.writes("go on", p.MsgID)
 		if r := c.until("message", -1); r.Text != "go on" {
 			t.Errorf("it got %q", r.Text)
@@ -2801,7 +2933,9 @@ func TestAskAgain(t *testing.T) {
 // saysExpiredWord waits until a message says that nobody answered, and returns the word for it.
 func saysExpiredWord(w *botAPI, id int64) string {
 	w.t.Helper()
-	m := w.where("that nobody answered", func(m seen) bool { return m.id == id && overWord.MatchString(m.text) })
+	m := w.where("that nobody answered", func(m seen) bool {
+		return m.id == id && overWord.MatchString(m.text)
+	})
 	return overWord.FindString(m.text)
 }
 
@@ -2816,7 +2950,8 @@ func beside[T any](t *testing.T, width int, rows []T, f func(*testing.T, T)) {
 	room := make(chan struct{}, width)
 	for i, row := range rows {
 		name := fmt.Sprintf("%d %.30q", i, fmt.Sprint(row))
-		if v := reflect.ValueOf(row); v.Kind() == reflect.Struct && v.FieldByName("name").IsValid() {
+		v := reflect.ValueOf(row)
+		if v.Kind() == reflect.Struct && v.FieldByName("name").IsValid() {
 			name = fmt.Sprint(i, " ", v.FieldByName("name"))
 		}
 		room <- struct{}{}
@@ -2918,7 +3053,8 @@ func newPuppet(t *testing.T, name, mode string) *puppet {
 	}
 	c := &puppet{t: t, tool: filepath.Join(t.TempDir(), name), next: make(chan struct{})}
 	script := fmt.Sprintf("#!/bin/sh\ncase $1 in --version) echo '2.1.330 (Claude Code)'; exit;; esac\n"+
-		"ATLASBRIDGE_TEST_CHILD=%q exec %q \"$@\"\n", mode+" "+listener.Addr().String(), os.Args[0])
+		"ATLASBRIDGE_TEST_CHILD=%q exec %q \"$@\"\n",
+		mode+" "+listener.Addr().String(), os.Args[0])
 	syscall.ForkLock.RLock() // no child has the file open for writing when it is started: that fails with "text file busy"
 	err = os.WriteFile(c.tool, []byte(script), 0o700)
 	syscall.ForkLock.RUnlock()
@@ -2967,8 +3103,8 @@ func (c *puppet) log() (all string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, r := range c.reports {
-		all += fmt.Sprintf("%s %s dialog %d by %q %q screen %q early %v %s\n", r.At.Format("05.000"), r.What, r.Dialog, r.By,
-			r.Text, r.Screen, r.Early, r.JSON)
+		all += fmt.Sprintf("%s %s dialog %d by %q %q screen %q early %v %s\n",
+			r.At.Format("05.000"), r.What, r.Dialog, r.By, r.Text, r.Screen, r.Early, r.JSON)
 	}
 	return all
 }
@@ -2996,7 +3132,9 @@ func (c *puppet) that(what string, holds func() bool) {
 func (c *puppet) until(what string, dialog int) (found report) {
 	c.t.Helper()
 	c.that(fmt.Sprintf("%s of dialog %d", what, dialog), func() bool {
-		i := slices.IndexFunc(c.reports, func(r report) bool { return r.What == what && (dialog < 0 || r.Dialog == dialog) })
+		i := slices.IndexFunc(c.reports, func(r report) bool {
+			return r.What == what && (dialog < 0 || r.Dialog == dialog)
+		})
 		if i >= 0 {
 			found = c.reports[i]
 		}
@@ -3059,7 +3197,9 @@ func (c *puppet) order(o order) {
 	}
 	if !o.Exit {
 		c.that(fmt.Sprint("order ", o.Seq, " done"), func() bool {
-			return slices.ContainsFunc(c.reports, func(r report) bool { return r.What == "obeyed" && r.Seq == o.Seq })
+			return slices.ContainsFunc(c.reports, func(r report) bool {
+				return r.What == "obeyed" && r.Seq == o.Seq
+			})
 		})
 	}
 }
@@ -3240,8 +3380,14 @@ var (
 )
 
 func newActor(l *wire) *actor {
-	return &actor{wire: l, hooks: map[string][]string{}, running: map[int]*exec.Cmd{}, up: -1, coming: -1,
-		happened: make(chan func(), 100)}
+	return &actor{
+		wire:     l,
+		hooks:    map[string][]string{},
+		running:  map[int]*exec.Cmd{},
+		up:       -1,
+		coming:   -1,
+		happened: make(chan func(), 100),
+	}
 }
 
 // act never returns: the tool ends with its terminal or with the test.
@@ -3466,8 +3612,8 @@ func (a *actor) paintBox() {
 
 func (a *actor) paintDialog(half bool) {
 	command := a.play.Asks[a.up].Command
-	out := "> go on\n\n● Bash(" + command + ")\n  ⎿  Running…\n\n" + strings.Repeat("─", 80) + "\n Bash command\n\n   " + command +
-		"\n   Do it\n\n"
+	out := "> go on\n\n● Bash(" + command + ")\n  ⎿  Running…\n\n" + strings.Repeat("─", 80) +
+		"\n Bash command\n\n   " + command + "\n   Do it\n\n"
 	if half {
 		a.paint(out, "")
 		return
@@ -3558,8 +3704,14 @@ func (a *actor) runHooks(i int, event string, ready chan struct{}) {
 	if i < len(a.play.Asks) {
 		one = a.play.Asks[i]
 	}
-	input := map[string]any{"session_id": "5e551011", "transcript_path": "", "cwd": "/", "prompt_id": "p",
-		"permission_mode": "default", "hook_event_name": event}
+	input := map[string]any{
+		"session_id":      "5e551011",
+		"transcript_path": "",
+		"cwd":             "/",
+		"prompt_id":       "p",
+		"permission_mode": "default",
+		"hook_event_name": event,
+	}
 	if event == "Stop" {
 		input["stop_hook_active"], input["last_assistant_message"] = false, "That is done."
 	} else {
@@ -3708,7 +3860,8 @@ func TestSimulation(t *testing.T) {
 		for w := range runtime.GOMAXPROCS(0) {
 			t.Run(fmt.Sprint("worker ", w), func(t *testing.T) {
 				t.Parallel()
-				for seed := next.Add(1); seed <= seeds && failed.Load() < simFailures; seed = next.Add(1) {
+				for seed := next.Add(1); seed <= seeds &&
+					failed.Load() < simFailures; seed = next.Add(1) {
 					s := simulate(t, seed)
 					told.Lock()
 					for what, n := range s.count {
@@ -3717,8 +3870,8 @@ func TestSimulation(t *testing.T) {
 					told.Unlock()
 					if len(s.faults) > 0 {
 						failed.Add(1)
-						t.Errorf("seed %d, replay with ATLASBRIDGE_TEST_SEED=%d go test -run '^TestSimulation$' -v\n%s\n%s", seed,
-							seed, strings.Join(s.faults, "\n"), strings.Join(s.log, "\n"))
+						t.Errorf("seed %d, replay with ATLASBRIDGE_TEST_SEED=%d go test -run '^TestSimulation$' -v\n%s\n%s",
+							seed, seed, strings.Join(s.faults, "\n"), strings.Join(s.log, "\n"))
 					}
 				}
 			})
@@ -3763,7 +3916,9 @@ func TestSimulationReplays(t *testing.T) {
 // simRaces tells whether the race detector is on: everything takes ten times as long.
 func simRaces() bool {
 	info, ok := debug.ReadBuildInfo()
-	return ok && slices.ContainsFunc(info.Settings, func(b debug.BuildSetting) bool { return b.Key == "-race" && b.Value == "true" })
+	return ok && slices.ContainsFunc(info.Settings, func(b debug.BuildSetting) bool {
+		return b.Key == "-race" && b.Value == "true"
+	})
 }
 
 // sim is one scenario. Its events take the lock and never wait with it.
@@ -3848,11 +4003,13 @@ func (s *sim) at(d time.Duration, f func()) {
 }
 
 func (s *sim) note(format string, args ...any) {
-	s.log = append(s.log, fmt.Sprintf("%10.6f  ", time.Since(s.start).Seconds())+fmt.Sprintf(format, args...))
+	s.log = append(s.log,
+		fmt.Sprintf("%10.6f  ", time.Since(s.start).Seconds())+fmt.Sprintf(format, args...))
 }
 
 func (s *sim) fault(format string, args ...any) {
-	text := fmt.Sprintf("%10.6f  FAULT ", time.Since(s.start).Seconds()) + fmt.Sprintf(format, args...)
+	text := fmt.Sprintf("%10.6f  FAULT ", time.Since(s.start).Seconds()) +
+		fmt.Sprintf(format, args...)
 	s.faults = append(s.faults, text)
 	s.log = append(s.log, text)
 }
@@ -3897,11 +4054,26 @@ func (s *sim) play() {
 		return
 	}
 	seconds := func(n int) time.Duration { return time.Duration(n) * time.Second }
-	s.cfg = &Config{Dir: s.dir, Channel: "telegram", Token: "1:x", APIBase: "http://sim", ChatID: simChat, Users: []int64{simChat},
-		Timeout: seconds(5 + r.IntN(26)), PermissionTimeout: seconds(5 + r.IntN(26)), Stuck: 2 * time.Second,
-		EchoWindow: 150 * time.Millisecond, Threshold: 0.65, BufferBytes: 4096, MaxChars: 3500, FreeText: r.IntN(5) > 0,
-		NotifyIdle: r.IntN(3) == 0, Flush: 200 * time.Millisecond, RetentionDays: 30,
-		SafeDefaults: map[PromptType]string{YesNo: "n", ConfirmEnter: "enter"}}
+	s.cfg = &Config{
+		Dir:               s.dir,
+		Channel:           "telegram",
+		Token:             "1:x",
+		APIBase:           "http://sim",
+		ChatID:            simChat,
+		Users:             []int64{simChat},
+		Timeout:           seconds(5 + r.IntN(26)),
+		PermissionTimeout: seconds(5 + r.IntN(26)),
+		Stuck:             2 * time.Second,
+		EchoWindow:        150 * time.Millisecond,
+		Threshold:         0.65,
+		BufferBytes:       4096,
+		MaxChars:          3500,
+		FreeText:          r.IntN(5) > 0,
+		NotifyIdle:        r.IntN(3) == 0,
+		Flush:             200 * time.Millisecond,
+		RetentionDays:     30,
+		SafeDefaults:      map[PromptType]string{YesNo: "n", ConfirmEnter: "enter"},
+	}
 	if r.IntN(4) == 0 {
 		s.cfg.Away = seconds(1 + r.IntN(4))
 	}
@@ -3916,16 +4088,32 @@ func (s *sim) play() {
 	log := slog.New(slog.DiscardHandler)
 	tg := s.telegram(st)
 	name := "plain"
-	if s.simTool.begin(s); s.claude {
+	s.simTool.begin(s)
+	if s.claude {
 		name = "claude"
 	}
 	s.simPhone.begin(s)
 	s.keys.more = make(chan struct{}, 1)
-	sess := &session{cfg: s.cfg, flags: map[string]string{}, st: st, ch: tg, tg: tg, log: log, adapter: adapterFor(name),
-		in: &s.keys, out: io.Discard, notes: io.Discard, interactive: true, restore: func() error { return nil },
-		hooked: s.claude, signals: make(chan os.Signal, 8), events: make(chan func()), pty: &simPTY{s},
+	sess := &session{
+		cfg:         s.cfg,
+		flags:       map[string]string{},
+		st:          st,
+		ch:          tg,
+		tg:          tg,
+		log:         log,
+		adapter:     adapterFor(name),
+		in:          &s.keys,
+		out:         io.Discard,
+		notes:       io.Discard,
+		interactive: true,
+		restore:     func() error { return nil },
+		hooked:      s.claude,
+		signals:     make(chan os.Signal, 8),
+		events:      make(chan func()),
+		pty:         &simPTY{s},
 		rec: SessionRecord{Head: Head{ID: newID()}, Tool: name, Cwd: "/srv/app", Wrapper: os.Getpid(), Status: "active",
-			Activity: "starting", StartedAt: time.Now().UTC()}}
+			Activity: "starting", StartedAt: time.Now().UTC()},
+	}
 	s.sess = sess
 	release, err := st.HoldSession(sess.rec.ID)
 	if err != nil {
@@ -3936,8 +4124,9 @@ func (s *sim) play() {
 	sess.polling.Go(func() { tg.Poll(sess.ctx) })
 	sess.watch(Size{Rows: 24, Cols: 80})
 	s.mu.Lock()
-	s.note("%s, timeouts %v and %v, away %v, free text %v, idle %v, rough %v, blind %v", name, s.cfg.Timeout, s.cfg.PermissionTimeout,
-		s.cfg.Away, s.cfg.FreeText, s.cfg.NotifyIdle, s.rough, s.blind)
+	s.note("%s, timeouts %v and %v, away %v, free text %v, idle %v, rough %v, blind %v", name,
+		s.cfg.Timeout, s.cfg.PermissionTimeout, s.cfg.Away, s.cfg.FreeText, s.cfg.NotifyIdle,
+		s.rough, s.blind)
 	s.at(between(r, 50, 300), s.next)
 	s.mu.Unlock()
 	sess.loop()
@@ -4168,7 +4357,8 @@ func (s *sim) deciding() *PromptRecord {
 		return nil
 	}
 	for _, p := range v.Prompts {
-		if p.Source == "screen" && (p.Status == ReplyReceived || p.Status == Expired && p.Value != nil) {
+		if p.Source == "screen" &&
+			(p.Status == ReplyReceived || p.Status == Expired && p.Value != nil) {
 			return p
 		}
 	}
@@ -4273,7 +4463,9 @@ func (s *sim) next() {
 		return
 	}
 	r := s.random("next", s.made)
-	if s.left <= 0 && len(s.queue) == 0 && !slices.ContainsFunc(s.hooks, func(h *simHook) bool { return !h.done && !h.d.over }) {
+	if s.left <= 0 && len(s.queue) == 0 && !slices.ContainsFunc(s.hooks, func(h *simHook) bool {
+		return !h.done && !h.d.over
+	}) {
 		s.finale(r)
 		return
 	}
@@ -4312,7 +4504,9 @@ func (s *sim) finale(r *rand.Rand) {
 
 // plainDialog makes a question of a program that is not known.
 func (s *sim) plainDialog(r *rand.Rand) *simDialog {
-	d := &simDialog{n: s.made, kind: oneOf(r, "yesno", "yesno", "yesno", "menu", "menu", "enter", "text", "secret", "list", "list")}
+	d := &simDialog{n: s.made,
+		kind: oneOf(r, "yesno", "yesno", "yesno", "menu", "menu", "enter", "text", "secret", "list",
+			"list")}
 	word := func() string { return simWords[r.IntN(len(simWords))] + strconv.Itoa(r.IntN(10)) }
 	for range r.IntN(3) {
 		d.above = append(d.above, "note: "+word()+" and "+word())
@@ -4325,12 +4519,14 @@ func (s *sim) plainDialog(r *rand.Rand) *simDialog {
 		d.ask = "Which way for " + word() + "?"
 		d.choices = []string{"Use " + word(), "Use " + word() + " instead", "Skip " + word()}
 		if r.IntN(3) == 0 {
-			d.ask, d.choices = "Allow access to "+word()+"?", []string{"Yes, allow", "No, refuse", "Show " + word()}
+			d.ask, d.choices = "Allow access to "+word()+"?",
+				[]string{"Yes, allow", "No, refuse", "Show " + word()}
 		}
 	case "enter":
 		d.body, d.ask = []string{"All of " + word() + " is done"}, "Press Enter to continue"
 	case "text":
-		d.body, d.ask = []string{"A new branch beside " + word()}, "Name of the branch for "+word()+":"
+		d.body, d.ask = []string{"A new branch beside " + word()},
+			"Name of the branch for "+word()+":"
 	case "secret":
 		d.ask = "Password for " + word() + ":"
 	case "list":
@@ -4344,8 +4540,10 @@ func (s *sim) plainDialog(r *rand.Rand) *simDialog {
 func (s *sim) variant(d *simDialog, r *rand.Rand) *simDialog {
 	v := *d
 	v.version++
-	v.above, v.body, v.choices = slices.Clone(d.above), slices.Clone(d.body), slices.Clone(d.choices)
-	word := simWords[r.IntN(len(simWords))] + strconv.Itoa(10+s.random("word", d.n*100+v.version).IntN(90))
+	v.above, v.body, v.choices = slices.Clone(d.above), slices.Clone(d.body),
+		slices.Clone(d.choices)
+	word := simWords[r.IntN(len(simWords))] +
+		strconv.Itoa(10+s.random("word", d.n*100+v.version).IntN(90))
 	blank := func(text string) string { return strings.Replace(text, " ", "  ", 1) }
 	change := r.IntN(5)
 	switch {
@@ -4418,7 +4616,8 @@ func (s *sim) stand(d *simDialog) {
 	s.up, s.changedAt = d, time.Now()
 	d.shownAt, d.bornAt, d.painted = time.Now(), time.Now(), true
 	s.count["dialogs"]++
-	s.note("tool shows %d.%d %s: %s | %s | %s %q", d.n, d.version, d.kind, strings.Join(d.above, " / "), strings.Join(d.body, " / "), d.ask, d.choices)
+	s.note("tool shows %d.%d %s: %s | %s | %s %q", d.n, d.version, d.kind,
+		strings.Join(d.above, " / "), strings.Join(d.body, " / "), d.ask, d.choices)
 }
 
 // leave notes that what stood does not stand any more.
@@ -4543,7 +4742,8 @@ func (s *sim) repaint() {
 		s.print("\x1b[1A\x1b[%dC", len([]rune(rows[len(rows)-1])))
 		return
 	}
-	s.print("\x1b[%dA\r%s\x1b[K\r\n%s%s\x1b[K", len(rows), strings.Join(rows, "\x1b[K\r\n"), line, s.shownLine())
+	s.print("\x1b[%dA\r%s\x1b[K\r\n%s%s\x1b[K", len(rows), strings.Join(rows, "\x1b[K\r\n"), line,
+		s.shownLine())
 }
 
 // shownLine is what was typed and echoed.
@@ -4668,7 +4868,8 @@ func (s *sim) allowed(text string, p *PromptRecord) bool {
 		}
 		return d == nil
 	}
-	if s.said[pasteBrackets.Replace(strings.TrimSuffix(text, "\r"))] || text == "\r" && s.box != "" && s.said[s.box] || text == "\x15" && s.box != "" {
+	if s.said[pasteBrackets.Replace(strings.TrimSuffix(text, "\r"))] ||
+		text == "\r" && s.box != "" && s.said[s.box] || text == "\x15" && s.box != "" {
 		if d != nil && p == nil {
 			s.fault("text %q of the phone's went into dialog %d.%d", text, d.n, d.version)
 		}
@@ -4693,7 +4894,9 @@ func (s *sim) allowed(text string, p *PromptRecord) bool {
 }
 
 func (s *sim) hookLives(d *simDialog) bool {
-	return slices.ContainsFunc(s.hooks, func(h *simHook) bool { return h.d.n == d.n && !h.done && !h.dead.Load() })
+	return slices.ContainsFunc(s.hooks, func(h *simHook) bool {
+		return h.d.n == d.n && !h.done && !h.dead.Load()
+	})
 }
 
 // shown checks that the person has seen all of d in the messages of the decision p, or what p would have shown them.
@@ -4726,7 +4929,8 @@ func (s *sim) shown(d *simDialog, p *PromptRecord) {
 	}
 	for _, need := range needs {
 		if !strings.Contains(text, strings.TrimSpace(need)) {
-			s.fault("typed at %d.%d, but %q was not shown for it; shown was:\n%s", d.n, d.version, need, text)
+			s.fault("typed at %d.%d, but %q was not shown for it; shown was:\n%s", d.n, d.version,
+				need, text)
 			return
 		}
 	}
@@ -4739,7 +4943,8 @@ func (s *sim) shown(d *simDialog, p *PromptRecord) {
 			want = append(want, clip(c, 60))
 		}
 		if !slices.Equal(labels, want) {
-			s.fault("typed at %d.%d with the choices %q, shown were %q", d.n, d.version, d.choices, labels)
+			s.fault("typed at %d.%d with the choices %q, shown were %q", d.n, d.version, d.choices,
+				labels)
 		}
 	}
 }
@@ -4813,7 +5018,9 @@ func (s *sim) takesLine(text string, p *PromptRecord) {
 				begun += simEcho(c)
 			}
 		}
-		known := p != nil && (p.Type == Unknown || strings.Contains(p.Shown, "] "+begun) || strings.Contains(p.Shown, ": "+begun))
+		known := p != nil &&
+			(p.Type == Unknown || strings.Contains(p.Shown, "] "+begun) ||
+				strings.Contains(p.Shown, ": "+begun))
 		for _, by := range s.lineBy {
 			if by != p && d.kind != "enter" && !known {
 				s.fault("a line of dialog %d.%d is typed by two: %q", d.n, d.version, s.line)
@@ -4873,7 +5080,8 @@ func (s *sim) answered(d *simDialog) {
 // takesMenu is a program with a pointer that takes no digits.
 func (s *sim) takesMenu(text string, p *PromptRecord) {
 	d := s.up
-	moved := strings.NewReplacer("\x1b[A", "U", "\x1bOA", "U", "\x1b[B", "D", "\x1bOB", "D").Replace(text)
+	moved := strings.NewReplacer("\x1b[A", "U", "\x1bOA", "U", "\x1b[B", "D", "\x1bOB",
+		"D").Replace(text)
 	for _, c := range moved {
 		switch c {
 		case 'U', 'D':
@@ -4948,12 +5156,17 @@ func (s *sim) nextOfClaude(r *rand.Rand) {
 
 func (s *sim) claudeDialog(r *rand.Rand) *simDialog {
 	word := func() string { return simWords[r.IntN(len(simWords))] + strconv.Itoa(r.IntN(100)) }
-	d := &simDialog{n: s.made, kind: oneOf(r, "bash", "bash", "edit", "trust"), hooked: r.IntN(3) > 0}
+	d := &simDialog{
+		n:      s.made,
+		kind:   oneOf(r, "bash", "bash", "edit", "trust"),
+		hooked: r.IntN(3) > 0,
+	}
 	switch d.kind {
 	case "bash":
 		d.body = []string{"rm -rf build/" + word() + " && echo " + word()}
 		d.ask = "Do you want to proceed?"
-		d.choices = []string{"Yes", "Yes, and always allow access to " + word() + "/ from this project", "No"}
+		d.choices = []string{"Yes",
+			"Yes, and always allow access to " + word() + "/ from this project", "No"}
 	case "edit":
 		file := word() + ".txt"
 		d.body = []string{"src/" + file, "1 -old " + word(), "1 +new " + word()}
@@ -4972,9 +5185,11 @@ func (s *sim) claudeDialog(r *rand.Rand) *simDialog {
 func (s *sim) comes(d *simDialog, r *rand.Rand) {
 	s.print("\x1b]0;✳ Claude Code\a")
 	if d.kind == "bash" {
-		s.status("state=blocked:app=claude-code:kind=permission:msg=" + base64.StdEncoding.EncodeToString([]byte("approve Bash: "+d.body[0])))
+		s.status("state=blocked:app=claude-code:kind=permission:msg=" +
+			base64.StdEncoding.EncodeToString([]byte("approve Bash: "+d.body[0])))
 	} else {
-		s.status("state=blocked:app=claude-code:kind=permission:msg=" + base64.StdEncoding.EncodeToString([]byte("approve "+d.kind)))
+		s.status("state=blocked:app=claude-code:kind=permission:msg=" +
+			base64.StdEncoding.EncodeToString([]byte("approve "+d.kind)))
 	}
 	paint := between(r, 20, 400)
 	if r.IntN(4) == 0 {
@@ -5148,11 +5363,21 @@ func (s *sim) callHook(d *simDialog, delay time.Duration) {
 	tool, input := "Bash", map[string]string{"command": d.body[0]}
 	if d.kind == "edit" {
 		tool = "Edit"
-		input = map[string]string{"file_path": "/srv/app/" + d.body[0], "old_string": d.body[1][3:], "new_string": d.body[2][3:]}
+		input = map[string]string{
+			"file_path":  "/srv/app/" + d.body[0],
+			"old_string": d.body[1][3:],
+			"new_string": d.body[2][3:],
+		}
 	}
 	raw, _ := json.Marshal(input) // of strings: cannot fail
-	hk := &hook{Event: "PermissionRequest", Cwd: "/srv/app", Tool: tool, Input: raw, life: s.cfg.PermissionTimeout,
-		release: func() {}}
+	hk := &hook{
+		Event:   "PermissionRequest",
+		Cwd:     "/srv/app",
+		Tool:    tool,
+		Input:   raw,
+		life:    s.cfg.PermissionTimeout,
+		release: func() {},
+	}
 	if r.IntN(2) == 0 {
 		hk.Suggestions = []json.RawMessage{json.RawMessage(`{"type":"setMode","mode":"acceptEdits","destination":"session"}`)}
 	}
@@ -5216,14 +5441,18 @@ func (s *sim) hookSaid(h *simHook, n int, text string, p *PromptRecord) {
 		return
 	}
 	got := said.Out.Decision
-	s.note("hook %d of dialog %d says %s, lasting %v", n, d.n, got.Behavior, len(got.UpdatedPermissions) > 0)
+	s.note("hook %d of dialog %d says %s, lasting %v", n, d.n, got.Behavior,
+		len(got.UpdatedPermissions) > 0)
 	if now := s.up; now != nil && now.n == d.n {
 		d = now
 	}
 	if d.over {
 		s.note("it is too late")
-		soon := p.DecidedAt == nil || p.DecidedAt.Sub(d.overAt) < 3*time.Second || d.overAt.Sub(d.shownAt) < 2*time.Second
-		s.outrun[p.ID] = soon || slices.ContainsFunc(s.hooks, func(twin *simHook) bool { return twin != h && twin.d.n == d.n })
+		soon := p.DecidedAt == nil || p.DecidedAt.Sub(d.overAt) < 3*time.Second ||
+			d.overAt.Sub(d.shownAt) < 2*time.Second
+		s.outrun[p.ID] = soon || slices.ContainsFunc(s.hooks, func(twin *simHook) bool {
+			return twin != h && twin.d.n == d.n
+		})
 		return
 	}
 	meaning := got.Behavior
@@ -5320,7 +5549,8 @@ func (p *simPhone) begin(s *sim) {
 	p.net, p.person = s.random("net", 0), s.random("person", 0)
 	p.rough = p.net.IntN(2) == 0
 	p.present = oneOf(p.person, 0, 5, 9, 9)
-	p.msgs, p.said, p.secrets, p.labels = map[int64]*simMessage{}, map[string]bool{}, map[string]string{}, map[string]string{}
+	p.msgs, p.said, p.secrets, p.labels = map[int64]*simMessage{}, map[string]bool{},
+		map[string]string{}, map[string]string{}
 	p.updated = make(chan struct{}, 1)
 	p.lastMsg, p.lastUp = 100, 5000
 	if p.rough && p.net.IntN(3) == 0 {
@@ -5399,7 +5629,8 @@ func (s *sim) RoundTrip(req *http.Request) (*http.Response, error) {
 	s.mu.Unlock()
 	if f.lost == "late" {
 		s.mu.Lock()
-		s.note("network: %s %d will come %v later", method, in.MessageID, f.there.Round(time.Millisecond))
+		s.note("network: %s %d will come %v later", method, in.MessageID,
+			f.there.Round(time.Millisecond))
 		s.at(f.there, func() { s.carryOut(method, &in, true) })
 		s.mu.Unlock()
 		if err := sleep(ctx, f.back); err != nil {
@@ -5457,7 +5688,12 @@ func (s *sim) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, errSimNet
 	}
 	text, _ := json.Marshal(answer) // plain values: cannot fail
-	return &http.Response{StatusCode: status, Header: http.Header{}, Body: io.NopCloser(bytes.NewReader(text)), Request: req}, nil
+	return &http.Response{
+		StatusCode: status,
+		Header:     http.Header{},
+		Body:       io.NopCloser(bytes.NewReader(text)),
+		Request:    req,
+	}, nil
 }
 
 // poll is getUpdates: it waits for one.
@@ -5465,7 +5701,9 @@ func (s *sim) poll(ctx context.Context, in *simRequest) ([]map[string]any, error
 	end := time.After(time.Duration(in.Timeout) * time.Second)
 	for {
 		s.mu.Lock()
-		s.updates = slices.DeleteFunc(s.updates, func(u map[string]any) bool { return u["update_id"].(int64) < in.Offset })
+		s.updates = slices.DeleteFunc(s.updates, func(u map[string]any) bool {
+			return u["update_id"].(int64) < in.Offset
+		})
 		found := slices.Clone(s.updates)
 		s.mu.Unlock()
 		if len(found) > 0 {
@@ -5485,7 +5723,11 @@ func (s *sim) poll(ctx context.Context, in *simRequest) ([]map[string]any, error
 func (s *sim) carryOut(method string, in *simRequest, unknown bool) (status int, answer any) {
 	ok := func(result any) (int, any) { return 200, map[string]any{"ok": true, "result": result} }
 	bad := func(text string) (int, any) {
-		return 400, map[string]any{"ok": false, "error_code": 400, "description": "Bad Request: " + text}
+		return 400, map[string]any{
+			"ok":          false,
+			"error_code":  400,
+			"description": "Bad Request: " + text,
+		}
 	}
 	buttons := slices.Concat(in.ReplyMarkup.Keyboard...)
 	switch method {
@@ -5544,7 +5786,8 @@ func (s *sim) becomes(m *simMessage, now simText) {
 	}
 	if answers && len(m.seen) > 0 && !now.late {
 		for _, before := range m.seen {
-			if len(m.seen[0].buttons) > 0 && (len(before.buttons) == 0 || strings.HasSuffix(before.buttons[0].Data, tapAgain)) {
+			if len(m.seen[0].buttons) > 0 &&
+				(len(before.buttons) == 0 || strings.HasSuffix(before.buttons[0].Data, tapAgain)) {
 				s.fault("buttons have come back on message %d", m.id)
 				break
 			}
@@ -5556,7 +5799,9 @@ func (s *sim) becomes(m *simMessage, now simText) {
 	if !s.ending && len(now.buttons) > 0 && s.up != nil {
 		s.reacts(m, now)
 	} else if !s.ending && s.claude && s.idle && s.random("idle", s.now()).IntN(10) < s.present {
-		s.at(between(s.random("idle", s.now()+1), 200, 3000), func() { s.says(fmt.Sprintf("say-%d", len(s.said)), m) })
+		s.at(between(s.random("idle", s.now()+1), 200, 3000), func() {
+			s.says(fmt.Sprintf("say-%d", len(s.said)), m)
+		})
 	}
 }
 
@@ -5610,7 +5855,9 @@ func (s *sim) reacts(m *simMessage, now simText) {
 	if r.IntN(25) == 0 {
 		text := fmt.Sprintf("say-%d", len(s.said)+r.IntN(3))
 		s.said[text] = true
-		s.at(when+between(r, 0, 2000), func() { s.command("/send " + s.sess.rec.ID[:8] + " " + text) })
+		s.at(when+between(r, 0, 2000), func() {
+			s.command("/send " + s.sess.rec.ID[:8] + " " + text)
+		})
 	}
 }
 
@@ -5625,9 +5872,13 @@ func (s *sim) taps(m *simMessage, b simButton) {
 		s.up.touched = true
 	}
 	s.chosen = append(s.chosen, simChoice{time.Now(), m.prompt, b.Text, b.Data, ""})
-	s.update(map[string]any{"callback_query": map[string]any{"id": fmt.Sprint("q", s.lastUp), "data": b.Data,
-		"from": map[string]any{"id": simChat}, "message": map[string]any{"message_id": m.id,
-			"chat": map[string]any{"id": simChat, "type": "private"}}}})
+	s.update(map[string]any{"callback_query": map[string]any{
+		"id":   fmt.Sprint("q", s.lastUp),
+		"data": b.Data,
+		"from": map[string]any{"id": simChat},
+		"message": map[string]any{"message_id": m.id,
+			"chat": map[string]any{"id": simChat, "type": "private"}},
+	}})
 }
 
 // says replies to a message.
@@ -5641,8 +5892,12 @@ func (s *sim) says(text string, m *simMessage) {
 	}
 	s.said[text] = true
 	s.chosen = append(s.chosen, simChoice{time.Now(), m.prompt, "", "", text})
-	s.message(text, map[string]any{"message_id": m.id, "from": map[string]any{"id": 1, "is_bot": true},
-		"text": m.seen[len(m.seen)-1].text, "chat": map[string]any{"id": simChat, "type": "private"}})
+	s.message(text, map[string]any{
+		"message_id": m.id,
+		"from":       map[string]any{"id": 1, "is_bot": true},
+		"text":       m.seen[len(m.seen)-1].text,
+		"chat":       map[string]any{"id": simChat, "type": "private"},
+	})
 }
 
 func (s *sim) command(text string) {
@@ -5660,8 +5915,13 @@ func (s *sim) command(text string) {
 
 func (s *sim) message(text string, replyTo map[string]any) {
 	s.lastMsg++
-	m := map[string]any{"message_id": s.lastMsg, "from": map[string]any{"id": simChat}, "date": time.Now().Unix(),
-		"chat": map[string]any{"id": simChat, "type": "private"}, "text": text}
+	m := map[string]any{
+		"message_id": s.lastMsg,
+		"from":       map[string]any{"id": simChat},
+		"date":       time.Now().Unix(),
+		"chat":       map[string]any{"id": simChat, "type": "private"},
+		"text":       text,
+	}
 	if replyTo != nil {
 		m["reply_to_message"] = replyTo
 	}
@@ -5720,13 +5980,17 @@ func (s *sim) wasChosen(p *PromptRecord, meaning string) {
 			continue
 		}
 		label := strings.TrimLeft(c.label, "✅❌🔓↩️📨🚫⏩ 0123456789.")
-		if label == meaning || label == clip(meaning, 60) || meaning == "Yes, and" && strings.HasPrefix(label, meaning) {
+		if label == meaning || label == clip(meaning, 60) ||
+			meaning == "Yes, and" && strings.HasPrefix(label, meaning) {
 			return
 		}
-		if meaning == "Enter" && (label == "Press Enter" || label == "Send Enter") || meaning == "Esc" && strings.Contains(label, "Esc") {
+		if meaning == "Enter" && (label == "Press Enter" || label == "Send Enter") ||
+			meaning == "Esc" && strings.Contains(label, "Esc") {
 			return
 		}
-		if c.text != "" && (meaning == "text:"+c.text || meaning == "No" && p.Permission || strings.HasPrefix(meaning, "No") && p.Permission || meaning == "Esc" && p.Permission) {
+		if c.text != "" &&
+			(meaning == "text:"+c.text || meaning == "No" && p.Permission ||
+				strings.HasPrefix(meaning, "No") && p.Permission || meaning == "Esc" && p.Permission) {
 			return
 		}
 	}
@@ -5760,7 +6024,8 @@ func (s *sim) judgeAll() {
 	s.judgeRepeats(v)
 	for id, took := range s.took {
 		if p := v.Prompts[id]; p != nil && p.Status != Resolved {
-			s.fault("the tool took %q, the record of %q says %s (%s)", took, p.Question, p.Status, p.Reason)
+			s.fault("the tool took %q, the record of %q says %s (%s)", took, p.Question, p.Status,
+				p.Reason)
 		}
 	}
 	if !s.rough {
@@ -5774,11 +6039,15 @@ func (s *sim) judgeRepeats(v *View) {
 		if p.Value != nil || p.DecidedAt == nil || p.Source != "screen" {
 			continue
 		}
-		again := slices.ContainsFunc(s.chosen, func(c simChoice) bool { return c.prompt == p.ID[:8] && strings.HasSuffix(c.data, tapAgain) })
-		waited := *cmp.Or(p.DecidedBy, ref("")) == "auto:timeout" || strings.HasPrefix(p.Reason, "left as it is")
+		again := slices.ContainsFunc(s.chosen, func(c simChoice) bool {
+			return c.prompt == p.ID[:8] && strings.HasSuffix(c.data, tapAgain)
+		})
+		waited := *cmp.Or(p.DecidedBy, ref("")) == "auto:timeout" ||
+			strings.HasPrefix(p.Reason, "left as it is")
 		for _, q := range v.Prompts {
 			after := q.CreatedAt.Sub(*p.DecidedAt)
-			if waited && !again && q != p && q.Shown == p.Shown && after >= 0 && after < 20*time.Millisecond {
+			if waited && !again && q != p && q.Shown == p.Shown && after >= 0 &&
+				after < 20*time.Millisecond {
 				s.fault("%q was over and is asked again by itself", p.Question)
 			}
 		}
@@ -5806,7 +6075,8 @@ func (s *sim) judgeMessage(m *simMessage, p *PromptRecord) {
 			}
 		}
 	}
-	byUs := strings.Contains(says, "on the phone by") && strings.Contains(says, "Answered") && strings.Contains(says, "telegram:1001: ") ||
+	byUs := strings.Contains(says, "on the phone by") && strings.Contains(says, "Answered") &&
+		strings.Contains(says, "telegram:1001: ") ||
 		strings.Contains(says, "so it was refused")
 	switch {
 	case says == "":
@@ -5824,8 +6094,11 @@ func (s *sim) judgeStands(v *View) {
 	for i, one := range s.stands {
 		d := one.simDialog
 		long := one.to.Sub(one.from) - s.cfg.Away
-		asked := func(h *simHook) bool { return h.from.Before(one.to) && (h.to.IsZero() || h.to.After(one.from)) }
-		if d.touched || long < enough || d.hooked || s.blind && d.kind == "menu" || slices.ContainsFunc(s.hooks, asked) {
+		asked := func(h *simHook) bool {
+			return h.from.Before(one.to) && (h.to.IsZero() || h.to.After(one.from))
+		}
+		if d.touched || long < enough || d.hooked || s.blind && d.kind == "menu" ||
+			slices.ContainsFunc(s.hooks, asked) {
 			continue
 		}
 		recent := 0
@@ -5839,7 +6112,8 @@ func (s *sim) judgeStands(v *View) {
 		}
 		n := 0
 		for _, p := range v.Prompts {
-			if p.MsgID != 0 && strings.Contains(p.Shown, strings.TrimSpace(d.ask)) && (len(d.body) == 0 || strings.Contains(p.Shown, d.body[0])) {
+			if p.MsgID != 0 && strings.Contains(p.Shown, strings.TrimSpace(d.ask)) &&
+				(len(d.body) == 0 || strings.Contains(p.Shown, d.body[0])) {
 				n++
 			}
 		}
@@ -5931,7 +6205,8 @@ func TestCommandLine(t *testing.T) {
 }
 
 func matches(pattern, text string) bool {
-	return pattern == "" && text == "" || pattern != "" && regexp.MustCompile(pattern).MatchString(text)
+	return pattern == "" && text == "" ||
+		pattern != "" && regexp.MustCompile(pattern).MatchString(text)
 }
 
 // TestHelpFitsTheScreen: every help text fits a terminal of 24 lines of 80 columns.
@@ -5939,7 +6214,8 @@ func TestHelpFitsTheScreen(t *testing.T) {
 	dir := home(t, "")
 	for _, name := range append(commandNames(), "") {
 		code, text, stderr := cli(t, dir, strings.Fields("help "+name)...)
-		if s := (&command{name: name}).spec(); code != 0 || stderr != "" || name != "" && !strings.Contains(text, s.usage) {
+		s := (&command{name: name}).spec()
+		if code != 0 || stderr != "" || name != "" && !strings.Contains(text, s.usage) {
 			t.Errorf("help %s: exit %d, %s", name, code, stderr)
 		}
 		lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
@@ -6047,7 +6323,8 @@ func TestREADME(t *testing.T) {
 			t.Errorf("README.md lacks the row %q", row)
 		}
 	}
-	rows := regexp.MustCompile("(?m)^\\| `([a-z_.]+)` \\| ([^|]*) \\| ([^|]*) \\|$").FindAllStringSubmatch(readme, -1)
+	rows := regexp.MustCompile("(?m)^\\| `([a-z_.]+)` \\| ([^|]*) \\| ([^|]*) \\|$").FindAllStringSubmatch(readme,
+		-1)
 	var got, want []string
 	for _, r := range rows {
 		got = append(got, strings.Join(r[1:], " "))
@@ -6078,7 +6355,9 @@ func readmeBlocks(t *testing.T, language string) []string {
 		t.Fatal(err)
 	}
 	var blocks []string
-	for _, m := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile("(?s)```"+language+
+		"\n(.*?)```").FindAllStringSubmatch(string(text),
+		-1) {
 		blocks = append(blocks, m[1])
 	}
 	return blocks
@@ -6206,7 +6485,9 @@ func TestTOMLAccepted(t *testing.T) {
 	} {
 		entries, err := parseTOML(text, nil)
 		var got []string
-		inOrder := func(a, b string) int { return strings.Compare(entries[a].Origin, entries[b].Origin) }
+		inOrder := func(a, b string) int {
+			return strings.Compare(entries[a].Origin, entries[b].Origin)
+		}
 		for _, key := range slices.SortedFunc(maps.Keys(entries), inOrder) {
 			if entries[key].Value != nil {
 				got = append(got, key, string(entries[key].Value))
@@ -6295,7 +6576,8 @@ print(json.dumps([read(t) for t in json.load(sys.stdin)], default=str))`)
 				m, _ := want.(map[string]any)
 				want = m[name]
 			}
-			if e.Value != nil && (json.Unmarshal(e.Value, &got) != nil || !reflect.DeepEqual(got, want)) {
+			if e.Value != nil &&
+				(json.Unmarshal(e.Value, &got) != nil || !reflect.DeepEqual(got, want)) {
 				t.Errorf("%q: %s is %s here, %v in tomllib", text, key, e.Value, want)
 			}
 		}
@@ -6308,7 +6590,8 @@ print(json.dumps([read(t) for t in json.load(sys.stdin)], default=str))`)
 // TestConfig: a setting is taken from the flag, else the environment, else the file, else its
 // default, and says from which.
 func TestConfig(t *testing.T) {
-	telegram := "[telegram]\nbot_token = '" + fakeToken + "'\nchat_id = 1001\nallowed_users = [1001, 1002]\n"
+	telegram := "[telegram]\nbot_token = '" + fakeToken +
+		"'\nchat_id = 1001\nallowed_users = [1001, 1002]\n"
 	env := func(pairs ...string) func(string) string {
 		return func(name string) string {
 			for i := 0; i < len(pairs); i += 2 {
@@ -6325,15 +6608,20 @@ func TestConfig(t *testing.T) {
 		flags map[string]string
 		want  map[string]string // key → value and origin
 	}{
-		{"", nil, nil, map[string]string{"channel": `"local" default`, "timeout_seconds": "600 default",
-			"detection_threshold": "0.65 default", "telegram.allowed_users": "[] default", "notify_idle": "true default"}},
-		{telegram, nil, nil, map[string]string{"channel": `"telegram" default`, "telegram.chat_id": "1001 config.toml:3",
-			"telegram.allowed_users": "[1001, 1002] config.toml:4", "telegram.bot_token": `"123456789:…" config.toml:2`}},
+		{"", nil, nil,
+			map[string]string{"channel": `"local" default`, "timeout_seconds": "600 default",
+				"detection_threshold": "0.65 default", "telegram.allowed_users": "[] default",
+				"notify_idle": "true default"}},
+		{telegram, nil, nil,
+			map[string]string{"channel": `"telegram" default`, "telegram.chat_id": "1001 config.toml:3",
+				"telegram.allowed_users": "[1001, 1002] config.toml:4",
+				"telegram.bot_token":     `"123456789:…" config.toml:2`}},
 		{"timeout_seconds = 90\n" + telegram, []string{"PERMISSION_TIMEOUT_SEC", "60", "ALLOWED_USER_IDS", " 7, 8 ,"},
 			map[string]string{"timeout_seconds": "120"}, map[string]string{"timeout_seconds": "120 flag",
 				"permission_timeout_seconds": "60 environment PERMISSION_TIMEOUT_SEC",
 				"telegram.allowed_users":     "[7, 8] environment ALLOWED_USER_IDS"}},
-		{"[stream]\nmax_chars = 1000", []string{"OUTPUT_MAX_CHARS", "2000", "STRIP_ANSI", "false", "LOG_LEVEL", "DEBUG"}, nil,
+		{"[stream]\nmax_chars = 1000",
+			[]string{"OUTPUT_MAX_CHARS", "2000", "STRIP_ANSI", "false", "LOG_LEVEL", "DEBUG"}, nil,
 			map[string]string{"stream.max_chars": "2000 environment OUTPUT_MAX_CHARS",
 				"stream.strip_ansi": "false environment STRIP_ANSI", "log_level": `"DEBUG" environment LOG_LEVEL`}},
 		{"", []string{"TELEGRAM_BOT_TOKEN", fakeToken, "TELEGRAM_CHAT_ID", "-1005", "ALLOWED_USER_IDS", "1"},
@@ -6352,13 +6640,15 @@ func TestConfig(t *testing.T) {
 		}
 		for _, s := range cfg.inForce {
 			if want, ok := test.want[s.Key]; ok && want != string(s.Value)+" "+s.Origin {
-				t.Errorf("%q %q: %s is %s %s, want %s", test.file, test.env, s.Key, s.Value, s.Origin, want)
+				t.Errorf("%q %q: %s is %s %s, want %s", test.file, test.env, s.Key, s.Value,
+					s.Origin, want)
 			}
 		}
 	}
 	cfg, err := loadConfig(home(t, "echo_suppression_ms = 250.5\n"+telegram), env(), nil)
-	if err != nil || cfg.EchoWindow != 250500*time.Microsecond || cfg.Token != fakeToken || cfg.ChatID != 1001 ||
-		cfg.SafeDefaults[YesNo] != "n" || cfg.Stuck != 2*time.Second || !slices.Equal(cfg.Users, []int64{1001, 1002}) {
+	if err != nil || cfg.EchoWindow != 250500*time.Microsecond || cfg.Token != fakeToken ||
+		cfg.ChatID != 1001 || cfg.SafeDefaults[YesNo] != "n" || cfg.Stuck != 2*time.Second ||
+		!slices.Equal(cfg.Users, []int64{1001, 1002}) {
 		t.Errorf("loadConfig = %+v, %v", cfg, err)
 	}
 }
@@ -6410,16 +6700,21 @@ func TestConfigRejected(t *testing.T) {
 			}
 			_, err := loadConfig(dir, os.Getenv, nil)
 			if err == nil || !strings.Contains(err.Error(), test.want) || hintOf(err) == "" ||
-				strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), fakeToken) {
-				t.Errorf("%q %q: %v (hint %q), want %q", test.file, test.env, err, hintOf(err), test.want)
+				strings.Contains(err.Error(), "secret") ||
+				strings.Contains(err.Error(), fakeToken) {
+				t.Errorf("%q %q: %v (hint %q), want %q", test.file, test.env, err, hintOf(err),
+					test.want)
 			}
-			if code, _, stderr := cli(t, dir, "config"); code != 1 || !strings.HasPrefix(stderr, "atlasbridge: ") ||
+			code, _, stderr := cli(t, dir, "config")
+			if code != 1 || !strings.HasPrefix(stderr, "atlasbridge: ") ||
 				!strings.Contains(stderr, "\natlasbridge: hint: ") {
 				t.Errorf("%q %q: config exits with %d, %q", test.file, test.env, code, stderr)
 			}
 		})
 	}
-	_, err := loadConfig(home(t, ""), func(string) string { return "" }, map[string]string{"timeout_seconds": "0"})
+	_, err := loadConfig(home(t, ""), func(string) string {
+		return ""
+	}, map[string]string{"timeout_seconds": "0"})
 	if err == nil || !strings.HasPrefix(err.Error(), "flag: timeout_seconds must be between") {
 		t.Errorf("timeout_seconds 0 as flag: %v", err)
 	}
@@ -6434,11 +6729,18 @@ func TestConfigFileIsPrivate(t *testing.T) {
 		_, err := loadConfig(dir, func(string) string { return "" }, nil)
 		return err
 	}
-	for mode, ok := range map[fs.FileMode]bool{0o600: true, 0o400: true, 0o640: false, 0o604: false, 0o620: false} {
+	for mode, ok := range map[fs.FileMode]bool{
+		0o600: true,
+		0o400: true,
+		0o640: false,
+		0o604: false,
+		0o620: false,
+	} {
 		if err := os.Chmod(path, mode); err != nil {
 			t.Fatal(err)
 		}
-		if err := load(); (err == nil) != ok || err != nil && !strings.Contains(hintOf(err), "chmod 600 ") {
+		err := load()
+		if (err == nil) != ok || err != nil && !strings.Contains(hintOf(err), "chmod 600 ") {
 			t.Errorf("mode %o: %v, hint %q", mode, err, hintOf(err))
 		}
 	}
@@ -6522,10 +6824,11 @@ func TestStateDir(t *testing.T) {
 // and the state folder.
 func TestChildEnv(t *testing.T) {
 	cfg := &Config{Dir: "/state", Token: fakeToken}
-	env := []string{"PATH=/bin", "ATLASBRIDGE_TOKEN=x", "ATLASBRIDGE_HOME=/old", "ATLASBRIDGE_SESSION=outer",
-		"TELEGRAM_BOT_TOKEN=" + fakeToken, "TELEGRAM_CHAT_ID=5", "telegram_x=1", "COPY=a" + fakeToken + "b",
-		"ATLAS=1", "EMPTY=", "A=b=c"}
-	want := []string{"PATH=/bin", "ATLAS=1", "EMPTY=", "A=b=c", "ATLASBRIDGE_SESSION=s1", "ATLASBRIDGE_HOME=/state"}
+	env := []string{"PATH=/bin", "ATLASBRIDGE_TOKEN=x", "ATLASBRIDGE_HOME=/old",
+		"ATLASBRIDGE_SESSION=outer", "TELEGRAM_BOT_TOKEN=" + fakeToken, "TELEGRAM_CHAT_ID=5",
+		"telegram_x=1", "COPY=a" + fakeToken + "b", "ATLAS=1", "EMPTY=", "A=b=c"}
+	want := []string{"PATH=/bin", "ATLAS=1", "EMPTY=", "A=b=c", "ATLASBRIDGE_SESSION=s1",
+		"ATLASBRIDGE_HOME=/state"}
 	before := slices.Clone(env)
 	if got := childEnv(env, cfg, "s1"); !slices.Equal(got, want) || !slices.Equal(env, before) {
 		t.Errorf("childEnv = %q, want %q", got, want)
@@ -6543,10 +6846,11 @@ func TestLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	log.Info("too low")
-	log.Warn("sending "+fakeToken, "err", errors.New("POST /bot"+fakeToken), "n", 3, "line", "a\nb\x1b",
-		slog.Group("g", "token", fakeToken))
+	log.Warn("sending "+fakeToken, "err", errors.New("POST /bot"+fakeToken), "n", 3, "line",
+		"a\nb\x1b", slog.Group("g", "token", fakeToken))
 	text, _ := os.ReadFile(filepath.Join(dir, "atlasbridge.log"))
-	if strings.Contains(string(text), "AAFake") || !matches(`^{[^\n]*"level":"WARN"[^\n]*}\n$`, string(text)) {
+	if strings.Contains(string(text), "AAFake") ||
+		!matches(`^{[^\n]*"level":"WARN"[^\n]*}\n$`, string(text)) {
 		t.Errorf("log holds %q", text)
 	}
 	if _, err := openLog(dir, "loud"); err == nil {
@@ -6586,15 +6890,18 @@ func TestDoctor(t *testing.T) {
 		}
 		OK bool
 	}
-	if err := json.Unmarshal([]byte(stdout), &report); err != nil || code != 1 || report.OK || len(report.Checks) < 4 {
+	err := json.Unmarshal([]byte(stdout), &report)
+	if err != nil || code != 1 || report.OK || len(report.Checks) < 4 {
 		t.Fatalf("doctor --json: exit %d, %v, %s", code, err, stdout)
 	}
 	k := report.Checks[0]
-	if k.Name != "config" || k.OK || !strings.Contains(k.Detail, "config.toml:1") || k.Remedy == "" {
+	if k.Name != "config" || k.OK || !strings.Contains(k.Detail, "config.toml:1") ||
+		k.Remedy == "" {
 		t.Errorf("the config check is %+v", k)
 	}
 	dir := home(t, "")
-	if code, stdout, _ = cli(t, dir, "doctor"); code != 0 || strings.Contains(stdout, "FAIL") {
+	code, stdout, _ = cli(t, dir, "doctor")
+	if code != 0 || strings.Contains(stdout, "FAIL") {
 		t.Errorf("doctor on a fresh folder: exit %d\n%s", code, stdout)
 	}
 	os.WriteFile(filepath.Join(dir, "audit.log"), nil, 0o644)
@@ -6641,7 +6948,8 @@ func TestAdapters(t *testing.T) {
 		t.Fatalf("adapters --json: %d, %v, %s", code, err, stdout)
 	}
 	i := slices.IndexFunc(list, func(x tool) bool { return x.Name == "claude" })
-	if i < 0 || list[i].Version != "9999.1.2" || list[i].Path != filepath.Join(bin, "claude") || list[i].Warning == "" {
+	if i < 0 || list[i].Version != "9999.1.2" || list[i].Path != filepath.Join(bin, "claude") ||
+		list[i].Warning == "" {
 		t.Errorf("claude is %+v", list)
 	}
 }
@@ -6652,9 +6960,12 @@ func TestBundle(t *testing.T) {
 	dir := home(t, "[telegram]\nbot_token = '"+fakeToken+"'\nchat_id = 7\nallowed_users = [7]\n")
 	t.Setenv("PATH", t.TempDir()) // no tools
 	write := func(name, text string) { os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600) }
-	write("state.jsonl", `{"v":1,"rec":"prompt","id":"p1","excerpt":"rm the-excerpt","value":"the-answer",`+
-		`"choices":[{"label":"the-choice"}],"nonce":"the-nonce","status":"resolved","telegram_msg_id":17}`+"\nthe-torn")
-	write("audit.log", `{"seq":1,"event":"PROMPT_RESOLVED","excerpt":"the-excerpt","value":"the-answer"}`+"\n")
+	write("state.jsonl",
+		`{"v":1,"rec":"prompt","id":"p1","excerpt":"rm the-excerpt","value":"the-answer",`+
+			`"choices":[{"label":"the-choice"}],"nonce":"the-nonce","status":"resolved","telegram_msg_id":17}`+
+			"\nthe-torn")
+	write("audit.log",
+		`{"seq":1,"event":"PROMPT_RESOLVED","excerpt":"the-excerpt","value":"the-answer"}`+"\n")
 	write("atlasbridge.log", `{"level":"ERROR","msg":"calling `+fakeToken+`"}`+"\n")
 	write("other.txt", "the-stranger")
 	for _, full := range []bool{false, true} {
@@ -6685,12 +6996,14 @@ func TestBundle(t *testing.T) {
 				t.Errorf("full %v: %s is wrongly there or not", full, sometimes)
 			}
 		}
-		for _, always := range []string{`"status":"resolved"`, `"telegram_msg_id":17`, "PROMPT_RESOLVED", `"123456789:…"`} {
+		for _, always := range []string{`"status":"resolved"`, `"telegram_msg_id":17`,
+			"PROMPT_RESOLVED", `"123456789:…"`} {
 			if !strings.Contains(all, always) {
 				t.Errorf("full %v: the bundle lacks %s:\n%s", full, always, all)
 			}
 		}
-		if code, _, stderr := cli(t, dir, args...); code != 1 || !strings.Contains(stderr, "--output") {
+		if code, _, stderr := cli(t, dir, args...); code != 1 ||
+			!strings.Contains(stderr, "--output") {
 			t.Errorf("over an existing file: exit %d, %s", code, stderr)
 		}
 	}
@@ -6742,7 +7055,8 @@ func TestCompletion(t *testing.T) {
 		words := strings.Split("atlasbridge "+test.words, " ")
 		_, script, _ := cli(t, home(t, ""), "completion", "bash")
 		script += `COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _atlasbridge; echo "${COMPREPLY[*]}"`
-		out, err := exec.Command("bash", append([]string{"--norc", "-c", script, "-"}, words...)...).CombinedOutput()
+		out, err := exec.Command("bash",
+			append([]string{"--norc", "-c", script, "-"}, words...)...).CombinedOutput()
 		if err != nil || strings.TrimSpace(string(out)) != test.want {
 			t.Errorf("%q completes to %q, %v, want %q", test.words, out, err, test.want)
 		}
@@ -6780,7 +7094,8 @@ func FuzzConfig(f *testing.F) {
 		for key, e := range entries {
 			var line int
 			fmt.Sscanf(e.Origin, "config.toml:%d", &line)
-			if e.Origin = fmt.Sprint("config.toml:", line+2); fmt.Sprint(e) != fmt.Sprint(again[key]) {
+			e.Origin = fmt.Sprint("config.toml:", line+2)
+			if fmt.Sprint(e) != fmt.Sprint(again[key]) {
 				t.Errorf("%q: %v and with comments %v", text, e, again[key])
 			}
 		}
@@ -6872,10 +7187,12 @@ func (s tmuxServer) shots(rows, cols int, outs [][]byte) []tmuxShot {
 		if err := os.WriteFile(name, append(out, "\x1b\\\x1b]2;all done\a"...), 0o600); err != nil {
 			s.t.Fatal(err)
 		}
-		s.run("new-window", "-d", "-t", fmt.Sprintf("x:%d", i+1), "stty raw -echo; cat "+name+"; exec sleep 600")
+		s.run("new-window", "-d", "-t", fmt.Sprintf("x:%d", i+1),
+			"stty raw -echo; cat "+name+"; exec sleep 600")
 	}
 	deadline := time.Now().Add(30 * time.Second)
-	for strings.Count(s.run("list-windows", "-t", "x", "-F", "#{pane_title}"), "all done") < len(outs) {
+	for strings.Count(s.run("list-windows", "-t", "x", "-F", "#{pane_title}"),
+		"all done") < len(outs) {
 		if time.Now().After(deadline) {
 			s.t.Fatal("tmux does not get through the recordings")
 		}
@@ -6887,8 +7204,9 @@ func (s tmuxServer) shots(rows, cols int, outs [][]byte) []tmuxShot {
 		if bytes.Contains(outs[i], []byte("\x1b(0")) || bytes.Contains(outs[i], []byte("\x1b)0")) {
 			all[i].text = tmuxGraphics(s.run("capture-pane", "-e", "-p", "-t", win))
 		}
-		fmt.Sscanf(s.run("display-message", "-p", "-t", win, "#{cursor_x} #{cursor_y} #{alternate_on}"), "%d %d %s",
-			&all[i].col, &all[i].row, &all[i].alt)
+		fmt.Sscanf(s.run("display-message", "-p", "-t", win,
+			"#{cursor_x} #{cursor_y} #{alternate_on}"),
+			"%d %d %s", &all[i].col, &all[i].row, &all[i].alt)
 	}
 	return all
 }
@@ -6942,7 +7260,8 @@ func TestScreenAgainstTmux(t *testing.T) {
 				}
 			}
 			bySize[[2]int{rows, cols}] = append(bySize[[2]int{rows, cols}],
-				shot{fmt.Sprintf("%s %d/%d", filepath.Base(files[i]), k, parts), rows, cols, out[:cut:cut]})
+				shot{fmt.Sprintf("%s %d/%d", filepath.Base(files[i]), k, parts), rows, cols,
+					out[:cut:cut]})
 		}
 	}
 	server := tmuxServer{t, t.TempDir(), filepath.Join(t.TempDir(), "tmux")}
@@ -6969,8 +7288,8 @@ func TestScreenAgainstTmux(t *testing.T) {
 					col++
 				}
 				if row != want.row || col != want.col || s.AltScreen() != (want.alt == "1") {
-					t.Errorf("%s: cursor %d,%d alt %v, tmux has %d,%d alt %s", shots[i].name, row, col, s.AltScreen(),
-						want.row, want.col, want.alt)
+					t.Errorf("%s: cursor %d,%d alt %v, tmux has %d,%d alt %s", shots[i].name, row,
+						col, s.AltScreen(), want.row, want.col, want.alt)
 				}
 			}
 			shots = shots[n:]
@@ -7107,8 +7426,10 @@ func screenFrame() []byte {
 	var b bytes.Buffer
 	b.WriteString("\x1b[?2026h\x1b[H")
 	for i := range 28 {
-		fmt.Fprintf(&b, "\x1b[%d;1H\x1b[38;5;246m●\x1b[39m \x1b[1mBash\x1b[22m(go\x1b[12Gtest\x1b[17G./...)"+
-			"\x1b[48;2;0;%d;0m %d passed \x1b[49m\x1b[K\r\x1b[1B\x1b[2m%s\x1b[22m", i+1, i*9, i, strings.Repeat("─", 20))
+		fmt.Fprintf(&b,
+			"\x1b[%d;1H\x1b[38;5;246m●\x1b[39m \x1b[1mBash\x1b[22m(go\x1b[12Gtest\x1b[17G./...)"+
+				"\x1b[48;2;0;%d;0m %d passed \x1b[49m\x1b[K\r\x1b[1B\x1b[2m%s\x1b[22m",
+			i+1, i*9, i, strings.Repeat("─", 20))
 	}
 	b.WriteString("\x1b[30;1H\x1b[22;2H\x1b[?2026l")
 	return b.Bytes()
@@ -7125,7 +7446,9 @@ func benchmarkScreen(b *testing.B, text []byte) {
 
 // BenchmarkScreenPlain writes lines of plain text that scroll.
 func BenchmarkScreenPlain(b *testing.B) {
-	benchmarkScreen(b, bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog, line after line\r\n"), 1000))
+	benchmarkScreen(b,
+		bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog, line after line\r\n"),
+			1000))
 }
 
 // BenchmarkScreenRepaint writes repaints as the agents' tools send them.
@@ -7152,7 +7475,8 @@ func BenchmarkScreenRecordings(b *testing.B) {
 
 // BenchmarkScreenTranscript writes plain lines to a screen whose transcript is taken.
 func BenchmarkScreenTranscript(b *testing.B) {
-	text := bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog, line after line\r\n"), 1000)
+	text := bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog, line after line\r\n"),
+		1000)
 	s := newScreen(30, 100)
 	b.SetBytes(int64(len(text)))
 	for b.Loop() {
@@ -7185,11 +7509,13 @@ func FuzzScreen(f *testing.F) {
 		n := min(int(at), len(in))
 		cut.Write(in[:n])
 		cut.Write(in[n:])
-		if a, b := screenShown(whole), screenShown(cut); a != b || whole.Title() != cut.Title() ||
+		a, b := screenShown(whole), screenShown(cut)
+		if a != b || whole.Title() != cut.Title() ||
 			whole.Status() != cut.Status() || whole.Scrolled() != cut.Scrolled() {
 			t.Errorf("%q cut at %d: %q, whole %q", in, n, b, a)
 		}
-		if a, b := whole.TakeReplies(true), cut.TakeReplies(true); !bytes.Equal(a, b) || len(a) > 2*maxReplies {
+		if a, b := whole.TakeReplies(true), cut.TakeReplies(true); !bytes.Equal(a, b) ||
+			len(a) > 2*maxReplies {
 			t.Errorf("%q cut at %d: replies %q, whole %q", in, n, b, a)
 		}
 		row, col, _ := whole.Cursor()
@@ -7204,7 +7530,8 @@ func FuzzScreen(f *testing.F) {
 		whole.Write(in)
 		cut.Write(in)
 		whole.Transcript(true)
-		if row, col, _ = whole.Cursor(); row >= 3 || col >= 4 {
+		row, col, _ = whole.Cursor()
+		if row >= 3 || col >= 4 {
 			t.Errorf("%q: cursor at %d,%d after a resize", in, row, col)
 		}
 	})
@@ -7237,8 +7564,8 @@ func TestScreenHostile(t *testing.T) {
 		s.Write(buf)
 	}
 	endless := bytes.Repeat([]byte("0123456789abcdef"), 64<<10)
-	for _, start := range []string{"\x1b]0;", "\x1b]7501;", "\x1bP", "\x1b_G", "\x1bk", "\x1b[", "\x1b[1;", "\x1b[;:",
-		"\x1b("} {
+	for _, start := range []string{"\x1b]0;", "\x1b]7501;", "\x1bP", "\x1b_G", "\x1bk", "\x1b[",
+		"\x1b[1;", "\x1b[;:", "\x1b("} {
 		s.Write([]byte(start))
 		s.Write(endless)
 	}
@@ -7246,7 +7573,8 @@ func TestScreenHostile(t *testing.T) {
 		s.Write([]byte("\x1b[6n\x1b[c\x1b]11;?\a\x1b[22t\x1b]7501;?\a\x1b[99999b"))
 	}
 	s.Write(bytes.Repeat([]byte("\x1b[1;1He\u0301\u0302\u0303\u0304\u0305\u0306\u0307\u0308\u0309\u030a\u030b\u030c"+
-		"\u030d\u030e"), 1000))
+		"\u030d\u030e"),
+		1000))
 	if len(s.seq) > maxString || len(s.replies) > 2*maxReplies || s.tr.bytes > maxPending {
 		t.Error("a limit is passed")
 	}
@@ -7288,7 +7616,8 @@ func TestScreenReplies(t *testing.T) {
 					want = q.all
 				}
 				if got := s.TakeReplies(all); string(got) != want {
-					t.Errorf("TakeReplies(%v) after %q, cut at %d = %q, want %q", all, q.in, cut, got, want)
+					t.Errorf("TakeReplies(%v) after %q, cut at %d = %q, want %q", all, q.in, cut,
+						got, want)
 				}
 				if got := s.TakeReplies(true); len(got) > 0 {
 					t.Errorf("%q is answered twice: %q", q.in, got)
@@ -7355,7 +7684,8 @@ func TestScreenReports(t *testing.T) {
 			App: "codex"}},
 		{"\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=YXBwcm92ZSBCYXNoOiBscw==\x1b\\",
 			ProgramStatus{State: "blocked", App: "claude-code", Kind: "permission", Msg: "approve Bash: ls"}},
-		{"\x1b]7501;state=blocked:msg=YXBwcm92ZSBCYXNoOiBscw\a", ProgramStatus{State: "blocked", Msg: "approve Bash: ls"}},
+		{"\x1b]7501;state=blocked:msg=YXBwcm92ZSBCYXNoOiBscw\a",
+			ProgramStatus{State: "blocked", Msg: "approve Bash: ls"}},
 		{"\x1b]7501;state=blocked:msg=***\a", ProgramStatus{State: "blocked"}},
 		{"\x1b]7501;?\a\x1b]7501;\a\x1b]7501\a", ProgramStatus{}},
 		{"\x1b]9;n\a\x1b]7501;state=done\a", ProgramStatus{State: "done"}},
@@ -7374,10 +7704,11 @@ func TestScreenReports(t *testing.T) {
 	}
 	s := newScreen(5, 40)
 	s.Write([]byte("\x1b]2;other\x1b\\\x1b]0;✳ Claude Code\a\x1b[?2004h\x1b[?1h\x1b[?25l\x1b[?1049h"))
-	if _, _, hidden := s.Cursor(); s.Title() != "✳ Claude Code" || !s.BracketedPaste() || !s.AppCursorKeys() ||
+	_, _, hidden := s.Cursor()
+	if s.Title() != "✳ Claude Code" || !s.BracketedPaste() || !s.AppCursorKeys() ||
 		!hidden || !s.AltScreen() {
-		t.Errorf("title %q, paste %v, keys %v, hidden %v, alternate %v", s.Title(), s.BracketedPaste(), s.AppCursorKeys(),
-			hidden, s.AltScreen())
+		t.Errorf("title %q, paste %v, keys %v, hidden %v, alternate %v", s.Title(),
+			s.BracketedPaste(), s.AppCursorKeys(), hidden, s.AltScreen())
 	}
 }
 
@@ -7405,8 +7736,8 @@ func TestScreenResize(t *testing.T) {
 		s.Write([]byte(c.in))
 		s.Resize(c.rows, c.cols)
 		if got := screenShown(s); got != c.want || s.Scrolled() != c.scrolled {
-			t.Errorf("%q resized to %d×%d: %q, %d scrolled; want %q, %d", c.in, c.rows, c.cols, got, s.Scrolled(), c.want,
-				c.scrolled)
+			t.Errorf("%q resized to %d×%d: %q, %d scrolled; want %q, %d", c.in, c.rows, c.cols, got,
+				s.Scrolled(), c.want, c.scrolled)
 		}
 	}
 	s := newScreen(5, 10)
@@ -7432,7 +7763,8 @@ func TestTranscriptPlain(t *testing.T) {
 		}
 	}
 	final, live := s.Transcript(true)
-	if got = append(got, final...); !slices.Equal(got, want) || live != "" {
+	got = append(got, final...)
+	if !slices.Equal(got, want) || live != "" {
 		t.Errorf("%d lines, want %d; live %q", len(got), len(want), live)
 		for i := range min(len(got), len(want)) {
 			if got[i] != want[i] {
@@ -7474,12 +7806,14 @@ func TestTranscript(t *testing.T) {
 			{"g\r\nh\r\ni\r\nj\r\nk\r\nl\r\n", true, "g|h|i|j|k|l", ""}},
 		"clear": {{"a\r\nb\r\n", false, "a|b", ""}, {"c\r\n\x1b[H\x1b[2J", false, "c", ""}, {"d\r\n",
 			false, "", "d"}, {"", true, "d", ""}},
-		"clear and the same again": {{"a\r\nb\r\n", false, "a|b", ""}, {"\x1b[2J\x1b[Ha\r\nb\r\nnew\r\n", true, "new", ""}},
-		"alternate": {{"$ tool\r\n\x1b[?1049h\x1b[Hhead\r\n────\r\nq1\r\n", false, "$ tool", ""}, {"", true, "head|q1", ""},
-			{"\x1b[4Hanswer", false, "", ""}, {"", true, "answer", ""}, {"", true, "", ""},
+		"clear and the same again": {{"a\r\nb\r\n", false, "a|b", ""},
+			{"\x1b[2J\x1b[Ha\r\nb\r\nnew\r\n", true, "new", ""}},
+		"alternate": {{"$ tool\r\n\x1b[?1049h\x1b[Hhead\r\n────\r\nq1\r\n", false, "$ tool", ""},
+			{"", true, "head|q1", ""}, {"\x1b[4Hanswer", false, "", ""}, {"", true, "answer", ""}, {"", true, "", ""},
 			{"\x1b[2J\x1b[Hhead\r\n────\r\nanswer\r\nq1\r\nlast", true, "|q1|last", ""},
 			{"\x1b[?1049l$ ", false, "", "$"}},
-		"alternate scrolls": {{"\x1b[?1049ha\r\nb\r\nc\r\nd\r\ne", true, "a|b|c|d|e", ""}, {"\r\nf\r\ng", true, "f|g", ""}},
+		"alternate scrolls": {{"\x1b[?1049ha\r\nb\r\nc\r\nd\r\ne", true, "a|b|c|d|e", ""},
+			{"\r\nf\r\ng", true, "f|g", ""}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScreen(5, 10)
@@ -7488,7 +7822,8 @@ func TestTranscript(t *testing.T) {
 				s.Write([]byte(st.in))
 				final, live := s.Transcript(st.settle)
 				if got := strings.Join(final, "|"); got != st.final || live != st.live {
-					t.Errorf("step %d: %q live %q, want %q live %q", i, got, live, st.final, st.live)
+					t.Errorf("step %d: %q live %q, want %q live %q", i, got, live, st.final,
+						st.live)
 				}
 			}
 		})
@@ -7498,8 +7833,11 @@ func TestTranscript(t *testing.T) {
 // TestTranscriptOfAnAgent: of a known tool its words, each answer once even if it is like the last; not its spinner,
 // what hangs on it, its box and footer, or a dialog.
 func TestTranscriptOfAnAgent(t *testing.T) {
-	box := strings.Repeat("─", 40) + "❯\u00a0\r\n" + strings.Repeat("─", 40) + "  ? for shortcuts\r\n"
-	turn := func(n int) string { return fmt.Sprintf("❯ again %d\r\n\r\n● The answer\r\n  is 42\r\n", n) }
+	box := strings.Repeat("─", 40) + "❯\u00a0\r\n" + strings.Repeat("─", 40) +
+		"  ? for shortcuts\r\n"
+	turn := func(n int) string {
+		return fmt.Sprintf("❯ again %d\r\n\r\n● The answer\r\n  is 42\r\n", n)
+	}
 	for _, mode := range []string{"", "\x1b[?1049h"} {
 		d := newDetector(adapterFor("claude"), 20, 40, DetectOptions{})
 		d.Screen.Transcript(false)
@@ -7513,9 +7851,12 @@ func TestTranscriptOfAnAgent(t *testing.T) {
 		shows(true, "Welcome\r\n\r\n"+box)
 		before := "Welcome\r\n\r\n"
 		for n := range 3 {
-			shows(false, before+fmt.Sprintf("❯ again %d\r\n\r\n✽ Pondering…\r\n  ⎿  Tip: be kind\r\n\r\n", n)+box)
+			shows(false,
+				before+
+					fmt.Sprintf("❯ again %d\r\n\r\n✽ Pondering…\r\n  ⎿  Tip: be kind\r\n\r\n", n)+box)
 			shows(false, before+turn(n)+"\r\n✢ Pondering… (3s · ↓ 2 tokens)\r\n\r\n"+box)
-			shows(true, before+turn(n)+"\r\n Do you want to proceed?\r\n ❯ 1. Yes\r\n   2. No\r\n\x1b[?25l")
+			shows(true,
+				before+turn(n)+"\r\n Do you want to proceed?\r\n ❯ 1. Yes\r\n   2. No\r\n\x1b[?25l")
 			shows(true, before+turn(n)+"\r\n"+box)
 			if words := d.Words(); !strings.HasSuffix(words, "● The answer\nis 42") {
 				t.Errorf("its last words are %q", words)
@@ -7527,7 +7868,8 @@ func TestTranscriptOfAnAgent(t *testing.T) {
 			want += fmt.Sprintf("\n\n❯ again %d\n\n● The answer\n  is 42", n)
 		}
 		squeezed := regexp.MustCompile("\n+").ReplaceAllString(strings.Join(all, "\n"), "\n")
-		if want = regexp.MustCompile("\n+").ReplaceAllString(want, "\n"); squeezed != want {
+		want = regexp.MustCompile("\n+").ReplaceAllString(want, "\n")
+		if squeezed != want {
 			t.Errorf("%q tells\n%s\nwant\n%s", mode, squeezed, want)
 		}
 	}
@@ -7546,7 +7888,8 @@ func TestTranscriptBounded(t *testing.T) {
 	}
 	final, _ := s.Transcript(false)
 	n := 100000 + 1 - len(final)
-	if want := fmt.Sprintf("[… %d lines left out …]", n); final[0] != want || len(final) > maxPending/lineCost {
+	want := fmt.Sprintf("[… %d lines left out …]", n)
+	if final[0] != want || len(final) > maxPending/lineCost {
 		t.Errorf("%d lines begin with %q, want %q", len(final), final[0], want)
 	}
 	if want := fmt.Sprintf("line %d", n); final[1] != want || final[len(final)-1] != "line 99999" {
@@ -7571,7 +7914,8 @@ type stage struct {
 }
 
 func newStage(t *testing.T, tool, tty string) *stage {
-	return &stage{t, newDetector(adapterFor(tool), 30, 100, DetectOptions{}), detectorStart, parseTTY(tty)}
+	return &stage{t, newDetector(adapterFor(tool), 30, 100, DetectOptions{}), detectorStart,
+		parseTTY(tty)}
 }
 
 // show feeds output and lets time pass; it returns every prompt of that time.
@@ -7602,8 +7946,8 @@ func (s *stage) one(output string) *Prompt {
 func claudeDialog(command string) string {
 	rule := strings.Repeat("─", 100)
 	return "\x1b]0;✳ Claude Code\a\x1b[?25l\x1b[H\x1b[2J● Running a command\r\n" + rule +
-		"\r\n Bash command\r\n\r\n Say hi\r\n" +
-		strings.Repeat("╌", 100) + "\r\n " + strings.ReplaceAll(command, "\n", "\r\n ") + "\r\n" + strings.Repeat("╌", 100) +
+		"\r\n Bash command\r\n\r\n Say hi\r\n" + strings.Repeat("╌", 100) + "\r\n " +
+		strings.ReplaceAll(command, "\n", "\r\n ") + "\r\n" + strings.Repeat("╌", 100) +
 		"\r\n Do you want to proceed?\r\n ❯ 1. Yes\r\n   2. Yes, and switch to auto mode\r\n   3. No\r\n\r\n Esc to cancel " +
 		"· Tab to amend"
 }
@@ -7633,7 +7977,8 @@ func TestScenarios(t *testing.T) {
 				return
 			}
 			questions++
-			if !strings.HasPrefix(tp.want.text("tty"), "reading canon echo") || tp.Title != "generic" {
+			if !strings.HasPrefix(tp.want.text("tty"), "reading canon echo") ||
+				tp.Title != "generic" {
 				return
 			}
 			seen = nil // the same text by a program that goes on working
@@ -7642,7 +7987,8 @@ func TestScenarios(t *testing.T) {
 					tp.events[i].data = "busy canon echo"
 				}
 			}
-			if replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) }); len(seen) > 0 {
+			replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) })
+			if len(seen) > 0 {
 				t.Errorf("asks %q although nobody reads", seen[0].Excerpt)
 			}
 		})
@@ -7655,12 +8001,14 @@ func TestScenarios(t *testing.T) {
 // checkPrompt tests what holds for every prompt.
 func checkPrompt(t *testing.T, p *Prompt) {
 	t.Helper()
-	if len(p.Excerpt) > 200 || !utf8.ValidString(p.Excerpt) || p.Excerpt == "" && p.Type != Unknown {
+	if len(p.Excerpt) > 200 || !utf8.ValidString(p.Excerpt) ||
+		p.Excerpt == "" && p.Type != Unknown {
 		t.Errorf("excerpt %q", p.Excerpt)
 	}
-	if p.Score < 0.60 || p.Score > 1 || len(p.Signals) == 0 || p.Fingerprint == "" || len(p.Full) > 16<<10 {
-		t.Errorf("score %v, signals %v, fingerprint %q, %d bytes of full text", p.Score, p.Signals, p.Fingerprint,
-			len(p.Full))
+	if p.Score < 0.60 || p.Score > 1 || len(p.Signals) == 0 || p.Fingerprint == "" ||
+		len(p.Full) > 16<<10 {
+		t.Errorf("score %v, signals %v, fingerprint %q, %d bytes of full text", p.Score, p.Signals,
+			p.Fingerprint, len(p.Full))
 	}
 	if len(p.Choices) > 9 || utf8.RuneCountInString(p.Recent) > 500 {
 		t.Errorf("%d choices, %d characters", len(p.Choices), utf8.RuneCountInString(p.Recent))
@@ -7706,10 +8054,12 @@ func checkDefault(t *testing.T, p *Prompt) {
 
 // TestCutHasNoDefault: of a question whose text above never comes to rest only a refusal is typed by waiting.
 func TestCutHasNoDefault(t *testing.T) {
-	for text, want := range map[string]bool{"Press Enter to continue ": false, "Go on? (y/n) ": true} {
+	for text, want := range map[string]bool{"Press Enter to continue ": false,
+		"Go on? (y/n) ": true} {
 		s, asked := newStage(t, "x", "reading canon echo"), 0
 		for i := range 60 { // a line of a log every 300 ms
-			for _, p := range s.show(fmt.Sprintf("\r\x1b[Kline %c\r\n%s", 'a'+i%26, text), 300*time.Millisecond) {
+			for _, p := range s.show(fmt.Sprintf("\r\x1b[Kline %c\r\n%s", 'a'+i%26, text),
+				300*time.Millisecond) {
 				if p.Cut {
 					asked++
 				}
@@ -7764,7 +8114,8 @@ func TestWaitingNeverAffirms(t *testing.T) {
 			}
 		}
 		if got != c.want || len(asked) == 0 {
-			t.Errorf("%q: %d questions, waiting types %q, want %q", c.screen, len(asked), got, c.want)
+			t.Errorf("%q: %d questions, waiting types %q, want %q", c.screen, len(asked), got,
+				c.want)
 		}
 	}
 }
@@ -7828,7 +8179,8 @@ type label struct {
 
 func (t tally) hit(figure string, yes bool) {
 	n := t[figure]
-	if n[1]++; yes {
+	n[1]++
+	if yes {
 		n[0]++
 	}
 	t[figure] = n
@@ -7968,7 +8320,8 @@ func TestSleepForgetsAndDoesNotRepeat(t *testing.T) {
 // with its own choices.
 func TestQuestionRightAfterAnswer(t *testing.T) {
 	s := newStage(t, "opencode", "")
-	s.one(strings.Repeat("\r\n", 20) + "  ┃  △ Permission required\r\n  ┃\r\n  ┃  $ touch a\r\n  ┃\r\n" +
+	s.one(strings.Repeat("\r\n", 20) +
+		"  ┃  △ Permission required\r\n  ┃\r\n  ┃  $ touch a\r\n  ┃\r\n" +
 		"  ┃   \x1b[48;5;215mAllow once\x1b[0m   Allow always   Reject   ⇆ select  enter confirm\x1b[?25l")
 	s.d.Typed([]byte("\r"), s.now)
 	s.d.Sleep(s.now.Add(150 * time.Millisecond))
@@ -7986,7 +8339,8 @@ func TestQuestionRightAfterAnswer(t *testing.T) {
 	if len(asked) != 1 || s.d.Gone(s.tty, s.now) {
 		t.Fatalf("another question right after an answer: %d prompts", len(asked))
 	}
-	if p := asked[0]; !p.Permission || p.Pointer != 0 || *p.SafeDefault != "2" || p.Choices[1].Label != "Cancel" ||
+	p := asked[0]
+	if !p.Permission || p.Pointer != 0 || *p.SafeDefault != "2" || p.Choices[1].Label != "Cancel" ||
 		p.Question != "This will allow the following patterns until OpenCode is restarted" {
 		t.Errorf("%+v", p)
 	}
@@ -8017,15 +8371,18 @@ func TestIdleOnce(t *testing.T) {
 // TestSafeDefaultsCannotGrant: no configured default allows a permission or says yes.
 func TestSafeDefaultsCannotGrant(t *testing.T) {
 	for _, typ := range []PromptType{YesNo, MultipleChoice, ConfirmEnter, FreeText} {
-		d := newDetector(adapterFor("claude"), 30, 100, DetectOptions{SafeDefaults: map[PromptType]string{typ: "1",
-			YesNo: "y"}})
+		d := newDetector(adapterFor("claude"), 30, 100,
+			DetectOptions{SafeDefaults: map[PromptType]string{typ: "1", YesNo: "y"}})
 		d.Feed([]byte(claudeDialog("touch a")), detectorStart)
-		if p := d.Look(TTYState{}, detectorStart); p == nil || !p.Permission || *p.SafeDefault != "3" {
+		p := d.Look(TTYState{}, detectorStart)
+		if p == nil || !p.Permission || *p.SafeDefault != "3" {
 			t.Errorf("%s: %+v", typ, p)
 		}
-		d = newDetector(adapterFor("x"), 30, 100, DetectOptions{SafeDefaults: map[PromptType]string{YesNo: "y"}})
+		d = newDetector(adapterFor("x"), 30, 100,
+			DetectOptions{SafeDefaults: map[PromptType]string{YesNo: "y"}})
 		d.Feed([]byte("Go on? [Y/n] "), detectorStart)
-		if p := d.Look(parseTTY("reading canon echo"), detectorStart); p == nil || *p.SafeDefault != "n" {
+		if p := d.Look(parseTTY("reading canon echo"), detectorStart); p == nil ||
+			*p.SafeDefault != "n" {
 			t.Errorf("yes/no: %+v", p)
 		}
 	}
@@ -8045,8 +8402,10 @@ func TestLongCommandIsNotHidden(t *testing.T) {
 		lines = append(lines, fmt.Sprintf("echo harmless line number %d of many", i))
 	}
 	p := s.one(claudeDialog("cd /srv\n" + strings.Join(lines, "\n") + "\nrm -rf /precious"))
-	if p.Cut || !strings.HasPrefix(p.Excerpt, "cd /srv") || !strings.Contains(p.Excerpt, "rm -rf /precious") ||
-		!strings.Contains(p.Excerpt, "proceed?") || !strings.HasSuffix(p.Excerpt, "…") || len(p.Excerpt) > 200 {
+	if p.Cut || !strings.HasPrefix(p.Excerpt, "cd /srv") ||
+		!strings.Contains(p.Excerpt, "rm -rf /precious") ||
+		!strings.Contains(p.Excerpt, "proceed?") || !strings.HasSuffix(p.Excerpt, "…") ||
+		len(p.Excerpt) > 200 {
 		t.Errorf("cut %v, excerpt %q", p.Cut, p.Excerpt)
 	}
 	for _, l := range append(lines, "rm -rf /precious", "1. Yes") {
@@ -8060,7 +8419,8 @@ func TestLongCommandIsNotHidden(t *testing.T) {
 	}
 	for _, trick := range []string{"echo hi\n╌╌╌╌\nrm -rf /x\n╌╌╌╌", "Tip: || rm -rf /x",
 		"echo Do you want to proceed?; rm -rf /x", "$ a\n\nrm -rf /x"} {
-		if p := newStage(t, "claude", "").one(claudeDialog(trick)); !strings.Contains(p.Excerpt, "rm -rf /x") {
+		if p := newStage(t, "claude", "").one(claudeDialog(trick)); !strings.Contains(p.Excerpt,
+			"rm -rf /x") {
 			t.Errorf("%q hides its danger: %q", trick, p.Excerpt)
 		}
 	}
@@ -8090,8 +8450,10 @@ func TestQuestionIsTheLine(t *testing.T) {
 		{"earlier\r\n" + long + " ", long, "earlier"},
 	} {
 		p := newStage(t, "generic", "reading canon echo").one(c.out)
-		if p.Question != c.question || p.Excerpt != clip(c.question, 200) || !strings.Contains(p.Full, c.full) {
-			t.Errorf("%q: question %q, excerpt %q, full text %q", c.out, p.Question, p.Excerpt, p.Full)
+		if p.Question != c.question || p.Excerpt != clip(c.question, 200) ||
+			!strings.Contains(p.Full, c.full) {
+			t.Errorf("%q: question %q, excerpt %q, full text %q", c.out, p.Question, p.Excerpt,
+				p.Full)
 		}
 	}
 }
@@ -8109,8 +8471,8 @@ func TestTricksAreShown(t *testing.T) {
 	}
 	p = newStage(t, "generic", "reading canon echo").one(
 		"Use https://bob:hunter22@h/ and ghp_0123456789abcdefghijABCDEFGHIJ? [y/N] ")
-	if strings.Contains(p.Excerpt+p.Question+p.Full+p.Recent, "hunter22") || strings.Contains(p.Full+p.Recent,
-		"ghp_0123") {
+	if strings.Contains(p.Excerpt+p.Question+p.Full+p.Recent, "hunter22") ||
+		strings.Contains(p.Full+p.Recent, "ghp_0123") {
 		t.Errorf("secrets: %q", p.Excerpt)
 	}
 }
@@ -8163,8 +8525,9 @@ func TestRedact(t *testing.T) {
 // then.
 func TestClip(t *testing.T) {
 	for n := range 20 {
-		if got := clip("aü日🎉bcdefghij", n); len(got) > max(n, 3) || !utf8.ValidString(got) || !strings.HasSuffix(got,
-			"…") && n < 18 {
+		got := clip("aü日🎉bcdefghij", n)
+		if len(got) > max(n, 3) || !utf8.ValidString(got) ||
+			!strings.HasSuffix(got, "…") && n < 18 {
 			t.Errorf("clip to %d: %q", n, got)
 		}
 	}
@@ -8217,9 +8580,11 @@ func TestKeys(t *testing.T) {
 // does not show is unknown and cut.
 func TestProtocolJoins(t *testing.T) {
 	s := newStage(t, "claude", "")
-	s.d.Feed([]byte("\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=YXBwcm92ZQ==\a"+claudeDialog("touch "+
-		"a")), s.now)
-	if s.wait(30 * time.Millisecond); s.d.cur != nil {
+	s.d.Feed([]byte("\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=YXBwcm92ZQ==\a"+
+		claudeDialog("touch "+"a")),
+		s.now)
+	s.wait(30 * time.Millisecond)
+	if s.d.cur != nil {
 		t.Fatal("asked before the screen was still")
 	}
 	asked := s.wait(30 * time.Millisecond)
@@ -8262,7 +8627,8 @@ func TestHostileOutput(t *testing.T) {
 		s.show("\x1b]0;"+strings.Repeat("A", 64<<10), 50*time.Millisecond)
 	}
 	runtime.GC()
-	if runtime.ReadMemStats(&after); after.HeapAlloc > before.HeapAlloc+(4<<20) {
+	runtime.ReadMemStats(&after)
+	if after.HeapAlloc > before.HeapAlloc+(4<<20) {
 		t.Errorf("heap grew by %d KiB", (after.HeapAlloc-before.HeapAlloc)>>10)
 	}
 	if len(s.d.Raw()) != 4096 {
@@ -8270,7 +8636,8 @@ func TestHostileOutput(t *testing.T) {
 	}
 	s = newStage(t, "generic", "busy canon echo") // a copy of a dialog, line by line, for an hour
 	for range 600 {
-		if asked := s.show(claudeDialog("rm -rf /")+"\r\nContinue? (y/n) ", 200*time.Millisecond); len(asked) > 0 {
+		asked := s.show(claudeDialog("rm -rf /")+"\r\nContinue? (y/n) ", 200*time.Millisecond)
+		if len(asked) > 0 {
 			t.Fatalf("a copy asks %q", asked[0].Excerpt)
 		}
 	}
@@ -8298,14 +8665,18 @@ func promptsOf(tool, tty string, output []byte, cut func() int) (asked []string)
 func FuzzDetector(f *testing.F) {
 	f.Add("claude", "", []byte(claudeDialog("touch a")), int64(1))
 	f.Add("generic", "reading canon echo", []byte("Continue? (y/n) "), int64(2))
-	f.Add("generic", "reading raw noecho", []byte("\x1b[?25l? Pick (Use arrow keys)\r\n❯ a\r\n  b\r\n"), int64(3))
-	f.Add("generic", "reading raw noecho", []byte("┌──┐\r\n│ Go? │\r\n│ <Yes>  <No> │\r\n└──┘\x1b[?25l"), int64(4))
+	f.Add("generic", "reading raw noecho",
+		[]byte("\x1b[?25l? Pick (Use arrow keys)\r\n❯ a\r\n  b\r\n"), int64(3))
+	f.Add("generic", "reading raw noecho",
+		[]byte("┌──┐\r\n│ Go? │\r\n│ <Yes>  <No> │\r\n└──┘\x1b[?25l"), int64(4))
 	f.Add("opencode", "", []byte("┃ $ a\r\n┃ Allow once   Reject  ⇆ select\x1b[?25l"), int64(5))
-	f.Add("generic", "reading canon noecho", []byte("(1) a\r\n  p   b\r\n[12?q]? <y>? [Ynq] "), int64(6))
+	f.Add("generic", "reading canon noecho", []byte("(1) a\r\n  p   b\r\n[12?q]? <y>? [Ynq] "),
+		int64(6))
 	f.Fuzz(func(t *testing.T, tool, tty string, output []byte, seed int64) {
 		rnd := mrand.New(mrand.NewSource(seed))
 		whole := promptsOf(tool, tty, output, func() int { return len(output) })
-		if cut := promptsOf(tool, tty, output, func() int { return rnd.Intn(9) }); !slices.Equal(whole, cut) {
+		cut := promptsOf(tool, tty, output, func() int { return rnd.Intn(9) })
+		if !slices.Equal(whole, cut) {
 			t.Errorf("whole %q, in pieces %q", whole, cut)
 		}
 	})
@@ -8314,9 +8685,11 @@ func FuzzDetector(f *testing.F) {
 // FuzzTape: any recording or scenario is refused or replayed, and asks nothing longer than the
 // limits.
 func FuzzTape(f *testing.F) {
-	f.Add("a.cast", []byte("{\"version\":2,\"width\":80,\"height\":24}\n[0.1,\"o\",\"Go? [y/N] \"]\n[0.2,\"t\",\"reading "+
-		"canon echo\"]\n[1,\"r\",\"40x10\"]\n"))
-	f.Add("a.json", []byte(`{"tool":"claude","pty_output":"Go? (y/n) ","expected_type":"TYPE_YES_NO"}`))
+	f.Add("a.cast",
+		[]byte("{\"version\":2,\"width\":80,\"height\":24}\n[0.1,\"o\",\"Go? [y/N] \"]\n[0.2,\"t\",\"reading "+
+			"canon echo\"]\n[1,\"r\",\"40x10\"]\n"))
+	f.Add("a.json",
+		[]byte(`{"tool":"claude","pty_output":"Go? (y/n) ","expected_type":"TYPE_YES_NO"}`))
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, name string, data []byte) {
 		path := filepath.Join(dir, "tape")
@@ -8364,18 +8737,21 @@ func TestLab(t *testing.T) {
 	if got := slices.Sorted(maps.Keys(e)); !slices.Equal(got, want) {
 		t.Errorf("fields %q, want %q", got, want)
 	}
-	if out, code = lab("--explain", cast); code != 0 || !strings.Contains(out, "pattern+tty") || !strings.Contains(out,
-		"Label:Yes") {
+	out, code = lab("--explain", cast)
+	if code != 0 || !strings.Contains(out, "pattern+tty") || !strings.Contains(out, "Label:Yes") {
 		t.Errorf("exit %d: %s", code, out)
 	}
-	if out, _ = lab("--screen", cast); !strings.Contains(out, "Proceed anyway (or wait 5 seconds to proceed) ? (y,N)") {
+	out, _ = lab("--screen", cast)
+	if !strings.Contains(out, "Proceed anyway (or wait 5 seconds to proceed) ? (y,N)") {
 		t.Error(out)
 	}
 	bad := filepath.Join(dir, "bad.json")
-	os.WriteFile(bad, []byte(`{"tool":"generic","pty_output":"hello\r\n","expected_type":"TYPE_YES_NO"}`), 0o600)
+	os.WriteFile(bad,
+		[]byte(`{"tool":"generic","pty_output":"hello\r\n","expected_type":"TYPE_YES_NO"}`), 0o600)
 	self := filepath.Join(dir, "self.json")
 	os.WriteFile(self, []byte(`{"tool":"generic","recording":"self.json"}`), 0o600)
-	for _, args := range [][]string{{bad}, {self}, {dir}, {filepath.Join(dir, "missing")}, {"detect.go"}} {
+	for _, args := range [][]string{{bad}, {self}, {dir}, {filepath.Join(dir, "missing")},
+		{"detect.go"}} {
 		if _, code := lab(args...); code != 1 {
 			t.Errorf("lab %q: exit %d, want 1", args, code)
 		}
@@ -8422,9 +8798,17 @@ func newTGEnv(t *testing.T) *tgEnv {
 	e := &tgEnv{t: t, srv: newBotAPI(t)}
 	e.srv.pollWait = 100 * time.Millisecond
 	e.Telegram = e.other(home(t, ""))
-	s := &SessionRecord{Head: Head{ID: newID()}, Tool: "claude", Label: "api", Cwd: "/home/u/proj", Status: "active",
-		Activity: "running", StartedAt: time.Now().UTC()}
-	if err := e.store.Update(func(*View) ([]Record, error) { return []Record{s}, nil }); err != nil {
+	s := &SessionRecord{
+		Head:      Head{ID: newID()},
+		Tool:      "claude",
+		Label:     "api",
+		Cwd:       "/home/u/proj",
+		Status:    "active",
+		Activity:  "running",
+		StartedAt: time.Now().UTC(),
+	}
+	err := e.store.Update(func(*View) ([]Record, error) { return []Record{s}, nil })
+	if err != nil {
 		t.Fatal(err)
 	}
 	e.s = s
@@ -8501,8 +8885,8 @@ func tgTap(id int64, p *PromptRecord, value string) string {
 
 func tgTapOn(id int64, p *PromptRecord, value string, msg, from int64) string {
 	return fmt.Sprintf(`{"update_id":%d,"callback_query":{"id":"q%d","from":{"id":%d},`+
-		`"message":{"message_id":%d,"date":5,"chat":{"id":%d,"type":"private"}},"data":"ans:%s:%s:%.16s:%s"}}`, id, id, from, msg, from, shortID(p.ID),
-		shortID(p.SessionID), p.Nonce, value)
+		`"message":{"message_id":%d,"date":5,"chat":{"id":%d,"type":"private"}},"data":"ans:%s:%s:%.16s:%s"}}`,
+		id, id, from, msg, from, shortID(p.ID), shortID(p.SessionID), p.Nonce, value)
 }
 
 func tgSay(id int64, text string, more string) string {
@@ -8530,7 +8914,8 @@ func tgKeys(rows [][]button) string {
 	for _, row := range rows {
 		var keys []string
 		for _, b := range row {
-			keys = append(keys, b["text"]+"="+b["callback_data"][strings.LastIndex(b["callback_data"], ":")+1:])
+			keys = append(keys,
+				b["text"]+"="+b["callback_data"][strings.LastIndex(b["callback_data"], ":")+1:])
 		}
 		out = append(out, strings.Join(keys, " & "))
 	}
@@ -8540,11 +8925,15 @@ func tgKeys(rows [][]button) string {
 // TestTelegramKeyboards: a question has the buttons that may answer it now, each within the 64
 // bytes of its data.
 func TestTelegramKeyboards(t *testing.T) {
-	menu := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: []Choice{{Key: "1", Label: "Red"},
-		{Key: "2", Label: "Blue"}}}}
-	hook := PromptRecord{Source: "hook", Prompt: Prompt{Type: MultipleChoice, Permission: true, SafeDefault: ref("deny"),
+	menu := PromptRecord{Prompt: Prompt{Type: MultipleChoice,
+		Choices: []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}}}}
+	hook := PromptRecord{Source: "hook", Prompt: Prompt{
+		Type:        MultipleChoice,
+		Permission:  true,
+		SafeDefault: ref("deny"),
 		Choices: []Choice{{Key: "allow", Label: "Yes", Grants: true},
-			{Key: "always", Label: "Yes, and don't ask again: accept edits", Grants: true}, {Key: "deny", Label: "No"}}}}
+			{Key: "always", Label: "Yes, and don't ask again: accept edits", Grants: true}, {Key: "deny", Label: "No"}},
+	}}
 	cut := func(p *PromptRecord) { p.Cut = true }
 	for _, c := range []struct {
 		name  string
@@ -8592,7 +8981,9 @@ func TestTelegramKeyboards(t *testing.T) {
 			for _, row := range rows {
 				for _, b := range row {
 					data := b["callback_data"]
-					if len(data) > 64 || !strings.HasPrefix(data, "ans:"+c.p.ID[:8]+":"+c.p.SessionID[:8]+":"+c.p.Nonce[:16]+":") {
+					if len(data) > 64 ||
+						!strings.HasPrefix(data,
+							"ans:"+c.p.ID[:8]+":"+c.p.SessionID[:8]+":"+c.p.Nonce[:16]+":") {
 						t.Errorf("callback data %q", data)
 					}
 				}
@@ -8603,10 +8994,18 @@ func TestTelegramKeyboards(t *testing.T) {
 
 // The ticks of a multi-select live in the buttons; nine of them must still fit into 64 bytes.
 func TestTelegramTicks(t *testing.T) {
-	p := PromptRecord{Head: Head{ID: newID()}, SessionID: newID(), Nonce: newNonce(), Confidence: "high", ShownAll: true,
-		Status: AwaitingReply, Prompt: Prompt{Type: MultipleChoice, Multi: true, Signals: []string{"pattern"}}}
+	p := PromptRecord{
+		Head:       Head{ID: newID()},
+		SessionID:  newID(),
+		Nonce:      newNonce(),
+		Confidence: "high",
+		ShownAll:   true,
+		Status:     AwaitingReply,
+		Prompt:     Prompt{Type: MultipleChoice, Multi: true, Signals: []string{"pattern"}},
+	}
 	for i := range 9 {
-		p.Choices = append(p.Choices, Choice{Key: fmt.Sprint(i + 1), Label: strings.Repeat("x", 60)})
+		p.Choices = append(p.Choices,
+			Choice{Key: fmt.Sprint(i + 1), Label: strings.Repeat("x", 60)})
 	}
 	data := func(rows [][]button, i int) string {
 		return rows[i][0]["callback_data"][len("ans:12345678:12345678:1234567890123456:"):]
@@ -8655,11 +9054,13 @@ func TestTelegramTexts(t *testing.T) {
 			"🛡️ Do you want to proceed?\ntouch /tmp/x\n2. Yes, and don't ask again for touch\n🔧 Bash in /home/u/proj\n" +
 				"To refuse and say why, reply with text.\n⏳ Expires in 9m 58s, then default: 3. No\n" + sid},
 		{open(PromptRecord{Prompt: Prompt{Type: FreeText, Question: "Which?", Excerpt: "curl p\u0430ypal.com",
-			Signals: []string{
-				"pattern"}}}), "❓ Which?\ncurl p\u0430ypal.com\n⚠️ Letters of different alphabets in one word: p\u0430ypal.com\n" +
-			"Answering with text is switched off (free_text_enabled).\n⏳ Expires in 9m 58s, then nothing is typed\n" + sid},
+			Signals: []string{"pattern"}}}),
+			"❓ Which?\ncurl p\u0430ypal.com\n⚠️ Letters of different alphabets in one word: p\u0430ypal.com\n" +
+				"Answering with text is switched off (free_text_enabled).\n⏳ Expires in 9m 58s, then nothing is typed\n" +
+				sid},
 		{open(PromptRecord{Prompt: Prompt{Type: FreeText, Question: "Your name:", Excerpt: "Your name:"}}),
-			"❓ Your name:\nAnswering with text is switched off (free_text_enabled).\n⏳ Expires in 9m 58s, then nothing is typed\n" + sid},
+			"❓ Your name:\nAnswering with text is switched off (free_text_enabled).\n⏳ Expires in 9m 58s, then nothing is typed\n" +
+				sid},
 		{open(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}}),
 			"🔑 Password:\nIt is not asked for here: type it at the keyboard.\n⏳ Expires in 9m 58s, then nothing is typed\n" +
 				sid},
@@ -8667,7 +9068,8 @@ func TestTelegramTexts(t *testing.T) {
 			"❔ Possibly a question (low confidence)\n>\nWhat should AtlasBridge do?\n⏳ Expires in 9m 58s, then nothing is " +
 				"typed\n" + sid},
 		{open(PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true, Full: "All tests pass.\nShall I commit?"}}),
-			"✅ claude has finished\nAll tests pass.\nShall I commit?\nReply to this message with what to do next.\n" + sid},
+			"✅ claude has finished\nAll tests pass.\nShall I commit?\nReply to this message with what to do next.\n" +
+				sid},
 		{over(yesNo, Resolved, "telegram:1001", "y", ""), "Continue? (y/n)\n✅ Answered" + clock +
 			" on the phone by telegram:1001: Yes\n" + sid},
 		{over(yesNo, ReplyReceived, "telegram:1001", "y", ""), "Continue? (y/n)\n⏱ Answered" + clock +
@@ -8675,16 +9077,16 @@ func TestTelegramTexts(t *testing.T) {
 		{over(tgMenu, Resolved, "cli:local", "", ""), "Do you want to proceed?\ntouch /tmp/x\n✅ Answered" + clock +
 			" at the keyboard\n" + sid},
 		{over(tgMenu, Resolved, "telegram:1001", "3", "use pnpm"),
-			"Do you want to proceed?\ntouch /tmp/x\n❌ Answered" + clock + " on the phone by telegram:1001: 3. No (use pnpm)\n" +
-				sid},
+			"Do you want to proceed?\ntouch /tmp/x\n❌ Answered" + clock +
+				" on the phone by telegram:1001: 3. No (use pnpm)\n" + sid},
 		{over(yesNo, Resolved, "auto:timeout", "n", ""), "Continue? (y/n)\n⌛ No answer in time" + clock +
 			", so it was refused: No\n" + sid},
 		{over(yesNo, Expired, "auto:timeout", "", ""), "Continue? (y/n)\n⌛ Expired" + clock +
 			", nobody answered: nothing was typed, it may still wait\n" + sid},
 		{over(yesNo, Failed, "telegram:1001", "y", "the question is gone"), "Continue? (y/n)\n⚠️ Not delivered: Yes" +
 			clock + " (the question is gone)\n" + sid},
-		{over(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}}, Resolved, "telegram:1001",
-			"hunter2", ""),
+		{over(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}}, Resolved,
+			"telegram:1001", "hunter2", ""),
 			"Password:\n✅ Answered" + clock + " on the phone by telegram:1001\n" + sid},
 	} {
 		r := e.questionText(&c.p, &s)
@@ -8709,7 +9111,8 @@ func tgCheckEntities(t *testing.T, r *richText) {
 			continue
 		}
 		part := string(utf16.Decode(units[offset : offset+length]))
-		if part != strings.TrimRight(part, " \n") || !strings.Contains("\n"+r.text+"\n", "\n"+part+"\n") {
+		if part != strings.TrimRight(part, " \n") ||
+			!strings.Contains("\n"+r.text+"\n", "\n"+part+"\n") {
 			t.Errorf("entity %+v covers %q", m, part)
 		}
 	}
@@ -8735,9 +9138,9 @@ func TestTelegramHostileText(t *testing.T) {
 // TestTelegramCutText: a long text is cut into parts of so many UTF-16 units, and only newlines are
 // lost between them.
 func TestTelegramCutText(t *testing.T) {
-	for _, s := range []string{"", "a", strings.Repeat("line of text\n", 2000), strings.Repeat("𝄞", 5000),
-		strings.Repeat("x", 9000),
-		"\n\n" + strings.Repeat("y\n", 4000), strings.Repeat("é\n\n", 3000)} {
+	for _, s := range []string{"", "a", strings.Repeat("line of text\n", 2000),
+		strings.Repeat("𝄞", 5000), strings.Repeat("x", 9000), "\n\n" + strings.Repeat("y\n", 4000),
+		strings.Repeat("é\n\n", 3000)} {
 		var parts []string
 		lost := 0
 		for part, rest := cutText(s, 1000); ; part, rest = cutText(rest, 1000) {
@@ -8750,7 +9153,9 @@ func TestTelegramCutText(t *testing.T) {
 			}
 		}
 		lost = len(s) - len(strings.Join(parts, ""))
-		if strings.ReplaceAll(strings.Join(parts, ""), "\n", "") != strings.ReplaceAll(s, "\n", "") || lost >= len(parts) {
+		if strings.ReplaceAll(strings.Join(parts, ""), "\n", "") != strings.ReplaceAll(s, "\n",
+			"") ||
+			lost >= len(parts) {
 			t.Errorf("%.10q: %d bytes lost in %d parts", s, lost, len(parts))
 		}
 	}
@@ -8827,17 +9232,25 @@ func tgWish(w wish) string {
 func TestTelegramUnderstand(t *testing.T) {
 	now := time.Now()
 	session := func(id, label, status string) *SessionRecord {
-		return &SessionRecord{Head: Head{ID: id + "-0000"}, Tool: "claude", Label: label, Status: status,
-			StartedAt: now.Add(-time.Hour)}
+		return &SessionRecord{
+			Head:      Head{ID: id + "-0000"},
+			Tool:      "claude",
+			Label:     label,
+			Status:    status,
+			StartedAt: now.Add(-time.Hour),
+		}
 	}
-	a, b, dead := session("aaaaaaaa", "api", "active"), session("bbbbbbbb", "web", "active"), session("dddddddd", "",
-		"completed")
+	a, b, dead := session("aaaaaaaa", "api", "active"), session("bbbbbbbb", "web", "active"),
+		session("dddddddd", "", "completed")
 	prompt := func(id string, s *SessionRecord, msg int64, p PromptRecord) *PromptRecord {
-		p.ID, p.SessionID, p.MsgID, p.Status, p.Nonce = id+"-0000", s.ID, msg, AwaitingReply, newNonce()
+		p.ID, p.SessionID, p.MsgID, p.Status, p.Nonce = id+"-0000", s.ID, msg, AwaitingReply,
+			newNonce()
 		p.CreatedAt, p.ExpiresAt = now.Add(-time.Minute), now.Add(time.Minute)
 		return &p
 	}
-	reply := func(id int64, text string) *message { return &message{ID: id, Text: text, From: &user{IsBot: true}} }
+	reply := func(id int64, text string) *message {
+		return &message{ID: id, Text: text, From: &user{IsBot: true}}
+	}
 	one, two := []*SessionRecord{a, dead}, []*SessionRecord{a, b, dead}
 	idle := PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true}}
 	secret := PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true}}
@@ -8859,7 +9272,8 @@ func TestTelegramUnderstand(t *testing.T) {
 		{"go on", reply(7, "claude [SID:dddddddd]"), two, nil, nil, `^reply ✗ Nothing was sent: .*ended`},
 		{"go on", nil, two, nil, map[string]string{"claim telegram:1001": b.ID}, `^text bbbbbbbb`},
 		{"go on", nil, two, nil, map[string]string{"claim telegram:2002": b.ID}, `^reply ✗ Which`},
-		{"go on", nil, two, nil, map[string]string{"claim telegram:1001": dead.ID}, `^reply ✗ Nothing was sent: .*ended`},
+		{"go on", nil, two, nil, map[string]string{"claim telegram:1001": dead.ID},
+			`^reply ✗ Nothing was sent: .*ended`},
 		{"go on", nil, one, []*PromptRecord{prompt("11111111", a, 50, idle)}, nil, `^text aaaaaaaa "go on"$`},
 		{"Red", nil, one, []*PromptRecord{prompt("11111111", a, 50, PromptRecord{Prompt: Prompt{Type: FreeText}})}, nil,
 			`^decide 11111111 Red$`},
@@ -8870,13 +9284,16 @@ func TestTelegramUnderstand(t *testing.T) {
 		{"no", nil, one, menu, nil, `^decide 11111111 3$`},
 		{"use pnpm", reply(50, ""), two, menu, nil, `^decide 11111111 deny:use pnpm$`},
 		{"use pnpm", nil, one, menu, nil, `^reply ✗ Nothing was done: a permission`},
-		{"hunter2", reply(50, ""), one, []*PromptRecord{prompt("11111111", a, 50, secret)}, nil, `^decide 11111111 hunter2$`},
+		{"hunter2", reply(50, ""), one, []*PromptRecord{prompt("11111111", a, 50, secret)}, nil,
+			`^decide 11111111 hunter2$`},
 		{"hunter2", nil, one, []*PromptRecord{prompt("11111111", a, 50, secret)}, nil,
 			`^reply ✗ Nothing was sent: .*password`},
-		{"1", nil, one, []*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }))},
-			nil, `^decide 11111111 1$`},
-		{"3", nil, one, []*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }))},
-			nil, `^decide 11111111 3$`},
+		{"1", nil, one,
+			[]*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }))}, nil,
+			`^decide 11111111 1$`},
+		{"3", nil, one,
+			[]*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }))}, nil,
+			`^decide 11111111 3$`},
 		{"3, 1", nil, one, []*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu,
 			func(p *PromptRecord) { p.Multi = true }))}, nil, `^decide 11111111 3,1$`},
 		{"/send bbbb do it\nnow", nil, two, nil, nil, `^text bbbbbbbb "do it\\nnow"$`},
@@ -8921,9 +9338,14 @@ func TestTelegramUnderstand(t *testing.T) {
 // What was written before the session or the question does not count for it; in a group, only what is addressed does.
 func TestTelegramOldAndGroupText(t *testing.T) {
 	now := time.Now()
-	s := &SessionRecord{Head: Head{Rec: "session", ID: "aaaaaaaa-0000"}, Status: "active", StartedAt: now.Add(-time.Hour)}
+	s := &SessionRecord{
+		Head:      Head{Rec: "session", ID: "aaaaaaaa-0000"},
+		Status:    "active",
+		StartedAt: now.Add(-time.Hour),
+	}
 	p := yesNo
-	p.Rec, p.ID, p.SessionID, p.Status, p.CreatedAt = "prompt", "11111111-0000", s.ID, AwaitingReply, now.Add(-time.Minute)
+	p.Rec, p.ID, p.SessionID, p.Status, p.CreatedAt = "prompt", "11111111-0000", s.ID,
+		AwaitingReply, now.Add(-time.Minute)
 	v := viewOf(map[string]Record{})
 	v.put(s)
 	v.put(&p)
@@ -8939,7 +9361,8 @@ func TestTelegramOldAndGroupText(t *testing.T) {
 	} {
 		m := &message{From: &user{ID: 1001}, Text: "yes"}
 		m.Chat.ID = c.chat
-		if got := tgWish((&heard{message: m, view: v, at: now.Add(-c.age)}).understand()); got != c.want {
+		got := tgWish((&heard{message: m, view: v, at: now.Add(-c.age)}).understand())
+		if got != c.want {
 			t.Errorf("%v old in chat %d: %q, want %q", c.age, c.chat, got, c.want)
 		}
 	}
@@ -8978,7 +9401,8 @@ func TestTelegramKeyBytes(t *testing.T) {
 func TestTelegramBackoff(t *testing.T) {
 	want := []time.Duration{1, 2, 4, 8, 16, 32, 60, 60}
 	for n, w := range want {
-		if high, low := backoff(n, 0), backoff(n, 0.999999); high != w*time.Second || low < high*3/4 || low >= high {
+		high, low := backoff(n, 0), backoff(n, 0.999999)
+		if high != w*time.Second || low < high*3/4 || low >= high {
 			t.Errorf("backoff(%d) = %v to %v, want up to %d s", n, low, high, w)
 		}
 	}
@@ -8998,7 +9422,8 @@ func TestTelegramPacing(t *testing.T) {
 		var wait time.Duration
 		var sent []time.Time
 		for now := start; now.Before(start.Add(5 * time.Minute)); now = now.Add(wait) {
-			if next, wait = reserve(next, now, c.every, true); wait == 0 {
+			next, wait = reserve(next, now, c.every, true)
+			if wait == 0 {
 				sent = append(sent, now)
 			}
 		}
@@ -9015,10 +9440,12 @@ func TestTelegramPacing(t *testing.T) {
 			next, wait = reserve(next, now, c.every, false)
 			now = now.Add(wait)
 		}
-		if _, wait = reserve(next, now, c.every, true); wait > 0 {
+		_, wait = reserve(next, now, c.every, true)
+		if wait > 0 {
 			t.Errorf("a question waits %v behind a stream", wait)
 		}
-		if _, wait = reserve(now.Add(9*time.Second), now, c.every, true); wait != 9*time.Second {
+		_, wait = reserve(now.Add(9*time.Second), now, c.every, true)
+		if wait != 9*time.Second {
 			t.Errorf("after retry_after 9 the wait is %v", wait)
 		}
 	}
@@ -9037,7 +9464,8 @@ func TestTelegramPacingShared(t *testing.T) {
 		return next
 	})
 	late := fmt.Sprintf("%020d %020d\n", due.UnixNano(), time.Now().Add(time.Minute).UnixNano())
-	if err := os.WriteFile(filepath.Join(e.store.Dir, "telegram.pace"), []byte(late), 0o600); err != nil {
+	err := os.WriteFile(filepath.Join(e.store.Dir, "telegram.pace"), []byte(late), 0o600)
+	if err != nil {
 		t.Fatal(err)
 	}
 	if err := e.pace(t.Context(), func() bool { return true }); err != nil {
@@ -9081,15 +9509,19 @@ func TestTelegramErrors(t *testing.T) {
 			tg := newTelegram(&Config{Token: fakeToken, APIBase: srv.URL}, nil, nil)
 			err := tg.call(context.Background(), "sendMessage", map[string]any{}, nil)
 			var e *apiError
-			if !errors.As(err, &e) || e.temporary() != c.temporary || !strings.Contains(err.Error(), c.want) {
+			if !errors.As(err, &e) || e.temporary() != c.temporary ||
+				!strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v (%+v)", err, e)
 			}
-			if err != nil && (strings.Contains(err.Error(), "AAFake") || strings.Contains(err.Error(), srv.URL)) {
+			if err != nil &&
+				(strings.Contains(err.Error(), "AAFake") ||
+					strings.Contains(err.Error(), srv.URL)) {
 				t.Errorf("the error shows the token or URL: %v", err)
 			}
 		})
 	}
-	for _, base := range []string{"http://127.0.0.1:1", "http://bad host", "http://[::1]:namedport"} {
+	for _, base := range []string{"http://127.0.0.1:1", "http://bad host",
+		"http://[::1]:namedport"} {
 		tg := newTelegram(&Config{Token: fakeToken, APIBase: base}, nil, nil)
 		err := tg.call(context.Background(), "getMe", map[string]any{}, nil)
 		if err == nil || strings.Contains(err.Error(), "AAFake") {
@@ -9105,7 +9537,8 @@ func TestTelegramSendRetries(t *testing.T) {
 		`{"ok":false,"error_code":400,"description":"Bad Request: can't parse entities: x"}`, ``}
 	var times []time.Time
 	e.srv.fault = func(_ string, w http.ResponseWriter) bool {
-		if times = append(times, time.Now()); len(times) > len(bodies) {
+		times = append(times, time.Now())
+		if len(times) > len(bodies) {
 			return false
 		}
 		io.WriteString(w, bodies[len(times)-1])
@@ -9132,8 +9565,9 @@ func TestTelegramSendRetries(t *testing.T) {
 			fmt.Fprintf(w, `{"ok":false,"error_code":400,"description":%q}`, text)
 			return true
 		}
-		if id, err := e.send(context.Background(), "editMessageText", map[string]any{"message_id": int64(7)},
-			true); err != nil || id != want {
+		if id, err := e.send(context.Background(), "editMessageText",
+			map[string]any{"message_id": int64(7)}, true); err != nil ||
+			id != want {
 			t.Errorf("%s: %d, %v", text, id, err)
 		}
 	}
@@ -9142,7 +9576,9 @@ func TestTelegramSendRetries(t *testing.T) {
 		io.WriteString(w, `{"ok":true,"result":{"message_id":77,"from":{"id"`)
 		return true
 	}
-	if id, err := e.send(context.Background(), "sendMessage", map[string]any{"text": "x"}, true); err != nil || id != 77 {
+	if id, err := e.send(context.Background(), "sendMessage", map[string]any{"text": "x"},
+		true); err != nil ||
+		id != 77 {
 		t.Errorf("a cut answer: %d, %v", id, err)
 	}
 }
@@ -9174,7 +9610,8 @@ func TestTelegramTaps(t *testing.T) {
 		"q6": "already answered",
 		"q9": "out of date",
 	} {
-		if c := e.srv.until(t, "answerCallbackQuery", `"`+query+`"`); !strings.Contains(fmt.Sprint(c.p["text"]), want) {
+		c := e.srv.until(t, "answerCallbackQuery", `"`+query+`"`)
+		if !strings.Contains(fmt.Sprint(c.p["text"]), want) {
 			t.Errorf("%s was answered %q, want %q", query, c.p["text"], want)
 		}
 	}
@@ -9182,7 +9619,8 @@ func TestTelegramTaps(t *testing.T) {
 		t.Errorf("%d taps were answered, want 6: a stranger never, a repeated update once", n)
 	}
 	audit := e.auditLog()
-	if strings.Count(audit, `"UNAUTHORIZED"`) != 1 || strings.Count(audit, `"REPLY_REJECTED"`) != 5 ||
+	if strings.Count(audit, `"UNAUTHORIZED"`) != 1 ||
+		strings.Count(audit, `"REPLY_REJECTED"`) != 5 ||
 		strings.Count(audit, `"REPLY_RECEIVED"`) != 1 {
 		t.Errorf("audit:\n%s", audit)
 	}
@@ -9203,7 +9641,8 @@ func TestTelegramNotRecorded(t *testing.T) {
 	stop := e.poll(other)
 	e.srv.until(t, "answerCallbackQuery", "could not be recorded")
 	stop()
-	if !strings.Contains(other.Trouble(), broken.Error()) || e.prompt(p.ID).Status != AwaitingReply {
+	if !strings.Contains(other.Trouble(), broken.Error()) ||
+		e.prompt(p.ID).Status != AwaitingReply {
 		t.Errorf("trouble %q, question %s", other.Trouble(), e.prompt(p.ID).Status)
 	}
 	e.poll(e.Telegram)
@@ -9260,9 +9699,14 @@ func TestTelegramOutage(t *testing.T) {
 	aged.At = time.Now().Add(-3 * time.Minute)
 	v, _ := e.store.View()
 	v.Prompts[old.ID].At = aged.At // the store never dates a record before the one it follows
-	r := &receiver{Telegram: e.Telegram, ctx: context.Background(), lastOK: time.Now().Add(-100 * time.Second)}
+	r := &receiver{
+		Telegram: e.Telegram,
+		ctx:      context.Background(),
+		lastOK:   time.Now().Add(-100 * time.Second),
+	}
 	r.recovered()
-	if r.work.Wait(); e.srv.count("sendMessage") != 1 {
+	r.work.Wait()
+	if e.srv.count("sendMessage") != 1 {
 		t.Error("offered again after 100 s, when taps still lived")
 	}
 	r.lastOK = time.Now().Add(-200 * time.Second)
@@ -9271,8 +9715,9 @@ func TestTelegramOutage(t *testing.T) {
 	if got := e.prompt(old.ID); got.MsgID <= old.MsgID || got.Status != AwaitingReply {
 		t.Errorf("message %d → %d, %s", old.MsgID, got.MsgID, got.Status)
 	}
-	if c := e.srv.until(t, "editMessageReplyMarkup",
-		fmt.Sprint(old.MsgID)); fmt.Sprint(c.p["reply_markup"]) != "map[inline_keyboard:[]]" {
+	c := e.srv.until(t, "editMessageReplyMarkup",
+		fmt.Sprint(old.MsgID))
+	if fmt.Sprint(c.p["reply_markup"]) != "map[inline_keyboard:[]]" {
 		t.Errorf("the old message keeps buttons: %v", c.p)
 	}
 }
@@ -9350,11 +9795,13 @@ func TestTelegramShowAll(t *testing.T) {
 	if got := e.prompt(p.ID); got.Status != ReplyReceived || got.MsgID <= p.MsgID {
 		t.Errorf("%s, message %d → %d", got.Status, p.MsgID, got.MsgID)
 	}
-	if audit := e.auditLog(); !strings.Contains(audit, `"PERMISSION_RESOLVE"`) || !strings.Contains(audit,
-		`"user_id":1001,"decision":"1"`) {
+	audit := e.auditLog()
+	if !strings.Contains(audit, `"PERMISSION_RESOLVE"`) ||
+		!strings.Contains(audit, `"user_id":1001,"decision":"1"`) {
 		t.Errorf("audit:\n%s", audit)
 	}
-	if c := e.srv.until(t, "answerCallbackQuery", `"q2"`); !strings.Contains(fmt.Sprint(c.p["text"]), "out of date") {
+	c := e.srv.until(t, "answerCallbackQuery", `"q2"`)
+	if !strings.Contains(fmt.Sprint(c.p["text"]), "out of date") {
 		t.Errorf("the old message's button: %v", c.p["text"])
 	}
 	got := e.prompt(p.ID)
@@ -9385,7 +9832,8 @@ func TestTelegramShowAllOfNothing(t *testing.T) {
 		}
 		e.srv.mu.Unlock()
 		if strings.Contains(fmt.Sprint(last.p["reply_markup"]), "1. Yes") {
-			t.Errorf("the last message with %d bytes of it offers %v", len(full), last.p["reply_markup"])
+			t.Errorf("the last message with %d bytes of it offers %v", len(full),
+				last.p["reply_markup"])
 		}
 	}
 }
@@ -9406,7 +9854,8 @@ func TestTelegramSecret(t *testing.T) {
 	e.turn(func(time.Time) time.Time { return time.Now().Add(2 * time.Second) })
 	e.srv.send(tgSay(1, "hunter1", reply))
 	e.poll(e.Telegram)
-	if e.srv.until(t, "deleteMessage", `"message_id":1\b`); e.srv.count("sendMessage") != 1 {
+	e.srv.until(t, "deleteMessage", `"message_id":1\b`)
+	if e.srv.count("sendMessage") != 1 {
 		t.Error("deleting waited for the pacing")
 	}
 	e.srv.until(t, "sendMessage", "cannot be given from here")
@@ -9423,7 +9872,8 @@ func TestTelegramSecret(t *testing.T) {
 		t.Errorf("the session gets %q, %v", value, ok)
 	}
 	for _, name := range []string{"state.jsonl", "audit.log"} {
-		if b, _ := os.ReadFile(filepath.Join(e.store.Dir, name)); strings.Contains(string(b), "hunter") {
+		b, _ := os.ReadFile(filepath.Join(e.store.Dir, name))
+		if strings.Contains(string(b), "hunter") {
 			t.Errorf("%s holds the password", name)
 		}
 	}
@@ -9437,8 +9887,12 @@ func TestTelegramNotify(t *testing.T) {
 		lines = append(lines, fmt.Sprintf("line %d of the output", i))
 	}
 	e.srv.put(7, "output so far")
-	id, err := e.Notify(context.Background(), Notice{Text: "Output:", Mono: strings.Join(lines, "\n"), SessionID: e.s.ID,
-		Edit: 7})
+	id, err := e.Notify(context.Background(), Notice{
+		Text:      "Output:",
+		Mono:      strings.Join(lines, "\n"),
+		SessionID: e.s.ID,
+		Edit:      7,
+	})
 	if err != nil || id == 7 {
 		t.Fatalf("Notify = %d, %v", id, err)
 	}
@@ -9472,7 +9926,8 @@ func TestTelegramUrgentNotice(t *testing.T) {
 	defer cancel()
 	for _, urgent := range []bool{true, false} {
 		e.turn(func(time.Time) time.Time { return time.Now() })
-		if id, err := e.Notify(ctx, Notice{Text: "ended", Urgent: urgent}); (err == nil && id != 0) != urgent {
+		id, err := e.Notify(ctx, Notice{Text: "ended", Urgent: urgent})
+		if (err == nil && id != 0) != urgent {
 			t.Errorf("urgent %v: %d, %v", urgent, id, err)
 		}
 	}
@@ -9529,7 +9984,8 @@ func TestTelegramSetup(t *testing.T) {
 	text, code := "", regexp.MustCompile(`code:  ([0-9a-f]{6})\n`)
 	for buf := make([]byte, 512); !code.MatchString(text); {
 		n, err := out.Read(buf)
-		if text += string(buf[:n]); err != nil {
+		text += string(buf[:n])
+		if err != nil {
 			t.Fatalf("%v after %q", err, text)
 		}
 	}
@@ -9539,7 +9995,8 @@ func TestTelegramSetup(t *testing.T) {
 	if digits == wrong {
 		wrong = "111111"
 	}
-	srv.send(strings.ReplaceAll(tgSay(1, wrong, ""), ":1001", ":2002"), tgSay(2, "hello", ""), tgSay(3, digits, ""))
+	srv.send(strings.ReplaceAll(tgSay(1, wrong, ""), ":1001", ":2002"), tgSay(2, "hello", ""),
+		tgSay(3, digits, ""))
 	test := srv.until(t, "sendMessage", "setup:")
 	data := regexp.MustCompile(`setup:[0-9a-f]+`).FindString(fmt.Sprint(test.p["reply_markup"]))
 	tap := `{"update_id":%d,"callback_query":{"id":"q","from":{"id":%d},` +
@@ -9553,11 +10010,12 @@ func TestTelegramSetup(t *testing.T) {
 		t.Setenv("TELEGRAM_BOT_TOKEN", "")
 		t.Setenv("TELEGRAM_API_BASE", "")
 		cfg, err := loadConfig(dir, os.Getenv, nil)
-		if err != nil || cfg.Token != fakeToken || cfg.ChatID != 1001 || fmt.Sprint(cfg.Users) != users ||
-			cfg.APIBase != srv.URL {
+		if err != nil || cfg.Token != fakeToken || cfg.ChatID != 1001 ||
+			fmt.Sprint(cfg.Users) != users || cfg.APIBase != srv.URL {
 			t.Fatalf("%+v, %v", cfg, err)
 		}
-		if info, err := os.Stat(filepath.Join(dir, "config.toml")); err != nil || info.Mode().Perm() != 0o600 {
+		if info, err := os.Stat(filepath.Join(dir, "config.toml")); err != nil ||
+			info.Mode().Perm() != 0o600 {
 			t.Errorf("config.toml: %v, %v", info, err)
 		}
 	}
@@ -9581,13 +10039,19 @@ func TestTelegramSetupWebhook(t *testing.T) {
 	srv.answers["getWebhookInfo"] = func(map[string]any) string {
 		return `{"url":"https://example.invalid/` + fakeToken + `"}`
 	}
-	dir := home(t, withTelegram("", &Config{Token: fakeToken, ChatID: 1001, Users: []int64{1001}, APIBase: srv.URL}))
+	dir := home(t, withTelegram("", &Config{
+		Token:   fakeToken,
+		ChatID:  1001,
+		Users:   []int64{1001},
+		APIBase: srv.URL,
+	}))
 	code, stdout, stderr := cli(t, dir, "setup", "--no-test")
 	if code != 1 {
 		t.Errorf("without a terminal setup ends with %d", code)
 	}
 	said := stdout + stderr
-	if !matches(`(?s)a webhook is set.*hint: .*in a terminal`, said) || strings.Contains(said, "AAFake") {
+	if !matches(`(?s)a webhook is set.*hint: .*in a terminal`, said) ||
+		strings.Contains(said, "AAFake") {
 		t.Errorf("without a terminal setup says %q", said)
 	}
 	for _, answer := range []string{"\r", "n\r", "y\r"} {
@@ -9611,13 +10075,19 @@ func TestTelegramSetupWebhook(t *testing.T) {
 // Whatever the server sends, nothing panics, and nothing but the operator's own update acts.
 func FuzzUpdate(f *testing.F) {
 	p := yesNo
-	p.Rec, p.ID, p.SessionID, p.Nonce, p.Status, p.MsgID = "prompt", "11111111-0000", "aaaaaaaa-0000", "0123456789abcdef0123456789abcdef", AwaitingReply, 50
-	s := &SessionRecord{Head: Head{Rec: "session", ID: "aaaaaaaa-0000"}, Status: "active", Tool: "claude"}
-	for _, seed := range []string{tgTap(1, &p, "y"), tgTapOn(1, &p, "y", 50, 2002), tgTap(1, &p, "~all"), tgTap(1, &p,
-		"~s:1,2"), tgSay(2, "yes", ""),
-		tgSay(2, "/keys CTRL_C", ""), tgSay(2, "/send aaaa \x1b[201~", `,"reply_to_message":{"message_id":50}`), tgSay(2,
-			"x", `,"via_bot":{}`),
-		`{"update_id":1,"callback_query":{}}`, `{"message":{"from":null}}`, `[]`, `{"update_id":"x"}`} {
+	p.Rec, p.ID, p.SessionID, p.Nonce, p.Status, p.MsgID = "prompt", "11111111-0000",
+		"aaaaaaaa-0000", "0123456789abcdef0123456789abcdef", AwaitingReply, 50
+	s := &SessionRecord{
+		Head:   Head{Rec: "session", ID: "aaaaaaaa-0000"},
+		Status: "active",
+		Tool:   "claude",
+	}
+	for _, seed := range []string{tgTap(1, &p, "y"), tgTapOn(1, &p, "y", 50, 2002),
+		tgTap(1, &p, "~all"), tgTap(1, &p, "~s:1,2"), tgSay(2, "yes", ""),
+		tgSay(2, "/keys CTRL_C", ""),
+		tgSay(2, "/send aaaa \x1b[201~", `,"reply_to_message":{"message_id":50}`),
+		tgSay(2, "x", `,"via_bot":{}`), `{"update_id":1,"callback_query":{}}`,
+		`{"message":{"from":null}}`, `[]`, `{"update_id":"x"}`} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, raw string) {
@@ -9636,15 +10106,18 @@ func FuzzUpdate(f *testing.F) {
 		v.put(s)
 		v.put(&p)
 		if u.Callback != nil {
-			if d, p := tapped(u.Callback.Data, v); p != nil && (!strings.HasPrefix(u.Callback.Data, "ans:11111111") ||
-				d.PromptID == "") {
+			if d, p := tapped(u.Callback.Data, v); p != nil &&
+				(!strings.HasPrefix(u.Callback.Data, "ans:11111111") || d.PromptID == "") {
 				t.Fatalf("%q is taken for a button", u.Callback.Data)
 			}
 			return
 		}
 		w := (&heard{message: u.Message, view: v, at: time.Unix(1<<33, 0)}).understand()
 		for _, text := range []string{w.reply, tgWish(w)} {
-			if i := strings.IndexFunc(text, func(c rune) bool { return c < ' ' && c != '\n' && c != '\t' }); i >= 0 &&
+			i := strings.IndexFunc(text, func(c rune) bool {
+				return c < ' ' && c != '\n' && c != '\t'
+			})
+			if i >= 0 &&
 				w.reply == "" {
 				t.Fatalf("%q gets through in %q", text[i], text)
 			}
@@ -9677,7 +10150,8 @@ func comesTrue(t *testing.T, what string, holds func() bool) {
 func (e *tgEnv) says(msg int64, want string) {
 	e.t.Helper()
 	if m := e.srv.message(msg); len(m.buttons) != 0 || !strings.Contains(m.text, want) {
-		e.t.Errorf("message %d says %q with %d buttons, want %q and none", msg, m.text, len(m.buttons), want)
+		e.t.Errorf("message %d says %q with %d buttons, want %q and none", msg, m.text,
+			len(m.buttons), want)
 	}
 }
 
@@ -9686,8 +10160,8 @@ func (e *tgEnv) paid() {
 	e.t.Helper()
 	owed, _, err := e.store.Owed(nil)
 	if len(owed) > 0 || err != nil {
-		e.t.Errorf("owed: %v, %v; the first is %s and its message says %q, replaced %v", len(owed), err, owed[0].Status,
-			owed[0].MsgStatus, owed[0].OldMsgIDs)
+		e.t.Errorf("owed: %v, %v; the first is %s and its message says %q, replaced %v", len(owed),
+			err, owed[0].Status, owed[0].MsgStatus, owed[0].OldMsgIDs)
 	}
 }
 
@@ -9858,14 +10332,17 @@ func TestTickOvertakenByOutcome(t *testing.T) {
 	for name, lost := range map[string]bool{"slow": false, "without an answer": true} {
 		t.Run(name, func(t *testing.T) {
 			e := newTGEnv(t)
-			p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
+			p := e.ask(tgWith(tgMenu, func(p *PromptRecord) {
+				p.Multi, p.Permission = true, false
+			}))
 			poller := e.process()
 			r := e.receiver(poller)
 			held := make(chan struct{})
 			there := e.srv.first(fate{hold: held, cut: lost})
 			r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+"1")
 			<-there
-			if _, why, err := e.store.Decide(storeTap(p, "1"), time.Now()); err != nil || why != "" {
+			_, why, err := e.store.Decide(storeTap(p, "1"), time.Now())
+			if err != nil || why != "" {
 				t.Fatal(why, err)
 			}
 			e.store.Move(p.ID, Injected, nil)
@@ -9970,7 +10447,8 @@ func TestDebtsArePaid(t *testing.T) {
 	}
 	e.srv.mu.Lock()
 	for i, d := range e.srv.past {
-		if earliest := begin.Add(time.Duration(i-3) * 1050 * time.Millisecond); d.at.Before(earliest) {
+		earliest := begin.Add(time.Duration(i-3) * 1050 * time.Millisecond)
+		if d.at.Before(earliest) {
 			t.Errorf("request %d left %v too early", i, earliest.Sub(d.at))
 		}
 	}
@@ -10012,7 +10490,8 @@ func TestWhoPays(t *testing.T) {
 	}{
 		{"its session lives", func(*PromptRecord) {}, false, false},
 		{"for long", func(p *PromptRecord) { p.At = p.At.Add(-debtsPatience - time.Second) }, false, true},
-		{"only a replaced message", func(p *PromptRecord) { p.MsgStatus, p.OldMsgIDs = Resolved, []int64{7} }, false, true},
+		{"only a replaced message", func(p *PromptRecord) { p.MsgStatus, p.OldMsgIDs = Resolved, []int64{7} }, false,
+			true},
 		{"a replaced one, too", func(p *PromptRecord) { p.OldMsgIDs = []int64{7} }, false, false},
 		{"its session is dead", func(*PromptRecord) {}, true, true},
 		{"not reaped", func(p *PromptRecord) { p.Status = ReplyReceived }, true, false},
@@ -10070,7 +10549,8 @@ func TestDebtsOfMessagesThatAreGone(t *testing.T) {
 			tries := 0
 			e.srv.decides(func(string, map[string]any) fate {
 				tries++
-				return fate{answer: fmt.Sprintf(`{"ok":false,"error_code":%s,"description":%q}`, code, description)}
+				return fate{answer: fmt.Sprintf(`{"ok":false,"error_code":%s,"description":%q}`,
+					code, description)}
 			})
 			err := e.Settle(t.Context(), p, e.s)
 			if (err == nil) != paid || tries != 1 {
@@ -10090,7 +10570,11 @@ func TestDebtsThroughTrouble(t *testing.T) {
 	for name, c := range map[string]struct {
 		todo  fate
 		twice int
-	}{"429": {fate{answer: again}, 0}, "carried out": {fate{cut: true}, 1}, "never came": {fate{hold: nil, late: make(chan struct{})}, 0}} {
+	}{
+		"429":         {fate{answer: again}, 0},
+		"carried out": {fate{cut: true}, 1},
+		"never came":  {fate{hold: nil, late: make(chan struct{})}, 0},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newTGEnv(t)
@@ -10129,11 +10613,15 @@ func TestLostEditComesLate(t *testing.T) {
 	wait()
 	e.says(p.MsgID, "✅ Answered")
 	close(late)
-	comesTrue(t, "the lost edit lands", func() bool { return len(e.srv.message(p.MsgID).buttons) > 0 })
+	comesTrue(t, "the lost edit lands", func() bool {
+		return len(e.srv.message(p.MsgID).buttons) > 0
+	})
 	poller := e.process()
 	poller.store.now = func() time.Time { return time.Now().Add(time.Hour) }
 	e.poll(poller)
-	comesTrue(t, "it is edited again", func() bool { return len(e.srv.message(p.MsgID).buttons) == 0 })
+	comesTrue(t, "it is edited again", func() bool {
+		return len(e.srv.message(p.MsgID).buttons) == 0
+	})
 	comesTrue(t, "that is recorded", func() bool { return e.prompt(p.ID).MsgStatus == Resolved })
 	e.says(p.MsgID, "✅ Answered")
 	e.paid()
@@ -10207,7 +10695,8 @@ func TestAskOfWhatIsOver(t *testing.T) {
 	cancel()
 	close(held)
 	id := <-result
-	if moved, err := e.store.Move(q.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = id }); moved || err != nil {
+	moved, err := e.store.Move(q.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = id })
+	if moved || err != nil {
 		t.Fatal(moved, err)
 	}
 	if owed, _, _ := e.store.Owed(nil); len(owed) != 1 || owed[0].MsgID != id || id == 0 {
@@ -10222,7 +10711,9 @@ func TestAskOfWhatIsOver(t *testing.T) {
 func TestReplacedMessageIsOwed(t *testing.T) {
 	for _, to := range []State{AwaitingReply, Canceled} {
 		e := newTGEnv(t)
-		p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Cut, p.Full = true, strings.Repeat("x", 3300)+"\nend" }))
+		p := e.ask(tgWith(tgMenu, func(p *PromptRecord) {
+			p.Cut, p.Full = true, strings.Repeat("x", 3300)+"\nend"
+		}))
 		e.srv.decides(func(method string, params map[string]any) fate {
 			if strings.HasPrefix(method, "editMessage") {
 				return fate{answer: `{"ok":false,"error_code":403,"description":"x"}`}
@@ -10242,7 +10733,9 @@ func TestReplacedMessageIsOwed(t *testing.T) {
 		}
 		e.srv.decides(nil)
 		e.poll(e.process())
-		comesTrue(t, "the old one has no buttons", func() bool { return len(e.srv.message(p.MsgID).buttons) == 0 })
+		comesTrue(t, "the old one has no buttons", func() bool {
+			return len(e.srv.message(p.MsgID).buttons) == 0
+		})
 		comesTrue(t, "that is recorded", func() bool { return len(e.prompt(p.ID).OldMsgIDs) == 0 })
 		if to == Canceled {
 			e.says(now.MsgID, "🚫 Canceled")
@@ -10304,10 +10797,14 @@ func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
 			p := e.ask(yesNo)
 			e.poll(e.process())
 			e.srv.send(tgTap(1, p, "y"), tgTap(2, p, "y")) // a finger that trembles
-			comesTrue(t, "it is decided", func() bool { return storeView(t, e.store).Updates["2"] != nil })
+			comesTrue(t, "it is decided", func() bool {
+				return storeView(t, e.store).Updates["2"] != nil
+			})
 			begin := time.Now()
 			if slow {
-				comesTrue(t, "the buttons go", func() bool { return len(e.srv.message(p.MsgID).buttons) == 0 })
+				comesTrue(t, "the buttons go", func() bool {
+					return len(e.srv.message(p.MsgID).buttons) == 0
+				})
 				if took := time.Since(begin); took > 1500*time.Millisecond {
 					t.Errorf("that took %v", took)
 				}
@@ -10501,9 +10998,12 @@ func TestTappedInVain(t *testing.T) {
 			poller.crosses = 0
 			e.poll(poller)
 			e.srv.send(tgTapOn(1, p, "y", msg, 1001))
-			comesTrue(t, "its buttons go", func() bool { return len(e.srv.message(msg).buttons) == 0 })
+			comesTrue(t, "its buttons go", func() bool {
+				return len(e.srv.message(msg).buttons) == 0
+			})
 			e.says(msg, c.want)
-			if got := e.prompt(asked); got.Open() && msg != p.MsgID && len(e.srv.message(p.MsgID).buttons) == 0 {
+			got := e.prompt(asked)
+			if got.Open() && msg != p.MsgID && len(e.srv.message(p.MsgID).buttons) == 0 {
 				t.Error("the open question's own message lost them")
 			}
 			comesTrue(t, "nothing is owed", func() bool {
@@ -10550,18 +11050,20 @@ func TestMessagesOfAPrompt(t *testing.T) {
 		after  state
 	}{
 		{"the first", state{}, func(s *Store, id string) error { return s.Offered(id, 5) }, state{5, "", nil}},
-		{"a newer one", state{5, "", nil}, func(s *Store, id string) error { return s.Offered(id, 9) }, state{9, "", []int64{5}}},
+		{"a newer one", state{5, "", nil}, func(s *Store, id string) error { return s.Offered(id, 9) },
+			state{9, "", []int64{5}}},
 		{"one after the outcome", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 9) },
 			state{9, "", nil}},
 		{"an older one", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 3) },
 			state{5, Canceled, []int64{3}}},
-		{"its own", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 5) }, state{5, "", nil}},
+		{"its own", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 5) },
+			state{5, "", nil}},
 		{"edited", state{5, "", []int64{3}}, func(s *Store, id string) error { return s.Edited(id, 5, Canceled) },
 			state{5, Canceled, []int64{3}}},
-		{"edited, an old one", state{5, "", []int64{3, 4}}, func(s *Store, id string) error { return s.Edited(id, 3, Canceled) },
-			state{5, "", []int64{4}}},
-		{"buttons on an old one", state{5, Canceled, []int64{3}}, func(s *Store, id string) error { return s.Edited(id, 3, "") },
-			state{5, Canceled, []int64{3}}},
+		{"edited, an old one", state{5, "", []int64{3, 4}},
+			func(s *Store, id string) error { return s.Edited(id, 3, Canceled) }, state{5, "", []int64{4}}},
+		{"buttons on an old one", state{5, Canceled, []int64{3}},
+			func(s *Store, id string) error { return s.Edited(id, 3, "") }, state{5, Canceled, []int64{3}}},
 		{"moved with a late id", state{5, Canceled, nil}, func(s *Store, id string) error {
 			_, err := s.Move(id, AwaitingReply, func(p *PromptRecord) { p.MsgID = 9 })
 			return err
@@ -10584,11 +11086,13 @@ func TestMessagesOfAPrompt(t *testing.T) {
 				t.Fatal(err)
 			}
 			now := storeView(t, s).Prompts[p.ID]
-			if got := (state{now.MsgID, now.MsgStatus, append([]int64(nil), now.OldMsgIDs...)}); !reflect.DeepEqual(got, c.after) {
+			got := (state{now.MsgID, now.MsgStatus, append([]int64(nil), now.OldMsgIDs...)})
+			if !reflect.DeepEqual(got, c.after) {
 				t.Errorf("%+v, want %+v", got, c.after)
 			}
 			at := now.At
-			if err := s.Edited(p.ID, 77, Canceled); err != nil || !storeView(t, s).Prompts[p.ID].At.Equal(at) {
+			err := s.Edited(p.ID, 77, Canceled)
+			if err != nil || !storeView(t, s).Prompts[p.ID].At.Equal(at) {
 				t.Errorf("what changes nothing is written: %v", err)
 			}
 		})
@@ -10615,7 +11119,12 @@ func storeUpdate(s *Store, recs ...Record) error {
 // storeSession adds an active session and returns its id.
 func storeSession(t testing.TB, s *Store) string {
 	t.Helper()
-	r := &SessionRecord{Head: Head{ID: newID()}, Tool: "claude", Status: "active", StartedAt: time.Now()}
+	r := &SessionRecord{
+		Head:      Head{ID: newID()},
+		Tool:      "claude",
+		Status:    "active",
+		StartedAt: time.Now(),
+	}
 	if err := storeUpdate(s, r); err != nil {
 		t.Fatal(err)
 	}
@@ -10623,9 +11132,18 @@ func storeSession(t testing.TB, s *Store) string {
 }
 
 func storeQuestion(session string) *PromptRecord {
-	return &PromptRecord{Head: Head{ID: newID()}, SessionID: session, Confidence: "high", Status: Created,
-		Nonce: newNonce(), ShownAll: true, CreatedAt: time.Now(), ExpiresAt: time.Now().Add(time.Hour), Prompt: Prompt{Type: YesNo,
-			Excerpt: "Go on? (y/n)", SafeDefault: ref("n"), Signals: []string{"pattern"}}}
+	return &PromptRecord{
+		Head:       Head{ID: newID()},
+		SessionID:  session,
+		Confidence: "high",
+		Status:     Created,
+		Nonce:      newNonce(),
+		ShownAll:   true,
+		CreatedAt:  time.Now(),
+		ExpiresAt:  time.Now().Add(time.Hour),
+		Prompt: Prompt{Type: YesNo,
+			Excerpt: "Go on? (y/n)", SafeDefault: ref("n"), Signals: []string{"pattern"}},
+	}
 }
 
 // storePrompt adds a question and takes it to a state through legal moves.
@@ -10638,8 +11156,16 @@ func storePrompt(t testing.TB, s *Store, session string, to State, change func(*
 	if err := storeUpdate(s, p); err != nil {
 		t.Fatal(err)
 	}
-	way := map[State][]State{Routed: {Routed}, AwaitingReply: {Routed, AwaitingReply}, ReplyReceived: {ReplyReceived},
-		Injected: {ReplyReceived, Injected}, Resolved: {Resolved}, Expired: {Expired}, Canceled: {Canceled}, Failed: {Failed}}
+	way := map[State][]State{
+		Routed:        {Routed},
+		AwaitingReply: {Routed, AwaitingReply},
+		ReplyReceived: {ReplyReceived},
+		Injected:      {ReplyReceived, Injected},
+		Resolved:      {Resolved},
+		Expired:       {Expired},
+		Canceled:      {Canceled},
+		Failed:        {Failed},
+	}
 	for _, st := range way[to] {
 		at := s.now()
 		if st == Expired {
@@ -10682,8 +11208,13 @@ func cliAnswer(p *PromptRecord, value string) Decision {
 
 // storeTap is an answer given with a button on the phone.
 func storeTap(p *PromptRecord, value string) Decision {
-	return Decision{PromptID: shortID(p.ID), SessionID: shortID(p.SessionID), Nonce: p.Nonce[:16], Value: value,
-		By: "telegram:1001"}
+	return Decision{
+		PromptID:  shortID(p.ID),
+		SessionID: shortID(p.SessionID),
+		Nonce:     p.Nonce[:16],
+		Value:     value,
+		By:        "telegram:1001",
+	}
 }
 
 // faultyFiles calls fault before each operation with its number; an error stands for the operation's, and a
@@ -10744,7 +11275,11 @@ func storeSteps(session string, p *PromptRecord) []storeStep {
 		}}
 	}
 	create := func(s *Store) error {
-		return storeUpdate(s, &SessionRecord{Head: Head{ID: session}, Status: "active", StartedAt: time.Now()}, p)
+		return storeUpdate(s, &SessionRecord{
+			Head:      Head{ID: session},
+			Status:    "active",
+			StartedAt: time.Now(),
+		}, p)
 	}
 	decide := func(s *Store) error {
 		_, why, err := s.Decide(storeTap(p, "y"), time.Now())
@@ -10753,8 +11288,8 @@ func storeSteps(session string, p *PromptRecord) []storeStep {
 		}
 		return err
 	}
-	return []storeStep{{Created, create}, move(Routed), move(AwaitingReply), {ReplyReceived, decide}, move(Injected),
-		move(Resolved)}
+	return []storeStep{{Created, create}, move(Routed), move(AwaitingReply),
+		{ReplyReceived, decide}, move(Injected), move(Resolved)}
 }
 
 // storeCompactNext makes the next change compact the file.
@@ -10776,7 +11311,8 @@ func TestStoreTransitions(t *testing.T) {
 		Injected:      "resolved failed",
 		Expired:       "injected resolved failed",
 	}
-	all := []State{Created, Routed, AwaitingReply, ReplyReceived, Injected, Resolved, Expired, Canceled, Failed}
+	all := []State{Created, Routed, AwaitingReply, ReplyReceived, Injected, Resolved, Expired,
+		Canceled, Failed}
 	s := storeAt(t, home(t, ""))
 	for _, from := range all {
 		for _, to := range all {
@@ -10785,7 +11321,8 @@ func TestStoreTransitions(t *testing.T) {
 			got, err := storeMove(s, p.ID, to, p.ExpiresAt)
 			after := storeView(t, s).Prompts[p.ID]
 			if got != want || err != nil || (after.Status == to) != (want || from == to) {
-				t.Errorf("move(%s → %s) = %v, %v, now %s; want %v", from, to, got, err, after.Status, want)
+				t.Errorf("move(%s → %s) = %v, %v, now %s; want %v", from, to, got, err,
+					after.Status, want)
 			}
 			q := *p
 			q.Status = to
@@ -10846,7 +11383,12 @@ func TestStoreDecideGuards(t *testing.T) {
 		}},
 		{"answered before", "already answered on the phone", func(x *setup) { x.s.Decide(x.d, x.now) }},
 		{"answered at the keyboard", "already answered at the keyboard", func(x *setup) {
-			x.s.Decide(Decision{PromptID: x.p.ID, Value: "n", By: "cli:local", Trusted: true}, x.now)
+			x.s.Decide(Decision{
+				PromptID: x.p.ID,
+				Value:    "n",
+				By:       "cli:local",
+				Trusted:  true,
+			}, x.now)
 		}},
 		{"left the screen", "left the screen", func(x *setup) { x.s.Move(x.p.ID, Resolved, nil) }},
 		{"failed", "session has ended", func(x *setup) { x.s.Move(x.p.ID, Failed, nil) }},
@@ -10873,9 +11415,12 @@ func TestStoreDecideGuards(t *testing.T) {
 			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, nil)
 			x.d = storeTap(x.p, "y")
 		}},
-		{"keyboard after the time", "", func(x *setup) { x.d.Trusted, x.d.By, x.now = true, "cli:local", x.p.ExpiresAt }},
+		{"keyboard after the time", "",
+			func(x *setup) { x.d.Trusted, x.d.By, x.now = true, "cli:local", x.p.ExpiresAt }},
 		{"secret of another process", "own keyboard", func(x *setup) {
-			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, func(p *PromptRecord) { p.Secret, p.Type = true, FreeText })
+			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, func(p *PromptRecord) {
+				p.Secret, p.Type = true, FreeText
+			})
 			x.d = storeTap(x.p, "hunter2")
 		}},
 		{"eleventh in a minute", "10 answers in a minute", func(x *setup) {
@@ -10903,14 +11448,16 @@ func TestStoreDecideGuards(t *testing.T) {
 			before := storeView(t, s).Prompts[x.p.ID]
 			got, why, err := s.Decide(x.d, x.now)
 			after := storeView(t, s).Prompts[x.p.ID]
-			if err != nil || (why == "") != (row.why == "") || !strings.Contains(string(why), row.why) {
+			if err != nil || (why == "") != (row.why == "") ||
+				!strings.Contains(string(why), row.why) {
 				t.Errorf("refusal %q, %v; want %q", why, err, row.why)
 			}
 			if why != "" && after != nil && before.At != after.At {
 				t.Error("refused, but the record changed")
 			}
-			if why == "" && (after.Status != ReplyReceived || !after.NonceUsed || *after.DecidedBy != x.d.By ||
-				got.At != after.At) {
+			if why == "" &&
+				(after.Status != ReplyReceived || !after.NonceUsed || *after.DecidedBy != x.d.By ||
+					got.At != after.At) {
 				t.Errorf("accepted, but the record is %+v", after)
 			}
 		})
@@ -10921,7 +11468,8 @@ func TestStoreDecideGuards(t *testing.T) {
 // nobody but the keyboard; a refusal is always taken.
 func TestUnreadIsNotAllowed(t *testing.T) {
 	menu := []Choice{{Key: "1", Label: "Yes", Grants: true}, {Key: "2", Label: "No"}}
-	hook := []Choice{{Key: hookAllow, Label: "Yes"}, {Key: hookAlways, Label: "Yes, always"}, {Key: hookDeny, Label: "No"}}
+	hook := []Choice{{Key: hookAllow, Label: "Yes"}, {Key: hookAlways, Label: "Yes, always"},
+		{Key: hookDeny, Label: "No"}}
 	s := storeAt(t, home(t, ""))
 	for _, c := range []struct {
 		name   string
@@ -10951,9 +11499,14 @@ func TestUnreadIsNotAllowed(t *testing.T) {
 		{"hook deny unseen", MultipleChoice, hook, "hook", hookDeny, false, true, true, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			for by, want := range map[string]bool{"telegram:1001": c.phone, "cli:answer": c.answer, "cli:local": true} {
+			for by, want := range map[string]bool{
+				"telegram:1001": c.phone,
+				"cli:answer":    c.answer,
+				"cli:local":     true,
+			} {
 				p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
-					p.Type, p.Choices, p.Source, p.Permission = c.typ, c.of, c.source, c.source == "hook"
+					p.Type, p.Choices, p.Source, p.Permission = c.typ, c.of, c.source,
+						c.source == "hook"
 					p.ShownAll, p.Cut = c.shown, c.cut
 				})
 				d := storeTap(p, c.value)
@@ -10970,7 +11523,8 @@ func TestUnreadIsNotAllowed(t *testing.T) {
 // TestStoreDecideValues: a value is one that the question offers, in any spelling that is meant for
 // it.
 func TestStoreDecideValues(t *testing.T) {
-	menu := []Choice{{Key: "1", Label: "Yes", Grants: true}, {Key: "2", Label: "No"}, {Key: "3", Label: "Later"}}
+	menu := []Choice{{Key: "1", Label: "Yes", Grants: true}, {Key: "2", Label: "No"},
+		{Key: "3", Label: "Later"}}
 	rows := []struct {
 		p           PromptRecord
 		given, want string // want "!" for refused
@@ -10994,7 +11548,8 @@ func TestStoreDecideValues(t *testing.T) {
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,1", "!"},
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,", "!"},
 		{PromptRecord{MaxLength: 100, Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "a text", "a text"},
-		{PromptRecord{MaxLength: 100, Prompt: Prompt{Type: MultipleChoice, Choices: menu, Permission: true}}, "a text", "!"},
+		{PromptRecord{MaxLength: 100, Prompt: Prompt{Type: MultipleChoice, Choices: menu, Permission: true}}, "a text",
+			"!"},
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, SafeDefault: ref("esc")}}, "esc", "esc"},
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "esc", "!"},
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Permission: true, SafeDefault: ref("2")}},
@@ -11028,8 +11583,8 @@ func TestStoreDecideValues(t *testing.T) {
 		{PromptRecord{Confidence: "medium", Prompt: Prompt{Type: YesNo, Signals: []string{"pattern"}}}, "cancel", "!"},
 	}
 	for _, row := range rows {
-		if value, why := row.p.judge(row.given); row.want == "!" && why == "" || row.want != "!" && (why != "" ||
-			*value != row.want) {
+		value, why := row.p.judge(row.given)
+		if row.want == "!" && why == "" || row.want != "!" && (why != "" || *value != row.want) {
 			t.Errorf("judge(%s %q) = %v %q, want %q", row.p.Type, row.given, value, why, row.want)
 		}
 	}
@@ -11037,11 +11592,14 @@ func TestStoreDecideValues(t *testing.T) {
 	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
 		p.Type, p.Choices, p.Permission, p.SafeDefault = MultipleChoice, menu, true, ref("2")
 	})
-	if got, why, _ := s.Decide(storeTap(p, "deny:use make"), time.Now()); *got.Value != "2" ||
+	got, why, _ := s.Decide(storeTap(p, "deny:use make"), time.Now())
+	if *got.Value != "2" ||
 		got.Reason != "use make" || why != "" {
 		t.Errorf("refusal with a reason: %+v %q", got, why)
 	}
-	p = storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) { p.Type = Unknown })
+	p = storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
+		p.Type = Unknown
+	})
 	if got, _, _ := s.Decide(storeTap(p, "cancel"), time.Now()); got.Status != Canceled {
 		t.Errorf("cancel: %s", got.Status)
 	}
@@ -11057,7 +11615,9 @@ func TestStoreSecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer release()
-	p := storePrompt(t, s, session, AwaitingReply, func(p *PromptRecord) { p.Secret, p.Type = true, FreeText })
+	p := storePrompt(t, s, session, AwaitingReply, func(p *PromptRecord) {
+		p.Secret, p.Type = true, FreeText
+	})
 	got, why, err := s.Decide(storeTap(p, "hunter2-cancel"), time.Now())
 	if why != "" || err != nil || got.Value != nil || !got.ValueHidden {
 		t.Fatal(got, why, err)
@@ -11077,12 +11637,14 @@ func TestStoreSecret(t *testing.T) {
 		s.Decide(storeTap(p, text), time.Now())
 		s.Move(p.ID, Injected, nil)
 		log, _ := os.ReadFile(s.audit.log.path)
-		if bytes.Contains(log, []byte(`"`+text+`"`)) || bytes.Count(log, []byte(digest([]byte(text)))) != 2 {
+		if bytes.Contains(log, []byte(`"`+text+`"`)) ||
+			bytes.Count(log, []byte(digest([]byte(text)))) != 2 {
 			t.Errorf("%s", log)
 		}
 	}
 	for _, name := range []string{"state.jsonl", "audit.log"} {
-		if b, _ := os.ReadFile(filepath.Join(dir, name)); len(b) == 0 || bytes.Contains(b, []byte("hunter2")) ||
+		b, _ := os.ReadFile(filepath.Join(dir, name))
+		if len(b) == 0 || bytes.Contains(b, []byte("hunter2")) ||
 			bytes.Contains(b, []byte(digest([]byte("hunter2-cancel"))[7:])) {
 			t.Error(name, "holds the secret")
 		}
@@ -11102,7 +11664,8 @@ func TestStoreFormat(t *testing.T) {
 		`"tool":"<t> at\":\"2026-01-02T03:04:05Z\"","args":null,"cwd":"","pid":0,"pid_start":0,"wrapper":0,` +
 		`"label":"","status":"","activity":"","started_at":"2026-01-02T02:04:05.000120Z",` +
 		`"ended_at":null,"exit_code":null,"prompts":0,"last_output_at":null,"crc":"`
-	if err != nil || !strings.HasPrefix(string(line), want) || len(line) != len(want)+len("00000000\"}\n") {
+	if err != nil || !strings.HasPrefix(string(line), want) ||
+		len(line) != len(want)+len("00000000\"}\n") {
 		t.Errorf("encode = %s\nwant     %s", line, want)
 	}
 	if l := parse(line); l.err != nil || l.Rec != "session" || l.ID != "a" || l.V != 1 {
@@ -11111,7 +11674,8 @@ func TestStoreFormat(t *testing.T) {
 	for i := range line[:len(line)-1] {
 		for bit := range 8 {
 			bad := slices.Clone(line)
-			if bad[i] ^= 1 << bit; bad[i] == '\n' {
+			bad[i] ^= 1 << bit
+			if bad[i] == '\n' {
 				continue
 			}
 			if l := parse(bad); l.err == nil {
@@ -11151,7 +11715,8 @@ func TestStoreTruncatedAtEveryByte(t *testing.T) {
 		for i, m := range marks {
 			head := m.end
 			if i > 0 {
-				if n := bytes.LastIndex(all[:m.end], []byte(`{"v":1,"rec":"meta"`)); m.status != Routed {
+				n := bytes.LastIndex(all[:m.end], []byte(`{"v":1,"rec":"meta"`))
+				if m.status != Routed {
 					head = n
 				}
 			}
@@ -11192,7 +11757,13 @@ func TestStoreUpdateComesAgain(t *testing.T) {
 	s := storeAt(t, dir)
 	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
 	say := func() error {
-		in := &InputRecord{Head: Head{ID: newID()}, SessionID: p.SessionID, Kind: "text", UpdateID: 7, Status: "queued"}
+		in := &InputRecord{
+			Head:      Head{ID: newID()},
+			SessionID: p.SessionID,
+			Kind:      "text",
+			UpdateID:  7,
+			Status:    "queued",
+		}
 		return storeUpdate(s, in, &UpdateRecord{Head{ID: "7"}, "operator"})
 	}
 	tap := storeTap(p, "y")
@@ -11225,7 +11796,8 @@ func TestStoreUpdateComesAgain(t *testing.T) {
 	}
 	for _, in := range v.Inputs { // its session did it meanwhile
 		done := *in
-		if done.Status = "done"; storeUpdate(s, &done) != nil {
+		done.Status = "done"
+		if storeUpdate(s, &done) != nil {
 			t.Fatal("the input cannot be done")
 		}
 	}
@@ -11233,7 +11805,8 @@ func TestStoreUpdateComesAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	v = storeView(t, s)
-	if inputs := slices.Collect(maps.Values(v.Inputs)); len(inputs) != 1 || inputs[0].Status != "done" ||
+	inputs := slices.Collect(maps.Values(v.Inputs))
+	if len(inputs) != 1 || inputs[0].Status != "done" ||
 		v.Updates["7"] == nil {
 		t.Errorf("the message came again: %d inputs, update %v", len(inputs), v.Updates["7"])
 	}
@@ -11273,7 +11846,8 @@ func TestStoreDamage(t *testing.T) {
 	if notes := s.notes; len(notes) != 2 || !strings.Contains(notes[0], "checksum") {
 		t.Errorf("notes = %q", notes)
 	}
-	if _, why, _ := s.Decide(storeTap(bad, "n"), time.Now()); !strings.Contains(string(why), "damaged") {
+	_, why, _ := s.Decide(storeTap(bad, "n"), time.Now())
+	if !strings.Contains(string(why), "damaged") {
 		t.Errorf("a question whose answer may be lost was answered again: %q", why)
 	}
 	if _, why, _ := s.Decide(storeTap(good, "n"), time.Now()); why != "" {
@@ -11286,8 +11860,9 @@ func TestStoreDamage(t *testing.T) {
 	}
 	names, _ := filepath.Glob(path + ".backup-*")
 	kept, _ := os.ReadFile(strings.Join(names, ""))
-	if now, _ := os.ReadFile(path); !bytes.Contains(kept, []byte("not a record\n")) || bytes.Contains(now,
-		[]byte("not a record")) {
+	now, _ := os.ReadFile(path)
+	if !bytes.Contains(kept, []byte("not a record\n")) ||
+		bytes.Contains(now, []byte("not a record")) {
 		t.Errorf("compaction kept %q", kept)
 	}
 }
@@ -11316,15 +11891,16 @@ func TestStoreSchema(t *testing.T) {
 	} else if b, _ := os.ReadFile(backups[0]); !bytes.Equal(b, version("0")) {
 		t.Error("the backup is not the file")
 	}
-	if b, _ := os.ReadFile(path); bytes.Contains(b, []byte(`"v":0`)) || storeView(t,
-		s).Prompts[p.ID].Status != AwaitingReply {
+	b, _ := os.ReadFile(path)
+	if bytes.Contains(b, []byte(`"v":0`)) || storeView(t, s).Prompts[p.ID].Status != AwaitingReply {
 		t.Error("not upgraded")
 	}
 	os.WriteFile(path, version("2"), 0o600)
 	if _, err := openStore(dir); err == nil || !strings.Contains(err.Error(), "newer") {
 		t.Errorf("opened a newer file: %v", err)
 	}
-	if _, _, err := s.Decide(storeTap(p, "y"), time.Now()); err == nil || !strings.Contains(err.Error(), "newer") {
+	_, _, err := s.Decide(storeTap(p, "y"), time.Now())
+	if err == nil || !strings.Contains(err.Error(), "newer") {
 		t.Errorf("wrote into a newer file: %v", err)
 	}
 }
@@ -11356,7 +11932,8 @@ func TestStoreEveryOperationFails(t *testing.T) {
 			for _, step := range storeSteps(p.SessionID, p) {
 				err := step.do(s)
 				for attempts = 0; err != nil && !forever && attempts < 2; attempts++ { // the operator tries again
-					storeCheckState(t, dir, p.ID, want, fmt.Sprintf("%s failed (%d, %v), %s", injected, n, err, step.to))
+					storeCheckState(t, dir, p.ID, want,
+						fmt.Sprintf("%s failed (%d, %v), %s", injected, n, err, step.to))
 					err = step.do(s)
 				}
 				if err != nil {
@@ -11364,14 +11941,17 @@ func TestStoreEveryOperationFails(t *testing.T) {
 				}
 				want = step.to
 				if view := storeView(t, s); view.Prompts[p.ID].Status != want {
-					t.Fatalf("%d %s: own view has %s, want %s", n, injected, view.Prompts[p.ID].Status, want)
+					t.Fatalf("%d %s: own view has %s, want %s", n, injected,
+						view.Prompts[p.ID].Status, want)
 				}
 			}
 			if !forever && want != Resolved {
-				t.Fatalf("one failed %s (%d) stopped everything at %q: %v", injected, n, want, s.Trouble())
+				t.Fatalf("one failed %s (%d) stopped everything at %q: %v", injected, n, want,
+					s.Trouble())
 			}
 			if s.Trouble() == nil || s.log.poison == nil {
-				storeCheckState(t, dir, p.ID, want, fmt.Sprintf("%s failed (%d, forever %v)", injected, n, forever))
+				storeCheckState(t, dir, p.ID, want,
+					fmt.Sprintf("%s failed (%d, forever %v)", injected, n, forever))
 			}
 			s.Close()
 			if injected == "" {
@@ -11450,7 +12030,8 @@ func TestStoreDurableOrder(t *testing.T) {
 	defer s.Close()
 	for i, want := range []string{"fsync folder, write, fsync", "write, fsync",
 		"write, fsync, fsync folder, write, fsync, rename", "fsync folder, write, fsync"} {
-		if s.compactAt = 1 << 20; i == 2 {
+		s.compactAt = 1 << 20
+		if i == 2 {
 			s.compactAt = 0
 		}
 		ops = nil
@@ -11615,7 +12196,8 @@ func (d *disk) after(t *testing.T, names map[string]int, halves int) string {
 // The power fails after every operation of a question's life: what was acknowledged is there, at most one step more,
 // and the audit log holds once the state has been opened.
 func TestStorePowerLoss(t *testing.T) {
-	const session, prompt = "5e551011-0000-4000-8000-000000000000", "9a9a9a9a-0000-4000-8000-000000000000"
+	const session, prompt = "5e551011-0000-4000-8000-000000000000",
+		"9a9a9a9a-0000-4000-8000-000000000000"
 	order := []State{"", Created, Routed, AwaitingReply, ReplyReceived, Injected, Resolved}
 	d, acked, lost := &disk{dir: home(t, ""), names: map[string]int{}}, 0, 0
 	fail := func() {
@@ -11632,11 +12214,13 @@ func TestStorePowerLoss(t *testing.T) {
 					at = slices.Index(order, p.Status)
 				}
 				if at < acked || at > acked+1 {
-					t.Errorf("acknowledged %q, found %q (%d halves of what was not fsynced)", order[acked], order[at], halves)
+					t.Errorf("acknowledged %q, found %q (%d halves of what was not fsynced)",
+						order[acked], order[at], halves)
 				}
 				storePrompt(t, s, storeSession(t, s), Resolved, nil)
 				if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || s.Trouble() != nil {
-					t.Errorf("acknowledged %q, %d halves: %s %v", order[acked], halves, out, s.Trouble())
+					t.Errorf("acknowledged %q, %d halves: %s %v", order[acked], halves, out,
+						s.Trouble())
 				}
 				s.Close()
 				os.RemoveAll(dir)
@@ -11683,7 +12267,11 @@ func storeCrowd(dir string) error {
 	if _, err := s.HoldSession(id); err != nil {
 		return err
 	}
-	if err := storeUpdate(s, &SessionRecord{Head: Head{ID: id}, Status: "active", StartedAt: time.Now()}); err != nil {
+	if err := storeUpdate(s, &SessionRecord{
+		Head:      Head{ID: id},
+		Status:    "active",
+		StartedAt: time.Now(),
+	}); err != nil {
 		return err
 	}
 	for i, end := 0, time.Now().Add(span); time.Now().Before(end); i++ {
@@ -11699,7 +12287,12 @@ func storeCrowd(dir string) error {
 		}
 		for _, q := range v.Prompts {
 			if q.Open() && mrand.Intn(4) > 0 {
-				_, why, err := s.Decide(Decision{PromptID: q.ID, Value: "n", By: "cli:answer", Trusted: true}, time.Now())
+				_, why, err := s.Decide(Decision{
+					PromptID: q.ID,
+					Value:    "n",
+					By:       "cli:answer",
+					Trusted:  true,
+				}, time.Now())
 				if err != nil {
 					return err
 				} else if why == "" {
@@ -11755,8 +12348,13 @@ func TestStoreCrowd(t *testing.T) {
 			t.Fatal(outs[i].String())
 		}
 	}
-	state := map[string]State{"PROMPT_DETECTED": Created, "PROMPT_ROUTED": AwaitingReply, "REPLY_RECEIVED": ReplyReceived,
-		"REPLY_INJECTED": Injected, "PROMPT_RESOLVED": Resolved}
+	state := map[string]State{
+		"PROMPT_DETECTED": Created,
+		"PROMPT_ROUTED":   AwaitingReply,
+		"REPLY_RECEIVED":  ReplyReceived,
+		"REPLY_INJECTED":  Injected,
+		"PROMPT_RESOLVED": Resolved,
+	}
 	at := map[string]State{}
 	log, _ := os.ReadFile(filepath.Join(dir, "audit.log"))
 	for line := range bytes.Lines(log) {
@@ -11774,7 +12372,8 @@ func TestStoreCrowd(t *testing.T) {
 			at[e.ID] = to
 		}
 		if to == ReplyReceived {
-			if given[e.ID]--; given[e.ID] != 0 {
+			given[e.ID]--
+			if given[e.ID] != 0 {
 				t.Fatalf("prompt %s: answers given and recorded differ by %d", e.ID, given[e.ID])
 			}
 		}
@@ -11870,13 +12469,20 @@ func TestStoreRetention(t *testing.T) {
 	at(40 * day)
 	live, ended := storeSession(t, s), storeSession(t, s)
 	waiting := storePrompt(t, s, live, AwaitingReply, nil)
-	old := storePrompt(t, s, ended, Resolved, func(p *PromptRecord) { p.ExpiresAt = now.Add(-40 * day) })
+	old := storePrompt(t, s, ended, Resolved, func(p *PromptRecord) {
+		p.ExpiresAt = now.Add(-40 * day)
+	})
 	r := *storeView(t, s).Sessions[ended]
 	r.Status, r.EndedAt = "completed", ref(now.Add(-40*day))
-	storeUpdate(s, &r, &UpdateRecord{Head{ID: "1"}, "message"}, &InputRecord{Head: Head{ID: "i"}, SessionID: ended,
-		Status: "done"})
+	storeUpdate(s, &r, &UpdateRecord{Head{ID: "1"}, "message"}, &InputRecord{
+		Head:      Head{ID: "i"},
+		SessionID: ended,
+		Status:    "done",
+	})
 	at(10 * day)
-	recent := storePrompt(t, s, live, Resolved, func(p *PromptRecord) { p.Full = "the whole dialog" })
+	recent := storePrompt(t, s, live, Resolved, func(p *PromptRecord) {
+		p.Full = "the whole dialog"
+	})
 	at(day)
 	storeUpdate(s, &UpdateRecord{Head{ID: "2"}, "message"})
 	s.now = time.Now
@@ -11885,7 +12491,8 @@ func TestStoreRetention(t *testing.T) {
 	storeUpdate(s, &UpdateRecord{Head{ID: "3"}, "message"})
 	for range 2 {
 		v := storeView(t, s)
-		if v.Prompts[old.ID] != nil || v.Sessions[ended] != nil || v.Updates["1"] != nil || v.Inputs["i"] != nil {
+		if v.Prompts[old.ID] != nil || v.Sessions[ended] != nil || v.Updates["1"] != nil ||
+			v.Inputs["i"] != nil {
 			t.Error("something old was kept")
 		}
 		if v.Prompts[waiting.ID] == nil || v.Prompts[recent.ID] == nil ||
@@ -11934,8 +12541,9 @@ func TestStoreLocksAndReap(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer drop()
-	storeUpdate(a, &SessionRecord{Head: Head{ID: live}, Status: "active", PID: os.Getpid(),
-		PIDStart: processStart(os.Getpid())})
+	storeUpdate(a,
+		&SessionRecord{Head: Head{ID: live}, Status: "active", PID: os.Getpid(),
+			PIDStart: processStart(os.Getpid())})
 	for range 3 {
 		runtime.GC()
 	}
@@ -11945,18 +12553,20 @@ func TestStoreLocksAndReap(t *testing.T) {
 	if pid := b.holder("poll.lock"); pid != os.Getpid() {
 		t.Error("poller is", pid)
 	}
-	open, typed, mine := storePrompt(t, a, dead, AwaitingReply, nil), storePrompt(t, a, dead, ReplyReceived,
-		nil), storePrompt(t, a, live, AwaitingReply, nil)
+	open, typed, mine := storePrompt(t, a, dead, AwaitingReply, nil),
+		storePrompt(t, a, dead, ReplyReceived, nil), storePrompt(t, a, live, AwaitingReply, nil)
 	sessions, prompts, err := b.Reap(time.Now())
 	if err != nil || len(sessions) != 1 || sessions[0].ID != dead || len(prompts) != 2 {
 		t.Fatal(sessions, prompts, err)
 	}
 	v := storeView(t, a)
 	if v.Sessions[dead].Status != "crashed" || v.Prompts[open.ID].Status != Failed ||
-		!strings.Contains(v.Prompts[typed.ID].Reason, "uncertain") || v.Prompts[mine.ID].Status != AwaitingReply {
+		!strings.Contains(v.Prompts[typed.ID].Reason, "uncertain") ||
+		v.Prompts[mine.ID].Status != AwaitingReply {
 		t.Errorf("%+v", v)
 	}
-	if sessions, prompts, _ = b.Reap(time.Now()); len(sessions)+len(prompts) != 0 {
+	sessions, prompts, _ = b.Reap(time.Now())
+	if len(sessions)+len(prompts) != 0 {
 		t.Error("reaped twice")
 	}
 	drop()
@@ -11964,7 +12574,8 @@ func TestStoreLocksAndReap(t *testing.T) {
 		t.Error("a session's lock outlives it", left)
 	}
 	release()
-	if release, held, _ = b.TryPoll(); !held {
+	release, held, _ = b.TryPoll()
+	if !held {
 		t.Error("a released lock is not free")
 	}
 	release()
@@ -11981,7 +12592,8 @@ func TestStoreCommands(t *testing.T) {
 		t.Error(code, errs)
 	}
 	for range 2 { // an audit log that is not there, or empty
-		if code, out, errs := run("audit", "verify"); code != 0 || !strings.Contains(out, "0 entries") {
+		code, out, errs := run("audit", "verify")
+		if code != 0 || !strings.Contains(out, "0 entries") {
 			t.Error(code, out, errs)
 		}
 	}
@@ -11989,49 +12601,62 @@ func TestStoreCommands(t *testing.T) {
 	id := newID()
 	release, _ := s.HoldSession(id)
 	defer release()
-	storeUpdate(s, &SessionRecord{Head: Head{ID: id}, Tool: "claude", Label: strings.Repeat("long ", 20), PID: 4242,
-		Status: "active", Activity: "waiting",
-		StartedAt: time.Now().Add(-90 * time.Minute), LastSeen: ref(time.Now().Add(-3 * time.Second))})
+	storeUpdate(s, &SessionRecord{
+		Head:      Head{ID: id},
+		Tool:      "claude",
+		Label:     strings.Repeat("long ", 20),
+		PID:       4242,
+		Status:    "active",
+		Activity:  "waiting",
+		StartedAt: time.Now().Add(-90 * time.Minute),
+		LastSeen:  ref(time.Now().Add(-3 * time.Second)),
+	})
 	storeSession(t, s) // dead
 	p := storePrompt(t, s, id, AwaitingReply, func(p *PromptRecord) {
-		p.Question = "Go on\x1b[31m?" + strings.Repeat("x",
-			100)
+		p.Question = "Go on\x1b[31m?" + strings.Repeat("x", 100)
 	})
 	for _, args := range [][]string{{"status"}, {"approvals"}, {"logs"}} {
 		_, out, _ := run(args...)
 		for line := range strings.Lines(out) {
-			if n := utf8.RuneCountInString(line); n > 81 && args[0] != "logs" || strings.ContainsRune(line, 0x1b) {
+			n := utf8.RuneCountInString(line)
+			if n > 81 && args[0] != "logs" || strings.ContainsRune(line, 0x1b) {
 				t.Errorf("%v: %d columns: %q", args, n, line)
 			}
 		}
-		if !strings.Contains(out, shortID(id)) && args[0] != "approvals" || args[0] == "approvals" && !strings.Contains(out,
-			shortID(p.ID)) {
+		if !strings.Contains(out, shortID(id)) && args[0] != "approvals" ||
+			args[0] == "approvals" && !strings.Contains(out, shortID(p.ID)) {
 			t.Errorf("%v: %s", args, out)
 		}
 	}
 	var rows []map[string]any
-	if _, out, _ := run("status", "--all", "--json"); json.Unmarshal([]byte(out), &rows) != nil || len(rows) != 2 ||
+	_, out, _ := run("status", "--all", "--json")
+	if json.Unmarshal([]byte(out), &rows) != nil || len(rows) != 2 ||
 		rows[0]["id"] != id ||
 		rows[0]["open_prompts"] != 1.0 || rows[1]["status"] != "crashed" {
 		t.Error(out)
 	}
-	if _, out, _ := run("approvals", "--json"); json.Unmarshal([]byte(out), &rows) != nil || len(rows) != 1 ||
-		rows[0]["status"] != "awaiting_reply" {
+	if _, out, _ := run("approvals", "--json"); json.Unmarshal([]byte(out), &rows) != nil ||
+		len(rows) != 1 || rows[0]["status"] != "awaiting_reply" {
 		t.Error(out)
 	}
-	if code, _, errs := run("answer", shortID(p.ID), "maybe"); code != 1 || !strings.Contains(errs, "it takes y n") {
+	code, _, errs := run("answer", shortID(p.ID), "maybe")
+	if code != 1 || !strings.Contains(errs, "it takes y n") {
 		t.Error(code, errs)
 	}
-	if code, out, errs := run("answer", shortID(p.ID), "y"); code != 0 || !strings.Contains(out, "answered") {
+	if code, out, errs := run("answer", shortID(p.ID), "y"); code != 0 ||
+		!strings.Contains(out, "answered") {
 		t.Error(code, out, errs)
 	}
-	if code, _, errs := run("answer", shortID(p.ID), "n"); code != 1 || !strings.Contains(errs, "already answered") {
+	if code, _, errs := run("answer", shortID(p.ID), "n"); code != 1 ||
+		!strings.Contains(errs, "already answered") {
 		t.Error(code, errs)
 	}
-	if code, _, errs := run("approvals"); code != 0 || !strings.Contains(errs, "no open questions") {
+	if code, _, errs := run("approvals"); code != 0 ||
+		!strings.Contains(errs, "no open questions") {
 		t.Error(code, errs)
 	}
-	if _, out, _ := run("logs", "--json", "--session", shortID(id)); strings.Count(out, "\n") != 6 ||
+	if _, out, _ := run("logs", "--json", "--session", shortID(id)); strings.Count(out,
+		"\n") != 6 ||
 		!strings.Contains(out, "REPLY_REJECTED") {
 		t.Error(out)
 	}
@@ -12044,8 +12669,9 @@ func auditFilled(t testing.TB, n int) (*Store, []byte) {
 	t.Helper()
 	s := storeAt(t, home(t, ""))
 	for i := range n {
-		err := s.Audit().Append(Event{"TOOL_CALL", newID(), "", []Field{{"text",
-			fmt.Sprintf("%d <&> \x7f \u2028 \" \\ é 😀 \xff", i)}, {"n", i}, {"ok", true}, {"none", nil}}})
+		err := s.Audit().Append(Event{"TOOL_CALL", newID(), "",
+			[]Field{{"text", fmt.Sprintf("%d <&> \x7f \u2028 \" \\ é 😀 \xff", i)}, {"n", i},
+				{"ok", true}, {"none", nil}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -12086,7 +12712,9 @@ func TestAuditEveryCodePoint(t *testing.T) {
 		json.Unmarshal(line, &e)
 		sh := exec.Command("sh", "-c", `jq -cj 'del(.hash)' | sha256sum`)
 		sh.Stdin = bytes.NewReader(line)
-		if out, err := sh.Output(); err != nil || !strings.HasPrefix(string(out), strings.TrimPrefix(e.Hash, "sha256:")+" ") {
+		out, err := sh.Output()
+		if err != nil ||
+			!strings.HasPrefix(string(out), strings.TrimPrefix(e.Hash, "sha256:")+" ") {
 			t.Errorf("sha256sum says %s for %s", out, line)
 		}
 	}
@@ -12107,7 +12735,8 @@ func TestAuditTampering(t *testing.T) {
 	for i := range log {
 		for bit := range 8 {
 			log[i] ^= 1 << bit
-			if v := verify(log); v.OK || v.Line < 1 || v.Line > int64(bytes.Count(log[:i+1], []byte("\n"))+1) {
+			v := verify(log)
+			if v.OK || v.Line < 1 || v.Line > int64(bytes.Count(log[:i+1], []byte("\n"))+1) {
 				t.Fatalf("bit %d of byte %d: %+v", bit, i, v)
 			}
 			log[i] ^= 1 << bit
@@ -12139,7 +12768,8 @@ func TestAuditTampering(t *testing.T) {
 	}
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
-			if v := verify(row.log, head); v.OK || v.Line != row.line || !strings.Contains(v.Reason, row.why) {
+			v := verify(row.log, head)
+			if v.OK || v.Line != row.line || !strings.Contains(v.Reason, row.why) {
 				t.Errorf("%+v, want line %d %s", v, row.line, row.why)
 			}
 		})
@@ -12157,8 +12787,9 @@ func TestAuditTornAndLost(t *testing.T) {
 	for _, cut := range []int{whole + 1, whole + 50, len(log) - 1, 10, 0} {
 		fresh := storeAt(t, home(t, "")) // its state notes nothing of what is cut
 		os.WriteFile(fresh.audit.log.path, log[:cut], 0o600)
-		big := Event{Name: "UNAUTHORIZED", Fields: []Field{{"big", strings.Repeat("x", 4000)}, {"more",
-			strings.Repeat("é", 2000)}}}
+		big := Event{Name: "UNAUTHORIZED",
+			Fields: []Field{{"big", strings.Repeat("x", 4000)},
+				{"more", strings.Repeat("é", 2000)}}}
 		if err := fresh.Audit().Append(big); err != nil {
 			t.Fatal(err)
 		}
@@ -12186,7 +12817,8 @@ func TestAuditTornAndLost(t *testing.T) {
 // follow the tail.
 func TestAuditCommands(t *testing.T) {
 	s, _ := auditFilled(t, 30)
-	s.Audit().Append(Event{"UNAUTHORIZED", "", "", []Field{{"who", "x\x1b[2J\u009b31m\n{\"seq\":1}"}}})
+	s.Audit().Append(Event{"UNAUTHORIZED", "", "",
+		[]Field{{"who", "x\x1b[2J\u009b31m\n{\"seq\":1}"}}})
 	for _, args := range [][]string{{"logs"}, {"logs", "--json"}} {
 		code, out, _ := cli(t, s.Dir, args...)
 		if code != 0 || strings.Count(out, "\n") != 31 || strings.ContainsAny(out, "\x1b\u009b") {
@@ -12204,7 +12836,8 @@ func TestAuditCommands(t *testing.T) {
 		"x:" + hash:                       2,
 		"31":                              2,
 	} {
-		if code, out, errs := cli(t, s.Dir, "audit", "verify", "--json", "--head", head); code != want {
+		code, out, errs := cli(t, s.Dir, "audit", "verify", "--json", "--head", head)
+		if code != want {
 			t.Errorf("--head %s: %d %s %s", head, code, out, errs)
 		}
 	}
@@ -12216,7 +12849,8 @@ func TestAuditCommands(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if code, out, _ := cliWhile(ctx, t, s.Dir, "logs", "--tail"); code != 0 || !strings.Contains(out, "TOOL_CALL") {
+	code, out, _ := cliWhile(ctx, t, s.Dir, "logs", "--tail")
+	if code != 0 || !strings.Contains(out, "TOOL_CALL") {
 		t.Error(code, out)
 	}
 }
@@ -12302,7 +12936,8 @@ func TestAuditNotesLost(t *testing.T) {
 			dir := home(t, "")
 			s := storeAt(t, dir)
 			for i := range 90 {
-				e := Event{Name: "TOOL_CALL", Fields: []Field{{"n", i}, {"text", strings.Repeat("x", size)}}}
+				e := Event{Name: "TOOL_CALL",
+					Fields: []Field{{"n", i}, {"text", strings.Repeat("x", size)}}}
 				if err := s.Audit().Append(e); err != nil {
 					t.Fatal(err)
 				}
@@ -12311,7 +12946,8 @@ func TestAuditNotesLost(t *testing.T) {
 			for _, lost := range []int{1, 5, 85} {
 				loseNotes(t, dir, lost)
 				auditAppend(t, dir, "UNAUTHORIZED")
-				if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || auditGaps(t, dir) != 0 {
+				code, out, _ := cli(t, dir, "audit", "verify")
+				if code != 0 || auditGaps(t, dir) != 0 {
 					t.Fatalf("%d notes lost: %s", lost, out)
 				}
 			}
@@ -12326,7 +12962,9 @@ func TestAuditNotesLost(t *testing.T) {
 // when it is deleted again, nor when it is written anew without the entry.
 func TestAuditDiscontinued(t *testing.T) {
 	_, other := auditFilled(t, 9) // another chain
-	lines := func(b []byte, n int) []byte { return bytes.Join(bytes.SplitAfter(b, []byte("\n"))[:n], nil) }
+	lines := func(b []byte, n int) []byte {
+		return bytes.Join(bytes.SplitAfter(b, []byte("\n"))[:n], nil)
+	}
 	rows := []struct {
 		name string
 		do   func(path string, log []byte)
@@ -12365,7 +13003,8 @@ func TestAuditDiscontinued(t *testing.T) {
 			now, _ := os.ReadFile(path)
 			v := verify(now)
 			at := bytes.SplitAfter(now, []byte("\n"))[max(0, v.Line-1)]
-			if v.OK || !strings.Contains(v.Reason, wrong) || !bytes.Contains(at, []byte(discontinued)) {
+			if v.OK || !strings.Contains(v.Reason, wrong) ||
+				!bytes.Contains(at, []byte(discontinued)) {
 				t.Errorf("without the state: %+v", v)
 			}
 			auditAppend(t, dir, "UNAUTHORIZED")
@@ -12391,7 +13030,8 @@ func TestAuditSpliced(t *testing.T) {
 	here, there := bytes.SplitAfter(log, []byte("\n")), bytes.SplitAfter(other, []byte("\n"))
 	for n := 1; n < 5; n++ {
 		spliced := bytes.Join(slices.Concat(here[:n], there[n:]), nil)
-		if v := verify(spliced); v.OK || v.Line != int64(n+1) || !strings.Contains(v.Reason, "hash") {
+		v := verify(spliced)
+		if v.OK || v.Line != int64(n+1) || !strings.Contains(v.Reason, "hash") {
 			t.Errorf("from line %d on: %+v", n+1, v)
 		}
 	}
@@ -12429,7 +13069,8 @@ func TestAuditBrokenIsNoted(t *testing.T) {
 	}
 	for range 3 {
 		code, out, _ := cli(t, s.Dir, "audit", "verify")
-		if v := verify(log); code != exitFailed || !strings.Contains(out, "57:"+digest(nil)) || !v.OK {
+		if v := verify(log); code != exitFailed || !strings.Contains(out, "57:"+digest(nil)) ||
+			!v.OK {
 			t.Errorf("exit %d, %s", code, out)
 		}
 		auditAppend(t, s.Dir, "UNAUTHORIZED")
@@ -12464,7 +13105,8 @@ func TestAuditGapSaidOnce(t *testing.T) {
 	if names := auditNames(t, s.Dir); len(names) != 4 || auditGaps(t, s.Dir) != 1 {
 		t.Errorf("the log: %q", names)
 	}
-	if note := noteOf(t, s.Dir); note.Seq != 4 || note.Values["broken"] != fmt.Sprint("3:", old.Hash) {
+	note := noteOf(t, s.Dir)
+	if note.Seq != 4 || note.Values["broken"] != fmt.Sprint("3:", old.Hash) {
 		t.Errorf("noted %+v", note)
 	}
 }
@@ -12486,7 +13128,8 @@ func TestAuditLateNotes(t *testing.T) {
 	forged := chainHead{99, digest(nil)}
 	set := func(h chainHead) {
 		t.Helper()
-		if err := storeUpdate(s, &MetaRecord{Head: Head{ID: "audit"}, Seq: h.Seq, Hash: h.Hash}); err != nil {
+		err := storeUpdate(s, &MetaRecord{Head: Head{ID: "audit"}, Seq: h.Seq, Hash: h.Hash})
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -12570,7 +13213,8 @@ func TestAuditCrowd(t *testing.T) {
 	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || auditGaps(t, dir) != 0 {
 		t.Error(out)
 	}
-	if note := noteOf(t, dir); note.Values["broken"] != "" || int(note.Seq) < len(auditNames(t, dir))-20 {
+	note := noteOf(t, dir)
+	if note.Values["broken"] != "" || int(note.Seq) < len(auditNames(t, dir))-20 {
 		t.Errorf("noted %+v of %d", note, len(auditNames(t, dir)))
 	}
 	t.Logf("%d entries", len(auditNames(t, dir)))
@@ -12596,15 +13240,19 @@ func TestAuditAside(t *testing.T) {
 	}
 	code, out, errs := cli(t, dir, "audit", "verify", "--aside")
 	kept, _ := filepath.Glob(path + ".aside-*")
-	if code != 0 || len(kept) != 1 || !strings.Contains(out, kept[0]) || !strings.Contains(out, "head 2:sha256:") {
+	if code != 0 || len(kept) != 1 || !strings.Contains(out, kept[0]) ||
+		!strings.Contains(out, "head 2:sha256:") {
 		t.Fatalf("exit %d, %s %s, kept %q", code, out, errs, kept)
 	}
-	if b, err := os.ReadFile(kept[0]); err != nil || !bytes.Equal(b, old) || ownedPrivate(kept[0]) != nil {
+	if b, err := os.ReadFile(kept[0]); err != nil || !bytes.Equal(b, old) ||
+		ownedPrivate(kept[0]) != nil {
 		t.Errorf("what is kept differs (%v, %v)", err, ownedPrivate(kept[0]))
 	}
 	log, _ := os.ReadFile(path)
-	wants := []string{`{"seq":1,`, `"event":"AUDIT_PUT_ASIDE"`, `"aside":"` + filepath.Base(kept[0]) + `"`,
-		fmt.Sprintf(`"noted_seq":%d,"noted_hash":"%s"`, last.Seq, last.Hash), `"broken":"4:` + noted.Hash + `"`, genesis}
+	wants := []string{`{"seq":1,`, `"event":"AUDIT_PUT_ASIDE"`,
+		`"aside":"` + filepath.Base(kept[0]) + `"`,
+		fmt.Sprintf(`"noted_seq":%d,"noted_hash":"%s"`, last.Seq, last.Hash),
+		`"broken":"4:` + noted.Hash + `"`, genesis}
 	for _, want := range wants {
 		first, _, _ := strings.Cut(string(log), "\n")
 		if !strings.Contains(first, want) {
@@ -12636,7 +13284,8 @@ func TestAuditAside(t *testing.T) {
 	}
 	defer release()
 	t.Setenv("ATLASBRIDGE_SESSION", session)
-	if code, _, errs := cli(t, dir, "audit", "verify", "--aside"); code != exitFailed || !strings.Contains(errs, "inside") {
+	if code, _, errs := cli(t, dir, "audit", "verify", "--aside"); code != exitFailed ||
+		!strings.Contains(errs, "inside") {
 		t.Errorf("a session puts the log aside: %d %s", code, errs)
 	}
 }
@@ -12654,7 +13303,8 @@ func TestAuditAsideDamaged(t *testing.T) {
 	if err := s.Audit().Append(Event{Name: "UNAUTHORIZED"}); err != nil || s.Trouble() != nil {
 		t.Error(err, s.Trouble())
 	}
-	if code, out, _ := cli(t, s.Dir, "audit", "verify"); code != 0 || len(auditNames(t, s.Dir)) != 2 {
+	code, out, _ := cli(t, s.Dir, "audit", "verify")
+	if code != 0 || len(auditNames(t, s.Dir)) != 2 {
 		t.Error(out)
 	}
 }
@@ -12713,17 +13363,22 @@ func TestAuditShown(t *testing.T) {
 		{"the same", shown, shown, []State{Routed, AwaitingReply, ReplyReceived, Injected, Resolved}, ""},
 		{"not routed", shown, shown, []State{ReplyReceived, Injected, Resolved}, ""},
 		{"not routed, other", shown, other, []State{ReplyReceived, Injected}, "something else than was shown (prompt"},
-		{"other", shown, other, []State{Routed, AwaitingReply, ReplyReceived, Injected, Resolved}, "something else than was shown"},
+		{"other", shown, other, []State{Routed, AwaitingReply, ReplyReceived, Injected, Resolved},
+			"something else than was shown"},
 		{"the default after a timeout", shown, shown, []State{Routed, AwaitingReply, Expired, Injected, Resolved}, ""},
-		{"other after a timeout", shown, other, []State{Routed, AwaitingReply, Expired, Injected}, "something else than was shown"},
-		{"nothing to compare with", "", shown, []State{Routed, AwaitingReply, ReplyReceived, Injected}, "no entry before says"},
+		{"other after a timeout", shown, other, []State{Routed, AwaitingReply, Expired, Injected},
+			"something else than was shown"},
+		{"nothing to compare with", "", shown, []State{Routed, AwaitingReply, ReplyReceived, Injected},
+			"no entry before says"},
 		{"by a hook", shown, "", []State{Routed, AwaitingReply, ReplyReceived, Injected}, ""},
 	}
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
 			s := storeAt(t, home(t, ""))
 			session := storeSession(t, s)
-			good := storePrompt(t, s, session, Injected, func(p *PromptRecord) { p.Shown = "before" })
+			good := storePrompt(t, s, session, Injected, func(p *PromptRecord) {
+				p.Shown = "before"
+			})
 			p := storePrompt(t, s, session, Created, func(p *PromptRecord) {
 				p.Shown = row.shown
 				p.ExpiresAt = time.Now().Add(-time.Second)
@@ -12742,7 +13397,8 @@ func TestAuditShown(t *testing.T) {
 			auditAppend(t, s.Dir, "UNAUTHORIZED")
 			log, _ := os.ReadFile(s.audit.log.path)
 			for line := range strings.Lines(string(log)) { // detected and routed
-				asks := strings.Contains(line, "PROMPT_DETECTED") || strings.Contains(line, "PROMPT_ROUTED")
+				asks := strings.Contains(line, "PROMPT_DETECTED") ||
+					strings.Contains(line, "PROMPT_ROUTED")
 				has := strings.Contains(line, `"shown_sha256":"`+digest([]byte(row.shown)))
 				if strings.Contains(line, p.ID) && has != (asks && row.shown != "") {
 					t.Errorf("the hash of what was shown: %s", line)
@@ -12759,8 +13415,8 @@ func TestAuditShown(t *testing.T) {
 				return
 			}
 			line := string(bytes.SplitAfter(log, []byte("\n"))[v.Line-1])
-			if !strings.Contains(line, "REPLY_INJECTED") || !strings.Contains(line, p.ID) || !strings.Contains(v.Reason, p.ID) ||
-				strings.Contains(line, good.ID) {
+			if !strings.Contains(line, "REPLY_INJECTED") || !strings.Contains(line, p.ID) ||
+				!strings.Contains(v.Reason, p.ID) || strings.Contains(line, good.ID) {
 				t.Errorf("line %d: %s", v.Line, line)
 			}
 		})
@@ -12788,7 +13444,8 @@ func TestAuditShownIsForgotten(t *testing.T) {
 	if len(asked) != 2 {
 		t.Errorf("%d are kept, 2 can still be answered", len(asked))
 	}
-	if why := asked.judge([]Field{{"event", "SESSION_END"}, {"session_id", session}}); why != "" || len(asked) != 0 {
+	why := asked.judge([]Field{{"event", "SESSION_END"}, {"session_id", session}})
+	if why != "" || len(asked) != 0 {
 		t.Errorf("%d are kept after the session, %s", len(asked), why)
 	}
 }
@@ -12796,17 +13453,22 @@ func TestAuditShownIsForgotten(t *testing.T) {
 // Findings do not hide one another: a tail cut after a wrong answer is named too.
 func TestAuditFindingsAdd(t *testing.T) {
 	s := storeAt(t, home(t, ""))
-	p := storePrompt(t, s, storeSession(t, s), ReplyReceived, func(p *PromptRecord) { p.Shown = "a" })
+	p := storePrompt(t, s, storeSession(t, s), ReplyReceived, func(p *PromptRecord) {
+		p.Shown = "a"
+	})
 	s.Move(p.ID, Injected, func(p *PromptRecord) { p.ScreenSHA = digest([]byte("b")) })
 	auditAppend(t, s.Dir, "UNAUTHORIZED")
 	log, _ := os.ReadFile(s.audit.log.path)
 	head := "5:" + verify(log).Hash
 	cut := log[:bytes.LastIndexByte(log[:len(log)-1], '\n')+1]
-	if v := verify(cut, head); v.Line != 4 || !strings.Contains(v.Reason, "; line 5: ") || !strings.Contains(v.Reason, "cut") {
+	v := verify(cut, head)
+	if v.Line != 4 || !strings.Contains(v.Reason, "; line 5: ") ||
+		!strings.Contains(v.Reason, "cut") {
 		t.Errorf("%+v", v)
 	}
 	changed := bytes.Replace(log, []byte("UNAUTHORIZED"), []byte("UNAUTHORISED"), 1)
-	if v := verify(changed, head); v.Line != 4 || v.Entries != 4 || !strings.Contains(v.Reason, "; line 5: a hash") {
+	if v := verify(changed, head); v.Line != 4 || v.Entries != 4 ||
+		!strings.Contains(v.Reason, "; line 5: a hash") {
 		t.Errorf("%+v", v)
 	}
 }
@@ -12832,7 +13494,8 @@ func TestREADMEShown(t *testing.T) {
 	bad := typedAt("a", "b")
 	none := typedAt("", "b")
 	out := shell(t, lines[1])
-	if strings.Count(out, "\n") != 2 || !strings.Contains(out, bad.ID) || !strings.Contains(out, none.ID) {
+	if strings.Count(out, "\n") != 2 || !strings.Contains(out, bad.ID) ||
+		!strings.Contains(out, none.ID) {
 		t.Errorf("it does not name the two wrong answers: %s", out)
 	}
 	sha := digest([]byte(text)) + "\n"
@@ -12887,12 +13550,14 @@ func TestAnswerFromInside(t *testing.T) {
 		{"without the environment", say("env -u ATLASBRIDGE_SESSION " + answer)},
 		{"only its parents tell", say("env -u ATLASBRIDGE_SESSION setsid sh -c '" + answer + "; exit $?'")},
 		{"only its environment tells", "(setsid nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
-		{"only its system session tells", "(env -u ATLASBRIDGE_SESSION nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
+		{"only its system session tells",
+			"(env -u ATLASBRIDGE_SESSION nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
 	}
 	for _, row := range rows {
 		refused := t.Run(row.name, func(t *testing.T) {
 			os.Remove(filepath.Join(work, "said"))
-			if err := os.WriteFile(filepath.Join(work, "new"), []byte(row.script), 0o600); err != nil {
+			err := os.WriteFile(filepath.Join(work, "new"), []byte(row.script), 0o600)
+			if err != nil {
 				t.Fatal(err)
 			}
 			os.Rename(filepath.Join(work, "new"), filepath.Join(work, "go"))
@@ -12904,7 +13569,8 @@ func TestAnswerFromInside(t *testing.T) {
 				said, _ = os.ReadFile(filepath.Join(work, "said"))
 			}
 			want := "atlasbridge: this runs inside the session that is asked about"
-			if !strings.Contains(string(said), want) || !strings.HasSuffix(string(said), "exit 1\n") {
+			if !strings.Contains(string(said), want) ||
+				!strings.HasSuffix(string(said), "exit 1\n") {
 				t.Errorf("%s\nsays %s", row.script, said)
 			}
 			if q := storeView(t, st).Prompts[p.ID]; !q.Open() {
@@ -12918,7 +13584,8 @@ func TestAnswerFromInside(t *testing.T) {
 	log, _ := os.ReadFile(filepath.Join(dir, "audit.log"))
 	rejected := 0
 	for line := range strings.Lines(string(log)) {
-		if strings.Contains(line, `"REPLY_REJECTED"`) && strings.Contains(line, p.ID) && strings.Contains(line, p.SessionID) {
+		if strings.Contains(line, `"REPLY_REJECTED"`) && strings.Contains(line, p.ID) &&
+			strings.Contains(line, p.SessionID) {
 			rejected++
 		}
 	}
@@ -12950,7 +13617,8 @@ func TestInside(t *testing.T) {
 	}{
 		{"nothing", SessionRecord{}, true, false, false},
 		{"the tool above", SessionRecord{PID: parent, PIDStart: above}, true, false, true},
-		{"the tool further above", SessionRecord{PID: grandparent, PIDStart: processStart(grandparent)}, true, false, true},
+		{"the tool further above", SessionRecord{PID: grandparent, PIDStart: processStart(grandparent)}, true, false,
+			true},
 		{"the tool above, its wrapper killed", SessionRecord{PID: parent, PIDStart: above}, false, false, true},
 		{"another process by now", SessionRecord{PID: parent, PIDStart: above + 1}, true, false, false},
 		{"the wrapper above", SessionRecord{Wrapper: parent}, true, false, true},
@@ -13008,7 +13676,8 @@ func TestAnswerFromAnotherSession(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer release()
-		if err := storeUpdate(s, &SessionRecord{Head: Head{ID: ids[i]}, Status: "active"}); err != nil {
+		if err := storeUpdate(s,
+			&SessionRecord{Head: Head{ID: ids[i]}, Status: "active"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -13022,7 +13691,8 @@ func TestAnswerFromAnotherSession(t *testing.T) {
 		t.Error("it was answered")
 	}
 	log, _ := os.ReadFile(s.audit.log.path)
-	if !strings.Contains(string(log), `"REPLY_REJECTED","session_id":"`+ids[0]+`","prompt_id":"`+p.ID) {
+	if !strings.Contains(string(log),
+		`"REPLY_REJECTED","session_id":"`+ids[0]+`","prompt_id":"`+p.ID) {
 		t.Errorf("not audited: %s", log)
 	}
 }
@@ -13059,7 +13729,8 @@ func TestRefusedDecisionChangesNothing(t *testing.T) {
 			})
 			_, why, err := s.Decide(d, time.Now())
 			now := storeView(t, s).Prompts[p.ID]
-			if err != nil || why == "" || now.Status != AwaitingReply || now.NonceUsed || now.At != p.At {
+			if err != nil || why == "" || now.Status != AwaitingReply || now.NonceUsed ||
+				now.At != p.At {
 				t.Errorf("%q %v, it is %s", why, err, now.Status)
 			}
 			if storeView(t, s).Updates["77"] != nil {
@@ -13072,7 +13743,8 @@ func TestRefusedDecisionChangesNothing(t *testing.T) {
 // TestWhatRefuses: only words that refuse may be chosen unread, from a list of which one is chosen; a yes/no's own no and
 // what leaves the question alone refuse in any case.
 func TestWhatRefuses(t *testing.T) {
-	menu := []Choice{{Key: "1", Label: "Yes"}, {Key: "2", Label: "No, tell it why"}, {Key: "n", Label: "Next"}, {Key: "4"}}
+	menu := []Choice{{Key: "1", Label: "Yes"}, {Key: "2", Label: "No, tell it why"},
+		{Key: "n", Label: "Next"}, {Key: "4"}}
 	for _, c := range []struct {
 		p     Prompt
 		value string
@@ -13105,7 +13777,8 @@ func TestWhatRefuses(t *testing.T) {
 
 // TestUnreadOfBoxesAndSecrets: an idle box and a password show nothing that could be unread.
 func TestUnreadOfBoxesAndSecrets(t *testing.T) {
-	for _, p := range []Prompt{{Type: FreeText, Idle: true, Cut: true}, {Type: FreeText, Secret: true, Cut: true}} {
+	for _, p := range []Prompt{{Type: FreeText, Idle: true, Cut: true},
+		{Type: FreeText, Secret: true, Cut: true}} {
 		if why := (&PromptRecord{Prompt: p}).unread("text", "telegram:1001"); why != "" {
 			t.Errorf("idle %v, secret %v: %q", p.Idle, p.Secret, why)
 		}
@@ -13115,10 +13788,16 @@ func TestUnreadOfBoxesAndSecrets(t *testing.T) {
 // TestJudgeWords: yes and no mean allow and deny to a hook's permission alone; Enter alone and leaving it exist only where
 // a text is asked for; a choice's own key counts before its lower case.
 func TestJudgeWords(t *testing.T) {
-	hook := Prompt{Type: MultipleChoice, Permission: true, Choices: []Choice{{Key: hookAllow, Label: "Allow it"},
-		{Key: hookDeny, Label: "Refuse it"}}}
-	letters := Prompt{Type: MultipleChoice, Choices: []Choice{{Key: "A", Label: "all"}, {Key: "a", Label: "one"}}}
-	menu := Prompt{Type: MultipleChoice, Choices: []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}}}
+	hook := Prompt{
+		Type:       MultipleChoice,
+		Permission: true,
+		Choices: []Choice{{Key: hookAllow, Label: "Allow it"},
+			{Key: hookDeny, Label: "Refuse it"}},
+	}
+	letters := Prompt{Type: MultipleChoice,
+		Choices: []Choice{{Key: "A", Label: "all"}, {Key: "a", Label: "one"}}}
+	menu := Prompt{Type: MultipleChoice,
+		Choices: []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}}}
 	for _, c := range []struct {
 		p           PromptRecord
 		given, want string // want "!": refused
@@ -13145,8 +13824,18 @@ func TestJudgeWords(t *testing.T) {
 			t.Errorf("%s %s %q: %v %q, want %q", c.p.Source, c.p.Type, c.given, value, why, c.want)
 		}
 	}
-	several := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Multi: true, Choices: menu.Choices, SafeDefault: ref("esc")}}
-	for value, want := range map[string]bool{"1,2": true, "1,esc": false, "esc": true, "1,3": false} {
+	several := PromptRecord{Prompt: Prompt{
+		Type:        MultipleChoice,
+		Multi:       true,
+		Choices:     menu.Choices,
+		SafeDefault: ref("esc"),
+	}}
+	for value, want := range map[string]bool{
+		"1,2":   true,
+		"1,esc": false,
+		"esc":   true,
+		"1,3":   false,
+	} {
 		if several.offered(value) != want {
 			t.Errorf("%q offered: %v", value, !want)
 		}
@@ -13177,7 +13866,12 @@ func TestLimitIsThePhones(t *testing.T) {
 			t.Fatal(why)
 		}
 	}
-	for by, want := range map[string]bool{"telegram:1001": false, "telegram:1002": false, "cli:answer": true, "cli:local": true} {
+	for by, want := range map[string]bool{
+		"telegram:1001": false,
+		"telegram:1002": false,
+		"cli:answer":    true,
+		"cli:local":     true,
+	} {
 		if why := answer(by); (why == "") != want {
 			t.Errorf("%s: %q", by, why)
 		}
@@ -13190,8 +13884,10 @@ func TestOpenIsUndecided(t *testing.T) {
 	s := storeAt(t, home(t, ""))
 	session := storeSession(t, s)
 	for _, st := range []State{Created, Routed, AwaitingReply} {
-		if p := storePrompt(t, s, storeSession(t, s), st, nil); p.NonceUsed || p.DecidedAt != nil || p.DecidedBy != nil {
-			t.Errorf("%s: nonce used %v, decided %v by %v", st, p.NonceUsed, p.DecidedAt, p.DecidedBy)
+		if p := storePrompt(t, s, storeSession(t, s), st, nil); p.NonceUsed || p.DecidedAt != nil ||
+			p.DecidedBy != nil {
+			t.Errorf("%s: nonce used %v, decided %v by %v", st, p.NonceUsed, p.DecidedAt,
+				p.DecidedBy)
 		}
 	}
 	p := storePrompt(t, s, session, Expired, nil)
@@ -13244,10 +13940,14 @@ func TestAdmittedOnlyWhole(t *testing.T) {
 			[]int64{1001}, 2002},
 		{"a channel", `{"message":{"from":{"id":1001},"chat":{"id":-5,"type":"channel"}}}`, []int64{1001}, -5},
 		{"another group", `{"message":{"from":{"id":1001},"chat":{"id":-6,"type":"supergroup"}}}`, []int64{1001}, -5},
-		{"a stranger's message with a tap", `{"message":{"from":{"id":3},"chat":{"id":1001,"type":"private"}},"callback_query":` +
-			`{"id":"q","from":{"id":1001},"message":{"message_id":5,"chat":{"id":1001,"type":"private"}}}}`, []int64{1001}, 1001},
-		{"a message with a tap", `{"message":{"from":{"id":1001},"chat":{"id":1001,"type":"private"}},"callback_query":` +
-			`{"id":"q","from":{"id":1001},"message":{"message_id":5,"chat":{"id":1001,"type":"private"}}}}`, []int64{1001}, 1001},
+		{"a stranger's message with a tap",
+			`{"message":{"from":{"id":3},"chat":{"id":1001,"type":"private"}},"callback_query":` +
+				`{"id":"q","from":{"id":1001},"message":{"message_id":5,"chat":{"id":1001,"type":"private"}}}}`,
+			[]int64{1001}, 1001},
+		{"a message with a tap",
+			`{"message":{"from":{"id":1001},"chat":{"id":1001,"type":"private"}},"callback_query":` +
+				`{"id":"q","from":{"id":1001},"message":{"message_id":5,"chat":{"id":1001,"type":"private"}}}}`,
+			[]int64{1001}, 1001},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var u update
@@ -13263,7 +13963,12 @@ func TestAdmittedOnlyWhole(t *testing.T) {
 
 // TestAskAgainButton: only what the screen asked and nobody answered, with nothing typed, can be asked again.
 func TestAskAgainButton(t *testing.T) {
-	expired := PromptRecord{Source: "screen", Status: Expired, MsgID: 7, Prompt: Prompt{Type: YesNo}}
+	expired := PromptRecord{
+		Source: "screen",
+		Status: Expired,
+		MsgID:  7,
+		Prompt: Prompt{Type: YesNo},
+	}
 	for name, c := range map[string]struct {
 		change func(*PromptRecord)
 		want   bool
@@ -13291,8 +13996,15 @@ func TestAskAgainButton(t *testing.T) {
 
 // TestUnreadTicks: of a list with ticks nothing can be ticked or submitted before all of it was shown.
 func TestUnreadTicks(t *testing.T) {
-	p := PromptRecord{Head: Head{ID: newID()}, SessionID: newID(), Nonce: newNonce(), Status: AwaitingReply, Confidence: "high",
-		Prompt: Prompt{Type: MultipleChoice, Multi: true, Choices: []Choice{{Key: "1", Label: "No"}, {Key: "2", Label: "Ham"}}}}
+	p := PromptRecord{
+		Head:       Head{ID: newID()},
+		SessionID:  newID(),
+		Nonce:      newNonce(),
+		Status:     AwaitingReply,
+		Confidence: "high",
+		Prompt: Prompt{Type: MultipleChoice, Multi: true,
+			Choices: []Choice{{Key: "1", Label: "No"}, {Key: "2", Label: "Ham"}}},
+	}
 	if got := tgKeys(keyboard(&p)); got != "📄 Show all=~all" {
 		t.Errorf("unread: %s", got)
 	}
@@ -13309,7 +14021,8 @@ func TestUnreadTicks(t *testing.T) {
 		t.Errorf("a key that no button can hold: %s", got)
 	}
 	low := PromptRecord{Status: AwaitingReply, Confidence: "low", Prompt: Prompt{Type: Unknown}}
-	if got := tgKeys(keyboard(&low)); strings.Contains(got, tapAll) || strings.Contains(got, tapEnter) {
+	got := tgKeys(keyboard(&low))
+	if strings.Contains(got, tapAll) || strings.Contains(got, tapEnter) {
 		t.Errorf("possibly a question, unread: %s", got)
 	}
 }
@@ -13375,15 +14088,19 @@ func TestWriterLooksFirst(t *testing.T) {
 				t.Errorf("wrote %q, in flight %v", p.wrote, s.inFlight)
 			}
 			if c.ends {
-				if r := storeView(t, s.st).Prompts[id]; s.gate != nil || r.Status != Failed || !strings.Contains(r.Reason, "could not be typed") {
+				r := storeView(t, s.st).Prompts[id]
+				if s.gate != nil || r.Status != Failed ||
+					!strings.Contains(r.Reason, "could not be typed") {
 					t.Errorf("it is %s (%s)", r.Status, r.Reason)
 				}
 				return
 			}
-			if s.gate == nil || (len(s.gate.keys) > 0) != c.keys || s.gate.wrote != (c.wrote != "" && c.answer) {
+			if s.gate == nil || (len(s.gate.keys) > 0) != c.keys ||
+				s.gate.wrote != (c.wrote != "" && c.answer) {
 				t.Errorf("gate %+v", s.gate)
 			}
-			if moved := s.gate != nil && s.gate.phase == gateEcho; moved != (c.wrote != "" && c.answer) {
+			moved := s.gate != nil && s.gate.phase == gateEcho
+			if moved != (c.wrote != "" && c.answer) {
 				t.Errorf("the gate moved on: %v", moved)
 			}
 		})
@@ -13397,7 +14114,8 @@ func TestWriterTakesKeysFirst(t *testing.T) {
 	if !ready || string(w.p) != "a" || w.answer {
 		t.Fatalf("%q %v %v", w.p, w.answer, ready)
 	}
-	if s.handedOver(w); len(s.typing) > 0 || !s.inFlight {
+	s.handedOver(w)
+	if len(s.typing) > 0 || !s.inFlight {
 		t.Error("what is handed over is still there")
 	}
 	if _, ready := s.nextWrite(); ready {
@@ -13444,14 +14162,28 @@ func TestExpireTypes(t *testing.T) {
 			st := storeAt(t, home(t, ""))
 			p := storePrompt(t, st, storeSession(t, st), AwaitingReply, func(p *PromptRecord) {
 				p.SafeDefault = c.def
-				p.CreatedAt, p.ExpiresAt = time.Now().Add(-time.Minute), time.Now().Add(-time.Second)
+				p.CreatedAt, p.ExpiresAt = time.Now().Add(-time.Minute),
+					time.Now().Add(-time.Second)
 			})
-			q := &question{rec: *p, checkAt: time.Now().Add(time.Hour), screen: &Prompt{Type: YesNo}}
+			q := &question{
+				rec:     *p,
+				checkAt: time.Now().Add(time.Hour),
+				screen:  &Prompt{Type: YesNo},
+			}
 			if c.hook {
 				q.screen = nil
 			}
-			s := &session{st: st, ch: localChannel{}, ctx: t.Context(), log: slog.New(slog.DiscardHandler), adapter: adapterFor("x"),
-				cfg: &Config{}, events: make(chan func(), 100), fed: c.fed, q: q}
+			s := &session{
+				st:      st,
+				ch:      localChannel{},
+				ctx:     t.Context(),
+				log:     slog.New(slog.DiscardHandler),
+				adapter: adapterFor("x"),
+				cfg:     &Config{},
+				events:  make(chan func(), 100),
+				fed:     c.fed,
+				q:       q,
+			}
 			s.rec = *storeView(t, st).Sessions[p.SessionID]
 			s.questionStep()
 			got := storeView(t, st).Prompts[p.ID]
@@ -13461,7 +14193,8 @@ func TestExpireTypes(t *testing.T) {
 			if q.decided != c.decided || (s.q == nil) != c.over {
 				t.Errorf("decided %v, over %v", q.decided, s.q == nil)
 			}
-			if (got.Value == nil) != (c.value == nil) || got.Value != nil && *got.Value != *c.value {
+			if (got.Value == nil) != (c.value == nil) ||
+				got.Value != nil && *got.Value != *c.value {
 				t.Errorf("value %v", got.Value)
 			}
 			if c.hook && q.checkAt.After(time.Now()) {
@@ -13477,18 +14210,32 @@ func TestExpireTooLate(t *testing.T) {
 	p := storePrompt(t, st, storeSession(t, st), AwaitingReply, func(p *PromptRecord) {
 		p.ExpiresAt = time.Now().Add(-time.Second)
 	})
-	s := &session{st: st, ch: localChannel{}, ctx: t.Context(), log: slog.New(slog.DiscardHandler), adapter: adapterFor("x"),
-		cfg: &Config{}, events: make(chan func(), 100), q: &question{rec: *p, screen: &Prompt{Type: YesNo}}}
+	s := &session{
+		st:      st,
+		ch:      localChannel{},
+		ctx:     t.Context(),
+		log:     slog.New(slog.DiscardHandler),
+		adapter: adapterFor("x"),
+		cfg:     &Config{},
+		events:  make(chan func(), 100),
+		q:       &question{rec: *p, screen: &Prompt{Type: YesNo}},
+	}
 	s.rec = *storeView(t, st).Sessions[p.SessionID]
-	if ok, err := st.Move(p.ID, ReplyReceived, func(r *PromptRecord) { r.Value, r.NonceUsed = ref("y"), true }); !ok || err != nil {
+	ok, err := st.Move(p.ID, ReplyReceived, func(r *PromptRecord) {
+		r.Value, r.NonceUsed = ref("y"), true
+	})
+	if !ok || err != nil {
 		t.Fatal(ok, err)
 	}
 	s.expire(s.q)
-	if got := storeView(t, st).Prompts[p.ID]; got.Status != ReplyReceived || s.q == nil || s.q.decided {
+	got := storeView(t, st).Prompts[p.ID]
+	if got.Status != ReplyReceived || s.q == nil || s.q.decided {
 		t.Errorf("%s, %+v", got.Status, s.q)
 	}
-	s.q = &question{rec: PromptRecord{Head: Head{ID: newID()}, Status: AwaitingReply}, screen: &Prompt{Type: YesNo}}
-	if s.expire(s.q); s.q != nil {
+	s.q = &question{rec: PromptRecord{Head: Head{ID: newID()}, Status: AwaitingReply},
+		screen: &Prompt{Type: YesNo}}
+	s.expire(s.q)
+	if s.q != nil {
 		t.Error("a question that is not in the state stays")
 	}
 }
@@ -13526,7 +14273,8 @@ func TestReleaseHeldKeys(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
 			g := s.gate
-			if g.wrote, g.leftAt = c.wrote, c.leftAt; c.idle {
+			g.wrote, g.leftAt = c.wrote, c.leftAt
+			if c.idle {
 				g.q.rec.Idle = true
 			}
 			if c.input {
@@ -13553,8 +14301,12 @@ func TestReleaseHeldKeys(t *testing.T) {
 // count, nor does what stood above a question that is asked without it.
 func TestSameIsAllOfIt(t *testing.T) {
 	made := func(change func(*Prompt)) *Prompt {
-		p := &Prompt{Type: MultipleChoice, Question: "Which one?", Choices: []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}},
-			parts: shown{above: []string{"$ paint"}, body: []string{"the wall"}, among: []string{"1 Red", "2 Blue"}}}
+		p := &Prompt{
+			Type:     MultipleChoice,
+			Question: "Which one?",
+			Choices:  []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}},
+			parts:    shown{above: []string{"$ paint"}, body: []string{"the wall"}, among: []string{"1 Red", "2 Blue"}},
+		}
 		if change != nil {
 			change(p)
 		}
@@ -13598,16 +14350,24 @@ func TestSameIsAllOfIt(t *testing.T) {
 		t.Error("nothing is the same")
 	}
 	secret := made(func(p *Prompt) { p.parts.body = []string{"key AKIAABCDEFGHIJKLMNOP"} })
-	if strings.Contains(secret.Shown, "AKIAABCD") || secret.same(made(func(p *Prompt) { p.parts.body = []string{"key AKIAABCDEFGHIJKLMNOQ"} })) {
+	if strings.Contains(secret.Shown, "AKIAABCD") || secret.same(made(func(p *Prompt) {
+		p.parts.body = []string{"key AKIAABCDEFGHIJKLMNOQ"}
+	})) {
 		t.Error("a secret is shown, or two of them are taken for the same")
 	}
 	bare := asked.withoutAbove()
 	other := made(func(p *Prompt) { p.parts.above = []string{"$ burn"} })
-	if !bare.same(other) || !bare.follows(other) || other.same(bare) || !bare.Cut || bare.Above != "" {
+	if !bare.same(other) || !bare.follows(other) || other.same(bare) || !bare.Cut ||
+		bare.Above != "" {
 		t.Error("a question that is asked without what stands above it")
 	}
 	line := func(body string) *Prompt {
-		p := &Prompt{Type: YesNo, Question: "Go? (y/n)", Full: body + "\nGo? (y/n)", parts: shown{body: []string{body}, line: true}}
+		p := &Prompt{
+			Type:     YesNo,
+			Question: "Go? (y/n)",
+			Full:     body + "\nGo? (y/n)",
+			parts:    shown{body: []string{body}, line: true},
+		}
 		p.seal()
 		p.publish()
 		return p
@@ -13619,7 +14379,8 @@ func TestSameIsAllOfIt(t *testing.T) {
 		was, is int
 		same    bool
 	}{{5, 5, true}, {5, 6, false}, {0, 6, true}, {5, 0, true}} {
-		if a, b := made(func(p *Prompt) { p.place = c.was }), made(func(p *Prompt) { p.place = c.is }); a.same(b) != c.same {
+		a, b := made(func(p *Prompt) { p.place = c.was }), made(func(p *Prompt) { p.place = c.is })
+		if a.same(b) != c.same {
 			t.Errorf("asked in row %d, seen in row %d: same %v", c.was, c.is, !c.same)
 		}
 	}
@@ -13665,17 +14426,22 @@ func TestWhatStandsAbove(t *testing.T) {
 		cut          bool
 	}{
 		{"paragraph", "far\r\n\r\nnear\r\nGo? (y/n) ", []string{"near", "!far"}, []string{"far", "!near"}, false},
-		{"line of a frame between", "far\r\n────\r\nnear\r\nGo? (y/n) ", []string{"near", "!far"}, []string{"far"}, false},
-		{"two paragraphs", "one\r\n\r\n\r\ntwo\r\n\r\nnear\r\nGo? (y/n) ", []string{"near", "!two"}, []string{"one\n\n\ntwo"}, false},
-		{"scrolled out", "far\r\n\r\n" + rows(60) + "Go? (y/n) ", []string{"/srv/0 ", "/srv/59 ", "!far"}, []string{"!far"}, false},
+		{"line of a frame between", "far\r\n────\r\nnear\r\nGo? (y/n) ", []string{"near", "!far"}, []string{"far"},
+			false},
+		{"two paragraphs", "one\r\n\r\n\r\ntwo\r\n\r\nnear\r\nGo? (y/n) ", []string{"near", "!two"},
+			[]string{"one\n\n\ntwo"}, false},
+		{"scrolled out", "far\r\n\r\n" + rows(60) + "Go? (y/n) ", []string{"/srv/0 ", "/srv/59 ", "!far"},
+			[]string{"!far"}, false},
 		{"cleared", rows(60) + "\x1b[H\x1b[2Jnear\r\nGo? (y/n) ", []string{"near", "!srv"}, []string{"!srv"}, false},
 		{"lost", rows(maxGone+100) + "Go? (y/n) ", nil, nil, true},
 		{"longer than is kept", strings.Repeat(strings.Repeat("x", 99)+"\r\n", 200) + "Go? (y/n) ", nil, nil, true},
 		{"much above", "gone\r\n" + strings.Repeat(strings.Repeat("y", 99)+"\r\n", 60) + "\r\nnear\r\nGo? (y/n) ",
 			[]string{"near"}, []string{"yyy", "!gone"}, false},
-		{"alternate screen", rows(60) + "\x1b[?1049h\x1b[H\x1b[2Jnear\r\nGo? (y/n) ", []string{"near", "!srv"}, []string{"!srv"}, false},
+		{"alternate screen", rows(60) + "\x1b[?1049h\x1b[H\x1b[2Jnear\r\nGo? (y/n) ", []string{"near", "!srv"},
+			[]string{"!srv"}, false},
 		{"menu", "far\r\n\r\n\r\n" + menu, []string{"Pick one", "Red", "!far"}, []string{"far"}, false},
-		{"menu, scrolled out", "far\r\n\r\n\r\n" + rows(60) + menu, []string{"/srv/0 ", "/srv/59", "Pick one", "!far"}, []string{"!far"}, false},
+		{"menu, scrolled out", "far\r\n\r\n\r\n" + rows(60) + menu, []string{"/srv/0 ", "/srv/59", "Pick one", "!far"},
+			[]string{"!far"}, false},
 		{"menu, lost", rows(maxGone+100) + menu, nil, nil, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -13690,14 +14456,16 @@ func TestWhatStandsAbove(t *testing.T) {
 			}
 			for of, words := range map[string][]string{p.Full: c.full, p.Above: c.above} {
 				for _, word := range words {
-					if without, not := strings.CutPrefix(word, "!"); strings.Contains(of, without) == not {
+					without, not := strings.CutPrefix(word, "!")
+					if strings.Contains(of, without) == not {
 						t.Errorf("%q, want %q", of, word)
 					}
 				}
 			}
 			moved := *p
 			moved.parts.above = append(slices.Clone(p.parts.above), "more")
-			if moved.seal(); p.same(&moved) {
+			moved.seal()
+			if p.same(&moved) {
 				t.Error("what stands above does not count")
 			}
 		})
@@ -13711,8 +14479,10 @@ func TestStrayEnterHidesNothing(t *testing.T) {
 	for _, c := range []struct{ name, tty, asked, next, rest string }{
 		{"line", "reading canon echo", "Go? (y/n) ", "\r\nerase the disk\r\nand the tape", "\r\nMore? (y/n) "},
 		{"same row", "reading canon echo", "Go? (y/n) ", "\r\x1b[Kerase the disk", "\r\nand the tape\r\nMore? (y/n) "},
-		{"dialog gone", "reading raw noecho", menu, "\x1b[H\x1b[J\x1b[?25herase the disk\r\n", "and the tape\r\nMore? (y/n) "},
-		{"dialog", "reading raw noecho", menu, "", "\x1b[H\x1b[J\x1b[?25herase the disk\r\nand the tape\r\nMore? (y/n) "},
+		{"dialog gone", "reading raw noecho", menu, "\x1b[H\x1b[J\x1b[?25herase the disk\r\n",
+			"and the tape\r\nMore? (y/n) "},
+		{"dialog", "reading raw noecho", menu, "",
+			"\x1b[H\x1b[J\x1b[?25herase the disk\r\nand the tape\r\nMore? (y/n) "},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newStage(t, "x", c.tty)
@@ -13747,7 +14517,8 @@ func TestAnsweredIsBehind(t *testing.T) {
 			if len(p) != 1 {
 				t.Fatalf("%d questions", len(p))
 			}
-			if all := p[0].Above + p[0].Full; strings.Contains(all, "/srv") == c.behind || !strings.Contains(all, "really all") {
+			all := p[0].Above + p[0].Full
+			if strings.Contains(all, "/srv") == c.behind || !strings.Contains(all, "really all") {
 				t.Errorf("it shows %q", all)
 			}
 		})
@@ -13765,7 +14536,8 @@ func TestRestBeforeItIsAskedAnew(t *testing.T) {
 	if asked := s.show(paint("delete", 2), 900*time.Millisecond); len(asked) > 0 {
 		t.Error("asked before it came to rest")
 	}
-	if asked := s.wait(200 * time.Millisecond); len(asked) != 1 || !strings.Contains(asked[0].Full, "delete c") {
+	if asked := s.wait(200 * time.Millisecond); len(asked) != 1 ||
+		!strings.Contains(asked[0].Full, "delete c") {
 		t.Errorf("come to rest: %d", len(asked))
 	}
 	s = newStage(t, "x", "reading canon echo")
@@ -13779,7 +14551,8 @@ func TestRestBeforeItIsAskedAnew(t *testing.T) {
 	for i := range 200 {
 		asked = append(asked, s.show(paint("restless", i), 50*time.Millisecond)...)
 	}
-	if len(asked) != 1 || !asked[0].Cut || strings.Contains(asked[0].Full+asked[0].Above, "restless") {
+	if len(asked) != 1 || !asked[0].Cut ||
+		strings.Contains(asked[0].Full+asked[0].Above, "restless") {
 		t.Fatalf("restless: %d questions", len(asked))
 	}
 	if now := s.d.Look(s.tty, s.now); !asked[0].same(now) {
@@ -13920,17 +14693,21 @@ func TestGateFirstKey(t *testing.T) {
 		{"a guess, escape", "x", reads, "something odd", "esc", nil, "\x1b", ""},
 		{"a dialog, escape", "claude", raw, dialog, "esc", nil, "\x1b", ""},
 		{"the same words twice", "x", raw, same, "2", nil, "\x1b[B", ""},
-		{"a key was pressed", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.q.typedBy = "cli:local" }, "", "somebody pressed a key"},
-		{"a hook's", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.q.screen = nil }, "", "answered by the hook alone"},
+		{"a key was pressed", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.q.typedBy = "cli:local" }, "",
+			"somebody pressed a key"},
+		{"a hook's", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.q.screen = nil }, "",
+			"answered by the hook alone"},
 		{"a password", "x", reads, "Go? (y/n) ", "y", func(s *session) {
 			s.q.rec.Secret = true
 			s.st.secrets.Store(s.q.rec.ID, "pass\nword")
 		}, "pass word\r", ""},
-		{"a password, lost", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.q.rec.Secret = true }, "", "not known any more"},
+		{"a password, lost", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.q.rec.Secret = true }, "",
+			"not known any more"},
 		{"no such choice", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.gate.value = "q" }, "", "no choice q"},
 		{"writing", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.inFlight = true }, "", ""},
 		{"keys to write", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.typing = []byte("a") }, "", ""},
-		{"the program writes", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.unseen.Add(1) }, "", "keeps writing"},
+		{"the program writes", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.unseen.Add(1) }, "",
+			"keeps writing"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := gateBench(t, c.tool, c.state, c.asked, c.value)
@@ -13940,7 +14717,8 @@ func TestGateFirstKey(t *testing.T) {
 			}
 			got := s.typed(c.want == "")
 			r := storeView(t, s.st).Prompts[id]
-			if got != c.want || c.why == "" && r.Status != ReplyReceived || c.why != "" && (r.Status != Failed || !strings.Contains(r.Reason, c.why)) {
+			if got != c.want || c.why == "" && r.Status != ReplyReceived ||
+				c.why != "" && (r.Status != Failed || !strings.Contains(r.Reason, c.why)) {
 				t.Errorf("types %q, %s (%s); want %q %s", got, r.Status, r.Reason, c.want, c.why)
 			}
 			if _, left := s.st.TakeSecret(id); left && c.want != "" {
@@ -13955,7 +14733,8 @@ func TestGateFirstKey(t *testing.T) {
 func TestGateInputBox(t *testing.T) {
 	raw := TTYState{ReadingYes, false, false}
 	box := func(draft string) string {
-		return strings.Repeat("─", 80) + "❯\u00a0" + draft + "\r\n" + strings.Repeat("─", 80) + fmt.Sprintf("\x1b[2;%dH", 3+len(draft))
+		return strings.Repeat("─", 80) + "❯\u00a0" + draft + "\r\n" + strings.Repeat("─", 80) +
+			fmt.Sprintf("\x1b[2;%dH", 3+len(draft))
 	}
 	const keep = "keep" // the screen as it is
 	type step struct {
@@ -13967,16 +14746,23 @@ func TestGateInputBox(t *testing.T) {
 		name, text string
 		steps      []step
 	}{
-		{"empty", "go on", []step{{box(""), false, "go on"}, {box("go on"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
-		{"draft", "go on", []step{{box("abc"), false, "\x15"}, {box(""), false, "go on"}, {box("go on"), true, "\r"}, {box(""), false, ""},
-			{keep, false, "abc"}, {keep, true, "done"}}},
-		{"draft that stays", "go on", []step{{box("abc"), false, "\x15"}, {keep, false, ""}, {keep, true, "!could not be put aside"}}},
-		{"draft of two rows", "go on", []step{{strings.Repeat("─", 80) + "❯\u00a0abc\r\n  def\r\n" + strings.Repeat("─", 80) + "\x1b[3;6H", true, "!there is a draft"}}},
+		{"empty", "go on",
+			[]step{{box(""), false, "go on"}, {box("go on"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
+		{"draft", "go on",
+			[]step{{box("abc"), false, "\x15"}, {box(""), false, "go on"}, {box("go on"), true, "\r"},
+				{box(""), false, ""}, {keep, false, "abc"}, {keep, true, "done"}}},
+		{"draft that stays", "go on",
+			[]step{{box("abc"), false, "\x15"}, {keep, false, ""}, {keep, true, "!could not be put aside"}}},
+		{"draft of two rows", "go on",
+			[]step{{strings.Repeat("─", 80) + "❯\u00a0abc\r\n  def\r\n" + strings.Repeat("─", 80) + "\x1b[3;6H", true,
+				"!there is a draft"}}},
 		{"pasted draft", "go on", []step{{box("[Pasted text #1]"), true, "!there is a draft"}}},
-		{"a dialog", "go on", []step{{"Do you want to proceed?\r\n❯ 1. Yes\r\n  2. No\r\n\x1b[?25l", true, "!" + questionOpen}}},
+		{"a dialog", "go on",
+			[]step{{"Do you want to proceed?\r\n❯ 1. Yes\r\n  2. No\r\n\x1b[?25l", true, "!" + questionOpen}}},
 		{"not shown", "go on", []step{{box(""), false, "go on"}, {keep, true, "!does not show in the input box"}}},
-		{"not taken", "go on", []step{{box(""), false, "go on"}, {box("go on"), true, "\r"}, {keep, false, ""}, {keep, true, "\r"},
-			{keep, true, "!was not taken"}}},
+		{"not taken", "go on",
+			[]step{{box(""), false, "go on"}, {box("go on"), true, "\r"}, {keep, false, ""}, {keep, true, "\r"},
+				{keep, true, "!was not taken"}}},
 		{"slash", "/x", []step{{box(""), false, "\\/x"}}},
 		{"bang", "!x", []step{{box(""), false, " !x"}}},
 		{"hash", "#x", []step{{box(""), false, " #x"}}},
@@ -13987,7 +14773,14 @@ func TestGateInputBox(t *testing.T) {
 			s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
 			s.q, s.adapter, s.pty = nil, adapterFor("claude"), ptyState{state: raw}
 			s.det = newDetector(s.adapter, 24, 80, DetectOptions{})
-			r := &InputRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Kind: "text", By: "telegram:1001", Text: c.text, Status: "queued"}
+			r := &InputRecord{
+				Head:      Head{ID: newID()},
+				SessionID: s.rec.ID,
+				Kind:      "text",
+				By:        "telegram:1001",
+				Text:      c.text,
+				Status:    "queued",
+			}
 			s.gate = newInputGate(r)
 			for i, step := range c.steps {
 				if step.shows != keep {
@@ -14005,7 +14798,8 @@ func TestGateInputBox(t *testing.T) {
 				now := storeView(t, s.st).Inputs[r.ID]
 				switch {
 				case refused:
-					if keys != "" || s.gate != nil || now == nil || now.Status != "refused" || !strings.Contains(now.Reason, why) {
+					if keys != "" || s.gate != nil || now == nil || now.Status != "refused" ||
+						!strings.Contains(now.Reason, why) {
 						t.Errorf("step %d: types %q, %+v", i, keys, now)
 					}
 				case step.want == "done":
@@ -14026,16 +14820,27 @@ func TestGateInputBox(t *testing.T) {
 func hookBench(t *testing.T, commands ...string) (s *session, hooks []*question, unlock []func()) {
 	t.Helper()
 	st := storeAt(t, home(t, ""))
-	s = &session{st: st, ch: localChannel{}, log: slog.New(slog.DiscardHandler), adapter: adapterFor("claude"), ctx: t.Context(),
-		cfg: &Config{Timeout: time.Hour, PermissionTimeout: time.Hour, NotifyIdle: true}, events: make(chan func(), 100), hooked: true,
-		pty: ptyState{state: TTYState{ReadingYes, false, false}}}
+	s = &session{
+		st:      st,
+		ch:      localChannel{},
+		log:     slog.New(slog.DiscardHandler),
+		adapter: adapterFor("claude"),
+		ctx:     t.Context(),
+		cfg:     &Config{Timeout: time.Hour, PermissionTimeout: time.Hour, NotifyIdle: true},
+		events:  make(chan func(), 100),
+		hooked:  true,
+		pty:     ptyState{state: TTYState{ReadingYes, false, false}},
+	}
 	id := storeSession(t, st)
 	s.rec = *storeView(t, st).Sessions[id]
 	s.det = newDetector(s.adapter, 30, 100, DetectOptions{})
 	for i, command := range commands {
 		p := storePrompt(t, st, s.rec.ID, Created, func(p *PromptRecord) {
-			p.Source, p.Tool, p.Subject, p.Permission, p.Type = "hook", "Bash", command, true, MultipleChoice
-			p.Choices, p.SafeDefault = []Choice{{Key: hookAllow, Label: "Yes"}, {Key: hookDeny, Label: "No"}}, ref(hookDeny)
+			p.Source, p.Tool, p.Subject, p.Permission, p.Type = "hook", "Bash", command, true,
+				MultipleChoice
+			p.Choices, p.SafeDefault = []Choice{{Key: hookAllow, Label: "Yes"},
+				{Key: hookDeny, Label: "No"}},
+				ref(hookDeny)
 			p.CreatedAt = time.Now().Add(time.Duration(i) * time.Millisecond)
 		})
 		release, err := st.HoldSession(p.ID)
@@ -14082,7 +14887,8 @@ func TestHookOwnsItsDialog(t *testing.T) {
 	}
 	s.q = hooks[0]
 	s.left(nil)
-	if hooks[1].dialog != nil || hooks[1].goneAt.IsZero() || !hooks[0].goneAt.IsZero() || s.q != hooks[0] {
+	if hooks[1].dialog != nil || hooks[1].goneAt.IsZero() || !hooks[0].goneAt.IsZero() ||
+		s.q != hooks[0] {
 		t.Error("the dialog has left, and only that")
 	}
 	s.found(s.dialogOf("touch b"))
@@ -14105,7 +14911,13 @@ func TestHookOwnsItsDialog(t *testing.T) {
 func TestHooksEnd(t *testing.T) {
 	long := time.Now().Add(-time.Minute)
 	answer := func(s *session, h *question) {
-		if _, why, err := s.st.Decide(Decision{PromptID: h.rec.ID, Value: hookAllow, By: "cli:answer", Trusted: true}, time.Now()); why != "" || err != nil {
+		_, why, err := s.st.Decide(Decision{
+			PromptID: h.rec.ID,
+			Value:    hookAllow,
+			By:       "cli:answer",
+			Trusted:  true,
+		}, time.Now())
+		if why != "" || err != nil {
 			panic(fmt.Sprint(why, err))
 		}
 		v, _ := s.st.View()
@@ -14126,7 +14938,8 @@ func TestHooksEnd(t *testing.T) {
 			answer(s, h)
 			h.goneAt = long
 		}, ReplyReceived, ""},
-		{"gone, a key", func(_ *session, h *question, _ func()) { h.goneAt, h.typedBy = long, "cli:local" }, Resolved, ""},
+		{"gone, a key", func(_ *session, h *question, _ func()) { h.goneAt, h.typedBy = long, "cli:local" }, Resolved,
+			""},
 		{"works for long", func(s *session, h *question, _ func()) {
 			s.det.Feed([]byte(working), time.Now())
 			s.calm, h.rec.CreatedAt = long, long
@@ -14219,16 +15032,26 @@ func TestHookAndScreen(t *testing.T) {
 		})
 	}
 	s, _, _ := hookBench(t)
-	s.q = &question{rec: PromptRecord{Head: Head{ID: newID()}, Status: AwaitingReply, Prompt: Prompt{Idle: true}}, screen: &Prompt{Idle: true}}
+	s.q = &question{rec: PromptRecord{
+		Head:   Head{ID: newID()},
+		Status: AwaitingReply,
+		Prompt: Prompt{Idle: true},
+	}, screen: &Prompt{Idle: true}}
 	idle := s.q
-	over := storePrompt(t, s.st, s.rec.ID, Canceled, func(p *PromptRecord) { p.Source, p.Tool, p.Subject = "hook", "Bash", "touch z" })
+	over := storePrompt(t, s.st, s.rec.ID, Canceled, func(p *PromptRecord) {
+		p.Source, p.Tool, p.Subject = "hook", "Bash", "touch z"
+	})
 	late := *over
 	late.Status = Created // as it was told, late
-	if s.followed(&late); len(s.hooks) > 0 || s.q != idle {
+	s.followed(&late)
+	if len(s.hooks) > 0 || s.q != idle {
 		t.Error("a hook's question that is over is taken up")
 	}
-	rec := storePrompt(t, s.st, s.rec.ID, Created, func(p *PromptRecord) { p.Source, p.Tool, p.Subject = "hook", "Bash", "touch a" })
-	if s.followed(rec); s.q == nil || s.q.rec.ID != rec.ID {
+	rec := storePrompt(t, s.st, s.rec.ID, Created, func(p *PromptRecord) {
+		p.Source, p.Tool, p.Subject = "hook", "Bash", "touch a"
+	})
+	s.followed(rec)
+	if s.q == nil || s.q.rec.ID != rec.ID {
 		t.Error("an idle box stays in force while the tool asks")
 	}
 }
@@ -14247,7 +15070,9 @@ func TestHookDecisions(t *testing.T) {
 		{"deny", hookDecides(hookDeny), `{"behavior":"deny","message":"The operator refused this."}`},
 		{"deny with a reason", hookDecides("deny:use make"), `{"behavior":"deny","message":"use make"}`},
 		{"expired", func(s *Store, p *PromptRecord) {
-			s.Move(p.ID, Expired, func(r *PromptRecord) { r.Reason, r.ExpiresAt = "no answer", time.Now() })
+			s.Move(p.ID, Expired, func(r *PromptRecord) {
+				r.Reason, r.ExpiresAt = "no answer", time.Now()
+			})
 		}, `{"behavior":"deny","message":"no answer"}`},
 		{"canceled", func(s *Store, p *PromptRecord) { s.Move(p.ID, Canceled, nil) }, `null`},
 		{"answered here", func(s *Store, p *PromptRecord) { s.Move(p.ID, Resolved, nil) }, `null`},
@@ -14266,8 +15091,15 @@ func TestHookDecisions(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				h := &hook{Tool: "Bash", Input: json.RawMessage(`{"command":"ls"}`), Suggestions: []json.RawMessage{rule},
-					st: st, session: session, life: time.Hour, release: func() {}}
+				h := &hook{
+					Tool:        "Bash",
+					Input:       json.RawMessage(`{"command":"ls"}`),
+					Suggestions: []json.RawMessage{rule},
+					st:          st,
+					session:     session,
+					life:        time.Hour,
+					release:     func() {},
+				}
 				if c.name == "expired" {
 					h.life = 0
 				}
@@ -14303,7 +15135,12 @@ func TestHookDecisions(t *testing.T) {
 // hookDecides gives a question this answer.
 func hookDecides(value string) func(*Store, *PromptRecord) {
 	return func(s *Store, p *PromptRecord) {
-		s.Decide(Decision{PromptID: p.ID, Value: value, By: "cli:answer", Trusted: true}, time.Now())
+		s.Decide(Decision{
+			PromptID: p.ID,
+			Value:    value,
+			By:       "cli:answer",
+			Trusted:  true,
+		}, time.Now())
 	}
 }
 
@@ -14339,14 +15176,16 @@ func TestAskAgainTap(t *testing.T) {
 			c.change(e, p)
 			r := &receiver{Telegram: e.Telegram, ctx: t.Context()}
 			for range 2 { // delivered twice
-				if _, err := r.take(json.RawMessage(tgTapOn(1, p, tapAgain, p.MsgID+c.msg, 1001))); err != nil {
+				_, err := r.take(json.RawMessage(tgTapOn(1, p, tapAgain, p.MsgID+c.msg, 1001)))
+				if err != nil {
 					t.Fatal(err)
 				}
 			}
 			r.work.Wait()
 			v := storeView(t, e.store)
 			for _, in := range v.Inputs {
-				if in.Kind != "again" || in.PromptID != p.ID || in.SessionID != e.s.ID || in.By != "telegram:1001" || in.Status != "queued" {
+				if in.Kind != "again" || in.PromptID != p.ID || in.SessionID != e.s.ID ||
+					in.By != "telegram:1001" || in.Status != "queued" {
 					t.Errorf("%+v", in)
 				}
 			}
@@ -14387,7 +15226,8 @@ func TestTapsThatShow(t *testing.T) {
 
 // TestShowsOtherCalls: a file's dialog shows its name, a plan's says so, any other tool's its words; nothing is no call.
 func TestShowsOtherCalls(t *testing.T) {
-	p := &Prompt{Question: "Do you want to edit main.go?", parts: shown{body: []string{"+ one", "fetch it"}, among: []string{"Yes"}}}
+	p := &Prompt{Question: "Do you want to edit main.go?",
+		parts: shown{body: []string{"+ one", "fetch it"}, among: []string{"Yes"}}}
 	for _, c := range []struct {
 		tool, subject string
 		want          bool
@@ -14435,7 +15275,8 @@ func TestNamedDialogsEnd(t *testing.T) {
 			s.over = []overDialog{c.over}
 			s.endOver()
 			for i, h := range hooks {
-				if gone := !h.goneAt.IsZero(); gone != (i == c.ended) || gone && h.typedBy != c.over.by {
+				gone := !h.goneAt.IsZero()
+				if gone != (i == c.ended) || gone && h.typedBy != c.over.by {
 					t.Errorf("dialog %d gone %v by %q", i, gone, h.typedBy)
 				}
 			}
@@ -14470,9 +15311,11 @@ func TestRoutedAsShown(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s, _, _ := hookBench(t)
 			c.prompt.Type, c.prompt.Question, c.prompt.Excerpt = YesNo, "Go?", "Go?"
-			s.q, s.interactive, s.lastKey, s.cfg.Away = &question{screen: &c.prompt}, c.interactive, time.Now().Add(-c.key), time.Minute
+			s.q, s.interactive, s.lastKey, s.cfg.Away = &question{screen: &c.prompt}, c.interactive,
+				time.Now().Add(-c.key), time.Minute
 			s.questionStep()
-			if got := storeView(t, s.st).Prompts[s.q.rec.ID]; got.Status != c.want || got.ShownAll != c.shown {
+			got := storeView(t, s.st).Prompts[s.q.rec.ID]
+			if got.Status != c.want || got.ShownAll != c.shown {
 				t.Errorf("%s, all shown %v", got.Status, got.ShownAll)
 			}
 		})
@@ -14508,7 +15351,12 @@ func TestSpeakSwitchedOff(t *testing.T) {
 			other := storeQuestion(newID())
 			other.Status, other.Prompt = AwaitingReply, Prompt{Type: YesNo}
 			v := viewOf(map[string]Record{"prompt " + p.ID: p, "prompt " + other.ID: other})
-			h := &heard{message: &message{From: &user{ID: 1001}}, view: v, texts: c.texts, at: time.Now().Add(time.Minute)}
+			h := &heard{
+				message: &message{From: &user{ID: 1001}},
+				view:    v,
+				texts:   c.texts,
+				at:      time.Now().Add(time.Minute),
+			}
 			var to *PromptRecord
 			if c.replied {
 				to = p
@@ -14537,7 +15385,8 @@ func FuzzStateLine(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		sealed := storeSeal(bytes.TrimSuffix(bytes.ReplaceAll(b, []byte("\n"), nil), []byte("}")))
 		if l := parse(sealed); l.err == nil && l.V <= schemaVersion {
-			if l.decode(sealed); l.record != nil && l.ID != l.record.head().ID {
+			l.decode(sealed)
+			if l.record != nil && l.ID != l.record.head().ID {
 				t.Errorf("two ids: %q and %q in %s", l.ID, l.record.head().ID, sealed)
 			}
 		}
@@ -14547,14 +15396,19 @@ func FuzzStateLine(f *testing.F) {
 
 // What parseEntry takes is byte for byte what canonical makes of it, and it takes whatever canonical makes.
 func FuzzAuditEntry(f *testing.F) {
-	f.Add([]byte(`{"seq":1,"ts":"x","prev_hash":"genesis","hash":"sha256:0"}`+"\n"), "a\u2028\\u2028\x7f", int64(1))
-	f.Add([]byte(`{"seq":1e1,"a":1.0,"a":{},"prev_hash":"","hash":""}`+"\n"), "\xff<>&\x00", int64(-1<<53))
+	f.Add([]byte(`{"seq":1,"ts":"x","prev_hash":"genesis","hash":"sha256:0"}`+"\n"),
+		"a\u2028\\u2028\x7f", int64(1))
+	f.Add([]byte(`{"seq":1e1,"a":1.0,"a":{},"prev_hash":"","hash":""}`+"\n"), "\xff<>&\x00",
+		int64(-1<<53))
 	f.Fuzz(func(t *testing.T, b []byte, text string, n int64) {
-		if fields, err := parseEntry(b); err == nil && !bytes.Equal(append(canonical(fields), '\n'), b) {
+		if fields, err := parseEntry(b); err == nil &&
+			!bytes.Equal(append(canonical(fields), '\n'), b) {
 			t.Errorf("%q is taken for an entry", b)
 		}
 		n = max(-maxExact, min(n, maxExact))
-		line := append(canonical([]Field{{"seq", n}, {"text", text}, {"none", nil}, {"prev_hash", "p"}, {"hash", "h"}}), '\n')
+		line := append(canonical([]Field{{"seq", n}, {"text", text}, {"none", nil},
+			{"prev_hash", "p"}, {"hash", "h"}}),
+			'\n')
 		fields, err := parseEntry(line)
 		if err != nil || fields[0].Value != n || utf8.ValidString(text) && fields[1].Value != text {
 			t.Errorf("%q: %v, %v", line, fields, err)
@@ -14620,7 +15474,8 @@ func BenchmarkOpen(b *testing.B) {
 			w := bufio.NewWriter(f)
 			for i := range 100000 {
 				p := storeQuestion("s")
-				p.ID, p.V, p.Rec, p.At = fmt.Sprintf("%08x-0000-4000-8000-000000000000", i/each), 1, "prompt", p.CreatedAt.UTC()
+				p.ID, p.V, p.Rec, p.At = fmt.Sprintf("%08x-0000-4000-8000-000000000000", i/each), 1,
+					"prompt", p.CreatedAt.UTC()
 				p.Choices = []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}}
 				line, _ := encode(p)
 				w.Write(line)
@@ -14690,7 +15545,8 @@ func childPTY(mode string) bool {
 		stty := exec.Command("stty", strings.Fields(arg)...)
 		stty.Stdin = os.Stdin
 		fd(stty.Run())
-		p, err := startPTY([]string{"stty", "-a"}, os.Environ(), "", Size{Rows: 9, Cols: 99}, os.Stdin)
+		p, err := startPTY([]string{"stty", "-a"}, os.Environ(), "", Size{Rows: 9, Cols: 99},
+			os.Stdin)
 		fd(err)
 		io.Copy(os.Stdout, p)
 	case "pty-lock": // takes the lock, says so, and forgets everything but the lock's file
@@ -14717,7 +15573,8 @@ func childPTY(mode string) bool {
 		fd(restore())
 		fd(restore())
 	case "pty-state": // what it can see of its own child, and of one that became another user's
-		p, err := startPTY([]string{"sh", "-c", "echo up; exec cat"}, os.Environ(), "/", Size{}, nil)
+		p, err := startPTY([]string{"sh", "-c", "echo up; exec cat"}, os.Environ(), "/", Size{},
+			nil)
 		fd(err)
 		io.ReadFull(p, make([]byte, 4))
 		for range 1000 {
@@ -14735,7 +15592,8 @@ func childPTY(mode string) bool {
 		}
 		fmt.Printf("root's %v %v\n", p.State().Reading, p.State().Echo)
 	case "pty-wrap": // starts a child as the session does and prints what it says
-		p, err := startPTY([]string{"sh", "-c", arg}, os.Environ(), "", Size{Rows: 24, Cols: 80}, nil)
+		p, err := startPTY([]string{"sh", "-c", arg}, os.Environ(), "", Size{Rows: 24, Cols: 80},
+			nil)
 		fd(err)
 		signal.Notify(make(chan os.Signal, 1), endSignals()...)
 		io.Copy(os.Stdout, p)
@@ -14794,7 +15652,9 @@ func ptyEnv(mode string) []string {
 	if os.Getenv("ATLASBRIDGE_TEST_CHILD") != "" {
 		panic("TestMain did not ask childPTY: this would start children for ever")
 	}
-	env := slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "ATLASBRIDGE_") })
+	env := slices.DeleteFunc(os.Environ(), func(s string) bool {
+		return strings.HasPrefix(s, "ATLASBRIDGE_")
+	})
 	env = append(env, "PS1=$ ", "LC_ALL=C.UTF-8")
 	if mode != "" {
 		env = append(env, "ATLASBRIDGE_TEST_CHILD="+mode)
@@ -14886,7 +15746,8 @@ func TestPTYExit(t *testing.T) {
 			typeIn(t, p, "\x04") // end of file
 		}
 		out, code := readAll(t, p)
-		if out = strings.ReplaceAll(out, "^D\b\b", ""); out != test.out || code != test.code {
+		out = strings.ReplaceAll(out, "^D\b\b", "")
+		if out != test.out || code != test.code {
 			t.Errorf("%s: %q, %d, want %q, %d", test.script, out, code, test.out, test.code)
 		}
 		if again := p.Wait(); again != code {
@@ -14944,13 +15805,15 @@ func TestPTYSizeWithPixels(t *testing.T) {
 func TestPTYModes(t *testing.T) {
 	needTool(t, "stty")
 	out, _ := readAll(t, mustPTYChild(t, "pty-host erase ^H -ixon -iutf8 intr ^G"))
-	for _, want := range []string{"erase = ^H", " -ixon", "-iutf8", "intr = ^G", " icanon", " echo "} {
+	for _, want := range []string{"erase = ^H", " -ixon", "-iutf8", "intr = ^G", " icanon",
+		" echo "} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is missing in %s", want, out)
 		}
 	}
 	out, _ = readAll(t, mustPTY(t, "stty", "-a"))
-	for _, want := range []string{"erase = ^?", " ixon", "\niutf8", "intr = ^C", "\nisig icanon", " echo ", "\nopost"} {
+	for _, want := range []string{"erase = ^?", " ixon", "\niutf8", "intr = ^C", "\nisig icanon",
+		" echo ", "\nopost"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("without host: %q is missing in %s", want, out)
 		}
@@ -14972,7 +15835,8 @@ func TestPTYEveryByteBothWays(t *testing.T) {
 	}()
 	out, code := readAll(t, p)
 	if err := <-wrote; err != nil || out != string(all) || code != 0 {
-		t.Errorf("%d bytes came back, want the %d sent; exit %d, Write %v", len(out), len(all), code, err)
+		t.Errorf("%d bytes came back, want the %d sent; exit %d, Write %v", len(out), len(all),
+			code, err)
 	}
 }
 
@@ -15008,12 +15872,14 @@ func TestPTYUnread(t *testing.T) {
 
 // A slow reader must not lose what still lies in the kernel when the child is gone.
 func TestPTYSlowReaderAfterExit(t *testing.T) {
-	p := mustPTY(t, "sh", "-c", "sleep 3 & i=0; while [ $i -lt 100 ]; do echo line $i; i=$((i+1)); done")
+	p := mustPTY(t, "sh", "-c",
+		"sleep 3 & i=0; while [ $i -lt 100 ]; do echo line $i; i=$((i+1)); done")
 	p.Wait()
 	var out []byte
 	for b := make([]byte, 7); ; {
 		n, err := p.Read(b)
-		if out = append(out, b[:n]...); err != nil {
+		out = append(out, b[:n]...)
+		if err != nil {
 			break
 		}
 	}
@@ -15035,7 +15901,8 @@ func TestPTYGrandchildHoldsTerminal(t *testing.T) {
 		p.Wait()
 		begun := time.Now()
 		out, code := readAll(t, p)
-		if took := time.Since(begun); !strings.Contains(out, "out") || code != 0 || took > 2*time.Second {
+		took := time.Since(begun)
+		if !strings.Contains(out, "out") || code != 0 || took > 2*time.Second {
 			t.Errorf("%s: exit %d after %v", script, code, took)
 		}
 		p.Close()
@@ -15143,13 +16010,15 @@ func TestPTYNoDescriptorLeaks(t *testing.T) {
 	mustPTY(t, "sleep", "10") // another session in the same process
 	out, _ := readAll(t, mustPTY(t, "ls", "-l", "/proc/self/fd"))
 	for line := range strings.Lines(out) {
-		if name, target, ok := strings.Cut(line, " -> "); ok && !strings.Contains(target, "/proc/") {
+		name, target, ok := strings.Cut(line, " -> ")
+		if ok && !strings.Contains(target, "/proc/") {
 			if !inheritedDescriptor(name) && !strings.HasPrefix(target, "/dev/pts/") {
 				t.Errorf("leaked: %s", line)
 			}
 		}
 	}
-	if strings.Contains(out, "ptmx") || strings.Contains(out, "secret") || strings.Contains(out, "inotify") {
+	if strings.Contains(out, "ptmx") || strings.Contains(out, "secret") ||
+		strings.Contains(out, "inotify") {
 		t.Errorf("leaked: %s", out)
 	}
 	want, _ := exec.Command("sh", "-c", "ulimit -n").Output()
@@ -15220,7 +16089,8 @@ func awaitReading(t *testing.T, p PTY, want Reading) {
 	t.Helper()
 	last := TTYState{}
 	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); runtime.Gosched() {
-		if last = p.State(); last.Reading == want {
+		last = p.State()
+		if last.Reading == want {
 			return
 		}
 	}
@@ -15246,7 +16116,8 @@ func TestPTYStateReading(t *testing.T) {
 		{"python3", "python3 -c 'print(\"up\"); input()'", yes},
 		{"python3", "python3 -c 'print(\"up\"); import select; select.select([0],[],[],30)'", yes},
 		{"python3", "python3 -c 'print(\"up\"); import select; select.select([],[0],[],30); input()'", yes},
-		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.poll(); p.register(0, s.POLLIN); p.poll()'", yes},
+		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.poll(); p.register(0, s.POLLIN); p.poll()'",
+			yes},
 		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.poll(); p.register(0, 0); p.poll()'", busy},
 		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.epoll(); p.register(0, 1); p.poll()'", yes},
 		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.epoll(); p.register(0, 0); p.poll()'", busy},
@@ -15262,7 +16133,8 @@ func TestPTYStateReading(t *testing.T) {
 			t.Parallel()
 			p := mustPTY(t, "sh", "-c", test.script)
 			readUntil(t, p, "up\r\n")
-			if awaitReading(t, p, test.want); t.Failed() {
+			awaitReading(t, p, test.want)
+			if t.Failed() {
 				t.Log(test.script)
 			}
 		})
@@ -15301,7 +16173,8 @@ func TestPTYStateModes(t *testing.T) {
 		p := mustPTY(t, "sh", "-c", "stty "+modes+"; echo up; exec sleep 30")
 		readUntil(t, p, "up")
 		got := p.State()
-		if got.Reading = 0; got != want {
+		got.Reading = 0
+		if got != want {
 			t.Errorf("stty %s: %+v, want %+v", modes, got, want)
 		}
 	}
@@ -15315,8 +16188,9 @@ func TestPTYStateOfAnotherUser(t *testing.T) {
 		t.Skip("needs root on Linux")
 	}
 	exe := filepath.Join(t.TempDir(), "test")
-	if out, err := exec.Command("sh", "-c", "cp "+os.Args[0]+" "+exe+"; chmod 755 "+exe+" "+filepath.Dir(exe)+
-		" "+filepath.Dir(filepath.Dir(exe))).CombinedOutput(); err != nil {
+	if out, err := exec.Command("sh", "-c",
+		"cp "+os.Args[0]+" "+exe+"; chmod 755 "+exe+" "+filepath.Dir(exe)+" "+
+			filepath.Dir(filepath.Dir(exe))).CombinedOutput(); err != nil {
 		t.Skipf("%v: %s", err, out)
 	}
 	cmd := exec.Command("setpriv", "--reuid=65534", "--clear-groups", exe)
@@ -15334,7 +16208,8 @@ func TestPTYStateOfAnotherUser(t *testing.T) {
 func TestRawModeAndSuspend(t *testing.T) {
 	needTool(t, "bash")
 	// The child is a job of an interactive shell, as the wrapper is.
-	p := mustPTYIn(t, "", append(ptyEnv(""), "EXE="+os.Args[0]), "bash", "--norc", "--noprofile", "-i")
+	p := mustPTYIn(t, "", append(ptyEnv(""), "EXE="+os.Args[0]), "bash", "--norc", "--noprofile",
+		"-i")
 	readUntil(t, p, "$ ")
 	typeIn(t, p, "stty erase ^H -ixany; ATLASBRIDGE_TEST_CHILD=pty-stop $EXE\r")
 	readUntil(t, p, "raw\r\n")
@@ -15350,7 +16225,8 @@ func TestRawModeAndSuspend(t *testing.T) {
 		t.Errorf("not cooked and stopped when suspended: %q", out)
 	}
 	typeIn(t, p, "stty -a; fg\r")
-	if out = readUntil(t, p, "raw again\r\n"); !strings.Contains(out, "erase = ^H") {
+	out = readUntil(t, p, "raw again\r\n")
+	if !strings.Contains(out, "erase = ^H") {
 		t.Errorf("not restored when suspended: %q", out)
 	}
 	if s := p.State(); s.Canonical || s.Echo {
@@ -15370,7 +16246,8 @@ func TestRawModeNeedsATerminal(t *testing.T) {
 	_, rawErr := rawMode(f)
 	_, sizeErr := terminalSize(f)
 	if err != nil || rawErr == nil || sizeErr == nil {
-		t.Errorf("null device: %v; rawMode %v, terminalSize %v; want two errors", err, rawErr, sizeErr)
+		t.Errorf("null device: %v; rawMode %v, terminalSize %v; want two errors", err, rawErr,
+			sizeErr)
 	}
 	f.Close()
 }
@@ -15406,10 +16283,12 @@ func TestWindowsPTY(t *testing.T) {
 	}
 	go io.Copy(io.Discard, p)
 	p.Terminate(nil)
-	if p.Wait(); processStart(p.PID()) != 0 {
+	p.Wait()
+	if processStart(p.PID()) != 0 {
 		t.Error("lives after Terminate")
 	}
-	if _, err := startPTY([]string{"no-such-tool-at-all"}, nil, "", Size{Rows: 1}, nil); !errors.Is(err, errNoTool) {
+	_, err := startPTY([]string{"no-such-tool-at-all"}, nil, "", Size{Rows: 1}, nil)
+	if !errors.Is(err, errNoTool) {
 		t.Errorf("startPTY(missing) = %v", err)
 	}
 }
@@ -15469,7 +16348,8 @@ func TestLockFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	said := make([]byte, 7)
-	if io.ReadFull(out, said); string(said) != "locked\n" {
+	io.ReadFull(out, said)
+	if string(said) != "locked\n" {
 		t.Fatalf("the other process says %q", said)
 	}
 	f, err := openPrivate(path, os.O_RDWR|os.O_CREATE)
@@ -15557,7 +16437,13 @@ func TestOpenPrivate(t *testing.T) {
 	if _, err := openPrivate(at("missing"), os.O_RDONLY); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("openPrivate(missing) = %v", err)
 	}
-	for name, ok := range map[string]bool{"mine": true, "wide": false, "folder": true, "symlink": false, "two": false} {
+	for name, ok := range map[string]bool{
+		"mine":    true,
+		"wide":    false,
+		"folder":  true,
+		"symlink": false,
+		"two":     false,
+	} {
 		if err := ownedPrivate(at(name)); (err == nil) != ok {
 			t.Errorf("ownedPrivate(%s) = %v", name, err)
 		}
@@ -15648,7 +16534,8 @@ func TestProcessStart(t *testing.T) {
 
 // BenchmarkPTYState asks whether a child, or a child of its children, reads.
 func BenchmarkPTYState(b *testing.B) {
-	for _, script := range []string{"exec cat", "exec sleep 100", "sh -c 'sh -c \"sleep 100; true\"; true'; true"} {
+	for _, script := range []string{"exec cat", "exec sleep 100",
+		"sh -c 'sh -c \"sleep 100; true\"; true'; true"} {
 		b.Run(strings.Fields(script)[0]+strings.Fields(script)[1], func(b *testing.B) {
 			p := mustPTY(b, "sh", "-c", "echo up; "+script)
 			readUntil(b, p, "up\r\n")
