@@ -898,20 +898,7 @@ func TestAnswered(t *testing.T) {
 // openPrompt waits for the one question that waits for an answer in dir.
 func openPrompt(t *testing.T, dir string) (id string) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
-		if st, err := openStore(dir); err == nil {
-			if v, err := st.View(); err == nil {
-				for id, p := range v.Prompts {
-					if p.Status == AwaitingReply {
-						return id
-					}
-				}
-			}
-		}
-		<-time.After(20 * time.Millisecond)
-	}
-	t.Fatal("no question waits for an answer")
-	return ""
+	return promptOf(t, dir, "", func(p *PromptRecord) bool { return p.Status == AwaitingReply }).ID
 }
 
 // TestHook lets a tool called claude call its hook and shows what comes back.
@@ -1651,14 +1638,7 @@ func TestSession(t *testing.T) {
 		reload("timeout_seconds = 0\n")
 		p.shows("configuration kept as it was", "")
 		reload(p.config("timeout_seconds = 77"))
-		for deadline := time.Now().Add(patience); ; <-time.After(5 * time.Millisecond) {
-			log, _ := os.ReadFile(filepath.Join(dir, "audit.log"))
-			if strings.Contains(string(log), `"CONFIG_RELOADED"`) {
-				break
-			} else if time.Now().After(deadline) {
-				t.Fatalf("never reloaded:\n%s", log)
-			}
-		}
+		comesTrue(t, "it is reloaded", func() bool { return auditCount(t, dir, "CONFIG_RELOADED") > 0 })
 	})
 	t.Run("commands", func(t *testing.T) {
 		p := newBotAPI(t)
@@ -6638,11 +6618,19 @@ func TestConfig(t *testing.T) {
 			t.Errorf("%q %q: %v", test.file, test.env, err)
 			continue
 		}
+		found := 0
 		for _, s := range cfg.inForce {
-			if want, ok := test.want[s.Key]; ok && want != string(s.Value)+" "+s.Origin {
+			want, ok := test.want[s.Key]
+			if ok {
+				found++
+			}
+			if ok && want != string(s.Value)+" "+s.Origin {
 				t.Errorf("%q %q: %s is %s %s, want %s", test.file, test.env, s.Key, s.Value,
 					s.Origin, want)
 			}
+		}
+		if found != len(test.want) {
+			t.Errorf("%q %q: %d of %d settings are in force", test.file, test.env, found, len(test.want))
 		}
 	}
 	cfg, err := loadConfig(home(t, "echo_suppression_ms = 250.5\n"+telegram), env(), nil)
@@ -8155,6 +8143,11 @@ func TestRecordings(t *testing.T) {
 			checkPrompt(t, e.Prompt)
 		}
 		sum.add(&l, seen)
+	}
+	for k := range floor {
+		if sum[k][1] == 0 {
+			t.Errorf("%s: no recording is of that kind", k)
+		}
 	}
 	for _, k := range slices.Sorted(maps.Keys(sum)) {
 		n := sum[k]
@@ -9752,9 +9745,7 @@ func TestTelegramFinalErrors(t *testing.T) {
 		}()
 		<-polls
 		if !c.ends { // at least 5 s to the next: this waits for one of them only
-			for e.Trouble() == "" {
-				<-time.After(time.Millisecond)
-			}
+			comesTrue(t, "it is told", func() bool { return e.Trouble() != "" })
 			cancel()
 		}
 		<-done
@@ -10135,10 +10126,10 @@ func (e *tgEnv) receiver(tg *Telegram) *receiver {
 	return &receiver{Telegram: tg, ctx: e.t.Context(), lastOK: time.Now()}
 }
 
-// comesTrue until a condition holds.
-func comesTrue(t *testing.T, what string, holds func() bool) {
+// comesTrue waits until something holds that another process does, or a goroutine that tells nobody.
+func comesTrue(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for end := time.Now().Add(15 * time.Second); !holds(); {
+	for end := time.Now().Add(patience); !holds(); {
 		if time.Now().After(end) {
 			t.Fatalf("it never came that %s", what)
 		}
@@ -13530,15 +13521,7 @@ func TestAnswerFromInside(t *testing.T) {
 	x := bridge(t, dir, "run", "bash", "-c", insideScript, work)
 	x.sees("Continue?")
 	st := storeAt(t, dir)
-	var p *PromptRecord
-	for deadline := time.Now().Add(patience); p == nil; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("no question")
-		}
-		for _, q := range storeView(t, st).Prompts {
-			p = q
-		}
-	}
+	p := promptOf(t, dir, "Continue?", (*PromptRecord).Open)
 	answer := fmt.Sprintf("ATLASBRIDGE_TEST_CHILD=main %s answer %s y", os.Args[0], shortID(p.ID))
 	say := func(run string) string {
 		return run + ` > "$1/out" 2>&1; echo "exit $?" >> "$1/out"; mv "$1/out" "$1/said"`
@@ -13562,12 +13545,10 @@ func TestAnswerFromInside(t *testing.T) {
 			}
 			os.Rename(filepath.Join(work, "new"), filepath.Join(work, "go"))
 			var said []byte
-			for deadline := time.Now().Add(patience); said == nil; time.Sleep(20 * time.Millisecond) {
-				if time.Now().After(deadline) {
-					t.Fatal("it says nothing")
-				}
-				said, _ = os.ReadFile(filepath.Join(work, "said"))
-			}
+			comesTrue(t, "it says something", func() (there bool) {
+				said, err = os.ReadFile(filepath.Join(work, "said"))
+				return err == nil
+			})
 			want := "atlasbridge: this runs inside the session that is asked about"
 			if !strings.Contains(string(said), want) ||
 				!strings.HasSuffix(string(said), "exit 1\n") {
@@ -15859,11 +15840,7 @@ func TestPTYNothingLostAtExit(t *testing.T) {
 func TestPTYUnread(t *testing.T) {
 	p := mustPTY(t, "sh", "-c", "printf hello; sleep 60")
 	defer p.Close()
-	for deadline := time.Now().Add(patience); p.Unread() != 5; <-time.After(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d bytes wait, want 5", p.Unread())
-		}
-	}
+	comesTrue(t, "5 bytes wait", func() bool { return p.Unread() == 5 })
 	if n, err := p.Read(make([]byte, 100)); n != 5 || err != nil || p.Unread() != 0 {
 		t.Errorf("%d bytes, %v; then %d", n, err, p.Unread())
 	}
@@ -16084,17 +16061,17 @@ func TestPTYWrapperKilled(t *testing.T) {
 
 /* ===== PTY: does it read? ===== */
 
-// awaitReading polls as the session does, until the answer is want; it must then stay so.
+// awaitReading asks until the answer is want; it must then stay so for a moment, in which a program that has only just
+// begun would come to read.
 func awaitReading(t *testing.T, p PTY, want Reading) {
 	t.Helper()
-	last := TTYState{}
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); runtime.Gosched() {
-		last = p.State()
-		if last.Reading == want {
+	comesTrue(t, fmt.Sprintf("Reading is %v", want), func() bool { return p.State().Reading == want })
+	for end := time.Now().Add(100 * time.Millisecond); time.Now().Before(end); runtime.Gosched() {
+		if last := p.State(); last.Reading != want {
+			t.Errorf("State() = %+v a moment later, want Reading %v", last, want)
 			return
 		}
 	}
-	t.Errorf("State() = %+v, want Reading %v", last, want)
 }
 
 // TestPTYStateReading: a program that waits for the terminal is known from one that works, whatever
