@@ -6169,11 +6169,10 @@ func TestConfigFileIsPrivate(t *testing.T) {
 		t.Error("a folder was read")
 	}
 	os.Remove(path)
-	if os.Geteuid() != 0 {
-		t.Skip("only root can give a file to another user")
-	}
 	os.WriteFile(path, nil, 0o600)
-	os.Chown(path, 65534, 65534)
+	if err := os.Chown(path, 65534, 65534); err != nil {
+		t.Skip("only root can give a file to another user:", err)
+	}
 	if load() == nil {
 		t.Error("another user's file was read")
 	}
@@ -6384,6 +6383,51 @@ func TestBundle(t *testing.T) {
 		if code, _, stderr := cli(t, args...); code != 1 || !strings.Contains(stderr, "--output") {
 			t.Errorf("over an existing file: exit %d, %s", code, stderr)
 		}
+	}
+}
+
+// TestBundleRefused: a bundle that cannot be written starts no tool and leaves no file; one file that cannot be read is
+// told and left out.
+func TestBundleRefused(t *testing.T) {
+	needUnix(t)
+	dir := configHome(t, "")
+	bin := t.TempDir()
+	started := filepath.Join(bin, "started")
+	script := "#!/bin/sh\n: > " + started + "\n"
+	if err := os.WriteFile(filepath.Join(bin, "claude"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin)
+	out := filepath.Join(t.TempDir(), "b.tar.gz")
+	if err := os.WriteFile(out, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, _, stderr := cli(t, "debug", "bundle", "--output", out)
+	if code != exitFailed || !strings.Contains(stderr, "writing the bundle") {
+		t.Errorf("over an existing file: exit %d, %s", code, stderr)
+	}
+	if _, err := os.Stat(started); err == nil {
+		t.Error("a tool was started although the file exists")
+	}
+	if err := os.Mkdir(filepath.Join(dir, "state.jsonl"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	again := out + ".2"
+	code, stdout, stderr := cli(t, "debug", "bundle", "--output", again)
+	if code != 0 || !strings.Contains(stderr, "left out: ") || strings.Contains(stdout, "state.jsonl") {
+		t.Errorf("an unreadable file: exit %d, %s%s", code, stdout, stderr)
+	}
+}
+
+// TestLogsTellsOfDamage: a log that cannot be read is an error, not an empty log.
+func TestLogsTellsOfDamage(t *testing.T) {
+	dir := configHome(t, "")
+	if err := os.Mkdir(filepath.Join(dir, "audit.log"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr := cli(t, "logs")
+	if code != exitFailed || stdout != "" || !strings.Contains(stderr, "audit.log") {
+		t.Errorf("logs: exit %d, %s%s", code, stdout, stderr)
 	}
 }
 
@@ -15185,6 +15229,9 @@ func TestPTYStateOfAnotherUser(t *testing.T) {
 		t.Skip("needs root on Linux")
 	}
 	exe := filepath.Join(t.TempDir(), "test")
+	if err := os.Chown(t.TempDir(), 65534, 65534); err != nil {
+		t.Skip("no other user in this namespace:", err)
+	}
 	if out, err := exec.Command("sh", "-c", "cp "+os.Args[0]+" "+exe+"; chmod 755 "+exe+" "+filepath.Dir(exe)+
 		" "+filepath.Dir(filepath.Dir(exe))).CombinedOutput(); err != nil {
 		t.Skipf("%v: %s", err, out)
@@ -15416,8 +15463,7 @@ func TestOpenPrivate(t *testing.T) {
 			t.Errorf("ownedPrivate(%s) = %v", name, err)
 		}
 	}
-	if os.Geteuid() == 0 {
-		os.Chown(at("mine"), 65534, 65534)
+	if err := os.Chown(at("mine"), 65534, 65534); err == nil { // root, where there is another user
 		if _, err := openPrivate(at("mine"), os.O_RDWR); !errors.Is(err, fs.ErrPermission) {
 			t.Errorf("another user's file: %v", err)
 		}
