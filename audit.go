@@ -296,7 +296,8 @@ func hidden(name, s string) []Field {
 func parseEntry(line []byte) ([]Field, error) {
 	fields := members(line)
 	last := len(fields) - 1
-	framed := last >= 2 && fields[0].Name == "seq" && fields[last-1].Name == "prev_hash" && fields[last].Name == "hash"
+	framed := last >= 2 && fields[0].Name == "seq" &&
+		fields[last-1].Name == "prev_hash" && fields[last].Name == "hash"
 	if !framed || !bytes.Equal(append(canonical(fields), '\n'), line) {
 		return nil, errors.New("its bytes are not what jq -c prints for an entry, or were cut short")
 	}
@@ -328,9 +329,16 @@ func members(line []byte) (fields []Field) {
 	return fields
 }
 
-var promptEvents = map[State]string{Created: "PROMPT_DETECTED", AwaitingReply: "PROMPT_ROUTED", Failed: "PROMPT_FAILED",
-	ReplyReceived: "REPLY_RECEIVED", Injected: "REPLY_INJECTED", Resolved: "PROMPT_RESOLVED", Expired: "PROMPT_EXPIRED",
-	Canceled: "PROMPT_CANCELED"}
+var promptEvents = map[State]string{
+	Created:       "PROMPT_DETECTED",
+	AwaitingReply: "PROMPT_ROUTED",
+	ReplyReceived: "REPLY_RECEIVED",
+	Injected:      "REPLY_INJECTED",
+	Resolved:      "PROMPT_RESOLVED",
+	Expired:       "PROMPT_EXPIRED",
+	Canceled:      "PROMPT_CANCELED",
+	Failed:        "PROMPT_FAILED",
+}
 
 // auditEvents is what the change from old (nil: none) to r, any that the store appends, means for the audit log.
 func auditEvents(old, r Record) []Event {
@@ -362,7 +370,12 @@ func sessionEvents(before, s *SessionRecord) []Event {
 func promptFields(p *PromptRecord) (fields []Field) {
 	switch p.Status {
 	case Created:
-		fields = []Field{{"type", string(p.Type)}, {"confidence", p.Confidence}, {"source", p.Source}, {"tool", p.Tool}}
+		fields = []Field{
+			{"type", string(p.Type)},
+			{"confidence", p.Confidence},
+			{"source", p.Source},
+			{"tool", p.Tool},
+		}
 		fields = append(fields, shownField(p)...) // some are answered before they go out
 	case AwaitingReply:
 		fields = shownField(p)
@@ -517,7 +530,8 @@ func (q questions) judge(fields []Field) (why string) {
 	case discontinued:
 		return fmt.Sprintf("the log did not continue the entry %v:%s, which was noted: its tail was cut, it was removed, or "+
 			"computed anew", valueOf(fields, "noted_seq"), member["noted_hash"])
-	case promptEvents[Resolved], promptEvents[Canceled], promptEvents[Failed]: // an expired one may still get its default
+	case promptEvents[Resolved], promptEvents[Canceled], promptEvents[Failed]:
+		// PROMPT_EXPIRED is not among them: its default may still be typed
 		delete(q, prompt)
 	case "SESSION_END":
 		maps.DeleteFunc(q, func(_ string, s shownTo) bool { return s.session == session })
@@ -735,7 +749,8 @@ func completeLines(path string, at int64) (lines []byte, end int64, err error) {
 	return lines, at + int64(len(lines)), nil
 }
 
-var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`) // controls that JSON leaves as they are and some terminals obey
+// c1 are the controls that JSON leaves as they are and some terminals obey.
+var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`)
 
 // printEntry prints an entry of the wanted session; whatever a terminal could obey is escaped, in JSON too.
 func (c *command) printEntry(line []byte) {
