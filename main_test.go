@@ -4511,6 +4511,9 @@ func (s *sim) means(d *simDialog, meaning string, p *PromptRecord) {
 	s.count["answers"]++
 	want := s.meaningOf(p)
 	s.note("dialog %d.%d: %q by %s", d.n, d.version, meaning, *p.DecidedBy)
+	if strings.Contains(p.Question, "^F") { // a key that the person pressed before is shown as part of what is answered
+		meaning = strings.Replace(meaning, "\x06", "", 1)
+	}
 	if meaning != want && clip(meaning, 60) != want {
 		s.fault("dialog %d.%d took %q, decided was %q", d.n, d.version, meaning, want)
 	}
@@ -8406,6 +8409,18 @@ func TestTelegramKeyboards(t *testing.T) {
 				data := b["callback_data"]
 				if len(data) > 64 || !strings.HasPrefix(data, "ans:"+c.p.ID[:8]+":"+c.p.SessionID[:8]+":"+c.p.Nonce[:16]+":") {
 					t.Errorf("%s: callback data %q", c.name, data)
+				}
+				d, _ := tapped(data, &View{})
+				if strings.HasPrefix(d.Value, "~") {
+					continue // shows more, and decides nothing
+				}
+				p := c.p
+				value, why := p.judge(d.Value)
+				if why == "" {
+					why = p.unread(*value, "telegram:1")
+				}
+				if why != "" {
+					t.Errorf("%s: the button %q is refused: %s", c.name, b["text"], why)
 				}
 			}
 		}
@@ -13764,6 +13779,10 @@ func TestRestBeforeItIsAskedAnew(t *testing.T) {
 	}
 	if asked := s.wait(200 * time.Millisecond); len(asked) != 1 || !strings.Contains(asked[0].Full, "delete c") {
 		t.Errorf("come to rest: %d", len(asked))
+	}
+	s.wait(30 * time.Second)
+	if asked := s.show(paint("forget", 3), 2*time.Second); len(asked) != 1 || !strings.Contains(asked[0].Full, "forget d") {
+		t.Errorf("changed after a long rest: %+v", asked)
 	}
 	s = newStage(t, "x", "reading canon echo")
 	var asked []*Prompt
