@@ -4511,6 +4511,15 @@ func (s *sim) means(d *simDialog, meaning string, p *PromptRecord) {
 	s.count["answers"]++
 	want := s.meaningOf(p)
 	s.note("dialog %d.%d: %q by %s", d.n, d.version, meaning, *p.DecidedBy)
+	if begun, isText := strings.CutPrefix(meaning, "text:"); isText && p.Type == Unknown && want == "Enter" {
+		var echo strings.Builder
+		for _, c := range begun {
+			echo.WriteString(simEcho(c))
+		}
+		if strings.HasSuffix(p.Question, echo.String()) {
+			meaning = want // Enter sends what the question shows as typed already
+		}
+	}
 	if strings.Contains(p.Question, "^F") { // a key that the person pressed before is shown as part of what is answered
 		meaning = strings.Replace(meaning, "\x06", "", 1)
 	}
