@@ -1065,7 +1065,10 @@ func (s *session) signaled(sig os.Signal) { // SIGHUP of a closed terminal ends 
 		s.restore()
 		stopSelf()
 		if host, ok := s.in.(*os.File); ok && s.interactive {
-			s.restore, _ = rawMode(host)
+			restore, err := rawMode(host)
+			if err == nil { // else the one from before still knows what to restore
+				s.restore = restore
+			}
 		}
 		s.resize()
 	case sig == syscall.SIGHUP && (s.tty == nil || gone == nil):
