@@ -1968,7 +1968,7 @@ func (s *session) secretStep() (why string) {
 // answerStep types what was decided: choices of a menu, a key alone, or a text and Enter.
 func (s *session) answerStep(now *Prompt) (why string) {
 	g := s.gate
-	g.want = g.q.screen.choices(g.value)
+	g.want = g.q.screen.chosen(g.value)
 	if len(g.want) > 0 {
 		return s.menuStep(now)
 	}
@@ -1985,8 +1985,8 @@ func (s *session) answerStep(now *Prompt) (why string) {
 	return "there is no choice " + g.value
 }
 
-// choices are the indexes of those that a decision names, by their keys.
-func (p *Prompt) choices(value string) (at []int) {
+// chosen are the indexes of the choices that a decision names, by their keys.
+func (p *Prompt) chosen(value string) (at []int) {
 	for key := range strings.SplitSeq(value, ",") {
 		i := slices.IndexFunc(p.Choices, func(c Choice) bool { return c.Key == key })
 		if i >= 0 {
@@ -2005,9 +2005,9 @@ func (p *Prompt) standing(now *Prompt) *Prompt {
 	return now
 }
 
-// place is the index in now of the choice that was shown as number i, by its label; −1 when it is not there, or not
+// locate is the index in now of the choice that was shown as number i, by its label; −1 when it is not there, or not
 // alone.
-func (g *gate) place(now *Prompt, i int) int {
+func (g *gate) locate(now *Prompt, i int) int {
 	shown := g.q.screen.Choices
 	label := shown[i].Label
 	at := -1
@@ -2037,15 +2037,15 @@ func (s *session) menuStep(now *Prompt) (why string) {
 	if now.Multi {
 		return s.tickStep(now)
 	}
-	target := g.place(now, g.want[0])
+	target := g.locate(now, g.want[0])
 	if target < 0 {
 		return "the choice is no longer on the screen"
 	}
-	chosen := s.echo()
+	then := s.echo()
 	if s.adapter.Box != nil && now.Pointer >= 0 {
-		chosen = gateMove{to: gateTaken, within: followTime, done: true}
+		then = gateMove{to: gateTaken, within: followTime, done: true}
 	}
-	return s.choose(now, target, "\r", chosen)
+	return s.choose(now, target, "\r", then)
 }
 
 // unmoved tells whether the menu stands as it did before: pointer, ticks, words.
@@ -2083,7 +2083,7 @@ func (s *session) choose(now *Prompt, target int, key string, then gateMove) (wh
 // nextTick is the first choice in now whose tick is not as wanted; done: all are.
 func (g *gate) nextTick(now *Prompt) (target int, done bool) {
 	for i, ticked := range now.Ticked {
-		wanted := slices.ContainsFunc(g.want, func(w int) bool { return g.place(now, w) == i })
+		wanted := slices.ContainsFunc(g.want, func(w int) bool { return g.locate(now, w) == i })
 		if ticked != wanted {
 			return i, false
 		}

@@ -596,8 +596,8 @@ func endSignals() []os.Signal {
 	return slices.DeleteFunc(all, signal.Ignored)
 }
 
-// stopSelf stops this process until it goes on, where a shell can resume it: not as the leader of a group, or
-// session, of its own without a shell. SIGSTOP, as Go never lets go of SIGTSTP.
+// stopSelf stops this process until it is continued, where a shell can do that: one that is in our session and has
+// given us a group of our own. SIGSTOP, as Go never lets go of SIGTSTP.
 func stopSelf() {
 	session := systemSession()
 	parent, err := unix.Getsid(unix.Getppid())
