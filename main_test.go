@@ -973,7 +973,7 @@ func TestGatePlace(t *testing.T) {
 		{list("a", "b"), list("a", "b", "b"), 1, -1},
 	} {
 		g := &gate{q: &question{screen: c.shown}}
-		if got := g.place(c.now, c.i); got != c.want {
+		if got := g.locate(c.now, c.i); got != c.want {
 			t.Errorf("%v in %v: %d, want %d", c.shown.Choices[c.i], labels(c.now.Choices), got, c.want)
 		}
 	}
