@@ -14,7 +14,6 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
-	"cmp"
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/json"
@@ -274,10 +273,14 @@ var asJQ = strings.NewReplacer(`\\`, `\\`, `\u2028`, "\u2028", `\u2029`, "\u2029
 
 // canonical is the object with these members as jq -c prints it; nothing stands for a value that JSON does not know.
 func canonical(fields []Field) []byte {
-	members := mapped(fields, func(f Field) string {
-		member, _ := marshal(map[string]any{f.Name: f.Value})
-		return strings.Trim(string(member), "{}")
-	})
+	var members []string
+	for _, f := range fields {
+		member, err := marshal(map[string]any{f.Name: f.Value})
+		if err != nil {
+			member = nil
+		}
+		members = append(members, strings.Trim(string(member), "{}"))
+	}
 	return []byte(asJQ.Replace("{" + strings.Join(members, ",") + "}"))
 }
 
@@ -293,7 +296,8 @@ func hidden(name, s string) []Field {
 func parseEntry(line []byte) ([]Field, error) {
 	fields := members(line)
 	last := len(fields) - 1
-	framed := last >= 2 && fields[0].Name == "seq" && fields[last-1].Name == "prev_hash" && fields[last].Name == "hash"
+	framed := last >= 2 && fields[0].Name == "seq" &&
+		fields[last-1].Name == "prev_hash" && fields[last].Name == "hash"
 	if !framed || !bytes.Equal(append(canonical(fields), '\n'), line) {
 		return nil, errors.New("its bytes are not what jq -c prints for an entry, or were cut short")
 	}
@@ -325,9 +329,16 @@ func members(line []byte) (fields []Field) {
 	return fields
 }
 
-var promptEvents = map[State]string{Created: "PROMPT_DETECTED", AwaitingReply: "PROMPT_ROUTED", Failed: "PROMPT_FAILED",
-	ReplyReceived: "REPLY_RECEIVED", Injected: "REPLY_INJECTED", Resolved: "PROMPT_RESOLVED", Expired: "PROMPT_EXPIRED",
-	Canceled: "PROMPT_CANCELED"}
+var promptEvents = map[State]string{
+	Created:       "PROMPT_DETECTED",
+	AwaitingReply: "PROMPT_ROUTED",
+	ReplyReceived: "REPLY_RECEIVED",
+	Injected:      "REPLY_INJECTED",
+	Resolved:      "PROMPT_RESOLVED",
+	Expired:       "PROMPT_EXPIRED",
+	Canceled:      "PROMPT_CANCELED",
+	Failed:        "PROMPT_FAILED",
+}
 
 // auditEvents is what the change from old (nil: none) to r, any that the store appends, means for the audit log.
 func auditEvents(old, r Record) []Event {
@@ -359,7 +370,12 @@ func sessionEvents(before, s *SessionRecord) []Event {
 func promptFields(p *PromptRecord) (fields []Field) {
 	switch p.Status {
 	case Created:
-		fields = []Field{{"type", string(p.Type)}, {"confidence", p.Confidence}, {"source", p.Source}, {"tool", p.Tool}}
+		fields = []Field{
+			{"type", string(p.Type)},
+			{"confidence", p.Confidence},
+			{"source", p.Source},
+			{"tool", p.Tool},
+		}
 		fields = append(fields, shownField(p)...) // some are answered before they go out
 	case AwaitingReply:
 		fields = shownField(p)
@@ -514,7 +530,8 @@ func (q questions) judge(fields []Field) (why string) {
 	case discontinued:
 		return fmt.Sprintf("the log did not continue the entry %v:%s, which was noted: its tail was cut, it was removed, or "+
 			"computed anew", valueOf(fields, "noted_seq"), member["noted_hash"])
-	case promptEvents[Resolved], promptEvents[Canceled], promptEvents[Failed]: // an expired one may still get its default
+	case promptEvents[Resolved], promptEvents[Canceled], promptEvents[Failed]:
+		// PROMPT_EXPIRED is not among them: its default may still be typed
 		delete(q, prompt)
 	case "SESSION_END":
 		maps.DeleteFunc(q, func(_ string, s shownTo) bool { return s.session == session })
@@ -732,7 +749,8 @@ func completeLines(path string, at int64) (lines []byte, end int64, err error) {
 	return lines, at + int64(len(lines)), nil
 }
 
-var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`) // controls that JSON leaves as they are and some terminals obey
+// c1 are the controls that JSON leaves as they are and some terminals obey.
+var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`)
 
 // printEntry prints an entry of the wanted session; whatever a terminal could obey is escaped, in JSON too.
 func (c *command) printEntry(line []byte) {
@@ -762,45 +780,116 @@ func (c *command) printEntry(line []byte) {
 	fmt.Fprintln(c.stdout, text[1:len(text)-1])
 }
 
+// ---- debug bundle ----
+// What may leave the machine: an archive to look into and to send with a bug report.
+
+// bundled are the files of the state folder that go into the bundle, below about.json.
+var bundled = []string{"state.jsonl", "audit.log", "atlasbridge.log", "atlasbridge.log.1"}
+
+// harmless are the members of records and entries whose texts say nothing about what was asked or answered.
+var harmless = strings.Fields(`
+	rec id at type confidence safe_default status source fingerprint created_at expires_at
+	ts decided_at decided_by prompt_id session_id injected_at kind by tool activity started_at
+	ended_at hash prev_hash event crc time level msg err error signals`)
+
+// cmdDebug writes the bundle to a file that was not there before. One that was begun and failed is removed.
 func cmdDebug(c *command) int {
-	path := cmp.Or(c.opts.text("output"), time.Now().Format("atlasbridge-debug-20060102-150405.tar.gz"))
-	f, opened := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	cfg, err := c.config(nil)
-	about, _ := json.MarshalIndent(map[string]any{"version": version(), "tools": knownTools(c.ctx, cfg),
-		"config": cfg.inForce, "config_error": fmt.Sprint(err)}, "", "  ")
-	zip, full := gzip.NewWriter(f), c.opts.on("full")
-	tape := tar.NewWriter(zip) // an error stays with it until it is closed
-	for _, name := range []string{"about.json", "state.jsonl", "audit.log", "atlasbridge.log", "atlasbridge.log.1"} {
-		content, _ := os.ReadFile(filepath.Join(cfg.Dir, name))
-		text := cmp.Or(when(name == "about.json", string(about)), // the audit log keeps its bytes: they are hashed
-			when(full && name != "state.jsonl", string(content)), string(withhold(content, full)))
-		if text = strings.ReplaceAll(redact(text), cmp.Or(cfg.Token, "\x00"), "[token]"); text != "" && opened == nil {
-			fmt.Fprintf(c.stdout, "%9d  %s\n", len(text), name)
-			tape.WriteHeader(&tar.Header{Name: "atlasbridge/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: time.Now()})
-			io.WriteString(tape, text)
+	path := c.opts.text("output")
+	if path == "" {
+		path = time.Now().Format("atlasbridge-debug-20060102-150405.tar.gz")
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err == nil {
+		err = errors.Join(c.writeBundle(f), f.Close())
+		if err != nil {
+			_ = os.Remove(path) // the error to tell is the one that came first
 		}
 	}
-	if err := cmp.Or(opened, errors.Join(tape.Close(), zip.Close(), f.Close())); err != nil {
+	if err != nil {
 		return c.fail(hinted(fmt.Errorf("writing the bundle: %w", err), "choose another file with --output"))
 	}
-	fmt.Fprint(c.stdout, path, ": no token; answers and excerpts with --full only; look into it before you send it\n")
+	fmt.Fprint(c.stdout, path,
+		": no token; answers and excerpts with --full only; look into it before you send it\n")
 	return 0
 }
 
-// withhold takes every text not known to be harmless out of JSON Lines, so that a field added later is not shown by
-// mistake; with full, nonces only. Of a damaged line nothing is left.
-func withhold(lines []byte, full bool) (out []byte) {
-	harmless := strings.Fields(`rec id at type confidence safe_default status source fingerprint created_at expires_at ts
-		decided_at decided_by prompt_id session_id injected_at kind by tool activity started_at ended_at hash prev_hash
-		event crc time level msg err error signals`)
+// writeBundle writes the archive: about.json, then each file that there is; it lists them on standard output, and says
+// which of them could not be read. An error is one of writing.
+func (c *command) writeBundle(w io.Writer) error {
+	cfg, invalid := c.config(nil)
+	zip := gzip.NewWriter(w)
+	archive := tar.NewWriter(zip)
+	add := func(name, text string) error {
+		text = redact(text)
+		if cfg.Token != "" {
+			text = strings.ReplaceAll(text, cfg.Token, "[token]")
+		}
+		if text == "" {
+			return nil
+		}
+		fmt.Fprintf(c.stdout, "%9d  %s\n", len(text), name)
+		err := archive.WriteHeader(&tar.Header{
+			Name:    "atlasbridge/" + name,
+			Mode:    0o600,
+			Size:    int64(len(text)),
+			ModTime: time.Now(),
+		})
+		if err != nil {
+			return err
+		}
+		_, err = io.WriteString(archive, text)
+		return err
+	}
+	problem := ""
+	if invalid != nil {
+		problem = invalid.Error()
+	}
+	about, err := json.MarshalIndent(map[string]any{
+		"version":      version(),
+		"tools":        knownTools(c.ctx, cfg),
+		"config":       cfg.inForce,
+		"config_error": problem,
+	}, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := add("about.json", string(about)); err != nil {
+		return err
+	}
+	for _, name := range bundled {
+		content, err := os.ReadFile(filepath.Join(cfg.Dir, name))
+		if err != nil {
+			if !errors.Is(err, os.ErrNotExist) {
+				fmt.Fprintf(c.stderr, "atlasbridge: left out: %s\n", visible(err.Error()))
+			}
+			continue
+		}
+		full := c.opts.on("full")
+		if !full || name == "state.jsonl" { // the logs have no nonces, and the audit log's bytes are hashed
+			content = withhold(content, full)
+		}
+		if err := add(name, string(content)); err != nil {
+			return err
+		}
+	}
+	return errors.Join(archive.Close(), zip.Close())
+}
+
+// withhold takes every text that is not known to be harmless out of JSON Lines, so that a member added later is not
+// shown by mistake; with full, nonces only. Of a damaged line nothing is left.
+func withhold(lines []byte, full bool) []byte {
+	var kept bytes.Buffer
 	for line := range bytes.Lines(lines) {
 		var record map[string]json.RawMessage
-		json.Unmarshal(line, &record)
-		maps.DeleteFunc(record, func(key string, v json.RawMessage) bool {
-			return key == "nonce" || !full && strings.ContainsAny(string(v[:1]), `"[{`) && !slices.Contains(harmless, key)
+		if err := json.Unmarshal(line, &record); err != nil {
+			record = nil
+		}
+		maps.DeleteFunc(record, func(name string, value json.RawMessage) bool {
+			telling := strings.ContainsAny(string(value[:1]), `"[{`) && !slices.Contains(harmless, name)
+			return name == "nonce" || telling && !full
 		})
-		text, _ := json.Marshal(record) // of valid JSON: cannot fail
-		out = append(append(out, text...), '\n')
+		text, _ := json.Marshal(record) // cannot fail: the values were read as JSON
+		kept.Write(append(text, '\n'))
 	}
-	return out
+	return kept.Bytes()
 }

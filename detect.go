@@ -916,7 +916,7 @@ type Detector struct {
 	lookAt, ttyAt        time.Time   // output has come that wants a look; the terminal's state does
 	pendingAt, goneAt    time.Time   // zero, or when found is to be believed; when cur, out of sight, is forgotten
 	core, all            string      // of found: without what stands above it, and with it
-	coreAt, allAt        time.Time   // since when they are as they are
+	coreAt, allAt        time.Time   // since when core is without rest, and all as it is
 	typed                bool        // something was typed while cur was in force
 	replaced             string      // core of the question that went by itself, with nothing typed; "" none
 	asked                []time.Time // when questions were asked that replaced such a one, in the last minute
@@ -1060,7 +1060,8 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 		if d.found != nil {
 			core, all = d.found.withoutAbove().all, d.found.all
 		}
-		if core != d.core {
+		rested := all != d.all && now.Sub(d.allAt) >= restTime
+		if core != d.core || rested {
 			d.core, d.coreAt = core, now
 		}
 		if all != d.all {

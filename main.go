@@ -1065,7 +1065,10 @@ func (s *session) signaled(sig os.Signal) { // SIGHUP of a closed terminal ends 
 		s.restore()
 		stopSelf()
 		if host, ok := s.in.(*os.File); ok && s.interactive {
-			s.restore, _ = rawMode(host)
+			restore, err := rawMode(host)
+			if err == nil { // else the one from before still knows what to restore
+				s.restore = restore
+			}
 		}
 		s.resize()
 	case sig == syscall.SIGHUP && (s.tty == nil || gone == nil):
@@ -1738,7 +1741,8 @@ func (s *session) notify(n Notice) {
 	s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, func(int64, error) {})
 }
 
-/* ===== The gate: the only way an answer becomes bytes ===== */
+// ---- the gate ----
+// It is the only way for an answer, or a text from the phone, to become bytes that the child reads.
 
 // gate types one answer, or one text, closed loop. While it exists the keyboard is held back and no question is looked
 // for. Before its first key the question must stand on the screen as it was shown, all of it; before Enter is pressed
@@ -1760,20 +1764,20 @@ type gate struct {
 	value  string    // what was decided
 	secret *string   // what was given for a secret, nil while it is not known
 	want   []int     // the choices to make, as indexes into those that were shown; several only in a Multi menu
-	last   *Prompt   // the menu before the last key
+	menu   *Prompt   // as it was before the last key
 	stood  string    // SHA-256 of what stood on the screen when the first key went
 	wrote  bool      // something of ours has reached the child
-	whole  bool      // the last of it has
+	done   bool      // all of it has
 	leftAt time.Time // when the question was seen to have left the screen
 }
 
 // gateMove is where the gate goes when its keys are written, and how long the screen has then to follow.
 type gateMove struct {
-	to     gatePhase
-	within time.Duration
-	last   bool    // these keys are the last
-	menu   *Prompt // the menu as it was before these keys
-	draft  bool    // these keys are the draft that was put aside
+	to       gatePhase
+	within   time.Duration
+	done     bool    // these keys are the last
+	menu     *Prompt // as it was before these keys
+	restores bool    // these keys are the draft that was put aside
 }
 
 // gatePhase is how far the gate is.
@@ -1796,7 +1800,8 @@ const (
 func newGate(q *question) *gate {
 	g := &gate{q: q, until: time.Now().Add(keyGrace + lookTime)}
 	if q.rec.Value != nil {
-		g.value, g.text = *q.rec.Value, cleanText(*q.rec.Value)
+		g.value = *q.rec.Value
+		g.text = cleanText(g.value)
 	}
 	return g
 }
@@ -1815,7 +1820,8 @@ func (s *session) gateStep() {
 	if g.phase == gateLook && !s.due(s.lastKey.Add(keyGrace)) {
 		return
 	}
-	tty, now := s.pty.State(), time.Now()
+	tty := s.pty.State()
+	now := time.Now()
 	s.cast.tty(tty, now)
 	s.due(now.Add(gatePoll)) // a repaint may be half done
 	late := !now.Before(g.until)
@@ -1849,30 +1855,36 @@ func (s *session) gatePhaseStep(look *Prompt, late bool) (why string) {
 		return s.reviewStep(look)
 	case gateCleared:
 		return s.clearedStep()
-	case gateText, gateSent, gateAgain:
-		return s.textStep(look, late)
+	case gateText:
+		return s.enterStep(look, late)
+	case gateSent, gateAgain:
+		return s.sentStep(late)
 	case gateRestore:
 		return s.restoreStep(late)
-	}
-	s.noteLeft(look) // gateEcho
-	if late {
-		s.gateOver()
+	case gateEcho:
+		s.noteLeft(look)
+		if late {
+			s.gateOver()
+		}
 	}
 	return ""
 }
 
-// noteLeft keeps when the question was first seen to have gone after it was answered.
+// noteLeft notes when the question was first seen to have gone after it was answered.
 func (s *session) noteLeft(look *Prompt) {
 	g := s.gate
-	if g.q != nil && g.q.screen != nil && g.leftAt.IsZero() && !g.q.screen.same(look) {
+	asked := g.q != nil && g.q.screen != nil
+	if asked && g.leftAt.IsZero() && !g.q.screen.same(look) {
 		g.leftAt = time.Now()
 	}
 }
 
-// press hands keys to the writer; when they are written the gate moves on. Without keys it moves at once.
-func (s *session) press(keys string, then gateMove) string {
+// press hands keys to the writer; when they are written the gate moves on. Without keys it moves at once. The reason it
+// gives is none: a key was found.
+func (s *session) press(keys string, then gateMove) (why string) {
 	g := s.gate
-	g.keys, g.after = []byte(keys), then
+	g.keys = []byte(keys)
+	g.after = then
 	if keys == "" {
 		s.gateMoves()
 	}
@@ -1903,10 +1915,11 @@ func (s *session) gateWrote(keys []byte, err error) {
 // gateMoves goes where the keys that are written lead.
 func (s *session) gateMoves() {
 	g := s.gate
-	g.phase, g.until = g.after.to, time.Now().Add(g.after.within)
-	g.whole = g.whole || g.after.last
-	g.last = g.after.menu
-	if g.after.draft {
+	g.phase = g.after.to
+	g.until = time.Now().Add(g.after.within)
+	g.done = g.done || g.after.done
+	g.menu = g.after.menu
+	if g.after.restores {
 		g.draft = ""
 	}
 	if g.phase == gateEcho {
@@ -1917,13 +1930,13 @@ func (s *session) gateMoves() {
 
 // echo is the last move of the gate.
 func (s *session) echo() gateMove {
-	return gateMove{to: gateEcho, within: s.cfg.EchoWindow, last: true}
+	return gateMove{to: gateEcho, within: s.cfg.EchoWindow, done: true}
 }
 
 // firstStep types the answer only where the question stands as it was shown and nobody else may have answered it.
 func (s *session) firstStep(now *Prompt) (why string) {
 	g := s.gate
-	shown, rec := g.q.screen, &g.q.rec
+	shown := g.q.screen
 	if shown == nil {
 		return "a question of the tool's hook is answered by the hook alone"
 	}
@@ -1934,33 +1947,53 @@ func (s *session) firstStep(now *Prompt) (why string) {
 		return "somebody pressed a key for it since: look at the terminal"
 	}
 	g.stood = digest([]byte(shown.standing(now).Shown))
-	if rec.Secret {
-		if secret, given := s.st.TakeSecret(rec.ID); given {
-			g.secret = &secret
-		}
-		if g.secret == nil {
-			return "the password is not known any more"
-		}
-		return s.press(s.pasted(cleanText(*g.secret))+"\r", s.echo())
+	if g.q.rec.Secret {
+		return s.secretStep()
 	}
-	g.want = nil
-	for key := range strings.SplitSeq(g.value, ",") {
-		if i := slices.IndexFunc(shown.Choices, func(c Choice) bool { return c.Key == key }); i >= 0 {
-			g.want = append(g.want, i)
-		}
+	return s.answerStep(now)
+}
+
+// secretStep types a secret and Enter. The store gives it once, and the step may have to be done again.
+func (s *session) secretStep() (why string) {
+	g := s.gate
+	if secret, given := s.st.TakeSecret(g.q.rec.ID); given {
+		g.secret = &secret
 	}
+	if g.secret == nil {
+		return "the password is not known any more"
+	}
+	return s.press(s.pasted(cleanText(*g.secret))+"\r", s.echo())
+}
+
+// answerStep types what was decided: choices of a menu, a key alone, or a text and Enter.
+func (s *session) answerStep(now *Prompt) (why string) {
+	g := s.gate
+	g.want = g.q.screen.chosen(g.value)
 	if len(g.want) > 0 {
 		return s.menuStep(now)
 	}
+	kind := g.q.rec.Type
+	takesEnter := kind == ConfirmEnter || kind == Unknown
 	switch {
 	case g.value == "esc" || g.value == "cancel":
 		return s.press("\x1b", s.echo())
-	case g.value == "enter" && (rec.Type == ConfirmEnter || rec.Type == Unknown), g.value == enterAlone:
+	case g.value == enterAlone || g.value == "enter" && takesEnter:
 		return s.press("\r", s.echo())
-	case rec.Type == FreeText || rec.Type == Unknown:
-		return s.press(s.pasted(cleanText(g.value))+"\r", s.echo())
+	case kind == FreeText || kind == Unknown:
+		return s.press(s.pasted(g.text)+"\r", s.echo())
 	}
 	return "there is no choice " + g.value
+}
+
+// chosen are the indexes of the choices that a decision names, by their keys.
+func (p *Prompt) chosen(value string) (at []int) {
+	for key := range strings.SplitSeq(value, ",") {
+		i := slices.IndexFunc(p.Choices, func(c Choice) bool { return c.Key == key })
+		if i >= 0 {
+			at = append(at, i)
+		}
+	}
+	return at
 }
 
 // standing is now in the form in which p was shown.
@@ -1972,16 +2005,20 @@ func (p *Prompt) standing(now *Prompt) *Prompt {
 	return now
 }
 
-// place is the index in now of the choice that was shown as number i, by its label; −1 when it is not there, or not
+// locate is the index in now of the choice that was shown as number i, by its label; −1 when it is not there, or not
 // alone.
-func (g *gate) place(now *Prompt, i int) int {
-	label, at, found := g.q.screen.Choices[i].Label, -1, 0
+func (g *gate) locate(now *Prompt, i int) int {
+	shown := g.q.screen.Choices
+	label := shown[i].Label
+	at := -1
+	found := 0
 	for k, c := range now.Choices {
 		if c.Label == label {
-			at, found = k, found+1
+			at = k
+			found++
 		}
 	}
-	if found > 1 && i < len(now.Choices) && now.Choices[i].Label == label && len(now.Choices) == len(g.q.screen.Choices) {
+	if found > 1 && len(now.Choices) == len(shown) && now.Choices[i].Label == label {
 		return i // two of the same words, in the same places
 	}
 	if found != 1 {
@@ -1994,47 +2031,59 @@ func (g *gate) place(now *Prompt, i int) int {
 // Enter.
 func (s *session) menuStep(now *Prompt) (why string) {
 	g := s.gate
-	shown := g.q.screen
-	if !shown.follows(now) {
+	if !g.q.screen.follows(now) || g.menu != nil && now.unmoved(g.menu) {
 		return "the menu did not follow the keys; look at the terminal"
 	}
-	if g.last != nil && now.Pointer == g.last.Pointer && slices.Equal(now.Ticked, g.last.Ticked) && now.all == g.last.all {
-		return "the menu did not follow the keys; look at the terminal"
-	}
-	target := g.place(now, g.want[0])
 	if now.Multi {
-		var done bool
-		if target, done = g.nextTick(now); done {
-			return s.press(cmp.Or(now.Submit, "\r"), gateMove{to: gateReview, within: followTime, last: true, menu: now})
-		}
+		return s.tickStep(now)
 	}
+	target := g.locate(now, g.want[0])
 	if target < 0 {
 		return "the choice is no longer on the screen"
 	}
-	chosen, moved := s.echo(), gateMove{to: gateMenu, within: followTime, menu: now}
+	then := s.echo()
 	if s.adapter.Box != nil && now.Pointer >= 0 {
-		chosen = gateMove{to: gateTaken, within: followTime, last: true}
+		then = gateMove{to: gateTaken, within: followTime, done: true}
 	}
-	keys := now.Choices[target].Keys
+	return s.choose(now, target, "\r", then)
+}
+
+// unmoved tells whether the menu stands as it did before: pointer, ticks, words.
+func (p *Prompt) unmoved(before *Prompt) bool {
+	return p.Pointer == before.Pointer && slices.Equal(p.Ticked, before.Ticked) && p.all == before.all
+}
+
+// tickStep changes the next tick that is not as wanted, and submits the menu when all are.
+func (s *session) tickStep(now *Prompt) (why string) {
+	target, done := s.gate.nextTick(now)
+	if !done {
+		return s.choose(now, target, " ", gateMove{to: gateMenu, within: followTime, menu: now})
+	}
+	submit := now.Submit
+	if submit == "" {
+		submit = "\r"
+	}
+	return s.press(submit, gateMove{to: gateReview, within: followTime, done: true, menu: now})
+}
+
+// choose presses the choice's own key; where it has none, an arrow towards it, and key once the pointer stands there.
+func (s *session) choose(now *Prompt, target int, key string, then gateMove) (why string) {
+	own := now.Choices[target].Keys
 	switch {
-	case keys != "" && now.Multi:
-		return s.press(keys, moved)
-	case keys != "":
-		return s.press(keys, chosen)
+	case own != "":
+		return s.press(own, then)
 	case now.Pointer < 0:
 		return "the menu shows no pointer to move"
-	case now.Pointer == target && now.Multi:
-		return s.press(" ", moved)
 	case now.Pointer == target:
-		return s.press("\r", chosen)
+		return s.press(key, then)
 	}
-	return s.press(s.arrow(now, target), moved)
+	return s.press(s.arrow(now, target), gateMove{to: gateMenu, within: followTime, menu: now})
 }
 
 // nextTick is the first choice in now whose tick is not as wanted; done: all are.
 func (g *gate) nextTick(now *Prompt) (target int, done bool) {
 	for i, ticked := range now.Ticked {
-		wanted := slices.ContainsFunc(g.want, func(w int) bool { return g.place(now, w) == i })
+		wanted := slices.ContainsFunc(g.want, func(w int) bool { return g.locate(now, w) == i })
 		if ticked != wanted {
 			return i, false
 		}
@@ -2054,7 +2103,7 @@ func (s *session) arrow(now *Prompt, target int) string {
 	case forward:
 		name = "DOWN"
 	}
-	keys, _ := keyBytes(name, s.det.Screen.AppCursorKeys())
+	keys, _ := keyBytes(name, s.det.Screen.AppCursorKeys()) // knows them all
 	return keys
 }
 
@@ -2062,7 +2111,7 @@ func (s *session) arrow(now *Prompt, target int) string {
 func (s *session) takenStep(now *Prompt) (why string) {
 	s.noteLeft(now)
 	if s.gate.q.screen.same(now) {
-		s.gate.whole = false
+		s.gate.done = false
 		return "the dialog did not take the answer; look at the terminal"
 	}
 	return s.press("", s.echo())
@@ -2072,21 +2121,26 @@ func (s *session) takenStep(now *Prompt) (why string) {
 func (s *session) reviewStep(now *Prompt) (why string) {
 	g := s.gate
 	if g.q.screen.follows(now) {
-		g.whole = false
+		g.done = false
 		return "the menu did not take the answer; look at the terminal"
 	}
-	if now == nil && time.Now().Before(g.until) { // its review page may come yet
+	if now != nil {
+		return s.press(now.submits(), s.echo())
+	}
+	if time.Now().Before(g.until) { // its review page may come yet
 		return ""
 	}
-	keys := ""
-	if now != nil {
-		for _, c := range now.Choices {
-			if strings.HasPrefix(strings.ToLower(c.Label), "submit") {
-				keys = c.Keys
-			}
+	return s.press("", s.echo())
+}
+
+// submits are the keys of the last choice of a review page that submits, "" without one.
+func (p *Prompt) submits() (keys string) {
+	for _, c := range p.Choices {
+		if strings.HasPrefix(strings.ToLower(c.Label), "submit") {
+			keys = c.Keys
 		}
 	}
-	return s.press(keys, s.echo())
+	return keys
 }
 
 // pasted is text as it is typed: no line end in it presses Enter.
@@ -2122,7 +2176,8 @@ func (s *session) boxStep(look *Prompt) (why string) {
 
 // clearedStep types the text when the box is empty.
 func (s *session) clearedStep() (why string) {
-	if box := s.det.Box(s.pty.State(), time.Now()); !box.found || box.draft != "" {
+	box := s.det.Box(s.pty.State(), time.Now())
+	if !box.found || box.draft != "" {
 		return "the draft in the input box could not be put aside: look at the terminal"
 	}
 	return s.typeText()
@@ -2130,7 +2185,7 @@ func (s *session) clearedStep() (why string) {
 
 // typeText types the text without Enter. ! runs a command, / opens a dialog, a backslash at the end keeps Enter from
 // sending (measured on claude 2.1): none of them may.
-func (s *session) typeText() string {
+func (s *session) typeText() (why string) {
 	text := s.gate.text
 	if s.adapter.EscapeBang && text != "" {
 		switch text[0] {
@@ -2146,59 +2201,62 @@ func (s *session) typeText() string {
 	return s.press(s.pasted(text), gateMove{to: gateText, within: s.adapter.SubmitDelay})
 }
 
-// textStep presses Enter once the text stands in the box, twice if need be, until it has left.
-func (s *session) textStep(look *Prompt, late bool) (why string) {
-	g := s.gate
+// enterStep presses Enter once the text stands in the box.
+func (s *session) enterStep(look *Prompt, late bool) (why string) {
 	held := s.holdsText()
 	dialog := look != nil && !look.Idle // takes no text, and Enter would answer it
-	sent := gateMove{to: gateSent, within: submitTime}
 	switch {
-	case g.phase == gateText && dialog && !held:
+	case dialog && !held:
 		return questionOpen
-	case g.phase == gateText && !late:
+	case !late:
 		return ""
-	case g.phase == gateText && s.adapter.Box != nil && !held && time.Now().Before(g.until.Add(submitTime)):
+	case held || s.adapter.Box == nil:
+		return s.press("\r", gateMove{to: gateSent, within: submitTime})
+	case time.Now().Before(s.gate.until.Add(submitTime)):
 		return ""
-	case g.phase == gateText && s.adapter.Box != nil && !held:
-		return "the text does not show in the input box: look at the terminal"
-	case g.phase == gateText:
-		return s.press("\r", sent)
-	case s.adapter.Box == nil || !held:
-		g.whole = true
+	}
+	return "the text does not show in the input box: look at the terminal"
+}
+
+// sentStep waits until the text has left the box, and presses Enter a second time where it does not in time.
+func (s *session) sentStep(late bool) (why string) {
+	g := s.gate
+	switch {
+	case s.adapter.Box == nil || !s.holdsText():
+		g.done = true
 		if g.draft != "" {
 			return s.press("", gateMove{to: gateRestore, within: submitTime})
 		}
 		return s.press("", s.echo())
-	case g.phase == gateSent && late:
-		sent.to = gateAgain
-		return s.press("\r", sent)
-	case g.phase == gateSent:
-		return ""
+	case g.phase == gateAgain:
+		return "the text is in the input box but was not taken; look at the terminal"
+	case late:
+		return s.press("\r", gateMove{to: gateAgain, within: submitTime})
 	}
-	return "the text is in the input box but was not taken; look at the terminal"
-}
-
-// holdsText tells whether the end of the text stands where the cursor is, or a tool shows it folded as a paste.
-func (s *session) holdsText() bool {
-	row, _, _ := s.det.Screen.Cursor()
-	end := s.gate.text[strings.LastIndex(s.gate.text, "\n")+1:]
-	end = strings.TrimSpace(strings.ToValidUTF8(end[max(0, len(end)-16):], ""))
-	above, here := strings.Trim(s.det.Screen.Row(max(0, row-1)), boxFrame), strings.Trim(s.det.Screen.Row(row), boxFrame)
-	box := above + here
-	return strings.Contains(squeezed(box), squeezed(end)) || strings.Contains(box, "[Pasted")
+	return ""
 }
 
 // boxFrame is what may stand at the ends of an input box's rows.
 const boxFrame = " " + uprights
 
+// holdsText tells whether the end of the text stands where the cursor is, or a tool shows it folded as a paste.
+func (s *session) holdsText() bool {
+	end := s.gate.text[strings.LastIndex(s.gate.text, "\n")+1:]
+	end = strings.TrimSpace(strings.ToValidUTF8(end[max(0, len(end)-16):], ""))
+	row, _, _ := s.det.Screen.Cursor()
+	above := strings.Trim(s.det.Screen.Row(max(0, row-1)), boxFrame)
+	box := above + strings.Trim(s.det.Screen.Row(row), boxFrame)
+	return strings.Contains(squeezed(box), squeezed(end)) || strings.Contains(box, "[Pasted")
+}
+
 // restoreStep puts the draft back into the box, which is empty again; where it does not become so, the operator is told
 // what it was.
-func (s *session) restoreStep(late bool) string {
+func (s *session) restoreStep(late bool) (why string) {
 	g := s.gate
 	box := s.det.Box(s.pty.State(), time.Now())
 	if box.found && box.draft == "" {
 		back := s.echo()
-		back.draft = true
+		back.restores = true
 		return s.press(s.pasted(g.draft), back)
 	}
 	if late {
@@ -2209,47 +2267,63 @@ func (s *session) restoreStep(late bool) string {
 
 // gateFail ends the gate before all was typed.
 func (s *session) gateFail(why string) {
-	s.gate.whole = false
+	s.gate.done = false
 	s.gateEnds(why)
 }
 
 // gateOver ends the gate after its echo window, or when the program has ended.
 func (s *session) gateOver() {
 	why := ""
-	if !s.gate.whole {
+	if !s.gate.done {
 		why = "the program ended before the answer was typed"
 	}
 	s.gateEnds(why)
 }
 
-// gateEnds lets the keyboard in again and records that everything was typed, or why not. The words of a refusal that no
-// hook took are the tool's next message.
+// gateEnds lets the keyboard in again and records that everything was typed, or why not.
 func (s *session) gateEnds(why string) {
 	g := s.gate
-	s.gate, s.next = nil, time.Now()
-	defer s.release(g)
-	if g.input != nil {
-		var more Notice
-		if why == "" && g.draft != "" {
-			more.Text = "; a draft stood in the box and could not be put back: “" + safely(g.draft, 200) + "”"
-		}
-		s.inputDone(g.input, why, more)
-		return
+	s.gate = nil
+	s.next = time.Now()
+	switch {
+	case g.input != nil:
+		s.inputTyped(g, why)
+	case why != "":
+		s.answerRefused(g, why)
+	default:
+		s.answerTyped(g)
 	}
+	s.release(g)
+}
+
+// inputTyped records that a text was sent, or why not, and tells the operator of a draft that is not back in its box.
+func (s *session) inputTyped(g *gate, why string) {
+	var more Notice
+	if why == "" && g.draft != "" {
+		more.Text = "; a draft stood in the box and could not be put back: “" + safely(g.draft, 200) + "”"
+	}
+	s.inputDone(g.input, why, more)
+}
+
+// answerRefused records why an answer was not typed, and asks anew where that can be answered.
+func (s *session) answerRefused(g *gate, why string) {
 	rec := g.q.rec
-	if why != "" {
-		if rec.Status == Expired {
-			why = rec.Reason + "; nothing was typed: " + why
-		}
-		s.end(g.q, Failed, why)
-		if rec.Status != Expired && !rec.Idle {
-			s.askAnew(g.q.screen)
-		}
-		return
+	if rec.Status == Expired {
+		why = rec.Reason + "; nothing was typed: " + why
 	}
+	s.end(g.q, Failed, why)
+	if rec.Status != Expired && !rec.Idle {
+		s.askAnew(g.q.screen)
+	}
+}
+
+// answerTyped records that an answer was typed. The words of a refusal that no hook took are the tool's next message.
+func (s *session) answerTyped(g *gate) {
+	rec := g.q.rec
 	s.move(rec.ID, Injected, func(r *PromptRecord) { r.ScreenSHA = g.stood })
 	s.move(rec.ID, Resolved, asIs)
-	if rec.Status == ReplyReceived && rec.Permission && rec.Reason != "" && s.adapter.Box != nil {
+	refused := rec.Status == ReplyReceived && rec.Permission && rec.Reason != ""
+	if refused && s.adapter.Box != nil {
 		s.put("recording an input", &InputRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Kind: "text",
 			By: *rec.DecidedBy, Text: rec.Reason, ReplyTo: rec.MsgID, PromptID: rec.ID, Status: "queued"})
 	}
@@ -2258,19 +2332,30 @@ func (s *session) gateEnds(why string) {
 
 // askAnew asks again what could not be answered, if it still stands.
 func (s *session) askAnew(shown *Prompt) {
-	if shown == nil || s.q != nil || s.rec.ExitCode != nil || !shown.same(s.det.Look(s.pty.State(), time.Now())) {
+	if shown == nil || s.q != nil || s.rec.ExitCode != nil {
+		return
+	}
+	if !shown.same(s.det.Look(s.pty.State(), time.Now())) {
 		return
 	}
 	s.seen = nil
 	s.det.Again()
 }
 
-func cleanText(text string) string { // of an operator, safe to type
+// cleanText is an operator's text as it may be typed: what a terminal would act on is left out, and what is beyond
+// maxMessage.
+func cleanText(text string) string {
 	text = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(strings.ToValidUTF8(text, ""))
 	return clipBytes(strings.TrimRight(reControl.ReplaceAllString(text, ""), "\n"), maxMessage)
 }
-func clipBytes(text string, n int) string { return strings.ToValidUTF8(text[:min(n, len(text))], "") } // between runes
-func idempotencyKey(session, excerpt string, now time.Time) string { // the same for the same words within 5 s
+
+// clipBytes is the beginning of text, at most n bytes, cut between runes.
+func clipBytes(text string, n int) string {
+	return strings.ToValidUTF8(text[:min(n, len(text))], "")
+}
+
+// idempotencyKey is the same for the same words of a session within 5 s.
+func idempotencyKey(session, excerpt string, now time.Time) string {
 	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%s:%s:%d", session, excerpt, now.Unix()/5)))
 }
 

@@ -1,11 +1,20 @@
 //go:build linux || darwin
 
-// Everything that differs between operating systems, for Linux and macOS (amd64, arm64); pty_windows.go has the same
-// functions in the same order. What x/sys names for one of the two only goes out by number.
+// pty_unix.go is all that differs between operating systems, for Linux and macOS (amd64, arm64). pty_windows.go has
+// the same functions in the same order, but for those that are called in one of the two files alone:
+//
+//	the child's terminal     startPTY, findTool, the methods of PTY
+//	what the child waits for foregroundReading (Linux alone tells)
+//	the host's terminal      terminalSize, rawMode, resizeSignals, endSignals, stopSelf
+//	processes                processStart, parentOf, systemSession
+//	files                    mkdirPrivate, ownedPrivate, openPrivate, lockFile, unlockFile, syncDir, networkFS,
+//	                         watchFolder
+//
+// Neither looks at what is read or typed. What x/sys names for one of Linux and macOS only has a name here, with the
+// header that it comes from.
 package main
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -27,11 +36,34 @@ import (
 	"golang.org/x/term"
 )
 
-const linux, amd64, suspendSignal = runtime.GOOS == "linux", runtime.GOARCH == "amd64", syscall.SIGTSTP
-const drainQuiet, drainWait = 100 * time.Millisecond, 500 * time.Millisecond // Read after the child: of silence, in all
-var getModes = map[bool]uint{true: 0x5401, false: 0x40487413}[linux]         // TCGETS, on macOS TIOCGETA
-var setModes = map[bool]uint{true: 0x5402, false: 0x80487414}[linux]         // TCSETS, TIOCSETA: type-ahead stays
-var unreadBytes = map[bool]uint{true: 0x541b, false: 0x4004667f}[linux]      // FIONREAD
+const (
+	linux = runtime.GOOS == "linux"
+	amd64 = runtime.GOARCH == "amd64"
+
+	suspendSignal = syscall.SIGTSTP
+	drainQuiet    = 100 * time.Millisecond // of silence after the child's end, then Read ends
+	drainWait     = 500 * time.Millisecond // that Read waits after the child's end, in all
+	killWait      = 3 * time.Second        // for the child to end well
+)
+
+// Requests to a terminal's driver.
+const (
+	linuxTCGETS     = 0x5401 // linux/include/uapi/asm-generic/ioctls.h
+	linuxTCSETS     = 0x5402 // type-ahead stays
+	linuxFIONREAD   = 0x541b
+	linuxTIOCGPTN   = 0x80045430 // the slave's number
+	linuxTIOCSPTLCK = 0x40045431
+
+	darwinTIOCGETA     = 0x40487413 // macOS <sys/ttycom.h>
+	darwinTIOCSETA     = 0x80487414 // type-ahead stays
+	darwinTIOCPTYGRANT = 0x20007454
+	darwinTIOCPTYUNLK  = 0x20007452
+	darwinTIOCPTYGNAME = 0x40807453 // the slave's path, 128 bytes
+	darwinFIONREAD     = 0x4004667f // macOS <sys/filio.h>
+)
+
+// ---- the child's terminal ----
+// A pseudo-terminal whose slave is the child's controlling terminal.
 
 // unixPTY is the master side and the child. Read belongs to one goroutine; all else may be called from any.
 type unixPTY struct {
@@ -42,291 +74,571 @@ type unixPTY struct {
 	patience time.Duration // Read's: what is left of drainWait
 }
 
-// startPTY starts argv on a new terminal with host's modes (nil: defaults). Errors wrap errNoTool or fs.ErrPermission.
+// startPTY starts argv in dir on a new terminal of that size, with host's modes (nil: the defaults). Its errors wrap
+// errNoTool or fs.ErrPermission.
 func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, error) {
-	p, started := &unixPTY{exited: make(chan struct{}), patience: drainWait}, make(chan error)
-	path, err := findTool(argv[0])
-	slave, openErr := p.open(size, host)
-	if err = cmp.Or(err, openErr); err == nil {
-		go p.live(path, argv, &os.ProcAttr{Dir: dir, Env: env, Files: []*os.File{slave, slave, slave},
-			Sys: &syscall.SysProcAttr{Setsid: true, Setctty: true}}, started)
-		err = <-started
-	}
-	slave.Close()
-	if err != nil {
-		p.Close()
+	p := &unixPTY{exited: make(chan struct{}), patience: drainWait}
+	if err := p.start(argv, env, dir, size, host); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
 	}
 	return p, nil
 }
 
-func findTool(name string) (string, error) { // as a shell does it: "." in PATH counts, a folder gives os.ErrPermission
+// start makes the terminal and the child on it; after an error neither is there.
+func (p *unixPTY) start(argv, env []string, dir string, size Size, host *os.File) error {
+	path, err := findTool(argv[0])
+	if err != nil {
+		return err
+	}
+	p.master, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	slave, err := p.openSlave(size, host)
+	if err != nil {
+		p.master.Close() // nobody has written to it
+		return err
+	}
+	defer slave.Close() // the child has its own
+	attr := &os.ProcAttr{
+		Dir:   dir,
+		Env:   env,
+		Files: []*os.File{slave, slave, slave},
+		Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: true},
+	}
+	started := make(chan error)
+	go p.live(path, argv, attr, started)
+	if err := <-started; err != nil {
+		p.master.Close() // nobody has written to it
+		return err
+	}
+	return nil
+}
+
+// findTool is the path of the program that name runs, as a shell finds it: "." in PATH counts. The error is
+// errNoTool, or os.ErrPermission for a folder and for what the user may not run.
+func findTool(name string) (string, error) {
 	path, err := exec.LookPath(name)
-	denied := errors.Is(err, os.ErrPermission) || errors.Is(err, syscall.EISDIR)
-	return path, cmp.Or(when(denied, os.ErrPermission), when(err != nil && !errors.Is(err, exec.ErrDot), errNoTool))
+	switch {
+	case err == nil || errors.Is(err, exec.ErrDot):
+		return path, nil
+	case errors.Is(err, os.ErrPermission) || errors.Is(err, syscall.EISDIR):
+		return "", os.ErrPermission
+	}
+	return "", errNoTool
 }
 
-// open sets p.master and gives the slave, its size and modes as the child is to find them.
-func (p *unixPTY) open(size Size, host *os.File) (slave *os.File, err error) {
-	locked, number, name, modes := int32(0), int32(-1), [128]byte{}, unix.Termios{} // no terminal is number -1
-	m, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
-	p.master = m
-	if linux { // TIOCSPTLCK, TIOCGPTN: linux/include/uapi/asm-generic/ioctls.h
-		err = cmp.Or(err, ioctl(m, 0x40045431, &locked), ioctl(m, 0x80045430, &number))
-		copy(name[:], fmt.Sprint("/dev/pts/", number))
-	} else { // TIOCPTYGRANT, TIOCPTYUNLK, TIOCPTYGNAME: macOS <sys/ttycom.h>
-		err = cmp.Or(err, ioctl(m, 0x20007454, &name), ioctl(m, 0x20007452, &name), ioctl(m, 0x40807453, &name))
+// openSlave opens the other side of the master, with its size and modes as the child is to find them.
+func (p *unixPTY) openSlave(size Size, host *os.File) (*os.File, error) {
+	path, err := p.slavePath()
+	if err != nil {
+		return nil, err
 	}
-	path := unix.ByteSliceToString(name[:])
-	fd, openErr := unix.Open(path, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0) // os.OpenFile makes it non-blocking
-	slave = os.NewFile(uintptr(fd), path)
-	if ioctl(host, getModes, &modes) != nil && ioctl(slave, getModes, &modes) == nil {
-		modes.Iflag |= unix.IUTF8 // all that the kernel's defaults lack of a terminal emulator's
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0) // os.OpenFile makes it non-blocking
+	if err != nil {
+		return nil, err
 	}
-	return slave, cmp.Or(err, openErr, ioctl(slave, setModes, &modes), p.Resize(size))
+	slave := os.NewFile(uintptr(fd), path)
+	err = setModes(slave, host)
+	if err == nil {
+		err = p.Resize(size)
+	}
+	if err != nil {
+		slave.Close() // nobody has written to it
+		return nil, err
+	}
+	return slave, nil
 }
 
-// live starts and reaps the child. Linux's Pdeathsig ends even one that ignores SIGHUP after kill -9 of ours; it is
-// sent when the thread that forked ends (prctl(2)), so that thread is kept.
+// slavePath is the path of the slave, which can be opened from then on.
+func (p *unixPTY) slavePath() (string, error) {
+	if linux {
+		var locked, number int32
+		if err := ioctl(p.master, linuxTIOCSPTLCK, &locked); err != nil {
+			return "", err
+		}
+		if err := ioctl(p.master, linuxTIOCGPTN, &number); err != nil {
+			return "", err
+		}
+		return fmt.Sprint("/dev/pts/", number), nil
+	}
+	var name [128]byte
+	for _, step := range []uint{darwinTIOCPTYGRANT, darwinTIOCPTYUNLK, darwinTIOCPTYGNAME} {
+		if err := ioctl(p.master, step, &name); err != nil {
+			return "", err
+		}
+	}
+	return unix.ByteSliceToString(name[:]), nil
+}
+
+// setModes gives the slave the modes of host; where that has none the slave's own stay, with IUTF8, all that the
+// kernel's defaults lack of a terminal emulator's.
+func setModes(slave, host *os.File) error {
+	modes, err := getModes(host)
+	if err != nil {
+		if modes, err = getModes(slave); err != nil {
+			return err
+		}
+		modes.Iflag |= unix.IUTF8
+	}
+	return ioctl(slave, request(linuxTCSETS, darwinTIOCSETA), &modes)
+}
+
+// getModes are the modes of a terminal; an error when f is none, or nil.
+func getModes(f *os.File) (modes unix.Termios, err error) {
+	err = ioctl(f, request(linuxTCGETS, darwinTIOCGETA), &modes)
+	return modes, err
+}
+
+// live starts the child, tells started whether that worked, and reaps it. Linux's Pdeathsig ends even one that
+// ignores SIGHUP after kill -9 of ours; it is sent when the thread that forked ends (prctl(2)), so that thread is
+// kept.
 func (p *unixPTY) live(path string, argv []string, attr *os.ProcAttr, started chan<- error) {
 	runtime.LockOSThread()
-	if f := reflect.ValueOf(attr.Sys).Elem().FieldByName("Pdeathsig"); f.IsValid() {
-		f.SetInt(int64(syscall.SIGTERM))
+	deathSignal := reflect.ValueOf(attr.Sys).Elem().FieldByName("Pdeathsig")
+	if deathSignal.IsValid() {
+		deathSignal.SetInt(int64(syscall.SIGTERM))
 	}
-	var err error
-	if p.proc, err = os.StartProcess(path, argv, attr); errors.Is(err, syscall.ENOEXEC) { // no #!: every shell runs it
-		p.proc, err = os.StartProcess("/bin/sh", append([]string{"sh", path}, argv[1:]...), attr)
+	proc, err := os.StartProcess(path, argv, attr)
+	if errors.Is(err, syscall.ENOEXEC) { // no #!: every shell runs it
+		proc, err = os.StartProcess("/bin/sh", append([]string{"sh", path}, argv[1:]...), attr)
 	}
-	if started <- err; err != nil {
+	p.proc = proc
+	started <- err
+	if err != nil {
 		return
 	}
-	state, _ := p.proc.Wait()
-	if p.code = state.ExitCode(); p.code < 0 {
+	state, _ := proc.Wait() // cannot fail: nobody else reaps it
+	p.code = state.ExitCode()
+	if p.code < 0 {
 		p.code = 128 + int(state.Sys().(syscall.WaitStatus).Signal())
 	}
 	close(p.exited)
-	p.master.SetReadDeadline(time.Unix(1, 0)) // wakes Read
+	p.master.SetReadDeadline(time.Unix(1, 0)) // wakes Read; fails after Close, which has woken it
 }
 
 // Read gives io.EOF when nobody holds the terminal any more, or when the child is gone and what it wrote has been
 // read. The bounds on that count waiting and reads, not passing time: a host slow to take the output loses nothing.
 func (p *unixPTY) Read(b []byte) (int, error) {
 	n, err := p.master.Read(b)
-	if begun := time.Now(); p.patience > 0 && errors.Is(err, os.ErrDeadlineExceeded) { // the child is gone, see live
-		p.master.SetReadDeadline(begun.Add(drainQuiet))
-		n, err = p.master.Read(b)
-		p.master.SetReadDeadline(begun)
-		p.patience -= max(time.Since(begun), drainWait/1000) // Linux holds up to 640 KiB (tty_buffer.c): 2 KiB a read
+	if errors.Is(err, os.ErrDeadlineExceeded) && p.patience > 0 { // the child is gone, see live
+		n, err = p.drain(b)
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, syscall.EIO) { // EIO: Linux, the last slave was closed
 		err = io.EOF
 	}
 	return n, err
 }
-func (p *unixPTY) Write(b []byte) (int, error) { return p.master.Write(b) }
-func (p *unixPTY) Close() error                { p.master.Close(); return nil } // the foreground group gets SIGHUP
-func (p *unixPTY) Wait() int                   { <-p.exited; return p.code }
-func (p *unixPTY) PID() int                    { return p.proc.Pid }
+
+// drain reads what the child has left behind, and waits for it no longer than drainQuiet.
+func (p *unixPTY) drain(b []byte) (int, error) {
+	begun := time.Now()
+	p.master.SetReadDeadline(begun.Add(drainQuiet)) // where it fails Read does, too
+	n, err := p.master.Read(b)
+	p.master.SetReadDeadline(begun)                      // where it fails the next Read does, too
+	p.patience -= max(time.Since(begun), drainWait/1000) // Linux holds up to 640 KiB (tty_buffer.c): 2 KiB a read
+	return n, err
+}
+
+// Write types b, and waits while the child's input is full.
+func (p *unixPTY) Write(b []byte) (int, error) {
+	return p.master.Write(b)
+}
+
+// Close closes our side: the foreground group gets SIGHUP, a Read that waits ends. Twice is fine.
+func (p *unixPTY) Close() error {
+	p.master.Close() // fails the second time alone
+	return nil
+}
+
+// Wait is the exit status of the child, once it has one; 128+N when signal N ended it.
+func (p *unixPTY) Wait() int {
+	<-p.exited
+	return p.code
+}
+
+// PID is the child's.
+func (p *unixPTY) PID() int {
+	return p.proc.Pid
+}
+
+// Unread is how many bytes of output wait for Read; 0 where that is not known.
 func (p *unixPTY) Unread() int {
 	var n int32
-	ioctl(p.master, unreadBytes, &n)
+	err := ioctl(p.master, request(linuxFIONREAD, darwinFIONREAD), &n)
+	if err != nil {
+		return 0
+	}
 	return int(n)
 }
-func (p *unixPTY) Resize(s Size) error        { return ioctl(p.master, unix.TIOCSWINSZ, &s) } // sends SIGWINCH
-func (p *unixPTY) Signal(sig os.Signal) error { return p.signal(sig, p.foreground()) }
-func (p *unixPTY) signal(sig os.Signal, groups ...int) error { // os.ErrProcessDone: the child is gone
+
+// Resize tells the child its terminal's new size, by SIGWINCH where there are signals.
+func (p *unixPTY) Resize(s Size) error {
+	return ioctl(p.master, unix.TIOCSWINSZ, &s)
+}
+
+// Signal sends sig to the foreground group; os.ErrProcessDone: the child is gone.
+func (p *unixPTY) Signal(sig os.Signal) error {
+	return p.kill(sig, p.foreground())
+}
+
+// kill sends sig to process groups while the child is there, else it gives os.ErrProcessDone. A group that is gone
+// keeps it from no other; the error is the last group's.
+func (p *unixPTY) kill(sig os.Signal, groups ...int) error {
 	err := p.proc.Signal(syscall.Signal(0))
-	for i := 0; i < len(groups) && !errors.Is(err, os.ErrProcessDone); i++ {
-		err = unix.Kill(-groups[i], sig.(syscall.Signal))
+	if errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	for _, group := range groups {
+		err = unix.Kill(-group, sig.(syscall.Signal))
 	}
 	return err
 }
 
-// Terminate tells the leader's group too: under job control another one. SIGCONT, so that what is stopped sees SIGTERM.
+// Terminate ends the child: it is asked to, and after killWait made to. It returns early when done is closed. The
+// leader's group is told too: under job control another one. SIGCONT is for what is stopped to see SIGTERM.
 func (p *unixPTY) Terminate(done <-chan struct{}) {
-	p.signal(syscall.SIGTERM, p.foreground(), p.PID())
-	p.signal(syscall.SIGCONT, p.foreground(), p.PID())
+	p.kill(syscall.SIGTERM, p.foreground(), p.PID()) // fails when it has ended
+	p.kill(syscall.SIGCONT, p.foreground(), p.PID()) // the same
 	select {
 	case <-done:
 	case <-p.exited:
-	case <-time.After(3 * time.Second):
-		p.signal(syscall.SIGKILL, p.foreground(), p.PID())
+	case <-time.After(killWait):
+		p.kill(syscall.SIGKILL, p.foreground(), p.PID()) // the same
 	}
 }
-func (p *unixPTY) foreground() int { // process group of the terminal, the leader's own when there is none
-	var pgrp int32
-	ioctl(p.master, unix.TIOCGPGRP, &pgrp)
-	return cmp.Or(when(pgrp > 1, int(pgrp)), p.PID()) // never 1: kill(-1) reaches every process
+
+// foreground is the process group that has the terminal, the leader's own when there is none. It is never 1: kill(-1)
+// reaches every process.
+func (p *unixPTY) foreground() int {
+	var group int32
+	err := ioctl(p.master, unix.TIOCGPGRP, &group)
+	if err != nil || group <= 1 {
+		return p.PID()
+	}
+	return int(group)
 }
-func (p *unixPTY) State() TTYState { // costs 0.1 to 1 ms, by the number of processes and threads: BenchmarkPTYState
-	var modes unix.Termios
-	ioctl(p.master, getModes, &modes)
-	tty := statFields(fmt.Sprint("/proc/", p.PID()))[4]
-	return TTYState{foregroundReading(tty, p.PID(), 0), modes.Lflag&unix.ICANON != 0, modes.Lflag&unix.ECHO != 0}
+
+// State is what the system says about the terminal; ReadingUnknown where it cannot tell. It costs 0.1 to 1 ms, by the
+// number of processes and threads: BenchmarkPTYState.
+func (p *unixPTY) State() TTYState {
+	modes, _ := getModes(p.master) // none after Close
+	tty := statFields(fmt.Sprint("/proc/", p.PID()))[statTTY]
+	return TTYState{
+		Reading:   foregroundReading(tty, p.PID(), 0),
+		Canonical: modes.Lflag&unix.ICANON != 0,
+		Echo:      modes.Lflag&unix.ECHO != 0,
+	}
 }
+
+// ioctl makes a request of f's driver; f stays open and in the poller meanwhile, and may be nil.
+func ioctl[T any](f *os.File, number uint, arg *T) error {
+	if f == nil {
+		return unix.EBADF
+	}
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var errno unix.Errno
+	err = raw.Control(func(fd uintptr) {
+		_, _, errno = unix.Syscall(unix.SYS_IOCTL, fd, uintptr(number), uintptr(unsafe.Pointer(arg)))
+	})
+	if err != nil {
+		return err
+	}
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// request is the number of an ioctl on the system that we run on.
+func request(onLinux, onDarwin uint) uint {
+	if linux {
+		return onLinux
+	}
+	return onDarwin
+}
+
+// ---- what the child waits for ----
+// Linux says in /proc which call a thread is blocked in, and macOS does not.
+
+// Devices as stat(2) and proc_pid_stat(5) give them, from linux/Documentation/admin-guide/devices.txt.
+const (
+	deviceTTY  = "1280" // 5:0, /dev/tty
+	devicePTMX = "1282" // 5:2, /dev/ptmx
+	ptsMajor   = 136    // of the slaves
+
+	maxRelays      = 3    // one inside the other that are followed
+	maxDescriptors = 1024 // of one call
+)
 
 // foregroundReading tells whether a thread of the foreground group of a terminal (device number) and session (0: any)
 // is blocked in read on it, or in poll, select or epoll to read; measured on 442 programs: recall .99, precision .98.
 func foregroundReading(tty string, session, depth int) Reading {
-	procs, _ := filepath.Glob("/proc/[1-9]*")
-	result := when(linux, ReadingBusy)
+	if !linux {
+		return ReadingUnknown
+	}
+	result := ReadingBusy
+	procs, _ := filepath.Glob("/proc/[1-9]*") // fails for a bad pattern alone, as below
 	for _, proc := range procs {
-		pid, _ := strconv.Atoi(filepath.Base(proc))
-		id, _ := unix.Getsid(pid) // asked first, at a tenth of the cost: most are in other sessions
-		if session > 0 && id != session || !inForeground(statFields(proc), tty) {
+		if !inForeground(proc, tty, session) {
 			continue
 		}
 		tasks, _ := filepath.Glob(proc + "/task/*")
 		for _, task := range tasks {
 			r := threadReading(tty, task, depth)
-			if result = min(result, r); r == ReadingYes { // unknown is less than busy
+			if r == ReadingYes {
 				return r
 			}
+			result = min(result, r) // unknown is less than busy
 		}
 	}
 	return result
 }
 
-// threadReading sees that a relay (sudo, script) waits for its inner terminal too: what counts is who reads there.
-func threadReading(tty, task string, depth int) Reading {
-	waits, err := waitsFor(task)
-	found, inner := false, ""
-	for _, wait := range waits {
-		var st unix.Stat_t
-		unix.Stat(fmt.Sprint(task, "/fd/", wait.Fd), &st)
-		switch fmt.Sprint(st.Rdev) { // linux/Documentation/admin-guide/devices.txt
-		case tty, "1280": // 5:0, /dev/tty; 0 is no device, or no answer, even where tty_nr is 0
-			found = found || st.Rdev != 0
-		case "1282": // 5:2, /dev/ptmx
-			info, _ := os.ReadFile(fmt.Sprint(task, "/fdinfo/", wait.Fd))
-			_, index, _ := strings.Cut(string(info), "tty-index:")
-			n, _ := strconv.Atoi(strings.TrimSpace(index))
-			inner = fmt.Sprint(unix.Mkdev(136, uint32(n)))
+// inForeground tells whether the process is in the foreground group of that terminal, and in that session (0: any).
+func inForeground(proc, tty string, session int) bool {
+	if session > 0 { // asked first, at a tenth of the cost: most are in other sessions
+		pid, _ := strconv.Atoi(filepath.Base(proc)) // begins with a digit: see the pattern
+		id, err := unix.Getsid(pid)
+		if err != nil || id != session {
+			return false
 		}
 	}
-	switch {
-	case err != nil && statFields(task)[0] != "": // another user's, or the system does not say; "": it is gone
+	stat := statFields(proc)
+	return stat[statTTY] == tty && stat[statGroup] == stat[statForeground]
+}
+
+// threadReading is foregroundReading of one thread. A relay (sudo, script) waits for its inner terminal too: what
+// counts is who reads there.
+func threadReading(tty, task string, depth int) Reading {
+	waits, err := waitsFor(task)
+	if err != nil && statFields(task)[statState] != "" { // another user's, or the system does not say
 		return ReadingUnknown
-	case !found || strings.Contains("TtZX", statFields(task)[0]): // stopped: it still shows the call it will restart
+	}
+	found, inner := terminals(tty, task, waits)
+	// Gone, a zombie, or stopped: that still shows the call it will restart.
+	if !found || strings.Contains("TtZX", statFields(task)[statState]) {
 		return ReadingBusy
-	case inner == "" || depth > 3:
+	}
+	if inner == "" || depth > maxRelays {
 		return ReadingYes
 	}
 	return foregroundReading(inner, 0, depth+1)
 }
 
-func statFields(proc string) (f [20]string) { // proc_pid_stat(5): state, ppid, pgrp, session, tty_nr, tpgid, …
-	b, _ := os.ReadFile(proc + "/stat")
-	copy(f[:], strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:])))
-	return f
+// terminals tells whether the terminal is among the descriptors, and which one has its master among them, "" none.
+func terminals(tty, task string, waits []unix.PollFd) (found bool, inner string) {
+	for _, wait := range waits {
+		var st unix.Stat_t
+		err := unix.Stat(fmt.Sprint(task, "/fd/", wait.Fd), &st)
+		if err != nil || st.Rdev == 0 { // no device, even where tty is 0
+			continue
+		}
+		switch fmt.Sprint(st.Rdev) {
+		case tty, deviceTTY:
+			found = true
+		case devicePTMX:
+			inner = slaveDevice(fmt.Sprint(task, "/fdinfo/", wait.Fd))
+		}
+	}
+	return found, inner
 }
-func inForeground(stat [20]string, tty string) bool { return stat[4] == tty && stat[2] == stat[5] }
 
-// waitsFor lists the descriptors whose input the thread is blocked on; none when it runs or does anything else. Numbers
-// from linux/arch/x86/entry/syscalls/syscall_64.tbl and, for arm64, linux/include/uapi/asm-generic/unistd.h.
-func waitsFor(task string) (waits []unix.PollFd, err error) {
+// slaveDevice is the device number of the slave whose master's fdinfo that is (proc_pid_fdinfo(5)).
+func slaveDevice(fdinfo string) string {
+	info, _ := os.ReadFile(fdinfo) // closed meanwhile: number 0, as below
+	_, index, _ := strings.Cut(string(info), "tty-index:")
+	n, _ := strconv.Atoi(strings.TrimSpace(index))
+	return fmt.Sprint(unix.Mkdev(ptsMajor, uint32(n)))
+}
+
+// Fields of proc_pid_stat(5) that follow the program's name.
+const (
+	statState      = 0
+	statParent     = 1
+	statGroup      = 2
+	statTTY        = 4
+	statForeground = 5  // process group
+	statStart      = 19 // in clock ticks since boot
+)
+
+// statFields are the fields of a process or thread that follow its program's name, all "" when it is gone.
+func statFields(proc string) (fields [statStart + 1]string) {
+	b, err := os.ReadFile(proc + "/stat")
+	if err != nil {
+		return fields
+	}
+	line := string(b)
+	after := line[strings.LastIndexByte(line, ')')+1:] // of the name, which may have any other character
+	copy(fields[:], strings.Fields(after))
+	return fields
+}
+
+// System calls that wait for input: linux/arch/x86/entry/syscalls/syscall_64.tbl.
+var amd64Calls = map[int]string{
+	0:   "read",
+	7:   "poll",
+	19:  "readv",
+	23:  "select",
+	232: "epoll_wait",
+	270: "pselect6",
+	271: "ppoll",
+	281: "epoll_pwait",
+	441: "epoll_pwait2",
+}
+
+// The same on arm64: linux/include/uapi/asm-generic/unistd.h.
+var arm64Calls = map[int]string{
+	22:  "epoll_pwait",
+	63:  "read",
+	65:  "readv",
+	72:  "pselect6",
+	73:  "ppoll",
+	441: "epoll_pwait2",
+}
+
+// waitsFor lists the descriptors whose input a thread is blocked on; none when it runs or does anything else. An
+// error means that the system does not say.
+func waitsFor(task string) ([]unix.PollFd, error) {
 	b, err := os.ReadFile(task + "/syscall")
-	nr, a0, a1 := -1, 0, 0 // as they stay when it is in no call
-	fmt.Sscanf(string(b), "%d 0x%x 0x%x", &nr, &a0, &a1)
-	peek := func(addr int, v any) {
-		f, _ := os.Open(task + "/mem")
-		defer f.Close()
-		binary.Read(io.NewSectionReader(f, int64(addr), 1<<16), binary.LittleEndian, v)
+	if err != nil {
+		return nil, err
 	}
-	switch {
-	case amd64 && (nr == 0 || nr == 19), !amd64 && (nr == 63 || nr == 65): // read, readv (descriptor, …)
+	number, a0, a1 := -1, 0, 0
+	fmt.Sscanf(string(b), "%d 0x%x 0x%x", &number, &a0, &a1) // not in a call: "running", or number -1
+	calls := arm64Calls
+	if amd64 {
+		calls = amd64Calls
+	}
+	var waits []unix.PollFd
+	switch calls[number] {
+	case "read", "readv": // (descriptor, …)
 		waits = []unix.PollFd{{Fd: int32(a0), Events: unix.POLLIN}}
-	case amd64 && (nr == 7 || nr == 271), !amd64 && nr == 73: // poll, ppoll (array, count, …)
-		waits = make([]unix.PollFd, min(a1, 1024))
-		peek(a0, waits)
-	case amd64 && (nr == 23 || nr == 270), !amd64 && nr == 72: // select, pselect6 (count, read set, …)
-		set := make([]byte, (min(a0, 1024)+7)/8)
-		peek(a1, set)
-		for fd := range 8 * len(set) { // POLLIN is bit 0
-			waits = append(waits, unix.PollFd{Fd: int32(fd), Events: int16(set[fd/8] >> (fd % 8))})
+	case "poll", "ppoll": // (array, count, …)
+		waits = make([]unix.PollFd, min(a1, maxDescriptors))
+		peek(task, a0, waits)
+	case "select", "pselect6": // (count, read set, …)
+		set := make([]byte, (min(a0, maxDescriptors)+7)/8)
+		peek(task, a1, set)
+		for fd := range 8 * len(set) {
+			ready := int16(set[fd/8] >> (fd % 8)) // its lowest bit is POLLIN
+			waits = append(waits, unix.PollFd{Fd: int32(fd), Events: ready})
 		}
-	case amd64 && (nr == 232 || nr == 281), !amd64 && nr == 22, nr == 441: // epoll_wait, _pwait, _pwait2 (descriptor, …)
-		b, err = os.ReadFile(task + "/fdinfo/" + strconv.Itoa(a0)) // lines "tfd: 5 events: 19 data: …"
-		for _, line := range strings.Split(string(b), "tfd:")[1:] {
-			var fd, events int
-			fmt.Sscanf(line, "%d events: %x", &fd, &events)
-			waits = append(waits, unix.PollFd{Fd: int32(fd), Events: int16(events)})
-		}
+	case "epoll_wait", "epoll_pwait", "epoll_pwait2": // (descriptor, …)
+		waits, err = epollWaits(fmt.Sprint(task, "/fdinfo/", a0))
 	}
-	return slices.DeleteFunc(waits, func(w unix.PollFd) bool { return w.Events&unix.POLLIN == 0 }), err
+	others := func(w unix.PollFd) bool { return w.Events&unix.POLLIN == 0 }
+	return slices.DeleteFunc(waits, others), err
 }
 
-// ioctl makes a request of f's driver; f stays open and in the poller meanwhile, and may be nil.
-func ioctl[T any](f *os.File, req uint, arg *T) error {
-	errno := unix.EBADF
-	if raw, err := f.SyscallConn(); err == nil {
-		raw.Control(func(fd uintptr) {
-			_, _, errno = unix.Syscall(unix.SYS_IOCTL, fd, uintptr(req), uintptr(unsafe.Pointer(arg)))
-		})
+// epollWaits lists what is in an epoll set, by its fdinfo (proc_pid_fdinfo(5)): lines "tfd: 5 events: 19 data: …".
+func epollWaits(fdinfo string) (waits []unix.PollFd, err error) {
+	b, err := os.ReadFile(fdinfo)
+	for _, line := range strings.Split(string(b), "tfd:")[1:] {
+		var fd, events int
+		fmt.Sscanf(line, "%d events: %x", &fd, &events) // any other line is descriptor 0 for nothing
+		waits = append(waits, unix.PollFd{Fd: int32(fd), Events: int16(events)})
 	}
-	return when[error](errno != 0, errno)
+	return waits, err
 }
-func terminalSize(f *os.File) (s Size, err error) { // of the host's terminal; an error when f is none
+
+// peek fills v with what stands at an address of the thread's memory. What cannot be read, as with a null pointer,
+// leaves v as it is.
+func peek(task string, address int, v any) {
+	f, err := os.Open(task + "/mem")
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	r := io.NewSectionReader(f, int64(address), 1<<16)
+	_ = binary.Read(r, binary.LittleEndian, v) // a null pointer
+}
+
+// ---- the host's terminal ----
+// The terminal that we run in ourselves.
+
+// terminalSize is the size of the host's terminal; an error when f is none, or nil.
+func terminalSize(f *os.File) (s Size, err error) {
 	err = ioctl(f, unix.TIOCGWINSZ, &s)
 	return s, err
 }
 
-// rawMode sets the host terminal, restore undoes it (twice is fine) while it is ours. Neither flushes type-ahead.
+// rawMode has every key of the host's terminal come as it is pressed. restore undoes it (twice is fine) while the
+// terminal is ours; type-ahead stays, both ways.
 func rawMode(f *os.File) (restore func() error, err error) {
 	fd := int(f.Fd())
 	before, err := term.MakeRaw(fd)
+	if err != nil {
+		return nil, err
+	}
 	return func() error {
-		if pgrp, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP); before == nil || err == nil && pgrp != unix.Getpgrp() {
+		group, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP)
+		if err == nil && group != unix.Getpgrp() {
 			return nil
 		}
 		return term.Restore(fd, before)
-	}, err
+	}, nil
 }
-func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) { // a value per change of the host terminal's size
+
+// resizeSignals gives a value for each change of the host terminal's size, until stop.
+func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, syscall.SIGWINCH)
 	return c, func() { signal.Stop(c) }
 }
-func endSignals() []os.Signal { // without those we were started to ignore (nohup): the child ignores them too
-	return slices.DeleteFunc([]os.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT}, signal.Ignored)
+
+// endSignals are those that end us, without those we were started to ignore (nohup): the child ignores them too.
+func endSignals() []os.Signal {
+	all := []os.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT}
+	return slices.DeleteFunc(all, signal.Ignored)
 }
 
-// stopSelf stops this process until it goes on, where a shell can resume it. SIGSTOP, as Go never lets go of SIGTSTP.
+// stopSelf stops this process until it is continued, where a shell can do that: one that is in our session and has
+// given us a group of our own. SIGSTOP, as Go never lets go of SIGTSTP.
 func stopSelf() {
-	session, _ := unix.Getsid(0)
-	if parent, _ := unix.Getsid(unix.Getppid()); session == parent && session != unix.Getpgrp() {
-		resumed := make(chan os.Signal, 1)
-		signal.Notify(resumed, syscall.SIGCONT)
-		unix.Kill(unix.Getpid(), unix.SIGSTOP)
-		<-resumed
+	session := systemSession()
+	parent, err := unix.Getsid(unix.Getppid())
+	if err != nil || session != parent || session == unix.Getpgrp() {
+		return
 	}
+	resumed := make(chan os.Signal, 1)
+	signal.Notify(resumed, syscall.SIGCONT)
+	if err := unix.Kill(unix.Getpid(), unix.SIGSTOP); err != nil {
+		return
+	}
+	<-resumed
 }
 
-// lockFile takes an exclusive flock for as long as f lives: keep it reachable. wait false: errLocked if another has it.
-func lockFile(f *os.File, wait bool) error {
-	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|when(!wait, unix.LOCK_NB))
-	if err == unix.EINTR {
-		return lockFile(f, wait)
-	}
-	return cmp.Or(when(err == unix.EWOULDBLOCK, errLocked), err)
-}
-func unlockFile(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_UN) }
-func syncDir(dir string) error { // a rename or creation in it is durable then, but where the file system cannot: EINVAL
-	d, err := os.Open(dir)
-	defer d.Close()
-	err = cmp.Or(err, d.Sync())
-	return when(!errors.Is(err, unix.EINVAL), err)
-}
-func processStart(pid int) (n int64) { // tells two processes of the same pid apart; 0: no such process
+// ---- processes ----
+// A pid alone is nobody's for ever: with the start of its process it is.
+
+// processStart tells two processes of the same pid apart; 0: there is no such process, or it has ended.
+func processStart(pid int) int64 {
 	if !linux {
-		out, _ := exec.Command("env", "LC_ALL=C", "ps", "-o", "lstart=", "-p", strconv.Itoa(pid)).Output()
-		t, _ := time.Parse(time.ANSIC, strings.TrimSpace(string(out)))
-		return max(t.Unix(), 0)
+		return darwinStart(pid)
 	}
-	if stat := statFields(fmt.Sprint("/proc/", pid)); stat[0] != "Z" {
-		n, _ = strconv.ParseInt(stat[19], 10, 64) // clock ticks since boot
+	stat := statFields(fmt.Sprint("/proc/", pid))
+	if stat[statState] == "Z" {
+		return 0
 	}
-	return n
+	ticks, _ := strconv.ParseInt(stat[statStart], 10, 64) // "" is 0
+	return ticks
+}
+
+// darwinStart is processStart in Unix time.
+func darwinStart(pid int) int64 {
+	out, err := exec.Command("env", "LC_ALL=C", "ps", "-o", "lstart=", "-p", strconv.Itoa(pid)).Output()
+	if err != nil {
+		return 0
+	}
+	start, err := time.Parse(time.ANSIC, strings.TrimSpace(string(out)))
+	if err != nil {
+		return 0
+	}
+	return start.Unix()
 }
 
 // parentOf is the pid of the process's parent; 0: it has none, there is no such process, or the system does not tell
@@ -335,19 +647,19 @@ func parentOf(pid int) int {
 	if !linux {
 		return darwinParent(pid)
 	}
-	ppid, _ := strconv.Atoi(statFields(fmt.Sprint("/proc/", pid))[1]) // "" is no number
-	return ppid
+	parent, _ := strconv.Atoi(statFields(fmt.Sprint("/proc/", pid))[statParent]) // "" is 0
+	return parent
 }
 
 // darwinParent asks the kernel, not ps, which a program could replace by one of its own.
 func darwinParent(pid int) int {
 	const (
 		darwinSysctl = 202 // xnu bsd/kern/syscalls.master
-		ctlKern      = 1   // CTL_KERN, KERN_PROC, KERN_PROC_PID: macOS <sys/sysctl.h>
-		kernProc     = 14
-		kernProcPID  = 1
+		ctlKern      = 1   // CTL_KERN: macOS <sys/sysctl.h>
+		kernProc     = 14  // KERN_PROC
+		kernProcPID  = 1   // KERN_PROC_PID
 		kinfoSize    = 648 // struct kinfo_proc, macOS <sys/sysctl.h>: unix.KinfoProc
-		ppidAt       = 560 // offset of kp_eproc.e_ppid in it
+		parentAt     = 560 // offset of kp_eproc.e_ppid in it
 	)
 	mib := [4]int32{ctlKern, kernProc, kernProcPID, int32(pid)}
 	var info [kinfoSize]byte
@@ -357,7 +669,7 @@ func darwinParent(pid int) int {
 	if errno != 0 || size != kinfoSize {
 		return 0
 	}
-	return int(binary.LittleEndian.Uint32(info[ppidAt:]))
+	return int(binary.LittleEndian.Uint32(info[parentAt:]))
 }
 
 // systemSession is the session that this process is in, by the pid of its leader, which a wrapped tool is. A terminal
@@ -370,68 +682,173 @@ func systemSession() int {
 	return id
 }
 
-func ownedPrivate(path string) error { // nil: a file of one name, or a folder, the user's own and no other's to touch
-	f, err := openPrivate(path, os.O_RDONLY)
-	f.Close()
-	return err
-}
-func mkdirPrivate(path string) error { return os.Mkdir(path, 0o700) } // fs.ErrExist when it is there
+// ---- files ----
+// What is kept is for the user alone, may be used by several processes, and is on the disk when that is said.
 
-// openPrivate opens or creates a file 0600, whatever the umask, that must be ownedPrivate. No symbolic link is followed
-// (ELOOP), nothing refused is truncated, and O_NONBLOCK keeps a planted FIFO from hanging the open.
+// mkdirPrivate makes a folder for the user alone; fs.ErrExist if it is there.
+func mkdirPrivate(path string) error {
+	return os.Mkdir(path, 0o700)
+}
+
+// ownedPrivate is nil for a regular file of one name, or a folder, that is the user's own and that no other can
+// reach.
+func ownedPrivate(path string) error {
+	f, err := openPrivate(path, os.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// openPrivate opens or creates a file 0600, whatever the umask, that must be ownedPrivate. No symbolic link is
+// followed (ELOOP), nothing refused is truncated, and O_NONBLOCK keeps a planted FIFO from hanging the open.
 func openPrivate(path string, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag&^os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
-	var st unix.Stat_t // stays zero when that fails, which is no regular file
-	unix.Fstat(int(f.Fd()), &st)
-	regular := st.Mode&unix.S_IFMT == unix.S_IFREG
-	switch {
-	case err != nil:
-	case !regular && st.Mode&unix.S_IFMT != unix.S_IFDIR, int(st.Uid) != os.Geteuid():
-		err = fmt.Errorf("%s is not a file or folder of your own: %w", path, os.ErrPermission)
-	case st.Mode&0o077 != 0:
-		err = fmt.Errorf("%s can be reached by others (mode %04o); run: chmod go= %s", path, st.Mode&0o777, path)
-	case regular && st.Nlink > 1:
-		err = fmt.Errorf("%s has a second name (%d hard links)", path, st.Nlink)
-	case flag&os.O_TRUNC != 0:
-		err = errors.Join(f.Chmod(0o600), f.Truncate(0))
-	case flag&os.O_CREATE != 0:
+	if err != nil {
+		return nil, err
+	}
+	err = checkPrivate(f)
+	if err == nil && flag&(os.O_CREATE|os.O_TRUNC) != 0 {
 		err = f.Chmod(0o600)
 	}
-	if err != nil {
-		f.Close()
+	if err == nil && flag&os.O_TRUNC != 0 {
+		err = f.Truncate(0)
 	}
-	return f, err
+	if err != nil {
+		f.Close() // nothing was written
+		return nil, err
+	}
+	return f, nil
 }
 
-func networkFS(dir string) string { // the file system where flock may not hold between machines, else ""
+// checkPrivate is ownedPrivate of an open file.
+func checkPrivate(f *os.File) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return err
+	}
+	kind := st.Mode & unix.S_IFMT
+	path := f.Name()
+	switch {
+	case kind != unix.S_IFREG && kind != unix.S_IFDIR, int(st.Uid) != os.Geteuid():
+		return fmt.Errorf("%s is not a file or folder of your own: %w", path, os.ErrPermission)
+	case st.Mode&0o077 != 0:
+		return fmt.Errorf("%s can be reached by others (mode %04o); run: chmod go= %s", path, st.Mode&0o777, path)
+	case kind == unix.S_IFREG && st.Nlink > 1:
+		return fmt.Errorf("%s has a second name (%d hard links)", path, st.Nlink)
+	}
+	return nil
+}
+
+// lockFile takes the lock of a file for as long as f lives: keep it reachable. wait false: errLocked if another has
+// it.
+func lockFile(f *os.File, wait bool) error {
+	how := unix.LOCK_EX
+	if !wait {
+		how |= unix.LOCK_NB
+	}
+	for {
+		err := unix.Flock(int(f.Fd()), how)
+		if err == unix.EWOULDBLOCK {
+			return errLocked
+		}
+		if err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// unlockFile gives the lock back before f is closed.
+func unlockFile(f *os.File) error {
+	return unix.Flock(int(f.Fd()), unix.LOCK_UN)
+}
+
+// syncDir makes what was created or renamed in a folder durable, where the file system can.
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	err = d.Sync()
+	if errors.Is(err, unix.EINVAL) { // it cannot
+		return nil
+	}
+	return err
+}
+
+// Numbers of file systems where flock may not hold between machines: statfs(2), linux/include/uapi/linux/magic.h.
+var networkTypes = map[uint32]string{
+	0x6969:     "nfs",
+	0xff534d42: "cifs",
+	0xfe534d42: "cifs", // SMB2
+	0x517b:     "smb",
+	0x01021997: "9p",
+	0x65735546: "fuse",
+	0x00c36400: "ceph",
+}
+
+// networkFS is the file system of a folder where locks may not hold between machines, else "".
+func networkFS(dir string) string {
 	var st unix.Statfs_t
-	unix.Statfs(dir, &st)
-	return map[uint32]string{0x6969: "nfs", 0xff534d42: "cifs", 0xfe534d42: "cifs", 0x517b: "smb", 0x01021997: "9p",
-		0x65735546: "fuse", 0x00c36400: "ceph"}[uint32(st.Type)]
+	if err := unix.Statfs(dir, &st); err != nil {
+		return ""
+	}
+	return networkTypes[uint32(st.Type)]
 }
 
-// watchFolder delivers a value when a file in dir changes; nil where inotify is missing or used up (often 128 a user).
+// watchFolder delivers a value when a file in dir changes, until stop; nil where the system does not tell: without
+// inotify, or when that is used up (often 128 a user).
 func watchFolder(dir string) (ch <-chan struct{}, stop func()) {
-	if !linux {
+	f, err := openInotify(dir)
+	if err != nil {
 		return nil, func() {}
 	}
-	calls := map[bool][2]uintptr{true: {294, 254}, false: {26, 27}}[amd64] // inotify_init1, _add_watch; as for waitsFor
-	fd, _, _ := unix.Syscall(calls[0], unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
-	name, f, c := append([]byte(dir), 0), os.NewFile(fd, "inotify"), make(chan struct{}, 1)
-	stop = func() { f.Close() }
-	const changes = 0x2 | 0x80 | 0x100 // IN_MODIFY, IN_MOVED_TO, IN_CREATE: <linux/inotify.h>
-	if _, _, e := unix.Syscall(calls[1], fd, uintptr(unsafe.Pointer(&name[0])), changes); e != 0 {
-		stop()
-		return nil, stop
-	}
+	changes := make(chan struct{}, 1)
 	go func() {
-		defer close(c)
+		defer close(changes)
 		b := make([]byte, 4096)
-		for _, err := f.Read(b); err == nil; _, err = f.Read(b) { // until f is closed
-			if len(c) == 0 { // nobody else fills it
-				c <- struct{}{}
+		for {
+			if _, err := f.Read(b); err != nil { // f is closed
+				return
+			}
+			if len(changes) == 0 { // nobody else fills it
+				changes <- struct{}{}
 			}
 		}
 	}()
-	return c, stop
+	return changes, func() { f.Close() }
+}
+
+// openInotify gives what tells of changes in dir.
+func openInotify(dir string) (*os.File, error) {
+	const (
+		amd64Init = 294 // inotify_init1, inotify_add_watch: as amd64Calls
+		amd64Add  = 254
+		arm64Init = 26 // as arm64Calls
+		arm64Add  = 27
+		changes   = 0x2 | 0x80 | 0x100 // IN_MODIFY, IN_MOVED_TO, IN_CREATE: <linux/inotify.h>
+	)
+	if !linux {
+		return nil, unix.ENOSYS
+	}
+	initCall, addCall := uintptr(arm64Init), uintptr(arm64Add)
+	if amd64 {
+		initCall, addCall = amd64Init, amd64Add
+	}
+	path, err := unix.BytePtrFromString(dir)
+	if err != nil {
+		return nil, err
+	}
+	fd, _, errno := unix.Syscall(initCall, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
+	if errno != 0 {
+		return nil, errno
+	}
+	f := os.NewFile(fd, "inotify")
+	_, _, errno = unix.Syscall(addCall, fd, uintptr(unsafe.Pointer(path)), changes)
+	if errno != 0 {
+		f.Close() // nothing was written
+		return nil, errno
+	}
+	return f, nil
 }

@@ -1,15 +1,21 @@
-// Everything that differs between operating systems, for Windows (10 1809 and later, which has ConPTY). pty_unix.go has
-// the same functions in the same order and says what they do; here stands what is different.
+// pty_windows.go is all that differs between operating systems, for Windows (10 1809 and later, which has ConPTY).
+// pty_unix.go has the same functions in the same order, but for those that are called in one of the two files alone:
+//
+//	the child's terminal startPTY, findTool, the methods of PTY
+//	the host's terminal  terminalSize, rawMode, resizeSignals, endSignals, stopSelf
+//	processes            processStart, parentOf, systemSession
+//	files                mkdirPrivate, ownedPrivate, openPrivate, lockFile, unlockFile, syncDir, networkFS,
+//	                     watchFolder
+//
+// Neither looks at what is read or typed.
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -21,158 +27,302 @@ import (
 	"golang.org/x/term"
 )
 
-const suspendSignal = syscall.Signal(-1)                    // never comes: there is no job control
-const drainWait = 250 * time.Millisecond                    // from the child's end to the console's: see live
-var screen, _ = os.OpenFile("CONOUT$", os.O_RDWR, 0)        // the host's console, wherever our output goes; nil: none
+const (
+	suspendSignal = syscall.Signal(-1)     // never comes: there is no job control
+	drainWait     = 250 * time.Millisecond // from the child's end to the console's: see live
+	killWait      = 3 * time.Second        // for the child to end well
+	resizeEvery   = 500 * time.Millisecond // between looks at the console's size
+
+	interrupted = 130                // exit code of what Ctrl-C ended: SIGINT's elsewhere
+	sigwinch    = syscall.Signal(28) // SIGWINCH elsewhere
+)
+
+// The host's console, wherever our output goes; screenErr: there is none.
+var screen, screenErr = os.OpenFile("CONOUT$", os.O_RDWR, 0)
+
 var me, _ = windows.GetCurrentProcessToken().GetTokenUser() // cannot fail
 
-// winPTY is a pseudo-console and the child. The console host paints its screen into a pipe as escape codes.
+// ---- the child's terminal ----
+// A pseudo-console, whose host paints its screen into a pipe as escape codes.
+
+// winPTY is the pseudo-console and the child. Read belongs to one goroutine; all else may be called from any.
 type winPTY struct {
-	in, out          *os.File // our ends of the console's pipes
-	console, process windows.Handle
-	hangUp           func()        // closes the console, once: its programs get CTRL_CLOSE_EVENT, Read its end
-	exited           chan struct{} // closed when the child is gone
-	pid, code        uint32        // code is valid then
+	in      *os.File       // our end of the pipe that the console reads
+	out     *os.File       // and of the one that it writes
+	console windows.Handle // closed by hangUp alone
+	process windows.Handle
+	hangUp  func()        // closes the console, once: its programs get CTRL_CLOSE_EVENT, Read its end
+	exited  chan struct{} // closed when the child is gone
+	pid     uint32
+	code    uint32 // valid when it is gone
 }
 
-// startPTY: the pseudo-console ends with us, and its programs with it. Each program has its own modes, not host's.
+// startPTY starts argv in dir on a new console of that size, which ends with us, and its programs with it. Each
+// program has its own modes, not host's. Its errors wrap errNoTool.
 func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, error) {
 	p := &winPTY{exited: make(chan struct{})}
 	p.hangUp = sync.OnceFunc(func() { windows.ClosePseudoConsole(p.console) })
 	if err := p.start(argv, env, dir, size); err != nil {
-		p.Close()
 		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
 	}
 	go p.live()
 	return p, nil
 }
 
-func findTool(name string) (string, error) { // as cmd.exe does it: the current folder counts
-	path, err := exec.LookPath(name)
-	return path, when(err != nil && !errors.Is(err, exec.ErrDot), errNoTool)
+// start makes the console and the child in it; after an error neither is there.
+func (p *winPTY) start(argv, env []string, dir string, size Size) error {
+	path, err := findTool(argv[0])
+	if err != nil {
+		return err
+	}
+	input, in, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer input.Close() // the console has its own
+	out, output, err := os.Pipe()
+	if err != nil {
+		in.Close() // nobody has written to it
+		return err
+	}
+	defer output.Close() // the console has its own
+	p.in, p.out = in, out
+	r, w := windows.Handle(input.Fd()), windows.Handle(output.Fd())
+	if err := windows.CreatePseudoConsole(coord(size), r, w, 0, &p.console); err != nil {
+		return errors.Join(err, in.Close(), out.Close())
+	}
+	if err := p.createProcess(path, argv, env, dir); err != nil {
+		return errors.Join(err, p.Close())
+	}
+	return nil
 }
 
-func (p *winPTY) start(argv, env []string, dir string, size Size) error {
-	path, toolErr := findTool(argv[0])
-	theirIn, in, inErr := os.Pipe()
-	out, theirOut, outErr := os.Pipe()
-	defer theirIn.Close()
-	defer theirOut.Close()
-	p.in, p.out = in, out
-	r, w := windows.Handle(theirIn.Fd()), windows.Handle(theirOut.Fd())
-	attrs, attrErr := windows.NewProcThreadAttributeList(1)
-	err := windows.CreatePseudoConsole(coord(size), r, w, 0, &p.console)
-	if err = cmp.Or(toolErr, inErr, outErr, attrErr, err); err != nil {
+// findTool is the path of the program that name runs, as cmd.exe finds it: the current folder counts. The error is
+// errNoTool.
+func findTool(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	if err != nil && !errors.Is(err, exec.ErrDot) {
+		return "", errNoTool
+	}
+	return path, nil
+}
+
+// createProcess starts the child in the console.
+func (p *winPTY) createProcess(path string, argv, env []string, dir string) error {
+	attrs, err := windows.NewProcThreadAttributeList(1)
+	if err != nil {
 		return err
 	}
 	defer attrs.Delete()
 	console := *(*unsafe.Pointer)(unsafe.Pointer(&p.console)) // the value, not its address, is the attribute
-	attrs.Update(windows.PROC_THREAD_ATTRIBUTE_PSEUDOCONSOLE, console, unsafe.Sizeof(p.console))
+	const attribute = windows.PROC_THREAD_ATTRIBUTE_PSEUDOCONSOLE
+	if err := attrs.Update(attribute, console, unsafe.Sizeof(p.console)); err != nil {
+		return err
+	}
 	si := windows.StartupInfoEx{ProcThreadAttributeList: attrs.List()}
 	si.Cb = uint32(unsafe.Sizeof(si))
 	// No standard handles, or the child gets ours (github.com/microsoft/terminal/issues/11276); else as wine needs it.
 	if !onTerminal(os.Stdin) || !onTerminal(os.Stdout) || !onTerminal(os.Stderr) {
 		si.Flags = windows.STARTF_USESTDHANDLES
 	}
+	if dir == "" {
+		dir = "."
+	}
+	const flags = windows.EXTENDED_STARTUPINFO_PRESENT | windows.CREATE_UNICODE_ENVIRONMENT
+	line := wide(windows.ComposeCommandLine(argv))
+	block := wide(strings.Join(env, "\x00") + "\x00")
 	var pi windows.ProcessInformation
-	err = windows.CreateProcess(wide(path), wide(windows.ComposeCommandLine(argv)), nil, nil, false,
-		windows.EXTENDED_STARTUPINFO_PRESENT|windows.CREATE_UNICODE_ENVIRONMENT, wide(strings.Join(env, "\x00")+"\x00"),
-		wide(cmp.Or(dir, ".")), &si.StartupInfo, &pi)
+	err = windows.CreateProcess(wide(path), line, nil, nil, false, flags, block, wide(dir), &si.StartupInfo, &pi)
+	if err != nil {
+		return err
+	}
 	p.process, p.pid = pi.Process, pi.ProcessId
-	windows.CloseHandle(pi.Thread)
-	return err
+	windows.CloseHandle(pi.Thread) // cannot fail: it is ours
+	return nil
 }
 
-func wide(s string) *uint16 { return &utf16.Encode([]rune(s + "\x00"))[0] }
-func (p *winPTY) live() { // the console paints the last words late: github.com/microsoft/terminal/issues/18552
-	windows.WaitForSingleObject(p.process, windows.INFINITE)
-	windows.GetExitCodeProcess(p.process, &p.code)
+// wide is s in UTF-16, with a zero at its end.
+func wide(s string) *uint16 {
+	return &utf16.Encode([]rune(s + "\x00"))[0]
+}
+
+// live waits for the child's end, and closes the console a little later: it paints the last words late
+// (github.com/microsoft/terminal/issues/18552).
+func (p *winPTY) live() {
+	windows.WaitForSingleObject(p.process, windows.INFINITE) // cannot fail: the handle is ours
+	windows.GetExitCodeProcess(p.process, &p.code)           // the same
 	if windows.NTStatus(p.code) == windows.STATUS_CONTROL_C_EXIT {
-		p.code = 130 // SIGINT's elsewhere
+		p.code = interrupted
 	}
 	close(p.exited)
 	time.AfterFunc(drainWait, p.hangUp)
 }
 
-func (p *winPTY) Read(b []byte) (int, error)  { return p.out.Read(b) }
-func (p *winPTY) Write(b []byte) (int, error) { return p.in.Write(b) }
-func (p *winPTY) Wait() int                   { <-p.exited; return int(p.code) }
-func (p *winPTY) PID() int                    { return int(p.pid) }
-func (p *winPTY) Unread() int                 { return 0 } // not known
-func (p *winPTY) Resize(s Size) error         { return windows.ResizePseudoConsole(p.console, coord(s)) }
-func coord(s Size) windows.Coord              { return windows.Coord{X: int16(s.Cols), Y: int16(s.Rows)} }
+// Read gives io.EOF when the console is closed and all it has painted has been read.
+func (p *winPTY) Read(b []byte) (int, error) {
+	return p.out.Read(b)
+}
+
+// Write types b, and waits while the child's input is full.
+func (p *winPTY) Write(b []byte) (int, error) {
+	return p.in.Write(b)
+}
+
+// Close closes our side: the programs get CTRL_CLOSE_EVENT, a Read that waits ends. ClosePseudoConsole waits, before
+// Windows 11 24H2, until all output is read (its documentation), and Close does not.
 func (p *winPTY) Close() error {
-	go p.hangUp() // ClosePseudoConsole waits, before Windows 11 24H2, until all output is read (its documentation)
+	go p.hangUp()
 	return errors.Join(p.out.Close(), p.in.Close())
 }
-func (p *winPTY) Signal(sig os.Signal) error { // Ctrl-C is typed; any other ends the child, which is all there is
+
+// Wait is the exit status of the child, once it has one.
+func (p *winPTY) Wait() int {
+	<-p.exited
+	return int(p.code)
+}
+
+// PID is the child's.
+func (p *winPTY) PID() int {
+	return int(p.pid)
+}
+
+// Unread is how many bytes of output wait for Read; 0 where that is not known.
+func (p *winPTY) Unread() int {
+	return 0
+}
+
+// Resize tells the child its terminal's new size, by SIGWINCH where there are signals.
+func (p *winPTY) Resize(s Size) error {
+	return windows.ResizePseudoConsole(p.console, coord(s))
+}
+
+// coord is a size as the console has it.
+func coord(s Size) windows.Coord {
+	return windows.Coord{X: int16(s.Cols), Y: int16(s.Rows)}
+}
+
+// Signal types Ctrl-C for os.Interrupt; any other ends the child, which is all there is.
+func (p *winPTY) Signal(sig os.Signal) error {
 	if sig == os.Interrupt {
 		_, err := p.in.Write([]byte{3})
 		return err
 	}
 	return windows.TerminateProcess(p.process, 128+uint32(sig.(syscall.Signal)))
 }
+
+// Terminate ends the child: it is asked to, and after killWait made to. It returns early when done is closed.
+// Programs may use the console's end to end well.
 func (p *winPTY) Terminate(done <-chan struct{}) {
-	go p.hangUp() // which programs may use to end well
+	go p.hangUp()
 	select {
 	case <-done:
 	case <-p.exited:
-	case <-time.After(3 * time.Second):
-		p.Signal(syscall.SIGKILL)
+	case <-time.After(killWait):
+		p.Signal(syscall.SIGKILL) // fails when it has ended
 	}
 }
-func (p *winPTY) State() TTYState { return TTYState{Canonical: true, Echo: true} } // the console host does not tell
-func terminalSize(f *os.File) (Size, error) { // of the host's console, of which f is the input or output
-	_, err := term.GetState(int(f.Fd()))
-	cols, rows, sizeErr := term.GetSize(int(screen.Fd()))
-	return Size{Rows: uint16(rows), Cols: uint16(cols)}, cmp.Or(err, sizeErr)
+
+// State is what the system says about the terminal; ReadingUnknown where it cannot tell. The console host does not
+// tell.
+func (p *winPTY) State() TTYState {
+	return TTYState{Canonical: true, Echo: true}
 }
-func rawMode(f *os.File) (restore func() error, err error) { // escape sequences both ways; the os package gives UTF-8
-	in, out, mode := int(f.Fd()), windows.Handle(screen.Fd()), uint32(0)
-	keys, err := term.MakeRaw(in)
-	if err = cmp.Or(err, windows.GetConsoleMode(out, &mode)); err != nil {
+
+// ---- the host's terminal ----
+// The console that we run in ourselves.
+
+// terminalSize is the size of the host's terminal; an error when f is none of its input and output, or nil.
+func terminalSize(f *os.File) (s Size, err error) {
+	if f == nil {
+		return s, os.ErrInvalid
+	}
+	if _, err := term.GetState(int(f.Fd())); err != nil {
+		return s, err
+	}
+	if screenErr != nil {
+		return s, screenErr
+	}
+	cols, rows, err := term.GetSize(int(screen.Fd()))
+	if err != nil {
+		return s, err
+	}
+	return Size{Rows: uint16(rows), Cols: uint16(cols)}, nil
+}
+
+// rawMode has every key of the host's terminal come as it is pressed, and escape sequences go both ways; the os
+// package gives UTF-8. restore undoes it (twice is fine).
+func rawMode(f *os.File) (restore func() error, err error) {
+	if screenErr != nil {
+		return nil, screenErr
+	}
+	in, out := int(f.Fd()), windows.Handle(screen.Fd())
+	var mode uint32
+	if err := windows.GetConsoleMode(out, &mode); err != nil {
 		return nil, err
 	}
-	const codes = windows.ENABLE_PROCESSED_OUTPUT | windows.ENABLE_VIRTUAL_TERMINAL_PROCESSING
-	err = windows.SetConsoleMode(out, mode|codes|windows.DISABLE_NEWLINE_AUTO_RETURN)
-	return func() error { return cmp.Or(term.Restore(in, keys), windows.SetConsoleMode(out, mode)) }, err
+	keys, err := term.MakeRaw(in)
+	if err != nil {
+		return nil, err
+	}
+	const codes = windows.ENABLE_PROCESSED_OUTPUT | windows.ENABLE_VIRTUAL_TERMINAL_PROCESSING |
+		windows.DISABLE_NEWLINE_AUTO_RETURN
+	if err := windows.SetConsoleMode(out, mode|codes); err != nil {
+		return nil, errors.Join(err, term.Restore(in, keys))
+	}
+	return func() error {
+		return errors.Join(term.Restore(in, keys), windows.SetConsoleMode(out, mode))
+	}, nil
 }
-func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) { // looks twice a second: there is no signal
-	c, tick := make(chan os.Signal, 1), time.NewTicker(500*time.Millisecond)
+
+// resizeSignals gives a value for each change of the host terminal's size, until stop. There is no signal: it looks.
+func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
+	c := make(chan os.Signal, 1)
+	tick := time.NewTicker(resizeEvery)
 	go func() {
-		last, _ := terminalSize(f)
+		last, _ := terminalSize(f) // without a size the first one is a change
 		for range tick.C {
-			if now, err := terminalSize(f); err == nil && now != last && len(c) == 0 {
+			now, err := terminalSize(f)
+			if err == nil && now != last && len(c) == 0 {
 				last = now
-				c <- syscall.Signal(28) // SIGWINCH elsewhere
+				c <- sigwinch
 			}
 		}
 	}()
 	return c, tick.Stop
 }
-func endSignals() []os.Signal { return []os.Signal{os.Interrupt, syscall.SIGTERM} } // SIGTERM: window closed, shutdown
-func stopSelf()               {}                                                    // see suspendSignal
-func lockFile(f *os.File, wait bool) error { // a byte far beyond the end, for others cannot read what is locked
-	how := windows.LOCKFILE_EXCLUSIVE_LOCK | when(!wait, uint32(windows.LOCKFILE_FAIL_IMMEDIATELY))
-	err := windows.LockFileEx(windows.Handle(f.Fd()), how, 0, 1, 0, &windows.Overlapped{OffsetHigh: 1 << 30})
-	return cmp.Or(when(err == windows.ERROR_LOCK_VIOLATION, errLocked), err)
+
+// endSignals are those that end us. SIGTERM: the window was closed, or the system shuts down.
+func endSignals() []os.Signal {
+	return []os.Signal{os.Interrupt, syscall.SIGTERM}
 }
-func unlockFile(f *os.File) error {
-	return windows.UnlockFileEx(windows.Handle(f.Fd()), 0, 1, 0, &windows.Overlapped{OffsetHigh: 1 << 30})
-}
-func syncDir(dir string) error { return nil } // a folder cannot be flushed here; NTFS logs names in its journal
+
+// stopSelf does nothing: see suspendSignal.
+func stopSelf() {}
+
+// ---- processes ----
+// A pid alone is nobody's for ever: with the start of its process it is.
+
+// processStart tells two processes of the same pid apart; 0: there is no such process, or it has ended.
 func processStart(pid int) int64 {
-	h, _ := windows.OpenProcess(windows.PROCESS_QUERY_LIMITED_INFORMATION|windows.SYNCHRONIZE, false, uint32(pid))
+	const access = windows.PROCESS_QUERY_LIMITED_INFORMATION | windows.SYNCHRONIZE
+	h, err := windows.OpenProcess(access, false, uint32(pid))
+	if err != nil {
+		return 0
+	}
 	defer windows.CloseHandle(h)
+	ended, _ := windows.WaitForSingleObject(h, 0) // cannot fail: the handle is ours
+	if ended == windows.WAIT_OBJECT_0 {
+		return 0
+	}
 	var created, exit, kernel, user windows.Filetime
-	ended, _ := windows.WaitForSingleObject(h, 0)
-	if ended == windows.WAIT_OBJECT_0 || windows.GetProcessTimes(h, &created, &exit, &kernel, &user) != nil {
+	if err := windows.GetProcessTimes(h, &created, &exit, &kernel, &user); err != nil {
 		return 0
 	}
 	return created.Nanoseconds()
 }
 
-// parentOf: Windows keeps the pid of a parent that has ended, which another process may have by now: a parent is older.
+// parentOf is the pid of the process's parent; 0: it has none, there is no such process, or the system does not tell.
+// Windows keeps the pid of a parent that has ended, which another process may have by now: a parent is older.
 func parentOf(pid int) int {
 	snapshot, err := windows.CreateToolhelp32Snapshot(windows.TH32CS_SNAPPROCESS, 0)
 	if err != nil {
@@ -196,40 +346,83 @@ func parentOf(pid int) int {
 	return parent
 }
 
-func systemSession() int { return 0 } // there are no such sessions here
+// systemSession is 0: there are no such sessions here.
+func systemSession() int {
+	return 0
+}
+
+// ---- files ----
+// What is kept is for the user alone, may be used by several processes, and is on the disk when that is said.
+
+// mkdirPrivate makes a folder for the user (and the system) alone, and all that will be in it; fs.ErrExist if it is
+// there.
+func mkdirPrivate(path string) error {
+	sddl := "D:P(A;OICI;FA;;;SY)(A;OICI;FA;;;" + me.User.Sid.String() + ")"
+	sd, err := windows.SecurityDescriptorFromString(sddl)
+	if err != nil {
+		return err
+	}
+	attr := windows.SecurityAttributes{SecurityDescriptor: sd}
+	attr.Length = uint32(unsafe.Sizeof(attr))
+	return windows.CreateDirectory(wide(path), &attr)
+}
 
 // ownedPrivate is nil for a regular file or folder whose owner and access list name only the user, system and admins.
 func ownedPrivate(path string) error {
 	info, err := os.Lstat(path)
-	sd, aclErr := windows.GetNamedSecurityInfo(path, windows.SE_FILE_OBJECT,
-		windows.OWNER_SECURITY_INFORMATION|windows.DACL_SECURITY_INFORMATION)
-	if err = cmp.Or(err, aclErr); err != nil || !info.Mode().IsRegular() && !info.IsDir() {
-		return cmp.Or(err, fmt.Errorf("%s is not a file or folder of your own: %w", path, os.ErrPermission))
+	if err != nil {
+		return err
 	}
-	// SDDL: O:owner D:(type;flags;rights;;;who)…; nothing at all is refused too
-	who := regexp.MustCompile(`^$|O:(S-[-\d]+|[A-Z]{2})|;([^;()]*)\)|NO_ACCESS_CONTROL`)
-	for _, m := range who.FindAllStringSubmatch(sd.String(), -1) {
-		sid, err := windows.StringToSid(m[1] + m[2])
-		if err != nil || !sid.Equals(me.User.Sid) && !sid.IsWellKnown(windows.WinLocalSystemSid) &&
-			!sid.IsWellKnown(windows.WinBuiltinAdministratorsSid) {
-			return fmt.Errorf("%s can be reached by others; run: icacls %s /inheritance:r /grant:r %%USERNAME%%:F", path, path)
-		}
+	if !info.Mode().IsRegular() && !info.IsDir() {
+		return fmt.Errorf("%s is not a file or folder of your own: %w", path, os.ErrPermission)
+	}
+	const facts = windows.OWNER_SECURITY_INFORMATION | windows.DACL_SECURITY_INFORMATION
+	sd, err := windows.GetNamedSecurityInfo(path, windows.SE_FILE_OBJECT, facts)
+	if err != nil {
+		return err
+	}
+	if !namesNoOther(sd) {
+		return fmt.Errorf("%s can be reached by others; run: icacls %s /inheritance:r /grant:r %%USERNAME%%:F", path, path)
 	}
 	return nil
 }
 
-// mkdirPrivate makes a folder only for the user and the system, and all that will be in it; fs.ErrExist if it is there.
-func mkdirPrivate(path string) error {
-	sd, err := windows.SecurityDescriptorFromString("D:P(A;OICI;FA;;;SY)(A;OICI;FA;;;" + me.User.Sid.String() + ")")
-	attr := windows.SecurityAttributes{SecurityDescriptor: sd}
-	if attr.Length = uint32(unsafe.Sizeof(attr)); err != nil {
-		return err
+// namesNoOther tells whether an owner and an access list are there and name nobody but the user, system and admins.
+func namesNoOther(sd *windows.SECURITY_DESCRIPTOR) bool {
+	if sd == nil {
+		return false
 	}
-	return windows.CreateDirectory(wide(path), &attr)
+	owner, _, err := sd.Owner()
+	if err != nil || owner == nil || !trusted(owner) {
+		return false
+	}
+	list, _, err := sd.DACL()
+	if err != nil || list == nil { // without a list everybody may do everything
+		return false
+	}
+	for i := range uint32(list.AceCount) {
+		var entry *windows.ACCESS_ALLOWED_ACE
+		if err := windows.GetAce(list, i, &entry); err != nil {
+			return false
+		}
+		kind := entry.Header.AceType
+		plain := kind == windows.ACCESS_ALLOWED_ACE_TYPE || kind == windows.ACCESS_DENIED_ACE_TYPE
+		if !plain || !trusted((*windows.SID)(unsafe.Pointer(&entry.SidStart))) { // in others the SID stands elsewhere
+			return false
+		}
+	}
+	return true
 }
 
-// openPrivate opens or creates a file that must be ownedPrivate, which it is in a folder by mkdirPrivate. os.Root opens
-// it so that Root.Rename can replace it meanwhile. With O_APPEND it cannot be truncated later.
+// trusted tells whether it is the user, the system, or one of its administrators, who can reach everything anyway.
+func trusted(sid *windows.SID) bool {
+	return sid.Equals(me.User.Sid) || sid.IsWellKnown(windows.WinLocalSystemSid) ||
+		sid.IsWellKnown(windows.WinBuiltinAdministratorsSid)
+}
+
+// openPrivate opens or creates a file that must be ownedPrivate, which it is in a folder by mkdirPrivate; nothing
+// refused is truncated. os.Root opens it so that Root.Rename can replace it meanwhile. With O_APPEND it cannot be
+// truncated later.
 func openPrivate(path string, flag int) (*os.File, error) {
 	root, err := os.OpenRoot(filepath.Dir(path))
 	if err != nil {
@@ -237,14 +430,58 @@ func openPrivate(path string, flag int) (*os.File, error) {
 	}
 	defer root.Close()
 	f, err := root.OpenFile(filepath.Base(path), flag&^os.O_TRUNC, 0o600)
-	if err = cmp.Or(err, ownedPrivate(path)); err == nil && flag&os.O_TRUNC != 0 {
+	if err != nil {
+		return nil, err
+	}
+	err = ownedPrivate(path)
+	if err == nil && flag&os.O_TRUNC != 0 {
 		err = f.Truncate(0)
 	}
 	if err != nil {
-		f.Close()
+		f.Close() // nothing was written
+		return nil, err
 	}
-	return f, err
+	return f, nil
 }
 
-func networkFS(dir string) string                              { return "" }             // shares keep locks
-func watchFolder(dir string) (ch <-chan struct{}, stop func()) { return nil, func() {} } // NTFS tells of closed files
+// A byte far beyond the end is what is locked, for others cannot read what is.
+const (
+	lockedBytes = 1
+	lockedHigh  = 1 << 30 // upper half of its offset
+)
+
+// lockFile takes the lock of a file for as long as f lives: keep it reachable. wait false: errLocked if another has
+// it.
+func lockFile(f *os.File, wait bool) error {
+	how := uint32(windows.LOCKFILE_EXCLUSIVE_LOCK)
+	if !wait {
+		how |= windows.LOCKFILE_FAIL_IMMEDIATELY
+	}
+	at := windows.Overlapped{OffsetHigh: lockedHigh}
+	err := windows.LockFileEx(windows.Handle(f.Fd()), how, 0, lockedBytes, 0, &at)
+	if err == windows.ERROR_LOCK_VIOLATION {
+		return errLocked
+	}
+	return err
+}
+
+// unlockFile gives the lock back before f is closed.
+func unlockFile(f *os.File) error {
+	at := windows.Overlapped{OffsetHigh: lockedHigh}
+	return windows.UnlockFileEx(windows.Handle(f.Fd()), 0, lockedBytes, 0, &at)
+}
+
+// syncDir does nothing: a folder cannot be flushed here, and NTFS logs names in its journal.
+func syncDir(dir string) error {
+	return nil
+}
+
+// networkFS is "": shares keep locks.
+func networkFS(dir string) string {
+	return ""
+}
+
+// watchFolder delivers nothing: NTFS tells of files when they are closed.
+func watchFolder(dir string) (ch <-chan struct{}, stop func()) {
+	return nil, func() {}
+}

@@ -1059,7 +1059,7 @@ func (p *PromptRecord) judge(given string) (*string, Refusal) {
 		return &deny, p.text(reason)
 	case given == leaveIt && p.canBeLeft(), given == "cancel" && p.ambiguous():
 		return &leave, ""
-	case given == enterAlone && p.Type == FreeText && !p.Idle:
+	case given == enterAlone && (p.Type == FreeText && !p.Idle || p.ambiguous()):
 		return &given, ""
 	case p.offered(given):
 		return &given, ""
