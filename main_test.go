@@ -48,8 +48,11 @@ import (
 
 /* ===== The session, from outside: the test binary is atlasbridge, in a real terminal ===== */
 
+// patience is the longest that anything is waited for.
 const patience = 20 * time.Second // longer than anything here takes on a slow machine
 
+// TestMain runs the tests, or is what one of them has started: atlasbridge itself, or a child of
+// theirs.
 func TestMain(m *testing.M) {
 	mode := os.Getenv("ATLASBRIDGE_TEST_CHILD")
 	os.Unsetenv("ATLASBRIDGE_TEST_CHILD") // what a child starts is no test child
@@ -120,6 +123,7 @@ func bridge(t *testing.T, dir string, args ...string) *terminal {
 	return inTerminal(t, env, append([]string{os.Args[0]}, args...)...)
 }
 
+// inTerminal starts a program in a terminal of 24 × 80 and ends it with the test.
 func inTerminal(t *testing.T, env []string, argv ...string) *terminal {
 	t.Helper()
 	pty, err := startPTY(argv, env, "", Size{Rows: 24, Cols: 80}, nil)
@@ -177,6 +181,7 @@ func (x *terminal) sees(text string) {
 	}
 }
 
+// types presses keys.
 func (x *terminal) types(keys string) { x.pty.Write([]byte(keys)) }
 
 // exits waits for the end and checks the exit code.
@@ -390,8 +395,10 @@ func (s *botAPI) doneOf(method string, p map[string]any) (answer string) {
 		id, time.Now().Unix()))
 }
 
+// apiResult is an answer that carries this.
 func apiResult(result string) string { return `{"ok":true,"result":` + result + `}` }
 
+// apiRefusal is the answer to a request that cannot be done.
 func apiRefusal(why string) string {
 	return `{"ok":false,"error_code":400,"description":"Bad Request: ` + why + `"}`
 }
@@ -1139,7 +1146,8 @@ type ptyState struct {
 }
 
 func (p ptyState) State() TTYState { return p.state }
-func (p ptyState) Unread() int     { return 0 }
+
+func (p ptyState) Unread() int { return 0 }
 
 // gateBench is a session at the moment when the gate is to type value: the screen has asked, the store has the answer.
 func gateBench(t *testing.T, tool string, state TTYState, asked, value string) *session {
@@ -1191,6 +1199,7 @@ func (s *session) typed(late bool) string {
 	return keys
 }
 
+// shows has the tool paint a screen.
 func (s *session) shows(screen string) { s.det.Feed([]byte("\x1b[H\x1b[J"+screen), time.Now()) }
 
 // TestGate breaks off wherever the screen is not what the next key is meant for: nothing more is typed then.
@@ -1850,6 +1859,7 @@ type settled struct {
 	prompts chan *PromptRecord
 }
 
+// Settle keeps the prompt.
 func (c settled) Settle(_ context.Context, p *PromptRecord, _ *SessionRecord) error {
 	c.prompts <- p
 	return nil
@@ -1883,6 +1893,7 @@ type told struct {
 	notices []Notice
 }
 
+// Notify keeps the notice.
 func (c *told) Notify(_ context.Context, n Notice) (int64, error) {
 	c.notices = append(c.notices, n)
 	return int64(len(c.notices)), nil
@@ -3014,6 +3025,7 @@ type report struct {
 	JSON   json.RawMessage
 }
 
+// puppet is such a tool, seen from the test.
 type puppet struct {
 	t       *testing.T
 	tool    string // the path of the script that starts it
@@ -3070,6 +3082,7 @@ func (c *puppet) listen(listener net.Listener) {
 	}
 }
 
+// change does something to what is known of the tool, and wakes who waits for it.
 func (c *puppet) change(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -3123,6 +3136,7 @@ func (c *puppet) until(what string, dialog int) (found report) {
 	return found
 }
 
+// count is how many reports of that kind came.
 func (c *puppet) count(what string) (n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -3326,6 +3340,7 @@ type play struct {
 	Deaf     int   // ms in which a new dialog ignores keys
 }
 
+// ask is a command that claude wants to run, and how its dialog comes.
 type ask struct {
 	Command     string
 	Suggestions json.RawMessage `json:",omitempty"`
@@ -3334,6 +3349,8 @@ type ask struct {
 	Out         string          // the hook's standard output: "" a pipe, "full" /dev/full, "closed" a pipe that nobody reads
 }
 
+// actor is the stand-in for claude. One goroutine owns all of it and takes what happened from a
+// channel.
 type actor struct {
 	*wire
 	play     play
@@ -3359,6 +3376,7 @@ var (
 		"Yes, and switch to auto mode", "No"}
 )
 
+// newActor has nothing to do yet.
 func newActor(l *wire) *actor {
 	return &actor{
 		wire:     l,
@@ -3419,6 +3437,7 @@ func (a *actor) readSettings(args []string) {
 	}
 }
 
+// readKeys hands over what comes from the terminal, until its end.
 func (a *actor) readKeys() {
 	buf := make([]byte, 4096)
 	for {
@@ -3431,6 +3450,7 @@ func (a *actor) readKeys() {
 	}
 }
 
+// readOrders hands over what the test wants, until its end.
 func (a *actor) readOrders() {
 	for {
 		var o order
@@ -3463,6 +3483,7 @@ func (a *actor) signal(cmd *exec.Cmd, name string) {
 	}
 }
 
+// later does something after a time.
 func (a *actor) later(d time.Duration, f func()) {
 	time.AfterFunc(d, func() { a.happened <- f })
 }
@@ -3581,6 +3602,7 @@ func (a *actor) paint(rows string, foot string) {
 	fmt.Print("\x1b[H" + strings.Join(append(lines[:23], foot), "\x1b[K\r\n") + "\x1b[K\x1b[24;1H")
 }
 
+// paintBox paints the input box with what stands in it.
 func (a *actor) paintBox() {
 	rule := strings.Repeat("─", 80)
 	a.paint("● Hello\n\n"+rule+"\n❯\u00a0"+a.box+"\n"+rule+"\n  ? for shortcuts", "")
@@ -3590,6 +3612,7 @@ func (a *actor) paintBox() {
 	}
 }
 
+// paintDialog paints the dialog that stands, or its upper half.
 func (a *actor) paintDialog(half bool) {
 	command := a.play.Asks[a.up].Command
 	out := "> go on\n\n● Bash(" + command + ")\n  ⎿  Running…\n\n" + strings.Repeat("─", 80) +
@@ -3982,11 +4005,13 @@ func (s *sim) at(d time.Duration, f func()) {
 	})
 }
 
+// note adds a line to the timeline.
 func (s *sim) note(format string, args ...any) {
 	s.log = append(s.log,
 		fmt.Sprintf("%10.6f  ", time.Since(s.start).Seconds())+fmt.Sprintf(format, args...))
 }
 
+// fault adds what must not be.
 func (s *sim) fault(format string, args ...any) {
 	text := fmt.Sprintf("%10.6f  FAULT ", time.Since(s.start).Seconds()) +
 		fmt.Sprintf(format, args...)
@@ -4191,6 +4216,7 @@ func (k *simKeys) Read(p []byte) (int, error) {
 	}
 }
 
+// put has keys arrive, or standard input end.
 func (k *simKeys) put(text string, end bool) {
 	k.mu.Lock()
 	k.typed = append(k.typed, text...)
@@ -4404,6 +4430,7 @@ type simStand struct {
 	from, to time.Time
 }
 
+// simHook is a call of atlasbridge hook.
 type simHook struct {
 	d      *simDialog
 	cancel func()
@@ -4413,6 +4440,7 @@ type simHook struct {
 	to     time.Time
 }
 
+// begin draws what the tool is like, and starts it.
 func (t *simTool) begin(s *sim) {
 	r := s.random("tool", 0)
 	t.claude, t.blind = r.IntN(2) == 0, r.IntN(10) == 0
@@ -4873,6 +4901,7 @@ func (s *sim) allowed(text string, p *PromptRecord) bool {
 	return false
 }
 
+// hookLives tells whether a hook waits for the answer to this dialog.
 func (s *sim) hookLives(d *simDialog) bool {
 	return slices.ContainsFunc(s.hooks, func(h *simHook) bool {
 		return h.d.n == d.n && !h.done && !h.dead.Load()
@@ -5146,6 +5175,7 @@ func (s *sim) nextOfClaude(r *rand.Rand) {
 	s.at(between(r, 30, 300), s.next)
 }
 
+// claudeDialog makes a question of claude.
 func (s *sim) claudeDialog(r *rand.Rand) *simDialog {
 	word := func() string { return simWords[r.IntN(len(simWords))] + strconv.Itoa(r.IntN(100)) }
 	d := &simDialog{
@@ -5257,6 +5287,7 @@ func (s *sim) rows() (rows []string, row, col int) {
 	return append(rows, "", " Esc to cancel · Tab to amend"), at, 2
 }
 
+// paintClaude paints its whole screen.
 func (s *sim) paintClaude() {
 	rows, row, col := s.rows()
 	for len(rows) < 24 {
@@ -5316,6 +5347,7 @@ func (s *sim) decides(d *simDialog, meaning string, p *PromptRecord) {
 	s.goesOn(d)
 }
 
+// goesOn ends some of the hooks of a dialog that is over, and takes it from the screen.
 func (s *sim) goesOn(d *simDialog) {
 	r := s.random("goes on", d.n)
 	for _, h := range s.hooks {
@@ -5388,6 +5420,7 @@ func (s *sim) callHook(d *simDialog, delay time.Duration) {
 	}()
 }
 
+// runHook is what a hook prints: nothing when it was killed.
 func (s *sim) runHook(ctx context.Context, hk *hook, h *simHook, n int) string {
 	st, err := openStoreWith(s.dir, s.files(h.dead))
 	if err != nil {
@@ -5508,6 +5541,7 @@ type simPhone struct {
 	toasts  map[string]bool
 }
 
+// simMessage is a message and all that it ever said.
 type simMessage struct {
 	id      int64
 	replyTo int64
@@ -5516,6 +5550,7 @@ type simMessage struct {
 	prompt  string // first 8 digits of the prompt's id
 }
 
+// simText is what a message said from a time on.
 type simText struct {
 	at      time.Time
 	text    string
@@ -5523,6 +5558,7 @@ type simText struct {
 	late    bool
 }
 
+// simButton is a button below it.
 type simButton struct {
 	Text string `json:"text"`
 	Data string `json:"callback_data"`
@@ -5537,6 +5573,7 @@ type simChoice struct {
 	text   string // of a reply
 }
 
+// begin draws what the network and the person are like.
 func (p *simPhone) begin(s *sim) {
 	p.net, p.person = s.random("net", 0), s.random("person", 0)
 	p.rough = p.net.IntN(2) == 0
@@ -5551,13 +5588,15 @@ func (p *simPhone) begin(s *sim) {
 	}
 }
 
-// fate is what becomes of a request.
+// simFate is what becomes of a request.
 type simFate struct {
 	there, back time.Duration
 	lost        string // "", before, after, late
 	code, again int
 }
 
+// fate draws what becomes of a request: the network loses, delays and answers twice, the server
+// refuses.
 func (s *sim) fate(method string, in *simRequest) simFate {
 	text, _, _ := strings.Cut(in.Text, " sha256:")
 	text, _, _ = strings.Cut(text, "[SID:")
@@ -5589,6 +5628,7 @@ func (s *sim) fate(method string, in *simRequest) simFate {
 	return f
 }
 
+// simRequest is what the program may ask for.
 type simRequest struct {
 	Offset          int64
 	Timeout         int
@@ -5892,6 +5932,7 @@ func (s *sim) says(text string, m *simMessage) {
 	})
 }
 
+// command is a text that names its session by itself.
 func (s *sim) command(text string) {
 	if s.ending {
 		return
@@ -5905,6 +5946,7 @@ func (s *sim) command(text string) {
 	s.message(text, nil)
 }
 
+// message has a text of the person arrive.
 func (s *sim) message(text string, replyTo map[string]any) {
 	s.lastMsg++
 	m := map[string]any{
@@ -5941,7 +5983,7 @@ func (s *sim) update(u map[string]any) {
 // seenOf is all that the phone has shown of a question, up to its decision.
 func (s *sim) seenOf(p *PromptRecord) string {
 	var b strings.Builder
-	for _, id := range slices.Sorted(simKeysOf(s.msgs)) {
+	for _, id := range slices.Sorted(maps.Keys(s.msgs)) {
 		m := s.msgs[id]
 		for _, t := range m.seen {
 			if m.prompt == p.ID[:8] && (p.DecidedAt == nil || !t.at.After(*p.DecidedAt)) {
@@ -5953,16 +5995,6 @@ func (s *sim) seenOf(p *PromptRecord) string {
 		}
 	}
 	return b.String()
-}
-
-func simKeysOf[K comparable, V any](m map[K]V) func(func(K) bool) {
-	return func(yield func(K) bool) {
-		for k := range m {
-			if !yield(k) {
-				return
-			}
-		}
-	}
 }
 
 // wasChosen checks that the person chose that, for this question, with this button or in words.
@@ -5991,6 +6023,7 @@ func (s *sim) wasChosen(p *PromptRecord, meaning string) {
 
 // ---- the verdict ----
 
+// judgeAll holds the end of the scenario against what was promised.
 func (s *sim) judgeAll() {
 	v, err := s.st.View()
 	if err != nil {
@@ -6008,7 +6041,7 @@ func (s *sim) judgeAll() {
 			s.fault("the question %q is left %s", p.Question, p.Status)
 		}
 	}
-	for _, id := range slices.Sorted(simKeysOf(s.msgs)) {
+	for _, id := range slices.Sorted(maps.Keys(s.msgs)) {
 		if m := s.msgs[id]; m.prompt != "" && byShort[m.prompt] != nil {
 			s.judgeMessage(m, byShort[m.prompt])
 		}
@@ -6148,6 +6181,7 @@ func cliWhile(ctx context.Context, t testing.TB, dir string, args ...string) (co
 	return code, read(out), read(errs)
 }
 
+// fakeToken has the shape of a bot token and belongs to no bot.
 const fakeToken = "123456789:AAFakeTokenForLoopbackTestsOnly0123"
 
 // TestCommandLine: every command line ends with its exit code, and says on which stream what is
@@ -6196,6 +6230,7 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
+// matches tells whether a pattern is found in a text, "" only in none.
 func matches(pattern, text string) bool {
 	return pattern == "" && text == "" ||
 		pattern != "" && regexp.MustCompile(pattern).MatchString(text)
@@ -7053,6 +7088,7 @@ func TestLogsTellsOfDamage(t *testing.T) {
 	}
 }
 
+// untar is what a bundle holds, by name.
 func untar(t *testing.T, path string) map[string]string {
 	t.Helper()
 	f, err := os.Open(path)
@@ -7189,6 +7225,7 @@ func screenRecording(t testing.TB, file string) (rows, cols int, out []byte) {
 	}
 }
 
+// screenShared is the folder of what is shared between projects, the recordings among it.
 func screenShared() string {
 	if dir := os.Getenv("ATLASBRIDGE_SHARED"); dir != "" {
 		return dir
@@ -7196,13 +7233,14 @@ func screenShared() string {
 	return "../shared"
 }
 
-// tmuxShows runs output through a tmux pane and returns what it then shows, with the cursor.
+// tmuxServer shows what tmux makes of output, in a server of its own.
 type tmuxServer struct {
 	t    *testing.T
 	dir  string
 	sock string
 }
 
+// run gives tmux a command.
 func (s tmuxServer) run(args ...string) string {
 	s.t.Helper()
 	cmd := exec.Command("tmux", append([]string{"-u", "-S", s.sock, "-f", "/dev/null"}, args...)...)
@@ -7214,6 +7252,7 @@ func (s tmuxServer) run(args ...string) string {
 	return string(out)
 }
 
+// tmuxShot is what a pane shows at the end.
 type tmuxShot struct {
 	text     string
 	col, row int
@@ -7342,6 +7381,7 @@ func TestScreenAgainstTmux(t *testing.T) {
 	t.Logf("%d screens compared, %d differ", compared, differ)
 }
 
+// screenDiff is the rows that differ.
 func screenDiff(got, want string) string {
 	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
 	var b strings.Builder
@@ -7436,6 +7476,7 @@ var screenGolden = []struct{ name, in, want string }{
 	{"unknown is ignored", "a\x1b[?99;1;2ub\x1b[1 zc\x1b[<1Md\x1b%Ge\x1b[1<5mf", "abcdef @0,6"},
 }
 
+// screenShown is a screen in one line, with the cursor.
 func screenShown(s *Screen) string {
 	row, col, _ := s.Cursor()
 	return fmt.Sprintf("%s @%d,%d", strings.ReplaceAll(s.Text(), "\n", "|"), row, col)
@@ -7479,6 +7520,7 @@ func screenFrame() []byte {
 	return b.Bytes()
 }
 
+// benchmarkScreen writes a text again and again.
 func benchmarkScreen(b *testing.B, text []byte) {
 	s := newScreen(30, 100)
 	b.SetBytes(int64(len(text)))
@@ -7947,6 +7989,7 @@ func TestTranscriptBounded(t *testing.T) {
 
 /* ----- helpers of the detector's tests ----- */
 
+// detectorStart is when the clock of a stage begins.
 var detectorStart = time.Unix(1000, 0)
 
 // stage drives a detector the way a session does, on a clock of its own.
@@ -7957,6 +8000,7 @@ type stage struct {
 	tty TTYState
 }
 
+// newStage is a detector for a tool, in a terminal of that state.
 func newStage(t *testing.T, tool, tty string) *stage {
 	return &stage{t, newDetector(adapterFor(tool), 30, 100, DetectOptions{}), detectorStart,
 		parseTTY(tty)}
@@ -7968,6 +8012,7 @@ func (s *stage) show(output string, d time.Duration) (asked []*Prompt) {
 	return s.wait(d)
 }
 
+// wait lets time pass, and returns every prompt of that time.
 func (s *stage) wait(d time.Duration) (asked []*Prompt) {
 	for end := s.now.Add(d); s.now.Before(end); s.now = s.now.Add(10 * time.Millisecond) {
 		if p := s.d.Tick(s.tty, s.now); p != nil {
@@ -7977,6 +8022,7 @@ func (s *stage) wait(d time.Duration) (asked []*Prompt) {
 	return asked
 }
 
+// one feeds output that asks one question.
 func (s *stage) one(output string) *Prompt {
 	s.t.Helper()
 	asked := s.show(output, time.Second)
@@ -8166,10 +8212,7 @@ func TestWaitingNeverAffirms(t *testing.T) {
 
 // TestRecordings prints the figures over the shared recordings, and holds them to the goals.
 func TestRecordings(t *testing.T) {
-	dir := filepath.Join(os.Getenv("ATLASBRIDGE_SHARED"), "recordings")
-	if os.Getenv("ATLASBRIDGE_SHARED") == "" {
-		dir = filepath.Join("..", "shared", "recordings")
-	}
+	dir := filepath.Join(screenShared(), "recordings")
 	data, err := os.ReadFile(filepath.Join(dir, "index.jsonl"))
 	if err != nil {
 		t.Skip("no shared recordings (set ATLASBRIDGE_SHARED):", err)
@@ -8226,6 +8269,7 @@ type label struct {
 	Choices             []string
 }
 
+// hit counts a case of a figure, and whether it was right.
 func (t tally) hit(figure string, yes bool) {
 	n := t[figure]
 	n[1]++
@@ -8235,6 +8279,7 @@ func (t tally) hit(figure string, yes bool) {
 	t[figure] = n
 }
 
+// add counts what a recording asked in the figures that it belongs to.
 func (t tally) add(l *label, seen []labEvent) {
 	if l.Waiting == nil {
 		return
@@ -8842,6 +8887,7 @@ type tgEnv struct {
 	s   *SessionRecord
 }
 
+// newTGEnv has a store, a session and a Bot API of its own.
 func newTGEnv(t *testing.T) *tgEnv {
 	t.Helper()
 	e := &tgEnv{t: t, srv: newBotAPI(t)}
@@ -8913,6 +8959,7 @@ func (e *tgEnv) ask(p PromptRecord) *PromptRecord {
 	return e.prompt(p.ID)
 }
 
+// prompt is a question as it is now.
 func (e *tgEnv) prompt(id string) *PromptRecord {
 	e.t.Helper()
 	v, err := e.store.View()
@@ -8923,21 +8970,25 @@ func (e *tgEnv) prompt(id string) *PromptRecord {
 	return &p
 }
 
+// auditLog is the text of the audit log.
 func (e *tgEnv) auditLog() string {
 	b, _ := os.ReadFile(filepath.Join(e.store.Dir, "audit.log"))
 	return string(b)
 }
 
+// tgTap is a tap by the operator on the question's message.
 func tgTap(id int64, p *PromptRecord, value string) string {
 	return tgTapOn(id, p, value, p.MsgID, 1001)
 }
 
+// tgTapOn is a tap by anybody, on any message.
 func tgTapOn(id int64, p *PromptRecord, value string, msg, from int64) string {
 	return fmt.Sprintf(`{"update_id":%d,"callback_query":{"id":"q%d","from":{"id":%d},`+
 		`"message":{"message_id":%d,"date":5,"chat":{"id":%d,"type":"private"}},"data":"ans:%s:%s:%.16s:%s"}}`,
 		id, id, from, msg, from, shortID(p.ID), shortID(p.SessionID), p.Nonce, value)
 }
 
+// tgSay is a text by the operator; more is further members of the message.
 func tgSay(id int64, text string, more string) string {
 	b, _ := json.Marshal(text)
 	return fmt.Sprintf(`{"update_id":%d,"message":{"message_id":%d,"date":%d,"from":{"id":1001},`+
@@ -8945,9 +8996,11 @@ func tgSay(id int64, text string, more string) string {
 		id, id, time.Now().Unix(), b, more)
 }
 
+// yesNo is a question that is refused by waiting.
 var yesNo = PromptRecord{Prompt: Prompt{Type: YesNo, Question: "Continue? (y/n)", Excerpt: "Continue? (y/n)",
 	SafeDefault: ref("n")}}
 
+// tgMenu is a permission with a lasting choice.
 var tgMenu = PromptRecord{Prompt: Prompt{Type: MultipleChoice, Permission: true, Question: "Do you want to proceed?",
 	Excerpt: "touch /tmp/x", SafeDefault: ref("3"), Choices: []Choice{{Key: "1", Label: "Yes", Grants: true},
 		{Key: "2", Label: "Yes, and don't ask again for touch", Grants: true}, {Key: "3", Label: "No"}}}}
@@ -8958,6 +9011,7 @@ func tgWith(p PromptRecord, change func(*PromptRecord)) PromptRecord {
 	return p
 }
 
+// tgKeys is a keyboard in one line: labels and what they say, rows between bars.
 func tgKeys(rows [][]button) string {
 	var out []string
 	for _, row := range rows {
@@ -11171,6 +11225,7 @@ func storeAt(t testing.TB, dir string) *Store {
 	return s
 }
 
+// storeUpdate writes records as they are.
 func storeUpdate(s *Store, recs ...Record) error {
 	return s.Update(func(*View) ([]Record, error) { return recs, nil })
 }
@@ -11190,6 +11245,7 @@ func storeSession(t testing.TB, s *Store) string {
 	return r.ID
 }
 
+// storeQuestion is a question that can be answered for an hour.
 func storeQuestion(session string) *PromptRecord {
 	return &PromptRecord{
 		Head:       Head{ID: newID()},
@@ -11245,6 +11301,7 @@ func storeMove(s *Store, id string, to State, at time.Time) (bool, error) {
 	return s.Move(id, to, nil)
 }
 
+// storeView is what the state holds.
 func storeView(t testing.TB, s *Store) *View {
 	t.Helper()
 	v, err := s.View()
@@ -12147,6 +12204,7 @@ func childStore(mode string) bool {
 	return true
 }
 
+// storeChild is the test binary as a process that uses the store in dir.
 func storeChild(dir, mode string) *exec.Cmd {
 	cmd := exec.Command(os.Args[0], "-test.run=^$") // should TestMain not call childStore, nothing runs
 	cmd.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD="+mode, "ATLASBRIDGE_TEST_DIR="+dir)
@@ -12202,6 +12260,8 @@ type disk struct {
 	inodes []inode
 	names  map[string]int // index into inodes, at the last fsync of the folder
 }
+
+// inode is a file, under whatever name.
 type inode struct {
 	info os.FileInfo
 	data []byte // fsynced
@@ -14086,8 +14146,10 @@ type ptyWriter struct {
 	err    error
 }
 
-func (p *ptyWriter) Unread() int     { return p.unread }
+func (p *ptyWriter) Unread() int { return p.unread }
+
 func (p *ptyWriter) State() TTYState { return TTYState{ReadingYes, true, true} }
+
 func (p *ptyWriter) Write(b []byte) (int, error) {
 	p.wrote += string(b)
 	return len(b), p.err
@@ -15673,17 +15735,19 @@ func watchdog(t testing.TB, p PTY) {
 	})
 }
 
-// mustPTY starts argv in a folder of its own, mustPTYChild the test binary.
+// mustPTY starts argv in a folder of its own.
 func mustPTY(t testing.TB, argv ...string) PTY {
 	t.Helper()
 	return mustPTYIn(t, t.TempDir(), ptyEnv(""), argv...)
 }
 
+// mustPTYChild starts the test binary as a child.
 func mustPTYChild(t testing.TB, mode string) PTY {
 	t.Helper()
 	return mustPTYIn(t, "", ptyEnv(mode), os.Args[0])
 }
 
+// mustPTYIn starts argv there, and ends it with the test or when it hangs.
 func mustPTYIn(t testing.TB, dir string, env []string, argv ...string) PTY {
 	t.Helper()
 	if argv[0] != "cmd.exe" {
@@ -15701,6 +15765,7 @@ func mustPTYIn(t testing.TB, dir string, env []string, argv ...string) PTY {
 	return p
 }
 
+// ptyEnv is an environment without ours, for a child of that mode where it is not empty.
 func ptyEnv(mode string) []string {
 	if os.Getenv("ATLASBRIDGE_TEST_CHILD") != "" {
 		panic("TestMain did not ask childPTY: this would start children for ever")
@@ -15715,6 +15780,7 @@ func ptyEnv(mode string) []string {
 	return env
 }
 
+// needUnix skips the test where there is no Unix.
 func needUnix(t testing.TB) {
 	t.Helper()
 	if runtime.GOOS == "windows" {
@@ -15722,6 +15788,7 @@ func needUnix(t testing.TB) {
 	}
 }
 
+// needWindows skips it anywhere else.
 func needWindows(t testing.TB) {
 	t.Helper()
 	if runtime.GOOS != "windows" {
@@ -15729,6 +15796,7 @@ func needWindows(t testing.TB) {
 	}
 }
 
+// needLinux skips it where /proc does not tell.
 func needLinux(t testing.TB) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
@@ -15736,6 +15804,7 @@ func needLinux(t testing.TB) {
 	}
 }
 
+// needTool skips it where a program is missing.
 func needTool(t testing.TB, name string) {
 	t.Helper()
 	if _, err := exec.LookPath(name); err != nil {
@@ -15767,6 +15836,7 @@ func readAll(t testing.TB, p PTY) (string, int) {
 	return string(b), p.Wait()
 }
 
+// typeIn writes to the terminal.
 func typeIn(t testing.TB, p PTY, s string) {
 	t.Helper()
 	if _, err := io.WriteString(p, s); err != nil {
@@ -16003,6 +16073,7 @@ func TestPTYTerminate(t *testing.T) {
 	}
 }
 
+// awaitStopped waits until a process is stopped.
 func awaitStopped(t *testing.T, pid int) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
