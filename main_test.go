@@ -1647,7 +1647,9 @@ func TestSession(t *testing.T) {
 		reload("timeout_seconds = 0\n")
 		p.shows("configuration kept as it was", "")
 		reload(p.config("timeout_seconds = 77"))
-		comesTrue(t, "it is reloaded", func() bool { return auditCount(t, dir, "CONFIG_RELOADED") > 0 })
+		comesTrue(t, "it is reloaded", func() bool {
+			return auditCount(t, dir, "CONFIG_RELOADED") > 0
+		})
 	})
 	t.Run("commands", func(t *testing.T) {
 		p := newBotAPI(t)
@@ -4972,7 +4974,8 @@ func (s *sim) means(d *simDialog, meaning string, p *PromptRecord) {
 	s.count["answers"]++
 	want := s.meaningOf(p)
 	s.note("dialog %d.%d: %q by %s", d.n, d.version, meaning, *p.DecidedBy)
-	if begun, isText := strings.CutPrefix(meaning, "text:"); isText && p.Type == Unknown && want == "Enter" {
+	begun, isText := strings.CutPrefix(meaning, "text:")
+	if isText && p.Type == Unknown && want == "Enter" {
 		var echo strings.Builder
 		for _, c := range begun {
 			echo.WriteString(simEcho(c))
@@ -6677,7 +6680,8 @@ func TestConfig(t *testing.T) {
 			}
 		}
 		if found != len(test.want) {
-			t.Errorf("%q %q: %d of %d settings are in force", test.file, test.env, found, len(test.want))
+			t.Errorf("%q %q: %d of %d settings are in force", test.file, test.env, found,
+				len(test.want))
 		}
 	}
 	cfg, err := loadConfig(home(t, "echo_suppression_ms = 250.5\n"+telegram), env(), nil)
@@ -7071,7 +7075,8 @@ func TestBundleRefused(t *testing.T) {
 	}
 	again := out + ".2"
 	code, stdout, stderr := cli(t, dir, "debug", "bundle", "--output", again)
-	if code != 0 || !strings.Contains(stderr, "left out: ") || strings.Contains(stdout, "state.jsonl") {
+	if code != 0 || !strings.Contains(stderr, "left out: ") ||
+		strings.Contains(stdout, "state.jsonl") {
 		t.Errorf("an unreadable file: exit %d, %s%s", code, stdout, stderr)
 	}
 }
@@ -9807,8 +9812,7 @@ func TestTelegramOutage(t *testing.T) {
 	e.store.Update(func(v *View) ([]Record, error) {
 		q := *v.Prompts[old.ID]
 		q.Reason = "aged"
-		return []Record{&q},
-			nil
+		return []Record{&q}, nil
 	})
 	aged := e.prompt(old.ID)
 	aged.At = time.Now().Add(-3 * time.Minute)
@@ -9830,8 +9834,7 @@ func TestTelegramOutage(t *testing.T) {
 	if got := e.prompt(old.ID); got.MsgID <= old.MsgID || got.Status != AwaitingReply {
 		t.Errorf("message %d → %d, %s", old.MsgID, got.MsgID, got.Status)
 	}
-	c := e.srv.until(t, "editMessageReplyMarkup",
-		fmt.Sprint(old.MsgID))
+	c := e.srv.until(t, "editMessageReplyMarkup", fmt.Sprint(old.MsgID))
 	if fmt.Sprint(c.p["reply_markup"]) != "map[inline_keyboard:[]]" {
 		t.Errorf("the old message keeps buttons: %v", c.p)
 	}
@@ -10230,8 +10233,7 @@ func FuzzUpdate(f *testing.F) {
 			i := strings.IndexFunc(text, func(c rune) bool {
 				return c < ' ' && c != '\n' && c != '\t'
 			})
-			if i >= 0 &&
-				w.reply == "" {
+			if i >= 0 && w.reply == "" {
 				t.Fatalf("%q gets through in %q", text[i], text)
 			}
 		}
@@ -11480,8 +11482,7 @@ func TestStoreDecideGuards(t *testing.T) {
 	}{
 		{"a tap", "", func(*setup) {}},
 		{"full ids and nonce", "", func(x *setup) {
-			x.d.PromptID, x.d.SessionID, x.d.Nonce = x.p.ID, x.p.SessionID,
-				x.p.Nonce
+			x.d.PromptID, x.d.SessionID, x.d.Nonce = x.p.ID, x.p.SessionID, x.p.Nonce
 		}},
 		{"unknown id", "no question", func(x *setup) { x.d.PromptID = "00000000" }},
 		{"id too short", "no question", func(x *setup) { x.d.PromptID = x.p.ID[:7] }},
@@ -11519,8 +11520,7 @@ func TestStoreDecideGuards(t *testing.T) {
 		}},
 		{"trusted but another session", "no question", func(x *setup) { x.d.Trusted, x.d.SessionID = true, newID() }},
 		{"not asked yet", "not been asked", func(x *setup) {
-			x.p = storePrompt(t, x.s, x.p.SessionID, Created,
-				nil)
+			x.p = storePrompt(t, x.s, x.p.SessionID, Created, nil)
 			x.d = storeTap(x.p, "y")
 		}},
 		{"not asked yet, keyboard", "", func(x *setup) {
@@ -11709,8 +11709,7 @@ func TestStoreDecideValues(t *testing.T) {
 		p.Type, p.Choices, p.Permission, p.SafeDefault = MultipleChoice, menu, true, ref("2")
 	})
 	got, why, _ := s.Decide(storeTap(p, "deny:use make"), time.Now())
-	if *got.Value != "2" ||
-		got.Reason != "use make" || why != "" {
+	if *got.Value != "2" || got.Reason != "use make" || why != "" {
 		t.Errorf("refusal with a reason: %+v %q", got, why)
 	}
 	p = storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
@@ -11747,8 +11746,7 @@ func TestStoreSecret(t *testing.T) {
 	s.Move(p.ID, Injected, nil)
 	for _, text := range []string{"my private words", "enter"} { // in the audit log as length and hash only
 		p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
-			p.Type, p.SafeDefault = FreeText,
-				nil
+			p.Type, p.SafeDefault = FreeText, nil
 		})
 		s.Decide(storeTap(p, text), time.Now())
 		s.Move(p.ID, Injected, nil)
@@ -11922,8 +11920,7 @@ func TestStoreUpdateComesAgain(t *testing.T) {
 	}
 	v = storeView(t, s)
 	inputs := slices.Collect(maps.Values(v.Inputs))
-	if len(inputs) != 1 || inputs[0].Status != "done" ||
-		v.Updates["7"] == nil {
+	if len(inputs) != 1 || inputs[0].Status != "done" || v.Updates["7"] == nil {
 		t.Errorf("the message came again: %d inputs, update %v", len(inputs), v.Updates["7"])
 	}
 	if err := decide(); err != nil {
@@ -14652,7 +14649,8 @@ func TestRestBeforeItIsAskedAnew(t *testing.T) {
 		t.Errorf("come to rest: %d", len(asked))
 	}
 	s.wait(30 * time.Second)
-	if asked := s.show(paint("forget", 3), 2*time.Second); len(asked) != 1 || !strings.Contains(asked[0].Full, "forget d") {
+	if asked := s.show(paint("forget", 3), 2*time.Second); len(asked) != 1 ||
+		!strings.Contains(asked[0].Full, "forget d") {
 		t.Errorf("changed after a long rest: %+v", asked)
 	}
 	s = newStage(t, "x", "reading canon echo")
@@ -16208,7 +16206,9 @@ func TestPTYWrapperKilled(t *testing.T) {
 // begun would come to read.
 func awaitReading(t *testing.T, p PTY, want Reading) {
 	t.Helper()
-	comesTrue(t, fmt.Sprintf("Reading is %v", want), func() bool { return p.State().Reading == want })
+	comesTrue(t, fmt.Sprintf("Reading is %v", want), func() bool {
+		return p.State().Reading == want
+	})
 	for end := time.Now().Add(100 * time.Millisecond); time.Now().Before(end); runtime.Gosched() {
 		if last := p.State(); last.Reading != want {
 			t.Errorf("State() = %+v a moment later, want Reading %v", last, want)
