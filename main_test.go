@@ -1912,12 +1912,10 @@ func TestStreamSaysNothingTwice(t *testing.T) {
 			(<-s.events)()
 		}
 	}
+	short := strings.NewReplacer(line("a"), "A", line("b"), "B", line("c"), "C", line("d"), "D")
 	var got []string
 	for _, n := range ch.notices {
-		got = append(got,
-			fmt.Sprint(n.Edit,
-				strings.NewReplacer(line("a"), "A", line("b"), "B", line("c"), "C", line("d"),
-					"D").Replace(n.Mono+"\n")))
+		got = append(got, fmt.Sprint(n.Edit, short.Replace(n.Mono+"\n")))
 	}
 	if want := []string{"0A", "1AB", "0C", "3CD"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
@@ -6638,30 +6636,67 @@ func TestConfig(t *testing.T) {
 		flags map[string]string
 		want  map[string]string // key → value and origin
 	}{
-		{"", nil, nil,
-			map[string]string{"channel": `"local" default`, "timeout_seconds": "600 default",
-				"detection_threshold": "0.65 default", "telegram.allowed_users": "[] default",
-				"notify_idle": "true default"}},
-		{telegram, nil, nil,
-			map[string]string{"channel": `"telegram" default`, "telegram.chat_id": "1001 config.toml:3",
+		{
+			want: map[string]string{
+				"channel":                `"local" default`,
+				"timeout_seconds":        "600 default",
+				"detection_threshold":    "0.65 default",
+				"telegram.allowed_users": "[] default",
+				"notify_idle":            "true default",
+			},
+		},
+		{
+			file: telegram,
+			want: map[string]string{
+				"channel":                `"telegram" default`,
+				"telegram.chat_id":       "1001 config.toml:3",
 				"telegram.allowed_users": "[1001, 1002] config.toml:4",
-				"telegram.bot_token":     `"123456789:…" config.toml:2`}},
-		{"timeout_seconds = 90\n" + telegram, []string{"PERMISSION_TIMEOUT_SEC", "60", "ALLOWED_USER_IDS", " 7, 8 ,"},
-			map[string]string{"timeout_seconds": "120"}, map[string]string{"timeout_seconds": "120 flag",
+				"telegram.bot_token":     `"123456789:…" config.toml:2`,
+			},
+		},
+		{
+			file:  "timeout_seconds = 90\n" + telegram,
+			env:   []string{"PERMISSION_TIMEOUT_SEC", "60", "ALLOWED_USER_IDS", " 7, 8 ,"},
+			flags: map[string]string{"timeout_seconds": "120"},
+			want: map[string]string{
+				"timeout_seconds":            "120 flag",
 				"permission_timeout_seconds": "60 environment PERMISSION_TIMEOUT_SEC",
-				"telegram.allowed_users":     "[7, 8] environment ALLOWED_USER_IDS"}},
-		{"[stream]\nmax_chars = 1000",
-			[]string{"OUTPUT_MAX_CHARS", "2000", "STRIP_ANSI", "false", "LOG_LEVEL", "DEBUG"}, nil,
-			map[string]string{"stream.max_chars": "2000 environment OUTPUT_MAX_CHARS",
-				"stream.strip_ansi": "false environment STRIP_ANSI", "log_level": `"DEBUG" environment LOG_LEVEL`}},
-		{"", []string{"TELEGRAM_BOT_TOKEN", fakeToken, "TELEGRAM_CHAT_ID", "-1005", "ALLOWED_USER_IDS", "1"},
-			map[string]string{"channel": "local"}, map[string]string{"channel": `"local" flag`,
-				"telegram.chat_id": "-1005 environment TELEGRAM_CHAT_ID"}},
-		{"stuck_timeout_seconds = 3", nil, nil, map[string]string{"stuck_timeout_seconds": "3 config.toml:1"}},
-		{"[telegram]\napi_base = 'http://127.0.0.1:8090'", nil, nil,
-			map[string]string{"telegram.api_base": `"http://127.0.0.1:8090" config.toml:2`}},
-		{"", []string{"TELEGRAM_API_BASE", "http://[::1]:1/x"}, nil,
-			map[string]string{"telegram.api_base": `"http://[::1]:1/x" environment TELEGRAM_API_BASE`}},
+				"telegram.allowed_users":     "[7, 8] environment ALLOWED_USER_IDS",
+			},
+		},
+		{
+			file: "[stream]\nmax_chars = 1000",
+			env:  []string{"OUTPUT_MAX_CHARS", "2000", "STRIP_ANSI", "false", "LOG_LEVEL", "DEBUG"},
+			want: map[string]string{
+				"stream.max_chars":  "2000 environment OUTPUT_MAX_CHARS",
+				"stream.strip_ansi": "false environment STRIP_ANSI",
+				"log_level":         `"DEBUG" environment LOG_LEVEL`,
+			},
+		},
+		{
+			env: []string{
+				"TELEGRAM_BOT_TOKEN", fakeToken, "TELEGRAM_CHAT_ID", "-1005", "ALLOWED_USER_IDS", "1",
+			},
+			flags: map[string]string{"channel": "local"},
+			want: map[string]string{
+				"channel":          `"local" flag`,
+				"telegram.chat_id": "-1005 environment TELEGRAM_CHAT_ID",
+			},
+		},
+		{
+			file: "stuck_timeout_seconds = 3",
+			want: map[string]string{"stuck_timeout_seconds": "3 config.toml:1"},
+		},
+		{
+			file: "[telegram]\napi_base = 'http://127.0.0.1:8090'",
+			want: map[string]string{"telegram.api_base": `"http://127.0.0.1:8090" config.toml:2`},
+		},
+		{
+			env: []string{"TELEGRAM_API_BASE", "http://[::1]:1/x"},
+			want: map[string]string{
+				"telegram.api_base": `"http://[::1]:1/x" environment TELEGRAM_API_BASE`,
+			},
+		},
 	} {
 		cfg, err := loadConfig(home(t, test.file), env(test.env...), test.flags)
 		if err != nil {
@@ -9165,53 +9200,54 @@ func TestTelegramTexts(t *testing.T) {
 		}
 		return p
 	}
+	of := func(p Prompt) PromptRecord { return PromptRecord{Prompt: p} }
+	inFolder := tgWith(tgMenu, func(p *PromptRecord) { p.Tool, p.Cwd = "Bash", "/home/u/proj" })
+	cyrillic := of(Prompt{Type: FreeText, Question: "Which?", Excerpt: "curl p\u0430ypal.com"})
+	text := of(Prompt{Type: FreeText, Question: "Your name:", Excerpt: "Your name:"})
+	password := of(Prompt{Type: FreeText, Secret: true, Question: "Password:"})
+	guess := of(Prompt{Type: Unknown, Excerpt: "> "})
+	guess.Confidence = "low"
+	idle := of(Prompt{Type: FreeText, Idle: true, Full: "All tests pass.\nShall I commit?"})
+	const (
+		left   = "\n⏳ Expires in 9m 58s, then "
+		silent = left + "nothing is typed"
+		off    = "\nAnswering with text is switched off (free_text_enabled)."
+		phone  = "telegram:1001"
+		menu   = "Do you want to proceed?\ntouch /tmp/x"
+	)
 	for _, c := range []struct {
 		p    PromptRecord
-		want string
+		want string // above the session
 	}{
-		{open(yesNo), "❓ Continue? (y/n)\n⏳ Expires in 9m 58s, then default: No\n" + sid},
-		{open(tgWith(tgMenu, func(p *PromptRecord) { p.Tool, p.Cwd = "Bash", "/home/u/proj" })),
-			"🛡️ Do you want to proceed?\ntouch /tmp/x\n2. Yes, and don't ask again for touch\n🔧 Bash in /home/u/proj\n" +
-				"To refuse and say why, reply with text.\n⏳ Expires in 9m 58s, then default: 3. No\n" + sid},
-		{open(PromptRecord{Prompt: Prompt{Type: FreeText, Question: "Which?", Excerpt: "curl p\u0430ypal.com",
-			Signals: []string{"pattern"}}}),
-			"❓ Which?\ncurl p\u0430ypal.com\n⚠️ Letters of different alphabets in one word: p\u0430ypal.com\n" +
-				"Answering with text is switched off (free_text_enabled).\n⏳ Expires in 9m 58s, then nothing is typed\n" +
-				sid},
-		{open(PromptRecord{Prompt: Prompt{Type: FreeText, Question: "Your name:", Excerpt: "Your name:"}}),
-			"❓ Your name:\nAnswering with text is switched off (free_text_enabled).\n⏳ Expires in 9m 58s, then nothing is typed\n" +
-				sid},
-		{open(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}}),
-			"🔑 Password:\nIt is not asked for here: type it at the keyboard.\n⏳ Expires in 9m 58s, then nothing is typed\n" +
-				sid},
-		{open(PromptRecord{Confidence: "low", Prompt: Prompt{Type: Unknown, Excerpt: "> "}}),
-			"❔ Possibly a question (low confidence)\n>\nWhat should AtlasBridge do?\n⏳ Expires in 9m 58s, then nothing is " +
-				"typed\n" + sid},
-		{open(PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true, Full: "All tests pass.\nShall I commit?"}}),
-			"✅ claude has finished\nAll tests pass.\nShall I commit?\nReply to this message with what to do next.\n" +
-				sid},
-		{over(yesNo, Resolved, "telegram:1001", "y", ""), "Continue? (y/n)\n✅ Answered" + clock +
-			" on the phone by telegram:1001: Yes\n" + sid},
-		{over(yesNo, ReplyReceived, "telegram:1001", "y", ""), "Continue? (y/n)\n⏱ Answered" + clock +
-			" on the phone by telegram:1001: Yes, on its way\n" + sid},
-		{over(tgMenu, Resolved, "cli:local", "", ""), "Do you want to proceed?\ntouch /tmp/x\n✅ Answered" + clock +
-			" at the keyboard\n" + sid},
-		{over(tgMenu, Resolved, "telegram:1001", "3", "use pnpm"),
-			"Do you want to proceed?\ntouch /tmp/x\n❌ Answered" + clock +
-				" on the phone by telegram:1001: 3. No (use pnpm)\n" + sid},
-		{over(yesNo, Resolved, "auto:timeout", "n", ""), "Continue? (y/n)\n⌛ No answer in time" + clock +
-			", so it was refused: No\n" + sid},
+		{open(yesNo), "❓ Continue? (y/n)" + left + "default: No"},
+		{open(inFolder), "🛡️ " + menu + "\n2. Yes, and don't ask again for touch\n🔧 Bash in /home/u/proj\n" +
+			"To refuse and say why, reply with text." + left + "default: 3. No"},
+		{open(cyrillic), "❓ Which?\ncurl p\u0430ypal.com\n" +
+			"⚠️ Letters of different alphabets in one word: p\u0430ypal.com" + off + silent},
+		{open(text), "❓ Your name:" + off + silent},
+		{open(password), "🔑 Password:\nIt is not asked for here: type it at the keyboard." + silent},
+		{open(guess), "❔ Possibly a question (low confidence)\n>\nWhat should AtlasBridge do?" + silent},
+		{open(idle), "✅ claude has finished\nAll tests pass.\nShall I commit?\n" +
+			"Reply to this message with what to do next."},
+		{over(yesNo, Resolved, phone, "y", ""),
+			"Continue? (y/n)\n✅ Answered" + clock + " on the phone by telegram:1001: Yes"},
+		{over(yesNo, ReplyReceived, phone, "y", ""),
+			"Continue? (y/n)\n⏱ Answered" + clock + " on the phone by telegram:1001: Yes, on its way"},
+		{over(tgMenu, Resolved, "cli:local", "", ""), menu + "\n✅ Answered" + clock + " at the keyboard"},
+		{over(tgMenu, Resolved, phone, "3", "use pnpm"),
+			menu + "\n❌ Answered" + clock + " on the phone by telegram:1001: 3. No (use pnpm)"},
+		{over(yesNo, Resolved, "auto:timeout", "n", ""),
+			"Continue? (y/n)\n⌛ No answer in time" + clock + ", so it was refused: No"},
 		{over(yesNo, Expired, "auto:timeout", "", ""), "Continue? (y/n)\n⌛ Expired" + clock +
-			", nobody answered: nothing was typed, it may still wait\n" + sid},
-		{over(yesNo, Failed, "telegram:1001", "y", "the question is gone"), "Continue? (y/n)\n⚠️ Not delivered: Yes" +
-			clock + " (the question is gone)\n" + sid},
-		{over(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}}, Resolved,
-			"telegram:1001", "hunter2", ""),
-			"Password:\n✅ Answered" + clock + " on the phone by telegram:1001\n" + sid},
+			", nobody answered: nothing was typed, it may still wait"},
+		{over(yesNo, Failed, phone, "y", "the question is gone"),
+			"Continue? (y/n)\n⚠️ Not delivered: Yes" + clock + " (the question is gone)"},
+		{over(password, Resolved, phone, "hunter2", ""),
+			"Password:\n✅ Answered" + clock + " on the phone by telegram:1001"},
 	} {
 		r := e.questionText(&c.p, &s)
-		if got := r.text; got != c.want {
-			t.Errorf("%s %s:\n got %q\nwant %q", c.p.Type, c.p.Status, got, c.want)
+		if got, want := r.text, c.want+"\n"+sid; got != want {
+			t.Errorf("%s %s:\n got %q\nwant %q", c.p.Type, c.p.Status, got, want)
 		}
 		tgCheckEntities(t, r)
 	}
