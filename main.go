@@ -466,6 +466,7 @@ type session struct {
 	det         *Detector
 	cast        *castWriter // nil without --record
 	rec         SessionRecord
+	host        *os.File // standard input where it is a terminal, nil where it is none
 	in          io.Reader
 	out         io.Writer
 	notes       io.Writer // for our own words to the person at the terminal
@@ -597,7 +598,8 @@ func newSession(c *command) (*session, error) { // what can fail before anything
 	cwd, _ := os.Getwd()
 	terminal := func(f *os.File) *os.File { return when(onTerminal(f), f) }
 	s := &session{cfg: cfg, flags: flags, st: st, ch: localChannel{}, tg: newTelegram(cfg, st, log), log: log,
-		adapter: adapter, in: c.stdin, out: c.stdout, notes: c.stderr, interactive: onTerminal(c.stdin),
+		adapter: adapter, in: hostStream{c.stdin}, out: hostStream{c.stdout}, notes: hostStream{c.stderr},
+		interactive: onTerminal(c.stdin), host: terminal(c.stdin),
 		tty: cmp.Or(terminal(c.stdin), terminal(c.stdout), terminal(c.stderr)), restore: func() error { return nil },
 		signals: make(chan os.Signal, 8), events: make(chan func()),
 		rec: SessionRecord{Head: Head{ID: newID()}, Tool: tool, Args: o.args[1:], Cwd: cwd, Wrapper: os.Getpid(),
@@ -643,8 +645,8 @@ func (s *session) run(ctx context.Context, argv []string) error { // spawns it; 
 		fmt.Fprintln(s.notes, "atlasbridge: no Telegram here: questions wait for the keyboard or `atlasbridge answer` "+
 			"(see `atlasbridge setup`)")
 	}
-	if host, ok := s.in.(*os.File); ok && s.interactive {
-		if s.restore, err = rawMode(host); err != nil {
+	if s.host != nil {
+		if s.restore, err = rawMode(s.host); err != nil {
 			return fmt.Errorf("setting the terminal to raw mode: %w", err)
 		}
 	}
@@ -914,6 +916,39 @@ func (s *session) endExpired() {
 
 /* ===== Bytes ===== */
 
+// hostStream is a standard stream of ours. Another process that has the same terminal may set it to O_NONBLOCK at any
+// time: Read and Write wait all the same.
+type hostStream struct {
+	f *os.File
+}
+
+func (h hostStream) Read(p []byte) (int, error) {
+	for {
+		n, err := h.f.Read(p)
+		if !errors.Is(err, syscall.EAGAIN) {
+			return n, err
+		}
+		if err := waitReady(h.f, false); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// Write writes all of p, or tells how much of it and why no more.
+func (h hostStream) Write(p []byte) (int, error) {
+	done := 0
+	for {
+		n, err := h.f.Write(p[done:])
+		done += n
+		if !errors.Is(err, syscall.EAGAIN) {
+			return done, err
+		}
+		if err := waitReady(h.f, true); err != nil {
+			return done, err
+		}
+	}
+}
+
 func (s *session) output(p []byte) { // which the host has already
 	now, t := time.Now(), &s.stream
 	if s.gate != nil && !s.inFlight {
@@ -1064,8 +1099,8 @@ func (s *session) signaled(sig os.Signal) { // SIGHUP of a closed terminal ends 
 	case sig == suspendSignal:
 		s.restore()
 		stopSelf()
-		if host, ok := s.in.(*os.File); ok && s.interactive {
-			s.restore, _ = rawMode(host)
+		if s.host != nil {
+			s.restore, _ = rawMode(s.host)
 		}
 		s.resize()
 	case sig == syscall.SIGHUP && (s.tty == nil || gone == nil):

@@ -137,6 +137,10 @@ func rawMode(f *os.File) (restore func() error, err error) { // escape sequences
 	err = windows.SetConsoleMode(out, mode|codes|windows.DISABLE_NEWLINE_AUTO_RETURN)
 	return func() error { return cmp.Or(term.Restore(in, keys), windows.SetConsoleMode(out, mode)) }, err
 }
+
+// waitReady is not needed here: no stream of ours says that it would block.
+func waitReady(*os.File, bool) error { return errors.ErrUnsupported }
+
 func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) { // looks twice a second: there is no signal
 	c, tick := make(chan os.Signal, 1), time.NewTicker(500*time.Millisecond)
 	go func() {
