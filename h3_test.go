@@ -3,9 +3,12 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -123,5 +126,132 @@ func fill(w *os.File) error {
 		if err != nil {
 			return err
 		}
+	}
+}
+
+// TestReloadWhileProbing: the configuration is read anew while the tool's version is looked at (go test -race).
+func TestReloadWhileProbing(t *testing.T) {
+	t.Setenv("PATH", t.TempDir()) // the tool is not there
+	st := storeAt(t, storeDir(t))
+	for range 20 {
+		s := &session{
+			cfg:     &Config{Dir: st.Dir, Token: "1:old"},
+			st:      st,
+			ch:      localChannel{},
+			log:     slog.New(slog.DiscardHandler),
+			adapter: adapterFor("claude"),
+			ctx:     t.Context(),
+			events:  make(chan func(), 1),
+		}
+		s.tg = newTelegram(s.cfg, st, s.log)
+		before := s.cfg
+		s.probeVersion()
+		s.reload()
+		if s.cfg == before {
+			t.Error("the configuration is not taken over")
+		}
+		happened := <-s.events
+		happened()
+		if s.warning != "" {
+			t.Errorf("a tool that is not there: %s", s.warning)
+		}
+	}
+}
+
+// TestFinishTellsOfKeys: an answer counts as typed only where the program was written all of it before it ended: keys
+// that waited for the writer, and a write that failed, are told as not typed.
+func TestFinishTellsOfKeys(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		handed bool  // the writer has the keys
+		err    error // that it reports
+		want   State
+		why    string
+	}{
+		{"they wait for the writer", false, nil, Failed, "the program ended before the answer was typed"},
+		{"written", true, nil, Resolved, ""},
+		{"the write fails", true, io.ErrClosedPipe, Failed, "it could not be typed: io: read/write on closed pipe"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+			id := s.q.rec.ID
+			s.pty = &ptyEnded{ptyWriter{err: c.err}}
+			s.stop = func() {}
+			s.tg = newTelegram(s.cfg, s.st, s.log)
+			s.restore = func() error { return nil }
+			s.notes = io.Discard
+			s.rec.ExitCode = new(int)
+			s.gate.keys, s.gate.after = []byte("y"), s.echo()
+			if c.handed {
+				w, _ := s.nextWrite()
+				s.handedOver(w)
+				writes := make(chan write, 1)
+				writes <- w
+				close(writes)
+				go s.writePTY(writes)
+			}
+			s.finish()
+			got := storeView(t, s.st).Prompts[id]
+			if got.Status != c.want || got.Reason != c.why {
+				t.Errorf("it is %s (%s), want %s (%s)", got.Status, got.Reason, c.want, c.why)
+			}
+			if n := strings.Count(auditText(t, s.st), `"REPLY_INJECTED"`); (n == 1) != (c.want == Resolved) {
+				t.Errorf("the audit log has it %d times as typed", n)
+			}
+		})
+	}
+}
+
+// ptyEnded is the terminal of a program that has ended.
+type ptyEnded struct {
+	ptyWriter
+}
+
+func (p *ptyEnded) Close() error { return nil }
+
+// auditText is all of the audit log.
+func auditText(t *testing.T, st *Store) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(st.Dir, "audit.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestNextHookByArrival: of the hooks that wait, the next is the one that asked first; of two that asked in the same
+// moment, the one that was recorded first.
+func TestNextHookByArrival(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		name string
+		asks []time.Duration // when each asks, in the order in which they are recorded
+		want []int           // the order in which they come into force
+	}{
+		{"one after the other", []time.Duration{0, 1, 2, 3}, []int{0, 1, 2, 3}},
+		{"recorded later than asked", []time.Duration{0, 3, 2, 1}, []int{0, 3, 2, 1}},
+		{"in the same moment", []time.Duration{0, 0, 0, 0}, []int{0, 1, 2, 3}},
+		{"two in the same moment", []time.Duration{0, 5, 1, 5}, []int{0, 2, 1, 3}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, _, _ := hookBench(t)
+			var ids []string
+			for i, at := range c.asks {
+				p := storePrompt(t, s.st, s.rec.ID, Created, func(p *PromptRecord) {
+					p.Source, p.Tool, p.Subject = "hook", "Bash", fmt.Sprint("touch ", i)
+					p.CreatedAt = now.Add(at * time.Millisecond)
+				})
+				ids = append(ids, p.ID)
+				s.followed(p)
+			}
+			var got []int
+			for range c.asks {
+				got = append(got, slices.Index(ids, s.q.rec.ID))
+				s.end(s.q, Canceled, "the next")
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("in force in the order %v, want %v", got, c.want)
+			}
+		})
 	}
 }
