@@ -178,7 +178,6 @@ func TestFinishTellsOfKeys(t *testing.T) {
 			s.pty = &ptyEnded{ptyWriter{err: c.err}}
 			s.stop = func() {}
 			s.tg = newTelegram(s.cfg, s.st, s.log)
-			s.restore = func() error { return nil }
 			s.notes = io.Discard
 			s.rec.ExitCode = new(int)
 			s.gate.keys, s.gate.after = []byte("y"), s.echo()
@@ -242,7 +241,7 @@ func TestNextHookByArrival(t *testing.T) {
 					p.CreatedAt = now.Add(at * time.Millisecond)
 				})
 				ids = append(ids, p.ID)
-				s.followed(p)
+				s.handleRecord(p)
 			}
 			var got []int
 			for range c.asks {
