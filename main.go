@@ -402,27 +402,27 @@ func cmdAdapters(c *command) int {
 
 // ---- the session: one run of a tool ----
 //
-// All data has one owner, the loop: Screen, Detector, questions, gate, queues. It only selects, and appends to the
-// store. Beside it run copyOutput, readKeys, a writer and a waiter of the PTY, the store's follower, the poller, and one
-// sender per call of the channel; they end with the PTY, the context or the process. Output reaches the host before
-// anything looks at it.
+// All data has one owner, the loop: Screen, Detector, questions, gate, queues. It only selects, and
+// appends to the store. Beside it run copyOutput, readKeys, a writer and a waiter of the PTY, the
+// store's follower, the poller, and one sender per call of the channel; they end with the PTY, the
+// context or the process. Output reaches the host before anything looks at it.
 
 // Times of a session. What is measured is in the facts about the tool that is named.
 const (
 	keyGrace    = 300 * time.Millisecond // after a key at the keyboard, for the screen to show it
 	dialogGrace = 300 * time.Millisecond // claude 2.1 ignores keys in a dialog's first 0.1 to 0.2 s
-	hookWait    = 2 * time.Second        // for the hook of a dialog to call: up to 0.44 s, 1.4 s when busy (claude 2.1)
+	hookWait    = 2 * time.Second        // for a dialog's hook to call: 0.44 s, busy 1.4 (claude 2.1)
 	hookCheck   = time.Second            // between looks whether a hook lives
-	dialogGone  = time.Second            // a hook's dialog is out of sight for good: a repaint takes 0.3 s (claude 2.1)
+	dialogGone  = time.Second            // a dialog left for good: a repaint takes 0.3 s (claude 2.1)
 	hookUnasked = 5 * time.Second        // the tool says that it asks nothing, although its hook waits
 	sameMoment  = time.Second            // before a decision: a key and a tap may cross
 	retryEvery  = 5 * time.Second        // between attempts to record a question
 	lookTime    = time.Second            // for the gate to see its question
 	gatePoll    = time.Second / 40       // between looks of the gate
-	busyTime    = 3 * time.Second        // beyond its time that the gate waits for a moment without output
+	busyTime    = 3 * time.Second        // beyond its time: the gate waits for a pause of the output
 	followTime  = time.Second            // for one key of the gate to show
 	submitTime  = 3 * time.Second        // for a text to be taken
-	sendTime    = 3 * time.Second        // for a tool to show a key at the keyboard: 2.2 s on a busy machine (claude 2.1)
+	sendTime    = 3 * time.Second        // for a tool to show a key typed here: busy 2.2 (claude 2.1)
 	draftTime   = 30 * time.Second       // for what was typed at the keyboard to show in the box
 	detectEvery = time.Second / 100      // between looks of the detector
 	reapEvery   = time.Minute            // between looks for sessions that died
@@ -444,14 +444,20 @@ const (
 // questionOpen refuses text while something else is asked.
 const questionOpen = "a question is open: answer it, or press ESC with /keys"
 
-// bothAnswered is the reason of a question that was answered here and on the phone in the same moment.
-const bothAnswered = "a key was pressed at the keyboard in the same moment: the terminal shows which of the two counted"
+// bothAnswered is the reason of a question that was answered here and on the phone in the same
+// moment.
+const bothAnswered = "a key was pressed at the keyboard in the same moment: " +
+	"the terminal shows which of the two counted"
 
 var (
-	reReport  = regexp.MustCompile(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`) // sent by terminals themselves (ctlseqs)
-	reControl = regexp.MustCompile(`[^\n\t\P{Cc}]`)                       // what a terminal acts on
-	reSends   = regexp.MustCompile(`[\r\n]$|^(\x1b|\x03|\x15)$`)          // empties the input box: Enter, Esc, ^C, ^U
-	reArrow   = regexp.MustCompile(`^\x1b[\[O][0-9;]*[A-Z~]$`)            // a key that moves and decides nothing
+	// reReport is what terminals send by themselves (ctlseqs).
+	reReport = regexp.MustCompile(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`)
+	// reControl is what a terminal acts on.
+	reControl = regexp.MustCompile(`[^\n\t\P{Cc}]`)
+	// reSends empties the input box: Enter, Esc, ^C, ^U.
+	reSends = regexp.MustCompile(`[\r\n]$|^(\x1b|\x03|\x15)$`)
+	// reArrow is a key that moves and decides nothing.
+	reArrow = regexp.MustCompile(`^\x1b[\[O][0-9;]*[A-Z~]$`)
 )
 
 // session is one run of a tool.
@@ -480,7 +486,7 @@ type session struct {
 	// For every goroutine.
 	open    atomic.Bool                  // a question is open: the follower looks more often
 	unseen  atomic.Int64                 // bytes that Read has returned and the screen has not got
-	undoRaw atomic.Pointer[func() error] // puts the host's terminal back as it was, nil before raw mode
+	undoRaw atomic.Pointer[func() error] // puts the host's terminal back, nil before raw mode
 
 	// All that follows is the loop's. First what the program is and does.
 	cfg      *Config
@@ -511,7 +517,7 @@ type session struct {
 	named   string       // what a known tool says that it asks: the protocol's words, "" nothing
 	namedBy string       // who pressed keys since, "" nobody
 	over    []overDialog // dialogs that the tool has named, and that are over
-	calm    time.Time    // since when a tool that speaks the protocol says that it asks nothing; zero: it asks
+	calm    time.Time    // since when a known tool says that it asks nothing; zero: it asks
 
 	// What is typed.
 	inputs   []*InputRecord // what the phone wants of us, in order
@@ -560,8 +566,8 @@ type heldKeys struct {
 	at   time.Time
 }
 
-// write is what the writer writes, in one piece. An answer of ours is not written when output is waiting to be read: it
-// may take the question away.
+// write is what the writer writes, in one piece. An answer of ours is not written when output is
+// waiting to be read: it may take the question away.
 type write struct {
 	p      []byte
 	answer bool
@@ -578,8 +584,8 @@ type toolUse struct {
 	Input json.RawMessage
 }
 
-// hostStream is a standard stream of ours. Another process that has the same terminal may set it to O_NONBLOCK at any
-// time: Read and Write wait all the same.
+// hostStream is a standard stream of ours. Another process that has the same terminal may set it to
+// O_NONBLOCK at any time: Read and Write wait all the same.
 type hostStream struct {
 	f *os.File
 }
@@ -628,7 +634,6 @@ func newSession(c *command) (*session, error) {
 		return nil, err
 	}
 	st.Retention = time.Duration(cfg.RetentionDays) * 24 * time.Hour
-	cwd, _ := os.Getwd() // a folder that is gone has no name
 	s := &session{
 		cfg:     cfg,
 		flags:   flags,
@@ -642,17 +647,7 @@ func newSession(c *command) (*session, error) {
 		notes:   hostStream{c.stderr},
 		signals: make(chan os.Signal, 8),
 		events:  make(chan func()),
-		rec: SessionRecord{
-			Head:      Head{ID: newID()},
-			Tool:      tool,
-			Args:      c.opts.args[1:],
-			Cwd:       cwd,
-			Wrapper:   os.Getpid(),
-			Label:     c.opts.text("name"),
-			Status:    "active",
-			Activity:  "starting",
-			StartedAt: time.Now().UTC(),
-		},
+		rec:     sessionRecord(c.opts, tool),
 	}
 	if cfg.Channel == "telegram" {
 		s.ch = s.tg
@@ -680,7 +675,8 @@ func namedAdapter(name, tool string) (*Adapter, error) {
 	}
 	adapter := adapterFor(name)
 	if adapter.Name == "generic" && name != "generic" {
-		return nil, hinted(fmt.Errorf("no adapter is called %q", name), "`atlasbridge adapters` lists them")
+		err := fmt.Errorf("no adapter is called %q", name)
+		return nil, hinted(err, "`atlasbridge adapters` lists them")
 	}
 	return adapter, nil
 }
@@ -698,6 +694,22 @@ func settingsOf(o *options) map[string]string {
 		flags["permission_timeout_seconds"] = seconds
 	}
 	return flags
+}
+
+// sessionRecord is the record of a run that begins now.
+func sessionRecord(o *options, tool string) SessionRecord {
+	cwd, _ := os.Getwd() // a folder that is gone has no name
+	return SessionRecord{
+		Head:      Head{ID: newID()},
+		Tool:      tool,
+		Args:      o.args[1:],
+		Cwd:       cwd,
+		Wrapper:   os.Getpid(),
+		Label:     o.text("name"),
+		Status:    "active",
+		Activity:  "starting",
+		StartedAt: time.Now().UTC(),
+	}
 }
 
 // findTerminal finds the host's terminal: the first of the standard streams that is one.
@@ -725,15 +737,18 @@ func (s *session) size() Size {
 	return Size{Rows: 30, Cols: 100}
 }
 
-// run spawns the tool and stays until everything about it is told. An error means that it did not run.
+// run spawns the tool and stays until everything about it is told. An error means that it did not
+// run.
 func (s *session) run(ctx context.Context, argv []string) error {
 	release, err := s.st.HoldSession(s.rec.ID)
 	if err != nil {
 		return err
 	}
 	defer release()
-	signal.Notify(s.signals, append(endSignals(), suspendSignal)...) // none may end us with the terminal raw
-	signal.Notify(make(chan os.Signal), syscall.SIGPIPE)             // caught, not ignored: the child does not inherit it
+	// None may end us with the terminal raw. SIGPIPE is caught, not ignored: the child would
+	// inherit that.
+	signal.Notify(s.signals, append(endSignals(), suspendSignal)...)
+	signal.Notify(make(chan os.Signal), syscall.SIGPIPE)
 	s.ctx, s.stop = context.WithCancel(ctx)
 	if slices.Contains(argv, "stream-json") {
 		s.jsonLine = []byte{}
@@ -747,8 +762,8 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	if s.cfg.Channel == "telegram" {
 		s.polling.Go(func() { s.tg.Poll(s.ctx) })
 	} else { // nothing of the child's has been copied yet
-		fmt.Fprintln(s.notes, "atlasbridge: no Telegram here: questions wait for the keyboard or `atlasbridge answer` "+
-			"(see `atlasbridge setup`)")
+		fmt.Fprintln(s.notes, "atlasbridge: no Telegram here: "+
+			"questions wait for the keyboard or `atlasbridge answer` (see `atlasbridge setup`)")
 	}
 	if err := s.makeRaw(); err != nil {
 		return err
@@ -759,7 +774,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	} else {
 		s.probeVersion()
 	}
-	debug.SetGCPercent(25) // 12 MB resident instead of 16, for less than 1 % more time at full output (measured)
+	debug.SetGCPercent(25) // 12 MB instead of 16, less than 1 % more time at full output (measured)
 	s.startDetector(size)
 	s.rec.PID = s.pty.PID()
 	s.rec.PIDStart = processStart(s.rec.PID)
@@ -945,14 +960,21 @@ func (s *session) reap() {
 	s.tellTrouble("closing dead sessions", err)
 }
 
-// save stores records. False: it could not, which the operator is told. What is not in the state is not typed.
+// save stores records. False: it could not, which the operator is told. What is not in the state is
+// not typed.
 func (s *session) save(doing string, recs ...Record) bool {
 	err := s.st.Update(func(*View) ([]Record, error) { return recs, nil })
 	s.tellTrouble(doing, err)
 	return err == nil
 }
 
-// tellTrouble tells the operator, once, of trouble with the state or the audit log: of err, or of what the store noted.
+// audit appends to the audit log. That it could not is told.
+func (s *session) audit(doing string, e Event) {
+	s.tellTrouble(doing, s.st.Audit().Append(e))
+}
+
+// tellTrouble tells the operator, once, of trouble with the state or the audit log: of err, or of
+// what the store noted.
 func (s *session) tellTrouble(doing string, err error) {
 	held := "the state cannot be written, so nothing is typed: "
 	if err == nil {
@@ -967,7 +989,8 @@ func (s *session) tellTrouble(doing string, err error) {
 	s.notify(Notice{Text: "⚠ " + held + redact(s.trouble), Ring: true})
 }
 
-// promptInState is the prompt as the state has it, nil when it has none of this id or cannot be read.
+// promptInState is the prompt as the state has it, nil when it has none of this id or cannot be
+// read.
 func (s *session) promptInState(id string) *PromptRecord {
 	v, err := s.st.View()
 	if err != nil {
@@ -976,8 +999,8 @@ func (s *session) promptInState(id string) *PromptRecord {
 	return v.Prompts[id]
 }
 
-// handleSignal reloads the configuration on SIGHUP, unless that came because the terminal was closed: this and every
-// other signal ends the session.
+// handleSignal reloads the configuration on SIGHUP, unless that came because the terminal was
+// closed: this and every other signal ends the session.
 func (s *session) handleSignal(sig os.Signal) {
 	closed := false
 	if s.tty != nil {
@@ -990,14 +1013,9 @@ func (s *session) handleSignal(sig os.Signal) {
 	case sig == syscall.SIGHUP && !closed:
 		s.reload()
 	default:
-		s.signalChild(sig)
+		_ = s.pty.Signal(sig) // a child that is gone needs none
 		s.terminate()
 	}
-}
-
-// signalChild passes a signal on.
-func (s *session) signalChild(sig os.Signal) {
-	_ = s.pty.Signal(sig) // a child that is gone needs none
 }
 
 // suspend stops this process, with the host's terminal as it was, until the shell lets it go on.
@@ -1016,7 +1034,8 @@ func (s *session) terminate() {
 	s.spawn(func() { s.pty.Terminate(nil) })
 }
 
-// reload takes over the allowlist and limits of the configuration file, or keeps the old ones and says so.
+// reload takes over the allowlist and limits of the configuration file, or keeps the old ones and
+// says so.
 func (s *session) reload() {
 	cfg, err := loadConfig(s.cfg.Dir, os.Getenv, s.flags)
 	if err != nil {
@@ -1032,8 +1051,7 @@ func (s *session) reload() {
 	next.Users = cfg.Users
 	s.cfg = &next
 	s.tg.cfg.Store(&next)
-	err = s.st.Audit().Append(Event{Name: "CONFIG_RELOADED", SessionID: s.rec.ID})
-	s.tellTrouble("auditing the reload", err)
+	s.audit("auditing the reload", Event{Name: "CONFIG_RELOADED", SessionID: s.rec.ID})
 }
 
 // ---- bytes ----
@@ -1068,19 +1086,20 @@ func (h hostStream) Write(p []byte) (int, error) {
 	}
 }
 
-// copyOutput copies the child's output to the host, then hands it to the loop, until the end of both.
+// copyOutput copies the child's output to the host, then hands it to the loop, until the end of
+// both.
 func (s *session) copyOutput(output chan<- []byte) {
 	defer close(output)
-	ring := make([]byte, (maxUnread+2)*readBytes) // more than output holds: a buffer is free when its turn comes
+	// More than output holds: a buffer is free when its turn comes.
+	ring := make([]byte, (maxUnread+2)*readBytes)
 	at := 0
 	for {
 		n, err := s.pty.Read(ring[at : at+readBytes])
 		p := ring[at : at+n]
 		s.unseen.Add(int64(n))
-		if n > 0 {
-			if _, err := s.out.Write(p); err != nil {
-				s.signalChild(syscall.SIGHUP) // nobody can see the output any more, as when a terminal closes
-			}
+		_, lost := s.out.Write(p)
+		if lost != nil && n > 0 { // nobody can see the output any more, as when a terminal closes
+			_ = s.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
 		}
 		output <- p
 		if err != nil {
@@ -1120,16 +1139,15 @@ func (s *session) auditToolCalls(p []byte) {
 		_ = json.Unmarshal(line, &m) // what is of another shape holds no calls
 		for _, c := range m.Message.Content {
 			if c.Type == "tool_use" {
-				err := s.st.Audit().Append(toolCall(s.rec.ID, c.Name, c.ID, c.Input))
-				s.tellTrouble("auditing a tool call", err)
+				s.audit("auditing a tool call", toolCall(s.rec.ID, c.Name, c.ID, c.Input))
 			}
 		}
 	}
 	s.jsonLine = bytes.Clone(lines[last][:min(len(lines[last]), maxHookInput)])
 }
 
-// unread are the bytes of output that the screen has not got yet: those that Read has returned, and those that wait for
-// it. Any goroutine may ask.
+// unread are the bytes of output that the screen has not got yet: those that Read has returned, and
+// those that wait for it. Any goroutine may ask.
 func (s *session) unread() int64 {
 	return s.unseen.Load() + int64(s.pty.Unread())
 }
@@ -1195,8 +1213,9 @@ func (s *session) resize() {
 //
 // What somebody types here goes to the child as it is. While the gate types it waits.
 
-// readKeys hands over what is typed. An empty chunk is the end of a pipe that brought something: one without a byte
-// (systemd, ssh without a terminal) must not answer the first question with an end of file.
+// readKeys hands over what is typed. An empty chunk is the end of a pipe that brought something:
+// one without a byte (systemd, ssh without a terminal) must not answer the first question with an
+// end of file.
 func (s *session) readKeys(keys chan<- []byte) {
 	buf := make([]byte, 4096)
 	some := false
@@ -1217,7 +1236,8 @@ func (s *session) readKeys(keys chan<- []byte) {
 	}
 }
 
-// handleKeys passes on what is typed here, or what a pipe brings, empty at its end. While the gate types it is held.
+// handleKeys passes on what is typed here, or what a pipe brings, empty at its end. While the gate
+// types it is held.
 func (s *session) handleKeys(p []byte) {
 	if s.gate != nil {
 		s.held = append(s.held, heldKeys{keys: p, at: time.Now()})
@@ -1239,7 +1259,8 @@ func (s *session) handleKeys(p []byte) {
 	s.inject(keys, "cli:local")
 }
 
-// noteDraft keeps what somebody has typed here into the input box and not sent: a slow tool may not show it yet.
+// noteDraft keeps what somebody has typed here into the input box and not sent: a slow tool may not
+// show it yet.
 func (s *session) noteDraft(keys string) {
 	if s.q != nil && !s.q.rec.Idle {
 		return // they are for the question
@@ -1255,9 +1276,9 @@ func (s *session) noteDraft(keys string) {
 	s.draft.keys = s.draft.keys[max(0, len(s.draft.keys)-maxMessage):]
 }
 
-// draftDoesNotShow tells that the input box may not hold yet what somebody has typed into it here, or may still hold
-// what they have sent: a busy tool shows keys late. After a while that is not waited for any more: the keys were for
-// something else.
+// draftDoesNotShow tells that the input box may not hold yet what somebody has typed into it here,
+// or may still hold what they have sent: a busy tool shows keys late. After a while that is not
+// waited for any more: the keys were for something else.
 func (s *session) draftDoesNotShow(box inputBox) bool {
 	since := time.Since(s.lastKey)
 	switch {
@@ -1271,7 +1292,8 @@ func (s *session) draftDoesNotShow(box inputBox) bool {
 	return !strings.Contains(squeezed(box.draft), squeezed(s.draft.keys))
 }
 
-// inject queues keys for the child. by tells who pressed them where they may answer what stands on the screen, else "".
+// inject queues keys for the child. by tells who pressed them where they may answer what stands on
+// the screen, else "".
 func (s *session) inject(keys, by string) {
 	now := time.Now()
 	s.typing = append(s.typing, keys...)
@@ -1286,15 +1308,19 @@ func (s *session) inject(keys, by string) {
 func (s *session) noteTyped(by string, at time.Time) {
 	s.namedBy = by
 	if s.q != nil {
-		s.q.typedBy = by
-		s.q.typedAt = at
+		s.q.noteTyped(by, at)
 	}
 	for _, h := range s.hooks {
 		if h.dialog != nil {
-			h.typedBy = by
-			h.typedAt = at
+			h.noteTyped(by, at)
 		}
 	}
+}
+
+// noteTyped notes who pressed a key that may answer the question, and when.
+func (q *question) noteTyped(by string, at time.Time) {
+	q.typedBy = by
+	q.typedAt = at
 }
 
 // heldBytes is how much waits for the gate to end.
@@ -1306,8 +1332,9 @@ func (s *session) heldBytes() int {
 	return n
 }
 
-// releaseKeys passes on what was typed while the gate g was typing. Keys that were typed at the question that g answered
-// are dropped, and where another question has come, those of a moment after: they must not answer that.
+// releaseKeys passes on what was typed while the gate g was typing. Keys that were typed at the
+// question that g answered are dropped, and where another question has come, those of a moment
+// after: they must not answer that.
 func (s *session) releaseKeys(g *gate) {
 	held := s.held
 	s.held = nil
@@ -1346,7 +1373,8 @@ func (s *session) detect() {
 		s.cast.tty(tty, now)
 	}
 	p := s.det.Tick(tty, now)
-	if s.seen != nil && (p != nil || s.det.Gone(tty, now)) { // the screen may have gone straight on to another question
+	// The screen may have gone straight on to another question.
+	if s.seen != nil && (p != nil || s.det.Gone(tty, now)) {
 		s.endSeen(p)
 	}
 	if p != nil {
@@ -1356,7 +1384,8 @@ func (s *session) detect() {
 	s.turnAt(later(now.Add(detectEvery), s.det.Next(now)))
 }
 
-// endSeen ends what was seen and has left the screen; now stands there instead, nil nothing that asks.
+// endSeen ends what was seen and has left the screen; now stands there instead, nil nothing that
+// asks.
 func (s *session) endSeen(now *Prompt) {
 	s.seen = nil
 	s.spent = nil
@@ -1376,8 +1405,8 @@ func (s *session) endSeen(now *Prompt) {
 	s.end(s.q, Canceled, why)
 }
 
-// takeUp takes up what the screen asks: the dialog of a hook's question tells only that it stands; anything else
-// becomes the question in force, or waits until that is over.
+// takeUp takes up what the screen asks: the dialog of a hook's question tells only that it stands;
+// anything else becomes the question in force, or waits until that is over.
 func (s *session) takeUp(p *Prompt) {
 	h := s.hookOf(p)
 	if h != nil {
@@ -1399,8 +1428,8 @@ func (s *session) takeUp(p *Prompt) {
 	s.capture(p)
 }
 
-// expectsHook tells whether a hook may still call about the dialog p: of a tool that speaks the protocol only where it
-// says that it asks for an approval or an answer (measured on claude 2.1).
+// expectsHook tells whether a hook may still call about the dialog p: of a tool that speaks the
+// protocol only where it says that it asks for an approval or an answer (measured on claude 2.1).
 func (s *session) expectsHook(p *Prompt) bool {
 	if !s.hooked || p.Idle || p.Type != MultipleChoice {
 		return false
@@ -1429,7 +1458,8 @@ func (s *session) capture(p *Prompt) {
 	c.close(now.Add(s.cfg.Stuck + time.Second))
 }
 
-// advance puts the next question in force: the hooks' in the order they came, then what the screen asks.
+// advance puts the next question in force: the hooks' in the order they came, then what the screen
+// asks.
 func (s *session) advance() {
 	if s.q != nil || s.rec.ExitCode != nil {
 		return
@@ -1443,7 +1473,8 @@ func (s *session) advance() {
 	}
 }
 
-// questionStep stores the question in force, sends it, lets it be typed, or expires it, when it is time.
+// questionStep stores the question in force, sends it, lets it be typed, or expires it, when it is
+// time.
 func (s *session) questionStep() {
 	q := s.q
 	if s.gate != nil || q == nil || !s.turnAt(q.askAt) {
@@ -1458,7 +1489,7 @@ func (s *session) questionStep() {
 			s.gate = newGate(q)
 		}
 	case !q.rec.Open(): // its hook passes the answer on
-	case q.rec.Status == Created && s.interactive && !s.turnAt(s.lastKey.Add(s.cfg.Away)): // somebody types here
+	case q.rec.Status == Created && s.waitsForKeyboard():
 	case s.turnAt(q.rec.ExpiresAt):
 		s.expire(q)
 	case q.rec.Status == Created:
@@ -1468,6 +1499,12 @@ func (s *session) questionStep() {
 		q.remind = remindAt(&q.rec)
 		s.turnAt(q.remind)
 	}
+}
+
+// waitsForKeyboard tells whether somebody types here, and may answer it here. The loop turns when
+// they are away.
+func (s *session) waitsForKeyboard() bool {
+	return s.interactive && !s.turnAt(s.lastKey.Add(s.cfg.Away))
 }
 
 // create stores what the screen asks. False: it could not, and is to try again later.
@@ -1519,13 +1556,14 @@ func (s *session) route(q *question) {
 	}
 }
 
-// remindAt is when the prompt's message is to show the time left anew: after half of it, for it is no clock.
+// remindAt is when the prompt's message is to show the time left anew: after half of it, for it is
+// no clock.
 func remindAt(p *PromptRecord) time.Time {
 	return time.Now().Add(max(time.Until(p.ExpiresAt)/2, time.Minute))
 }
 
-// expire ends a question that nobody answered. A hook refuses then. For any other, only what is known to refuse is
-// typed, and nothing at all while somebody may still feed standard input.
+// expire ends a question that nobody answered. A hook refuses then. For any other, only what is
+// known to refuse is typed, and nothing at all while somebody may still feed standard input.
 func (s *session) expire(q *question) {
 	byHook := q.screen == nil
 	life := q.rec.ExpiresAt.Sub(q.rec.CreatedAt)
@@ -1553,8 +1591,9 @@ func (s *session) expire(q *question) {
 	}
 }
 
-// end takes a question out, and the next one comes. Its record gets to as its status and says why; where it was
-// Canceled or Failed and somebody pressed keys for it, it is answered by them. to is "" when the record says it already.
+// end takes a question out, and the next one comes. Its record gets to as its status and says why;
+// where it was Canceled or Failed and somebody pressed keys for it, it is answered by them. to is
+// "" when the record says it already.
 func (s *session) end(q *question, to State, why string) {
 	if s.recordEnd(q, to, why) {
 		return
@@ -1573,7 +1612,8 @@ func (s *session) end(q *question, to State, why string) {
 	s.advance()
 }
 
-// recordEnd records how the question ends. It goes on where a hook passes on what was decided in this very moment.
+// recordEnd records how the question ends. It goes on where a hook passes on what was decided in
+// this very moment.
 func (s *session) recordEnd(q *question, to State, why string) (goesOn bool) {
 	if to == Canceled && s.acceptDecision(q, why) {
 		return true
@@ -1595,8 +1635,8 @@ func (s *session) recordEnd(q *question, to State, why string) (goesOn bool) {
 	return !moved && to == Canceled && s.acceptDecision(q, why)
 }
 
-// acceptDecision takes over a decision that came in the moment in which q was to be canceled. A hook goes on and passes
-// it on; what would have to be typed fails, for the question is gone.
+// acceptDecision takes over a decision that came in the moment in which q was to be canceled. A
+// hook goes on and passes it on; what would have to be typed fails, for the question is gone.
 func (s *session) acceptDecision(q *question, why string) (goesOn bool) {
 	now := s.promptInState(q.rec.ID)
 	if now == nil || now.Status != ReplyReceived {
@@ -1606,11 +1646,13 @@ func (s *session) acceptDecision(q *question, why string) (goesOn bool) {
 	if q.screen == nil {
 		return true
 	}
-	s.transition(q.rec.ID, Failed, func(r *PromptRecord) { r.Reason = why + " before the answer was typed" })
+	why += " before the answer was typed"
+	s.transition(q.rec.ID, Failed, func(r *PromptRecord) { r.Reason = why })
 	return false
 }
 
-// transition moves a prompt to a status, and keeps our copy true. False: that was not allowed, or not stored.
+// transition moves a prompt to a status, and keeps our copy true. False: that was not allowed, or
+// not stored.
 func (s *session) transition(id string, to State, change func(*PromptRecord)) bool {
 	var after PromptRecord
 	moved, err := s.st.Move(id, to, func(r *PromptRecord) {
@@ -1642,7 +1684,8 @@ func (s *session) byID(id string) *question {
 	return nil
 }
 
-// handleRecord takes a record as somebody else changed it: a decision, a hook's question, the phone's wish.
+// handleRecord takes a record as somebody else changed it: a decision, a hook's question, the
+// phone's wish.
 func (s *session) handleRecord(rec Record) {
 	switch r := rec.(type) {
 	case *InputRecord:
@@ -1669,7 +1712,8 @@ func (s *session) apply(q *question, r *PromptRecord) {
 		q.rec = *r
 		q.decided = q.screen != nil
 		if r.DecidedBy != nil && *r.DecidedBy == "cli:answer" {
-			s.notify(Notice{Ring: true, Text: "⌨ answered with `atlasbridge answer`: " + valueName(r, r.Value)})
+			text := "⌨ answered with `atlasbridge answer`: " + valueName(r, r.Value)
+			s.notify(Notice{Ring: true, Text: text})
 		}
 	case Injected: // by its hook
 		q.rec = *r
@@ -1682,11 +1726,11 @@ func (s *session) apply(q *question, r *PromptRecord) {
 
 // ---- hook dialogs ----
 //
-// A tool's hook asks in a process of its own, which also types the answer; the dialog stands on the screen all the
-// while, and may be answered there.
+// A tool's hook asks in a process of its own, which gives the tool the answer. The dialog stands on
+// the screen meanwhile, and may be answered there.
 
-// hookOf is the waiting hook's question whose dialog p is, nil when it is none's: it shows that tool and those
-// arguments, or the tool names them while p stands.
+// hookOf is the waiting hook's question whose dialog p is, nil when it is none's: it shows that
+// tool and those arguments, or the tool names them while p stands.
 func (s *session) hookOf(p *Prompt) *question {
 	for _, h := range s.hooks {
 		if p.showsCall(h.rec.Tool, h.rec.Subject) {
@@ -1706,8 +1750,9 @@ func (h *question) namedIn(words string) bool {
 	return h.rec.Subject != "" && strings.HasSuffix(words, ":"+squeezed(h.rec.Subject))
 }
 
-// addHook takes a question that `atlasbridge hook` has stored. What the screen asked of the same, and nobody was told,
-// is forgotten; what was told already stays, and the hook leaves it to the dialog.
+// addHook takes a question that `atlasbridge hook` has stored. What the screen asked of the same,
+// and nobody was told, is forgotten; what was told already stays, and the hook leaves it to the
+// dialog.
 func (s *session) addHook(rec PromptRecord) {
 	now := s.promptInState(rec.ID)
 	if now == nil || now.Status != Created {
@@ -1716,14 +1761,18 @@ func (s *session) addHook(rec PromptRecord) {
 	fromScreen := s.q != nil && s.q.screen != nil && !s.q.rec.Idle
 	if fromScreen && s.q.screen.showsCall(rec.Tool, rec.Subject) {
 		if s.q.rec.Status != "" {
-			s.transition(rec.ID, Canceled, func(r *PromptRecord) { r.Reason = "asked from the screen already" })
+			s.transition(rec.ID, Canceled, func(r *PromptRecord) {
+				r.Reason = "asked from the screen already"
+			})
 			return
 		}
 		s.q = nil
 	}
 	h := &question{rec: rec, checkAt: time.Now().Add(hookCheck)}
 	s.hooks = append(s.hooks, h)
-	slices.SortStableFunc(s.hooks, func(a, b *question) int { return a.rec.CreatedAt.Compare(b.rec.CreatedAt) })
+	slices.SortStableFunc(s.hooks, func(a, b *question) int {
+		return a.rec.CreatedAt.Compare(b.rec.CreatedAt)
+	})
 	if s.seen != nil && !s.seen.Idle && s.hookOf(s.seen) == h {
 		h.dialog = s.seen
 	}
@@ -1743,7 +1792,8 @@ func (s *session) makeRoom() {
 	}
 }
 
-// handleStatus takes what a known tool says of itself: a dialog that it has named is over when it says something else.
+// handleStatus takes what a known tool says of itself: a dialog that it has named is over when it
+// says something else.
 func (s *session) handleStatus(now ProgramStatus) {
 	if s.adapter.Box == nil {
 		return
@@ -1789,8 +1839,8 @@ func (s *session) watchCalm() {
 	}
 }
 
-// endOver marks the hooks' questions whose dialogs the tool has named and which are over: each ends the first of the
-// same words. What names nobody is forgotten in time.
+// endOver marks the hooks' questions whose dialogs the tool has named and which are over: each ends
+// the first of the same words. What names nobody is forgotten in time.
 func (s *session) endOver() {
 	var kept []overDialog
 	for _, o := range s.over {
@@ -1805,7 +1855,8 @@ func (s *session) endOver() {
 	s.over = kept
 }
 
-// hookNamedBy is the first hook's question that o names, was asked before o was over, and still stands; nil: none.
+// hookNamedBy is the first hook's question that o names, was asked before o was over, and still
+// stands; nil: none.
 func (s *session) hookNamedBy(o overDialog) *question {
 	for _, h := range s.hooks {
 		if h.goneAt.IsZero() && h.namedIn(o.named) && o.at.After(h.rec.CreatedAt) {
@@ -1824,8 +1875,7 @@ func (s *session) dialogOver(h *question, o overDialog) {
 	h.dialog = nil
 	h.goneAt = o.at.Add(-dialogGone) // no repaint
 	if o.by != "" {
-		h.typedBy = o.by
-		h.typedAt = o.at
+		h.noteTyped(o.by, o.at)
 	}
 }
 
@@ -1837,8 +1887,8 @@ func (s *session) spentStep() {
 	}
 }
 
-// checkHook ends a hook's question that is over without us: its dialog is gone, the tool says that it asks nothing any
-// more, its time is over, or the hook itself is gone.
+// checkHook ends a hook's question that is over without us: its dialog is gone, the tool says that
+// it asks nothing any more, its time is over, or the hook itself is gone.
 func (s *session) checkHook(h *question) {
 	gone := !h.goneAt.IsZero() && s.turnAt(h.goneAt.Add(dialogGone))
 	quiet := !s.calm.IsZero() && s.turnAt(later(s.calm, h.rec.CreatedAt).Add(hookUnasked))
@@ -1857,7 +1907,8 @@ func (s *session) checkHook(h *question) {
 	}
 }
 
-// checkAlive ends a question whose hook does not live any more. It lives until it has passed its answer on.
+// checkAlive ends a question whose hook does not live any more. It lives until it has passed its
+// answer on.
 func (s *session) checkAlive(h *question) {
 	if s.st.Alive(h.rec.ID) {
 		return
@@ -1872,8 +1923,8 @@ func (s *session) checkAlive(h *question) {
 	}
 }
 
-// answerTaken tells whether the tool has taken the answer that its hook gave it: the dialog is gone, or there was none.
-// If not, the loop turns when it may have.
+// answerTaken tells whether the tool has taken the answer that its hook gave it: the dialog is
+// gone, or there was none. If not, the loop turns when it may have.
 func (s *session) answerTaken(h *question) bool {
 	if !s.turnAt(h.passed.Add(s.cfg.EchoWindow)) {
 		return false // a key on its way may be there first
@@ -1882,8 +1933,8 @@ func (s *session) answerTaken(h *question) bool {
 	return none || !h.goneAt.IsZero() || s.turnAt(h.passed.Add(dialogGone))
 }
 
-// resolveHook ends a question whose hook has given its answer to the tool. A key that was pressed here in the same
-// moment may have been faster: that is said.
+// resolveHook ends a question whose hook has given its answer to the tool. A key that was pressed
+// here in the same moment may have been faster: that is said.
 func (s *session) resolveHook(h *question) {
 	s.transition(h.rec.ID, Resolved, func(r *PromptRecord) {
 		since := h.passed
@@ -1931,7 +1982,7 @@ func (s *session) handleInput(r *InputRecord) {
 		s.inputDone(r, "", Notice{Text: "⏹ ending the session"})
 	case "again":
 		s.askAgain(r)
-	case "keys": // the child sees them as typed: ^C becomes SIGINT where its terminal is set so, else a byte
+	case "keys": // the child sees them as typed: ^C becomes SIGINT where its terminal is set so
 		for _, name := range strings.Fields(r.Text) {
 			keys, _ := keyBytes(name, s.det.Screen.AppCursorKeys()) // only names that are known get here
 			s.inject(keys, r.By)
@@ -1944,7 +1995,8 @@ func (s *session) handleInput(r *InputRecord) {
 	}
 }
 
-// askAgain makes a new prompt of what stands on the screen, after one that expired or could not be answered.
+// askAgain makes a new prompt of what stands on the screen, after one that expired or could not be
+// answered.
 func (s *session) askAgain(r *InputRecord) {
 	if s.q != nil {
 		s.inputDone(r, "a question is open already", Notice{})
@@ -1973,8 +2025,8 @@ func (s *session) inputText(r *InputRecord) {
 	}
 }
 
-// inputDone records that it was done, or with a reason that it was refused, and replies. A text that was typed answers
-// a tool that was idle.
+// inputDone records that it was done, or with a reason that it was refused, and replies. A text
+// that was typed answers a tool that was idle.
 func (s *session) inputDone(r *InputRecord, why string, reply Notice) {
 	typed := r.Kind == "text" && why == ""
 	after := *r
@@ -2002,7 +2054,7 @@ func (s *session) inputDone(r *InputRecord, why string, reply Notice) {
 // auditInput audits a text that was typed, by its length and hash.
 func (s *session) auditInput(r *InputRecord) {
 	text := []byte(cleanText(r.Text))
-	err := s.st.Audit().Append(Event{
+	s.audit("auditing an input", Event{
 		Name:      "INPUT_FORWARDED",
 		SessionID: s.rec.ID,
 		Fields: []Field{
@@ -2011,7 +2063,6 @@ func (s *session) auditInput(r *InputRecord) {
 			{"text_sha256", fmt.Sprintf("%x", sha256.Sum256(text))},
 		},
 	})
-	s.tellTrouble("auditing an input", err)
 }
 
 // ---- channel ----
@@ -2041,7 +2092,8 @@ func (localChannel) Close() error {
 	return nil
 }
 
-// send makes one call of the channel beside the loop, which runs done then; pacing and retries are the channel's own.
+// send makes one call of the channel beside the loop, which runs done then; pacing and retries are
+// the channel's own.
 func (s *session) send(call func() (int64, error), done func(msg int64, err error)) {
 	s.sending++
 	s.spawn(func() {
@@ -2131,8 +2183,8 @@ func (s *session) streamStep() {
 	}
 }
 
-// gatherStream takes over the output since the last time; settle: all of it is final. Of more than the phone can keep
-// up with the oldest is left out.
+// gatherStream takes over the output since the last time; settle: all of it is final. Of more than
+// the phone can keep up with the oldest is left out.
 func (s *session) gatherStream(settle bool) {
 	t := &s.stream
 	lines, live := s.det.Transcript(settle)
@@ -2149,7 +2201,8 @@ func (s *session) gatherStream(settle bool) {
 		head, rest := cutText(t.text, min(s.cfg.MaxChars, partUnits))
 		half := len(rest) - maxBacklog/2
 		half += strings.IndexByte(rest[half:], '\n') + 1
-		t.text = fmt.Sprintf("%s\n… (%d lines left out)\n%s", head, strings.Count(rest[:half], "\n"), rest[half:])
+		lost := strings.Count(rest[:half], "\n")
+		t.text = fmt.Sprintf("%s\n… (%d lines left out)\n%s", head, lost, rest[half:])
 	}
 }
 
@@ -2158,7 +2211,8 @@ func (s *session) gatherStream(settle bool) {
 // finish closes the books and sends the last messages, and all of the output with --stream.
 func (s *session) finish() {
 	s.pty.Close()
-	for s.inFlight { // a write to a closed terminal returns: what it says decides whether an answer was typed
+	// A write to a closed terminal returns: what it says decides whether an answer was typed.
+	for s.inFlight {
 		happened := <-s.events
 		happened()
 	}
@@ -2183,8 +2237,8 @@ func (s *session) endQuestions() {
 	s.endExpired()
 }
 
-// endHook ends a hook's question with the program: what the hook has passed on was answered, though we may not have
-// heard of it yet.
+// endHook ends a hook's question with the program: what the hook has passed on was answered, though
+// we may not have heard of it yet.
 func (s *session) endHook(h *question) {
 	now := s.promptInState(h.rec.ID)
 	if now != nil {
@@ -2200,7 +2254,8 @@ func (s *session) endHook(h *question) {
 	}
 }
 
-// endExpired takes back the offer to ask again what expired, the oldest first: there is nothing to ask any more.
+// endExpired takes back the offer to ask again what expired, the oldest first: there is nothing to
+// ask any more.
 func (s *session) endExpired() {
 	v, err := s.st.View()
 	if err != nil {
@@ -2209,7 +2264,9 @@ func (s *session) endExpired() {
 	offered := v.which(func(p *PromptRecord) bool { return p.SessionID == s.rec.ID && p.mayBeAsked() })
 	slices.SortFunc(offered, func(a, b *PromptRecord) int { return a.CreatedAt.Compare(b.CreatedAt) })
 	for _, p := range offered {
-		ended := s.transition(p.ID, Failed, func(r *PromptRecord) { r.Reason += ", and the program has ended" })
+		ended := s.transition(p.ID, Failed, func(r *PromptRecord) {
+			r.Reason += ", and the program has ended"
+		})
 		if ended {
 			s.settle(*p, s.rec)
 		}
