@@ -750,6 +750,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	signal.Notify(s.signals, append(endSignals(), suspendSignal)...)
 	signal.Notify(make(chan os.Signal), syscall.SIGPIPE)
 	s.ctx, s.stop = context.WithCancel(ctx)
+	defer s.stop()
 	if slices.Contains(argv, "stream-json") {
 		s.jsonLine = []byte{}
 	}
@@ -766,6 +767,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 			"questions wait for the keyboard or `atlasbridge answer` (see `atlasbridge setup`)")
 	}
 	if err := s.makeRaw(); err != nil {
+		s.pty.Close() // what counts is why
 		return err
 	}
 	defer s.restore()
@@ -861,7 +863,7 @@ func (s *session) loop() {
 	turn := time.NewTimer(0)
 	for s.rec.ExitCode == nil || output != nil {
 		turn.Reset(time.Until(s.next))
-		next, ready := s.nextWrite()
+		w, ready := s.nextWrite()
 		var toWriter chan<- write // a nil channel never becomes ready
 		if ready {
 			toWriter = writes
@@ -879,8 +881,8 @@ func (s *session) loop() {
 			}
 		case p := <-typed:
 			s.handleKeys(p)
-		case toWriter <- next:
-			s.handedOver(next)
+		case toWriter <- w:
+			s.handedOver(w)
 		case happened := <-s.events:
 			happened()
 		case rec := <-records:
@@ -999,8 +1001,8 @@ func (s *session) promptInState(id string) *PromptRecord {
 	return v.Prompts[id]
 }
 
-// handleSignal reloads the configuration on SIGHUP, unless that came because the terminal was
-// closed: this and every other signal ends the session.
+// handleSignal suspends, or reloads the configuration on SIGHUP. A SIGHUP that came because the
+// terminal was closed ends the session, as every other signal does.
 func (s *session) handleSignal(sig os.Signal) {
 	closed := false
 	if s.tty != nil {
@@ -1042,15 +1044,15 @@ func (s *session) reload() {
 		s.notify(Notice{Text: "⚠ configuration kept as it was: " + err.Error()})
 		return
 	}
-	next := *s.cfg // others read the old one
-	next.Timeout = cfg.Timeout
-	next.PermissionTimeout = cfg.PermissionTimeout
-	next.Away = cfg.Away
-	next.FreeText = cfg.FreeText
-	next.NotifyIdle = cfg.NotifyIdle
-	next.Users = cfg.Users
-	s.cfg = &next
-	s.tg.cfg.Store(&next)
+	fresh := *s.cfg // others read the old one
+	fresh.Timeout = cfg.Timeout
+	fresh.PermissionTimeout = cfg.PermissionTimeout
+	fresh.Away = cfg.Away
+	fresh.FreeText = cfg.FreeText
+	fresh.NotifyIdle = cfg.NotifyIdle
+	fresh.Users = cfg.Users
+	s.cfg = &fresh
+	s.tg.cfg.Store(&fresh)
 	s.audit("auditing the reload", Event{Name: "CONFIG_RELOADED", SessionID: s.rec.ID})
 }
 
@@ -1342,8 +1344,8 @@ func (s *session) releaseKeys(g *gate) {
 		return
 	}
 	answered := g.q != nil && !g.q.rec.Idle && g.wrote
-	next := s.det.Look(s.pty.State(), time.Now())
-	asked := next != nil && !next.Idle && next.Type != Unknown
+	look := s.det.Look(s.pty.State(), time.Now())
+	asked := look != nil && !look.Idle && look.Type != Unknown
 	for _, h := range held {
 		before := g.leftAt.IsZero() || h.at.Before(g.leftAt)
 		justAfter := asked && h.at.Before(g.leftAt.Add(keyGrace))
@@ -1384,9 +1386,8 @@ func (s *session) detect() {
 	s.turnAt(later(now.Add(detectEvery), s.det.Next(now)))
 }
 
-// endSeen ends what was seen and has left the screen; now stands there instead, nil nothing that
-// asks.
-func (s *session) endSeen(now *Prompt) {
+// endSeen ends what was seen and has left the screen; p stands there instead, nil nothing that asks.
+func (s *session) endSeen(p *Prompt) {
 	s.seen = nil
 	s.spent = nil
 	for _, h := range s.hooks {
@@ -1399,7 +1400,7 @@ func (s *session) endSeen(now *Prompt) {
 		return
 	}
 	why := "the question left the screen"
-	if now != nil && !now.Idle && !s.q.rec.Idle {
+	if p != nil && !p.Idle && !s.q.rec.Idle {
 		why = "replaced: the question changed"
 	}
 	s.end(s.q, Canceled, why)
@@ -1638,11 +1639,11 @@ func (s *session) recordEnd(q *question, to State, why string) (goesOn bool) {
 // acceptDecision takes over a decision that came in the moment in which q was to be canceled. A
 // hook goes on and passes it on; what would have to be typed fails, for the question is gone.
 func (s *session) acceptDecision(q *question, why string) (goesOn bool) {
-	now := s.promptInState(q.rec.ID)
-	if now == nil || now.Status != ReplyReceived {
+	stored := s.promptInState(q.rec.ID)
+	if stored == nil || stored.Status != ReplyReceived {
 		return false
 	}
-	q.rec = *now
+	q.rec = *stored
 	if q.screen == nil {
 		return true
 	}
@@ -1754,8 +1755,8 @@ func (h *question) namedIn(words string) bool {
 // and nobody was told, is forgotten; what was told already stays, and the hook leaves it to the
 // dialog.
 func (s *session) addHook(rec PromptRecord) {
-	now := s.promptInState(rec.ID)
-	if now == nil || now.Status != Created {
+	stored := s.promptInState(rec.ID)
+	if stored == nil || stored.Status != Created {
 		return // it was over before we heard of it
 	}
 	fromScreen := s.q != nil && s.q.screen != nil && !s.q.rec.Idle
@@ -1794,16 +1795,16 @@ func (s *session) makeRoom() {
 
 // handleStatus takes what a known tool says of itself: a dialog that it has named is over when it
 // says something else.
-func (s *session) handleStatus(now ProgramStatus) {
+func (s *session) handleStatus(status ProgramStatus) {
 	if s.adapter.Box == nil {
 		return
 	}
-	if now.State == "working" {
+	if status.State == "working" {
 		s.det.Worked()
 	}
 	named := ""
-	if now.State == "blocked" {
-		named = squeezed(safely(now.Msg, maxFull))
+	if status.State == "blocked" {
+		named = squeezed(safely(status.Msg, maxFull))
 	}
 	if s.named == named {
 		return
@@ -1913,12 +1914,12 @@ func (s *session) checkAlive(h *question) {
 	if s.st.Alive(h.rec.ID) {
 		return
 	}
-	now := s.promptInState(h.rec.ID)
+	stored := s.promptInState(h.rec.ID)
 	switch {
-	case now == nil:
-	case now.Open():
+	case stored == nil:
+	case stored.Open():
 		s.end(h, Canceled, "the tool gave up its question")
-	case now.Status == ReplyReceived || now.Status == Expired:
+	case stored.Status == ReplyReceived || stored.Status == Expired:
 		s.end(h, Failed, "the tool's hook ended before it passed the answer on")
 	}
 }
@@ -1959,9 +1960,9 @@ func (s *session) resolveHook(h *question) {
 // inputStep does what the phone asked for, until the gate has to type.
 func (s *session) inputStep() {
 	for len(s.inputs) > 0 && s.gate == nil {
-		next := s.inputs[0]
+		r := s.inputs[0]
 		s.inputs = s.inputs[1:]
-		s.handleInput(next)
+		s.handleInput(r)
 	}
 }
 
@@ -2210,7 +2211,7 @@ func (s *session) gatherStream(settle bool) {
 
 // finish closes the books and sends the last messages, and all of the output with --stream.
 func (s *session) finish() {
-	s.pty.Close()
+	s.pty.Close() // the child is gone
 	// A write to a closed terminal returns: what it says decides whether an answer was typed.
 	for s.inFlight {
 		happened := <-s.events
@@ -2240,9 +2241,9 @@ func (s *session) endQuestions() {
 // endHook ends a hook's question with the program: what the hook has passed on was answered, though
 // we may not have heard of it yet.
 func (s *session) endHook(h *question) {
-	now := s.promptInState(h.rec.ID)
-	if now != nil {
-		h.rec = *now
+	stored := s.promptInState(h.rec.ID)
+	if stored != nil {
+		h.rec = *stored
 	}
 	switch h.rec.Status {
 	case Injected:
@@ -2312,7 +2313,7 @@ func (s *session) drain() {
 	}
 	s.stop()
 	s.polling.Wait()
-	s.ch.Close()
+	s.ch.Close() // nothing is to be sent any more
 }
 
 // tellAtTerminal tells the person at the terminal what they should know of this session.
