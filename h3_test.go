@@ -46,7 +46,7 @@ open("done", "w").write("set\n")`
 		readUntil(t, p, key)
 	}
 	typeIn(t, p, "\r")
-	readUntil(t, p, "[a][one]")
+	answer := readUntil(t, p, "[a][one]")
 	begin := make([]byte, 16<<10)
 	for i := range begin { // so slowly that the terminal is full
 		if _, err := p.Read(begin[i : i+1]); err != nil {
@@ -54,7 +54,7 @@ open("done", "w").write("set\n")`
 		}
 	}
 	rest, code := readAll(t, p)
-	all := string(begin) + rest
+	all := answer + string(begin) + rest
 	if n := strings.Count(all, line); n != lines || !strings.Contains(all, "the end") || code != 7 {
 		t.Errorf("%d lines of %d, exit %d, at the end %q", n, lines, code, all[max(0, len(all)-200):])
 	}
