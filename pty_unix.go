@@ -283,29 +283,29 @@ func rawMode(f *os.File) (restore func() error, err error) {
 	}, err
 }
 
-// waitReady waits until a standard stream of ours, which does not block, can be read or written. It uses select: poll of
-// macOS knows no terminals (poll(2), BUGS).
+// waitReady waits until a standard stream of ours, which does not block, can be read or written.
+// It uses select: poll of macOS knows no terminals (poll(2), BUGS).
 func waitReady(f *os.File, write bool) error {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return err
 	}
-	waiting := func(fd uintptr) {
-		err = unix.EINTR
-		for err == unix.EINTR {
+	waited := error(unix.EINTR)
+	err = raw.Control(func(fd uintptr) {
+		for waited == unix.EINTR {
 			set := &unix.FdSet{}
 			set.Set(int(fd))
 			if write {
-				_, err = unix.Select(int(fd)+1, nil, set, nil, nil)
+				_, waited = unix.Select(int(fd)+1, nil, set, nil, nil)
 			} else {
-				_, err = unix.Select(int(fd)+1, set, nil, nil, nil)
+				_, waited = unix.Select(int(fd)+1, set, nil, nil, nil)
 			}
 		}
-	}
-	if err := raw.Control(waiting); err != nil {
+	})
+	if err != nil {
 		return err
 	}
-	return err
+	return waited
 }
 
 func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) { // a value per change of the host terminal's size
