@@ -695,7 +695,7 @@ func gateBench(t *testing.T, tool string, state TTYState, asked, value string) *
 	if err != nil || why != "" {
 		t.Fatal(why, err)
 	}
-	s.followed(&now)
+	s.handleRecord(&now)
 	if s.questionStep(); s.gate == nil {
 		t.Fatal("the gate is not to type")
 	}
@@ -1016,7 +1016,7 @@ func TestDecidedAsItWent(t *testing.T) {
 	if _, why, err := st.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
 		t.Fatal(why, err)
 	}
-	s.left(&Prompt{Type: YesNo})
+	s.endSeen(&Prompt{Type: YesNo})
 	if got := storeView(t, st).Prompts[p.ID]; got.Status != Failed || !strings.Contains(got.Reason, "before the answer was typed") {
 		t.Errorf("it is %s (%s)", got.Status, got.Reason)
 	}
@@ -1033,7 +1033,7 @@ func TestGateLooksAgain(t *testing.T) {
 		t.Fatal("nothing is to be written")
 	}
 	s.tty = os.Stdin // replies are the host's
-	s.output([]byte("\r\nErase the disk? (y/n) "))
+	s.handleOutput([]byte("\r\nErase the disk? (y/n) "))
 	if w, ready := s.nextWrite(); ready {
 		t.Errorf("%q is written at what came", w.p)
 	}
@@ -1401,7 +1401,7 @@ func TestToolCallsOfStreamJSON(t *testing.T) {
 	s := &session{st: st, log: slog.New(slog.DiscardHandler), jsonLine: []byte{}}
 	for _, cut := range []int{1, 7, len(output)} {
 		for p := []byte(output); len(p) > 0; p = p[min(cut, len(p)):] {
-			s.toolCalls(p[:min(cut, len(p))])
+			s.auditToolCalls(p[:min(cut, len(p))])
 		}
 	}
 	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
@@ -3703,7 +3703,7 @@ func (s *sim) play() {
 	s.simPhone.begin(s)
 	s.keys.more = make(chan struct{}, 1)
 	sess := &session{cfg: s.cfg, flags: map[string]string{}, st: st, ch: tg, tg: tg, log: log, adapter: adapterFor(name),
-		in: &s.keys, out: io.Discard, notes: io.Discard, interactive: true, restore: func() error { return nil },
+		in: &s.keys, out: io.Discard, notes: io.Discard, interactive: true,
 		hooked: s.claude, signals: make(chan os.Signal, 8), events: make(chan func()), pty: &simPTY{s},
 		rec: SessionRecord{Head: Head{ID: newID()}, Tool: name, Cwd: "/srv/app", Wrapper: os.Getpid(), Status: "active",
 			Activity: "starting", StartedAt: time.Now().UTC()}}
@@ -3715,7 +3715,7 @@ func (s *sim) play() {
 	}
 	sess.ctx, sess.stop = context.WithCancel(context.Background())
 	sess.polling.Go(func() { tg.Poll(sess.ctx) })
-	sess.watch(Size{Rows: 24, Cols: 80})
+	sess.startDetector(Size{Rows: 24, Cols: 80})
 	s.mu.Lock()
 	s.note("%s, timeouts %v and %v, away %v, free text %v, idle %v, rough %v, blind %v", name, s.cfg.Timeout, s.cfg.PermissionTimeout,
 		s.cfg.Away, s.cfg.FreeText, s.cfg.NotifyIdle, s.rough, s.blind)
@@ -13562,14 +13562,14 @@ func TestReleaseHeldKeys(t *testing.T) {
 		if c.input {
 			g.q = nil
 		}
-		s.keyboard([]byte(c.keys))
+		s.handleKeys([]byte(c.keys))
 		if len(s.held) != 1 || len(s.typing) > 0 {
 			t.Fatalf("%s: not held", c.name)
 		}
 		s.held[0].at = c.at
 		s.shows(c.shows)
 		s.gate = nil
-		s.release(g)
+		s.releaseKeys(g)
 		if string(s.typing) != c.want || len(s.held) > 0 {
 			t.Errorf("%s: passed on %q, want %q", c.name, s.typing, c.want)
 		}
@@ -14057,7 +14057,7 @@ func hookBench(t *testing.T, commands ...string) (s *session, hooks []*question,
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.followed(p)
+		s.handleRecord(p)
 		hooks, unlock = append(hooks, s.byID(p.ID)), append(unlock, release)
 	}
 	return s, hooks, unlock
@@ -14076,7 +14076,7 @@ func TestHookOwnsItsDialog(t *testing.T) {
 	if len(s.hooks) != 2 || s.q != hooks[0] || s.hooks[0] != hooks[0] {
 		t.Fatal("not in the order they came")
 	}
-	s.found(s.dialogOf("touch b"))
+	s.takeUp(s.dialogOf("touch b"))
 	if hooks[0].dialog != nil || hooks[1].dialog == nil || s.q != hooks[0] {
 		t.Error("the dialog is not the second's")
 	}
@@ -14096,11 +14096,11 @@ func TestHookOwnsItsDialog(t *testing.T) {
 		t.Error("a key is taken for a question whose dialog does not stand")
 	}
 	s.q = hooks[0]
-	s.left(nil)
+	s.endSeen(nil)
 	if hooks[1].dialog != nil || hooks[1].goneAt.IsZero() || !hooks[0].goneAt.IsZero() || s.q != hooks[0] {
 		t.Error("the dialog has left, and only that")
 	}
-	s.found(s.dialogOf("touch b"))
+	s.takeUp(s.dialogOf("touch b"))
 	if !hooks[1].goneAt.IsZero() {
 		t.Error("the dialog is back")
 	}
@@ -14208,7 +14208,7 @@ func TestHookAndScreen(t *testing.T) {
 		rec := storePrompt(t, s.st, s.rec.ID, Created, func(p *PromptRecord) {
 			p.Source, p.Tool, p.Subject, p.Permission = "hook", "Bash", "touch a", true
 		})
-		s.followed(rec)
+		s.handleRecord(rec)
 		h := s.byID(rec.ID)
 		if got := storeView(t, s.st).Prompts[rec.ID]; got.Status != c.want {
 			t.Errorf("%s: the hook's is %s", c.name, got.Status)
@@ -14226,11 +14226,11 @@ func TestHookAndScreen(t *testing.T) {
 	over := storePrompt(t, s.st, s.rec.ID, Canceled, func(p *PromptRecord) { p.Source, p.Tool, p.Subject = "hook", "Bash", "touch z" })
 	late := *over
 	late.Status = Created // as it was told, late
-	if s.followed(&late); len(s.hooks) > 0 || s.q != idle {
+	if s.handleRecord(&late); len(s.hooks) > 0 || s.q != idle {
 		t.Error("a hook's question that is over is taken up")
 	}
 	rec := storePrompt(t, s.st, s.rec.ID, Created, func(p *PromptRecord) { p.Source, p.Tool, p.Subject = "hook", "Bash", "touch a" })
-	if s.followed(rec); s.q == nil || s.q.rec.ID != rec.ID {
+	if s.handleRecord(rec); s.q == nil || s.q.rec.ID != rec.ID {
 		t.Error("an idle box stays in force while the tool asks")
 	}
 }
