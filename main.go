@@ -2283,10 +2283,10 @@ func (s *session) streamStep() { // gathers output for flush_ms and keeps one me
 	if t.busy || s.ctx.Err() != nil {
 		return
 	}
-	text := t.message(min(s.cfg.MaxChars, partUnits))
+	text := t.fill(min(s.cfg.MaxChars, partUnits))
 	if t.cut > 0 && text == t.shown { // the message says it all already: the next one begins
 		t.delivered(t.msg, nil)
-		text = t.message(min(s.cfg.MaxChars, partUnits))
+		text = t.fill(min(s.cfg.MaxChars, partUnits))
 	}
 	if text != t.shown {
 		n := Notice{SessionID: s.rec.ID, Mono: text, Edit: t.msg}
