@@ -233,3 +233,28 @@ func TestDeletedAlready(t *testing.T) {
 		}
 	}
 }
+
+// An outage is not over while what came meanwhile cannot be recorded: only then the questions that wait are sent again.
+func TestOutageLastsUntilRecorded(t *testing.T) {
+	e := newTGEnv(t)
+	tapped := openIn(t, e, e.s.ID, 10, time.Hour, "tapped")
+	openIn(t, e, storeSession(t, e.store), 11, time.Hour, "waits")
+	aged(storeView(t, e.store))
+	works := e.store.log.do
+	fullDisk(e.store)
+	r := &receiver{Telegram: e.Telegram, ctx: t.Context(), lastOK: time.Now().Add(-200 * time.Second)}
+	tap := []json.RawMessage{json.RawMessage(tgTap(1, tapped, "y"))}
+	params := &pollParams{}
+	r.handleUpdates(tap, params)
+	r.work.Wait()
+	if n := e.srv.count("sendMessage"); n != 0 || params.Offset != 0 {
+		t.Errorf("%d messages, the next poll begins at %d", n, params.Offset)
+	}
+	e.store.log.do = works
+	aged(storeView(t, e.store)) // it has been read anew
+	r.handleUpdates(tap, params)
+	r.work.Wait()
+	if n := e.srv.count("sendMessage"); n != 1 || params.Offset != 2 {
+		t.Errorf("%d messages, the next poll begins at %d", n, params.Offset)
+	}
+}

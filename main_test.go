@@ -8854,7 +8854,7 @@ func TestTelegramSendRetries(t *testing.T) {
 	}
 	r := &richText{}
 	r.addLine("bold", "hi")
-	id, err := e.send(context.Background(), r.outgoing("sendMessage", nil), true)
+	id, err := e.send(context.Background(), r.outgoing(0, nil), true)
 	if err != nil || id == 0 || len(times) != len(bodies)+1 || e.srv.count("sendMessage") != 1 {
 		t.Fatalf("send = %d, %v after %d attempts", id, err, len(times))
 	}
@@ -9103,7 +9103,7 @@ func TestTelegramShowAllOfNothing(t *testing.T) {
 		e := newTGEnv(t)
 		p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Cut, p.Full = true, full }))
 		r := &receiver{Telegram: e.Telegram, ctx: context.Background()}
-		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapAll)
+		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapAll)
 		r.work.Wait()
 		e.srv.mu.Lock()
 		last := e.srv.calls[len(e.srv.calls)-1]
@@ -9829,7 +9829,7 @@ func TestTickOvertakenByOutcome(t *testing.T) {
 			r := e.receiver(poller)
 			held := make(chan struct{})
 			there := e.chat.first(fate{hold: held, cut: lost})
-			r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+"1")
+			r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+"1")
 			<-there
 			if _, why, err := e.store.Decide(storeTap(p, "1"), time.Now()); err != nil || why != "" {
 				t.Fatal(why, err)
@@ -9860,7 +9860,7 @@ func TestTicksInOrder(t *testing.T) {
 	held := make(chan struct{})
 	there := e.chat.first(fate{hold: held})
 	tick := func(keys string) {
-		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+keys)
+		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+keys)
 	}
 	users := func(n int) func() bool {
 		return func() bool {
@@ -10189,7 +10189,7 @@ func TestReplacedMessageIsOwed(t *testing.T) {
 			return when(strings.HasPrefix(method, "editMessage"), fate{answer: `{"ok":false,"error_code":403,"description":"x"}`})
 		})
 		r := e.receiver(e.process())
-		if _, err := r.resend(e.s, *p, "", false); err == nil {
+		if _, err := r.resend(*p, "", false); err == nil {
 			t.Error("the failed edit is not told")
 		}
 		now := e.prompt(p.ID)
@@ -10227,7 +10227,7 @@ func TestOfferedAgainWhileAnswered(t *testing.T) {
 	r := e.receiver(e.process())
 	msg := make(chan int64)
 	go func() {
-		id, err := r.resend(e.s, *p, "", false)
+		id, err := r.resend(*p, "", false)
 		if err != nil {
 			t.Errorf("offer: %v", err)
 		}
@@ -10244,7 +10244,7 @@ func TestOfferedAgainWhileAnswered(t *testing.T) {
 	if e.chat.twice != 0 || len(e.chat.edits(p.MsgID)) != 1 {
 		t.Errorf("edits: %v", e.chat.edits(0))
 	}
-	if again, err := r.resend(e.s, *e.prompt(p.ID), "", false); again != 0 || err != nil {
+	if again, err := r.resend(*e.prompt(p.ID), "", false); again != 0 || err != nil {
 		t.Errorf("what is over is offered again as %d, %v", again, err)
 	}
 }
@@ -10354,9 +10354,9 @@ func TestTicksStayInTheirMessage(t *testing.T) {
 	e := newChatEnv(t)
 	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
 	r := e.receiver(e.Telegram)
-	r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+"1")
+	r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+"1")
 	r.work.Wait()
-	id, err := r.resend(e.s, *p, "", false)
+	id, err := r.resend(*p, "", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -10376,7 +10376,7 @@ func TestTickOfReplacedMessage(t *testing.T) {
 	held := make(chan struct{})
 	there := e.chat.first(fate{hold: held})
 	tick := func(keys string) {
-		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+keys)
+		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+keys)
 	}
 	tick("1")
 	<-there
@@ -10406,7 +10406,7 @@ func TestOfferThatCannotBeRecorded(t *testing.T) {
 	p := e.ask(yesNo)
 	other := e.process()
 	other.store.log.do = faultyFiles(func(op string, _ int64) error { return when(op == "write", http.ErrServerClosed) })
-	if _, err := e.receiver(other).resend(e.s, *p, "", false); err == nil {
+	if _, err := e.receiver(other).resend(*p, "", false); err == nil {
 		t.Error("the error is not told")
 	}
 	if e.chat.message(p.MsgID).buttons == 0 || e.chat.message(p.MsgID+1).buttons != 0 {

@@ -50,7 +50,7 @@ type Notice struct {
 	Text      string
 	Mono      string
 	SessionID string
-	ReplyTo   int64 // the message that it replies to, 0: none
+	ReplyTo   int64 // the message that it replies to, 0: none; not with Edit
 	Edit      int64 // the message to change instead of sending one, 0: none
 	Ring      bool  // with sound, silent otherwise
 	Urgent    bool  // before streams, as what rings or replies goes
@@ -495,10 +495,14 @@ func (r *richText) addLine(kind, s string) {
 	r.text += s
 }
 
-// outgoing is the text as a message with these buttons; method is sendMessage or editMessageText.
-func (r *richText) outgoing(method string, rows [][]button) *outgoing {
-	preview := &linkPreview{Disabled: true}
-	return &outgoing{method: method, Text: r.text, Entities: r.marks, Markup: markup(rows), Preview: preview}
+// outgoing is a message with the text and these buttons, or, if edit is not 0, the change of that message into it.
+func (r *richText) outgoing(edit int64, rows [][]button) *outgoing {
+	method := "sendMessage"
+	if edit != 0 {
+		method = "editMessageText"
+	}
+	return &outgoing{method: method, EditID: edit, Text: r.text, Entities: r.marks, Markup: markup(rows),
+		Preview: &linkPreview{Disabled: true}}
 }
 
 // units is the length of s in UTF-16 units, as Telegram counts.
@@ -595,72 +599,66 @@ func keyboard(p *PromptRecord, ticked ...string) [][]button {
 	if !p.Open() || p.Idle || p.Secret {
 		return nil
 	}
-	var buttons []button
-	add := func(text, value string) { buttons = append(buttons, newButton(p, text, value)) }
-	read := p.ShownAll && !p.Cut
-	ambiguous := p.ambiguous()
-	if !p.ShownAll && !ambiguous {
-		add("📄 Show all", tapAll)
-	}
-	if read && (ambiguous || p.Type == FreeText) {
-		add("↩️ Send Enter", tapEnter)
-	}
-	switch {
-	case ambiguous:
-		add("🚫 Cancel / Skip", tapLeave)
-		add("🔍 Show last 500 characters", tapRecent)
-	case p.Type == FreeText:
-		add("🚫 Leave it", tapLeave)
-	case p.Type == ConfirmEnter && read:
-		add("↩️ Press Enter", "enter")
-	}
-	if !ambiguous {
-		buttons = append(buttons, choiceButtons(p, read, ticked)...)
-	}
 	var rows [][]button
-	for _, b := range buttons {
+	add := func(text, value string) {
+		b := newButton(p, text, value)
 		if len(b.Data) <= maxCallbackData {
 			rows = append(rows, []button{b})
 		}
 	}
+	read := p.ShownAll && !p.Cut
+	if p.ambiguous() {
+		if read {
+			add("↩️ Send Enter", tapEnter)
+		}
+		add("🚫 Cancel / Skip", tapLeave)
+		add("🔍 Show last 500 characters", tapRecent)
+		return rows
+	}
+	if !p.ShownAll {
+		add("📄 Show all", tapAll)
+	}
+	switch {
+	case p.Type == FreeText:
+		if read {
+			add("↩️ Send Enter", tapEnter)
+		}
+		add("🚫 Leave it", tapLeave)
+	case p.Type == ConfirmEnter && read:
+		add("↩️ Press Enter", "enter")
+	}
+	addChoices(p, read, ticked, add)
+	if p.SafeDefault != nil && *p.SafeDefault == "esc" {
+		add("⏩ Use default (Esc)", "default")
+	}
 	return rows
 }
 
-// choiceButtons are the buttons of a question's choices; read tells that all of it has been shown.
-func choiceButtons(p *PromptRecord, read bool, ticked []string) []button {
-	var buttons []button
+// addChoices adds the buttons of a question's choices; read tells that all of it has been shown.
+func addChoices(p *PromptRecord, read bool, ticked []string, add func(text, value string)) {
 	for _, c := range choicesOf(p) {
 		switch {
 		case p.Multi && read:
-			buttons = append(buttons, tickButton(p, c, ticked))
+			add(tickButton(p, c, ticked))
 		case !p.Multi && (read || p.refuses(c.Key)):
-			buttons = append(buttons, newButton(p, choiceMark(p, c)+choiceText(p, c), c.Key))
+			add(choiceMark(p, c)+choiceText(p, c), c.Key)
 		}
 	}
 	if p.Multi && read {
-		buttons = append(buttons, newButton(p, "📨 Submit", tapSubmit+strings.Join(ticked, ",")))
+		add("📨 Submit", tapSubmit+strings.Join(ticked, ","))
 	}
-	if p.SafeDefault != nil && *p.SafeDefault == "esc" {
-		buttons = append(buttons, newButton(p, "⏩ Use default (Esc)", "default"))
-	}
-	return buttons
 }
 
 // tickButton ticks the choice, or unticks it.
-func tickButton(p *PromptRecord, c Choice, ticked []string) button {
+func tickButton(p *PromptRecord, c Choice, ticked []string) (text, value string) {
 	mark := "▫️ "
-	keys := []string{c.Key}
-	for _, key := range ticked {
-		if key != c.Key {
-			keys = append(keys, key)
-		}
-	}
+	keys := append(slices.Clone(ticked), c.Key)
 	if slices.Contains(ticked, c.Key) {
 		mark = "✓ "
-		keys = keys[1:]
+		keys = slices.DeleteFunc(keys, func(key string) bool { return key == c.Key })
 	}
 	slices.Sort(keys)
-	return newButton(p, mark+choiceText(p, c), tapTick+strings.Join(keys, ","))
+	return mark + choiceText(p, c), tapTick + strings.Join(keys, ",")
 }
 
 // keyboardAfter is what can be tapped when a question is over: one that nobody answered and that may still stand can be
@@ -952,12 +950,12 @@ type catchUpOptions struct {
 
 // edit is one request that a question's messages need.
 type edit struct {
-	*outgoing        // nil: the message says it already, which has only to be recorded
-	msg       int64  // the message
+	*outgoing
 	print     string // tells what it says, and of which message
+	said      bool   // the message says it already, which has only to be recorded
 	status    State  // that the message shows then, "" with buttons
 	replaced  bool   // the message has been, by a newer one
-	reminders int    // how many are done with it
+	reminders int    // how many are done with it and those before
 }
 
 // Ask sends the question. Id 0 without an error: it was over before it left, nothing was sent.
@@ -978,7 +976,7 @@ func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, dre
 		}
 		p := *stored
 		dress(&p)
-		out := t.questionText(&p, s).outgoing("sendMessage", keyboard(&p))
+		out := t.questionText(&p, s).outgoing(0, keyboard(&p))
 		out.Silent = p.Idle
 		return out
 	}
@@ -1013,7 +1011,7 @@ func (t *Telegram) catchUp(ctx context.Context, id string, why catchUpOptions) e
 		if e == nil {
 			return nil
 		}
-		if e.outgoing != nil {
+		if !e.said {
 			sent, err := t.sendEdit(ctx, id, m, why)
 			if err != nil {
 				return err
@@ -1082,40 +1080,35 @@ func (t *Telegram) nextEdit(id string, m *messageState, why catchUpOptions) *edi
 	if next != nil || len(p.OldMsgIDs) == 0 {
 		return next
 	}
-	next = newEdit(p.OldMsgIDs[0], buttonsEdit(nil))
+	next = newEdit(m, buttonsEdit(p.OldMsgIDs[0], nil))
 	next.status = p.Status
 	next.replaced = true
-	if next.print == m.says { // it has lost its buttons already
-		next.outgoing = nil
-	}
+	next.said = next.print == m.says // it has lost its buttons already
 	return next
 }
 
-// newEdit is the request that changes the message so.
-func newEdit(msg int64, out *outgoing) *edit {
-	out.EditID = msg
+// newEdit is an edit that is done with no reminder.
+func newEdit(m *messageState, out *outgoing) *edit {
 	print, _ := json.Marshal(out) // plain values: cannot fail
-	return &edit{outgoing: out, msg: msg, print: digest(print)}
+	return &edit{outgoing: out, print: digest(print), reminders: m.reminded}
 }
 
 // buttonsEdit gives a message these buttons and leaves its text as it is.
-func buttonsEdit(rows [][]button) *outgoing {
-	return &outgoing{method: "editMessageReplyMarkup", Markup: markup(rows)}
+func buttonsEdit(msg int64, rows [][]button) *outgoing {
+	return &outgoing{method: "editMessageReplyMarkup", EditID: msg, Markup: markup(rows)}
 }
 
 // openEdit is the next edit of an open question: what is ticked, else the time left.
 func (t *Telegram) openEdit(p *PromptRecord, s *SessionRecord, m *messageState, wanted wantedEdits) *edit {
 	if wanted.cleared != 0 && wanted.cleared == p.MsgID {
-		e := newEdit(p.MsgID, buttonsEdit(nil))
-		e.reminders = m.reminded
+		e := newEdit(m, buttonsEdit(p.MsgID, nil))
 		if e.print == m.says {
 			return nil
 		}
 		return e
 	}
 	if p.Multi && wanted.tickedIn != 0 && wanted.tickedIn >= p.MsgID { // it can be newer than what is recorded
-		e := newEdit(wanted.tickedIn, buttonsEdit(keyboard(p, wanted.ticked...)))
-		e.reminders = m.reminded
+		e := newEdit(m, buttonsEdit(wanted.tickedIn, keyboard(p, wanted.ticked...)))
 		if e.print != m.says {
 			return e
 		}
@@ -1124,7 +1117,7 @@ func (t *Telegram) openEdit(p *PromptRecord, s *SessionRecord, m *messageState, 
 	if p.MsgID == 0 || reminded || !fitsMessage(p) || p.Multi { // it may be shown in parts, or choices ticked
 		return nil
 	}
-	e := newEdit(p.MsgID, t.questionText(p, s).outgoing("editMessageText", keyboard(p)))
+	e := newEdit(m, t.questionText(p, s).outgoing(p.MsgID, keyboard(p)))
 	e.reminders = wanted.reminders
 	return e
 }
@@ -1137,19 +1130,16 @@ func (t *Telegram) outcomeEdit(p *PromptRecord, s *SessionRecord, m *messageStat
 	outcomeAs := func(status State) *edit {
 		shown := *p
 		shown.Status = status
-		return newEdit(p.MsgID, t.questionText(&shown, s).outgoing("editMessageText", keyboardAfter(&shown)))
+		return newEdit(m, t.questionText(&shown, s).outgoing(p.MsgID, keyboardAfter(&shown)))
 	}
 	e := outcomeAs(p.Status)
 	e.status = p.Status
-	e.reminders = m.reminded
 	doubtful := m.mayBeOvertaken(e.print)
 	if p.MsgStatus == p.Status && !doubtful {
 		return nil
 	}
 	recorded := m.says == "" && !doubtful && !p.shownOpen() // what it says is known from the state alone
-	if m.says == e.print || recorded && outcomeAs(p.MsgStatus).print == e.print {
-		e.outgoing = nil
-	}
+	e.said = m.says == e.print || recorded && outcomeAs(p.MsgStatus).print == e.print
 	return e
 }
 
@@ -1174,7 +1164,7 @@ func (t *Telegram) sendEdit(ctx context.Context, id string, m *messageState, why
 		},
 		write: func() *outgoing {
 			sent = t.nextEdit(id, m, why)
-			if sent == nil || sent.outgoing == nil {
+			if sent == nil || sent.said {
 				sent = nil
 				return nil
 			}
@@ -1184,9 +1174,8 @@ func (t *Telegram) sendEdit(ctx context.Context, id string, m *messageState, why
 			m.lost[sent.print] = time.Now()
 		},
 	})
-	var failed *apiError
-	refused := sent != nil && errors.As(err, &failed) && failed.Code == http.StatusBadRequest
-	if refused && failed.trouble(0) == "" {
+	failed, ok := err.(*apiError)
+	if ok && failed.Code == http.StatusBadRequest && failed.trouble(0) == "" {
 		t.log.Warn("a message cannot be edited, now or later", "error", failed.Error())
 		return sent, nil
 	}
@@ -1199,16 +1188,15 @@ func (t *Telegram) sendEdit(ctx context.Context, id string, m *messageState, why
 // recordEdit notes what a message says now, for good where the question is over. It is not certain while an earlier
 // edit may still be carried out after this one: then it stays owed, and a later edit makes sure.
 func (t *Telegram) recordEdit(id string, m *messageState, e *edit) (certain bool, err error) {
-	if e.replaced {
-		return true, t.store.Edited(id, e.msg, e.status)
+	if !e.replaced {
+		m.says = e.print
+		m.reminded = e.reminders
+		if e.status != "" && m.mayBeOvertaken(e.print) {
+			m.says = ""
+			return false, t.store.Edited(id, e.EditID, "")
+		}
 	}
-	m.says = e.print
-	m.reminded = e.reminders
-	if e.status != "" && m.mayBeOvertaken(e.print) {
-		m.says = ""
-		return false, t.store.Edited(id, e.msg, "")
-	}
-	return true, t.store.Edited(id, e.msg, e.status)
+	return true, t.store.Edited(id, e.EditID, e.status)
 }
 
 // ---- notices and streams ----
@@ -1235,7 +1223,11 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (int64, error) {
 		r := &richText{text: part}
 		r.addLine("pre", block)
 		r.addLine("", about)
-		out := n.outgoing(r)
+		out := r.outgoing(n.Edit, nil)
+		out.Silent = n.Edit == 0 && !n.Ring
+		if n.ReplyTo != 0 {
+			out.ReplyTo = &replyTo{MessageID: n.ReplyTo, Optional: true}
+		}
 		n.Edit = 0 // used, or deleted: then the same in a new one
 		sent, err := t.send(ctx, out, n.Ring || n.Urgent || n.ReplyTo != 0)
 		if err != nil {
@@ -1249,21 +1241,6 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (int64, error) {
 		mono = restMono
 	}
 	return id, nil
-}
-
-// outgoing is a message of the notice with that text.
-func (n *Notice) outgoing(r *richText) *outgoing {
-	if n.Edit != 0 {
-		out := r.outgoing("editMessageText", nil)
-		out.EditID = n.Edit
-		return out
-	}
-	out := r.outgoing("sendMessage", nil)
-	out.Silent = !n.Ring
-	if n.ReplyTo != 0 {
-		out.ReplyTo = &replyTo{MessageID: n.ReplyTo, Optional: true}
-	}
-	return out
 }
 
 // stream turns the transcript into messages: finished text fills a message, which is edited as it grows and followed by
@@ -1526,7 +1503,7 @@ func (r *receiver) resendAfterOutage() {
 	})
 	r.work.Go(func() {
 		for _, p := range waiting {
-			_, err := r.resend(v.Sessions[p.SessionID], *p, "", false)
+			_, err := r.resend(*p, "", false)
 			r.warn(err)
 		}
 	})
@@ -1733,7 +1710,7 @@ func (r *receiver) handleCallbackQuery(id int64, q *callbackQuery, v *View) erro
 		if err := r.recordUpdate(id, nil); err != nil {
 			return err
 		}
-		r.handleViewButton(q, *p, v.Sessions[p.SessionID], d.Value)
+		r.handleViewButton(q, *p, d.Value)
 		return nil
 	case d.Value == tapAgain && len(d.Nonce) >= 16 && strings.HasPrefix(p.Nonce, d.Nonce):
 		return r.handleAskAgain(id, q, p, v.Sessions[p.SessionID])
@@ -1783,9 +1760,7 @@ func (r *receiver) showOnItsWay(id string) error {
 // newer message.
 func (r *receiver) removeButtons(p *PromptRecord, msg int64) error {
 	if p == nil {
-		out := buttonsEdit(nil)
-		out.EditID = msg
-		_, err := r.send(r.ctx, out, true)
+		_, err := r.send(r.ctx, buttonsEdit(msg, nil), true)
 		return err
 	}
 	if err := r.store.Offered(p.ID, msg); err != nil {
@@ -1800,8 +1775,8 @@ func (r *receiver) handleAskAgain(id int64, q *callbackQuery, p *PromptRecord, s
 		r.answerCallback(q, "Nothing was done: there is nothing to ask again", true)
 		return r.recordUpdate(id, nil)
 	}
-	in := &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: "again", By: q.From.who(), PromptID: p.ID,
-		ReplyTo: q.Message.ID, UpdateID: id, Status: "queued"}
+	in := newInput(s, "again", q.From, q.Message.ID, id)
+	in.PromptID = p.ID
 	if err := r.recordUpdate(id, in); err != nil {
 		return err
 	}
@@ -1809,8 +1784,14 @@ func (r *receiver) handleAskAgain(id int64, q *callbackQuery, p *PromptRecord, s
 	return nil
 }
 
+// newInput is something for a session to do, asked in the message msg.
+func newInput(s *SessionRecord, kind string, from *user, msg, update int64) *InputRecord {
+	return &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: kind, By: from.who(), ReplyTo: msg,
+		UpdateID: update, Status: "queued"}
+}
+
 // handleViewButton does what a button asks for that decides nothing: ticks a choice, or shows more.
-func (r *receiver) handleViewButton(q *callbackQuery, p PromptRecord, s *SessionRecord, value string) {
+func (r *receiver) handleViewButton(q *callbackQuery, p PromptRecord, value string) {
 	r.answerCallback(q, "", false)
 	if keys, ok := strings.CutPrefix(value, tapTick); ok {
 		ticks := func(w *wantedEdits) {
@@ -1825,7 +1806,7 @@ func (r *receiver) handleViewButton(q *callbackQuery, p PromptRecord, s *Session
 		text = strings.Trim(p.Above+"\n\n"+p.Full, "\n")
 	}
 	r.background(func() error {
-		_, err := r.resend(s, p, text, value == tapAll)
+		_, err := r.resend(p, text, value == tapAll)
 		return err
 	})
 }
@@ -1833,7 +1814,7 @@ func (r *receiver) handleViewButton(q *callbackQuery, p PromptRecord, s *Session
 // resend sends a question again, with text, in as many messages as that needs; the last has the question and its
 // buttons. Without a text it is sent as it was at first. all: the text is all of it, so that it can be answered from
 // then on. The buttons of the new message count from then on, those of the one before go.
-func (r *receiver) resend(s *SessionRecord, p PromptRecord, text string, all bool) (msg int64, err error) {
+func (r *receiver) resend(p PromptRecord, text string, all bool) (msg int64, err error) {
 	ctx, cancel := context.WithDeadline(r.ctx, p.ExpiresAt)
 	defer cancel()
 	part, rest := cutText(clean(text, 1<<20), partUnits-800)
@@ -1850,11 +1831,8 @@ func (r *receiver) resend(s *SessionRecord, p PromptRecord, text string, all boo
 			return 0, err
 		}
 	}
-	if s == nil {
-		s = &SessionRecord{}
-	}
 	shown := p.ShownAll || all
-	msg, err = r.ask(ctx, p.ID, s, func(now *PromptRecord) {
+	msg, err = r.ask(ctx, p.ID, &SessionRecord{}, func(now *PromptRecord) {
 		if text != "" {
 			now.Above = ""
 			now.Full = part
@@ -2064,8 +2042,9 @@ func (in *incoming) claim(sid, reply string) intent {
 
 // input is something for a session to do.
 func (in *incoming) input(s *SessionRecord, kind, text string) intent {
-	return intent{record: &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: kind, Text: text,
-		By: in.From.who(), ReplyTo: in.ID, UpdateID: in.updateID, Status: "queued"}}
+	record := newInput(s, kind, in.From, in.ID, in.updateID)
+	record.Text = text
+	return intent{record: record}
 }
 
 // target finds the session meant, by the first of: the command; the message replied to (then also the question asked
@@ -2111,13 +2090,14 @@ func (in *incoming) repliedQuestion() *PromptRecord {
 		return nil
 	}
 	msg := in.ReplyTo.ID
-	found := inOrder(in.view, func(p *PromptRecord) bool {
-		return p.MsgID == msg || slices.Contains(p.OldMsgIDs, msg)
-	})
-	if len(found) == 0 {
-		return nil
+	var newest *PromptRecord
+	for _, p := range in.view.Prompts {
+		asked := p.MsgID == msg || slices.Contains(p.OldMsgIDs, msg)
+		if asked && (newest == nil || p.CreatedAt.After(newest.CreatedAt)) {
+			newest = p
+		}
 	}
-	return found[len(found)-1]
+	return newest
 }
 
 // impliedSession is the id of the session that the message is about, or the beginning of it: that of the question
@@ -2290,32 +2270,23 @@ func (s *setup) configure() error {
 	if err != nil {
 		return err
 	}
-	token, err := s.readToken(cfg.Token)
+	token := []byte(cfg.Token)
+	if file := s.opts.text("token-file"); file != "" {
+		token, err = os.ReadFile(file)
+	} else if cfg.Token == "" && onTerminal(s.stdin) {
+		fmt.Fprint(s.stdout, "Make a bot with @BotFather (/newbot) and paste its token here (it is not shown): ")
+		token, err = term.ReadPassword(int(s.stdin.Fd()))
+		s.say("")
+	}
 	if err != nil {
 		return err
 	}
-	if token == "" {
+	flags["telegram.bot_token"] = strings.TrimSpace(string(token))
+	if flags["telegram.bot_token"] == "" {
 		return errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
 	}
-	flags["telegram.bot_token"] = token
 	s.cfg, err = s.config(flags)
 	return err
-}
-
-// readToken is the bot token of the file named, else the one configured, else what is typed, "" without a terminal.
-func (s *setup) readToken(configured string) (string, error) {
-	file := s.opts.text("token-file")
-	switch {
-	case file != "":
-		token, err := os.ReadFile(file)
-		return strings.TrimSpace(string(token)), err
-	case configured != "" || !onTerminal(s.stdin):
-		return configured, nil
-	}
-	fmt.Fprint(s.stdout, "Make a bot with @BotFather (/newbot) and paste its token here (it is not shown): ")
-	token, err := term.ReadPassword(int(s.stdin.Fd()))
-	s.say("")
-	return strings.TrimSpace(string(token)), err
 }
 
 // connect makes sure of the bot: nobody else listens, until the store is closed, and there is no webhook.
@@ -2432,7 +2403,7 @@ func (s *setup) test() error {
 	}
 	text := &richText{text: "AtlasBridge is connected. Press the button to finish the setup."}
 	works := button{Text: "✅ It works", Data: "setup:" + newNonce()}
-	_, err := s.send(s.ctx, text.outgoing("sendMessage", [][]button{{works}}), true)
+	_, err := s.send(s.ctx, text.outgoing(0, [][]button{{works}}), true)
 	if err != nil {
 		return hinted(err, "press Start in the bot's chat, then run atlasbridge setup again")
 	}
