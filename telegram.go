@@ -1089,8 +1089,8 @@ func (t *Telegram) nextEdit(id string, m *messageState, why catchUpOptions) *edi
 
 // newEdit is an edit that is done with no reminder.
 func newEdit(m *messageState, out *outgoing) *edit {
-	print, _ := json.Marshal(out) // plain values: cannot fail
-	return &edit{outgoing: out, print: digest(print), reminders: m.reminded}
+	b, _ := json.Marshal(out) // plain values: cannot fail
+	return &edit{outgoing: out, print: digest(b), reminders: m.reminded}
 }
 
 // buttonsEdit gives a message these buttons and leaves its text as it is.
@@ -1678,27 +1678,6 @@ func (r *receiver) decide(id int64, from *user, d Decision, why Refusal) (now Pr
 // ---- callback queries ----
 // A button was pressed.
 
-// parseCallbackData is what a button says, and of which question: nil of none that is known.
-func parseCallbackData(data string, v *View) (d Decision, p *PromptRecord) {
-	f := strings.SplitN(data, ":", 5)
-	if len(f) < 5 || f[0] != "ans" {
-		return Decision{}, nil
-	}
-	d = Decision{PromptID: f[1], SessionID: f[2], Nonce: f[3], Value: strings.TrimPrefix(f[4], tapSubmit)}
-	switch d.Value {
-	case tapEnter:
-		d.Value = enterAlone
-	case tapLeave:
-		d.Value = leaveIt
-	}
-	p = v.find(d)
-	if p != nil {
-		d.SessionID = p.SessionID
-		d.PromptID = p.ID
-	}
-	return d, p
-}
-
 // handleCallbackQuery decides the question that a button belongs to, or does what the button asks for.
 func (r *receiver) handleCallbackQuery(id int64, q *callbackQuery, v *View) error {
 	d, p := parseCallbackData(q.Data, v)
@@ -1729,6 +1708,27 @@ func (r *receiver) handleCallbackQuery(id int64, q *callbackQuery, v *View) erro
 		r.background(func() error { return r.removeButtons(p, q.Message.ID) })
 	}
 	return nil
+}
+
+// parseCallbackData is what a button says, and of which question: nil of none that is known.
+func parseCallbackData(data string, v *View) (d Decision, p *PromptRecord) {
+	f := strings.SplitN(data, ":", 5)
+	if len(f) < 5 || f[0] != "ans" {
+		return Decision{}, nil
+	}
+	d = Decision{PromptID: f[1], SessionID: f[2], Nonce: f[3], Value: strings.TrimPrefix(f[4], tapSubmit)}
+	switch d.Value {
+	case tapEnter:
+		d.Value = enterAlone
+	case tapLeave:
+		d.Value = leaveIt
+	}
+	p = v.find(d)
+	if p != nil {
+		d.SessionID = p.SessionID
+		d.PromptID = p.ID
+	}
+	return d, p
 }
 
 // provesStale tells that the tap in vain shows that the message msg has buttons which should be gone. p is its question,
