@@ -9685,12 +9685,12 @@ func (e *chatEnv) settling(tg *Telegram, p *PromptRecord, times int) (wait func(
 	e.t.Helper()
 	var all sync.WaitGroup
 	users := func() int {
-		tg.statesMu.Lock()
-		defer tg.statesMu.Unlock()
-		if tg.states[p.ID] == nil {
+		tg.messagesMu.Lock()
+		defer tg.messagesMu.Unlock()
+		if tg.messages[p.ID] == nil {
 			return 0
 		}
-		return tg.states[p.ID].users
+		return tg.messages[p.ID].users
 	}
 	before := users()
 	var ended sync.Map
@@ -9739,8 +9739,8 @@ func TestEditsInOrder(t *testing.T) {
 		t.Errorf("%d edits at a time, %d that changed nothing", e.chat.maxFly, e.chat.twice)
 	}
 	e.paid()
-	if len(e.states) != 0 {
-		t.Errorf("%d posts are kept of what is over", len(e.states))
+	if len(e.messages) != 0 {
+		t.Errorf("%d are kept of what is over", len(e.messages))
 	}
 }
 
@@ -9864,9 +9864,9 @@ func TestTicksInOrder(t *testing.T) {
 	}
 	users := func(n int) func() bool {
 		return func() bool {
-			e.statesMu.Lock()
-			defer e.statesMu.Unlock()
-			return e.states[p.ID] != nil && e.states[p.ID].users == n
+			e.messagesMu.Lock()
+			defer e.messagesMu.Unlock()
+			return e.messages[p.ID] != nil && e.messages[p.ID].users == n
 		}
 	}
 	tick("1")
@@ -10382,9 +10382,9 @@ func TestTickOfReplacedMessage(t *testing.T) {
 	<-there
 	tick("2")
 	comesTrue(t, "the second tick waits", func() bool {
-		e.statesMu.Lock()
-		defer e.statesMu.Unlock()
-		return e.states[p.ID].users == 2
+		e.messagesMu.Lock()
+		defer e.messagesMu.Unlock()
+		return e.messages[p.ID].users == 2
 	})
 	if err := e.store.Offered(p.ID, p.MsgID+1); err != nil {
 		t.Fatal(err)

@@ -68,8 +68,8 @@ type Telegram struct {
 	troubles sync.Map      // by "send" and "poll": what keeps it from working, "" nothing
 	tapGrace time.Duration // a tap may be that old when it comes: tapCrosses
 
-	statesMu sync.Mutex
-	states   map[string]*messageState // by prompt, while its messages are edited or may be by a lost edit
+	messagesMu sync.Mutex
+	messages   map[string]*questionMessages // by prompt, while its messages are edited or may be by a lost edit
 }
 
 // newTelegram returns a channel with the settings; st and log may be nil where it only calls.
@@ -86,7 +86,7 @@ func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram {
 		http:     &http.Client{Transport: tr},
 		jitter:   rand.Float64,
 		tapGrace: tapCrosses,
-		states:   map[string]*messageState{},
+		messages: map[string]*questionMessages{},
 	}
 	t.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	t.cfg.Store(cfg)
@@ -918,9 +918,9 @@ const (
 	lostLife     = time.Minute     // a request without an answer is carried out by then, or never
 )
 
-// messageState is what this process knows of a question's messages, and what it still wants of them.
-type messageState struct {
-	users  int  // who hold it; guarded by Telegram.statesMu, as are over and wanted
+// questionMessages is what this process knows of a question's messages, and what it still wants of them.
+type questionMessages struct {
+	users  int  // who hold it; guarded by Telegram.messagesMu, as are over and wanted
 	over   bool // the question was, when it was last looked at
 	wanted wantedEdits
 
@@ -998,8 +998,8 @@ func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, _ *SessionRecord
 // so that one which has become superfluous is dropped; and as it may have landed after one of another process, the
 // state is looked at again afterwards.
 func (t *Telegram) catchUp(ctx context.Context, id string, why catchUpOptions) error {
-	m := t.acquireState(id, why.want)
-	defer t.releaseState(m)
+	m := t.acquireMessages(id, why.want)
+	defer t.releaseMessages(m)
 	select {
 	case m.editing <- struct{}{}:
 		defer func() { <-m.editing }()
@@ -1029,14 +1029,14 @@ func (t *Telegram) catchUp(ctx context.Context, id string, why catchUpOptions) e
 	}
 }
 
-// acquireState is what is known of a question's messages, with what want adds. releaseState follows.
-func (t *Telegram) acquireState(id string, want func(*wantedEdits)) *messageState {
-	t.statesMu.Lock()
-	defer t.statesMu.Unlock()
-	m := t.states[id]
+// acquireMessages is what is known of a question's messages, with what want adds. releaseMessages follows.
+func (t *Telegram) acquireMessages(id string, want func(*wantedEdits)) *questionMessages {
+	t.messagesMu.Lock()
+	defer t.messagesMu.Unlock()
+	m := t.messages[id]
 	if m == nil {
-		m = &messageState{editing: make(chan struct{}, 1), lost: map[string]time.Time{}}
-		t.states[id] = m
+		m = &questionMessages{editing: make(chan struct{}, 1), lost: map[string]time.Time{}}
+		t.messages[id] = m
 	}
 	m.users++
 	if want != nil {
@@ -1045,26 +1045,26 @@ func (t *Telegram) acquireState(id string, want func(*wantedEdits)) *messageStat
 	return m
 }
 
-// releaseState gives it back. When nobody holds it any more, the question is over and no edit of it can come late, the
+// releaseMessages gives it back. When nobody holds it any more, the question is over and no edit of it can come late, the
 // state alone tells what is owed.
-func (t *Telegram) releaseState(m *messageState) {
-	t.statesMu.Lock()
-	defer t.statesMu.Unlock()
+func (t *Telegram) releaseMessages(m *questionMessages) {
+	t.messagesMu.Lock()
+	defer t.messagesMu.Unlock()
 	m.users--
-	for id, m := range t.states {
+	for id, m := range t.messages {
 		if m.users == 0 && m.over && !m.mayBeOvertaken("") {
-			delete(t.states, id)
+			delete(t.messages, id)
 		}
 	}
 }
 
 // nextEdit is what the messages of a question need first, by the state as it is now; nil: nothing.
-func (t *Telegram) nextEdit(id string, m *messageState, why catchUpOptions) *edit {
+func (t *Telegram) nextEdit(id string, m *questionMessages, why catchUpOptions) *edit {
 	p, s, _ := t.store.Prompt(id) // as it was, where it cannot be read
-	t.statesMu.Lock()
+	t.messagesMu.Lock()
 	m.over = p == nil || !p.Open()
 	wanted := m.wanted
-	t.statesMu.Unlock()
+	t.messagesMu.Unlock()
 	if p == nil || why.due != nil && !why.due(p) {
 		return nil
 	}
@@ -1088,7 +1088,7 @@ func (t *Telegram) nextEdit(id string, m *messageState, why catchUpOptions) *edi
 }
 
 // newEdit is an edit that is done with no reminder.
-func newEdit(m *messageState, out *outgoing) *edit {
+func newEdit(m *questionMessages, out *outgoing) *edit {
 	b, _ := json.Marshal(out) // plain values: cannot fail
 	return &edit{outgoing: out, print: digest(b), reminders: m.reminded}
 }
@@ -1099,7 +1099,7 @@ func buttonsEdit(msg int64, rows [][]button) *outgoing {
 }
 
 // openEdit is the next edit of an open question: what is ticked, else the time left.
-func (t *Telegram) openEdit(p *PromptRecord, s *SessionRecord, m *messageState, wanted wantedEdits) *edit {
+func (t *Telegram) openEdit(p *PromptRecord, s *SessionRecord, m *questionMessages, wanted wantedEdits) *edit {
 	if wanted.cleared != 0 && wanted.cleared == p.MsgID {
 		e := newEdit(m, buttonsEdit(p.MsgID, nil))
 		if e.print == m.says {
@@ -1123,7 +1123,7 @@ func (t *Telegram) openEdit(p *PromptRecord, s *SessionRecord, m *messageState, 
 }
 
 // outcomeEdit makes the message of a question that is over say so, unless it does already.
-func (t *Telegram) outcomeEdit(p *PromptRecord, s *SessionRecord, m *messageState) *edit {
+func (t *Telegram) outcomeEdit(p *PromptRecord, s *SessionRecord, m *questionMessages) *edit {
 	if p.MsgID == 0 {
 		return nil
 	}
@@ -1144,7 +1144,7 @@ func (t *Telegram) outcomeEdit(p *PromptRecord, s *SessionRecord, m *messageStat
 }
 
 // mayBeOvertaken tells that an edit with another print than this may still be carried out after it.
-func (m *messageState) mayBeOvertaken(by string) bool {
+func (m *questionMessages) mayBeOvertaken(by string) bool {
 	for print, at := range m.lost {
 		if print != by && time.Since(at) < lostLife {
 			return true
@@ -1155,7 +1155,7 @@ func (m *messageState) mayBeOvertaken(by string) bool {
 
 // sendEdit sends the edit that is needed when its turn comes, and returns it; nil: none was needed any more. A message
 // that is gone, or takes no edit, counts as edited.
-func (t *Telegram) sendEdit(ctx context.Context, id string, m *messageState, why catchUpOptions) (*edit, error) {
+func (t *Telegram) sendEdit(ctx context.Context, id string, m *questionMessages, why catchUpOptions) (*edit, error) {
 	var sent *edit
 	_, err := t.deliver(ctx, delivery{
 		urgent: func() bool {
@@ -1187,7 +1187,7 @@ func (t *Telegram) sendEdit(ctx context.Context, id string, m *messageState, why
 
 // recordEdit notes what a message says now, for good where the question is over. It is not certain while an earlier
 // edit may still be carried out after this one: then it stays owed, and a later edit makes sure.
-func (t *Telegram) recordEdit(id string, m *messageState, e *edit) (certain bool, err error) {
+func (t *Telegram) recordEdit(id string, m *questionMessages, e *edit) (certain bool, err error) {
 	if !e.replaced {
 		m.says = e.print
 		m.reminded = e.reminders
