@@ -1045,8 +1045,8 @@ func (t *Telegram) acquireMessages(id string, want func(*wantedEdits)) *question
 	return m
 }
 
-// releaseMessages gives it back. When nobody holds it any more, the question is over and no edit of it can come late, the
-// state alone tells what is owed.
+// releaseMessages gives it back. When nobody holds it any more, the question is over and no edit of it can come late,
+// the state alone tells what is owed.
 func (t *Telegram) releaseMessages(m *questionMessages) {
 	t.messagesMu.Lock()
 	defer t.messagesMu.Unlock()
@@ -1087,7 +1087,7 @@ func (t *Telegram) nextEdit(id string, m *questionMessages, why catchUpOptions) 
 	return next
 }
 
-// newEdit is an edit that is done with no reminder.
+// newEdit is the edit that makes the request; it is done with no further reminder.
 func newEdit(m *questionMessages, out *outgoing) *edit {
 	b, _ := json.Marshal(out) // plain values: cannot fail
 	return &edit{outgoing: out, print: digest(b), reminders: m.reminded}
@@ -1731,8 +1731,8 @@ func parseCallbackData(data string, v *View) (d Decision, p *PromptRecord) {
 	return d, p
 }
 
-// provesStale tells that the tap in vain shows that the message msg has buttons which should be gone. p is its question,
-// nil where it is not known any more; over: it is.
+// provesStale tells that the tap in vain shows that the message msg has buttons which should be gone. p is its
+// question, nil where it is not known any more; over: it is over.
 func (r *receiver) provesStale(msg int64, d Decision, p *PromptRecord, over bool) bool {
 	switch {
 	case p == nil:
