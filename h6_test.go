@@ -42,7 +42,9 @@ func TestLongestWaitHolds(t *testing.T) {
 // A message that was sent is not sent again because its description has a member of an unknown shape.
 func TestSentIsSent(t *testing.T) {
 	e := newTGEnv(t)
-	e.srv.answers["sendMessage"] = func(map[string]any) string { return `{"message_id":5,"date":"today","chat":[]}` }
+	e.srv.answers["sendMessage"] = func(map[string]any) string {
+		return `{"message_id":5,"date":"today","chat":[]}`
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	id, err := e.Notify(ctx, Notice{Text: "hello"})
@@ -116,7 +118,8 @@ func TestReplyToNewestOfANumber(t *testing.T) {
 		session := storeSession(t, e.store)
 		want = openIn(t, e, session, 50, time.Hour-time.Duration(i)*time.Minute, "Go on?")
 	}
-	m := &message{From: &user{ID: 1001}, Text: "y", ReplyTo: &message{ID: 50, From: &user{IsBot: true}}}
+	bot := &user{IsBot: true}
+	m := &message{From: &user{ID: 1001}, Text: "y", ReplyTo: &message{ID: 50, From: bot}}
 	m.Chat.ID = 1001
 	for range 20 {
 		got := (&incoming{message: m, view: storeView(t, e.store), at: time.Now()}).understand()
@@ -136,9 +139,10 @@ func aged(v *View) {
 // After an outage the questions that wait are sent again in the order in which they were asked.
 func TestResentInOrder(t *testing.T) {
 	e := newTGEnv(t)
-	for i := range 4 {
-		session := storeSession(t, e.store)
-		openIn(t, e, session, int64(10+i), time.Hour-time.Duration(i)*time.Minute, fmt.Sprintf("question %d", i))
+	want := []string{"question 0", "question 1", "question 2", "question 3"}
+	for i, question := range want {
+		ago := time.Hour - time.Duration(i)*time.Minute
+		openIn(t, e, storeSession(t, e.store), int64(10+i), ago, question)
 	}
 	aged(storeView(t, e.store))
 	r := &receiver{Telegram: e.Telegram, ctx: t.Context(), lastOK: time.Now().Add(-200 * time.Second)}
@@ -150,7 +154,7 @@ func TestResentInOrder(t *testing.T) {
 			got = append(got, strings.TrimPrefix(strings.Split(text, "\n")[0], "❓ "))
 		}
 	}
-	if want := []string{"question 0", "question 1", "question 2", "question 3"}; !slices.Equal(got, want) {
+	if !slices.Equal(got, want) {
 		t.Errorf("%q", got)
 	}
 }
@@ -166,7 +170,8 @@ func TestResentWhenTheStateCanBeRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	newer := []byte(`{"v":99,"rec":"prompt","id":"x","at":"2026-11-20T14:02:11.000000Z"`)
-	if err := os.WriteFile(state, slices.Concat(sound, newer, []byte(seal(newer))), 0o600); err != nil {
+	unknown := slices.Concat(sound, newer, []byte(seal(newer)))
+	if err := os.WriteFile(state, unknown, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	r := &receiver{Telegram: e.Telegram, ctx: t.Context(), lastOK: time.Now().Add(-200 * time.Second)}
