@@ -2171,10 +2171,10 @@ func (s *session) streamStep() {
 		return
 	}
 	limit := min(s.cfg.MaxChars, partUnits)
-	text := t.message(limit)
+	text := t.fill(limit)
 	if t.cut > 0 && text == t.shown { // the message says it all already: the next one begins
 		t.delivered(t.msg, nil)
-		text = t.message(limit)
+		text = t.fill(limit)
 	}
 	if text != t.shown {
 		n := Notice{SessionID: s.rec.ID, Mono: text, Edit: t.msg}

@@ -1373,7 +1373,7 @@ func TestStreamMessages(t *testing.T) {
 	}
 	st := stream{text: strings.Join(want, "\n") + "\n"}
 	for st.text != "" {
-		text := st.message(limit)
+		text := st.fill(limit)
 		if len(text) > limit {
 			t.Fatalf("a message of %d bytes", len(text))
 		}
@@ -4543,7 +4543,7 @@ func (s *sim) meaningOf(p *PromptRecord) string {
 	if p.Value == nil {
 		return "nothing"
 	}
-	for _, c := range answers(p) {
+	for _, c := range choicesOf(p) {
 		if c.Key == *p.Value {
 			return c.Label
 		}
@@ -8357,7 +8357,7 @@ func tgKeys(rows [][]button) string {
 	for _, row := range rows {
 		var keys []string
 		for _, b := range row {
-			keys = append(keys, b["text"]+"="+b["callback_data"][strings.LastIndex(b["callback_data"], ":")+1:])
+			keys = append(keys, b.Text+"="+b.Data[strings.LastIndex(b.Data, ":")+1:])
 		}
 		out = append(out, strings.Join(keys, " & "))
 	}
@@ -8415,7 +8415,7 @@ func TestTelegramKeyboards(t *testing.T) {
 		}
 		for _, row := range rows {
 			for _, b := range row {
-				data := b["callback_data"]
+				data := b.Data
 				if len(data) > 64 || !strings.HasPrefix(data, "ans:"+c.p.ID[:8]+":"+c.p.SessionID[:8]+":"+c.p.Nonce[:16]+":") {
 					t.Errorf("%s: callback data %q", c.name, data)
 				}
@@ -8444,14 +8444,14 @@ func TestTelegramTicks(t *testing.T) {
 		p.Choices = append(p.Choices, Choice{Key: fmt.Sprint(i + 1), Label: strings.Repeat("x", 60)})
 	}
 	data := func(rows [][]button, i int) string {
-		return rows[i][0]["callback_data"][len("ans:12345678:12345678:1234567890123456:"):]
+		return rows[i][0].Data[len("ans:12345678:12345678:1234567890123456:"):]
 	}
 	rows := keyboard(&p, "2")
 	if got := data(rows, 0); got != "~t:1,2" {
 		t.Errorf("ticking 1 with 2 ticked = %q", got)
 	}
-	if got := data(rows, 1); got != "~t:" || !strings.HasPrefix(rows[1][0]["text"], "✓") {
-		t.Errorf("unticking 2 = %q %q", got, rows[1][0]["text"])
+	if got := data(rows, 1); got != "~t:" || !strings.HasPrefix(rows[1][0].Text, "✓") {
+		t.Errorf("unticking 2 = %q %q", got, rows[1][0].Text)
 	}
 	rows = keyboard(&p, "1", "2", "3", "4", "5", "6", "7", "8", "9")
 	if len(rows) != 10 || data(rows, 9) != "~s:1,2,3,4,5,6,7,8,9" {
@@ -8536,7 +8536,7 @@ func tgCheckEntities(t *testing.T, r *richText) {
 		t.Errorf("%d UTF-16 units", len(units))
 	}
 	for _, m := range r.marks {
-		offset, length := m["offset"].(int), m["length"].(int)
+		offset, length := m.Offset, m.Length
 		if length <= 0 || offset+length > len(units) {
 			t.Errorf("entity %+v outside of %d units", m, len(units))
 			continue
@@ -8640,7 +8640,7 @@ func TestTelegramAdmitted(t *testing.T) {
 }
 
 // tgWish puts a wish on one line.
-func tgWish(w wish) string {
+func tgWish(w intent) string {
 	switch r := w.record.(type) {
 	case *InputRecord:
 		return fmt.Sprintf("%s %s %q", r.Kind, shortID(r.SessionID), r.Text)
@@ -8740,7 +8740,7 @@ func TestTelegramUnderstand(t *testing.T) {
 		v.put(&MetaRecord{Head: Head{Rec: "meta", ID: "audit"}, Seq: 7, Hash: "sha256:x"})
 		m := &message{ID: 60, From: &user{ID: 1001}, Text: c.text, ReplyTo: c.to}
 		m.Chat.ID = 1001
-		got := tgWish((&heard{message: m, view: v, texts: true, at: now}).understand())
+		got := tgWish((&incoming{message: m, view: v, freeText: true, at: now}).understand())
 		if !regexp.MustCompile(c.want).MatchString(got) {
 			t.Errorf("%q: got %s, want %s", c.text, got, c.want)
 		}
@@ -8768,7 +8768,7 @@ func TestTelegramOldAndGroupText(t *testing.T) {
 	} {
 		m := &message{From: &user{ID: 1001}, Text: "yes"}
 		m.Chat.ID = c.chat
-		if got := tgWish((&heard{message: m, view: v, at: now.Add(-c.age)}).understand()); got != c.want {
+		if got := tgWish((&incoming{message: m, view: v, at: now.Add(-c.age)}).understand()); got != c.want {
 			t.Errorf("%v old in chat %d: %q, want %q", c.age, c.chat, got, c.want)
 		}
 	}
@@ -8846,8 +8846,8 @@ func TestTelegramPacingShared(t *testing.T) {
 	e := newTGEnv(t)
 	second := e.other(e.store.Dir)
 	due := time.Now().Add(time.Hour).Truncate(time.Microsecond)
-	e.turn(func(time.Time) time.Time { return due })
-	second.turn(func(next time.Time) time.Time {
+	e.updatePace(func(time.Time) time.Time { return due })
+	second.updatePace(func(next time.Time) time.Time {
 		if !next.Equal(due) {
 			t.Errorf("the other process reads %v, want %v", next, due)
 		}
@@ -8921,8 +8921,8 @@ func TestTelegramSendRetries(t *testing.T) {
 		return true
 	}
 	r := &richText{}
-	r.line("bold", "hi")
-	id, err := e.send(context.Background(), "sendMessage", r.params(nil), true)
+	r.addLine("bold", "hi")
+	id, err := e.send(context.Background(), r.outgoing(0, nil), true)
 	if err != nil || id == 0 || len(times) != len(bodies)+1 || e.srv.count("sendMessage") != 1 {
 		t.Fatalf("send = %d, %v after %d attempts", id, err, len(times))
 	}
@@ -8939,7 +8939,7 @@ func TestTelegramSendRetries(t *testing.T) {
 			fmt.Fprintf(w, `{"ok":false,"error_code":400,"description":%q}`, text)
 			return true
 		}
-		if id, err := e.send(context.Background(), "editMessageText", map[string]any{"message_id": int64(7)},
+		if id, err := e.send(context.Background(), &outgoing{method: "editMessageText", EditID: 7},
 			true); err != nil || id != want {
 			t.Errorf("%s: %d, %v", text, id, err)
 		}
@@ -8949,7 +8949,7 @@ func TestTelegramSendRetries(t *testing.T) {
 		io.WriteString(w, `{"ok":true,"result":{"message_id":77,"from":{"id"`)
 		return true
 	}
-	if id, err := e.send(context.Background(), "sendMessage", map[string]any{"text": "x"}, true); err != nil || id != 77 {
+	if id, err := e.send(context.Background(), &outgoing{method: "sendMessage", Text: "x"}, true); err != nil || id != 77 {
 		t.Errorf("a cut answer: %d, %v", id, err)
 	}
 }
@@ -9062,12 +9062,12 @@ func TestTelegramOutage(t *testing.T) {
 	v, _ := e.store.View()
 	v.Prompts[old.ID].At = aged.At // the store never dates a record before the one it follows
 	r := &receiver{Telegram: e.Telegram, ctx: context.Background(), lastOK: time.Now().Add(-100 * time.Second)}
-	r.recovered()
+	r.resendAfterOutage()
 	if r.work.Wait(); e.srv.count("sendMessage") != 1 {
 		t.Error("offered again after 100 s, when taps still lived")
 	}
 	r.lastOK = time.Now().Add(-200 * time.Second)
-	r.recovered()
+	r.resendAfterOutage()
 	r.work.Wait()
 	if got := e.prompt(old.ID); got.MsgID <= old.MsgID || got.Status != AwaitingReply {
 		t.Errorf("message %d → %d, %s", old.MsgID, got.MsgID, got.Status)
@@ -9171,7 +9171,7 @@ func TestTelegramShowAllOfNothing(t *testing.T) {
 		e := newTGEnv(t)
 		p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Cut, p.Full = true, full }))
 		r := &receiver{Telegram: e.Telegram, ctx: context.Background()}
-		r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapAll)
+		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapAll)
 		r.work.Wait()
 		e.srv.mu.Lock()
 		last := e.srv.calls[len(e.srv.calls)-1]
@@ -9200,7 +9200,7 @@ func TestTelegramSecret(t *testing.T) {
 	defer release()
 	p := e.ask(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}})
 	reply := fmt.Sprintf(`,"reply_to_message":{"message_id":%d}`, p.MsgID)
-	e.turn(func(time.Time) time.Time { return time.Now().Add(2 * time.Second) })
+	e.updatePace(func(time.Time) time.Time { return time.Now().Add(2 * time.Second) })
 	e.srv.send(tgSay(1, "hunter1", reply))
 	e.poll(e.Telegram)
 	if e.srv.until(t, "deleteMessage", `"message_id":1\b`); e.srv.count("sendMessage") != 1 {
@@ -9264,7 +9264,7 @@ func TestTelegramUrgentNotice(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond)
 	defer cancel()
 	for _, urgent := range []bool{true, false} {
-		e.turn(func(time.Time) time.Time { return time.Now() })
+		e.updatePace(func(time.Time) time.Time { return time.Now() })
 		if id, err := e.Notify(ctx, Notice{Text: "ended", Urgent: urgent}); (err == nil && id != 0) != urgent {
 			t.Errorf("urgent %v: %d, %v", urgent, id, err)
 		}
@@ -9434,13 +9434,13 @@ func FuzzUpdate(f *testing.F) {
 		v.put(s)
 		v.put(&p)
 		if u.Callback != nil {
-			if d, p := tapped(u.Callback.Data, v); p != nil && (!strings.HasPrefix(u.Callback.Data, "ans:11111111") ||
+			if d, p := parseCallbackData(u.Callback.Data, v); p != nil && (!strings.HasPrefix(u.Callback.Data, "ans:11111111") ||
 				d.PromptID == "") {
 				t.Fatalf("%q is taken for a button", u.Callback.Data)
 			}
 			return
 		}
-		w := (&heard{message: u.Message, view: v, at: time.Unix(1<<33, 0)}).understand()
+		w := (&incoming{message: u.Message, view: v, at: time.Unix(1<<33, 0)}).understand()
 		for _, text := range []string{w.reply, tgWish(w)} {
 			if i := strings.IndexFunc(text, func(c rune) bool { return c < ' ' && c != '\n' && c != '\t' }); i >= 0 &&
 				w.reply == "" {
@@ -9753,12 +9753,12 @@ func (e *chatEnv) settling(tg *Telegram, p *PromptRecord, times int) (wait func(
 	e.t.Helper()
 	var all sync.WaitGroup
 	users := func() int {
-		tg.postsMu.Lock()
-		defer tg.postsMu.Unlock()
-		if tg.posts[p.ID] == nil {
+		tg.messagesMu.Lock()
+		defer tg.messagesMu.Unlock()
+		if tg.messages[p.ID] == nil {
 			return 0
 		}
-		return tg.posts[p.ID].users
+		return tg.messages[p.ID].users
 	}
 	before := users()
 	var ended sync.Map
@@ -9807,8 +9807,8 @@ func TestEditsInOrder(t *testing.T) {
 		t.Errorf("%d edits at a time, %d that changed nothing", e.chat.maxFly, e.chat.twice)
 	}
 	e.paid()
-	if len(e.posts) != 0 {
-		t.Errorf("%d posts are kept of what is over", len(e.posts))
+	if len(e.messages) != 0 {
+		t.Errorf("%d are kept of what is over", len(e.messages))
 	}
 }
 
@@ -9853,7 +9853,7 @@ func TestEditsAreWrittenWhenTheyLeave(t *testing.T) {
 			held := make(chan struct{})
 			there := e.chat.first(fate{hold: held, answer: answer})
 			if answer == "" {
-				e.turn(func(time.Time) time.Time { return time.Now().Add(1200 * time.Millisecond) })
+				e.updatePace(func(time.Time) time.Time { return time.Now().Add(1200 * time.Millisecond) })
 				there = nil
 			}
 			wait := e.settling(e.Telegram, p, 1)
@@ -9876,7 +9876,7 @@ func TestSuperfluousEditIsDropped(t *testing.T) {
 	e := newChatEnv(t)
 	p := e.ask(yesNo)
 	e.over(p, Resolved)
-	e.turn(func(time.Time) time.Time { return time.Now().Add(800 * time.Millisecond) })
+	e.updatePace(func(time.Time) time.Time { return time.Now().Add(800 * time.Millisecond) })
 	wait := e.settling(e.Telegram, p, 1)
 	if err := e.process().store.Edited(p.ID, p.MsgID, Resolved); err != nil { // another process was quicker
 		t.Fatal(err)
@@ -9897,7 +9897,7 @@ func TestTickOvertakenByOutcome(t *testing.T) {
 			r := e.receiver(poller)
 			held := make(chan struct{})
 			there := e.chat.first(fate{hold: held, cut: lost})
-			r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+"1")
+			r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+"1")
 			<-there
 			if _, why, err := e.store.Decide(storeTap(p, "1"), time.Now()); err != nil || why != "" {
 				t.Fatal(why, err)
@@ -9928,13 +9928,13 @@ func TestTicksInOrder(t *testing.T) {
 	held := make(chan struct{})
 	there := e.chat.first(fate{hold: held})
 	tick := func(keys string) {
-		r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+keys)
+		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+keys)
 	}
 	users := func(n int) func() bool {
 		return func() bool {
-			e.postsMu.Lock()
-			defer e.postsMu.Unlock()
-			return e.posts[p.ID] != nil && e.posts[p.ID].users == n
+			e.messagesMu.Lock()
+			defer e.messagesMu.Unlock()
+			return e.messages[p.ID] != nil && e.messages[p.ID].users == n
 		}
 	}
 	tick("1")
@@ -10202,7 +10202,7 @@ func TestAskOfWhatIsOver(t *testing.T) {
 		return p
 	}
 	p := stored()
-	e.turn(func(time.Time) time.Time { return time.Now().Add(500 * time.Millisecond) })
+	e.updatePace(func(time.Time) time.Time { return time.Now().Add(500 * time.Millisecond) })
 	e.store.Move(p.ID, Canceled, nil)
 	if id, err := e.Ask(t.Context(), p, e.s); id != 0 || err != nil {
 		t.Errorf("Ask = %d, %v", id, err)
@@ -10257,7 +10257,7 @@ func TestReplacedMessageIsOwed(t *testing.T) {
 			return when(strings.HasPrefix(method, "editMessage"), fate{answer: `{"ok":false,"error_code":403,"description":"x"}`})
 		})
 		r := e.receiver(e.process())
-		if _, err := r.offer(e.s, *p, "", false); err == nil {
+		if _, err := r.resend(*p, "", false); err == nil {
 			t.Error("the failed edit is not told")
 		}
 		now := e.prompt(p.ID)
@@ -10295,7 +10295,7 @@ func TestOfferedAgainWhileAnswered(t *testing.T) {
 	r := e.receiver(e.process())
 	msg := make(chan int64)
 	go func() {
-		id, err := r.offer(e.s, *p, "", false)
+		id, err := r.resend(*p, "", false)
 		if err != nil {
 			t.Errorf("offer: %v", err)
 		}
@@ -10312,7 +10312,7 @@ func TestOfferedAgainWhileAnswered(t *testing.T) {
 	if e.chat.twice != 0 || len(e.chat.edits(p.MsgID)) != 1 {
 		t.Errorf("edits: %v", e.chat.edits(0))
 	}
-	if again, err := r.offer(e.s, *e.prompt(p.ID), "", false); again != 0 || err != nil {
+	if again, err := r.resend(*e.prompt(p.ID), "", false); again != 0 || err != nil {
 		t.Errorf("what is over is offered again as %d, %v", again, err)
 	}
 }
@@ -10364,7 +10364,7 @@ func TestOnItsWayOvertakenByOutcome(t *testing.T) {
 	held := make(chan struct{})
 	there := e.chat.first(fate{hold: held})
 	r := e.receiver(e.process())
-	r.later(func() (int64, error) { return r.onItsWay(p.ID) })
+	r.background(func() error { return r.showOnItsWay(p.ID) })
 	<-there
 	e.store.Move(p.ID, Injected, nil)
 	e.store.Move(p.ID, Resolved, nil)
@@ -10385,7 +10385,7 @@ func TestEditBecomesUrgent(t *testing.T) {
 	cfg.ChatID = -1001 // a group: a message that is not urgent waits for 3.9 s more
 	e.cfg.Store(&cfg)
 	p := e.ask(yesNo)
-	e.turn(func(time.Time) time.Time { return time.Now() })
+	e.updatePace(func(time.Time) time.Time { return time.Now() })
 	begin := time.Now()
 	wait := e.settling(e.Telegram, p, 1)
 	e.over(p, Canceled)
@@ -10422,9 +10422,9 @@ func TestTicksStayInTheirMessage(t *testing.T) {
 	e := newChatEnv(t)
 	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
 	r := e.receiver(e.Telegram)
-	r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+"1")
+	r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+"1")
 	r.work.Wait()
-	id, err := r.offer(e.s, *p, "", false)
+	id, err := r.resend(*p, "", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -10444,15 +10444,15 @@ func TestTickOfReplacedMessage(t *testing.T) {
 	held := make(chan struct{})
 	there := e.chat.first(fate{hold: held})
 	tick := func(keys string) {
-		r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+keys)
+		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+keys)
 	}
 	tick("1")
 	<-there
 	tick("2")
 	comesTrue(t, "the second tick waits", func() bool {
-		e.postsMu.Lock()
-		defer e.postsMu.Unlock()
-		return e.posts[p.ID].users == 2
+		e.messagesMu.Lock()
+		defer e.messagesMu.Unlock()
+		return e.messages[p.ID].users == 2
 	})
 	if err := e.store.Offered(p.ID, p.MsgID+1); err != nil {
 		t.Fatal(err)
@@ -10474,7 +10474,7 @@ func TestOfferThatCannotBeRecorded(t *testing.T) {
 	p := e.ask(yesNo)
 	other := e.process()
 	other.store.log.do = faultyFiles(func(op string, _ int64) error { return when(op == "write", http.ErrServerClosed) })
-	if _, err := e.receiver(other).offer(e.s, *p, "", false); err == nil {
+	if _, err := e.receiver(other).resend(*p, "", false); err == nil {
 		t.Error("the error is not told")
 	}
 	if e.chat.message(p.MsgID).buttons == 0 || e.chat.message(p.MsgID+1).buttons != 0 {
@@ -10521,7 +10521,7 @@ func TestTappedInVain(t *testing.T) {
 			e.chat.messages[msg] = &chatMessage{text: text, buttons: 2}
 			e.chat.mu.Unlock()
 			poller := e.process()
-			poller.crosses = 0
+			poller.tapGrace = 0
 			e.poll(poller)
 			e.chat.send(tgTapOn(1, p, "y", msg, 1001))
 			comesTrue(t, "its buttons go", func() bool { return e.chat.message(msg).buttons == 0 })
@@ -10550,7 +10550,7 @@ func TestForgedTapInVain(t *testing.T) {
 	if err := json.Unmarshal([]byte(tgTapOn(1, &q, "y", p.MsgID+50, 1001)), &u); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.tap(1, u.Callback, v); err != nil {
+	if err := r.handleCallbackQuery(1, u.Callback, v); err != nil {
 		t.Fatal(err)
 	}
 	r.work.Wait()
@@ -14338,7 +14338,7 @@ func TestAskAgainTap(t *testing.T) {
 		c.change(e, p)
 		r := &receiver{Telegram: e.Telegram, ctx: t.Context()}
 		for range 2 { // delivered twice
-			if _, err := r.take(json.RawMessage(tgTapOn(1, p, tapAgain, p.MsgID+c.msg, 1001))); err != nil {
+			if _, err := r.dispatch(json.RawMessage(tgTapOn(1, p, tapAgain, p.MsgID+c.msg, 1001))); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -14364,7 +14364,7 @@ func TestTapsThatShow(t *testing.T) {
 			e.store.Move(p.ID, Resolved, nil)
 		}
 		r := &receiver{Telegram: e.Telegram, ctx: t.Context()}
-		if _, err := r.take(json.RawMessage(tgTap(1, p, tapRecent))); err != nil {
+		if _, err := r.dispatch(json.RawMessage(tgTap(1, p, tapRecent))); err != nil {
 			t.Fatal(err)
 		}
 		r.work.Wait()
@@ -14487,13 +14487,13 @@ func TestSpeakSwitchedOff(t *testing.T) {
 		other := storeQuestion(newID())
 		other.Status, other.Prompt = AwaitingReply, Prompt{Type: YesNo}
 		v := viewOf(map[string]Record{"prompt " + p.ID: p, "prompt " + other.ID: other})
-		h := &heard{message: &message{From: &user{ID: 1001}}, view: v, texts: c.texts, at: time.Now().Add(time.Minute)}
+		h := &incoming{message: &message{From: &user{ID: 1001}}, view: v, freeText: c.texts, at: time.Now().Add(time.Minute)}
 		var to *PromptRecord
 		if c.replied {
 			to = p
 		}
 		got := ""
-		if w := h.speak(session, to, c.text); w.decision != nil {
+		if w := h.answerOrInput(session, to, c.text); w.decision != nil {
 			got = w.decision.Value
 			if w.decision.PromptID != p.ID {
 				t.Errorf("%s: it answers another question", c.name)
