@@ -8419,7 +8419,7 @@ func TestTelegramKeyboards(t *testing.T) {
 				if len(data) > 64 || !strings.HasPrefix(data, "ans:"+c.p.ID[:8]+":"+c.p.SessionID[:8]+":"+c.p.Nonce[:16]+":") {
 					t.Errorf("%s: callback data %q", c.name, data)
 				}
-				d, _ := tapped(data, &View{})
+				d, _ := parseCallbackData(data, &View{})
 				if strings.HasPrefix(d.Value, "~") {
 					continue // shows more, and decides nothing
 				}
@@ -8429,7 +8429,7 @@ func TestTelegramKeyboards(t *testing.T) {
 					why = p.unread(*value, "telegram:1")
 				}
 				if why != "" {
-					t.Errorf("%s: the button %q is refused: %s", c.name, b["text"], why)
+					t.Errorf("%s: the button %q is refused: %s", c.name, b.Text, why)
 				}
 			}
 		}
