@@ -400,30 +400,31 @@ func cmdAdapters(c *command) int {
 	return c.show(list, rows)
 }
 
-/* ===== The session: one run of a tool ===== */
-// All data has one owner. The loop: Screen, Detector, questions, gate, queues; it only selects and appends to the
-// store. Beside it: read, readKeys, a writer and a waiter of the PTY, the store's follower, the poller, one sender per
-// call of the channel; they end with the PTY, the context or the process. Output reaches the host before anything looks
-// at it.
+// ---- the session: one run of a tool ----
+//
+// All data has one owner, the loop: Screen, Detector, questions, gate, queues. It only selects, and
+// appends to the store. Beside it run copyOutput, readKeys, a writer and a waiter of the PTY, the
+// store's follower, the poller, and one sender per call of the channel; they end with the PTY, the
+// context or the process. Output reaches the host before anything looks at it.
 
 // Times of a session. What is measured is in the facts about the tool that is named.
 const (
 	keyGrace    = 300 * time.Millisecond // after a key at the keyboard, for the screen to show it
 	dialogGrace = 300 * time.Millisecond // claude 2.1 ignores keys in a dialog's first 0.1 to 0.2 s
-	hookWait    = 2 * time.Second        // for the hook of a dialog to call: up to 0.44 s, 1.4 s when busy (claude 2.1)
+	hookWait    = 2 * time.Second        // for a dialog's hook to call: 0.44 s, busy 1.4 (claude 2.1)
 	hookCheck   = time.Second            // between looks whether a hook lives
-	dialogGone  = time.Second            // a hook's dialog is out of sight for good: a repaint takes 0.3 s (claude 2.1)
+	dialogGone  = time.Second            // a dialog left for good: a repaint takes 0.3 s (claude 2.1)
 	hookUnasked = 5 * time.Second        // the tool says that it asks nothing, although its hook waits
 	sameMoment  = time.Second            // before a decision: a key and a tap may cross
 	retryEvery  = 5 * time.Second        // between attempts to record a question
 	lookTime    = time.Second            // for the gate to see its question
 	gatePoll    = time.Second / 40       // between looks of the gate
-	busyTime    = 3 * time.Second        // beyond its time that the gate waits for a moment without output
+	busyTime    = 3 * time.Second        // beyond its time: the gate waits for a pause of the output
 	followTime  = time.Second            // for one key of the gate to show
 	submitTime  = 3 * time.Second        // for a text to be taken
-	sendTime    = 3 * time.Second        // for a tool to show a key at the keyboard: 2.2 s on a busy machine (claude 2.1)
+	sendTime    = 3 * time.Second        // for a tool to show a key typed here: busy 2.2 (claude 2.1)
 	draftTime   = 30 * time.Second       // for what was typed at the keyboard to show in the box
-	judgeEvery  = time.Second / 100      // between looks of the detector
+	detectEvery = time.Second / 100      // between looks of the detector
 	reapEvery   = time.Minute            // between looks for sessions that died
 	drainSend   = 3 * time.Second        // for the last messages
 	drainStream = 10 * time.Minute       // for all output, with --stream
@@ -443,19 +444,25 @@ const (
 // questionOpen refuses text while something else is asked.
 const questionOpen = "a question is open: answer it, or press ESC with /keys"
 
-// bothAnswered is the reason of a question that was answered here and on the phone in the same moment.
-const bothAnswered = "a key was pressed at the keyboard in the same moment: the terminal shows which of the two counted"
+// bothAnswered is the reason of a question that was answered here and on the phone in the same
+// moment.
+const bothAnswered = "a key was pressed at the keyboard in the same moment: " +
+	"the terminal shows which of the two counted"
 
 var (
-	reReport  = regexp.MustCompile(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`) // sent by terminals themselves (ctlseqs)
-	reControl = regexp.MustCompile(`[^\n\t\P{Cc}]`)                       // what a terminal acts on
-	reSends   = regexp.MustCompile(`[\r\n]$|^(\x1b|\x03|\x15)$`)          // empties the input box: Enter, Esc, ^C, ^U
-	reArrow   = regexp.MustCompile(`^\x1b[\[O][0-9;]*[A-Z~]$`)            // a key that moves and decides nothing
+	// reReport is what terminals send by themselves (ctlseqs).
+	reReport = regexp.MustCompile(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`)
+	// reControl is what a terminal acts on.
+	reControl = regexp.MustCompile(`[^\n\t\P{Cc}]`)
+	// reSends empties the input box: Enter, Esc, ^C, ^U.
+	reSends = regexp.MustCompile(`[\r\n]$|^(\x1b|\x03|\x15)$`)
+	// reArrow is a key that moves and decides nothing.
+	reArrow = regexp.MustCompile(`^\x1b[\[O][0-9;]*[A-Z~]$`)
 )
 
-// session is one run of a tool. All of it belongs to the loop.
+// session is one run of a tool.
 type session struct {
-	cfg         *Config
+	// Set before the loop runs; any goroutine may read them.
 	flags       map[string]string // of the command line, by setting: a reload keeps them
 	st          *Store
 	ch          Channel
@@ -463,70 +470,81 @@ type session struct {
 	log         *slog.Logger
 	adapter     *Adapter
 	pty         PTY
-	det         *Detector
-	cast        *castWriter // nil without --record
-	rec         SessionRecord
 	in          io.Reader
 	out         io.Writer
 	notes       io.Writer // for our own words to the person at the terminal
 	tty         *os.File  // the host's terminal, nil without one
-	restore     func() error
-	hooked      bool // hooks call us
-	interactive bool // somebody may type
-	fed         bool // standard input is a pipe that has not ended: who feeds it answers
-	hungUp      bool // told to end
+	stdin       *os.File  // standard input where it is a terminal, else nil
+	interactive bool      // somebody may type
+	hooked      bool      // hooks call us
 	signals     chan os.Signal
+	events      chan func()     // of the goroutines, for the loop to run
 	ctx         context.Context // of what goes on beside the loop, until stop
 	stop        func()
 	polling     sync.WaitGroup
-	events      chan func() // of the goroutines, for the loop to run
-	sending     int         // calls that have not reported
 
-	next     time.Time // when the loop turns at the latest
-	judgedAt time.Time // when the detector last looked
-	lastKey  time.Time // when somebody last typed here
-	doingAt  time.Time // when what is done was last recorded
-	reapAt   time.Time // when to look for dead sessions
+	// For every goroutine.
+	open    atomic.Bool                  // a question is open: the follower looks more often
+	unseen  atomic.Int64                 // bytes that Read has returned and the screen has not got
+	undoRaw atomic.Pointer[func() error] // puts the host's terminal back, nil before raw mode
 
-	seen     *Prompt        // what the detector last found, until it is gone
-	spent    *Prompt        // seen, when the tool has said that it is over
-	spentAt  time.Time      // when that was
-	q        *question      // in force
-	hooks    []*question    // of hooks, in the order they came; q may be one of them
-	namedBy  string         // who pressed keys since, "" nobody
-	named    string         // what a known tool says that it asks: the protocol's words, "" nothing
-	over     []overDialog   // dialogs that the tool has named, and that are over
-	calm     time.Time      // since when a tool that speaks the protocol says that it asks nothing; zero: it asks
+	// All that follows is the loop's. First what the program is and does.
+	cfg      *Config
+	rec      SessionRecord
+	det      *Detector
+	cast     *castWriter // nil without --record
+	jsonLine []byte      // unfinished line of stream-json, nil for other tools
+	stream   stream
+	answer   string // beginning of the tool's last answer
+	fed      bool   // standard input is a pipe that has not ended: who feeds it answers
+	hungUp   bool   // told to end
+	sending  int    // calls that have not reported
+	trouble  string // of the state file
+	warning  string // of the tool's version
+
+	next       time.Time // when the loop turns at the latest
+	detectedAt time.Time // when the detector last looked
+	lastKey    time.Time // when somebody last typed here
+	doingAt    time.Time // when what is done was last recorded
+	reapAt     time.Time // when to look for dead sessions
+
+	// What is asked.
+	seen    *Prompt      // what the detector last found, until it is gone
+	spent   *Prompt      // seen, when the tool has said that it is over
+	spentAt time.Time    // when that was
+	q       *question    // in force
+	hooks   []*question  // of hooks, in the order they came; q may be one of them
+	named   string       // what a known tool says that it asks: the protocol's words, "" nothing
+	namedBy string       // who pressed keys since, "" nobody
+	over    []overDialog // dialogs that the tool has named, and that are over
+	calm    time.Time    // since when a known tool says that it asks nothing; zero: it asks
+
+	// What is typed.
 	inputs   []*InputRecord // what the phone wants of us, in order
 	gate     *gate
 	draft    draftHere
 	held     []heldKeys // typed at the keyboard while the gate types
 	typing   []byte     // for the writer, but for the gate's keys
 	inFlight bool       // a write is under way
-	jsonLine []byte     // unfinished line of stream-json, nil for other tools
-	stream   stream
-	answer   string       // beginning of the tool's last answer
-	trouble  string       // of the state file
-	warning  string       // of the tool's version
-	open     atomic.Bool  // a question is open: the follower looks more often
-	unseen   atomic.Int64 // bytes that Read has returned and the screen has not got
 }
 
 // question is a prompt that waits for an answer, and what is known of it beyond its record.
 type question struct {
 	rec     PromptRecord // Status "" until it is stored
 	screen  *Prompt      // as the detector saw it; nil: a hook asks
-	dialog  *Prompt      // of a hook's: its dialog as it stands on the screen, nil when it does not
-	goneAt  time.Time    // of a hook's: when its dialog left the screen
-	checkAt time.Time    // of a hook's: when to look whether the hook still lives
 	askAt   time.Time    // it is not stored before: a hook may come that asks the same
-	decided bool         // the gate is to type what the record says
 	shownAt time.Time    // when the dialog of a known tool was seen
 	remind  time.Time    // when its message shows the time left anew
-	passed  time.Time    // of a hook's: when the hook had given its answer to the tool
+	decided bool         // the gate is to type what the record says
 	typedBy string       // who pressed a key that may have answered it, "" nobody
 	typedAt time.Time    // when that was
-	unsend  func()       // ends a delivery that is no longer wanted
+	unsend  func()       // ends a delivery that is no longer wanted, nil before it begins
+
+	// Of a hook's.
+	dialog  *Prompt   // its dialog as it stands on the screen, nil when it does not
+	goneAt  time.Time // when its dialog left the screen
+	checkAt time.Time // when to look whether the hook still lives
+	passed  time.Time // when the hook had given its answer to the tool
 }
 
 // overDialog is a dialog that the tool has named by the protocol and that is over.
@@ -548,8 +566,8 @@ type heldKeys struct {
 	at   time.Time
 }
 
-// write is what the writer writes, in one piece. An answer of ours is not written when output is waiting to be read: it
-// may take the question away.
+// write is what the writer writes, in one piece. An answer of ours is not written when output is
+// waiting to be read: it may take the question away.
 type write struct {
 	p      []byte
 	answer bool
@@ -558,169 +576,582 @@ type write struct {
 // errUnread is a write that was not made because output was waiting.
 var errUnread = errors.New("output is waiting")
 
-type toolUse struct { // in stream-json output
-	Type, ID, Name string
-	Input          json.RawMessage
+// toolUse is a call of a tool in stream-json output.
+type toolUse struct {
+	Type  string
+	ID    string
+	Name  string
+	Input json.RawMessage
 }
 
-func cmdRun(c *command) int { // where the tool cannot be run it exits as a shell would
+// hostStream is a standard stream of ours. Another process that has the same terminal may set it to
+// O_NONBLOCK at any time: Read and Write wait all the same.
+type hostStream struct {
+	f *os.File
+}
+
+// ---- start ----
+
+// cmdRun runs a tool and gives its exit status. Where the tool cannot be run it is a shell's.
+func cmdRun(c *command) int {
 	s, err := newSession(c)
-	if err == nil {
-		err = s.run(c.ctx, c.opts.args)
+	if err != nil {
+		c.fail(err)
+		return exitInternal
 	}
+	err = s.run(c.ctx, c.opts.args)
 	if err == nil {
 		return *s.rec.ExitCode
 	}
 	c.fail(err)
-	denied := errors.Is(err, fs.ErrPermission) && strings.HasPrefix(err.Error(), "starting ")
-	return cmp.Or(when(errors.Is(err, errNoTool), 127), when(denied, 126), exitInternal)
+	switch {
+	case errors.Is(err, errNoTool):
+		return 127
+	case errors.Is(err, fs.ErrPermission) && strings.HasPrefix(err.Error(), "starting "):
+		return 126
+	}
+	return exitInternal
 }
 
-func newSession(c *command) (*session, error) { // what can fail before anything is spawned
-	o, tool, name := c.opts, filepath.Base(c.opts.args[0]), c.opts.text("adapter")
-	life, _ := time.ParseDuration(o.text("timeout"))
-	seconds := when(o.given("timeout"), strconv.Itoa(int(life/time.Second)))
-	flags := map[string]string{"channel": o.text("channel"), "stream.enabled": when(o.on("stream"), "true"),
-		"timeout_seconds": seconds, "permission_timeout_seconds": seconds}
+// newSession does what can fail before anything is spawned.
+func newSession(c *command) (*session, error) {
+	tool := filepath.Base(c.opts.args[0])
+	flags := settingsOf(c.opts)
 	cfg, err := c.config(flags)
-	adapter := adapterFor(cmp.Or(name, tool))
-	unknown := hinted(fmt.Errorf("no adapter is called %q", name), "`atlasbridge adapters` lists them")
-	if err = cmp.Or(err, when(name != "" && name != "generic" && adapter.Name == "generic", unknown)); err != nil {
+	if err != nil {
 		return nil, err
 	}
-	log, logErr := openLog(cfg.Dir, cfg.LogLevel)
+	adapter, err := namedAdapter(c.opts.text("adapter"), tool)
+	if err != nil {
+		return nil, err
+	}
+	log, err := openLog(cfg.Dir, cfg.LogLevel)
+	if err != nil {
+		return nil, err
+	}
 	st, err := openStore(cfg.Dir)
-	if err = cmp.Or(logErr, err); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	st.Retention = time.Duration(cfg.RetentionDays) * 24 * time.Hour
-	cwd, _ := os.Getwd()
-	terminal := func(f *os.File) *os.File { return when(onTerminal(f), f) }
-	s := &session{cfg: cfg, flags: flags, st: st, ch: localChannel{}, tg: newTelegram(cfg, st, log), log: log,
-		adapter: adapter, in: c.stdin, out: c.stdout, notes: c.stderr, interactive: onTerminal(c.stdin),
-		tty: cmp.Or(terminal(c.stdin), terminal(c.stdout), terminal(c.stderr)), restore: func() error { return nil },
-		signals: make(chan os.Signal, 8), events: make(chan func()),
-		rec: SessionRecord{Head: Head{ID: newID()}, Tool: tool, Args: o.args[1:], Cwd: cwd, Wrapper: os.Getpid(),
-			Label: o.text("name"), Status: "active", Activity: "starting", StartedAt: time.Now().UTC()}}
-	if o.on("quiet") {
-		s.notes = io.Discard
-	}
-	s.fed = !s.interactive
-	for _, what := range st.notes {
-		fmt.Fprintf(s.notes, "atlasbridge: %s (see `atlasbridge doctor`)\n", what)
+	s := &session{
+		cfg:     cfg,
+		flags:   flags,
+		st:      st,
+		ch:      localChannel{},
+		tg:      newTelegram(cfg, st, log),
+		log:     log,
+		adapter: adapter,
+		in:      hostStream{c.stdin},
+		out:     hostStream{c.stdout},
+		notes:   hostStream{c.stderr},
+		signals: make(chan os.Signal, 8),
+		events:  make(chan func()),
+		rec:     sessionRecord(c.opts, tool),
 	}
 	if cfg.Channel == "telegram" {
 		s.ch = s.tg
 	}
-	if o.given("record") {
-		s.cast, err = newCast(o.text("record"), tool, s.size())
+	if c.opts.on("quiet") {
+		s.notes = io.Discard
 	}
-	return s, err
+	s.findTerminal(c)
+	for _, what := range st.notes {
+		fmt.Fprintf(s.notes, "atlasbridge: %s (see `atlasbridge doctor`)\n", what)
+	}
+	if c.opts.given("record") {
+		s.cast, err = newCast(c.opts.text("record"), tool, s.size())
+		if err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
 }
 
-func (s *session) size() Size { // the host's, or 30 × 100 without one
-	size, err := terminalSize(s.tty)
-	return cmp.Or(when(err == nil && size.Rows > 0 && size.Cols > 0, size), Size{Rows: 30, Cols: 100})
+// namedAdapter is the adapter of that name, or with "" that of the tool.
+func namedAdapter(name, tool string) (*Adapter, error) {
+	if name == "" {
+		return adapterFor(tool), nil
+	}
+	adapter := adapterFor(name)
+	if adapter.Name == "generic" && name != "generic" {
+		err := fmt.Errorf("no adapter is called %q", name)
+		return nil, hinted(err, "`atlasbridge adapters` lists them")
+	}
+	return adapter, nil
 }
 
-func (s *session) run(ctx context.Context, argv []string) error { // spawns it; stays until everything about it is told
+// settingsOf is what the command line says about settings, "" where it says nothing.
+func settingsOf(o *options) map[string]string {
+	flags := map[string]string{"channel": o.text("channel")}
+	if o.on("stream") {
+		flags["stream.enabled"] = "true"
+	}
+	if o.given("timeout") {
+		life, _ := time.ParseDuration(o.text("timeout")) // as the flag package prints it: cannot fail
+		seconds := strconv.Itoa(int(life / time.Second))
+		flags["timeout_seconds"] = seconds
+		flags["permission_timeout_seconds"] = seconds
+	}
+	return flags
+}
+
+// sessionRecord is the record of a run that begins now.
+func sessionRecord(o *options, tool string) SessionRecord {
+	cwd, _ := os.Getwd() // a folder that is gone has no name
+	return SessionRecord{
+		Head:      Head{ID: newID()},
+		Tool:      tool,
+		Args:      o.args[1:],
+		Cwd:       cwd,
+		Wrapper:   os.Getpid(),
+		Label:     o.text("name"),
+		Status:    "active",
+		Activity:  "starting",
+		StartedAt: time.Now().UTC(),
+	}
+}
+
+// findTerminal finds the host's terminal: the first of the standard streams that is one.
+func (s *session) findTerminal(c *command) {
+	for _, f := range []*os.File{c.stderr, c.stdout, c.stdin} {
+		if onTerminal(f) {
+			s.tty = f
+		}
+	}
+	if s.tty == c.stdin {
+		s.stdin = s.tty
+	}
+	s.interactive = s.stdin != nil
+	s.fed = !s.interactive
+}
+
+// size is that of the host's terminal, or 30 × 100 without one.
+func (s *session) size() Size {
+	if s.tty != nil {
+		size, err := terminalSize(s.tty)
+		if err == nil && size.Rows > 0 && size.Cols > 0 {
+			return size
+		}
+	}
+	return Size{Rows: 30, Cols: 100}
+}
+
+// run spawns the tool and stays until everything about it is told. An error means that it did not
+// run.
+func (s *session) run(ctx context.Context, argv []string) error {
 	release, err := s.st.HoldSession(s.rec.ID)
 	if err != nil {
 		return err
 	}
 	defer release()
-	signal.Notify(s.signals, append(endSignals(), suspendSignal)...) // none may end us with the terminal raw
-	signal.Notify(make(chan os.Signal), syscall.SIGPIPE)             // caught, not ignored: the child does not inherit it
+	// None may end us with the terminal raw. SIGPIPE is caught, not ignored: the child would
+	// inherit that.
+	signal.Notify(s.signals, append(endSignals(), suspendSignal)...)
+	signal.Notify(make(chan os.Signal), syscall.SIGPIPE)
 	s.ctx, s.stop = context.WithCancel(ctx)
-	s.jsonLine = when(slices.Contains(argv, "stream-json"), []byte{})
-	env, size := childEnv(os.Environ(), s.cfg, s.rec.ID), s.size()
-	if s.pty, err = startPTY(s.installHooks(argv), env, s.rec.Cwd, size, s.tty); err != nil {
+	defer s.stop()
+	if slices.Contains(argv, "stream-json") {
+		s.jsonLine = []byte{}
+	}
+	env := childEnv(os.Environ(), s.cfg, s.rec.ID)
+	size := s.size()
+	s.pty, err = startPTY(s.installHooks(argv), env, s.rec.Cwd, size, s.tty)
+	if err != nil {
 		return err
 	}
 	if s.cfg.Channel == "telegram" {
 		s.polling.Go(func() { s.tg.Poll(s.ctx) })
 	} else { // nothing of the child's has been copied yet
-		fmt.Fprintln(s.notes, "atlasbridge: no Telegram here: questions wait for the keyboard or `atlasbridge answer` "+
-			"(see `atlasbridge setup`)")
+		fmt.Fprintln(s.notes, "atlasbridge: no Telegram here: "+
+			"questions wait for the keyboard or `atlasbridge answer` (see `atlasbridge setup`)")
 	}
-	if host, ok := s.in.(*os.File); ok && s.interactive {
-		if s.restore, err = rawMode(host); err != nil {
-			return fmt.Errorf("setting the terminal to raw mode: %w", err)
-		}
+	if err := s.makeRaw(); err != nil {
+		s.pty.Close() // what counts is why
+		return err
 	}
-	defer func() { s.restore() }()
+	defer s.restore()
 	if s.adapter.Name == "generic" {
 		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
 	} else {
-		s.spawn(func() {
-			warning := probe(s.ctx, s.adapter, childEnv(os.Environ(), s.cfg, "")).Warning
-			s.events <- func() { s.warning = warning }
-		})
+		s.probeVersion()
 	}
-	debug.SetGCPercent(25) // 12 MB resident instead of 16, for less than 1 % more time at full output (measured)
-	s.watch(size)
-	s.rec.PID, s.rec.PIDStart = s.pty.PID(), processStart(s.pty.PID())
+	debug.SetGCPercent(25) // 12 MB instead of 16, less than 1 % more time at full output (measured)
+	s.startDetector(size)
+	s.rec.PID = s.pty.PID()
+	s.rec.PIDStart = processStart(s.rec.PID)
 	s.loop()
 	s.finish()
 	return nil
 }
 
-// watch makes the detector that looks at the child's output from now on.
-func (s *session) watch(size Size) {
-	s.det = newDetector(s.adapter, int(size.Rows), int(size.Cols), DetectOptions{Threshold: s.cfg.Threshold,
-		Stuck: s.cfg.Stuck, BufferBytes: s.cfg.BufferBytes, SafeDefaults: s.cfg.SafeDefaults})
+// makeRaw sets the host's terminal to raw mode, where somebody types there.
+func (s *session) makeRaw() error {
+	if s.stdin == nil {
+		return nil
+	}
+	undo, err := rawMode(s.stdin)
+	if err != nil {
+		return fmt.Errorf("setting the terminal to raw mode: %w", err)
+	}
+	s.undoRaw.Store(&undo)
+	return nil
+}
+
+// restore puts the host's terminal back as it was. Any goroutine may call it, more than once.
+func (s *session) restore() {
+	undo := s.undoRaw.Load()
+	if undo != nil {
+		_ = (*undo)() // whoever has the terminal next sees it; there is nothing else to try
+	}
+}
+
+// probeVersion has the tool's version looked at beside the loop.
+func (s *session) probeVersion() {
+	env := childEnv(os.Environ(), s.cfg, "")
+	s.spawn(func() {
+		warning := probe(s.ctx, s.adapter, env).Warning
+		s.events <- func() { s.warning = warning }
+	})
+}
+
+// startDetector makes the detector that looks at the child's output from now on.
+func (s *session) startDetector(size Size) {
+	s.det = newDetector(s.adapter, int(size.Rows), int(size.Cols), DetectOptions{
+		Threshold:    s.cfg.Threshold,
+		Stuck:        s.cfg.Stuck,
+		BufferBytes:  s.cfg.BufferBytes,
+		SafeDefaults: s.cfg.SafeDefaults,
+	})
 	if s.cfg.Stream {
 		s.det.Screen.Transcript(false) // from now on it is kept
 	}
 }
 
+// spawn starts a goroutine whose panic does not leave the terminal raw.
+func (s *session) spawn(f func()) {
+	go func() {
+		defer func() {
+			if r := recover(); r != nil {
+				s.restore()
+				panic(r)
+			}
+		}()
+		f()
+	}()
+}
+
+// ---- loop ----
+
 // loop runs until the child is gone and its output drained.
 func (s *session) loop() {
-	output, keyboard, writes := make(chan []byte, maxUnread), make(chan []byte), make(chan write)
+	output := make(chan []byte, maxUnread)
+	keys := make(chan []byte)
+	writes := make(chan write)
 	defer close(writes)
-	resized, _ := resizeSignals(s.tty)
+	resized, _ := resizeSignals(s.tty) // until the process ends
 	records := s.st.Follow(s.ctx, s.rec.ID, s.open.Load)
-	s.spawn(func() { s.read(output) })
-	s.spawn(func() { s.readKeys(keyboard) })
+	s.spawn(func() { s.copyOutput(output) })
+	s.spawn(func() { s.readKeys(keys) })
 	s.spawn(func() { s.writePTY(writes) })
 	s.spawn(func() {
 		code := s.pty.Wait()
 		s.events <- func() { s.rec.ExitCode = &code }
 	})
-	s.put("recording the session", ref(s.rec))
+	s.save("recording the session", ref(s.rec))
 	s.notify(Notice{Text: "▶ started: " + s.rec.Tool + " in " + s.rec.Cwd})
-	for turn := time.NewTimer(0); s.rec.ExitCode == nil || output != nil; {
+	turn := time.NewTimer(0)
+	for s.rec.ExitCode == nil || output != nil {
 		turn.Reset(time.Until(s.next))
-		next, ready := s.nextWrite()
+		w, ready := s.nextWrite()
 		var toWriter chan<- write // a nil channel never becomes ready
 		if ready {
 			toWriter = writes
 		}
 		var typed <-chan []byte
 		if len(s.typing) == 0 && s.heldBytes() < maxHeld {
-			typed = keyboard
+			typed = keys
 		}
 		select {
 		case p, more := <-output:
-			if output = when(more, output); more {
-				s.output(p)
+			if more {
+				s.handleOutput(p)
+			} else {
+				output = nil
 			}
 		case p := <-typed:
-			s.keyboard(p)
-		case toWriter <- next:
-			s.handedOver(next)
+			s.handleKeys(p)
+		case toWriter <- w:
+			s.handedOver(w)
 		case happened := <-s.events:
 			happened()
 		case rec := <-records:
-			s.followed(rec)
+			s.handleRecord(rec)
 		case <-resized:
 			s.resize()
 		case sig := <-s.signals:
-			s.signaled(sig)
+			s.handleSignal(sig)
 		case <-turn.C:
 		}
 		s.tick()
 	}
+}
+
+// tick looks at the screen and does what waits for a time.
+func (s *session) tick() {
+	s.next = time.Now().Add(reapEvery)
+	s.detect()
+	s.hookStep()
+	s.spentStep()
+	s.questionStep()
+	s.inputStep()
+	s.gateStep()
+	s.streamStep()
+	s.activityStep()
+	s.reap()
+	s.open.Store(s.q != nil)
+}
+
+// turnAt has the loop turn at that time at the latest. It tells whether the time has come already.
+func (s *session) turnAt(at time.Time) (come bool) {
+	now := time.Now()
+	if at.After(now) && at.Before(s.next) {
+		s.next = at
+	}
+	return !at.After(now)
+}
+
+// later is the later of two times.
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// activityStep records what is done when that has changed, and now and then when output last came.
+func (s *session) activityStep() {
+	doing := s.det.Activity()
+	last := s.det.LastOutput().UTC()
+	var recorded time.Time
+	if s.rec.LastSeen != nil {
+		recorded = *s.rec.LastSeen
+	}
+	wait := outputEvery
+	if doing != s.rec.Activity {
+		wait = doingEvery
+	} else if !last.After(recorded) {
+		return
+	}
+	if !s.turnAt(s.doingAt.Add(wait)) {
+		return
+	}
+	s.doingAt = time.Now()
+	s.rec.Activity = doing
+	s.rec.LastSeen = &last
+	s.save("recording the session", ref(s.rec))
+}
+
+// reap fails the prompts of sessions whose process is gone; whoever polls edits their messages.
+func (s *session) reap() {
+	if !s.turnAt(s.reapAt) {
+		return
+	}
+	s.reapAt = time.Now().Add(reapEvery)
+	_, _, err := s.st.Reap(time.Now())
+	s.tellTrouble("closing dead sessions", err)
+}
+
+// save stores records. False: it could not, which the operator is told. What is not in the state is
+// not typed.
+func (s *session) save(doing string, recs ...Record) bool {
+	err := s.st.Update(func(*View) ([]Record, error) { return recs, nil })
+	s.tellTrouble(doing, err)
+	return err == nil
+}
+
+// audit appends to the audit log. That it could not is told.
+func (s *session) audit(doing string, e Event) {
+	s.tellTrouble(doing, s.st.Audit().Append(e))
+}
+
+// tellTrouble tells the operator, once, of trouble with the state or the audit log: of err, or of
+// what the store noted.
+func (s *session) tellTrouble(doing string, err error) {
+	held := "the state cannot be written, so nothing is typed: "
+	if err == nil {
+		held = ""
+		err = s.st.Trouble()
+	}
+	if err == nil || s.trouble == err.Error() {
+		return
+	}
+	s.trouble = err.Error()
+	s.log.Error(doing, "error", s.trouble)
+	s.notify(Notice{Text: "⚠ " + held + redact(s.trouble), Ring: true})
+}
+
+// promptInState is the prompt as the state has it, nil when it has none of this id or cannot be
+// read.
+func (s *session) promptInState(id string) *PromptRecord {
+	v, err := s.st.View()
+	if err != nil {
+		return nil
+	}
+	return v.Prompts[id]
+}
+
+// handleSignal suspends, or reloads the configuration on SIGHUP. A SIGHUP that came because the
+// terminal was closed ends the session, as every other signal does.
+func (s *session) handleSignal(sig os.Signal) {
+	closed := false
+	if s.tty != nil {
+		_, err := terminalSize(s.tty)
+		closed = err != nil
+	}
+	switch {
+	case sig == suspendSignal:
+		s.suspend()
+	case sig == syscall.SIGHUP && !closed:
+		s.reload()
+	default:
+		_ = s.pty.Signal(sig) // a child that is gone needs none
+		s.terminate()
+	}
+}
+
+// suspend stops this process, with the host's terminal as it was, until the shell lets it go on.
+func (s *session) suspend() {
+	s.restore()
+	stopSelf()
+	if err := s.makeRaw(); err != nil {
+		s.log.Warn("going on", "error", err.Error())
+	}
+	s.resize()
+}
+
+// terminate ends the child, which ends the session.
+func (s *session) terminate() {
+	s.hungUp = true
+	s.spawn(func() { s.pty.Terminate(nil) })
+}
+
+// reload takes over the allowlist and limits of the configuration file, or keeps the old ones and
+// says so.
+func (s *session) reload() {
+	cfg, err := loadConfig(s.cfg.Dir, os.Getenv, s.flags)
+	if err != nil {
+		s.notify(Notice{Text: "⚠ configuration kept as it was: " + err.Error()})
+		return
+	}
+	fresh := *s.cfg // others read the old one
+	fresh.Timeout = cfg.Timeout
+	fresh.PermissionTimeout = cfg.PermissionTimeout
+	fresh.Away = cfg.Away
+	fresh.FreeText = cfg.FreeText
+	fresh.NotifyIdle = cfg.NotifyIdle
+	fresh.Users = cfg.Users
+	s.cfg = &fresh
+	s.tg.cfg.Store(&fresh)
+	s.audit("auditing the reload", Event{Name: "CONFIG_RELOADED", SessionID: s.rec.ID})
+}
+
+// ---- bytes ----
+//
+// What the child writes goes to the host first. What goes to the child goes through one writer.
+
+// Read waits for input.
+func (h hostStream) Read(p []byte) (int, error) {
+	for {
+		n, err := h.f.Read(p)
+		if !errors.Is(err, syscall.EAGAIN) {
+			return n, err
+		}
+		if err := waitReady(h.f, false); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// Write writes all of p, or tells how much of it and why no more.
+func (h hostStream) Write(p []byte) (int, error) {
+	done := 0
+	for {
+		n, err := h.f.Write(p[done:])
+		done += n
+		if !errors.Is(err, syscall.EAGAIN) {
+			return done, err
+		}
+		if err := waitReady(h.f, true); err != nil {
+			return done, err
+		}
+	}
+}
+
+// copyOutput copies the child's output to the host, then hands it to the loop, until the end of
+// both.
+func (s *session) copyOutput(output chan<- []byte) {
+	defer close(output)
+	// More than output holds: a buffer is free when its turn comes.
+	ring := make([]byte, (maxUnread+2)*readBytes)
+	at := 0
+	for {
+		n, err := s.pty.Read(ring[at : at+readBytes])
+		p := ring[at : at+n]
+		s.unseen.Add(int64(n))
+		_, lost := s.out.Write(p)
+		if lost != nil && n > 0 { // nobody can see the output any more, as when a terminal closes
+			_ = s.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
+		}
+		output <- p
+		if err != nil {
+			return
+		}
+		at = (at + readBytes) % len(ring)
+	}
+}
+
+// handleOutput takes what the child has written, and the host has already.
+func (s *session) handleOutput(p []byte) {
+	now := time.Now()
+	if s.gate != nil && !s.inFlight {
+		s.gate.keys = nil // it looks again, at what this brings
+	}
+	s.det.Feed(p, now)
+	s.unseen.Add(-int64(len(p)))
+	s.cast.output(p, now)
+	for _, status := range s.det.Screen.TakeStatuses() {
+		s.handleStatus(status)
+	}
+	if s.jsonLine != nil {
+		s.auditToolCalls(p)
+	}
+	s.typing = append(s.typing, s.det.Screen.TakeReplies(s.tty == nil)...)
+	if s.cfg.Stream {
+		s.streamOutput(p, now)
+	}
+}
+
+// auditToolCalls audits the tool calls in stream-json output, a message a line.
+func (s *session) auditToolCalls(p []byte) {
+	lines := bytes.Split(append(s.jsonLine, p...), []byte("\n"))
+	last := len(lines) - 1
+	for _, line := range lines[:last] {
+		var m struct{ Message struct{ Content []toolUse } }
+		_ = json.Unmarshal(line, &m) // what is of another shape holds no calls
+		for _, c := range m.Message.Content {
+			if c.Type == "tool_use" {
+				s.audit("auditing a tool call", toolCall(s.rec.ID, c.Name, c.ID, c.Input))
+			}
+		}
+	}
+	s.jsonLine = bytes.Clone(lines[last][:min(len(lines[last]), maxHookInput)])
+}
+
+// unread are the bytes of output that the screen has not got yet: those that Read has returned, and
+// those that wait for it. Any goroutine may ask.
+func (s *session) unread() int64 {
+	return s.unseen.Load() + int64(s.pty.Unread())
 }
 
 // nextWrite is what the writer is to write now, if anything: the gate's keys go alone.
@@ -753,56 +1184,53 @@ func (s *session) writePTY(writes <-chan write) {
 		} else {
 			_, err = s.pty.Write(w.p)
 		}
-		s.events <- func() {
-			s.inFlight = false
-			if w.answer {
-				s.gateWrote(w.p, err)
-			} else if err != nil {
-				s.log.Warn("writing to the program", "error", err.Error())
-			}
-		}
+		s.events <- func() { s.written(w, err) }
 	}
 }
 
-// unread are the bytes of output that the screen has not got yet: those that Read has returned, and those that wait for
-// it. Any goroutine may ask.
-func (s *session) unread() int64 {
-	return s.unseen.Load() + int64(s.pty.Unread())
-}
-
-func (s *session) spawn(f func()) { // a goroutine whose panic does not leave the terminal raw
-	go func() {
-		defer func() {
-			if r := recover(); r != nil {
-				s.restore()
-				panic(r)
-			}
-		}()
-		f()
-	}()
-}
-
-func (s *session) read(output chan<- []byte) { // copies it to the host, then hands it to the loop
-	defer close(output)
-	ring := make([]byte, (maxUnread+2)*readBytes) // more than output holds: a buffer is free when its turn comes
-	for at, n, err := 0, 0, error(nil); err == nil; at = (at + readBytes) % len(ring) {
-		n, err = s.pty.Read(ring[at : at+readBytes])
-		s.unseen.Add(int64(n))
-		if _, lost := s.out.Write(ring[at : at+n]); lost != nil && n > 0 {
-			s.pty.Signal(syscall.SIGHUP) // nobody can see the output any more, as when a terminal closes
-		}
-		output <- ring[at : at+n]
+// written takes the writer's report.
+func (s *session) written(w write, err error) {
+	s.inFlight = false
+	if w.answer {
+		s.gateWrote(w.p, err)
+	} else if err != nil {
+		s.log.Warn("writing to the program", "error", err.Error())
 	}
 }
 
-// readKeys hands over what is typed. An empty chunk is the end of a pipe that brought something: one without a byte
-// (systemd, ssh without a terminal) must not answer the first question with an end of file.
+// resize gives the child the size of the host's terminal.
+func (s *session) resize() {
+	size := s.size()
+	if err := s.pty.Resize(size); err != nil {
+		return // the child is gone
+	}
+	s.det.Resize(int(size.Rows), int(size.Cols), time.Now())
+	if s.q != nil && s.q.screen != nil {
+		s.q.screen.place = 0 // it may stand in another row now
+	}
+	s.cast.event("r", fmt.Sprintf("%dx%d", size.Cols, size.Rows), time.Now())
+}
+
+// ---- keyboard ----
+//
+// What somebody types here goes to the child as it is. While the gate types it waits.
+
+// readKeys hands over what is typed. An empty chunk is the end of a pipe that brought something:
+// one without a byte (systemd, ssh without a terminal) must not answer the first question with an
+// end of file.
 func (s *session) readKeys(keys chan<- []byte) {
-	buf, some := make([]byte, 4096), false
-	for n := 1; n > 0; some = true {
-		if n, _ = s.in.Read(buf); n > 0 || some && !s.interactive {
-			keys <- bytes.Clone(buf[:n])
+	buf := make([]byte, 4096)
+	some := false
+	for {
+		n, _ := s.in.Read(buf) // whatever ends it, no more is typed
+		if n <= 0 {
+			break
 		}
+		keys <- bytes.Clone(buf[:n])
+		some = true
+	}
+	if some && !s.interactive {
+		keys <- nil
 	}
 	select {
 	case s.events <- func() { s.fed = false }:
@@ -810,154 +1238,20 @@ func (s *session) readKeys(keys chan<- []byte) {
 	}
 }
 
-// reap fails the prompts of sessions whose process is gone; whoever polls edits their messages.
-func (s *session) reap() {
-	if !s.due(s.reapAt) {
-		return
-	}
-	s.reapAt = time.Now().Add(reapEvery)
-	_, _, err := s.st.Reap(time.Now())
-	s.stored("closing dead sessions", err)
-}
-
-func (s *session) put(doing string, recs ...Record) bool { // what is not in the state is not typed
-	return s.stored(doing, s.st.Update(func(*View) ([]Record, error) { return recs, nil }))
-}
-
-func (s *session) stored(doing string, err error) bool { // tells once of trouble with the state or the audit log
-	if trouble := cmp.Or(err, s.st.Trouble()); trouble != nil && s.trouble != trouble.Error() {
-		s.trouble = trouble.Error()
-		s.log.Error(doing, "error", s.trouble)
-		held := when(err != nil, "the state cannot be written, so nothing is typed: ")
-		s.notify(Notice{Text: "⚠ " + held + redact(s.trouble), Ring: true})
-	}
-	return err == nil
-}
-
-// finish closes the books and sends the last messages, and all of the output with --stream.
-func (s *session) finish() {
-	s.pty.Close()
-	for s.inFlight { // a write to a closed terminal returns: what it says decides whether an answer was typed
-		(<-s.events)()
-	}
-	s.restore()
-	if s.gate != nil {
-		s.gateOver()
-	}
-	for len(s.hooks) > 0 {
-		s.endHook(s.hooks[0])
-	}
-	if s.q != nil {
-		s.end(s.q, Failed, "the program ended")
-	}
-	s.endExpired()
-	s.rec.Status = cmp.Or(when(s.hungUp, "terminated"), when(*s.rec.ExitCode > 128, "crashed"), "completed")
-	s.rec.EndedAt, s.rec.Activity = ref(time.Now().UTC()), ""
-	s.put("recording the end", ref(s.rec))
-	seq, hash, _ := s.st.Audit().Head()
-	text := fmt.Sprintf("⏹ ended: %s, exit code %d\naudit %d %s", s.rec.Tool, *s.rec.ExitCode, seq, hash)
-	s.notify(Notice{Urgent: true, Text: text})
-	limit := drainSend
-	if s.cfg.Stream && s.tg.Trouble() == "" {
-		limit = drainStream
-		s.streamTake(true)
-	}
-	time.AfterFunc(limit, s.stop)
-	for s.streamStep(); s.sending > 0; s.streamStep() {
-		select {
-		case happened := <-s.events:
-			happened()
-		case <-s.signals:
-			s.stop() // cuts calls short
-		}
-	}
-	s.stop()
-	s.polling.Wait()
-	s.ch.Close()
-	warn := func(text string) { fmt.Fprint(s.notes, when(text != "", "atlasbridge: "+text+"\n")) }
-	warn(when(s.warning != "", s.rec.Tool+": "+s.warning))
-	if err := s.cast.close(time.Now()); err != nil {
-		warn("writing the recording: " + err.Error())
-	}
-	warn(s.tg.Trouble())
-}
-
-// endHook ends a hook's question with the program: what the hook has passed on was answered, though we may not have
-// heard of it yet.
-func (s *session) endHook(h *question) {
-	if v, err := s.st.View(); err == nil && v.Prompts[h.rec.ID] != nil {
-		h.rec = *v.Prompts[h.rec.ID]
-	}
-	switch h.rec.Status {
-	case Injected:
-		s.passedOn(h)
-	case Resolved, Failed, Canceled:
-		s.end(h, "", "")
-	default:
-		s.end(h, Failed, "the program ended")
-	}
-}
-
-// endExpired takes back the offer to ask again what expired: there is nothing to ask any more.
-func (s *session) endExpired() {
-	v, err := s.st.View()
-	if err != nil {
-		return
-	}
-	ours := v.which(func(p *PromptRecord) bool { return p.SessionID == s.rec.ID && p.mayBeAsked() })
-	for _, p := range ours {
-		if s.move(p.ID, Failed, func(r *PromptRecord) { r.Reason += ", and the program has ended" }) {
-			s.settle(*p, s.rec)
-		}
-	}
-}
-
-/* ===== Bytes ===== */
-
-func (s *session) output(p []byte) { // which the host has already
-	now, t := time.Now(), &s.stream
-	if s.gate != nil && !s.inFlight {
-		s.gate.keys = nil // it looks again, at what this brings
-	}
-	s.det.Feed(p, now)
-	s.unseen.Add(-int64(len(p)))
-	s.cast.output(p, now)
-	for _, report := range s.det.Screen.TakeStatuses() {
-		s.reported(report)
-	}
-	if s.jsonLine != nil {
-		s.toolCalls(p)
-	}
-	s.typing = append(s.typing, s.det.Screen.TakeReplies(s.tty == nil)...)
-	t.flushAt = cmp.Or(t.flushAt, when(s.cfg.Stream, now.Add(s.cfg.Flush)))
-	t.raw = append(t.raw, when(s.cfg.Stream && !s.cfg.StripANSI && len(t.raw) < maxBacklog, p)...)
-}
-
-func (s *session) toolCalls(p []byte) { // audits the tool calls in a tool's stream-json output, a message a line
-	lines := bytes.Split(append(s.jsonLine, p...), []byte("\n"))
-	for _, line := range lines[:len(lines)-1] {
-		var m struct{ Message struct{ Content []toolUse } }
-		json.Unmarshal(line, &m) // of another shape: no calls
-		for _, c := range m.Message.Content {
-			if c.Type == "tool_use" {
-				s.stored("auditing a tool call", s.st.Audit().Append(toolCall(s.rec.ID, c.Name, c.ID, c.Input)))
-			}
-		}
-	}
-	rest := lines[len(lines)-1]
-	s.jsonLine = bytes.Clone(rest[:min(len(rest), maxHookInput)])
-}
-
-// keyboard passes on what is typed here, or what a pipe brings, empty at its end. While the gate types it is held back.
-func (s *session) keyboard(p []byte) {
+// handleKeys passes on what is typed here, or what a pipe brings, empty at its end. While the gate
+// types it is held.
+func (s *session) handleKeys(p []byte) {
 	if s.gate != nil {
 		s.held = append(s.held, heldKeys{keys: p, at: time.Now()})
 		return
 	}
-	if len(p) == 0 && !s.pty.State().Canonical {
-		return
+	keys := string(p)
+	if keys == "" {
+		if !s.pty.State().Canonical {
+			return
+		}
+		keys = "\x04\x04" // the line discipline makes the end from ^D; the first may only end a line
 	}
-	keys := cmp.Or(string(p), "\x04\x04") // the line discipline makes the end from ^D; the first may only end a line
 	if reReport.MatchString(keys) {
 		s.inject(keys, "")
 		return
@@ -967,25 +1261,26 @@ func (s *session) keyboard(p []byte) {
 	s.inject(keys, "cli:local")
 }
 
-// noteDraft keeps what somebody has typed here into the input box and not sent: a slow tool may not show it yet.
+// noteDraft keeps what somebody has typed here into the input box and not sent: a slow tool may not
+// show it yet.
 func (s *session) noteDraft(keys string) {
 	if s.q != nil && !s.q.rec.Idle {
 		return // they are for the question
 	}
-	switch {
-	case reSends.MatchString(keys):
+	if reSends.MatchString(keys) {
 		s.draft = draftHere{}
 		return
-	case strings.HasPrefix(keys, "\x1b"), strings.ContainsAny(keys, "\x7f\x08"):
+	}
+	if strings.HasPrefix(keys, "\x1b") || strings.ContainsAny(keys, "\x7f\x08") {
 		s.draft.edited = true
 	}
 	s.draft.keys += keys
 	s.draft.keys = s.draft.keys[max(0, len(s.draft.keys)-maxMessage):]
 }
 
-// draftDoesNotShow tells that the input box may not hold yet what somebody has typed into it here, or may still hold
-// what they have sent: a busy tool shows keys late. After a while that is not waited for any more: the keys were for
-// something else.
+// draftDoesNotShow tells that the input box may not hold yet what somebody has typed into it here,
+// or may still hold what they have sent: a busy tool shows keys late. After a while that is not
+// waited for any more: the keys were for something else.
 func (s *session) draftDoesNotShow(box inputBox) bool {
 	since := time.Since(s.lastKey)
 	switch {
@@ -999,174 +1294,125 @@ func (s *session) draftDoesNotShow(box inputBox) bool {
 	return !strings.Contains(squeezed(box.draft), squeezed(s.draft.keys))
 }
 
-func (s *session) heldBytes() (n int) {
+// inject queues keys for the child. by tells who pressed them where they may answer what stands on
+// the screen, else "".
+func (s *session) inject(keys, by string) {
+	now := time.Now()
+	s.typing = append(s.typing, keys...)
+	if by != "" && !reArrow.MatchString(keys) {
+		s.noteTyped(by, now)
+	}
+	s.det.Typed([]byte(keys), now)
+	s.cast.event("i", keys, now)
+}
+
+// noteTyped notes who pressed a key that may answer what stands on the screen.
+func (s *session) noteTyped(by string, at time.Time) {
+	s.namedBy = by
+	if s.q != nil {
+		s.q.noteTyped(by, at)
+	}
+	for _, h := range s.hooks {
+		if h.dialog != nil {
+			h.noteTyped(by, at)
+		}
+	}
+}
+
+// noteTyped notes who pressed a key that may answer the question, and when.
+func (q *question) noteTyped(by string, at time.Time) {
+	q.typedBy = by
+	q.typedAt = at
+}
+
+// heldBytes is how much waits for the gate to end.
+func (s *session) heldBytes() int {
+	n := 0
 	for _, h := range s.held {
 		n += len(h.keys)
 	}
 	return n
 }
 
-// release passes on what was typed while the gate g was typing. Keys that were typed at the question that g answered
-// are dropped, and where another question has come, those of a moment after: they must not answer that.
-func (s *session) release(g *gate) {
+// releaseKeys passes on what was typed while the gate g was typing. Keys that were typed at the
+// question that g answered are dropped, and where another question has come, those of a moment
+// after: they must not answer that.
+func (s *session) releaseKeys(g *gate) {
 	held := s.held
 	s.held = nil
 	if len(held) == 0 {
 		return
 	}
 	answered := g.q != nil && !g.q.rec.Idle && g.wrote
-	next := s.det.Look(s.pty.State(), time.Now())
-	asked := next != nil && !next.Idle && next.Type != Unknown
+	look := s.det.Look(s.pty.State(), time.Now())
+	asked := look != nil && !look.Idle && look.Type != Unknown
 	for _, h := range held {
 		before := g.leftAt.IsZero() || h.at.Before(g.leftAt)
 		justAfter := asked && h.at.Before(g.leftAt.Add(keyGrace))
-		if answered && (before || justAfter) && len(h.keys) > 0 && !reReport.Match(h.keys) {
+		typed := len(h.keys) > 0 && !reReport.Match(h.keys)
+		if answered && typed && (before || justAfter) {
 			s.log.Info("keys typed while an answer was being typed are not passed on", "bytes", len(h.keys))
 			continue
 		}
-		s.keyboard(h.keys)
+		s.handleKeys(h.keys)
 	}
 }
 
-// inject queues keys for the child. by tells who pressed them where they may answer what stands on the screen, else "".
-func (s *session) inject(keys, by string) {
-	s.typing = append(s.typing, keys...)
-	if by != "" && !reArrow.MatchString(keys) {
-		if s.q != nil {
-			s.q.typedBy, s.q.typedAt = by, time.Now()
-		}
-		for _, h := range s.hooks {
-			if h.dialog != nil {
-				h.typedBy, h.typedAt = by, time.Now()
-			}
-		}
-		s.namedBy = by
-	}
-	s.det.Typed([]byte(keys), time.Now())
-	s.cast.event("i", keys, time.Now())
-}
+// ---- questions ----
+//
+// One question is in force at a time: a hook's, in the order they came, or what the screen asks.
 
-func (s *session) resize() {
-	size := s.size()
-	if s.pty.Resize(size) != nil {
+// detect asks the detector whether a question has come or gone.
+func (s *session) detect() {
+	if s.gate != nil || !s.turnAt(s.detectedAt.Add(detectEvery)) {
 		return
 	}
-	s.det.Resize(int(size.Rows), int(size.Cols), time.Now())
-	if s.q != nil && s.q.screen != nil {
-		s.q.screen.place = 0 // it may stand in another row now
-	}
-	s.cast.event("r", fmt.Sprintf("%dx%d", size.Cols, size.Rows), time.Now())
-}
-
-func (s *session) signaled(sig os.Signal) { // SIGHUP of a closed terminal ends the session, any other reloads
-	_, gone := terminalSize(s.tty)
-	switch {
-	case sig == suspendSignal:
-		s.restore()
-		stopSelf()
-		if host, ok := s.in.(*os.File); ok && s.interactive {
-			restore, err := rawMode(host)
-			if err == nil { // else the one from before still knows what to restore
-				s.restore = restore
-			}
-		}
-		s.resize()
-	case sig == syscall.SIGHUP && (s.tty == nil || gone == nil):
-		s.reload()
-	default:
-		s.pty.Signal(sig)
-		s.terminate()
-	}
-}
-
-func (s *session) terminate() {
-	s.hungUp = true
-	s.spawn(func() { s.pty.Terminate(nil) })
-}
-
-func (s *session) reload() { // takes over the allowlist and limits of the file, or keeps the old and says so
-	cfg, err := loadConfig(s.cfg.Dir, os.Getenv, s.flags)
-	if err != nil {
-		s.notify(Notice{Text: "⚠ configuration kept as it was: " + err.Error()})
-		return
-	}
-	next := *s.cfg
-	next.Timeout, next.PermissionTimeout, next.Away = cfg.Timeout, cfg.PermissionTimeout, cfg.Away
-	next.FreeText, next.NotifyIdle, next.Users = cfg.FreeText, cfg.NotifyIdle, cfg.Users
-	s.cfg = &next
-	s.tg.cfg.Store(&next)
-	s.stored("auditing the reload", s.st.Audit().Append(Event{Name: "CONFIG_RELOADED", SessionID: s.rec.ID}))
-}
-
-/* ===== Questions ===== */
-
-func (s *session) tick() { // judges the screen and does what waits for a time
-	s.next = time.Now().Add(reapEvery)
-	s.judge()
-	s.hookStep()
-	s.spentStep()
-	s.questionStep()
-	s.inputStep()
-	s.gateStep()
-	s.streamStep()
-	s.activityStep()
-	s.reap()
-	s.open.Store(s.q != nil)
-}
-
-func (s *session) due(at time.Time) bool { // if it has not come yet, the loop turns then
 	now := time.Now()
-	if at.After(now) && at.Before(s.next) {
-		s.next = at
-	}
-	return !at.After(now)
-}
-
-// judge asks the detector whether a question has come or gone.
-func (s *session) judge() {
-	if s.gate != nil || !s.due(s.judgedAt.Add(judgeEvery)) {
-		return
-	}
-	tty, now := TTYState{}, time.Now()
-	s.judgedAt = now
+	s.detectedAt = now
+	tty := TTYState{}
 	if s.det.WantTTY(now) {
 		tty = s.pty.State()
 		s.cast.tty(tty, now)
 	}
 	p := s.det.Tick(tty, now)
-	if s.seen != nil && (p != nil || s.det.Gone(tty, now)) { // the screen may have gone straight on to another question
-		s.left(p)
+	// The screen may have gone straight on to another question.
+	if s.seen != nil && (p != nil || s.det.Gone(tty, now)) {
+		s.endSeen(p)
 	}
 	if p != nil {
 		s.seen = p
-		s.found(p)
+		s.takeUp(p)
 	}
-	s.due(slices.MaxFunc([]time.Time{now.Add(judgeEvery), s.det.Next(now)}, time.Time.Compare))
+	s.turnAt(later(now.Add(detectEvery), s.det.Next(now)))
 }
 
-// left ends what was seen and has left the screen; now stands there instead, nil nothing that asks.
-func (s *session) left(now *Prompt) {
-	s.seen, s.spent = nil, nil
+// endSeen ends what was seen and has left the screen; p stands there instead, nil nothing that asks.
+func (s *session) endSeen(p *Prompt) {
+	s.seen = nil
+	s.spent = nil
 	for _, h := range s.hooks {
 		if h.dialog != nil {
-			h.dialog, h.goneAt = nil, time.Now()
+			h.dialog = nil
+			h.goneAt = time.Now()
 		}
 	}
 	if s.q == nil || s.q.screen == nil || s.q.decided {
 		return
 	}
 	why := "the question left the screen"
-	if now != nil && !now.Idle && !s.q.rec.Idle {
+	if p != nil && !p.Idle && !s.q.rec.Idle {
 		why = "replaced: the question changed"
 	}
 	s.end(s.q, Canceled, why)
 }
 
-// found takes up what the screen asks: the dialog of a hook's question tells only that it stands; anything else becomes
-// the question in force, or waits until that is over.
-func (s *session) found(p *Prompt) {
-	if h := s.hookOf(p); h != nil {
-		h.dialog, h.goneAt = p, time.Time{}
+// takeUp takes up what the screen asks: the dialog of a hook's question tells only that it stands;
+// anything else becomes the question in force, or waits until that is over.
+func (s *session) takeUp(p *Prompt) {
+	h := s.hookOf(p)
+	if h != nil {
+		h.dialog = p
+		h.goneAt = time.Time{}
 		return
 	}
 	if s.q != nil || p.Idle && !s.cfg.NotifyIdle {
@@ -1183,8 +1429,8 @@ func (s *session) found(p *Prompt) {
 	s.capture(p)
 }
 
-// expectsHook tells whether a hook may still call about the dialog p: of a tool that speaks the protocol only where it
-// says that it asks for an approval or an answer (measured on claude 2.1).
+// expectsHook tells whether a hook may still call about the dialog p: of a tool that speaks the
+// protocol only where it says that it asks for an approval or an answer (measured on claude 2.1).
 func (s *session) expectsHook(p *Prompt) bool {
 	if !s.hooked || p.Idle || p.Type != MultipleChoice {
 		return false
@@ -1195,53 +1441,26 @@ func (s *session) expectsHook(p *Prompt) bool {
 	return strings.HasPrefix(s.named, "approve") || strings.HasPrefix(s.named, "answer:")
 }
 
-// hookOf is the waiting hook's question whose dialog p is, nil when it is none's: it shows that tool and those
-// arguments, or the tool names them while p stands.
-func (s *session) hookOf(p *Prompt) *question {
-	for _, h := range s.hooks {
-		if p.showsCall(h.rec.Tool, h.rec.Subject) {
-			return h
-		}
+// capture makes a recording of what led to a question, where the user wants that.
+func (s *session) capture(p *Prompt) {
+	if os.Getenv("ATLASBRIDGE_CAPTURE_PROMPTS") != "1" || p.Secret {
+		return
 	}
-	for _, h := range s.hooks {
-		if !p.Idle && s.named != "" && h.namedIn(s.named) {
-			return h
-		}
+	dir := filepath.Join(s.cfg.Dir, "captured_scenarios")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		s.log.Warn("capturing a question", "error", err.Error())
+		return
 	}
-	return nil
+	now := time.Now()
+	name := fmt.Sprintf("%s-%s-%s.cast", s.rec.Tool, p.Type, now.UTC().Format("20060102T150405.000"))
+	c, _ := newCast(filepath.Join(dir, name), s.rec.Tool, s.size())
+	c.output(s.det.Raw(), now)
+	c.tty(s.pty.State(), now)
+	c.close(now.Add(s.cfg.Stuck + time.Second))
 }
 
-// hookAsked takes a question that `atlasbridge hook` has stored. What the screen asked of the same, and nobody was
-// told, is forgotten; what was told already stays, and the hook leaves it to the dialog.
-func (s *session) hookAsked(rec PromptRecord) {
-	if v, err := s.st.View(); err != nil || v.Prompts[rec.ID] == nil || v.Prompts[rec.ID].Status != Created {
-		return // it was over before we heard of it
-	}
-	h := &question{rec: rec, checkAt: time.Now().Add(hookCheck)}
-	if s.q != nil && s.q.screen != nil && !s.q.rec.Idle && s.q.screen.showsCall(rec.Tool, rec.Subject) {
-		if s.q.rec.Status != "" {
-			s.move(rec.ID, Canceled, func(r *PromptRecord) { r.Reason = "asked from the screen already" })
-			return
-		}
-		s.q = nil
-	}
-	s.hooks = append(s.hooks, h)
-	slices.SortStableFunc(s.hooks, func(a, b *question) int { return a.rec.CreatedAt.Compare(b.rec.CreatedAt) })
-	if s.seen != nil && !s.seen.Idle && s.hookOf(s.seen) == h {
-		h.dialog = s.seen
-	}
-	switch {
-	case s.q != nil && s.q.rec.Idle && !s.q.decided:
-		s.end(s.q, Canceled, "the tool works again")
-	case s.q != nil && s.q.screen != nil && s.q.rec.Status == "":
-		s.q = nil // it comes back when the hooks' questions are over, if it stands then
-		s.advance()
-	case s.q == nil:
-		s.advance()
-	}
-}
-
-// advance puts the next question in force: the hooks' in the order they came, then what the screen asks.
+// advance puts the next question in force: the hooks' in the order they came, then what the screen
+// asks.
 func (s *session) advance() {
 	if s.q != nil || s.rec.ExitCode != nil {
 		return
@@ -1251,143 +1470,134 @@ func (s *session) advance() {
 		return
 	}
 	if s.seen != nil && s.seen != s.spent && s.hookOf(s.seen) == nil {
-		s.found(s.seen)
+		s.takeUp(s.seen)
 	}
 }
 
-// spentStep asks about a dialog that the tool has said is over, and that stands all the same.
-func (s *session) spentStep() {
-	if s.spent != nil && s.due(s.spentAt.Add(dialogGone)) {
-		s.spent = nil
-		s.advance()
-	}
-}
-
-// reported takes what a known tool says of itself: a dialog that it has named is over when it says something else.
-func (s *session) reported(now ProgramStatus) {
-	if s.adapter.Box == nil {
+// questionStep stores the question in force, sends it, lets it be typed, or expires it, when it is
+// time.
+func (s *session) questionStep() {
+	q := s.q
+	if s.gate != nil || q == nil || !s.turnAt(q.askAt) {
 		return
 	}
-	if now.State == "working" {
-		s.det.Worked()
+	if q.rec.Status == "" && !s.create(q) {
+		return
 	}
-	named := ""
-	if now.State == "blocked" {
-		named = squeezed(safely(now.Msg, maxFull))
-	}
-	if s.named != "" && s.named != named {
-		s.over = append(s.over[max(0, len(s.over)-maxStatuses):], overDialog{named: s.named, at: time.Now(), by: s.namedBy})
-	}
-	if s.named != named {
-		s.named, s.namedBy = named, ""
-	}
-}
-
-// namedIn tells whether the tool's words name the call that h asks about.
-func (h *question) namedIn(words string) bool {
-	return h.rec.Subject != "" && strings.HasSuffix(words, ":"+squeezed(h.rec.Subject))
-}
-
-// endOver marks the hooks' questions whose dialogs the tool has named and which are over: each ends the first of the
-// same words.
-func (s *session) endOver() {
-	s.over = slices.DeleteFunc(s.over, func(o overDialog) bool {
-		for _, h := range s.hooks {
-			if h.goneAt.IsZero() && h.namedIn(o.named) && o.at.After(h.rec.CreatedAt) {
-				if h.dialog != nil && h.dialog == s.seen {
-					s.spent, s.spentAt = s.seen, time.Now()
-				}
-				h.dialog, h.goneAt = nil, o.at.Add(-dialogGone) // the tool says so: no repaint
-				if o.by != "" {
-					h.typedBy, h.typedAt = o.by, o.at
-				}
-				return true
-			}
+	switch {
+	case q.decided:
+		if s.turnAt(q.shownAt.Add(dialogGrace)) {
+			s.gate = newGate(q)
 		}
-		return time.Since(o.at) > hookUnasked
+	case !q.rec.Open(): // its hook passes the answer on
+	case q.rec.Status == Created && s.waitsForKeyboard():
+	case s.turnAt(q.rec.ExpiresAt):
+		s.expire(q)
+	case q.rec.Status == Created:
+		s.route(q)
+	case q.rec.Status == AwaitingReply && s.turnAt(q.remind):
+		s.settle(q.rec, s.rec)
+		q.remind = remindAt(&q.rec)
+		s.turnAt(q.remind)
+	}
+}
+
+// waitsForKeyboard tells whether somebody types here, and may answer it here. The loop turns when
+// they are away.
+func (s *session) waitsForKeyboard() bool {
+	return s.interactive && !s.turnAt(s.lastKey.Add(s.cfg.Away))
+}
+
+// create stores what the screen asks. False: it could not, and is to try again later.
+func (s *session) create(q *question) bool {
+	p := q.screen
+	now := time.Now()
+	life := s.cfg.Timeout
+	if p.Permission {
+		life = s.cfg.PermissionTimeout
+	}
+	q.rec = PromptRecord{
+		Head:       Head{ID: newID()},
+		Prompt:     *p,
+		SessionID:  s.rec.ID,
+		Confidence: p.Confidence(),
+		Source:     "screen",
+		Cwd:        s.rec.Cwd,
+		Status:     Created,
+		Nonce:      newNonce(),
+		CreatedAt:  now.UTC(),
+		ExpiresAt:  now.Add(life).UTC(),
+		Key:        idempotencyKey(s.rec.ID, p.Excerpt, now),
+	}
+	if p.Idle {
+		q.rec.MaxLength = maxMessage
+		q.rec.Full = s.answer
+		if s.answer == "" {
+			q.rec.Full = s.det.Words()
+		}
+	}
+	s.rec.Prompts++
+	if s.save("recording a question", ref(q.rec), ref(s.rec)) {
+		return true
+	}
+	s.rec.Prompts--
+	q.rec = PromptRecord{}
+	q.askAt = now.Add(retryEvery)
+	s.turnAt(q.askAt)
+	return false
+}
+
+// route has the question sent.
+func (s *session) route(q *question) {
+	routed := s.transition(q.rec.ID, Routed, func(r *PromptRecord) {
+		r.ShownAll = !r.Cut && fitsMessage(r)
 	})
+	if routed {
+		s.askPhone(q)
+	}
 }
 
-// hookStep ends hooks' questions that are over without us: their dialog is gone, the tool says that it asks nothing any
-// more, or the hook itself is gone.
-func (s *session) hookStep() {
-	if len(s.hooks) == 0 {
-		return
-	}
-	s.watchCalm()
-	s.endOver()
-	for _, h := range slices.Clone(s.hooks) {
-		gone := !h.goneAt.IsZero() && s.due(h.goneAt.Add(dialogGone))
-		quiet := !s.calm.IsZero() && s.due(later(s.calm, h.rec.CreatedAt).Add(hookUnasked))
-		switch {
-		case h.rec.Status == Injected:
-			if s.taken(h) {
-				s.passedOn(h)
-			}
-		case h.rec.Open() && (gone || quiet && h.dialog == nil):
-			s.end(h, Canceled, "answered in the terminal, or given up by the tool")
-		case h.rec.Status == Created && h != s.q && s.due(h.rec.ExpiresAt):
-			s.end(h, Canceled, "its time was over before it could be asked: the dialog asks")
-		case s.due(h.checkAt):
-			h.checkAt = time.Now().Add(hookCheck)
-			s.checkHook(h)
+// remindAt is when the prompt's message is to show the time left anew: after half of it, for it is
+// no clock.
+func remindAt(p *PromptRecord) time.Time {
+	return time.Now().Add(max(time.Until(p.ExpiresAt)/2, time.Minute))
+}
+
+// expire ends a question that nobody answered. A hook refuses then. For any other, only what is
+// known to refuse is typed, and nothing at all while somebody may still feed standard input.
+func (s *session) expire(q *question) {
+	byHook := q.screen == nil
+	life := q.rec.ExpiresAt.Sub(q.rec.CreatedAt)
+	expired := s.transition(q.rec.ID, Expired, func(r *PromptRecord) {
+		r.Reason = fmt.Sprintf("no answer in %d s", int(life.Seconds()))
+		r.Value = r.SafeDefault
+		if s.fed && !byHook {
+			r.Value = nil
 		}
-		s.due(h.checkAt)
-	}
-}
-
-// later is the later of two times.
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
-
-// watchCalm keeps since when a tool that speaks the protocol says that it does not ask.
-func (s *session) watchCalm() {
-	state := s.det.Screen.Status().State
-	if s.adapter.Box == nil || state == "" || state == "blocked" {
-		s.calm = time.Time{}
-	} else if s.calm.IsZero() {
-		s.calm = time.Now()
-	}
-}
-
-// checkHook ends a question whose hook does not live any more. It lives until it has passed its answer on.
-func (s *session) checkHook(h *question) {
-	if s.st.Alive(h.rec.ID) {
-		return
-	}
+	})
 	v, err := s.st.View()
-	if err != nil || v.Prompts[h.rec.ID] == nil {
-		return
-	}
-	now := v.Prompts[h.rec.ID]
+	vanished := err == nil && v.Prompts[q.rec.ID] == nil // from the state
 	switch {
-	case now.Open():
-		s.end(h, Canceled, "the tool gave up its question")
-	case now.Status == ReplyReceived || now.Status == Expired:
-		s.end(h, Failed, "the tool's hook ended before it passed the answer on")
+	case !expired && vanished:
+		s.end(q, "", "")
+	case !expired: // somebody decided in this very moment, or the state is in trouble
+		s.next = time.Now().Add(detectEvery)
+	case byHook:
+		q.checkAt = time.Now()
+	case q.rec.Value == nil:
+		s.end(q, "", "")
+	default:
+		q.decided = true
+		s.next = time.Now()
 	}
 }
 
-// end takes a question out: as to says and why, or, where it was Canceled or Failed and somebody pressed keys for it,
-// as answered by them. "" when the record says it already. Its message is edited, and the next question comes.
+// end takes a question out, and the next one comes. Its record gets to as its status and says why;
+// where it was Canceled or Failed and somebody pressed keys for it, it is answered by them. to is
+// "" when the record says it already.
 func (s *session) end(q *question, to State, why string) {
-	if to == Canceled && s.decidedMeanwhile(q, why) {
+	if s.recordEnd(q, to, why) {
 		return
-	}
-	switch {
-	case to == "":
-	case q.rec.Status == "":
-	case q.typedBy != "" && q.rec.Open():
-		s.move(q.rec.ID, Resolved, func(r *PromptRecord) { r.DecidedBy, r.Value = ref(q.typedBy), nil })
-	case q.rec.Open() || to != Canceled:
-		moved := s.move(q.rec.ID, to, func(r *PromptRecord) { r.Reason = why })
-		if !moved && to == Canceled && s.decidedMeanwhile(q, why) {
-			return
-		}
 	}
 	if q.unsend != nil {
 		q.unsend()
@@ -1399,26 +1609,68 @@ func (s *session) end(q *question, to State, why string) {
 	if q.screen != nil && s.seen == q.screen {
 		s.seen = nil // what expired, failed or was left to the terminal is not asked again by itself
 	}
-	if v, err := s.st.View(); err == nil && v.Prompts[q.rec.ID] != nil {
-		s.settle(*v.Prompts[q.rec.ID], s.rec)
-	}
+	s.settleLatest(q.rec.ID)
 	s.advance()
 }
 
-// decidedMeanwhile takes notice of a decision that came in the moment in which q was to be canceled: a hook goes on and
-// passes it on, which true tells; what would have to be typed fails, for the question is gone.
-func (s *session) decidedMeanwhile(q *question, why string) (goesOn bool) {
-	v, err := s.st.View()
-	if err != nil || v.Prompts[q.rec.ID] == nil || v.Prompts[q.rec.ID].Status != ReplyReceived {
+// recordEnd records how the question ends. It goes on where a hook passes on what was decided in
+// this very moment.
+func (s *session) recordEnd(q *question, to State, why string) (goesOn bool) {
+	if to == Canceled && s.acceptDecision(q, why) {
+		return true
+	}
+	if to == "" || q.rec.Status == "" {
 		return false
 	}
-	q.rec = *v.Prompts[q.rec.ID]
+	if q.typedBy != "" && q.rec.Open() {
+		s.transition(q.rec.ID, Resolved, func(r *PromptRecord) {
+			r.DecidedBy = ref(q.typedBy)
+			r.Value = nil
+		})
+		return false
+	}
+	if to == Canceled && !q.rec.Open() {
+		return false
+	}
+	moved := s.transition(q.rec.ID, to, func(r *PromptRecord) { r.Reason = why })
+	return !moved && to == Canceled && s.acceptDecision(q, why)
+}
+
+// acceptDecision takes over a decision that came in the moment in which q was to be canceled. A
+// hook goes on and passes it on; what would have to be typed fails, for the question is gone.
+func (s *session) acceptDecision(q *question, why string) (goesOn bool) {
+	stored := s.promptInState(q.rec.ID)
+	if stored == nil || stored.Status != ReplyReceived {
+		return false
+	}
+	q.rec = *stored
 	if q.screen == nil {
 		return true
 	}
-	s.move(q.rec.ID, Failed, func(r *PromptRecord) { r.Reason = why + " before the answer was typed" })
+	why += " before the answer was typed"
+	s.transition(q.rec.ID, Failed, func(r *PromptRecord) { r.Reason = why })
 	return false
 }
+
+// transition moves a prompt to a status, and keeps our copy true. False: that was not allowed, or
+// not stored.
+func (s *session) transition(id string, to State, change func(*PromptRecord)) bool {
+	var after PromptRecord
+	moved, err := s.st.Move(id, to, func(r *PromptRecord) {
+		change(r)
+		after = *r
+	})
+	after.Status = to
+	q := s.byID(id)
+	if moved && q != nil {
+		q.rec = after
+	}
+	s.tellTrouble("recording a prompt", err)
+	return moved && err == nil
+}
+
+// asIs changes nothing.
+func asIs(*PromptRecord) {}
 
 // byID is the question with this id, nil when we have none.
 func (s *session) byID(id string) *question {
@@ -1433,106 +1685,9 @@ func (s *session) byID(id string) *question {
 	return nil
 }
 
-// move makes one transition, and keeps our copy true.
-func (s *session) move(id string, to State, change func(*PromptRecord)) bool {
-	var after PromptRecord
-	moved, err := s.st.Move(id, to, func(r *PromptRecord) {
-		change(r)
-		after = *r
-	})
-	after.Status = to
-	if q := s.byID(id); moved && q != nil {
-		q.rec = after
-	}
-	return s.stored("recording a prompt", err) && moved
-}
-
-func asIs(*PromptRecord) {}
-
-// questionStep stores the question in force, sends it, lets it be typed, or expires it, when it is time.
-func (s *session) questionStep() {
-	q := s.q
-	if s.gate != nil || q == nil || !s.due(q.askAt) {
-		return
-	}
-	if q.rec.Status == "" && !s.create(q) {
-		return
-	}
-	switch {
-	case q.decided:
-		if s.due(q.shownAt.Add(dialogGrace)) {
-			s.gate = newGate(q)
-		}
-	case !q.rec.Open(): // its hook passes the answer on
-	case q.rec.Status == Created && s.interactive && !s.due(s.lastKey.Add(s.cfg.Away)): // somebody types here
-	case s.due(q.rec.ExpiresAt):
-		s.expire(q)
-	case q.rec.Status == Created:
-		fits := func(r *PromptRecord) { r.ShownAll = !r.Cut && fitsMessage(r) }
-		if s.move(q.rec.ID, Routed, fits) {
-			s.askPhone(q)
-		}
-	case q.rec.Status == AwaitingReply && s.due(q.remind):
-		s.settle(q.rec, s.rec)
-		q.remind = remindAt(&q.rec)
-		s.due(q.remind)
-	}
-}
-
-func remindAt(p *PromptRecord) time.Time { // a message shows the time left as it was for half of it: it is no clock
-	return time.Now().Add(max(time.Until(p.ExpiresAt)/2, time.Minute))
-}
-
-// expire ends a question that nobody answered. A hook refuses then. For any other, only what is known to refuse is
-// typed, and nothing at all while somebody may still feed standard input.
-func (s *session) expire(q *question) {
-	why := fmt.Sprintf("no answer in %d s", int(q.rec.ExpiresAt.Sub(q.rec.CreatedAt).Seconds()))
-	byHook := q.screen == nil
-	expired := s.move(q.rec.ID, Expired, func(r *PromptRecord) {
-		r.Reason, r.Value = why, r.SafeDefault
-		if s.fed && !byHook {
-			r.Value = nil
-		}
-	})
-	v, err := s.st.View()
-	switch {
-	case !expired && err == nil && v.Prompts[q.rec.ID] == nil: // it vanished from the state
-		s.end(q, "", "")
-	case !expired: // somebody decided in this very moment, or the state is in trouble
-		s.next = time.Now().Add(judgeEvery)
-	case byHook:
-		q.checkAt = time.Now()
-	case q.rec.Value == nil:
-		s.end(q, "", "")
-	default:
-		q.decided, s.next = true, time.Now()
-	}
-}
-
-// create stores what the screen asks, or tries again later.
-func (s *session) create(q *question) bool {
-	p, now := q.screen, time.Now()
-	life := s.cfg.Timeout
-	if p.Permission {
-		life = s.cfg.PermissionTimeout
-	}
-	q.rec = PromptRecord{Head: Head{ID: newID()}, Prompt: *p, SessionID: s.rec.ID, Confidence: p.Confidence(),
-		Source: "screen", Cwd: s.rec.Cwd, Status: Created, Nonce: newNonce(), CreatedAt: now.UTC(),
-		ExpiresAt: now.Add(life).UTC(), Key: idempotencyKey(s.rec.ID, p.Excerpt, now)}
-	if p.Idle {
-		q.rec.Full, q.rec.MaxLength = cmp.Or(s.answer, s.det.Words()), maxMessage
-	}
-	s.rec.Prompts++
-	if !s.put("recording a question", ref(q.rec), ref(s.rec)) {
-		s.rec.Prompts--
-		q.rec, q.askAt = PromptRecord{}, now.Add(retryEvery)
-		return s.due(q.askAt)
-	}
-	return true
-}
-
-// followed is a record as somebody else changed it: a decision, a hook's question, the phone's wish.
-func (s *session) followed(rec Record) {
+// handleRecord takes a record as somebody else changed it: a decision, a hook's question, the
+// phone's wish.
+func (s *session) handleRecord(rec Record) {
 	switch r := rec.(type) {
 	case *InputRecord:
 		if r.Status == "queued" {
@@ -1540,89 +1695,279 @@ func (s *session) followed(rec Record) {
 		}
 	case *PromptRecord:
 		q := s.byID(r.ID)
-		if q == nil {
-			if r.Source == "hook" && r.Status == Created {
-				s.hookAsked(*r)
-			}
-			return
+		switch {
+		case q == nil && r.Source == "hook" && r.Status == Created:
+			s.addHook(*r)
+		case q == nil || r.Status == q.rec.Status:
+		case s.gate != nil && s.gate.q == q: // it is being typed
+		default:
+			s.apply(q, r)
 		}
-		typing := s.gate != nil && s.gate.q == q
-		if typing || r.Status == q.rec.Status {
-			return
-		}
-		s.changed(q, r)
 	}
 }
 
-// changed takes over what has become of a question.
-func (s *session) changed(q *question, r *PromptRecord) {
-	switch {
-	case r.Status == ReplyReceived:
+// apply takes over what has become of a question.
+func (s *session) apply(q *question, r *PromptRecord) {
+	switch r.Status {
+	case ReplyReceived:
 		q.rec = *r
 		q.decided = q.screen != nil
-		if *cmp.Or(r.DecidedBy, ref("")) == "cli:answer" {
-			s.notify(Notice{Ring: true, Text: "⌨ answered with `atlasbridge answer`: " + valueName(r, r.Value)})
+		if r.DecidedBy != nil && *r.DecidedBy == "cli:answer" {
+			text := "⌨ answered with `atlasbridge answer`: " + valueName(r, r.Value)
+			s.notify(Notice{Ring: true, Text: text})
 		}
-	case r.Status == Injected: // by its hook
+	case Injected: // by its hook
 		q.rec = *r
 		q.passed = time.Now()
-	case r.Status == Failed || r.Status == Canceled || r.Status == Resolved:
+	case Failed, Canceled, Resolved:
 		q.rec = *r
 		s.end(q, "", "")
 	}
 }
 
-// taken tells whether the tool has taken the answer that its hook gave it: the dialog is gone, or there was none.
-func (s *session) taken(h *question) bool {
-	if !s.due(h.passed.Add(s.cfg.EchoWindow)) {
+// ---- hook dialogs ----
+//
+// A tool's hook asks in a process of its own, which gives the tool the answer. The dialog stands on
+// the screen meanwhile, and may be answered there.
+
+// hookOf is the waiting hook's question whose dialog p is, nil when it is none's: it shows that
+// tool and those arguments, or the tool names them while p stands.
+func (s *session) hookOf(p *Prompt) *question {
+	for _, h := range s.hooks {
+		if p.showsCall(h.rec.Tool, h.rec.Subject) {
+			return h
+		}
+	}
+	for _, h := range s.hooks {
+		if !p.Idle && s.named != "" && h.namedIn(s.named) {
+			return h
+		}
+	}
+	return nil
+}
+
+// namedIn tells whether the tool's words name the call that h asks about.
+func (h *question) namedIn(words string) bool {
+	return h.rec.Subject != "" && strings.HasSuffix(words, ":"+squeezed(h.rec.Subject))
+}
+
+// addHook takes a question that `atlasbridge hook` has stored. What the screen asked of the same,
+// and nobody was told, is forgotten; what was told already stays, and the hook leaves it to the
+// dialog.
+func (s *session) addHook(rec PromptRecord) {
+	stored := s.promptInState(rec.ID)
+	if stored == nil || stored.Status != Created {
+		return // it was over before we heard of it
+	}
+	fromScreen := s.q != nil && s.q.screen != nil && !s.q.rec.Idle
+	if fromScreen && s.q.screen.showsCall(rec.Tool, rec.Subject) {
+		if s.q.rec.Status != "" {
+			s.transition(rec.ID, Canceled, func(r *PromptRecord) {
+				r.Reason = "asked from the screen already"
+			})
+			return
+		}
+		s.q = nil
+	}
+	h := &question{rec: rec, checkAt: time.Now().Add(hookCheck)}
+	s.hooks = append(s.hooks, h)
+	slices.SortStableFunc(s.hooks, func(a, b *question) int {
+		return a.rec.CreatedAt.Compare(b.rec.CreatedAt)
+	})
+	if s.seen != nil && !s.seen.Idle && s.hookOf(s.seen) == h {
+		h.dialog = s.seen
+	}
+	s.makeRoom()
+}
+
+// makeRoom lets a hook's question come into force, unless another has been told that is not over.
+func (s *session) makeRoom() {
+	switch {
+	case s.q == nil:
+		s.advance()
+	case s.q.rec.Idle && !s.q.decided:
+		s.end(s.q, Canceled, "the tool works again")
+	case s.q.screen != nil && s.q.rec.Status == "":
+		s.q = nil // it comes back when the hooks' questions are over, if it stands then
+		s.advance()
+	}
+}
+
+// handleStatus takes what a known tool says of itself: a dialog that it has named is over when it
+// says something else.
+func (s *session) handleStatus(status ProgramStatus) {
+	if s.adapter.Box == nil {
+		return
+	}
+	if status.State == "working" {
+		s.det.Worked()
+	}
+	named := ""
+	if status.State == "blocked" {
+		named = squeezed(safely(status.Msg, maxFull))
+	}
+	if s.named == named {
+		return
+	}
+	if s.named != "" {
+		s.over = s.over[max(0, len(s.over)-maxStatuses):]
+		s.over = append(s.over, overDialog{named: s.named, at: time.Now(), by: s.namedBy})
+	}
+	s.named = named
+	s.namedBy = ""
+}
+
+// hookStep ends hooks' questions that are over without us.
+func (s *session) hookStep() {
+	if len(s.hooks) == 0 {
+		return
+	}
+	s.watchCalm()
+	s.endOver()
+	for _, h := range slices.Clone(s.hooks) {
+		s.checkHook(h)
+		s.turnAt(h.checkAt)
+	}
+}
+
+// watchCalm keeps since when a tool that speaks the protocol says that it does not ask.
+func (s *session) watchCalm() {
+	state := s.det.Screen.Status().State
+	if s.adapter.Box == nil || state == "" || state == "blocked" {
+		s.calm = time.Time{}
+	} else if s.calm.IsZero() {
+		s.calm = time.Now()
+	}
+}
+
+// endOver marks the hooks' questions whose dialogs the tool has named and which are over: each ends
+// the first of the same words. What names nobody is forgotten in time.
+func (s *session) endOver() {
+	var kept []overDialog
+	for _, o := range s.over {
+		h := s.hookNamedBy(o)
+		switch {
+		case h != nil:
+			s.dialogOver(h, o)
+		case time.Since(o.at) <= hookUnasked:
+			kept = append(kept, o)
+		}
+	}
+	s.over = kept
+}
+
+// hookNamedBy is the first hook's question that o names, was asked before o was over, and still
+// stands; nil: none.
+func (s *session) hookNamedBy(o overDialog) *question {
+	for _, h := range s.hooks {
+		if h.goneAt.IsZero() && h.namedIn(o.named) && o.at.After(h.rec.CreatedAt) {
+			return h
+		}
+	}
+	return nil
+}
+
+// dialogOver notes that the dialog of h is over, as the tool says, and who pressed a key for it.
+func (s *session) dialogOver(h *question, o overDialog) {
+	if h.dialog != nil && h.dialog == s.seen {
+		s.spent = s.seen
+		s.spentAt = time.Now()
+	}
+	h.dialog = nil
+	h.goneAt = o.at.Add(-dialogGone) // no repaint
+	if o.by != "" {
+		h.noteTyped(o.by, o.at)
+	}
+}
+
+// spentStep asks about a dialog that the tool has said is over, and that stands all the same.
+func (s *session) spentStep() {
+	if s.spent != nil && s.turnAt(s.spentAt.Add(dialogGone)) {
+		s.spent = nil
+		s.advance()
+	}
+}
+
+// checkHook ends a hook's question that is over without us: its dialog is gone, the tool says that
+// it asks nothing any more, its time is over, or the hook itself is gone.
+func (s *session) checkHook(h *question) {
+	gone := !h.goneAt.IsZero() && s.turnAt(h.goneAt.Add(dialogGone))
+	quiet := !s.calm.IsZero() && s.turnAt(later(s.calm, h.rec.CreatedAt).Add(hookUnasked))
+	switch {
+	case h.rec.Status == Injected:
+		if s.answerTaken(h) {
+			s.resolveHook(h)
+		}
+	case h.rec.Open() && (gone || quiet && h.dialog == nil):
+		s.end(h, Canceled, "answered in the terminal, or given up by the tool")
+	case h.rec.Status == Created && h != s.q && s.turnAt(h.rec.ExpiresAt):
+		s.end(h, Canceled, "its time was over before it could be asked: the dialog asks")
+	case s.turnAt(h.checkAt):
+		h.checkAt = time.Now().Add(hookCheck)
+		s.checkAlive(h)
+	}
+}
+
+// checkAlive ends a question whose hook does not live any more. It lives until it has passed its
+// answer on.
+func (s *session) checkAlive(h *question) {
+	if s.st.Alive(h.rec.ID) {
+		return
+	}
+	stored := s.promptInState(h.rec.ID)
+	switch {
+	case stored == nil:
+	case stored.Open():
+		s.end(h, Canceled, "the tool gave up its question")
+	case stored.Status == ReplyReceived || stored.Status == Expired:
+		s.end(h, Failed, "the tool's hook ended before it passed the answer on")
+	}
+}
+
+// answerTaken tells whether the tool has taken the answer that its hook gave it: the dialog is
+// gone, or there was none. If not, the loop turns when it may have.
+func (s *session) answerTaken(h *question) bool {
+	if !s.turnAt(h.passed.Add(s.cfg.EchoWindow)) {
 		return false // a key on its way may be there first
 	}
 	none := h.dialog == nil && !h.namedIn(s.named)
-	return none || !h.goneAt.IsZero() || s.due(h.passed.Add(dialogGone))
+	return none || !h.goneAt.IsZero() || s.turnAt(h.passed.Add(dialogGone))
 }
 
-// passedOn ends a question whose hook has given its answer to the tool. A key that was pressed here in the same moment
-// may have been faster: that is said.
-func (s *session) passedOn(q *question) {
-	s.move(q.rec.ID, Resolved, func(r *PromptRecord) {
-		since := q.passed
+// resolveHook ends a question whose hook has given its answer to the tool. A key that was pressed
+// here in the same moment may have been faster: that is said.
+func (s *session) resolveHook(h *question) {
+	s.transition(h.rec.ID, Resolved, func(r *PromptRecord) {
+		since := h.passed
 		if r.DecidedAt != nil {
 			since = *r.DecidedAt
 		}
-		if q.typedBy == "cli:local" && q.typedAt.After(since.Add(-sameMoment)) {
+		if h.typedBy == "cli:local" && h.typedAt.After(since.Add(-sameMoment)) {
 			r.Reason = bothAnswered
 		}
 	})
-	if q.dialog != nil {
+	if h.dialog != nil {
 		s.det.Sleep(time.Now().Add(s.cfg.EchoWindow))
 		s.seen = nil
 	}
-	s.end(q, "", "")
+	s.end(h, "", "")
 }
 
-func (s *session) activityStep() { // records what is done when that has changed, and now and then when output last came
-	doing, last := s.det.Activity(), s.det.LastOutput().UTC()
-	changed := doing != s.rec.Activity
-	wait := cmp.Or(when(changed, doingEvery), outputEvery)
-	if (changed || last.After(*cmp.Or(s.rec.LastSeen, &time.Time{}))) && s.due(s.doingAt.Add(wait)) {
-		s.doingAt, s.rec.Activity, s.rec.LastSeen = time.Now(), doing, &last
-		s.put("recording the session", ref(s.rec))
-	}
-}
+// ---- inputs from the phone ----
+//
+// What the phone wants of a session is done in order, one thing after the other.
 
-/* ===== What the phone wants of a session ===== */
-
-// inputStep does what the phone asked for, one after the other.
+// inputStep does what the phone asked for, until the gate has to type.
 func (s *session) inputStep() {
 	for len(s.inputs) > 0 && s.gate == nil {
-		next := s.inputs[0]
+		r := s.inputs[0]
 		s.inputs = s.inputs[1:]
-		s.input(next)
+		s.handleInput(r)
 	}
 }
 
-// input does one thing: text, keys, a look at the screen, the question again, the end.
-func (s *session) input(r *InputRecord) {
+// handleInput does one thing: text, keys, a look at the screen, the question again, the end.
+func (s *session) handleInput(r *InputRecord) {
 	switch r.Kind {
 	case "answer": // the tool's own Stop hook: the beginning of its last answer
 		s.answer = r.Text
@@ -1638,9 +1983,9 @@ func (s *session) input(r *InputRecord) {
 		s.inputDone(r, "", Notice{Text: "⏹ ending the session"})
 	case "again":
 		s.askAgain(r)
-	case "keys": // the child sees them as typed: ^C becomes SIGINT where its terminal is set so, else a byte
+	case "keys": // the child sees them as typed: ^C becomes SIGINT where its terminal is set so
 		for _, name := range strings.Fields(r.Text) {
-			keys, _ := keyBytes(name, s.det.Screen.AppCursorKeys())
+			keys, _ := keyBytes(name, s.det.Screen.AppCursorKeys()) // only names that are known get here
 			s.inject(keys, r.By)
 		}
 		s.inputDone(r, "", Notice{Text: "⌨ pressed " + r.Text})
@@ -1651,20 +1996,8 @@ func (s *session) input(r *InputRecord) {
 	}
 }
 
-// inputText lets the gate type into an input box or a REPL; it answers when it has typed.
-func (s *session) inputText(r *InputRecord) {
-	switch {
-	case s.q != nil && !s.q.rec.Idle && s.q.rec.Status != "":
-		s.inputDone(r, questionOpen, Notice{})
-	case s.adapter.Name == "generic" && s.pty.State().Reading == ReadingBusy:
-		s.inputDone(r, "the program is not reading its keyboard just now", Notice{})
-	default:
-		s.gate = newInputGate(r)
-		s.gate.until = later(s.gate.until, s.lastKey.Add(sendTime+submitTime))
-	}
-}
-
-// askAgain makes a new prompt of what stands on the screen, after one that expired or could not be answered.
+// askAgain makes a new prompt of what stands on the screen, after one that expired or could not be
+// answered.
 func (s *session) askAgain(r *InputRecord) {
 	if s.q != nil {
 		s.inputDone(r, "a question is open already", Notice{})
@@ -1680,32 +2013,88 @@ func (s *session) askAgain(r *InputRecord) {
 	s.inputDone(r, "", Notice{})
 }
 
-func (s *session) inputDone(r *InputRecord, why string, reply Notice) { // tells; an idle tool has then been answered
-	after, text := *r, cleanText(r.Text)
-	if after.Status, after.Reason = "done", why; why != "" {
-		after.Status, reply = "refused", Notice{Text: "✗ " + why, Ring: true}
-	} else if r.Kind == "text" {
-		s.stored("auditing an input", s.st.Audit().Append(Event{"INPUT_FORWARDED", s.rec.ID, "",
-			[]Field{{"by", r.By}, {"bytes_len", len(text)}, {"text_sha256", fmt.Sprintf("%x", sha256.Sum256([]byte(text)))}}}))
+// inputText lets the gate type into an input box or a REPL; it answers when it has typed.
+func (s *session) inputText(r *InputRecord) {
+	switch {
+	case s.q != nil && !s.q.rec.Idle && s.q.rec.Status != "":
+		s.inputDone(r, questionOpen, Notice{})
+	case s.adapter.Name == "generic" && s.pty.State().Reading == ReadingBusy:
+		s.inputDone(r, "the program is not reading its keyboard just now", Notice{})
+	default:
+		s.gate = newInputGate(r)
+		s.gate.until = later(s.gate.until, s.lastKey.Add(sendTime+submitTime))
+	}
+}
+
+// inputDone records that it was done, or with a reason that it was refused, and replies. A text
+// that was typed answers a tool that was idle.
+func (s *session) inputDone(r *InputRecord, why string, reply Notice) {
+	typed := r.Kind == "text" && why == ""
+	after := *r
+	after.Status = "done"
+	after.Reason = why
+	if why != "" {
+		after.Status = "refused"
+		reply = Notice{Text: "✗ " + why, Ring: true}
+	}
+	if typed {
+		s.auditInput(r)
 		reply.Text = "✓ sent" + reply.Text
 	}
-	s.put("recording an input", &after)
-	if reply.ReplyTo = r.ReplyTo; r.Kind != "answer" {
+	s.save("recording an input", &after)
+	if r.Kind != "answer" {
+		reply.ReplyTo = r.ReplyTo
 		s.notify(reply)
 	}
-	if s.q != nil && s.q.rec.Idle && why == "" && r.Kind == "text" {
+	if typed && s.q != nil && s.q.rec.Idle {
 		s.q.typedBy = r.By
 		s.end(s.q, Canceled, "")
 	}
 }
 
-type localChannel struct{}                                                             // reaches nobody: questions wait
-func (localChannel) Ask(context.Context, *PromptRecord, *SessionRecord) (int64, error) { return 0, nil }
-func (localChannel) Settle(context.Context, *PromptRecord, *SessionRecord) error       { return nil }
-func (localChannel) Notify(context.Context, Notice) (int64, error)                     { return 0, nil }
-func (localChannel) Close() error                                                      { return nil }
+// auditInput audits a text that was typed, by its length and hash.
+func (s *session) auditInput(r *InputRecord) {
+	text := []byte(cleanText(r.Text))
+	s.audit("auditing an input", Event{
+		Name:      "INPUT_FORWARDED",
+		SessionID: s.rec.ID,
+		Fields: []Field{
+			{"by", r.By},
+			{"bytes_len", len(text)},
+			{"text_sha256", fmt.Sprintf("%x", sha256.Sum256(text))},
+		},
+	})
+}
 
-// send makes one blocking call of the channel beside the loop, which runs done then; pacing and retries are its own.
+// ---- channel ----
+//
+// The channel's calls block: each runs beside the loop and reports to it.
+
+// localChannel is the channel where there is no Telegram. It reaches nobody: questions wait.
+type localChannel struct{}
+
+// Ask shows the question to nobody.
+func (localChannel) Ask(context.Context, *PromptRecord, *SessionRecord) (int64, error) {
+	return 0, nil
+}
+
+// Settle has no message to change.
+func (localChannel) Settle(context.Context, *PromptRecord, *SessionRecord) error {
+	return nil
+}
+
+// Notify tells nobody.
+func (localChannel) Notify(context.Context, Notice) (int64, error) {
+	return 0, nil
+}
+
+// Close has nothing to close.
+func (localChannel) Close() error {
+	return nil
+}
+
+// send makes one call of the channel beside the loop, which runs done then; pacing and retries are
+// the channel's own.
 func (s *session) send(call func() (int64, error), done func(msg int64, err error)) {
 	s.sending++
 	s.spawn(func() {
@@ -1713,32 +2102,235 @@ func (s *session) send(call func() (int64, error), done func(msg int64, err erro
 		if err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
 			s.log.Error("sending to the channel", "error", err.Error())
 		}
-		s.events <- func() { s.sending--; done(msg, err) }
+		s.events <- func() {
+			s.sending--
+			done(msg, err)
+		}
 	})
 }
 
 // askPhone sends a question while it is worth it; one that could not be sent stays routed.
 func (s *session) askPhone(q *question) {
-	p, of := q.rec, s.rec
+	p := q.rec
+	of := s.rec
 	ctx, cancel := context.WithDeadline(s.ctx, p.ExpiresAt)
-	q.unsend, q.remind = cancel, remindAt(&p)
+	q.unsend = cancel
+	q.remind = remindAt(&p)
 	s.send(func() (int64, error) { return s.ch.Ask(ctx, &p, &of) }, func(msg int64, err error) {
-		if err != nil || s.move(p.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = msg }) {
+		if err != nil {
 			return
 		}
-		if v, err := s.st.View(); err == nil && v.Prompts[p.ID] != nil { // it was answered meanwhile
-			s.settle(*v.Prompts[p.ID], s.rec)
+		if !s.transition(p.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = msg }) {
+			s.settleLatest(p.ID) // it was answered meanwhile
 		}
 	})
 }
 
-func (s *session) settle(p PromptRecord, of SessionRecord) { // has its message say what has become of it
+// settle has the prompt's message say what has become of it.
+func (s *session) settle(p PromptRecord, of SessionRecord) {
 	s.send(func() (int64, error) { return 0, s.ch.Settle(s.ctx, &p, &of) }, func(int64, error) {})
 }
 
+// settleLatest has the message of a prompt say what the state says, if that has it.
+func (s *session) settleLatest(id string) {
+	p := s.promptInState(id)
+	if p != nil {
+		s.settle(*p, s.rec)
+	}
+}
+
+// notify sends a message that asks nothing.
 func (s *session) notify(n Notice) {
 	n.SessionID = s.rec.ID
 	s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, func(int64, error) {})
+}
+
+// ---- stream ----
+//
+// With --stream the phone gets all output, in messages that grow.
+
+// streamOutput notes that there is output to send.
+func (s *session) streamOutput(p []byte, now time.Time) {
+	t := &s.stream
+	if t.flushAt.IsZero() {
+		t.flushAt = now.Add(s.cfg.Flush)
+	}
+	if !s.cfg.StripANSI && len(t.raw) < maxBacklog {
+		t.raw = append(t.raw, p...)
+	}
+}
+
+// streamStep gathers output for flush_ms and keeps one message at a time with the sender.
+func (s *session) streamStep() {
+	t := &s.stream
+	if !t.flushAt.IsZero() && s.turnAt(t.flushAt) {
+		t.flushAt = time.Time{}
+		s.gatherStream(s.rec.Activity == "idle" || strings.HasPrefix(s.rec.Activity, "waiting"))
+	}
+	if t.busy || s.ctx.Err() != nil {
+		return
+	}
+	limit := min(s.cfg.MaxChars, partUnits)
+	text := t.fill(limit)
+	if t.cut > 0 && text == t.shown { // the message says it all already: the next one begins
+		t.delivered(t.msg, nil)
+		text = t.fill(limit)
+	}
+	if text != t.shown {
+		n := Notice{SessionID: s.rec.ID, Mono: text, Edit: t.msg}
+		t.shown = text
+		t.busy = true
+		s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, t.delivered)
+	}
+}
+
+// gatherStream takes over the output since the last time; settle: all of it is final. Of more than
+// the phone can keep up with the oldest is left out.
+func (s *session) gatherStream(settle bool) {
+	t := &s.stream
+	lines, live := s.det.Transcript(settle)
+	if !s.cfg.StripANSI { // the bytes as they came, escape sequences shown
+		lines = strings.Split(string(t.raw), "\r\n")
+		last := len(lines) - 1
+		live = lines[last]
+		lines = lines[:last]
+		t.raw = []byte(live)
+	}
+	t.live = redact(visible(live))
+	t.text += redact(visible(strings.Join(append(lines, ""), "\n")))
+	if len(t.text) > maxBacklog {
+		head, rest := cutText(t.text, min(s.cfg.MaxChars, partUnits))
+		half := len(rest) - maxBacklog/2
+		half += strings.IndexByte(rest[half:], '\n') + 1
+		lost := strings.Count(rest[:half], "\n")
+		t.text = fmt.Sprintf("%s\n… (%d lines left out)\n%s", head, lost, rest[half:])
+	}
+}
+
+// ---- end ----
+
+// finish closes the books and sends the last messages, and all of the output with --stream.
+func (s *session) finish() {
+	s.pty.Close() // the child is gone
+	// A write to a closed terminal returns: what it says decides whether an answer was typed.
+	for s.inFlight {
+		happened := <-s.events
+		happened()
+	}
+	s.restore()
+	s.endQuestions()
+	s.recordExit()
+	s.drain()
+	s.tellAtTerminal()
+}
+
+// endQuestions ends what is still asked.
+func (s *session) endQuestions() {
+	if s.gate != nil {
+		s.gateOver()
+	}
+	for len(s.hooks) > 0 {
+		s.endHook(s.hooks[0])
+	}
+	if s.q != nil {
+		s.end(s.q, Failed, "the program ended")
+	}
+	s.endExpired()
+}
+
+// endHook ends a hook's question with the program: what the hook has passed on was answered, though
+// we may not have heard of it yet.
+func (s *session) endHook(h *question) {
+	stored := s.promptInState(h.rec.ID)
+	if stored != nil {
+		h.rec = *stored
+	}
+	switch h.rec.Status {
+	case Injected:
+		s.resolveHook(h)
+	case Resolved, Failed, Canceled:
+		s.end(h, "", "")
+	default:
+		s.end(h, Failed, "the program ended")
+	}
+}
+
+// endExpired takes back the offer to ask again what expired, the oldest first: there is nothing to
+// ask any more.
+func (s *session) endExpired() {
+	v, err := s.st.View()
+	if err != nil {
+		return
+	}
+	offered := v.which(func(p *PromptRecord) bool { return p.SessionID == s.rec.ID && p.mayBeAsked() })
+	slices.SortFunc(offered, func(a, b *PromptRecord) int { return a.CreatedAt.Compare(b.CreatedAt) })
+	for _, p := range offered {
+		ended := s.transition(p.ID, Failed, func(r *PromptRecord) {
+			r.Reason += ", and the program has ended"
+		})
+		if ended {
+			s.settle(*p, s.rec)
+		}
+	}
+}
+
+// recordExit records how the program ended, and tells.
+func (s *session) recordExit() {
+	code := *s.rec.ExitCode
+	switch {
+	case s.hungUp:
+		s.rec.Status = "terminated"
+	case code > 128:
+		s.rec.Status = "crashed"
+	default:
+		s.rec.Status = "completed"
+	}
+	s.rec.EndedAt = ref(time.Now().UTC())
+	s.rec.Activity = ""
+	s.save("recording the end", ref(s.rec))
+	seq, hash, _ := s.st.Audit().Head() // of a log that cannot be read: 0 and no hash
+	text := fmt.Sprintf("⏹ ended: %s, exit code %d\naudit %d %s", s.rec.Tool, code, seq, hash)
+	s.notify(Notice{Urgent: true, Text: text})
+}
+
+// drain waits until the channel has sent everything, but not for ever; a signal cuts it short.
+func (s *session) drain() {
+	limit := drainSend
+	if s.cfg.Stream && s.tg.Trouble() == "" {
+		limit = drainStream
+		s.gatherStream(true)
+	}
+	time.AfterFunc(limit, s.stop)
+	s.streamStep()
+	for s.sending > 0 {
+		select {
+		case happened := <-s.events:
+			happened()
+		case <-s.signals:
+			s.stop() // cuts calls short
+		}
+		s.streamStep()
+	}
+	s.stop()
+	s.polling.Wait()
+	s.ch.Close() // nothing is to be sent any more
+}
+
+// tellAtTerminal tells the person at the terminal what they should know of this session.
+func (s *session) tellAtTerminal() {
+	tell := func(text string) {
+		fmt.Fprint(s.notes, "atlasbridge: "+text+"\n")
+	}
+	if s.warning != "" {
+		tell(s.rec.Tool + ": " + s.warning)
+	}
+	if err := s.cast.close(time.Now()); err != nil {
+		tell("writing the recording: " + err.Error())
+	}
+	trouble := s.tg.Trouble()
+	if trouble != "" {
+		tell(trouble)
+	}
 }
 
 // ---- the gate ----
@@ -1817,13 +2409,13 @@ func (s *session) gateStep() {
 	if g == nil || s.inFlight || len(s.typing) > 0 || len(g.keys) > 0 {
 		return // the writer reports first
 	}
-	if g.phase == gateLook && !s.due(s.lastKey.Add(keyGrace)) {
+	if g.phase == gateLook && !s.turnAt(s.lastKey.Add(keyGrace)) {
 		return
 	}
 	tty := s.pty.State()
 	now := time.Now()
 	s.cast.tty(tty, now)
-	s.due(now.Add(gatePoll)) // a repaint may be half done
+	s.turnAt(now.Add(gatePoll)) // a repaint may be half done
 	late := !now.Before(g.until)
 	if s.unread() > 0 { // what comes may take the question away
 		if g.phase != gateEcho && now.After(g.until.Add(busyTime)) {
@@ -2293,7 +2885,7 @@ func (s *session) gateEnds(why string) {
 	default:
 		s.answerTyped(g)
 	}
-	s.release(g)
+	s.releaseKeys(g)
 }
 
 // inputTyped records that a text was sent, or why not, and tells the operator of a draft that is not back in its box.
@@ -2320,11 +2912,11 @@ func (s *session) answerRefused(g *gate, why string) {
 // answerTyped records that an answer was typed. The words of a refusal that no hook took are the tool's next message.
 func (s *session) answerTyped(g *gate) {
 	rec := g.q.rec
-	s.move(rec.ID, Injected, func(r *PromptRecord) { r.ScreenSHA = g.stood })
-	s.move(rec.ID, Resolved, asIs)
+	s.transition(rec.ID, Injected, func(r *PromptRecord) { r.ScreenSHA = g.stood })
+	s.transition(rec.ID, Resolved, asIs)
 	refused := rec.Status == ReplyReceived && rec.Permission && rec.Reason != ""
 	if refused && s.adapter.Box != nil {
-		s.put("recording an input", &InputRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Kind: "text",
+		s.save("recording an input", &InputRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Kind: "text",
 			By: *rec.DecidedBy, Text: rec.Reason, ReplyTo: rec.MsgID, PromptID: rec.ID, Status: "queued"})
 	}
 	s.end(g.q, "", "")
@@ -2357,58 +2949,6 @@ func clipBytes(text string, n int) string {
 // idempotencyKey is the same for the same words of a session within 5 s.
 func idempotencyKey(session, excerpt string, now time.Time) string {
 	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%s:%s:%d", session, excerpt, now.Unix()/5)))
-}
-
-func (s *session) streamStep() { // gathers output for flush_ms and keeps one message at a time with the sender
-	t := &s.stream
-	if !t.flushAt.IsZero() && s.due(t.flushAt) {
-		t.flushAt = time.Time{}
-		s.streamTake(s.rec.Activity == "idle" || strings.HasPrefix(s.rec.Activity, "waiting"))
-	}
-	if t.busy || s.ctx.Err() != nil {
-		return
-	}
-	text := t.message(min(s.cfg.MaxChars, partUnits))
-	if t.cut > 0 && text == t.shown { // the message says it all already: the next one begins
-		t.delivered(t.msg, nil)
-		text = t.message(min(s.cfg.MaxChars, partUnits))
-	}
-	if text != t.shown {
-		n := Notice{SessionID: s.rec.ID, Mono: text, Edit: t.msg}
-		t.shown, t.busy = text, true
-		s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, t.delivered)
-	}
-}
-
-func (s *session) streamTake(settle bool) { // of more than the phone can keep up with the oldest is left out
-	t := &s.stream
-	lines, live := s.det.Transcript(settle)
-	if !s.cfg.StripANSI { // the bytes as they came, escape sequences shown
-		lines = strings.Split(string(t.raw), "\r\n")
-		live = lines[len(lines)-1]
-		lines, t.raw = lines[:len(lines)-1], []byte(live)
-	}
-	t.live = redact(visible(live))
-	t.text += redact(visible(strings.Join(append(lines, ""), "\n")))
-	if len(t.text) > maxBacklog {
-		head, rest := cutText(t.text, min(s.cfg.MaxChars, partUnits))
-		half := len(rest) - maxBacklog/2
-		half += strings.IndexByte(rest[half:], '\n') + 1
-		t.text = fmt.Sprintf("%s\n… (%d lines left out)\n%s", head, strings.Count(rest[:half], "\n"), rest[half:])
-	}
-}
-
-func (s *session) capture(p *Prompt) { // a recording of what led to a question
-	if os.Getenv("ATLASBRIDGE_CAPTURE_PROMPTS") != "1" || p.Secret {
-		return
-	}
-	dir, now := filepath.Join(s.cfg.Dir, "captured_scenarios"), time.Now()
-	os.MkdirAll(dir, 0o700)
-	name := fmt.Sprintf("%s-%s-%s.cast", s.rec.Tool, p.Type, now.UTC().Format("20060102T150405.000"))
-	c, _ := newCast(filepath.Join(dir, name), s.rec.Tool, s.size())
-	c.output(s.det.Raw(), now)
-	c.tty(s.pty.State(), now)
-	c.close(now.Add(s.cfg.Stuck + time.Second))
 }
 
 /* ===== hook: what a tool's own hook system asks ===== */

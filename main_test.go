@@ -1177,7 +1177,7 @@ func gateBench(t *testing.T, tool string, state TTYState, asked, value string) *
 	if err != nil || why != "" {
 		t.Fatal(why, err)
 	}
-	s.followed(&now)
+	s.handleRecord(&now)
 	s.questionStep()
 	if s.gate == nil {
 		t.Fatal("the gate is not to type")
@@ -1534,7 +1534,7 @@ func TestDecidedAsItWent(t *testing.T) {
 	if _, why, err := st.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
 		t.Fatal(why, err)
 	}
-	s.left(&Prompt{Type: YesNo})
+	s.endSeen(&Prompt{Type: YesNo})
 	got := storeView(t, st).Prompts[p.ID]
 	if got.Status != Failed || !strings.Contains(got.Reason, "before the answer was typed") {
 		t.Errorf("it is %s (%s)", got.Status, got.Reason)
@@ -1552,7 +1552,7 @@ func TestGateLooksAgain(t *testing.T) {
 		t.Fatal("nothing is to be written")
 	}
 	s.tty = os.Stdin // replies are the host's
-	s.output([]byte("\r\nErase the disk? (y/n) "))
+	s.handleOutput([]byte("\r\nErase the disk? (y/n) "))
 	if w, ready := s.nextWrite(); ready {
 		t.Errorf("%q is written at what came", w.p)
 	}
@@ -1931,7 +1931,7 @@ func TestStreamMessages(t *testing.T) {
 	}
 	st := stream{text: strings.Join(want, "\n") + "\n"}
 	for st.text != "" {
-		text := st.message(limit)
+		text := st.fill(limit)
 		if len(text) > limit {
 			t.Fatalf("a message of %d bytes", len(text))
 		}
@@ -1960,7 +1960,7 @@ func TestToolCallsOfStreamJSON(t *testing.T) {
 	s := &session{st: st, log: slog.New(slog.DiscardHandler), jsonLine: []byte{}}
 	for _, cut := range []int{1, 7, len(output)} {
 		for p := []byte(output); len(p) > 0; p = p[min(cut, len(p)):] {
-			s.toolCalls(p[:min(cut, len(p))])
+			s.auditToolCalls(p[:min(cut, len(p))])
 		}
 	}
 	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
@@ -4111,7 +4111,6 @@ func (s *sim) play() {
 		out:         io.Discard,
 		notes:       io.Discard,
 		interactive: true,
-		restore:     func() error { return nil },
 		hooked:      s.claude,
 		signals:     make(chan os.Signal, 8),
 		events:      make(chan func()),
@@ -4127,7 +4126,7 @@ func (s *sim) play() {
 	}
 	sess.ctx, sess.stop = context.WithCancel(context.Background())
 	sess.polling.Go(func() { tg.Poll(sess.ctx) })
-	sess.watch(Size{Rows: 24, Cols: 80})
+	sess.startDetector(Size{Rows: 24, Cols: 80})
 	s.mu.Lock()
 	s.note("%s, timeouts %v and %v, away %v, free text %v, idle %v, rough %v, blind %v", name,
 		s.cfg.Timeout, s.cfg.PermissionTimeout, s.cfg.Away, s.cfg.FreeText, s.cfg.NotifyIdle,
@@ -5005,7 +5004,7 @@ func (s *sim) meaningOf(p *PromptRecord) string {
 	if p.Value == nil {
 		return "nothing"
 	}
-	for _, c := range answers(p) {
+	for _, c := range choicesOf(p) {
 		if c.Key == *p.Value {
 			return c.Label
 		}
@@ -9058,7 +9057,7 @@ func tgKeys(rows [][]button) string {
 		var keys []string
 		for _, b := range row {
 			keys = append(keys,
-				b["text"]+"="+b["callback_data"][strings.LastIndex(b["callback_data"], ":")+1:])
+				b.Text+"="+b.Data[strings.LastIndex(b.Data, ":")+1:])
 		}
 		out = append(out, strings.Join(keys, " & "))
 	}
@@ -9123,13 +9122,13 @@ func TestTelegramKeyboards(t *testing.T) {
 			}
 			for _, row := range rows {
 				for _, b := range row {
-					data := b["callback_data"]
+					data := b.Data
 					if len(data) > 64 ||
 						!strings.HasPrefix(data,
 							"ans:"+c.p.ID[:8]+":"+c.p.SessionID[:8]+":"+c.p.Nonce[:16]+":") {
 						t.Errorf("callback data %q", data)
 					}
-					d, _ := tapped(data, &View{})
+					d, _ := parseCallbackData(data, &View{})
 					if strings.HasPrefix(d.Value, "~") {
 						continue // shows more, and decides nothing
 					}
@@ -9139,7 +9138,7 @@ func TestTelegramKeyboards(t *testing.T) {
 						why = p.unread(*value, "telegram:1")
 					}
 					if why != "" {
-						t.Errorf("the button %q is refused: %s", b["text"], why)
+						t.Errorf("the button %q is refused: %s", b.Text, why)
 					}
 				}
 			}
@@ -9163,14 +9162,14 @@ func TestTelegramTicks(t *testing.T) {
 			Choice{Key: fmt.Sprint(i + 1), Label: strings.Repeat("x", 60)})
 	}
 	data := func(rows [][]button, i int) string {
-		return rows[i][0]["callback_data"][len("ans:12345678:12345678:1234567890123456:"):]
+		return rows[i][0].Data[len("ans:12345678:12345678:1234567890123456:"):]
 	}
 	rows := keyboard(&p, "2")
 	if got := data(rows, 0); got != "~t:1,2" {
 		t.Errorf("ticking 1 with 2 ticked = %q", got)
 	}
-	if got := data(rows, 1); got != "~t:" || !strings.HasPrefix(rows[1][0]["text"], "✓") {
-		t.Errorf("unticking 2 = %q %q", got, rows[1][0]["text"])
+	if got := data(rows, 1); got != "~t:" || !strings.HasPrefix(rows[1][0].Text, "✓") {
+		t.Errorf("unticking 2 = %q %q", got, rows[1][0].Text)
 	}
 	rows = keyboard(&p, "1", "2", "3", "4", "5", "6", "7", "8", "9")
 	if len(rows) != 10 || data(rows, 9) != "~s:1,2,3,4,5,6,7,8,9" {
@@ -9261,7 +9260,7 @@ func tgCheckEntities(t *testing.T, r *richText) {
 		t.Errorf("%d UTF-16 units", len(units))
 	}
 	for _, m := range r.marks {
-		offset, length := m["offset"].(int), m["length"].(int)
+		offset, length := m.Offset, m.Length
 		if length <= 0 || offset+length > len(units) {
 			t.Errorf("entity %+v outside of %d units", m, len(units))
 			continue
@@ -9370,7 +9369,7 @@ func TestTelegramAdmitted(t *testing.T) {
 }
 
 // tgWish puts a wish on one line.
-func tgWish(w wish) string {
+func tgWish(w intent) string {
 	switch r := w.record.(type) {
 	case *InputRecord:
 		return fmt.Sprintf("%s %s %q", r.Kind, shortID(r.SessionID), r.Text)
@@ -9484,7 +9483,7 @@ func TestTelegramUnderstand(t *testing.T) {
 		v.put(&MetaRecord{Head: Head{Rec: "meta", ID: "audit"}, Seq: 7, Hash: "sha256:x"})
 		m := &message{ID: 60, From: &user{ID: 1001}, Text: c.text, ReplyTo: c.to}
 		m.Chat.ID = 1001
-		got := tgWish((&heard{message: m, view: v, texts: true, at: now}).understand())
+		got := tgWish((&incoming{message: m, view: v, freeText: true, at: now}).understand())
 		if !regexp.MustCompile(c.want).MatchString(got) {
 			t.Errorf("%q: got %s, want %s", c.text, got, c.want)
 		}
@@ -9517,7 +9516,7 @@ func TestTelegramOldAndGroupText(t *testing.T) {
 	} {
 		m := &message{From: &user{ID: 1001}, Text: "yes"}
 		m.Chat.ID = c.chat
-		got := tgWish((&heard{message: m, view: v, at: now.Add(-c.age)}).understand())
+		got := tgWish((&incoming{message: m, view: v, at: now.Add(-c.age)}).understand())
 		if got != c.want {
 			t.Errorf("%v old in chat %d: %q, want %q", c.age, c.chat, got, c.want)
 		}
@@ -9612,8 +9611,8 @@ func TestTelegramPacingShared(t *testing.T) {
 	e := newTGEnv(t)
 	second := e.process()
 	due := time.Now().Add(time.Hour).Truncate(time.Microsecond)
-	e.turn(func(time.Time) time.Time { return due })
-	second.turn(func(next time.Time) time.Time {
+	e.updatePace(func(time.Time) time.Time { return due })
+	second.updatePace(func(next time.Time) time.Time {
 		if !next.Equal(due) {
 			t.Errorf("the other process reads %v, want %v", next, due)
 		}
@@ -9701,8 +9700,8 @@ func TestTelegramSendRetries(t *testing.T) {
 		return true
 	}
 	r := &richText{}
-	r.line("bold", "hi")
-	id, err := e.send(context.Background(), "sendMessage", r.params(nil), true)
+	r.addLine("bold", "hi")
+	id, err := e.send(context.Background(), r.outgoing(0, nil), true)
 	if err != nil || id == 0 || len(times) != len(bodies)+1 || e.srv.count("sendMessage") != 1 {
 		t.Fatalf("send = %d, %v after %d attempts", id, err, len(times))
 	}
@@ -9721,8 +9720,7 @@ func TestTelegramSendRetries(t *testing.T) {
 			fmt.Fprintf(w, `{"ok":false,"error_code":400,"description":%q}`, text)
 			return true
 		}
-		if id, err := e.send(context.Background(), "editMessageText",
-			map[string]any{"message_id": int64(7)}, true); err != nil ||
+		if id, err := e.send(context.Background(), &outgoing{method: "editMessageText", EditID: 7}, true); err != nil ||
 			id != want {
 			t.Errorf("%s: %d, %v", text, id, err)
 		}
@@ -9732,7 +9730,7 @@ func TestTelegramSendRetries(t *testing.T) {
 		io.WriteString(w, `{"ok":true,"result":{"message_id":77,"from":{"id"`)
 		return true
 	}
-	if id, err := e.send(context.Background(), "sendMessage", map[string]any{"text": "x"},
+	if id, err := e.send(context.Background(), &outgoing{method: "sendMessage", Text: "x"},
 		true); err != nil ||
 		id != 77 {
 		t.Errorf("a cut answer: %d, %v", id, err)
@@ -9859,13 +9857,13 @@ func TestTelegramOutage(t *testing.T) {
 		ctx:      context.Background(),
 		lastOK:   time.Now().Add(-100 * time.Second),
 	}
-	r.recovered()
+	r.resendAfterOutage()
 	r.work.Wait()
 	if e.srv.count("sendMessage") != 1 {
 		t.Error("offered again after 100 s, when taps still lived")
 	}
 	r.lastOK = time.Now().Add(-200 * time.Second)
-	r.recovered()
+	r.resendAfterOutage()
 	r.work.Wait()
 	if got := e.prompt(old.ID); got.MsgID <= old.MsgID || got.Status != AwaitingReply {
 		t.Errorf("message %d → %d, %s", old.MsgID, got.MsgID, got.Status)
@@ -9973,7 +9971,7 @@ func TestTelegramShowAllOfNothing(t *testing.T) {
 		e := newTGEnv(t)
 		p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Cut, p.Full = true, full }))
 		r := &receiver{Telegram: e.Telegram, ctx: context.Background()}
-		r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapAll)
+		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapAll)
 		r.work.Wait()
 		e.srv.mu.Lock()
 		last := e.srv.calls[len(e.srv.calls)-1]
@@ -10003,7 +10001,7 @@ func TestTelegramSecret(t *testing.T) {
 	defer release()
 	p := e.ask(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}})
 	reply := fmt.Sprintf(`,"reply_to_message":{"message_id":%d}`, p.MsgID)
-	e.turn(func(time.Time) time.Time { return time.Now().Add(2 * time.Second) })
+	e.updatePace(func(time.Time) time.Time { return time.Now().Add(2 * time.Second) })
 	e.srv.send(tgSay(1, "hunter1", reply))
 	e.poll(e.Telegram)
 	e.srv.until(t, "deleteMessage", `"message_id":1\b`)
@@ -10077,7 +10075,7 @@ func TestTelegramUrgentNotice(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond)
 	defer cancel()
 	for _, urgent := range []bool{true, false} {
-		e.turn(func(time.Time) time.Time { return time.Now() })
+		e.updatePace(func(time.Time) time.Time { return time.Now() })
 		id, err := e.Notify(ctx, Notice{Text: "ended", Urgent: urgent})
 		if (err == nil && id != 0) != urgent {
 			t.Errorf("urgent %v: %d, %v", urgent, id, err)
@@ -10258,13 +10256,13 @@ func FuzzUpdate(f *testing.F) {
 		v.put(s)
 		v.put(&p)
 		if u.Callback != nil {
-			if d, p := tapped(u.Callback.Data, v); p != nil &&
+			if d, p := parseCallbackData(u.Callback.Data, v); p != nil &&
 				(!strings.HasPrefix(u.Callback.Data, "ans:11111111") || d.PromptID == "") {
 				t.Fatalf("%q is taken for a button", u.Callback.Data)
 			}
 			return
 		}
-		w := (&heard{message: u.Message, view: v, at: time.Unix(1<<33, 0)}).understand()
+		w := (&incoming{message: u.Message, view: v, at: time.Unix(1<<33, 0)}).understand()
 		for _, text := range []string{w.reply, tgWish(w)} {
 			i := strings.IndexFunc(text, func(c rune) bool {
 				return c < ' ' && c != '\n' && c != '\t'
@@ -10344,12 +10342,12 @@ func (e *tgEnv) settling(tg *Telegram, p *PromptRecord, times int) (wait func())
 	e.t.Helper()
 	var all sync.WaitGroup
 	users := func() int {
-		tg.postsMu.Lock()
-		defer tg.postsMu.Unlock()
-		if tg.posts[p.ID] == nil {
+		tg.messagesMu.Lock()
+		defer tg.messagesMu.Unlock()
+		if tg.messages[p.ID] == nil {
 			return 0
 		}
-		return tg.posts[p.ID].users
+		return tg.messages[p.ID].users
 	}
 	before := users()
 	var ended sync.Map
@@ -10398,8 +10396,8 @@ func TestEditsInOrder(t *testing.T) {
 		t.Errorf("%d edits at a time, %d that changed nothing", e.srv.maxFly, e.srv.twice)
 	}
 	e.paid()
-	if len(e.posts) != 0 {
-		t.Errorf("%d posts are kept of what is over", len(e.posts))
+	if len(e.messages) != 0 {
+		t.Errorf("%d are kept of what is over", len(e.messages))
 	}
 }
 
@@ -10444,7 +10442,7 @@ func TestEditsAreWrittenWhenTheyLeave(t *testing.T) {
 			held := make(chan struct{})
 			there := e.srv.first(fate{hold: held, answer: answer})
 			if answer == "" {
-				e.turn(func(time.Time) time.Time { return time.Now().Add(1200 * time.Millisecond) })
+				e.updatePace(func(time.Time) time.Time { return time.Now().Add(1200 * time.Millisecond) })
 				there = nil
 			}
 			wait := e.settling(e.Telegram, p, 1)
@@ -10467,7 +10465,7 @@ func TestSuperfluousEditIsDropped(t *testing.T) {
 	e := newTGEnv(t)
 	p := e.ask(yesNo)
 	e.over(p, Resolved)
-	e.turn(func(time.Time) time.Time { return time.Now().Add(800 * time.Millisecond) })
+	e.updatePace(func(time.Time) time.Time { return time.Now().Add(800 * time.Millisecond) })
 	wait := e.settling(e.Telegram, p, 1)
 	if err := e.process().store.Edited(p.ID, p.MsgID, Resolved); err != nil { // another process was quicker
 		t.Fatal(err)
@@ -10490,7 +10488,7 @@ func TestTickOvertakenByOutcome(t *testing.T) {
 			r := e.receiver(poller)
 			held := make(chan struct{})
 			there := e.srv.first(fate{hold: held, cut: lost})
-			r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+"1")
+			r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+"1")
 			<-there
 			_, why, err := e.store.Decide(storeTap(p, "1"), time.Now())
 			if err != nil || why != "" {
@@ -10522,13 +10520,13 @@ func TestTicksInOrder(t *testing.T) {
 	held := make(chan struct{})
 	there := e.srv.first(fate{hold: held})
 	tick := func(keys string) {
-		r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+keys)
+		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+keys)
 	}
 	users := func(n int) func() bool {
 		return func() bool {
-			e.postsMu.Lock()
-			defer e.postsMu.Unlock()
-			return e.posts[p.ID] != nil && e.posts[p.ID].users == n
+			e.messagesMu.Lock()
+			defer e.messagesMu.Unlock()
+			return e.messages[p.ID] != nil && e.messages[p.ID].users == n
 		}
 	}
 	tick("1")
@@ -10811,7 +10809,7 @@ func TestAskOfWhatIsOver(t *testing.T) {
 		return p
 	}
 	p := stored()
-	e.turn(func(time.Time) time.Time { return time.Now().Add(500 * time.Millisecond) })
+	e.updatePace(func(time.Time) time.Time { return time.Now().Add(500 * time.Millisecond) })
 	e.store.Move(p.ID, Canceled, nil)
 	if id, err := e.Ask(t.Context(), p, e.s); id != 0 || err != nil {
 		t.Errorf("Ask = %d, %v", id, err)
@@ -10872,7 +10870,7 @@ func TestReplacedMessageIsOwed(t *testing.T) {
 			return fate{}
 		})
 		r := e.receiver(e.process())
-		if _, err := r.offer(e.s, *p, "", false); err == nil {
+		if _, err := r.resend(*p, "", false); err == nil {
 			t.Error("the failed edit is not told")
 		}
 		now := e.prompt(p.ID)
@@ -10912,7 +10910,7 @@ func TestOfferedAgainWhileAnswered(t *testing.T) {
 	r := e.receiver(e.process())
 	msg := make(chan int64)
 	go func() {
-		id, err := r.offer(e.s, *p, "", false)
+		id, err := r.resend(*p, "", false)
 		if err != nil {
 			t.Errorf("offer: %v", err)
 		}
@@ -10929,7 +10927,7 @@ func TestOfferedAgainWhileAnswered(t *testing.T) {
 	if e.srv.twice != 0 || len(e.srv.edits(p.MsgID)) != 1 {
 		t.Errorf("edits: %v", e.srv.edits(0))
 	}
-	if again, err := r.offer(e.s, *e.prompt(p.ID), "", false); again != 0 || err != nil {
+	if again, err := r.resend(*e.prompt(p.ID), "", false); again != 0 || err != nil {
 		t.Errorf("what is over is offered again as %d, %v", again, err)
 	}
 }
@@ -10989,7 +10987,7 @@ func TestOnItsWayOvertakenByOutcome(t *testing.T) {
 	held := make(chan struct{})
 	there := e.srv.first(fate{hold: held})
 	r := e.receiver(e.process())
-	r.later(func() (int64, error) { return r.onItsWay(p.ID) })
+	r.background(func() error { return r.showOnItsWay(p.ID) })
 	<-there
 	e.store.Move(p.ID, Injected, nil)
 	e.store.Move(p.ID, Resolved, nil)
@@ -11010,7 +11008,7 @@ func TestEditBecomesUrgent(t *testing.T) {
 	cfg.ChatID = -1001 // a group: a message that is not urgent waits for 3.9 s more
 	e.cfg.Store(&cfg)
 	p := e.ask(yesNo)
-	e.turn(func(time.Time) time.Time { return time.Now() })
+	e.updatePace(func(time.Time) time.Time { return time.Now() })
 	begin := time.Now()
 	wait := e.settling(e.Telegram, p, 1)
 	e.over(p, Canceled)
@@ -11049,9 +11047,9 @@ func TestTicksStayInTheirMessage(t *testing.T) {
 	e := newTGEnv(t)
 	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
 	r := e.receiver(e.Telegram)
-	r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+"1")
+	r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+"1")
 	r.work.Wait()
-	id, err := r.offer(e.s, *p, "", false)
+	id, err := r.resend(*p, "", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -11071,15 +11069,15 @@ func TestTickOfReplacedMessage(t *testing.T) {
 	held := make(chan struct{})
 	there := e.srv.first(fate{hold: held})
 	tick := func(keys string) {
-		r.show(&press{ID: "q", Message: &message{ID: p.MsgID}}, *p, e.s, tapTick+keys)
+		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+keys)
 	}
 	tick("1")
 	<-there
 	tick("2")
 	comesTrue(t, "the second tick waits", func() bool {
-		e.postsMu.Lock()
-		defer e.postsMu.Unlock()
-		return e.posts[p.ID].users == 2
+		e.messagesMu.Lock()
+		defer e.messagesMu.Unlock()
+		return e.messages[p.ID].users == 2
 	})
 	if err := e.store.Offered(p.ID, p.MsgID+1); err != nil {
 		t.Fatal(err)
@@ -11101,7 +11099,7 @@ func TestOfferThatCannotBeRecorded(t *testing.T) {
 	p := e.ask(yesNo)
 	other := e.process()
 	other.store.log.do = faultyFiles(failing("write", http.ErrServerClosed))
-	if _, err := e.receiver(other).offer(e.s, *p, "", false); err == nil {
+	if _, err := e.receiver(other).resend(*p, "", false); err == nil {
 		t.Error("the error is not told")
 	}
 	if len(e.srv.message(p.MsgID).buttons) == 0 || len(e.srv.message(p.MsgID+1).buttons) != 0 {
@@ -11146,7 +11144,7 @@ func TestTappedInVain(t *testing.T) {
 			}
 			e.srv.put(msg, text)
 			poller := e.process()
-			poller.crosses = 0
+			poller.tapGrace = 0
 			e.poll(poller)
 			e.srv.send(tgTapOn(1, p, "y", msg, 1001))
 			comesTrue(t, "its buttons go", func() bool {
@@ -11178,7 +11176,7 @@ func TestForgedTapInVain(t *testing.T) {
 	if err := json.Unmarshal([]byte(tgTapOn(1, &q, "y", p.MsgID+50, 1001)), &u); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.tap(1, u.Callback, v); err != nil {
+	if err := r.handleCallbackQuery(1, u.Callback, v); err != nil {
 		t.Fatal(err)
 	}
 	r.work.Wait()
@@ -14423,14 +14421,14 @@ func TestReleaseHeldKeys(t *testing.T) {
 			if c.input {
 				g.q = nil
 			}
-			s.keyboard([]byte(c.keys))
+			s.handleKeys([]byte(c.keys))
 			if len(s.held) != 1 || len(s.typing) > 0 {
 				t.Fatal("not held")
 			}
 			s.held[0].at = c.at
 			s.shows(c.shows)
 			s.gate = nil
-			s.release(g)
+			s.releaseKeys(g)
 			if string(s.typing) != c.want || len(s.held) > 0 {
 				t.Errorf("passed on %q, want %q", s.typing, c.want)
 			}
@@ -14995,7 +14993,7 @@ func hookBench(t *testing.T, commands ...string) (s *session, hooks []*question,
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.followed(p)
+		s.handleRecord(p)
 		hooks, unlock = append(hooks, s.byID(p.ID)), append(unlock, release)
 	}
 	return s, hooks, unlock
@@ -15014,7 +15012,7 @@ func TestHookOwnsItsDialog(t *testing.T) {
 	if len(s.hooks) != 2 || s.q != hooks[0] || s.hooks[0] != hooks[0] {
 		t.Fatal("not in the order they came")
 	}
-	s.found(s.dialogOf("touch b"))
+	s.takeUp(s.dialogOf("touch b"))
 	if hooks[0].dialog != nil || hooks[1].dialog == nil || s.q != hooks[0] {
 		t.Error("the dialog is not the second's")
 	}
@@ -15034,12 +15032,12 @@ func TestHookOwnsItsDialog(t *testing.T) {
 		t.Error("a key is taken for a question whose dialog does not stand")
 	}
 	s.q = hooks[0]
-	s.left(nil)
+	s.endSeen(nil)
 	if hooks[1].dialog != nil || hooks[1].goneAt.IsZero() || !hooks[0].goneAt.IsZero() ||
 		s.q != hooks[0] {
 		t.Error("the dialog has left, and only that")
 	}
-	s.found(s.dialogOf("touch b"))
+	s.takeUp(s.dialogOf("touch b"))
 	if !hooks[1].goneAt.IsZero() {
 		t.Error("the dialog is back")
 	}
@@ -15166,7 +15164,7 @@ func TestHookAndScreen(t *testing.T) {
 			rec := storePrompt(t, s.st, s.rec.ID, Created, func(p *PromptRecord) {
 				p.Source, p.Tool, p.Subject, p.Permission = "hook", "Bash", "touch a", true
 			})
-			s.followed(rec)
+			s.handleRecord(rec)
 			h := s.byID(rec.ID)
 			if got := storeView(t, s.st).Prompts[rec.ID]; got.Status != c.want {
 				t.Errorf("the hook's is %s", got.Status)
@@ -15191,14 +15189,14 @@ func TestHookAndScreen(t *testing.T) {
 	})
 	late := *over
 	late.Status = Created // as it was told, late
-	s.followed(&late)
+	s.handleRecord(&late)
 	if len(s.hooks) > 0 || s.q != idle {
 		t.Error("a hook's question that is over is taken up")
 	}
 	rec := storePrompt(t, s.st, s.rec.ID, Created, func(p *PromptRecord) {
 		p.Source, p.Tool, p.Subject = "hook", "Bash", "touch a"
 	})
-	s.followed(rec)
+	s.handleRecord(rec)
 	if s.q == nil || s.q.rec.ID != rec.ID {
 		t.Error("an idle box stays in force while the tool asks")
 	}
@@ -15324,7 +15322,7 @@ func TestAskAgainTap(t *testing.T) {
 			c.change(e, p)
 			r := &receiver{Telegram: e.Telegram, ctx: t.Context()}
 			for range 2 { // delivered twice
-				_, err := r.take(json.RawMessage(tgTapOn(1, p, tapAgain, p.MsgID+c.msg, 1001)))
+				_, err := r.dispatch(json.RawMessage(tgTapOn(1, p, tapAgain, p.MsgID+c.msg, 1001)))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -15353,7 +15351,7 @@ func TestTapsThatShow(t *testing.T) {
 			e.store.Move(p.ID, Resolved, nil)
 		}
 		r := &receiver{Telegram: e.Telegram, ctx: t.Context()}
-		if _, err := r.take(json.RawMessage(tgTap(1, p, tapRecent))); err != nil {
+		if _, err := r.dispatch(json.RawMessage(tgTap(1, p, tapRecent))); err != nil {
 			t.Fatal(err)
 		}
 		r.work.Wait()
@@ -15499,18 +15497,17 @@ func TestSpeakSwitchedOff(t *testing.T) {
 			other := storeQuestion(newID())
 			other.Status, other.Prompt = AwaitingReply, Prompt{Type: YesNo}
 			v := viewOf(map[string]Record{"prompt " + p.ID: p, "prompt " + other.ID: other})
-			h := &heard{
+			h := &incoming{
 				message: &message{From: &user{ID: 1001}},
-				view:    v,
-				texts:   c.texts,
-				at:      time.Now().Add(time.Minute),
+				view:    v, freeText: c.texts,
+				at: time.Now().Add(time.Minute),
 			}
 			var to *PromptRecord
 			if c.replied {
 				to = p
 			}
 			got := ""
-			if w := h.speak(session, to, c.text); w.decision != nil {
+			if w := h.answerOrInput(session, to, c.text); w.decision != nil {
 				got = w.decision.Value
 				if w.decision.PromptID != p.ID {
 					t.Error("it answers another question")

@@ -583,6 +583,31 @@ func rawMode(f *os.File) (restore func() error, err error) {
 	}, nil
 }
 
+// waitReady waits until a standard stream of ours, which does not block, can be read or written.
+// It uses select: poll of macOS knows no terminals (poll(2), BUGS).
+func waitReady(f *os.File, write bool) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	waited := error(unix.EINTR)
+	err = raw.Control(func(fd uintptr) {
+		for waited == unix.EINTR {
+			set := &unix.FdSet{}
+			set.Set(int(fd))
+			if write {
+				_, waited = unix.Select(int(fd)+1, nil, set, nil, nil)
+			} else {
+				_, waited = unix.Select(int(fd)+1, set, nil, nil, nil)
+			}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return waited
+}
+
 // resizeSignals gives a value for each change of the host terminal's size, until stop.
 func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 	c := make(chan os.Signal, 1)

@@ -274,6 +274,9 @@ func rawMode(f *os.File) (restore func() error, err error) {
 	}, nil
 }
 
+// waitReady is not needed here: no stream of ours says that it would block.
+func waitReady(*os.File, bool) error { return errors.ErrUnsupported }
+
 // resizeSignals gives a value for each change of the host terminal's size, until stop. There is no signal: it looks.
 func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 	c := make(chan os.Signal, 1)
