@@ -132,7 +132,7 @@ func fill(w *os.File) error {
 // TestReloadWhileProbing: the configuration is read anew while the tool's version is looked at (go test -race).
 func TestReloadWhileProbing(t *testing.T) {
 	t.Setenv("PATH", t.TempDir()) // the tool is not there
-	st := storeAt(t, storeDir(t))
+	st := storeAt(t, home(t, ""))
 	for range 20 {
 		s := &session{
 			cfg:     &Config{Dir: st.Dir, Token: "1:old"},
