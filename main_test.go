@@ -9056,8 +9056,7 @@ func tgKeys(rows [][]button) string {
 	for _, row := range rows {
 		var keys []string
 		for _, b := range row {
-			keys = append(keys,
-				b.Text+"="+b.Data[strings.LastIndex(b.Data, ":")+1:])
+			keys = append(keys, b.Text+"="+b.Data[strings.LastIndex(b.Data, ":")+1:])
 		}
 		out = append(out, strings.Join(keys, " & "))
 	}
@@ -9720,7 +9719,8 @@ func TestTelegramSendRetries(t *testing.T) {
 			fmt.Fprintf(w, `{"ok":false,"error_code":400,"description":%q}`, text)
 			return true
 		}
-		if id, err := e.send(context.Background(), &outgoing{method: "editMessageText", EditID: 7}, true); err != nil ||
+		if id, err := e.send(context.Background(), &outgoing{method: "editMessageText", EditID: 7},
+			true); err != nil ||
 			id != want {
 			t.Errorf("%s: %d, %v", text, id, err)
 		}
@@ -10442,7 +10442,9 @@ func TestEditsAreWrittenWhenTheyLeave(t *testing.T) {
 			held := make(chan struct{})
 			there := e.srv.first(fate{hold: held, answer: answer})
 			if answer == "" {
-				e.updatePace(func(time.Time) time.Time { return time.Now().Add(1200 * time.Millisecond) })
+				e.updatePace(func(time.Time) time.Time {
+					return time.Now().Add(1200 * time.Millisecond)
+				})
 				there = nil
 			}
 			wait := e.settling(e.Telegram, p, 1)
@@ -10488,7 +10490,8 @@ func TestTickOvertakenByOutcome(t *testing.T) {
 			r := e.receiver(poller)
 			held := make(chan struct{})
 			there := e.srv.first(fate{hold: held, cut: lost})
-			r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+"1")
+			r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p,
+				tapTick+"1")
 			<-there
 			_, why, err := e.store.Decide(storeTap(p, "1"), time.Now())
 			if err != nil || why != "" {
@@ -10520,7 +10523,8 @@ func TestTicksInOrder(t *testing.T) {
 	held := make(chan struct{})
 	there := e.srv.first(fate{hold: held})
 	tick := func(keys string) {
-		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+keys)
+		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p,
+			tapTick+keys)
 	}
 	users := func(n int) func() bool {
 		return func() bool {
@@ -11069,7 +11073,8 @@ func TestTickOfReplacedMessage(t *testing.T) {
 	held := make(chan struct{})
 	there := e.srv.first(fate{hold: held})
 	tick := func(keys string) {
-		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+keys)
+		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p,
+			tapTick+keys)
 	}
 	tick("1")
 	<-there
@@ -12715,7 +12720,8 @@ func TestStoreLocksAndReap(t *testing.T) {
 		v.Prompts[mine.ID].Status != AwaitingReply {
 		t.Errorf("%+v", v)
 	}
-	if sessions, prompts, _ = b.Reap(time.Now()); len(sessions)+len(prompts) != 0 {
+	sessions, prompts, _ = b.Reap(time.Now())
+	if len(sessions)+len(prompts) != 0 {
 		t.Error("reaped twice")
 	}
 	drop()
