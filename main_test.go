@@ -12720,8 +12720,7 @@ func TestStoreLocksAndReap(t *testing.T) {
 		v.Prompts[mine.ID].Status != AwaitingReply {
 		t.Errorf("%+v", v)
 	}
-	sessions, prompts, _ = b.Reap(time.Now())
-	if len(sessions)+len(prompts) != 0 {
+	if sessions, prompts, _ = b.Reap(time.Now()); len(sessions)+len(prompts) != 0 {
 		t.Error("reaped twice")
 	}
 	drop()
