@@ -1149,22 +1149,29 @@ func (p ptyState) State() TTYState { return p.state }
 
 func (p ptyState) Unread() int { return 0 }
 
-// gateBench is a session at the moment when the gate is to type value: the screen has asked, the store has the answer.
-func gateBench(t *testing.T, tool string, state TTYState, asked, value string) *session {
+// bareSession is a session of the store that runs a tool, without a terminal.
+func bareSession(t *testing.T, st *Store, id, tool string) *session {
 	t.Helper()
-	st := storeAt(t, home(t, ""))
-	s := &session{
+	return &session{
 		st:      st,
 		ch:      localChannel{},
 		log:     slog.New(slog.DiscardHandler),
 		adapter: adapterFor(tool),
 		ctx:     t.Context(),
-		cfg:     &Config{Timeout: time.Hour, PermissionTimeout: time.Hour, EchoWindow: time.Hour, FreeText: true},
-		pty:     ptyState{state: state},
+		cfg:     &Config{Timeout: time.Hour, PermissionTimeout: time.Hour},
 		events:  make(chan func(), 100),
+		rec:     *storeView(t, st).Sessions[id],
 	}
-	id := storeSession(t, st)
-	s.rec = *storeView(t, st).Sessions[id]
+}
+
+// gateBench is a session at the moment when the gate is to type value: the screen has asked, the store has the answer.
+func gateBench(t *testing.T, tool string, state TTYState, asked, value string) *session {
+	t.Helper()
+	st := storeAt(t, home(t, ""))
+	s := bareSession(t, st, storeSession(t, st), tool)
+	s.cfg.EchoWindow = time.Hour
+	s.cfg.FreeText = true
+	s.pty = ptyState{state: state}
 	s.det = newDetector(s.adapter, 24, 80, DetectOptions{})
 	s.det.Feed([]byte(asked), time.Now())
 	p := s.det.Look(state, time.Now())
@@ -1528,8 +1535,8 @@ func TestDecidedAsItWent(t *testing.T) {
 	id := storeSession(t, st)
 	p := storePrompt(t, st, id, AwaitingReply, func(p *PromptRecord) { p.Source = "screen" })
 	ch := settled{prompts: make(chan *PromptRecord, 9)}
-	s := &session{st: st, ch: ch, ctx: t.Context(), events: make(chan func(), 9), cfg: &Config{},
-		log: slog.New(slog.DiscardHandler), rec: *storeView(t, st).Sessions[id]}
+	s := bareSession(t, st, id, "x")
+	s.ch = ch
 	s.q = &question{rec: *p, screen: &p.Prompt}
 	if _, why, err := st.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
 		t.Fatal(why, err)
@@ -1827,17 +1834,7 @@ func TestQuestionIsTriedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer st.Close()
-	s := &session{
-		st:      st,
-		ch:      localChannel{},
-		log:     slog.New(slog.DiscardHandler),
-		adapter: adapterFor("x"),
-		ctx:     t.Context(),
-		cfg:     &Config{Timeout: time.Hour},
-		events:  make(chan func(), 100),
-	}
-	id := storeSession(t, st)
-	s.rec = *storeView(t, st).Sessions[id]
+	s := bareSession(t, st, storeSession(t, st), "x")
 	s.q = &question{screen: &Prompt{Type: YesNo, Question: "Go?", Excerpt: "Go?"}}
 	full = true
 	for range 3 {
@@ -2352,7 +2349,9 @@ func TestTextAboveAQuestionCounts(t *testing.T) {
 	} {
 		for _, late := range []bool{false, true} {
 			one := shape
-			one.before, one.after, one.late = "Delete the file a.txt", "Delete the file b.txt", late
+			one.before = "Delete the file a.txt"
+			one.after = "Delete the file b.txt"
+			one.late = late
 			rows = append(rows, one)
 		}
 		shape.before, shape.after = "$ rm -rf ~/x", "$ rm -rf ~/ x"
@@ -2613,8 +2612,8 @@ func TestWaitingLeavesAPipeAlone(t *testing.T) {
 		{`cat > "$0"`, 4 * time.Second},
 		{`echo Press Enter to continue; cat > "$0"`, 4 * time.Second},
 	}, func(t *testing.T, row row) {
-		dir, file := home(t, "timeout_seconds = 1\nstuck_timeout_seconds = 0.5\n"),
-			filepath.Join(t.TempDir(), "f")
+		dir := home(t, "timeout_seconds = 1\nstuck_timeout_seconds = 0.5\n")
+		file := filepath.Join(t.TempDir(), "f")
 		cmd := exec.Command(os.Args[0], "run", "bash", "-c", row.script, file)
 		cmd.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
 		in, err := cmd.StdinPipe()
@@ -3578,7 +3577,9 @@ func (a *actor) comes(i int) {
 			a.work()
 			return
 		}
-		a.up, a.pointer, a.paintAt = i, 0, time.Now()
+		a.up = i
+		a.pointer = 0
+		a.paintAt = time.Now()
 		if a.play.Asks[i].Halves {
 			a.paintDialog(true)
 			a.later(150*time.Millisecond, func() {
@@ -4445,7 +4446,9 @@ func (t *simTool) begin(s *sim) {
 	t.claude, t.blind = r.IntN(2) == 0, r.IntN(10) == 0
 	t.more, t.exited = make(chan struct{}, 1), make(chan struct{})
 	t.left = 3 + r.IntN(5)
-	t.took, t.dropped, t.outrun = map[string][]string{}, map[string]bool{}, map[string]bool{}
+	t.took = map[string][]string{}
+	t.dropped = map[string]bool{}
+	t.outrun = map[string]bool{}
 	if t.claude {
 		t.speaks = r.IntN(6) > 0
 		s.print("\x1b[?2004h\x1b]0;✳ Claude Code\a\x1b[?1049h\x1b[2J\x1b[H\x1b[?25l\x1b]7501;?\a")
@@ -4526,14 +4529,14 @@ func (s *sim) plainDialog(r *rand.Rand) *simDialog {
 		d.ask = "Which way for " + word() + "?"
 		d.choices = []string{"Use " + word(), "Use " + word() + " instead", "Skip " + word()}
 		if r.IntN(3) == 0 {
-			d.ask, d.choices = "Allow access to "+word()+"?",
-				[]string{"Yes, allow", "No, refuse", "Show " + word()}
+			d.ask = "Allow access to " + word() + "?"
+			d.choices = []string{"Yes, allow", "No, refuse", "Show " + word()}
 		}
 	case "enter":
 		d.body, d.ask = []string{"All of " + word() + " is done"}, "Press Enter to continue"
 	case "text":
-		d.body, d.ask = []string{"A new branch beside " + word()},
-			"Name of the branch for "+word()+":"
+		d.body = []string{"A new branch beside " + word()}
+		d.ask = "Name of the branch for " + word() + ":"
 	case "secret":
 		d.ask = "Password for " + word() + ":"
 	case "list":
@@ -4547,8 +4550,9 @@ func (s *sim) plainDialog(r *rand.Rand) *simDialog {
 func (s *sim) variant(d *simDialog, r *rand.Rand) *simDialog {
 	v := *d
 	v.version++
-	v.above, v.body, v.choices = slices.Clone(d.above), slices.Clone(d.body),
-		slices.Clone(d.choices)
+	v.above = slices.Clone(d.above)
+	v.body = slices.Clone(d.body)
+	v.choices = slices.Clone(d.choices)
 	word := simWords[r.IntN(len(simWords))] +
 		strconv.Itoa(10+s.random("word", d.n*100+v.version).IntN(90))
 	blank := func(text string) string { return strings.Replace(text, " ", "  ", 1) }
@@ -4569,10 +4573,16 @@ func (s *sim) variant(d *simDialog, r *rand.Rand) *simDialog {
 	}
 	for _, text := range slices.Concat(v.above, v.body, v.choices, []string{v.ask}) {
 		if len(text) > 70 { // no row is full
-			v.above, v.body, v.choices, v.ask = d.above, d.body, d.choices, d.ask
+			v.above = d.above
+			v.body = d.body
+			v.choices = d.choices
+			v.ask = d.ask
 		}
 	}
-	v.touched, v.over, v.ours, v.painted = false, false, false, false
+	v.touched = false
+	v.over = false
+	v.ours = false
+	v.painted = false
 	return &v
 }
 
@@ -4607,7 +4617,9 @@ func (d *simDialog) lines(pointer int) (rows []string, line string) {
 
 // show puts a plain dialog on the screen, below what was there.
 func (s *sim) show(d *simDialog) {
-	s.pointer, s.line, s.lineBy = 0, "", nil
+	s.pointer = 0
+	s.line = ""
+	s.lineBy = nil
 	rows, line := d.lines(0)
 	if d.kind == "menu" {
 		s.print("\x1b[?25l")
@@ -4621,7 +4633,9 @@ func (s *sim) show(d *simDialog) {
 func (s *sim) stand(d *simDialog) {
 	s.leave()
 	s.up, s.changedAt = d, time.Now()
-	d.shownAt, d.bornAt, d.painted = time.Now(), time.Now(), true
+	d.shownAt = time.Now()
+	d.bornAt = time.Now()
+	d.painted = true
 	s.count["dialogs"]++
 	s.note("tool shows %d.%d %s: %s | %s | %s %q", d.n, d.version, d.kind,
 		strings.Join(d.above, " / "), strings.Join(d.body, " / "), d.ask, d.choices)
@@ -4728,7 +4742,9 @@ func (s *sim) acts(n int, r *rand.Rand) {
 
 // show2 shows a plain dialog that follows another at once: the screen has nothing in between.
 func (s *sim) show2(d *simDialog) {
-	s.pointer, s.line, s.lineBy = 0, "", nil
+	s.pointer = 0
+	s.line = ""
+	s.lineBy = nil
 	rows, line := d.lines(0)
 	if d.kind == "menu" {
 		s.print("\x1b[?25l")
@@ -5488,7 +5504,9 @@ func (s *sim) hookSaid(h *simHook, n int, text string, p *PromptRecord) {
 		meaning = "always"
 	}
 	s.count["hook answers"]++
-	d.over, d.ours, d.overAt = true, true, time.Now()
+	d.over = true
+	d.ours = true
+	d.overAt = time.Now()
 	s.took[p.ID] = append(s.took[p.ID], meaning)
 	byPhone := strings.HasPrefix(*cmp.Or(p.DecidedBy, ref("")), "telegram:")
 	switch {
@@ -5578,8 +5596,10 @@ func (p *simPhone) begin(s *sim) {
 	p.net, p.person = s.random("net", 0), s.random("person", 0)
 	p.rough = p.net.IntN(2) == 0
 	p.present = oneOf(p.person, 0, 5, 9, 9)
-	p.msgs, p.said, p.secrets, p.labels = map[int64]*simMessage{}, map[string]bool{},
-		map[string]string{}, map[string]string{}
+	p.msgs = map[int64]*simMessage{}
+	p.said = map[string]bool{}
+	p.secrets = map[string]string{}
+	p.labels = map[string]string{}
 	p.updated = make(chan struct{}, 1)
 	p.lastMsg, p.lastUp = 100, 5000
 	if p.rough && p.net.IntN(3) == 0 {
@@ -8980,7 +9000,10 @@ func (e *tgEnv) poll(tg *Telegram) (stop func()) {
 // ask records a question, sends it, and returns it as it then is.
 func (e *tgEnv) ask(p PromptRecord) *PromptRecord {
 	e.t.Helper()
-	p.ID, p.SessionID, p.Nonce, p.Status = newID(), e.s.ID, newNonce(), Created
+	p.ID = newID()
+	p.SessionID = e.s.ID
+	p.Nonce = newNonce()
+	p.Status = Created
 	p.CreatedAt, p.ExpiresAt = time.Now().UTC(), time.Now().Add(5*time.Minute).UTC()
 	if p.Confidence == "" {
 		p.Confidence, p.Signals = "high", []string{"pattern"}
@@ -9107,7 +9130,9 @@ func TestTelegramKeyboards(t *testing.T) {
 		{"answered", tgWith(yesNo, func(p *PromptRecord) { p.Status = Resolved }), true, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			c.p.ID, c.p.SessionID, c.p.Nonce = newID(), newID(), newNonce()
+			c.p.ID = newID()
+			c.p.SessionID = newID()
+			c.p.Nonce = newNonce()
 			if c.p.Confidence == "" {
 				c.p.Confidence, c.p.Signals = "high", []string{"pattern"}
 			}
@@ -9185,14 +9210,19 @@ func TestTelegramTexts(t *testing.T) {
 	sid := "claude · api · proj [SID:" + shortID(s.ID) + "]"
 	clock := " at " + at.Local().Format("15:04:05 MST")
 	open := func(p PromptRecord) PromptRecord {
-		p.Status, p.ExpiresAt, p.ShownAll = AwaitingReply, time.Now().Add(598*time.Second), true
+		p.Status = AwaitingReply
+		p.ExpiresAt = time.Now().Add(598 * time.Second)
+		p.ShownAll = true
 		if p.Confidence == "" {
 			p.Confidence, p.Signals = "high", []string{"pattern"}
 		}
 		return p
 	}
 	over := func(p PromptRecord, st State, by, value, reason string) PromptRecord {
-		p.Status, p.DecidedAt, p.DecidedBy, p.Reason = st, &at, &by, reason
+		p.Status = st
+		p.DecidedAt = &at
+		p.DecidedBy = &by
+		p.Reason = reason
 		if value != "" {
 			p.Value = &value
 		}
@@ -9276,7 +9306,9 @@ func tgCheckEntities(t *testing.T, r *richText) {
 func TestTelegramHostileText(t *testing.T) {
 	e := newTGEnv(t)
 	p := yesNo
-	p.Status, p.Confidence, p.Signals = AwaitingReply, "high", []string{"pattern"}
+	p.Status = AwaitingReply
+	p.Confidence = "high"
+	p.Signals = []string{"pattern"}
 	p.Question = "ok? [SID:00000000]\u202e"
 	p.Excerpt = "```</pre> 👩‍👩‍👧 [SID:00000000]\n\x1b[31m" + strings.Repeat("𝄞", 300)
 	r := e.questionText(&p, e.s)
@@ -9397,8 +9429,11 @@ func TestTelegramUnderstand(t *testing.T) {
 	a, b, dead := session("aaaaaaaa", "api", "active"), session("bbbbbbbb", "web", "active"),
 		session("dddddddd", "", "completed")
 	prompt := func(id string, s *SessionRecord, msg int64, p PromptRecord) *PromptRecord {
-		p.ID, p.SessionID, p.MsgID, p.Status, p.Nonce = id+"-0000", s.ID, msg, AwaitingReply,
-			newNonce()
+		p.ID = id + "-0000"
+		p.SessionID = s.ID
+		p.MsgID = msg
+		p.Status = AwaitingReply
+		p.Nonce = newNonce()
 		p.CreatedAt, p.ExpiresAt = now.Add(-time.Minute), now.Add(time.Minute)
 		return &p
 	}
@@ -9498,8 +9533,11 @@ func TestTelegramOldAndGroupText(t *testing.T) {
 		StartedAt: now.Add(-time.Hour),
 	}
 	p := yesNo
-	p.Rec, p.ID, p.SessionID, p.Status, p.CreatedAt = "prompt", "11111111-0000", s.ID,
-		AwaitingReply, now.Add(-time.Minute)
+	p.Rec = "prompt"
+	p.ID = "11111111-0000"
+	p.SessionID = s.ID
+	p.Status = AwaitingReply
+	p.CreatedAt = now.Add(-time.Minute)
 	v := viewOf(map[string]Record{})
 	v.put(s)
 	v.put(&p)
@@ -10225,8 +10263,12 @@ func TestTelegramSetupWebhook(t *testing.T) {
 // Whatever the server sends, nothing panics, and nothing but the operator's own update acts.
 func FuzzUpdate(f *testing.F) {
 	p := yesNo
-	p.Rec, p.ID, p.SessionID, p.Nonce, p.Status, p.MsgID = "prompt", "11111111-0000",
-		"aaaaaaaa-0000", "0123456789abcdef0123456789abcdef", AwaitingReply, 50
+	p.Rec = "prompt"
+	p.ID = "11111111-0000"
+	p.SessionID = "aaaaaaaa-0000"
+	p.Nonce = "0123456789abcdef0123456789abcdef"
+	p.Status = AwaitingReply
+	p.MsgID = 50
 	s := &SessionRecord{
 		Head:   Head{Rec: "session", ID: "aaaaaaaa-0000"},
 		Status: "active",
@@ -11234,7 +11276,9 @@ func TestMessagesOfAPrompt(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s := storeAt(t, home(t, ""))
 			p := storePrompt(t, s, storeSession(t, s), Canceled, func(p *PromptRecord) {
-				p.MsgID, p.MsgStatus, p.OldMsgIDs = c.before.MsgID, c.before.MsgStatus, c.before.Old
+				p.MsgID = c.before.MsgID
+				p.MsgStatus = c.before.MsgStatus
+				p.OldMsgIDs = c.before.Old
 			})
 			if err := c.change(s, p.ID); err != nil {
 				t.Fatal(err)
@@ -11521,7 +11565,9 @@ func TestStoreDecideGuards(t *testing.T) {
 	}{
 		{"a tap", "", func(*setup) {}},
 		{"full ids and nonce", "", func(x *setup) {
-			x.d.PromptID, x.d.SessionID, x.d.Nonce = x.p.ID, x.p.SessionID, x.p.Nonce
+			x.d.PromptID = x.p.ID
+			x.d.SessionID = x.p.SessionID
+			x.d.Nonce = x.p.Nonce
 		}},
 		{"unknown id", "no question", func(x *setup) { x.d.PromptID = "00000000" }},
 		{"id too short", "no question", func(x *setup) { x.d.PromptID = x.p.ID[:7] }},
@@ -11555,7 +11601,10 @@ func TestStoreDecideGuards(t *testing.T) {
 		}},
 		{"wrong value", "it takes y n", func(x *setup) { x.d.Value = "maybe" }},
 		{"trusted without nonce and session", "", func(x *setup) {
-			x.d.Nonce, x.d.SessionID, x.d.Trusted, x.d.By = "", "", true, "cli:answer"
+			x.d.Nonce = ""
+			x.d.SessionID = ""
+			x.d.Trusted = true
+			x.d.By = "cli:answer"
 		}},
 		{"trusted but another session", "no question", func(x *setup) { x.d.Trusted, x.d.SessionID = true, newID() }},
 		{"not asked yet", "not been asked", func(x *setup) {
@@ -11660,8 +11709,10 @@ func TestUnreadIsNotAllowed(t *testing.T) {
 				"cli:local":     true,
 			} {
 				p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
-					p.Type, p.Choices, p.Source, p.Permission = c.typ, c.of, c.source,
-						c.source == "hook"
+					p.Type = c.typ
+					p.Choices = c.of
+					p.Source = c.source
+					p.Permission = c.source == "hook"
 					p.ShownAll, p.Cut = c.shown, c.cut
 				})
 				d := storeTap(p, c.value)
@@ -11745,7 +11796,10 @@ func TestStoreDecideValues(t *testing.T) {
 	}
 	s := storeAt(t, home(t, ""))
 	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
-		p.Type, p.Choices, p.Permission, p.SafeDefault = MultipleChoice, menu, true, ref("2")
+		p.Type = MultipleChoice
+		p.Choices = menu
+		p.Permission = true
+		p.SafeDefault = ref("2")
 	})
 	got, why, _ := s.Decide(storeTap(p, "deny:use make"), time.Now())
 	if *got.Value != "2" || got.Reason != "use make" || why != "" {
@@ -12708,8 +12762,9 @@ func TestStoreLocksAndReap(t *testing.T) {
 	if pid := b.holder("poll.lock"); pid != os.Getpid() {
 		t.Error("poller is", pid)
 	}
-	open, typed, mine := storePrompt(t, a, dead, AwaitingReply, nil),
-		storePrompt(t, a, dead, ReplyReceived, nil), storePrompt(t, a, live, AwaitingReply, nil)
+	open := storePrompt(t, a, dead, AwaitingReply, nil)
+	typed := storePrompt(t, a, dead, ReplyReceived, nil)
+	mine := storePrompt(t, a, live, AwaitingReply, nil)
 	sessions, prompts, err := b.Reap(time.Now())
 	if err != nil || len(sessions) != 1 || sessions[0].ID != dead || len(prompts) != 2 {
 		t.Fatal(sessions, prompts, err)
@@ -13868,7 +13923,9 @@ func TestRefusedDecisionChangesNothing(t *testing.T) {
 			d := Decision{Value: "y", By: "telegram:1001", UpdateID: 77}
 			var p *PromptRecord
 			p = storePrompt(t, s, storeSession(t, s), AwaitingReply, func(q *PromptRecord) {
-				d.PromptID, d.SessionID, d.Nonce = q.ID, q.SessionID, q.Nonce
+				d.PromptID = q.ID
+				d.SessionID = q.SessionID
+				d.Nonce = q.Nonce
 				change(q, &d)
 			})
 			_, why, err := s.Decide(d, time.Now())
@@ -14308,8 +14365,8 @@ func TestExpireTypes(t *testing.T) {
 			st := storeAt(t, home(t, ""))
 			p := storePrompt(t, st, storeSession(t, st), AwaitingReply, func(p *PromptRecord) {
 				p.SafeDefault = c.def
-				p.CreatedAt, p.ExpiresAt = time.Now().Add(-time.Minute),
-					time.Now().Add(-time.Second)
+				p.CreatedAt = time.Now().Add(-time.Minute)
+				p.ExpiresAt = time.Now().Add(-time.Second)
 			})
 			q := &question{
 				rec:     *p,
@@ -14319,18 +14376,9 @@ func TestExpireTypes(t *testing.T) {
 			if c.hook {
 				q.screen = nil
 			}
-			s := &session{
-				st:      st,
-				ch:      localChannel{},
-				ctx:     t.Context(),
-				log:     slog.New(slog.DiscardHandler),
-				adapter: adapterFor("x"),
-				cfg:     &Config{},
-				events:  make(chan func(), 100),
-				fed:     c.fed,
-				q:       q,
-			}
-			s.rec = *storeView(t, st).Sessions[p.SessionID]
+			s := bareSession(t, st, p.SessionID, "x")
+			s.fed = c.fed
+			s.q = q
 			s.questionStep()
 			got := storeView(t, st).Prompts[p.ID]
 			if got.Status != Expired || !strings.Contains(got.Reason, "no answer in 59 s") {
@@ -14356,17 +14404,8 @@ func TestExpireTooLate(t *testing.T) {
 	p := storePrompt(t, st, storeSession(t, st), AwaitingReply, func(p *PromptRecord) {
 		p.ExpiresAt = time.Now().Add(-time.Second)
 	})
-	s := &session{
-		st:      st,
-		ch:      localChannel{},
-		ctx:     t.Context(),
-		log:     slog.New(slog.DiscardHandler),
-		adapter: adapterFor("x"),
-		cfg:     &Config{},
-		events:  make(chan func(), 100),
-		q:       &question{rec: *p, screen: &Prompt{Type: YesNo}},
-	}
-	s.rec = *storeView(t, st).Sessions[p.SessionID]
+	s := bareSession(t, st, p.SessionID, "x")
+	s.q = &question{rec: *p, screen: &Prompt{Type: YesNo}}
 	ok, err := st.Move(p.ID, ReplyReceived, func(r *PromptRecord) {
 		r.Value, r.NonceUsed = ref("y"), true
 	})
@@ -14922,7 +14961,9 @@ func TestGateInputBox(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
-			s.q, s.adapter, s.pty = nil, adapterFor("claude"), ptyState{state: raw}
+			s.q = nil
+			s.adapter = adapterFor("claude")
+			s.pty = ptyState{state: raw}
 			s.det = newDetector(s.adapter, 24, 80, DetectOptions{})
 			r := &InputRecord{
 				Head:      Head{ID: newID()},
@@ -14971,27 +15012,20 @@ func TestGateInputBox(t *testing.T) {
 func hookBench(t *testing.T, commands ...string) (s *session, hooks []*question, unlock []func()) {
 	t.Helper()
 	st := storeAt(t, home(t, ""))
-	s = &session{
-		st:      st,
-		ch:      localChannel{},
-		log:     slog.New(slog.DiscardHandler),
-		adapter: adapterFor("claude"),
-		ctx:     t.Context(),
-		cfg:     &Config{Timeout: time.Hour, PermissionTimeout: time.Hour, NotifyIdle: true},
-		events:  make(chan func(), 100),
-		hooked:  true,
-		pty:     ptyState{state: TTYState{ReadingYes, false, false}},
-	}
-	id := storeSession(t, st)
-	s.rec = *storeView(t, st).Sessions[id]
+	s = bareSession(t, st, storeSession(t, st), "claude")
+	s.cfg.NotifyIdle = true
+	s.hooked = true
+	s.pty = ptyState{state: TTYState{ReadingYes, false, false}}
 	s.det = newDetector(s.adapter, 30, 100, DetectOptions{})
 	for i, command := range commands {
 		p := storePrompt(t, st, s.rec.ID, Created, func(p *PromptRecord) {
-			p.Source, p.Tool, p.Subject, p.Permission, p.Type = "hook", "Bash", command, true,
-				MultipleChoice
-			p.Choices, p.SafeDefault = []Choice{{Key: hookAllow, Label: "Yes"},
-				{Key: hookDeny, Label: "No"}},
-				ref(hookDeny)
+			p.Source = "hook"
+			p.Tool = "Bash"
+			p.Subject = command
+			p.Permission = true
+			p.Type = MultipleChoice
+			p.Choices = []Choice{{Key: hookAllow, Label: "Yes"}, {Key: hookDeny, Label: "No"}}
+			p.SafeDefault = ref(hookDeny)
 			p.CreatedAt = time.Now().Add(time.Duration(i) * time.Millisecond)
 		})
 		release, err := st.HoldSession(p.ID)
@@ -15167,7 +15201,10 @@ func TestHookAndScreen(t *testing.T) {
 			}
 			before := s.q
 			rec := storePrompt(t, s.st, s.rec.ID, Created, func(p *PromptRecord) {
-				p.Source, p.Tool, p.Subject, p.Permission = "hook", "Bash", "touch a", true
+				p.Source = "hook"
+				p.Tool = "Bash"
+				p.Subject = "touch a"
+				p.Permission = true
 			})
 			s.handleRecord(rec)
 			h := s.byID(rec.ID)
@@ -15190,7 +15227,9 @@ func TestHookAndScreen(t *testing.T) {
 	}, screen: &Prompt{Idle: true}}
 	idle := s.q
 	over := storePrompt(t, s.st, s.rec.ID, Canceled, func(p *PromptRecord) {
-		p.Source, p.Tool, p.Subject = "hook", "Bash", "touch z"
+		p.Source = "hook"
+		p.Tool = "Bash"
+		p.Subject = "touch z"
 	})
 	late := *over
 	late.Status = Created // as it was told, late
@@ -15199,7 +15238,9 @@ func TestHookAndScreen(t *testing.T) {
 		t.Error("a hook's question that is over is taken up")
 	}
 	rec := storePrompt(t, s.st, s.rec.ID, Created, func(p *PromptRecord) {
-		p.Source, p.Tool, p.Subject = "hook", "Bash", "touch a"
+		p.Source = "hook"
+		p.Tool = "Bash"
+		p.Subject = "touch a"
 	})
 	s.handleRecord(rec)
 	if s.q == nil || s.q.rec.ID != rec.ID {
@@ -15461,9 +15502,13 @@ func TestRoutedAsShown(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s, _, _ := hookBench(t)
-			c.prompt.Type, c.prompt.Question, c.prompt.Excerpt = YesNo, "Go?", "Go?"
-			s.q, s.interactive, s.lastKey, s.cfg.Away = &question{screen: &c.prompt}, c.interactive,
-				time.Now().Add(-c.key), time.Minute
+			c.prompt.Type = YesNo
+			c.prompt.Question = "Go?"
+			c.prompt.Excerpt = "Go?"
+			s.q = &question{screen: &c.prompt}
+			s.interactive = c.interactive
+			s.lastKey = time.Now().Add(-c.key)
+			s.cfg.Away = time.Minute
 			s.questionStep()
 			got := storeView(t, s.st).Prompts[s.q.rec.ID]
 			if got.Status != c.want || got.ShownAll != c.shown {
@@ -15624,8 +15669,10 @@ func BenchmarkOpen(b *testing.B) {
 			w := bufio.NewWriter(f)
 			for i := range 100000 {
 				p := storeQuestion("s")
-				p.ID, p.V, p.Rec, p.At = fmt.Sprintf("%08x-0000-4000-8000-000000000000", i/each), 1,
-					"prompt", p.CreatedAt.UTC()
+				p.ID = fmt.Sprintf("%08x-0000-4000-8000-000000000000", i/each)
+				p.V = 1
+				p.Rec = "prompt"
+				p.At = p.CreatedAt.UTC()
 				p.Choices = []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}}
 				line, _ := encode(p)
 				w.Write(line)
