@@ -6563,7 +6563,7 @@ var rejected = []string{
 	"a = nan", "a = -inf", `a = "\u00e9"`, `a = "\/"`, "a = \"x\ty\"", "a = [1,]", "a = null",
 }
 
-// TestTOMLRejected: what does not is refused with its line and a remedy.
+// TestTOMLRejected: what does not belong to the subset is refused with its line and a remedy.
 func TestTOMLRejected(t *testing.T) {
 	for _, text := range rejected {
 		_, err := parseTOML("# first\n"+text, nil)
@@ -13682,7 +13682,8 @@ func TestAuditFindingsAdd(t *testing.T) {
 	}
 }
 
-// The README's jq lines find such an answer, and the text whose hash the log has.
+// The README's jq lines find an answer that was typed at something else than was shown, and the text whose hash the log
+// has.
 func TestREADMEShown(t *testing.T) {
 	dir, lines := readmeHome(t)
 	s := storeAt(t, dir)
@@ -15870,7 +15871,7 @@ func needUnix(t testing.TB) {
 	}
 }
 
-// needWindows skips it anywhere else.
+// needWindows skips the test anywhere but on Windows.
 func needWindows(t testing.TB) {
 	t.Helper()
 	if runtime.GOOS != "windows" {
@@ -15878,7 +15879,7 @@ func needWindows(t testing.TB) {
 	}
 }
 
-// needLinux skips it where /proc does not tell.
+// needLinux skips the test where /proc does not tell.
 func needLinux(t testing.TB) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
@@ -15886,7 +15887,7 @@ func needLinux(t testing.TB) {
 	}
 }
 
-// needTool skips it where a program is missing.
+// needTool skips the test where a program is missing.
 func needTool(t testing.TB, name string) {
 	t.Helper()
 	if _, err := exec.LookPath(name); err != nil {
