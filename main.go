@@ -326,8 +326,8 @@ func (c *command) options() (*options, int) {
 		return nil, c.print(s.help())
 	}
 	if err != nil {
-		unknown := "flag provided but not defined: -"
-		return nil, c.usage("%s", strings.Replace(err.Error(), unknown, "unknown flag --", 1))
+		said := strings.Replace(err.Error(), "flag provided but not defined: -", "unknown flag --", 1)
+		return nil, c.usage("%s", said)
 	}
 	if !s.takes(o.args) {
 		return nil, c.usage("wrong arguments %q", o.args)
@@ -365,7 +365,8 @@ func (o *options) given(name string) bool { return o.text(name) != o.set.Lookup(
 func (c *command) usage(format string, args ...any) int {
 	said := fmt.Sprintf(format, args...)
 	near := meant("atlasbridge ", c.name, commandNames())
-	switch s := c.spec(); {
+	s := c.spec()
+	switch {
 	case s.do != nil:
 		said += "; usage: atlasbridge " + s.synopsis()
 	case near != "":
@@ -426,7 +427,7 @@ func (c *command) config(flags map[string]string) (*Config, error) {
 	return loadConfig(dir, c.getenv, flags)
 }
 
-// fail tells an error, and what to do about it where that is known.
+// fail tells an error, and what to do about it where that is known. Nobody can be told when that is not read either.
 func (c *command) fail(err error) int {
 	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", redact(visible(err.Error())))
 	todo := hintOf(err)
@@ -2831,6 +2832,13 @@ type hook struct {
 // the phone.
 const maxHookFull = 64 << 10
 
+// What can be decided about a tool's call.
+const (
+	hookAllow  = "allow"
+	hookAlways = "always"
+	hookDeny   = "deny"
+)
+
 // cmdHook exits with 0 whatever happens: claude takes anything else for a failing hook and says so in the dialog.
 func cmdHook(c *command) int {
 	h := &hook{session: c.getenv("ATLASBRIDGE_SESSION"), release: func() {}}
@@ -3080,13 +3088,6 @@ func (h *hook) complete(p *PromptRecord, now time.Time) {
 	}
 }
 
-// What can be decided about a tool's call.
-const (
-	hookAllow  = "allow"
-	hookAlways = "always"
-	hookDeny   = "deny"
-)
-
 // permissionPrompt is what the operator is asked about the call: what it is, all of its arguments, and the answers.
 func (h *hook) permissionPrompt() PromptRecord {
 	call := h.call()
@@ -3133,7 +3134,7 @@ type hookCall struct {
 	question string   // in words
 	full     string   // all that it is about
 	subject  string   // what the tool's dialog shows of it
-	told     []string // the arguments that the others tell, by name
+	told     []string // names of the arguments that question and full show
 }
 
 // call reads the tool's arguments. Of a tool that is not known all of them are told as they came.
@@ -3282,25 +3283,22 @@ func (s suggestion) allowed() string {
 // lineDiff is a readable diff of two texts: what differs, between up to two lines that they have in common. The time
 // it takes grows with their length, no faster.
 func lineDiff(before, after string) (diff string, plus, minus int) {
-	gone := slices.Collect(strings.Lines(before))
-	came := slices.Collect(strings.Lines(after))
-	n := commonHead(gone, came)
-	head := gone[:n]
-	gone, came = gone[n:], came[n:]
-	n = commonTail(gone, came)
-	tail := gone[len(gone)-n:]
-	gone, came = gone[:len(gone)-n], came[:len(came)-n]
-
+	a := slices.Collect(strings.Lines(before))
+	b := slices.Collect(strings.Lines(after))
+	head := commonHead(a, b)
+	tail := commonTail(a[head:], b[head:])
+	gone := a[head : len(a)-tail]
+	came := b[head : len(b)-tail]
 	var out strings.Builder
 	write := func(mark string, lines []string) {
 		for _, line := range lines {
 			out.WriteString(mark + strings.TrimSuffix(line, "\n") + "\n")
 		}
 	}
-	write(" ", head[max(0, len(head)-2):])
+	write(" ", a[max(0, head-2):head])
 	write("-", gone)
 	write("+", came)
-	write(" ", tail[:min(2, len(tail))])
+	write(" ", a[len(a)-tail:len(a)-max(0, tail-2)])
 	return strings.TrimSuffix(out.String(), "\n"), len(came), len(gone)
 }
 
@@ -3311,11 +3309,7 @@ func (s *session) installHooks(argv []string) []string {
 		return argv
 	}
 	given, rest := settingsArgument(argv[1:])
-	exe, err := os.Executable()
-	var merged []byte
-	if err == nil {
-		merged, err = s.withHooks(given, exe)
-	}
+	merged, err := s.withHooks(given)
 	if err != nil {
 		s.log.Warn("the tool's hooks are not used", "why", err.Error())
 		return argv
@@ -3346,8 +3340,11 @@ func settingsArgument(args []string) (settings string, rest []string) {
 	return settings, rest
 }
 
-// withHooks is the tool's settings, given as JSON or as the name of a file, with hooks that call the program exe.
-func (s *session) withHooks(given, exe string) ([]byte, error) {
+// quickHook is how many seconds the tool gives a hook that asks nobody.
+const quickHook = 10
+
+// withHooks is the tool's settings, given as JSON or as the name of a file, with hooks that call us.
+func (s *session) withHooks(given string) ([]byte, error) {
 	text := []byte(given)
 	if !strings.HasPrefix(strings.TrimSpace(given), "{") {
 		file, err := os.ReadFile(given)
@@ -3364,34 +3361,41 @@ func (s *session) withHooks(given, exe string) ([]byte, error) {
 	if !ok {
 		return nil, errors.New("reading --settings: its hooks are no object")
 	}
-	call := s.hookCommand(exe)
+	command, err := s.hookCommand()
+	if err != nil {
+		return nil, err
+	}
 	patience := int((s.cfg.PermissionTimeout + time.Minute).Seconds()) // the tool waits longer than a question lives
-	addHook(hooks, "PermissionRequest", call, patience)
-	addHook(hooks, "Stop", call, 10)
+	addHook(hooks, "PermissionRequest", command, patience)
+	addHook(hooks, "Stop", command, quickHook)
 	if s.jsonLine == nil { // else its output tells of every call
-		addHook(hooks, "PreToolUse", call, 10)
+		addHook(hooks, "PreToolUse", command, quickHook)
 	}
 	return json.Marshal(settings)
 }
 
 // hookCommand is what the tool's shell is to run.
-func (s *session) hookCommand(exe string) string {
+func (s *session) hookCommand() (string, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
 	quote := "'"
 	if runtime.GOOS == "windows" {
 		quote = `"`
 	}
-	call := quote + exe + quote + " hook"
+	line := quote + exe + quote + " hook"
 	seconds := s.flags["permission_timeout_seconds"]
 	if seconds != "" {
-		call += " --timeout " + seconds
+		line += " --timeout " + seconds
 	}
-	return call
+	return line, nil
 }
 
 // addHook adds a command to those that the tool runs at an event, which it gives so many seconds.
-func addHook(hooks map[string]any, event, call string, seconds int) {
-	run := map[string]any{"type": "command", "command": call, "timeout": seconds}
-	theirs, _ := hooks[event].([]any) // none, or what is no list and has no effect
+func addHook(hooks map[string]any, event, command string, seconds int) {
+	run := map[string]any{"type": "command", "command": command, "timeout": seconds}
+	theirs, _ := hooks[event].([]any) // what is no list is replaced
 	hooks[event] = append(theirs, map[string]any{"matcher": "*", "hooks": []any{run}})
 }
 
