@@ -2843,7 +2843,7 @@ const (
 func cmdHook(c *command) int {
 	h := &hook{session: c.getenv("ATLASBRIDGE_SESSION"), release: func() {}}
 	if err := json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(h); err != nil {
-		return 0
+		return 0 // the tool's dialog asks
 	}
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a tool that is gone makes the write fail, and no more
 	c.withState(func(s *Store) int {
