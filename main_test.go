@@ -5700,7 +5700,7 @@ func TestHelpFitsTheScreen(t *testing.T) {
 	configHome(t, "")
 	for _, name := range append(commandNames(), "") {
 		code, text, stderr := cli(t, strings.Fields("help "+name)...)
-		if s := (&command{name: name}).spec(); code != 0 || stderr != "" || name != "" && !strings.Contains(text, s.usage) {
+		if s := (&command{name: name}).spec(); code != 0 || stderr != "" || name != "" && !strings.Contains(text, s.synopsis()) {
 			t.Errorf("help %s: exit %d, %s", name, code, stderr)
 		}
 		lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
@@ -5787,7 +5787,7 @@ func TestREADME(t *testing.T) {
 	}
 	readme := string(text)
 	for _, s := range commands() {
-		row := fmt.Sprintf("| `%s` | %s |\n", strings.ReplaceAll(s.usage, "|", "\\|"), s.summary)
+		row := fmt.Sprintf("| `%s` | %s |\n", strings.ReplaceAll(s.synopsis(), "|", "\\|"), s.summary)
 		if !strings.Contains(readme, row) {
 			t.Errorf("README.md lacks the row %q", row)
 		}
@@ -14283,8 +14283,9 @@ func TestHookDecisions(t *testing.T) {
 					}
 				}
 			}()
-			got, err := json.Marshal(h.permission(t.Context()))
+			decision, err := h.permission(t.Context())
 			<-done
+			got, _ := json.Marshal(decision) // strings and what was JSON: cannot fail
 			want := c.want
 			if !alive {
 				want = "null"
