@@ -1,9 +1,11 @@
-// detect.go turns a child's bytes into questions: Screen is what the terminal shows, Detector judges it over time; the
-// adapters say what is known of each tool, the Prompt Lab replays recordings. What the screen shows decides, near the
-// cursor and once the output has settled; never the raw bytes. What the tool says of itself (OSC 7501, its title) comes
-// first: nothing is asked while it works. The terminal's state confirms a pattern, and refutes it where nobody reads.
-// Silence counts with spinners masked, and only for an unfinished line. A choice that grants something is never a
-// default. It does no I/O, has no clock and never types: time is an argument. (The lab reads files and prints.)
+// detect.go turns a child's bytes into questions: Screen is what the terminal shows, Detector looks
+// at it over time, the adapters say what is known of each tool, the Prompt Lab replays recordings.
+// What the screen shows decides, near the cursor and once the output has settled; never the raw
+// bytes. What the tool says of itself (OSC 7501, its title) comes first: nothing is asked while it
+// works. The terminal's state confirms a pattern, and refutes it where nobody reads. Silence counts
+// with spinners masked, and only for an unfinished line. A choice that grants something is never a
+// default. Nothing here types, sends or reads a clock: time is an argument. Only the lab touches
+// files.
 package main
 
 import (
@@ -28,106 +30,205 @@ import (
 	"unicode/utf8"
 )
 
-// Screen is what the terminal shows: a parser over a grid of cells, fed with the child's bytes cut anywhere, of bounded
-// memory. The parser is that of https://vt100.net/emu/dec_ansi_parser as today's terminals are: text is UTF-8; no 8-bit
-// C1 controls (0x9C is part of ✳, not ST); an OSC also ends on BEL; any ESC ends a string. The text is what tmux shows.
+// ---- screen ----
+// What the terminal shows, in bounded memory: a parser over a grid of cells.
+
+// Limits of what output can make us keep. Real strings have up to 1 KiB (measured).
+const (
+	maxSize       = 2000    // rows, and columns
+	maxParam      = 65535   // value of a parameter
+	maxString     = 16384   // bytes of a string or sequence; number of parameters
+	maxReplies    = 4096    // bytes of answers that wait for TakeReplies
+	maxMarks      = 28      // bytes combined with a character; tmux has 32 together with it
+	maxMarkSets   = 1000    // different combinations of marks
+	maxStatuses   = 16      // reports that wait for TakeStatuses
+	maxScrollback = 120     // rows that have left the screen: about 12 KiB
+	maxLine       = 1 << 14 // bytes told as one line
+	maxRecent     = 1000    // lines told that a new one is compared with
+	maxPending    = 4 << 20 // bytes of lines kept for the next Transcript
+	lineCost      = 64      // bytes that each of them costs besides its text
+)
+
+// States of the parser. In a string it is the byte that began it: ] P X ^ _ or k.
+const (
+	inText     = 0
+	inEscape   = 0x1b // an ESC came
+	inSequence = '['  // a control sequence
+)
+
+// Modes of DECSET: https://invisible-island.net/xterm/ctlseqs/ctlseqs.html
+const (
+	modeAppCursor = 1    // DECCKM: arrows are ESC O A, not ESC [ A
+	modeAutowrap  = 7    // DECAWM
+	modeCursor    = 25   // DECTCEM: it shows
+	modePaste     = 2004 // a paste is bracketed
+	modeOther     = 2005 // stands for all above
+)
+
+// anyRow is the row in which an answer is typed to a dialog: whichever the next line feed ends.
+const anyRow = -1
+
+// Screen is what the terminal shows, fed with the child's bytes cut anywhere. The parser is that of
+// https://vt100.net/emu/dec_ansi_parser as today's terminals are: text is UTF-8; no 8-bit C1
+// controls (0x9C is part of ✳, not ST); an OSC also ends on BEL; any ESC ends a string. The text is
+// what tmux shows. One goroutine uses it.
 type Screen struct {
-	rows, cols, top, bottom, scrolled int // the scroll region, inclusive; rows that left the primary screen at the top
-	*page                                 // the one in use
-	primary, alternate                page
-	saved                             cursor     // by DECSC
-	base                              *cell      // the character just written, for marks and REP
-	marks                             []string   // the combinations of them so far, none first
-	dec                               [2006]bool // modes of DECSET by number, the last is any other
-	state                             byte       // '[' in a control sequence, 0x1b behind an ESC, below that in text
-	params                            []int      // of the last control sequence, 0 when empty
-	seq, part, replies                []byte     // a string, or a sequence without params; not yet a character; answers
-	title                             string
-	status                            ProgramStatus
-	statuses                          []ProgramStatus // since TakeStatuses
-	tr                                transcript
-	gone                              [maxGone]line // rows that left the primary screen, row n at n % maxGone
-	goneFrom                          int           // the first of them that still belongs to what stands on the screen
-	answering                         int           // row from 1 in which an answer is typed; −1 any, 0 none
+	rows, cols  int
+	top, bottom int // the scroll region, inclusive
+	*page           // the one in use
+	primary     page
+	alternate   page
+	saved       cursor              // by DECSC
+	base        *cell               // the character just written, for marks and REP; else nil
+	marks       []string            // the combinations of them so far, none first
+	modes       [modeOther + 1]bool // by number
+
+	state  byte   // of the parser
+	params []int  // of the last control sequence, 0 where empty
+	seq    []byte // a string, or a sequence without its parameters
+	input  []byte // the beginning of a character
+
+	replies  []byte // that wait for TakeReplies
+	title    string
+	status   ProgramStatus
+	statuses []ProgramStatus // that wait for TakeStatuses
+	tr       transcript
+
+	scrolled       int                 // rows that left the primary screen at its top
+	scrollback     [maxScrollback]line // the last of them, row n at n % maxScrollback
+	scrollbackFrom int                 // the first that still belongs to what stands on the screen
+	answering      int                 // row from 1 in which an answer is typed; anyRow; 0 none
 }
+
+// page is one of the two screens.
 type page struct {
 	cursor
 	grid []line
 }
-type cursor struct { // what DECSC saves
-	row, col, shift int
-	charset         [2]byte // G0 and G1, shift is the one in use: '0' is line drawing
-	wrapNext        bool    // it stands behind the last column
-	pen             Attr
+
+// cursor is what DECSC saves.
+type cursor struct {
+	row, col int
+	charset  [2]byte // G0 and G1: '0' is line drawing
+	shift    int     // the one in use
+	wrapNext bool    // it stands behind the last column
+	pen      Attr
 }
+
+// line is one row.
 type line struct {
-	cells                []cell
-	wrapped, told, again bool // it goes on in the next row; it is told; it was, before it was written anew
-	answered             bool // somebody typed an answer in it: what stands above belongs to earlier questions
+	cells    []cell
+	wrapped  bool // it goes on in the next row
+	told     bool // it is in the transcript
+	again    bool // it was, before it was written anew
+	answered bool // an answer was typed in it: what stands above belongs to earlier questions
 }
+
+// cell is one place of the grid.
 type cell struct {
 	ch    rune   // 0 blank
-	marks uint16 // index of what combines with it: without a pointer, the collector leaves the grid alone
+	marks uint16 // index of what combines with it: no pointer, so that the collector skips the grid
 	wide  bool   // it covers the next cell, which is blank
 	Attr         // colours are one higher, so that the zero value is a blank in the default ones
 }
-type Attr struct { // enough to tell a highlighted choice from the others
-	Dim, Reverse bool
-	FG, BG       int32 // −1 default, 0–255 palette, else 1<<24|rgb
+
+// Attr is how a cell is drawn, enough to tell a highlighted choice from the others. A colour is −1
+// for the default, 0 to 255 of the palette, else 1<<24|rgb.
+type Attr struct {
+	Dim     bool
+	Reverse bool
+	FG      int32
+	BG      int32
 }
 
-// ProgramStatus is the last OSC 7501 (measured). State: "" idle working blocked done clear; Kind: permission question.
-type ProgramStatus struct{ State, App, Kind, Msg string }
+// ProgramStatus is a report of OSC 7501, as tools send it (measured).
+type ProgramStatus struct {
+	State string // idle, working, blocked, done, clear; "" none came
+	App   string
+	Kind  string // permission or question, when blocked
+	Msg   string
+}
 
-// The limits of what output can make us keep, in bytes. Real strings have up to 1 KiB (measured).
-const (
-	maxSize, maxParam, maxRecent = 2000, 65535, 1000 // not bytes: rows and columns; value of a parameter; lines compared
-	maxString, maxReplies        = 16384, 4096       // of a string or sequence; answers waiting for TakeReplies
-	maxMarks, maxLine            = 28, 1 << 14       // combined with a character (tmux: 32 with it); told as one line
-	maxPending, lineCost         = 4 << 20, 64       // lines kept for the next Transcript; what each costs besides
-	maxStatuses                  = 16                // reports that wait for TakeStatuses
-	maxGone                      = 120               // rows that have left the screen: about 12 KiB
-)
-const statusReply, nameReply = "\x1b]7501;?\x1b\\", "\x1bP>|atlasbridge\x1b\\" // to OSC 7501, XTVERSION
-
+// newScreen returns a blank screen, of one row and column at least.
 func newScreen(rows, cols int) *Screen {
 	s := &Screen{marks: []string{""}}
 	s.Resize(rows, cols)
-	s.reset(0)
+	s.reset()
 	return s
 }
-func (s *Screen) Resize(rows, cols int) { // rows come and go below the cursor; what does not fit then scrolls out
-	rows, cols = min(max(rows, 1), maxSize), min(max(cols, 1), maxSize)
-	shown, same := s.page, cols == s.cols
-	for _, s.page = range []*page{&s.primary, &s.alternate} {
-		s.top, s.bottom = 0, s.rows-1
-		s.scroll(0, max(s.row-rows+1, 0))
-		s.grid = append(s.grid, make([]line, rows)...)[:rows]
-		for i := range s.grid {
-			l := &s.grid[i]
-			l.cells, l.wrapped = append(l.cells, make([]cell, cols)...)[:cols], l.wrapped && same
-			l.mend(cols)
-		}
-		s.row, s.col, s.wrapNext = min(s.row, rows-1), min(s.col, cols-1), s.wrapNext && same
+
+// Resize lets rows come and go below the cursor; what does not fit then scrolls out.
+func (s *Screen) Resize(rows, cols int) {
+	rows = min(max(rows, 1), maxSize)
+	cols = min(max(cols, 1), maxSize)
+	inUse := s.page
+	for _, p := range []*page{&s.primary, &s.alternate} {
+		s.page = p
+		s.resizePage(rows, cols)
 	}
-	s.page, s.rows, s.cols, s.bottom, s.saved.wrapNext = shown, rows, cols, rows-1, s.saved.wrapNext && same
-	if !same {
-		s.gone, s.goneFrom = [maxGone]line{}, s.scrolled // of another width
+	s.page = inUse
+	s.saved.clamp(rows, cols, cols == s.cols)
+	if cols != s.cols { // its rows have another width
+		s.scrollback = [maxScrollback]line{}
+		s.scrollbackFrom = s.scrolled
 	}
-	s.saved.row, s.saved.col = min(s.saved.row, rows-1), min(s.saved.col, cols-1)
+	s.rows, s.cols = rows, cols
+	s.bottom = rows - 1
 }
-func (s *Screen) reset(int) { // RIS: everything as at the start, but what was counted or reported so far
-	s.page, s.dec, s.top, s.bottom = &s.primary, [2006]bool{7: true, 25: true}, 0, s.rows-1
-	s.cursor, s.saved = cursor{}, cursor{}
+
+// resizePage makes the page in use that large. The region is all of it then.
+func (s *Screen) resizePage(rows, cols int) {
+	s.top, s.bottom = 0, s.rows-1
+	s.scroll(0, max(s.row-rows+1, 0))
+	s.grid = append(s.grid, make([]line, rows)...)[:rows]
+	for i := range s.grid {
+		l := &s.grid[i]
+		l.cells = append(l.cells, make([]cell, cols)...)[:cols]
+		l.wrapped = l.wrapped && cols == s.cols
+		l.mend(cols)
+	}
+	s.clamp(rows, cols, cols == s.cols)
+}
+
+// clamp moves the cursor into a screen of that size. It wraps no more where the width is another.
+func (c *cursor) clamp(rows, cols int, sameWidth bool) {
+	c.row = min(c.row, rows-1)
+	c.col = min(c.col, cols-1)
+	c.wrapNext = c.wrapNext && sameWidth
+}
+
+// reset is RIS: everything is as at the start, but what was counted or reported so far.
+func (s *Screen) reset() {
+	s.page = &s.primary
+	s.modes = [modeOther + 1]bool{modeAutowrap: true, modeCursor: true}
+	s.top, s.bottom = 0, s.rows-1
+	s.cursor = cursor{}
+	s.saved = cursor{}
 	s.erase(0, s.rows*s.cols)
 }
 
-// text is what the row shows, up to the last character written; shown is without the spaces at the end.
-func (s *Screen) text(l line) string {
-	var b strings.Builder
-	end := len(l.cells)
-	for ; end > 0 && l.cells[end-1].ch == 0; end-- {
+// Row is the text of row r from 0 as tmux capture-pane -p prints it.
+func (s *Screen) Row(r int) string { return s.trimmed(s.grid[r]) }
+
+// Text is that of all rows, without the empty ones at the end.
+func (s *Screen) Text() string {
+	rows := make([]string, len(s.grid))
+	for r := range rows {
+		rows[r] = s.Row(r)
 	}
+	return strings.TrimRight(strings.Join(rows, "\n"), "\n")
+}
+
+// trimmed is what the row shows, without the spaces at its end.
+func (s *Screen) trimmed(l line) string { return strings.TrimRight(s.text(l), " ") }
+
+// text is what the row shows, up to the last character written.
+func (s *Screen) text(l line) string {
+	end := len(l.cells)
+	for end > 0 && l.cells[end-1].ch == 0 {
+		end--
+	}
+	var b strings.Builder
 	for i, c := range l.cells[:end] {
 		if i == 0 || !l.cells[i-1].wide {
 			b.WriteRune(max(c.ch, ' '))
@@ -136,23 +237,26 @@ func (s *Screen) text(l line) string {
 	}
 	return b.String()
 }
-func (s *Screen) shown(l line) string { return strings.TrimRight(s.text(l), " ") }
 
-// Row is the text of row r from 0 as tmux capture-pane -p prints it; Text is all of them, no empty ones at the end.
-func (s *Screen) Row(r int) string { return s.shown(s.grid[r]) }
-func (s *Screen) Text() string {
-	return strings.TrimRight(strings.Join(mapped(s.grid, s.shown), "\n"), "\n")
-}
-func (s *Screen) attr(r, c int) (a Attr) { // how a cell is drawn; outside of the screen as a blank
-	if r >= 0 && r < s.rows && c >= 0 && c < s.cols {
-		a = s.grid[r].cells[c].Attr
+// attr is how a cell is drawn; outside of the screen as a blank.
+func (s *Screen) attr(row, col int) Attr {
+	var a Attr
+	if row >= 0 && row < s.rows && col >= 0 && col < s.cols {
+		a = s.grid[row].cells[col].Attr
 	}
-	a.FG, a.BG = a.FG-1, a.BG-1
+	a.FG--
+	a.BG--
 	return a
 }
-func (s *Screen) Cursor() (row, col int, hidden bool) { return s.row, s.col, !s.dec[25] } // from 0
-func (s *Screen) Title() string                       { return s.title }                  // OSC 0 / 2
-func (s *Screen) Status() ProgramStatus               { return s.status }
+
+// Cursor is where it stands, from 0.
+func (s *Screen) Cursor() (row, col int, hidden bool) { return s.row, s.col, !s.modes[modeCursor] }
+
+// Title is the last one set by OSC 0 or 2.
+func (s *Screen) Title() string { return s.title }
+
+// Status is the last report of OSC 7501.
+func (s *Screen) Status() ProgramStatus { return s.status }
 
 // TakeStatuses are the reports of OSC 7501 since the last call, the newest maxStatuses of them.
 func (s *Screen) TakeStatuses() []ProgramStatus {
@@ -160,40 +264,59 @@ func (s *Screen) TakeStatuses() []ProgramStatus {
 	s.statuses = nil
 	return taken
 }
-func (s *Screen) Scrolled() int        { return s.scrolled } // so that it + row names a row for good
-func (s *Screen) AltScreen() bool      { return s.page == &s.alternate }
-func (s *Screen) BracketedPaste() bool { return s.dec[2004] }
-func (s *Screen) AppCursorKeys() bool  { return s.dec[1] } // arrows are ESC O A, not ESC [ A
-func (s *Screen) TakeReplies(answerAll bool) (out []byte) { // without a host terminal all, else that to OSC 7501
-	if out, s.replies = s.replies, nil; !answerAll {
-		return bytes.Repeat([]byte(statusReply), bytes.Count(out, []byte(statusReply)))
-	}
-	return out
-}
-func (s *Screen) Write(b []byte) (int, error) { // never fails
-	s.part = append(s.part, b...)
-	p := s.part
-	for n := 1; n > 0 && len(p) > 0; p = p[n:] {
-		if n = 1; s.state >= 0x1b || p[0] < 0x20 {
+
+// Scrolled is how many rows have scrolled out: with a row's number it names the row for good.
+func (s *Screen) Scrolled() int { return s.scrolled }
+
+// AltScreen tells whether the alternate screen is in use.
+func (s *Screen) AltScreen() bool { return s.page == &s.alternate }
+
+// BracketedPaste tells whether the program wants pastes bracketed.
+func (s *Screen) BracketedPaste() bool { return s.modes[modePaste] }
+
+// AppCursorKeys tells which arrows the program wants: see keyBytes.
+func (s *Screen) AppCursorKeys() bool { return s.modes[modeAppCursor] }
+
+// ---- parser ----
+// Bytes become characters, control characters and sequences. None of it can fail.
+
+// Write takes the child's next bytes. It never fails.
+func (s *Screen) Write(b []byte) (int, error) {
+	s.input = append(s.input, b...)
+	p := s.input
+	for len(p) > 0 {
+		n := 1
+		if s.state >= inEscape || p[0] < 0x20 {
 			s.control(p[0])
 		} else {
 			n = s.print(p)
 		}
+		if n == 0 {
+			break // the rest of the character is still to come
+		}
+		p = p[n:]
 	}
-	s.part = append(s.part[:0], p...)
+	s.input = append(s.input[:0], p...)
 	return len(b), nil
 }
 
+// control takes a control character, or one byte of a sequence or string.
 func (s *Screen) control(b byte) {
-	csi, inString := s.state == '[', s.state > 0x1b && s.state != '['
+	csi := s.state == inSequence
+	inString := s.state > inEscape && !csi
 	switch {
 	case b == 0x18, b == 0x1a: // CAN, SUB
-		s.state = 0
-	case b == 0x1b, b == '\a' && s.state == ']':
+		s.state = inText
+	case b == 0x1b:
 		s.endString(b)
-		s.state, s.seq = b, append(s.seq[:0], b)
+		s.state = inEscape
+		s.seq = s.seq[:0]
+	case b == '\a' && s.state == ']':
+		s.endString(b)
+		s.state = inText
 	case b < 0x20 && !inString:
-		s.act([]byte{b})
+		s.controlCharacter(b)
+		s.base = nil
 	case b < 0x20, b >= 0x7f && !inString:
 	case csi && b >= '0' && b <= '9':
 		p := &s.params[len(s.params)-1]
@@ -201,169 +324,343 @@ func (s *Screen) control(b byte) {
 	case csi && b == ';' && len(s.params) < maxString:
 		s.params = append(s.params, 0)
 	case inString, b < 0x30, b < 0x40 && csi:
-		s.seq = append(s.seq, b)[:min(len(s.seq)+1, maxString)]
-	case s.state == 0x1b && len(s.seq) == 1 && strings.IndexByte("[]PX^_k", b) >= 0:
-		s.state, s.seq, s.params = b, s.seq[:0], append(s.params[:0], 0)
+		if len(s.seq) < maxString {
+			s.seq = append(s.seq, b)
+		}
+	case s.state == inEscape && len(s.seq) == 0 && strings.IndexByte("[]PX^_k", b) >= 0:
+		s.state = b
+		s.params = append(s.params[:0], 0)
 	default:
-		s.state = 0
-		s.act(append(s.seq, b))
+		s.state = inText
+		if csi {
+			s.controlSequence(append(s.seq, b))
+		} else {
+			s.escapeSequence(append(s.seq, b))
+		}
+		s.base = nil
 	}
 }
 
-func (s *Screen) act(key []byte) { // a control character or a complete sequence, without its parameters
-	if f := sequences[string(key)]; f != nil {
-		f(s, s.arg(0, 1))
-	} else if len(key) == 3 && key[0] == 0x1b && (key[1] == '(' || key[1] == ')') { // SCS
-		s.charset[key[1]-'('] = key[2]
+// controlCharacter acts on a character below 0x20.
+func (s *Screen) controlCharacter(b byte) {
+	switch b {
+	case '\b':
+		s.moveTo(s.row, s.col-1)
+	case '\t':
+		s.moveTo(s.row, (s.col/8+1)*8)
+	case '\n', '\v', '\f':
+		s.lineFeed()
+	case '\r':
+		s.moveTo(s.row, 0)
+	case 0x0e: // SO
+		s.shift = 1
+	case 0x0f: // SI
+		s.shift = 0
 	}
-	s.base = nil
 }
-func (s *Screen) arg(i, absent int) int { // parameter i, or what stands for it when it is absent or 0
-	if i < len(s.params) {
-		return cmp.Or(s.params[i], absent)
+
+// escapeSequence acts on a sequence that is not a control sequence, given without its ESC.
+func (s *Screen) escapeSequence(seq []byte) {
+	if len(seq) == 2 && (seq[0] == '(' || seq[0] == ')') { // SCS
+		s.charset[seq[0]-'('] = seq[1]
+	}
+	switch string(seq) {
+	case "7": // DECSC
+		s.saved = s.cursor
+	case "8": // DECRC
+		s.cursor = s.saved
+	case "D": // IND
+		s.lineFeed()
+	case "E": // NEL
+		s.lineFeed()
+		s.moveTo(s.row, 0)
+	case "M": // RI
+		s.step(-1)
+	case "c": // RIS
+		s.reset()
+	}
+}
+
+// controlSequence acts on a control sequence, given without CSI and parameters.
+func (s *Screen) controlSequence(seq []byte) {
+	n := s.arg(0, 1)
+	switch string(seq) {
+	case "A": // CUU
+		s.moveBy(-n, s.col)
+	case "B": // CUD
+		s.moveBy(n, s.col)
+	case "C": // CUF
+		s.moveTo(s.row, s.col+n)
+	case "D": // CUB
+		s.moveTo(s.row, s.col-n)
+	case "E": // CNL
+		s.moveBy(n, 0)
+	case "F": // CPL
+		s.moveBy(-n, 0)
+	case "G": // CHA
+		s.moveTo(s.row, n-1)
+	case "d": // VPA
+		s.moveTo(n-1, s.col)
+	case "H", "f": // CUP, HVP
+		s.moveTo(n-1, s.arg(1, 1)-1)
+	case "I": // CHT
+		s.moveTo(s.row, (s.col/8+n)*8)
+	case "Z": // CBT
+		s.moveTo(s.row, ((s.col+7)/8-n)*8)
+	case "@": // ICH
+		s.shiftCells(n)
+	case "P": // DCH
+		s.shiftCells(-n)
+	case "J": // ED
+		s.eraseIn(0, s.rows)
+	case "K": // EL
+		s.eraseIn(s.row, s.row+1)
+	case "X": // ECH
+		s.erase(s.offset(), min(s.offset()+n, (s.row+1)*s.cols))
+	case "L": // IL
+		s.scroll(s.row, -n)
+	case "M": // DL
+		s.scroll(s.row, n)
+	case "S": // SU
+		s.scroll(s.top, n)
+	case "T": // SD
+		s.scroll(s.top, -n)
+	case "b": // REP
+		s.repeat(n)
+	case "r": // DECSTBM
+		s.setRegion(n, min(s.arg(1, s.rows), s.rows))
+	case "s": // SCOSC
+		s.saved = s.cursor
+	case "u": // SCORC
+		s.cursor = s.saved
+	case "m": // SGR
+		for p := s.params; len(p) > 0; {
+			p = p[s.pen.sgr(p):]
+		}
+	case "?h": // DECSET
+		s.setModes(true)
+	case "?l": // DECRST
+		s.setModes(false)
+	default:
+		s.query(string(seq), n)
+	}
+}
+
+// arg is parameter i, or what stands for it when it is absent or 0.
+func (s *Screen) arg(i, absent int) int {
+	if i < len(s.params) && s.params[i] != 0 {
+		return s.params[i]
 	}
 	return absent
 }
 
-// sequences are the control characters, the escape sequences (with the ESC) and the control sequences (without CSI and
-// parameters) of https://invisible-island.net/xterm/ctlseqs/ctlseqs.html. n is the first parameter, 1 by default.
-var sequences = map[string]func(s *Screen, n int){
-	"\b": func(s *Screen, _ int) { s.moveTo(s.row, s.col-1) }, "\r": func(s *Screen, _ int) { s.moveTo(s.row, 0) },
-	"\n": (*Screen).lineFeed, "\v": (*Screen).lineFeed, "\f": (*Screen).lineFeed, "\x1bD": (*Screen).lineFeed,
-	"\x1bE": func(s *Screen, n int) { s.lineFeed(n); s.moveTo(s.row, 0) }, "\x1bM": func(s *Screen, _ int) { s.step(-1) },
-	"\t":   func(s *Screen, _ int) { s.moveTo(s.row, (s.col/8+1)*8) },
-	"\x0e": func(s *Screen, _ int) { s.shift = 1 }, "\x0f": func(s *Screen, _ int) { s.shift = 0 }, // SO, SI
-	"\x1b7": func(s *Screen, _ int) { s.saved = s.cursor }, "\x1b8": func(s *Screen, _ int) { s.cursor = s.saved },
-	"s": func(s *Screen, _ int) { s.saved = s.cursor }, "u": func(s *Screen, _ int) { s.cursor = s.saved },
-	"A": func(s *Screen, n int) { s.moveBy(-n, s.col) }, "B": func(s *Screen, n int) { s.moveBy(n, s.col) },
-	"E": func(s *Screen, n int) { s.moveBy(n, 0) }, "F": func(s *Screen, n int) { s.moveBy(-n, 0) }, // CNL, CPL
-	"C": func(s *Screen, n int) { s.moveTo(s.row, s.col+n) }, "D": func(s *Screen, n int) { s.moveTo(s.row, s.col-n) },
-	"G": func(s *Screen, n int) { s.moveTo(s.row, n-1) }, "d": func(s *Screen, n int) { s.moveTo(n-1, s.col) },
-	"I": func(s *Screen, n int) { s.moveTo(s.row, (s.col/8+n)*8) }, "H": (*Screen).moveHome, "f": (*Screen).moveHome,
-	"Z": func(s *Screen, n int) { s.moveTo(s.row, ((s.col+7)/8-n)*8) }, "m": (*Screen).sgr, "\x1bc": (*Screen).reset,
-	"@": func(s *Screen, n int) { s.shiftCells(n) }, "P": func(s *Screen, n int) { s.shiftCells(-n) }, // ICH, DCH
-	"J": func(s *Screen, _ int) { s.eraseIn(0, s.rows) }, "K": func(s *Screen, _ int) { s.eraseIn(s.row, s.row+1) },
-	"X": func(s *Screen, n int) { s.erase(s.place(), min(s.place()+n, (s.row+1)*s.cols)) },
-	"L": func(s *Screen, n int) { s.scroll(s.row, -n) }, "M": func(s *Screen, n int) { s.scroll(s.row, n) },
-	"S": func(s *Screen, n int) { s.scroll(s.top, n) }, "T": func(s *Screen, n int) { s.scroll(s.top, -n) },
-	"?h": func(s *Screen, _ int) { s.setModes(true) }, "?l": func(s *Screen, _ int) { s.setModes(false) },
-	"b": func(s *Screen, n int) { // REP
-		for base, left := s.base, min(n, s.rows*s.cols); base != nil && left > 0; left-- {
-			s.print(utf8.AppendRune(nil, base.ch))
-		}
-	},
-	"r": func(s *Screen, top int) { // DECSTBM
-		if bottom := min(s.arg(1, s.rows), s.rows); top < bottom {
-			s.top, s.bottom = top-1, bottom-1
-			s.moveTo(0, 0)
-		}
-	},
-	// The queries: device status, attributes, name; XTWINOPS (pixels, a cell has 8 × 16); kitty's keys; DECRQM: not known.
-	"n": func(s *Screen, n int) {
-		s.reply(map[int]string{5: "\x1b[0n", 6: fmt.Sprintf("\x1b[%d;%dR", s.row+1, s.col+1)}[n])
-	},
-	"c": func(s *Screen, _ int) { s.reply("\x1b[?62;22c") }, ">c": func(s *Screen, _ int) { s.reply("\x1b[>0;10;1c") },
-	"?u": func(s *Screen, _ int) { s.reply("\x1b[?0u") }, ">q": func(s *Screen, _ int) { s.reply(nameReply) },
-	"t":   func(s *Screen, n int) { s.reply(when(n == 14, fmt.Sprintf("\x1b[4;%d;%dt", s.rows*16, s.cols*8))) },
-	"?$p": func(s *Screen, n int) { s.reply(fmt.Sprintf("\x1b[?%d;0$y", n)) },
+// repeat prints the character just written n times more.
+func (s *Screen) repeat(n int) {
+	if s.base == nil {
+		return
+	}
+	again := utf8.AppendRune(nil, s.base.ch)
+	for range min(n, s.rows*s.cols) {
+		s.print(again)
+	}
 }
 
-func (s *Screen) setModes(on bool) { // the alternate screen is blank each time it comes up, as in tmux
+// setRegion makes the rows from top to bottom, both from 1, those that scroll.
+func (s *Screen) setRegion(top, bottom int) {
+	if top < bottom {
+		s.top, s.bottom = top-1, bottom-1
+		s.moveTo(0, 0)
+	}
+}
+
+// setModes sets the modes that the parameters name. The alternate screen is blank each time it
+// comes up, as in tmux.
+func (s *Screen) setModes(on bool) {
 	for i := range s.params {
-		n := min(s.arg(i, 0), len(s.dec)-1)
-		s.dec[n] = on
-		if switches := n == 47 || n == 1047 || n == 1049; switches && on && !s.AltScreen() {
-			s.tellAbove(s.row, false)
-			s.alternate.cursor, s.page = s.cursor, &s.alternate
-			s.erase(0, s.rows*s.cols)
-		} else if switches && !on {
-			s.page = &s.primary
+		mode := min(s.arg(i, 0), modeOther)
+		s.modes[mode] = on
+		switch mode {
+		case 47, 1047, 1049:
+			s.setAlternate(on)
 		}
 	}
 }
 
-func (s *Screen) sgr(int) {
-	a, p := &s.pen, s.params
-	colours := [12]*int32{3: &a.FG, 4: &a.BG, 5: new(int32), 9: &a.FG, 10: &a.BG} // 5: of underlines
-	for n := 1; len(p) > 0; p, n = p[n:], 1 {
-		code := min(p[0], 110) // what is higher means nothing
-		colour, digit := colours[code/10], int32(code%10)
-		switch {
-		case code == 0:
-			*a = Attr{}
-		case code == 2, code == 22:
-			a.Dim = code == 2
-		case code == 7, code == 27:
-			a.Reverse = code == 7
-		case colour == nil:
-		case digit == 8 && len(p) > 2 && p[1] == 5: // 38;5;n
-			n, *colour = 3, int32(p[2]&255)+1
-		case digit == 8 && len(p) > 4 && p[1] == 2: // 38;2;r;g;b
-			n, *colour = 5, int32(1<<24|p[2]&255<<16|p[3]&255<<8|p[4]&255)+1
-		case digit == 8:
-			n = len(p)
-		case digit < 8 || code < 50: // 39 and 49 are the defaults; from 90 on they are bright
-			*colour = (digit+1)%10 + int32(code/90*8)
-		}
+// setAlternate switches to the alternate screen, or back.
+func (s *Screen) setAlternate(on bool) {
+	if !on {
+		s.page = &s.primary
+		return
+	}
+	if !s.AltScreen() {
+		s.tellAbove(s.row, false)
+		s.alternate.cursor = s.cursor
+		s.page = &s.alternate
+		s.erase(0, s.rows*s.cols)
 	}
 }
 
-// decGraphics is what the line drawing set shows for '`' to '~': https://vt100.net/docs/vt220-rm/table2-4.html
+// sgr sets what the first of the parameters of SGR says, and returns how many belong to it.
+func (a *Attr) sgr(params []int) int {
+	code := params[0]
+	digit := int32(code % 10)
+	switch {
+	case code == 0:
+		*a = Attr{}
+	case code == 2, code == 22:
+		a.Dim = code == 2
+	case code == 7, code == 27:
+		a.Reverse = code == 7
+	case code >= 30 && code <= 37:
+		a.FG = digit + 1
+	case code == 38:
+		return setColour(&a.FG, params)
+	case code == 39:
+		a.FG = 0
+	case code >= 40 && code <= 47:
+		a.BG = digit + 1
+	case code == 48:
+		return setColour(&a.BG, params)
+	case code == 49:
+		a.BG = 0
+	case code == 58: // of underlines
+		return setColour(new(int32), params)
+	case code >= 90 && code <= 97:
+		a.FG = digit + 9
+	case code >= 100 && code <= 107:
+		a.BG = digit + 9
+	}
+	return 1
+}
+
+// setColour reads 38;5;n and 38;2;r;g;b, and returns how many parameters that takes: all of them
+// where it is neither.
+func setColour(colour *int32, params []int) int {
+	if len(params) > 2 && params[1] == 5 {
+		*colour = int32(params[2]&255) + 1
+		return 3
+	}
+	if len(params) > 4 && params[1] == 2 {
+		r, g, b := params[2]&255, params[3]&255, params[4]&255
+		*colour = int32(1<<24|r<<16|g<<8|b) + 1
+		return 5
+	}
+	return len(params)
+}
+
+// ---- grid ----
+// Characters are written, moved and erased as tmux does it.
+
+// decGraphics is what the line drawing set shows for '`' to '~':
+// https://vt100.net/docs/vt220-rm/table2-4.html
 var decGraphics = []rune("◆▒␉␌␍␊°±␤␋┘┐┌└┼⎺⎻─⎼⎽├┤┴┬│≤≥π≠£·")
 
-// print puts the character that p begins with at the cursor, and ASCII that follows; it returns how many bytes that is.
-// Marks, and what follows a joiner, join the character before.
+// print writes the character that p begins with at the cursor, and ASCII that follows. It returns
+// how many bytes that is, 0 for the beginning of a character. Marks, and what follows a joiner,
+// join the character before.
 func (s *Screen) print(p []byte) int {
 	r, n := utf8.DecodeRune(p)
 	if r == utf8.RuneError && !utf8.FullRune(p) {
-		return 0 // the rest is still to come
+		return 0
 	}
 	graphics := s.charset[s.shift] == '0'
 	if graphics && r >= '`' && r <= '~' {
 		r = decGraphics[r-'`']
 	}
-	w, b := runeWidth(r), s.base
-	if b != nil && r >= 0x300 && (w == 0 || strings.HasSuffix(s.marks[b.marks], "\u200d")) {
-		marks := s.marks[b.marks] + string(r)
-		if i := slices.Index(s.marks, marks); i >= 0 {
-			b.marks = uint16(i)
-		} else if len(marks) <= maxMarks && len(s.marks) < maxRecent {
-			s.marks, b.marks = append(s.marks, marks), uint16(len(s.marks))
-		}
+	width := runeWidth(r)
+	if r >= 0x300 && s.base != nil && (width == 0 || s.joins()) {
+		s.combine(r)
 		return n
 	}
-	if w > 0 && s.dec[7] && (s.wrapNext || s.col+w > s.cols) {
+	if width == 0 {
+		return n
+	}
+	if s.modes[modeAutowrap] && (s.wrapNext || s.col+width > s.cols) {
 		s.grid[s.row].wrapped = true
 		s.step(1)
 		s.moveTo(s.row, 0)
 	}
-	if w == 0 || s.col+w > s.cols {
+	end := s.col + width
+	if end > s.cols {
 		return n
 	}
-	l, c, end := &s.grid[s.row], cell{Attr: s.pen}, s.col+w
+	l := &s.grid[s.row]
 	l.mend(s.col)
-	l.cells[end-1] = c // of a wide one the right half
-	l.cells[s.col], l.told, l.again = cell{ch: r, wide: w == 2, Attr: s.pen}, false, l.told || l.again
+	l.again = l.told || l.again
+	l.told = false
 	l.answered = false
-	if w == 1 && !graphics { // the fast path
-		room, rest := l.cells[end:], p[n:]
-		for i := 0; i < min(len(room), len(rest)) && rest[i] >= ' ' && rest[i] < 0x7f; i, n, end = i+1, n+1, end+1 {
-			c.ch = rune(rest[i])
-			room[i] = c
-		}
+	l.cells[end-1] = cell{Attr: s.pen} // of a wide one the right half
+	l.cells[s.col] = cell{ch: r, wide: width == 2, Attr: s.pen}
+	if width == 1 && !graphics {
+		more := l.printASCII(end, p[n:], s.pen)
+		n += more
+		end += more
 	}
-	s.base, s.col, s.wrapNext = &l.cells[end-w], min(end, s.cols-1), end >= s.cols && s.dec[7]
+	s.base = &l.cells[end-width]
+	s.col = min(end, s.cols-1)
+	s.wrapNext = end >= s.cols && s.modes[modeAutowrap]
 	return n
 }
 
-func (l *line) mend(c int) { // a wide character left of column c has lost its right half
-	if c > 0 && l.cells[c-1].wide {
-		l.cells[c-1] = cell{}
+// printASCII is the fast path: it writes the ASCII that text begins with from column col on, as far
+// as the row goes, and returns how much that is.
+func (l *line) printASCII(col int, text []byte, pen Attr) int {
+	room := l.cells[col:]
+	text = text[:min(len(room), len(text))]
+	c := cell{Attr: pen}
+	for i, b := range text {
+		if b < ' ' || b >= 0x7f {
+			return i
+		}
+		c.ch = rune(b)
+		room[i] = c
+	}
+	return len(text)
+}
+
+// joins tells whether the character just written ends in a joiner.
+func (s *Screen) joins() bool { return strings.HasSuffix(s.marks[s.base.marks], "\u200d") }
+
+// combine adds a mark to the character just written, as long as there is room for it.
+func (s *Screen) combine(r rune) {
+	marks := s.marks[s.base.marks] + string(r)
+	i := slices.Index(s.marks, marks)
+	if i < 0 {
+		if len(marks) > maxMarks || len(s.marks) >= maxMarkSets {
+			return
+		}
+		i = len(s.marks)
+		s.marks = append(s.marks, marks)
+	}
+	s.base.marks = uint16(i)
+}
+
+// mend blanks a wide character left of column col, which has lost its right half.
+func (l *line) mend(col int) {
+	if col > 0 && l.cells[col-1].wide {
+		l.cells[col-1] = cell{}
 	}
 }
-func (s *Screen) lineFeed(int) {
+
+// Answered notes that an answer is typed. The next line feed ends the row that was answered: on a
+// line that is where the cursor stands now, or further down; a dialog may be replaced by a row
+// further up.
+func (s *Screen) Answered(onLine bool) {
+	switch {
+	case s.AltScreen():
+		s.answering = 0
+	case onLine:
+		s.answering = s.scrolled + s.row + 1
+	default:
+		s.answering = anyRow
+	}
+}
+
+// lineFeed ends the row, and with it an answer; further up something is painted again.
+func (s *Screen) lineFeed() {
 	s.grid[s.row].wrapped = false
-	if row := s.answering - 1 - s.scrolled; s.answering != 0 && s.row >= row { // further up something is painted again
+	row := s.answering - 1 - s.scrolled
+	if s.answering != 0 && s.row >= row {
 		if row < 0 {
 			row = s.row
 		}
@@ -372,32 +669,40 @@ func (s *Screen) lineFeed(int) {
 	}
 	s.step(1)
 }
-func (s *Screen) step(n int) { // one row down (1) or up (−1)
+
+// step goes one row down (1) or up (−1), and scrolls at the margin.
+func (s *Screen) step(n int) {
 	if n > 0 && s.row == s.bottom || n < 0 && s.row == s.top {
 		s.scroll(s.top, n)
 	} else {
 		s.row = min(max(s.row+n, 0), s.rows-1)
 	}
 }
-func (s *Screen) scroll(top, n int) { // the rows from top to the bottom of the region, up; down when negative
+
+// scroll moves the rows from top to the bottom of the region n up, or down when negative.
+func (s *Screen) scroll(top, n int) {
+	if top < s.top {
+		return
+	}
 	from, to := top, s.bottom // where rows leave and come back blank
 	if n < 0 {
 		from, to = to, from
 	}
-	for left := min(max(n, -n), s.bottom-top+1); left > 0 && top >= s.top; left-- {
+	for range min(max(n, -n), s.bottom-top+1) {
 		l := s.grid[from]
 		if n > 0 && top == 0 && !s.AltScreen() {
 			s.tell(&l, false)
-			l = s.keepGone(l)
+			l = s.keepRow(l)
 		}
 		s.grid = slices.Insert(slices.Delete(s.grid, from, from+1), to, line{cells: l.cells})
 		s.erase(to*s.cols, (to+1)*s.cols)
 	}
 }
 
-// keepGone takes a row that leaves the primary screen at its top, and gives back one whose cells may be written anew.
-func (s *Screen) keepGone(l line) line {
-	slot := &s.gone[s.scrolled%maxGone]
+// keepRow takes a row that leaves the primary screen at its top, and gives back one whose cells may
+// be written anew.
+func (s *Screen) keepRow(l line) line {
+	slot := &s.scrollback[s.scrolled%maxScrollback]
 	s.scrolled++
 	l, *slot = *slot, l
 	if len(l.cells) != s.cols {
@@ -406,62 +711,65 @@ func (s *Screen) keepGone(l line) line {
 	return l
 }
 
-// Above is the row n rows above the top of the primary screen, 1 the nearest; false when it is not known any more, or
-// does not belong to what stands there, because the screen was cleared since.
+// above is the row n rows above the top of the primary screen, 1 the nearest. False when it is not
+// known any more, or does not belong to what stands there, because the screen was cleared since.
 func (s *Screen) above(n int) (line, bool) {
 	at := s.scrolled - n
-	if s.AltScreen() || n > maxGone || at < s.goneFrom {
+	if s.AltScreen() || n > maxScrollback || at < s.scrollbackFrom {
 		return line{}, false
 	}
-	return s.gone[at%maxGone], true
-}
-
-// Answered notes that an answer is typed. The next line feed ends the row that was answered: on a line that is where
-// the cursor stands now, or further down; a dialog may be replaced by a row further up.
-func (s *Screen) Answered(onLine bool) {
-	switch {
-	case s.AltScreen():
-		s.answering = 0
-	case onLine:
-		s.answering = s.scrolled + s.row + 1
-	default:
-		s.answering = -1
-	}
+	return s.scrollback[at%maxScrollback], true
 }
 
 // erase blanks the places from one to before another, counted row by row, in the pen's background.
 func (s *Screen) erase(from, to int) {
 	if from == 0 && to >= s.cols && !s.AltScreen() {
-		s.goneFrom = s.scrolled
+		s.scrollbackFrom = s.scrolled
 	}
-	if s.tr.on && !s.AltScreen() && to-from == s.rows*s.cols { // what is there is final
-		text := s.Text()
-		s.tellAbove(strings.Count(text, "\n")+min(len(text), 1), false)
-		for i := range s.grid {
-			s.grid[i].told, s.grid[i].again = false, true
-		}
+	if s.tr.on && !s.AltScreen() && to-from == s.rows*s.cols {
+		s.tellAll()
 	}
 	for from < to {
-		l, col := &s.grid[from/s.cols], from%s.cols
+		l := &s.grid[from/s.cols]
+		col := from % s.cols
 		end := min(col+to-from, s.cols)
-		l.mend(col)
-		clear(l.cells[col:end])
-		for c := col; s.pen.BG != 0 && c < end; c++ {
-			l.cells[c].BG = s.pen.BG
-		}
-		l.wrapped = l.wrapped && end < s.cols
-		l.answered = l.answered && end-col < s.cols
+		l.erase(col, end, s.pen.BG)
 		from += end - col
 	}
 }
-func (s *Screen) eraseIn(first, end int) { // in these rows: from the cursor on (0), up to it (1), or all (2)
-	if first, end = first*s.cols, end*s.cols; s.arg(0, 0) <= 2 {
-		s.erase([]int{s.place(), first, first}[s.arg(0, 0)], []int{end, s.place() + 1, end}[s.arg(0, 0)])
+
+// erase blanks the cells from column col to before column end.
+func (l *line) erase(col, end int, background int32) {
+	l.mend(col)
+	clear(l.cells[col:end])
+	if background != 0 {
+		for c := col; c < end; c++ {
+			l.cells[c].BG = background
+		}
+	}
+	l.wrapped = l.wrapped && end < len(l.cells)
+	l.answered = l.answered && end-col < len(l.cells)
+}
+
+// eraseIn erases in these rows: from the cursor on (0), up to it (1), or all of them (2).
+func (s *Screen) eraseIn(first, end int) {
+	from, to := first*s.cols, end*s.cols
+	switch s.arg(0, 0) {
+	case 0:
+		s.erase(s.offset(), to)
+	case 1:
+		s.erase(from, s.offset()+1)
+	case 2:
+		s.erase(from, to)
 	}
 }
-func (s *Screen) shiftCells(n int) { // the rest of the row, to the right; to the left when negative
-	l, blank := &s.grid[s.row], make([]cell, min(max(n, -n), s.cols-s.col))
-	if l.wrapped = false; n > 0 {
+
+// shiftCells moves the rest of the row n columns to the right, or to the left when negative.
+func (s *Screen) shiftCells(n int) {
+	l := &s.grid[s.row]
+	l.wrapped = false
+	blank := make([]cell, min(max(n, -n), s.cols-s.col))
+	if n > 0 {
 		l.cells = slices.Insert(l.cells, s.col, blank...)[:s.cols]
 	} else {
 		l.cells = append(slices.Delete(l.cells, s.col, s.col+len(blank)), blank...)
@@ -469,20 +777,116 @@ func (s *Screen) shiftCells(n int) { // the rest of the row, to the right; to th
 	l.mend(s.col)
 	l.mend(s.cols)
 }
-func (s *Screen) place() int       { return s.row*s.cols + s.col }
-func (s *Screen) moveHome(row int) { s.moveTo(row-1, s.arg(1, 1)-1) }
+
+// offset is the cursor's place, counted row by row.
+func (s *Screen) offset() int { return s.row*s.cols + s.col }
+
+// moveTo moves the cursor there, or to the edge that is nearest.
 func (s *Screen) moveTo(row, col int) {
-	s.row, s.col, s.wrapNext = min(max(row, 0), s.rows-1), min(max(col, 0), s.cols-1), false
-}
-func (s *Screen) moveBy(n, col int) { // n rows down, stopping at the margin that it does not start behind
-	row := max(s.row+n, when(s.row >= s.top, s.top))
-	s.moveTo(min(row, max(s.bottom, when(s.row > s.bottom, s.rows-1))), col)
-}
-func (s *Screen) reply(text string) {
-	s.replies = append(s.replies, when(len(s.replies) < maxReplies, text)...)
+	s.row = min(max(row, 0), s.rows-1)
+	s.col = min(max(col, 0), s.cols-1)
+	s.wrapNext = false
 }
 
-var colours = map[string]string{"4": "cdcd", "10": "cdcd", "11": "0000", "12": "cdcd"} // of OSC: light on black
+// moveBy moves the cursor n rows down, or up when negative, to that column. It stops at a margin
+// that it does not start behind.
+func (s *Screen) moveBy(n, col int) {
+	first, last := 0, s.rows-1
+	if s.row >= s.top {
+		first = s.top
+	}
+	if s.row <= s.bottom {
+		last = s.bottom
+	}
+	s.moveTo(min(max(s.row+n, first), last), col)
+}
+
+// wideEdges are where characters of two columns (East Asian Wide and Fullwidth, emoji; unassigned
+// gaps joined) begin and, in turn, end; written as distances. From wcwidth of glibc 2.36
+// (Unicode 15), which tmux uses.
+var wideEdges = []rune{
+	4352, 96, 4538, 2, 13, 2, 190, 4, 3, 1, 2, 1, 521, 2, 21, 2, 50, 12, 43, 1, 19, 1, 13, 1, 8, 2,
+	17, 2, 5, 2, 8, 1, 5, 1, 21, 1, 7, 2, 1, 1, 4, 1, 2, 1, 7, 1, 4, 2, 28, 1, 35, 1, 1, 1, 4, 3, 1,
+	1, 61, 3, 24, 1, 14, 1, 859, 2, 51, 1, 4, 1, 810, 426, 4, 17, 2, 86, 4, 29740, 1177, 29, 643,
+	11172, 8540, 474, 822, 10, 22, 60, 149, 96, 127, 7, 28665, 4, 12, 17164, 15624, 1, 202, 1, 190,
+	1, 2, 10, 101, 289, 12, 9, 1, 70, 1, 22, 12, 43, 4, 5, 12, 17, 3, 1, 3, 71, 1, 1, 1, 187, 2, 63,
+	13, 4, 1, 24, 18, 1, 26, 2, 13, 1, 86, 85, 48, 70, 6, 1, 3, 3, 2, 11, 11, 2, 7, 9, 227, 17, 283,
+	47, 1, 10, 1, 185, 112, 135, 1289, 70475,
+}
+
+// runeWidth is the number of columns of r: 0, 1 or 2. DEL, C1 controls and marks have none.
+func runeWidth(r rune) int {
+	switch {
+	case r < 0x7f, r >= 0xa0 && r < 0x300, r >= 0x2500 && r < 0x25fd: // the last: frames, frequent
+		return 1
+	case r < 0xa0, r >= 0x1160 && r <= 0x11ff, r >= 0xd7b0 && r <= 0xd7fb: // Hangul vowels, finals
+		return 0
+	}
+	marks := unicode.In(r, unicode.Mn, unicode.Me, unicode.Cf)
+	if marks && !unicode.Is(unicode.Prepended_Concatenation_Mark, r) {
+		return 0
+	}
+	for i, distance := range wideEdges {
+		r -= distance
+		if r < 0 {
+			return 1 + i%2
+		}
+	}
+	return 1
+}
+
+// ---- replies ----
+// What the terminal answers, and the strings that a program sends to it.
+
+const (
+	statusReply = "\x1b]7501;?\x1b\\"        // to OSC 7501: it is understood here
+	nameReply   = "\x1bP>|atlasbridge\x1b\\" // to XTVERSION
+)
+
+// TakeReplies are the answers since the last call that the child is to get: all of them where no
+// host terminal answers it, else those to OSC 7501, which no terminal knows.
+func (s *Screen) TakeReplies(answerAll bool) []byte {
+	taken := s.replies
+	s.replies = nil
+	if answerAll {
+		return taken
+	}
+	return bytes.Repeat([]byte(statusReply), bytes.Count(taken, []byte(statusReply)))
+}
+
+// reply answers, unless too many answers wait already.
+func (s *Screen) reply(text string) {
+	if len(s.replies) < maxReplies {
+		s.replies = append(s.replies, text...)
+	}
+}
+
+// query answers a control sequence that asks; n is its first parameter, 1 where absent.
+func (s *Screen) query(seq string, n int) {
+	switch seq {
+	case "n": // DSR: status, cursor
+		if n == 5 {
+			s.reply("\x1b[0n")
+		}
+		if n == 6 {
+			s.reply(fmt.Sprintf("\x1b[%d;%dR", s.row+1, s.col+1))
+		}
+	case "c": // DA1
+		s.reply("\x1b[?62;22c")
+	case ">c": // DA2
+		s.reply("\x1b[>0;10;1c")
+	case "?u": // kitty's keys: not in use
+		s.reply("\x1b[?0u")
+	case ">q":
+		s.reply(nameReply)
+	case "t": // XTWINOPS: the size in pixels, a cell has 8 × 16
+		if n == 14 {
+			s.reply(fmt.Sprintf("\x1b[4;%d;%dt", s.rows*16, s.cols*8))
+		}
+	case "?$p": // DECRQM: not known
+		s.reply(fmt.Sprintf("\x1b[?%d;0$y", n))
+	}
+}
 
 // endString acts on a complete string, if there is one; end is the byte that ended it.
 func (s *Screen) endString(end byte) {
@@ -491,163 +895,271 @@ func (s *Screen) endString(end byte) {
 	}
 	text := strings.ToValidUTF8(string(s.seq), "\ufffd")
 	code, rest, _ := strings.Cut(text, ";")
-	switch {
-	case s.state == 'P' && (strings.HasPrefix(code, "+q") || strings.HasPrefix(code, "$q")):
-		s.reply("\x1bP0" + code[:1] + "r\x1b\\") // XTGETTCAP, DECRQSS: not known
-	case s.state != ']':
-	case code == "0" || code == "2":
+	if s.state == 'P' {
+		if strings.HasPrefix(code, "+q") || strings.HasPrefix(code, "$q") {
+			s.reply("\x1bP0" + code[:1] + "r\x1b\\") // XTGETTCAP, DECRQSS: not known
+		}
+		return
+	}
+	switch code {
+	case "0", "2":
 		s.title = rest
-	case code == "7501" && rest == "?":
-		s.reply(statusReply)
-	case code == "7501": // key=value:key=value, msg in base64, padded or not
-		f := map[string]string{}
-		for _, field := range strings.Split(rest, ":") {
-			key, value, _ := strings.Cut(field, "=")
-			f[key] = value
+	case "4", "10", "12":
+		s.replyColour(text, "cdcd", end)
+	case "11":
+		s.replyColour(text, "0000", end)
+	case "7501":
+		if rest == "?" {
+			s.reply(statusReply)
+		} else {
+			s.noteStatus(rest)
 		}
-		msg, _ := base64.RawStdEncoding.DecodeString(strings.TrimRight(f["msg"], "="))
-		if f["state"] != "" {
-			s.status = ProgramStatus{f["state"], f["app"], f["kind"], strings.ToValidUTF8(string(msg), "\ufffd")}
-			s.statuses = append(s.statuses[max(0, len(s.statuses)-maxStatuses+1):], s.status)
-		}
-	case colours[code] != "" && strings.HasSuffix(text, "?") && len(text) < 9:
-		s.reply(fmt.Sprintf("\x1b]%srgb:%[2]s/%[2]s/%[2]s%[3]s", strings.TrimSuffix(text, "?"), colours[code],
-			map[byte]string{'\a': "\a", 0x1b: "\x1b\\"}[end]))
 	}
 }
 
-// wideEdges are where characters of two columns (East Asian Wide and Fullwidth, emoji; unassigned gaps joined) begin
-// and, in turn, end; written as distances. From wcwidth of glibc 2.36 (Unicode 15), which tmux uses.
-var wideEdges = []rune{
-	4352, 96, 4538, 2, 13, 2, 190, 4, 3, 1, 2, 1, 521, 2, 21, 2, 50, 12, 43, 1, 19, 1, 13, 1, 8, 2, 17, 2, 5, 2, 8, 1, 5,
-	1, 21, 1, 7, 2, 1, 1, 4, 1, 2, 1, 7, 1, 4, 2, 28, 1, 35, 1, 1, 1, 4, 3, 1, 1, 61, 3, 24, 1, 14, 1, 859, 2, 51, 1, 4,
-	1, 810, 426, 4, 17, 2, 86, 4, 29740, 1177, 29, 643, 11172, 8540, 474, 822, 10, 22, 60, 149, 96, 127, 7, 28665, 4, 12,
-	17164, 15624, 1, 202, 1, 190, 1, 2, 10, 101, 289, 12, 9, 1, 70, 1, 22, 12, 43, 4, 5, 12, 17, 3, 1, 3, 71, 1, 1, 1,
-	187, 2, 63, 13, 4, 1, 24, 18, 1, 26, 2, 13, 1, 86, 85, 48, 70, 6, 1, 3, 3, 2, 11, 11, 2, 7, 9, 227, 17, 283, 47, 1,
-	10, 1, 185, 112, 135, 1289, 70475}
-
-// runeWidth is the number of columns of r: 0, 1 or 2. DEL, C1 controls and marks have none.
-func runeWidth(r rune) int {
-	switch {
-	case r < 0x7f || r >= 0xa0 && r < 0x300 || r >= 0x2500 && r < 0x25fd: // the last are frames, frequent in tools
-		return 1
-	case r < 0xa0, r >= 0x1160 && r <= 0x11ff, r >= 0xd7b0 && r <= 0xd7fb, // the latter are Hangul vowels and finals
-		unicode.In(r, unicode.Mn, unicode.Me, unicode.Cf) && !unicode.Is(unicode.Prepended_Concatenation_Mark, r):
-		return 0
+// replyColour answers an OSC that asks for a colour, in a string that ends as the OSC did. The
+// colours are light on black.
+func (s *Screen) replyColour(osc, level string, end byte) {
+	asked, asks := strings.CutSuffix(osc, "?")
+	if !asks || len(osc) > 8 { // "4;255;?" is the longest
+		return
 	}
-	for i, distance := range wideEdges {
-		if r -= distance; r < 0 {
-			return 1 + i%2
-		}
+	terminator := "\a"
+	if end == 0x1b {
+		terminator = "\x1b\\"
 	}
-	return 1
+	s.reply("\x1b]" + asked + "rgb:" + level + "/" + level + "/" + level + terminator)
 }
 
-func keyBytes(name string, appCursor bool) (string, bool) { // https://invisible-island.net/xterm/ctlseqs/ctlseqs.html
+// noteStatus takes a report of OSC 7501: key=value:key=value, msg in base64, padded or not.
+func (s *Screen) noteStatus(report string) {
+	fields := map[string]string{}
+	for _, field := range strings.Split(report, ":") {
+		key, value, _ := strings.Cut(field, "=")
+		fields[key] = value
+	}
+	if fields["state"] == "" {
+		return
+	}
+	msg, _ := base64.RawStdEncoding.DecodeString(strings.TrimRight(fields["msg"], "=")) // as far as it is
+	s.status = ProgramStatus{
+		State: fields["state"],
+		App:   fields["app"],
+		Kind:  fields["kind"],
+		Msg:   strings.ToValidUTF8(string(msg), "\ufffd"),
+	}
+	s.statuses = append(s.statuses[max(0, len(s.statuses)-maxStatuses+1):], s.status)
+}
+
+// ---- key bytes ----
+// What a terminal sends for a key: https://invisible-island.net/xterm/ctlseqs/ctlseqs.html
+
+// plainKeys are the keys that send the same in every mode.
+var plainKeys = map[string]string{
+	"ENTER":     "\r",
+	"ESC":       "\x1b",
+	"TAB":       "\t",
+	"SHIFT_TAB": "\x1b[Z",
+	"SPACE":     " ",
+	"BACKSPACE": "\x7f",
+	"DELETE":    "\x1b[3~",
+	"PGUP":      "\x1b[5~",
+	"PGDN":      "\x1b[6~",
+}
+
+// cursorKeys are the last bytes of the keys that send CSI, or SS3 where the program has set DECCKM.
+var cursorKeys = map[string]string{
+	"UP":    "A",
+	"DOWN":  "B",
+	"RIGHT": "C",
+	"LEFT":  "D",
+	"HOME":  "H",
+	"END":   "F",
+}
+
+// keyBytes is what the key of that name, in upper or lower case, sends; false for an unknown one.
+func keyBytes(name string, appCursor bool) (string, bool) {
 	name = strings.ToUpper(name)
-	if c, ok := strings.CutPrefix(name, "CTRL_"); ok && len(c) == 1 && c[0] >= '@' && c[0] <= '_' {
+	c, ctrl := strings.CutPrefix(name, "CTRL_")
+	if ctrl && len(c) == 1 && c[0] >= '@' && c[0] <= '_' {
 		return string(rune(c[0] & 0x1f)), true
 	}
-	arrow := map[bool]string{false: "\x1b[", true: "\x1bO"}[appCursor] // as the program has set it: DECCKM
-	b, ok := map[string]string{"ENTER": "\r", "ESC": "\x1b", "TAB": "\t", "SHIFT_TAB": "\x1b[Z", "SPACE": " ",
-		"BACKSPACE": "\x7f", "DELETE": "\x1b[3~", "PGUP": "\x1b[5~", "PGDN": "\x1b[6~", "UP": arrow + "A",
-		"DOWN": arrow + "B", "RIGHT": arrow + "C", "LEFT": arrow + "D", "HOME": arrow + "H", "END": arrow + "F"}[name]
-	return b, ok
+	last, ok := cursorKeys[name]
+	if ok && appCursor {
+		return "\x1bO" + last, true
+	}
+	if ok {
+		return "\x1b[" + last, true
+	}
+	keys, ok := plainKeys[name]
+	return keys, ok
 }
 
-// transcript turns the screen into lines of text, each told once. A row is final when it has scrolled out, or when the
-// cursor's paragraph is below it, unless the program has gone back to write in it: from there on rows are final only by
-// scrolling out or settling. Of lines told again (repainted, after a clear, on the alternate screen) those are left out
-// that have neither letter nor digit or were told before, unless they stand below what was told last: those are new.
+// ---- transcript ----
+// The output as lines of text, each told once.
+
+// transcript turns the screen into lines of text. A row is final when it has scrolled out, or when
+// the cursor's paragraph is below it, unless the program has gone back to write in it: from there on
+// rows are final only by scrolling out or settling. Of lines told again (repainted, after a clear,
+// on the alternate screen) those are left out that have neither letter nor digit or were told
+// before, unless they stand below what was told last: those are new.
 type transcript struct {
-	on, gap         bool   // gap: a blank line is told once text follows
-	part            string // the beginning of a wrapped line that has scrolled out
-	pending, recent []string
-	bytes, left     int // in pending; lines that did not fit there
-	at, keep        int // the line told last, counted from the first of the session; rows at the end that are no text
+	on      bool
+	gap     bool     // a blank line is told once text follows
+	part    string   // the beginning of a wrapped line that has scrolled out
+	pending []string // lines that wait for Transcript
+	bytes   int      // in them
+	left    int      // lines that did not fit there
+	recent  []string // lines told, the newest maxRecent of them
+	at      int      // row of the line told last, counted from the first of the session
+	footer  int      // rows at the end of the screen that are no text
 }
 
 // tellAbove takes the rows above a paragraph as final, as far as they are not being repainted.
 func (s *Screen) tellAbove(row int, repainted bool) {
 	t := &s.tr
-	for row = when(t.on, max(0, min(row, s.rows-t.keep))); row > 0 && s.grid[row-1].wrapped; row-- {
+	if !t.on {
+		return
+	}
+	row = max(0, min(row, s.rows-t.footer))
+	for row > 0 && s.grid[row-1].wrapped {
+		row--
 	}
 	newest := s.newest(row)
-	changing := func(l line) bool { return l.again && !l.told && !repainted && t.part == "" }
-	for i := 0; i < row && !changing(s.grid[i]); i++ {
-		if s.tell(&s.grid[i], i > newest) {
+	for i := range row {
+		l := &s.grid[i]
+		changing := l.again && !l.told && !repainted
+		if changing && t.part == "" {
+			return
+		}
+		if s.tell(l, i > newest) {
 			t.at = s.scrolled + i
 		}
 	}
 }
 
-// newest is the row above end with the newest told line that still shows: in what stands below it, nothing is told yet.
-// −1: all has scrolled out; end: nobody knows.
+// tellAll takes all that the screen shows as final: it is about to be erased.
+func (s *Screen) tellAll() {
+	text := s.Text()
+	rows := strings.Count(text, "\n")
+	if text != "" {
+		rows++
+	}
+	s.tellAbove(rows, false)
+	for i := range s.grid {
+		s.grid[i].told = false
+		s.grid[i].again = true
+	}
+}
+
+// newest is the row above end with the newest told line that still shows: in what stands below it,
+// nothing is told yet. −1: all has scrolled out; end: nobody knows.
 func (s *Screen) newest(end int) int {
 	var rows []string
-	for r := range end {
+	for r := end - 1; r >= 0; r-- {
 		rows = append(rows, s.Row(r))
 	}
-	slices.Reverse(rows)
 	for _, text := range slices.Backward(s.tr.recent) {
-		if r := slices.Index(rows, text); r >= 0 && strings.ContainsFunc(text, unicode.IsLetter) {
+		r := slices.Index(rows, text)
+		if r >= 0 && strings.ContainsFunc(text, unicode.IsLetter) {
 			return end - 1 - r
 		}
 	}
-	return cmp.Or(when(s.tr.at >= s.scrolled, end), -1)
+	if s.tr.at < s.scrolled {
+		return -1
+	}
+	return end
 }
 
-// tell takes a row of the primary screen as final. The rest of a wrapped line that begins anew is told again.
+// tell takes a row of the primary screen as final, and returns whether it was not yet. The rest of a
+// wrapped line that begins anew is told again.
 func (s *Screen) tell(l *line, fresh bool) bool {
-	t, again := &s.tr, l.again || l.told
+	t := &s.tr
 	if !t.on || l.told && t.part == "" {
 		return false
 	}
-	if l.told, t.part = true, t.part+s.text(*l); !l.wrapped || len(t.part) >= maxLine {
+	again := l.again || l.told
+	l.told = true
+	t.part += s.text(*l)
+	if !l.wrapped || len(t.part) >= maxLine {
 		t.add(strings.TrimRight(t.part, " "), again, fresh)
 		t.part = ""
 	}
 	return true
 }
+
+// add tells a line, unless it is told again and not fresh, that is below what was told last. The
+// oldest lines are left out where too much waits.
 func (t *transcript) add(text string, again, fresh bool) {
-	says := strings.ContainsFunc(text, unicode.IsLetter) || strings.ContainsFunc(text, unicode.IsNumber)
-	if t.gap = t.gap || again && fresh && text == ""; again && (!says || !fresh && slices.Contains(t.recent, text)) {
+	if again && fresh && text == "" {
+		t.gap = true
+	}
+	says := func(r rune) bool { return unicode.IsLetter(r) || unicode.IsNumber(r) }
+	if again && (!strings.ContainsFunc(text, says) || !fresh && slices.Contains(t.recent, text)) {
 		return
 	}
-	for _, line := range append(when(t.gap && len(t.recent) > 0, []string{""}), text) {
-		t.recent = append(t.recent[max(0, len(t.recent)-maxRecent+1):], line)
-		t.pending, t.bytes = append(t.pending, line), t.bytes+len(line)+lineCost
+	if t.gap && len(t.recent) > 0 {
+		t.push("")
 	}
-	for t.gap = false; t.bytes > maxPending; t.left++ {
+	t.gap = false
+	t.push(text)
+	for t.bytes > maxPending {
 		t.bytes -= len(t.pending[0]) + lineCost
 		t.pending = t.pending[1:]
+		t.left++
 	}
 }
 
-// Transcript returns the lines that became final since the last call, and the text that may still change. On the
-// alternate screen nothing is final until settle (the tool's turn is over): then it is what is new there. The first
-// call turns it on. Of more than 4 MiB between two calls the oldest lines are left out, and a line says how many.
+// push appends a line to those that wait.
+func (t *transcript) push(text string) {
+	t.recent = append(t.recent[max(0, len(t.recent)-maxRecent+1):], text)
+	t.pending = append(t.pending, text)
+	t.bytes += len(text) + lineCost
+}
+
+// Transcript returns the lines that became final since the last call, and the text that may still
+// change. On the alternate screen nothing is final until settle (the tool's turn is over): then it
+// is what is new there. The first call turns it on. Of more than 4 MiB between two calls the oldest
+// lines are left out, and a line says how many.
 func (s *Screen) Transcript(settle bool) (final []string, live string) {
 	t := &s.tr
-	if t.on = true; !s.AltScreen() {
+	t.on = true
+	if !s.AltScreen() {
 		s.tellAbove(s.row, settle)
-		live = t.part
-		text := slices.Clone(s.grid[:max(0, s.rows-t.keep)])
-		for _, l := range slices.DeleteFunc(text, func(l line) bool { return l.told }) {
-			if live += s.text(l); !l.wrapped {
-				live = strings.TrimRight(live, " ") + "\n"
-			}
-		}
-		live = strings.TrimRight(live, "\n ")
+		live = s.live()
 	} else if settle {
-		newest := s.newest(s.rows - t.keep)
-		for r := range s.rows - t.keep {
+		end := s.rows - t.footer
+		newest := s.newest(end)
+		for r := range end {
 			t.add(s.Row(r), true, r > newest)
 		}
 	}
-	final = append(when(t.left > 0, []string{fmt.Sprintf("[… %d lines left out …]", t.left)}), t.pending...)
-	t.pending, t.bytes, t.left = nil, 0, 0
+	if t.left > 0 {
+		final = []string{fmt.Sprintf("[… %d lines left out …]", t.left)}
+	}
+	final = append(final, t.pending...)
+	t.pending = nil
+	t.bytes = 0
+	t.left = 0
 	return final, live
+}
+
+// live is the text that is not told yet.
+func (s *Screen) live() string {
+	var b strings.Builder
+	text := s.tr.part
+	for _, l := range s.grid[:max(0, s.rows-s.tr.footer)] {
+		if l.told {
+			continue
+		}
+		text += s.text(l)
+		if !l.wrapped {
+			b.WriteString(strings.TrimRight(text, " ") + "\n")
+			text = ""
+		}
+	}
+	b.WriteString(text)
+	return strings.TrimRight(b.String(), "\n ")
 }
 
 type PromptType string // one of the five kinds of question
@@ -964,7 +1476,7 @@ func (v *view) textEnd() int {
 // Transcript is the screen's, of a known tool its text alone. Words are the last ten rows of text, at most 1000 bytes.
 func (d *Detector) Transcript(settle bool) (final []string, live string) {
 	if v := newView(d.Screen, d.a, d.tty, d.o); v.known {
-		d.Screen.tr.keep = d.Screen.rows - v.textEnd()
+		d.Screen.tr.footer = d.Screen.rows - v.textEnd()
 	}
 	return d.Screen.Transcript(settle)
 }
@@ -1259,7 +1771,7 @@ func readRow(raw string, r, cols int) viewRow {
 func (v *view) cursorLine() (string, int) {
 	return v.whole(strings.TrimSuffix(v.rows[v.row].raw, v.after()), v.row)
 }
-func (v *view) after() string { return v.s.shown(line{cells: v.s.grid[v.row].cells[v.col:]}) }
+func (v *view) after() string { return v.s.trimmed(line{cells: v.s.grid[v.row].cells[v.col:]}) }
 func (v *view) whole(text string, r int) (string, int) { // with the rows that run over into row r, and their first
 	for ; r > 0 && v.s.grid[r-1].wrapped; r-- {
 		text = v.s.text(v.s.grid[r-1]) + text
@@ -1349,7 +1861,7 @@ func (v *view) rowBefore(r int) (line, bool) {
 
 // forgotten tells whether there was a row above row r that belongs to what stands on the screen.
 func (v *view) forgotten(r int) bool {
-	return !v.s.AltScreen() && v.s.scrolled+r > v.s.goneFrom
+	return !v.s.AltScreen() && v.s.scrolled+r > v.s.scrollbackFrom
 }
 func (v *view) faintAt(row, col int) bool { // text that explains rather than offers: dim or grey
 	a := v.s.attr(row, col)
