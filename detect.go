@@ -1162,66 +1162,89 @@ func (s *Screen) live() string {
 	return strings.TrimRight(b.String(), "\n ")
 }
 
-type PromptType string // one of the five kinds of question
+// ---- prompts ----
+// A question as a value: made once, from one look at the screen or one call of a hook.
 
-const YesNo, ConfirmEnter, MultipleChoice PromptType = "yes_no", "confirm_enter", "multiple_choice"
-const FreeText, Unknown PromptType = "free_text", "unknown"
+// PromptType is one of the five kinds of question.
+type PromptType string
+
+const (
+	YesNo          PromptType = "yes_no"
+	ConfirmEnter   PromptType = "confirm_enter"
+	MultipleChoice PromptType = "multiple_choice"
+	FreeText       PromptType = "free_text"
+	Unknown        PromptType = "unknown"
+)
+
+// Reading tells whether one of the foreground processes waits to read the terminal.
+type Reading int
+
+const (
+	ReadingUnknown Reading = iota
+	ReadingYes
+	ReadingBusy
+)
 
 // TTYState is signal 2, the terminal's own state as the system sees it. The zero value: not asked.
 type TTYState struct {
-	Reading         Reading
-	Canonical, Echo bool
+	Reading   Reading
+	Canonical bool
+	Echo      bool
 }
-type Reading int // whether one of the foreground processes waits to read the terminal
 
-const ReadingUnknown, ReadingYes, ReadingBusy Reading = 0, 1, 2
-
-type Choice struct { // one answer a question offers
-	Key    string `json:"key"`              // names it in a Decision: "y", "n", "1" … "9", or the letter shown
-	Label  string `json:"label"`            // as on the screen, made safe, ≤ 60 characters
-	Keys   string `json:"keys,omitempty"`   // the exact bytes that choose it; "" when a pointer must be moved to it
+// Choice is one answer a question offers.
+type Choice struct {
+	Key    string `json:"key"`              // names it in a Decision: "y", "n", "1" … "9", the letter shown
+	Label  string `json:"label"`            // as on the screen, made safe, ≤ 60 bytes
+	Keys   string `json:"keys,omitempty"`   // the exact bytes that choose it; "" where a pointer must be moved
 	Grants bool   `json:"grants,omitempty"` // lets the agent do something (Yes, Allow, Trust…)
 }
 
-// Prompt is a question (or an idle input box) found on the screen. Identifiers, times and the nonce are the store's.
-// All text is safe and redacted. Pointer and ticks do not count in the fingerprint: same question, same fingerprint.
+// Prompt is a question (or an idle input box) found on the screen. Identifiers, times and the nonce
+// are the store's. All text that has a JSON name is safe and redacted.
 type Prompt struct {
 	Type        PromptType `json:"type"`
 	Score       float64    `json:"score"`            // 0.60 … 1.0
 	Excerpt     string     `json:"excerpt"`          // ≤ 200 bytes, ends in "…" when cut
 	Choices     []Choice   `json:"choices"`          // ≤ 9
-	SafeDefault *string    `json:"safe_default"`     // a choice's key, "enter", "esc", "" (Enter alone); nil: type nothing
-	Idle        bool       `json:"idle"`             // an agent's empty input box: finished, waits for the next message
+	SafeDefault *string    `json:"safe_default"`     // a key, "enter", "esc", "" (Enter alone); nil: nothing
+	Idle        bool       `json:"idle"`             // an agent's empty input box: it has finished
 	Secret      bool       `json:"secret"`           // echo is off
-	Signals     []string   `json:"signals"`          // what agreed: protocol title pattern structure tty silence
+	Signals     []string   `json:"signals"`          // protocol title pattern structure tty silence
 	Question    string     `json:"question"`         // the sentence a person would read out
-	Full        string     `json:"full,omitempty"`   // the whole dialog as text, ≤ 16 KiB: "Show all"
-	Above       string     `json:"above,omitempty"`  // what stands on the screen above the dialog, ≤ 4 KiB
+	Full        string     `json:"full,omitempty"`   // the whole dialog, ≤ maxFull: "Show all"
+	Above       string     `json:"above,omitempty"`  // what stands above the dialog, ≤ maxAbove
 	Recent      string     `json:"recent,omitempty"` // the last 500 characters of the screen
-	Cut         bool       `json:"cut"`              // part of what it asks is not in Full: only a refusal can be chosen
+	Cut         bool       `json:"cut"`              // part of it is not in Full: it can only be refused
 	Permission  bool       `json:"permission"`       // grants something: no affirmative default
 	Multi       bool       `json:"multi"`            // several choices may be ticked
-	// Shown is all that a person can base an answer on, as one canonical text: the kind of question, what stands above it,
-	// the question, the answers in their order, whether a part is left out. Spinners and elapsed times are masked, blanks
-	// are kept. Another Shown is another prompt.
+
+	// Shown is all that a person can base an answer on, as one canonical text: the kind of
+	// question, what stands above it, the question, the answers in their order, whether a part is
+	// left out. Spinners and elapsed times are masked, blanks are kept. Another Shown is another
+	// prompt; where the pointer stands and what is ticked is not in it.
 	Shown       string `json:"shown"`
 	Fingerprint string `json:"fingerprint"` // the beginning of the SHA-256 of Shown
-	Ticked      []bool `json:"-"`           // Multi: which are ticked now, and in Submit the bytes that end the choosing
-	// Pointer is the index of the choice highlighted, −1 none; Axis says which arrows move it: vertical, horizontal, "".
-	Submit, Axis string `json:"-"`
-	Pointer      int    `json:"-"`
-	// In lead is Shown without the choices and what stands among them, in all with them, both as they are on the screen,
-	// secrets included: they never leave the process. Bare: what stands above never came to rest and is left out of both.
-	lead, all string
-	bare      bool
-	parts     shown // what both are made of
-	place     int   // row of the session in which a question on a line begins, from 1; 0 anywhere
+
+	Ticked  []bool `json:"-"` // Multi: which are ticked now
+	Submit  string `json:"-"` // Multi: the bytes that end the choosing
+	Axis    string `json:"-"` // which arrows move the pointer: vertical, horizontal, ""
+	Pointer int    `json:"-"` // index of the choice highlighted, −1 none
+
+	// lead is Shown without the choices and what stands among them, all is with them; both as they
+	// are on the screen, secrets included: they never leave the process.
+	lead  string
+	all   string
+	bare  bool  // what stands above never came to rest and is left out of both
+	parts shown // what both are made of
+	place int   // row of the session in which a question on a line begins, from 1; 0 anywhere
 }
 
-// shown are the parts of what a person is shown, as rows of text with spinners and elapsed times masked.
+// shown are the parts of what a person is shown, as rows of text with spinners and elapsed times
+// masked.
 type shown struct {
 	above []string // on the screen, above the dialog
-	body  []string // of the dialog, above its first choice; of a question on a line, the paragraph before it
+	body  []string // of the dialog, above its first choice; of a question on a line, the paragraph before
 	among []string // of the dialog, from its first choice on
 	line  bool     // the question stands on a line of its own, not in a dialog
 }
@@ -1249,21 +1272,27 @@ func (p *Prompt) seal() {
 	p.all = strings.Join(rows, "\n")
 }
 
-// publish makes of all what may leave the process: Shown, redacted and with nothing hidden, and its fingerprint. It is
-// left until a prompt is given out, for most looks at a screen that moves give none.
+// publish makes of all what may leave the process: Shown, redacted and with nothing hidden, and its
+// fingerprint. It is left until a prompt is given out, for most looks at a screen that moves give
+// none.
 func (p *Prompt) publish() {
 	p.Shown = redact(visible(p.all))
 	sum := sha256.Sum256([]byte(p.Shown))
 	p.Fingerprint = hex.EncodeToString(sum[:8])
 }
 
-// withoutAbove is the question alone, for one that stands below what never comes to rest: it is cut.
+// withoutAbove is the question alone, for one that stands below what never comes to rest: it is cut,
+// and anywhere, for a log above moves it from row to row.
 func (p *Prompt) withoutAbove() *Prompt {
 	q := *p
-	q.bare, q.Cut, q.Above, q.place = true, true, "", 0 // a log above moves it from row to row
+	q.bare = true
+	q.Cut = true
+	q.Above = ""
+	q.place = 0
 	q.parts.above = nil
 	if q.parts.line {
-		q.parts.body, q.parts.among = nil, nil
+		q.parts.body = nil
+		q.parts.among = nil
 		q.Full = q.Question
 	}
 	if q.SafeDefault != nil && !q.refusesByDefault() {
@@ -1273,7 +1302,8 @@ func (p *Prompt) withoutAbove() *Prompt {
 	return &q
 }
 
-// refusesByDefault tells whether the safe default is a refusal: of what is cut nothing else is typed by waiting.
+// refusesByDefault tells whether the safe default is a refusal: of what is cut nothing else is typed
+// by waiting.
 func (p *Prompt) refusesByDefault() bool {
 	value := *p.SafeDefault
 	return value == "esc" || value == "n" || reRefusal.MatchString(p.label(value))
@@ -1282,12 +1312,13 @@ func (p *Prompt) refusesByDefault() bool {
 // reElapsed is an elapsed time as tools write it behind what they do: "(1m 12s", "(7s".
 var reElapsed = re(`\(\s*(?:\d+h ?)?(?:\d+m ?)?\d+s\b`)
 
-// still is a row without what moves in it while the question stays the same: spinners, blinking marks and ticks become
-// blanks, elapsed times are left out. Blanks between words stay as they are.
+// still is a row without what moves in it while the question stays the same: spinners, blinking
+// marks and ticks become blanks, elapsed times are left out. Blanks between words stay as they are.
 func still(row string) string {
 	if strings.ContainsFunc(row, func(r rune) bool { return r >= utf8.RuneSelf }) {
 		row = strings.Map(func(r rune) rune {
-			if r >= 0x2800 && r <= 0x28ff || strings.ContainsRune(movingMarks+tickMarks, r) {
+			braille := r >= 0x2800 && r <= 0x28ff
+			if braille || strings.ContainsRune(movingMarks+tickMarks, r) {
 				return ' '
 			}
 			return r
@@ -1308,8 +1339,8 @@ func stillRows(rows []string) []string {
 	return out
 }
 
-// same tells whether now, seen on the screen, is the question p as it was shown: what "still there" and "may be typed"
-// mean.
+// same tells whether now, seen on the screen, is the question p as it was shown: what "still there"
+// and "may be typed" mean. now may be nil.
 func (p *Prompt) same(now *Prompt) bool {
 	if now == nil {
 		return false
@@ -1321,7 +1352,8 @@ func (p *Prompt) same(now *Prompt) bool {
 	return p.all == now.all && !elsewhere
 }
 
-// follows tells whether now is p after a key moved its pointer: a long list may show other choices then.
+// follows tells whether now is p after a key moved its pointer: a long list may show other choices
+// then. now may be nil.
 func (p *Prompt) follows(now *Prompt) bool {
 	if now == nil {
 		return false
@@ -1342,98 +1374,209 @@ func (p *Prompt) label(key string) string {
 	return ""
 }
 
-func (p *Prompt) Confidence() string { // the band of Score
-	return cmp.Or(when(p.Score >= 0.85, "high"), when(p.Score >= 0.65, "medium"), "low")
+// Confidence is the band of Score.
+func (p *Prompt) Confidence() string {
+	switch {
+	case p.Score >= 0.85:
+		return "high"
+	case p.Score >= 0.65:
+		return "medium"
+	}
+	return "low"
 }
 
-type DetectOptions struct { // zero values mean the defaults of the configuration
-	Threshold    float64
-	Stuck        time.Duration
-	BufferBytes  int
-	SafeDefaults map[PromptType]string
-}
+// ---- adapters ----
+// What is known of each tool.
 
-/* ----- adapters ----- */
+// re compiles a pattern of ours.
 func re(pattern string) *regexp.Regexp { return regexp.MustCompile(pattern) }
 
 // Adapter is what atlasbridge knows of one tool: one table row.
 type Adapter struct {
-	Name, MinVer, MaxVer string         // supported versions, inclusive; "" no bound
-	Hooks                string         // how hooks are installed: "claude-settings" or ""
-	Names                []string       // command names it stands for
-	SubmitDelay          time.Duration  // between a text and its Enter
-	EscapeBang, Digits   bool           // a leading ! / # needs a space before it; a digit chooses at once, without Enter
-	Pointer, Submit      string         // marks the highlighted option; goes on from a list with ticks to the review
-	Mark, Clear          string         // what an input box begins with; the keys that empty a box of one row (measured)
-	OnPointer            bool           // the cursor stands in the pointer's row (needed where options have no numbers)
-	Box, Head            *regexp.Regexp // the row of the empty input box, the turn over; the first row of a bare dialog
-	Works, Asks          *regexp.Regexp // a row or ESC and the title, while it works; the title while a dialog is open
+	Name        string
+	Names       []string       // command names it stands for
+	MinVer      string         // the oldest version supported, "" any
+	MaxVer      string         // the newest one, with which the row was measured
+	Hooks       string         // how hooks are installed: "claude-settings" or ""
+	SubmitDelay time.Duration  // between a text and its Enter
+	EscapeBang  bool           // a leading ! / # needs a space before it
+	Digits      bool           // a digit chooses at once, without Enter
+	Pointer     string         // marks the highlighted option
+	OnPointer   bool           // the cursor stands in the pointer's row (needed where options have no numbers)
+	Submit      string         // goes on from a list with ticks to the review
+	Mark        string         // what an input box begins with
+	Clear       string         // the keys that empty a box of one row (measured)
+	Box         *regexp.Regexp // the row of the empty input box, the turn over
+	Head        *regexp.Regexp // the first row of a dialog without a frame
+	Works       *regexp.Regexp // a row, or ESC and the title, while it works
+	Asks        *regexp.Regexp // the title while a dialog is open
 }
 
-// adapters is the registry, measured with the versions named as MaxVer; the last row stands for every other tool.
+// adapters is the registry, measured with the versions named as MaxVer; the last row stands for
+// every other tool.
 var adapters = []*Adapter{
-	{Name: "claude", Names: []string{"claude"}, MinVer: "2.1.0", MaxVer: "2.1.330", Hooks: "claude-settings",
-		SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Digits: true, Pointer: "❯", OnPointer: true, Submit: "\x1b[C",
-		Mark: "❯", Clear: "\x15",
-		Box: re(`^❯(\x{a0}|$)`), Works: re(`^\x1b[◐◑◒◓]|esc to interrupt|^[·✻✽✳✶✢*] .*… \(|\(running \w+ hook`)},
-	{Name: "codex", Names: []string{"codex", "openai"}, MinVer: "0.160.0", MaxVer: "0.169.0",
-		SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Pointer: "›", Box: re(`^›( Ask Codex to do anything)?$`),
-		Mark: "›", Clear: "\x15",
-		Head:  re(`^(Would you like to|Folder access|Hooks need review|Question \d)`),
-		Works: re(`^\x1b[⠁-⣿]|\(\d+[hms][^)]* • esc to interrupt\)`), Asks: re(`^\[ [!.] \] Action Required`)},
-	{Name: "gemini", Names: []string{"gemini"}, MinVer: "0.50.0", MaxVer: "0.61.0", SubmitDelay: 1500 * time.Millisecond,
-		EscapeBang: true, Digits: true, Pointer: "●", Mark: ">", Box: re(`^>(\s+Type your message.*)?$`),
-		Works: re(`^\x1b\s*✦|\(esc to cancel, \d+[hms]`), Asks: re(`^\s*✋`)},
-	{Name: "opencode", Names: []string{"opencode"}, MinVer: "1.0.0", MaxVer: "1.18.33",
-		SubmitDelay: 300 * time.Millisecond, EscapeBang: true, Head: re(`^△ `),
-		Box: re(`^┃(\s+Ask anything….*)?$`), Works: re(`^[⬝■]+\s+esc (again to )?interrupt`)},
-	{Name: "qwen", Names: []string{"qwen"}, MinVer: "0.20.0", MaxVer: "0.24.4", SubmitDelay: 100 * time.Millisecond,
-		EscapeBang: true, Digits: true, Pointer: "›", Head: re(`^\? `), Mark: ">", Box: re(`^>(\s+Type your message.*)?$`),
-		Works: re(`^\x1b[◐◑◒◓]|\(\d+[hms][^)]*esc to cancel\)`), Asks: re(`^✳`)},
-	{Name: "generic", SubmitDelay: 50 * time.Millisecond},
+	{
+		Name:        "claude",
+		Names:       []string{"claude"},
+		MinVer:      "2.1.0",
+		MaxVer:      "2.1.330",
+		Hooks:       "claude-settings",
+		SubmitDelay: 100 * time.Millisecond,
+		EscapeBang:  true,
+		Digits:      true,
+		Pointer:     "❯",
+		OnPointer:   true,
+		Submit:      "\x1b[C",
+		Mark:        "❯",
+		Clear:       "\x15",
+		Box:         re(`^❯(\x{a0}|$)`),
+		Works: re(`^\x1b[◐◑◒◓]|esc to interrupt|^[·✻✽✳✶✢*] .*… \(|` +
+			`\(running \w+ hook`),
+	},
+	{
+		Name:        "codex",
+		Names:       []string{"codex", "openai"},
+		MinVer:      "0.160.0",
+		MaxVer:      "0.169.0",
+		SubmitDelay: 100 * time.Millisecond,
+		EscapeBang:  true,
+		Pointer:     "›",
+		Mark:        "›",
+		Clear:       "\x15",
+		Box:         re(`^›( Ask Codex to do anything)?$`),
+		Head:        re(`^(Would you like to|Folder access|Hooks need review|Question \d)`),
+		Works:       re(`^\x1b[⠁-⣿]|\(\d+[hms][^)]* • esc to interrupt\)`),
+		Asks:        re(`^\[ [!.] \] Action Required`),
+	},
+	{
+		Name:        "gemini",
+		Names:       []string{"gemini"},
+		MinVer:      "0.50.0",
+		MaxVer:      "0.61.0",
+		SubmitDelay: 1500 * time.Millisecond,
+		EscapeBang:  true,
+		Digits:      true,
+		Pointer:     "●",
+		Mark:        ">",
+		Box:         re(`^>(\s+Type your message.*)?$`),
+		Works:       re(`^\x1b\s*✦|\(esc to cancel, \d+[hms]`),
+		Asks:        re(`^\s*✋`),
+	},
+	{
+		Name:        "opencode",
+		Names:       []string{"opencode"},
+		MinVer:      "1.0.0",
+		MaxVer:      "1.18.33",
+		SubmitDelay: 300 * time.Millisecond,
+		EscapeBang:  true,
+		Box:         re(`^┃(\s+Ask anything….*)?$`),
+		Head:        re(`^△ `),
+		Works:       re(`^[⬝■]+\s+esc (again to )?interrupt`),
+	},
+	{
+		Name:        "qwen",
+		Names:       []string{"qwen"},
+		MinVer:      "0.20.0",
+		MaxVer:      "0.24.4",
+		SubmitDelay: 100 * time.Millisecond,
+		EscapeBang:  true,
+		Digits:      true,
+		Pointer:     "›",
+		Mark:        ">",
+		Box:         re(`^>(\s+Type your message.*)?$`),
+		Head:        re(`^\? `),
+		Works:       re(`^\x1b[◐◑◒◓]|\(\d+[hms][^)]*esc to cancel\)`),
+		Asks:        re(`^✳`),
+	},
+	{
+		Name:        "generic",
+		SubmitDelay: 50 * time.Millisecond,
+	},
 }
 
-func adapterFor(name string) *Adapter { // by the command's base name without extension, else the generic one
-	name = strings.ToLower(strings.TrimSuffix(filepath.Base(name), filepath.Ext(name)))
-	i := slices.IndexFunc(adapters, func(a *Adapter) bool { return slices.Contains(a.Names, name) })
-	return adapters[(i+len(adapters))%len(adapters)]
+// adapterFor is the row of a command, by its base name without extension; else the last one.
+func adapterFor(name string) *Adapter {
+	name = strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))
+	name = strings.ToLower(name)
+	for _, a := range adapters {
+		if slices.Contains(a.Names, name) {
+			return a
+		}
+	}
+	return adapters[len(adapters)-1]
 }
 
-/* ----- judging over time ----- */
-// How long the masked screen must have been still before a judgement counts. Measured on 442 recordings: 97 of
-// 100 programs that wait are seen reading within 50 ms of their last output; a repaint comes in pieces ≤ 30 ms apart.
+// ---- detector ----
+// The screen judged over time: when what it asks is a question, and when that is over.
+
+// How long the masked screen must have been still before a candidate is believed. Measured on 442
+// recordings: 97 of 100 programs that wait are seen reading within 50 ms of their last output; a
+// repaint comes in pieces ≤ 30 ms apart.
 const (
-	settleTold, settle     = 30 * time.Millisecond, 100 * time.Millisecond  // a dialog the tool reports; a shape confirmed
-	settleBare, settleIdle = 300 * time.Millisecond, 500 * time.Millisecond // a shape alone; an empty box
-	settleBlocked          = 2 * time.Second                                // a dialog that is told but not shown
-	goneAfter, lookEvery   = 200 * time.Millisecond, 250 * time.Millisecond // out of sight: gone; while output comes
-	repeatWait, pollTTY    = 2 * time.Second, 2 * time.Second               // until asked again; between looks at the tty
-	restTime, restlessTime = time.Second, 10 * time.Second                  // SPEC 6; until asked without what is above
-	maxReplaced            = 6                                              // a minute: SPEC 6
-	maxFull, maxAbove      = 16 << 10, 4 << 10                              // bytes of a dialog; of what stands above it
+	settleTold    = 30 * time.Millisecond  // a dialog that the tool reports
+	settle        = 100 * time.Millisecond // a shape that a signal confirms
+	settleBare    = 300 * time.Millisecond // a shape alone
+	settleIdle    = 500 * time.Millisecond // an empty box
+	settleBlocked = 2 * time.Second        // a dialog that is reported but not shown
 )
 
-// Detector judges a Screen over time. Deterministic: the same calls give the same prompts. One goroutine uses it.
-type Detector struct {
-	Screen               *Screen
-	a                    *Adapter
-	o                    DetectOptions
-	raw                  []byte
-	mask                 string
-	tty                  TTYState // the last one known since changed
-	v                    *view
-	found, cur           *found      // asked by the last look; in force, the last one returned
-	out, changed, looked time.Time   // last output; last one that changed the masked screen; last look
-	answered             time.Time   // Enter was typed; after an injection the end of its echo window: asleep until then
-	lookAt, ttyAt        time.Time   // output has come that wants a look; the terminal's state does
-	pendingAt, goneAt    time.Time   // zero, or when found is to be believed; when cur, out of sight, is forgotten
-	core, all            string      // of found: without what stands above it, and with it
-	coreAt, allAt        time.Time   // since when they are as they are
-	typed                bool        // something was typed while cur was in force
-	replaced             string      // core of the question that went by itself, with nothing typed; "" none
-	asked                []time.Time // when questions were asked that replaced such a one, in the last minute
+const (
+	lookEvery    = 250 * time.Millisecond // between two looks while output comes
+	pollTTY      = 2 * time.Second        // between two looks at the terminal's state, at most
+	goneAfter    = 200 * time.Millisecond // out of sight: the question is gone
+	repeatWait   = 2 * time.Second        // after an Enter that did not answer: it is asked again
+	restTime     = time.Second            // what is above must have come to rest: SPEC 6
+	restlessTime = 10 * time.Second       // until it is asked without what is above
+	maxReplaced  = 6                      // questions a minute that replace one not answered: SPEC 6
+	maxFull      = 16 << 10               // bytes of a dialog
+	maxAbove     = 4 << 10                // bytes of what stands above it
+)
+
+// DetectOptions are the settings of a Detector; zero values mean the defaults of the configuration.
+type DetectOptions struct {
+	Threshold    float64       // lowest Score of a pattern
+	Stuck        time.Duration // without a byte: an unfinished line may be a question
+	BufferBytes  int           // of raw output kept
+	SafeDefaults map[PromptType]string
 }
-type found struct { // a judgement: a prompt, where it stands, and what it needs to be believed
+
+// Detector looks at a Screen over time. It is deterministic: the same calls give the same prompts.
+// One goroutine uses it.
+type Detector struct {
+	Screen *Screen
+	a      *Adapter
+	o      DetectOptions
+	raw    []byte // the last BufferBytes of output
+	mask   string // the screen without what moves on it
+	tty    TTYState
+	v      *view // the last look
+
+	found *candidate // of the last look, nil none
+	cur   *candidate // the question in force, the last one returned; nil none
+	typed bool       // something was typed while it was in force
+
+	core   string    // of found, without what stands above it; "" none
+	coreAt time.Time // since when it is as it is
+	all    string    // of found, with what stands above it
+	allAt  time.Time // since when it is as it is
+
+	outAt     time.Time // when output last came
+	changedAt time.Time // when it last changed the mask
+	lookedAt  time.Time // when the screen was last looked at
+	enterAt   time.Time // when Enter was typed; of an injection the end of its echo: asleep until then
+
+	lookDue time.Time // zero, or when the output that has come is looked at
+	ttyDue  time.Time // when the terminal's state is worth a look
+	askDue  time.Time // zero, or when found is asked
+	goneDue time.Time // zero, or when cur, which is out of sight, is forgotten
+
+	replaced string      // core of the question that went by itself, with nothing typed; "" none
+	askedAt  []time.Time // when questions were asked that replaced such a one, in the last minute
+}
+
+// candidate is what one look takes for a question: a prompt, where it stands, and what it needs to
+// be believed.
+type candidate struct {
 	Prompt
 	esc   bool          // the dialog names Escape as the way out
 	guess bool          // its answers are not read from the screen but guessed
@@ -1443,103 +1586,148 @@ type found struct { // a judgement: a prompt, where it stands, and what it needs
 	wait  time.Duration // how long the masked screen must have been still; when Stuck, without a byte
 }
 
+// newDetector returns a detector with a blank screen of that size.
 func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
-	o.Threshold, o.Stuck = cmp.Or(o.Threshold, 0.65), cmp.Or(o.Stuck, 2*time.Second)
-	o.BufferBytes = cmp.Or(o.BufferBytes, 4096)
+	if o.Threshold == 0 {
+		o.Threshold = 0.65
+	}
+	if o.Stuck == 0 {
+		o.Stuck = 2 * time.Second
+	}
+	if o.BufferBytes == 0 {
+		o.BufferBytes = 4096
+	}
 	return &Detector{Screen: newScreen(rows, cols), a: a, o: o}
 }
+
+// Feed takes output of the child. The next Tick after lookDue looks at it.
 func (d *Detector) Feed(p []byte, now time.Time) {
 	d.Screen.Write(p)
 	p = p[max(0, len(p)-d.o.BufferBytes):]
-	d.raw = append(d.raw[:copy(d.raw, d.raw[max(0, len(d.raw)+len(p)-d.o.BufferBytes):])], p...)
-	d.out, d.lookAt = now, now.Add(min(settleTold, max(0, lookEvery-now.Sub(d.looked))))
-}
-func (d *Detector) Raw() []byte           { return d.raw } // the rolling buffer: the last BufferBytes of the child
-func (d *Detector) LastOutput() time.Time { return d.out } // when bytes last came
-
-var reSpinner = re(`^[^\pL\pN\s] \pL+…$`) // at first it shows no seconds
-
-// textEnd is the row where a program's text ends: the cursor's; in a known tool that of the input box, or of a spinner
-// above it with what hangs on that; 0 while there is no box, for that is a dialog.
-func (v *view) textEnd() int {
-	end := v.row
-	if v.known {
-		end = max(0, v.up(v.last+1, v.inBox))
-		works := func(w viewRow) bool { return v.a.Works.MatchString(w.text) || reSpinner.MatchString(w.text) }
-		if r := v.up(end, works); r >= end-8 {
-			end = max(0, r)
-		}
-	}
-	return 1 + v.up(end, func(w viewRow) bool { return w.text != "" })
+	over := max(0, len(d.raw)+len(p)-d.o.BufferBytes)
+	d.raw = append(slices.Delete(d.raw, 0, over), p...)
+	d.outAt = now
+	d.lookDue = now.Add(min(settleTold, max(0, lookEvery-now.Sub(d.lookedAt))))
 }
 
-// Transcript is the screen's, of a known tool its text alone. Words are the last ten rows of text, at most 1000 bytes.
-func (d *Detector) Transcript(settle bool) (final []string, live string) {
-	if v := newView(d.Screen, d.a, d.tty, d.o); v.known {
-		d.Screen.tr.footer = d.Screen.rows - v.textEnd()
-	}
-	return d.Screen.Transcript(settle)
-}
-func (d *Detector) Words() string {
-	v := newView(d.Screen, d.a, d.tty, d.o)
-	end := v.textEnd()
-	return safely(strings.Join(mapped(v.rows[max(0, end-10):end], func(w viewRow) string { return w.text }), "\n"), 1000)
-}
-func (d *Detector) Resize(rows, cols int, now time.Time) { // the question in force may now stand elsewhere
+// Resize gives the screen another size: the question in force may now stand elsewhere.
+func (d *Detector) Resize(rows, cols int, now time.Time) {
 	d.Screen.Resize(rows, cols)
-	if d.Feed(nil, now); d.cur != nil {
+	d.Feed(nil, now)
+	if d.cur != nil {
 		d.cur.place = 0
 	}
 }
 
-// Typed notes what goes to the child: Enter ends a question for good; any key may have answered the one in force.
+// Typed notes what goes to the child: Enter ends a question for good; any key may have answered the
+// one in force.
 func (d *Detector) Typed(p []byte, now time.Time) {
+	enter := bytes.ContainsAny(p, "\r\n")
 	if d.cur != nil {
 		d.typed = true
-		enter := bytes.ContainsAny(p, "\r\n")
 		begun := d.cur.line != "" && len(p) > 0 && p[0] >= ' '
-		if d.answered.IsZero() && (enter || begun) && d.standsNow() { // an Enter after that one is typed somewhere else
+		// An Enter after the first one is typed somewhere else.
+		if d.enterAt.IsZero() && (enter || begun) && d.standsNow() {
 			d.Screen.Answered(d.cur.line != "")
 		}
 	}
-	if bytes.ContainsAny(p, "\r\n") && now.After(d.answered) {
-		d.answered, d.ttyAt = now, now.Add(settle/2)
+	if enter && now.After(d.enterAt) {
+		d.enterAt = now
+		d.ttyDue = now.Add(settle / 2)
 	}
 }
 
-// standsNow tells whether the question in force stands on the screen as it is, whether or not it was looked at since.
+// standsNow tells whether the question in force stands on the screen as it is, whether or not that
+// was looked at since.
 func (d *Detector) standsNow() bool {
 	v := newView(d.Screen, d.a, d.tty, d.o)
 	if d.cur.line != "" {
 		line, _ := v.cursorLine()
 		return strings.HasPrefix(line, strings.TrimRight(d.cur.line, " "))
 	}
-	f := v.judge()
+	f := v.read()
 	return f != nil && d.cur.same(&f.Prompt)
 }
 
 // Sleep lets the echo of an answer pass: nothing is asked until then.
 func (d *Detector) Sleep(until time.Time) {
-	d.answered, d.pendingAt, d.typed = until, until, true
+	d.enterAt = until
+	d.askDue = until
+	d.typed = true
 }
 
-// Worked notes that the tool has said that it works: the next empty input box is another end of a turn, however short
-// that was.
+// Worked notes that the tool has said that it works: the next empty input box is another end of a
+// turn, however short that was.
 func (d *Detector) Worked() {
 	if d.cur != nil && d.cur.Idle {
-		d.cur, d.goneAt = nil, time.Time{}
+		d.forget()
 	}
 }
 
 // Again forgets the question in force, so that what stands there is asked anew.
 func (d *Detector) Again() {
-	d.cur, d.goneAt, d.answered, d.replaced = nil, time.Time{}, time.Time{}, ""
+	d.forget()
+	d.enterAt = time.Time{}
+	d.replaced = ""
 }
-func (d *Detector) Activity() string { // for status
-	if d.cur == nil {
-		return cmp.Or(when(len(d.raw) == 0, "starting"), "running")
+
+// forget leaves no question in force.
+func (d *Detector) forget() {
+	d.cur = nil
+	d.goneDue = time.Time{}
+}
+
+// Tick returns a question that is seen for the first time, else nil.
+func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
+	d.look(tty, now)
+	if !d.ttyDue.After(now) {
+		quiet := min(now.Sub(d.changedAt), now.Sub(d.enterAt))
+		d.ttyDue = now.Add(min(max(quiet, settle/2), pollTTY))
 	}
-	return cmp.Or(when(d.cur.Idle, "idle"), when(d.cur.Permission, "waiting_permission"), "waiting")
+	d.track(now)
+	f, due := d.schedule(now)
+	d.askDue = due
+	if due.IsZero() || due.After(now) {
+		return nil
+	}
+	if d.replaced != "" {
+		d.askedAt = append(d.askedAt, now)
+	}
+	d.forget()
+	d.cur = f
+	d.typed = false
+	d.replaced = ""
+	d.askDue = time.Time{}
+	d.enterAt = time.Time{}
+	return d.snapshot(&f.Prompt)
+}
+
+// Look returns what the screen asks this instant, nil nothing: the gate's eye.
+func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
+	d.look(tty, now)
+	if d.found == nil {
+		return nil
+	}
+	return d.snapshot(&d.found.Prompt)
+}
+
+// Gone looks, and tells whether what Tick last returned has left for good.
+func (d *Detector) Gone(tty TTYState, now time.Time) bool {
+	d.look(tty, now)
+	d.track(now)
+	return d.cur == nil
+}
+
+// snapshot is a prompt as it is given out, with the end of what the screen shows.
+func (d *Detector) snapshot(asked *Prompt) *Prompt {
+	p := *asked
+	p.Choices = append([]Choice{}, p.Choices...)
+	screen := []rune(redact(visible(d.Screen.Text())))
+	p.Recent = string(screen[max(0, len(screen)-500):])
+	p.Full = safely(p.Full, maxFull)
+	p.Above = safely(p.Above, maxAbove)
+	p.publish()
+	return &p
 }
 
 // movingMarks are spinners and marks that blink, besides the Braille patterns.
@@ -1551,146 +1739,96 @@ const tickMarks = "☐☒☑✔✓◯◉◻◼"
 // reMasked are spinners, blinking marks, digits and blanks: what moves on a screen that is still.
 var reMasked = re(`[\s\d\x{2800}-\x{28ff}` + movingMarks + `]+`)
 
-// look folds the output since the last look into the masked screen, and judges it.
+// look brings the mask, the view and what is found in it up to date.
 func (d *Detector) look(tty TTYState, now time.Time) {
-	stale := d.v == nil || !d.lookAt.IsZero()
+	stale := d.v == nil || !d.lookDue.IsZero()
 	if stale {
-		d.lookAt, d.looked, d.out = time.Time{}, now, cmp.Or(d.out, now)
-		row, col, hidden := d.Screen.Cursor()
-		mask := when(!hidden, fmt.Sprint(row, col)) + reMasked.ReplaceAllString(d.Screen.Text(), "")
-		if mask != d.mask {
-			d.mask, d.changed, d.tty, d.ttyAt = mask, d.out, TTYState{}, d.out.Add(settle/2)
-		}
+		d.foldOutput(now)
 	}
-	if tty.Reading != ReadingUnknown || d.tty.Reading == ReadingUnknown && tty != (TTYState{}) {
+	known := tty.Reading != ReadingUnknown
+	if known || d.tty.Reading == ReadingUnknown && tty != (TTYState{}) {
 		d.tty = tty
 	}
-	if stale || d.v.tty != d.tty {
-		d.v = newView(d.Screen, d.a, d.tty, d.o)
-		d.found = d.v.judge()
-		core, all := "", ""
-		if d.found != nil {
-			core, all = d.found.withoutAbove().all, d.found.all
-		}
-		if core != d.core {
-			d.core, d.coreAt = core, now
-		}
-		if all != d.all {
-			d.all, d.allAt = all, now
-		}
+	if !stale && d.v.tty == d.tty {
+		return
+	}
+	d.v = newView(d.Screen, d.a, d.tty, d.o)
+	d.found = d.v.read()
+	core, all := "", ""
+	if d.found != nil {
+		core = d.found.withoutAbove().all
+		all = d.found.all
+	}
+	if core != d.core {
+		d.core = core
+		d.coreAt = now
+	}
+	if all != d.all {
+		d.all = all
+		d.allAt = now
 	}
 }
 
-// Tick returns a question that is seen for the first time, else nil.
-func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
-	if d.look(tty, now); !d.ttyAt.After(now) {
-		d.ttyAt = now.Add(min(max(min(now.Sub(d.changed), now.Sub(d.answered)), settle/2), pollTTY))
+// foldOutput takes the output since the last look into the mask. What was known of the terminal
+// holds no more where that changes.
+func (d *Detector) foldOutput(now time.Time) {
+	d.lookDue = time.Time{}
+	d.lookedAt = now
+	if d.outAt.IsZero() {
+		d.outAt = now
 	}
-	f, due := d.found, time.Time{}
-	switch there := d.present(now); {
-	case now.Before(d.answered):
-		due = d.answered
-	case f == nil:
-	case !there || !d.still():
-		f, due = d.newQuestion(now)
-	case !f.Idle && f.all == d.cur.all && !d.answered.IsZero() && d.out.After(d.answered): // still there
-		due = d.answered.Add(repeatWait)
+	mask := reMasked.ReplaceAllString(d.Screen.Text(), "")
+	row, col, hidden := d.Screen.Cursor()
+	if !hidden {
+		mask = fmt.Sprint(row, col) + mask
 	}
-	if d.pendingAt = due; due.IsZero() || due.After(now) {
-		return nil
+	if mask != d.mask {
+		d.mask = mask
+		d.changedAt = d.outAt
+		d.tty = TTYState{}
+		d.ttyDue = d.outAt.Add(settle / 2)
 	}
-	if d.replaced != "" {
-		d.asked = append(d.asked, now)
-	}
-	d.cur, d.pendingAt, d.goneAt, d.answered = f, time.Time{}, time.Time{}, time.Time{}
-	d.typed, d.replaced = false, ""
-	return d.prompt(&f.Prompt)
 }
 
-// newQuestion tells when the question found is to be asked, and in which form: what it shows must have come to rest,
-// for a second where it follows one that it only differs from in what stands above. What never comes to rest is asked
-// without it. At most six of those that follow one nobody answered are asked in a minute.
-func (d *Detector) newQuestion(now time.Time) (f *found, due time.Time) {
-	f = d.found
-	since := d.changed
-	if f.wait == d.o.Stuck {
-		since = d.out
+// track forgets the question in force once it has been out of sight for a while.
+func (d *Detector) track(now time.Time) {
+	if d.cur == nil || d.stands() {
+		d.goneDue = time.Time{}
+		return
 	}
-	due = since.Add(f.wait)
-	if d.cur != nil && !d.typed && !d.cur.Idle {
+	if d.goneDue.IsZero() {
+		d.goneDue = now.Add(goneAfter)
+	}
+	if !now.Before(d.goneDue) {
+		d.noteReplaced()
+		d.forget()
+	}
+}
+
+// noteReplaced notes the question in force as one that went by itself, if nobody typed.
+func (d *Detector) noteReplaced() {
+	if !d.typed && !d.cur.Idle {
 		d.replaced = d.cur.withoutAbove().all
 	}
-	if d.replaced == d.core && due.Before(d.allAt.Add(restTime)) {
-		due = d.allAt.Add(restTime)
-	}
-	if restless := d.coreAt.Add(restlessTime); due.After(now) && !f.Idle && f.wait != d.o.Stuck {
-		if due.After(restless) {
-			due = restless
-		}
-		if !due.After(now) {
-			bare := *f
-			bare.Prompt = *f.withoutAbove()
-			f = &bare
-		}
-	}
-	d.asked = slices.DeleteFunc(d.asked, func(at time.Time) bool { return now.Sub(at) >= time.Minute })
-	if d.replaced != "" && len(d.asked) >= maxReplaced {
-		if free := d.asked[0].Add(time.Minute); due.Before(free) {
-			due = free
-		}
-	}
-	return f, due
-}
-func (d *Detector) prompt(asked *Prompt) *Prompt {
-	p, text := *asked, []rune(redact(visible(d.Screen.Text())))
-	p.Choices, p.Recent = append([]Choice{}, p.Choices...), string(text[max(0, len(text)-500):])
-	p.Full, p.Above = safely(p.Full, maxFull), safely(p.Above, maxAbove)
-	p.publish()
-	return &p
 }
 
-// Look is what the screen asks this instant: the gate's eye. nil: nothing.
-func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
-	d.look(tty, now)
+// stands tells whether the question in force is on the screen as it was shown, or an answer is being
+// typed behind it or in its box.
+func (d *Detector) stands() bool {
+	if d.cur.line != "" {
+		return d.lineStands()
+	}
 	if d.found == nil {
-		return nil
+		waits := d.cur.Idle && d.enterAt.IsZero()
+		return waits && d.v.known && !d.v.working()
 	}
-	return d.prompt(&d.found.Prompt)
+	return d.cur.same(&d.found.Prompt)
 }
 
-func (d *Detector) Gone(tty TTYState, now time.Time) bool { // what Tick last returned has left for good
-	d.look(tty, now)
-	return !d.present(now)
-}
-
-// present tells whether the question in force still stands; once out of sight for a while, it is forgotten.
-func (d *Detector) present(now time.Time) bool {
-	if d.cur == nil || d.still() {
-		d.goneAt = time.Time{}
-	} else if d.goneAt = cmp.Or(d.goneAt, now.Add(goneAfter)); !now.Before(d.goneAt) {
-		if !d.typed && !d.cur.Idle {
-			d.replaced = d.cur.withoutAbove().all
-		}
-		d.cur, d.goneAt = nil, time.Time{}
-	}
-	return d.cur != nil
-}
-
-// still tells whether the question in force is on the screen now as it was shown, or an answer is being typed behind it
-// or in its box.
-func (d *Detector) still() bool {
-	f, c := d.found, d.cur
-	if c.line != "" {
-		return d.lineStands(c)
-	}
-	if f == nil {
-		return c.Idle && d.v.known && d.answered.IsZero() && !d.v.working()
-	}
-	return c.same(&f.Prompt)
-}
-
-// lineStands tells whether the line of question c still stands where it was asked, below the same text.
-func (d *Detector) lineStands(c *found) bool {
+// lineStands tells whether the line of the question in force still stands where it was asked, below
+// the same text.
+func (d *Detector) lineStands() bool {
+	c := d.cur
 	line, top := d.v.cursorLine()
 	if d.tty.Reading == ReadingBusy && slices.Contains(c.Signals, "tty") {
 		return false
@@ -1705,15 +1843,148 @@ func (d *Detector) lineStands(c *found) bool {
 		return true
 	}
 	body, above, cut := d.v.linesAbove(top - c.lift)
-	return slices.Equal(stillRows(body), c.parts.body) && slices.Equal(stillRows(above), c.parts.above) && (c.Cut || !cut)
+	if cut && !c.Cut {
+		return false
+	}
+	return slices.Equal(stillRows(body), c.parts.body) &&
+		slices.Equal(stillRows(above), c.parts.above)
 }
-func (d *Detector) Next(now time.Time) time.Time { // when Tick is next worth calling
-	due := append(slices.DeleteFunc([]time.Time{d.lookAt, d.pendingAt, d.goneAt}, time.Time.IsZero), d.ttyAt)
-	return slices.MaxFunc([]time.Time{now, slices.MinFunc(due, time.Time.Compare)}, time.Time.Compare)
+
+// schedule decides which question is to be asked, and when; the zero time where none is.
+func (d *Detector) schedule(now time.Time) (f *candidate, due time.Time) {
+	f = d.found
+	if now.Before(d.enterAt) {
+		return f, d.enterAt
+	}
+	if f == nil {
+		return nil, time.Time{}
+	}
+	if d.cur == nil || !d.stands() {
+		return d.scheduleNew(now)
+	}
+	entered := !d.enterAt.IsZero() && d.outAt.After(d.enterAt)
+	if entered && !f.Idle && f.all == d.cur.all {
+		return f, d.enterAt.Add(repeatWait)
+	}
+	return f, time.Time{}
 }
-func (d *Detector) WantTTY(now time.Time) bool { // TTYState may change what Tick says: full-screen agents always read
-	return (d.a.Box == nil || !d.Screen.AltScreen() && d.Screen.Status().State == "") && d.lookAt.IsZero() &&
-		!d.ttyAt.After(now)
+
+// scheduleNew decides when the question found is to be asked, and in which form: what it shows must
+// have come to rest, for a second where it follows one that it only differs from in what stands
+// above. What never comes to rest is asked without it. At most six of those that follow one nobody
+// answered are asked in a minute.
+func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
+	f = d.found
+	bySilence := f.wait == d.o.Stuck
+	due = d.changedAt.Add(f.wait)
+	if bySilence {
+		due = d.outAt.Add(f.wait)
+	}
+	if d.cur != nil {
+		d.noteReplaced()
+	}
+	if d.replaced == d.core {
+		due = later(due, d.allAt.Add(restTime))
+	}
+	if due.After(now) && !f.Idle && !bySilence {
+		restless := d.coreAt.Add(restlessTime)
+		if due.After(restless) {
+			due = restless
+		}
+		if !due.After(now) {
+			bare := *f
+			bare.Prompt = *f.withoutAbove()
+			f = &bare
+		}
+	}
+	d.askedAt = slices.DeleteFunc(d.askedAt, func(at time.Time) bool {
+		return now.Sub(at) >= time.Minute
+	})
+	if d.replaced != "" && len(d.askedAt) >= maxReplaced {
+		due = later(due, d.askedAt[0].Add(time.Minute))
+	}
+	return f, due
+}
+
+// Next is when Tick is next worth calling, now at the earliest.
+func (d *Detector) Next(now time.Time) time.Time {
+	next := d.ttyDue
+	for _, due := range []time.Time{d.lookDue, d.askDue, d.goneDue} {
+		if !due.IsZero() && due.Before(next) {
+			next = due
+		}
+	}
+	return later(next, now)
+}
+
+// WantTTY tells whether a TTYState may change what Tick says. Full-screen agents always read.
+func (d *Detector) WantTTY(now time.Time) bool {
+	agent := d.Screen.AltScreen() || d.Screen.Status().State != ""
+	if d.a.Box != nil && agent {
+		return false
+	}
+	return d.lookDue.IsZero() && !d.ttyDue.After(now)
+}
+
+// Raw is the last BufferBytes of the child.
+func (d *Detector) Raw() []byte { return d.raw }
+
+// LastOutput is when bytes last came.
+func (d *Detector) LastOutput() time.Time { return d.outAt }
+
+// Activity is what the status command shows.
+func (d *Detector) Activity() string {
+	switch {
+	case d.cur == nil && len(d.raw) == 0:
+		return "starting"
+	case d.cur == nil:
+		return "running"
+	case d.cur.Idle:
+		return "idle"
+	case d.cur.Permission:
+		return "waiting_permission"
+	}
+	return "waiting"
+}
+
+// Transcript is the screen's, of a known tool its text alone.
+func (d *Detector) Transcript(settle bool) (final []string, live string) {
+	v := newView(d.Screen, d.a, d.tty, d.o)
+	if v.known {
+		d.Screen.tr.footer = d.Screen.rows - v.textEnd()
+	}
+	return d.Screen.Transcript(settle)
+}
+
+// Words are the last ten rows of text, at most 1000 bytes, made safe.
+func (d *Detector) Words() string {
+	v := newView(d.Screen, d.a, d.tty, d.o)
+	end := v.textEnd()
+	var rows []string
+	for _, w := range v.rows[max(0, end-10):end] {
+		rows = append(rows, w.text)
+	}
+	return safely(strings.Join(rows, "\n"), 1000)
+}
+
+// reSpinner is a spinner before it shows any seconds.
+var reSpinner = re(`^[^\pL\pN\s] \pL+…$`)
+
+// textEnd is the row where a program's text ends: the cursor's; in a known tool that of the input
+// box, or of a spinner above it with what hangs on that; 0 while there is no box, for that is a
+// dialog.
+func (v *view) textEnd() int {
+	end := v.row
+	if v.known {
+		end = max(0, v.up(v.last+1, v.inBox))
+		spinner := v.up(end, func(w viewRow) bool {
+			return v.a.Works.MatchString(w.text) || reSpinner.MatchString(w.text)
+		})
+		if spinner >= end-8 {
+			end = max(0, spinner)
+		}
+	}
+	return 1 + v.up(end, func(w viewRow) bool { return w.text != "" })
 }
 
 /* ----- one look at the screen ----- */
@@ -1901,8 +2172,8 @@ func (v *view) working() bool {
 	return slices.ContainsFunc(v.rows[max(0, v.last-12):v.last+1], shows)
 }
 
-// judge finds what the screen asks, if anything.
-func (v *view) judge() *found {
+// read finds what the screen asks, nil nothing.
+func (v *view) read() *candidate {
 	if v.last < 0 && v.tty.Reading != ReadingYes || v.working() {
 		return nil
 	}
@@ -2030,21 +2301,21 @@ func showsRows(rows []string, text string) bool {
 
 // readBlocked is what a known tool says that it asks while its screen shows no dialog: the window is too small for it.
 // "blocked" can stand for more than half a second before the dialog is painted (measured on claude 2.1).
-func (v *view) readBlocked() *found {
+func (v *view) readBlocked() *candidate {
 	st := v.s.Status()
-	f := &found{wait: settleBlocked, Prompt: Prompt{Type: Unknown, Pointer: -1, Cut: true, Full: v.s.Text()}}
+	f := &candidate{wait: settleBlocked, Prompt: Prompt{Type: Unknown, Pointer: -1, Cut: true, Full: v.s.Text()}}
 	f.Question = cmp.Or(st.Msg, st.App+" waits for an answer: "+st.Kind)
 	return f
 }
 
 // readIdle finds the empty input box of a known tool, the cursor in it.
-func (v *view) readIdle() *found {
+func (v *view) readIdle() *candidate {
 	w := v.rows[v.row]
 	_, draft, _ := strings.Cut(w.text, "\u00a0") // Claude shows a hint there in grey, and what was typed in white
 	if v.told || !v.known || !v.inBox(w) || w.text == "" && v.hidden || draft != "" && !v.faintAt(v.row, w.at+2) {
 		return nil
 	}
-	return &found{wait: settleIdle, Prompt: Prompt{Type: FreeText, Score: 0.90, Idle: true, Pointer: -1,
+	return &candidate{wait: settleIdle, Prompt: Prompt{Type: FreeText, Score: 0.90, Idle: true, Pointer: -1,
 		Question: v.a.Name + " has finished and waits for your next message"}}
 }
 func (v *view) inBox(w viewRow) bool { // a frame may be part of the box
@@ -2074,7 +2345,7 @@ func grantsIt(c Choice) bool      { return reGrants.MatchString(c.Label) && !reR
 func labels(of []Choice) []string { return mapped(of, func(c Choice) string { return c.Label }) }
 
 // finish adds what all prompts share: signals and score, permission, safe default, what is shown.
-func (v *view) finish(f *found) *found {
+func (v *view) finish(f *candidate) *candidate {
 	st := v.s.Status()
 	f.Signals = append([]string{cmp.Or(f.by, "structure")}, when(v.tty.Reading == ReadingYes, []string{"tty"})...)
 	unsure := !v.known && v.tty.Reading == ReadingUnknown
@@ -2106,7 +2377,7 @@ func (v *view) finish(f *found) *found {
 // safeDefault is what may be typed while nobody answers, nil when nothing may: only what is known to refuse, Escape
 // where the dialog names it as the way out, Enter at a bare "Press Enter", or what the configuration names for lists
 // and texts in which nothing refuses, grants or is secret.
-func (v *view) safeDefault(f *found) *string {
+func (v *view) safeDefault(f *candidate) *string {
 	if f.Idle || f.Secret || f.Type == Unknown {
 		return nil
 	}
@@ -2160,7 +2431,7 @@ var reOtherWay = re(`(?i)\b(ctrl|control|esc|escape|abort|cancel|interrupt|quit|
 
 // defaultOfPress is "enter" for a question that only waits for Enter: all of it is known, nothing in it names another
 // way out, and nothing is asked. The configuration can make it "esc", or nothing.
-func (v *view) defaultOfPress(f *found) *string {
+func (v *view) defaultOfPress(f *candidate) *string {
 	set, given := v.o.SafeDefaults[ConfirmEnter]
 	if !given {
 		set = "enter"
@@ -2186,7 +2457,7 @@ var (
 )
 
 // readMenu finds a list of choices with a pointer at one of them, the lowest on the screen.
-func (v *view) readMenu() *found {
+func (v *view) readMenu() *candidate {
 	for r := v.last; r >= 0 && !v.tty.Canonical && (v.tty.Reading != ReadingBusy || v.known); r-- {
 		head, opts := v.rows[r], []viewRow(nil)
 		pointed := head.label != "" && (head.pointer != "" || head.tick >= 0 && v.hidden)
@@ -2246,8 +2517,8 @@ func (v *view) live(first viewRow, end int) bool {
 }
 
 // menu makes the prompt of a list of options; base is how its background is drawn.
-func (v *view) menu(opts []viewRow, base Attr) *found {
-	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "vertical", Submit: v.a.Submit}}
+func (v *view) menu(opts []viewRow, base Attr) *candidate {
+	f := &candidate{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "vertical", Submit: v.a.Submit}}
 	at := v.pointed(opts, base)
 	lo := max(0, at-8) // nine of them, the pointer among them
 	f.Pointer = at - lo
@@ -2278,7 +2549,7 @@ func bare(line string) string { // without its mark and without the keys it expl
 
 // describe completes a dialog whose choices are in rows first to end: its kind, question, text, excerpt, and what of it
 // is shown. options are its rows that hold choices, as they read whatever is pointed at or ticked.
-func (v *view) describe(f *found, first, end int, options map[int]string) *found {
+func (v *view) describe(f *candidate, first, end int, options map[int]string) *candidate {
 	if len(f.Choices) == 2 && !v.known && reCommon.MatchString(f.Choices[0].Label+f.Choices[1].Label) {
 		f.Type = YesNo
 		for i, c := range f.Choices {
@@ -2328,7 +2599,7 @@ func (v *view) describe(f *found, first, end int, options map[int]string) *found
 
 // aboveDialog adds what stands above row top, where a dialog of a tool that is not known begins: a paragraph that has
 // scrolled out belongs to it, what is further up is shown too.
-func (v *view) aboveDialog(f *found, top int) {
+func (v *view) aboveDialog(f *candidate, top int) {
 	paragraph, above, cut := v.linesAbove(top)
 	if top == 0 {
 		f.parts.body = append(stillRows(paragraph), f.parts.body...)
@@ -2345,7 +2616,7 @@ func (v *view) aboveDialog(f *found, top int) {
 
 // question picks what is asked from rows top to first of a dialog, and returns the lines it is about: those between
 // dashed rules, else in an inner frame, else from "$ " on, else all.
-func (v *view) question(f *found, top, first int) (about []string) {
+func (v *view) question(f *candidate, top, first int) (about []string) {
 	dashed := func(w viewRow) bool { return w.rule && strings.Contains(w.raw, "╌╌") }
 	from, to := top+slices.IndexFunc(v.rows[top:first], dashed), v.up(first, dashed)
 	var body []string // paragraphs
@@ -2382,8 +2653,8 @@ var sides = []struct{ row, choice *regexp.Regexp }{ // whiptail, dialog; clack; 
 }
 
 // buttons reads row r as choices side by side; the pointer is at one filled, under the cursor, or unlike the others.
-func (v *view) buttons(r int) *found {
-	f, w := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "horizontal"}}, v.rows[r]
+func (v *view) buttons(r int) *candidate {
+	f, w := &candidate{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "horizontal"}}, v.rows[r]
 	var opts []viewRow
 	for _, s := range sides {
 		if part := s.row.FindStringSubmatchIndex(w.text); part != nil {
@@ -2402,7 +2673,7 @@ func (v *view) buttons(r int) *found {
 
 // readBox finds choices side by side near the end of the screen, and framed dialogs with buttons in angle brackets, as
 // whiptail, dialog and pinentry draw them.
-func (v *view) readBox() *found {
+func (v *view) readBox() *candidate {
 	for r := v.last; r >= max(0, v.last-4) && !v.tty.Canonical; r-- {
 		if f := v.buttons(r); len(f.Choices) > 1 && !strings.HasPrefix(v.rows[r].text, "<") {
 			return v.describe(f, r, r, map[int]string{r: strings.Join(labels(f.Choices), " ")})
@@ -2418,7 +2689,7 @@ func (v *view) readBox() *found {
 	}
 	if w := v.rows[v.row]; !v.hidden && v.row < r && (w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")) {
 		// the cursor is in a field
-		f := v.describe(&found{Prompt: Prompt{Type: FreeText, Score: 0.90, Pointer: -1}}, r, r, nil)
+		f := v.describe(&candidate{Prompt: Prompt{Type: FreeText, Score: 0.90, Pointer: -1}}, r, r, nil)
 		f.Secret = reSecret.MatchString(f.Question)
 		return f
 	}
@@ -2468,10 +2739,10 @@ var (
 )
 
 // readLine judges the line the cursor stands on; with the cursor in column 0, what stands above it.
-func (v *view) readLine() *found {
+func (v *view) readLine() *candidate {
 	line, top := v.cursorLine()
 	text, busy := strings.TrimSpace(line), v.tty.Reading == ReadingBusy
-	f := &found{line: line, by: "pattern", Prompt: Prompt{Score: 0.85, Pointer: -1, place: v.s.Scrolled() + top + 1}}
+	f := &candidate{line: line, by: "pattern", Prompt: Prompt{Score: 0.85, Pointer: -1, place: v.s.Scrolled() + top + 1}}
 	if above, up := v.lineAbove(top); up >= 0 && reRemark.MatchString(text) { // below the question
 		text, top = strings.TrimSpace(above)+" "+text, up
 	}
@@ -2494,13 +2765,13 @@ func (v *view) readLine() *found {
 	return v.paragraph(f, top)
 }
 
-func (v *view) silent(f *found) *found { // a guess from silence
+func (v *view) silent(f *candidate) *candidate { // a guess from silence
 	f.Type, f.Score, f.wait, f.by, f.Choices = Unknown, 0.60, v.o.Stuck, "silence", nil
 	return f
 }
 
 // named finds questions that name their answers: a list, letters, a key to press.
-func (v *view) named(f *found, text string, top int) bool {
+func (v *view) named(f *candidate, text string, top int) bool {
 	if !v.tty.Canonical && v.row >= v.last && rePager.MatchString(v.rows[v.row].text) ||
 		v.s.AltScreen() && v.row == v.last && v.s.attr(v.row, 0).Reverse && v.tty.Reading == ReadingYes || // less, a name
 		!v.listAbove(f, text, top) && !v.marked(f, text) && presses(text) {
@@ -2511,7 +2782,7 @@ func (v *view) named(f *found, text string, top int) bool {
 func presses(text string) bool { return rePress.MatchString(text) && !reNotPress.MatchString(text) }
 
 // worded finds questions by their words and how they end; they need a reader, or silence.
-func (v *view) worded(f *found, text string, top int) bool {
+func (v *view) worded(f *candidate, text string, top int) bool {
 	f.Type, f.Score, f.wait = FreeText, 0.75, when(v.tty.Reading != ReadingYes, v.o.Stuck)
 	above, _ := v.lineAbove(top)
 	name := strings.ToLower(strings.TrimRight(text, "> ")) // "Enter name for new remote." "name> "
@@ -2530,7 +2801,7 @@ func (v *view) worded(f *found, text string, top int) bool {
 }
 
 // marked finds "[Y/n]" in its forms, letter menus and hot keys in text.
-func (v *view) marked(f *found, text string) bool {
+func (v *view) marked(f *candidate, text string) bool {
 	keys, single := reHotkeys.FindAllStringSubmatch(text, -1), false
 	if len(keys) < 2 {
 		keys, single = answersIn(text)
@@ -2605,7 +2876,7 @@ func (v *view) typed(key, label string, single bool) Choice {
 }
 
 // listAbove finds the list printed over a line that asks for one of it; if that says nothing, its heading asks.
-func (v *view) listAbove(f *found, text string, top int) bool {
+func (v *view) listAbove(f *candidate, text string, top int) bool {
 	asks := reChoose.MatchString(text)
 	var list []Choice
 	r, extra := top-1, 0
@@ -2648,7 +2919,7 @@ func itemsOf(raw string) []Choice {
 
 // readAbove judges a cursor in column 0: a program that ended its question with a newline, that never said
 // anything, whose question has other output below it, or that hides the cursor.
-func (v *view) readAbove(f *found) *found {
+func (v *view) readAbove(f *candidate) *candidate {
 	line, top := v.lineAbove(v.row)
 	text := strings.TrimSpace(line)
 	f.line, f.place, f.Question = "", v.s.Scrolled()+max(top, 0)+1, text
@@ -2683,7 +2954,7 @@ func (v *view) readAbove(f *found) *found {
 }
 
 // withBelow adds what was printed below a question that still stands.
-func (v *view) withBelow(f *found, below []string) *found {
+func (v *view) withBelow(f *candidate, below []string) *candidate {
 	f.parts.among = stillRows(below)
 	if len(below) > 0 {
 		f.Full += "\n" + strings.Join(below, "\n")
@@ -2692,7 +2963,7 @@ func (v *view) withBelow(f *found, below []string) *found {
 }
 
 // paragraph puts the lines before a question into its full text, and into the question where that says nothing.
-func (v *view) paragraph(f *found, top int) *found {
+func (v *view) paragraph(f *candidate, top int) *candidate {
 	says := f.Full != "" || f.Idle || f.Type == ConfirmEnter ||
 		reSays.MatchString(reMarked.ReplaceAllString(f.Question, ""))
 	before, above, cut := v.linesAbove(top)
