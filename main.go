@@ -187,11 +187,15 @@ func (c *command) options() (*options, int) { // nil and the exit code when it h
 			o.set.String(f[1], "", "")
 		}
 	}
-	err := o.set.Parse(c.args)
+	args, plain := c.args, []string(nil) // plain: behind "--"
+	if i := slices.Index(args, "--"); i >= 0 && c.name != "run" && c.name != "answer" {
+		args, plain = args[:i], args[i+1:]
+	}
+	err := o.set.Parse(args)
 	for ; err == nil && o.set.NArg() > 0 && c.name != "run" && c.name != "answer"; err = o.set.Parse(o.set.Args()[1:]) {
 		o.args = append(o.args, o.set.Arg(0)) // flags may follow arguments here
 	}
-	o.args = append(o.args, o.set.Args()...)
+	o.args = slices.Concat(o.args, o.set.Args(), plain)
 	switch n, words := len(o.args), strings.Fields(s.words); {
 	case s.do == nil:
 		return nil, c.usage("unknown command %q", c.name)
@@ -464,7 +468,7 @@ type session struct {
 	adapter     *Adapter
 	pty         PTY
 	det         *Detector
-	cast        *castWriter // nil without --record
+	cast        *recording // nil without --record
 	rec         SessionRecord
 	in          io.Reader
 	out         io.Writer
@@ -613,7 +617,7 @@ func newSession(c *command) (*session, error) { // what can fail before anything
 		s.ch = s.tg
 	}
 	if o.given("record") {
-		s.cast, err = newCast(o.text("record"), tool, s.size())
+		s.cast, err = startRecording(o.text("record"), tool, s.size(), time.Now())
 	}
 	return s, err
 }
@@ -876,7 +880,7 @@ func (s *session) finish() {
 	s.ch.Close()
 	warn := func(text string) { fmt.Fprint(s.notes, when(text != "", "atlasbridge: "+text+"\n")) }
 	warn(when(s.warning != "", s.rec.Tool+": "+s.warning))
-	if err := s.cast.close(time.Now()); err != nil {
+	if err := s.endRecording(time.Now()); err != nil {
 		warn("writing the recording: " + err.Error())
 	}
 	warn(s.tg.Trouble())
@@ -921,7 +925,7 @@ func (s *session) output(p []byte) { // which the host has already
 	}
 	s.det.Feed(p, now)
 	s.unseen.Add(-int64(len(p)))
-	s.cast.output(p, now)
+	s.record(func(c *castWriter) { c.output(p, now) })
 	for _, report := range s.det.Screen.TakeStatuses() {
 		s.reported(report)
 	}
@@ -1043,7 +1047,7 @@ func (s *session) inject(keys, by string) {
 		s.namedBy = by
 	}
 	s.det.Typed([]byte(keys), time.Now())
-	s.cast.event("i", keys, time.Now())
+	s.record(func(c *castWriter) { c.event("i", keys, time.Now()) })
 }
 
 func (s *session) resize() {
@@ -1055,7 +1059,8 @@ func (s *session) resize() {
 	if s.q != nil && s.q.screen != nil {
 		s.q.screen.place = 0 // it may stand in another row now
 	}
-	s.cast.event("r", fmt.Sprintf("%dx%d", size.Cols, size.Rows), time.Now())
+	changed := fmt.Sprintf("%dx%d", size.Cols, size.Rows)
+	s.record(func(c *castWriter) { c.event("r", changed, time.Now()) })
 }
 
 func (s *session) signaled(sig os.Signal) { // SIGHUP of a closed terminal ends the session, any other reloads
@@ -1128,7 +1133,7 @@ func (s *session) judge() {
 	s.judgedAt = now
 	if s.det.WantTTY(now) {
 		tty = s.pty.State()
-		s.cast.tty(tty, now)
+		s.record(func(c *castWriter) { c.tty(tty, now) })
 	}
 	p := s.det.Tick(tty, now)
 	if s.seen != nil && (p != nil || s.det.Gone(tty, now)) { // the screen may have gone straight on to another question
@@ -1816,7 +1821,7 @@ func (s *session) gateStep() {
 		return
 	}
 	tty, now := s.pty.State(), time.Now()
-	s.cast.tty(tty, now)
+	s.record(func(c *castWriter) { c.tty(tty, now) })
 	s.due(now.Add(gatePoll)) // a repaint may be half done
 	late := !now.Before(g.until)
 	if s.unread() > 0 { // what comes may take the question away
@@ -1896,7 +1901,7 @@ func (s *session) gateWrote(keys []byte, err error) {
 	}
 	g.wrote = true
 	s.det.Typed(keys, time.Now())
-	s.cast.event("i", string(keys), time.Now())
+	s.record(func(c *castWriter) { c.event("i", string(keys), time.Now()) })
 	s.gateMoves()
 }
 
@@ -2313,17 +2318,75 @@ func (s *session) streamTake(settle bool) { // of more than the phone can keep u
 	}
 }
 
-func (s *session) capture(p *Prompt) { // a recording of what led to a question
+// ---- recordings ----
+// Files that castWriter writes: that of --record, and captured scenarios.
+
+// recording is a recording in a file of its own.
+type recording struct {
+	*castWriter
+	file *os.File
+}
+
+// startRecording creates or empties the file, which only its owner can read.
+func startRecording(path, tool string, size Size, now time.Time) (*recording, error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("creating the recording: %w", err)
+	}
+	head := castHeader{
+		Width:  int(size.Cols),
+		Height: int(size.Rows),
+		Title:  tool,
+		Env:    map[string]any{"TERM": os.Getenv("TERM")},
+	}
+	return &recording{newCast(file, head, now), file}, nil
+}
+
+// end closes the file, and returns the first error of all that was written to it.
+func (r *recording) end(now time.Time) error {
+	return errors.Join(r.close(now), r.file.Close())
+}
+
+// record adds to the recording, where one is kept.
+func (s *session) record(add func(c *castWriter)) {
+	if s.cast != nil {
+		add(s.cast.castWriter)
+	}
+}
+
+// endRecording ends the recording, where one is kept.
+func (s *session) endRecording(now time.Time) error {
+	if s.cast == nil {
+		return nil
+	}
+	return s.cast.end(now)
+}
+
+// capture keeps a scenario of what led to a question, where the environment asks for that.
+func (s *session) capture(p *Prompt) {
 	if os.Getenv("ATLASBRIDGE_CAPTURE_PROMPTS") != "1" || p.Secret {
 		return
 	}
-	dir, now := filepath.Join(s.cfg.Dir, "captured_scenarios"), time.Now()
-	os.MkdirAll(dir, 0o700)
-	name := fmt.Sprintf("%s-%s-%s.cast", s.rec.Tool, p.Type, now.UTC().Format("20060102T150405.000"))
-	c, _ := newCast(filepath.Join(dir, name), s.rec.Tool, s.size())
-	c.output(s.det.Raw(), now)
-	c.tty(s.pty.State(), now)
-	c.close(now.Add(s.cfg.Stuck + time.Second))
+	if err := s.captureScenario(p, time.Now()); err != nil {
+		s.log.Warn("capturing a scenario", "error", err.Error())
+	}
+}
+
+// captureScenario writes the output still kept, which a replay looks at until it has settled.
+func (s *session) captureScenario(p *Prompt, now time.Time) error {
+	dir := filepath.Join(s.cfg.Dir, "captured_scenarios")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	stamp := now.UTC().Format("20060102T150405.000")
+	name := fmt.Sprintf("%s-%s-%s.cast", s.rec.Tool, p.Type, stamp)
+	r, err := startRecording(filepath.Join(dir, name), s.rec.Tool, s.size(), now)
+	if err != nil {
+		return err
+	}
+	r.output(s.det.Raw(), now)
+	r.tty(s.pty.State(), now)
+	return r.end(now.Add(s.cfg.Stuck + time.Second))
 }
 
 /* ===== hook: what a tool's own hook system asks ===== */

@@ -1244,7 +1244,7 @@ func TestHookSettings(t *testing.T) {
 // TestRecordingPlays writes a recording with runes cut anywhere and plays it again.
 func TestRecordingPlays(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "r.cast")
-	c, err := newCast(path, "demo", Size{Rows: 5, Cols: 40})
+	c, err := startRecording(path, "demo", Size{Rows: 5, Cols: 40}, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1253,7 +1253,7 @@ func TestRecordingPlays(t *testing.T) {
 		c.output([]byte(text[i:i+1]), c.start.Add(time.Duration(i)*time.Millisecond))
 	}
 	c.tty(TTYState{Reading: ReadingYes, Canonical: true, Echo: true}, c.start.Add(50*time.Millisecond))
-	if err := c.close(c.start.Add(2 * time.Second)); err != nil {
+	if err := c.end(c.start.Add(2 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
 	played, err := openTape(path)
