@@ -1987,22 +1987,40 @@ func (v *view) textEnd() int {
 	return 1 + v.up(end, func(w viewRow) bool { return w.text != "" })
 }
 
-/* ----- one look at the screen ----- */
+// ---- one look ----
+// The screen as rows to be read, and what stands where.
+
+// view is one look at the screen.
 type view struct {
-	s                   *Screen
-	a                   *Adapter
-	tty                 TTYState
-	o                   DetectOptions
-	rows                []viewRow
-	row, col, last      int  // of the cursor; the last row that shows anything, −1 none
-	hidden, told, known bool // the cursor; the tool says that it asks; the tool is one of ours
+	s        *Screen
+	a        *Adapter
+	tty      TTYState
+	o        DetectOptions
+	rows     []viewRow
+	row, col int  // of the cursor
+	last     int  // the last row that shows anything, −1 none
+	hidden   bool // the cursor is
+	reported bool // the tool says that it asks
+	known    bool // the tool is one of ours
 }
-type viewRow struct { // freed of its frame, and read as a choice: pointer, box to tick, number, words
-	raw, text, pointer, num, label string
-	row, depth, at                 int  // upright lines crossed on the way to column at, where text begins
-	optionAt, tickAt, labelAt      int  // columns of all behind the pointer, of the box, of the words
-	tick                           int  // −1 no box, 0 empty, 1 ticked
-	rule, top                      bool // nothing but lines; a full-width one or an upper edge: a dialog begins
+
+// viewRow is a row freed of its frame, and read as a choice: pointer, box to tick, number, words.
+type viewRow struct {
+	row   int
+	raw   string
+	text  string // without the frame
+	at    int    // column where it begins
+	depth int    // upright lines crossed on the way there
+	rule  bool   // nothing but lines
+	top   bool   // a full-width rule or an upper edge: a dialog begins
+
+	pointer  string
+	num      string
+	label    string
+	optionAt int // column of all behind the pointer
+	tickAt   int // of the box
+	labelAt  int // of the words
+	tick     int // −1 no box, 0 empty, 1 ticked
 }
 
 const (
@@ -2011,53 +2029,85 @@ const (
 	tickBox  = `((?:(?:\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*)?)`
 )
 
+// newView reads the screen's rows.
 func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions) *view {
 	v := &view{s: s, a: a, tty: tty, o: o, known: a.Box != nil}
 	v.row, v.col, v.hidden = s.Cursor()
-	v.told = v.known && s.Status().State == "blocked" || a.Asks != nil && a.Asks.MatchString(s.Title())
+	titled := a.Asks != nil && a.Asks.MatchString(s.Title())
+	v.reported = titled || v.known && s.Status().State == "blocked"
 	for r := range s.rows {
 		v.rows = append(v.rows, readRow(s.Row(r), r, s.cols))
 	}
 	v.last = v.up(s.rows, func(w viewRow) bool { return w.raw != "" })
 	return v
 }
+
+// readRow reads row r of a screen with that many columns.
 func readRow(raw string, r, cols int) viewRow {
-	text, width := strings.TrimLeft(raw, " "+uprights+lines), utf8.RuneCountInString
+	width := utf8.RuneCountInString
+	text := strings.TrimLeft(raw, " "+uprights+lines)
 	frame := strings.TrimSuffix(raw, text)
-	w := viewRow{raw: raw, text: strings.TrimRight(text, " █▐"+uprights+lines), row: r, at: width(frame), tick: -1,
-		depth: len(reBar.FindAllString(frame, -1))}
+	w := viewRow{
+		row:   r,
+		raw:   raw,
+		text:  strings.TrimRight(text, " █▐"+uprights+lines),
+		at:    width(frame),
+		depth: len(reBar.FindAllString(frame, -1)),
+		tick:  -1,
+	}
 	w.rule = w.text == "" && strings.ContainsAny(raw, lines)
-	w.top = w.rule && w.depth == 0 &&
-		(strings.ContainsAny(raw, "╭┌╔") || w.at >= cols-1 && strings.IndexAny(raw, "─▔━") == 0)
+	edge := strings.ContainsAny(raw, "╭┌╔")
+	whole := w.at >= cols-1 && strings.IndexAny(raw, "─▔━") == 0
+	w.top = w.rule && w.depth == 0 && (edge || whole)
 	m := reOption.FindStringSubmatch(w.text)
-	w.pointer, w.num, w.label = strings.Trim(m[1], "↑↓ ○"), strings.Trim(m[3], "(). :"), m[5]
-	w.optionAt, w.tickAt, w.labelAt = w.at+width(m[1]), w.at+width(m[1]+m[2]+m[3]), w.at+width(m[1]+m[2]+m[3]+m[4])
-	if mark := m[2] + m[4]; mark != "" {
-		w.tick = map[bool]int{true: 1}[strings.ContainsAny(mark, "xX*✔✓•◉◼☑☒■")]
+	w.pointer = strings.Trim(m[1], "↑↓ ○")
+	w.num = strings.Trim(m[3], "(). :")
+	w.label = m[5]
+	w.optionAt = w.at + width(m[1])
+	w.tickAt = w.optionAt + width(m[2]+m[3])
+	w.labelAt = w.tickAt + width(m[4])
+	mark := m[2] + m[4]
+	if mark != "" {
+		w.tick = 0
+	}
+	if strings.ContainsAny(mark, "xX*✔✓•◉◼☑☒■") {
+		w.tick = 1
 	}
 	return w
 }
 
-// cursorLine is the text up to the cursor, from the row where its line begins; after is what stands behind the cursor.
+// cursorLine is the text up to the cursor, and the row where its line begins.
 func (v *view) cursorLine() (string, int) {
 	return v.whole(strings.TrimSuffix(v.rows[v.row].raw, v.after()), v.row)
 }
-func (v *view) after() string { return v.s.trimmed(line{cells: v.s.grid[v.row].cells[v.col:]}) }
-func (v *view) whole(text string, r int) (string, int) { // with the rows that run over into row r, and their first
-	for ; r > 0 && v.s.grid[r-1].wrapped; r-- {
-		text = v.s.text(v.s.grid[r-1]) + text
+
+// after is what stands behind the cursor.
+func (v *view) after() string {
+	return v.s.trimmed(line{cells: v.s.grid[v.row].cells[v.col:]})
+}
+
+// whole is the text of row r with that of the rows that run over into it, and the first of them.
+func (v *view) whole(text string, r int) (string, int) {
+	for r > 0 && v.s.grid[r-1].wrapped {
+		r--
+		text = v.s.text(v.s.grid[r]) + text
 	}
 	return text, r
 }
 
-// up is the nearest row above row r that is such; lineAbove the nearest line that is not blank. −1 when there is none.
+// up is the nearest row above row r that is such, −1 without one.
 func (v *view) up(r int, such func(w viewRow) bool) int {
-	for r--; r >= 0 && !such(v.rows[r]); r-- {
+	r--
+	for r >= 0 && !such(v.rows[r]) {
+		r--
 	}
 	return r
 }
+
+// lineAbove is the nearest line above row r that is not blank, and its first row, −1 without one.
 func (v *view) lineAbove(r int) (string, int) {
-	if r = v.up(r, func(w viewRow) bool { return w.raw != "" }); r < 0 {
+	r = v.up(r, func(w viewRow) bool { return w.raw != "" })
+	if r < 0 {
 		return "", r
 	}
 	return v.whole(v.rows[r].raw, r)
@@ -2134,29 +2184,44 @@ func (v *view) rowBefore(r int) (line, bool) {
 func (v *view) forgotten(r int) bool {
 	return !v.s.AltScreen() && v.s.scrolled+r > v.s.scrollbackFrom
 }
-func (v *view) faintAt(row, col int) bool { // text that explains rather than offers: dim or grey
+
+// faintAt tells whether the text there is dim or grey: it explains rather than offers.
+func (v *view) faintAt(row, col int) bool {
 	a := v.s.attr(row, col)
-	r, g, b := a.FG>>16&0xff, a.FG>>8&0xff, a.FG&0xff
-	return a.Dim || a.FG == 8 || a.FG >= 240 && a.FG <= 250 ||
-		a.FG >= 1<<24 && max(r, g, b)-min(r, g, b) <= 32 && max(r, g, b) < 0xc0
+	if a.Dim || a.FG == 8 {
+		return true
+	}
+	if a.FG < 1<<24 {
+		return a.FG >= 240 && a.FG <= 250
+	}
+	red, green := a.FG>>16&0xff, a.FG>>8&0xff
+	blue := a.FG & 0xff
+	brightest := max(red, green, blue)
+	return brightest-min(red, green, blue) <= 32 && brightest < 0xc0
 }
 
-// pointed is the index of the option with a pointer, else of the only one whose background is not base; −1 when none.
+// pointed is the index of the option with a pointer, else of the only one whose background is not
+// base; −1 when none.
 func (v *view) pointed(opts []viewRow, base Attr) int {
+	pointer := slices.IndexFunc(opts, func(o viewRow) bool { return o.pointer != "" })
+	if pointer >= 0 {
+		return pointer
+	}
 	differs := func(o viewRow) bool {
 		a := v.s.attr(o.row, o.labelAt)
 		return a.Reverse != base.Reverse || a.BG != base.BG
 	}
-	i, j := slices.IndexFunc(opts, func(o viewRow) bool { return o.pointer != "" }), slices.IndexFunc(opts, differs)
-	if i < 0 && j >= 0 && !slices.ContainsFunc(opts[j+1:], differs) {
-		return j
+	first := slices.IndexFunc(opts, differs)
+	if first >= 0 && slices.ContainsFunc(opts[first+1:], differs) {
+		return -1
 	}
-	return i
+	return first
 }
 
-// working tells that a known tool is at work: its screen or its title shows it, and the protocol, where it speaks that,
-// does not say otherwise. What it says of itself comes from the same bytes as a file that is shown, so that alone
-// silences nothing; of a program that is not known it does not count.
+// working tells that a known tool is at work: its screen or its title shows it, and the protocol,
+// where it speaks that, does not say otherwise. What it says of itself comes from the same bytes as
+// a file that is shown, so that alone silences nothing; of a program that is not known it does not
+// count.
 func (v *view) working() bool {
 	if v.a.Works == nil {
 		return false
@@ -2177,14 +2242,27 @@ func (v *view) read() *candidate {
 	if v.last < 0 && v.tty.Reading != ReadingYes || v.working() {
 		return nil
 	}
-	f := cmp.Or(v.readBox(), v.readIdle(), v.readMenu(), v.readLine())
-	if f == nil && v.known && v.s.Status().State == "blocked" {
-		f = v.readBlocked()
+	f := v.readFirst()
+	if f == nil {
+		return nil
 	}
-	if f == nil || v.finish(f).Score < v.o.Threshold && f.by == "pattern" {
+	v.finish(f)
+	if f.by == "pattern" && f.Score < v.o.Threshold {
 		return nil
 	}
 	return f
+}
+
+// readFirst is what the first of the readers finds that finds anything, nil nothing.
+func (v *view) readFirst() *candidate {
+	readers := []func() *candidate{v.readBox, v.readIdle, v.readMenu, v.readLine, v.readBlocked}
+	for _, read := range readers {
+		f := read()
+		if f != nil {
+			return f
+		}
+	}
+	return nil
 }
 
 // inputBox is what stands in the input box, or on the input line, of the program: a text may be typed only where that
@@ -2299,84 +2377,174 @@ func showsRows(rows []string, text string) bool {
 	return false
 }
 
-// readBlocked is what a known tool says that it asks while its screen shows no dialog: the window is too small for it.
-// "blocked" can stand for more than half a second before the dialog is painted (measured on claude 2.1).
+// readBlocked is what a known tool says that it asks while its screen shows no dialog: the window is
+// too small for it. "blocked" can stand for more than half a second before the dialog is painted
+// (measured on claude 2.1).
 func (v *view) readBlocked() *candidate {
-	st := v.s.Status()
-	f := &candidate{wait: settleBlocked, Prompt: Prompt{Type: Unknown, Pointer: -1, Cut: true, Full: v.s.Text()}}
-	f.Question = cmp.Or(st.Msg, st.App+" waits for an answer: "+st.Kind)
+	status := v.s.Status()
+	if !v.known || status.State != "blocked" {
+		return nil
+	}
+	f := &candidate{wait: settleBlocked}
+	f.Type = Unknown
+	f.Pointer = -1
+	f.Cut = true
+	f.Full = v.s.Text()
+	f.Question = status.Msg
+	if f.Question == "" {
+		f.Question = status.App + " waits for an answer: " + status.Kind
+	}
 	return f
 }
 
 // readIdle finds the empty input box of a known tool, the cursor in it.
 func (v *view) readIdle() *candidate {
 	w := v.rows[v.row]
-	_, draft, _ := strings.Cut(w.text, "\u00a0") // Claude shows a hint there in grey, and what was typed in white
-	if v.told || !v.known || !v.inBox(w) || w.text == "" && v.hidden || draft != "" && !v.faintAt(v.row, w.at+2) {
+	if v.reported || !v.known || !v.inBox(w) {
 		return nil
 	}
-	return &candidate{wait: settleIdle, Prompt: Prompt{Type: FreeText, Score: 0.90, Idle: true, Pointer: -1,
-		Question: v.a.Name + " has finished and waits for your next message"}}
-}
-func (v *view) inBox(w viewRow) bool { // a frame may be part of the box
-	return w.text != "" && v.a.Box.MatchString(w.text) || w.depth == 1 && v.a.Box.MatchString(strings.TrimSpace(w.raw))
+	if w.text == "" && v.hidden {
+		return nil
+	}
+	// Claude shows a hint there in grey, and what was typed in white.
+	_, draft, _ := strings.Cut(w.text, "\u00a0")
+	if draft != "" && !v.faintAt(v.row, w.at+2) {
+		return nil
+	}
+	f := &candidate{wait: settleIdle}
+	f.Type = FreeText
+	f.Score = 0.90
+	f.Idle = true
+	f.Pointer = -1
+	f.Question = v.a.Name + " has finished and waits for your next message"
+	return f
 }
 
-// What a label says it does; refusing words win ("Continue without trusting"). A mark before the word does not count.
-var reGrants = re(`(?i)^[^\pL\pN]*(y|yes|allow|always|approve|accept|confirm|trust|grant|run|proceed|i trust)\b`)
-var reRefuses = re(`(?i)^[^\pL\pN]*(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|` +
-	`abort|back|disallow|continue without)\b`)
+// inBox tells whether the row is that of an empty input box. A frame may be part of it.
+func (v *view) inBox(w viewRow) bool {
+	if w.text != "" && v.a.Box.MatchString(w.text) {
+		return true
+	}
+	return w.depth == 1 && v.a.Box.MatchString(strings.TrimSpace(w.raw))
+}
 
-// reRefusal is a label that is known to refuse, so that it may be chosen while nobody answers: no words that also end,
-// skip or change something ("Quit", "Skip", "Cancel the order", "Don't ask again", "No changes, deploy").
+// reGrants and reRefuses are what a label says it does; refusing words win ("Continue without
+// trusting"). A mark before the word does not count.
+var (
+	reGrants = re(`(?i)^[^\pL\pN]*` +
+		`(y|yes|allow|always|approve|accept|confirm|trust|grant|run|proceed|i trust)\b`)
+	reRefuses = re(`(?i)^[^\pL\pN]*` +
+		`(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|` +
+		`abort|back|disallow|continue without)\b`)
+)
+
+// reRefusal is a label that is known to refuse, so that it may be chosen while nobody answers: no
+// words that also end, skip or change something ("Quit", "Skip", "Cancel the order", "Don't ask
+// again", "No changes, deploy").
 var reRefusal = re(`(?i)^[^\pL\pN]*(` +
-	`(no|nope)(\s*[,.;:(–—-].*)?|(cancel|abort|reject|deny|refuse|decline|disallow)(\s*[,.;:(&].*|\s+(it|all|this))?|` +
-	`(don['’]?t|do not)\s+(trust|allow|run|proceed|continue|accept|apply|install|overwrite|delete|approve|grant|execute)` +
+	`(no|nope)(\s*[,.;:(–—-].*)?|` +
+	`(cancel|abort|reject|deny|refuse|decline|disallow)(\s*[,.;:(&].*|\s+(it|all|this))?|` +
+	`(don['’]?t|do not)\s+` +
+	`(trust|allow|run|proceed|continue|accept|apply|install|overwrite|delete|approve|grant|execute)` +
 	`\b.*)[^\pL\pN]*$`)
 
 // reTurned are questions to which "no" means that something goes on, or is lost.
-var reTurned = re(`(?i)\b(abort|cancel|stop|quit|exit|keep|skip|leave|terminate|interrupt|save|decline|reject|refuse|` +
-	`deny|ignore|disable|prevent|block|exclude|preserve|retain)\b`)
+var reTurned = re(`(?i)\b(abort|cancel|stop|quit|exit|keep|skip|leave|terminate|interrupt|save|` +
+	`decline|reject|refuse|deny|ignore|disable|prevent|block|exclude|preserve|retain)\b`)
 
 // reEscOut is the hint of a dialog that Escape is the way out.
-var reEscOut = re(`(?i)\besc(ape)?\b[ :)\]]{1,3}(to |= ?)?(cancel|reject|exit|deny|decline|abort|dismiss|go back)`)
+var reEscOut = re(`(?i)\besc(ape)?\b[ :)\]]{1,3}(to |= ?)?` +
+	`(cancel|reject|exit|deny|decline|abort|dismiss|go back)`)
 
-func grantsIt(c Choice) bool      { return reGrants.MatchString(c.Label) && !reRefuses.MatchString(c.Label) }
-func labels(of []Choice) []string { return mapped(of, func(c Choice) string { return c.Label }) }
+// grantsIt tells whether the choice lets the agent do something.
+func grantsIt(c Choice) bool {
+	return reGrants.MatchString(c.Label) && !reRefuses.MatchString(c.Label)
+}
+
+// labels are those of the choices.
+func labels(of []Choice) []string {
+	var all []string
+	for _, c := range of {
+		all = append(all, c.Label)
+	}
+	return all
+}
 
 // finish adds what all prompts share: signals and score, permission, safe default, what is shown.
-func (v *view) finish(f *candidate) *candidate {
-	st := v.s.Status()
-	f.Signals = append([]string{cmp.Or(f.by, "structure")}, when(v.tty.Reading == ReadingYes, []string{"tty"})...)
-	unsure := !v.known && v.tty.Reading == ReadingUnknown
-	f.wait = cmp.Or(f.wait, when(v.told, settleTold), when(unsure, settleBare), settle)
-	f.Score = math.Round(min(f.Score*100+5*float64(len(f.Signals)-1), 99)) / 100
-	if v.known && (v.told && !f.Idle || f.Idle && (st.State == "idle" || st.State == "done")) {
-		f.Signals = append(f.Signals, cmp.Or(when(f.Idle || st.State == "blocked", "protocol"), "title"))
-		f.Score = 1
+func (v *view) finish(f *candidate) {
+	v.finishScore(f)
+	status := v.s.Status()
+	f.Permission = v.known && status.State == "blocked" && status.Kind == "permission"
+	if f.Type == MultipleChoice && !f.Multi && slices.ContainsFunc(f.Choices, grantsIt) {
+		f.Permission = true
 	}
-	f.Permission = f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, grantsIt) && !f.Multi ||
-		v.known && st.State == "blocked" && st.Kind == "permission"
 	for i := range f.Choices {
 		c := &f.Choices[i]
 		c.Grants = grantsIt(*c)
 		c.Label = clip(visible(c.Label), 60)
 	}
-	f.Question = cmp.Or(f.Question, v.s.Title(), "which one?")
+	if f.Question == "" {
+		f.Question = v.s.Title()
+	}
+	if f.Question == "" {
+		f.Question = "which one?"
+	}
 	if len(f.Full) > maxFull {
 		f.Cut = true
 	}
 	f.SafeDefault = v.safeDefault(f)
-	f.Excerpt, f.Full = safely(cmp.Or(f.Excerpt, f.Question), 200), cmp.Or(f.Full, f.Question)
+	if f.Excerpt == "" {
+		f.Excerpt = f.Question
+	}
+	f.Excerpt = safely(f.Excerpt, 200)
+	if f.Full == "" {
+		f.Full = f.Question
+	}
 	f.Question = strings.TrimSpace(f.Question)
 	f.seal()
 	f.Question = redact(visible(f.Question))
-	return f
 }
 
-// safeDefault is what may be typed while nobody answers, nil when nothing may: only what is known to refuse, Escape
-// where the dialog names it as the way out, Enter at a bare "Press Enter", or what the configuration names for lists
-// and texts in which nothing refuses, grants or is secret.
+// finishScore adds what agreed, the score, and how long the screen must have been still.
+func (v *view) finishScore(f *candidate) {
+	f.Signals = []string{"structure"}
+	if f.by != "" {
+		f.Signals[0] = f.by
+	}
+	if v.tty.Reading == ReadingYes {
+		f.Signals = append(f.Signals, "tty")
+	}
+	if f.wait == 0 {
+		switch {
+		case v.reported:
+			f.wait = settleTold
+		case !v.known && v.tty.Reading == ReadingUnknown:
+			f.wait = settleBare
+		default:
+			f.wait = settle
+		}
+	}
+	score := f.Score*100 + 5*float64(len(f.Signals)-1)
+	f.Score = math.Round(min(score, 99)) / 100
+	state := v.s.Status().State
+	agrees := v.reported
+	if f.Idle {
+		agrees = state == "idle" || state == "done"
+	}
+	if !v.known || !agrees {
+		return
+	}
+	f.Score = 1
+	if f.Idle || state == "blocked" {
+		f.Signals = append(f.Signals, "protocol")
+	} else {
+		f.Signals = append(f.Signals, "title")
+	}
+}
+
+// safeDefault is what may be typed while nobody answers, nil when nothing may: only what is known to
+// refuse, Escape where the dialog names it as the way out, Enter at a bare "Press Enter", or what
+// the configuration names for lists and texts in which nothing refuses, grants or is secret.
 func (v *view) safeDefault(f *candidate) *string {
 	if f.Idle || f.Secret || f.Type == Unknown {
 		return nil
@@ -2384,20 +2552,11 @@ func (v *view) safeDefault(f *candidate) *string {
 	if f.Type == ConfirmEnter {
 		return v.defaultOfPress(f)
 	}
-	refusal, grants, refuses := "", false, false
-	yes := slices.ContainsFunc(f.Choices, func(c Choice) bool { return strings.EqualFold(c.Label, "y") })
-	for _, c := range f.Choices {
-		plainNo := f.Type == YesNo && c.Key == "n" && c.Label == "No" || yes && strings.EqualFold(c.Label, "n")
-		if plainNo || reRefusal.MatchString(c.Label) {
-			refusal = c.Key
-		}
-		grants = grants || c.Grants
-		refuses = refuses || plainNo || reRefuses.MatchString(c.Label)
-	}
 	turned := !f.Permission && reTurned.MatchString(f.Question)
 	if f.Multi || f.guess || turned {
 		return nil
 	}
+	refusal, decides := refusalIn(f)
 	if refusal != "" {
 		return &refusal
 	}
@@ -2406,135 +2565,235 @@ func (v *view) safeDefault(f *candidate) *string {
 		return &esc
 	}
 	set := v.o.SafeDefaults[f.Type]
-	if set == "" || f.Permission || grants || refuses || f.Cut {
+	if set == "" || f.Permission || decides || f.Cut {
 		return nil
 	}
 	if f.Type == FreeText {
 		return &set
 	}
 	for _, c := range f.Choices {
-		if f.Type == MultipleChoice && (c.Key == set || strings.EqualFold(c.Label, set)) {
+		names := c.Key == set || strings.EqualFold(c.Label, set)
+		if f.Type == MultipleChoice && names {
 			return &c.Key
 		}
 	}
 	return nil
 }
 
-// reBarePress is "Press Enter to continue" in its forms: it names nothing that Enter does but to go on, and no other
-// key.
+// refusalIn is the key of the last choice that is known to refuse, "" without one; and whether any
+// grants or refuses.
+func refusalIn(f *candidate) (key string, decides bool) {
+	isYes := func(c Choice) bool { return strings.EqualFold(c.Label, "y") }
+	yes := slices.ContainsFunc(f.Choices, isYes)
+	for _, c := range f.Choices {
+		ours := f.Type == YesNo && c.Key == "n" && c.Label == "No"
+		plainNo := ours || yes && strings.EqualFold(c.Label, "n")
+		if plainNo || reRefusal.MatchString(c.Label) {
+			key = c.Key
+		}
+		if plainNo || c.Grants || reRefuses.MatchString(c.Label) {
+			decides = true
+		}
+	}
+	return key, decides
+}
+
+// reBarePress is "Press Enter to continue" in its forms: it names nothing that Enter does but to go
+// on, and no other key.
 var reBarePress = re(`(?i)^[^\pL\pN]*(please )?(press|hit|strike|push)?\s*(the\s+)?` +
-	`[\[<("']?(enter|return|(any|a)\s+key)` +
-	`[\])>"']?(\s+key)?(\s+to\s+(continue|go on|return|go back|close( this window)?|exit|finish))?[^\pL\pN]*$`)
+	`[\[<("']?(enter|return|(any|a)\s+key)[\])>"']?(\s+key)?` +
+	`(\s+to\s+(continue|go on|return|go back|close( this window)?|exit|finish))?[^\pL\pN]*$`)
 
 // reOtherWay are words of another way out than Enter.
-var reOtherWay = re(`(?i)\b(ctrl|control|esc|escape|abort|cancel|interrupt|quit|q to|stop)\b|\^[A-Z]\b`)
+var reOtherWay = re(`(?i)\b(ctrl|control|esc|escape|abort|cancel|interrupt|quit|q to|stop)\b|` +
+	`\^[A-Z]\b`)
 
-// defaultOfPress is "enter" for a question that only waits for Enter: all of it is known, nothing in it names another
-// way out, and nothing is asked. The configuration can make it "esc", or nothing.
+// defaultOfPress is "enter" for a question that only waits for Enter: all of it is known, nothing in
+// it names another way out, and nothing is asked. The configuration can make it "esc", or nothing.
 func (v *view) defaultOfPress(f *candidate) *string {
 	set, given := v.o.SafeDefaults[ConfirmEnter]
 	if !given {
 		set = "enter"
 	}
-	text := strings.Join(append(append([]string{}, f.parts.above...), f.parts.body...), "\n") + "\n" + f.Question
-	bare := reBarePress.MatchString(f.Question) && !reOtherWay.MatchString(text) && !strings.Contains(text, "?")
-	if f.Cut || !bare || set == "" {
+	rows := slices.Concat(f.parts.above, f.parts.body, []string{f.Question})
+	text := strings.Join(rows, "\n")
+	asks := reOtherWay.MatchString(text) || strings.Contains(text, "?")
+	if f.Cut || asks || set == "" || !reBarePress.MatchString(f.Question) {
 		return nil
 	}
 	return &set
 }
 
-/* ----- menus ----- */
+// ---- menus ----
+// Lists with a pointer, choices side by side, and dialogs in a frame.
+
 var (
 	reBar    = re(`[` + uprights + `]`)
-	reOption = re(`^((?:[↑↓ ]*[❯›▸▶►➤‣→»>●○]\s*)?)` + tickBox + `((?:\(?\d{1,2}[.):]\)?\s+)?)` + tickBox + `(.*)$`)
-	reHinted = re(`(?i)\s*([\[(](use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*.|› ?-? ?use arrow-.*|[›…·])\s*$`)
-	reHint   = re(`(?i)\b(arrow|navigate|to (select|confirm|submit|choose)|use .{0,12}keys|enter |space |esc )|` +
-		`↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
-	reShort, reCount, reSegment = re(`\s\((\w|esc)\)$`), re(`^\d+/\d+\b`), re(`(\S+(?: \S+)*)`)
-	reAsked, reLead, reCommon   = re(`^[^:]*\?\W*$`), re(`^[?◆◇✔●■]\s+`), re(`(?i)^(yesno|noyes)$`)
-	reAside                     = re(`^$|____|^[→●•-] `) // no part of a paragraph: an empty field, an answer given, a list
+	reOption = re(`^((?:[↑↓ ]*[❯›▸▶►➤‣→»>●○]\s*)?)` + tickBox +
+		`((?:\(?\d{1,2}[.):]\)?\s+)?)` + tickBox + `(.*)$`)
+	reHinted = re(`(?i)\s*([\[(](use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*.|` +
+		`› ?-? ?use arrow-.*|[›…·])\s*$`)
+	reHint = re(`(?i)\b(arrow|navigate|to (select|confirm|submit|choose)|use .{0,12}keys|` +
+		`enter |space |esc )|↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
+	reShort   = re(`\s\((\w|esc)\)$`)
+	reCount   = re(`^\d+/\d+\b`)
+	reSegment = re(`(\S+(?: \S+)*)`)
+	reAsked   = re(`^[^:]*\?\W*$`)
+	reLead    = re(`^[?◆◇✔●■]\s+`)
+	reCommon  = re(`(?i)^(yesno|noyes)$`)
+	reAside   = re(`^$|____|^[→●•-] `) // no part of a paragraph: an empty field, an answer, a list
 )
 
 // readMenu finds a list of choices with a pointer at one of them, the lowest on the screen.
 func (v *view) readMenu() *candidate {
-	for r := v.last; r >= 0 && !v.tty.Canonical && (v.tty.Reading != ReadingBusy || v.known); r-- {
-		head, opts := v.rows[r], []viewRow(nil)
-		pointed := head.label != "" && (head.pointer != "" || head.tick >= 0 && v.hidden)
-		if v.known {
-			pointed = pointed && head.pointer != "" && strings.Contains(v.a.Pointer, head.pointer) && !v.inBox(head) &&
-				(head.num != "" || v.hidden && (!v.a.OnPointer || r == v.row))
+	busy := v.tty.Reading == ReadingBusy && !v.known
+	if v.tty.Canonical || busy {
+		return nil
+	}
+	for r := v.last; r >= 0; r-- {
+		head := v.rows[r]
+		if !v.mayPoint(head) {
+			continue
 		}
-		for start := max(0, r-19); start <= r && pointed && (len(opts) == 0 || opts[len(opts)-1].row < r); start++ {
-			opts = v.options(head, start)
-		}
-		if (len(opts) > 1 || len(opts) == 1 && head.tick >= 0) && v.live(opts[0], opts[len(opts)-1].row) {
+		opts := v.optionsAround(head)
+		list := len(opts) > 1 || len(opts) == 1 && head.tick >= 0
+		if list && v.live(opts[0], opts[len(opts)-1].row) {
 			return v.menu(opts, Attr{FG: -1, BG: -1})
 		}
 	}
 	return nil
 }
 
+// mayPoint tells whether the pointer of a menu may stand in this row.
+func (v *view) mayPoint(w viewRow) bool {
+	if w.label == "" {
+		return false
+	}
+	if !v.known {
+		return w.pointer != "" || w.tick >= 0 && v.hidden
+	}
+	if w.pointer == "" || !strings.Contains(v.a.Pointer, w.pointer) || v.inBox(w) {
+		return false
+	}
+	here := !v.a.OnPointer || w.row == v.row
+	return w.num != "" || v.hidden && here
+}
+
+// optionsAround reads the menu that has its pointer in row head, from as far up as it goes.
+func (v *view) optionsAround(head viewRow) []viewRow {
+	for start := max(0, head.row-19); start <= head.row; start++ {
+		opts := v.options(head, start)
+		if len(opts) > 0 && opts[len(opts)-1].row >= head.row {
+			return opts
+		}
+	}
+	return nil
+}
+
 // options reads the menu from row start on, with what explains each.
-func (v *view) options(head viewRow, start int) (opts []viewRow) {
-	num, gap := 1, 0
-	fmt.Sscan(v.rows[start].num, &num)
+func (v *view) options(head viewRow, start int) []viewRow {
+	var opts []viewRow
+	num := 1
+	fmt.Sscan(v.rows[start].num, &num) // stays 1 without a number
+	gap := 0
 	for r := start; r <= v.last && gap < 3; r++ {
 		o := v.rows[r]
-		dimmer := o.tick < 0 && v.faintAt(r, o.labelAt) && !v.faintAt(head.row, head.labelAt) &&
-			!strings.HasPrefix(o.text, "○")
-		numbered := o.num == fmt.Sprint(num) || o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt
-		alike := o.num == "" && o.optionAt == head.optionAt && (o.tick < 0) == (head.tick < 0) && !dimmer &&
-			!reCount.MatchString(o.label)
+		blank := o.text == "" && (head.num != "" || !o.rule)
 		switch {
-		case o.text == "" && len(opts) > 0 && (head.num != "" || !o.rule):
+		case blank && len(opts) > 0:
 			gap++
-		case o.text != "" && (head.num != "" && numbered || head.num == "" && alike):
-			if opts, gap = append(opts, o), 0; o.num != "" {
+		case o.text == "":
+			return opts
+		case v.isOption(o, head, num):
+			opts = append(opts, o)
+			gap = 0
+			if o.num != "" {
 				num++
 			}
-		case o.text != "" && gap == 0 && len(opts) > 0 && (o.optionAt > head.optionAt || dimmer || r > 0 &&
-			(v.s.grid[r-1].wrapped || utf8.RuneCountInString(v.rows[r-1].raw) > v.s.cols-20)):
-			last := &opts[len(opts)-1]
-			if (o.optionAt == last.labelAt || o.optionAt < last.optionAt) &&
-				v.faintAt(r, o.optionAt) == v.faintAt(last.row, last.labelAt) {
-				last.label += " " + o.text
-			}
+		case gap == 0 && len(opts) > 0 && v.explains(o, head):
+			v.describeOption(&opts[len(opts)-1], o)
 		default:
-			gap = 3
+			return opts
 		}
 	}
 	return opts
 }
 
-// live tells whether the program waits at the menu down to row end: the cursor is hidden or in it, or a hint is below.
-func (v *view) live(first viewRow, end int) bool {
-	inside := v.hidden || v.row >= first.row-2 && v.row <= end
-	hint := func(w viewRow) bool { return reHint.MatchString(w.text) }
-	return v.last-end <= 12 && (v.known && (inside || !v.inBox(v.rows[v.row])) ||
-		!v.known && (inside && (v.tty.Reading == ReadingYes || first.num != "") ||
-			slices.ContainsFunc(v.rows[end+1:v.last+1], hint)))
+// isOption tells whether row o is an option of the menu with the pointer in row head; num is the
+// number that comes next.
+func (v *view) isOption(o, head viewRow, num int) bool {
+	if head.num != "" {
+		unnumbered := o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt
+		return o.num == fmt.Sprint(num) || unnumbered
+	}
+	if o.num != "" || o.optionAt != head.optionAt || (o.tick < 0) != (head.tick < 0) {
+		return false
+	}
+	return !v.dimmer(o, head) && !reCount.MatchString(o.label)
 }
 
-// menu makes the prompt of a list of options; base is how its background is drawn.
+// dimmer tells whether row o is faint and the pointer's row is not.
+func (v *view) dimmer(o, head viewRow) bool {
+	if o.tick >= 0 || strings.HasPrefix(o.text, "○") {
+		return false
+	}
+	return v.faintAt(o.row, o.labelAt) && !v.faintAt(head.row, head.labelAt)
+}
+
+// explains tells whether row o belongs to the option above it.
+func (v *view) explains(o, head viewRow) bool {
+	if o.optionAt > head.optionAt || v.dimmer(o, head) {
+		return true
+	}
+	if o.row == 0 {
+		return false
+	}
+	long := utf8.RuneCountInString(v.rows[o.row-1].raw) > v.s.cols-20
+	return long || v.s.grid[o.row-1].wrapped
+}
+
+// describeOption adds row o to an option's label, if it goes on with that.
+func (v *view) describeOption(option *viewRow, o viewRow) {
+	under := o.optionAt == option.labelAt || o.optionAt < option.optionAt
+	if under && v.faintAt(o.row, o.optionAt) == v.faintAt(option.row, option.labelAt) {
+		option.label += " " + o.text
+	}
+}
+
+// live tells whether the program waits at the menu down to row end: the cursor is hidden or in it,
+// or a hint is below.
+func (v *view) live(first viewRow, end int) bool {
+	if v.last-end > 12 {
+		return false
+	}
+	inside := v.hidden || v.row >= first.row-2 && v.row <= end
+	if v.known {
+		return inside || !v.inBox(v.rows[v.row])
+	}
+	if inside && (v.tty.Reading == ReadingYes || first.num != "") {
+		return true
+	}
+	hint := func(w viewRow) bool { return reHint.MatchString(w.text) }
+	return slices.ContainsFunc(v.rows[end+1:v.last+1], hint)
+}
+
+// menu makes the prompt of a list of options; base is how its background is drawn. Of more than nine
+// it has those around the pointer.
 func (v *view) menu(opts []viewRow, base Attr) *candidate {
-	f := &candidate{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "vertical", Submit: v.a.Submit}}
+	f := &candidate{}
+	f.Type = MultipleChoice
+	f.Score = 0.90
+	f.Axis = "vertical"
+	f.Submit = v.a.Submit
 	at := v.pointed(opts, base)
-	lo := max(0, at-8) // nine of them, the pointer among them
-	f.Pointer = at - lo
-	for i, o := range opts[lo:min(len(opts), lo+9)] {
-		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i+1)), Label: o.label}
-		if v.known { // behind the first words is a description
-			c.Label, c.Keys = reSegment.FindString(o.label), strings.Trim(reShort.FindString(o.label), " ()")
-			c.Keys = strings.Replace(c.Keys, "esc", "\x1b", 1)
+	from := max(0, at-8)
+	f.Pointer = at - from
+	for i, o := range opts[from:min(len(opts), from+9)] {
+		f.Choices = append(f.Choices, v.choice(o, i, opts[0].num != ""))
+		f.Ticked = append(f.Ticked, o.tick == 1)
+		if o.tick >= 0 && !strings.Contains(o.text, "(") {
+			f.Multi = true
 		}
-		if o.num != "" && v.a.Digits {
-			c.Keys = o.num
-		} else if o.num == "" && opts[0].num != "" {
-			c.Key = strings.ToLower(o.label) // Submit
-		}
-		f.Multi = f.Multi || o.tick >= 0 && !strings.Contains(o.text, "(")
-		f.Choices, f.Ticked = append(f.Choices, c), append(f.Ticked, o.tick == 1)
 	}
 	rows := map[int]string{}
 	for _, o := range opts {
@@ -2543,35 +2802,57 @@ func (v *view) menu(opts []viewRow, base Attr) *candidate {
 	return v.describe(f, opts[0].row, opts[len(opts)-1].row, rows)
 }
 
-func bare(line string) string { // without its mark and without the keys it explains
+// choice is what option o offers, the i-th of those given; in a numbered menu one without a number
+// is named by its label, as Submit.
+func (v *view) choice(o viewRow, i int, numbered bool) Choice {
+	c := Choice{Key: o.num, Label: o.label}
+	if c.Key == "" {
+		c.Key = fmt.Sprint(i + 1)
+	}
+	if v.known { // behind the first words is a description
+		c.Label = reSegment.FindString(o.label)
+		key := strings.Trim(reShort.FindString(o.label), " ()")
+		c.Keys = strings.Replace(key, "esc", "\x1b", 1)
+	}
+	if o.num != "" && v.a.Digits {
+		c.Keys = o.num
+	}
+	if o.num == "" && numbered {
+		c.Key = strings.ToLower(o.label)
+	}
+	return c
+}
+
+// plain is a line without its mark and without the keys it explains.
+func plain(line string) string {
 	return reHinted.ReplaceAllString(reLead.ReplaceAllString(line, ""), "")
 }
 
-// describe completes a dialog whose choices are in rows first to end: its kind, question, text, excerpt, and what of it
-// is shown. options are its rows that hold choices, as they read whatever is pointed at or ticked.
+// describe completes a dialog whose choices are in rows first to end: its kind, question, text,
+// excerpt, and what of it is shown. options are its rows that hold choices, as they read whatever is
+// pointed at or ticked.
 func (v *view) describe(f *candidate, first, end int, options map[int]string) *candidate {
-	if len(f.Choices) == 2 && !v.known && reCommon.MatchString(f.Choices[0].Label+f.Choices[1].Label) {
+	pair := len(f.Choices) == 2 && !v.known
+	if pair && reCommon.MatchString(f.Choices[0].Label+f.Choices[1].Label) {
 		f.Type = YesNo
 		for i, c := range f.Choices {
 			f.Choices[i].Key = strings.ToLower(c.Label[:1])
 		}
 	}
-	headed := func(w viewRow) bool { return v.a.Head != nil && v.a.Head.MatchString(w.text) }
-	top := v.up(first, func(w viewRow) bool {
-		return w.top || headed(w) || !v.known && w.raw == "" && v.rows[max(w.row-1, 0)].raw == ""
-	})
-	f.Cut = v.known && top < 0 && v.rows[0].raw != "" && (v.s.AltScreen() || v.forgotten(0)) // it begins above the screen
-	if top < 0 || !headed(v.rows[top]) {
-		top++
-	}
+	top, above := v.dialogTop(first)
+	f.Cut = above
 	for _, w := range v.rows[top : end+1] {
-		f.Cut = f.Cut || strings.IndexAny(w.text, "↑↓") == 0
+		if strings.IndexAny(w.text, "↑↓") == 0 {
+			f.Cut = true
+		}
 		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
-		if option, ok := options[w.row]; ok {
+		option, ok := options[w.row]
+		switch {
+		case ok:
 			f.parts.among = append(f.parts.among, still(option))
-		} else if w.row < first {
+		case w.row < first:
 			f.parts.body = append(f.parts.body, still(w.text))
-		} else {
+		default:
 			f.parts.among = append(f.parts.among, still(w.text))
 		}
 	}
@@ -2583,22 +2864,49 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 		hints.WriteString(w.text + "\n")
 	}
 	f.esc = reEscOut.MatchString(hints.String())
-	about, grants := v.question(f, top, first), slices.ContainsFunc(f.Choices, grantsIt)
-	if f.Type != MultipleChoice || !grants {
-		return f
-	}
-	about = slices.DeleteFunc(about, func(line string) bool { return strings.Contains(f.Question, bare(line)) })
-	subject, ask := redact(visible(strings.Join(about, "\n"))), safely(f.Question, 80)
-	if f.Excerpt = strings.TrimSpace(subject + "\n" + ask); len(f.Excerpt) > 200 { // its head, its tail, the question
-		half := (200 - len(ask) - 10) / 2
-		head, tail := strings.ToValidUTF8(subject[:half], ""), strings.ToValidUTF8(subject[len(subject)-half:], "")
-		f.Excerpt = head + " … " + tail + "\n" + ask + "…"
+	f.Question = v.question(top, first)
+	if f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, grantsIt) {
+		f.Excerpt = excerptOf(v.subject(top, first), f.Question)
 	}
 	return f
 }
 
-// aboveDialog adds what stands above row top, where a dialog of a tool that is not known begins: a paragraph that has
-// scrolled out belongs to it, what is further up is shown too.
+// dialogTop is the first row of the dialog whose choices begin in row first; above: it begins above
+// the screen.
+func (v *view) dialogTop(first int) (top int, above bool) {
+	headed := func(w viewRow) bool { return v.a.Head != nil && v.a.Head.MatchString(w.text) }
+	top = v.up(first, func(w viewRow) bool {
+		gap := w.raw == "" && v.rows[max(w.row-1, 0)].raw == ""
+		return w.top || headed(w) || !v.known && gap
+	})
+	if top >= 0 && headed(v.rows[top]) {
+		return top, false
+	}
+	if top < 0 && v.known && v.rows[0].raw != "" {
+		above = v.s.AltScreen() || v.forgotten(0)
+	}
+	return top + 1, above
+}
+
+// excerptOf is what a permission is about, with the question: of what is long its head and its tail.
+func excerptOf(subject []string, question string) string {
+	subject = slices.DeleteFunc(subject, func(line string) bool {
+		return strings.Contains(question, plain(line))
+	})
+	about := redact(visible(strings.Join(subject, "\n")))
+	ask := safely(question, 80)
+	excerpt := strings.TrimSpace(about + "\n" + ask)
+	if len(excerpt) <= 200 {
+		return excerpt
+	}
+	half := (200 - len(ask) - 10) / 2
+	head := strings.ToValidUTF8(about[:half], "")
+	tail := strings.ToValidUTF8(about[len(about)-half:], "")
+	return head + " … " + tail + "\n" + ask + "…"
+}
+
+// aboveDialog adds what stands above row top, where a dialog of a tool that is not known begins: a
+// paragraph that has scrolled out belongs to it, what is further up is shown too.
 func (v *view) aboveDialog(f *candidate, top int) {
 	paragraph, above, cut := v.linesAbove(top)
 	if top == 0 {
@@ -2608,254 +2916,467 @@ func (v *view) aboveDialog(f *candidate, top int) {
 		}
 		f.Cut = f.Cut || cut
 	} else if len(paragraph) > 0 {
-		above = append(append(above, ""), paragraph...)
+		above = slices.Concat(above, []string{""}, paragraph)
 	}
 	f.parts.above = stillRows(above)
 	f.Above = strings.Trim(strings.Join(above, "\n"), "\n")
 }
 
-// question picks what is asked from rows top to first of a dialog, and returns the lines it is about: those between
-// dashed rules, else in an inner frame, else from "$ " on, else all.
-func (v *view) question(f *candidate, top, first int) (about []string) {
+// subject is what a dialog from row top to its first choice is about: the lines between dashed
+// rules, else those in an inner frame, else those from "$ " on, else all.
+func (v *view) subject(top, first int) []string {
 	dashed := func(w viewRow) bool { return w.rule && strings.Contains(w.raw, "╌╌") }
-	from, to := top+slices.IndexFunc(v.rows[top:first], dashed), v.up(first, dashed)
-	var body []string // paragraphs
-	shell, gap, kind, best := false, true, 3, 2
-	for r := top; r < first; r++ {
-		w := v.rows[r]
+	from := top + slices.IndexFunc(v.rows[top:first], dashed)
+	to := v.up(first, dashed)
+	var about []string
+	best := 3 // the kind of the lines in about, the less the better
+	shell := false
+	for _, w := range v.rows[top:first] {
 		shell = shell || strings.HasPrefix(w.text, "$ ")
-		is := slices.Index([]bool{r > from && r < to, w.depth > 1, shell, true}, true) // the less the better
-		if w.text != "" && is <= kind {
-			about, kind = append(when(is == kind, about), w.text), is
+		kind := 3
+		switch {
+		case w.row > from && w.row < to:
+			kind = 0
+		case w.depth > 1:
+			kind = 1
+		case shell:
+			kind = 2
 		}
-		switch apart := gap || w.at != v.rows[r-1].at && !v.s.grid[r-1].wrapped || reLead.MatchString(w.text); {
-		case reAside.MatchString(w.text):
-			gap = true
-		case apart:
-			body, gap = append(body, w.text), false
-		default:
-			body[len(body)-1] += " " + w.text
+		if w.text == "" || kind > best {
+			continue
 		}
-	}
-	for _, p := range body { // the last that is a question, else contains one, else of all
-		if is := slices.Index([]bool{reAsked.MatchString(p), strings.Contains(p+" ", "? "), true}, true); is <= best {
-			best, f.Question = is, bare(p)
+		if kind < best {
+			about = nil
+			best = kind
 		}
+		about = append(about, w.text)
 	}
 	return about
 }
 
-// sides are the shapes of choices side by side: their row, with all of them in its group, and one of them.
-var sides = []struct{ row, choice *regexp.Regexp }{ // whiptail, dialog; clack; prompts; opencode
-	{re(`^((?:<\s*[^<>]{1,20}\s*>\s*)+)$`), re(`<\s*([^<>]*?)\s*>`)},
-	{re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)},
-	{re(`› ((?i:no / yes|yes / no))$`), re(`(\w+)`)}, {re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},
-}
-
-// buttons reads row r as choices side by side; the pointer is at one filled, under the cursor, or unlike the others.
-func (v *view) buttons(r int) *candidate {
-	f, w := &candidate{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "horizontal"}}, v.rows[r]
-	var opts []viewRow
-	for _, s := range sides {
-		if part := s.row.FindStringSubmatchIndex(w.text); part != nil {
-			in := w.text[part[2]:part[3]]
-			for i, m := range s.choice.FindAllStringSubmatchIndex(in, 9) {
-				at, width := w.at+utf8.RuneCountInString(w.text[:part[2]+m[0]]), m[1]-m[0]
-				pointed := strings.HasPrefix(in[m[0]:], "●") || v.row == r && v.col >= at && v.col < at+width
-				opts = append(opts, viewRow{row: r, labelAt: at + width/2, pointer: when(pointed, "●")})
-				f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: in[m[2]:m[3]]})
-			}
+// question picks what is asked from rows top to first of a dialog: the last paragraph that is a
+// question, else contains one, else of all; "" without any.
+func (v *view) question(top, first int) string {
+	asked := ""
+	best := 2
+	for _, p := range v.paragraphs(top, first) {
+		kind := 2
+		switch {
+		case reAsked.MatchString(p):
+			kind = 0
+		case strings.Contains(p+" ", "? "):
+			kind = 1
+		}
+		if kind <= best {
+			best = kind
+			asked = plain(p)
 		}
 	}
-	f.Pointer = v.pointed(opts, v.s.attr(max(0, r-1), w.at-1)) // the blank row above is drawn like no button
+	return asked
+}
+
+// paragraphs are the rows from top to before first, those joined that go on with the one above.
+func (v *view) paragraphs(top, first int) []string {
+	var body []string
+	gap := true
+	for r := top; r < first; r++ {
+		w := v.rows[r]
+		if reAside.MatchString(w.text) {
+			gap = true
+			continue
+		}
+		indented := r > 0 && w.at != v.rows[r-1].at && !v.s.grid[r-1].wrapped
+		if gap || indented || reLead.MatchString(w.text) {
+			body = append(body, w.text)
+			gap = false
+		} else {
+			body[len(body)-1] += " " + w.text
+		}
+	}
+	return body
+}
+
+// sides are the shapes of choices side by side: their row, with all of them in its group, and one of
+// them.
+var sides = []struct {
+	row    *regexp.Regexp
+	choice *regexp.Regexp
+}{
+	{re(`^((?:<\s*[^<>]{1,20}\s*>\s*)+)$`), re(`<\s*([^<>]*?)\s*>`)},    // whiptail, dialog
+	{re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)}, // clack
+	{re(`› ((?i:no / yes|yes / no))$`), re(`(\w+)`)},                    // prompts
+	{re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},        // opencode
+}
+
+// buttons reads row r as choices side by side; the pointer is at one filled, under the cursor, or
+// unlike the others.
+func (v *view) buttons(r int) *candidate {
+	f := &candidate{}
+	f.Type = MultipleChoice
+	f.Score = 0.90
+	f.Axis = "horizontal"
+	w := v.rows[r]
+	var opts []viewRow
+	for _, s := range sides {
+		part := s.row.FindStringSubmatchIndex(w.text)
+		if part == nil {
+			continue
+		}
+		in := w.text[part[2]:part[3]]
+		for i, m := range s.choice.FindAllStringSubmatchIndex(in, 9) {
+			f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: in[m[2]:m[3]]})
+			at := w.at + utf8.RuneCountInString(w.text[:part[2]+m[0]])
+			width := m[1] - m[0]
+			o := viewRow{row: r, labelAt: at + width/2}
+			under := v.row == r && v.col >= at && v.col < at+width
+			if under || strings.HasPrefix(in[m[0]:], "●") {
+				o.pointer = "●"
+			}
+			opts = append(opts, o)
+		}
+	}
+	// The blank row above is drawn like no button.
+	f.Pointer = v.pointed(opts, v.s.attr(max(0, r-1), w.at-1))
 	return f
 }
 
-// readBox finds choices side by side near the end of the screen, and framed dialogs with buttons in angle brackets, as
-// whiptail, dialog and pinentry draw them.
+// readBox finds choices side by side near the end of the screen, and framed dialogs with buttons in
+// angle brackets, as whiptail, dialog and pinentry draw them.
 func (v *view) readBox() *candidate {
-	for r := v.last; r >= max(0, v.last-4) && !v.tty.Canonical; r-- {
-		if f := v.buttons(r); len(f.Choices) > 1 && !strings.HasPrefix(v.rows[r].text, "<") {
-			return v.describe(f, r, r, map[int]string{r: strings.Join(labels(f.Choices), " ")})
-		}
-	}
-	r := v.up(v.last+1, func(w viewRow) bool { return w.depth > 0 && sides[0].row.MatchString(w.text) })
-	plain := r <= 0
-	if plain && v.tty.Reading == ReadingYes && !v.known { // no buttons (cfdisk): only a list will do
-		r = v.up(v.last+1, func(w viewRow) bool { return w.rule && strings.ContainsAny(w.raw, "┘╯╝") })
-	}
-	if r <= 0 || v.tty.Canonical {
+	if v.tty.Canonical {
 		return nil
 	}
-	if w := v.rows[v.row]; !v.hidden && v.row < r && (w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")) {
-		// the cursor is in a field
-		f := v.describe(&candidate{Prompt: Prompt{Type: FreeText, Score: 0.90, Pointer: -1}}, r, r, nil)
+	for r := v.last; r >= max(0, v.last-4); r-- {
+		f := v.buttons(r)
+		if len(f.Choices) > 1 && !strings.HasPrefix(v.rows[r].text, "<") {
+			return v.describeButtons(f, r)
+		}
+	}
+	r, plain := v.boxEnd()
+	if r <= 0 {
+		return nil
+	}
+	w := v.rows[v.row]
+	field := w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")
+	if field && !v.hidden && v.row < r { // the cursor is in it
+		f := &candidate{}
+		f.Type = FreeText
+		f.Score = 0.90
+		f.Pointer = -1
+		v.describe(f, r, r, nil)
 		f.Secret = reSecret.MatchString(f.Question)
 		return f
 	}
-	last, base := v.rows[max(0, v.up(r, func(w viewRow) bool { return w.text != "" }))], v.s.attr(r, v.rows[r].at-1)
-	other := func(o viewRow) bool { // ends the rows above that look alike, ticked or one drawn unlike the others
-		return o.depth == 0 || o.text == "" || (o.tick < 0) != (last.tick < 0) || o.tick < 0 && o.optionAt != last.optionAt
-	}
-	list := v.rows[v.up(last.row+1, other)+1 : last.row+1]
-	if len(list) > 0 && (list[0].tick >= 0 || len(list) > 1 && v.pointed(list, base) >= 0) {
+	base := v.s.attr(r, v.rows[r].at-1)
+	list := v.boxList(r)
+	ticks := len(list) > 0 && list[0].tick >= 0
+	if ticks || len(list) > 1 && v.pointed(list, base) >= 0 {
 		return v.menu(list, base)
-	} else if plain {
+	}
+	if plain {
 		return nil
 	}
 	f := v.buttons(r)
 	if len(f.Choices) == 1 {
-		f.Type, f.Choices, f.Axis, f.Pointer = ConfirmEnter, nil, "", -1
+		f.Type = ConfirmEnter
+		f.Choices = nil
+		f.Axis = ""
+		f.Pointer = -1
 	}
+	return v.describeButtons(f, r)
+}
+
+// describeButtons completes a dialog with choices side by side in row r.
+func (v *view) describeButtons(f *candidate, r int) *candidate {
 	return v.describe(f, r, r, map[int]string{r: strings.Join(labels(f.Choices), " ")})
 }
 
-/* ----- questions on the cursor's line ----- */
+// boxEnd is the last row of a framed dialog: that of its buttons, or, where a program that is not
+// known reads, of its lower edge. It is plain then (cfdisk): only a list will do. 0 or less: there
+// is none.
+func (v *view) boxEnd() (r int, plain bool) {
+	r = v.up(v.last+1, func(w viewRow) bool {
+		return w.depth > 0 && sides[0].row.MatchString(w.text)
+	})
+	if r <= 0 && v.tty.Reading == ReadingYes && !v.known {
+		r = v.up(v.last+1, func(w viewRow) bool {
+			return w.rule && strings.ContainsAny(w.raw, "┘╯╝")
+		})
+		return r, true
+	}
+	return r, r <= 0
+}
+
+// boxList are the rows above row r that look alike: with boxes to tick, or beginning in one column.
+func (v *view) boxList(r int) []viewRow {
+	last := v.rows[max(0, v.up(r, func(w viewRow) bool { return w.text != "" }))]
+	other := func(o viewRow) bool {
+		if o.depth == 0 || o.text == "" || (o.tick < 0) != (last.tick < 0) {
+			return true
+		}
+		return o.tick < 0 && o.optionAt != last.optionAt
+	}
+	return v.rows[v.up(last.row+1, other)+1 : last.row+1]
+}
+
+// ---- questions on the cursor's line ----
+// What a program printed, and waits behind or below.
+
 var (
-	reMarked = re(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
+	reMarked = re(`[\[(<]([^()<>\[\]]{1,60}|` +
+		`[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
 		`\b(?i:yes ?/ ?no|y ?/ ?n|y or n|(?:type|press|enter) ['"‘]?(?:yes|y)\b['"’]?)`)
-	rePlain = re(`(?i)^(y|n|yes|no|\?|q|quit|h|help|fingerprint)$`) // beside yes and no, no choice of its own
-	rePress = re(`(?i)\b(press|hit|strike|push)\s+(the\s+)?[\[<("']?(enter|return|an?y?\s+key|space)\b|` +
+	// rePlain is, beside yes and no, no choice of its own.
+	rePlain = re(`(?i)^(y|n|yes|no|\?|q|quit|h|help|fingerprint)$`)
+	rePress = re(`(?i)\b(press|hit|strike|push)\s+(the\s+)?` +
+		`[\[<("']?(enter|return|an?y?\s+key|space)\b|` +
 		`\[(press )?(enter|return|more)\]\s*$`)
 	reNotPress = re(`(?i)to skip|for (the )?default|selection|number|choice|keep|path|press [a-z] to`)
 	rePager    = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
-	reSecret   = re(`(?i)\b(password|pass ?phrase|passcode|pin|secret( value)?|token|api[ _-]?key|otp|` +
-		`(verification|2fa) code)\b[^?]*[:›>]?\s*$`)
+	reSecret   = re(`(?i)\b(password|pass ?phrase|passcode|pin|secret( value)?|token|api[ _-]?key|` +
+		`otp|(verification|2fa) code)\b[^?]*[:›>]?\s*$`)
 	reYn      = re(`^(yn[a-z?]{0,7}|ny|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
 	reHotkeys = re(`[\[(]([A-Za-z])[\])]([a-z][\w-]*(?: [A-Za-z][\w-]*)?)`)
-	reWord    = re(`(?i)^(.|C-.|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|skip|edit|help|` +
-		`fingerprint)$`)
-	reChoose = re(`(?i)^#\?$|(choice|choose|select|option|number|which|pick|\bwhat\b|your |\d ?- ?\d).*[:>?\]#]$`)
-	reREPL   = re(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
-		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|(?i:(cmd|command)\b[^:]*:))$`)
-	reOpen  = re(`(?i)^(\S+[:.] )?(what|which|where|who|how|why|when|name|enter|in which)\b|^\? |[^?]$`)
+	reWord    = re(`(?i)^(.|C-.|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
+		`skip|edit|help|fingerprint)$`)
+	reChoose = re(`(?i)^#\?$|(choice|choose|select|option|number|which|pick|\bwhat\b|your |` +
+		`\d ?- ?\d).*[:>?\]#]$`)
+	reREPL = re(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
+		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|` +
+		`(?i:(cmd|command)\b[^:]*:))$`)
+	reOpen = re(`(?i)^(\S+[:.] )?(what|which|where|who|how|why|when|name|enter|in which)\b|` +
+		`^\? |[^?]$`)
 	reOrder = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
 	reItem  = re(`^(?:\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s|\s{2,})|` +
 		`\s*([A-Za-z?])(?:\)| =)\s|\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
-	reColumns                 = re(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
-	reListed, reText          = re(`^(#\?|[\w /]{0,30}[:>?])$`), re(`[:?›>]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
-	reRemark, reSays, reYesNo = re(`^\(.* .*\)$`), re(`\pL\w`), re(`(?i)^(y|n|yes|no)$`)
-	reSplit, reQuoted         = re(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`), re(`(?i)^[\[(]?(?:type|press|enter) ['"‘]?(yes|y)\b`)
+	reColumns = re(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
+	reListed  = re(`^(#\?|[\w /]{0,30}[:>?])$`)
+	reText    = re(`[:?›>]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
+	reRemark  = re(`^\(.* .*\)$`)
+	reSays    = re(`\pL\w`)
+	reYesNo   = re(`(?i)^(y|n|yes|no)$`)
+	reSplit   = re(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
+	reQuoted  = re(`(?i)^[\[(]?(?:type|press|enter) ['"‘]?(yes|y)\b`)
 )
 
-// readLine judges the line the cursor stands on; with the cursor in column 0, what stands above it.
+// readLine reads the line the cursor stands on; with the cursor in column 0, what stands above it.
 func (v *view) readLine() *candidate {
-	line, top := v.cursorLine()
-	text, busy := strings.TrimSpace(line), v.tty.Reading == ReadingBusy
-	f := &candidate{line: line, by: "pattern", Prompt: Prompt{Score: 0.85, Pointer: -1, place: v.s.Scrolled() + top + 1}}
-	if above, up := v.lineAbove(top); up >= 0 && reRemark.MatchString(text) { // below the question
-		text, top = strings.TrimSpace(above)+" "+text, up
+	alternate := v.s.AltScreen()
+	busy := v.tty.Reading == ReadingBusy
+	cooked := v.tty.Canonical && v.tty.Echo
+	if busy && cooked || v.known && alternate {
+		return nil
 	}
-	switch f.Question = text; {
-	case busy && v.tty.Canonical && v.tty.Echo, v.known && v.s.AltScreen():
-		return nil
-	case text == "":
+	line, top := v.cursorLine()
+	f := &candidate{line: line, by: "pattern"}
+	f.Score = 0.85
+	f.Pointer = -1
+	f.place = v.s.Scrolled() + top + 1
+	text := strings.TrimSpace(line)
+	above, first := v.lineAbove(top)
+	if first >= 0 && reRemark.MatchString(text) { // it stands below the question
+		text = strings.TrimSpace(above) + " " + text
+		top = first
+	}
+	f.Question = text
+	if text == "" {
 		return v.readAbove(f)
-	case v.tty.Canonical && !v.tty.Echo:
-		f.Type, f.Secret = FreeText, true
-	case v.s.AltScreen() && v.row < v.last-2,
-		v.after() != "" && !v.s.AltScreen() && !reLead.MatchString(text) && !v.faintAt(v.row, v.col):
+	}
+	if v.tty.Canonical && !v.tty.Echo {
+		f.Type = FreeText
+		f.Secret = true
+		return v.paragraph(f, top)
+	}
+	if v.elsewhere(text) {
 		return nil
-	case v.named(f, text, top), !busy && !v.known && v.worded(f, text, top):
-	case busy, v.known, v.s.AltScreen(), v.hidden:
+	}
+	if v.readNamed(f, text, top) {
+		return v.paragraph(f, top)
+	}
+	if busy || v.known {
 		return nil
-	default:
-		v.silent(f)
+	}
+	if !v.readWorded(f, text, top) {
+		if alternate || v.hidden {
+			return nil
+		}
+		v.bySilence(f)
 	}
 	return v.paragraph(f, top)
 }
 
-func (v *view) silent(f *candidate) *candidate { // a guess from silence
-	f.Type, f.Score, f.wait, f.by, f.Choices = Unknown, 0.60, v.o.Stuck, "silence", nil
-	return f
+// elsewhere tells whether the cursor's line is not the one that asks: there is more below it on the
+// alternate screen, or behind the cursor, which is no hint.
+func (v *view) elsewhere(text string) bool {
+	if v.s.AltScreen() {
+		return v.row < v.last-2
+	}
+	return v.after() != "" && !reLead.MatchString(text) && !v.faintAt(v.row, v.col)
 }
 
-// named finds questions that name their answers: a list, letters, a key to press.
-func (v *view) named(f *candidate, text string, top int) bool {
-	if !v.tty.Canonical && v.row >= v.last && rePager.MatchString(v.rows[v.row].text) ||
-		v.s.AltScreen() && v.row == v.last && v.s.attr(v.row, 0).Reverse && v.tty.Reading == ReadingYes || // less, a name
-		!v.listAbove(f, text, top) && !v.marked(f, text) && presses(text) {
-		f.Type = ConfirmEnter
-	}
-	return f.Type != ""
+// bySilence makes it a guess, from silence alone.
+func (v *view) bySilence(f *candidate) {
+	f.Type = Unknown
+	f.Score = 0.60
+	f.wait = v.o.Stuck
+	f.by = "silence"
+	f.Choices = nil
 }
+
+// readNamed finds a question that names its answers: a list, letters, a key to press.
+func (v *view) readNamed(f *candidate, text string, top int) bool {
+	atEnd := v.row >= v.last
+	pager := atEnd && !v.tty.Canonical && rePager.MatchString(v.rows[v.row].text)
+	less := v.s.AltScreen() && v.row == v.last && v.tty.Reading == ReadingYes
+	less = less && v.s.attr(v.row, 0).Reverse // the name of the file
+	if !pager && !less {
+		if v.readList(f, text, top) || v.readMarked(f, text) {
+			return true
+		}
+		if !presses(text) {
+			return false
+		}
+	}
+	f.Type = ConfirmEnter
+	return true
+}
+
+// presses tells whether the text asks for a key to go on.
 func presses(text string) bool { return rePress.MatchString(text) && !reNotPress.MatchString(text) }
 
-// worded finds questions by their words and how they end; they need a reader, or silence.
-func (v *view) worded(f *candidate, text string, top int) bool {
-	f.Type, f.Score, f.wait = FreeText, 0.75, when(v.tty.Reading != ReadingYes, v.o.Stuck)
-	above, _ := v.lineAbove(top)
-	name := strings.ToLower(strings.TrimRight(text, "> ")) // "Enter name for new remote." "name> "
+// readWorded finds a question by its words and how it ends. It needs a reader, or silence.
+func (v *view) readWorded(f *candidate, text string, top int) bool {
+	f.Type = FreeText
+	f.Score = 0.75
+	if v.tty.Reading != ReadingYes {
+		f.wait = v.o.Stuck
+	}
 	switch {
 	case reSecret.MatchString(text) && !v.tty.Echo:
-		f.Secret, f.Score = true, 0.85
-	case reREPL.MatchString(text) && !(reOrder.MatchString(above) && strings.Contains(strings.ToLower(above), name)):
+		f.Secret = true
+		f.Score = 0.85
+	case reREPL.MatchString(text) && !v.ordered(text, top):
 		f.Idle = true
 	case !reOpen.MatchString(text):
+		f.Type = YesNo
 		f.guess = true
-		f.Type, f.Choices = YesNo, []Choice{v.typed("y", "Yes", false), v.typed("n", "No", false)}
+		f.Choices = []Choice{v.typed("y", "Yes", false), v.typed("n", "No", false)}
 	default:
 		return reText.MatchString(text)
 	}
 	return true
 }
 
-// marked finds "[Y/n]" in its forms, letter menus and hot keys in text.
-func (v *view) marked(f *candidate, text string) bool {
-	keys, single := reHotkeys.FindAllStringSubmatch(text, -1), false
+// ordered tells whether the line above orders what the text names: "Enter name for new remote.",
+// "name> ".
+func (v *view) ordered(text string, top int) bool {
+	above, _ := v.lineAbove(top)
+	name := strings.ToLower(strings.TrimRight(text, "> "))
+	return reOrder.MatchString(above) && strings.Contains(strings.ToLower(above), name)
+}
+
+// readMarked finds "[Y/n]" in its forms, letter menus and hot keys in text. Without them it leaves
+// neither type nor choices.
+func (v *view) readMarked(f *candidate, text string) bool {
+	keys := reHotkeys.FindAllStringSubmatch(text, -1)
+	single := false
 	if len(keys) < 2 {
 		keys, single = answersIn(text)
 	}
-	f.Choices, f.Type = nil, when(len(keys) > 0, MultipleChoice)
-	keysOf, plain := map[string]string{}, true
+	f.Choices = nil
+	f.Type = ""
+	if len(keys) == 0 {
+		return false
+	}
+	f.Type = MultipleChoice
+	keysOf := map[string]string{}
+	isPlain := true
 	for _, k := range keys[:min(len(keys), 9)] {
 		c := v.typed(k[1], k[1]+k[2], single)
-		f.Choices, plain = append(f.Choices, c), plain && rePlain.MatchString(c.Label)
+		f.Choices = append(f.Choices, c)
+		isPlain = isPlain && rePlain.MatchString(c.Label)
 		if reYesNo.MatchString(c.Label) {
 			keysOf[strings.ToLower(c.Label[:1])] = c.Keys
 		}
 	}
-	if yes, no := keysOf["y"], keysOf["n"]; plain && yes != "" && no != "" {
-		f.Type, f.Choices = YesNo, []Choice{{Key: "y", Label: "Yes", Keys: yes}, {Key: "n", Label: "No", Keys: no}}
+	yes, no := keysOf["y"], keysOf["n"]
+	if isPlain && yes != "" && no != "" {
+		f.Type = YesNo
+		f.Choices = []Choice{{Key: "y", Label: "Yes", Keys: yes}, {Key: "n", Label: "No", Keys: no}}
 	}
-	return f.Type != ""
+	return true
 }
 
-// answersIn gives the answers that the last marker in text names, each between two strings as reHotkeys does.
+// answersIn gives the answers that the last marker in text names, each between two strings as
+// reHotkeys does. single: they are read one key at a time.
 func answersIn(text string) (keys [][]string, single bool) {
 	for _, at := range slices.Backward(reMarked.FindAllStringIndex(text, -1)) {
-		marker, rest := text[at[0]:at[1]], strings.Trim(text[at[1]:], " ?:>›»…")
+		marker := text[at[0]:at[1]]
 		answers, single := readMarker(marker)
-		one := len(answers) == 1
-		switch typed := rest != "" && (one || !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3); {
-		case answers == nil, typed && !reQuoted.MatchString(marker): // an answer follows
+		if answers == nil {
 			continue
-		case one && len(answers[0]) == 1:
-			answers = []string{"y", "n"}
-		case one:
-			answers = []string{cmp.Or(when(!strings.EqualFold(answers[0], "no"), answers[0]), "yes"), "no"}
 		}
-		return mapped(answers, func(a string) []string { return []string{"", a, ""} }), single
+		alone := len(answers) == 1
+		rest := strings.Trim(text[at[1]:], " ?:>›»…")
+		if followed(rest, alone) && !reQuoted.MatchString(marker) {
+			continue
+		}
+		if alone {
+			answers = withNo(answers[0])
+		}
+		for _, answer := range answers {
+			keys = append(keys, []string{"", answer, ""})
+		}
+		return keys, single
 	}
 	return nil, false
 }
 
-// readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'", "<y>", "[Ynq]".
-// single: letters that are read one key at a time ("<y>", "[12?q]").
+// followed tells whether an answer follows a marker: rest is what does; alone: it names one answer.
+func followed(rest string, alone bool) bool {
+	if rest == "" || alone {
+		return rest != ""
+	}
+	return !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3
+}
+
+// withNo are the two answers of a marker that names one.
+func withNo(answer string) []string {
+	if len(answer) == 1 {
+		return []string{"y", "n"}
+	}
+	if strings.EqualFold(answer, "no") {
+		return []string{"yes", "no"}
+	}
+	return []string{answer, "no"}
+}
+
+// readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'",
+// "<y>", "[Ynq]". single: letters that are read one key at a time ("<y>", "[12?q]").
 func readMarker(marker string) (answers []string, single bool) {
-	inner, yes := strings.Trim(marker, "[](){}<>"), false
-	if m := reQuoted.FindStringSubmatch(inner); m != nil {
-		return []string{cmp.Or(when(strings.Contains(inner, "capital"), strings.ToUpper(m[1])), m[1])}, false
-	} else if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 {
+	inner := strings.Trim(marker, "[](){}<>")
+	quoted := reQuoted.FindStringSubmatch(inner)
+	if quoted != nil && strings.Contains(inner, "capital") {
+		return []string{strings.ToUpper(quoted[1])}, false
+	}
+	if quoted != nil {
+		return []string{quoted[1]}, false
+	}
+	if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 {
 		return strings.Split(inner, ""), strings.Contains(inner, "?")
 	}
+	yes := false
 	for _, p := range reSplit.Split(inner, -1) {
-		if p = strings.Trim(p, "[]'\"‘’ "); !reWord.MatchString(p) {
+		p = strings.Trim(p, "[]'\"‘’ ")
+		if !reWord.MatchString(p) {
 			return nil, false
 		}
-		answers, yes = append(answers, p), yes || reYesNo.MatchString(p)
+		answers = append(answers, p)
+		yes = yes || reYesNo.MatchString(p)
 	}
-	if single = marker[0] == '<'; !yes && len(answers) == 1 || single && len(answers) > 1 {
+	alone := len(answers) == 1
+	single = marker[0] == '<'
+	if alone && !yes || single && !alone {
 		return nil, false
 	}
 	return answers, single
@@ -2869,41 +3390,73 @@ func (v *view) typed(key, label string, single bool) Choice {
 	}
 	if strings.HasPrefix(key, "C-") && len(key) == 3 {
 		c.Keys = string(rune(key[2] & 0x1f))
-	} else if v.tty.Canonical || !v.s.AltScreen() && !single && !v.tty.Echo { // read -n1 leaves echo on
+		return c
+	}
+	oneKey := single || v.tty.Echo || v.s.AltScreen() // read -n1 leaves echo on
+	if v.tty.Canonical || !oneKey {
 		c.Keys += "\r"
 	}
 	return c
 }
 
-// listAbove finds the list printed over a line that asks for one of it; if that says nothing, its heading asks.
-func (v *view) listAbove(f *candidate, text string, top int) bool {
-	asks := reChoose.MatchString(text)
-	var list []Choice
-	r, extra := top-1, 0
-	for ; r >= 0 && (asks || reListed.MatchString(text)); r-- {
-		t, items := strings.TrimSpace(v.rows[r].raw), itemsOf(v.rows[r].raw)
-		if list = append(items, list...); len(items) > 0 {
-			extra = 0
-		} else if extra++; t != "" && t[0] != '\\' && !(asks && extra == 1 && list == nil) || extra > 2 {
-			break
-		}
-	}
+// readList finds the list printed over a line that asks for one of it; if that says nothing, its
+// heading asks.
+func (v *view) readList(f *candidate, text string, top int) bool {
+	list, heading := v.listOver(text, top)
 	if len(list) < 2 {
 		return false
 	}
-	f.Full, f.Type = text, MultipleChoice
-	if r >= 0 && v.rows[r].raw != "" && v.rows[r+1].raw != "" && !reSays.MatchString(text) {
-		f.Question = v.rows[r].text
+	f.Full = text
+	f.Type = MultipleChoice
+	headed := heading >= 0 && v.rows[heading].raw != "" && v.rows[heading+1].raw != ""
+	if headed && !reSays.MatchString(text) {
+		f.Question = v.rows[heading].text
 	}
-	if k := list[0].Key; len(k) == 2 || k > "1" && k <= "9" {
-		list, f.Cut = nil, true // the beginning has left the screen
-	} else if k <= "9" {
-		slices.SortStableFunc(list, func(a, b Choice) int { return cmp.Or(len(a.Key)-len(b.Key), cmp.Compare(a.Key, b.Key)) })
+	first := list[0].Key
+	if len(first) == 2 || first > "1" && first <= "9" { // the beginning has left the screen
+		f.Cut = true
+		return true
 	}
+	if first <= "9" {
+		slices.SortStableFunc(list, func(a, b Choice) int {
+			if len(a.Key) != len(b.Key) {
+				return len(a.Key) - len(b.Key)
+			}
+			return cmp.Compare(a.Key, b.Key)
+		})
+	}
+	single := text[0] == '[' // dosfsck reads one key: [12?q]?
 	for _, c := range list[:min(len(list), 9)] {
-		f.Choices = append(f.Choices, v.typed(c.Key, c.Label, text[0] == '[')) // dosfsck reads one key: [12?q]?
+		f.Choices = append(f.Choices, v.typed(c.Key, c.Label, single))
 	}
 	return true
+}
+
+// listOver are the items printed over the line in row top, and the row above them, −1 without one. A
+// line that asks for a choice may stand a remark below them.
+func (v *view) listOver(text string, top int) (list []Choice, heading int) {
+	asks := reChoose.MatchString(text)
+	r := top - 1
+	if !asks && !reListed.MatchString(text) {
+		return nil, r
+	}
+	extra := 0
+	for ; r >= 0; r-- {
+		row := strings.TrimSpace(v.rows[r].raw)
+		items := itemsOf(v.rows[r].raw)
+		list = append(items, list...)
+		extra++
+		if len(items) > 0 {
+			extra = 0
+			continue
+		}
+		remark := asks && extra == 1 && len(list) == 0
+		goesOn := row == "" || row[0] == '\\' || remark
+		if !goesOn || extra > 2 {
+			break
+		}
+	}
+	return list, r
 }
 
 // itemsOf are the options in a row of a printed list: one, or several in columns.
@@ -2912,39 +3465,72 @@ func itemsOf(raw string) []Choice {
 	if len(all) < 2 || !strings.HasPrefix(strings.TrimSpace(raw), all[0][1]) {
 		all = reItem.FindAllStringSubmatch(raw, 1)
 	}
-	return mapped(all, func(m []string) Choice {
-		return Choice{Key: strings.Join(m[1:len(m)-1], ""), Label: m[len(m)-1]}
-	})
+	var items []Choice
+	for _, m := range all {
+		label := len(m) - 1
+		items = append(items, Choice{Key: strings.Join(m[1:label], ""), Label: m[label]})
+	}
+	return items
 }
 
-// readAbove judges a cursor in column 0: a program that ended its question with a newline, that never said
-// anything, whose question has other output below it, or that hides the cursor.
+// readAbove reads a cursor in column 0: a program that ended its question with a newline, that never
+// said anything, whose question has other output below it, or that hides the cursor.
 func (v *view) readAbove(f *candidate) *candidate {
 	line, top := v.lineAbove(v.row)
 	text := strings.TrimSpace(line)
-	f.line, f.place, f.Question = "", v.s.Scrolled()+max(top, 0)+1, text
-	switch {
-	case presses(text) && len(text) < 80 && !v.tty.Canonical && (v.known || text[0] == '[' && v.row-top <= 2):
-		f.Type = ConfirmEnter
-		return v.paragraph(f, top)
-	case v.known, v.tty.Reading != ReadingYes, v.s.AltScreen():
+	f.line = ""
+	f.place = v.s.Scrolled() + max(top, 0) + 1
+	f.Question = text
+	if presses(text) && len(text) < 80 && !v.tty.Canonical {
+		if v.known || text[0] == '[' && v.row-top <= 2 {
+			f.Type = ConfirmEnter
+			return v.paragraph(f, top)
+		}
+	}
+	if v.known || v.tty.Reading != ReadingYes || v.s.AltScreen() {
 		return nil
-	case v.tty.Canonical && text != "" &&
-		(v.named(f, text, top) || strings.LastIndexAny(text, "?:") == len(text)-1 && v.worded(f, text, top)):
+	}
+	if !v.tty.Canonical {
+		return v.readFurtherUp(f, line, top)
+	}
+	if text != "" && v.readEnded(f, text, top) {
 		f.wait = settleBare
 		return v.paragraph(f, top)
-	case v.tty.Canonical:
-		v.silent(f)
-		f.Type, f.Idle, f.Secret = FreeText, text != "", text == "" && !v.tty.Echo
-		f.Question = cmp.Or(text, "the program waits for input")
-		return v.paragraph(f, max(top, 0))
 	}
+	v.bySilence(f)
+	f.Type = FreeText
+	f.Idle = text != ""
+	f.Secret = text == "" && !v.tty.Echo
+	if text == "" {
+		f.Question = "the program waits for input"
+	} else {
+		f.Question = text
+	}
+	return v.paragraph(f, max(top, 0))
+}
+
+// readEnded finds a question that ended in a newline.
+func (v *view) readEnded(f *candidate, text string, top int) bool {
+	if v.readNamed(f, text, top) {
+		return true
+	}
+	ends := strings.HasSuffix(text, "?") || strings.HasSuffix(text, ":")
+	return ends && v.readWorded(f, text, top)
+}
+
+// readFurtherUp finds a question in one of the three lines above the cursor, line the lowest.
+func (v *view) readFurtherUp(f *candidate, line string, top int) *candidate {
 	var below []string // the question
 	for n := 0; n < 3 && top >= 0; n++ {
-		if f.Question = strings.TrimSpace(line); v.marked(f, f.Question) && f.Type == YesNo {
+		f.Question = strings.TrimSpace(line)
+		if v.readMarked(f, f.Question) && f.Type == YesNo {
 			return v.withBelow(v.paragraph(f, top), below)
-		} else if v.hidden && (strings.Contains(line+" ", "? ") || strings.Contains(line, "◆")) {
-			f.Type, f.Score, f.Choices, f.Question = FreeText, 0.75, nil, strings.Trim(line, uprights+lines+"? ")+"?"
+		}
+		if v.hidden && (strings.Contains(line+" ", "? ") || strings.Contains(line, "◆")) {
+			f.Type = FreeText
+			f.Score = 0.75
+			f.Choices = nil
+			f.Question = strings.Trim(line, uprights+lines+"? ") + "?"
 			return v.withBelow(v.paragraph(f, top), below)
 		}
 		below = append([]string{line}, below...)
@@ -2962,18 +3548,24 @@ func (v *view) withBelow(f *candidate, below []string) *candidate {
 	return f
 }
 
-// paragraph puts the lines before a question into its full text, and into the question where that says nothing.
+// paragraph adds the lines before a question to its full text, and to the question where that says
+// nothing.
 func (v *view) paragraph(f *candidate, top int) *candidate {
-	says := f.Full != "" || f.Idle || f.Type == ConfirmEnter ||
-		reSays.MatchString(reMarked.ReplaceAllString(f.Question, ""))
 	before, above, cut := v.linesAbove(top)
-	f.Full = cmp.Or(f.Full, f.Question)
 	if f.Idle {
-		before, above, cut = before[max(0, len(before)-12):], nil, false
+		before = before[max(0, len(before)-12):]
+		above = nil
+		cut = false
+	}
+	says := f.Full != "" || f.Idle || f.Type == ConfirmEnter
+	says = says || reSays.MatchString(reMarked.ReplaceAllString(f.Question, ""))
+	if f.Full == "" {
+		f.Full = f.Question
 	}
 	for n := 0; n < 3 && n < len(before) && !says; n++ {
 		line := before[len(before)-1-n]
-		if says = len(itemsOf(line)) > 0; !says {
+		says = len(itemsOf(line)) > 0
+		if !says {
 			f.Question = strings.TrimSpace(line) + "\n" + f.Question
 		}
 	}
