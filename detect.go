@@ -541,8 +541,8 @@ func setColour(colour *int32, params []int) int {
 		return 3
 	}
 	if len(params) > 4 && params[1] == 2 {
-		r, g, b := params[2]&255, params[3]&255, params[4]&255
-		*colour = int32(1<<24|r<<16|g<<8|b) + 1
+		rgb := params[2]&255<<16 | params[3]&255<<8 | params[4]&255
+		*colour = int32(1<<24|rgb) + 1
 		return 5
 	}
 	return len(params)
@@ -572,18 +572,10 @@ func (s *Screen) print(p []byte) int {
 		s.combine(r)
 		return n
 	}
-	if width == 0 {
+	if width == 0 || !s.makeRoom(width) {
 		return n
-	}
-	if s.modes[modeAutowrap] && (s.wrapNext || s.col+width > s.cols) {
-		s.grid[s.row].wrapped = true
-		s.step(1)
-		s.moveTo(s.row, 0)
 	}
 	end := s.col + width
-	if end > s.cols {
-		return n
-	}
 	l := &s.grid[s.row]
 	l.mend(s.col)
 	l.again = l.told || l.again
@@ -600,6 +592,17 @@ func (s *Screen) print(p []byte) int {
 	s.col = min(end, s.cols-1)
 	s.wrapNext = end >= s.cols && s.modes[modeAutowrap]
 	return n
+}
+
+// makeRoom wraps where a character of that width does not fit into the row, and returns whether it
+// fits now.
+func (s *Screen) makeRoom(width int) bool {
+	if s.modes[modeAutowrap] && (s.wrapNext || s.col+width > s.cols) {
+		s.grid[s.row].wrapped = true
+		s.step(1)
+		s.moveTo(s.row, 0)
+	}
+	return s.col+width <= s.cols
 }
 
 // printASCII is the fast path: it writes the ASCII that text begins with from column col on, as far
@@ -999,17 +1002,17 @@ func keyBytes(name string, appCursor bool) (string, bool) {
 // The output as lines of text, each told once.
 
 // transcript turns the screen into lines of text. A row is final when it has scrolled out, or when
-// the cursor's paragraph is below it, unless the program has gone back to write in it: from there on
-// rows are final only by scrolling out or settling. Of lines told again (repainted, after a clear,
-// on the alternate screen) those are left out that have neither letter nor digit or were told
-// before, unless they stand below what was told last: those are new.
+// the cursor's paragraph is below it, unless the program has gone back to write in it: from there
+// on rows are final only by scrolling out or settling. Of lines told again (repainted, after a
+// clear, on the alternate screen) those are left out that have neither letter nor digit or were
+// told before, unless they stand below what was told last: those are new.
 type transcript struct {
 	on      bool
 	gap     bool     // a blank line is told once text follows
 	part    string   // the beginning of a wrapped line that has scrolled out
 	pending []string // lines that wait for Transcript
 	bytes   int      // in them
-	left    int      // lines that did not fit there
+	dropped int      // lines that did not fit there
 	recent  []string // lines told, the newest maxRecent of them
 	at      int      // row of the line told last, counted from the first of the session
 	footer  int      // rows at the end of the screen that are no text
@@ -1071,8 +1074,8 @@ func (s *Screen) newest(end int) int {
 	return end
 }
 
-// tell takes a row of the primary screen as final, and returns whether it was not yet. The rest of a
-// wrapped line that begins anew is told again.
+// tell takes a row of the primary screen as final, and returns whether it was not yet. The rest of
+// a wrapped line that begins anew is told again.
 func (s *Screen) tell(l *line, fresh bool) bool {
 	t := &s.tr
 	if !t.on || l.told && t.part == "" {
@@ -1106,7 +1109,7 @@ func (t *transcript) add(text string, again, fresh bool) {
 	for t.bytes > maxPending {
 		t.bytes -= len(t.pending[0]) + lineCost
 		t.pending = t.pending[1:]
-		t.left++
+		t.dropped++
 	}
 }
 
@@ -1134,13 +1137,13 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 			t.add(s.Row(r), true, r > newest)
 		}
 	}
-	if t.left > 0 {
-		final = []string{fmt.Sprintf("[… %d lines left out …]", t.left)}
+	if t.dropped > 0 {
+		final = []string{fmt.Sprintf("[… %d lines left out …]", t.dropped)}
 	}
 	final = append(final, t.pending...)
 	t.pending = nil
 	t.bytes = 0
-	t.left = 0
+	t.dropped = 0
 	return final, live
 }
 
@@ -1281,8 +1284,8 @@ func (p *Prompt) publish() {
 	p.Fingerprint = hex.EncodeToString(sum[:8])
 }
 
-// withoutAbove is the question alone, for one that stands below what never comes to rest: it is cut,
-// and anywhere, for a log above moves it from row to row.
+// withoutAbove is the question alone, for one that stands below what never comes to rest: it is
+// cut, and anywhere, for a log above moves it from row to row.
 func (p *Prompt) withoutAbove() *Prompt {
 	q := *p
 	q.bare = true
@@ -1302,8 +1305,8 @@ func (p *Prompt) withoutAbove() *Prompt {
 	return &q
 }
 
-// refusesByDefault tells whether the safe default is a refusal: of what is cut nothing else is typed
-// by waiting.
+// refusesByDefault tells whether the safe default is a refusal: of what is cut nothing else is
+// typed by waiting.
 func (p *Prompt) refusesByDefault() bool {
 	value := *p.SafeDefault
 	return value == "esc" || value == "n" || reRefusal.MatchString(p.label(value))
@@ -1543,13 +1546,13 @@ type DetectOptions struct {
 // Detector looks at a Screen over time. It is deterministic: the same calls give the same prompts.
 // One goroutine uses it.
 type Detector struct {
-	Screen *Screen
-	a      *Adapter
-	o      DetectOptions
-	raw    []byte // the last BufferBytes of output
-	mask   string // the screen without what moves on it
-	tty    TTYState
-	v      *view // the last look
+	Screen  *Screen
+	adapter *Adapter
+	o       DetectOptions
+	raw     []byte // the last BufferBytes of output
+	mask    string // the screen without what moves on it
+	tty     TTYState
+	view    *view // the last look
 
 	found *candidate // of the last look, nil none
 	cur   *candidate // the question in force, the last one returned; nil none
@@ -1597,7 +1600,7 @@ func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
 	if o.BufferBytes == 0 {
 		o.BufferBytes = 4096
 	}
-	return &Detector{Screen: newScreen(rows, cols), a: a, o: o}
+	return &Detector{Screen: newScreen(rows, cols), adapter: a, o: o}
 }
 
 // Feed takes output of the child. The next Tick after lookDue looks at it.
@@ -1640,7 +1643,7 @@ func (d *Detector) Typed(p []byte, now time.Time) {
 // standsNow tells whether the question in force stands on the screen as it is, whether or not that
 // was looked at since.
 func (d *Detector) standsNow() bool {
-	v := newView(d.Screen, d.a, d.tty, d.o)
+	v := newView(d.Screen, d.adapter, d.tty, d.o)
 	if d.cur.line != "" {
 		line, _ := v.cursorLine()
 		return strings.HasPrefix(line, strings.TrimRight(d.cur.line, " "))
@@ -1741,7 +1744,7 @@ var reMasked = re(`[\s\d\x{2800}-\x{28ff}` + movingMarks + `]+`)
 
 // look brings the mask, the view and what is found in it up to date.
 func (d *Detector) look(tty TTYState, now time.Time) {
-	stale := d.v == nil || !d.lookDue.IsZero()
+	stale := d.view == nil || !d.lookDue.IsZero()
 	if stale {
 		d.foldOutput(now)
 	}
@@ -1749,11 +1752,11 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 	if known || d.tty.Reading == ReadingUnknown && tty != (TTYState{}) {
 		d.tty = tty
 	}
-	if !stale && d.v.tty == d.tty {
+	if !stale && d.view.tty == d.tty {
 		return
 	}
-	d.v = newView(d.Screen, d.a, d.tty, d.o)
-	d.found = d.v.read()
+	d.view = newView(d.Screen, d.adapter, d.tty, d.o)
+	d.found = d.view.read()
 	core, all := "", ""
 	if d.found != nil {
 		core = d.found.withoutAbove().all
@@ -1812,15 +1815,15 @@ func (d *Detector) noteReplaced() {
 	}
 }
 
-// stands tells whether the question in force is on the screen as it was shown, or an answer is being
-// typed behind it or in its box.
+// stands tells whether the question in force is on the screen as it was shown, or an answer is
+// being typed behind it or in its box.
 func (d *Detector) stands() bool {
 	if d.cur.line != "" {
 		return d.lineStands()
 	}
 	if d.found == nil {
 		waits := d.cur.Idle && d.enterAt.IsZero()
-		return waits && d.v.known && !d.v.working()
+		return waits && d.view.known && !d.view.working()
 	}
 	return d.cur.same(&d.found.Prompt)
 }
@@ -1829,20 +1832,20 @@ func (d *Detector) stands() bool {
 // the same text.
 func (d *Detector) lineStands() bool {
 	c := d.cur
-	line, top := d.v.cursorLine()
+	line, top := d.view.cursorLine()
 	if d.tty.Reading == ReadingBusy && slices.Contains(c.Signals, "tty") {
 		return false
 	}
 	if c.place != 0 && c.place != d.Screen.Scrolled()+top+1 {
 		return false
 	}
-	if !strings.HasPrefix(line+d.v.after(), strings.TrimRight(c.line, " ")) {
+	if !strings.HasPrefix(line+d.view.after(), strings.TrimRight(c.line, " ")) {
 		return false
 	}
 	if c.bare || c.Idle {
 		return true
 	}
-	body, above, cut := d.v.linesAbove(top - c.lift)
+	body, above, cut := d.view.linesAbove(top - c.lift)
 	if cut && !c.Cut {
 		return false
 	}
@@ -1920,7 +1923,7 @@ func (d *Detector) Next(now time.Time) time.Time {
 // WantTTY tells whether a TTYState may change what Tick says. Full-screen agents always read.
 func (d *Detector) WantTTY(now time.Time) bool {
 	agent := d.Screen.AltScreen() || d.Screen.Status().State != ""
-	if d.a.Box != nil && agent {
+	if d.adapter.Box != nil && agent {
 		return false
 	}
 	return d.lookDue.IsZero() && !d.ttyDue.After(now)
@@ -1949,7 +1952,7 @@ func (d *Detector) Activity() string {
 
 // Transcript is the screen's, of a known tool its text alone.
 func (d *Detector) Transcript(settle bool) (final []string, live string) {
-	v := newView(d.Screen, d.a, d.tty, d.o)
+	v := newView(d.Screen, d.adapter, d.tty, d.o)
 	if v.known {
 		d.Screen.tr.footer = d.Screen.rows - v.textEnd()
 	}
@@ -1958,7 +1961,7 @@ func (d *Detector) Transcript(settle bool) (final []string, live string) {
 
 // Words are the last ten rows of text, at most 1000 bytes, made safe.
 func (d *Detector) Words() string {
-	v := newView(d.Screen, d.a, d.tty, d.o)
+	v := newView(d.Screen, d.adapter, d.tty, d.o)
 	end := v.textEnd()
 	var rows []string
 	for _, w := range v.rows[max(0, end-10):end] {
@@ -2113,9 +2116,9 @@ func (v *view) lineAbove(r int) (string, int) {
 	return v.whole(v.rows[r].raw, r)
 }
 
-// linesAbove are the lines above row top: the paragraph that ends there, in all of its length, and what stands above
-// that on the screen, at most 4 KiB. Both begin with the row in which an earlier question was answered, if there is
-// one. cut: the paragraph's beginning is not known any more.
+// linesAbove are the lines above row top: the paragraph that ends there, in all of its length, and
+// what stands above that on the screen, at most 4 KiB. Both begin with the row in which an earlier
+// question was answered, if there is one. cut: the paragraph's beginning is not known any more.
 func (v *view) linesAbove(top int) (paragraph, above []string, cut bool) {
 	defer func() {
 		slices.Reverse(paragraph)
@@ -2150,9 +2153,9 @@ func (v *view) linesAbove(top int) (paragraph, above []string, cut bool) {
 	}
 }
 
-// lineBefore is the line that ends in the row above row r, those above the screen are negative: its text, its first
-// row, whether an answer was typed in it. Not known: there is none; first is then negative where one has been
-// forgotten.
+// lineBefore is the line that ends in the row above row r, those above the screen are negative: its
+// text, its first row, whether an answer was typed in it. Not known: there is none; first is then
+// negative where one has been forgotten.
 func (v *view) lineBefore(r int) (text string, first int, answered, known bool) {
 	for first = r; ; {
 		l, ok := v.rowBefore(first)
@@ -2265,35 +2268,52 @@ func (v *view) readFirst() *candidate {
 	return nil
 }
 
-// inputBox is what stands in the input box, or on the input line, of the program: a text may be typed only where that
-// is nothing. Found: there is one. Whole: the draft is all that it holds, in one row.
+// maxBoxRows is how far above the cursor an input box may begin.
+const maxBoxRows = 20
+
+// inputBox is what stands in the input box, or on the input line, of the program: a text may be
+// typed only where that is nothing.
 type inputBox struct {
-	found bool
+	found bool // there is one
 	draft string
-	whole bool
+	whole bool // the draft is all that it holds, in one row
 }
 
-// reMark is what stands before the cursor in an empty input line: a prompt's mark, and what frames it.
+// reMark is what stands before the cursor in an empty input line: a prompt's mark, and what frames
+// it.
 var reMark = re(`^[^\pL\pN]*$`)
 
-// Box looks at the input box. Of a tool that is not known it is the cursor's line, if that is idle or shows nothing but
-// a mark: what else stands there may be a draft.
+// Box looks at the input box. Of a tool that is not known it is the cursor's line, if that is idle
+// or shows nothing but a mark: what else stands there may be a draft.
 func (d *Detector) Box(tty TTYState, now time.Time) inputBox {
 	d.look(tty, now)
-	v := d.v
-	if d.found != nil && d.found.Idle {
+	v := d.view
+	switch {
+	case d.found != nil && d.found.Idle:
 		return inputBox{found: true, whole: true}
-	}
-	if !v.known && v.hidden && v.tty.Reading != ReadingYes {
+	case v.known && v.a.Mark == "":
+		return v.framedBox()
+	case v.known:
+		return v.markedBox()
+	case v.hidden && v.tty.Reading != ReadingYes:
 		return inputBox{} // it may be a menu that is not taken for one: Enter would choose
 	}
-	if !v.known {
-		line, _ := v.cursorLine()
-		return inputBox{found: true, draft: strings.TrimSpace(line), whole: reMark.MatchString(line)}
+	line, _ := v.cursorLine()
+	return inputBox{found: true, draft: strings.TrimSpace(line), whole: reMark.MatchString(line)}
+}
+
+// framedBox is the input box of a tool that marks it with its frame alone (opencode).
+func (v *view) framedBox() inputBox {
+	w := v.rows[v.row]
+	box := inputBox{found: w.depth > 0, draft: w.text, whole: true}
+	if v.faintAt(v.row, w.at) {
+		box.draft = ""
 	}
-	if v.a.Mark == "" {
-		return v.boxInFrame()
-	}
+	return box
+}
+
+// markedBox is the input box that begins with the tool's mark.
+func (v *view) markedBox() inputBox {
 	for r := v.row; r >= max(0, v.row-maxBoxRows); r-- {
 		w := v.rows[r]
 		if w.rule {
@@ -2308,31 +2328,20 @@ func (d *Detector) Box(tty TTYState, now time.Time) inputBox {
 		if text != "" && v.faintAt(r, at) {
 			text = "" // a hint
 		}
-		below := r+1 >= len(v.rows) || v.rows[r+1].text == ""
-		return inputBox{found: true, draft: text, whole: r == v.row && below && !strings.Contains(text, "[Pasted")}
+		alone := r == v.row && (r+1 >= len(v.rows) || v.rows[r+1].text == "")
+		whole := alone && !strings.Contains(text, "[Pasted")
+		return inputBox{found: true, draft: text, whole: whole}
 	}
 	return inputBox{}
 }
 
-// boxInFrame is the input box of a tool that marks it with its frame alone (opencode).
-func (v *view) boxInFrame() inputBox {
-	w := v.rows[v.row]
-	box := inputBox{found: w.depth > 0, draft: w.text, whole: true}
-	if v.faintAt(v.row, w.at) {
-		box.draft = ""
-	}
-	return box
-}
-
-// maxBoxRows is how far above the cursor an input box may begin.
-const maxBoxRows = 20
-
-// reHidden are the places in a stored text that show something else than what was there: see redact and visible.
+// reHidden are the places in a stored text that show something else than what was there: see redact
+// and visible.
 var reHidden = re(`\\\[redacted\\\]|\\\\u\\\{[0-9A-F]+\\\}`)
 
-// showsCall tells whether the dialog shows a call of this tool with these arguments: a command or an address stands in
-// rows of its own, in all of its length; of a file its name, of a question its words. Blanks and wrapping do not count.
-// subject is as it is stored, made safe.
+// showsCall tells whether the dialog shows a call of this tool with these arguments: a command or
+// an address stands in rows of its own, in all of its length; of a file its name, of a question its
+// words. Blanks and wrapping do not count. subject is as it is stored, made safe.
 func (p *Prompt) showsCall(tool, subject string) bool {
 	rows := slices.Concat(p.parts.body, p.parts.among)
 	for i, row := range rows {
@@ -2366,7 +2375,8 @@ func showsRows(rows []string, text string) bool {
 	for from := range rows {
 		run := ""
 		for _, row := range rows[from:] {
-			if run += row; len(run) > 2*len(text)+maxString {
+			run += row
+			if len(run) > 2*len(text)+maxString {
 				break
 			}
 			if row != "" && exact.MatchString(run) {
@@ -2377,8 +2387,8 @@ func showsRows(rows []string, text string) bool {
 	return false
 }
 
-// readBlocked is what a known tool says that it asks while its screen shows no dialog: the window is
-// too small for it. "blocked" can stand for more than half a second before the dialog is painted
+// readBlocked is what a known tool says that it asks while its screen shows no dialog: the window
+// is too small for it. "blocked" can stand for more than half a second before the dialog is painted
 // (measured on claude 2.1).
 func (v *view) readBlocked() *candidate {
 	status := v.s.Status()
@@ -2542,9 +2552,9 @@ func (v *view) finishScore(f *candidate) {
 	}
 }
 
-// safeDefault is what may be typed while nobody answers, nil when nothing may: only what is known to
-// refuse, Escape where the dialog names it as the way out, Enter at a bare "Press Enter", or what
-// the configuration names for lists and texts in which nothing refuses, grants or is secret.
+// safeDefault is what may be typed while nobody answers, nil when nothing may: only what is known
+// to refuse, Escape where the dialog names it as the way out, Enter at a bare "Press Enter", or
+// what the configuration names for lists and texts in which nothing refuses, grants or is secret.
 func (v *view) safeDefault(f *candidate) *string {
 	if f.Idle || f.Secret || f.Type == Unknown {
 		return nil
@@ -2564,8 +2574,16 @@ func (v *view) safeDefault(f *candidate) *string {
 		esc := "esc"
 		return &esc
 	}
+	if f.Permission || decides || f.Cut {
+		return nil
+	}
+	return v.configuredDefault(f)
+}
+
+// configuredDefault is what the configuration names for lists and texts, if f has that; else nil.
+func (v *view) configuredDefault(f *candidate) *string {
 	set := v.o.SafeDefaults[f.Type]
-	if set == "" || f.Permission || decides || f.Cut {
+	if set == "" {
 		return nil
 	}
 	if f.Type == FreeText {
@@ -2608,8 +2626,9 @@ var reBarePress = re(`(?i)^[^\pL\pN]*(please )?(press|hit|strike|push)?\s*(the\s
 var reOtherWay = re(`(?i)\b(ctrl|control|esc|escape|abort|cancel|interrupt|quit|q to|stop)\b|` +
 	`\^[A-Z]\b`)
 
-// defaultOfPress is "enter" for a question that only waits for Enter: all of it is known, nothing in
-// it names another way out, and nothing is asked. The configuration can make it "esc", or nothing.
+// defaultOfPress is "enter" for a question that only waits for Enter: all of it is known, nothing
+// in it names another way out, and nothing is asked. The configuration can make it "esc", or
+// nothing.
 func (v *view) defaultOfPress(f *candidate) *string {
 	set, given := v.o.SafeDefaults[ConfirmEnter]
 	if !given {
@@ -2777,8 +2796,8 @@ func (v *view) live(first viewRow, end int) bool {
 	return slices.ContainsFunc(v.rows[end+1:v.last+1], hint)
 }
 
-// menu makes the prompt of a list of options; base is how its background is drawn. Of more than nine
-// it has those around the pointer.
+// menu makes the prompt of a list of options; base is how its background is drawn. Of more than
+// nine it has those around the pointer.
 func (v *view) menu(opts []viewRow, base Attr) *candidate {
 	f := &candidate{}
 	f.Type = MultipleChoice
@@ -2829,8 +2848,8 @@ func plain(line string) string {
 }
 
 // describe completes a dialog whose choices are in rows first to end: its kind, question, text,
-// excerpt, and what of it is shown. options are its rows that hold choices, as they read whatever is
-// pointed at or ticked.
+// excerpt, and what of it is shown. options are its rows that hold choices, as they read whatever
+// is pointed at or ticked.
 func (v *view) describe(f *candidate, first, end int, options map[int]string) *candidate {
 	pair := len(f.Choices) == 2 && !v.known
 	if pair && reCommon.MatchString(f.Choices[0].Label+f.Choices[1].Label) {
@@ -2888,7 +2907,8 @@ func (v *view) dialogTop(first int) (top int, above bool) {
 	return top + 1, above
 }
 
-// excerptOf is what a permission is about, with the question: of what is long its head and its tail.
+// excerptOf is what a permission is about, with the question: of what is long its head and its
+// tail.
 func excerptOf(subject []string, question string) string {
 	subject = slices.DeleteFunc(subject, func(line string) bool {
 		return strings.Contains(question, plain(line))
@@ -2996,8 +3016,8 @@ func (v *view) paragraphs(top, first int) []string {
 	return body
 }
 
-// sides are the shapes of choices side by side: their row, with all of them in its group, and one of
-// them.
+// sides are the shapes of choices side by side: their row, with all of them in its group, and one
+// of them.
 var sides = []struct {
 	row    *regexp.Regexp
 	choice *regexp.Regexp
@@ -3059,13 +3079,7 @@ func (v *view) readBox() *candidate {
 	w := v.rows[v.row]
 	field := w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")
 	if field && !v.hidden && v.row < r { // the cursor is in it
-		f := &candidate{}
-		f.Type = FreeText
-		f.Score = 0.90
-		f.Pointer = -1
-		v.describe(f, r, r, nil)
-		f.Secret = reSecret.MatchString(f.Question)
-		return f
+		return v.field(r)
 	}
 	base := v.s.attr(r, v.rows[r].at-1)
 	list := v.boxList(r)
@@ -3084,6 +3098,17 @@ func (v *view) readBox() *candidate {
 		f.Pointer = -1
 	}
 	return v.describeButtons(f, r)
+}
+
+// field makes the prompt of a dialog with a field to fill in, down to row end.
+func (v *view) field(end int) *candidate {
+	f := &candidate{}
+	f.Type = FreeText
+	f.Score = 0.90
+	f.Pointer = -1
+	v.describe(f, end, end, nil)
+	f.Secret = reSecret.MatchString(f.Question)
+	return f
 }
 
 // describeButtons completes a dialog with choices side by side in row r.
@@ -3432,8 +3457,8 @@ func (v *view) readList(f *candidate, text string, top int) bool {
 	return true
 }
 
-// listOver are the items printed over the line in row top, and the row above them, −1 without one. A
-// line that asks for a choice may stand a remark below them.
+// listOver are the items printed over the line in row top, and the row above them, −1 without one.
+// A line that asks for a choice may stand a remark below them.
 func (v *view) listOver(text string, top int) (list []Choice, heading int) {
 	asks := reChoose.MatchString(text)
 	r := top - 1
@@ -3473,8 +3498,8 @@ func itemsOf(raw string) []Choice {
 	return items
 }
 
-// readAbove reads a cursor in column 0: a program that ended its question with a newline, that never
-// said anything, whose question has other output below it, or that hides the cursor.
+// readAbove reads a cursor in column 0: a program that ended its question with a newline, that
+// never said anything, whose question has other output below it, or that hides the cursor.
 func (v *view) readAbove(f *candidate) *candidate {
 	line, top := v.lineAbove(v.row)
 	text := strings.TrimSpace(line)
@@ -3583,8 +3608,8 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 // ---- safe text ----
 // What the child wrote, as it may leave the machine.
 
-// secretShapes are keys of AWS, GitHub, Slack…, JWT, PEM, tokens, passwords in URLs; what the groups
-// hold is kept.
+// secretShapes are keys of AWS, GitHub, Slack…, JWT, PEM, tokens, passwords in URLs; what the
+// groups hold is kept.
 var secretShapes = re(`\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
 	`\b(?:gh[pousr]_|github_pat_|glpat-|xox[abeoprs]-|sk-|[sr]k_live_|AIza|npm_|hf_)[\w-]{16,}|` +
 	`\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|\d{6,}:[A-Za-z0-9_-]{30,}|` +
@@ -3621,9 +3646,9 @@ func clip(s string, n int) string {
 	return strings.ToValidUTF8(s[:max(n-len("…"), 0)], "") + "…"
 }
 
-// ---- recordings ----
-// Asciicast v2, both ways: https://docs.asciinema.org/manual/asciicast/v2/. A header line, then
-// [seconds, kind, text] with the kinds o, i, r and, of our own, t: the system's view of the terminal.
+// ---- recordings ---- Asciicast v2, both ways: https://docs.asciinema.org/manual/asciicast/v2/. A
+// header line, then [seconds, kind, text] with the kinds o, i, r and, of our own, t: the system's
+// view of the terminal.
 
 // castHeader is the first line of a recording.
 type castHeader struct {
@@ -3678,8 +3703,8 @@ func (c *castWriter) tty(t TTYState, now time.Time) {
 	}
 }
 
-// close repeats the last state, for a replay's clock stops there, and returns the first error of all
-// that was written.
+// close repeats the last state, for a replay's clock stops there, and returns the first error of
+// all that was written.
 func (c *castWriter) close(now time.Time) error {
 	c.event("t", c.state, now)
 	return c.w.Flush()
@@ -3811,8 +3836,8 @@ func openTape(path string) (*tape, error) {
 	return tp, nil
 }
 
-// load reads a recording, or a scenario: the recording it names, or its output at once and then five
-// seconds.
+// load reads a recording, or a scenario: the recording it names, or its output at once and then
+// five seconds.
 func (tp *tape) load(path string) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
