@@ -2124,7 +2124,8 @@ func (v *view) linesAbove(top int) (paragraph, above []string, cut bool) {
 		slices.Reverse(paragraph)
 		slices.Reverse(above)
 	}()
-	size, inside := 0, true
+	size := 0 // bytes of the part that is being read
+	inside := true
 	for {
 		text, first, answered, known := v.lineBefore(top)
 		if !known {
@@ -2139,7 +2140,8 @@ func (v *view) linesAbove(top int) (paragraph, above []string, cut bool) {
 		}
 		blank := strings.Trim(text, " "+uprights+lines) == ""
 		if inside && blank {
-			inside, size = false, 0
+			inside = false
+			size = 0
 		}
 		if inside {
 			paragraph = append(paragraph, text)
@@ -2157,7 +2159,8 @@ func (v *view) linesAbove(top int) (paragraph, above []string, cut bool) {
 // text, its first row, whether an answer was typed in it. Not known: there is none; first is then
 // negative where one has been forgotten.
 func (v *view) lineBefore(r int) (text string, first int, answered, known bool) {
-	for first = r; ; {
+	first = r
+	for {
 		l, ok := v.rowBefore(first)
 		if !ok {
 			if first < r {
@@ -2171,7 +2174,9 @@ func (v *view) lineBefore(r int) (text string, first int, answered, known bool) 
 		if first < r && !l.wrapped {
 			return strings.TrimRight(text, " "), first, answered, true
 		}
-		text, first, answered = v.s.text(l)+text, first-1, answered || l.answered
+		text = v.s.text(l) + text
+		answered = answered || l.answered
+		first--
 	}
 }
 
