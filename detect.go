@@ -480,7 +480,7 @@ func (s *Screen) setModes(on bool) {
 		mode := min(s.arg(i, 0), modeOther)
 		s.modes[mode] = on
 		switch mode {
-		case 47, 1047, 1049:
+		case 47, 1047, 1049: // xterm's names for it, old and new
 			s.setAlternate(on)
 		}
 	}
@@ -1345,11 +1345,9 @@ func stillRows(rows []string) []string {
 // same tells whether now, seen on the screen, is the question p as it was shown: what "still there"
 // and "may be typed" mean. now may be nil.
 func (p *Prompt) same(now *Prompt) bool {
+	now = now.like(p)
 	if now == nil {
 		return false
-	}
-	if p.bare && !now.bare {
-		now = now.withoutAbove()
 	}
 	elsewhere := p.place != 0 && now.place != 0 && p.place != now.place
 	return p.all == now.all && !elsewhere
@@ -1358,13 +1356,17 @@ func (p *Prompt) same(now *Prompt) bool {
 // follows tells whether now is p after a key moved its pointer: a long list may show other choices
 // then. now may be nil.
 func (p *Prompt) follows(now *Prompt) bool {
-	if now == nil {
-		return false
+	now = now.like(p)
+	return now != nil && p.lead == now.lead
+}
+
+// like is p in the form in which other was shown: without what stands above it, if that was. nil
+// stays nil.
+func (p *Prompt) like(other *Prompt) *Prompt {
+	if p != nil && other.bare && !p.bare {
+		return p.withoutAbove()
 	}
-	if p.bare && !now.bare {
-		now = now.withoutAbove()
-	}
-	return p.lead == now.lead
+	return p
 }
 
 // label is the label of the choice with this key, "" without one.
@@ -1587,6 +1589,11 @@ type candidate struct {
 	lift  int           // rows from where line begins up to where the question does
 	by    string        // the first signal: pattern, silence; "" structure
 	wait  time.Duration // how long the masked screen must have been still; when Stuck, without a byte
+}
+
+// newCandidate is a question of that kind in which nothing is pointed at.
+func newCandidate(kind PromptType, score float64) *candidate {
+	return &candidate{Prompt: Prompt{Type: kind, Score: score, Pointer: -1}}
 }
 
 // newDetector returns a detector with a blank screen of that size.
@@ -1987,7 +1994,7 @@ func (v *view) textEnd() int {
 			end = max(0, spinner)
 		}
 	}
-	return 1 + v.up(end, func(w viewRow) bool { return w.text != "" })
+	return 1 + v.up(end, hasText)
 }
 
 // ---- one look ----
@@ -2041,7 +2048,7 @@ func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions) *view {
 	for r := range s.rows {
 		v.rows = append(v.rows, readRow(s.Row(r), r, s.cols))
 	}
-	v.last = v.up(s.rows, func(w viewRow) bool { return w.raw != "" })
+	v.last = v.up(s.rows, showsAny)
 	return v
 }
 
@@ -2079,6 +2086,12 @@ func readRow(raw string, r, cols int) viewRow {
 	return w
 }
 
+// showsAny tells whether there is anything in the row.
+func showsAny(w viewRow) bool { return w.raw != "" }
+
+// hasText tells whether there is anything in the row besides a frame.
+func hasText(w viewRow) bool { return w.text != "" }
+
 // cursorLine is the text up to the cursor, and the row where its line begins.
 func (v *view) cursorLine() (string, int) {
 	return v.whole(strings.TrimSuffix(v.rows[v.row].raw, v.after()), v.row)
@@ -2109,7 +2122,7 @@ func (v *view) up(r int, such func(w viewRow) bool) int {
 
 // lineAbove is the nearest line above row r that is not blank, and its first row, −1 without one.
 func (v *view) lineAbove(r int) (string, int) {
-	r = v.up(r, func(w viewRow) bool { return w.raw != "" })
+	r = v.up(r, showsAny)
 	if r < 0 {
 		return "", r
 	}
@@ -2400,9 +2413,8 @@ func (v *view) readBlocked() *candidate {
 	if !v.known || status.State != "blocked" {
 		return nil
 	}
-	f := &candidate{wait: settleBlocked}
-	f.Type = Unknown
-	f.Pointer = -1
+	f := newCandidate(Unknown, 0)
+	f.wait = settleBlocked
 	f.Cut = true
 	f.Full = v.s.Text()
 	f.Question = status.Msg
@@ -2426,11 +2438,9 @@ func (v *view) readIdle() *candidate {
 	if draft != "" && !v.faintAt(v.row, w.at+2) {
 		return nil
 	}
-	f := &candidate{wait: settleIdle}
-	f.Type = FreeText
-	f.Score = 0.90
+	f := newCandidate(FreeText, 0.90)
+	f.wait = settleIdle
 	f.Idle = true
-	f.Pointer = -1
 	f.Question = v.a.Name + " has finished and waits for your next message"
 	return f
 }
@@ -2804,9 +2814,7 @@ func (v *view) live(first viewRow, end int) bool {
 // menu makes the prompt of a list of options; base is how its background is drawn. Of more than
 // nine it has those around the pointer.
 func (v *view) menu(opts []viewRow, base Attr) *candidate {
-	f := &candidate{}
-	f.Type = MultipleChoice
-	f.Score = 0.90
+	f := newCandidate(MultipleChoice, 0.90)
 	f.Axis = "vertical"
 	f.Submit = v.a.Submit
 	at := v.pointed(opts, base)
@@ -3036,9 +3044,7 @@ var sides = []struct {
 // buttons reads row r as choices side by side; the pointer is at one filled, under the cursor, or
 // unlike the others.
 func (v *view) buttons(r int) *candidate {
-	f := &candidate{}
-	f.Type = MultipleChoice
-	f.Score = 0.90
+	f := newCandidate(MultipleChoice, 0.90)
 	f.Axis = "horizontal"
 	w := v.rows[r]
 	var opts []viewRow
@@ -3107,10 +3113,7 @@ func (v *view) readBox() *candidate {
 
 // field makes the prompt of a dialog with a field to fill in, down to row end.
 func (v *view) field(end int) *candidate {
-	f := &candidate{}
-	f.Type = FreeText
-	f.Score = 0.90
-	f.Pointer = -1
+	f := newCandidate(FreeText, 0.90)
 	v.describe(f, end, end, nil)
 	f.Secret = reSecret.MatchString(f.Question)
 	return f
@@ -3139,7 +3142,7 @@ func (v *view) boxEnd() (r int, plain bool) {
 
 // boxList are the rows above row r that look alike: with boxes to tick, or beginning in one column.
 func (v *view) boxList(r int) []viewRow {
-	last := v.rows[max(0, v.up(r, func(w viewRow) bool { return w.text != "" }))]
+	last := v.rows[max(0, v.up(r, hasText))]
 	other := func(o viewRow) bool {
 		if o.depth == 0 || o.text == "" || (o.tick < 0) != (last.tick < 0) {
 			return true
@@ -3198,9 +3201,9 @@ func (v *view) readLine() *candidate {
 		return nil
 	}
 	line, top := v.cursorLine()
-	f := &candidate{line: line, by: "pattern"}
-	f.Score = 0.85
-	f.Pointer = -1
+	f := newCandidate("", 0.85) // the kind is still to be found
+	f.line = line
+	f.by = "pattern"
 	f.place = v.s.Scrolled() + top + 1
 	text := strings.TrimSpace(line)
 	above, first := v.lineAbove(top)
@@ -3930,29 +3933,20 @@ func (e labEvent) asScenario() scenario {
 
 // lab is one run of the command: what it prints, and how many files it has seen.
 type lab struct {
-	c       *command
-	enc     *json.Encoder
-	json    bool
-	screen  bool
-	explain bool
-	files   int
-	bad     int // unreadable, or not as expected
+	c     *command
+	enc   *json.Encoder
+	files int
+	bad   int // unreadable, or not as expected
 }
 
 // cmdLab is `atlasbridge lab`. Exit 1 when a file is unreadable or not as expected.
 func cmdLab(c *command) int {
-	l := &lab{
-		c:       c,
-		enc:     json.NewEncoder(c.stdout),
-		json:    c.opts.on("json"),
-		screen:  c.opts.on("screen"),
-		explain: c.opts.on("explain"),
-	}
+	l := &lab{c: c, enc: json.NewEncoder(c.stdout)}
 	l.enc.SetEscapeHTML(false)
 	for _, root := range c.opts.args {
 		l.walk(root)
 	}
-	if !l.json && !l.screen {
+	if !c.opts.on("json") && !c.opts.on("screen") {
 		fmt.Fprintf(c.stdout, "%d files, %d not as expected\n", l.files, l.bad)
 	}
 	return min(l.bad, 1)
@@ -3990,7 +3984,7 @@ func (l *lab) play(path string) error {
 		seen = append(seen, e)
 		l.print(e)
 	})
-	if l.screen {
+	if l.c.opts.on("screen") {
 		fmt.Fprintln(l.c.stdout, d.Screen.Text())
 	}
 	return tp.want.check(seen)
@@ -3998,17 +3992,17 @@ func (l *lab) play(path string) error {
 
 // print prints one prompt.
 func (l *lab) print(e labEvent) {
-	if l.json {
+	if l.c.opts.on("json") {
 		e.Full, e.Recent = "", ""
 		_ = l.enc.Encode(e) // nobody is left to be told that standard output is closed
 		return
 	}
-	if l.screen {
+	if l.c.opts.on("screen") {
 		return
 	}
 	fmt.Fprintf(l.c.stdout, "%-40s %8.2f s  %-15s %-6s %q\n", e.File, e.T, e.Type, e.Confidence,
 		e.Excerpt)
-	if l.explain {
+	if l.c.opts.on("explain") {
 		fmt.Fprintf(l.c.stdout, "    %s, %v after the last byte: %+v\n",
 			strings.Join(e.Signals, "+"), e.delay, *e.Prompt)
 	}

@@ -170,3 +170,21 @@ func TestScenarioTellsTheSame(t *testing.T) {
 		}
 	}
 }
+
+// A character is repeated as it was written, also when the row it stood in has left meanwhile; a
+// code of SGR that means nothing changes nothing.
+func TestScreenOfOddSequences(t *testing.T) {
+	s := newScreen(3, 4)
+	s.Write([]byte("\x1b[?1049h\x1b[3;1Hab\x1b[30b"))
+	if got := s.Text(); got != "bbbb\nbbbb\nbb" { // of rows × columns at most
+		t.Errorf("it shows %q", got)
+	}
+	s = newScreen(3, 4)
+	s.Write([]byte("\x1b[98;5;1ma\x1b[108;7mb"))
+	if got := s.attr(0, 0); got != (Attr{FG: -1, BG: -1}) {
+		t.Errorf("after 98;5;1 it draws with %+v", got)
+	}
+	if got := s.attr(0, 1); got != (Attr{FG: -1, BG: -1, Reverse: true}) {
+		t.Errorf("after 108;7 it draws with %+v", got)
+	}
+}
