@@ -964,8 +964,8 @@ type session struct {
 	cfg      *Config
 	rec      SessionRecord
 	det      *Detector
-	cast     *castWriter // nil without --record
-	jsonLine []byte      // unfinished line of stream-json, nil for other tools
+	cast     *recording // nil without --record
+	jsonLine []byte     // unfinished line of stream-json, nil for other tools
 	stream   stream
 	answer   string // beginning of the tool's last answer
 	fed      bool   // standard input is a pipe that has not ended: who feeds it answers
@@ -1132,7 +1132,7 @@ func newSession(c *command) (*session, error) {
 		fmt.Fprintf(s.notes, "atlasbridge: %s (see `atlasbridge doctor`)\n", what)
 	}
 	if c.opts.given("record") {
-		s.cast, err = newCast(c.opts.text("record"), tool, s.size())
+		s.cast, err = startRecording(c.opts.text("record"), tool, s.size(), time.Now())
 		if err != nil {
 			return nil, err
 		}
@@ -1591,7 +1591,7 @@ func (s *session) handleOutput(p []byte) {
 	}
 	s.det.Feed(p, now)
 	s.unseen.Add(-int64(len(p)))
-	s.cast.output(p, now)
+	s.record(func(c *castWriter) { c.output(p, now) })
 	for _, status := range s.det.Screen.TakeStatuses() {
 		s.handleStatus(status)
 	}
@@ -1680,7 +1680,8 @@ func (s *session) resize() {
 	if s.q != nil && s.q.screen != nil {
 		s.q.screen.place = 0 // it may stand in another row now
 	}
-	s.cast.event("r", fmt.Sprintf("%dx%d", size.Cols, size.Rows), time.Now())
+	changed := fmt.Sprintf("%dx%d", size.Cols, size.Rows)
+	s.record(func(c *castWriter) { c.event("r", changed, time.Now()) })
 }
 
 // ---- keyboard ----
@@ -1775,7 +1776,7 @@ func (s *session) inject(keys, by string) {
 		s.noteTyped(by, now)
 	}
 	s.det.Typed([]byte(keys), now)
-	s.cast.event("i", keys, now)
+	s.record(func(c *castWriter) { c.event("i", keys, now) })
 }
 
 // noteTyped notes who pressed a key that may answer what stands on the screen.
@@ -1844,7 +1845,7 @@ func (s *session) detect() {
 	tty := TTYState{}
 	if s.det.WantTTY(now) {
 		tty = s.pty.State()
-		s.cast.tty(tty, now)
+		s.record(func(c *castWriter) { c.tty(tty, now) })
 	}
 	p := s.det.Tick(tty, now)
 	// The screen may have gone straight on to another question.
@@ -1911,24 +1912,6 @@ func (s *session) expectsHook(p *Prompt) bool {
 		return true
 	}
 	return strings.HasPrefix(s.named, "approve") || strings.HasPrefix(s.named, "answer:")
-}
-
-// capture makes a recording of what led to a question, where the user wants that.
-func (s *session) capture(p *Prompt) {
-	if os.Getenv("ATLASBRIDGE_CAPTURE_PROMPTS") != "1" || p.Secret {
-		return
-	}
-	dir := filepath.Join(s.cfg.Dir, "captured_scenarios")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		s.log.Warn("capturing a question", "error", err.Error())
-		return
-	}
-	now := time.Now()
-	name := fmt.Sprintf("%s-%s-%s.cast", s.rec.Tool, p.Type, now.UTC().Format("20060102T150405.000"))
-	c, _ := newCast(filepath.Join(dir, name), s.rec.Tool, s.size())
-	c.output(s.det.Raw(), now)
-	c.tty(s.pty.State(), now)
-	c.close(now.Add(s.cfg.Stuck + time.Second))
 }
 
 // advance puts the next question in force: the hooks' in the order they came, then what the screen
@@ -2796,7 +2779,7 @@ func (s *session) tellAtTerminal() {
 	if s.warning != "" {
 		tell(s.rec.Tool + ": " + s.warning)
 	}
-	if err := s.cast.close(time.Now()); err != nil {
+	if err := s.endRecording(time.Now()); err != nil {
 		tell("writing the recording: " + err.Error())
 	}
 	trouble := s.tg.Trouble()
@@ -2886,7 +2869,7 @@ func (s *session) gateStep() {
 	}
 	tty := s.pty.State()
 	now := time.Now()
-	s.cast.tty(tty, now)
+	s.record(func(c *castWriter) { c.tty(tty, now) })
 	s.turnAt(now.Add(gatePoll)) // a repaint may be half done
 	late := !now.Before(g.until)
 	if s.unread() > 0 { // what comes may take the question away
@@ -2972,7 +2955,7 @@ func (s *session) gateWrote(keys []byte, err error) {
 	}
 	g.wrote = true
 	s.det.Typed(keys, time.Now())
-	s.cast.event("i", string(keys), time.Now())
+	s.record(func(c *castWriter) { c.event("i", string(keys), time.Now()) })
 	s.gateMoves()
 }
 
@@ -3421,6 +3404,77 @@ func clipBytes(text string, n int) string {
 // idempotencyKey is the same for the same words of a session within 5 s.
 func idempotencyKey(session, excerpt string, now time.Time) string {
 	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%s:%s:%d", session, excerpt, now.Unix()/5)))
+}
+
+// ---- recordings ----
+// Files that castWriter writes: that of --record, and captured scenarios.
+
+// recording is a recording in a file of its own.
+type recording struct {
+	*castWriter
+	file *os.File
+}
+
+// startRecording creates or empties the file, which only its owner can read.
+func startRecording(path, tool string, size Size, now time.Time) (*recording, error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("creating the recording: %w", err)
+	}
+	head := castHeader{
+		Width:  int(size.Cols),
+		Height: int(size.Rows),
+		Title:  tool,
+		Env:    map[string]any{"TERM": os.Getenv("TERM")},
+	}
+	return &recording{newCast(file, head, now), file}, nil
+}
+
+// end closes the file, and returns the first error of all that was written to it.
+func (r *recording) end(now time.Time) error {
+	return errors.Join(r.close(now), r.file.Close())
+}
+
+// record adds to the recording, where one is kept.
+func (s *session) record(add func(c *castWriter)) {
+	if s.cast != nil {
+		add(s.cast.castWriter)
+	}
+}
+
+// endRecording ends the recording, where one is kept.
+func (s *session) endRecording(now time.Time) error {
+	if s.cast == nil {
+		return nil
+	}
+	return s.cast.end(now)
+}
+
+// capture keeps a scenario of what led to a question, where the environment asks for that.
+func (s *session) capture(p *Prompt) {
+	if os.Getenv("ATLASBRIDGE_CAPTURE_PROMPTS") != "1" || p.Secret {
+		return
+	}
+	if err := s.captureScenario(p, time.Now()); err != nil {
+		s.log.Warn("capturing a scenario", "error", err.Error())
+	}
+}
+
+// captureScenario writes the output still kept, which a replay looks at until it has settled.
+func (s *session) captureScenario(p *Prompt, now time.Time) error {
+	dir := filepath.Join(s.cfg.Dir, "captured_scenarios")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	stamp := now.UTC().Format("20060102T150405.000")
+	name := fmt.Sprintf("%s-%s-%s.cast", s.rec.Tool, p.Type, stamp)
+	r, err := startRecording(filepath.Join(dir, name), s.rec.Tool, s.size(), now)
+	if err != nil {
+		return err
+	}
+	r.output(s.det.Raw(), now)
+	r.tty(s.pty.State(), now)
+	return r.end(now.Add(s.cfg.Stuck + time.Second))
 }
 
 // ---- hook: what a tool's own hook system asks ----

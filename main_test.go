@@ -1244,7 +1244,7 @@ func TestHookSettings(t *testing.T) {
 // TestRecordingPlays writes a recording with runes cut anywhere and plays it again.
 func TestRecordingPlays(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "r.cast")
-	c, err := newCast(path, "demo", Size{Rows: 5, Cols: 40})
+	c, err := startRecording(path, "demo", Size{Rows: 5, Cols: 40}, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1253,7 +1253,7 @@ func TestRecordingPlays(t *testing.T) {
 		c.output([]byte(text[i:i+1]), c.start.Add(time.Duration(i)*time.Millisecond))
 	}
 	c.tty(TTYState{Reading: ReadingYes, Canonical: true, Echo: true}, c.start.Add(50*time.Millisecond))
-	if err := c.close(c.start.Add(2 * time.Second)); err != nil {
+	if err := c.end(c.start.Add(2 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
 	played, err := openTape(path)
@@ -13696,14 +13696,14 @@ func TestWhatStandsAbove(t *testing.T) {
 		{"two paragraphs", "one\r\n\r\n\r\ntwo\r\n\r\nnear\r\nGo? (y/n) ", []string{"near", "!two"}, []string{"one\n\n\ntwo"}, false},
 		{"scrolled out", "far\r\n\r\n" + rows(60) + "Go? (y/n) ", []string{"/srv/0 ", "/srv/59 ", "!far"}, []string{"!far"}, false},
 		{"cleared", rows(60) + "\x1b[H\x1b[2Jnear\r\nGo? (y/n) ", []string{"near", "!srv"}, []string{"!srv"}, false},
-		{"lost", rows(maxGone+100) + "Go? (y/n) ", nil, nil, true},
+		{"lost", rows(maxScrollback+100) + "Go? (y/n) ", nil, nil, true},
 		{"longer than is kept", strings.Repeat(strings.Repeat("x", 99)+"\r\n", 200) + "Go? (y/n) ", nil, nil, true},
 		{"much above", "gone\r\n" + strings.Repeat(strings.Repeat("y", 99)+"\r\n", 60) + "\r\nnear\r\nGo? (y/n) ",
 			[]string{"near"}, []string{"yyy", "!gone"}, false},
 		{"alternate screen", rows(60) + "\x1b[?1049h\x1b[H\x1b[2Jnear\r\nGo? (y/n) ", []string{"near", "!srv"}, []string{"!srv"}, false},
 		{"menu", "far\r\n\r\n\r\n" + menu, []string{"Pick one", "Red", "!far"}, []string{"far"}, false},
 		{"menu, scrolled out", "far\r\n\r\n\r\n" + rows(60) + menu, []string{"/srv/0 ", "/srv/59", "Pick one", "!far"}, []string{"!far"}, false},
-		{"menu, lost", rows(maxGone+100) + menu, nil, nil, true},
+		{"menu, lost", rows(maxScrollback+100) + menu, nil, nil, true},
 	} {
 		state := "reading canon echo"
 		if strings.Contains(c.name, "menu") {
@@ -13893,8 +13893,8 @@ func TestConfiguredDefaults(t *testing.T) {
 		{"enter", canon, "Press Enter to continue", nil, "enter"},
 		{"enter, made esc", canon, "Press Enter to continue", map[PromptType]string{ConfirmEnter: "esc"}, "esc"},
 		{"enter, made nothing", canon, "Press Enter to continue", map[PromptType]string{ConfirmEnter: ""}, "-"},
-		{"enter, cut", canon, strings.Repeat("a line\r\n", maxGone+100) + "Press Enter to continue", nil, "-"},
-		{"list, cut", canon, strings.Repeat("a line\r\n", maxGone+100) + list("red", "blue"), all, "-"},
+		{"enter, cut", canon, strings.Repeat("a line\r\n", maxScrollback+100) + "Press Enter to continue", nil, "-"},
+		{"list, cut", canon, strings.Repeat("a line\r\n", maxScrollback+100) + list("red", "blue"), all, "-"},
 		{"ticks", "reading raw noecho", "\x1b[?25lToppings? (space to select)\r\n❯ [ ] No\r\n  [ ] Blue\r\n", all, "-"},
 		{"escape", "reading raw noecho", "\x1b[?25lPick:\r\n❯ Red\r\n  Green\r\n\r\nEsc to cancel\r\n", nil, "esc"},
 	} {
