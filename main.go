@@ -3248,16 +3248,23 @@ func (s *session) typeText() (why string) {
 	return s.press(s.pasted(text), gateMove{to: gateText, within: s.adapter.SubmitDelay})
 }
 
-// enterStep presses Enter once the text stands in the box.
+// enterStep presses Enter once the text stands in the box. A question that has come meanwhile would be answered by it;
+// a line that ends in the text, and may look like one for that, is none.
 func (s *session) enterStep(look *Prompt, late bool) (why string) {
 	held := s.holdsText()
-	dialog := look != nil && !look.Idle // takes no text, and Enter would answer it
+	if look != nil && !look.Idle {
+		takesText := look.Type == FreeText || look.Type == Unknown
+		if !takesText || !held {
+			return questionOpen
+		}
+	}
+	plain := s.adapter.Box == nil
 	switch {
-	case dialog && !held:
-		return questionOpen
+	case plain && !held && !s.det.Box(s.pty.State(), time.Now()).found: // it may be a menu
+		return "the input line has gone from the screen before Enter: look at the terminal"
 	case !late:
 		return ""
-	case held || s.adapter.Box == nil:
+	case held || plain:
 		return s.press("\r", gateMove{to: gateSent, within: submitTime})
 	case time.Now().Before(s.gate.until.Add(submitTime)):
 		return ""
@@ -3286,13 +3293,17 @@ func (s *session) sentStep(late bool) (why string) {
 // boxFrame is what may stand at the ends of an input box's rows.
 const boxFrame = " " + uprights
 
-// holdsText tells whether the end of the text stands where the cursor is, or a tool shows it folded as a paste.
+// holdsText tells whether the end of the text stands where the cursor is, or a tool shows it folded as a paste. A tool
+// without a box of its own shows nothing behind it.
 func (s *session) holdsText() bool {
 	end := s.gate.text[strings.LastIndex(s.gate.text, "\n")+1:]
 	end = strings.TrimSpace(strings.ToValidUTF8(end[max(0, len(end)-16):], ""))
 	row, _, _ := s.det.Screen.Cursor()
 	above := strings.Trim(s.det.Screen.Row(max(0, row-1)), boxFrame)
 	box := above + strings.Trim(s.det.Screen.Row(row), boxFrame)
+	if s.adapter.Box == nil {
+		return strings.HasSuffix(squeezed(box), squeezed(end))
+	}
 	return strings.Contains(squeezed(box), squeezed(end)) || strings.Contains(box, "[Pasted")
 }
 
