@@ -4511,17 +4511,19 @@ func (s *sim) means(d *simDialog, meaning string, p *PromptRecord) {
 	s.count["answers"]++
 	want := s.meaningOf(p)
 	s.note("dialog %d.%d: %q by %s", d.n, d.version, meaning, *p.DecidedBy)
-	if begun, isText := strings.CutPrefix(meaning, "text:"); isText && p.Type == Unknown && want == "Enter" {
+	took, isText := strings.CutPrefix(meaning, "text:")
+	begun, ends := strings.CutSuffix(took, strings.TrimPrefix(want, "text:"))
+	if want == "Enter" && p.Type == Unknown {
+		begun, ends = took, true
+	}
+	if isText && ends {
 		var echo strings.Builder
 		for _, c := range begun {
 			echo.WriteString(simEcho(c))
 		}
 		if strings.HasSuffix(p.Question, echo.String()) {
-			meaning = want // Enter sends what the question shows as typed already
+			meaning = want // what the question shows as typed already is part of the answer
 		}
-	}
-	if strings.Contains(p.Question, "^F") { // a key that the person pressed before is shown as part of what is answered
-		meaning = strings.Replace(meaning, "\x06", "", 1)
 	}
 	if meaning != want && clip(meaning, 60) != want {
 		s.fault("dialog %d.%d took %q, decided was %q", d.n, d.version, meaning, want)
