@@ -982,6 +982,7 @@ type session struct {
 
 	// What is asked.
 	seen    *Prompt      // what the detector last found, until it is gone
+	seenAs  string       // named, when it was found
 	spent   *Prompt      // seen, when the tool has said that it is over
 	spentAt time.Time    // when that was
 	q       *question    // in force
@@ -1854,6 +1855,7 @@ func (s *session) detect() {
 	}
 	if p != nil {
 		s.seen = p
+		s.seenAs = s.named
 		s.takeUp(p)
 	}
 	s.turnAt(later(now.Add(detectEvery), s.det.Next(now)))
@@ -2185,16 +2187,18 @@ func (s *session) apply(q *question, r *PromptRecord) {
 // A tool's hook asks in a process of its own, which gives the tool the answer. The dialog stands on
 // the screen meanwhile, and may be answered there.
 
-// hookOf is the waiting hook's question whose dialog p is, nil when it is none's: it shows that
-// tool and those arguments, or the tool names them while p stands.
+// hookOf is the waiting hook's question whose dialog p is, which was seen last; nil when it is
+// none's: it shows that tool and those arguments, or the tool names them. A name that is told while
+// the dialog named before still stands means the next one.
 func (s *session) hookOf(p *Prompt) *question {
 	for _, h := range s.hooks {
 		if p.showsCall(h.rec.Tool, h.rec.Subject) {
 			return h
 		}
 	}
+	named := s.seenAs == "" || s.seenAs == s.named
 	for _, h := range s.hooks {
-		if !p.Idle && s.named != "" && h.namedIn(s.named) {
+		if !p.Idle && named && h.namedIn(s.named) {
 			return h
 		}
 	}
