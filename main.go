@@ -816,7 +816,7 @@ func (s *session) reap() {
 		return
 	}
 	s.reapAt = time.Now().Add(reapEvery)
-	_, _, err := s.st.Reap(time.Now())
+	err := s.st.Reap(time.Now())
 	s.stored("closing dead sessions", err)
 }
 

@@ -1656,17 +1656,18 @@ func (s *setup) wait(done func(*update) bool) error { // polls until done says s
 	}
 	return hinted(errors.New("nothing came within 10 minutes"), "run atlasbridge setup again: it makes a new code")
 }
-func (s *setup) save() error { // into config.toml, which keeps every other line as it is
+
+// save writes into config.toml, which keeps every other line as it is.
+func (s *setup) save() error {
 	s.say("Chat %d, allowed users %v", s.cfg.ChatID, s.cfg.Users)
 	path := filepath.Join(s.cfg.Dir, "config.toml")
 	old, err := os.ReadFile(path)
-	f, opened := openPrivate(path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC)
-	_, wrote := f.WriteString(withTelegram(string(old), s.cfg))
-	if err = cmp.Or(when(!errors.Is(err, os.ErrNotExist), err), opened, wrote, f.Sync(), f.Close()); err == nil {
-		err = cmp.Or(os.Rename(path+".new", path), syncDir(s.cfg.Dir))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
 	}
-	return err
+	return replacePrivate(path, []byte(withTelegram(string(old), s.cfg)))
 }
+
 func withTelegram(text string, c *Config) string {
 	text = telegramKeys.ReplaceAllString(strings.TrimRight(text, "\n")+"\n", "")
 	text += when(!telegramTable.MatchString(text), "\n[telegram]\n")
