@@ -713,28 +713,46 @@ func (t stamp) MarshalJSON() ([]byte, error) {
 	return time.Time(t).UTC().AppendFormat(nil, `"`+stampLayout+`"`), nil
 }
 
-// stamped is the record, or another struct, with its members in their order and a stamp for each time.
-func stamped(record any) any {
-	from := reflect.Indirect(reflect.ValueOf(record))
+// layout is how a struct is written: its members in their order, in a struct with a stamp for each time.
+type layout struct {
+	members []reflect.StructField
+	written reflect.Type
+}
+
+var layouts sync.Map // of structs, by reflect.Type
+
+func layoutOf(t reflect.Type) layout {
+	if known, ok := layouts.Load(t); ok {
+		return known.(layout)
+	}
+	var l layout
 	var fields []reflect.StructField
-	var values []reflect.Value
-	for _, f := range reflect.VisibleFields(from.Type()) {
+	for _, f := range reflect.VisibleFields(t) {
 		if f.Anonymous || !f.IsExported() { // what is in an embedded struct comes behind it
 			continue
 		}
-		value := from.FieldByIndex(f.Index)
-		switch t := value.Interface().(type) {
-		case time.Time:
-			value = reflect.ValueOf(stamp(t))
-		case *time.Time:
-			value = reflect.ValueOf((*stamp)(t))
+		l.members = append(l.members, f)
+		switch f.Type {
+		case reflect.TypeFor[time.Time]():
+			f.Type = reflect.TypeFor[stamp]()
+		case reflect.TypeFor[*time.Time]():
+			f.Type = reflect.TypeFor[*stamp]()
 		}
-		fields = append(fields, reflect.StructField{Name: f.Name, Type: value.Type(), Tag: f.Tag})
-		values = append(values, value)
+		fields = append(fields, reflect.StructField{Name: f.Name, Type: f.Type, Tag: f.Tag})
 	}
-	to := reflect.New(reflect.StructOf(fields)).Elem()
-	for i, value := range values {
-		to.Field(i).Set(value)
+	l.written = reflect.StructOf(fields)
+	layouts.Store(t, l)
+	return l
+}
+
+// stamped is a record, or another struct, as it is written.
+func stamped(record any) any {
+	from := reflect.Indirect(reflect.ValueOf(record))
+	l := layoutOf(from.Type())
+	to := reflect.New(l.written).Elem()
+	for i, member := range l.members {
+		field := to.Field(i)
+		field.Set(from.FieldByIndex(member.Index).Convert(field.Type()))
 	}
 	return to.Interface()
 }
