@@ -236,18 +236,17 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 		return err
 	}
 	for _, s := range rows {
-		sources := []setting{{Value: s.asJSON(s.def), Origin: "default"}}
-		if given, ok := file[s.Key]; ok {
-			sources = append(sources, given)
+		sources := []setting{
+			{Value: s.asJSON(s.def), Origin: "default"},
+			file[s.Key],
+			s.given(getenv(s.env), "environment "+s.env),
+			s.given(flags[s.Key], "flag"),
 		}
-		if text := getenv(s.env); text != "" {
-			sources = append(sources, setting{Value: s.asJSON(text), Origin: "environment " + s.env})
-		}
-		if text := flags[s.Key]; text != "" {
-			sources = append(sources, setting{Value: s.asJSON(text), Origin: "flag"})
-		}
-		for _, given := range sources {
-			s.Value, s.Origin = given.Value, given.Origin
+		for _, source := range sources {
+			if source.Origin == "" {
+				continue
+			}
+			s.Value, s.Origin = source.Value, source.Origin
 			if err := s.assign(c); err != nil {
 				return err
 			}
@@ -272,6 +271,14 @@ func readConfig(path string, rows []setting) (map[string]setting, error) {
 		known = append(known, s.Key)
 	}
 	return parseTOML(string(text), known)
+}
+
+// given is the setting with this text as its value, the zero one where no text is given.
+func (s setting) given(text, origin string) setting {
+	if text == "" {
+		return setting{}
+	}
+	return setting{Value: s.asJSON(text), Origin: origin}
 }
 
 // asJSON is the value that a text stands for; a list needs no brackets. What is no value of the setting becomes a string,
@@ -325,8 +332,11 @@ func (s setting) assign(c *Config) error {
 	if problem == "" {
 		return nil
 	}
-	return hinted(fmt.Errorf("%s: %s %s", s.Origin, s.Key, problem),
-		"correct or remove it; default: "+cmp.Or(s.def, "none"))
+	def := s.def
+	if def == "" {
+		def = "none"
+	}
+	return hinted(fmt.Errorf("%s: %s %s", s.Origin, s.Key, problem), "correct or remove it; default: "+def)
 }
 
 func (s setting) assignText(to *string) (problem string) {
@@ -1176,10 +1186,13 @@ func (s *Store) Audit() *Audit { return s.audit }
 func (s *Store) Trouble() error {
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
-	if s.log.poison != nil {
+	switch {
+	case s.log.poison != nil:
 		return s.log.poison
+	case s.auditTrouble != nil:
+		return s.auditTrouble
 	}
-	return cmp.Or(s.auditTrouble, s.compactTrouble)
+	return s.compactTrouble
 }
 
 // View is the state as it is now. Where it cannot be read any more it is as it was, with an error.
@@ -1516,7 +1529,9 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 		}
 		if old.Open() && !p.Open() {
 			p.NonceUsed = true
-			p.DecidedAt = cmp.Or(p.DecidedAt, &now)
+			if p.DecidedAt == nil {
+				p.DecidedAt = &now
+			}
 		}
 		if to == Injected {
 			return []Record{p.reply(now), &p}, nil
@@ -1528,8 +1543,11 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 
 // reply is the record that the prompt's answer has been typed, or passed on.
 func (p *PromptRecord) reply(now time.Time) *ReplyRecord {
-	value := cmp.Or(p.Value, ref(""))
-	return &ReplyRecord{Head{ID: p.ID}, p.ID, p.SessionID, *value, replySource(p), now}
+	value := "" // of a secret
+	if p.Value != nil {
+		value = *p.Value
+	}
+	return &ReplyRecord{Head{ID: p.ID}, p.ID, p.SessionID, value, replySource(p), now}
 }
 
 // replySource says whose answer was typed, in a record.
@@ -2406,8 +2424,12 @@ func (c *command) status(s *Store) int {
 func (r statusRow) cells(now time.Time) []string {
 	end := cmp.Or(r.EndedAt, &now)
 	seen := cmp.Or(r.LastSeen, &r.StartedAt)
-	return []string{shortID(r.ID), fmt.Sprint(r.PID), cmp.Or(r.Activity, r.Status), span(end.Sub(r.StartedAt)),
-		fmt.Sprint(r.Open), fmt.Sprint(r.Prompts), span(now.Sub(*seen)) + " ago", r.Tool + " " + r.Label}
+	state := r.Activity
+	if state == "" {
+		state = r.Status
+	}
+	return []string{shortID(r.ID), fmt.Sprint(r.PID), state, span(end.Sub(r.StartedAt)), fmt.Sprint(r.Open),
+		fmt.Sprint(r.Prompts), span(now.Sub(*seen)) + " ago", r.Tool + " " + r.Label}
 }
 
 func cmdApprovals(c *command) int { return c.withState(c.approvals) }
