@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -373,5 +374,36 @@ func TestRetained(t *testing.T) {
 				t.Errorf("kept: %s, want %s", got, row.want)
 			}
 		})
+	}
+}
+
+// Followers of a state that cannot be read try again now and then: one's attempt does not set off the other's.
+func TestFollowersOfTroubleAreCalm(t *testing.T) {
+	var attempts atomic.Int64
+	s, err := openStoreWith(storeDir(t), faultyFiles(func(op string, _ int64) error {
+		if op != "ftruncate" {
+			return nil
+		}
+		attempts.Add(1)
+		return errors.New("input/output error")
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	session := storeSession(t, s)
+	storeTears(t, s)
+	ctx, stop := context.WithTimeout(t.Context(), 2*time.Second) // from the first second on it watches the folder
+	defer stop()
+	for range 2 {
+		records := s.Follow(ctx, session, nil)
+		defer func() { // it has ended
+			for range records {
+			}
+		}()
+	}
+	<-ctx.Done()
+	if n := attempts.Load(); n < 2 || n > 12 {
+		t.Errorf("%d attempts in 2 s, want 2 in each second of each", n)
 	}
 }

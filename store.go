@@ -2065,7 +2065,7 @@ func (f *follower) run(ctx context.Context) {
 		if changes == nil && time.Since(start) > beforeItPays {
 			changes, stop = f.watch(f.Dir)
 		}
-		recs, wake := f.look()
+		recs, wake, err := f.look()
 		for _, r := range recs {
 			select {
 			case f.out <- r:
@@ -2073,7 +2073,10 @@ func (f *follower) run(ctx context.Context) {
 			}
 		}
 		pause := lookSlowly
+		told := changes
 		switch {
+		case err != nil: // not at once again: such an attempt may itself change the folder
+			wake, told = nil, nil
 		case changes != nil:
 			pause = lookAnyway
 		case f.fast != nil && f.fast():
@@ -2081,17 +2084,18 @@ func (f *follower) run(ctx context.Context) {
 		}
 		select {
 		case <-wake:
-		case <-changes:
+		case <-told:
 		case <-time.After(pause):
 		case <-ctx.Done():
 		}
 	}
 }
 
-// look gives what is new, in its order; wake is closed by the next change that this process reads.
-func (f *follower) look() (recs []Record, wake <-chan struct{}) {
+// look gives what is new, in its order; wake is closed by the next change that this process reads. An error is not told:
+// it fails for everybody, and others tell of it.
+func (f *follower) look() (recs []Record, wake <-chan struct{}, err error) {
 	defer f.log.release()
-	_ = f.begin() // it fails for everybody, and others tell of it
+	err = f.begin()
 	for key, r := range f.view.records {
 		ours := false
 		switch r := r.(type) {
@@ -2107,7 +2111,7 @@ func (f *follower) look() (recs []Record, wake <-chan struct{}) {
 		}
 	}
 	slices.SortFunc(recs, byTime)
-	return recs, f.wake
+	return recs, f.wake, err
 }
 
 // ---- compaction ----
