@@ -1154,11 +1154,10 @@ func openStoreWith(dir string, do files) (*Store, error) {
 		wake: make(chan struct{}), log: &journal{do: do, path: filepath.Join(dir, "state.jsonl")}}
 	s.audit = &Audit{log: &journal{do: do, path: filepath.Join(dir, "audit.log")}, lock: s.lockAudit,
 		note: s.noteHead}
-	if err := secureDir(dir); err != nil {
-		return nil, err
-	}
-	if err := secureDir(filepath.Join(dir, "sessions")); err != nil {
-		return nil, err
+	for _, folder := range []string{dir, filepath.Join(dir, "sessions")} {
+		if err := secureDir(folder); err != nil {
+			return nil, err
+		}
 	}
 	if err := s.upgrade(); err != nil {
 		s.Close()
@@ -1447,10 +1446,10 @@ func (s *Store) lockAudit() (noted *MetaRecord, err error) {
 }
 
 // handOver acquires the audit log and then releases the state, so that both files have the same order, and nobody puts
-// the log aside between. It gives the head that the state notes now, nil when there is none or the state is not known.
-// What is noted was in the log before, so that a log that does not continue it has lost something.
-func (s *Store) handOver(unread error) (noted *MetaRecord, err error) {
-	if unread == nil && s.log.poison == nil {
+// the log aside between. It gives the head that the state notes now, nil when there is none, or when unknown is why the
+// state could not be read. What is noted was in the log before, so that a log that does not continue it has lost something.
+func (s *Store) handOver(unknown error) (noted *MetaRecord, err error) {
+	if unknown == nil && s.log.poison == nil {
 		noted = s.view.Meta["audit"]
 	}
 	err = s.audit.log.acquire()
@@ -2180,12 +2179,12 @@ func lockName(session string) string { return "sessions/" + session + ".lock" }
 
 // HoldSession comes before the session's record: an active one whose lock is free is dead.
 func (s *Store) HoldSession(id string) (release func(), err error) {
-	return s.takeLock(lockName(id))
+	return s.holdLock(lockName(id))
 }
 
 // TryPoll takes the lock of the poller, if it is free. An error is also trouble with a holder that does not listen.
 func (s *Store) TryPoll() (release func(), held bool, err error) {
-	release, err = s.takeLock("poll.lock")
+	release, err = s.holdLock("poll.lock")
 	if err == nil {
 		return release, true, nil
 	}
@@ -2214,8 +2213,8 @@ func (s *Store) stalled() error {
 		fmt.Sprintf("is it stopped? kill -CONT %d, or end it", pid))
 }
 
-// takeLock takes a lock, and writes our pid into its file; errLocked when another process has it.
-func (s *Store) takeLock(name string) (release func(), err error) {
+// holdLock takes a lock, unless another process has it (errLocked), and writes our pid into its file.
+func (s *Store) holdLock(name string) (release func(), err error) {
 	f, err := openPrivate(filepath.Join(s.Dir, name), os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return nil, fmt.Errorf("locking %s: %w", name, err)
@@ -2370,11 +2369,10 @@ func list[T any](c *command, records []T, table [][]string, none string) int {
 // span is a time that has passed, or is left, without its seconds from a minute on.
 func span(d time.Duration) string {
 	text := max(d, 0).Truncate(time.Second).String()
-	minutes, _, _ := strings.Cut(text, "m")
 	if d < time.Minute {
 		return text
 	}
-	return minutes + "m"
+	return text[:strings.Index(text, "m")+1]
 }
 
 // statusRow is a session as status shows it.
