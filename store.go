@@ -339,6 +339,8 @@ func (s setting) assign(c *Config) error {
 	return hinted(fmt.Errorf("%s: %s %s", s.Origin, s.Key, problem), "correct or remove it; default: "+def)
 }
 
+// assignText, assignList and assignNumber say what the value must be when it is something else; then what they have set
+// is not to be used.
 func (s setting) assignText(to *string) (problem string) {
 	if json.Unmarshal(s.Value, to) != nil {
 		return "must be a string in quotes"
@@ -361,7 +363,7 @@ func (s setting) assignList(to *[]int64) (problem string) {
 	return ""
 }
 
-// assignNumber sets an *int, *int64 or *float64.
+// assignNumber is for an *int, *int64 or *float64.
 func (s setting) assignNumber(to any) (problem string) {
 	var n float64
 	if json.Unmarshal(s.Value, to) != nil || json.Unmarshal(s.Value, &n) != nil {
@@ -607,6 +609,7 @@ func (j *journal) drop() {
 	}
 }
 
+// release lets other goroutines and processes have the file.
 func (j *journal) release() {
 	if j.lock != nil {
 		_ = unlockFile(j.lock) // what cannot be given back ends with the process
@@ -651,6 +654,7 @@ func (j *journal) append(b []byte, durable bool) error {
 	return err
 }
 
+// write leaves part of b in the file when it fails.
 func (j *journal) write(b []byte, durable bool) error {
 	err := j.do("write", j.f, func() error {
 		_, err := j.f.Write(b)
@@ -731,6 +735,7 @@ type layout struct {
 
 var layouts sync.Map // of structs, by reflect.Type
 
+// layoutOf makes the layout of a struct, once: that takes as long as writing a line to the disk.
 func layoutOf(t reflect.Type) layout {
 	if known, ok := layouts.Load(t); ok {
 		return known.(layout)
@@ -1447,7 +1452,8 @@ func (s *Store) lockAudit() (noted *MetaRecord, err error) {
 
 // handOver acquires the audit log and then releases the state, so that both files have the same order, and nobody puts
 // the log aside between. It gives the head that the state notes now, nil when there is none, or when unknown is why the
-// state could not be read. What is noted was in the log before, so that a log that does not continue it has lost something.
+// state could not be read. What is noted was in the log before, so that a log that does not continue it has lost
+// something.
 func (s *Store) handOver(unknown error) (noted *MetaRecord, err error) {
 	if unknown == nil && s.log.poison == nil {
 		noted = s.view.Meta["audit"]
@@ -1817,10 +1823,11 @@ func fromPhone(by string) bool { return strings.HasPrefix(by, "telegram:") }
 
 // byWhom says who decided, in a message.
 func byWhom(by *string) string {
-	if by == nil {
-		return "in the terminal"
+	who := ""
+	if by != nil {
+		who = *by
 	}
-	switch *by {
+	switch who {
 	case "":
 		return "in the terminal"
 	case "cli:local":
@@ -1830,10 +1837,10 @@ func byWhom(by *string) string {
 	case "auto:timeout":
 		return "by its timeout"
 	}
-	if fromPhone(*by) {
-		return "on the phone by " + *by
+	if fromPhone(who) {
+		return "on the phone by " + who
 	}
-	return "by " + *by
+	return "by " + who
 }
 
 // clock is when, in a message.
@@ -2054,6 +2061,7 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 	return f.out
 }
 
+// run looks and sends until ctx ends.
 func (f *follower) run(ctx context.Context) {
 	defer close(f.out)
 	var changes <-chan struct{} // nil: the system does not tell
@@ -2128,6 +2136,7 @@ func (s *Store) compact() error {
 	return s.compactTrouble
 }
 
+// rewrite puts a file with the last lines of the records that are retained in the place of the old one.
 func (s *Store) rewrite() error {
 	var lines []byte
 	for _, r := range slices.SortedFunc(maps.Values(s.view.records), byTime) {
