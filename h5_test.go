@@ -379,6 +379,7 @@ func TestRetained(t *testing.T) {
 
 // Followers of a state that cannot be read try again now and then: one's attempt does not set off the other's.
 func TestFollowersOfTroubleAreCalm(t *testing.T) {
+	t.Parallel()
 	var attempts atomic.Int64
 	s, err := openStoreWith(storeDir(t), faultyFiles(func(op string, _ int64) error {
 		if op != "ftruncate" {
