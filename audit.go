@@ -611,7 +611,7 @@ func (s *Store) putAuditAside() (aside string, head chainHead, err error) {
 		return "", chainHead{}, err
 	}
 	note := &MetaRecord{Head: Head{ID: "audit"}, Seq: head.Seq, Hash: head.Hash}
-	if _, err := s.write([]Record{note}, nil); err != nil {
+	if _, err := s.write([]Record{note}); err != nil {
 		return "", chainHead{}, err
 	}
 	return aside, head, s.log.do("fsync", s.log.f, s.log.f.Sync)

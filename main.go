@@ -1431,7 +1431,7 @@ func (s *session) reap() {
 		return
 	}
 	s.reapAt = time.Now().Add(reapEvery)
-	_, _, err := s.st.Reap(time.Now())
+	err := s.st.Reap(time.Now())
 	s.tellTrouble("closing dead sessions", err)
 }
 
