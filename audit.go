@@ -611,7 +611,7 @@ func (s *Store) putAuditAside() (aside string, head chainHead, err error) {
 		return "", chainHead{}, err
 	}
 	note := &MetaRecord{Head: Head{ID: "audit"}, Seq: head.Seq, Hash: head.Hash}
-	if _, err := s.write([]Record{note}, nil); err != nil {
+	if _, err := s.write([]Record{note}); err != nil {
 		return "", chainHead{}, err
 	}
 	return aside, head, s.log.do("fsync", s.log.f, s.log.f.Sync)
@@ -667,9 +667,10 @@ func (c *command) audit(s *Store) int {
 	if err != nil {
 		return c.fail(err)
 	}
+	code := 0
 	switch {
 	case c.opts.on("json"):
-		c.printJSON(v)
+		code = c.printJSON(v)
 	case v.OK:
 		fmt.Fprintf(c.stdout, "audit.log holds: %d entries, head %d:%s\nproves: %s\ndoes not prove: %s\n",
 			v.Entries, v.Entries, v.Hash, v.Proves, v.Limits)
@@ -680,7 +681,7 @@ func (c *command) audit(s *Store) int {
 	if !v.OK {
 		return exitFailed
 	}
-	return 0
+	return code
 }
 
 // putAside is `audit verify --aside`, which the user does, not a program that is asked about.
@@ -693,8 +694,7 @@ func (c *command) putAside(s *Store) int {
 		return c.fail(fmt.Errorf("putting audit.log aside: %w", err))
 	}
 	if c.opts.on("json") {
-		c.printJSON(map[string]any{"aside": aside, "head": head.String()})
-		return 0
+		return c.printJSON(map[string]any{"aside": aside, "head": head.String()})
 	}
 	fmt.Fprintf(c.stdout, "the old log is kept as %s\na new one begins: head %s\n", aside, head)
 	return 0

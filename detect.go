@@ -1,9 +1,11 @@
-// detect.go turns a child's bytes into questions: Screen is what the terminal shows, Detector judges it over time; the
-// adapters say what is known of each tool, the Prompt Lab replays recordings. What the screen shows decides, near the
-// cursor and once the output has settled; never the raw bytes. What the tool says of itself (OSC 7501, its title) comes
-// first: nothing is asked while it works. The terminal's state confirms a pattern, and refutes it where nobody reads.
-// Silence counts with spinners masked, and only for an unfinished line. A choice that grants something is never a
-// default. It does no I/O, has no clock and never types: time is an argument. (The lab reads files and prints.)
+// detect.go turns a child's bytes into questions: Screen is what the terminal shows, Detector looks
+// at it over time, the adapters say what is known of each tool, the Prompt Lab replays recordings.
+// What the screen shows decides, near the cursor and once the output has settled; never the raw
+// bytes. What the tool says of itself (OSC 7501, its title) comes first: nothing is asked while it
+// works. The terminal's state confirms a pattern, and refutes it where nobody reads. Silence counts
+// with spinners masked, and only for an unfinished line. A choice that grants something is never a
+// default. Nothing here types, sends or reads a clock: time is an argument. Only the lab touches
+// files.
 package main
 
 import (
@@ -14,8 +16,8 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math"
 	"os"
@@ -28,106 +30,205 @@ import (
 	"unicode/utf8"
 )
 
-// Screen is what the terminal shows: a parser over a grid of cells, fed with the child's bytes cut anywhere, of bounded
-// memory. The parser is that of https://vt100.net/emu/dec_ansi_parser as today's terminals are: text is UTF-8; no 8-bit
-// C1 controls (0x9C is part of ✳, not ST); an OSC also ends on BEL; any ESC ends a string. The text is what tmux shows.
+// ---- screen ----
+// What the terminal shows, in bounded memory: a parser over a grid of cells.
+
+// Limits of what output can make us keep. Real strings have up to 1 KiB (measured).
+const (
+	maxSize       = 2000    // rows, and columns
+	maxParam      = 65535   // value of a parameter
+	maxString     = 16384   // bytes of a string or sequence; number of parameters
+	maxReplies    = 4096    // bytes of answers that wait for TakeReplies
+	maxMarks      = 28      // bytes combined with a character; tmux has 32 together with it
+	maxMarkSets   = 1000    // different combinations of marks
+	maxStatuses   = 16      // reports that wait for TakeStatuses
+	maxScrollback = 120     // rows that have left the screen: about 12 KiB
+	maxLine       = 1 << 14 // bytes told as one line
+	maxRecent     = 1000    // lines told that a new one is compared with
+	maxPending    = 4 << 20 // bytes of lines kept for the next Transcript
+	lineCost      = 64      // bytes that each of them costs besides its text
+)
+
+// States of the parser. In a string it is the byte that began it: ] P X ^ _ or k.
+const (
+	inText     = 0
+	inEscape   = 0x1b // an ESC came
+	inSequence = '['  // a control sequence
+)
+
+// Modes of DECSET: https://invisible-island.net/xterm/ctlseqs/ctlseqs.html
+const (
+	modeAppCursor = 1    // DECCKM: arrows are ESC O A, not ESC [ A
+	modeAutowrap  = 7    // DECAWM
+	modeCursor    = 25   // DECTCEM: it shows
+	modePaste     = 2004 // a paste is bracketed
+	modeOther     = 2005 // stands for all above
+)
+
+// anyRow is the row in which an answer is typed to a dialog: whichever the next line feed ends.
+const anyRow = -1
+
+// Screen is what the terminal shows, fed with the child's bytes cut anywhere. The parser is that of
+// https://vt100.net/emu/dec_ansi_parser as today's terminals are: text is UTF-8; no 8-bit C1
+// controls (0x9C is part of ✳, not ST); an OSC also ends on BEL; any ESC ends a string. The text is
+// what tmux shows. One goroutine uses it.
 type Screen struct {
-	rows, cols, top, bottom, scrolled int // the scroll region, inclusive; rows that left the primary screen at the top
-	*page                                 // the one in use
-	primary, alternate                page
-	saved                             cursor     // by DECSC
-	base                              *cell      // the character just written, for marks and REP
-	marks                             []string   // the combinations of them so far, none first
-	dec                               [2006]bool // modes of DECSET by number, the last is any other
-	state                             byte       // '[' in a control sequence, 0x1b behind an ESC, below that in text
-	params                            []int      // of the last control sequence, 0 when empty
-	seq, part, replies                []byte     // a string, or a sequence without params; not yet a character; answers
-	title                             string
-	status                            ProgramStatus
-	statuses                          []ProgramStatus // since TakeStatuses
-	tr                                transcript
-	gone                              [maxGone]line // rows that left the primary screen, row n at n % maxGone
-	goneFrom                          int           // the first of them that still belongs to what stands on the screen
-	answering                         int           // row from 1 in which an answer is typed; −1 any, 0 none
+	rows, cols  int
+	top, bottom int // the scroll region, inclusive
+	*page           // the one in use
+	primary     page
+	alternate   page
+	saved       cursor              // by DECSC
+	base        *cell               // the character just written, for marks and REP; else nil
+	marks       []string            // the combinations of them so far, none first
+	modes       [modeOther + 1]bool // by number
+
+	state  byte   // of the parser
+	params []int  // of the last control sequence, 0 where empty
+	seq    []byte // a string, or a sequence without its parameters
+	input  []byte // the beginning of a character
+
+	replies  []byte // that wait for TakeReplies
+	title    string
+	status   ProgramStatus
+	statuses []ProgramStatus // that wait for TakeStatuses
+	tr       transcript
+
+	scrolled       int                 // rows that left the primary screen at its top
+	scrollback     [maxScrollback]line // the last of them, row n at n % maxScrollback
+	scrollbackFrom int                 // the first that still belongs to what stands on the screen
+	answering      int                 // row from 1 in which an answer is typed; anyRow; 0 none
 }
+
+// page is one of the two screens.
 type page struct {
 	cursor
 	grid []line
 }
-type cursor struct { // what DECSC saves
-	row, col, shift int
-	charset         [2]byte // G0 and G1, shift is the one in use: '0' is line drawing
-	wrapNext        bool    // it stands behind the last column
-	pen             Attr
+
+// cursor is what DECSC saves.
+type cursor struct {
+	row, col int
+	charset  [2]byte // G0 and G1: '0' is line drawing
+	shift    int     // the one in use
+	wrapNext bool    // it stands behind the last column
+	pen      Attr
 }
+
+// line is one row.
 type line struct {
-	cells                []cell
-	wrapped, told, again bool // it goes on in the next row; it is told; it was, before it was written anew
-	answered             bool // somebody typed an answer in it: what stands above belongs to earlier questions
+	cells    []cell
+	wrapped  bool // it goes on in the next row
+	told     bool // it is in the transcript
+	again    bool // it was, before it was written anew
+	answered bool // an answer was typed in it: what stands above belongs to earlier questions
 }
+
+// cell is one place of the grid.
 type cell struct {
 	ch    rune   // 0 blank
-	marks uint16 // index of what combines with it: without a pointer, the collector leaves the grid alone
+	marks uint16 // index of what combines with it: no pointer, so that the collector skips the grid
 	wide  bool   // it covers the next cell, which is blank
 	Attr         // colours are one higher, so that the zero value is a blank in the default ones
 }
-type Attr struct { // enough to tell a highlighted choice from the others
-	Dim, Reverse bool
-	FG, BG       int32 // −1 default, 0–255 palette, else 1<<24|rgb
+
+// Attr is how a cell is drawn, enough to tell a highlighted choice from the others. A colour is −1
+// for the default, 0 to 255 of the palette, else 1<<24|rgb.
+type Attr struct {
+	Dim     bool
+	Reverse bool
+	FG      int32
+	BG      int32
 }
 
-// ProgramStatus is the last OSC 7501 (measured). State: "" idle working blocked done clear; Kind: permission question.
-type ProgramStatus struct{ State, App, Kind, Msg string }
+// ProgramStatus is a report of OSC 7501, as tools send it (measured).
+type ProgramStatus struct {
+	State string // idle, working, blocked, done, clear; "" none came
+	App   string
+	Kind  string // permission or question, when blocked
+	Msg   string
+}
 
-// The limits of what output can make us keep, in bytes. Real strings have up to 1 KiB (measured).
-const (
-	maxSize, maxParam, maxRecent = 2000, 65535, 1000 // not bytes: rows and columns; value of a parameter; lines compared
-	maxString, maxReplies        = 16384, 4096       // of a string or sequence; answers waiting for TakeReplies
-	maxMarks, maxLine            = 28, 1 << 14       // combined with a character (tmux: 32 with it); told as one line
-	maxPending, lineCost         = 4 << 20, 64       // lines kept for the next Transcript; what each costs besides
-	maxStatuses                  = 16                // reports that wait for TakeStatuses
-	maxGone                      = 120               // rows that have left the screen: about 12 KiB
-)
-const statusReply, nameReply = "\x1b]7501;?\x1b\\", "\x1bP>|atlasbridge\x1b\\" // to OSC 7501, XTVERSION
-
+// newScreen returns a blank screen, of one row and column at least.
 func newScreen(rows, cols int) *Screen {
 	s := &Screen{marks: []string{""}}
 	s.Resize(rows, cols)
-	s.reset(0)
+	s.reset()
 	return s
 }
-func (s *Screen) Resize(rows, cols int) { // rows come and go below the cursor; what does not fit then scrolls out
-	rows, cols = min(max(rows, 1), maxSize), min(max(cols, 1), maxSize)
-	shown, same := s.page, cols == s.cols
-	for _, s.page = range []*page{&s.primary, &s.alternate} {
-		s.top, s.bottom = 0, s.rows-1
-		s.scroll(0, max(s.row-rows+1, 0))
-		s.grid = append(s.grid, make([]line, rows)...)[:rows]
-		for i := range s.grid {
-			l := &s.grid[i]
-			l.cells, l.wrapped = append(l.cells, make([]cell, cols)...)[:cols], l.wrapped && same
-			l.mend(cols)
-		}
-		s.row, s.col, s.wrapNext = min(s.row, rows-1), min(s.col, cols-1), s.wrapNext && same
+
+// Resize lets rows come and go below the cursor; what does not fit then scrolls out.
+func (s *Screen) Resize(rows, cols int) {
+	rows = min(max(rows, 1), maxSize)
+	cols = min(max(cols, 1), maxSize)
+	inUse := s.page
+	for _, p := range []*page{&s.primary, &s.alternate} {
+		s.page = p
+		s.resizePage(rows, cols)
 	}
-	s.page, s.rows, s.cols, s.bottom, s.saved.wrapNext = shown, rows, cols, rows-1, s.saved.wrapNext && same
-	if !same {
-		s.gone, s.goneFrom = [maxGone]line{}, s.scrolled // of another width
+	s.page = inUse
+	s.saved.clamp(rows, cols, cols == s.cols)
+	if cols != s.cols { // its rows have another width
+		s.scrollback = [maxScrollback]line{}
+		s.scrollbackFrom = s.scrolled
 	}
-	s.saved.row, s.saved.col = min(s.saved.row, rows-1), min(s.saved.col, cols-1)
+	s.rows, s.cols = rows, cols
+	s.bottom = rows - 1
 }
-func (s *Screen) reset(int) { // RIS: everything as at the start, but what was counted or reported so far
-	s.page, s.dec, s.top, s.bottom = &s.primary, [2006]bool{7: true, 25: true}, 0, s.rows-1
-	s.cursor, s.saved = cursor{}, cursor{}
+
+// resizePage makes the page in use that large. The region is all of it then.
+func (s *Screen) resizePage(rows, cols int) {
+	s.top, s.bottom = 0, s.rows-1
+	s.scroll(0, max(s.row-rows+1, 0))
+	s.grid = append(s.grid, make([]line, rows)...)[:rows]
+	for i := range s.grid {
+		l := &s.grid[i]
+		l.cells = append(l.cells, make([]cell, cols)...)[:cols]
+		l.wrapped = l.wrapped && cols == s.cols
+		l.mend(cols)
+	}
+	s.clamp(rows, cols, cols == s.cols)
+}
+
+// clamp moves the cursor into a screen of that size. It wraps no more where the width is another.
+func (c *cursor) clamp(rows, cols int, sameWidth bool) {
+	c.row = min(c.row, rows-1)
+	c.col = min(c.col, cols-1)
+	c.wrapNext = c.wrapNext && sameWidth
+}
+
+// reset is RIS: everything is as at the start, but what was counted or reported so far.
+func (s *Screen) reset() {
+	s.page = &s.primary
+	s.modes = [modeOther + 1]bool{modeAutowrap: true, modeCursor: true}
+	s.top, s.bottom = 0, s.rows-1
+	s.cursor = cursor{}
+	s.saved = cursor{}
 	s.erase(0, s.rows*s.cols)
 }
 
-// text is what the row shows, up to the last character written; shown is without the spaces at the end.
-func (s *Screen) text(l line) string {
-	var b strings.Builder
-	end := len(l.cells)
-	for ; end > 0 && l.cells[end-1].ch == 0; end-- {
+// Row is the text of row r from 0 as tmux capture-pane -p prints it.
+func (s *Screen) Row(r int) string { return s.trimmed(s.grid[r]) }
+
+// Text is that of all rows, without the empty ones at the end.
+func (s *Screen) Text() string {
+	rows := make([]string, len(s.grid))
+	for r := range rows {
+		rows[r] = s.Row(r)
 	}
+	return strings.TrimRight(strings.Join(rows, "\n"), "\n")
+}
+
+// trimmed is what the row shows, without the spaces at its end.
+func (s *Screen) trimmed(l line) string { return strings.TrimRight(s.text(l), " ") }
+
+// text is what the row shows, up to the last character written.
+func (s *Screen) text(l line) string {
+	end := len(l.cells)
+	for end > 0 && l.cells[end-1].ch == 0 {
+		end--
+	}
+	var b strings.Builder
 	for i, c := range l.cells[:end] {
 		if i == 0 || !l.cells[i-1].wide {
 			b.WriteRune(max(c.ch, ' '))
@@ -136,23 +237,26 @@ func (s *Screen) text(l line) string {
 	}
 	return b.String()
 }
-func (s *Screen) shown(l line) string { return strings.TrimRight(s.text(l), " ") }
 
-// Row is the text of row r from 0 as tmux capture-pane -p prints it; Text is all of them, no empty ones at the end.
-func (s *Screen) Row(r int) string { return s.shown(s.grid[r]) }
-func (s *Screen) Text() string {
-	return strings.TrimRight(strings.Join(mapped(s.grid, s.shown), "\n"), "\n")
-}
-func (s *Screen) attr(r, c int) (a Attr) { // how a cell is drawn; outside of the screen as a blank
-	if r >= 0 && r < s.rows && c >= 0 && c < s.cols {
-		a = s.grid[r].cells[c].Attr
+// attr is how a cell is drawn; outside of the screen as a blank.
+func (s *Screen) attr(row, col int) Attr {
+	var a Attr
+	if row >= 0 && row < s.rows && col >= 0 && col < s.cols {
+		a = s.grid[row].cells[col].Attr
 	}
-	a.FG, a.BG = a.FG-1, a.BG-1
+	a.FG--
+	a.BG--
 	return a
 }
-func (s *Screen) Cursor() (row, col int, hidden bool) { return s.row, s.col, !s.dec[25] } // from 0
-func (s *Screen) Title() string                       { return s.title }                  // OSC 0 / 2
-func (s *Screen) Status() ProgramStatus               { return s.status }
+
+// Cursor is where it stands, from 0.
+func (s *Screen) Cursor() (row, col int, hidden bool) { return s.row, s.col, !s.modes[modeCursor] }
+
+// Title is the last one set by OSC 0 or 2.
+func (s *Screen) Title() string { return s.title }
+
+// Status is the last report of OSC 7501.
+func (s *Screen) Status() ProgramStatus { return s.status }
 
 // TakeStatuses are the reports of OSC 7501 since the last call, the newest maxStatuses of them.
 func (s *Screen) TakeStatuses() []ProgramStatus {
@@ -160,40 +264,59 @@ func (s *Screen) TakeStatuses() []ProgramStatus {
 	s.statuses = nil
 	return taken
 }
-func (s *Screen) Scrolled() int        { return s.scrolled } // so that it + row names a row for good
-func (s *Screen) AltScreen() bool      { return s.page == &s.alternate }
-func (s *Screen) BracketedPaste() bool { return s.dec[2004] }
-func (s *Screen) AppCursorKeys() bool  { return s.dec[1] } // arrows are ESC O A, not ESC [ A
-func (s *Screen) TakeReplies(answerAll bool) (out []byte) { // without a host terminal all, else that to OSC 7501
-	if out, s.replies = s.replies, nil; !answerAll {
-		return bytes.Repeat([]byte(statusReply), bytes.Count(out, []byte(statusReply)))
-	}
-	return out
-}
-func (s *Screen) Write(b []byte) (int, error) { // never fails
-	s.part = append(s.part, b...)
-	p := s.part
-	for n := 1; n > 0 && len(p) > 0; p = p[n:] {
-		if n = 1; s.state >= 0x1b || p[0] < 0x20 {
+
+// Scrolled is how many rows have scrolled out: with a row's number it names the row for good.
+func (s *Screen) Scrolled() int { return s.scrolled }
+
+// AltScreen tells whether the alternate screen is in use.
+func (s *Screen) AltScreen() bool { return s.page == &s.alternate }
+
+// BracketedPaste tells whether the program wants pastes bracketed.
+func (s *Screen) BracketedPaste() bool { return s.modes[modePaste] }
+
+// AppCursorKeys tells which arrows the program wants: see keyBytes.
+func (s *Screen) AppCursorKeys() bool { return s.modes[modeAppCursor] }
+
+// ---- parser ----
+// Bytes become characters, control characters and sequences. None of it can fail.
+
+// Write takes the child's next bytes. It never fails.
+func (s *Screen) Write(b []byte) (int, error) {
+	s.input = append(s.input, b...)
+	p := s.input
+	for len(p) > 0 {
+		n := 1
+		if s.state >= inEscape || p[0] < 0x20 {
 			s.control(p[0])
 		} else {
 			n = s.print(p)
 		}
+		if n == 0 {
+			break // the rest of the character is still to come
+		}
+		p = p[n:]
 	}
-	s.part = append(s.part[:0], p...)
+	s.input = append(s.input[:0], p...)
 	return len(b), nil
 }
 
+// control takes a control character, or one byte of a sequence or string.
 func (s *Screen) control(b byte) {
-	csi, inString := s.state == '[', s.state > 0x1b && s.state != '['
+	csi := s.state == inSequence
+	inString := s.state > inEscape && !csi
 	switch {
 	case b == 0x18, b == 0x1a: // CAN, SUB
-		s.state = 0
-	case b == 0x1b, b == '\a' && s.state == ']':
+		s.state = inText
+	case b == 0x1b:
 		s.endString(b)
-		s.state, s.seq = b, append(s.seq[:0], b)
+		s.state = inEscape
+		s.seq = s.seq[:0]
+	case b == '\a' && s.state == ']':
+		s.endString(b)
+		s.state = inText
 	case b < 0x20 && !inString:
-		s.act([]byte{b})
+		s.controlCharacter(b)
+		s.base = nil
 	case b < 0x20, b >= 0x7f && !inString:
 	case csi && b >= '0' && b <= '9':
 		p := &s.params[len(s.params)-1]
@@ -201,169 +324,346 @@ func (s *Screen) control(b byte) {
 	case csi && b == ';' && len(s.params) < maxString:
 		s.params = append(s.params, 0)
 	case inString, b < 0x30, b < 0x40 && csi:
-		s.seq = append(s.seq, b)[:min(len(s.seq)+1, maxString)]
-	case s.state == 0x1b && len(s.seq) == 1 && strings.IndexByte("[]PX^_k", b) >= 0:
-		s.state, s.seq, s.params = b, s.seq[:0], append(s.params[:0], 0)
+		if len(s.seq) < maxString {
+			s.seq = append(s.seq, b)
+		}
+	case s.state == inEscape && len(s.seq) == 0 && strings.IndexByte("[]PX^_k", b) >= 0:
+		s.state = b
+		s.params = append(s.params[:0], 0)
 	default:
-		s.state = 0
-		s.act(append(s.seq, b))
+		s.state = inText
+		if csi {
+			s.controlSequence(append(s.seq, b))
+		} else {
+			s.escapeSequence(append(s.seq, b))
+		}
+		s.base = nil
 	}
 }
 
-func (s *Screen) act(key []byte) { // a control character or a complete sequence, without its parameters
-	if f := sequences[string(key)]; f != nil {
-		f(s, s.arg(0, 1))
-	} else if len(key) == 3 && key[0] == 0x1b && (key[1] == '(' || key[1] == ')') { // SCS
-		s.charset[key[1]-'('] = key[2]
+// controlCharacter acts on a character below 0x20.
+func (s *Screen) controlCharacter(b byte) {
+	switch b {
+	case '\b':
+		s.moveTo(s.row, s.col-1)
+	case '\t':
+		s.moveTo(s.row, (s.col/8+1)*8)
+	case '\n', '\v', '\f':
+		s.lineFeed()
+	case '\r':
+		s.moveTo(s.row, 0)
+	case 0x0e: // SO
+		s.shift = 1
+	case 0x0f: // SI
+		s.shift = 0
 	}
-	s.base = nil
 }
-func (s *Screen) arg(i, absent int) int { // parameter i, or what stands for it when it is absent or 0
-	if i < len(s.params) {
-		return cmp.Or(s.params[i], absent)
+
+// escapeSequence acts on a sequence that is not a control sequence, given without its ESC.
+func (s *Screen) escapeSequence(seq []byte) {
+	if len(seq) == 2 && (seq[0] == '(' || seq[0] == ')') { // SCS
+		s.charset[seq[0]-'('] = seq[1]
+	}
+	switch string(seq) {
+	case "7": // DECSC
+		s.saved = s.cursor
+	case "8": // DECRC
+		s.cursor = s.saved
+	case "D": // IND
+		s.lineFeed()
+	case "E": // NEL
+		s.lineFeed()
+		s.moveTo(s.row, 0)
+	case "M": // RI
+		s.step(-1)
+	case "c": // RIS
+		s.reset()
+	}
+}
+
+// controlSequence acts on a control sequence, given without CSI and parameters.
+func (s *Screen) controlSequence(seq []byte) {
+	n := s.arg(0, 1)
+	switch string(seq) {
+	case "A": // CUU
+		s.moveBy(-n, s.col)
+	case "B": // CUD
+		s.moveBy(n, s.col)
+	case "C": // CUF
+		s.moveTo(s.row, s.col+n)
+	case "D": // CUB
+		s.moveTo(s.row, s.col-n)
+	case "E": // CNL
+		s.moveBy(n, 0)
+	case "F": // CPL
+		s.moveBy(-n, 0)
+	case "G": // CHA
+		s.moveTo(s.row, n-1)
+	case "d": // VPA
+		s.moveTo(n-1, s.col)
+	case "H", "f": // CUP, HVP
+		s.moveTo(n-1, s.arg(1, 1)-1)
+	case "I": // CHT
+		s.moveTo(s.row, (s.col/8+n)*8)
+	case "Z": // CBT
+		s.moveTo(s.row, ((s.col+7)/8-n)*8)
+	case "@": // ICH
+		s.shiftCells(n)
+	case "P": // DCH
+		s.shiftCells(-n)
+	case "J": // ED
+		s.eraseIn(0, s.rows)
+	case "K": // EL
+		s.eraseIn(s.row, s.row+1)
+	case "X": // ECH
+		s.erase(s.offset(), min(s.offset()+n, (s.row+1)*s.cols))
+	case "L": // IL
+		s.scroll(s.row, -n)
+	case "M": // DL
+		s.scroll(s.row, n)
+	case "S": // SU
+		s.scroll(s.top, n)
+	case "T": // SD
+		s.scroll(s.top, -n)
+	case "b": // REP
+		s.repeat(n)
+	case "r": // DECSTBM
+		s.setRegion(n, min(s.arg(1, s.rows), s.rows))
+	case "s": // SCOSC
+		s.saved = s.cursor
+	case "u": // SCORC
+		s.cursor = s.saved
+	case "m": // SGR
+		for p := s.params; len(p) > 0; {
+			p = p[s.pen.sgr(p):]
+		}
+	case "?h": // DECSET
+		s.setModes(true)
+	case "?l": // DECRST
+		s.setModes(false)
+	default:
+		s.query(string(seq), n)
+	}
+}
+
+// arg is parameter i, or what stands for it when it is absent or 0.
+func (s *Screen) arg(i, absent int) int {
+	if i < len(s.params) && s.params[i] != 0 {
+		return s.params[i]
 	}
 	return absent
 }
 
-// sequences are the control characters, the escape sequences (with the ESC) and the control sequences (without CSI and
-// parameters) of https://invisible-island.net/xterm/ctlseqs/ctlseqs.html. n is the first parameter, 1 by default.
-var sequences = map[string]func(s *Screen, n int){
-	"\b": func(s *Screen, _ int) { s.moveTo(s.row, s.col-1) }, "\r": func(s *Screen, _ int) { s.moveTo(s.row, 0) },
-	"\n": (*Screen).lineFeed, "\v": (*Screen).lineFeed, "\f": (*Screen).lineFeed, "\x1bD": (*Screen).lineFeed,
-	"\x1bE": func(s *Screen, n int) { s.lineFeed(n); s.moveTo(s.row, 0) }, "\x1bM": func(s *Screen, _ int) { s.step(-1) },
-	"\t":   func(s *Screen, _ int) { s.moveTo(s.row, (s.col/8+1)*8) },
-	"\x0e": func(s *Screen, _ int) { s.shift = 1 }, "\x0f": func(s *Screen, _ int) { s.shift = 0 }, // SO, SI
-	"\x1b7": func(s *Screen, _ int) { s.saved = s.cursor }, "\x1b8": func(s *Screen, _ int) { s.cursor = s.saved },
-	"s": func(s *Screen, _ int) { s.saved = s.cursor }, "u": func(s *Screen, _ int) { s.cursor = s.saved },
-	"A": func(s *Screen, n int) { s.moveBy(-n, s.col) }, "B": func(s *Screen, n int) { s.moveBy(n, s.col) },
-	"E": func(s *Screen, n int) { s.moveBy(n, 0) }, "F": func(s *Screen, n int) { s.moveBy(-n, 0) }, // CNL, CPL
-	"C": func(s *Screen, n int) { s.moveTo(s.row, s.col+n) }, "D": func(s *Screen, n int) { s.moveTo(s.row, s.col-n) },
-	"G": func(s *Screen, n int) { s.moveTo(s.row, n-1) }, "d": func(s *Screen, n int) { s.moveTo(n-1, s.col) },
-	"I": func(s *Screen, n int) { s.moveTo(s.row, (s.col/8+n)*8) }, "H": (*Screen).moveHome, "f": (*Screen).moveHome,
-	"Z": func(s *Screen, n int) { s.moveTo(s.row, ((s.col+7)/8-n)*8) }, "m": (*Screen).sgr, "\x1bc": (*Screen).reset,
-	"@": func(s *Screen, n int) { s.shiftCells(n) }, "P": func(s *Screen, n int) { s.shiftCells(-n) }, // ICH, DCH
-	"J": func(s *Screen, _ int) { s.eraseIn(0, s.rows) }, "K": func(s *Screen, _ int) { s.eraseIn(s.row, s.row+1) },
-	"X": func(s *Screen, n int) { s.erase(s.place(), min(s.place()+n, (s.row+1)*s.cols)) },
-	"L": func(s *Screen, n int) { s.scroll(s.row, -n) }, "M": func(s *Screen, n int) { s.scroll(s.row, n) },
-	"S": func(s *Screen, n int) { s.scroll(s.top, n) }, "T": func(s *Screen, n int) { s.scroll(s.top, -n) },
-	"?h": func(s *Screen, _ int) { s.setModes(true) }, "?l": func(s *Screen, _ int) { s.setModes(false) },
-	"b": func(s *Screen, n int) { // REP
-		for base, left := s.base, min(n, s.rows*s.cols); base != nil && left > 0; left-- {
-			s.print(utf8.AppendRune(nil, base.ch))
-		}
-	},
-	"r": func(s *Screen, top int) { // DECSTBM
-		if bottom := min(s.arg(1, s.rows), s.rows); top < bottom {
-			s.top, s.bottom = top-1, bottom-1
-			s.moveTo(0, 0)
-		}
-	},
-	// The queries: device status, attributes, name; XTWINOPS (pixels, a cell has 8 × 16); kitty's keys; DECRQM: not known.
-	"n": func(s *Screen, n int) {
-		s.reply(map[int]string{5: "\x1b[0n", 6: fmt.Sprintf("\x1b[%d;%dR", s.row+1, s.col+1)}[n])
-	},
-	"c": func(s *Screen, _ int) { s.reply("\x1b[?62;22c") }, ">c": func(s *Screen, _ int) { s.reply("\x1b[>0;10;1c") },
-	"?u": func(s *Screen, _ int) { s.reply("\x1b[?0u") }, ">q": func(s *Screen, _ int) { s.reply(nameReply) },
-	"t":   func(s *Screen, n int) { s.reply(when(n == 14, fmt.Sprintf("\x1b[4;%d;%dt", s.rows*16, s.cols*8))) },
-	"?$p": func(s *Screen, n int) { s.reply(fmt.Sprintf("\x1b[?%d;0$y", n)) },
+// repeat prints the character just written n times more.
+func (s *Screen) repeat(n int) {
+	if s.base == nil {
+		return
+	}
+	again := utf8.AppendRune(nil, s.base.ch)
+	for range min(n, s.rows*s.cols) {
+		s.print(again)
+	}
 }
 
-func (s *Screen) setModes(on bool) { // the alternate screen is blank each time it comes up, as in tmux
+// setRegion makes the rows from top to bottom, both from 1, those that scroll.
+func (s *Screen) setRegion(top, bottom int) {
+	if top < bottom {
+		s.top, s.bottom = top-1, bottom-1
+		s.moveTo(0, 0)
+	}
+}
+
+// setModes sets the modes that the parameters name. The alternate screen is blank each time it
+// comes up, as in tmux.
+func (s *Screen) setModes(on bool) {
 	for i := range s.params {
-		n := min(s.arg(i, 0), len(s.dec)-1)
-		s.dec[n] = on
-		if switches := n == 47 || n == 1047 || n == 1049; switches && on && !s.AltScreen() {
-			s.tellAbove(s.row, false)
-			s.alternate.cursor, s.page = s.cursor, &s.alternate
-			s.erase(0, s.rows*s.cols)
-		} else if switches && !on {
-			s.page = &s.primary
+		mode := min(s.arg(i, 0), modeOther)
+		s.modes[mode] = on
+		switch mode {
+		case 47, 1047, 1049: // xterm's names for it, old and new
+			s.setAlternate(on)
 		}
 	}
 }
 
-func (s *Screen) sgr(int) {
-	a, p := &s.pen, s.params
-	colours := [12]*int32{3: &a.FG, 4: &a.BG, 5: new(int32), 9: &a.FG, 10: &a.BG} // 5: of underlines
-	for n := 1; len(p) > 0; p, n = p[n:], 1 {
-		code := min(p[0], 110) // what is higher means nothing
-		colour, digit := colours[code/10], int32(code%10)
-		switch {
-		case code == 0:
-			*a = Attr{}
-		case code == 2, code == 22:
-			a.Dim = code == 2
-		case code == 7, code == 27:
-			a.Reverse = code == 7
-		case colour == nil:
-		case digit == 8 && len(p) > 2 && p[1] == 5: // 38;5;n
-			n, *colour = 3, int32(p[2]&255)+1
-		case digit == 8 && len(p) > 4 && p[1] == 2: // 38;2;r;g;b
-			n, *colour = 5, int32(1<<24|p[2]&255<<16|p[3]&255<<8|p[4]&255)+1
-		case digit == 8:
-			n = len(p)
-		case digit < 8 || code < 50: // 39 and 49 are the defaults; from 90 on they are bright
-			*colour = (digit+1)%10 + int32(code/90*8)
-		}
+// setAlternate switches to the alternate screen, or back.
+func (s *Screen) setAlternate(on bool) {
+	if !on {
+		s.page = &s.primary
+		return
+	}
+	if !s.AltScreen() {
+		s.tellAbove(s.row, false)
+		s.alternate.cursor = s.cursor
+		s.page = &s.alternate
+		s.erase(0, s.rows*s.cols)
 	}
 }
 
-// decGraphics is what the line drawing set shows for '`' to '~': https://vt100.net/docs/vt220-rm/table2-4.html
+// sgr sets what the first of the parameters of SGR says, and returns how many belong to it.
+func (a *Attr) sgr(params []int) int {
+	code := params[0]
+	digit := int32(code % 10)
+	switch {
+	case code == 0:
+		*a = Attr{}
+	case code == 2, code == 22:
+		a.Dim = code == 2
+	case code == 7, code == 27:
+		a.Reverse = code == 7
+	case code >= 30 && code <= 37:
+		a.FG = digit + 1
+	case code == 38:
+		return setColour(&a.FG, params)
+	case code == 39:
+		a.FG = 0
+	case code >= 40 && code <= 47:
+		a.BG = digit + 1
+	case code == 48:
+		return setColour(&a.BG, params)
+	case code == 49:
+		a.BG = 0
+	case code == 58: // of underlines
+		return setColour(new(int32), params)
+	case code >= 90 && code <= 97:
+		a.FG = digit + 9
+	case code >= 100 && code <= 107:
+		a.BG = digit + 9
+	}
+	return 1
+}
+
+// setColour reads 38;5;n and 38;2;r;g;b, and returns how many parameters that takes: all of them
+// where it is neither.
+func setColour(colour *int32, params []int) int {
+	if len(params) > 2 && params[1] == 5 {
+		*colour = int32(params[2]&255) + 1
+		return 3
+	}
+	if len(params) > 4 && params[1] == 2 {
+		rgb := params[2]&255<<16 | params[3]&255<<8 | params[4]&255
+		*colour = int32(1<<24|rgb) + 1
+		return 5
+	}
+	return len(params)
+}
+
+// ---- grid ----
+// Characters are written, moved and erased as tmux does it.
+
+// decGraphics is what the line drawing set shows for '`' to '~':
+// https://vt100.net/docs/vt220-rm/table2-4.html
 var decGraphics = []rune("◆▒␉␌␍␊°±␤␋┘┐┌└┼⎺⎻─⎼⎽├┤┴┬│≤≥π≠£·")
 
-// print puts the character that p begins with at the cursor, and ASCII that follows; it returns how many bytes that is.
-// Marks, and what follows a joiner, join the character before.
+// print writes the character that p begins with at the cursor, and ASCII that follows. It returns
+// how many bytes that is, 0 for the beginning of a character. Marks, and what follows a joiner,
+// join the character before.
 func (s *Screen) print(p []byte) int {
 	r, n := utf8.DecodeRune(p)
 	if r == utf8.RuneError && !utf8.FullRune(p) {
-		return 0 // the rest is still to come
+		return 0
 	}
 	graphics := s.charset[s.shift] == '0'
 	if graphics && r >= '`' && r <= '~' {
 		r = decGraphics[r-'`']
 	}
-	w, b := runeWidth(r), s.base
-	if b != nil && r >= 0x300 && (w == 0 || strings.HasSuffix(s.marks[b.marks], "\u200d")) {
-		marks := s.marks[b.marks] + string(r)
-		if i := slices.Index(s.marks, marks); i >= 0 {
-			b.marks = uint16(i)
-		} else if len(marks) <= maxMarks && len(s.marks) < maxRecent {
-			s.marks, b.marks = append(s.marks, marks), uint16(len(s.marks))
-		}
+	width := runeWidth(r)
+	if r >= 0x300 && s.base != nil && (width == 0 || s.joins()) {
+		s.combine(r)
 		return n
 	}
-	if w > 0 && s.dec[7] && (s.wrapNext || s.col+w > s.cols) {
+	if width == 0 || !s.makeRoom(width) {
+		return n
+	}
+	end := s.col + width
+	l := &s.grid[s.row]
+	l.mend(s.col)
+	l.again = l.told || l.again
+	l.told = false
+	l.answered = false
+	l.cells[end-1] = cell{Attr: s.pen} // of a wide one the right half
+	l.cells[s.col] = cell{ch: r, wide: width == 2, Attr: s.pen}
+	if width == 1 && !graphics {
+		more := l.printASCII(end, p[n:], s.pen)
+		n += more
+		end += more
+	}
+	s.base = &l.cells[end-width]
+	s.col = min(end, s.cols-1)
+	s.wrapNext = end >= s.cols && s.modes[modeAutowrap]
+	return n
+}
+
+// makeRoom wraps where a character of that width does not fit into the row, and returns whether it
+// fits now.
+func (s *Screen) makeRoom(width int) bool {
+	if s.modes[modeAutowrap] && (s.wrapNext || s.col+width > s.cols) {
 		s.grid[s.row].wrapped = true
 		s.step(1)
 		s.moveTo(s.row, 0)
 	}
-	if w == 0 || s.col+w > s.cols {
-		return n
-	}
-	l, c, end := &s.grid[s.row], cell{Attr: s.pen}, s.col+w
-	l.mend(s.col)
-	l.cells[end-1] = c // of a wide one the right half
-	l.cells[s.col], l.told, l.again = cell{ch: r, wide: w == 2, Attr: s.pen}, false, l.told || l.again
-	l.answered = false
-	if w == 1 && !graphics { // the fast path
-		room, rest := l.cells[end:], p[n:]
-		for i := 0; i < min(len(room), len(rest)) && rest[i] >= ' ' && rest[i] < 0x7f; i, n, end = i+1, n+1, end+1 {
-			c.ch = rune(rest[i])
-			room[i] = c
-		}
-	}
-	s.base, s.col, s.wrapNext = &l.cells[end-w], min(end, s.cols-1), end >= s.cols && s.dec[7]
-	return n
+	return s.col+width <= s.cols
 }
 
-func (l *line) mend(c int) { // a wide character left of column c has lost its right half
-	if c > 0 && l.cells[c-1].wide {
-		l.cells[c-1] = cell{}
+// printASCII is the fast path: it writes the ASCII that text begins with from column col on, as far
+// as the row goes, and returns how much that is.
+func (l *line) printASCII(col int, text []byte, pen Attr) int {
+	room := l.cells[col:]
+	text = text[:min(len(room), len(text))]
+	c := cell{Attr: pen}
+	for i, b := range text {
+		if b < ' ' || b >= 0x7f {
+			return i
+		}
+		c.ch = rune(b)
+		room[i] = c
+	}
+	return len(text)
+}
+
+// joins tells whether the character just written ends in a joiner.
+func (s *Screen) joins() bool { return strings.HasSuffix(s.marks[s.base.marks], "\u200d") }
+
+// combine adds a mark to the character just written, as long as there is room for it.
+func (s *Screen) combine(r rune) {
+	marks := s.marks[s.base.marks] + string(r)
+	i := slices.Index(s.marks, marks)
+	if i < 0 {
+		if len(marks) > maxMarks || len(s.marks) >= maxMarkSets {
+			return
+		}
+		i = len(s.marks)
+		s.marks = append(s.marks, marks)
+	}
+	s.base.marks = uint16(i)
+}
+
+// mend blanks a wide character left of column col, which has lost its right half.
+func (l *line) mend(col int) {
+	if col > 0 && l.cells[col-1].wide {
+		l.cells[col-1] = cell{}
 	}
 }
-func (s *Screen) lineFeed(int) {
+
+// Answered notes that an answer is typed. The next line feed ends the row that was answered: on a
+// line that is where the cursor stands now, or further down; a dialog may be replaced by a row
+// further up.
+func (s *Screen) Answered(onLine bool) {
+	switch {
+	case s.AltScreen():
+		s.answering = 0
+	case onLine:
+		s.answering = s.scrolled + s.row + 1
+	default:
+		s.answering = anyRow
+	}
+}
+
+// lineFeed ends the row, and with it an answer; further up something is painted again.
+func (s *Screen) lineFeed() {
 	s.grid[s.row].wrapped = false
-	if row := s.answering - 1 - s.scrolled; s.answering != 0 && s.row >= row { // further up something is painted again
+	row := s.answering - 1 - s.scrolled
+	if s.answering != 0 && s.row >= row {
 		if row < 0 {
 			row = s.row
 		}
@@ -372,32 +672,40 @@ func (s *Screen) lineFeed(int) {
 	}
 	s.step(1)
 }
-func (s *Screen) step(n int) { // one row down (1) or up (−1)
+
+// step goes one row down (1) or up (−1), and scrolls at the margin.
+func (s *Screen) step(n int) {
 	if n > 0 && s.row == s.bottom || n < 0 && s.row == s.top {
 		s.scroll(s.top, n)
 	} else {
 		s.row = min(max(s.row+n, 0), s.rows-1)
 	}
 }
-func (s *Screen) scroll(top, n int) { // the rows from top to the bottom of the region, up; down when negative
+
+// scroll moves the rows from top to the bottom of the region n up, or down when negative.
+func (s *Screen) scroll(top, n int) {
+	if top < s.top {
+		return
+	}
 	from, to := top, s.bottom // where rows leave and come back blank
 	if n < 0 {
 		from, to = to, from
 	}
-	for left := min(max(n, -n), s.bottom-top+1); left > 0 && top >= s.top; left-- {
+	for range min(max(n, -n), s.bottom-top+1) {
 		l := s.grid[from]
 		if n > 0 && top == 0 && !s.AltScreen() {
 			s.tell(&l, false)
-			l = s.keepGone(l)
+			l = s.keepRow(l)
 		}
 		s.grid = slices.Insert(slices.Delete(s.grid, from, from+1), to, line{cells: l.cells})
 		s.erase(to*s.cols, (to+1)*s.cols)
 	}
 }
 
-// keepGone takes a row that leaves the primary screen at its top, and gives back one whose cells may be written anew.
-func (s *Screen) keepGone(l line) line {
-	slot := &s.gone[s.scrolled%maxGone]
+// keepRow takes a row that leaves the primary screen at its top, and gives back one whose cells may
+// be written anew.
+func (s *Screen) keepRow(l line) line {
+	slot := &s.scrollback[s.scrolled%maxScrollback]
 	s.scrolled++
 	l, *slot = *slot, l
 	if len(l.cells) != s.cols {
@@ -406,62 +714,65 @@ func (s *Screen) keepGone(l line) line {
 	return l
 }
 
-// Above is the row n rows above the top of the primary screen, 1 the nearest; false when it is not known any more, or
-// does not belong to what stands there, because the screen was cleared since.
+// above is the row n rows above the top of the primary screen, 1 the nearest. False when it is not
+// known any more, or does not belong to what stands there, because the screen was cleared since.
 func (s *Screen) above(n int) (line, bool) {
 	at := s.scrolled - n
-	if s.AltScreen() || n > maxGone || at < s.goneFrom {
+	if s.AltScreen() || n > maxScrollback || at < s.scrollbackFrom {
 		return line{}, false
 	}
-	return s.gone[at%maxGone], true
-}
-
-// Answered notes that an answer is typed. The next line feed ends the row that was answered: on a line that is where
-// the cursor stands now, or further down; a dialog may be replaced by a row further up.
-func (s *Screen) Answered(onLine bool) {
-	switch {
-	case s.AltScreen():
-		s.answering = 0
-	case onLine:
-		s.answering = s.scrolled + s.row + 1
-	default:
-		s.answering = -1
-	}
+	return s.scrollback[at%maxScrollback], true
 }
 
 // erase blanks the places from one to before another, counted row by row, in the pen's background.
 func (s *Screen) erase(from, to int) {
 	if from == 0 && to >= s.cols && !s.AltScreen() {
-		s.goneFrom = s.scrolled
+		s.scrollbackFrom = s.scrolled
 	}
-	if s.tr.on && !s.AltScreen() && to-from == s.rows*s.cols { // what is there is final
-		text := s.Text()
-		s.tellAbove(strings.Count(text, "\n")+min(len(text), 1), false)
-		for i := range s.grid {
-			s.grid[i].told, s.grid[i].again = false, true
-		}
+	if s.tr.on && !s.AltScreen() && to-from == s.rows*s.cols {
+		s.tellAll()
 	}
 	for from < to {
-		l, col := &s.grid[from/s.cols], from%s.cols
+		l := &s.grid[from/s.cols]
+		col := from % s.cols
 		end := min(col+to-from, s.cols)
-		l.mend(col)
-		clear(l.cells[col:end])
-		for c := col; s.pen.BG != 0 && c < end; c++ {
-			l.cells[c].BG = s.pen.BG
-		}
-		l.wrapped = l.wrapped && end < s.cols
-		l.answered = l.answered && end-col < s.cols
+		l.erase(col, end, s.pen.BG)
 		from += end - col
 	}
 }
-func (s *Screen) eraseIn(first, end int) { // in these rows: from the cursor on (0), up to it (1), or all (2)
-	if first, end = first*s.cols, end*s.cols; s.arg(0, 0) <= 2 {
-		s.erase([]int{s.place(), first, first}[s.arg(0, 0)], []int{end, s.place() + 1, end}[s.arg(0, 0)])
+
+// erase blanks the cells from column col to before column end.
+func (l *line) erase(col, end int, background int32) {
+	l.mend(col)
+	clear(l.cells[col:end])
+	if background != 0 {
+		for c := col; c < end; c++ {
+			l.cells[c].BG = background
+		}
+	}
+	l.wrapped = l.wrapped && end < len(l.cells)
+	l.answered = l.answered && end-col < len(l.cells)
+}
+
+// eraseIn erases in these rows: from the cursor on (0), up to it (1), or all of them (2).
+func (s *Screen) eraseIn(first, end int) {
+	from, to := first*s.cols, end*s.cols
+	switch s.arg(0, 0) {
+	case 0:
+		s.erase(s.offset(), to)
+	case 1:
+		s.erase(from, s.offset()+1)
+	case 2:
+		s.erase(from, to)
 	}
 }
-func (s *Screen) shiftCells(n int) { // the rest of the row, to the right; to the left when negative
-	l, blank := &s.grid[s.row], make([]cell, min(max(n, -n), s.cols-s.col))
-	if l.wrapped = false; n > 0 {
+
+// shiftCells moves the rest of the row n columns to the right, or to the left when negative.
+func (s *Screen) shiftCells(n int) {
+	l := &s.grid[s.row]
+	l.wrapped = false
+	blank := make([]cell, min(max(n, -n), s.cols-s.col))
+	if n > 0 {
 		l.cells = slices.Insert(l.cells, s.col, blank...)[:s.cols]
 	} else {
 		l.cells = append(slices.Delete(l.cells, s.col, s.col+len(blank)), blank...)
@@ -469,20 +780,116 @@ func (s *Screen) shiftCells(n int) { // the rest of the row, to the right; to th
 	l.mend(s.col)
 	l.mend(s.cols)
 }
-func (s *Screen) place() int       { return s.row*s.cols + s.col }
-func (s *Screen) moveHome(row int) { s.moveTo(row-1, s.arg(1, 1)-1) }
+
+// offset is the cursor's place, counted row by row.
+func (s *Screen) offset() int { return s.row*s.cols + s.col }
+
+// moveTo moves the cursor there, or to the edge that is nearest.
 func (s *Screen) moveTo(row, col int) {
-	s.row, s.col, s.wrapNext = min(max(row, 0), s.rows-1), min(max(col, 0), s.cols-1), false
-}
-func (s *Screen) moveBy(n, col int) { // n rows down, stopping at the margin that it does not start behind
-	row := max(s.row+n, when(s.row >= s.top, s.top))
-	s.moveTo(min(row, max(s.bottom, when(s.row > s.bottom, s.rows-1))), col)
-}
-func (s *Screen) reply(text string) {
-	s.replies = append(s.replies, when(len(s.replies) < maxReplies, text)...)
+	s.row = min(max(row, 0), s.rows-1)
+	s.col = min(max(col, 0), s.cols-1)
+	s.wrapNext = false
 }
 
-var colours = map[string]string{"4": "cdcd", "10": "cdcd", "11": "0000", "12": "cdcd"} // of OSC: light on black
+// moveBy moves the cursor n rows down, or up when negative, to that column. It stops at a margin
+// that it does not start behind.
+func (s *Screen) moveBy(n, col int) {
+	first, last := 0, s.rows-1
+	if s.row >= s.top {
+		first = s.top
+	}
+	if s.row <= s.bottom {
+		last = s.bottom
+	}
+	s.moveTo(min(max(s.row+n, first), last), col)
+}
+
+// wideEdges are where characters of two columns (East Asian Wide and Fullwidth, emoji; unassigned
+// gaps joined) begin and, in turn, end; written as distances. From wcwidth of glibc 2.36
+// (Unicode 15), which tmux uses.
+var wideEdges = []rune{
+	4352, 96, 4538, 2, 13, 2, 190, 4, 3, 1, 2, 1, 521, 2, 21, 2, 50, 12, 43, 1, 19, 1, 13, 1, 8, 2,
+	17, 2, 5, 2, 8, 1, 5, 1, 21, 1, 7, 2, 1, 1, 4, 1, 2, 1, 7, 1, 4, 2, 28, 1, 35, 1, 1, 1, 4, 3, 1,
+	1, 61, 3, 24, 1, 14, 1, 859, 2, 51, 1, 4, 1, 810, 426, 4, 17, 2, 86, 4, 29740, 1177, 29, 643,
+	11172, 8540, 474, 822, 10, 22, 60, 149, 96, 127, 7, 28665, 4, 12, 17164, 15624, 1, 202, 1, 190,
+	1, 2, 10, 101, 289, 12, 9, 1, 70, 1, 22, 12, 43, 4, 5, 12, 17, 3, 1, 3, 71, 1, 1, 1, 187, 2, 63,
+	13, 4, 1, 24, 18, 1, 26, 2, 13, 1, 86, 85, 48, 70, 6, 1, 3, 3, 2, 11, 11, 2, 7, 9, 227, 17, 283,
+	47, 1, 10, 1, 185, 112, 135, 1289, 70475,
+}
+
+// runeWidth is the number of columns of r: 0, 1 or 2. DEL, C1 controls and marks have none.
+func runeWidth(r rune) int {
+	switch {
+	case r < 0x7f, r >= 0xa0 && r < 0x300, r >= 0x2500 && r < 0x25fd: // the last: frames, frequent
+		return 1
+	case r < 0xa0, r >= 0x1160 && r <= 0x11ff, r >= 0xd7b0 && r <= 0xd7fb: // Hangul vowels, finals
+		return 0
+	}
+	marks := unicode.In(r, unicode.Mn, unicode.Me, unicode.Cf)
+	if marks && !unicode.Is(unicode.Prepended_Concatenation_Mark, r) {
+		return 0
+	}
+	for i, distance := range wideEdges {
+		r -= distance
+		if r < 0 {
+			return 1 + i%2
+		}
+	}
+	return 1
+}
+
+// ---- replies ----
+// What the terminal answers, and the strings that a program sends to it.
+
+const (
+	statusReply = "\x1b]7501;?\x1b\\"        // to OSC 7501: it is understood here
+	nameReply   = "\x1bP>|atlasbridge\x1b\\" // to XTVERSION
+)
+
+// TakeReplies are the answers since the last call that the child is to get: all of them where no
+// host terminal answers it, else those to OSC 7501, which no terminal knows.
+func (s *Screen) TakeReplies(answerAll bool) []byte {
+	taken := s.replies
+	s.replies = nil
+	if answerAll {
+		return taken
+	}
+	return bytes.Repeat([]byte(statusReply), bytes.Count(taken, []byte(statusReply)))
+}
+
+// reply answers, unless too many answers wait already.
+func (s *Screen) reply(text string) {
+	if len(s.replies) < maxReplies {
+		s.replies = append(s.replies, text...)
+	}
+}
+
+// query answers a control sequence that asks; n is its first parameter, 1 where absent.
+func (s *Screen) query(seq string, n int) {
+	switch seq {
+	case "n": // DSR: status, cursor
+		if n == 5 {
+			s.reply("\x1b[0n")
+		}
+		if n == 6 {
+			s.reply(fmt.Sprintf("\x1b[%d;%dR", s.row+1, s.col+1))
+		}
+	case "c": // DA1
+		s.reply("\x1b[?62;22c")
+	case ">c": // DA2
+		s.reply("\x1b[>0;10;1c")
+	case "?u": // kitty's keys: not in use
+		s.reply("\x1b[?0u")
+	case ">q":
+		s.reply(nameReply)
+	case "t": // XTWINOPS: the size in pixels, a cell has 8 × 16
+		if n == 14 {
+			s.reply(fmt.Sprintf("\x1b[4;%d;%dt", s.rows*16, s.cols*8))
+		}
+	case "?$p": // DECRQM: not known
+		s.reply(fmt.Sprintf("\x1b[?%d;0$y", n))
+	}
+}
 
 // endString acts on a complete string, if there is one; end is the byte that ended it.
 func (s *Screen) endString(end byte) {
@@ -491,225 +898,356 @@ func (s *Screen) endString(end byte) {
 	}
 	text := strings.ToValidUTF8(string(s.seq), "\ufffd")
 	code, rest, _ := strings.Cut(text, ";")
-	switch {
-	case s.state == 'P' && (strings.HasPrefix(code, "+q") || strings.HasPrefix(code, "$q")):
-		s.reply("\x1bP0" + code[:1] + "r\x1b\\") // XTGETTCAP, DECRQSS: not known
-	case s.state != ']':
-	case code == "0" || code == "2":
+	if s.state == 'P' {
+		if strings.HasPrefix(code, "+q") || strings.HasPrefix(code, "$q") {
+			s.reply("\x1bP0" + code[:1] + "r\x1b\\") // XTGETTCAP, DECRQSS: not known
+		}
+		return
+	}
+	switch code {
+	case "0", "2":
 		s.title = rest
-	case code == "7501" && rest == "?":
-		s.reply(statusReply)
-	case code == "7501": // key=value:key=value, msg in base64, padded or not
-		f := map[string]string{}
-		for _, field := range strings.Split(rest, ":") {
-			key, value, _ := strings.Cut(field, "=")
-			f[key] = value
+	case "4", "10", "12":
+		s.replyColour(text, "cdcd", end)
+	case "11":
+		s.replyColour(text, "0000", end)
+	case "7501":
+		if rest == "?" {
+			s.reply(statusReply)
+		} else {
+			s.noteStatus(rest)
 		}
-		msg, _ := base64.RawStdEncoding.DecodeString(strings.TrimRight(f["msg"], "="))
-		if f["state"] != "" {
-			s.status = ProgramStatus{f["state"], f["app"], f["kind"], strings.ToValidUTF8(string(msg), "\ufffd")}
-			s.statuses = append(s.statuses[max(0, len(s.statuses)-maxStatuses+1):], s.status)
-		}
-	case colours[code] != "" && strings.HasSuffix(text, "?") && len(text) < 9:
-		s.reply(fmt.Sprintf("\x1b]%srgb:%[2]s/%[2]s/%[2]s%[3]s", strings.TrimSuffix(text, "?"), colours[code],
-			map[byte]string{'\a': "\a", 0x1b: "\x1b\\"}[end]))
 	}
 }
 
-// wideEdges are where characters of two columns (East Asian Wide and Fullwidth, emoji; unassigned gaps joined) begin
-// and, in turn, end; written as distances. From wcwidth of glibc 2.36 (Unicode 15), which tmux uses.
-var wideEdges = []rune{
-	4352, 96, 4538, 2, 13, 2, 190, 4, 3, 1, 2, 1, 521, 2, 21, 2, 50, 12, 43, 1, 19, 1, 13, 1, 8, 2, 17, 2, 5, 2, 8, 1, 5,
-	1, 21, 1, 7, 2, 1, 1, 4, 1, 2, 1, 7, 1, 4, 2, 28, 1, 35, 1, 1, 1, 4, 3, 1, 1, 61, 3, 24, 1, 14, 1, 859, 2, 51, 1, 4,
-	1, 810, 426, 4, 17, 2, 86, 4, 29740, 1177, 29, 643, 11172, 8540, 474, 822, 10, 22, 60, 149, 96, 127, 7, 28665, 4, 12,
-	17164, 15624, 1, 202, 1, 190, 1, 2, 10, 101, 289, 12, 9, 1, 70, 1, 22, 12, 43, 4, 5, 12, 17, 3, 1, 3, 71, 1, 1, 1,
-	187, 2, 63, 13, 4, 1, 24, 18, 1, 26, 2, 13, 1, 86, 85, 48, 70, 6, 1, 3, 3, 2, 11, 11, 2, 7, 9, 227, 17, 283, 47, 1,
-	10, 1, 185, 112, 135, 1289, 70475}
-
-// runeWidth is the number of columns of r: 0, 1 or 2. DEL, C1 controls and marks have none.
-func runeWidth(r rune) int {
-	switch {
-	case r < 0x7f || r >= 0xa0 && r < 0x300 || r >= 0x2500 && r < 0x25fd: // the last are frames, frequent in tools
-		return 1
-	case r < 0xa0, r >= 0x1160 && r <= 0x11ff, r >= 0xd7b0 && r <= 0xd7fb, // the latter are Hangul vowels and finals
-		unicode.In(r, unicode.Mn, unicode.Me, unicode.Cf) && !unicode.Is(unicode.Prepended_Concatenation_Mark, r):
-		return 0
+// replyColour answers an OSC that asks for a colour, in a string that ends as the OSC did. The
+// colours are light on black.
+func (s *Screen) replyColour(osc, level string, end byte) {
+	asked, asks := strings.CutSuffix(osc, "?")
+	if !asks || len(osc) > 8 { // "4;255;?" is the longest
+		return
 	}
-	for i, distance := range wideEdges {
-		if r -= distance; r < 0 {
-			return 1 + i%2
-		}
+	terminator := "\a"
+	if end == 0x1b {
+		terminator = "\x1b\\"
 	}
-	return 1
+	s.reply("\x1b]" + asked + "rgb:" + level + "/" + level + "/" + level + terminator)
 }
 
-func keyBytes(name string, appCursor bool) (string, bool) { // https://invisible-island.net/xterm/ctlseqs/ctlseqs.html
+// noteStatus takes a report of OSC 7501: key=value:key=value, msg in base64, padded or not.
+func (s *Screen) noteStatus(report string) {
+	fields := map[string]string{}
+	for _, field := range strings.Split(report, ":") {
+		key, value, _ := strings.Cut(field, "=")
+		fields[key] = value
+	}
+	if fields["state"] == "" {
+		return
+	}
+	msg, _ := base64.RawStdEncoding.DecodeString(strings.TrimRight(fields["msg"], "=")) // as far as it is
+	s.status = ProgramStatus{
+		State: fields["state"],
+		App:   fields["app"],
+		Kind:  fields["kind"],
+		Msg:   strings.ToValidUTF8(string(msg), "\ufffd"),
+	}
+	s.statuses = append(s.statuses[max(0, len(s.statuses)-maxStatuses+1):], s.status)
+}
+
+// ---- key bytes ----
+// What a terminal sends for a key: https://invisible-island.net/xterm/ctlseqs/ctlseqs.html
+
+// plainKeys are the keys that send the same in every mode.
+var plainKeys = map[string]string{
+	"ENTER":     "\r",
+	"ESC":       "\x1b",
+	"TAB":       "\t",
+	"SHIFT_TAB": "\x1b[Z",
+	"SPACE":     " ",
+	"BACKSPACE": "\x7f",
+	"DELETE":    "\x1b[3~",
+	"PGUP":      "\x1b[5~",
+	"PGDN":      "\x1b[6~",
+}
+
+// cursorKeys are the last bytes of the keys that send CSI, or SS3 where the program has set DECCKM.
+var cursorKeys = map[string]string{
+	"UP":    "A",
+	"DOWN":  "B",
+	"RIGHT": "C",
+	"LEFT":  "D",
+	"HOME":  "H",
+	"END":   "F",
+}
+
+// keyBytes is what the key of that name, in upper or lower case, sends; false for an unknown one.
+func keyBytes(name string, appCursor bool) (string, bool) {
 	name = strings.ToUpper(name)
-	if c, ok := strings.CutPrefix(name, "CTRL_"); ok && len(c) == 1 && c[0] >= '@' && c[0] <= '_' {
+	c, ctrl := strings.CutPrefix(name, "CTRL_")
+	if ctrl && len(c) == 1 && c[0] >= '@' && c[0] <= '_' {
 		return string(rune(c[0] & 0x1f)), true
 	}
-	arrow := map[bool]string{false: "\x1b[", true: "\x1bO"}[appCursor] // as the program has set it: DECCKM
-	b, ok := map[string]string{"ENTER": "\r", "ESC": "\x1b", "TAB": "\t", "SHIFT_TAB": "\x1b[Z", "SPACE": " ",
-		"BACKSPACE": "\x7f", "DELETE": "\x1b[3~", "PGUP": "\x1b[5~", "PGDN": "\x1b[6~", "UP": arrow + "A",
-		"DOWN": arrow + "B", "RIGHT": arrow + "C", "LEFT": arrow + "D", "HOME": arrow + "H", "END": arrow + "F"}[name]
-	return b, ok
+	last, ok := cursorKeys[name]
+	if ok && appCursor {
+		return "\x1bO" + last, true
+	}
+	if ok {
+		return "\x1b[" + last, true
+	}
+	keys, ok := plainKeys[name]
+	return keys, ok
 }
 
-// transcript turns the screen into lines of text, each told once. A row is final when it has scrolled out, or when the
-// cursor's paragraph is below it, unless the program has gone back to write in it: from there on rows are final only by
-// scrolling out or settling. Of lines told again (repainted, after a clear, on the alternate screen) those are left out
-// that have neither letter nor digit or were told before, unless they stand below what was told last: those are new.
+// ---- transcript ----
+// The output as lines of text, each told once.
+
+// transcript turns the screen into lines of text. A row is final when it has scrolled out, or when
+// the cursor's paragraph is below it, unless the program has gone back to write in it: from there
+// on rows are final only by scrolling out or settling. Of lines told again (repainted, after a
+// clear, on the alternate screen) those are left out that have neither letter nor digit or were
+// told before, unless they stand below what was told last: those are new.
 type transcript struct {
-	on, gap         bool   // gap: a blank line is told once text follows
-	part            string // the beginning of a wrapped line that has scrolled out
-	pending, recent []string
-	bytes, left     int // in pending; lines that did not fit there
-	at, keep        int // the line told last, counted from the first of the session; rows at the end that are no text
+	on      bool
+	gap     bool     // a blank line is told once text follows
+	part    string   // the beginning of a wrapped line that has scrolled out
+	pending []string // lines that wait for Transcript
+	bytes   int      // in them
+	dropped int      // lines that did not fit there
+	recent  []string // lines told, the newest maxRecent of them
+	at      int      // row of the line told last, counted from the first of the session
+	footer  int      // rows at the end of the screen that are no text
 }
 
 // tellAbove takes the rows above a paragraph as final, as far as they are not being repainted.
 func (s *Screen) tellAbove(row int, repainted bool) {
 	t := &s.tr
-	for row = when(t.on, max(0, min(row, s.rows-t.keep))); row > 0 && s.grid[row-1].wrapped; row-- {
+	if !t.on {
+		return
+	}
+	row = max(0, min(row, s.rows-t.footer))
+	for row > 0 && s.grid[row-1].wrapped {
+		row--
 	}
 	newest := s.newest(row)
-	changing := func(l line) bool { return l.again && !l.told && !repainted && t.part == "" }
-	for i := 0; i < row && !changing(s.grid[i]); i++ {
-		if s.tell(&s.grid[i], i > newest) {
+	for i := range row {
+		l := &s.grid[i]
+		changing := l.again && !l.told && !repainted
+		if changing && t.part == "" {
+			return
+		}
+		if s.tell(l, i > newest) {
 			t.at = s.scrolled + i
 		}
 	}
 }
 
-// newest is the row above end with the newest told line that still shows: in what stands below it, nothing is told yet.
-// −1: all has scrolled out; end: nobody knows.
+// tellAll takes all that the screen shows as final: it is about to be erased.
+func (s *Screen) tellAll() {
+	text := s.Text()
+	rows := strings.Count(text, "\n")
+	if text != "" {
+		rows++
+	}
+	s.tellAbove(rows, false)
+	for i := range s.grid {
+		s.grid[i].told = false
+		s.grid[i].again = true
+	}
+}
+
+// newest is the row above end with the newest told line that still shows: in what stands below it,
+// nothing is told yet. −1: all has scrolled out; end: nobody knows.
 func (s *Screen) newest(end int) int {
 	var rows []string
-	for r := range end {
+	for r := end - 1; r >= 0; r-- {
 		rows = append(rows, s.Row(r))
 	}
-	slices.Reverse(rows)
 	for _, text := range slices.Backward(s.tr.recent) {
-		if r := slices.Index(rows, text); r >= 0 && strings.ContainsFunc(text, unicode.IsLetter) {
+		r := slices.Index(rows, text)
+		if r >= 0 && strings.ContainsFunc(text, unicode.IsLetter) {
 			return end - 1 - r
 		}
 	}
-	return cmp.Or(when(s.tr.at >= s.scrolled, end), -1)
+	if s.tr.at < s.scrolled {
+		return -1
+	}
+	return end
 }
 
-// tell takes a row of the primary screen as final. The rest of a wrapped line that begins anew is told again.
+// tell takes a row of the primary screen as final, and returns whether it was not yet. The rest of
+// a wrapped line that begins anew is told again.
 func (s *Screen) tell(l *line, fresh bool) bool {
-	t, again := &s.tr, l.again || l.told
+	t := &s.tr
 	if !t.on || l.told && t.part == "" {
 		return false
 	}
-	if l.told, t.part = true, t.part+s.text(*l); !l.wrapped || len(t.part) >= maxLine {
+	again := l.again || l.told
+	l.told = true
+	t.part += s.text(*l)
+	if !l.wrapped || len(t.part) >= maxLine {
 		t.add(strings.TrimRight(t.part, " "), again, fresh)
 		t.part = ""
 	}
 	return true
 }
+
+// add tells a line, unless it is told again and not fresh, that is below what was told last. The
+// oldest lines are left out where too much waits.
 func (t *transcript) add(text string, again, fresh bool) {
-	says := strings.ContainsFunc(text, unicode.IsLetter) || strings.ContainsFunc(text, unicode.IsNumber)
-	if t.gap = t.gap || again && fresh && text == ""; again && (!says || !fresh && slices.Contains(t.recent, text)) {
+	if again && fresh && text == "" {
+		t.gap = true
+	}
+	says := func(r rune) bool { return unicode.IsLetter(r) || unicode.IsNumber(r) }
+	if again && (!strings.ContainsFunc(text, says) || !fresh && slices.Contains(t.recent, text)) {
 		return
 	}
-	for _, line := range append(when(t.gap && len(t.recent) > 0, []string{""}), text) {
-		t.recent = append(t.recent[max(0, len(t.recent)-maxRecent+1):], line)
-		t.pending, t.bytes = append(t.pending, line), t.bytes+len(line)+lineCost
+	if t.gap && len(t.recent) > 0 {
+		t.push("")
 	}
-	for t.gap = false; t.bytes > maxPending; t.left++ {
+	t.gap = false
+	t.push(text)
+	for t.bytes > maxPending {
 		t.bytes -= len(t.pending[0]) + lineCost
 		t.pending = t.pending[1:]
+		t.dropped++
 	}
 }
 
-// Transcript returns the lines that became final since the last call, and the text that may still change. On the
-// alternate screen nothing is final until settle (the tool's turn is over): then it is what is new there. The first
-// call turns it on. Of more than 4 MiB between two calls the oldest lines are left out, and a line says how many.
+// push appends a line to those that wait.
+func (t *transcript) push(text string) {
+	t.recent = append(t.recent[max(0, len(t.recent)-maxRecent+1):], text)
+	t.pending = append(t.pending, text)
+	t.bytes += len(text) + lineCost
+}
+
+// Transcript returns the lines that became final since the last call, and the text that may still
+// change. On the alternate screen nothing is final until settle (the tool's turn is over): then it
+// is what is new there. The first call turns it on. Of more than 4 MiB between two calls the oldest
+// lines are left out, and a line says how many.
 func (s *Screen) Transcript(settle bool) (final []string, live string) {
 	t := &s.tr
-	if t.on = true; !s.AltScreen() {
+	t.on = true
+	if !s.AltScreen() {
 		s.tellAbove(s.row, settle)
-		live = t.part
-		text := slices.Clone(s.grid[:max(0, s.rows-t.keep)])
-		for _, l := range slices.DeleteFunc(text, func(l line) bool { return l.told }) {
-			if live += s.text(l); !l.wrapped {
-				live = strings.TrimRight(live, " ") + "\n"
-			}
-		}
-		live = strings.TrimRight(live, "\n ")
+		live = s.live()
 	} else if settle {
-		newest := s.newest(s.rows - t.keep)
-		for r := range s.rows - t.keep {
+		end := s.rows - t.footer
+		newest := s.newest(end)
+		for r := range end {
 			t.add(s.Row(r), true, r > newest)
 		}
 	}
-	final = append(when(t.left > 0, []string{fmt.Sprintf("[… %d lines left out …]", t.left)}), t.pending...)
-	t.pending, t.bytes, t.left = nil, 0, 0
+	if t.dropped > 0 {
+		final = []string{fmt.Sprintf("[… %d lines left out …]", t.dropped)}
+	}
+	final = append(final, t.pending...)
+	t.pending = nil
+	t.bytes = 0
+	t.dropped = 0
 	return final, live
 }
 
-type PromptType string // one of the five kinds of question
+// live is the text that is not told yet.
+func (s *Screen) live() string {
+	var b strings.Builder
+	text := s.tr.part
+	for _, l := range s.grid[:max(0, s.rows-s.tr.footer)] {
+		if l.told {
+			continue
+		}
+		text += s.text(l)
+		if !l.wrapped {
+			b.WriteString(strings.TrimRight(text, " ") + "\n")
+			text = ""
+		}
+	}
+	b.WriteString(text)
+	return strings.TrimRight(b.String(), "\n ")
+}
 
-const YesNo, ConfirmEnter, MultipleChoice PromptType = "yes_no", "confirm_enter", "multiple_choice"
-const FreeText, Unknown PromptType = "free_text", "unknown"
+// ---- prompts ----
+// A question as a value: made once, from one look at the screen or one call of a hook.
+
+// PromptType is one of the five kinds of question.
+type PromptType string
+
+const (
+	YesNo          PromptType = "yes_no"
+	ConfirmEnter   PromptType = "confirm_enter"
+	MultipleChoice PromptType = "multiple_choice"
+	FreeText       PromptType = "free_text"
+	Unknown        PromptType = "unknown"
+)
+
+// Reading tells whether one of the foreground processes waits to read the terminal.
+type Reading int
+
+const (
+	ReadingUnknown Reading = iota
+	ReadingYes
+	ReadingBusy
+)
 
 // TTYState is signal 2, the terminal's own state as the system sees it. The zero value: not asked.
 type TTYState struct {
-	Reading         Reading
-	Canonical, Echo bool
+	Reading   Reading
+	Canonical bool
+	Echo      bool
 }
-type Reading int // whether one of the foreground processes waits to read the terminal
 
-const ReadingUnknown, ReadingYes, ReadingBusy Reading = 0, 1, 2
-
-type Choice struct { // one answer a question offers
-	Key    string `json:"key"`              // names it in a Decision: "y", "n", "1" … "9", or the letter shown
-	Label  string `json:"label"`            // as on the screen, made safe, ≤ 60 characters
-	Keys   string `json:"keys,omitempty"`   // the exact bytes that choose it; "" when a pointer must be moved to it
+// Choice is one answer a question offers.
+type Choice struct {
+	Key    string `json:"key"`              // names it in a Decision: "y", "n", "1" … "9", the letter shown
+	Label  string `json:"label"`            // as on the screen, made safe, ≤ 60 bytes
+	Keys   string `json:"keys,omitempty"`   // the exact bytes that choose it; "" where a pointer must be moved
 	Grants bool   `json:"grants,omitempty"` // lets the agent do something (Yes, Allow, Trust…)
 }
 
-// Prompt is a question (or an idle input box) found on the screen. Identifiers, times and the nonce are the store's.
-// All text is safe and redacted. Pointer and ticks do not count in the fingerprint: same question, same fingerprint.
+// Prompt is a question (or an idle input box) found on the screen. Identifiers, times and the nonce
+// are the store's. All text that has a JSON name is safe and redacted.
 type Prompt struct {
 	Type        PromptType `json:"type"`
 	Score       float64    `json:"score"`            // 0.60 … 1.0
 	Excerpt     string     `json:"excerpt"`          // ≤ 200 bytes, ends in "…" when cut
 	Choices     []Choice   `json:"choices"`          // ≤ 9
-	SafeDefault *string    `json:"safe_default"`     // a choice's key, "enter", "esc", "" (Enter alone); nil: type nothing
-	Idle        bool       `json:"idle"`             // an agent's empty input box: finished, waits for the next message
+	SafeDefault *string    `json:"safe_default"`     // a key, "enter", "esc", "" (Enter alone); nil: nothing
+	Idle        bool       `json:"idle"`             // an agent's empty input box: it has finished
 	Secret      bool       `json:"secret"`           // echo is off
-	Signals     []string   `json:"signals"`          // what agreed: protocol title pattern structure tty silence
+	Signals     []string   `json:"signals"`          // protocol title pattern structure tty silence
 	Question    string     `json:"question"`         // the sentence a person would read out
-	Full        string     `json:"full,omitempty"`   // the whole dialog as text, ≤ 16 KiB: "Show all"
-	Above       string     `json:"above,omitempty"`  // what stands on the screen above the dialog, ≤ 4 KiB
+	Full        string     `json:"full,omitempty"`   // the whole dialog, ≤ maxFull: "Show all"
+	Above       string     `json:"above,omitempty"`  // what stands above the dialog, ≤ maxAbove
 	Recent      string     `json:"recent,omitempty"` // the last 500 characters of the screen
-	Cut         bool       `json:"cut"`              // part of what it asks is not in Full: only a refusal can be chosen
+	Cut         bool       `json:"cut"`              // part of it is not in Full: it can only be refused
 	Permission  bool       `json:"permission"`       // grants something: no affirmative default
 	Multi       bool       `json:"multi"`            // several choices may be ticked
-	// Shown is all that a person can base an answer on, as one canonical text: the kind of question, what stands above it,
-	// the question, the answers in their order, whether a part is left out. Spinners and elapsed times are masked, blanks
-	// are kept. Another Shown is another prompt.
+
+	// Shown is all that a person can base an answer on, as one canonical text: the kind of
+	// question, what stands above it, the question, the answers in their order, whether a part is
+	// left out. Spinners and elapsed times are masked, blanks are kept. Another Shown is another
+	// prompt; where the pointer stands and what is ticked is not in it.
 	Shown       string `json:"shown"`
 	Fingerprint string `json:"fingerprint"` // the beginning of the SHA-256 of Shown
-	Ticked      []bool `json:"-"`           // Multi: which are ticked now, and in Submit the bytes that end the choosing
-	// Pointer is the index of the choice highlighted, −1 none; Axis says which arrows move it: vertical, horizontal, "".
-	Submit, Axis string `json:"-"`
-	Pointer      int    `json:"-"`
-	// In lead is Shown without the choices and what stands among them, in all with them, both as they are on the screen,
-	// secrets included: they never leave the process. Bare: what stands above never came to rest and is left out of both.
-	lead, all string
-	bare      bool
-	parts     shown // what both are made of
-	place     int   // row of the session in which a question on a line begins, from 1; 0 anywhere
+
+	Ticked  []bool `json:"-"` // Multi: which are ticked now
+	Submit  string `json:"-"` // Multi: the bytes that end the choosing
+	Axis    string `json:"-"` // which arrows move the pointer: vertical, horizontal, ""
+	Pointer int    `json:"-"` // index of the choice highlighted, −1 none
+
+	// lead is Shown without the choices and what stands among them, all is with them; both as they
+	// are on the screen, secrets included: they never leave the process.
+	lead  string
+	all   string
+	bare  bool  // what stands above never came to rest and is left out of both
+	parts shown // what both are made of
+	place int   // row of the session in which a question on a line begins, from 1; 0 anywhere
 }
 
-// shown are the parts of what a person is shown, as rows of text with spinners and elapsed times masked.
+// shown are the parts of what a person is shown, as rows of text with spinners and elapsed times
+// masked.
 type shown struct {
 	above []string // on the screen, above the dialog
-	body  []string // of the dialog, above its first choice; of a question on a line, the paragraph before it
+	body  []string // of the dialog, above its first choice; of a question on a line, the paragraph before
 	among []string // of the dialog, from its first choice on
 	line  bool     // the question stands on a line of its own, not in a dialog
 }
@@ -737,21 +1275,27 @@ func (p *Prompt) seal() {
 	p.all = strings.Join(rows, "\n")
 }
 
-// publish makes of all what may leave the process: Shown, redacted and with nothing hidden, and its fingerprint. It is
-// left until a prompt is given out, for most looks at a screen that moves give none.
+// publish makes of all what may leave the process: Shown, redacted and with nothing hidden, and its
+// fingerprint. It is left until a prompt is given out, for most looks at a screen that moves give
+// none.
 func (p *Prompt) publish() {
 	p.Shown = redact(visible(p.all))
 	sum := sha256.Sum256([]byte(p.Shown))
 	p.Fingerprint = hex.EncodeToString(sum[:8])
 }
 
-// withoutAbove is the question alone, for one that stands below what never comes to rest: it is cut.
+// withoutAbove is the question alone, for one that stands below what never comes to rest: it is
+// cut, and anywhere, for a log above moves it from row to row.
 func (p *Prompt) withoutAbove() *Prompt {
 	q := *p
-	q.bare, q.Cut, q.Above, q.place = true, true, "", 0 // a log above moves it from row to row
+	q.bare = true
+	q.Cut = true
+	q.Above = ""
+	q.place = 0
 	q.parts.above = nil
 	if q.parts.line {
-		q.parts.body, q.parts.among = nil, nil
+		q.parts.body = nil
+		q.parts.among = nil
 		q.Full = q.Question
 	}
 	if q.SafeDefault != nil && !q.refusesByDefault() {
@@ -761,7 +1305,8 @@ func (p *Prompt) withoutAbove() *Prompt {
 	return &q
 }
 
-// refusesByDefault tells whether the safe default is a refusal: of what is cut nothing else is typed by waiting.
+// refusesByDefault tells whether the safe default is a refusal: of what is cut nothing else is
+// typed by waiting.
 func (p *Prompt) refusesByDefault() bool {
 	value := *p.SafeDefault
 	return value == "esc" || value == "n" || reRefusal.MatchString(p.label(value))
@@ -770,12 +1315,13 @@ func (p *Prompt) refusesByDefault() bool {
 // reElapsed is an elapsed time as tools write it behind what they do: "(1m 12s", "(7s".
 var reElapsed = re(`\(\s*(?:\d+h ?)?(?:\d+m ?)?\d+s\b`)
 
-// still is a row without what moves in it while the question stays the same: spinners, blinking marks and ticks become
-// blanks, elapsed times are left out. Blanks between words stay as they are.
+// still is a row without what moves in it while the question stays the same: spinners, blinking
+// marks and ticks become blanks, elapsed times are left out. Blanks between words stay as they are.
 func still(row string) string {
 	if strings.ContainsFunc(row, func(r rune) bool { return r >= utf8.RuneSelf }) {
 		row = strings.Map(func(r rune) rune {
-			if r >= 0x2800 && r <= 0x28ff || strings.ContainsRune(movingMarks+tickMarks, r) {
+			braille := r >= 0x2800 && r <= 0x28ff
+			if braille || strings.ContainsRune(movingMarks+tickMarks, r) {
 				return ' '
 			}
 			return r
@@ -796,28 +1342,31 @@ func stillRows(rows []string) []string {
 	return out
 }
 
-// same tells whether now, seen on the screen, is the question p as it was shown: what "still there" and "may be typed"
-// mean.
+// same tells whether now, seen on the screen, is the question p as it was shown: what "still there"
+// and "may be typed" mean. now may be nil.
 func (p *Prompt) same(now *Prompt) bool {
+	now = now.like(p)
 	if now == nil {
 		return false
-	}
-	if p.bare && !now.bare {
-		now = now.withoutAbove()
 	}
 	elsewhere := p.place != 0 && now.place != 0 && p.place != now.place
 	return p.all == now.all && !elsewhere
 }
 
-// follows tells whether now is p after a key moved its pointer: a long list may show other choices then.
+// follows tells whether now is p after a key moved its pointer: a long list may show other choices
+// then. now may be nil.
 func (p *Prompt) follows(now *Prompt) bool {
-	if now == nil {
-		return false
+	now = now.like(p)
+	return now != nil && p.lead == now.lead
+}
+
+// like is p in the form in which other was shown: without what stands above it, if that was. nil
+// stays nil.
+func (p *Prompt) like(other *Prompt) *Prompt {
+	if p != nil && other.bare && !p.bare {
+		return p.withoutAbove()
 	}
-	if p.bare && !now.bare {
-		now = now.withoutAbove()
-	}
-	return p.lead == now.lead
+	return p
 }
 
 // label is the label of the choice with this key, "" without one.
@@ -830,98 +1379,209 @@ func (p *Prompt) label(key string) string {
 	return ""
 }
 
-func (p *Prompt) Confidence() string { // the band of Score
-	return cmp.Or(when(p.Score >= 0.85, "high"), when(p.Score >= 0.65, "medium"), "low")
+// Confidence is the band of Score.
+func (p *Prompt) Confidence() string {
+	switch {
+	case p.Score >= 0.85:
+		return "high"
+	case p.Score >= 0.65:
+		return "medium"
+	}
+	return "low"
 }
 
-type DetectOptions struct { // zero values mean the defaults of the configuration
-	Threshold    float64
-	Stuck        time.Duration
-	BufferBytes  int
-	SafeDefaults map[PromptType]string
-}
+// ---- adapters ----
+// What is known of each tool.
 
-/* ----- adapters ----- */
+// re compiles a pattern of ours.
 func re(pattern string) *regexp.Regexp { return regexp.MustCompile(pattern) }
 
 // Adapter is what atlasbridge knows of one tool: one table row.
 type Adapter struct {
-	Name, MinVer, MaxVer string         // supported versions, inclusive; "" no bound
-	Hooks                string         // how hooks are installed: "claude-settings" or ""
-	Names                []string       // command names it stands for
-	SubmitDelay          time.Duration  // between a text and its Enter
-	EscapeBang, Digits   bool           // a leading ! / # needs a space before it; a digit chooses at once, without Enter
-	Pointer, Submit      string         // marks the highlighted option; goes on from a list with ticks to the review
-	Mark, Clear          string         // what an input box begins with; the keys that empty a box of one row (measured)
-	OnPointer            bool           // the cursor stands in the pointer's row (needed where options have no numbers)
-	Box, Head            *regexp.Regexp // the row of the empty input box, the turn over; the first row of a bare dialog
-	Works, Asks          *regexp.Regexp // a row or ESC and the title, while it works; the title while a dialog is open
+	Name        string
+	Names       []string       // command names it stands for
+	MinVer      string         // the oldest version supported, "" any
+	MaxVer      string         // the newest one, with which the row was measured
+	Hooks       string         // how hooks are installed: "claude-settings" or ""
+	SubmitDelay time.Duration  // between a text and its Enter
+	EscapeBang  bool           // a leading ! / # needs a space before it
+	Digits      bool           // a digit chooses at once, without Enter
+	Pointer     string         // marks the highlighted option
+	OnPointer   bool           // the cursor stands in the pointer's row (needed where options have no numbers)
+	Submit      string         // goes on from a list with ticks to the review
+	Mark        string         // what an input box begins with
+	Clear       string         // the keys that empty a box of one row (measured)
+	Box         *regexp.Regexp // the row of the empty input box, the turn over
+	Head        *regexp.Regexp // the first row of a dialog without a frame
+	Works       *regexp.Regexp // a row, or ESC and the title, while it works
+	Asks        *regexp.Regexp // the title while a dialog is open
 }
 
-// adapters is the registry, measured with the versions named as MaxVer; the last row stands for every other tool.
+// adapters is the registry, measured with the versions named as MaxVer; the last row stands for
+// every other tool.
 var adapters = []*Adapter{
-	{Name: "claude", Names: []string{"claude"}, MinVer: "2.1.0", MaxVer: "2.1.330", Hooks: "claude-settings",
-		SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Digits: true, Pointer: "❯", OnPointer: true, Submit: "\x1b[C",
-		Mark: "❯", Clear: "\x15",
-		Box: re(`^❯(\x{a0}|$)`), Works: re(`^\x1b[◐◑◒◓]|esc to interrupt|^[·✻✽✳✶✢*] .*… \(|\(running \w+ hook`)},
-	{Name: "codex", Names: []string{"codex", "openai"}, MinVer: "0.160.0", MaxVer: "0.169.0",
-		SubmitDelay: 100 * time.Millisecond, EscapeBang: true, Pointer: "›", Box: re(`^›( Ask Codex to do anything)?$`),
-		Mark: "›", Clear: "\x15",
-		Head:  re(`^(Would you like to|Folder access|Hooks need review|Question \d)`),
-		Works: re(`^\x1b[⠁-⣿]|\(\d+[hms][^)]* • esc to interrupt\)`), Asks: re(`^\[ [!.] \] Action Required`)},
-	{Name: "gemini", Names: []string{"gemini"}, MinVer: "0.50.0", MaxVer: "0.61.0", SubmitDelay: 1500 * time.Millisecond,
-		EscapeBang: true, Digits: true, Pointer: "●", Mark: ">", Box: re(`^>(\s+Type your message.*)?$`),
-		Works: re(`^\x1b\s*✦|\(esc to cancel, \d+[hms]`), Asks: re(`^\s*✋`)},
-	{Name: "opencode", Names: []string{"opencode"}, MinVer: "1.0.0", MaxVer: "1.18.33",
-		SubmitDelay: 300 * time.Millisecond, EscapeBang: true, Head: re(`^△ `),
-		Box: re(`^┃(\s+Ask anything….*)?$`), Works: re(`^[⬝■]+\s+esc (again to )?interrupt`)},
-	{Name: "qwen", Names: []string{"qwen"}, MinVer: "0.20.0", MaxVer: "0.24.4", SubmitDelay: 100 * time.Millisecond,
-		EscapeBang: true, Digits: true, Pointer: "›", Head: re(`^\? `), Mark: ">", Box: re(`^>(\s+Type your message.*)?$`),
-		Works: re(`^\x1b[◐◑◒◓]|\(\d+[hms][^)]*esc to cancel\)`), Asks: re(`^✳`)},
-	{Name: "generic", SubmitDelay: 50 * time.Millisecond},
+	{
+		Name:        "claude",
+		Names:       []string{"claude"},
+		MinVer:      "2.1.0",
+		MaxVer:      "2.1.330",
+		Hooks:       "claude-settings",
+		SubmitDelay: 100 * time.Millisecond,
+		EscapeBang:  true,
+		Digits:      true,
+		Pointer:     "❯",
+		OnPointer:   true,
+		Submit:      "\x1b[C",
+		Mark:        "❯",
+		Clear:       "\x15",
+		Box:         re(`^❯(\x{a0}|$)`),
+		Works: re(`^\x1b[◐◑◒◓]|esc to interrupt|^[·✻✽✳✶✢*] .*… \(|` +
+			`\(running \w+ hook`),
+	},
+	{
+		Name:        "codex",
+		Names:       []string{"codex", "openai"},
+		MinVer:      "0.160.0",
+		MaxVer:      "0.169.0",
+		SubmitDelay: 100 * time.Millisecond,
+		EscapeBang:  true,
+		Pointer:     "›",
+		Mark:        "›",
+		Clear:       "\x15",
+		Box:         re(`^›( Ask Codex to do anything)?$`),
+		Head:        re(`^(Would you like to|Folder access|Hooks need review|Question \d)`),
+		Works:       re(`^\x1b[⠁-⣿]|\(\d+[hms][^)]* • esc to interrupt\)`),
+		Asks:        re(`^\[ [!.] \] Action Required`),
+	},
+	{
+		Name:        "gemini",
+		Names:       []string{"gemini"},
+		MinVer:      "0.50.0",
+		MaxVer:      "0.61.0",
+		SubmitDelay: 1500 * time.Millisecond,
+		EscapeBang:  true,
+		Digits:      true,
+		Pointer:     "●",
+		Mark:        ">",
+		Box:         re(`^>(\s+Type your message.*)?$`),
+		Works:       re(`^\x1b\s*✦|\(esc to cancel, \d+[hms]`),
+		Asks:        re(`^\s*✋`),
+	},
+	{
+		Name:        "opencode",
+		Names:       []string{"opencode"},
+		MinVer:      "1.0.0",
+		MaxVer:      "1.18.33",
+		SubmitDelay: 300 * time.Millisecond,
+		EscapeBang:  true,
+		Box:         re(`^┃(\s+Ask anything….*)?$`),
+		Head:        re(`^△ `),
+		Works:       re(`^[⬝■]+\s+esc (again to )?interrupt`),
+	},
+	{
+		Name:        "qwen",
+		Names:       []string{"qwen"},
+		MinVer:      "0.20.0",
+		MaxVer:      "0.24.4",
+		SubmitDelay: 100 * time.Millisecond,
+		EscapeBang:  true,
+		Digits:      true,
+		Pointer:     "›",
+		Mark:        ">",
+		Box:         re(`^>(\s+Type your message.*)?$`),
+		Head:        re(`^\? `),
+		Works:       re(`^\x1b[◐◑◒◓]|\(\d+[hms][^)]*esc to cancel\)`),
+		Asks:        re(`^✳`),
+	},
+	{
+		Name:        "generic",
+		SubmitDelay: 50 * time.Millisecond,
+	},
 }
 
-func adapterFor(name string) *Adapter { // by the command's base name without extension, else the generic one
-	name = strings.ToLower(strings.TrimSuffix(filepath.Base(name), filepath.Ext(name)))
-	i := slices.IndexFunc(adapters, func(a *Adapter) bool { return slices.Contains(a.Names, name) })
-	return adapters[(i+len(adapters))%len(adapters)]
+// adapterFor is the row of a command, by its base name without extension; else the last one.
+func adapterFor(name string) *Adapter {
+	name = strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))
+	name = strings.ToLower(name)
+	for _, a := range adapters {
+		if slices.Contains(a.Names, name) {
+			return a
+		}
+	}
+	return adapters[len(adapters)-1]
 }
 
-/* ----- judging over time ----- */
-// How long the masked screen must have been still before a judgement counts. Measured on 442 recordings: 97 of
-// 100 programs that wait are seen reading within 50 ms of their last output; a repaint comes in pieces ≤ 30 ms apart.
+// ---- detector ----
+// The screen judged over time: when what it asks is a question, and when that is over.
+
+// How long the masked screen must have been still before a candidate is believed. Measured on 442
+// recordings: 97 of 100 programs that wait are seen reading within 50 ms of their last output; a
+// repaint comes in pieces ≤ 30 ms apart.
 const (
-	settleTold, settle     = 30 * time.Millisecond, 100 * time.Millisecond  // a dialog the tool reports; a shape confirmed
-	settleBare, settleIdle = 300 * time.Millisecond, 500 * time.Millisecond // a shape alone; an empty box
-	settleBlocked          = 2 * time.Second                                // a dialog that is told but not shown
-	goneAfter, lookEvery   = 200 * time.Millisecond, 250 * time.Millisecond // out of sight: gone; while output comes
-	repeatWait, pollTTY    = 2 * time.Second, 2 * time.Second               // until asked again; between looks at the tty
-	restTime, restlessTime = time.Second, 10 * time.Second                  // SPEC 6; until asked without what is above
-	maxReplaced            = 6                                              // a minute: SPEC 6
-	maxFull, maxAbove      = 16 << 10, 4 << 10                              // bytes of a dialog; of what stands above it
+	settleTold    = 30 * time.Millisecond  // a dialog that the tool reports
+	settle        = 100 * time.Millisecond // a shape that a signal confirms
+	settleBare    = 300 * time.Millisecond // a shape alone
+	settleIdle    = 500 * time.Millisecond // an empty box
+	settleBlocked = 2 * time.Second        // a dialog that is reported but not shown
 )
 
-// Detector judges a Screen over time. Deterministic: the same calls give the same prompts. One goroutine uses it.
-type Detector struct {
-	Screen               *Screen
-	a                    *Adapter
-	o                    DetectOptions
-	raw                  []byte
-	mask                 string
-	tty                  TTYState // the last one known since changed
-	v                    *view
-	found, cur           *found      // asked by the last look; in force, the last one returned
-	out, changed, looked time.Time   // last output; last one that changed the masked screen; last look
-	answered             time.Time   // Enter was typed; after an injection the end of its echo window: asleep until then
-	lookAt, ttyAt        time.Time   // output has come that wants a look; the terminal's state does
-	pendingAt, goneAt    time.Time   // zero, or when found is to be believed; when cur, out of sight, is forgotten
-	core, all            string      // of found: without what stands above it, and with it
-	coreAt, allAt        time.Time   // since when core is without rest, and all as it is
-	typed                bool        // something was typed while cur was in force
-	replaced             string      // core of the question that went by itself, with nothing typed; "" none
-	asked                []time.Time // when questions were asked that replaced such a one, in the last minute
+const (
+	lookEvery    = 250 * time.Millisecond // between two looks while output comes
+	pollTTY      = 2 * time.Second        // between two looks at the terminal's state, at most
+	goneAfter    = 200 * time.Millisecond // out of sight: the question is gone
+	repeatWait   = 2 * time.Second        // after an Enter that did not answer: it is asked again
+	restTime     = time.Second            // what is above must have come to rest: SPEC 6
+	restlessTime = 10 * time.Second       // until it is asked without what is above
+	maxReplaced  = 6                      // questions a minute that replace one not answered: SPEC 6
+	maxFull      = 16 << 10               // bytes of a dialog
+	maxAbove     = 4 << 10                // bytes of what stands above it
+)
+
+// DetectOptions are the settings of a Detector; zero values mean the defaults of the configuration.
+type DetectOptions struct {
+	Threshold    float64       // lowest Score of a pattern
+	Stuck        time.Duration // without a byte: an unfinished line may be a question
+	BufferBytes  int           // of raw output kept
+	SafeDefaults map[PromptType]string
 }
-type found struct { // a judgement: a prompt, where it stands, and what it needs to be believed
+
+// Detector looks at a Screen over time. It is deterministic: the same calls give the same prompts.
+// One goroutine uses it.
+type Detector struct {
+	Screen  *Screen
+	adapter *Adapter
+	o       DetectOptions
+	raw     []byte // the last BufferBytes of output
+	mask    string // the screen without what moves on it
+	tty     TTYState
+	view    *view // the last look
+
+	found *candidate // of the last look, nil none
+	cur   *candidate // the question in force, the last one returned; nil none
+	typed bool       // something was typed while it was in force
+
+	core   string    // of found, without what stands above it; "" none
+	coreAt time.Time // since when it has not come to rest
+	all    string    // of found, with what stands above it
+	allAt  time.Time // since when it is as it is
+
+	outAt     time.Time // when output last came
+	changedAt time.Time // when it last changed the mask
+	lookedAt  time.Time // when the screen was last looked at
+	enterAt   time.Time // when Enter was typed; of an injection the end of its echo: asleep until then
+
+	lookDue time.Time // zero, or when the output that has come is looked at
+	ttyDue  time.Time // when the terminal's state is worth a look
+	askDue  time.Time // zero, or when found is asked
+	goneDue time.Time // zero, or when cur, which is out of sight, is forgotten
+
+	replaced string      // core of the question that went by itself, with nothing typed; "" none
+	askedAt  []time.Time // when questions were asked that replaced such a one, in the last minute
+}
+
+// candidate is what one look takes for a question: a prompt, where it stands, and what it needs to
+// be believed.
+type candidate struct {
 	Prompt
 	esc   bool          // the dialog names Escape as the way out
 	guess bool          // its answers are not read from the screen but guessed
@@ -931,103 +1591,153 @@ type found struct { // a judgement: a prompt, where it stands, and what it needs
 	wait  time.Duration // how long the masked screen must have been still; when Stuck, without a byte
 }
 
-func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
-	o.Threshold, o.Stuck = cmp.Or(o.Threshold, 0.65), cmp.Or(o.Stuck, 2*time.Second)
-	o.BufferBytes = cmp.Or(o.BufferBytes, 4096)
-	return &Detector{Screen: newScreen(rows, cols), a: a, o: o}
+// newCandidate is a question of that kind in which nothing is pointed at.
+func newCandidate(kind PromptType, score float64) *candidate {
+	return &candidate{Prompt: Prompt{Type: kind, Score: score, Pointer: -1}}
 }
+
+// newDetector returns a detector with a blank screen of that size.
+func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
+	if o.Threshold == 0 {
+		o.Threshold = 0.65
+	}
+	if o.Stuck == 0 {
+		o.Stuck = 2 * time.Second
+	}
+	if o.BufferBytes == 0 {
+		o.BufferBytes = 4096
+	}
+	return &Detector{Screen: newScreen(rows, cols), adapter: a, o: o}
+}
+
+// Feed takes output of the child. The next Tick after lookDue looks at it.
 func (d *Detector) Feed(p []byte, now time.Time) {
 	d.Screen.Write(p)
 	p = p[max(0, len(p)-d.o.BufferBytes):]
-	d.raw = append(d.raw[:copy(d.raw, d.raw[max(0, len(d.raw)+len(p)-d.o.BufferBytes):])], p...)
-	d.out, d.lookAt = now, now.Add(min(settleTold, max(0, lookEvery-now.Sub(d.looked))))
-}
-func (d *Detector) Raw() []byte           { return d.raw } // the rolling buffer: the last BufferBytes of the child
-func (d *Detector) LastOutput() time.Time { return d.out } // when bytes last came
-
-var reSpinner = re(`^[^\pL\pN\s] \pL+…$`) // at first it shows no seconds
-
-// textEnd is the row where a program's text ends: the cursor's; in a known tool that of the input box, or of a spinner
-// above it with what hangs on that; 0 while there is no box, for that is a dialog.
-func (v *view) textEnd() int {
-	end := v.row
-	if v.known {
-		end = max(0, v.up(v.last+1, v.inBox))
-		works := func(w viewRow) bool { return v.a.Works.MatchString(w.text) || reSpinner.MatchString(w.text) }
-		if r := v.up(end, works); r >= end-8 {
-			end = max(0, r)
-		}
-	}
-	return 1 + v.up(end, func(w viewRow) bool { return w.text != "" })
+	over := max(0, len(d.raw)+len(p)-d.o.BufferBytes)
+	d.raw = append(slices.Delete(d.raw, 0, over), p...)
+	d.outAt = now
+	d.lookDue = now.Add(min(settleTold, max(0, lookEvery-now.Sub(d.lookedAt))))
 }
 
-// Transcript is the screen's, of a known tool its text alone. Words are the last ten rows of text, at most 1000 bytes.
-func (d *Detector) Transcript(settle bool) (final []string, live string) {
-	if v := newView(d.Screen, d.a, d.tty, d.o); v.known {
-		d.Screen.tr.keep = d.Screen.rows - v.textEnd()
-	}
-	return d.Screen.Transcript(settle)
-}
-func (d *Detector) Words() string {
-	v := newView(d.Screen, d.a, d.tty, d.o)
-	end := v.textEnd()
-	return safely(strings.Join(mapped(v.rows[max(0, end-10):end], func(w viewRow) string { return w.text }), "\n"), 1000)
-}
-func (d *Detector) Resize(rows, cols int, now time.Time) { // the question in force may now stand elsewhere
+// Resize gives the screen another size: the question in force may now stand elsewhere.
+func (d *Detector) Resize(rows, cols int, now time.Time) {
 	d.Screen.Resize(rows, cols)
-	if d.Feed(nil, now); d.cur != nil {
+	d.Feed(nil, now)
+	if d.cur != nil {
 		d.cur.place = 0
 	}
 }
 
-// Typed notes what goes to the child: Enter ends a question for good; any key may have answered the one in force.
+// Typed notes what goes to the child: Enter ends a question for good; any key may have answered the
+// one in force.
 func (d *Detector) Typed(p []byte, now time.Time) {
+	enter := bytes.ContainsAny(p, "\r\n")
 	if d.cur != nil {
 		d.typed = true
-		enter := bytes.ContainsAny(p, "\r\n")
 		begun := d.cur.line != "" && len(p) > 0 && p[0] >= ' '
-		if d.answered.IsZero() && (enter || begun) && d.standsNow() { // an Enter after that one is typed somewhere else
+		// An Enter after the first one is typed somewhere else.
+		if d.enterAt.IsZero() && (enter || begun) && d.standsNow() {
 			d.Screen.Answered(d.cur.line != "")
 		}
 	}
-	if bytes.ContainsAny(p, "\r\n") && now.After(d.answered) {
-		d.answered, d.ttyAt = now, now.Add(settle/2)
+	if enter && now.After(d.enterAt) {
+		d.enterAt = now
+		d.ttyDue = now.Add(settle / 2)
 	}
 }
 
-// standsNow tells whether the question in force stands on the screen as it is, whether or not it was looked at since.
+// standsNow tells whether the question in force stands on the screen as it is, whether or not that
+// was looked at since.
 func (d *Detector) standsNow() bool {
-	v := newView(d.Screen, d.a, d.tty, d.o)
+	v := newView(d.Screen, d.adapter, d.tty, d.o)
 	if d.cur.line != "" {
 		line, _ := v.cursorLine()
 		return strings.HasPrefix(line, strings.TrimRight(d.cur.line, " "))
 	}
-	f := v.judge()
+	f := v.read()
 	return f != nil && d.cur.same(&f.Prompt)
 }
 
 // Sleep lets the echo of an answer pass: nothing is asked until then.
 func (d *Detector) Sleep(until time.Time) {
-	d.answered, d.pendingAt, d.typed = until, until, true
+	d.enterAt = until
+	d.askDue = until
+	d.typed = true
 }
 
-// Worked notes that the tool has said that it works: the next empty input box is another end of a turn, however short
-// that was.
+// Worked notes that the tool has said that it works: the next empty input box is another end of a
+// turn, however short that was.
 func (d *Detector) Worked() {
 	if d.cur != nil && d.cur.Idle {
-		d.cur, d.goneAt = nil, time.Time{}
+		d.forget()
 	}
 }
 
 // Again forgets the question in force, so that what stands there is asked anew.
 func (d *Detector) Again() {
-	d.cur, d.goneAt, d.answered, d.replaced = nil, time.Time{}, time.Time{}, ""
+	d.forget()
+	d.enterAt = time.Time{}
+	d.replaced = ""
 }
-func (d *Detector) Activity() string { // for status
-	if d.cur == nil {
-		return cmp.Or(when(len(d.raw) == 0, "starting"), "running")
+
+// forget leaves no question in force.
+func (d *Detector) forget() {
+	d.cur = nil
+	d.goneDue = time.Time{}
+}
+
+// Tick returns a question that is seen for the first time, else nil.
+func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
+	d.look(tty, now)
+	if !d.ttyDue.After(now) {
+		quiet := min(now.Sub(d.changedAt), now.Sub(d.enterAt))
+		d.ttyDue = now.Add(min(max(quiet, settle/2), pollTTY))
 	}
-	return cmp.Or(when(d.cur.Idle, "idle"), when(d.cur.Permission, "waiting_permission"), "waiting")
+	d.track(now)
+	f, due := d.schedule(now)
+	d.askDue = due
+	if due.IsZero() || due.After(now) {
+		return nil
+	}
+	if d.replaced != "" {
+		d.askedAt = append(d.askedAt, now)
+	}
+	d.forget()
+	d.cur = f
+	d.typed = false
+	d.replaced = ""
+	d.askDue = time.Time{}
+	d.enterAt = time.Time{}
+	return d.snapshot(&f.Prompt)
+}
+
+// Look returns what the screen asks this instant, nil nothing: the gate's eye.
+func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
+	d.look(tty, now)
+	if d.found == nil {
+		return nil
+	}
+	return d.snapshot(&d.found.Prompt)
+}
+
+// Gone looks, and tells whether what Tick last returned has left for good.
+func (d *Detector) Gone(tty TTYState, now time.Time) bool {
+	d.look(tty, now)
+	d.track(now)
+	return d.cur == nil
+}
+
+// snapshot is a prompt as it is given out, with the end of what the screen shows.
+func (d *Detector) snapshot(asked *Prompt) *Prompt {
+	p := *asked
+	p.Choices = append([]Choice{}, p.Choices...)
+	screen := []rune(redact(visible(d.Screen.Text())))
+	p.Recent = string(screen[max(0, len(screen)-500):])
+	p.Full = safely(p.Full, maxFull)
+	p.Above = safely(p.Above, maxAbove)
+	p.publish()
+	return &p
 }
 
 // movingMarks are spinners and marks that blink, besides the Braille patterns.
@@ -1039,80 +1749,156 @@ const tickMarks = "☐☒☑✔✓◯◉◻◼"
 // reMasked are spinners, blinking marks, digits and blanks: what moves on a screen that is still.
 var reMasked = re(`[\s\d\x{2800}-\x{28ff}` + movingMarks + `]+`)
 
-// look folds the output since the last look into the masked screen, and judges it.
+// look brings the mask, the view and what is found in it up to date.
 func (d *Detector) look(tty TTYState, now time.Time) {
-	stale := d.v == nil || !d.lookAt.IsZero()
+	stale := d.view == nil || !d.lookDue.IsZero()
 	if stale {
-		d.lookAt, d.looked, d.out = time.Time{}, now, cmp.Or(d.out, now)
-		row, col, hidden := d.Screen.Cursor()
-		mask := when(!hidden, fmt.Sprint(row, col)) + reMasked.ReplaceAllString(d.Screen.Text(), "")
-		if mask != d.mask {
-			d.mask, d.changed, d.tty, d.ttyAt = mask, d.out, TTYState{}, d.out.Add(settle/2)
-		}
+		d.foldOutput(now)
 	}
-	if tty.Reading != ReadingUnknown || d.tty.Reading == ReadingUnknown && tty != (TTYState{}) {
+	known := tty.Reading != ReadingUnknown
+	if known || d.tty.Reading == ReadingUnknown && tty != (TTYState{}) {
 		d.tty = tty
 	}
-	if stale || d.v.tty != d.tty {
-		d.v = newView(d.Screen, d.a, d.tty, d.o)
-		d.found = d.v.judge()
-		core, all := "", ""
-		if d.found != nil {
-			core, all = d.found.withoutAbove().all, d.found.all
-		}
-		rested := all != d.all && now.Sub(d.allAt) >= restTime
-		if core != d.core || rested {
-			d.core, d.coreAt = core, now
-		}
-		if all != d.all {
-			d.all, d.allAt = all, now
-		}
+	if !stale && d.view.tty == d.tty {
+		return
+	}
+	d.view = newView(d.Screen, d.adapter, d.tty, d.o)
+	d.found = d.view.read()
+	core, all := "", ""
+	if d.found != nil {
+		core = d.found.withoutAbove().all
+		all = d.found.all
+	}
+	rested := all != d.all && now.Sub(d.allAt) >= restTime
+	if core != d.core || rested {
+		d.core = core
+		d.coreAt = now
+	}
+	if all != d.all {
+		d.all = all
+		d.allAt = now
 	}
 }
 
-// Tick returns a question that is seen for the first time, else nil.
-func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
-	if d.look(tty, now); !d.ttyAt.After(now) {
-		d.ttyAt = now.Add(min(max(min(now.Sub(d.changed), now.Sub(d.answered)), settle/2), pollTTY))
+// foldOutput takes the output since the last look into the mask. What was known of the terminal
+// holds no more where that changes.
+func (d *Detector) foldOutput(now time.Time) {
+	d.lookDue = time.Time{}
+	d.lookedAt = now
+	if d.outAt.IsZero() {
+		d.outAt = now
 	}
-	f, due := d.found, time.Time{}
-	switch there := d.present(now); {
-	case now.Before(d.answered):
-		due = d.answered
-	case f == nil:
-	case !there || !d.still():
-		f, due = d.newQuestion(now)
-	case !f.Idle && f.all == d.cur.all && !d.answered.IsZero() && d.out.After(d.answered): // still there
-		due = d.answered.Add(repeatWait)
+	mask := reMasked.ReplaceAllString(d.Screen.Text(), "")
+	row, col, hidden := d.Screen.Cursor()
+	if !hidden {
+		mask = fmt.Sprint(row, col) + mask
 	}
-	if d.pendingAt = due; due.IsZero() || due.After(now) {
-		return nil
+	if mask != d.mask {
+		d.mask = mask
+		d.changedAt = d.outAt
+		d.tty = TTYState{}
+		d.ttyDue = d.outAt.Add(settle / 2)
 	}
-	if d.replaced != "" {
-		d.asked = append(d.asked, now)
-	}
-	d.cur, d.pendingAt, d.goneAt, d.answered = f, time.Time{}, time.Time{}, time.Time{}
-	d.typed, d.replaced = false, ""
-	return d.prompt(&f.Prompt)
 }
 
-// newQuestion tells when the question found is to be asked, and in which form: what it shows must have come to rest,
-// for a second where it follows one that it only differs from in what stands above. What never comes to rest is asked
-// without it. At most six of those that follow one nobody answered are asked in a minute.
-func (d *Detector) newQuestion(now time.Time) (f *found, due time.Time) {
-	f = d.found
-	since := d.changed
-	if f.wait == d.o.Stuck {
-		since = d.out
+// track forgets the question in force once it has been out of sight for a while.
+func (d *Detector) track(now time.Time) {
+	if d.cur == nil || d.stands() {
+		d.goneDue = time.Time{}
+		return
 	}
-	due = since.Add(f.wait)
-	if d.cur != nil && !d.typed && !d.cur.Idle {
+	if d.goneDue.IsZero() {
+		d.goneDue = now.Add(goneAfter)
+	}
+	if !now.Before(d.goneDue) {
+		d.noteReplaced()
+		d.forget()
+	}
+}
+
+// noteReplaced notes the question in force as one that went by itself, if nobody typed.
+func (d *Detector) noteReplaced() {
+	if !d.typed && !d.cur.Idle {
 		d.replaced = d.cur.withoutAbove().all
 	}
-	if d.replaced == d.core && due.Before(d.allAt.Add(restTime)) {
-		due = d.allAt.Add(restTime)
+}
+
+// stands tells whether the question in force is on the screen as it was shown, or an answer is
+// being typed behind it or in its box.
+func (d *Detector) stands() bool {
+	if d.cur.line != "" {
+		return d.lineStands()
 	}
-	if restless := d.coreAt.Add(restlessTime); due.After(now) && !f.Idle && f.wait != d.o.Stuck {
+	if d.found == nil {
+		waits := d.cur.Idle && d.enterAt.IsZero()
+		return waits && d.view.known && !d.view.working()
+	}
+	return d.cur.same(&d.found.Prompt)
+}
+
+// lineStands tells whether the line of the question in force still stands where it was asked, below
+// the same text.
+func (d *Detector) lineStands() bool {
+	c := d.cur
+	line, top := d.view.cursorLine()
+	if d.tty.Reading == ReadingBusy && slices.Contains(c.Signals, "tty") {
+		return false
+	}
+	if c.place != 0 && c.place != d.Screen.Scrolled()+top+1 {
+		return false
+	}
+	if !strings.HasPrefix(line+d.view.after(), strings.TrimRight(c.line, " ")) {
+		return false
+	}
+	if c.bare || c.Idle {
+		return true
+	}
+	body, above, cut := d.view.linesAbove(top - c.lift)
+	if cut && !c.Cut {
+		return false
+	}
+	return slices.Equal(stillRows(body), c.parts.body) &&
+		slices.Equal(stillRows(above), c.parts.above)
+}
+
+// schedule decides which question is to be asked, and when; the zero time where none is.
+func (d *Detector) schedule(now time.Time) (f *candidate, due time.Time) {
+	f = d.found
+	if now.Before(d.enterAt) {
+		return f, d.enterAt
+	}
+	if f == nil {
+		return nil, time.Time{}
+	}
+	if d.cur == nil || !d.stands() {
+		return d.scheduleNew(now)
+	}
+	entered := !d.enterAt.IsZero() && d.outAt.After(d.enterAt)
+	if entered && !f.Idle && f.all == d.cur.all {
+		return f, d.enterAt.Add(repeatWait)
+	}
+	return f, time.Time{}
+}
+
+// scheduleNew decides when the question found is to be asked, and in which form: what it shows must
+// have come to rest, for a second where it follows one that it only differs from in what stands
+// above. What never comes to rest is asked without it. At most six of those that follow one nobody
+// answered are asked in a minute.
+func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
+	f = d.found
+	bySilence := f.wait == d.o.Stuck
+	due = d.changedAt.Add(f.wait)
+	if bySilence {
+		due = d.outAt.Add(f.wait)
+	}
+	if d.cur != nil {
+		d.noteReplaced()
+	}
+	if d.replaced == d.core {
+		due = later(due, d.allAt.Add(restTime))
+	}
+	if due.After(now) && !f.Idle && !bySilence {
+		restless := d.coreAt.Add(restlessTime)
 		if due.After(restless) {
 			due = restless
 		}
@@ -1122,105 +1908,130 @@ func (d *Detector) newQuestion(now time.Time) (f *found, due time.Time) {
 			f = &bare
 		}
 	}
-	d.asked = slices.DeleteFunc(d.asked, func(at time.Time) bool { return now.Sub(at) >= time.Minute })
-	if d.replaced != "" && len(d.asked) >= maxReplaced {
-		if free := d.asked[0].Add(time.Minute); due.Before(free) {
-			due = free
-		}
+	d.askedAt = slices.DeleteFunc(d.askedAt, func(at time.Time) bool {
+		return now.Sub(at) >= time.Minute
+	})
+	if d.replaced != "" && len(d.askedAt) >= maxReplaced {
+		due = later(due, d.askedAt[0].Add(time.Minute))
 	}
 	return f, due
 }
-func (d *Detector) prompt(asked *Prompt) *Prompt {
-	p, text := *asked, []rune(redact(visible(d.Screen.Text())))
-	p.Choices, p.Recent = append([]Choice{}, p.Choices...), string(text[max(0, len(text)-500):])
-	p.Full, p.Above = safely(p.Full, maxFull), safely(p.Above, maxAbove)
-	p.publish()
-	return &p
-}
 
-// Look is what the screen asks this instant: the gate's eye. nil: nothing.
-func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
-	d.look(tty, now)
-	if d.found == nil {
-		return nil
-	}
-	return d.prompt(&d.found.Prompt)
-}
-
-func (d *Detector) Gone(tty TTYState, now time.Time) bool { // what Tick last returned has left for good
-	d.look(tty, now)
-	return !d.present(now)
-}
-
-// present tells whether the question in force still stands; once out of sight for a while, it is forgotten.
-func (d *Detector) present(now time.Time) bool {
-	if d.cur == nil || d.still() {
-		d.goneAt = time.Time{}
-	} else if d.goneAt = cmp.Or(d.goneAt, now.Add(goneAfter)); !now.Before(d.goneAt) {
-		if !d.typed && !d.cur.Idle {
-			d.replaced = d.cur.withoutAbove().all
+// Next is when Tick is next worth calling, now at the earliest.
+func (d *Detector) Next(now time.Time) time.Time {
+	next := d.ttyDue
+	for _, due := range []time.Time{d.lookDue, d.askDue, d.goneDue} {
+		if !due.IsZero() && due.Before(next) {
+			next = due
 		}
-		d.cur, d.goneAt = nil, time.Time{}
 	}
-	return d.cur != nil
+	return later(next, now)
 }
 
-// still tells whether the question in force is on the screen now as it was shown, or an answer is being typed behind it
-// or in its box.
-func (d *Detector) still() bool {
-	f, c := d.found, d.cur
-	if c.line != "" {
-		return d.lineStands(c)
+// WantTTY tells whether a TTYState may change what Tick says. Full-screen agents always read.
+func (d *Detector) WantTTY(now time.Time) bool {
+	agent := d.Screen.AltScreen() || d.Screen.Status().State != ""
+	if d.adapter.Box != nil && agent {
+		return false
 	}
-	if f == nil {
-		return c.Idle && d.v.known && d.answered.IsZero() && !d.v.working()
-	}
-	return c.same(&f.Prompt)
+	return d.lookDue.IsZero() && !d.ttyDue.After(now)
 }
 
-// lineStands tells whether the line of question c still stands where it was asked, below the same text.
-func (d *Detector) lineStands(c *found) bool {
-	line, top := d.v.cursorLine()
-	if d.tty.Reading == ReadingBusy && slices.Contains(c.Signals, "tty") {
-		return false
+// Raw is the last BufferBytes of the child.
+func (d *Detector) Raw() []byte { return d.raw }
+
+// LastOutput is when bytes last came.
+func (d *Detector) LastOutput() time.Time { return d.outAt }
+
+// Activity is what the status command shows.
+func (d *Detector) Activity() string {
+	switch {
+	case d.cur == nil && len(d.raw) == 0:
+		return "starting"
+	case d.cur == nil:
+		return "running"
+	case d.cur.Idle:
+		return "idle"
+	case d.cur.Permission:
+		return "waiting_permission"
 	}
-	if c.place != 0 && c.place != d.Screen.Scrolled()+top+1 {
-		return false
-	}
-	if !strings.HasPrefix(line+d.v.after(), strings.TrimRight(c.line, " ")) {
-		return false
-	}
-	if c.bare || c.Idle {
-		return true
-	}
-	body, above, cut := d.v.linesAbove(top - c.lift)
-	return slices.Equal(stillRows(body), c.parts.body) && slices.Equal(stillRows(above), c.parts.above) && (c.Cut || !cut)
-}
-func (d *Detector) Next(now time.Time) time.Time { // when Tick is next worth calling
-	due := append(slices.DeleteFunc([]time.Time{d.lookAt, d.pendingAt, d.goneAt}, time.Time.IsZero), d.ttyAt)
-	return slices.MaxFunc([]time.Time{now, slices.MinFunc(due, time.Time.Compare)}, time.Time.Compare)
-}
-func (d *Detector) WantTTY(now time.Time) bool { // TTYState may change what Tick says: full-screen agents always read
-	return (d.a.Box == nil || !d.Screen.AltScreen() && d.Screen.Status().State == "") && d.lookAt.IsZero() &&
-		!d.ttyAt.After(now)
+	return "waiting"
 }
 
-/* ----- one look at the screen ----- */
+// Transcript is the screen's, of a known tool its text alone.
+func (d *Detector) Transcript(settle bool) (final []string, live string) {
+	v := newView(d.Screen, d.adapter, d.tty, d.o)
+	if v.known {
+		d.Screen.tr.footer = d.Screen.rows - v.textEnd()
+	}
+	return d.Screen.Transcript(settle)
+}
+
+// Words are the last ten rows of text, at most 1000 bytes, made safe.
+func (d *Detector) Words() string {
+	v := newView(d.Screen, d.adapter, d.tty, d.o)
+	end := v.textEnd()
+	var rows []string
+	for _, w := range v.rows[max(0, end-10):end] {
+		rows = append(rows, w.text)
+	}
+	return safely(strings.Join(rows, "\n"), 1000)
+}
+
+// reSpinner is a spinner before it shows any seconds.
+var reSpinner = re(`^[^\pL\pN\s] \pL+…$`)
+
+// textEnd is the row where a program's text ends: the cursor's; in a known tool that of the input
+// box, or of a spinner above it with what hangs on that; 0 while there is no box, for that is a
+// dialog.
+func (v *view) textEnd() int {
+	end := v.row
+	if v.known {
+		end = max(0, v.up(v.last+1, v.inBox))
+		spinner := v.up(end, func(w viewRow) bool {
+			return v.a.Works.MatchString(w.text) || reSpinner.MatchString(w.text)
+		})
+		if spinner >= end-8 {
+			end = max(0, spinner)
+		}
+	}
+	return 1 + v.up(end, hasText)
+}
+
+// ---- one look ----
+// The screen as rows to be read, and what stands where.
+
+// view is one look at the screen.
 type view struct {
-	s                   *Screen
-	a                   *Adapter
-	tty                 TTYState
-	o                   DetectOptions
-	rows                []viewRow
-	row, col, last      int  // of the cursor; the last row that shows anything, −1 none
-	hidden, told, known bool // the cursor; the tool says that it asks; the tool is one of ours
+	s        *Screen
+	a        *Adapter
+	tty      TTYState
+	o        DetectOptions
+	rows     []viewRow
+	row, col int  // of the cursor
+	last     int  // the last row that shows anything, −1 none
+	hidden   bool // the cursor is
+	reported bool // the tool says that it asks
+	known    bool // the tool is one of ours
 }
-type viewRow struct { // freed of its frame, and read as a choice: pointer, box to tick, number, words
-	raw, text, pointer, num, label string
-	row, depth, at                 int  // upright lines crossed on the way to column at, where text begins
-	optionAt, tickAt, labelAt      int  // columns of all behind the pointer, of the box, of the words
-	tick                           int  // −1 no box, 0 empty, 1 ticked
-	rule, top                      bool // nothing but lines; a full-width one or an upper edge: a dialog begins
+
+// viewRow is a row freed of its frame, and read as a choice: pointer, box to tick, number, words.
+type viewRow struct {
+	row   int
+	raw   string
+	text  string // without the frame
+	at    int    // column where it begins
+	depth int    // upright lines crossed on the way there
+	rule  bool   // nothing but lines
+	top   bool   // a full-width rule or an upper edge: a dialog begins
+
+	pointer  string
+	num      string
+	label    string
+	optionAt int // column of all behind the pointer
+	tickAt   int // of the box
+	labelAt  int // of the words
+	tick     int // −1 no box, 0 empty, 1 ticked
 }
 
 const (
@@ -1229,67 +2040,106 @@ const (
 	tickBox  = `((?:(?:\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*)?)`
 )
 
+// newView reads the screen's rows.
 func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions) *view {
 	v := &view{s: s, a: a, tty: tty, o: o, known: a.Box != nil}
 	v.row, v.col, v.hidden = s.Cursor()
-	v.told = v.known && s.Status().State == "blocked" || a.Asks != nil && a.Asks.MatchString(s.Title())
+	titled := a.Asks != nil && a.Asks.MatchString(s.Title())
+	v.reported = titled || v.known && s.Status().State == "blocked"
 	for r := range s.rows {
 		v.rows = append(v.rows, readRow(s.Row(r), r, s.cols))
 	}
-	v.last = v.up(s.rows, func(w viewRow) bool { return w.raw != "" })
+	v.last = v.up(s.rows, showsAny)
 	return v
 }
+
+// readRow reads row r of a screen with that many columns.
 func readRow(raw string, r, cols int) viewRow {
-	text, width := strings.TrimLeft(raw, " "+uprights+lines), utf8.RuneCountInString
+	width := utf8.RuneCountInString
+	text := strings.TrimLeft(raw, " "+uprights+lines)
 	frame := strings.TrimSuffix(raw, text)
-	w := viewRow{raw: raw, text: strings.TrimRight(text, " █▐"+uprights+lines), row: r, at: width(frame), tick: -1,
-		depth: len(reBar.FindAllString(frame, -1))}
+	w := viewRow{
+		row:   r,
+		raw:   raw,
+		text:  strings.TrimRight(text, " █▐"+uprights+lines),
+		at:    width(frame),
+		depth: len(reBar.FindAllString(frame, -1)),
+		tick:  -1,
+	}
 	w.rule = w.text == "" && strings.ContainsAny(raw, lines)
-	w.top = w.rule && w.depth == 0 &&
-		(strings.ContainsAny(raw, "╭┌╔") || w.at >= cols-1 && strings.IndexAny(raw, "─▔━") == 0)
+	edge := strings.ContainsAny(raw, "╭┌╔")
+	whole := w.at >= cols-1 && strings.IndexAny(raw, "─▔━") == 0
+	w.top = w.rule && w.depth == 0 && (edge || whole)
 	m := reOption.FindStringSubmatch(w.text)
-	w.pointer, w.num, w.label = strings.Trim(m[1], "↑↓ ○"), strings.Trim(m[3], "(). :"), m[5]
-	w.optionAt, w.tickAt, w.labelAt = w.at+width(m[1]), w.at+width(m[1]+m[2]+m[3]), w.at+width(m[1]+m[2]+m[3]+m[4])
-	if mark := m[2] + m[4]; mark != "" {
-		w.tick = map[bool]int{true: 1}[strings.ContainsAny(mark, "xX*✔✓•◉◼☑☒■")]
+	w.pointer = strings.Trim(m[1], "↑↓ ○")
+	w.num = strings.Trim(m[3], "(). :")
+	w.label = m[5]
+	w.optionAt = w.at + width(m[1])
+	w.tickAt = w.optionAt + width(m[2]+m[3])
+	w.labelAt = w.tickAt + width(m[4])
+	mark := m[2] + m[4]
+	if mark != "" {
+		w.tick = 0
+	}
+	if strings.ContainsAny(mark, "xX*✔✓•◉◼☑☒■") {
+		w.tick = 1
 	}
 	return w
 }
 
-// cursorLine is the text up to the cursor, from the row where its line begins; after is what stands behind the cursor.
+// showsAny tells whether there is anything in the row.
+func showsAny(w viewRow) bool { return w.raw != "" }
+
+// hasText tells whether there is anything in the row besides a frame.
+func hasText(w viewRow) bool { return w.text != "" }
+
+// cursorLine is the text up to the cursor, and the row where its line begins.
 func (v *view) cursorLine() (string, int) {
 	return v.whole(strings.TrimSuffix(v.rows[v.row].raw, v.after()), v.row)
 }
-func (v *view) after() string { return v.s.shown(line{cells: v.s.grid[v.row].cells[v.col:]}) }
-func (v *view) whole(text string, r int) (string, int) { // with the rows that run over into row r, and their first
-	for ; r > 0 && v.s.grid[r-1].wrapped; r-- {
-		text = v.s.text(v.s.grid[r-1]) + text
+
+// after is what stands behind the cursor.
+func (v *view) after() string {
+	return v.s.trimmed(line{cells: v.s.grid[v.row].cells[v.col:]})
+}
+
+// whole is the text of row r with that of the rows that run over into it, and the first of them.
+func (v *view) whole(text string, r int) (string, int) {
+	for r > 0 && v.s.grid[r-1].wrapped {
+		r--
+		text = v.s.text(v.s.grid[r]) + text
 	}
 	return text, r
 }
 
-// up is the nearest row above row r that is such; lineAbove the nearest line that is not blank. −1 when there is none.
+// up is the nearest row above row r that is such, −1 without one.
 func (v *view) up(r int, such func(w viewRow) bool) int {
-	for r--; r >= 0 && !such(v.rows[r]); r-- {
+	r--
+	for r >= 0 && !such(v.rows[r]) {
+		r--
 	}
 	return r
 }
+
+// lineAbove is the nearest line above row r that is not blank, and its first row, −1 without one.
 func (v *view) lineAbove(r int) (string, int) {
-	if r = v.up(r, func(w viewRow) bool { return w.raw != "" }); r < 0 {
+	r = v.up(r, showsAny)
+	if r < 0 {
 		return "", r
 	}
 	return v.whole(v.rows[r].raw, r)
 }
 
-// linesAbove are the lines above row top: the paragraph that ends there, in all of its length, and what stands above
-// that on the screen, at most 4 KiB. Both begin with the row in which an earlier question was answered, if there is
-// one. cut: the paragraph's beginning is not known any more.
+// linesAbove are the lines above row top: the paragraph that ends there, in all of its length, and
+// what stands above that on the screen, at most 4 KiB. Both begin with the row in which an earlier
+// question was answered, if there is one. cut: the paragraph's beginning is not known any more.
 func (v *view) linesAbove(top int) (paragraph, above []string, cut bool) {
 	defer func() {
 		slices.Reverse(paragraph)
 		slices.Reverse(above)
 	}()
-	size, inside := 0, true
+	size := 0 // bytes of the part that is being read
+	inside := true
 	for {
 		text, first, answered, known := v.lineBefore(top)
 		if !known {
@@ -1304,7 +2154,8 @@ func (v *view) linesAbove(top int) (paragraph, above []string, cut bool) {
 		}
 		blank := strings.Trim(text, " "+uprights+lines) == ""
 		if inside && blank {
-			inside, size = false, 0
+			inside = false
+			size = 0
 		}
 		if inside {
 			paragraph = append(paragraph, text)
@@ -1318,11 +2169,12 @@ func (v *view) linesAbove(top int) (paragraph, above []string, cut bool) {
 	}
 }
 
-// lineBefore is the line that ends in the row above row r, those above the screen are negative: its text, its first
-// row, whether an answer was typed in it. Not known: there is none; first is then negative where one has been
-// forgotten.
+// lineBefore is the line that ends in the row above row r, those above the screen are negative: its
+// text, its first row, whether an answer was typed in it. Not known: there is none; first is then
+// negative where one has been forgotten.
 func (v *view) lineBefore(r int) (text string, first int, answered, known bool) {
-	for first = r; ; {
+	first = r
+	for {
 		l, ok := v.rowBefore(first)
 		if !ok {
 			if first < r {
@@ -1336,7 +2188,9 @@ func (v *view) lineBefore(r int) (text string, first int, answered, known bool) 
 		if first < r && !l.wrapped {
 			return strings.TrimRight(text, " "), first, answered, true
 		}
-		text, first, answered = v.s.text(l)+text, first-1, answered || l.answered
+		text = v.s.text(l) + text
+		answered = answered || l.answered
+		first--
 	}
 }
 
@@ -1350,31 +2204,46 @@ func (v *view) rowBefore(r int) (line, bool) {
 
 // forgotten tells whether there was a row above row r that belongs to what stands on the screen.
 func (v *view) forgotten(r int) bool {
-	return !v.s.AltScreen() && v.s.scrolled+r > v.s.goneFrom
-}
-func (v *view) faintAt(row, col int) bool { // text that explains rather than offers: dim or grey
-	a := v.s.attr(row, col)
-	r, g, b := a.FG>>16&0xff, a.FG>>8&0xff, a.FG&0xff
-	return a.Dim || a.FG == 8 || a.FG >= 240 && a.FG <= 250 ||
-		a.FG >= 1<<24 && max(r, g, b)-min(r, g, b) <= 32 && max(r, g, b) < 0xc0
+	return !v.s.AltScreen() && v.s.scrolled+r > v.s.scrollbackFrom
 }
 
-// pointed is the index of the option with a pointer, else of the only one whose background is not base; −1 when none.
+// faintAt tells whether the text there is dim or grey: it explains rather than offers.
+func (v *view) faintAt(row, col int) bool {
+	a := v.s.attr(row, col)
+	if a.Dim || a.FG == 8 {
+		return true
+	}
+	if a.FG < 1<<24 {
+		return a.FG >= 240 && a.FG <= 250
+	}
+	red, green := a.FG>>16&0xff, a.FG>>8&0xff
+	blue := a.FG & 0xff
+	brightest := max(red, green, blue)
+	return brightest-min(red, green, blue) <= 32 && brightest < 0xc0
+}
+
+// pointed is the index of the option with a pointer, else of the only one whose background is not
+// base; −1 when none.
 func (v *view) pointed(opts []viewRow, base Attr) int {
+	pointer := slices.IndexFunc(opts, func(o viewRow) bool { return o.pointer != "" })
+	if pointer >= 0 {
+		return pointer
+	}
 	differs := func(o viewRow) bool {
 		a := v.s.attr(o.row, o.labelAt)
 		return a.Reverse != base.Reverse || a.BG != base.BG
 	}
-	i, j := slices.IndexFunc(opts, func(o viewRow) bool { return o.pointer != "" }), slices.IndexFunc(opts, differs)
-	if i < 0 && j >= 0 && !slices.ContainsFunc(opts[j+1:], differs) {
-		return j
+	first := slices.IndexFunc(opts, differs)
+	if first >= 0 && slices.ContainsFunc(opts[first+1:], differs) {
+		return -1
 	}
-	return i
+	return first
 }
 
-// working tells that a known tool is at work: its screen or its title shows it, and the protocol, where it speaks that,
-// does not say otherwise. What it says of itself comes from the same bytes as a file that is shown, so that alone
-// silences nothing; of a program that is not known it does not count.
+// working tells that a known tool is at work: its screen or its title shows it, and the protocol,
+// where it speaks that, does not say otherwise. What it says of itself comes from the same bytes as
+// a file that is shown, so that alone silences nothing; of a program that is not known it does not
+// count.
 func (v *view) working() bool {
 	if v.a.Works == nil {
 		return false
@@ -1390,50 +2259,80 @@ func (v *view) working() bool {
 	return slices.ContainsFunc(v.rows[max(0, v.last-12):v.last+1], shows)
 }
 
-// judge finds what the screen asks, if anything.
-func (v *view) judge() *found {
+// read finds what the screen asks, nil nothing.
+func (v *view) read() *candidate {
 	if v.last < 0 && v.tty.Reading != ReadingYes || v.working() {
 		return nil
 	}
-	f := cmp.Or(v.readBox(), v.readIdle(), v.readMenu(), v.readLine())
-	if f == nil && v.known && v.s.Status().State == "blocked" {
-		f = v.readBlocked()
+	f := v.readFirst()
+	if f == nil {
+		return nil
 	}
-	if f == nil || v.finish(f).Score < v.o.Threshold && f.by == "pattern" {
+	v.finish(f)
+	if f.by == "pattern" && f.Score < v.o.Threshold {
 		return nil
 	}
 	return f
 }
 
-// inputBox is what stands in the input box, or on the input line, of the program: a text may be typed only where that
-// is nothing. Found: there is one. Whole: the draft is all that it holds, in one row.
-type inputBox struct {
-	found bool
-	draft string
-	whole bool
+// readFirst is what the first of the readers finds that finds anything, nil nothing.
+func (v *view) readFirst() *candidate {
+	readers := []func() *candidate{v.readBox, v.readIdle, v.readMenu, v.readLine, v.readBlocked}
+	for _, read := range readers {
+		f := read()
+		if f != nil {
+			return f
+		}
+	}
+	return nil
 }
 
-// reMark is what stands before the cursor in an empty input line: a prompt's mark, and what frames it.
+// maxBoxRows is how far above the cursor an input box may begin.
+const maxBoxRows = 20
+
+// inputBox is what stands in the input box, or on the input line, of the program: a text may be
+// typed only where that is nothing.
+type inputBox struct {
+	found bool // there is one
+	draft string
+	whole bool // the draft is all that it holds, in one row
+}
+
+// reMark is what stands before the cursor in an empty input line: a prompt's mark, and what frames
+// it.
 var reMark = re(`^[^\pL\pN]*$`)
 
-// Box looks at the input box. Of a tool that is not known it is the cursor's line, if that is idle or shows nothing but
-// a mark: what else stands there may be a draft.
+// Box looks at the input box. Of a tool that is not known it is the cursor's line, if that is idle
+// or shows nothing but a mark: what else stands there may be a draft.
 func (d *Detector) Box(tty TTYState, now time.Time) inputBox {
 	d.look(tty, now)
-	v := d.v
-	if d.found != nil && d.found.Idle {
+	v := d.view
+	switch {
+	case d.found != nil && d.found.Idle:
 		return inputBox{found: true, whole: true}
-	}
-	if !v.known && v.hidden && v.tty.Reading != ReadingYes {
+	case v.known && v.a.Mark == "":
+		return v.framedBox()
+	case v.known:
+		return v.markedBox()
+	case v.hidden && v.tty.Reading != ReadingYes:
 		return inputBox{} // it may be a menu that is not taken for one: Enter would choose
 	}
-	if !v.known {
-		line, _ := v.cursorLine()
-		return inputBox{found: true, draft: strings.TrimSpace(line), whole: reMark.MatchString(line)}
+	line, _ := v.cursorLine()
+	return inputBox{found: true, draft: strings.TrimSpace(line), whole: reMark.MatchString(line)}
+}
+
+// framedBox is the input box of a tool that marks it with its frame alone (opencode).
+func (v *view) framedBox() inputBox {
+	w := v.rows[v.row]
+	box := inputBox{found: w.depth > 0, draft: w.text, whole: true}
+	if v.faintAt(v.row, w.at) {
+		box.draft = ""
 	}
-	if v.a.Mark == "" {
-		return v.boxInFrame()
-	}
+	return box
+}
+
+// markedBox is the input box that begins with the tool's mark.
+func (v *view) markedBox() inputBox {
 	for r := v.row; r >= max(0, v.row-maxBoxRows); r-- {
 		w := v.rows[r]
 		if w.rule {
@@ -1448,31 +2347,20 @@ func (d *Detector) Box(tty TTYState, now time.Time) inputBox {
 		if text != "" && v.faintAt(r, at) {
 			text = "" // a hint
 		}
-		below := r+1 >= len(v.rows) || v.rows[r+1].text == ""
-		return inputBox{found: true, draft: text, whole: r == v.row && below && !strings.Contains(text, "[Pasted")}
+		alone := r == v.row && (r+1 >= len(v.rows) || v.rows[r+1].text == "")
+		whole := alone && !strings.Contains(text, "[Pasted")
+		return inputBox{found: true, draft: text, whole: whole}
 	}
 	return inputBox{}
 }
 
-// boxInFrame is the input box of a tool that marks it with its frame alone (opencode).
-func (v *view) boxInFrame() inputBox {
-	w := v.rows[v.row]
-	box := inputBox{found: w.depth > 0, draft: w.text, whole: true}
-	if v.faintAt(v.row, w.at) {
-		box.draft = ""
-	}
-	return box
-}
-
-// maxBoxRows is how far above the cursor an input box may begin.
-const maxBoxRows = 20
-
-// reHidden are the places in a stored text that show something else than what was there: see redact and visible.
+// reHidden are the places in a stored text that show something else than what was there: see redact
+// and visible.
 var reHidden = re(`\\\[redacted\\\]|\\\\u\\\{[0-9A-F]+\\\}`)
 
-// showsCall tells whether the dialog shows a call of this tool with these arguments: a command or an address stands in
-// rows of its own, in all of its length; of a file its name, of a question its words. Blanks and wrapping do not count.
-// subject is as it is stored, made safe.
+// showsCall tells whether the dialog shows a call of this tool with these arguments: a command or
+// an address stands in rows of its own, in all of its length; of a file its name, of a question its
+// words. Blanks and wrapping do not count. subject is as it is stored, made safe.
 func (p *Prompt) showsCall(tool, subject string) bool {
 	rows := slices.Concat(p.parts.body, p.parts.among)
 	for i, row := range rows {
@@ -1506,7 +2394,8 @@ func showsRows(rows []string, text string) bool {
 	for from := range rows {
 		run := ""
 		for _, row := range rows[from:] {
-			if run += row; len(run) > 2*len(text)+maxString {
+			run += row
+			if len(run) > 2*len(text)+maxString {
 				break
 			}
 			if row != "" && exact.MatchString(run) {
@@ -1517,105 +2406,183 @@ func showsRows(rows []string, text string) bool {
 	return false
 }
 
-// readBlocked is what a known tool says that it asks while its screen shows no dialog: the window is too small for it.
-// "blocked" can stand for more than half a second before the dialog is painted (measured on claude 2.1).
-func (v *view) readBlocked() *found {
-	st := v.s.Status()
-	f := &found{wait: settleBlocked, Prompt: Prompt{Type: Unknown, Pointer: -1, Cut: true, Full: v.s.Text()}}
-	f.Question = cmp.Or(st.Msg, st.App+" waits for an answer: "+st.Kind)
+// readBlocked is what a known tool says that it asks while its screen shows no dialog: the window
+// is too small for it. "blocked" can stand for more than half a second before the dialog is painted
+// (measured on claude 2.1).
+func (v *view) readBlocked() *candidate {
+	status := v.s.Status()
+	if !v.known || status.State != "blocked" {
+		return nil
+	}
+	f := newCandidate(Unknown, 0)
+	f.wait = settleBlocked
+	f.Cut = true
+	f.Full = v.s.Text()
+	f.Question = status.Msg
+	if f.Question == "" {
+		f.Question = status.App + " waits for an answer: " + status.Kind
+	}
 	return f
 }
 
 // readIdle finds the empty input box of a known tool, the cursor in it.
-func (v *view) readIdle() *found {
+func (v *view) readIdle() *candidate {
 	w := v.rows[v.row]
-	_, draft, _ := strings.Cut(w.text, "\u00a0") // Claude shows a hint there in grey, and what was typed in white
-	if v.told || !v.known || !v.inBox(w) || w.text == "" && v.hidden || draft != "" && !v.faintAt(v.row, w.at+2) {
+	if v.reported || !v.known || !v.inBox(w) {
 		return nil
 	}
-	return &found{wait: settleIdle, Prompt: Prompt{Type: FreeText, Score: 0.90, Idle: true, Pointer: -1,
-		Question: v.a.Name + " has finished and waits for your next message"}}
-}
-func (v *view) inBox(w viewRow) bool { // a frame may be part of the box
-	return w.text != "" && v.a.Box.MatchString(w.text) || w.depth == 1 && v.a.Box.MatchString(strings.TrimSpace(w.raw))
+	if w.text == "" && v.hidden {
+		return nil
+	}
+	// Claude shows a hint there in grey, and what was typed in white.
+	_, draft, _ := strings.Cut(w.text, "\u00a0")
+	if draft != "" && !v.faintAt(v.row, w.at+2) {
+		return nil
+	}
+	f := newCandidate(FreeText, 0.90)
+	f.wait = settleIdle
+	f.Idle = true
+	f.Question = v.a.Name + " has finished and waits for your next message"
+	return f
 }
 
-// What a label says it does; refusing words win ("Continue without trusting"). A mark before the word does not count.
-var reGrants = re(`(?i)^[^\pL\pN]*(y|yes|allow|always|approve|accept|confirm|trust|grant|run|proceed|i trust)\b`)
-var reRefuses = re(`(?i)^[^\pL\pN]*(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|` +
-	`abort|back|disallow|continue without)\b`)
+// inBox tells whether the row is that of an empty input box. A frame may be part of it.
+func (v *view) inBox(w viewRow) bool {
+	if w.text != "" && v.a.Box.MatchString(w.text) {
+		return true
+	}
+	return w.depth == 1 && v.a.Box.MatchString(strings.TrimSpace(w.raw))
+}
 
-// reRefusal is a label that is known to refuse, so that it may be chosen while nobody answers: no words that also end,
-// skip or change something ("Quit", "Skip", "Cancel the order", "Don't ask again", "No changes, deploy").
+// reGrants and reRefuses are what a label says it does; refusing words win ("Continue without
+// trusting"). A mark before the word does not count.
+var (
+	reGrants = re(`(?i)^[^\pL\pN]*` +
+		`(y|yes|allow|always|approve|accept|confirm|trust|grant|run|proceed|i trust)\b`)
+	reRefuses = re(`(?i)^[^\pL\pN]*` +
+		`(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|` +
+		`abort|back|disallow|continue without)\b`)
+)
+
+// reRefusal is a label that is known to refuse, so that it may be chosen while nobody answers: no
+// words that also end, skip or change something ("Quit", "Skip", "Cancel the order", "Don't ask
+// again", "No changes, deploy").
 var reRefusal = re(`(?i)^[^\pL\pN]*(` +
-	`(no|nope)(\s*[,.;:(–—-].*)?|(cancel|abort|reject|deny|refuse|decline|disallow)(\s*[,.;:(&].*|\s+(it|all|this))?|` +
-	`(don['’]?t|do not)\s+(trust|allow|run|proceed|continue|accept|apply|install|overwrite|delete|approve|grant|execute)` +
+	`(no|nope)(\s*[,.;:(–—-].*)?|` +
+	`(cancel|abort|reject|deny|refuse|decline|disallow)(\s*[,.;:(&].*|\s+(it|all|this))?|` +
+	`(don['’]?t|do not)\s+` +
+	`(trust|allow|run|proceed|continue|accept|apply|install|overwrite|delete|approve|grant|execute)` +
 	`\b.*)[^\pL\pN]*$`)
 
 // reTurned are questions to which "no" means that something goes on, or is lost.
-var reTurned = re(`(?i)\b(abort|cancel|stop|quit|exit|keep|skip|leave|terminate|interrupt|save|decline|reject|refuse|` +
-	`deny|ignore|disable|prevent|block|exclude|preserve|retain)\b`)
+var reTurned = re(`(?i)\b(abort|cancel|stop|quit|exit|keep|skip|leave|terminate|interrupt|save|` +
+	`decline|reject|refuse|deny|ignore|disable|prevent|block|exclude|preserve|retain)\b`)
 
 // reEscOut is the hint of a dialog that Escape is the way out.
-var reEscOut = re(`(?i)\besc(ape)?\b[ :)\]]{1,3}(to |= ?)?(cancel|reject|exit|deny|decline|abort|dismiss|go back)`)
+var reEscOut = re(`(?i)\besc(ape)?\b[ :)\]]{1,3}(to |= ?)?` +
+	`(cancel|reject|exit|deny|decline|abort|dismiss|go back)`)
 
-func grantsIt(c Choice) bool      { return reGrants.MatchString(c.Label) && !reRefuses.MatchString(c.Label) }
-func labels(of []Choice) []string { return mapped(of, func(c Choice) string { return c.Label }) }
+// grantsIt tells whether the choice lets the agent do something.
+func grantsIt(c Choice) bool {
+	return reGrants.MatchString(c.Label) && !reRefuses.MatchString(c.Label)
+}
+
+// labels are those of the choices.
+func labels(of []Choice) []string {
+	var all []string
+	for _, c := range of {
+		all = append(all, c.Label)
+	}
+	return all
+}
 
 // finish adds what all prompts share: signals and score, permission, safe default, what is shown.
-func (v *view) finish(f *found) *found {
-	st := v.s.Status()
-	f.Signals = append([]string{cmp.Or(f.by, "structure")}, when(v.tty.Reading == ReadingYes, []string{"tty"})...)
-	unsure := !v.known && v.tty.Reading == ReadingUnknown
-	f.wait = cmp.Or(f.wait, when(v.told, settleTold), when(unsure, settleBare), settle)
-	f.Score = math.Round(min(f.Score*100+5*float64(len(f.Signals)-1), 99)) / 100
-	if v.known && (v.told && !f.Idle || f.Idle && (st.State == "idle" || st.State == "done")) {
-		f.Signals = append(f.Signals, cmp.Or(when(f.Idle || st.State == "blocked", "protocol"), "title"))
-		f.Score = 1
+func (v *view) finish(f *candidate) {
+	v.finishScore(f)
+	status := v.s.Status()
+	f.Permission = v.known && status.State == "blocked" && status.Kind == "permission"
+	if f.Type == MultipleChoice && !f.Multi && slices.ContainsFunc(f.Choices, grantsIt) {
+		f.Permission = true
 	}
-	f.Permission = f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, grantsIt) && !f.Multi ||
-		v.known && st.State == "blocked" && st.Kind == "permission"
 	for i := range f.Choices {
 		c := &f.Choices[i]
 		c.Grants = grantsIt(*c)
 		c.Label = clip(visible(c.Label), 60)
 	}
-	f.Question = cmp.Or(f.Question, v.s.Title(), "which one?")
+	if f.Question == "" {
+		f.Question = v.s.Title()
+	}
+	if f.Question == "" {
+		f.Question = "which one?"
+	}
 	if len(f.Full) > maxFull {
 		f.Cut = true
 	}
 	f.SafeDefault = v.safeDefault(f)
-	f.Excerpt, f.Full = safely(cmp.Or(f.Excerpt, f.Question), 200), cmp.Or(f.Full, f.Question)
+	if f.Excerpt == "" {
+		f.Excerpt = f.Question
+	}
+	f.Excerpt = safely(f.Excerpt, 200)
+	if f.Full == "" {
+		f.Full = f.Question
+	}
 	f.Question = strings.TrimSpace(f.Question)
 	f.seal()
 	f.Question = redact(visible(f.Question))
-	return f
 }
 
-// safeDefault is what may be typed while nobody answers, nil when nothing may: only what is known to refuse, Escape
-// where the dialog names it as the way out, Enter at a bare "Press Enter", or what the configuration names for lists
-// and texts in which nothing refuses, grants or is secret.
-func (v *view) safeDefault(f *found) *string {
+// finishScore adds what agreed, the score, and how long the screen must have been still.
+func (v *view) finishScore(f *candidate) {
+	f.Signals = []string{"structure"}
+	if f.by != "" {
+		f.Signals[0] = f.by
+	}
+	if v.tty.Reading == ReadingYes {
+		f.Signals = append(f.Signals, "tty")
+	}
+	if f.wait == 0 {
+		switch {
+		case v.reported:
+			f.wait = settleTold
+		case !v.known && v.tty.Reading == ReadingUnknown:
+			f.wait = settleBare
+		default:
+			f.wait = settle
+		}
+	}
+	score := f.Score*100 + 5*float64(len(f.Signals)-1)
+	f.Score = math.Round(min(score, 99)) / 100
+	state := v.s.Status().State
+	agrees := v.reported
+	if f.Idle {
+		agrees = state == "idle" || state == "done"
+	}
+	if !v.known || !agrees {
+		return
+	}
+	f.Score = 1
+	if f.Idle || state == "blocked" {
+		f.Signals = append(f.Signals, "protocol")
+	} else {
+		f.Signals = append(f.Signals, "title")
+	}
+}
+
+// safeDefault is what may be typed while nobody answers, nil when nothing may: only what is known
+// to refuse, Escape where the dialog names it as the way out, Enter at a bare "Press Enter", or
+// what the configuration names for lists and texts in which nothing refuses, grants or is secret.
+func (v *view) safeDefault(f *candidate) *string {
 	if f.Idle || f.Secret || f.Type == Unknown {
 		return nil
 	}
 	if f.Type == ConfirmEnter {
 		return v.defaultOfPress(f)
 	}
-	refusal, grants, refuses := "", false, false
-	yes := slices.ContainsFunc(f.Choices, func(c Choice) bool { return strings.EqualFold(c.Label, "y") })
-	for _, c := range f.Choices {
-		plainNo := f.Type == YesNo && c.Key == "n" && c.Label == "No" || yes && strings.EqualFold(c.Label, "n")
-		if plainNo || reRefusal.MatchString(c.Label) {
-			refusal = c.Key
-		}
-		grants = grants || c.Grants
-		refuses = refuses || plainNo || reRefuses.MatchString(c.Label)
-	}
 	turned := !f.Permission && reTurned.MatchString(f.Question)
 	if f.Multi || f.guess || turned {
 		return nil
 	}
+	refusal, decides := refusalIn(f)
 	if refusal != "" {
 		return &refusal
 	}
@@ -1623,136 +2590,243 @@ func (v *view) safeDefault(f *found) *string {
 		esc := "esc"
 		return &esc
 	}
+	if f.Permission || decides || f.Cut {
+		return nil
+	}
+	return v.configuredDefault(f)
+}
+
+// configuredDefault is what the configuration names for lists and texts, if f has that; else nil.
+func (v *view) configuredDefault(f *candidate) *string {
 	set := v.o.SafeDefaults[f.Type]
-	if set == "" || f.Permission || grants || refuses || f.Cut {
+	if set == "" {
 		return nil
 	}
 	if f.Type == FreeText {
 		return &set
 	}
 	for _, c := range f.Choices {
-		if f.Type == MultipleChoice && (c.Key == set || strings.EqualFold(c.Label, set)) {
+		names := c.Key == set || strings.EqualFold(c.Label, set)
+		if f.Type == MultipleChoice && names {
 			return &c.Key
 		}
 	}
 	return nil
 }
 
-// reBarePress is "Press Enter to continue" in its forms: it names nothing that Enter does but to go on, and no other
-// key.
+// refusalIn is the key of the last choice that is known to refuse, "" without one; and whether any
+// grants or refuses.
+func refusalIn(f *candidate) (key string, decides bool) {
+	isYes := func(c Choice) bool { return strings.EqualFold(c.Label, "y") }
+	yes := slices.ContainsFunc(f.Choices, isYes)
+	for _, c := range f.Choices {
+		ours := f.Type == YesNo && c.Key == "n" && c.Label == "No"
+		plainNo := ours || yes && strings.EqualFold(c.Label, "n")
+		if plainNo || reRefusal.MatchString(c.Label) {
+			key = c.Key
+		}
+		if plainNo || c.Grants || reRefuses.MatchString(c.Label) {
+			decides = true
+		}
+	}
+	return key, decides
+}
+
+// reBarePress is "Press Enter to continue" in its forms: it names nothing that Enter does but to go
+// on, and no other key.
 var reBarePress = re(`(?i)^[^\pL\pN]*(please )?(press|hit|strike|push)?\s*(the\s+)?` +
-	`[\[<("']?(enter|return|(any|a)\s+key)` +
-	`[\])>"']?(\s+key)?(\s+to\s+(continue|go on|return|go back|close( this window)?|exit|finish))?[^\pL\pN]*$`)
+	`[\[<("']?(enter|return|(any|a)\s+key)[\])>"']?(\s+key)?` +
+	`(\s+to\s+(continue|go on|return|go back|close( this window)?|exit|finish))?[^\pL\pN]*$`)
 
 // reOtherWay are words of another way out than Enter.
-var reOtherWay = re(`(?i)\b(ctrl|control|esc|escape|abort|cancel|interrupt|quit|q to|stop)\b|\^[A-Z]\b`)
+var reOtherWay = re(`(?i)\b(ctrl|control|esc|escape|abort|cancel|interrupt|quit|q to|stop)\b|` +
+	`\^[A-Z]\b`)
 
-// defaultOfPress is "enter" for a question that only waits for Enter: all of it is known, nothing in it names another
-// way out, and nothing is asked. The configuration can make it "esc", or nothing.
-func (v *view) defaultOfPress(f *found) *string {
+// defaultOfPress is "enter" for a question that only waits for Enter: all of it is known, nothing
+// in it names another way out, and nothing is asked. The configuration can make it "esc", or
+// nothing.
+func (v *view) defaultOfPress(f *candidate) *string {
 	set, given := v.o.SafeDefaults[ConfirmEnter]
 	if !given {
 		set = "enter"
 	}
-	text := strings.Join(append(append([]string{}, f.parts.above...), f.parts.body...), "\n") + "\n" + f.Question
-	bare := reBarePress.MatchString(f.Question) && !reOtherWay.MatchString(text) && !strings.Contains(text, "?")
-	if f.Cut || !bare || set == "" {
+	rows := slices.Concat(f.parts.above, f.parts.body, []string{f.Question})
+	text := strings.Join(rows, "\n")
+	asks := reOtherWay.MatchString(text) || strings.Contains(text, "?")
+	if f.Cut || asks || set == "" || !reBarePress.MatchString(f.Question) {
 		return nil
 	}
 	return &set
 }
 
-/* ----- menus ----- */
+// ---- menus ----
+// Lists with a pointer, choices side by side, and dialogs in a frame.
+
 var (
 	reBar    = re(`[` + uprights + `]`)
-	reOption = re(`^((?:[↑↓ ]*[❯›▸▶►➤‣→»>●○]\s*)?)` + tickBox + `((?:\(?\d{1,2}[.):]\)?\s+)?)` + tickBox + `(.*)$`)
-	reHinted = re(`(?i)\s*([\[(](use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*.|› ?-? ?use arrow-.*|[›…·])\s*$`)
-	reHint   = re(`(?i)\b(arrow|navigate|to (select|confirm|submit|choose)|use .{0,12}keys|enter |space |esc )|` +
-		`↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
-	reShort, reCount, reSegment = re(`\s\((\w|esc)\)$`), re(`^\d+/\d+\b`), re(`(\S+(?: \S+)*)`)
-	reAsked, reLead, reCommon   = re(`^[^:]*\?\W*$`), re(`^[?◆◇✔●■]\s+`), re(`(?i)^(yesno|noyes)$`)
-	reAside                     = re(`^$|____|^[→●•-] `) // no part of a paragraph: an empty field, an answer given, a list
+	reOption = re(`^((?:[↑↓ ]*[❯›▸▶►➤‣→»>●○]\s*)?)` + tickBox +
+		`((?:\(?\d{1,2}[.):]\)?\s+)?)` + tickBox + `(.*)$`)
+	reHinted = re(`(?i)\s*([\[(](use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*.|` +
+		`› ?-? ?use arrow-.*|[›…·])\s*$`)
+	reHint = re(`(?i)\b(arrow|navigate|to (select|confirm|submit|choose)|use .{0,12}keys|` +
+		`enter |space |esc )|↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
+	reShort   = re(`\s\((\w|esc)\)$`)
+	reCount   = re(`^\d+/\d+\b`)
+	reSegment = re(`(\S+(?: \S+)*)`)
+	reAsked   = re(`^[^:]*\?\W*$`)
+	reLead    = re(`^[?◆◇✔●■]\s+`)
+	reCommon  = re(`(?i)^(yesno|noyes)$`)
+	reAside   = re(`^$|____|^[→●•-] `) // no part of a paragraph: an empty field, an answer, a list
 )
 
 // readMenu finds a list of choices with a pointer at one of them, the lowest on the screen.
-func (v *view) readMenu() *found {
-	for r := v.last; r >= 0 && !v.tty.Canonical && (v.tty.Reading != ReadingBusy || v.known); r-- {
-		head, opts := v.rows[r], []viewRow(nil)
-		pointed := head.label != "" && (head.pointer != "" || head.tick >= 0 && v.hidden)
-		if v.known {
-			pointed = pointed && head.pointer != "" && strings.Contains(v.a.Pointer, head.pointer) && !v.inBox(head) &&
-				(head.num != "" || v.hidden && (!v.a.OnPointer || r == v.row))
+func (v *view) readMenu() *candidate {
+	busy := v.tty.Reading == ReadingBusy && !v.known
+	if v.tty.Canonical || busy {
+		return nil
+	}
+	for r := v.last; r >= 0; r-- {
+		head := v.rows[r]
+		if !v.mayPoint(head) {
+			continue
 		}
-		for start := max(0, r-19); start <= r && pointed && (len(opts) == 0 || opts[len(opts)-1].row < r); start++ {
-			opts = v.options(head, start)
-		}
-		if (len(opts) > 1 || len(opts) == 1 && head.tick >= 0) && v.live(opts[0], opts[len(opts)-1].row) {
+		opts := v.optionsAround(head)
+		list := len(opts) > 1 || len(opts) == 1 && head.tick >= 0
+		if list && v.live(opts[0], opts[len(opts)-1].row) {
 			return v.menu(opts, Attr{FG: -1, BG: -1})
 		}
 	}
 	return nil
 }
 
+// mayPoint tells whether the pointer of a menu may stand in this row.
+func (v *view) mayPoint(w viewRow) bool {
+	if w.label == "" {
+		return false
+	}
+	if !v.known {
+		return w.pointer != "" || w.tick >= 0 && v.hidden
+	}
+	if w.pointer == "" || !strings.Contains(v.a.Pointer, w.pointer) || v.inBox(w) {
+		return false
+	}
+	here := !v.a.OnPointer || w.row == v.row
+	return w.num != "" || v.hidden && here
+}
+
+// optionsAround reads the menu that has its pointer in row head, from as far up as it goes.
+func (v *view) optionsAround(head viewRow) []viewRow {
+	for start := max(0, head.row-19); start <= head.row; start++ {
+		opts := v.options(head, start)
+		if len(opts) > 0 && opts[len(opts)-1].row >= head.row {
+			return opts
+		}
+	}
+	return nil
+}
+
 // options reads the menu from row start on, with what explains each.
-func (v *view) options(head viewRow, start int) (opts []viewRow) {
-	num, gap := 1, 0
-	fmt.Sscan(v.rows[start].num, &num)
+func (v *view) options(head viewRow, start int) []viewRow {
+	var opts []viewRow
+	num := 1
+	fmt.Sscan(v.rows[start].num, &num) // stays 1 without a number
+	gap := 0
 	for r := start; r <= v.last && gap < 3; r++ {
 		o := v.rows[r]
-		dimmer := o.tick < 0 && v.faintAt(r, o.labelAt) && !v.faintAt(head.row, head.labelAt) &&
-			!strings.HasPrefix(o.text, "○")
-		numbered := o.num == fmt.Sprint(num) || o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt
-		alike := o.num == "" && o.optionAt == head.optionAt && (o.tick < 0) == (head.tick < 0) && !dimmer &&
-			!reCount.MatchString(o.label)
+		blank := o.text == "" && (head.num != "" || !o.rule)
 		switch {
-		case o.text == "" && len(opts) > 0 && (head.num != "" || !o.rule):
+		case blank && len(opts) > 0:
 			gap++
-		case o.text != "" && (head.num != "" && numbered || head.num == "" && alike):
-			if opts, gap = append(opts, o), 0; o.num != "" {
+		case o.text == "":
+			return opts
+		case v.isOption(o, head, num):
+			opts = append(opts, o)
+			gap = 0
+			if o.num != "" {
 				num++
 			}
-		case o.text != "" && gap == 0 && len(opts) > 0 && (o.optionAt > head.optionAt || dimmer || r > 0 &&
-			(v.s.grid[r-1].wrapped || utf8.RuneCountInString(v.rows[r-1].raw) > v.s.cols-20)):
-			last := &opts[len(opts)-1]
-			if (o.optionAt == last.labelAt || o.optionAt < last.optionAt) &&
-				v.faintAt(r, o.optionAt) == v.faintAt(last.row, last.labelAt) {
-				last.label += " " + o.text
-			}
+		case gap == 0 && len(opts) > 0 && v.explains(o, head):
+			v.describeOption(&opts[len(opts)-1], o)
 		default:
-			gap = 3
+			return opts
 		}
 	}
 	return opts
 }
 
-// live tells whether the program waits at the menu down to row end: the cursor is hidden or in it, or a hint is below.
-func (v *view) live(first viewRow, end int) bool {
-	inside := v.hidden || v.row >= first.row-2 && v.row <= end
-	hint := func(w viewRow) bool { return reHint.MatchString(w.text) }
-	return v.last-end <= 12 && (v.known && (inside || !v.inBox(v.rows[v.row])) ||
-		!v.known && (inside && (v.tty.Reading == ReadingYes || first.num != "") ||
-			slices.ContainsFunc(v.rows[end+1:v.last+1], hint)))
+// isOption tells whether row o is an option of the menu with the pointer in row head; num is the
+// number that comes next.
+func (v *view) isOption(o, head viewRow, num int) bool {
+	if head.num != "" {
+		unnumbered := o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt
+		return o.num == fmt.Sprint(num) || unnumbered
+	}
+	if o.num != "" || o.optionAt != head.optionAt || (o.tick < 0) != (head.tick < 0) {
+		return false
+	}
+	return !v.dimmer(o, head) && !reCount.MatchString(o.label)
 }
 
-// menu makes the prompt of a list of options; base is how its background is drawn.
-func (v *view) menu(opts []viewRow, base Attr) *found {
-	f := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "vertical", Submit: v.a.Submit}}
+// dimmer tells whether row o is faint and the pointer's row is not.
+func (v *view) dimmer(o, head viewRow) bool {
+	if o.tick >= 0 || strings.HasPrefix(o.text, "○") {
+		return false
+	}
+	return v.faintAt(o.row, o.labelAt) && !v.faintAt(head.row, head.labelAt)
+}
+
+// explains tells whether row o belongs to the option above it.
+func (v *view) explains(o, head viewRow) bool {
+	if o.optionAt > head.optionAt || v.dimmer(o, head) {
+		return true
+	}
+	if o.row == 0 {
+		return false
+	}
+	long := utf8.RuneCountInString(v.rows[o.row-1].raw) > v.s.cols-20
+	return long || v.s.grid[o.row-1].wrapped
+}
+
+// describeOption adds row o to an option's label, if it goes on with that.
+func (v *view) describeOption(option *viewRow, o viewRow) {
+	under := o.optionAt == option.labelAt || o.optionAt < option.optionAt
+	if under && v.faintAt(o.row, o.optionAt) == v.faintAt(option.row, option.labelAt) {
+		option.label += " " + o.text
+	}
+}
+
+// live tells whether the program waits at the menu down to row end: the cursor is hidden or in it,
+// or a hint is below.
+func (v *view) live(first viewRow, end int) bool {
+	if v.last-end > 12 {
+		return false
+	}
+	inside := v.hidden || v.row >= first.row-2 && v.row <= end
+	if v.known {
+		return inside || !v.inBox(v.rows[v.row])
+	}
+	if inside && (v.tty.Reading == ReadingYes || first.num != "") {
+		return true
+	}
+	hint := func(w viewRow) bool { return reHint.MatchString(w.text) }
+	return slices.ContainsFunc(v.rows[end+1:v.last+1], hint)
+}
+
+// menu makes the prompt of a list of options; base is how its background is drawn. Of more than
+// nine it has those around the pointer.
+func (v *view) menu(opts []viewRow, base Attr) *candidate {
+	f := newCandidate(MultipleChoice, 0.90)
+	f.Axis = "vertical"
+	f.Submit = v.a.Submit
 	at := v.pointed(opts, base)
-	lo := max(0, at-8) // nine of them, the pointer among them
-	f.Pointer = at - lo
-	for i, o := range opts[lo:min(len(opts), lo+9)] {
-		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i+1)), Label: o.label}
-		if v.known { // behind the first words is a description
-			c.Label, c.Keys = reSegment.FindString(o.label), strings.Trim(reShort.FindString(o.label), " ()")
-			c.Keys = strings.Replace(c.Keys, "esc", "\x1b", 1)
+	from := max(0, at-8)
+	f.Pointer = at - from
+	for i, o := range opts[from:min(len(opts), from+9)] {
+		f.Choices = append(f.Choices, v.choice(o, i, opts[0].num != ""))
+		f.Ticked = append(f.Ticked, o.tick == 1)
+		if o.tick >= 0 && !strings.Contains(o.text, "(") {
+			f.Multi = true
 		}
-		if o.num != "" && v.a.Digits {
-			c.Keys = o.num
-		} else if o.num == "" && opts[0].num != "" {
-			c.Key = strings.ToLower(o.label) // Submit
-		}
-		f.Multi = f.Multi || o.tick >= 0 && !strings.Contains(o.text, "(")
-		f.Choices, f.Ticked = append(f.Choices, c), append(f.Ticked, o.tick == 1)
 	}
 	rows := map[int]string{}
 	for _, o := range opts {
@@ -1761,35 +2835,57 @@ func (v *view) menu(opts []viewRow, base Attr) *found {
 	return v.describe(f, opts[0].row, opts[len(opts)-1].row, rows)
 }
 
-func bare(line string) string { // without its mark and without the keys it explains
+// choice is what option o offers, the i-th of those given; in a numbered menu one without a number
+// is named by its label, as Submit.
+func (v *view) choice(o viewRow, i int, numbered bool) Choice {
+	c := Choice{Key: o.num, Label: o.label}
+	if c.Key == "" {
+		c.Key = fmt.Sprint(i + 1)
+	}
+	if v.known { // behind the first words is a description
+		c.Label = reSegment.FindString(o.label)
+		key := strings.Trim(reShort.FindString(o.label), " ()")
+		c.Keys = strings.Replace(key, "esc", "\x1b", 1)
+	}
+	if o.num != "" && v.a.Digits {
+		c.Keys = o.num
+	}
+	if o.num == "" && numbered {
+		c.Key = strings.ToLower(o.label)
+	}
+	return c
+}
+
+// plain is a line without its mark and without the keys it explains.
+func plain(line string) string {
 	return reHinted.ReplaceAllString(reLead.ReplaceAllString(line, ""), "")
 }
 
-// describe completes a dialog whose choices are in rows first to end: its kind, question, text, excerpt, and what of it
-// is shown. options are its rows that hold choices, as they read whatever is pointed at or ticked.
-func (v *view) describe(f *found, first, end int, options map[int]string) *found {
-	if len(f.Choices) == 2 && !v.known && reCommon.MatchString(f.Choices[0].Label+f.Choices[1].Label) {
+// describe completes a dialog whose choices are in rows first to end: its kind, question, text,
+// excerpt, and what of it is shown. options are its rows that hold choices, as they read whatever
+// is pointed at or ticked.
+func (v *view) describe(f *candidate, first, end int, options map[int]string) *candidate {
+	pair := len(f.Choices) == 2 && !v.known
+	if pair && reCommon.MatchString(f.Choices[0].Label+f.Choices[1].Label) {
 		f.Type = YesNo
 		for i, c := range f.Choices {
 			f.Choices[i].Key = strings.ToLower(c.Label[:1])
 		}
 	}
-	headed := func(w viewRow) bool { return v.a.Head != nil && v.a.Head.MatchString(w.text) }
-	top := v.up(first, func(w viewRow) bool {
-		return w.top || headed(w) || !v.known && w.raw == "" && v.rows[max(w.row-1, 0)].raw == ""
-	})
-	f.Cut = v.known && top < 0 && v.rows[0].raw != "" && (v.s.AltScreen() || v.forgotten(0)) // it begins above the screen
-	if top < 0 || !headed(v.rows[top]) {
-		top++
-	}
+	top, above := v.dialogTop(first)
+	f.Cut = above
 	for _, w := range v.rows[top : end+1] {
-		f.Cut = f.Cut || strings.IndexAny(w.text, "↑↓") == 0
+		if strings.IndexAny(w.text, "↑↓") == 0 {
+			f.Cut = true
+		}
 		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
-		if option, ok := options[w.row]; ok {
+		option, ok := options[w.row]
+		switch {
+		case ok:
 			f.parts.among = append(f.parts.among, still(option))
-		} else if w.row < first {
+		case w.row < first:
 			f.parts.body = append(f.parts.body, still(w.text))
-		} else {
+		default:
 			f.parts.among = append(f.parts.among, still(w.text))
 		}
 	}
@@ -1801,23 +2897,51 @@ func (v *view) describe(f *found, first, end int, options map[int]string) *found
 		hints.WriteString(w.text + "\n")
 	}
 	f.esc = reEscOut.MatchString(hints.String())
-	about, grants := v.question(f, top, first), slices.ContainsFunc(f.Choices, grantsIt)
-	if f.Type != MultipleChoice || !grants {
-		return f
-	}
-	about = slices.DeleteFunc(about, func(line string) bool { return strings.Contains(f.Question, bare(line)) })
-	subject, ask := redact(visible(strings.Join(about, "\n"))), safely(f.Question, 80)
-	if f.Excerpt = strings.TrimSpace(subject + "\n" + ask); len(f.Excerpt) > 200 { // its head, its tail, the question
-		half := (200 - len(ask) - 10) / 2
-		head, tail := strings.ToValidUTF8(subject[:half], ""), strings.ToValidUTF8(subject[len(subject)-half:], "")
-		f.Excerpt = head + " … " + tail + "\n" + ask + "…"
+	f.Question = v.question(top, first)
+	if f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, grantsIt) {
+		f.Excerpt = excerptOf(v.subject(top, first), f.Question)
 	}
 	return f
 }
 
-// aboveDialog adds what stands above row top, where a dialog of a tool that is not known begins: a paragraph that has
-// scrolled out belongs to it, what is further up is shown too.
-func (v *view) aboveDialog(f *found, top int) {
+// dialogTop is the first row of the dialog whose choices begin in row first; above: it begins above
+// the screen.
+func (v *view) dialogTop(first int) (top int, above bool) {
+	headed := func(w viewRow) bool { return v.a.Head != nil && v.a.Head.MatchString(w.text) }
+	top = v.up(first, func(w viewRow) bool {
+		gap := w.raw == "" && v.rows[max(w.row-1, 0)].raw == ""
+		return w.top || headed(w) || !v.known && gap
+	})
+	if top >= 0 && headed(v.rows[top]) {
+		return top, false
+	}
+	if top < 0 && v.known && v.rows[0].raw != "" {
+		above = v.s.AltScreen() || v.forgotten(0)
+	}
+	return top + 1, above
+}
+
+// excerptOf is what a permission is about, with the question: of what is long its head and its
+// tail.
+func excerptOf(subject []string, question string) string {
+	subject = slices.DeleteFunc(subject, func(line string) bool {
+		return strings.Contains(question, plain(line))
+	})
+	about := redact(visible(strings.Join(subject, "\n")))
+	ask := safely(question, 80)
+	excerpt := strings.TrimSpace(about + "\n" + ask)
+	if len(excerpt) <= 200 {
+		return excerpt
+	}
+	half := (200 - len(ask) - 10) / 2
+	head := strings.ToValidUTF8(about[:half], "")
+	tail := strings.ToValidUTF8(about[len(about)-half:], "")
+	return head + " … " + tail + "\n" + ask + "…"
+}
+
+// aboveDialog adds what stands above row top, where a dialog of a tool that is not known begins: a
+// paragraph that has scrolled out belongs to it, what is further up is shown too.
+func (v *view) aboveDialog(f *candidate, top int) {
 	paragraph, above, cut := v.linesAbove(top)
 	if top == 0 {
 		f.parts.body = append(stillRows(paragraph), f.parts.body...)
@@ -1826,254 +2950,467 @@ func (v *view) aboveDialog(f *found, top int) {
 		}
 		f.Cut = f.Cut || cut
 	} else if len(paragraph) > 0 {
-		above = append(append(above, ""), paragraph...)
+		above = slices.Concat(above, []string{""}, paragraph)
 	}
 	f.parts.above = stillRows(above)
 	f.Above = strings.Trim(strings.Join(above, "\n"), "\n")
 }
 
-// question picks what is asked from rows top to first of a dialog, and returns the lines it is about: those between
-// dashed rules, else in an inner frame, else from "$ " on, else all.
-func (v *view) question(f *found, top, first int) (about []string) {
+// subject is what a dialog from row top to its first choice is about: the lines between dashed
+// rules, else those in an inner frame, else those from "$ " on, else all.
+func (v *view) subject(top, first int) []string {
 	dashed := func(w viewRow) bool { return w.rule && strings.Contains(w.raw, "╌╌") }
-	from, to := top+slices.IndexFunc(v.rows[top:first], dashed), v.up(first, dashed)
-	var body []string // paragraphs
-	shell, gap, kind, best := false, true, 3, 2
-	for r := top; r < first; r++ {
-		w := v.rows[r]
+	from := top + slices.IndexFunc(v.rows[top:first], dashed)
+	to := v.up(first, dashed)
+	var about []string
+	best := 3 // the kind of the lines in about, the less the better
+	shell := false
+	for _, w := range v.rows[top:first] {
 		shell = shell || strings.HasPrefix(w.text, "$ ")
-		is := slices.Index([]bool{r > from && r < to, w.depth > 1, shell, true}, true) // the less the better
-		if w.text != "" && is <= kind {
-			about, kind = append(when(is == kind, about), w.text), is
+		kind := 3
+		switch {
+		case w.row > from && w.row < to:
+			kind = 0
+		case w.depth > 1:
+			kind = 1
+		case shell:
+			kind = 2
 		}
-		switch apart := gap || w.at != v.rows[r-1].at && !v.s.grid[r-1].wrapped || reLead.MatchString(w.text); {
-		case reAside.MatchString(w.text):
-			gap = true
-		case apart:
-			body, gap = append(body, w.text), false
-		default:
-			body[len(body)-1] += " " + w.text
+		if w.text == "" || kind > best {
+			continue
 		}
-	}
-	for _, p := range body { // the last that is a question, else contains one, else of all
-		if is := slices.Index([]bool{reAsked.MatchString(p), strings.Contains(p+" ", "? "), true}, true); is <= best {
-			best, f.Question = is, bare(p)
+		if kind < best {
+			about = nil
+			best = kind
 		}
+		about = append(about, w.text)
 	}
 	return about
 }
 
-// sides are the shapes of choices side by side: their row, with all of them in its group, and one of them.
-var sides = []struct{ row, choice *regexp.Regexp }{ // whiptail, dialog; clack; prompts; opencode
-	{re(`^((?:<\s*[^<>]{1,20}\s*>\s*)+)$`), re(`<\s*([^<>]*?)\s*>`)},
-	{re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)},
-	{re(`› ((?i:no / yes|yes / no))$`), re(`(\w+)`)}, {re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},
-}
-
-// buttons reads row r as choices side by side; the pointer is at one filled, under the cursor, or unlike the others.
-func (v *view) buttons(r int) *found {
-	f, w := &found{Prompt: Prompt{Type: MultipleChoice, Score: 0.90, Axis: "horizontal"}}, v.rows[r]
-	var opts []viewRow
-	for _, s := range sides {
-		if part := s.row.FindStringSubmatchIndex(w.text); part != nil {
-			in := w.text[part[2]:part[3]]
-			for i, m := range s.choice.FindAllStringSubmatchIndex(in, 9) {
-				at, width := w.at+utf8.RuneCountInString(w.text[:part[2]+m[0]]), m[1]-m[0]
-				pointed := strings.HasPrefix(in[m[0]:], "●") || v.row == r && v.col >= at && v.col < at+width
-				opts = append(opts, viewRow{row: r, labelAt: at + width/2, pointer: when(pointed, "●")})
-				f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: in[m[2]:m[3]]})
-			}
+// question picks what is asked from rows top to first of a dialog: the last paragraph that is a
+// question, else contains one, else of all; "" without any.
+func (v *view) question(top, first int) string {
+	asked := ""
+	best := 2
+	for _, p := range v.paragraphs(top, first) {
+		kind := 2
+		switch {
+		case reAsked.MatchString(p):
+			kind = 0
+		case strings.Contains(p+" ", "? "):
+			kind = 1
+		}
+		if kind <= best {
+			best = kind
+			asked = plain(p)
 		}
 	}
-	f.Pointer = v.pointed(opts, v.s.attr(max(0, r-1), w.at-1)) // the blank row above is drawn like no button
+	return asked
+}
+
+// paragraphs are the rows from top to before first, those joined that go on with the one above.
+func (v *view) paragraphs(top, first int) []string {
+	var body []string
+	gap := true
+	for r := top; r < first; r++ {
+		w := v.rows[r]
+		if reAside.MatchString(w.text) {
+			gap = true
+			continue
+		}
+		indented := r > 0 && w.at != v.rows[r-1].at && !v.s.grid[r-1].wrapped
+		if gap || indented || reLead.MatchString(w.text) {
+			body = append(body, w.text)
+			gap = false
+		} else {
+			body[len(body)-1] += " " + w.text
+		}
+	}
+	return body
+}
+
+// sides are the shapes of choices side by side: their row, with all of them in its group, and one
+// of them.
+var sides = []struct {
+	row    *regexp.Regexp
+	choice *regexp.Regexp
+}{
+	{re(`^((?:<\s*[^<>]{1,20}\s*>\s*)+)$`), re(`<\s*([^<>]*?)\s*>`)},    // whiptail, dialog
+	{re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)}, // clack
+	{re(`› ((?i:no / yes|yes / no))$`), re(`(\w+)`)},                    // prompts
+	{re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},        // opencode
+}
+
+// buttons reads row r as choices side by side; the pointer is at one filled, under the cursor, or
+// unlike the others.
+func (v *view) buttons(r int) *candidate {
+	f := newCandidate(MultipleChoice, 0.90)
+	f.Axis = "horizontal"
+	w := v.rows[r]
+	var opts []viewRow
+	for _, s := range sides {
+		part := s.row.FindStringSubmatchIndex(w.text)
+		if part == nil {
+			continue
+		}
+		in := w.text[part[2]:part[3]]
+		for i, m := range s.choice.FindAllStringSubmatchIndex(in, 9) {
+			f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: in[m[2]:m[3]]})
+			at := w.at + utf8.RuneCountInString(w.text[:part[2]+m[0]])
+			width := m[1] - m[0]
+			o := viewRow{row: r, labelAt: at + width/2}
+			under := v.row == r && v.col >= at && v.col < at+width
+			if under || strings.HasPrefix(in[m[0]:], "●") {
+				o.pointer = "●"
+			}
+			opts = append(opts, o)
+		}
+	}
+	// The blank row above is drawn like no button.
+	f.Pointer = v.pointed(opts, v.s.attr(max(0, r-1), w.at-1))
 	return f
 }
 
-// readBox finds choices side by side near the end of the screen, and framed dialogs with buttons in angle brackets, as
-// whiptail, dialog and pinentry draw them.
-func (v *view) readBox() *found {
-	for r := v.last; r >= max(0, v.last-4) && !v.tty.Canonical; r-- {
-		if f := v.buttons(r); len(f.Choices) > 1 && !strings.HasPrefix(v.rows[r].text, "<") {
-			return v.describe(f, r, r, map[int]string{r: strings.Join(labels(f.Choices), " ")})
-		}
-	}
-	r := v.up(v.last+1, func(w viewRow) bool { return w.depth > 0 && sides[0].row.MatchString(w.text) })
-	plain := r <= 0
-	if plain && v.tty.Reading == ReadingYes && !v.known { // no buttons (cfdisk): only a list will do
-		r = v.up(v.last+1, func(w viewRow) bool { return w.rule && strings.ContainsAny(w.raw, "┘╯╝") })
-	}
-	if r <= 0 || v.tty.Canonical {
+// readBox finds choices side by side near the end of the screen, and framed dialogs with buttons in
+// angle brackets, as whiptail, dialog and pinentry draw them.
+func (v *view) readBox() *candidate {
+	if v.tty.Canonical {
 		return nil
 	}
-	if w := v.rows[v.row]; !v.hidden && v.row < r && (w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")) {
-		// the cursor is in a field
-		f := v.describe(&found{Prompt: Prompt{Type: FreeText, Score: 0.90, Pointer: -1}}, r, r, nil)
-		f.Secret = reSecret.MatchString(f.Question)
-		return f
+	for r := v.last; r >= max(0, v.last-4); r-- {
+		f := v.buttons(r)
+		if len(f.Choices) > 1 && !strings.HasPrefix(v.rows[r].text, "<") {
+			return v.describeButtons(f, r)
+		}
 	}
-	last, base := v.rows[max(0, v.up(r, func(w viewRow) bool { return w.text != "" }))], v.s.attr(r, v.rows[r].at-1)
-	other := func(o viewRow) bool { // ends the rows above that look alike, ticked or one drawn unlike the others
-		return o.depth == 0 || o.text == "" || (o.tick < 0) != (last.tick < 0) || o.tick < 0 && o.optionAt != last.optionAt
+	r, plain := v.boxEnd()
+	if r <= 0 {
+		return nil
 	}
-	list := v.rows[v.up(last.row+1, other)+1 : last.row+1]
-	if len(list) > 0 && (list[0].tick >= 0 || len(list) > 1 && v.pointed(list, base) >= 0) {
+	w := v.rows[v.row]
+	field := w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")
+	if field && !v.hidden && v.row < r { // the cursor is in it
+		return v.field(r)
+	}
+	base := v.s.attr(r, v.rows[r].at-1)
+	list := v.boxList(r)
+	ticks := len(list) > 0 && list[0].tick >= 0
+	if ticks || len(list) > 1 && v.pointed(list, base) >= 0 {
 		return v.menu(list, base)
-	} else if plain {
+	}
+	if plain {
 		return nil
 	}
 	f := v.buttons(r)
 	if len(f.Choices) == 1 {
-		f.Type, f.Choices, f.Axis, f.Pointer = ConfirmEnter, nil, "", -1
+		f.Type = ConfirmEnter
+		f.Choices = nil
+		f.Axis = ""
+		f.Pointer = -1
 	}
+	return v.describeButtons(f, r)
+}
+
+// field makes the prompt of a dialog with a field to fill in, down to row end.
+func (v *view) field(end int) *candidate {
+	f := newCandidate(FreeText, 0.90)
+	v.describe(f, end, end, nil)
+	f.Secret = reSecret.MatchString(f.Question)
+	return f
+}
+
+// describeButtons completes a dialog with choices side by side in row r.
+func (v *view) describeButtons(f *candidate, r int) *candidate {
 	return v.describe(f, r, r, map[int]string{r: strings.Join(labels(f.Choices), " ")})
 }
 
-/* ----- questions on the cursor's line ----- */
+// boxEnd is the last row of a framed dialog: that of its buttons, or, where a program that is not
+// known reads, of its lower edge. It is plain then (cfdisk): only a list will do. 0 or less: there
+// is none.
+func (v *view) boxEnd() (r int, plain bool) {
+	r = v.up(v.last+1, func(w viewRow) bool {
+		return w.depth > 0 && sides[0].row.MatchString(w.text)
+	})
+	if r <= 0 && v.tty.Reading == ReadingYes && !v.known {
+		r = v.up(v.last+1, func(w viewRow) bool {
+			return w.rule && strings.ContainsAny(w.raw, "┘╯╝")
+		})
+		return r, true
+	}
+	return r, r <= 0
+}
+
+// boxList are the rows above row r that look alike: with boxes to tick, or beginning in one column.
+func (v *view) boxList(r int) []viewRow {
+	last := v.rows[max(0, v.up(r, hasText))]
+	other := func(o viewRow) bool {
+		if o.depth == 0 || o.text == "" || (o.tick < 0) != (last.tick < 0) {
+			return true
+		}
+		return o.tick < 0 && o.optionAt != last.optionAt
+	}
+	return v.rows[v.up(last.row+1, other)+1 : last.row+1]
+}
+
+// ---- questions on the cursor's line ----
+// What a program printed, and waits behind or below.
+
 var (
-	reMarked = re(`[\[(<]([^()<>\[\]]{1,60}|[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
+	reMarked = re(`[\[(<]([^()<>\[\]]{1,60}|` +
+		`[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
 		`\b(?i:yes ?/ ?no|y ?/ ?n|y or n|(?:type|press|enter) ['"‘]?(?:yes|y)\b['"’]?)`)
-	rePlain = re(`(?i)^(y|n|yes|no|\?|q|quit|h|help|fingerprint)$`) // beside yes and no, no choice of its own
-	rePress = re(`(?i)\b(press|hit|strike|push)\s+(the\s+)?[\[<("']?(enter|return|an?y?\s+key|space)\b|` +
+	// rePlain is, beside yes and no, no choice of its own.
+	rePlain = re(`(?i)^(y|n|yes|no|\?|q|quit|h|help|fingerprint)$`)
+	rePress = re(`(?i)\b(press|hit|strike|push)\s+(the\s+)?` +
+		`[\[<("']?(enter|return|an?y?\s+key|space)\b|` +
 		`\[(press )?(enter|return|more)\]\s*$`)
 	reNotPress = re(`(?i)to skip|for (the )?default|selection|number|choice|keep|path|press [a-z] to`)
 	rePager    = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
-	reSecret   = re(`(?i)\b(password|pass ?phrase|passcode|pin|secret( value)?|token|api[ _-]?key|otp|` +
-		`(verification|2fa) code)\b[^?]*[:›>]?\s*$`)
+	reSecret   = re(`(?i)\b(password|pass ?phrase|passcode|pin|secret( value)?|token|api[ _-]?key|` +
+		`otp|(verification|2fa) code)\b[^?]*[:›>]?\s*$`)
 	reYn      = re(`^(yn[a-z?]{0,7}|ny|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
 	reHotkeys = re(`[\[(]([A-Za-z])[\])]([a-z][\w-]*(?: [A-Za-z][\w-]*)?)`)
-	reWord    = re(`(?i)^(.|C-.|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|skip|edit|help|` +
-		`fingerprint)$`)
-	reChoose = re(`(?i)^#\?$|(choice|choose|select|option|number|which|pick|\bwhat\b|your |\d ?- ?\d).*[:>?\]#]$`)
-	reREPL   = re(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
-		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|(?i:(cmd|command)\b[^:]*:))$`)
-	reOpen  = re(`(?i)^(\S+[:.] )?(what|which|where|who|how|why|when|name|enter|in which)\b|^\? |[^?]$`)
+	reWord    = re(`(?i)^(.|C-.|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
+		`skip|edit|help|fingerprint)$`)
+	reChoose = re(`(?i)^#\?$|(choice|choose|select|option|number|which|pick|\bwhat\b|your |` +
+		`\d ?- ?\d).*[:>?\]#]$`)
+	reREPL = re(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
+		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|` +
+		`(?i:(cmd|command)\b[^:]*:))$`)
+	reOpen = re(`(?i)^(\S+[:.] )?(what|which|where|who|how|why|when|name|enter|in which)\b|` +
+		`^\? |[^?]$`)
 	reOrder = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
 	reItem  = re(`^(?:\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s|\s{2,})|` +
 		`\s*([A-Za-z?])(?:\)| =)\s|\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
-	reColumns                 = re(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
-	reListed, reText          = re(`^(#\?|[\w /]{0,30}[:>?])$`), re(`[:?›>]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
-	reRemark, reSays, reYesNo = re(`^\(.* .*\)$`), re(`\pL\w`), re(`(?i)^(y|n|yes|no)$`)
-	reSplit, reQuoted         = re(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`), re(`(?i)^[\[(]?(?:type|press|enter) ['"‘]?(yes|y)\b`)
+	reColumns = re(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
+	reListed  = re(`^(#\?|[\w /]{0,30}[:>?])$`)
+	reText    = re(`[:?›>]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
+	reRemark  = re(`^\(.* .*\)$`)
+	reSays    = re(`\pL\w`)
+	reYesNo   = re(`(?i)^(y|n|yes|no)$`)
+	reSplit   = re(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
+	reQuoted  = re(`(?i)^[\[(]?(?:type|press|enter) ['"‘]?(yes|y)\b`)
 )
 
-// readLine judges the line the cursor stands on; with the cursor in column 0, what stands above it.
-func (v *view) readLine() *found {
-	line, top := v.cursorLine()
-	text, busy := strings.TrimSpace(line), v.tty.Reading == ReadingBusy
-	f := &found{line: line, by: "pattern", Prompt: Prompt{Score: 0.85, Pointer: -1, place: v.s.Scrolled() + top + 1}}
-	if above, up := v.lineAbove(top); up >= 0 && reRemark.MatchString(text) { // below the question
-		text, top = strings.TrimSpace(above)+" "+text, up
+// readLine reads the line the cursor stands on; with the cursor in column 0, what stands above it.
+func (v *view) readLine() *candidate {
+	alternate := v.s.AltScreen()
+	busy := v.tty.Reading == ReadingBusy
+	cooked := v.tty.Canonical && v.tty.Echo
+	if busy && cooked || v.known && alternate {
+		return nil
 	}
-	switch f.Question = text; {
-	case busy && v.tty.Canonical && v.tty.Echo, v.known && v.s.AltScreen():
-		return nil
-	case text == "":
+	line, top := v.cursorLine()
+	f := newCandidate("", 0.85) // the kind is still to be found
+	f.line = line
+	f.by = "pattern"
+	f.place = v.s.Scrolled() + top + 1
+	text := strings.TrimSpace(line)
+	above, first := v.lineAbove(top)
+	if first >= 0 && reRemark.MatchString(text) { // it stands below the question
+		text = strings.TrimSpace(above) + " " + text
+		top = first
+	}
+	f.Question = text
+	if text == "" {
 		return v.readAbove(f)
-	case v.tty.Canonical && !v.tty.Echo:
-		f.Type, f.Secret = FreeText, true
-	case v.s.AltScreen() && v.row < v.last-2,
-		v.after() != "" && !v.s.AltScreen() && !reLead.MatchString(text) && !v.faintAt(v.row, v.col):
+	}
+	if v.tty.Canonical && !v.tty.Echo {
+		f.Type = FreeText
+		f.Secret = true
+		return v.paragraph(f, top)
+	}
+	if v.elsewhere(text) {
 		return nil
-	case v.named(f, text, top), !busy && !v.known && v.worded(f, text, top):
-	case busy, v.known, v.s.AltScreen(), v.hidden:
+	}
+	if v.readNamed(f, text, top) {
+		return v.paragraph(f, top)
+	}
+	if busy || v.known {
 		return nil
-	default:
-		v.silent(f)
+	}
+	if !v.readWorded(f, text, top) {
+		if alternate || v.hidden {
+			return nil
+		}
+		v.bySilence(f)
 	}
 	return v.paragraph(f, top)
 }
 
-func (v *view) silent(f *found) *found { // a guess from silence
-	f.Type, f.Score, f.wait, f.by, f.Choices = Unknown, 0.60, v.o.Stuck, "silence", nil
-	return f
+// elsewhere tells whether the cursor's line is not the one that asks: there is more below it on the
+// alternate screen, or behind the cursor, which is no hint.
+func (v *view) elsewhere(text string) bool {
+	if v.s.AltScreen() {
+		return v.row < v.last-2
+	}
+	return v.after() != "" && !reLead.MatchString(text) && !v.faintAt(v.row, v.col)
 }
 
-// named finds questions that name their answers: a list, letters, a key to press.
-func (v *view) named(f *found, text string, top int) bool {
-	if !v.tty.Canonical && v.row >= v.last && rePager.MatchString(v.rows[v.row].text) ||
-		v.s.AltScreen() && v.row == v.last && v.s.attr(v.row, 0).Reverse && v.tty.Reading == ReadingYes || // less, a name
-		!v.listAbove(f, text, top) && !v.marked(f, text) && presses(text) {
-		f.Type = ConfirmEnter
-	}
-	return f.Type != ""
+// bySilence makes it a guess, from silence alone.
+func (v *view) bySilence(f *candidate) {
+	f.Type = Unknown
+	f.Score = 0.60
+	f.wait = v.o.Stuck
+	f.by = "silence"
+	f.Choices = nil
 }
+
+// readNamed finds a question that names its answers: a list, letters, a key to press.
+func (v *view) readNamed(f *candidate, text string, top int) bool {
+	atEnd := v.row >= v.last
+	pager := atEnd && !v.tty.Canonical && rePager.MatchString(v.rows[v.row].text)
+	less := v.s.AltScreen() && v.row == v.last && v.tty.Reading == ReadingYes
+	less = less && v.s.attr(v.row, 0).Reverse // the name of the file
+	if !pager && !less {
+		if v.readList(f, text, top) || v.readMarked(f, text) {
+			return true
+		}
+		if !presses(text) {
+			return false
+		}
+	}
+	f.Type = ConfirmEnter
+	return true
+}
+
+// presses tells whether the text asks for a key to go on.
 func presses(text string) bool { return rePress.MatchString(text) && !reNotPress.MatchString(text) }
 
-// worded finds questions by their words and how they end; they need a reader, or silence.
-func (v *view) worded(f *found, text string, top int) bool {
-	f.Type, f.Score, f.wait = FreeText, 0.75, when(v.tty.Reading != ReadingYes, v.o.Stuck)
-	above, _ := v.lineAbove(top)
-	name := strings.ToLower(strings.TrimRight(text, "> ")) // "Enter name for new remote." "name> "
+// readWorded finds a question by its words and how it ends. It needs a reader, or silence.
+func (v *view) readWorded(f *candidate, text string, top int) bool {
+	f.Type = FreeText
+	f.Score = 0.75
+	if v.tty.Reading != ReadingYes {
+		f.wait = v.o.Stuck
+	}
 	switch {
 	case reSecret.MatchString(text) && !v.tty.Echo:
-		f.Secret, f.Score = true, 0.85
-	case reREPL.MatchString(text) && !(reOrder.MatchString(above) && strings.Contains(strings.ToLower(above), name)):
+		f.Secret = true
+		f.Score = 0.85
+	case reREPL.MatchString(text) && !v.ordered(text, top):
 		f.Idle = true
 	case !reOpen.MatchString(text):
+		f.Type = YesNo
 		f.guess = true
-		f.Type, f.Choices = YesNo, []Choice{v.typed("y", "Yes", false), v.typed("n", "No", false)}
+		f.Choices = []Choice{v.typed("y", "Yes", false), v.typed("n", "No", false)}
 	default:
 		return reText.MatchString(text)
 	}
 	return true
 }
 
-// marked finds "[Y/n]" in its forms, letter menus and hot keys in text.
-func (v *view) marked(f *found, text string) bool {
-	keys, single := reHotkeys.FindAllStringSubmatch(text, -1), false
+// ordered tells whether the line above orders what the text names: "Enter name for new remote.",
+// "name> ".
+func (v *view) ordered(text string, top int) bool {
+	above, _ := v.lineAbove(top)
+	name := strings.ToLower(strings.TrimRight(text, "> "))
+	return reOrder.MatchString(above) && strings.Contains(strings.ToLower(above), name)
+}
+
+// readMarked finds "[Y/n]" in its forms, letter menus and hot keys in text. Without them it leaves
+// neither type nor choices.
+func (v *view) readMarked(f *candidate, text string) bool {
+	keys := reHotkeys.FindAllStringSubmatch(text, -1)
+	single := false
 	if len(keys) < 2 {
 		keys, single = answersIn(text)
 	}
-	f.Choices, f.Type = nil, when(len(keys) > 0, MultipleChoice)
-	keysOf, plain := map[string]string{}, true
+	f.Choices = nil
+	f.Type = ""
+	if len(keys) == 0 {
+		return false
+	}
+	f.Type = MultipleChoice
+	keysOf := map[string]string{}
+	isPlain := true
 	for _, k := range keys[:min(len(keys), 9)] {
 		c := v.typed(k[1], k[1]+k[2], single)
-		f.Choices, plain = append(f.Choices, c), plain && rePlain.MatchString(c.Label)
+		f.Choices = append(f.Choices, c)
+		isPlain = isPlain && rePlain.MatchString(c.Label)
 		if reYesNo.MatchString(c.Label) {
 			keysOf[strings.ToLower(c.Label[:1])] = c.Keys
 		}
 	}
-	if yes, no := keysOf["y"], keysOf["n"]; plain && yes != "" && no != "" {
-		f.Type, f.Choices = YesNo, []Choice{{Key: "y", Label: "Yes", Keys: yes}, {Key: "n", Label: "No", Keys: no}}
+	yes, no := keysOf["y"], keysOf["n"]
+	if isPlain && yes != "" && no != "" {
+		f.Type = YesNo
+		f.Choices = []Choice{{Key: "y", Label: "Yes", Keys: yes}, {Key: "n", Label: "No", Keys: no}}
 	}
-	return f.Type != ""
+	return true
 }
 
-// answersIn gives the answers that the last marker in text names, each between two strings as reHotkeys does.
+// answersIn gives the answers that the last marker in text names, each between two strings as
+// reHotkeys does. single: they are read one key at a time.
 func answersIn(text string) (keys [][]string, single bool) {
 	for _, at := range slices.Backward(reMarked.FindAllStringIndex(text, -1)) {
-		marker, rest := text[at[0]:at[1]], strings.Trim(text[at[1]:], " ?:>›»…")
+		marker := text[at[0]:at[1]]
 		answers, single := readMarker(marker)
-		one := len(answers) == 1
-		switch typed := rest != "" && (one || !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3); {
-		case answers == nil, typed && !reQuoted.MatchString(marker): // an answer follows
+		if answers == nil {
 			continue
-		case one && len(answers[0]) == 1:
-			answers = []string{"y", "n"}
-		case one:
-			answers = []string{cmp.Or(when(!strings.EqualFold(answers[0], "no"), answers[0]), "yes"), "no"}
 		}
-		return mapped(answers, func(a string) []string { return []string{"", a, ""} }), single
+		alone := len(answers) == 1
+		rest := strings.Trim(text[at[1]:], " ?:>›»…")
+		if followed(rest, alone) && !reQuoted.MatchString(marker) {
+			continue
+		}
+		if alone {
+			answers = withNo(answers[0])
+		}
+		for _, answer := range answers {
+			keys = append(keys, []string{"", answer, ""})
+		}
+		return keys, single
 	}
 	return nil, false
 }
 
-// readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'", "<y>", "[Ynq]".
-// single: letters that are read one key at a time ("<y>", "[12?q]").
+// followed tells whether an answer follows a marker: rest is what does; alone: it names one answer.
+func followed(rest string, alone bool) bool {
+	if rest == "" || alone {
+		return rest != ""
+	}
+	return !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3
+}
+
+// withNo are the two answers of a marker that names one.
+func withNo(answer string) []string {
+	if len(answer) == 1 {
+		return []string{"y", "n"}
+	}
+	if strings.EqualFold(answer, "no") {
+		return []string{"yes", "no"}
+	}
+	return []string{answer, "no"}
+}
+
+// readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'",
+// "<y>", "[Ynq]". single: letters that are read one key at a time ("<y>", "[12?q]").
 func readMarker(marker string) (answers []string, single bool) {
-	inner, yes := strings.Trim(marker, "[](){}<>"), false
-	if m := reQuoted.FindStringSubmatch(inner); m != nil {
-		return []string{cmp.Or(when(strings.Contains(inner, "capital"), strings.ToUpper(m[1])), m[1])}, false
-	} else if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 {
+	inner := strings.Trim(marker, "[](){}<>")
+	quoted := reQuoted.FindStringSubmatch(inner)
+	if quoted != nil && strings.Contains(inner, "capital") {
+		return []string{strings.ToUpper(quoted[1])}, false
+	}
+	if quoted != nil {
+		return []string{quoted[1]}, false
+	}
+	if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 {
 		return strings.Split(inner, ""), strings.Contains(inner, "?")
 	}
+	yes := false
 	for _, p := range reSplit.Split(inner, -1) {
-		if p = strings.Trim(p, "[]'\"‘’ "); !reWord.MatchString(p) {
+		p = strings.Trim(p, "[]'\"‘’ ")
+		if !reWord.MatchString(p) {
 			return nil, false
 		}
-		answers, yes = append(answers, p), yes || reYesNo.MatchString(p)
+		answers = append(answers, p)
+		yes = yes || reYesNo.MatchString(p)
 	}
-	if single = marker[0] == '<'; !yes && len(answers) == 1 || single && len(answers) > 1 {
+	alone := len(answers) == 1
+	single = marker[0] == '<'
+	if alone && !yes || single && !alone {
 		return nil, false
 	}
 	return answers, single
@@ -2087,41 +3424,73 @@ func (v *view) typed(key, label string, single bool) Choice {
 	}
 	if strings.HasPrefix(key, "C-") && len(key) == 3 {
 		c.Keys = string(rune(key[2] & 0x1f))
-	} else if v.tty.Canonical || !v.s.AltScreen() && !single && !v.tty.Echo { // read -n1 leaves echo on
+		return c
+	}
+	oneKey := single || v.tty.Echo || v.s.AltScreen() // read -n1 leaves echo on
+	if v.tty.Canonical || !oneKey {
 		c.Keys += "\r"
 	}
 	return c
 }
 
-// listAbove finds the list printed over a line that asks for one of it; if that says nothing, its heading asks.
-func (v *view) listAbove(f *found, text string, top int) bool {
-	asks := reChoose.MatchString(text)
-	var list []Choice
-	r, extra := top-1, 0
-	for ; r >= 0 && (asks || reListed.MatchString(text)); r-- {
-		t, items := strings.TrimSpace(v.rows[r].raw), itemsOf(v.rows[r].raw)
-		if list = append(items, list...); len(items) > 0 {
-			extra = 0
-		} else if extra++; t != "" && t[0] != '\\' && !(asks && extra == 1 && list == nil) || extra > 2 {
-			break
-		}
-	}
+// readList finds the list printed over a line that asks for one of it; if that says nothing, its
+// heading asks.
+func (v *view) readList(f *candidate, text string, top int) bool {
+	list, heading := v.listOver(text, top)
 	if len(list) < 2 {
 		return false
 	}
-	f.Full, f.Type = text, MultipleChoice
-	if r >= 0 && v.rows[r].raw != "" && v.rows[r+1].raw != "" && !reSays.MatchString(text) {
-		f.Question = v.rows[r].text
+	f.Full = text
+	f.Type = MultipleChoice
+	headed := heading >= 0 && v.rows[heading].raw != "" && v.rows[heading+1].raw != ""
+	if headed && !reSays.MatchString(text) {
+		f.Question = v.rows[heading].text
 	}
-	if k := list[0].Key; len(k) == 2 || k > "1" && k <= "9" {
-		list, f.Cut = nil, true // the beginning has left the screen
-	} else if k <= "9" {
-		slices.SortStableFunc(list, func(a, b Choice) int { return cmp.Or(len(a.Key)-len(b.Key), cmp.Compare(a.Key, b.Key)) })
+	first := list[0].Key
+	if len(first) == 2 || first > "1" && first <= "9" { // the beginning has left the screen
+		f.Cut = true
+		return true
 	}
+	if first <= "9" {
+		slices.SortStableFunc(list, func(a, b Choice) int {
+			if len(a.Key) != len(b.Key) {
+				return len(a.Key) - len(b.Key)
+			}
+			return cmp.Compare(a.Key, b.Key)
+		})
+	}
+	single := text[0] == '[' // dosfsck reads one key: [12?q]?
 	for _, c := range list[:min(len(list), 9)] {
-		f.Choices = append(f.Choices, v.typed(c.Key, c.Label, text[0] == '[')) // dosfsck reads one key: [12?q]?
+		f.Choices = append(f.Choices, v.typed(c.Key, c.Label, single))
 	}
 	return true
+}
+
+// listOver are the items printed over the line in row top, and the row above them, −1 without one.
+// A line that asks for a choice may stand a remark below them.
+func (v *view) listOver(text string, top int) (list []Choice, heading int) {
+	asks := reChoose.MatchString(text)
+	r := top - 1
+	if !asks && !reListed.MatchString(text) {
+		return nil, r
+	}
+	extra := 0
+	for ; r >= 0; r-- {
+		row := strings.TrimSpace(v.rows[r].raw)
+		items := itemsOf(v.rows[r].raw)
+		list = append(items, list...)
+		extra++
+		if len(items) > 0 {
+			extra = 0
+			continue
+		}
+		remark := asks && extra == 1 && len(list) == 0
+		goesOn := row == "" || row[0] == '\\' || remark
+		if !goesOn || extra > 2 {
+			break
+		}
+	}
+	return list, r
 }
 
 // itemsOf are the options in a row of a printed list: one, or several in columns.
@@ -2130,39 +3499,72 @@ func itemsOf(raw string) []Choice {
 	if len(all) < 2 || !strings.HasPrefix(strings.TrimSpace(raw), all[0][1]) {
 		all = reItem.FindAllStringSubmatch(raw, 1)
 	}
-	return mapped(all, func(m []string) Choice {
-		return Choice{Key: strings.Join(m[1:len(m)-1], ""), Label: m[len(m)-1]}
-	})
+	var items []Choice
+	for _, m := range all {
+		label := len(m) - 1
+		items = append(items, Choice{Key: strings.Join(m[1:label], ""), Label: m[label]})
+	}
+	return items
 }
 
-// readAbove judges a cursor in column 0: a program that ended its question with a newline, that never said
-// anything, whose question has other output below it, or that hides the cursor.
-func (v *view) readAbove(f *found) *found {
+// readAbove reads a cursor in column 0: a program that ended its question with a newline, that
+// never said anything, whose question has other output below it, or that hides the cursor.
+func (v *view) readAbove(f *candidate) *candidate {
 	line, top := v.lineAbove(v.row)
 	text := strings.TrimSpace(line)
-	f.line, f.place, f.Question = "", v.s.Scrolled()+max(top, 0)+1, text
-	switch {
-	case presses(text) && len(text) < 80 && !v.tty.Canonical && (v.known || text[0] == '[' && v.row-top <= 2):
-		f.Type = ConfirmEnter
-		return v.paragraph(f, top)
-	case v.known, v.tty.Reading != ReadingYes, v.s.AltScreen():
+	f.line = ""
+	f.place = v.s.Scrolled() + max(top, 0) + 1
+	f.Question = text
+	if presses(text) && len(text) < 80 && !v.tty.Canonical {
+		if v.known || text[0] == '[' && v.row-top <= 2 {
+			f.Type = ConfirmEnter
+			return v.paragraph(f, top)
+		}
+	}
+	if v.known || v.tty.Reading != ReadingYes || v.s.AltScreen() {
 		return nil
-	case v.tty.Canonical && text != "" &&
-		(v.named(f, text, top) || strings.LastIndexAny(text, "?:") == len(text)-1 && v.worded(f, text, top)):
+	}
+	if !v.tty.Canonical {
+		return v.readFurtherUp(f, line, top)
+	}
+	if text != "" && v.readEnded(f, text, top) {
 		f.wait = settleBare
 		return v.paragraph(f, top)
-	case v.tty.Canonical:
-		v.silent(f)
-		f.Type, f.Idle, f.Secret = FreeText, text != "", text == "" && !v.tty.Echo
-		f.Question = cmp.Or(text, "the program waits for input")
-		return v.paragraph(f, max(top, 0))
 	}
+	v.bySilence(f)
+	f.Type = FreeText
+	f.Idle = text != ""
+	f.Secret = text == "" && !v.tty.Echo
+	if text == "" {
+		f.Question = "the program waits for input"
+	} else {
+		f.Question = text
+	}
+	return v.paragraph(f, max(top, 0))
+}
+
+// readEnded finds a question that ended in a newline.
+func (v *view) readEnded(f *candidate, text string, top int) bool {
+	if v.readNamed(f, text, top) {
+		return true
+	}
+	ends := strings.HasSuffix(text, "?") || strings.HasSuffix(text, ":")
+	return ends && v.readWorded(f, text, top)
+}
+
+// readFurtherUp finds a question in one of the three lines above the cursor, line the lowest.
+func (v *view) readFurtherUp(f *candidate, line string, top int) *candidate {
 	var below []string // the question
 	for n := 0; n < 3 && top >= 0; n++ {
-		if f.Question = strings.TrimSpace(line); v.marked(f, f.Question) && f.Type == YesNo {
+		f.Question = strings.TrimSpace(line)
+		if v.readMarked(f, f.Question) && f.Type == YesNo {
 			return v.withBelow(v.paragraph(f, top), below)
-		} else if v.hidden && (strings.Contains(line+" ", "? ") || strings.Contains(line, "◆")) {
-			f.Type, f.Score, f.Choices, f.Question = FreeText, 0.75, nil, strings.Trim(line, uprights+lines+"? ")+"?"
+		}
+		if v.hidden && (strings.Contains(line+" ", "? ") || strings.Contains(line, "◆")) {
+			f.Type = FreeText
+			f.Score = 0.75
+			f.Choices = nil
+			f.Question = strings.Trim(line, uprights+lines+"? ") + "?"
 			return v.withBelow(v.paragraph(f, top), below)
 		}
 		below = append([]string{line}, below...)
@@ -2172,7 +3574,7 @@ func (v *view) readAbove(f *found) *found {
 }
 
 // withBelow adds what was printed below a question that still stands.
-func (v *view) withBelow(f *found, below []string) *found {
+func (v *view) withBelow(f *candidate, below []string) *candidate {
 	f.parts.among = stillRows(below)
 	if len(below) > 0 {
 		f.Full += "\n" + strings.Join(below, "\n")
@@ -2180,18 +3582,24 @@ func (v *view) withBelow(f *found, below []string) *found {
 	return f
 }
 
-// paragraph puts the lines before a question into its full text, and into the question where that says nothing.
-func (v *view) paragraph(f *found, top int) *found {
-	says := f.Full != "" || f.Idle || f.Type == ConfirmEnter ||
-		reSays.MatchString(reMarked.ReplaceAllString(f.Question, ""))
+// paragraph adds the lines before a question to its full text, and to the question where that says
+// nothing.
+func (v *view) paragraph(f *candidate, top int) *candidate {
 	before, above, cut := v.linesAbove(top)
-	f.Full = cmp.Or(f.Full, f.Question)
 	if f.Idle {
-		before, above, cut = before[max(0, len(before)-12):], nil, false
+		before = before[max(0, len(before)-12):]
+		above = nil
+		cut = false
+	}
+	says := f.Full != "" || f.Idle || f.Type == ConfirmEnter
+	says = says || reSays.MatchString(reMarked.ReplaceAllString(f.Question, ""))
+	if f.Full == "" {
+		f.Full = f.Question
 	}
 	for n := 0; n < 3 && n < len(before) && !says; n++ {
 		line := before[len(before)-1-n]
-		if says = len(itemsOf(line)) > 0; !says {
+		says = len(itemsOf(line)) > 0
+		if !says {
 			f.Question = strings.TrimSpace(line) + "\n" + f.Question
 		}
 	}
@@ -2206,63 +3614,84 @@ func (v *view) paragraph(f *found, top int) *found {
 	return f
 }
 
-/* ----- text made safe ----- */
-// secretShapes are keys of AWS, GitHub, Slack…, JWT, PEM, tokens, passwords in URLs; what the groups hold is kept.
+// ---- safe text ----
+// What the child wrote, as it may leave the machine.
+
+// secretShapes are keys of AWS, GitHub, Slack…, JWT, PEM, tokens, passwords in URLs; what the
+// groups hold is kept.
 var secretShapes = re(`\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
 	`\b(?:gh[pousr]_|github_pat_|glpat-|xox[abeoprs]-|sk-|[sr]k_live_|AIza|npm_|hf_)[\w-]{16,}|` +
 	`\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|\d{6,}:[A-Za-z0-9_-]{30,}|` +
 	`(?s:-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$))|` +
-	`(://[^\s/:@]*:)[^\s/@]+@|(?i:(\bauthorization:\s*(?:bearer|basic|token)\s+)[\w.+/=~-]{8,})|` +
-	`(?i:((?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key)["']?\s*[=:]\s*["']?)[^\s"'&;,]{4,})`)
+	`(://[^\s/:@]*:)[^\s/@]+@|` +
+	`(?i:(\bauthorization:\s*(?:bearer|basic|token)\s+)[\w.+/=~-]{8,})|` +
+	`(?i:((?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key)["']?\s*[=:]\s*["']?)` +
+	`[^\s"'&;,]{4,})`)
 
-// redact replaces known shapes of secrets; every sink uses it. safely is text as it may leave the machine.
-func redact(s string) string           { return secretShapes.ReplaceAllString(s, "$1$2$3[redacted]") }
+// redact replaces the known shapes of secrets. Every sink uses it.
+func redact(s string) string { return secretShapes.ReplaceAllString(s, "$1$2$3[redacted]") }
+
+// safely is text as it may leave the machine, at most n bytes of it.
 func safely(text string, n int) string { return clip(redact(visible(text)), n) }
 
-// hiding are characters not shown, or that turn text around: C0, C1, zero width, bidi, tags, variation selectors.
+// hiding are characters not shown, or that turn text around: C0, C1, zero width, bidi, tags,
+// variation selectors.
 var hiding = re(`[^\n\t\x20-\x7e\x{a0}-\x{10ffff}]|[\x{ad}\x{61c}\x{180e}\x{200b}-\x{200f}` +
-	`\x{2028}-\x{202e}\x{2060}-\x{206f}\x{fe00}-\x{fe0f}\x{feff}\x{fff9}-\x{fffb}\x{e0000}-\x{e01ef}]`)
+	`\x{2028}-\x{202e}\x{2060}-\x{206f}\x{fe00}-\x{fe0f}\x{feff}\x{fff9}-\x{fffb}` +
+	`\x{e0000}-\x{e01ef}]`)
 
-func visible(s string) string { // what hides as \u{200B}; newline and tab stay
-	return hiding.ReplaceAllStringFunc(s, func(c string) string { return fmt.Sprintf(`\u{%04X}`, []rune(c)[0]) })
+// visible writes what hides as \u{200B}; newline and tab stay.
+func visible(s string) string {
+	return hiding.ReplaceAllStringFunc(s, func(c string) string {
+		return fmt.Sprintf(`\u{%04X}`, []rune(c)[0])
+	})
 }
-func clip(s string, n int) string { // to at most n bytes on a rune boundary, ending in "…"
+
+// clip cuts to at most n bytes, on a rune boundary; what is cut ends in "…".
+func clip(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}
 	return strings.ToValidUTF8(s[:max(n-len("…"), 0)], "") + "…"
 }
 
-/* ----- the Prompt Lab ----- */
-// castWriter writes an asciicast v2 file: a header line, then [seconds, kind, text] with kinds o, i, r and t
-// (https://docs.asciinema.org/manual/asciicast/v2/; t is ours: the system's view of the terminal). A nil one takes all.
-type castWriter struct {
-	file  *os.File
-	w     *bufio.Writer
-	start time.Time
-	tail  []byte // of a rune that was cut
-	state string
+// ---- recordings ---- Asciicast v2, both ways: https://docs.asciinema.org/manual/asciicast/v2/. A
+// header line, then [seconds, kind, text] with the kinds o, i, r and, of our own, t: the system's
+// view of the terminal.
+
+// castHeader is the first line of a recording.
+type castHeader struct {
+	Version int            `json:"version"`
+	Width   int            `json:"width"`
+	Height  int            `json:"height"`
+	Title   string         `json:"title"` // the tool
+	Env     map[string]any `json:"env"`
 }
 
-func newCast(path, title string, size Size) (*castWriter, error) {
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("creating the recording: %w", err)
-	}
-	c := &castWriter{file: file, w: bufio.NewWriter(file), start: time.Now(), state: "unknown raw noecho"}
-	return c, json.NewEncoder(c.w).Encode(map[string]any{"version": 2, "width": size.Cols, "height": size.Rows,
-		"title": title, "env": map[string]string{"TERM": os.Getenv("TERM")}})
+// castWriter writes a recording. What cannot be written is told by close.
+type castWriter struct {
+	w     *bufio.Writer // keeps the first error
+	start time.Time
+	tail  []byte // the beginning of a rune whose end is still to come
+	state string // of the terminal, as last written
 }
+
+// newCast begins a recording; close ends it. The caller owns w.
+func newCast(w io.Writer, head castHeader, now time.Time) *castWriter {
+	c := &castWriter{w: bufio.NewWriter(w), start: now, state: TTYState{}.words()}
+	head.Version = 2
+	_ = json.NewEncoder(c.w).Encode(head) // c.w keeps the error
+	return c
+}
+
+// event writes one line.
 func (c *castWriter) event(kind, text string, now time.Time) {
-	if c != nil {
-		quoted, _ := json.Marshal(text)
-		fmt.Fprintf(c.w, "[%.4f, %q, %s]\n", now.Sub(c.start).Seconds(), kind, quoted)
-	}
+	quoted, _ := json.Marshal(text) // a string is never refused
+	fmt.Fprintf(c.w, "[%.4f, %q, %s]\n", now.Sub(c.start).Seconds(), kind, quoted)
 }
-func (c *castWriter) output(p []byte, now time.Time) { // but for the beginning of a rune whose end is still to come
-	if c == nil {
-		return
-	}
+
+// output writes what the child wrote, but for the beginning of a rune at its end.
+func (c *castWriter) output(p []byte, now time.Time) {
 	p = append(c.tail, p...)
 	cut := len(p)
 	for n := 1; n < utf8.UTFMax && n <= len(p); n++ {
@@ -2273,87 +3702,99 @@ func (c *castWriter) output(p []byte, now time.Time) { // but for the beginning 
 	c.tail = bytes.Clone(p[cut:])
 	c.event("o", string(p[:cut]), now)
 }
+
+// tty writes the state of the terminal where it is another than before.
 func (c *castWriter) tty(t TTYState, now time.Time) {
-	state := []string{"unknown", "reading", "busy"}[t.Reading] + cmp.Or(when(t.Canonical, " canon"), " raw") +
-		cmp.Or(when(t.Echo, " echo"), " noecho")
-	if c != nil && state != c.state {
+	state := t.words()
+	if state != c.state {
 		c.state = state
 		c.event("t", state, now)
 	}
 }
-func (c *castWriter) close(now time.Time) error { // repeats the last state: a replay's clock stops there
-	if c == nil {
-		return nil
-	}
+
+// close repeats the last state, for a replay's clock stops there, and returns the first error of
+// all that was written.
+func (c *castWriter) close(now time.Time) error {
 	c.event("t", c.state, now)
-	return errors.Join(c.w.Flush(), c.file.Close())
+	return c.w.Flush()
 }
 
-// tape is a recording (asciicast v2, with "t" events for the terminal's state) or a scenario, to be replayed.
+// words is the state as a "t" event has it; parseTTY reads it.
+func (t TTYState) words() string {
+	words := []string{"unknown", "raw", "noecho"}
+	switch t.Reading {
+	case ReadingYes:
+		words[0] = "reading"
+	case ReadingBusy:
+		words[0] = "busy"
+	}
+	if t.Canonical {
+		words[1] = "canon"
+	}
+	if t.Echo {
+		words[2] = "echo"
+	}
+	return strings.Join(words, " ")
+}
+
+// parseTTY reads the words of a "t" event; what it does not know is not set.
+func parseTTY(text string) TTYState {
+	words := append(strings.Fields(text), "", "", "")
+	t := TTYState{Canonical: words[1] == "canon", Echo: words[2] == "echo"}
+	switch words[0] {
+	case "reading":
+		t.Reading = ReadingYes
+	case "busy":
+		t.Reading = ReadingBusy
+	}
+	return t
+}
+
+// tape is a recording or a scenario, to be replayed.
 type tape struct {
-	Version, Height, Width int    // as in the recording's first line
-	Title, name            string // the tool; the file
-	events                 []tapeEvent
-	want                   scenario
+	castHeader
+	name   string // of the file
+	events []tapeEvent
+	want   scenario // nil for a recording
 }
+
+// tapeEvent is one line of a recording.
 type tapeEvent struct {
-	t          float64 // seconds
-	kind, data string
-}
-type labEvent struct { // what the lab prints of one prompt
-	File       string  `json:"file"`
-	T          float64 `json:"t"`
-	Confidence string  `json:"confidence"`
-	*Prompt
-	delay time.Duration // since the last byte
+	t    float64 // seconds
+	kind string
+	data string
 }
 
-// scenario is a file of the Prompt Lab: tool, pty_output or recording, tty (as in a "t" event), and what is expected
-// of the last prompt. Without an expected type, nothing but an idle box may be found.
-type scenario map[string]any
-
-func (s scenario) text(key string) string { return fmt.Sprint(cmp.Or(s[key], any(""))) }
-
-// openTape reads a recording, or a scenario: the recording it names, or its output at once and then five seconds.
-func openTape(path string) (*tape, error) {
-	tp := &tape{name: filepath.Base(path), Height: 30, Width: 100}
-	data, err := os.ReadFile(path)
-	if filepath.Ext(path) == ".json" {
-		err = cmp.Or(err, json.Unmarshal(data, &tp.want))
-		if recording := tp.want.text("recording"); err == nil && recording != "" {
-			data, err = os.ReadFile(filepath.Join(filepath.Dir(path), recording))
-		} else if err == nil {
-			tp.Title, tp.events = tp.want.text("tool"), []tapeEvent{{0, "o", tp.want.text("pty_output")}}
-			for t := 0.05; t < 5; t += 0.25 {
-				tp.events = append(tp.events, tapeEvent{t, "t", tp.want.text("tty")})
-			}
-			return tp, nil
+// decode reads a recording. After an error the last event is the one that could not be read.
+func (tp *tape) decode(data []byte) error {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	if err := dec.Decode(&tp.castHeader); err != nil {
+		return err
+	}
+	if tp.Version != 2 {
+		return fmt.Errorf("not an asciicast of version 2")
+	}
+	for dec.More() {
+		e := tapeEvent{}
+		err := dec.Decode(&[]any{&e.t, &e.kind, &e.data})
+		tp.events = append(tp.events, e)
+		if err != nil {
+			return err
 		}
 	}
-	dec := json.NewDecoder(bytes.NewReader(data))
-	for err = cmp.Or(err, dec.Decode(tp)); err == nil && dec.More(); {
-		e := tapeEvent{}
-		err = dec.Decode(&[]any{&e.t, &e.kind, &e.data})
-		tp.events = append(tp.events, e)
-	}
-	if err != nil || tp.Version != 2 {
-		err = cmp.Or(err, fmt.Errorf("not an asciicast of version 2"))
-		return nil, fmt.Errorf("reading event %d of %s: %w", len(tp.events), tp.name, err)
-	}
-	tp.Title = cmp.Or(tp.want.text("tool"), tp.Title)
-	return tp, nil
+	return nil
 }
 
-func parseTTY(s string) TTYState { // the words of a "t" event
-	w := append(strings.Fields(s), "", "", "")
-	return TTYState{map[string]Reading{"reading": ReadingYes, "busy": ReadingBusy}[w[0]], w[1] == "canon", w[2] == "echo"}
-}
-
-func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector { // as a session would, until the last event
-	d, tty, start := newDetector(adapterFor(tp.Title), tp.Height, tp.Width, o), TTYState{}, time.Unix(0, 0)
+// replay has a detector see a tape as in a session, up to its last event. each gets every prompt.
+func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
+	d := newDetector(adapterFor(tp.Title), tp.Height, tp.Width, o)
+	start := time.Unix(0, 0)
+	tty := TTYState{}
 	tick := func(now time.Time) {
-		if p := d.Tick(tty, now); p != nil {
-			each(labEvent{tp.name, now.Sub(start).Seconds(), p.Confidence(), p, now.Sub(d.LastOutput())})
+		p := d.Tick(tty, now)
+		if p != nil {
+			delay := now.Sub(d.LastOutput())
+			each(labEvent{tp.name, now.Sub(start).Seconds(), p.Confidence(), p, delay})
 		}
 	}
 	for _, e := range tp.events {
@@ -2369,7 +3810,7 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector { // as a 
 			d.Typed([]byte(e.data), now)
 		case "r":
 			cols, rows := tp.Width, tp.Height
-			fmt.Sscanf(e.data, "%dx%d", &cols, &rows)
+			fmt.Sscanf(e.data, "%dx%d", &cols, &rows) // what is not there stays as it was
 			d.Resize(rows, cols, now)
 		case "t":
 			tty = parseTTY(e.data)
@@ -2379,67 +3820,191 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector { // as a 
 	return d
 }
 
-func (s scenario) check(seen []labEvent) error { // the last prompt, idle as expected; a recording expects nothing
-	want, nothing := scenario{"expected_type": nil, "expected_idle": false, "expected_secret": false}, "<nil>"
-	got := maps.Clone(want)
-	maps.Copy(want, s)
-	for _, e := range seen {
-		if e.Idle == want["expected_idle"] {
-			got = scenario{"expected_type": "TYPE_" + strings.ToUpper(string(e.Type)), "expected_excerpt": e.Excerpt,
-				"expected_confidence_band": strings.ToUpper(strings.TrimSuffix(e.Confidence, "ium")), "expected_idle": e.Idle,
-				"expected_secret": e.Secret, "expected_choices": labels(e.Choices),
-				"expected_safe_default": *cmp.Or(e.SafeDefault, &nothing)}
+// ---- lab ----
+// The Prompt Lab says what would have been asked, and compares that with what is expected.
+
+// scenario is a file of the Prompt Lab: tool, pty_output or recording, tty (as in a "t" event), and
+// what is expected of the last prompt. Without an expected type, nothing but an idle box may be
+// found.
+type scenario map[string]any
+
+// text is a member as text, "" without one.
+func (s scenario) text(key string) string {
+	if s[key] == nil {
+		return ""
+	}
+	return fmt.Sprint(s[key])
+}
+
+// openTape reads a recording or a scenario.
+func openTape(path string) (*tape, error) {
+	tp := &tape{name: filepath.Base(path), castHeader: castHeader{Height: 30, Width: 100}}
+	if err := tp.load(path); err != nil {
+		return nil, fmt.Errorf("reading event %d of %s: %w", len(tp.events), tp.name, err)
+	}
+	return tp, nil
+}
+
+// load reads a recording, or a scenario: the recording it names, or its output at once and then
+// five seconds.
+func (tp *tape) load(path string) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if filepath.Ext(path) != ".json" {
+		return tp.decode(data)
+	}
+	if err := json.Unmarshal(data, &tp.want); err != nil {
+		return err
+	}
+	recording := tp.want.text("recording")
+	if recording != "" {
+		data, err = os.ReadFile(filepath.Join(filepath.Dir(path), recording))
+		if err != nil {
+			return err
+		}
+		if err := tp.decode(data); err != nil {
+			return err
+		}
+	} else {
+		tp.events = []tapeEvent{{0, "o", tp.want.text("pty_output")}}
+		for t := 0.05; t < 5; t += 0.25 {
+			tp.events = append(tp.events, tapeEvent{t, "t", tp.want.text("tty")})
 		}
 	}
-	for k, v := range want {
-		within := k == "expected_excerpt_contains" && strings.Contains(got.text("expected_excerpt"), want.text(k))
-		if s != nil && strings.HasPrefix(k, "expected_") && !within && fmt.Sprint(got[k]) != fmt.Sprint(v) {
-			return fmt.Errorf("%s: want %v, got %v", k, v, got)
-		}
+	if tool := tp.want.text("tool"); tool != "" {
+		tp.Title = tool
 	}
 	return nil
 }
 
-// cmdLab is `atlasbridge lab`: what would have been asked. Exit 1 when a file is unreadable or not as expected.
+// labEvent is what the lab prints of one prompt.
+type labEvent struct {
+	File       string  `json:"file"`
+	T          float64 `json:"t"` // seconds
+	Confidence string  `json:"confidence"`
+	*Prompt
+	delay time.Duration // since the last byte
+}
+
+// check compares the last prompt that is idle as expected with what a scenario expects. A recording
+// expects nothing.
+func (s scenario) check(seen []labEvent) error {
+	if s == nil {
+		return nil
+	}
+	want := scenario{"expected_type": nil, "expected_idle": false, "expected_secret": false}
+	got := maps.Clone(want)
+	maps.Copy(want, s)
+	for _, e := range seen {
+		if e.Idle == want["expected_idle"] {
+			got = e.asScenario()
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(want)) {
+		if !strings.HasPrefix(key, "expected_") || fmt.Sprint(got[key]) == fmt.Sprint(want[key]) {
+			continue
+		}
+		excerpt := got.text("expected_excerpt")
+		if key == "expected_excerpt_contains" && strings.Contains(excerpt, want.text(key)) {
+			continue
+		}
+		return fmt.Errorf("%s: want %v, got %v", key, want[key], got)
+	}
+	return nil
+}
+
+// asScenario is what a scenario would expect to get this prompt.
+func (e labEvent) asScenario() scenario {
+	safeDefault := "<nil>"
+	if e.SafeDefault != nil {
+		safeDefault = *e.SafeDefault
+	}
+	return scenario{
+		"expected_type":            "TYPE_" + strings.ToUpper(string(e.Type)),
+		"expected_excerpt":         e.Excerpt,
+		"expected_confidence_band": strings.ToUpper(strings.TrimSuffix(e.Confidence, "ium")),
+		"expected_idle":            e.Idle,
+		"expected_secret":          e.Secret,
+		"expected_choices":         labels(e.Choices),
+		"expected_safe_default":    safeDefault,
+	}
+}
+
+// lab is one run of the command: what it prints, and how many files it has seen.
+type lab struct {
+	c     *command
+	enc   *json.Encoder
+	files int
+	bad   int // unreadable, or not as expected
+}
+
+// cmdLab is `atlasbridge lab`. Exit 1 when a file is unreadable or not as expected.
 func cmdLab(c *command) int {
-	enc, asJSON, screen, files, bad := json.NewEncoder(c.stdout), c.opts.on("json"), c.opts.on("screen"), 0, 0
-	enc.SetEscapeHTML(false)
-	play := func(path string) error {
-		tp, err := openTape(path)
-		if err != nil {
-			return err
-		}
-		var seen []labEvent
-		d := replay(tp, DetectOptions{}, func(e labEvent) {
-			if seen = append(seen, e); asJSON {
-				e.Full, e.Recent = "", ""
-				enc.Encode(e)
-			} else if why := fmt.Sprintf("    %s, %v after the last byte: %+v\n", strings.Join(e.Signals, "+"), e.delay,
-				*e.Prompt); !screen {
-				fmt.Fprintf(c.stdout, "%-40s %8.2f s  %-15s %-6s %q\n%s", e.File, e.T, e.Type, e.Confidence, e.Excerpt,
-					when(c.opts.on("explain"), why))
-			}
-		})
-		if screen {
-			fmt.Fprintln(c.stdout, d.Screen.Text())
-		}
-		return tp.want.check(seen)
-	}
+	l := &lab{c: c, enc: json.NewEncoder(c.stdout)}
+	l.enc.SetEscapeHTML(false)
 	for _, root := range c.opts.args {
-		filepath.WalkDir(root, func(path string, entry os.DirEntry, err error) error {
-			if ext := filepath.Ext(path); err == nil && (entry.IsDir() || path != root && ext != ".cast" && ext != ".json") {
-				return nil
-			}
-			files++
-			if err = cmp.Or(err, play(path)); err != nil {
-				bad++
-				fmt.Fprintf(c.stderr, "atlasbridge lab: %s: %v\n", path, err)
-			}
+		l.walk(root)
+	}
+	if !c.opts.on("json") && !c.opts.on("screen") {
+		fmt.Fprintf(c.stdout, "%d files, %d not as expected\n", l.files, l.bad)
+	}
+	return min(l.bad, 1)
+}
+
+// walk plays a file, whatever its name, or the recordings and scenarios in a folder.
+func (l *lab) walk(root string) {
+	visit := func(path string, entry os.DirEntry, err error) error {
+		ext := filepath.Ext(path)
+		ours := path == root || ext == ".cast" || ext == ".json"
+		if err == nil && (entry.IsDir() || !ours) {
 			return nil
-		})
+		}
+		l.files++
+		if err == nil {
+			err = l.play(path)
+		}
+		if err != nil {
+			l.bad++
+			fmt.Fprintf(l.c.stderr, "atlasbridge lab: %s: %v\n", path, err)
+		}
+		return nil
 	}
-	if !asJSON && !screen {
-		fmt.Fprintf(c.stdout, "%d files, %d not as expected\n", files, bad)
+	_ = filepath.WalkDir(root, visit) // visit has told every error
+}
+
+// play replays one file, prints what is asked, and returns what is not as expected.
+func (l *lab) play(path string) error {
+	tp, err := openTape(path)
+	if err != nil {
+		return err
 	}
-	return min(bad, 1)
+	var seen []labEvent
+	d := replay(tp, DetectOptions{}, func(e labEvent) {
+		seen = append(seen, e)
+		l.print(e)
+	})
+	if l.c.opts.on("screen") {
+		fmt.Fprintln(l.c.stdout, d.Screen.Text())
+	}
+	return tp.want.check(seen)
+}
+
+// print prints one prompt.
+func (l *lab) print(e labEvent) {
+	if l.c.opts.on("json") {
+		e.Full, e.Recent = "", ""
+		_ = l.enc.Encode(e) // nobody is left to be told that standard output is closed
+		return
+	}
+	if l.c.opts.on("screen") {
+		return
+	}
+	fmt.Fprintf(l.c.stdout, "%-40s %8.2f s  %-15s %-6s %q\n", e.File, e.T, e.Type, e.Confidence,
+		e.Excerpt)
+	if l.c.opts.on("explain") {
+		fmt.Fprintf(l.c.stdout, "    %s, %v after the last byte: %+v\n",
+			strings.Join(e.Signals, "+"), e.delay, *e.Prompt)
+	}
 }

@@ -254,3 +254,34 @@ func TestNextHookByArrival(t *testing.T) {
 		})
 	}
 }
+
+// TestNameOfTheNextDialog: a dialog that still stands when the tool names the next one is not taken for that: the next
+// one's hook waits on when it goes.
+func TestNameOfTheNextDialog(t *testing.T) {
+	named := func(command string) ProgramStatus {
+		return ProgramStatus{State: "blocked", App: "claude-code", Kind: "permission", Msg: "approve Bash: " + command}
+	}
+	for _, row := range []struct {
+		name   string
+		before string // named while the dialog came
+		mine   bool
+	}{
+		{"the next is named", "touch a", false},
+		{"named after it was painted", "", true},
+		{"named before it was painted", "touch b", true},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s, hooks, _ := hookBench(t, "touch b")
+			if row.before != "" {
+				s.handleStatus(named(row.before))
+			}
+			s.shows(claudeDialog("touch a"))
+			s.seen = s.det.Look(TTYState{ReadingYes, false, false}, time.Now())
+			s.seenAs = s.named
+			s.handleStatus(named("touch b"))
+			if got := s.hookOf(s.seen) == hooks[0]; got != row.mine {
+				t.Errorf("taken for its dialog: %v", got)
+			}
+		})
+	}
+}

@@ -9,13 +9,12 @@
 // Exit status: the child's own; 128+N when signal N killed it; 1 a check or command failed; 2 usage; 125 atlasbridge
 // failed before the child ran; 126 the tool cannot be executed; 127 not found.
 //
-// This file has the settings, the command table and the session, which moves the bytes. It never decides what a screen
-// asks (detect.go), who may answer (telegram.go) or whether an answer holds (store.go).
+// This file has the command table, the session, which moves the bytes, and the hook command. It never decides what a
+// screen asks (detect.go), who may answer (telegram.go) or whether an answer holds (store.go).
 package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -33,7 +32,6 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -43,26 +41,45 @@ import (
 	"time"
 )
 
-func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
+func main() {
+	os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
+
+// run carries out one command line and gives the exit status.
 func run(ctx context.Context, args []string, stdin, stdout, stderr *os.File) (code int) {
-	c := &command{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, getenv: os.Getenv}
 	if len(args) == 0 {
-		cmdHelp(&command{stdout: stderr})
+		cmdHelp(&command{stdout: stderr, stderr: stderr})
 		return exitUsage
 	}
-	alias := map[string]string{"-h": "help", "-help": "help", "--help": "help", "-v": "version", "--version": "version"}
-	c.name, c.args = cmp.Or(alias[args[0]], args[0]), args[1:]
+	c := &command{ctx: ctx, name: args[0], args: args[1:], getenv: os.Getenv,
+		stdin: stdin, stdout: stdout, stderr: stderr}
+	switch c.name {
+	case "-h", "-help", "--help":
+		c.name = "help"
+	case "-v", "--version":
+		c.name = "version"
+	}
 	if c.name == "help" && len(c.args) > 0 {
 		c.name, c.args = c.args[0], []string{"-h"}
 	}
-	if c.opts, code = c.options(); c.opts != nil {
-		code = c.spec().do(c)
+	c.opts, code = c.options()
+	if c.opts == nil {
+		return code
 	}
-	return code
+	return c.spec().do(c)
 }
 
-const exitFailed, exitUsage, exitInternal = 1, 2, 125 // as the shell and env(1) have them
-var errLocked, errNoTool = errors.New("locked by another process"), errors.New("command not found")
+// Exit statuses, as the shell and env(1) have them.
+const (
+	exitFailed   = 1   // a check or a command failed
+	exitUsage    = 2   // the command line is wrong
+	exitInternal = 125 // before the child ran
+)
+
+var (
+	errLocked = errors.New("locked by another process") // of a lock that is not waited for
+	errNoTool = errors.New("command not found")         // of a tool that is in no folder of PATH
+)
 
 // PTY is the child's terminal, for any goroutine. Read gives io.EOF when the last process that held it is gone. Close
 // is idempotent and ends a blocked Read.
@@ -76,196 +93,331 @@ type PTY interface {
 	Signal(os.Signal) error         // to the child's foreground process group
 	Terminate(done <-chan struct{}) // SIGTERM, 3 s, SIGKILL to its process group; returns early when done closes
 }
-type command struct { // what every command gets: its surroundings, and its arguments before and after parsing
-	ctx                   context.Context
-	name                  string
-	args                  []string // after the name
-	stdin, stdout, stderr *os.File
-	getenv                func(string) string
-	opts                  *options
-}
-type options struct {
-	set  *flag.FlagSet
-	args []string // without flags
-}
-type commandSpec struct { // a row of the command table: dispatch, flags, help, suggestions, completion derive from it
-	name, usage, summary string
-	min, max             int // how many arguments besides flags; max −1: any number
-	do                   func(*command) int
-	words, help          string // what the first argument can be; flags, explanation, examples
-}
-type tool struct{ Name, Commands, Version, Supported, Path, Warning string } // of an adapter; Path "": not found
-type Size struct{ Rows, Cols, XPixel, YPixel uint16 }                        // in cells and pixels (struct winsize)
-type hint string                                                             // what to do about an error
 
-func (s commandSpec) flags() [][]string { // each with its name and, unless it is a switch, that of its value
-	shape := regexp.MustCompile(`(?:\[|\n  |, )--([a-z-]+)(?: ([A-Z:]+|[a-z]+\|[a-z]+))?`)
-	return shape.FindAllStringSubmatch(s.usage+s.help, -1)
+// Size is that of a terminal, laid out as struct winsize of the system.
+type Size struct {
+	Rows, Cols     uint16 // in cells
+	XPixel, YPixel uint16
 }
 
+// ---- the command table ----
+// Dispatch, flags, help, suggestions and completion are made from it.
+
+// commandSpec is a row of the table: a command.
+type commandSpec struct {
+	name     string
+	operands string // what is written after the name, besides flags
+	summary  string
+	words    []string     // the command takes one argument, one of these; nil: min to max of any kind
+	min      int          // arguments, flags apart
+	max      int          // may be anyNumber
+	verbatim bool         // nothing after the first argument is a flag
+	flags    []flagSpec   // that the first line of the help names
+	lines    [][]flagSpec // that the help explains, those of a line together
+	notes    string       // the rest of the help: explanations, examples
+	do       func(*command) int
+}
+
+const anyNumber = -1
+
+// flagSpec is a flag that a command takes.
+type flagSpec struct {
+	name  string
+	value string // what the help calls its value, "" for a switch
+	help  string // what the value is, or what the switch does
+}
+
+// durationValue is the value of a flag that takes a time such as 90s.
+const durationValue = "DUR"
+
+// jsonFlags are those of a command that only prints: --json asks for what a program can read.
+var jsonFlags = []flagSpec{{name: "json"}}
+
+// commands is the table, in the order of the help. It is a function because cmdHelp reads it.
 func commands() []commandSpec {
 	return []commandSpec{
-		{"run", "run [flags] <tool> [args…]", "run a tool; its questions reach your phone", 1, -1, cmdRun, "", `
-  --channel telegram|local      who is asked (default: telegram once set up)
-  --record FILE, --stream       keep a recording; send the output to the phone
-  --timeout DUR, --quiet        wait 90s or 10m; not a byte of our own here
-  --name LABEL, --adapter NAME  its name in messages; treat it as this tool
-Everything after <tool> is the tool's own, as its exit status is.
+		{name: "run", operands: "[flags] <tool> [args…]", summary: "run a tool; its questions reach your phone",
+			min: 1, max: anyNumber, verbatim: true, do: cmdRun,
+			lines: [][]flagSpec{
+				{{"channel", "telegram|local", "who is asked (default: telegram once set up)"}},
+				{{"record", "FILE", "keep a recording"}, {"stream", "", "send the output to the phone"}},
+				{{"timeout", durationValue, "wait 90s or 10m"}, {"quiet", "", "not a byte of our own here"}},
+				{{"name", "LABEL", "its name in messages"}, {"adapter", "NAME", "treat it as this tool"}},
+			},
+			notes: `Everything after <tool> is the tool's own, as its exit status is.
   atlasbridge run --name api --timeout 30m claude --model opus
-  atlasbridge run --channel local -- bash -c 'read -p "Continue? (y/n) " a'`},
-		{"setup", "setup [flags]", "connect your Telegram bot; writes config.toml", 0, 0, cmdSetup, "", `
-  --token-file FILE           read the bot token from a file, or /dev/stdin
-  --chat-id ID, --user-id ID  the chat; who may answer; found otherwise
-  --api-base URL, --no-test   another Bot API server; send no test message
-Asks for the bot token (from @BotFather), waits until you send the bot any
-message, confirms by a short code that it is you, and sends a test message.`},
-		{"doctor", "doctor [--json]", "check everything; says what to do about each failure", 0, 0, cmdDoctor, "",
-			"\n  atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'"},
-		{"status", "status [--all] [--json]", "sessions: what runs, what waits, who polls Telegram", 0, 0, cmdStatus, "", `
-With --all ended sessions too.`},
-		{"approvals", "approvals [--json]", "open questions of all sessions, with the time left", 0, 0, cmdApprovals, "", ""},
-		{"answer", "answer <prompt-id> <value>", "answer a question from any terminal", 2, 2, cmdAnswer, "", `
-The id's first 8 digits will do. The value is what a button would send: y, n, a
+  atlasbridge run --channel local -- bash -c 'read -p "Continue? (y/n) " a'
+`},
+		{name: "setup", operands: "[flags]", summary: "connect your Telegram bot; writes config.toml", do: cmdSetup,
+			lines: [][]flagSpec{
+				{{"token-file", "FILE", "read the bot token from a file, or /dev/stdin"}},
+				{{"chat-id", "ID", "the chat"}, {"user-id", "ID", "who may answer; found otherwise"}},
+				{{"api-base", "URL", "another Bot API server"}, {"no-test", "", "send no test message"}},
+			},
+			notes: `Asks for the bot token (from @BotFather), waits until you send the bot any
+message, confirms by a short code that it is you, and sends a test message.
+`},
+		{name: "doctor", summary: "check everything; says what to do about each failure",
+			flags: jsonFlags, do: cmdDoctor,
+			notes: "  atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'\n"},
+		{name: "status", summary: "sessions: what runs, what waits, who polls Telegram",
+			flags: []flagSpec{{name: "all"}, {name: "json"}}, do: cmdStatus,
+			notes: "With --all ended sessions too.\n"},
+		{name: "approvals", summary: "open questions of all sessions, with the time left",
+			flags: jsonFlags, do: cmdApprovals},
+		{name: "answer", operands: "<prompt-id> <value>", summary: "answer a question from any terminal",
+			min: 2, max: 2, verbatim: true, do: cmdAnswer,
+			notes: `The id's first 8 digits will do. The value is what a button would send: y, n, a
 choice's number, letter or words, enter, esc, default, or the text itself.
-  atlasbridge answer 3f2a91c4 y`},
-		{"logs", "logs [--tail] [--json] [--session ID]", "what happened, readable; --tail follows", 0, 0, cmdLogs, "", `
-  atlasbridge logs --json | jq -c 'select(.event == "PROMPT_RESOLVED")'`},
-		{"audit", "audit verify [--json]", "recompute the audit chain, name the first bad line", 1, 1, cmdAudit, "verify", `
-  --head SEQ:HASH  the head a session-ended message showed
-  --aside          keep the log under another name and begin a new one
-Compares with the head in the state file too. Exit: 1 when it does not hold.`},
-		{"debug", "debug bundle [--output FILE] [--full]", "pack what a bug report needs, no secrets", 1, 1, cmdDebug,
-			"bundle", "\nState, audit log, log, versions, settings; --full adds answers and excerpts."},
-		{"lab", "lab [flags] [FILE|DIR…]", "replay recordings through the detector", 0, -1, cmdLab, "", `
-  --json, --screen, --explain  one object per line; the last screen; why
-Takes the recordings of run --record, scenarios (JSON), and folders of both.`},
-		{"hook", "hook [--timeout SECONDS]", "called by a tool's own hook system, not by you", 0, -1, cmdHook, "", ""},
-		{"adapters", "adapters [--json]", "known tools: found or not, version, supported range", 0, 0, cmdAdapters, "", ""},
-		{"config", "config [--json]", "settings in force and where each came from", 0, 0, cmdConfig, "", `
-Flags win over the environment, that over config.toml, that over the default.`},
-		{"version", "version", "this program's version", 0, 0, cmdVersion, "", ""},
-		{"help", "help [command]", "explain a command", 0, 0, cmdHelp, "", ""},
-		{"completion", "completion bash|zsh|fish", "shell completion", 1, 1, cmdCompletion, "bash zsh fish", `
-  echo 'source <(atlasbridge completion bash)' >> ~/.bashrc
+  atlasbridge answer 3f2a91c4 y
+`},
+		{name: "logs", summary: "what happened, readable; --tail follows",
+			flags: []flagSpec{{name: "tail"}, {name: "json"}, {name: "session", value: "ID"}}, do: cmdLogs,
+			notes: "  atlasbridge logs --json | jq -c 'select(.event == \"PROMPT_RESOLVED\")'\n"},
+		{name: "audit", operands: "verify", summary: "recompute the audit chain, name the first bad line",
+			words: []string{"verify"}, flags: jsonFlags, do: cmdAudit,
+			lines: [][]flagSpec{
+				{{"head", "SEQ:HASH", "the head a session-ended message showed"}},
+				{{"aside", "", "keep the log under another name and begin a new one"}},
+			},
+			notes: "Compares with the head in the state file too. Exit: 1 when it does not hold.\n"},
+		{name: "debug", operands: "bundle", summary: "pack what a bug report needs, no secrets",
+			words: []string{"bundle"}, flags: []flagSpec{{name: "output", value: "FILE"}, {name: "full"}}, do: cmdDebug,
+			notes: "State, audit log, log, versions, settings; --full adds answers and excerpts.\n"},
+		{name: "lab", operands: "[flags] [FILE|DIR…]", summary: "replay recordings through the detector",
+			max: anyNumber, do: cmdLab,
+			lines: [][]flagSpec{
+				{{"json", "", "one object per line"}, {"screen", "", "the last screen"}, {"explain", "", "why"}},
+			},
+			notes: "Takes the recordings of run --record, scenarios (JSON), and folders of both.\n"},
+		{name: "hook", summary: "called by a tool's own hook system, not by you",
+			max: anyNumber, flags: []flagSpec{{name: "timeout", value: "SECONDS"}}, do: cmdHook},
+		{name: "adapters", summary: "known tools: found or not, version, supported range",
+			flags: jsonFlags, do: cmdAdapters},
+		{name: "config", summary: "settings in force and where each came from",
+			flags: jsonFlags, do: cmdConfig,
+			notes: "Flags win over the environment, that over config.toml, that over the default.\n"},
+		{name: "version", summary: "this program's version", do: cmdVersion},
+		{name: "help", operands: "[command]", summary: "explain a command", do: cmdHelp},
+		{name: "completion", operands: "bash|zsh|fish", summary: "shell completion",
+			words: []string{"bash", "zsh", "fish"}, do: cmdCompletion,
+			notes: `  echo 'source <(atlasbridge completion bash)' >> ~/.bashrc
   echo 'source <(atlasbridge completion zsh)' >> ~/.zshrc
-  atlasbridge completion fish > ~/.config/fish/completions/atlasbridge.fish`},
+  atlasbridge completion fish > ~/.config/fish/completions/atlasbridge.fish
+`},
 	}
 }
 
-func commandNames() []string { return mapped(commands(), func(s commandSpec) string { return s.name }) }
+// commandNames are the names in the table, in its order.
+func commandNames() []string {
+	var names []string
+	for _, s := range commands() {
+		names = append(names, s.name)
+	}
+	return names
+}
+
 func mapped[T, U any](list []T, to func(T) U) (images []U) {
 	for _, one := range list {
 		images = append(images, to(one))
 	}
 	return images
 }
-func (c *command) spec() commandSpec { // the row of its name, and without one a row that does nothing
-	all := append(commands(), commandSpec{name: c.name})
-	return all[slices.IndexFunc(all, func(s commandSpec) bool { return s.name == c.name })]
-}
-func cmdHelp(c *command) int {
-	list := mapped(commands(), func(s commandSpec) string { return fmt.Sprintf("  %-11s %s\n", s.name, s.summary) })
-	fmt.Fprint(c.stdout, "atlasbridge runs an AI command line and carries its questions to your phone.\n\n",
-		strings.Join(list, ""), "\nTry:   atlasbridge run bash -c 'read -p \"Continue? (y/n) \" a; echo got $a'\n",
-		"Then:  atlasbridge setup; atlasbridge run claude. More: atlasbridge help COMMAND\n")
-	return 0
+
+// allFlags are the flags of a command, in the order of its help.
+func (s commandSpec) allFlags() []flagSpec {
+	return slices.Concat(s.flags, slices.Concat(s.lines...))
 }
 
-func (o *options) text(name string) string { return o.set.Lookup(name).Value.String() }
-func (o *options) on(name string) bool     { return o.text(name) == "true" }
-func (o *options) given(name string) bool  { return o.text(name) != o.set.Lookup(name).DefValue }
+// synopsis is the command as it is written on a command line.
+func (s commandSpec) synopsis() string {
+	words := strings.TrimSpace(s.name + " " + s.operands)
+	for _, f := range s.flags {
+		words += " [" + f.synopsis() + "]"
+	}
+	return words
+}
 
-func (c *command) options() (*options, int) { // nil and the exit code when it has said what is wrong, or helped
-	s, o := c.spec(), &options{set: flag.NewFlagSet(c.name, flag.ContinueOnError)}
-	o.set.SetOutput(io.Discard)
-	for _, f := range s.flags() {
-		if f[2] == "" {
-			o.set.Bool(f[1], false, "")
-		} else if f[2] == "DUR" {
-			o.set.Duration(f[1], -1, "") // so that 0 counts as given
-		} else {
-			o.set.String(f[1], "", "")
+// synopsis is the flag as it is written on a command line.
+func (f flagSpec) synopsis() string {
+	return strings.TrimSpace("--" + f.name + " " + f.value)
+}
+
+// help is what `atlasbridge help` says about the command.
+func (s commandSpec) help() string {
+	var explained strings.Builder
+	for _, line := range s.lines {
+		var names, helps []string
+		for _, f := range line {
+			names = append(names, f.synopsis())
+			helps = append(helps, f.help)
+		}
+		explained.WriteString("  " + strings.Join(names, ", ") + "\t" + strings.Join(helps, "; ") + "\n")
+	}
+	return "atlasbridge " + s.synopsis() + "\n  " + s.summary + "\n" + columns(explained.String()) + s.notes
+}
+
+// flagSet parses the flags of the command.
+func (s commandSpec) flagSet() *flag.FlagSet {
+	set := flag.NewFlagSet(s.name, flag.ContinueOnError)
+	set.SetOutput(io.Discard)
+	for _, f := range s.allFlags() {
+		switch f.value {
+		case "":
+			set.Bool(f.name, false, "")
+		case durationValue:
+			set.Duration(f.name, -1, "") // so that 0 counts as given
+		default:
+			set.String(f.name, "", "")
 		}
 	}
-	err := o.set.Parse(c.args)
-	for ; err == nil && o.set.NArg() > 0 && c.name != "run" && c.name != "answer"; err = o.set.Parse(o.set.Args()[1:]) {
-		o.args = append(o.args, o.set.Arg(0)) // flags may follow arguments here
+	return set
+}
+
+// takes tells whether these are arguments that the command has.
+func (s commandSpec) takes(args []string) bool {
+	if s.words != nil {
+		return len(args) == 1 && slices.Contains(s.words, args[0])
 	}
-	o.args = append(o.args, o.set.Args()...)
-	switch n, words := len(o.args), strings.Fields(s.words); {
-	case s.do == nil:
+	return len(args) >= s.min && (len(args) <= s.max || s.max == anyNumber)
+}
+
+// ---- a command line ----
+// What a command is given, and what it can say.
+
+// command is what every command gets: its surroundings, and its arguments before and after parsing.
+type command struct {
+	ctx    context.Context
+	name   string
+	args   []string // after the name
+	stdin  *os.File
+	stdout *os.File
+	stderr *os.File
+	getenv func(string) string
+	opts   *options
+}
+
+// spec is the row of the command's name; of an unknown one it does nothing: do is nil.
+func (c *command) spec() commandSpec {
+	for _, s := range commands() {
+		if s.name == c.name {
+			return s
+		}
+	}
+	return commandSpec{}
+}
+
+// options are the arguments of a command, parsed.
+type options struct {
+	set  *flag.FlagSet
+	args []string // without flags
+}
+
+// options parses the arguments. Where it gives no options it has said what is wrong, or helped: the command exits.
+func (c *command) options() (*options, int) {
+	s := c.spec()
+	if s.do == nil {
 		return nil, c.usage("unknown command %q", c.name)
-	case err == flag.ErrHelp:
-		fmt.Fprintf(c.stdout, "atlasbridge %s\n  %s\n%s", s.usage, s.summary, strings.TrimPrefix(s.help+"\n", "\n"))
-		return nil, 0
-	case err != nil:
-		return nil, c.usage("%s", strings.Replace(err.Error(), "flag provided but not defined: -", "unknown flag --", 1))
-	case n < s.min || s.max >= 0 && n > s.max || len(words) > 0 && !slices.Contains(words, o.args[0]):
+	}
+	o := &options{set: s.flagSet()}
+	err := o.parse(c.args, s.verbatim)
+	if err == flag.ErrHelp {
+		return nil, c.print(s.help())
+	}
+	if err != nil {
+		said := strings.Replace(err.Error(), "flag provided but not defined: -", "unknown flag --", 1)
+		return nil, c.usage("%s", said)
+	}
+	if !s.takes(o.args) {
 		return nil, c.usage("wrong arguments %q", o.args)
 	}
 	return o, 0
 }
 
+// parse takes flags and arguments apart. What follows -- is an argument, and where they are taken verbatim all that
+// follows the first one.
+func (o *options) parse(args []string, verbatim bool) error {
+	var rest []string
+	end := slices.Index(args, "--")
+	if end >= 0 && !verbatim {
+		args, rest = args[:end], args[end+1:]
+	}
+	err := o.set.Parse(args)
+	for err == nil && o.set.NArg() > 0 && !verbatim {
+		o.args = append(o.args, o.set.Arg(0))
+		err = o.set.Parse(o.set.Args()[1:])
+	}
+	o.args = slices.Concat(o.args, o.set.Args(), rest)
+	return err
+}
+
+// text is the value of a flag as it was given, or its default.
+func (o *options) text(name string) string { return o.set.Lookup(name).Value.String() }
+
+// on tells whether a switch was given.
+func (o *options) on(name string) bool { return o.text(name) == "true" }
+
+// given tells whether a flag has another value than its default.
+func (o *options) given(name string) bool { return o.text(name) != o.set.Lookup(name).DefValue }
+
+// usage says what is wrong with the command line, and what would be right.
 func (c *command) usage(format string, args ...any) int {
-	right := c.spec().usage
-	more := cmp.Or(when(right != "", "; usage: atlasbridge "+right), meant("atlasbridge ", c.name, commandNames()),
-		"; to run a tool: atlasbridge run TOOL")
-	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", visible(fmt.Sprintf(format, args...)+more))
+	said := fmt.Sprintf(format, args...)
+	near := meant("atlasbridge ", c.name, commandNames())
+	s := c.spec()
+	switch {
+	case s.do != nil:
+		said += "; usage: atlasbridge " + s.synopsis()
+	case near != "":
+		said += near
+	default:
+		said += "; to run a tool: atlasbridge run TOOL"
+	}
+	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", visible(said))
 	return exitUsage
 }
+
+// meant is the question whether the nearest of the words was meant, "" when none is near; before stands before it.
 func meant(before, word string, words []string) string {
 	near := nearest(word, words)
-	return when(near != "", "; did you mean `"+before+near+"`?")
+	if near == "" {
+		return ""
+	}
+	return "; did you mean `" + before + near + "`?"
 }
-func nearest(s string, words []string) string { // the first that s begins, or that differs in two letters side by side
+
+// nearest is the first word that s begins, or that differs from it in two letters side by side; "" when there is none.
+func nearest(s string, words []string) string {
 	for _, w := range words {
-		both := min(len(s), len(w))
-		head := sort.Search(both, func(n int) bool { return s[:n+1] != w[:n+1] }) // letters both begin with
-		tail := sort.Search(both-head, func(n int) bool { return s[len(s)-n-1:] != w[len(w)-n-1:] })
-		if head > 1 && head == len(s) || max(len(s), len(w))-head-tail <= 2 {
+		head := commonHead([]byte(s), []byte(w))
+		tail := commonTail([]byte(s[head:]), []byte(w[head:]))
+		begins := head > 1 && head == len(s)
+		if begins || max(len(s), len(w))-head-tail <= 2 {
 			return w
 		}
 	}
 	return ""
 }
 
-func (c *command) fail(err error) int {
-	remedy := when(hintOf(err) != "", "atlasbridge: hint: "+visible(hintOf(err))+"\n")
-	fmt.Fprintf(c.stderr, "atlasbridge: %s\n%s", redact(visible(err.Error())), remedy)
-	return exitFailed
-}
-func (hint) Error() string    { return "" }
-func hintOf(err error) string { h, _ := errors.AsType[hint](err); return string(h) }
-func hinted(err error, todo string) error { // nil stays nil, and an older hint wins
-	return cmp.Or(when(err != nil && hintOf(err) == "", fmt.Errorf("%w%w", err, hint(todo))), err)
-}
-func onTerminal(f *os.File) bool { _, err := terminalSize(f); return err == nil }
-func (c *command) colour(code, text string) string { // code: of SGR, "31" red, "1" bold …; https://no-color.org
-	plain := c.getenv("NO_COLOR") != "" || c.getenv("TERM") == "dumb" || !onTerminal(c.stdout)
-	return cmp.Or(when(!plain, "\x1b["+code+"m"+text+"\x1b[0m"), text)
-}
-
-func (c *command) show(v any, rows [][]string) int { // --json: v; else a table, headings first, cut at 80 characters
-	if c.opts.on("json") {
-		return c.printJSON(v)
+// commonHead is how many elements a and b both begin with.
+func commonHead[E comparable](a, b []E) int {
+	n := 0
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
 	}
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	lines := mapped(rows, func(row []string) string { return visible(strings.Join(row, "\t")) + "\n" })
-	fmt.Fprint(w, strings.Join(lines, ""))
-	w.Flush()
-	head, rest, _ := strings.Cut(regexp.MustCompile("(?m)^(.{79})..+$").ReplaceAllString(b.String(), "$1…"), "\n")
-	fmt.Fprint(c.stdout, c.colour("1", head), "\n", rest)
-	return 0
-}
-func (c *command) printJSON(v any) int {
-	e := json.NewEncoder(c.stdout)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	_ = e.Encode(v) // nobody is left to be told that standard output is closed
-	return 0
+	return n
 }
 
+// commonTail is how many elements a and b both end with.
+func commonTail[E comparable](a, b []E) int {
+	n := 0
+	for n < min(len(a), len(b)) && a[len(a)-1-n] == b[len(b)-1-n] {
+		n++
+	}
+	return n
+}
+
+// config reads the settings; flags win over the file and the environment. With an error at most Dir is set.
 func (c *command) config(flags map[string]string) (*Config, error) {
 	dir, err := stateDir(c.getenv)
 	if err != nil {
@@ -273,95 +425,389 @@ func (c *command) config(flags map[string]string) (*Config, error) {
 	}
 	return loadConfig(dir, c.getenv, flags)
 }
-func version() string {
-	info, _ := debug.ReadBuildInfo() // with the version control tag; in every program built from modules
-	return fmt.Sprintf("atlasbridge %s %s %s/%s", cmp.Or(info.Main.Version, "(devel)"), runtime.Version(),
-		runtime.GOOS, runtime.GOARCH)
-}
-func cmdVersion(c *command) int { fmt.Fprintln(c.stdout, version()); return 0 }
 
-func cmdCompletion(c *command) int { // zsh runs the script of bash; after `run` the shell completes as ever
-	names, cases := strings.Join(commandNames(), " "), ""
-	for _, s := range commands() {
-		flags := mapped(s.flags(), func(f []string) string { return " --" + f[1] })
-		cases += fmt.Sprintf("  *' %s') words='%s%s' ;;\n", s.name, s.words, strings.Join(flags, ""))
+// fail tells an error, and what to do about it where that is known. Nobody can be told when that is not read either.
+func (c *command) fail(err error) int {
+	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", redact(visible(err.Error())))
+	todo := hintOf(err)
+	if todo != "" {
+		fmt.Fprintf(c.stderr, "atlasbridge: hint: %s\n", visible(todo))
 	}
-	bash := `_atlasbridge() {
+	return exitFailed
+}
+
+// hintedError is an error, and what to do about it.
+type hintedError struct {
+	error
+	todo string
+}
+
+// Unwrap is the error alone.
+func (e *hintedError) Unwrap() error { return e.error }
+
+// hinted adds what to do about an error; nil stays nil, and an older hint stays.
+func hinted(err error, todo string) error {
+	if err == nil || hintOf(err) != "" {
+		return err
+	}
+	return &hintedError{err, todo}
+}
+
+// hintOf is what to do about an error, "" when that is not known.
+func hintOf(err error) string {
+	hint, ok := errors.AsType[*hintedError](err)
+	if !ok {
+		return ""
+	}
+	return hint.todo
+}
+
+// print writes a text to standard output; the command fails when it cannot be written.
+func (c *command) print(text string) int {
+	if _, err := io.WriteString(c.stdout, text); err != nil {
+		return c.fail(fmt.Errorf("writing the output: %w", err))
+	}
+	return 0
+}
+
+// printJSON is print of v as JSON.
+func (c *command) printJSON(v any) int {
+	e := json.NewEncoder(c.stdout)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	if err := e.Encode(v); err != nil {
+		return c.fail(fmt.Errorf("writing the output: %w", err))
+	}
+	return 0
+}
+
+// maxColumns is the width of a table in characters, that of a small terminal.
+const maxColumns = 80
+
+// show prints v with --json, else a table of which the first row are the headings.
+func (c *command) show(v any, rows [][]string) int {
+	if c.opts.on("json") {
+		return c.printJSON(v)
+	}
+	var cells strings.Builder
+	for _, row := range rows {
+		cells.WriteString(visible(strings.Join(row, "\t")) + "\n")
+	}
+	lines := strings.Split(columns(cells.String()), "\n")
+	for i, line := range lines {
+		lines[i] = cutColumns(line)
+	}
+	lines[0] = c.colour(sgrBold, lines[0])
+	return c.print(strings.Join(lines, "\n"))
+}
+
+// columns lines up the cells of lines, which end in tabs, two blanks apart.
+func columns(lines string) string {
+	var text strings.Builder
+	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	_, _ = io.WriteString(w, lines) // a Builder takes everything
+	_ = w.Flush()                   // as above
+	return text.String()
+}
+
+// cutColumns is a line of at most maxColumns characters; what is left out ends in "…".
+func cutColumns(line string) string {
+	letters := []rune(line)
+	if len(letters) <= maxColumns {
+		return line
+	}
+	return string(letters[:maxColumns-1]) + "…"
+}
+
+// Codes of SGR, ECMA-48 section 8.3.117.
+const (
+	sgrBold   = "1"
+	sgrRed    = "31"
+	sgrGreen  = "32"
+	sgrYellow = "33"
+)
+
+// colour is text in that code, where somebody can see it and wants to: https://no-color.org
+func (c *command) colour(code, text string) string {
+	if c.getenv("NO_COLOR") != "" || c.getenv("TERM") == "dumb" || !onTerminal(c.stdout) {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
+}
+
+// onTerminal tells whether a person may be at the other end of f.
+func onTerminal(f *os.File) bool {
+	_, err := terminalSize(f)
+	return err == nil
+}
+
+// ---- help, version, completion ----
+// What the program says of itself.
+
+func cmdHelp(c *command) int {
+	var list strings.Builder
+	for _, s := range commands() {
+		fmt.Fprintf(&list, "  %-11s %s\n", s.name, s.summary)
+	}
+	return c.print("atlasbridge runs an AI command line and carries its questions to your phone.\n\n" +
+		list.String() + "\nTry:   atlasbridge run bash -c 'read -p \"Continue? (y/n) \" a; echo got $a'\n" +
+		"Then:  atlasbridge setup; atlasbridge run claude. More: atlasbridge help COMMAND\n")
+}
+
+func cmdVersion(c *command) int {
+	return c.print(version() + "\n")
+}
+
+// version is that of the version control tag, where it was built from one, and what it was built with and for.
+func version() string {
+	tag := "(devel)"
+	info, ok := debug.ReadBuildInfo()
+	if ok && info.Main.Version != "" {
+		tag = info.Main.Version
+	}
+	return fmt.Sprintf("atlasbridge %s %s %s/%s", tag, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}
+
+func cmdCompletion(c *command) int {
+	switch c.opts.args[0] {
+	case "fish":
+		return c.print("complete -c atlasbridge -f -a '" + strings.Join(commandNames(), " ") + "'\n")
+	case "zsh": // runs the script of bash
+		return c.print("autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" + bashCompletion())
+	}
+	return c.print(bashCompletion())
+}
+
+// bashCompletion is the script for bash. After `run` the shell completes as ever.
+func bashCompletion() string {
+	var cases strings.Builder
+	for _, s := range commands() {
+		words := strings.Join(s.words, " ")
+		for _, f := range s.allFlags() {
+			words += " --" + f.name
+		}
+		fmt.Fprintf(&cases, "  *' %s') words='%s' ;;\n", s.name, words)
+	}
+	return `_atlasbridge() {
   local cur="${COMP_WORDS[COMP_CWORD]}" words=
   case "$COMP_CWORD ${COMP_WORDS[1]}" in
-  '1 '* | '2 help') words='` + names + "' ;;\n" + cases + `  esac
+  '1 '* | '2 help') words='` + strings.Join(commandNames(), " ") + "' ;;\n" + cases.String() + `  esac
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
   [[ ${COMP_WORDS[1]} != run || $COMP_CWORD -eq 1 || $cur == -* ]] || COMPREPLY=($(compgen -c -- "$cur"))
 }
 complete -o default -F _atlasbridge atlasbridge
 `
-	fmt.Fprint(c.stdout, map[string]string{"bash": bash, "fish": "complete -c atlasbridge -f -a '" + names + "'\n",
-		"zsh": "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" + bash}[c.opts.args[0]])
-	return 0
 }
 
-func cmdDoctor(c *command) (code int) { // tells each check as soon as it is known, with --json all at the end
-	var checks []map[string]any
-	// A check failed with err (remedy: what to do), or passed with what was found (remedy: a warning).
-	out := cmp.Or(when[io.Writer](c.opts.on("json"), io.Discard), io.Writer(c.stdout))
-	tell := func(name string, err error, found, remedy string) {
-		mark := cmp.Or(when(remedy != "", c.colour("33", "warn")), c.colour("32", "ok  "))
-		if err != nil {
-			code, mark, found, remedy = exitFailed, c.colour("31", "FAIL"), redact(err.Error()), hintOf(err)
-		}
-		checks = append(checks, map[string]any{"name": name, "ok": err == nil, "detail": found, "remedy": remedy})
-		fmt.Fprintf(out, "%s  %-11s  %s\n%s", mark, name, visible(found),
-			when(remedy != "", fmt.Sprintf("%17s  %s\n", "→", visible(remedy))))
-	}
-	cfg, err := c.config(nil)
-	tell("config", err, "settings and defaults are valid", "")
+// ---- doctor ----
+// Every check is made, whatever the others found.
+
+// check is what doctor found out about one thing.
+type check struct {
+	Detail string `json:"detail"` // what was found, or what is wrong
+	Name   string `json:"name"`
+	OK     bool   `json:"ok"`
+	Remedy string `json:"remedy"` // what to do about it; where it is OK, a warning
+}
+
+// doctor is a report that is being made.
+type doctor struct {
+	*command
+	checks []check
+	code   int
+}
+
+// cmdDoctor tells each check as soon as it is made, with --json all of them at the end.
+func cmdDoctor(c *command) int {
+	d := &doctor{command: c, checks: []check{}}
+	cfg := d.checkConfig()
 	if cfg.Channel == "telegram" {
-		ctx, stop := context.WithTimeout(c.ctx, 15*time.Second)
-		defer stop()
-		var me, chat struct{ Type, Title, Username string }
-		bot := newTelegram(cfg, nil, nil)
-		err = hinted(bot.call(ctx, "getMe", map[string]any{}, &me), "check the network, or run `atlasbridge setup`")
-		tell("token", err, "the bot is @"+me.Username, "")
-		skew := bot.clockSkew().Round(time.Second)
-		wrong := when(skew.Abs() > 30*time.Second, fmt.Errorf("Telegram's clock is %s ahead", skew))
-		tell("clock", cmp.Or(hinted(wrong, "set the clock (timedatectl set-ntp true)"), err), "as Telegram's", "")
-		err = bot.call(ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
-		tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+cmp.Or(chat.Title, chat.Username), "")
+		d.checkBot(cfg)
 	}
-	st, err := openStore(cfg.Dir)
-	tell("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"), "can be used", "")
-	if err == nil {
-		defer st.Close()
-		pid, nobody := st.holder("poll.lock"), "nobody, which is right while no session runs"
-		tell("poller", st.stalled(), cmp.Or(when(pid == 0, nobody), fmt.Sprint("process ", pid)), "")
-		view, _ := st.View()
-		verdict, err := st.verifyAudit(view)
-		bad := when(!verdict.OK, fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason))
-		remedy := cmp.Or(verdict.Remedy, "keep a copy of audit.log; `atlasbridge audit verify` says more")
-		tell("audit", hinted(cmp.Or(err, bad), remedy),
-			fmt.Sprintf("%d entries hold", verdict.Entries), "")
+	if cfg.Dir != "" {
+		d.checkState(cfg.Dir)
+		d.checkPrivacy(cfg.Dir)
 	}
-	files, _ := os.ReadDir(cfg.Dir)
-	private := mapped(files, func(f fs.DirEntry) error { return ownedPrivate(filepath.Join(cfg.Dir, f.Name())) })
-	err, remote := cmp.Or(append(private, ownedPrivate(cfg.Dir))...), networkFS(cfg.Dir)
-	tell("permissions", hinted(err, "make it yours alone: chmod -R go= "+cfg.Dir), cfg.Dir+" is yours alone",
-		when(remote != "", "on "+remote+" locks may not hold between machines: set ATLASBRIDGE_HOME to a local disk"))
-	size, err := terminalSize(c.stdout)
-	shown := fmt.Sprintf("%s, %dx%d", c.getenv("TERM"), size.Cols, size.Rows)
-	tell("terminal", nil, cmp.Or(when(err != nil, "none here: a tool gets 100x30"), shown), "")
+	d.checkTerminal()
 	for _, t := range knownTools(c.ctx, cfg) {
-		tell(t.Name, nil, cmp.Or(strings.TrimSpace(t.Version+" "+t.Path), "not installed"), t.Warning)
+		found := strings.TrimSpace(t.Version + " " + t.Path)
+		if t.Path == "" {
+			found = "not installed"
+		}
+		d.tell(t.Name, nil, found, t.Warning)
 	}
 	if c.opts.on("json") {
-		c.printJSON(map[string]any{"checks": checks, "ok": code == 0})
+		return max(d.code, c.printJSON(map[string]any{"checks": d.checks, "ok": d.code == 0}))
 	}
-	return code
+	return d.code
 }
 
-func knownTools(ctx context.Context, cfg *Config) []tool { // asks all at once; Node takes up to 4 s to start (measured)
+// tell adds a check: it failed with err, or passed with what was found and perhaps a warning.
+func (d *doctor) tell(name string, err error, found, warning string) {
+	k := check{Name: name, OK: err == nil, Detail: found, Remedy: warning}
+	mark := d.colour(sgrGreen, "ok  ")
+	if warning != "" {
+		mark = d.colour(sgrYellow, "warn")
+	}
+	if err != nil {
+		d.code = exitFailed
+		k.Detail, k.Remedy = redact(err.Error()), hintOf(err)
+		mark = d.colour(sgrRed, "FAIL")
+	}
+	d.checks = append(d.checks, k)
+	if d.opts.on("json") {
+		return
+	}
+	text := fmt.Sprintf("%s  %-11s  %s\n", mark, name, visible(k.Detail))
+	if k.Remedy != "" {
+		text += fmt.Sprintf("%17s  %s\n", "→", visible(k.Remedy))
+	}
+	d.code = max(d.code, d.print(text))
+}
+
+// checkConfig gives the settings; where they are wrong nothing but the folder, and where there is none nothing.
+func (d *doctor) checkConfig() *Config {
+	cfg, err := d.config(nil)
+	d.tell("config", err, "settings and defaults are valid", "")
+	if err == nil {
+		return cfg
+	}
+	dir, err := stateDir(d.getenv)
+	if err != nil {
+		return &Config{}
+	}
+	return &Config{Dir: dir}
+}
+
+// checkBot asks Telegram about the bot and its chat.
+func (d *doctor) checkBot(cfg *Config) {
+	ctx, stop := context.WithTimeout(d.ctx, 15*time.Second)
+	defer stop()
+	bot := newTelegram(cfg, nil, nil)
+	var me struct{ Username string }
+	err := bot.call(ctx, "getMe", map[string]any{}, &me)
+	err = hinted(err, "check the network, or run `atlasbridge setup`")
+	d.tell("token", err, "the bot is @"+me.Username, "")
+	skew := bot.clockSkew().Round(time.Second)
+	if skew.Abs() > 30*time.Second {
+		err = hinted(fmt.Errorf("Telegram's clock is %s ahead", skew), "set the clock (timedatectl set-ntp true)")
+	}
+	d.tell("clock", err, "as Telegram's", "")
+	var chat struct {
+		Type     string
+		Title    string
+		Username string
+	}
+	err = bot.call(ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
+	name := chat.Title
+	if name == "" {
+		name = chat.Username
+	}
+	d.tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+name, "")
+}
+
+// checkState opens the state, and asks it who listens to Telegram and whether the audit log holds.
+func (d *doctor) checkState(dir string) {
+	st, err := openStore(dir)
+	todo := "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"
+	d.tell("state", hinted(err, todo), "can be used", "")
+	if err != nil {
+		return
+	}
+	defer st.Close()
+	poller := "nobody, which is right while no session runs"
+	pid := st.holder("poll.lock")
+	if pid != 0 {
+		poller = fmt.Sprint("process ", pid)
+	}
+	d.tell("poller", st.stalled(), poller, "")
+	d.checkAudit(st)
+}
+
+// checkAudit verifies the audit log.
+func (d *doctor) checkAudit(st *Store) {
+	todo := "keep a copy of audit.log; `atlasbridge audit verify` says more"
+	var verdict Verdict
+	view, err := st.View()
+	if err == nil {
+		verdict, err = st.verifyAudit(view)
+	}
+	if err == nil && !verdict.OK {
+		err = fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason)
+	}
+	if verdict.Remedy != "" {
+		todo = verdict.Remedy
+	}
+	d.tell("audit", hinted(err, todo), fmt.Sprintf("%d entries hold", verdict.Entries), "")
+}
+
+// checkPrivacy looks who can read the state folder, and whether locks hold there.
+func (d *doctor) checkPrivacy(dir string) {
+	warning := ""
+	remote := networkFS(dir)
+	if remote != "" {
+		warning = "on " + remote + " locks may not hold between machines: set ATLASBRIDGE_HOME to a local disk"
+	}
+	err := hinted(allPrivate(dir), "make it yours alone: chmod -R go= "+dir)
+	d.tell("permissions", err, dir+" is yours alone", warning)
+}
+
+// allPrivate gives an error when the folder, or a file in it, is not the user's alone.
+func allPrivate(dir string) error {
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		if err := ownedPrivate(filepath.Join(dir, f.Name())); err != nil {
+			return err
+		}
+	}
+	return ownedPrivate(dir)
+}
+
+// checkTerminal tells what a tool would be run in.
+func (d *doctor) checkTerminal() {
+	found := "none here: a tool gets 100x30"
+	size, err := terminalSize(d.stdout)
+	if err == nil {
+		found = fmt.Sprintf("%s, %dx%d", d.getenv("TERM"), size.Cols, size.Rows)
+	}
+	d.tell("terminal", nil, found, "")
+}
+
+// ---- tools ----
+// Which of the tools that have an adapter are there, and in which version.
+
+// tool is what was found out about the tool of an adapter.
+type tool struct {
+	Commands  string `json:"commands"` // its names, blanks between them
+	Name      string `json:"name"`     // of the adapter
+	Path      string `json:"path"`     // "" where it was not found
+	Supported string `json:"supported"`
+	Version   string `json:"version"` // "" where it is not known
+	Warning   string `json:"warning"` // "" where it was tried with this version
+}
+
+func cmdAdapters(c *command) int {
+	list := knownTools(c.ctx, &Config{})
+	rows := [][]string{{"ADAPTER", "COMMANDS", "VERSION", "SUPPORTED", "FOUND"}}
+	for _, t := range list {
+		path := t.Path
+		if path == "" {
+			path = "not found"
+		}
+		rows = append(rows, []string{t.Name, t.Commands, t.Version, t.Supported, path})
+	}
+	return c.show(list, rows)
+}
+
+// knownTools asks all tools at once: Node takes up to 4 s to start (measured).
+func knownTools(ctx context.Context, cfg *Config) []tool {
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
-	list, env := make([]tool, len(adapters)-1), childEnv(os.Environ(), cfg, "") // the last one stands for all others
+	env := childEnv(os.Environ(), cfg, "")
+	list := make([]tool, len(adapters)-1) // the last one stands for all others
 	var all sync.WaitGroup
 	for i := range list {
 		all.Go(func() { list[i] = probe(ctx, adapters[i], env) })
@@ -369,35 +815,61 @@ func knownTools(ctx context.Context, cfg *Config) []tool { // asks all at once; 
 	all.Wait()
 	return list
 }
-func probe(ctx context.Context, a *Adapter, env []string) tool { // in a terminal of its own, as under run
-	path := func(name string) string { path, _ := findTool(name); return path } // "" when it is not there
-	t := tool{Name: a.Name, Commands: strings.Join(a.Names, " "), Supported: a.MinVer + " to " + a.MaxVer,
-		Path: cmp.Or(mapped(a.Names, path)...)}
-	if p, err := startPTY([]string{t.Path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, nil); err == nil {
-		defer p.Close()
-		defer context.AfterFunc(ctx, func() { p.Terminate(nil); p.Close() })()
-		output, _ := io.ReadAll(io.LimitReader(p, 4096))
-		t.Version = regexp.MustCompile(`[0-9]+(\.[0-9]+)+`).FindString(string(output)) // as in "codex-cli 0.146.0"
+
+// probe looks for the tool of an adapter, and asks it for its version.
+func probe(ctx context.Context, a *Adapter, env []string) tool {
+	t := tool{Name: a.Name, Commands: strings.Join(a.Names, " "), Supported: a.MinVer + " to " + a.MaxVer}
+	for _, name := range a.Names {
+		path, err := findTool(name)
+		if err == nil {
+			t.Path = path
+			break
+		}
 	}
-	odd := t.Version == "" || versionLess(t.Version, a.MinVer) || versionLess(a.MaxVer, t.Version)
-	t.Warning = when(t.Path != "" && odd, "not a version that was tried: if questions are missed, use one of "+t.Supported)
+	if t.Path == "" {
+		return t
+	}
+	t.Version = toolVersion(ctx, t.Path, env)
+	if t.Version == "" || versionLess(t.Version, a.MinVer) || versionLess(a.MaxVer, t.Version) {
+		t.Warning = "not a version that was tried: if questions are missed, use one of " + t.Supported
+	}
 	return t
 }
-func versionLess(a, b string) bool { // as far as the shorter one goes: the bound "2.1" means all of 2.1, "" anything
-	as, bs := strings.Split(a, "."), strings.Split(b, ".")
-	n := min(len(as), len(bs))
-	byNumber := func(x, y string) int { return cmp.Or(len(x)-len(y), strings.Compare(x, y)) } // without leading zeros
-	return a != "" && b != "" && slices.CompareFunc(as[:n], bs[:n], byNumber) < 0
+
+// reVersion is a version among other words, as in "codex-cli 0.146.0".
+var reVersion = regexp.MustCompile(`[0-9]+(\.[0-9]+)+`)
+
+// toolVersion runs the tool in a terminal of its own, as `run` does, until ctx ends; "" when it does not say.
+func toolVersion(ctx context.Context, path string, env []string) string {
+	p, err := startPTY([]string{path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, nil)
+	if err != nil {
+		return ""
+	}
+	defer p.Close()
+	stop := context.AfterFunc(ctx, func() {
+		p.Terminate(nil)
+		p.Close()
+	})
+	defer stop()
+	output, _ := io.ReadAll(io.LimitReader(p, 4096)) // what it said before an error counts
+	return reVersion.FindString(string(output))
 }
 
-func cmdAdapters(c *command) int {
-	list, rows := []map[string]string{}, [][]string{{"ADAPTER", "COMMANDS", "VERSION", "SUPPORTED", "FOUND"}}
-	for _, t := range knownTools(c.ctx, &Config{}) {
-		rows = append(rows, []string{t.Name, t.Commands, t.Version, t.Supported, cmp.Or(t.Path, "not found")})
-		list = append(list, map[string]string{"name": t.Name, "commands": t.Commands, "version": t.Version,
-			"supported": t.Supported, "path": t.Path, "warning": t.Warning})
+// versionLess compares as far as the shorter one goes: the bound "2.1" means all of 2.1, "" anything.
+func versionLess(a, b string) bool {
+	if a == "" || b == "" {
+		return false
 	}
-	return c.show(list, rows)
+	as, bs := strings.Split(a, "."), strings.Split(b, ".")
+	for i := range min(len(as), len(bs)) {
+		if len(as[i]) != len(bs[i]) { // without leading zeros the longer number is greater
+			return len(as[i]) < len(bs[i])
+		}
+		if as[i] != bs[i] {
+			return as[i] < bs[i]
+		}
+	}
+	return false
 }
 
 // ---- the session: one run of a tool ----
@@ -492,8 +964,8 @@ type session struct {
 	cfg      *Config
 	rec      SessionRecord
 	det      *Detector
-	cast     *castWriter // nil without --record
-	jsonLine []byte      // unfinished line of stream-json, nil for other tools
+	cast     *recording // nil without --record
+	jsonLine []byte     // unfinished line of stream-json, nil for other tools
 	stream   stream
 	answer   string // beginning of the tool's last answer
 	fed      bool   // standard input is a pipe that has not ended: who feeds it answers
@@ -510,6 +982,7 @@ type session struct {
 
 	// What is asked.
 	seen    *Prompt      // what the detector last found, until it is gone
+	seenAs  string       // named, when it was found
 	spent   *Prompt      // seen, when the tool has said that it is over
 	spentAt time.Time    // when that was
 	q       *question    // in force
@@ -660,7 +1133,7 @@ func newSession(c *command) (*session, error) {
 		fmt.Fprintf(s.notes, "atlasbridge: %s (see `atlasbridge doctor`)\n", what)
 	}
 	if c.opts.given("record") {
-		s.cast, err = newCast(c.opts.text("record"), tool, s.size())
+		s.cast, err = startRecording(c.opts.text("record"), tool, s.size(), time.Now())
 		if err != nil {
 			return nil, err
 		}
@@ -958,7 +1431,7 @@ func (s *session) reap() {
 		return
 	}
 	s.reapAt = time.Now().Add(reapEvery)
-	_, _, err := s.st.Reap(time.Now())
+	err := s.st.Reap(time.Now())
 	s.tellTrouble("closing dead sessions", err)
 }
 
@@ -1119,7 +1592,7 @@ func (s *session) handleOutput(p []byte) {
 	}
 	s.det.Feed(p, now)
 	s.unseen.Add(-int64(len(p)))
-	s.cast.output(p, now)
+	s.record(func(c *castWriter) { c.output(p, now) })
 	for _, status := range s.det.Screen.TakeStatuses() {
 		s.handleStatus(status)
 	}
@@ -1208,7 +1681,8 @@ func (s *session) resize() {
 	if s.q != nil && s.q.screen != nil {
 		s.q.screen.place = 0 // it may stand in another row now
 	}
-	s.cast.event("r", fmt.Sprintf("%dx%d", size.Cols, size.Rows), time.Now())
+	changed := fmt.Sprintf("%dx%d", size.Cols, size.Rows)
+	s.record(func(c *castWriter) { c.event("r", changed, time.Now()) })
 }
 
 // ---- keyboard ----
@@ -1303,7 +1777,7 @@ func (s *session) inject(keys, by string) {
 		s.noteTyped(by, now)
 	}
 	s.det.Typed([]byte(keys), now)
-	s.cast.event("i", keys, now)
+	s.record(func(c *castWriter) { c.event("i", keys, now) })
 }
 
 // noteTyped notes who pressed a key that may answer what stands on the screen.
@@ -1372,7 +1846,7 @@ func (s *session) detect() {
 	tty := TTYState{}
 	if s.det.WantTTY(now) {
 		tty = s.pty.State()
-		s.cast.tty(tty, now)
+		s.record(func(c *castWriter) { c.tty(tty, now) })
 	}
 	p := s.det.Tick(tty, now)
 	// The screen may have gone straight on to another question.
@@ -1381,6 +1855,7 @@ func (s *session) detect() {
 	}
 	if p != nil {
 		s.seen = p
+		s.seenAs = s.named
 		s.takeUp(p)
 	}
 	s.turnAt(later(now.Add(detectEvery), s.det.Next(now)))
@@ -1439,24 +1914,6 @@ func (s *session) expectsHook(p *Prompt) bool {
 		return true
 	}
 	return strings.HasPrefix(s.named, "approve") || strings.HasPrefix(s.named, "answer:")
-}
-
-// capture makes a recording of what led to a question, where the user wants that.
-func (s *session) capture(p *Prompt) {
-	if os.Getenv("ATLASBRIDGE_CAPTURE_PROMPTS") != "1" || p.Secret {
-		return
-	}
-	dir := filepath.Join(s.cfg.Dir, "captured_scenarios")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		s.log.Warn("capturing a question", "error", err.Error())
-		return
-	}
-	now := time.Now()
-	name := fmt.Sprintf("%s-%s-%s.cast", s.rec.Tool, p.Type, now.UTC().Format("20060102T150405.000"))
-	c, _ := newCast(filepath.Join(dir, name), s.rec.Tool, s.size())
-	c.output(s.det.Raw(), now)
-	c.tty(s.pty.State(), now)
-	c.close(now.Add(s.cfg.Stuck + time.Second))
 }
 
 // advance puts the next question in force: the hooks' in the order they came, then what the screen
@@ -1730,16 +2187,18 @@ func (s *session) apply(q *question, r *PromptRecord) {
 // A tool's hook asks in a process of its own, which gives the tool the answer. The dialog stands on
 // the screen meanwhile, and may be answered there.
 
-// hookOf is the waiting hook's question whose dialog p is, nil when it is none's: it shows that
-// tool and those arguments, or the tool names them while p stands.
+// hookOf is the waiting hook's question whose dialog p is, which was seen last; nil when it is
+// none's: it shows that tool and those arguments, or the tool names them. A name that is told while
+// the dialog named before still stands means the next one.
 func (s *session) hookOf(p *Prompt) *question {
 	for _, h := range s.hooks {
 		if p.showsCall(h.rec.Tool, h.rec.Subject) {
 			return h
 		}
 	}
+	named := s.seenAs == "" || s.seenAs == s.named
 	for _, h := range s.hooks {
-		if !p.Idle && s.named != "" && h.namedIn(s.named) {
+		if !p.Idle && named && h.namedIn(s.named) {
 			return h
 		}
 	}
@@ -2324,7 +2783,7 @@ func (s *session) tellAtTerminal() {
 	if s.warning != "" {
 		tell(s.rec.Tool + ": " + s.warning)
 	}
-	if err := s.cast.close(time.Now()); err != nil {
+	if err := s.endRecording(time.Now()); err != nil {
 		tell("writing the recording: " + err.Error())
 	}
 	trouble := s.tg.Trouble()
@@ -2414,7 +2873,7 @@ func (s *session) gateStep() {
 	}
 	tty := s.pty.State()
 	now := time.Now()
-	s.cast.tty(tty, now)
+	s.record(func(c *castWriter) { c.tty(tty, now) })
 	s.turnAt(now.Add(gatePoll)) // a repaint may be half done
 	late := !now.Before(g.until)
 	if s.unread() > 0 { // what comes may take the question away
@@ -2500,7 +2959,7 @@ func (s *session) gateWrote(keys []byte, err error) {
 	}
 	g.wrote = true
 	s.det.Typed(keys, time.Now())
-	s.cast.event("i", string(keys), time.Now())
+	s.record(func(c *castWriter) { c.event("i", string(keys), time.Now()) })
 	s.gateMoves()
 }
 
@@ -2793,16 +3252,23 @@ func (s *session) typeText() (why string) {
 	return s.press(s.pasted(text), gateMove{to: gateText, within: s.adapter.SubmitDelay})
 }
 
-// enterStep presses Enter once the text stands in the box.
+// enterStep presses Enter once the text stands in the box. A question that has come meanwhile would be answered by it;
+// a line that ends in the text, and may look like one for that, is none.
 func (s *session) enterStep(look *Prompt, late bool) (why string) {
 	held := s.holdsText()
-	dialog := look != nil && !look.Idle // takes no text, and Enter would answer it
+	if look != nil && !look.Idle {
+		takesText := look.Type == FreeText || look.Type == Unknown
+		if !takesText || !held {
+			return questionOpen
+		}
+	}
+	plain := s.adapter.Box == nil
 	switch {
-	case dialog && !held:
-		return questionOpen
+	case plain && !held && !s.det.Box(s.pty.State(), time.Now()).found: // it may be a menu
+		return "the input line has gone from the screen before Enter: look at the terminal"
 	case !late:
 		return ""
-	case held || s.adapter.Box == nil:
+	case held || plain:
 		return s.press("\r", gateMove{to: gateSent, within: submitTime})
 	case time.Now().Before(s.gate.until.Add(submitTime)):
 		return ""
@@ -2831,13 +3297,17 @@ func (s *session) sentStep(late bool) (why string) {
 // boxFrame is what may stand at the ends of an input box's rows.
 const boxFrame = " " + uprights
 
-// holdsText tells whether the end of the text stands where the cursor is, or a tool shows it folded as a paste.
+// holdsText tells whether the end of the text stands where the cursor is, or a tool shows it folded as a paste. A tool
+// without a box of its own shows nothing behind it.
 func (s *session) holdsText() bool {
 	end := s.gate.text[strings.LastIndex(s.gate.text, "\n")+1:]
 	end = strings.TrimSpace(strings.ToValidUTF8(end[max(0, len(end)-16):], ""))
 	row, _, _ := s.det.Screen.Cursor()
 	above := strings.Trim(s.det.Screen.Row(max(0, row-1)), boxFrame)
 	box := above + strings.Trim(s.det.Screen.Row(row), boxFrame)
+	if s.adapter.Box == nil {
+		return strings.HasSuffix(squeezed(box), squeezed(end))
+	}
 	return strings.Contains(squeezed(box), squeezed(end)) || strings.Contains(box, "[Pasted")
 }
 
@@ -2951,11 +3421,82 @@ func idempotencyKey(session, excerpt string, now time.Time) string {
 	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%s:%s:%d", session, excerpt, now.Unix()/5)))
 }
 
-/* ===== hook: what a tool's own hook system asks ===== */
+// ---- recordings ----
+// Files that castWriter writes: that of --record, and captured scenarios.
+
+// recording is a recording in a file of its own.
+type recording struct {
+	*castWriter
+	file *os.File
+}
+
+// startRecording creates or empties the file, which only its owner can read.
+func startRecording(path, tool string, size Size, now time.Time) (*recording, error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("creating the recording: %w", err)
+	}
+	head := castHeader{
+		Width:  int(size.Cols),
+		Height: int(size.Rows),
+		Title:  tool,
+		Env:    map[string]any{"TERM": os.Getenv("TERM")},
+	}
+	return &recording{newCast(file, head, now), file}, nil
+}
+
+// end closes the file, and returns the first error of all that was written to it.
+func (r *recording) end(now time.Time) error {
+	return errors.Join(r.close(now), r.file.Close())
+}
+
+// record adds to the recording, where one is kept.
+func (s *session) record(add func(c *castWriter)) {
+	if s.cast != nil {
+		add(s.cast.castWriter)
+	}
+}
+
+// endRecording ends the recording, where one is kept.
+func (s *session) endRecording(now time.Time) error {
+	if s.cast == nil {
+		return nil
+	}
+	return s.cast.end(now)
+}
+
+// capture keeps a scenario of what led to a question, where the environment asks for that.
+func (s *session) capture(p *Prompt) {
+	if os.Getenv("ATLASBRIDGE_CAPTURE_PROMPTS") != "1" || p.Secret {
+		return
+	}
+	if err := s.captureScenario(p, time.Now()); err != nil {
+		s.log.Warn("capturing a scenario", "error", err.Error())
+	}
+}
+
+// captureScenario writes the output still kept, which a replay looks at until it has settled.
+func (s *session) captureScenario(p *Prompt, now time.Time) error {
+	dir := filepath.Join(s.cfg.Dir, "captured_scenarios")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	stamp := now.UTC().Format("20060102T150405.000")
+	name := fmt.Sprintf("%s-%s-%s.cast", s.rec.Tool, p.Type, stamp)
+	r, err := startRecording(filepath.Join(dir, name), s.rec.Tool, s.size(), now)
+	if err != nil {
+		return err
+	}
+	r.output(s.det.Raw(), now)
+	r.tty(s.pty.State(), now)
+	return r.end(now.Add(s.cfg.Stuck + time.Second))
+}
+
+// ---- hook: what a tool's own hook system asks ----
+// The second kind of session: it owns one prompt at a time, and holds a lock with its id for as long as it lives.
 
 // hook is one run of `atlasbridge hook`: the tool's JSON (measured on claude 2.1, codex has the same) becomes a prompt
-// of the session, and the decision about it the tool's own answer. It is the second kind of session: it owns one prompt
-// at a time, and holds a lock with its id for as long as it lives. What is unparsable, lost, late or killed prints
+// of the session, and the decision about it the tool's own answer. What is unparsable, lost, late or killed prints
 // nothing: the tool's dialog asks. An answer that could not be written was not given.
 type hook struct {
 	Event       string            `json:"hook_event_name"`
@@ -2969,26 +3510,34 @@ type hook struct {
 
 	st      *Store
 	session string
-	last    string // id of the prompt that was asked last
-	life    time.Duration
-	release func() // of the lock of the last prompt
+	last    string        // id of the prompt that was asked last
+	life    time.Duration // of a prompt
+	release func()        // of the lock of the last prompt
 }
 
 // maxHookFull is how much of a call's arguments is shown, in bytes: twenty messages. A longer one is not allowed from
 // the phone.
 const maxHookFull = 64 << 10
 
+// What can be decided about a tool's call.
+const (
+	hookAllow  = "allow"
+	hookAlways = "always"
+	hookDeny   = "deny"
+)
+
 // cmdHook exits with 0 whatever happens: claude takes anything else for a failing hook and says so in the dialog.
 func cmdHook(c *command) int {
 	h := &hook{session: c.getenv("ATLASBRIDGE_SESSION"), release: func() {}}
-	unparsable := json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(h)
+	if err := json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(h); err != nil {
+		return 0 // the tool's dialog asks
+	}
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a tool that is gone makes the write fail, and no more
 	c.withState(func(s *Store) int {
 		h.st = s
-		if unparsable != nil || !s.Alive(h.session) { // the session's record may come later than its tool's first hook
-			return 0
+		if s.Alive(h.session) { // the session's record may come later than its tool's first hook
+			h.handle(c)
 		}
-		h.handle(c)
 		return 0
 	})
 	return 0
@@ -3018,15 +3567,25 @@ func (h *hook) handle(c *command) {
 	}
 }
 
+// toolCall is the audit entry of one tool call: the arguments by their beginning, redacted.
+func toolCall(session, tool, id string, input json.RawMessage) Event {
+	arguments := clip(visible(redact(string(input))), 500)
+	return Event{"TOOL_CALL", session, "", []Field{{"tool", tool}, {"tool_use_id", id}, {"arguments", arguments}}}
+}
+
 // decide asks, and passes the decision on to the tool. It is injected when it has been written.
 func (h *hook) decide(c *command) {
-	decision := h.ask(c.ctx)
 	defer func() { h.release() }()
+	decision, err := h.ask(c.ctx)
+	if err != nil {
+		c.fail(err)
+		return
+	}
 	if decision == nil {
 		return
 	}
 	answer := map[string]any{"hookEventName": h.Event, "decision": decision}
-	err := json.NewEncoder(c.stdout).Encode(map[string]any{"hookSpecificOutput": answer})
+	err = json.NewEncoder(c.stdout).Encode(map[string]any{"hookSpecificOutput": answer})
 	if err != nil {
 		why := "the tool did not take the answer: " + err.Error()
 		_, err = h.st.Move(h.last, Failed, func(p *PromptRecord) { p.Reason = why })
@@ -3038,46 +3597,47 @@ func (h *hook) decide(c *command) {
 	}
 }
 
-// toolCall is the audit entry of one tool call: the arguments by their beginning, redacted.
-func toolCall(session, tool, id string, input json.RawMessage) Event {
-	arguments := clip(visible(redact(string(input))), 500)
-	return Event{"TOOL_CALL", session, "", []Field{{"tool", tool}, {"tool_use_id", id}, {"arguments", arguments}}}
-}
-
 // hookQuestion is AskUserQuestion's input, one of its questions, or an option.
 type hookQuestion struct {
-	Question, Label, Description string
-	MultiSelect                  bool
-	Questions, Options           []hookQuestion
+	Question    string
+	Label       string
+	Description string
+	MultiSelect bool
+	Questions   []hookQuestion
+	Options     []hookQuestion
 }
 
-// ask returns the decision in claude's form, nil: the dialog has to make it. Claude's own questions get one together.
-func (h *hook) ask(ctx context.Context) map[string]any {
+// ask returns the decision in claude's form; nil, also with an error: the dialog has to make it. Claude's own questions
+// get one together.
+func (h *hook) ask(ctx context.Context) (map[string]any, error) {
 	if h.Tool != "AskUserQuestion" {
 		return h.permission(ctx)
 	}
 	var input hookQuestion
 	var updated map[string]any
-	if err := json.Unmarshal(h.Input, &input); err != nil || len(input.Questions) == 0 {
-		return nil
+	if err := json.Unmarshal(h.Input, &input); err != nil {
+		return nil, fmt.Errorf("reading the questions: %w", err)
 	}
 	if err := json.Unmarshal(h.Input, &updated); err != nil {
-		return nil
+		return nil, fmt.Errorf("reading the questions: %w", err)
+	}
+	if len(input.Questions) == 0 {
+		return nil, nil
 	}
 	answers := map[string]string{}
 	for i, q := range input.Questions {
 		p := questionPrompt(q, i+1, len(input.Questions))
-		end := h.wait(ctx, p)
+		end, err := h.wait(ctx, p)
 		if end == nil {
-			return nil
+			return nil, err
 		}
 		if refused(end) {
-			return denial(end)
+			return denial(end), nil
 		}
 		answers[q.Question] = answerWords(&p, q, *end.Value)
 	}
 	updated["answers"] = answers
-	return map[string]any{"behavior": "allow", "updatedInput": updated}
+	return map[string]any{"behavior": "allow", "updatedInput": updated}, nil
 }
 
 // questionPrompt is question i of n that claude asks with choices of its own.
@@ -3088,7 +3648,7 @@ func questionPrompt(q hookQuestion, i, n int) PromptRecord {
 	if n > 1 {
 		p.Question = fmt.Sprintf("(%d of %d) ", i, n) + p.Question
 	}
-	p.Full, p.Excerpt = p.Question, clip(p.Question, maxExcerpt)
+	p.Excerpt = clip(p.Question, maxExcerpt)
 	for k, o := range q.Options[:min(9, len(q.Options))] {
 		key := strconv.Itoa(k + 1)
 		p.Choices = append(p.Choices, Choice{Key: key, Label: clip(visible(redact(o.Label)), 60)})
@@ -3112,7 +3672,8 @@ func answerWords(p *PromptRecord, q hookQuestion, value string) string {
 	}
 	var chosen []string
 	for key := range strings.SplitSeq(keys, ",") {
-		if n, err := strconv.Atoi(key); err == nil && n >= 1 && n <= len(q.Options) {
+		n, err := strconv.Atoi(key)
+		if err == nil && n >= 1 && n <= len(q.Options) {
 			chosen = append(chosen, q.Options[n-1].Label)
 		}
 	}
@@ -3126,17 +3687,21 @@ func refused(end *PromptRecord) bool {
 
 // denial refuses with the operator's reason, or with why nobody answered.
 func denial(end *PromptRecord) map[string]any {
-	return map[string]any{"behavior": "deny", "message": cmp.Or(end.Reason, "The operator refused this.")}
+	message := end.Reason
+	if message == "" {
+		message = "The operator refused this."
+	}
+	return map[string]any{"behavior": "deny", "message": message}
 }
 
 // permission asks whether a call is allowed, and for how long.
-func (h *hook) permission(ctx context.Context) map[string]any {
-	end := h.wait(ctx, h.permissionPrompt())
+func (h *hook) permission(ctx context.Context) (map[string]any, error) {
+	end, err := h.wait(ctx, h.permissionPrompt())
 	if end == nil {
-		return nil
+		return nil, err
 	}
 	if refused(end) {
-		return denial(end)
+		return denial(end), nil
 	}
 	decision := map[string]any{"behavior": "allow"}
 	if h.Tool == "ExitPlanMode" { // a plain allow is ignored here (measured)
@@ -3144,42 +3709,36 @@ func (h *hook) permission(ctx context.Context) map[string]any {
 	}
 	switch *end.Value {
 	case hookAllow:
-		return decision
+		return decision, nil
 	case hookAlways: // all of them: one alone does not do what they do together (measured)
 		decision["updatedPermissions"] = h.Suggestions
-		return decision
+		return decision, nil
 	}
-	return nil
+	return nil, nil
 }
 
 // wait stores p and returns it as it was decided, nil when it was not, or no longer matters: at a signal, when the
 // session has died or has ended it. The prompt's lock tells the session that its hook lives.
-func (h *hook) wait(ctx context.Context, p PromptRecord) *PromptRecord {
+func (h *hook) wait(ctx context.Context, p PromptRecord) (*PromptRecord, error) {
 	ctx, enough := context.WithTimeout(ctx, h.life+time.Minute)
 	defer enough()
 	ctx, stop := signal.NotifyContext(ctx, endSignals()...)
 	defer stop()
 	if h.last != "" { // of several questions, the one before
 		if _, err := h.st.Move(h.last, Injected, nil); err != nil {
-			return nil
+			return nil, err
 		}
 		h.release()
 	}
-	now := time.Now()
-	p.ID, p.SessionID, p.Source, p.Cwd, p.Nonce, p.Status = newID(), h.session, "hook", h.Cwd, newNonce(), Created
-	p.Confidence, p.Score, p.Signals, p.Tool, p.MaxLength = "high", 1, []string{"hook"}, h.Tool, maxMessage
-	p.CreatedAt, p.ExpiresAt, p.Key = now.UTC(), now.Add(h.life).UTC(), idempotencyKey(h.session, p.Excerpt, now)
-	if h.Agent != "" {
-		p.Question += " (from the " + visible(redact(h.Agent)) + " agent)"
-	}
+	h.complete(&p, time.Now())
 	release, err := h.st.HoldSession(p.ID)
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	h.last, h.release = p.ID, release
 	records := h.st.Follow(ctx, h.session, func() bool { return true })
 	if err := h.st.Update(func(*View) ([]Record, error) { return []Record{&p}, nil }); err != nil {
-		return nil
+		return nil, err
 	}
 	for rec := range records {
 		r, ok := rec.(*PromptRecord)
@@ -3188,36 +3747,49 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) *PromptRecord {
 		}
 		answered := r.Status == Expired || r.Status == ReplyReceived && r.Value != nil
 		if !answered || !h.st.Alive(h.session) {
-			return nil
+			return nil, nil
 		}
-		return r
+		return r, nil
 	}
-	return nil // our time is over: the session notices by the lock
+	return nil, nil // our time is over: the session notices by the lock
 }
 
-// What can be decided about a tool's call.
-const (
-	hookAllow  = "allow"
-	hookAlways = "always"
-	hookDeny   = "deny"
-)
+// complete fills in what all prompts of hooks have in common.
+func (h *hook) complete(p *PromptRecord, now time.Time) {
+	p.ID = newID()
+	p.SessionID = h.session
+	p.Source = "hook"
+	p.Tool = h.Tool
+	p.Cwd = h.Cwd
+	p.Nonce = newNonce()
+	p.Status = Created
+	p.Confidence = "high"
+	p.Score = 1
+	p.Signals = []string{"hook"}
+	p.MaxLength = maxMessage
+	p.CreatedAt = now.UTC()
+	p.ExpiresAt = now.Add(h.life).UTC()
+	p.Key = idempotencyKey(h.session, p.Excerpt, now)
+	if h.Agent != "" {
+		p.Question += " (from the " + visible(redact(h.Agent)) + " agent)"
+	}
+}
 
 // permissionPrompt is what the operator is asked about the call: what it is, all of its arguments, and the answers.
 func (h *hook) permissionPrompt() PromptRecord {
-	question, full, subject := h.call()
-	p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Question: safely(question, maxFull), Permission: true,
-		SafeDefault: ref(hookDeny)}, Subject: safely(subject, maxFull)}
-	full = visible(redact(full))
-	if len(full) > maxHookFull {
-		p.Cut = true
-	}
+	call := h.call()
+	p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Question: safely(call.question, maxFull), Permission: true,
+		SafeDefault: ref(hookDeny)}, Subject: safely(call.subject, maxFull)}
+	full := visible(redact(call.full))
+	p.Cut = len(full) > maxHookFull
 	p.Full = clip(full, maxHookFull)
 	allow := "Yes"
 	if h.Tool == "ExitPlanMode" {
 		allow = "Yes, and manually approve edits" // the mode that claude is in then (measured)
 	}
 	p.Choices = []Choice{{Key: hookAllow, Label: allow, Grants: true}}
-	if words := lastingWords(h.Suggestions); words != "" {
+	words := lastingWords(h.Suggestions)
+	if words != "" {
 		label := clip("Yes, and don't ask again: "+words, 60)
 		p.Choices = append(p.Choices, Choice{Key: hookAlways, Label: label, Grants: true})
 		p.Lasting = safely(words, maxFull)
@@ -3239,55 +3811,83 @@ func headAndTail(text string) string {
 		return text
 	}
 	half := (maxExcerpt - len(" …(12345678 bytes)… ")) / 2
-	head, tail := clipBytes(text, half), strings.ToValidUTF8(text[len(text)-half:], "")
+	head := clipBytes(text, half)
+	tail := strings.ToValidUTF8(text[len(text)-half:], "")
 	return fmt.Sprintf("%s …(%d bytes)… %s", head, len(text)-len(head)-len(tail), tail)
 }
 
-// call is what the tool wants to do: a question in words, all that it is about, and what its dialog shows of it.
-func (h *hook) call() (question, full, subject string) {
-	arg, all := map[string]string{}, map[string]json.RawMessage{}
+// hookCall is what the tool wants to do.
+type hookCall struct {
+	question string   // in words
+	full     string   // all that it is about
+	subject  string   // what the tool's dialog shows of it
+	told     []string // names of the arguments that question and full show
+}
+
+// call reads the tool's arguments. Of a tool that is not known all of them are told as they came.
+func (h *hook) call() hookCall {
+	var all map[string]json.RawMessage
 	if err := json.Unmarshal(h.Input, &all); err != nil {
-		return "Allow " + h.Tool + "?", string(h.Input), ""
+		return hookCall{question: "Allow " + h.Tool + "?", full: string(h.Input)}
 	}
+	texts := map[string]string{}
 	for name, raw := range all {
 		var text string
 		if err := json.Unmarshal(raw, &text); err == nil {
-			arg[name] = text
+			texts[name] = text
 		}
 	}
-	told := []string{"command", "description"}
-	switch h.Tool {
+	call := knownCall(h.Tool, texts)
+	if call.full == "" {
+		call.full = indented(h.Input)
+		if call.subject == "" {
+			call.subject = h.Tool
+		}
+		return call
+	}
+	full := []string{call.full}
+	for _, name := range slices.Sorted(maps.Keys(all)) { // such as Bash's dangerouslyDisableSandbox
+		if !slices.Contains(call.told, name) && string(all[name]) != "false" {
+			full = append(full, name+": "+string(all[name]))
+		}
+	}
+	call.full = strings.Join(full, "\n")
+	return call
+}
+
+// knownCall is the call of a tool of claude's with these arguments; full is "" when the tool is another, or an argument
+// is missing.
+func knownCall(tool string, arg map[string]string) hookCall {
+	switch tool {
 	case "Bash":
-		question, full, subject = "Run this command?", arg["command"], arg["command"]
+		question := "Run this command?"
 		if arg["description"] != "" {
 			question += " (" + clip(arg["description"], 80) + ")"
 		}
+		return hookCall{question, arg["command"], arg["command"], []string{"command", "description"}}
 	case "Edit", "Write":
 		diff, plus, minus := lineDiff(arg["old_string"], arg["new_string"]+arg["content"])
-		question = fmt.Sprintf("Edit %s? (+%d −%d)", arg["file_path"], plus, minus)
-		if h.Tool == "Write" {
+		question := fmt.Sprintf("Edit %s? (+%d −%d)", arg["file_path"], plus, minus)
+		if tool == "Write" {
 			question = fmt.Sprintf("Write %s? (+%d)", arg["file_path"], plus)
 		}
-		full, subject, told = diff, arg["file_path"], []string{"file_path", "old_string", "new_string", "content"}
+		return hookCall{question, diff, arg["file_path"], []string{"file_path", "old_string", "new_string", "content"}}
 	case "WebFetch":
-		question, full, subject = "Fetch this address?", strings.TrimSpace(arg["url"]+"\n"+arg["prompt"]), arg["url"]
-		told = []string{"url", "prompt"}
+		full := strings.TrimSpace(arg["url"] + "\n" + arg["prompt"])
+		return hookCall{"Fetch this address?", full, arg["url"], []string{"url", "prompt"}}
 	case "ExitPlanMode":
-		question, full, told = "Carry out this plan?", arg["plan"], []string{"plan"}
+		return hookCall{"Carry out this plan?", arg["plan"], "", []string{"plan"}}
 	}
-	if full == "" {
-		var raw bytes.Buffer
-		if err := json.Indent(&raw, h.Input, "", "  "); err != nil {
-			raw.Write(h.Input)
-		}
-		return cmp.Or(question, "Allow "+h.Tool+"?"), raw.String(), cmp.Or(subject, h.Tool)
+	return hookCall{question: "Allow " + tool + "?"}
+}
+
+// indented is JSON to be read by people.
+func indented(input json.RawMessage) string {
+	var text bytes.Buffer
+	if err := json.Indent(&text, input, "", "  "); err != nil {
+		return string(input)
 	}
-	for _, name := range slices.Sorted(maps.Keys(all)) { // such as Bash's dangerouslyDisableSandbox
-		if !slices.Contains(told, name) && string(all[name]) != "false" {
-			full += "\n" + name + ": " + string(all[name])
-		}
-	}
-	return question, full, subject
+	return text.String()
 }
 
 // suggestion is one of claude's permission_suggestions.
@@ -3297,7 +3897,10 @@ type suggestion struct {
 	Mode        string
 	Behavior    string
 	Destination string
-	Rules       []struct{ ToolName, RuleContent string }
+	Rules       []struct {
+		ToolName    string
+		RuleContent string
+	}
 }
 
 // lastingWords say what the suggestions allow together, and for how long; "" when there are none. One that is not
@@ -3305,30 +3908,52 @@ type suggestion struct {
 func lastingWords(suggestions []json.RawMessage) string {
 	var words []string
 	for _, raw := range suggestions {
+		what := string(raw)
 		var s suggestion
-		what := ""
-		if err := json.Unmarshal(raw, &s); err == nil {
+		if err := json.Unmarshal(raw, &s); err == nil && s.words() != "" {
 			what = s.words()
-		}
-		if what == "" {
-			what = string(raw)
 		}
 		words = append(words, what)
 	}
 	return strings.Join(words, ", ")
 }
 
-// words say what s allows, "" when that is not known.
+// destinations say how long what a suggestion allows is kept.
+var destinations = map[string]string{
+	"session":         "this session",
+	"localSettings":   "kept for this project",
+	"projectSettings": "kept for this project and all who work on it",
+	"userSettings":    "kept for all projects",
+}
+
+// words say what s allows, and for how long; "" when that is not known.
 func (s suggestion) words() string {
-	what := ""
-	switch {
-	case s.Type == "addDirectories" && len(s.Directories) > 0:
-		what = "access to " + strings.Join(s.Directories, " and ")
-	case s.Type == "setMode" && s.Mode == "acceptEdits":
-		what = "accept edits"
-	case s.Type == "setMode" && s.Mode != "":
-		what = "mode " + s.Mode
-	case s.Type == "addRules" && s.Behavior == "allow" && len(s.Rules) > 0:
+	what := s.allowed()
+	how := destinations[s.Destination]
+	if what == "" || how == "" {
+		return ""
+	}
+	return what + " (" + how + ")"
+}
+
+// allowed says what s allows, "" when that is not known.
+func (s suggestion) allowed() string {
+	switch s.Type {
+	case "addDirectories":
+		if len(s.Directories) > 0 {
+			return "access to " + strings.Join(s.Directories, " and ")
+		}
+	case "setMode":
+		if s.Mode == "acceptEdits" {
+			return "accept edits"
+		}
+		if s.Mode != "" {
+			return "mode " + s.Mode
+		}
+	case "addRules":
+		if s.Behavior != "allow" {
+			return ""
+		}
 		var rules []string
 		for _, r := range s.Rules {
 			rule := r.ToolName
@@ -3337,87 +3962,137 @@ func (s suggestion) words() string {
 			}
 			rules = append(rules, rule)
 		}
-		what = strings.Join(rules, " and ")
+		return strings.Join(rules, " and ")
 	}
-	how := ""
-	switch s.Destination {
-	case "session":
-		how = "this session"
-	case "localSettings":
-		how = "kept for this project"
-	case "projectSettings":
-		how = "kept for this project and all who work on it"
-	case "userSettings":
-		how = "kept for all projects"
-	}
-	if what == "" || how == "" {
-		return ""
-	}
-	return what + " (" + how + ")"
+	return ""
 }
 
-// lineDiff is a readable diff of two texts: what differs, between up to two lines that they have in common.
+// lineDiff is a readable diff of two texts: what differs, between up to two lines that they have in common. The time
+// it takes grows with their length, no faster.
 func lineDiff(before, after string) (diff string, plus, minus int) {
-	a, b, head, tail := slices.Collect(strings.Lines(before)), slices.Collect(strings.Lines(after)), 0, 0
-	for both := min(len(a), len(b)); head < both && a[head] == b[head]; head++ {
-	}
-	for both := min(len(a), len(b)) - head; tail < both && a[len(a)-1-tail] == b[len(b)-1-tail]; tail++ {
-	}
-	gone, came, rest := a[head:len(a)-tail], b[head:len(b)-tail], a[len(a)-tail:]
+	a := slices.Collect(strings.Lines(before))
+	b := slices.Collect(strings.Lines(after))
+	head := commonHead(a, b)
+	tail := commonTail(a[head:], b[head:])
+	gone := a[head : len(a)-tail]
+	came := b[head : len(b)-tail]
 	var out strings.Builder
-	for i, lines := range [][]string{a[max(0, head-2):head], gone, came, rest[:min(tail, 2)]} {
+	write := func(mark string, lines []string) {
 		for _, line := range lines {
-			out.WriteString(" -+ "[i:i+1] + strings.TrimSuffix(line, "\n") + "\n")
+			out.WriteString(mark + strings.TrimSuffix(line, "\n") + "\n")
 		}
 	}
+	write(" ", a[max(0, head-2):head])
+	write("-", gone)
+	write("+", came)
+	write(" ", a[len(a)-tail:len(a)-max(0, tail-2)])
 	return strings.TrimSuffix(out.String(), "\n"), len(came), len(gone)
 }
 
-// installHooks adds what makes the tool call us, on its command line only, merged into the last --settings (a file or
-// JSON) there, which counts (measured on claude 2.1). NUL joins the arguments: none contains it.
-var reSettings = regexp.MustCompile("\x00--settings[=\x00]([^\x00]*)")
-
-func childEnv(env []string, c *Config, sessionID string) []string { // nothing of ours but what `atlasbridge hook` needs
-	ours := regexp.MustCompile(`(?i)^(ATLASBRIDGE|TELEGRAM)_`) // in any case, as Windows has it
-	return append(slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
-		return ours.MatchString(entry) || c.Token != "" && strings.Contains(entry, c.Token)
-	}), "ATLASBRIDGE_SESSION="+sessionID, "ATLASBRIDGE_HOME="+c.Dir)
+// installHooks adds to the tool's command line what makes it call us, merged into the last --settings there, which
+// counts (measured on claude 2.1). Where that cannot be done the tool is run as it was to be, without hooks.
+func (s *session) installHooks(argv []string) []string {
+	if s.adapter.Hooks != "claude-settings" {
+		return argv
+	}
+	given, rest := settingsArgument(argv[1:])
+	merged, err := s.withHooks(given)
+	if err != nil {
+		s.log.Warn("the tool's hooks are not used", "why", err.Error())
+		return argv
+	}
+	s.hooked = true
+	return slices.Concat([]string{argv[0], "--settings", string(merged)}, rest)
 }
 
-func (s *session) installHooks(argv []string) []string {
-	exe, err := os.Executable()
-	if s.adapter.Hooks != "claude-settings" || err != nil {
-		return argv
-	}
-	end := slices.Index(append(slices.Clip(argv), "--"), "--") // what follows is no option
-	options := strings.Join(argv[:end], "\x00")
-	found := append([][]string{{"", "{}"}}, reSettings.FindAllStringSubmatch(options, -1)...)
-	given := []byte(found[len(found)-1][1])
-	if !bytes.HasPrefix(bytes.TrimSpace(given), []byte("{")) {
-		given, err = os.ReadFile(string(given))
-	}
-	settings := map[string]any{"hooks": map[string]any{}}
-	err = cmp.Or(err, json.Unmarshal(given, &settings))
-	hooks, ok := settings["hooks"].(map[string]any)
-	if err != nil || !ok {
-		s.log.Warn("the tool's hooks are not used", "why", fmt.Sprint("reading --settings: ", err))
-		return argv
-	}
-	quote := map[bool]string{true: `"`, false: "'"}[runtime.GOOS == "windows"]
-	ours := " hook"
-	if seconds := s.flags["permission_timeout_seconds"]; seconds != "" {
-		ours += " --timeout " + seconds
-	}
-	patience := int((s.cfg.PermissionTimeout + time.Minute).Seconds()) // the tool waits longer than a question lives
-	for event, seconds := range map[string]int{"PermissionRequest": patience, "PreToolUse": 10, "Stop": 10} {
-		if event != "PreToolUse" || s.jsonLine == nil { // else its output tells of every call
-			run := map[string]any{"type": "command", "command": quote + exe + quote + ours, "timeout": seconds}
-			theirs, _ := hooks[event].([]any)
-			hooks[event] = append(theirs, map[string]any{"matcher": "*", "hooks": []any{run}})
+// settingsArgument takes the values of --settings out of the arguments, and gives the last one. What follows -- is no
+// option.
+func settingsArgument(args []string) (settings string, rest []string) {
+	settings = "{}"
+	for i := 0; i < len(args); i++ {
+		value, joined := strings.CutPrefix(args[i], "--settings=")
+		hasNext := i+1 < len(args) && args[i+1] != "--"
+		switch {
+		case args[i] == "--":
+			return settings, append(rest, args[i:]...)
+		case joined:
+			settings = value
+		case args[i] == "--settings" && hasNext:
+			i++
+			settings = args[i]
+		default:
+			rest = append(rest, args[i])
 		}
 	}
-	merged, _ := json.Marshal(settings) // of what was JSON: cannot fail
-	s.hooked = true
-	rest := strings.Split(reSettings.ReplaceAllString(options, ""), "\x00")[1:]
-	return slices.Concat([]string{argv[0], "--settings", string(merged)}, rest, argv[end:])
+	return settings, rest
+}
+
+// quickHook is how many seconds the tool gives a hook that asks nobody.
+const quickHook = 10
+
+// withHooks is the tool's settings, given as JSON or as the name of a file, with hooks that call us.
+func (s *session) withHooks(given string) ([]byte, error) {
+	text := []byte(given)
+	if !strings.HasPrefix(strings.TrimSpace(given), "{") {
+		file, err := os.ReadFile(given)
+		if err != nil {
+			return nil, fmt.Errorf("reading --settings: %w", err)
+		}
+		text = file
+	}
+	settings := map[string]any{"hooks": map[string]any{}}
+	if err := json.Unmarshal(text, &settings); err != nil {
+		return nil, fmt.Errorf("reading --settings: %w", err)
+	}
+	hooks, ok := settings["hooks"].(map[string]any)
+	if !ok {
+		return nil, errors.New("reading --settings: its hooks are no object")
+	}
+	command, err := s.hookCommand()
+	if err != nil {
+		return nil, err
+	}
+	patience := int((s.cfg.PermissionTimeout + time.Minute).Seconds()) // the tool waits longer than a question lives
+	addHook(hooks, "PermissionRequest", command, patience)
+	addHook(hooks, "Stop", command, quickHook)
+	if s.jsonLine == nil { // else its output tells of every call
+		addHook(hooks, "PreToolUse", command, quickHook)
+	}
+	return json.Marshal(settings)
+}
+
+// hookCommand is what the tool's shell is to run.
+func (s *session) hookCommand() (string, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	quote := "'"
+	if runtime.GOOS == "windows" {
+		quote = `"`
+	}
+	line := quote + exe + quote + " hook"
+	seconds := s.flags["permission_timeout_seconds"]
+	if seconds != "" {
+		line += " --timeout " + seconds
+	}
+	return line, nil
+}
+
+// addHook adds a command to those that the tool runs at an event, which it gives so many seconds.
+func addHook(hooks map[string]any, event, command string, seconds int) {
+	run := map[string]any{"type": "command", "command": command, "timeout": seconds}
+	theirs, _ := hooks[event].([]any) // what is no list is replaced
+	hooks[event] = append(theirs, map[string]any{"matcher": "*", "hooks": []any{run}})
+}
+
+// reOurs are the names of our settings in an environment, in any case, as Windows has them.
+var reOurs = regexp.MustCompile(`(?i)^(ATLASBRIDGE|TELEGRAM)_`)
+
+// childEnv is the environment without anything of ours but what `atlasbridge hook` needs.
+func childEnv(env []string, c *Config, sessionID string) []string {
+	clean := slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
+		return reOurs.MatchString(entry) || c.Token != "" && strings.Contains(entry, c.Token)
+	})
+	return append(clean, "ATLASBRIDGE_SESSION="+sessionID, "ATLASBRIDGE_HOME="+c.Dir)
 }

@@ -1,11 +1,24 @@
-// The store keeps state.jsonl: every session, question and answer, for all atlasbridge processes. A line is one record
-// after a change, the last with a rec and id is the truth; crc is the CRC-32C of the line without its crc member and
-// newline. state.lock (never renamed) is held from reading what others appended to the fsync of what follows from it.
-// One Update is one write; when it fails the file is cut back, when that fails too, this process never writes again.
-// A power cut can keep just the start of a write: a torn line is moved to state.jsonl.torn-TIME, those before it do no
-// harm: a Telegram update is written after what it led to, and what comes again is done once. A damaged line stays, is
-// reported, and fails its question. Compaction renames a new file into place; one with damage, or of an earlier schema,
-// is first copied to state.jsonl.backup-TIME.
+// store.go keeps everything in the state folder: who may touch it, config.toml, and state.jsonl with every session,
+// question and answer, which all atlasbridge processes share. It shows nobody anything and never reaches the network.
+//
+// A record is one line of state.jsonl, a JSON object:
+//
+//	{"v":1,"rec":"prompt","id":"…","at":"2026-01-02T03:04:05.000000Z", …,"crc":"1a2b3c4d"}
+//
+// It is valid if and only if it ends in a newline, its crc is the CRC-32C of the line without its crc member and newline,
+// and its rec is a kind that is known. It carries the whole record as it is after a change: the last valid line with a
+// rec and id is the truth. A line whose v is later than schemaVersion stops the reader.
+//
+// Writing: state.lock, which is never renamed, is held from reading what others appended to the fsync of what follows
+// from it. One Update is one write. When it fails the file is cut back; when that fails too, this process never writes
+// again.
+//
+// What a crash can leave is the beginning of a write. Its whole lines do no harm: an update of Telegram is written after
+// what it led to, and what comes again is done once. Its torn line is moved to state.jsonl.torn-TIME. A damaged line
+// before the end stays, is reported, and fails its question.
+//
+// Compaction keeps the last line of every record that is alive or not old, in a new file that is renamed into place;
+// other processes follow. A file with damage, or of an earlier schema, is first copied to state.jsonl.backup-TIME.
 package main
 
 import (
@@ -24,6 +37,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"runtime"
 	"slices"
@@ -34,35 +48,134 @@ import (
 )
 
 const (
-	schemaVersion, compactMin = 1, 1 << 20             // bytes: a smaller file opens within 3 ms (measured)
-	compactFactor, retention  = 3, 30 * 24 * time.Hour // times what would be kept; default of retention_days
-	pollSilence               = 3 * time.Minute        // of the poller, which then is stopped: a poll takes 65 s at most
-	updateLife                = 48 * time.Hour         // twice that of https://core.telegram.org/bots/api#getting-updates
-	decisionsLimit, maxText   = 10, 200                // answers by phone per session and minute; bytes of a text answer
-	crcMember, damaged        = len(`,"crc":"00000000"}` + "\n"), "its record in the state file is damaged"
-	maxHookInput, maxExcerpt  = 8 << 20, 200 // bytes of JSON from a tool, with the file it writes; of an excerpt (SPEC 5)
+	maxHookInput = 8 << 20 // bytes of JSON from a tool, with the file it writes
+	maxExcerpt   = 200     // bytes of an excerpt, SPEC section 5
 )
 
-// ---- privacy, settings and config.toml ----
+// ---- privacy of files ----
+//
+// Everything is in one folder, which is the user's alone.
 
-type Config struct { // everything a person can set, validated; settings names the key of each field
-	Dir, Channel, Token, APIBase, LogLevel                     string // Dir: the state folder
-	Timeout, PermissionTimeout, Stuck, EchoWindow, Away, Flush time.Duration
-	Threshold                                                  float64
-	BufferBytes, MaxChars, RetentionDays                       int
-	FreeText, NotifyIdle, Stream, StripANSI                    bool
-	ChatID                                                     int64
-	Users                                                      []int64
-	SafeDefaults                                               map[PromptType]string
-	inForce                                                    []setting
+// stateDir is where everything is kept.
+func stateDir(getenv func(string) string) (string, error) {
+	dir := getenv("ATLASBRIDGE_HOME")
+	if dir == "" {
+		dir = getenv("STORAGE_PATH")
+	}
+	if dir != "" {
+		return filepath.Abs(dir)
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", hinted(err, "set ATLASBRIDGE_HOME to a folder of your own")
+	}
+	return filepath.Join(home, ".atlasbridge"), nil
 }
-type setting struct { // a row of the configuration: what `config --json` shows (the token masked), and what it can be
-	Key                   string          `json:"key"`
-	Value                 json.RawMessage `json:"value"`  // empty: not given
-	Origin                string          `json:"origin"` // "flag", "environment NAME", "config.toml:LINE" or "default"
-	to                    any             // a field of Config; its type decides what a value must look like
-	min, max              float64         // of numbers, in the unit of the key
-	env, def, shape, must string          // shape: regular expression of a text; must: said of one that does not match
+
+// secureDir makes the folder when it is missing. It refuses one that is not the user's alone, and a link.
+func secureDir(dir string) error {
+	err := makeDir(dir)
+	if err == nil {
+		err = ownedPrivate(dir)
+	}
+	if err != nil {
+		return hinted(err, "chmod 700 "+dir+" if it is yours, or set ATLASBRIDGE_HOME to another folder")
+	}
+	return nil
+}
+
+// makeDir makes the folder, private, and those above it; what is there stays as it is.
+func makeDir(dir string) error {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
+		return err
+	}
+	err := mkdirPrivate(dir)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	return err
+}
+
+// readPrivate reads a file that must be the user's alone.
+func readPrivate(path string) ([]byte, error) {
+	f, err := openPrivate(path, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(f)
+}
+
+// replacePrivate gives the file other contents, durably. After an error it has the old ones, and no copy of the new ones
+// is left beside it.
+func replacePrivate(path string, b []byte) error {
+	f, err := openPrivate(path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err == nil {
+		err = f.Sync()
+	}
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
+		_ = os.Remove(path + ".new") // why it failed is what matters
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+// ---- config.toml ----
+//
+// A setting has a value from each of four sources at most, of which the last wins: default, file, environment, flag.
+
+// Config is everything a person can set, validated; settings names the key of each field.
+type Config struct {
+	Dir      string // the state folder
+	Channel  string
+	LogLevel string
+
+	Timeout           time.Duration
+	PermissionTimeout time.Duration
+	Stuck             time.Duration
+	EchoWindow        time.Duration
+	Away              time.Duration
+	Threshold         float64
+	BufferBytes       int
+	FreeText          bool
+	NotifyIdle        bool
+	SafeDefaults      map[PromptType]string
+	RetentionDays     int
+
+	Token   string
+	APIBase string
+	ChatID  int64
+	Users   []int64
+
+	Stream    bool
+	StripANSI bool
+	MaxChars  int
+	Flush     time.Duration
+
+	inForce []setting // all of them, with value and origin
+}
+
+// setting is a row of the configuration: what `config --json` shows (the token masked), and what it can be.
+type setting struct {
+	Key    string          `json:"key"`
+	Value  json.RawMessage `json:"value"`
+	Origin string          `json:"origin"` // "flag", "environment NAME", "config.toml:LINE" or "default"
+
+	to    any     // a field of Config; its type decides what a value must look like
+	min   float64 // of numbers, in the unit of the key; no bounds where max is not above it
+	max   float64
+	env   string // name of the variable in the environment, "" none
+	def   string // the default, as it would stand in the environment
+	shape string // regular expression of a text
+	must  string // said of a text that does not match
 }
 
 // settings is every key there is, in the order `config` shows them, bound to the fields of c. The bounds keep a slip of
@@ -71,8 +184,8 @@ func settings(c *Config) []setting {
 	return []setting{
 		{Key: "channel", to: &c.Channel, shape: "telegram|local|", must: "must be telegram or local"},
 		{Key: "timeout_seconds", def: "600", to: &c.Timeout, min: 1, max: 86400},
-		{Key: "permission_timeout_seconds", env: "PERMISSION_TIMEOUT_SEC", def: "300", to: &c.PermissionTimeout,
-			min: 1, max: 86400},
+		{Key: "permission_timeout_seconds", env: "PERMISSION_TIMEOUT_SEC", def: "300",
+			to: &c.PermissionTimeout, min: 1, max: 86400},
 		{Key: "detection_threshold", def: "0.65", to: &c.Threshold, min: 0.60, max: 0.99},
 		{Key: "stuck_timeout_seconds", def: "2.0", to: &c.Stuck, min: 0.2, max: 600},
 		{Key: "buffer_size_bytes", def: "4096", to: &c.BufferBytes, min: 512, max: 1 << 20},
@@ -80,13 +193,13 @@ func settings(c *Config) []setting {
 		{Key: "free_text_enabled", def: "false", to: &c.FreeText},
 		{Key: "notify_idle", def: "true", to: &c.NotifyIdle},
 		{Key: "away_after_seconds", def: "20", to: &c.Away, max: 86400},
-		{Key: "telegram.bot_token", env: "TELEGRAM_BOT_TOKEN", to: &c.Token, shape: `([0-9]{1,20}:[A-Za-z0-9_-]{1,128})?`,
-			must: "must be a bot token as BotFather gives it"},
+		{Key: "telegram.bot_token", env: "TELEGRAM_BOT_TOKEN", to: &c.Token,
+			shape: `([0-9]{1,20}:[A-Za-z0-9_-]{1,128})?`, must: "must be a bot token as BotFather gives it"},
 		{Key: "telegram.chat_id", env: "TELEGRAM_CHAT_ID", def: "0", to: &c.ChatID, min: -1 << 52, max: 1 << 52},
 		{Key: "telegram.allowed_users", env: "ALLOWED_USER_IDS", to: &c.Users, min: 1, max: 1 << 52},
 		{Key: "telegram.api_base", env: "TELEGRAM_API_BASE", def: "https://api.telegram.org", to: &c.APIBase,
 			shape: `(https://[^/@?#\s]+|http://(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]+)?)(/[^@?#\s]*)?`,
-			must:  "must be a URL that begins with https:// (http only for this machine itself)"}, // the token is in it
+			must:  "must be a URL that begins with https:// (http only for this machine itself)"}, // it gets the token
 		{Key: "stream.enabled", def: "false", to: &c.Stream},
 		{Key: "stream.max_chars", env: "OUTPUT_MAX_CHARS", def: "3500", to: &c.MaxChars, min: 100, max: 4096},
 		{Key: "stream.flush_ms", env: "OUTPUT_FLUSH_MS", def: "200", to: &c.Flush, min: 50, max: 10000},
@@ -105,136 +218,298 @@ func settings(c *Config) []setting {
 	}
 }
 
-// loadConfig reads dir/config.toml (absent: all defaults), then the environment (getenv), then flags, which win: key →
-// text as it would stand in the environment. With an error, only Dir is set.
+// loadConfig reads dir/config.toml (absent: all defaults), the environment (getenv) and the flags: key → text as it
+// would stand in the environment. With an error, only Dir is set.
 func loadConfig(dir string, getenv func(string) string, flags map[string]string) (*Config, error) {
-	c, path := &Config{Dir: dir, SafeDefaults: map[PromptType]string{}}, filepath.Join(dir, "config.toml")
-	f, openErr := openPrivate(path, os.O_RDONLY)
-	text, readErr := io.ReadAll(f) // of no file: nothing, and an error
-	f.Close()
-	file, err := parseTOML(string(text), mapped(settings(c), func(s setting) string { return s.Key }))
-	if unread := cmp.Or(openErr, readErr); unread != nil && !errors.Is(unread, fs.ErrNotExist) {
-		err = hinted(fmt.Errorf("config.toml: %w", unread), "make it your own and private: chmod 600 "+path)
+	c := &Config{Dir: dir, SafeDefaults: map[PromptType]string{}}
+	if err := c.load(getenv, flags); err != nil {
+		return &Config{Dir: dir}, err
 	}
-	for _, s := range settings(c) {
-		for _, given := range []setting{{Value: s.read(s.def + " "), Origin: "default"}, file[s.Key], // " ": never none
-			{Value: s.read(getenv(s.env)), Origin: "environment " + s.env}, {Value: s.read(flags[s.Key]), Origin: "flag"}} {
-			if len(given.Value) > 0 {
-				s.Value, s.Origin = given.Value, given.Origin
-				err = cmp.Or(err, s.put(c))
-			}
+	return c, nil
+}
+
+// load gives every setting its value. A source is checked also where another one wins over it.
+func (c *Config) load(getenv func(string) string, flags map[string]string) error {
+	rows := settings(c)
+	file, err := readConfig(filepath.Join(c.Dir, "config.toml"), rows)
+	if err != nil {
+		return err
+	}
+	for _, s := range rows {
+		sources := []setting{
+			{Value: s.asJSON(s.def), Origin: "default"},
+			file[s.Key],
+			s.given(getenv(s.env), "environment "+s.env),
+			s.given(flags[s.Key], "flag"),
 		}
-		if number, _, ok := strings.Cut(c.Token, ":"); ok && s.to == &c.Token {
-			s.Value = quoted(number + ":…") // the bot's number is public
+		for _, source := range sources {
+			if source.Origin == "" {
+				continue
+			}
+			s.Value, s.Origin = source.Value, source.Origin
+			if err := s.assign(c); err != nil {
+				return err
+			}
 		}
 		c.inForce = append(c.inForce, s)
 	}
-	c.Channel = cmp.Or(c.Channel, when(c.Token == "", "local"), "telegram")
-	c.inForce[0].Value = quoted(c.Channel)
-	lacks := cmp.Or(when(c.Token == "", "channel telegram needs telegram.bot_token"),
-		when(c.ChatID == 0, "a bot token needs telegram.chat_id too"),
-		when(len(c.Users) == 0, "telegram.allowed_users is empty: nobody could answer")) // never taken for "everyone"
-	where := cmp.Or(file["telegram.bot_token"].Origin, file["channel"].Origin, "config.toml")
-	err = cmp.Or(err, hinted(when(c.Channel != "local" && lacks != "", fmt.Errorf("%s: %s", where, lacks)),
-		"run `atlasbridge setup`, or set channel = \"local\""))
-	return cmp.Or(when(err != nil, &Config{Dir: dir}), c), err
+	c.maskToken()
+	return c.chooseChannel()
 }
 
-func (s setting) put(c *Config) error { // the error never shows the value: it may be the bot's token
-	number, numbers := 0.0, []float64{} // numbers: those of a list, or one
-	_, timed := s.to.(*time.Duration)
-	wrong := json.Unmarshal(s.Value, map[bool]any{true: &number, false: s.to}[timed])
-	json.Unmarshal([]byte("["+strings.Trim(string(s.Value), "[]")+"]"), &numbers)
-	outside := s.max > s.min && slices.ContainsFunc(numbers, func(n float64) bool { return n < s.min || n > s.max })
-	problem := cmp.Or(when(wrong != nil, "must be "+cmp.Or(map[string]string{"*string": "a string in quotes",
-		"*[]int64": "a list of numeric ids like [1001, 1002], without names and quotes", "*bool": "true or false",
-	}[fmt.Sprintf("%T", s.to)], "a number, and a whole one where a fraction makes no sense")),
-		when(outside, fmt.Sprintf("must be between %.15g and %.15g", s.min, s.max)))
-	switch p := s.to.(type) {
-	case *time.Duration:
-		*p = time.Duration(number * map[bool]float64{true: 1e6, false: 1e9}[strings.HasSuffix(s.Key, "_ms")]) // ns
-	case *string:
-		if typ, ok := strings.CutPrefix(s.Key, "safe_defaults."); ok {
-			c.SafeDefaults[PromptType(typ)] = *p
-		}
-		problem = cmp.Or(problem, when(*p != s.def && !regexp.MustCompile("^("+s.shape+")$").MatchString(*p), s.must))
+// readConfig reads the settings that the file gives, by key: none where there is no file.
+func readConfig(path string, rows []setting) (map[string]setting, error) {
+	text, err := readPrivate(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
-	return hinted(when(problem != "", fmt.Errorf("%s: %s %s", s.Origin, s.Key, problem)),
-		"correct or remove it; default: "+cmp.Or(s.def, "none"))
+	if err != nil {
+		return nil, hinted(fmt.Errorf("config.toml: %w", err), "make it your own and private: chmod 600 "+path)
+	}
+	var known []string
+	for _, s := range rows {
+		known = append(known, s.Key)
+	}
+	return parseTOML(string(text), known)
 }
 
-func (s setting) read(text string) json.RawMessage { // as JSON, none as none; a list needs no brackets
-	_, isText := s.to.(*string)
-	_, isList := s.to.(*[]int64)
-	value := strings.TrimSpace(text)
-	value = cmp.Or(when(isList, "["+strings.Trim(value, ", ")+"]"), value)
-	value = cmp.Or(when(isText || !tomlLine.MatchString("k="+value), string(quoted(value))), value)
-	return json.RawMessage(when(text != "", value))
+// given is the setting with this text as its value, the zero one where no text is given.
+func (s setting) given(text, origin string) setting {
+	if text == "" {
+		return setting{}
+	}
+	return setting{Value: s.asJSON(text), Origin: origin}
 }
-func quoted(text string) json.RawMessage { v, _ := json.Marshal(text); return v } // a text cannot fail
+
+// asJSON is the value that a text stands for; a list needs no brackets. What is no value of the setting becomes a string,
+// which assign refuses.
+func (s setting) asJSON(text string) json.RawMessage {
+	text = strings.TrimSpace(text)
+	switch s.to.(type) {
+	case *string:
+		return quoted(text)
+	case *[]int64:
+		text = "[" + strings.Trim(text, ", ") + "]"
+	}
+	if !tomlLine.MatchString("k=" + text) {
+		return quoted(text)
+	}
+	return json.RawMessage(text)
+}
+
+// quoted is the text as a JSON string.
+func quoted(text string) json.RawMessage {
+	b, _ := json.Marshal(text) // a text cannot fail
+	return b
+}
+
+// assign sets the field of c to the value. The error never shows the value: it may be the bot's token.
+func (s setting) assign(c *Config) error {
+	problem := ""
+	switch to := s.to.(type) {
+	case *string:
+		problem = s.assignText(to)
+		if kind, ok := strings.CutPrefix(s.Key, "safe_defaults."); ok {
+			c.SafeDefaults[PromptType(kind)] = *to
+		}
+	case *bool:
+		if json.Unmarshal(s.Value, to) != nil {
+			problem = "must be true or false"
+		}
+	case *[]int64:
+		problem = s.assignList(to)
+	case *time.Duration:
+		unit := time.Second
+		if strings.HasSuffix(s.Key, "_ms") {
+			unit = time.Millisecond
+		}
+		var n float64
+		problem = s.assignNumber(&n)
+		*to = time.Duration(n * float64(unit))
+	default: // *int, *int64, *float64
+		problem = s.assignNumber(to)
+	}
+	if problem == "" {
+		return nil
+	}
+	def := s.def
+	if def == "" {
+		def = "none"
+	}
+	return hinted(fmt.Errorf("%s: %s %s", s.Origin, s.Key, problem), "correct or remove it; default: "+def)
+}
+
+// assignText, assignList and assignNumber say what the value must be when it is something else; then what they have set
+// is not to be used.
+func (s setting) assignText(to *string) (problem string) {
+	if json.Unmarshal(s.Value, to) != nil {
+		return "must be a string in quotes"
+	}
+	if *to != s.def && !regexp.MustCompile("^("+s.shape+")$").MatchString(*to) {
+		return s.must
+	}
+	return ""
+}
+
+func (s setting) assignList(to *[]int64) (problem string) {
+	if json.Unmarshal(s.Value, to) != nil {
+		return "must be a list of numeric ids like [1001, 1002], without names and quotes"
+	}
+	for _, n := range *to {
+		if problem := s.outside(float64(n)); problem != "" {
+			return problem
+		}
+	}
+	return ""
+}
+
+// assignNumber is for an *int, *int64 or *float64.
+func (s setting) assignNumber(to any) (problem string) {
+	var n float64
+	if json.Unmarshal(s.Value, to) != nil || json.Unmarshal(s.Value, &n) != nil {
+		return "must be a number, and a whole one where a fraction makes no sense"
+	}
+	return s.outside(n)
+}
+
+// outside says what the bounds are, when n is not within them.
+func (s setting) outside(n float64) (problem string) {
+	if s.max > s.min && (n < s.min || n > s.max) {
+		return fmt.Sprintf("must be between %.15g and %.15g", s.min, s.max)
+	}
+	return ""
+}
+
+// row is the row of inForce with that key.
+func (c *Config) row(key string) *setting {
+	return &c.inForce[slices.IndexFunc(c.inForce, func(s setting) bool { return s.Key == key })]
+}
+
+// maskToken leaves of the token in inForce what is public, the bot's number.
+func (c *Config) maskToken() {
+	if number, _, ok := strings.Cut(c.Token, ":"); ok {
+		c.row("telegram.bot_token").Value = quoted(number + ":…")
+	}
+}
+
+// chooseChannel is telegram where a token was given and nothing else was. The error says what telegram lacks, and names
+// where that which needs it came from. No users are never taken for "everyone".
+func (c *Config) chooseChannel() error {
+	if c.Channel == "" {
+		c.Channel = "telegram"
+		if c.Token == "" {
+			c.Channel = "local"
+		}
+		c.row("channel").Value = quoted(c.Channel)
+	}
+	if c.Channel == "local" {
+		return nil
+	}
+	asks := "telegram.bot_token"
+	lacks := ""
+	switch {
+	case c.Token == "":
+		asks = "channel"
+		lacks = "channel telegram needs telegram.bot_token"
+	case c.ChatID == 0:
+		lacks = "a bot token needs telegram.chat_id too"
+	case len(c.Users) == 0:
+		lacks = "telegram.allowed_users is empty: nobody could answer"
+	default:
+		return nil
+	}
+	return hinted(fmt.Errorf("%s: %s", c.row(asks).Origin, lacks),
+		"run `atlasbridge setup`, or set channel = \"local\"")
+}
 
 // The lines of https://toml.io/en/v1.0.0 that are accepted: a table's header, a key and its value, or blank, and then a
 // comment. Values are those JSON understands in the same way, and literal strings; lists are of integers. All without
 // control characters and in UTF-8 (Go reads another byte as U+FFFD).
-const tomlOdd, tomlInt = `\x00-\x08\x0a-\x1f\x7f\x{fffd}`, `-?(?:0|[1-9][0-9]*)`
+const (
+	tomlName    = `([A-Za-z0-9_-]+)`
+	tomlBlank   = `[ \t]*`
+	tomlOdd     = `\x00-\x08\x0a-\x1f\x7f\x{fffd}` // what may stand nowhere
+	tomlInt     = `-?(?:0|[1-9][0-9]*)`
+	tomlNumber  = tomlInt + `(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?`
+	tomlBasic   = `"(?:[^"\\\t` + tomlOdd + `]|\\[btnfr"\\])*"`
+	tomlLiteral = `'[^'` + tomlOdd + `]*'`
+	tomlComma   = tomlBlank + `,` + tomlBlank
+	tomlList    = `\[` + tomlBlank + `(?:` + tomlInt + `(?:` + tomlComma + tomlInt + `)*)?` + tomlBlank + `\]`
+	tomlValue   = `(true|false|` + tomlNumber + `|` + tomlBasic + `|` + tomlLiteral + `|` + tomlList + `)`
+	tomlHeader  = `\[` + tomlBlank + tomlName + tomlBlank + `\]`
+	tomlPair    = tomlName + tomlBlank + `=` + tomlBlank + tomlValue
+	tomlComment = `(?:#[^` + tomlOdd + `]*)?`
+)
 
-var tomlLine = regexp.MustCompile(`^[ \t]*(?:\[[ \t]*([A-Za-z0-9_-]+)[ \t]*\]|([A-Za-z0-9_-]+)[ \t]*=[ \t]*(true|` +
-	`false|` + tomlInt + `(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|"(?:[^"\\\t` + tomlOdd + `]|\\[btnfr"\\])*"|'[^'` + tomlOdd +
-	`]*'|\[[ \t]*(?:` + tomlInt + `(?:[ \t]*,[ \t]*` + tomlInt + `)*)?[ \t]*\]))?[ \t]*(?:#[^` + tomlOdd + `]*)?$`)
+// tomlLine gives the name in a header, or key and value of a pair.
+var tomlLine = regexp.MustCompile(`^` + tomlBlank + `(?:` + tomlHeader + `|` + tomlPair + `)?` + tomlBlank +
+	tomlComment + `$`)
 
 // parseTOML returns the settings by full name, and tables, without a value, in brackets; known nil: any key will do.
 func parseTOML(text string, known []string) (map[string]setting, error) {
-	entries, prefix := map[string]setting{}, ""
+	entries := map[string]setting{}
+	table := "" // that the next keys are in, with a point behind it
 	for i, line := range strings.Split(strings.ReplaceAll(text, "\r\n", "\n"), "\n") {
-		s, problem := setting{Origin: fmt.Sprint("config.toml:", i+1)}, ""
-		switch m := tomlLine.FindStringSubmatch(line); {
+		s := setting{Origin: fmt.Sprint("config.toml:", i+1)}
+		problem := ""
+		m := tomlLine.FindStringSubmatch(line)
+		switch {
 		case m == nil:
 			problem = "not  name = value  with text in quotes, a number, true, false or a [list] of whole numbers"
 		case m[1] != "":
-			prefix, s.Key = m[1]+".", "["+m[1]+"]"
+			table = m[1] + "."
+			s.Key = "[" + m[1] + "]"
 		case m[2] == "":
 			continue
 		default:
-			literal := when(m[3][0] == '\'', string(quoted(strings.Trim(m[3], "'"))))
-			s.Key, s.Value = prefix+m[2], json.RawMessage(cmp.Or(literal, m[3]))
-			problem = when(known != nil && !slices.Contains(known, s.Key), "unknown key "+s.Key+meant("", s.Key, known))
+			s.Key = table + m[2]
+			s.Value = json.RawMessage(m[3])
+			if m[3][0] == '\'' {
+				s.Value = quoted(strings.Trim(m[3], "'"))
+			}
+			if known != nil && !slices.Contains(known, s.Key) {
+				problem = "unknown key " + s.Key + meant("", s.Key, known)
+			}
 		}
-		if problem = cmp.Or(problem, when(entries[s.Key].Key != "", s.Key+" is there twice")); problem != "" {
-			return nil, hinted(fmt.Errorf("%s: %s", s.Origin, problem),
-				"lines look like  key = \"text\"  or  key = 42  under an optional  [table]; the README lists all keys")
+		if problem == "" && entries[s.Key].Key != "" {
+			problem = s.Key + " is there twice"
+		}
+		if problem != "" {
+			return nil, hinted(fmt.Errorf("%s: %s", s.Origin, problem), "lines look like  key = \"text\"  or  "+
+				"key = 42  under an optional  [table]; the README lists all keys")
 		}
 		entries[s.Key] = s
 	}
 	return entries, nil
 }
 
-func stateDir(getenv func(string) string) (string, error) { // where everything is kept
-	if dir := cmp.Or(getenv("ATLASBRIDGE_HOME"), getenv("STORAGE_PATH")); dir != "" {
-		return filepath.Abs(dir)
-	}
-	home, err := os.UserHomeDir()
-	return filepath.Join(home, ".atlasbridge"), hinted(err, "set ATLASBRIDGE_HOME to a folder of your own")
-}
-func secureDir(dir string) error { // makes it when it is missing, refuses one that is not the user's alone, or a link
-	parents, made := os.MkdirAll(filepath.Dir(dir), 0o700), mkdirPrivate(dir)
-	return hinted(cmp.Or(parents, when(!errors.Is(made, fs.ErrExist), made), ownedPrivate(dir)),
-		"chmod 700 "+dir+" if it is yours, or set ATLASBRIDGE_HOME to another folder")
-}
+// ---- the log ----
+//
+// atlasbridge.log is for whoever looks for a fault: what went wrong, never what was said.
 
 const logLimit = 1 << 20 // bytes from which the next session starts another log
+
 // openLog is the log file (0600): JSON Lines, every text through redact. A line that cannot be written is lost.
 func openLog(dir, level string) (*slog.Logger, error) {
 	var least slog.Level
-	if err := errors.Join(least.UnmarshalText([]byte(level)), secureDir(dir)); err != nil {
+	if err := least.UnmarshalText([]byte(level)); err != nil {
+		return nil, fmt.Errorf("opening the log: %w", err)
+	}
+	if err := secureDir(dir); err != nil {
 		return nil, fmt.Errorf("opening the log: %w", err)
 	}
 	path := filepath.Join(dir, "atlasbridge.log")
-	if info, err := os.Stat(path); err == nil && info.Size() >= logLimit {
-		os.Rename(path, path+".1")
+	info, err := os.Stat(path)
+	if err == nil && info.Size() >= logLimit {
+		_ = os.Rename(path, path+".1") // else it grows on
 	}
-	file, _ := openPrivate(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
+	file, err := openPrivate(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
+	if err != nil {
+		return slog.New(slog.DiscardHandler), nil // a session does not need its log
+	}
 	hide := func(_ []string, a slog.Attr) slog.Attr {
-		if k := a.Value.Kind(); k == slog.KindString || k == slog.KindAny && a.Key != slog.LevelKey {
+		kind := a.Value.Kind()
+		if kind == slog.KindString || kind == slog.KindAny && a.Key != slog.LevelKey {
 			a.Value = slog.StringValue(redact(a.Value.String()))
 		}
 		return a
@@ -242,14 +517,339 @@ func openLog(dir, level string) (*slog.Logger, error) {
 	return slog.New(slog.NewJSONHandler(file, &slog.HandlerOptions{Level: least, ReplaceAttr: hide})), nil
 }
 
-// ---- records ----
+// ---- the journal ----
+//
+// A journal is a file of lines that several processes append to: state.jsonl, and audit.log too.
+
+// files makes a call, which a test lets fail, or kills us before.
+type files func(op string, f *os.File, call func() error) error
+
+// journal is one such file. What acquire sets holds until release.
+type journal struct {
+	do     files
+	path   string
+	mu     sync.Mutex // held from acquire to release, before the lock between processes
+	lock   *os.File   // nil until it could be opened
+	f      *os.File   // nil after a failed write: that descriptor is never written or fsynced again
+	end    int64      // bytes of the file
+	anew   bool       // acquire has opened another file than before
+	known  bool       // the folder's entry of the file is on the disk
+	closed bool
+	// poison, if not nil, is why what the file ends with is unknown: nothing is written any more.
+	poison error
+}
+
+// acquire waits for the lock and opens the file that the path names. release follows, after an error, too.
+func (j *journal) acquire() error {
+	j.mu.Lock()
+	if err := j.acquireLock(); err != nil {
+		return fmt.Errorf("locking %s: %w", j.path, err)
+	}
+	j.anew = !j.isOpen()
+	if j.anew {
+		if err := j.open(); err != nil {
+			return err
+		}
+	}
+	end, err := j.f.Seek(0, io.SeekEnd)
+	if err != nil {
+		j.drop()
+		return err
+	}
+	j.end = end
+	return nil
+}
+
+// acquireLock opens the lock's file, unless it is open, and waits for it.
+func (j *journal) acquireLock() error {
+	if j.closed {
+		return fs.ErrClosed
+	}
+	if j.lock == nil {
+		name := strings.TrimSuffix(j.path, filepath.Ext(j.path)) + ".lock"
+		lock, err := openPrivate(name, os.O_RDWR|os.O_CREATE)
+		if err != nil {
+			return err
+		}
+		j.lock = lock
+	}
+	return lockFile(j.lock, true)
+}
+
+// isOpen tells whether f is the file that the path names: a compaction puts another one there.
+func (j *journal) isOpen() bool {
+	if j.f == nil {
+		return false
+	}
+	named, err := os.Lstat(j.path)
+	if err != nil {
+		return false
+	}
+	open, err := j.f.Stat()
+	return err == nil && os.SameFile(named, open)
+}
+
+// open opens the file that the path names, and makes one where there is none.
+func (j *journal) open() error {
+	j.drop()
+	f, err := openPrivate(j.path, os.O_RDWR|os.O_APPEND|os.O_CREATE)
+	if err != nil {
+		return err
+	}
+	j.f = f
+	j.known = false
+	return nil
+}
+
+// drop gives back the file.
+func (j *journal) drop() {
+	if j.f != nil {
+		_ = j.f.Close() // what counts was fsynced
+		j.f = nil
+	}
+}
+
+// release lets other goroutines and processes have the file.
+func (j *journal) release() {
+	if j.lock != nil {
+		_ = unlockFile(j.lock) // what cannot be given back ends with the process
+	}
+	j.mu.Unlock()
+}
+
+// close gives back file and lock, for good.
+func (j *journal) close() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.closed = true
+	j.drop()
+	if j.lock != nil {
+		_ = j.lock.Close() // nothing was written to it
+		j.lock = nil
+	}
+}
+
+// append adds b at the end. After an error the file is as it was before, or poison is set.
+func (j *journal) append(b []byte, durable bool) error {
+	if j.poison != nil {
+		return j.poison
+	}
+	if !j.known {
+		if err := j.do("fsync folder", nil, func() error { return syncDir(filepath.Dir(j.path)) }); err != nil {
+			return err
+		}
+		j.known = true
+	}
+	err := j.write(b, durable)
+	if err == nil {
+		j.end += int64(len(b))
+		return nil
+	}
+	cut := j.truncate(j.end)
+	j.drop()
+	if cut != nil {
+		j.poison = fmt.Errorf("%w; cutting it off again: %w; nothing is recorded any more", err, cut)
+		return j.poison
+	}
+	return err
+}
+
+// write leaves part of b in the file when it fails.
+func (j *journal) write(b []byte, durable bool) error {
+	err := j.do("write", j.f, func() error {
+		_, err := j.f.Write(b)
+		return err
+	})
+	if err != nil || !durable {
+		return err
+	}
+	return j.do("fsync", j.f, j.f.Sync)
+}
+
+func (j *journal) truncate(end int64) error {
+	return j.do("ftruncate", j.f, func() error { return j.f.Truncate(end) })
+}
+
+// create writes a file beside the journal, durably; one of that name is overwritten.
+func (j *journal) create(path string, b []byte) error {
+	f, err := openPrivate(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)
+	if err != nil {
+		return err
+	}
+	beside := journal{do: j.do, path: path, f: f}
+	err = beside.append(b, true)
+	beside.drop()
+	if err != nil {
+		_ = os.Remove(path) // it is not whole
+	}
+	return err
+}
+
+// aside copies the bytes from at on to a new file, and gives its name.
+func (j *journal) aside(why string, at int64) (path string, err error) {
+	b := make([]byte, j.end-at)
+	if _, err := j.f.ReadAt(b, at); err != nil {
+		return "", err
+	}
+	path = j.path + "." + why + "-" + time.Now().UTC().Format(fileStamp)
+	return path, j.create(path, b)
+}
+
+// cut moves the bytes from at on to a new file. After an error they are still where they were.
+func (j *journal) cut(at int64) error {
+	path, err := j.aside("torn", at)
+	if err != nil {
+		return err
+	}
+	if err := j.truncate(at); err != nil {
+		_ = os.Remove(path) // it will be copied again
+		return err
+	}
+	j.end = at
+	return nil
+}
+
+// ---- lines of state.jsonl ----
+//
+// A record becomes a line, and a line a record again.
+
+const (
+	schemaVersion = 1
+	crcMember     = len(`,"crc":"00000000"}` + "\n") // bytes at the end of a line
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// stamp is a time as the files have it: in UTC, with six decimals.
+type stamp time.Time
+
+func (t stamp) MarshalJSON() ([]byte, error) {
+	return time.Time(t).UTC().AppendFormat(nil, `"`+stampLayout+`"`), nil
+}
+
+// layout is how a struct is written: its members in their order, in a struct with a stamp for each time.
+type layout struct {
+	members []reflect.StructField
+	written reflect.Type
+}
+
+var layouts sync.Map // of structs, by reflect.Type
+
+// layoutOf makes the layout of a struct, once: that takes as long as writing a line to the disk.
+func layoutOf(t reflect.Type) layout {
+	if known, ok := layouts.Load(t); ok {
+		return known.(layout)
+	}
+	var l layout
+	var fields []reflect.StructField
+	for _, f := range reflect.VisibleFields(t) {
+		if f.Anonymous || !f.IsExported() { // what is in an embedded struct comes behind it
+			continue
+		}
+		l.members = append(l.members, f)
+		switch f.Type {
+		case reflect.TypeFor[time.Time]():
+			f.Type = reflect.TypeFor[stamp]()
+		case reflect.TypeFor[*time.Time]():
+			f.Type = reflect.TypeFor[*stamp]()
+		}
+		fields = append(fields, reflect.StructField{Name: f.Name, Type: f.Type, Tag: f.Tag})
+	}
+	l.written = reflect.StructOf(fields)
+	layouts.Store(t, l)
+	return l
+}
+
+// stamped is a record, or another struct, as it is written.
+func stamped(record any) any {
+	from := reflect.Indirect(reflect.ValueOf(record))
+	l := layoutOf(from.Type())
+	to := reflect.New(l.written).Elem()
+	for i, member := range l.members {
+		field := to.Field(i)
+		field.Set(from.FieldByIndex(member.Index).Convert(field.Type()))
+	}
+	return to.Interface()
+}
+
+// marshal is JSON on one line in which <, > and & stand for themselves.
+func marshal(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	err := e.Encode(v)
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
+}
+
+// encode is the line of a record.
+func encode(r Record) ([]byte, error) {
+	b, err := marshal(stamped(r))
+	if err != nil {
+		return nil, err
+	}
+	b = bytes.TrimSuffix(b, []byte("}"))
+	return append(b, seal(b)...), nil
+}
+
+// seal is the end of a line, with its checksum; open is what comes before.
+func seal(open []byte) string {
+	sum := crc32.Update(crc32.Checksum(open, castagnoli), castagnoli, []byte("}"))
+	return fmt.Sprintf(`,"crc":"%08x"}`+"\n", sum)
+}
+
+// stateLine is a line of the file, as far as it is known.
+type stateLine struct {
+	Head          // as it can be read, even of a damaged line; without At
+	record Record // once decoded
+	err    error  // what is wrong with it
+}
+
+// parseLine checks a line and reads its beginning: {"v":1,"rec":"prompt","id":"…"
+func parseLine(text []byte) stateLine {
+	var l stateLine
+	parts := strings.SplitN(string(text[:min(len(text), 200)]), `"`, 11)
+	for len(parts) < 10 {
+		parts = append(parts, "")
+	}
+	l.V, _ = strconv.Atoi(strings.Trim(parts[2], ":,")) // 0 of a damaged line
+	l.Rec = parts[5]
+	l.ID = parts[9]
+	open := text[:max(0, len(text)-crcMember)]
+	known := l.V > schemaVersion || kinds[l.Rec] != nil
+	if string(text[len(open):]) != seal(open) || !known {
+		l.err = errors.New("its checksum does not match")
+	}
+	return l
+}
+
+// decode reads the whole line, which parseLine found sound.
+func (l *stateLine) decode(text []byte) {
+	r := kinds[l.Rec]()
+	l.err = json.Unmarshal(text, r)
+	if l.err != nil {
+		return
+	}
+	*r.head() = Head{schemaVersion, l.Rec, l.ID, r.head().At}
+	l.record = r
+}
+
+// ---- records and the one transition table ----
+//
+// What a record holds, and how one may follow another of the same id.
 
 // State is a prompt's state, SPEC section 6.
 type State string
 
 const (
-	Created, Routed, AwaitingReply, ReplyReceived State = "created", "routed", "awaiting_reply", "reply_received"
-	Injected, Resolved, Expired, Canceled, Failed State = "injected", "resolved", "expired", "canceled", "failed"
+	Created       State = "created"
+	Routed        State = "routed"
+	AwaitingReply State = "awaiting_reply"
+	ReplyReceived State = "reply_received"
+	Injected      State = "injected"
+	Resolved      State = "resolved"
+	Expired       State = "expired"
+	Canceled      State = "canceled"
+	Failed        State = "failed"
 )
 
 // next is the whole life of a prompt: Update accepts nothing else. A question answered at the keyboard or gone from
@@ -259,18 +859,15 @@ var next = map[State][]State{
 	Created:       {Routed, ReplyReceived, Resolved, Expired, Canceled, Failed},
 	Routed:        {AwaitingReply, ReplyReceived, Resolved, Expired, Canceled, Failed},
 	AwaitingReply: {ReplyReceived, Resolved, Expired, Canceled, Failed},
-	ReplyReceived: {Injected, Resolved, Failed}, Expired: {Injected, Resolved, Failed}, Injected: {Resolved, Failed},
+	ReplyReceived: {Injected, Resolved, Failed},
+	Expired:       {Injected, Resolved, Failed},
+	Injected:      {Resolved, Failed},
 }
 
-// Open: the prompt waits for an answer. over: nothing has to happen to it any more.
-func (p *PromptRecord) Open() bool { return slices.Contains(next[p.Status], Canceled) }
-func (p *PromptRecord) over() bool { return next[p.Status] == nil || p.Status == Expired }
+// Record is a pointer to one of the structs below.
+type Record interface{ head() *Head }
 
-// Record is one line of state.jsonl: a pointer to one of the structs below.
-type Record interface {
-	head() *Head
-	put(*View)
-}
+// Head is what every record begins with.
 type Head struct {
 	V   int       `json:"v"`
 	Rec string    `json:"rec"`
@@ -278,21 +875,40 @@ type Head struct {
 	At  time.Time `json:"at"` // of this change; later than that of the record's line before
 }
 
-func (h *Head) head() *Head          { return h }
-func (h *Head) key() string          { return h.Rec + " " + h.ID }
-func byTime(a, b Record) int         { return a.head().At.Compare(b.head().At) }
-func (r *SessionRecord) put(v *View) { v.Sessions[r.ID] = r }
-func (r *PromptRecord) put(v *View)  { v.Prompts[r.ID] = r }
-func (r *InputRecord) put(v *View)   { v.Inputs[r.ID] = r }
-func (r *UpdateRecord) put(v *View)  { v.Updates[r.ID] = r }
-func (r *MetaRecord) put(v *View)    { v.Meta[r.ID] = r }
-func (r *ReplyRecord) put(*View)     {}
+func (h *Head) head() *Head { return h }
 
+func (h *Head) key() string { return h.Rec + " " + h.ID }
+
+func byTime(a, b Record) int { return a.head().At.Compare(b.head().At) }
+
+// kinds makes an empty record for each value of rec.
 var kinds = map[string]func() Record{
-	"session": func() Record { return new(SessionRecord) }, "prompt": func() Record { return new(PromptRecord) },
-	"reply": func() Record { return new(ReplyRecord) }, "input": func() Record { return new(InputRecord) },
-	"update": func() Record { return new(UpdateRecord) }, "meta": func() Record { return new(MetaRecord) }}
+	"session": func() Record { return new(SessionRecord) },
+	"prompt":  func() Record { return new(PromptRecord) },
+	"reply":   func() Record { return new(ReplyRecord) },
+	"input":   func() Record { return new(InputRecord) },
+	"update":  func() Record { return new(UpdateRecord) },
+	"meta":    func() Record { return new(MetaRecord) },
+}
 
+// kindOf is the value of rec for a record.
+func kindOf(r Record) string {
+	switch r.(type) {
+	case *SessionRecord:
+		return "session"
+	case *PromptRecord:
+		return "prompt"
+	case *ReplyRecord:
+		return "reply"
+	case *InputRecord:
+		return "input"
+	case *UpdateRecord:
+		return "update"
+	}
+	return "meta"
+}
+
+// SessionRecord is one run of a tool.
 type SessionRecord struct {
 	Head
 	Tool      string     `json:"tool"`
@@ -310,6 +926,8 @@ type SessionRecord struct {
 	Prompts   int        `json:"prompts"`
 	LastSeen  *time.Time `json:"last_output_at"` // when the child last wrote, as of this line
 }
+
+// PromptRecord is a question, with all that became of it.
 type PromptRecord struct {
 	Head
 	Prompt                 // as the screen, or the hook, asked
@@ -343,6 +961,14 @@ type PromptRecord struct {
 	ScreenSHA string `json:"screen_sha256"`
 	Reason    string `json:"reason"` // why failed or canceled; the operator's reason for a refusal
 }
+
+// Open tells that the prompt waits for an answer.
+func (p *PromptRecord) Open() bool { return slices.Contains(next[p.Status], Canceled) }
+
+// over tells that nothing has to happen to the prompt any more.
+func (p *PromptRecord) over() bool { return next[p.Status] == nil || p.Status == Expired }
+
+// ReplyRecord is an answer that was typed, or passed on by a hook.
 type ReplyRecord struct {
 	Head
 	PromptID   string    `json:"prompt_id"`
@@ -351,7 +977,9 @@ type ReplyRecord struct {
 	Source     string    `json:"source"` // operator, timeout_default
 	InjectedAt time.Time `json:"injected_at"`
 }
-type InputRecord struct { // what the phone asks of a session another process may own
+
+// InputRecord is what the phone asks of a session, which another process may own.
+type InputRecord struct {
 	Head
 	SessionID string `json:"session_id"`
 	Kind      string `json:"kind"` // text keys screen last cancel show_all show_recent answer
@@ -363,11 +991,15 @@ type InputRecord struct { // what the phone asks of a session another process ma
 	Status    string `json:"status"` // queued done refused
 	Reason    string `json:"reason"`
 }
-type UpdateRecord struct { // of Telegram: it was acted on
+
+// UpdateRecord tells that an update of Telegram was acted on.
+type UpdateRecord struct {
 	Head
 	Kind string `json:"kind"`
 }
-type MetaRecord struct { // single facts by id: "audit" (head of the chain), "telegram" (offset, claim, poller)
+
+// MetaRecord is a single fact by id: "audit" (head of the chain), "telegram" (offset, claim, poller).
+type MetaRecord struct {
 	Head
 	Seq    int64             `json:"seq"`
 	Hash   string            `json:"hash"`
@@ -385,319 +1017,431 @@ type View struct {
 }
 
 func viewOf(records map[string]Record) *View {
-	v := &View{map[string]*SessionRecord{}, map[string]*PromptRecord{}, map[string]*InputRecord{},
-		map[string]*UpdateRecord{}, map[string]*MetaRecord{}, map[string]Record{}}
+	v := &View{
+		Sessions: map[string]*SessionRecord{},
+		Prompts:  map[string]*PromptRecord{},
+		Inputs:   map[string]*InputRecord{},
+		Updates:  map[string]*UpdateRecord{},
+		Meta:     map[string]*MetaRecord{},
+		records:  map[string]Record{},
+	}
 	for _, r := range records {
-		v.put(r)
+		v.apply(r)
 	}
 	return v
 }
 
-func (v *View) put(r Record) {
+// apply makes r the truth about its id.
+func (v *View) apply(r Record) {
 	v.records[r.head().key()] = r
-	r.put(v)
+	switch r := r.(type) {
+	case *SessionRecord:
+		v.Sessions[r.ID] = r
+	case *PromptRecord:
+		v.Prompts[r.ID] = r
+	case *InputRecord:
+		v.Inputs[r.ID] = r
+	case *UpdateRecord:
+		v.Updates[r.ID] = r
+	case *MetaRecord:
+		v.Meta[r.ID] = r
+	}
 }
+
 func (v *View) active(id string) bool {
 	return v.Sessions[id] != nil && v.Sessions[id].Status == "active"
 }
 
 // which are the prompts that want holds for, never nil.
 func (v *View) which(want func(*PromptRecord) bool) []*PromptRecord {
-	all := slices.AppendSeq([]*PromptRecord{}, maps.Values(v.Prompts))
-	return slices.DeleteFunc(all, func(p *PromptRecord) bool { return !want(p) })
+	found := []*PromptRecord{}
+	for _, p := range v.Prompts {
+		if want(p) {
+			found = append(found, p)
+		}
+	}
+	return found
 }
 
-// illegal tells why r cannot follow old, which is now the truth about its id.
-func (v *View) illegal(old, r Record) error {
-	was, _ := old.(*SessionRecord)
-	from, _ := old.(*PromptRecord)
-	p, ok := r.(*PromptRecord)
-	rival := func(q *PromptRecord) bool { return q.Status == AwaitingReply && q.SessionID == p.SessionID }
-	switch from = cmp.Or(from, &PromptRecord{}); {
-	case was != nil && was.Status != "active" && r.(*SessionRecord).Status == "active",
-		ok && from.NonceUsed && (!p.NonceUsed || p.Nonce != from.Nonce):
-		return errors.New("an ended session stays ended, a used nonce used")
-	case !ok || p.Status == from.Status:
-		return nil
-	case !slices.Contains(next[from.Status], p.Status), p.Status == AwaitingReply && len(v.which(rival)) > 0,
-		slices.Contains([]State{Routed, AwaitingReply, ReplyReceived}, p.Status) && !v.active(p.SessionID):
-		return fmt.Errorf("%q cannot become %q", from.Status, p.Status)
+// transition tells why r cannot follow old, which is now the truth about its id, nil without one.
+func (v *View) transition(old, r Record) error {
+	switch r := r.(type) {
+	case *SessionRecord:
+		was, ok := old.(*SessionRecord)
+		if ok && was.Status != "active" && r.Status == "active" {
+			return errors.New("an ended session stays ended, a used nonce used")
+		}
+	case *PromptRecord:
+		was, ok := old.(*PromptRecord)
+		if !ok {
+			was = &PromptRecord{}
+		}
+		return v.promptTransition(was, r)
 	}
 	return nil
 }
 
-/* ----- a file that several processes append to ----- */
-// journal is a file of lines that several processes append to, files makes a call that a test lets fail or kill us.
-type files func(op string, f *os.File, call func() error) error
-type journal struct {
-	do          files
-	path        string
-	mu          sync.Mutex // held from acquire to release, before the lock between processes
-	lock, f     *os.File   // f is nil after a failed write: that descriptor is never written or fsynced again
-	end         int64      // bytes of the file
-	anew, known bool       // acquire has opened another file than before; the folder's entry of it is on the disk
-	poison      error      // not nil: what the file ends with is unknown, nothing is written any more
-}
-
-// acquire waits for the lock and opens the file that the path names. release follows, after an error, too.
-func (j *journal) acquire() (err error) {
-	if j.mu.Lock(); j.lock == nil {
-		j.lock, err = openPrivate(strings.TrimSuffix(j.path, filepath.Ext(j.path))+".lock", os.O_RDWR|os.O_CREATE)
+// promptTransition is transition for a prompt. No session has two that await a reply, and only an active one has any
+// that does or got one.
+func (v *View) promptTransition(was, p *PromptRecord) error {
+	if was.NonceUsed && (!p.NonceUsed || p.Nonce != was.Nonce) {
+		return errors.New("an ended session stays ended, a used nonce used")
 	}
-	if err = cmp.Or(err, lockFile(j.lock, true)); err != nil {
-		return fmt.Errorf("locking %s: %w", j.path, err)
-	}
-	named, _ := os.Lstat(j.path)
-	open, _ := j.f.Stat()
-	if j.anew = !os.SameFile(named, open); j.anew {
-		j.f.Close()
-		j.known = false
-		j.f, err = openPrivate(j.path, os.O_RDWR|os.O_APPEND|os.O_CREATE)
-	}
-	j.end, _ = j.f.Seek(0, io.SeekEnd) // cannot fail with a regular file
-	return err
-}
-func (j *journal) release() {
-	unlockFile(j.lock)
-	j.mu.Unlock()
-}
-
-// append adds b at the end. After an error the file is as it was before, or poison is set.
-func (j *journal) append(b []byte, durable bool) (err error) {
-	if err = j.poison; err == nil && !j.known {
-		err = j.do("fsync folder", nil, func() error { return syncDir(filepath.Dir(j.path)) })
-	}
-	if j.known = err == nil; !j.known {
-		return err
-	}
-	if err = j.do("write", j.f, func() error { return second(j.f.Write(b)) }); err == nil && durable {
-		err = j.do("fsync", j.f, j.f.Sync)
-	}
-	if err == nil {
-		j.end += int64(len(b))
+	if p.Status == was.Status {
 		return nil
 	}
-	if cut := j.do("ftruncate", j.f, func() error { return j.f.Truncate(j.end) }); cut != nil {
-		j.poison = fmt.Errorf("%w; cutting it off again: %w; nothing is recorded any more", err, cut)
+	legal := slices.Contains(next[was.Status], p.Status)
+	switch p.Status {
+	case AwaitingReply:
+		legal = legal && v.active(p.SessionID) && !v.awaits(p.SessionID)
+	case Routed, ReplyReceived:
+		legal = legal && v.active(p.SessionID)
 	}
-	j.f.Close()
-	j.f = nil
-	return cmp.Or(j.poison, err)
-}
-
-func second(_ int, err error) error { return err }
-
-// create writes a file beside the journal, aside copies the bytes from at on to one, cut moves them there.
-func (j *journal) create(suffix string, b []byte) error {
-	f, err := openPrivate(j.path+suffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)
-	defer f.Close()
-	return cmp.Or(err, (&journal{do: j.do, path: j.path, f: f}).append(b, true))
-}
-func (j *journal) aside(why string, at int64) error {
-	b, err := io.ReadAll(io.NewSectionReader(j.f, at, j.end-at))
-	return cmp.Or(err, j.create("."+why+"-"+time.Now().UTC().Format(fileStamp), b))
-}
-func (j *journal) cut(at int64) (err error) {
-	if err = j.aside("torn", at); err == nil {
-		err, j.end = j.do("ftruncate", j.f, func() error { return j.f.Truncate(at) }), at
+	if !legal {
+		return fmt.Errorf("%q cannot become %q", was.Status, p.Status)
 	}
-	return err
+	return nil
 }
 
-/* ----- opening and reading ----- */
+// awaits tells whether a question of the session awaits its reply.
+func (v *View) awaits(session string) bool {
+	for _, p := range v.Prompts {
+		if p.Status == AwaitingReply && p.SessionID == session {
+			return true
+		}
+	}
+	return false
+}
+
+// ---- open and replay ----
+//
+// What the file holds is brought into a View, and what others append to it, too.
+
+const (
+	compactMin    = 1 << 20 // bytes: a smaller file opens within 3 ms (measured)
+	compactFactor = 3       // times what would be kept
+	retention     = 30 * 24 * time.Hour
+	updateLife    = 48 * time.Hour // twice that of https://core.telegram.org/bots/api#getting-updates
+
+	damaged = "its record in the state file is damaged" // reason of a prompt
+)
+
 // Store is the shared state. Its methods may be called from any goroutine.
 type Store struct {
 	Dir       string
 	Retention time.Duration // how long ended sessions and their questions are kept
 	now       func() time.Time
-	audit     *Audit   // its log is acquired after ours
-	log       *journal // its mutex guards what follows
-	view      *View
-	// read are the bytes of the file that view holds, compactAt those that are worth a compaction.
-	read, compactAt int64
-	wake            chan struct{}                              // closed when view changes
-	older           bool                                       // a record has an earlier schema version
-	notes           []string                                   // what was found damaged in the file
-	trouble         error                                      // what keeps the audit log or the compaction from working
-	watch           func(dir string) (<-chan struct{}, func()) // watchFolder, or a test's own
-	// held are our locks by name (*os.File), secrets what was given and not yet taken by prompt (string).
-	held, secrets sync.Map
+	watch     func(dir string) (<-chan struct{}, func()) // watchFolder, or a test's own
+	audit     *Audit                                     // its log is acquired after ours
+	log       *journal                                   // its mutex guards what follows
+
+	view           *View
+	read           int64         // bytes of the file that view holds
+	compactAt      int64         // bytes of the file that are worth a compaction
+	wake           chan struct{} // closed when view changes
+	older          bool          // a record has an earlier schema version
+	notes          []string      // what was found damaged in the file
+	auditTrouble   error         // why the audit log lacks an entry
+	compactTrouble error         // why the last compaction failed
+
+	held    sync.Map // our locks by name: *os.File
+	secrets sync.Map // what was given and not yet taken, by prompt: string
 }
 
+// openStore opens the state in dir, which it makes when it is missing.
 func openStore(dir string) (*Store, error) {
 	return openStoreWith(dir, func(_ string, _ *os.File, call func() error) error { return call() })
 }
+
+// openStoreWith is openStore with the calls to the file system made by do.
 func openStoreWith(dir string, do files) (*Store, error) {
-	s := &Store{Dir: dir, Retention: retention, now: time.Now, view: viewOf(nil), wake: make(chan struct{}),
-		watch: watchFolder,
-		log:   &journal{do: do, path: filepath.Join(dir, "state.jsonl")}}
-	s.audit = &Audit{log: &journal{do: do, path: filepath.Join(dir, "audit.log")}, lock: s.lockAudit, note: s.noteHead}
-	err := cmp.Or(secureDir(dir), secureDir(filepath.Join(dir, "sessions")))
-	if err == nil {
-		err = s.begin()
-		defer s.log.release()
+	s := &Store{Dir: dir, Retention: retention, now: time.Now, watch: watchFolder, view: viewOf(nil),
+		wake: make(chan struct{}), log: &journal{do: do, path: filepath.Join(dir, "state.jsonl")}}
+	s.audit = &Audit{log: &journal{do: do, path: filepath.Join(dir, "audit.log")}, lock: s.lockAudit,
+		note: s.noteHead}
+	for _, folder := range []string{dir, filepath.Join(dir, "sessions")} {
+		if err := secureDir(folder); err != nil {
+			return nil, err
+		}
 	}
-	if err == nil && s.older {
-		err = s.compact()
+	if err := s.upgrade(); err != nil {
+		s.Close()
+		return nil, err
 	}
-	return s, err
+	return s, nil
 }
 
-// Audit is the log that every change goes to. Trouble is what keeps the store from its duties at present. View is the
-// state as it is now; where it cannot be read any more, as it was, with an error. Close gives back files and locks.
+// upgrade reads the state, and writes it anew when it has records of an earlier schema.
+func (s *Store) upgrade() error {
+	defer s.log.release()
+	if err := s.begin(); err != nil {
+		return err
+	}
+	if !s.older {
+		return nil
+	}
+	return s.compact()
+}
+
+// Audit is the log that every change goes to.
 func (s *Store) Audit() *Audit { return s.audit }
+
+// Trouble is what keeps the store from its duties at present.
 func (s *Store) Trouble() error {
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
-	return cmp.Or(s.log.poison, s.trouble)
+	switch {
+	case s.log.poison != nil:
+		return s.log.poison
+	case s.auditTrouble != nil:
+		return s.auditTrouble
+	}
+	return s.compactTrouble
 }
+
+// View is the state as it is now. Where it cannot be read any more it is as it was, with an error.
 func (s *Store) View() (*View, error) {
 	defer s.log.release()
 	err := s.begin()
 	return viewOf(s.view.records), err
 }
+
+// Close gives back files and locks.
 func (s *Store) Close() {
-	s.log.mu.Lock()
-	defer s.log.mu.Unlock()
-	s.held.Range(func(_, lock any) bool { return lock.(*os.File).Close() == nil })
-	_ = errors.Join(s.log.f.Close(), s.log.lock.Close(), s.audit.log.f.Close(), s.audit.log.lock.Close())
+	s.log.close()
+	s.audit.log.close()
+	s.held.Range(func(_, lock any) bool {
+		_ = lock.(*os.File).Close() // of what is in it nobody depends
+		return true
+	})
 }
 
 // begin acquires the log and reads what others appended, not when it is poisoned: then its last line failed.
 func (s *Store) begin() error {
-	err := s.log.acquire()
-	if err != nil || s.log.poison != nil || !s.log.anew && s.log.end == s.read {
+	if err := s.log.acquire(); err != nil {
 		return err
+	}
+	if s.log.poison != nil || !s.log.anew && s.log.end == s.read {
+		return nil
 	}
 	if s.log.anew || s.log.end < s.read {
-		s.view, s.read, s.compactAt, s.older, s.notes = viewOf(nil), 0, compactMin, false, nil
+		s.forget()
 	}
 	b := make([]byte, s.log.end-s.read)
-	if _, err = s.log.f.ReadAt(b, s.read); err != nil {
+	if _, err := s.log.f.ReadAt(b, s.read); err != nil {
 		return err
 	}
-	return s.take(b)
+	return s.replay(b)
 }
 
-// take brings the view up to the last complete line in b, and s.read behind it. Every line is checked, the last sound
-// one of an id decoded, on all processors. A question whose newest line is damaged has failed: what it said is unknown.
-func (s *Store) take(b []byte) (err error) {
-	texts, first, live := bytes.SplitAfter(b, []byte("\n")), s.read == 0, 0
-	lines, last := make([]stateLine, len(texts)-1), map[string]int{}
-	for i := range lines {
-		if lines[i] = parse(texts[i]); lines[i].V > schemaVersion && lines[i].err == nil {
-			return fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", lines[i].V)
-		} else if lines[i].err == nil {
-			last[lines[i].key()] = i
-		}
+// forget is for a file that is another than was read: it was compacted, by us or by another process.
+func (s *Store) forget() {
+	s.view = viewOf(nil)
+	s.read = 0
+	s.compactAt = compactMin
+	s.older = false
+	s.notes = nil
+	s.compactTrouble = nil
+}
+
+// replay brings the view up to the last complete line in b, and s.read behind it. Every line is checked, the last sound
+// one of an id decoded. A torn end is moved aside: an error is that of moving it.
+func (s *Store) replay(b []byte) error {
+	texts := bytes.SplitAfter(b, []byte("\n"))
+	lines, newest, err := parseLines(texts[:len(texts)-1])
+	if err != nil {
+		return err
 	}
-	all, newest := sync.WaitGroup{}, slices.Collect(maps.Values(last))
-	decode := func(share []int) {
-		for _, i := range share {
-			lines[i].decode(texts[i])
-		}
-	}
-	for n := len(newest)/runtime.GOMAXPROCS(0) + 100; len(newest) > n; newest = newest[n:] { // a few are done here
-		share := newest[:n]
-		all.Go(func() { decode(share) })
-	}
-	decode(newest)
-	all.Wait()
+	decodeAll(lines, texts, newest)
+	first := s.read == 0
+	live := 0 // bytes of lines that are the last of their ids
 	for i, l := range lines {
 		s.read += int64(len(texts[i]))
 		if l.err != nil {
 			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a damaged line (%v): %.60q…", l.err, texts[i]))
 		}
-		p, ok := l.record.(*PromptRecord)
-		if was := s.view.Prompts[l.ID]; l.err != nil && l.Rec == "prompt" && was != nil {
-			q := *was
-			q.Status, q.NonceUsed, q.Reason, q.At = Failed, true, damaged, s.now().UTC()
-			l.record = &q
-		} else if ok && p.over() && s.now().Sub(p.At) > updateLife {
-			p.Full, p.Recent = "", "" // nobody asks for them any more; the next compaction leaves them out
-		}
-		if l.record != nil {
-			s.view.put(l.record)
-			s.older, live = s.older || l.V < schemaVersion, live+len(texts[i])
+		r := s.recordOf(l)
+		if r != nil {
+			s.view.apply(r)
+			s.older = s.older || l.V < schemaVersion
+			live += len(texts[i])
 		}
 	}
+	s.changed()
+	if first {
+		s.compactAt = max(compactMin, int64(compactFactor*live))
+		if s.isStale() {
+			s.compactAt = 0 // what is to be forgotten goes with the next write
+		}
+	}
+	torn := s.log.end - s.read
+	if torn == 0 {
+		return nil
+	}
+	if err := s.log.cut(s.read); err != nil {
+		return fmt.Errorf("moving a torn end of state.jsonl aside: %w", err)
+	}
+	s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a torn end of %d bytes was moved aside", torn))
+	return nil
+}
+
+// parseLines parses whole lines. newest are the numbers of those that are the last sound one of their id.
+func parseLines(texts [][]byte) (lines []stateLine, newest []int, err error) {
+	lines = make([]stateLine, len(texts))
+	last := map[string]int{}
+	for i := range lines {
+		lines[i] = parseLine(texts[i])
+		if lines[i].err != nil {
+			continue
+		}
+		if lines[i].V > schemaVersion {
+			return nil, nil, fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one",
+				lines[i].V)
+		}
+		last[lines[i].key()] = i
+	}
+	return lines, slices.Collect(maps.Values(last)), nil
+}
+
+// decodeAll decodes those lines, many of them on all processors.
+func decodeAll(lines []stateLine, texts [][]byte, which []int) {
+	var all sync.WaitGroup
+	decode := func(share []int) {
+		for _, i := range share {
+			lines[i].decode(texts[i])
+		}
+	}
+	size := len(which)/runtime.GOMAXPROCS(0) + 100 // fewer are not worth a goroutine
+	for len(which) > size {
+		share := which[:size]
+		which = which[size:]
+		all.Go(func() { decode(share) })
+	}
+	decode(which)
+	all.Wait()
+}
+
+// recordOf is what a line says, nil for nothing. A question whose newest line is damaged has failed: what it said is
+// unknown.
+func (s *Store) recordOf(l stateLine) Record {
+	if l.err != nil {
+		was := s.view.Prompts[l.ID]
+		if l.Rec != "prompt" || was == nil {
+			return nil
+		}
+		p := *was
+		p.Status = Failed
+		p.NonceUsed = true
+		p.Reason = damaged
+		p.At = s.now().UTC()
+		return &p
+	}
+	p, ok := l.record.(*PromptRecord)
+	if ok && p.over() && s.now().Sub(p.At) > updateLife {
+		p.Full = "" // nobody asks for them any more; the next compaction leaves them out
+		p.Recent = ""
+	}
+	return l.record
+}
+
+// changed wakes who waits for a change of the view.
+func (s *Store) changed() {
 	close(s.wake)
 	s.wake = make(chan struct{})
-	if torn := s.log.end - s.read; torn > 0 {
-		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a torn end of %d bytes was moved aside", torn))
-		err = s.log.cut(s.read)
+}
+
+// isStale tells whether some record is to be forgotten.
+func (s *Store) isStale() bool {
+	for _, r := range s.view.records {
+		if s.now().Sub(r.head().At) > s.Retention && !s.retained(r) {
+			return true
+		}
 	}
-	if first { // what is to be forgotten goes with the next write
-		old := func(r Record) bool { return s.now().Sub(r.head().At) > s.Retention && !s.keep(r) }
-		stale := slices.ContainsFunc(slices.Collect(maps.Values(s.view.records)), old)
-		s.compactAt = when(!stale, max(compactMin, int64(compactFactor*live)))
-	}
-	return err
+	return false
 }
 
-// stamps finds the times that encoding/json wrote, without the zeros at their end; marshal gives them six decimals.
-var stamps = regexp.MustCompile(`at":"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"`)
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-func marshal(v any) ([]byte, error) {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	err := e.Encode(v)
-	return stamps.ReplaceAllFunc(bytes.TrimSuffix(b.Bytes(), []byte("\n")), func(m []byte) []byte {
-		whole, decimals, _ := strings.Cut(strings.TrimSuffix(string(m), `Z"`), ".")
-		return []byte(whole + "." + (decimals + "000000")[:6] + `Z"`)
-	}), err
-}
-
-// encode is the line of a record, seal the checksum at its end. A stateLine is one of the file, as far as it is known.
-func encode(r Record) ([]byte, error) {
-	b, err := marshal(r)
-	b = bytes.TrimSuffix(b, []byte("}"))
-	return append(b, seal(b)...), err
-}
-func seal(open []byte) string {
-	return fmt.Sprintf(`,"crc":"%08x"}`+"\n", crc32.Update(crc32.Checksum(open, castagnoli), castagnoli, []byte("}")))
-}
-
-type stateLine struct {
-	Head          // as it can be read, even of a damaged line
-	record Record // once decoded
-	err    error  // what is wrong with it
-}
-
-// parse checks a line and reads its beginning: {"v":1,"rec":"prompt","id":"…","at":"…
-func parse(text []byte) (l stateLine) {
-	open := text[:max(0, len(text)-crcMember)]
-	f := append(strings.SplitN(string(text[:min(len(text), 200)]), `"`, 11), make([]string, 10)...)
-	l.V, _ = strconv.Atoi(strings.Trim(f[2], ":,"))
-	if l.Rec, l.ID = f[5], f[9]; string(text[len(open):]) != seal(open) || l.V <= schemaVersion && kinds[l.Rec] == nil {
-		l.err = errors.New("its checksum does not match")
-	}
-	return l
-}
-func (l *stateLine) decode(text []byte) {
-	r := kinds[l.Rec]()
-	l.err = json.Unmarshal(text, r)
-	*r.head() = Head{schemaVersion, l.Rec, l.ID, r.head().At}
-	l.record = when(l.err == nil, r)
-}
+// ---- update ----
+//
+// Every change goes through Update: on the disk, then in the view, then in the audit log.
 
 // Update runs fn, which must not call the Store, on the current state under the lock and makes what it returns durable,
 // in that order (an UpdateRecord comes last), all or nothing. Audit entries that cannot be written are only Trouble.
 func (s *Store) Update(fn func(*View) ([]Record, error)) error {
-	var events []Event
-	err := s.begin()
-	if err == nil {
-		events, err = s.write(fn(s.view))
-	}
+	events, err := s.update(fn)
 	if len(events) == 0 {
 		s.log.release()
 		return err
 	}
 	noted, err := s.handOver(nil)
-	s.audit.commit(noted, err, events...)
+	_ = s.audit.commit(noted, err, events...) // what fails of it is Trouble
 	return nil
+}
+
+// update is Update without the audit log: it gives the entries for it, and does not release the log.
+func (s *Store) update(fn func(*View) ([]Record, error)) ([]Event, error) {
+	if err := s.begin(); err != nil {
+		return nil, err
+	}
+	recs, err := fn(s.view)
+	if err != nil {
+		return nil, err
+	}
+	return s.write(recs)
+}
+
+// write appends recs, but for what an update asks for again, and gives the entries for the audit log.
+func (s *Store) write(recs []Record) ([]Event, error) {
+	recs = slices.DeleteFunc(recs, s.comesAgain)
+	if len(recs) == 0 {
+		return nil, nil
+	}
+	var lines []byte
+	var events []Event
+	for _, r := range recs {
+		h := r.head()
+		*h = Head{schemaVersion, kindOf(r), h.ID, s.now().UTC().Truncate(time.Microsecond)}
+		old := s.view.records[h.key()]
+		if old != nil && !h.At.After(old.head().At) {
+			h.At = old.head().At.Add(time.Microsecond)
+		}
+		line, err := encode(r)
+		if err == nil {
+			err = s.view.transition(old, r)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("recording %s: %w", h.key(), err)
+		}
+		lines = append(lines, line...)
+		events = append(events, auditEvents(old, r)...)
+	}
+	durable := recs[0].head().key() != "meta audit" // if that is lost, the next will do
+	if err := s.log.append(lines, durable); err != nil {
+		return nil, fmt.Errorf("recording: %w", err)
+	}
+	for _, r := range recs {
+		s.view.apply(r)
+	}
+	s.read = s.log.end
+	s.changed()
+	if s.read >= s.compactAt {
+		_ = s.compact() // what fails of it is Trouble
+	}
+	return events, nil
+}
+
+// comesAgain tells that the record is an input which an update asks for again: a power cut lost only that the update was
+// acted on.
+func (s *Store) comesAgain(r Record) bool {
+	in, ok := r.(*InputRecord)
+	if !ok || in.UpdateID == 0 {
+		return false
+	}
+	for _, was := range s.view.Inputs {
+		if was.UpdateID == in.UpdateID && was.ID != in.ID {
+			return true
+		}
+	}
+	return false
 }
 
 // lockAudit acquires the audit log, by way of the state's lock. An error is the audit log's: losing the state never
@@ -707,53 +1451,16 @@ func (s *Store) lockAudit() (noted *MetaRecord, err error) {
 }
 
 // handOver acquires the audit log and then releases the state, so that both files have the same order, and nobody puts
-// the log aside between. It gives the head that the state notes now, nil when there is none or the state is not known.
-// What is noted was in the log before, so that a log that does not continue it has lost something.
-func (s *Store) handOver(unread error) (noted *MetaRecord, err error) {
-	if unread == nil && s.log.poison == nil {
+// the log aside between. It gives the head that the state notes now, nil when there is none, or when unknown is why the
+// state could not be read. What is noted was in the log before, so that a log that does not continue it has lost
+// something.
+func (s *Store) handOver(unknown error) (noted *MetaRecord, err error) {
+	if unknown == nil && s.log.poison == nil {
 		noted = s.view.Meta["audit"]
 	}
 	err = s.audit.log.acquire()
 	s.log.release()
 	return noted, err
-}
-
-// write appends recs, but for what an update asks for again: a power cut lost its record. events go to the audit log.
-func (s *Store) write(recs []Record, err error) (events []Event, _ error) {
-	recs = slices.DeleteFunc(recs, func(r Record) bool {
-		in, ok := r.(*InputRecord)
-		same := func(was *InputRecord) bool { return was.UpdateID == in.UpdateID && was.ID != in.ID }
-		return ok && in.UpdateID != 0 && slices.ContainsFunc(slices.Collect(maps.Values(s.view.Inputs)), same)
-	})
-	if err != nil || len(recs) == 0 {
-		return nil, err
-	}
-	var lines []byte
-	for _, r := range recs {
-		kind := strings.ToLower(strings.TrimPrefix(fmt.Sprintf("%T", r), "*main.")) // such as "sessionrecord"
-		h := r.head()
-		*h = Head{schemaVersion, strings.TrimSuffix(kind, "record"), h.ID, s.now().UTC().Truncate(time.Microsecond)}
-		old := s.view.records[h.key()]
-		if old != nil && !h.At.After(old.head().At) {
-			h.At = old.head().At.Add(time.Microsecond)
-		}
-		line, bad := encode(r)
-		if err = cmp.Or(s.view.illegal(old, r), bad); err != nil {
-			return nil, fmt.Errorf("recording %s: %w", h.key(), err)
-		}
-		lines, events = append(lines, line...), append(events, auditEvents(old, r)...)
-	}
-	if err = s.log.append(lines, recs[0].head().key() != "meta audit"); err != nil { // if lost, the next will do
-		return nil, fmt.Errorf("recording: %w", err)
-	}
-	for _, r := range recs {
-		s.view.put(r)
-	}
-	close(s.wake)
-	if s.read, s.wake = s.log.end, make(chan struct{}); s.read >= s.compactAt {
-		s.compact() // what fails of it is Trouble
-	}
-	return events, nil
 }
 
 // noteHead keeps the audit chain's head in the state; failed is why an entry is not in the chain. A head takes the
@@ -762,13 +1469,13 @@ func (s *Store) write(recs []Record, err error) (events []Event, _ error) {
 // append finds that the log does not continue it. That a gap was found stays noted, whatever heads follow.
 func (s *Store) noteHead(done appended, failed error) {
 	defer s.log.release()
-	unread := s.begin()
-	s.trouble = nil
+	err := s.begin()
+	s.auditTrouble = nil
 	if failed != nil {
-		s.trouble = fmt.Errorf("the audit log lacks an entry: %w", failed)
+		s.auditTrouble = fmt.Errorf("the audit log lacks an entry: %w", failed)
 		return
 	}
-	if unread != nil {
+	if err != nil {
 		return
 	}
 	now := s.view.Meta["audit"]
@@ -789,37 +1496,71 @@ func (s *Store) noteHead(done appended, failed error) {
 	if done.gap && r.Values["broken"] == "" {
 		r.Values = map[string]string{"broken": done.noted.String()}
 	}
-	_, _ = s.write([]Record{r}, nil) // if lost, the next will do
+	_, _ = s.write([]Record{r}) // if lost, the next will do
 }
 
 // Move takes a prompt along one legal transition; change may fill in more. If it cannot, a late message id is kept.
 func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved bool, err error) {
 	now := s.now().UTC()
 	err = s.Update(func(v *View) ([]Record, error) {
-		old := cmp.Or(v.Prompts[id], &PromptRecord{})
-		p, late := *old, *old // late: it cannot move any more, but a message has come
+		old := v.Prompts[id]
+		if old == nil {
+			return nil, nil
+		}
+		p := *old
 		if change != nil {
 			change(&p)
 		}
 		p.Status = to
 		msg := p.MsgID
-		if msg != old.MsgID {
+		sent := msg != old.MsgID
+		if sent {
 			p.MsgID = old.MsgID
 			p.offeredIn(msg)
+		}
+		early := to == Expired && now.Before(old.ExpiresAt)
+		moved = old.Status != to && !early && v.transition(old, &p) == nil
+		if !moved && to == AwaitingReply && sent {
+			late := *old
 			late.offeredIn(msg)
 			late.ShownAll = p.ShownAll
+			return []Record{&late}, nil
 		}
-		if moved = old.Status != to && v.illegal(old, &p) == nil && (to != Expired || !now.Before(old.ExpiresAt)); !moved {
-			return when(to == AwaitingReply && msg != old.MsgID && old.ID != "", []Record{&late}), nil
+		if !moved {
+			return nil, nil
 		}
-		p.DecidedBy = cmp.Or(when(to == Expired, ref("auto:timeout")), p.DecidedBy)
+		if to == Expired {
+			p.DecidedBy = ref("auto:timeout")
+		}
 		if old.Open() && !p.Open() {
-			p.NonceUsed, p.DecidedAt = true, cmp.Or(p.DecidedAt, &now)
+			p.NonceUsed = true
+			if p.DecidedAt == nil {
+				p.DecidedAt = &now
+			}
 		}
-		reply := &ReplyRecord{Head{ID: id}, id, p.SessionID, *cmp.Or(p.Value, ref("")), replySource(&p), now}
-		return append(when(to == Injected, []Record{reply}), &p), nil
+		if to == Injected {
+			return []Record{p.reply(now), &p}, nil
+		}
+		return []Record{&p}, nil
 	})
 	return moved && err == nil, err
+}
+
+// reply is the record that the prompt's answer has been typed, or passed on.
+func (p *PromptRecord) reply(now time.Time) *ReplyRecord {
+	value := "" // of a secret
+	if p.Value != nil {
+		value = *p.Value
+	}
+	return &ReplyRecord{Head{ID: p.ID}, p.ID, p.SessionID, value, replySource(p), now}
+}
+
+// replySource says whose answer was typed, in a record.
+func replySource(p *PromptRecord) string {
+	if p.DecidedBy != nil && strings.HasPrefix(*p.DecidedBy, "auto:") {
+		return "timeout_default"
+	}
+	return "operator"
 }
 
 // offeredIn notes that the message msg, if it is not 0, shows the prompt with buttons. The newest such message becomes
@@ -891,7 +1632,8 @@ func (s *Store) changePrompt(id string, change func(*PromptRecord)) error {
 		}
 		p := *old
 		change(&p)
-		if p.MsgID == old.MsgID && p.MsgStatus == old.MsgStatus && slices.Equal(p.OldMsgIDs, old.OldMsgIDs) {
+		sameMsg := p.MsgID == old.MsgID && p.MsgStatus == old.MsgStatus
+		if sameMsg && slices.Equal(p.OldMsgIDs, old.OldMsgIDs) {
 			return nil, nil
 		}
 		return []Record{&p}, nil
@@ -920,106 +1662,19 @@ func (s *Store) Owed(before <-chan struct{}) (owed []*PromptRecord, changed <-ch
 	if s.wake == before {
 		return nil, before, nil
 	}
-	for _, p := range s.view.Prompts {
-		if p.owes() {
-			owed = append(owed, p)
-		}
-	}
+	owed = s.view.which((*PromptRecord).owes)
 	slices.SortFunc(owed, func(a, b *PromptRecord) int { return byTime(a, b) })
 	return owed, s.wake, nil
 }
 
-// byWhom says who decided, in a message; replySource whose answer was typed, in a record.
-func byWhom(by *string) string {
-	who := *cmp.Or(by, ref(""))
-	return cmp.Or(when(strings.HasPrefix(who, "telegram:"), "on the phone by "+who),
-		map[string]string{"": "in the terminal", "cli:local": "at the keyboard", "cli:answer": "with atlasbridge answer",
-			"auto:timeout": "by its timeout"}[who], "by "+who)
-}
-func replySource(p *PromptRecord) string {
-	return cmp.Or(when(strings.HasPrefix(*cmp.Or(p.DecidedBy, ref("")), "auto:"), "timeout_default"), "operator")
-}
+// ---- decide ----
+//
+// Which answer is taken, from whom, and what it means.
 
-// Decision is an answer on its way to a prompt.
-type Decision struct {
-	PromptID, SessionID, Nonce string // from the first 8 digits on, the nonce 16; Trusted may leave the session out
-	Value                      string // a choice's key, "1,3", "enter" "esc" "cancel" "default", "deny:reason", or text
-	By                         string // telegram:<id>, cli:local, cli:answer, auto:timeout, hook:<tool>
-	UpdateID                   int64
-	Trusted                    bool // by the keyboard, timeout or answer command: no nonce to show
-}
-type Refusal string // why a decision changed nothing: "" accepted, else one of the sentences a person reads
-
-// Decide gives a prompt its answer, durably, if it is the first and all guards hold; TakeSecret gives a secret, once.
-func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, err error) {
-	err = s.Update(func(v *View) ([]Record, error) {
-		p = *cmp.Or(v.find(d), &PromptRecord{})
-		why = s.guard(v, &p, d, now)
-		if why != "" {
-			return nil, nil
-		}
-		value, bad := p.judge(d.Value)
-		if bad != "" {
-			why = bad
-			return nil, nil
-		}
-		if why = p.unread(*value, d.By); why != "" {
-			return nil, nil
-		}
-		p.Value, p.Status, p.NonceUsed, p.DecidedAt, p.DecidedBy = value, ReplyReceived, true, ref(now.UTC()), &d.By
-		if p.Secret {
-			s.secrets.Store(p.ID, *p.Value)
-			p.Value, p.ValueHidden = nil, true
-		} else if *p.Value == leaveIt {
-			p.Status, p.Reason = Canceled, "left as it is"
-		}
-		update := &UpdateRecord{Head{ID: fmt.Sprint(d.UpdateID)}, "decision"}
-		return append([]Record{&p}, when(d.UpdateID != 0, []Record{update})...), nil
-	})
-	if err != nil {
-		s.TakeSecret(p.ID)
-	}
-	return p, why, err
-}
-
-func (s *Store) TakeSecret(promptID string) (value string, ok bool) {
-	secret, ok := s.secrets.LoadAndDelete(promptID)
-	value, _ = secret.(string)
-	return value, ok
-}
-
-// find is the prompt that the decision names, nil when it names none, or two.
-func (v *View) find(d Decision) *PromptRecord {
-	names := func(short, id string) bool { return short == id || len(short) >= 8 && strings.HasPrefix(id, short) }
-	found := v.which(func(p *PromptRecord) bool {
-		return names(d.PromptID, p.ID) && (d.Trusted && d.SessionID == "" || names(d.SessionID, p.SessionID))
-	})
-	return when(len(found) == 1, append(found, nil)[0])
-}
-
-func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refusal {
-	nonce := []byte(clipBytes(p.Nonce, len(d.Nonce)))
-	shown := len(nonce) >= 16 && subtle.ConstantTimeCompare([]byte(d.Nonce), nonce) == 1
-	phone := func(by *string) bool { return by != nil && strings.HasPrefix(*by, "telegram:") }
-	clock := func(t time.Time) string { return " at " + t.Local().Format(time.TimeOnly) }
-	_, mine := s.held.Load(lockName(p.SessionID))
-	recent := len(v.which(func(q *PromptRecord) bool {
-		return q.SessionID == p.SessionID && phone(q.DecidedBy) && now.Sub(*q.DecidedAt).Abs() < time.Minute
-	}))
-	return Refusal(cmp.Or(
-		when(p.ID == "", "there is no question "+clip(strconv.Quote(d.PromptID), 40)+" in that session"),
-		when(!d.Trusted && !shown, "the answer does not belong to this question"),
-		when(p.Reason == damaged, "the question's record is damaged, so it takes no answer any more"),
-		when(p.Status == Expired || p.Open() && d.By != "cli:local" && !now.Before(p.ExpiresAt),
-			"the question expired"+clock(p.ExpiresAt)),
-		when(!p.Open() && p.DecidedBy != nil, "already answered "+byWhom(p.DecidedBy)+clock(*cmp.Or(p.DecidedAt, &now))),
-		when(p.Status == Failed || !v.active(p.SessionID), "the question's session has ended"),
-		when(!p.Open(), "the question has left the screen"),
-		when(p.Status == Created && !d.Trusted, "the question has not been asked yet"),
-		when(p.Secret && !mine, "a secret can only be answered at its session's own keyboard"),
-		when(phone(&d.By) && recent >= decisionsLimit,
-			fmt.Sprintf("%d answers in a minute for this session: wait a little, then answer again", recent))))
-}
+const (
+	decisionsLimit = 10  // answers by phone per session and minute
+	maxText        = 200 // bytes of a text answer, unless the prompt has another limit
+)
 
 // Answers that are no choice's key: Enter alone at a question for text, and nothing: the question stays to the
 // terminal. No text that is typed can be one of them: both have a control character.
@@ -1028,8 +1683,204 @@ const (
 	leaveIt    = "\x1b"
 )
 
-// judge says what an answer means for the question: the value to record, or why it is none. A reason given becomes its.
-func (p *PromptRecord) judge(given string) (*string, Refusal) {
+// Decision is an answer on its way to a prompt.
+type Decision struct {
+	PromptID  string // or its beginning, of 8 digits at least
+	SessionID string // likewise; Trusted may leave it out
+	Nonce     string // 16 digits at least
+	Value     string // a choice's key, "1,3", "enter" "esc" "cancel" "default", "deny:reason", or text
+	By        string // telegram:<id>, cli:local, cli:answer, auto:timeout, hook:<tool>
+	UpdateID  int64
+	Trusted   bool // by the keyboard, timeout or answer command: no nonce to show
+}
+
+// Refusal is why a decision changed nothing: "" accepted, else a sentence that a person reads.
+type Refusal string
+
+// Decide gives a prompt its answer, durably, if it is the first and all guards hold; TakeSecret gives a secret, once.
+func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, err error) {
+	err = s.Update(func(v *View) ([]Record, error) {
+		p = PromptRecord{}
+		if found := v.find(d); found != nil {
+			p = *found
+		}
+		why = s.guard(v, &p, d, now)
+		if why != "" {
+			return nil, nil
+		}
+		value, bad := p.interpret(d.Value)
+		if bad != "" {
+			why = bad
+			return nil, nil
+		}
+		why = p.unread(value, d.By)
+		if why != "" {
+			return nil, nil
+		}
+		s.decided(&p, value, d.By, now)
+		if d.UpdateID == 0 {
+			return []Record{&p}, nil
+		}
+		return []Record{&p, &UpdateRecord{Head{ID: fmt.Sprint(d.UpdateID)}, "decision"}}, nil
+	})
+	if err != nil {
+		s.TakeSecret(p.ID)
+	}
+	return p, why, err
+}
+
+// decided notes the answer in the prompt; a secret stays in memory.
+func (s *Store) decided(p *PromptRecord, value, by string, now time.Time) {
+	p.Status = ReplyReceived
+	p.NonceUsed = true
+	p.DecidedAt = ref(now.UTC())
+	p.DecidedBy = &by
+	p.Value = &value
+	switch {
+	case p.Secret:
+		s.secrets.Store(p.ID, value)
+		p.Value = nil
+		p.ValueHidden = true
+	case value == leaveIt:
+		p.Status = Canceled
+		p.Reason = "left as it is"
+	}
+}
+
+// TakeSecret gives the secret that was the prompt's answer, and forgets it.
+func (s *Store) TakeSecret(promptID string) (value string, ok bool) {
+	secret, ok := s.secrets.LoadAndDelete(promptID)
+	value, _ = secret.(string) // "" without one
+	return value, ok
+}
+
+// find is the prompt that the decision names, nil when it names none, or two.
+func (v *View) find(d Decision) *PromptRecord {
+	names := func(short, id string) bool {
+		return short == id || len(short) >= 8 && strings.HasPrefix(id, short)
+	}
+	anySession := d.Trusted && d.SessionID == ""
+	found := v.which(func(p *PromptRecord) bool {
+		return names(d.PromptID, p.ID) && (anySession || names(d.SessionID, p.SessionID))
+	})
+	if len(found) != 1 {
+		return nil
+	}
+	return found[0]
+}
+
+// guard is why the prompt takes no answer, or none from there, whatever the answer is.
+func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refusal {
+	late := p.Open() && d.By != "cli:local" && !now.Before(p.ExpiresAt)
+	_, mine := s.held.Load(lockName(p.SessionID))
+	switch {
+	case p.ID == "":
+		return Refusal("there is no question " + clip(strconv.Quote(d.PromptID), 40) + " in that session")
+	case !d.Trusted && !p.hasNonce(d.Nonce):
+		return "the answer does not belong to this question"
+	case p.Reason == damaged:
+		return "the question's record is damaged, so it takes no answer any more"
+	case p.Status == Expired || late:
+		return Refusal("the question expired" + clock(p.ExpiresAt))
+	case !p.Open() && p.DecidedBy != nil:
+		at := cmp.Or(p.DecidedAt, &now)
+		return Refusal("already answered " + byWhom(p.DecidedBy) + clock(*at))
+	case p.Status == Failed || !v.active(p.SessionID):
+		return "the question's session has ended"
+	case !p.Open():
+		return "the question has left the screen"
+	case p.Status == Created && !d.Trusted:
+		return "the question has not been asked yet"
+	case p.Secret && !mine:
+		return "a secret can only be answered at its session's own keyboard"
+	case fromPhone(d.By):
+		return v.tooFast(p.SessionID, now)
+	}
+	return ""
+}
+
+// hasNonce tells whether this is the prompt's nonce, or enough of its beginning.
+func (p *PromptRecord) hasNonce(nonce string) bool {
+	const enough = 16 // digits: what callback data has room for
+	own := clipBytes(p.Nonce, len(nonce))
+	return len(own) >= enough && subtle.ConstantTimeCompare([]byte(nonce), []byte(own)) == 1
+}
+
+// tooFast refuses what comes after too many answers by phone to this session.
+func (v *View) tooFast(session string, now time.Time) Refusal {
+	recent := v.which(func(p *PromptRecord) bool {
+		byPhone := p.SessionID == session && p.DecidedBy != nil && fromPhone(*p.DecidedBy)
+		return byPhone && now.Sub(*p.DecidedAt).Abs() < time.Minute
+	})
+	if len(recent) < decisionsLimit {
+		return ""
+	}
+	return Refusal(fmt.Sprintf("%d answers in a minute for this session: wait a little, then answer again",
+		len(recent)))
+}
+
+func fromPhone(by string) bool { return strings.HasPrefix(by, "telegram:") }
+
+// byWhom says who decided, in a message.
+func byWhom(by *string) string {
+	who := ""
+	if by != nil {
+		who = *by
+	}
+	switch who {
+	case "":
+		return "in the terminal"
+	case "cli:local":
+		return "at the keyboard"
+	case "cli:answer":
+		return "with atlasbridge answer"
+	case "auto:timeout":
+		return "by its timeout"
+	}
+	if fromPhone(who) {
+		return "on the phone by " + who
+	}
+	return "by " + who
+}
+
+// clock is when, in a message.
+func clock(t time.Time) string { return " at " + t.Local().Format(time.TimeOnly) }
+
+// interpret says what an answer means for the question: the value to record, or why it is none. A reason given becomes
+// the prompt's.
+func (p *PromptRecord) interpret(given string) (value string, why Refusal) {
+	word := p.word(given)
+	reason, refused := strings.CutPrefix(given, "deny:")
+	switch {
+	case p.Secret:
+		return given, p.checkText(given)
+	case given == "default" && p.SafeDefault == nil:
+		return "", "this question has no safe default"
+	case given == "default":
+		return *p.SafeDefault, ""
+	case refused && p.Permission:
+		if reason != "" {
+			p.Reason = reason
+		}
+		return p.denial(), p.checkText(reason)
+	case given == leaveIt && p.canBeLeft(), given == "cancel" && p.ambiguous():
+		return leaveIt, ""
+	case given == enterAlone && (p.Type == FreeText && !p.Idle || p.ambiguous()):
+		return given, ""
+	case p.offered(given):
+		return given, ""
+	case p.Type != FreeText && p.offered(word):
+		return word, ""
+	case p.byLabel(given) != "":
+		return p.byLabel(given), ""
+	case p.takesText():
+		return given, p.checkText(given)
+	}
+	return "", Refusal("not an answer to this question: " + clip(strconv.Quote(given), 40) + "; it takes " + p.takes())
+}
+
+// word is the answer that a person's word stands for, which need not be one to this question.
+func (p *PromptRecord) word(given string) string {
 	word := strings.ToLower(given)
 	switch word {
 	case "yes":
@@ -1037,41 +1888,17 @@ func (p *PromptRecord) judge(given string) (*string, Refusal) {
 	case "no":
 		word = "n"
 	case "":
-		word = "enter"
+		return "enter"
 	}
-	hookWords := map[string]string{"y": hookAllow, "n": hookDeny}
-	if same, ok := hookWords[word]; ok && p.Source == "hook" && p.Permission {
-		word = same
-	}
-	reason, refused := strings.CutPrefix(given, "deny:")
-	leave := leaveIt
-	switch {
-	case p.Secret:
-		return &given, p.text(given)
-	case given == "default":
-		if p.SafeDefault == nil {
-			return nil, "this question has no safe default"
+	if p.Source == "hook" && p.Permission {
+		switch word {
+		case "y":
+			return hookAllow
+		case "n":
+			return hookDeny
 		}
-		return p.SafeDefault, ""
-	case refused && p.Permission:
-		p.Reason = cmp.Or(reason, p.Reason)
-		deny := p.denial()
-		return &deny, p.text(reason)
-	case given == leaveIt && p.canBeLeft(), given == "cancel" && p.ambiguous():
-		return &leave, ""
-	case given == enterAlone && (p.Type == FreeText && !p.Idle || p.ambiguous()):
-		return &given, ""
-	case p.offered(given):
-		return &given, ""
-	case p.Type != FreeText && p.offered(word):
-		return &word, ""
-	case p.byLabel(given) != "":
-		key := p.byLabel(given)
-		return &key, ""
-	case p.Type == FreeText || p.Type == Unknown || p.MaxLength > 0 && !p.Permission:
-		return &given, p.text(given)
 	}
-	return nil, Refusal("not an answer to this question: " + clip(strconv.Quote(given), 40) + "; it takes " + p.takes())
+	return word
 }
 
 // denial is the value that refuses a permission: a hook's own, the choice that is known to refuse, else Escape.
@@ -1097,7 +1924,29 @@ func (p *PromptRecord) byLabel(words string) string {
 	return ""
 }
 
-// refuses tells whether a value, as judge gives it, refuses or leaves the question as it is: it may be chosen though
+// takesText tells whether an answer may be any text.
+func (p *PromptRecord) takesText() bool {
+	asksForIt := p.Type == FreeText || p.Type == Unknown
+	return asksForIt || p.MaxLength > 0 && !p.Permission
+}
+
+// checkText is why a text cannot be typed as it is: too long, or with control characters, which would be keys.
+func (p *PromptRecord) checkText(s string) Refusal {
+	limit := cmp.Or(p.MaxLength, maxText)
+	if len(s) > limit {
+		return Refusal(fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit))
+	}
+	for _, r := range s {
+		c0 := r < 0x20 && r != '\n' && r != '\t'
+		c1 := 0x7f <= r && r < 0xa0
+		if c0 || c1 || r == '\uFFFD' {
+			return "the answer has control characters in it"
+		}
+	}
+	return ""
+}
+
+// refuses tells whether a value, as interpret gives it, refuses or leaves the question as it is: it may be chosen though
 // not all was shown.
 func (p *PromptRecord) refuses(value string) bool {
 	switch value {
@@ -1120,16 +1969,22 @@ func (p *PromptRecord) unread(value, by string) Refusal {
 	if p.Cut {
 		return "part of what it asks is not known here: it can only be answered at the keyboard, or refused"
 	}
-	if strings.HasPrefix(by, "telegram:") && !p.ShownAll {
+	if fromPhone(by) && !p.ShownAll {
 		return "not all of it was shown: tap Show all, then answer there"
 	}
 	return ""
 }
 
-// takes names the answers for a person, answers those that one button could send, the choices' keys first; offered also
-// takes several choices. ambiguous: the ambiguity protocol (SPEC 6) asks: Send Enter, Cancel, or show more. text checks
-// an answer that is typed as it is: control characters would be keys.
-func (p *PromptRecord) takes() string { return cmp.Or(strings.Join(p.answers(), " "), "text") }
+// takes names the answers for a person.
+func (p *PromptRecord) takes() string {
+	answers := p.answers()
+	if len(answers) == 0 {
+		return "text"
+	}
+	return strings.Join(answers, " ")
+}
+
+// answers are those that one button could send, the choices' keys first.
 func (p *PromptRecord) answers() []string {
 	var all []string
 	for _, c := range p.Choices {
@@ -1155,271 +2010,460 @@ func (p *PromptRecord) answers() []string {
 func (p *PromptRecord) canBeLeft() bool {
 	return p.ambiguous() || p.Type == FreeText && !p.Idle && !p.Secret
 }
+
+// offered tells whether the value is one of the answers, or several of the choices.
 func (p *PromptRecord) offered(value string) bool {
-	all, keys := p.answers(), strings.Split(value, ",")
+	all := p.answers()
+	keys := strings.Split(value, ",")
 	for i, k := range keys {
-		if n := slices.Index(all, k); n < 0 || n >= len(p.Choices) && len(keys) > 1 || slices.Contains(keys[:i], k) {
+		n := slices.Index(all, k)
+		standsAlone := n >= len(p.Choices) // "esc" is no choice
+		twice := slices.Contains(keys[:i], k)
+		if n < 0 || twice || standsAlone && len(keys) > 1 {
 			return false
 		}
 	}
 	return len(keys) == 1 || p.Multi
 }
+
+// ambiguous tells that the ambiguity protocol asks (SPEC section 6): Send Enter, Cancel, or show more.
 func (p *PromptRecord) ambiguous() bool {
-	return p.Type == Unknown || p.Confidence == "low" || p.Confidence == "medium" && !slices.Contains(p.Signals, "pattern")
+	guessed := p.Confidence == "medium" && !slices.Contains(p.Signals, "pattern")
+	return p.Type == Unknown || p.Confidence == "low" || guessed
 }
-func (p *PromptRecord) text(s string) Refusal {
-	control := func(r rune) bool { return r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 || r == '\uFFFD' }
-	limit := cmp.Or(p.MaxLength, maxText)
-	return Refusal(cmp.Or(when(len(s) > limit, fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit)),
-		when(strings.ContainsFunc(s, control), "the answer has control characters in it")))
+
+// ---- follow ----
+//
+// A session learns of its answers, and a hook of its own, from the state.
+
+const (
+	lookAnyway   = 5 * time.Second        // although the system tells of changes
+	lookSlowly   = 500 * time.Millisecond // where it does not
+	lookOften    = 50 * time.Millisecond  // where it does not, and a question is open
+	beforeItPays = time.Second            // to watch: ending that costs Linux 18 ms
+)
+
+// follower is a call of Follow.
+type follower struct {
+	*Store
+	session string
+	fast    func() bool          // nil: never
+	seen    map[string]time.Time // the newest change that was sent, by key
+	out     chan Record
 }
 
 // Follow sends the session's prompts and inputs as they are, for a tool's first hook may be faster than us, and as they
 // change. Where the system does not tell of changes, it looks at 20 Hz when fast() (a question is open), else at 2 Hz.
+// The channel is closed after ctx has ended.
 func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) <-chan Record {
-	out, seen := make(chan Record), map[string]time.Time{}
-	look := func() (recs []Record, wake <-chan struct{}) { // wake: closed by the next change
-		defer s.log.release()
-		s.begin() // it fails for everybody, and others tell of it
-		for key, r := range s.view.records {
-			p, _ := r.(*PromptRecord)
-			in, _ := r.(*InputRecord)
-			ours := p != nil && p.SessionID == sessionID || in != nil && in.SessionID == sessionID
-			if at := r.head().At; ours && at.After(seen[key]) {
-				recs, seen[key] = append(recs, r), at
-			}
+	f := &follower{s, sessionID, fast, map[string]time.Time{}, make(chan Record)}
+	go f.run(ctx)
+	return f.out
+}
+
+// run looks and sends until ctx ends.
+func (f *follower) run(ctx context.Context) {
+	defer close(f.out)
+	var changes <-chan struct{} // nil: the system does not tell
+	stop := func() {}
+	defer func() { stop() }()
+	start := time.Now()
+	for ctx.Err() == nil {
+		if changes == nil && time.Since(start) > beforeItPays {
+			changes, stop = f.watch(f.Dir)
 		}
-		return slices.SortedFunc(slices.Values(recs), byTime), s.wake
-	}
-	go func() {
-		defer close(out)
-		var changed <-chan struct{}
-		start, stop := time.Now(), func() {}
-		for ctx.Err() == nil {
-			if changed == nil && time.Since(start) > time.Second { // ending a watch costs Linux 18 ms
-				changed, stop = s.watch(s.Dir)
-			}
-			recs, wake := look()
-			for _, r := range recs {
-				select {
-				case out <- r:
-				case <-ctx.Done():
-				}
-			}
-			often := when(fast != nil && fast(), 50*time.Millisecond)
+		recs, wake, err := f.look()
+		for _, r := range recs {
 			select {
-			case <-wake:
-			case <-changed:
-			case <-time.After(cmp.Or(when(changed != nil, 5*time.Second), often, 500*time.Millisecond)):
+			case f.out <- r:
 			case <-ctx.Done():
 			}
 		}
-		stop()
-	}()
-	return out
+		pause := lookSlowly
+		told := changes
+		switch {
+		case err != nil: // not at once again: such an attempt may itself change the folder
+			wake, told = nil, nil
+		case changes != nil:
+			pause = lookAnyway
+		case f.fast != nil && f.fast():
+			pause = lookOften
+		}
+		select {
+		case <-wake:
+		case <-told:
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+	}
 }
 
-// keep tells whether a compaction keeps the record: it is alive, or not old. compact puts the new file in place; after
-// an error the old one is still the state.
-func (s *Store) keep(r Record) bool {
-	h, v, p := r.head(), s.view, cmp.Or(s.view.Prompts[r.head().ID], &PromptRecord{})
-	alive := map[string]bool{"meta": true, "session": v.active(h.ID), "prompt": !p.over() && v.active(p.SessionID)}
-	life := map[string]time.Duration{"update": updateLife, "input": updateLife}
-	return alive[h.Rec] || s.now().Sub(h.At) < cmp.Or(life[h.Rec], s.Retention)
+// look gives what is new, in its order; wake is closed by the next change that this process reads. An error is not told:
+// it fails for everybody, and others tell of it.
+func (f *follower) look() (recs []Record, wake <-chan struct{}, err error) {
+	defer f.log.release()
+	err = f.begin()
+	for key, r := range f.view.records {
+		ours := false
+		switch r := r.(type) {
+		case *PromptRecord:
+			ours = r.SessionID == f.session
+		case *InputRecord:
+			ours = r.SessionID == f.session
+		}
+		at := r.head().At
+		if ours && at.After(f.seen[key]) {
+			f.seen[key] = at
+			recs = append(recs, r)
+		}
+	}
+	slices.SortFunc(recs, byTime)
+	return recs, f.wake, err
 }
-func (s *Store) compact() (err error) {
-	var out []byte
-	for _, r := range slices.SortedFunc(maps.Values(s.view.records), byTime) {
-		line, bad := encode(r)
-		out, err = append(out, when(s.keep(r), line)...), cmp.Or(err, bad)
-	}
-	if err == nil && (s.older || len(s.notes) > 0) {
-		err = s.log.aside("backup", 0)
-	}
-	if err = cmp.Or(err, s.log.create(".new", out)); err == nil {
-		err = s.log.do("rename", nil, func() error { return os.Rename(s.log.path+".new", s.log.path) })
-	}
+
+// ---- compaction ----
+//
+// The file is written anew with what is still wanted of it.
+
+// compact puts the new file in place; after an error, which is Trouble too, the old one is still the state.
+func (s *Store) compact() error {
+	err := s.rewrite()
+	s.compactTrouble = nil
 	if err != nil {
-		s.trouble, s.compactAt = fmt.Errorf("compacting the state: %w", err), 2*s.read
+		s.compactTrouble = fmt.Errorf("compacting the state: %w", err)
+		s.compactAt = 2 * s.read
 	}
-	return err
+	return s.compactTrouble
 }
 
-// HoldSession comes before the session's record: an active one whose lock is free is dead. TryPoll takes a free lock;
-// Polled says that its holder listens. stalled is trouble with one that does not: it is stopped, or hangs.
-func (s *Store) HoldSession(id string) (release func(), err error) { return s.hold(lockName(id)) }
+// rewrite puts a file with the last lines of the records that are retained in the place of the old one.
+func (s *Store) rewrite() error {
+	var lines []byte
+	for _, r := range slices.SortedFunc(maps.Values(s.view.records), byTime) {
+		if !s.retained(r) {
+			continue
+		}
+		line, err := encode(r)
+		if err != nil {
+			return err
+		}
+		lines = append(lines, line...)
+	}
+	if s.older || len(s.notes) > 0 {
+		if _, err := s.log.aside("backup", 0); err != nil {
+			return err
+		}
+	}
+	path := s.log.path + ".new"
+	if err := s.log.create(path, lines); err != nil {
+		return err
+	}
+	return s.log.do("rename", nil, func() error { return os.Rename(path, s.log.path) })
+}
+
+// retained tells whether a compaction keeps the record: it is alive, or not old.
+func (s *Store) retained(r Record) bool {
+	life := s.Retention
+	alive := false
+	switch r := r.(type) {
+	case *MetaRecord:
+		alive = true
+	case *SessionRecord:
+		alive = s.view.active(r.ID)
+	case *PromptRecord:
+		alive = !r.over() && s.view.active(r.SessionID)
+	case *UpdateRecord, *InputRecord:
+		life = updateLife
+	}
+	return alive || s.now().Sub(r.head().At) < life
+}
+
+// ---- locks and reap ----
+//
+// A process that lives holds locks: of its session, of a hook's question, of the polling. A free one tells that it ended.
+
+const pollSilence = 3 * time.Minute // of the poller, which then is stopped: a poll takes 65 s at most
+
+func lockName(session string) string { return "sessions/" + session + ".lock" }
+
+// HoldSession comes before the session's record: an active one whose lock is free is dead.
+func (s *Store) HoldSession(id string) (release func(), err error) {
+	return s.holdLock(lockName(id))
+}
+
+// TryPoll takes the lock of the poller, if it is free. An error is also trouble with a holder that does not listen.
+func (s *Store) TryPoll() (release func(), held bool, err error) {
+	release, err = s.holdLock("poll.lock")
+	if err == nil {
+		return release, true, nil
+	}
+	if errors.Is(err, errLocked) {
+		err = s.stalled()
+	}
+	return nil, false, err
+}
+
+// Polled says that the holder of the poller's lock listens.
 func (s *Store) Polled() error {
 	return os.Chtimes(filepath.Join(s.Dir, "poll.lock"), s.now(), s.now())
 }
-func (s *Store) TryPoll() (release func(), held bool, err error) {
-	release, err = s.hold("poll.lock")
-	return release, err == nil, cmp.Or(when(!errors.Is(err, errLocked), err), s.stalled())
-}
+
+// stalled is trouble with a poller that does not listen: it is stopped, or hangs.
 func (s *Store) stalled() error {
 	info, err := os.Stat(filepath.Join(s.Dir, "poll.lock"))
-	if err != nil || s.now().Sub(info.ModTime()) < pollSilence || s.holder("poll.lock") == 0 {
+	if err != nil || s.now().Sub(info.ModTime()) < pollSilence {
 		return nil
 	}
 	pid := s.holder("poll.lock")
+	if pid == 0 {
+		return nil
+	}
 	return hinted(fmt.Errorf("process %d does not listen to Telegram, though it is its turn", pid),
 		fmt.Sprintf("is it stopped? kill -CONT %d, or end it", pid))
 }
-func (s *Store) hold(name string) (release func(), err error) {
+
+// holdLock takes a lock, unless another process has it (errLocked), and writes our pid into its file.
+func (s *Store) holdLock(name string) (release func(), err error) {
 	f, err := openPrivate(filepath.Join(s.Dir, name), os.O_RDWR|os.O_CREATE)
-	if err = cmp.Or(err, lockFile(f, false)); err != nil {
-		f.Close()
+	if err != nil {
 		return nil, fmt.Errorf("locking %s: %w", name, err)
 	}
-	f.WriteAt(fmt.Appendf(nil, "%-10d\n", os.Getpid()), 0)
+	if err := lockFile(f, false); err != nil {
+		_ = f.Close() // nothing was written to it
+		return nil, fmt.Errorf("locking %s: %w", name, err)
+	}
+	_, _ = f.WriteAt(fmt.Appendf(nil, "%-10d\n", os.Getpid()), 0) // for people: the lock is what counts
 	s.held.Store(name, f)
 	return func() {
 		s.held.Delete(name)
-		if f.Close(); name != "poll.lock" { // nobody takes the lock of a session that has ended
-			os.Remove(f.Name())
+		_ = f.Close() // of what is in it nobody depends
+		if name != "poll.lock" {
+			_ = os.Remove(f.Name()) // nobody takes the lock of a session that has ended
 		}
 	}, nil
 }
 
 // holder is the pid in a lock file, −1 when it cannot be read; 0 only when the lock is surely free.
 func (s *Store) holder(name string) int {
-	pid := -1
 	f, err := os.OpenFile(filepath.Join(s.Dir, name), os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0
+	}
+	if err != nil {
+		return -1
+	}
 	defer f.Close()
-	fmt.Fscan(f, &pid)
-	free := errors.Is(err, os.ErrNotExist) || cmp.Or(err, lockFile(f, false)) == nil
-	return when(!free, pid)
+	if lockFile(f, false) == nil {
+		return 0
+	}
+	pid := -1
+	_, _ = fmt.Fscan(f, &pid) // what is no number leaves −1
+	return pid
 }
-func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
-func lockName(session string) string  { return "sessions/" + session + ".lock" }
 
-// Reap marks dead sessions as crashed and fails their prompts; it returns those whose messages are to be edited.
-func (s *Store) Reap(now time.Time) (sessions []*SessionRecord, prompts []*PromptRecord, err error) {
-	err = s.Update(func(v *View) (recs []Record, _ error) {
+// Alive tells that the lock of the session, or of the hook's question, is held, or that this cannot be known.
+func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
+
+// Reap records dead sessions as crashed, and their prompts as failed.
+func (s *Store) Reap(now time.Time) error {
+	var crashed []string
+	err := s.Update(func(v *View) (recs []Record, _ error) {
 		dead := map[string]bool{}
 		for id, r := range v.Sessions {
+			dead[id] = r.Status != "active" || !s.Alive(id)
+			if !dead[id] || r.Status != "active" {
+				continue
+			}
 			q := *r
-			if dead[id] = q.Status != "active" || !s.Alive(id); dead[id] && q.Status == "active" {
-				q.Status, q.Activity, q.EndedAt = "crashed", "", ref(now.UTC())
-				sessions, recs = append(sessions, &q), append(recs, &q)
-				os.Remove(filepath.Join(s.Dir, lockName(id)))
-			}
+			q.Status = "crashed"
+			q.Activity = ""
+			q.EndedAt = ref(now.UTC())
+			recs = append(recs, &q)
+			crashed = append(crashed, id)
 		}
-		for _, p := range v.which(func(p *PromptRecord) bool { return dead[p.SessionID] && (!p.over() || p.mayBeAsked()) }) {
-			q := *p
-			q.Status, q.NonceUsed, q.Reason = Failed, true, "the session ended: whether the answer was typed is uncertain"
-			switch {
-			case p.Open():
-				q.Reason = "the session ended before it was answered"
-			case p.mayBeAsked():
-				q.Reason = p.Reason + ", and the session has ended"
+		for _, p := range v.Prompts {
+			if dead[p.SessionID] && (!p.over() || p.mayBeAsked()) {
+				recs = append(recs, p.orphaned())
 			}
-			prompts, recs = append(prompts, &q), append(recs, &q)
 		}
 		return recs, nil
 	})
-	return sessions, prompts, err
+	if err != nil {
+		return err
+	}
+	for _, id := range crashed {
+		_ = os.Remove(filepath.Join(s.Dir, lockName(id))) // a free lock says the same
+	}
+	return nil
 }
 
-// newID is a random UUID (version 4, RFC 9562 section 5.4), newNonce 32 hex digits that nobody can guess.
+// orphaned is the prompt after its session has ended.
+func (p *PromptRecord) orphaned() *PromptRecord {
+	q := *p
+	q.Status = Failed
+	q.NonceUsed = true
+	switch {
+	case p.Open():
+		q.Reason = "the session ended before it was answered"
+	case p.mayBeAsked():
+		q.Reason = p.Reason + ", and the session has ended"
+	default:
+		q.Reason = "the session ended: whether the answer was typed is uncertain"
+	}
+	return &q
+}
+
+// newID is a random UUID (version 4, RFC 9562 section 5.4).
 func newID() string {
 	x := newNonce()
 	return fmt.Sprintf("%s-%s-4%s-%c%s-%s", x[:8], x[8:12], x[13:16], "89ab"[x[16]&3], x[17:20], x[20:])
 }
-func newNonce() string         { return digest([]byte(rand.Text()))[len("sha256:"):][:32] }
-func shortID(id string) string { return id[:min(8, len(id))] } // as people and callback data have it
-func ref[T any](v T) *T        { return &v }
 
-/* ----- status, approvals, answer ----- */
-// withState opens the state for a command, and reports what is damaged.
-func (c *command) withState(do func(*Store) int) int {
-	var s *Store
-	dir, err := stateDir(c.getenv)
-	if err == nil {
-		s, err = openStore(dir)
-	}
-	if err != nil {
-		return c.fail(err)
-	}
-	defer s.Close()
-	fmt.Fprint(c.stderr, strings.Join(mapped(s.notes, func(n string) string { return "atlasbridge: " + n + "\n" }), ""))
-	return do(s)
-}
+// newNonce is 32 hex digits that nobody can guess.
+func newNonce() string { return digest([]byte(rand.Text()))[len("sha256:"):][:32] }
 
-// list prints records as a table, or as one array with the files' time format; none says that there are none.
-func (c *command) list(records any, table [][]string, none string) int {
-	array, _ := marshal(records) // plain data: cannot fail
-	fmt.Fprint(c.stderr, when(len(table) == 1 && !c.opts.on("json"), none+"\n"))
-	return c.show(json.RawMessage(array), table)
-}
-func span(d time.Duration) string {
-	return regexp.MustCompile(`m\d+s$`).ReplaceAllString(max(d, 0).Truncate(time.Second).String(), "m")
-}
+// shortID is an id as people and callback data have it.
+func shortID(id string) string { return id[:min(8, len(id))] }
+
+func ref[T any](v T) *T { return &v }
+
+// ---- commands: config, status, approvals, answer ----
+//
+// They show what is here, and give an answer from another terminal.
 
 func cmdConfig(c *command) int {
 	cfg, err := c.config(nil)
 	if err != nil {
 		return c.fail(err)
 	}
-	rows := mapped(cfg.inForce, func(s setting) []string { return []string{s.Key, string(s.Value), s.Origin} })
-	return c.show(cfg.inForce, append([][]string{{"SETTING", "VALUE", "FROM"}}, rows...))
+	table := [][]string{{"SETTING", "VALUE", "FROM"}}
+	for _, s := range cfg.inForce {
+		table = append(table, []string{s.Key, string(s.Value), s.Origin})
+	}
+	return c.show(cfg.inForce, table)
 }
 
-// status lists sessions, and orphans: children that run on though their session is over, by pid and start time.
+// withState opens the state for a command, and reports what is damaged.
+func (c *command) withState(do func(*Store) int) int {
+	dir, err := stateDir(c.getenv)
+	if err != nil {
+		return c.fail(err)
+	}
+	s, err := openStore(dir)
+	if err != nil {
+		return c.fail(err)
+	}
+	defer s.Close()
+	for _, note := range s.notes {
+		fmt.Fprintf(c.stderr, "atlasbridge: %s\n", note)
+	}
+	return do(s)
+}
+
+// list prints records as a table, or as one array with the files' time format; none says that there are none.
+func list[T any](c *command, records []T, table [][]string, none string) int {
+	if c.opts.on("json") {
+		array := []any{}
+		for _, r := range records {
+			array = append(array, stamped(r))
+		}
+		return c.printJSON(array)
+	}
+	if len(table) == 1 {
+		fmt.Fprintln(c.stderr, none)
+	}
+	return c.show(nil, table)
+}
+
+// span is a time that has passed, or is left, without its seconds from a minute on.
+func span(d time.Duration) string {
+	text := max(d, 0).Truncate(time.Second).String()
+	if d < time.Minute {
+		return text
+	}
+	return text[:strings.Index(text, "m")+1]
+}
+
+// statusRow is a session as status shows it.
+type statusRow struct {
+	*SessionRecord
+	Open  int  `json:"open_prompts"`
+	Polls bool `json:"polls"` // listens to Telegram for all sessions
+}
+
+// cmdStatus lists sessions, and orphans: children that run on though their session is over, by pid and start time.
 func cmdStatus(c *command) int { return c.withState(c.status) }
 
 func (c *command) status(s *Store) int {
-	type row struct {
-		*SessionRecord
-		Open  int  `json:"open_prompts"`
-		Polls bool `json:"polls"` // listens to Telegram for all sessions
+	rows := []statusRow{}
+	var about [][]string
+	poller := s.holder("poll.lock")
+	if poller != 0 {
+		about = append(about, []string{fmt.Sprintf("process %d listens to Telegram", poller)})
 	}
-	poller, now, rows := s.holder("poll.lock"), time.Now(), []row{}
-	about := when(poller != 0, [][]string{{fmt.Sprintf("process %d listens to Telegram", poller)}})
 	for id, r := range s.view.Sessions {
 		q := *r
 		if q.Status == "active" && !s.Alive(id) {
-			q.Status, q.Activity = "crashed", ""
+			q.Status = "crashed"
+			q.Activity = ""
 		}
-		if q.Status == "active" || c.opts.on("all") {
+		active := q.Status == "active"
+		if active || c.opts.on("all") {
 			open := s.view.which(func(p *PromptRecord) bool { return p.Open() && p.SessionID == id })
-			rows = append(rows, row{&q, len(open), poller > 0 && q.Wrapper == poller})
+			rows = append(rows, statusRow{&q, len(open), poller > 0 && q.Wrapper == poller})
 		}
-		if q.Status != "active" && q.PIDStart != 0 && processStart(q.PID) == q.PIDStart {
+		if !active && q.PIDStart != 0 && processStart(q.PID) == q.PIDStart {
 			orphan := fmt.Sprintf("session %s is over but its process still runs: kill %d", shortID(id), q.PID)
 			about = append(about, []string{orphan})
 		}
 	}
-	slices.SortFunc(rows, func(a, b row) int {
-		return cmp.Or(strings.Compare(a.Status, b.Status), b.StartedAt.Compare(a.StartedAt)) // "active" sorts first
+	slices.SortFunc(rows, func(a, b statusRow) int {
+		if a.Status != b.Status {
+			return strings.Compare(a.Status, b.Status) // "active" sorts first
+		}
+		return b.StartedAt.Compare(a.StartedAt)
 	})
-	table := append([][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}},
-		mapped(rows, func(r row) []string {
-			up, seen := cmp.Or(r.EndedAt, &now).Sub(r.StartedAt), now.Sub(*cmp.Or(r.LastSeen, &r.StartedAt))
-			return []string{shortID(r.ID), fmt.Sprint(r.PID), cmp.Or(r.Activity, r.Status), span(up), fmt.Sprint(r.Open),
-				fmt.Sprint(r.Prompts), span(seen) + " ago", r.Tool + " " + r.Label}
-		})...)
-	return c.list(rows, append(table, about...), "no sessions; start one: atlasbridge run <tool>")
+	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}
+	now := time.Now()
+	for _, r := range rows {
+		table = append(table, r.cells(now))
+	}
+	return list(c, rows, append(table, about...), "no sessions; start one: atlasbridge run <tool>")
 }
 
-func cmdApprovals(c *command) int {
-	return c.withState(func(s *Store) int {
-		open := s.view.which(func(p *PromptRecord) bool {
-			return p.Open() && s.view.active(p.SessionID) && time.Until(p.ExpiresAt) > 0
-		})
-		slices.SortFunc(open, func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
-		head := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
-		table := append(head, mapped(open, func(p *PromptRecord) []string {
-			r, question := s.view.Sessions[p.SessionID], strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")
-			return []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)),
-				clip(p.takes(), 24), question}
-		})...)
-		return c.list(open, table, "no open questions")
+// cells are the row's columns in the table.
+func (r statusRow) cells(now time.Time) []string {
+	end := cmp.Or(r.EndedAt, &now)
+	seen := cmp.Or(r.LastSeen, &r.StartedAt)
+	state := r.Activity
+	if state == "" {
+		state = r.Status
+	}
+	return []string{shortID(r.ID), fmt.Sprint(r.PID), state, span(end.Sub(r.StartedAt)), fmt.Sprint(r.Open),
+		fmt.Sprint(r.Prompts), span(now.Sub(*seen)) + " ago", r.Tool + " " + r.Label}
+}
+
+func cmdApprovals(c *command) int { return c.withState(c.approvals) }
+
+func (c *command) approvals(s *Store) int {
+	open := s.view.which(func(p *PromptRecord) bool {
+		return p.Open() && s.view.active(p.SessionID) && time.Until(p.ExpiresAt) > 0
 	})
+	slices.SortFunc(open, func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
+	table := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
+	for _, p := range open {
+		r := s.view.Sessions[p.SessionID]
+		question := strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")
+		table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16),
+			span(time.Until(p.ExpiresAt)), clip(p.takes(), 24), question})
+	}
+	return list(c, open, table, "no open questions")
 }
 
 func cmdAnswer(c *command) int { return c.withState(c.answer) }
 
-// answer gives a question its answer from this terminal. What runs inside a session gives none.
+// answer gives a question its answer from this terminal. What runs inside a session gives none. An answer that was given
+// is a success, also where the audit log could not be written: that is said.
 func (c *command) answer(s *Store) int {
 	d := Decision{PromptID: c.opts.args[0], Value: c.opts.args[1], By: "cli:answer", Trusted: true}
 	if session := s.inside(c.getenv("ATLASBRIDGE_SESSION")); session != "" {
@@ -1431,7 +2475,7 @@ func (c *command) answer(s *Store) int {
 		s.rejected(asked, err.Error(), d.By)
 		return c.fail(err)
 	}
-	if _, _, err := s.Reap(time.Now()); err != nil { // who is dead takes no answer
+	if err := s.Reap(time.Now()); err != nil { // who is dead takes no answer
 		return c.fail(err)
 	}
 	p, why, err := s.Decide(d, time.Now())
@@ -1442,10 +2486,10 @@ func (c *command) answer(s *Store) int {
 		s.rejected(p, string(why), d.By)
 		return c.fail(hinted(errors.New(string(why)), "atlasbridge approvals lists the open questions"))
 	}
-	if err := s.Trouble(); err != nil {
-		return c.fail(err)
-	}
 	fmt.Fprintln(c.stdout, "answered", shortID(p.ID))
+	if err := s.Trouble(); err != nil {
+		c.fail(err) // says it: the answer counts all the same
+	}
 	return 0
 }
 

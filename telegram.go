@@ -2363,24 +2363,7 @@ func (s *setup) save() error {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	f, err := openPrivate(path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC)
-	if err != nil {
-		return err
-	}
-	defer f.Close() // again, after an error
-	if _, err := f.WriteString(withTelegram(string(old), s.cfg)); err != nil {
-		return err
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		return err
-	}
-	return syncDir(s.cfg.Dir)
+	return replacePrivate(path, []byte(withTelegram(string(old), s.cfg)))
 }
 
 // withTelegram is the text of config.toml with these settings of the bot instead of others.
