@@ -6384,7 +6384,8 @@ func TestREADME(t *testing.T) {
 	}
 	readme := string(text)
 	for _, s := range commands() {
-		row := fmt.Sprintf("| `%s` | %s |\n", strings.ReplaceAll(s.synopsis(), "|", "\\|"), s.summary)
+		row := fmt.Sprintf("| `%s` | %s |\n", strings.ReplaceAll(s.synopsis(), "|", "\\|"),
+			s.summary)
 		if !strings.Contains(readme, row) {
 			t.Errorf("README.md lacks the row %q", row)
 		}
@@ -11809,8 +11810,7 @@ func TestStoreDecideValues(t *testing.T) {
 	}
 	for _, row := range rows {
 		value, why := row.p.interpret(row.given)
-		if row.want == "!" && why == "" || row.want != "!" && (why != "" ||
-			value != row.want) {
+		if row.want == "!" && why == "" || row.want != "!" && (why != "" || value != row.want) {
 			t.Errorf("judge(%s %q) = %v %q, want %q", row.p.Type, row.given, value, why, row.want)
 		}
 	}
@@ -12352,7 +12352,8 @@ func TestStoreKilledAnywhere(t *testing.T) {
 			t.Fatalf("killed at %d: acknowledged %q, found %q", n, order[acked], order[at])
 		}
 		err := s.Reap(time.Now())
-		failed := at > 0 && storeView(t, s).Prompts["9a9a9a9a-0000-4000-8000-000000000000"].Status == Failed
+		failed := at > 0 &&
+			storeView(t, s).Prompts["9a9a9a9a-0000-4000-8000-000000000000"].Status == Failed
 		if want := at > 0 && at < len(order)-1; err != nil || failed != want {
 			t.Fatalf("killed at %d in %q: reaped %v, %v", n, order[at], failed, err)
 		}
