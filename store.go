@@ -733,13 +733,18 @@ type layout struct {
 	written reflect.Type
 }
 
-var layouts sync.Map // of structs, by reflect.Type
-
-// layoutOf makes the layout of a struct, once: that takes as long as writing a line to the disk.
-func layoutOf(t reflect.Type) layout {
-	if known, ok := layouts.Load(t); ok {
-		return known.(layout)
+// layouts are those of the records: making one takes as long as writing a line to the disk.
+var layouts = func() map[reflect.Type]layout {
+	all := map[reflect.Type]layout{}
+	for _, empty := range kinds {
+		t := reflect.TypeOf(empty()).Elem()
+		all[t] = newLayout(t)
 	}
+	return all
+}()
+
+// newLayout is the layout of a struct.
+func newLayout(t reflect.Type) layout {
 	var l layout
 	var fields []reflect.StructField
 	for _, f := range reflect.VisibleFields(t) {
@@ -756,14 +761,16 @@ func layoutOf(t reflect.Type) layout {
 		fields = append(fields, reflect.StructField{Name: f.Name, Type: f.Type, Tag: f.Tag})
 	}
 	l.written = reflect.StructOf(fields)
-	layouts.Store(t, l)
 	return l
 }
 
 // stamped is a record, or another struct, as it is written.
 func stamped(record any) any {
 	from := reflect.Indirect(reflect.ValueOf(record))
-	l := layoutOf(from.Type())
+	l, known := layouts[from.Type()]
+	if !known {
+		l = newLayout(from.Type())
+	}
 	to := reflect.New(l.written).Elem()
 	for i, member := range l.members {
 		field := to.Field(i)
