@@ -14168,6 +14168,15 @@ func TestHooksEnd(t *testing.T) {
 		{"time over, in force", func(_ *session, h *question, _ func()) { h.rec.ExpiresAt = long }, Created, ""},
 		{"time over, unasked", func(s *session, h *question, _ func()) { h.rec.ExpiresAt, s.q = long, &question{} },
 			Canceled, "before it could be asked"},
+		{"little time left, unasked", func(s *session, h *question, _ func()) {
+			h.rec.CreatedAt, h.rec.ExpiresAt, s.q = time.Now().Add(-80*time.Second), time.Now().Add(20*time.Second), &question{}
+		}, Canceled, "before it could be asked"},
+		{"little time left, in force", func(_ *session, h *question, _ func()) {
+			h.rec.CreatedAt, h.rec.ExpiresAt = time.Now().Add(-80*time.Second), time.Now().Add(20*time.Second)
+		}, Created, ""},
+		{"time left, unasked", func(s *session, h *question, _ func()) {
+			h.rec.CreatedAt, h.rec.ExpiresAt, s.q = time.Now().Add(-50*time.Second), time.Now().Add(50*time.Second), &question{}
+		}, Created, ""},
 	} {
 		s, hooks, unlock := hookBench(t, "touch a")
 		h := hooks[0]
