@@ -4983,7 +4983,8 @@ func (s *sim) hookSaid(h *simHook, n int, text string, p *PromptRecord) {
 	if d.over {
 		s.note("it is too late")
 		soon := p.DecidedAt == nil || p.DecidedAt.Sub(d.overAt) < 3*time.Second || d.overAt.Sub(d.shownAt) < 2*time.Second
-		s.outrun[p.ID] = soon || slices.ContainsFunc(s.hooks, func(twin *simHook) bool { return twin != h && twin.d.n == d.n })
+		refused := *p.DecidedBy == "auto:timeout" // by time: nobody was told that it counts
+		s.outrun[p.ID] = soon || refused || slices.ContainsFunc(s.hooks, func(twin *simHook) bool { return twin != h && twin.d.n == d.n })
 		return
 	}
 	meaning := map[string]string{"allow": "allow", "deny": "deny"}[got.Behavior]
