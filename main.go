@@ -2348,10 +2348,12 @@ func (s *session) spentStep() {
 }
 
 // checkHook ends a hook's question that is over without us: its dialog is gone, the tool says that
-// it asks nothing any more, its time is over, or the hook itself is gone.
+// it asks nothing any more, the hook itself is gone, or it still waits behind others in the last
+// quarter of its time: nobody could answer it then.
 func (s *session) checkHook(h *question) {
 	gone := !h.goneAt.IsZero() && s.turnAt(h.goneAt.Add(dialogGone))
 	quiet := !s.calm.IsZero() && s.turnAt(later(s.calm, h.rec.CreatedAt).Add(hookUnasked))
+	life := h.rec.ExpiresAt.Sub(h.rec.CreatedAt)
 	switch {
 	case h.rec.Status == Injected:
 		if s.answerTaken(h) {
@@ -2359,7 +2361,7 @@ func (s *session) checkHook(h *question) {
 		}
 	case h.rec.Open() && (gone || quiet && h.dialog == nil):
 		s.end(h, Canceled, "answered in the terminal, or given up by the tool")
-	case h.rec.Status == Created && h != s.q && s.turnAt(h.rec.ExpiresAt):
+	case h.rec.Status == Created && h != s.q && s.turnAt(h.rec.ExpiresAt.Add(-life/4)):
 		s.end(h, Canceled, "its time was over before it could be asked: the dialog asks")
 	case s.turnAt(h.checkAt):
 		h.checkAt = time.Now().Add(hookCheck)

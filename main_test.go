@@ -5510,7 +5510,8 @@ func (s *sim) hookSaid(h *simHook, n int, text string, p *PromptRecord) {
 		s.note("it is too late")
 		soon := p.DecidedAt == nil || p.DecidedAt.Sub(d.overAt) < 3*time.Second ||
 			d.overAt.Sub(d.shownAt) < 2*time.Second
-		s.outrun[p.ID] = soon || slices.ContainsFunc(s.hooks, func(twin *simHook) bool {
+		refused := *p.DecidedBy == "auto:timeout" // by time: nobody was told that it counts
+		s.outrun[p.ID] = soon || refused || slices.ContainsFunc(s.hooks, func(twin *simHook) bool {
 			return twin != h && twin.d.n == d.n
 		})
 		return
@@ -15180,6 +15181,15 @@ func TestHooksEnd(t *testing.T) {
 		{"time over, in force", func(_ *session, h *question, _ func()) { h.rec.ExpiresAt = long }, Created, ""},
 		{"time over, unasked", func(s *session, h *question, _ func()) { h.rec.ExpiresAt, s.q = long, &question{} },
 			Canceled, "before it could be asked"},
+		{"little time left, unasked", func(s *session, h *question, _ func()) {
+			h.rec.CreatedAt, h.rec.ExpiresAt, s.q = time.Now().Add(-80*time.Second), time.Now().Add(20*time.Second), &question{}
+		}, Canceled, "before it could be asked"},
+		{"little time left, in force", func(_ *session, h *question, _ func()) {
+			h.rec.CreatedAt, h.rec.ExpiresAt = time.Now().Add(-80*time.Second), time.Now().Add(20*time.Second)
+		}, Created, ""},
+		{"time left, unasked", func(s *session, h *question, _ func()) {
+			h.rec.CreatedAt, h.rec.ExpiresAt, s.q = time.Now().Add(-50*time.Second), time.Now().Add(50*time.Second), &question{}
+		}, Created, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s, hooks, unlock := hookBench(t, "touch a")
