@@ -217,13 +217,6 @@ func commandNames() []string {
 	return names
 }
 
-func mapped[T, U any](list []T, to func(T) U) (images []U) {
-	for _, one := range list {
-		images = append(images, to(one))
-	}
-	return images
-}
-
 // allFlags are the flags of a command, in the order of its help.
 func (s commandSpec) allFlags() []flagSpec {
 	return slices.Concat(s.flags, slices.Concat(s.lines...))

@@ -1,3 +1,48 @@
+// main_test.go holds the program to its promises. The sections stand in the order of the code, then comes the whole
+// program seen from outside, and last the bench that they share:
+//
+//	main.go: command line                What a shell sees: arguments, exit codes, help and tables.
+//	main.go: session                     What the loop does with bytes, questions and time, without a terminal.
+//	main.go: gate                        An answer is typed only where what was shown still stands.
+//	main.go: hook                        A tool's own hook asks, and passes on what was decided.
+//	detect.go: screen                    Bytes become cells as in a terminal, wherever they are cut.
+//	detect.go: key bytes                 A key has a name and the bytes that a terminal sends.
+//	detect.go: transcript                What a program printed is told line by line, once.
+//	detect.go: prompts                   One look says what is asked and with which keys it is answered.
+//	detect.go: detector                  One question is one prompt: not missed, not asked twice.
+//	detect.go: what waiting may type     Silence refuses or does nothing.
+//	detect.go: safe text                 Tricks are made visible, secrets are left out.
+//	detect.go: recordings and lab        Recordings and scenarios are written, played again and judged.
+//	telegram.go: call and pacing         A call succeeds, is tried again or says why, within the rate.
+//	telegram.go: text                    A message says all of it, in parts that fit.
+//	telegram.go: keyboards               A question has the buttons that may answer it now, and no others.
+//	telegram.go: ask, settle and edits   A message tells the truth at last, whatever is lost on the way.
+//	telegram.go: polling and updates     Of all that arrives only what the operator meant acts, once.
+//	telegram.go: setup                   Who holds the phone sets up the bot, and nothing else changes.
+//	store.go: privacy                    The state folder and the log are the user's alone.
+//	store.go: config.toml                A setting is read from its place, or refused by its place.
+//	store.go: journal                    What was acknowledged is on the disk, whatever fails.
+//	store.go: records                    A line is a record, and a state changes as the table says.
+//	store.go: update, decide and follow  One question has one answer, and every process learns of it.
+//	store.go: compaction                 The file stays small, and nothing alive is lost.
+//	store.go: locks and reap             One process polls, and the dead are found by their locks.
+//	store.go: commands                   What runs inside of a session answers nothing.
+//	audit.go: chain                      Every entry continues the last, or says once that it does not.
+//	audit.go: verify                     What was changed, cut or typed elsewhere is found and named.
+//	audit.go: debug bundle               What may leave the machine.
+//	pty: the child's terminal            A child runs as in a terminal of its own, and nothing is lost.
+//	pty: does it read?                   The system tells whether a program waits for its terminal.
+//	pty: the host's terminal             It is raw while a session runs and as it was after.
+//	pty: files, locks and processes      Files are private, and locks hold between processes.
+//	pty: Windows                         The same promises on the other system.
+//	the whole program: sessions          A tap does what was read, and silence does nothing.
+//	the whole program: hooks             A hook's question is answered by the hook alone, or by nobody.
+//	the whole program: simulation        Session, store and Telegram in virtual time, against models.
+//	README                               What the README shows is what happens.
+//	bench                                One way each to make a home, to run a command, to be a phone.
+//
+// Environment: ATLASBRIDGE_SHARED names the folder of the shared recordings, ATLASBRIDGE_LONG=1 and ATLASBRIDGE_TEST_ROUNDS
+// make what races run for longer, ATLASBRIDGE_TEST_SEEDS and ATLASBRIDGE_TEST_SEED choose what the simulation plays.
 package main
 
 import (
@@ -46,1168 +91,957 @@ import (
 	"golang.org/x/term"
 )
 
-/* ===== The session, from outside: the test binary is atlasbridge, in a real terminal ===== */
+// ---- main.go: command line ----
+// What a shell sees: arguments, exit codes, help and tables.
 
-// patience is the longest that anything is waited for.
-const patience = 20 * time.Second // longer than anything here takes on a slow machine
-
-// TestMain runs the tests, or is what one of them has started: atlasbridge itself, or a child of
-// theirs.
-func TestMain(m *testing.M) {
-	mode := os.Getenv("ATLASBRIDGE_TEST_CHILD")
-	os.Unsetenv("ATLASBRIDGE_TEST_CHILD") // what a child starts is no test child
-	if mode == "" {
-		leaveTestersBridge()
-	}
-	switch {
-	case mode == "main":
-		os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
-	case mode != "" && (childPTY(mode) || childStore(mode) || childTool(mode)):
-		return
-	}
-	if signal.Ignored(syscall.SIGHUP) { // under nohup: a child of a program that catches it gets the default again
-		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
-	}
-	os.Exit(m.Run())
-}
-
-// leaveTestersBridge takes the tester's own settings out of the environment.
-func leaveTestersBridge() {
-	names := []string{"ATLASBRIDGE_HOME", "ATLASBRIDGE_SESSION", "STORAGE_PATH", "NO_COLOR"}
-	for _, s := range settings(&Config{}) {
-		names = append(names, s.env)
-	}
-	for _, name := range names {
-		if name != "" {
-			os.Unsetenv(name)
+// TestCommandLine: every command line ends with its exit code, and says on which stream what is
+// wrong and what to type instead.
+func TestCommandLine(t *testing.T) {
+	dir := home(t, "")
+	for _, test := range []struct {
+		args           string
+		code           int
+		stdout, stderr string // regular expressions; "" nothing at all
+	}{
+		{"", 2, "", `(?s)atlasbridge runs .* run .* completion `},
+		{"help", 0, `(?s)^atlasbridge runs .*atlasbridge help COMMAND\n$`, ""},
+		{"-h", 0, "^atlasbridge runs ", ""},
+		{"--help", 0, "^atlasbridge runs ", ""},
+		{"help run", 0, `(?s)^atlasbridge run \[flags\] <tool>.*--record FILE`, ""},
+		{"run -h", 0, `^atlasbridge run \[flags\]`, ""},
+		{"status --help", 0, "^atlasbridge status", ""},
+		{"config --json -h", 0, "^atlasbridge config", ""},
+		{"help help", 0, "^atlasbridge help", ""},
+		{"help nothing", 2, "", `^atlasbridge: unknown command "nothing"`},
+		{"statsu", 2, "", "^atlasbridge: unknown command \"statsu\"; did you mean `atlasbridge status`\\?\n$"},
+		{"docter", 2, "", "`atlasbridge doctor`"},
+		{"claude --model opus", 2, "", "to run a tool: atlasbridge run TOOL\n$"},
+		{"--frob", 2, "", `unknown command "--frob"`},
+		{"stat\x1b[2J", 2, "", `^atlasbridge: unknown command "stat[^\x1b]*\n$`},
+		{"config --a\x1b[2J", 2, "", `^atlasbridge: unknown flag --a[^\x1b]*\n$`},
+		{"version", 0, `^atlasbridge \S+ go1\S* \w+/\w+\n$`, ""},
+		{"--version", 0, `^atlasbridge `, ""},
+		{"version now", 2, "", `^atlasbridge: wrong arguments \["now"\]; usage: atlasbridge version`},
+		{"run", 2, "", `^atlasbridge: wrong arguments \[\]; usage: atlasbridge run \[flags\] <tool>`},
+		{"config --jsn", 2, "", "^atlasbridge: unknown flag --jsn; usage: .*config.*\n$"},
+		{"config --json=perhaps", 2, "", `^atlasbridge: .*invalid boolean value`},
+		{"config", 0, `(?m)^timeout_seconds +600 +default$`, ""},
+		{"completion", 2, "", `usage: atlasbridge completion bash\|zsh\|fish`},
+		{"completion tcsh", 2, "", `usage: atlasbridge completion bash\|zsh\|fish`},
+		{"completion fish", 0, `complete -c atlasbridge .* -a '.*status`, ""},
+		{"debug", 2, "", `usage: atlasbridge debug bundle`},
+		{"debug bundel", 2, "", `usage: atlasbridge debug bundle`},
+	} {
+		code, stdout, stderr := cli(t, dir, strings.Fields(test.args)...)
+		if code != test.code || !matches(test.stdout, stdout) || !matches(test.stderr, stderr) {
+			t.Errorf("atlasbridge %q: exit %d, want %d\nstdout %q, want %s\nstderr %q, want %s",
+				test.args, code, test.code, stdout, test.stdout, stderr, test.stderr)
 		}
 	}
 }
 
-// terminal is a program in a real pseudo-terminal of 24 × 80 and the screen it paints.
-type terminal struct {
-	t    *testing.T
-	pty  PTY
-	mu   sync.Mutex // guards screen and change
-	scr  *Screen
-	next chan struct{} // closed at the next change
-	code chan int
-}
-
-// home makes a private state folder, with this as its config.toml where it is not empty.
-func home(t testing.TB, config string) string {
-	t.Helper()
-	dir := filepath.Join(t.TempDir(), "state")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { // again and again: a process that was just killed may have made a file meanwhile
-		for end := time.Now().Add(patience); os.RemoveAll(dir) != nil && time.Now().Before(end); {
-			runtime.Gosched()
+// TestHelpFitsTheScreen: every help text fits a terminal of 24 lines of 80 columns.
+func TestHelpFitsTheScreen(t *testing.T) {
+	dir := home(t, "")
+	for _, name := range append(commandNames(), "") {
+		code, text, stderr := cli(t, dir, strings.Fields("help "+name)...)
+		s := (&command{name: name}).spec()
+		if code != 0 || stderr != "" || name != "" && !strings.Contains(text, s.synopsis()) {
+			t.Errorf("help %s: exit %d, %s", name, code, stderr)
 		}
-	})
-	if config != "" {
-		err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(config), 0o600)
-		if err != nil {
-			t.Fatal(err)
+		lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+		if len(lines) > 24 {
+			t.Errorf("help %s has %d lines", name, len(lines))
 		}
-	}
-	return dir
-}
-
-// bridge starts atlasbridge with these arguments in a terminal.
-func bridge(t *testing.T, dir string, args ...string) *terminal {
-	t.Helper()
-	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir,
-		"TERM=xterm-256color", "PS1=$ ")
-	return inTerminal(t, env, append([]string{os.Args[0]}, args...)...)
-}
-
-// inTerminal starts a program in a terminal of 24 × 80 and ends it with the test.
-func inTerminal(t *testing.T, env []string, argv ...string) *terminal {
-	t.Helper()
-	pty, err := startPTY(argv, env, "", Size{Rows: 24, Cols: 80}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	term := &terminal{
-		t:    t,
-		pty:  pty,
-		scr:  newScreen(24, 80),
-		next: make(chan struct{}),
-		code: make(chan int, 1),
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		buf := make([]byte, 4096)
-		for {
-			n, err := pty.Read(buf)
-			term.mu.Lock()
-			term.scr.Write(buf[:n])
-			close(term.next)
-			term.next = make(chan struct{})
-			term.mu.Unlock()
-			if err != nil {
-				term.code <- pty.Wait()
-				return
+		for _, line := range lines {
+			if utf8.RuneCountInString(line) > 80 || strings.TrimRight(line, " ") != line {
+				t.Errorf("help %s: too long or blank at its end: %q", name, line)
 			}
 		}
-	}()
-	t.Cleanup(func() {
-		pty.Signal(os.Kill)
-		pty.Close()
-		<-done
-	})
-	return term
+	}
 }
 
-// sees waits until the screen holds text.
-func (x *terminal) sees(text string) {
-	x.t.Helper()
-	deadline := time.After(patience)
-	for {
-		x.mu.Lock()
-		shown, next := x.scr.Text(), x.next
-		x.mu.Unlock()
-		if strings.Contains(shown, text) {
-			return
+// TestOptions: flags are taken where they stand before the tool or between arguments, and never
+// from behind "--" or the tool.
+func TestOptions(t *testing.T) {
+	for _, test := range []struct {
+		args string
+		want string // positional arguments
+		on   []string
+	}{
+		{"run --quiet claude --quiet -p x", "claude --quiet -p x", []string{"quiet"}},
+		{"run --name a -- claude --stream", "claude --stream", []string{"name=a"}},
+		{"run -timeout 90s claude", "claude", []string{"timeout=1m30s"}},
+		{"logs --session 12 --tail", "", []string{"session=12", "tail"}},
+		{"lab a.cast --json b.cast", "a.cast b.cast", []string{"json"}},
+		{"lab a.cast -- --json", "a.cast --json", nil},
+		{"audit verify --json", "verify", []string{"json"}},
+		{"answer 12345678 -- -x", "12345678 -- -x", nil},
+	} {
+		words := strings.Fields(test.args)
+		c := &command{name: words[0], args: words[1:], stdout: os.Stdout, stderr: os.Stderr}
+		if words[0] == "answer" { // takes exactly two arguments, whatever they look like
+			c.args = []string{"12345678", "-x"}
+			test.want = "12345678 -x"
 		}
-		select {
-		case <-next:
-		case <-deadline:
-			x.t.Fatalf("the terminal never shows %q; it shows:\n%s", text, shown)
-		}
-	}
-}
-
-// types presses keys.
-func (x *terminal) types(keys string) { x.pty.Write([]byte(keys)) }
-
-// exits waits for the end and checks the exit code.
-func (x *terminal) exits(want int) {
-	x.t.Helper()
-	select {
-	case got := <-x.code:
-		if got != want {
-			x.t.Errorf("exit code %d, want %d; screen:\n%s", got, want, x.scr.Text())
-		}
-	case <-time.After(patience):
-		x.t.Fatalf("it does not end; screen:\n%s", x.scr.Text())
-	}
-}
-
-// botAPI is a Bot API server for one operator, 1001. It knows what its messages say, remembers what they said at any
-// time, and does to a request what the test wants.
-type botAPI struct {
-	*httptest.Server
-	t        *testing.T
-	pollWait time.Duration // the longest that a poll waits; 0: as long as it asks
-
-	mu       sync.Mutex    // guards what follows
-	changed  chan struct{} // closed at the next change
-	calls    []apiCall     // all but getUpdates
-	polls    []int64       // offsets asked for
-	messages map[int64]*seen
-	past     []seen            // what was sent or edited, in order
-	told     map[string]string // what a tap was told, by its id
-	taps     int
-	lastID   int64
-	updates  []string // as JSON, in order of their ids, until they are confirmed
-	lastUp   int64
-	flying   map[int64]int // edits under way by message
-	maxFly   int           // the most there were at a time
-	twice    int           // edits that changed nothing
-
-	fault   func(method string, w http.ResponseWriter) bool   // true: it has answered, and nothing is done
-	fate    func(method string, p map[string]any) fate        // what becomes of a request; nil: it is carried out
-	answers map[string]func(p map[string]any) (result string) // instead of the usual ones
-}
-
-// apiCall is a request with its parameters.
-type apiCall struct {
-	method string
-	p      map[string]any
-}
-
-// seen is a message at one time.
-type seen struct {
-	id      int64
-	text    string
-	buttons map[string]string // label → callback data
-	at      time.Time
-	method  string // that made it so
-}
-
-// fate is what becomes of a request. The zero value: it is carried out and answered.
-type fate struct {
-	hold   <-chan struct{} // it is held until this is closed
-	answer string          // it is not carried out, and answered so
-	cut    bool            // the connection is closed instead of an answer
-	late   <-chan struct{} // cut at once, and carried out when this is closed
-}
-
-// newBotAPI starts a server; the log of a failed test shows what it has.
-func newBotAPI(t *testing.T) *botAPI {
-	t.Helper()
-	s := &botAPI{
-		t:        t,
-		changed:  make(chan struct{}),
-		messages: map[int64]*seen{},
-		told:     map[string]string{},
-		lastID:   100,
-		lastUp:   9000,
-		flying:   map[int64]int{},
-		answers:  map[string]func(map[string]any) string{},
-	}
-	s.Server = httptest.NewServer(s)
-	t.Cleanup(func() {
-		s.CloseClientConnections()
-		s.Close()
-		if t.Failed() {
-			t.Logf("the phone shows:\n%s", s.dump())
-		}
-	})
-	return s
-}
-
-// config is a configuration that reaches this server.
-func (s *botAPI) config(more string) string {
-	return fmt.Sprintf("%s\n[telegram]\nbot_token = %q\nchat_id = 1001\nallowed_users = [1001]\n"+
-		"api_base = %q\n", more, fakeToken, s.URL)
-}
-
-// ServeHTTP answers what the client sends as JSON, or a document, which counts as a message with its content as text.
-func (s *botAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	method := path.Base(r.URL.Path)
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		return // the caller has gone
-	}
-	kind := r.Header.Get("Content-Type")
-	if method == "sendDocument" {
-		body = documentAsMessage(kind, body)
-		kind = "application/json"
-	}
-	var p map[string]any
-	if err := json.Unmarshal(body, &p); err != nil || kind != "application/json" || p == nil {
-		http.Error(w, "not JSON", http.StatusTeapot)
-		return
-	}
-	s.mu.Lock()
-	fault := s.fault
-	s.mu.Unlock()
-	switch {
-	case fault != nil && fault(method, w):
-	case method == "getUpdates":
-		s.serveUpdates(w, r, p)
-	default:
-		s.serveCall(w, method, p)
-	}
-}
-
-// serveCall lets a request meet its fate.
-func (s *botAPI) serveCall(w http.ResponseWriter, method string, p map[string]any) {
-	id := numberOf(p, "message_id")
-	edit := strings.HasPrefix(method, "editMessage")
-	todo := fate{}
-	s.change(func() {
-		s.calls = append(s.calls, apiCall{method, p})
-		if edit {
-			s.flying[id]++
-			s.maxFly = max(s.maxFly, s.flying[id])
-		}
-		if s.fate != nil {
-			todo = s.fate(method, p)
-		}
-	})
-	if todo.hold != nil {
-		<-todo.hold
-	}
-	if todo.late != nil {
-		go func() {
-			<-todo.late
-			s.carryOut(method, p)
-		}()
-	}
-	answer := todo.answer
-	if answer == "" && todo.late == nil {
-		answer = s.carryOut(method, p)
-	}
-	if edit {
-		s.change(func() { s.flying[id]-- })
-	}
-	if todo.cut || todo.late != nil {
-		panic(http.ErrAbortHandler)
-	}
-	fmt.Fprint(w, answer)
-}
-
-// carryOut does what a request asks for, and returns the answer.
-func (s *botAPI) carryOut(method string, p map[string]any) (answer string) {
-	s.change(func() { answer = s.doneOf(method, p) })
-	return answer
-}
-
-// doneOf is carryOut with the lock.
-func (s *botAPI) doneOf(method string, p map[string]any) (answer string) {
-	text, _ := p["text"].(string)
-	id := numberOf(p, "message_id")
-	was := s.messages[id]
-	if answer := s.answers[method]; answer != nil {
-		return apiResult(answer(p))
-	}
-	switch method {
-	case "getMe":
-		return apiResult(`{"id":9,"is_bot":true,"first_name":"Bot","username":"my_bot"}`)
-	case "getWebhookInfo":
-		return apiResult(`{"url":""}`)
-	case "getMyCommands":
-		return apiResult("[]")
-	case "answerCallbackQuery":
-		s.told[fmt.Sprint(p["callback_query_id"])] = text
-		return apiResult("true")
-	case "deleteMessage":
-		if was != nil {
-			was.buttons = nil
-		}
-		return apiResult("true")
-	case "sendMessage", "sendDocument":
-		s.lastID++
-		id = s.lastID
-	case "editMessageText", "editMessageReplyMarkup":
-		if was == nil {
-			return apiRefusal("message to edit not found")
-		}
-		if method == "editMessageReplyMarkup" {
-			text = was.text
-		} else if text == was.text && maps.Equal(was.buttons, buttonsOf(p)) {
-			s.twice++
-			return apiRefusal("message is not modified")
-		}
-	default:
-		return apiResult("true")
-	}
-	now := seen{id, text, buttonsOf(p), time.Now(), method}
-	s.messages[id] = &now
-	s.past = append(s.past, now)
-	return apiResult(fmt.Sprintf(`{"message_id":%d,"date":%d,"chat":{"id":1001,"type":"private"}}`,
-		id, time.Now().Unix()))
-}
-
-// apiResult is an answer that carries this.
-func apiResult(result string) string { return `{"ok":true,"result":` + result + `}` }
-
-// apiRefusal is the answer to a request that cannot be done.
-func apiRefusal(why string) string {
-	return `{"ok":false,"error_code":400,"description":"Bad Request: ` + why + `"}`
-}
-
-// numberOf is a number among parameters, 0 when it is not there.
-func numberOf(p map[string]any, name string) int64 {
-	n, _ := p[name].(float64)
-	return int64(n)
-}
-
-// buttonsOf are the buttons of a message that is to be sent.
-func buttonsOf(p map[string]any) map[string]string {
-	buttons := map[string]string{}
-	markup, _ := p["reply_markup"].(map[string]any)
-	rows, _ := markup["inline_keyboard"].([]any)
-	for _, row := range rows {
-		list, _ := row.([]any)
-		for _, one := range list {
-			b, _ := one.(map[string]any)
-			buttons[fmt.Sprint(b["text"])] = fmt.Sprint(b["callback_data"])
-		}
-	}
-	return buttons
-}
-
-// documentAsMessage is the JSON of a sendMessage that says what a sendDocument carries.
-func documentAsMessage(contentType string, body []byte) []byte {
-	_, boundary, _ := strings.Cut(contentType, "boundary=")
-	fields := map[string]any{}
-	parts := multipart.NewReader(bytes.NewReader(body), strings.Trim(boundary, `"`))
-	text := ""
-	for part, err := parts.NextPart(); err == nil; part, err = parts.NextPart() {
-		content, readErr := io.ReadAll(part)
-		switch {
-		case readErr != nil:
-			text += readErr.Error()
-		case part.FormName() == "reply_markup":
-			fields["reply_markup"] = json.RawMessage(content)
-		case part.FormName() == "caption" || part.FileName() != "":
-			text += string(content) + "\n"
-		}
-	}
-	fields["text"] = text
-	out, err := json.Marshal(fields)
-	if err != nil {
-		return []byte(`{"text":"a document that cannot be read"}`)
-	}
-	return out
-}
-
-// serveUpdates answers a poll: updates from its offset on, or none when its time is over.
-func (s *botAPI) serveUpdates(w http.ResponseWriter, r *http.Request, p map[string]any) {
-	offset := numberOf(p, "offset")
-	wait := time.Duration(numberOf(p, "timeout")) * time.Second
-	if s.pollWait > 0 {
-		wait = min(wait, s.pollWait)
-	}
-	end := time.After(wait)
-	s.change(func() { s.polls = append(s.polls, offset) })
-	for {
-		s.mu.Lock()
-		s.updates = slices.DeleteFunc(s.updates, func(u string) bool {
-			return updateID(u) < offset
-		})
-		batch := strings.Join(s.updates, ",")
-		changed := s.changed
-		s.mu.Unlock()
-		if batch != "" {
-			fmt.Fprint(w, apiResult("["+batch+"]"))
-			return
-		}
-		select {
-		case <-changed:
-		case <-end:
-			fmt.Fprint(w, apiResult("[]"))
-			return
-		case <-r.Context().Done():
-			return
-		}
-	}
-}
-
-// updateID is the id of an update.
-func updateID(u string) int64 {
-	var v update
-	json.Unmarshal([]byte(u), &v)
-	return v.ID
-}
-
-// change does something to the server and wakes who waits for it.
-func (s *botAPI) change(f func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	f()
-	close(s.changed)
-	s.changed = make(chan struct{})
-}
-
-// await waits until something holds of the server, and says what it was where it never does.
-func (s *botAPI) await(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	deadline := time.After(patience)
-	for {
-		s.mu.Lock()
-		ok, changed := holds(), s.changed
-		s.mu.Unlock()
-		if ok {
-			return
-		}
-		select {
-		case <-changed:
-		case <-deadline:
-			t.Fatalf("it never came: %s; calls: %v", what, s.calls)
-		}
-	}
-}
-
-// until waits for a call of the method whose parameters match, and returns it.
-func (s *botAPI) until(t *testing.T, method, pattern string) (found apiCall) {
-	t.Helper()
-	re := regexp.MustCompile(pattern)
-	s.await(t, fmt.Sprintf("%s matching %q", method, pattern), func() bool {
-		for _, c := range s.calls {
-			if b, _ := json.Marshal(c.p); c.method == method && re.Match(b) {
-				found = c
-				return true
-			}
-		}
-		return false
-	})
-	return found
-}
-
-// confirmed waits until an update has been confirmed by a greater offset.
-func (s *botAPI) confirmed(t *testing.T, id int64) {
-	t.Helper()
-	s.await(t, fmt.Sprintf("update %d is confirmed", id), func() bool {
-		return slices.ContainsFunc(s.polls, func(o int64) bool { return o > id })
-	})
-}
-
-// count is how often a method was called.
-func (s *botAPI) count(method string) (n int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, c := range s.calls {
-		if c.method == method {
-			n++
-		}
-	}
-	return n
-}
-
-// decides sets what becomes of the requests to come.
-func (s *botAPI) decides(f func(method string, p map[string]any) fate) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.fate = f
-}
-
-// first gives the first edit its fate, and tells when it is there.
-func (s *botAPI) first(todo fate) (there <-chan struct{}) {
-	arrived := make(chan struct{})
-	n := 0
-	s.decides(func(method string, _ map[string]any) fate {
-		if !strings.HasPrefix(method, "editMessage") {
-			return fate{}
-		}
-		n++
-		if n > 1 {
-			return fate{}
-		}
-		close(arrived)
-		return todo
-	})
-	return arrived
-}
-
-// edits are those that were carried out on the message, 0: on any.
-func (s *botAPI) edits(msg int64) (done []seen) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, e := range s.past {
-		if strings.HasPrefix(e.method, "editMessage") && (msg == 0 || e.id == msg) {
-			done = append(done, e)
-		}
-	}
-	return done
-}
-
-// message is a message as it is, the zero value where it is not known.
-func (s *botAPI) message(id int64) seen {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.messages[id] == nil {
-		return seen{}
-	}
-	return *s.messages[id]
-}
-
-// put makes a message with two buttons that say nothing.
-func (s *botAPI) put(id int64, text string) {
-	s.change(func() {
-		s.messages[id] = &seen{
-			id:      id,
-			text:    text,
-			buttons: map[string]string{"one": "1", "two": "2"},
-		}
-	})
-}
-
-// send has updates arrive, with their ids.
-func (s *botAPI) send(updates ...string) {
-	s.change(func() { s.updates = append(s.updates, updates...) })
-}
-
-// update has one arrive, with the next id.
-func (s *botAPI) update(u map[string]any) {
-	s.change(func() {
-		s.lastUp++
-		u["update_id"] = s.lastUp
-		text, err := json.Marshal(u)
-		if err != nil {
-			s.t.Error(err)
-		}
-		s.updates = append(s.updates, string(text))
-	})
-}
-
-// tapped has the operator tap a button, and returns the tap's id.
-func (s *botAPI) tapped(message int64, data string) (id string) {
-	s.change(func() {
-		s.taps++
-		id = fmt.Sprint("tap", s.taps)
-	})
-	s.update(map[string]any{"callback_query": map[string]any{
-		"id":   id,
-		"data": data,
-		"from": map[string]any{"id": 1001, "first_name": "Operator"},
-		"message": map[string]any{
-			"message_id": message,
-			"date":       time.Now().Unix(),
-			"chat":       map[string]any{"id": 1001, "type": "private"},
-		},
-	}})
-	return id
-}
-
-// writes has the operator send a text, as a reply where to is not 0.
-func (s *botAPI) writes(text string, to int64) {
-	s.mu.Lock()
-	id := 5000 + s.lastUp
-	s.mu.Unlock()
-	chat := map[string]any{"id": 1001, "type": "private"}
-	m := map[string]any{
-		"message_id": id,
-		"date":       time.Now().Unix() + 1,
-		"text":       text,
-		"from":       map[string]any{"id": 1001, "first_name": "Operator"},
-		"chat":       chat,
-	}
-	if to != 0 {
-		m["reply_to_message"] = map[string]any{
-			"message_id": to,
-			"date":       time.Now().Unix(),
-			"chat":       chat,
-		}
-	}
-	s.update(map[string]any{"message": m})
-}
-
-// dump is what the phone shows.
-func (s *botAPI) dump() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var b strings.Builder
-	for _, id := range slices.Sorted(maps.Keys(s.messages)) {
-		fmt.Fprintf(&b, "%d %q %v\n", id, s.messages[id].text, s.messages[id].buttons)
-	}
-	return b.String() + fmt.Sprint(s.told)
-}
-
-// shows waits for a message that holds text and, where named, has a button whose label ends so.
-func (s *botAPI) shows(text, button string) seen {
-	s.t.Helper()
-	return s.where(fmt.Sprintf("%q with button %q", text, button), func(m seen) bool {
-		_, ok := m.ending(button)
-		return strings.Contains(m.text, text) && (button == "" || ok)
-	})
-}
-
-// press taps the button whose label ends so.
-func (s *botAPI) press(m seen, label string) {
-	data, _ := m.ending(label)
-	s.tapped(m.id, data)
-}
-
-// ending is the data of the button whose label ends so.
-func (m seen) ending(label string) (data string, ok bool) {
-	for text, data := range m.buttons {
-		if strings.HasSuffix(text, label) {
-			return data, true
-		}
-	}
-	return "", false
-}
-
-// choice is the label of a button for that purpose.
-func (m seen) choice(purpose *regexp.Regexp) (label string, ok bool) {
-	for _, label := range slices.Sorted(maps.Keys(m.buttons)) {
-		if purpose.MatchString(label) &&
-			(purpose != lastingButton || !noButton.MatchString(label)) {
-			return label, true
-		}
-	}
-	return "", false
-}
-
-// where waits for a message as it is now that fits.
-func (s *botAPI) where(what string, fits func(seen) bool) (found seen) {
-	s.t.Helper()
-	s.await(s.t, what, func() bool {
-		for _, id := range slices.Sorted(maps.Keys(s.messages)) {
-			if fits(*s.messages[id]) {
-				found = *s.messages[id]
-				return true
-			}
-		}
-		return false
-	})
-	return found
-}
-
-// find waits for a message that holds text and has a button for that purpose.
-func (s *botAPI) find(text string, purpose *regexp.Regexp) seen {
-	s.t.Helper()
-	return s.where(fmt.Sprintf("%q with a button %v", text, purpose), func(m seen) bool {
-		_, ok := m.choice(purpose)
-		return ok && strings.Contains(m.text, text)
-	})
-}
-
-// settled waits until a message has no buttons any more.
-func (s *botAPI) settled(id int64) seen {
-	s.t.Helper()
-	return s.where(fmt.Sprintf("message %d without buttons", id), func(m seen) bool {
-		return m.id == id && len(m.buttons) == 0
-	})
-}
-
-// ended waits until a message has no buttons any more and says one of these; what is on its way is not over.
-func (s *botAPI) ended(id int64, words ...*regexp.Regexp) seen {
-	s.t.Helper()
-	return s.where(fmt.Sprintf("message %d with its outcome, one of %v", id, words), func(m seen) bool {
-		says := func(one *regexp.Regexp) bool { return one.MatchString(m.text) }
-		return m.id == id && len(m.buttons) == 0 && slices.ContainsFunc(words, says)
-	})
-}
-
-// unanswered waits until a message has no buttons any more and does not say that it was answered.
-func (s *botAPI) unanswered(id int64, words ...*regexp.Regexp) seen {
-	s.t.Helper()
-	return s.where(fmt.Sprintf("message %d as not answered, one of %v", id, words), func(m seen) bool {
-		says := func(one *regexp.Regexp) bool { return one.MatchString(m.text) }
-		return m.id == id && len(m.buttons) == 0 && !says(saysAnswered) &&
-			(len(words) == 0 || slices.ContainsFunc(words, says))
-	})
-}
-
-// now is a message as it is.
-func (s *botAPI) now(id int64) seen {
-	s.t.Helper()
-	return s.where(fmt.Sprint("message ", id), func(m seen) bool { return m.id == id })
-}
-
-// texts is all that was ever shown.
-func (s *botAPI) texts() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var b strings.Builder
-	for _, m := range s.past {
-		b.WriteString(m.text + "\n")
-	}
-	return b.String()
-}
-
-// came is how many messages came that hold text.
-func (s *botAPI) came(text string) (n int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, m := range s.past {
-		if strings.HasPrefix(m.method, "send") && strings.Contains(m.text, text) {
-			n++
-		}
-	}
-	return n
-}
-
-// tap presses a button of a message as it was seen, and returns the tap's id.
-func (s *botAPI) tap(m seen, purpose *regexp.Regexp) (id string) {
-	s.t.Helper()
-	label, ok := m.choice(purpose)
-	if !ok {
-		s.t.Errorf("no button %v to tap; there are %v", purpose, m.buttons)
-	}
-	return s.tapped(m.id, m.buttons[label])
-}
-
-// answer waits for what a tap is told.
-func (s *botAPI) answer(id string) (said string) {
-	s.t.Helper()
-	s.await(s.t, "an answer to "+id, func() (told bool) {
-		said, told = s.told[id]
-		return told
-	})
-	return said
-}
-
-// honest checks the life of a message: text came in so many messages; a label always meant the same, and an answer
-// always had the same label; buttons that went never came back.
-func (s *botAPI) honest(t *testing.T, text string, id int64, messages int) {
-	t.Helper()
-	if n := s.came(text); n != messages {
-		t.Errorf("%d messages show %q, want %d", n, text, messages)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	meant, named, over := map[string]string{}, map[string]string{}, false
-	for _, m := range s.past {
-		if m.id != id {
+		o, code := c.options()
+		if o == nil {
+			t.Errorf("%s: exit %d", test.args, code)
 			continue
 		}
-		if over && len(m.buttons) > 0 {
-			t.Errorf("buttons come back: %v", m.buttons)
+		if got := strings.Join(o.args, " "); got != test.want {
+			t.Errorf("%s: arguments %q, want %q", test.args, got, test.want)
 		}
-		over = over || len(m.buttons) == 0
-		for label, data := range m.buttons {
-			if was, ok := meant[label]; ok && was != data {
-				t.Errorf("button %q meant %s and means %s", label, was, data)
+		for _, f := range test.on {
+			name, value, _ := strings.Cut(f, "=")
+			if value == "" && !o.on(name) || value != "" && o.text(name) != value {
+				t.Errorf("%s: --%s is %q", test.args, name, o.text(name))
 			}
-			if was, ok := named[data]; ok && was != label {
-				t.Errorf("%s was called %q and is called %q", data, was, label)
-			}
-			meant[label], named[data] = data, label
 		}
 	}
 }
 
-// TestAnswered runs shell programs and answers them in every way there is.
-func TestAnswered(t *testing.T) {
-	phoneConfig := func(p *botAPI) string {
-		return p.config("away_after_seconds = 1\nfree_text_enabled = true")
-	}
-	t.Run("tap", func(t *testing.T) {
-		p := newBotAPI(t)
-		x := bridge(t, home(t, phoneConfig(p)), "run", "bash", "-c",
-			`read -p "Continue? (y/n) " a; echo "got [$a]"`)
-		m := p.shows("Continue?", "Yes")
-		p.press(m, "Yes")
-		x.sees("got [y]")
-		x.exits(0)
-		m = p.shows("on the phone", "")
-		if len(m.buttons) > 0 {
-			t.Errorf("after the answer the message still has buttons: %v", m.buttons)
-		}
-	})
-	t.Run("keyboard", func(t *testing.T) {
-		p := newBotAPI(t)
-		x := bridge(t, home(t, phoneConfig(p)), "run", "bash", "-c",
-			`read -p "Continue? (y/n) " a; echo "got [$a]"; sleep 1`)
-		p.shows("Continue?", "Yes")
-		x.types("n\r")
-		x.sees("got [n]")
-		p.shows("keyboard", "")
-		x.exits(0)
-	})
-	t.Run("timeout", func(t *testing.T) {
-		p := newBotAPI(t)
-		dir := home(t, p.config("timeout_seconds = 2"))
-		x := bridge(t, dir, "run", "bash", "-c", `read -p "Really? [Y/n] " a; echo "got [$a]"`)
-		x.sees("got [n]")
-		x.exits(0)
-	})
-	t.Run("text", func(t *testing.T) {
-		p := newBotAPI(t)
-		dir := home(t, phoneConfig(p))
-		x := bridge(t, dir, "run", "bash", "-c", `read -p "Enter your name: " a; echo "got [$a]"`)
-		m := p.shows("Enter your name", "")
-		openPrompt(t, dir)
-		p.writes("Ada Lovelace", m.id)
-		x.sees("got [Ada Lovelace]")
-		x.exits(0)
-	})
-	t.Run("command", func(t *testing.T) {
-		dir := home(t, "")
-		x := bridge(t, dir, "run", "bash", "-c", `read -p "Continue? (y/n) " a; echo "got [$a]"`)
-		id := openPrompt(t, dir)
-		bridge(t, dir, "answer", shortID(id), "y").exits(0)
-		x.sees("got [y]")
-		x.exits(0)
-	})
-}
-
-// openPrompt waits for the one question that waits for an answer in dir.
-func openPrompt(t *testing.T, dir string) (id string) {
-	t.Helper()
-	return promptOf(t, dir, "", func(p *PromptRecord) bool { return p.Status == AwaitingReply }).ID
-}
-
-// TestHook lets a tool called claude call its hook and shows what comes back.
-func TestHook(t *testing.T) {
-	bash := `{"hook_event_name":"PermissionRequest","tool_name":"Bash","cwd":"/tmp",` +
-		`"tool_input":{"command":"touch /tmp/x","description":"Make x"}}`
-	ask := `{"hook_event_name":"PermissionRequest","tool_name":"AskUserQuestion","tool_input":{"questions":[` +
-		`{"question":"Which colour?","header":"Colour","options":[{"label":"Red"},{"label":"Blue"}],"multiSelect":false}]}}`
-	unsafe := strings.Replace(bash, `"description"`,
-		`"dangerouslyDisableSandbox":true,"description"`, 1)
-	plan := `{"hook_event_name":"PermissionRequest","tool_name":"ExitPlanMode","tool_input":{"plan":"# Plan\n1. look"}}`
-	edit := `{"hook_event_name":"PermissionRequest","tool_name":"Edit",` +
-		`"tool_input":{"file_path":"a.txt","old_string":"old\nsame","new_string":"new\nsame"}}`
-	for _, test := range []struct{ name, input, shown, press, text, want string }{
-		{"allow", bash, "touch /tmp/x", "Yes", "", `"behavior":"allow"`},
-		{"deny", bash, "touch /tmp/x", "No", "", `"behavior":"deny"`},
-		{"all arguments", unsafe, "touch /tmp/x\ndangerouslyDisableSandbox: true", "No", "", `"behavior":"deny"`},
-		{"reason", bash, "touch /tmp/x", "", "not now", `"message":"not now"`},
-		{"question", ask, "Which colour?", "Blue", "", `"answers":{"Which colour?":"Blue"}`},
-		{"own words", ask, "Which colour?", "", "mauve", `"answers":{"Which colour?":"mauve"}`},
-		{"plan", plan, "1. look", "Yes, and manually approve edits", "", `"updatedInput":{}`},
-		{"diff", edit, "-old", "Yes", "", `"behavior":"allow"`},
-		{"timeout", bash, "touch /tmp/x", "", "", `no answer in 2 s`},
+// TestNearest: a mistyped word suggests the one that it begins or differs from by two letters side
+// by side, else none.
+func TestNearest(t *testing.T) {
+	words := []string{"run", "setup", "doctor", "status", "approvals", "answer", "logs", "audit"}
+	for in, want := range map[string]string{
+		"rnu":        "run",
+		"stats":      "status",
+		"app":        "approvals",
+		"log":        "logs",
+		"Audit":      "audit",
+		"anwser":     "answer",
+		"stauts":     "status",
+		"kubernetes": "",
+		"x":          "",
+		"":           "",
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			p := newBotAPI(t)
-			more := "away_after_seconds = 1"
-			if test.name == "timeout" {
-				more += "\npermission_timeout_seconds = 2"
+		if got := nearest(in, words); got != want {
+			t.Errorf("nearest(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+// What follows -- is an argument, never a flag, for every command.
+func TestDashes(t *testing.T) {
+	for _, s := range commands() {
+		t.Run(s.name, func(t *testing.T) {
+			errs, err := os.Create(filepath.Join(t.TempDir(), "errs"))
+			if err != nil {
+				t.Fatal(err)
 			}
-			dir := home(t, p.config(more))
-			x := bridge(t, dir, "run", fakeClaude(t, test.input))
-			m := p.shows(test.shown, test.press)
-			switch {
-			case test.press != "":
-				p.press(m, test.press)
-			case test.text != "":
-				openPrompt(t, dir) // only now it is known which message asked
-				p.writes(test.text, m.id)
+			defer errs.Close()
+			want := []string{"-x", "--json", "--", "-h"}
+			c := &command{
+				name:   s.name,
+				args:   append([]string{"--"}, want...),
+				stdout: errs,
+				stderr: errs,
 			}
-			x.sees("end of hook")
-			x.exits(0)
-			x.mu.Lock()
-			defer x.mu.Unlock()
-			if shown := strings.ReplaceAll(x.scr.Text(), "\n", ""); !strings.Contains(shown,
-				test.want) {
-				t.Errorf("the hook does not say %s, it says:\n%s", test.want, shown)
+			o, code := c.options()
+			if o != nil {
+				if !slices.Equal(o.args, want) {
+					t.Errorf("arguments %q, want %q", o.args, want)
+				}
+				return
+			}
+			said, err := os.ReadFile(errs.Name())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if code != exitUsage ||
+				!strings.Contains(string(said), `wrong arguments ["-x" "--json" "--" "-h"]`) {
+				t.Errorf("exit %d, %s", code, said)
 			}
 		})
 	}
-	for _, input := range []string{"", "{", `{"hook_event_name":"PermissionRequest","tool_name":7}`,
-		`{"hook_event_name":"Other"}`} {
-		x := bridge(t, home(t, ""), "run", fakeClaude(t, input))
-		x.exits(0)
-		if shown := x.scr.Text(); strings.Contains(shown, "allow") {
-			t.Errorf("hook input %q: %s", input, shown)
-		}
-	}
 }
 
-// TestLineDiff: a diff shows every line that goes and comes with two lines around it, and counts
-// them.
-func TestLineDiff(t *testing.T) {
-	for _, c := range []struct {
-		before, after, want string
-		plus, minus         int
-	}{
-		{"", "new\n", "+new", 1, 0},
-		{"old\n", "", "-old", 0, 1},
-		{"same\n", "same\n", " same", 0, 0},
-		{"a\nb\nc\nd\ne\nf\n", "a\nb\nc\nX\nY\ne\nf\n", " b\n c\n-d\n+X\n+Y\n e\n f", 2, 1},
-		{"a\na\n", "a\na\na\n", " a\n a\n+a", 1, 0},
-		{"x", "y", "-x\n+y", 1, 1},
-	} {
-		if diff, plus, minus := lineDiff(c.before, c.after); diff != c.want || plus != c.plus ||
-			minus != c.minus {
-			t.Errorf("%q → %q: %q +%d −%d, want %q +%d −%d", c.before, c.after, diff, plus, minus,
-				c.want, c.plus, c.minus)
-		}
-	}
-}
-
-// fakeClaude is a script called claude that calls the hook with input.
-func fakeClaude(t *testing.T, input string) string {
-	t.Helper()
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "input.json"), []byte(input), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	script := fmt.Sprintf("#!/bin/sh\nATLASBRIDGE_TEST_CHILD=main %q hook < %q\necho end of hook\n",
-		os.Args[0], filepath.Join(dir, "input.json"))
-	path := filepath.Join(dir, "claude")
-	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-// TestExitCodes holds the wrapper's exit code against what a shell would say.
-func TestExitCodes(t *testing.T) {
-	dir := home(t, "")
-	notExecutable := filepath.Join(t.TempDir(), "tool")
-	if err := os.WriteFile(notExecutable, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+// What stands behind "--" is an argument, also where it begins with a dash.
+func TestDashesEndTheFlags(t *testing.T) {
 	for _, test := range []struct {
-		args []string
-		want int
-		says string
+		args string
+		want string // arguments
+		json bool
 	}{
-		{[]string{"run", "sh", "-c", "exit 0"}, 0, ""},
-		{[]string{"run", "sh", "-c", "exit 7"}, 7, ""},
-		{[]string{"run", "sh", "-c", "kill -9 $$"}, 137, ""},
-		{[]string{"run", "sh", "-c", "kill -TERM $$"}, 143, ""},
-		{[]string{"run", "no-such-tool-here"}, 127, "not found"},
-		{[]string{"run", notExecutable}, 126, "permission denied"},
-		{[]string{"run"}, 2, "usage"},
-		{[]string{"run", "--no-such-flag", "sh"}, 2, "unknown flag"},
+		{"lab -- -x -y", "-x -y", false},
+		{"lab -- --json", "--json", false},
+		{"lab --json -- -x --json", "-x --json", true},
+		{"lab a.cast -- -x --json b.cast", "a.cast -x --json b.cast", false},
+		{"lab a.cast --json b.cast -- -x -- -y", "a.cast b.cast -x -- -y", true},
+		{"lab a.cast --", "a.cast", false},
+		{"lab --", "", false},
+		{"run -- -x --quiet", "-x --quiet", false},
+		{"answer 12345678 -x", "12345678 -x", false},
 	} {
-		x := bridge(t, dir, test.args...)
-		x.exits(test.want)
-		shown := strings.ReplaceAll(x.scr.Text(), "\n", " ")
-		if !strings.Contains(shown, test.says) {
-			t.Errorf("%q does not say %q: %s", test.args, test.says, shown)
+		t.Run(test.args, func(t *testing.T) {
+			words := strings.Fields(test.args)
+			null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer null.Close()
+			c := &command{name: words[0], args: words[1:], stdout: null, stderr: null}
+			o, code := c.options()
+			if o == nil {
+				t.Fatalf("exit %d", code)
+			}
+			if got := strings.Join(o.args, " "); got != test.want {
+				t.Errorf("arguments %q, want %q", got, test.want)
+			}
+			if o.set.Lookup("json") != nil && o.on("json") != test.json {
+				t.Errorf("--json is %v", !test.json)
+			}
+		})
+	}
+}
+
+// TestTableFits: a table has aligned columns, and its last one is cut where a line of 80 columns
+// ends.
+func TestTableFits(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	c := &command{name: "config", stdout: f, getenv: os.Getenv}
+	c.opts, _ = c.options()
+	c.show(nil, [][]string{{"ID", "TEXT"}, {"é", "short"}, {"22", strings.Repeat("x", 100)}})
+	text, _ := os.ReadFile(f.Name())
+	want := "ID  TEXT\né   short\n22  " + strings.Repeat("x", 75) + "…\n"
+	if string(text) != want {
+		t.Errorf("table printed\n%s, want\n%s", text, want)
+	}
+}
+
+// A program that cannot write its output says so and fails.
+func TestOutputLost(t *testing.T) {
+	t.Setenv("ATLASBRIDGE_HOME", home(t, ""))
+	t.Setenv("PATH", t.TempDir()) // no tools
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip("no /dev/full here")
+	}
+	defer full.Close()
+	for _, line := range []string{"status --json", "approvals --json", "config --json", "config",
+		"adapters --json", "audit verify --json", "doctor --json"} {
+		t.Run(line, func(t *testing.T) {
+			errs, err := os.Create(filepath.Join(t.TempDir(), "errs"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer errs.Close()
+			code := run(t.Context(), strings.Fields(line), os.Stdin, full, errs)
+			if code != exitFailed {
+				t.Errorf("exit %d", code)
+			}
+			said, err := os.ReadFile(errs.Name())
+			if err != nil || !strings.Contains(string(said), "no space left") {
+				t.Errorf("it says %q, %v", said, err)
+			}
+		})
+	}
+}
+
+// The scripts are run by the shells they are for.
+func TestCompletion(t *testing.T) {
+	for _, test := range []struct{ words, want string }{
+		{"st", "status"},
+		{"completion ", "bash zsh fish"},
+		{"status --a", "--all"},
+		{"help do", "doctor"},
+		{"run --ad", "--adapter"},
+		{"audit v", "verify"},
+		{"debug --f", "--full"},
+		{"hook x", ""},
+	} {
+		if _, err := exec.LookPath("bash"); err != nil {
+			t.Skip("bash is not installed")
+		}
+		words := strings.Split("atlasbridge "+test.words, " ")
+		_, script, _ := cli(t, home(t, ""), "completion", "bash")
+		script += `COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _atlasbridge; echo "${COMPREPLY[*]}"`
+		out, err := exec.Command("bash",
+			append([]string{"--norc", "-c", script, "-"}, words...)...).CombinedOutput()
+		if err != nil || strings.TrimSpace(string(out)) != test.want {
+			t.Errorf("%q completes to %q, %v, want %q", test.words, out, err, test.want)
+		}
+	}
+	for _, shell := range []string{"zsh", "fish"} {
+		if _, err := exec.LookPath(shell); err != nil {
+			t.Logf("%s is not installed", shell)
+			continue
+		}
+		file := filepath.Join(t.TempDir(), "script")
+		_, script, _ := cli(t, home(t, ""), "completion", shell)
+		os.WriteFile(file, []byte(script), 0o600)
+		if out, err := exec.Command(shell, "-n", file).CombinedOutput(); err != nil {
+			t.Errorf("%s -n: %v\n%s", shell, err, out)
 		}
 	}
 }
 
-// rounds is how often a race is run: a few times, or as often as ATLASBRIDGE_TEST_ROUNDS says.
-func rounds(t *testing.T) int {
-	n := 12
-	if text := os.Getenv("ATLASBRIDGE_TEST_ROUNDS"); text != "" {
-		fmt.Sscan(text, &n)
+// TestVersions: versions are compared number by number, as far as the shorter one goes.
+func TestVersions(t *testing.T) {
+	for _, test := range []struct {
+		a, b string
+		want bool
+	}{
+		{"1.9.0", "1.10.0", true},
+		{"1.10.0", "1.9.0", false},
+		{"2.1.300", "2.1", false},
+		{"2.0.9", "2.1", true},
+		{"2", "2", false},
+		{"2", "", false},
+		{"", "2", false},
+	} {
+		if got := versionLess(test.a, test.b); got != test.want {
+			t.Errorf("versionLess(%s, %s) = %v", test.a, test.b, got)
+		}
 	}
-	return n
 }
 
-// TestRace answers each question from two places at nearly the same time: exactly one answer reaches it.
-func TestRace(t *testing.T) {
-	n := rounds(t)
+// TestAdapters: adapters finds a tool, its version and whether that is newer than what was tried,
+// without giving it the token.
+func TestAdapters(t *testing.T) {
+	bin := t.TempDir()
+	t.Setenv("PATH", bin+":/bin:/usr/bin")
+	t.Setenv("TELEGRAM_CHAT_ID", "")
+	script := "#!/bin/sh\n[ -z \"$TELEGRAM_BOT_TOKEN\" ] && echo '9999.1.2 (Claude Code)'\n"
+	if err := os.WriteFile(filepath.Join(bin, "claude"), []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, _ := cli(t, home(t, ""), "adapters", "--json")
+	var list []tool
+	if err := json.Unmarshal([]byte(stdout), &list); err != nil || code != 0 {
+		t.Fatalf("adapters --json: %d, %v, %s", code, err, stdout)
+	}
+	i := slices.IndexFunc(list, func(x tool) bool { return x.Name == "claude" })
+	if i < 0 || list[i].Version != "9999.1.2" || list[i].Path != filepath.Join(bin, "claude") ||
+		list[i].Warning == "" {
+		t.Errorf("claude is %+v", list)
+	}
+}
+
+// TestDoctor: doctor fails with a remedy where something is wrong, and only there.
+func TestDoctor(t *testing.T) {
+	code, stdout, _ := cli(t, home(t, "timeout_seconds = 0"), "doctor", "--json")
+	var report struct {
+		Checks []struct {
+			Name, Detail, Remedy string
+			OK                   bool
+		}
+		OK bool
+	}
+	err := json.Unmarshal([]byte(stdout), &report)
+	if err != nil || code != 1 || report.OK || len(report.Checks) < 4 {
+		t.Fatalf("doctor --json: exit %d, %v, %s", code, err, stdout)
+	}
+	k := report.Checks[0]
+	if k.Name != "config" || k.OK || !strings.Contains(k.Detail, "config.toml:1") ||
+		k.Remedy == "" {
+		t.Errorf("the config check is %+v", k)
+	}
 	dir := home(t, "")
-	x := bridge(t, dir, "run", "bash", "-c",
-		fmt.Sprintf(`for i in $(seq %d); do read -p "Q$i? (y/n) " a; echo "got $i [$a]"; done; read`,
-			n))
+	code, stdout, _ = cli(t, dir, "doctor")
+	if code != 0 || strings.Contains(stdout, "FAIL") {
+		t.Errorf("doctor on a fresh folder: exit %d\n%s", code, stdout)
+	}
+	os.WriteFile(filepath.Join(dir, "audit.log"), nil, 0o644)
+	os.Chmod(filepath.Join(dir, "audit.log"), 0o644)
+	code, stdout, _ = cli(t, dir, "doctor")
+	if code != 1 || !matches(`(?s)FAIL +permissions .*audit.log.*→ .*chmod -R go= /`, stdout) {
+		t.Errorf("doctor with a file that others can read: exit %d\n%s", code, stdout)
+	}
+}
+
+// Doctor makes nothing in the current folder when there is no state folder, and still tells what it found.
+func TestDoctorWithoutHome(t *testing.T) {
+	t.Setenv("ATLASBRIDGE_HOME", home(t, ""))
+	t.Setenv("PATH", t.TempDir()) // no tools
+	for _, name := range []string{"HOME", "ATLASBRIDGE_HOME", "STORAGE_PATH"} {
+		t.Setenv(name, "")
+	}
+	t.Chdir(t.TempDir())
+	code, stdout, _ := cli(t, os.Getenv("ATLASBRIDGE_HOME"), "doctor", "--json")
+	if code != exitFailed || !strings.Contains(stdout, "set ATLASBRIDGE_HOME") ||
+		!strings.Contains(stdout, "claude") {
+		t.Errorf("exit %d, %s", code, stdout)
+	}
+	if left, err := os.ReadDir("."); err != nil || len(left) > 0 {
+		t.Errorf("it left %v, %v", left, err)
+	}
+}
+
+// ---- main.go: session ----
+// What the loop does with bytes, questions and time, without a terminal.
+
+// TestChildEnv: a tool gets no setting of ours and nothing that holds the token, but its session
+// and the state folder.
+func TestChildEnv(t *testing.T) {
+	cfg := &Config{Dir: "/state", Token: fakeToken}
+	env := []string{"PATH=/bin", "ATLASBRIDGE_TOKEN=x", "ATLASBRIDGE_HOME=/old",
+		"ATLASBRIDGE_SESSION=outer", "TELEGRAM_BOT_TOKEN=" + fakeToken, "TELEGRAM_CHAT_ID=5",
+		"telegram_x=1", "COPY=a" + fakeToken + "b", "ATLAS=1", "EMPTY=", "A=b=c"}
+	want := []string{"PATH=/bin", "ATLAS=1", "EMPTY=", "A=b=c", "ATLASBRIDGE_SESSION=s1",
+		"ATLASBRIDGE_HOME=/state"}
+	before := slices.Clone(env)
+	if got := childEnv(env, cfg, "s1"); !slices.Equal(got, want) || !slices.Equal(env, before) {
+		t.Errorf("childEnv = %q, want %q", got, want)
+	}
+	if got := childEnv([]string{"A=", "B=x"}, &Config{Dir: "/s"}, "1"); len(got) != 4 {
+		t.Errorf("without a token childEnv = %q", got)
+	}
+}
+
+// TestReloadWhileProbing: the configuration is read anew while the tool's version is looked at (go test -race).
+func TestReloadWhileProbing(t *testing.T) {
+	t.Setenv("PATH", t.TempDir()) // the tool is not there
+	st := storeAt(t, home(t, ""))
+	for range 20 {
+		s := &session{
+			cfg:     &Config{Dir: st.Dir, Token: "1:old"},
+			st:      st,
+			ch:      localChannel{},
+			log:     slog.New(slog.DiscardHandler),
+			adapter: adapterFor("claude"),
+			ctx:     t.Context(),
+			events:  make(chan func(), 1),
+		}
+		s.tg = newTelegram(s.cfg, st, s.log)
+		before := s.cfg
+		s.probeVersion()
+		s.reload()
+		if s.cfg == before {
+			t.Error("the configuration is not taken over")
+		}
+		happened := <-s.events
+		happened()
+		if s.warning != "" {
+			t.Errorf("a tool that is not there: %s", s.warning)
+		}
+	}
+}
+
+// TestIsTyping tells keys from what terminals send by themselves.
+func TestIsTyping(t *testing.T) {
+	for keys, want := range map[string]bool{
+		"y":                   true,
+		"\r":                  true,
+		"\x1b":                true,
+		"\x1b[A":              true,
+		"\x1bOA":              true,
+		"\x03":                true,
+		"ü":                   true,
+		"\x1b[3~":             true,
+		"\x1b[I":              false,
+		"\x1b[O":              false,
+		"\x1b[<0;3;4M":        false,
+		"\x1b[?62;c":          false,
+		"\x1b[>0;1;0c":        false,
+		"\x1b]11;rgb:0/0/0\a": false,
+		"\x1bP>|tmux\x1b\\":   false,
+		"\x1b[12;40R":         false,
+	} {
+		if got := !reReport.MatchString(keys); got != want {
+			t.Errorf("%q is typing: %v, want %v", keys, got, want)
+		}
+	}
+}
+
+// TestCleanText lets nothing through that a terminal, a line discipline or a paste would act on.
+func TestCleanText(t *testing.T) {
+	for text, want := range map[string]string{
+		"hello":                      "hello",
+		"two\r\nlines\n":             "two\nlines",
+		"end\x1b[201~; rm -rf /":     "end[201~; rm -rf /",
+		"a\x03b\x04c\x15d\x16e\x7ff": "abcdef",
+		"c1\u0085\u009bx":            "c1x",
+		"tab\tünï 日本 🎉":              "tab\tünï 日本 🎉",
+		"bad\xff\xfeutf8":            "badutf8",
+		strings.Repeat("ä", 5000):    strings.Repeat("ä", 2048),
+	} {
+		if got := cleanText(text); got != want {
+			t.Errorf("cleanText(%.40q) = %.60q, want %.60q", text, got, want)
+		}
+	}
+	for r := rune(0); r < 0x20; r++ {
+		got := cleanText("x" + string(r) + "y")
+		if r != '\n' && r != '\r' && r != '\t' && got != "xy" {
+			t.Errorf("control character %#x gets through: %q", r, got)
+		}
+	}
+}
+
+// TestToolCallsOfStreamJSON audits every call in stream-json output, wherever it is cut.
+func TestToolCallsOfStreamJSON(t *testing.T) {
+	output := `{"type":"system"}` + "\r\n" +
+		`{"type":"assistant","message":{"content":[{"type":"text","text":"hi"},` +
+		`{"type":"tool_use","id":"toolu_1","name":"Bash","input":{"command":"ls"}}]}}` +
+		"\r\nnot json\r\n" + `{"type":"user","message":{"content":"text"}}` + "\r\n"
+	dir := home(t, "")
 	st, err := openStore(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	answered := regexp.MustCompile(`got (\d+) \[(.*)\]`)
-	for i := 1; i <= n; i++ {
-		p := awaits(x, st, fmt.Sprintf("Q%d?", i), fmt.Sprintf("got %d [", i))
-		if p == nil {
-			continue // the keys of the last round have answered it
+	s := &session{st: st, log: slog.New(slog.DiscardHandler), jsonLine: []byte{}}
+	for _, cut := range []int{1, 7, len(output)} {
+		for p := []byte(output); len(p) > 0; p = p[min(cut, len(p)):] {
+			s.auditToolCalls(p[:min(cut, len(p))])
 		}
-		decided := make(chan struct{})
-		go func() {
-			defer close(decided)
-			<-time.After(time.Duration(rand.IntN(30)) * time.Millisecond)
-			st.Decide(cliAnswer(p, "y"), time.Now())
-		}()
-		<-time.After(time.Duration(rand.IntN(30)) * time.Millisecond)
-		x.types("n\r")
-		<-decided
-		x.sees(fmt.Sprintf("got %d [", i))
-		x.mu.Lock()
-		for _, m := range answered.FindAllStringSubmatch(x.scr.Text(), -1) {
-			if m[2] != "y" && m[2] != "n" {
-				t.Errorf("question %s got %q", m[1], m[2])
-			}
-		}
-		x.mu.Unlock()
+	}
+	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
+	n := strings.Count(string(log), `"event":"TOOL_CALL"`)
+	if err != nil || n != 3 || !strings.Contains(string(log), "toolu_1") {
+		t.Errorf("%d calls audited (%v):\n%s", n, err, log)
 	}
 }
 
-// awaits waits for the question to be asked, nil when the screen shows that it was over sooner.
-func awaits(x *terminal, st *Store, text, over string) *PromptRecord {
-	x.t.Helper()
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); <-time.After(5 * time.Millisecond) {
-		v, err := st.View()
-		if err != nil {
-			x.t.Fatal(err)
+// TestQuestionIsTriedAgain: one that cannot be recorded is neither sent nor forgotten, and the operator is told once.
+func TestQuestionIsTriedAgain(t *testing.T) {
+	full := false
+	st, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
+		if full && op == "write" {
+			return syscall.ENOSPC
 		}
-		for _, p := range v.Prompts {
-			if strings.HasSuffix(p.Question, text+" (y/n)") && p.Open() {
-				return p
-			}
-		}
-		x.mu.Lock()
-		gone := strings.Contains(x.scr.Text(), over)
-		x.mu.Unlock()
-		if gone {
-			return nil
-		}
+		return nil
+	}))
+	if err != nil {
+		t.Fatal(err)
 	}
-	x.t.Fatalf("never asked: %s; screen:\n%s", text, x.scr.Text())
+	defer st.Close()
+	s := bareSession(t, st, storeSession(t, st), "x")
+	s.q = &question{screen: &Prompt{Type: YesNo, Question: "Go?", Excerpt: "Go?"}}
+	full = true
+	for range 3 {
+		s.questionStep()
+		if s.q.rec.Status != "" || s.q.askAt.Before(time.Now()) || s.sending != 1 {
+			t.Fatalf("with a full disk: %q, next at %v, %d messages", s.q.rec.Status, s.q.askAt,
+				s.sending)
+		}
+		s.q.askAt = time.Now()
+	}
+	full = false
+	s.questionStep()
+	if s.q.rec.Status != Routed || len(storeView(t, st).Prompts) != 1 {
+		t.Errorf("then: %q, %d prompts", s.q.rec.Status, len(storeView(t, st).Prompts))
+	}
+}
+
+// TestRoutedAsShown: a question goes to the phone at once where nobody is at the keyboard, else when they are away, and
+// counts as shown only where all of it fits into its message and is known.
+func TestRoutedAsShown(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		prompt      Prompt
+		interactive bool
+		key         time.Duration // ago
+		want        State
+		shown       bool
+	}{
+		{"short", Prompt{Full: "short"}, false, time.Hour, Routed, true},
+		{"long", Prompt{Full: strings.Repeat("long ", 5000)}, false, time.Hour, Routed, false},
+		{"cut", Prompt{Full: "short", Cut: true}, false, time.Hour, Routed, false},
+		{"somebody types", Prompt{}, true, 0, Created, false},
+		{"somebody typed", Prompt{}, true, time.Hour, Routed, true},
+		{"a pipe", Prompt{}, false, 0, Routed, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, _, _ := hookBench(t)
+			c.prompt.Type = YesNo
+			c.prompt.Question = "Go?"
+			c.prompt.Excerpt = "Go?"
+			s.q = &question{screen: &c.prompt}
+			s.interactive = c.interactive
+			s.lastKey = time.Now().Add(-c.key)
+			s.cfg.Away = time.Minute
+			s.questionStep()
+			got := storeView(t, s.st).Prompts[s.q.rec.ID]
+			if got.Status != c.want || got.ShownAll != c.shown {
+				t.Errorf("%s, all shown %v", got.Status, got.ShownAll)
+			}
+		})
+	}
+}
+
+// TestTimeLeftIsShownAnew: a waiting question's message is edited at half of its time, and then seldom.
+func TestTimeLeftIsShownAnew(t *testing.T) {
+	st := storeAt(t, home(t, ""))
+	p := storePrompt(t, st, storeSession(t, st), AwaitingReply, nil)
+	ch := settled{prompts: make(chan *PromptRecord)}
+	s := &session{st: st, ch: ch, ctx: t.Context(), events: make(chan func()), cfg: &Config{},
+		q: &question{rec: *p, remind: time.Now().Add(time.Hour)}}
+	s.questionStep()
+	if s.sending != 0 {
+		t.Error("shown anew before its time")
+	}
+	s.q.remind = time.Now()
+	s.questionStep()
+	if got := <-ch.prompts; got.ID != p.ID {
+		t.Errorf("%s is shown anew", got.ID)
+	}
+	(<-s.events)()
+	if left := time.Until(s.q.remind); left < 59*time.Second {
+		t.Errorf("and again in %v", left)
+	}
+}
+
+// settled is a channel that keeps what it was to edit.
+type settled struct {
+	localChannel
+	prompts chan *PromptRecord
+}
+
+// Settle keeps the prompt.
+func (c settled) Settle(_ context.Context, p *PromptRecord, _ *SessionRecord) error {
+	c.prompts <- p
 	return nil
 }
 
-// TestVanished answers questions that go away by themselves at about the same time: what follows never gets the answer.
-// Nobody can look and type in one step. So what follows ignores the first 20 ms, as claude's dialogs do 100 to 200, but
-// not when it is run by hand for many rounds.
-func TestVanished(t *testing.T) {
-	n, early := rounds(t), ""
-	if os.Getenv("ATLASBRIDGE_TEST_ROUNDS") == "" {
-		early = "while read -t 0.02 -n 1 key; do :; done; "
+// TestExpireTypes: waiting types what refuses where one is known, nothing where none is, and nothing while a pipe feeds
+// the program; a hook refuses either way.
+func TestExpireTypes(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		hook    bool
+		fed     bool
+		def     *string
+		decided bool // the gate is to type
+		over    bool // the question is
+		value   *string
+	}{
+		{"a refusal", false, false, ref("n"), true, false, ref("n")},
+		{"nothing known", false, false, nil, false, true, nil},
+		{"a refusal, fed", false, true, ref("n"), false, true, nil},
+		{"hook", true, false, ref(hookDeny), false, false, ref(hookDeny)},
+		{"hook, fed", true, true, ref(hookDeny), false, false, ref(hookDeny)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			st := storeAt(t, home(t, ""))
+			p := storePrompt(t, st, storeSession(t, st), AwaitingReply, func(p *PromptRecord) {
+				p.SafeDefault = c.def
+				p.CreatedAt = time.Now().Add(-time.Minute)
+				p.ExpiresAt = time.Now().Add(-time.Second)
+			})
+			q := &question{
+				rec:     *p,
+				checkAt: time.Now().Add(time.Hour),
+				screen:  &Prompt{Type: YesNo},
+			}
+			if c.hook {
+				q.screen = nil
+			}
+			s := bareSession(t, st, p.SessionID, "x")
+			s.fed = c.fed
+			s.q = q
+			s.questionStep()
+			got := storeView(t, st).Prompts[p.ID]
+			if got.Status != Expired || !strings.Contains(got.Reason, "no answer in 59 s") {
+				t.Errorf("%s (%s)", got.Status, got.Reason)
+			}
+			if q.decided != c.decided || (s.q == nil) != c.over {
+				t.Errorf("decided %v, over %v", q.decided, s.q == nil)
+			}
+			if (got.Value == nil) != (c.value == nil) ||
+				got.Value != nil && *got.Value != *c.value {
+				t.Errorf("value %v", got.Value)
+			}
+			if c.hook && q.checkAt.After(time.Now()) {
+				t.Error("its hook is not looked after")
+			}
+		})
 	}
-	dir := home(t, "")
-	script := fmt.Sprintf(`for i in $(seq %d); do read -t 0.$((RANDOM %% 5 + 3)) -p "Q$i? (y/n) " a || echo; `+
-		early+`read -t 0.5 -p "$ " b; echo "after $i [$b]"; a=; b=; done`,
-		n)
-	x := bridge(t, dir, "run", "bash", "-c", script)
-	st, err := openStore(dir)
+}
+
+// TestExpireTooLate: what somebody decided in the last moment is not expired, and what is not in the state any more ends.
+func TestExpireTooLate(t *testing.T) {
+	st := storeAt(t, home(t, ""))
+	p := storePrompt(t, st, storeSession(t, st), AwaitingReply, func(p *PromptRecord) {
+		p.ExpiresAt = time.Now().Add(-time.Second)
+	})
+	s := bareSession(t, st, p.SessionID, "x")
+	s.q = &question{rec: *p, screen: &Prompt{Type: YesNo}}
+	ok, err := st.Move(p.ID, ReplyReceived, func(r *PromptRecord) {
+		r.Value, r.NonceUsed = ref("y"), true
+	})
+	if !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	s.expire(s.q)
+	got := storeView(t, st).Prompts[p.ID]
+	if got.Status != ReplyReceived || s.q == nil || s.q.decided {
+		t.Errorf("%s, %+v", got.Status, s.q)
+	}
+	s.q = &question{rec: PromptRecord{Head: Head{ID: newID()}, Status: AwaitingReply},
+		screen: &Prompt{Type: YesNo}}
+	s.expire(s.q)
+	if s.q != nil {
+		t.Error("a question that is not in the state stays")
+	}
+}
+
+// TestDecidedAsItWent: a decision that comes in the moment in which the question leaves the screen is told as not
+// delivered, and not left open.
+func TestDecidedAsItWent(t *testing.T) {
+	st := storeAt(t, home(t, ""))
+	id := storeSession(t, st)
+	p := storePrompt(t, st, id, AwaitingReply, func(p *PromptRecord) { p.Source = "screen" })
+	ch := settled{prompts: make(chan *PromptRecord, 9)}
+	s := bareSession(t, st, id, "x")
+	s.ch = ch
+	s.q = &question{rec: *p, screen: &p.Prompt}
+	if _, why, err := st.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
+		t.Fatal(why, err)
+	}
+	s.endSeen(&Prompt{Type: YesNo})
+	got := storeView(t, st).Prompts[p.ID]
+	if got.Status != Failed || !strings.Contains(got.Reason, "before the answer was typed") {
+		t.Errorf("it is %s (%s)", got.Status, got.Reason)
+	}
+	if s.q != nil {
+		t.Error("it is still in force")
+	}
+}
+
+// TestWriterLooksFirst: an answer is not written while output waits to be read, what is typed here always is; the gate is
+// told what became of its keys, and of nothing else.
+func TestWriterLooksFirst(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		unread int
+		err    error
+		answer bool
+		wrote  string
+		ends   bool // the gate
+		keys   bool // the gate still has them to write, or writes them later
+	}{
+		{"answer", 0, nil, true, "y", false, false},
+		{"answer, output waits", 5, nil, true, "", false, false},
+		{"answer, error", 0, io.ErrClosedPipe, true, "y", true, false},
+		{"typed here, output waits", 5, nil, false, "y", false, true},
+		{"typed here, error", 0, io.ErrClosedPipe, false, "y", false, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+			id := s.q.rec.ID
+			p := &ptyWriter{unread: c.unread, err: c.err}
+			s.pty = p
+			s.gate.keys, s.gate.after = []byte("y"), s.echo()
+			writes := make(chan write, 1)
+			w, ready := s.nextWrite()
+			if !ready || string(w.p) != "y" || !w.answer {
+				t.Fatalf("next is %q (%v)", w.p, ready)
+			}
+			w.answer = c.answer
+			s.handedOver(w)
+			if _, again := s.nextWrite(); again {
+				t.Error("a second write is handed over before the first is reported")
+			}
+			writes <- w
+			close(writes)
+			s.writePTY(writes)
+			for n := len(s.events); n > 0; n-- { // others report there too
+				(<-s.events)()
+			}
+			if p.wrote != c.wrote || s.inFlight {
+				t.Errorf("wrote %q, in flight %v", p.wrote, s.inFlight)
+			}
+			if c.ends {
+				r := storeView(t, s.st).Prompts[id]
+				if s.gate != nil || r.Status != Failed ||
+					!strings.Contains(r.Reason, "could not be typed") {
+					t.Errorf("it is %s (%s)", r.Status, r.Reason)
+				}
+				return
+			}
+			if s.gate == nil || (len(s.gate.keys) > 0) != c.keys ||
+				s.gate.wrote != (c.wrote != "" && c.answer) {
+				t.Errorf("gate %+v", s.gate)
+			}
+			moved := s.gate != nil && s.gate.phase == gateEcho
+			if moved != (c.wrote != "" && c.answer) {
+				t.Errorf("the gate moved on: %v", moved)
+			}
+		})
+	}
+}
+
+// ptyWriter is a terminal with so much output to read, that keeps what is written to it.
+type ptyWriter struct {
+	PTY
+	unread int
+	wrote  string
+	err    error
+}
+
+func (p *ptyWriter) Unread() int { return p.unread }
+
+func (p *ptyWriter) State() TTYState { return TTYState{ReadingYes, true, true} }
+
+func (p *ptyWriter) Write(b []byte) (int, error) {
+	p.wrote += string(b)
+	return len(b), p.err
+}
+
+// TestWriterTakesKeysFirst: what was typed here goes before the gate's keys, one write at a time.
+func TestWriterTakesKeysFirst(t *testing.T) {
+	s := &session{typing: []byte("a"), gate: &gate{keys: []byte("y")}}
+	w, ready := s.nextWrite()
+	if !ready || string(w.p) != "a" || w.answer {
+		t.Fatalf("%q %v %v", w.p, w.answer, ready)
+	}
+	s.handedOver(w)
+	if len(s.typing) > 0 || !s.inFlight {
+		t.Error("what is handed over is still there")
+	}
+	if _, ready := s.nextWrite(); ready {
+		t.Error("two writes at once")
+	}
+	s.inFlight = false
+	w, ready = s.nextWrite()
+	if !ready || string(w.p) != "y" || !w.answer {
+		t.Errorf("%q %v %v", w.p, w.answer, ready)
+	}
+	s.typing = []byte("b")
+	s.handedOver(w)
+	if string(s.typing) != "b" {
+		t.Error("handing over an answer drops what was typed here")
+	}
+	for _, s := range []*session{{}, {gate: &gate{}}} {
+		if _, ready := s.nextWrite(); ready {
+			t.Error("writes nothing")
+		}
+	}
+}
+
+// TestFinishTellsOfKeys: an answer counts as typed only where the program was written all of it before it ended: keys
+// that waited for the writer, and a write that failed, are told as not typed.
+func TestFinishTellsOfKeys(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		handed bool  // the writer has the keys
+		err    error // that it reports
+		want   State
+		why    string
+	}{
+		{"they wait for the writer", false, nil, Failed, "the program ended before the answer was typed"},
+		{"written", true, nil, Resolved, ""},
+		{"the write fails", true, io.ErrClosedPipe, Failed, "it could not be typed: io: read/write on closed pipe"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+			id := s.q.rec.ID
+			s.pty = &ptyEnded{ptyWriter{err: c.err}}
+			s.stop = func() {}
+			s.tg = newTelegram(s.cfg, s.st, s.log)
+			s.notes = io.Discard
+			s.rec.ExitCode = new(int)
+			s.gate.keys, s.gate.after = []byte("y"), s.echo()
+			if c.handed {
+				w, _ := s.nextWrite()
+				s.handedOver(w)
+				writes := make(chan write, 1)
+				writes <- w
+				close(writes)
+				go s.writePTY(writes)
+			}
+			s.finish()
+			got := storeView(t, s.st).Prompts[id]
+			if got.Status != c.want || got.Reason != c.why {
+				t.Errorf("it is %s (%s), want %s (%s)", got.Status, got.Reason, c.want, c.why)
+			}
+			n := strings.Count(auditText(t, s.st), `"REPLY_INJECTED"`)
+			if (n == 1) != (c.want == Resolved) {
+				t.Errorf("the audit log has it %d times as typed", n)
+			}
+		})
+	}
+}
+
+// ptyEnded is the terminal of a program that has ended.
+type ptyEnded struct {
+	ptyWriter
+}
+
+func (p *ptyEnded) Close() error { return nil }
+
+// auditText is all of the audit log.
+func auditText(t *testing.T, st *Store) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(st.Dir, "audit.log"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	after := regexp.MustCompile(`after (\d+) \[(.*)\]`)
-	for i := 1; i <= n; i++ {
-		if p := awaits(x, st, fmt.Sprintf("Q%d?", i), fmt.Sprintf("after %d [", i)); p != nil {
-			<-time.After(time.Duration(rand.IntN(500)) * time.Millisecond)
-			st.Decide(cliAnswer(p, "y"), time.Now())
+	return string(text)
+}
+
+// A session without a recording records nothing; one whose file cannot be written says so at its end.
+func TestSessionTellsOfItsRecording(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "r.cast")
+	s := &session{}
+	s.record(func(*castWriter) { t.Error("it records") })
+	if err := s.endRecording(time.Now()); err != nil {
+		t.Error(err)
+	}
+	_, err := startRecording(filepath.Join(path, "x"), "demo", Size{}, time.Now())
+	if err == nil || !strings.HasPrefix(err.Error(), "creating the recording: ") {
+		t.Error(err)
+	}
+	for _, closed := range []bool{false, true} {
+		r, err := startRecording(path, "demo", Size{Rows: 5, Cols: 40}, time.Now())
+		if err != nil {
+			t.Fatal(err)
 		}
-		x.sees(fmt.Sprintf("after %d [", i))
-		x.mu.Lock()
-		for _, m := range after.FindAllStringSubmatch(x.scr.Text(), -1) {
-			if m[2] != "" {
-				t.Errorf("after question %s came %q", m[1], m[2])
-			}
+		if closed {
+			r.file.Close()
 		}
-		x.mu.Unlock()
-	}
-	x.exits(0)
-}
-
-// ptyState is a terminal in a state, and nothing else.
-type ptyState struct {
-	PTY
-	state TTYState
-}
-
-func (p ptyState) State() TTYState { return p.state }
-
-func (p ptyState) Unread() int { return 0 }
-
-// bareSession is a session of the store that runs a tool, without a terminal.
-func bareSession(t *testing.T, st *Store, id, tool string) *session {
-	t.Helper()
-	return &session{
-		st:      st,
-		ch:      localChannel{},
-		log:     slog.New(slog.DiscardHandler),
-		adapter: adapterFor(tool),
-		ctx:     t.Context(),
-		cfg:     &Config{Timeout: time.Hour, PermissionTimeout: time.Hour},
-		events:  make(chan func(), 100),
-		rec:     *storeView(t, st).Sessions[id],
+		s.cast = r
+		s.record(func(c *castWriter) { c.event("i", "y", time.Now()) })
+		if err := s.endRecording(time.Now()); errors.Is(err, os.ErrClosed) != closed {
+			t.Errorf("with the file closed %v: %v", closed, err)
+		}
 	}
 }
 
-// gateBench is a session at the moment when the gate is to type value: the screen has asked, the store has the answer.
-func gateBench(t *testing.T, tool string, state TTYState, asked, value string) *session {
-	t.Helper()
-	st := storeAt(t, home(t, ""))
-	s := bareSession(t, st, storeSession(t, st), tool)
-	s.cfg.EchoWindow = time.Hour
-	s.cfg.FreeText = true
-	s.pty = ptyState{state: state}
-	s.det = newDetector(s.adapter, 24, 80, DetectOptions{})
-	s.det.Feed([]byte(asked), time.Now())
-	p := s.det.Look(state, time.Now())
-	if p == nil {
-		t.Fatalf("%q asks nothing", asked)
+// A scenario that cannot be captured is told in the log, and nothing else comes of it.
+func TestCaptureTellsWhatFails(t *testing.T) {
+	t.Setenv("ATLASBRIDGE_CAPTURE_PROMPTS", "1")
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
 	}
-	s.q = &question{screen: p}
-	s.create(s.q)
-	now, why, err := st.Decide(cliAnswer(&s.q.rec, value), time.Now())
-	if err != nil || why != "" {
-		t.Fatal(why, err)
+	for _, test := range []struct {
+		dir   string
+		fails bool
+	}{
+		{dir, false},
+		{file, true},
+	} {
+		var log bytes.Buffer
+		s := &session{
+			cfg: &Config{Dir: test.dir, Stuck: time.Second},
+			log: slog.New(slog.NewTextHandler(&log, nil)),
+			det: newDetector(adapterFor("x"), 5, 40, DetectOptions{}),
+			pty: ptyState{},
+			rec: SessionRecord{Tool: "x"},
+		}
+		s.det.Feed([]byte("Go? (y/n) "), time.Now())
+		s.capture(&Prompt{Type: YesNo})
+		captured, err := filepath.Glob(filepath.Join(test.dir, "captured_scenarios",
+			"x-yes_no-*.cast"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (log.Len() > 0) != test.fails || (len(captured) == 0) != test.fails {
+			t.Errorf("%s: captured %q, log %q", test.dir, captured, log.String())
+		}
 	}
-	s.handleRecord(&now)
-	s.questionStep()
-	if s.gate == nil {
-		t.Fatal("the gate is not to type")
-	}
-	return s
 }
 
-// typed is what the gate has typed since the last time; late: the time it gave the screen is over.
-func (s *session) typed(late bool) string {
-	if s.gate != nil && late {
-		s.gate.until = time.Now().Add(-time.Minute)
-	}
-	s.gateStep()
-	if s.gate == nil || len(s.gate.keys) == 0 {
-		return ""
-	}
-	keys := string(s.gate.keys)
-	s.gateWrote([]byte(keys), nil)
-	return keys
-}
-
-// shows has the tool paint a screen.
-func (s *session) shows(screen string) { s.det.Feed([]byte("\x1b[H\x1b[J"+screen), time.Now()) }
+// ---- main.go: gate ----
+// An answer is typed only where what was shown still stands.
 
 // TestGate breaks off wherever the screen is not what the next key is meant for: nothing more is typed then.
 func TestGate(t *testing.T) {
@@ -1318,23 +1152,105 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestAnswerRings: an answer from another terminal is told to the phone, with sound, and the question's message says
-// so.
-func TestAnswerRings(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	w, c, dir, _ := stageSession(t, "")
-	c.show("ask", "Continue? (y/n) ")
-	m := w.find("Continue?", yesButton)
-	p := promptOf(t, dir, "Continue?", func(p *PromptRecord) bool {
-		return p.Status == AwaitingReply
-	})
-	bridge(t, dir, "answer", shortID(p.ID), "y").exits(0)
-	c.reads("ask", "y\n")
-	w.where("the answer from elsewhere", func(m seen) bool {
-		return strings.Contains(m.text, "atlasbridge answer")
-	})
-	w.ended(m.id, regexp.MustCompile("with atlasbridge answer: Yes"))
+// TestGateFirstKey: each kind of question gets its own keys and no others; where somebody pressed a key for it, where a hook
+// asks it, or where a password is not known any more, none.
+func TestGateFirstKey(t *testing.T) {
+	reads, raw := TTYState{ReadingYes, true, true}, TTYState{ReadingYes, false, false}
+	dialog := "Bash command\r\n\r\n touch x\r\n\r\nDo you want to proceed?\r\n❯ 1. Yes\r\n  2. No\r\n\x1b[?25l"
+	same := "\x1b[?25lPick:\r\n❯ Red\r\n  Red\r\n  Blue\r\n"
+	for _, c := range []struct {
+		name, tool   string
+		state        TTYState
+		asked, value string
+		change       func(*session)
+		want, why    string
+	}{
+		{"enter", "x", reads, "Press Enter to continue", "enter", nil, "\r", ""},
+		{"text", "x", reads, "Your name: ", "Ada", nil, "Ada\r", ""},
+		{"text of two lines", "x", reads, "Your name: ", "A\nB", nil, "A B\r", ""},
+		{"no text", "x", reads, "Your name: ", enterAlone, nil, "\r", ""},
+		{"the word enter", "x", reads, "Your name: ", "enter", nil, "enter\r", ""},
+		{"a guess, enter", "x", reads, "something odd", "enter", nil, "\r", ""},
+		{"a guess, text", "x", reads, "something odd", "hello", nil, "hello\r", ""},
+		{"a guess, escape", "x", reads, "something odd", "esc", nil, "\x1b", ""},
+		{"a dialog, escape", "claude", raw, dialog, "esc", nil, "\x1b", ""},
+		{"the same words twice", "x", raw, same, "2", nil, "\x1b[B", ""},
+		{"a key was pressed", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.q.typedBy = "cli:local" }, "",
+			"somebody pressed a key"},
+		{"a hook's", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.q.screen = nil }, "",
+			"answered by the hook alone"},
+		{"a password", "x", reads, "Go? (y/n) ", "y", func(s *session) {
+			s.q.rec.Secret = true
+			s.st.secrets.Store(s.q.rec.ID, "pass\nword")
+		}, "pass word\r", ""},
+		{"a password, lost", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.q.rec.Secret = true }, "",
+			"not known any more"},
+		{"no such choice", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.gate.value = "q" }, "", "no choice q"},
+		{"writing", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.inFlight = true }, "", ""},
+		{"keys to write", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.typing = []byte("a") }, "", ""},
+		{"the program writes", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.unseen.Add(1) }, "",
+			"keeps writing"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := gateBench(t, c.tool, c.state, c.asked, c.value)
+			id := s.q.rec.ID
+			if c.change != nil {
+				c.change(s)
+			}
+			got := s.typed(c.want == "")
+			r := storeView(t, s.st).Prompts[id]
+			if got != c.want || c.why == "" && r.Status != ReplyReceived ||
+				c.why != "" && (r.Status != Failed || !strings.Contains(r.Reason, c.why)) {
+				t.Errorf("types %q, %s (%s); want %q %s", got, r.Status, r.Reason, c.want, c.why)
+			}
+			if _, left := s.st.TakeSecret(id); left && c.want != "" {
+				t.Error("the password is still there")
+			}
+		})
+	}
+}
+
+// TestGatePlace: a choice is found by its words wherever it stands; where they stand twice, only in the place where they
+// were shown.
+func TestGatePlace(t *testing.T) {
+	list := func(names ...string) *Prompt {
+		p := &Prompt{}
+		for _, name := range names {
+			p.Choices = append(p.Choices, Choice{Label: name})
+		}
+		return p
+	}
+	for _, c := range []struct {
+		shown, now *Prompt
+		i, want    int
+	}{
+		{list("a", "b", "c"), list("a", "b", "c"), 1, 1},
+		{list("a", "b", "c"), list("c", "b", "a"), 0, 2},
+		{list("a", "b", "c"), list("b", "c", "d"), 2, 1},
+		{list("a", "b", "c"), list("x", "y"), 1, -1},
+		{list("a", "b", "a"), list("a", "b", "a"), 2, 2},
+		{list("a", "b", "a"), list("a", "a", "b"), 2, -1},
+		{list("a", "b", "a"), list("a", "a"), 2, -1},
+		{list("a", "b"), list("a", "b", "b"), 1, -1},
+	} {
+		g := &gate{q: &question{screen: c.shown}}
+		if got := g.locate(c.now, c.i); got != c.want {
+			t.Errorf("%v in %v: %d, want %d", c.shown.Choices[c.i], labels(c.now.Choices), got,
+				c.want)
+		}
+	}
+}
+
+// TestGateKeepsItsKeys: keys on their way to the writer are neither replaced nor given up before it reports.
+func TestGateKeepsItsKeys(t *testing.T) {
+	s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+	s.gateStep()
+	s.shows("done\r\n")
+	s.gate.until = time.Now().Add(-time.Minute)
+	s.gateStep()
+	if s.gate == nil || string(s.gate.keys) != "y\r" {
+		t.Fatal("the gate ends while its keys are on their way")
+	}
 }
 
 // TestGateHeldBack: keys that were held back because output was waiting are typed once it has been looked at, each
@@ -1384,49 +1300,21 @@ func TestGateHeldBack(t *testing.T) {
 	}
 }
 
-// TestDraftIsWaitedFor: a text from the phone is not typed into a box that only looks empty because the tool has not
-// shown yet what somebody typed here; a draft that shows is put aside, what cannot be known is left alone.
-func TestDraftIsWaitedFor(t *testing.T) {
-	box := strings.Repeat("─", 80) + "❯\u00a0%s\r\n" + strings.Repeat("─", 80) + "\x1b[2;3H"
-	for _, c := range []struct {
-		name, keys, shows, want string
-		ago                     time.Duration // since the last key
-	}{
-		{"nobody types", "", "", "hello", time.Hour},
-		{"just now", "x", "", "", time.Second},
-		{"not shown yet", "half a dra", "", "", 5 * time.Second},
-		{"half of it", "half a dra", "half", "", 5 * time.Second},
-		{"all of it", "half a dra", "half a dra", "\x15", 5 * time.Second},
-		{"edited", "half\x7f", "hal", "\x15", 5 * time.Second},
-		{"edited, not shown yet", "half\x7f", "", "", 5 * time.Second},
-		{"sent", "half\r", "", "hello", 5 * time.Second},
-		{"sent, not taken", "half\r", "half", "\x15", 5 * time.Second},
-		{"long ago, for something else", "half", "", "hello", time.Minute},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := gateBench(t, "claude", TTYState{ReadingYes, false, false}, fmt.Sprintf(box, ""),
-				"x")
-			s.gate, s.q = nil, nil
-			s.noteDraft(c.keys)
-			s.lastKey = time.Now().Add(-c.ago)
-			s.shows(fmt.Sprintf(box, c.shows))
-			s.gate = newInputGate(&InputRecord{Text: "hello"})
-			if got := s.typed(false); got != c.want {
-				t.Errorf("types %q, want %q", got, c.want)
-			}
-		})
-	}
-}
-
-// TestGateKeepsItsKeys: keys on their way to the writer are neither replaced nor given up before it reports.
-func TestGateKeepsItsKeys(t *testing.T) {
+// TestGateLooksAgain: keys that the writer has not taken are not written after output has come: the gate looks again.
+func TestGateLooksAgain(t *testing.T) {
 	s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
 	s.gateStep()
-	s.shows("done\r\n")
-	s.gate.until = time.Now().Add(-time.Minute)
-	s.gateStep()
-	if s.gate == nil || string(s.gate.keys) != "y\r" {
-		t.Fatal("the gate ends while its keys are on their way")
+	if _, ready := s.nextWrite(); !ready {
+		t.Fatal("nothing is to be written")
+	}
+	s.tty = os.Stdin // replies are the host's
+	s.handleOutput([]byte("\r\nErase the disk? (y/n) "))
+	if w, ready := s.nextWrite(); ready {
+		t.Errorf("%q is written at what came", w.p)
+	}
+	s.unseen.Add(int64(len("\r\nErase the disk? (y/n) "))) // as the reader had counted it
+	if got := s.typed(true); got != "" || s.gate != nil {
+		t.Errorf("then %q is typed", got)
 	}
 }
 
@@ -1470,33 +1358,1763 @@ func TestGateTaken(t *testing.T) {
 	}
 }
 
-// TestGatePlace: a choice is found by its words wherever it stands; where they stand twice, only in the place where they
-// were shown.
-func TestGatePlace(t *testing.T) {
-	list := func(names ...string) *Prompt {
-		p := &Prompt{}
-		for _, name := range names {
-			p.Choices = append(p.Choices, Choice{Label: name})
+// TestGateAsksAnew: a question that could not be answered because somebody pressed a key, and that still stands, is
+// asked again as a new prompt; what is gone is not.
+func TestGateAsksAnew(t *testing.T) {
+	for _, stands := range []bool{true, false} {
+		s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+		s.q.typedBy = "cli:local"
+		if !stands {
+			s.shows("done\r\n")
 		}
-		return p
+		if got := s.typed(true); got != "" || s.gate != nil {
+			t.Fatalf("typed %q", got)
+		}
+		p := s.det.Tick(s.pty.State(), time.Now().Add(time.Second))
+		if (p != nil) != stands {
+			t.Errorf("it stands: %v, asked again: %v", stands, p != nil)
+		}
+	}
+}
+
+// TestGateInputBox: a text goes only into an empty box: a draft of one row is put aside and back again, any other is left
+// alone; Enter comes only when the text stands in the box, a second time when it stayed, and no third time.
+func TestGateInputBox(t *testing.T) {
+	raw := TTYState{ReadingYes, false, false}
+	box := func(draft string) string {
+		return strings.Repeat("─", 80) + "❯\u00a0" + draft + "\r\n" + strings.Repeat("─", 80) +
+			fmt.Sprintf("\x1b[2;%dH", 3+len(draft))
+	}
+	const keep = "keep" // the screen as it is
+	type step struct {
+		shows string
+		late  bool
+		want  string // what is typed; "!…": refused, for this reason; "done"
 	}
 	for _, c := range []struct {
-		shown, now *Prompt
-		i, want    int
+		name, text string
+		steps      []step
 	}{
-		{list("a", "b", "c"), list("a", "b", "c"), 1, 1},
-		{list("a", "b", "c"), list("c", "b", "a"), 0, 2},
-		{list("a", "b", "c"), list("b", "c", "d"), 2, 1},
-		{list("a", "b", "c"), list("x", "y"), 1, -1},
-		{list("a", "b", "a"), list("a", "b", "a"), 2, 2},
-		{list("a", "b", "a"), list("a", "a", "b"), 2, -1},
-		{list("a", "b", "a"), list("a", "a"), 2, -1},
-		{list("a", "b"), list("a", "b", "b"), 1, -1},
+		{"empty", "go on",
+			[]step{{box(""), false, "go on"}, {box("go on"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
+		{"draft", "go on",
+			[]step{{box("abc"), false, "\x15"}, {box(""), false, "go on"}, {box("go on"), true, "\r"},
+				{box(""), false, ""}, {keep, false, "abc"}, {keep, true, "done"}}},
+		{"draft that stays", "go on",
+			[]step{{box("abc"), false, "\x15"}, {keep, false, ""}, {keep, true, "!could not be put aside"}}},
+		{"draft of two rows", "go on",
+			[]step{{strings.Repeat("─", 80) + "❯\u00a0abc\r\n  def\r\n" + strings.Repeat("─", 80) + "\x1b[3;6H", true,
+				"!there is a draft"}}},
+		{"pasted draft", "go on", []step{{box("[Pasted text #1]"), true, "!there is a draft"}}},
+		{"a dialog", "go on",
+			[]step{{"Do you want to proceed?\r\n❯ 1. Yes\r\n  2. No\r\n\x1b[?25l", true, "!" + questionOpen}}},
+		{"not shown", "go on", []step{{box(""), false, "go on"}, {keep, true, "!does not show in the input box"}}},
+		{"not taken", "go on",
+			[]step{{box(""), false, "go on"}, {box("go on"), true, "\r"}, {keep, false, ""}, {keep, true, "\r"},
+				{keep, true, "!was not taken"}}},
+		{"slash", "/x", []step{{box(""), false, "\\/x"}}},
+		{"bang", "!x", []step{{box(""), false, " !x"}}},
+		{"hash", "#x", []step{{box(""), false, " #x"}}},
+		{"backslash", "x\\", []step{{box(""), false, "x\\ "}}},
+		{"plain", "x!", []step{{box(""), false, "x!"}}},
 	} {
-		g := &gate{q: &question{screen: c.shown}}
-		if got := g.locate(c.now, c.i); got != c.want {
-			t.Errorf("%v in %v: %d, want %d", c.shown.Choices[c.i], labels(c.now.Choices), got,
-				c.want)
+		t.Run(c.name, func(t *testing.T) {
+			s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+			s.q = nil
+			s.adapter = adapterFor("claude")
+			s.pty = ptyState{state: raw}
+			s.det = newDetector(s.adapter, 24, 80, DetectOptions{})
+			r := &InputRecord{
+				Head:      Head{ID: newID()},
+				SessionID: s.rec.ID,
+				Kind:      "text",
+				By:        "telegram:1001",
+				Text:      c.text,
+				Status:    "queued",
+			}
+			s.gate = newInputGate(r)
+			for i, step := range c.steps {
+				if step.shows != keep {
+					s.shows(step.shows)
+				}
+				if strings.HasPrefix(step.want, "!does not show") {
+					s.gate.until = time.Now().Add(-submitTime - time.Second)
+					s.gateStep()
+				}
+				keys := ""
+				if s.gate != nil {
+					keys = s.typed(step.late)
+				}
+				why, refused := strings.CutPrefix(step.want, "!")
+				now := storeView(t, s.st).Inputs[r.ID]
+				switch {
+				case refused:
+					if keys != "" || s.gate != nil || now == nil || now.Status != "refused" ||
+						!strings.Contains(now.Reason, why) {
+						t.Errorf("step %d: types %q, %+v", i, keys, now)
+					}
+				case step.want == "done":
+					if keys != "" || s.gate != nil || now == nil || now.Status != "done" {
+						t.Errorf("step %d: types %q, %+v", i, keys, now)
+					}
+				case keys != step.want || s.gate == nil || now != nil:
+					t.Fatalf("step %d: types %q, want %q; %+v", i, keys, step.want, now)
+				}
+			}
+		})
+	}
+}
+
+// TestTextMeetsAQuestion: Enter follows a text only while nothing is asked: a question that comes between the two is not
+// answered by it, wherever the text stands.
+func TestTextMeetsAQuestion(t *testing.T) {
+	line := TTYState{ReadingYes, true, true}
+	raw := TTYState{ReadingYes, false, false}
+	unknown := TTYState{ReadingUnknown, false, false}
+	menu := "Allow access?\r\n❯ 1. Yes\r\n  2. No\r\n"
+	for _, row := range []struct {
+		name  string
+		tty   TTYState
+		shows string
+		want  string
+	}{
+		{"echo", line, "$ go on", "\r"},
+		{"no echo", line, "$ ", "\r"},
+		{"menu below the text", raw, "go on\r\n" + menu + "\x1b[?25l", ""},
+		{"menu with the cursor at the text", raw, "go on\r\n" + menu + "\x1b[1;6H", ""},
+		{"menu that is not known for one", unknown, "go on\r\n" + strings.ReplaceAll(menu, "1. ", "") + "\x1b[?25l",
+			""},
+		{"yes or no", line, "$ go on\r\nDelete it? (y/n) ", ""},
+		{"yes or no in the same line", line, "$ go onDelete it? (y/n) ", ""},
+		{"name in the same line", line, "$ go onEnter the name of the branch: ", ""},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := gateBench(t, "x", line, "Go? (y/n) ", "y")
+			s.q = nil
+			s.det = newDetector(s.adapter, 24, 80, DetectOptions{})
+			s.shows("$ ")
+			s.gate = newInputGate(&InputRecord{
+				Head:      Head{ID: newID()},
+				SessionID: s.rec.ID,
+				Kind:      "text",
+				By:        "telegram:1001",
+				Text:      "go on",
+				Status:    "queued",
+			})
+			if keys := s.typed(false); keys != "go on" {
+				t.Fatalf("types %q", keys)
+			}
+			s.pty = ptyState{state: row.tty}
+			s.shows(row.shows)
+			if keys := s.typed(true); keys != row.want {
+				t.Errorf("then types %q", keys)
+			}
+		})
+	}
+}
+
+// TestDraftIsWaitedFor: a text from the phone is not typed into a box that only looks empty because the tool has not
+// shown yet what somebody typed here; a draft that shows is put aside, what cannot be known is left alone.
+func TestDraftIsWaitedFor(t *testing.T) {
+	box := strings.Repeat("─", 80) + "❯\u00a0%s\r\n" + strings.Repeat("─", 80) + "\x1b[2;3H"
+	for _, c := range []struct {
+		name, keys, shows, want string
+		ago                     time.Duration // since the last key
+	}{
+		{"nobody types", "", "", "hello", time.Hour},
+		{"just now", "x", "", "", time.Second},
+		{"not shown yet", "half a dra", "", "", 5 * time.Second},
+		{"half of it", "half a dra", "half", "", 5 * time.Second},
+		{"all of it", "half a dra", "half a dra", "\x15", 5 * time.Second},
+		{"edited", "half\x7f", "hal", "\x15", 5 * time.Second},
+		{"edited, not shown yet", "half\x7f", "", "", 5 * time.Second},
+		{"sent", "half\r", "", "hello", 5 * time.Second},
+		{"sent, not taken", "half\r", "half", "\x15", 5 * time.Second},
+		{"long ago, for something else", "half", "", "hello", time.Minute},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := gateBench(t, "claude", TTYState{ReadingYes, false, false}, fmt.Sprintf(box, ""),
+				"x")
+			s.gate, s.q = nil, nil
+			s.noteDraft(c.keys)
+			s.lastKey = time.Now().Add(-c.ago)
+			s.shows(fmt.Sprintf(box, c.shows))
+			s.gate = newInputGate(&InputRecord{Text: "hello"})
+			if got := s.typed(false); got != c.want {
+				t.Errorf("types %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// TestReleaseHeldKeys: keys typed at the question that was answered are dropped, and those of a moment after where
+// another question stands; all else is passed on, reports and the end of a pipe always.
+func TestReleaseHeldKeys(t *testing.T) {
+	now := time.Now()
+	left := now.Add(-time.Second)
+	for _, c := range []struct {
+		name   string
+		shows  string
+		at     time.Time
+		leftAt time.Time
+		wrote  bool
+		idle   bool
+		input  bool
+		keys   string
+		want   string
+	}{
+		{"before it left", "Delete all? (y/n) ", left.Add(-time.Millisecond), left, true, false, false, "y\r", ""},
+		{"never left", "Go? (y/n) ", now, time.Time{}, true, false, false, "y\r", ""},
+		{"just after, another asks", "Delete all? (y/n) ", left.Add(keyGrace / 2), left, true, false, false, "y\r", ""},
+		{"just after, nothing asks", "working\r\n", left.Add(keyGrace / 2), left, true, false, false, "y\r", "y\r"},
+		{"just after, a prompt of a shell", "$ ", left.Add(keyGrace / 2), left, true, false, false, "y\r", "y\r"},
+		{"later, another asks", "Delete all? (y/n) ", left.Add(2 * keyGrace), left, true, false, false, "y\r", "y\r"},
+		{"nothing of ours was written", "Go? (y/n) ", now, time.Time{}, false, false, false, "y\r", "y\r"},
+		{"an idle box", "$ ", now, time.Time{}, true, true, false, "y\r", "y\r"},
+		{"a text from the phone", "$ ", now, time.Time{}, true, false, true, "y\r", "y\r"},
+		{"a report", "Go? (y/n) ", now, time.Time{}, true, false, false, "\x1b[?62;c", "\x1b[?62;c"},
+		{"the end of a pipe", "Go? (y/n) ", now, time.Time{}, true, false, false, "", "\x04\x04"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+			g := s.gate
+			g.wrote, g.leftAt = c.wrote, c.leftAt
+			if c.idle {
+				g.q.rec.Idle = true
+			}
+			if c.input {
+				g.q = nil
+			}
+			s.handleKeys([]byte(c.keys))
+			if len(s.held) != 1 || len(s.typing) > 0 {
+				t.Fatal("not held")
+			}
+			s.held[0].at = c.at
+			s.shows(c.shows)
+			s.gate = nil
+			s.releaseKeys(g)
+			if string(s.typing) != c.want || len(s.held) > 0 {
+				t.Errorf("passed on %q, want %q", s.typing, c.want)
+			}
+		})
+	}
+}
+
+// ---- main.go: hook ----
+// A tool's own hook asks, and passes on what was decided.
+
+// TestLineDiff: a diff shows every line that goes and comes with two lines around it, and counts
+// them.
+func TestLineDiff(t *testing.T) {
+	for _, c := range []struct {
+		before, after, want string
+		plus, minus         int
+	}{
+		{"", "new\n", "+new", 1, 0},
+		{"old\n", "", "-old", 0, 1},
+		{"same\n", "same\n", " same", 0, 0},
+		{"a\nb\nc\nd\ne\nf\n", "a\nb\nc\nX\nY\ne\nf\n", " b\n c\n-d\n+X\n+Y\n e\n f", 2, 1},
+		{"a\na\n", "a\na\na\n", " a\n a\n+a", 1, 0},
+		{"x", "y", "-x\n+y", 1, 1},
+	} {
+		if diff, plus, minus := lineDiff(c.before, c.after); diff != c.want || plus != c.plus ||
+			minus != c.minus {
+			t.Errorf("%q → %q: %q +%d −%d, want %q +%d −%d", c.before, c.after, diff, plus, minus,
+				c.want, c.plus, c.minus)
+		}
+	}
+}
+
+// A call of megabytes is read in a moment, whatever its lines and arguments are.
+func TestLongCall(t *testing.T) {
+	const size = 3 << 20
+	lines := strings.Repeat("a line of the file that is written\n", size/35)
+	others := strings.Repeat("a line that differs from the other\n", size/35)
+	many := map[string]string{"command": "ls"}
+	for i := range size / 15 {
+		many[strconv.Itoa(i)] = "x"
+	}
+	for _, test := range []struct {
+		name, tool string
+		arguments  map[string]string
+	}{
+		{"written", "Write", map[string]string{"content": lines}},
+		{"one line", "Write", map[string]string{"content": strings.Repeat("x", size)}},
+		{"empty lines", "Write", map[string]string{"content": strings.Repeat("\n", size)}},
+		{"all changed", "Edit", map[string]string{"old_string": others, "new_string": lines}},
+		{"end changed", "Edit", map[string]string{"old_string": lines, "new_string": lines + "x"}},
+		{"every other line changed", "Edit", map[string]string{"old_string": strings.Repeat("a\nb\n", size/4),
+			"new_string": strings.Repeat("a\nc\n", size/4)}},
+		{"many arguments", "Bash", many},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			input, err := json.Marshal(test.arguments)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h := &hook{Tool: test.tool, Input: input}
+			begun := time.Now()
+			call := h.call()
+			if took := time.Since(begun); took > 20*time.Second {
+				t.Errorf("reading it took %s", took)
+			}
+			if call.full == "" {
+				t.Error("nothing is told of it")
+			}
+		})
+	}
+}
+
+// TestHookSettings merges ours into the user's, and takes the last --settings as the tool does.
+func TestHookSettings(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "s.json")
+	err := os.WriteFile(file, []byte(`{"model":"x","hooks":{"Stop":[{"hooks":[]}]}}`), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		args   []string
+		rest   []string
+		stops  int
+		model  any
+		leaves bool // what cannot be merged stays as it is
+	}{
+		{[]string{"-p", "hi"}, []string{"-p", "hi"}, 1, nil, false},
+		{[]string{"--settings", file, "-p"}, []string{"-p"}, 2, "x", false},
+		{[]string{"--settings", `{"model":"y"}`, "--settings=" + file}, nil, 2, "x", false},
+		{[]string{"--settings=" + file, "--settings", `{"model":"y"}`}, nil, 1, "y", false},
+		{[]string{"--", "--settings", file}, []string{"--", "--settings", file}, 1, nil, false},
+		{[]string{"--settings", "no-such-file"}, nil, 0, nil, true},
+		{[]string{"--settings", "{broken"}, nil, 0, nil, true},
+	} {
+		s := &session{
+			adapter: adapterFor("claude"),
+			cfg:     &Config{},
+			log:     slog.New(slog.DiscardHandler),
+		}
+		argv := s.installHooks(append([]string{"claude"}, test.args...))
+		if test.leaves {
+			if s.hooked || !slices.Equal(argv[1:], test.args) {
+				t.Errorf("%q became %q", test.args, argv)
+			}
+			continue
+		}
+		var got struct {
+			Model any
+			Hooks map[string][]any
+		}
+		if argv[1] != "--settings" || json.Unmarshal([]byte(argv[2]), &got) != nil || !s.hooked {
+			t.Fatalf("%q became %q", test.args, argv)
+		}
+		if len(got.Hooks["PermissionRequest"]) != 1 || len(got.Hooks["Stop"]) != test.stops ||
+			got.Model != test.model || !slices.Equal(argv[3:], test.rest) {
+			t.Errorf("%q became %q", test.args, argv)
+		}
+	}
+	s := &session{adapter: adapterFor("vim"), cfg: &Config{}}
+	if argv := s.installHooks([]string{"vim", "x"}); !slices.Equal(argv, []string{"vim", "x"}) {
+		t.Errorf("a tool without hooks gets %q", argv)
+	}
+}
+
+// TestHookDecisions: a hook allows only what was allowed, for good only what was offered, refuses what was refused or what
+// nobody answered, and says nothing of all else.
+func TestHookDecisions(t *testing.T) {
+	rule := json.RawMessage(`{"type":"setMode","mode":"acceptEdits","destination":"session"}`)
+	for _, c := range []struct {
+		name string
+		do   func(*Store, *PromptRecord)
+		want string // as JSON
+	}{
+		{"allow", hookDecides(hookAllow), `{"behavior":"allow"}`},
+		{"always", hookDecides(hookAlways), `{"behavior":"allow","updatedPermissions":[` + string(rule) + `]}`},
+		{"deny", hookDecides(hookDeny), `{"behavior":"deny","message":"The operator refused this."}`},
+		{"deny with a reason", hookDecides("deny:use make"), `{"behavior":"deny","message":"use make"}`},
+		{"expired", func(s *Store, p *PromptRecord) {
+			s.Move(p.ID, Expired, func(r *PromptRecord) {
+				r.Reason, r.ExpiresAt = "no answer", time.Now()
+			})
+		}, `{"behavior":"deny","message":"no answer"}`},
+		{"canceled", func(s *Store, p *PromptRecord) { s.Move(p.ID, Canceled, nil) }, `null`},
+		{"answered here", func(s *Store, p *PromptRecord) { s.Move(p.ID, Resolved, nil) }, `null`},
+		{"failed", func(s *Store, p *PromptRecord) { s.Move(p.ID, Failed, nil) }, `null`},
+		{"no value", func(s *Store, p *PromptRecord) { s.Move(p.ID, ReplyReceived, nil) }, `null`},
+		{"some other value", func(s *Store, p *PromptRecord) {
+			s.Move(p.ID, ReplyReceived, func(r *PromptRecord) { r.Value = ref("yes") })
+		}, `null`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, alive := range []bool{true, false} {
+				st := storeAt(t, home(t, ""))
+				session := storeSession(t, st)
+				if alive {
+					if _, err := st.HoldSession(session); err != nil {
+						t.Fatal(err)
+					}
+				}
+				h := &hook{
+					Tool:        "Bash",
+					Input:       json.RawMessage(`{"command":"ls"}`),
+					Suggestions: []json.RawMessage{rule},
+					st:          st,
+					session:     session,
+					life:        time.Hour,
+					release:     func() {},
+				}
+				if c.name == "expired" {
+					h.life = 0
+				}
+				asked := st.Follow(t.Context(), session, func() bool { return true })
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					for rec := range asked {
+						if p, ok := rec.(*PromptRecord); ok && p.Status == Created {
+							c.do(st, p)
+							return
+						}
+					}
+				}()
+				decision, err := h.permission(t.Context())
+				<-done
+				got, _ := json.Marshal(decision) // strings and what was JSON: cannot fail
+				want := c.want
+				if !alive {
+					want = "null"
+				}
+				if err != nil || string(got) != want {
+					t.Errorf("session alive %v: %s, want %s (%v)", alive, got, want, err)
+				}
+				if !st.Alive(h.last) {
+					t.Error("its lock is free before the answer is passed on")
+				}
+				h.release()
+			}
+		})
+	}
+}
+
+// hookDecides gives a question this answer.
+func hookDecides(value string) func(*Store, *PromptRecord) {
+	return func(s *Store, p *PromptRecord) {
+		s.Decide(Decision{
+			PromptID: p.ID,
+			Value:    value,
+			By:       "cli:answer",
+			Trusted:  true,
+		}, time.Now())
+	}
+}
+
+// TestNextHookByArrival: of the hooks that wait, the next is the one that asked first; of two that asked in the same
+// moment, the one that was recorded first.
+func TestNextHookByArrival(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		name string
+		asks []time.Duration // when each asks, in the order in which they are recorded
+		want []int           // the order in which they come into force
+	}{
+		{"one after the other", []time.Duration{0, 1, 2, 3}, []int{0, 1, 2, 3}},
+		{"recorded later than asked", []time.Duration{0, 3, 2, 1}, []int{0, 3, 2, 1}},
+		{"in the same moment", []time.Duration{0, 0, 0, 0}, []int{0, 1, 2, 3}},
+		{"two in the same moment", []time.Duration{0, 5, 1, 5}, []int{0, 2, 1, 3}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, _, _ := hookBench(t)
+			var ids []string
+			for i, at := range c.asks {
+				p := storePrompt(t, s.st, s.rec.ID, Created, func(p *PromptRecord) {
+					p.Source = "hook"
+					p.Tool = "Bash"
+					p.Subject = fmt.Sprint("touch ", i)
+					p.CreatedAt = now.Add(at * time.Millisecond)
+				})
+				ids = append(ids, p.ID)
+				s.handleRecord(p)
+			}
+			var got []int
+			for range c.asks {
+				got = append(got, slices.Index(ids, s.q.rec.ID))
+				s.end(s.q, Canceled, "the next")
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("in force in the order %v, want %v", got, c.want)
+			}
+		})
+	}
+}
+
+// TestHookOwnsItsDialog: a dialog is the hook's that asks for just that call, whichever came first; another's, an idle box
+// and a key that answers nothing change nothing for it.
+func TestHookOwnsItsDialog(t *testing.T) {
+	s, hooks, _ := hookBench(t, "touch a", "touch b")
+	if len(s.hooks) != 2 || s.q != hooks[0] || s.hooks[0] != hooks[0] {
+		t.Fatal("not in the order they came")
+	}
+	s.takeUp(s.dialogOf("touch b"))
+	if hooks[0].dialog != nil || hooks[1].dialog == nil || s.q != hooks[0] {
+		t.Error("the dialog is not the second's")
+	}
+	s.inject("\x1b[A", "cli:local")
+	s.inject("1", "")
+	if hooks[1].typedBy != "" {
+		t.Error("an arrow, or a report, answers")
+	}
+	s.inject("1", "cli:local")
+	if hooks[1].typedBy != "cli:local" || s.namedBy != "cli:local" {
+		t.Error("a key at its dialog is not known")
+	}
+	hooks[0].typedBy = ""
+	s.q = hooks[1]
+	s.inject("1", "telegram:1001")
+	if hooks[0].typedBy != "" || hooks[1].typedBy != "telegram:1001" {
+		t.Error("a key is taken for a question whose dialog does not stand")
+	}
+	s.q = hooks[0]
+	s.endSeen(nil)
+	if hooks[1].dialog != nil || hooks[1].goneAt.IsZero() || !hooks[0].goneAt.IsZero() ||
+		s.q != hooks[0] {
+		t.Error("the dialog has left, and only that")
+	}
+	s.takeUp(s.dialogOf("touch b"))
+	if !hooks[1].goneAt.IsZero() {
+		t.Error("the dialog is back")
+	}
+	for _, other := range []string{"touch c", "touch b2", "touch"} {
+		if h := s.hookOf(s.dialogOf(other)); h != nil {
+			t.Errorf("the dialog of %q is taken for that of %q", other, h.rec.Subject)
+		}
+	}
+	s.named = ":" + squeezed("touch a")
+	if s.hookOf(s.dialogOf("something long")) != hooks[0] || s.hookOf(&Prompt{Idle: true}) != nil {
+		t.Error("what the tool names")
+	}
+}
+
+// dialogOf is what the screen asks about a command.
+func (s *session) dialogOf(command string) *Prompt {
+	s.shows(claudeDialog(command))
+	return s.det.Look(TTYState{ReadingYes, false, false}, time.Now())
+}
+
+// TestHookAndScreen: what the screen asked of the same call gives way to the hook while nobody was told, else the hook
+// leaves it to the dialog; an idle box ends, another screen question waits; a hook that is over already is not taken up.
+func TestHookAndScreen(t *testing.T) {
+	for _, c := range []struct {
+		name, screen string
+		told         bool
+		want         State  // of the hook's question
+		force        string // what is in force then: hook, screen
+	}{
+		{"same, untold", "touch a", false, Created, "hook"},
+		{"same, told", "touch a", true, Canceled, "screen"},
+		{"another, untold", "touch b", false, Created, "hook"},
+		{"another, told", "touch b", true, Created, "screen"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, _, _ := hookBench(t)
+			p := s.dialogOf(c.screen)
+			s.seen, s.q = p, &question{screen: p}
+			if c.told && !s.create(s.q) {
+				t.Fatal("not stored")
+			}
+			before := s.q
+			rec := storePrompt(t, s.st, s.rec.ID, Created, func(p *PromptRecord) {
+				p.Source = "hook"
+				p.Tool = "Bash"
+				p.Subject = "touch a"
+				p.Permission = true
+			})
+			s.handleRecord(rec)
+			h := s.byID(rec.ID)
+			if got := storeView(t, s.st).Prompts[rec.ID]; got.Status != c.want {
+				t.Errorf("the hook's is %s", got.Status)
+			}
+			if force := s.q == before; force != (c.force == "screen") || !force && s.q != h {
+				t.Errorf("in force is %+v", s.q)
+			}
+			if h != nil && (h.dialog != nil) != (c.screen == "touch a") {
+				t.Errorf("its dialog stands: %v", h.dialog != nil)
+			}
+		})
+	}
+	s, _, _ := hookBench(t)
+	s.q = &question{rec: PromptRecord{
+		Head:   Head{ID: newID()},
+		Status: AwaitingReply,
+		Prompt: Prompt{Idle: true},
+	}, screen: &Prompt{Idle: true}}
+	idle := s.q
+	over := storePrompt(t, s.st, s.rec.ID, Canceled, func(p *PromptRecord) {
+		p.Source = "hook"
+		p.Tool = "Bash"
+		p.Subject = "touch z"
+	})
+	late := *over
+	late.Status = Created // as it was told, late
+	s.handleRecord(&late)
+	if len(s.hooks) > 0 || s.q != idle {
+		t.Error("a hook's question that is over is taken up")
+	}
+	rec := storePrompt(t, s.st, s.rec.ID, Created, func(p *PromptRecord) {
+		p.Source = "hook"
+		p.Tool = "Bash"
+		p.Subject = "touch a"
+	})
+	s.handleRecord(rec)
+	if s.q == nil || s.q.rec.ID != rec.ID {
+		t.Error("an idle box stays in force while the tool asks")
+	}
+}
+
+// TestNamedDialogsEnd: a dialog that the tool named and that is over ends the first question of those words that was asked
+// before and still stands, with who pressed a key for it; what names nobody is forgotten in time.
+func TestNamedDialogsEnd(t *testing.T) {
+	now := time.Now()
+	later := now.Add(time.Second)
+	for _, c := range []struct {
+		name  string
+		over  overDialog
+		ended int // which hook's dialog is gone, −1 none
+		keeps bool
+	}{
+		{"first", overDialog{":toucha", later, "cli:local"}, 0, false},
+		{"second", overDialog{":touchb", later, ""}, 1, false},
+		{"nobody's", overDialog{":touchc", now, ""}, -1, true},
+		{"asked since", overDialog{":toucha", now.Add(-time.Second), ""}, -1, true},
+		{"long over", overDialog{":touchc", now.Add(-time.Minute), ""}, -1, false},
+		{"no words", overDialog{"", now, ""}, -1, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, hooks, _ := hookBench(t, "touch a", "touch b")
+			s.over = []overDialog{c.over}
+			s.endOver()
+			for i, h := range hooks {
+				gone := !h.goneAt.IsZero()
+				if gone != (i == c.ended) || gone && h.typedBy != c.over.by {
+					t.Errorf("dialog %d gone %v by %q", i, gone, h.typedBy)
+				}
+			}
+			if (len(s.over) > 0) != c.keeps {
+				t.Errorf("kept %v", len(s.over) > 0)
+			}
+		})
+	}
+	if (&question{}).namedIn("approve Bash:") {
+		t.Error("a question without a subject is named")
+	}
+}
+
+// TestNameOfTheNextDialog: a dialog that still stands when the tool names the next one is not taken for that: the next
+// one's hook waits on when it goes.
+func TestNameOfTheNextDialog(t *testing.T) {
+	named := func(command string) ProgramStatus {
+		return ProgramStatus{
+			State: "blocked",
+			App:   "claude-code",
+			Kind:  "permission",
+			Msg:   "approve Bash: " + command,
+		}
+	}
+	for _, row := range []struct {
+		name   string
+		before string // named while the dialog came
+		mine   bool
+	}{
+		{"the next is named", "touch a", false},
+		{"named after it was painted", "", true},
+		{"named before it was painted", "touch b", true},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s, hooks, _ := hookBench(t, "touch b")
+			if row.before != "" {
+				s.handleStatus(named(row.before))
+			}
+			s.shows(claudeDialog("touch a"))
+			s.seen = s.det.Look(TTYState{ReadingYes, false, false}, time.Now())
+			s.seenAs = s.named
+			s.handleStatus(named("touch b"))
+			if got := s.hookOf(s.seen) == hooks[0]; got != row.mine {
+				t.Errorf("taken for its dialog: %v", got)
+			}
+		})
+	}
+}
+
+// TestHooksEnd: a hook's question ends when its dialog has been gone for a second, when the tool says for long that it asks
+// nothing, when its time is over unasked, or when its process is; not before, and never once it is decided.
+func TestHooksEnd(t *testing.T) {
+	long := time.Now().Add(-time.Minute)
+	answer := func(s *session, h *question) {
+		_, why, err := s.st.Decide(Decision{
+			PromptID: h.rec.ID,
+			Value:    hookAllow,
+			By:       "cli:answer",
+			Trusted:  true,
+		}, time.Now())
+		if why != "" || err != nil {
+			panic(fmt.Sprint(why, err))
+		}
+		v, _ := s.st.View()
+		h.rec = *v.Prompts[h.rec.ID]
+	}
+	blocked := "\x1b]7501;state=blocked:app=claude-code\a"
+	working := "\x1b]7501;state=working:app=claude-code\a"
+	for _, c := range []struct {
+		name   string
+		change func(s *session, h *question, unlock func())
+		want   State
+		why    string
+	}{
+		{"as it was", func(*session, *question, func()) {}, Created, ""},
+		{"gone just now", func(_ *session, h *question, _ func()) { h.goneAt = time.Now() }, Created, ""},
+		{"gone", func(_ *session, h *question, _ func()) { h.goneAt = long }, Canceled, "answered in the terminal"},
+		{"gone, decided", func(s *session, h *question, _ func()) {
+			answer(s, h)
+			h.goneAt = long
+		}, ReplyReceived, ""},
+		{"gone, a key", func(_ *session, h *question, _ func()) { h.goneAt, h.typedBy = long, "cli:local" }, Resolved,
+			""},
+		{"works for long", func(s *session, h *question, _ func()) {
+			s.det.Feed([]byte(working), time.Now())
+			s.calm, h.rec.CreatedAt = long, long
+		}, Canceled, "answered in the terminal"},
+		{"works for long, came just now", func(s *session, _ *question, _ func()) {
+			s.det.Feed([]byte(working), time.Now())
+			s.calm = long
+		}, Created, ""},
+		{"works since now", func(s *session, h *question, _ func()) {
+			s.det.Feed([]byte(working), time.Now())
+			h.rec.CreatedAt = long
+		}, Created, ""},
+		{"asks", func(s *session, h *question, _ func()) {
+			s.det.Feed([]byte(blocked), time.Now())
+			s.calm, h.rec.CreatedAt = long, long
+		}, Created, ""},
+		{"never spoke", func(s *session, h *question, _ func()) { s.calm, h.rec.CreatedAt = long, long }, Created, ""},
+		{"hook gone, not looked at", func(_ *session, _ *question, unlock func()) { unlock() }, Created, ""},
+		{"hook gone", func(_ *session, h *question, unlock func()) {
+			unlock()
+			h.checkAt = long
+		}, Canceled, "gave up its question"},
+		{"hook gone, decided", func(s *session, h *question, unlock func()) {
+			answer(s, h)
+			unlock()
+			h.checkAt = long
+		}, Failed, "before it passed the answer on"},
+		{"hook lives", func(_ *session, h *question, _ func()) { h.checkAt = long }, Created, ""},
+		{"time over, in force", func(_ *session, h *question, _ func()) { h.rec.ExpiresAt = long }, Created, ""},
+		{"time over, unasked", func(s *session, h *question, _ func()) { h.rec.ExpiresAt, s.q = long, &question{} },
+			Canceled, "before it could be asked"},
+		{"little time left, unasked", func(s *session, h *question, _ func()) {
+			h.rec.CreatedAt = time.Now().Add(-80 * time.Second)
+			h.rec.ExpiresAt = time.Now().Add(20 * time.Second)
+			s.q = &question{}
+		}, Canceled, "before it could be asked"},
+		{"little time left, in force", func(_ *session, h *question, _ func()) {
+			h.rec.CreatedAt = time.Now().Add(-80 * time.Second)
+			h.rec.ExpiresAt = time.Now().Add(20 * time.Second)
+		}, Created, ""},
+		{"time left, unasked", func(s *session, h *question, _ func()) {
+			h.rec.CreatedAt = time.Now().Add(-50 * time.Second)
+			h.rec.ExpiresAt = time.Now().Add(50 * time.Second)
+			s.q = &question{}
+		}, Created, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, hooks, unlock := hookBench(t, "touch a")
+			h := hooks[0]
+			c.change(s, h, unlock[0])
+			s.hookStep()
+			got := storeView(t, s.st).Prompts[h.rec.ID]
+			if got.Status != c.want || !strings.Contains(got.Reason, c.why) {
+				t.Errorf("it is %s (%s), want %s (%s)", got.Status, got.Reason, c.want, c.why)
+			}
+			if ended := !slices.Contains(s.hooks, h); ended != got.Status.ended() {
+				t.Errorf("taken out: %v", ended)
+			}
+			if c.want == Resolved && (got.DecidedBy == nil || *got.DecidedBy != "cli:local") {
+				t.Errorf("by %v", got.DecidedBy)
+			}
+		})
+	}
+}
+
+// ---- detect.go: screen ----
+// Bytes become cells as in a terminal, wherever they are cut.
+
+// Each row is fed whole, and in two parts at every cut (charm's ✳ lost its end in just that way), and byte by byte.
+func TestScreenGolden(t *testing.T) {
+	for _, g := range screenGolden {
+		t.Run(g.name, func(t *testing.T) {
+			for cut := range g.in {
+				s := newScreen(5, 10)
+				s.Write([]byte(g.in[:cut]))
+				s.Write([]byte(g.in[cut:]))
+				if got := screenShown(s); got != g.want {
+					t.Errorf("cut at %d: %q shows %q, want %q", cut, g.in, got, g.want)
+					break
+				}
+			}
+			s := newScreen(5, 10)
+			for i := range len(g.in) {
+				s.Write([]byte{g.in[i]})
+			}
+			if got := screenShown(s); got != g.want {
+				t.Errorf("by bytes: %q shows %q, want %q", g.in, got, g.want)
+			}
+		})
+	}
+}
+
+// screenGolden: what is written to a screen of 5 rows × 10 columns, and what it then shows. "|" ends a row; "@r,c"
+// is the cursor.
+var screenGolden = []struct{ name, in, want string }{
+	{"text", "hello\r\nworld", "hello|world @1,5"},
+	{"lf keeps column", "ab\ncd", "ab|  cd @1,4"},
+	{"pending wrap", "0123456789", "0123456789 @0,9"},
+	{"wrap", "0123456789a", "0123456789|a @1,1"},
+	{"pending wrap, cr", "0123456789\rX", "X123456789 @0,1"},
+	{"no autowrap", "\x1b[?7l0123456789abc", "012345678c @0,9"},
+	{"autowrap again", "\x1b[?7l0123456789abc\x1b[?7hd", "012345678d @0,9"},
+	{"scroll", "1\r\n2\r\n3\r\n4\r\n5\r\n6", "2|3|4|5|6 @4,1"},
+	{"cup", "\x1b[2;3Hx\x1b[Hy\x1b[;5Hz", "y   z|  x @0,5"},
+	{"cup far away", "\x1b[99;99Hx", "||||         x @4,9"},
+	{"huge parameter", "\x1b[99999999999999999999;1Hx", "||||x @4,1"},
+	{"empty parameter is the default", "\x1b[;3Hx\x1b[3;Hy", "  x||y @2,1"},
+	{"relative", "\x1b[3;3H\x1b[AA\x1b[BB\x1b[2CC\x1b[9DD", "|  A|D  B  C @2,1"},
+	{"cnl cpl cha vpa", "\x1b[2;5H\x1b[Ea\x1b[2Fb\x1b[4Gc\x1b[4dd", "b  c||a|    d @3,5"},
+	{"backspace", "abc\b\bX", "aXc @0,2"},
+	{"ed 0", "aaa\r\nbbb\r\nccc\x1b[2;2H\x1b[J", "aaa|b @1,1"},
+	{"ed 1", "aaa\r\nbbb\r\nccc\x1b[2;2H\x1b[1J", "|  b|ccc @1,1"},
+	{"ed 1 on row 1", "aaa\r\nbbb\x1b[1;2H\x1b[1J", "  a|bbb @0,1"},
+	{"ed 2", "aaa\r\nbbb\x1b[2J", " @1,3"},
+	{"el", "abcdef\x1b[3G\x1b[K\r\nabcdef\x1b[3G\x1b[1K\r\nabcdef\x1b[2K", "ab|   def @2,6"},
+	{"ech", "abcdef\x1b[2G\x1b[3X", "a   ef @0,1"},
+	{"ich dch", "abcdef\x1b[2G\x1b[2@\r\nabcdef\x1b[2G\x1b[2P", "a  bcdef|adef @1,1"},
+	{"dch of a half", "中0P\r\x1b[2G\x1b[P", " 0P @0,1"},
+	{"dch with wide at the margin", "01234567中\r\x1b[P", "1234567中 @0,0"},
+	{"ich pushes half out", "01234567中\r\x1b[@", " 01234567 @0,0"},
+	{"ich pushes out", "0123456789\x1b[5G\x1b[3@", "0123   456 @0,4"},
+	{"il dl", "1\r\n2\r\n3\r\n4\r\n5\x1b[2H\x1b[2L", "1|||2|3 @1,0"},
+	{"dl", "1\r\n2\r\n3\r\n4\r\n5\x1b[2H\x1b[2M", "1|4|5 @1,0"},
+	{"rep", "ab\x1b[3b", "abbbb @0,5"},
+	{"region", "1\r\n2\r\n3\r\n4\r\n5\x1b[2;4r\x1b[4H\nx", "1|3|4|x|5 @3,1"},
+	{"region, ri", "1\r\n2\r\n3\r\n4\r\n5\x1b[2;4r\x1b[2H\x1bMx", "1|x|2|3|5 @1,1"},
+	{"region, il", "1\r\n2\r\n3\r\n4\r\n5\x1b[2;4r\x1b[3H\x1b[L", "1|2||3|5 @2,0"},
+	{"region, su sd", "1\r\n2\r\n3\r\n4\r\n5\x1b[2;4r\x1b[S\x1b[2T", "1|||3|5 @0,0"},
+	{"below the region nothing scrolls", "\x1b[1;2r\x1b[5Ha\nb", "||||ab @4,2"},
+	{"bad region", "\x1b[3;2rx", "x @0,1"},
+	{"cud stops at the margin", "\x1b[2;3r\x1b[2H\x1b[9Bx", "||x @2,1"},
+	{"ind nel ri", "a\x1bDb\x1bEc\x1bM\x1bMd", "ad| b|c @0,2"},
+	{"ri at the top", "1\r\n2\x1b[H\x1bM", "|1|2 @0,0"},
+	{"tabs", "a\tb\tc", "a       bc @0,9"},
+	{"tabs back", "\x1b[20Gx\x1b[Zy\x1b[2Zz\x1b[Iu", "z       ux @0,9"},
+	{"decsc", "ab\x1b7\x1b[4;4Hx\x1b8c", "abc|||   x @0,3"},
+	{"sco", "ab\x1b[s\x1b[4;4Hx\x1b[uc", "abc|||   x @0,3"},
+	{"decsc keeps the set", "\x1b(0\x1b7\x1b(B\x1b8q", "─ @0,1"},
+	{"alternate", "ab\x1b[?1049hxy\x1b[?1049lc", "abc @0,3"},
+	{"alternate is blank", "\x1b[?1049hxy\x1b[?1049l\x1b[?1049hz", "z @0,1"},
+	{"alternate 47", "ab\x1b[?47h\x1b[3Hxy", "||xy @2,2"},
+	{"graphics", "\x1b(0lqk\x1b(Blqk", "┌─┐lqk @0,6"},
+	{"g1", "\x1b)0\x0eqx\x0fqx", "─│qx @0,4"},
+	{"ris", "abc\x1b[2;3r\x1b[?6h\x1b[4h\x1bcx", "x @0,1"},
+	{"wide", "中文x", "中文x @0,5"},
+	{"wide at the margin", "123456789中", "123456789|中 @1,2"},
+	{"half overwritten", "中文\x1b[2Gx", " x文 @0,2"},
+	{"other half overwritten", "中文\x1b[3Gx", "中x @0,3"},
+	{"wide erased in the middle", "中文\x1b[2G\x1b[K", " @0,1"},
+	{"combining", "e\u0301x", "e\u0301x @0,2"},
+	{"combining at the margin", "012345678e\u0301", "012345678e\u0301 @0,9"},
+	{"mark without a letter", "\u0301x", "x @0,1"},
+	{"joiner", "👩\u200d🚀x", "👩\u200d🚀x @0,3"},
+	{"selector", "❤\ufe0fx", "❤\ufe0fx @0,2"},
+	{"c1 as utf-8", "a\u009bb", "ab @0,2"},
+	{"c1 as a byte is a broken character", "a\x9b1mb", "a\ufffd1mb @0,5"},
+	{"broken utf-8", "a\xe2\x82(b\xc0c", "a\ufffd\ufffd(b\ufffdc @0,7"},
+	{"broken by escape", "a\xe2\x82\x1b[1mb", "a\ufffd\ufffdb @0,4"},
+	{"✳ in a title holds 0x9c", "\x1b]0;✳ x\x1b\\a", "a @0,1"},
+	{"osc and st", "a\x1b]0;t\x1b\\b\x1b]0;t\ac", "abc @0,3"},
+	{"can and sub end strings", "a\x1b]0;t\x18b\x1bPxx\x1ac", "abc @0,3"},
+	{"other strings", "a\x1bPq\x07x\x1b\\b\x1b_G\x1b\\c\x1b^p\x1b\\d\x1bXs\x1b\\e\x1bkt\x1b\\f", "abcdef @0,6"},
+	{"escape ends a string", "a\x1b]0;t\x1b[3Cb", "a   b @0,5"},
+	{"can ends a sequence", "a\x1b[3\x18Cb", "aCb @0,3"},
+	{"control inside a sequence", "a\x1b[\n3Cb", "a|    b @1,5"},
+	{"unknown is ignored", "a\x1b[?99;1;2ub\x1b[1 zc\x1b[<1Md\x1b%Ge\x1b[1<5mf", "abcdef @0,6"},
+}
+
+// screenShown is a screen in one line, with the cursor.
+func screenShown(s *Screen) string {
+	row, col, _ := s.Cursor()
+	return fmt.Sprintf("%s @%d,%d", strings.ReplaceAll(s.Text(), "\n", "|"), row, col)
+}
+
+// TestScreenAttributes: of SGR the colours, dim and reverse are kept, and what is not known changes
+// nothing.
+func TestScreenAttributes(t *testing.T) {
+	plain := Attr{FG: -1, BG: -1}
+	with := func(f func(*Attr)) Attr {
+		a := plain
+		f(&a)
+		return a
+	}
+	for in, want := range map[string]Attr{
+		"":                                   plain,
+		"\x1b[1;4;7;2m":                      {Dim: true, Reverse: true, FG: -1, BG: -1},
+		"\x1b[1;2;4;7m\x1b[22;24;27m":        plain,
+		"\x1b[1;31m\x1b[m":                   plain,
+		"\x1b[31;47m":                        with(func(a *Attr) { a.FG, a.BG = 1, 7 }),
+		"\x1b[91;107m":                       with(func(a *Attr) { a.FG, a.BG = 9, 15 }),
+		"\x1b[31;42m\x1b[39;49m":             plain,
+		"\x1b[38;5;246;2m":                   with(func(a *Attr) { a.FG, a.Dim = 246, true }),
+		"\x1b[48;2;1;2;3;7m":                 with(func(a *Attr) { a.BG, a.Reverse = 1<<24|0x010203, true }),
+		"\x1b[58;5;1;2m":                     with(func(a *Attr) { a.Dim = true }),
+		"\x1b[4:3m":                          plain, // not known
+		"\x1b[38;5m":                         plain,
+		"\x1b[38;2;1m":                       plain,
+		"\x1b[>4;1m\x1b[?4m":                 plain,
+		"\x1b[8;28;29;38;48m":                plain,
+		"\x1b[18;2;1;2;3;98;99;108;109;999m": {Dim: true, FG: -1, BG: -1},
+	} {
+		s := newScreen(2, 10)
+		s.Write([]byte(in + "x"))
+		if a := s.attr(0, 0); s.Row(0) != "x" || a != want {
+			t.Errorf("attr after %q = %+v of %q, want %+v", in, a, s.Row(0), want)
+		}
+	}
+	s := newScreen(2, 10)
+	s.Write([]byte("中e\u0301\x1b[44m\x1b[K"))
+	for c, want := range []rune{'中', 0, 'e', 0} {
+		if r := s.grid[0].cells[c].ch; r != want {
+			t.Errorf("the character at 0, %d is %q, want %q", c, r, want)
+		}
+	}
+	if a := s.attr(7, 9); a != plain {
+		t.Errorf("outside of the screen: %+v", a)
+	}
+}
+
+// TestScreenReports: what a program says of itself in OSC 7501, titles and modes is read wherever
+// it is cut, and never shown.
+func TestScreenReports(t *testing.T) {
+	for _, c := range []struct {
+		in   string
+		want ProgramStatus
+	}{
+		{"\x1b]7501;state=idle:app=claude-code\x1b\\", ProgramStatus{State: "idle", App: "claude-code"}},
+		{"\x1b]7501;state=working:app=codex\a\x1b]7501;state=working:app=codex\a", ProgramStatus{State: "working",
+			App: "codex"}},
+		{"\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=YXBwcm92ZSBCYXNoOiBscw==\x1b\\",
+			ProgramStatus{State: "blocked", App: "claude-code", Kind: "permission", Msg: "approve Bash: ls"}},
+		{"\x1b]7501;state=blocked:msg=YXBwcm92ZSBCYXNoOiBscw\a",
+			ProgramStatus{State: "blocked", Msg: "approve Bash: ls"}},
+		{"\x1b]7501;state=blocked:msg=***\a", ProgramStatus{State: "blocked"}},
+		{"\x1b]7501;?\a\x1b]7501;\a\x1b]7501\a", ProgramStatus{}},
+		{"\x1b]9;n\a\x1b]7501;state=done\a", ProgramStatus{State: "done"}},
+	} {
+		for cut := range c.in {
+			s := newScreen(5, 40)
+			s.Write([]byte(c.in[:cut]))
+			s.Write([]byte(c.in[cut:]))
+			if got := s.Status(); got != c.want {
+				t.Errorf("Status after %q, cut at %d = %+v, want %+v", c.in, cut, got, c.want)
+			}
+			if s.Text() != "" {
+				t.Errorf("%q shows %q", c.in, s.Text())
+			}
+		}
+	}
+	s := newScreen(5, 40)
+	s.Write([]byte("\x1b]2;other\x1b\\\x1b]0;✳ Claude Code\a\x1b[?2004h\x1b[?1h\x1b[?25l\x1b[?1049h"))
+	_, _, hidden := s.Cursor()
+	if s.Title() != "✳ Claude Code" || !s.BracketedPaste() || !s.AppCursorKeys() ||
+		!hidden || !s.AltScreen() {
+		t.Errorf("title %q, paste %v, keys %v, hidden %v, alternate %v", s.Title(),
+			s.BracketedPaste(), s.AppCursorKeys(), hidden, s.AltScreen())
+	}
+}
+
+// TestScreenReplies: a query is answered once, wherever it is cut, and only our own where a
+// terminal of the host answers.
+func TestScreenReplies(t *testing.T) {
+	for _, q := range []struct{ in, all, own string }{
+		{"\x1b[5n", "\x1b[0n", ""},
+		{"ab\r\nc\x1b[6n", "\x1b[2;2R", ""},
+
+		{"\x1b[c", "\x1b[?62;22c", ""},
+		{"\x1b[>c", "\x1b[>0;10;1c", ""},
+
+		{"\x1b[>0q", "\x1bP>|atlasbridge\x1b\\", ""},
+		{"\x1b[?u", "\x1b[?0u", ""},
+		{"\x1b]10;?\x1b\\", "\x1b]10;rgb:cdcd/cdcd/cdcd\x1b\\", ""},
+		{"\x1b]11;?\a", "\x1b]11;rgb:0000/0000/0000\a", ""},
+		{"\x1b]4;1;?\a", "\x1b]4;1;rgb:cdcd/cdcd/cdcd\a", ""},
+		{"\x1b]11;#ffffff\a\x1b]4;1;red\a\x1b]52;c;?\a", "", ""},
+		{"\x1b[?2026$p\x1b[?1016$p", "\x1b[?2026;0$y\x1b[?1016;0$y", ""},
+		{"\x1b[14t", "\x1b[4;480;800t", ""},
+		{"\x1bP+q544e\x1b\\\x1bP$qm\x1b\\", "\x1bP0+r\x1b\\\x1bP0$r\x1b\\", ""},
+		{"\x1b]7501;?\a\x1b[c", "\x1b]7501;?\x1b\\\x1b[?62;22c", "\x1b]7501;?\x1b\\"},
+		{"plain", "", ""},
+	} {
+		for cut := range q.in {
+			for _, all := range []bool{true, false} {
+				s := newScreen(30, 100)
+				s.Write([]byte(q.in[:cut]))
+				s.Write([]byte(q.in[cut:]))
+				want := q.own
+				if all {
+					want = q.all
+				}
+				if got := s.TakeReplies(all); string(got) != want {
+					t.Errorf("TakeReplies(%v) after %q, cut at %d = %q, want %q", all, q.in, cut,
+						got, want)
+				}
+				if got := s.TakeReplies(true); len(got) > 0 {
+					t.Errorf("%q is answered twice: %q", q.in, got)
+				}
+			}
+		}
+	}
+}
+
+// TestScreenResize: a resized screen keeps the cursor's row in sight, and so does the one behind the
+// alternate screen.
+func TestScreenResize(t *testing.T) {
+	for _, c := range []struct {
+		in         string
+		rows, cols int
+		want       string
+		scrolled   int
+	}{
+		{"a\r\nb\r\nc", 3, 10, "a|b|c @2,1", 0},
+		{"a\r\nb\r\nc\r\nd\r\ne", 3, 10, "c|d|e @2,1", 2},
+		{"a\r\nb\r\nc\r\nd\r\ne\x1b[2;1H", 3, 10, "a|b|c @1,0", 0},
+		{"0123456789", 5, 4, "0123 @0,3", 0},
+		{"123中", 5, 4, "123 @0,3", 0},
+		{"ab", 9, 20, "ab @0,2", 0},
+		{"ab", 0, 0, "a @0,0", 0},
+		{"\x1b[2;3r\x1b[5Ha\x1b[?1049hb", 3, 5, "|| b @2,2", 2},
+		{"1\r\n2\r\n3\r\n4\r\n5\x1b[?1049h\x1b[Hx", 3, 10, "x @0,1", 2},
+		{"1\r\n2\r\n3\r\n4\r\n5\x1b[?1049h\x1b[Hx\x1b[?1049l", 3, 10, "3|4|5 @2,1", 2},
+	} {
+		s := newScreen(5, 10)
+		s.Write([]byte(c.in))
+		s.Resize(c.rows, c.cols)
+		if got := screenShown(s); got != c.want || s.Scrolled() != c.scrolled {
+			t.Errorf("%q resized to %d×%d: %q, %d scrolled; want %q, %d", c.in, c.rows, c.cols, got,
+				s.Scrolled(), c.want, c.scrolled)
+		}
+	}
+	s := newScreen(5, 10)
+	s.Resize(5, 30)
+	s.Write([]byte("a\t\t\tb"))
+	if got := s.Row(0); got != "a                       b" {
+		t.Errorf("tabs in the new columns: %q", got)
+	}
+}
+
+// A long stream of random bytes, and strings that never end, stay within the limits; then text shows again.
+func TestScreenHostile(t *testing.T) {
+	s := newScreen(30, 100)
+	s.Transcript(false)
+	rng := rand.New(rand.NewPCG(1, 2))
+	buf := make([]byte, 64<<10)
+	for range 128 {
+		for i := range buf {
+			buf[i] = byte(rng.Uint32())
+		}
+		s.Write(buf)
+	}
+	endless := bytes.Repeat([]byte("0123456789abcdef"), 64<<10)
+	for _, start := range []string{"\x1b]0;", "\x1b]7501;", "\x1bP", "\x1b_G", "\x1bk", "\x1b[",
+		"\x1b[1;", "\x1b[;:", "\x1b("} {
+		s.Write([]byte(start))
+		s.Write(endless)
+	}
+	for range 100000 {
+		s.Write([]byte("\x1b[6n\x1b[c\x1b]11;?\a\x1b[22t\x1b]7501;?\a\x1b[99999b"))
+	}
+	s.Write(bytes.Repeat([]byte("\x1b[1;1He\u0301\u0302\u0303\u0304\u0305\u0306\u0307\u0308\u0309\u030a\u030b\u030c"+
+		"\u030d\u030e"),
+		1000))
+	if len(s.seq) > maxString || len(s.replies) > 2*maxReplies || s.tr.bytes > maxPending {
+		t.Error("a limit is passed")
+	}
+	s.Write([]byte("\x1bcback\r\n"))
+	if got := s.Row(0); got != "back" {
+		t.Errorf("after all that row 0 is %q", got)
+	}
+}
+
+// A character is repeated as it was written, also when the row it stood in has left meanwhile; a
+// code of SGR that means nothing changes nothing.
+func TestScreenOfOddSequences(t *testing.T) {
+	s := newScreen(3, 4)
+	s.Write([]byte("\x1b[?1049h\x1b[3;1Hab\x1b[30b"))
+	if got := s.Text(); got != "bbbb\nbbbb\nbb" { // of rows × columns at most
+		t.Errorf("it shows %q", got)
+	}
+	s = newScreen(3, 4)
+	s.Write([]byte("\x1b[98;5;1ma\x1b[108;7mb"))
+	if got := s.attr(0, 0); got != (Attr{FG: -1, BG: -1}) {
+		t.Errorf("after 98;5;1 it draws with %+v", got)
+	}
+	if got := s.attr(0, 1); got != (Attr{FG: -1, BG: -1, Reverse: true}) {
+		t.Errorf("after 108;7 it draws with %+v", got)
+	}
+}
+
+// TestScreenAgainstTmux compares the text of the screen with tmux's, at the end of recordings and on the way.
+func TestScreenAgainstTmux(t *testing.T) {
+	if _, err := exec.LookPath("tmux"); err != nil {
+		t.Skip("tmux is not here")
+	}
+	files, _ := filepath.Glob(filepath.Join(screenShared(), "recordings", "*.cast"))
+	if len(files) == 0 {
+		t.Skip("no recordings; ATLASBRIDGE_SHARED names their folder")
+	}
+	step, parts := 20, 2
+	if os.Getenv("ATLASBRIDGE_TMUX_ALL") != "" {
+		step, parts = 1, 4
+	}
+	type shot struct {
+		name       string
+		rows, cols int
+		out        []byte
+	}
+	bySize := map[[2]int][]shot{}
+	for i := 0; i < len(files); i += step {
+		rows, cols, out := screenRecording(t, files[i])
+		for k := 1; k <= parts; k++ {
+			cut := len(out) * k / parts
+			if k < parts { // never inside a sequence: tmux waits for its end
+				cut = bytes.LastIndexByte(out[:cut], 0x1b)
+				if cut < 0 {
+					continue
+				}
+			}
+			bySize[[2]int{rows, cols}] = append(bySize[[2]int{rows, cols}],
+				shot{fmt.Sprintf("%s %d/%d", filepath.Base(files[i]), k, parts), rows, cols,
+					out[:cut:cut]})
+		}
+	}
+	server := tmuxServer{t, t.TempDir(), filepath.Join(t.TempDir(), "tmux")}
+	server.run("new-session", "-d", "exec sleep 600", ";", "set", "-g", "status", "off")
+	defer server.run("kill-server")
+	compared, differ := 0, 0
+	for size, shots := range bySize {
+		for len(shots) > 0 {
+			n := min(len(shots), 24)
+			outs := make([][]byte, n)
+			for i := range outs {
+				outs[i] = shots[i].out
+			}
+			for i, want := range server.shots(size[0], size[1], outs) {
+				s := newScreen(size[0], size[1])
+				s.Write(shots[i].out)
+				compared++
+				if got := s.Text(); got != want.text {
+					differ++
+					t.Errorf("%s:\n%s", shots[i].name, screenDiff(got, want.text))
+				}
+				row, col, _ := s.Cursor()
+				if s.wrapNext {
+					col++
+				}
+				if row != want.row || col != want.col || s.AltScreen() != (want.alt == "1") {
+					t.Errorf("%s: cursor %d,%d alt %v, tmux has %d,%d alt %s", shots[i].name, row,
+						col, s.AltScreen(), want.row, want.col, want.alt)
+				}
+			}
+			shots = shots[n:]
+		}
+	}
+	t.Logf("%d screens compared, %d differ", compared, differ)
+}
+
+// screenRecording is an asciicast v2 file: the size, and the output up to the first resize.
+func screenRecording(t testing.TB, file string) (rows, cols int, out []byte) {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	in := bufio.NewReader(f)
+	for first := true; ; first = false {
+		text, err := in.ReadBytes('\n')
+		if len(text) == 0 && err != nil {
+			return rows, cols, out
+		}
+		if first {
+			var h struct{ Width, Height int }
+			if err := json.Unmarshal(text, &h); err != nil {
+				t.Fatal(err)
+			}
+			rows, cols = h.Height, h.Width
+			continue
+		}
+		var e []any
+		if json.Unmarshal(text, &e) != nil || len(e) < 3 {
+			continue
+		}
+		if e[1] == "r" {
+			return rows, cols, out
+		}
+		if e[1] == "o" {
+			out = append(out, e[2].(string)...)
+		}
+	}
+}
+
+// tmuxServer shows what tmux makes of output, in a server of its own.
+type tmuxServer struct {
+	t    *testing.T
+	dir  string
+	sock string
+}
+
+// run gives tmux a command.
+func (s tmuxServer) run(args ...string) string {
+	s.t.Helper()
+	cmd := exec.Command("tmux", append([]string{"-u", "-S", s.sock, "-f", "/dev/null"}, args...)...)
+	cmd.Env = append(os.Environ(), "TMUX=", "LC_ALL=C.UTF-8")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		s.t.Fatalf("tmux %q: %v: %s", args, err, out)
+	}
+	return string(out)
+}
+
+// shots shows every output in a window of its own, all at once.
+func (s tmuxServer) shots(rows, cols int, outs [][]byte) []tmuxShot {
+	s.t.Helper()
+	s.run("set", "-g", "default-size", fmt.Sprintf("%dx%d", cols, rows), ";",
+		"new-session", "-d", "-s", "x", "exec sleep 600")
+	defer s.run("kill-session", "-t", "x")
+	for i, out := range outs {
+		name := filepath.Join(s.dir, fmt.Sprint(i))
+		if err := os.WriteFile(name, append(out, "\x1b\\\x1b]2;all done\a"...), 0o600); err != nil {
+			s.t.Fatal(err)
+		}
+		s.run("new-window", "-d", "-t", fmt.Sprintf("x:%d", i+1),
+			"stty raw -echo; cat "+name+"; exec sleep 600")
+	}
+	deadline := time.Now().Add(30 * time.Second)
+	for strings.Count(s.run("list-windows", "-t", "x", "-F", "#{pane_title}"),
+		"all done") < len(outs) {
+		if time.Now().After(deadline) {
+			s.t.Fatal("tmux does not get through the recordings")
+		}
+	}
+	all := make([]tmuxShot, len(outs))
+	for i := range outs {
+		win := fmt.Sprintf("x:%d", i+1)
+		all[i].text = strings.TrimRight(s.run("capture-pane", "-p", "-t", win), "\n")
+		if bytes.Contains(outs[i], []byte("\x1b(0")) || bytes.Contains(outs[i], []byte("\x1b)0")) {
+			all[i].text = tmuxGraphics(s.run("capture-pane", "-e", "-p", "-t", win))
+		}
+		fmt.Sscanf(s.run("display-message", "-p", "-t", win,
+			"#{cursor_x} #{cursor_y} #{alternate_on}"),
+			"%d %d %s", &all[i].col, &all[i].row, &all[i].alt)
+	}
+	return all
+}
+
+// tmuxShot is what a pane shows at the end.
+type tmuxShot struct {
+	text     string
+	col, row int
+	alt      string
+}
+
+// tmuxGraphics is the one difference there is: for the line drawing set, capture-pane -p prints the letters
+// that the program sent ("lqqk") where a terminal shows the lines. With -e it marks them with SO and SI.
+func tmuxGraphics(text string) string {
+	const lines = "◆▒␉␌␍␊°±␤␋┘┐┌└┼⎺⎻─⎼⎽├┤┴┬│≤≥π≠£·"
+	var b strings.Builder
+	graphics := false
+	for _, r := range regexp.MustCompile("\x1b\\[[0-9;:]*m").ReplaceAllString(text, "") {
+		switch {
+		case r == 0x0e || r == 0x0f:
+			graphics = r == 0x0e
+		case graphics && r >= '`' && r <= '~':
+			b.WriteRune([]rune(lines)[r-'`'])
+		default:
+			b.WriteRune(r)
+		}
+	}
+	return strings.TrimRight(regexp.MustCompile(" +\n").ReplaceAllString(b.String(), "\n"), "\n")
+}
+
+// screenDiff is the rows that differ.
+func screenDiff(got, want string) string {
+	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
+	var b strings.Builder
+	for i := range max(len(g), len(w)) {
+		var x, y string
+		if i < len(g) {
+			x = g[i]
+		}
+		if i < len(w) {
+			y = w[i]
+		}
+		if x != y {
+			fmt.Fprintf(&b, "  row %d: %q\n    tmux: %q\n", i, x, y)
+		}
+	}
+	return b.String()
+}
+
+// Any bytes: no panic, the cursor stays inside, every cut gives the same screen, the memory stays small.
+func FuzzScreen(f *testing.F) {
+	for _, g := range screenGolden {
+		f.Add([]byte(g.in), uint16(len(g.in)/2))
+	}
+	f.Add(screenFrame(), uint16(77))
+	f.Fuzz(func(t *testing.T, in []byte, at uint16) {
+		whole, cut := newScreen(5, 10), newScreen(5, 10)
+		whole.Transcript(false)
+		cut.Transcript(false)
+		whole.Write(in)
+		n := min(int(at), len(in))
+		cut.Write(in[:n])
+		cut.Write(in[n:])
+		a, b := screenShown(whole), screenShown(cut)
+		if a != b || whole.Title() != cut.Title() ||
+			whole.Status() != cut.Status() || whole.Scrolled() != cut.Scrolled() {
+			t.Errorf("%q cut at %d: %q, whole %q", in, n, b, a)
+		}
+		if a, b := whole.TakeReplies(true), cut.TakeReplies(true); !bytes.Equal(a, b) ||
+			len(a) > 2*maxReplies {
+			t.Errorf("%q cut at %d: replies %q, whole %q", in, n, b, a)
+		}
+		row, col, _ := whole.Cursor()
+		if row < 0 || row >= 5 || col < 0 || col >= 10 {
+			t.Errorf("%q: cursor at %d,%d", in, row, col)
+		}
+		for r := range 5 {
+			sameLine(t, whole, r, in)
+		}
+		whole.Resize(3, 4)
+		cut.Resize(9, 30)
+		whole.Write(in)
+		cut.Write(in)
+		whole.Transcript(true)
+		row, col, _ = whole.Cursor()
+		if row >= 3 || col >= 4 {
+			t.Errorf("%q: cursor at %d,%d after a resize", in, row, col)
+		}
+	})
+}
+
+// screenFrame is a repaint as the agents' tools send it: home, colours, jumps instead of spaces, box drawing.
+func screenFrame() []byte {
+	var b bytes.Buffer
+	b.WriteString("\x1b[?2026h\x1b[H")
+	for i := range 28 {
+		fmt.Fprintf(&b,
+			"\x1b[%d;1H\x1b[38;5;246m●\x1b[39m \x1b[1mBash\x1b[22m(go\x1b[12Gtest\x1b[17G./...)"+
+				"\x1b[48;2;0;%d;0m %d passed \x1b[49m\x1b[K\r\x1b[1B\x1b[2m%s\x1b[22m",
+			i+1, i*9, i, strings.Repeat("─", 20))
+	}
+	b.WriteString("\x1b[30;1H\x1b[22;2H\x1b[?2026l")
+	return b.Bytes()
+}
+
+// sameLine: wide characters are whole, and marks have an end.
+func sameLine(t *testing.T, s *Screen, r int, in []byte) {
+	cells := s.grid[r].cells
+	for c, x := range cells {
+		wide := x.ch >= 0x1100 && runeWidth(x.ch) == 2
+		if tail := c+1 < len(cells) && cells[c+1].ch == 0; wide != x.wide || wide && !tail {
+			t.Errorf("%q: half a character in row %d column %d", in, r, c)
+		}
+		if len(s.marks[x.marks]) > maxMarks {
+			t.Errorf("%q: a character with %d bytes of marks", in, len(s.marks[x.marks]))
+		}
+	}
+}
+
+// BenchmarkScreenPlain writes lines of plain text that scroll.
+func BenchmarkScreenPlain(b *testing.B) {
+	benchmarkScreen(b,
+		bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog, line after line\r\n"),
+			1000))
+}
+
+// benchmarkScreen writes a text again and again.
+func benchmarkScreen(b *testing.B, text []byte) {
+	s := newScreen(30, 100)
+	b.SetBytes(int64(len(text)))
+	b.ReportAllocs()
+	for b.Loop() {
+		s.Write(text)
+	}
+}
+
+// BenchmarkScreenRepaint writes repaints as the agents' tools send them.
+func BenchmarkScreenRepaint(b *testing.B) { benchmarkScreen(b, bytes.Repeat(screenFrame(), 20)) }
+
+// BenchmarkScreenWide writes characters that are two columns wide, and joined ones.
+func BenchmarkScreenWide(b *testing.B) {
+	benchmarkScreen(b, bytes.Repeat([]byte("端末の画面を読む 👍🏽 é\r\n"), 1000))
+}
+
+// BenchmarkScreenRecordings writes the shared recordings one after the other.
+func BenchmarkScreenRecordings(b *testing.B) {
+	files, _ := filepath.Glob(filepath.Join(screenShared(), "recordings", "*-*.cast"))
+	if len(files) == 0 {
+		b.Skip("no recordings; ATLASBRIDGE_SHARED names their folder")
+	}
+	var all []byte
+	for _, f := range files {
+		_, _, out := screenRecording(b, f)
+		all = append(all, out...)
+	}
+	benchmarkScreen(b, all)
+}
+
+// BenchmarkScreenText makes the text of a full screen.
+func BenchmarkScreenText(b *testing.B) {
+	s := newScreen(30, 100)
+	s.Write(screenFrame())
+	b.ReportAllocs()
+	for b.Loop() {
+		s.Text()
+	}
+}
+
+// ---- detect.go: key bytes ----
+// A key has a name and the bytes that a terminal sends.
+
+// TestTelegramKeyBytes: a key's name is its bytes in the mode of the terminal, and no other word is
+// a key.
+func TestTelegramKeyBytes(t *testing.T) {
+	for name, want := range map[string]string{
+		"CTRL_C": "\x03",
+		"ctrl_d": "\x04",
+		"CTRL_[": "\x1b",
+		"ENTER":  "\r",
+		"ESC":    "\x1b",
+		"TAB":    "\t",
+		"UP":     "\x1b[A",
+		"HOME":   "\x1b[H",
+		"PGDN":   "\x1b[6~",
+	} {
+		if got, ok := keyBytes(name, false); got != want || !ok {
+			t.Errorf("keyBytes(%q) = %q, %v", name, got, ok)
+		}
+	}
+	if got, _ := keyBytes("LEFT", true); got != "\x1bOD" {
+		t.Errorf("LEFT in application mode = %q", got)
+	}
+	for _, name := range []string{"", "CTRL_", "CTRL_CC", "CTRL_1", "A"} {
+		if got, ok := keyBytes(name, false); ok {
+			t.Errorf("keyBytes(%q) = %q", name, got)
+		}
+	}
+}
+
+// ---- detect.go: transcript ----
+// What a program printed is told line by line, once.
+
+// TestTranscript: each line is told once and in order when it is final, whatever is painted over,
+// wrapped, cleared or scrolled.
+func TestTranscript(t *testing.T) {
+	type step struct {
+		in     string
+		settle bool
+		final  string
+		live   string
+	}
+	for name, steps := range map[string][]step{
+		"live part": {{"a\r\nb", false, "a", "b"}, {"c\r\n", false, "bc", ""}, {"", false, "", ""}},
+		"progress bar": {{"start\r\n10%", false, "start", "10%"}, {"\r50%", false, "", "50%"},
+			{"\r100%\r\ndone\r\n", false, "100%|done", ""}},
+		"wrapped, repainted": {{"012345678\r\nxyz\r\n", false, "012345678|xyz", ""},
+			{"\x1b[H0123456789abc\r\n", true, "0123456789abc", ""}},
+		"wrapped": {{"0123456789abcdef", false, "", "0123456789abcdef"}, {"g\r\nx", false, "0123456789abcdefg", "x"}},
+		"wrapped, scrolled": {{strings.Repeat("0123456789", 7), false, "", strings.Repeat("0123456789", 7)}, {"\r\n",
+			false, strings.Repeat("0123456789", 7), ""}},
+		"spaces at the wrap": {{"012345678 9\r\n", false, "012345678 9", ""}},
+		"typing at a prompt": {{"$ ", false, "", "$"}, {"ls\b\b", false, "", "$ ls"}, {"\r\nf\r\n$ ", false, "$ ls|f",
+			"$"}},
+		"blank lines stay":      {{"a\r\n\r\nb\r\n", false, "a||b", ""}},
+		"same line twice":       {{"ok\r\nok\r\n", false, "ok|ok", ""}, {"ok\r\n", false, "ok", ""}},
+		"before the first call": {{"", false, "", ""}},
+		"repaint above": {{"one\r\n1 busy\r\n", false, "one|1 busy", ""},
+			{"\x1b[A\x1b[2K2 busy\r\n", false, "", "2 busy"}, {"\x1b[A\x1b[2Kanswer\r\n", false, "", "answer"},
+			{"", true, "answer", ""}, {"two\r\n", false, "two", ""}},
+		"repaint scrolls out": {{"1 busy\r\n", false, "1 busy", ""}, {"\x1b[A\x1b[2Ktext\r\nb\r\nc\r\nd\r\ne\r\nf\r\n",
+			false, "text|b|c|d|e|f", ""},
+			{"g\r\nh\r\ni\r\nj\r\nk\r\nl\r\n", true, "g|h|i|j|k|l", ""}},
+		"clear": {{"a\r\nb\r\n", false, "a|b", ""}, {"c\r\n\x1b[H\x1b[2J", false, "c", ""}, {"d\r\n",
+			false, "", "d"}, {"", true, "d", ""}},
+		"clear and the same again": {{"a\r\nb\r\n", false, "a|b", ""},
+			{"\x1b[2J\x1b[Ha\r\nb\r\nnew\r\n", true, "new", ""}},
+		"alternate": {{"$ tool\r\n\x1b[?1049h\x1b[Hhead\r\n────\r\nq1\r\n", false, "$ tool", ""},
+			{"", true, "head|q1", ""}, {"\x1b[4Hanswer", false, "", ""}, {"", true, "answer", ""}, {"", true, "", ""},
+			{"\x1b[2J\x1b[Hhead\r\n────\r\nanswer\r\nq1\r\nlast", true, "|q1|last", ""},
+			{"\x1b[?1049l$ ", false, "", "$"}},
+		"alternate scrolls": {{"\x1b[?1049ha\r\nb\r\nc\r\nd\r\ne", true, "a|b|c|d|e", ""},
+			{"\r\nf\r\ng", true, "f|g", ""}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScreen(5, 10)
+			s.Transcript(false)
+			for i, st := range steps {
+				s.Write([]byte(st.in))
+				final, live := s.Transcript(st.settle)
+				if got := strings.Join(final, "|"); got != st.final || live != st.live {
+					t.Errorf("step %d: %q live %q, want %q live %q", i, got, live, st.final,
+						st.live)
+				}
+			}
+		})
+	}
+}
+
+// A plain program's lines arrive complete, in order and once, however the calls fall between them.
+func TestTranscriptPlain(t *testing.T) {
+	var want, got []string
+	s := newScreen(24, 40)
+	s.Transcript(false)
+	for i := range 10000 {
+		line := fmt.Sprintf("line %d %s.", i, strings.Repeat("x", i%100))
+		want = append(want, line)
+		s.Write([]byte(line + "\r\n"))
+		if i%7 == 0 || i%1000 < 20 {
+			final, _ := s.Transcript(false)
+			got = append(got, final...)
+		}
+	}
+	final, live := s.Transcript(true)
+	got = append(got, final...)
+	if !slices.Equal(got, want) || live != "" {
+		t.Errorf("%d lines, want %d; live %q", len(got), len(want), live)
+		for i := range min(len(got), len(want)) {
+			if got[i] != want[i] {
+				t.Fatalf("line %d is %q, want %q", i, got[i], want[i])
+			}
+		}
+	}
+}
+
+// TestTranscriptOfAnAgent: of a known tool its words, each answer once even if it is like the last; not its spinner,
+// what hangs on it, its box and footer, or a dialog.
+func TestTranscriptOfAnAgent(t *testing.T) {
+	box := strings.Repeat("─", 40) + "❯\u00a0\r\n" + strings.Repeat("─", 40) +
+		"  ? for shortcuts\r\n"
+	turn := func(n int) string {
+		return fmt.Sprintf("❯ again %d\r\n\r\n● The answer\r\n  is 42\r\n", n)
+	}
+	for _, mode := range []string{"", "\x1b[?1049h"} {
+		d := newDetector(adapterFor("claude"), 20, 40, DetectOptions{})
+		d.Screen.Transcript(false)
+		d.Screen.Write([]byte(mode))
+		var all []string
+		shows := func(settle bool, screen string) {
+			d.Screen.Write([]byte("\x1b[H\x1b[J" + screen))
+			final, _ := d.Transcript(settle)
+			all = append(all, final...)
+		}
+		shows(true, "Welcome\r\n\r\n"+box)
+		before := "Welcome\r\n\r\n"
+		for n := range 3 {
+			shows(false,
+				before+
+					fmt.Sprintf("❯ again %d\r\n\r\n✽ Pondering…\r\n  ⎿  Tip: be kind\r\n\r\n", n)+box)
+			shows(false, before+turn(n)+"\r\n✢ Pondering… (3s · ↓ 2 tokens)\r\n\r\n"+box)
+			shows(true,
+				before+turn(n)+"\r\n Do you want to proceed?\r\n ❯ 1. Yes\r\n   2. No\r\n\x1b[?25l")
+			shows(true, before+turn(n)+"\r\n"+box)
+			if words := d.Words(); !strings.HasSuffix(words, "● The answer\nis 42") {
+				t.Errorf("its last words are %q", words)
+			}
+			before = turn(n) // the rest has gone
+		}
+		want := "Welcome"
+		for n := range 3 {
+			want += fmt.Sprintf("\n\n❯ again %d\n\n● The answer\n  is 42", n)
+		}
+		squeezed := regexp.MustCompile("\n+").ReplaceAllString(strings.Join(all, "\n"), "\n")
+		want = regexp.MustCompile("\n+").ReplaceAllString(want, "\n")
+		if squeezed != want {
+			t.Errorf("%q tells\n%s\nwant\n%s", mode, squeezed, want)
+		}
+	}
+}
+
+// When nobody takes them, the oldest lines are left out, and that is said.
+func TestTranscriptBounded(t *testing.T) {
+	s := newScreen(24, 80)
+	s.Write(bytes.Repeat([]byte("unasked\r\n"), 100000))
+	if len(s.tr.pending) > 0 {
+		t.Error("lines are kept before anybody asked")
+	}
+	s.Transcript(false)
+	for i := range 100000 {
+		fmt.Fprintf(s, "line %d\r\n", i)
+	}
+	final, _ := s.Transcript(false)
+	n := 100000 + 1 - len(final)
+	want := fmt.Sprintf("[… %d lines left out …]", n)
+	if final[0] != want || len(final) > maxPending/lineCost {
+		t.Errorf("%d lines begin with %q, want %q", len(final), final[0], want)
+	}
+	if want := fmt.Sprintf("line %d", n); final[1] != want || final[len(final)-1] != "line 99999" {
+		t.Errorf("the lines go from %q to %q", final[1], final[len(final)-1])
+	}
+	s.Write(bytes.Repeat([]byte("no end "), 1<<20))
+	if s.tr.bytes > maxPending || len(s.tr.part) > maxLine+80 {
+		t.Errorf("an endless line keeps %d and %d bytes", s.tr.bytes, len(s.tr.part))
+	}
+}
+
+// BenchmarkScreenTranscript writes plain lines to a screen whose transcript is taken.
+func BenchmarkScreenTranscript(b *testing.B) {
+	text := bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog, line after line\r\n"),
+		1000)
+	s := newScreen(30, 100)
+	b.SetBytes(int64(len(text)))
+	for b.Loop() {
+		s.Transcript(false)
+		s.Write(text)
+	}
+}
+
+// ---- detect.go: prompts ----
+// One look says what is asked and with which keys it is answered.
+
+// TestQuestionIsTheLine: a question is its own line or the lines that belong to it, and what stands
+// above is in the full text.
+func TestQuestionIsTheLine(t *testing.T) {
+	long := "The file /srv/backup/2026/monthly/archive-of-everything.tar.zst exists and is much newer. Really 12 (now) " +
+		"replace it? (y/n)"
+	if long[99] != ' ' {
+		t.Fatalf("the row has to end in a blank, not in %q", long[99])
+	}
+	for _, c := range []struct{ out, question, full string }{
+		{"Q1? (y/n) n\r\ngot 1 [n]\r\nQ2? (y/n) ", "Q2? (y/n)", "Q1?"},
+		{"/home/u/.ssh/id_rsa already exists.\r\nOverwrite (y/n)? ", "Overwrite (y/n)?", "already exists"},
+		{"unrelated\r\n\r\nErase the disk?\r\n(y/n) ", "Erase the disk?\n(y/n)", "Erase"},
+		{"1) red\r\n2) green\r\n3) blue\r\n#? ", "#?", "3) blue"},
+		{"1) red\r\n2) green\r\n3) blue\r\n#? 7\r\n#? ", "#?", "3) blue"},
+		{"$ ./pick\r\n\r\nPick a colour\r\n1) red\r\n2) green\r\n#? ", "Pick a colour", "2) green"},
+		{"Enter name:\r\n> ", "Enter name:\n>", "Enter name:"},
+		{"Name: Bob\r\nEmail: ", "Email:", "Name: Bob"},
+		{"earlier\r\n" + long + " ", long, "earlier"},
+	} {
+		p := newStage(t, "generic", "reading canon echo").one(c.out)
+		if p.Question != c.question || p.Excerpt != clip(c.question, 200) ||
+			!strings.Contains(p.Full, c.full) {
+			t.Errorf("%q: question %q, excerpt %q, full text %q", c.out, p.Question, p.Excerpt,
+				p.Full)
+		}
+	}
+}
+
+// TestWhatStandsAbove: the paragraph before a question belongs to it in all of its length, scrolled out or not; what is
+// further up is shown too, but nothing from before the screen was cleared or an earlier question was answered; where the
+// paragraph's beginning is lost, that is said.
+func TestWhatStandsAbove(t *testing.T) {
+	rows := func(n int) (all string) {
+		for i := range n {
+			all += fmt.Sprintf("rm -rf /srv/%d \\\r\n", i)
+		}
+		return all
+	}
+	menu := "Pick one:\r\n❯ Red\r\n  Blue\r\n\x1b[?25l"
+	for _, c := range []struct {
+		name, screen string
+		full, above  []string // that they hold; "!…": that they do not
+		cut          bool
+	}{
+		{"paragraph", "far\r\n\r\nnear\r\nGo? (y/n) ", []string{"near", "!far"}, []string{"far", "!near"}, false},
+		{"line of a frame between", "far\r\n────\r\nnear\r\nGo? (y/n) ", []string{"near", "!far"}, []string{"far"},
+			false},
+		{"two paragraphs", "one\r\n\r\n\r\ntwo\r\n\r\nnear\r\nGo? (y/n) ", []string{"near", "!two"},
+			[]string{"one\n\n\ntwo"}, false},
+		{"scrolled out", "far\r\n\r\n" + rows(60) + "Go? (y/n) ", []string{"/srv/0 ", "/srv/59 ", "!far"},
+			[]string{"!far"}, false},
+		{"cleared", rows(60) + "\x1b[H\x1b[2Jnear\r\nGo? (y/n) ", []string{"near", "!srv"}, []string{"!srv"}, false},
+		{"lost", rows(maxScrollback+100) + "Go? (y/n) ", nil, nil, true},
+		{"longer than is kept", strings.Repeat(strings.Repeat("x", 99)+"\r\n", 200) + "Go? (y/n) ", nil, nil, true},
+		{"much above", "gone\r\n" + strings.Repeat(strings.Repeat("y", 99)+"\r\n", 60) + "\r\nnear\r\nGo? (y/n) ",
+			[]string{"near"}, []string{"yyy", "!gone"}, false},
+		{"alternate screen", rows(60) + "\x1b[?1049h\x1b[H\x1b[2Jnear\r\nGo? (y/n) ", []string{"near", "!srv"},
+			[]string{"!srv"}, false},
+		{"menu", "far\r\n\r\n\r\n" + menu, []string{"Pick one", "Red", "!far"}, []string{"far"}, false},
+		{"menu, scrolled out", "far\r\n\r\n\r\n" + rows(60) + menu, []string{"/srv/0 ", "/srv/59", "Pick one", "!far"},
+			[]string{"!far"}, false},
+		{"menu, lost", rows(maxScrollback+100) + menu, nil, nil, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			state := "reading canon echo"
+			if strings.Contains(c.name, "menu") {
+				state = "reading raw noecho"
+			}
+			s := newStage(t, "x", state)
+			p := s.one(c.screen)
+			if p.Cut != c.cut {
+				t.Errorf("cut %v", p.Cut)
+			}
+			for of, words := range map[string][]string{p.Full: c.full, p.Above: c.above} {
+				for _, word := range words {
+					without, not := strings.CutPrefix(word, "!")
+					if strings.Contains(of, without) == not {
+						t.Errorf("%q, want %q", of, word)
+					}
+				}
+			}
+			moved := *p
+			moved.parts.above = append(slices.Clone(p.parts.above), "more")
+			moved.seal()
+			if p.same(&moved) {
+				t.Error("what stands above does not count")
+			}
+		})
+	}
+}
+
+// TestKeys: a choice is typed with the keys that its program reads in its terminal's mode.
+func TestKeys(t *testing.T) {
+	for _, c := range []struct{ tool, tty, out, keys string }{
+		{"claude", "", claudeDialog("x"), `["1" "2" "3"]`},
+		{"generic", "reading canon echo", "Go? [y/N] ", `["y\r" "n\r"]`},
+		{"generic", "reading raw echo", "Go? [y/N] ", `["y" "n"]`}, // bash read -n1
+		{"generic", "reading raw noecho", "Clear<y>? ", `["y" "n"]`},
+		{"generic", "reading canon echo", "Go? (yes/no) ", `["yes\r" "no\r"]`},
+		{"generic", "reading canon echo", "1) a\r\n2) b\r\nSelect option: ", `["1\r" "2\r"]`},
+		{"generic", "reading raw noecho", "\x1b[?25l? Pick one (Use arrow keys)\r\n❯ a\r\n  b\r\n", `["" ""]`},
+	} {
+		var keys []string
+		for _, k := range newStage(t, c.tool, c.tty).one(c.out).Choices {
+			keys = append(keys, k.Keys)
+		}
+		if got := fmt.Sprintf("%q", keys); got != c.keys {
+			t.Errorf("%q: %s, want %s", c.out, got, c.keys)
+		}
+	}
+}
+
+// TestAdapterTable: a tool is known by its base name, without folder and extension, or is generic.
+func TestAdapterTable(t *testing.T) {
+	for name, want := range map[string]string{
+		"claude":          "claude",
+		"/usr/bin/claude": "claude",
+		"codex":           "codex",
+		"openai":          "codex",
+		"gemini":          "gemini",
+		"opencode":        "opencode",
+		"qwen.exe":        "qwen",
+		"bash":            "generic",
+		"":                "generic",
+	} {
+		if got := adapterFor(name).Name; got != want {
+			t.Errorf("adapterFor(%q) = %s, want %s", name, got, want)
 		}
 	}
 }
@@ -1528,81 +3146,8485 @@ func TestToolSaysItWorks(t *testing.T) {
 	}
 }
 
-// TestDecidedAsItWent: a decision that comes in the moment in which the question leaves the screen is told as not
-// delivered, and not left open.
-func TestDecidedAsItWent(t *testing.T) {
-	st := storeAt(t, home(t, ""))
-	id := storeSession(t, st)
-	p := storePrompt(t, st, id, AwaitingReply, func(p *PromptRecord) { p.Source = "screen" })
-	ch := settled{prompts: make(chan *PromptRecord, 9)}
-	s := bareSession(t, st, id, "x")
-	s.ch = ch
-	s.q = &question{rec: *p, screen: &p.Prompt}
-	if _, why, err := st.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
+// TestShowsOtherCalls: a file's dialog shows its name, a plan's says so, any other tool's its words; nothing is no call.
+func TestShowsOtherCalls(t *testing.T) {
+	p := &Prompt{Question: "Do you want to edit main.go?",
+		parts: shown{body: []string{"+ one", "fetch it"}, among: []string{"Yes"}}}
+	for _, c := range []struct {
+		tool, subject string
+		want          bool
+	}{
+		{"Edit", "/srv/main.go", true},
+		{"Write", "/srv/other.go", false},
+		{"ExitPlanMode", "", false},
+		{"mcp__x", "fetch it", true},
+		{"mcp__x", "send it", false},
+		{"mcp__x", "", false},
+		{"Bash", "", false},
+		{"Bash", "fetch", false},
+		{"Bash", "fetch it", true},
+		{"Bash", "+ one fetch it", true},
+	} {
+		if p.showsCall(c.tool, c.subject) != c.want {
+			t.Errorf("%s %q: %v", c.tool, c.subject, !c.want)
+		}
+	}
+	if !(&Prompt{Question: "Ready to carry out the Plan?"}).showsCall("ExitPlanMode", "") {
+		t.Error("a plan")
+	}
+}
+
+// TestSameIsAllOfIt: whatever of what is shown differs, it is another question; spinners, times and the pointer do not
+// count, nor does what stood above a question that is asked without it.
+func TestSameIsAllOfIt(t *testing.T) {
+	made := func(change func(*Prompt)) *Prompt {
+		p := &Prompt{
+			Type:     MultipleChoice,
+			Question: "Which one?",
+			Choices:  []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}},
+			parts:    shown{above: []string{"$ paint"}, body: []string{"the wall"}, among: []string{"1 Red", "2 Blue"}},
+		}
+		if change != nil {
+			change(p)
+		}
+		p.seal()
+		p.publish()
+		return p
+	}
+	asked := made(nil)
+	for name, c := range map[string]struct {
+		change  func(*Prompt)
+		same    bool
+		follows bool
+	}{
+		"nothing":       {nil, true, true},
+		"pointer":       {func(p *Prompt) { p.Pointer = 1 }, true, true},
+		"type":          {func(p *Prompt) { p.Type = YesNo }, false, false},
+		"secret":        {func(p *Prompt) { p.Secret = true }, false, false},
+		"several":       {func(p *Prompt) { p.Multi = true }, false, false},
+		"above":         {func(p *Prompt) { p.parts.above = []string{"$ burn"} }, false, false},
+		"nothing above": {func(p *Prompt) { p.parts.above = nil }, false, false},
+		"body":          {func(p *Prompt) { p.parts.body = []string{"the house"} }, false, false},
+		"question":      {func(p *Prompt) { p.Question = "Which two?" }, false, false},
+		"among":         {func(p *Prompt) { p.parts.among = []string{"1 Red", "for good", "2 Blue"} }, false, true},
+		"label":         {func(p *Prompt) { p.Choices[1].Label = "Green" }, false, true},
+		"key":           {func(p *Prompt) { p.Choices[1].Key = "3" }, false, true},
+		"order":         {func(p *Prompt) { slices.Reverse(p.Choices) }, false, true},
+		"cut":           {func(p *Prompt) { p.Cut = true }, false, true},
+		"blanks":        {func(p *Prompt) { p.parts.body = []string{"the  wall"} }, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			now := made(c.change)
+			if asked.same(now) != c.same || asked.follows(now) != c.follows {
+				t.Errorf("same %v, follows %v", asked.same(now), asked.follows(now))
+			}
+			if (asked.Fingerprint == now.Fingerprint) != c.same {
+				t.Error("the fingerprint tells otherwise")
+			}
+		})
+	}
+	if asked.same(nil) || asked.follows(nil) {
+		t.Error("nothing is the same")
+	}
+	secret := made(func(p *Prompt) { p.parts.body = []string{"key AKIAABCDEFGHIJKLMNOP"} })
+	if strings.Contains(secret.Shown, "AKIAABCD") || secret.same(made(func(p *Prompt) {
+		p.parts.body = []string{"key AKIAABCDEFGHIJKLMNOQ"}
+	})) {
+		t.Error("a secret is shown, or two of them are taken for the same")
+	}
+	bare := asked.withoutAbove()
+	other := made(func(p *Prompt) { p.parts.above = []string{"$ burn"} })
+	if !bare.same(other) || !bare.follows(other) || other.same(bare) || !bare.Cut ||
+		bare.Above != "" {
+		t.Error("a question that is asked without what stands above it")
+	}
+	line := func(body string) *Prompt {
+		p := &Prompt{
+			Type:     YesNo,
+			Question: "Go? (y/n)",
+			Full:     body + "\nGo? (y/n)",
+			parts:    shown{body: []string{body}, line: true},
+		}
+		p.seal()
+		p.publish()
+		return p
+	}
+	if a := line("12:00:01").withoutAbove(); !a.same(line("12:00:02")) || a.Full != "Go? (y/n)" {
+		t.Errorf("a line that is asked without its paragraph: %q", a.Full)
+	}
+	for _, c := range []struct {
+		was, is int
+		same    bool
+	}{{5, 5, true}, {5, 6, false}, {0, 6, true}, {5, 0, true}} {
+		a, b := made(func(p *Prompt) { p.place = c.was }), made(func(p *Prompt) { p.place = c.is })
+		if a.same(b) != c.same {
+			t.Errorf("asked in row %d, seen in row %d: same %v", c.was, c.is, !c.same)
+		}
+	}
+}
+
+// TestStillMasksOnlyWhatMoves: spinners, blinking marks, ticks and elapsed times are masked, nothing else is.
+func TestStillMasksOnlyWhatMoves(t *testing.T) {
+	for row, want := range map[string]string{
+		"⠋ Working":      "  Working",
+		"⣿ Working":      "  Working",
+		"● Bash":         "  Bash",
+		"☒ Ham":          "  Ham",
+		"Build (12s":     "Build (",
+		"Build (1m 2s)":  "Build ()",
+		"12s in all":     "12s in all",
+		"a  b ":          "a  b",
+		"é → ü":          "é → ü",
+		"\u2901 arrow":   "\u2901 arrow",
+		"rm -rf /tmp/12": "rm -rf /tmp/12",
+	} {
+		if got := still(row); got != want {
+			t.Errorf("still(%q) = %q, want %q", row, got, want)
+		}
+	}
+}
+
+// ---- detect.go: detector ----
+// One question is one prompt: not missed, not asked twice.
+
+// TestOneQuestionOnePrompt: a dialog is asked once, however its marks blink, its pointer moves or
+// the window is resized.
+func TestOneQuestionOnePrompt(t *testing.T) {
+	s := newStage(t, "claude", "")
+	first := s.one(claudeDialog("touch a"))
+	for i := range 200 { // the mark of the tool row blinks for ever
+		mark := "●"
+		if i%2 == 0 {
+			mark = " "
+		}
+		if asked := s.show("\x1b[1;1H"+mark, 600*time.Millisecond); len(asked) > 0 {
+			t.Fatalf("blink %d asks again: %q", i, asked[0].Excerpt)
+		}
+		if s.d.Gone(s.tty, s.now) {
+			t.Fatalf("blink %d: gone", i)
+		}
+	}
+	s.show("\x1b[10;2H \x1b[11;2H❯", time.Second) // the pointer moves down
+	p := s.d.Look(s.tty, s.now)
+	if p == nil || p.Pointer != 1 || p.Fingerprint != first.Fingerprint {
+		t.Fatalf("after the arrow key: %+v", p)
+	}
+	s.d.Resize(24, 60, s.now)
+	narrow := claudeDialog("touch a")
+	for _, c := range []string{"─", "╌"} {
+		narrow = strings.ReplaceAll(narrow, strings.Repeat(c, 100), strings.Repeat(c, 60))
+	}
+	if asked := s.show(narrow, time.Second); len(asked) > 0 {
+		t.Errorf("a resize asks again: %q", asked[0].Excerpt)
+	}
+}
+
+// TestProtocolJoins: a dialog that the tool also reports is asked soon and with certainty, one that
+// does not show is unknown and cut.
+func TestProtocolJoins(t *testing.T) {
+	s := newStage(t, "claude", "")
+	s.d.Feed([]byte("\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=YXBwcm92ZQ==\a"+
+		claudeDialog("touch "+"a")),
+		s.now)
+	s.wait(30 * time.Millisecond)
+	if s.d.cur != nil {
+		t.Fatal("asked before the screen was still")
+	}
+	asked := s.wait(30 * time.Millisecond)
+	if len(asked) != 1 || asked[0].Score != 1 || !slices.Contains(asked[0].Signals, "protocol") ||
+		!slices.Contains(asked[0].Signals, "structure") {
+		t.Fatalf("%+v", asked)
+	}
+	if s.d.Activity() != "waiting_permission" {
+		t.Error(s.d.Activity())
+	}
+	s = newStage(t, "claude", "") // a window so small that the dialog does not show
+	asked = s.show("\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=YXBwcm92ZSBCYXNo\a\x1b[?25l↓ 9 more",
+		3*time.Second)
+	if len(asked) != 1 {
+		t.Fatalf("%d prompts of a dialog that does not show", len(asked))
+	}
+	p := asked[0]
+	if p.Type != Unknown || p.Question != "approve Bash" || p.SafeDefault != nil || !p.Cut {
+		t.Errorf("%+v", p)
+	}
+}
+
+// TestRepaintIsNotGone: a dialog that is painted anew is neither gone nor asked again; one that
+// comes back later is new.
+func TestRepaintIsNotGone(t *testing.T) {
+	s := newStage(t, "claude", "")
+	s.one(claudeDialog("touch a"))
+	s.show("\x1b[H\x1b[2J", 60*time.Millisecond)
+	if s.d.Gone(s.tty, s.now) {
+		t.Error("a cleared screen is gone after 60 ms")
+	}
+	if asked := s.show(claudeDialog("touch a"), time.Second); len(asked) > 0 {
+		t.Error("a repaint asks again")
+	}
+	s.show("\x1b[H\x1b[2J\x1b]0;◐ Claude Code\aworking", time.Second)
+	if !s.d.Gone(s.tty, s.now) || s.d.Activity() != "running" {
+		t.Error("answered, but not gone")
+	}
+	if asked := s.show(claudeDialog("touch a"), 2*time.Second); len(asked) != 1 {
+		t.Error("the same dialog later is not a new prompt")
+	}
+}
+
+// TestLineStands: a question on a line stands while its own words do, in its row, whatever is typed behind it; where the
+// program that read it is busy it is over.
+func TestLineStands(t *testing.T) {
+	for name, c := range map[string]struct {
+		shows, tty string
+		gone       bool
+	}{
+		"as it was":      {"", "reading canon echo", false},
+		"an answer":      {"y", "reading canon echo", false},
+		"other words":    {"\r\x1b[KWrite? (y/n) ", "reading canon echo", true},
+		"a word less":    {"\r\x1b[KGo? ", "reading canon echo", true},
+		"another row":    {"\r\x1b[K\r\nGo? (y/n) ", "reading canon echo", true},
+		"other above":    {"\x1b7\x1b[1;1Hrm -rf /\x1b8", "reading canon echo", true},
+		"nothing above":  {"\x1b7\x1b[1;1H\x1b[K\x1b8", "reading canon echo", true},
+		"other near":     {"\x1b7\x1b[3;1Hrm -rf /\x1b8", "reading canon echo", true},
+		"the tool works": {"", "busy canon echo", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t, "x", "reading canon echo")
+			s.one("far\r\n\r\nls\r\nGo? (y/n) ")
+			s.tty = parseTTY(c.tty)
+			s.d.Feed([]byte(c.shows), s.now)
+			s.now = s.now.Add(10 * time.Millisecond)
+			s.d.Gone(s.tty, s.now)
+			if got := s.d.Gone(s.tty, s.now.Add(goneAfter)); got != c.gone {
+				t.Errorf("gone %v", got)
+			}
+		})
+	}
+}
+
+// TestSameWordsAgain: a question in the same words is a new one once the answer to the last has
+// been echoed.
+func TestSameWordsAgain(t *testing.T) {
+	s := newStage(t, "generic", "reading canon echo")
+	for i := range 3 { // read -p in a loop
+		if p := s.one("Continue? (y/n) "); p.Type != YesNo {
+			t.Fatalf("round %d: %s", i, p.Type)
+		}
+		s.d.Typed([]byte("y\r"), s.now)
+		if asked := s.show("y", 50*time.Millisecond); len(asked) > 0 || s.d.Gone(s.tty, s.now) {
+			t.Fatalf("round %d: the echo of the answer asks %v", i, asked)
+		}
+		s.d.Feed([]byte("\r\n"), s.now)
+	}
+}
+
+// TestAnsweredIsBehind: what was asked and answered on the screen is not shown with the next question; a key that answers
+// nothing does not separate them.
+func TestAnsweredIsBehind(t *testing.T) {
+	for _, c := range []struct {
+		name, keys string
+		behind     bool
+	}{{"enter", "y\r", true}, {"a letter", "y", true}, {"an arrow", "\x1b[A", false}, {"nothing", "", false}} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newStage(t, "x", "reading canon echo")
+			s.one("rm -rf /srv\r\nGo? (y/n) ")
+			s.d.Typed([]byte(c.keys), s.now)
+			s.show("y\r\nreally all of it\r\n", 300*time.Millisecond)
+			p := s.show("More? (y/n) ", 3*time.Second)
+			if len(p) != 1 {
+				t.Fatalf("%d questions", len(p))
+			}
+			all := p[0].Above + p[0].Full
+			if strings.Contains(all, "/srv") == c.behind || !strings.Contains(all, "really all") {
+				t.Errorf("it shows %q", all)
+			}
+		})
+	}
+}
+
+// TestStrayEnterHidesNothing: an Enter that is pressed when the question has gone, while the text of the next one is being
+// printed, hides no line of that; nor does one at a dialog, whose place what follows may take.
+func TestStrayEnterHidesNothing(t *testing.T) {
+	menu := "\x1b[?25lPick a colour:\r\n❯ Red\r\n  Green\r\n"
+	for _, c := range []struct{ name, tty, asked, next, rest string }{
+		{"line", "reading canon echo", "Go? (y/n) ", "\r\nerase the disk\r\nand the tape", "\r\nMore? (y/n) "},
+		{"same row", "reading canon echo", "Go? (y/n) ", "\r\x1b[Kerase the disk", "\r\nand the tape\r\nMore? (y/n) "},
+		{"dialog gone", "reading raw noecho", menu, "\x1b[H\x1b[J\x1b[?25herase the disk\r\n",
+			"and the tape\r\nMore? (y/n) "},
+		{"dialog", "reading raw noecho", menu, "",
+			"\x1b[H\x1b[J\x1b[?25herase the disk\r\nand the tape\r\nMore? (y/n) "},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newStage(t, "x", c.tty)
+			s.one(c.asked)
+			s.d.Feed([]byte(c.next), s.now)
+			s.d.Typed([]byte("\r"), s.now)
+			asked := s.show(c.rest, 5*time.Second)
+			if len(asked) == 0 {
+				t.Fatal("nothing is asked")
+			}
+			all := asked[len(asked)-1].Above + asked[len(asked)-1].Full
+			if !strings.Contains(all, "erase the disk") || !strings.Contains(all, "and the tape") {
+				t.Errorf("it shows %q", all)
+			}
+		})
+	}
+}
+
+// TestSleepForgetsAndDoesNotRepeat: a dialog that is slow to go after its answer is not asked
+// twice; the next one like it is asked.
+func TestSleepForgetsAndDoesNotRepeat(t *testing.T) {
+	s := newStage(t, "claude", "")
+	s.one(claudeDialog("touch a"))
+	s.d.Typed([]byte("1"), s.now)
+	s.d.Sleep(s.now.Add(150 * time.Millisecond))
+	if asked := s.wait(time.Second); len(asked) > 0 {
+		t.Error("a dialog that is slow to go is asked twice")
+	}
+	s.show("\x1b[H\x1b[2Jworking", 300*time.Millisecond)
+	if asked := s.show(claudeDialog("touch a"), time.Second); len(asked) != 1 {
+		t.Errorf("asked again with the same words: %d prompts", len(asked))
+	}
+}
+
+// TestQuestionRightAfterAnswer: another dialog in the place of the answered one is asked at once,
+// with its own choices.
+func TestQuestionRightAfterAnswer(t *testing.T) {
+	s := newStage(t, "opencode", "")
+	s.one(strings.Repeat("\r\n", 20) +
+		"  ┃  △ Permission required\r\n  ┃\r\n  ┃  $ touch a\r\n  ┃\r\n" +
+		"  ┃   \x1b[48;5;215mAllow once\x1b[0m   Allow always   Reject   ⇆ select  enter confirm\x1b[?25l")
+	s.d.Typed([]byte("\r"), s.now)
+	s.d.Sleep(s.now.Add(150 * time.Millisecond))
+	tp, err := openTape(filepath.Join("testdata", "recordings", "opencode-always.cast"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.d.Resize(tp.Height, tp.Width, s.now)
+	for _, e := range tp.events {
+		if e.kind == "o" {
+			s.d.Feed([]byte(e.data), s.now)
+		}
+	}
+	asked := s.wait(150*time.Millisecond + settle)
+	if len(asked) != 1 || s.d.Gone(s.tty, s.now) {
+		t.Fatalf("another question right after an answer: %d prompts", len(asked))
+	}
+	p := asked[0]
+	if !p.Permission || p.Pointer != 0 || *p.SafeDefault != "2" || p.Choices[1].Label != "Cancel" ||
+		p.Question != "This will allow the following patterns until OpenCode is restarted" {
+		t.Errorf("%+v", p)
+	}
+}
+
+// TestRestBeforeItIsAskedAnew: where only what stands above a question changes, it is asked anew a second after that has
+// come to rest; what never does is asked without it, once; of questions that nobody answered six follow in a minute.
+func TestRestBeforeItIsAskedAnew(t *testing.T) {
+	paint := func(above string, i int) string {
+		return fmt.Sprintf("\x1b[H\x1b[J%s %c\r\nProceed? (y/n) ", above, 'a'+rune(i)%26)
+	}
+	s := newStage(t, "x", "reading canon echo")
+	s.one(paint("delete", 1))
+	if asked := s.show(paint("delete", 2), 900*time.Millisecond); len(asked) > 0 {
+		t.Error("asked before it came to rest")
+	}
+	if asked := s.wait(200 * time.Millisecond); len(asked) != 1 ||
+		!strings.Contains(asked[0].Full, "delete c") {
+		t.Errorf("come to rest: %d", len(asked))
+	}
+	s.wait(30 * time.Second)
+	if asked := s.show(paint("forget", 3), 2*time.Second); len(asked) != 1 ||
+		!strings.Contains(asked[0].Full, "forget d") {
+		t.Errorf("changed after a long rest: %+v", asked)
+	}
+	s = newStage(t, "x", "reading canon echo")
+	var asked []*Prompt
+	for i := range 100 { // changes faster than anything settles
+		asked = append(asked, s.show(paint("delete", i), 50*time.Millisecond)...)
+	}
+	if len(asked) > 0 {
+		t.Errorf("%d questions in the first 5 s", len(asked))
+	}
+	for i := range 200 {
+		asked = append(asked, s.show(paint("restless", i), 50*time.Millisecond)...)
+	}
+	if len(asked) != 1 || !asked[0].Cut ||
+		strings.Contains(asked[0].Full+asked[0].Above, "restless") {
+		t.Fatalf("restless: %d questions", len(asked))
+	}
+	if now := s.d.Look(s.tty, s.now); !asked[0].same(now) {
+		t.Error("and it does not stand there")
+	}
+	for typed, most := range map[bool]int{false: 1 + maxReplaced, true: 24} {
+		s, n := newStage(t, "x", "reading canon echo"), 0
+		for i := range 24 {
+			n += len(s.show(fmt.Sprintf("\x1b[H\x1b[JDelete file %d? (y/n) ", i), 2*time.Second))
+			if typed {
+				s.d.Typed([]byte("n"), s.now)
+			}
+		}
+		if n != most {
+			t.Errorf("typed %v: %d questions in 48 s, want %d", typed, n, most)
+		}
+		if typed {
+			continue
+		}
+		if more := len(s.wait(16 * time.Second)); more != 1 {
+			t.Errorf("when the minute is over: %d", more)
+		}
+	}
+}
+
+// TestIdleOnce: the end of a turn is announced once, whatever is drafted in the box, and again
+// after the next turn.
+func TestIdleOnce(t *testing.T) {
+	box := "\x1b]0;✳ Claude Code\a\x1b[H\x1b[2Jhello\r\n──────\r\n❯\u00a0\r\n──────\x1b[?25l\x1b[3;3H"
+	s := newStage(t, "claude", "")
+	if p := s.one(box); !p.Idle || p.SafeDefault != nil || s.d.Activity() != "idle" {
+		t.Fatalf("%+v", p)
+	}
+	if asked := s.show("\x1b[3;3Hdraft\x1b[3;8H", time.Second); len(asked) > 0 {
+		t.Error("a draft is no question")
+	}
+	if asked := s.show("\x1b[3;3H\x1b[K", time.Second); len(asked) > 0 {
+		t.Error("an emptied draft is announced again")
+	}
+	s.show("\x1b]0;◐ Claude Code\a", time.Second)
+	if asked := s.show(box, time.Second); len(asked) != 1 {
+		t.Error("the end of the next turn is not announced")
+	}
+}
+
+// TestHostileOutput: noise, endless strings and printed dialogs of a program that works ask nothing
+// and take no memory.
+func TestHostileOutput(t *testing.T) {
+	rnd := mrand.New(mrand.NewSource(1))
+	var before, after runtime.MemStats
+	s := newStage(t, "generic", "busy canon echo")
+	runtime.ReadMemStats(&before)
+	chunk := make([]byte, 64<<10)
+	for range 32 {
+		rnd.Read(chunk)
+		if asked := s.show(string(chunk), 50*time.Millisecond); len(asked) > 0 {
+			t.Fatalf("noise asks %q", asked[0].Excerpt)
+		}
+	}
+	for range 32 { // a string that never ends
+		s.show("\x1b]0;"+strings.Repeat("A", 64<<10), 50*time.Millisecond)
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if after.HeapAlloc > before.HeapAlloc+(4<<20) {
+		t.Errorf("heap grew by %d KiB", (after.HeapAlloc-before.HeapAlloc)>>10)
+	}
+	if len(s.d.Raw()) != 4096 {
+		t.Errorf("%d bytes kept", len(s.d.Raw()))
+	}
+	s = newStage(t, "generic", "busy canon echo") // a copy of a dialog, line by line, for an hour
+	for range 600 {
+		asked := s.show(claudeDialog("rm -rf /")+"\r\nContinue? (y/n) ", 200*time.Millisecond)
+		if len(asked) > 0 {
+			t.Fatalf("a copy asks %q", asked[0].Excerpt)
+		}
+	}
+}
+
+// FuzzDetector: output asks the same whole and cut anywhere.
+func FuzzDetector(f *testing.F) {
+	f.Add("claude", "", []byte(claudeDialog("touch a")), int64(1))
+	f.Add("generic", "reading canon echo", []byte("Continue? (y/n) "), int64(2))
+	f.Add("generic", "reading raw noecho",
+		[]byte("\x1b[?25l? Pick (Use arrow keys)\r\n❯ a\r\n  b\r\n"), int64(3))
+	f.Add("generic", "reading raw noecho",
+		[]byte("┌──┐\r\n│ Go? │\r\n│ <Yes>  <No> │\r\n└──┘\x1b[?25l"), int64(4))
+	f.Add("opencode", "", []byte("┃ $ a\r\n┃ Allow once   Reject  ⇆ select\x1b[?25l"), int64(5))
+	f.Add("generic", "reading canon noecho", []byte("(1) a\r\n  p   b\r\n[12?q]? <y>? [Ynq] "),
+		int64(6))
+	f.Fuzz(func(t *testing.T, tool, tty string, output []byte, seed int64) {
+		rnd := mrand.New(mrand.NewSource(seed))
+		whole := promptsOf(tool, tty, output, func() int { return len(output) })
+		cut := promptsOf(tool, tty, output, func() int { return rnd.Intn(9) })
+		if !slices.Equal(whole, cut) {
+			t.Errorf("whole %q, in pieces %q", whole, cut)
+		}
+	})
+}
+
+// promptsOf replays output cut at the given places, all at once, and lets it settle.
+func promptsOf(tool, tty string, output []byte, cut func() int) (asked []string) {
+	d := newDetector(adapterFor(tool), 24, 80, DetectOptions{})
+	now, state := detectorStart, parseTTY(tty)
+	for len(output) > 0 {
+		n := min(max(cut(), 1), len(output))
+		d.Feed(output[:n], now)
+		output = output[n:]
+	}
+	for range 60 {
+		if p := d.Tick(state, now); p != nil {
+			asked = append(asked, p.Fingerprint+p.Excerpt)
+		}
+		now = now.Add(100 * time.Millisecond)
+	}
+	return asked
+}
+
+// BenchmarkDetectorFlood feeds lines of a build to a detector as a session does.
+func BenchmarkDetectorFlood(b *testing.B) {
+	line := []byte(strings.Repeat("some plain output of a build, 80 columns of it, with nothing to ask in it.....\r\n",
+		800))
+	d := newDetector(adapterFor("generic"), 30, 100, DetectOptions{})
+	b.SetBytes(int64(len(line)))
+	now := detectorStart
+	for b.Loop() {
+		d.Feed(line, now)
+		now = now.Add(time.Millisecond)
+		if next := d.Next(now); !next.IsZero() && !next.After(now) {
+			d.Tick(TTYState{}, now)
+		}
+	}
+}
+
+// BenchmarkDetectorLook feeds and judges a dialog of claude.
+func BenchmarkDetectorLook(b *testing.B) {
+	d := newDetector(adapterFor("claude"), 30, 100, DetectOptions{})
+	for b.Loop() {
+		d.Feed([]byte(claudeDialog("touch a")), detectorStart)
+		d.Look(TTYState{}, detectorStart)
+	}
+}
+
+// ---- detect.go: what waiting may type ----
+// Silence refuses or does nothing.
+
+// TestWaitingNeverAffirms: whatever a list, a marker or a press-key line says, in any language and any order, waiting
+// types what is known to refuse, or nothing.
+func TestWaitingNeverAffirms(t *testing.T) {
+	for _, c := range []struct{ tty, screen, want string }{
+		{"reading canon echo", "Go on? (y/N) ", "n"},
+		{"reading canon echo", "Go on? [Y/n] ", "n"},
+		{"reading canon echo", "Weiter? (j/N) ", ""},
+		{"reading canon echo", "Continuer ? (o/n) ", ""},
+		{"reading canon echo", "Stage this hunk [y,n,q,a,d,e,?]? ", "n"},
+		{"reading canon echo", "Overwrite? ", ""},
+		{"reading canon echo", "Cancel the installation? (y/N) ", ""},
+		{"reading canon echo", "Keep the file? [y/n] ", ""},
+		{"reading canon echo", "Save changes? [y/n] ", ""},
+		{"reading canon echo", "1. deploy\r\n2. abort\r\nChoose [1]: ", "2"},
+		{"reading canon echo", "1. deploy\r\n2. quit\r\nChoose [1]: ", ""},
+		{"reading canon echo", "1. Cancel the order\r\n2. Ship it\r\nChoose: ", ""},
+		{"reading canon echo", "Press Enter to continue", "enter"},
+		{"reading canon echo", "Press any key to continue . . . ", "enter"},
+		{"reading canon echo", "Press [ENTER] to wipe the disk or Ctrl-C to cancel", ""},
+		{"reading canon echo", "Press Enter to delete everything ", ""},
+		{"reading canon echo", "Ctrl-C aborts.\r\nPress Enter to continue ", ""},
+		{"reading canon echo", "Wipe the disk?\r\nPress Enter to continue ", ""},
+		{"reading canon echo", "Your name: ", ""},
+		{"reading canon noecho", "Password: ", ""},
+		{"reading raw noecho", "\x1b[?25lWeiter?\r\n❯ Ja\r\n  Nein\r\n", ""},
+		{"reading raw noecho", "\x1b[?25lGo?\r\n❯ Да\r\n  Нет\r\n", ""},
+		{"reading raw noecho", "\x1b[?25lRun it?\r\n❯ ✓ Yes, execute this tool\r\n  ✗ No\r\n", "2"},
+		{"reading raw noecho", "\x1b[?25lRun it?\r\n❯ Yes\r\n  Don't ask again\r\n", ""},
+		{"reading raw noecho", "\x1b[?25lRun it?\r\n❯ Yes\r\n  No changes, deploy\r\n", ""},
+	} {
+		s := newStage(t, "x", c.tty)
+		asked := s.show(c.screen, 20*time.Second)
+		got := ""
+		for _, p := range asked {
+			checkDefault(t, p)
+			if p.SafeDefault != nil {
+				got = *p.SafeDefault
+			}
+		}
+		if got != c.want || len(asked) == 0 {
+			t.Errorf("%q: %d questions, waiting types %q, want %q", c.screen, len(asked), got,
+				c.want)
+		}
+	}
+}
+
+// TestCutHasNoDefault: of a question whose text above never comes to rest only a refusal is typed by waiting.
+func TestCutHasNoDefault(t *testing.T) {
+	for text, want := range map[string]bool{"Press Enter to continue ": false,
+		"Go on? (y/n) ": true} {
+		s, asked := newStage(t, "x", "reading canon echo"), 0
+		for i := range 60 { // a line of a log every 300 ms
+			for _, p := range s.show(fmt.Sprintf("\r\x1b[Kline %c\r\n%s", 'a'+i%26, text),
+				300*time.Millisecond) {
+				if p.Cut {
+					asked++
+				}
+				if p.Cut && (p.SafeDefault != nil) != want {
+					t.Errorf("%q: waiting types %v", text, p.SafeDefault)
+				}
+			}
+		}
+		if asked != 1 {
+			t.Errorf("%q was asked %d times without what stands above it, want once", text, asked)
+		}
+	}
+}
+
+// TestSafeDefaultsCannotGrant: no configured default allows a permission or says yes.
+func TestSafeDefaultsCannotGrant(t *testing.T) {
+	for _, typ := range []PromptType{YesNo, MultipleChoice, ConfirmEnter, FreeText} {
+		d := newDetector(adapterFor("claude"), 30, 100,
+			DetectOptions{SafeDefaults: map[PromptType]string{typ: "1", YesNo: "y"}})
+		d.Feed([]byte(claudeDialog("touch a")), detectorStart)
+		p := d.Look(TTYState{}, detectorStart)
+		if p == nil || !p.Permission || *p.SafeDefault != "3" {
+			t.Errorf("%s: %+v", typ, p)
+		}
+		d = newDetector(adapterFor("x"), 30, 100,
+			DetectOptions{SafeDefaults: map[PromptType]string{YesNo: "y"}})
+		d.Feed([]byte("Go on? [Y/n] "), detectorStart)
+		if p := d.Look(parseTTY("reading canon echo"), detectorStart); p == nil ||
+			*p.SafeDefault != "n" {
+			t.Errorf("yes/no: %+v", p)
+		}
+	}
+	s := newStage(t, "generic", "reading canon echo")
+	s.d.o.SafeDefaults = map[PromptType]string{MultipleChoice: "2"}
+	if p := s.one("1) red\r\n2) blue\r\nYour choice: "); *p.SafeDefault != "2" {
+		t.Errorf("a menu without permissions: %q", *p.SafeDefault)
+	}
+}
+
+// TestConfiguredDefaults: a safe default that is configured counts for lists and texts in which nothing grants, refuses, is
+// secret, cut or guessed, and for nothing else.
+func TestConfiguredDefaults(t *testing.T) {
+	all := map[PromptType]string{MultipleChoice: "blue", FreeText: "x", YesNo: "y", Unknown: "x"}
+	list := func(labels ...string) (out string) {
+		for i, l := range labels {
+			out += fmt.Sprintf("%d) %s\r\n", i+1, l)
+		}
+		return out + "Your choice: "
+	}
+	const canon = "reading canon echo"
+	for _, c := range []struct {
+		name, tty, screen string
+		set               map[PromptType]string
+		want              string // "-": nothing
+	}{
+		{"by label", canon, list("red", "Blue"), all, "2"},
+		{"by key", canon, list("red", "blue"), map[PromptType]string{MultipleChoice: "1"}, "1"},
+		{"not there", canon, list("red", "green"), all, "-"},
+		{"not set", canon, list("red", "blue"), nil, "-"},
+		{"one grants", canon, list("Yes", "blue"), all, "-"},
+		{"one refuses", canon, list("Quit", "blue"), all, "-"},
+		{"one is known to refuse", canon, list("blue", "No"), all, "2"},
+		{"turned", canon, "1) blue\r\n2) No\r\nCancel the order, which one? ", all, "-"},
+		{"text", canon, "Your name: ", all, "x"},
+		{"text, not set", canon, "Your name: ", nil, "-"},
+		{"secret", "reading canon noecho", "Password: ", all, "-"},
+		{"guessed", canon, "Overwrite it? ", all, "-"},
+		{"idle", canon, "$ ", all, "-"},
+		{"enter", canon, "Press Enter to continue", nil, "enter"},
+		{"enter, made esc", canon, "Press Enter to continue", map[PromptType]string{ConfirmEnter: "esc"}, "esc"},
+		{"enter, made nothing", canon, "Press Enter to continue", map[PromptType]string{ConfirmEnter: ""}, "-"},
+		{"enter, cut", canon, strings.Repeat("a line\r\n", maxScrollback+100) + "Press Enter to continue", nil, "-"},
+		{"list, cut", canon, strings.Repeat("a line\r\n", maxScrollback+100) + list("red", "blue"), all, "-"},
+		{"ticks", "reading raw noecho", "\x1b[?25lToppings? (space to select)\r\n❯ [ ] No\r\n  [ ] Blue\r\n", all, "-"},
+		{"escape", "reading raw noecho", "\x1b[?25lPick:\r\n❯ Red\r\n  Green\r\n\r\nEsc to cancel\r\n", nil, "esc"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newStage(t, "x", c.tty)
+			s.d.o.SafeDefaults = c.set
+			s.d.Feed([]byte(c.screen), s.now)
+			p := s.d.Look(s.tty, s.now)
+			if p == nil {
+				t.Error("asks nothing")
+				return
+			}
+			got := "-"
+			if p.SafeDefault != nil {
+				got = *p.SafeDefault
+			}
+			if got != c.want {
+				t.Errorf("%s %q gets %q, want %q", p.Type, p.Question, got, c.want)
+			}
+		})
+	}
+}
+
+// ---- detect.go: safe text ----
+// Tricks are made visible, secrets are left out.
+
+// TestLongCommandIsNotHidden: a command is shown from its beginning to its dangerous end, whatever
+// it does to look shorter.
+func TestLongCommandIsNotHidden(t *testing.T) {
+	s := newStage(t, "claude", "")
+	var lines []string
+	for i := range 12 {
+		lines = append(lines, fmt.Sprintf("echo harmless line number %d of many", i))
+	}
+	p := s.one(claudeDialog("cd /srv\n" + strings.Join(lines, "\n") + "\nrm -rf /precious"))
+	if p.Cut || !strings.HasPrefix(p.Excerpt, "cd /srv") ||
+		!strings.Contains(p.Excerpt, "rm -rf /precious") ||
+		!strings.Contains(p.Excerpt, "proceed?") || !strings.HasSuffix(p.Excerpt, "…") ||
+		len(p.Excerpt) > 200 {
+		t.Errorf("cut %v, excerpt %q", p.Cut, p.Excerpt)
+	}
+	for _, l := range append(lines, "rm -rf /precious", "1. Yes") {
+		if !strings.Contains(p.Full, l) {
+			t.Errorf("the full text lacks %q", l)
+		}
+	}
+	if p := newStage(t, "claude", "").one(claudeDialog("touch a")); p.Cut ||
+		p.Excerpt != "touch a\nDo you want to proceed?" {
+		t.Errorf("cut %v, excerpt %q", p.Cut, p.Excerpt)
+	}
+	for _, trick := range []string{"echo hi\n╌╌╌╌\nrm -rf /x\n╌╌╌╌", "Tip: || rm -rf /x",
+		"echo Do you want to proceed?; rm -rf /x", "$ a\n\nrm -rf /x"} {
+		if p := newStage(t, "claude", "").one(claudeDialog(trick)); !strings.Contains(p.Excerpt,
+			"rm -rf /x") {
+			t.Errorf("%q hides its danger: %q", trick, p.Excerpt)
+		}
+	}
+	dialog := strings.Replace(claudeDialog("touch a"), " Say hi", " ↑ 16 more lines", 1)
+	if p := newStage(t, "claude", "").one(dialog); !p.Cut {
+		t.Error("a dialog clipped by the window is not marked as cut")
+	}
+}
+
+// TestTricksAreShown: what is shown is what the screen shows, with hidden characters made visible
+// and secrets left out.
+func TestTricksAreShown(t *testing.T) {
+	s := newStage(t, "generic", "reading canon echo")
+	if p := s.one("rm -rf ~\rls -l    \r\nRun ls? [y/N] "); strings.Contains(p.Full, "rm -rf") {
+		t.Errorf("full text is not what the screen shows: %q", p.Full)
+	}
+	p := newStage(t, "generic", "reading canon echo").one("Run a\u200bb\u202etxt.exe? [y/N] ")
+	if !strings.Contains(p.Excerpt, `\u{200B}`) || !strings.Contains(p.Excerpt, `\u{202E}`) {
+		t.Errorf("hidden characters: %q", p.Excerpt)
+	}
+	p = newStage(t, "generic", "reading canon echo").one(
+		"Use https://bob:hunter22@h/ and ghp_0123456789abcdefghijABCDEFGHIJ? [y/N] ")
+	if strings.Contains(p.Excerpt+p.Question+p.Full+p.Recent, "hunter22") ||
+		strings.Contains(p.Full+p.Recent, "ghp_0123") {
+		t.Errorf("secrets: %q", p.Excerpt)
+	}
+}
+
+// TestVisible: characters that hide or reorder text are written out, all others stay.
+func TestVisible(t *testing.T) {
+	for in, want := range map[string]string{
+		"plain ascii, ü, 日本, 🎉\n\t": "plain ascii, ü, 日本, 🎉\n\t",
+		"a\x1b[31mb\x7f\r":          `a\u{001B}[31mb\u{007F}\u{000D}`,
+		"\u0085\u009b":              `\u{0085}\u{009B}`,
+		"\u00ad\u061c\u180e":        `\u{00AD}\u{061C}\u{180E}`,
+		"\u200b\u200f\u2028\u202e":  `\u{200B}\u{200F}\u{2028}\u{202E}`,
+		"\u2060\u206f\ufe00\ufe0f":  `\u{2060}\u{206F}\u{FE00}\u{FE0F}`,
+		"\ufeff\ufff9\ufffb":        `\u{FEFF}\u{FFF9}\u{FFFB}`,
+		"\U000e0000\U000e01ef":      `\u{E0000}\u{E01EF}`,
+	} {
+		if got := visible(in); got != want {
+			t.Errorf("visible(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+// TestRedact: keys, tokens and passwords are left out, and nothing that only looks like a URL or a
+// command.
+func TestRedact(t *testing.T) {
+	for _, secret := range []string{
+		"AKIAIOSFODNN7EXAMPLE", "ghp_16C7e42F292c6912E7710c838347Ae178B4a", "sk-ant-REDACTED-REDACTED-1234",
+		"xoxb-123456789012-abcdefghijkl", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
+		"-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "123456789:AAE-abcdefghijklmnopqrstuvwxyz012345",
+	} {
+		if got := redact("use " + secret + " now"); got != "use [redacted] now" {
+			t.Errorf("redact(%q) = %q", secret, got)
+		}
+	}
+	for in, want := range map[string]string{
+		"curl https://bob:hunter2@h/x":        "curl https://bob:[redacted]h/x",
+		"password=hunter22 next":              "password=[redacted] next",
+		`{"api_key": "abcdef"}`:               `{"api_key": "[redacted]"}`,
+		"Authorization: Bearer abcdefgh12345": "Authorization: Bearer [redacted]",
+		"git push origin main":                "git push origin main",
+		"http://localhost:8080/a@b":           "http://localhost:8080/a@b",
+	} {
+		if got := redact(in); got != want {
+			t.Errorf("redact(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+// TestClip: a text is cut on a rune's boundary to so many bytes, and ends with an ellipsis only
+// then.
+func TestClip(t *testing.T) {
+	for n := range 20 {
+		got := clip("aü日🎉bcdefghij", n)
+		if len(got) > max(n, 3) || !utf8.ValidString(got) ||
+			!strings.HasSuffix(got, "…") && n < 18 {
+			t.Errorf("clip to %d: %q", n, got)
+		}
+	}
+	if clip("abc", 3) != "abc" {
+		t.Error("clipped without need")
+	}
+}
+
+// ---- detect.go: recordings and lab ----
+// Recordings and scenarios are written, played again and judged.
+
+// TestRecordingPlays writes a recording with runes cut anywhere and plays it again.
+func TestRecordingPlays(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "r.cast")
+	c, err := startRecording(path, "demo", Size{Rows: 5, Cols: 40}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := "Größe 日本 🎉? (y/n) "
+	for i := range len(text) {
+		c.output([]byte(text[i:i+1]), c.start.Add(time.Duration(i)*time.Millisecond))
+	}
+	c.tty(TTYState{
+		Reading:   ReadingYes,
+		Canonical: true,
+		Echo:      true,
+	}, c.start.Add(50*time.Millisecond))
+	if err := c.end(c.start.Add(2 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	played, err := openTape(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var asked []string
+	d := replay(played, DetectOptions{
+		Threshold:   0.65,
+		Stuck:       2 * time.Second,
+		BufferBytes: 4096,
+	}, func(e labEvent) {
+		asked = append(asked, string(e.Type))
+	})
+	got := d.Screen.Text()
+	if got != strings.TrimSpace(text) || !slices.Equal(asked, []string{"yes_no"}) {
+		t.Errorf("it plays as %q and asks %q", got, asked)
+	}
+}
+
+// Whatever write of a recording fails, its end tells it.
+func TestRecordingTellsItsFirstError(t *testing.T) {
+	for _, room := range []int{0, 10, 5000, 40000} {
+		t.Run(fmt.Sprint(room), func(t *testing.T) {
+			now := time.Unix(0, 0)
+			c := newCast(&brokenWriter{room}, castHeader{Title: "demo"}, now)
+			for range 10 {
+				c.output(bytes.Repeat([]byte("x"), 5000), now)
+				c.event("i", "y", now)
+				c.tty(TTYState{Reading: ReadingBusy}, now)
+			}
+			if err := c.close(now); !errors.Is(err, errBroken) {
+				t.Errorf("it ends with %v", err)
+			}
+		})
+	}
+}
+
+// brokenWriter takes some bytes and fails from then on.
+type brokenWriter struct{ room int }
+
+func (w *brokenWriter) Write(p []byte) (int, error) {
+	n := min(len(p), w.room)
+	w.room -= n
+	if n < len(p) {
+		return n, errBroken
+	}
+	return n, nil
+}
+
+var errBroken = errors.New("no space left")
+
+// The words of the terminal's state say the same when they are read again.
+func TestTTYWords(t *testing.T) {
+	for _, reading := range []Reading{ReadingUnknown, ReadingYes, ReadingBusy} {
+		for _, bit := range []bool{false, true} {
+			for _, echo := range []bool{false, true} {
+				state := TTYState{reading, bit, echo}
+				if got := parseTTY(state.words()); got != state {
+					t.Errorf("%q reads as %+v", state.words(), got)
+				}
+			}
+		}
+	}
+}
+
+// TestScenarios: every scenario in testdata asks what it says it asks, or nothing, and nothing
+// while its program works.
+func TestScenarios(t *testing.T) {
+	files, _ := filepath.Glob("testdata/scenarios/*.json")
+	questions := 0
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			tp, err := openTape(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var seen []labEvent
+			replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) })
+			if why := tp.want.check(seen); why != nil {
+				t.Error(why)
+			}
+			for _, e := range seen {
+				checkPrompt(t, e.Prompt)
+			}
+			if tp.want["expected_type"] == nil {
+				return
+			}
+			questions++
+			if !strings.HasPrefix(tp.want.text("tty"), "reading canon echo") ||
+				tp.Title != "generic" {
+				return
+			}
+			seen = nil // the same text by a program that goes on working
+			for i := range tp.events {
+				if tp.events[i].kind == "t" {
+					tp.events[i].data = "busy canon echo"
+				}
+			}
+			replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) })
+			if len(seen) > 0 {
+				t.Errorf("asks %q although nobody reads", seen[0].Excerpt)
+			}
+		})
+	}
+	if others := len(files) - questions; questions < 60 || others < 60 {
+		t.Errorf("%d questions and %d others, want at least 60 of each", questions, others)
+	}
+}
+
+// checkPrompt tests what holds for every prompt.
+func checkPrompt(t *testing.T, p *Prompt) {
+	t.Helper()
+	if len(p.Excerpt) > 200 || !utf8.ValidString(p.Excerpt) ||
+		p.Excerpt == "" && p.Type != Unknown {
+		t.Errorf("excerpt %q", p.Excerpt)
+	}
+	if p.Score < 0.60 || p.Score > 1 || len(p.Signals) == 0 || p.Fingerprint == "" ||
+		len(p.Full) > 16<<10 {
+		t.Errorf("score %v, signals %v, fingerprint %q, %d bytes of full text", p.Score, p.Signals,
+			p.Fingerprint, len(p.Full))
+	}
+	if len(p.Choices) > 9 || utf8.RuneCountInString(p.Recent) > 500 {
+		t.Errorf("%d choices, %d characters", len(p.Choices), utf8.RuneCountInString(p.Recent))
+	}
+	for i, c := range p.Choices {
+		if utf8.RuneCountInString(c.Label) > 60 || c.Key == "" || p.Axis == "" && c.Keys == "" {
+			t.Errorf("choice %d: %+v", i, c)
+		}
+	}
+	checkDefault(t, p)
+}
+
+// Of several expectations that fail it is always the same one that the lab tells.
+func TestScenarioTellsTheSame(t *testing.T) {
+	s := scenario{"expected_type": "TYPE_YES_NO", "expected_secret": true, "expected_excerpt": "x"}
+	for range 50 {
+		err := s.check(nil)
+		if err == nil || !strings.HasPrefix(err.Error(), "expected_excerpt: ") {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestRecordings prints the figures over the shared recordings, and holds them to the goals.
+func TestRecordings(t *testing.T) {
+	dir := filepath.Join(screenShared(), "recordings")
+	data, err := os.ReadFile(filepath.Join(dir, "index.jsonl"))
+	if err != nil {
+		t.Skip("no shared recordings (set ATLASBRIDGE_SHARED):", err)
+	}
+	// What is found today: a figure may only rise. The goals are 99, 97 and 95 % (SPEC 10).
+	floor := map[string]float64{
+		"questions found, agent":          87,
+		"questions found, generic":        96,
+		"right type, agent":               96,
+		"right type, generic":             87,
+		"menus with all choices, agent":   100,
+		"menus with all choices, generic": 95,
+	}
+	sum := tally{}
+	for dec := json.NewDecoder(bytes.NewReader(data)); dec.More(); {
+		var l label
+		if err := dec.Decode(&l); err != nil {
+			t.Fatal(err)
+		}
+		tp, err := openTape(filepath.Join(dir, l.File))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var seen []labEvent
+		replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) })
+		for _, e := range seen {
+			checkPrompt(t, e.Prompt)
+		}
+		sum.add(&l, seen)
+	}
+	for k := range floor {
+		if sum[k][1] == 0 {
+			t.Errorf("%s: no recording is of that kind", k)
+		}
+	}
+	for _, k := range slices.Sorted(maps.Keys(sum)) {
+		n := sum[k]
+		share := 100 * float64(n[0]) / float64(n[1])
+		t.Logf("%-45s %4d of %4d  %5.1f %%", k, n[0], n[1], share)
+		if share < floor[k] || strings.HasPrefix(k, "busy") && share > 2 {
+			t.Errorf("%s: %.1f %%", k, share)
+		}
+	}
+}
+
+// tally counts hits and cases of each figure.
+type tally map[string][2]int
+
+// hit counts a case of a figure, and whether it was right.
+func (t tally) hit(figure string, yes bool) {
+	n := t[figure]
+	n[1]++
+	if yes {
+		n[0]++
+	}
+	t[figure] = n
+}
+
+// add counts what a recording asked in the figures that it belongs to.
+func (t tally) add(l *label, seen []labEvent) {
+	if l.Waiting == nil {
+		return
+	}
+	asked := slices.DeleteFunc(slices.Clone(seen), func(e labEvent) bool {
+		return e.Idle || l.Source == "agent" && l.At != nil && e.T < *l.At-0.5
+	})
+	switch {
+	case l.Label == "repl" || l.Label == "idle":
+		t.hit("idle boxes and REPLs, "+l.Source, len(seen) > 0 && seen[len(seen)-1].Idle)
+	case l.Label == "fullscreen":
+		t.hit("full-screen programs left alone", len(asked) == 0)
+	case l.Label == "confirm": // a hint that stands for less than a second
+	case !*l.Waiting && l.Source == "agent": // some of these show a dialog before the work that is meant
+	case !*l.Waiting:
+		t.hit("busy taken for waiting", len(asked) > 0)
+	default:
+		t.hit("questions found, "+l.Source, len(asked) > 0)
+		if len(asked) == 0 {
+			return
+		}
+		e := asked[len(asked)-1]
+		if l.Source == "agent" {
+			e = asked[0]
+		}
+		kind := PromptType(l.Label)
+		switch l.Label {
+		case "secret":
+			kind = FreeText
+		case "pager":
+			kind = ConfirmEnter
+		}
+		t.hit("right type, "+l.Source, e.Type == kind && e.Secret == (l.Label == "secret"))
+		t.hit("delay ≤ 150 ms", e.delay <= 150*time.Millisecond)
+		if slices.Contains(e.Signals, "protocol") || slices.Contains(e.Signals, "title") {
+			t.hit("delay ≤ 50 ms where the tool says so", e.delay <= 50*time.Millisecond)
+		}
+		if e.Type == MultipleChoice {
+			t.hit("menus with all choices, "+l.Source, len(e.Choices) >= min(len(l.Choices), 9))
+		}
+	}
+}
+
+// label is a line of index.jsonl: what a person says a recording shows.
+type label struct {
+	File, Label, Source string
+	Waiting             *bool
+	At                  *float64 `json:"t_wait"`
+	Choices             []string
+}
+
+// TestLab: lab prints an event as documented, explains it, shows the screen, and fails for what it
+// cannot read.
+func TestLab(t *testing.T) {
+	dir := t.TempDir()
+	lab := func(args ...string) (string, int) {
+		code, out, _ := cli(t, dir, append([]string{"lab"}, args...)...)
+		return out, code
+	}
+	cast := filepath.Join("testdata", "recordings", "generic-tune2fs.cast")
+	out, code := lab("--json", cast)
+	var e map[string]any
+	if err := json.Unmarshal([]byte(out), &e); err != nil || code != 0 {
+		t.Fatalf("%v, exit %d: %s", err, code, out)
+	}
+	want := strings.Fields("choices confidence cut excerpt file fingerprint idle multi permission question safe_default " +
+		"score secret shown signals t type")
+	if got := slices.Sorted(maps.Keys(e)); !slices.Equal(got, want) {
+		t.Errorf("fields %q, want %q", got, want)
+	}
+	out, code = lab("--explain", cast)
+	if code != 0 || !strings.Contains(out, "pattern+tty") || !strings.Contains(out, "Label:Yes") {
+		t.Errorf("exit %d: %s", code, out)
+	}
+	out, _ = lab("--screen", cast)
+	if !strings.Contains(out, "Proceed anyway (or wait 5 seconds to proceed) ? (y,N)") {
+		t.Error(out)
+	}
+	bad := filepath.Join(dir, "bad.json")
+	os.WriteFile(bad,
+		[]byte(`{"tool":"generic","pty_output":"hello\r\n","expected_type":"TYPE_YES_NO"}`), 0o600)
+	self := filepath.Join(dir, "self.json")
+	os.WriteFile(self, []byte(`{"tool":"generic","recording":"self.json"}`), 0o600)
+	for _, args := range [][]string{{bad}, {self}, {dir}, {filepath.Join(dir, "missing")},
+		{"detect.go"}} {
+		if _, code := lab(args...); code != 1 {
+			t.Errorf("lab %q: exit %d, want 1", args, code)
+		}
+	}
+}
+
+// FuzzTape: any recording or scenario is refused or replayed, and asks nothing longer than the
+// limits.
+func FuzzTape(f *testing.F) {
+	f.Add("a.cast",
+		[]byte("{\"version\":2,\"width\":80,\"height\":24}\n[0.1,\"o\",\"Go? [y/N] \"]\n[0.2,\"t\",\"reading "+
+			"canon echo\"]\n[1,\"r\",\"40x10\"]\n"))
+	f.Add("a.json",
+		[]byte(`{"tool":"claude","pty_output":"Go? (y/n) ","expected_type":"TYPE_YES_NO"}`))
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, name string, data []byte) {
+		path := filepath.Join(dir, "tape")
+		if filepath.Ext(name) == ".json" {
+			path += ".json"
+		}
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		tp, err := openTape(path)
+		if err != nil || len(tp.events) > 1000 || tp.Height > 200 || tp.Width > 200 {
+			return
+		}
+		for _, e := range tp.events {
+			if e.t > 60 || e.kind == "r" {
+				return
+			}
+		}
+		replay(tp, DetectOptions{}, func(e labEvent) {
+			if len(e.Excerpt) > 200 || len(e.Choices) > 9 {
+				t.Errorf("%+v", e.Prompt)
+			}
+		})
+	})
+}
+
+// ---- telegram.go: call and pacing ----
+// A call succeeds, is tried again or says why, within the rate.
+
+// TestTelegramErrors: an answer that is none is temporary, a refusal is not, and neither shows the
+// token or the URL.
+func TestTelegramErrors(t *testing.T) {
+	reply := func(code int, body string) func(string, http.ResponseWriter) bool {
+		return func(_ string, w http.ResponseWriter) bool {
+			w.WriteHeader(code)
+			io.WriteString(w, body)
+			return true
+		}
+	}
+	for _, c := range []struct {
+		name      string
+		fault     func(string, http.ResponseWriter) bool
+		temporary bool
+		want      string
+	}{
+		{"refused", reply(403, `{"ok":false,"error_code":403,"description":"Forbidden: bot was blocked by the user"}`),
+			false, "403: Forbidden"},
+		{"server", reply(502, `{"ok":false,"error_code":502,"description":"Bad Gateway"}`), true, "502"},
+		{"page", reply(404, `<html>proxy</html>`), true, "404 Not Found"},
+		{"garbage", reply(200, `{"ok":tr`), true, "200 OK"},
+		{"empty", reply(200, ""), true, "200 OK"},
+		{"null", reply(200, "null"), true, "200 OK"},
+		{"redirect", func(_ string, w http.ResponseWriter) bool {
+			w.Header().Set("Location", "http://example.invalid/")
+			w.WriteHeader(302)
+			return true
+		}, true, "302 Found"},
+		{"cut", func(_ string, w http.ResponseWriter) bool { panic(http.ErrAbortHandler) }, true, "EOF"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			srv := newBotAPI(t)
+			srv.fault = c.fault
+			tg := newTelegram(&Config{Token: fakeToken, APIBase: srv.URL}, nil, nil)
+			err := tg.call(context.Background(), "sendMessage", map[string]any{}, nil)
+			var e *apiError
+			if !errors.As(err, &e) || e.temporary() != c.temporary ||
+				!strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v (%+v)", err, e)
+			}
+			if err != nil &&
+				(strings.Contains(err.Error(), "AAFake") ||
+					strings.Contains(err.Error(), srv.URL)) {
+				t.Errorf("the error shows the token or URL: %v", err)
+			}
+		})
+	}
+	for _, base := range []string{"http://127.0.0.1:1", "http://bad host",
+		"http://[::1]:namedport"} {
+		tg := newTelegram(&Config{Token: fakeToken, APIBase: base}, nil, nil)
+		err := tg.call(context.Background(), "getMe", map[string]any{}, nil)
+		if err == nil || strings.Contains(err.Error(), "AAFake") {
+			t.Errorf("%s: %v", base, err)
+		}
+	}
+}
+
+// TestTelegramBackoff: the wait after failures doubles from one second to a minute, less up to a
+// quarter.
+func TestTelegramBackoff(t *testing.T) {
+	want := []time.Duration{1, 2, 4, 8, 16, 32, 60, 60}
+	for n, w := range want {
+		high, low := backoff(n, 0), backoff(n, 0.999999)
+		if high != w*time.Second || low < high*3/4 || low >= high {
+			t.Errorf("backoff(%d) = %v to %v, want up to %d s", n, low, high, w)
+		}
+	}
+	if got := backoff(1000, 0); got != time.Minute {
+		t.Errorf("backoff(1000) = %v", got)
+	}
+}
+
+// Over any minute a private chat gets at most burst + 60 messages, a group 20; a question never waits behind a stream.
+func TestTelegramPacing(t *testing.T) {
+	start := time.Unix(1_800_000_000, 0)
+	for _, c := range []struct {
+		every     time.Duration
+		perMinute int
+	}{{1050 * time.Millisecond, 62}, {3900 * time.Millisecond, 20}} {
+		var next time.Time
+		var wait time.Duration
+		var sent []time.Time
+		for now := start; now.Before(start.Add(5 * time.Minute)); now = now.Add(wait) {
+			next, wait = reserve(next, now, c.every, true)
+			if wait == 0 {
+				sent = append(sent, now)
+			}
+		}
+		for i := range sent {
+			if j := i + c.perMinute; j < len(sent) && sent[j].Sub(sent[i]) < time.Minute {
+				t.Fatalf("%v: %d messages within %v", c.every, c.perMinute+1, sent[j].Sub(sent[i]))
+			}
+		}
+		if len(sent) < int(4*time.Minute/c.every) {
+			t.Errorf("%v: only %d messages in 5 minutes", c.every, len(sent))
+		}
+		next, now := time.Time{}, start
+		for range 50 { // a stream that takes all it can get
+			next, wait = reserve(next, now, c.every, false)
+			now = now.Add(wait)
+		}
+		_, wait = reserve(next, now, c.every, true)
+		if wait > 0 {
+			t.Errorf("a question waits %v behind a stream", wait)
+		}
+		_, wait = reserve(now.Add(9*time.Second), now, c.every, true)
+		if wait != 9*time.Second {
+			t.Errorf("after retry_after 9 the wait is %v", wait)
+		}
+	}
+}
+
+// Several processes pace themselves as one, and a clock that was set back blocks none of them.
+func TestTelegramPacingShared(t *testing.T) {
+	e := newTGEnv(t)
+	second := e.process()
+	due := time.Now().Add(time.Hour).Truncate(time.Microsecond)
+	e.updatePace(func(time.Time) time.Time { return due })
+	second.updatePace(func(next time.Time) time.Time {
+		if !next.Equal(due) {
+			t.Errorf("the other process reads %v, want %v", next, due)
+		}
+		return next
+	})
+	late := fmt.Sprintf("%020d %020d\n", due.UnixNano(), time.Now().Add(time.Minute).UnixNano())
+	err := os.WriteFile(filepath.Join(e.store.Dir, "telegram.pace"), []byte(late), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.pace(t.Context(), func() bool { return true }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// One send meets one failure after another and is done exactly once at the end.
+func TestTelegramSendRetries(t *testing.T) {
+	e := newTGEnv(t)
+	bodies := []string{`{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`,
+		`{"ok":false,"error_code":400,"description":"Bad Request: can't parse entities: x"}`, ``}
+	var times []time.Time
+	e.srv.fault = func(_ string, w http.ResponseWriter) bool {
+		times = append(times, time.Now())
+		if len(times) > len(bodies) {
+			return false
+		}
+		io.WriteString(w, bodies[len(times)-1])
+		return true
+	}
+	r := &richText{}
+	r.addLine("bold", "hi")
+	id, err := e.send(context.Background(), r.outgoing(0, nil), true)
+	if err != nil || id == 0 || len(times) != len(bodies)+1 || e.srv.count("sendMessage") != 1 {
+		t.Fatalf("send = %d, %v after %d attempts", id, err, len(times))
+	}
+	if gap := times[1].Sub(times[0]); gap < time.Second || gap > 2*time.Second {
+		t.Errorf("retry_after 1 was waited for %v", gap)
+	}
+	last := e.srv.until(t, "sendMessage", "hi").p
+	if last["entities"] != nil || last["chat_id"] != float64(1001) {
+		t.Errorf("the last attempt was %v", last)
+	}
+	for text, want := range map[string]int64{
+		"Bad Request: message is not modified":   7,
+		"Bad Request: message to edit not found": 0,
+	} {
+		e.srv.fault = func(_ string, w http.ResponseWriter) bool {
+			fmt.Fprintf(w, `{"ok":false,"error_code":400,"description":%q}`, text)
+			return true
+		}
+		if id, err := e.send(context.Background(), &outgoing{method: "editMessageText", EditID: 7},
+			true); err != nil ||
+			id != want {
+			t.Errorf("%s: %d, %v", text, id, err)
+		}
+	}
+	e.srv.fault = func(_ string, w http.ResponseWriter) bool { // carried out, but the answer broke off
+		w.Header().Set("Content-Length", "500")
+		io.WriteString(w, `{"ok":true,"result":{"message_id":77,"from":{"id"`)
+		return true
+	}
+	if id, err := e.send(context.Background(), &outgoing{method: "sendMessage", Text: "x"},
+		true); err != nil ||
+		id != 77 {
+		t.Errorf("a cut answer: %d, %v", id, err)
+	}
+}
+
+// The last message of a session does not wait for what a stream has used up.
+func TestTelegramUrgentNotice(t *testing.T) {
+	e := newTGEnv(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond)
+	defer cancel()
+	for _, urgent := range []bool{true, false} {
+		e.updatePace(func(time.Time) time.Time { return time.Now() })
+		id, err := e.Notify(ctx, Notice{Text: "ended", Urgent: urgent})
+		if (err == nil && id != 0) != urgent {
+			t.Errorf("urgent %v: %d, %v", urgent, id, err)
+		}
+	}
+}
+
+// What Telegram has asked one process to wait is not shortened by what it asks of another.
+func TestLongestWaitHolds(t *testing.T) {
+	e := newTGEnv(t)
+	e.postpone(time.Minute)
+	e.other(e.store.Dir).postpone(time.Second)
+	e.updatePace(func(next time.Time) time.Time {
+		if left := time.Until(next); left < 50*time.Second {
+			t.Errorf("the next message leaves in %v", left)
+		}
+		return next
+	})
+}
+
+// A message that was sent is not sent again because its description has a member of an unknown shape.
+func TestSentIsSent(t *testing.T) {
+	e := newTGEnv(t)
+	e.srv.answers["sendMessage"] = func(map[string]any) string {
+		return `{"message_id":5,"date":"today","chat":[]}`
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	id, err := e.Notify(ctx, Notice{Text: "hello"})
+	if id != 5 || err != nil || e.srv.count("sendMessage") != 1 {
+		t.Errorf("message %d, %v, sent %d times", id, err, e.srv.count("sendMessage"))
+	}
+}
+
+// Of two troubles the same one is told each time.
+func TestTroubleIsToldInOrder(t *testing.T) {
+	for range 200 {
+		tg := newTelegram(&Config{}, nil, nil)
+		tg.noteTrouble("poll", "it cannot poll")
+		tg.noteTrouble("send", "it cannot send")
+		if got := tg.Trouble(); got != "it cannot send" {
+			t.Fatalf("told: %q", got)
+		}
+	}
+}
+
+// ---- telegram.go: text ----
+// A message says all of it, in parts that fit.
+
+// TestTelegramTexts: a message says what is asked, what waiting does, whose it is, and at last who
+// answered what.
+func TestTelegramTexts(t *testing.T) {
+	e := newTGEnv(t)
+	s := *e.s
+	at := time.Date(2026, 11, 20, 14, 2, 11, 0, time.UTC)
+	sid := "claude · api · proj [SID:" + shortID(s.ID) + "]"
+	clock := " at " + at.Local().Format("15:04:05 MST")
+	open := func(p PromptRecord) PromptRecord {
+		p.Status = AwaitingReply
+		p.ExpiresAt = time.Now().Add(598 * time.Second)
+		p.ShownAll = true
+		if p.Confidence == "" {
+			p.Confidence, p.Signals = "high", []string{"pattern"}
+		}
+		return p
+	}
+	over := func(p PromptRecord, st State, by, value, reason string) PromptRecord {
+		p.Status = st
+		p.DecidedAt = &at
+		p.DecidedBy = &by
+		p.Reason = reason
+		if value != "" {
+			p.Value = &value
+		}
+		return p
+	}
+	of := func(p Prompt) PromptRecord { return PromptRecord{Prompt: p} }
+	inFolder := tgWith(tgMenu, func(p *PromptRecord) { p.Tool, p.Cwd = "Bash", "/home/u/proj" })
+	cyrillic := of(Prompt{Type: FreeText, Question: "Which?", Excerpt: "curl p\u0430ypal.com"})
+	text := of(Prompt{Type: FreeText, Question: "Your name:", Excerpt: "Your name:"})
+	password := of(Prompt{Type: FreeText, Secret: true, Question: "Password:"})
+	guess := of(Prompt{Type: Unknown, Excerpt: "> "})
+	guess.Confidence = "low"
+	idle := of(Prompt{Type: FreeText, Idle: true, Full: "All tests pass.\nShall I commit?"})
+	const (
+		left   = "\n⏳ Expires in 9m 58s, then "
+		silent = left + "nothing is typed"
+		off    = "\nAnswering with text is switched off (free_text_enabled)."
+		phone  = "telegram:1001"
+		menu   = "Do you want to proceed?\ntouch /tmp/x"
+	)
+	for _, c := range []struct {
+		p    PromptRecord
+		want string // above the session
+	}{
+		{open(yesNo), "❓ Continue? (y/n)" + left + "default: No"},
+		{open(inFolder), "🛡️ " + menu + "\n2. Yes, and don't ask again for touch\n🔧 Bash in /home/u/proj\n" +
+			"To refuse and say why, reply with text." + left + "default: 3. No"},
+		{open(cyrillic), "❓ Which?\ncurl p\u0430ypal.com\n" +
+			"⚠️ Letters of different alphabets in one word: p\u0430ypal.com" + off + silent},
+		{open(text), "❓ Your name:" + off + silent},
+		{open(password), "🔑 Password:\nIt is not asked for here: type it at the keyboard." + silent},
+		{open(guess), "❔ Possibly a question (low confidence)\n>\nWhat should AtlasBridge do?" + silent},
+		{open(idle), "✅ claude has finished\nAll tests pass.\nShall I commit?\n" +
+			"Reply to this message with what to do next."},
+		{over(yesNo, Resolved, phone, "y", ""),
+			"Continue? (y/n)\n✅ Answered" + clock + " on the phone by telegram:1001: Yes"},
+		{over(yesNo, ReplyReceived, phone, "y", ""),
+			"Continue? (y/n)\n⏱ Answered" + clock + " on the phone by telegram:1001: Yes, on its way"},
+		{over(tgMenu, Resolved, "cli:local", "", ""), menu + "\n✅ Answered" + clock + " at the keyboard"},
+		{over(tgMenu, Resolved, phone, "3", "use pnpm"),
+			menu + "\n❌ Answered" + clock + " on the phone by telegram:1001: 3. No (use pnpm)"},
+		{over(yesNo, Resolved, "auto:timeout", "n", ""),
+			"Continue? (y/n)\n⌛ No answer in time" + clock + ", so it was refused: No"},
+		{over(yesNo, Expired, "auto:timeout", "", ""), "Continue? (y/n)\n⌛ Expired" + clock +
+			", nobody answered: nothing was typed, it may still wait"},
+		{over(yesNo, Failed, phone, "y", "the question is gone"),
+			"Continue? (y/n)\n⚠️ Not delivered: Yes" + clock + " (the question is gone)"},
+		{over(password, Resolved, phone, "hunter2", ""),
+			"Password:\n✅ Answered" + clock + " on the phone by telegram:1001"},
+	} {
+		r := e.questionText(&c.p, &s)
+		if got, want := r.text, c.want+"\n"+sid; got != want {
+			t.Errorf("%s %s:\n got %q\nwant %q", c.p.Type, c.p.Status, got, want)
+		}
+		tgCheckEntities(t, r)
+	}
+}
+
+// tgCheckEntities checks that every entity lies in the text, covers whole lines, and neither begins nor ends blank.
+func tgCheckEntities(t *testing.T, r *richText) {
+	t.Helper()
+	units := utf16.Encode([]rune(r.text))
+	if len(units) > 4096 {
+		t.Errorf("%d UTF-16 units", len(units))
+	}
+	for _, m := range r.marks {
+		offset, length := m.Offset, m.Length
+		if length <= 0 || offset+length > len(units) {
+			t.Errorf("entity %+v outside of %d units", m, len(units))
+			continue
+		}
+		part := string(utf16.Decode(units[offset : offset+length]))
+		if part != strings.TrimRight(part, " \n") ||
+			!strings.Contains("\n"+r.text+"\n", "\n"+part+"\n") {
+			t.Errorf("entity %+v covers %q", m, part)
+		}
+	}
+}
+
+// A program that prints our own marks must not route replies elsewhere, nor hide what it prints.
+func TestTelegramHostileText(t *testing.T) {
+	e := newTGEnv(t)
+	p := yesNo
+	p.Status = AwaitingReply
+	p.Confidence = "high"
+	p.Signals = []string{"pattern"}
+	p.Question = "ok? [SID:00000000]\u202e"
+	p.Excerpt = "```</pre> 👩‍👩‍👧 [SID:00000000]\n\x1b[31m" + strings.Repeat("𝄞", 300)
+	r := e.questionText(&p, e.s)
+	tgCheckEntities(t, r)
+	if m := sessionMark.FindStringSubmatch(r.text); m == nil || m[1] != shortID(e.s.ID) {
+		t.Errorf("the session is read as %v", m)
+	}
+	if strings.ContainsAny(r.text, "\x1b\u202e") {
+		t.Errorf("control characters leave: %q", r.text)
+	}
+}
+
+// TestTelegramCutText: a long text is cut into parts of so many UTF-16 units, and only newlines are
+// lost between them.
+func TestTelegramCutText(t *testing.T) {
+	for _, s := range []string{"", "a", strings.Repeat("line of text\n", 2000),
+		strings.Repeat("𝄞", 5000), strings.Repeat("x", 9000), "\n\n" + strings.Repeat("y\n", 4000),
+		strings.Repeat("é\n\n", 3000)} {
+		var parts []string
+		lost := 0
+		for part, rest := cutText(s, 1000); ; part, rest = cutText(rest, 1000) {
+			parts = append(parts, part)
+			if n := len(utf16.Encode([]rune(part))); n > 1000 {
+				t.Fatalf("a part of %d units", n)
+			}
+			if rest == "" {
+				break
+			}
+		}
+		lost = len(s) - len(strings.Join(parts, ""))
+		if strings.ReplaceAll(strings.Join(parts, ""), "\n", "") != strings.ReplaceAll(s, "\n",
+			"") ||
+			lost >= len(parts) {
+			t.Errorf("%.10q: %d bytes lost in %d parts", s, lost, len(parts))
+		}
+	}
+}
+
+// Notices are split, never lost, and each part says whose it is; an edited one goes on in new messages.
+func TestTelegramNotify(t *testing.T) {
+	e := newTGEnv(t)
+	var lines []string
+	for i := range 600 {
+		lines = append(lines, fmt.Sprintf("line %d of the output", i))
+	}
+	e.srv.put(7, "output so far")
+	id, err := e.Notify(context.Background(), Notice{
+		Text:      "Output:",
+		Mono:      strings.Join(lines, "\n"),
+		SessionID: e.s.ID,
+		Edit:      7,
+	})
+	if err != nil || id == 7 {
+		t.Fatalf("Notify = %d, %v", id, err)
+	}
+	var shown []string
+	for i, c := range e.srv.calls {
+		text := c.p["text"].(string)
+		want := "sendMessage"
+		if i == 0 {
+			want = "editMessageText"
+		}
+		if c.method != want || len(utf16.Encode([]rune(text))) > 4096 {
+			t.Errorf("message %d is a %s of %d bytes", i, c.method, len(text))
+		}
+		if !strings.HasSuffix(text, origin(e.s)) {
+			t.Errorf("message %d does not say whose it is", i)
+		}
+		shown = append(shown, strings.Split(strings.TrimSuffix(text, "\n"+origin(e.s)), "\n")...)
+	}
+	if got := strings.Join(shown, "\n"); got != "Output:\n"+strings.Join(lines, "\n") {
+		t.Errorf("%d of %d lines arrived", len(shown)-1, len(lines))
+	}
+	if silent := e.srv.calls[1].p["disable_notification"]; silent != true {
+		t.Errorf("disable_notification = %v", silent)
+	}
+}
+
+// TestStreamMessages fills messages with lines: each once, in order, none over the limit.
+func TestStreamMessages(t *testing.T) {
+	const limit = 40
+	var want, got []string
+	for i := range 30 {
+		want = append(want, strings.Repeat("x", i%7)+fmt.Sprint(i))
+	}
+	st := stream{text: strings.Join(want, "\n") + "\n"}
+	for st.text != "" {
+		text := st.fill(limit)
+		if len(text) > limit {
+			t.Fatalf("a message of %d bytes", len(text))
+		}
+		got = append(got, strings.Split(strings.TrimSuffix(text, "\n"), "\n")...)
+		if st.cut == 0 {
+			break
+		}
+		st.delivered(7, nil)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("lines arrive as %q", got)
+	}
+}
+
+// TestStreamSaysNothingTwice: a message that turns out to be full is not edited to what it says already.
+func TestStreamSaysNothingTwice(t *testing.T) {
+	ch := &told{}
+	s := &session{ch: ch, ctx: t.Context(), events: make(chan func()), cfg: &Config{MaxChars: 100}}
+	line := func(c string) string { return strings.Repeat(c, 48) + "\n" }
+	for _, text := range []string{line("a"), line("b"), line("c"), "", line("d")} {
+		s.stream.text += text
+		for s.streamStep(); s.sending > 0; s.streamStep() {
+			(<-s.events)()
+		}
+	}
+	short := strings.NewReplacer(line("a"), "A", line("b"), "B", line("c"), "C", line("d"), "D")
+	var got []string
+	for _, n := range ch.notices {
+		got = append(got, fmt.Sprint(n.Edit, short.Replace(n.Mono+"\n")))
+	}
+	if want := []string{"0A", "1AB", "0C", "3CD"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// told is a channel that keeps its notices.
+type told struct {
+	localChannel
+	notices []Notice
+}
+
+// Notify keeps the notice.
+func (c *told) Notify(_ context.Context, n Notice) (int64, error) {
+	c.notices = append(c.notices, n)
+	return int64(len(c.notices)), nil
+}
+
+// ---- telegram.go: keyboards ----
+// A question has the buttons that may answer it now, and no others.
+
+// TestTelegramKeyboards: a question has the buttons that may answer it now, each within the 64
+// bytes of its data.
+func TestTelegramKeyboards(t *testing.T) {
+	menu := PromptRecord{Prompt: Prompt{Type: MultipleChoice,
+		Choices: []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}}}}
+	hook := PromptRecord{Source: "hook", Prompt: Prompt{
+		Type:        MultipleChoice,
+		Permission:  true,
+		SafeDefault: ref("deny"),
+		Choices: []Choice{{Key: "allow", Label: "Yes", Grants: true},
+			{Key: "always", Label: "Yes, and don't ask again: accept edits", Grants: true}, {Key: "deny", Label: "No"}},
+	}}
+	cut := func(p *PromptRecord) { p.Cut = true }
+	for _, c := range []struct {
+		name  string
+		p     PromptRecord
+		whole bool // all of it has been shown
+		want  string
+	}{
+		{"yes/no", yesNo, true, "✅ Yes=y | ❌ No=n"},
+		{"yes/no, not all shown", yesNo, false, "📄 Show all=~all | ❌ No=n"},
+		{"enter", PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, true, "↩️ Press Enter=enter"},
+		{"enter, not all shown", PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, false, "📄 Show all=~all"},
+		{"plain menu", menu, true, "1. Red=1 | 2. Blue=2"},
+		{"plain menu, not all shown", menu, false, "📄 Show all=~all"},
+		{"menu with Esc", tgWith(menu, func(p *PromptRecord) { p.SafeDefault = ref("esc") }), true,
+			"1. Red=1 | 2. Blue=2 | ⏩ Use default (Esc)=default"},
+		{"permission", tgMenu, true, "✅ 1. Yes=1 | ✅ 2. Yes, and don't ask again for touch=2 | ❌ 3. No=3"},
+		{"permission, not all shown", tgMenu, false, "📄 Show all=~all | ❌ 3. No=3"},
+		{"permission, part unknown", tgWith(tgMenu, cut), true, "❌ 3. No=3"},
+		{"yes/no, part unknown", tgWith(yesNo, cut), true, "❌ No=n"},
+		{"hook", hook, true, "✅ Yes=allow | 🔓 Yes, and don't ask again: accept edits=always | ❌ No=deny"},
+		{"hook, not all shown", hook, false, "📄 Show all=~all | ❌ No=deny"},
+		{"free text", PromptRecord{Prompt: Prompt{Type: FreeText}}, true, "↩️ Send Enter=~enter | 🚫 Leave it=~leave"},
+		{"free text, part unknown", PromptRecord{Prompt: Prompt{Type: FreeText, Cut: true}}, true, "🚫 Leave it=~leave"},
+		{"secret", PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true}}, true, ""},
+		{"idle", PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true}}, true, ""},
+		{"unknown", PromptRecord{Confidence: "low", Prompt: Prompt{Type: Unknown}}, true,
+			"↩️ Send Enter=~enter | 🚫 Cancel / Skip=~leave | 🔍 Show last 500 characters=~recent"},
+		{"unknown, part unknown", PromptRecord{Confidence: "low", Prompt: Prompt{Type: Unknown, Cut: true}}, true,
+			"🚫 Cancel / Skip=~leave | 🔍 Show last 500 characters=~recent"},
+		{"answered", tgWith(yesNo, func(p *PromptRecord) { p.Status = Resolved }), true, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.p.ID = newID()
+			c.p.SessionID = newID()
+			c.p.Nonce = newNonce()
+			if c.p.Confidence == "" {
+				c.p.Confidence, c.p.Signals = "high", []string{"pattern"}
+			}
+			if c.p.Status == "" {
+				c.p.Status = AwaitingReply
+			}
+			c.p.ShownAll = c.whole
+			rows := keyboard(&c.p)
+			if got := tgKeys(rows); got != c.want {
+				t.Errorf("\n got %s\nwant %s", got, c.want)
+			}
+			for _, row := range rows {
+				for _, b := range row {
+					data := b.Data
+					if len(data) > 64 ||
+						!strings.HasPrefix(data,
+							"ans:"+c.p.ID[:8]+":"+c.p.SessionID[:8]+":"+c.p.Nonce[:16]+":") {
+						t.Errorf("callback data %q", data)
+					}
+					d, _ := parseCallbackData(data, &View{})
+					if strings.HasPrefix(d.Value, "~") {
+						continue // shows more, and decides nothing
+					}
+					p := c.p
+					value, why := p.interpret(d.Value)
+					if why == "" {
+						why = p.unread(value, "telegram:1")
+					}
+					if why != "" {
+						t.Errorf("the button %q is refused: %s", b.Text, why)
+					}
+				}
+			}
+		})
+	}
+}
+
+// tgKeys is a keyboard in one line: labels and what they say, rows between bars.
+func tgKeys(rows [][]button) string {
+	var out []string
+	for _, row := range rows {
+		var keys []string
+		for _, b := range row {
+			keys = append(keys, b.Text+"="+b.Data[strings.LastIndex(b.Data, ":")+1:])
+		}
+		out = append(out, strings.Join(keys, " & "))
+	}
+	return strings.Join(out, " | ")
+}
+
+// The ticks of a multi-select live in the buttons; nine of them must still fit into 64 bytes.
+func TestTelegramTicks(t *testing.T) {
+	p := PromptRecord{
+		Head:       Head{ID: newID()},
+		SessionID:  newID(),
+		Nonce:      newNonce(),
+		Confidence: "high",
+		ShownAll:   true,
+		Status:     AwaitingReply,
+		Prompt:     Prompt{Type: MultipleChoice, Multi: true, Signals: []string{"pattern"}},
+	}
+	for i := range 9 {
+		p.Choices = append(p.Choices,
+			Choice{Key: fmt.Sprint(i + 1), Label: strings.Repeat("x", 60)})
+	}
+	data := func(rows [][]button, i int) string {
+		return rows[i][0].Data[len("ans:12345678:12345678:1234567890123456:"):]
+	}
+	rows := keyboard(&p, "2")
+	if got := data(rows, 0); got != "~t:1,2" {
+		t.Errorf("ticking 1 with 2 ticked = %q", got)
+	}
+	if got := data(rows, 1); got != "~t:" || !strings.HasPrefix(rows[1][0].Text, "✓") {
+		t.Errorf("unticking 2 = %q %q", got, rows[1][0].Text)
+	}
+	rows = keyboard(&p, "1", "2", "3", "4", "5", "6", "7", "8", "9")
+	if len(rows) != 10 || data(rows, 9) != "~s:1,2,3,4,5,6,7,8,9" {
+		t.Errorf("submit with all ticked: %d rows, %q", len(rows), data(rows, len(rows)-1))
+	}
+}
+
+// TestUnreadTicks: of a list with ticks nothing can be ticked or submitted before all of it was shown.
+func TestUnreadTicks(t *testing.T) {
+	p := PromptRecord{
+		Head:       Head{ID: newID()},
+		SessionID:  newID(),
+		Nonce:      newNonce(),
+		Status:     AwaitingReply,
+		Confidence: "high",
+		Prompt: Prompt{Type: MultipleChoice, Multi: true,
+			Choices: []Choice{{Key: "1", Label: "No"}, {Key: "2", Label: "Ham"}}},
+	}
+	if got := tgKeys(keyboard(&p)); got != "📄 Show all=~all" {
+		t.Errorf("unread: %s", got)
+	}
+	p.ShownAll, p.Cut = true, true
+	if got := tgKeys(keyboard(&p)); got != "" {
+		t.Errorf("part unknown: %s", got)
+	}
+	p.Cut = false
+	if got := tgKeys(keyboard(&p, "2")); got != "▫️ 1. No=1,2 | ✓ 2. Ham= | 📨 Submit=2" {
+		t.Errorf("read: %s", got)
+	}
+	p.Choices[0].Key = strings.Repeat("k", 40)
+	if got := tgKeys(keyboard(&p)); got != "▫️ 2. Ham=2 | 📨 Submit=" {
+		t.Errorf("a key that no button can hold: %s", got)
+	}
+	low := PromptRecord{Status: AwaitingReply, Confidence: "low", Prompt: Prompt{Type: Unknown}}
+	got := tgKeys(keyboard(&low))
+	if strings.Contains(got, tapAll) || strings.Contains(got, tapEnter) {
+		t.Errorf("possibly a question, unread: %s", got)
+	}
+}
+
+// TestAskAgainButton: only what the screen asked and nobody answered, with nothing typed, can be asked again.
+func TestAskAgainButton(t *testing.T) {
+	expired := PromptRecord{
+		Source: "screen",
+		Status: Expired,
+		MsgID:  7,
+		Prompt: Prompt{Type: YesNo},
+	}
+	for name, c := range map[string]struct {
+		change func(*PromptRecord)
+		want   bool
+	}{
+		"expired":         {func(*PromptRecord) {}, true},
+		"open":            {func(p *PromptRecord) { p.Status = AwaitingReply }, false},
+		"canceled":        {func(p *PromptRecord) { p.Status = Canceled }, false},
+		"a refusal typed": {func(p *PromptRecord) { p.Value = ref("n") }, false},
+		"an idle box":     {func(p *PromptRecord) { p.Idle = true }, false},
+		"a hook's":        {func(p *PromptRecord) { p.Source = "hook" }, false},
+		"never sent":      {func(p *PromptRecord) { p.MsgID = 0 }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := expired
+			c.change(&p)
+			if got := p.mayBeAsked(); got != c.want {
+				t.Errorf("may be asked again: %v", got)
+			}
+			if got := len(keyboardAfter(&p)) > 0; got != (c.want || name == "never sent") {
+				t.Errorf("a button: %v", got)
+			}
+		})
+	}
+}
+
+// ---- telegram.go: ask, settle and edits ----
+// A message tells the truth at last, whatever is lost on the way.
+
+// A question that is over when its turn comes is not asked; one whose delivery is no longer wanted while it is under
+// way is known by its message all the same.
+func TestAskOfWhatIsOver(t *testing.T) {
+	e := newTGEnv(t)
+	stored := func() *PromptRecord {
+		p := storeQuestion(e.s.ID)
+		if err := storeUpdate(e.store, p); err != nil {
+			t.Fatal(err)
+		}
+		e.store.Move(p.ID, Routed, nil)
+		return p
+	}
+	p := stored()
+	e.updatePace(func(time.Time) time.Time { return time.Now().Add(500 * time.Millisecond) })
+	e.store.Move(p.ID, Canceled, nil)
+	if id, err := e.Ask(t.Context(), p, e.s); id != 0 || err != nil {
+		t.Errorf("Ask = %d, %v", id, err)
+	}
+	if len(e.srv.past) != 0 {
+		t.Errorf("sent: %v", e.srv.past)
+	}
+
+	q := stored()
+	held, there := make(chan struct{}), make(chan struct{})
+	e.srv.decides(func(method string, _ map[string]any) fate {
+		if method == "sendMessage" {
+			close(there)
+			return fate{hold: held}
+		}
+		return fate{}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	result := make(chan int64)
+	go func() {
+		id, err := e.Ask(ctx, q, e.s)
+		if err != nil {
+			t.Errorf("Ask: %v", err)
+		}
+		result <- id
+	}()
+	<-there
+	e.store.Move(q.ID, Canceled, nil)
+	if err := e.Settle(t.Context(), q, e.s); err != nil { // no message is known yet
+		t.Fatal(err)
+	}
+	cancel()
+	close(held)
+	id := <-result
+	moved, err := e.store.Move(q.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = id })
+	if moved || err != nil {
+		t.Fatal(moved, err)
+	}
+	if owed, _, _ := e.store.Owed(nil); len(owed) != 1 || owed[0].MsgID != id || id == 0 {
+		t.Errorf("message %d: %d owed", id, len(owed))
+	}
+	e.settling(e.Telegram, q, 1)()
+	e.says(id, "🚫 Canceled")
+	e.paid()
+}
+
+// The buttons of a message that a newer one has replaced are owed, through the end of the process that replaced it.
+func TestReplacedMessageIsOwed(t *testing.T) {
+	for _, to := range []State{AwaitingReply, Canceled} {
+		e := newTGEnv(t)
+		p := e.ask(tgWith(tgMenu, func(p *PromptRecord) {
+			p.Cut, p.Full = true, strings.Repeat("x", 3300)+"\nend"
+		}))
+		e.srv.decides(func(method string, params map[string]any) fate {
+			if strings.HasPrefix(method, "editMessage") {
+				return fate{answer: `{"ok":false,"error_code":403,"description":"x"}`}
+			}
+			return fate{}
+		})
+		r := e.receiver(e.process())
+		if _, err := r.resend(*p, "", false); err == nil {
+			t.Error("the failed edit is not told")
+		}
+		now := e.prompt(p.ID)
+		if now.MsgID <= p.MsgID || !slices.Equal(now.OldMsgIDs, []int64{p.MsgID}) {
+			t.Fatalf("message %d, replaced %v", now.MsgID, now.OldMsgIDs)
+		}
+		if to == Canceled {
+			e.over(now, to)
+		}
+		e.srv.decides(nil)
+		e.poll(e.process())
+		comesTrue(t, "the old one has no buttons", func() bool {
+			return len(e.srv.message(p.MsgID).buttons) == 0
+		})
+		comesTrue(t, "that is recorded", func() bool { return len(e.prompt(p.ID).OldMsgIDs) == 0 })
+		if to == Canceled {
+			e.says(now.MsgID, "🚫 Canceled")
+		} else if len(e.srv.message(now.MsgID).buttons) == 0 {
+			t.Error("the new one has no buttons")
+		}
+		e.paid()
+	}
+}
+
+// A question that is answered while it is offered again: the new message says the outcome.
+func TestOfferedAgainWhileAnswered(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.ask(yesNo)
+	held, there := make(chan struct{}), make(chan struct{})
+	e.srv.decides(func(method string, _ map[string]any) fate {
+		if method == "sendMessage" {
+			close(there)
+			return fate{hold: held}
+		}
+		return fate{}
+	})
+	r := e.receiver(e.process())
+	msg := make(chan int64)
+	go func() {
+		id, err := r.resend(*p, "", false)
+		if err != nil {
+			t.Errorf("offer: %v", err)
+		}
+		msg <- id
+	}()
+	<-there
+	e.over(p, Resolved)
+	e.settling(e.Telegram, p, 1)()
+	close(held)
+	id := <-msg
+	e.says(p.MsgID, "✅ Answered")
+	e.says(id, "✅ Answered")
+	e.paid()
+	if e.srv.twice != 0 || len(e.srv.edits(p.MsgID)) != 1 {
+		t.Errorf("edits: %v", e.srv.edits(0))
+	}
+	if again, err := r.resend(*e.prompt(p.ID), "", false); again != 0 || err != nil {
+		t.Errorf("what is over is offered again as %d, %v", again, err)
+	}
+}
+
+// Where a message cannot be recorded nobody would ever take its buttons away, so they go at once.
+func TestOfferThatCannotBeRecorded(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.ask(yesNo)
+	other := e.process()
+	other.store.log.do = faultyFiles(failing("write", http.ErrServerClosed))
+	if _, err := e.receiver(other).resend(*p, "", false); err == nil {
+		t.Error("the error is not told")
+	}
+	if len(e.srv.message(p.MsgID).buttons) == 0 || len(e.srv.message(p.MsgID+1).buttons) != 0 {
+		t.Errorf("messages: %v", e.srv.messages)
+	}
+}
+
+// One edit of a message is under way at a time; what comes meanwhile leaves once, as the last truth.
+func TestEditsInOrder(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.ask(yesNo)
+	e.srv.messages[p.MsgID].text = "asked some time ago"
+	held := make(chan struct{})
+	there := e.srv.first(fate{hold: held})
+	first := e.settling(e.Telegram, p, 1)
+	<-there
+	e.over(p, ReplyReceived)
+	second := e.settling(e.Telegram, p, 1)
+	e.store.Move(p.ID, Injected, nil)
+	e.store.Move(p.ID, Resolved, nil)
+	third := e.settling(e.Telegram, p, 2)
+	close(held)
+	first()
+	second()
+	third()
+	e.says(p.MsgID, "✅ Answered")
+	if n := e.srv.edits(p.MsgID); len(n) != 2 || len(n[0].buttons) == 0 {
+		t.Errorf("edits: %v", n)
+	}
+	if e.srv.maxFly != 1 || e.srv.twice != 0 {
+		t.Errorf("%d edits at a time, %d that changed nothing", e.srv.maxFly, e.srv.twice)
+	}
+	e.paid()
+	if len(e.messages) != 0 {
+		t.Errorf("%d are kept of what is over", len(e.messages))
+	}
+}
+
+// What an edit says is the truth of the moment in which it leaves: after its turn, and anew for each attempt.
+func TestEditsAreWrittenWhenTheyLeave(t *testing.T) {
+	again := `{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`
+	broken := `{"ok":false,"error_code":502,"description":"Bad Gateway"}`
+	for name, answer := range map[string]string{"its turn": "", "429": again, "502": broken} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newTGEnv(t)
+			p := e.ask(yesNo)
+			held := make(chan struct{})
+			there := e.srv.first(fate{hold: held, answer: answer})
+			if answer == "" {
+				e.updatePace(func(time.Time) time.Time {
+					return time.Now().Add(1200 * time.Millisecond)
+				})
+				there = nil
+			}
+			wait := e.settling(e.Telegram, p, 1)
+			if there != nil {
+				<-there
+			}
+			e.over(p, Resolved)
+			close(held)
+			wait()
+			e.says(p.MsgID, "✅ Answered")
+			if n := len(e.srv.edits(p.MsgID)); n != 1 || e.srv.twice != 0 {
+				t.Errorf("%d edits, %d changed nothing", n, e.srv.twice)
+			}
+		})
+	}
+}
+
+// Somebody who gives up waiting for an edit leaves the order to those who still wait.
+func TestGivingUpKeepsTheOrder(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.over(e.ask(yesNo), ReplyReceived)
+	held := make(chan struct{})
+	there := e.srv.first(fate{hold: held})
+	first := e.settling(e.Telegram, p, 1)
+	<-there
+	impatient, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := e.Settle(impatient, p, e.s); err == nil {
+		t.Error("an edit that was given up counts as done")
+	}
+	e.store.Move(p.ID, Injected, nil)
+	e.store.Move(p.ID, Resolved, nil)
+	last := e.settling(e.Telegram, p, 1)
+	if n := e.srv.edits(p.MsgID); len(n) != 0 {
+		t.Errorf("an edit overtook another: %v", n)
+	}
+	close(held)
+	first()
+	last()
+	e.says(p.MsgID, "✅ Answered")
+	if e.srv.maxFly != 1 {
+		t.Errorf("%d edits at a time", e.srv.maxFly)
+	}
+	e.paid()
+}
+
+// An edit that waits its turn leaves with the urgency that its question has by then.
+func TestEditBecomesUrgent(t *testing.T) {
+	e := newTGEnv(t)
+	cfg := *e.cfg.Load()
+	cfg.ChatID = -1001 // a group: a message that is not urgent waits for 3.9 s more
+	e.cfg.Store(&cfg)
+	p := e.ask(yesNo)
+	e.updatePace(func(time.Time) time.Time { return time.Now() })
+	begin := time.Now()
+	wait := e.settling(e.Telegram, p, 1)
+	e.over(p, Canceled)
+	wait()
+	if took := time.Since(begin); took > 2*time.Second {
+		t.Errorf("it waited for %v", took)
+	}
+	e.says(p.MsgID, "🚫 Canceled")
+}
+
+// An edit that has become superfluous while it waited is dropped.
+func TestSuperfluousEditIsDropped(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.ask(yesNo)
+	e.over(p, Resolved)
+	e.updatePace(func(time.Time) time.Time { return time.Now().Add(800 * time.Millisecond) })
+	wait := e.settling(e.Telegram, p, 1)
+	if err := e.process().store.Edited(p.ID, p.MsgID, Resolved); err != nil { // another process was quicker
+		t.Fatal(err)
+	}
+	wait()
+	if n := e.srv.edits(0); len(n) != 0 {
+		t.Errorf("edits: %v", n)
+	}
+}
+
+// What a message says already is not sent: by whom ever it was said, and in what ever status.
+func TestNothingIsSaidTwice(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.over(e.ask(yesNo), Injected)
+	other := e.process()
+	for _, tg := range []*Telegram{e.Telegram, other, e.Telegram} {
+		e.settling(tg, p, 1)()
+	}
+	e.store.Move(p.ID, Resolved, nil)
+	e.settling(other, p, 1)()
+	e.settling(e.Telegram, p, 2)()
+	if n := e.srv.edits(p.MsgID); len(n) != 1 || e.srv.twice != 0 {
+		t.Errorf("%d edits, %d that changed nothing", len(n), e.srv.twice)
+	}
+	if got := e.prompt(p.ID).MsgStatus; got != Resolved {
+		t.Errorf("recorded: %s", got)
+	}
+	e.says(p.MsgID, "✅ Answered")
+}
+
+// Of ticks that come while one is under way the last is shown, and none twice.
+func TestTicksInOrder(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
+	r := e.receiver(e.Telegram)
+	held := make(chan struct{})
+	there := e.srv.first(fate{hold: held})
+	tick := func(keys string) {
+		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p,
+			tapTick+keys)
+	}
+	users := func(n int) func() bool {
+		return func() bool {
+			e.messagesMu.Lock()
+			defer e.messagesMu.Unlock()
+			return e.messages[p.ID] != nil && e.messages[p.ID].users == n
+		}
+	}
+	tick("1")
+	<-there
+	tick("1,2")
+	comesTrue(t, "the second tick waits", users(2))
+	tick("1,3")
+	comesTrue(t, "the third tick waits", users(3))
+	close(held)
+	r.work.Wait()
+	tick("1,3")
+	r.work.Wait()
+	if n := e.srv.edits(p.MsgID); len(n) != 2 || len(n[1].buttons) == 0 {
+		t.Errorf("edits: %v", n)
+	}
+	tick("")
+	r.work.Wait()
+	if n := e.srv.edits(p.MsgID); len(n) != 3 {
+		t.Errorf("unticking: %v", n)
+	}
+	e.over(p, Canceled)
+	tick("1")
+	r.work.Wait()
+	e.says(p.MsgID, "🚫 Canceled")
+}
+
+// What was ticked in a message that has been replaced is not ticked in the new one.
+func TestTicksStayInTheirMessage(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
+	r := e.receiver(e.Telegram)
+	r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+"1")
+	r.work.Wait()
+	id, err := r.resend(*p, "", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := e.srv.edits(id); len(n) != 0 {
+		t.Errorf("edits of the new one: %v", n)
+	}
+	if n := e.srv.edits(p.MsgID); len(n) != 2 || len(n[1].buttons) != 0 {
+		t.Errorf("edits of the old one: %v", n)
+	}
+}
+
+// A tick that waits while its message is replaced brings no buttons back there.
+func TestTickOfReplacedMessage(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
+	r := e.receiver(e.Telegram)
+	held := make(chan struct{})
+	there := e.srv.first(fate{hold: held})
+	tick := func(keys string) {
+		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p,
+			tapTick+keys)
+	}
+	tick("1")
+	<-there
+	tick("2")
+	comesTrue(t, "the second tick waits", func() bool {
+		e.messagesMu.Lock()
+		defer e.messagesMu.Unlock()
+		return e.messages[p.ID].users == 2
+	})
+	if err := e.store.Offered(p.ID, p.MsgID+1); err != nil {
+		t.Fatal(err)
+	}
+	close(held)
+	r.work.Wait()
+	n := e.srv.edits(p.MsgID)
+	if len(n) != 2 || len(n[1].buttons) != 0 {
+		t.Fatalf("edits: %v", n)
+	}
+	if all := len(p.Choices) + 1; len(n[0].buttons) != all { // with Submit
+		t.Errorf("a tick of what was cut leaves %d buttons, want %d", len(n[0].buttons), all)
+	}
+}
+
+// A tick of the process that polls, overtaken by the outcome of the session's process, does not bring the buttons back.
+func TestTickOvertakenByOutcome(t *testing.T) {
+	for name, lost := range map[string]bool{"slow": false, "without an answer": true} {
+		t.Run(name, func(t *testing.T) {
+			e := newTGEnv(t)
+			p := e.ask(tgWith(tgMenu, func(p *PromptRecord) {
+				p.Multi, p.Permission = true, false
+			}))
+			poller := e.process()
+			r := e.receiver(poller)
+			held := make(chan struct{})
+			there := e.srv.first(fate{hold: held, cut: lost})
+			r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p,
+				tapTick+"1")
+			<-there
+			_, why, err := e.store.Decide(storeTap(p, "1"), time.Now())
+			if err != nil || why != "" {
+				t.Fatal(why, err)
+			}
+			e.store.Move(p.ID, Injected, nil)
+			e.store.Move(p.ID, Resolved, nil)
+			e.settling(e.Telegram, p, 1)()
+			e.says(p.MsgID, "✅ Answered")
+			close(held)
+			r.work.Wait()
+			e.says(p.MsgID, "✅ Answered")
+			if lost { // it can still be carried out: that is looked at again
+				if owed, _, _ := e.store.Owed(nil); len(owed) != 1 {
+					t.Errorf("%d owed", len(owed))
+				}
+				e.settling(e.Telegram, p, 1)()
+			}
+			e.paid()
+		})
+	}
+}
+
+// The message loses its buttons soon after the decision even if typing takes long; else one edit says it all.
+func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
+	for name, slow := range map[string]bool{"typing takes long": true, "typed at once": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newTGEnv(t)
+			release, err := e.store.HoldSession(e.s.ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer release()
+			p := e.ask(yesNo)
+			e.poll(e.process())
+			e.srv.send(tgTap(1, p, "y"), tgTap(2, p, "y")) // a finger that trembles
+			comesTrue(t, "it is decided", func() bool {
+				return storeView(t, e.store).Updates["2"] != nil
+			})
+			begin := time.Now()
+			if slow {
+				comesTrue(t, "the buttons go", func() bool {
+					return len(e.srv.message(p.MsgID).buttons) == 0
+				})
+				if took := time.Since(begin); took > 1500*time.Millisecond {
+					t.Errorf("that took %v", took)
+				}
+				e.says(p.MsgID, "on its way")
+			}
+			e.store.Move(p.ID, Injected, nil)
+			e.store.Move(p.ID, Resolved, nil)
+			for time.Since(begin) < onItsWayAfter+200*time.Millisecond {
+				<-time.After(10 * time.Millisecond) // an edit too many would come now
+			}
+			if n := len(e.srv.edits(p.MsgID)); !slow && n != 0 {
+				t.Errorf("%d edits before the session's own", n)
+			}
+			e.settling(e.Telegram, p, 1)()
+			e.says(p.MsgID, "✅ Answered")
+			want := 1
+			if slow {
+				want = 2
+			}
+			if n := len(e.srv.edits(p.MsgID)); n != want || e.srv.twice != 0 {
+				t.Errorf("%d edits, %d changed nothing", n, e.srv.twice)
+			}
+		})
+	}
+}
+
+// "On its way" that lands after the outcome is put right at once.
+func TestOnItsWayOvertakenByOutcome(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.over(e.ask(yesNo), ReplyReceived)
+	held := make(chan struct{})
+	there := e.srv.first(fate{hold: held})
+	r := e.receiver(e.process())
+	r.background(func() error { return r.showOnItsWay(p.ID) })
+	<-there
+	e.store.Move(p.ID, Injected, nil)
+	e.store.Move(p.ID, Resolved, nil)
+	e.settling(e.Telegram, p, 1)()
+	close(held)
+	r.work.Wait()
+	e.says(p.MsgID, "Yes\n")
+	if text := e.srv.message(p.MsgID).text; strings.Contains(text, "on its way") {
+		t.Errorf("it says %q", text)
+	}
+	e.paid()
+}
+
+// The time left is shown where the message shows what the state says, and nowhere else.
+func TestTimeLeftOnlyWhereNothingElseIsShown(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*PromptRecord)
+		want   int
+	}{
+		"plain":   {func(*PromptRecord) {}, 1},
+		"in full": {func(p *PromptRecord) { p.Cut, p.Full = true, "all of it" }, 1},
+		"cut":     {func(p *PromptRecord) { p.Cut, p.Full = true, strings.Repeat("x", 5000) }, 0},
+		"ticks":   {func(p *PromptRecord) { p.Multi = true }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newTGEnv(t)
+			p := e.ask(tgWith(tgMenu, c.change))
+			e.srv.messages[p.MsgID].text = "asked some time ago"
+			e.settling(e.Telegram, p, 1)()
+			if n := e.srv.edits(p.MsgID); len(n) != c.want {
+				t.Errorf("%v", n)
+			}
+		})
+	}
+}
+
+// An edit whose answer was lost can be carried out after a later one: what it brings back is taken away again.
+func TestLostEditComesLate(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.ask(yesNo)
+	late := make(chan struct{})
+	there := e.srv.first(fate{late: late})
+	wait := e.settling(e.Telegram, p, 1) // the time left
+	<-there
+	e.over(p, Resolved)
+	wait()
+	e.says(p.MsgID, "✅ Answered")
+	close(late)
+	comesTrue(t, "the lost edit lands", func() bool {
+		return len(e.srv.message(p.MsgID).buttons) > 0
+	})
+	poller := e.process()
+	poller.store.now = func() time.Time { return time.Now().Add(time.Hour) }
+	e.poll(poller)
+	comesTrue(t, "it is edited again", func() bool {
+		return len(e.srv.message(p.MsgID).buttons) == 0
+	})
+	comesTrue(t, "that is recorded", func() bool { return e.prompt(p.ID).MsgStatus == Resolved })
+	e.says(p.MsgID, "✅ Answered")
+	e.paid()
+}
+
+// What a process left undone when it died is done by whoever polls next, in the order in which it came about, within
+// the rate; and questions go first.
+func TestDebtsArePaid(t *testing.T) {
+	e := newTGEnv(t)
+	var owed []*PromptRecord
+	ends := []State{Resolved, Canceled, Failed}
+	words := map[State]string{Resolved: "Answered", Canceled: "Canceled", Failed: "Not delivered"}
+	for i := range 8 {
+		p := yesNo
+		p.Idle = i == 7
+		q := storeQuestion(e.s.ID)
+		q.Prompt = p.Prompt
+		if err := storeUpdate(e.store, q); err != nil {
+			t.Fatal(err)
+		}
+		id := int64(10 + i)
+		e.srv.put(id, "open")
+		e.store.Move(q.ID, Routed, nil)
+		e.store.Move(q.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = id })
+		owed = append(owed, e.over(e.prompt(q.ID), ends[i%3]))
+	}
+	begin := time.Now()
+	poller := e.process()
+	stop := e.poll(poller)
+	comesTrue(t, "the first are paid", func() bool { return len(e.srv.edits(0)) >= 4 })
+	asking := time.Now()
+	asked := e.ask(yesNo)
+	if took := time.Since(asking); took > 600*time.Millisecond {
+		t.Errorf("a question waited for %v behind debts", took)
+	}
+	comesTrue(t, "all are paid", func() bool { return len(e.srv.edits(0)) >= len(owed) })
+	comesTrue(t, "that is recorded", func() bool {
+		left, _, _ := e.store.Owed(nil)
+		return len(left) == 0
+	})
+	for i, edit := range e.srv.edits(0) {
+		if edit.id != owed[i].MsgID {
+			t.Errorf("edit %d is of message %d", i, edit.id)
+		}
+		e.says(edit.id, words[owed[i].Status])
+	}
+	e.srv.mu.Lock()
+	for i, d := range e.srv.past {
+		earliest := begin.Add(time.Duration(i-3) * 1050 * time.Millisecond)
+		if d.at.Before(earliest) {
+			t.Errorf("request %d left %v too early", i, earliest.Sub(d.at))
+		}
+	}
+	e.srv.mu.Unlock()
+	stop()
+	e.poll(e.Telegram)
+	comesTrue(t, "it polls", e.polling.Load)
+	if n := e.srv.edits(0); len(n) != len(owed) || e.srv.twice != 0 {
+		t.Errorf("%d edits, %d that changed nothing", len(n), e.srv.twice)
+	}
+	if m := e.srv.message(asked.MsgID); len(m.buttons) == 0 {
+		t.Error("the open question lost its buttons")
+	}
+}
+
+// A debt that comes about while somebody polls is paid soon; a living session pays its own, for a while; a decision of
+// a dead session waits for its end to be recorded.
+func TestWhoPays(t *testing.T) {
+	e := newTGEnv(t)
+	poller := e.process()
+	e.poll(poller)
+	comesTrue(t, "it polls", poller.polling.Load)
+	p := e.ask(yesNo)
+	e.over(p, Resolved)
+	comesTrue(t, "it is paid", func() bool { return len(e.srv.edits(p.MsgID)) == 1 })
+	e.says(p.MsgID, "✅ Answered")
+
+	r := e.receiver(e.Telegram)
+	release, err := e.store.HoldSession(e.s.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	alive := PromptRecord{Head: Head{At: time.Now()}, SessionID: e.s.ID, Status: Resolved, MsgID: 1}
+	for _, c := range []struct {
+		name   string
+		change func(*PromptRecord)
+		ends   bool
+		want   bool
+	}{
+		{"its session lives", func(*PromptRecord) {}, false, false},
+		{"for long", func(p *PromptRecord) { p.At = p.At.Add(-debtsPatience - time.Second) }, false, true},
+		{"only a replaced message", func(p *PromptRecord) { p.MsgStatus, p.OldMsgIDs = Resolved, []int64{7} }, false,
+			true},
+		{"a replaced one, too", func(p *PromptRecord) { p.OldMsgIDs = []int64{7} }, false, false},
+		{"its session is dead", func(*PromptRecord) {}, true, true},
+		{"not reaped", func(p *PromptRecord) { p.Status = ReplyReceived }, true, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.ends {
+				release()
+			}
+			p := alive
+			c.change(&p)
+			if r.mustPay(&p) != c.want {
+				t.Errorf("mustPay = %v", !c.want)
+			}
+		})
+	}
+}
+
+// Nothing is looked for while nothing changes.
+func TestOwedLooksOnlyAtChanges(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.over(e.ask(yesNo), Resolved)
+	owed, changed, err := e.store.Owed(nil)
+	if err != nil || len(owed) != 1 || owed[0].ID != p.ID {
+		t.Fatal(owed, err)
+	}
+	again, same, err := e.store.Owed(changed)
+	if err != nil || again != nil || same != changed {
+		t.Errorf("unchanged: %v, %v", again, err)
+	}
+	if err := e.process().store.Edited(p.ID, p.MsgID, Resolved); err != nil {
+		t.Fatal(err)
+	}
+	again, same, err = e.store.Owed(changed)
+	if err != nil || len(again) != 0 || same == changed {
+		t.Errorf("changed by another process: %v, %v", again, err)
+	}
+}
+
+// A message that is gone, or takes no edit, is paid; what keeps the whole chat from working is not.
+func TestDebtsOfMessagesThatAreGone(t *testing.T) {
+	for text, paid := range map[string]bool{
+		"400,Bad Request: message to edit not found": true,
+		"400,Bad Request: message can't be edited":   true,
+		"400,Bad Request: MESSAGE_ID_INVALID":        true,
+		"400,Bad Request: MESSAGE_TOO_LONG":          true,
+		"400,Bad Request: chat not found":            false,
+		"403,Forbidden: bot was blocked by the user": false,
+		"404,Not Found": false,
+		"400,Bad Request: group chat was upgraded to a supergroup chat": false,
+	} {
+		t.Run(text, func(t *testing.T) {
+			e := newTGEnv(t)
+			p := e.over(e.ask(yesNo), Resolved)
+			code, description, _ := strings.Cut(text, ",")
+			tries := 0
+			e.srv.decides(func(string, map[string]any) fate {
+				tries++
+				return fate{answer: fmt.Sprintf(`{"ok":false,"error_code":%s,"description":%q}`,
+					code, description)}
+			})
+			err := e.Settle(t.Context(), p, e.s)
+			if (err == nil) != paid || tries != 1 {
+				t.Errorf("Settle: %v after %d tries", err, tries)
+			}
+			owed, _, _ := e.store.Owed(nil)
+			if (len(owed) == 0) != paid {
+				t.Errorf("%d owed", len(owed))
+			}
+		})
+	}
+}
+
+// 429 and a lost answer in between: each outcome is shown, and none twice.
+func TestDebtsThroughTrouble(t *testing.T) {
+	again := `{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`
+	for name, c := range map[string]struct {
+		todo  fate
+		twice int
+	}{
+		"429":         {fate{answer: again}, 0},
+		"carried out": {fate{cut: true}, 1},
+		"never came":  {fate{hold: nil, late: make(chan struct{})}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newTGEnv(t)
+			a := e.over(e.ask(yesNo), Resolved)
+			b := e.over(e.ask(yesNo), Resolved)
+			<-e.firstAndPoll(c.todo)
+			comesTrue(t, "both are paid", func() bool {
+				owed, _, _ := e.store.Owed(nil)
+				return len(owed) == 0
+			})
+			e.says(a.MsgID, "✅ Answered")
+			e.says(b.MsgID, "✅ Answered")
+			if n := e.srv.edits(0); len(n) != 2 || e.srv.twice != c.twice {
+				t.Errorf("%d edits, %d changed nothing", len(n), e.srv.twice)
+			}
+		})
+	}
+}
+
+// ---- telegram.go: polling and updates ----
+// Of all that arrives only what the operator meant acts, once.
+
+// TestTelegramAdmitted: only a message or tap that a listed person made in the configured chat
+// counts.
+func TestTelegramAdmitted(t *testing.T) {
+	msg := func(more string) string {
+		return `{"update_id":1,"message":{"message_id":5,"date":9,"from":{"id":1001},"chat":{"id":1001,"type":"private"}` +
+			`,"text":"hi"` + more + `}}`
+	}
+	group := `{"update_id":1,"message":{"from":{"id":1001},"chat":{"id":-5,"type":"group"},"text":"hi"}}`
+	tap := func(from, chat int64) string {
+		return fmt.Sprintf(`{"callback_query":{"id":"q","from":{"id":%d},`+
+			`"message":{"message_id":5,"chat":{"id":%d,"type":"private"}},"data":"x"}}`, from, chat)
+	}
+	for _, c := range []struct {
+		update string
+		chat   int64
+		want   bool
+	}{
+		{msg(""), 1001, true},
+		{tap(1001, 1001), 1001, true},
+		{group, -5, true},
+		{group, 1001, false},
+		{strings.Replace(group, `"id":1001`, `"id":2002`, 1), -5, false}, // anyone in a group can write and press
+		{strings.Replace(strings.Replace(tap(2002, -5), "private", "supergroup", 1), "x", "y", 1), -5, false},
+		{strings.Replace(tap(1001, -5), "private", "supergroup", 1), -5, true},
+		{msg(""), -5, false},
+		{msg(""), 0, false},
+		{tap(2002, 1001), 1001, false},
+		{tap(1001, 7), 1001, false},
+		{tap(2002, 2002), 1001, false},
+		{strings.ReplaceAll(msg(""), `"from":{"id":1001}`, `"from":{"id":2002,"username":"operator"}`), 1001, false},
+		{strings.ReplaceAll(msg(""), `"type":"private"`, `"type":"group"`), 1001, false},
+		{strings.ReplaceAll(group, "1001", "1001,\"is_bot\":true"), -5, false},
+		{strings.Replace(group, `"text"`, `"sender_chat":{"id":-5},"text"`, 1), -5, false},
+		{msg(`,"forward_origin":{"type":"user"}`), 1001, false},
+		{msg(`,"via_bot":{"id":3}`), 1001, false},
+		{msg(`,"edit_date":7`), 1001, false},
+		{strings.Replace(msg(""), `"message"`, `"edited_message"`, 1), 1001, false},
+		{strings.Replace(msg(""), `"message"`, `"channel_post"`, 1), 1001, false},
+		{`{"update_id":1}`, 1001, false},
+		{`{"callback_query":{"id":"q","from":{"id":1001},"inline_message_id":"x","data":"y"}}`, 1001, false},
+		{`{"message":{"chat":{"id":1001,"type":"private"},"text":"hi"}}`, 1001, false},
+	} {
+		var u update
+		if err := json.Unmarshal([]byte(c.update), &u); err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := admitted(&u, []int64{1001}, c.chat); ok != c.want {
+			t.Errorf("admitted(%s, chat %d) = %v", c.update, c.chat, ok)
+		}
+	}
+}
+
+// TestAdmittedOnlyWhole: each part of who wrote, where and how must hold by itself, whatever else does.
+func TestAdmittedOnlyWhole(t *testing.T) {
+	for _, c := range []struct {
+		name, update string
+		users        []int64
+		chat         int64
+	}{
+		{"no number", `{"message":{"from":{"id":0},"chat":{"id":-5,"type":"group"}}}`, []int64{0}, -5},
+		{"negative number", `{"message":{"from":{"id":-7},"chat":{"id":-5,"type":"group"}}}`, []int64{-7}, -5},
+		{"no chat set", `{"message":{"from":{"id":1001},"chat":{"id":0,"type":"group"}}}`, []int64{1001}, 0},
+		{"another's private chat", `{"message":{"from":{"id":2002},"chat":{"id":1001,"type":"private"}}}`,
+			[]int64{1001, 2002}, 1001},
+		{"own private chat, another is set", `{"message":{"from":{"id":1001},"chat":{"id":1001,"type":"private"}}}`,
+			[]int64{1001}, 2002},
+		{"a channel", `{"message":{"from":{"id":1001},"chat":{"id":-5,"type":"channel"}}}`, []int64{1001}, -5},
+		{"another group", `{"message":{"from":{"id":1001},"chat":{"id":-6,"type":"supergroup"}}}`, []int64{1001}, -5},
+		{"a stranger's message with a tap",
+			`{"message":{"from":{"id":3},"chat":{"id":1001,"type":"private"}},"callback_query":` +
+				`{"id":"q","from":{"id":1001},"message":{"message_id":5,"chat":{"id":1001,"type":"private"}}}}`,
+			[]int64{1001}, 1001},
+		{"a message with a tap",
+			`{"message":{"from":{"id":1001},"chat":{"id":1001,"type":"private"}},"callback_query":` +
+				`{"id":"q","from":{"id":1001},"message":{"message_id":5,"chat":{"id":1001,"type":"private"}}}}`,
+			[]int64{1001}, 1001},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var u update
+			if err := json.Unmarshal([]byte(c.update), &u); err != nil {
+				t.Fatal(err)
+			}
+			if _, ok := admitted(&u, c.users, c.chat); ok {
+				t.Errorf("%s is admitted", c.name)
+			}
+		})
+	}
+}
+
+// TestTelegramUnderstand: a text goes to the session or question that it names or replies to, and
+// where that is not one, nothing is done.
+func TestTelegramUnderstand(t *testing.T) {
+	now := time.Now()
+	session := func(id, label, status string) *SessionRecord {
+		return &SessionRecord{
+			Head:      Head{ID: id + "-0000"},
+			Tool:      "claude",
+			Label:     label,
+			Status:    status,
+			StartedAt: now.Add(-time.Hour),
+		}
+	}
+	a, b, dead := session("aaaaaaaa", "api", "active"), session("bbbbbbbb", "web", "active"),
+		session("dddddddd", "", "completed")
+	prompt := func(id string, s *SessionRecord, msg int64, p PromptRecord) *PromptRecord {
+		p.ID = id + "-0000"
+		p.SessionID = s.ID
+		p.MsgID = msg
+		p.Status = AwaitingReply
+		p.Nonce = newNonce()
+		p.CreatedAt, p.ExpiresAt = now.Add(-time.Minute), now.Add(time.Minute)
+		return &p
+	}
+	reply := func(id int64, text string) *message {
+		return &message{ID: id, Text: text, From: &user{IsBot: true}}
+	}
+	one, two := []*SessionRecord{a, dead}, []*SessionRecord{a, b, dead}
+	idle := PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true}}
+	secret := PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true}}
+	menu := []*PromptRecord{prompt("11111111", a, 50, tgMenu)}
+	for _, c := range []struct {
+		text     string
+		to       *message
+		sessions []*SessionRecord
+		prompts  []*PromptRecord
+		held     map[string]string
+		want     string // a regular expression
+	}{
+		{"go on", nil, one, nil, nil, `^text aaaaaaaa "go on"$`},
+		{"go on", nil, two, nil, nil, `(?s)^reply ✗ Which session\? .*api.*\n.*web`},
+		{"go on", nil, []*SessionRecord{dead}, nil, nil, `^reply ✗ Which session\?.* nothing$`},
+		{"go on", reply(7, "x\nclaude · web [SID:bbbbbbbb]"), two, nil, nil, `^text bbbbbbbb "go on"$`},
+		{"go on", reply(7, "[SID:bbbbbbbb]\nclaude [SID:aaaaaaaa]"), two, nil, nil, `^text aaaaaaaa`},
+		{"go on", &message{ID: 7, Text: "x [SID:bbbbbbbb]", From: &user{ID: 1001}}, two, nil, nil, `^reply ✗ Which`},
+		{"go on", reply(7, "claude [SID:dddddddd]"), two, nil, nil, `^reply ✗ Nothing was sent: .*ended`},
+		{"go on", nil, two, nil, map[string]string{"claim telegram:1001": b.ID}, `^text bbbbbbbb`},
+		{"go on", nil, two, nil, map[string]string{"claim telegram:2002": b.ID}, `^reply ✗ Which`},
+		{"go on", nil, two, nil, map[string]string{"claim telegram:1001": dead.ID},
+			`^reply ✗ Nothing was sent: .*ended`},
+		{"go on", nil, one, []*PromptRecord{prompt("11111111", a, 50, idle)}, nil, `^text aaaaaaaa "go on"$`},
+		{"Red", nil, one, []*PromptRecord{prompt("11111111", a, 50, PromptRecord{Prompt: Prompt{Type: FreeText}})}, nil,
+			`^decide 11111111 Red$`},
+		{"go\x1b[201~\r\x03 on", nil, one, nil, nil, `^text aaaaaaaa "go\[201~\\n on"$`},
+		{"bad \uFFFD", nil, one, nil, nil, `^reply ✗ Nothing was done`},
+		{"", nil, one, nil, nil, `^reply ✗ Nothing was done`},
+		{"1", nil, one, menu, nil, `^decide 11111111 1$`},
+		{"no", nil, one, menu, nil, `^decide 11111111 3$`},
+		{"use pnpm", reply(50, ""), two, menu, nil, `^decide 11111111 deny:use pnpm$`},
+		{"use pnpm", nil, one, menu, nil, `^reply ✗ Nothing was done: a permission`},
+		{"hunter2", reply(50, ""), one, []*PromptRecord{prompt("11111111", a, 50, secret)}, nil,
+			`^decide 11111111 hunter2$`},
+		{"hunter2", nil, one, []*PromptRecord{prompt("11111111", a, 50, secret)}, nil,
+			`^reply ✗ Nothing was sent: .*password`},
+		{"1", nil, one,
+			[]*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }))}, nil,
+			`^decide 11111111 1$`},
+		{"3", nil, one,
+			[]*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }))}, nil,
+			`^decide 11111111 3$`},
+		{"3, 1", nil, one, []*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu,
+			func(p *PromptRecord) { p.Multi = true }))}, nil, `^decide 11111111 3,1$`},
+		{"/send bbbb do it\nnow", nil, two, nil, nil, `^text bbbbbbbb "do it\\nnow"$`},
+		{"/send web do it", nil, two, nil, nil, `^text bbbbbbbb "do it"$`},
+		{"/send cccc do it", nil, two, nil, nil, `^reply ✗ cccc does not name one`},
+		{"/send bbbb", nil, two, nil, nil, `^reply ✗ What\? Example: /send bbbbbbbb go on$`},
+		{"/claim web", nil, two, nil, nil, `^claim bbbbbbbb-0000$`},
+		{"/switch aaaa", nil, two, nil, nil, `^claim aaaaaaaa-0000$`},
+		{"/release", nil, two, nil, nil, `^claim $`},
+		{"/keys CTRL_C", nil, one, nil, nil, `^keys aaaaaaaa "CTRL_C"$`},
+		{"/keys bbbb esc UP", nil, two, nil, nil, `^keys bbbbbbbb "esc UP"$`},
+		{"/keys bbbb FOO", nil, two, nil, nil, `^reply ✗ There is no key FOO`},
+		{"/keys CTRL_C", nil, two, nil, nil, `^reply ✗ Which session`},
+		{"/cancel", nil, two, nil, nil, `^reply ✗ Which session`},
+		{"/cancel dddd", nil, two, nil, nil, `^reply ✗ Nothing was sent: .*ended`},
+		{"/screen@my_bot web", nil, two, nil, nil, `^screen bbbbbbbb ""$`},
+		{"/last", reply(7, "claude [SID:bbbbbbbb]"), two, nil, nil, `^last bbbbbbbb ""$`},
+		{"/sessions", nil, two, nil, nil, `^reply Running:\n• claude · api .*\n• claude · web`},
+		{"/status", nil, one, menu, nil, `(?s)^reply Running:.*proceed\?.*Expires.*Audit log: 7 sha256:x`},
+		{"/help", nil, nil, nil, nil, `(?s)^reply .*/claim .*/keys`},
+		{"/sesions", nil, one, nil, nil, `Did you mean /sessions\?`},
+		{"/clear", nil, one, nil, nil, `To send it to a session: /send SID /clear`},
+	} {
+		v := viewOf(map[string]Record{})
+		for _, s := range c.sessions {
+			v.apply(s)
+		}
+		for _, p := range c.prompts {
+			v.apply(p)
+		}
+		v.apply(&MetaRecord{Head: Head{Rec: "meta", ID: "telegram"}, Values: c.held})
+		v.apply(&MetaRecord{Head: Head{Rec: "meta", ID: "audit"}, Seq: 7, Hash: "sha256:x"})
+		m := &message{ID: 60, From: &user{ID: 1001}, Text: c.text, ReplyTo: c.to}
+		m.Chat.ID = 1001
+		got := tgWish((&incoming{message: m, view: v, freeText: true, at: now}).understand())
+		if !regexp.MustCompile(c.want).MatchString(got) {
+			t.Errorf("%q: got %s, want %s", c.text, got, c.want)
+		}
+	}
+}
+
+// tgWish puts a wish on one line.
+func tgWish(w intent) string {
+	switch r := w.record.(type) {
+	case *InputRecord:
+		return fmt.Sprintf("%s %s %q", r.Kind, shortID(r.SessionID), r.Text)
+	case *MetaRecord:
+		return "claim " + r.Values["claim telegram:1001"]
+	}
+	if w.decision != nil {
+		return "decide " + shortID(w.decision.PromptID) + " " + w.decision.Value
+	}
+	return "reply " + w.reply
+}
+
+// What was written before the session or the question does not count for it; in a group, only what is addressed does.
+func TestTelegramOldAndGroupText(t *testing.T) {
+	now := time.Now()
+	s := &SessionRecord{
+		Head:      Head{Rec: "session", ID: "aaaaaaaa-0000"},
+		Status:    "active",
+		StartedAt: now.Add(-time.Hour),
+	}
+	p := yesNo
+	p.Rec = "prompt"
+	p.ID = "11111111-0000"
+	p.SessionID = s.ID
+	p.Status = AwaitingReply
+	p.CreatedAt = now.Add(-time.Minute)
+	v := viewOf(map[string]Record{})
+	v.apply(s)
+	v.apply(&p)
+	for _, c := range []struct {
+		age  time.Duration
+		chat int64
+		want string
+	}{
+		{0, 1001, "decide 11111111 y"},
+		{2 * time.Minute, 1001, "reply ✗ Nothing was sent: you wrote that before this was asked."},
+		{2 * time.Hour, 1001, "reply ✗ Nothing was sent: you wrote that before  [SID:aaaaaaaa] began."},
+		{0, -5, "reply "},
+	} {
+		m := &message{From: &user{ID: 1001}, Text: "yes"}
+		m.Chat.ID = c.chat
+		got := tgWish((&incoming{message: m, view: v, at: now.Add(-c.age)}).understand())
+		if got != c.want {
+			t.Errorf("%v old in chat %d: %q, want %q", c.age, c.chat, got, c.want)
+		}
+	}
+}
+
+// TestSpeakSwitchedOff: with text switched off a reply gives a text to nothing but a password's question (which is refused
+// elsewhere) and a hook's; a choice can be named all the same, and a word that is no reply never answers a permission.
+func TestSpeakSwitchedOff(t *testing.T) {
+	session := &SessionRecord{Head: Head{ID: newID()}, Status: "active"}
+	for _, c := range []struct {
+		name    string
+		p       Prompt
+		text    string
+		texts   bool
+		replied bool
+		want    string // the value, "" refused
+	}{
+		{"text", Prompt{Type: FreeText}, "Ada", false, true, ""},
+		{"text, on", Prompt{Type: FreeText}, "Ada", true, true, "Ada"},
+		{"unknown", Prompt{Type: Unknown}, "Ada", false, true, ""},
+		{"unknown, on", Prompt{Type: Unknown}, "Ada", true, true, "Ada"},
+		{"a choice", Prompt{Type: YesNo}, "yes", false, true, "y"},
+		{"no reply", Prompt{Type: YesNo}, "no", false, false, "n"},
+		{"permission, reply", Prompt{Type: MultipleChoice, Permission: true}, "use make", false, true, "deny:use make"},
+		{"permission, no reply", Prompt{Type: MultipleChoice, Permission: true}, "use make", true, false, ""},
+		{"password, no reply", Prompt{Type: FreeText, Secret: true}, "pw", true, false, ""},
+		{"password", Prompt{Type: FreeText, Secret: true}, "pw", false, true, "pw"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := storeQuestion(session.ID)
+			p.Prompt, p.Status = c.p, AwaitingReply
+			other := storeQuestion(newID())
+			other.Status, other.Prompt = AwaitingReply, Prompt{Type: YesNo}
+			v := viewOf(map[string]Record{"prompt " + p.ID: p, "prompt " + other.ID: other})
+			h := &incoming{
+				message: &message{From: &user{ID: 1001}},
+				view:    v, freeText: c.texts,
+				at: time.Now().Add(time.Minute),
+			}
+			var to *PromptRecord
+			if c.replied {
+				to = p
+			}
+			got := ""
+			if w := h.answerOrInput(session, to, c.text); w.decision != nil {
+				got = w.decision.Value
+				if w.decision.PromptID != p.ID {
+					t.Error("it answers another question")
+				}
+			}
+			if got != c.want {
+				t.Errorf("%q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// Taps through the poller: the right one counts once, whatever else comes with it.
+func TestTelegramTaps(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.ask(yesNo)
+	late := e.prompt(p.ID)
+	e.srv.send(tgTapOn(1, p, "y", p.MsgID, 2002), // a stranger
+		strings.Replace(tgTap(2, p, "y"), p.Nonce[:16], "0123456789abcdef", 1),
+		tgTapOn(3, p, "y", p.MsgID-1, 1001),
+		tgTap(4, p, "maybe"),
+		tgTap(5, p, "y"), tgTap(5, p, "y"), // delivered twice
+		tgTap(6, p, "n"),
+		`{"update_id":7,"edited_message":{}}`, `{"update_id":8,"message":"not what was documented"}`,
+		strings.Replace(tgTap(9, p, "y"), "ans:"+shortID(p.ID), "ans:00000000", 1)) // of no question that is known any more
+	e.poll(e.Telegram)
+	e.srv.confirmed(t, 9)
+	got := e.prompt(p.ID)
+	if got.Status != ReplyReceived || *got.Value != "y" || *got.DecidedBy != "telegram:1001" {
+		t.Fatalf("%s %v %v", got.Status, got.Value, got.DecidedBy)
+	}
+	for query, want := range map[string]string{
+		"q2": "does not belong",
+		"q3": "out of date",
+		"q4": "not an answer",
+		"q5": "✓ Yes",
+		"q6": "already answered",
+		"q9": "out of date",
+	} {
+		c := e.srv.until(t, "answerCallbackQuery", `"`+query+`"`)
+		if !strings.Contains(fmt.Sprint(c.p["text"]), want) {
+			t.Errorf("%s was answered %q, want %q", query, c.p["text"], want)
+		}
+	}
+	if n := e.srv.count("answerCallbackQuery"); n != 6 {
+		t.Errorf("%d taps were answered, want 6: a stranger never, a repeated update once", n)
+	}
+	audit := e.auditLog()
+	if strings.Count(audit, `"UNAUTHORIZED"`) != 1 ||
+		strings.Count(audit, `"REPLY_REJECTED"`) != 5 ||
+		strings.Count(audit, `"REPLY_RECEIVED"`) != 1 {
+		t.Errorf("audit:\n%s", audit)
+	}
+	e.srv.until(t, "editMessageReplyMarkup", fmt.Sprint(p.MsgID)) // the late tap's message loses its buttons
+	if late.Status != AwaitingReply {
+		t.Errorf("the question was %s before the tap", late.Status)
+	}
+}
+
+// TestTapsThatShow: a button that shows more does so for an open question alone, and decides nothing.
+func TestTapsThatShow(t *testing.T) {
+	for _, open := range []bool{true, false} {
+		e := newTGEnv(t)
+		p := e.ask(yesNo)
+		if !open {
+			e.store.Move(p.ID, Resolved, nil)
+		}
+		r := &receiver{Telegram: e.Telegram, ctx: t.Context()}
+		if _, err := r.dispatch(json.RawMessage(tgTap(1, p, tapRecent))); err != nil {
+			t.Fatal(err)
+		}
+		r.work.Wait()
+		want := 1
+		if open {
+			want = 2
+		}
+		if got := e.srv.count("sendMessage"); got != want {
+			t.Errorf("open %v: %d messages", open, got)
+		}
+		if now := e.prompt(p.ID); now.Value != nil || now.Open() != open {
+			t.Errorf("open %v: it is %s", open, now.Status)
+		}
+	}
+}
+
+// A cut question is allowed only from the message that shows all of it.
+func TestTelegramShowAll(t *testing.T) {
+	e := newTGEnv(t)
+	full := strings.Repeat("echo harmless\n", 400) + "rm -rf /"
+	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Full = full }))
+	e.srv.send(tgTap(1, p, "~all"))
+	e.poll(e.Telegram)
+	last := e.srv.until(t, "sendMessage", `✅ 1. Yes`)
+	var shown string
+	e.srv.mu.Lock()
+	for _, c := range e.srv.calls[1:] {
+		if text, ok := c.p["text"].(string); ok && c.method == "sendMessage" {
+			shown += text
+		}
+	}
+	e.srv.mu.Unlock()
+	if n := strings.Count(shown, "echo harmless"); n != 400 {
+		t.Errorf("%d of 400 lines were shown", n)
+	}
+	if !strings.Contains(fmt.Sprint(last.p["reply_markup"]), "✅ 1. Yes") {
+		t.Errorf("the last part has no affirmative button: %v", last.p["reply_markup"])
+	}
+	e.srv.until(t, "editMessageReplyMarkup", fmt.Sprint(p.MsgID))
+	comesTrue(t, "the new message counts", func() bool { return e.prompt(p.ID).MsgID != p.MsgID })
+	now := e.prompt(p.ID)
+	e.srv.send(tgTap(2, p, "1"), tgTap(3, now, "1"))
+	e.srv.confirmed(t, 3)
+	if got := e.prompt(p.ID); got.Status != ReplyReceived || got.MsgID <= p.MsgID {
+		t.Errorf("%s, message %d → %d", got.Status, p.MsgID, got.MsgID)
+	}
+	audit := e.auditLog()
+	if !strings.Contains(audit, `"PERMISSION_RESOLVE"`) ||
+		!strings.Contains(audit, `"user_id":1001,"decision":"1"`) {
+		t.Errorf("audit:\n%s", audit)
+	}
+	c := e.srv.until(t, "answerCallbackQuery", `"q2"`)
+	if !strings.Contains(fmt.Sprint(c.p["text"]), "out of date") {
+		t.Errorf("the old message's button: %v", c.p["text"])
+	}
+	got := e.prompt(p.ID)
+	e.store.Move(p.ID, Injected, nil)
+	e.store.Move(p.ID, Resolved, nil)
+	stale := e.prompt(p.ID)
+	stale.MsgID = p.MsgID // as the session knows it that asked
+	if err := e.Settle(context.Background(), stale, e.s); err != nil {
+		t.Fatal(err)
+	}
+	e.srv.until(t, "editMessageText", fmt.Sprintf(`"message_id":%d.*Answered`, got.MsgID))
+}
+
+// What cannot be shown in full is not offered for approval by "Show all" either.
+func TestTelegramShowAllOfNothing(t *testing.T) {
+	for _, full := range []string{"", strings.Repeat("x", 16380) + "…"} {
+		e := newTGEnv(t)
+		p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Cut, p.Full = true, full }))
+		r := &receiver{Telegram: e.Telegram, ctx: context.Background()}
+		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapAll)
+		r.work.Wait()
+		e.srv.mu.Lock()
+		last := e.srv.calls[len(e.srv.calls)-1]
+		for _, c := range e.srv.calls {
+			if c.method == "sendMessage" && c.p["reply_markup"] != nil {
+				last = c
+			}
+		}
+		e.srv.mu.Unlock()
+		if strings.Contains(fmt.Sprint(last.p["reply_markup"]), "1. Yes") {
+			t.Errorf("the last message with %d bytes of it offers %v", len(full),
+				last.p["reply_markup"])
+		}
+	}
+}
+
+// TestAskAgainTap: "Ask again" does something only from the newest message of a question that expired, with its own nonce,
+// in a session that runs; what it asks for is recorded once.
+func TestAskAgainTap(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*tgEnv, *PromptRecord)
+		msg    int64 // the tapped message, counted from the question's
+		want   int
+	}{
+		{"expired", func(*tgEnv, *PromptRecord) {}, 0, 1},
+		{"an older message", func(*tgEnv, *PromptRecord) {}, -1, 0},
+		{"another nonce", func(_ *tgEnv, p *PromptRecord) { p.Nonce = newNonce() }, 0, 0},
+		{"half a nonce", func(_ *tgEnv, p *PromptRecord) { p.Nonce = p.Nonce[:8] }, 0, 0},
+		{"another session", func(_ *tgEnv, p *PromptRecord) { p.SessionID = newID() }, 0, 0},
+		{"session over", func(e *tgEnv, _ *PromptRecord) {
+			over := *e.s
+			over.Status = "completed"
+			storeUpdate(e.store, &over)
+		}, 0, 0},
+		{"answered", func(e *tgEnv, p *PromptRecord) { e.store.Move(p.ID, Resolved, nil) }, 0, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newTGEnv(t)
+			p := e.ask(yesNo)
+			if ok, err := storeMove(e.store, p.ID, Expired, p.ExpiresAt); !ok || err != nil {
+				t.Fatal(ok, err)
+			}
+			c.change(e, p)
+			r := &receiver{Telegram: e.Telegram, ctx: t.Context()}
+			for range 2 { // delivered twice
+				_, err := r.dispatch(json.RawMessage(tgTapOn(1, p, tapAgain, p.MsgID+c.msg, 1001)))
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			r.work.Wait()
+			v := storeView(t, e.store)
+			for _, in := range v.Inputs {
+				if in.Kind != "again" || in.PromptID != p.ID || in.SessionID != e.s.ID ||
+					in.By != "telegram:1001" || in.Status != "queued" {
+					t.Errorf("%+v", in)
+				}
+			}
+			if len(v.Inputs) != c.want || v.Updates["1"] == nil {
+				t.Errorf("%d inputs, acted on: %v", len(v.Inputs), v.Updates["1"] != nil)
+			}
+		})
+	}
+}
+
+// A button that somebody can still tap although it is of no use shows that its message has buttons: they go.
+func TestTappedInVain(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		begin func(e *tgEnv, p *PromptRecord) (msg int64) // the message tapped, of a question asked
+		want  string
+	}{
+		{"brought back", func(e *tgEnv, p *PromptRecord) int64 {
+			e.settling(e.Telegram, e.over(p, Resolved), 1)()
+			return p.MsgID
+		}, "✅ Answered"},
+		{"an unknown older one", func(e *tgEnv, p *PromptRecord) int64 { return p.MsgID - 50 }, "open"},
+		{"an unknown one of what is over", func(e *tgEnv, p *PromptRecord) int64 {
+			e.settling(e.Telegram, e.over(p, Canceled), 1)()
+			return p.MsgID - 50
+		}, "open"},
+		{"a newer one that was never recorded", func(e *tgEnv, p *PromptRecord) int64 {
+			e.settling(e.Telegram, e.over(p, Failed), 1)()
+			return p.MsgID + 50
+		}, "Not delivered"},
+		{"of a question that is forgotten", func(e *tgEnv, p *PromptRecord) int64 {
+			p.ID = newID()
+			return p.MsgID
+		}, "Continue"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			e := newTGEnv(t)
+			p := e.ask(yesNo)
+			asked := p.ID
+			msg := c.begin(e, p)
+			text := "open"
+			if m := e.srv.message(msg); m.id != 0 {
+				text = m.text
+			}
+			e.srv.put(msg, text)
+			poller := e.process()
+			poller.tapGrace = 0
+			e.poll(poller)
+			e.srv.send(tgTapOn(1, p, "y", msg, 1001))
+			comesTrue(t, "its buttons go", func() bool {
+				return len(e.srv.message(msg).buttons) == 0
+			})
+			e.says(msg, c.want)
+			got := e.prompt(asked)
+			if got.Open() && msg != p.MsgID && len(e.srv.message(p.MsgID).buttons) == 0 {
+				t.Error("the open question's own message lost them")
+			}
+			comesTrue(t, "nothing is owed", func() bool {
+				owed, _, _ := e.store.Owed(nil)
+				return len(owed) == 0
+			})
+		})
+	}
+}
+
+// A forged tap does not make another message one of the question's.
+func TestForgedTapInVain(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.ask(yesNo)
+	e.settling(e.Telegram, e.over(p, Resolved), 1)()
+	q := *e.prompt(p.ID)
+	q.Nonce = newNonce()
+	r := e.receiver(e.Telegram)
+	v, _ := e.store.View()
+	var u update
+	if err := json.Unmarshal([]byte(tgTapOn(1, &q, "y", p.MsgID+50, 1001)), &u); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.handleCallbackQuery(1, u.Callback, v); err != nil {
+		t.Fatal(err)
+	}
+	r.work.Wait()
+	if got := e.prompt(p.ID); got.MsgID != p.MsgID || len(got.OldMsgIDs) != 0 {
+		t.Errorf("message %d, replaced %v", got.MsgID, got.OldMsgIDs)
+	}
+}
+
+// A password is deleted from the chat, reaches the session that asked, and no file.
+func TestTelegramSecret(t *testing.T) {
+	e := newTGEnv(t)
+	if err := os.MkdirAll(filepath.Join(e.store.Dir, "sessions"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	release, err := e.store.HoldSession(e.s.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	p := e.ask(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}})
+	reply := fmt.Sprintf(`,"reply_to_message":{"message_id":%d}`, p.MsgID)
+	e.updatePace(func(time.Time) time.Time { return time.Now().Add(2 * time.Second) })
+	e.srv.send(tgSay(1, "hunter1", reply))
+	e.poll(e.Telegram)
+	e.srv.until(t, "deleteMessage", `"message_id":1\b`)
+	if e.srv.count("sendMessage") != 1 {
+		t.Error("deleting waited for the pacing")
+	}
+	e.srv.until(t, "sendMessage", "cannot be given from here")
+	if got := e.prompt(p.ID); got.Status != AwaitingReply {
+		t.Fatalf("with free_text_enabled off it is %s", got.Status)
+	}
+	cfg := *e.cfg.Load()
+	cfg.FreeText = true
+	e.cfg.Store(&cfg)
+	e.srv.send(tgSay(2, "hunter2", reply))
+	e.srv.until(t, "deleteMessage", `"message_id":2\b`)
+	e.srv.confirmed(t, 2)
+	if value, ok := e.store.TakeSecret(p.ID); !ok || value != "hunter2" {
+		t.Errorf("the session gets %q, %v", value, ok)
+	}
+	for _, name := range []string{"state.jsonl", "audit.log"} {
+		b, _ := os.ReadFile(filepath.Join(e.store.Dir, name))
+		if strings.Contains(string(b), "hunter") {
+			t.Errorf("%s holds the password", name)
+		}
+	}
+}
+
+// A password's message that is gone already has been deleted: nobody is asked to do it.
+func TestDeletedAlready(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.ask(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}})
+	e.srv.fault = func(method string, w http.ResponseWriter) bool {
+		if method != "deleteMessage" {
+			return false
+		}
+		fmt.Fprint(w,
+			`{"ok":false,"error_code":400,"description":"Bad Request: message to delete not found"}`)
+		return true
+	}
+	r := &receiver{Telegram: e.Telegram, ctx: t.Context()}
+	say := tgSay(1, "hunter2", fmt.Sprintf(`,"reply_to_message":{"message_id":%d}`, p.MsgID))
+	if _, err := r.dispatch(json.RawMessage(say)); err != nil {
+		t.Fatal(err)
+	}
+	r.work.Wait()
+	for _, c := range e.srv.calls {
+		if text, _ := c.p["text"].(string); strings.Contains(text, "could not be deleted") {
+			t.Errorf("it says %q", text)
+		}
+	}
+}
+
+// What a tap asks to see is shown when that is recorded, not at each of the attempts to record it.
+func TestShownOnceRecorded(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Full = "all of it" }))
+	sent := e.srv.count("sendMessage")
+	other := e.other(e.store.Dir)
+	fullDisk(other.store)
+	r := &receiver{Telegram: other, ctx: t.Context()}
+	for range 2 { // it comes again
+		if _, err := r.dispatch(json.RawMessage(tgTap(1, p, tapAll))); err == nil {
+			t.Fatal("the tap counts as recorded")
+		}
+	}
+	r.work.Wait()
+	if n := e.srv.count("sendMessage") - sent; n != 0 {
+		t.Errorf("%d messages", n)
+	}
+}
+
+// fullDisk lets every write of the store fail from now on.
+func fullDisk(st *Store) {
+	st.log.do = faultyFiles(func(op string, _ int64) error {
+		if op == "write" {
+			return http.ErrServerClosed
+		}
+		return nil
+	})
+}
+
+// /status names a session's open questions in the order in which they came.
+func TestStatusInOrder(t *testing.T) {
+	e := newTGEnv(t)
+	var want []string
+	for i := range 6 {
+		openIn(t, e, e.s.ID, 0, time.Hour-time.Duration(i)*time.Minute,
+			fmt.Sprintf("question %d", i))
+		want = append(want, fmt.Sprintf("question %d", i))
+	}
+	m := &message{From: &user{ID: 1001}, Text: "/status"}
+	reply := (&incoming{message: m, view: storeView(t, e.store), at: time.Now()}).understand().reply
+	var got []string
+	for line := range strings.SplitSeq(reply, "\n") {
+		if _, question, ok := strings.Cut(line, "❓ "); ok {
+			got = append(got, question)
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+}
+
+// openIn records an open question of a session, asked in that message so long ago.
+func openIn(t *testing.T, e *tgEnv, session string, msg int64, ago time.Duration, question string) *PromptRecord {
+	t.Helper()
+	p := storeQuestion(session)
+	p.Question = question
+	p.CreatedAt = time.Now().Add(-ago)
+	if err := storeUpdate(e.store, p); err != nil {
+		t.Fatal(err)
+	}
+	if msg != 0 {
+		e.store.Move(p.ID, Routed, nil)
+		e.store.Move(p.ID, AwaitingReply, func(q *PromptRecord) { q.MsgID = msg })
+	}
+	return e.prompt(p.ID)
+}
+
+// Message numbers begin anew in another chat: a reply means the newest question that had the number.
+func TestReplyToNewestOfANumber(t *testing.T) {
+	e := newTGEnv(t)
+	var want *PromptRecord
+	for i := range 8 {
+		session := storeSession(t, e.store)
+		want = openIn(t, e, session, 50, time.Hour-time.Duration(i)*time.Minute, "Go on?")
+	}
+	bot := &user{IsBot: true}
+	m := &message{From: &user{ID: 1001}, Text: "y", ReplyTo: &message{ID: 50, From: bot}}
+	m.Chat.ID = 1001
+	for range 20 {
+		got := (&incoming{message: m, view: storeView(t, e.store), at: time.Now()}).understand()
+		if got.decision == nil || got.decision.PromptID != want.ID {
+			t.Fatalf("%+v, want the question %s", got.decision, want.ID)
+		}
+	}
+}
+
+// An update without a number, which cannot be confirmed, does not make the poller ask without a pause.
+func TestUpdateWithoutNumber(t *testing.T) {
+	e := newTGEnv(t)
+	var polls atomic.Int64
+	e.srv.fault = func(method string, w http.ResponseWriter) bool {
+		if method != "getUpdates" {
+			return false
+		}
+		polls.Add(1)
+		fmt.Fprint(w, `{"ok":true,"result":[{"update_id":"x"}]}`)
+		return true
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	e.Poll(ctx)
+	if n := polls.Load(); n > 3 {
+		t.Errorf("it polls %d times a second", n)
+	}
+}
+
+// When the answer cannot be recorded, nothing is done and the update stays with the server.
+func TestTelegramNotRecorded(t *testing.T) {
+	e := newTGEnv(t)
+	p := e.ask(yesNo)
+	other := e.process()
+	broken := errors.New("no space left on device")
+	other.store.log.do = faultyFiles(failing("write", broken))
+	e.srv.send(tgTap(1, p, "y"))
+	stop := e.poll(other)
+	e.srv.until(t, "answerCallbackQuery", "could not be recorded")
+	stop()
+	if !strings.Contains(other.Trouble(), broken.Error()) ||
+		e.prompt(p.ID).Status != AwaitingReply {
+		t.Errorf("trouble %q, question %s", other.Trouble(), e.prompt(p.ID).Status)
+	}
+	e.poll(e.Telegram)
+	e.srv.confirmed(t, 1)
+	if got := e.prompt(p.ID); got.Status != ReplyReceived {
+		t.Errorf("the question is %s after the disk has room again", got.Status)
+	}
+}
+
+// Another process takes over when the poller ends, and repeats nothing.
+func TestTelegramTakeover(t *testing.T) {
+	e := newTGEnv(t)
+	second := e.process()
+	e.srv.send(tgSay(1, "first", ""))
+	stop := e.poll(e.Telegram)
+	e.srv.confirmed(t, 1)
+	e.poll(second)
+	if second.polling.Load() {
+		t.Fatal("two processes poll")
+	}
+	stop()
+	e.srv.mu.Lock()
+	e.srv.polls = nil
+	e.srv.mu.Unlock()
+	begin := time.Now()
+	e.srv.send(tgSay(1, "first", ""), tgSay(2, "second", ""))
+	e.srv.confirmed(t, 2)
+	if took := time.Since(begin); took > 2*time.Second {
+		t.Errorf("taking over took %v", took)
+	}
+	v, _ := second.store.View()
+	var texts []string
+	for _, in := range v.Inputs {
+		texts = append(texts, in.Text)
+	}
+	slices.Sort(texts)
+	if !slices.Equal(texts, []string{"first", "second"}) {
+		t.Errorf("inputs %q", texts)
+	}
+}
+
+// After an outage longer than a tap lives, old open questions are asked again; young, idle and expired ones are not.
+func TestTelegramOutage(t *testing.T) {
+	e := newTGEnv(t)
+	old := e.ask(yesNo)
+	e.store.now = func() time.Time { return time.Now().Add(-3 * time.Minute) }
+	e.store.Update(func(v *View) ([]Record, error) {
+		q := *v.Prompts[old.ID]
+		q.Reason = "aged"
+		return []Record{&q}, nil
+	})
+	aged := e.prompt(old.ID)
+	aged.At = time.Now().Add(-3 * time.Minute)
+	v, _ := e.store.View()
+	v.Prompts[old.ID].At = aged.At // the store never dates a record before the one it follows
+	r := &receiver{
+		Telegram: e.Telegram,
+		ctx:      context.Background(),
+		lastOK:   time.Now().Add(-100 * time.Second),
+	}
+	r.resendAfterOutage()
+	r.work.Wait()
+	if e.srv.count("sendMessage") != 1 {
+		t.Error("offered again after 100 s, when taps still lived")
+	}
+	r.lastOK = time.Now().Add(-200 * time.Second)
+	r.resendAfterOutage()
+	r.work.Wait()
+	if got := e.prompt(old.ID); got.MsgID <= old.MsgID || got.Status != AwaitingReply {
+		t.Errorf("message %d → %d, %s", old.MsgID, got.MsgID, got.Status)
+	}
+	c := e.srv.until(t, "editMessageReplyMarkup", fmt.Sprint(old.MsgID))
+	if fmt.Sprint(c.p["reply_markup"]) != "map[inline_keyboard:[]]" {
+		t.Errorf("the old message keeps buttons: %v", c.p)
+	}
+}
+
+// An outage is not over while what came meanwhile cannot be recorded: only then the questions that wait are sent again.
+func TestOutageLastsUntilRecorded(t *testing.T) {
+	e := newTGEnv(t)
+	tapped := openIn(t, e, e.s.ID, 10, time.Hour, "tapped")
+	openIn(t, e, storeSession(t, e.store), 11, time.Hour, "waits")
+	aged(storeView(t, e.store))
+	works := e.store.log.do
+	fullDisk(e.store)
+	r := &receiver{
+		Telegram: e.Telegram,
+		ctx:      t.Context(),
+		lastOK:   time.Now().Add(-200 * time.Second),
+	}
+	tap := []json.RawMessage{json.RawMessage(tgTap(1, tapped, "y"))}
+	params := &pollParams{}
+	r.handleUpdates(tap, params)
+	r.work.Wait()
+	if n := e.srv.count("sendMessage"); n != 0 || params.Offset != 0 {
+		t.Errorf("%d messages, the next poll begins at %d", n, params.Offset)
+	}
+	e.store.log.do = works
+	aged(storeView(t, e.store)) // it has been read anew
+	r.handleUpdates(tap, params)
+	r.work.Wait()
+	if n := e.srv.count("sendMessage"); n != 1 || params.Offset != 2 {
+		t.Errorf("%d messages, the next poll begins at %d", n, params.Offset)
+	}
+}
+
+// aged makes the store believe that its questions were asked long before the last outage began.
+func aged(v *View) {
+	for _, p := range v.Prompts {
+		p.At = time.Now().Add(-time.Hour)
+	}
+}
+
+// After an outage the questions that wait are sent again in the order in which they were asked.
+func TestResentInOrder(t *testing.T) {
+	e := newTGEnv(t)
+	want := []string{"question 0", "question 1", "question 2", "question 3"}
+	for i, question := range want {
+		ago := time.Hour - time.Duration(i)*time.Minute
+		openIn(t, e, storeSession(t, e.store), int64(10+i), ago, question)
+	}
+	aged(storeView(t, e.store))
+	r := &receiver{
+		Telegram: e.Telegram,
+		ctx:      t.Context(),
+		lastOK:   time.Now().Add(-200 * time.Second),
+	}
+	r.resendAfterOutage()
+	r.work.Wait()
+	var got []string
+	for _, c := range e.srv.calls {
+		if text, _ := c.p["text"].(string); c.method == "sendMessage" {
+			got = append(got, strings.TrimPrefix(strings.Split(text, "\n")[0], "❓ "))
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+}
+
+// Questions that wait are sent again after an outage although the state could not be read when it ended.
+func TestResentWhenTheStateCanBeRead(t *testing.T) {
+	e := newTGEnv(t)
+	p := openIn(t, e, e.s.ID, 10, time.Hour, "Go on?")
+	aged(storeView(t, e.store))
+	state := filepath.Join(e.store.Dir, "state.jsonl")
+	sound, err := os.ReadFile(state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	newer := []byte(`{"v":99,"rec":"prompt","id":"x","at":"2026-11-20T14:02:11.000000Z"`)
+	unknown := slices.Concat(sound, newer, []byte(seal(newer)))
+	if err := os.WriteFile(state, unknown, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := &receiver{
+		Telegram: e.Telegram,
+		ctx:      t.Context(),
+		lastOK:   time.Now().Add(-200 * time.Second),
+	}
+	r.resendAfterOutage()
+	if err := os.WriteFile(state, sound, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.resendAfterOutage()
+	r.work.Wait()
+	if now := e.prompt(p.ID); now.MsgID == p.MsgID {
+		t.Error("it was not sent again")
+	}
+}
+
+// TestTelegramFinalErrors: a refused token ends the polling, a conflict is told and waited for.
+func TestTelegramFinalErrors(t *testing.T) {
+	for _, c := range []struct {
+		body, want string
+		ends       bool
+	}{
+		{`{"ok":false,"error_code":401,"description":"Unauthorized"}`, "refuses the bot token", true},
+		{`{"ok":false,"error_code":404,"description":"Not Found"}`, "refuses the bot token", true},
+		{`{"ok":false,"error_code":409,"description":"Conflict: terminated by other getUpdates request"}`,
+			"another program polls", false},
+		{`{"ok":false,"error_code":409,"description":"Conflict: can't use getUpdates method while webhook is active"}`,
+			"webhook", false},
+	} {
+		e := newTGEnv(t)
+		polls := make(chan time.Time, 10)
+		e.srv.fault = func(method string, w http.ResponseWriter) bool {
+			if method == "getUpdates" {
+				polls <- time.Now()
+				io.WriteString(w, c.body)
+			}
+			return method == "getUpdates"
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			e.Poll(ctx)
+		}()
+		<-polls
+		if !c.ends { // at least 5 s to the next: this waits for one of them only
+			comesTrue(t, "it is told", func() bool { return e.Trouble() != "" })
+			cancel()
+		}
+		<-done
+		cancel()
+		if !strings.Contains(e.Trouble(), c.want) || len(polls) != 0 {
+			t.Errorf("%s: trouble %q, %d more polls", c.body, e.Trouble(), len(polls))
+		}
+	}
+}
+
+// Whatever the server sends, nothing panics, and nothing but the operator's own update acts.
+func FuzzUpdate(f *testing.F) {
+	p := yesNo
+	p.Rec = "prompt"
+	p.ID = "11111111-0000"
+	p.SessionID = "aaaaaaaa-0000"
+	p.Nonce = "0123456789abcdef0123456789abcdef"
+	p.Status = AwaitingReply
+	p.MsgID = 50
+	s := &SessionRecord{
+		Head:   Head{Rec: "session", ID: "aaaaaaaa-0000"},
+		Status: "active",
+		Tool:   "claude",
+	}
+	for _, seed := range []string{tgTap(1, &p, "y"), tgTapOn(1, &p, "y", 50, 2002),
+		tgTap(1, &p, "~all"), tgTap(1, &p, "~s:1,2"), tgSay(2, "yes", ""),
+		tgSay(2, "/keys CTRL_C", ""),
+		tgSay(2, "/send aaaa \x1b[201~", `,"reply_to_message":{"message_id":50}`),
+		tgSay(2, "x", `,"via_bot":{}`), `{"update_id":1,"callback_query":{}}`,
+		`{"message":{"from":null}}`, `[]`, `{"update_id":"x"}`} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, raw string) {
+		var u update
+		if json.Unmarshal([]byte(raw), &u) != nil {
+			return
+		}
+		from, ok := admitted(&u, []int64{1001}, 1001)
+		if !ok {
+			return
+		}
+		if from.ID != 1001 {
+			t.Fatalf("user %d is admitted by %s", from.ID, raw)
+		}
+		v := viewOf(map[string]Record{})
+		v.apply(s)
+		v.apply(&p)
+		if u.Callback != nil {
+			if d, p := parseCallbackData(u.Callback.Data, v); p != nil &&
+				(!strings.HasPrefix(u.Callback.Data, "ans:11111111") || d.PromptID == "") {
+				t.Fatalf("%q is taken for a button", u.Callback.Data)
+			}
+			return
+		}
+		w := (&incoming{message: u.Message, view: v, at: time.Unix(1<<33, 0)}).understand()
+		for _, text := range []string{w.reply, tgWish(w)} {
+			i := strings.IndexFunc(text, func(c rune) bool {
+				return c < ' ' && c != '\n' && c != '\t'
+			})
+			if i >= 0 && w.reply == "" {
+				t.Fatalf("%q gets through in %q", text[i], text)
+			}
+		}
+	})
+}
+
+// ---- telegram.go: setup ----
+// Who holds the phone sets up the bot, and nothing else changes.
+
+// The whole setup: the code must come from the phone; a second run keeps what is there.
+func TestTelegramSetup(t *testing.T) {
+	srv := newBotAPI(t)
+	dir := filepath.Join(t.TempDir(), "home")
+	t.Setenv("ATLASBRIDGE_HOME", dir)
+	t.Setenv("TELEGRAM_BOT_TOKEN", fakeToken)
+	t.Setenv("TELEGRAM_API_BASE", srv.URL)
+	out, in, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	null, _ := os.Open(os.DevNull)
+	defer null.Close()
+	exit := make(chan int, 1)
+	setup := func(args ...string) {
+		code := run(t.Context(), append([]string{"setup"}, args...), null, in, in)
+		in.Close()
+		exit <- code
+	}
+	go setup()
+	text, code := "", regexp.MustCompile(`code:  ([0-9a-f]{6})\n`)
+	for buf := make([]byte, 512); !code.MatchString(text); {
+		n, err := out.Read(buf)
+		text += string(buf[:n])
+		if err != nil {
+			t.Fatalf("%v after %q", err, text)
+		}
+	}
+	go io.Copy(io.Discard, out)
+	digits := code.FindStringSubmatch(text)[1]
+	wrong := "000000"
+	if digits == wrong {
+		wrong = "111111"
+	}
+	srv.send(strings.ReplaceAll(tgSay(1, wrong, ""), ":1001", ":2002"), tgSay(2, "hello", ""),
+		tgSay(3, digits, ""))
+	test := srv.until(t, "sendMessage", "setup:")
+	data := regexp.MustCompile(`setup:[0-9a-f]+`).FindString(fmt.Sprint(test.p["reply_markup"]))
+	tap := `{"update_id":%d,"callback_query":{"id":"q","from":{"id":%d},` +
+		`"message":{"message_id":101,"chat":{"id":%d,"type":"private"}},"data":%q}}`
+	srv.send(fmt.Sprintf(tap, 4, 2002, 2002, data), fmt.Sprintf(tap, 5, 1001, 1001, data))
+	if got := <-exit; got != 0 {
+		t.Fatalf("setup ended with %d", got)
+	}
+	check := func(users string) {
+		t.Helper()
+		t.Setenv("TELEGRAM_BOT_TOKEN", "")
+		t.Setenv("TELEGRAM_API_BASE", "")
+		cfg, err := loadConfig(dir, os.Getenv, nil)
+		if err != nil || cfg.Token != fakeToken || cfg.ChatID != 1001 ||
+			fmt.Sprint(cfg.Users) != users || cfg.APIBase != srv.URL {
+			t.Fatalf("%+v, %v", cfg, err)
+		}
+		if info, err := os.Stat(filepath.Join(dir, "config.toml")); err != nil ||
+			info.Mode().Perm() != 0o600 {
+			t.Errorf("config.toml: %v, %v", info, err)
+		}
+	}
+	check("[1001]")
+	in, _ = os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	setup("--user-id", "bob", "--no-test")
+	if got := <-exit; got == 0 {
+		t.Fatal("a name is taken for a number")
+	}
+	in, _ = os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	setup("--user-id", "1002", "--no-test")
+	if got := <-exit; got != 0 {
+		t.Fatalf("the second setup ended with %d", got)
+	}
+	check("[1002]")
+}
+
+// A webhook is removed only when the operator says so in a terminal, and what came meanwhile is kept.
+func TestTelegramSetupWebhook(t *testing.T) {
+	srv := newBotAPI(t)
+	srv.answers["getWebhookInfo"] = func(map[string]any) string {
+		return `{"url":"https://example.invalid/` + fakeToken + `"}`
+	}
+	dir := home(t, withTelegram("", &Config{
+		Token:   fakeToken,
+		ChatID:  1001,
+		Users:   []int64{1001},
+		APIBase: srv.URL,
+	}))
+	code, stdout, stderr := cli(t, dir, "setup", "--no-test")
+	if code != 1 {
+		t.Errorf("without a terminal setup ends with %d", code)
+	}
+	said := stdout + stderr
+	if !matches(`(?s)a webhook is set.*hint: .*in a terminal`, said) ||
+		strings.Contains(said, "AAFake") {
+		t.Errorf("without a terminal setup says %q", said)
+	}
+	for _, answer := range []string{"\r", "n\r", "y\r"} {
+		x := bridge(t, dir, "setup", "--no-test")
+		x.sees("Remove it? [y/N]")
+		x.types(answer)
+		if answer == "y\r" {
+			x.exits(0)
+		} else {
+			x.exits(1)
+		}
+		if n := srv.count("deleteWebhook"); (n == 1) != (answer == "y\r") {
+			t.Errorf("after %q the webhook was removed %d times", answer, n)
+		}
+	}
+	if p := srv.until(t, "deleteWebhook", "").p; p["drop_pending_updates"] != nil {
+		t.Errorf("deleteWebhook %v", p)
+	}
+}
+
+// A config.toml that cannot be written leaves no copy of the token behind.
+func TestSetupLeavesNoToken(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		make func(path string) error
+	}{
+		{"config.toml is a folder", func(path string) error { return os.Mkdir(path, 0o700) }},
+		{"a link in a circle", func(path string) error { return os.Symlink(path, path) }},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			dir := home(t, "")
+			path := filepath.Join(dir, "config.toml")
+			if err := row.make(path); err != nil {
+				t.Fatal(err)
+			}
+			out, err := os.Create(filepath.Join(t.TempDir(), "out"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer out.Close()
+			s := &setup{command: &command{stdout: out}, cfg: &Config{
+				Dir:    dir,
+				Token:  fakeToken,
+				ChatID: 5,
+			}}
+			if err := s.save(); err == nil {
+				t.Error("it says that it was saved")
+			}
+			if left, err := os.ReadFile(path + ".new"); err == nil {
+				t.Errorf("left behind: %q", left)
+			}
+		})
+	}
+}
+
+// TestTelegramConfigTable: setup changes the [telegram] table and nothing else, and twice is once.
+func TestTelegramConfigTable(t *testing.T) {
+	c := &Config{Token: "1:a", ChatID: 5, Users: []int64{5, 6}, APIBase: "https://x"}
+	lines := "bot_token = \"1:a\"\nchat_id = 5\nallowed_users = [5, 6]\napi_base = \"https://x\"\n"
+	for in, want := range map[string]string{
+		"": "[telegram]\n" + lines,
+		"# mine\ntimeout_seconds = 9\n\n[stream]\nenabled = true": "# mine\ntimeout_seconds = 9\n\n[stream]\nenabled " +
+			"= true\n\n[telegram]\n" + lines,
+		"[telegram] # bot\nchat_id=4\n# keep\n\n[stream]\nenabled = true\n": "[telegram] # bot\n" + lines +
+			"# keep\n\n[stream]\nenabled = true\n",
+		"[ telegram ]": "[ telegram ]\n" + lines,
+	} {
+		if got := withTelegram(in, c); got != want {
+			t.Errorf("withTelegram(%q) =\n%s\nwant\n%s", in, got, want)
+		}
+		if got := withTelegram(withTelegram(in, c), c); got != want {
+			t.Errorf("twice is not once for %q:\n%s", in, got)
+		}
+		var known []string
+		for _, s := range settings(&Config{}) {
+			known = append(known, s.Key)
+		}
+		if _, err := parseTOML(withTelegram(in, c), known); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// ---- store.go: privacy ----
+// The state folder and the log are the user's alone.
+
+// TestStateDir: the state folder is ATLASBRIDGE_HOME, else STORAGE_PATH, else one in the user's
+// home.
+func TestStateDir(t *testing.T) {
+	here, _ := os.Getwd()
+	for _, test := range []struct{ home, atlas, storage, want string }{
+		{"/home/u", "", "", "/home/u/.atlasbridge"},
+		{"/home/u", "", "/data", "/data"},
+		{"/home/u", "/x/../y", "/data", "/y"},
+		{"/home/u", "", "./claude_data", filepath.Join(here, "claude_data")},
+	} {
+		t.Setenv("HOME", test.home)
+		t.Setenv("ATLASBRIDGE_HOME", test.atlas)
+		t.Setenv("STORAGE_PATH", test.storage)
+		got, err := stateDir(os.Getenv)
+		if err != nil || got != test.want {
+			t.Errorf("stateDir(%+v) = %s, %v", test, got, err)
+		}
+	}
+}
+
+// TestSecureDir: the state folder is made for the user alone; a link, a file or a folder open to
+// others is refused.
+func TestSecureDir(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	if err := secureDir(dir); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("made as %v, %v", info.Mode(), err)
+	}
+	if err := secureDir(dir); err != nil {
+		t.Errorf("the second time: %v", err)
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	file := filepath.Join(t.TempDir(), "file")
+	os.Symlink(dir, link)
+	os.WriteFile(file, nil, 0o600)
+	for _, bad := range []string{link, filepath.Join(file, "x")} {
+		if err := secureDir(bad); err == nil || hintOf(err) == "" {
+			t.Errorf("secureDir(%s) = %v", bad, err)
+		}
+	}
+	os.Chmod(dir, 0o750)
+	if err := secureDir(dir); err == nil {
+		t.Error("a folder that the group can enter was accepted")
+	}
+}
+
+// Nothing is made inside a folder that is refused, nor behind a symbolic link.
+func TestRefusedFolderStaysEmpty(t *testing.T) {
+	needUnix(t)
+	shared := filepath.Join(t.TempDir(), "shared")
+	os.Mkdir(shared, 0o700)
+	os.Chmod(shared, 0o755)
+	behind := filepath.Join(t.TempDir(), "behind")
+	os.Mkdir(behind, 0o700)
+	link := filepath.Join(t.TempDir(), "link")
+	os.Symlink(behind, link)
+	for _, row := range []struct{ name, dir, real string }{
+		{"others can enter it", shared, shared},
+		{"a symbolic link", link, behind},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s, err := openStore(row.dir)
+			if err == nil || s != nil || hintOf(err) == "" {
+				t.Errorf("openStore = %v, %v", s, err)
+			}
+			if _, err := openLog(row.dir, "info"); err == nil {
+				t.Error("openLog accepted it")
+			}
+			if made, _ := os.ReadDir(row.real); len(made) > 0 {
+				t.Errorf("%s was made in it", made[0].Name())
+			}
+		})
+	}
+}
+
+// What follows a failed step of a copy is not done: nothing is written to a file that was refused, and what could not
+// be read is not copied.
+func TestCopyEndsWithItsFirstFailure(t *testing.T) {
+	var ops []string
+	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
+		ops = append(ops, op)
+		return nil
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	storeSession(t, s)
+	ops = nil
+	if err := os.Mkdir(s.log.path+".new", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.log.create(s.log.path+".new", []byte("x")); err == nil || len(ops) > 0 {
+		t.Errorf("refused: %v, and then %q", err, ops)
+	}
+	s.log.f.Close()
+	if _, err := s.log.aside("backup", 0); err == nil || len(ops) > 0 {
+		t.Errorf("unreadable: %v, and then %q", err, ops)
+	}
+	if made, _ := filepath.Glob(s.log.path + ".backup-*"); len(made) > 0 {
+		t.Errorf("%s was made of what could not be read", made[0])
+	}
+}
+
+// TestLog: the log holds what is loud enough, a line an entry, and never the token.
+func TestLog(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "fresh")
+	log, err := openLog(dir, "warn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	log.Info("too low")
+	log.Warn("sending "+fakeToken, "err", errors.New("POST /bot"+fakeToken), "n", 3, "line",
+		"a\nb\x1b", slog.Group("g", "token", fakeToken))
+	text, _ := os.ReadFile(filepath.Join(dir, "atlasbridge.log"))
+	if strings.Contains(string(text), "AAFake") ||
+		!matches(`^{[^\n]*"level":"WARN"[^\n]*}\n$`, string(text)) {
+		t.Errorf("log holds %q", text)
+	}
+	if _, err := openLog(dir, "loud"); err == nil {
+		t.Error("level loud was accepted")
+	}
+}
+
+// A full log is put aside, and nothing is lost but what the second rotation takes away.
+func TestLogRotation(t *testing.T) {
+	dir := home(t, "")
+	path := filepath.Join(dir, "atlasbridge.log")
+	full := strings.Repeat(strings.Repeat("x", 1<<10-1)+"\n", logLimit>>10)
+	os.WriteFile(path, []byte(full), 0o600)
+	for range 2 {
+		log, err := openLog(dir, "info")
+		if err != nil {
+			t.Fatal(err)
+		}
+		log.Info("new")
+	}
+	for name, want := range map[string]int{path: 2, path + ".1": logLimit >> 10} {
+		info, err := os.Stat(name)
+		text, _ := os.ReadFile(name)
+		if err != nil || strings.Count(string(text), "\n") != want || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %d bytes, want %d lines", name, err, len(text), want)
+		}
+	}
+}
+
+// ---- store.go: config.toml ----
+// A setting is read from its place, or refused by its place.
+
+// TestTOMLAccepted: what belongs to the subset of TOML is read with its value as JSON, in order.
+func TestTOMLAccepted(t *testing.T) {
+	for text, want := range map[string]string{ // keys and values as JSON
+		"":                               "",
+		"# only a comment\n\t \n":        "",
+		"a = 1":                          "a 1",
+		"a=1000 # c":                     "a 1000",
+		"a = -0\r\nb = 2\r\n":            "a -0 b 2",
+		"a = 9223372036854775807":        "a 9223372036854775807",
+		"a = 0.65":                       "a 0.65",
+		"a = 5e3#c":                      "a 5e3",
+		"a = true\nb = false":            "a true b false",
+		`a = ""`:                         `a ""`,
+		`a = "x # y"`:                    `a "x # y"`,
+		`a = "\b\t\n\f\r\"\\é"`:          `a "\b\t\n\f\r\"\\é"`,
+		`a = 'C:\x "y"'`:                 `a "C:\\x \"y\""`,
+		"a = ''":                         `a ""`,
+		"a = []":                         "a []",
+		"a = [ 1 , 2 ] # c":              "a [ 1 , 2 ]",
+		"[t]\na = 1\n[ u-2 ] # c\na = 2": "t.a 1 u-2.a 2",
+		"1234 = 1\n-_ = 2":               "1234 1 -_ 2",
+		"a = 1\n[a-]\na = 2":             "a 1 a-.a 2",
+	} {
+		entries, err := parseTOML(text, nil)
+		var got []string
+		inOrder := func(a, b string) int {
+			return strings.Compare(entries[a].Origin, entries[b].Origin)
+		}
+		for _, key := range slices.SortedFunc(maps.Keys(entries), inOrder) {
+			if entries[key].Value != nil {
+				got = append(got, key, string(entries[key].Value))
+			}
+		}
+		if err != nil || strings.Join(got, " ") != want {
+			t.Errorf("parseTOML(%q) = %q, %v, want %q", text, got, err, want)
+		}
+	}
+}
+
+// TestTOMLRejected: what does not belong to the subset is refused with its line and a remedy.
+func TestTOMLRejected(t *testing.T) {
+	for _, text := range rejected {
+		_, err := parseTOML("# first\n"+text, nil)
+		if err == nil {
+			t.Errorf("parseTOML(%q) accepted it", text)
+		} else if m := regexp.MustCompile(`^config\.toml:([0-9]+): [^\n]+$`).FindStringSubmatch(err.Error()); m == nil ||
+			m[1] == "1" || hintOf(err) == "" {
+			t.Errorf("parseTOML(%q): %q without its line or a remedy", text, err)
+		}
+	}
+}
+
+// rejected is TOML outside of the subset, and what is no TOML at all.
+var rejected = []string{
+	"a", "a =", "= 1", "a = # 1", "a 1", "a : 1", "a = 1 2", "a = 1 b = 2", "a = 1,", "[a", "[]", "a]", "[a] b = 1",
+	"[[a]]", "[a.b]", "a.b = 1", `"a" = 1`, "'a' = 1", "é = 1", "a = {b = 1}", "a = 1\na = 2", "[t]\n[t]",
+	"[t]\na = 1\n[u]\n[t]\nb = 1", "a = 01", "a = +0x1", "a = 0X1", "a = 0xg", "a = 1_", "a = _1", "a = 1__0", "a = 0x_1",
+	"a = 1.", "a = .5", "a = 1._5", "a = 1.5_", "a = 01.5", "a = 1e", "a = 1e1.5",
+	"a = Inf", "a = NaN", "a = infinity", "a = True", "a = yes", "a = truefalse", "a = 1979-05-27", "a = 07:32:00",
+	`a = "x`, `a = 'x`, `a = "x\"`, `a = "\x41"`, `a = "\e"`, `a = "\a"`, `a = "\'"`, `a = "\101"`, `a = "\uD800"`,
+	`a = "\U00110000"`, `a = "\u12"`, `a = "\ "`, `a = """x"""`, `a = '''x'''`, "a = \"\"\"\nx\"\"\"", "a = \"x\ty\x01\"",
+	"a = \"x\x7f\"", "a = 'x\x00'", "# \x01", "a = \"\xff\"", "a = 1\rb = 2", "a = 1\r", "\ufeffa = 1", "a = [1, 2",
+	"a = [1 2]", "a = [,]", "a = [1,,2]", "a = [\n1]", "a = [1]]", "a = [1.5]", "a = [[1]]", `a = ["x", 'y']`,
+	`a = "x" "y"`, `a = "x"y`, "a = 'x''y'", "a\u00a0= 1",
+	"a = 1\v", "[t] [u]", "a = \\", "a = 0x", "a = -", "a = +", "a = 1 # \x7f", "a = 0b2", "a = 0o8",
+	"a = 0xff", "a = +1", "a = 1_000",
+	"a = nan", "a = -inf", `a = "\u00e9"`, `a = "\/"`, "a = \"x\ty\"", "a = [1,]", "a = null",
+}
+
+// What is accepted means what another implementation of TOML says it means.
+func TestTOMLAgainstPython(t *testing.T) {
+	if exec.Command("python3", "-c", "import tomllib").Run() != nil {
+		t.Skip("python3 with tomllib is not installed")
+	}
+	texts := slices.Clone(rejected)
+	for a := range strings.FieldsSeq(`1 +1 -0 0 00 1_0 0x1F 1.5 1. .5 1e3 1E-3 1.5e+03 inf nan true tru
+		"" "a" "\u0041\t" "\t\"" "\x41" '' '\' [] [1,] [1,2] [-1] [[1],[]] 1979-05-27 {} "a a`) {
+		for _, b := range []string{"", " ", "# c", ",", "]", "1", `"`, "'", "\r", "\t#"} {
+			for _, key := range []string{"k = ", "[t]\nk=", "k.j = ", "k=1\nk = "} {
+				texts = append(texts, key+a+b)
+			}
+		}
+	}
+	in, err := json.Marshal(texts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("python3", "-c", `
+import json, sys, tomllib
+def read(text):
+    try: return tomllib.loads(text)
+    except Exception: return None
+print(json.dumps([read(t) for t in json.load(sys.stdin)], default=str))`)
+	cmd.Stdin = strings.NewReader(string(in))
+	out, err := cmd.Output()
+	var answers []map[string]any
+	out = regexp.MustCompile(`-?\b(NaN|Infinity)\b`).ReplaceAll(out, []byte(`"$0"`))
+	if err != nil {
+		t.Fatalf("python3: %v", err)
+	}
+	if err := json.Unmarshal(out, &answers); err != nil {
+		t.Fatalf("what python3 says: %v", err)
+	}
+	accepted := 0
+	for i, text := range texts {
+		entries, err := parseTOML(text, nil)
+		if err != nil {
+			continue
+		}
+		accepted++
+		for key, e := range entries {
+			want, got := any(answers[i]), any(nil)
+			for name := range strings.SplitSeq(strings.Trim(key, "[]"), ".") {
+				m, _ := want.(map[string]any)
+				want = m[name]
+			}
+			if e.Value != nil &&
+				(json.Unmarshal(e.Value, &got) != nil || !reflect.DeepEqual(got, want)) {
+				t.Errorf("%q: %s is %s here, %v in tomllib", text, key, e.Value, want)
+			}
+		}
+	}
+	if accepted < 80 {
+		t.Errorf("only %d of %d texts were accepted", accepted, len(texts))
+	}
+}
+
+// TestConfig: a setting is taken from the flag, else the environment, else the file, else its
+// default, and says from which.
+func TestConfig(t *testing.T) {
+	telegram := "[telegram]\nbot_token = '" + fakeToken +
+		"'\nchat_id = 1001\nallowed_users = [1001, 1002]\n"
+	env := func(pairs ...string) func(string) string {
+		return func(name string) string {
+			for i := 0; i < len(pairs); i += 2 {
+				if pairs[i] == name {
+					return pairs[i+1]
+				}
+			}
+			return ""
+		}
+	}
+	for _, test := range []struct {
+		file  string
+		env   []string
+		flags map[string]string
+		want  map[string]string // key → value and origin
+	}{
+		{
+			want: map[string]string{
+				"channel":                `"local" default`,
+				"timeout_seconds":        "600 default",
+				"detection_threshold":    "0.65 default",
+				"telegram.allowed_users": "[] default",
+				"notify_idle":            "true default",
+			},
+		},
+		{
+			file: telegram,
+			want: map[string]string{
+				"channel":                `"telegram" default`,
+				"telegram.chat_id":       "1001 config.toml:3",
+				"telegram.allowed_users": "[1001, 1002] config.toml:4",
+				"telegram.bot_token":     `"123456789:…" config.toml:2`,
+			},
+		},
+		{
+			file:  "timeout_seconds = 90\n" + telegram,
+			env:   []string{"PERMISSION_TIMEOUT_SEC", "60", "ALLOWED_USER_IDS", " 7, 8 ,"},
+			flags: map[string]string{"timeout_seconds": "120"},
+			want: map[string]string{
+				"timeout_seconds":            "120 flag",
+				"permission_timeout_seconds": "60 environment PERMISSION_TIMEOUT_SEC",
+				"telegram.allowed_users":     "[7, 8] environment ALLOWED_USER_IDS",
+			},
+		},
+		{
+			file: "[stream]\nmax_chars = 1000",
+			env:  []string{"OUTPUT_MAX_CHARS", "2000", "STRIP_ANSI", "false", "LOG_LEVEL", "DEBUG"},
+			want: map[string]string{
+				"stream.max_chars":  "2000 environment OUTPUT_MAX_CHARS",
+				"stream.strip_ansi": "false environment STRIP_ANSI",
+				"log_level":         `"DEBUG" environment LOG_LEVEL`,
+			},
+		},
+		{
+			env: []string{
+				"TELEGRAM_BOT_TOKEN", fakeToken, "TELEGRAM_CHAT_ID", "-1005", "ALLOWED_USER_IDS", "1",
+			},
+			flags: map[string]string{"channel": "local"},
+			want: map[string]string{
+				"channel":          `"local" flag`,
+				"telegram.chat_id": "-1005 environment TELEGRAM_CHAT_ID",
+			},
+		},
+		{
+			file: "stuck_timeout_seconds = 3",
+			want: map[string]string{"stuck_timeout_seconds": "3 config.toml:1"},
+		},
+		{
+			file: "[telegram]\napi_base = 'http://127.0.0.1:8090'",
+			want: map[string]string{"telegram.api_base": `"http://127.0.0.1:8090" config.toml:2`},
+		},
+		{
+			env: []string{"TELEGRAM_API_BASE", "http://[::1]:1/x"},
+			want: map[string]string{
+				"telegram.api_base": `"http://[::1]:1/x" environment TELEGRAM_API_BASE`,
+			},
+		},
+	} {
+		cfg, err := loadConfig(home(t, test.file), env(test.env...), test.flags)
+		if err != nil {
+			t.Errorf("%q %q: %v", test.file, test.env, err)
+			continue
+		}
+		found := 0
+		for _, s := range cfg.inForce {
+			want, ok := test.want[s.Key]
+			if ok {
+				found++
+			}
+			if ok && want != string(s.Value)+" "+s.Origin {
+				t.Errorf("%q %q: %s is %s %s, want %s", test.file, test.env, s.Key, s.Value,
+					s.Origin, want)
+			}
+		}
+		if found != len(test.want) {
+			t.Errorf("%q %q: %d of %d settings are in force", test.file, test.env, found,
+				len(test.want))
+		}
+	}
+	cfg, err := loadConfig(home(t, "echo_suppression_ms = 250.5\n"+telegram), env(), nil)
+	if err != nil || cfg.EchoWindow != 250500*time.Microsecond || cfg.Token != fakeToken ||
+		cfg.ChatID != 1001 || cfg.SafeDefaults[YesNo] != "n" || cfg.Stuck != 2*time.Second ||
+		!slices.Equal(cfg.Users, []int64{1001, 1002}) {
+		t.Errorf("loadConfig = %+v, %v", cfg, err)
+	}
+}
+
+// TestConfigRejected: a setting that is unknown, out of bounds or incomplete is refused by its
+// place, with a hint and no secret.
+func TestConfigRejected(t *testing.T) {
+	token := "[telegram]\nbot_token = '" + fakeToken + "'\n"
+	for _, test := range []struct{ file, env, want string }{
+		{"timeout_secnds = 1", "", "config.toml:1: unknown key timeout_secnds; did you mean `timeout_seconds`?"},
+		{"\n[telegrm]\nchat_id = 1", "", "config.toml:3: unknown key telegrm.chat_id"},
+		{"[stream]\nenabled = 1", "", "config.toml:2: stream.enabled must be true or false"},
+		{"timeout_seconds = 0", "", "config.toml:1: timeout_seconds must be between 1 and 86400"},
+		{"timeout_seconds = nan", "", "config.toml:1: not  name = value"},
+		{"timeout_seconds = 1e999", "", "must be a number"},
+		{"timeout_seconds = '600'", "", "must be a number"},
+		{"buffer_size_bytes = 4096.5", "", "must be a number, and a whole one"},
+		{"detection_threshold = 0.5", "", "between 0.6 and 0.99"},
+		{"[stream]\nmax_chars = 5000", "", "between 100 and 4096"},
+		{"channel = 'slack'", "", "must be telegram or local"},
+		{"channel = 'telegram'", "", "config.toml:1: channel telegram needs telegram.bot_token"},
+		{"log_level = 'loud'", "", "must be debug, info, warn or error"},
+		{"[safe_defaults]\nyes_no = 'y'", "", "config.toml:2: safe_defaults.yes_no can only be \"n\""},
+		{"[safe_defaults]\nyes_no = 'Y'", "", "can only be"},
+		{"[safe_defaults]\nfree_text = \"a\\rb\"", "", "none of them a control character"},
+		{"[safe_defaults]\nmultiple_choice = '" + strings.Repeat("x", 61) + "'", "", "at most 60 characters"},
+		{token, "", "config.toml:2: a bot token needs telegram.chat_id"},
+		{token + "chat_id = 5", "", "telegram.allowed_users is empty"},
+		{token + "chat_id = 5\nallowed_users = []", "", "telegram.allowed_users is empty"},
+		{token + "chat_id = 5\nallowed_users = ['bob']", "", "config.toml:4: not  name = value"},
+		{token + "chat_id = 5\nallowed_users = [1.5]", "", "a [list] of whole numbers"},
+		{token + "chat_id = 5\nallowed_users = [-1]", "", "must be between 1"},
+		{token + "chat_id = 5\nallowed_users = 5", "", "numeric ids"},
+		{token + "chat_id = '@bob'", "", "config.toml:3: telegram.chat_id must be a number"},
+		{"[telegram]\nbot_token = 'secretsecret'", "", "must be a bot token"},
+		{"[telegram]\napi_base = 'http://example.com'", "", "that begins with https://"},
+		{"[telegram]\napi_base = 'http://127.0.0.1.example.com'", "", "that begins with https://"},
+		{"[telegram]\napi_base = 'https://user:pw@api.telegram.org'", "", "must be a URL that begins"},
+		{"[telegram]\napi_base = 'ftp://127.0.0.1'", "", "that begins with https://"},
+		{"", "ALLOWED_USER_IDS=@bob", "environment ALLOWED_USER_IDS: telegram.allowed_users"},
+		{"", "PERMISSION_TIMEOUT_SEC=soon", "environment PERMISSION_TIMEOUT_SEC: permission_timeout_seconds must be"},
+		{"", "TELEGRAM_BOT_TOKEN=" + fakeToken, "environment TELEGRAM_BOT_TOKEN: a bot token needs"},
+	} {
+		t.Run(test.want, func(t *testing.T) {
+			dir := home(t, test.file)
+			name, value, _ := strings.Cut(test.env, "=")
+			if name != "" {
+				t.Setenv(name, value)
+			}
+			_, err := loadConfig(dir, os.Getenv, nil)
+			if err == nil || !strings.Contains(err.Error(), test.want) || hintOf(err) == "" ||
+				strings.Contains(err.Error(), "secret") ||
+				strings.Contains(err.Error(), fakeToken) {
+				t.Errorf("%q %q: %v (hint %q), want %q", test.file, test.env, err, hintOf(err),
+					test.want)
+			}
+			code, _, stderr := cli(t, dir, "config")
+			if code != 1 || !strings.HasPrefix(stderr, "atlasbridge: ") ||
+				!strings.Contains(stderr, "\natlasbridge: hint: ") {
+				t.Errorf("%q %q: config exits with %d, %q", test.file, test.env, code, stderr)
+			}
+		})
+	}
+	_, err := loadConfig(home(t, ""), func(string) string {
+		return ""
+	}, map[string]string{"timeout_seconds": "0"})
+	if err == nil || !strings.HasPrefix(err.Error(), "flag: timeout_seconds must be between") {
+		t.Errorf("timeout_seconds 0 as flag: %v", err)
+	}
+}
+
+// What the configuration lacks is said of what asks for it, and names where that came from.
+func TestLackNamesItsOrigin(t *testing.T) {
+	token := "bot_token = '" + fakeToken + "'\n"
+	for _, row := range []struct {
+		name, file, env string
+		flags           map[string]string
+		want            string
+	}{
+		{"token from the environment", "", fakeToken, nil, "environment TELEGRAM_BOT_TOKEN: a bot token needs"},
+		{"the environment wins", "[telegram]\n" + token, fakeToken, nil, "environment TELEGRAM_BOT_TOKEN: a bot token"},
+		{"token from the file", "[telegram]\n" + token, "", nil, "config.toml:2: a bot token needs"},
+		{"nobody allowed", "[telegram]\n" + token + "chat_id = 5\n", "", nil, "config.toml:2: telegram.allowed_users"},
+		{"channel from the file", "channel = 'telegram'\n", "", nil, "config.toml:1: channel telegram needs"},
+		{"channel from a flag", "", "", map[string]string{"channel": "telegram"}, "flag: channel telegram needs"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			getenv := func(name string) string {
+				if name != "TELEGRAM_BOT_TOKEN" {
+					return ""
+				}
+				return row.env
+			}
+			c, err := loadConfig(home(t, row.file), getenv, row.flags)
+			if err == nil || !strings.HasPrefix(err.Error(), row.want) || hintOf(err) == "" ||
+				c.Token != "" {
+				t.Errorf("loadConfig: %v, want %s", err, row.want)
+			}
+		})
+	}
+}
+
+// TestConfigFileIsPrivate: config.toml is read only where it is a file of the user that nobody else
+// can read or change.
+func TestConfigFileIsPrivate(t *testing.T) {
+	dir := home(t, "timeout_seconds = 60\n")
+	path := filepath.Join(dir, "config.toml")
+	load := func() error {
+		_, err := loadConfig(dir, func(string) string { return "" }, nil)
+		return err
+	}
+	for mode, ok := range map[fs.FileMode]bool{
+		0o600: true,
+		0o400: true,
+		0o640: false,
+		0o604: false,
+		0o620: false,
+	} {
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+		err := load()
+		if (err == nil) != ok || err != nil && !strings.Contains(hintOf(err), "chmod 600 ") {
+			t.Errorf("mode %o: %v, hint %q", mode, err, hintOf(err))
+		}
+	}
+	os.Chmod(path, 0o600)
+	if err := os.Rename(path, path+".real"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(path+".real", path); err != nil {
+		t.Fatal(err)
+	}
+	if load() == nil {
+		t.Error("a symbolic link was followed")
+	}
+	os.Remove(path)
+	if err := os.Mkdir(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if load() == nil {
+		t.Error("a folder was read")
+	}
+	os.Remove(path)
+	os.WriteFile(path, nil, 0o600)
+	if err := os.Chown(path, 65534, 65534); err != nil {
+		t.Skip("only root can give a file to another user:", err)
+	}
+	if load() == nil {
+		t.Error("another user's file was read")
+	}
+}
+
+// FuzzConfig: no text panics the parser; what is accepted stays what it is with comments and blanks around it.
+func FuzzConfig(f *testing.F) {
+	for _, text := range rejected {
+		f.Add(text)
+	}
+	f.Add("timeout_seconds = 90\n[telegram]\nallowed_users = [1, 2]\napi_base = \"https://x\"")
+	f.Fuzz(func(t *testing.T, text string) {
+		entries, err := parseTOML(text, nil)
+		if err != nil {
+			return
+		}
+		bare := strings.ReplaceAll(text, "\r\n", "\n")
+		again, err := parseTOML("# c\n\t\n"+strings.ReplaceAll(bare, "\n", "\t # c\n")+" # c", nil)
+		if err != nil || len(again) != len(entries) {
+			t.Fatalf("%q is accepted, with comments not: %v", text, err)
+		}
+		for key, e := range entries {
+			var line int
+			fmt.Sscanf(e.Origin, "config.toml:%d", &line)
+			e.Origin = fmt.Sprint("config.toml:", line+2)
+			if fmt.Sprint(e) != fmt.Sprint(again[key]) {
+				t.Errorf("%q: %v and with comments %v", text, e, again[key])
+			}
+		}
+		c := &Config{SafeDefaults: map[PromptType]string{}}
+		for _, s := range settings(c) {
+			e, ok := entries[s.Key]
+			s.Value = e.Value
+			if ok && s.assign(c) == nil && (c.SafeDefaults[YesNo] == "y" || c.Threshold > 1) {
+				t.Errorf("%q: %+v", text, c)
+			}
+		}
+	})
+}
+
+// ---- store.go: journal ----
+// What was acknowledged is on the disk, whatever fails.
+
+// Cut anywhere, the file opens, every complete Update is there, and what was cut is kept aside.
+func TestStoreTruncatedAtEveryByte(t *testing.T) {
+	full := home(t, "")
+	s := storeAt(t, full)
+	p := storeQuestion(newID())
+	p.Excerpt = "short"
+	type mark struct {
+		end    int
+		status State
+	}
+	marks := []mark{{0, ""}}
+	for _, step := range storeSteps(p.SessionID, p)[:4] {
+		if err := step.do(s); err != nil {
+			t.Fatal(err)
+		}
+		all, _ := os.ReadFile(s.log.path)
+		marks = append(marks, mark{len(all), step.to})
+	}
+	all, _ := os.ReadFile(s.log.path)
+	for cut := range len(all) + 1 {
+		dir := home(t, "")
+		os.WriteFile(filepath.Join(dir, "state.jsonl"), all[:cut], 0o600)
+		s, err := openStoreWith(dir, noSync)
+		if err != nil {
+			t.Fatalf("cut at %d: %v", cut, err)
+		}
+		var atLeast State // the last Update that ended at or before the cut; its audit head line follows it
+		for i, m := range marks {
+			head := m.end
+			if i > 0 {
+				n := bytes.LastIndex(all[:m.end], []byte(`{"v":1,"rec":"meta"`))
+				if m.status != Routed {
+					head = n
+				}
+			}
+			if head <= cut {
+				atLeast = m.status
+			}
+		}
+		got := State("")
+		if q := storeView(t, s).Prompts[p.ID]; q != nil {
+			got = q.Status
+		}
+		if got != atLeast {
+			t.Fatalf("cut at %d: %q, want %q", cut, got, atLeast)
+		}
+		kept, _ := os.ReadFile(filepath.Join(dir, "state.jsonl"))
+		names, _ := filepath.Glob(filepath.Join(dir, "state.jsonl.torn-*"))
+		for _, name := range names {
+			tail, _ := os.ReadFile(name)
+			kept = append(kept, tail...)
+		}
+		if !bytes.Equal(kept, all[:cut]) {
+			t.Fatalf("cut at %d: bytes were lost", cut)
+		}
+		if got == AwaitingReply {
+			if _, why, err := s.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
+				t.Fatalf("cut at %d: then %q %v", cut, why, err)
+			}
+		}
+		s.Close()
+	}
+}
+
+// Each operation fails in turn, once or from then on, until none is injected: the state is the one before the
+// step or the one after, an error never leaves the record behind, and what follows works again.
+func TestStoreEveryOperationFails(t *testing.T) {
+	for _, forever := range []bool{false, true} {
+		for n := int64(1); ; n++ {
+			dir, injected := home(t, ""), ""
+			s, err := openStoreWith(dir, faultyFiles(func(op string, i int64) error {
+				if i == n || forever && i > n {
+					injected = op
+					return fmt.Errorf("injected at %s %d", op, i)
+				}
+				return nil
+			}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := storeQuestion(newID())
+			want, attempts := State(""), 0
+			for _, step := range storeSteps(p.SessionID, p) {
+				err := step.do(s)
+				for attempts = 0; err != nil && !forever && attempts < 2; attempts++ { // the operator tries again
+					storeCheckState(t, dir, p.ID, want,
+						fmt.Sprintf("%s failed (%d, %v), %s", injected, n, err, step.to))
+					err = step.do(s)
+				}
+				if err != nil {
+					break
+				}
+				want = step.to
+				if view := storeView(t, s); view.Prompts[p.ID].Status != want {
+					t.Fatalf("%d %s: own view has %s, want %s", n, injected,
+						view.Prompts[p.ID].Status, want)
+				}
+			}
+			if !forever && want != Resolved {
+				t.Fatalf("one failed %s (%d) stopped everything at %q: %v", injected, n, want,
+					s.Trouble())
+			}
+			if s.Trouble() == nil || s.log.poison == nil {
+				storeCheckState(t, dir, p.ID, want,
+					fmt.Sprintf("%s failed (%d, forever %v)", injected, n, forever))
+			}
+			s.Close()
+			if injected == "" {
+				if n < 20 {
+					t.Errorf("only %d operations were there to fail", n-1)
+				}
+				break
+			}
+		}
+	}
+}
+
+// storeCheckState reads dir as another process would.
+func storeCheckState(t *testing.T, dir, prompt string, want State, when string) {
+	t.Helper()
+	other, err := openStore(dir)
+	if err != nil {
+		t.Fatalf("%s: %v", when, err)
+	}
+	defer other.Close()
+	got := State("")
+	if p := storeView(t, other).Prompts[prompt]; p != nil {
+		got = p.Status
+	}
+	if got != want {
+		t.Fatalf("%s: state is %q, want %q", when, got, want)
+	}
+}
+
+// When even cutting back fails, nothing is written or believed any more.
+func TestStorePoison(t *testing.T) {
+	broken := false
+	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
+		if broken && (op == "fsync" || op == "ftruncate") {
+			return errors.New("no space left on device")
+		}
+		return nil
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
+	follow := s.Follow(t.Context(), p.SessionID, nil)
+	broken = true
+	if _, _, err := s.Decide(storeTap(p, "y"), time.Now()); err == nil {
+		t.Fatal("a reply that is not on the disk was accepted")
+	}
+	broken = false
+	if _, _, err := s.Decide(storeTap(p, "y"), time.Now()); err == nil || s.Trouble() == nil {
+		t.Fatal("written after a failed cut")
+	}
+	select {
+	case r := <-follow:
+		if r.(*PromptRecord).Status != AwaitingReply {
+			t.Errorf("follower was told of %+v", r)
+		}
+	default:
+	}
+	if v := storeView(t, s); v.Prompts[p.ID].Status != AwaitingReply {
+		t.Error("own view believes the record that failed")
+	}
+}
+
+// What makes a record durable, in its order: the folder's entry once per file, the line, and for a compaction the
+// new file before its name and the name before what follows.
+func TestStoreDurableOrder(t *testing.T) {
+	var ops []string
+	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
+		ops = append(ops, op)
+		return nil
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for i, want := range []string{"fsync folder, write, fsync", "write, fsync",
+		"write, fsync, fsync folder, write, fsync, rename", "fsync folder, write, fsync"} {
+		s.compactAt = 1 << 20
+		if i == 2 {
+			s.compactAt = 0
+		}
+		ops = nil
+		if err := storeUpdate(s, &UpdateRecord{Head{ID: fmt.Sprint(i)}, "message"}); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(ops, ", "); got != want {
+			t.Errorf("update %d: %s; want %s", i, got, want)
+		}
+	}
+}
+
+// Killed with -9 before and after every durable operation: what was acknowledged is there, at most one step
+// more, and the next process goes on, with a sound audit log.
+func TestStoreKilledAnywhere(t *testing.T) {
+	order := []State{"", Created, Routed, AwaitingReply, ReplyReceived, Injected, Resolved}
+	step := 1
+	if testing.Short() {
+		step = 7
+	}
+	for n := 2; ; n += step {
+		dir := home(t, "")
+		out, _ := storeChild(dir, fmt.Sprintf("store-live %d", n)).Output()
+		said := strings.Fields(string(out))
+		if strings.Contains(string(out), "error") {
+			t.Fatalf("%d: %s", n, out)
+		}
+		if len(said) > 0 && said[len(said)-1] == "end" {
+			if n < 40 {
+				t.Errorf("only %d points to be killed at", n)
+			}
+			return
+		}
+		acked := len(said)
+		s := storeAt(t, dir)
+		at := 0
+		if p := storeView(t, s).Prompts["9a9a9a9a-0000-4000-8000-000000000000"]; p != nil {
+			at = slices.Index(order, p.Status)
+		}
+		if at < acked || at > acked+1 {
+			t.Fatalf("killed at %d: acknowledged %q, found %q", n, order[acked], order[at])
+		}
+		err := s.Reap(time.Now())
+		failed := at > 0 &&
+			storeView(t, s).Prompts["9a9a9a9a-0000-4000-8000-000000000000"].Status == Failed
+		if want := at > 0 && at < len(order)-1; err != nil || failed != want {
+			t.Fatalf("killed at %d in %q: reaped %v, %v", n, order[at], failed, err)
+		}
+		storePrompt(t, s, storeSession(t, s), Resolved, nil)
+		if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || s.Trouble() != nil {
+			t.Fatalf("killed at %d: %s %v", n, out, s.Trouble())
+		}
+		s.Close()
+	}
+}
+
+// The power fails after every operation of a question's life: what was acknowledged is there, at most one step more,
+// and the audit log holds once the state has been opened.
+func TestStorePowerLoss(t *testing.T) {
+	const session, prompt = "5e551011-0000-4000-8000-000000000000",
+		"9a9a9a9a-0000-4000-8000-000000000000"
+	order := []State{"", Created, Routed, AwaitingReply, ReplyReceived, Injected, Resolved}
+	d, acked, lost := &disk{dir: home(t, ""), names: map[string]int{}}, 0, 0
+	fail := func() {
+		for _, names := range []map[string]int{d.names, d.listing()} {
+			for halves := range 3 {
+				lost++
+				dir := d.after(t, names, halves)
+				s, err := openStore(dir)
+				if err != nil {
+					t.Fatalf("acknowledged %q: %v", order[acked], err)
+				}
+				at := 0
+				if p := storeView(t, s).Prompts[prompt]; p != nil {
+					at = slices.Index(order, p.Status)
+				}
+				if at < acked || at > acked+1 {
+					t.Errorf("acknowledged %q, found %q (%d halves of what was not fsynced)",
+						order[acked], order[at], halves)
+				}
+				storePrompt(t, s, storeSession(t, s), Resolved, nil)
+				if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || s.Trouble() != nil {
+					t.Errorf("acknowledged %q, %d halves: %s %v", order[acked], halves, out,
+						s.Trouble())
+				}
+				s.Close()
+				os.RemoveAll(dir)
+			}
+		}
+	}
+	sys := func(op string, f *os.File, call func() error) error {
+		err := call()
+		switch op {
+		case "fsync":
+			i := d.of(f.Name())
+			d.inodes[i].data, _ = os.ReadFile(f.Name())
+		case "fsync folder":
+			d.names = d.listing()
+		}
+		fail()
+		return err
+	}
+	s, err := openStoreWith(d.dir, sys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	p := storeQuestion(session)
+	p.ID = prompt
+	for _, step := range storeSteps(session, p) {
+		if err := step.do(s); err != nil {
+			t.Fatal(err)
+		}
+		acked++
+		fail()
+	}
+	t.Logf("%d power losses", lost)
+}
+
+// disk is what a power loss leaves of a folder: of each file what was fsynced of it, under the names that were when the
+// folder was; and, as the system writes back on its own, perhaps more of both.
+type disk struct {
+	dir    string
+	inodes []inode
+	names  map[string]int // index into inodes, at the last fsync of the folder
+}
+
+// of is the number of the file at path; −1 when there is none.
+func (d *disk) of(path string) int {
+	info, err := os.Stat(path)
+	if err != nil {
+		return -1
+	}
+	i := slices.IndexFunc(d.inodes, func(n inode) bool { return os.SameFile(n.info, info) })
+	if i < 0 {
+		d.inodes, i = append(d.inodes, inode{info: info}), len(d.inodes)
+	}
+	return i
+}
+
+// listing is the folder as it is now.
+func (d *disk) listing() map[string]int {
+	names := map[string]int{}
+	entries, _ := os.ReadDir(d.dir)
+	for _, e := range entries {
+		if !e.IsDir() {
+			names[e.Name()] = d.of(filepath.Join(d.dir, e.Name()))
+		}
+	}
+	return names
+}
+
+// after makes a folder as a power loss now may leave it: names as fsynced or as they are now, and of what was appended
+// since the fsync so much of 2 halves.
+func (d *disk) after(t *testing.T, names map[string]int, halves int) string {
+	dir := home(t, "")
+	now := map[int][]byte{}
+	for name, i := range d.listing() {
+		now[i], _ = os.ReadFile(filepath.Join(d.dir, name))
+	}
+	for name, i := range names {
+		data := d.inodes[i].data
+		if tail, ok := bytes.CutPrefix(now[i], data); ok {
+			data = append(slices.Clip(data), tail[:len(tail)*halves/2]...)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// inode is a file, under whatever name.
+type inode struct {
+	info os.FileInfo
+	data []byte // fsynced
+}
+
+// That a torn end was moved aside is said when it was, and once; until then nothing of it is left aside.
+func TestTornEndIsToldWhenMoved(t *testing.T) {
+	for _, op := range []string{"write", "ftruncate"} {
+		t.Run(op, func(t *testing.T) {
+			broken := false
+			s, err := openStoreWith(home(t, ""), faultyFiles(func(now string, _ int64) error {
+				if broken && now == op {
+					return errors.New("input/output error")
+				}
+				return nil
+			}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			session := storeSession(t, s)
+			before, _ := os.ReadFile(s.log.path)
+			storeTears(t, s)
+			broken = true
+			for range 2 {
+				if _, err := s.View(); err == nil || len(s.notes) != 0 {
+					t.Fatalf("it cannot be moved: %v, notes %q", err, s.notes)
+				}
+			}
+			kept, _ := filepath.Glob(s.log.path + ".torn-*")
+			for _, name := range kept {
+				if b, _ := os.ReadFile(name); op == "ftruncate" || len(b) > 0 {
+					t.Errorf("%s is left with %q", filepath.Base(name), b)
+				}
+			}
+			broken = false
+			v := storeView(t, s)
+			storeView(t, s)
+			if len(s.notes) != 1 || !strings.Contains(s.notes[0], "was moved aside") ||
+				v.Sessions[session] == nil {
+				t.Errorf("notes %q, %d sessions", s.notes, len(v.Sessions))
+			}
+			if now, _ := os.ReadFile(s.log.path); string(now) != string(before) {
+				t.Errorf("the file is now %q", now)
+			}
+		})
+	}
+}
+
+// ---- store.go: records ----
+// A line is a record, and a state changes as the table says.
+
+// Records are what DESIGN section 6 says: member order, six decimals, CRC-32C over the line without crc.
+func TestStoreFormat(t *testing.T) {
+	r := &SessionRecord{Head: Head{1, "session", "a", time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)},
+		Tool:      "<t> at\":\"2026-01-02T03:04:05Z\"",
+		StartedAt: time.Date(2026, 1, 2, 3, 4, 5, 120000, time.FixedZone("", 3600))}
+	r.StartedAt = r.StartedAt.UTC()
+	line, err := encode(r)
+	want := `{"v":1,"rec":"session","id":"a","at":"2026-01-02T03:04:05.000000Z",` +
+		`"tool":"<t> at\":\"2026-01-02T03:04:05Z\"","args":null,"cwd":"","pid":0,"pid_start":0,"wrapper":0,` +
+		`"label":"","status":"","activity":"","started_at":"2026-01-02T02:04:05.000120Z",` +
+		`"ended_at":null,"exit_code":null,"prompts":0,"last_output_at":null,"crc":"`
+	if err != nil || !strings.HasPrefix(string(line), want) ||
+		len(line) != len(want)+len("00000000\"}\n") {
+		t.Errorf("encode = %s\nwant     %s", line, want)
+	}
+	if l := parseLine(line); l.err != nil || l.Rec != "session" || l.ID != "a" || l.V != 1 {
+		t.Error(l)
+	}
+	for i := range line[:len(line)-1] {
+		for bit := range 8 {
+			bad := slices.Clone(line)
+			bad[i] ^= 1 << bit
+			if bad[i] == '\n' {
+				continue
+			}
+			if l := parseLine(bad); l.err == nil {
+				t.Fatalf("bit %d of byte %d flipped and nothing noticed: %s", bit, i, bad)
+			}
+		}
+	}
+}
+
+// A record's times stand in the file in UTC with six decimals, wherever it was made; none is null.
+func TestTimesInTheFile(t *testing.T) {
+	east := time.Date(2026, 1, 2, 3, 4, 5, 123456789, time.FixedZone("", 5*3600))
+	r := &SessionRecord{
+		Head:      Head{1, "session", "a", east},
+		StartedAt: east.Truncate(time.Second),
+		LastSeen:  &east,
+	}
+	line, err := encode(r)
+	for _, want := range []string{`"at":"2026-01-01T22:04:05.123456Z"`,
+		`"started_at":"2026-01-01T22:04:05.000000Z"`, `"ended_at":null`,
+		`"last_output_at":"2026-01-01T22:04:05.123456Z"`} {
+		if err != nil || !strings.Contains(string(line), want) {
+			t.Errorf("%s is not in %s (%v)", want, line, err)
+		}
+	}
+}
+
+// The table of SPEC section 6 and source 3 section 6, with what the agreement adds: answered at the keyboard.
+func TestStoreTransitions(t *testing.T) {
+	legal := map[State]string{
+		Created:       "routed reply_received resolved expired canceled failed",
+		Routed:        "awaiting_reply reply_received resolved expired canceled failed",
+		AwaitingReply: "reply_received resolved expired canceled failed",
+		ReplyReceived: "injected resolved failed",
+		Injected:      "resolved failed",
+		Expired:       "injected resolved failed",
+	}
+	all := []State{Created, Routed, AwaitingReply, ReplyReceived, Injected, Resolved, Expired,
+		Canceled, Failed}
+	s := storeAt(t, home(t, ""))
+	for _, from := range all {
+		for _, to := range all {
+			p := storePrompt(t, s, storeSession(t, s), from, nil)
+			want := slices.Contains(strings.Fields(legal[from]), string(to))
+			got, err := storeMove(s, p.ID, to, p.ExpiresAt)
+			after := storeView(t, s).Prompts[p.ID]
+			if got != want || err != nil || (after.Status == to) != (want || from == to) {
+				t.Errorf("move(%s → %s) = %v, %v, now %s; want %v", from, to, got, err,
+					after.Status, want)
+			}
+			q := *p
+			q.Status = to
+			if err := storeUpdate(s, &q); from != to && (err == nil) && !want {
+				t.Errorf("update(%s → %s) accepted", from, to)
+			}
+		}
+	}
+	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
+	if ok, _ := storeMove(s, p.ID, Expired, p.ExpiresAt.Add(-time.Second)); ok {
+		t.Error("expired before its time")
+	}
+	second := storePrompt(t, s, p.SessionID, Routed, nil)
+	if ok, _ := s.Move(second.ID, AwaitingReply, nil); ok {
+		t.Error("two questions of one session await a reply")
+	}
+	for _, change := range []func(*PromptRecord){func(p *PromptRecord) { p.NonceUsed = false },
+		func(p *PromptRecord) { p.Nonce = newNonce() }} {
+		q := *storePrompt(t, s, storeSession(t, s), ReplyReceived, nil)
+		change(&q)
+		if err := storeUpdate(s, &q); err == nil {
+			t.Error("a used nonce became fresh")
+		}
+	}
+}
+
+// A damaged line is reported, kept, and its question not answered; the others go on.
+func TestStoreDamage(t *testing.T) {
+	dir := home(t, "")
+	s := storeAt(t, dir)
+	session := storeSession(t, s)
+	bad, good := storePrompt(t, s, session, Routed, nil), storePrompt(t, s, session, Routed, nil)
+	if _, why, err := s.Decide(storeTap(bad, "y"), time.Now()); why != "" || err != nil {
 		t.Fatal(why, err)
 	}
-	s.endSeen(&Prompt{Type: YesNo})
-	got := storeView(t, st).Prompts[p.ID]
-	if got.Status != Failed || !strings.Contains(got.Reason, "before the answer was typed") {
-		t.Errorf("it is %s (%s)", got.Status, got.Reason)
+	s.Close()
+	path := filepath.Join(dir, "state.jsonl")
+	all, _ := os.ReadFile(path)
+	at := bytes.LastIndex(all, []byte("reply_received"))
+	all[at] ^= 0x20
+	os.WriteFile(path, append(all, "not a record\n"...), 0o600)
+
+	s = storeAt(t, dir)
+	if notes := s.notes; len(notes) != 2 || !strings.Contains(notes[0], "checksum") {
+		t.Errorf("notes = %q", notes)
 	}
-	if s.q != nil {
-		t.Error("it is still in force")
+	_, why, _ := s.Decide(storeTap(bad, "n"), time.Now())
+	if !strings.Contains(string(why), "damaged") {
+		t.Errorf("a question whose answer may be lost was answered again: %q", why)
+	}
+	if _, why, _ := s.Decide(storeTap(good, "n"), time.Now()); why != "" {
+		t.Errorf("the other: %q", why)
+	}
+	storeCompactNext(s)
+	s.Move(good.ID, Injected, nil)
+	if p := storeView(t, s).Prompts[bad.ID]; p.Status != Failed || !p.NonceUsed {
+		t.Errorf("after a compaction the damaged question is %s", p.Status)
+	}
+	names, _ := filepath.Glob(path + ".backup-*")
+	kept, _ := os.ReadFile(strings.Join(names, ""))
+	now, _ := os.ReadFile(path)
+	if !bytes.Contains(kept, []byte("not a record\n")) ||
+		bytes.Contains(now, []byte("not a record")) {
+		t.Errorf("compaction kept %q", kept)
 	}
 }
 
-// TestGateLooksAgain: keys that the writer has not taken are not written after output has come: the gate looks again.
-func TestGateLooksAgain(t *testing.T) {
-	s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
-	s.gateStep()
-	if _, ready := s.nextWrite(); !ready {
-		t.Fatal("nothing is to be written")
+// TestStoreSchema: an older file is backed up and upgraded, a newer one is neither read nor
+// written.
+func TestStoreSchema(t *testing.T) {
+	dir := home(t, "")
+	s := storeAt(t, dir)
+	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
+	s.Close()
+	path := filepath.Join(dir, "state.jsonl")
+	all, _ := os.ReadFile(path)
+	version := func(v string) []byte { // every line with another version and its right checksum
+		var out []byte
+		for line := range bytes.Lines(all) {
+			line = bytes.Replace(line[:len(line)-crcMember], []byte(`{"v":1`), []byte(`{"v":`+v), 1)
+			out = append(out, storeSeal(line)...)
+		}
+		return out
 	}
-	s.tty = os.Stdin // replies are the host's
-	s.handleOutput([]byte("\r\nErase the disk? (y/n) "))
-	if w, ready := s.nextWrite(); ready {
-		t.Errorf("%q is written at what came", w.p)
+	os.WriteFile(path, version("0"), 0o600)
+	s = storeAt(t, dir)
+	if backups, _ := filepath.Glob(path + ".backup-*"); len(backups) != 1 {
+		t.Error("no backup before the upgrade")
+	} else if b, _ := os.ReadFile(backups[0]); !bytes.Equal(b, version("0")) {
+		t.Error("the backup is not the file")
 	}
-	s.unseen.Add(int64(len("\r\nErase the disk? (y/n) "))) // as the reader had counted it
-	if got := s.typed(true); got != "" || s.gate != nil {
-		t.Errorf("then %q is typed", got)
+	b, _ := os.ReadFile(path)
+	if bytes.Contains(b, []byte(`"v":0`)) || storeView(t, s).Prompts[p.ID].Status != AwaitingReply {
+		t.Error("not upgraded")
+	}
+	os.WriteFile(path, version("2"), 0o600)
+	if _, err := openStore(dir); err == nil || !strings.Contains(err.Error(), "newer") {
+		t.Errorf("opened a newer file: %v", err)
+	}
+	_, _, err := s.Decide(storeTap(p, "y"), time.Now())
+	if err == nil || !strings.Contains(err.Error(), "newer") {
+		t.Errorf("wrote into a newer file: %v", err)
 	}
 }
 
-// TestGateAsksAnew: a question that could not be answered because somebody pressed a key, and that still stands, is
-// asked again as a new prompt; what is gone is not.
-func TestGateAsksAnew(t *testing.T) {
-	for _, stands := range []bool{true, false} {
-		s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
-		s.q.typedBy = "cli:local"
-		if !stands {
-			s.shows("done\r\n")
+// storeSeal adds crc and the end to a line without them.
+func storeSeal(open []byte) []byte {
+	sum := crc32.Checksum(append(slices.Clone(open), '}'), castagnoli)
+	return fmt.Appendf(slices.Clone(open), `,"crc":"%08x"}`+"\n", sum)
+}
+
+// FuzzStateLine: any line is refused or is one record with one id.
+func FuzzStateLine(f *testing.F) {
+	line, _ := encode(storeQuestion("s"))
+	f.Add(line)
+	f.Add([]byte(`{"v":1,"rec":"prompt","id":"a","at":"2026`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		sealed := storeSeal(bytes.TrimSuffix(bytes.ReplaceAll(b, []byte("\n"), nil), []byte("}")))
+		if l := parseLine(sealed); l.err == nil && l.V <= schemaVersion {
+			l.decode(sealed)
+			if l.record != nil && l.ID != l.record.head().ID {
+				t.Errorf("two ids: %q and %q in %s", l.ID, l.record.head().ID, sealed)
+			}
 		}
-		if got := s.typed(true); got != "" || s.gate != nil {
-			t.Fatalf("typed %q", got)
+		parseLine(b)
+	})
+}
+
+// BenchmarkOpen opens 100,000 records, all of different ids, and with four lines each.
+func BenchmarkOpen(b *testing.B) {
+	for _, each := range []int{1, 4} {
+		b.Run(fmt.Sprintf("%d-lines-each", each), func(b *testing.B) {
+			dir := home(b, "")
+			f, _ := os.OpenFile(filepath.Join(dir, "state.jsonl"), os.O_CREATE|os.O_WRONLY, 0o600)
+			w := bufio.NewWriter(f)
+			for i := range 100000 {
+				p := storeQuestion("s")
+				p.ID = fmt.Sprintf("%08x-0000-4000-8000-000000000000", i/each)
+				p.V = 1
+				p.Rec = "prompt"
+				p.At = p.CreatedAt.UTC()
+				p.Choices = []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}}
+				line, _ := encode(p)
+				w.Write(line)
+			}
+			w.Flush()
+			f.Close()
+			for b.Loop() {
+				s, err := openStore(dir)
+				if err != nil {
+					b.Fatal(err)
+				}
+				s.Close()
+			}
+		})
+	}
+
+}
+
+// ---- store.go: update, decide and follow ----
+// One question has one answer, and every process learns of it.
+
+// TestStoreDecideGuards: a decision counts only with the right question, session, nonce, time,
+// value and pace, and a refused one changes nothing.
+func TestStoreDecideGuards(t *testing.T) {
+	type setup struct {
+		s   *Store
+		p   *PromptRecord
+		d   Decision
+		now time.Time
+	}
+	rows := []struct {
+		name, why string // part of the refusal, "" accepted
+		change    func(*setup)
+	}{
+		{"a tap", "", func(*setup) {}},
+		{"full ids and nonce", "", func(x *setup) {
+			x.d.PromptID = x.p.ID
+			x.d.SessionID = x.p.SessionID
+			x.d.Nonce = x.p.Nonce
+		}},
+		{"unknown id", "no question", func(x *setup) { x.d.PromptID = "00000000" }},
+		{"id too short", "no question", func(x *setup) { x.d.PromptID = x.p.ID[:7] }},
+		{"no id", "no question", func(x *setup) { x.d.PromptID = "" }},
+		{"other session", "no question", func(x *setup) { x.d.SessionID = shortID(newID()) }},
+		{"no session", "no question", func(x *setup) { x.d.SessionID = "" }},
+		{"wrong nonce", "does not belong", func(x *setup) { x.d.Nonce = newNonce()[:16] }},
+		{"no nonce", "does not belong", func(x *setup) { x.d.Nonce = "" }},
+		{"short nonce", "does not belong", func(x *setup) { x.d.Nonce = x.p.Nonce[:15] }},
+		{"too late", "expired at", func(x *setup) { x.now = x.p.ExpiresAt }},
+		{"just in time", "", func(x *setup) { x.now = x.p.ExpiresAt.Add(-time.Microsecond) }},
+		{"clock set back after expiry", "expired at", func(x *setup) {
+			storeMove(x.s, x.p.ID, Expired, x.p.ExpiresAt)
+			x.now = x.p.CreatedAt
+		}},
+		{"answered before", "already answered on the phone", func(x *setup) { x.s.Decide(x.d, x.now) }},
+		{"answered at the keyboard", "already answered at the keyboard", func(x *setup) {
+			x.s.Decide(Decision{
+				PromptID: x.p.ID,
+				Value:    "n",
+				By:       "cli:local",
+				Trusted:  true,
+			}, x.now)
+		}},
+		{"left the screen", "left the screen", func(x *setup) { x.s.Move(x.p.ID, Resolved, nil) }},
+		{"failed", "session has ended", func(x *setup) { x.s.Move(x.p.ID, Failed, nil) }},
+		{"session over", "session has ended", func(x *setup) {
+			r := *storeView(t, x.s).Sessions[x.p.SessionID]
+			r.Status = "completed"
+			storeUpdate(x.s, &r)
+		}},
+		{"wrong value", "it takes y n", func(x *setup) { x.d.Value = "maybe" }},
+		{"trusted without nonce and session", "", func(x *setup) {
+			x.d.Nonce = ""
+			x.d.SessionID = ""
+			x.d.Trusted = true
+			x.d.By = "cli:answer"
+		}},
+		{"trusted but another session", "no question", func(x *setup) { x.d.Trusted, x.d.SessionID = true, newID() }},
+		{"not asked yet", "not been asked", func(x *setup) {
+			x.p = storePrompt(t, x.s, x.p.SessionID, Created, nil)
+			x.d = storeTap(x.p, "y")
+		}},
+		{"not asked yet, keyboard", "", func(x *setup) {
+			x.p = storePrompt(t, x.s, x.p.SessionID, Created, nil)
+			x.d = Decision{PromptID: x.p.ID, Value: "y", By: "cli:local", Trusted: true}
+		}},
+		{"tap before its delivery is recorded", "", func(x *setup) {
+			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, nil)
+			x.d = storeTap(x.p, "y")
+		}},
+		{"keyboard after the time", "",
+			func(x *setup) { x.d.Trusted, x.d.By, x.now = true, "cli:local", x.p.ExpiresAt }},
+		{"secret of another process", "own keyboard", func(x *setup) {
+			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, func(p *PromptRecord) {
+				p.Secret, p.Type = true, FreeText
+			})
+			x.d = storeTap(x.p, "hunter2")
+		}},
+		{"eleventh in a minute", "10 answers in a minute", func(x *setup) {
+			for range 10 {
+				p := storePrompt(t, x.s, x.p.SessionID, Routed, nil)
+				if _, why, err := x.s.Decide(storeTap(p, "y"), x.now); why != "" || err != nil {
+					t.Fatal(why, err)
+				}
+			}
+		}},
+		{"eleventh, a minute later", "", func(x *setup) {
+			for range 10 {
+				x.s.Decide(storeTap(storePrompt(t, x.s, x.p.SessionID, Routed, nil), "y"), x.now)
+			}
+			x.now = x.now.Add(time.Minute)
+		}},
+	}
+	s := storeAt(t, home(t, ""))
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			x := &setup{s: s, now: time.Now()}
+			x.p = storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
+			x.d = storeTap(x.p, "y")
+			row.change(x)
+			before := storeView(t, s).Prompts[x.p.ID]
+			got, why, err := s.Decide(x.d, x.now)
+			after := storeView(t, s).Prompts[x.p.ID]
+			if err != nil || (why == "") != (row.why == "") ||
+				!strings.Contains(string(why), row.why) {
+				t.Errorf("refusal %q, %v; want %q", why, err, row.why)
+			}
+			if why != "" && after != nil && before.At != after.At {
+				t.Error("refused, but the record changed")
+			}
+			if why == "" &&
+				(after.Status != ReplyReceived || !after.NonceUsed || *after.DecidedBy != x.d.By ||
+					got.At != after.At) {
+				t.Errorf("accepted, but the record is %+v", after)
+			}
+		})
+	}
+}
+
+// TestStoreDecideValues: a value is one that the question offers, in any spelling that is meant for
+// it.
+func TestStoreDecideValues(t *testing.T) {
+	menu := []Choice{{Key: "1", Label: "Yes", Grants: true}, {Key: "2", Label: "No"},
+		{Key: "3", Label: "Later"}}
+	rows := []struct {
+		p           PromptRecord
+		given, want string // want "!" for refused
+	}{
+		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "y", "y"},
+		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "YES", "y"},
+		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "No", "n"},
+		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "1", "!"},
+		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "", "!"},
+		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "enter", "!"},
+		{PromptRecord{Prompt: Prompt{Type: YesNo, SafeDefault: ref("n")}}, "default", "n"},
+		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "default", "!"},
+		{PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, "enter", "enter"},
+		{PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, "", "enter"},
+		{PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, "y", "!"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "2", "2"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "4", "!"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "1,3", "!"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "text", "!"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,3", "1,3"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,1", "!"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,", "!"},
+		{PromptRecord{MaxLength: 100, Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "a text", "a text"},
+		{PromptRecord{MaxLength: 100, Prompt: Prompt{Type: MultipleChoice, Choices: menu, Permission: true}}, "a text",
+			"!"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, SafeDefault: ref("esc")}}, "esc", "esc"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "esc", "!"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Permission: true, SafeDefault: ref("2")}},
+			"deny:use make", "2"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "deny:use make", "!"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Permission: true}}, "deny:", "esc"},
+		{PromptRecord{Source: "hook", Prompt: Prompt{Type: MultipleChoice, Permission: true}}, "deny:", "deny"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, strings.Repeat("é", 100), strings.Repeat("é", 100)},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, strings.Repeat("é", 101), "!"},
+		{PromptRecord{MaxLength: 3, Prompt: Prompt{Type: FreeText}}, "four", "!"},
+		{PromptRecord{MaxLength: maxMessage,
+			Prompt: Prompt{Type: FreeText}},
+			strings.Repeat("a", 4096), strings.Repeat("a", 4096)},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "", ""},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "YES", "YES"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "two\nlines\there", "two\nlines\there"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "a\x1b[201~b", "!"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "a\x00", "!"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "\u009b31m", "!"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "\xff", "!"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "a\rb", "!"},
+		{PromptRecord{Prompt: Prompt{Type: Unknown}}, "enter", "enter"},
+		{PromptRecord{Prompt: Prompt{Type: Unknown}}, "esc", "esc"},
+		{PromptRecord{Prompt: Prompt{Type: Unknown}}, "default", "!"},
+		{PromptRecord{Confidence: "low", Prompt: Prompt{Type: YesNo}}, "enter", "enter"},
+		{PromptRecord{Confidence: "medium", Prompt: Prompt{Type: YesNo}}, "cancel", leaveIt},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, leaveIt, leaveIt},
+		{PromptRecord{Prompt: Prompt{Type: FreeText}}, enterAlone, enterAlone},
+		{PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true}}, enterAlone, "!"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "later", "3"},
+		{PromptRecord{Confidence: "medium", Prompt: Prompt{Type: YesNo, Signals: []string{"pattern"}}}, "cancel", "!"},
+	}
+	for _, row := range rows {
+		value, why := row.p.interpret(row.given)
+		if row.want == "!" && why == "" || row.want != "!" && (why != "" || value != row.want) {
+			t.Errorf("judge(%s %q) = %v %q, want %q", row.p.Type, row.given, value, why, row.want)
 		}
-		p := s.det.Tick(s.pty.State(), time.Now().Add(time.Second))
-		if (p != nil) != stands {
-			t.Errorf("it stands: %v, asked again: %v", stands, p != nil)
+	}
+	s := storeAt(t, home(t, ""))
+	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
+		p.Type = MultipleChoice
+		p.Choices = menu
+		p.Permission = true
+		p.SafeDefault = ref("2")
+	})
+	got, why, _ := s.Decide(storeTap(p, "deny:use make"), time.Now())
+	if *got.Value != "2" || got.Reason != "use make" || why != "" {
+		t.Errorf("refusal with a reason: %+v %q", got, why)
+	}
+	p = storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
+		p.Type = Unknown
+	})
+	if got, _, _ := s.Decide(storeTap(p, "cancel"), time.Now()); got.Status != Canceled {
+		t.Errorf("cancel: %s", got.Status)
+	}
+}
+
+// TestJudgeWords: yes and no mean allow and deny to a hook's permission alone; Enter alone and leaving it exist only where
+// a text is asked for; a choice's own key counts before its lower case.
+func TestJudgeWords(t *testing.T) {
+	hook := Prompt{
+		Type:       MultipleChoice,
+		Permission: true,
+		Choices: []Choice{{Key: hookAllow, Label: "Allow it"},
+			{Key: hookDeny, Label: "Refuse it"}},
+	}
+	letters := Prompt{Type: MultipleChoice,
+		Choices: []Choice{{Key: "A", Label: "all"}, {Key: "a", Label: "one"}}}
+	menu := Prompt{Type: MultipleChoice,
+		Choices: []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}}}
+	for _, c := range []struct {
+		p           PromptRecord
+		given, want string // want "!": refused
+	}{
+		{PromptRecord{Source: "hook", Prompt: hook}, "y", hookAllow},
+		{PromptRecord{Source: "hook", Prompt: hook}, "NO", hookDeny},
+		{PromptRecord{Source: "screen", Prompt: hook}, "y", "!"},
+		{PromptRecord{Source: "hook", MaxLength: 100, Prompt: menu}, "y", "y"},
+		{PromptRecord{Prompt: letters}, "A", "A"},
+		{PromptRecord{Prompt: letters}, "a", "a"},
+		{PromptRecord{Prompt: menu}, enterAlone, "!"},
+		{PromptRecord{Prompt: menu}, leaveIt, "!"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true}}, enterAlone, "!"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true}}, leaveIt, "!"},
+		{PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true}}, leaveIt, "!"},
+		{PromptRecord{Confidence: "low", Prompt: Prompt{Type: FreeText}}, "Enter", "Enter"},
+		{PromptRecord{Prompt: Prompt{Type: Unknown}}, "hello", "hello"},
+		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Permission: true, Choices: menu.Choices}}, "esc", "esc"},
+		{PromptRecord{Source: "hook", Prompt: hook}, "esc", "!"},
+		{PromptRecord{Prompt: Prompt{Type: YesNo, Choices: letters.Choices}}, "y", "!"},
+	} {
+		value, why := c.p.interpret(c.given)
+		if c.want == "!" && why == "" || c.want != "!" && (why != "" || value != c.want) {
+			t.Errorf("%s %s %q: %v %q, want %q", c.p.Source, c.p.Type, c.given, value, why, c.want)
+		}
+	}
+	several := PromptRecord{Prompt: Prompt{
+		Type:        MultipleChoice,
+		Multi:       true,
+		Choices:     menu.Choices,
+		SafeDefault: ref("esc"),
+	}}
+	for value, want := range map[string]bool{
+		"1,2":   true,
+		"1,esc": false,
+		"esc":   true,
+		"1,3":   false,
+	} {
+		if several.offered(value) != want {
+			t.Errorf("%q offered: %v", value, !want)
 		}
 	}
 }
 
-// TestKeyboardWaits for the gate: what is typed within its echo window comes after it, and is not lost.
-func TestKeyboardWaits(t *testing.T) {
-	dir := home(t, "echo_suppression_ms = 1500\n")
-	x := bridge(t, dir, "run", "bash", "-c",
-		`read -p "Go? (y/n) " a; echo "got $a"; read -t 0.3 b; echo "at once [$b]"; `+
-			`read c; echo "later [$c]"`)
+// TestWhatRefuses: only words that refuse may be chosen unread, from a list of which one is chosen; a yes/no's own no and
+// what leaves the question alone refuse in any case.
+func TestWhatRefuses(t *testing.T) {
+	menu := []Choice{{Key: "1", Label: "Yes"}, {Key: "2", Label: "No, tell it why"},
+		{Key: "n", Label: "Next"}, {Key: "4"}}
+	for _, c := range []struct {
+		p     Prompt
+		value string
+		want  bool
+	}{
+		{Prompt{Type: YesNo}, "n", true},
+		{Prompt{Type: YesNo}, "y", false},
+		{Prompt{Type: MultipleChoice, Choices: menu}, "1", false},
+		{Prompt{Type: MultipleChoice, Choices: menu}, "2", true},
+		{Prompt{Type: MultipleChoice, Choices: menu}, "n", false},
+		{Prompt{Type: MultipleChoice, Choices: menu}, "4", false},
+		{Prompt{Type: MultipleChoice, Choices: []Choice{{Key: "n", Label: "No"}}}, "n", true},
+		{Prompt{Type: MultipleChoice, Choices: menu}, "no such choice", false},
+		{Prompt{Type: MultipleChoice, Choices: menu, Multi: true}, "2", false},
+		{Prompt{Type: FreeText}, "no", false},
+		{Prompt{Type: FreeText}, enterAlone, false},
+		{Prompt{Type: FreeText}, leaveIt, true},
+		{Prompt{Type: MultipleChoice}, "esc", true},
+		{Prompt{Type: Unknown}, "cancel", true},
+		{Prompt{Type: Unknown}, "enter", false},
+		{Prompt{Type: MultipleChoice}, hookDeny, true},
+		{Prompt{Type: MultipleChoice}, hookAlways, false},
+	} {
+		p := PromptRecord{Prompt: c.p}
+		if got := p.refuses(c.value); got != c.want {
+			t.Errorf("%s %q refuses: %v", c.p.Type, c.value, got)
+		}
+	}
+}
+
+// TestUnreadIsNotAllowed: what was not shown in full is not affirmed from the phone, what is not known is affirmed by
+// nobody but the keyboard; a refusal is always taken.
+func TestUnreadIsNotAllowed(t *testing.T) {
+	menu := []Choice{{Key: "1", Label: "Yes", Grants: true}, {Key: "2", Label: "No"}}
+	hook := []Choice{{Key: hookAllow, Label: "Yes"}, {Key: hookAlways, Label: "Yes, always"},
+		{Key: hookDeny, Label: "No"}}
+	s := storeAt(t, home(t, ""))
+	for _, c := range []struct {
+		name   string
+		typ    PromptType
+		of     []Choice
+		source string
+		value  string
+		shown  bool
+		cut    bool
+		phone  bool // it may be answered from there
+		answer bool // and with atlasbridge answer
+	}{
+		{"yes", YesNo, nil, "screen", "y", true, false, true, true},
+		{"yes unseen", YesNo, nil, "screen", "y", false, false, false, true},
+		{"yes unknown", YesNo, nil, "screen", "y", true, true, false, false},
+		{"no unseen", YesNo, nil, "screen", "n", false, false, true, true},
+		{"no unknown", YesNo, nil, "screen", "n", true, true, true, true},
+		{"menu yes unseen", MultipleChoice, menu, "screen", "1", false, false, false, true},
+		{"menu no unseen", MultipleChoice, menu, "screen", "2", false, false, true, true},
+		{"menu no unknown", MultipleChoice, menu, "screen", "2", false, true, true, true},
+		{"enter unseen", ConfirmEnter, nil, "screen", "enter", false, false, false, true},
+		{"text unseen", FreeText, nil, "screen", "hello", false, false, false, true},
+		{"text unknown", FreeText, nil, "screen", "hello", false, true, false, false},
+		{"left unseen", FreeText, nil, "screen", leaveIt, false, false, true, true},
+		{"hook allow unseen", MultipleChoice, hook, "hook", hookAllow, false, false, false, true},
+		{"hook always unknown", MultipleChoice, hook, "hook", hookAlways, true, true, false, false},
+		{"hook deny unseen", MultipleChoice, hook, "hook", hookDeny, false, true, true, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for by, want := range map[string]bool{
+				"telegram:1001": c.phone,
+				"cli:answer":    c.answer,
+				"cli:local":     true,
+			} {
+				p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
+					p.Type = c.typ
+					p.Choices = c.of
+					p.Source = c.source
+					p.Permission = c.source == "hook"
+					p.ShownAll, p.Cut = c.shown, c.cut
+				})
+				d := storeTap(p, c.value)
+				d.By = by
+				_, why, err := s.Decide(d, time.Now())
+				if err != nil || (why == "") != want {
+					t.Errorf("by %s: %q %v", by, why, err)
+				}
+			}
+		})
+	}
+}
+
+// TestUnreadOfBoxesAndSecrets: an idle box and a password show nothing that could be unread.
+func TestUnreadOfBoxesAndSecrets(t *testing.T) {
+	for _, p := range []Prompt{{Type: FreeText, Idle: true, Cut: true},
+		{Type: FreeText, Secret: true, Cut: true}} {
+		if why := (&PromptRecord{Prompt: p}).unread("text", "telegram:1001"); why != "" {
+			t.Errorf("idle %v, secret %v: %q", p.Idle, p.Secret, why)
+		}
+	}
+}
+
+// TestRefusedDecisionChangesNothing: an answer that is refused, for whatever reason, leaves the record as it was.
+func TestRefusedDecisionChangesNothing(t *testing.T) {
+	s := storeAt(t, home(t, ""))
+	for name, change := range map[string]func(*PromptRecord, *Decision){
+		"unseen":          func(p *PromptRecord, _ *Decision) { p.ShownAll = false },
+		"cut":             func(p *PromptRecord, _ *Decision) { p.Cut = true },
+		"cut, by command": func(p *PromptRecord, d *Decision) { p.Cut, d.By = true, "cli:answer" },
+		"no answer to it": func(_ *PromptRecord, d *Decision) { d.Value = "maybe" },
+		"wrong nonce":     func(_ *PromptRecord, d *Decision) { d.Nonce = newNonce()[:16] },
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := Decision{Value: "y", By: "telegram:1001", UpdateID: 77}
+			var p *PromptRecord
+			p = storePrompt(t, s, storeSession(t, s), AwaitingReply, func(q *PromptRecord) {
+				d.PromptID = q.ID
+				d.SessionID = q.SessionID
+				d.Nonce = q.Nonce
+				change(q, &d)
+			})
+			_, why, err := s.Decide(d, time.Now())
+			now := storeView(t, s).Prompts[p.ID]
+			if err != nil || why == "" || now.Status != AwaitingReply || now.NonceUsed ||
+				now.At != p.At {
+				t.Errorf("%q %v, it is %s", why, err, now.Status)
+			}
+			if storeView(t, s).Updates["77"] != nil {
+				t.Error("the update counts as acted on")
+			}
+		})
+	}
+}
+
+// TestLimitIsThePhones: ten answers in a minute hold up the phone alone, and only the phone's answers count.
+func TestLimitIsThePhones(t *testing.T) {
+	s := storeAt(t, home(t, ""))
+	session := storeSession(t, s)
+	answer := func(by string) Refusal {
+		p := storePrompt(t, s, session, Routed, nil)
+		d := storeTap(p, "y")
+		d.By = by
+		_, why, err := s.Decide(d, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return why
+	}
+	for range 2 * decisionsLimit {
+		if why := answer("cli:answer"); why != "" {
+			t.Fatal(why)
+		}
+	}
+	for range decisionsLimit {
+		if why := answer("telegram:1001"); why != "" {
+			t.Fatal(why)
+		}
+	}
+	for by, want := range map[string]bool{
+		"telegram:1001": false,
+		"telegram:1002": false,
+		"cli:answer":    true,
+		"cli:local":     true,
+	} {
+		if why := answer(by); (why == "") != want {
+			t.Errorf("%s: %q", by, why)
+		}
+	}
+}
+
+// TestOpenIsUndecided: while a question waits nobody has decided it; when it expires its timeout has; what was typed has
+// one reply record, of the one whose answer it was.
+func TestOpenIsUndecided(t *testing.T) {
+	s := storeAt(t, home(t, ""))
+	session := storeSession(t, s)
+	for _, st := range []State{Created, Routed, AwaitingReply} {
+		if p := storePrompt(t, s, storeSession(t, s), st, nil); p.NonceUsed || p.DecidedAt != nil ||
+			p.DecidedBy != nil {
+			t.Errorf("%s: nonce used %v, decided %v by %v", st, p.NonceUsed, p.DecidedAt,
+				p.DecidedBy)
+		}
+	}
+	p := storePrompt(t, s, session, Expired, nil)
+	if !p.NonceUsed || p.DecidedBy == nil || *p.DecidedBy != "auto:timeout" {
+		t.Errorf("expired: nonce used %v, by %v", p.NonceUsed, p.DecidedBy)
+	}
+	if p := storePrompt(t, s, session, Canceled, nil); !p.NonceUsed || p.DecidedBy != nil {
+		t.Errorf("canceled: nonce used %v, by %v", p.NonceUsed, p.DecidedBy)
+	}
+	reply := func(id string) *ReplyRecord {
+		r, _ := storeView(t, s).records["reply "+id].(*ReplyRecord)
+		return r
+	}
+	if reply(p.ID) != nil {
+		t.Error("a reply without anything typed")
+	}
+	if ok, err := s.Move(p.ID, Injected, nil); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	if r := reply(p.ID); r == nil || r.Source != "timeout_default" {
+		t.Errorf("typed by waiting: %+v", r)
+	}
+	p = storePrompt(t, s, session, AwaitingReply, nil)
+	if _, why, err := s.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
+		t.Fatal(why, err)
+	}
+	if ok, err := s.Move(p.ID, Injected, nil); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	if r := reply(p.ID); r == nil || r.Source != "operator" || r.Value != "y" {
+		t.Errorf("typed for the operator: %+v", r)
+	}
+}
+
+// A secret is in no file, and comes out once.
+func TestStoreSecret(t *testing.T) {
+	dir := home(t, "")
+	s := storeAt(t, dir)
+	session := storeSession(t, s)
+	release, err := s.HoldSession(session)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	p := storePrompt(t, s, session, AwaitingReply, func(p *PromptRecord) {
+		p.Secret, p.Type = true, FreeText
+	})
+	got, why, err := s.Decide(storeTap(p, "hunter2-cancel"), time.Now())
+	if why != "" || err != nil || got.Value != nil || !got.ValueHidden {
+		t.Fatal(got, why, err)
+	}
+	if v, ok := s.TakeSecret(p.ID); v != "hunter2-cancel" || !ok {
+		t.Error("secret is", v)
+	}
+	if _, ok := s.TakeSecret(p.ID); ok {
+		t.Error("secret taken twice")
+	}
+	s.Move(p.ID, Injected, nil)
+	for _, text := range []string{"my private words", "enter"} { // in the audit log as length and hash only
+		p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
+			p.Type, p.SafeDefault = FreeText, nil
+		})
+		s.Decide(storeTap(p, text), time.Now())
+		s.Move(p.ID, Injected, nil)
+		log, _ := os.ReadFile(s.audit.log.path)
+		if bytes.Contains(log, []byte(`"`+text+`"`)) ||
+			bytes.Count(log, []byte(digest([]byte(text)))) != 2 {
+			t.Errorf("%s", log)
+		}
+	}
+	for _, name := range []string{"state.jsonl", "audit.log"} {
+		b, _ := os.ReadFile(filepath.Join(dir, name))
+		if len(b) == 0 || bytes.Contains(b, []byte("hunter2")) ||
+			bytes.Contains(b, []byte(digest([]byte("hunter2-cancel"))[7:])) {
+			t.Error(name, "holds the secret")
+		}
+	}
+}
+
+// A power cut that kept only the beginning of a write lost that the update was acted on, not what it did: when it comes
+// again, nothing is done twice.
+func TestStoreUpdateComesAgain(t *testing.T) {
+	dir := home(t, "")
+	path := filepath.Join(dir, "state.jsonl")
+	s := storeAt(t, dir)
+	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
+	say := func() error {
+		in := &InputRecord{
+			Head:      Head{ID: newID()},
+			SessionID: p.SessionID,
+			Kind:      "text",
+			UpdateID:  7,
+			Status:    "queued",
+		}
+		return storeUpdate(s, in, &UpdateRecord{Head{ID: "7"}, "operator"})
+	}
+	tap := storeTap(p, "y")
+	tap.UpdateID = 8
+	decide := func() error {
+		_, why, err := s.Decide(tap, time.Now())
+		if err == nil && why != "" {
+			err = errors.New(string(why))
+		}
+		return err
+	}
+	powerCut := func(id string) {
+		t.Helper()
+		all, _ := os.ReadFile(path)
+		at := bytes.LastIndex(all, []byte(`{"v":1,"rec":"update","id":"`+id+`"`))
+		if at < 0 {
+			t.Fatalf("update %s is not recorded:\n%s", id, all)
+		}
+		s.Close()
+		os.WriteFile(path, all[:at+10], 0o600)
+		s = storeAt(t, dir)
+	}
+	if err := say(); err != nil {
+		t.Fatal(err)
+	}
+	powerCut("7")
+	v := storeView(t, s)
+	if len(v.Inputs) != 1 || v.Updates["7"] != nil {
+		t.Fatalf("after the cut: %d inputs, update %v", len(v.Inputs), v.Updates["7"])
+	}
+	for _, in := range v.Inputs { // its session did it meanwhile
+		done := *in
+		done.Status = "done"
+		if storeUpdate(s, &done) != nil {
+			t.Fatal("the input cannot be done")
+		}
+	}
+	if err := say(); err != nil {
+		t.Fatal(err)
+	}
+	v = storeView(t, s)
+	inputs := slices.Collect(maps.Values(v.Inputs))
+	if len(inputs) != 1 || inputs[0].Status != "done" || v.Updates["7"] == nil {
+		t.Errorf("the message came again: %d inputs, update %v", len(inputs), v.Updates["7"])
+	}
+	if err := decide(); err != nil {
+		t.Fatal(err)
+	}
+	powerCut("8")
+	before := storeView(t, s).Prompts[p.ID]
+	if before.Status != ReplyReceived || storeView(t, s).Updates["8"] != nil {
+		t.Fatalf("after the cut the question is %s", before.Status)
+	}
+	if err := decide(); err == nil || !strings.Contains(err.Error(), "already answered") {
+		t.Errorf("the tap came again: %v", err)
+	}
+	if after := storeView(t, s).Prompts[p.ID]; after.At != before.At {
+		t.Error("the tap that came again changed the question")
+	}
+}
+
+// What is known of a prompt's messages, change by change.
+func TestMessagesOfAPrompt(t *testing.T) {
+	type state struct {
+		MsgID     int64
+		MsgStatus State
+		Old       []int64
+	}
+	for _, c := range []struct {
+		name   string
+		before state
+		change func(*Store, string) error
+		after  state
+	}{
+		{"the first", state{}, func(s *Store, id string) error { return s.Offered(id, 5) }, state{5, "", nil}},
+		{"a newer one", state{5, "", nil}, func(s *Store, id string) error { return s.Offered(id, 9) },
+			state{9, "", []int64{5}}},
+		{"one after the outcome", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 9) },
+			state{9, "", nil}},
+		{"an older one", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 3) },
+			state{5, Canceled, []int64{3}}},
+		{"its own", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 5) },
+			state{5, "", nil}},
+		{"edited", state{5, "", []int64{3}}, func(s *Store, id string) error { return s.Edited(id, 5, Canceled) },
+			state{5, Canceled, []int64{3}}},
+		{"edited, an old one", state{5, "", []int64{3, 4}},
+			func(s *Store, id string) error { return s.Edited(id, 3, Canceled) }, state{5, "", []int64{4}}},
+		{"buttons on an old one", state{5, Canceled, []int64{3}},
+			func(s *Store, id string) error { return s.Edited(id, 3, "") }, state{5, Canceled, []int64{3}}},
+		{"moved with a late id", state{5, Canceled, nil}, func(s *Store, id string) error {
+			_, err := s.Move(id, AwaitingReply, func(p *PromptRecord) { p.MsgID = 9 })
+			return err
+		}, state{9, "", nil}},
+		{"moved without a message", state{5, "", nil}, func(s *Store, id string) error {
+			_, err := s.Move(id, AwaitingReply, func(p *PromptRecord) { p.MsgID = 0 })
+			return err
+		}, state{5, "", nil}},
+		{"moved with a late older id", state{5, Canceled, nil}, func(s *Store, id string) error {
+			_, err := s.Move(id, AwaitingReply, func(p *PromptRecord) { p.MsgID = 3 })
+			return err
+		}, state{5, Canceled, []int64{3}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := storeAt(t, home(t, ""))
+			p := storePrompt(t, s, storeSession(t, s), Canceled, func(p *PromptRecord) {
+				p.MsgID = c.before.MsgID
+				p.MsgStatus = c.before.MsgStatus
+				p.OldMsgIDs = c.before.Old
+			})
+			if err := c.change(s, p.ID); err != nil {
+				t.Fatal(err)
+			}
+			now := storeView(t, s).Prompts[p.ID]
+			got := (state{now.MsgID, now.MsgStatus, append([]int64(nil), now.OldMsgIDs...)})
+			if !reflect.DeepEqual(got, c.after) {
+				t.Errorf("%+v, want %+v", got, c.after)
+			}
+			at := now.At
+			err := s.Edited(p.ID, 77, Canceled)
+			if err != nil || !storeView(t, s).Prompts[p.ID].At.Equal(at) {
+				t.Errorf("what changes nothing is written: %v", err)
+			}
+		})
+	}
+}
+
+// A follower sees what was there (a tool's first hook may be faster than the session), what another process writes,
+// across a compaction, and its own at once.
+func TestStoreFollow(t *testing.T) {
+	dir := home(t, "")
+	a, b := storeAt(t, dir), storeAt(t, dir)
+	session := storeSession(t, a)
+	p := storePrompt(t, b, session, AwaitingReply, nil)
+	ctx, stop := context.WithCancel(t.Context())
+	out := a.Follow(ctx, session, nil)
+	wait := func(id string, status State) {
+		t.Helper()
+		timeout := time.After(5 * time.Second)
+		for {
+			select {
+			case r := <-out:
+				if p, ok := r.(*PromptRecord); ok && p.ID == id && p.Status == status {
+					return
+				}
+			case <-timeout:
+				t.Fatalf("%s never came", status)
+			}
+		}
+	}
+	other := storePrompt(t, b, storeSession(t, b), AwaitingReply, nil)
+	wait(p.ID, AwaitingReply)
+	storeCompactNext(b)
+	b.Decide(storeTap(p, "y"), time.Now())
+	b.Decide(storeTap(other, "y"), time.Now())
+	wait(p.ID, ReplyReceived)
+	a.Move(p.ID, Injected, nil)
+	wait(p.ID, Injected)
+	stop()
+	for r := range out {
+		t.Errorf("more came: %+v", r)
+	}
+}
+
+// Followers of a state that cannot be read try again now and then: one's attempt does not set off the other's.
+func TestFollowersOfTroubleAreCalm(t *testing.T) {
+	t.Parallel()
+	var attempts atomic.Int64
+	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
+		if op != "ftruncate" {
+			return nil
+		}
+		attempts.Add(1)
+		return errors.New("input/output error")
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	session := storeSession(t, s)
+	storeTears(t, s)
+	ctx, stop := context.WithTimeout(t.Context(), 2*time.Second) // from the first second on it watches the folder
+	defer stop()
+	for range 2 {
+		records := s.Follow(ctx, session, nil)
+		defer func() { // it has ended
+			for range records {
+			}
+		}()
+	}
+	<-ctx.Done()
+	if n := attempts.Load(); n < 2 || n > 12 {
+		t.Errorf("%d attempts in 2 s, want 2 in each second of each", n)
+	}
+}
+
+// Processes that ask, answer and compact at once: every reply was given once, every history is one of the table,
+// and the audit log holds. ATLASBRIDGE_LONG=1 makes it eight processes and a minute.
+func TestStoreCrowd(t *testing.T) {
+	dir, span, n := home(t, ""), "1500ms", 4
+	if os.Getenv("ATLASBRIDGE_LONG") != "" {
+		span, n = "60s", 8
+	} else if testing.Short() {
+		t.Skip("short")
+	}
+	t.Setenv("ATLASBRIDGE_TEST_SPAN", span)
+	outs := make([]bytes.Buffer, n)
+	var cmds []*exec.Cmd
+	for i := range n {
+		cmd := storeChild(dir, "store-crowd")
+		cmd.Stdout, cmd.Stderr = &outs[i], os.Stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		cmds = append(cmds, cmd)
+	}
+	given := map[string]int{}
+	for i, cmd := range cmds {
+		if err := cmd.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range strings.Fields(outs[i].String()) {
+			given[id]++
+		}
+		if strings.Contains(outs[i].String(), "error") {
+			t.Fatal(outs[i].String())
+		}
+	}
+	state := map[string]State{
+		"PROMPT_DETECTED": Created,
+		"PROMPT_ROUTED":   AwaitingReply,
+		"REPLY_RECEIVED":  ReplyReceived,
+		"REPLY_INJECTED":  Injected,
+		"PROMPT_RESOLVED": Resolved,
+	}
+	at := map[string]State{}
+	log, _ := os.ReadFile(filepath.Join(dir, "audit.log"))
+	for line := range bytes.Lines(log) {
+		var e struct {
+			Event string
+			ID    string `json:"prompt_id"`
+		}
+		json.Unmarshal(line, &e)
+		to := state[e.Event]
+		if from := at[e.ID]; to == AwaitingReply && from == Created { // routed has no entry
+			at[e.ID] = to
+		} else if to != "" && !slices.Contains(next[from], to) {
+			t.Fatalf("prompt %s went from %q to %q", e.ID, from, to)
+		} else if to != "" {
+			at[e.ID] = to
+		}
+		if to == ReplyReceived {
+			given[e.ID]--
+			if given[e.ID] != 0 {
+				t.Fatalf("prompt %s: answers given and recorded differ by %d", e.ID, given[e.ID])
+			}
+		}
+	}
+	for id, count := range given {
+		if count != 0 {
+			t.Errorf("prompt %s was answered %d times more than recorded", id, count)
+		}
+	}
+	s := storeAt(t, dir)
+	v := storeView(t, s)
+	for id, p := range v.Prompts {
+		if at[id] != p.Status && !(p.Status == Routed && at[id] == Created) {
+			t.Errorf("prompt %s is %s, its history says %s", id, p.Status, at[id])
+		}
+	}
+	if notes := s.notes; len(notes) > 0 || len(at) < n {
+		t.Errorf("%d prompts, damage: %q", len(at), notes)
+	}
+	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 {
+		t.Error(out)
+	}
+	t.Logf("%d processes, %s: %d prompts, %d audit bytes", n, span, len(at), len(log))
+}
+
+// BenchmarkAppend compares one durable record with the bare calls, in turns.
+func BenchmarkAppend(b *testing.B) {
+	dir := home(b, "")
+	do := []func() error{bareAppend(dir), storeAppend(storeAt(b, dir))}
+	times := make([][]time.Duration, len(do))
+	for b.Loop() {
+		for i := range do {
+			start := time.Now()
+			if err := do[i](); err != nil {
+				b.Fatal(err)
+			}
+			times[i] = append(times[i], time.Since(start))
+		}
+	}
+	for i := range times {
+		slices.Sort(times[i])
+	}
+	bare, store := times[0][len(times[0])/2].Seconds(), times[1][len(times[1])/2].Seconds()
+	b.ReportMetric(bare*1e6, "bare-p50-µs")
+	b.ReportMetric(store*1e6, "store-p50-µs")
+	b.ReportMetric(store/bare, "ratio")
+}
+
+// bareAppend is what no store can avoid: lock, write, fsync.
+func bareAppend(dir string) func() error {
+	line, _ := encode(storeQuestion(newID()))
+	lock, err := openPrivate(filepath.Join(dir, "bare.lock"), os.O_RDWR|os.O_CREATE)
+	f, err2 := openPrivate(filepath.Join(dir, "bare.jsonl"), os.O_RDWR|os.O_APPEND|os.O_CREATE)
+	return func() error {
+		err := errors.Join(err, err2, lockFile(lock, true))
+		defer unlockFile(lock)
+		if err == nil {
+			_, err = f.Write(line)
+		}
+		return errors.Join(err, f.Sync())
+	}
+}
+
+// storeAppend writes a question anew each time, without a change of status and so without an audit entry.
+func storeAppend(s *Store) func() error {
+	p := storeQuestion(newID())
+	err := storeUpdate(s, p)
+	return func() error {
+		q := *p
+		q.MsgID++
+		return errors.Join(err, storeUpdate(s, &q))
+	}
+}
+
+// ---- store.go: compaction ----
+// The file stays small, and nothing alive is lost.
+
+// What is old goes, what is alive or may be replayed stays.
+func TestStoreRetention(t *testing.T) {
+	dir := home(t, "")
+	s := storeAt(t, dir)
+	now := time.Now()
+	day := 24 * time.Hour
+	at := func(ago time.Duration) { s.now = func() time.Time { return now.Add(-ago) } }
+	at(40 * day)
+	live, ended := storeSession(t, s), storeSession(t, s)
+	waiting := storePrompt(t, s, live, AwaitingReply, nil)
+	old := storePrompt(t, s, ended, Resolved, func(p *PromptRecord) {
+		p.ExpiresAt = now.Add(-40 * day)
+	})
+	r := *storeView(t, s).Sessions[ended]
+	r.Status, r.EndedAt = "completed", ref(now.Add(-40*day))
+	storeUpdate(s, &r, &UpdateRecord{Head{ID: "1"}, "message"}, &InputRecord{
+		Head:      Head{ID: "i"},
+		SessionID: ended,
+		Status:    "done",
+	})
+	at(10 * day)
+	recent := storePrompt(t, s, live, Resolved, func(p *PromptRecord) {
+		p.Full = "the whole dialog"
+	})
+	at(day)
+	storeUpdate(s, &UpdateRecord{Head{ID: "2"}, "message"})
+	s.now = time.Now
+	s.Close()
+	s = storeAt(t, dir)
+	storeUpdate(s, &UpdateRecord{Head{ID: "3"}, "message"})
+	for range 2 {
+		v := storeView(t, s)
+		if v.Prompts[old.ID] != nil || v.Sessions[ended] != nil || v.Updates["1"] != nil ||
+			v.Inputs["i"] != nil {
+			t.Error("something old was kept")
+		}
+		if v.Prompts[waiting.ID] == nil || v.Prompts[recent.ID] == nil ||
+			v.Sessions[live] == nil ||
+			v.Updates["2"] == nil || v.Updates["3"] == nil || v.Meta["audit"] == nil {
+			t.Error("something alive was dropped")
+		}
+		if v.Prompts[recent.ID].Full != "" {
+			t.Error("an old answer keeps its dialog")
+		}
+		s = storeAt(t, dir)
+	}
+}
+
+// What compaction keeps of each kind of record, by its age and by whether it is alive.
+func TestRetained(t *testing.T) {
+	const day = 24 * time.Hour
+	s := storeAt(t, home(t, ""))
+	live, over := storeSession(t, s), newID()
+	storeUpdate(s, &SessionRecord{Head: Head{ID: over}, Status: "completed"})
+	now := time.Now()
+	for _, row := range []struct {
+		name string
+		r    Record
+		want string // kept when it is 1, 10 and 40 days old
+	}{
+		{"meta", &MetaRecord{}, "yes yes yes"},
+		{"update", &UpdateRecord{}, "yes no no"},
+		{"input", &InputRecord{}, "yes no no"},
+		{"reply", &ReplyRecord{}, "yes yes no"},
+		{"session that is active", &SessionRecord{Head: Head{ID: live}}, "yes yes yes"},
+		{"session that is over", &SessionRecord{Head: Head{ID: over}}, "yes yes no"},
+		{"open question", &PromptRecord{SessionID: live, Status: AwaitingReply}, "yes yes yes"},
+		{"question that is over", &PromptRecord{SessionID: live, Status: Resolved}, "yes yes no"},
+		{"question of a session that is over", &PromptRecord{SessionID: over, Status: AwaitingReply}, "yes yes no"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			var got []string
+			for _, age := range []time.Duration{day, 10 * day, 40 * day} {
+				row.r.head().At = now.Add(-age)
+				if s.retained(row.r) {
+					got = append(got, "yes")
+				} else {
+					got = append(got, "no")
+				}
+			}
+			if fmt.Sprint(got) != "["+row.want+"]" {
+				t.Errorf("kept: %s, want %s", got, row.want)
+			}
+		})
+	}
+}
+
+// The file stays small however long a session lives.
+func TestStoreCompactsItself(t *testing.T) {
+	s := storeAt(t, home(t, ""))
+	s.log.do, s.audit.log.do = noSync, noSync
+	session := storeSession(t, s)
+	p := storePrompt(t, s, session, AwaitingReply, nil)
+	largest := int64(0)
+	for i := range 4000 {
+		q := *storeView(t, s).Prompts[p.ID]
+		q.MsgID = int64(i)
+		if err := storeUpdate(s, &q); err != nil {
+			t.Fatal(err)
+		}
+		largest = max(largest, s.read)
+	}
+	if largest > compactMin+4096 || storeView(t, s).Prompts[p.ID].MsgID != 3999 {
+		t.Errorf("grew to %d bytes", largest)
+	}
+}
+
+// A compaction that failed is told until one succeeds, whatever is written between.
+func TestCompactionTroubleStays(t *testing.T) {
+	full := errors.New("no space left on device")
+	broken := true
+	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
+		if broken && op == "rename" {
+			return full
+		}
+		return nil
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for i := range 3 { // each writes to the audit log, too, which works
+		if i == 0 {
+			storeCompactNext(s)
+		}
+		storeSession(t, s)
+		if err := s.Trouble(); !errors.Is(err, full) {
+			t.Fatalf("after %d more changes Trouble() = %v", i, err)
+		}
+	}
+	broken = false
+	storeCompactNext(s)
+	storeSession(t, s)
+	if err := s.Trouble(); err != nil {
+		t.Errorf("it has been compacted, and Trouble() = %v", err)
+	}
+}
+
+// Another process's compaction ends the trouble with ours.
+func TestCompactionTroubleEndsElsewhere(t *testing.T) {
+	dir := home(t, "")
+	s, err := openStoreWith(dir, faultyFiles(func(op string, _ int64) error {
+		if op == "rename" {
+			return errors.New("permission denied")
+		}
+		return nil
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	storeCompactNext(s)
+	storeSession(t, s)
+	if s.Trouble() == nil {
+		t.Fatal("the compaction did not fail")
+	}
+	other := storeAt(t, dir)
+	storeCompactNext(other)
+	storeSession(t, other)
+	storeView(t, s)
+	if err := s.Trouble(); err != nil {
+		t.Errorf("the file is compacted, and Trouble() = %v", err)
+	}
+}
+
+// ---- store.go: locks and reap ----
+// One process polls, and the dead are found by their locks.
+
+// Locks live as long as they are held, whatever the collector does, and dead sessions are found by theirs.
+func TestStoreLocksAndReap(t *testing.T) {
+	dir := home(t, "")
+	a, b := storeAt(t, dir), storeAt(t, dir)
+	release, held, err := a.TryPoll()
+	if !held || err != nil {
+		t.Fatal(held, err)
+	}
+	live, dead := newID(), storeSession(t, a)
+	drop, err := a.HoldSession(live)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer drop()
+	storeUpdate(a,
+		&SessionRecord{Head: Head{ID: live}, Status: "active", PID: os.Getpid(),
+			PIDStart: processStart(os.Getpid())})
+	for range 3 {
+		runtime.GC()
+	}
+	if _, held, err = b.TryPoll(); held || err != nil {
+		t.Error("two pollers", err)
+	}
+	if pid := b.holder("poll.lock"); pid != os.Getpid() {
+		t.Error("poller is", pid)
+	}
+	open := storePrompt(t, a, dead, AwaitingReply, nil)
+	typed := storePrompt(t, a, dead, ReplyReceived, nil)
+	mine := storePrompt(t, a, live, AwaitingReply, nil)
+	if err := b.Reap(time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	v := storeView(t, a)
+	if v.Sessions[dead].Status != "crashed" || v.Prompts[open.ID].Status != Failed ||
+		!strings.Contains(v.Prompts[typed.ID].Reason, "uncertain") ||
+		v.Prompts[mine.ID].Status != AwaitingReply {
+		t.Errorf("%+v", v)
+	}
+	before, _ := os.ReadFile(a.log.path)
+	b.Reap(time.Now())
+	if after, _ := os.ReadFile(a.log.path); !bytes.Equal(after, before) {
+		t.Error("reaped twice")
+	}
+	drop()
+	if left, _ := os.ReadDir(filepath.Join(dir, "sessions")); len(left) > 0 {
+		t.Error("a session's lock outlives it", left)
+	}
+	release()
+	release, held, _ = b.TryPoll()
+	if !held {
+		t.Error("a released lock is not free")
+	}
+	release()
+}
+
+// A dead session whose end could not be recorded is still there with its lock's file, and is closed the next time.
+func TestReapThatFails(t *testing.T) {
+	broken := false
+	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
+		if broken && op == "write" {
+			return errors.New("no space left on device")
+		}
+		return nil
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	dead := storeSession(t, s)
+	p := storePrompt(t, s, dead, AwaitingReply, nil)
+	lock := filepath.Join(s.Dir, lockName(dead))
+	os.WriteFile(lock, nil, 0o600) // as kill -9 leaves it
+	for _, fails := range []bool{true, false} {
+		broken = fails
+		err := s.Reap(time.Now())
+		v := storeView(t, s)
+		_, gone := os.Stat(lock)
+		failed := v.Prompts[p.ID].Status == Failed
+		if (err != nil) != fails || failed == fails || (gone == nil) != fails {
+			t.Errorf("writing fails: %v; Reap = %v, the question is %s, the lock's file: %v", fails,
+				err, v.Prompts[p.ID].Status, gone)
+		}
+	}
+}
+
+// A poller that is stopped keeps its lock: the others notice, and say so until it listens again.
+func TestStoreStalledPoller(t *testing.T) {
+	dir := home(t, "")
+	a, b := storeAt(t, dir), storeAt(t, dir)
+	if _, held, err := a.TryPoll(); !held || err != nil {
+		t.Fatal(held, err)
+	}
+	try := func(want string) {
+		t.Helper()
+		if _, held, err := b.TryPoll(); held || !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("the other gets %v, %v; want %s", held, err, want)
+		}
+	}
+	try("<nil>")
+	b.now = func() time.Time { return time.Now().Add(pollSilence + time.Second) }
+	try(fmt.Sprintf("process %d does not listen", os.Getpid()))
+	a.now = b.now
+	if err := a.Polled(); err != nil {
+		t.Fatal(err)
+	}
+	try("<nil>")
+}
+
+// ---- store.go: commands ----
+// What runs inside of a session answers nothing.
+
+// TestStoreCommands: status, approvals, answer and logs show what is there within 80 columns, and
+// answer once.
+func TestStoreCommands(t *testing.T) {
+	dir := home(t, "")
+	run := func(args ...string) (int, string, string) { return cli(t, dir, args...) }
+	if code, _, errs := run("status"); code != 0 || !strings.Contains(errs, "no sessions") {
+		t.Error(code, errs)
+	}
+	for range 2 { // an audit log that is not there, or empty
+		code, out, errs := run("audit", "verify")
+		if code != 0 || !strings.Contains(out, "0 entries") {
+			t.Error(code, out, errs)
+		}
+	}
+	s := storeAt(t, dir)
+	id := newID()
+	release, _ := s.HoldSession(id)
+	defer release()
+	storeUpdate(s, &SessionRecord{
+		Head:      Head{ID: id},
+		Tool:      "claude",
+		Label:     strings.Repeat("long ", 20),
+		PID:       4242,
+		Status:    "active",
+		Activity:  "waiting",
+		StartedAt: time.Now().Add(-90 * time.Minute),
+		LastSeen:  ref(time.Now().Add(-3 * time.Second)),
+	})
+	storeSession(t, s) // dead
+	p := storePrompt(t, s, id, AwaitingReply, func(p *PromptRecord) {
+		p.Question = "Go on\x1b[31m?" + strings.Repeat("x", 100)
+	})
+	for _, args := range [][]string{{"status"}, {"approvals"}, {"logs"}} {
+		_, out, _ := run(args...)
+		for line := range strings.Lines(out) {
+			n := utf8.RuneCountInString(line)
+			if n > 81 && args[0] != "logs" || strings.ContainsRune(line, 0x1b) {
+				t.Errorf("%v: %d columns: %q", args, n, line)
+			}
+		}
+		if !strings.Contains(out, shortID(id)) && args[0] != "approvals" ||
+			args[0] == "approvals" && !strings.Contains(out, shortID(p.ID)) {
+			t.Errorf("%v: %s", args, out)
+		}
+	}
+	var rows []map[string]any
+	_, out, _ := run("status", "--all", "--json")
+	if json.Unmarshal([]byte(out), &rows) != nil || len(rows) != 2 ||
+		rows[0]["id"] != id ||
+		rows[0]["open_prompts"] != 1.0 || rows[1]["status"] != "crashed" {
+		t.Error(out)
+	}
+	if _, out, _ := run("approvals", "--json"); json.Unmarshal([]byte(out), &rows) != nil ||
+		len(rows) != 1 || rows[0]["status"] != "awaiting_reply" {
+		t.Error(out)
+	}
+	code, _, errs := run("answer", shortID(p.ID), "maybe")
+	if code != 1 || !strings.Contains(errs, "it takes y n") {
+		t.Error(code, errs)
+	}
+	if code, out, errs := run("answer", shortID(p.ID), "y"); code != 0 ||
+		!strings.Contains(out, "answered") {
+		t.Error(code, out, errs)
+	}
+	if code, _, errs := run("answer", shortID(p.ID), "n"); code != 1 ||
+		!strings.Contains(errs, "already answered") {
+		t.Error(code, errs)
+	}
+	if code, _, errs := run("approvals"); code != 0 ||
+		!strings.Contains(errs, "no open questions") {
+		t.Error(code, errs)
+	}
+	if _, out, _ := run("logs", "--json", "--session", shortID(id)); strings.Count(out,
+		"\n") != 6 ||
+		!strings.Contains(out, "REPLY_REJECTED") {
+		t.Error(out)
+	}
+}
+
+// An answer that was given is "answered", exit 0, though the audit log cannot be written: that is said beside it.
+func TestAnsweredWithoutAuditLog(t *testing.T) {
+	dir := home(t, "")
+	s := storeAt(t, dir)
+	id := newID()
+	release, err := s.HoldSession(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	if err := storeUpdate(s, &SessionRecord{Head: Head{ID: id}, Status: "active"}); err != nil {
+		t.Fatal(err)
+	}
+	p := storePrompt(t, s, id, AwaitingReply, nil)
+	f, err := os.OpenFile(s.audit.log.path, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.WriteString("garbage\n")
+	f.Close()
+	code, stdout, stderr := cli(t, dir, "answer", shortID(p.ID), "y")
+	if code != 0 || stdout != "answered "+shortID(p.ID)+"\n" ||
+		!strings.Contains(stderr, "the audit log lacks an entry") {
+		t.Errorf("exit %d: %q, %q", code, stdout, stderr)
+	}
+	if q := storeView(t, s).Prompts[p.ID]; q.Status != ReplyReceived {
+		t.Errorf("the question is %s", q.Status)
+	}
+}
+
+// inside knows a session by its tool or its wrapper above this process, by the environment, or by the system's session;
+// what is not there any more, or another process by now, is no session.
+func TestInside(t *testing.T) {
+	needUnix(t)
+	parent, grandparent := os.Getppid(), parentOf(os.Getppid())
+	if parentOf(os.Getpid()) != parent || parentOf(1<<30) != 0 {
+		t.Fatalf("the parent is %d, not %d", parentOf(os.Getpid()), parent)
+	}
+	above := processStart(parent)
+	rows := []struct {
+		name  string
+		r     SessionRecord
+		held  bool // its wrapper lives
+		env   bool
+		found bool
+	}{
+		{"nothing", SessionRecord{}, true, false, false},
+		{"the tool above", SessionRecord{PID: parent, PIDStart: above}, true, false, true},
+		{"the tool further above", SessionRecord{PID: grandparent, PIDStart: processStart(grandparent)}, true, false,
+			true},
+		{"the tool above, its wrapper killed", SessionRecord{PID: parent, PIDStart: above}, false, false, true},
+		{"another process by now", SessionRecord{PID: parent, PIDStart: above + 1}, true, false, false},
+		{"the wrapper above", SessionRecord{Wrapper: parent}, true, false, true},
+		{"the wrapper above is another by now", SessionRecord{Wrapper: parent}, false, false, false},
+		{"environment", SessionRecord{}, true, true, true},
+		{"environment of a session that is over", SessionRecord{}, false, true, false},
+		{"the system's session", SessionRecord{PID: systemSession()}, true, false, true},
+		{"the system's session, over", SessionRecord{PID: systemSession(), PIDStart: 1}, false, false, false},
+		{"this process itself", SessionRecord{Wrapper: os.Getpid()}, true, false, false},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			if strings.HasPrefix(row.name, "the system's session") && systemSession() == 0 {
+				t.Skip("this process's session is another pid namespace's, which has no number here")
+			}
+			if row.name == "the tool further above" && grandparent == 0 {
+				t.Skip("the parent is the first process of this pid namespace")
+			}
+			s := storeAt(t, home(t, ""))
+			row.r.ID, row.r.Status = newID(), "active"
+			if row.held {
+				release, err := s.HoldSession(row.r.ID)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer release()
+			}
+			if err := storeUpdate(s, &row.r); err != nil {
+				t.Fatal(err)
+			}
+			env := ""
+			if row.env {
+				env = row.r.ID
+			}
+			want := ""
+			if row.found {
+				want = row.r.ID
+			}
+			if got := s.inside(env); got != want {
+				t.Errorf("inside %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// A tool that answers its own question is refused, however it gets away from its parents, its environment or its
+// terminal; from elsewhere the same answer is taken.
+func TestAnswerFromInside(t *testing.T) {
+	needUnix(t)
+	if _, err := exec.LookPath("setsid"); err != nil {
+		t.Skip("setsid is not installed")
+	}
+	dir, work := home(t, ""), t.TempDir()
+	x := bridge(t, dir, "run", "bash", "-c", insideScript, work)
+	x.sees("Continue?")
 	st := storeAt(t, dir)
-	p := awaits(x, st, "Go?", "never")
-	st.Decide(cliAnswer(p, "y"), time.Now())
+	p := promptOf(t, dir, "Continue?", (*PromptRecord).Open)
+	answer := fmt.Sprintf("ATLASBRIDGE_TEST_CHILD=main %s answer %s y", os.Args[0], shortID(p.ID))
+	say := func(run string) string {
+		return run + ` > "$1/out" 2>&1; echo "exit $?" >> "$1/out"; mv "$1/out" "$1/said"`
+	}
+	later := "'sleep 0.3; " + answer + "'"
+	rows := []struct{ name, script string }{
+		{"plainly", say(answer)},
+		{"in its own system session", say("setsid sh -c " + later)},
+		{"without the environment", say("env -u ATLASBRIDGE_SESSION " + answer)},
+		{"only its parents tell", say("env -u ATLASBRIDGE_SESSION setsid sh -c '" + answer + "; exit $?'")},
+		{"only its environment tells", "(setsid nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
+		{"only its system session tells",
+			"(env -u ATLASBRIDGE_SESSION nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
+	}
+	for _, row := range rows {
+		refused := t.Run(row.name, func(t *testing.T) {
+			os.Remove(filepath.Join(work, "said"))
+			err := os.WriteFile(filepath.Join(work, "new"), []byte(row.script), 0o600)
+			if err != nil {
+				t.Fatal(err)
+			}
+			os.Rename(filepath.Join(work, "new"), filepath.Join(work, "go"))
+			var said []byte
+			comesTrue(t, "it says something", func() (there bool) {
+				said, err = os.ReadFile(filepath.Join(work, "said"))
+				return err == nil
+			})
+			want := "atlasbridge: this runs inside the session that is asked about"
+			if !strings.Contains(string(said), want) ||
+				!strings.HasSuffix(string(said), "exit 1\n") {
+				t.Errorf("%s\nsays %s", row.script, said)
+			}
+			if q := storeView(t, st).Prompts[p.ID]; !q.Open() {
+				t.Fatalf("the question is %s", q.Status)
+			}
+		})
+		if !refused {
+			t.FailNow() // it may have been answered
+		}
+	}
+	log, _ := os.ReadFile(filepath.Join(dir, "audit.log"))
+	rejected := 0
+	for line := range strings.Lines(string(log)) {
+		if strings.Contains(line, `"REPLY_REJECTED"`) && strings.Contains(line, p.ID) &&
+			strings.Contains(line, p.SessionID) {
+			rejected++
+		}
+	}
+	if rejected != len(rows) {
+		t.Errorf("%d refusals in the audit log, want %d", rejected, len(rows))
+	}
+	if code, _, stderr := cli(t, dir, "answer", shortID(p.ID), "y"); code != 0 {
+		t.Errorf("from elsewhere: %s", stderr)
+	}
 	x.sees("got y")
-	x.sees("at once []")
-	<-time.After(keyGrace) // a key of that moment could have been meant for the question
-	x.types("here\r")
-	x.sees("later [here]")
 	x.exits(0)
+}
+
+// insideScript asks, and meanwhile runs what the test writes into a file, each with its output in another.
+const insideScript = `(
+  while [ ! -e "$0/end" ]; do
+    sleep 0.05
+    [ -e "$0/go" ] || continue
+    mv "$0/go" "$0/now"
+    bash "$0/now" "$0"
+  done
+) </dev/null >/dev/null 2>&1 &
+read -p "Continue? (y/n) " a
+echo got $a
+touch "$0/end"`
+
+// What runs in one session answers no other session's question either, and the audit log names the question.
+func TestAnswerFromAnotherSession(t *testing.T) {
+	dir := home(t, "")
+	s := storeAt(t, dir)
+	var ids [2]string
+	for i := range ids {
+		ids[i] = newID()
+		release, err := s.HoldSession(ids[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer release()
+		if err := storeUpdate(s,
+			&SessionRecord{Head: Head{ID: ids[i]}, Status: "active"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := storePrompt(t, s, ids[0], AwaitingReply, nil)
+	t.Setenv("ATLASBRIDGE_SESSION", ids[1])
+	code, _, stderr := cli(t, dir, "answer", shortID(p.ID), "y")
+	if code != exitFailed || !strings.Contains(stderr, "inside the session "+shortID(ids[1])) {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+	if q := storeView(t, s).Prompts[p.ID]; q.Status != AwaitingReply {
+		t.Error("it was answered")
+	}
+	log, _ := os.ReadFile(s.audit.log.path)
+	if !strings.Contains(string(log),
+		`"REPLY_REJECTED","session_id":"`+ids[0]+`","prompt_id":"`+p.ID) {
+		t.Errorf("not audited: %s", log)
+	}
+}
+
+// A session whose process is dead takes no answer, and answer does not say that it did.
+func TestAnswerToTheDead(t *testing.T) {
+	dir := home(t, "")
+	s := storeAt(t, dir)
+	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
+	code, stdout, stderr := cli(t, dir, "answer", shortID(p.ID), "y")
+	if code != exitFailed || stdout != "" || !strings.Contains(stderr, "session has ended") {
+		t.Errorf("exit %d: %s%s", code, stdout, stderr)
+	}
+}
+
+// ---- audit.go: chain ----
+// Every entry continues the last, or says once that it does not.
+
+// The lines are what jq -c prints, for every code point, and verify without us.
+func TestAuditEveryCodePoint(t *testing.T) {
+	for in, want := range map[string]string{
+		"a\"\\/":                 `"a\"\\/"`,
+		"\b\f\n\r\t\x00\x1f\x7f": `"\b\f\n\r\t\u0000\u001f\u007f"`,
+		"<>&\u2028\u2029é😀":      "\"<>&\u2028\u2029é😀\"",
+		"\xffa\ufffd":            "\"\ufffda\ufffd\"",
+	} {
+		if got := string(canonical([]Field{{"a", in}})); got != `{"a":`+want+"}" {
+			t.Errorf("canonical(%q) = %s, want %s", in, got, want)
+		}
+	}
+	if _, err := exec.LookPath("jq"); err != nil {
+		t.Skip("no jq")
+	}
+	var all []byte
+	for r := rune(0); r <= utf8.MaxRune; r++ {
+		if utf8.ValidRune(r) {
+			all = append(append(all, canonical([]Field{{"a", string(r) + "x"}})...), '\n')
+		}
+	}
+	jq := exec.Command("jq", "-c", ".")
+	jq.Stdin = bytes.NewReader(all)
+	if out, err := jq.Output(); err != nil || !bytes.Equal(out, all) {
+		t.Errorf("jq prints other bytes: %v", err)
+	}
+	s, log := auditFilled(t, 3)
+	for line := range bytes.Lines(log) {
+		var e struct{ Hash string }
+		json.Unmarshal(line, &e)
+		sh := exec.Command("sh", "-c", `jq -cj 'del(.hash)' | sha256sum`)
+		sh.Stdin = bytes.NewReader(line)
+		out, err := sh.Output()
+		if err != nil ||
+			!strings.HasPrefix(string(out), strings.TrimPrefix(e.Hash, "sha256:")+" ") {
+			t.Errorf("sha256sum says %s for %s", out, line)
+		}
+	}
+	if err := s.Audit().Append(Event{Name: "X", Fields: []Field{{"f", 1.5}}}); err == nil {
+		t.Error("a float was accepted")
+	}
+	if err := s.Audit().Append(Event{Name: "X", Fields: []Field{{"seq", 1}}}); err == nil {
+		t.Error("a member twice was accepted")
+	}
+}
+
+// A torn last line is moved aside and the chain goes on; a lost log costs the state nothing, and is noticed.
+func TestAuditTornAndLost(t *testing.T) {
+	s, log := auditFilled(t, 3)
+	path := s.audit.log.path
+	whole := bytes.LastIndexByte(log[:len(log)-1], '\n') + 1
+	for _, cut := range []int{whole + 1, whole + 50, len(log) - 1, 10, 0} {
+		fresh := storeAt(t, home(t, "")) // its state notes nothing of what is cut
+		os.WriteFile(fresh.audit.log.path, log[:cut], 0o600)
+		big := Event{Name: "UNAUTHORIZED",
+			Fields: []Field{{"big", strings.Repeat("x", 4000)},
+				{"more", strings.Repeat("é", 2000)}}}
+		if err := fresh.Audit().Append(big); err != nil {
+			t.Fatal(err)
+		}
+		now, _ := os.ReadFile(fresh.audit.log.path)
+		if v := verify(now); !v.OK {
+			t.Errorf("cut at %d: %+v", cut, v)
+		}
+	}
+	os.Remove(path)
+	code, out, _ := cli(t, s.Dir, "audit", "verify")
+	if code != 1 || !strings.Contains(out, "is known") {
+		t.Error("a log started anew passes:", out)
+	}
+	os.WriteFile(path, []byte("garbage\n"), 0o600)
+	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
+	if err := s.Trouble(); err == nil || !strings.Contains(err.Error(), "audit") {
+		t.Errorf("Trouble() = %v", err)
+	}
+	if _, why, err := s.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
+		t.Error("a damaged audit log stops the answers:", why, err)
+	}
+}
+
+// A head that was noted late, or whose note was lost, is no gap, however far back it stands.
+func TestAuditNotesLost(t *testing.T) {
+	for name, size := range map[string]int{"near": 10, "beyond one read": 4000} {
+		t.Run(name, func(t *testing.T) {
+			dir := home(t, "")
+			s := storeAt(t, dir)
+			for i := range 90 {
+				e := Event{Name: "TOOL_CALL",
+					Fields: []Field{{"n", i}, {"text", strings.Repeat("x", size)}}}
+				if err := s.Audit().Append(e); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s.Close()
+			for _, lost := range []int{1, 5, 85} {
+				loseNotes(t, dir, lost)
+				auditAppend(t, dir, "UNAUTHORIZED")
+				code, out, _ := cli(t, dir, "audit", "verify")
+				if code != 0 || auditGaps(t, dir) != 0 {
+					t.Fatalf("%d notes lost: %s", lost, out)
+				}
+			}
+			if note := noteOf(t, dir); note.Seq != 93 || note.Values["broken"] != "" {
+				t.Errorf("noted %+v", note)
+			}
+		})
+	}
+}
+
+// A log that does not continue the noted head says so once, and never verifies again: not after the next entries, nor
+// when it is deleted again, nor when it is written anew without the entry.
+func TestAuditDiscontinued(t *testing.T) {
+	_, other := auditFilled(t, 9) // another chain
+	lines := func(b []byte, n int) []byte {
+		return bytes.Join(bytes.SplitAfter(b, []byte("\n"))[:n], nil)
+	}
+	rows := []struct {
+		name string
+		do   func(path string, log []byte)
+	}{
+		{"cut by one", func(path string, log []byte) { os.WriteFile(path, lines(log, 4), 0o600) }},
+		{"cut by three", func(path string, log []byte) { os.WriteFile(path, lines(log, 2), 0o600) }},
+		{"deleted", func(path string, log []byte) { os.Remove(path) }},
+		{"emptied", func(path string, log []byte) { os.Truncate(path, 0) }},
+		{"anew, shorter", func(path string, log []byte) { os.WriteFile(path, lines(other, 3), 0o600) }},
+		{"anew, as long", func(path string, log []byte) { os.WriteFile(path, lines(other, 5), 0o600) }},
+		{"anew, longer", func(path string, log []byte) { os.WriteFile(path, other, 0o600) }},
+		{"moved away", func(path string, log []byte) { os.Rename(path, path+".old") }},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			s, log := auditFilled(t, 5)
+			dir, path := s.Dir, s.audit.log.path
+			before := noteOf(t, dir)
+			row.do(path, log)
+			auditAppend(t, dir, "UNAUTHORIZED")
+			wrong := fmt.Sprintf("did not continue the entry 5:%s", before.Hash)
+			fails := func(when string) {
+				t.Helper()
+				code, out, _ := cli(t, dir, "audit", "verify")
+				if code != exitFailed || !strings.Contains(out, "--aside") {
+					t.Errorf("%s: exit %d, %s", when, code, out)
+				}
+				if note := noteOf(t, dir); note.Values["broken"] != "5:"+before.Hash {
+					t.Errorf("%s: noted %+v", when, note)
+				}
+			}
+			fails("at once")
+			if _, out, _ := cli(t, dir, "audit", "verify"); !strings.Contains(out, wrong) {
+				t.Errorf("it does not name the head: %s", out)
+			}
+			now, _ := os.ReadFile(path)
+			v := verify(now)
+			at := bytes.SplitAfter(now, []byte("\n"))[max(0, v.Line-1)]
+			if v.OK || !strings.Contains(v.Reason, wrong) ||
+				!bytes.Contains(at, []byte(discontinued)) {
+				t.Errorf("without the state: %+v", v)
+			}
+			auditAppend(t, dir, "UNAUTHORIZED")
+			storePrompt(t, s, storeSession(t, s), Resolved, nil)
+			if n := auditGaps(t, dir); n != 1 {
+				t.Errorf("said %d times", n)
+			}
+			fails("later")
+			os.Remove(path)
+			auditAppend(t, dir, "UNAUTHORIZED")
+			if n := auditGaps(t, dir); n != 1 {
+				t.Errorf("deleted again, said %d times", n)
+			}
+			fails("deleted again")
+		})
+	}
+}
+
+// What was found is said once, also when the process died before it noted it, and when two find it at the same time.
+func TestAuditGapSaidOnce(t *testing.T) {
+	s, _ := auditFilled(t, 3)
+	old := noteOf(t, s.Dir)
+	os.Remove(s.audit.log.path)
+	auditAppend(t, s.Dir, "UNAUTHORIZED")
+	loseNotes(t, s.Dir, 1)
+	if note := noteOf(t, s.Dir); note.Seq != 3 || note.Values["broken"] != "" {
+		t.Fatalf("noted %+v", note)
+	}
+	stale := storeAt(t, s.Dir)
+	noted, err := stale.lockAudit() // knows the head of before, and waits for its turn
+	stale.audit.log.release()
+	if err != nil {
+		t.Fatal(err)
+	}
+	auditAppend(t, s.Dir, "UNAUTHORIZED")
+	stale.audit.commit(noted, stale.audit.log.acquire(), Event{Name: "UNAUTHORIZED"})
+	if names := auditNames(t, s.Dir); len(names) != 4 || auditGaps(t, s.Dir) != 1 {
+		t.Errorf("the log: %q", names)
+	}
+	note := noteOf(t, s.Dir)
+	if note.Seq != 4 || note.Values["broken"] != fmt.Sprint("3:", old.Hash) {
+		t.Errorf("noted %+v", note)
+	}
+}
+
+// Notes that come late, in another order, or of a log that is not there any more, never take the place of a head that
+// the log does not continue.
+func TestAuditLateNotes(t *testing.T) {
+	s, log := auditFilled(t, 5)
+	head := func(n int) chainHead {
+		line := bytes.SplitAfter(log, []byte("\n"))[n-1]
+		var e struct{ Hash string }
+		json.Unmarshal(line, &e)
+		return chainHead{int64(n), e.Hash}
+	}
+	now := headOf(storeView(t, s).Meta["audit"])
+	if now != head(5) {
+		t.Fatal(now)
+	}
+	forged := chainHead{99, digest(nil)}
+	set := func(h chainHead) {
+		t.Helper()
+		err := storeUpdate(s, &MetaRecord{Head: Head{ID: "audit"}, Seq: h.Seq, Hash: h.Hash})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	rows := []struct {
+		name string
+		have chainHead
+		note appended
+		want chainHead
+	}{
+		{"the next", head(4), appended{noted: head(4), last: head(5)}, head(5)},
+		{"late", head(4), appended{noted: head(2), last: head(3)}, head(4)},
+		{"late, and gap found meanwhile", head(4), appended{noted: head(2), last: head(3), gap: true}, head(4)},
+		{"others have noted since", head(4), appended{noted: head(3), last: head(5)}, head(5)},
+		{"of a log that is gone", head(4), appended{noted: head(3), last: forged}, head(5)},
+		{"what is noted is not in the log", chainHead{4, digest(nil)}, appended{noted: head(3), last: head(5)},
+			chainHead{4, digest(nil)}},
+		{"first", chainHead{}, appended{last: head(5)}, head(5)},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			set(row.have)
+			s.noteHead(row.note, nil)
+			got := *storeView(t, s).Meta["audit"]
+			if headOf(&got) != row.want || got.Values["broken"] != "" {
+				t.Errorf("noted %+v, want %v", got, row.want)
+			}
+		})
+	}
+}
+
+// What is looked for is found behind a line longer than an entry can be, and such a line is no reason to lose entries.
+func TestAuditHugeLine(t *testing.T) {
+	s, log := auditFilled(t, 3)
+	huge := append(bytes.Repeat([]byte("x"), 3*maxEntry), '\n')
+	os.WriteFile(s.audit.log.path, slices.Concat(huge, log), 0o600)
+	auditAppend(t, s.Dir, "UNAUTHORIZED")
+	if n := auditGaps(t, s.Dir); n != 0 {
+		t.Errorf("%d gaps", n)
+	}
+	os.WriteFile(s.audit.log.path, slices.Concat(huge, log), 0o600)
+	auditAppend(t, s.Dir, "UNAUTHORIZED")
+	if n := auditGaps(t, s.Dir); n != 1 {
+		t.Errorf("%d gaps", n)
+	}
+}
+
+// Eight processes that append, more that are killed and others that do nothing but append, are never called a broken
+// log.
+func TestAuditCrowd(t *testing.T) {
+	dir := home(t, "")
+	span := 1500 * time.Millisecond
+	if os.Getenv("ATLASBRIDGE_LONG") != "" {
+		span = time.Minute
+	} else if testing.Short() {
+		t.Skip("short")
+	}
+	t.Setenv("ATLASBRIDGE_TEST_SPAN", span.String())
+	end := time.Now().Add(span)
+	var all sync.WaitGroup
+	for range 8 {
+		cmd := storeChild(dir, "store-crowd")
+		var out bytes.Buffer
+		cmd.Stdout = &out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		all.Go(func() {
+			if err := cmd.Wait(); err != nil || strings.Contains(out.String(), "error") {
+				t.Errorf("%v: %s", err, out.String())
+			}
+		})
+	}
+	all.Go(func() {
+		for i := 0; time.Now().Before(end); i++ {
+			cmd := storeChild(dir, "store-crowd")
+			if err := cmd.Start(); err != nil {
+				t.Error(err)
+				return
+			}
+			time.Sleep(time.Duration(30+i*7%100) * time.Millisecond)
+			cmd.Process.Kill()
+			cmd.Wait()
+		}
+	})
+	for range 2 {
+		s := storeAt(t, dir)
+		all.Go(func() {
+			for time.Now().Before(end) {
+				if err := s.Audit().Append(Event{"UNAUTHORIZED", "", "", nil}); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || auditGaps(t, dir) != 0 {
+		t.Error(out)
+	}
+	note := noteOf(t, dir)
+	if note.Values["broken"] != "" || int(note.Seq) < len(auditNames(t, dir))-20 {
+		t.Errorf("noted %+v of %d", note, len(auditNames(t, dir)))
+	}
+	t.Logf("%d entries", len(auditNames(t, dir)))
+}
+
+// What parseEntry takes is byte for byte what canonical makes of it, and it takes whatever canonical makes.
+func FuzzAuditEntry(f *testing.F) {
+	f.Add([]byte(`{"seq":1,"ts":"x","prev_hash":"genesis","hash":"sha256:0"}`+"\n"),
+		"a\u2028\\u2028\x7f", int64(1))
+	f.Add([]byte(`{"seq":1e1,"a":1.0,"a":{},"prev_hash":"","hash":""}`+"\n"), "\xff<>&\x00",
+		int64(-1<<53))
+	f.Fuzz(func(t *testing.T, b []byte, text string, n int64) {
+		if fields, err := parseEntry(b); err == nil &&
+			!bytes.Equal(append(canonical(fields), '\n'), b) {
+			t.Errorf("%q is taken for an entry", b)
+		}
+		n = max(-maxExact, min(n, maxExact))
+		line := append(canonical([]Field{{"seq", n}, {"text", text}, {"none", nil},
+			{"prev_hash", "p"}, {"hash", "h"}}),
+			'\n')
+		fields, err := parseEntry(line)
+		if err != nil || fields[0].Value != n || utf8.ValidString(text) && fields[1].Value != text {
+			t.Errorf("%q: %v, %v", line, fields, err)
+		}
+	})
+}
+
+// ---- audit.go: verify ----
+// What was changed, cut or typed elsewhere is found and named.
+
+// Any bit, any edit: noticed, and the line named.
+func TestAuditTampering(t *testing.T) {
+	_, log := auditFilled(t, 3)
+	if v := verify(log); !v.OK || v.Entries != 3 {
+		t.Fatal(v)
+	}
+	for i := range log {
+		for bit := range 8 {
+			log[i] ^= 1 << bit
+			v := verify(log)
+			if v.OK || v.Line < 1 || v.Line > int64(bytes.Count(log[:i+1], []byte("\n"))+1) {
+				t.Fatalf("bit %d of byte %d: %+v", bit, i, v)
+			}
+			log[i] ^= 1 << bit
+		}
+	}
+	l := bytes.SplitAfter(log, []byte("\n"))
+	head := "3:" + verify(log).Hash
+	s2, other := auditFilled(t, 4) // a chain computed anew
+	defer s2.Close()
+	rows := []struct {
+		name string
+		log  []byte
+		line int64
+		why  string
+	}{
+		{"removed", slices.Concat(l[0], l[2]), 2, "seq is 3"},
+		{"first removed", slices.Concat(l[1], l[2]), 1, "seq is 2"},
+		{"swapped", slices.Concat(l[0], l[2], l[1]), 2, "seq is 3"},
+		{"repeated", slices.Concat(l[0], l[0], l[1], l[2]), 2, "seq is 1"},
+		{"cut", slices.Concat(l[0], l[1]), 3, "cut"},
+		{"all gone", nil, 1, "cut"},
+		{"computed anew", other, 3, "computed anew"},
+		{"torn", log[:len(log)-1], 3, "cut short"},
+		{"blank", slices.Concat(l[0], bytes.Replace(l[1], []byte(":"), []byte(": "), 1), l[2]), 2, "jq -c"},
+		{"empty line", slices.Concat(l[0], []byte("\n"), l[1], l[2]), 2, "jq -c"},
+		{"CRLF", bytes.ReplaceAll(log, []byte("\n"), []byte("\r\n")), 1, "jq -c"},
+		{"BOM", slices.Concat([]byte("\ufeff"), log), 1, "jq -c"},
+		{"escaped", bytes.Replace(log, []byte("é"), []byte("\\u00e9"), 1), 1, "jq -c"},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			v := verify(row.log, head)
+			if v.OK || v.Line != row.line || !strings.Contains(v.Reason, row.why) {
+				t.Errorf("%+v, want line %d %s", v, row.line, row.why)
+			}
+		})
+	}
+	if v := verify(log, head, head); !v.OK {
+		t.Error(v)
+	}
+}
+
+// An entry of another chain, sound by itself and at its place, is none of this one.
+func TestAuditSpliced(t *testing.T) {
+	s, log := auditFilled(t, 5)
+	_, other := auditFilled(t, 5)
+	here, there := bytes.SplitAfter(log, []byte("\n")), bytes.SplitAfter(other, []byte("\n"))
+	for n := 1; n < 5; n++ {
+		spliced := bytes.Join(slices.Concat(here[:n], there[n:]), nil)
+		v := verify(spliced)
+		if v.OK || v.Line != int64(n+1) || !strings.Contains(v.Reason, "hash") {
+			t.Errorf("from line %d on: %+v", n+1, v)
+		}
+	}
+	note := storeView(t, s).Meta["audit"]
+	for _, noted := range []chainHead{{4, note.Hash}, {6, note.Hash}, {5, digest(nil)}} {
+		if _, yes, err := s.audit.continues(noted); yes || err != nil {
+			t.Errorf("the log continues %v: %v, %v", noted, yes, err)
+		}
+	}
+}
+
+// The state's note alone keeps a broken log from verifying: also when the log shows nothing of it.
+func TestAuditBrokenIsNoted(t *testing.T) {
+	s, log := auditFilled(t, 3)
+	note := *storeView(t, s).Meta["audit"]
+	note.Values = map[string]string{"broken": "57:" + digest(nil)}
+	if err := storeUpdate(s, &note); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		code, out, _ := cli(t, s.Dir, "audit", "verify")
+		if v := verify(log); code != exitFailed || !strings.Contains(out, "57:"+digest(nil)) ||
+			!v.OK {
+			t.Errorf("exit %d, %s", code, out)
+		}
+		auditAppend(t, s.Dir, "UNAUTHORIZED")
+	}
+	v, err := s.verifyAudit(storeView(t, s))
+	if err != nil || v.OK || v.Line != 7 || v.Remedy == "" || v.Proves != "" {
+		t.Errorf("%+v, %v", v, err)
+	}
+	if code, _, _ := cli(t, s.Dir, "doctor", "--json"); code != exitFailed {
+		t.Error("doctor is content")
+	}
+}
+
+// verify names the first answer that was typed at something else than was shown.
+func TestAuditShown(t *testing.T) {
+	shown, other := "Run rm -rf x? (y/n)", "Run rm -rf /? (y/n)"
+	rows := []struct {
+		name   string
+		shown  string
+		screen string // "": the answer was not typed at a screen
+		way    []State
+		want   string
+	}{
+		{"the same", shown, shown, []State{Routed, AwaitingReply, ReplyReceived, Injected, Resolved}, ""},
+		{"not routed", shown, shown, []State{ReplyReceived, Injected, Resolved}, ""},
+		{"not routed, other", shown, other, []State{ReplyReceived, Injected}, "something else than was shown (prompt"},
+		{"other", shown, other, []State{Routed, AwaitingReply, ReplyReceived, Injected, Resolved},
+			"something else than was shown"},
+		{"the default after a timeout", shown, shown, []State{Routed, AwaitingReply, Expired, Injected, Resolved}, ""},
+		{"other after a timeout", shown, other, []State{Routed, AwaitingReply, Expired, Injected},
+			"something else than was shown"},
+		{"nothing to compare with", "", shown, []State{Routed, AwaitingReply, ReplyReceived, Injected},
+			"no entry before says"},
+		{"by a hook", shown, "", []State{Routed, AwaitingReply, ReplyReceived, Injected}, ""},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			s := storeAt(t, home(t, ""))
+			session := storeSession(t, s)
+			good := storePrompt(t, s, session, Injected, func(p *PromptRecord) {
+				p.Shown = "before"
+			})
+			p := storePrompt(t, s, session, Created, func(p *PromptRecord) {
+				p.Shown = row.shown
+				p.ExpiresAt = time.Now().Add(-time.Second)
+			})
+			for _, to := range row.way {
+				moved, err := s.Move(p.ID, to, func(p *PromptRecord) {
+					p.Value, p.DecidedBy = ref("n"), ref("cli:answer")
+					if to == Injected && row.screen != "" {
+						p.ScreenSHA = digest([]byte(row.screen))
+					}
+				})
+				if !moved || err != nil {
+					t.Fatal(to, moved, err)
+				}
+			}
+			auditAppend(t, s.Dir, "UNAUTHORIZED")
+			log, _ := os.ReadFile(s.audit.log.path)
+			for line := range strings.Lines(string(log)) { // detected and routed
+				asks := strings.Contains(line, "PROMPT_DETECTED") ||
+					strings.Contains(line, "PROMPT_ROUTED")
+				has := strings.Contains(line, `"shown_sha256":"`+digest([]byte(row.shown)))
+				if strings.Contains(line, p.ID) && has != (asks && row.shown != "") {
+					t.Errorf("the hash of what was shown: %s", line)
+				}
+			}
+			v := verify(log)
+			if v.OK != (row.want == "") || !strings.Contains(v.Reason, row.want) {
+				t.Fatalf("%+v, want %q", v, row.want)
+			}
+			if v.Entries != int64(bytes.Count(log, []byte("\n"))) {
+				t.Errorf("the chain is not followed to its end: %+v", v)
+			}
+			if row.want == "" {
+				return
+			}
+			line := string(bytes.SplitAfter(log, []byte("\n"))[v.Line-1])
+			if !strings.Contains(line, "REPLY_INJECTED") || !strings.Contains(line, p.ID) ||
+				!strings.Contains(v.Reason, p.ID) || strings.Contains(line, good.ID) {
+				t.Errorf("line %d: %s", v.Line, line)
+			}
+		})
+	}
+}
+
+// A question is forgotten with its end or its session's, so that a long log costs no memory.
+func TestAuditShownIsForgotten(t *testing.T) {
+	s := storeAt(t, home(t, ""))
+	session := storeSession(t, s)
+	for _, to := range []State{Resolved, Canceled, Failed, Expired, AwaitingReply} {
+		storePrompt(t, s, session, to, func(p *PromptRecord) {
+			p.Shown = "Go on?"
+			p.ExpiresAt = time.Now().Add(-time.Second)
+		})
+	}
+	log, _ := os.ReadFile(s.audit.log.path)
+	asked := questions{}
+	for line := range bytes.Lines(log) {
+		fields, err := parseEntry(line)
+		if why := asked.judge(fields); err != nil || why != "" {
+			t.Fatal(err, why)
+		}
+	}
+	if len(asked) != 2 {
+		t.Errorf("%d are kept, 2 can still be answered", len(asked))
+	}
+	why := asked.judge([]Field{{"event", "SESSION_END"}, {"session_id", session}})
+	if why != "" || len(asked) != 0 {
+		t.Errorf("%d are kept after the session, %s", len(asked), why)
+	}
+}
+
+// Findings do not hide one another: a tail cut after a wrong answer is named too.
+func TestAuditFindingsAdd(t *testing.T) {
+	s := storeAt(t, home(t, ""))
+	p := storePrompt(t, s, storeSession(t, s), ReplyReceived, func(p *PromptRecord) {
+		p.Shown = "a"
+	})
+	s.Move(p.ID, Injected, func(p *PromptRecord) { p.ScreenSHA = digest([]byte("b")) })
+	auditAppend(t, s.Dir, "UNAUTHORIZED")
+	log, _ := os.ReadFile(s.audit.log.path)
+	head := "5:" + verify(log).Hash
+	cut := log[:bytes.LastIndexByte(log[:len(log)-1], '\n')+1]
+	v := verify(cut, head)
+	if v.Line != 4 || !strings.Contains(v.Reason, "; line 5: ") ||
+		!strings.Contains(v.Reason, "cut") {
+		t.Errorf("%+v", v)
+	}
+	changed := bytes.Replace(log, []byte("UNAUTHORIZED"), []byte("UNAUTHORISED"), 1)
+	if v := verify(changed, head); v.Line != 4 || v.Entries != 4 ||
+		!strings.Contains(v.Reason, "; line 5: a hash") {
+		t.Errorf("%+v", v)
+	}
+}
+
+// TestAuditCommands: logs and audit verify print a line an entry, check a head, change nothing and
+// follow the tail.
+func TestAuditCommands(t *testing.T) {
+	s, _ := auditFilled(t, 30)
+	s.Audit().Append(Event{"UNAUTHORIZED", "", "",
+		[]Field{{"who", "x\x1b[2J\u009b31m\n{\"seq\":1}"}}})
+	for _, args := range [][]string{{"logs"}, {"logs", "--json"}} {
+		code, out, _ := cli(t, s.Dir, args...)
+		if code != 0 || strings.Count(out, "\n") != 31 || strings.ContainsAny(out, "\x1b\u009b") {
+			t.Errorf("%v: %d %q", args, code, out)
+		}
+	}
+	seq, hash, _ := s.Audit().Head()
+	for head, want := range map[string]int{
+		fmt.Sprintf("%d:%s", seq, hash):   0,
+		hash:                              2,
+		fmt.Sprintf("%d:%s", seq+1, hash): 1,
+		"1:" + digest(nil):                1,
+		"1:" + hash:                       1,
+		"x":                               2,
+		"x:" + hash:                       2,
+		"31":                              2,
+	} {
+		code, out, errs := cli(t, s.Dir, "audit", "verify", "--json", "--head", head)
+		if code != want {
+			t.Errorf("--head %s: %d %s %s", head, code, out, errs)
+		}
+	}
+	before, _ := os.ReadFile(s.audit.log.path)
+	os.WriteFile(s.audit.log.path, before[:len(before)-2], 0o600)
+	cli(t, s.Dir, "audit", "verify")
+	if after, _ := os.ReadFile(s.audit.log.path); !bytes.Equal(after, before[:len(before)-2]) {
+		t.Error("verify changed the file")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	code, out, _ := cliWhile(ctx, t, s.Dir, "logs", "--tail")
+	if code != 0 || !strings.Contains(out, "TOOL_CALL") {
+		t.Error(code, out)
+	}
+}
+
+// TestLogsTellsOfDamage: a log that cannot be read is an error, not an empty log.
+func TestLogsTellsOfDamage(t *testing.T) {
+	dir := home(t, "")
+	if err := os.Mkdir(filepath.Join(dir, "audit.log"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr := cli(t, dir, "logs")
+	if code != exitFailed || stdout != "" || !strings.Contains(stderr, "audit.log") {
+		t.Errorf("logs: exit %d, %s%s", code, stdout, stderr)
+	}
+}
+
+// Put aside, the old log is kept as it was, the new one begins with a word about it, and all is well again: for open
+// questions, for those who have the old file open, and while others append.
+func TestAuditAside(t *testing.T) {
+	s, _ := auditFilled(t, 3)
+	dir, path := s.Dir, s.audit.log.path
+	session := storeSession(t, s)
+	noted := noteOf(t, dir)
+	os.Remove(path)
+	p := storePrompt(t, s, session, AwaitingReply, func(p *PromptRecord) { p.Shown = "Go on?" })
+	over := storePrompt(t, s, session, Resolved, func(p *PromptRecord) { p.Shown = "Done?" })
+	old, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := noteOf(t, dir)
+	if code, out, _ := cli(t, dir, "audit", "verify"); code != exitFailed {
+		t.Fatal(out)
+	}
+	code, out, errs := cli(t, dir, "audit", "verify", "--aside")
+	kept, _ := filepath.Glob(path + ".aside-*")
+	if code != 0 || len(kept) != 1 || !strings.Contains(out, kept[0]) ||
+		!strings.Contains(out, "head 2:sha256:") {
+		t.Fatalf("exit %d, %s %s, kept %q", code, out, errs, kept)
+	}
+	if b, err := os.ReadFile(kept[0]); err != nil || !bytes.Equal(b, old) ||
+		ownedPrivate(kept[0]) != nil {
+		t.Errorf("what is kept differs (%v, %v)", err, ownedPrivate(kept[0]))
+	}
+	log, _ := os.ReadFile(path)
+	wants := []string{`{"seq":1,`, `"event":"AUDIT_PUT_ASIDE"`,
+		`"aside":"` + filepath.Base(kept[0]) + `"`,
+		fmt.Sprintf(`"noted_seq":%d,"noted_hash":"%s"`, last.Seq, last.Hash),
+		`"broken":"4:` + noted.Hash + `"`, genesis}
+	for _, want := range wants {
+		first, _, _ := strings.Cut(string(log), "\n")
+		if !strings.Contains(first, want) {
+			t.Errorf("the first entry lacks %s: %s", want, first)
+		}
+	}
+	if strings.Contains(string(log), over.ID) || !strings.Contains(string(log), p.ID) {
+		t.Errorf("open questions, and only they, are carried over: %s", log)
+	}
+	if _, why, err := s.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
+		t.Fatal(why, err)
+	}
+	s.Move(p.ID, Injected, func(p *PromptRecord) { p.ScreenSHA = digest([]byte("Go on?")) })
+	s.Move(p.ID, Resolved, nil)
+	auditAppend(t, dir, "UNAUTHORIZED")
+	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || auditGaps(t, dir) != 0 {
+		t.Error(out)
+	}
+	if note := noteOf(t, dir); note.Values["broken"] != "" {
+		t.Errorf("noted %+v", note)
+	}
+	t.Setenv("ATLASBRIDGE_SESSION", "no session")
+	if code, _, errs := cli(t, dir, "audit", "verify", "--aside"); code != 0 {
+		t.Error("a sound log is not put aside:", errs)
+	}
+	release, err := s.HoldSession(session)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	t.Setenv("ATLASBRIDGE_SESSION", session)
+	if code, _, errs := cli(t, dir, "audit", "verify", "--aside"); code != exitFailed ||
+		!strings.Contains(errs, "inside") {
+		t.Errorf("a session puts the log aside: %d %s", code, errs)
+	}
+}
+
+// A log whose last line is damaged takes no entry; put aside, a new one does.
+func TestAuditAsideDamaged(t *testing.T) {
+	s, log := auditFilled(t, 3)
+	os.WriteFile(s.audit.log.path, append(log, "garbage\n"...), 0o600)
+	if err := s.Audit().Append(Event{Name: "UNAUTHORIZED"}); err == nil {
+		t.Error("an entry behind garbage")
+	}
+	if code, _, errs := cli(t, s.Dir, "audit", "verify", "--aside"); code != 0 {
+		t.Fatal(errs)
+	}
+	if err := s.Audit().Append(Event{Name: "UNAUTHORIZED"}); err != nil || s.Trouble() != nil {
+		t.Error(err, s.Trouble())
+	}
+	code, out, _ := cli(t, s.Dir, "audit", "verify")
+	if code != 0 || len(auditNames(t, s.Dir)) != 2 {
+		t.Error(out)
+	}
+}
+
+// While many append, putting the log aside again and again is no gap for any of them.
+func TestAuditAsideCrowd(t *testing.T) {
+	dir := home(t, "")
+	end := time.Now().Add(time.Second)
+	var all sync.WaitGroup
+	for range 4 {
+		s := storeAt(t, dir)
+		all.Go(func() {
+			for time.Now().Before(end) {
+				if err := s.Audit().Append(Event{Name: "UNAUTHORIZED"}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	n := 0
+	for time.Now().Before(end) {
+		if code, _, errs := cli(t, dir, "audit", "verify", "--aside"); code != 0 {
+			t.Fatal(errs)
+		}
+		n++
+		time.Sleep(time.Millisecond)
+	}
+	all.Wait()
+	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || auditGaps(t, dir) != 0 {
+		t.Error(out)
+	}
+	kept, _ := filepath.Glob(filepath.Join(dir, "audit.log.aside-*"))
+	for _, path := range kept {
+		b, err := os.ReadFile(path)
+		if v := verify(b); err != nil || !v.OK {
+			t.Errorf("%s: %v %s", path, err, v.Reason)
+		}
+	}
+	if len(kept) != n || n < 3 {
+		t.Errorf("put aside %d times, kept %d", n, len(kept))
+	}
+}
+
+// ---- audit.go: debug bundle ----
+// What may leave the machine.
+
+// TestBundle: a debug bundle leaves out what people wrote unless --full, and secrets and other
+// files always.
+func TestBundle(t *testing.T) {
+	dir := home(t, "[telegram]\nbot_token = '"+fakeToken+"'\nchat_id = 7\nallowed_users = [7]\n")
+	t.Setenv("PATH", t.TempDir()) // no tools
+	write := func(name, text string) { os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600) }
+	write("state.jsonl",
+		`{"v":1,"rec":"prompt","id":"p1","excerpt":"rm the-excerpt","value":"the-answer",`+
+			`"choices":[{"label":"the-choice"}],"nonce":"the-nonce","status":"resolved","telegram_msg_id":17}`+
+			"\nthe-torn")
+	write("audit.log",
+		`{"seq":1,"event":"PROMPT_RESOLVED","excerpt":"the-excerpt","value":"the-answer"}`+"\n")
+	write("atlasbridge.log", `{"level":"ERROR","msg":"calling `+fakeToken+`"}`+"\n")
+	write("other.txt", "the-stranger")
+	for _, full := range []bool{false, true} {
+		out := filepath.Join(t.TempDir(), "b.tar.gz")
+		args := []string{"debug", "bundle", "--output", out}
+		if full {
+			args = append(args, "--full")
+		}
+		code, stdout, stderr := cli(t, dir, args...)
+		info, err := os.Stat(out)
+		if code != 0 || err != nil || info.Mode().Perm() != 0o600 {
+			t.Fatalf("%q: exit %d, %v, %v, %s", args, code, info, err, stderr)
+		}
+		files := untar(t, out)
+		names := slices.Sorted(maps.Keys(files))
+		want := []string{"about.json", "atlasbridge.log", "audit.log", "state.jsonl"}
+		if !slices.Equal(names, want) || !strings.Contains(stdout, "state.jsonl") {
+			t.Errorf("the bundle holds %q, want %q", names, want)
+		}
+		all := strings.Join(slices.Collect(maps.Values(files)), "\n")
+		for _, never := range []string{"AAFake", "the-nonce", "the-torn", "the-stranger"} {
+			if strings.Contains(all, never) {
+				t.Errorf("full %v: the bundle holds %s:\n%s", full, never, all)
+			}
+		}
+		for _, sometimes := range []string{"the-excerpt", "the-answer", "the-choice"} {
+			if strings.Contains(all, sometimes) != full {
+				t.Errorf("full %v: %s is wrongly there or not", full, sometimes)
+			}
+		}
+		for _, always := range []string{`"status":"resolved"`, `"telegram_msg_id":17`,
+			"PROMPT_RESOLVED", `"123456789:…"`} {
+			if !strings.Contains(all, always) {
+				t.Errorf("full %v: the bundle lacks %s:\n%s", full, always, all)
+			}
+		}
+		if code, _, stderr := cli(t, dir, args...); code != 1 ||
+			!strings.Contains(stderr, "--output") {
+			t.Errorf("over an existing file: exit %d, %s", code, stderr)
+		}
+	}
+}
+
+// untar is what a bundle holds, by name.
+func untar(t *testing.T, path string) map[string]string {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	zip, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	for tape := tar.NewReader(zip); ; {
+		head, err := tape.Next()
+		if err == io.EOF {
+			return files
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(tape)
+		if err != nil || head.Mode != 0o600 {
+			t.Errorf("%s: mode %o, %v", head.Name, head.Mode, err)
+		}
+		files[filepath.Base(head.Name)] = string(text)
+	}
+}
+
+// TestBundleRefused: a bundle that cannot be written starts no tool and leaves no file; one file that cannot be read is
+// told and left out.
+func TestBundleRefused(t *testing.T) {
+	needUnix(t)
+	dir := home(t, "")
+	bin := t.TempDir()
+	started := filepath.Join(bin, "started")
+	script := "#!/bin/sh\n: > " + started + "\n"
+	if err := os.WriteFile(filepath.Join(bin, "claude"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin)
+	out := filepath.Join(t.TempDir(), "b.tar.gz")
+	if err := os.WriteFile(out, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, _, stderr := cli(t, dir, "debug", "bundle", "--output", out)
+	if code != exitFailed || !strings.Contains(stderr, "writing the bundle") {
+		t.Errorf("over an existing file: exit %d, %s", code, stderr)
+	}
+	if _, err := os.Stat(started); err == nil {
+		t.Error("a tool was started although the file exists")
+	}
+	if err := os.Mkdir(filepath.Join(dir, "state.jsonl"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	again := out + ".2"
+	code, stdout, stderr := cli(t, dir, "debug", "bundle", "--output", again)
+	if code != 0 || !strings.Contains(stderr, "left out: ") ||
+		strings.Contains(stdout, "state.jsonl") {
+		t.Errorf("an unreadable file: exit %d, %s%s", code, stdout, stderr)
+	}
+}
+
+// ---- pty: the child's terminal ----
+// A child runs as in a terminal of its own, and nothing is lost.
+
+// TestPTYExit: a child has its terminal, size, folder and environment, and its exit code is the
+// shell's.
+func TestPTYExit(t *testing.T) {
+	needUnix(t)
+	for _, test := range []struct {
+		script, out string
+		code        int
+	}{
+		{"stty size", "30 100\r\n", 0},
+		{"exit 3", "", 3},
+		{"exit 255", "", 255},
+		{"kill -9 $$", "", 137},
+		{"kill -TERM $$", "", 143},
+		{"kill -INT $$", "", 130},
+		{"test -t 0 && test -t 1 && test -t 2 && echo yes", "yes\r\n", 0},
+		{"echo $FOO", "bar baz\r\n", 0},
+		{"pwd", "/\r\n", 0},
+		{"ps -o pid=,sid=,pgid=,tpgid= -p $$ | awk '{print $1==$2, $2==$3}'; echo x >/dev/tty", "1 1\r\nx\r\n", 0},
+		{"read a; echo got:$?", "got:1\r\n", 0}, // see the Write below
+	} {
+		p := mustPTYIn(t, "/", append(ptyEnv(""), "FOO=bar baz"), "sh", "-c", test.script)
+		if strings.HasPrefix(test.script, "read") {
+			typeIn(t, p, "\x04") // end of file
+		}
+		out, code := readAll(t, p)
+		out = strings.ReplaceAll(out, "^D\b\b", "")
+		if out != test.out || code != test.code {
+			t.Errorf("%s: %q, %d, want %q, %d", test.script, out, code, test.out, test.code)
+		}
+		if again := p.Wait(); again != code {
+			t.Errorf("%s: second Wait = %d", test.script, again)
+		}
+		if err := p.Signal(syscall.SIGINT); !errors.Is(err, os.ErrProcessDone) {
+			t.Errorf("%s: Signal after the end = %v", test.script, err)
+		}
+		if err := errors.Join(p.Close(), p.Close()); err != nil {
+			t.Errorf("closing twice: %v", err)
+		}
+	}
+}
+
+// TestPTYCannotStart: what cannot be started says why and names the tool once; a script without #!
+// runs in sh.
+func TestPTYCannotStart(t *testing.T) {
+	needUnix(t)
+	dir := t.TempDir()
+	plain, script := filepath.Join(dir, "plain"), filepath.Join(dir, "script")
+	os.WriteFile(plain, []byte("x"), 0o600)
+	os.WriteFile(script, []byte("echo ran $1\n"), 0o700) // no #!
+	for name, want := range map[string]error{
+		"no-such-tool-at-all": errNoTool,
+		dir + "/missing":      errNoTool,
+		"./missing":           errNoTool,
+		plain:                 fs.ErrPermission,
+		dir:                   fs.ErrPermission,
+	} {
+		p, err := startPTY([]string{name}, nil, "", Size{}, nil)
+		if !errors.Is(err, want) || p != nil {
+			t.Errorf("startPTY(%s) = %v, %v, want %v", name, p, err, want)
+		}
+		if err != nil && strings.Count(err.Error(), name) != 1 {
+			t.Errorf("error names the tool not once: %v", err)
+		}
+	}
+	if out, code := readAll(t, mustPTY(t, script, "it")); out != "ran it\r\n" || code != 0 {
+		t.Errorf("script without #!: %q, %d", out, code)
+	}
+}
+
+// TestPTYSizeWithPixels: a child knows rows, columns and pixels from its first byte on and after a
+// resize.
+func TestPTYSizeWithPixels(t *testing.T) {
+	p := mustPTYChild(t, "pty-size")
+	readUntil(t, p, "{30 100 700 480}\r\n") // in the first byte's time
+	if err := p.Resize(Size{Rows: 51, Cols: 133, XPixel: 1330, YPixel: 1020}); err != nil {
+		t.Fatal(err)
+	}
+	readUntil(t, p, "{51 133 1330 1020}\r\n")
+}
+
+// The host's VERASE, IUTF8 and IXON are what line editing in the child depends on.
+func TestPTYModes(t *testing.T) {
+	needTool(t, "stty")
+	out, _ := readAll(t, mustPTYChild(t, "pty-host erase ^H -ixon -iutf8 intr ^G"))
+	for _, want := range []string{"erase = ^H", " -ixon", "-iutf8", "intr = ^G", " icanon",
+		" echo "} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is missing in %s", want, out)
+		}
+	}
+	out, _ = readAll(t, mustPTY(t, "stty", "-a"))
+	for _, want := range []string{"erase = ^?", " ixon", "\niutf8", "intr = ^C", "\nisig icanon",
+		" echo ", "\nopost"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("without host: %q is missing in %s", want, out)
+		}
+	}
+}
+
+// 1 MiB, every byte after every other, is pasted while as much comes back: who waits for one before the other is stuck.
+func TestPTYEveryByteBothWays(t *testing.T) {
+	var all []byte
+	for i := range 8 * 256 * 256 {
+		all = append(all, byte(i>>8), byte(i))
+	}
+	p := mustPTYChild(t, "pty-raw-echo "+strconv.Itoa(len(all)))
+	readUntil(t, p, "ready\n")
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := p.Write(all)
+		wrote <- err
+	}()
+	out, code := readAll(t, p)
+	if err := <-wrote; err != nil || out != string(all) || code != 0 {
+		t.Errorf("%d bytes came back, want the %d sent; exit %d, Write %v", len(out), len(all),
+			code, err)
+	}
+}
+
+// What is written just before the end is the answer people wait for.
+func TestPTYNothingLostAtExit(t *testing.T) {
+	const size = 256 << 10
+	want := strings.Repeat("0123456789abcde\r\n", size/16)
+	runs, _ := strconv.Atoi(cmp.Or(os.Getenv("ATLASBRIDGE_TEST_RUNS"), "40"))
+	for range runs {
+		t.Run("", func(t *testing.T) {
+			out, code := readAll(t, mustPTYChild(t, "pty-flood "+strconv.Itoa(size)))
+			if out != want || code != 0 {
+				t.Fatalf("%d bytes, want %d; exit %d", len(out), len(want), code)
+			}
+		})
+	}
+}
+
+// A slow reader must not lose what still lies in the kernel when the child is gone.
+func TestPTYSlowReaderAfterExit(t *testing.T) {
+	p := mustPTY(t, "sh", "-c",
+		"sleep 3 & i=0; while [ $i -lt 100 ]; do echo line $i; i=$((i+1)); done")
+	p.Wait()
+	var out []byte
+	for b := make([]byte, 7); ; {
+		n, err := p.Read(b)
+		out = append(out, b[:n]...)
+		if err != nil {
+			break
+		}
+	}
+	if !strings.HasSuffix(string(out), "line 98\r\nline 99\r\n") {
+		t.Errorf("lost the end: %q", out[max(0, len(out)-40):])
+	}
+}
+
+// Unread is what the child has written and nobody has read yet: the gate types nothing then.
+func TestPTYUnread(t *testing.T) {
+	p := mustPTY(t, "sh", "-c", "printf hello; sleep 60")
+	defer p.Close()
+	comesTrue(t, "5 bytes wait", func() bool { return p.Unread() == 5 })
+	if n, err := p.Read(make([]byte, 100)); n != 5 || err != nil || p.Unread() != 0 {
+		t.Errorf("%d bytes, %v; then %d", n, err, p.Unread())
+	}
+	p.Terminate(nil)
+}
+
+// TestPTYGrandchildHoldsTerminal: reading ends soon after the child, whatever of its children holds
+// the terminal.
+func TestPTYGrandchildHoldsTerminal(t *testing.T) {
+	for _, script := range []string{
+		"sleep 20",                         // silent
+		"while echo y; do :; done",         // floods
+		"while echo y; do sleep .01; done", // trickles
+	} {
+		script := "trap '' HUP; (" + script + ") & echo out" // the leader's end sends SIGHUP
+		p := mustPTY(t, "sh", "-c", script)
+		p.Wait()
+		begun := time.Now()
+		out, code := readAll(t, p)
+		took := time.Since(begun)
+		if !strings.Contains(out, "out") || code != 0 || took > 2*time.Second {
+			t.Errorf("%s: exit %d after %v", script, code, took)
+		}
+		p.Close()
+	}
+}
+
+// TestPTYCloseEndsRead: closing the terminal ends a read under way and hangs up the child.
+func TestPTYCloseEndsRead(t *testing.T) {
+	p := mustPTY(t, "sh", "-c", "echo up; exec sleep 30")
+	readUntil(t, p, "up\r\n")
+	ended := make(chan error)
+	go func() {
+		_, err := p.Read(make([]byte, 1))
+		ended <- err
+	}()
+	p.State() // ioctls must not have made the master blocking
+	p.Resize(Size{Rows: 1, Cols: 1})
+	p.Close()
+	if err := <-ended; err == nil {
+		t.Error("Read of a closed terminal gave no error")
+	}
+	if code := p.Wait(); code != 129 {
+		t.Errorf("child of a closed terminal: exit %d, want 129 (SIGHUP)", code)
+	}
+}
+
+// TestPTYTerminate: a child is ended politely, stopped or not, and by force after three seconds.
+func TestPTYTerminate(t *testing.T) {
+	for script, want := range map[string]int{
+		"echo up; exec sleep 30":                               143,
+		"echo up; kill -STOP $$; exec sleep 30":                143, // stopped
+		"trap 'exit 7' TERM; echo up; while :; do :; done":     7,
+		"trap '' TERM HUP; echo up; while :; do sleep 1; done": 137,
+	} {
+		t.Run("", func(t *testing.T) {
+			t.Parallel()
+			p := mustPTY(t, "sh", "-c", script)
+			readUntil(t, p, "up\r\n")
+			if strings.Contains(script, "STOP") {
+				awaitStopped(t, p.PID())
+			}
+			begun := time.Now()
+			p.Terminate(nil)
+			code, took := p.Wait(), time.Since(begun)
+			if code != want || (want == 137) != (took > 2900*time.Millisecond) {
+				t.Errorf("%s: exit %d after %v, want %d", script, code, took, want)
+			}
+		})
+	}
+}
+
+// TestPTYJobControl: an interactive shell inside has its jobs, and a signal reaches the one in the
+// foreground.
+func TestPTYJobControl(t *testing.T) {
+	needTool(t, "bash")
+	p := mustPTY(t, "bash", "--norc", "--noprofile", "-i")
+	readUntil(t, p, "$ ")
+	const job = "sh -c 'echo u''p; exec sleep 40'"
+	typeIn(t, p, job+"\r")
+	readUntil(t, p, "up\r\n")
+	typeIn(t, p, "\x1a") // Ctrl-Z
+	readUntil(t, p, "Stopped")
+	typeIn(t, p, "fg\r")
+	readUntil(t, p, job+"\r\n")
+	for p.(interface{ foreground() int }).foreground() == p.PID() { // until the job has the terminal
+		runtime.Gosched()
+	}
+	typeIn(t, p, "\x03") // Ctrl-C
+	readUntil(t, p, "^C")
+	typeIn(t, p, job+"\r")
+	readUntil(t, p, "up\r\n")
+	if err := p.Signal(syscall.SIGQUIT); err != nil { // to the job, not to bash
+		t.Error(err)
+	}
+	readUntil(t, p, "Quit")
+	typeIn(t, p, "echo $((40+2)); exit 5\r")
+	if out, code := readAll(t, p); !strings.Contains(out, "42") || code != 5 {
+		t.Errorf("%q, exit %d", out, code)
+	}
+}
+
+// TestPTYNoDescriptorLeaks: a child inherits no descriptor of ours, and the limit of open files as
+// it was.
+func TestPTYNoDescriptorLeaks(t *testing.T) {
+	needLinux(t)
+	dir := t.TempDir()
+	f, err := openPrivate(filepath.Join(dir, "secret"), os.O_RDWR|os.O_CREATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	_, stop := watchFolder(dir)
+	defer stop()
+	mustPTY(t, "sleep", "10") // another session in the same process
+	out, _ := readAll(t, mustPTY(t, "ls", "-l", "/proc/self/fd"))
+	for line := range strings.Lines(out) {
+		name, target, ok := strings.Cut(line, " -> ")
+		if ok && !strings.Contains(target, "/proc/") {
+			if !inheritedDescriptor(name) && !strings.HasPrefix(target, "/dev/pts/") {
+				t.Errorf("leaked: %s", line)
+			}
+		}
+	}
+	if strings.Contains(out, "ptmx") || strings.Contains(out, "secret") ||
+		strings.Contains(out, "inotify") {
+		t.Errorf("leaked: %s", out)
+	}
+	want, _ := exec.Command("sh", "-c", "ulimit -n").Output()
+	out, _ = readAll(t, mustPTY(t, "sh", "-c", "ulimit -n"))
+	if strings.TrimSpace(out) != strings.TrimSpace(string(want)) {
+		t.Errorf("limit of open files %q, want %q", out, want)
+	}
+}
+
+// inheritedDescriptor tells whether this process itself has the descriptor without close-on-exec.
+func inheritedDescriptor(ls string) bool {
+	b, _ := os.ReadFile("/proc/self/fdinfo/" + ls[strings.LastIndexByte(ls, ' ')+1:])
+	_, flags, ok := strings.Cut(string(b), "flags:")
+	n, err := strconv.ParseInt(strings.TrimSpace(strings.SplitN(flags, "\n", 2)[0]), 8, 64)
+	return ok && err == nil && n&0o2000000 == 0 // O_CLOEXEC
+}
+
+// nohup's choice holds for what runs inside; nothing else of ours does.
+func TestPTYSignalDispositions(t *testing.T) {
+	needLinux(t)
+	for trap, want := range map[string]string{
+		"":                 "0000000000000000 0000000000000000",
+		"trap '' HUP":      "0000000000000000 0000000000000001",
+		"trap '' INT PIPE": "0000000000000000 0000000000000002",
+	} {
+		cmd := exec.Command("sh", "-c", trap+"\nexec "+os.Args[0])
+		cmd.Env = ptyEnv(`pty-wrap awk '/SigBlk|SigIgn/ { print $2 }' /proc/self/status`)
+		out, err := cmd.CombinedOutput()
+		if got := strings.Join(strings.Fields(string(out)), " "); got != want || err != nil {
+			t.Errorf("%q: %q, %v, want %q", trap, got, err, want)
+		}
+	}
+}
+
+// After kill -9 of the wrapper even a child that ignores the hang-up goes.
+func TestPTYWrapperKilled(t *testing.T) {
+	needLinux(t)
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = ptyEnv(`pty-wrap trap '' HUP; echo $$; while :; do sleep .1; done`)
+	out, err := cmd.StdoutPipe()
+	if err = errors.Join(err, cmd.Start()); err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	if _, err := fmt.Fscan(out, &pid); err != nil {
+		t.Fatal(err)
+	}
+	start := processStart(pid)
+	if start == 0 || start != processStart(pid) {
+		t.Errorf("processStart(%d) = %d", pid, start)
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	for deadline := time.Now().Add(5 * time.Second); processStart(pid) == start; runtime.Gosched() {
+		if time.Now().After(deadline) {
+			if proc, err := os.FindProcess(pid); err == nil {
+				proc.Kill()
+			}
+			t.Fatal("the child lives on")
+		}
+	}
+}
+
+// BenchmarkPTYCopy is the reference for throughput: 64 KiB reads and writes, and nothing looks at the bytes.
+func BenchmarkPTYCopy(b *testing.B) {
+	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer null.Close()
+	const total = 64 << 20
+	buf, reads := make([]byte, 64<<10), 0
+	for b.Loop() {
+		p := mustPTYChild(b, "pty-flood "+strconv.Itoa(total))
+		for {
+			n, err := p.Read(buf)
+			if err != nil {
+				break
+			}
+			reads++
+			null.Write(buf[:n])
+		}
+		p.Close()
+	}
+	b.SetBytes(total / 16 * 17) // every newline becomes two bytes
+	b.ReportMetric(float64(total/16*17)*float64(b.N)/float64(reads), "B/read")
+}
+
+// ---- pty: does it read? ----
+// The system tells whether a program waits for its terminal.
+
+// TestPTYStateReading: a program that waits for the terminal is known from one that works, whatever
+// call it waits in.
+func TestPTYStateReading(t *testing.T) {
+	needLinux(t)
+	const yes, busy = ReadingYes, ReadingBusy
+	for _, test := range []struct {
+		tool, script string
+		want         Reading
+	}{
+		{"cat", "echo up; exec cat", yes},
+		{"sleep", "echo up; exec sleep 30", busy},
+		{"sh", "echo up; read x", yes},
+		{"sh", "echo up; sleep 30 | cat", busy}, // the reader reads a pipe
+		{"bash", "echo up; bash -c 'read -p \"Name? \" x'; true", yes},
+		{"bash", "echo up; bash -c 'read -t 30 x'; true", yes},
+		{"bash", "echo up; bash -c 'read -e x'; true", yes},
+		{"python3", "python3 -c 'print(\"up\"); input()'", yes},
+		{"python3", "python3 -c 'print(\"up\"); import select; select.select([0],[],[],30)'", yes},
+		{"python3", "python3 -c 'print(\"up\"); import select; select.select([],[0],[],30); input()'", yes},
+		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.poll(); p.register(0, s.POLLIN); p.poll()'",
+			yes},
+		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.poll(); p.register(0, 0); p.poll()'", busy},
+		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.epoll(); p.register(0, 1); p.poll()'", yes},
+		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.epoll(); p.register(0, 0); p.poll()'", busy},
+		{"perl", "perl -e '$|=1; print \"up\n\"; vec($r,0,1)=1; select($r,undef,undef,30)'", yes},
+		{"script", "echo up; script -qc 'sleep 30' /dev/null", busy}, // a relay, judged by what runs inside
+		{"script", "echo up; script -qc 'sh -c \"read x\"' /dev/null", yes},
+		{"script", "echo up; script -qc \"script -qc 'sleep 30' /dev/null\" /dev/null", busy},
+		{"sh", "echo up; sh -c 'kill -STOP $$; read x'; true", busy},
+		{"setsid", "echo up; setsid sh -c 'read x' & sleep 30", busy}, // in another session
+	} {
+		t.Run(test.tool, func(t *testing.T) {
+			needTool(t, test.tool)
+			t.Parallel()
+			p := mustPTY(t, "sh", "-c", test.script)
+			readUntil(t, p, "up\r\n")
+			awaitReading(t, p, test.want)
+			if t.Failed() {
+				t.Log(test.script)
+			}
+		})
+	}
+	for _, mode := range []string{"pty-epoll", "pty-thread"} {
+		p := mustPTYChild(t, mode)
+		readUntil(t, p, "up\r\n")
+		awaitReading(t, p, yes)
+	}
+}
+
+// awaitReading asks until the answer is want; it must then stay so for a moment, in which a program that has only just
+// begun would come to read.
+func awaitReading(t *testing.T, p PTY, want Reading) {
+	t.Helper()
+	comesTrue(t, fmt.Sprintf("Reading is %v", want), func() bool {
+		return p.State().Reading == want
+	})
+	for end := time.Now().Add(100 * time.Millisecond); time.Now().Before(end); runtime.Gosched() {
+		if last := p.State(); last.Reading != want {
+			t.Errorf("State() = %+v a moment later, want Reading %v", last, want)
+			return
+		}
+	}
+}
+
+// A program that was reading when it was stopped still looks so in /proc.
+func TestPTYStateStopped(t *testing.T) {
+	needLinux(t)
+	p := mustPTY(t, "sh", "-c", "echo up; exec cat")
+	readUntil(t, p, "up\r\n")
+	awaitReading(t, p, ReadingYes)
+	exec.Command("kill", "-STOP", strconv.Itoa(p.PID())).Run()
+	awaitStopped(t, p.PID())
+	if s := p.State(); s.Reading != ReadingBusy {
+		t.Errorf("stopped: %+v", s)
+	}
+	exec.Command("kill", "-CONT", strconv.Itoa(p.PID())).Run()
+	awaitReading(t, p, ReadingYes)
+}
+
+// TestPTYStateModes: canonical mode and echo are told as the child has set them.
+func TestPTYStateModes(t *testing.T) {
+	for modes, want := range map[string]TTYState{
+		"sane":         {Canonical: true, Echo: true},
+		"-echo":        {Canonical: true},
+		"-icanon":      {Echo: true},
+		"raw -echo":    {},
+		"-echo icanon": {Canonical: true},
+	} {
+		p := mustPTY(t, "sh", "-c", "stty "+modes+"; echo up; exec sleep 30")
+		readUntil(t, p, "up")
+		got := p.State()
+		got.Reading = 0
+		if got != want {
+			t.Errorf("stty %s: %+v, want %+v", modes, got, want)
+		}
+	}
+}
+
+// Another user's program (sudo, su) does not tell: that is unknown, never busy.
+func TestPTYStateOfAnotherUser(t *testing.T) {
+	needTool(t, "setpriv")
+	needTool(t, "su")
+	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
+		t.Skip("needs root on Linux")
+	}
+	exe := filepath.Join(t.TempDir(), "test")
+	if err := os.Chown(t.TempDir(), 65534, 65534); err != nil {
+		t.Skip("no other user in this namespace:", err)
+	}
+	if out, err := exec.Command("sh", "-c",
+		"cp "+os.Args[0]+" "+exe+"; chmod 755 "+exe+" "+filepath.Dir(exe)+" "+
+			filepath.Dir(filepath.Dir(exe))).CombinedOutput(); err != nil {
+		t.Skipf("%v: %s", err, out)
+	}
+	cmd := exec.Command("setpriv", "--reuid=65534", "--clear-groups", exe)
+	cmd.Env = ptyEnv("pty-state")
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "own 1\nroot's 0 false\n") {
+		t.Errorf("as nobody: %s%v", out, err)
+	}
+}
+
+// BenchmarkPTYState asks whether a child, or a child of its children, reads.
+func BenchmarkPTYState(b *testing.B) {
+	for _, script := range []string{"exec cat", "exec sleep 100",
+		"sh -c 'sh -c \"sleep 100; true\"; true'; true"} {
+		b.Run(strings.Fields(script)[0]+strings.Fields(script)[1], func(b *testing.B) {
+			p := mustPTY(b, "sh", "-c", "echo up; "+script)
+			readUntil(b, p, "up\r\n")
+			for b.Loop() {
+				p.State()
+			}
+		})
+	}
+}
+
+// ---- pty: the host's terminal ----
+// It is raw while a session runs and as it was after.
+
+// TestRawModeAndSuspend: the host's terminal is raw while the session runs, and as it was when
+// suspended and at the end.
+func TestRawModeAndSuspend(t *testing.T) {
+	needTool(t, "bash")
+	// The child is a job of an interactive shell, as the wrapper is.
+	p := mustPTYIn(t, "", append(ptyEnv(""), "EXE="+os.Args[0]), "bash", "--norc", "--noprofile",
+		"-i")
+	readUntil(t, p, "$ ")
+	typeIn(t, p, "stty erase ^H -ixany; ATLASBRIDGE_TEST_CHILD=pty-stop $EXE\r")
+	readUntil(t, p, "raw\r\n")
+	if s := p.State(); s.Canonical || s.Echo {
+		t.Errorf("raw mode: %+v", s)
+	}
+	typeIn(t, p, "echo type''ahead\r") // for whoever reads next
+	if err := p.Signal(suspendSignal); err != nil {
+		t.Fatal(err)
+	}
+	out := readUntil(t, p, "\rtypeahead\r\n")
+	if !strings.Contains(out, "suspended\r\n") || !strings.Contains(out, "Stopped") {
+		t.Errorf("not cooked and stopped when suspended: %q", out)
+	}
+	typeIn(t, p, "stty -a; fg\r")
+	out = readUntil(t, p, "raw again\r\n")
+	if !strings.Contains(out, "erase = ^H") {
+		t.Errorf("not restored when suspended: %q", out)
+	}
+	if s := p.State(); s.Canonical || s.Echo {
+		t.Errorf("raw mode again: %+v", s)
+	}
+	typeIn(t, p, "x")
+	typeIn(t, p, "stty -a; exit 4\r")
+	out, code := readAll(t, p)
+	if !strings.Contains(out, "erase = ^H") || !strings.Contains(out, "isig icanon") || code != 4 {
+		t.Errorf("not restored at the end: %q, exit %d", out, code)
+	}
+}
+
+// TestRawModeNeedsATerminal: what is no terminal has neither raw mode nor size.
+func TestRawModeNeedsATerminal(t *testing.T) {
+	f, err := os.Open(os.DevNull)
+	_, rawErr := rawMode(f)
+	_, sizeErr := terminalSize(f)
+	if err != nil || rawErr == nil || sizeErr == nil {
+		t.Errorf("null device: %v; rawMode %v, terminalSize %v; want two errors", err, rawErr,
+			sizeErr)
+	}
+	f.Close()
+}
+
+// TestWaitReadyBlocks: waiting for a stream to be read, or written, ends when it can be, and not before.
+func TestWaitReadyBlocks(t *testing.T) {
+	needUnix(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	for _, c := range []struct {
+		name   string
+		f      *os.File
+		write  bool
+		before func() error // nothing can be done after it
+		after  func() error // ends that
+	}{
+		{
+			"read", r, false,
+			func() error { return nil },
+			func() error { _, err := w.WriteString("x"); return err },
+		},
+		{
+			"write", w, true,
+			func() error { return fill(w) },
+			func() error { _, err := r.Read(make([]byte, 64<<10)); return err },
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if err := c.before(); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan error)
+			go func() { ended <- waitReady(c.f, c.write) }()
+			select {
+			case err := <-ended:
+				t.Fatalf("it does not wait: %v", err)
+			case <-time.After(50 * time.Millisecond):
+			}
+			if err := c.after(); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case err := <-ended:
+				if err != nil {
+					t.Error(err)
+				}
+			case <-time.After(patience):
+				t.Error("it waits for ever")
+			}
+		})
+	}
+}
+
+// fill writes to a pipe until it takes no more.
+func fill(w *os.File) error {
+	for {
+		if err := w.SetWriteDeadline(time.Now().Add(20 * time.Millisecond)); err != nil {
+			return err
+		}
+		_, err := w.Write(make([]byte, 4096))
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return w.SetWriteDeadline(time.Time{})
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// TestNeighbourSetsNonBlocking: another process that has the host's terminal may set it to O_NONBLOCK: every key typed
+// after that still arrives, all of the output reaches the terminal, and the child ends by itself.
+func TestNeighbourSetsNonBlocking(t *testing.T) {
+	needUnix(t)
+	needTool(t, "python3")
+	dir := t.TempDir()
+	for _, fifo := range []string{"go", "done"} {
+		out, err := exec.Command("mkfifo", filepath.Join(dir, fifo)).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	const (
+		line      = "0123456789abcde"
+		lines     = 1 << 20 / (len(line) + 1)
+		neighbour = `import os
+open("go").read()
+os.set_blocking(1, False)
+open("done", "w").write("set\n")`
+		child = `echo ready; read a; echo x > go; cat done; read b; echo "[$a][$b]"
+			yes "$LINE" | head -n "$LINES_WANTED"; echo "the end"; exit 7`
+	)
+	env := append(ptyEnv("main"), "ATLASBRIDGE_HOME="+home(t, ""), "EXE="+os.Args[0], "LINE="+line,
+		fmt.Sprint("LINES_WANTED=", lines), "NEIGHBOUR="+neighbour, "CHILD="+child)
+	p := mustPTYIn(t, dir, env, "sh", "-c",
+		`python3 -c "$NEIGHBOUR" & exec "$EXE" run sh -c "$CHILD"`)
+	readUntil(t, p, "ready")
+	typeIn(t, p, "a\r")
+	readUntil(t, p, "set")
+	for _, key := range []string{"o", "n", "e"} {
+		typeIn(t, p, key)
+		readUntil(t, p, key)
+	}
+	typeIn(t, p, "\r")
+	answer := readUntil(t, p, "[a][one]")
+	begin := make([]byte, 16<<10)
+	for i := range begin { // so slowly that the terminal is full
+		if _, err := p.Read(begin[i : i+1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rest, code := readAll(t, p)
+	all := answer + string(begin) + rest
+	if n := strings.Count(all, line); n != lines || !strings.Contains(all, "the end") || code != 7 {
+		t.Errorf("%d lines of %d, exit %d, at the end %q", n, lines, code,
+			all[max(0, len(all)-200):])
+	}
+}
+
+// ---- pty: files, locks and processes ----
+// Files are private, and locks hold between processes.
+
+// TestOpenPrivate: only a file of the user's alone is opened, no link, folder or pipe, and what is
+// refused is not touched.
+func TestOpenPrivate(t *testing.T) {
+	needUnix(t)
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	write := func(name string, mode fs.FileMode) {
+		os.WriteFile(at(name), []byte("keep"), mode)
+		os.Chmod(at(name), mode)
+	}
+	write("mine", 0o600)
+	write("wide", 0o644)
+	write("two", 0o600)
+	os.Link(at("two"), at("names"))
+	os.Symlink(at("mine"), at("symlink"))
+	os.Symlink(at("nowhere"), at("dangling"))
+	os.Mkdir(at("folder"), 0o700)
+	exec.Command("mkfifo", "-m", "600", at("fifo")).Run()
+	for name, want := range map[string]string{
+		"mine":     "",
+		"new":      "",
+		"wide":     "chmod go=",
+		"two":      "hard links",
+		"symlink":  "symbolic link",
+		"dangling": "symbolic link",
+		"folder":   "is a",
+		"fifo":     "not a file",
+		"no/such":  "no such file",
+	} {
+		f, err := openPrivate(at(name), os.O_RDWR|os.O_CREATE|os.O_TRUNC)
+		if (want == "") != (err == nil) || !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("openPrivate(%s) = %v, want %q", name, err, want)
+		}
+		if err == nil {
+			info, _ := f.Stat()
+			if info.Mode() != 0o600 || info.Size() != 0 {
+				t.Errorf("openPrivate(%s): mode %v, size %d", name, info.Mode(), info.Size())
+			}
+			f.Close()
+		}
+	}
+	for _, name := range []string{"wide", "two"} { // refused is not emptied
+		if b, _ := os.ReadFile(at(name)); string(b) != "keep" {
+			t.Errorf("%s: %q", name, b)
+		}
+	}
+	if _, err := os.Lstat(at("nowhere")); err == nil {
+		t.Error("a dangling symbolic link was followed")
+	}
+	if _, err := openPrivate(at("missing"), os.O_RDONLY); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("openPrivate(missing) = %v", err)
+	}
+	for name, ok := range map[string]bool{
+		"mine":    true,
+		"wide":    false,
+		"folder":  true,
+		"symlink": false,
+		"two":     false,
+	} {
+		if err := ownedPrivate(at(name)); (err == nil) != ok {
+			t.Errorf("ownedPrivate(%s) = %v", name, err)
+		}
+	}
+	if err := os.Chown(at("mine"), 65534, 65534); err == nil { // root, where there is another user
+		if _, err := openPrivate(at("mine"), os.O_RDWR); !errors.Is(err, fs.ErrPermission) {
+			t.Errorf("another user's file: %v", err)
+		}
+	}
+	cmd := exec.Command("sh", "-c", "umask 0777; exec "+os.Args[0]+" </dev/null")
+	cmd.Env = ptyEnv("pty-lock " + at("umask"))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%s: %v", out, err)
+	}
+	if info, err := os.Stat(at("umask")); err != nil || info.Mode() != 0o600 {
+		t.Errorf("created under umask 0777: %v, %v", info.Mode(), err)
+	}
+}
+
+// TestOpenPrivateNoFileWithError: what is refused is no file: nobody can take a closed one for an open one.
+func TestOpenPrivateNoFileWithError(t *testing.T) {
+	needUnix(t)
+	dir := t.TempDir()
+	wide := filepath.Join(dir, "wide")
+	if err := os.WriteFile(wide, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(wide, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{wide, filepath.Join(dir, "no", "such")} {
+		if f, err := openPrivate(path, os.O_RDWR); f != nil || err == nil {
+			t.Errorf("openPrivate(%s) = %v, %v; want no file and an error", path, f, err)
+		}
+	}
+}
+
+// TestRefusedThenMended: a file that was refused because others could reach it is used as soon as the user has done
+// what the error says, by the same process.
+func TestRefusedThenMended(t *testing.T) {
+	needUnix(t)
+	for _, row := range []struct {
+		name string
+		use  func(*Store) error
+	}{
+		{"audit.lock", func(st *Store) error { return st.Audit().Append(Event{Name: "TEST"}) }},
+		{"audit.log", func(st *Store) error { return st.Audit().Append(Event{Name: "TEST"}) }},
+		{"poll.lock", func(st *Store) error { _, _, err := st.TryPoll(); return err }},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			st, err := openStore(filepath.Join(t.TempDir(), "state"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(st.Dir, row.name)
+			if err := os.WriteFile(path, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chmod(path, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if err := row.use(st); err == nil {
+				t.Fatal("not refused while others can reach it")
+			}
+			if err := os.Chmod(path, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := row.use(st); err != nil {
+				t.Errorf("mended, and still refused: %v", err)
+			}
+		})
+	}
+}
+
+// TestLockFile: a lock keeps others out, of this process too, until it is released or its process
+// ends.
+func TestLockFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.lock")
+	cmd := exec.Command(os.Args[0])
+	// Only the *os.File keeps the lock: a collected one is a lost lock, and with two pollers the phone goes mad.
+	cmd.Env = append(ptyEnv("pty-lock "+path), "GOGC=1")
+	in, err1 := cmd.StdinPipe()
+	out, err2 := cmd.StdoutPipe()
+	if err := errors.Join(err1, err2, cmd.Start()); err != nil {
+		t.Fatal(err)
+	}
+	said := make([]byte, 7)
+	io.ReadFull(out, said)
+	if string(said) != "locked\n" {
+		t.Fatalf("the other process says %q", said)
+	}
+	f, err := openPrivate(path, os.O_RDWR|os.O_CREATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := lockFile(f, false); !errors.Is(err, errLocked) {
+		t.Errorf("lockFile(held by another) = %v, want errLocked", err)
+	}
+	got := make(chan error)
+	go func() { got <- lockFile(f, true) }()
+	select {
+	case err := <-got:
+		t.Errorf("lockFile did not wait: %v", err)
+	case <-time.After(50 * time.Millisecond): // nothing to wait for: it must go on waiting
+	}
+	in.Close() // the process ends, and the lock with it
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+	cmd.Wait()
+	second, err := openPrivate(path, os.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	if err := lockFile(second, false); !errors.Is(err, errLocked) {
+		t.Errorf("lockFile(held by ourselves, another open) = %v, want errLocked", err)
+	}
+	if err := errors.Join(unlockFile(f), lockFile(second, false)); err != nil {
+		t.Errorf("after unlockFile: %v", err)
+	}
+}
+
+// A lock file that was refused is used as soon as the user has made it private: no later entry is missing.
+func TestLockFileRefusedOnce(t *testing.T) {
+	needUnix(t)
+	s := storeAt(t, home(t, ""))
+	lock := filepath.Join(s.Dir, "audit.lock")
+	os.WriteFile(lock, nil, 0o600)
+	os.Chmod(lock, 0o644)
+	entry := Event{Name: "UNAUTHORIZED"}
+	err := s.Audit().Append(entry)
+	if err == nil || !strings.Contains(err.Error(), "can be reached by others") {
+		t.Fatalf("with a lock that others can open: %v", err)
+	}
+	os.Chmod(lock, 0o600)
+	if err := s.Audit().Append(entry); err != nil || s.Trouble() != nil {
+		t.Errorf("made private: %v, trouble %v", err, s.Trouble())
+	}
+	storeSession(t, s)
+	log, _ := os.ReadFile(s.audit.log.path)
+	if n := strings.Count(string(log), "\n"); n != 2 {
+		t.Errorf("%d entries, want 2:\n%s", n, log)
+	}
+}
+
+// TestWatchFolder: a creation, an append and a rename in the folder are told, until the watch is
+// stopped.
+func TestWatchFolder(t *testing.T) {
+	dir := t.TempDir()
+	ch, stop := watchFolder(dir)
+	if ch == nil {
+		t.Skip("this system does not tell")
+	}
+	defer stop()
+	path := filepath.Join(dir, "state.jsonl")
+	change := func(what string, fn func() error) {
+		t.Helper()
+		if err := fn(); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-ch:
+		case <-time.After(5 * time.Second):
+			t.Fatalf("%s was not noticed", what)
+		}
+		for more := true; more; { // what is left of this change
+			select {
+			case <-ch:
+			case <-time.After(20 * time.Millisecond):
+				more = false
+			}
+		}
+	}
+	change("creation", func() error { return os.WriteFile(path, nil, 0o600) })
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	change("append", func() error {
+		_, err := f.WriteString("{}\n")
+		return err
+	})
+	os.WriteFile(path+".tmp", nil, 0o600)
+	change("rename", func() error { return os.Rename(path+".tmp", path) })
+	stop()
+	for range ch { // ends
+	}
+}
+
+// TestProcessStart: a process is told from another of the same pid, and one that has ended is none.
+func TestProcessStart(t *testing.T) {
+	own := processStart(os.Getpid())
+	if own == 0 || own != processStart(os.Getpid()) {
+		t.Errorf("processStart(own) = %d", own)
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^$")
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	if got := processStart(cmd.Process.Pid); got != 0 {
+		t.Errorf("processStart(ended) = %d", got)
+	}
+	if err := syncDir(t.TempDir()); err != nil {
+		t.Error(err)
+	}
+	if name := networkFS("/proc/self"); name != "" {
+		t.Errorf("networkFS(/proc) = %q", name)
+	}
+}
+
+// ---- pty: Windows ----
+// The same promises on the other system.
+
+// The same promises on Windows, where programs are others; runs under wine too, from a terminal.
+func TestWindowsPTY(t *testing.T) {
+	needWindows(t)
+	start := func(argv ...string) PTY {
+		return mustPTYIn(t, "", append(os.Environ(), "FOO=bär 😀"), argv...)
+	}
+	out, code := readAll(t, start("cmd.exe", "/c", "echo hello %FOO%& exit 3"))
+	if !strings.Contains(out, "hello bär") || code != 3 {
+		t.Errorf("%q, exit %d", out, code)
+	}
+	p := start("cmd.exe", "/q", "/k", "echo up")
+	readUntil(t, p, "up")
+	typeIn(t, p, "echo 1%FOO:~0,0%2\r")
+	readUntil(t, p, "12")
+	if err := p.Resize(Size{Rows: 40, Cols: 120}); err != nil {
+		t.Log("resizing (wine cannot):", err)
+	}
+	if s := p.State(); s.Reading != ReadingUnknown {
+		t.Errorf("State() = %+v", s)
+	}
+	typeIn(t, p, "exit 7\r")
+	if _, code := readAll(t, p); code != 7 {
+		t.Errorf("exit %d, want 7", code)
+	}
+	p = start("cmd.exe", "/q", "/k", "echo up")
+	readUntil(t, p, "up")
+	if id := processStart(p.PID()); id == 0 {
+		t.Error("processStart of a live child is 0")
+	}
+	go io.Copy(io.Discard, p)
+	p.Terminate(nil)
+	p.Wait()
+	if processStart(p.PID()) != 0 {
+		t.Error("lives after Terminate")
+	}
+	_, err := startPTY([]string{"no-such-tool-at-all"}, nil, "", Size{Rows: 1}, nil)
+	if !errors.Is(err, errNoTool) {
+		t.Errorf("startPTY(missing) = %v", err)
+	}
+}
+
+// TestWindowsPrivate: on Windows a folder and its files are the user's alone, appended to, and
+// replaced while open.
+func TestWindowsPrivate(t *testing.T) {
+	needWindows(t)
+	dir := filepath.Join(t.TempDir(), "state")
+	if err := errors.Join(mkdirPrivate(dir), ownedPrivate(dir)); err != nil {
+		t.Fatal(err)
+	}
+	if err := mkdirPrivate(dir); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("mkdirPrivate twice = %v", err)
+	}
+	if os.Getenv("WINEUSERNAME") != "" {
+		t.Skip("wine's files do not take over the folder's access list, and cannot be replaced while open")
+	}
+	path := filepath.Join(dir, "state.jsonl")
+	f, err := openPrivate(path, os.O_RDWR|os.O_CREATE|os.O_APPEND)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	io.WriteString(f, "one\n")
+	io.WriteString(f, "two\n")
+	if b, err := os.ReadFile(path); string(b) != "one\ntwo\n" {
+		t.Errorf("%q, %v", b, err)
+	}
+	next, err := openPrivate(path+".tmp", os.O_RDWR|os.O_CREATE|os.O_EXCL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next.Close()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	if err := root.Rename("state.jsonl.tmp", "state.jsonl"); err != nil {
+		t.Errorf("renaming over an open file: %v", err)
+	}
+}
+
+// ---- the whole program: sessions ----
+// A tap does what was read, and silence does nothing.
+
+// TestExitCodes holds the wrapper's exit code against what a shell would say.
+func TestExitCodes(t *testing.T) {
+	dir := home(t, "")
+	notExecutable := filepath.Join(t.TempDir(), "tool")
+	if err := os.WriteFile(notExecutable, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		args []string
+		want int
+		says string
+	}{
+		{[]string{"run", "sh", "-c", "exit 0"}, 0, ""},
+		{[]string{"run", "sh", "-c", "exit 7"}, 7, ""},
+		{[]string{"run", "sh", "-c", "kill -9 $$"}, 137, ""},
+		{[]string{"run", "sh", "-c", "kill -TERM $$"}, 143, ""},
+		{[]string{"run", "no-such-tool-here"}, 127, "not found"},
+		{[]string{"run", notExecutable}, 126, "permission denied"},
+		{[]string{"run"}, 2, "usage"},
+		{[]string{"run", "--no-such-flag", "sh"}, 2, "unknown flag"},
+	} {
+		x := bridge(t, dir, test.args...)
+		x.exits(test.want)
+		shown := strings.ReplaceAll(x.scr.Text(), "\n", " ")
+		if !strings.Contains(shown, test.says) {
+			t.Errorf("%q does not say %q: %s", test.args, test.says, shown)
+		}
+	}
+}
+
+// TestAnswered runs shell programs and answers them in every way there is.
+func TestAnswered(t *testing.T) {
+	phoneConfig := func(p *botAPI) string {
+		return p.config("away_after_seconds = 1\nfree_text_enabled = true")
+	}
+	t.Run("tap", func(t *testing.T) {
+		p := newBotAPI(t)
+		x := bridge(t, home(t, phoneConfig(p)), "run", "bash", "-c",
+			`read -p "Continue? (y/n) " a; echo "got [$a]"`)
+		m := p.shows("Continue?", "Yes")
+		p.press(m, "Yes")
+		x.sees("got [y]")
+		x.exits(0)
+		m = p.shows("on the phone", "")
+		if len(m.buttons) > 0 {
+			t.Errorf("after the answer the message still has buttons: %v", m.buttons)
+		}
+	})
+	t.Run("keyboard", func(t *testing.T) {
+		p := newBotAPI(t)
+		x := bridge(t, home(t, phoneConfig(p)), "run", "bash", "-c",
+			`read -p "Continue? (y/n) " a; echo "got [$a]"; sleep 1`)
+		p.shows("Continue?", "Yes")
+		x.types("n\r")
+		x.sees("got [n]")
+		p.shows("keyboard", "")
+		x.exits(0)
+	})
+	t.Run("timeout", func(t *testing.T) {
+		p := newBotAPI(t)
+		dir := home(t, p.config("timeout_seconds = 2"))
+		x := bridge(t, dir, "run", "bash", "-c", `read -p "Really? [Y/n] " a; echo "got [$a]"`)
+		x.sees("got [n]")
+		x.exits(0)
+	})
+	t.Run("text", func(t *testing.T) {
+		p := newBotAPI(t)
+		dir := home(t, phoneConfig(p))
+		x := bridge(t, dir, "run", "bash", "-c", `read -p "Enter your name: " a; echo "got [$a]"`)
+		m := p.shows("Enter your name", "")
+		openPrompt(t, dir)
+		p.writes("Ada Lovelace", m.id)
+		x.sees("got [Ada Lovelace]")
+		x.exits(0)
+	})
+	t.Run("command", func(t *testing.T) {
+		dir := home(t, "")
+		x := bridge(t, dir, "run", "bash", "-c", `read -p "Continue? (y/n) " a; echo "got [$a]"`)
+		id := openPrompt(t, dir)
+		bridge(t, dir, "answer", shortID(id), "y").exits(0)
+		x.sees("got [y]")
+		x.exits(0)
+	})
 }
 
 // TestSession: what reaches a running session from outside, in a real terminal and on a phone.
@@ -1682,647 +11704,145 @@ func TestSession(t *testing.T) {
 	})
 }
 
-// TestIsTyping tells keys from what terminals send by themselves.
-func TestIsTyping(t *testing.T) {
-	for keys, want := range map[string]bool{
-		"y":                   true,
-		"\r":                  true,
-		"\x1b":                true,
-		"\x1b[A":              true,
-		"\x1bOA":              true,
-		"\x03":                true,
-		"ü":                   true,
-		"\x1b[3~":             true,
-		"\x1b[I":              false,
-		"\x1b[O":              false,
-		"\x1b[<0;3;4M":        false,
-		"\x1b[?62;c":          false,
-		"\x1b[>0;1;0c":        false,
-		"\x1b]11;rgb:0/0/0\a": false,
-		"\x1bP>|tmux\x1b\\":   false,
-		"\x1b[12;40R":         false,
-	} {
-		if got := !reReport.MatchString(keys); got != want {
-			t.Errorf("%q is typing: %v, want %v", keys, got, want)
-		}
-	}
-}
-
-// TestCleanText lets nothing through that a terminal, a line discipline or a paste would act on.
-func TestCleanText(t *testing.T) {
-	for text, want := range map[string]string{
-		"hello":                      "hello",
-		"two\r\nlines\n":             "two\nlines",
-		"end\x1b[201~; rm -rf /":     "end[201~; rm -rf /",
-		"a\x03b\x04c\x15d\x16e\x7ff": "abcdef",
-		"c1\u0085\u009bx":            "c1x",
-		"tab\tünï 日本 🎉":              "tab\tünï 日本 🎉",
-		"bad\xff\xfeutf8":            "badutf8",
-		strings.Repeat("ä", 5000):    strings.Repeat("ä", 2048),
-	} {
-		if got := cleanText(text); got != want {
-			t.Errorf("cleanText(%.40q) = %.60q, want %.60q", text, got, want)
-		}
-	}
-	for r := rune(0); r < 0x20; r++ {
-		got := cleanText("x" + string(r) + "y")
-		if r != '\n' && r != '\r' && r != '\t' && got != "xy" {
-			t.Errorf("control character %#x gets through: %q", r, got)
-		}
-	}
-}
-
-// TestHookSettings merges ours into the user's, and takes the last --settings as the tool does.
-func TestHookSettings(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "s.json")
-	err := os.WriteFile(file, []byte(`{"model":"x","hooks":{"Stop":[{"hooks":[]}]}}`), 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, test := range []struct {
-		args   []string
-		rest   []string
-		stops  int
-		model  any
-		leaves bool // what cannot be merged stays as it is
-	}{
-		{[]string{"-p", "hi"}, []string{"-p", "hi"}, 1, nil, false},
-		{[]string{"--settings", file, "-p"}, []string{"-p"}, 2, "x", false},
-		{[]string{"--settings", `{"model":"y"}`, "--settings=" + file}, nil, 2, "x", false},
-		{[]string{"--settings=" + file, "--settings", `{"model":"y"}`}, nil, 1, "y", false},
-		{[]string{"--", "--settings", file}, []string{"--", "--settings", file}, 1, nil, false},
-		{[]string{"--settings", "no-such-file"}, nil, 0, nil, true},
-		{[]string{"--settings", "{broken"}, nil, 0, nil, true},
-	} {
-		s := &session{
-			adapter: adapterFor("claude"),
-			cfg:     &Config{},
-			log:     slog.New(slog.DiscardHandler),
-		}
-		argv := s.installHooks(append([]string{"claude"}, test.args...))
-		if test.leaves {
-			if s.hooked || !slices.Equal(argv[1:], test.args) {
-				t.Errorf("%q became %q", test.args, argv)
-			}
-			continue
-		}
-		var got struct {
-			Model any
-			Hooks map[string][]any
-		}
-		if argv[1] != "--settings" || json.Unmarshal([]byte(argv[2]), &got) != nil || !s.hooked {
-			t.Fatalf("%q became %q", test.args, argv)
-		}
-		if len(got.Hooks["PermissionRequest"]) != 1 || len(got.Hooks["Stop"]) != test.stops ||
-			got.Model != test.model || !slices.Equal(argv[3:], test.rest) {
-			t.Errorf("%q became %q", test.args, argv)
-		}
-	}
-	s := &session{adapter: adapterFor("vim"), cfg: &Config{}}
-	if argv := s.installHooks([]string{"vim", "x"}); !slices.Equal(argv, []string{"vim", "x"}) {
-		t.Errorf("a tool without hooks gets %q", argv)
-	}
-}
-
-// TestRecordingPlays writes a recording with runes cut anywhere and plays it again.
-func TestRecordingPlays(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "r.cast")
-	c, err := startRecording(path, "demo", Size{Rows: 5, Cols: 40}, time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := "Größe 日本 🎉? (y/n) "
-	for i := range len(text) {
-		c.output([]byte(text[i:i+1]), c.start.Add(time.Duration(i)*time.Millisecond))
-	}
-	c.tty(TTYState{
-		Reading:   ReadingYes,
-		Canonical: true,
-		Echo:      true,
-	}, c.start.Add(50*time.Millisecond))
-	if err := c.end(c.start.Add(2 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
-	played, err := openTape(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var asked []string
-	d := replay(played, DetectOptions{
-		Threshold:   0.65,
-		Stuck:       2 * time.Second,
-		BufferBytes: 4096,
-	}, func(e labEvent) {
-		asked = append(asked, string(e.Type))
-	})
-	got := d.Screen.Text()
-	if got != strings.TrimSpace(text) || !slices.Equal(asked, []string{"yes_no"}) {
-		t.Errorf("it plays as %q and asks %q", got, asked)
-	}
-}
-
-// TestQuestionIsTriedAgain: one that cannot be recorded is neither sent nor forgotten, and the operator is told once.
-func TestQuestionIsTriedAgain(t *testing.T) {
-	full := false
-	st, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
-		if full && op == "write" {
-			return syscall.ENOSPC
-		}
-		return nil
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer st.Close()
-	s := bareSession(t, st, storeSession(t, st), "x")
-	s.q = &question{screen: &Prompt{Type: YesNo, Question: "Go?", Excerpt: "Go?"}}
-	full = true
-	for range 3 {
-		s.questionStep()
-		if s.q.rec.Status != "" || s.q.askAt.Before(time.Now()) || s.sending != 1 {
-			t.Fatalf("with a full disk: %q, next at %v, %d messages", s.q.rec.Status, s.q.askAt,
-				s.sending)
-		}
-		s.q.askAt = time.Now()
-	}
-	full = false
-	s.questionStep()
-	if s.q.rec.Status != Routed || len(storeView(t, st).Prompts) != 1 {
-		t.Errorf("then: %q, %d prompts", s.q.rec.Status, len(storeView(t, st).Prompts))
-	}
-}
-
-// settled is a channel that keeps what it was to edit.
-type settled struct {
-	localChannel
-	prompts chan *PromptRecord
-}
-
-// Settle keeps the prompt.
-func (c settled) Settle(_ context.Context, p *PromptRecord, _ *SessionRecord) error {
-	c.prompts <- p
-	return nil
-}
-
-// TestTimeLeftIsShownAnew: a waiting question's message is edited at half of its time, and then seldom.
-func TestTimeLeftIsShownAnew(t *testing.T) {
-	st := storeAt(t, home(t, ""))
-	p := storePrompt(t, st, storeSession(t, st), AwaitingReply, nil)
-	ch := settled{prompts: make(chan *PromptRecord)}
-	s := &session{st: st, ch: ch, ctx: t.Context(), events: make(chan func()), cfg: &Config{},
-		q: &question{rec: *p, remind: time.Now().Add(time.Hour)}}
-	s.questionStep()
-	if s.sending != 0 {
-		t.Error("shown anew before its time")
-	}
-	s.q.remind = time.Now()
-	s.questionStep()
-	if got := <-ch.prompts; got.ID != p.ID {
-		t.Errorf("%s is shown anew", got.ID)
-	}
-	(<-s.events)()
-	if left := time.Until(s.q.remind); left < 59*time.Second {
-		t.Errorf("and again in %v", left)
-	}
-}
-
-// told is a channel that keeps its notices.
-type told struct {
-	localChannel
-	notices []Notice
-}
-
-// Notify keeps the notice.
-func (c *told) Notify(_ context.Context, n Notice) (int64, error) {
-	c.notices = append(c.notices, n)
-	return int64(len(c.notices)), nil
-}
-
-// TestStreamSaysNothingTwice: a message that turns out to be full is not edited to what it says already.
-func TestStreamSaysNothingTwice(t *testing.T) {
-	ch := &told{}
-	s := &session{ch: ch, ctx: t.Context(), events: make(chan func()), cfg: &Config{MaxChars: 100}}
-	line := func(c string) string { return strings.Repeat(c, 48) + "\n" }
-	for _, text := range []string{line("a"), line("b"), line("c"), "", line("d")} {
-		s.stream.text += text
-		for s.streamStep(); s.sending > 0; s.streamStep() {
-			(<-s.events)()
-		}
-	}
-	short := strings.NewReplacer(line("a"), "A", line("b"), "B", line("c"), "C", line("d"), "D")
-	var got []string
-	for _, n := range ch.notices {
-		got = append(got, fmt.Sprint(n.Edit, short.Replace(n.Mono+"\n")))
-	}
-	if want := []string{"0A", "1AB", "0C", "3CD"}; !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
-}
-
-// TestStreamMessages fills messages with lines: each once, in order, none over the limit.
-func TestStreamMessages(t *testing.T) {
-	const limit = 40
-	var want, got []string
-	for i := range 30 {
-		want = append(want, strings.Repeat("x", i%7)+fmt.Sprint(i))
-	}
-	st := stream{text: strings.Join(want, "\n") + "\n"}
-	for st.text != "" {
-		text := st.fill(limit)
-		if len(text) > limit {
-			t.Fatalf("a message of %d bytes", len(text))
-		}
-		got = append(got, strings.Split(strings.TrimSuffix(text, "\n"), "\n")...)
-		if st.cut == 0 {
-			break
-		}
-		st.delivered(7, nil)
-	}
-	if !slices.Equal(got, want) {
-		t.Errorf("lines arrive as %q", got)
-	}
-}
-
-// TestToolCallsOfStreamJSON audits every call in stream-json output, wherever it is cut.
-func TestToolCallsOfStreamJSON(t *testing.T) {
-	output := `{"type":"system"}` + "\r\n" +
-		`{"type":"assistant","message":{"content":[{"type":"text","text":"hi"},` +
-		`{"type":"tool_use","id":"toolu_1","name":"Bash","input":{"command":"ls"}}]}}` +
-		"\r\nnot json\r\n" + `{"type":"user","message":{"content":"text"}}` + "\r\n"
+// TestRace answers each question from two places at nearly the same time: exactly one answer reaches it.
+func TestRace(t *testing.T) {
+	n := rounds(t)
 	dir := home(t, "")
+	x := bridge(t, dir, "run", "bash", "-c",
+		fmt.Sprintf(`for i in $(seq %d); do read -p "Q$i? (y/n) " a; echo "got $i [$a]"; done; read`,
+			n))
 	st, err := openStore(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &session{st: st, log: slog.New(slog.DiscardHandler), jsonLine: []byte{}}
-	for _, cut := range []int{1, 7, len(output)} {
-		for p := []byte(output); len(p) > 0; p = p[min(cut, len(p)):] {
-			s.auditToolCalls(p[:min(cut, len(p))])
+	answered := regexp.MustCompile(`got (\d+) \[(.*)\]`)
+	for i := 1; i <= n; i++ {
+		p := awaits(x, st, fmt.Sprintf("Q%d?", i), fmt.Sprintf("got %d [", i))
+		if p == nil {
+			continue // the keys of the last round have answered it
 		}
-	}
-	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
-	n := strings.Count(string(log), `"event":"TOOL_CALL"`)
-	if err != nil || n != 3 || !strings.Contains(string(log), "toolu_1") {
-		t.Errorf("%d calls audited (%v):\n%s", n, err, log)
+		decided := make(chan struct{})
+		go func() {
+			defer close(decided)
+			<-time.After(time.Duration(rand.IntN(30)) * time.Millisecond)
+			st.Decide(cliAnswer(p, "y"), time.Now())
+		}()
+		<-time.After(time.Duration(rand.IntN(30)) * time.Millisecond)
+		x.types("n\r")
+		<-decided
+		x.sees(fmt.Sprintf("got %d [", i))
+		x.mu.Lock()
+		for _, m := range answered.FindAllStringSubmatch(x.scr.Text(), -1) {
+			if m[2] != "y" && m[2] != "n" {
+				t.Errorf("question %s got %q", m[1], m[2])
+			}
+		}
+		x.mu.Unlock()
 	}
 }
 
-/* ===== A tap does what was read, silence does nothing: the running program, seen from outside ===== */
+// rounds is how often a race is run: a few times, or as often as ATLASBRIDGE_TEST_ROUNDS says.
+func rounds(t *testing.T) int {
+	n := 12
+	if text := os.Getenv("ATLASBRIDGE_TEST_ROUNDS"); text != "" {
+		fmt.Sscan(text, &n)
+	}
+	return n
+}
 
-// What a phone may say, in no particular words.
-var (
-	saysKeyboard = regexp.MustCompile(`(?i)keyboard`)
-	saysPhone    = regexp.MustCompile(`(?i)phone`)
-	saysReplaced = regexp.MustCompile(`(?i)replaced|changed|another question|no longer|out of date|left the screen`)
-	saysExpired  = regexp.MustCompile(`(?i)expired|nobody|no answer`)
-	saysLost     = regexp.MustCompile(`(?i)not delivered|ended before|did not reach|not taken|gave up|given up|gone`)
-	saysNothing  = regexp.MustCompile(`(?i)nothing|no longer|already|out of date|over|replaced|expired|too late|answered`)
-	saysAnswered = regexp.MustCompile(`(?i)✅|answered .*phone|(yes|no)\b.* · phone`)
-)
+// awaits waits for the question to be asked, nil when the screen shows that it was over sooner.
+func awaits(x *terminal, st *Store, text, over string) *PromptRecord {
+	x.t.Helper()
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); <-time.After(5 * time.Millisecond) {
+		v, err := st.View()
+		if err != nil {
+			x.t.Fatal(err)
+		}
+		for _, p := range v.Prompts {
+			if strings.HasSuffix(p.Question, text+" (y/n)") && p.Open() {
+				return p
+			}
+		}
+		x.mu.Lock()
+		gone := strings.Contains(x.scr.Text(), over)
+		x.mu.Unlock()
+		if gone {
+			return nil
+		}
+	}
+	x.t.Fatalf("never asked: %s; screen:\n%s", text, x.scr.Text())
+	return nil
+}
 
-// What is a button for. Each is looked for with or without a number and a picture in front of its word.
-var (
-	yesButton     = regexp.MustCompile(`(?i)^[^\pL\d]*(\d+[.:)]?\s*)?(yes|allow|continue)[^\pL]*$`)
-	noButton      = regexp.MustCompile(`(?i)^[^\pL\d]*(\d+[.:)]?\s*)?(no|deny)[^\pL]*$`)
-	lastingButton = regexp.MustCompile(`(?i)always|stop asking|don.t ask|lasting|remember|session|project`)
-	showAllButton = regexp.MustCompile(`(?i)show all`)
-	againButton   = regexp.MustCompile(`(?i)ask again`)
-	enterButton   = regexp.MustCompile(`(?i)enter|continue`)
-	leaveButton   = regexp.MustCompile(`(?i)leave it|cancel|skip`)
-	grantButton   = regexp.MustCompile(`(?i)\b(yes|enter|allow|approve|continue|execute)\b`)
-	anyButton     = regexp.MustCompile(`.`)
-)
-
-// TestTapRefusesWhileTheDialogIsPainted: whenever a dialog is painted and whenever No is tapped, the hook refuses, in
-// one message whose buttons never change their meaning, and not one byte goes into the dialog.
-func TestTapRefusesWhileTheDialogIsPainted(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	type tap struct{ paint, after int } // ms: from the hook's call to the dialog, from the message to the tap
-	var sessions [][]tap
-	waits := []int{0, 100, 300, 500, 1000}
+// TestVanished answers questions that go away by themselves at about the same time: what follows never gets the answer.
+// Nobody can look and type in one step. So what follows ignores the first 20 ms, as claude's dialogs do 100 to 200, but
+// not when it is run by hand for many rounds.
+func TestVanished(t *testing.T) {
+	n, early := rounds(t), ""
 	if os.Getenv("ATLASBRIDGE_TEST_ROUNDS") == "" {
-		sessions = [][]tap{
-			{{0, 0}, {400, 300}, {1400, 100}}, {{50, 100}, {500, 500}, {2000, 0}}, {{100, 300}, {700, 0}, {1000, 1000}},
-			{{200, 500}, {350, 0}, {1200, 300}}, {{300, 100}, {450, 1000}, {1700, 500}},
-		}
-	} else {
-		for paint := 0; paint <= 2000; paint += 50 {
-			one := []tap{}
-			for _, after := range waits {
-				one = append(one, tap{paint, after})
-			}
-			sessions = append(sessions, one)
-		}
+		early = "while read -t 0.02 -n 1 key; do :; done; "
 	}
-	beside(t, 5, sessions, func(t *testing.T, taps []tap) {
-		asks := []ask{}
-		for i, tap := range taps {
-			asks = append(asks, ask{
-				Command: fmt.Sprintf("rm -rf /important/%d", i),
-				Paint:   tap.paint,
-				Halves:  i%2 == 1,
-			})
-		}
-		w, c, dir, _ := claudeSession(t, "", play{Asks: asks, Deaf: 100})
-		ids := []int64{}
-		for i, tap := range taps {
-			m := w.find(asks[i].Command, noButton)
-			<-time.After(time.Duration(tap.after) * time.Millisecond)
-			w.tap(w.now(m.id), noButton)
-			if r := c.until("decided", i); r.By != "hook" || r.Text != "deny" {
-				t.Errorf("painted after %d ms, tapped %d ms after the message: %s by %s", tap.paint,
-					tap.after, r.Text, r.By)
-			}
-			w.settled(m.id)
-			ids = append(ids, m.id)
-		}
-		c.until("done", -1)
-		for i, id := range ids {
-			w.honest(t, asks[i].Command, id, 1)
-		}
-		if keys := c.keys(); keys != "" {
-			t.Errorf("%q was typed", keys)
-		}
-		if n := auditCount(t, dir, "REPLY_INJECTED"); n != len(taps) {
-			t.Errorf("%d answers in the audit log, want %d", n, len(taps))
-		}
-	})
-}
-
-// TestHookIsAnsweredWhole: Yes allows once; the lasting Allow says what, where and for how long, and gives all
-// suggestions back; words of the operator are the reason of a refusal.
-func TestHookIsAnsweredWhole(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	folder := `[{"type":"addDirectories","directories":["/srv/demo/out"],"destination":"session"},` +
-		`{"type":"setMode","mode":"acceptEdits","destination":"session"}]`
-	rule := `[{"type":"addRules","rules":[{"toolName":"Bash","ruleContent":"npm --version"}],"behavior":"allow",` +
-		`"destination":"localSettings"}]`
-	type row struct {
-		name, suggestions string
-		press             *regexp.Regexp
-		text              string
-		behavior          string
-		words             []string // of the message, each a pattern
+	dir := home(t, "")
+	script := fmt.Sprintf(`for i in $(seq %d); do read -t 0.$((RANDOM %% 5 + 3)) -p "Q$i? (y/n) " a || echo; `+
+		early+`read -t 0.5 -p "$ " b; echo "after $i [$b]"; a=; b=; done`,
+		n)
+	x := bridge(t, dir, "run", "bash", "-c", script)
+	st, err := openStore(dir)
+	if err != nil {
+		t.Fatal(err)
 	}
-	rows := []row{
-		{"yes", folder, yesButton, "", "allow", nil},
-		{"yes without suggestions", "", yesButton, "", "allow", nil},
-		{"lasting folder", folder, lastingButton, "", "allow",
-			[]string{`demo/out|\bout/`, `(?i)accept\s?edits`, `(?i)session`}},
-		{"lasting rule", rule, lastingButton, "", "allow", []string{`npm --version`, `(?i)project|local`}},
-		{"yes, no dialog", folder, yesButton, "", "allow", nil},
-		{"reason", folder, nil, "use the test database", "deny", nil},
-	}
-	beside(t, 5, rows, func(t *testing.T, row row) {
-		a := ask{
-			Command:     "npm --version",
-			Suggestions: json.RawMessage(row.suggestions),
-			Paint:       300,
-		}
-		if row.name == "yes, no dialog" {
-			a.Paint = -1
-		}
-		w, c, dir, _ := claudeSession(t, "", play{Asks: []ask{a}})
-		m := w.find(a.Command, yesButton)
-		if _, ok := m.choice(lastingButton); ok != (row.suggestions != "") {
-			t.Errorf("a lasting button: %v; buttons %v", ok, m.buttons)
-		}
-		if row.press != nil {
-			w.tap(w.now(m.id), row.press)
-		} else {
-			openPrompt(t, dir) // only now it is known which message asked
-			w.writes(row.text, m.id)
-		}
-		r := c.until("decided", 0)
-		var answer struct {
-			Message            string
-			UpdatedPermissions any
-		}
-		if err := json.Unmarshal(r.JSON, &answer); err != nil && r.By == "hook" {
-			t.Fatal(err)
-		}
-		if r.By != "hook" || r.Text != row.behavior || answer.Message != row.text {
-			t.Errorf("%s by %s, message %q; want %s by hook, message %q", r.Text, r.By,
-				answer.Message, row.behavior, row.text)
-		}
-		var want any
-		if row.press == lastingButton {
-			if err := json.Unmarshal([]byte(row.suggestions), &want); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if !reflect.DeepEqual(answer.UpdatedPermissions, want) {
-			t.Errorf("updatedPermissions %v, want %v", answer.UpdatedPermissions, want)
-		}
-		for _, word := range row.words {
-			if !regexp.MustCompile(word).MatchString(m.text) {
-				t.Errorf("the message does not say %s:\n%s", word, m.text)
-			}
-		}
-		w.settled(m.id)
-		w.honest(t, a.Command, m.id, 1)
-		if keys := c.keys(); keys != "" {
-			t.Errorf("%q was typed", keys)
-		}
-	})
-}
-
-// TestTwoHooksAtOnce: of two commands that wait at once, a tap decides the one its message shows and no other,
-// whichever dialog stands; a key in the standing dialog ends the question of that one.
-func TestTwoHooksAtOnce(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	type row struct {
-		order []int  // of the dialogs
-		taps  string // per question in the order asked, Y or N
-		late  bool   // they are tapped when a dialog stands
-		key   string // or: first typed at the keyboard
-	}
-	rows := []row{}
-	for _, order := range [][]int{{0, 1}, {1, 0}} {
-		for _, taps := range []string{"YY", "YN", "NY", "NN"} {
-			rows = append(rows, row{order, taps, false, ""}, row{order, taps, true, ""})
-		}
-		rows = append(rows, row{order, "N", false, "1"}, row{order, "N", false, "\x1b"})
-	}
-	commands := []string{"ls -la", "rm -rf /important"}
-	beside(t, 6, rows, func(t *testing.T, row row) {
-		asks := []ask{{Command: commands[0], Paint: rand.IntN(900)},
-			{Command: commands[1], Paint: rand.IntN(900)}}
-		w, c, dir, x := claudeSession(t, "", play{Asks: asks, Order: row.order, Together: true})
-		asked := func(except int) (int, seen) { // which question is on the phone
-			m := w.where("a question of a command", func(m seen) bool {
-				_, ok := m.choice(noButton)
-				return ok && (except < 0 || !strings.Contains(m.text, commands[except]))
-			})
-			if strings.Contains(m.text, commands[1]) {
-				return 1, m
-			}
-			return 0, m
-		}
-		except, typed := -1, ""
-		if row.key != "" {
-			asked(-1)
-			standing := c.until("paint", row.order[0]).Dialog
-			x.types(row.key)
-			typed = row.key
-			if r := c.until("decided", standing); r.By != "keyboard" {
-				t.Errorf("%q was to be answered at the keyboard: %s by %s", commands[standing],
-					r.Text, r.By)
-			}
-			p := promptOf(t, dir, commands[standing], func(p *PromptRecord) bool {
-				return p.over()
-			})
-			if by := decidedBy(p); by != "cli:local" {
-				t.Errorf("%q: %s by %q (%s), want it answered at the keyboard", commands[standing],
-					p.Status, by, p.Reason)
-			}
-			except = standing
-		}
-		for n, tap := range row.taps {
-			i, m := asked(except)
-			except = i
-			if row.late {
-				c.that("a dialog stands", func() bool {
-					has := func(what string, dialog int) bool {
-						return slices.ContainsFunc(c.reports, func(r report) bool {
-							return r.What == what && r.Dialog == dialog
-						})
-					}
-					return has("paint", 0) && !has("decided", 0) ||
-						has("paint", 1) && !has("decided", 1)
-				})
-			}
-			button, want := noButton, "deny"
-			if tap == 'Y' {
-				button, want = yesButton, "allow"
-			}
+	after := regexp.MustCompile(`after (\d+) \[(.*)\]`)
+	for i := 1; i <= n; i++ {
+		if p := awaits(x, st, fmt.Sprintf("Q%d?", i), fmt.Sprintf("after %d [", i)); p != nil {
 			<-time.After(time.Duration(rand.IntN(500)) * time.Millisecond)
-			w.tap(w.now(m.id), button)
-			if r := c.until("decided", i); r.By != "hook" || r.Text != want {
-				t.Errorf("tap %d on %q: %s by %s, want %s by hook", n, commands[i], r.Text, r.By,
-					want)
+			st.Decide(cliAnswer(p, "y"), time.Now())
+		}
+		x.sees(fmt.Sprintf("after %d [", i))
+		x.mu.Lock()
+		for _, m := range after.FindAllStringSubmatch(x.scr.Text(), -1) {
+			if m[2] != "" {
+				t.Errorf("after question %s came %q", m[1], m[2])
 			}
-			if n == 0 && len(row.taps) == 2 && c.count("decided") != 1 {
-				t.Errorf("one tap decided %d", c.count("decided"))
-			}
-			w.settled(m.id)
-			w.honest(t, commands[i], m.id, 1)
 		}
-		c.until("done", -1)
-		if keys := c.keys(); keys != typed {
-			t.Errorf("the dialogs got %q, want %q", keys, typed)
-		}
-	})
+		x.mu.Unlock()
+	}
+	x.exits(0)
 }
 
-// TestAnsweredAtTheKeyboardFirst: the message says so, the waiting hook ends, and a tap that comes late does nothing
-// and says so.
-func TestAnsweredAtTheKeyboardFirst(t *testing.T) {
+// TestKeyboardWaits for the gate: what is typed within its echo window comes after it, and is not lost.
+func TestKeyboardWaits(t *testing.T) {
+	dir := home(t, "echo_suppression_ms = 1500\n")
+	x := bridge(t, dir, "run", "bash", "-c",
+		`read -p "Go? (y/n) " a; echo "got $a"; read -t 0.3 b; echo "at once [$b]"; `+
+			`read c; echo "later [$c]"`)
+	st := storeAt(t, dir)
+	p := awaits(x, st, "Go?", "never")
+	st.Decide(cliAnswer(p, "y"), time.Now())
+	x.sees("got y")
+	x.sees("at once []")
+	<-time.After(keyGrace) // a key of that moment could have been meant for the question
+	x.types("here\r")
+	x.sees("later [here]")
+	x.exits(0)
+}
+
+// TestAnswerRings: an answer from another terminal is told to the phone, with sound, and the question's message says
+// so.
+func TestAnswerRings(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	beside(t, 4, []string{"1", "4", "\r", "\x1b"}, func(t *testing.T, key string) {
-		a := ask{Command: "touch /srv/x", Paint: 200}
-		w, c, _, x := claudeSession(t, "", play{Asks: []ask{a}})
-		m := w.find(a.Command, noButton)
-		c.until("paint", 0)
-		x.types(key)
-		decided := c.until("decided", 0)
-		if took := c.until("hookend", 0).At.Sub(decided.At); took > 4*time.Second {
-			t.Errorf("the hook goes on for %v", took)
-		}
-		w.ended(m.id, saysKeyboard)
-		if said := w.answer(w.tap(m, noButton)); !saysNothing.MatchString(said) {
-			t.Errorf("a late tap is told %q", said)
-		}
-		w.honest(t, a.Command, m.id, 1)
-		if keys := c.keys(); keys != key || decided.By != "keyboard" {
-			t.Errorf("%q was typed, decided by %s", keys, decided.By)
-		}
+	w, c, dir, _ := stageSession(t, "")
+	c.show("ask", "Continue? (y/n) ")
+	m := w.find("Continue?", yesButton)
+	p := promptOf(t, dir, "Continue?", func(p *PromptRecord) bool {
+		return p.Status == AwaitingReply
 	})
-}
-
-// TestHookTimesOut: run --timeout holds for hooks: nobody's answer is a refusal with its reason, and nothing is typed.
-func TestHookTimesOut(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	beside(t, 3, []int{0, 1000, -1}, func(t *testing.T, paint int) {
-		a := ask{Command: "touch /srv/x", Paint: paint}
-		w, c, _, _ := claudeSession(t, "", play{Asks: []ask{a}}, "--timeout", "2s")
-		m := w.find(a.Command, noButton)
-		r := c.until("decided", 0)
-		if r.By != "hook" || r.Text != "deny" || !saysExpired.Match(r.JSON) {
-			t.Errorf("%s by %s: %s", r.Text, r.By, r.JSON)
-		}
-		w.ended(m.id, saysExpired)
-		w.honest(t, a.Command, m.id, 1)
-		if keys := c.keys(); keys != "" {
-			t.Errorf("%q was typed", keys)
-		}
+	bridge(t, dir, "answer", shortID(p.ID), "y").exits(0)
+	c.reads("ask", "y\n")
+	w.where("the answer from elsewhere", func(m seen) bool {
+		return strings.Contains(m.text, "atlasbridge answer")
 	})
-}
-
-// TestHookCannotAnswer: what the hook could not write was not answered: nobody is told that it was, nothing is typed.
-func TestHookCannotAnswer(t *testing.T) {
-	needLinux(t)
-	t.Parallel()
-	beside(t, 2, []string{"full", "closed"}, func(t *testing.T, out string) {
-		a := ask{Command: "touch /srv/x", Paint: 200, Out: out}
-		w, c, dir, _ := claudeSession(t, "", play{Asks: []ask{a}})
-		m := w.find(a.Command, yesButton)
-		w.tap(m, yesButton)
-		c.until("hookend", 0)
-		p := promptOf(t, dir, a.Command, func(p *PromptRecord) bool { return p.over() })
-		if p.Status == Resolved {
-			t.Errorf("it is %s", p.Status)
-		}
-		if auditCount(t, dir, "REPLY_INJECTED") > 0 {
-			t.Error("the audit log has it as typed")
-		}
-		if keys := c.keys(); keys != "" || c.count("decided") > 0 {
-			t.Errorf("%q was typed, %d decided", keys, c.count("decided"))
-		}
-		w.unanswered(m.id)
-	})
-}
-
-// TestHookKilled: a hook that is killed answers nothing: the phone is told, the old buttons do nothing, nothing is
-// typed that was not asked of the dialog that stands there.
-func TestHookKilled(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	beside(t, 2, []string{"while it asks", "after the decision"}, func(t *testing.T, moment string) {
-		a := ask{Command: "touch /srv/x", Paint: 200}
-		w, c, dir, _ := claudeSession(t, "", play{Asks: []ask{a}})
-		m := w.find(a.Command, yesButton)
-		c.until("paint", 0)
-		if moment == "after the decision" {
-			c.order(order{Signal: "STOP"})
-			w.tap(m, yesButton)
-			promptOf(t, dir, a.Command, func(p *PromptRecord) bool { return p.NonceUsed })
-		}
-		c.order(order{Signal: "KILL"})
-		c.until("hookend", 0)
-		w.unanswered(m.id)
-		if said := w.answer(w.tap(m, yesButton)); !saysNothing.MatchString(said) {
-			t.Errorf("a tap on the old button is told %q", said)
-		}
-		again := w.where("the dialog as a question of its own", func(n seen) bool {
-			_, ok := n.choice(noButton)
-			return n.id != m.id && ok && strings.Contains(n.text, a.Command)
-		})
-		if keys := c.keys(); keys != "" || auditCount(t, dir, "REPLY_INJECTED") > 0 {
-			t.Errorf("%q was typed", keys)
-		}
-		w.tap(again, noButton)
-		r := c.until("decided", 0)
-		if r.By != "keyboard" || !strings.HasPrefix(r.Text, "No") && r.Text != "Esc" {
-			t.Errorf("the new No: %s by %s", r.Text, r.By)
-		}
-		w.honest(t, a.Command, m.id, 2)
-	})
+	w.ended(m.id, regexp.MustCompile("with atlasbridge answer: Yes"))
 }
 
 // TestTextAboveAQuestionCounts: when anything above a question changes after it was shown, the old message's Yes types
@@ -2949,887 +12469,418 @@ func saysExpiredWord(w *botAPI, id int64) string {
 
 var overWord = regexp.MustCompile(`(?i)⌛|nobody answered|no answer`)
 
-/* ===== The bench: a phone that remembers, tools that do as they are told ===== */
+// ---- the whole program: hooks ----
+// A hook's question is answered by the hook alone, or by nobody.
 
-// beside runs f for every row in a subtest of its own, so many at a time: they mostly wait.
-func beside[T any](t *testing.T, width int, rows []T, f func(*testing.T, T)) {
-	t.Helper()
-	var all sync.WaitGroup
-	room := make(chan struct{}, width)
-	for i, row := range rows {
-		name := fmt.Sprintf("%d %.30q", i, fmt.Sprint(row))
-		v := reflect.ValueOf(row)
-		if v.Kind() == reflect.Struct && v.FieldByName("name").IsValid() {
-			name = fmt.Sprint(i, " ", v.FieldByName("name"))
-		}
-		room <- struct{}{}
-		all.Go(func() {
-			defer func() { <-room }()
-			t.Run(name, func(t *testing.T) { f(t, row) })
-		})
-	}
-	all.Wait()
-}
-
-// promptOf waits for a prompt in the state that shows text and fits.
-func promptOf(t *testing.T, dir, text string, fits func(*PromptRecord) bool) *PromptRecord {
-	t.Helper()
-	all := ""
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); <-time.After(20 * time.Millisecond) {
-		st, err := openStore(dir)
-		if err != nil {
-			continue // it is being written
-		}
-		v, err := st.View()
-		st.Close()
-		if err != nil {
-			continue
-		}
-		all = ""
-		for _, p := range v.Prompts {
-			if strings.Contains(p.Question+p.Excerpt+p.Full, text) && fits(p) {
-				return p
+// TestHook lets a tool called claude call its hook and shows what comes back.
+func TestHook(t *testing.T) {
+	bash := `{"hook_event_name":"PermissionRequest","tool_name":"Bash","cwd":"/tmp",` +
+		`"tool_input":{"command":"touch /tmp/x","description":"Make x"}}`
+	ask := `{"hook_event_name":"PermissionRequest","tool_name":"AskUserQuestion","tool_input":{"questions":[` +
+		`{"question":"Which colour?","header":"Colour","options":[{"label":"Red"},{"label":"Blue"}],"multiSelect":false}]}}`
+	unsafe := strings.Replace(bash, `"description"`,
+		`"dangerouslyDisableSandbox":true,"description"`, 1)
+	plan := `{"hook_event_name":"PermissionRequest","tool_name":"ExitPlanMode","tool_input":{"plan":"# Plan\n1. look"}}`
+	edit := `{"hook_event_name":"PermissionRequest","tool_name":"Edit",` +
+		`"tool_input":{"file_path":"a.txt","old_string":"old\nsame","new_string":"new\nsame"}}`
+	for _, test := range []struct{ name, input, shown, press, text, want string }{
+		{"allow", bash, "touch /tmp/x", "Yes", "", `"behavior":"allow"`},
+		{"deny", bash, "touch /tmp/x", "No", "", `"behavior":"deny"`},
+		{"all arguments", unsafe, "touch /tmp/x\ndangerouslyDisableSandbox: true", "No", "", `"behavior":"deny"`},
+		{"reason", bash, "touch /tmp/x", "", "not now", `"message":"not now"`},
+		{"question", ask, "Which colour?", "Blue", "", `"answers":{"Which colour?":"Blue"}`},
+		{"own words", ask, "Which colour?", "", "mauve", `"answers":{"Which colour?":"mauve"}`},
+		{"plan", plan, "1. look", "Yes, and manually approve edits", "", `"updatedInput":{}`},
+		{"diff", edit, "-old", "Yes", "", `"behavior":"allow"`},
+		{"timeout", bash, "touch /tmp/x", "", "", `no answer in 2 s`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := newBotAPI(t)
+			more := "away_after_seconds = 1"
+			if test.name == "timeout" {
+				more += "\npermission_timeout_seconds = 2"
 			}
-			all += fmt.Sprintf("%s %q %s %s\n", p.ID, p.Question, p.Status, p.Reason)
-		}
-	}
-	t.Fatalf("no prompt %q in that state; prompts:\n%s", text, all)
-	return nil
-}
-
-// decidedBy is who decided, "" nobody.
-func decidedBy(p *PromptRecord) string {
-	if p.DecidedBy == nil {
-		return ""
-	}
-	return *p.DecidedBy
-}
-
-// auditCount is how many entries of that name the audit log has.
-func auditCount(t *testing.T, dir, event string) int {
-	t.Helper()
-	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return strings.Count(string(log), `"event":"`+event+`"`)
-}
-
-// ---- puppet: a tool in a terminal that does what the test says, and tells what it read while which screen stood ----
-
-// order is what the test has a tool do.
-type order struct {
-	Seq    int
-	Name   string // of the screen from now on
-	Write  string
-	Raw    bool   // the terminal is made raw before
-	NoEcho bool   // it no longer echoes
-	Exit   bool   // the tool ends
-	Signal string // what claude's hooks get
-	Play   *play  // what claude does
-}
-
-// report is what a tool tells.
-type report struct {
-	At     time.Time
-	What   string // done key shown hook hookend paint decided ran message done
-	Seq    int
-	Dialog int
-	By     string
-	Text   string
-	Screen string // that stood when a key was read
-	Early  bool   // in its first 20 ms: nobody can look and type in one step
-	JSON   json.RawMessage
-}
-
-// puppet is such a tool, seen from the test.
-type puppet struct {
-	t       *testing.T
-	tool    string // the path of the script that starts it
-	mu      sync.Mutex
-	orders  *json.Encoder // nil until it has called; guarded like what follows
-	reports []report
-	next    chan struct{}
-	seq     int
-}
-
-// newPuppet makes a tool of that name; mode is what the test binary becomes.
-func newPuppet(t *testing.T, name, mode string) *puppet {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := &puppet{t: t, tool: filepath.Join(t.TempDir(), name), next: make(chan struct{})}
-	script := fmt.Sprintf("#!/bin/sh\ncase $1 in --version) echo '2.1.330 (Claude Code)'; exit;; esac\n"+
-		"ATLASBRIDGE_TEST_CHILD=%q exec %q \"$@\"\n",
-		mode+" "+listener.Addr().String(), os.Args[0])
-	syscall.ForkLock.RLock() // no child has the file open for writing when it is started: that fails with "text file busy"
-	err = os.WriteFile(c.tool, []byte(script), 0o700)
-	syscall.ForkLock.RUnlock()
-	if err != nil {
-		t.Fatal(err)
-	}
-	go c.listen(listener)
-	t.Cleanup(func() {
-		_ = listener.Close() // it may be closed
-		if t.Failed() {
-			t.Logf("the tool tells:\n%s", c.log())
-		}
-	})
-	return c
-}
-
-// listen gathers the reports until the tool is gone.
-func (c *puppet) listen(listener net.Listener) {
-	conn, err := listener.Accept()
-	if err != nil {
-		return // the test is over
-	}
-	defer conn.Close()
-	c.change(func() { c.orders = json.NewEncoder(conn) })
-	reports := json.NewDecoder(conn)
-	for {
-		var r report
-		if err := reports.Decode(&r); err != nil {
-			c.change(func() { c.reports = append(c.reports, report{At: time.Now(), What: "gone"}) })
-			return
-		}
-		c.change(func() { c.reports = append(c.reports, r) })
-	}
-}
-
-// change does something to what is known of the tool, and wakes who waits for it.
-func (c *puppet) change(f func()) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	f()
-	close(c.next)
-	c.next = make(chan struct{})
-}
-
-// log is all that was told.
-func (c *puppet) log() (all string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, r := range c.reports {
-		all += fmt.Sprintf("%s %s dialog %d by %q %q screen %q early %v %s\n",
-			r.At.Format("05.000"), r.What, r.Dialog, r.By, r.Text, r.Screen, r.Early, r.JSON)
-	}
-	return all
-}
-
-// that waits until something holds.
-func (c *puppet) that(what string, holds func() bool) {
-	c.t.Helper()
-	deadline := time.After(patience)
-	for {
-		c.mu.Lock()
-		ok, next := holds(), c.next
-		c.mu.Unlock()
-		if ok {
-			return
-		}
-		select {
-		case <-next:
-		case <-deadline:
-			c.t.Fatalf("the tool never tells: %s", what)
-		}
-	}
-}
-
-// until waits for such a report; dialog -1: of any.
-func (c *puppet) until(what string, dialog int) (found report) {
-	c.t.Helper()
-	c.that(fmt.Sprintf("%s of dialog %d", what, dialog), func() bool {
-		i := slices.IndexFunc(c.reports, func(r report) bool {
-			return r.What == what && (dialog < 0 || r.Dialog == dialog)
-		})
-		if i >= 0 {
-			found = c.reports[i]
-		}
-		return i >= 0
-	})
-	return found
-}
-
-// count is how many reports of that kind came.
-func (c *puppet) count(what string) (n int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, r := range c.reports {
-		if r.What == what {
-			n++
-		}
-	}
-	return n
-}
-
-// keys is all it read, but for what came too early.
-func (c *puppet) keys() string { return c.keysAt("") }
-
-// keysAt is what it read while that screen stood, "" any.
-func (c *puppet) keysAt(screen string) (keys string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, r := range c.reports {
-		if r.What == "key" && !r.Early && (screen == "" || r.Screen == screen) {
-			keys += r.Text
-		}
-	}
-	return keys
-}
-
-// reads waits until it has read want, while that screen stood.
-func (c *puppet) reads(screen, want string) {
-	c.t.Helper()
-	c.that(fmt.Sprintf("it read %q at %q", want, screen), func() bool {
-		keys := ""
-		for _, r := range c.reports {
-			if r.What == "key" && !r.Early && r.Screen == screen {
-				keys += r.Text
+			dir := home(t, p.config(more))
+			x := bridge(t, dir, "run", fakeClaude(t, test.input))
+			m := p.shows(test.shown, test.press)
+			switch {
+			case test.press != "":
+				p.press(m, test.press)
+			case test.text != "":
+				openPrompt(t, dir) // only now it is known which message asked
+				p.writes(test.text, m.id)
 			}
-		}
-		return strings.Contains(keys, want)
-	})
-}
-
-// order waits until the tool is there and has done it.
-func (c *puppet) order(o order) {
-	c.t.Helper()
-	c.that("hello", func() bool { return c.orders != nil })
-	c.mu.Lock()
-	c.seq++
-	o.Seq = c.seq
-	err := c.orders.Encode(o)
-	c.mu.Unlock()
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	if !o.Exit {
-		c.that(fmt.Sprint("order ", o.Seq, " done"), func() bool {
-			return slices.ContainsFunc(c.reports, func(r report) bool {
-				return r.What == "obeyed" && r.Seq == o.Seq
-			})
+			x.sees("end of hook")
+			x.exits(0)
+			x.mu.Lock()
+			defer x.mu.Unlock()
+			if shown := strings.ReplaceAll(x.scr.Text(), "\n", ""); !strings.Contains(shown,
+				test.want) {
+				t.Errorf("the hook does not say %s, it says:\n%s", test.want, shown)
+			}
 		})
 	}
-}
-
-// show has it write text, after which the screen has that name.
-func (c *puppet) show(name, text string) {
-	c.t.Helper()
-	c.order(order{Name: name, Write: text})
-}
-
-// toldOnFailure has the log of a failed test show the screen.
-func (x *terminal) toldOnFailure() {
-	x.t.Cleanup(func() {
-		x.mu.Lock()
-		defer x.mu.Unlock()
-		if x.t.Failed() {
-			x.t.Logf("the terminal shows:\n%s", x.scr.Text())
+	for _, input := range []string{"", "{", `{"hook_event_name":"PermissionRequest","tool_name":7}`,
+		`{"hook_event_name":"Other"}`} {
+		x := bridge(t, home(t, ""), "run", fakeClaude(t, input))
+		x.exits(0)
+		if shown := x.scr.Text(); strings.Contains(shown, "allow") {
+			t.Errorf("hook input %q: %s", input, shown)
 		}
-	})
+	}
 }
 
-// stageSession runs a puppet under atlasbridge.
-func stageSession(t *testing.T, config string, flags ...string) (*botAPI, *puppet, string, *terminal) {
+// fakeClaude is a script called claude that calls the hook with input.
+func fakeClaude(t *testing.T, input string) string {
 	t.Helper()
-	w := newBotAPI(t)
-	c := newPuppet(t, "tool", "puppet")
-	dir := home(t, w.config("away_after_seconds = 0\n"+config))
-	x := bridge(t, dir, slices.Concat([]string{"run"}, flags, []string{c.tool})...)
-	x.toldOnFailure()
-	return w, c, dir, x
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "input.json"), []byte(input), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	script := fmt.Sprintf("#!/bin/sh\nATLASBRIDGE_TEST_CHILD=main %q hook < %q\necho end of hook\n",
+		os.Args[0], filepath.Join(dir, "input.json"))
+	path := filepath.Join(dir, "claude")
+	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
-// claudeSession runs a stand-in for claude under atlasbridge.
-func claudeSession(t *testing.T, config string, p play, flags ...string) (*botAPI, *puppet, string, *terminal) {
-	t.Helper()
-	w := newBotAPI(t)
-	c := newPuppet(t, "claude", "claude")
-	if config == "" {
-		config = "away_after_seconds = 0\nnotify_idle = false"
-	}
-	dir := home(t, w.config(config))
-	x := bridge(t, dir, slices.Concat([]string{"run"}, flags, []string{c.tool})...)
-	x.toldOnFailure()
-	c.order(order{Play: &p})
-	return w, c, dir, x
-}
-
-// ---- the tools themselves: what the test binary becomes ----
-
-// childTool is such a tool until it ends; false: mode is none.
-func childTool(mode string) bool {
-	name, addr, _ := strings.Cut(mode, " ")
-	if name != "puppet" && name != "claude" {
-		return false
-	}
-	os.Unsetenv("ATLASBRIDGE_TEST_CHILD")
-	conn, err := net.Dial("tcp", addr)
-	if err != nil {
-		fmt.Println("calling the test:", err)
-		os.Exit(9)
-	}
-	l := &wire{reports: json.NewEncoder(conn), orders: json.NewDecoder(conn)}
-	if name == "puppet" {
-		l.obey()
+// TestTapRefusesWhileTheDialogIsPainted: whenever a dialog is painted and whenever No is tapped, the hook refuses, in
+// one message whose buttons never change their meaning, and not one byte goes into the dialog.
+func TestTapRefusesWhileTheDialogIsPainted(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	type tap struct{ paint, after int } // ms: from the hook's call to the dialog, from the message to the tap
+	var sessions [][]tap
+	waits := []int{0, 100, 300, 500, 1000}
+	if os.Getenv("ATLASBRIDGE_TEST_ROUNDS") == "" {
+		sessions = [][]tap{
+			{{0, 0}, {400, 300}, {1400, 100}}, {{50, 100}, {500, 500}, {2000, 0}}, {{100, 300}, {700, 0}, {1000, 1000}},
+			{{200, 500}, {350, 0}, {1200, 300}}, {{300, 100}, {450, 1000}, {1700, 500}},
+		}
 	} else {
-		newActor(l).act()
-	}
-	return true
-}
-
-// wire is a tool's connection to its test.
-type wire struct {
-	mu      sync.Mutex // guards reports, screen and changed
-	reports *json.Encoder
-	orders  *json.Decoder
-	screen  string
-	changed time.Time
-}
-
-// tell ends the tool when nobody listens any more.
-func (l *wire) tell(r report) {
-	r.At = time.Now()
-	if err := l.reports.Encode(r); err != nil {
-		os.Exit(0)
-	}
-}
-
-// obey does what the test says and tells every key with the screen that stood when it was read.
-func (l *wire) obey() {
-	go func() {
-		buf := make([]byte, 4096)
-		for {
-			n, err := os.Stdin.Read(buf)
-			l.mu.Lock()
-			l.tell(report{What: "key", Text: string(buf[:n]), Screen: l.screen,
-				Early: time.Since(l.changed) < 20*time.Millisecond})
-			l.mu.Unlock()
-			if err != nil && err != io.EOF { // which is no more than a ^D
-				os.Exit(0)
+		for paint := 0; paint <= 2000; paint += 50 {
+			one := []tap{}
+			for _, after := range waits {
+				one = append(one, tap{paint, after})
 			}
-		}
-	}()
-	for {
-		var o order
-		if err := l.orders.Decode(&o); err != nil || o.Exit {
-			os.Exit(0)
-		}
-		if o.Raw {
-			l.raw()
-		}
-		if o.NoEcho {
-			stty := exec.Command("stty", "-echo")
-			stty.Stdin = os.Stdin
-			if err := stty.Run(); err != nil {
-				fmt.Println("stty:", err)
-				os.Exit(9)
-			}
-		}
-		l.mu.Lock()
-		if o.Name != "" {
-			l.screen, l.changed = o.Name, time.Now()
-		}
-		fmt.Print(o.Write)
-		l.tell(report{What: "obeyed", Seq: o.Seq})
-		l.mu.Unlock()
-	}
-}
-
-// raw makes the terminal raw, for good.
-func (l *wire) raw() {
-	if _, err := term.MakeRaw(int(os.Stdin.Fd())); err != nil {
-		fmt.Println("making the terminal raw:", err)
-		os.Exit(9)
-	}
-}
-
-// ---- the actor: claude's terminal, hooks and dialogs as measured ----
-
-// play is what claude is to ask.
-type play struct {
-	Asks     []ask
-	Together bool  // all hooks are called at once
-	Order    []int // of the dialogs; nil: of the hooks
-	Deaf     int   // ms in which a new dialog ignores keys
-}
-
-// ask is a command that claude wants to run, and how its dialog comes.
-type ask struct {
-	Command     string
-	Suggestions json.RawMessage `json:",omitempty"`
-	Paint       int             // ms from the hook's call to the dialog; -1: there is none, as with -p
-	Halves      bool            // it is painted in two steps, 150 ms apart
-	Out         string          // the hook's standard output: "" a pipe, "full" /dev/full, "closed" a pipe that nobody reads
-}
-
-// actor is the stand-in for claude. One goroutine owns all of it and takes what happened from a
-// channel.
-type actor struct {
-	*wire
-	play     play
-	hooks    map[string][]string // commands by event
-	asked    []bool              // the hooks were called
-	decided  []bool
-	running  map[int]*exec.Cmd // permission hooks
-	speaks   bool              // the terminal knows OSC 7501
-	up       int               // the dialog that stands, -1 none
-	coming   int               // the one that will be painted, -1 none
-	pointer  int
-	paintAt  time.Time
-	idle     bool
-	box      string // what stands in the input box
-	blink    bool
-	happened chan func() // for the one goroutine that owns all this
-}
-
-var (
-	statusAnswer  = regexp.MustCompile("\x1b\\]7501;\\?(\x1b\\\\|\a)")
-	pasteBrackets = strings.NewReplacer("\x1b[200~", "", "\x1b[201~", "")
-	dialogOptions = []string{"Yes", "Yes, and always allow access to out/ from this project",
-		"Yes, and switch to auto mode", "No"}
-)
-
-// newActor has nothing to do yet.
-func newActor(l *wire) *actor {
-	return &actor{
-		wire:     l,
-		hooks:    map[string][]string{},
-		running:  map[int]*exec.Cmd{},
-		up:       -1,
-		coming:   -1,
-		happened: make(chan func(), 100),
-	}
-}
-
-// act never returns: the tool ends with its terminal or with the test.
-func (a *actor) act() {
-	a.readSettings(os.Args[1:])
-	a.raw()
-	go a.readKeys()
-	go a.readOrders()
-	fmt.Print("\x1b[?2004h\x1b]0;✳ Claude Code\a\x1b[?1049h\x1b[2J\x1b[H\x1b[?25l\x1b]7501;?\a")
-	for tick := time.NewTicker(600 * time.Millisecond); ; {
-		select {
-		case f := <-a.happened:
-			f()
-		case <-tick.C:
-			a.blink = !a.blink
-			if a.up >= 0 && time.Since(a.paintAt) > time.Second {
-				mark := " "
-				if a.blink {
-					mark = "●"
-				}
-				fmt.Print("\x1b[H\x1b[2B\r" + mark + "\x1b[24;1H")
-			}
+			sessions = append(sessions, one)
 		}
 	}
-}
-
-// readSettings takes the hooks from the last --settings.
-func (a *actor) readSettings(args []string) {
-	var settings struct {
-		Hooks map[string][]struct{ Hooks []struct{ Command string } }
-	}
-	for i, arg := range args {
-		text, ok := strings.CutPrefix(arg, "--settings=")
-		if arg == "--settings" && i+1 < len(args) {
-			text, ok = args[i+1], true
-		}
-		if ok {
-			if err := json.Unmarshal([]byte(text), &settings); err != nil {
-				a.tell(report{What: "settings", Text: err.Error()})
-			}
-		}
-	}
-	for event, groups := range settings.Hooks {
-		for _, group := range groups {
-			for _, hook := range group.Hooks {
-				a.hooks[event] = append(a.hooks[event], hook.Command)
-			}
-		}
-	}
-}
-
-// readKeys hands over what comes from the terminal, until its end.
-func (a *actor) readKeys() {
-	buf := make([]byte, 4096)
-	for {
-		n, err := os.Stdin.Read(buf)
-		if err != nil {
-			os.Exit(0)
-		}
-		chunk := string(buf[:n])
-		a.happened <- func() { a.keys(chunk) }
-	}
-}
-
-// readOrders hands over what the test wants, until its end.
-func (a *actor) readOrders() {
-	for {
-		var o order
-		if err := a.orders.Decode(&o); err != nil || o.Exit {
-			os.Exit(0)
-		}
-		a.happened <- func() {
-			if o.Play != nil {
-				a.play = *o.Play
-				a.asked = make([]bool, len(a.play.Asks))
-				a.decided = make([]bool, len(a.play.Asks))
-				a.paintBox()
-				a.later(150*time.Millisecond, a.work)
-			}
-			for _, cmd := range a.running {
-				if o.Signal != "" {
-					a.signal(cmd, o.Signal)
-				}
-			}
-			a.tell(report{What: "obeyed", Seq: o.Seq})
-		}
-	}
-}
-
-// signal reaches the hook's whole process group.
-func (a *actor) signal(cmd *exec.Cmd, name string) {
-	kill := fmt.Sprintf("kill -%s -%d", name, cmd.Process.Pid)
-	if out, err := exec.Command("sh", "-c", kill).CombinedOutput(); err != nil {
-		a.tell(report{What: "signal", Text: string(out)})
-	}
-}
-
-// later does something after a time.
-func (a *actor) later(d time.Duration, f func()) {
-	time.AfterFunc(d, func() { a.happened <- f })
-}
-
-// state tells the terminal what is done, where it wants to know.
-func (a *actor) state(words string) {
-	if a.speaks {
-		fmt.Printf("\x1b]7501;%s\a", words)
-	}
-}
-
-// work goes on with what is not asked yet, or shows the next dialog, or ends the turn.
-func (a *actor) work() {
-	if a.up >= 0 || a.coming >= 0 {
-		return
-	}
-	waiting := slices.IndexFunc(a.asked, func(asked bool) bool { return !asked })
-	next := a.nextDialog()
-	switch {
-	case next >= 0 && a.play.Asks[next].Paint >= 0:
-		a.comes(next)
-	case next >= 0: // there is no dialog: the hook alone decides
-	case waiting >= 0:
-		fmt.Print("\x1b]0;◐ Claude Code\a")
-		a.state("state=working:app=claude-code")
-		a.paint("✶ Brewing…", "")
-		for i := range a.play.Asks {
-			if a.play.Together || i == waiting {
-				a.asked[i] = true
-			}
-		}
-		go func() {
-			for i := range a.play.Asks {
-				if a.play.Together || i == waiting {
-					a.runHooks(i, "PreToolUse", nil)
-				}
-			}
-			a.happened <- func() { a.request(waiting) }
-		}()
-	case !a.idle && !slices.Contains(a.decided, false):
-		a.idle = true
-		go func() {
-			a.runHooks(0, "Stop", nil)
-			a.happened <- func() {
-				fmt.Print("\x1b]0;✳ Claude Code\a")
-				a.state("state=done:app=claude-code")
-				a.paintBox()
-				a.tell(report{What: "done", Dialog: -1})
-			}
-		}()
-	}
-}
-
-// nextDialog is the first in order that was asked and is not decided, -1 none.
-func (a *actor) nextDialog() int {
-	for n := range a.play.Asks {
-		i := n
-		if a.play.Order != nil {
-			i = a.play.Order[n]
-		}
-		if a.asked[i] && !a.decided[i] {
-			return i
-		}
-	}
-	return -1
-}
-
-// request calls the permission hooks, of this one or of all.
-func (a *actor) request(first int) {
-	for i := range a.play.Asks {
-		if i == first || a.play.Together {
-			a.tell(report{What: "hook", Dialog: i})
-			ready := make(chan struct{})
-			go a.runHooks(i, "PermissionRequest", ready)
-			<-ready
-		}
-	}
-	if n := a.nextDialog(); n >= 0 && a.play.Asks[n].Paint >= 0 {
-		a.comes(n)
-	}
-}
-
-// comes tells that this dialog waits, and paints it when its time has come.
-func (a *actor) comes(i int) {
-	a.coming = i
-	fmt.Print("\x1b]0;✳ Claude Code\a")
-	words := base64.StdEncoding.EncodeToString([]byte("approve Bash: " + a.play.Asks[i].Command))
-	a.state("state=blocked:app=claude-code:kind=permission:msg=" + words)
-	a.later(time.Duration(a.play.Asks[i].Paint)*time.Millisecond, func() {
-		a.coming = -1
-		if a.decided[i] {
-			a.work()
-			return
-		}
-		a.up = i
-		a.pointer = 0
-		a.paintAt = time.Now()
-		if a.play.Asks[i].Halves {
-			a.paintDialog(true)
-			a.later(150*time.Millisecond, func() {
-				if a.up == i {
-					a.paintDialog(false)
-				}
+	beside(t, 5, sessions, func(t *testing.T, taps []tap) {
+		asks := []ask{}
+		for i, tap := range taps {
+			asks = append(asks, ask{
+				Command: fmt.Sprintf("rm -rf /important/%d", i),
+				Paint:   tap.paint,
+				Halves:  i%2 == 1,
 			})
+		}
+		w, c, dir, _ := claudeSession(t, "", play{Asks: asks, Deaf: 100})
+		ids := []int64{}
+		for i, tap := range taps {
+			m := w.find(asks[i].Command, noButton)
+			<-time.After(time.Duration(tap.after) * time.Millisecond)
+			w.tap(w.now(m.id), noButton)
+			if r := c.until("decided", i); r.By != "hook" || r.Text != "deny" {
+				t.Errorf("painted after %d ms, tapped %d ms after the message: %s by %s", tap.paint,
+					tap.after, r.Text, r.By)
+			}
+			w.settled(m.id)
+			ids = append(ids, m.id)
+		}
+		c.until("done", -1)
+		for i, id := range ids {
+			w.honest(t, asks[i].Command, id, 1)
+		}
+		if keys := c.keys(); keys != "" {
+			t.Errorf("%q was typed", keys)
+		}
+		if n := auditCount(t, dir, "REPLY_INJECTED"); n != len(taps) {
+			t.Errorf("%d answers in the audit log, want %d", n, len(taps))
+		}
+	})
+}
+
+// TestHookIsAnsweredWhole: Yes allows once; the lasting Allow says what, where and for how long, and gives all
+// suggestions back; words of the operator are the reason of a refusal.
+func TestHookIsAnsweredWhole(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	folder := `[{"type":"addDirectories","directories":["/srv/demo/out"],"destination":"session"},` +
+		`{"type":"setMode","mode":"acceptEdits","destination":"session"}]`
+	rule := `[{"type":"addRules","rules":[{"toolName":"Bash","ruleContent":"npm --version"}],"behavior":"allow",` +
+		`"destination":"localSettings"}]`
+	type row struct {
+		name, suggestions string
+		press             *regexp.Regexp
+		text              string
+		behavior          string
+		words             []string // of the message, each a pattern
+	}
+	rows := []row{
+		{"yes", folder, yesButton, "", "allow", nil},
+		{"yes without suggestions", "", yesButton, "", "allow", nil},
+		{"lasting folder", folder, lastingButton, "", "allow",
+			[]string{`demo/out|\bout/`, `(?i)accept\s?edits`, `(?i)session`}},
+		{"lasting rule", rule, lastingButton, "", "allow", []string{`npm --version`, `(?i)project|local`}},
+		{"yes, no dialog", folder, yesButton, "", "allow", nil},
+		{"reason", folder, nil, "use the test database", "deny", nil},
+	}
+	beside(t, 5, rows, func(t *testing.T, row row) {
+		a := ask{
+			Command:     "npm --version",
+			Suggestions: json.RawMessage(row.suggestions),
+			Paint:       300,
+		}
+		if row.name == "yes, no dialog" {
+			a.Paint = -1
+		}
+		w, c, dir, _ := claudeSession(t, "", play{Asks: []ask{a}})
+		m := w.find(a.Command, yesButton)
+		if _, ok := m.choice(lastingButton); ok != (row.suggestions != "") {
+			t.Errorf("a lasting button: %v; buttons %v", ok, m.buttons)
+		}
+		if row.press != nil {
+			w.tap(w.now(m.id), row.press)
 		} else {
-			a.paintDialog(false)
+			openPrompt(t, dir) // only now it is known which message asked
+			w.writes(row.text, m.id)
 		}
-		a.tell(report{What: "paint", Dialog: i})
+		r := c.until("decided", 0)
+		var answer struct {
+			Message            string
+			UpdatedPermissions any
+		}
+		if err := json.Unmarshal(r.JSON, &answer); err != nil && r.By == "hook" {
+			t.Fatal(err)
+		}
+		if r.By != "hook" || r.Text != row.behavior || answer.Message != row.text {
+			t.Errorf("%s by %s, message %q; want %s by hook, message %q", r.Text, r.By,
+				answer.Message, row.behavior, row.text)
+		}
+		var want any
+		if row.press == lastingButton {
+			if err := json.Unmarshal([]byte(row.suggestions), &want); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !reflect.DeepEqual(answer.UpdatedPermissions, want) {
+			t.Errorf("updatedPermissions %v, want %v", answer.UpdatedPermissions, want)
+		}
+		for _, word := range row.words {
+			if !regexp.MustCompile(word).MatchString(m.text) {
+				t.Errorf("the message does not say %s:\n%s", word, m.text)
+			}
+		}
+		w.settled(m.id)
+		w.honest(t, a.Command, m.id, 1)
+		if keys := c.keys(); keys != "" {
+			t.Errorf("%q was typed", keys)
+		}
 	})
 }
 
-// paint shows rows from the top and the last row, with the cursor behind what stands in the box.
-func (a *actor) paint(rows string, foot string) {
-	lines := strings.Split(rows, "\n")
-	for len(lines) < 23 {
-		lines = append(lines, "")
+// TestTwoHooksAtOnce: of two commands that wait at once, a tap decides the one its message shows and no other,
+// whichever dialog stands; a key in the standing dialog ends the question of that one.
+func TestTwoHooksAtOnce(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	type row struct {
+		order []int  // of the dialogs
+		taps  string // per question in the order asked, Y or N
+		late  bool   // they are tapped when a dialog stands
+		key   string // or: first typed at the keyboard
 	}
-	fmt.Print("\x1b[H" + strings.Join(append(lines[:23], foot), "\x1b[K\r\n") + "\x1b[K\x1b[24;1H")
-}
-
-// paintBox paints the input box with what stands in it.
-func (a *actor) paintBox() {
-	rule := strings.Repeat("─", 80)
-	a.paint("● Hello\n\n"+rule+"\n❯\u00a0"+a.box+"\n"+rule+"\n  ? for shortcuts", "")
-	fmt.Printf("\x1b[4;%dH", 3+len(a.box))
-	if !a.idle {
-		a.state("state=idle:app=claude-code")
-	}
-}
-
-// paintDialog paints the dialog that stands, or its upper half.
-func (a *actor) paintDialog(half bool) {
-	command := a.play.Asks[a.up].Command
-	out := "> go on\n\n● Bash(" + command + ")\n  ⎿  Running…\n\n" + strings.Repeat("─", 80) +
-		"\n Bash command\n\n   " + command + "\n   Do it\n\n"
-	if half {
-		a.paint(out, "")
-		return
-	}
-	out += " Do you want to proceed?\n"
-	for i, option := range dialogOptions {
-		mark := "   "
-		if i == a.pointer {
-			mark = " ❯ "
+	rows := []row{}
+	for _, order := range [][]int{{0, 1}, {1, 0}} {
+		for _, taps := range []string{"YY", "YN", "NY", "NN"} {
+			rows = append(rows, row{order, taps, false, ""}, row{order, taps, true, ""})
 		}
-		out += fmt.Sprintf("%s%d. %s\n", mark, i+1, option)
+		rows = append(rows, row{order, "N", false, "1"}, row{order, "N", false, "\x1b"})
 	}
-	a.paint(out+"\n Esc to cancel · Tab to amend", "")
-}
-
-// keys does what a chunk of input does: as measured, one with more than a key in it is ignored by a dialog.
-func (a *actor) keys(chunk string) {
-	rest := statusAnswer.ReplaceAllString(chunk, "")
-	if rest != chunk {
-		a.speaks = true
-		a.state("state=idle:app=claude-code")
-	}
-	if rest == "" {
-		return
-	}
-	a.tell(report{What: "key", Dialog: a.up, Text: rest})
-	switch {
-	case a.up >= 0 && time.Since(a.paintAt) < time.Duration(a.play.Deaf)*time.Millisecond:
-	case a.up >= 0 && rest == "\x1b":
-		a.decide(a.up, "keyboard", "Esc", nil)
-	case a.up >= 0 && rest == "\r":
-		a.decide(a.up, "keyboard", dialogOptions[a.pointer], nil)
-	case a.up >= 0 && len(rest) == 1 && rest >= "1" && rest <= "4":
-		a.decide(a.up, "keyboard", dialogOptions[rest[0]-'1'], nil)
-	case a.up >= 0 && rest == "\x1b[A":
-		a.pointer = max(0, a.pointer-1)
-		a.paintDialog(false)
-	case a.up >= 0 && rest == "\x1b[B":
-		a.pointer = min(len(dialogOptions)-1, a.pointer+1)
-		a.paintDialog(false)
-	case a.idle && strings.HasPrefix(rest, "\x1b[200~"):
-		a.box += pasteBrackets.Replace(rest)
-		a.paintBox()
-	case a.idle && rest == "\r":
-		a.tell(report{What: "message", Text: a.box})
-		a.box = ""
-		a.paintBox()
-		fmt.Print("\x1b]0;◐ Claude Code\a")
-		a.state("state=working:app=claude-code")
-		a.later(300*time.Millisecond, func() {
-			fmt.Print("\x1b]0;✳ Claude Code\a")
-			a.state("state=done:app=claude-code")
-		})
-	case a.idle && rest >= " ":
-		a.box += strings.TrimSuffix(rest, "\r")
-		a.paintBox()
-		if strings.HasSuffix(rest, "\r") && len(rest) < 64 {
-			a.keys("\r")
-		}
-	}
-}
-
-// decide ends a question, once, and goes on a moment later.
-func (a *actor) decide(i int, by, text string, decision json.RawMessage) {
-	if a.decided[i] {
-		a.tell(report{What: "late", Dialog: i, By: by, Text: text})
-		return
-	}
-	a.decided[i] = true
-	a.tell(report{What: "decided", Dialog: i, By: by, Text: text, JSON: decision})
-	if a.up == i {
-		a.up = -1
-		fmt.Print("\x1b]0;◐ Claude Code\a")
-		a.state("state=working:app=claude-code")
-		a.paint("✶ Brewing…", "")
-	}
-	go func() {
-		if text == "allow" || strings.HasPrefix(text, "Yes") {
-			a.runHooks(i, "PostToolUse", nil)
-		}
-		a.later(150*time.Millisecond, a.work)
-	}()
-}
-
-// runHooks calls an event's hooks and waits for them; ready is closed when the first has started, or there is none.
-func (a *actor) runHooks(i int, event string, ready chan struct{}) {
-	one := ask{}
-	if i < len(a.play.Asks) {
-		one = a.play.Asks[i]
-	}
-	input := map[string]any{
-		"session_id":      "5e551011",
-		"transcript_path": "",
-		"cwd":             "/",
-		"prompt_id":       "p",
-		"permission_mode": "default",
-		"hook_event_name": event,
-	}
-	if event == "Stop" {
-		input["stop_hook_active"], input["last_assistant_message"] = false, "That is done."
-	} else {
-		input["tool_name"] = "Bash"
-		input["tool_input"] = map[string]string{"command": one.Command, "description": "Do it"}
-	}
-	if event == "PermissionRequest" {
-		input["permission_suggestions"] = []any{}
-		if len(one.Suggestions) > 0 {
-			input["permission_suggestions"] = one.Suggestions
-		}
-	} else {
-		input["tool_use_id"] = fmt.Sprint("toolu_", i)
-	}
-	text, err := json.Marshal(input)
-	if err != nil {
-		a.happened <- func() { a.tell(report{What: "trouble", Text: err.Error()}) }
-	}
-	for _, command := range a.hooks[event] {
-		out, err := a.runHook(i, event, command, text, ready)
-		ready = nil
-		if event == "PermissionRequest" {
-			a.happened <- func() {
-				delete(a.running, i)
-				a.tell(report{What: "hookend", Dialog: i, Text: out, By: fmt.Sprint(err)})
-				a.hookSaid(i, out)
+	commands := []string{"ls -la", "rm -rf /important"}
+	beside(t, 6, rows, func(t *testing.T, row row) {
+		asks := []ask{{Command: commands[0], Paint: rand.IntN(900)},
+			{Command: commands[1], Paint: rand.IntN(900)}}
+		w, c, dir, x := claudeSession(t, "", play{Asks: asks, Order: row.order, Together: true})
+		asked := func(except int) (int, seen) { // which question is on the phone
+			m := w.where("a question of a command", func(m seen) bool {
+				_, ok := m.choice(noButton)
+				return ok && (except < 0 || !strings.Contains(m.text, commands[except]))
+			})
+			if strings.Contains(m.text, commands[1]) {
+				return 1, m
 			}
+			return 0, m
 		}
-	}
-	if ready != nil {
-		close(ready)
-	}
+		except, typed := -1, ""
+		if row.key != "" {
+			asked(-1)
+			standing := c.until("paint", row.order[0]).Dialog
+			x.types(row.key)
+			typed = row.key
+			if r := c.until("decided", standing); r.By != "keyboard" {
+				t.Errorf("%q was to be answered at the keyboard: %s by %s", commands[standing],
+					r.Text, r.By)
+			}
+			p := promptOf(t, dir, commands[standing], func(p *PromptRecord) bool {
+				return p.over()
+			})
+			if by := decidedBy(p); by != "cli:local" {
+				t.Errorf("%q: %s by %q (%s), want it answered at the keyboard", commands[standing],
+					p.Status, by, p.Reason)
+			}
+			except = standing
+		}
+		for n, tap := range row.taps {
+			i, m := asked(except)
+			except = i
+			if row.late {
+				c.that("a dialog stands", func() bool {
+					has := func(what string, dialog int) bool {
+						return slices.ContainsFunc(c.reports, func(r report) bool {
+							return r.What == what && r.Dialog == dialog
+						})
+					}
+					return has("paint", 0) && !has("decided", 0) ||
+						has("paint", 1) && !has("decided", 1)
+				})
+			}
+			button, want := noButton, "deny"
+			if tap == 'Y' {
+				button, want = yesButton, "allow"
+			}
+			<-time.After(time.Duration(rand.IntN(500)) * time.Millisecond)
+			w.tap(w.now(m.id), button)
+			if r := c.until("decided", i); r.By != "hook" || r.Text != want {
+				t.Errorf("tap %d on %q: %s by %s, want %s by hook", n, commands[i], r.Text, r.By,
+					want)
+			}
+			if n == 0 && len(row.taps) == 2 && c.count("decided") != 1 {
+				t.Errorf("one tap decided %d", c.count("decided"))
+			}
+			w.settled(m.id)
+			w.honest(t, commands[i], m.id, 1)
+		}
+		c.until("done", -1)
+		if keys := c.keys(); keys != typed {
+			t.Errorf("the dialogs got %q, want %q", keys, typed)
+		}
+	})
 }
 
-// runHook is one hook as claude runs it: by sh, in a session of its own, without a terminal.
-func (a *actor) runHook(i int, event, command string, input []byte, ready chan struct{}) (string, error) {
-	var out bytes.Buffer
-	cmd := exec.Command("sh", "-c", command)
-	cmd.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "CLAUDECODE=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{}
-	if session := reflect.ValueOf(cmd.SysProcAttr).Elem().FieldByName("Setsid"); session.IsValid() {
-		session.SetBool(true)
-	}
-	cmd.Stdin, cmd.Stdout = bytes.NewReader(input), &out
-	switch {
-	case event != "PermissionRequest":
-	case a.play.Asks[i].Out == "full":
-		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-		if err != nil {
-			return "", err
+// TestAnsweredAtTheKeyboardFirst: the message says so, the waiting hook ends, and a tap that comes late does nothing
+// and says so.
+func TestAnsweredAtTheKeyboardFirst(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, 4, []string{"1", "4", "\r", "\x1b"}, func(t *testing.T, key string) {
+		a := ask{Command: "touch /srv/x", Paint: 200}
+		w, c, _, x := claudeSession(t, "", play{Asks: []ask{a}})
+		m := w.find(a.Command, noButton)
+		c.until("paint", 0)
+		x.types(key)
+		decided := c.until("decided", 0)
+		if took := c.until("hookend", 0).At.Sub(decided.At); took > 4*time.Second {
+			t.Errorf("the hook goes on for %v", took)
 		}
-		defer full.Close()
-		cmd.Stdout = full
-	case a.play.Asks[i].Out == "closed":
-		r, w, err := os.Pipe()
-		if err != nil {
-			return "", err
+		w.ended(m.id, saysKeyboard)
+		if said := w.answer(w.tap(m, noButton)); !saysNothing.MatchString(said) {
+			t.Errorf("a late tap is told %q", said)
 		}
-		_ = r.Close() // nobody reads
-		defer w.Close()
-		cmd.Stdout = w
-	}
-	err := cmd.Start()
-	if err == nil && ready != nil {
-		a.running[i] = cmd // the owner waits for ready
-	}
-	if ready != nil {
-		close(ready)
-	}
-	if err != nil {
-		return "", err
-	}
-	err = cmd.Wait()
-	return out.String(), err
+		w.honest(t, a.Command, m.id, 1)
+		if keys := c.keys(); keys != key || decided.By != "keyboard" {
+			t.Errorf("%q was typed, decided by %s", keys, decided.By)
+		}
+	})
 }
 
-// hookSaid takes a hook's decision, if it is one.
-func (a *actor) hookSaid(i int, out string) {
-	var said struct {
-		Out struct {
-			Decision json.RawMessage
-		} `json:"hookSpecificOutput"`
-	}
-	var decision struct{ Behavior string }
-	if err := json.Unmarshal([]byte(out), &said); err != nil {
-		return // no decision: the dialog stays
-	}
-	if err := json.Unmarshal(said.Out.Decision, &decision); err != nil {
-		return
-	}
-	if decision.Behavior == "allow" || decision.Behavior == "deny" {
-		a.decide(i, "hook", decision.Behavior, said.Out.Decision)
-	}
+// TestHookTimesOut: run --timeout holds for hooks: nobody's answer is a refusal with its reason, and nothing is typed.
+func TestHookTimesOut(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, 3, []int{0, 1000, -1}, func(t *testing.T, paint int) {
+		a := ask{Command: "touch /srv/x", Paint: paint}
+		w, c, _, _ := claudeSession(t, "", play{Asks: []ask{a}}, "--timeout", "2s")
+		m := w.find(a.Command, noButton)
+		r := c.until("decided", 0)
+		if r.By != "hook" || r.Text != "deny" || !saysExpired.Match(r.JSON) {
+			t.Errorf("%s by %s: %s", r.Text, r.By, r.JSON)
+		}
+		w.ended(m.id, saysExpired)
+		w.honest(t, a.Command, m.id, 1)
+		if keys := c.keys(); keys != "" {
+			t.Errorf("%q was typed", keys)
+		}
+	})
 }
 
-/* ===== The simulation: the session, its store and its Telegram in virtual time, against models ===== */
+// TestHookCannotAnswer: what the hook could not write was not answered: nobody is told that it was, nothing is typed.
+func TestHookCannotAnswer(t *testing.T) {
+	needLinux(t)
+	t.Parallel()
+	beside(t, 2, []string{"full", "closed"}, func(t *testing.T, out string) {
+		a := ask{Command: "touch /srv/x", Paint: 200, Out: out}
+		w, c, dir, _ := claudeSession(t, "", play{Asks: []ask{a}})
+		m := w.find(a.Command, yesButton)
+		w.tap(m, yesButton)
+		c.until("hookend", 0)
+		p := promptOf(t, dir, a.Command, func(p *PromptRecord) bool { return p.over() })
+		if p.Status == Resolved {
+			t.Errorf("it is %s", p.Status)
+		}
+		if auditCount(t, dir, "REPLY_INJECTED") > 0 {
+			t.Error("the audit log has it as typed")
+		}
+		if keys := c.keys(); keys != "" || c.count("decided") > 0 {
+			t.Errorf("%q was typed, %d decided", keys, c.count("decided"))
+		}
+		w.unanswered(m.id)
+	})
+}
+
+// TestHookKilled: a hook that is killed answers nothing: the phone is told, the old buttons do nothing, nothing is
+// typed that was not asked of the dialog that stands there.
+func TestHookKilled(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, 2, []string{"while it asks", "after the decision"}, func(t *testing.T, moment string) {
+		a := ask{Command: "touch /srv/x", Paint: 200}
+		w, c, dir, _ := claudeSession(t, "", play{Asks: []ask{a}})
+		m := w.find(a.Command, yesButton)
+		c.until("paint", 0)
+		if moment == "after the decision" {
+			c.order(order{Signal: "STOP"})
+			w.tap(m, yesButton)
+			promptOf(t, dir, a.Command, func(p *PromptRecord) bool { return p.NonceUsed })
+		}
+		c.order(order{Signal: "KILL"})
+		c.until("hookend", 0)
+		w.unanswered(m.id)
+		if said := w.answer(w.tap(m, yesButton)); !saysNothing.MatchString(said) {
+			t.Errorf("a tap on the old button is told %q", said)
+		}
+		again := w.where("the dialog as a question of its own", func(n seen) bool {
+			_, ok := n.choice(noButton)
+			return n.id != m.id && ok && strings.Contains(n.text, a.Command)
+		})
+		if keys := c.keys(); keys != "" || auditCount(t, dir, "REPLY_INJECTED") > 0 {
+			t.Errorf("%q was typed", keys)
+		}
+		w.tap(again, noButton)
+		r := c.until("decided", 0)
+		if r.By != "keyboard" || !strings.HasPrefix(r.Text, "No") && r.Text != "Esc" {
+			t.Errorf("the new No: %s by %s", r.Text, r.By)
+		}
+		w.honest(t, a.Command, m.id, 2)
+	})
+}
+
+// ---- the whole program: simulation ----
+// Session, store and Telegram in virtual time, against models.
+//
 // Real: session.loop with all its goroutines, hook.decide, Store on files, Telegram with its poller. Modelled, each with
 // its own random numbers from the seed: the tool behind the terminal, the Bot API and the way to it, a person with a
 // phone and a keyboard. What the person types is told from what AtlasBridge types by its bytes: the model tool takes
@@ -4207,7 +13258,8 @@ func (s *sim) payLater() {
 	polling.Wait()
 }
 
-// ---- the keyboard ----
+// ---- simulation: the keyboard ----
+// Keys as a person presses them.
 
 // simKeys is standard input.
 type simKeys struct {
@@ -4260,7 +13312,8 @@ func (s *sim) press(text string) {
 	s.keys.put(text, false)
 }
 
-// ---- the terminal ----
+// ---- simulation: the terminal ----
+// A busy machine between the tool and the session.
 
 // simPTY is the child's terminal.
 type simPTY struct{ *sim }
@@ -4389,7 +13442,8 @@ func (s *sim) deciding() *PromptRecord {
 	return nil
 }
 
-// ---- the tool ----
+// ---- simulation: the tool ----
+// A program that asks, changes its mind and takes what it reads for what it means.
 
 // simTool is the model of the program behind the terminal.
 type simTool struct {
@@ -5166,7 +14220,8 @@ func (s *sim) takesMenu(text string, p *PromptRecord) {
 	}
 }
 
-// ---- claude ----
+// ---- simulation: claude ----
+// Its dialogs, its hooks and its input box.
 
 // nextOfClaude calls hooks, or shows the next dialog of those that were called for.
 func (s *sim) nextOfClaude(r *rand.Rand) {
@@ -5558,7 +14613,8 @@ func (s *sim) hookSaid(h *simHook, n int, text string, p *PromptRecord) {
 	}
 }
 
-// ---- the Bot API, and the person with the phone ----
+// ---- simulation: the Bot API and the person with the phone ----
+// A network that loses and delays, and somebody who reads and taps.
 
 // simPhone is the model of Telegram, of the way to it and of who reads it.
 type simPhone struct {
@@ -6061,7 +15117,8 @@ func (s *sim) wasChosen(p *PromptRecord, meaning string) {
 	s.fault("%q was decided for %q, but nobody chose that: %+v", meaning, p.Question, s.chosen)
 }
 
-// ---- the verdict ----
+// ---- simulation: the verdict ----
+// What must hold at the end, whatever happened.
 
 // judgeAll holds the end of the scenario against what was promised.
 func (s *sim) judgeAll() {
@@ -6188,194 +15245,8 @@ func (s *sim) judgeStands(v *View) {
 	}
 }
 
-/* ===== Commands and configuration ===== */
-
-// cli runs a command on a state folder and returns what a shell would see.
-func cli(t testing.TB, dir string, args ...string) (code int, stdout, stderr string) {
-	t.Helper()
-	return cliWhile(t.Context(), t, dir, args...)
-}
-
-// cliWhile is cli until the context ends. ATLASBRIDGE_HOME stays set as long as the test lasts.
-func cliWhile(ctx context.Context, t testing.TB, dir string, args ...string) (code int, stdout, stderr string) {
-	t.Helper()
-	t.Setenv("ATLASBRIDGE_HOME", dir)
-	base := t.TempDir()
-	open := func(name string) *os.File {
-		f, err := os.Create(filepath.Join(base, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { f.Close() })
-		return f
-	}
-	in, out, errs := open("stdin"), open("stdout"), open("stderr")
-	code = run(ctx, args, in, out, errs)
-	read := func(f *os.File) string {
-		text, err := os.ReadFile(f.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(text)
-	}
-	return code, read(out), read(errs)
-}
-
-// fakeToken has the shape of a bot token and belongs to no bot.
-const fakeToken = "123456789:AAFakeTokenForLoopbackTestsOnly0123"
-
-// TestCommandLine: every command line ends with its exit code, and says on which stream what is
-// wrong and what to type instead.
-func TestCommandLine(t *testing.T) {
-	dir := home(t, "")
-	for _, test := range []struct {
-		args           string
-		code           int
-		stdout, stderr string // regular expressions; "" nothing at all
-	}{
-		{"", 2, "", `(?s)atlasbridge runs .* run .* completion `},
-		{"help", 0, `(?s)^atlasbridge runs .*atlasbridge help COMMAND\n$`, ""},
-		{"-h", 0, "^atlasbridge runs ", ""},
-		{"--help", 0, "^atlasbridge runs ", ""},
-		{"help run", 0, `(?s)^atlasbridge run \[flags\] <tool>.*--record FILE`, ""},
-		{"run -h", 0, `^atlasbridge run \[flags\]`, ""},
-		{"status --help", 0, "^atlasbridge status", ""},
-		{"config --json -h", 0, "^atlasbridge config", ""},
-		{"help help", 0, "^atlasbridge help", ""},
-		{"help nothing", 2, "", `^atlasbridge: unknown command "nothing"`},
-		{"statsu", 2, "", "^atlasbridge: unknown command \"statsu\"; did you mean `atlasbridge status`\\?\n$"},
-		{"docter", 2, "", "`atlasbridge doctor`"},
-		{"claude --model opus", 2, "", "to run a tool: atlasbridge run TOOL\n$"},
-		{"--frob", 2, "", `unknown command "--frob"`},
-		{"stat\x1b[2J", 2, "", `^atlasbridge: unknown command "stat[^\x1b]*\n$`},
-		{"config --a\x1b[2J", 2, "", `^atlasbridge: unknown flag --a[^\x1b]*\n$`},
-		{"version", 0, `^atlasbridge \S+ go1\S* \w+/\w+\n$`, ""},
-		{"--version", 0, `^atlasbridge `, ""},
-		{"version now", 2, "", `^atlasbridge: wrong arguments \["now"\]; usage: atlasbridge version`},
-		{"run", 2, "", `^atlasbridge: wrong arguments \[\]; usage: atlasbridge run \[flags\] <tool>`},
-		{"config --jsn", 2, "", "^atlasbridge: unknown flag --jsn; usage: .*config.*\n$"},
-		{"config --json=perhaps", 2, "", `^atlasbridge: .*invalid boolean value`},
-		{"config", 0, `(?m)^timeout_seconds +600 +default$`, ""},
-		{"completion", 2, "", `usage: atlasbridge completion bash\|zsh\|fish`},
-		{"completion tcsh", 2, "", `usage: atlasbridge completion bash\|zsh\|fish`},
-		{"completion fish", 0, `complete -c atlasbridge .* -a '.*status`, ""},
-		{"debug", 2, "", `usage: atlasbridge debug bundle`},
-		{"debug bundel", 2, "", `usage: atlasbridge debug bundle`},
-	} {
-		code, stdout, stderr := cli(t, dir, strings.Fields(test.args)...)
-		if code != test.code || !matches(test.stdout, stdout) || !matches(test.stderr, stderr) {
-			t.Errorf("atlasbridge %q: exit %d, want %d\nstdout %q, want %s\nstderr %q, want %s",
-				test.args, code, test.code, stdout, test.stdout, stderr, test.stderr)
-		}
-	}
-}
-
-// matches tells whether a pattern is found in a text, "" only in none.
-func matches(pattern, text string) bool {
-	return pattern == "" && text == "" ||
-		pattern != "" && regexp.MustCompile(pattern).MatchString(text)
-}
-
-// TestHelpFitsTheScreen: every help text fits a terminal of 24 lines of 80 columns.
-func TestHelpFitsTheScreen(t *testing.T) {
-	dir := home(t, "")
-	for _, name := range append(commandNames(), "") {
-		code, text, stderr := cli(t, dir, strings.Fields("help "+name)...)
-		s := (&command{name: name}).spec()
-		if code != 0 || stderr != "" || name != "" && !strings.Contains(text, s.synopsis()) {
-			t.Errorf("help %s: exit %d, %s", name, code, stderr)
-		}
-		lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
-		if len(lines) > 24 {
-			t.Errorf("help %s has %d lines", name, len(lines))
-		}
-		for _, line := range lines {
-			if utf8.RuneCountInString(line) > 80 || strings.TrimRight(line, " ") != line {
-				t.Errorf("help %s: too long or blank at its end: %q", name, line)
-			}
-		}
-	}
-}
-
-// TestOptions: flags are taken where they stand before the tool or between arguments, and never
-// from behind "--" or the tool.
-func TestOptions(t *testing.T) {
-	for _, test := range []struct {
-		args string
-		want string // positional arguments
-		on   []string
-	}{
-		{"run --quiet claude --quiet -p x", "claude --quiet -p x", []string{"quiet"}},
-		{"run --name a -- claude --stream", "claude --stream", []string{"name=a"}},
-		{"run -timeout 90s claude", "claude", []string{"timeout=1m30s"}},
-		{"logs --session 12 --tail", "", []string{"session=12", "tail"}},
-		{"lab a.cast --json b.cast", "a.cast b.cast", []string{"json"}},
-		{"lab a.cast -- --json", "a.cast --json", nil},
-		{"audit verify --json", "verify", []string{"json"}},
-		{"answer 12345678 -- -x", "12345678 -- -x", nil},
-	} {
-		words := strings.Fields(test.args)
-		c := &command{name: words[0], args: words[1:], stdout: os.Stdout, stderr: os.Stderr}
-		if words[0] == "answer" { // takes exactly two arguments, whatever they look like
-			c.args = []string{"12345678", "-x"}
-			test.want = "12345678 -x"
-		}
-		o, code := c.options()
-		if o == nil {
-			t.Errorf("%s: exit %d", test.args, code)
-			continue
-		}
-		if got := strings.Join(o.args, " "); got != test.want {
-			t.Errorf("%s: arguments %q, want %q", test.args, got, test.want)
-		}
-		for _, f := range test.on {
-			name, value, _ := strings.Cut(f, "=")
-			if value == "" && !o.on(name) || value != "" && o.text(name) != value {
-				t.Errorf("%s: --%s is %q", test.args, name, o.text(name))
-			}
-		}
-	}
-}
-
-// TestNearest: a mistyped word suggests the one that it begins or differs from by two letters side
-// by side, else none.
-func TestNearest(t *testing.T) {
-	words := []string{"run", "setup", "doctor", "status", "approvals", "answer", "logs", "audit"}
-	for in, want := range map[string]string{
-		"rnu":        "run",
-		"stats":      "status",
-		"app":        "approvals",
-		"log":        "logs",
-		"Audit":      "audit",
-		"anwser":     "answer",
-		"stauts":     "status",
-		"kubernetes": "",
-		"x":          "",
-		"":           "",
-	} {
-		if got := nearest(in, words); got != want {
-			t.Errorf("nearest(%q) = %q, want %q", in, got, want)
-		}
-	}
-}
-
-// TestTableFits: a table has aligned columns, and its last one is cut where a line of 80 columns
-// ends.
-func TestTableFits(t *testing.T) {
-	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	c := &command{name: "config", stdout: f, getenv: os.Getenv}
-	c.opts, _ = c.options()
-	c.show(nil, [][]string{{"ID", "TEXT"}, {"é", "short"}, {"22", strings.Repeat("x", 100)}})
-	text, _ := os.ReadFile(f.Name())
-	want := "ID  TEXT\né   short\n22  " + strings.Repeat("x", 75) + "…\n"
-	if string(text) != want {
-		t.Errorf("table printed\n%s, want\n%s", text, want)
-	}
-}
+// ---- README ----
+// What the README shows is what happens.
 
 // The left column of the README's tables is what the program knows.
 func TestREADME(t *testing.T) {
@@ -6413,22 +15284,6 @@ func TestREADME(t *testing.T) {
 	if n := strings.Count(readme, "\n"); n > 200 {
 		t.Errorf("README.md has %d lines", n)
 	}
-}
-
-// readmeBlocks are the fenced blocks of the README in that language.
-func readmeBlocks(t *testing.T, language string) []string {
-	t.Helper()
-	text, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var blocks []string
-	for _, m := range regexp.MustCompile("(?s)```"+language+
-		"\n(.*?)```").FindAllStringSubmatch(string(text),
-		-1) {
-		blocks = append(blocks, m[1])
-	}
-	return blocks
 }
 
 // The README's transcripts are what happens.
@@ -6469,29 +15324,20 @@ func TestREADMETranscripts(t *testing.T) {
 	}
 }
 
-// readmeHome is the state folder in a new home of the user, and the README's shell lines, which are about it.
-func readmeHome(t *testing.T) (dir string, lines []string) {
+// readmeBlocks are the fenced blocks of the README in that language.
+func readmeBlocks(t *testing.T, language string) []string {
 	t.Helper()
-	for _, need := range []string{"bash", "jq", "sha256sum"} {
-		needTool(t, need)
-	}
-	lines = readmeBlocks(t, "sh")
-	if len(lines) != 3 {
-		t.Fatalf("README.md has %d shell blocks", len(lines))
-	}
-	user := t.TempDir()
-	t.Setenv("HOME", user)
-	return filepath.Join(user, ".atlasbridge"), lines
-}
-
-// shell is what lines of the README print.
-func shell(t *testing.T, lines string) string {
-	t.Helper()
-	out, err := exec.Command("bash", "-c", lines).CombinedOutput()
+	text, err := os.ReadFile("README.md")
 	if err != nil {
-		t.Fatalf("%v: %s", err, out)
+		t.Fatal(err)
 	}
-	return string(out)
+	var blocks []string
+	for _, m := range regexp.MustCompile("(?s)```"+language+
+		"\n(.*?)```").FindAllStringSubmatch(string(text),
+		-1) {
+		blocks = append(blocks, m[1])
+	}
+	return blocks
 }
 
 // The README's shell lines accept a log as it is written, and nothing else.
@@ -6528,7182 +15374,29 @@ func TestREADMEVerifiesTheLog(t *testing.T) {
 	}
 }
 
-// TestTOMLAccepted: what belongs to the subset of TOML is read with its value as JSON, in order.
-func TestTOMLAccepted(t *testing.T) {
-	for text, want := range map[string]string{ // keys and values as JSON
-		"":                               "",
-		"# only a comment\n\t \n":        "",
-		"a = 1":                          "a 1",
-		"a=1000 # c":                     "a 1000",
-		"a = -0\r\nb = 2\r\n":            "a -0 b 2",
-		"a = 9223372036854775807":        "a 9223372036854775807",
-		"a = 0.65":                       "a 0.65",
-		"a = 5e3#c":                      "a 5e3",
-		"a = true\nb = false":            "a true b false",
-		`a = ""`:                         `a ""`,
-		`a = "x # y"`:                    `a "x # y"`,
-		`a = "\b\t\n\f\r\"\\é"`:          `a "\b\t\n\f\r\"\\é"`,
-		`a = 'C:\x "y"'`:                 `a "C:\\x \"y\""`,
-		"a = ''":                         `a ""`,
-		"a = []":                         "a []",
-		"a = [ 1 , 2 ] # c":              "a [ 1 , 2 ]",
-		"[t]\na = 1\n[ u-2 ] # c\na = 2": "t.a 1 u-2.a 2",
-		"1234 = 1\n-_ = 2":               "1234 1 -_ 2",
-		"a = 1\n[a-]\na = 2":             "a 1 a-.a 2",
-	} {
-		entries, err := parseTOML(text, nil)
-		var got []string
-		inOrder := func(a, b string) int {
-			return strings.Compare(entries[a].Origin, entries[b].Origin)
-		}
-		for _, key := range slices.SortedFunc(maps.Keys(entries), inOrder) {
-			if entries[key].Value != nil {
-				got = append(got, key, string(entries[key].Value))
-			}
-		}
-		if err != nil || strings.Join(got, " ") != want {
-			t.Errorf("parseTOML(%q) = %q, %v, want %q", text, got, err, want)
-		}
-	}
-}
-
-// rejected is TOML outside of the subset, and what is no TOML at all.
-var rejected = []string{
-	"a", "a =", "= 1", "a = # 1", "a 1", "a : 1", "a = 1 2", "a = 1 b = 2", "a = 1,", "[a", "[]", "a]", "[a] b = 1",
-	"[[a]]", "[a.b]", "a.b = 1", `"a" = 1`, "'a' = 1", "é = 1", "a = {b = 1}", "a = 1\na = 2", "[t]\n[t]",
-	"[t]\na = 1\n[u]\n[t]\nb = 1", "a = 01", "a = +0x1", "a = 0X1", "a = 0xg", "a = 1_", "a = _1", "a = 1__0", "a = 0x_1",
-	"a = 1.", "a = .5", "a = 1._5", "a = 1.5_", "a = 01.5", "a = 1e", "a = 1e1.5",
-	"a = Inf", "a = NaN", "a = infinity", "a = True", "a = yes", "a = truefalse", "a = 1979-05-27", "a = 07:32:00",
-	`a = "x`, `a = 'x`, `a = "x\"`, `a = "\x41"`, `a = "\e"`, `a = "\a"`, `a = "\'"`, `a = "\101"`, `a = "\uD800"`,
-	`a = "\U00110000"`, `a = "\u12"`, `a = "\ "`, `a = """x"""`, `a = '''x'''`, "a = \"\"\"\nx\"\"\"", "a = \"x\ty\x01\"",
-	"a = \"x\x7f\"", "a = 'x\x00'", "# \x01", "a = \"\xff\"", "a = 1\rb = 2", "a = 1\r", "\ufeffa = 1", "a = [1, 2",
-	"a = [1 2]", "a = [,]", "a = [1,,2]", "a = [\n1]", "a = [1]]", "a = [1.5]", "a = [[1]]", `a = ["x", 'y']`,
-	`a = "x" "y"`, `a = "x"y`, "a = 'x''y'", "a\u00a0= 1",
-	"a = 1\v", "[t] [u]", "a = \\", "a = 0x", "a = -", "a = +", "a = 1 # \x7f", "a = 0b2", "a = 0o8",
-	"a = 0xff", "a = +1", "a = 1_000",
-	"a = nan", "a = -inf", `a = "\u00e9"`, `a = "\/"`, "a = \"x\ty\"", "a = [1,]", "a = null",
-}
-
-// TestTOMLRejected: what does not belong to the subset is refused with its line and a remedy.
-func TestTOMLRejected(t *testing.T) {
-	for _, text := range rejected {
-		_, err := parseTOML("# first\n"+text, nil)
-		if err == nil {
-			t.Errorf("parseTOML(%q) accepted it", text)
-		} else if m := regexp.MustCompile(`^config\.toml:([0-9]+): [^\n]+$`).FindStringSubmatch(err.Error()); m == nil ||
-			m[1] == "1" || hintOf(err) == "" {
-			t.Errorf("parseTOML(%q): %q without its line or a remedy", text, err)
-		}
-	}
-}
-
-// What is accepted means what another implementation of TOML says it means.
-func TestTOMLAgainstPython(t *testing.T) {
-	if exec.Command("python3", "-c", "import tomllib").Run() != nil {
-		t.Skip("python3 with tomllib is not installed")
-	}
-	texts := slices.Clone(rejected)
-	for a := range strings.FieldsSeq(`1 +1 -0 0 00 1_0 0x1F 1.5 1. .5 1e3 1E-3 1.5e+03 inf nan true tru
-		"" "a" "\u0041\t" "\t\"" "\x41" '' '\' [] [1,] [1,2] [-1] [[1],[]] 1979-05-27 {} "a a`) {
-		for _, b := range []string{"", " ", "# c", ",", "]", "1", `"`, "'", "\r", "\t#"} {
-			for _, key := range []string{"k = ", "[t]\nk=", "k.j = ", "k=1\nk = "} {
-				texts = append(texts, key+a+b)
-			}
-		}
-	}
-	in, err := json.Marshal(texts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("python3", "-c", `
-import json, sys, tomllib
-def read(text):
-    try: return tomllib.loads(text)
-    except Exception: return None
-print(json.dumps([read(t) for t in json.load(sys.stdin)], default=str))`)
-	cmd.Stdin = strings.NewReader(string(in))
-	out, err := cmd.Output()
-	var answers []map[string]any
-	out = regexp.MustCompile(`-?\b(NaN|Infinity)\b`).ReplaceAll(out, []byte(`"$0"`))
-	if err != nil {
-		t.Fatalf("python3: %v", err)
-	}
-	if err := json.Unmarshal(out, &answers); err != nil {
-		t.Fatalf("what python3 says: %v", err)
-	}
-	accepted := 0
-	for i, text := range texts {
-		entries, err := parseTOML(text, nil)
-		if err != nil {
-			continue
-		}
-		accepted++
-		for key, e := range entries {
-			want, got := any(answers[i]), any(nil)
-			for name := range strings.SplitSeq(strings.Trim(key, "[]"), ".") {
-				m, _ := want.(map[string]any)
-				want = m[name]
-			}
-			if e.Value != nil &&
-				(json.Unmarshal(e.Value, &got) != nil || !reflect.DeepEqual(got, want)) {
-				t.Errorf("%q: %s is %s here, %v in tomllib", text, key, e.Value, want)
-			}
-		}
-	}
-	if accepted < 80 {
-		t.Errorf("only %d of %d texts were accepted", accepted, len(texts))
-	}
-}
-
-// TestConfig: a setting is taken from the flag, else the environment, else the file, else its
-// default, and says from which.
-func TestConfig(t *testing.T) {
-	telegram := "[telegram]\nbot_token = '" + fakeToken +
-		"'\nchat_id = 1001\nallowed_users = [1001, 1002]\n"
-	env := func(pairs ...string) func(string) string {
-		return func(name string) string {
-			for i := 0; i < len(pairs); i += 2 {
-				if pairs[i] == name {
-					return pairs[i+1]
-				}
-			}
-			return ""
-		}
-	}
-	for _, test := range []struct {
-		file  string
-		env   []string
-		flags map[string]string
-		want  map[string]string // key → value and origin
-	}{
-		{
-			want: map[string]string{
-				"channel":                `"local" default`,
-				"timeout_seconds":        "600 default",
-				"detection_threshold":    "0.65 default",
-				"telegram.allowed_users": "[] default",
-				"notify_idle":            "true default",
-			},
-		},
-		{
-			file: telegram,
-			want: map[string]string{
-				"channel":                `"telegram" default`,
-				"telegram.chat_id":       "1001 config.toml:3",
-				"telegram.allowed_users": "[1001, 1002] config.toml:4",
-				"telegram.bot_token":     `"123456789:…" config.toml:2`,
-			},
-		},
-		{
-			file:  "timeout_seconds = 90\n" + telegram,
-			env:   []string{"PERMISSION_TIMEOUT_SEC", "60", "ALLOWED_USER_IDS", " 7, 8 ,"},
-			flags: map[string]string{"timeout_seconds": "120"},
-			want: map[string]string{
-				"timeout_seconds":            "120 flag",
-				"permission_timeout_seconds": "60 environment PERMISSION_TIMEOUT_SEC",
-				"telegram.allowed_users":     "[7, 8] environment ALLOWED_USER_IDS",
-			},
-		},
-		{
-			file: "[stream]\nmax_chars = 1000",
-			env:  []string{"OUTPUT_MAX_CHARS", "2000", "STRIP_ANSI", "false", "LOG_LEVEL", "DEBUG"},
-			want: map[string]string{
-				"stream.max_chars":  "2000 environment OUTPUT_MAX_CHARS",
-				"stream.strip_ansi": "false environment STRIP_ANSI",
-				"log_level":         `"DEBUG" environment LOG_LEVEL`,
-			},
-		},
-		{
-			env: []string{
-				"TELEGRAM_BOT_TOKEN", fakeToken, "TELEGRAM_CHAT_ID", "-1005", "ALLOWED_USER_IDS", "1",
-			},
-			flags: map[string]string{"channel": "local"},
-			want: map[string]string{
-				"channel":          `"local" flag`,
-				"telegram.chat_id": "-1005 environment TELEGRAM_CHAT_ID",
-			},
-		},
-		{
-			file: "stuck_timeout_seconds = 3",
-			want: map[string]string{"stuck_timeout_seconds": "3 config.toml:1"},
-		},
-		{
-			file: "[telegram]\napi_base = 'http://127.0.0.1:8090'",
-			want: map[string]string{"telegram.api_base": `"http://127.0.0.1:8090" config.toml:2`},
-		},
-		{
-			env: []string{"TELEGRAM_API_BASE", "http://[::1]:1/x"},
-			want: map[string]string{
-				"telegram.api_base": `"http://[::1]:1/x" environment TELEGRAM_API_BASE`,
-			},
-		},
-	} {
-		cfg, err := loadConfig(home(t, test.file), env(test.env...), test.flags)
-		if err != nil {
-			t.Errorf("%q %q: %v", test.file, test.env, err)
-			continue
-		}
-		found := 0
-		for _, s := range cfg.inForce {
-			want, ok := test.want[s.Key]
-			if ok {
-				found++
-			}
-			if ok && want != string(s.Value)+" "+s.Origin {
-				t.Errorf("%q %q: %s is %s %s, want %s", test.file, test.env, s.Key, s.Value,
-					s.Origin, want)
-			}
-		}
-		if found != len(test.want) {
-			t.Errorf("%q %q: %d of %d settings are in force", test.file, test.env, found,
-				len(test.want))
-		}
-	}
-	cfg, err := loadConfig(home(t, "echo_suppression_ms = 250.5\n"+telegram), env(), nil)
-	if err != nil || cfg.EchoWindow != 250500*time.Microsecond || cfg.Token != fakeToken ||
-		cfg.ChatID != 1001 || cfg.SafeDefaults[YesNo] != "n" || cfg.Stuck != 2*time.Second ||
-		!slices.Equal(cfg.Users, []int64{1001, 1002}) {
-		t.Errorf("loadConfig = %+v, %v", cfg, err)
-	}
-}
-
-// TestConfigRejected: a setting that is unknown, out of bounds or incomplete is refused by its
-// place, with a hint and no secret.
-func TestConfigRejected(t *testing.T) {
-	token := "[telegram]\nbot_token = '" + fakeToken + "'\n"
-	for _, test := range []struct{ file, env, want string }{
-		{"timeout_secnds = 1", "", "config.toml:1: unknown key timeout_secnds; did you mean `timeout_seconds`?"},
-		{"\n[telegrm]\nchat_id = 1", "", "config.toml:3: unknown key telegrm.chat_id"},
-		{"[stream]\nenabled = 1", "", "config.toml:2: stream.enabled must be true or false"},
-		{"timeout_seconds = 0", "", "config.toml:1: timeout_seconds must be between 1 and 86400"},
-		{"timeout_seconds = nan", "", "config.toml:1: not  name = value"},
-		{"timeout_seconds = 1e999", "", "must be a number"},
-		{"timeout_seconds = '600'", "", "must be a number"},
-		{"buffer_size_bytes = 4096.5", "", "must be a number, and a whole one"},
-		{"detection_threshold = 0.5", "", "between 0.6 and 0.99"},
-		{"[stream]\nmax_chars = 5000", "", "between 100 and 4096"},
-		{"channel = 'slack'", "", "must be telegram or local"},
-		{"channel = 'telegram'", "", "config.toml:1: channel telegram needs telegram.bot_token"},
-		{"log_level = 'loud'", "", "must be debug, info, warn or error"},
-		{"[safe_defaults]\nyes_no = 'y'", "", "config.toml:2: safe_defaults.yes_no can only be \"n\""},
-		{"[safe_defaults]\nyes_no = 'Y'", "", "can only be"},
-		{"[safe_defaults]\nfree_text = \"a\\rb\"", "", "none of them a control character"},
-		{"[safe_defaults]\nmultiple_choice = '" + strings.Repeat("x", 61) + "'", "", "at most 60 characters"},
-		{token, "", "config.toml:2: a bot token needs telegram.chat_id"},
-		{token + "chat_id = 5", "", "telegram.allowed_users is empty"},
-		{token + "chat_id = 5\nallowed_users = []", "", "telegram.allowed_users is empty"},
-		{token + "chat_id = 5\nallowed_users = ['bob']", "", "config.toml:4: not  name = value"},
-		{token + "chat_id = 5\nallowed_users = [1.5]", "", "a [list] of whole numbers"},
-		{token + "chat_id = 5\nallowed_users = [-1]", "", "must be between 1"},
-		{token + "chat_id = 5\nallowed_users = 5", "", "numeric ids"},
-		{token + "chat_id = '@bob'", "", "config.toml:3: telegram.chat_id must be a number"},
-		{"[telegram]\nbot_token = 'secretsecret'", "", "must be a bot token"},
-		{"[telegram]\napi_base = 'http://example.com'", "", "that begins with https://"},
-		{"[telegram]\napi_base = 'http://127.0.0.1.example.com'", "", "that begins with https://"},
-		{"[telegram]\napi_base = 'https://user:pw@api.telegram.org'", "", "must be a URL that begins"},
-		{"[telegram]\napi_base = 'ftp://127.0.0.1'", "", "that begins with https://"},
-		{"", "ALLOWED_USER_IDS=@bob", "environment ALLOWED_USER_IDS: telegram.allowed_users"},
-		{"", "PERMISSION_TIMEOUT_SEC=soon", "environment PERMISSION_TIMEOUT_SEC: permission_timeout_seconds must be"},
-		{"", "TELEGRAM_BOT_TOKEN=" + fakeToken, "environment TELEGRAM_BOT_TOKEN: a bot token needs"},
-	} {
-		t.Run(test.want, func(t *testing.T) {
-			dir := home(t, test.file)
-			name, value, _ := strings.Cut(test.env, "=")
-			if name != "" {
-				t.Setenv(name, value)
-			}
-			_, err := loadConfig(dir, os.Getenv, nil)
-			if err == nil || !strings.Contains(err.Error(), test.want) || hintOf(err) == "" ||
-				strings.Contains(err.Error(), "secret") ||
-				strings.Contains(err.Error(), fakeToken) {
-				t.Errorf("%q %q: %v (hint %q), want %q", test.file, test.env, err, hintOf(err),
-					test.want)
-			}
-			code, _, stderr := cli(t, dir, "config")
-			if code != 1 || !strings.HasPrefix(stderr, "atlasbridge: ") ||
-				!strings.Contains(stderr, "\natlasbridge: hint: ") {
-				t.Errorf("%q %q: config exits with %d, %q", test.file, test.env, code, stderr)
-			}
-		})
-	}
-	_, err := loadConfig(home(t, ""), func(string) string {
-		return ""
-	}, map[string]string{"timeout_seconds": "0"})
-	if err == nil || !strings.HasPrefix(err.Error(), "flag: timeout_seconds must be between") {
-		t.Errorf("timeout_seconds 0 as flag: %v", err)
-	}
-}
-
-// TestConfigFileIsPrivate: config.toml is read only where it is a file of the user that nobody else
-// can read or change.
-func TestConfigFileIsPrivate(t *testing.T) {
-	dir := home(t, "timeout_seconds = 60\n")
-	path := filepath.Join(dir, "config.toml")
-	load := func() error {
-		_, err := loadConfig(dir, func(string) string { return "" }, nil)
-		return err
-	}
-	for mode, ok := range map[fs.FileMode]bool{
-		0o600: true,
-		0o400: true,
-		0o640: false,
-		0o604: false,
-		0o620: false,
-	} {
-		if err := os.Chmod(path, mode); err != nil {
-			t.Fatal(err)
-		}
-		err := load()
-		if (err == nil) != ok || err != nil && !strings.Contains(hintOf(err), "chmod 600 ") {
-			t.Errorf("mode %o: %v, hint %q", mode, err, hintOf(err))
-		}
-	}
-	os.Chmod(path, 0o600)
-	if err := os.Rename(path, path+".real"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(path+".real", path); err != nil {
-		t.Fatal(err)
-	}
-	if load() == nil {
-		t.Error("a symbolic link was followed")
-	}
-	os.Remove(path)
-	if err := os.Mkdir(path, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if load() == nil {
-		t.Error("a folder was read")
-	}
-	os.Remove(path)
-	os.WriteFile(path, nil, 0o600)
-	if err := os.Chown(path, 65534, 65534); err != nil {
-		t.Skip("only root can give a file to another user:", err)
-	}
-	if load() == nil {
-		t.Error("another user's file was read")
-	}
-}
-
-// TestSecureDir: the state folder is made for the user alone; a link, a file or a folder open to
-// others is refused.
-func TestSecureDir(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "a", "b")
-	if err := secureDir(dir); err != nil {
-		t.Fatal(err)
-	}
-	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
-		t.Errorf("made as %v, %v", info.Mode(), err)
-	}
-	if err := secureDir(dir); err != nil {
-		t.Errorf("the second time: %v", err)
-	}
-	link := filepath.Join(t.TempDir(), "link")
-	file := filepath.Join(t.TempDir(), "file")
-	os.Symlink(dir, link)
-	os.WriteFile(file, nil, 0o600)
-	for _, bad := range []string{link, filepath.Join(file, "x")} {
-		if err := secureDir(bad); err == nil || hintOf(err) == "" {
-			t.Errorf("secureDir(%s) = %v", bad, err)
-		}
-	}
-	os.Chmod(dir, 0o750)
-	if err := secureDir(dir); err == nil {
-		t.Error("a folder that the group can enter was accepted")
-	}
-}
-
-// TestStateDir: the state folder is ATLASBRIDGE_HOME, else STORAGE_PATH, else one in the user's
-// home.
-func TestStateDir(t *testing.T) {
-	here, _ := os.Getwd()
-	for _, test := range []struct{ home, atlas, storage, want string }{
-		{"/home/u", "", "", "/home/u/.atlasbridge"},
-		{"/home/u", "", "/data", "/data"},
-		{"/home/u", "/x/../y", "/data", "/y"},
-		{"/home/u", "", "./claude_data", filepath.Join(here, "claude_data")},
-	} {
-		t.Setenv("HOME", test.home)
-		t.Setenv("ATLASBRIDGE_HOME", test.atlas)
-		t.Setenv("STORAGE_PATH", test.storage)
-		got, err := stateDir(os.Getenv)
-		if err != nil || got != test.want {
-			t.Errorf("stateDir(%+v) = %s, %v", test, got, err)
-		}
-	}
-}
-
-// TestChildEnv: a tool gets no setting of ours and nothing that holds the token, but its session
-// and the state folder.
-func TestChildEnv(t *testing.T) {
-	cfg := &Config{Dir: "/state", Token: fakeToken}
-	env := []string{"PATH=/bin", "ATLASBRIDGE_TOKEN=x", "ATLASBRIDGE_HOME=/old",
-		"ATLASBRIDGE_SESSION=outer", "TELEGRAM_BOT_TOKEN=" + fakeToken, "TELEGRAM_CHAT_ID=5",
-		"telegram_x=1", "COPY=a" + fakeToken + "b", "ATLAS=1", "EMPTY=", "A=b=c"}
-	want := []string{"PATH=/bin", "ATLAS=1", "EMPTY=", "A=b=c", "ATLASBRIDGE_SESSION=s1",
-		"ATLASBRIDGE_HOME=/state"}
-	before := slices.Clone(env)
-	if got := childEnv(env, cfg, "s1"); !slices.Equal(got, want) || !slices.Equal(env, before) {
-		t.Errorf("childEnv = %q, want %q", got, want)
-	}
-	if got := childEnv([]string{"A=", "B=x"}, &Config{Dir: "/s"}, "1"); len(got) != 4 {
-		t.Errorf("without a token childEnv = %q", got)
-	}
-}
-
-// TestLog: the log holds what is loud enough, a line an entry, and never the token.
-func TestLog(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "fresh")
-	log, err := openLog(dir, "warn")
-	if err != nil {
-		t.Fatal(err)
-	}
-	log.Info("too low")
-	log.Warn("sending "+fakeToken, "err", errors.New("POST /bot"+fakeToken), "n", 3, "line",
-		"a\nb\x1b", slog.Group("g", "token", fakeToken))
-	text, _ := os.ReadFile(filepath.Join(dir, "atlasbridge.log"))
-	if strings.Contains(string(text), "AAFake") ||
-		!matches(`^{[^\n]*"level":"WARN"[^\n]*}\n$`, string(text)) {
-		t.Errorf("log holds %q", text)
-	}
-	if _, err := openLog(dir, "loud"); err == nil {
-		t.Error("level loud was accepted")
-	}
-}
-
-// A full log is put aside, and nothing is lost but what the second rotation takes away.
-func TestLogRotation(t *testing.T) {
-	dir := home(t, "")
-	path := filepath.Join(dir, "atlasbridge.log")
-	full := strings.Repeat(strings.Repeat("x", 1<<10-1)+"\n", logLimit>>10)
-	os.WriteFile(path, []byte(full), 0o600)
-	for range 2 {
-		log, err := openLog(dir, "info")
-		if err != nil {
-			t.Fatal(err)
-		}
-		log.Info("new")
-	}
-	for name, want := range map[string]int{path: 2, path + ".1": logLimit >> 10} {
-		info, err := os.Stat(name)
-		text, _ := os.ReadFile(name)
-		if err != nil || strings.Count(string(text), "\n") != want || info.Mode().Perm() != 0o600 {
-			t.Errorf("%s: %v, %d bytes, want %d lines", name, err, len(text), want)
-		}
-	}
-}
-
-// TestDoctor: doctor fails with a remedy where something is wrong, and only there.
-func TestDoctor(t *testing.T) {
-	code, stdout, _ := cli(t, home(t, "timeout_seconds = 0"), "doctor", "--json")
-	var report struct {
-		Checks []struct {
-			Name, Detail, Remedy string
-			OK                   bool
-		}
-		OK bool
-	}
-	err := json.Unmarshal([]byte(stdout), &report)
-	if err != nil || code != 1 || report.OK || len(report.Checks) < 4 {
-		t.Fatalf("doctor --json: exit %d, %v, %s", code, err, stdout)
-	}
-	k := report.Checks[0]
-	if k.Name != "config" || k.OK || !strings.Contains(k.Detail, "config.toml:1") ||
-		k.Remedy == "" {
-		t.Errorf("the config check is %+v", k)
-	}
-	dir := home(t, "")
-	code, stdout, _ = cli(t, dir, "doctor")
-	if code != 0 || strings.Contains(stdout, "FAIL") {
-		t.Errorf("doctor on a fresh folder: exit %d\n%s", code, stdout)
-	}
-	os.WriteFile(filepath.Join(dir, "audit.log"), nil, 0o644)
-	os.Chmod(filepath.Join(dir, "audit.log"), 0o644)
-	code, stdout, _ = cli(t, dir, "doctor")
-	if code != 1 || !matches(`(?s)FAIL +permissions .*audit.log.*→ .*chmod -R go= /`, stdout) {
-		t.Errorf("doctor with a file that others can read: exit %d\n%s", code, stdout)
-	}
-}
-
-// TestVersions: versions are compared number by number, as far as the shorter one goes.
-func TestVersions(t *testing.T) {
-	for _, test := range []struct {
-		a, b string
-		want bool
-	}{
-		{"1.9.0", "1.10.0", true},
-		{"1.10.0", "1.9.0", false},
-		{"2.1.300", "2.1", false},
-		{"2.0.9", "2.1", true},
-		{"2", "2", false},
-		{"2", "", false},
-		{"", "2", false},
-	} {
-		if got := versionLess(test.a, test.b); got != test.want {
-			t.Errorf("versionLess(%s, %s) = %v", test.a, test.b, got)
-		}
-	}
-}
-
-// TestAdapters: adapters finds a tool, its version and whether that is newer than what was tried,
-// without giving it the token.
-func TestAdapters(t *testing.T) {
-	bin := t.TempDir()
-	t.Setenv("PATH", bin+":/bin:/usr/bin")
-	t.Setenv("TELEGRAM_CHAT_ID", "")
-	script := "#!/bin/sh\n[ -z \"$TELEGRAM_BOT_TOKEN\" ] && echo '9999.1.2 (Claude Code)'\n"
-	if err := os.WriteFile(filepath.Join(bin, "claude"), []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	code, stdout, _ := cli(t, home(t, ""), "adapters", "--json")
-	var list []tool
-	if err := json.Unmarshal([]byte(stdout), &list); err != nil || code != 0 {
-		t.Fatalf("adapters --json: %d, %v, %s", code, err, stdout)
-	}
-	i := slices.IndexFunc(list, func(x tool) bool { return x.Name == "claude" })
-	if i < 0 || list[i].Version != "9999.1.2" || list[i].Path != filepath.Join(bin, "claude") ||
-		list[i].Warning == "" {
-		t.Errorf("claude is %+v", list)
-	}
-}
-
-// TestBundle: a debug bundle leaves out what people wrote unless --full, and secrets and other
-// files always.
-func TestBundle(t *testing.T) {
-	dir := home(t, "[telegram]\nbot_token = '"+fakeToken+"'\nchat_id = 7\nallowed_users = [7]\n")
-	t.Setenv("PATH", t.TempDir()) // no tools
-	write := func(name, text string) { os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600) }
-	write("state.jsonl",
-		`{"v":1,"rec":"prompt","id":"p1","excerpt":"rm the-excerpt","value":"the-answer",`+
-			`"choices":[{"label":"the-choice"}],"nonce":"the-nonce","status":"resolved","telegram_msg_id":17}`+
-			"\nthe-torn")
-	write("audit.log",
-		`{"seq":1,"event":"PROMPT_RESOLVED","excerpt":"the-excerpt","value":"the-answer"}`+"\n")
-	write("atlasbridge.log", `{"level":"ERROR","msg":"calling `+fakeToken+`"}`+"\n")
-	write("other.txt", "the-stranger")
-	for _, full := range []bool{false, true} {
-		out := filepath.Join(t.TempDir(), "b.tar.gz")
-		args := []string{"debug", "bundle", "--output", out}
-		if full {
-			args = append(args, "--full")
-		}
-		code, stdout, stderr := cli(t, dir, args...)
-		info, err := os.Stat(out)
-		if code != 0 || err != nil || info.Mode().Perm() != 0o600 {
-			t.Fatalf("%q: exit %d, %v, %v, %s", args, code, info, err, stderr)
-		}
-		files := untar(t, out)
-		names := slices.Sorted(maps.Keys(files))
-		want := []string{"about.json", "atlasbridge.log", "audit.log", "state.jsonl"}
-		if !slices.Equal(names, want) || !strings.Contains(stdout, "state.jsonl") {
-			t.Errorf("the bundle holds %q, want %q", names, want)
-		}
-		all := strings.Join(slices.Collect(maps.Values(files)), "\n")
-		for _, never := range []string{"AAFake", "the-nonce", "the-torn", "the-stranger"} {
-			if strings.Contains(all, never) {
-				t.Errorf("full %v: the bundle holds %s:\n%s", full, never, all)
-			}
-		}
-		for _, sometimes := range []string{"the-excerpt", "the-answer", "the-choice"} {
-			if strings.Contains(all, sometimes) != full {
-				t.Errorf("full %v: %s is wrongly there or not", full, sometimes)
-			}
-		}
-		for _, always := range []string{`"status":"resolved"`, `"telegram_msg_id":17`,
-			"PROMPT_RESOLVED", `"123456789:…"`} {
-			if !strings.Contains(all, always) {
-				t.Errorf("full %v: the bundle lacks %s:\n%s", full, always, all)
-			}
-		}
-		if code, _, stderr := cli(t, dir, args...); code != 1 ||
-			!strings.Contains(stderr, "--output") {
-			t.Errorf("over an existing file: exit %d, %s", code, stderr)
-		}
-	}
-}
-
-// TestBundleRefused: a bundle that cannot be written starts no tool and leaves no file; one file that cannot be read is
-// told and left out.
-func TestBundleRefused(t *testing.T) {
-	needUnix(t)
-	dir := home(t, "")
-	bin := t.TempDir()
-	started := filepath.Join(bin, "started")
-	script := "#!/bin/sh\n: > " + started + "\n"
-	if err := os.WriteFile(filepath.Join(bin, "claude"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("PATH", bin)
-	out := filepath.Join(t.TempDir(), "b.tar.gz")
-	if err := os.WriteFile(out, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	code, _, stderr := cli(t, dir, "debug", "bundle", "--output", out)
-	if code != exitFailed || !strings.Contains(stderr, "writing the bundle") {
-		t.Errorf("over an existing file: exit %d, %s", code, stderr)
-	}
-	if _, err := os.Stat(started); err == nil {
-		t.Error("a tool was started although the file exists")
-	}
-	if err := os.Mkdir(filepath.Join(dir, "state.jsonl"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	again := out + ".2"
-	code, stdout, stderr := cli(t, dir, "debug", "bundle", "--output", again)
-	if code != 0 || !strings.Contains(stderr, "left out: ") ||
-		strings.Contains(stdout, "state.jsonl") {
-		t.Errorf("an unreadable file: exit %d, %s%s", code, stdout, stderr)
-	}
-}
-
-// TestLogsTellsOfDamage: a log that cannot be read is an error, not an empty log.
-func TestLogsTellsOfDamage(t *testing.T) {
-	dir := home(t, "")
-	if err := os.Mkdir(filepath.Join(dir, "audit.log"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	code, stdout, stderr := cli(t, dir, "logs")
-	if code != exitFailed || stdout != "" || !strings.Contains(stderr, "audit.log") {
-		t.Errorf("logs: exit %d, %s%s", code, stdout, stderr)
-	}
-}
-
-// untar is what a bundle holds, by name.
-func untar(t *testing.T, path string) map[string]string {
+// readmeHome is the state folder in a new home of the user, and the README's shell lines, which are about it.
+func readmeHome(t *testing.T) (dir string, lines []string) {
 	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
+	for _, need := range []string{"bash", "jq", "sha256sum"} {
+		needTool(t, need)
 	}
-	defer f.Close()
-	zip, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
+	lines = readmeBlocks(t, "sh")
+	if len(lines) != 3 {
+		t.Fatalf("README.md has %d shell blocks", len(lines))
 	}
-	files := map[string]string{}
-	for tape := tar.NewReader(zip); ; {
-		head, err := tape.Next()
-		if err == io.EOF {
-			return files
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := io.ReadAll(tape)
-		if err != nil || head.Mode != 0o600 {
-			t.Errorf("%s: mode %o, %v", head.Name, head.Mode, err)
-		}
-		files[filepath.Base(head.Name)] = string(text)
-	}
+	user := t.TempDir()
+	t.Setenv("HOME", user)
+	return filepath.Join(user, ".atlasbridge"), lines
 }
 
-// The scripts are run by the shells they are for.
-func TestCompletion(t *testing.T) {
-	for _, test := range []struct{ words, want string }{
-		{"st", "status"},
-		{"completion ", "bash zsh fish"},
-		{"status --a", "--all"},
-		{"help do", "doctor"},
-		{"run --ad", "--adapter"},
-		{"audit v", "verify"},
-		{"debug --f", "--full"},
-		{"hook x", ""},
-	} {
-		if _, err := exec.LookPath("bash"); err != nil {
-			t.Skip("bash is not installed")
-		}
-		words := strings.Split("atlasbridge "+test.words, " ")
-		_, script, _ := cli(t, home(t, ""), "completion", "bash")
-		script += `COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _atlasbridge; echo "${COMPREPLY[*]}"`
-		out, err := exec.Command("bash",
-			append([]string{"--norc", "-c", script, "-"}, words...)...).CombinedOutput()
-		if err != nil || strings.TrimSpace(string(out)) != test.want {
-			t.Errorf("%q completes to %q, %v, want %q", test.words, out, err, test.want)
-		}
-	}
-	for _, shell := range []string{"zsh", "fish"} {
-		if _, err := exec.LookPath(shell); err != nil {
-			t.Logf("%s is not installed", shell)
-			continue
-		}
-		file := filepath.Join(t.TempDir(), "script")
-		_, script, _ := cli(t, home(t, ""), "completion", shell)
-		os.WriteFile(file, []byte(script), 0o600)
-		if out, err := exec.Command(shell, "-n", file).CombinedOutput(); err != nil {
-			t.Errorf("%s -n: %v\n%s", shell, err, out)
-		}
-	}
-}
-
-// FuzzConfig: no text panics the parser; what is accepted stays what it is with comments and blanks around it.
-func FuzzConfig(f *testing.F) {
-	for _, text := range rejected {
-		f.Add(text)
-	}
-	f.Add("timeout_seconds = 90\n[telegram]\nallowed_users = [1, 2]\napi_base = \"https://x\"")
-	f.Fuzz(func(t *testing.T, text string) {
-		entries, err := parseTOML(text, nil)
-		if err != nil {
-			return
-		}
-		bare := strings.ReplaceAll(text, "\r\n", "\n")
-		again, err := parseTOML("# c\n\t\n"+strings.ReplaceAll(bare, "\n", "\t # c\n")+" # c", nil)
-		if err != nil || len(again) != len(entries) {
-			t.Fatalf("%q is accepted, with comments not: %v", text, err)
-		}
-		for key, e := range entries {
-			var line int
-			fmt.Sscanf(e.Origin, "config.toml:%d", &line)
-			e.Origin = fmt.Sprint("config.toml:", line+2)
-			if fmt.Sprint(e) != fmt.Sprint(again[key]) {
-				t.Errorf("%q: %v and with comments %v", text, e, again[key])
-			}
-		}
-		c := &Config{SafeDefaults: map[PromptType]string{}}
-		for _, s := range settings(c) {
-			e, ok := entries[s.Key]
-			s.Value = e.Value
-			if ok && s.assign(c) == nil && (c.SafeDefaults[YesNo] == "y" || c.Threshold > 1) {
-				t.Errorf("%q: %+v", text, c)
-			}
-		}
-	})
-}
-
-// screenRecording is an asciicast v2 file: the size, and the output up to the first resize.
-func screenRecording(t testing.TB, file string) (rows, cols int, out []byte) {
+// shell is what lines of the README print.
+func shell(t *testing.T, lines string) string {
 	t.Helper()
-	f, err := os.Open(file)
+	out, err := exec.Command("bash", "-c", lines).CombinedOutput()
 	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	in := bufio.NewReader(f)
-	for first := true; ; first = false {
-		text, err := in.ReadBytes('\n')
-		if len(text) == 0 && err != nil {
-			return rows, cols, out
-		}
-		if first {
-			var h struct{ Width, Height int }
-			if err := json.Unmarshal(text, &h); err != nil {
-				t.Fatal(err)
-			}
-			rows, cols = h.Height, h.Width
-			continue
-		}
-		var e []any
-		if json.Unmarshal(text, &e) != nil || len(e) < 3 {
-			continue
-		}
-		if e[1] == "r" {
-			return rows, cols, out
-		}
-		if e[1] == "o" {
-			out = append(out, e[2].(string)...)
-		}
-	}
-}
-
-// screenShared is the folder of what is shared between projects, the recordings among it.
-func screenShared() string {
-	if dir := os.Getenv("ATLASBRIDGE_SHARED"); dir != "" {
-		return dir
-	}
-	return "../shared"
-}
-
-// tmuxServer shows what tmux makes of output, in a server of its own.
-type tmuxServer struct {
-	t    *testing.T
-	dir  string
-	sock string
-}
-
-// run gives tmux a command.
-func (s tmuxServer) run(args ...string) string {
-	s.t.Helper()
-	cmd := exec.Command("tmux", append([]string{"-u", "-S", s.sock, "-f", "/dev/null"}, args...)...)
-	cmd.Env = append(os.Environ(), "TMUX=", "LC_ALL=C.UTF-8")
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		s.t.Fatalf("tmux %q: %v: %s", args, err, out)
+		t.Fatalf("%v: %s", err, out)
 	}
 	return string(out)
-}
-
-// tmuxShot is what a pane shows at the end.
-type tmuxShot struct {
-	text     string
-	col, row int
-	alt      string
-}
-
-// shots shows every output in a window of its own, all at once.
-func (s tmuxServer) shots(rows, cols int, outs [][]byte) []tmuxShot {
-	s.t.Helper()
-	s.run("set", "-g", "default-size", fmt.Sprintf("%dx%d", cols, rows), ";",
-		"new-session", "-d", "-s", "x", "exec sleep 600")
-	defer s.run("kill-session", "-t", "x")
-	for i, out := range outs {
-		name := filepath.Join(s.dir, fmt.Sprint(i))
-		if err := os.WriteFile(name, append(out, "\x1b\\\x1b]2;all done\a"...), 0o600); err != nil {
-			s.t.Fatal(err)
-		}
-		s.run("new-window", "-d", "-t", fmt.Sprintf("x:%d", i+1),
-			"stty raw -echo; cat "+name+"; exec sleep 600")
-	}
-	deadline := time.Now().Add(30 * time.Second)
-	for strings.Count(s.run("list-windows", "-t", "x", "-F", "#{pane_title}"),
-		"all done") < len(outs) {
-		if time.Now().After(deadline) {
-			s.t.Fatal("tmux does not get through the recordings")
-		}
-	}
-	all := make([]tmuxShot, len(outs))
-	for i := range outs {
-		win := fmt.Sprintf("x:%d", i+1)
-		all[i].text = strings.TrimRight(s.run("capture-pane", "-p", "-t", win), "\n")
-		if bytes.Contains(outs[i], []byte("\x1b(0")) || bytes.Contains(outs[i], []byte("\x1b)0")) {
-			all[i].text = tmuxGraphics(s.run("capture-pane", "-e", "-p", "-t", win))
-		}
-		fmt.Sscanf(s.run("display-message", "-p", "-t", win,
-			"#{cursor_x} #{cursor_y} #{alternate_on}"),
-			"%d %d %s", &all[i].col, &all[i].row, &all[i].alt)
-	}
-	return all
-}
-
-// tmuxGraphics is the one difference there is: for the line drawing set, capture-pane -p prints the letters
-// that the program sent ("lqqk") where a terminal shows the lines. With -e it marks them with SO and SI.
-func tmuxGraphics(text string) string {
-	const lines = "◆▒␉␌␍␊°±␤␋┘┐┌└┼⎺⎻─⎼⎽├┤┴┬│≤≥π≠£·"
-	var b strings.Builder
-	graphics := false
-	for _, r := range regexp.MustCompile("\x1b\\[[0-9;:]*m").ReplaceAllString(text, "") {
-		switch {
-		case r == 0x0e || r == 0x0f:
-			graphics = r == 0x0e
-		case graphics && r >= '`' && r <= '~':
-			b.WriteRune([]rune(lines)[r-'`'])
-		default:
-			b.WriteRune(r)
-		}
-	}
-	return strings.TrimRight(regexp.MustCompile(" +\n").ReplaceAllString(b.String(), "\n"), "\n")
-}
-
-// TestScreenAgainstTmux compares the text of the screen with tmux's, at the end of recordings and on the way.
-func TestScreenAgainstTmux(t *testing.T) {
-	if _, err := exec.LookPath("tmux"); err != nil {
-		t.Skip("tmux is not here")
-	}
-	files, _ := filepath.Glob(filepath.Join(screenShared(), "recordings", "*.cast"))
-	if len(files) == 0 {
-		t.Skip("no recordings; ATLASBRIDGE_SHARED names their folder")
-	}
-	step, parts := 20, 2
-	if os.Getenv("ATLASBRIDGE_TMUX_ALL") != "" {
-		step, parts = 1, 4
-	}
-	type shot struct {
-		name       string
-		rows, cols int
-		out        []byte
-	}
-	bySize := map[[2]int][]shot{}
-	for i := 0; i < len(files); i += step {
-		rows, cols, out := screenRecording(t, files[i])
-		for k := 1; k <= parts; k++ {
-			cut := len(out) * k / parts
-			if k < parts { // never inside a sequence: tmux waits for its end
-				cut = bytes.LastIndexByte(out[:cut], 0x1b)
-				if cut < 0 {
-					continue
-				}
-			}
-			bySize[[2]int{rows, cols}] = append(bySize[[2]int{rows, cols}],
-				shot{fmt.Sprintf("%s %d/%d", filepath.Base(files[i]), k, parts), rows, cols,
-					out[:cut:cut]})
-		}
-	}
-	server := tmuxServer{t, t.TempDir(), filepath.Join(t.TempDir(), "tmux")}
-	server.run("new-session", "-d", "exec sleep 600", ";", "set", "-g", "status", "off")
-	defer server.run("kill-server")
-	compared, differ := 0, 0
-	for size, shots := range bySize {
-		for len(shots) > 0 {
-			n := min(len(shots), 24)
-			outs := make([][]byte, n)
-			for i := range outs {
-				outs[i] = shots[i].out
-			}
-			for i, want := range server.shots(size[0], size[1], outs) {
-				s := newScreen(size[0], size[1])
-				s.Write(shots[i].out)
-				compared++
-				if got := s.Text(); got != want.text {
-					differ++
-					t.Errorf("%s:\n%s", shots[i].name, screenDiff(got, want.text))
-				}
-				row, col, _ := s.Cursor()
-				if s.wrapNext {
-					col++
-				}
-				if row != want.row || col != want.col || s.AltScreen() != (want.alt == "1") {
-					t.Errorf("%s: cursor %d,%d alt %v, tmux has %d,%d alt %s", shots[i].name, row,
-						col, s.AltScreen(), want.row, want.col, want.alt)
-				}
-			}
-			shots = shots[n:]
-		}
-	}
-	t.Logf("%d screens compared, %d differ", compared, differ)
-}
-
-// screenDiff is the rows that differ.
-func screenDiff(got, want string) string {
-	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
-	var b strings.Builder
-	for i := range max(len(g), len(w)) {
-		var x, y string
-		if i < len(g) {
-			x = g[i]
-		}
-		if i < len(w) {
-			y = w[i]
-		}
-		if x != y {
-			fmt.Fprintf(&b, "  row %d: %q\n    tmux: %q\n", i, x, y)
-		}
-	}
-	return b.String()
-}
-
-// screenGolden: what is written to a screen of 5 rows × 10 columns, and what it then shows. "|" ends a row; "@r,c"
-// is the cursor.
-var screenGolden = []struct{ name, in, want string }{
-	{"text", "hello\r\nworld", "hello|world @1,5"},
-	{"lf keeps column", "ab\ncd", "ab|  cd @1,4"},
-	{"pending wrap", "0123456789", "0123456789 @0,9"},
-	{"wrap", "0123456789a", "0123456789|a @1,1"},
-	{"pending wrap, cr", "0123456789\rX", "X123456789 @0,1"},
-	{"no autowrap", "\x1b[?7l0123456789abc", "012345678c @0,9"},
-	{"autowrap again", "\x1b[?7l0123456789abc\x1b[?7hd", "012345678d @0,9"},
-	{"scroll", "1\r\n2\r\n3\r\n4\r\n5\r\n6", "2|3|4|5|6 @4,1"},
-	{"cup", "\x1b[2;3Hx\x1b[Hy\x1b[;5Hz", "y   z|  x @0,5"},
-	{"cup far away", "\x1b[99;99Hx", "||||         x @4,9"},
-	{"huge parameter", "\x1b[99999999999999999999;1Hx", "||||x @4,1"},
-	{"empty parameter is the default", "\x1b[;3Hx\x1b[3;Hy", "  x||y @2,1"},
-	{"relative", "\x1b[3;3H\x1b[AA\x1b[BB\x1b[2CC\x1b[9DD", "|  A|D  B  C @2,1"},
-	{"cnl cpl cha vpa", "\x1b[2;5H\x1b[Ea\x1b[2Fb\x1b[4Gc\x1b[4dd", "b  c||a|    d @3,5"},
-	{"backspace", "abc\b\bX", "aXc @0,2"},
-	{"ed 0", "aaa\r\nbbb\r\nccc\x1b[2;2H\x1b[J", "aaa|b @1,1"},
-	{"ed 1", "aaa\r\nbbb\r\nccc\x1b[2;2H\x1b[1J", "|  b|ccc @1,1"},
-	{"ed 1 on row 1", "aaa\r\nbbb\x1b[1;2H\x1b[1J", "  a|bbb @0,1"},
-	{"ed 2", "aaa\r\nbbb\x1b[2J", " @1,3"},
-	{"el", "abcdef\x1b[3G\x1b[K\r\nabcdef\x1b[3G\x1b[1K\r\nabcdef\x1b[2K", "ab|   def @2,6"},
-	{"ech", "abcdef\x1b[2G\x1b[3X", "a   ef @0,1"},
-	{"ich dch", "abcdef\x1b[2G\x1b[2@\r\nabcdef\x1b[2G\x1b[2P", "a  bcdef|adef @1,1"},
-	{"dch of a half", "中0P\r\x1b[2G\x1b[P", " 0P @0,1"},
-	{"dch with wide at the margin", "01234567中\r\x1b[P", "1234567中 @0,0"},
-	{"ich pushes half out", "01234567中\r\x1b[@", " 01234567 @0,0"},
-	{"ich pushes out", "0123456789\x1b[5G\x1b[3@", "0123   456 @0,4"},
-	{"il dl", "1\r\n2\r\n3\r\n4\r\n5\x1b[2H\x1b[2L", "1|||2|3 @1,0"},
-	{"dl", "1\r\n2\r\n3\r\n4\r\n5\x1b[2H\x1b[2M", "1|4|5 @1,0"},
-	{"rep", "ab\x1b[3b", "abbbb @0,5"},
-	{"region", "1\r\n2\r\n3\r\n4\r\n5\x1b[2;4r\x1b[4H\nx", "1|3|4|x|5 @3,1"},
-	{"region, ri", "1\r\n2\r\n3\r\n4\r\n5\x1b[2;4r\x1b[2H\x1bMx", "1|x|2|3|5 @1,1"},
-	{"region, il", "1\r\n2\r\n3\r\n4\r\n5\x1b[2;4r\x1b[3H\x1b[L", "1|2||3|5 @2,0"},
-	{"region, su sd", "1\r\n2\r\n3\r\n4\r\n5\x1b[2;4r\x1b[S\x1b[2T", "1|||3|5 @0,0"},
-	{"below the region nothing scrolls", "\x1b[1;2r\x1b[5Ha\nb", "||||ab @4,2"},
-	{"bad region", "\x1b[3;2rx", "x @0,1"},
-	{"cud stops at the margin", "\x1b[2;3r\x1b[2H\x1b[9Bx", "||x @2,1"},
-	{"ind nel ri", "a\x1bDb\x1bEc\x1bM\x1bMd", "ad| b|c @0,2"},
-	{"ri at the top", "1\r\n2\x1b[H\x1bM", "|1|2 @0,0"},
-	{"tabs", "a\tb\tc", "a       bc @0,9"},
-	{"tabs back", "\x1b[20Gx\x1b[Zy\x1b[2Zz\x1b[Iu", "z       ux @0,9"},
-	{"decsc", "ab\x1b7\x1b[4;4Hx\x1b8c", "abc|||   x @0,3"},
-	{"sco", "ab\x1b[s\x1b[4;4Hx\x1b[uc", "abc|||   x @0,3"},
-	{"decsc keeps the set", "\x1b(0\x1b7\x1b(B\x1b8q", "─ @0,1"},
-	{"alternate", "ab\x1b[?1049hxy\x1b[?1049lc", "abc @0,3"},
-	{"alternate is blank", "\x1b[?1049hxy\x1b[?1049l\x1b[?1049hz", "z @0,1"},
-	{"alternate 47", "ab\x1b[?47h\x1b[3Hxy", "||xy @2,2"},
-	{"graphics", "\x1b(0lqk\x1b(Blqk", "┌─┐lqk @0,6"},
-	{"g1", "\x1b)0\x0eqx\x0fqx", "─│qx @0,4"},
-	{"ris", "abc\x1b[2;3r\x1b[?6h\x1b[4h\x1bcx", "x @0,1"},
-	{"wide", "中文x", "中文x @0,5"},
-	{"wide at the margin", "123456789中", "123456789|中 @1,2"},
-	{"half overwritten", "中文\x1b[2Gx", " x文 @0,2"},
-	{"other half overwritten", "中文\x1b[3Gx", "中x @0,3"},
-	{"wide erased in the middle", "中文\x1b[2G\x1b[K", " @0,1"},
-	{"combining", "e\u0301x", "e\u0301x @0,2"},
-	{"combining at the margin", "012345678e\u0301", "012345678e\u0301 @0,9"},
-	{"mark without a letter", "\u0301x", "x @0,1"},
-	{"joiner", "👩\u200d🚀x", "👩\u200d🚀x @0,3"},
-	{"selector", "❤\ufe0fx", "❤\ufe0fx @0,2"},
-	{"c1 as utf-8", "a\u009bb", "ab @0,2"},
-	{"c1 as a byte is a broken character", "a\x9b1mb", "a\ufffd1mb @0,5"},
-	{"broken utf-8", "a\xe2\x82(b\xc0c", "a\ufffd\ufffd(b\ufffdc @0,7"},
-	{"broken by escape", "a\xe2\x82\x1b[1mb", "a\ufffd\ufffdb @0,4"},
-	{"✳ in a title holds 0x9c", "\x1b]0;✳ x\x1b\\a", "a @0,1"},
-	{"osc and st", "a\x1b]0;t\x1b\\b\x1b]0;t\ac", "abc @0,3"},
-	{"can and sub end strings", "a\x1b]0;t\x18b\x1bPxx\x1ac", "abc @0,3"},
-	{"other strings", "a\x1bPq\x07x\x1b\\b\x1b_G\x1b\\c\x1b^p\x1b\\d\x1bXs\x1b\\e\x1bkt\x1b\\f", "abcdef @0,6"},
-	{"escape ends a string", "a\x1b]0;t\x1b[3Cb", "a   b @0,5"},
-	{"can ends a sequence", "a\x1b[3\x18Cb", "aCb @0,3"},
-	{"control inside a sequence", "a\x1b[\n3Cb", "a|    b @1,5"},
-	{"unknown is ignored", "a\x1b[?99;1;2ub\x1b[1 zc\x1b[<1Md\x1b%Ge\x1b[1<5mf", "abcdef @0,6"},
-}
-
-// screenShown is a screen in one line, with the cursor.
-func screenShown(s *Screen) string {
-	row, col, _ := s.Cursor()
-	return fmt.Sprintf("%s @%d,%d", strings.ReplaceAll(s.Text(), "\n", "|"), row, col)
-}
-
-// Each row is fed whole, and in two parts at every cut (charm's ✳ lost its end in just that way), and byte by byte.
-func TestScreenGolden(t *testing.T) {
-	for _, g := range screenGolden {
-		t.Run(g.name, func(t *testing.T) {
-			for cut := range g.in {
-				s := newScreen(5, 10)
-				s.Write([]byte(g.in[:cut]))
-				s.Write([]byte(g.in[cut:]))
-				if got := screenShown(s); got != g.want {
-					t.Errorf("cut at %d: %q shows %q, want %q", cut, g.in, got, g.want)
-					break
-				}
-			}
-			s := newScreen(5, 10)
-			for i := range len(g.in) {
-				s.Write([]byte{g.in[i]})
-			}
-			if got := screenShown(s); got != g.want {
-				t.Errorf("by bytes: %q shows %q, want %q", g.in, got, g.want)
-			}
-		})
-	}
-}
-
-// screenFrame is a repaint as the agents' tools send it: home, colours, jumps instead of spaces, box drawing.
-func screenFrame() []byte {
-	var b bytes.Buffer
-	b.WriteString("\x1b[?2026h\x1b[H")
-	for i := range 28 {
-		fmt.Fprintf(&b,
-			"\x1b[%d;1H\x1b[38;5;246m●\x1b[39m \x1b[1mBash\x1b[22m(go\x1b[12Gtest\x1b[17G./...)"+
-				"\x1b[48;2;0;%d;0m %d passed \x1b[49m\x1b[K\r\x1b[1B\x1b[2m%s\x1b[22m",
-			i+1, i*9, i, strings.Repeat("─", 20))
-	}
-	b.WriteString("\x1b[30;1H\x1b[22;2H\x1b[?2026l")
-	return b.Bytes()
-}
-
-// benchmarkScreen writes a text again and again.
-func benchmarkScreen(b *testing.B, text []byte) {
-	s := newScreen(30, 100)
-	b.SetBytes(int64(len(text)))
-	b.ReportAllocs()
-	for b.Loop() {
-		s.Write(text)
-	}
-}
-
-// BenchmarkScreenPlain writes lines of plain text that scroll.
-func BenchmarkScreenPlain(b *testing.B) {
-	benchmarkScreen(b,
-		bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog, line after line\r\n"),
-			1000))
-}
-
-// BenchmarkScreenRepaint writes repaints as the agents' tools send them.
-func BenchmarkScreenRepaint(b *testing.B) { benchmarkScreen(b, bytes.Repeat(screenFrame(), 20)) }
-
-// BenchmarkScreenWide writes characters that are two columns wide, and joined ones.
-func BenchmarkScreenWide(b *testing.B) {
-	benchmarkScreen(b, bytes.Repeat([]byte("端末の画面を読む 👍🏽 é\r\n"), 1000))
-}
-
-// BenchmarkScreenRecordings writes the shared recordings one after the other.
-func BenchmarkScreenRecordings(b *testing.B) {
-	files, _ := filepath.Glob(filepath.Join(screenShared(), "recordings", "*-*.cast"))
-	if len(files) == 0 {
-		b.Skip("no recordings; ATLASBRIDGE_SHARED names their folder")
-	}
-	var all []byte
-	for _, f := range files {
-		_, _, out := screenRecording(b, f)
-		all = append(all, out...)
-	}
-	benchmarkScreen(b, all)
-}
-
-// BenchmarkScreenTranscript writes plain lines to a screen whose transcript is taken.
-func BenchmarkScreenTranscript(b *testing.B) {
-	text := bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog, line after line\r\n"),
-		1000)
-	s := newScreen(30, 100)
-	b.SetBytes(int64(len(text)))
-	for b.Loop() {
-		s.Transcript(false)
-		s.Write(text)
-	}
-}
-
-// BenchmarkScreenText makes the text of a full screen.
-func BenchmarkScreenText(b *testing.B) {
-	s := newScreen(30, 100)
-	s.Write(screenFrame())
-	b.ReportAllocs()
-	for b.Loop() {
-		s.Text()
-	}
-}
-
-// Any bytes: no panic, the cursor stays inside, every cut gives the same screen, the memory stays small.
-func FuzzScreen(f *testing.F) {
-	for _, g := range screenGolden {
-		f.Add([]byte(g.in), uint16(len(g.in)/2))
-	}
-	f.Add(screenFrame(), uint16(77))
-	f.Fuzz(func(t *testing.T, in []byte, at uint16) {
-		whole, cut := newScreen(5, 10), newScreen(5, 10)
-		whole.Transcript(false)
-		cut.Transcript(false)
-		whole.Write(in)
-		n := min(int(at), len(in))
-		cut.Write(in[:n])
-		cut.Write(in[n:])
-		a, b := screenShown(whole), screenShown(cut)
-		if a != b || whole.Title() != cut.Title() ||
-			whole.Status() != cut.Status() || whole.Scrolled() != cut.Scrolled() {
-			t.Errorf("%q cut at %d: %q, whole %q", in, n, b, a)
-		}
-		if a, b := whole.TakeReplies(true), cut.TakeReplies(true); !bytes.Equal(a, b) ||
-			len(a) > 2*maxReplies {
-			t.Errorf("%q cut at %d: replies %q, whole %q", in, n, b, a)
-		}
-		row, col, _ := whole.Cursor()
-		if row < 0 || row >= 5 || col < 0 || col >= 10 {
-			t.Errorf("%q: cursor at %d,%d", in, row, col)
-		}
-		for r := range 5 {
-			sameLine(t, whole, r, in)
-		}
-		whole.Resize(3, 4)
-		cut.Resize(9, 30)
-		whole.Write(in)
-		cut.Write(in)
-		whole.Transcript(true)
-		row, col, _ = whole.Cursor()
-		if row >= 3 || col >= 4 {
-			t.Errorf("%q: cursor at %d,%d after a resize", in, row, col)
-		}
-	})
-}
-
-// sameLine: wide characters are whole, and marks have an end.
-func sameLine(t *testing.T, s *Screen, r int, in []byte) {
-	cells := s.grid[r].cells
-	for c, x := range cells {
-		wide := x.ch >= 0x1100 && runeWidth(x.ch) == 2
-		if tail := c+1 < len(cells) && cells[c+1].ch == 0; wide != x.wide || wide && !tail {
-			t.Errorf("%q: half a character in row %d column %d", in, r, c)
-		}
-		if len(s.marks[x.marks]) > maxMarks {
-			t.Errorf("%q: a character with %d bytes of marks", in, len(s.marks[x.marks]))
-		}
-	}
-}
-
-// A long stream of random bytes, and strings that never end, stay within the limits; then text shows again.
-func TestScreenHostile(t *testing.T) {
-	s := newScreen(30, 100)
-	s.Transcript(false)
-	rng := rand.New(rand.NewPCG(1, 2))
-	buf := make([]byte, 64<<10)
-	for range 128 {
-		for i := range buf {
-			buf[i] = byte(rng.Uint32())
-		}
-		s.Write(buf)
-	}
-	endless := bytes.Repeat([]byte("0123456789abcdef"), 64<<10)
-	for _, start := range []string{"\x1b]0;", "\x1b]7501;", "\x1bP", "\x1b_G", "\x1bk", "\x1b[",
-		"\x1b[1;", "\x1b[;:", "\x1b("} {
-		s.Write([]byte(start))
-		s.Write(endless)
-	}
-	for range 100000 {
-		s.Write([]byte("\x1b[6n\x1b[c\x1b]11;?\a\x1b[22t\x1b]7501;?\a\x1b[99999b"))
-	}
-	s.Write(bytes.Repeat([]byte("\x1b[1;1He\u0301\u0302\u0303\u0304\u0305\u0306\u0307\u0308\u0309\u030a\u030b\u030c"+
-		"\u030d\u030e"),
-		1000))
-	if len(s.seq) > maxString || len(s.replies) > 2*maxReplies || s.tr.bytes > maxPending {
-		t.Error("a limit is passed")
-	}
-	s.Write([]byte("\x1bcback\r\n"))
-	if got := s.Row(0); got != "back" {
-		t.Errorf("after all that row 0 is %q", got)
-	}
-}
-
-// TestScreenReplies: a query is answered once, wherever it is cut, and only our own where a
-// terminal of the host answers.
-func TestScreenReplies(t *testing.T) {
-	for _, q := range []struct{ in, all, own string }{
-		{"\x1b[5n", "\x1b[0n", ""},
-		{"ab\r\nc\x1b[6n", "\x1b[2;2R", ""},
-
-		{"\x1b[c", "\x1b[?62;22c", ""},
-		{"\x1b[>c", "\x1b[>0;10;1c", ""},
-
-		{"\x1b[>0q", "\x1bP>|atlasbridge\x1b\\", ""},
-		{"\x1b[?u", "\x1b[?0u", ""},
-		{"\x1b]10;?\x1b\\", "\x1b]10;rgb:cdcd/cdcd/cdcd\x1b\\", ""},
-		{"\x1b]11;?\a", "\x1b]11;rgb:0000/0000/0000\a", ""},
-		{"\x1b]4;1;?\a", "\x1b]4;1;rgb:cdcd/cdcd/cdcd\a", ""},
-		{"\x1b]11;#ffffff\a\x1b]4;1;red\a\x1b]52;c;?\a", "", ""},
-		{"\x1b[?2026$p\x1b[?1016$p", "\x1b[?2026;0$y\x1b[?1016;0$y", ""},
-		{"\x1b[14t", "\x1b[4;480;800t", ""},
-		{"\x1bP+q544e\x1b\\\x1bP$qm\x1b\\", "\x1bP0+r\x1b\\\x1bP0$r\x1b\\", ""},
-		{"\x1b]7501;?\a\x1b[c", "\x1b]7501;?\x1b\\\x1b[?62;22c", "\x1b]7501;?\x1b\\"},
-		{"plain", "", ""},
-	} {
-		for cut := range q.in {
-			for _, all := range []bool{true, false} {
-				s := newScreen(30, 100)
-				s.Write([]byte(q.in[:cut]))
-				s.Write([]byte(q.in[cut:]))
-				want := q.own
-				if all {
-					want = q.all
-				}
-				if got := s.TakeReplies(all); string(got) != want {
-					t.Errorf("TakeReplies(%v) after %q, cut at %d = %q, want %q", all, q.in, cut,
-						got, want)
-				}
-				if got := s.TakeReplies(true); len(got) > 0 {
-					t.Errorf("%q is answered twice: %q", q.in, got)
-				}
-			}
-		}
-	}
-}
-
-// TestScreenAttributes: of SGR the colours, dim and reverse are kept, and what is not known changes
-// nothing.
-func TestScreenAttributes(t *testing.T) {
-	plain := Attr{FG: -1, BG: -1}
-	with := func(f func(*Attr)) Attr {
-		a := plain
-		f(&a)
-		return a
-	}
-	for in, want := range map[string]Attr{
-		"":                                   plain,
-		"\x1b[1;4;7;2m":                      {Dim: true, Reverse: true, FG: -1, BG: -1},
-		"\x1b[1;2;4;7m\x1b[22;24;27m":        plain,
-		"\x1b[1;31m\x1b[m":                   plain,
-		"\x1b[31;47m":                        with(func(a *Attr) { a.FG, a.BG = 1, 7 }),
-		"\x1b[91;107m":                       with(func(a *Attr) { a.FG, a.BG = 9, 15 }),
-		"\x1b[31;42m\x1b[39;49m":             plain,
-		"\x1b[38;5;246;2m":                   with(func(a *Attr) { a.FG, a.Dim = 246, true }),
-		"\x1b[48;2;1;2;3;7m":                 with(func(a *Attr) { a.BG, a.Reverse = 1<<24|0x010203, true }),
-		"\x1b[58;5;1;2m":                     with(func(a *Attr) { a.Dim = true }),
-		"\x1b[4:3m":                          plain, // not known
-		"\x1b[38;5m":                         plain,
-		"\x1b[38;2;1m":                       plain,
-		"\x1b[>4;1m\x1b[?4m":                 plain,
-		"\x1b[8;28;29;38;48m":                plain,
-		"\x1b[18;2;1;2;3;98;99;108;109;999m": {Dim: true, FG: -1, BG: -1},
-	} {
-		s := newScreen(2, 10)
-		s.Write([]byte(in + "x"))
-		if a := s.attr(0, 0); s.Row(0) != "x" || a != want {
-			t.Errorf("attr after %q = %+v of %q, want %+v", in, a, s.Row(0), want)
-		}
-	}
-	s := newScreen(2, 10)
-	s.Write([]byte("中e\u0301\x1b[44m\x1b[K"))
-	for c, want := range []rune{'中', 0, 'e', 0} {
-		if r := s.grid[0].cells[c].ch; r != want {
-			t.Errorf("the character at 0, %d is %q, want %q", c, r, want)
-		}
-	}
-	if a := s.attr(7, 9); a != plain {
-		t.Errorf("outside of the screen: %+v", a)
-	}
-}
-
-// TestScreenReports: what a program says of itself in OSC 7501, titles and modes is read wherever
-// it is cut, and never shown.
-func TestScreenReports(t *testing.T) {
-	for _, c := range []struct {
-		in   string
-		want ProgramStatus
-	}{
-		{"\x1b]7501;state=idle:app=claude-code\x1b\\", ProgramStatus{State: "idle", App: "claude-code"}},
-		{"\x1b]7501;state=working:app=codex\a\x1b]7501;state=working:app=codex\a", ProgramStatus{State: "working",
-			App: "codex"}},
-		{"\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=YXBwcm92ZSBCYXNoOiBscw==\x1b\\",
-			ProgramStatus{State: "blocked", App: "claude-code", Kind: "permission", Msg: "approve Bash: ls"}},
-		{"\x1b]7501;state=blocked:msg=YXBwcm92ZSBCYXNoOiBscw\a",
-			ProgramStatus{State: "blocked", Msg: "approve Bash: ls"}},
-		{"\x1b]7501;state=blocked:msg=***\a", ProgramStatus{State: "blocked"}},
-		{"\x1b]7501;?\a\x1b]7501;\a\x1b]7501\a", ProgramStatus{}},
-		{"\x1b]9;n\a\x1b]7501;state=done\a", ProgramStatus{State: "done"}},
-	} {
-		for cut := range c.in {
-			s := newScreen(5, 40)
-			s.Write([]byte(c.in[:cut]))
-			s.Write([]byte(c.in[cut:]))
-			if got := s.Status(); got != c.want {
-				t.Errorf("Status after %q, cut at %d = %+v, want %+v", c.in, cut, got, c.want)
-			}
-			if s.Text() != "" {
-				t.Errorf("%q shows %q", c.in, s.Text())
-			}
-		}
-	}
-	s := newScreen(5, 40)
-	s.Write([]byte("\x1b]2;other\x1b\\\x1b]0;✳ Claude Code\a\x1b[?2004h\x1b[?1h\x1b[?25l\x1b[?1049h"))
-	_, _, hidden := s.Cursor()
-	if s.Title() != "✳ Claude Code" || !s.BracketedPaste() || !s.AppCursorKeys() ||
-		!hidden || !s.AltScreen() {
-		t.Errorf("title %q, paste %v, keys %v, hidden %v, alternate %v", s.Title(),
-			s.BracketedPaste(), s.AppCursorKeys(), hidden, s.AltScreen())
-	}
-}
-
-// TestScreenResize: a resized screen keeps the cursor's row in sight, and so does the one behind the
-// alternate screen.
-func TestScreenResize(t *testing.T) {
-	for _, c := range []struct {
-		in         string
-		rows, cols int
-		want       string
-		scrolled   int
-	}{
-		{"a\r\nb\r\nc", 3, 10, "a|b|c @2,1", 0},
-		{"a\r\nb\r\nc\r\nd\r\ne", 3, 10, "c|d|e @2,1", 2},
-		{"a\r\nb\r\nc\r\nd\r\ne\x1b[2;1H", 3, 10, "a|b|c @1,0", 0},
-		{"0123456789", 5, 4, "0123 @0,3", 0},
-		{"123中", 5, 4, "123 @0,3", 0},
-		{"ab", 9, 20, "ab @0,2", 0},
-		{"ab", 0, 0, "a @0,0", 0},
-		{"\x1b[2;3r\x1b[5Ha\x1b[?1049hb", 3, 5, "|| b @2,2", 2},
-		{"1\r\n2\r\n3\r\n4\r\n5\x1b[?1049h\x1b[Hx", 3, 10, "x @0,1", 2},
-		{"1\r\n2\r\n3\r\n4\r\n5\x1b[?1049h\x1b[Hx\x1b[?1049l", 3, 10, "3|4|5 @2,1", 2},
-	} {
-		s := newScreen(5, 10)
-		s.Write([]byte(c.in))
-		s.Resize(c.rows, c.cols)
-		if got := screenShown(s); got != c.want || s.Scrolled() != c.scrolled {
-			t.Errorf("%q resized to %d×%d: %q, %d scrolled; want %q, %d", c.in, c.rows, c.cols, got,
-				s.Scrolled(), c.want, c.scrolled)
-		}
-	}
-	s := newScreen(5, 10)
-	s.Resize(5, 30)
-	s.Write([]byte("a\t\t\tb"))
-	if got := s.Row(0); got != "a                       b" {
-		t.Errorf("tabs in the new columns: %q", got)
-	}
-}
-
-// A plain program's lines arrive complete, in order and once, however the calls fall between them.
-func TestTranscriptPlain(t *testing.T) {
-	var want, got []string
-	s := newScreen(24, 40)
-	s.Transcript(false)
-	for i := range 10000 {
-		line := fmt.Sprintf("line %d %s.", i, strings.Repeat("x", i%100))
-		want = append(want, line)
-		s.Write([]byte(line + "\r\n"))
-		if i%7 == 0 || i%1000 < 20 {
-			final, _ := s.Transcript(false)
-			got = append(got, final...)
-		}
-	}
-	final, live := s.Transcript(true)
-	got = append(got, final...)
-	if !slices.Equal(got, want) || live != "" {
-		t.Errorf("%d lines, want %d; live %q", len(got), len(want), live)
-		for i := range min(len(got), len(want)) {
-			if got[i] != want[i] {
-				t.Fatalf("line %d is %q, want %q", i, got[i], want[i])
-			}
-		}
-	}
-}
-
-// TestTranscript: each line is told once and in order when it is final, whatever is painted over,
-// wrapped, cleared or scrolled.
-func TestTranscript(t *testing.T) {
-	type step struct {
-		in     string
-		settle bool
-		final  string
-		live   string
-	}
-	for name, steps := range map[string][]step{
-		"live part": {{"a\r\nb", false, "a", "b"}, {"c\r\n", false, "bc", ""}, {"", false, "", ""}},
-		"progress bar": {{"start\r\n10%", false, "start", "10%"}, {"\r50%", false, "", "50%"},
-			{"\r100%\r\ndone\r\n", false, "100%|done", ""}},
-		"wrapped, repainted": {{"012345678\r\nxyz\r\n", false, "012345678|xyz", ""},
-			{"\x1b[H0123456789abc\r\n", true, "0123456789abc", ""}},
-		"wrapped": {{"0123456789abcdef", false, "", "0123456789abcdef"}, {"g\r\nx", false, "0123456789abcdefg", "x"}},
-		"wrapped, scrolled": {{strings.Repeat("0123456789", 7), false, "", strings.Repeat("0123456789", 7)}, {"\r\n",
-			false, strings.Repeat("0123456789", 7), ""}},
-		"spaces at the wrap": {{"012345678 9\r\n", false, "012345678 9", ""}},
-		"typing at a prompt": {{"$ ", false, "", "$"}, {"ls\b\b", false, "", "$ ls"}, {"\r\nf\r\n$ ", false, "$ ls|f",
-			"$"}},
-		"blank lines stay":      {{"a\r\n\r\nb\r\n", false, "a||b", ""}},
-		"same line twice":       {{"ok\r\nok\r\n", false, "ok|ok", ""}, {"ok\r\n", false, "ok", ""}},
-		"before the first call": {{"", false, "", ""}},
-		"repaint above": {{"one\r\n1 busy\r\n", false, "one|1 busy", ""},
-			{"\x1b[A\x1b[2K2 busy\r\n", false, "", "2 busy"}, {"\x1b[A\x1b[2Kanswer\r\n", false, "", "answer"},
-			{"", true, "answer", ""}, {"two\r\n", false, "two", ""}},
-		"repaint scrolls out": {{"1 busy\r\n", false, "1 busy", ""}, {"\x1b[A\x1b[2Ktext\r\nb\r\nc\r\nd\r\ne\r\nf\r\n",
-			false, "text|b|c|d|e|f", ""},
-			{"g\r\nh\r\ni\r\nj\r\nk\r\nl\r\n", true, "g|h|i|j|k|l", ""}},
-		"clear": {{"a\r\nb\r\n", false, "a|b", ""}, {"c\r\n\x1b[H\x1b[2J", false, "c", ""}, {"d\r\n",
-			false, "", "d"}, {"", true, "d", ""}},
-		"clear and the same again": {{"a\r\nb\r\n", false, "a|b", ""},
-			{"\x1b[2J\x1b[Ha\r\nb\r\nnew\r\n", true, "new", ""}},
-		"alternate": {{"$ tool\r\n\x1b[?1049h\x1b[Hhead\r\n────\r\nq1\r\n", false, "$ tool", ""},
-			{"", true, "head|q1", ""}, {"\x1b[4Hanswer", false, "", ""}, {"", true, "answer", ""}, {"", true, "", ""},
-			{"\x1b[2J\x1b[Hhead\r\n────\r\nanswer\r\nq1\r\nlast", true, "|q1|last", ""},
-			{"\x1b[?1049l$ ", false, "", "$"}},
-		"alternate scrolls": {{"\x1b[?1049ha\r\nb\r\nc\r\nd\r\ne", true, "a|b|c|d|e", ""},
-			{"\r\nf\r\ng", true, "f|g", ""}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := newScreen(5, 10)
-			s.Transcript(false)
-			for i, st := range steps {
-				s.Write([]byte(st.in))
-				final, live := s.Transcript(st.settle)
-				if got := strings.Join(final, "|"); got != st.final || live != st.live {
-					t.Errorf("step %d: %q live %q, want %q live %q", i, got, live, st.final,
-						st.live)
-				}
-			}
-		})
-	}
-}
-
-// TestTranscriptOfAnAgent: of a known tool its words, each answer once even if it is like the last; not its spinner,
-// what hangs on it, its box and footer, or a dialog.
-func TestTranscriptOfAnAgent(t *testing.T) {
-	box := strings.Repeat("─", 40) + "❯\u00a0\r\n" + strings.Repeat("─", 40) +
-		"  ? for shortcuts\r\n"
-	turn := func(n int) string {
-		return fmt.Sprintf("❯ again %d\r\n\r\n● The answer\r\n  is 42\r\n", n)
-	}
-	for _, mode := range []string{"", "\x1b[?1049h"} {
-		d := newDetector(adapterFor("claude"), 20, 40, DetectOptions{})
-		d.Screen.Transcript(false)
-		d.Screen.Write([]byte(mode))
-		var all []string
-		shows := func(settle bool, screen string) {
-			d.Screen.Write([]byte("\x1b[H\x1b[J" + screen))
-			final, _ := d.Transcript(settle)
-			all = append(all, final...)
-		}
-		shows(true, "Welcome\r\n\r\n"+box)
-		before := "Welcome\r\n\r\n"
-		for n := range 3 {
-			shows(false,
-				before+
-					fmt.Sprintf("❯ again %d\r\n\r\n✽ Pondering…\r\n  ⎿  Tip: be kind\r\n\r\n", n)+box)
-			shows(false, before+turn(n)+"\r\n✢ Pondering… (3s · ↓ 2 tokens)\r\n\r\n"+box)
-			shows(true,
-				before+turn(n)+"\r\n Do you want to proceed?\r\n ❯ 1. Yes\r\n   2. No\r\n\x1b[?25l")
-			shows(true, before+turn(n)+"\r\n"+box)
-			if words := d.Words(); !strings.HasSuffix(words, "● The answer\nis 42") {
-				t.Errorf("its last words are %q", words)
-			}
-			before = turn(n) // the rest has gone
-		}
-		want := "Welcome"
-		for n := range 3 {
-			want += fmt.Sprintf("\n\n❯ again %d\n\n● The answer\n  is 42", n)
-		}
-		squeezed := regexp.MustCompile("\n+").ReplaceAllString(strings.Join(all, "\n"), "\n")
-		want = regexp.MustCompile("\n+").ReplaceAllString(want, "\n")
-		if squeezed != want {
-			t.Errorf("%q tells\n%s\nwant\n%s", mode, squeezed, want)
-		}
-	}
-}
-
-// When nobody takes them, the oldest lines are left out, and that is said.
-func TestTranscriptBounded(t *testing.T) {
-	s := newScreen(24, 80)
-	s.Write(bytes.Repeat([]byte("unasked\r\n"), 100000))
-	if len(s.tr.pending) > 0 {
-		t.Error("lines are kept before anybody asked")
-	}
-	s.Transcript(false)
-	for i := range 100000 {
-		fmt.Fprintf(s, "line %d\r\n", i)
-	}
-	final, _ := s.Transcript(false)
-	n := 100000 + 1 - len(final)
-	want := fmt.Sprintf("[… %d lines left out …]", n)
-	if final[0] != want || len(final) > maxPending/lineCost {
-		t.Errorf("%d lines begin with %q, want %q", len(final), final[0], want)
-	}
-	if want := fmt.Sprintf("line %d", n); final[1] != want || final[len(final)-1] != "line 99999" {
-		t.Errorf("the lines go from %q to %q", final[1], final[len(final)-1])
-	}
-	s.Write(bytes.Repeat([]byte("no end "), 1<<20))
-	if s.tr.bytes > maxPending || len(s.tr.part) > maxLine+80 {
-		t.Errorf("an endless line keeps %d and %d bytes", s.tr.bytes, len(s.tr.part))
-	}
-}
-
-/* ----- helpers of the detector's tests ----- */
-
-// detectorStart is when the clock of a stage begins.
-var detectorStart = time.Unix(1000, 0)
-
-// stage drives a detector the way a session does, on a clock of its own.
-type stage struct {
-	t   *testing.T
-	d   *Detector
-	now time.Time
-	tty TTYState
-}
-
-// newStage is a detector for a tool, in a terminal of that state.
-func newStage(t *testing.T, tool, tty string) *stage {
-	return &stage{t, newDetector(adapterFor(tool), 30, 100, DetectOptions{}), detectorStart,
-		parseTTY(tty)}
-}
-
-// show feeds output and lets time pass; it returns every prompt of that time.
-func (s *stage) show(output string, d time.Duration) (asked []*Prompt) {
-	s.d.Feed([]byte(output), s.now)
-	return s.wait(d)
-}
-
-// wait lets time pass, and returns every prompt of that time.
-func (s *stage) wait(d time.Duration) (asked []*Prompt) {
-	for end := s.now.Add(d); s.now.Before(end); s.now = s.now.Add(10 * time.Millisecond) {
-		if p := s.d.Tick(s.tty, s.now); p != nil {
-			asked = append(asked, p)
-		}
-	}
-	return asked
-}
-
-// one feeds output that asks one question.
-func (s *stage) one(output string) *Prompt {
-	s.t.Helper()
-	asked := s.show(output, time.Second)
-	if len(asked) != 1 {
-		s.t.Fatalf("%q: %d prompts, want 1", output, len(asked))
-	}
-	return asked[0]
-}
-
-// claudeDialog is Claude's command dialog at 100 columns, as measured with 2.1.329.
-func claudeDialog(command string) string {
-	rule := strings.Repeat("─", 100)
-	return "\x1b]0;✳ Claude Code\a\x1b[?25l\x1b[H\x1b[2J● Running a command\r\n" + rule +
-		"\r\n Bash command\r\n\r\n Say hi\r\n" + strings.Repeat("╌", 100) + "\r\n " +
-		strings.ReplaceAll(command, "\n", "\r\n ") + "\r\n" + strings.Repeat("╌", 100) +
-		"\r\n Do you want to proceed?\r\n ❯ 1. Yes\r\n   2. Yes, and switch to auto mode\r\n   3. No\r\n\r\n Esc to cancel " +
-		"· Tab to amend"
-}
-
-/* ----- scenarios and recordings ----- */
-
-// TestScenarios: every scenario in testdata asks what it says it asks, or nothing, and nothing
-// while its program works.
-func TestScenarios(t *testing.T) {
-	files, _ := filepath.Glob("testdata/scenarios/*.json")
-	questions := 0
-	for _, file := range files {
-		t.Run(filepath.Base(file), func(t *testing.T) {
-			tp, err := openTape(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var seen []labEvent
-			replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) })
-			if why := tp.want.check(seen); why != nil {
-				t.Error(why)
-			}
-			for _, e := range seen {
-				checkPrompt(t, e.Prompt)
-			}
-			if tp.want["expected_type"] == nil {
-				return
-			}
-			questions++
-			if !strings.HasPrefix(tp.want.text("tty"), "reading canon echo") ||
-				tp.Title != "generic" {
-				return
-			}
-			seen = nil // the same text by a program that goes on working
-			for i := range tp.events {
-				if tp.events[i].kind == "t" {
-					tp.events[i].data = "busy canon echo"
-				}
-			}
-			replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) })
-			if len(seen) > 0 {
-				t.Errorf("asks %q although nobody reads", seen[0].Excerpt)
-			}
-		})
-	}
-	if others := len(files) - questions; questions < 60 || others < 60 {
-		t.Errorf("%d questions and %d others, want at least 60 of each", questions, others)
-	}
-}
-
-// checkPrompt tests what holds for every prompt.
-func checkPrompt(t *testing.T, p *Prompt) {
-	t.Helper()
-	if len(p.Excerpt) > 200 || !utf8.ValidString(p.Excerpt) ||
-		p.Excerpt == "" && p.Type != Unknown {
-		t.Errorf("excerpt %q", p.Excerpt)
-	}
-	if p.Score < 0.60 || p.Score > 1 || len(p.Signals) == 0 || p.Fingerprint == "" ||
-		len(p.Full) > 16<<10 {
-		t.Errorf("score %v, signals %v, fingerprint %q, %d bytes of full text", p.Score, p.Signals,
-			p.Fingerprint, len(p.Full))
-	}
-	if len(p.Choices) > 9 || utf8.RuneCountInString(p.Recent) > 500 {
-		t.Errorf("%d choices, %d characters", len(p.Choices), utf8.RuneCountInString(p.Recent))
-	}
-	for i, c := range p.Choices {
-		if utf8.RuneCountInString(c.Label) > 60 || c.Key == "" || p.Axis == "" && c.Keys == "" {
-			t.Errorf("choice %d: %+v", i, c)
-		}
-	}
-	checkDefault(t, p)
-}
-
-// What says yes, and what refuses, in a dozen languages: what waiting may type is held against it.
-var (
-	affirms = regexp.MustCompile(`(?i)^[^\pL\pN]*(y|yes|yep|ok|okay|j|ja|o|oui|s|si|sí|sim|д|да|tak|t|是|好|确定|はい|예|네|` +
-		`allow|always|approve|accept|trust|proceed|continue|confirm|grant|run|install|delete|remove|overwrite|deploy|agree|` +
-		`i (agree|accept|understand))([^\pL\pN]|$)`)
-	denies = regexp.MustCompile(`(?i)^[^\pL\pN]*(n|no|nope|nein|non|nao|não|н|нет|nie|否|いいえ|아니|deny|reject|cancel|abort|` +
-		`refuse|decline|disallow|don['’]?t|do not|取消|キャンセル)([^\pL\pN]|$)`)
-)
-
-// checkDefault: what is typed while nobody answers refuses, or is Enter at a bare "Press Enter"; Enter is never typed
-// at a choice, a secret or a text.
-func checkDefault(t *testing.T, p *Prompt) {
-	t.Helper()
-	if p.SafeDefault == nil {
-		return
-	}
-	value := *p.SafeDefault
-	label := p.label(value)
-	switch {
-	case p.Idle || p.Secret || p.Type == Unknown || p.Type == FreeText:
-		t.Errorf("%q is typed by waiting at %s %q", value, p.Type, p.Question)
-	case p.Type == ConfirmEnter:
-		if value != "enter" || strings.Contains(p.Question, "?") || p.Cut {
-			t.Errorf("%q is typed by waiting at %q", value, p.Question)
-		}
-	case value == "esc":
-	case label == "" || affirms.MatchString(label) || !denies.MatchString(label):
-		t.Errorf("%q (%q) is typed by waiting at %q", value, label, p.Question)
-	}
-}
-
-// TestCutHasNoDefault: of a question whose text above never comes to rest only a refusal is typed by waiting.
-func TestCutHasNoDefault(t *testing.T) {
-	for text, want := range map[string]bool{"Press Enter to continue ": false,
-		"Go on? (y/n) ": true} {
-		s, asked := newStage(t, "x", "reading canon echo"), 0
-		for i := range 60 { // a line of a log every 300 ms
-			for _, p := range s.show(fmt.Sprintf("\r\x1b[Kline %c\r\n%s", 'a'+i%26, text),
-				300*time.Millisecond) {
-				if p.Cut {
-					asked++
-				}
-				if p.Cut && (p.SafeDefault != nil) != want {
-					t.Errorf("%q: waiting types %v", text, p.SafeDefault)
-				}
-			}
-		}
-		if asked != 1 {
-			t.Errorf("%q was asked %d times without what stands above it, want once", text, asked)
-		}
-	}
-}
-
-// TestWaitingNeverAffirms: whatever a list, a marker or a press-key line says, in any language and any order, waiting
-// types what is known to refuse, or nothing.
-func TestWaitingNeverAffirms(t *testing.T) {
-	for _, c := range []struct{ tty, screen, want string }{
-		{"reading canon echo", "Go on? (y/N) ", "n"},
-		{"reading canon echo", "Go on? [Y/n] ", "n"},
-		{"reading canon echo", "Weiter? (j/N) ", ""},
-		{"reading canon echo", "Continuer ? (o/n) ", ""},
-		{"reading canon echo", "Stage this hunk [y,n,q,a,d,e,?]? ", "n"},
-		{"reading canon echo", "Overwrite? ", ""},
-		{"reading canon echo", "Cancel the installation? (y/N) ", ""},
-		{"reading canon echo", "Keep the file? [y/n] ", ""},
-		{"reading canon echo", "Save changes? [y/n] ", ""},
-		{"reading canon echo", "1. deploy\r\n2. abort\r\nChoose [1]: ", "2"},
-		{"reading canon echo", "1. deploy\r\n2. quit\r\nChoose [1]: ", ""},
-		{"reading canon echo", "1. Cancel the order\r\n2. Ship it\r\nChoose: ", ""},
-		{"reading canon echo", "Press Enter to continue", "enter"},
-		{"reading canon echo", "Press any key to continue . . . ", "enter"},
-		{"reading canon echo", "Press [ENTER] to wipe the disk or Ctrl-C to cancel", ""},
-		{"reading canon echo", "Press Enter to delete everything ", ""},
-		{"reading canon echo", "Ctrl-C aborts.\r\nPress Enter to continue ", ""},
-		{"reading canon echo", "Wipe the disk?\r\nPress Enter to continue ", ""},
-		{"reading canon echo", "Your name: ", ""},
-		{"reading canon noecho", "Password: ", ""},
-		{"reading raw noecho", "\x1b[?25lWeiter?\r\n❯ Ja\r\n  Nein\r\n", ""},
-		{"reading raw noecho", "\x1b[?25lGo?\r\n❯ Да\r\n  Нет\r\n", ""},
-		{"reading raw noecho", "\x1b[?25lRun it?\r\n❯ ✓ Yes, execute this tool\r\n  ✗ No\r\n", "2"},
-		{"reading raw noecho", "\x1b[?25lRun it?\r\n❯ Yes\r\n  Don't ask again\r\n", ""},
-		{"reading raw noecho", "\x1b[?25lRun it?\r\n❯ Yes\r\n  No changes, deploy\r\n", ""},
-	} {
-		s := newStage(t, "x", c.tty)
-		asked := s.show(c.screen, 20*time.Second)
-		got := ""
-		for _, p := range asked {
-			checkDefault(t, p)
-			if p.SafeDefault != nil {
-				got = *p.SafeDefault
-			}
-		}
-		if got != c.want || len(asked) == 0 {
-			t.Errorf("%q: %d questions, waiting types %q, want %q", c.screen, len(asked), got,
-				c.want)
-		}
-	}
-}
-
-// TestRecordings prints the figures over the shared recordings, and holds them to the goals.
-func TestRecordings(t *testing.T) {
-	dir := filepath.Join(screenShared(), "recordings")
-	data, err := os.ReadFile(filepath.Join(dir, "index.jsonl"))
-	if err != nil {
-		t.Skip("no shared recordings (set ATLASBRIDGE_SHARED):", err)
-	}
-	// What is found today: a figure may only rise. The goals are 99, 97 and 95 % (SPEC 10).
-	floor := map[string]float64{
-		"questions found, agent":          87,
-		"questions found, generic":        96,
-		"right type, agent":               96,
-		"right type, generic":             87,
-		"menus with all choices, agent":   100,
-		"menus with all choices, generic": 95,
-	}
-	sum := tally{}
-	for dec := json.NewDecoder(bytes.NewReader(data)); dec.More(); {
-		var l label
-		if err := dec.Decode(&l); err != nil {
-			t.Fatal(err)
-		}
-		tp, err := openTape(filepath.Join(dir, l.File))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var seen []labEvent
-		replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) })
-		for _, e := range seen {
-			checkPrompt(t, e.Prompt)
-		}
-		sum.add(&l, seen)
-	}
-	for k := range floor {
-		if sum[k][1] == 0 {
-			t.Errorf("%s: no recording is of that kind", k)
-		}
-	}
-	for _, k := range slices.Sorted(maps.Keys(sum)) {
-		n := sum[k]
-		share := 100 * float64(n[0]) / float64(n[1])
-		t.Logf("%-45s %4d of %4d  %5.1f %%", k, n[0], n[1], share)
-		if share < floor[k] || strings.HasPrefix(k, "busy") && share > 2 {
-			t.Errorf("%s: %.1f %%", k, share)
-		}
-	}
-}
-
-// tally counts hits and cases of each figure.
-type tally map[string][2]int
-
-// label is a line of index.jsonl: what a person says a recording shows.
-type label struct {
-	File, Label, Source string
-	Waiting             *bool
-	At                  *float64 `json:"t_wait"`
-	Choices             []string
-}
-
-// hit counts a case of a figure, and whether it was right.
-func (t tally) hit(figure string, yes bool) {
-	n := t[figure]
-	n[1]++
-	if yes {
-		n[0]++
-	}
-	t[figure] = n
-}
-
-// add counts what a recording asked in the figures that it belongs to.
-func (t tally) add(l *label, seen []labEvent) {
-	if l.Waiting == nil {
-		return
-	}
-	asked := slices.DeleteFunc(slices.Clone(seen), func(e labEvent) bool {
-		return e.Idle || l.Source == "agent" && l.At != nil && e.T < *l.At-0.5
-	})
-	switch {
-	case l.Label == "repl" || l.Label == "idle":
-		t.hit("idle boxes and REPLs, "+l.Source, len(seen) > 0 && seen[len(seen)-1].Idle)
-	case l.Label == "fullscreen":
-		t.hit("full-screen programs left alone", len(asked) == 0)
-	case l.Label == "confirm": // a hint that stands for less than a second
-	case !*l.Waiting && l.Source == "agent": // some of these show a dialog before the work that is meant
-	case !*l.Waiting:
-		t.hit("busy taken for waiting", len(asked) > 0)
-	default:
-		t.hit("questions found, "+l.Source, len(asked) > 0)
-		if len(asked) == 0 {
-			return
-		}
-		e := asked[len(asked)-1]
-		if l.Source == "agent" {
-			e = asked[0]
-		}
-		kind := PromptType(l.Label)
-		switch l.Label {
-		case "secret":
-			kind = FreeText
-		case "pager":
-			kind = ConfirmEnter
-		}
-		t.hit("right type, "+l.Source, e.Type == kind && e.Secret == (l.Label == "secret"))
-		t.hit("delay ≤ 150 ms", e.delay <= 150*time.Millisecond)
-		if slices.Contains(e.Signals, "protocol") || slices.Contains(e.Signals, "title") {
-			t.hit("delay ≤ 50 ms where the tool says so", e.delay <= 50*time.Millisecond)
-		}
-		if e.Type == MultipleChoice {
-			t.hit("menus with all choices, "+l.Source, len(e.Choices) >= min(len(l.Choices), 9))
-		}
-	}
-}
-
-/* ----- one question is one prompt ----- */
-
-// TestOneQuestionOnePrompt: a dialog is asked once, however its marks blink, its pointer moves or
-// the window is resized.
-func TestOneQuestionOnePrompt(t *testing.T) {
-	s := newStage(t, "claude", "")
-	first := s.one(claudeDialog("touch a"))
-	for i := range 200 { // the mark of the tool row blinks for ever
-		mark := "●"
-		if i%2 == 0 {
-			mark = " "
-		}
-		if asked := s.show("\x1b[1;1H"+mark, 600*time.Millisecond); len(asked) > 0 {
-			t.Fatalf("blink %d asks again: %q", i, asked[0].Excerpt)
-		}
-		if s.d.Gone(s.tty, s.now) {
-			t.Fatalf("blink %d: gone", i)
-		}
-	}
-	s.show("\x1b[10;2H \x1b[11;2H❯", time.Second) // the pointer moves down
-	p := s.d.Look(s.tty, s.now)
-	if p == nil || p.Pointer != 1 || p.Fingerprint != first.Fingerprint {
-		t.Fatalf("after the arrow key: %+v", p)
-	}
-	s.d.Resize(24, 60, s.now)
-	narrow := claudeDialog("touch a")
-	for _, c := range []string{"─", "╌"} {
-		narrow = strings.ReplaceAll(narrow, strings.Repeat(c, 100), strings.Repeat(c, 60))
-	}
-	if asked := s.show(narrow, time.Second); len(asked) > 0 {
-		t.Errorf("a resize asks again: %q", asked[0].Excerpt)
-	}
-}
-
-// TestRepaintIsNotGone: a dialog that is painted anew is neither gone nor asked again; one that
-// comes back later is new.
-func TestRepaintIsNotGone(t *testing.T) {
-	s := newStage(t, "claude", "")
-	s.one(claudeDialog("touch a"))
-	s.show("\x1b[H\x1b[2J", 60*time.Millisecond)
-	if s.d.Gone(s.tty, s.now) {
-		t.Error("a cleared screen is gone after 60 ms")
-	}
-	if asked := s.show(claudeDialog("touch a"), time.Second); len(asked) > 0 {
-		t.Error("a repaint asks again")
-	}
-	s.show("\x1b[H\x1b[2J\x1b]0;◐ Claude Code\aworking", time.Second)
-	if !s.d.Gone(s.tty, s.now) || s.d.Activity() != "running" {
-		t.Error("answered, but not gone")
-	}
-	if asked := s.show(claudeDialog("touch a"), 2*time.Second); len(asked) != 1 {
-		t.Error("the same dialog later is not a new prompt")
-	}
-}
-
-// TestSameWordsAgain: a question in the same words is a new one once the answer to the last has
-// been echoed.
-func TestSameWordsAgain(t *testing.T) {
-	s := newStage(t, "generic", "reading canon echo")
-	for i := range 3 { // read -p in a loop
-		if p := s.one("Continue? (y/n) "); p.Type != YesNo {
-			t.Fatalf("round %d: %s", i, p.Type)
-		}
-		s.d.Typed([]byte("y\r"), s.now)
-		if asked := s.show("y", 50*time.Millisecond); len(asked) > 0 || s.d.Gone(s.tty, s.now) {
-			t.Fatalf("round %d: the echo of the answer asks %v", i, asked)
-		}
-		s.d.Feed([]byte("\r\n"), s.now)
-	}
-}
-
-// TestSleepForgetsAndDoesNotRepeat: a dialog that is slow to go after its answer is not asked
-// twice; the next one like it is asked.
-func TestSleepForgetsAndDoesNotRepeat(t *testing.T) {
-	s := newStage(t, "claude", "")
-	s.one(claudeDialog("touch a"))
-	s.d.Typed([]byte("1"), s.now)
-	s.d.Sleep(s.now.Add(150 * time.Millisecond))
-	if asked := s.wait(time.Second); len(asked) > 0 {
-		t.Error("a dialog that is slow to go is asked twice")
-	}
-	s.show("\x1b[H\x1b[2Jworking", 300*time.Millisecond)
-	if asked := s.show(claudeDialog("touch a"), time.Second); len(asked) != 1 {
-		t.Errorf("asked again with the same words: %d prompts", len(asked))
-	}
-}
-
-// TestQuestionRightAfterAnswer: another dialog in the place of the answered one is asked at once,
-// with its own choices.
-func TestQuestionRightAfterAnswer(t *testing.T) {
-	s := newStage(t, "opencode", "")
-	s.one(strings.Repeat("\r\n", 20) +
-		"  ┃  △ Permission required\r\n  ┃\r\n  ┃  $ touch a\r\n  ┃\r\n" +
-		"  ┃   \x1b[48;5;215mAllow once\x1b[0m   Allow always   Reject   ⇆ select  enter confirm\x1b[?25l")
-	s.d.Typed([]byte("\r"), s.now)
-	s.d.Sleep(s.now.Add(150 * time.Millisecond))
-	tp, err := openTape(filepath.Join("testdata", "recordings", "opencode-always.cast"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.d.Resize(tp.Height, tp.Width, s.now)
-	for _, e := range tp.events {
-		if e.kind == "o" {
-			s.d.Feed([]byte(e.data), s.now)
-		}
-	}
-	asked := s.wait(150*time.Millisecond + settle)
-	if len(asked) != 1 || s.d.Gone(s.tty, s.now) {
-		t.Fatalf("another question right after an answer: %d prompts", len(asked))
-	}
-	p := asked[0]
-	if !p.Permission || p.Pointer != 0 || *p.SafeDefault != "2" || p.Choices[1].Label != "Cancel" ||
-		p.Question != "This will allow the following patterns until OpenCode is restarted" {
-		t.Errorf("%+v", p)
-	}
-}
-
-// TestIdleOnce: the end of a turn is announced once, whatever is drafted in the box, and again
-// after the next turn.
-func TestIdleOnce(t *testing.T) {
-	box := "\x1b]0;✳ Claude Code\a\x1b[H\x1b[2Jhello\r\n──────\r\n❯\u00a0\r\n──────\x1b[?25l\x1b[3;3H"
-	s := newStage(t, "claude", "")
-	if p := s.one(box); !p.Idle || p.SafeDefault != nil || s.d.Activity() != "idle" {
-		t.Fatalf("%+v", p)
-	}
-	if asked := s.show("\x1b[3;3Hdraft\x1b[3;8H", time.Second); len(asked) > 0 {
-		t.Error("a draft is no question")
-	}
-	if asked := s.show("\x1b[3;3H\x1b[K", time.Second); len(asked) > 0 {
-		t.Error("an emptied draft is announced again")
-	}
-	s.show("\x1b]0;◐ Claude Code\a", time.Second)
-	if asked := s.show(box, time.Second); len(asked) != 1 {
-		t.Error("the end of the next turn is not announced")
-	}
-}
-
-/* ----- safety ----- */
-
-// TestSafeDefaultsCannotGrant: no configured default allows a permission or says yes.
-func TestSafeDefaultsCannotGrant(t *testing.T) {
-	for _, typ := range []PromptType{YesNo, MultipleChoice, ConfirmEnter, FreeText} {
-		d := newDetector(adapterFor("claude"), 30, 100,
-			DetectOptions{SafeDefaults: map[PromptType]string{typ: "1", YesNo: "y"}})
-		d.Feed([]byte(claudeDialog("touch a")), detectorStart)
-		p := d.Look(TTYState{}, detectorStart)
-		if p == nil || !p.Permission || *p.SafeDefault != "3" {
-			t.Errorf("%s: %+v", typ, p)
-		}
-		d = newDetector(adapterFor("x"), 30, 100,
-			DetectOptions{SafeDefaults: map[PromptType]string{YesNo: "y"}})
-		d.Feed([]byte("Go on? [Y/n] "), detectorStart)
-		if p := d.Look(parseTTY("reading canon echo"), detectorStart); p == nil ||
-			*p.SafeDefault != "n" {
-			t.Errorf("yes/no: %+v", p)
-		}
-	}
-	s := newStage(t, "generic", "reading canon echo")
-	s.d.o.SafeDefaults = map[PromptType]string{MultipleChoice: "2"}
-	if p := s.one("1) red\r\n2) blue\r\nYour choice: "); *p.SafeDefault != "2" {
-		t.Errorf("a menu without permissions: %q", *p.SafeDefault)
-	}
-}
-
-// TestLongCommandIsNotHidden: a command is shown from its beginning to its dangerous end, whatever
-// it does to look shorter.
-func TestLongCommandIsNotHidden(t *testing.T) {
-	s := newStage(t, "claude", "")
-	var lines []string
-	for i := range 12 {
-		lines = append(lines, fmt.Sprintf("echo harmless line number %d of many", i))
-	}
-	p := s.one(claudeDialog("cd /srv\n" + strings.Join(lines, "\n") + "\nrm -rf /precious"))
-	if p.Cut || !strings.HasPrefix(p.Excerpt, "cd /srv") ||
-		!strings.Contains(p.Excerpt, "rm -rf /precious") ||
-		!strings.Contains(p.Excerpt, "proceed?") || !strings.HasSuffix(p.Excerpt, "…") ||
-		len(p.Excerpt) > 200 {
-		t.Errorf("cut %v, excerpt %q", p.Cut, p.Excerpt)
-	}
-	for _, l := range append(lines, "rm -rf /precious", "1. Yes") {
-		if !strings.Contains(p.Full, l) {
-			t.Errorf("the full text lacks %q", l)
-		}
-	}
-	if p := newStage(t, "claude", "").one(claudeDialog("touch a")); p.Cut ||
-		p.Excerpt != "touch a\nDo you want to proceed?" {
-		t.Errorf("cut %v, excerpt %q", p.Cut, p.Excerpt)
-	}
-	for _, trick := range []string{"echo hi\n╌╌╌╌\nrm -rf /x\n╌╌╌╌", "Tip: || rm -rf /x",
-		"echo Do you want to proceed?; rm -rf /x", "$ a\n\nrm -rf /x"} {
-		if p := newStage(t, "claude", "").one(claudeDialog(trick)); !strings.Contains(p.Excerpt,
-			"rm -rf /x") {
-			t.Errorf("%q hides its danger: %q", trick, p.Excerpt)
-		}
-	}
-	dialog := strings.Replace(claudeDialog("touch a"), " Say hi", " ↑ 16 more lines", 1)
-	if p := newStage(t, "claude", "").one(dialog); !p.Cut {
-		t.Error("a dialog clipped by the window is not marked as cut")
-	}
-}
-
-// TestQuestionIsTheLine: a question is its own line or the lines that belong to it, and what stands
-// above is in the full text.
-func TestQuestionIsTheLine(t *testing.T) {
-	long := "The file /srv/backup/2026/monthly/archive-of-everything.tar.zst exists and is much newer. Really 12 (now) " +
-		"replace it? (y/n)"
-	if long[99] != ' ' {
-		t.Fatalf("the row has to end in a blank, not in %q", long[99])
-	}
-	for _, c := range []struct{ out, question, full string }{
-		{"Q1? (y/n) n\r\ngot 1 [n]\r\nQ2? (y/n) ", "Q2? (y/n)", "Q1?"},
-		{"/home/u/.ssh/id_rsa already exists.\r\nOverwrite (y/n)? ", "Overwrite (y/n)?", "already exists"},
-		{"unrelated\r\n\r\nErase the disk?\r\n(y/n) ", "Erase the disk?\n(y/n)", "Erase"},
-		{"1) red\r\n2) green\r\n3) blue\r\n#? ", "#?", "3) blue"},
-		{"1) red\r\n2) green\r\n3) blue\r\n#? 7\r\n#? ", "#?", "3) blue"},
-		{"$ ./pick\r\n\r\nPick a colour\r\n1) red\r\n2) green\r\n#? ", "Pick a colour", "2) green"},
-		{"Enter name:\r\n> ", "Enter name:\n>", "Enter name:"},
-		{"Name: Bob\r\nEmail: ", "Email:", "Name: Bob"},
-		{"earlier\r\n" + long + " ", long, "earlier"},
-	} {
-		p := newStage(t, "generic", "reading canon echo").one(c.out)
-		if p.Question != c.question || p.Excerpt != clip(c.question, 200) ||
-			!strings.Contains(p.Full, c.full) {
-			t.Errorf("%q: question %q, excerpt %q, full text %q", c.out, p.Question, p.Excerpt,
-				p.Full)
-		}
-	}
-}
-
-// TestTricksAreShown: what is shown is what the screen shows, with hidden characters made visible
-// and secrets left out.
-func TestTricksAreShown(t *testing.T) {
-	s := newStage(t, "generic", "reading canon echo")
-	if p := s.one("rm -rf ~\rls -l    \r\nRun ls? [y/N] "); strings.Contains(p.Full, "rm -rf") {
-		t.Errorf("full text is not what the screen shows: %q", p.Full)
-	}
-	p := newStage(t, "generic", "reading canon echo").one("Run a\u200bb\u202etxt.exe? [y/N] ")
-	if !strings.Contains(p.Excerpt, `\u{200B}`) || !strings.Contains(p.Excerpt, `\u{202E}`) {
-		t.Errorf("hidden characters: %q", p.Excerpt)
-	}
-	p = newStage(t, "generic", "reading canon echo").one(
-		"Use https://bob:hunter22@h/ and ghp_0123456789abcdefghijABCDEFGHIJ? [y/N] ")
-	if strings.Contains(p.Excerpt+p.Question+p.Full+p.Recent, "hunter22") ||
-		strings.Contains(p.Full+p.Recent, "ghp_0123") {
-		t.Errorf("secrets: %q", p.Excerpt)
-	}
-}
-
-// TestVisible: characters that hide or reorder text are written out, all others stay.
-func TestVisible(t *testing.T) {
-	for in, want := range map[string]string{
-		"plain ascii, ü, 日本, 🎉\n\t": "plain ascii, ü, 日本, 🎉\n\t",
-		"a\x1b[31mb\x7f\r":          `a\u{001B}[31mb\u{007F}\u{000D}`,
-		"\u0085\u009b":              `\u{0085}\u{009B}`,
-		"\u00ad\u061c\u180e":        `\u{00AD}\u{061C}\u{180E}`,
-		"\u200b\u200f\u2028\u202e":  `\u{200B}\u{200F}\u{2028}\u{202E}`,
-		"\u2060\u206f\ufe00\ufe0f":  `\u{2060}\u{206F}\u{FE00}\u{FE0F}`,
-		"\ufeff\ufff9\ufffb":        `\u{FEFF}\u{FFF9}\u{FFFB}`,
-		"\U000e0000\U000e01ef":      `\u{E0000}\u{E01EF}`,
-	} {
-		if got := visible(in); got != want {
-			t.Errorf("visible(%q) = %q, want %q", in, got, want)
-		}
-	}
-}
-
-// TestRedact: keys, tokens and passwords are left out, and nothing that only looks like a URL or a
-// command.
-func TestRedact(t *testing.T) {
-	for _, secret := range []string{
-		"AKIAIOSFODNN7EXAMPLE", "ghp_16C7e42F292c6912E7710c838347Ae178B4a", "sk-ant-REDACTED-REDACTED-1234",
-		"xoxb-123456789012-abcdefghijkl", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
-		"-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "123456789:AAE-abcdefghijklmnopqrstuvwxyz012345",
-	} {
-		if got := redact("use " + secret + " now"); got != "use [redacted] now" {
-			t.Errorf("redact(%q) = %q", secret, got)
-		}
-	}
-	for in, want := range map[string]string{
-		"curl https://bob:hunter2@h/x":        "curl https://bob:[redacted]h/x",
-		"password=hunter22 next":              "password=[redacted] next",
-		`{"api_key": "abcdef"}`:               `{"api_key": "[redacted]"}`,
-		"Authorization: Bearer abcdefgh12345": "Authorization: Bearer [redacted]",
-		"git push origin main":                "git push origin main",
-		"http://localhost:8080/a@b":           "http://localhost:8080/a@b",
-	} {
-		if got := redact(in); got != want {
-			t.Errorf("redact(%q) = %q, want %q", in, got, want)
-		}
-	}
-}
-
-// TestClip: a text is cut on a rune's boundary to so many bytes, and ends with an ellipsis only
-// then.
-func TestClip(t *testing.T) {
-	for n := range 20 {
-		got := clip("aü日🎉bcdefghij", n)
-		if len(got) > max(n, 3) || !utf8.ValidString(got) ||
-			!strings.HasSuffix(got, "…") && n < 18 {
-			t.Errorf("clip to %d: %q", n, got)
-		}
-	}
-	if clip("abc", 3) != "abc" {
-		t.Error("clipped without need")
-	}
-}
-
-// TestAdapterTable: a tool is known by its base name, without folder and extension, or is generic.
-func TestAdapterTable(t *testing.T) {
-	for name, want := range map[string]string{
-		"claude":          "claude",
-		"/usr/bin/claude": "claude",
-		"codex":           "codex",
-		"openai":          "codex",
-		"gemini":          "gemini",
-		"opencode":        "opencode",
-		"qwen.exe":        "qwen",
-		"bash":            "generic",
-		"":                "generic",
-	} {
-		if got := adapterFor(name).Name; got != want {
-			t.Errorf("adapterFor(%q) = %s, want %s", name, got, want)
-		}
-	}
-}
-
-// TestKeys: a choice is typed with the keys that its program reads in its terminal's mode.
-func TestKeys(t *testing.T) {
-	for _, c := range []struct{ tool, tty, out, keys string }{
-		{"claude", "", claudeDialog("x"), `["1" "2" "3"]`},
-		{"generic", "reading canon echo", "Go? [y/N] ", `["y\r" "n\r"]`},
-		{"generic", "reading raw echo", "Go? [y/N] ", `["y" "n"]`}, // bash read -n1
-		{"generic", "reading raw noecho", "Clear<y>? ", `["y" "n"]`},
-		{"generic", "reading canon echo", "Go? (yes/no) ", `["yes\r" "no\r"]`},
-		{"generic", "reading canon echo", "1) a\r\n2) b\r\nSelect option: ", `["1\r" "2\r"]`},
-		{"generic", "reading raw noecho", "\x1b[?25l? Pick one (Use arrow keys)\r\n❯ a\r\n  b\r\n", `["" ""]`},
-	} {
-		var keys []string
-		for _, k := range newStage(t, c.tool, c.tty).one(c.out).Choices {
-			keys = append(keys, k.Keys)
-		}
-		if got := fmt.Sprintf("%q", keys); got != c.keys {
-			t.Errorf("%q: %s, want %s", c.out, got, c.keys)
-		}
-	}
-}
-
-// TestProtocolJoins: a dialog that the tool also reports is asked soon and with certainty, one that
-// does not show is unknown and cut.
-func TestProtocolJoins(t *testing.T) {
-	s := newStage(t, "claude", "")
-	s.d.Feed([]byte("\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=YXBwcm92ZQ==\a"+
-		claudeDialog("touch "+"a")),
-		s.now)
-	s.wait(30 * time.Millisecond)
-	if s.d.cur != nil {
-		t.Fatal("asked before the screen was still")
-	}
-	asked := s.wait(30 * time.Millisecond)
-	if len(asked) != 1 || asked[0].Score != 1 || !slices.Contains(asked[0].Signals, "protocol") ||
-		!slices.Contains(asked[0].Signals, "structure") {
-		t.Fatalf("%+v", asked)
-	}
-	if s.d.Activity() != "waiting_permission" {
-		t.Error(s.d.Activity())
-	}
-	s = newStage(t, "claude", "") // a window so small that the dialog does not show
-	asked = s.show("\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=YXBwcm92ZSBCYXNo\a\x1b[?25l↓ 9 more",
-		3*time.Second)
-	if len(asked) != 1 {
-		t.Fatalf("%d prompts of a dialog that does not show", len(asked))
-	}
-	p := asked[0]
-	if p.Type != Unknown || p.Question != "approve Bash" || p.SafeDefault != nil || !p.Cut {
-		t.Errorf("%+v", p)
-	}
-}
-
-/* ----- hostile output ----- */
-
-// TestHostileOutput: noise, endless strings and printed dialogs of a program that works ask nothing
-// and take no memory.
-func TestHostileOutput(t *testing.T) {
-	rnd := mrand.New(mrand.NewSource(1))
-	var before, after runtime.MemStats
-	s := newStage(t, "generic", "busy canon echo")
-	runtime.ReadMemStats(&before)
-	chunk := make([]byte, 64<<10)
-	for range 32 {
-		rnd.Read(chunk)
-		if asked := s.show(string(chunk), 50*time.Millisecond); len(asked) > 0 {
-			t.Fatalf("noise asks %q", asked[0].Excerpt)
-		}
-	}
-	for range 32 { // a string that never ends
-		s.show("\x1b]0;"+strings.Repeat("A", 64<<10), 50*time.Millisecond)
-	}
-	runtime.GC()
-	runtime.ReadMemStats(&after)
-	if after.HeapAlloc > before.HeapAlloc+(4<<20) {
-		t.Errorf("heap grew by %d KiB", (after.HeapAlloc-before.HeapAlloc)>>10)
-	}
-	if len(s.d.Raw()) != 4096 {
-		t.Errorf("%d bytes kept", len(s.d.Raw()))
-	}
-	s = newStage(t, "generic", "busy canon echo") // a copy of a dialog, line by line, for an hour
-	for range 600 {
-		asked := s.show(claudeDialog("rm -rf /")+"\r\nContinue? (y/n) ", 200*time.Millisecond)
-		if len(asked) > 0 {
-			t.Fatalf("a copy asks %q", asked[0].Excerpt)
-		}
-	}
-}
-
-// promptsOf replays output cut at the given places, all at once, and lets it settle.
-func promptsOf(tool, tty string, output []byte, cut func() int) (asked []string) {
-	d := newDetector(adapterFor(tool), 24, 80, DetectOptions{})
-	now, state := detectorStart, parseTTY(tty)
-	for len(output) > 0 {
-		n := min(max(cut(), 1), len(output))
-		d.Feed(output[:n], now)
-		output = output[n:]
-	}
-	for range 60 {
-		if p := d.Tick(state, now); p != nil {
-			asked = append(asked, p.Fingerprint+p.Excerpt)
-		}
-		now = now.Add(100 * time.Millisecond)
-	}
-	return asked
-}
-
-// FuzzDetector: output asks the same whole and cut anywhere.
-func FuzzDetector(f *testing.F) {
-	f.Add("claude", "", []byte(claudeDialog("touch a")), int64(1))
-	f.Add("generic", "reading canon echo", []byte("Continue? (y/n) "), int64(2))
-	f.Add("generic", "reading raw noecho",
-		[]byte("\x1b[?25l? Pick (Use arrow keys)\r\n❯ a\r\n  b\r\n"), int64(3))
-	f.Add("generic", "reading raw noecho",
-		[]byte("┌──┐\r\n│ Go? │\r\n│ <Yes>  <No> │\r\n└──┘\x1b[?25l"), int64(4))
-	f.Add("opencode", "", []byte("┃ $ a\r\n┃ Allow once   Reject  ⇆ select\x1b[?25l"), int64(5))
-	f.Add("generic", "reading canon noecho", []byte("(1) a\r\n  p   b\r\n[12?q]? <y>? [Ynq] "),
-		int64(6))
-	f.Fuzz(func(t *testing.T, tool, tty string, output []byte, seed int64) {
-		rnd := mrand.New(mrand.NewSource(seed))
-		whole := promptsOf(tool, tty, output, func() int { return len(output) })
-		cut := promptsOf(tool, tty, output, func() int { return rnd.Intn(9) })
-		if !slices.Equal(whole, cut) {
-			t.Errorf("whole %q, in pieces %q", whole, cut)
-		}
-	})
-}
-
-// FuzzTape: any recording or scenario is refused or replayed, and asks nothing longer than the
-// limits.
-func FuzzTape(f *testing.F) {
-	f.Add("a.cast",
-		[]byte("{\"version\":2,\"width\":80,\"height\":24}\n[0.1,\"o\",\"Go? [y/N] \"]\n[0.2,\"t\",\"reading "+
-			"canon echo\"]\n[1,\"r\",\"40x10\"]\n"))
-	f.Add("a.json",
-		[]byte(`{"tool":"claude","pty_output":"Go? (y/n) ","expected_type":"TYPE_YES_NO"}`))
-	dir := f.TempDir()
-	f.Fuzz(func(t *testing.T, name string, data []byte) {
-		path := filepath.Join(dir, "tape")
-		if filepath.Ext(name) == ".json" {
-			path += ".json"
-		}
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		tp, err := openTape(path)
-		if err != nil || len(tp.events) > 1000 || tp.Height > 200 || tp.Width > 200 {
-			return
-		}
-		for _, e := range tp.events {
-			if e.t > 60 || e.kind == "r" {
-				return
-			}
-		}
-		replay(tp, DetectOptions{}, func(e labEvent) {
-			if len(e.Excerpt) > 200 || len(e.Choices) > 9 {
-				t.Errorf("%+v", e.Prompt)
-			}
-		})
-	})
-}
-
-/* ----- the lab ----- */
-
-// TestLab: lab prints an event as documented, explains it, shows the screen, and fails for what it
-// cannot read.
-func TestLab(t *testing.T) {
-	dir := t.TempDir()
-	lab := func(args ...string) (string, int) {
-		code, out, _ := cli(t, dir, append([]string{"lab"}, args...)...)
-		return out, code
-	}
-	cast := filepath.Join("testdata", "recordings", "generic-tune2fs.cast")
-	out, code := lab("--json", cast)
-	var e map[string]any
-	if err := json.Unmarshal([]byte(out), &e); err != nil || code != 0 {
-		t.Fatalf("%v, exit %d: %s", err, code, out)
-	}
-	want := strings.Fields("choices confidence cut excerpt file fingerprint idle multi permission question safe_default " +
-		"score secret shown signals t type")
-	if got := slices.Sorted(maps.Keys(e)); !slices.Equal(got, want) {
-		t.Errorf("fields %q, want %q", got, want)
-	}
-	out, code = lab("--explain", cast)
-	if code != 0 || !strings.Contains(out, "pattern+tty") || !strings.Contains(out, "Label:Yes") {
-		t.Errorf("exit %d: %s", code, out)
-	}
-	out, _ = lab("--screen", cast)
-	if !strings.Contains(out, "Proceed anyway (or wait 5 seconds to proceed) ? (y,N)") {
-		t.Error(out)
-	}
-	bad := filepath.Join(dir, "bad.json")
-	os.WriteFile(bad,
-		[]byte(`{"tool":"generic","pty_output":"hello\r\n","expected_type":"TYPE_YES_NO"}`), 0o600)
-	self := filepath.Join(dir, "self.json")
-	os.WriteFile(self, []byte(`{"tool":"generic","recording":"self.json"}`), 0o600)
-	for _, args := range [][]string{{bad}, {self}, {dir}, {filepath.Join(dir, "missing")},
-		{"detect.go"}} {
-		if _, code := lab(args...); code != 1 {
-			t.Errorf("lab %q: exit %d, want 1", args, code)
-		}
-	}
-}
-
-// BenchmarkDetectorFlood feeds lines of a build to a detector as a session does.
-func BenchmarkDetectorFlood(b *testing.B) {
-	line := []byte(strings.Repeat("some plain output of a build, 80 columns of it, with nothing to ask in it.....\r\n",
-		800))
-	d := newDetector(adapterFor("generic"), 30, 100, DetectOptions{})
-	b.SetBytes(int64(len(line)))
-	now := detectorStart
-	for b.Loop() {
-		d.Feed(line, now)
-		now = now.Add(time.Millisecond)
-		if next := d.Next(now); !next.IsZero() && !next.After(now) {
-			d.Tick(TTYState{}, now)
-		}
-	}
-}
-
-// BenchmarkDetectorLook feeds and judges a dialog of claude.
-func BenchmarkDetectorLook(b *testing.B) {
-	d := newDetector(adapterFor("claude"), 30, 100, DetectOptions{})
-	for b.Loop() {
-		d.Feed([]byte(claudeDialog("touch a")), detectorStart)
-		d.Look(TTYState{}, detectorStart)
-	}
-}
-
-/* ===== Telegram ===== */
-
-// tgEnv is a store with one session, and a Telegram that talks to a server of its own.
-type tgEnv struct {
-	*Telegram
-	t   *testing.T
-	srv *botAPI
-	s   *SessionRecord
-}
-
-// newTGEnv has a store, a session and a Bot API of its own.
-func newTGEnv(t *testing.T) *tgEnv {
-	t.Helper()
-	e := &tgEnv{t: t, srv: newBotAPI(t)}
-	e.srv.pollWait = 100 * time.Millisecond
-	e.Telegram = e.other(home(t, ""))
-	s := &SessionRecord{
-		Head:      Head{ID: newID()},
-		Tool:      "claude",
-		Label:     "api",
-		Cwd:       "/home/u/proj",
-		Status:    "active",
-		Activity:  "running",
-		StartedAt: time.Now().UTC(),
-	}
-	err := e.store.Update(func(*View) ([]Record, error) { return []Record{s}, nil })
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.s = s
-	return e
-}
-
-// other is a Telegram with a store of its own in that folder.
-func (e *tgEnv) other(dir string) *Telegram {
-	e.t.Helper()
-	st, err := openStore(dir)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	e.t.Cleanup(func() { st.Close() })
-	cfg := &Config{Token: fakeToken, ChatID: 1001, Users: []int64{1001}, APIBase: e.srv.URL}
-	return newTelegram(cfg, st, nil)
-}
-
-// poll runs Poll until stop is called, or the test's end.
-func (e *tgEnv) poll(tg *Telegram) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		tg.Poll(ctx)
-	}()
-	stop = func() {
-		cancel()
-		<-done
-	}
-	e.t.Cleanup(stop)
-	return stop
-}
-
-// ask records a question, sends it, and returns it as it then is.
-func (e *tgEnv) ask(p PromptRecord) *PromptRecord {
-	e.t.Helper()
-	p.ID = newID()
-	p.SessionID = e.s.ID
-	p.Nonce = newNonce()
-	p.Status = Created
-	p.CreatedAt, p.ExpiresAt = time.Now().UTC(), time.Now().Add(5*time.Minute).UTC()
-	if p.Confidence == "" {
-		p.Confidence, p.Signals = "high", []string{"pattern"}
-	}
-	err := e.store.Update(func(*View) ([]Record, error) { return []Record{&p}, nil })
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	e.store.Move(p.ID, Routed, func(q *PromptRecord) { q.ShownAll = !q.Cut && fitsMessage(q) })
-	id, err := e.Ask(context.Background(), &p, e.s)
-	if err != nil || id == 0 {
-		e.t.Fatalf("Ask = %d, %v", id, err)
-	}
-	e.store.Move(p.ID, AwaitingReply, func(q *PromptRecord) { q.MsgID = id })
-	return e.prompt(p.ID)
-}
-
-// prompt is a question as it is now.
-func (e *tgEnv) prompt(id string) *PromptRecord {
-	e.t.Helper()
-	v, err := e.store.View()
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	p := *v.Prompts[id]
-	return &p
-}
-
-// auditLog is the text of the audit log.
-func (e *tgEnv) auditLog() string {
-	b, _ := os.ReadFile(filepath.Join(e.store.Dir, "audit.log"))
-	return string(b)
-}
-
-// tgTap is a tap by the operator on the question's message.
-func tgTap(id int64, p *PromptRecord, value string) string {
-	return tgTapOn(id, p, value, p.MsgID, 1001)
-}
-
-// tgTapOn is a tap by anybody, on any message.
-func tgTapOn(id int64, p *PromptRecord, value string, msg, from int64) string {
-	return fmt.Sprintf(`{"update_id":%d,"callback_query":{"id":"q%d","from":{"id":%d},`+
-		`"message":{"message_id":%d,"date":5,"chat":{"id":%d,"type":"private"}},"data":"ans:%s:%s:%.16s:%s"}}`,
-		id, id, from, msg, from, shortID(p.ID), shortID(p.SessionID), p.Nonce, value)
-}
-
-// tgSay is a text by the operator; more is further members of the message.
-func tgSay(id int64, text string, more string) string {
-	b, _ := json.Marshal(text)
-	return fmt.Sprintf(`{"update_id":%d,"message":{"message_id":%d,"date":%d,"from":{"id":1001},`+
-		`"chat":{"id":1001,"type":"private"},"text":%s%s}}`,
-		id, id, time.Now().Unix(), b, more)
-}
-
-// yesNo is a question that is refused by waiting.
-var yesNo = PromptRecord{Prompt: Prompt{Type: YesNo, Question: "Continue? (y/n)", Excerpt: "Continue? (y/n)",
-	SafeDefault: ref("n")}}
-
-// tgMenu is a permission with a lasting choice.
-var tgMenu = PromptRecord{Prompt: Prompt{Type: MultipleChoice, Permission: true, Question: "Do you want to proceed?",
-	Excerpt: "touch /tmp/x", SafeDefault: ref("3"), Choices: []Choice{{Key: "1", Label: "Yes", Grants: true},
-		{Key: "2", Label: "Yes, and don't ask again for touch", Grants: true}, {Key: "3", Label: "No"}}}}
-
-// tgWith is a question with something changed.
-func tgWith(p PromptRecord, change func(*PromptRecord)) PromptRecord {
-	change(&p)
-	return p
-}
-
-// tgKeys is a keyboard in one line: labels and what they say, rows between bars.
-func tgKeys(rows [][]button) string {
-	var out []string
-	for _, row := range rows {
-		var keys []string
-		for _, b := range row {
-			keys = append(keys, b.Text+"="+b.Data[strings.LastIndex(b.Data, ":")+1:])
-		}
-		out = append(out, strings.Join(keys, " & "))
-	}
-	return strings.Join(out, " | ")
-}
-
-// TestTelegramKeyboards: a question has the buttons that may answer it now, each within the 64
-// bytes of its data.
-func TestTelegramKeyboards(t *testing.T) {
-	menu := PromptRecord{Prompt: Prompt{Type: MultipleChoice,
-		Choices: []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}}}}
-	hook := PromptRecord{Source: "hook", Prompt: Prompt{
-		Type:        MultipleChoice,
-		Permission:  true,
-		SafeDefault: ref("deny"),
-		Choices: []Choice{{Key: "allow", Label: "Yes", Grants: true},
-			{Key: "always", Label: "Yes, and don't ask again: accept edits", Grants: true}, {Key: "deny", Label: "No"}},
-	}}
-	cut := func(p *PromptRecord) { p.Cut = true }
-	for _, c := range []struct {
-		name  string
-		p     PromptRecord
-		whole bool // all of it has been shown
-		want  string
-	}{
-		{"yes/no", yesNo, true, "✅ Yes=y | ❌ No=n"},
-		{"yes/no, not all shown", yesNo, false, "📄 Show all=~all | ❌ No=n"},
-		{"enter", PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, true, "↩️ Press Enter=enter"},
-		{"enter, not all shown", PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, false, "📄 Show all=~all"},
-		{"plain menu", menu, true, "1. Red=1 | 2. Blue=2"},
-		{"plain menu, not all shown", menu, false, "📄 Show all=~all"},
-		{"menu with Esc", tgWith(menu, func(p *PromptRecord) { p.SafeDefault = ref("esc") }), true,
-			"1. Red=1 | 2. Blue=2 | ⏩ Use default (Esc)=default"},
-		{"permission", tgMenu, true, "✅ 1. Yes=1 | ✅ 2. Yes, and don't ask again for touch=2 | ❌ 3. No=3"},
-		{"permission, not all shown", tgMenu, false, "📄 Show all=~all | ❌ 3. No=3"},
-		{"permission, part unknown", tgWith(tgMenu, cut), true, "❌ 3. No=3"},
-		{"yes/no, part unknown", tgWith(yesNo, cut), true, "❌ No=n"},
-		{"hook", hook, true, "✅ Yes=allow | 🔓 Yes, and don't ask again: accept edits=always | ❌ No=deny"},
-		{"hook, not all shown", hook, false, "📄 Show all=~all | ❌ No=deny"},
-		{"free text", PromptRecord{Prompt: Prompt{Type: FreeText}}, true, "↩️ Send Enter=~enter | 🚫 Leave it=~leave"},
-		{"free text, part unknown", PromptRecord{Prompt: Prompt{Type: FreeText, Cut: true}}, true, "🚫 Leave it=~leave"},
-		{"secret", PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true}}, true, ""},
-		{"idle", PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true}}, true, ""},
-		{"unknown", PromptRecord{Confidence: "low", Prompt: Prompt{Type: Unknown}}, true,
-			"↩️ Send Enter=~enter | 🚫 Cancel / Skip=~leave | 🔍 Show last 500 characters=~recent"},
-		{"unknown, part unknown", PromptRecord{Confidence: "low", Prompt: Prompt{Type: Unknown, Cut: true}}, true,
-			"🚫 Cancel / Skip=~leave | 🔍 Show last 500 characters=~recent"},
-		{"answered", tgWith(yesNo, func(p *PromptRecord) { p.Status = Resolved }), true, ""},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			c.p.ID = newID()
-			c.p.SessionID = newID()
-			c.p.Nonce = newNonce()
-			if c.p.Confidence == "" {
-				c.p.Confidence, c.p.Signals = "high", []string{"pattern"}
-			}
-			if c.p.Status == "" {
-				c.p.Status = AwaitingReply
-			}
-			c.p.ShownAll = c.whole
-			rows := keyboard(&c.p)
-			if got := tgKeys(rows); got != c.want {
-				t.Errorf("\n got %s\nwant %s", got, c.want)
-			}
-			for _, row := range rows {
-				for _, b := range row {
-					data := b.Data
-					if len(data) > 64 ||
-						!strings.HasPrefix(data,
-							"ans:"+c.p.ID[:8]+":"+c.p.SessionID[:8]+":"+c.p.Nonce[:16]+":") {
-						t.Errorf("callback data %q", data)
-					}
-					d, _ := parseCallbackData(data, &View{})
-					if strings.HasPrefix(d.Value, "~") {
-						continue // shows more, and decides nothing
-					}
-					p := c.p
-					value, why := p.interpret(d.Value)
-					if why == "" {
-						why = p.unread(value, "telegram:1")
-					}
-					if why != "" {
-						t.Errorf("the button %q is refused: %s", b.Text, why)
-					}
-				}
-			}
-		})
-	}
-}
-
-// The ticks of a multi-select live in the buttons; nine of them must still fit into 64 bytes.
-func TestTelegramTicks(t *testing.T) {
-	p := PromptRecord{
-		Head:       Head{ID: newID()},
-		SessionID:  newID(),
-		Nonce:      newNonce(),
-		Confidence: "high",
-		ShownAll:   true,
-		Status:     AwaitingReply,
-		Prompt:     Prompt{Type: MultipleChoice, Multi: true, Signals: []string{"pattern"}},
-	}
-	for i := range 9 {
-		p.Choices = append(p.Choices,
-			Choice{Key: fmt.Sprint(i + 1), Label: strings.Repeat("x", 60)})
-	}
-	data := func(rows [][]button, i int) string {
-		return rows[i][0].Data[len("ans:12345678:12345678:1234567890123456:"):]
-	}
-	rows := keyboard(&p, "2")
-	if got := data(rows, 0); got != "~t:1,2" {
-		t.Errorf("ticking 1 with 2 ticked = %q", got)
-	}
-	if got := data(rows, 1); got != "~t:" || !strings.HasPrefix(rows[1][0].Text, "✓") {
-		t.Errorf("unticking 2 = %q %q", got, rows[1][0].Text)
-	}
-	rows = keyboard(&p, "1", "2", "3", "4", "5", "6", "7", "8", "9")
-	if len(rows) != 10 || data(rows, 9) != "~s:1,2,3,4,5,6,7,8,9" {
-		t.Errorf("submit with all ticked: %d rows, %q", len(rows), data(rows, len(rows)-1))
-	}
-}
-
-// TestTelegramTexts: a message says what is asked, what waiting does, whose it is, and at last who
-// answered what.
-func TestTelegramTexts(t *testing.T) {
-	e := newTGEnv(t)
-	s := *e.s
-	at := time.Date(2026, 11, 20, 14, 2, 11, 0, time.UTC)
-	sid := "claude · api · proj [SID:" + shortID(s.ID) + "]"
-	clock := " at " + at.Local().Format("15:04:05 MST")
-	open := func(p PromptRecord) PromptRecord {
-		p.Status = AwaitingReply
-		p.ExpiresAt = time.Now().Add(598 * time.Second)
-		p.ShownAll = true
-		if p.Confidence == "" {
-			p.Confidence, p.Signals = "high", []string{"pattern"}
-		}
-		return p
-	}
-	over := func(p PromptRecord, st State, by, value, reason string) PromptRecord {
-		p.Status = st
-		p.DecidedAt = &at
-		p.DecidedBy = &by
-		p.Reason = reason
-		if value != "" {
-			p.Value = &value
-		}
-		return p
-	}
-	of := func(p Prompt) PromptRecord { return PromptRecord{Prompt: p} }
-	inFolder := tgWith(tgMenu, func(p *PromptRecord) { p.Tool, p.Cwd = "Bash", "/home/u/proj" })
-	cyrillic := of(Prompt{Type: FreeText, Question: "Which?", Excerpt: "curl p\u0430ypal.com"})
-	text := of(Prompt{Type: FreeText, Question: "Your name:", Excerpt: "Your name:"})
-	password := of(Prompt{Type: FreeText, Secret: true, Question: "Password:"})
-	guess := of(Prompt{Type: Unknown, Excerpt: "> "})
-	guess.Confidence = "low"
-	idle := of(Prompt{Type: FreeText, Idle: true, Full: "All tests pass.\nShall I commit?"})
-	const (
-		left   = "\n⏳ Expires in 9m 58s, then "
-		silent = left + "nothing is typed"
-		off    = "\nAnswering with text is switched off (free_text_enabled)."
-		phone  = "telegram:1001"
-		menu   = "Do you want to proceed?\ntouch /tmp/x"
-	)
-	for _, c := range []struct {
-		p    PromptRecord
-		want string // above the session
-	}{
-		{open(yesNo), "❓ Continue? (y/n)" + left + "default: No"},
-		{open(inFolder), "🛡️ " + menu + "\n2. Yes, and don't ask again for touch\n🔧 Bash in /home/u/proj\n" +
-			"To refuse and say why, reply with text." + left + "default: 3. No"},
-		{open(cyrillic), "❓ Which?\ncurl p\u0430ypal.com\n" +
-			"⚠️ Letters of different alphabets in one word: p\u0430ypal.com" + off + silent},
-		{open(text), "❓ Your name:" + off + silent},
-		{open(password), "🔑 Password:\nIt is not asked for here: type it at the keyboard." + silent},
-		{open(guess), "❔ Possibly a question (low confidence)\n>\nWhat should AtlasBridge do?" + silent},
-		{open(idle), "✅ claude has finished\nAll tests pass.\nShall I commit?\n" +
-			"Reply to this message with what to do next."},
-		{over(yesNo, Resolved, phone, "y", ""),
-			"Continue? (y/n)\n✅ Answered" + clock + " on the phone by telegram:1001: Yes"},
-		{over(yesNo, ReplyReceived, phone, "y", ""),
-			"Continue? (y/n)\n⏱ Answered" + clock + " on the phone by telegram:1001: Yes, on its way"},
-		{over(tgMenu, Resolved, "cli:local", "", ""), menu + "\n✅ Answered" + clock + " at the keyboard"},
-		{over(tgMenu, Resolved, phone, "3", "use pnpm"),
-			menu + "\n❌ Answered" + clock + " on the phone by telegram:1001: 3. No (use pnpm)"},
-		{over(yesNo, Resolved, "auto:timeout", "n", ""),
-			"Continue? (y/n)\n⌛ No answer in time" + clock + ", so it was refused: No"},
-		{over(yesNo, Expired, "auto:timeout", "", ""), "Continue? (y/n)\n⌛ Expired" + clock +
-			", nobody answered: nothing was typed, it may still wait"},
-		{over(yesNo, Failed, phone, "y", "the question is gone"),
-			"Continue? (y/n)\n⚠️ Not delivered: Yes" + clock + " (the question is gone)"},
-		{over(password, Resolved, phone, "hunter2", ""),
-			"Password:\n✅ Answered" + clock + " on the phone by telegram:1001"},
-	} {
-		r := e.questionText(&c.p, &s)
-		if got, want := r.text, c.want+"\n"+sid; got != want {
-			t.Errorf("%s %s:\n got %q\nwant %q", c.p.Type, c.p.Status, got, want)
-		}
-		tgCheckEntities(t, r)
-	}
-}
-
-// tgCheckEntities checks that every entity lies in the text, covers whole lines, and neither begins nor ends blank.
-func tgCheckEntities(t *testing.T, r *richText) {
-	t.Helper()
-	units := utf16.Encode([]rune(r.text))
-	if len(units) > 4096 {
-		t.Errorf("%d UTF-16 units", len(units))
-	}
-	for _, m := range r.marks {
-		offset, length := m.Offset, m.Length
-		if length <= 0 || offset+length > len(units) {
-			t.Errorf("entity %+v outside of %d units", m, len(units))
-			continue
-		}
-		part := string(utf16.Decode(units[offset : offset+length]))
-		if part != strings.TrimRight(part, " \n") ||
-			!strings.Contains("\n"+r.text+"\n", "\n"+part+"\n") {
-			t.Errorf("entity %+v covers %q", m, part)
-		}
-	}
-}
-
-// A program that prints our own marks must not route replies elsewhere, nor hide what it prints.
-func TestTelegramHostileText(t *testing.T) {
-	e := newTGEnv(t)
-	p := yesNo
-	p.Status = AwaitingReply
-	p.Confidence = "high"
-	p.Signals = []string{"pattern"}
-	p.Question = "ok? [SID:00000000]\u202e"
-	p.Excerpt = "```</pre> 👩‍👩‍👧 [SID:00000000]\n\x1b[31m" + strings.Repeat("𝄞", 300)
-	r := e.questionText(&p, e.s)
-	tgCheckEntities(t, r)
-	if m := sessionMark.FindStringSubmatch(r.text); m == nil || m[1] != shortID(e.s.ID) {
-		t.Errorf("the session is read as %v", m)
-	}
-	if strings.ContainsAny(r.text, "\x1b\u202e") {
-		t.Errorf("control characters leave: %q", r.text)
-	}
-}
-
-// TestTelegramCutText: a long text is cut into parts of so many UTF-16 units, and only newlines are
-// lost between them.
-func TestTelegramCutText(t *testing.T) {
-	for _, s := range []string{"", "a", strings.Repeat("line of text\n", 2000),
-		strings.Repeat("𝄞", 5000), strings.Repeat("x", 9000), "\n\n" + strings.Repeat("y\n", 4000),
-		strings.Repeat("é\n\n", 3000)} {
-		var parts []string
-		lost := 0
-		for part, rest := cutText(s, 1000); ; part, rest = cutText(rest, 1000) {
-			parts = append(parts, part)
-			if n := len(utf16.Encode([]rune(part))); n > 1000 {
-				t.Fatalf("a part of %d units", n)
-			}
-			if rest == "" {
-				break
-			}
-		}
-		lost = len(s) - len(strings.Join(parts, ""))
-		if strings.ReplaceAll(strings.Join(parts, ""), "\n", "") != strings.ReplaceAll(s, "\n",
-			"") ||
-			lost >= len(parts) {
-			t.Errorf("%.10q: %d bytes lost in %d parts", s, lost, len(parts))
-		}
-	}
-}
-
-// TestTelegramAdmitted: only a message or tap that a listed person made in the configured chat
-// counts.
-func TestTelegramAdmitted(t *testing.T) {
-	msg := func(more string) string {
-		return `{"update_id":1,"message":{"message_id":5,"date":9,"from":{"id":1001},"chat":{"id":1001,"type":"private"}` +
-			`,"text":"hi"` + more + `}}`
-	}
-	group := `{"update_id":1,"message":{"from":{"id":1001},"chat":{"id":-5,"type":"group"},"text":"hi"}}`
-	tap := func(from, chat int64) string {
-		return fmt.Sprintf(`{"callback_query":{"id":"q","from":{"id":%d},`+
-			`"message":{"message_id":5,"chat":{"id":%d,"type":"private"}},"data":"x"}}`, from, chat)
-	}
-	for _, c := range []struct {
-		update string
-		chat   int64
-		want   bool
-	}{
-		{msg(""), 1001, true},
-		{tap(1001, 1001), 1001, true},
-		{group, -5, true},
-		{group, 1001, false},
-		{strings.Replace(group, `"id":1001`, `"id":2002`, 1), -5, false}, // anyone in a group can write and press
-		{strings.Replace(strings.Replace(tap(2002, -5), "private", "supergroup", 1), "x", "y", 1), -5, false},
-		{strings.Replace(tap(1001, -5), "private", "supergroup", 1), -5, true},
-		{msg(""), -5, false},
-		{msg(""), 0, false},
-		{tap(2002, 1001), 1001, false},
-		{tap(1001, 7), 1001, false},
-		{tap(2002, 2002), 1001, false},
-		{strings.ReplaceAll(msg(""), `"from":{"id":1001}`, `"from":{"id":2002,"username":"operator"}`), 1001, false},
-		{strings.ReplaceAll(msg(""), `"type":"private"`, `"type":"group"`), 1001, false},
-		{strings.ReplaceAll(group, "1001", "1001,\"is_bot\":true"), -5, false},
-		{strings.Replace(group, `"text"`, `"sender_chat":{"id":-5},"text"`, 1), -5, false},
-		{msg(`,"forward_origin":{"type":"user"}`), 1001, false},
-		{msg(`,"via_bot":{"id":3}`), 1001, false},
-		{msg(`,"edit_date":7`), 1001, false},
-		{strings.Replace(msg(""), `"message"`, `"edited_message"`, 1), 1001, false},
-		{strings.Replace(msg(""), `"message"`, `"channel_post"`, 1), 1001, false},
-		{`{"update_id":1}`, 1001, false},
-		{`{"callback_query":{"id":"q","from":{"id":1001},"inline_message_id":"x","data":"y"}}`, 1001, false},
-		{`{"message":{"chat":{"id":1001,"type":"private"},"text":"hi"}}`, 1001, false},
-	} {
-		var u update
-		if err := json.Unmarshal([]byte(c.update), &u); err != nil {
-			t.Fatal(err)
-		}
-		if _, ok := admitted(&u, []int64{1001}, c.chat); ok != c.want {
-			t.Errorf("admitted(%s, chat %d) = %v", c.update, c.chat, ok)
-		}
-	}
-}
-
-// tgWish puts a wish on one line.
-func tgWish(w intent) string {
-	switch r := w.record.(type) {
-	case *InputRecord:
-		return fmt.Sprintf("%s %s %q", r.Kind, shortID(r.SessionID), r.Text)
-	case *MetaRecord:
-		return "claim " + r.Values["claim telegram:1001"]
-	}
-	if w.decision != nil {
-		return "decide " + shortID(w.decision.PromptID) + " " + w.decision.Value
-	}
-	return "reply " + w.reply
-}
-
-// TestTelegramUnderstand: a text goes to the session or question that it names or replies to, and
-// where that is not one, nothing is done.
-func TestTelegramUnderstand(t *testing.T) {
-	now := time.Now()
-	session := func(id, label, status string) *SessionRecord {
-		return &SessionRecord{
-			Head:      Head{ID: id + "-0000"},
-			Tool:      "claude",
-			Label:     label,
-			Status:    status,
-			StartedAt: now.Add(-time.Hour),
-		}
-	}
-	a, b, dead := session("aaaaaaaa", "api", "active"), session("bbbbbbbb", "web", "active"),
-		session("dddddddd", "", "completed")
-	prompt := func(id string, s *SessionRecord, msg int64, p PromptRecord) *PromptRecord {
-		p.ID = id + "-0000"
-		p.SessionID = s.ID
-		p.MsgID = msg
-		p.Status = AwaitingReply
-		p.Nonce = newNonce()
-		p.CreatedAt, p.ExpiresAt = now.Add(-time.Minute), now.Add(time.Minute)
-		return &p
-	}
-	reply := func(id int64, text string) *message {
-		return &message{ID: id, Text: text, From: &user{IsBot: true}}
-	}
-	one, two := []*SessionRecord{a, dead}, []*SessionRecord{a, b, dead}
-	idle := PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true}}
-	secret := PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true}}
-	menu := []*PromptRecord{prompt("11111111", a, 50, tgMenu)}
-	for _, c := range []struct {
-		text     string
-		to       *message
-		sessions []*SessionRecord
-		prompts  []*PromptRecord
-		held     map[string]string
-		want     string // a regular expression
-	}{
-		{"go on", nil, one, nil, nil, `^text aaaaaaaa "go on"$`},
-		{"go on", nil, two, nil, nil, `(?s)^reply ✗ Which session\? .*api.*\n.*web`},
-		{"go on", nil, []*SessionRecord{dead}, nil, nil, `^reply ✗ Which session\?.* nothing$`},
-		{"go on", reply(7, "x\nclaude · web [SID:bbbbbbbb]"), two, nil, nil, `^text bbbbbbbb "go on"$`},
-		{"go on", reply(7, "[SID:bbbbbbbb]\nclaude [SID:aaaaaaaa]"), two, nil, nil, `^text aaaaaaaa`},
-		{"go on", &message{ID: 7, Text: "x [SID:bbbbbbbb]", From: &user{ID: 1001}}, two, nil, nil, `^reply ✗ Which`},
-		{"go on", reply(7, "claude [SID:dddddddd]"), two, nil, nil, `^reply ✗ Nothing was sent: .*ended`},
-		{"go on", nil, two, nil, map[string]string{"claim telegram:1001": b.ID}, `^text bbbbbbbb`},
-		{"go on", nil, two, nil, map[string]string{"claim telegram:2002": b.ID}, `^reply ✗ Which`},
-		{"go on", nil, two, nil, map[string]string{"claim telegram:1001": dead.ID},
-			`^reply ✗ Nothing was sent: .*ended`},
-		{"go on", nil, one, []*PromptRecord{prompt("11111111", a, 50, idle)}, nil, `^text aaaaaaaa "go on"$`},
-		{"Red", nil, one, []*PromptRecord{prompt("11111111", a, 50, PromptRecord{Prompt: Prompt{Type: FreeText}})}, nil,
-			`^decide 11111111 Red$`},
-		{"go\x1b[201~\r\x03 on", nil, one, nil, nil, `^text aaaaaaaa "go\[201~\\n on"$`},
-		{"bad \uFFFD", nil, one, nil, nil, `^reply ✗ Nothing was done`},
-		{"", nil, one, nil, nil, `^reply ✗ Nothing was done`},
-		{"1", nil, one, menu, nil, `^decide 11111111 1$`},
-		{"no", nil, one, menu, nil, `^decide 11111111 3$`},
-		{"use pnpm", reply(50, ""), two, menu, nil, `^decide 11111111 deny:use pnpm$`},
-		{"use pnpm", nil, one, menu, nil, `^reply ✗ Nothing was done: a permission`},
-		{"hunter2", reply(50, ""), one, []*PromptRecord{prompt("11111111", a, 50, secret)}, nil,
-			`^decide 11111111 hunter2$`},
-		{"hunter2", nil, one, []*PromptRecord{prompt("11111111", a, 50, secret)}, nil,
-			`^reply ✗ Nothing was sent: .*password`},
-		{"1", nil, one,
-			[]*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }))}, nil,
-			`^decide 11111111 1$`},
-		{"3", nil, one,
-			[]*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }))}, nil,
-			`^decide 11111111 3$`},
-		{"3, 1", nil, one, []*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu,
-			func(p *PromptRecord) { p.Multi = true }))}, nil, `^decide 11111111 3,1$`},
-		{"/send bbbb do it\nnow", nil, two, nil, nil, `^text bbbbbbbb "do it\\nnow"$`},
-		{"/send web do it", nil, two, nil, nil, `^text bbbbbbbb "do it"$`},
-		{"/send cccc do it", nil, two, nil, nil, `^reply ✗ cccc does not name one`},
-		{"/send bbbb", nil, two, nil, nil, `^reply ✗ What\? Example: /send bbbbbbbb go on$`},
-		{"/claim web", nil, two, nil, nil, `^claim bbbbbbbb-0000$`},
-		{"/switch aaaa", nil, two, nil, nil, `^claim aaaaaaaa-0000$`},
-		{"/release", nil, two, nil, nil, `^claim $`},
-		{"/keys CTRL_C", nil, one, nil, nil, `^keys aaaaaaaa "CTRL_C"$`},
-		{"/keys bbbb esc UP", nil, two, nil, nil, `^keys bbbbbbbb "esc UP"$`},
-		{"/keys bbbb FOO", nil, two, nil, nil, `^reply ✗ There is no key FOO`},
-		{"/keys CTRL_C", nil, two, nil, nil, `^reply ✗ Which session`},
-		{"/cancel", nil, two, nil, nil, `^reply ✗ Which session`},
-		{"/cancel dddd", nil, two, nil, nil, `^reply ✗ Nothing was sent: .*ended`},
-		{"/screen@my_bot web", nil, two, nil, nil, `^screen bbbbbbbb ""$`},
-		{"/last", reply(7, "claude [SID:bbbbbbbb]"), two, nil, nil, `^last bbbbbbbb ""$`},
-		{"/sessions", nil, two, nil, nil, `^reply Running:\n• claude · api .*\n• claude · web`},
-		{"/status", nil, one, menu, nil, `(?s)^reply Running:.*proceed\?.*Expires.*Audit log: 7 sha256:x`},
-		{"/help", nil, nil, nil, nil, `(?s)^reply .*/claim .*/keys`},
-		{"/sesions", nil, one, nil, nil, `Did you mean /sessions\?`},
-		{"/clear", nil, one, nil, nil, `To send it to a session: /send SID /clear`},
-	} {
-		v := viewOf(map[string]Record{})
-		for _, s := range c.sessions {
-			v.apply(s)
-		}
-		for _, p := range c.prompts {
-			v.apply(p)
-		}
-		v.apply(&MetaRecord{Head: Head{Rec: "meta", ID: "telegram"}, Values: c.held})
-		v.apply(&MetaRecord{Head: Head{Rec: "meta", ID: "audit"}, Seq: 7, Hash: "sha256:x"})
-		m := &message{ID: 60, From: &user{ID: 1001}, Text: c.text, ReplyTo: c.to}
-		m.Chat.ID = 1001
-		got := tgWish((&incoming{message: m, view: v, freeText: true, at: now}).understand())
-		if !regexp.MustCompile(c.want).MatchString(got) {
-			t.Errorf("%q: got %s, want %s", c.text, got, c.want)
-		}
-	}
-}
-
-// What was written before the session or the question does not count for it; in a group, only what is addressed does.
-func TestTelegramOldAndGroupText(t *testing.T) {
-	now := time.Now()
-	s := &SessionRecord{
-		Head:      Head{Rec: "session", ID: "aaaaaaaa-0000"},
-		Status:    "active",
-		StartedAt: now.Add(-time.Hour),
-	}
-	p := yesNo
-	p.Rec = "prompt"
-	p.ID = "11111111-0000"
-	p.SessionID = s.ID
-	p.Status = AwaitingReply
-	p.CreatedAt = now.Add(-time.Minute)
-	v := viewOf(map[string]Record{})
-	v.apply(s)
-	v.apply(&p)
-	for _, c := range []struct {
-		age  time.Duration
-		chat int64
-		want string
-	}{
-		{0, 1001, "decide 11111111 y"},
-		{2 * time.Minute, 1001, "reply ✗ Nothing was sent: you wrote that before this was asked."},
-		{2 * time.Hour, 1001, "reply ✗ Nothing was sent: you wrote that before  [SID:aaaaaaaa] began."},
-		{0, -5, "reply "},
-	} {
-		m := &message{From: &user{ID: 1001}, Text: "yes"}
-		m.Chat.ID = c.chat
-		got := tgWish((&incoming{message: m, view: v, at: now.Add(-c.age)}).understand())
-		if got != c.want {
-			t.Errorf("%v old in chat %d: %q, want %q", c.age, c.chat, got, c.want)
-		}
-	}
-}
-
-// TestTelegramKeyBytes: a key's name is its bytes in the mode of the terminal, and no other word is
-// a key.
-func TestTelegramKeyBytes(t *testing.T) {
-	for name, want := range map[string]string{
-		"CTRL_C": "\x03",
-		"ctrl_d": "\x04",
-		"CTRL_[": "\x1b",
-		"ENTER":  "\r",
-		"ESC":    "\x1b",
-		"TAB":    "\t",
-		"UP":     "\x1b[A",
-		"HOME":   "\x1b[H",
-		"PGDN":   "\x1b[6~",
-	} {
-		if got, ok := keyBytes(name, false); got != want || !ok {
-			t.Errorf("keyBytes(%q) = %q, %v", name, got, ok)
-		}
-	}
-	if got, _ := keyBytes("LEFT", true); got != "\x1bOD" {
-		t.Errorf("LEFT in application mode = %q", got)
-	}
-	for _, name := range []string{"", "CTRL_", "CTRL_CC", "CTRL_1", "A"} {
-		if got, ok := keyBytes(name, false); ok {
-			t.Errorf("keyBytes(%q) = %q", name, got)
-		}
-	}
-}
-
-// TestTelegramBackoff: the wait after failures doubles from one second to a minute, less up to a
-// quarter.
-func TestTelegramBackoff(t *testing.T) {
-	want := []time.Duration{1, 2, 4, 8, 16, 32, 60, 60}
-	for n, w := range want {
-		high, low := backoff(n, 0), backoff(n, 0.999999)
-		if high != w*time.Second || low < high*3/4 || low >= high {
-			t.Errorf("backoff(%d) = %v to %v, want up to %d s", n, low, high, w)
-		}
-	}
-	if got := backoff(1000, 0); got != time.Minute {
-		t.Errorf("backoff(1000) = %v", got)
-	}
-}
-
-// Over any minute a private chat gets at most burst + 60 messages, a group 20; a question never waits behind a stream.
-func TestTelegramPacing(t *testing.T) {
-	start := time.Unix(1_800_000_000, 0)
-	for _, c := range []struct {
-		every     time.Duration
-		perMinute int
-	}{{1050 * time.Millisecond, 62}, {3900 * time.Millisecond, 20}} {
-		var next time.Time
-		var wait time.Duration
-		var sent []time.Time
-		for now := start; now.Before(start.Add(5 * time.Minute)); now = now.Add(wait) {
-			next, wait = reserve(next, now, c.every, true)
-			if wait == 0 {
-				sent = append(sent, now)
-			}
-		}
-		for i := range sent {
-			if j := i + c.perMinute; j < len(sent) && sent[j].Sub(sent[i]) < time.Minute {
-				t.Fatalf("%v: %d messages within %v", c.every, c.perMinute+1, sent[j].Sub(sent[i]))
-			}
-		}
-		if len(sent) < int(4*time.Minute/c.every) {
-			t.Errorf("%v: only %d messages in 5 minutes", c.every, len(sent))
-		}
-		next, now := time.Time{}, start
-		for range 50 { // a stream that takes all it can get
-			next, wait = reserve(next, now, c.every, false)
-			now = now.Add(wait)
-		}
-		_, wait = reserve(next, now, c.every, true)
-		if wait > 0 {
-			t.Errorf("a question waits %v behind a stream", wait)
-		}
-		_, wait = reserve(now.Add(9*time.Second), now, c.every, true)
-		if wait != 9*time.Second {
-			t.Errorf("after retry_after 9 the wait is %v", wait)
-		}
-	}
-}
-
-// Several processes pace themselves as one, and a clock that was set back blocks none of them.
-func TestTelegramPacingShared(t *testing.T) {
-	e := newTGEnv(t)
-	second := e.process()
-	due := time.Now().Add(time.Hour).Truncate(time.Microsecond)
-	e.updatePace(func(time.Time) time.Time { return due })
-	second.updatePace(func(next time.Time) time.Time {
-		if !next.Equal(due) {
-			t.Errorf("the other process reads %v, want %v", next, due)
-		}
-		return next
-	})
-	late := fmt.Sprintf("%020d %020d\n", due.UnixNano(), time.Now().Add(time.Minute).UnixNano())
-	err := os.WriteFile(filepath.Join(e.store.Dir, "telegram.pace"), []byte(late), 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := e.pace(t.Context(), func() bool { return true }); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// TestTelegramErrors: an answer that is none is temporary, a refusal is not, and neither shows the
-// token or the URL.
-func TestTelegramErrors(t *testing.T) {
-	reply := func(code int, body string) func(string, http.ResponseWriter) bool {
-		return func(_ string, w http.ResponseWriter) bool {
-			w.WriteHeader(code)
-			io.WriteString(w, body)
-			return true
-		}
-	}
-	for _, c := range []struct {
-		name      string
-		fault     func(string, http.ResponseWriter) bool
-		temporary bool
-		want      string
-	}{
-		{"refused", reply(403, `{"ok":false,"error_code":403,"description":"Forbidden: bot was blocked by the user"}`),
-			false, "403: Forbidden"},
-		{"server", reply(502, `{"ok":false,"error_code":502,"description":"Bad Gateway"}`), true, "502"},
-		{"page", reply(404, `<html>proxy</html>`), true, "404 Not Found"},
-		{"garbage", reply(200, `{"ok":tr`), true, "200 OK"},
-		{"empty", reply(200, ""), true, "200 OK"},
-		{"null", reply(200, "null"), true, "200 OK"},
-		{"redirect", func(_ string, w http.ResponseWriter) bool {
-			w.Header().Set("Location", "http://example.invalid/")
-			w.WriteHeader(302)
-			return true
-		}, true, "302 Found"},
-		{"cut", func(_ string, w http.ResponseWriter) bool { panic(http.ErrAbortHandler) }, true, "EOF"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			srv := newBotAPI(t)
-			srv.fault = c.fault
-			tg := newTelegram(&Config{Token: fakeToken, APIBase: srv.URL}, nil, nil)
-			err := tg.call(context.Background(), "sendMessage", map[string]any{}, nil)
-			var e *apiError
-			if !errors.As(err, &e) || e.temporary() != c.temporary ||
-				!strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v (%+v)", err, e)
-			}
-			if err != nil &&
-				(strings.Contains(err.Error(), "AAFake") ||
-					strings.Contains(err.Error(), srv.URL)) {
-				t.Errorf("the error shows the token or URL: %v", err)
-			}
-		})
-	}
-	for _, base := range []string{"http://127.0.0.1:1", "http://bad host",
-		"http://[::1]:namedport"} {
-		tg := newTelegram(&Config{Token: fakeToken, APIBase: base}, nil, nil)
-		err := tg.call(context.Background(), "getMe", map[string]any{}, nil)
-		if err == nil || strings.Contains(err.Error(), "AAFake") {
-			t.Errorf("%s: %v", base, err)
-		}
-	}
-}
-
-// One send meets one failure after another and is done exactly once at the end.
-func TestTelegramSendRetries(t *testing.T) {
-	e := newTGEnv(t)
-	bodies := []string{`{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`,
-		`{"ok":false,"error_code":400,"description":"Bad Request: can't parse entities: x"}`, ``}
-	var times []time.Time
-	e.srv.fault = func(_ string, w http.ResponseWriter) bool {
-		times = append(times, time.Now())
-		if len(times) > len(bodies) {
-			return false
-		}
-		io.WriteString(w, bodies[len(times)-1])
-		return true
-	}
-	r := &richText{}
-	r.addLine("bold", "hi")
-	id, err := e.send(context.Background(), r.outgoing(0, nil), true)
-	if err != nil || id == 0 || len(times) != len(bodies)+1 || e.srv.count("sendMessage") != 1 {
-		t.Fatalf("send = %d, %v after %d attempts", id, err, len(times))
-	}
-	if gap := times[1].Sub(times[0]); gap < time.Second || gap > 2*time.Second {
-		t.Errorf("retry_after 1 was waited for %v", gap)
-	}
-	last := e.srv.until(t, "sendMessage", "hi").p
-	if last["entities"] != nil || last["chat_id"] != float64(1001) {
-		t.Errorf("the last attempt was %v", last)
-	}
-	for text, want := range map[string]int64{
-		"Bad Request: message is not modified":   7,
-		"Bad Request: message to edit not found": 0,
-	} {
-		e.srv.fault = func(_ string, w http.ResponseWriter) bool {
-			fmt.Fprintf(w, `{"ok":false,"error_code":400,"description":%q}`, text)
-			return true
-		}
-		if id, err := e.send(context.Background(), &outgoing{method: "editMessageText", EditID: 7},
-			true); err != nil ||
-			id != want {
-			t.Errorf("%s: %d, %v", text, id, err)
-		}
-	}
-	e.srv.fault = func(_ string, w http.ResponseWriter) bool { // carried out, but the answer broke off
-		w.Header().Set("Content-Length", "500")
-		io.WriteString(w, `{"ok":true,"result":{"message_id":77,"from":{"id"`)
-		return true
-	}
-	if id, err := e.send(context.Background(), &outgoing{method: "sendMessage", Text: "x"},
-		true); err != nil ||
-		id != 77 {
-		t.Errorf("a cut answer: %d, %v", id, err)
-	}
-}
-
-// Taps through the poller: the right one counts once, whatever else comes with it.
-func TestTelegramTaps(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.ask(yesNo)
-	late := e.prompt(p.ID)
-	e.srv.send(tgTapOn(1, p, "y", p.MsgID, 2002), // a stranger
-		strings.Replace(tgTap(2, p, "y"), p.Nonce[:16], "0123456789abcdef", 1),
-		tgTapOn(3, p, "y", p.MsgID-1, 1001),
-		tgTap(4, p, "maybe"),
-		tgTap(5, p, "y"), tgTap(5, p, "y"), // delivered twice
-		tgTap(6, p, "n"),
-		`{"update_id":7,"edited_message":{}}`, `{"update_id":8,"message":"not what was documented"}`,
-		strings.Replace(tgTap(9, p, "y"), "ans:"+shortID(p.ID), "ans:00000000", 1)) // of no question that is known any more
-	e.poll(e.Telegram)
-	e.srv.confirmed(t, 9)
-	got := e.prompt(p.ID)
-	if got.Status != ReplyReceived || *got.Value != "y" || *got.DecidedBy != "telegram:1001" {
-		t.Fatalf("%s %v %v", got.Status, got.Value, got.DecidedBy)
-	}
-	for query, want := range map[string]string{
-		"q2": "does not belong",
-		"q3": "out of date",
-		"q4": "not an answer",
-		"q5": "✓ Yes",
-		"q6": "already answered",
-		"q9": "out of date",
-	} {
-		c := e.srv.until(t, "answerCallbackQuery", `"`+query+`"`)
-		if !strings.Contains(fmt.Sprint(c.p["text"]), want) {
-			t.Errorf("%s was answered %q, want %q", query, c.p["text"], want)
-		}
-	}
-	if n := e.srv.count("answerCallbackQuery"); n != 6 {
-		t.Errorf("%d taps were answered, want 6: a stranger never, a repeated update once", n)
-	}
-	audit := e.auditLog()
-	if strings.Count(audit, `"UNAUTHORIZED"`) != 1 ||
-		strings.Count(audit, `"REPLY_REJECTED"`) != 5 ||
-		strings.Count(audit, `"REPLY_RECEIVED"`) != 1 {
-		t.Errorf("audit:\n%s", audit)
-	}
-	e.srv.until(t, "editMessageReplyMarkup", fmt.Sprint(p.MsgID)) // the late tap's message loses its buttons
-	if late.Status != AwaitingReply {
-		t.Errorf("the question was %s before the tap", late.Status)
-	}
-}
-
-// When the answer cannot be recorded, nothing is done and the update stays with the server.
-func TestTelegramNotRecorded(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.ask(yesNo)
-	other := e.process()
-	broken := errors.New("no space left on device")
-	other.store.log.do = faultyFiles(failing("write", broken))
-	e.srv.send(tgTap(1, p, "y"))
-	stop := e.poll(other)
-	e.srv.until(t, "answerCallbackQuery", "could not be recorded")
-	stop()
-	if !strings.Contains(other.Trouble(), broken.Error()) ||
-		e.prompt(p.ID).Status != AwaitingReply {
-		t.Errorf("trouble %q, question %s", other.Trouble(), e.prompt(p.ID).Status)
-	}
-	e.poll(e.Telegram)
-	e.srv.confirmed(t, 1)
-	if got := e.prompt(p.ID); got.Status != ReplyReceived {
-		t.Errorf("the question is %s after the disk has room again", got.Status)
-	}
-}
-
-// Another process takes over when the poller ends, and repeats nothing.
-func TestTelegramTakeover(t *testing.T) {
-	e := newTGEnv(t)
-	second := e.process()
-	e.srv.send(tgSay(1, "first", ""))
-	stop := e.poll(e.Telegram)
-	e.srv.confirmed(t, 1)
-	e.poll(second)
-	if second.polling.Load() {
-		t.Fatal("two processes poll")
-	}
-	stop()
-	e.srv.mu.Lock()
-	e.srv.polls = nil
-	e.srv.mu.Unlock()
-	begin := time.Now()
-	e.srv.send(tgSay(1, "first", ""), tgSay(2, "second", ""))
-	e.srv.confirmed(t, 2)
-	if took := time.Since(begin); took > 2*time.Second {
-		t.Errorf("taking over took %v", took)
-	}
-	v, _ := second.store.View()
-	var texts []string
-	for _, in := range v.Inputs {
-		texts = append(texts, in.Text)
-	}
-	slices.Sort(texts)
-	if !slices.Equal(texts, []string{"first", "second"}) {
-		t.Errorf("inputs %q", texts)
-	}
-}
-
-// After an outage longer than a tap lives, old open questions are asked again; young, idle and expired ones are not.
-func TestTelegramOutage(t *testing.T) {
-	e := newTGEnv(t)
-	old := e.ask(yesNo)
-	e.store.now = func() time.Time { return time.Now().Add(-3 * time.Minute) }
-	e.store.Update(func(v *View) ([]Record, error) {
-		q := *v.Prompts[old.ID]
-		q.Reason = "aged"
-		return []Record{&q}, nil
-	})
-	aged := e.prompt(old.ID)
-	aged.At = time.Now().Add(-3 * time.Minute)
-	v, _ := e.store.View()
-	v.Prompts[old.ID].At = aged.At // the store never dates a record before the one it follows
-	r := &receiver{
-		Telegram: e.Telegram,
-		ctx:      context.Background(),
-		lastOK:   time.Now().Add(-100 * time.Second),
-	}
-	r.resendAfterOutage()
-	r.work.Wait()
-	if e.srv.count("sendMessage") != 1 {
-		t.Error("offered again after 100 s, when taps still lived")
-	}
-	r.lastOK = time.Now().Add(-200 * time.Second)
-	r.resendAfterOutage()
-	r.work.Wait()
-	if got := e.prompt(old.ID); got.MsgID <= old.MsgID || got.Status != AwaitingReply {
-		t.Errorf("message %d → %d, %s", old.MsgID, got.MsgID, got.Status)
-	}
-	c := e.srv.until(t, "editMessageReplyMarkup", fmt.Sprint(old.MsgID))
-	if fmt.Sprint(c.p["reply_markup"]) != "map[inline_keyboard:[]]" {
-		t.Errorf("the old message keeps buttons: %v", c.p)
-	}
-}
-
-// TestTelegramFinalErrors: a refused token ends the polling, a conflict is told and waited for.
-func TestTelegramFinalErrors(t *testing.T) {
-	for _, c := range []struct {
-		body, want string
-		ends       bool
-	}{
-		{`{"ok":false,"error_code":401,"description":"Unauthorized"}`, "refuses the bot token", true},
-		{`{"ok":false,"error_code":404,"description":"Not Found"}`, "refuses the bot token", true},
-		{`{"ok":false,"error_code":409,"description":"Conflict: terminated by other getUpdates request"}`,
-			"another program polls", false},
-		{`{"ok":false,"error_code":409,"description":"Conflict: can't use getUpdates method while webhook is active"}`,
-			"webhook", false},
-	} {
-		e := newTGEnv(t)
-		polls := make(chan time.Time, 10)
-		e.srv.fault = func(method string, w http.ResponseWriter) bool {
-			if method == "getUpdates" {
-				polls <- time.Now()
-				io.WriteString(w, c.body)
-			}
-			return method == "getUpdates"
-		}
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			e.Poll(ctx)
-		}()
-		<-polls
-		if !c.ends { // at least 5 s to the next: this waits for one of them only
-			comesTrue(t, "it is told", func() bool { return e.Trouble() != "" })
-			cancel()
-		}
-		<-done
-		cancel()
-		if !strings.Contains(e.Trouble(), c.want) || len(polls) != 0 {
-			t.Errorf("%s: trouble %q, %d more polls", c.body, e.Trouble(), len(polls))
-		}
-	}
-}
-
-// A cut question is allowed only from the message that shows all of it.
-func TestTelegramShowAll(t *testing.T) {
-	e := newTGEnv(t)
-	full := strings.Repeat("echo harmless\n", 400) + "rm -rf /"
-	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Full = full }))
-	e.srv.send(tgTap(1, p, "~all"))
-	e.poll(e.Telegram)
-	last := e.srv.until(t, "sendMessage", `✅ 1. Yes`)
-	var shown string
-	e.srv.mu.Lock()
-	for _, c := range e.srv.calls[1:] {
-		if text, ok := c.p["text"].(string); ok && c.method == "sendMessage" {
-			shown += text
-		}
-	}
-	e.srv.mu.Unlock()
-	if n := strings.Count(shown, "echo harmless"); n != 400 {
-		t.Errorf("%d of 400 lines were shown", n)
-	}
-	if !strings.Contains(fmt.Sprint(last.p["reply_markup"]), "✅ 1. Yes") {
-		t.Errorf("the last part has no affirmative button: %v", last.p["reply_markup"])
-	}
-	e.srv.until(t, "editMessageReplyMarkup", fmt.Sprint(p.MsgID))
-	comesTrue(t, "the new message counts", func() bool { return e.prompt(p.ID).MsgID != p.MsgID })
-	now := e.prompt(p.ID)
-	e.srv.send(tgTap(2, p, "1"), tgTap(3, now, "1"))
-	e.srv.confirmed(t, 3)
-	if got := e.prompt(p.ID); got.Status != ReplyReceived || got.MsgID <= p.MsgID {
-		t.Errorf("%s, message %d → %d", got.Status, p.MsgID, got.MsgID)
-	}
-	audit := e.auditLog()
-	if !strings.Contains(audit, `"PERMISSION_RESOLVE"`) ||
-		!strings.Contains(audit, `"user_id":1001,"decision":"1"`) {
-		t.Errorf("audit:\n%s", audit)
-	}
-	c := e.srv.until(t, "answerCallbackQuery", `"q2"`)
-	if !strings.Contains(fmt.Sprint(c.p["text"]), "out of date") {
-		t.Errorf("the old message's button: %v", c.p["text"])
-	}
-	got := e.prompt(p.ID)
-	e.store.Move(p.ID, Injected, nil)
-	e.store.Move(p.ID, Resolved, nil)
-	stale := e.prompt(p.ID)
-	stale.MsgID = p.MsgID // as the session knows it that asked
-	if err := e.Settle(context.Background(), stale, e.s); err != nil {
-		t.Fatal(err)
-	}
-	e.srv.until(t, "editMessageText", fmt.Sprintf(`"message_id":%d.*Answered`, got.MsgID))
-}
-
-// What cannot be shown in full is not offered for approval by "Show all" either.
-func TestTelegramShowAllOfNothing(t *testing.T) {
-	for _, full := range []string{"", strings.Repeat("x", 16380) + "…"} {
-		e := newTGEnv(t)
-		p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Cut, p.Full = true, full }))
-		r := &receiver{Telegram: e.Telegram, ctx: context.Background()}
-		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapAll)
-		r.work.Wait()
-		e.srv.mu.Lock()
-		last := e.srv.calls[len(e.srv.calls)-1]
-		for _, c := range e.srv.calls {
-			if c.method == "sendMessage" && c.p["reply_markup"] != nil {
-				last = c
-			}
-		}
-		e.srv.mu.Unlock()
-		if strings.Contains(fmt.Sprint(last.p["reply_markup"]), "1. Yes") {
-			t.Errorf("the last message with %d bytes of it offers %v", len(full),
-				last.p["reply_markup"])
-		}
-	}
-}
-
-// A password is deleted from the chat, reaches the session that asked, and no file.
-func TestTelegramSecret(t *testing.T) {
-	e := newTGEnv(t)
-	if err := os.MkdirAll(filepath.Join(e.store.Dir, "sessions"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	release, err := e.store.HoldSession(e.s.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer release()
-	p := e.ask(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}})
-	reply := fmt.Sprintf(`,"reply_to_message":{"message_id":%d}`, p.MsgID)
-	e.updatePace(func(time.Time) time.Time { return time.Now().Add(2 * time.Second) })
-	e.srv.send(tgSay(1, "hunter1", reply))
-	e.poll(e.Telegram)
-	e.srv.until(t, "deleteMessage", `"message_id":1\b`)
-	if e.srv.count("sendMessage") != 1 {
-		t.Error("deleting waited for the pacing")
-	}
-	e.srv.until(t, "sendMessage", "cannot be given from here")
-	if got := e.prompt(p.ID); got.Status != AwaitingReply {
-		t.Fatalf("with free_text_enabled off it is %s", got.Status)
-	}
-	cfg := *e.cfg.Load()
-	cfg.FreeText = true
-	e.cfg.Store(&cfg)
-	e.srv.send(tgSay(2, "hunter2", reply))
-	e.srv.until(t, "deleteMessage", `"message_id":2\b`)
-	e.srv.confirmed(t, 2)
-	if value, ok := e.store.TakeSecret(p.ID); !ok || value != "hunter2" {
-		t.Errorf("the session gets %q, %v", value, ok)
-	}
-	for _, name := range []string{"state.jsonl", "audit.log"} {
-		b, _ := os.ReadFile(filepath.Join(e.store.Dir, name))
-		if strings.Contains(string(b), "hunter") {
-			t.Errorf("%s holds the password", name)
-		}
-	}
-}
-
-// Notices are split, never lost, and each part says whose it is; an edited one goes on in new messages.
-func TestTelegramNotify(t *testing.T) {
-	e := newTGEnv(t)
-	var lines []string
-	for i := range 600 {
-		lines = append(lines, fmt.Sprintf("line %d of the output", i))
-	}
-	e.srv.put(7, "output so far")
-	id, err := e.Notify(context.Background(), Notice{
-		Text:      "Output:",
-		Mono:      strings.Join(lines, "\n"),
-		SessionID: e.s.ID,
-		Edit:      7,
-	})
-	if err != nil || id == 7 {
-		t.Fatalf("Notify = %d, %v", id, err)
-	}
-	var shown []string
-	for i, c := range e.srv.calls {
-		text := c.p["text"].(string)
-		want := "sendMessage"
-		if i == 0 {
-			want = "editMessageText"
-		}
-		if c.method != want || len(utf16.Encode([]rune(text))) > 4096 {
-			t.Errorf("message %d is a %s of %d bytes", i, c.method, len(text))
-		}
-		if !strings.HasSuffix(text, origin(e.s)) {
-			t.Errorf("message %d does not say whose it is", i)
-		}
-		shown = append(shown, strings.Split(strings.TrimSuffix(text, "\n"+origin(e.s)), "\n")...)
-	}
-	if got := strings.Join(shown, "\n"); got != "Output:\n"+strings.Join(lines, "\n") {
-		t.Errorf("%d of %d lines arrived", len(shown)-1, len(lines))
-	}
-	if silent := e.srv.calls[1].p["disable_notification"]; silent != true {
-		t.Errorf("disable_notification = %v", silent)
-	}
-}
-
-// The last message of a session does not wait for what a stream has used up.
-func TestTelegramUrgentNotice(t *testing.T) {
-	e := newTGEnv(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond)
-	defer cancel()
-	for _, urgent := range []bool{true, false} {
-		e.updatePace(func(time.Time) time.Time { return time.Now() })
-		id, err := e.Notify(ctx, Notice{Text: "ended", Urgent: urgent})
-		if (err == nil && id != 0) != urgent {
-			t.Errorf("urgent %v: %d, %v", urgent, id, err)
-		}
-	}
-}
-
-// TestTelegramConfigTable: setup changes the [telegram] table and nothing else, and twice is once.
-func TestTelegramConfigTable(t *testing.T) {
-	c := &Config{Token: "1:a", ChatID: 5, Users: []int64{5, 6}, APIBase: "https://x"}
-	lines := "bot_token = \"1:a\"\nchat_id = 5\nallowed_users = [5, 6]\napi_base = \"https://x\"\n"
-	for in, want := range map[string]string{
-		"": "[telegram]\n" + lines,
-		"# mine\ntimeout_seconds = 9\n\n[stream]\nenabled = true": "# mine\ntimeout_seconds = 9\n\n[stream]\nenabled " +
-			"= true\n\n[telegram]\n" + lines,
-		"[telegram] # bot\nchat_id=4\n# keep\n\n[stream]\nenabled = true\n": "[telegram] # bot\n" + lines +
-			"# keep\n\n[stream]\nenabled = true\n",
-		"[ telegram ]": "[ telegram ]\n" + lines,
-	} {
-		if got := withTelegram(in, c); got != want {
-			t.Errorf("withTelegram(%q) =\n%s\nwant\n%s", in, got, want)
-		}
-		if got := withTelegram(withTelegram(in, c), c); got != want {
-			t.Errorf("twice is not once for %q:\n%s", in, got)
-		}
-		var known []string
-		for _, s := range settings(&Config{}) {
-			known = append(known, s.Key)
-		}
-		if _, err := parseTOML(withTelegram(in, c), known); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-// The whole setup: the code must come from the phone; a second run keeps what is there.
-func TestTelegramSetup(t *testing.T) {
-	srv := newBotAPI(t)
-	dir := filepath.Join(t.TempDir(), "home")
-	t.Setenv("ATLASBRIDGE_HOME", dir)
-	t.Setenv("TELEGRAM_BOT_TOKEN", fakeToken)
-	t.Setenv("TELEGRAM_API_BASE", srv.URL)
-	out, in, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	null, _ := os.Open(os.DevNull)
-	defer null.Close()
-	exit := make(chan int, 1)
-	setup := func(args ...string) {
-		code := run(t.Context(), append([]string{"setup"}, args...), null, in, in)
-		in.Close()
-		exit <- code
-	}
-	go setup()
-	text, code := "", regexp.MustCompile(`code:  ([0-9a-f]{6})\n`)
-	for buf := make([]byte, 512); !code.MatchString(text); {
-		n, err := out.Read(buf)
-		text += string(buf[:n])
-		if err != nil {
-			t.Fatalf("%v after %q", err, text)
-		}
-	}
-	go io.Copy(io.Discard, out)
-	digits := code.FindStringSubmatch(text)[1]
-	wrong := "000000"
-	if digits == wrong {
-		wrong = "111111"
-	}
-	srv.send(strings.ReplaceAll(tgSay(1, wrong, ""), ":1001", ":2002"), tgSay(2, "hello", ""),
-		tgSay(3, digits, ""))
-	test := srv.until(t, "sendMessage", "setup:")
-	data := regexp.MustCompile(`setup:[0-9a-f]+`).FindString(fmt.Sprint(test.p["reply_markup"]))
-	tap := `{"update_id":%d,"callback_query":{"id":"q","from":{"id":%d},` +
-		`"message":{"message_id":101,"chat":{"id":%d,"type":"private"}},"data":%q}}`
-	srv.send(fmt.Sprintf(tap, 4, 2002, 2002, data), fmt.Sprintf(tap, 5, 1001, 1001, data))
-	if got := <-exit; got != 0 {
-		t.Fatalf("setup ended with %d", got)
-	}
-	check := func(users string) {
-		t.Helper()
-		t.Setenv("TELEGRAM_BOT_TOKEN", "")
-		t.Setenv("TELEGRAM_API_BASE", "")
-		cfg, err := loadConfig(dir, os.Getenv, nil)
-		if err != nil || cfg.Token != fakeToken || cfg.ChatID != 1001 ||
-			fmt.Sprint(cfg.Users) != users || cfg.APIBase != srv.URL {
-			t.Fatalf("%+v, %v", cfg, err)
-		}
-		if info, err := os.Stat(filepath.Join(dir, "config.toml")); err != nil ||
-			info.Mode().Perm() != 0o600 {
-			t.Errorf("config.toml: %v, %v", info, err)
-		}
-	}
-	check("[1001]")
-	in, _ = os.OpenFile(os.DevNull, os.O_WRONLY, 0)
-	setup("--user-id", "bob", "--no-test")
-	if got := <-exit; got == 0 {
-		t.Fatal("a name is taken for a number")
-	}
-	in, _ = os.OpenFile(os.DevNull, os.O_WRONLY, 0)
-	setup("--user-id", "1002", "--no-test")
-	if got := <-exit; got != 0 {
-		t.Fatalf("the second setup ended with %d", got)
-	}
-	check("[1002]")
-}
-
-// A webhook is removed only when the operator says so in a terminal, and what came meanwhile is kept.
-func TestTelegramSetupWebhook(t *testing.T) {
-	srv := newBotAPI(t)
-	srv.answers["getWebhookInfo"] = func(map[string]any) string {
-		return `{"url":"https://example.invalid/` + fakeToken + `"}`
-	}
-	dir := home(t, withTelegram("", &Config{
-		Token:   fakeToken,
-		ChatID:  1001,
-		Users:   []int64{1001},
-		APIBase: srv.URL,
-	}))
-	code, stdout, stderr := cli(t, dir, "setup", "--no-test")
-	if code != 1 {
-		t.Errorf("without a terminal setup ends with %d", code)
-	}
-	said := stdout + stderr
-	if !matches(`(?s)a webhook is set.*hint: .*in a terminal`, said) ||
-		strings.Contains(said, "AAFake") {
-		t.Errorf("without a terminal setup says %q", said)
-	}
-	for _, answer := range []string{"\r", "n\r", "y\r"} {
-		x := bridge(t, dir, "setup", "--no-test")
-		x.sees("Remove it? [y/N]")
-		x.types(answer)
-		if answer == "y\r" {
-			x.exits(0)
-		} else {
-			x.exits(1)
-		}
-		if n := srv.count("deleteWebhook"); (n == 1) != (answer == "y\r") {
-			t.Errorf("after %q the webhook was removed %d times", answer, n)
-		}
-	}
-	if p := srv.until(t, "deleteWebhook", "").p; p["drop_pending_updates"] != nil {
-		t.Errorf("deleteWebhook %v", p)
-	}
-}
-
-// Whatever the server sends, nothing panics, and nothing but the operator's own update acts.
-func FuzzUpdate(f *testing.F) {
-	p := yesNo
-	p.Rec = "prompt"
-	p.ID = "11111111-0000"
-	p.SessionID = "aaaaaaaa-0000"
-	p.Nonce = "0123456789abcdef0123456789abcdef"
-	p.Status = AwaitingReply
-	p.MsgID = 50
-	s := &SessionRecord{
-		Head:   Head{Rec: "session", ID: "aaaaaaaa-0000"},
-		Status: "active",
-		Tool:   "claude",
-	}
-	for _, seed := range []string{tgTap(1, &p, "y"), tgTapOn(1, &p, "y", 50, 2002),
-		tgTap(1, &p, "~all"), tgTap(1, &p, "~s:1,2"), tgSay(2, "yes", ""),
-		tgSay(2, "/keys CTRL_C", ""),
-		tgSay(2, "/send aaaa \x1b[201~", `,"reply_to_message":{"message_id":50}`),
-		tgSay(2, "x", `,"via_bot":{}`), `{"update_id":1,"callback_query":{}}`,
-		`{"message":{"from":null}}`, `[]`, `{"update_id":"x"}`} {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, raw string) {
-		var u update
-		if json.Unmarshal([]byte(raw), &u) != nil {
-			return
-		}
-		from, ok := admitted(&u, []int64{1001}, 1001)
-		if !ok {
-			return
-		}
-		if from.ID != 1001 {
-			t.Fatalf("user %d is admitted by %s", from.ID, raw)
-		}
-		v := viewOf(map[string]Record{})
-		v.apply(s)
-		v.apply(&p)
-		if u.Callback != nil {
-			if d, p := parseCallbackData(u.Callback.Data, v); p != nil &&
-				(!strings.HasPrefix(u.Callback.Data, "ans:11111111") || d.PromptID == "") {
-				t.Fatalf("%q is taken for a button", u.Callback.Data)
-			}
-			return
-		}
-		w := (&incoming{message: u.Message, view: v, at: time.Unix(1<<33, 0)}).understand()
-		for _, text := range []string{w.reply, tgWish(w)} {
-			i := strings.IndexFunc(text, func(c rune) bool {
-				return c < ' ' && c != '\n' && c != '\t'
-			})
-			if i >= 0 && w.reply == "" {
-				t.Fatalf("%q gets through in %q", text[i], text)
-			}
-		}
-	})
-}
-
-/* ===== Telegram: what a question's message says in the end ===== */
-
-// process is a Telegram as another process of the same user has it.
-func (e *tgEnv) process() *Telegram { return e.other(e.store.Dir) }
-
-// receiver is one that polls, as far as a test wants.
-func (e *tgEnv) receiver(tg *Telegram) *receiver {
-	return &receiver{Telegram: tg, ctx: e.t.Context(), lastOK: time.Now()}
-}
-
-// comesTrue waits until something holds that another process does, or a goroutine that tells nobody.
-func comesTrue(t testing.TB, what string, holds func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !holds(); {
-		if time.Now().After(end) {
-			t.Fatalf("it never came that %s", what)
-		}
-		<-time.After(2 * time.Millisecond)
-	}
-}
-
-// says checks what a message says at last, and that it has no buttons.
-func (e *tgEnv) says(msg int64, want string) {
-	e.t.Helper()
-	if m := e.srv.message(msg); len(m.buttons) != 0 || !strings.Contains(m.text, want) {
-		e.t.Errorf("message %d says %q with %d buttons, want %q and none", msg, m.text,
-			len(m.buttons), want)
-	}
-}
-
-// paid checks that nothing is owed.
-func (e *tgEnv) paid() {
-	e.t.Helper()
-	owed, _, err := e.store.Owed(nil)
-	if len(owed) > 0 || err != nil {
-		e.t.Errorf("owed: %v, %v; the first is %s and its message says %q, replaced %v", len(owed),
-			err, owed[0].Status, owed[0].MsgStatus, owed[0].OldMsgIDs)
-	}
-}
-
-// over decides a question and takes it to the status, without an edit.
-func (e *tgEnv) over(p *PromptRecord, to State) *PromptRecord {
-	e.t.Helper()
-	if to != Canceled && to != Failed && to != Expired {
-		_, why, err := e.store.Decide(storeTap(p, "y"), time.Now())
-		if err != nil || why != "" {
-			e.t.Fatal(why, err)
-		}
-	}
-	steps := map[State][]State{
-		Injected: {Injected},
-		Resolved: {Injected, Resolved},
-		Canceled: {Canceled},
-		Failed:   {Failed},
-	}
-	for _, step := range steps[to] {
-		if moved, err := e.store.Move(p.ID, step, nil); !moved || err != nil {
-			e.t.Fatal(moved, err)
-		}
-	}
-	return e.prompt(p.ID)
-}
-
-// settling calls Settle beside the test, so often, and waits until that is known to all; the result waits for them.
-func (e *tgEnv) settling(tg *Telegram, p *PromptRecord, times int) (wait func()) {
-	e.t.Helper()
-	var all sync.WaitGroup
-	users := func() int {
-		tg.messagesMu.Lock()
-		defer tg.messagesMu.Unlock()
-		if tg.messages[p.ID] == nil {
-			return 0
-		}
-		return tg.messages[p.ID].users
-	}
-	before := users()
-	var ended sync.Map
-	for i := range times {
-		all.Go(func() {
-			defer ended.Store(i, true)
-			if err := tg.Settle(e.t.Context(), p, e.s); err != nil {
-				e.t.Errorf("Settle: %v", err)
-			}
-		})
-	}
-	comesTrue(e.t, "Settle was called", func() bool {
-		n := 0
-		ended.Range(func(any, any) bool {
-			n++
-			return true
-		})
-		return users()+n >= before+times
-	})
-	return all.Wait
-}
-
-// One edit of a message is under way at a time; what comes meanwhile leaves once, as the last truth.
-func TestEditsInOrder(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.ask(yesNo)
-	e.srv.messages[p.MsgID].text = "asked some time ago"
-	held := make(chan struct{})
-	there := e.srv.first(fate{hold: held})
-	first := e.settling(e.Telegram, p, 1)
-	<-there
-	e.over(p, ReplyReceived)
-	second := e.settling(e.Telegram, p, 1)
-	e.store.Move(p.ID, Injected, nil)
-	e.store.Move(p.ID, Resolved, nil)
-	third := e.settling(e.Telegram, p, 2)
-	close(held)
-	first()
-	second()
-	third()
-	e.says(p.MsgID, "✅ Answered")
-	if n := e.srv.edits(p.MsgID); len(n) != 2 || len(n[0].buttons) == 0 {
-		t.Errorf("edits: %v", n)
-	}
-	if e.srv.maxFly != 1 || e.srv.twice != 0 {
-		t.Errorf("%d edits at a time, %d that changed nothing", e.srv.maxFly, e.srv.twice)
-	}
-	e.paid()
-	if len(e.messages) != 0 {
-		t.Errorf("%d are kept of what is over", len(e.messages))
-	}
-}
-
-// Somebody who gives up waiting for an edit leaves the order to those who still wait.
-func TestGivingUpKeepsTheOrder(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.over(e.ask(yesNo), ReplyReceived)
-	held := make(chan struct{})
-	there := e.srv.first(fate{hold: held})
-	first := e.settling(e.Telegram, p, 1)
-	<-there
-	impatient, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := e.Settle(impatient, p, e.s); err == nil {
-		t.Error("an edit that was given up counts as done")
-	}
-	e.store.Move(p.ID, Injected, nil)
-	e.store.Move(p.ID, Resolved, nil)
-	last := e.settling(e.Telegram, p, 1)
-	if n := e.srv.edits(p.MsgID); len(n) != 0 {
-		t.Errorf("an edit overtook another: %v", n)
-	}
-	close(held)
-	first()
-	last()
-	e.says(p.MsgID, "✅ Answered")
-	if e.srv.maxFly != 1 {
-		t.Errorf("%d edits at a time", e.srv.maxFly)
-	}
-	e.paid()
-}
-
-// What an edit says is the truth of the moment in which it leaves: after its turn, and anew for each attempt.
-func TestEditsAreWrittenWhenTheyLeave(t *testing.T) {
-	again := `{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`
-	broken := `{"ok":false,"error_code":502,"description":"Bad Gateway"}`
-	for name, answer := range map[string]string{"its turn": "", "429": again, "502": broken} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			e := newTGEnv(t)
-			p := e.ask(yesNo)
-			held := make(chan struct{})
-			there := e.srv.first(fate{hold: held, answer: answer})
-			if answer == "" {
-				e.updatePace(func(time.Time) time.Time {
-					return time.Now().Add(1200 * time.Millisecond)
-				})
-				there = nil
-			}
-			wait := e.settling(e.Telegram, p, 1)
-			if there != nil {
-				<-there
-			}
-			e.over(p, Resolved)
-			close(held)
-			wait()
-			e.says(p.MsgID, "✅ Answered")
-			if n := len(e.srv.edits(p.MsgID)); n != 1 || e.srv.twice != 0 {
-				t.Errorf("%d edits, %d changed nothing", n, e.srv.twice)
-			}
-		})
-	}
-}
-
-// An edit that has become superfluous while it waited is dropped.
-func TestSuperfluousEditIsDropped(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.ask(yesNo)
-	e.over(p, Resolved)
-	e.updatePace(func(time.Time) time.Time { return time.Now().Add(800 * time.Millisecond) })
-	wait := e.settling(e.Telegram, p, 1)
-	if err := e.process().store.Edited(p.ID, p.MsgID, Resolved); err != nil { // another process was quicker
-		t.Fatal(err)
-	}
-	wait()
-	if n := e.srv.edits(0); len(n) != 0 {
-		t.Errorf("edits: %v", n)
-	}
-}
-
-// A tick of the process that polls, overtaken by the outcome of the session's process, does not bring the buttons back.
-func TestTickOvertakenByOutcome(t *testing.T) {
-	for name, lost := range map[string]bool{"slow": false, "without an answer": true} {
-		t.Run(name, func(t *testing.T) {
-			e := newTGEnv(t)
-			p := e.ask(tgWith(tgMenu, func(p *PromptRecord) {
-				p.Multi, p.Permission = true, false
-			}))
-			poller := e.process()
-			r := e.receiver(poller)
-			held := make(chan struct{})
-			there := e.srv.first(fate{hold: held, cut: lost})
-			r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p,
-				tapTick+"1")
-			<-there
-			_, why, err := e.store.Decide(storeTap(p, "1"), time.Now())
-			if err != nil || why != "" {
-				t.Fatal(why, err)
-			}
-			e.store.Move(p.ID, Injected, nil)
-			e.store.Move(p.ID, Resolved, nil)
-			e.settling(e.Telegram, p, 1)()
-			e.says(p.MsgID, "✅ Answered")
-			close(held)
-			r.work.Wait()
-			e.says(p.MsgID, "✅ Answered")
-			if lost { // it can still be carried out: that is looked at again
-				if owed, _, _ := e.store.Owed(nil); len(owed) != 1 {
-					t.Errorf("%d owed", len(owed))
-				}
-				e.settling(e.Telegram, p, 1)()
-			}
-			e.paid()
-		})
-	}
-}
-
-// Of ticks that come while one is under way the last is shown, and none twice.
-func TestTicksInOrder(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
-	r := e.receiver(e.Telegram)
-	held := make(chan struct{})
-	there := e.srv.first(fate{hold: held})
-	tick := func(keys string) {
-		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p,
-			tapTick+keys)
-	}
-	users := func(n int) func() bool {
-		return func() bool {
-			e.messagesMu.Lock()
-			defer e.messagesMu.Unlock()
-			return e.messages[p.ID] != nil && e.messages[p.ID].users == n
-		}
-	}
-	tick("1")
-	<-there
-	tick("1,2")
-	comesTrue(t, "the second tick waits", users(2))
-	tick("1,3")
-	comesTrue(t, "the third tick waits", users(3))
-	close(held)
-	r.work.Wait()
-	tick("1,3")
-	r.work.Wait()
-	if n := e.srv.edits(p.MsgID); len(n) != 2 || len(n[1].buttons) == 0 {
-		t.Errorf("edits: %v", n)
-	}
-	tick("")
-	r.work.Wait()
-	if n := e.srv.edits(p.MsgID); len(n) != 3 {
-		t.Errorf("unticking: %v", n)
-	}
-	e.over(p, Canceled)
-	tick("1")
-	r.work.Wait()
-	e.says(p.MsgID, "🚫 Canceled")
-}
-
-// What a process left undone when it died is done by whoever polls next, in the order in which it came about, within
-// the rate; and questions go first.
-func TestDebtsArePaid(t *testing.T) {
-	e := newTGEnv(t)
-	var owed []*PromptRecord
-	ends := []State{Resolved, Canceled, Failed}
-	words := map[State]string{Resolved: "Answered", Canceled: "Canceled", Failed: "Not delivered"}
-	for i := range 8 {
-		p := yesNo
-		p.Idle = i == 7
-		q := storeQuestion(e.s.ID)
-		q.Prompt = p.Prompt
-		if err := storeUpdate(e.store, q); err != nil {
-			t.Fatal(err)
-		}
-		id := int64(10 + i)
-		e.srv.put(id, "open")
-		e.store.Move(q.ID, Routed, nil)
-		e.store.Move(q.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = id })
-		owed = append(owed, e.over(e.prompt(q.ID), ends[i%3]))
-	}
-	begin := time.Now()
-	poller := e.process()
-	stop := e.poll(poller)
-	comesTrue(t, "the first are paid", func() bool { return len(e.srv.edits(0)) >= 4 })
-	asking := time.Now()
-	asked := e.ask(yesNo)
-	if took := time.Since(asking); took > 600*time.Millisecond {
-		t.Errorf("a question waited for %v behind debts", took)
-	}
-	comesTrue(t, "all are paid", func() bool { return len(e.srv.edits(0)) >= len(owed) })
-	comesTrue(t, "that is recorded", func() bool {
-		left, _, _ := e.store.Owed(nil)
-		return len(left) == 0
-	})
-	for i, edit := range e.srv.edits(0) {
-		if edit.id != owed[i].MsgID {
-			t.Errorf("edit %d is of message %d", i, edit.id)
-		}
-		e.says(edit.id, words[owed[i].Status])
-	}
-	e.srv.mu.Lock()
-	for i, d := range e.srv.past {
-		earliest := begin.Add(time.Duration(i-3) * 1050 * time.Millisecond)
-		if d.at.Before(earliest) {
-			t.Errorf("request %d left %v too early", i, earliest.Sub(d.at))
-		}
-	}
-	e.srv.mu.Unlock()
-	stop()
-	e.poll(e.Telegram)
-	comesTrue(t, "it polls", e.polling.Load)
-	if n := e.srv.edits(0); len(n) != len(owed) || e.srv.twice != 0 {
-		t.Errorf("%d edits, %d that changed nothing", len(n), e.srv.twice)
-	}
-	if m := e.srv.message(asked.MsgID); len(m.buttons) == 0 {
-		t.Error("the open question lost its buttons")
-	}
-}
-
-// A debt that comes about while somebody polls is paid soon; a living session pays its own, for a while; a decision of
-// a dead session waits for its end to be recorded.
-func TestWhoPays(t *testing.T) {
-	e := newTGEnv(t)
-	poller := e.process()
-	e.poll(poller)
-	comesTrue(t, "it polls", poller.polling.Load)
-	p := e.ask(yesNo)
-	e.over(p, Resolved)
-	comesTrue(t, "it is paid", func() bool { return len(e.srv.edits(p.MsgID)) == 1 })
-	e.says(p.MsgID, "✅ Answered")
-
-	r := e.receiver(e.Telegram)
-	release, err := e.store.HoldSession(e.s.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	alive := PromptRecord{Head: Head{At: time.Now()}, SessionID: e.s.ID, Status: Resolved, MsgID: 1}
-	for _, c := range []struct {
-		name   string
-		change func(*PromptRecord)
-		ends   bool
-		want   bool
-	}{
-		{"its session lives", func(*PromptRecord) {}, false, false},
-		{"for long", func(p *PromptRecord) { p.At = p.At.Add(-debtsPatience - time.Second) }, false, true},
-		{"only a replaced message", func(p *PromptRecord) { p.MsgStatus, p.OldMsgIDs = Resolved, []int64{7} }, false,
-			true},
-		{"a replaced one, too", func(p *PromptRecord) { p.OldMsgIDs = []int64{7} }, false, false},
-		{"its session is dead", func(*PromptRecord) {}, true, true},
-		{"not reaped", func(p *PromptRecord) { p.Status = ReplyReceived }, true, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if c.ends {
-				release()
-			}
-			p := alive
-			c.change(&p)
-			if r.mustPay(&p) != c.want {
-				t.Errorf("mustPay = %v", !c.want)
-			}
-		})
-	}
-}
-
-// Nothing is looked for while nothing changes.
-func TestOwedLooksOnlyAtChanges(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.over(e.ask(yesNo), Resolved)
-	owed, changed, err := e.store.Owed(nil)
-	if err != nil || len(owed) != 1 || owed[0].ID != p.ID {
-		t.Fatal(owed, err)
-	}
-	again, same, err := e.store.Owed(changed)
-	if err != nil || again != nil || same != changed {
-		t.Errorf("unchanged: %v, %v", again, err)
-	}
-	if err := e.process().store.Edited(p.ID, p.MsgID, Resolved); err != nil {
-		t.Fatal(err)
-	}
-	again, same, err = e.store.Owed(changed)
-	if err != nil || len(again) != 0 || same == changed {
-		t.Errorf("changed by another process: %v, %v", again, err)
-	}
-}
-
-// A message that is gone, or takes no edit, is paid; what keeps the whole chat from working is not.
-func TestDebtsOfMessagesThatAreGone(t *testing.T) {
-	for text, paid := range map[string]bool{
-		"400,Bad Request: message to edit not found": true,
-		"400,Bad Request: message can't be edited":   true,
-		"400,Bad Request: MESSAGE_ID_INVALID":        true,
-		"400,Bad Request: MESSAGE_TOO_LONG":          true,
-		"400,Bad Request: chat not found":            false,
-		"403,Forbidden: bot was blocked by the user": false,
-		"404,Not Found": false,
-		"400,Bad Request: group chat was upgraded to a supergroup chat": false,
-	} {
-		t.Run(text, func(t *testing.T) {
-			e := newTGEnv(t)
-			p := e.over(e.ask(yesNo), Resolved)
-			code, description, _ := strings.Cut(text, ",")
-			tries := 0
-			e.srv.decides(func(string, map[string]any) fate {
-				tries++
-				return fate{answer: fmt.Sprintf(`{"ok":false,"error_code":%s,"description":%q}`,
-					code, description)}
-			})
-			err := e.Settle(t.Context(), p, e.s)
-			if (err == nil) != paid || tries != 1 {
-				t.Errorf("Settle: %v after %d tries", err, tries)
-			}
-			owed, _, _ := e.store.Owed(nil)
-			if (len(owed) == 0) != paid {
-				t.Errorf("%d owed", len(owed))
-			}
-		})
-	}
-}
-
-// 429 and a lost answer in between: each outcome is shown, and none twice.
-func TestDebtsThroughTrouble(t *testing.T) {
-	again := `{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`
-	for name, c := range map[string]struct {
-		todo  fate
-		twice int
-	}{
-		"429":         {fate{answer: again}, 0},
-		"carried out": {fate{cut: true}, 1},
-		"never came":  {fate{hold: nil, late: make(chan struct{})}, 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			e := newTGEnv(t)
-			a := e.over(e.ask(yesNo), Resolved)
-			b := e.over(e.ask(yesNo), Resolved)
-			<-e.firstAndPoll(c.todo)
-			comesTrue(t, "both are paid", func() bool {
-				owed, _, _ := e.store.Owed(nil)
-				return len(owed) == 0
-			})
-			e.says(a.MsgID, "✅ Answered")
-			e.says(b.MsgID, "✅ Answered")
-			if n := e.srv.edits(0); len(n) != 2 || e.srv.twice != c.twice {
-				t.Errorf("%d edits, %d changed nothing", len(n), e.srv.twice)
-			}
-		})
-	}
-}
-
-// firstAndPoll gives the first edit its fate and has another process poll.
-func (e *tgEnv) firstAndPoll(todo fate) <-chan struct{} {
-	there := e.srv.first(todo)
-	e.poll(e.process())
-	return there
-}
-
-// An edit whose answer was lost can be carried out after a later one: what it brings back is taken away again.
-func TestLostEditComesLate(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.ask(yesNo)
-	late := make(chan struct{})
-	there := e.srv.first(fate{late: late})
-	wait := e.settling(e.Telegram, p, 1) // the time left
-	<-there
-	e.over(p, Resolved)
-	wait()
-	e.says(p.MsgID, "✅ Answered")
-	close(late)
-	comesTrue(t, "the lost edit lands", func() bool {
-		return len(e.srv.message(p.MsgID).buttons) > 0
-	})
-	poller := e.process()
-	poller.store.now = func() time.Time { return time.Now().Add(time.Hour) }
-	e.poll(poller)
-	comesTrue(t, "it is edited again", func() bool {
-		return len(e.srv.message(p.MsgID).buttons) == 0
-	})
-	comesTrue(t, "that is recorded", func() bool { return e.prompt(p.ID).MsgStatus == Resolved })
-	e.says(p.MsgID, "✅ Answered")
-	e.paid()
-}
-
-// What a message says already is not sent: by whom ever it was said, and in what ever status.
-func TestNothingIsSaidTwice(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.over(e.ask(yesNo), Injected)
-	other := e.process()
-	for _, tg := range []*Telegram{e.Telegram, other, e.Telegram} {
-		e.settling(tg, p, 1)()
-	}
-	e.store.Move(p.ID, Resolved, nil)
-	e.settling(other, p, 1)()
-	e.settling(e.Telegram, p, 2)()
-	if n := e.srv.edits(p.MsgID); len(n) != 1 || e.srv.twice != 0 {
-		t.Errorf("%d edits, %d that changed nothing", len(n), e.srv.twice)
-	}
-	if got := e.prompt(p.ID).MsgStatus; got != Resolved {
-		t.Errorf("recorded: %s", got)
-	}
-	e.says(p.MsgID, "✅ Answered")
-}
-
-// A question that is over when its turn comes is not asked; one whose delivery is no longer wanted while it is under
-// way is known by its message all the same.
-func TestAskOfWhatIsOver(t *testing.T) {
-	e := newTGEnv(t)
-	stored := func() *PromptRecord {
-		p := storeQuestion(e.s.ID)
-		if err := storeUpdate(e.store, p); err != nil {
-			t.Fatal(err)
-		}
-		e.store.Move(p.ID, Routed, nil)
-		return p
-	}
-	p := stored()
-	e.updatePace(func(time.Time) time.Time { return time.Now().Add(500 * time.Millisecond) })
-	e.store.Move(p.ID, Canceled, nil)
-	if id, err := e.Ask(t.Context(), p, e.s); id != 0 || err != nil {
-		t.Errorf("Ask = %d, %v", id, err)
-	}
-	if len(e.srv.past) != 0 {
-		t.Errorf("sent: %v", e.srv.past)
-	}
-
-	q := stored()
-	held, there := make(chan struct{}), make(chan struct{})
-	e.srv.decides(func(method string, _ map[string]any) fate {
-		if method == "sendMessage" {
-			close(there)
-			return fate{hold: held}
-		}
-		return fate{}
-	})
-	ctx, cancel := context.WithCancel(t.Context())
-	result := make(chan int64)
-	go func() {
-		id, err := e.Ask(ctx, q, e.s)
-		if err != nil {
-			t.Errorf("Ask: %v", err)
-		}
-		result <- id
-	}()
-	<-there
-	e.store.Move(q.ID, Canceled, nil)
-	if err := e.Settle(t.Context(), q, e.s); err != nil { // no message is known yet
-		t.Fatal(err)
-	}
-	cancel()
-	close(held)
-	id := <-result
-	moved, err := e.store.Move(q.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = id })
-	if moved || err != nil {
-		t.Fatal(moved, err)
-	}
-	if owed, _, _ := e.store.Owed(nil); len(owed) != 1 || owed[0].MsgID != id || id == 0 {
-		t.Errorf("message %d: %d owed", id, len(owed))
-	}
-	e.settling(e.Telegram, q, 1)()
-	e.says(id, "🚫 Canceled")
-	e.paid()
-}
-
-// The buttons of a message that a newer one has replaced are owed, through the end of the process that replaced it.
-func TestReplacedMessageIsOwed(t *testing.T) {
-	for _, to := range []State{AwaitingReply, Canceled} {
-		e := newTGEnv(t)
-		p := e.ask(tgWith(tgMenu, func(p *PromptRecord) {
-			p.Cut, p.Full = true, strings.Repeat("x", 3300)+"\nend"
-		}))
-		e.srv.decides(func(method string, params map[string]any) fate {
-			if strings.HasPrefix(method, "editMessage") {
-				return fate{answer: `{"ok":false,"error_code":403,"description":"x"}`}
-			}
-			return fate{}
-		})
-		r := e.receiver(e.process())
-		if _, err := r.resend(*p, "", false); err == nil {
-			t.Error("the failed edit is not told")
-		}
-		now := e.prompt(p.ID)
-		if now.MsgID <= p.MsgID || !slices.Equal(now.OldMsgIDs, []int64{p.MsgID}) {
-			t.Fatalf("message %d, replaced %v", now.MsgID, now.OldMsgIDs)
-		}
-		if to == Canceled {
-			e.over(now, to)
-		}
-		e.srv.decides(nil)
-		e.poll(e.process())
-		comesTrue(t, "the old one has no buttons", func() bool {
-			return len(e.srv.message(p.MsgID).buttons) == 0
-		})
-		comesTrue(t, "that is recorded", func() bool { return len(e.prompt(p.ID).OldMsgIDs) == 0 })
-		if to == Canceled {
-			e.says(now.MsgID, "🚫 Canceled")
-		} else if len(e.srv.message(now.MsgID).buttons) == 0 {
-			t.Error("the new one has no buttons")
-		}
-		e.paid()
-	}
-}
-
-// A question that is answered while it is offered again: the new message says the outcome.
-func TestOfferedAgainWhileAnswered(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.ask(yesNo)
-	held, there := make(chan struct{}), make(chan struct{})
-	e.srv.decides(func(method string, _ map[string]any) fate {
-		if method == "sendMessage" {
-			close(there)
-			return fate{hold: held}
-		}
-		return fate{}
-	})
-	r := e.receiver(e.process())
-	msg := make(chan int64)
-	go func() {
-		id, err := r.resend(*p, "", false)
-		if err != nil {
-			t.Errorf("offer: %v", err)
-		}
-		msg <- id
-	}()
-	<-there
-	e.over(p, Resolved)
-	e.settling(e.Telegram, p, 1)()
-	close(held)
-	id := <-msg
-	e.says(p.MsgID, "✅ Answered")
-	e.says(id, "✅ Answered")
-	e.paid()
-	if e.srv.twice != 0 || len(e.srv.edits(p.MsgID)) != 1 {
-		t.Errorf("edits: %v", e.srv.edits(0))
-	}
-	if again, err := r.resend(*e.prompt(p.ID), "", false); again != 0 || err != nil {
-		t.Errorf("what is over is offered again as %d, %v", again, err)
-	}
-}
-
-// The message loses its buttons soon after the decision even if typing takes long; else one edit says it all.
-func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
-	for name, slow := range map[string]bool{"typing takes long": true, "typed at once": false} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			e := newTGEnv(t)
-			release, err := e.store.HoldSession(e.s.ID)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer release()
-			p := e.ask(yesNo)
-			e.poll(e.process())
-			e.srv.send(tgTap(1, p, "y"), tgTap(2, p, "y")) // a finger that trembles
-			comesTrue(t, "it is decided", func() bool {
-				return storeView(t, e.store).Updates["2"] != nil
-			})
-			begin := time.Now()
-			if slow {
-				comesTrue(t, "the buttons go", func() bool {
-					return len(e.srv.message(p.MsgID).buttons) == 0
-				})
-				if took := time.Since(begin); took > 1500*time.Millisecond {
-					t.Errorf("that took %v", took)
-				}
-				e.says(p.MsgID, "on its way")
-			}
-			e.store.Move(p.ID, Injected, nil)
-			e.store.Move(p.ID, Resolved, nil)
-			for time.Since(begin) < onItsWayAfter+200*time.Millisecond {
-				<-time.After(10 * time.Millisecond) // an edit too many would come now
-			}
-			if n := len(e.srv.edits(p.MsgID)); !slow && n != 0 {
-				t.Errorf("%d edits before the session's own", n)
-			}
-			e.settling(e.Telegram, p, 1)()
-			e.says(p.MsgID, "✅ Answered")
-			want := 1
-			if slow {
-				want = 2
-			}
-			if n := len(e.srv.edits(p.MsgID)); n != want || e.srv.twice != 0 {
-				t.Errorf("%d edits, %d changed nothing", n, e.srv.twice)
-			}
-		})
-	}
-}
-
-// "On its way" that lands after the outcome is put right at once.
-func TestOnItsWayOvertakenByOutcome(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.over(e.ask(yesNo), ReplyReceived)
-	held := make(chan struct{})
-	there := e.srv.first(fate{hold: held})
-	r := e.receiver(e.process())
-	r.background(func() error { return r.showOnItsWay(p.ID) })
-	<-there
-	e.store.Move(p.ID, Injected, nil)
-	e.store.Move(p.ID, Resolved, nil)
-	e.settling(e.Telegram, p, 1)()
-	close(held)
-	r.work.Wait()
-	e.says(p.MsgID, "Yes\n")
-	if text := e.srv.message(p.MsgID).text; strings.Contains(text, "on its way") {
-		t.Errorf("it says %q", text)
-	}
-	e.paid()
-}
-
-// An edit that waits its turn leaves with the urgency that its question has by then.
-func TestEditBecomesUrgent(t *testing.T) {
-	e := newTGEnv(t)
-	cfg := *e.cfg.Load()
-	cfg.ChatID = -1001 // a group: a message that is not urgent waits for 3.9 s more
-	e.cfg.Store(&cfg)
-	p := e.ask(yesNo)
-	e.updatePace(func(time.Time) time.Time { return time.Now() })
-	begin := time.Now()
-	wait := e.settling(e.Telegram, p, 1)
-	e.over(p, Canceled)
-	wait()
-	if took := time.Since(begin); took > 2*time.Second {
-		t.Errorf("it waited for %v", took)
-	}
-	e.says(p.MsgID, "🚫 Canceled")
-}
-
-// The time left is shown where the message shows what the state says, and nowhere else.
-func TestTimeLeftOnlyWhereNothingElseIsShown(t *testing.T) {
-	for name, c := range map[string]struct {
-		change func(*PromptRecord)
-		want   int
-	}{
-		"plain":   {func(*PromptRecord) {}, 1},
-		"in full": {func(p *PromptRecord) { p.Cut, p.Full = true, "all of it" }, 1},
-		"cut":     {func(p *PromptRecord) { p.Cut, p.Full = true, strings.Repeat("x", 5000) }, 0},
-		"ticks":   {func(p *PromptRecord) { p.Multi = true }, 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			e := newTGEnv(t)
-			p := e.ask(tgWith(tgMenu, c.change))
-			e.srv.messages[p.MsgID].text = "asked some time ago"
-			e.settling(e.Telegram, p, 1)()
-			if n := e.srv.edits(p.MsgID); len(n) != c.want {
-				t.Errorf("%v", n)
-			}
-		})
-	}
-}
-
-// What was ticked in a message that has been replaced is not ticked in the new one.
-func TestTicksStayInTheirMessage(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
-	r := e.receiver(e.Telegram)
-	r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+"1")
-	r.work.Wait()
-	id, err := r.resend(*p, "", false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := e.srv.edits(id); len(n) != 0 {
-		t.Errorf("edits of the new one: %v", n)
-	}
-	if n := e.srv.edits(p.MsgID); len(n) != 2 || len(n[1].buttons) != 0 {
-		t.Errorf("edits of the old one: %v", n)
-	}
-}
-
-// A tick that waits while its message is replaced brings no buttons back there.
-func TestTickOfReplacedMessage(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
-	r := e.receiver(e.Telegram)
-	held := make(chan struct{})
-	there := e.srv.first(fate{hold: held})
-	tick := func(keys string) {
-		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p,
-			tapTick+keys)
-	}
-	tick("1")
-	<-there
-	tick("2")
-	comesTrue(t, "the second tick waits", func() bool {
-		e.messagesMu.Lock()
-		defer e.messagesMu.Unlock()
-		return e.messages[p.ID].users == 2
-	})
-	if err := e.store.Offered(p.ID, p.MsgID+1); err != nil {
-		t.Fatal(err)
-	}
-	close(held)
-	r.work.Wait()
-	n := e.srv.edits(p.MsgID)
-	if len(n) != 2 || len(n[1].buttons) != 0 {
-		t.Fatalf("edits: %v", n)
-	}
-	if all := len(p.Choices) + 1; len(n[0].buttons) != all { // with Submit
-		t.Errorf("a tick of what was cut leaves %d buttons, want %d", len(n[0].buttons), all)
-	}
-}
-
-// Where a message cannot be recorded nobody would ever take its buttons away, so they go at once.
-func TestOfferThatCannotBeRecorded(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.ask(yesNo)
-	other := e.process()
-	other.store.log.do = faultyFiles(failing("write", http.ErrServerClosed))
-	if _, err := e.receiver(other).resend(*p, "", false); err == nil {
-		t.Error("the error is not told")
-	}
-	if len(e.srv.message(p.MsgID).buttons) == 0 || len(e.srv.message(p.MsgID+1).buttons) != 0 {
-		t.Errorf("messages: %v", e.srv.messages)
-	}
-}
-
-// A button that somebody can still tap although it is of no use shows that its message has buttons: they go.
-func TestTappedInVain(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		begin func(e *tgEnv, p *PromptRecord) (msg int64) // the message tapped, of a question asked
-		want  string
-	}{
-		{"brought back", func(e *tgEnv, p *PromptRecord) int64 {
-			e.settling(e.Telegram, e.over(p, Resolved), 1)()
-			return p.MsgID
-		}, "✅ Answered"},
-		{"an unknown older one", func(e *tgEnv, p *PromptRecord) int64 { return p.MsgID - 50 }, "open"},
-		{"an unknown one of what is over", func(e *tgEnv, p *PromptRecord) int64 {
-			e.settling(e.Telegram, e.over(p, Canceled), 1)()
-			return p.MsgID - 50
-		}, "open"},
-		{"a newer one that was never recorded", func(e *tgEnv, p *PromptRecord) int64 {
-			e.settling(e.Telegram, e.over(p, Failed), 1)()
-			return p.MsgID + 50
-		}, "Not delivered"},
-		{"of a question that is forgotten", func(e *tgEnv, p *PromptRecord) int64 {
-			p.ID = newID()
-			return p.MsgID
-		}, "Continue"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			e := newTGEnv(t)
-			p := e.ask(yesNo)
-			asked := p.ID
-			msg := c.begin(e, p)
-			text := "open"
-			if m := e.srv.message(msg); m.id != 0 {
-				text = m.text
-			}
-			e.srv.put(msg, text)
-			poller := e.process()
-			poller.tapGrace = 0
-			e.poll(poller)
-			e.srv.send(tgTapOn(1, p, "y", msg, 1001))
-			comesTrue(t, "its buttons go", func() bool {
-				return len(e.srv.message(msg).buttons) == 0
-			})
-			e.says(msg, c.want)
-			got := e.prompt(asked)
-			if got.Open() && msg != p.MsgID && len(e.srv.message(p.MsgID).buttons) == 0 {
-				t.Error("the open question's own message lost them")
-			}
-			comesTrue(t, "nothing is owed", func() bool {
-				owed, _, _ := e.store.Owed(nil)
-				return len(owed) == 0
-			})
-		})
-	}
-}
-
-// A forged tap does not make another message one of the question's.
-func TestForgedTapInVain(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.ask(yesNo)
-	e.settling(e.Telegram, e.over(p, Resolved), 1)()
-	q := *e.prompt(p.ID)
-	q.Nonce = newNonce()
-	r := e.receiver(e.Telegram)
-	v, _ := e.store.View()
-	var u update
-	if err := json.Unmarshal([]byte(tgTapOn(1, &q, "y", p.MsgID+50, 1001)), &u); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.handleCallbackQuery(1, u.Callback, v); err != nil {
-		t.Fatal(err)
-	}
-	r.work.Wait()
-	if got := e.prompt(p.ID); got.MsgID != p.MsgID || len(got.OldMsgIDs) != 0 {
-		t.Errorf("message %d, replaced %v", got.MsgID, got.OldMsgIDs)
-	}
-}
-
-// What is known of a prompt's messages, change by change.
-func TestMessagesOfAPrompt(t *testing.T) {
-	type state struct {
-		MsgID     int64
-		MsgStatus State
-		Old       []int64
-	}
-	for _, c := range []struct {
-		name   string
-		before state
-		change func(*Store, string) error
-		after  state
-	}{
-		{"the first", state{}, func(s *Store, id string) error { return s.Offered(id, 5) }, state{5, "", nil}},
-		{"a newer one", state{5, "", nil}, func(s *Store, id string) error { return s.Offered(id, 9) },
-			state{9, "", []int64{5}}},
-		{"one after the outcome", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 9) },
-			state{9, "", nil}},
-		{"an older one", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 3) },
-			state{5, Canceled, []int64{3}}},
-		{"its own", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 5) },
-			state{5, "", nil}},
-		{"edited", state{5, "", []int64{3}}, func(s *Store, id string) error { return s.Edited(id, 5, Canceled) },
-			state{5, Canceled, []int64{3}}},
-		{"edited, an old one", state{5, "", []int64{3, 4}},
-			func(s *Store, id string) error { return s.Edited(id, 3, Canceled) }, state{5, "", []int64{4}}},
-		{"buttons on an old one", state{5, Canceled, []int64{3}},
-			func(s *Store, id string) error { return s.Edited(id, 3, "") }, state{5, Canceled, []int64{3}}},
-		{"moved with a late id", state{5, Canceled, nil}, func(s *Store, id string) error {
-			_, err := s.Move(id, AwaitingReply, func(p *PromptRecord) { p.MsgID = 9 })
-			return err
-		}, state{9, "", nil}},
-		{"moved without a message", state{5, "", nil}, func(s *Store, id string) error {
-			_, err := s.Move(id, AwaitingReply, func(p *PromptRecord) { p.MsgID = 0 })
-			return err
-		}, state{5, "", nil}},
-		{"moved with a late older id", state{5, Canceled, nil}, func(s *Store, id string) error {
-			_, err := s.Move(id, AwaitingReply, func(p *PromptRecord) { p.MsgID = 3 })
-			return err
-		}, state{5, Canceled, []int64{3}}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := storeAt(t, home(t, ""))
-			p := storePrompt(t, s, storeSession(t, s), Canceled, func(p *PromptRecord) {
-				p.MsgID = c.before.MsgID
-				p.MsgStatus = c.before.MsgStatus
-				p.OldMsgIDs = c.before.Old
-			})
-			if err := c.change(s, p.ID); err != nil {
-				t.Fatal(err)
-			}
-			now := storeView(t, s).Prompts[p.ID]
-			got := (state{now.MsgID, now.MsgStatus, append([]int64(nil), now.OldMsgIDs...)})
-			if !reflect.DeepEqual(got, c.after) {
-				t.Errorf("%+v, want %+v", got, c.after)
-			}
-			at := now.At
-			err := s.Edited(p.ID, 77, Canceled)
-			if err != nil || !storeView(t, s).Prompts[p.ID].At.Equal(at) {
-				t.Errorf("what changes nothing is written: %v", err)
-			}
-		})
-	}
-}
-
-/* ===== Store: helpers ===== */
-
-// storeAt opens the state in dir and closes it with the test.
-func storeAt(t testing.TB, dir string) *Store {
-	t.Helper()
-	s, err := openStore(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Close)
-	return s
-}
-
-// storeUpdate writes records as they are.
-func storeUpdate(s *Store, recs ...Record) error {
-	return s.Update(func(*View) ([]Record, error) { return recs, nil })
-}
-
-// storeSession adds an active session and returns its id.
-func storeSession(t testing.TB, s *Store) string {
-	t.Helper()
-	r := &SessionRecord{
-		Head:      Head{ID: newID()},
-		Tool:      "claude",
-		Status:    "active",
-		StartedAt: time.Now(),
-	}
-	if err := storeUpdate(s, r); err != nil {
-		t.Fatal(err)
-	}
-	return r.ID
-}
-
-// storeQuestion is a question that can be answered for an hour.
-func storeQuestion(session string) *PromptRecord {
-	return &PromptRecord{
-		Head:       Head{ID: newID()},
-		SessionID:  session,
-		Confidence: "high",
-		Status:     Created,
-		Nonce:      newNonce(),
-		ShownAll:   true,
-		CreatedAt:  time.Now(),
-		ExpiresAt:  time.Now().Add(time.Hour),
-		Prompt: Prompt{Type: YesNo,
-			Excerpt: "Go on? (y/n)", SafeDefault: ref("n"), Signals: []string{"pattern"}},
-	}
-}
-
-// storePrompt adds a question and takes it to a state through legal moves.
-func storePrompt(t testing.TB, s *Store, session string, to State, change func(*PromptRecord)) *PromptRecord {
-	t.Helper()
-	p := storeQuestion(session)
-	if change != nil {
-		change(p)
-	}
-	if err := storeUpdate(s, p); err != nil {
-		t.Fatal(err)
-	}
-	way := map[State][]State{
-		Routed:        {Routed},
-		AwaitingReply: {Routed, AwaitingReply},
-		ReplyReceived: {ReplyReceived},
-		Injected:      {ReplyReceived, Injected},
-		Resolved:      {Resolved},
-		Expired:       {Expired},
-		Canceled:      {Canceled},
-		Failed:        {Failed},
-	}
-	for _, st := range way[to] {
-		at := s.now()
-		if st == Expired {
-			at = p.ExpiresAt
-		}
-		if ok, err := storeMove(s, p.ID, st, at); !ok || err != nil {
-			t.Fatalf("moving to %s: %v %v", st, ok, err)
-		}
-	}
-	return storeView(t, s).Prompts[p.ID]
-}
-
-// storeMove is Move at another time.
-func storeMove(s *Store, id string, to State, at time.Time) (bool, error) {
-	now := s.now
-	defer func() { s.now = now }()
-	s.now = func() time.Time { return at }
-	return s.Move(id, to, nil)
-}
-
-// storeView is what the state holds.
-func storeView(t testing.TB, s *Store) *View {
-	t.Helper()
-	v, err := s.View()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return v
-}
-
-// cliAnswer is an answer given with atlasbridge answer.
-func cliAnswer(p *PromptRecord, value string) Decision {
-	return Decision{
-		PromptID:  p.ID,
-		SessionID: p.SessionID,
-		Value:     value,
-		By:        "cli:answer",
-		Trusted:   true,
-	}
-}
-
-// storeTap is an answer given with a button on the phone.
-func storeTap(p *PromptRecord, value string) Decision {
-	return Decision{
-		PromptID:  shortID(p.ID),
-		SessionID: shortID(p.SessionID),
-		Nonce:     p.Nonce[:16],
-		Value:     value,
-		By:        "telegram:1001",
-	}
-}
-
-// faultyFiles calls fault before each operation with its number; an error stands for the operation's, and a
-// write's leaves half of its bytes.
-func faultyFiles(fault func(op string, n int64) error) files {
-	var count atomic.Int64
-	return func(op string, f *os.File, call func() error) error {
-		err := fault(op, count.Add(1))
-		if err == nil {
-			return call()
-		}
-		if op == "write" {
-			before, _ := f.Seek(0, io.SeekEnd)
-			call()
-			after, _ := f.Seek(0, io.SeekEnd)
-			f.Truncate((before + after) / 2)
-		}
-		return err
-	}
-}
-
-// failing is a fault of one kind of operation, always.
-func failing(kind string, err error) func(op string, n int64) error {
-	return func(op string, _ int64) error {
-		if op == kind {
-			return err
-		}
-		return nil
-	}
-}
-
-// noSync makes every call but those that wait for the disk.
-func noSync(op string, _ *os.File, call func() error) error {
-	if strings.HasPrefix(op, "fsync") {
-		return nil
-	}
-	return call()
-}
-
-// storeStep is one change of a question's life; it ends in the state of its name.
-type storeStep struct {
-	to State
-	do func(*Store) error
-}
-
-// storeSteps is a question's life, with a compaction in the middle.
-func storeSteps(session string, p *PromptRecord) []storeStep {
-	move := func(to State) storeStep {
-		return storeStep{to, func(s *Store) error {
-			if to == Injected {
-				storeCompactNext(s)
-			}
-			ok, err := s.Move(p.ID, to, nil)
-			if err == nil && !ok {
-				err = fmt.Errorf("guard refused %s", to)
-			}
-			return err
-		}}
-	}
-	create := func(s *Store) error {
-		return storeUpdate(s, &SessionRecord{
-			Head:      Head{ID: session},
-			Status:    "active",
-			StartedAt: time.Now(),
-		}, p)
-	}
-	decide := func(s *Store) error {
-		_, why, err := s.Decide(storeTap(p, "y"), time.Now())
-		if err == nil && why != "" {
-			err = errors.New(string(why))
-		}
-		return err
-	}
-	return []storeStep{{Created, create}, move(Routed), move(AwaitingReply),
-		{ReplyReceived, decide}, move(Injected), move(Resolved)}
-}
-
-// storeCompactNext makes the next change compact the file.
-func storeCompactNext(s *Store) {
-	s.log.mu.Lock()
-	s.compactAt = 0
-	s.log.mu.Unlock()
-}
-
-/* ===== Store: states and decisions ===== */
-
-// The table of SPEC section 6 and source 3 section 6, with what the agreement adds: answered at the keyboard.
-func TestStoreTransitions(t *testing.T) {
-	legal := map[State]string{
-		Created:       "routed reply_received resolved expired canceled failed",
-		Routed:        "awaiting_reply reply_received resolved expired canceled failed",
-		AwaitingReply: "reply_received resolved expired canceled failed",
-		ReplyReceived: "injected resolved failed",
-		Injected:      "resolved failed",
-		Expired:       "injected resolved failed",
-	}
-	all := []State{Created, Routed, AwaitingReply, ReplyReceived, Injected, Resolved, Expired,
-		Canceled, Failed}
-	s := storeAt(t, home(t, ""))
-	for _, from := range all {
-		for _, to := range all {
-			p := storePrompt(t, s, storeSession(t, s), from, nil)
-			want := slices.Contains(strings.Fields(legal[from]), string(to))
-			got, err := storeMove(s, p.ID, to, p.ExpiresAt)
-			after := storeView(t, s).Prompts[p.ID]
-			if got != want || err != nil || (after.Status == to) != (want || from == to) {
-				t.Errorf("move(%s → %s) = %v, %v, now %s; want %v", from, to, got, err,
-					after.Status, want)
-			}
-			q := *p
-			q.Status = to
-			if err := storeUpdate(s, &q); from != to && (err == nil) && !want {
-				t.Errorf("update(%s → %s) accepted", from, to)
-			}
-		}
-	}
-	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
-	if ok, _ := storeMove(s, p.ID, Expired, p.ExpiresAt.Add(-time.Second)); ok {
-		t.Error("expired before its time")
-	}
-	second := storePrompt(t, s, p.SessionID, Routed, nil)
-	if ok, _ := s.Move(second.ID, AwaitingReply, nil); ok {
-		t.Error("two questions of one session await a reply")
-	}
-	for _, change := range []func(*PromptRecord){func(p *PromptRecord) { p.NonceUsed = false },
-		func(p *PromptRecord) { p.Nonce = newNonce() }} {
-		q := *storePrompt(t, s, storeSession(t, s), ReplyReceived, nil)
-		change(&q)
-		if err := storeUpdate(s, &q); err == nil {
-			t.Error("a used nonce became fresh")
-		}
-	}
-}
-
-// TestStoreDecideGuards: a decision counts only with the right question, session, nonce, time,
-// value and pace, and a refused one changes nothing.
-func TestStoreDecideGuards(t *testing.T) {
-	type setup struct {
-		s   *Store
-		p   *PromptRecord
-		d   Decision
-		now time.Time
-	}
-	rows := []struct {
-		name, why string // part of the refusal, "" accepted
-		change    func(*setup)
-	}{
-		{"a tap", "", func(*setup) {}},
-		{"full ids and nonce", "", func(x *setup) {
-			x.d.PromptID = x.p.ID
-			x.d.SessionID = x.p.SessionID
-			x.d.Nonce = x.p.Nonce
-		}},
-		{"unknown id", "no question", func(x *setup) { x.d.PromptID = "00000000" }},
-		{"id too short", "no question", func(x *setup) { x.d.PromptID = x.p.ID[:7] }},
-		{"no id", "no question", func(x *setup) { x.d.PromptID = "" }},
-		{"other session", "no question", func(x *setup) { x.d.SessionID = shortID(newID()) }},
-		{"no session", "no question", func(x *setup) { x.d.SessionID = "" }},
-		{"wrong nonce", "does not belong", func(x *setup) { x.d.Nonce = newNonce()[:16] }},
-		{"no nonce", "does not belong", func(x *setup) { x.d.Nonce = "" }},
-		{"short nonce", "does not belong", func(x *setup) { x.d.Nonce = x.p.Nonce[:15] }},
-		{"too late", "expired at", func(x *setup) { x.now = x.p.ExpiresAt }},
-		{"just in time", "", func(x *setup) { x.now = x.p.ExpiresAt.Add(-time.Microsecond) }},
-		{"clock set back after expiry", "expired at", func(x *setup) {
-			storeMove(x.s, x.p.ID, Expired, x.p.ExpiresAt)
-			x.now = x.p.CreatedAt
-		}},
-		{"answered before", "already answered on the phone", func(x *setup) { x.s.Decide(x.d, x.now) }},
-		{"answered at the keyboard", "already answered at the keyboard", func(x *setup) {
-			x.s.Decide(Decision{
-				PromptID: x.p.ID,
-				Value:    "n",
-				By:       "cli:local",
-				Trusted:  true,
-			}, x.now)
-		}},
-		{"left the screen", "left the screen", func(x *setup) { x.s.Move(x.p.ID, Resolved, nil) }},
-		{"failed", "session has ended", func(x *setup) { x.s.Move(x.p.ID, Failed, nil) }},
-		{"session over", "session has ended", func(x *setup) {
-			r := *storeView(t, x.s).Sessions[x.p.SessionID]
-			r.Status = "completed"
-			storeUpdate(x.s, &r)
-		}},
-		{"wrong value", "it takes y n", func(x *setup) { x.d.Value = "maybe" }},
-		{"trusted without nonce and session", "", func(x *setup) {
-			x.d.Nonce = ""
-			x.d.SessionID = ""
-			x.d.Trusted = true
-			x.d.By = "cli:answer"
-		}},
-		{"trusted but another session", "no question", func(x *setup) { x.d.Trusted, x.d.SessionID = true, newID() }},
-		{"not asked yet", "not been asked", func(x *setup) {
-			x.p = storePrompt(t, x.s, x.p.SessionID, Created, nil)
-			x.d = storeTap(x.p, "y")
-		}},
-		{"not asked yet, keyboard", "", func(x *setup) {
-			x.p = storePrompt(t, x.s, x.p.SessionID, Created, nil)
-			x.d = Decision{PromptID: x.p.ID, Value: "y", By: "cli:local", Trusted: true}
-		}},
-		{"tap before its delivery is recorded", "", func(x *setup) {
-			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, nil)
-			x.d = storeTap(x.p, "y")
-		}},
-		{"keyboard after the time", "",
-			func(x *setup) { x.d.Trusted, x.d.By, x.now = true, "cli:local", x.p.ExpiresAt }},
-		{"secret of another process", "own keyboard", func(x *setup) {
-			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, func(p *PromptRecord) {
-				p.Secret, p.Type = true, FreeText
-			})
-			x.d = storeTap(x.p, "hunter2")
-		}},
-		{"eleventh in a minute", "10 answers in a minute", func(x *setup) {
-			for range 10 {
-				p := storePrompt(t, x.s, x.p.SessionID, Routed, nil)
-				if _, why, err := x.s.Decide(storeTap(p, "y"), x.now); why != "" || err != nil {
-					t.Fatal(why, err)
-				}
-			}
-		}},
-		{"eleventh, a minute later", "", func(x *setup) {
-			for range 10 {
-				x.s.Decide(storeTap(storePrompt(t, x.s, x.p.SessionID, Routed, nil), "y"), x.now)
-			}
-			x.now = x.now.Add(time.Minute)
-		}},
-	}
-	s := storeAt(t, home(t, ""))
-	for _, row := range rows {
-		t.Run(row.name, func(t *testing.T) {
-			x := &setup{s: s, now: time.Now()}
-			x.p = storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
-			x.d = storeTap(x.p, "y")
-			row.change(x)
-			before := storeView(t, s).Prompts[x.p.ID]
-			got, why, err := s.Decide(x.d, x.now)
-			after := storeView(t, s).Prompts[x.p.ID]
-			if err != nil || (why == "") != (row.why == "") ||
-				!strings.Contains(string(why), row.why) {
-				t.Errorf("refusal %q, %v; want %q", why, err, row.why)
-			}
-			if why != "" && after != nil && before.At != after.At {
-				t.Error("refused, but the record changed")
-			}
-			if why == "" &&
-				(after.Status != ReplyReceived || !after.NonceUsed || *after.DecidedBy != x.d.By ||
-					got.At != after.At) {
-				t.Errorf("accepted, but the record is %+v", after)
-			}
-		})
-	}
-}
-
-// TestUnreadIsNotAllowed: what was not shown in full is not affirmed from the phone, what is not known is affirmed by
-// nobody but the keyboard; a refusal is always taken.
-func TestUnreadIsNotAllowed(t *testing.T) {
-	menu := []Choice{{Key: "1", Label: "Yes", Grants: true}, {Key: "2", Label: "No"}}
-	hook := []Choice{{Key: hookAllow, Label: "Yes"}, {Key: hookAlways, Label: "Yes, always"},
-		{Key: hookDeny, Label: "No"}}
-	s := storeAt(t, home(t, ""))
-	for _, c := range []struct {
-		name   string
-		typ    PromptType
-		of     []Choice
-		source string
-		value  string
-		shown  bool
-		cut    bool
-		phone  bool // it may be answered from there
-		answer bool // and with atlasbridge answer
-	}{
-		{"yes", YesNo, nil, "screen", "y", true, false, true, true},
-		{"yes unseen", YesNo, nil, "screen", "y", false, false, false, true},
-		{"yes unknown", YesNo, nil, "screen", "y", true, true, false, false},
-		{"no unseen", YesNo, nil, "screen", "n", false, false, true, true},
-		{"no unknown", YesNo, nil, "screen", "n", true, true, true, true},
-		{"menu yes unseen", MultipleChoice, menu, "screen", "1", false, false, false, true},
-		{"menu no unseen", MultipleChoice, menu, "screen", "2", false, false, true, true},
-		{"menu no unknown", MultipleChoice, menu, "screen", "2", false, true, true, true},
-		{"enter unseen", ConfirmEnter, nil, "screen", "enter", false, false, false, true},
-		{"text unseen", FreeText, nil, "screen", "hello", false, false, false, true},
-		{"text unknown", FreeText, nil, "screen", "hello", false, true, false, false},
-		{"left unseen", FreeText, nil, "screen", leaveIt, false, false, true, true},
-		{"hook allow unseen", MultipleChoice, hook, "hook", hookAllow, false, false, false, true},
-		{"hook always unknown", MultipleChoice, hook, "hook", hookAlways, true, true, false, false},
-		{"hook deny unseen", MultipleChoice, hook, "hook", hookDeny, false, true, true, true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			for by, want := range map[string]bool{
-				"telegram:1001": c.phone,
-				"cli:answer":    c.answer,
-				"cli:local":     true,
-			} {
-				p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
-					p.Type = c.typ
-					p.Choices = c.of
-					p.Source = c.source
-					p.Permission = c.source == "hook"
-					p.ShownAll, p.Cut = c.shown, c.cut
-				})
-				d := storeTap(p, c.value)
-				d.By = by
-				_, why, err := s.Decide(d, time.Now())
-				if err != nil || (why == "") != want {
-					t.Errorf("by %s: %q %v", by, why, err)
-				}
-			}
-		})
-	}
-}
-
-// TestStoreDecideValues: a value is one that the question offers, in any spelling that is meant for
-// it.
-func TestStoreDecideValues(t *testing.T) {
-	menu := []Choice{{Key: "1", Label: "Yes", Grants: true}, {Key: "2", Label: "No"},
-		{Key: "3", Label: "Later"}}
-	rows := []struct {
-		p           PromptRecord
-		given, want string // want "!" for refused
-	}{
-		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "y", "y"},
-		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "YES", "y"},
-		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "No", "n"},
-		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "1", "!"},
-		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "", "!"},
-		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "enter", "!"},
-		{PromptRecord{Prompt: Prompt{Type: YesNo, SafeDefault: ref("n")}}, "default", "n"},
-		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "default", "!"},
-		{PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, "enter", "enter"},
-		{PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, "", "enter"},
-		{PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, "y", "!"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "2", "2"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "4", "!"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "1,3", "!"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "text", "!"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,3", "1,3"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,1", "!"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,", "!"},
-		{PromptRecord{MaxLength: 100, Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "a text", "a text"},
-		{PromptRecord{MaxLength: 100, Prompt: Prompt{Type: MultipleChoice, Choices: menu, Permission: true}}, "a text",
-			"!"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, SafeDefault: ref("esc")}}, "esc", "esc"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "esc", "!"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Permission: true, SafeDefault: ref("2")}},
-			"deny:use make", "2"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "deny:use make", "!"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Permission: true}}, "deny:", "esc"},
-		{PromptRecord{Source: "hook", Prompt: Prompt{Type: MultipleChoice, Permission: true}}, "deny:", "deny"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, strings.Repeat("é", 100), strings.Repeat("é", 100)},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, strings.Repeat("é", 101), "!"},
-		{PromptRecord{MaxLength: 3, Prompt: Prompt{Type: FreeText}}, "four", "!"},
-		{PromptRecord{MaxLength: maxMessage,
-			Prompt: Prompt{Type: FreeText}},
-			strings.Repeat("a", 4096), strings.Repeat("a", 4096)},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "", ""},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "YES", "YES"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "two\nlines\there", "two\nlines\there"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "a\x1b[201~b", "!"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "a\x00", "!"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "\u009b31m", "!"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "\xff", "!"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "a\rb", "!"},
-		{PromptRecord{Prompt: Prompt{Type: Unknown}}, "enter", "enter"},
-		{PromptRecord{Prompt: Prompt{Type: Unknown}}, "esc", "esc"},
-		{PromptRecord{Prompt: Prompt{Type: Unknown}}, "default", "!"},
-		{PromptRecord{Confidence: "low", Prompt: Prompt{Type: YesNo}}, "enter", "enter"},
-		{PromptRecord{Confidence: "medium", Prompt: Prompt{Type: YesNo}}, "cancel", leaveIt},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, leaveIt, leaveIt},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, enterAlone, enterAlone},
-		{PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true}}, enterAlone, "!"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "later", "3"},
-		{PromptRecord{Confidence: "medium", Prompt: Prompt{Type: YesNo, Signals: []string{"pattern"}}}, "cancel", "!"},
-	}
-	for _, row := range rows {
-		value, why := row.p.interpret(row.given)
-		if row.want == "!" && why == "" || row.want != "!" && (why != "" || value != row.want) {
-			t.Errorf("judge(%s %q) = %v %q, want %q", row.p.Type, row.given, value, why, row.want)
-		}
-	}
-	s := storeAt(t, home(t, ""))
-	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
-		p.Type = MultipleChoice
-		p.Choices = menu
-		p.Permission = true
-		p.SafeDefault = ref("2")
-	})
-	got, why, _ := s.Decide(storeTap(p, "deny:use make"), time.Now())
-	if *got.Value != "2" || got.Reason != "use make" || why != "" {
-		t.Errorf("refusal with a reason: %+v %q", got, why)
-	}
-	p = storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
-		p.Type = Unknown
-	})
-	if got, _, _ := s.Decide(storeTap(p, "cancel"), time.Now()); got.Status != Canceled {
-		t.Errorf("cancel: %s", got.Status)
-	}
-}
-
-// A secret is in no file, and comes out once.
-func TestStoreSecret(t *testing.T) {
-	dir := home(t, "")
-	s := storeAt(t, dir)
-	session := storeSession(t, s)
-	release, err := s.HoldSession(session)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer release()
-	p := storePrompt(t, s, session, AwaitingReply, func(p *PromptRecord) {
-		p.Secret, p.Type = true, FreeText
-	})
-	got, why, err := s.Decide(storeTap(p, "hunter2-cancel"), time.Now())
-	if why != "" || err != nil || got.Value != nil || !got.ValueHidden {
-		t.Fatal(got, why, err)
-	}
-	if v, ok := s.TakeSecret(p.ID); v != "hunter2-cancel" || !ok {
-		t.Error("secret is", v)
-	}
-	if _, ok := s.TakeSecret(p.ID); ok {
-		t.Error("secret taken twice")
-	}
-	s.Move(p.ID, Injected, nil)
-	for _, text := range []string{"my private words", "enter"} { // in the audit log as length and hash only
-		p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
-			p.Type, p.SafeDefault = FreeText, nil
-		})
-		s.Decide(storeTap(p, text), time.Now())
-		s.Move(p.ID, Injected, nil)
-		log, _ := os.ReadFile(s.audit.log.path)
-		if bytes.Contains(log, []byte(`"`+text+`"`)) ||
-			bytes.Count(log, []byte(digest([]byte(text)))) != 2 {
-			t.Errorf("%s", log)
-		}
-	}
-	for _, name := range []string{"state.jsonl", "audit.log"} {
-		b, _ := os.ReadFile(filepath.Join(dir, name))
-		if len(b) == 0 || bytes.Contains(b, []byte("hunter2")) ||
-			bytes.Contains(b, []byte(digest([]byte("hunter2-cancel"))[7:])) {
-			t.Error(name, "holds the secret")
-		}
-	}
-}
-
-/* ===== Store: the file ===== */
-
-// Records are what DESIGN section 6 says: member order, six decimals, CRC-32C over the line without crc.
-func TestStoreFormat(t *testing.T) {
-	r := &SessionRecord{Head: Head{1, "session", "a", time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)},
-		Tool:      "<t> at\":\"2026-01-02T03:04:05Z\"",
-		StartedAt: time.Date(2026, 1, 2, 3, 4, 5, 120000, time.FixedZone("", 3600))}
-	r.StartedAt = r.StartedAt.UTC()
-	line, err := encode(r)
-	want := `{"v":1,"rec":"session","id":"a","at":"2026-01-02T03:04:05.000000Z",` +
-		`"tool":"<t> at\":\"2026-01-02T03:04:05Z\"","args":null,"cwd":"","pid":0,"pid_start":0,"wrapper":0,` +
-		`"label":"","status":"","activity":"","started_at":"2026-01-02T02:04:05.000120Z",` +
-		`"ended_at":null,"exit_code":null,"prompts":0,"last_output_at":null,"crc":"`
-	if err != nil || !strings.HasPrefix(string(line), want) ||
-		len(line) != len(want)+len("00000000\"}\n") {
-		t.Errorf("encode = %s\nwant     %s", line, want)
-	}
-	if l := parseLine(line); l.err != nil || l.Rec != "session" || l.ID != "a" || l.V != 1 {
-		t.Error(l)
-	}
-	for i := range line[:len(line)-1] {
-		for bit := range 8 {
-			bad := slices.Clone(line)
-			bad[i] ^= 1 << bit
-			if bad[i] == '\n' {
-				continue
-			}
-			if l := parseLine(bad); l.err == nil {
-				t.Fatalf("bit %d of byte %d flipped and nothing noticed: %s", bit, i, bad)
-			}
-		}
-	}
-}
-
-// Cut anywhere, the file opens, every complete Update is there, and what was cut is kept aside.
-func TestStoreTruncatedAtEveryByte(t *testing.T) {
-	full := home(t, "")
-	s := storeAt(t, full)
-	p := storeQuestion(newID())
-	p.Excerpt = "short"
-	type mark struct {
-		end    int
-		status State
-	}
-	marks := []mark{{0, ""}}
-	for _, step := range storeSteps(p.SessionID, p)[:4] {
-		if err := step.do(s); err != nil {
-			t.Fatal(err)
-		}
-		all, _ := os.ReadFile(s.log.path)
-		marks = append(marks, mark{len(all), step.to})
-	}
-	all, _ := os.ReadFile(s.log.path)
-	for cut := range len(all) + 1 {
-		dir := home(t, "")
-		os.WriteFile(filepath.Join(dir, "state.jsonl"), all[:cut], 0o600)
-		s, err := openStoreWith(dir, noSync)
-		if err != nil {
-			t.Fatalf("cut at %d: %v", cut, err)
-		}
-		var atLeast State // the last Update that ended at or before the cut; its audit head line follows it
-		for i, m := range marks {
-			head := m.end
-			if i > 0 {
-				n := bytes.LastIndex(all[:m.end], []byte(`{"v":1,"rec":"meta"`))
-				if m.status != Routed {
-					head = n
-				}
-			}
-			if head <= cut {
-				atLeast = m.status
-			}
-		}
-		got := State("")
-		if q := storeView(t, s).Prompts[p.ID]; q != nil {
-			got = q.Status
-		}
-		if got != atLeast {
-			t.Fatalf("cut at %d: %q, want %q", cut, got, atLeast)
-		}
-		kept, _ := os.ReadFile(filepath.Join(dir, "state.jsonl"))
-		names, _ := filepath.Glob(filepath.Join(dir, "state.jsonl.torn-*"))
-		for _, name := range names {
-			tail, _ := os.ReadFile(name)
-			kept = append(kept, tail...)
-		}
-		if !bytes.Equal(kept, all[:cut]) {
-			t.Fatalf("cut at %d: bytes were lost", cut)
-		}
-		if got == AwaitingReply {
-			if _, why, err := s.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
-				t.Fatalf("cut at %d: then %q %v", cut, why, err)
-			}
-		}
-		s.Close()
-	}
-}
-
-// A power cut that kept only the beginning of a write lost that the update was acted on, not what it did: when it comes
-// again, nothing is done twice.
-func TestStoreUpdateComesAgain(t *testing.T) {
-	dir := home(t, "")
-	path := filepath.Join(dir, "state.jsonl")
-	s := storeAt(t, dir)
-	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
-	say := func() error {
-		in := &InputRecord{
-			Head:      Head{ID: newID()},
-			SessionID: p.SessionID,
-			Kind:      "text",
-			UpdateID:  7,
-			Status:    "queued",
-		}
-		return storeUpdate(s, in, &UpdateRecord{Head{ID: "7"}, "operator"})
-	}
-	tap := storeTap(p, "y")
-	tap.UpdateID = 8
-	decide := func() error {
-		_, why, err := s.Decide(tap, time.Now())
-		if err == nil && why != "" {
-			err = errors.New(string(why))
-		}
-		return err
-	}
-	powerCut := func(id string) {
-		t.Helper()
-		all, _ := os.ReadFile(path)
-		at := bytes.LastIndex(all, []byte(`{"v":1,"rec":"update","id":"`+id+`"`))
-		if at < 0 {
-			t.Fatalf("update %s is not recorded:\n%s", id, all)
-		}
-		s.Close()
-		os.WriteFile(path, all[:at+10], 0o600)
-		s = storeAt(t, dir)
-	}
-	if err := say(); err != nil {
-		t.Fatal(err)
-	}
-	powerCut("7")
-	v := storeView(t, s)
-	if len(v.Inputs) != 1 || v.Updates["7"] != nil {
-		t.Fatalf("after the cut: %d inputs, update %v", len(v.Inputs), v.Updates["7"])
-	}
-	for _, in := range v.Inputs { // its session did it meanwhile
-		done := *in
-		done.Status = "done"
-		if storeUpdate(s, &done) != nil {
-			t.Fatal("the input cannot be done")
-		}
-	}
-	if err := say(); err != nil {
-		t.Fatal(err)
-	}
-	v = storeView(t, s)
-	inputs := slices.Collect(maps.Values(v.Inputs))
-	if len(inputs) != 1 || inputs[0].Status != "done" || v.Updates["7"] == nil {
-		t.Errorf("the message came again: %d inputs, update %v", len(inputs), v.Updates["7"])
-	}
-	if err := decide(); err != nil {
-		t.Fatal(err)
-	}
-	powerCut("8")
-	before := storeView(t, s).Prompts[p.ID]
-	if before.Status != ReplyReceived || storeView(t, s).Updates["8"] != nil {
-		t.Fatalf("after the cut the question is %s", before.Status)
-	}
-	if err := decide(); err == nil || !strings.Contains(err.Error(), "already answered") {
-		t.Errorf("the tap came again: %v", err)
-	}
-	if after := storeView(t, s).Prompts[p.ID]; after.At != before.At {
-		t.Error("the tap that came again changed the question")
-	}
-}
-
-// A damaged line is reported, kept, and its question not answered; the others go on.
-func TestStoreDamage(t *testing.T) {
-	dir := home(t, "")
-	s := storeAt(t, dir)
-	session := storeSession(t, s)
-	bad, good := storePrompt(t, s, session, Routed, nil), storePrompt(t, s, session, Routed, nil)
-	if _, why, err := s.Decide(storeTap(bad, "y"), time.Now()); why != "" || err != nil {
-		t.Fatal(why, err)
-	}
-	s.Close()
-	path := filepath.Join(dir, "state.jsonl")
-	all, _ := os.ReadFile(path)
-	at := bytes.LastIndex(all, []byte("reply_received"))
-	all[at] ^= 0x20
-	os.WriteFile(path, append(all, "not a record\n"...), 0o600)
-
-	s = storeAt(t, dir)
-	if notes := s.notes; len(notes) != 2 || !strings.Contains(notes[0], "checksum") {
-		t.Errorf("notes = %q", notes)
-	}
-	_, why, _ := s.Decide(storeTap(bad, "n"), time.Now())
-	if !strings.Contains(string(why), "damaged") {
-		t.Errorf("a question whose answer may be lost was answered again: %q", why)
-	}
-	if _, why, _ := s.Decide(storeTap(good, "n"), time.Now()); why != "" {
-		t.Errorf("the other: %q", why)
-	}
-	storeCompactNext(s)
-	s.Move(good.ID, Injected, nil)
-	if p := storeView(t, s).Prompts[bad.ID]; p.Status != Failed || !p.NonceUsed {
-		t.Errorf("after a compaction the damaged question is %s", p.Status)
-	}
-	names, _ := filepath.Glob(path + ".backup-*")
-	kept, _ := os.ReadFile(strings.Join(names, ""))
-	now, _ := os.ReadFile(path)
-	if !bytes.Contains(kept, []byte("not a record\n")) ||
-		bytes.Contains(now, []byte("not a record")) {
-		t.Errorf("compaction kept %q", kept)
-	}
-}
-
-// TestStoreSchema: an older file is backed up and upgraded, a newer one is neither read nor
-// written.
-func TestStoreSchema(t *testing.T) {
-	dir := home(t, "")
-	s := storeAt(t, dir)
-	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
-	s.Close()
-	path := filepath.Join(dir, "state.jsonl")
-	all, _ := os.ReadFile(path)
-	version := func(v string) []byte { // every line with another version and its right checksum
-		var out []byte
-		for line := range bytes.Lines(all) {
-			line = bytes.Replace(line[:len(line)-crcMember], []byte(`{"v":1`), []byte(`{"v":`+v), 1)
-			out = append(out, storeSeal(line)...)
-		}
-		return out
-	}
-	os.WriteFile(path, version("0"), 0o600)
-	s = storeAt(t, dir)
-	if backups, _ := filepath.Glob(path + ".backup-*"); len(backups) != 1 {
-		t.Error("no backup before the upgrade")
-	} else if b, _ := os.ReadFile(backups[0]); !bytes.Equal(b, version("0")) {
-		t.Error("the backup is not the file")
-	}
-	b, _ := os.ReadFile(path)
-	if bytes.Contains(b, []byte(`"v":0`)) || storeView(t, s).Prompts[p.ID].Status != AwaitingReply {
-		t.Error("not upgraded")
-	}
-	os.WriteFile(path, version("2"), 0o600)
-	if _, err := openStore(dir); err == nil || !strings.Contains(err.Error(), "newer") {
-		t.Errorf("opened a newer file: %v", err)
-	}
-	_, _, err := s.Decide(storeTap(p, "y"), time.Now())
-	if err == nil || !strings.Contains(err.Error(), "newer") {
-		t.Errorf("wrote into a newer file: %v", err)
-	}
-}
-
-// storeSeal adds crc and the end to a line without them.
-func storeSeal(open []byte) []byte {
-	sum := crc32.Checksum(append(slices.Clone(open), '}'), castagnoli)
-	return fmt.Appendf(slices.Clone(open), `,"crc":"%08x"}`+"\n", sum)
-}
-
-// Each operation fails in turn, once or from then on, until none is injected: the state is the one before the
-// step or the one after, an error never leaves the record behind, and what follows works again.
-func TestStoreEveryOperationFails(t *testing.T) {
-	for _, forever := range []bool{false, true} {
-		for n := int64(1); ; n++ {
-			dir, injected := home(t, ""), ""
-			s, err := openStoreWith(dir, faultyFiles(func(op string, i int64) error {
-				if i == n || forever && i > n {
-					injected = op
-					return fmt.Errorf("injected at %s %d", op, i)
-				}
-				return nil
-			}))
-			if err != nil {
-				t.Fatal(err)
-			}
-			p := storeQuestion(newID())
-			want, attempts := State(""), 0
-			for _, step := range storeSteps(p.SessionID, p) {
-				err := step.do(s)
-				for attempts = 0; err != nil && !forever && attempts < 2; attempts++ { // the operator tries again
-					storeCheckState(t, dir, p.ID, want,
-						fmt.Sprintf("%s failed (%d, %v), %s", injected, n, err, step.to))
-					err = step.do(s)
-				}
-				if err != nil {
-					break
-				}
-				want = step.to
-				if view := storeView(t, s); view.Prompts[p.ID].Status != want {
-					t.Fatalf("%d %s: own view has %s, want %s", n, injected,
-						view.Prompts[p.ID].Status, want)
-				}
-			}
-			if !forever && want != Resolved {
-				t.Fatalf("one failed %s (%d) stopped everything at %q: %v", injected, n, want,
-					s.Trouble())
-			}
-			if s.Trouble() == nil || s.log.poison == nil {
-				storeCheckState(t, dir, p.ID, want,
-					fmt.Sprintf("%s failed (%d, forever %v)", injected, n, forever))
-			}
-			s.Close()
-			if injected == "" {
-				if n < 20 {
-					t.Errorf("only %d operations were there to fail", n-1)
-				}
-				break
-			}
-		}
-	}
-}
-
-// storeCheckState reads dir as another process would.
-func storeCheckState(t *testing.T, dir, prompt string, want State, when string) {
-	t.Helper()
-	other, err := openStore(dir)
-	if err != nil {
-		t.Fatalf("%s: %v", when, err)
-	}
-	defer other.Close()
-	got := State("")
-	if p := storeView(t, other).Prompts[prompt]; p != nil {
-		got = p.Status
-	}
-	if got != want {
-		t.Fatalf("%s: state is %q, want %q", when, got, want)
-	}
-}
-
-// When even cutting back fails, nothing is written or believed any more.
-func TestStorePoison(t *testing.T) {
-	broken := false
-	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
-		if broken && (op == "fsync" || op == "ftruncate") {
-			return errors.New("no space left on device")
-		}
-		return nil
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
-	follow := s.Follow(t.Context(), p.SessionID, nil)
-	broken = true
-	if _, _, err := s.Decide(storeTap(p, "y"), time.Now()); err == nil {
-		t.Fatal("a reply that is not on the disk was accepted")
-	}
-	broken = false
-	if _, _, err := s.Decide(storeTap(p, "y"), time.Now()); err == nil || s.Trouble() == nil {
-		t.Fatal("written after a failed cut")
-	}
-	select {
-	case r := <-follow:
-		if r.(*PromptRecord).Status != AwaitingReply {
-			t.Errorf("follower was told of %+v", r)
-		}
-	default:
-	}
-	if v := storeView(t, s); v.Prompts[p.ID].Status != AwaitingReply {
-		t.Error("own view believes the record that failed")
-	}
-}
-
-// What makes a record durable, in its order: the folder's entry once per file, the line, and for a compaction the
-// new file before its name and the name before what follows.
-func TestStoreDurableOrder(t *testing.T) {
-	var ops []string
-	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
-		ops = append(ops, op)
-		return nil
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	for i, want := range []string{"fsync folder, write, fsync", "write, fsync",
-		"write, fsync, fsync folder, write, fsync, rename", "fsync folder, write, fsync"} {
-		s.compactAt = 1 << 20
-		if i == 2 {
-			s.compactAt = 0
-		}
-		ops = nil
-		if err := storeUpdate(s, &UpdateRecord{Head{ID: fmt.Sprint(i)}, "message"}); err != nil {
-			t.Fatal(err)
-		}
-		if got := strings.Join(ops, ", "); got != want {
-			t.Errorf("update %d: %s; want %s", i, got, want)
-		}
-	}
-}
-
-/* ===== Store: several processes ===== */
-
-// childStore is what the re-executed test binary does: "store-live N" kills itself at the Nth operation,
-// "store-crowd" asks and answers until the time is over.
-func childStore(mode string) bool {
-	dir := os.Getenv("ATLASBRIDGE_TEST_DIR")
-	if n, ok := strings.CutPrefix(mode, "store-live "); ok {
-		at, _ := strconv.ParseInt(n, 10, 64)
-		me, _ := os.FindProcess(os.Getpid())
-		s, err := openStoreWith(dir, faultyFiles(func(_ string, i int64) error {
-			if i == at/2 && at%2 == 0 { // before the operation
-				me.Kill()
-				select {}
-			} else if i == at/2+1 && at%2 == 1 && at > 1 { // after it, as the next begins
-				me.Kill()
-				select {}
-			}
-			return nil
-		}))
-		if err != nil {
-			fmt.Println("error", err)
-			return true
-		}
-		p := storeQuestion("5e551011-0000-4000-8000-000000000000")
-		p.ID = "9a9a9a9a-0000-4000-8000-000000000000"
-		for _, step := range storeSteps(p.SessionID, p) {
-			if err := step.do(s); err != nil {
-				fmt.Println("error", err)
-				return true
-			}
-			fmt.Println(step.to)
-		}
-		fmt.Println("end")
-		return true
-	}
-	if mode != "store-crowd" {
-		return false
-	}
-	if err := storeCrowd(dir); err != nil {
-		fmt.Println("error", err)
-	}
-	return true
-}
-
-// storeChild is the test binary as a process that uses the store in dir.
-func storeChild(dir, mode string) *exec.Cmd {
-	cmd := exec.Command(os.Args[0], "-test.run=^$") // should TestMain not call childStore, nothing runs
-	cmd.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD="+mode, "ATLASBRIDGE_TEST_DIR="+dir)
-	return cmd
-}
-
-// Killed with -9 before and after every durable operation: what was acknowledged is there, at most one step
-// more, and the next process goes on, with a sound audit log.
-func TestStoreKilledAnywhere(t *testing.T) {
-	order := []State{"", Created, Routed, AwaitingReply, ReplyReceived, Injected, Resolved}
-	step := 1
-	if testing.Short() {
-		step = 7
-	}
-	for n := 2; ; n += step {
-		dir := home(t, "")
-		out, _ := storeChild(dir, fmt.Sprintf("store-live %d", n)).Output()
-		said := strings.Fields(string(out))
-		if strings.Contains(string(out), "error") {
-			t.Fatalf("%d: %s", n, out)
-		}
-		if len(said) > 0 && said[len(said)-1] == "end" {
-			if n < 40 {
-				t.Errorf("only %d points to be killed at", n)
-			}
-			return
-		}
-		acked := len(said)
-		s := storeAt(t, dir)
-		at := 0
-		if p := storeView(t, s).Prompts["9a9a9a9a-0000-4000-8000-000000000000"]; p != nil {
-			at = slices.Index(order, p.Status)
-		}
-		if at < acked || at > acked+1 {
-			t.Fatalf("killed at %d: acknowledged %q, found %q", n, order[acked], order[at])
-		}
-		err := s.Reap(time.Now())
-		failed := at > 0 &&
-			storeView(t, s).Prompts["9a9a9a9a-0000-4000-8000-000000000000"].Status == Failed
-		if want := at > 0 && at < len(order)-1; err != nil || failed != want {
-			t.Fatalf("killed at %d in %q: reaped %v, %v", n, order[at], failed, err)
-		}
-		storePrompt(t, s, storeSession(t, s), Resolved, nil)
-		if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || s.Trouble() != nil {
-			t.Fatalf("killed at %d: %s %v", n, out, s.Trouble())
-		}
-		s.Close()
-	}
-}
-
-// disk is what a power loss leaves of a folder: of each file what was fsynced of it, under the names that were when the
-// folder was; and, as the system writes back on its own, perhaps more of both.
-type disk struct {
-	dir    string
-	inodes []inode
-	names  map[string]int // index into inodes, at the last fsync of the folder
-}
-
-// inode is a file, under whatever name.
-type inode struct {
-	info os.FileInfo
-	data []byte // fsynced
-}
-
-// of is the number of the file at path; −1 when there is none.
-func (d *disk) of(path string) int {
-	info, err := os.Stat(path)
-	if err != nil {
-		return -1
-	}
-	i := slices.IndexFunc(d.inodes, func(n inode) bool { return os.SameFile(n.info, info) })
-	if i < 0 {
-		d.inodes, i = append(d.inodes, inode{info: info}), len(d.inodes)
-	}
-	return i
-}
-
-// listing is the folder as it is now.
-func (d *disk) listing() map[string]int {
-	names := map[string]int{}
-	entries, _ := os.ReadDir(d.dir)
-	for _, e := range entries {
-		if !e.IsDir() {
-			names[e.Name()] = d.of(filepath.Join(d.dir, e.Name()))
-		}
-	}
-	return names
-}
-
-// after makes a folder as a power loss now may leave it: names as fsynced or as they are now, and of what was appended
-// since the fsync so much of 2 halves.
-func (d *disk) after(t *testing.T, names map[string]int, halves int) string {
-	dir := home(t, "")
-	now := map[int][]byte{}
-	for name, i := range d.listing() {
-		now[i], _ = os.ReadFile(filepath.Join(d.dir, name))
-	}
-	for name, i := range names {
-		data := d.inodes[i].data
-		if tail, ok := bytes.CutPrefix(now[i], data); ok {
-			data = append(slices.Clip(data), tail[:len(tail)*halves/2]...)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return dir
-}
-
-// The power fails after every operation of a question's life: what was acknowledged is there, at most one step more,
-// and the audit log holds once the state has been opened.
-func TestStorePowerLoss(t *testing.T) {
-	const session, prompt = "5e551011-0000-4000-8000-000000000000",
-		"9a9a9a9a-0000-4000-8000-000000000000"
-	order := []State{"", Created, Routed, AwaitingReply, ReplyReceived, Injected, Resolved}
-	d, acked, lost := &disk{dir: home(t, ""), names: map[string]int{}}, 0, 0
-	fail := func() {
-		for _, names := range []map[string]int{d.names, d.listing()} {
-			for halves := range 3 {
-				lost++
-				dir := d.after(t, names, halves)
-				s, err := openStore(dir)
-				if err != nil {
-					t.Fatalf("acknowledged %q: %v", order[acked], err)
-				}
-				at := 0
-				if p := storeView(t, s).Prompts[prompt]; p != nil {
-					at = slices.Index(order, p.Status)
-				}
-				if at < acked || at > acked+1 {
-					t.Errorf("acknowledged %q, found %q (%d halves of what was not fsynced)",
-						order[acked], order[at], halves)
-				}
-				storePrompt(t, s, storeSession(t, s), Resolved, nil)
-				if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || s.Trouble() != nil {
-					t.Errorf("acknowledged %q, %d halves: %s %v", order[acked], halves, out,
-						s.Trouble())
-				}
-				s.Close()
-				os.RemoveAll(dir)
-			}
-		}
-	}
-	sys := func(op string, f *os.File, call func() error) error {
-		err := call()
-		switch op {
-		case "fsync":
-			i := d.of(f.Name())
-			d.inodes[i].data, _ = os.ReadFile(f.Name())
-		case "fsync folder":
-			d.names = d.listing()
-		}
-		fail()
-		return err
-	}
-	s, err := openStoreWith(d.dir, sys)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	p := storeQuestion(session)
-	p.ID = prompt
-	for _, step := range storeSteps(session, p) {
-		if err := step.do(s); err != nil {
-			t.Fatal(err)
-		}
-		acked++
-		fail()
-	}
-	t.Logf("%d power losses", lost)
-}
-
-// storeCrowd asks, answers whatever is open, and compacts. It prints the prompts whose reply it was first to give.
-func storeCrowd(dir string) error {
-	s, err := openStore(dir)
-	if err != nil {
-		return err
-	}
-	span, _ := time.ParseDuration(os.Getenv("ATLASBRIDGE_TEST_SPAN"))
-	id := newID()
-	if _, err := s.HoldSession(id); err != nil {
-		return err
-	}
-	if err := storeUpdate(s, &SessionRecord{
-		Head:      Head{ID: id},
-		Status:    "active",
-		StartedAt: time.Now(),
-	}); err != nil {
-		return err
-	}
-	for i, end := 0, time.Now().Add(span); time.Now().Before(end); i++ {
-		p := storeQuestion(id)
-		if err := storeUpdate(s, p); err != nil {
-			return err
-		}
-		s.Move(p.ID, Routed, nil)
-		s.Move(p.ID, AwaitingReply, nil)
-		v, err := s.View()
-		if err != nil {
-			return err
-		}
-		for _, q := range v.Prompts {
-			if q.Open() && mrand.Intn(4) > 0 {
-				_, why, err := s.Decide(Decision{
-					PromptID: q.ID,
-					Value:    "n",
-					By:       "cli:answer",
-					Trusted:  true,
-				}, time.Now())
-				if err != nil {
-					return err
-				} else if why == "" {
-					fmt.Println(q.ID)
-				}
-			}
-			if q.Status == ReplyReceived {
-				if ok, err := s.Move(q.ID, Injected, nil); err != nil {
-					return err
-				} else if ok {
-					s.Move(q.ID, Resolved, nil)
-				}
-			}
-		}
-		if i%16 == 0 {
-			s.log.mu.Lock()
-			s.compactAt, s.Retention = 0, time.Hour
-			s.log.mu.Unlock()
-		}
-	}
-	return s.Trouble()
-}
-
-// Processes that ask, answer and compact at once: every reply was given once, every history is one of the table,
-// and the audit log holds. ATLASBRIDGE_LONG=1 makes it eight processes and a minute.
-func TestStoreCrowd(t *testing.T) {
-	dir, span, n := home(t, ""), "1500ms", 4
-	if os.Getenv("ATLASBRIDGE_LONG") != "" {
-		span, n = "60s", 8
-	} else if testing.Short() {
-		t.Skip("short")
-	}
-	t.Setenv("ATLASBRIDGE_TEST_SPAN", span)
-	outs := make([]bytes.Buffer, n)
-	var cmds []*exec.Cmd
-	for i := range n {
-		cmd := storeChild(dir, "store-crowd")
-		cmd.Stdout, cmd.Stderr = &outs[i], os.Stderr
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		cmds = append(cmds, cmd)
-	}
-	given := map[string]int{}
-	for i, cmd := range cmds {
-		if err := cmd.Wait(); err != nil {
-			t.Fatal(err)
-		}
-		for _, id := range strings.Fields(outs[i].String()) {
-			given[id]++
-		}
-		if strings.Contains(outs[i].String(), "error") {
-			t.Fatal(outs[i].String())
-		}
-	}
-	state := map[string]State{
-		"PROMPT_DETECTED": Created,
-		"PROMPT_ROUTED":   AwaitingReply,
-		"REPLY_RECEIVED":  ReplyReceived,
-		"REPLY_INJECTED":  Injected,
-		"PROMPT_RESOLVED": Resolved,
-	}
-	at := map[string]State{}
-	log, _ := os.ReadFile(filepath.Join(dir, "audit.log"))
-	for line := range bytes.Lines(log) {
-		var e struct {
-			Event string
-			ID    string `json:"prompt_id"`
-		}
-		json.Unmarshal(line, &e)
-		to := state[e.Event]
-		if from := at[e.ID]; to == AwaitingReply && from == Created { // routed has no entry
-			at[e.ID] = to
-		} else if to != "" && !slices.Contains(next[from], to) {
-			t.Fatalf("prompt %s went from %q to %q", e.ID, from, to)
-		} else if to != "" {
-			at[e.ID] = to
-		}
-		if to == ReplyReceived {
-			given[e.ID]--
-			if given[e.ID] != 0 {
-				t.Fatalf("prompt %s: answers given and recorded differ by %d", e.ID, given[e.ID])
-			}
-		}
-	}
-	for id, count := range given {
-		if count != 0 {
-			t.Errorf("prompt %s was answered %d times more than recorded", id, count)
-		}
-	}
-	s := storeAt(t, dir)
-	v := storeView(t, s)
-	for id, p := range v.Prompts {
-		if at[id] != p.Status && !(p.Status == Routed && at[id] == Created) {
-			t.Errorf("prompt %s is %s, its history says %s", id, p.Status, at[id])
-		}
-	}
-	if notes := s.notes; len(notes) > 0 || len(at) < n {
-		t.Errorf("%d prompts, damage: %q", len(at), notes)
-	}
-	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 {
-		t.Error(out)
-	}
-	t.Logf("%d processes, %s: %d prompts, %d audit bytes", n, span, len(at), len(log))
-}
-
-// A follower sees what was there (a tool's first hook may be faster than the session), what another process writes,
-// across a compaction, and its own at once.
-func TestStoreFollow(t *testing.T) {
-	dir := home(t, "")
-	a, b := storeAt(t, dir), storeAt(t, dir)
-	session := storeSession(t, a)
-	p := storePrompt(t, b, session, AwaitingReply, nil)
-	ctx, stop := context.WithCancel(t.Context())
-	out := a.Follow(ctx, session, nil)
-	wait := func(id string, status State) {
-		t.Helper()
-		timeout := time.After(5 * time.Second)
-		for {
-			select {
-			case r := <-out:
-				if p, ok := r.(*PromptRecord); ok && p.ID == id && p.Status == status {
-					return
-				}
-			case <-timeout:
-				t.Fatalf("%s never came", status)
-			}
-		}
-	}
-	other := storePrompt(t, b, storeSession(t, b), AwaitingReply, nil)
-	wait(p.ID, AwaitingReply)
-	storeCompactNext(b)
-	b.Decide(storeTap(p, "y"), time.Now())
-	b.Decide(storeTap(other, "y"), time.Now())
-	wait(p.ID, ReplyReceived)
-	a.Move(p.ID, Injected, nil)
-	wait(p.ID, Injected)
-	stop()
-	for r := range out {
-		t.Errorf("more came: %+v", r)
-	}
-}
-
-// A poller that is stopped keeps its lock: the others notice, and say so until it listens again.
-func TestStoreStalledPoller(t *testing.T) {
-	dir := home(t, "")
-	a, b := storeAt(t, dir), storeAt(t, dir)
-	if _, held, err := a.TryPoll(); !held || err != nil {
-		t.Fatal(held, err)
-	}
-	try := func(want string) {
-		t.Helper()
-		if _, held, err := b.TryPoll(); held || !strings.Contains(fmt.Sprint(err), want) {
-			t.Errorf("the other gets %v, %v; want %s", held, err, want)
-		}
-	}
-	try("<nil>")
-	b.now = func() time.Time { return time.Now().Add(pollSilence + time.Second) }
-	try(fmt.Sprintf("process %d does not listen", os.Getpid()))
-	a.now = b.now
-	if err := a.Polled(); err != nil {
-		t.Fatal(err)
-	}
-	try("<nil>")
-}
-
-// What is old goes, what is alive or may be replayed stays.
-func TestStoreRetention(t *testing.T) {
-	dir := home(t, "")
-	s := storeAt(t, dir)
-	now := time.Now()
-	day := 24 * time.Hour
-	at := func(ago time.Duration) { s.now = func() time.Time { return now.Add(-ago) } }
-	at(40 * day)
-	live, ended := storeSession(t, s), storeSession(t, s)
-	waiting := storePrompt(t, s, live, AwaitingReply, nil)
-	old := storePrompt(t, s, ended, Resolved, func(p *PromptRecord) {
-		p.ExpiresAt = now.Add(-40 * day)
-	})
-	r := *storeView(t, s).Sessions[ended]
-	r.Status, r.EndedAt = "completed", ref(now.Add(-40*day))
-	storeUpdate(s, &r, &UpdateRecord{Head{ID: "1"}, "message"}, &InputRecord{
-		Head:      Head{ID: "i"},
-		SessionID: ended,
-		Status:    "done",
-	})
-	at(10 * day)
-	recent := storePrompt(t, s, live, Resolved, func(p *PromptRecord) {
-		p.Full = "the whole dialog"
-	})
-	at(day)
-	storeUpdate(s, &UpdateRecord{Head{ID: "2"}, "message"})
-	s.now = time.Now
-	s.Close()
-	s = storeAt(t, dir)
-	storeUpdate(s, &UpdateRecord{Head{ID: "3"}, "message"})
-	for range 2 {
-		v := storeView(t, s)
-		if v.Prompts[old.ID] != nil || v.Sessions[ended] != nil || v.Updates["1"] != nil ||
-			v.Inputs["i"] != nil {
-			t.Error("something old was kept")
-		}
-		if v.Prompts[waiting.ID] == nil || v.Prompts[recent.ID] == nil ||
-			v.Sessions[live] == nil ||
-			v.Updates["2"] == nil || v.Updates["3"] == nil || v.Meta["audit"] == nil {
-			t.Error("something alive was dropped")
-		}
-		if v.Prompts[recent.ID].Full != "" {
-			t.Error("an old answer keeps its dialog")
-		}
-		s = storeAt(t, dir)
-	}
-}
-
-// The file stays small however long a session lives.
-func TestStoreCompactsItself(t *testing.T) {
-	s := storeAt(t, home(t, ""))
-	s.log.do, s.audit.log.do = noSync, noSync
-	session := storeSession(t, s)
-	p := storePrompt(t, s, session, AwaitingReply, nil)
-	largest := int64(0)
-	for i := range 4000 {
-		q := *storeView(t, s).Prompts[p.ID]
-		q.MsgID = int64(i)
-		if err := storeUpdate(s, &q); err != nil {
-			t.Fatal(err)
-		}
-		largest = max(largest, s.read)
-	}
-	if largest > compactMin+4096 || storeView(t, s).Prompts[p.ID].MsgID != 3999 {
-		t.Errorf("grew to %d bytes", largest)
-	}
-}
-
-// Locks live as long as they are held, whatever the collector does, and dead sessions are found by theirs.
-func TestStoreLocksAndReap(t *testing.T) {
-	dir := home(t, "")
-	a, b := storeAt(t, dir), storeAt(t, dir)
-	release, held, err := a.TryPoll()
-	if !held || err != nil {
-		t.Fatal(held, err)
-	}
-	live, dead := newID(), storeSession(t, a)
-	drop, err := a.HoldSession(live)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer drop()
-	storeUpdate(a,
-		&SessionRecord{Head: Head{ID: live}, Status: "active", PID: os.Getpid(),
-			PIDStart: processStart(os.Getpid())})
-	for range 3 {
-		runtime.GC()
-	}
-	if _, held, err = b.TryPoll(); held || err != nil {
-		t.Error("two pollers", err)
-	}
-	if pid := b.holder("poll.lock"); pid != os.Getpid() {
-		t.Error("poller is", pid)
-	}
-	open := storePrompt(t, a, dead, AwaitingReply, nil)
-	typed := storePrompt(t, a, dead, ReplyReceived, nil)
-	mine := storePrompt(t, a, live, AwaitingReply, nil)
-	if err := b.Reap(time.Now()); err != nil {
-		t.Fatal(err)
-	}
-	v := storeView(t, a)
-	if v.Sessions[dead].Status != "crashed" || v.Prompts[open.ID].Status != Failed ||
-		!strings.Contains(v.Prompts[typed.ID].Reason, "uncertain") ||
-		v.Prompts[mine.ID].Status != AwaitingReply {
-		t.Errorf("%+v", v)
-	}
-	before, _ := os.ReadFile(a.log.path)
-	b.Reap(time.Now())
-	if after, _ := os.ReadFile(a.log.path); !bytes.Equal(after, before) {
-		t.Error("reaped twice")
-	}
-	drop()
-	if left, _ := os.ReadDir(filepath.Join(dir, "sessions")); len(left) > 0 {
-		t.Error("a session's lock outlives it", left)
-	}
-	release()
-	release, held, _ = b.TryPoll()
-	if !held {
-		t.Error("a released lock is not free")
-	}
-	release()
-}
-
-/* ===== Store: commands ===== */
-
-// TestStoreCommands: status, approvals, answer and logs show what is there within 80 columns, and
-// answer once.
-func TestStoreCommands(t *testing.T) {
-	dir := home(t, "")
-	run := func(args ...string) (int, string, string) { return cli(t, dir, args...) }
-	if code, _, errs := run("status"); code != 0 || !strings.Contains(errs, "no sessions") {
-		t.Error(code, errs)
-	}
-	for range 2 { // an audit log that is not there, or empty
-		code, out, errs := run("audit", "verify")
-		if code != 0 || !strings.Contains(out, "0 entries") {
-			t.Error(code, out, errs)
-		}
-	}
-	s := storeAt(t, dir)
-	id := newID()
-	release, _ := s.HoldSession(id)
-	defer release()
-	storeUpdate(s, &SessionRecord{
-		Head:      Head{ID: id},
-		Tool:      "claude",
-		Label:     strings.Repeat("long ", 20),
-		PID:       4242,
-		Status:    "active",
-		Activity:  "waiting",
-		StartedAt: time.Now().Add(-90 * time.Minute),
-		LastSeen:  ref(time.Now().Add(-3 * time.Second)),
-	})
-	storeSession(t, s) // dead
-	p := storePrompt(t, s, id, AwaitingReply, func(p *PromptRecord) {
-		p.Question = "Go on\x1b[31m?" + strings.Repeat("x", 100)
-	})
-	for _, args := range [][]string{{"status"}, {"approvals"}, {"logs"}} {
-		_, out, _ := run(args...)
-		for line := range strings.Lines(out) {
-			n := utf8.RuneCountInString(line)
-			if n > 81 && args[0] != "logs" || strings.ContainsRune(line, 0x1b) {
-				t.Errorf("%v: %d columns: %q", args, n, line)
-			}
-		}
-		if !strings.Contains(out, shortID(id)) && args[0] != "approvals" ||
-			args[0] == "approvals" && !strings.Contains(out, shortID(p.ID)) {
-			t.Errorf("%v: %s", args, out)
-		}
-	}
-	var rows []map[string]any
-	_, out, _ := run("status", "--all", "--json")
-	if json.Unmarshal([]byte(out), &rows) != nil || len(rows) != 2 ||
-		rows[0]["id"] != id ||
-		rows[0]["open_prompts"] != 1.0 || rows[1]["status"] != "crashed" {
-		t.Error(out)
-	}
-	if _, out, _ := run("approvals", "--json"); json.Unmarshal([]byte(out), &rows) != nil ||
-		len(rows) != 1 || rows[0]["status"] != "awaiting_reply" {
-		t.Error(out)
-	}
-	code, _, errs := run("answer", shortID(p.ID), "maybe")
-	if code != 1 || !strings.Contains(errs, "it takes y n") {
-		t.Error(code, errs)
-	}
-	if code, out, errs := run("answer", shortID(p.ID), "y"); code != 0 ||
-		!strings.Contains(out, "answered") {
-		t.Error(code, out, errs)
-	}
-	if code, _, errs := run("answer", shortID(p.ID), "n"); code != 1 ||
-		!strings.Contains(errs, "already answered") {
-		t.Error(code, errs)
-	}
-	if code, _, errs := run("approvals"); code != 0 ||
-		!strings.Contains(errs, "no open questions") {
-		t.Error(code, errs)
-	}
-	if _, out, _ := run("logs", "--json", "--session", shortID(id)); strings.Count(out,
-		"\n") != 6 ||
-		!strings.Contains(out, "REPLY_REJECTED") {
-		t.Error(out)
-	}
-}
-
-/* ===== Audit ===== */
-
-// auditFilled is a chain with all sorts of text in it, and its bytes.
-func auditFilled(t testing.TB, n int) (*Store, []byte) {
-	t.Helper()
-	s := storeAt(t, home(t, ""))
-	for i := range n {
-		err := s.Audit().Append(Event{"TOOL_CALL", newID(), "",
-			[]Field{{"text", fmt.Sprintf("%d <&> \x7f \u2028 \" \\ é 😀 \xff", i)}, {"n", i},
-				{"ok", true}, {"none", nil}}})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	b, _ := os.ReadFile(s.audit.log.path)
-	return s, b
-}
-
-// The lines are what jq -c prints, for every code point, and verify without us.
-func TestAuditEveryCodePoint(t *testing.T) {
-	for in, want := range map[string]string{
-		"a\"\\/":                 `"a\"\\/"`,
-		"\b\f\n\r\t\x00\x1f\x7f": `"\b\f\n\r\t\u0000\u001f\u007f"`,
-		"<>&\u2028\u2029é😀":      "\"<>&\u2028\u2029é😀\"",
-		"\xffa\ufffd":            "\"\ufffda\ufffd\"",
-	} {
-		if got := string(canonical([]Field{{"a", in}})); got != `{"a":`+want+"}" {
-			t.Errorf("canonical(%q) = %s, want %s", in, got, want)
-		}
-	}
-	if _, err := exec.LookPath("jq"); err != nil {
-		t.Skip("no jq")
-	}
-	var all []byte
-	for r := rune(0); r <= utf8.MaxRune; r++ {
-		if utf8.ValidRune(r) {
-			all = append(append(all, canonical([]Field{{"a", string(r) + "x"}})...), '\n')
-		}
-	}
-	jq := exec.Command("jq", "-c", ".")
-	jq.Stdin = bytes.NewReader(all)
-	if out, err := jq.Output(); err != nil || !bytes.Equal(out, all) {
-		t.Errorf("jq prints other bytes: %v", err)
-	}
-	s, log := auditFilled(t, 3)
-	for line := range bytes.Lines(log) {
-		var e struct{ Hash string }
-		json.Unmarshal(line, &e)
-		sh := exec.Command("sh", "-c", `jq -cj 'del(.hash)' | sha256sum`)
-		sh.Stdin = bytes.NewReader(line)
-		out, err := sh.Output()
-		if err != nil ||
-			!strings.HasPrefix(string(out), strings.TrimPrefix(e.Hash, "sha256:")+" ") {
-			t.Errorf("sha256sum says %s for %s", out, line)
-		}
-	}
-	if err := s.Audit().Append(Event{Name: "X", Fields: []Field{{"f", 1.5}}}); err == nil {
-		t.Error("a float was accepted")
-	}
-	if err := s.Audit().Append(Event{Name: "X", Fields: []Field{{"seq", 1}}}); err == nil {
-		t.Error("a member twice was accepted")
-	}
-}
-
-// Any bit, any edit: noticed, and the line named.
-func TestAuditTampering(t *testing.T) {
-	_, log := auditFilled(t, 3)
-	if v := verify(log); !v.OK || v.Entries != 3 {
-		t.Fatal(v)
-	}
-	for i := range log {
-		for bit := range 8 {
-			log[i] ^= 1 << bit
-			v := verify(log)
-			if v.OK || v.Line < 1 || v.Line > int64(bytes.Count(log[:i+1], []byte("\n"))+1) {
-				t.Fatalf("bit %d of byte %d: %+v", bit, i, v)
-			}
-			log[i] ^= 1 << bit
-		}
-	}
-	l := bytes.SplitAfter(log, []byte("\n"))
-	head := "3:" + verify(log).Hash
-	s2, other := auditFilled(t, 4) // a chain computed anew
-	defer s2.Close()
-	rows := []struct {
-		name string
-		log  []byte
-		line int64
-		why  string
-	}{
-		{"removed", slices.Concat(l[0], l[2]), 2, "seq is 3"},
-		{"first removed", slices.Concat(l[1], l[2]), 1, "seq is 2"},
-		{"swapped", slices.Concat(l[0], l[2], l[1]), 2, "seq is 3"},
-		{"repeated", slices.Concat(l[0], l[0], l[1], l[2]), 2, "seq is 1"},
-		{"cut", slices.Concat(l[0], l[1]), 3, "cut"},
-		{"all gone", nil, 1, "cut"},
-		{"computed anew", other, 3, "computed anew"},
-		{"torn", log[:len(log)-1], 3, "cut short"},
-		{"blank", slices.Concat(l[0], bytes.Replace(l[1], []byte(":"), []byte(": "), 1), l[2]), 2, "jq -c"},
-		{"empty line", slices.Concat(l[0], []byte("\n"), l[1], l[2]), 2, "jq -c"},
-		{"CRLF", bytes.ReplaceAll(log, []byte("\n"), []byte("\r\n")), 1, "jq -c"},
-		{"BOM", slices.Concat([]byte("\ufeff"), log), 1, "jq -c"},
-		{"escaped", bytes.Replace(log, []byte("é"), []byte("\\u00e9"), 1), 1, "jq -c"},
-	}
-	for _, row := range rows {
-		t.Run(row.name, func(t *testing.T) {
-			v := verify(row.log, head)
-			if v.OK || v.Line != row.line || !strings.Contains(v.Reason, row.why) {
-				t.Errorf("%+v, want line %d %s", v, row.line, row.why)
-			}
-		})
-	}
-	if v := verify(log, head, head); !v.OK {
-		t.Error(v)
-	}
-}
-
-// A torn last line is moved aside and the chain goes on; a lost log costs the state nothing, and is noticed.
-func TestAuditTornAndLost(t *testing.T) {
-	s, log := auditFilled(t, 3)
-	path := s.audit.log.path
-	whole := bytes.LastIndexByte(log[:len(log)-1], '\n') + 1
-	for _, cut := range []int{whole + 1, whole + 50, len(log) - 1, 10, 0} {
-		fresh := storeAt(t, home(t, "")) // its state notes nothing of what is cut
-		os.WriteFile(fresh.audit.log.path, log[:cut], 0o600)
-		big := Event{Name: "UNAUTHORIZED",
-			Fields: []Field{{"big", strings.Repeat("x", 4000)},
-				{"more", strings.Repeat("é", 2000)}}}
-		if err := fresh.Audit().Append(big); err != nil {
-			t.Fatal(err)
-		}
-		now, _ := os.ReadFile(fresh.audit.log.path)
-		if v := verify(now); !v.OK {
-			t.Errorf("cut at %d: %+v", cut, v)
-		}
-	}
-	os.Remove(path)
-	code, out, _ := cli(t, s.Dir, "audit", "verify")
-	if code != 1 || !strings.Contains(out, "is known") {
-		t.Error("a log started anew passes:", out)
-	}
-	os.WriteFile(path, []byte("garbage\n"), 0o600)
-	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
-	if err := s.Trouble(); err == nil || !strings.Contains(err.Error(), "audit") {
-		t.Errorf("Trouble() = %v", err)
-	}
-	if _, why, err := s.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
-		t.Error("a damaged audit log stops the answers:", why, err)
-	}
-}
-
-// TestAuditCommands: logs and audit verify print a line an entry, check a head, change nothing and
-// follow the tail.
-func TestAuditCommands(t *testing.T) {
-	s, _ := auditFilled(t, 30)
-	s.Audit().Append(Event{"UNAUTHORIZED", "", "",
-		[]Field{{"who", "x\x1b[2J\u009b31m\n{\"seq\":1}"}}})
-	for _, args := range [][]string{{"logs"}, {"logs", "--json"}} {
-		code, out, _ := cli(t, s.Dir, args...)
-		if code != 0 || strings.Count(out, "\n") != 31 || strings.ContainsAny(out, "\x1b\u009b") {
-			t.Errorf("%v: %d %q", args, code, out)
-		}
-	}
-	seq, hash, _ := s.Audit().Head()
-	for head, want := range map[string]int{
-		fmt.Sprintf("%d:%s", seq, hash):   0,
-		hash:                              2,
-		fmt.Sprintf("%d:%s", seq+1, hash): 1,
-		"1:" + digest(nil):                1,
-		"1:" + hash:                       1,
-		"x":                               2,
-		"x:" + hash:                       2,
-		"31":                              2,
-	} {
-		code, out, errs := cli(t, s.Dir, "audit", "verify", "--json", "--head", head)
-		if code != want {
-			t.Errorf("--head %s: %d %s %s", head, code, out, errs)
-		}
-	}
-	before, _ := os.ReadFile(s.audit.log.path)
-	os.WriteFile(s.audit.log.path, before[:len(before)-2], 0o600)
-	cli(t, s.Dir, "audit", "verify")
-	if after, _ := os.ReadFile(s.audit.log.path); !bytes.Equal(after, before[:len(before)-2]) {
-		t.Error("verify changed the file")
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	code, out, _ := cliWhile(ctx, t, s.Dir, "logs", "--tail")
-	if code != 0 || !strings.Contains(out, "TOOL_CALL") {
-		t.Error(code, out)
-	}
-}
-
-/* ===== Audit: the chain goes on, or says that it does not ===== */
-
-// auditNames are the events of the log in dir.
-func auditNames(t testing.TB, dir string) (names []string) {
-	t.Helper()
-	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range bytes.Lines(log) {
-		var e struct{ Event string }
-		json.Unmarshal(line, &e)
-		names = append(names, e.Event)
-	}
-	return names
-}
-
-// auditGaps is how often the log in dir says that it did not continue the noted head.
-func auditGaps(t testing.TB, dir string) (n int) {
-	t.Helper()
-	for _, name := range auditNames(t, dir) {
-		if name == discontinued {
-			n++
-		}
-	}
-	return n
-}
-
-// auditAppend adds an entry as a process does that has just been started.
-func auditAppend(t testing.TB, dir, name string) {
-	t.Helper()
-	s := storeAt(t, dir)
-	defer s.Close()
-	if err := s.Audit().Append(Event{Name: name}); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// noteOf is the state's note about the audit log in dir.
-func noteOf(t testing.TB, dir string) MetaRecord {
-	t.Helper()
-	s := storeAt(t, dir)
-	defer s.Close()
-	m := storeView(t, s).Meta["audit"]
-	if m == nil {
-		t.Fatal("the state notes no head")
-	}
-	return *m
-}
-
-// loseNotes takes the last n notes about the audit log out of the state file, as a power cut does with what was not
-// fsynced.
-func loseNotes(t testing.TB, dir string, n int) {
-	t.Helper()
-	path := filepath.Join(dir, "state.jsonl")
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lines := bytes.SplitAfter(text, []byte("\n"))
-	for i := len(lines) - 1; i >= 0 && n > 0; i-- {
-		if bytes.Contains(lines[i], []byte(`"rec":"meta","id":"audit"`)) {
-			lines = slices.Delete(lines, i, i+1)
-			n--
-		}
-	}
-	if n > 0 {
-		t.Fatalf("%d notes too few", n)
-	}
-	if err := os.WriteFile(path, bytes.Join(lines, nil), 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// A head that was noted late, or whose note was lost, is no gap, however far back it stands.
-func TestAuditNotesLost(t *testing.T) {
-	for name, size := range map[string]int{"near": 10, "beyond one read": 4000} {
-		t.Run(name, func(t *testing.T) {
-			dir := home(t, "")
-			s := storeAt(t, dir)
-			for i := range 90 {
-				e := Event{Name: "TOOL_CALL",
-					Fields: []Field{{"n", i}, {"text", strings.Repeat("x", size)}}}
-				if err := s.Audit().Append(e); err != nil {
-					t.Fatal(err)
-				}
-			}
-			s.Close()
-			for _, lost := range []int{1, 5, 85} {
-				loseNotes(t, dir, lost)
-				auditAppend(t, dir, "UNAUTHORIZED")
-				code, out, _ := cli(t, dir, "audit", "verify")
-				if code != 0 || auditGaps(t, dir) != 0 {
-					t.Fatalf("%d notes lost: %s", lost, out)
-				}
-			}
-			if note := noteOf(t, dir); note.Seq != 93 || note.Values["broken"] != "" {
-				t.Errorf("noted %+v", note)
-			}
-		})
-	}
-}
-
-// A log that does not continue the noted head says so once, and never verifies again: not after the next entries, nor
-// when it is deleted again, nor when it is written anew without the entry.
-func TestAuditDiscontinued(t *testing.T) {
-	_, other := auditFilled(t, 9) // another chain
-	lines := func(b []byte, n int) []byte {
-		return bytes.Join(bytes.SplitAfter(b, []byte("\n"))[:n], nil)
-	}
-	rows := []struct {
-		name string
-		do   func(path string, log []byte)
-	}{
-		{"cut by one", func(path string, log []byte) { os.WriteFile(path, lines(log, 4), 0o600) }},
-		{"cut by three", func(path string, log []byte) { os.WriteFile(path, lines(log, 2), 0o600) }},
-		{"deleted", func(path string, log []byte) { os.Remove(path) }},
-		{"emptied", func(path string, log []byte) { os.Truncate(path, 0) }},
-		{"anew, shorter", func(path string, log []byte) { os.WriteFile(path, lines(other, 3), 0o600) }},
-		{"anew, as long", func(path string, log []byte) { os.WriteFile(path, lines(other, 5), 0o600) }},
-		{"anew, longer", func(path string, log []byte) { os.WriteFile(path, other, 0o600) }},
-		{"moved away", func(path string, log []byte) { os.Rename(path, path+".old") }},
-	}
-	for _, row := range rows {
-		t.Run(row.name, func(t *testing.T) {
-			s, log := auditFilled(t, 5)
-			dir, path := s.Dir, s.audit.log.path
-			before := noteOf(t, dir)
-			row.do(path, log)
-			auditAppend(t, dir, "UNAUTHORIZED")
-			wrong := fmt.Sprintf("did not continue the entry 5:%s", before.Hash)
-			fails := func(when string) {
-				t.Helper()
-				code, out, _ := cli(t, dir, "audit", "verify")
-				if code != exitFailed || !strings.Contains(out, "--aside") {
-					t.Errorf("%s: exit %d, %s", when, code, out)
-				}
-				if note := noteOf(t, dir); note.Values["broken"] != "5:"+before.Hash {
-					t.Errorf("%s: noted %+v", when, note)
-				}
-			}
-			fails("at once")
-			if _, out, _ := cli(t, dir, "audit", "verify"); !strings.Contains(out, wrong) {
-				t.Errorf("it does not name the head: %s", out)
-			}
-			now, _ := os.ReadFile(path)
-			v := verify(now)
-			at := bytes.SplitAfter(now, []byte("\n"))[max(0, v.Line-1)]
-			if v.OK || !strings.Contains(v.Reason, wrong) ||
-				!bytes.Contains(at, []byte(discontinued)) {
-				t.Errorf("without the state: %+v", v)
-			}
-			auditAppend(t, dir, "UNAUTHORIZED")
-			storePrompt(t, s, storeSession(t, s), Resolved, nil)
-			if n := auditGaps(t, dir); n != 1 {
-				t.Errorf("said %d times", n)
-			}
-			fails("later")
-			os.Remove(path)
-			auditAppend(t, dir, "UNAUTHORIZED")
-			if n := auditGaps(t, dir); n != 1 {
-				t.Errorf("deleted again, said %d times", n)
-			}
-			fails("deleted again")
-		})
-	}
-}
-
-// An entry of another chain, sound by itself and at its place, is none of this one.
-func TestAuditSpliced(t *testing.T) {
-	s, log := auditFilled(t, 5)
-	_, other := auditFilled(t, 5)
-	here, there := bytes.SplitAfter(log, []byte("\n")), bytes.SplitAfter(other, []byte("\n"))
-	for n := 1; n < 5; n++ {
-		spliced := bytes.Join(slices.Concat(here[:n], there[n:]), nil)
-		v := verify(spliced)
-		if v.OK || v.Line != int64(n+1) || !strings.Contains(v.Reason, "hash") {
-			t.Errorf("from line %d on: %+v", n+1, v)
-		}
-	}
-	note := storeView(t, s).Meta["audit"]
-	for _, noted := range []chainHead{{4, note.Hash}, {6, note.Hash}, {5, digest(nil)}} {
-		if _, yes, err := s.audit.continues(noted); yes || err != nil {
-			t.Errorf("the log continues %v: %v, %v", noted, yes, err)
-		}
-	}
-}
-
-// What is looked for is found behind a line longer than an entry can be, and such a line is no reason to lose entries.
-func TestAuditHugeLine(t *testing.T) {
-	s, log := auditFilled(t, 3)
-	huge := append(bytes.Repeat([]byte("x"), 3*maxEntry), '\n')
-	os.WriteFile(s.audit.log.path, slices.Concat(huge, log), 0o600)
-	auditAppend(t, s.Dir, "UNAUTHORIZED")
-	if n := auditGaps(t, s.Dir); n != 0 {
-		t.Errorf("%d gaps", n)
-	}
-	os.WriteFile(s.audit.log.path, slices.Concat(huge, log), 0o600)
-	auditAppend(t, s.Dir, "UNAUTHORIZED")
-	if n := auditGaps(t, s.Dir); n != 1 {
-		t.Errorf("%d gaps", n)
-	}
-}
-
-// The state's note alone keeps a broken log from verifying: also when the log shows nothing of it.
-func TestAuditBrokenIsNoted(t *testing.T) {
-	s, log := auditFilled(t, 3)
-	note := *storeView(t, s).Meta["audit"]
-	note.Values = map[string]string{"broken": "57:" + digest(nil)}
-	if err := storeUpdate(s, &note); err != nil {
-		t.Fatal(err)
-	}
-	for range 3 {
-		code, out, _ := cli(t, s.Dir, "audit", "verify")
-		if v := verify(log); code != exitFailed || !strings.Contains(out, "57:"+digest(nil)) ||
-			!v.OK {
-			t.Errorf("exit %d, %s", code, out)
-		}
-		auditAppend(t, s.Dir, "UNAUTHORIZED")
-	}
-	v, err := s.verifyAudit(storeView(t, s))
-	if err != nil || v.OK || v.Line != 7 || v.Remedy == "" || v.Proves != "" {
-		t.Errorf("%+v, %v", v, err)
-	}
-	if code, _, _ := cli(t, s.Dir, "doctor", "--json"); code != exitFailed {
-		t.Error("doctor is content")
-	}
-}
-
-// What was found is said once, also when the process died before it noted it, and when two find it at the same time.
-func TestAuditGapSaidOnce(t *testing.T) {
-	s, _ := auditFilled(t, 3)
-	old := noteOf(t, s.Dir)
-	os.Remove(s.audit.log.path)
-	auditAppend(t, s.Dir, "UNAUTHORIZED")
-	loseNotes(t, s.Dir, 1)
-	if note := noteOf(t, s.Dir); note.Seq != 3 || note.Values["broken"] != "" {
-		t.Fatalf("noted %+v", note)
-	}
-	stale := storeAt(t, s.Dir)
-	noted, err := stale.lockAudit() // knows the head of before, and waits for its turn
-	stale.audit.log.release()
-	if err != nil {
-		t.Fatal(err)
-	}
-	auditAppend(t, s.Dir, "UNAUTHORIZED")
-	stale.audit.commit(noted, stale.audit.log.acquire(), Event{Name: "UNAUTHORIZED"})
-	if names := auditNames(t, s.Dir); len(names) != 4 || auditGaps(t, s.Dir) != 1 {
-		t.Errorf("the log: %q", names)
-	}
-	note := noteOf(t, s.Dir)
-	if note.Seq != 4 || note.Values["broken"] != fmt.Sprint("3:", old.Hash) {
-		t.Errorf("noted %+v", note)
-	}
-}
-
-// Notes that come late, in another order, or of a log that is not there any more, never take the place of a head that
-// the log does not continue.
-func TestAuditLateNotes(t *testing.T) {
-	s, log := auditFilled(t, 5)
-	head := func(n int) chainHead {
-		line := bytes.SplitAfter(log, []byte("\n"))[n-1]
-		var e struct{ Hash string }
-		json.Unmarshal(line, &e)
-		return chainHead{int64(n), e.Hash}
-	}
-	now := headOf(storeView(t, s).Meta["audit"])
-	if now != head(5) {
-		t.Fatal(now)
-	}
-	forged := chainHead{99, digest(nil)}
-	set := func(h chainHead) {
-		t.Helper()
-		err := storeUpdate(s, &MetaRecord{Head: Head{ID: "audit"}, Seq: h.Seq, Hash: h.Hash})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	rows := []struct {
-		name string
-		have chainHead
-		note appended
-		want chainHead
-	}{
-		{"the next", head(4), appended{noted: head(4), last: head(5)}, head(5)},
-		{"late", head(4), appended{noted: head(2), last: head(3)}, head(4)},
-		{"late, and gap found meanwhile", head(4), appended{noted: head(2), last: head(3), gap: true}, head(4)},
-		{"others have noted since", head(4), appended{noted: head(3), last: head(5)}, head(5)},
-		{"of a log that is gone", head(4), appended{noted: head(3), last: forged}, head(5)},
-		{"what is noted is not in the log", chainHead{4, digest(nil)}, appended{noted: head(3), last: head(5)},
-			chainHead{4, digest(nil)}},
-		{"first", chainHead{}, appended{last: head(5)}, head(5)},
-	}
-	for _, row := range rows {
-		t.Run(row.name, func(t *testing.T) {
-			set(row.have)
-			s.noteHead(row.note, nil)
-			got := *storeView(t, s).Meta["audit"]
-			if headOf(&got) != row.want || got.Values["broken"] != "" {
-				t.Errorf("noted %+v, want %v", got, row.want)
-			}
-		})
-	}
-}
-
-// Eight processes that append, more that are killed and others that do nothing but append, are never called a broken
-// log.
-func TestAuditCrowd(t *testing.T) {
-	dir := home(t, "")
-	span := 1500 * time.Millisecond
-	if os.Getenv("ATLASBRIDGE_LONG") != "" {
-		span = time.Minute
-	} else if testing.Short() {
-		t.Skip("short")
-	}
-	t.Setenv("ATLASBRIDGE_TEST_SPAN", span.String())
-	end := time.Now().Add(span)
-	var all sync.WaitGroup
-	for range 8 {
-		cmd := storeChild(dir, "store-crowd")
-		var out bytes.Buffer
-		cmd.Stdout = &out
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		all.Go(func() {
-			if err := cmd.Wait(); err != nil || strings.Contains(out.String(), "error") {
-				t.Errorf("%v: %s", err, out.String())
-			}
-		})
-	}
-	all.Go(func() {
-		for i := 0; time.Now().Before(end); i++ {
-			cmd := storeChild(dir, "store-crowd")
-			if err := cmd.Start(); err != nil {
-				t.Error(err)
-				return
-			}
-			time.Sleep(time.Duration(30+i*7%100) * time.Millisecond)
-			cmd.Process.Kill()
-			cmd.Wait()
-		}
-	})
-	for range 2 {
-		s := storeAt(t, dir)
-		all.Go(func() {
-			for time.Now().Before(end) {
-				if err := s.Audit().Append(Event{"UNAUTHORIZED", "", "", nil}); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	all.Wait()
-	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || auditGaps(t, dir) != 0 {
-		t.Error(out)
-	}
-	note := noteOf(t, dir)
-	if note.Values["broken"] != "" || int(note.Seq) < len(auditNames(t, dir))-20 {
-		t.Errorf("noted %+v of %d", note, len(auditNames(t, dir)))
-	}
-	t.Logf("%d entries", len(auditNames(t, dir)))
-}
-
-// Put aside, the old log is kept as it was, the new one begins with a word about it, and all is well again: for open
-// questions, for those who have the old file open, and while others append.
-func TestAuditAside(t *testing.T) {
-	s, _ := auditFilled(t, 3)
-	dir, path := s.Dir, s.audit.log.path
-	session := storeSession(t, s)
-	noted := noteOf(t, dir)
-	os.Remove(path)
-	p := storePrompt(t, s, session, AwaitingReply, func(p *PromptRecord) { p.Shown = "Go on?" })
-	over := storePrompt(t, s, session, Resolved, func(p *PromptRecord) { p.Shown = "Done?" })
-	old, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	last := noteOf(t, dir)
-	if code, out, _ := cli(t, dir, "audit", "verify"); code != exitFailed {
-		t.Fatal(out)
-	}
-	code, out, errs := cli(t, dir, "audit", "verify", "--aside")
-	kept, _ := filepath.Glob(path + ".aside-*")
-	if code != 0 || len(kept) != 1 || !strings.Contains(out, kept[0]) ||
-		!strings.Contains(out, "head 2:sha256:") {
-		t.Fatalf("exit %d, %s %s, kept %q", code, out, errs, kept)
-	}
-	if b, err := os.ReadFile(kept[0]); err != nil || !bytes.Equal(b, old) ||
-		ownedPrivate(kept[0]) != nil {
-		t.Errorf("what is kept differs (%v, %v)", err, ownedPrivate(kept[0]))
-	}
-	log, _ := os.ReadFile(path)
-	wants := []string{`{"seq":1,`, `"event":"AUDIT_PUT_ASIDE"`,
-		`"aside":"` + filepath.Base(kept[0]) + `"`,
-		fmt.Sprintf(`"noted_seq":%d,"noted_hash":"%s"`, last.Seq, last.Hash),
-		`"broken":"4:` + noted.Hash + `"`, genesis}
-	for _, want := range wants {
-		first, _, _ := strings.Cut(string(log), "\n")
-		if !strings.Contains(first, want) {
-			t.Errorf("the first entry lacks %s: %s", want, first)
-		}
-	}
-	if strings.Contains(string(log), over.ID) || !strings.Contains(string(log), p.ID) {
-		t.Errorf("open questions, and only they, are carried over: %s", log)
-	}
-	if _, why, err := s.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
-		t.Fatal(why, err)
-	}
-	s.Move(p.ID, Injected, func(p *PromptRecord) { p.ScreenSHA = digest([]byte("Go on?")) })
-	s.Move(p.ID, Resolved, nil)
-	auditAppend(t, dir, "UNAUTHORIZED")
-	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || auditGaps(t, dir) != 0 {
-		t.Error(out)
-	}
-	if note := noteOf(t, dir); note.Values["broken"] != "" {
-		t.Errorf("noted %+v", note)
-	}
-	t.Setenv("ATLASBRIDGE_SESSION", "no session")
-	if code, _, errs := cli(t, dir, "audit", "verify", "--aside"); code != 0 {
-		t.Error("a sound log is not put aside:", errs)
-	}
-	release, err := s.HoldSession(session)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer release()
-	t.Setenv("ATLASBRIDGE_SESSION", session)
-	if code, _, errs := cli(t, dir, "audit", "verify", "--aside"); code != exitFailed ||
-		!strings.Contains(errs, "inside") {
-		t.Errorf("a session puts the log aside: %d %s", code, errs)
-	}
-}
-
-// A log whose last line is damaged takes no entry; put aside, a new one does.
-func TestAuditAsideDamaged(t *testing.T) {
-	s, log := auditFilled(t, 3)
-	os.WriteFile(s.audit.log.path, append(log, "garbage\n"...), 0o600)
-	if err := s.Audit().Append(Event{Name: "UNAUTHORIZED"}); err == nil {
-		t.Error("an entry behind garbage")
-	}
-	if code, _, errs := cli(t, s.Dir, "audit", "verify", "--aside"); code != 0 {
-		t.Fatal(errs)
-	}
-	if err := s.Audit().Append(Event{Name: "UNAUTHORIZED"}); err != nil || s.Trouble() != nil {
-		t.Error(err, s.Trouble())
-	}
-	code, out, _ := cli(t, s.Dir, "audit", "verify")
-	if code != 0 || len(auditNames(t, s.Dir)) != 2 {
-		t.Error(out)
-	}
-}
-
-// While many append, putting the log aside again and again is no gap for any of them.
-func TestAuditAsideCrowd(t *testing.T) {
-	dir := home(t, "")
-	end := time.Now().Add(time.Second)
-	var all sync.WaitGroup
-	for range 4 {
-		s := storeAt(t, dir)
-		all.Go(func() {
-			for time.Now().Before(end) {
-				if err := s.Audit().Append(Event{Name: "UNAUTHORIZED"}); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	n := 0
-	for time.Now().Before(end) {
-		if code, _, errs := cli(t, dir, "audit", "verify", "--aside"); code != 0 {
-			t.Fatal(errs)
-		}
-		n++
-		time.Sleep(time.Millisecond)
-	}
-	all.Wait()
-	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || auditGaps(t, dir) != 0 {
-		t.Error(out)
-	}
-	kept, _ := filepath.Glob(filepath.Join(dir, "audit.log.aside-*"))
-	for _, path := range kept {
-		b, err := os.ReadFile(path)
-		if v := verify(b); err != nil || !v.OK {
-			t.Errorf("%s: %v %s", path, err, v.Reason)
-		}
-	}
-	if len(kept) != n || n < 3 {
-		t.Errorf("put aside %d times, kept %d", n, len(kept))
-	}
-}
-
-/* ===== Audit: what was shown, what stood there ===== */
-
-// verify names the first answer that was typed at something else than was shown.
-func TestAuditShown(t *testing.T) {
-	shown, other := "Run rm -rf x? (y/n)", "Run rm -rf /? (y/n)"
-	rows := []struct {
-		name   string
-		shown  string
-		screen string // "": the answer was not typed at a screen
-		way    []State
-		want   string
-	}{
-		{"the same", shown, shown, []State{Routed, AwaitingReply, ReplyReceived, Injected, Resolved}, ""},
-		{"not routed", shown, shown, []State{ReplyReceived, Injected, Resolved}, ""},
-		{"not routed, other", shown, other, []State{ReplyReceived, Injected}, "something else than was shown (prompt"},
-		{"other", shown, other, []State{Routed, AwaitingReply, ReplyReceived, Injected, Resolved},
-			"something else than was shown"},
-		{"the default after a timeout", shown, shown, []State{Routed, AwaitingReply, Expired, Injected, Resolved}, ""},
-		{"other after a timeout", shown, other, []State{Routed, AwaitingReply, Expired, Injected},
-			"something else than was shown"},
-		{"nothing to compare with", "", shown, []State{Routed, AwaitingReply, ReplyReceived, Injected},
-			"no entry before says"},
-		{"by a hook", shown, "", []State{Routed, AwaitingReply, ReplyReceived, Injected}, ""},
-	}
-	for _, row := range rows {
-		t.Run(row.name, func(t *testing.T) {
-			s := storeAt(t, home(t, ""))
-			session := storeSession(t, s)
-			good := storePrompt(t, s, session, Injected, func(p *PromptRecord) {
-				p.Shown = "before"
-			})
-			p := storePrompt(t, s, session, Created, func(p *PromptRecord) {
-				p.Shown = row.shown
-				p.ExpiresAt = time.Now().Add(-time.Second)
-			})
-			for _, to := range row.way {
-				moved, err := s.Move(p.ID, to, func(p *PromptRecord) {
-					p.Value, p.DecidedBy = ref("n"), ref("cli:answer")
-					if to == Injected && row.screen != "" {
-						p.ScreenSHA = digest([]byte(row.screen))
-					}
-				})
-				if !moved || err != nil {
-					t.Fatal(to, moved, err)
-				}
-			}
-			auditAppend(t, s.Dir, "UNAUTHORIZED")
-			log, _ := os.ReadFile(s.audit.log.path)
-			for line := range strings.Lines(string(log)) { // detected and routed
-				asks := strings.Contains(line, "PROMPT_DETECTED") ||
-					strings.Contains(line, "PROMPT_ROUTED")
-				has := strings.Contains(line, `"shown_sha256":"`+digest([]byte(row.shown)))
-				if strings.Contains(line, p.ID) && has != (asks && row.shown != "") {
-					t.Errorf("the hash of what was shown: %s", line)
-				}
-			}
-			v := verify(log)
-			if v.OK != (row.want == "") || !strings.Contains(v.Reason, row.want) {
-				t.Fatalf("%+v, want %q", v, row.want)
-			}
-			if v.Entries != int64(bytes.Count(log, []byte("\n"))) {
-				t.Errorf("the chain is not followed to its end: %+v", v)
-			}
-			if row.want == "" {
-				return
-			}
-			line := string(bytes.SplitAfter(log, []byte("\n"))[v.Line-1])
-			if !strings.Contains(line, "REPLY_INJECTED") || !strings.Contains(line, p.ID) ||
-				!strings.Contains(v.Reason, p.ID) || strings.Contains(line, good.ID) {
-				t.Errorf("line %d: %s", v.Line, line)
-			}
-		})
-	}
-}
-
-// A question is forgotten with its end or its session's, so that a long log costs no memory.
-func TestAuditShownIsForgotten(t *testing.T) {
-	s := storeAt(t, home(t, ""))
-	session := storeSession(t, s)
-	for _, to := range []State{Resolved, Canceled, Failed, Expired, AwaitingReply} {
-		storePrompt(t, s, session, to, func(p *PromptRecord) {
-			p.Shown = "Go on?"
-			p.ExpiresAt = time.Now().Add(-time.Second)
-		})
-	}
-	log, _ := os.ReadFile(s.audit.log.path)
-	asked := questions{}
-	for line := range bytes.Lines(log) {
-		fields, err := parseEntry(line)
-		if why := asked.judge(fields); err != nil || why != "" {
-			t.Fatal(err, why)
-		}
-	}
-	if len(asked) != 2 {
-		t.Errorf("%d are kept, 2 can still be answered", len(asked))
-	}
-	why := asked.judge([]Field{{"event", "SESSION_END"}, {"session_id", session}})
-	if why != "" || len(asked) != 0 {
-		t.Errorf("%d are kept after the session, %s", len(asked), why)
-	}
-}
-
-// Findings do not hide one another: a tail cut after a wrong answer is named too.
-func TestAuditFindingsAdd(t *testing.T) {
-	s := storeAt(t, home(t, ""))
-	p := storePrompt(t, s, storeSession(t, s), ReplyReceived, func(p *PromptRecord) {
-		p.Shown = "a"
-	})
-	s.Move(p.ID, Injected, func(p *PromptRecord) { p.ScreenSHA = digest([]byte("b")) })
-	auditAppend(t, s.Dir, "UNAUTHORIZED")
-	log, _ := os.ReadFile(s.audit.log.path)
-	head := "5:" + verify(log).Hash
-	cut := log[:bytes.LastIndexByte(log[:len(log)-1], '\n')+1]
-	v := verify(cut, head)
-	if v.Line != 4 || !strings.Contains(v.Reason, "; line 5: ") ||
-		!strings.Contains(v.Reason, "cut") {
-		t.Errorf("%+v", v)
-	}
-	changed := bytes.Replace(log, []byte("UNAUTHORIZED"), []byte("UNAUTHORISED"), 1)
-	if v := verify(changed, head); v.Line != 4 || v.Entries != 4 ||
-		!strings.Contains(v.Reason, "; line 5: a hash") {
-		t.Errorf("%+v", v)
-	}
 }
 
 // The README's jq lines find an answer that was typed at something else than was shown, and the text whose hash the log
@@ -13738,1995 +15431,116 @@ func TestREADMEShown(t *testing.T) {
 	}
 }
 
-/* ===== Answers from inside a session ===== */
+// ---- bench ----
+// One way each to make a home, to run a command, to be a phone.
 
-// insideScript asks, and meanwhile runs what the test writes into a file, each with its output in another.
-const insideScript = `(
-  while [ ! -e "$0/end" ]; do
-    sleep 0.05
-    [ -e "$0/go" ] || continue
-    mv "$0/go" "$0/now"
-    bash "$0/now" "$0"
-  done
-) </dev/null >/dev/null 2>&1 &
-read -p "Continue? (y/n) " a
-echo got $a
-touch "$0/end"`
+// ---- bench: the test binary ----
+// It is the tests, atlasbridge itself, or a child that one of them needs.
 
-// A tool that answers its own question is refused, however it gets away from its parents, its environment or its
-// terminal; from elsewhere the same answer is taken.
-func TestAnswerFromInside(t *testing.T) {
-	needUnix(t)
-	if _, err := exec.LookPath("setsid"); err != nil {
-		t.Skip("setsid is not installed")
+// patience is the longest that anything is waited for.
+const patience = 20 * time.Second // longer than anything here takes on a slow machine
+
+// TestMain runs the tests, or is what one of them has started: atlasbridge itself, or a child of
+// theirs.
+func TestMain(m *testing.M) {
+	mode := os.Getenv("ATLASBRIDGE_TEST_CHILD")
+	os.Unsetenv("ATLASBRIDGE_TEST_CHILD") // what a child starts is no test child
+	if mode == "" {
+		leaveTestersBridge()
 	}
-	dir, work := home(t, ""), t.TempDir()
-	x := bridge(t, dir, "run", "bash", "-c", insideScript, work)
-	x.sees("Continue?")
-	st := storeAt(t, dir)
-	p := promptOf(t, dir, "Continue?", (*PromptRecord).Open)
-	answer := fmt.Sprintf("ATLASBRIDGE_TEST_CHILD=main %s answer %s y", os.Args[0], shortID(p.ID))
-	say := func(run string) string {
-		return run + ` > "$1/out" 2>&1; echo "exit $?" >> "$1/out"; mv "$1/out" "$1/said"`
+	switch {
+	case mode == "main":
+		os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	case mode != "" && (childPTY(mode) || childStore(mode) || childTool(mode)):
+		return
 	}
-	later := "'sleep 0.3; " + answer + "'"
-	rows := []struct{ name, script string }{
-		{"plainly", say(answer)},
-		{"in its own system session", say("setsid sh -c " + later)},
-		{"without the environment", say("env -u ATLASBRIDGE_SESSION " + answer)},
-		{"only its parents tell", say("env -u ATLASBRIDGE_SESSION setsid sh -c '" + answer + "; exit $?'")},
-		{"only its environment tells", "(setsid nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
-		{"only its system session tells",
-			"(env -u ATLASBRIDGE_SESSION nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
+	if signal.Ignored(syscall.SIGHUP) { // under nohup: a child of a program that catches it gets the default again
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	}
-	for _, row := range rows {
-		refused := t.Run(row.name, func(t *testing.T) {
-			os.Remove(filepath.Join(work, "said"))
-			err := os.WriteFile(filepath.Join(work, "new"), []byte(row.script), 0o600)
-			if err != nil {
-				t.Fatal(err)
-			}
-			os.Rename(filepath.Join(work, "new"), filepath.Join(work, "go"))
-			var said []byte
-			comesTrue(t, "it says something", func() (there bool) {
-				said, err = os.ReadFile(filepath.Join(work, "said"))
-				return err == nil
-			})
-			want := "atlasbridge: this runs inside the session that is asked about"
-			if !strings.Contains(string(said), want) ||
-				!strings.HasSuffix(string(said), "exit 1\n") {
-				t.Errorf("%s\nsays %s", row.script, said)
-			}
-			if q := storeView(t, st).Prompts[p.ID]; !q.Open() {
-				t.Fatalf("the question is %s", q.Status)
-			}
-		})
-		if !refused {
-			t.FailNow() // it may have been answered
-		}
-	}
-	log, _ := os.ReadFile(filepath.Join(dir, "audit.log"))
-	rejected := 0
-	for line := range strings.Lines(string(log)) {
-		if strings.Contains(line, `"REPLY_REJECTED"`) && strings.Contains(line, p.ID) &&
-			strings.Contains(line, p.SessionID) {
-			rejected++
-		}
-	}
-	if rejected != len(rows) {
-		t.Errorf("%d refusals in the audit log, want %d", rejected, len(rows))
-	}
-	if code, _, stderr := cli(t, dir, "answer", shortID(p.ID), "y"); code != 0 {
-		t.Errorf("from elsewhere: %s", stderr)
-	}
-	x.sees("got y")
-	x.exits(0)
+	os.Exit(m.Run())
 }
 
-// inside knows a session by its tool or its wrapper above this process, by the environment, or by the system's session;
-// what is not there any more, or another process by now, is no session.
-func TestInside(t *testing.T) {
-	needUnix(t)
-	parent, grandparent := os.Getppid(), parentOf(os.Getppid())
-	if parentOf(os.Getpid()) != parent || parentOf(1<<30) != 0 {
-		t.Fatalf("the parent is %d, not %d", parentOf(os.Getpid()), parent)
+// leaveTestersBridge takes the tester's own settings out of the environment.
+func leaveTestersBridge() {
+	names := []string{"ATLASBRIDGE_HOME", "ATLASBRIDGE_SESSION", "STORAGE_PATH", "NO_COLOR"}
+	for _, s := range settings(&Config{}) {
+		names = append(names, s.env)
 	}
-	above := processStart(parent)
-	rows := []struct {
-		name  string
-		r     SessionRecord
-		held  bool // its wrapper lives
-		env   bool
-		found bool
-	}{
-		{"nothing", SessionRecord{}, true, false, false},
-		{"the tool above", SessionRecord{PID: parent, PIDStart: above}, true, false, true},
-		{"the tool further above", SessionRecord{PID: grandparent, PIDStart: processStart(grandparent)}, true, false,
-			true},
-		{"the tool above, its wrapper killed", SessionRecord{PID: parent, PIDStart: above}, false, false, true},
-		{"another process by now", SessionRecord{PID: parent, PIDStart: above + 1}, true, false, false},
-		{"the wrapper above", SessionRecord{Wrapper: parent}, true, false, true},
-		{"the wrapper above is another by now", SessionRecord{Wrapper: parent}, false, false, false},
-		{"environment", SessionRecord{}, true, true, true},
-		{"environment of a session that is over", SessionRecord{}, false, true, false},
-		{"the system's session", SessionRecord{PID: systemSession()}, true, false, true},
-		{"the system's session, over", SessionRecord{PID: systemSession(), PIDStart: 1}, false, false, false},
-		{"this process itself", SessionRecord{Wrapper: os.Getpid()}, true, false, false},
-	}
-	for _, row := range rows {
-		t.Run(row.name, func(t *testing.T) {
-			if strings.HasPrefix(row.name, "the system's session") && systemSession() == 0 {
-				t.Skip("this process's session is another pid namespace's, which has no number here")
-			}
-			if row.name == "the tool further above" && grandparent == 0 {
-				t.Skip("the parent is the first process of this pid namespace")
-			}
-			s := storeAt(t, home(t, ""))
-			row.r.ID, row.r.Status = newID(), "active"
-			if row.held {
-				release, err := s.HoldSession(row.r.ID)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer release()
-			}
-			if err := storeUpdate(s, &row.r); err != nil {
-				t.Fatal(err)
-			}
-			env := ""
-			if row.env {
-				env = row.r.ID
-			}
-			want := ""
-			if row.found {
-				want = row.r.ID
-			}
-			if got := s.inside(env); got != want {
-				t.Errorf("inside %q, want %q", got, want)
-			}
-		})
-	}
-}
-
-// What runs in one session answers no other session's question either, and the audit log names the question.
-func TestAnswerFromAnotherSession(t *testing.T) {
-	dir := home(t, "")
-	s := storeAt(t, dir)
-	var ids [2]string
-	for i := range ids {
-		ids[i] = newID()
-		release, err := s.HoldSession(ids[i])
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer release()
-		if err := storeUpdate(s,
-			&SessionRecord{Head: Head{ID: ids[i]}, Status: "active"}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	p := storePrompt(t, s, ids[0], AwaitingReply, nil)
-	t.Setenv("ATLASBRIDGE_SESSION", ids[1])
-	code, _, stderr := cli(t, dir, "answer", shortID(p.ID), "y")
-	if code != exitFailed || !strings.Contains(stderr, "inside the session "+shortID(ids[1])) {
-		t.Errorf("exit %d: %s", code, stderr)
-	}
-	if q := storeView(t, s).Prompts[p.ID]; q.Status != AwaitingReply {
-		t.Error("it was answered")
-	}
-	log, _ := os.ReadFile(s.audit.log.path)
-	if !strings.Contains(string(log),
-		`"REPLY_REJECTED","session_id":"`+ids[0]+`","prompt_id":"`+p.ID) {
-		t.Errorf("not audited: %s", log)
-	}
-}
-
-// A session whose process is dead takes no answer, and answer does not say that it did.
-func TestAnswerToTheDead(t *testing.T) {
-	dir := home(t, "")
-	s := storeAt(t, dir)
-	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
-	code, stdout, stderr := cli(t, dir, "answer", shortID(p.ID), "y")
-	if code != exitFailed || stdout != "" || !strings.Contains(stderr, "session has ended") {
-		t.Errorf("exit %d: %s%s", code, stdout, stderr)
-	}
-}
-
-/* ----- decisions ----- */
-
-// TestRefusedDecisionChangesNothing: an answer that is refused, for whatever reason, leaves the record as it was.
-func TestRefusedDecisionChangesNothing(t *testing.T) {
-	s := storeAt(t, home(t, ""))
-	for name, change := range map[string]func(*PromptRecord, *Decision){
-		"unseen":          func(p *PromptRecord, _ *Decision) { p.ShownAll = false },
-		"cut":             func(p *PromptRecord, _ *Decision) { p.Cut = true },
-		"cut, by command": func(p *PromptRecord, d *Decision) { p.Cut, d.By = true, "cli:answer" },
-		"no answer to it": func(_ *PromptRecord, d *Decision) { d.Value = "maybe" },
-		"wrong nonce":     func(_ *PromptRecord, d *Decision) { d.Nonce = newNonce()[:16] },
-	} {
-		t.Run(name, func(t *testing.T) {
-			d := Decision{Value: "y", By: "telegram:1001", UpdateID: 77}
-			var p *PromptRecord
-			p = storePrompt(t, s, storeSession(t, s), AwaitingReply, func(q *PromptRecord) {
-				d.PromptID = q.ID
-				d.SessionID = q.SessionID
-				d.Nonce = q.Nonce
-				change(q, &d)
-			})
-			_, why, err := s.Decide(d, time.Now())
-			now := storeView(t, s).Prompts[p.ID]
-			if err != nil || why == "" || now.Status != AwaitingReply || now.NonceUsed ||
-				now.At != p.At {
-				t.Errorf("%q %v, it is %s", why, err, now.Status)
-			}
-			if storeView(t, s).Updates["77"] != nil {
-				t.Error("the update counts as acted on")
-			}
-		})
-	}
-}
-
-// TestWhatRefuses: only words that refuse may be chosen unread, from a list of which one is chosen; a yes/no's own no and
-// what leaves the question alone refuse in any case.
-func TestWhatRefuses(t *testing.T) {
-	menu := []Choice{{Key: "1", Label: "Yes"}, {Key: "2", Label: "No, tell it why"},
-		{Key: "n", Label: "Next"}, {Key: "4"}}
-	for _, c := range []struct {
-		p     Prompt
-		value string
-		want  bool
-	}{
-		{Prompt{Type: YesNo}, "n", true},
-		{Prompt{Type: YesNo}, "y", false},
-		{Prompt{Type: MultipleChoice, Choices: menu}, "1", false},
-		{Prompt{Type: MultipleChoice, Choices: menu}, "2", true},
-		{Prompt{Type: MultipleChoice, Choices: menu}, "n", false},
-		{Prompt{Type: MultipleChoice, Choices: menu}, "4", false},
-		{Prompt{Type: MultipleChoice, Choices: []Choice{{Key: "n", Label: "No"}}}, "n", true},
-		{Prompt{Type: MultipleChoice, Choices: menu}, "no such choice", false},
-		{Prompt{Type: MultipleChoice, Choices: menu, Multi: true}, "2", false},
-		{Prompt{Type: FreeText}, "no", false},
-		{Prompt{Type: FreeText}, enterAlone, false},
-		{Prompt{Type: FreeText}, leaveIt, true},
-		{Prompt{Type: MultipleChoice}, "esc", true},
-		{Prompt{Type: Unknown}, "cancel", true},
-		{Prompt{Type: Unknown}, "enter", false},
-		{Prompt{Type: MultipleChoice}, hookDeny, true},
-		{Prompt{Type: MultipleChoice}, hookAlways, false},
-	} {
-		p := PromptRecord{Prompt: c.p}
-		if got := p.refuses(c.value); got != c.want {
-			t.Errorf("%s %q refuses: %v", c.p.Type, c.value, got)
+	for _, name := range names {
+		if name != "" {
+			os.Unsetenv(name)
 		}
 	}
 }
 
-// TestUnreadOfBoxesAndSecrets: an idle box and a password show nothing that could be unread.
-func TestUnreadOfBoxesAndSecrets(t *testing.T) {
-	for _, p := range []Prompt{{Type: FreeText, Idle: true, Cut: true},
-		{Type: FreeText, Secret: true, Cut: true}} {
-		if why := (&PromptRecord{Prompt: p}).unread("text", "telegram:1001"); why != "" {
-			t.Errorf("idle %v, secret %v: %q", p.Idle, p.Secret, why)
-		}
-	}
-}
-
-// TestJudgeWords: yes and no mean allow and deny to a hook's permission alone; Enter alone and leaving it exist only where
-// a text is asked for; a choice's own key counts before its lower case.
-func TestJudgeWords(t *testing.T) {
-	hook := Prompt{
-		Type:       MultipleChoice,
-		Permission: true,
-		Choices: []Choice{{Key: hookAllow, Label: "Allow it"},
-			{Key: hookDeny, Label: "Refuse it"}},
-	}
-	letters := Prompt{Type: MultipleChoice,
-		Choices: []Choice{{Key: "A", Label: "all"}, {Key: "a", Label: "one"}}}
-	menu := Prompt{Type: MultipleChoice,
-		Choices: []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}}}
-	for _, c := range []struct {
-		p           PromptRecord
-		given, want string // want "!": refused
-	}{
-		{PromptRecord{Source: "hook", Prompt: hook}, "y", hookAllow},
-		{PromptRecord{Source: "hook", Prompt: hook}, "NO", hookDeny},
-		{PromptRecord{Source: "screen", Prompt: hook}, "y", "!"},
-		{PromptRecord{Source: "hook", MaxLength: 100, Prompt: menu}, "y", "y"},
-		{PromptRecord{Prompt: letters}, "A", "A"},
-		{PromptRecord{Prompt: letters}, "a", "a"},
-		{PromptRecord{Prompt: menu}, enterAlone, "!"},
-		{PromptRecord{Prompt: menu}, leaveIt, "!"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true}}, enterAlone, "!"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true}}, leaveIt, "!"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true}}, leaveIt, "!"},
-		{PromptRecord{Confidence: "low", Prompt: Prompt{Type: FreeText}}, "Enter", "Enter"},
-		{PromptRecord{Prompt: Prompt{Type: Unknown}}, "hello", "hello"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Permission: true, Choices: menu.Choices}}, "esc", "esc"},
-		{PromptRecord{Source: "hook", Prompt: hook}, "esc", "!"},
-		{PromptRecord{Prompt: Prompt{Type: YesNo, Choices: letters.Choices}}, "y", "!"},
-	} {
-		value, why := c.p.interpret(c.given)
-		if c.want == "!" && why == "" || c.want != "!" && (why != "" || value != c.want) {
-			t.Errorf("%s %s %q: %v %q, want %q", c.p.Source, c.p.Type, c.given, value, why, c.want)
-		}
-	}
-	several := PromptRecord{Prompt: Prompt{
-		Type:        MultipleChoice,
-		Multi:       true,
-		Choices:     menu.Choices,
-		SafeDefault: ref("esc"),
-	}}
-	for value, want := range map[string]bool{
-		"1,2":   true,
-		"1,esc": false,
-		"esc":   true,
-		"1,3":   false,
-	} {
-		if several.offered(value) != want {
-			t.Errorf("%q offered: %v", value, !want)
-		}
-	}
-}
-
-// TestLimitIsThePhones: ten answers in a minute hold up the phone alone, and only the phone's answers count.
-func TestLimitIsThePhones(t *testing.T) {
-	s := storeAt(t, home(t, ""))
-	session := storeSession(t, s)
-	answer := func(by string) Refusal {
-		p := storePrompt(t, s, session, Routed, nil)
-		d := storeTap(p, "y")
-		d.By = by
-		_, why, err := s.Decide(d, time.Now())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return why
-	}
-	for range 2 * decisionsLimit {
-		if why := answer("cli:answer"); why != "" {
-			t.Fatal(why)
-		}
-	}
-	for range decisionsLimit {
-		if why := answer("telegram:1001"); why != "" {
-			t.Fatal(why)
-		}
-	}
-	for by, want := range map[string]bool{
-		"telegram:1001": false,
-		"telegram:1002": false,
-		"cli:answer":    true,
-		"cli:local":     true,
-	} {
-		if why := answer(by); (why == "") != want {
-			t.Errorf("%s: %q", by, why)
-		}
-	}
-}
-
-// TestOpenIsUndecided: while a question waits nobody has decided it; when it expires its timeout has; what was typed has
-// one reply record, of the one whose answer it was.
-func TestOpenIsUndecided(t *testing.T) {
-	s := storeAt(t, home(t, ""))
-	session := storeSession(t, s)
-	for _, st := range []State{Created, Routed, AwaitingReply} {
-		if p := storePrompt(t, s, storeSession(t, s), st, nil); p.NonceUsed || p.DecidedAt != nil ||
-			p.DecidedBy != nil {
-			t.Errorf("%s: nonce used %v, decided %v by %v", st, p.NonceUsed, p.DecidedAt,
-				p.DecidedBy)
-		}
-	}
-	p := storePrompt(t, s, session, Expired, nil)
-	if !p.NonceUsed || p.DecidedBy == nil || *p.DecidedBy != "auto:timeout" {
-		t.Errorf("expired: nonce used %v, by %v", p.NonceUsed, p.DecidedBy)
-	}
-	if p := storePrompt(t, s, session, Canceled, nil); !p.NonceUsed || p.DecidedBy != nil {
-		t.Errorf("canceled: nonce used %v, by %v", p.NonceUsed, p.DecidedBy)
-	}
-	reply := func(id string) *ReplyRecord {
-		r, _ := storeView(t, s).records["reply "+id].(*ReplyRecord)
-		return r
-	}
-	if reply(p.ID) != nil {
-		t.Error("a reply without anything typed")
-	}
-	if ok, err := s.Move(p.ID, Injected, nil); !ok || err != nil {
-		t.Fatal(ok, err)
-	}
-	if r := reply(p.ID); r == nil || r.Source != "timeout_default" {
-		t.Errorf("typed by waiting: %+v", r)
-	}
-	p = storePrompt(t, s, session, AwaitingReply, nil)
-	if _, why, err := s.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
-		t.Fatal(why, err)
-	}
-	if ok, err := s.Move(p.ID, Injected, nil); !ok || err != nil {
-		t.Fatal(ok, err)
-	}
-	if r := reply(p.ID); r == nil || r.Source != "operator" || r.Value != "y" {
-		t.Errorf("typed for the operator: %+v", r)
-	}
-}
-
-/* ----- admission ----- */
-
-// TestAdmittedOnlyWhole: each part of who wrote, where and how must hold by itself, whatever else does.
-func TestAdmittedOnlyWhole(t *testing.T) {
-	for _, c := range []struct {
-		name, update string
-		users        []int64
-		chat         int64
-	}{
-		{"no number", `{"message":{"from":{"id":0},"chat":{"id":-5,"type":"group"}}}`, []int64{0}, -5},
-		{"negative number", `{"message":{"from":{"id":-7},"chat":{"id":-5,"type":"group"}}}`, []int64{-7}, -5},
-		{"no chat set", `{"message":{"from":{"id":1001},"chat":{"id":0,"type":"group"}}}`, []int64{1001}, 0},
-		{"another's private chat", `{"message":{"from":{"id":2002},"chat":{"id":1001,"type":"private"}}}`,
-			[]int64{1001, 2002}, 1001},
-		{"own private chat, another is set", `{"message":{"from":{"id":1001},"chat":{"id":1001,"type":"private"}}}`,
-			[]int64{1001}, 2002},
-		{"a channel", `{"message":{"from":{"id":1001},"chat":{"id":-5,"type":"channel"}}}`, []int64{1001}, -5},
-		{"another group", `{"message":{"from":{"id":1001},"chat":{"id":-6,"type":"supergroup"}}}`, []int64{1001}, -5},
-		{"a stranger's message with a tap",
-			`{"message":{"from":{"id":3},"chat":{"id":1001,"type":"private"}},"callback_query":` +
-				`{"id":"q","from":{"id":1001},"message":{"message_id":5,"chat":{"id":1001,"type":"private"}}}}`,
-			[]int64{1001}, 1001},
-		{"a message with a tap",
-			`{"message":{"from":{"id":1001},"chat":{"id":1001,"type":"private"}},"callback_query":` +
-				`{"id":"q","from":{"id":1001},"message":{"message_id":5,"chat":{"id":1001,"type":"private"}}}}`,
-			[]int64{1001}, 1001},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			var u update
-			if err := json.Unmarshal([]byte(c.update), &u); err != nil {
-				t.Fatal(err)
-			}
-			if _, ok := admitted(&u, c.users, c.chat); ok {
-				t.Errorf("%s is admitted", c.name)
-			}
-		})
-	}
-}
-
-// TestAskAgainButton: only what the screen asked and nobody answered, with nothing typed, can be asked again.
-func TestAskAgainButton(t *testing.T) {
-	expired := PromptRecord{
-		Source: "screen",
-		Status: Expired,
-		MsgID:  7,
-		Prompt: Prompt{Type: YesNo},
-	}
-	for name, c := range map[string]struct {
-		change func(*PromptRecord)
-		want   bool
-	}{
-		"expired":         {func(*PromptRecord) {}, true},
-		"open":            {func(p *PromptRecord) { p.Status = AwaitingReply }, false},
-		"canceled":        {func(p *PromptRecord) { p.Status = Canceled }, false},
-		"a refusal typed": {func(p *PromptRecord) { p.Value = ref("n") }, false},
-		"an idle box":     {func(p *PromptRecord) { p.Idle = true }, false},
-		"a hook's":        {func(p *PromptRecord) { p.Source = "hook" }, false},
-		"never sent":      {func(p *PromptRecord) { p.MsgID = 0 }, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			p := expired
-			c.change(&p)
-			if got := p.mayBeAsked(); got != c.want {
-				t.Errorf("may be asked again: %v", got)
-			}
-			if got := len(keyboardAfter(&p)) > 0; got != (c.want || name == "never sent") {
-				t.Errorf("a button: %v", got)
-			}
-		})
-	}
-}
-
-// TestUnreadTicks: of a list with ticks nothing can be ticked or submitted before all of it was shown.
-func TestUnreadTicks(t *testing.T) {
-	p := PromptRecord{
-		Head:       Head{ID: newID()},
-		SessionID:  newID(),
-		Nonce:      newNonce(),
-		Status:     AwaitingReply,
-		Confidence: "high",
-		Prompt: Prompt{Type: MultipleChoice, Multi: true,
-			Choices: []Choice{{Key: "1", Label: "No"}, {Key: "2", Label: "Ham"}}},
-	}
-	if got := tgKeys(keyboard(&p)); got != "📄 Show all=~all" {
-		t.Errorf("unread: %s", got)
-	}
-	p.ShownAll, p.Cut = true, true
-	if got := tgKeys(keyboard(&p)); got != "" {
-		t.Errorf("part unknown: %s", got)
-	}
-	p.Cut = false
-	if got := tgKeys(keyboard(&p, "2")); got != "▫️ 1. No=1,2 | ✓ 2. Ham= | 📨 Submit=2" {
-		t.Errorf("read: %s", got)
-	}
-	p.Choices[0].Key = strings.Repeat("k", 40)
-	if got := tgKeys(keyboard(&p)); got != "▫️ 2. Ham=2 | 📨 Submit=" {
-		t.Errorf("a key that no button can hold: %s", got)
-	}
-	low := PromptRecord{Status: AwaitingReply, Confidence: "low", Prompt: Prompt{Type: Unknown}}
-	got := tgKeys(keyboard(&low))
-	if strings.Contains(got, tapAll) || strings.Contains(got, tapEnter) {
-		t.Errorf("possibly a question, unread: %s", got)
-	}
-}
-
-/* ----- the writer ----- */
-
-// ptyWriter is a terminal with so much output to read, that keeps what is written to it.
-type ptyWriter struct {
-	PTY
-	unread int
-	wrote  string
-	err    error
-}
-
-func (p *ptyWriter) Unread() int { return p.unread }
-
-func (p *ptyWriter) State() TTYState { return TTYState{ReadingYes, true, true} }
-
-func (p *ptyWriter) Write(b []byte) (int, error) {
-	p.wrote += string(b)
-	return len(b), p.err
-}
-
-// TestWriterLooksFirst: an answer is not written while output waits to be read, what is typed here always is; the gate is
-// told what became of its keys, and of nothing else.
-func TestWriterLooksFirst(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		unread int
-		err    error
-		answer bool
-		wrote  string
-		ends   bool // the gate
-		keys   bool // the gate still has them to write, or writes them later
-	}{
-		{"answer", 0, nil, true, "y", false, false},
-		{"answer, output waits", 5, nil, true, "", false, false},
-		{"answer, error", 0, io.ErrClosedPipe, true, "y", true, false},
-		{"typed here, output waits", 5, nil, false, "y", false, true},
-		{"typed here, error", 0, io.ErrClosedPipe, false, "y", false, true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
-			id := s.q.rec.ID
-			p := &ptyWriter{unread: c.unread, err: c.err}
-			s.pty = p
-			s.gate.keys, s.gate.after = []byte("y"), s.echo()
-			writes := make(chan write, 1)
-			w, ready := s.nextWrite()
-			if !ready || string(w.p) != "y" || !w.answer {
-				t.Fatalf("next is %q (%v)", w.p, ready)
-			}
-			w.answer = c.answer
-			s.handedOver(w)
-			if _, again := s.nextWrite(); again {
-				t.Error("a second write is handed over before the first is reported")
-			}
-			writes <- w
-			close(writes)
-			s.writePTY(writes)
-			for n := len(s.events); n > 0; n-- { // others report there too
-				(<-s.events)()
-			}
-			if p.wrote != c.wrote || s.inFlight {
-				t.Errorf("wrote %q, in flight %v", p.wrote, s.inFlight)
-			}
-			if c.ends {
-				r := storeView(t, s.st).Prompts[id]
-				if s.gate != nil || r.Status != Failed ||
-					!strings.Contains(r.Reason, "could not be typed") {
-					t.Errorf("it is %s (%s)", r.Status, r.Reason)
-				}
-				return
-			}
-			if s.gate == nil || (len(s.gate.keys) > 0) != c.keys ||
-				s.gate.wrote != (c.wrote != "" && c.answer) {
-				t.Errorf("gate %+v", s.gate)
-			}
-			moved := s.gate != nil && s.gate.phase == gateEcho
-			if moved != (c.wrote != "" && c.answer) {
-				t.Errorf("the gate moved on: %v", moved)
-			}
-		})
-	}
-}
-
-// TestWriterTakesKeysFirst: what was typed here goes before the gate's keys, one write at a time.
-func TestWriterTakesKeysFirst(t *testing.T) {
-	s := &session{typing: []byte("a"), gate: &gate{keys: []byte("y")}}
-	w, ready := s.nextWrite()
-	if !ready || string(w.p) != "a" || w.answer {
-		t.Fatalf("%q %v %v", w.p, w.answer, ready)
-	}
-	s.handedOver(w)
-	if len(s.typing) > 0 || !s.inFlight {
-		t.Error("what is handed over is still there")
-	}
-	if _, ready := s.nextWrite(); ready {
-		t.Error("two writes at once")
-	}
-	s.inFlight = false
-	w, ready = s.nextWrite()
-	if !ready || string(w.p) != "y" || !w.answer {
-		t.Errorf("%q %v %v", w.p, w.answer, ready)
-	}
-	s.typing = []byte("b")
-	s.handedOver(w)
-	if string(s.typing) != "b" {
-		t.Error("handing over an answer drops what was typed here")
-	}
-	for _, s := range []*session{{}, {gate: &gate{}}} {
-		if _, ready := s.nextWrite(); ready {
-			t.Error("writes nothing")
-		}
-	}
-}
-
-/* ----- waiting ----- */
-
-// TestExpireTypes: waiting types what refuses where one is known, nothing where none is, and nothing while a pipe feeds
-// the program; a hook refuses either way.
-func TestExpireTypes(t *testing.T) {
-	for _, c := range []struct {
-		name    string
-		hook    bool
-		fed     bool
-		def     *string
-		decided bool // the gate is to type
-		over    bool // the question is
-		value   *string
-	}{
-		{"a refusal", false, false, ref("n"), true, false, ref("n")},
-		{"nothing known", false, false, nil, false, true, nil},
-		{"a refusal, fed", false, true, ref("n"), false, true, nil},
-		{"hook", true, false, ref(hookDeny), false, false, ref(hookDeny)},
-		{"hook, fed", true, true, ref(hookDeny), false, false, ref(hookDeny)},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			st := storeAt(t, home(t, ""))
-			p := storePrompt(t, st, storeSession(t, st), AwaitingReply, func(p *PromptRecord) {
-				p.SafeDefault = c.def
-				p.CreatedAt = time.Now().Add(-time.Minute)
-				p.ExpiresAt = time.Now().Add(-time.Second)
-			})
-			q := &question{
-				rec:     *p,
-				checkAt: time.Now().Add(time.Hour),
-				screen:  &Prompt{Type: YesNo},
-			}
-			if c.hook {
-				q.screen = nil
-			}
-			s := bareSession(t, st, p.SessionID, "x")
-			s.fed = c.fed
-			s.q = q
-			s.questionStep()
-			got := storeView(t, st).Prompts[p.ID]
-			if got.Status != Expired || !strings.Contains(got.Reason, "no answer in 59 s") {
-				t.Errorf("%s (%s)", got.Status, got.Reason)
-			}
-			if q.decided != c.decided || (s.q == nil) != c.over {
-				t.Errorf("decided %v, over %v", q.decided, s.q == nil)
-			}
-			if (got.Value == nil) != (c.value == nil) ||
-				got.Value != nil && *got.Value != *c.value {
-				t.Errorf("value %v", got.Value)
-			}
-			if c.hook && q.checkAt.After(time.Now()) {
-				t.Error("its hook is not looked after")
-			}
-		})
-	}
-}
-
-// TestExpireTooLate: what somebody decided in the last moment is not expired, and what is not in the state any more ends.
-func TestExpireTooLate(t *testing.T) {
-	st := storeAt(t, home(t, ""))
-	p := storePrompt(t, st, storeSession(t, st), AwaitingReply, func(p *PromptRecord) {
-		p.ExpiresAt = time.Now().Add(-time.Second)
-	})
-	s := bareSession(t, st, p.SessionID, "x")
-	s.q = &question{rec: *p, screen: &Prompt{Type: YesNo}}
-	ok, err := st.Move(p.ID, ReplyReceived, func(r *PromptRecord) {
-		r.Value, r.NonceUsed = ref("y"), true
-	})
-	if !ok || err != nil {
-		t.Fatal(ok, err)
-	}
-	s.expire(s.q)
-	got := storeView(t, st).Prompts[p.ID]
-	if got.Status != ReplyReceived || s.q == nil || s.q.decided {
-		t.Errorf("%s, %+v", got.Status, s.q)
-	}
-	s.q = &question{rec: PromptRecord{Head: Head{ID: newID()}, Status: AwaitingReply},
-		screen: &Prompt{Type: YesNo}}
-	s.expire(s.q)
-	if s.q != nil {
-		t.Error("a question that is not in the state stays")
-	}
-}
-
-/* ----- keys typed while the gate types ----- */
-
-// TestReleaseHeldKeys: keys typed at the question that was answered are dropped, and those of a moment after where
-// another question stands; all else is passed on, reports and the end of a pipe always.
-func TestReleaseHeldKeys(t *testing.T) {
-	now := time.Now()
-	left := now.Add(-time.Second)
-	for _, c := range []struct {
-		name   string
-		shows  string
-		at     time.Time
-		leftAt time.Time
-		wrote  bool
-		idle   bool
-		input  bool
-		keys   string
-		want   string
-	}{
-		{"before it left", "Delete all? (y/n) ", left.Add(-time.Millisecond), left, true, false, false, "y\r", ""},
-		{"never left", "Go? (y/n) ", now, time.Time{}, true, false, false, "y\r", ""},
-		{"just after, another asks", "Delete all? (y/n) ", left.Add(keyGrace / 2), left, true, false, false, "y\r", ""},
-		{"just after, nothing asks", "working\r\n", left.Add(keyGrace / 2), left, true, false, false, "y\r", "y\r"},
-		{"just after, a prompt of a shell", "$ ", left.Add(keyGrace / 2), left, true, false, false, "y\r", "y\r"},
-		{"later, another asks", "Delete all? (y/n) ", left.Add(2 * keyGrace), left, true, false, false, "y\r", "y\r"},
-		{"nothing of ours was written", "Go? (y/n) ", now, time.Time{}, false, false, false, "y\r", "y\r"},
-		{"an idle box", "$ ", now, time.Time{}, true, true, false, "y\r", "y\r"},
-		{"a text from the phone", "$ ", now, time.Time{}, true, false, true, "y\r", "y\r"},
-		{"a report", "Go? (y/n) ", now, time.Time{}, true, false, false, "\x1b[?62;c", "\x1b[?62;c"},
-		{"the end of a pipe", "Go? (y/n) ", now, time.Time{}, true, false, false, "", "\x04\x04"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
-			g := s.gate
-			g.wrote, g.leftAt = c.wrote, c.leftAt
-			if c.idle {
-				g.q.rec.Idle = true
-			}
-			if c.input {
-				g.q = nil
-			}
-			s.handleKeys([]byte(c.keys))
-			if len(s.held) != 1 || len(s.typing) > 0 {
-				t.Fatal("not held")
-			}
-			s.held[0].at = c.at
-			s.shows(c.shows)
-			s.gate = nil
-			s.releaseKeys(g)
-			if string(s.typing) != c.want || len(s.held) > 0 {
-				t.Errorf("passed on %q, want %q", s.typing, c.want)
-			}
-		})
-	}
-}
-
-/* ----- the same question? ----- */
-
-// TestSameIsAllOfIt: whatever of what is shown differs, it is another question; spinners, times and the pointer do not
-// count, nor does what stood above a question that is asked without it.
-func TestSameIsAllOfIt(t *testing.T) {
-	made := func(change func(*Prompt)) *Prompt {
-		p := &Prompt{
-			Type:     MultipleChoice,
-			Question: "Which one?",
-			Choices:  []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}},
-			parts:    shown{above: []string{"$ paint"}, body: []string{"the wall"}, among: []string{"1 Red", "2 Blue"}},
-		}
-		if change != nil {
-			change(p)
-		}
-		p.seal()
-		p.publish()
-		return p
-	}
-	asked := made(nil)
-	for name, c := range map[string]struct {
-		change  func(*Prompt)
-		same    bool
-		follows bool
-	}{
-		"nothing":       {nil, true, true},
-		"pointer":       {func(p *Prompt) { p.Pointer = 1 }, true, true},
-		"type":          {func(p *Prompt) { p.Type = YesNo }, false, false},
-		"secret":        {func(p *Prompt) { p.Secret = true }, false, false},
-		"several":       {func(p *Prompt) { p.Multi = true }, false, false},
-		"above":         {func(p *Prompt) { p.parts.above = []string{"$ burn"} }, false, false},
-		"nothing above": {func(p *Prompt) { p.parts.above = nil }, false, false},
-		"body":          {func(p *Prompt) { p.parts.body = []string{"the house"} }, false, false},
-		"question":      {func(p *Prompt) { p.Question = "Which two?" }, false, false},
-		"among":         {func(p *Prompt) { p.parts.among = []string{"1 Red", "for good", "2 Blue"} }, false, true},
-		"label":         {func(p *Prompt) { p.Choices[1].Label = "Green" }, false, true},
-		"key":           {func(p *Prompt) { p.Choices[1].Key = "3" }, false, true},
-		"order":         {func(p *Prompt) { slices.Reverse(p.Choices) }, false, true},
-		"cut":           {func(p *Prompt) { p.Cut = true }, false, true},
-		"blanks":        {func(p *Prompt) { p.parts.body = []string{"the  wall"} }, false, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			now := made(c.change)
-			if asked.same(now) != c.same || asked.follows(now) != c.follows {
-				t.Errorf("same %v, follows %v", asked.same(now), asked.follows(now))
-			}
-			if (asked.Fingerprint == now.Fingerprint) != c.same {
-				t.Error("the fingerprint tells otherwise")
-			}
-		})
-	}
-	if asked.same(nil) || asked.follows(nil) {
-		t.Error("nothing is the same")
-	}
-	secret := made(func(p *Prompt) { p.parts.body = []string{"key AKIAABCDEFGHIJKLMNOP"} })
-	if strings.Contains(secret.Shown, "AKIAABCD") || secret.same(made(func(p *Prompt) {
-		p.parts.body = []string{"key AKIAABCDEFGHIJKLMNOQ"}
-	})) {
-		t.Error("a secret is shown, or two of them are taken for the same")
-	}
-	bare := asked.withoutAbove()
-	other := made(func(p *Prompt) { p.parts.above = []string{"$ burn"} })
-	if !bare.same(other) || !bare.follows(other) || other.same(bare) || !bare.Cut ||
-		bare.Above != "" {
-		t.Error("a question that is asked without what stands above it")
-	}
-	line := func(body string) *Prompt {
-		p := &Prompt{
-			Type:     YesNo,
-			Question: "Go? (y/n)",
-			Full:     body + "\nGo? (y/n)",
-			parts:    shown{body: []string{body}, line: true},
-		}
-		p.seal()
-		p.publish()
-		return p
-	}
-	if a := line("12:00:01").withoutAbove(); !a.same(line("12:00:02")) || a.Full != "Go? (y/n)" {
-		t.Errorf("a line that is asked without its paragraph: %q", a.Full)
-	}
-	for _, c := range []struct {
-		was, is int
-		same    bool
-	}{{5, 5, true}, {5, 6, false}, {0, 6, true}, {5, 0, true}} {
-		a, b := made(func(p *Prompt) { p.place = c.was }), made(func(p *Prompt) { p.place = c.is })
-		if a.same(b) != c.same {
-			t.Errorf("asked in row %d, seen in row %d: same %v", c.was, c.is, !c.same)
-		}
-	}
-}
-
-// TestStillMasksOnlyWhatMoves: spinners, blinking marks, ticks and elapsed times are masked, nothing else is.
-func TestStillMasksOnlyWhatMoves(t *testing.T) {
-	for row, want := range map[string]string{
-		"⠋ Working":      "  Working",
-		"⣿ Working":      "  Working",
-		"● Bash":         "  Bash",
-		"☒ Ham":          "  Ham",
-		"Build (12s":     "Build (",
-		"Build (1m 2s)":  "Build ()",
-		"12s in all":     "12s in all",
-		"a  b ":          "a  b",
-		"é → ü":          "é → ü",
-		"\u2901 arrow":   "\u2901 arrow",
-		"rm -rf /tmp/12": "rm -rf /tmp/12",
-	} {
-		if got := still(row); got != want {
-			t.Errorf("still(%q) = %q, want %q", row, got, want)
-		}
-	}
-}
-
-/* ----- what stands above a question ----- */
-
-// TestWhatStandsAbove: the paragraph before a question belongs to it in all of its length, scrolled out or not; what is
-// further up is shown too, but nothing from before the screen was cleared or an earlier question was answered; where the
-// paragraph's beginning is lost, that is said.
-func TestWhatStandsAbove(t *testing.T) {
-	rows := func(n int) (all string) {
-		for i := range n {
-			all += fmt.Sprintf("rm -rf /srv/%d \\\r\n", i)
-		}
-		return all
-	}
-	menu := "Pick one:\r\n❯ Red\r\n  Blue\r\n\x1b[?25l"
-	for _, c := range []struct {
-		name, screen string
-		full, above  []string // that they hold; "!…": that they do not
-		cut          bool
-	}{
-		{"paragraph", "far\r\n\r\nnear\r\nGo? (y/n) ", []string{"near", "!far"}, []string{"far", "!near"}, false},
-		{"line of a frame between", "far\r\n────\r\nnear\r\nGo? (y/n) ", []string{"near", "!far"}, []string{"far"},
-			false},
-		{"two paragraphs", "one\r\n\r\n\r\ntwo\r\n\r\nnear\r\nGo? (y/n) ", []string{"near", "!two"},
-			[]string{"one\n\n\ntwo"}, false},
-		{"scrolled out", "far\r\n\r\n" + rows(60) + "Go? (y/n) ", []string{"/srv/0 ", "/srv/59 ", "!far"},
-			[]string{"!far"}, false},
-		{"cleared", rows(60) + "\x1b[H\x1b[2Jnear\r\nGo? (y/n) ", []string{"near", "!srv"}, []string{"!srv"}, false},
-		{"lost", rows(maxScrollback+100) + "Go? (y/n) ", nil, nil, true},
-		{"longer than is kept", strings.Repeat(strings.Repeat("x", 99)+"\r\n", 200) + "Go? (y/n) ", nil, nil, true},
-		{"much above", "gone\r\n" + strings.Repeat(strings.Repeat("y", 99)+"\r\n", 60) + "\r\nnear\r\nGo? (y/n) ",
-			[]string{"near"}, []string{"yyy", "!gone"}, false},
-		{"alternate screen", rows(60) + "\x1b[?1049h\x1b[H\x1b[2Jnear\r\nGo? (y/n) ", []string{"near", "!srv"},
-			[]string{"!srv"}, false},
-		{"menu", "far\r\n\r\n\r\n" + menu, []string{"Pick one", "Red", "!far"}, []string{"far"}, false},
-		{"menu, scrolled out", "far\r\n\r\n\r\n" + rows(60) + menu, []string{"/srv/0 ", "/srv/59", "Pick one", "!far"},
-			[]string{"!far"}, false},
-		{"menu, lost", rows(maxScrollback+100) + menu, nil, nil, true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			state := "reading canon echo"
-			if strings.Contains(c.name, "menu") {
-				state = "reading raw noecho"
-			}
-			s := newStage(t, "x", state)
-			p := s.one(c.screen)
-			if p.Cut != c.cut {
-				t.Errorf("cut %v", p.Cut)
-			}
-			for of, words := range map[string][]string{p.Full: c.full, p.Above: c.above} {
-				for _, word := range words {
-					without, not := strings.CutPrefix(word, "!")
-					if strings.Contains(of, without) == not {
-						t.Errorf("%q, want %q", of, word)
-					}
-				}
-			}
-			moved := *p
-			moved.parts.above = append(slices.Clone(p.parts.above), "more")
-			moved.seal()
-			if p.same(&moved) {
-				t.Error("what stands above does not count")
-			}
-		})
-	}
-}
-
-// TestStrayEnterHidesNothing: an Enter that is pressed when the question has gone, while the text of the next one is being
-// printed, hides no line of that; nor does one at a dialog, whose place what follows may take.
-func TestStrayEnterHidesNothing(t *testing.T) {
-	menu := "\x1b[?25lPick a colour:\r\n❯ Red\r\n  Green\r\n"
-	for _, c := range []struct{ name, tty, asked, next, rest string }{
-		{"line", "reading canon echo", "Go? (y/n) ", "\r\nerase the disk\r\nand the tape", "\r\nMore? (y/n) "},
-		{"same row", "reading canon echo", "Go? (y/n) ", "\r\x1b[Kerase the disk", "\r\nand the tape\r\nMore? (y/n) "},
-		{"dialog gone", "reading raw noecho", menu, "\x1b[H\x1b[J\x1b[?25herase the disk\r\n",
-			"and the tape\r\nMore? (y/n) "},
-		{"dialog", "reading raw noecho", menu, "",
-			"\x1b[H\x1b[J\x1b[?25herase the disk\r\nand the tape\r\nMore? (y/n) "},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := newStage(t, "x", c.tty)
-			s.one(c.asked)
-			s.d.Feed([]byte(c.next), s.now)
-			s.d.Typed([]byte("\r"), s.now)
-			asked := s.show(c.rest, 5*time.Second)
-			if len(asked) == 0 {
-				t.Fatal("nothing is asked")
-			}
-			all := asked[len(asked)-1].Above + asked[len(asked)-1].Full
-			if !strings.Contains(all, "erase the disk") || !strings.Contains(all, "and the tape") {
-				t.Errorf("it shows %q", all)
-			}
-		})
-	}
-}
-
-// TestAnsweredIsBehind: what was asked and answered on the screen is not shown with the next question; a key that answers
-// nothing does not separate them.
-func TestAnsweredIsBehind(t *testing.T) {
-	for _, c := range []struct {
-		name, keys string
-		behind     bool
-	}{{"enter", "y\r", true}, {"a letter", "y", true}, {"an arrow", "\x1b[A", false}, {"nothing", "", false}} {
-		t.Run(c.name, func(t *testing.T) {
-			s := newStage(t, "x", "reading canon echo")
-			s.one("rm -rf /srv\r\nGo? (y/n) ")
-			s.d.Typed([]byte(c.keys), s.now)
-			s.show("y\r\nreally all of it\r\n", 300*time.Millisecond)
-			p := s.show("More? (y/n) ", 3*time.Second)
-			if len(p) != 1 {
-				t.Fatalf("%d questions", len(p))
-			}
-			all := p[0].Above + p[0].Full
-			if strings.Contains(all, "/srv") == c.behind || !strings.Contains(all, "really all") {
-				t.Errorf("it shows %q", all)
-			}
-		})
-	}
-}
-
-// TestRestBeforeItIsAskedAnew: where only what stands above a question changes, it is asked anew a second after that has
-// come to rest; what never does is asked without it, once; of questions that nobody answered six follow in a minute.
-func TestRestBeforeItIsAskedAnew(t *testing.T) {
-	paint := func(above string, i int) string {
-		return fmt.Sprintf("\x1b[H\x1b[J%s %c\r\nProceed? (y/n) ", above, 'a'+rune(i)%26)
-	}
-	s := newStage(t, "x", "reading canon echo")
-	s.one(paint("delete", 1))
-	if asked := s.show(paint("delete", 2), 900*time.Millisecond); len(asked) > 0 {
-		t.Error("asked before it came to rest")
-	}
-	if asked := s.wait(200 * time.Millisecond); len(asked) != 1 ||
-		!strings.Contains(asked[0].Full, "delete c") {
-		t.Errorf("come to rest: %d", len(asked))
-	}
-	s.wait(30 * time.Second)
-	if asked := s.show(paint("forget", 3), 2*time.Second); len(asked) != 1 ||
-		!strings.Contains(asked[0].Full, "forget d") {
-		t.Errorf("changed after a long rest: %+v", asked)
-	}
-	s = newStage(t, "x", "reading canon echo")
-	var asked []*Prompt
-	for i := range 100 { // changes faster than anything settles
-		asked = append(asked, s.show(paint("delete", i), 50*time.Millisecond)...)
-	}
-	if len(asked) > 0 {
-		t.Errorf("%d questions in the first 5 s", len(asked))
-	}
-	for i := range 200 {
-		asked = append(asked, s.show(paint("restless", i), 50*time.Millisecond)...)
-	}
-	if len(asked) != 1 || !asked[0].Cut ||
-		strings.Contains(asked[0].Full+asked[0].Above, "restless") {
-		t.Fatalf("restless: %d questions", len(asked))
-	}
-	if now := s.d.Look(s.tty, s.now); !asked[0].same(now) {
-		t.Error("and it does not stand there")
-	}
-	for typed, most := range map[bool]int{false: 1 + maxReplaced, true: 24} {
-		s, n := newStage(t, "x", "reading canon echo"), 0
-		for i := range 24 {
-			n += len(s.show(fmt.Sprintf("\x1b[H\x1b[JDelete file %d? (y/n) ", i), 2*time.Second))
-			if typed {
-				s.d.Typed([]byte("n"), s.now)
-			}
-		}
-		if n != most {
-			t.Errorf("typed %v: %d questions in 48 s, want %d", typed, n, most)
-		}
-		if typed {
-			continue
-		}
-		if more := len(s.wait(16 * time.Second)); more != 1 {
-			t.Errorf("when the minute is over: %d", more)
-		}
-	}
-}
-
-// TestLineStands: a question on a line stands while its own words do, in its row, whatever is typed behind it; where the
-// program that read it is busy it is over.
-func TestLineStands(t *testing.T) {
-	for name, c := range map[string]struct {
-		shows, tty string
-		gone       bool
-	}{
-		"as it was":      {"", "reading canon echo", false},
-		"an answer":      {"y", "reading canon echo", false},
-		"other words":    {"\r\x1b[KWrite? (y/n) ", "reading canon echo", true},
-		"a word less":    {"\r\x1b[KGo? ", "reading canon echo", true},
-		"another row":    {"\r\x1b[K\r\nGo? (y/n) ", "reading canon echo", true},
-		"other above":    {"\x1b7\x1b[1;1Hrm -rf /\x1b8", "reading canon echo", true},
-		"nothing above":  {"\x1b7\x1b[1;1H\x1b[K\x1b8", "reading canon echo", true},
-		"other near":     {"\x1b7\x1b[3;1Hrm -rf /\x1b8", "reading canon echo", true},
-		"the tool works": {"", "busy canon echo", true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := newStage(t, "x", "reading canon echo")
-			s.one("far\r\n\r\nls\r\nGo? (y/n) ")
-			s.tty = parseTTY(c.tty)
-			s.d.Feed([]byte(c.shows), s.now)
-			s.now = s.now.Add(10 * time.Millisecond)
-			s.d.Gone(s.tty, s.now)
-			if got := s.d.Gone(s.tty, s.now.Add(goneAfter)); got != c.gone {
-				t.Errorf("gone %v", got)
-			}
-		})
-	}
-}
-
-/* ----- what waiting may type ----- */
-
-// TestConfiguredDefaults: a safe default that is configured counts for lists and texts in which nothing grants, refuses, is
-// secret, cut or guessed, and for nothing else.
-func TestConfiguredDefaults(t *testing.T) {
-	all := map[PromptType]string{MultipleChoice: "blue", FreeText: "x", YesNo: "y", Unknown: "x"}
-	list := func(labels ...string) (out string) {
-		for i, l := range labels {
-			out += fmt.Sprintf("%d) %s\r\n", i+1, l)
-		}
-		return out + "Your choice: "
-	}
-	const canon = "reading canon echo"
-	for _, c := range []struct {
-		name, tty, screen string
-		set               map[PromptType]string
-		want              string // "-": nothing
-	}{
-		{"by label", canon, list("red", "Blue"), all, "2"},
-		{"by key", canon, list("red", "blue"), map[PromptType]string{MultipleChoice: "1"}, "1"},
-		{"not there", canon, list("red", "green"), all, "-"},
-		{"not set", canon, list("red", "blue"), nil, "-"},
-		{"one grants", canon, list("Yes", "blue"), all, "-"},
-		{"one refuses", canon, list("Quit", "blue"), all, "-"},
-		{"one is known to refuse", canon, list("blue", "No"), all, "2"},
-		{"turned", canon, "1) blue\r\n2) No\r\nCancel the order, which one? ", all, "-"},
-		{"text", canon, "Your name: ", all, "x"},
-		{"text, not set", canon, "Your name: ", nil, "-"},
-		{"secret", "reading canon noecho", "Password: ", all, "-"},
-		{"guessed", canon, "Overwrite it? ", all, "-"},
-		{"idle", canon, "$ ", all, "-"},
-		{"enter", canon, "Press Enter to continue", nil, "enter"},
-		{"enter, made esc", canon, "Press Enter to continue", map[PromptType]string{ConfirmEnter: "esc"}, "esc"},
-		{"enter, made nothing", canon, "Press Enter to continue", map[PromptType]string{ConfirmEnter: ""}, "-"},
-		{"enter, cut", canon, strings.Repeat("a line\r\n", maxScrollback+100) + "Press Enter to continue", nil, "-"},
-		{"list, cut", canon, strings.Repeat("a line\r\n", maxScrollback+100) + list("red", "blue"), all, "-"},
-		{"ticks", "reading raw noecho", "\x1b[?25lToppings? (space to select)\r\n❯ [ ] No\r\n  [ ] Blue\r\n", all, "-"},
-		{"escape", "reading raw noecho", "\x1b[?25lPick:\r\n❯ Red\r\n  Green\r\n\r\nEsc to cancel\r\n", nil, "esc"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := newStage(t, "x", c.tty)
-			s.d.o.SafeDefaults = c.set
-			s.d.Feed([]byte(c.screen), s.now)
-			p := s.d.Look(s.tty, s.now)
-			if p == nil {
-				t.Error("asks nothing")
-				return
-			}
-			got := "-"
-			if p.SafeDefault != nil {
-				got = *p.SafeDefault
-			}
-			if got != c.want {
-				t.Errorf("%s %q gets %q, want %q", p.Type, p.Question, got, c.want)
-			}
-		})
-	}
-}
-
-/* ----- the gate ----- */
-
-// TestGateFirstKey: each kind of question gets its own keys and no others; where somebody pressed a key for it, where a hook
-// asks it, or where a password is not known any more, none.
-func TestGateFirstKey(t *testing.T) {
-	reads, raw := TTYState{ReadingYes, true, true}, TTYState{ReadingYes, false, false}
-	dialog := "Bash command\r\n\r\n touch x\r\n\r\nDo you want to proceed?\r\n❯ 1. Yes\r\n  2. No\r\n\x1b[?25l"
-	same := "\x1b[?25lPick:\r\n❯ Red\r\n  Red\r\n  Blue\r\n"
-	for _, c := range []struct {
-		name, tool   string
-		state        TTYState
-		asked, value string
-		change       func(*session)
-		want, why    string
-	}{
-		{"enter", "x", reads, "Press Enter to continue", "enter", nil, "\r", ""},
-		{"text", "x", reads, "Your name: ", "Ada", nil, "Ada\r", ""},
-		{"text of two lines", "x", reads, "Your name: ", "A\nB", nil, "A B\r", ""},
-		{"no text", "x", reads, "Your name: ", enterAlone, nil, "\r", ""},
-		{"the word enter", "x", reads, "Your name: ", "enter", nil, "enter\r", ""},
-		{"a guess, enter", "x", reads, "something odd", "enter", nil, "\r", ""},
-		{"a guess, text", "x", reads, "something odd", "hello", nil, "hello\r", ""},
-		{"a guess, escape", "x", reads, "something odd", "esc", nil, "\x1b", ""},
-		{"a dialog, escape", "claude", raw, dialog, "esc", nil, "\x1b", ""},
-		{"the same words twice", "x", raw, same, "2", nil, "\x1b[B", ""},
-		{"a key was pressed", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.q.typedBy = "cli:local" }, "",
-			"somebody pressed a key"},
-		{"a hook's", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.q.screen = nil }, "",
-			"answered by the hook alone"},
-		{"a password", "x", reads, "Go? (y/n) ", "y", func(s *session) {
-			s.q.rec.Secret = true
-			s.st.secrets.Store(s.q.rec.ID, "pass\nword")
-		}, "pass word\r", ""},
-		{"a password, lost", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.q.rec.Secret = true }, "",
-			"not known any more"},
-		{"no such choice", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.gate.value = "q" }, "", "no choice q"},
-		{"writing", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.inFlight = true }, "", ""},
-		{"keys to write", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.typing = []byte("a") }, "", ""},
-		{"the program writes", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.unseen.Add(1) }, "",
-			"keeps writing"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := gateBench(t, c.tool, c.state, c.asked, c.value)
-			id := s.q.rec.ID
-			if c.change != nil {
-				c.change(s)
-			}
-			got := s.typed(c.want == "")
-			r := storeView(t, s.st).Prompts[id]
-			if got != c.want || c.why == "" && r.Status != ReplyReceived ||
-				c.why != "" && (r.Status != Failed || !strings.Contains(r.Reason, c.why)) {
-				t.Errorf("types %q, %s (%s); want %q %s", got, r.Status, r.Reason, c.want, c.why)
-			}
-			if _, left := s.st.TakeSecret(id); left && c.want != "" {
-				t.Error("the password is still there")
-			}
-		})
-	}
-}
-
-// TestGateInputBox: a text goes only into an empty box: a draft of one row is put aside and back again, any other is left
-// alone; Enter comes only when the text stands in the box, a second time when it stayed, and no third time.
-func TestGateInputBox(t *testing.T) {
-	raw := TTYState{ReadingYes, false, false}
-	box := func(draft string) string {
-		return strings.Repeat("─", 80) + "❯\u00a0" + draft + "\r\n" + strings.Repeat("─", 80) +
-			fmt.Sprintf("\x1b[2;%dH", 3+len(draft))
-	}
-	const keep = "keep" // the screen as it is
-	type step struct {
-		shows string
-		late  bool
-		want  string // what is typed; "!…": refused, for this reason; "done"
-	}
-	for _, c := range []struct {
-		name, text string
-		steps      []step
-	}{
-		{"empty", "go on",
-			[]step{{box(""), false, "go on"}, {box("go on"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
-		{"draft", "go on",
-			[]step{{box("abc"), false, "\x15"}, {box(""), false, "go on"}, {box("go on"), true, "\r"},
-				{box(""), false, ""}, {keep, false, "abc"}, {keep, true, "done"}}},
-		{"draft that stays", "go on",
-			[]step{{box("abc"), false, "\x15"}, {keep, false, ""}, {keep, true, "!could not be put aside"}}},
-		{"draft of two rows", "go on",
-			[]step{{strings.Repeat("─", 80) + "❯\u00a0abc\r\n  def\r\n" + strings.Repeat("─", 80) + "\x1b[3;6H", true,
-				"!there is a draft"}}},
-		{"pasted draft", "go on", []step{{box("[Pasted text #1]"), true, "!there is a draft"}}},
-		{"a dialog", "go on",
-			[]step{{"Do you want to proceed?\r\n❯ 1. Yes\r\n  2. No\r\n\x1b[?25l", true, "!" + questionOpen}}},
-		{"not shown", "go on", []step{{box(""), false, "go on"}, {keep, true, "!does not show in the input box"}}},
-		{"not taken", "go on",
-			[]step{{box(""), false, "go on"}, {box("go on"), true, "\r"}, {keep, false, ""}, {keep, true, "\r"},
-				{keep, true, "!was not taken"}}},
-		{"slash", "/x", []step{{box(""), false, "\\/x"}}},
-		{"bang", "!x", []step{{box(""), false, " !x"}}},
-		{"hash", "#x", []step{{box(""), false, " #x"}}},
-		{"backslash", "x\\", []step{{box(""), false, "x\\ "}}},
-		{"plain", "x!", []step{{box(""), false, "x!"}}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
-			s.q = nil
-			s.adapter = adapterFor("claude")
-			s.pty = ptyState{state: raw}
-			s.det = newDetector(s.adapter, 24, 80, DetectOptions{})
-			r := &InputRecord{
-				Head:      Head{ID: newID()},
-				SessionID: s.rec.ID,
-				Kind:      "text",
-				By:        "telegram:1001",
-				Text:      c.text,
-				Status:    "queued",
-			}
-			s.gate = newInputGate(r)
-			for i, step := range c.steps {
-				if step.shows != keep {
-					s.shows(step.shows)
-				}
-				if strings.HasPrefix(step.want, "!does not show") {
-					s.gate.until = time.Now().Add(-submitTime - time.Second)
-					s.gateStep()
-				}
-				keys := ""
-				if s.gate != nil {
-					keys = s.typed(step.late)
-				}
-				why, refused := strings.CutPrefix(step.want, "!")
-				now := storeView(t, s.st).Inputs[r.ID]
-				switch {
-				case refused:
-					if keys != "" || s.gate != nil || now == nil || now.Status != "refused" ||
-						!strings.Contains(now.Reason, why) {
-						t.Errorf("step %d: types %q, %+v", i, keys, now)
-					}
-				case step.want == "done":
-					if keys != "" || s.gate != nil || now == nil || now.Status != "done" {
-						t.Errorf("step %d: types %q, %+v", i, keys, now)
-					}
-				case keys != step.want || s.gate == nil || now != nil:
-					t.Fatalf("step %d: types %q, want %q; %+v", i, keys, step.want, now)
-				}
-			}
-		})
-	}
-}
-
-/* ----- hooks ----- */
-
-// hookBench is a session of claude in which a dialog for each command has a hook that waits, in this order.
-func hookBench(t *testing.T, commands ...string) (s *session, hooks []*question, unlock []func()) {
+// beside runs f for every row in a subtest of its own, so many at a time: they mostly wait.
+func beside[T any](t *testing.T, width int, rows []T, f func(*testing.T, T)) {
 	t.Helper()
-	st := storeAt(t, home(t, ""))
-	s = bareSession(t, st, storeSession(t, st), "claude")
-	s.cfg.NotifyIdle = true
-	s.hooked = true
-	s.pty = ptyState{state: TTYState{ReadingYes, false, false}}
-	s.det = newDetector(s.adapter, 30, 100, DetectOptions{})
-	for i, command := range commands {
-		p := storePrompt(t, st, s.rec.ID, Created, func(p *PromptRecord) {
-			p.Source = "hook"
-			p.Tool = "Bash"
-			p.Subject = command
-			p.Permission = true
-			p.Type = MultipleChoice
-			p.Choices = []Choice{{Key: hookAllow, Label: "Yes"}, {Key: hookDeny, Label: "No"}}
-			p.SafeDefault = ref(hookDeny)
-			p.CreatedAt = time.Now().Add(time.Duration(i) * time.Millisecond)
-		})
-		release, err := st.HoldSession(p.ID)
-		if err != nil {
-			t.Fatal(err)
+	var all sync.WaitGroup
+	room := make(chan struct{}, width)
+	for i, row := range rows {
+		name := fmt.Sprintf("%d %.30q", i, fmt.Sprint(row))
+		v := reflect.ValueOf(row)
+		if v.Kind() == reflect.Struct && v.FieldByName("name").IsValid() {
+			name = fmt.Sprint(i, " ", v.FieldByName("name"))
 		}
-		s.handleRecord(p)
-		hooks, unlock = append(hooks, s.byID(p.ID)), append(unlock, release)
-	}
-	return s, hooks, unlock
-}
-
-// dialogOf is what the screen asks about a command.
-func (s *session) dialogOf(command string) *Prompt {
-	s.shows(claudeDialog(command))
-	return s.det.Look(TTYState{ReadingYes, false, false}, time.Now())
-}
-
-// TestHookOwnsItsDialog: a dialog is the hook's that asks for just that call, whichever came first; another's, an idle box
-// and a key that answers nothing change nothing for it.
-func TestHookOwnsItsDialog(t *testing.T) {
-	s, hooks, _ := hookBench(t, "touch a", "touch b")
-	if len(s.hooks) != 2 || s.q != hooks[0] || s.hooks[0] != hooks[0] {
-		t.Fatal("not in the order they came")
-	}
-	s.takeUp(s.dialogOf("touch b"))
-	if hooks[0].dialog != nil || hooks[1].dialog == nil || s.q != hooks[0] {
-		t.Error("the dialog is not the second's")
-	}
-	s.inject("\x1b[A", "cli:local")
-	s.inject("1", "")
-	if hooks[1].typedBy != "" {
-		t.Error("an arrow, or a report, answers")
-	}
-	s.inject("1", "cli:local")
-	if hooks[1].typedBy != "cli:local" || s.namedBy != "cli:local" {
-		t.Error("a key at its dialog is not known")
-	}
-	hooks[0].typedBy = ""
-	s.q = hooks[1]
-	s.inject("1", "telegram:1001")
-	if hooks[0].typedBy != "" || hooks[1].typedBy != "telegram:1001" {
-		t.Error("a key is taken for a question whose dialog does not stand")
-	}
-	s.q = hooks[0]
-	s.endSeen(nil)
-	if hooks[1].dialog != nil || hooks[1].goneAt.IsZero() || !hooks[0].goneAt.IsZero() ||
-		s.q != hooks[0] {
-		t.Error("the dialog has left, and only that")
-	}
-	s.takeUp(s.dialogOf("touch b"))
-	if !hooks[1].goneAt.IsZero() {
-		t.Error("the dialog is back")
-	}
-	for _, other := range []string{"touch c", "touch b2", "touch"} {
-		if h := s.hookOf(s.dialogOf(other)); h != nil {
-			t.Errorf("the dialog of %q is taken for that of %q", other, h.rec.Subject)
-		}
-	}
-	s.named = ":" + squeezed("touch a")
-	if s.hookOf(s.dialogOf("something long")) != hooks[0] || s.hookOf(&Prompt{Idle: true}) != nil {
-		t.Error("what the tool names")
-	}
-}
-
-// TestHooksEnd: a hook's question ends when its dialog has been gone for a second, when the tool says for long that it asks
-// nothing, when its time is over unasked, or when its process is; not before, and never once it is decided.
-func TestHooksEnd(t *testing.T) {
-	long := time.Now().Add(-time.Minute)
-	answer := func(s *session, h *question) {
-		_, why, err := s.st.Decide(Decision{
-			PromptID: h.rec.ID,
-			Value:    hookAllow,
-			By:       "cli:answer",
-			Trusted:  true,
-		}, time.Now())
-		if why != "" || err != nil {
-			panic(fmt.Sprint(why, err))
-		}
-		v, _ := s.st.View()
-		h.rec = *v.Prompts[h.rec.ID]
-	}
-	blocked := "\x1b]7501;state=blocked:app=claude-code\a"
-	working := "\x1b]7501;state=working:app=claude-code\a"
-	for _, c := range []struct {
-		name   string
-		change func(s *session, h *question, unlock func())
-		want   State
-		why    string
-	}{
-		{"as it was", func(*session, *question, func()) {}, Created, ""},
-		{"gone just now", func(_ *session, h *question, _ func()) { h.goneAt = time.Now() }, Created, ""},
-		{"gone", func(_ *session, h *question, _ func()) { h.goneAt = long }, Canceled, "answered in the terminal"},
-		{"gone, decided", func(s *session, h *question, _ func()) {
-			answer(s, h)
-			h.goneAt = long
-		}, ReplyReceived, ""},
-		{"gone, a key", func(_ *session, h *question, _ func()) { h.goneAt, h.typedBy = long, "cli:local" }, Resolved,
-			""},
-		{"works for long", func(s *session, h *question, _ func()) {
-			s.det.Feed([]byte(working), time.Now())
-			s.calm, h.rec.CreatedAt = long, long
-		}, Canceled, "answered in the terminal"},
-		{"works for long, came just now", func(s *session, _ *question, _ func()) {
-			s.det.Feed([]byte(working), time.Now())
-			s.calm = long
-		}, Created, ""},
-		{"works since now", func(s *session, h *question, _ func()) {
-			s.det.Feed([]byte(working), time.Now())
-			h.rec.CreatedAt = long
-		}, Created, ""},
-		{"asks", func(s *session, h *question, _ func()) {
-			s.det.Feed([]byte(blocked), time.Now())
-			s.calm, h.rec.CreatedAt = long, long
-		}, Created, ""},
-		{"never spoke", func(s *session, h *question, _ func()) { s.calm, h.rec.CreatedAt = long, long }, Created, ""},
-		{"hook gone, not looked at", func(_ *session, _ *question, unlock func()) { unlock() }, Created, ""},
-		{"hook gone", func(_ *session, h *question, unlock func()) {
-			unlock()
-			h.checkAt = long
-		}, Canceled, "gave up its question"},
-		{"hook gone, decided", func(s *session, h *question, unlock func()) {
-			answer(s, h)
-			unlock()
-			h.checkAt = long
-		}, Failed, "before it passed the answer on"},
-		{"hook lives", func(_ *session, h *question, _ func()) { h.checkAt = long }, Created, ""},
-		{"time over, in force", func(_ *session, h *question, _ func()) { h.rec.ExpiresAt = long }, Created, ""},
-		{"time over, unasked", func(s *session, h *question, _ func()) { h.rec.ExpiresAt, s.q = long, &question{} },
-			Canceled, "before it could be asked"},
-		{"little time left, unasked", func(s *session, h *question, _ func()) {
-			h.rec.CreatedAt, h.rec.ExpiresAt, s.q = time.Now().Add(-80*time.Second), time.Now().Add(20*time.Second), &question{}
-		}, Canceled, "before it could be asked"},
-		{"little time left, in force", func(_ *session, h *question, _ func()) {
-			h.rec.CreatedAt, h.rec.ExpiresAt = time.Now().Add(-80*time.Second), time.Now().Add(20*time.Second)
-		}, Created, ""},
-		{"time left, unasked", func(s *session, h *question, _ func()) {
-			h.rec.CreatedAt, h.rec.ExpiresAt, s.q = time.Now().Add(-50*time.Second), time.Now().Add(50*time.Second), &question{}
-		}, Created, ""},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s, hooks, unlock := hookBench(t, "touch a")
-			h := hooks[0]
-			c.change(s, h, unlock[0])
-			s.hookStep()
-			got := storeView(t, s.st).Prompts[h.rec.ID]
-			if got.Status != c.want || !strings.Contains(got.Reason, c.why) {
-				t.Errorf("it is %s (%s), want %s (%s)", got.Status, got.Reason, c.want, c.why)
-			}
-			if ended := !slices.Contains(s.hooks, h); ended != got.Status.ended() {
-				t.Errorf("taken out: %v", ended)
-			}
-			if c.want == Resolved && (got.DecidedBy == nil || *got.DecidedBy != "cli:local") {
-				t.Errorf("by %v", got.DecidedBy)
-			}
+		room <- struct{}{}
+		all.Go(func() {
+			defer func() { <-room }()
+			t.Run(name, func(t *testing.T) { f(t, row) })
 		})
 	}
+	all.Wait()
 }
 
-func (st State) ended() bool { return next[st] == nil }
-
-// TestHookAndScreen: what the screen asked of the same call gives way to the hook while nobody was told, else the hook
-// leaves it to the dialog; an idle box ends, another screen question waits; a hook that is over already is not taken up.
-func TestHookAndScreen(t *testing.T) {
-	for _, c := range []struct {
-		name, screen string
-		told         bool
-		want         State  // of the hook's question
-		force        string // what is in force then: hook, screen
-	}{
-		{"same, untold", "touch a", false, Created, "hook"},
-		{"same, told", "touch a", true, Canceled, "screen"},
-		{"another, untold", "touch b", false, Created, "hook"},
-		{"another, told", "touch b", true, Created, "screen"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s, _, _ := hookBench(t)
-			p := s.dialogOf(c.screen)
-			s.seen, s.q = p, &question{screen: p}
-			if c.told && !s.create(s.q) {
-				t.Fatal("not stored")
-			}
-			before := s.q
-			rec := storePrompt(t, s.st, s.rec.ID, Created, func(p *PromptRecord) {
-				p.Source = "hook"
-				p.Tool = "Bash"
-				p.Subject = "touch a"
-				p.Permission = true
-			})
-			s.handleRecord(rec)
-			h := s.byID(rec.ID)
-			if got := storeView(t, s.st).Prompts[rec.ID]; got.Status != c.want {
-				t.Errorf("the hook's is %s", got.Status)
-			}
-			if force := s.q == before; force != (c.force == "screen") || !force && s.q != h {
-				t.Errorf("in force is %+v", s.q)
-			}
-			if h != nil && (h.dialog != nil) != (c.screen == "touch a") {
-				t.Errorf("its dialog stands: %v", h.dialog != nil)
-			}
-		})
-	}
-	s, _, _ := hookBench(t)
-	s.q = &question{rec: PromptRecord{
-		Head:   Head{ID: newID()},
-		Status: AwaitingReply,
-		Prompt: Prompt{Idle: true},
-	}, screen: &Prompt{Idle: true}}
-	idle := s.q
-	over := storePrompt(t, s.st, s.rec.ID, Canceled, func(p *PromptRecord) {
-		p.Source = "hook"
-		p.Tool = "Bash"
-		p.Subject = "touch z"
-	})
-	late := *over
-	late.Status = Created // as it was told, late
-	s.handleRecord(&late)
-	if len(s.hooks) > 0 || s.q != idle {
-		t.Error("a hook's question that is over is taken up")
-	}
-	rec := storePrompt(t, s.st, s.rec.ID, Created, func(p *PromptRecord) {
-		p.Source = "hook"
-		p.Tool = "Bash"
-		p.Subject = "touch a"
-	})
-	s.handleRecord(rec)
-	if s.q == nil || s.q.rec.ID != rec.ID {
-		t.Error("an idle box stays in force while the tool asks")
-	}
-}
-
-// TestHookDecisions: a hook allows only what was allowed, for good only what was offered, refuses what was refused or what
-// nobody answered, and says nothing of all else.
-func TestHookDecisions(t *testing.T) {
-	rule := json.RawMessage(`{"type":"setMode","mode":"acceptEdits","destination":"session"}`)
-	for _, c := range []struct {
-		name string
-		do   func(*Store, *PromptRecord)
-		want string // as JSON
-	}{
-		{"allow", hookDecides(hookAllow), `{"behavior":"allow"}`},
-		{"always", hookDecides(hookAlways), `{"behavior":"allow","updatedPermissions":[` + string(rule) + `]}`},
-		{"deny", hookDecides(hookDeny), `{"behavior":"deny","message":"The operator refused this."}`},
-		{"deny with a reason", hookDecides("deny:use make"), `{"behavior":"deny","message":"use make"}`},
-		{"expired", func(s *Store, p *PromptRecord) {
-			s.Move(p.ID, Expired, func(r *PromptRecord) {
-				r.Reason, r.ExpiresAt = "no answer", time.Now()
-			})
-		}, `{"behavior":"deny","message":"no answer"}`},
-		{"canceled", func(s *Store, p *PromptRecord) { s.Move(p.ID, Canceled, nil) }, `null`},
-		{"answered here", func(s *Store, p *PromptRecord) { s.Move(p.ID, Resolved, nil) }, `null`},
-		{"failed", func(s *Store, p *PromptRecord) { s.Move(p.ID, Failed, nil) }, `null`},
-		{"no value", func(s *Store, p *PromptRecord) { s.Move(p.ID, ReplyReceived, nil) }, `null`},
-		{"some other value", func(s *Store, p *PromptRecord) {
-			s.Move(p.ID, ReplyReceived, func(r *PromptRecord) { r.Value = ref("yes") })
-		}, `null`},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			for _, alive := range []bool{true, false} {
-				st := storeAt(t, home(t, ""))
-				session := storeSession(t, st)
-				if alive {
-					if _, err := st.HoldSession(session); err != nil {
-						t.Fatal(err)
-					}
-				}
-				h := &hook{
-					Tool:        "Bash",
-					Input:       json.RawMessage(`{"command":"ls"}`),
-					Suggestions: []json.RawMessage{rule},
-					st:          st,
-					session:     session,
-					life:        time.Hour,
-					release:     func() {},
-				}
-				if c.name == "expired" {
-					h.life = 0
-				}
-				asked := st.Follow(t.Context(), session, func() bool { return true })
-				done := make(chan struct{})
-				go func() {
-					defer close(done)
-					for rec := range asked {
-						if p, ok := rec.(*PromptRecord); ok && p.Status == Created {
-							c.do(st, p)
-							return
-						}
-					}
-				}()
-				decision, err := h.permission(t.Context())
-				<-done
-				got, _ := json.Marshal(decision) // strings and what was JSON: cannot fail
-				want := c.want
-				if !alive {
-					want = "null"
-				}
-				if err != nil || string(got) != want {
-					t.Errorf("session alive %v: %s, want %s (%v)", alive, got, want, err)
-				}
-				if !st.Alive(h.last) {
-					t.Error("its lock is free before the answer is passed on")
-				}
-				h.release()
-			}
-		})
-	}
-}
-
-// hookDecides gives a question this answer.
-func hookDecides(value string) func(*Store, *PromptRecord) {
-	return func(s *Store, p *PromptRecord) {
-		s.Decide(Decision{
-			PromptID: p.ID,
-			Value:    value,
-			By:       "cli:answer",
-			Trusted:  true,
-		}, time.Now())
-	}
-}
-
-/* ----- asking again ----- */
-
-// TestAskAgainTap: "Ask again" does something only from the newest message of a question that expired, with its own nonce,
-// in a session that runs; what it asks for is recorded once.
-func TestAskAgainTap(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		change func(*tgEnv, *PromptRecord)
-		msg    int64 // the tapped message, counted from the question's
-		want   int
-	}{
-		{"expired", func(*tgEnv, *PromptRecord) {}, 0, 1},
-		{"an older message", func(*tgEnv, *PromptRecord) {}, -1, 0},
-		{"another nonce", func(_ *tgEnv, p *PromptRecord) { p.Nonce = newNonce() }, 0, 0},
-		{"half a nonce", func(_ *tgEnv, p *PromptRecord) { p.Nonce = p.Nonce[:8] }, 0, 0},
-		{"another session", func(_ *tgEnv, p *PromptRecord) { p.SessionID = newID() }, 0, 0},
-		{"session over", func(e *tgEnv, _ *PromptRecord) {
-			over := *e.s
-			over.Status = "completed"
-			storeUpdate(e.store, &over)
-		}, 0, 0},
-		{"answered", func(e *tgEnv, p *PromptRecord) { e.store.Move(p.ID, Resolved, nil) }, 0, 0},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			e := newTGEnv(t)
-			p := e.ask(yesNo)
-			if ok, err := storeMove(e.store, p.ID, Expired, p.ExpiresAt); !ok || err != nil {
-				t.Fatal(ok, err)
-			}
-			c.change(e, p)
-			r := &receiver{Telegram: e.Telegram, ctx: t.Context()}
-			for range 2 { // delivered twice
-				_, err := r.dispatch(json.RawMessage(tgTapOn(1, p, tapAgain, p.MsgID+c.msg, 1001)))
-				if err != nil {
-					t.Fatal(err)
-				}
-			}
-			r.work.Wait()
-			v := storeView(t, e.store)
-			for _, in := range v.Inputs {
-				if in.Kind != "again" || in.PromptID != p.ID || in.SessionID != e.s.ID ||
-					in.By != "telegram:1001" || in.Status != "queued" {
-					t.Errorf("%+v", in)
-				}
-			}
-			if len(v.Inputs) != c.want || v.Updates["1"] == nil {
-				t.Errorf("%d inputs, acted on: %v", len(v.Inputs), v.Updates["1"] != nil)
-			}
-		})
-	}
-}
-
-// TestTapsThatShow: a button that shows more does so for an open question alone, and decides nothing.
-func TestTapsThatShow(t *testing.T) {
-	for _, open := range []bool{true, false} {
-		e := newTGEnv(t)
-		p := e.ask(yesNo)
-		if !open {
-			e.store.Move(p.ID, Resolved, nil)
+// comesTrue waits until something holds that another process does, or a goroutine that tells nobody.
+func comesTrue(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !holds(); {
+		if time.Now().After(end) {
+			t.Fatalf("it never came that %s", what)
 		}
-		r := &receiver{Telegram: e.Telegram, ctx: t.Context()}
-		if _, err := r.dispatch(json.RawMessage(tgTap(1, p, tapRecent))); err != nil {
-			t.Fatal(err)
-		}
-		r.work.Wait()
-		want := 1
-		if open {
-			want = 2
-		}
-		if got := e.srv.count("sendMessage"); got != want {
-			t.Errorf("open %v: %d messages", open, got)
-		}
-		if now := e.prompt(p.ID); now.Value != nil || now.Open() != open {
-			t.Errorf("open %v: it is %s", open, now.Status)
-		}
+		<-time.After(2 * time.Millisecond)
 	}
 }
 
-/* ----- the rest ----- */
+// matches tells whether a pattern is found in a text, "" only in none.
+func matches(pattern, text string) bool {
+	return pattern == "" && text == "" ||
+		pattern != "" && regexp.MustCompile(pattern).MatchString(text)
+}
 
-// TestShowsOtherCalls: a file's dialog shows its name, a plan's says so, any other tool's its words; nothing is no call.
-func TestShowsOtherCalls(t *testing.T) {
-	p := &Prompt{Question: "Do you want to edit main.go?",
-		parts: shown{body: []string{"+ one", "fetch it"}, among: []string{"Yes"}}}
-	for _, c := range []struct {
-		tool, subject string
-		want          bool
-	}{
-		{"Edit", "/srv/main.go", true},
-		{"Write", "/srv/other.go", false},
-		{"ExitPlanMode", "", false},
-		{"mcp__x", "fetch it", true},
-		{"mcp__x", "send it", false},
-		{"mcp__x", "", false},
-		{"Bash", "", false},
-		{"Bash", "fetch", false},
-		{"Bash", "fetch it", true},
-		{"Bash", "+ one fetch it", true},
-	} {
-		if p.showsCall(c.tool, c.subject) != c.want {
-			t.Errorf("%s %q: %v", c.tool, c.subject, !c.want)
-		}
-	}
-	if !(&Prompt{Question: "Ready to carry out the Plan?"}).showsCall("ExitPlanMode", "") {
-		t.Error("a plan")
+// needUnix skips the test where there is no Unix.
+func needUnix(t testing.TB) {
+	t.Helper()
+	if runtime.GOOS == "windows" {
+		t.Skip("needs Linux or macOS")
 	}
 }
 
-// TestNamedDialogsEnd: a dialog that the tool named and that is over ends the first question of those words that was asked
-// before and still stands, with who pressed a key for it; what names nobody is forgotten in time.
-func TestNamedDialogsEnd(t *testing.T) {
-	now := time.Now()
-	later := now.Add(time.Second)
-	for _, c := range []struct {
-		name  string
-		over  overDialog
-		ended int // which hook's dialog is gone, −1 none
-		keeps bool
-	}{
-		{"first", overDialog{":toucha", later, "cli:local"}, 0, false},
-		{"second", overDialog{":touchb", later, ""}, 1, false},
-		{"nobody's", overDialog{":touchc", now, ""}, -1, true},
-		{"asked since", overDialog{":toucha", now.Add(-time.Second), ""}, -1, true},
-		{"long over", overDialog{":touchc", now.Add(-time.Minute), ""}, -1, false},
-		{"no words", overDialog{"", now, ""}, -1, true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s, hooks, _ := hookBench(t, "touch a", "touch b")
-			s.over = []overDialog{c.over}
-			s.endOver()
-			for i, h := range hooks {
-				gone := !h.goneAt.IsZero()
-				if gone != (i == c.ended) || gone && h.typedBy != c.over.by {
-					t.Errorf("dialog %d gone %v by %q", i, gone, h.typedBy)
-				}
-			}
-			if (len(s.over) > 0) != c.keeps {
-				t.Errorf("kept %v", len(s.over) > 0)
-			}
-		})
-	}
-	if (&question{}).namedIn("approve Bash:") {
-		t.Error("a question without a subject is named")
+// needWindows skips the test anywhere but on Windows.
+func needWindows(t testing.TB) {
+	t.Helper()
+	if runtime.GOOS != "windows" {
+		t.Skip("needs Windows")
 	}
 }
 
-// TestRoutedAsShown: a question goes to the phone at once where nobody is at the keyboard, else when they are away, and
-// counts as shown only where all of it fits into its message and is known.
-func TestRoutedAsShown(t *testing.T) {
-	for _, c := range []struct {
-		name        string
-		prompt      Prompt
-		interactive bool
-		key         time.Duration // ago
-		want        State
-		shown       bool
-	}{
-		{"short", Prompt{Full: "short"}, false, time.Hour, Routed, true},
-		{"long", Prompt{Full: strings.Repeat("long ", 5000)}, false, time.Hour, Routed, false},
-		{"cut", Prompt{Full: "short", Cut: true}, false, time.Hour, Routed, false},
-		{"somebody types", Prompt{}, true, 0, Created, false},
-		{"somebody typed", Prompt{}, true, time.Hour, Routed, true},
-		{"a pipe", Prompt{}, false, 0, Routed, true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s, _, _ := hookBench(t)
-			c.prompt.Type = YesNo
-			c.prompt.Question = "Go?"
-			c.prompt.Excerpt = "Go?"
-			s.q = &question{screen: &c.prompt}
-			s.interactive = c.interactive
-			s.lastKey = time.Now().Add(-c.key)
-			s.cfg.Away = time.Minute
-			s.questionStep()
-			got := storeView(t, s.st).Prompts[s.q.rec.ID]
-			if got.Status != c.want || got.ShownAll != c.shown {
-				t.Errorf("%s, all shown %v", got.Status, got.ShownAll)
-			}
-		})
+// needLinux skips the test where /proc does not tell.
+func needLinux(t testing.TB) {
+	t.Helper()
+	if runtime.GOOS != "linux" {
+		t.Skip("only Linux tells (/proc)")
 	}
 }
 
-// TestSpeakSwitchedOff: with text switched off a reply gives a text to nothing but a password's question (which is refused
-// elsewhere) and a hook's; a choice can be named all the same, and a word that is no reply never answers a permission.
-func TestSpeakSwitchedOff(t *testing.T) {
-	session := &SessionRecord{Head: Head{ID: newID()}, Status: "active"}
-	for _, c := range []struct {
-		name    string
-		p       Prompt
-		text    string
-		texts   bool
-		replied bool
-		want    string // the value, "" refused
-	}{
-		{"text", Prompt{Type: FreeText}, "Ada", false, true, ""},
-		{"text, on", Prompt{Type: FreeText}, "Ada", true, true, "Ada"},
-		{"unknown", Prompt{Type: Unknown}, "Ada", false, true, ""},
-		{"unknown, on", Prompt{Type: Unknown}, "Ada", true, true, "Ada"},
-		{"a choice", Prompt{Type: YesNo}, "yes", false, true, "y"},
-		{"no reply", Prompt{Type: YesNo}, "no", false, false, "n"},
-		{"permission, reply", Prompt{Type: MultipleChoice, Permission: true}, "use make", false, true, "deny:use make"},
-		{"permission, no reply", Prompt{Type: MultipleChoice, Permission: true}, "use make", true, false, ""},
-		{"password, no reply", Prompt{Type: FreeText, Secret: true}, "pw", true, false, ""},
-		{"password", Prompt{Type: FreeText, Secret: true}, "pw", false, true, "pw"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			p := storeQuestion(session.ID)
-			p.Prompt, p.Status = c.p, AwaitingReply
-			other := storeQuestion(newID())
-			other.Status, other.Prompt = AwaitingReply, Prompt{Type: YesNo}
-			v := viewOf(map[string]Record{"prompt " + p.ID: p, "prompt " + other.ID: other})
-			h := &incoming{
-				message: &message{From: &user{ID: 1001}},
-				view:    v, freeText: c.texts,
-				at: time.Now().Add(time.Minute),
-			}
-			var to *PromptRecord
-			if c.replied {
-				to = p
-			}
-			got := ""
-			if w := h.answerOrInput(session, to, c.text); w.decision != nil {
-				got = w.decision.Value
-				if w.decision.PromptID != p.ID {
-					t.Error("it answers another question")
-				}
-			}
-			if got != c.want {
-				t.Errorf("%q, want %q", got, c.want)
-			}
-		})
+// needTool skips the test where a program is missing.
+func needTool(t testing.TB, name string) {
+	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		t.Skipf("needs %s: %v", name, err)
 	}
 }
-
-/* ===== Fuzzing and speed ===== */
-
-// FuzzStateLine: any line is refused or is one record with one id.
-func FuzzStateLine(f *testing.F) {
-	line, _ := encode(storeQuestion("s"))
-	f.Add(line)
-	f.Add([]byte(`{"v":1,"rec":"prompt","id":"a","at":"2026`))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		sealed := storeSeal(bytes.TrimSuffix(bytes.ReplaceAll(b, []byte("\n"), nil), []byte("}")))
-		if l := parseLine(sealed); l.err == nil && l.V <= schemaVersion {
-			l.decode(sealed)
-			if l.record != nil && l.ID != l.record.head().ID {
-				t.Errorf("two ids: %q and %q in %s", l.ID, l.record.head().ID, sealed)
-			}
-		}
-		parseLine(b)
-	})
-}
-
-// What parseEntry takes is byte for byte what canonical makes of it, and it takes whatever canonical makes.
-func FuzzAuditEntry(f *testing.F) {
-	f.Add([]byte(`{"seq":1,"ts":"x","prev_hash":"genesis","hash":"sha256:0"}`+"\n"),
-		"a\u2028\\u2028\x7f", int64(1))
-	f.Add([]byte(`{"seq":1e1,"a":1.0,"a":{},"prev_hash":"","hash":""}`+"\n"), "\xff<>&\x00",
-		int64(-1<<53))
-	f.Fuzz(func(t *testing.T, b []byte, text string, n int64) {
-		if fields, err := parseEntry(b); err == nil &&
-			!bytes.Equal(append(canonical(fields), '\n'), b) {
-			t.Errorf("%q is taken for an entry", b)
-		}
-		n = max(-maxExact, min(n, maxExact))
-		line := append(canonical([]Field{{"seq", n}, {"text", text}, {"none", nil},
-			{"prev_hash", "p"}, {"hash", "h"}}),
-			'\n')
-		fields, err := parseEntry(line)
-		if err != nil || fields[0].Value != n || utf8.ValidString(text) && fields[1].Value != text {
-			t.Errorf("%q: %v, %v", line, fields, err)
-		}
-	})
-}
-
-// bareAppend is what no store can avoid: lock, write, fsync.
-func bareAppend(dir string) func() error {
-	line, _ := encode(storeQuestion(newID()))
-	lock, err := openPrivate(filepath.Join(dir, "bare.lock"), os.O_RDWR|os.O_CREATE)
-	f, err2 := openPrivate(filepath.Join(dir, "bare.jsonl"), os.O_RDWR|os.O_APPEND|os.O_CREATE)
-	return func() error {
-		err := errors.Join(err, err2, lockFile(lock, true))
-		defer unlockFile(lock)
-		if err == nil {
-			_, err = f.Write(line)
-		}
-		return errors.Join(err, f.Sync())
-	}
-}
-
-// storeAppend writes a question anew each time, without a change of status and so without an audit entry.
-func storeAppend(s *Store) func() error {
-	p := storeQuestion(newID())
-	err := storeUpdate(s, p)
-	return func() error {
-		q := *p
-		q.MsgID++
-		return errors.Join(err, storeUpdate(s, &q))
-	}
-}
-
-// BenchmarkAppend compares one durable record with the bare calls, in turns.
-func BenchmarkAppend(b *testing.B) {
-	dir := home(b, "")
-	do := []func() error{bareAppend(dir), storeAppend(storeAt(b, dir))}
-	times := make([][]time.Duration, len(do))
-	for b.Loop() {
-		for i := range do {
-			start := time.Now()
-			if err := do[i](); err != nil {
-				b.Fatal(err)
-			}
-			times[i] = append(times[i], time.Since(start))
-		}
-	}
-	for i := range times {
-		slices.Sort(times[i])
-	}
-	bare, store := times[0][len(times[0])/2].Seconds(), times[1][len(times[1])/2].Seconds()
-	b.ReportMetric(bare*1e6, "bare-p50-µs")
-	b.ReportMetric(store*1e6, "store-p50-µs")
-	b.ReportMetric(store/bare, "ratio")
-}
-
-// BenchmarkOpen opens 100,000 records, all of different ids, and with four lines each.
-func BenchmarkOpen(b *testing.B) {
-	for _, each := range []int{1, 4} {
-		b.Run(fmt.Sprintf("%d-lines-each", each), func(b *testing.B) {
-			dir := home(b, "")
-			f, _ := os.OpenFile(filepath.Join(dir, "state.jsonl"), os.O_CREATE|os.O_WRONLY, 0o600)
-			w := bufio.NewWriter(f)
-			for i := range 100000 {
-				p := storeQuestion("s")
-				p.ID = fmt.Sprintf("%08x-0000-4000-8000-000000000000", i/each)
-				p.V = 1
-				p.Rec = "prompt"
-				p.At = p.CreatedAt.UTC()
-				p.Choices = []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}}
-				line, _ := encode(p)
-				w.Write(line)
-			}
-			w.Flush()
-			f.Close()
-			for b.Loop() {
-				s, err := openStore(dir)
-				if err != nil {
-					b.Fatal(err)
-				}
-				s.Close()
-			}
-		})
-	}
-
-}
-
-/* ===== PTY: the child's terminal ===== */
 
 // childPTY is the test binary started again as a child.
 func childPTY(mode string) bool {
@@ -15836,20 +15650,768 @@ func childPTY(mode string) bool {
 	return true
 }
 
-// watchdog turns a hang into a failure: first the terminal is closed, then everything panics with its stacks.
-func watchdog(t testing.TB, p PTY) {
-	if _, ok := t.(*testing.B); ok {
+// childStore is what the re-executed test binary does: "store-live N" kills itself at the Nth operation,
+// "store-crowd" asks and answers until the time is over.
+func childStore(mode string) bool {
+	dir := os.Getenv("ATLASBRIDGE_TEST_DIR")
+	if n, ok := strings.CutPrefix(mode, "store-live "); ok {
+		at, _ := strconv.ParseInt(n, 10, 64)
+		me, _ := os.FindProcess(os.Getpid())
+		s, err := openStoreWith(dir, faultyFiles(func(_ string, i int64) error {
+			if i == at/2 && at%2 == 0 { // before the operation
+				me.Kill()
+				select {}
+			} else if i == at/2+1 && at%2 == 1 && at > 1 { // after it, as the next begins
+				me.Kill()
+				select {}
+			}
+			return nil
+		}))
+		if err != nil {
+			fmt.Println("error", err)
+			return true
+		}
+		p := storeQuestion("5e551011-0000-4000-8000-000000000000")
+		p.ID = "9a9a9a9a-0000-4000-8000-000000000000"
+		for _, step := range storeSteps(p.SessionID, p) {
+			if err := step.do(s); err != nil {
+				fmt.Println("error", err)
+				return true
+			}
+			fmt.Println(step.to)
+		}
+		fmt.Println("end")
+		return true
+	}
+	if mode != "store-crowd" {
+		return false
+	}
+	if err := storeCrowd(dir); err != nil {
+		fmt.Println("error", err)
+	}
+	return true
+}
+
+// storeChild is the test binary as a process that uses the store in dir.
+func storeChild(dir, mode string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0], "-test.run=^$") // should TestMain not call childStore, nothing runs
+	cmd.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD="+mode, "ATLASBRIDGE_TEST_DIR="+dir)
+	return cmd
+}
+
+// storeCrowd asks, answers whatever is open, and compacts. It prints the prompts whose reply it was first to give.
+func storeCrowd(dir string) error {
+	s, err := openStore(dir)
+	if err != nil {
+		return err
+	}
+	span, _ := time.ParseDuration(os.Getenv("ATLASBRIDGE_TEST_SPAN"))
+	id := newID()
+	if _, err := s.HoldSession(id); err != nil {
+		return err
+	}
+	if err := storeUpdate(s, &SessionRecord{
+		Head:      Head{ID: id},
+		Status:    "active",
+		StartedAt: time.Now(),
+	}); err != nil {
+		return err
+	}
+	for i, end := 0, time.Now().Add(span); time.Now().Before(end); i++ {
+		p := storeQuestion(id)
+		if err := storeUpdate(s, p); err != nil {
+			return err
+		}
+		s.Move(p.ID, Routed, nil)
+		s.Move(p.ID, AwaitingReply, nil)
+		v, err := s.View()
+		if err != nil {
+			return err
+		}
+		for _, q := range v.Prompts {
+			if q.Open() && mrand.Intn(4) > 0 {
+				_, why, err := s.Decide(Decision{
+					PromptID: q.ID,
+					Value:    "n",
+					By:       "cli:answer",
+					Trusted:  true,
+				}, time.Now())
+				if err != nil {
+					return err
+				} else if why == "" {
+					fmt.Println(q.ID)
+				}
+			}
+			if q.Status == ReplyReceived {
+				if ok, err := s.Move(q.ID, Injected, nil); err != nil {
+					return err
+				} else if ok {
+					s.Move(q.ID, Resolved, nil)
+				}
+			}
+		}
+		if i%16 == 0 {
+			s.log.mu.Lock()
+			s.compactAt, s.Retention = 0, time.Hour
+			s.log.mu.Unlock()
+		}
+	}
+	return s.Trouble()
+}
+
+// childTool is such a tool until it ends; false: mode is none.
+func childTool(mode string) bool {
+	name, addr, _ := strings.Cut(mode, " ")
+	if name != "puppet" && name != "claude" {
+		return false
+	}
+	os.Unsetenv("ATLASBRIDGE_TEST_CHILD")
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		fmt.Println("calling the test:", err)
+		os.Exit(9)
+	}
+	l := &wire{reports: json.NewEncoder(conn), orders: json.NewDecoder(conn)}
+	if name == "puppet" {
+		l.obey()
+	} else {
+		newActor(l).act()
+	}
+	return true
+}
+
+// ---- bench: homes and commands ----
+// One way to make a state folder and one to run a command on it.
+
+// home makes a private state folder, with this as its config.toml where it is not empty.
+func home(t testing.TB, config string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "state")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // again and again: a process that was just killed may have made a file meanwhile
+		for end := time.Now().Add(patience); os.RemoveAll(dir) != nil && time.Now().Before(end); {
+			runtime.Gosched()
+		}
+	})
+	if config != "" {
+		err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(config), 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// fakeToken has the shape of a bot token and belongs to no bot.
+const fakeToken = "123456789:AAFakeTokenForLoopbackTestsOnly0123"
+
+// cli runs a command on a state folder and returns what a shell would see.
+func cli(t testing.TB, dir string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	return cliWhile(t.Context(), t, dir, args...)
+}
+
+// cliWhile is cli until the context ends. ATLASBRIDGE_HOME stays set as long as the test lasts.
+func cliWhile(ctx context.Context, t testing.TB, dir string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	t.Setenv("ATLASBRIDGE_HOME", dir)
+	base := t.TempDir()
+	open := func(name string) *os.File {
+		f, err := os.Create(filepath.Join(base, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	in, out, errs := open("stdin"), open("stdout"), open("stderr")
+	code = run(ctx, args, in, out, errs)
+	read := func(f *os.File) string {
+		text, err := os.ReadFile(f.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	return code, read(out), read(errs)
+}
+
+// screenShared is the folder of what is shared between projects, the recordings among it.
+func screenShared() string {
+	if dir := os.Getenv("ATLASBRIDGE_SHARED"); dir != "" {
+		return dir
+	}
+	return "../shared"
+}
+
+// ---- bench: the store ----
+// Sessions, questions and decisions of a store, and file systems that fail.
+
+// storeAt opens the state in dir and closes it with the test.
+func storeAt(t testing.TB, dir string) *Store {
+	t.Helper()
+	s, err := openStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+// storeView is what the state holds.
+func storeView(t testing.TB, s *Store) *View {
+	t.Helper()
+	v, err := s.View()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// storeUpdate writes records as they are.
+func storeUpdate(s *Store, recs ...Record) error {
+	return s.Update(func(*View) ([]Record, error) { return recs, nil })
+}
+
+// storeSession adds an active session and returns its id.
+func storeSession(t testing.TB, s *Store) string {
+	t.Helper()
+	r := &SessionRecord{
+		Head:      Head{ID: newID()},
+		Tool:      "claude",
+		Status:    "active",
+		StartedAt: time.Now(),
+	}
+	if err := storeUpdate(s, r); err != nil {
+		t.Fatal(err)
+	}
+	return r.ID
+}
+
+// storeQuestion is a question that can be answered for an hour.
+func storeQuestion(session string) *PromptRecord {
+	return &PromptRecord{
+		Head:       Head{ID: newID()},
+		SessionID:  session,
+		Confidence: "high",
+		Status:     Created,
+		Nonce:      newNonce(),
+		ShownAll:   true,
+		CreatedAt:  time.Now(),
+		ExpiresAt:  time.Now().Add(time.Hour),
+		Prompt: Prompt{Type: YesNo,
+			Excerpt: "Go on? (y/n)", SafeDefault: ref("n"), Signals: []string{"pattern"}},
+	}
+}
+
+// storePrompt adds a question and takes it to a state through legal moves.
+func storePrompt(t testing.TB, s *Store, session string, to State, change func(*PromptRecord)) *PromptRecord {
+	t.Helper()
+	p := storeQuestion(session)
+	if change != nil {
+		change(p)
+	}
+	if err := storeUpdate(s, p); err != nil {
+		t.Fatal(err)
+	}
+	way := map[State][]State{
+		Routed:        {Routed},
+		AwaitingReply: {Routed, AwaitingReply},
+		ReplyReceived: {ReplyReceived},
+		Injected:      {ReplyReceived, Injected},
+		Resolved:      {Resolved},
+		Expired:       {Expired},
+		Canceled:      {Canceled},
+		Failed:        {Failed},
+	}
+	for _, st := range way[to] {
+		at := s.now()
+		if st == Expired {
+			at = p.ExpiresAt
+		}
+		if ok, err := storeMove(s, p.ID, st, at); !ok || err != nil {
+			t.Fatalf("moving to %s: %v %v", st, ok, err)
+		}
+	}
+	return storeView(t, s).Prompts[p.ID]
+}
+
+// storeMove is Move at another time.
+func storeMove(s *Store, id string, to State, at time.Time) (bool, error) {
+	now := s.now
+	defer func() { s.now = now }()
+	s.now = func() time.Time { return at }
+	return s.Move(id, to, nil)
+}
+
+// storeTap is an answer given with a button on the phone.
+func storeTap(p *PromptRecord, value string) Decision {
+	return Decision{
+		PromptID:  shortID(p.ID),
+		SessionID: shortID(p.SessionID),
+		Nonce:     p.Nonce[:16],
+		Value:     value,
+		By:        "telegram:1001",
+	}
+}
+
+// cliAnswer is an answer given with atlasbridge answer.
+func cliAnswer(p *PromptRecord, value string) Decision {
+	return Decision{
+		PromptID:  p.ID,
+		SessionID: p.SessionID,
+		Value:     value,
+		By:        "cli:answer",
+		Trusted:   true,
+	}
+}
+
+// decidedBy is who decided, "" nobody.
+func decidedBy(p *PromptRecord) string {
+	if p.DecidedBy == nil {
+		return ""
+	}
+	return *p.DecidedBy
+}
+
+// promptOf waits for a prompt in the state that shows text and fits.
+func promptOf(t *testing.T, dir, text string, fits func(*PromptRecord) bool) *PromptRecord {
+	t.Helper()
+	all := ""
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); <-time.After(20 * time.Millisecond) {
+		st, err := openStore(dir)
+		if err != nil {
+			continue // it is being written
+		}
+		v, err := st.View()
+		st.Close()
+		if err != nil {
+			continue
+		}
+		all = ""
+		for _, p := range v.Prompts {
+			if strings.Contains(p.Question+p.Excerpt+p.Full, text) && fits(p) {
+				return p
+			}
+			all += fmt.Sprintf("%s %q %s %s\n", p.ID, p.Question, p.Status, p.Reason)
+		}
+	}
+	t.Fatalf("no prompt %q in that state; prompts:\n%s", text, all)
+	return nil
+}
+
+// openPrompt waits for the one question that waits for an answer in dir.
+func openPrompt(t *testing.T, dir string) (id string) {
+	t.Helper()
+	return promptOf(t, dir, "", func(p *PromptRecord) bool { return p.Status == AwaitingReply }).ID
+}
+
+// storeStep is one change of a question's life; it ends in the state of its name.
+type storeStep struct {
+	to State
+	do func(*Store) error
+}
+
+// storeSteps is a question's life, with a compaction in the middle.
+func storeSteps(session string, p *PromptRecord) []storeStep {
+	move := func(to State) storeStep {
+		return storeStep{to, func(s *Store) error {
+			if to == Injected {
+				storeCompactNext(s)
+			}
+			ok, err := s.Move(p.ID, to, nil)
+			if err == nil && !ok {
+				err = fmt.Errorf("guard refused %s", to)
+			}
+			return err
+		}}
+	}
+	create := func(s *Store) error {
+		return storeUpdate(s, &SessionRecord{
+			Head:      Head{ID: session},
+			Status:    "active",
+			StartedAt: time.Now(),
+		}, p)
+	}
+	decide := func(s *Store) error {
+		_, why, err := s.Decide(storeTap(p, "y"), time.Now())
+		if err == nil && why != "" {
+			err = errors.New(string(why))
+		}
+		return err
+	}
+	return []storeStep{{Created, create}, move(Routed), move(AwaitingReply),
+		{ReplyReceived, decide}, move(Injected), move(Resolved)}
+}
+
+// storeCompactNext makes the next change compact the file.
+func storeCompactNext(s *Store) {
+	s.log.mu.Lock()
+	s.compactAt = 0
+	s.log.mu.Unlock()
+}
+
+// storeTears adds the beginning of a line to the state's file, as a write that a crash cut short.
+func storeTears(t *testing.T, s *Store) {
+	t.Helper()
+	f, err := os.OpenFile(s.log.path, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteString(`{"v":1,"rec":"prompt","id":"torn`); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// faultyFiles calls fault before each operation with its number; an error stands for the operation's, and a
+// write's leaves half of its bytes.
+func faultyFiles(fault func(op string, n int64) error) files {
+	var count atomic.Int64
+	return func(op string, f *os.File, call func() error) error {
+		err := fault(op, count.Add(1))
+		if err == nil {
+			return call()
+		}
+		if op == "write" {
+			before, _ := f.Seek(0, io.SeekEnd)
+			call()
+			after, _ := f.Seek(0, io.SeekEnd)
+			f.Truncate((before + after) / 2)
+		}
+		return err
+	}
+}
+
+// failing is a fault of one kind of operation, always.
+func failing(kind string, err error) func(op string, n int64) error {
+	return func(op string, _ int64) error {
+		if op == kind {
+			return err
+		}
+		return nil
+	}
+}
+
+// noSync makes every call but those that wait for the disk.
+func noSync(op string, _ *os.File, call func() error) error {
+	if strings.HasPrefix(op, "fsync") {
+		return nil
+	}
+	return call()
+}
+
+// ---- bench: the audit log ----
+// Logs with something in them, and what they say.
+
+// auditFilled is a chain with all sorts of text in it, and its bytes.
+func auditFilled(t testing.TB, n int) (*Store, []byte) {
+	t.Helper()
+	s := storeAt(t, home(t, ""))
+	for i := range n {
+		err := s.Audit().Append(Event{"TOOL_CALL", newID(), "",
+			[]Field{{"text", fmt.Sprintf("%d <&> \x7f \u2028 \" \\ é 😀 \xff", i)}, {"n", i},
+				{"ok", true}, {"none", nil}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, _ := os.ReadFile(s.audit.log.path)
+	return s, b
+}
+
+// auditAppend adds an entry as a process does that has just been started.
+func auditAppend(t testing.TB, dir, name string) {
+	t.Helper()
+	s := storeAt(t, dir)
+	defer s.Close()
+	if err := s.Audit().Append(Event{Name: name}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// auditNames are the events of the log in dir.
+func auditNames(t testing.TB, dir string) (names []string) {
+	t.Helper()
+	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range bytes.Lines(log) {
+		var e struct{ Event string }
+		json.Unmarshal(line, &e)
+		names = append(names, e.Event)
+	}
+	return names
+}
+
+// auditCount is how many entries of that name the audit log has.
+func auditCount(t *testing.T, dir, event string) int {
+	t.Helper()
+	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(string(log), `"event":"`+event+`"`)
+}
+
+// auditGaps is how often the log in dir says that it did not continue the noted head.
+func auditGaps(t testing.TB, dir string) (n int) {
+	t.Helper()
+	for _, name := range auditNames(t, dir) {
+		if name == discontinued {
+			n++
+		}
+	}
+	return n
+}
+
+// noteOf is the state's note about the audit log in dir.
+func noteOf(t testing.TB, dir string) MetaRecord {
+	t.Helper()
+	s := storeAt(t, dir)
+	defer s.Close()
+	m := storeView(t, s).Meta["audit"]
+	if m == nil {
+		t.Fatal("the state notes no head")
+	}
+	return *m
+}
+
+// loseNotes takes the last n notes about the audit log out of the state file, as a power cut does with what was not
+// fsynced.
+func loseNotes(t testing.TB, dir string, n int) {
+	t.Helper()
+	path := filepath.Join(dir, "state.jsonl")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bytes.SplitAfter(text, []byte("\n"))
+	for i := len(lines) - 1; i >= 0 && n > 0; i-- {
+		if bytes.Contains(lines[i], []byte(`"rec":"meta","id":"audit"`)) {
+			lines = slices.Delete(lines, i, i+1)
+			n--
+		}
+	}
+	if n > 0 {
+		t.Fatalf("%d notes too few", n)
+	}
+	if err := os.WriteFile(path, bytes.Join(lines, nil), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ---- bench: the detector ----
+// A detector on a clock of its own.
+
+// detectorStart is when the clock of a stage begins.
+var detectorStart = time.Unix(1000, 0)
+
+// stage drives a detector the way a session does, on a clock of its own.
+type stage struct {
+	t   *testing.T
+	d   *Detector
+	now time.Time
+	tty TTYState
+}
+
+// newStage is a detector for a tool, in a terminal of that state.
+func newStage(t *testing.T, tool, tty string) *stage {
+	return &stage{t, newDetector(adapterFor(tool), 30, 100, DetectOptions{}), detectorStart,
+		parseTTY(tty)}
+}
+
+// show feeds output and lets time pass; it returns every prompt of that time.
+func (s *stage) show(output string, d time.Duration) (asked []*Prompt) {
+	s.d.Feed([]byte(output), s.now)
+	return s.wait(d)
+}
+
+// wait lets time pass, and returns every prompt of that time.
+func (s *stage) wait(d time.Duration) (asked []*Prompt) {
+	for end := s.now.Add(d); s.now.Before(end); s.now = s.now.Add(10 * time.Millisecond) {
+		if p := s.d.Tick(s.tty, s.now); p != nil {
+			asked = append(asked, p)
+		}
+	}
+	return asked
+}
+
+// one feeds output that asks one question.
+func (s *stage) one(output string) *Prompt {
+	s.t.Helper()
+	asked := s.show(output, time.Second)
+	if len(asked) != 1 {
+		s.t.Fatalf("%q: %d prompts, want 1", output, len(asked))
+	}
+	return asked[0]
+}
+
+// claudeDialog is Claude's command dialog at 100 columns, as measured with 2.1.329.
+func claudeDialog(command string) string {
+	rule := strings.Repeat("─", 100)
+	return "\x1b]0;✳ Claude Code\a\x1b[?25l\x1b[H\x1b[2J● Running a command\r\n" + rule +
+		"\r\n Bash command\r\n\r\n Say hi\r\n" + strings.Repeat("╌", 100) + "\r\n " +
+		strings.ReplaceAll(command, "\n", "\r\n ") + "\r\n" + strings.Repeat("╌", 100) +
+		"\r\n Do you want to proceed?\r\n ❯ 1. Yes\r\n   2. Yes, and switch to auto mode\r\n   3. No\r\n\r\n Esc to cancel " +
+		"· Tab to amend"
+}
+
+// What says yes, and what refuses, in a dozen languages: what waiting may type is held against it.
+var (
+	affirms = regexp.MustCompile(`(?i)^[^\pL\pN]*(y|yes|yep|ok|okay|j|ja|o|oui|s|si|sí|sim|д|да|tak|t|是|好|确定|はい|예|네|` +
+		`allow|always|approve|accept|trust|proceed|continue|confirm|grant|run|install|delete|remove|overwrite|deploy|agree|` +
+		`i (agree|accept|understand))([^\pL\pN]|$)`)
+	denies = regexp.MustCompile(`(?i)^[^\pL\pN]*(n|no|nope|nein|non|nao|não|н|нет|nie|否|いいえ|아니|deny|reject|cancel|abort|` +
+		`refuse|decline|disallow|don['’]?t|do not|取消|キャンセル)([^\pL\pN]|$)`)
+)
+
+// checkDefault: what is typed while nobody answers refuses, or is Enter at a bare "Press Enter"; Enter is never typed
+// at a choice, a secret or a text.
+func checkDefault(t *testing.T, p *Prompt) {
+	t.Helper()
+	if p.SafeDefault == nil {
 		return
 	}
-	first := time.AfterFunc(15*time.Second, func() {
-		t.Error("hangs: closing the terminal")
-		p.Close()
+	value := *p.SafeDefault
+	label := p.label(value)
+	switch {
+	case p.Idle || p.Secret || p.Type == Unknown || p.Type == FreeText:
+		t.Errorf("%q is typed by waiting at %s %q", value, p.Type, p.Question)
+	case p.Type == ConfirmEnter:
+		if value != "enter" || strings.Contains(p.Question, "?") || p.Cut {
+			t.Errorf("%q is typed by waiting at %q", value, p.Question)
+		}
+	case value == "esc":
+	case label == "" || affirms.MatchString(label) || !denies.MatchString(label):
+		t.Errorf("%q (%q) is typed by waiting at %q", value, label, p.Question)
+	}
+}
+
+// ---- bench: sessions without a terminal ----
+// A session at the moment in which the gate is to type, or in which hooks wait.
+
+// bareSession is a session of the store that runs a tool, without a terminal.
+func bareSession(t *testing.T, st *Store, id, tool string) *session {
+	t.Helper()
+	return &session{
+		st:      st,
+		ch:      localChannel{},
+		log:     slog.New(slog.DiscardHandler),
+		adapter: adapterFor(tool),
+		ctx:     t.Context(),
+		cfg:     &Config{Timeout: time.Hour, PermissionTimeout: time.Hour},
+		events:  make(chan func(), 100),
+		rec:     *storeView(t, st).Sessions[id],
+	}
+}
+
+// ptyState is a terminal in a state, and nothing else.
+type ptyState struct {
+	PTY
+	state TTYState
+}
+
+func (p ptyState) State() TTYState { return p.state }
+
+func (p ptyState) Unread() int { return 0 }
+
+// gateBench is a session at the moment when the gate is to type value: the screen has asked, the store has the answer.
+func gateBench(t *testing.T, tool string, state TTYState, asked, value string) *session {
+	t.Helper()
+	st := storeAt(t, home(t, ""))
+	s := bareSession(t, st, storeSession(t, st), tool)
+	s.cfg.EchoWindow = time.Hour
+	s.cfg.FreeText = true
+	s.pty = ptyState{state: state}
+	s.det = newDetector(s.adapter, 24, 80, DetectOptions{})
+	s.det.Feed([]byte(asked), time.Now())
+	p := s.det.Look(state, time.Now())
+	if p == nil {
+		t.Fatalf("%q asks nothing", asked)
+	}
+	s.q = &question{screen: p}
+	s.create(s.q)
+	now, why, err := st.Decide(cliAnswer(&s.q.rec, value), time.Now())
+	if err != nil || why != "" {
+		t.Fatal(why, err)
+	}
+	s.handleRecord(&now)
+	s.questionStep()
+	if s.gate == nil {
+		t.Fatal("the gate is not to type")
+	}
+	return s
+}
+
+// typed is what the gate has typed since the last time; late: the time it gave the screen is over.
+func (s *session) typed(late bool) string {
+	if s.gate != nil && late {
+		s.gate.until = time.Now().Add(-time.Minute)
+	}
+	s.gateStep()
+	if s.gate == nil || len(s.gate.keys) == 0 {
+		return ""
+	}
+	keys := string(s.gate.keys)
+	s.gateWrote([]byte(keys), nil)
+	return keys
+}
+
+// shows has the tool paint a screen.
+func (s *session) shows(screen string) { s.det.Feed([]byte("\x1b[H\x1b[J"+screen), time.Now()) }
+
+// hookBench is a session of claude in which a dialog for each command has a hook that waits, in this order.
+func hookBench(t *testing.T, commands ...string) (s *session, hooks []*question, unlock []func()) {
+	t.Helper()
+	st := storeAt(t, home(t, ""))
+	s = bareSession(t, st, storeSession(t, st), "claude")
+	s.cfg.NotifyIdle = true
+	s.hooked = true
+	s.pty = ptyState{state: TTYState{ReadingYes, false, false}}
+	s.det = newDetector(s.adapter, 30, 100, DetectOptions{})
+	for i, command := range commands {
+		p := storePrompt(t, st, s.rec.ID, Created, func(p *PromptRecord) {
+			p.Source = "hook"
+			p.Tool = "Bash"
+			p.Subject = command
+			p.Permission = true
+			p.Type = MultipleChoice
+			p.Choices = []Choice{{Key: hookAllow, Label: "Yes"}, {Key: hookDeny, Label: "No"}}
+			p.SafeDefault = ref(hookDeny)
+			p.CreatedAt = time.Now().Add(time.Duration(i) * time.Millisecond)
+		})
+		release, err := st.HoldSession(p.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.handleRecord(p)
+		hooks, unlock = append(hooks, s.byID(p.ID)), append(unlock, release)
+	}
+	return s, hooks, unlock
+}
+
+func (st State) ended() bool { return next[st] == nil }
+
+// ---- bench: terminals ----
+// Programs in real pseudo-terminals.
+
+// ptyEnv is an environment without ours, for a child of that mode where it is not empty.
+func ptyEnv(mode string) []string {
+	if os.Getenv("ATLASBRIDGE_TEST_CHILD") != "" {
+		panic("TestMain did not ask childPTY: this would start children for ever")
+	}
+	env := slices.DeleteFunc(os.Environ(), func(s string) bool {
+		return strings.HasPrefix(s, "ATLASBRIDGE_")
 	})
-	second := time.AfterFunc(20*time.Second, func() { panic(t.Name() + " hangs") })
-	t.Cleanup(func() {
-		first.Stop()
-		second.Stop()
-	})
+	env = append(env, "PS1=$ ", "LC_ALL=C.UTF-8")
+	if mode != "" {
+		env = append(env, "ATLASBRIDGE_TEST_CHILD="+mode)
+	}
+	return env
 }
 
 // mustPTY starts argv in a folder of its own.
@@ -15882,51 +16444,20 @@ func mustPTYIn(t testing.TB, dir string, env []string, argv ...string) PTY {
 	return p
 }
 
-// ptyEnv is an environment without ours, for a child of that mode where it is not empty.
-func ptyEnv(mode string) []string {
-	if os.Getenv("ATLASBRIDGE_TEST_CHILD") != "" {
-		panic("TestMain did not ask childPTY: this would start children for ever")
+// watchdog turns a hang into a failure: first the terminal is closed, then everything panics with its stacks.
+func watchdog(t testing.TB, p PTY) {
+	if _, ok := t.(*testing.B); ok {
+		return
 	}
-	env := slices.DeleteFunc(os.Environ(), func(s string) bool {
-		return strings.HasPrefix(s, "ATLASBRIDGE_")
+	first := time.AfterFunc(15*time.Second, func() {
+		t.Error("hangs: closing the terminal")
+		p.Close()
 	})
-	env = append(env, "PS1=$ ", "LC_ALL=C.UTF-8")
-	if mode != "" {
-		env = append(env, "ATLASBRIDGE_TEST_CHILD="+mode)
-	}
-	return env
-}
-
-// needUnix skips the test where there is no Unix.
-func needUnix(t testing.TB) {
-	t.Helper()
-	if runtime.GOOS == "windows" {
-		t.Skip("needs Linux or macOS")
-	}
-}
-
-// needWindows skips the test anywhere but on Windows.
-func needWindows(t testing.TB) {
-	t.Helper()
-	if runtime.GOOS != "windows" {
-		t.Skip("needs Windows")
-	}
-}
-
-// needLinux skips the test where /proc does not tell.
-func needLinux(t testing.TB) {
-	t.Helper()
-	if runtime.GOOS != "linux" {
-		t.Skip("only Linux tells (/proc)")
-	}
-}
-
-// needTool skips the test where a program is missing.
-func needTool(t testing.TB, name string) {
-	t.Helper()
-	if _, err := exec.LookPath(name); err != nil {
-		t.Skipf("needs %s: %v", name, err)
-	}
+	second := time.AfterFunc(20*time.Second, func() { panic(t.Name() + " hangs") })
+	t.Cleanup(func() {
+		first.Stop()
+		second.Stop()
+	})
 }
 
 // readUntil reads until want has come and returns all of it.
@@ -15961,235 +16492,6 @@ func typeIn(t testing.TB, p PTY, s string) {
 	}
 }
 
-// TestPTYExit: a child has its terminal, size, folder and environment, and its exit code is the
-// shell's.
-func TestPTYExit(t *testing.T) {
-	needUnix(t)
-	for _, test := range []struct {
-		script, out string
-		code        int
-	}{
-		{"stty size", "30 100\r\n", 0},
-		{"exit 3", "", 3},
-		{"exit 255", "", 255},
-		{"kill -9 $$", "", 137},
-		{"kill -TERM $$", "", 143},
-		{"kill -INT $$", "", 130},
-		{"test -t 0 && test -t 1 && test -t 2 && echo yes", "yes\r\n", 0},
-		{"echo $FOO", "bar baz\r\n", 0},
-		{"pwd", "/\r\n", 0},
-		{"ps -o pid=,sid=,pgid=,tpgid= -p $$ | awk '{print $1==$2, $2==$3}'; echo x >/dev/tty", "1 1\r\nx\r\n", 0},
-		{"read a; echo got:$?", "got:1\r\n", 0}, // see the Write below
-	} {
-		p := mustPTYIn(t, "/", append(ptyEnv(""), "FOO=bar baz"), "sh", "-c", test.script)
-		if strings.HasPrefix(test.script, "read") {
-			typeIn(t, p, "\x04") // end of file
-		}
-		out, code := readAll(t, p)
-		out = strings.ReplaceAll(out, "^D\b\b", "")
-		if out != test.out || code != test.code {
-			t.Errorf("%s: %q, %d, want %q, %d", test.script, out, code, test.out, test.code)
-		}
-		if again := p.Wait(); again != code {
-			t.Errorf("%s: second Wait = %d", test.script, again)
-		}
-		if err := p.Signal(syscall.SIGINT); !errors.Is(err, os.ErrProcessDone) {
-			t.Errorf("%s: Signal after the end = %v", test.script, err)
-		}
-		if err := errors.Join(p.Close(), p.Close()); err != nil {
-			t.Errorf("closing twice: %v", err)
-		}
-	}
-}
-
-// TestPTYCannotStart: what cannot be started says why and names the tool once; a script without #!
-// runs in sh.
-func TestPTYCannotStart(t *testing.T) {
-	needUnix(t)
-	dir := t.TempDir()
-	plain, script := filepath.Join(dir, "plain"), filepath.Join(dir, "script")
-	os.WriteFile(plain, []byte("x"), 0o600)
-	os.WriteFile(script, []byte("echo ran $1\n"), 0o700) // no #!
-	for name, want := range map[string]error{
-		"no-such-tool-at-all": errNoTool,
-		dir + "/missing":      errNoTool,
-		"./missing":           errNoTool,
-		plain:                 fs.ErrPermission,
-		dir:                   fs.ErrPermission,
-	} {
-		p, err := startPTY([]string{name}, nil, "", Size{}, nil)
-		if !errors.Is(err, want) || p != nil {
-			t.Errorf("startPTY(%s) = %v, %v, want %v", name, p, err, want)
-		}
-		if err != nil && strings.Count(err.Error(), name) != 1 {
-			t.Errorf("error names the tool not once: %v", err)
-		}
-	}
-	if out, code := readAll(t, mustPTY(t, script, "it")); out != "ran it\r\n" || code != 0 {
-		t.Errorf("script without #!: %q, %d", out, code)
-	}
-}
-
-// TestPTYSizeWithPixels: a child knows rows, columns and pixels from its first byte on and after a
-// resize.
-func TestPTYSizeWithPixels(t *testing.T) {
-	p := mustPTYChild(t, "pty-size")
-	readUntil(t, p, "{30 100 700 480}\r\n") // in the first byte's time
-	if err := p.Resize(Size{Rows: 51, Cols: 133, XPixel: 1330, YPixel: 1020}); err != nil {
-		t.Fatal(err)
-	}
-	readUntil(t, p, "{51 133 1330 1020}\r\n")
-}
-
-// The host's VERASE, IUTF8 and IXON are what line editing in the child depends on.
-func TestPTYModes(t *testing.T) {
-	needTool(t, "stty")
-	out, _ := readAll(t, mustPTYChild(t, "pty-host erase ^H -ixon -iutf8 intr ^G"))
-	for _, want := range []string{"erase = ^H", " -ixon", "-iutf8", "intr = ^G", " icanon",
-		" echo "} {
-		if !strings.Contains(out, want) {
-			t.Errorf("%q is missing in %s", want, out)
-		}
-	}
-	out, _ = readAll(t, mustPTY(t, "stty", "-a"))
-	for _, want := range []string{"erase = ^?", " ixon", "\niutf8", "intr = ^C", "\nisig icanon",
-		" echo ", "\nopost"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("without host: %q is missing in %s", want, out)
-		}
-	}
-}
-
-// 1 MiB, every byte after every other, is pasted while as much comes back: who waits for one before the other is stuck.
-func TestPTYEveryByteBothWays(t *testing.T) {
-	var all []byte
-	for i := range 8 * 256 * 256 {
-		all = append(all, byte(i>>8), byte(i))
-	}
-	p := mustPTYChild(t, "pty-raw-echo "+strconv.Itoa(len(all)))
-	readUntil(t, p, "ready\n")
-	wrote := make(chan error, 1)
-	go func() {
-		_, err := p.Write(all)
-		wrote <- err
-	}()
-	out, code := readAll(t, p)
-	if err := <-wrote; err != nil || out != string(all) || code != 0 {
-		t.Errorf("%d bytes came back, want the %d sent; exit %d, Write %v", len(out), len(all),
-			code, err)
-	}
-}
-
-// What is written just before the end is the answer people wait for.
-func TestPTYNothingLostAtExit(t *testing.T) {
-	const size = 256 << 10
-	want := strings.Repeat("0123456789abcde\r\n", size/16)
-	runs, _ := strconv.Atoi(cmp.Or(os.Getenv("ATLASBRIDGE_TEST_RUNS"), "40"))
-	for range runs {
-		t.Run("", func(t *testing.T) {
-			out, code := readAll(t, mustPTYChild(t, "pty-flood "+strconv.Itoa(size)))
-			if out != want || code != 0 {
-				t.Fatalf("%d bytes, want %d; exit %d", len(out), len(want), code)
-			}
-		})
-	}
-}
-
-// Unread is what the child has written and nobody has read yet: the gate types nothing then.
-func TestPTYUnread(t *testing.T) {
-	p := mustPTY(t, "sh", "-c", "printf hello; sleep 60")
-	defer p.Close()
-	comesTrue(t, "5 bytes wait", func() bool { return p.Unread() == 5 })
-	if n, err := p.Read(make([]byte, 100)); n != 5 || err != nil || p.Unread() != 0 {
-		t.Errorf("%d bytes, %v; then %d", n, err, p.Unread())
-	}
-	p.Terminate(nil)
-}
-
-// A slow reader must not lose what still lies in the kernel when the child is gone.
-func TestPTYSlowReaderAfterExit(t *testing.T) {
-	p := mustPTY(t, "sh", "-c",
-		"sleep 3 & i=0; while [ $i -lt 100 ]; do echo line $i; i=$((i+1)); done")
-	p.Wait()
-	var out []byte
-	for b := make([]byte, 7); ; {
-		n, err := p.Read(b)
-		out = append(out, b[:n]...)
-		if err != nil {
-			break
-		}
-	}
-	if !strings.HasSuffix(string(out), "line 98\r\nline 99\r\n") {
-		t.Errorf("lost the end: %q", out[max(0, len(out)-40):])
-	}
-}
-
-// TestPTYGrandchildHoldsTerminal: reading ends soon after the child, whatever of its children holds
-// the terminal.
-func TestPTYGrandchildHoldsTerminal(t *testing.T) {
-	for _, script := range []string{
-		"sleep 20",                         // silent
-		"while echo y; do :; done",         // floods
-		"while echo y; do sleep .01; done", // trickles
-	} {
-		script := "trap '' HUP; (" + script + ") & echo out" // the leader's end sends SIGHUP
-		p := mustPTY(t, "sh", "-c", script)
-		p.Wait()
-		begun := time.Now()
-		out, code := readAll(t, p)
-		took := time.Since(begun)
-		if !strings.Contains(out, "out") || code != 0 || took > 2*time.Second {
-			t.Errorf("%s: exit %d after %v", script, code, took)
-		}
-		p.Close()
-	}
-}
-
-// TestPTYCloseEndsRead: closing the terminal ends a read under way and hangs up the child.
-func TestPTYCloseEndsRead(t *testing.T) {
-	p := mustPTY(t, "sh", "-c", "echo up; exec sleep 30")
-	readUntil(t, p, "up\r\n")
-	ended := make(chan error)
-	go func() {
-		_, err := p.Read(make([]byte, 1))
-		ended <- err
-	}()
-	p.State() // ioctls must not have made the master blocking
-	p.Resize(Size{Rows: 1, Cols: 1})
-	p.Close()
-	if err := <-ended; err == nil {
-		t.Error("Read of a closed terminal gave no error")
-	}
-	if code := p.Wait(); code != 129 {
-		t.Errorf("child of a closed terminal: exit %d, want 129 (SIGHUP)", code)
-	}
-}
-
-// TestPTYTerminate: a child is ended politely, stopped or not, and by force after three seconds.
-func TestPTYTerminate(t *testing.T) {
-	for script, want := range map[string]int{
-		"echo up; exec sleep 30":                               143,
-		"echo up; kill -STOP $$; exec sleep 30":                143, // stopped
-		"trap 'exit 7' TERM; echo up; while :; do :; done":     7,
-		"trap '' TERM HUP; echo up; while :; do sleep 1; done": 137,
-	} {
-		t.Run("", func(t *testing.T) {
-			t.Parallel()
-			p := mustPTY(t, "sh", "-c", script)
-			readUntil(t, p, "up\r\n")
-			if strings.Contains(script, "STOP") {
-				awaitStopped(t, p.PID())
-			}
-			begun := time.Now()
-			p.Terminate(nil)
-			code, took := p.Wait(), time.Since(begun)
-			if code != want || (want == 137) != (took > 2900*time.Millisecond) {
-				t.Errorf("%s: exit %d after %v, want %d", script, code, took, want)
-			}
-		})
-	}
-}
-
 // awaitStopped waits until a process is stopped.
 func awaitStopped(t *testing.T, pid int) {
 	t.Helper()
@@ -16202,612 +16504,1796 @@ func awaitStopped(t *testing.T, pid int) {
 	t.Fatal("did not stop")
 }
 
-// TestPTYJobControl: an interactive shell inside has its jobs, and a signal reaches the one in the
-// foreground.
-func TestPTYJobControl(t *testing.T) {
-	needTool(t, "bash")
-	p := mustPTY(t, "bash", "--norc", "--noprofile", "-i")
-	readUntil(t, p, "$ ")
-	const job = "sh -c 'echo u''p; exec sleep 40'"
-	typeIn(t, p, job+"\r")
-	readUntil(t, p, "up\r\n")
-	typeIn(t, p, "\x1a") // Ctrl-Z
-	readUntil(t, p, "Stopped")
-	typeIn(t, p, "fg\r")
-	readUntil(t, p, job+"\r\n")
-	for p.(interface{ foreground() int }).foreground() == p.PID() { // until the job has the terminal
-		runtime.Gosched()
-	}
-	typeIn(t, p, "\x03") // Ctrl-C
-	readUntil(t, p, "^C")
-	typeIn(t, p, job+"\r")
-	readUntil(t, p, "up\r\n")
-	if err := p.Signal(syscall.SIGQUIT); err != nil { // to the job, not to bash
-		t.Error(err)
-	}
-	readUntil(t, p, "Quit")
-	typeIn(t, p, "echo $((40+2)); exit 5\r")
-	if out, code := readAll(t, p); !strings.Contains(out, "42") || code != 5 {
-		t.Errorf("%q, exit %d", out, code)
+// terminal is a program in a real pseudo-terminal of 24 × 80 and the screen it paints.
+type terminal struct {
+	t    *testing.T
+	pty  PTY
+	mu   sync.Mutex // guards screen and change
+	scr  *Screen
+	next chan struct{} // closed at the next change
+	code chan int
+}
+
+// sees waits until the screen holds text.
+func (x *terminal) sees(text string) {
+	x.t.Helper()
+	deadline := time.After(patience)
+	for {
+		x.mu.Lock()
+		shown, next := x.scr.Text(), x.next
+		x.mu.Unlock()
+		if strings.Contains(shown, text) {
+			return
+		}
+		select {
+		case <-next:
+		case <-deadline:
+			x.t.Fatalf("the terminal never shows %q; it shows:\n%s", text, shown)
+		}
 	}
 }
 
-// TestPTYNoDescriptorLeaks: a child inherits no descriptor of ours, and the limit of open files as
-// it was.
-func TestPTYNoDescriptorLeaks(t *testing.T) {
-	needLinux(t)
-	dir := t.TempDir()
-	f, err := openPrivate(filepath.Join(dir, "secret"), os.O_RDWR|os.O_CREATE)
+// types presses keys.
+func (x *terminal) types(keys string) { x.pty.Write([]byte(keys)) }
+
+// exits waits for the end and checks the exit code.
+func (x *terminal) exits(want int) {
+	x.t.Helper()
+	select {
+	case got := <-x.code:
+		if got != want {
+			x.t.Errorf("exit code %d, want %d; screen:\n%s", got, want, x.scr.Text())
+		}
+	case <-time.After(patience):
+		x.t.Fatalf("it does not end; screen:\n%s", x.scr.Text())
+	}
+}
+
+// toldOnFailure has the log of a failed test show the screen.
+func (x *terminal) toldOnFailure() {
+	x.t.Cleanup(func() {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if x.t.Failed() {
+			x.t.Logf("the terminal shows:\n%s", x.scr.Text())
+		}
+	})
+}
+
+// bridge starts atlasbridge with these arguments in a terminal.
+func bridge(t *testing.T, dir string, args ...string) *terminal {
+	t.Helper()
+	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir,
+		"TERM=xterm-256color", "PS1=$ ")
+	return inTerminal(t, env, append([]string{os.Args[0]}, args...)...)
+}
+
+// inTerminal starts a program in a terminal of 24 × 80 and ends it with the test.
+func inTerminal(t *testing.T, env []string, argv ...string) *terminal {
+	t.Helper()
+	pty, err := startPTY(argv, env, "", Size{Rows: 24, Cols: 80}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
-	_, stop := watchFolder(dir)
-	defer stop()
-	mustPTY(t, "sleep", "10") // another session in the same process
-	out, _ := readAll(t, mustPTY(t, "ls", "-l", "/proc/self/fd"))
-	for line := range strings.Lines(out) {
-		name, target, ok := strings.Cut(line, " -> ")
-		if ok && !strings.Contains(target, "/proc/") {
-			if !inheritedDescriptor(name) && !strings.HasPrefix(target, "/dev/pts/") {
-				t.Errorf("leaked: %s", line)
+	term := &terminal{
+		t:    t,
+		pty:  pty,
+		scr:  newScreen(24, 80),
+		next: make(chan struct{}),
+		code: make(chan int, 1),
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		buf := make([]byte, 4096)
+		for {
+			n, err := pty.Read(buf)
+			term.mu.Lock()
+			term.scr.Write(buf[:n])
+			close(term.next)
+			term.next = make(chan struct{})
+			term.mu.Unlock()
+			if err != nil {
+				term.code <- pty.Wait()
+				return
 			}
 		}
-	}
-	if strings.Contains(out, "ptmx") || strings.Contains(out, "secret") ||
-		strings.Contains(out, "inotify") {
-		t.Errorf("leaked: %s", out)
-	}
-	want, _ := exec.Command("sh", "-c", "ulimit -n").Output()
-	out, _ = readAll(t, mustPTY(t, "sh", "-c", "ulimit -n"))
-	if strings.TrimSpace(out) != strings.TrimSpace(string(want)) {
-		t.Errorf("limit of open files %q, want %q", out, want)
-	}
-}
-
-// inheritedDescriptor tells whether this process itself has the descriptor without close-on-exec.
-func inheritedDescriptor(ls string) bool {
-	b, _ := os.ReadFile("/proc/self/fdinfo/" + ls[strings.LastIndexByte(ls, ' ')+1:])
-	_, flags, ok := strings.Cut(string(b), "flags:")
-	n, err := strconv.ParseInt(strings.TrimSpace(strings.SplitN(flags, "\n", 2)[0]), 8, 64)
-	return ok && err == nil && n&0o2000000 == 0 // O_CLOEXEC
-}
-
-// nohup's choice holds for what runs inside; nothing else of ours does.
-func TestPTYSignalDispositions(t *testing.T) {
-	needLinux(t)
-	for trap, want := range map[string]string{
-		"":                 "0000000000000000 0000000000000000",
-		"trap '' HUP":      "0000000000000000 0000000000000001",
-		"trap '' INT PIPE": "0000000000000000 0000000000000002",
-	} {
-		cmd := exec.Command("sh", "-c", trap+"\nexec "+os.Args[0])
-		cmd.Env = ptyEnv(`pty-wrap awk '/SigBlk|SigIgn/ { print $2 }' /proc/self/status`)
-		out, err := cmd.CombinedOutput()
-		if got := strings.Join(strings.Fields(string(out)), " "); got != want || err != nil {
-			t.Errorf("%q: %q, %v, want %q", trap, got, err, want)
-		}
-	}
-}
-
-// After kill -9 of the wrapper even a child that ignores the hang-up goes.
-func TestPTYWrapperKilled(t *testing.T) {
-	needLinux(t)
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = ptyEnv(`pty-wrap trap '' HUP; echo $$; while :; do sleep .1; done`)
-	out, err := cmd.StdoutPipe()
-	if err = errors.Join(err, cmd.Start()); err != nil {
-		t.Fatal(err)
-	}
-	var pid int
-	if _, err := fmt.Fscan(out, &pid); err != nil {
-		t.Fatal(err)
-	}
-	start := processStart(pid)
-	if start == 0 || start != processStart(pid) {
-		t.Errorf("processStart(%d) = %d", pid, start)
-	}
-	cmd.Process.Kill()
-	cmd.Wait()
-	for deadline := time.Now().Add(5 * time.Second); processStart(pid) == start; runtime.Gosched() {
-		if time.Now().After(deadline) {
-			if proc, err := os.FindProcess(pid); err == nil {
-				proc.Kill()
-			}
-			t.Fatal("the child lives on")
-		}
-	}
-}
-
-/* ===== PTY: does it read? ===== */
-
-// awaitReading asks until the answer is want; it must then stay so for a moment, in which a program that has only just
-// begun would come to read.
-func awaitReading(t *testing.T, p PTY, want Reading) {
-	t.Helper()
-	comesTrue(t, fmt.Sprintf("Reading is %v", want), func() bool {
-		return p.State().Reading == want
+	}()
+	t.Cleanup(func() {
+		pty.Signal(os.Kill)
+		pty.Close()
+		<-done
 	})
-	for end := time.Now().Add(100 * time.Millisecond); time.Now().Before(end); runtime.Gosched() {
-		if last := p.State(); last.Reading != want {
-			t.Errorf("State() = %+v a moment later, want Reading %v", last, want)
+	return term
+}
+
+// ---- bench: the Bot API ----
+// One server that knows what its messages say, remembers all, and misbehaves on command.
+
+// botAPI is a Bot API server for one operator, 1001. It knows what its messages say, remembers what they said at any
+// time, and does to a request what the test wants.
+type botAPI struct {
+	*httptest.Server
+	t        *testing.T
+	pollWait time.Duration // the longest that a poll waits; 0: as long as it asks
+
+	mu       sync.Mutex    // guards what follows
+	changed  chan struct{} // closed at the next change
+	calls    []apiCall     // all but getUpdates
+	polls    []int64       // offsets asked for
+	messages map[int64]*seen
+	past     []seen            // what was sent or edited, in order
+	told     map[string]string // what a tap was told, by its id
+	taps     int
+	lastID   int64
+	updates  []string // as JSON, in order of their ids, until they are confirmed
+	lastUp   int64
+	flying   map[int64]int // edits under way by message
+	maxFly   int           // the most there were at a time
+	twice    int           // edits that changed nothing
+
+	fault   func(method string, w http.ResponseWriter) bool   // true: it has answered, and nothing is done
+	fate    func(method string, p map[string]any) fate        // what becomes of a request; nil: it is carried out
+	answers map[string]func(p map[string]any) (result string) // instead of the usual ones
+}
+
+// newBotAPI starts a server; the log of a failed test shows what it has.
+func newBotAPI(t *testing.T) *botAPI {
+	t.Helper()
+	s := &botAPI{
+		t:        t,
+		changed:  make(chan struct{}),
+		messages: map[int64]*seen{},
+		told:     map[string]string{},
+		lastID:   100,
+		lastUp:   9000,
+		flying:   map[int64]int{},
+		answers:  map[string]func(map[string]any) string{},
+	}
+	s.Server = httptest.NewServer(s)
+	t.Cleanup(func() {
+		s.CloseClientConnections()
+		s.Close()
+		if t.Failed() {
+			t.Logf("the phone shows:\n%s", s.dump())
+		}
+	})
+	return s
+}
+
+// config is a configuration that reaches this server.
+func (s *botAPI) config(more string) string {
+	return fmt.Sprintf("%s\n[telegram]\nbot_token = %q\nchat_id = 1001\nallowed_users = [1001]\n"+
+		"api_base = %q\n", more, fakeToken, s.URL)
+}
+
+// ServeHTTP answers what the client sends as JSON, or a document, which counts as a message with its content as text.
+func (s *botAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	method := path.Base(r.URL.Path)
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return // the caller has gone
+	}
+	kind := r.Header.Get("Content-Type")
+	if method == "sendDocument" {
+		body = documentAsMessage(kind, body)
+		kind = "application/json"
+	}
+	var p map[string]any
+	if err := json.Unmarshal(body, &p); err != nil || kind != "application/json" || p == nil {
+		http.Error(w, "not JSON", http.StatusTeapot)
+		return
+	}
+	s.mu.Lock()
+	fault := s.fault
+	s.mu.Unlock()
+	switch {
+	case fault != nil && fault(method, w):
+	case method == "getUpdates":
+		s.serveUpdates(w, r, p)
+	default:
+		s.serveCall(w, method, p)
+	}
+}
+
+// serveCall lets a request meet its fate.
+func (s *botAPI) serveCall(w http.ResponseWriter, method string, p map[string]any) {
+	id := numberOf(p, "message_id")
+	edit := strings.HasPrefix(method, "editMessage")
+	todo := fate{}
+	s.change(func() {
+		s.calls = append(s.calls, apiCall{method, p})
+		if edit {
+			s.flying[id]++
+			s.maxFly = max(s.maxFly, s.flying[id])
+		}
+		if s.fate != nil {
+			todo = s.fate(method, p)
+		}
+	})
+	if todo.hold != nil {
+		<-todo.hold
+	}
+	if todo.late != nil {
+		go func() {
+			<-todo.late
+			s.carryOut(method, p)
+		}()
+	}
+	answer := todo.answer
+	if answer == "" && todo.late == nil {
+		answer = s.carryOut(method, p)
+	}
+	if edit {
+		s.change(func() { s.flying[id]-- })
+	}
+	if todo.cut || todo.late != nil {
+		panic(http.ErrAbortHandler)
+	}
+	fmt.Fprint(w, answer)
+}
+
+// carryOut does what a request asks for, and returns the answer.
+func (s *botAPI) carryOut(method string, p map[string]any) (answer string) {
+	s.change(func() { answer = s.doneOf(method, p) })
+	return answer
+}
+
+// doneOf is carryOut with the lock.
+func (s *botAPI) doneOf(method string, p map[string]any) (answer string) {
+	text, _ := p["text"].(string)
+	id := numberOf(p, "message_id")
+	was := s.messages[id]
+	if answer := s.answers[method]; answer != nil {
+		return apiResult(answer(p))
+	}
+	switch method {
+	case "getMe":
+		return apiResult(`{"id":9,"is_bot":true,"first_name":"Bot","username":"my_bot"}`)
+	case "getWebhookInfo":
+		return apiResult(`{"url":""}`)
+	case "getMyCommands":
+		return apiResult("[]")
+	case "answerCallbackQuery":
+		s.told[fmt.Sprint(p["callback_query_id"])] = text
+		return apiResult("true")
+	case "deleteMessage":
+		if was != nil {
+			was.buttons = nil
+		}
+		return apiResult("true")
+	case "sendMessage", "sendDocument":
+		s.lastID++
+		id = s.lastID
+	case "editMessageText", "editMessageReplyMarkup":
+		if was == nil {
+			return apiRefusal("message to edit not found")
+		}
+		if method == "editMessageReplyMarkup" {
+			text = was.text
+		} else if text == was.text && maps.Equal(was.buttons, buttonsOf(p)) {
+			s.twice++
+			return apiRefusal("message is not modified")
+		}
+	default:
+		return apiResult("true")
+	}
+	now := seen{id, text, buttonsOf(p), time.Now(), method}
+	s.messages[id] = &now
+	s.past = append(s.past, now)
+	return apiResult(fmt.Sprintf(`{"message_id":%d,"date":%d,"chat":{"id":1001,"type":"private"}}`,
+		id, time.Now().Unix()))
+}
+
+// serveUpdates answers a poll: updates from its offset on, or none when its time is over.
+func (s *botAPI) serveUpdates(w http.ResponseWriter, r *http.Request, p map[string]any) {
+	offset := numberOf(p, "offset")
+	wait := time.Duration(numberOf(p, "timeout")) * time.Second
+	if s.pollWait > 0 {
+		wait = min(wait, s.pollWait)
+	}
+	end := time.After(wait)
+	s.change(func() { s.polls = append(s.polls, offset) })
+	for {
+		s.mu.Lock()
+		s.updates = slices.DeleteFunc(s.updates, func(u string) bool {
+			return updateID(u) < offset
+		})
+		batch := strings.Join(s.updates, ",")
+		changed := s.changed
+		s.mu.Unlock()
+		if batch != "" {
+			fmt.Fprint(w, apiResult("["+batch+"]"))
+			return
+		}
+		select {
+		case <-changed:
+		case <-end:
+			fmt.Fprint(w, apiResult("[]"))
+			return
+		case <-r.Context().Done():
 			return
 		}
 	}
 }
 
-// TestPTYStateReading: a program that waits for the terminal is known from one that works, whatever
-// call it waits in.
-func TestPTYStateReading(t *testing.T) {
-	needLinux(t)
-	const yes, busy = ReadingYes, ReadingBusy
-	for _, test := range []struct {
-		tool, script string
-		want         Reading
-	}{
-		{"cat", "echo up; exec cat", yes},
-		{"sleep", "echo up; exec sleep 30", busy},
-		{"sh", "echo up; read x", yes},
-		{"sh", "echo up; sleep 30 | cat", busy}, // the reader reads a pipe
-		{"bash", "echo up; bash -c 'read -p \"Name? \" x'; true", yes},
-		{"bash", "echo up; bash -c 'read -t 30 x'; true", yes},
-		{"bash", "echo up; bash -c 'read -e x'; true", yes},
-		{"python3", "python3 -c 'print(\"up\"); input()'", yes},
-		{"python3", "python3 -c 'print(\"up\"); import select; select.select([0],[],[],30)'", yes},
-		{"python3", "python3 -c 'print(\"up\"); import select; select.select([],[0],[],30); input()'", yes},
-		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.poll(); p.register(0, s.POLLIN); p.poll()'",
-			yes},
-		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.poll(); p.register(0, 0); p.poll()'", busy},
-		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.epoll(); p.register(0, 1); p.poll()'", yes},
-		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.epoll(); p.register(0, 0); p.poll()'", busy},
-		{"perl", "perl -e '$|=1; print \"up\n\"; vec($r,0,1)=1; select($r,undef,undef,30)'", yes},
-		{"script", "echo up; script -qc 'sleep 30' /dev/null", busy}, // a relay, judged by what runs inside
-		{"script", "echo up; script -qc 'sh -c \"read x\"' /dev/null", yes},
-		{"script", "echo up; script -qc \"script -qc 'sleep 30' /dev/null\" /dev/null", busy},
-		{"sh", "echo up; sh -c 'kill -STOP $$; read x'; true", busy},
-		{"setsid", "echo up; setsid sh -c 'read x' & sleep 30", busy}, // in another session
-	} {
-		t.Run(test.tool, func(t *testing.T) {
-			needTool(t, test.tool)
-			t.Parallel()
-			p := mustPTY(t, "sh", "-c", test.script)
-			readUntil(t, p, "up\r\n")
-			awaitReading(t, p, test.want)
-			if t.Failed() {
-				t.Log(test.script)
-			}
-		})
-	}
-	for _, mode := range []string{"pty-epoll", "pty-thread"} {
-		p := mustPTYChild(t, mode)
-		readUntil(t, p, "up\r\n")
-		awaitReading(t, p, yes)
-	}
+// change does something to the server and wakes who waits for it.
+func (s *botAPI) change(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+	close(s.changed)
+	s.changed = make(chan struct{})
 }
 
-// A program that was reading when it was stopped still looks so in /proc.
-func TestPTYStateStopped(t *testing.T) {
-	needLinux(t)
-	p := mustPTY(t, "sh", "-c", "echo up; exec cat")
-	readUntil(t, p, "up\r\n")
-	awaitReading(t, p, ReadingYes)
-	exec.Command("kill", "-STOP", strconv.Itoa(p.PID())).Run()
-	awaitStopped(t, p.PID())
-	if s := p.State(); s.Reading != ReadingBusy {
-		t.Errorf("stopped: %+v", s)
-	}
-	exec.Command("kill", "-CONT", strconv.Itoa(p.PID())).Run()
-	awaitReading(t, p, ReadingYes)
-}
-
-// TestPTYStateModes: canonical mode and echo are told as the child has set them.
-func TestPTYStateModes(t *testing.T) {
-	for modes, want := range map[string]TTYState{
-		"sane":         {Canonical: true, Echo: true},
-		"-echo":        {Canonical: true},
-		"-icanon":      {Echo: true},
-		"raw -echo":    {},
-		"-echo icanon": {Canonical: true},
-	} {
-		p := mustPTY(t, "sh", "-c", "stty "+modes+"; echo up; exec sleep 30")
-		readUntil(t, p, "up")
-		got := p.State()
-		got.Reading = 0
-		if got != want {
-			t.Errorf("stty %s: %+v, want %+v", modes, got, want)
-		}
-	}
-}
-
-// Another user's program (sudo, su) does not tell: that is unknown, never busy.
-func TestPTYStateOfAnotherUser(t *testing.T) {
-	needTool(t, "setpriv")
-	needTool(t, "su")
-	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
-		t.Skip("needs root on Linux")
-	}
-	exe := filepath.Join(t.TempDir(), "test")
-	if err := os.Chown(t.TempDir(), 65534, 65534); err != nil {
-		t.Skip("no other user in this namespace:", err)
-	}
-	if out, err := exec.Command("sh", "-c",
-		"cp "+os.Args[0]+" "+exe+"; chmod 755 "+exe+" "+filepath.Dir(exe)+" "+
-			filepath.Dir(filepath.Dir(exe))).CombinedOutput(); err != nil {
-		t.Skipf("%v: %s", err, out)
-	}
-	cmd := exec.Command("setpriv", "--reuid=65534", "--clear-groups", exe)
-	cmd.Env = ptyEnv("pty-state")
-	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "own 1\nroot's 0 false\n") {
-		t.Errorf("as nobody: %s%v", out, err)
-	}
-}
-
-/* ===== PTY: the host's terminal ===== */
-
-// TestRawModeAndSuspend: the host's terminal is raw while the session runs, and as it was when
-// suspended and at the end.
-func TestRawModeAndSuspend(t *testing.T) {
-	needTool(t, "bash")
-	// The child is a job of an interactive shell, as the wrapper is.
-	p := mustPTYIn(t, "", append(ptyEnv(""), "EXE="+os.Args[0]), "bash", "--norc", "--noprofile",
-		"-i")
-	readUntil(t, p, "$ ")
-	typeIn(t, p, "stty erase ^H -ixany; ATLASBRIDGE_TEST_CHILD=pty-stop $EXE\r")
-	readUntil(t, p, "raw\r\n")
-	if s := p.State(); s.Canonical || s.Echo {
-		t.Errorf("raw mode: %+v", s)
-	}
-	typeIn(t, p, "echo type''ahead\r") // for whoever reads next
-	if err := p.Signal(suspendSignal); err != nil {
-		t.Fatal(err)
-	}
-	out := readUntil(t, p, "\rtypeahead\r\n")
-	if !strings.Contains(out, "suspended\r\n") || !strings.Contains(out, "Stopped") {
-		t.Errorf("not cooked and stopped when suspended: %q", out)
-	}
-	typeIn(t, p, "stty -a; fg\r")
-	out = readUntil(t, p, "raw again\r\n")
-	if !strings.Contains(out, "erase = ^H") {
-		t.Errorf("not restored when suspended: %q", out)
-	}
-	if s := p.State(); s.Canonical || s.Echo {
-		t.Errorf("raw mode again: %+v", s)
-	}
-	typeIn(t, p, "x")
-	typeIn(t, p, "stty -a; exit 4\r")
-	out, code := readAll(t, p)
-	if !strings.Contains(out, "erase = ^H") || !strings.Contains(out, "isig icanon") || code != 4 {
-		t.Errorf("not restored at the end: %q, exit %d", out, code)
-	}
-}
-
-// TestRawModeNeedsATerminal: what is no terminal has neither raw mode nor size.
-func TestRawModeNeedsATerminal(t *testing.T) {
-	f, err := os.Open(os.DevNull)
-	_, rawErr := rawMode(f)
-	_, sizeErr := terminalSize(f)
-	if err != nil || rawErr == nil || sizeErr == nil {
-		t.Errorf("null device: %v; rawMode %v, terminalSize %v; want two errors", err, rawErr,
-			sizeErr)
-	}
-	f.Close()
-}
-
-// The same promises on Windows, where programs are others; runs under wine too, from a terminal.
-func TestWindowsPTY(t *testing.T) {
-	needWindows(t)
-	start := func(argv ...string) PTY {
-		return mustPTYIn(t, "", append(os.Environ(), "FOO=bär 😀"), argv...)
-	}
-	out, code := readAll(t, start("cmd.exe", "/c", "echo hello %FOO%& exit 3"))
-	if !strings.Contains(out, "hello bär") || code != 3 {
-		t.Errorf("%q, exit %d", out, code)
-	}
-	p := start("cmd.exe", "/q", "/k", "echo up")
-	readUntil(t, p, "up")
-	typeIn(t, p, "echo 1%FOO:~0,0%2\r")
-	readUntil(t, p, "12")
-	if err := p.Resize(Size{Rows: 40, Cols: 120}); err != nil {
-		t.Log("resizing (wine cannot):", err)
-	}
-	if s := p.State(); s.Reading != ReadingUnknown {
-		t.Errorf("State() = %+v", s)
-	}
-	typeIn(t, p, "exit 7\r")
-	if _, code := readAll(t, p); code != 7 {
-		t.Errorf("exit %d, want 7", code)
-	}
-	p = start("cmd.exe", "/q", "/k", "echo up")
-	readUntil(t, p, "up")
-	if id := processStart(p.PID()); id == 0 {
-		t.Error("processStart of a live child is 0")
-	}
-	go io.Copy(io.Discard, p)
-	p.Terminate(nil)
-	p.Wait()
-	if processStart(p.PID()) != 0 {
-		t.Error("lives after Terminate")
-	}
-	_, err := startPTY([]string{"no-such-tool-at-all"}, nil, "", Size{Rows: 1}, nil)
-	if !errors.Is(err, errNoTool) {
-		t.Errorf("startPTY(missing) = %v", err)
-	}
-}
-
-// TestWindowsPrivate: on Windows a folder and its files are the user's alone, appended to, and
-// replaced while open.
-func TestWindowsPrivate(t *testing.T) {
-	needWindows(t)
-	dir := filepath.Join(t.TempDir(), "state")
-	if err := errors.Join(mkdirPrivate(dir), ownedPrivate(dir)); err != nil {
-		t.Fatal(err)
-	}
-	if err := mkdirPrivate(dir); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("mkdirPrivate twice = %v", err)
-	}
-	if os.Getenv("WINEUSERNAME") != "" {
-		t.Skip("wine's files do not take over the folder's access list, and cannot be replaced while open")
-	}
-	path := filepath.Join(dir, "state.jsonl")
-	f, err := openPrivate(path, os.O_RDWR|os.O_CREATE|os.O_APPEND)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	io.WriteString(f, "one\n")
-	io.WriteString(f, "two\n")
-	if b, err := os.ReadFile(path); string(b) != "one\ntwo\n" {
-		t.Errorf("%q, %v", b, err)
-	}
-	next, err := openPrivate(path+".tmp", os.O_RDWR|os.O_CREATE|os.O_EXCL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	next.Close()
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer root.Close()
-	if err := root.Rename("state.jsonl.tmp", "state.jsonl"); err != nil {
-		t.Errorf("renaming over an open file: %v", err)
-	}
-}
-
-/* ===== Files and locks ===== */
-
-// TestLockFile: a lock keeps others out, of this process too, until it is released or its process
-// ends.
-func TestLockFile(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "state.lock")
-	cmd := exec.Command(os.Args[0])
-	// Only the *os.File keeps the lock: a collected one is a lost lock, and with two pollers the phone goes mad.
-	cmd.Env = append(ptyEnv("pty-lock "+path), "GOGC=1")
-	in, err1 := cmd.StdinPipe()
-	out, err2 := cmd.StdoutPipe()
-	if err := errors.Join(err1, err2, cmd.Start()); err != nil {
-		t.Fatal(err)
-	}
-	said := make([]byte, 7)
-	io.ReadFull(out, said)
-	if string(said) != "locked\n" {
-		t.Fatalf("the other process says %q", said)
-	}
-	f, err := openPrivate(path, os.O_RDWR|os.O_CREATE)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if err := lockFile(f, false); !errors.Is(err, errLocked) {
-		t.Errorf("lockFile(held by another) = %v, want errLocked", err)
-	}
-	got := make(chan error)
-	go func() { got <- lockFile(f, true) }()
-	select {
-	case err := <-got:
-		t.Errorf("lockFile did not wait: %v", err)
-	case <-time.After(50 * time.Millisecond): // nothing to wait for: it must go on waiting
-	}
-	in.Close() // the process ends, and the lock with it
-	if err := <-got; err != nil {
-		t.Error(err)
-	}
-	cmd.Wait()
-	second, err := openPrivate(path, os.O_RDWR)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer second.Close()
-	if err := lockFile(second, false); !errors.Is(err, errLocked) {
-		t.Errorf("lockFile(held by ourselves, another open) = %v, want errLocked", err)
-	}
-	if err := errors.Join(unlockFile(f), lockFile(second, false)); err != nil {
-		t.Errorf("after unlockFile: %v", err)
-	}
-}
-
-// TestOpenPrivate: only a file of the user's alone is opened, no link, folder or pipe, and what is
-// refused is not touched.
-func TestOpenPrivate(t *testing.T) {
-	needUnix(t)
-	dir := t.TempDir()
-	at := func(name string) string { return filepath.Join(dir, name) }
-	write := func(name string, mode fs.FileMode) {
-		os.WriteFile(at(name), []byte("keep"), mode)
-		os.Chmod(at(name), mode)
-	}
-	write("mine", 0o600)
-	write("wide", 0o644)
-	write("two", 0o600)
-	os.Link(at("two"), at("names"))
-	os.Symlink(at("mine"), at("symlink"))
-	os.Symlink(at("nowhere"), at("dangling"))
-	os.Mkdir(at("folder"), 0o700)
-	exec.Command("mkfifo", "-m", "600", at("fifo")).Run()
-	for name, want := range map[string]string{
-		"mine":     "",
-		"new":      "",
-		"wide":     "chmod go=",
-		"two":      "hard links",
-		"symlink":  "symbolic link",
-		"dangling": "symbolic link",
-		"folder":   "is a",
-		"fifo":     "not a file",
-		"no/such":  "no such file",
-	} {
-		f, err := openPrivate(at(name), os.O_RDWR|os.O_CREATE|os.O_TRUNC)
-		if (want == "") != (err == nil) || !strings.Contains(fmt.Sprint(err), want) {
-			t.Errorf("openPrivate(%s) = %v, want %q", name, err, want)
-		}
-		if err == nil {
-			info, _ := f.Stat()
-			if info.Mode() != 0o600 || info.Size() != 0 {
-				t.Errorf("openPrivate(%s): mode %v, size %d", name, info.Mode(), info.Size())
-			}
-			f.Close()
-		}
-	}
-	for _, name := range []string{"wide", "two"} { // refused is not emptied
-		if b, _ := os.ReadFile(at(name)); string(b) != "keep" {
-			t.Errorf("%s: %q", name, b)
-		}
-	}
-	if _, err := os.Lstat(at("nowhere")); err == nil {
-		t.Error("a dangling symbolic link was followed")
-	}
-	if _, err := openPrivate(at("missing"), os.O_RDONLY); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("openPrivate(missing) = %v", err)
-	}
-	for name, ok := range map[string]bool{
-		"mine":    true,
-		"wide":    false,
-		"folder":  true,
-		"symlink": false,
-		"two":     false,
-	} {
-		if err := ownedPrivate(at(name)); (err == nil) != ok {
-			t.Errorf("ownedPrivate(%s) = %v", name, err)
-		}
-	}
-	if err := os.Chown(at("mine"), 65534, 65534); err == nil { // root, where there is another user
-		if _, err := openPrivate(at("mine"), os.O_RDWR); !errors.Is(err, fs.ErrPermission) {
-			t.Errorf("another user's file: %v", err)
-		}
-	}
-	cmd := exec.Command("sh", "-c", "umask 0777; exec "+os.Args[0]+" </dev/null")
-	cmd.Env = ptyEnv("pty-lock " + at("umask"))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%s: %v", out, err)
-	}
-	if info, err := os.Stat(at("umask")); err != nil || info.Mode() != 0o600 {
-		t.Errorf("created under umask 0777: %v, %v", info.Mode(), err)
-	}
-}
-
-// TestWatchFolder: a creation, an append and a rename in the folder are told, until the watch is
-// stopped.
-func TestWatchFolder(t *testing.T) {
-	dir := t.TempDir()
-	ch, stop := watchFolder(dir)
-	if ch == nil {
-		t.Skip("this system does not tell")
-	}
-	defer stop()
-	path := filepath.Join(dir, "state.jsonl")
-	change := func(what string, fn func() error) {
-		t.Helper()
-		if err := fn(); err != nil {
-			t.Fatal(err)
+// await waits until something holds of the server, and says what it was where it never does.
+func (s *botAPI) await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		s.mu.Lock()
+		ok, changed := holds(), s.changed
+		s.mu.Unlock()
+		if ok {
+			return
 		}
 		select {
-		case <-ch:
-		case <-time.After(5 * time.Second):
-			t.Fatalf("%s was not noticed", what)
-		}
-		for more := true; more; { // what is left of this change
-			select {
-			case <-ch:
-			case <-time.After(20 * time.Millisecond):
-				more = false
-			}
+		case <-changed:
+		case <-deadline:
+			t.Fatalf("it never came: %s; calls: %v", what, s.calls)
 		}
 	}
-	change("creation", func() error { return os.WriteFile(path, nil, 0o600) })
-	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+}
+
+// until waits for a call of the method whose parameters match, and returns it.
+func (s *botAPI) until(t *testing.T, method, pattern string) (found apiCall) {
+	t.Helper()
+	re := regexp.MustCompile(pattern)
+	s.await(t, fmt.Sprintf("%s matching %q", method, pattern), func() bool {
+		for _, c := range s.calls {
+			if b, _ := json.Marshal(c.p); c.method == method && re.Match(b) {
+				found = c
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
+
+// confirmed waits until an update has been confirmed by a greater offset.
+func (s *botAPI) confirmed(t *testing.T, id int64) {
+	t.Helper()
+	s.await(t, fmt.Sprintf("update %d is confirmed", id), func() bool {
+		return slices.ContainsFunc(s.polls, func(o int64) bool { return o > id })
+	})
+}
+
+// count is how often a method was called.
+func (s *botAPI) count(method string) (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.calls {
+		if c.method == method {
+			n++
+		}
+	}
+	return n
+}
+
+// decides sets what becomes of the requests to come.
+func (s *botAPI) decides(f func(method string, p map[string]any) fate) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fate = f
+}
+
+// first gives the first edit its fate, and tells when it is there.
+func (s *botAPI) first(todo fate) (there <-chan struct{}) {
+	arrived := make(chan struct{})
+	n := 0
+	s.decides(func(method string, _ map[string]any) fate {
+		if !strings.HasPrefix(method, "editMessage") {
+			return fate{}
+		}
+		n++
+		if n > 1 {
+			return fate{}
+		}
+		close(arrived)
+		return todo
+	})
+	return arrived
+}
+
+// edits are those that were carried out on the message, 0: on any.
+func (s *botAPI) edits(msg int64) (done []seen) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.past {
+		if strings.HasPrefix(e.method, "editMessage") && (msg == 0 || e.id == msg) {
+			done = append(done, e)
+		}
+	}
+	return done
+}
+
+// message is a message as it is, the zero value where it is not known.
+func (s *botAPI) message(id int64) seen {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.messages[id] == nil {
+		return seen{}
+	}
+	return *s.messages[id]
+}
+
+// put makes a message with two buttons that say nothing.
+func (s *botAPI) put(id int64, text string) {
+	s.change(func() {
+		s.messages[id] = &seen{
+			id:      id,
+			text:    text,
+			buttons: map[string]string{"one": "1", "two": "2"},
+		}
+	})
+}
+
+// send has updates arrive, with their ids.
+func (s *botAPI) send(updates ...string) {
+	s.change(func() { s.updates = append(s.updates, updates...) })
+}
+
+// update has one arrive, with the next id.
+func (s *botAPI) update(u map[string]any) {
+	s.change(func() {
+		s.lastUp++
+		u["update_id"] = s.lastUp
+		text, err := json.Marshal(u)
+		if err != nil {
+			s.t.Error(err)
+		}
+		s.updates = append(s.updates, string(text))
+	})
+}
+
+// tapped has the operator tap a button, and returns the tap's id.
+func (s *botAPI) tapped(message int64, data string) (id string) {
+	s.change(func() {
+		s.taps++
+		id = fmt.Sprint("tap", s.taps)
+	})
+	s.update(map[string]any{"callback_query": map[string]any{
+		"id":   id,
+		"data": data,
+		"from": map[string]any{"id": 1001, "first_name": "Operator"},
+		"message": map[string]any{
+			"message_id": message,
+			"date":       time.Now().Unix(),
+			"chat":       map[string]any{"id": 1001, "type": "private"},
+		},
+	}})
+	return id
+}
+
+// writes has the operator send a text, as a reply where to is not 0.
+func (s *botAPI) writes(text string, to int64) {
+	s.mu.Lock()
+	id := 5000 + s.lastUp
+	s.mu.Unlock()
+	chat := map[string]any{"id": 1001, "type": "private"}
+	m := map[string]any{
+		"message_id": id,
+		"date":       time.Now().Unix() + 1,
+		"text":       text,
+		"from":       map[string]any{"id": 1001, "first_name": "Operator"},
+		"chat":       chat,
+	}
+	if to != 0 {
+		m["reply_to_message"] = map[string]any{
+			"message_id": to,
+			"date":       time.Now().Unix(),
+			"chat":       chat,
+		}
+	}
+	s.update(map[string]any{"message": m})
+}
+
+// dump is what the phone shows.
+func (s *botAPI) dump() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var b strings.Builder
+	for _, id := range slices.Sorted(maps.Keys(s.messages)) {
+		fmt.Fprintf(&b, "%d %q %v\n", id, s.messages[id].text, s.messages[id].buttons)
+	}
+	return b.String() + fmt.Sprint(s.told)
+}
+
+// shows waits for a message that holds text and, where named, has a button whose label ends so.
+func (s *botAPI) shows(text, button string) seen {
+	s.t.Helper()
+	return s.where(fmt.Sprintf("%q with button %q", text, button), func(m seen) bool {
+		_, ok := m.ending(button)
+		return strings.Contains(m.text, text) && (button == "" || ok)
+	})
+}
+
+// press taps the button whose label ends so.
+func (s *botAPI) press(m seen, label string) {
+	data, _ := m.ending(label)
+	s.tapped(m.id, data)
+}
+
+// where waits for a message as it is now that fits.
+func (s *botAPI) where(what string, fits func(seen) bool) (found seen) {
+	s.t.Helper()
+	s.await(s.t, what, func() bool {
+		for _, id := range slices.Sorted(maps.Keys(s.messages)) {
+			if fits(*s.messages[id]) {
+				found = *s.messages[id]
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
+
+// find waits for a message that holds text and has a button for that purpose.
+func (s *botAPI) find(text string, purpose *regexp.Regexp) seen {
+	s.t.Helper()
+	return s.where(fmt.Sprintf("%q with a button %v", text, purpose), func(m seen) bool {
+		_, ok := m.choice(purpose)
+		return ok && strings.Contains(m.text, text)
+	})
+}
+
+// settled waits until a message has no buttons any more.
+func (s *botAPI) settled(id int64) seen {
+	s.t.Helper()
+	return s.where(fmt.Sprintf("message %d without buttons", id), func(m seen) bool {
+		return m.id == id && len(m.buttons) == 0
+	})
+}
+
+// ended waits until a message has no buttons any more and says one of these; what is on its way is not over.
+func (s *botAPI) ended(id int64, words ...*regexp.Regexp) seen {
+	s.t.Helper()
+	return s.where(fmt.Sprintf("message %d with its outcome, one of %v", id, words), func(m seen) bool {
+		says := func(one *regexp.Regexp) bool { return one.MatchString(m.text) }
+		return m.id == id && len(m.buttons) == 0 && slices.ContainsFunc(words, says)
+	})
+}
+
+// unanswered waits until a message has no buttons any more and does not say that it was answered.
+func (s *botAPI) unanswered(id int64, words ...*regexp.Regexp) seen {
+	s.t.Helper()
+	return s.where(fmt.Sprintf("message %d as not answered, one of %v", id, words), func(m seen) bool {
+		says := func(one *regexp.Regexp) bool { return one.MatchString(m.text) }
+		return m.id == id && len(m.buttons) == 0 && !says(saysAnswered) &&
+			(len(words) == 0 || slices.ContainsFunc(words, says))
+	})
+}
+
+// now is a message as it is.
+func (s *botAPI) now(id int64) seen {
+	s.t.Helper()
+	return s.where(fmt.Sprint("message ", id), func(m seen) bool { return m.id == id })
+}
+
+// texts is all that was ever shown.
+func (s *botAPI) texts() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var b strings.Builder
+	for _, m := range s.past {
+		b.WriteString(m.text + "\n")
+	}
+	return b.String()
+}
+
+// came is how many messages came that hold text.
+func (s *botAPI) came(text string) (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range s.past {
+		if strings.HasPrefix(m.method, "send") && strings.Contains(m.text, text) {
+			n++
+		}
+	}
+	return n
+}
+
+// tap presses a button of a message as it was seen, and returns the tap's id.
+func (s *botAPI) tap(m seen, purpose *regexp.Regexp) (id string) {
+	s.t.Helper()
+	label, ok := m.choice(purpose)
+	if !ok {
+		s.t.Errorf("no button %v to tap; there are %v", purpose, m.buttons)
+	}
+	return s.tapped(m.id, m.buttons[label])
+}
+
+// answer waits for what a tap is told.
+func (s *botAPI) answer(id string) (said string) {
+	s.t.Helper()
+	s.await(s.t, "an answer to "+id, func() (told bool) {
+		said, told = s.told[id]
+		return told
+	})
+	return said
+}
+
+// honest checks the life of a message: text came in so many messages; a label always meant the same, and an answer
+// always had the same label; buttons that went never came back.
+func (s *botAPI) honest(t *testing.T, text string, id int64, messages int) {
+	t.Helper()
+	if n := s.came(text); n != messages {
+		t.Errorf("%d messages show %q, want %d", n, text, messages)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	meant, named, over := map[string]string{}, map[string]string{}, false
+	for _, m := range s.past {
+		if m.id != id {
+			continue
+		}
+		if over && len(m.buttons) > 0 {
+			t.Errorf("buttons come back: %v", m.buttons)
+		}
+		over = over || len(m.buttons) == 0
+		for label, data := range m.buttons {
+			if was, ok := meant[label]; ok && was != data {
+				t.Errorf("button %q meant %s and means %s", label, was, data)
+			}
+			if was, ok := named[data]; ok && was != label {
+				t.Errorf("%s was called %q and is called %q", data, was, label)
+			}
+			meant[label], named[data] = data, label
+		}
+	}
+}
+
+// apiCall is a request with its parameters.
+type apiCall struct {
+	method string
+	p      map[string]any
+}
+
+// seen is a message at one time.
+type seen struct {
+	id      int64
+	text    string
+	buttons map[string]string // label → callback data
+	at      time.Time
+	method  string // that made it so
+}
+
+// ending is the data of the button whose label ends so.
+func (m seen) ending(label string) (data string, ok bool) {
+	for text, data := range m.buttons {
+		if strings.HasSuffix(text, label) {
+			return data, true
+		}
+	}
+	return "", false
+}
+
+// choice is the label of a button for that purpose.
+func (m seen) choice(purpose *regexp.Regexp) (label string, ok bool) {
+	for _, label := range slices.Sorted(maps.Keys(m.buttons)) {
+		if purpose.MatchString(label) &&
+			(purpose != lastingButton || !noButton.MatchString(label)) {
+			return label, true
+		}
+	}
+	return "", false
+}
+
+// fate is what becomes of a request. The zero value: it is carried out and answered.
+type fate struct {
+	hold   <-chan struct{} // it is held until this is closed
+	answer string          // it is not carried out, and answered so
+	cut    bool            // the connection is closed instead of an answer
+	late   <-chan struct{} // cut at once, and carried out when this is closed
+}
+
+// apiResult is an answer that carries this.
+func apiResult(result string) string { return `{"ok":true,"result":` + result + `}` }
+
+// apiRefusal is the answer to a request that cannot be done.
+func apiRefusal(why string) string {
+	return `{"ok":false,"error_code":400,"description":"Bad Request: ` + why + `"}`
+}
+
+// numberOf is a number among parameters, 0 when it is not there.
+func numberOf(p map[string]any, name string) int64 {
+	n, _ := p[name].(float64)
+	return int64(n)
+}
+
+// buttonsOf are the buttons of a message that is to be sent.
+func buttonsOf(p map[string]any) map[string]string {
+	buttons := map[string]string{}
+	markup, _ := p["reply_markup"].(map[string]any)
+	rows, _ := markup["inline_keyboard"].([]any)
+	for _, row := range rows {
+		list, _ := row.([]any)
+		for _, one := range list {
+			b, _ := one.(map[string]any)
+			buttons[fmt.Sprint(b["text"])] = fmt.Sprint(b["callback_data"])
+		}
+	}
+	return buttons
+}
+
+// documentAsMessage is the JSON of a sendMessage that says what a sendDocument carries.
+func documentAsMessage(contentType string, body []byte) []byte {
+	_, boundary, _ := strings.Cut(contentType, "boundary=")
+	fields := map[string]any{}
+	parts := multipart.NewReader(bytes.NewReader(body), strings.Trim(boundary, `"`))
+	text := ""
+	for part, err := parts.NextPart(); err == nil; part, err = parts.NextPart() {
+		content, readErr := io.ReadAll(part)
+		switch {
+		case readErr != nil:
+			text += readErr.Error()
+		case part.FormName() == "reply_markup":
+			fields["reply_markup"] = json.RawMessage(content)
+		case part.FormName() == "caption" || part.FileName() != "":
+			text += string(content) + "\n"
+		}
+	}
+	fields["text"] = text
+	out, err := json.Marshal(fields)
+	if err != nil {
+		return []byte(`{"text":"a document that cannot be read"}`)
+	}
+	return out
+}
+
+// updateID is the id of an update.
+func updateID(u string) int64 {
+	var v update
+	json.Unmarshal([]byte(u), &v)
+	return v.ID
+}
+
+// ---- bench: Telegram ----
+// A Telegram with a store and one session behind a Bot API, and what arrives there.
+
+// tgEnv is a store with one session, and a Telegram that talks to a server of its own.
+type tgEnv struct {
+	*Telegram
+	t   *testing.T
+	srv *botAPI
+	s   *SessionRecord
+}
+
+// newTGEnv has a store, a session and a Bot API of its own.
+func newTGEnv(t *testing.T) *tgEnv {
+	t.Helper()
+	e := &tgEnv{t: t, srv: newBotAPI(t)}
+	e.srv.pollWait = 100 * time.Millisecond
+	e.Telegram = e.other(home(t, ""))
+	s := &SessionRecord{
+		Head:      Head{ID: newID()},
+		Tool:      "claude",
+		Label:     "api",
+		Cwd:       "/home/u/proj",
+		Status:    "active",
+		Activity:  "running",
+		StartedAt: time.Now().UTC(),
+	}
+	err := e.store.Update(func(*View) ([]Record, error) { return []Record{s}, nil })
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
-	change("append", func() error {
-		_, err := f.WriteString("{}\n")
-		return err
-	})
-	os.WriteFile(path+".tmp", nil, 0o600)
-	change("rename", func() error { return os.Rename(path+".tmp", path) })
-	stop()
-	for range ch { // ends
+	e.s = s
+	return e
+}
+
+// other is a Telegram with a store of its own in that folder.
+func (e *tgEnv) other(dir string) *Telegram {
+	e.t.Helper()
+	st, err := openStore(dir)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Cleanup(func() { st.Close() })
+	cfg := &Config{Token: fakeToken, ChatID: 1001, Users: []int64{1001}, APIBase: e.srv.URL}
+	return newTelegram(cfg, st, nil)
+}
+
+// poll runs Poll until stop is called, or the test's end.
+func (e *tgEnv) poll(tg *Telegram) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		tg.Poll(ctx)
+	}()
+	stop = func() {
+		cancel()
+		<-done
+	}
+	e.t.Cleanup(stop)
+	return stop
+}
+
+// ask records a question, sends it, and returns it as it then is.
+func (e *tgEnv) ask(p PromptRecord) *PromptRecord {
+	e.t.Helper()
+	p.ID = newID()
+	p.SessionID = e.s.ID
+	p.Nonce = newNonce()
+	p.Status = Created
+	p.CreatedAt, p.ExpiresAt = time.Now().UTC(), time.Now().Add(5*time.Minute).UTC()
+	if p.Confidence == "" {
+		p.Confidence, p.Signals = "high", []string{"pattern"}
+	}
+	err := e.store.Update(func(*View) ([]Record, error) { return []Record{&p}, nil })
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.store.Move(p.ID, Routed, func(q *PromptRecord) { q.ShownAll = !q.Cut && fitsMessage(q) })
+	id, err := e.Ask(context.Background(), &p, e.s)
+	if err != nil || id == 0 {
+		e.t.Fatalf("Ask = %d, %v", id, err)
+	}
+	e.store.Move(p.ID, AwaitingReply, func(q *PromptRecord) { q.MsgID = id })
+	return e.prompt(p.ID)
+}
+
+// prompt is a question as it is now.
+func (e *tgEnv) prompt(id string) *PromptRecord {
+	e.t.Helper()
+	v, err := e.store.View()
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	p := *v.Prompts[id]
+	return &p
+}
+
+// auditLog is the text of the audit log.
+func (e *tgEnv) auditLog() string {
+	b, _ := os.ReadFile(filepath.Join(e.store.Dir, "audit.log"))
+	return string(b)
+}
+
+// process is a Telegram as another process of the same user has it.
+func (e *tgEnv) process() *Telegram { return e.other(e.store.Dir) }
+
+// receiver is one that polls, as far as a test wants.
+func (e *tgEnv) receiver(tg *Telegram) *receiver {
+	return &receiver{Telegram: tg, ctx: e.t.Context(), lastOK: time.Now()}
+}
+
+// says checks what a message says at last, and that it has no buttons.
+func (e *tgEnv) says(msg int64, want string) {
+	e.t.Helper()
+	if m := e.srv.message(msg); len(m.buttons) != 0 || !strings.Contains(m.text, want) {
+		e.t.Errorf("message %d says %q with %d buttons, want %q and none", msg, m.text,
+			len(m.buttons), want)
 	}
 }
 
-// TestProcessStart: a process is told from another of the same pid, and one that has ended is none.
-func TestProcessStart(t *testing.T) {
-	own := processStart(os.Getpid())
-	if own == 0 || own != processStart(os.Getpid()) {
-		t.Errorf("processStart(own) = %d", own)
+// paid checks that nothing is owed.
+func (e *tgEnv) paid() {
+	e.t.Helper()
+	owed, _, err := e.store.Owed(nil)
+	if len(owed) > 0 || err != nil {
+		e.t.Errorf("owed: %v, %v; the first is %s and its message says %q, replaced %v", len(owed),
+			err, owed[0].Status, owed[0].MsgStatus, owed[0].OldMsgIDs)
 	}
-	cmd := exec.Command(os.Args[0], "-test.run=^$")
-	if err := cmd.Run(); err != nil {
+}
+
+// over decides a question and takes it to the status, without an edit.
+func (e *tgEnv) over(p *PromptRecord, to State) *PromptRecord {
+	e.t.Helper()
+	if to != Canceled && to != Failed && to != Expired {
+		_, why, err := e.store.Decide(storeTap(p, "y"), time.Now())
+		if err != nil || why != "" {
+			e.t.Fatal(why, err)
+		}
+	}
+	steps := map[State][]State{
+		Injected: {Injected},
+		Resolved: {Injected, Resolved},
+		Canceled: {Canceled},
+		Failed:   {Failed},
+	}
+	for _, step := range steps[to] {
+		if moved, err := e.store.Move(p.ID, step, nil); !moved || err != nil {
+			e.t.Fatal(moved, err)
+		}
+	}
+	return e.prompt(p.ID)
+}
+
+// settling calls Settle beside the test, so often, and waits until that is known to all; the result waits for them.
+func (e *tgEnv) settling(tg *Telegram, p *PromptRecord, times int) (wait func()) {
+	e.t.Helper()
+	var all sync.WaitGroup
+	users := func() int {
+		tg.messagesMu.Lock()
+		defer tg.messagesMu.Unlock()
+		if tg.messages[p.ID] == nil {
+			return 0
+		}
+		return tg.messages[p.ID].users
+	}
+	before := users()
+	var ended sync.Map
+	for i := range times {
+		all.Go(func() {
+			defer ended.Store(i, true)
+			if err := tg.Settle(e.t.Context(), p, e.s); err != nil {
+				e.t.Errorf("Settle: %v", err)
+			}
+		})
+	}
+	comesTrue(e.t, "Settle was called", func() bool {
+		n := 0
+		ended.Range(func(any, any) bool {
+			n++
+			return true
+		})
+		return users()+n >= before+times
+	})
+	return all.Wait
+}
+
+// firstAndPoll gives the first edit its fate and has another process poll.
+func (e *tgEnv) firstAndPoll(todo fate) <-chan struct{} {
+	there := e.srv.first(todo)
+	e.poll(e.process())
+	return there
+}
+
+// tgTap is a tap by the operator on the question's message.
+func tgTap(id int64, p *PromptRecord, value string) string {
+	return tgTapOn(id, p, value, p.MsgID, 1001)
+}
+
+// tgTapOn is a tap by anybody, on any message.
+func tgTapOn(id int64, p *PromptRecord, value string, msg, from int64) string {
+	return fmt.Sprintf(`{"update_id":%d,"callback_query":{"id":"q%d","from":{"id":%d},`+
+		`"message":{"message_id":%d,"date":5,"chat":{"id":%d,"type":"private"}},"data":"ans:%s:%s:%.16s:%s"}}`,
+		id, id, from, msg, from, shortID(p.ID), shortID(p.SessionID), p.Nonce, value)
+}
+
+// tgSay is a text by the operator; more is further members of the message.
+func tgSay(id int64, text string, more string) string {
+	b, _ := json.Marshal(text)
+	return fmt.Sprintf(`{"update_id":%d,"message":{"message_id":%d,"date":%d,"from":{"id":1001},`+
+		`"chat":{"id":1001,"type":"private"},"text":%s%s}}`,
+		id, id, time.Now().Unix(), b, more)
+}
+
+// yesNo is a question that is refused by waiting.
+var yesNo = PromptRecord{Prompt: Prompt{Type: YesNo, Question: "Continue? (y/n)", Excerpt: "Continue? (y/n)",
+	SafeDefault: ref("n")}}
+
+// tgMenu is a permission with a lasting choice.
+var tgMenu = PromptRecord{Prompt: Prompt{Type: MultipleChoice, Permission: true, Question: "Do you want to proceed?",
+	Excerpt: "touch /tmp/x", SafeDefault: ref("3"), Choices: []Choice{{Key: "1", Label: "Yes", Grants: true},
+		{Key: "2", Label: "Yes, and don't ask again for touch", Grants: true}, {Key: "3", Label: "No"}}}}
+
+// tgWith is a question with something changed.
+func tgWith(p PromptRecord, change func(*PromptRecord)) PromptRecord {
+	change(&p)
+	return p
+}
+
+// ---- bench: what a phone says ----
+// In no particular words: what a message tells, and what a button is for.
+
+// What a phone may say, in no particular words.
+var (
+	saysKeyboard = regexp.MustCompile(`(?i)keyboard`)
+	saysPhone    = regexp.MustCompile(`(?i)phone`)
+	saysReplaced = regexp.MustCompile(`(?i)replaced|changed|another question|no longer|out of date|left the screen`)
+	saysExpired  = regexp.MustCompile(`(?i)expired|nobody|no answer`)
+	saysLost     = regexp.MustCompile(`(?i)not delivered|ended before|did not reach|not taken|gave up|given up|gone`)
+	saysNothing  = regexp.MustCompile(`(?i)nothing|no longer|already|out of date|over|replaced|expired|too late|answered`)
+	saysAnswered = regexp.MustCompile(`(?i)✅|answered .*phone|(yes|no)\b.* · phone`)
+)
+
+// What is a button for. Each is looked for with or without a number and a picture in front of its word.
+var (
+	yesButton     = regexp.MustCompile(`(?i)^[^\pL\d]*(\d+[.:)]?\s*)?(yes|allow|continue)[^\pL]*$`)
+	noButton      = regexp.MustCompile(`(?i)^[^\pL\d]*(\d+[.:)]?\s*)?(no|deny)[^\pL]*$`)
+	lastingButton = regexp.MustCompile(`(?i)always|stop asking|don.t ask|lasting|remember|session|project`)
+	showAllButton = regexp.MustCompile(`(?i)show all`)
+	againButton   = regexp.MustCompile(`(?i)ask again`)
+	enterButton   = regexp.MustCompile(`(?i)enter|continue`)
+	leaveButton   = regexp.MustCompile(`(?i)leave it|cancel|skip`)
+	grantButton   = regexp.MustCompile(`(?i)\b(yes|enter|allow|approve|continue|execute)\b`)
+	anyButton     = regexp.MustCompile(`.`)
+)
+
+// ---- bench: the puppet ----
+// A tool in a terminal that does what the test says, and tells what it read while which screen
+// stood.
+
+// order is what the test has a tool do.
+type order struct {
+	Seq    int
+	Name   string // of the screen from now on
+	Write  string
+	Raw    bool   // the terminal is made raw before
+	NoEcho bool   // it no longer echoes
+	Exit   bool   // the tool ends
+	Signal string // what claude's hooks get
+	Play   *play  // what claude does
+}
+
+// report is what a tool tells.
+type report struct {
+	At     time.Time
+	What   string // done key shown hook hookend paint decided ran message done
+	Seq    int
+	Dialog int
+	By     string
+	Text   string
+	Screen string // that stood when a key was read
+	Early  bool   // in its first 20 ms: nobody can look and type in one step
+	JSON   json.RawMessage
+}
+
+// puppet is such a tool, seen from the test.
+type puppet struct {
+	t       *testing.T
+	tool    string // the path of the script that starts it
+	mu      sync.Mutex
+	orders  *json.Encoder // nil until it has called; guarded like what follows
+	reports []report
+	next    chan struct{}
+	seq     int
+}
+
+// newPuppet makes a tool of that name; mode is what the test binary becomes.
+func newPuppet(t *testing.T, name, mode string) *puppet {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
 		t.Fatal(err)
 	}
-	if got := processStart(cmd.Process.Pid); got != 0 {
-		t.Errorf("processStart(ended) = %d", got)
+	c := &puppet{t: t, tool: filepath.Join(t.TempDir(), name), next: make(chan struct{})}
+	script := fmt.Sprintf("#!/bin/sh\ncase $1 in --version) echo '2.1.330 (Claude Code)'; exit;; esac\n"+
+		"ATLASBRIDGE_TEST_CHILD=%q exec %q \"$@\"\n",
+		mode+" "+listener.Addr().String(), os.Args[0])
+	syscall.ForkLock.RLock() // no child has the file open for writing when it is started: that fails with "text file busy"
+	err = os.WriteFile(c.tool, []byte(script), 0o700)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		t.Fatal(err)
 	}
-	if err := syncDir(t.TempDir()); err != nil {
-		t.Error(err)
+	go c.listen(listener)
+	t.Cleanup(func() {
+		_ = listener.Close() // it may be closed
+		if t.Failed() {
+			t.Logf("the tool tells:\n%s", c.log())
+		}
+	})
+	return c
+}
+
+// listen gathers the reports until the tool is gone.
+func (c *puppet) listen(listener net.Listener) {
+	conn, err := listener.Accept()
+	if err != nil {
+		return // the test is over
 	}
-	if name := networkFS("/proc/self"); name != "" {
-		t.Errorf("networkFS(/proc) = %q", name)
+	defer conn.Close()
+	c.change(func() { c.orders = json.NewEncoder(conn) })
+	reports := json.NewDecoder(conn)
+	for {
+		var r report
+		if err := reports.Decode(&r); err != nil {
+			c.change(func() { c.reports = append(c.reports, report{At: time.Now(), What: "gone"}) })
+			return
+		}
+		c.change(func() { c.reports = append(c.reports, r) })
 	}
 }
 
-/* ===== Benchmarks ===== */
+// change does something to what is known of the tool, and wakes who waits for it.
+func (c *puppet) change(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
+	close(c.next)
+	c.next = make(chan struct{})
+}
 
-// BenchmarkPTYState asks whether a child, or a child of its children, reads.
-func BenchmarkPTYState(b *testing.B) {
-	for _, script := range []string{"exec cat", "exec sleep 100",
-		"sh -c 'sh -c \"sleep 100; true\"; true'; true"} {
-		b.Run(strings.Fields(script)[0]+strings.Fields(script)[1], func(b *testing.B) {
-			p := mustPTY(b, "sh", "-c", "echo up; "+script)
-			readUntil(b, p, "up\r\n")
-			for b.Loop() {
-				p.State()
+// log is all that was told.
+func (c *puppet) log() (all string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.reports {
+		all += fmt.Sprintf("%s %s dialog %d by %q %q screen %q early %v %s\n",
+			r.At.Format("05.000"), r.What, r.Dialog, r.By, r.Text, r.Screen, r.Early, r.JSON)
+	}
+	return all
+}
+
+// that waits until something holds.
+func (c *puppet) that(what string, holds func() bool) {
+	c.t.Helper()
+	deadline := time.After(patience)
+	for {
+		c.mu.Lock()
+		ok, next := holds(), c.next
+		c.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-next:
+		case <-deadline:
+			c.t.Fatalf("the tool never tells: %s", what)
+		}
+	}
+}
+
+// until waits for such a report; dialog -1: of any.
+func (c *puppet) until(what string, dialog int) (found report) {
+	c.t.Helper()
+	c.that(fmt.Sprintf("%s of dialog %d", what, dialog), func() bool {
+		i := slices.IndexFunc(c.reports, func(r report) bool {
+			return r.What == what && (dialog < 0 || r.Dialog == dialog)
+		})
+		if i >= 0 {
+			found = c.reports[i]
+		}
+		return i >= 0
+	})
+	return found
+}
+
+// count is how many reports of that kind came.
+func (c *puppet) count(what string) (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.reports {
+		if r.What == what {
+			n++
+		}
+	}
+	return n
+}
+
+// keys is all it read, but for what came too early.
+func (c *puppet) keys() string { return c.keysAt("") }
+
+// keysAt is what it read while that screen stood, "" any.
+func (c *puppet) keysAt(screen string) (keys string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.reports {
+		if r.What == "key" && !r.Early && (screen == "" || r.Screen == screen) {
+			keys += r.Text
+		}
+	}
+	return keys
+}
+
+// reads waits until it has read want, while that screen stood.
+func (c *puppet) reads(screen, want string) {
+	c.t.Helper()
+	c.that(fmt.Sprintf("it read %q at %q", want, screen), func() bool {
+		keys := ""
+		for _, r := range c.reports {
+			if r.What == "key" && !r.Early && r.Screen == screen {
+				keys += r.Text
 			}
+		}
+		return strings.Contains(keys, want)
+	})
+}
+
+// order waits until the tool is there and has done it.
+func (c *puppet) order(o order) {
+	c.t.Helper()
+	c.that("hello", func() bool { return c.orders != nil })
+	c.mu.Lock()
+	c.seq++
+	o.Seq = c.seq
+	err := c.orders.Encode(o)
+	c.mu.Unlock()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if !o.Exit {
+		c.that(fmt.Sprint("order ", o.Seq, " done"), func() bool {
+			return slices.ContainsFunc(c.reports, func(r report) bool {
+				return r.What == "obeyed" && r.Seq == o.Seq
+			})
 		})
 	}
 }
 
-// BenchmarkPTYCopy is the reference for throughput: 64 KiB reads and writes, and nothing looks at the bytes.
-func BenchmarkPTYCopy(b *testing.B) {
-	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
-	if err != nil {
-		b.Fatal(err)
+// show has it write text, after which the screen has that name.
+func (c *puppet) show(name, text string) {
+	c.t.Helper()
+	c.order(order{Name: name, Write: text})
+}
+
+// stageSession runs a puppet under atlasbridge.
+func stageSession(t *testing.T, config string, flags ...string) (*botAPI, *puppet, string, *terminal) {
+	t.Helper()
+	w := newBotAPI(t)
+	c := newPuppet(t, "tool", "puppet")
+	dir := home(t, w.config("away_after_seconds = 0\n"+config))
+	x := bridge(t, dir, slices.Concat([]string{"run"}, flags, []string{c.tool})...)
+	x.toldOnFailure()
+	return w, c, dir, x
+}
+
+// wire is a tool's connection to its test.
+type wire struct {
+	mu      sync.Mutex // guards reports, screen and changed
+	reports *json.Encoder
+	orders  *json.Decoder
+	screen  string
+	changed time.Time
+}
+
+// tell ends the tool when nobody listens any more.
+func (l *wire) tell(r report) {
+	r.At = time.Now()
+	if err := l.reports.Encode(r); err != nil {
+		os.Exit(0)
 	}
-	defer null.Close()
-	const total = 64 << 20
-	buf, reads := make([]byte, 64<<10), 0
-	for b.Loop() {
-		p := mustPTYChild(b, "pty-flood "+strconv.Itoa(total))
+}
+
+// obey does what the test says and tells every key with the screen that stood when it was read.
+func (l *wire) obey() {
+	go func() {
+		buf := make([]byte, 4096)
 		for {
-			n, err := p.Read(buf)
-			if err != nil {
-				break
+			n, err := os.Stdin.Read(buf)
+			l.mu.Lock()
+			l.tell(report{What: "key", Text: string(buf[:n]), Screen: l.screen,
+				Early: time.Since(l.changed) < 20*time.Millisecond})
+			l.mu.Unlock()
+			if err != nil && err != io.EOF { // which is no more than a ^D
+				os.Exit(0)
 			}
-			reads++
-			null.Write(buf[:n])
 		}
-		p.Close()
+	}()
+	for {
+		var o order
+		if err := l.orders.Decode(&o); err != nil || o.Exit {
+			os.Exit(0)
+		}
+		if o.Raw {
+			l.raw()
+		}
+		if o.NoEcho {
+			stty := exec.Command("stty", "-echo")
+			stty.Stdin = os.Stdin
+			if err := stty.Run(); err != nil {
+				fmt.Println("stty:", err)
+				os.Exit(9)
+			}
+		}
+		l.mu.Lock()
+		if o.Name != "" {
+			l.screen, l.changed = o.Name, time.Now()
+		}
+		fmt.Print(o.Write)
+		l.tell(report{What: "obeyed", Seq: o.Seq})
+		l.mu.Unlock()
 	}
-	b.SetBytes(total / 16 * 17) // every newline becomes two bytes
-	b.ReportMetric(float64(total/16*17)*float64(b.N)/float64(reads), "B/read")
+}
+
+// raw makes the terminal raw, for good.
+func (l *wire) raw() {
+	if _, err := term.MakeRaw(int(os.Stdin.Fd())); err != nil {
+		fmt.Println("making the terminal raw:", err)
+		os.Exit(9)
+	}
+}
+
+// ---- bench: the actor ----
+// A stand-in for claude: its terminal, hooks and dialogs as measured.
+
+// play is what claude is to ask.
+type play struct {
+	Asks     []ask
+	Together bool  // all hooks are called at once
+	Order    []int // of the dialogs; nil: of the hooks
+	Deaf     int   // ms in which a new dialog ignores keys
+}
+
+// ask is a command that claude wants to run, and how its dialog comes.
+type ask struct {
+	Command     string
+	Suggestions json.RawMessage `json:",omitempty"`
+	Paint       int             // ms from the hook's call to the dialog; -1: there is none, as with -p
+	Halves      bool            // it is painted in two steps, 150 ms apart
+	Out         string          // the hook's standard output: "" a pipe, "full" /dev/full, "closed" a pipe that nobody reads
+}
+
+// actor is the stand-in for claude. One goroutine owns all of it and takes what happened from a
+// channel.
+type actor struct {
+	*wire
+	play     play
+	hooks    map[string][]string // commands by event
+	asked    []bool              // the hooks were called
+	decided  []bool
+	running  map[int]*exec.Cmd // permission hooks
+	speaks   bool              // the terminal knows OSC 7501
+	up       int               // the dialog that stands, -1 none
+	coming   int               // the one that will be painted, -1 none
+	pointer  int
+	paintAt  time.Time
+	idle     bool
+	box      string // what stands in the input box
+	blink    bool
+	happened chan func() // for the one goroutine that owns all this
+}
+
+// newActor has nothing to do yet.
+func newActor(l *wire) *actor {
+	return &actor{
+		wire:     l,
+		hooks:    map[string][]string{},
+		running:  map[int]*exec.Cmd{},
+		up:       -1,
+		coming:   -1,
+		happened: make(chan func(), 100),
+	}
+}
+
+// act never returns: the tool ends with its terminal or with the test.
+func (a *actor) act() {
+	a.readSettings(os.Args[1:])
+	a.raw()
+	go a.readKeys()
+	go a.readOrders()
+	fmt.Print("\x1b[?2004h\x1b]0;✳ Claude Code\a\x1b[?1049h\x1b[2J\x1b[H\x1b[?25l\x1b]7501;?\a")
+	for tick := time.NewTicker(600 * time.Millisecond); ; {
+		select {
+		case f := <-a.happened:
+			f()
+		case <-tick.C:
+			a.blink = !a.blink
+			if a.up >= 0 && time.Since(a.paintAt) > time.Second {
+				mark := " "
+				if a.blink {
+					mark = "●"
+				}
+				fmt.Print("\x1b[H\x1b[2B\r" + mark + "\x1b[24;1H")
+			}
+		}
+	}
+}
+
+// readSettings takes the hooks from the last --settings.
+func (a *actor) readSettings(args []string) {
+	var settings struct {
+		Hooks map[string][]struct{ Hooks []struct{ Command string } }
+	}
+	for i, arg := range args {
+		text, ok := strings.CutPrefix(arg, "--settings=")
+		if arg == "--settings" && i+1 < len(args) {
+			text, ok = args[i+1], true
+		}
+		if ok {
+			if err := json.Unmarshal([]byte(text), &settings); err != nil {
+				a.tell(report{What: "settings", Text: err.Error()})
+			}
+		}
+	}
+	for event, groups := range settings.Hooks {
+		for _, group := range groups {
+			for _, hook := range group.Hooks {
+				a.hooks[event] = append(a.hooks[event], hook.Command)
+			}
+		}
+	}
+}
+
+// readKeys hands over what comes from the terminal, until its end.
+func (a *actor) readKeys() {
+	buf := make([]byte, 4096)
+	for {
+		n, err := os.Stdin.Read(buf)
+		if err != nil {
+			os.Exit(0)
+		}
+		chunk := string(buf[:n])
+		a.happened <- func() { a.keys(chunk) }
+	}
+}
+
+// readOrders hands over what the test wants, until its end.
+func (a *actor) readOrders() {
+	for {
+		var o order
+		if err := a.orders.Decode(&o); err != nil || o.Exit {
+			os.Exit(0)
+		}
+		a.happened <- func() {
+			if o.Play != nil {
+				a.play = *o.Play
+				a.asked = make([]bool, len(a.play.Asks))
+				a.decided = make([]bool, len(a.play.Asks))
+				a.paintBox()
+				a.later(150*time.Millisecond, a.work)
+			}
+			for _, cmd := range a.running {
+				if o.Signal != "" {
+					a.signal(cmd, o.Signal)
+				}
+			}
+			a.tell(report{What: "obeyed", Seq: o.Seq})
+		}
+	}
+}
+
+// signal reaches the hook's whole process group.
+func (a *actor) signal(cmd *exec.Cmd, name string) {
+	kill := fmt.Sprintf("kill -%s -%d", name, cmd.Process.Pid)
+	if out, err := exec.Command("sh", "-c", kill).CombinedOutput(); err != nil {
+		a.tell(report{What: "signal", Text: string(out)})
+	}
+}
+
+// later does something after a time.
+func (a *actor) later(d time.Duration, f func()) {
+	time.AfterFunc(d, func() { a.happened <- f })
+}
+
+// state tells the terminal what is done, where it wants to know.
+func (a *actor) state(words string) {
+	if a.speaks {
+		fmt.Printf("\x1b]7501;%s\a", words)
+	}
+}
+
+// work goes on with what is not asked yet, or shows the next dialog, or ends the turn.
+func (a *actor) work() {
+	if a.up >= 0 || a.coming >= 0 {
+		return
+	}
+	waiting := slices.IndexFunc(a.asked, func(asked bool) bool { return !asked })
+	next := a.nextDialog()
+	switch {
+	case next >= 0 && a.play.Asks[next].Paint >= 0:
+		a.comes(next)
+	case next >= 0: // there is no dialog: the hook alone decides
+	case waiting >= 0:
+		fmt.Print("\x1b]0;◐ Claude Code\a")
+		a.state("state=working:app=claude-code")
+		a.paint("✶ Brewing…", "")
+		for i := range a.play.Asks {
+			if a.play.Together || i == waiting {
+				a.asked[i] = true
+			}
+		}
+		go func() {
+			for i := range a.play.Asks {
+				if a.play.Together || i == waiting {
+					a.runHooks(i, "PreToolUse", nil)
+				}
+			}
+			a.happened <- func() { a.request(waiting) }
+		}()
+	case !a.idle && !slices.Contains(a.decided, false):
+		a.idle = true
+		go func() {
+			a.runHooks(0, "Stop", nil)
+			a.happened <- func() {
+				fmt.Print("\x1b]0;✳ Claude Code\a")
+				a.state("state=done:app=claude-code")
+				a.paintBox()
+				a.tell(report{What: "done", Dialog: -1})
+			}
+		}()
+	}
+}
+
+// nextDialog is the first in order that was asked and is not decided, -1 none.
+func (a *actor) nextDialog() int {
+	for n := range a.play.Asks {
+		i := n
+		if a.play.Order != nil {
+			i = a.play.Order[n]
+		}
+		if a.asked[i] && !a.decided[i] {
+			return i
+		}
+	}
+	return -1
+}
+
+// request calls the permission hooks, of this one or of all.
+func (a *actor) request(first int) {
+	for i := range a.play.Asks {
+		if i == first || a.play.Together {
+			a.tell(report{What: "hook", Dialog: i})
+			ready := make(chan struct{})
+			go a.runHooks(i, "PermissionRequest", ready)
+			<-ready
+		}
+	}
+	if n := a.nextDialog(); n >= 0 && a.play.Asks[n].Paint >= 0 {
+		a.comes(n)
+	}
+}
+
+// comes tells that this dialog waits, and paints it when its time has come.
+func (a *actor) comes(i int) {
+	a.coming = i
+	fmt.Print("\x1b]0;✳ Claude Code\a")
+	words := base64.StdEncoding.EncodeToString([]byte("approve Bash: " + a.play.Asks[i].Command))
+	a.state("state=blocked:app=claude-code:kind=permission:msg=" + words)
+	a.later(time.Duration(a.play.Asks[i].Paint)*time.Millisecond, func() {
+		a.coming = -1
+		if a.decided[i] {
+			a.work()
+			return
+		}
+		a.up = i
+		a.pointer = 0
+		a.paintAt = time.Now()
+		if a.play.Asks[i].Halves {
+			a.paintDialog(true)
+			a.later(150*time.Millisecond, func() {
+				if a.up == i {
+					a.paintDialog(false)
+				}
+			})
+		} else {
+			a.paintDialog(false)
+		}
+		a.tell(report{What: "paint", Dialog: i})
+	})
+}
+
+// paint shows rows from the top and the last row, with the cursor behind what stands in the box.
+func (a *actor) paint(rows string, foot string) {
+	lines := strings.Split(rows, "\n")
+	for len(lines) < 23 {
+		lines = append(lines, "")
+	}
+	fmt.Print("\x1b[H" + strings.Join(append(lines[:23], foot), "\x1b[K\r\n") + "\x1b[K\x1b[24;1H")
+}
+
+// paintBox paints the input box with what stands in it.
+func (a *actor) paintBox() {
+	rule := strings.Repeat("─", 80)
+	a.paint("● Hello\n\n"+rule+"\n❯\u00a0"+a.box+"\n"+rule+"\n  ? for shortcuts", "")
+	fmt.Printf("\x1b[4;%dH", 3+len(a.box))
+	if !a.idle {
+		a.state("state=idle:app=claude-code")
+	}
+}
+
+// paintDialog paints the dialog that stands, or its upper half.
+func (a *actor) paintDialog(half bool) {
+	command := a.play.Asks[a.up].Command
+	out := "> go on\n\n● Bash(" + command + ")\n  ⎿  Running…\n\n" + strings.Repeat("─", 80) +
+		"\n Bash command\n\n   " + command + "\n   Do it\n\n"
+	if half {
+		a.paint(out, "")
+		return
+	}
+	out += " Do you want to proceed?\n"
+	for i, option := range dialogOptions {
+		mark := "   "
+		if i == a.pointer {
+			mark = " ❯ "
+		}
+		out += fmt.Sprintf("%s%d. %s\n", mark, i+1, option)
+	}
+	a.paint(out+"\n Esc to cancel · Tab to amend", "")
+}
+
+// keys does what a chunk of input does: as measured, one with more than a key in it is ignored by a dialog.
+func (a *actor) keys(chunk string) {
+	rest := statusAnswer.ReplaceAllString(chunk, "")
+	if rest != chunk {
+		a.speaks = true
+		a.state("state=idle:app=claude-code")
+	}
+	if rest == "" {
+		return
+	}
+	a.tell(report{What: "key", Dialog: a.up, Text: rest})
+	switch {
+	case a.up >= 0 && time.Since(a.paintAt) < time.Duration(a.play.Deaf)*time.Millisecond:
+	case a.up >= 0 && rest == "\x1b":
+		a.decide(a.up, "keyboard", "Esc", nil)
+	case a.up >= 0 && rest == "\r":
+		a.decide(a.up, "keyboard", dialogOptions[a.pointer], nil)
+	case a.up >= 0 && len(rest) == 1 && rest >= "1" && rest <= "4":
+		a.decide(a.up, "keyboard", dialogOptions[rest[0]-'1'], nil)
+	case a.up >= 0 && rest == "\x1b[A":
+		a.pointer = max(0, a.pointer-1)
+		a.paintDialog(false)
+	case a.up >= 0 && rest == "\x1b[B":
+		a.pointer = min(len(dialogOptions)-1, a.pointer+1)
+		a.paintDialog(false)
+	case a.idle && strings.HasPrefix(rest, "\x1b[200~"):
+		a.box += pasteBrackets.Replace(rest)
+		a.paintBox()
+	case a.idle && rest == "\r":
+		a.tell(report{What: "message", Text: a.box})
+		a.box = ""
+		a.paintBox()
+		fmt.Print("\x1b]0;◐ Claude Code\a")
+		a.state("state=working:app=claude-code")
+		a.later(300*time.Millisecond, func() {
+			fmt.Print("\x1b]0;✳ Claude Code\a")
+			a.state("state=done:app=claude-code")
+		})
+	case a.idle && rest >= " ":
+		a.box += strings.TrimSuffix(rest, "\r")
+		a.paintBox()
+		if strings.HasSuffix(rest, "\r") && len(rest) < 64 {
+			a.keys("\r")
+		}
+	}
+}
+
+// decide ends a question, once, and goes on a moment later.
+func (a *actor) decide(i int, by, text string, decision json.RawMessage) {
+	if a.decided[i] {
+		a.tell(report{What: "late", Dialog: i, By: by, Text: text})
+		return
+	}
+	a.decided[i] = true
+	a.tell(report{What: "decided", Dialog: i, By: by, Text: text, JSON: decision})
+	if a.up == i {
+		a.up = -1
+		fmt.Print("\x1b]0;◐ Claude Code\a")
+		a.state("state=working:app=claude-code")
+		a.paint("✶ Brewing…", "")
+	}
+	go func() {
+		if text == "allow" || strings.HasPrefix(text, "Yes") {
+			a.runHooks(i, "PostToolUse", nil)
+		}
+		a.later(150*time.Millisecond, a.work)
+	}()
+}
+
+// runHooks calls an event's hooks and waits for them; ready is closed when the first has started, or there is none.
+func (a *actor) runHooks(i int, event string, ready chan struct{}) {
+	one := ask{}
+	if i < len(a.play.Asks) {
+		one = a.play.Asks[i]
+	}
+	input := map[string]any{
+		"session_id":      "5e551011",
+		"transcript_path": "",
+		"cwd":             "/",
+		"prompt_id":       "p",
+		"permission_mode": "default",
+		"hook_event_name": event,
+	}
+	if event == "Stop" {
+		input["stop_hook_active"], input["last_assistant_message"] = false, "That is done."
+	} else {
+		input["tool_name"] = "Bash"
+		input["tool_input"] = map[string]string{"command": one.Command, "description": "Do it"}
+	}
+	if event == "PermissionRequest" {
+		input["permission_suggestions"] = []any{}
+		if len(one.Suggestions) > 0 {
+			input["permission_suggestions"] = one.Suggestions
+		}
+	} else {
+		input["tool_use_id"] = fmt.Sprint("toolu_", i)
+	}
+	text, err := json.Marshal(input)
+	if err != nil {
+		a.happened <- func() { a.tell(report{What: "trouble", Text: err.Error()}) }
+	}
+	for _, command := range a.hooks[event] {
+		out, err := a.runHook(i, event, command, text, ready)
+		ready = nil
+		if event == "PermissionRequest" {
+			a.happened <- func() {
+				delete(a.running, i)
+				a.tell(report{What: "hookend", Dialog: i, Text: out, By: fmt.Sprint(err)})
+				a.hookSaid(i, out)
+			}
+		}
+	}
+	if ready != nil {
+		close(ready)
+	}
+}
+
+// runHook is one hook as claude runs it: by sh, in a session of its own, without a terminal.
+func (a *actor) runHook(i int, event, command string, input []byte, ready chan struct{}) (string, error) {
+	var out bytes.Buffer
+	cmd := exec.Command("sh", "-c", command)
+	cmd.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "CLAUDECODE=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	if session := reflect.ValueOf(cmd.SysProcAttr).Elem().FieldByName("Setsid"); session.IsValid() {
+		session.SetBool(true)
+	}
+	cmd.Stdin, cmd.Stdout = bytes.NewReader(input), &out
+	switch {
+	case event != "PermissionRequest":
+	case a.play.Asks[i].Out == "full":
+		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+		if err != nil {
+			return "", err
+		}
+		defer full.Close()
+		cmd.Stdout = full
+	case a.play.Asks[i].Out == "closed":
+		r, w, err := os.Pipe()
+		if err != nil {
+			return "", err
+		}
+		_ = r.Close() // nobody reads
+		defer w.Close()
+		cmd.Stdout = w
+	}
+	err := cmd.Start()
+	if err == nil && ready != nil {
+		a.running[i] = cmd // the owner waits for ready
+	}
+	if ready != nil {
+		close(ready)
+	}
+	if err != nil {
+		return "", err
+	}
+	err = cmd.Wait()
+	return out.String(), err
+}
+
+// hookSaid takes a hook's decision, if it is one.
+func (a *actor) hookSaid(i int, out string) {
+	var said struct {
+		Out struct {
+			Decision json.RawMessage
+		} `json:"hookSpecificOutput"`
+	}
+	var decision struct{ Behavior string }
+	if err := json.Unmarshal([]byte(out), &said); err != nil {
+		return // no decision: the dialog stays
+	}
+	if err := json.Unmarshal(said.Out.Decision, &decision); err != nil {
+		return
+	}
+	if decision.Behavior == "allow" || decision.Behavior == "deny" {
+		a.decide(i, "hook", decision.Behavior, said.Out.Decision)
+	}
+}
+
+var (
+	statusAnswer  = regexp.MustCompile("\x1b\\]7501;\\?(\x1b\\\\|\a)")
+	pasteBrackets = strings.NewReplacer("\x1b[200~", "", "\x1b[201~", "")
+	dialogOptions = []string{"Yes", "Yes, and always allow access to out/ from this project",
+		"Yes, and switch to auto mode", "No"}
+)
+
+// claudeSession runs a stand-in for claude under atlasbridge.
+func claudeSession(t *testing.T, config string, p play, flags ...string) (*botAPI, *puppet, string, *terminal) {
+	t.Helper()
+	w := newBotAPI(t)
+	c := newPuppet(t, "claude", "claude")
+	if config == "" {
+		config = "away_after_seconds = 0\nnotify_idle = false"
+	}
+	dir := home(t, w.config(config))
+	x := bridge(t, dir, slices.Concat([]string{"run"}, flags, []string{c.tool})...)
+	x.toldOnFailure()
+	c.order(order{Play: &p})
+	return w, c, dir, x
 }

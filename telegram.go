@@ -120,13 +120,6 @@ func (t *Telegram) noteTrouble(way, text string) {
 	}
 }
 
-func when[T any](holds bool, v T) (out T) { // v where the condition holds, and else nothing; v is computed in any case
-	if holds {
-		out = v
-	}
-	return out
-}
-
 // ---- one call ----
 // Every request goes through call: https://core.telegram.org/bots/api#making-requests
 
