@@ -43,6 +43,9 @@ const (
 	carriedOver  = "PROMPT_CARRIED"     // a question from the log put aside that can still be answered
 )
 
+// ---- the log ----
+// Entries are appended under a lock; what the state notes of their head tells a log that was cut or replaced.
+
 // Audit is the append-only hash chain audit.log. Its methods may be called from any goroutine.
 type Audit struct {
 	log *journal
@@ -239,6 +242,9 @@ func (a *Audit) last() (chainHead, error) {
 	return chainHead{seq, hash}, nil
 }
 
+// ---- entries ----
+// One line each, in one form, so that its hash can be made again by anybody.
+
 // chain makes entries of the events, behind the entry last, and gives the last of them. Ids that are not known are left
 // out, texts redacted and bounded.
 func chain(last chainHead, events []Event) (lines []byte, _ chainHead, err error) {
@@ -329,6 +335,9 @@ func members(line []byte) (fields []Field) {
 	return fields
 }
 
+// ---- what is entered ----
+// Every change of a session or a question in the state is an event.
+
 var promptEvents = map[State]string{
 	Created:       "PROMPT_DETECTED",
 	AwaitingReply: "PROMPT_ROUTED",
@@ -418,6 +427,9 @@ func answerFields(p *PromptRecord) []Field {
 	}
 	return hidden("value", *p.Value)
 }
+
+// ---- verify ----
+// What the log proves, and what it does not.
 
 // Verdict is what a verification found: what audit verify --json prints.
 type Verdict struct {
@@ -589,6 +601,9 @@ func (a *Audit) read() ([]byte, error) {
 	return os.ReadFile(a.log.path)
 }
 
+// ---- a new log ----
+// A log that does not verify is kept under another name.
+
 // putAuditAside renames the log, which stays as it is, and begins a new one: its first entry says what became of the
 // old one, then come the questions that can still be answered. The state notes the new head, and forgets that the old
 // log was broken. It holds both locks all the time. Killed in the middle it is done again: the state still notes the
@@ -650,6 +665,9 @@ func (s *Store) firstEvents(aside string) []Event {
 	}
 	return events
 }
+
+// ---- commands: audit verify, logs ----
+// They read, but for --aside.
 
 func cmdAudit(c *command) int {
 	return c.withState(c.audit)

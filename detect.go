@@ -3655,9 +3655,9 @@ func clip(s string, n int) string {
 	return strings.ToValidUTF8(s[:max(n-len("…"), 0)], "") + "…"
 }
 
-// ---- recordings ---- Asciicast v2, both ways: https://docs.asciinema.org/manual/asciicast/v2/. A
-// header line, then [seconds, kind, text] with the kinds o, i, r and, of our own, t: the system's
-// view of the terminal.
+// ---- recordings ----
+// Asciicast v2, both ways: https://docs.asciinema.org/manual/asciicast/v2/. A header line, then
+// [seconds, kind, text] with the kinds o, i, r and, of our own, t: the system's view of the terminal.
 
 // castHeader is the first line of a recording.
 type castHeader struct {

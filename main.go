@@ -1057,6 +1057,8 @@ type hostStream struct {
 }
 
 // ---- start ----
+//
+// What can fail is done before the tool runs; what was begun is ended when it fails.
 
 // cmdRun runs a tool and gives its exit status. Where the tool cannot be run it is a shell's.
 func cmdRun(c *command) int {
@@ -1308,6 +1310,8 @@ func (s *session) spawn(f func()) {
 }
 
 // ---- loop ----
+//
+// One goroutine owns the session: it takes what comes, then does what is due.
 
 // loop runs until the child is gone and its output drained.
 func (s *session) loop() {
@@ -2661,132 +2665,6 @@ func (s *session) gatherStream(settle bool) {
 	}
 }
 
-// ---- end ----
-
-// finish closes the books and sends the last messages, and all of the output with --stream.
-func (s *session) finish() {
-	s.pty.Close() // the child is gone
-	// A write to a closed terminal returns: what it says decides whether an answer was typed.
-	for s.inFlight {
-		happened := <-s.events
-		happened()
-	}
-	s.restore()
-	s.endQuestions()
-	s.recordExit()
-	s.drain()
-	s.tellAtTerminal()
-}
-
-// endQuestions ends what is still asked.
-func (s *session) endQuestions() {
-	if s.gate != nil {
-		s.gateOver()
-	}
-	for len(s.hooks) > 0 {
-		s.endHook(s.hooks[0])
-	}
-	if s.q != nil {
-		s.end(s.q, Failed, "the program ended")
-	}
-	s.endExpired()
-}
-
-// endHook ends a hook's question with the program: what the hook has passed on was answered, though
-// we may not have heard of it yet.
-func (s *session) endHook(h *question) {
-	stored := s.promptInState(h.rec.ID)
-	if stored != nil {
-		h.rec = *stored
-	}
-	switch h.rec.Status {
-	case Injected:
-		s.resolveHook(h)
-	case Resolved, Failed, Canceled:
-		s.end(h, "", "")
-	default:
-		s.end(h, Failed, "the program ended")
-	}
-}
-
-// endExpired takes back the offer to ask again what expired, the oldest first: there is nothing to
-// ask any more.
-func (s *session) endExpired() {
-	v, err := s.st.View()
-	if err != nil {
-		return
-	}
-	offered := v.which(func(p *PromptRecord) bool { return p.SessionID == s.rec.ID && p.mayBeAsked() })
-	slices.SortFunc(offered, func(a, b *PromptRecord) int { return a.CreatedAt.Compare(b.CreatedAt) })
-	for _, p := range offered {
-		ended := s.transition(p.ID, Failed, func(r *PromptRecord) {
-			r.Reason += ", and the program has ended"
-		})
-		if ended {
-			s.settle(*p, s.rec)
-		}
-	}
-}
-
-// recordExit records how the program ended, and tells.
-func (s *session) recordExit() {
-	code := *s.rec.ExitCode
-	switch {
-	case s.hungUp:
-		s.rec.Status = "terminated"
-	case code > 128:
-		s.rec.Status = "crashed"
-	default:
-		s.rec.Status = "completed"
-	}
-	s.rec.EndedAt = ref(time.Now().UTC())
-	s.rec.Activity = ""
-	s.save("recording the end", ref(s.rec))
-	seq, hash, _ := s.st.Audit().Head() // of a log that cannot be read: 0 and no hash
-	text := fmt.Sprintf("⏹ ended: %s, exit code %d\naudit %d %s", s.rec.Tool, code, seq, hash)
-	s.notify(Notice{Urgent: true, Text: text})
-}
-
-// drain waits until the channel has sent everything, but not for ever; a signal cuts it short.
-func (s *session) drain() {
-	limit := drainSend
-	if s.cfg.Stream && s.tg.Trouble() == "" {
-		limit = drainStream
-		s.gatherStream(true)
-	}
-	time.AfterFunc(limit, s.stop)
-	s.streamStep()
-	for s.sending > 0 {
-		select {
-		case happened := <-s.events:
-			happened()
-		case <-s.signals:
-			s.stop() // cuts calls short
-		}
-		s.streamStep()
-	}
-	s.stop()
-	s.polling.Wait()
-	s.ch.Close() // nothing is to be sent any more
-}
-
-// tellAtTerminal tells the person at the terminal what they should know of this session.
-func (s *session) tellAtTerminal() {
-	tell := func(text string) {
-		fmt.Fprint(s.notes, "atlasbridge: "+text+"\n")
-	}
-	if s.warning != "" {
-		tell(s.rec.Tool + ": " + s.warning)
-	}
-	if err := s.endRecording(time.Now()); err != nil {
-		tell("writing the recording: " + err.Error())
-	}
-	trouble := s.tg.Trouble()
-	if trouble != "" {
-		tell(trouble)
-	}
-}
-
 // ---- the gate ----
 // It is the only way for an answer, or a text from the phone, to become bytes that the child reads.
 
@@ -3485,6 +3363,134 @@ func (s *session) captureScenario(p *Prompt, now time.Time) error {
 	r.output(s.det.Raw(), now)
 	r.tty(s.pty.State(), now)
 	return r.end(now.Add(s.cfg.Stuck + time.Second))
+}
+
+// ---- end ----
+//
+// The books are closed, and the phone is told.
+
+// finish closes the books and sends the last messages, and all of the output with --stream.
+func (s *session) finish() {
+	s.pty.Close() // the child is gone
+	// A write to a closed terminal returns: what it says decides whether an answer was typed.
+	for s.inFlight {
+		happened := <-s.events
+		happened()
+	}
+	s.restore()
+	s.endQuestions()
+	s.recordExit()
+	s.drain()
+	s.tellAtTerminal()
+}
+
+// endQuestions ends what is still asked.
+func (s *session) endQuestions() {
+	if s.gate != nil {
+		s.gateOver()
+	}
+	for len(s.hooks) > 0 {
+		s.endHook(s.hooks[0])
+	}
+	if s.q != nil {
+		s.end(s.q, Failed, "the program ended")
+	}
+	s.endExpired()
+}
+
+// endHook ends a hook's question with the program: what the hook has passed on was answered, though
+// we may not have heard of it yet.
+func (s *session) endHook(h *question) {
+	stored := s.promptInState(h.rec.ID)
+	if stored != nil {
+		h.rec = *stored
+	}
+	switch h.rec.Status {
+	case Injected:
+		s.resolveHook(h)
+	case Resolved, Failed, Canceled:
+		s.end(h, "", "")
+	default:
+		s.end(h, Failed, "the program ended")
+	}
+}
+
+// endExpired takes back the offer to ask again what expired, the oldest first: there is nothing to
+// ask any more.
+func (s *session) endExpired() {
+	v, err := s.st.View()
+	if err != nil {
+		return
+	}
+	offered := v.which(func(p *PromptRecord) bool { return p.SessionID == s.rec.ID && p.mayBeAsked() })
+	slices.SortFunc(offered, func(a, b *PromptRecord) int { return a.CreatedAt.Compare(b.CreatedAt) })
+	for _, p := range offered {
+		ended := s.transition(p.ID, Failed, func(r *PromptRecord) {
+			r.Reason += ", and the program has ended"
+		})
+		if ended {
+			s.settle(*p, s.rec)
+		}
+	}
+}
+
+// recordExit records how the program ended, and tells.
+func (s *session) recordExit() {
+	code := *s.rec.ExitCode
+	switch {
+	case s.hungUp:
+		s.rec.Status = "terminated"
+	case code > 128:
+		s.rec.Status = "crashed"
+	default:
+		s.rec.Status = "completed"
+	}
+	s.rec.EndedAt = ref(time.Now().UTC())
+	s.rec.Activity = ""
+	s.save("recording the end", ref(s.rec))
+	seq, hash, _ := s.st.Audit().Head() // of a log that cannot be read: 0 and no hash
+	text := fmt.Sprintf("⏹ ended: %s, exit code %d\naudit %d %s", s.rec.Tool, code, seq, hash)
+	s.notify(Notice{Urgent: true, Text: text})
+}
+
+// drain waits until the channel has sent everything, but not for ever; a signal cuts it short.
+func (s *session) drain() {
+	limit := drainSend
+	if s.cfg.Stream && s.tg.Trouble() == "" {
+		limit = drainStream
+		s.gatherStream(true)
+	}
+	time.AfterFunc(limit, s.stop)
+	s.streamStep()
+	for s.sending > 0 {
+		select {
+		case happened := <-s.events:
+			happened()
+		case <-s.signals:
+			s.stop() // cuts calls short
+		}
+		s.streamStep()
+	}
+	s.stop()
+	s.polling.Wait()
+	s.ch.Close() // nothing is to be sent any more
+}
+
+// tellAtTerminal tells the person at the terminal what they should know of this session.
+func (s *session) tellAtTerminal() {
+	tell := func(text string) {
+		fmt.Fprint(s.notes, "atlasbridge: "+text+"\n")
+	}
+	if s.warning != "" {
+		tell(s.rec.Tool + ": " + s.warning)
+	}
+	if err := s.endRecording(time.Now()); err != nil {
+		tell("writing the recording: " + err.Error())
+	}
+	trouble := s.tg.Trouble()
+	if trouble != "" {
+		tell(trouble)
+	}
 }
 
 // ---- hook: what a tool's own hook system asks ----

@@ -5,17 +5,17 @@
 //
 //	{"v":1,"rec":"prompt","id":"…","at":"2026-01-02T03:04:05.000000Z", …,"crc":"1a2b3c4d"}
 //
-// It is valid if and only if it ends in a newline, its crc is the CRC-32C of the line without its crc member and newline,
-// and its rec is a kind that is known. It carries the whole record as it is after a change: the last valid line with a
-// rec and id is the truth. A line whose v is later than schemaVersion stops the reader.
+// It is valid if and only if it ends in a newline, its crc is the CRC-32C of the line without its crc member and
+// newline, and its rec is a kind that is known. It carries the whole record as it is after a change: the last valid
+// line with a rec and id is the truth. A line whose v is later than schemaVersion stops the reader.
 //
 // Writing: state.lock, which is never renamed, is held from reading what others appended to the fsync of what follows
 // from it. One Update is one write. When it fails the file is cut back; when that fails too, this process never writes
 // again.
 //
-// What a crash can leave is the beginning of a write. Its whole lines do no harm: an update of Telegram is written after
-// what it led to, and what comes again is done once. Its torn line is moved to state.jsonl.torn-TIME. A damaged line
-// before the end stays, is reported, and fails its question.
+// What a crash can leave is the beginning of a write. Its whole lines do no harm: an update of Telegram is written
+// after what it led to, and what comes again is done once. Its torn line is moved to state.jsonl.torn-TIME. A damaged
+// line before the end stays, is reported, and fails its question.
 //
 // Compaction keeps the last line of every record that is alive or not old, in a new file that is renamed into place;
 // other processes follow. A file with damage, or of an earlier schema, is first copied to state.jsonl.backup-TIME.
@@ -106,8 +106,8 @@ func readPrivate(path string) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// replacePrivate gives the file other contents, durably. After an error it has the old ones, and no copy of the new ones
-// is left beside it.
+// replacePrivate gives the file other contents, durably. After an error it has the old ones, and no copy of the new
+// ones is left beside it.
 func replacePrivate(path string, b []byte) error {
 	f, err := openPrivate(path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC)
 	if err != nil {
@@ -281,8 +281,8 @@ func (s setting) given(text, origin string) setting {
 	return setting{Value: s.asJSON(text), Origin: origin}
 }
 
-// asJSON is the value that a text stands for; a list needs no brackets. What is no value of the setting becomes a string,
-// which assign refuses.
+// asJSON is the value that a text stands for; a list needs no brackets. What is no value of the setting becomes a
+// string, which assign refuses.
 func (s setting) asJSON(text string) json.RawMessage {
 	text = strings.TrimSpace(text)
 	switch s.to.(type) {
@@ -957,12 +957,13 @@ type PromptRecord struct {
 	Value       *string    `json:"value"`
 	ValueHidden bool       `json:"value_hidden"` // a secret was given: Store.TakeSecret has it, no file does
 	MsgID       int64      `json:"telegram_msg_id"`
-	// MsgStatus is the status that the message MsgID was last known to show; where it is not Status although the prompt is
-	// over, an edit is owed, and whoever polls next pays it.
+	// MsgStatus is the status that the message MsgID was last known to show; where it is not Status although the
+	// prompt is over, an edit is owed, and whoever polls next pays it.
 	MsgStatus State `json:"telegram_msg_status"`
 	// OldMsgIDs are messages that MsgID has replaced and that may still have buttons: their removal is owed, too.
 	OldMsgIDs []int64 `json:"telegram_old_msg_ids"`
-	// ShownAll tells that all of Shown has been on the phone. Until then only an answer that refuses is taken from there.
+	// ShownAll tells that all of Shown has been on the phone. Until then only an answer that refuses is taken from
+	// there.
 	ShownAll bool `json:"shown_all"`
 	// ScreenSHA is the SHA-256 ("sha256:…") of the Shown that stood on the screen when the answer was typed.
 	ScreenSHA string `json:"screen_sha256"`
@@ -1436,8 +1437,8 @@ func (s *Store) write(recs []Record) ([]Event, error) {
 	return events, nil
 }
 
-// comesAgain tells that the record is an input which an update asks for again: a power cut lost only that the update was
-// acted on.
+// comesAgain tells that the record is an input which an update asks for again: a power cut lost only that the update
+// was acted on.
 func (s *Store) comesAgain(r Record) bool {
 	in, ok := r.(*InputRecord)
 	if !ok || in.UpdateID == 0 {
@@ -1953,8 +1954,8 @@ func (p *PromptRecord) checkText(s string) Refusal {
 	return ""
 }
 
-// refuses tells whether a value, as interpret gives it, refuses or leaves the question as it is: it may be chosen though
-// not all was shown.
+// refuses tells whether a value, as interpret gives it, refuses or leaves the question as it is: it may be chosen
+// though not all was shown.
 func (p *PromptRecord) refuses(value string) bool {
 	switch value {
 	case leaveIt, "esc", "cancel", hookDeny:
@@ -2105,8 +2106,8 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// look gives what is new, in its order; wake is closed by the next change that this process reads. An error is not told:
-// it fails for everybody, and others tell of it.
+// look gives what is new, in its order; wake is closed by the next change that this process reads. An error is not
+// told: it fails for everybody, and others tell of it.
 func (f *follower) look() (recs []Record, wake <-chan struct{}, err error) {
 	defer f.log.release()
 	err = f.begin()
@@ -2187,7 +2188,8 @@ func (s *Store) retained(r Record) bool {
 
 // ---- locks and reap ----
 //
-// A process that lives holds locks: of its session, of a hook's question, of the polling. A free one tells that it ended.
+// A process that lives holds locks: of its session, of a hook's question, of the polling. A free one tells that it
+// ended.
 
 const pollSilence = 3 * time.Minute // of the poller, which then is stopped: a poll takes 65 s at most
 
@@ -2469,8 +2471,8 @@ func (c *command) approvals(s *Store) int {
 
 func cmdAnswer(c *command) int { return c.withState(c.answer) }
 
-// answer gives a question its answer from this terminal. What runs inside a session gives none. An answer that was given
-// is a success, also where the audit log could not be written: that is said.
+// answer gives a question its answer from this terminal. What runs inside a session gives none. An answer that was
+// given is a success, also where the audit log could not be written: that is said.
 func (c *command) answer(s *Store) int {
 	d := Decision{PromptID: c.opts.args[0], Value: c.opts.args[1], By: "cli:answer", Trusted: true}
 	if session := s.inside(c.getenv("ATLASBRIDGE_SESSION")); session != "" {
