@@ -1998,6 +1998,14 @@ func (v *view) textEnd() int {
 	return 1 + v.up(end, hasText)
 }
 
+// later is the later of two times.
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
 // ---- one look ----
 // The screen as rows to be read, and what stands where.
 
@@ -3615,7 +3623,7 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 }
 
 // ---- safe text ----
-// What the child wrote, as it may leave the machine.
+// What the child wrote, as it may leave the machine, and what an operator wrote, as it may be typed.
 
 // secretShapes are keys of AWS, GitHub, Slack…, JWT, PEM, tokens, passwords in URLs; what the
 // groups hold is kept.
@@ -3653,6 +3661,21 @@ func clip(s string, n int) string {
 		return s
 	}
 	return strings.ToValidUTF8(s[:max(n-len("…"), 0)], "") + "…"
+}
+
+// reControl is what a terminal acts on.
+var reControl = re(`[^\n\t\P{Cc}]`)
+
+// cleanText is an operator's text as it may be typed: what a terminal would act on is left out, and what is beyond
+// maxMessage.
+func cleanText(text string) string {
+	text = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(strings.ToValidUTF8(text, ""))
+	return clipBytes(strings.TrimRight(reControl.ReplaceAllString(text, ""), "\n"), maxMessage)
+}
+
+// clipBytes is the beginning of text, at most n bytes, cut between runes.
+func clipBytes(text string, n int) string {
+	return strings.ToValidUTF8(text[:min(n, len(text))], "")
 }
 
 // ---- recordings ----

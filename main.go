@@ -917,8 +917,6 @@ const bothAnswered = "a key was pressed at the keyboard in the same moment: " +
 var (
 	// reReport is what terminals send by themselves (ctlseqs).
 	reReport = regexp.MustCompile(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`)
-	// reControl is what a terminal acts on.
-	reControl = regexp.MustCompile(`[^\n\t\P{Cc}]`)
 	// reSends empties the input box: Enter, Esc, ^C, ^U.
 	reSends = regexp.MustCompile(`[\r\n]$|^(\x1b|\x03|\x15)$`)
 	// reArrow is a key that moves and decides nothing.
@@ -1389,14 +1387,6 @@ func (s *session) turnAt(at time.Time) (come bool) {
 		s.next = at
 	}
 	return !at.After(now)
-}
-
-// later is the later of two times.
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
 
 // activityStep records what is done when that has changed, and now and then when output last came.
@@ -3275,18 +3265,6 @@ func (s *session) askAnew(shown *Prompt) {
 	}
 	s.seen = nil
 	s.det.Again()
-}
-
-// cleanText is an operator's text as it may be typed: what a terminal would act on is left out, and what is beyond
-// maxMessage.
-func cleanText(text string) string {
-	text = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(strings.ToValidUTF8(text, ""))
-	return clipBytes(strings.TrimRight(reControl.ReplaceAllString(text, ""), "\n"), maxMessage)
-}
-
-// clipBytes is the beginning of text, at most n bytes, cut between runes.
-func clipBytes(text string, n int) string {
-	return strings.ToValidUTF8(text[:min(n, len(text))], "")
 }
 
 // idempotencyKey is the same for the same words of a session within 5 s.

@@ -1597,8 +1597,13 @@ func (p *PromptRecord) shownOpen() bool {
 	return p.MsgStatus == "" || slices.Contains(next[p.MsgStatus], Canceled)
 }
 
-// mayBeAsked tells that the prompt expired with nothing typed, and that its message offers to ask again.
-func (p *PromptRecord) mayBeAsked() bool { return p.MsgID != 0 && len(keyboardAfter(p)) > 0 }
+// expiredOpen tells that the prompt expired with nothing typed: it may still stand, and be asked again.
+func (p *PromptRecord) expiredOpen() bool {
+	return p.Status == Expired && p.Value == nil && !p.Idle && p.Source == "screen"
+}
+
+// mayBeAsked tells that its message offers to ask it again.
+func (p *PromptRecord) mayBeAsked() bool { return p.MsgID != 0 && p.expiredOpen() }
 
 // owes tells that a message of the prompt may show what is not so any more.
 func (p *PromptRecord) owes() bool {

@@ -654,10 +654,9 @@ func tickButton(p *PromptRecord, c Choice, ticked []string) (text, value string)
 	return mark + choiceText(p, c), tapTick + strings.Join(keys, ",")
 }
 
-// keyboardAfter is what can be tapped when a question is over: one that nobody answered and that may still stand can be
-// asked again.
+// keyboardAfter is what can be tapped when a question is over.
 func keyboardAfter(p *PromptRecord) [][]button {
-	if p.Status != Expired || p.Value != nil || p.Idle || p.Source != "screen" {
+	if !p.expiredOpen() {
 		return nil
 	}
 	return [][]button{{newButton(p, "🔁 Ask again", tapAgain)}}
