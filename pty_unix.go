@@ -5,7 +5,7 @@
 //
 //	the child's terminal     startPTY, findTool, the methods of PTY
 //	what the child waits for foregroundReading (Linux alone tells)
-//	the host's terminal      terminalSize, rawMode, resizeSignals, endSignals, stopSelf
+//	the host's terminal      terminalSize, rawMode, waitReady, resizeSignals, endSignals, stopSelf
 //	processes                processStart, parentOf, systemSession
 //	files                    mkdirPrivate, ownedPrivate, openPrivate, lockFile, unlockFile, syncDir, networkFS,
 //	                         watchFolder

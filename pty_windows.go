@@ -2,7 +2,7 @@
 // pty_unix.go has the same functions in the same order, but for those that are called in one of the two files alone:
 //
 //	the child's terminal startPTY, findTool, the methods of PTY
-//	the host's terminal  terminalSize, rawMode, resizeSignals, endSignals, stopSelf
+//	the host's terminal  terminalSize, rawMode, waitReady, resizeSignals, endSignals, stopSelf
 //	processes            processStart, parentOf, systemSession
 //	files                mkdirPrivate, ownedPrivate, openPrivate, lockFile, unlockFile, syncDir, networkFS,
 //	                     watchFolder
