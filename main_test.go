@@ -5271,7 +5271,7 @@ func TestSuperfluousEditIsDropped(t *testing.T) {
 	e.over(p, Resolved)
 	e.updatePace(func(time.Time) time.Time { return time.Now().Add(800 * time.Millisecond) })
 	wait := e.settling(e.Telegram, p, 1)
-	if err := e.process().store.Edited(p.ID, p.MsgID, Resolved); err != nil { // another process was quicker
+	if err := e.process().store.Edited(p.ID, p.MsgID, Resolved, false); err != nil { // another process was quicker
 		t.Fatal(err)
 	}
 	wait()
@@ -5666,7 +5666,7 @@ func TestOwedLooksOnlyAtChanges(t *testing.T) {
 	if err != nil || again != nil || same != changed {
 		t.Errorf("unchanged: %v, %v", again, err)
 	}
-	if err := e.process().store.Edited(p.ID, p.MsgID, Resolved); err != nil {
+	if err := e.process().store.Edited(p.ID, p.MsgID, Resolved, false); err != nil {
 		t.Fatal(err)
 	}
 	again, same, err = e.store.Owed(changed)
@@ -8792,12 +8792,14 @@ func TestMessagesOfAPrompt(t *testing.T) {
 			state{5, Canceled, []int64{3}}},
 		{"its own", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 5) },
 			state{5, "", nil}},
-		{"edited", state{5, "", []int64{3}}, func(s *Store, id string) error { return s.Edited(id, 5, Canceled) },
+		{"edited", state{5, "", []int64{3}}, func(s *Store, id string) error { return s.Edited(id, 5, Canceled, false) },
 			state{5, Canceled, []int64{3}}},
 		{"edited, an old one", state{5, "", []int64{3, 4}},
-			func(s *Store, id string) error { return s.Edited(id, 3, Canceled) }, state{5, "", []int64{4}}},
+			func(s *Store, id string) error { return s.Edited(id, 3, Canceled, false) }, state{5, "", []int64{4}}},
+		{"replaced while it got Ask again", state{9, "", []int64{5}},
+			func(s *Store, id string) error { return s.Edited(id, 5, Expired, true) }, state{9, "", []int64{5}}},
 		{"buttons on an old one", state{5, Canceled, []int64{3}},
-			func(s *Store, id string) error { return s.Edited(id, 3, "") }, state{5, Canceled, []int64{3}}},
+			func(s *Store, id string) error { return s.Edited(id, 3, "", true) }, state{5, Canceled, []int64{3}}},
 		{"moved with a late id", state{5, Canceled, nil}, func(s *Store, id string) error {
 			_, err := s.Move(id, AwaitingReply, func(p *PromptRecord) { p.MsgID = 9 })
 			return err
@@ -8827,7 +8829,7 @@ func TestMessagesOfAPrompt(t *testing.T) {
 				t.Errorf("%+v, want %+v", got, c.after)
 			}
 			at := now.At
-			err := s.Edited(p.ID, 77, Canceled)
+			err := s.Edited(p.ID, 77, Canceled, false)
 			if err != nil || !storeView(t, s).Prompts[p.ID].At.Equal(at) {
 				t.Errorf("what changes nothing is written: %v", err)
 			}

@@ -1616,14 +1616,14 @@ func (s *Store) Offered(id string, msg int64) error {
 	return s.changePrompt(id, func(p *PromptRecord) { p.offeredIn(msg) })
 }
 
-// Edited records what an edit has made of the message msg: it has no buttons, and if it is still the prompt's own it
-// shows the prompt as it is in that status. After the status "" it may have buttons.
-func (s *Store) Edited(id string, msg int64, status State) error {
+// Edited records what an edit has made of the message msg: if it is still the prompt's own it shows the prompt as it is
+// in that status, "" if that is not certain. Without buttons it owes nothing any more, though it has been replaced.
+func (s *Store) Edited(id string, msg int64, status State, buttons bool) error {
 	return s.changePrompt(id, func(p *PromptRecord) {
 		if p.MsgID == msg {
 			p.MsgStatus = status
 		}
-		if status == "" {
+		if buttons {
 			return
 		}
 		others := []int64{}

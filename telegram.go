@@ -1185,10 +1185,10 @@ func (t *Telegram) recordEdit(id string, m *questionMessages, e *edit) (certain 
 		m.reminded = e.reminders
 		if e.status != "" && m.mayBeOvertaken(e.print) {
 			m.says = ""
-			return false, t.store.Edited(id, e.EditID, "")
+			return false, t.store.Edited(id, e.EditID, "", true)
 		}
 	}
-	return true, t.store.Edited(id, e.EditID, e.status)
+	return true, t.store.Edited(id, e.EditID, e.status, e.status == "" || len(e.Markup.Rows) > 0)
 }
 
 // ---- notices and streams ----
