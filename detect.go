@@ -1354,10 +1354,17 @@ func (p *Prompt) same(now *Prompt) bool {
 }
 
 // follows tells whether now is p after a key moved its pointer: a long list may show other choices
-// then. now may be nil.
+// then, but not the same in another order. now may be nil.
 func (p *Prompt) follows(now *Prompt) bool {
 	now = now.like(p)
-	return now != nil && p.lead == now.lead
+	if now == nil || p.lead != now.lead {
+		return false
+	}
+	was, is := labels(p.Choices), labels(now.Choices)
+	inOrder := slices.Equal(was, is)
+	slices.Sort(was)
+	slices.Sort(is)
+	return inOrder || !slices.Equal(was, is)
 }
 
 // like is p in the form in which other was shown: without what stands above it, if that was. nil
