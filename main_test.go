@@ -2599,7 +2599,7 @@ func (s tmuxServer) shots(rows, cols int, outs [][]byte) []tmuxShot {
 			s.t.Fatal(err)
 		}
 		s.run("new-window", "-d", "-t", fmt.Sprintf("x:%d", i+1),
-			"stty raw -echo; cat "+name+"; exec sleep 600")
+			"stty raw -echo; cat '"+name+"'; exec sleep 600")
 	}
 	deadline := time.Now().Add(30 * time.Second)
 	for strings.Count(s.run("list-windows", "-t", "x", "-F", "#{pane_title}"),
@@ -9506,7 +9506,7 @@ func TestAnswerFromInside(t *testing.T) {
 	x.sees("Continue?")
 	st := storeAt(t, dir)
 	p := promptOf(t, dir, "Continue?", (*PromptRecord).Open)
-	answer := fmt.Sprintf("ATLASBRIDGE_TEST_CHILD=main %s answer %s y", os.Args[0], shortID(p.ID))
+	answer := fmt.Sprintf(`ATLASBRIDGE_TEST_CHILD=main "$TEST_BINARY" answer %s y`, shortID(p.ID))
 	say := func(run string) string {
 		return run + ` > "$1/out" 2>&1; echo "exit $?" >> "$1/out"; mv "$1/out" "$1/said"`
 	}
@@ -10810,7 +10810,7 @@ func TestPTYSignalDispositions(t *testing.T) {
 		"trap '' HUP":      "0000000000000000 0000000000000001",
 		"trap '' INT PIPE": "0000000000000000 0000000000000002",
 	} {
-		cmd := exec.Command("sh", "-c", trap+"\nexec "+os.Args[0])
+		cmd := exec.Command("sh", "-c", trap+"\n"+`exec "$TEST_BINARY"`)
 		cmd.Env = ptyEnv(`pty-wrap awk '/SigBlk|SigIgn/ { print $2 }' /proc/self/status`)
 		out, err := cmd.CombinedOutput()
 		if got := strings.Join(strings.Fields(string(out)), " "); got != want || err != nil {
@@ -10985,14 +10985,15 @@ func TestPTYStateOfAnotherUser(t *testing.T) {
 	if err := os.Chown(t.TempDir(), 65534, 65534); err != nil {
 		t.Skip("no other user in this namespace:", err)
 	}
-	if out, err := exec.Command("sh", "-c",
-		"cp "+os.Args[0]+" "+exe+"; chmod 755 "+exe+" "+filepath.Dir(exe)+" "+
-			filepath.Dir(filepath.Dir(exe))).CombinedOutput(); err != nil {
+	open := `cp "$TEST_BINARY" "$0" && chmod 755 "$0" "$1" "$2"`
+	folder := filepath.Dir(exe)
+	out, err := exec.Command("sh", "-c", open, exe, folder, filepath.Dir(folder)).CombinedOutput()
+	if err != nil {
 		t.Skipf("%v: %s", err, out)
 	}
 	cmd := exec.Command("setpriv", "--reuid=65534", "--clear-groups", exe)
 	cmd.Env = ptyEnv("pty-state")
-	out, err := cmd.CombinedOutput()
+	out, err = cmd.CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "own 1\nroot's 0 false\n") {
 		t.Errorf("as nobody: %s%v", out, err)
 	}
@@ -11020,10 +11021,10 @@ func BenchmarkPTYState(b *testing.B) {
 func TestRawModeAndSuspend(t *testing.T) {
 	needTool(t, "bash")
 	// The child is a job of an interactive shell, as the wrapper is.
-	p := mustPTYIn(t, "", append(ptyEnv(""), "EXE="+os.Args[0]), "bash", "--norc", "--noprofile",
+	p := mustPTYIn(t, "", ptyEnv(""), "bash", "--norc", "--noprofile",
 		"-i")
 	readUntil(t, p, "$ ")
-	typeIn(t, p, "stty erase ^H -ixany; ATLASBRIDGE_TEST_CHILD=pty-stop $EXE\r")
+	typeIn(t, p, "stty erase ^H -ixany; ATLASBRIDGE_TEST_CHILD=pty-stop \"$TEST_BINARY\"\r")
 	readUntil(t, p, "raw\r\n")
 	if s := p.State(); s.Canonical || s.Echo {
 		t.Errorf("raw mode: %+v", s)
@@ -11155,10 +11156,10 @@ open("done", "w").write("set\n")`
 		child = `echo ready; read a; echo x > go; cat done; read b; echo "[$a][$b]"
 			yes "$LINE" | head -n "$LINES_WANTED"; echo "the end"; exit 7`
 	)
-	env := append(ptyEnv("main"), "ATLASBRIDGE_HOME="+home(t, ""), "EXE="+os.Args[0], "LINE="+line,
+	env := append(ptyEnv("main"), "ATLASBRIDGE_HOME="+home(t, ""), "LINE="+line,
 		fmt.Sprint("LINES_WANTED=", lines), "NEIGHBOUR="+neighbour, "CHILD="+child)
 	p := mustPTYIn(t, dir, env, "sh", "-c",
-		`python3 -c "$NEIGHBOUR" & exec "$EXE" run sh -c "$CHILD"`)
+		`python3 -c "$NEIGHBOUR" & exec "$TEST_BINARY" run sh -c "$CHILD"`)
 	readUntil(t, p, "ready")
 	typeIn(t, p, "a\r")
 	readUntil(t, p, "set")
@@ -11253,13 +11254,17 @@ func TestOpenPrivate(t *testing.T) {
 			t.Errorf("another user's file: %v", err)
 		}
 	}
-	cmd := exec.Command("sh", "-c", "umask 0777; exec "+os.Args[0]+" </dev/null")
+	cmd := exec.Command("sh", "-c", `umask 0777; exec "$TEST_BINARY" </dev/null`)
 	cmd.Env = ptyEnv("pty-lock " + at("umask"))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%s: %v", out, err)
 	}
-	if info, err := os.Stat(at("umask")); err != nil || info.Mode() != 0o600 {
-		t.Errorf("created under umask 0777: %v, %v", info.Mode(), err)
+	info, err := os.Stat(at("umask"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Mode() != 0o600 {
+		t.Errorf("created under umask 0777: %v", info.Mode())
 	}
 }
 
@@ -15451,6 +15456,7 @@ const patience = 20 * time.Second // longer than anything here takes on a slow m
 func TestMain(m *testing.M) {
 	mode := os.Getenv("ATLASBRIDGE_TEST_CHILD")
 	os.Unsetenv("ATLASBRIDGE_TEST_CHILD") // what a child starts is no test child
+	os.Setenv("TEST_BINARY", os.Args[0])  // for scripts, which must quote it: TMPDIR may have blanks
 	if mode == "" {
 		leaveTestersBridge()
 	}
