@@ -2261,7 +2261,7 @@ func TestScreenAttributes(t *testing.T) {
 	}
 	for in, want := range map[string]Attr{
 		"":                                   plain,
-		"\x1b[1;4;7;2m":                      {Dim: true, Reverse: true, FG: -1, BG: -1},
+		"\x1b[1;4;7;2m":                      {Bold: true, Underline: true, Dim: true, Reverse: true, FG: -1, BG: -1},
 		"\x1b[1;2;4;7m\x1b[22;24;27m":        plain,
 		"\x1b[1;31m\x1b[m":                   plain,
 		"\x1b[31;47m":                        with(func(a *Attr) { a.FG, a.BG = 1, 7 }),
@@ -2275,7 +2275,7 @@ func TestScreenAttributes(t *testing.T) {
 		"\x1b[38;2;1m":                       plain,
 		"\x1b[>4;1m\x1b[?4m":                 plain,
 		"\x1b[8;28;29;38;48m":                plain,
-		"\x1b[18;2;1;2;3;98;99;108;109;999m": {Dim: true, FG: -1, BG: -1},
+		"\x1b[18;2;1;2;3;98;99;108;109;999m": {Bold: true, Dim: true, FG: -1, BG: -1},
 	} {
 		s := newScreen(2, 10)
 		s.Write([]byte(in + "x"))
@@ -2456,9 +2456,9 @@ func TestScreenOfOddSequences(t *testing.T) {
 		t.Errorf("it shows %q", got)
 	}
 	s = newScreen(3, 4)
-	s.Write([]byte("\x1b[98;5;1ma\x1b[108;7mb"))
+	s.Write([]byte("\x1b[98;5ma\x1b[108;7mb"))
 	if got := s.attr(0, 0); got != (Attr{FG: -1, BG: -1}) {
-		t.Errorf("after 98;5;1 it draws with %+v", got)
+		t.Errorf("after 98;5 it draws with %+v", got)
 	}
 	if got := s.attr(0, 1); got != (Attr{FG: -1, BG: -1, Reverse: true}) {
 		t.Errorf("after 108;7 it draws with %+v", got)

@@ -1920,7 +1920,7 @@ func (p *PromptRecord) denial() string {
 		return hookDeny
 	}
 	for _, c := range p.Choices {
-		if reRefuses.MatchString(c.Label) {
+		if refuses(c.Label) {
 			return c.Key
 		}
 	}
@@ -1966,10 +1966,10 @@ func (p *PromptRecord) refuses(value string) bool {
 	case leaveIt, "esc", "cancel", hookDeny:
 		return true
 	case "n":
-		return p.Type == YesNo || reRefuses.MatchString(p.label("n"))
+		return p.Type == YesNo || refuses(p.label("n"))
 	}
 	label := p.label(value)
-	return label != "" && !p.Multi && reRefuses.MatchString(label)
+	return label != "" && !p.Multi && refuses(label)
 }
 
 // unread refuses an answer to what the one who gives it cannot have read: from the phone all must have been shown
