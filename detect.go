@@ -1386,6 +1386,12 @@ func (p *Prompt) like(other *Prompt) *Prompt {
 	return p
 }
 
+// isQuestion tells whether p asks something, and is no input box, nor a screen that may ask only if
+// it stays still. p may be nil.
+func (p *Prompt) isQuestion() bool {
+	return p != nil && !p.Idle && (p.Type != Unknown || len(p.Choices) == 0)
+}
+
 // label is the label of the choice with this key, "" without one.
 func (p *Prompt) label(key string) string {
 	for _, c := range p.Choices {
@@ -3175,7 +3181,7 @@ func (v *view) finish(f *candidate) {
 	}
 	for i := range f.Choices {
 		c := &f.Choices[i]
-		c.Grants = grantsIt(*c)
+		c.Grants = f.Type != Unknown && grantsIt(*c)
 		c.Label = clip(visible(c.Label), 60)
 	}
 	if f.Question == "" {
@@ -3780,7 +3786,7 @@ func (v *view) describeOption(option *viewRow, o viewRow) {
 }
 
 // reTickMark is a mark that tells by its colour whether the option behind it is ticked.
-var reTickMark = re(`^[✔✓•⬡⬢✗✘]\s+`)
+var reTickMark = re(`^[✔✓•⬡⬢]\s+`)
 
 // menu makes the prompt of a list. Of more than nine options it has those around the pointer.
 func (v *view) menu(l *column) *candidate {
@@ -4538,6 +4544,7 @@ func (v *view) readStill() *candidate {
 	case v.known:
 		f.wait *= stillKnown
 	}
+	f.Choices = v.pressable()
 	f.Full = v.s.Text()
 	for _, w := range v.rows[max(0, v.last-14) : v.last+1] {
 		f.parts.body = append(f.parts.body, still(w.text))
@@ -4548,6 +4555,22 @@ func (v *view) readStill() *candidate {
 	}
 	v.note("no rule reads this screen; it may be a question once it is still for %v", f.wait)
 	return f
+}
+
+// pressable are the keys that can be pressed from afar at a screen that no rule reads; Enter and
+// Escape every question takes that may be none.
+func (v *view) pressable() []Choice {
+	var keys []Choice
+	for _, key := range []string{"1", "2", "3", "y", "n"} {
+		keys = append(keys, Choice{Key: key, Label: key, Keys: key})
+	}
+	for _, key := range []struct{ name, label string }{
+		{"UP", "↑"}, {"DOWN", "↓"}, {"TAB", "Tab"}, {"SPACE", "Space"},
+	} {
+		sent, _ := keyBytes(key.name, v.s.AppCursorKeys()) // knows them all
+		keys = append(keys, Choice{Key: strings.ToLower(key.name), Label: key.label, Keys: sent})
+	}
+	return keys
 }
 
 // inBoxRows tells whether the cursor stands in the known tool's input box: what stands there is a
