@@ -1768,6 +1768,11 @@ var tongues = []tongue{
 		choose:  "선택|번호|숫자",
 		what:    "무엇|어느|어디|누구|어떻게|몇|언제|왜|어떤",
 	},
+	{name: "el", yes: "ναι", no: "όχι", letters: "νο"},
+	{name: "hu", yes: "igen", no: "nem", letters: "in"},
+	{name: "id", yes: "ya", no: "tidak", letters: "yt"},
+	{name: "ro", yes: "da", no: "nu", letters: "dn"},
+	{name: "vi", yes: "có", no: "không", letters: "ck"},
 }
 
 // words are all words for one thing.
@@ -2571,6 +2576,7 @@ type view struct {
 	last     int       // the last row that shows anything, −1 none
 	hidden   bool      // no cursor is to be seen
 	drawn    bool      // the program draws it itself
+	modal    bool      // the rows are those of a dialog drawn over other text
 	reported bool      // the tool says that it asks
 	known    bool      // the tool is one of ours
 	notes    *[]string // what the readers saw, nil where nobody asks for it
@@ -2619,14 +2625,101 @@ func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions, was *place) *
 	v.row, v.col, v.hidden = s.Cursor()
 	titled := a.Asks != nil && a.Asks.MatchString(s.Title())
 	v.reported = titled || v.known && s.Status().State == "blocked"
+	box := modal(s)
 	for r := range s.rows {
-		v.rows = append(v.rows, readRow(s.Row(r), r, s.cols))
+		raw := s.Row(r)
+		if box.rows > 0 {
+			raw = box.cut(s, r)
+		}
+		v.rows = append(v.rows, readRow(raw, r, s.cols))
 	}
+	if box.rows > 0 && !box.has(v.row, v.col) {
+		v.hidden = true
+	}
+	v.modal = box.rows > 0
 	v.last = v.up(s.rows, showsAny)
 	if v.hidden {
 		v.drawnCursor(was)
 	}
 	return v
+}
+
+// rectangle is a part of the screen.
+type rectangle struct{ row, col, rows, cols int }
+
+// has tells whether a cell is in the rectangle.
+func (b rectangle) has(row, col int) bool {
+	return row >= b.row && row < b.row+b.rows && col >= b.col && col < b.col+b.cols
+}
+
+// cut is what row r shows inside of the rectangle, in its place.
+func (b rectangle) cut(s *Screen, r int) string {
+	if r < b.row || r >= b.row+b.rows {
+		return ""
+	}
+	inside := s.text(line{cells: s.grid[r].cells[b.col : b.col+b.cols]})
+	return strings.TrimRight(strings.Repeat(" ", b.col)+inside, " ")
+}
+
+// modal is the dialog that is drawn over other text, the zero value without one: rows in whose
+// middle a background of their own begins and ends in the same columns, with text on both sides of
+// it or on one.
+func modal(s *Screen) rectangle {
+	const least = 4 // rows
+	for r := s.rows - least; r >= 0; r-- {
+		cells := s.grid[r].cells
+		for c := 0; c < s.cols; {
+			end := c
+			for end < s.cols && cells[end].BG == cells[c].BG {
+				end++
+			}
+			box := rectangle{row: r, col: c, cols: end - c}
+			if cells[c].BG != 0 && box.cols >= 20 && c > 0 && end < s.cols {
+				box.grow(s)
+				if box.rows >= least && box.covers(s) {
+					return box
+				}
+			}
+			c = end
+		}
+	}
+	return rectangle{}
+}
+
+// grow extends the rectangle up and down over the rows in which its background begins and ends in
+// its columns; what is lit inside does not matter.
+func (b *rectangle) grow(s *Screen) {
+	background := s.grid[b.row].cells[b.col].BG
+	edged := func(r int) bool {
+		cells := s.grid[r].cells
+		last := b.col + b.cols
+		return cells[b.col].BG == background && cells[last-1].BG == background &&
+			cells[b.col-1].BG != background && cells[last].BG != background
+	}
+	top, end := b.row, b.row+1
+	for top > 0 && edged(top-1) {
+		top--
+	}
+	for end < s.rows && edged(end) {
+		end++
+	}
+	b.row, b.rows = top, end-top
+}
+
+// covers tells whether text stands in the rectangle, in two rows at least, and beside it.
+func (b rectangle) covers(s *Screen) bool {
+	inside, beside := 0, 0
+	for r := b.row; r < b.row+b.rows; r++ {
+		cells := s.grid[r].cells
+		if strings.ContainsFunc(b.cut(s, r), isWordRune) {
+			inside++
+		}
+		around := s.text(line{cells: cells[:b.col]}) + s.text(line{cells: cells[b.col+b.cols:]})
+		if strings.ContainsFunc(around, isWordRune) {
+			beside++
+		}
+	}
+	return inside > 1 && beside > 0
 }
 
 // drawnCursor finds the cursor that a program draws itself while the terminal's is hidden: the
@@ -2696,6 +2789,11 @@ func widthOf(text string) int {
 func readRow(raw string, r, cols int) viewRow {
 	text := strings.TrimLeft(raw, " "+uprights+lines)
 	frame := strings.TrimSuffix(raw, text)
+	inner, ends := strings.CutSuffix(strings.TrimRight(text, " "), "|")
+	if ends && strings.HasPrefix(inner, "|") { // a frame of ASCII
+		text = strings.TrimLeft(inner[1:], " ")
+		frame = raw[:strings.Index(raw, "|")+len(inner)-len(text)]
+	}
 	w := viewRow{
 		row:   r,
 		raw:   raw,
@@ -2937,7 +3035,7 @@ func (v *view) read() *candidate {
 
 // readFirst is what the first of the readers finds that finds anything, nil nothing.
 func (v *view) readFirst() *candidate {
-	readers := []func() *candidate{v.readButtons, v.readFrame, v.readIdle, v.readList, v.readKeys,
+	readers := []func() *candidate{v.readFrame, v.readIdle, v.readChoices, v.readKeys,
 		v.readField, v.readLine, v.readBlocked, v.readStill}
 	for _, read := range readers {
 		f := read()
@@ -3356,9 +3454,9 @@ var (
 	// reChoosing is what a row says that tells how to choose.
 	reChoosing = re(`(?i)↑ ?[/|,]? ?↓|↓ ?[/|,]? ?↑|← ?[/|,]? ?[↑↓→]|⏎|⇆|\b(arrows?|navigate)\b|` +
 		`\b(enter|return|space ?bar|space|tab)\b.{0,12}\b(select|confirm|submit|choose|toggle|` +
-		`continue|accept|apply|pick|open)|` +
-		`\b(select|confirm|submit|choose|toggle|pick|continue)\b.{0,14}\b(enter|return|space)\b|` +
-		`\buse .{0,12}keys|^\d+/\d+\b|^tip:|^\(.*\b(move|reveal|use|press)\b.*\)$`)
+		`accept|apply|pick|open)|` +
+		`\b(select|confirm|submit|choose|toggle|pick)\b.{0,14}\b(enter|return|space)\b|` +
+		`\buse .{0,12}keys|^\d+/\d+\b|^\(.*\b(move|reveal|use|press)\b.*\)$`)
 	// reMoving is what says that a pointer moves, or that Enter takes what it is at.
 	reMoving = re(`(?i)↑|↓|\bnavigate\b|\bto select\b|\benter select\b`)
 	// reCounting is what a row at work shows: elapsed seconds, or how to interrupt.
@@ -3368,7 +3466,7 @@ var (
 	reShort   = re(`\s\((\w|esc)\)$`)
 	reCount   = re(`^\d+/\d+\b`)
 	reSegment = re(`(\S+(?: \S+)*)`)
-	reApart   = re(`\[ ?\pL[^\[\]]* ?\]|[\pL\pN(](?:[^\s/|]| [^\s/|])*`)
+	reApart   = re(`\[ ?\pL[^\[\]]* ?\]|[^\s\[\]]+(?: [^\s/|\[\]][^\s\[\]]*)*`)
 	reSubmits = re(`(?i)\b(enter|return|ctrl.?[a-z])\b.{0,14}\b(submit|send|save|finish|confirm|done|` +
 		`continue|next|accept)`)
 	reAsked = re(`^[^:]*\?\W*$`)
@@ -3387,11 +3485,8 @@ type column struct {
 // readList finds a list of choices, the lowest on the screen: options in one column, exactly one of
 // them unlike the others. That is not enough: it needs numbers, boxes to tick, a row that says how
 // to choose, or nothing else on the screen below the cursor.
-func (v *view) readList() *candidate {
-	if !v.movesPointers() {
-		return nil
-	}
-	var alone *column
+func (v *view) readList() (f *candidate, end int) {
+	var second *column // one option alone, or one drawn in another colour only
 	for r := v.last; r >= 0; r-- {
 		for _, l := range []*column{v.pointedList(r), v.drawnList(r)} {
 			if l == nil {
@@ -3403,18 +3498,18 @@ func (v *view) readList() *candidate {
 			}
 			v.note("rows %d to %d are a list: %s in row %d, %s", l.first()+1, l.end()+1, l.mark,
 				l.opts[max(0, l.at)].row+1, why)
-			if len(l.opts) > 1 || l.ticked() {
-				return v.menu(l)
+			if !l.weak && (len(l.opts) > 1 || l.ticked()) {
+				return v.menu(l), l.end()
 			}
-			if alone == nil {
-				alone = l
+			if second == nil || second.weak && !l.weak {
+				second = l
 			}
 		}
 	}
-	if alone == nil {
-		return nil
+	if second == nil {
+		return nil, -1
 	}
-	return v.menu(alone)
+	return v.menu(second), second.end()
 }
 
 // movesPointers tells whether the program may have a pointer to move: it takes single keys.
@@ -3442,7 +3537,7 @@ func (l *column) ticked() bool { return l.opts[0].tick >= 0 }
 // pointedList is the list whose pointer stands in row r, nil none.
 func (v *view) pointedList(r int) *column {
 	head := v.rows[r]
-	boxes := head.tick >= 0 && v.hidden
+	boxes := head.tick >= 0 && (v.hidden || v.row <= r && r-v.row < 12)
 	if head.label == "" || head.pointer == "" && !boxes || v.known && v.inBox(head) {
 		return nil
 	}
@@ -3481,7 +3576,10 @@ func (v *view) drawnList(r int) *column {
 			(o.num == "") == (head.num == "") && o.tick == -1
 	}
 	opts := []viewRow{head}
-	deeper := func(o viewRow) bool { return o.text != "" && o.depth == head.depth && o.at > head.labelAt }
+	deeper := func(o viewRow) bool {
+		under := o.at > head.labelAt || head.num != "" && o.num == "" && o.at == head.labelAt
+		return o.text != "" && o.depth == head.depth && under
+	}
 	for up := r - 1; up >= 0 && (alike(v.rows[up]) || deeper(v.rows[up])); up-- {
 		if alike(v.rows[up]) {
 			opts = append([]viewRow{v.rows[up]}, opts...)
@@ -3586,13 +3684,13 @@ func (v *view) offers(l *column) string {
 	switch {
 	case v.textRows(l.end()+1, v.last) > 12, alone && (hint < l.end() || !reMoving.MatchString(v.rows[hint].text)):
 		return ""
-	case hint >= 0 && (!l.weak || inside || reads):
+	case hint >= 0 && (!l.weak || inside && reads && (v.headed(l) || reMoving.MatchString(v.rows[hint].text))):
 		return fmt.Sprintf("row %d says how to choose", hint+1)
 	case v.typing(l):
 		return ""
 	case l.numbered() && inside && !l.weak:
 		return "its options are numbered"
-	case l.ticked() && inside && reads:
+	case l.ticked() && len(l.opts) > 1 && inside && reads:
 		return "its options have boxes to tick"
 	case v.known && v.reported && inside:
 		return "the tool says that it asks"
@@ -3600,8 +3698,12 @@ func (v *view) offers(l *column) string {
 		return "it stands in a frame without a cursor"
 	case v.known:
 		return ""
-	case !inside && !v.below(l) || !reads || v.fenced(l):
+	case !inside && !v.below(l) || !reads || v.fenced(l) || v.spaced(l):
 		return ""
+	case v.modal && !l.weak:
+		return "it stands in a dialog drawn over other text"
+	case pointed && v.lit(l) && v.textRows(l.end()+1, v.last) <= 4:
+		return "pointer and background agree, and the program reads keys"
 	case pointed && v.last-l.end() <= 2, !l.weak && v.last == l.end():
 		return "the program reads keys with the cursor at it"
 	case l.weak && v.last == l.end() && v.headed(l):
@@ -3638,6 +3740,22 @@ func (v *view) typing(l *column) bool {
 	return v.col > v.rows[v.row].labelAt
 }
 
+// spaced tells whether blank rows stand between the options.
+func (v *view) spaced(l *column) bool {
+	for r := l.first(); r < l.end(); r++ {
+		if v.rows[r].raw == "" {
+			return true
+		}
+	}
+	return false
+}
+
+// lit tells whether the option pointed at is also drawn unlike the others.
+func (v *view) lit(l *column) bool {
+	at, _, weak := v.unlike(l.opts)
+	return at == l.at && !weak
+}
+
 // fenced tells whether lines stand right above and below the list: it is an input box.
 func (v *view) fenced(l *column) bool {
 	return l.first() > 0 && v.rows[l.first()-1].rule && l.end() < v.last && v.rows[l.end()+1].rule
@@ -3646,7 +3764,12 @@ func (v *view) fenced(l *column) bool {
 // headed tells whether a question stands right above the list.
 func (v *view) headed(l *column) bool {
 	r := v.up(l.first(), hasText)
-	return r >= 0 && l.first()-r <= 2 && reHeading.MatchString(plain(v.rows[r].text))
+	return r >= 0 && l.first()-r <= 2 && reHeading.MatchString(v.marked(r))
+}
+
+// marked is a row's text with the mark that a question may begin with.
+func (v *view) marked(r int) string {
+	return plain(strings.TrimLeft(v.rows[r].raw, " "+uprights))
 }
 
 // choosingRow is the row near the list that says how to choose, −1 none: it is within six rows of
@@ -3874,7 +3997,7 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 			f.parts.among = append(f.parts.among, still(w.text))
 		}
 	}
-	if !v.known {
+	if !v.known && !v.modal {
 		v.aboveDialog(f, top)
 	}
 	var hints strings.Builder
@@ -3889,16 +4012,19 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 	return f
 }
 
+// reKeyBehind is what may stand behind a label: nothing, or its key.
+var reKeyBehind = re(`^\s*(\(\w\))?\s*$`)
+
 // asYesNo makes a choice of two labels that say no more than yes and no a question of these.
 func asYesNo(f *candidate) {
 	yes, no := -1, -1
 	for i, c := range f.Choices {
 		n, rest := lexis().yes.begin(c.Label)
-		if n > 0 && strings.TrimSpace(rest) == "" {
+		if n > 0 && reKeyBehind.MatchString(rest) {
 			yes = i
 		}
 		n, rest = lexis().no.begin(c.Label)
-		if n > 0 && strings.TrimSpace(rest) == "" {
+		if n > 0 && reKeyBehind.MatchString(rest) {
 			no = i
 		}
 	}
@@ -4047,7 +4173,7 @@ var sides = []struct {
 	// clack
 	{"filled circle", re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)},
 	// prompts, enquirer
-	{"slash", re(`[›‣] (\pL+ / \pL+)$`), re(`(\pL+)`)},
+	{"slash", re(`[?›‣] (\pL+ ?/ ?\pL+)$`), re(`(\pL+)`)},
 	// opencode
 	{"⇆", re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},
 }
@@ -4091,12 +4217,12 @@ func (v *view) wordsApart(r int) []sideChoice {
 	}
 	var all []sideChoice
 	for _, m := range reApart.FindAllStringIndex(w.text, 10) {
-		label := strings.TrimSpace(w.text[m[0]:m[1]])
+		label := w.text[m[0]:m[1]]
 		if len(label) > 40 {
 			return nil
 		}
 		all = append(all, sideChoice{
-			label: strings.Trim(label, "[]"),
+			label: strings.Trim(label, "[] "),
 			row:   viewRow{row: r, labelAt: w.at + widthOf(w.text[:m[0]]) + widthOf(label)/2},
 		})
 	}
@@ -4106,37 +4232,68 @@ func (v *view) wordsApart(r int) []sideChoice {
 	return all
 }
 
-// readButtons finds choices side by side near the end of the screen: in one of the shapes in sides,
-// or words apart of which one is drawn unlike the others, below which a row says how to choose, or
-// which decide something.
-func (v *view) readButtons() *candidate {
+// readChoices reads what a pointer moves over: a list, or choices side by side, whichever stands
+// lower.
+func (v *view) readChoices() *candidate {
 	if !v.movesPointers() {
 		return nil
 	}
-	for r := v.last; r >= max(0, v.last-8); r-- {
+	list, end := v.readList()
+	buttons, r := v.readButtons()
+	if buttons != nil && (list == nil || r > end) {
+		return buttons
+	}
+	return list
+}
+
+// readButtons finds choices side by side near the end of the screen: in one of the shapes in sides,
+// or words apart of which one is drawn unlike the others, below which a row says how to choose, or
+// which decide something.
+func (v *view) readButtons() (f *candidate, row int) {
+	for r := v.last; r >= max(0, v.last-20); r-- {
 		all, shape := v.buttonsOf(r)
+		if shape == "slash" && !v.contrast(all) {
+			continue
+		}
 		if len(all) > 1 && shape != "angle brackets" && r >= v.last-4 {
 			v.note("row %d has choices side by side: %s", r+1, shape)
-			return v.buttons(all)
+			return v.buttons(all), r
 		}
 		all = v.wordsApart(r)
-		if all == nil || v.tty.Reading != ReadingYes || v.drawn && v.row < r {
-			continue
-		}
-		at, _, weak := v.unlike(rowsOf(all))
-		strong := at >= 0 && !weak
-		if !strong && !v.contrast(all) {
-			continue
-		}
-		hint := v.choosingRow(&column{opts: []viewRow{v.rows[r]}, at: -1})
-		boxed := strings.Count(v.rows[r].text, "[") == len(all)
-		last := r == v.last && (v.hidden || v.row == r)
-		if hint >= 0 || decide(all) || strong && (boxed || last) {
+		if all != nil && v.areButtons(all, r) {
 			v.note("row %d has words apart, one drawn unlike the others", r+1)
-			return v.buttons(all)
+			return v.buttons(all), r
 		}
 	}
-	return nil
+	return nil, -1
+}
+
+// areButtons tells whether words apart in row r are choices: one is drawn unlike the others, and
+// they decide something, or stand in brackets, or, near the end of the screen, a row says how to
+// choose or there is nothing below but the cursor.
+func (v *view) areButtons(all []sideChoice, r int) bool {
+	if v.tty.Reading != ReadingYes || v.drawn && v.row < r {
+		return false
+	}
+	at, _, weak := v.unlike(rowsOf(all))
+	strong := at >= 0 && !weak
+	if !strong && !v.contrast(all) {
+		return false
+	}
+	boxed := strings.Count(v.rows[r].text, "[") == len(all)
+	if decide(all) || strong && boxed {
+		return true
+	}
+	worded := !slices.ContainsFunc(all, func(b sideChoice) bool {
+		return !strings.ContainsFunc(b.label, unicode.IsLetter)
+	})
+	if !worded || r < v.last-8 {
+		return false
+	}
+	asked := v.up(r, hasText)
+	last := r == v.last && (v.hidden || v.row == r) && asked >= 0 && r-asked <= 2
+	hint := v.choosingRow(&column{opts: []viewRow{v.rows[r]}, at: -1})
+	return hint >= 0 || strong && last
 }
 
 // contrast tells whether the buttons are drawn so that one of them can be told from the others.
@@ -4164,9 +4321,7 @@ func rowsOf(all []sideChoice) []viewRow {
 // decide tells whether every button has a word that decides something.
 func decide(all []sideChoice) bool {
 	for _, b := range all {
-		l := lexis()
-		if !l.yes.begins(b.label) && !l.no.begins(b.label) && !l.deny.begins(b.label) &&
-			!l.allow.begins(b.label) && !l.quit.begins(b.label) {
+		if !grantsIt(Choice{Label: b.label}) && !refuses(b.label) {
 			return false
 		}
 	}
@@ -4321,8 +4476,11 @@ func (v *view) readKeys() *candidate {
 			r--
 		}
 		f := decisive(all)
+		if f == nil && end-r > 1 && len(all) == end-r && v.hidden && v.tty.Reading == ReadingYes {
+			f = keyed(all)
+		}
 		if f != nil {
-			v.note("rows %d to %d name keys, one that agrees and one that refuses", r+2, end+1)
+			v.note("rows %d to %d name keys", r+2, end+1)
 			rows := map[int]string{}
 			for row := r + 1; row <= end; row++ {
 				rows[row] = v.rows[row].text
@@ -4349,7 +4507,7 @@ func (v *view) keysIn(r int) []Choice {
 	cells := v.s.grid[r].cells
 	for c := 0; c < len(cells); {
 		key, next := v.run(r, c)
-		if !cells[c].Reverse {
+		if !lit(cells[c]) {
 			c = next
 			continue
 		}
@@ -4361,10 +4519,33 @@ func (v *view) keysIn(r int) []Choice {
 		}
 		c = max(after, next)
 	}
+	if len(all) > 0 {
+		return all
+	}
+	return v.initials(r)
+}
+
+// initials are the words in row r whose first letter is drawn unlike the rest of the word, as the
+// key that chooses it.
+func (v *view) initials(r int) []Choice {
+	var all []Choice
+	cells := v.s.grid[r].cells
+	for c := 1; c+1 < len(cells); c++ {
+		first, second := cells[c], cells[c+1]
+		begins := !isWordRune(cells[c-1].ch) && unicode.IsLetter(first.ch) && unicode.IsLetter(second.ch)
+		if !begins || first.Bold == second.Bold && first.Underline == second.Underline {
+			continue
+		}
+		label, _, _ := strings.Cut(v.s.text(line{cells: cells[c:]}), "  ")
+		all = append(all, Choice{Key: string(first.ch), Label: label})
+	}
 	return all
 }
 
-// run is the text of row r from column c on that is reversed, or not, as its first cell is, and
+// lit tells whether a cell is drawn as a key is: reversed, or on a background of its own.
+func lit(c cell) bool { return c.Reverse || c.BG != 0 }
+
+// run is the text of row r from column c on that is lit, or not, as its first cell is, and
 // where it ends.
 func (v *view) run(r, c int) (text string, end int) {
 	cells := v.s.grid[r].cells
@@ -4372,10 +4553,23 @@ func (v *view) run(r, c int) (text string, end int) {
 		return "", c
 	}
 	end = c
-	for end < len(cells) && cells[end].Reverse == cells[c].Reverse {
+	for end < len(cells) && lit(cells[end]) == lit(cells[c]) {
 		end++
 	}
 	return v.s.text(line{cells: cells[c:end]}), end
+}
+
+// keyed makes the prompt of rows that each begin with a key; nil where two have the same.
+func keyed(all []Choice) *candidate {
+	f := newCandidate(MultipleChoice, 0.80)
+	for i, c := range all {
+		if slices.ContainsFunc(all[:i], func(o Choice) bool { return o.Key == c.Key }) || len(all) > 9 {
+			return nil
+		}
+		c.Keys = c.Key
+		f.Choices = append(f.Choices, c)
+	}
+	return f
 }
 
 // decisive makes the prompt of keys of which one agrees and one refuses; nil where none do. Where
@@ -4433,10 +4627,10 @@ func (v *view) readField() *candidate {
 	if fence >= 0 {
 		asked = fence
 	}
-	asked = v.up(asked, hasText)
+	asked = v.askingRow(asked, fence)
 	f := newCandidate(FreeText, 0.80)
 	switch {
-	case asked >= 0 && v.row-asked <= 6 && v.asksText(asked, fence),
+	case asked >= 0 && v.asksText(asked, fence),
 		v.drawn && asked >= 0 && asked == v.row-1 && v.rows[asked].depth > 0:
 		f.Question = sentence(v.rows[asked].text)
 	case fence >= 0 && !v.known:
@@ -4490,11 +4684,26 @@ func (v *view) fence() int {
 	return -1
 }
 
+// askingRow is the row above row r that asks for the text of a field: the nearest with text, or one
+// of the two above that, with no blank row between; −1 none within six rows.
+func (v *view) askingRow(r, fence int) int {
+	nearest := v.up(r, hasText)
+	if nearest < 0 || v.row-nearest > 6 {
+		return -1
+	}
+	for up := nearest; up >= max(0, nearest-2) && v.rows[up].text != ""; up-- {
+		if v.asksText(up, fence) {
+			return up
+		}
+	}
+	return nearest
+}
+
 // asksText tells whether a row asks for the text of the field below it: it orders to type one, or,
 // where no fence stands between, ends as a question does. Above the fence of an input box stand the
 // last words of an agent.
 func (v *view) asksText(r, fence int) bool {
-	text := plain(v.rows[r].text)
+	text := v.marked(r)
 	if fence >= 0 {
 		return reOrder.MatchString(text)
 	}
@@ -4588,13 +4797,13 @@ func (v *view) inBoxRows() bool {
 var (
 	reMarked = re(`[\[(<]([^()<>\[\]]{1,60}|` +
 		`[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
-		`\b(?i:yes ?/ ?no|y ?/ ?n|y or n|(?:type|press|enter) ['"]?(?:yes|y)\b['"]?)|` +
+		`\b(?i:yes ?/ ?no|y ?[/-] ?n|y or n|(?:type|press|enter) ['"]?(?:yes|y)\b['"]?)|` +
 		`\pL+/\pL+[ ?:]*$`)
 	// rePlain is, beside yes and no, no choice of its own.
-	rePlain    = re(`(?i)^(y|n|yes|no|\?|q|quit|h|help|fingerprint)$`)
+	rePlain    = re(`(?i)^(y|n|yes|no|\?|q|quit|h|help|fingerprint|esc|\^c)$`)
 	rePress    = re(`(?i)\[(press )?(enter|return|more)\b[^\]]{0,40}\]\s*$`)
-	reNotPress = re(`to (skip|select|choose|submit|quit|stop|abort|cancel|interrupt)\b|\bdefault\b|` +
-		`selection|s[eé]lection|number|num[eé]ro|nummer|choice|keep|path|press [a-z] to`)
+	reNotPress = re(`\+ ?enter|press [a-z]\b|to (skip|select|choose|submit|quit|stop|abort|cancel|interrupt)\b|\bdefault\b|` +
+		`selection|s[eé]lection|number|num[eé]ro|nummer|choice|keep|path`)
 	// reGoesOn ends a sentence that waits for a key.
 	reGoesOn = re(`(?i)(:|…|\.\.\.)\s*$|\bcontinue\b`)
 	rePager  = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
@@ -4602,14 +4811,14 @@ var (
 	// reExpand are letters of which the last, a capital H, is for help: Inquirer's expand.
 	reExpand = re(`^[a-z]{2,9}H$`)
 	// reTwice is "Yy/Nn".
-	reTwice = re(`^([Yy])[Yy]?/([Nn])[Nn]?$`)
+	reTwice = re(`^([Yy])[Yy]?[/-]([Nn])[Nn]?$`)
 	// rePairs are the pairs in "y/N or t/H".
 	rePairs   = re(`(?:^|[ (])(\pL)/(\pL)(?:$|[ )])`)
 	reHotkeys = re(`[\[(]([A-Za-z])[\])]([a-z][\w-]*(?: [A-Za-z][\w-]*)?)|` +
 		`\((\w{1,2})\) (\pL[\pL '-]*)|(?:^|\s)([A-Za-z])\)([a-z][\w-]+)`)
 	// reOnly names the only answer that is taken for yes: terraform.
 	reOnly = re(`(?i)\bonly ['"]?(yes|y)\b`)
-	reWord = re(`(?i)^(.|C-.|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
+	reWord = re(`(?i)^(.|C-.|esc|\^c|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
 		`skip|edit|help|fingerprint)$`)
 	reChoose = re(`^(#\?|\?#)$|[:>?\]#)]$`)
 	reCounts = re(`\d ?- ?\d`)
@@ -5102,6 +5311,10 @@ func (v *view) typed(key, label string, single bool) Choice {
 	if key == label && utf8.RuneCountInString(key) == 1 && isLetterOfYesNo(key) {
 		c.Keys = strings.ToLower(key) // the capital only marks the default
 	}
+	if strings.EqualFold(key, "esc") {
+		c.Keys = "\x1b"
+		return c
+	}
 	if strings.HasPrefix(key, "C-") && len(key) == 3 {
 		c.Keys = string(rune(key[2] & 0x1f))
 		return c
@@ -5527,7 +5740,6 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 		switch e.kind {
 		case "o":
 			d.Feed([]byte(e.data), now)
-			tty.Reading = ReadingUnknown // what was known of the readers held until now
 		case "i":
 			d.Typed([]byte(e.data), now)
 		case "r":
