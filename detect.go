@@ -1819,11 +1819,15 @@ var lexis = sync.OnceValue(func() *lexicon {
 		keep:   newWords(false, func(t tongue) string { return t.keep }),
 		press:  newWords(false, func(t tongue) string { return t.press }),
 		key:    newWords(true, func(t tongue) string { return t.key + "|" + t.enter }),
-		secret: newWords(true, func(t tongue) string { return t.secret }),
+		secret: newWords(false, func(t tongue) string { return t.secret }),
 		choose: newWords(false, func(t tongue) string { return t.choose }),
 		what:   newWords(true, func(t tongue) string { return t.what }),
 	}
 })
+
+// leastStem is how many bytes the beginning of a word must have to stand for all words that begin
+// so: not "pin".
+const leastStem = 4
 
 // at is the length of the word that text, in lower case, begins with; 0 none.
 func (w words) at(text string) int {
@@ -1838,7 +1842,7 @@ func (w words) at(text string) int {
 			continue
 		}
 		next, _ := utf8.DecodeRuneInString(text[len(word):])
-		if !w.whole || !isWordRune(next) {
+		if !isWordRune(next) || !w.whole && len(word) >= leastStem {
 			longest = len(word)
 		}
 	}
@@ -2052,6 +2056,7 @@ const (
 	settle        = 100 * time.Millisecond // a shape that a signal confirms
 	settleBare    = 300 * time.Millisecond // a shape alone
 	settleIdle    = 500 * time.Millisecond // an empty box
+	settleRest    = time.Second            // a list that only its colours tell
 	settleBlocked = 2 * time.Second        // a dialog that is reported but not shown
 )
 
@@ -3478,6 +3483,7 @@ var (
 type column struct {
 	opts []viewRow
 	at   int    // the option pointed at, −1 unknown
+	rest bool   // it is believed once nothing on the screen moves
 	mark string // what makes that one unlike the others, in words
 	weak bool   // no more than a colour or bold print
 }
@@ -3692,6 +3698,8 @@ func (v *view) offers(l *column) string {
 		return "its options are numbered"
 	case l.ticked() && len(l.opts) > 1 && inside && reads:
 		return "its options have boxes to tick"
+	case v.modal && !l.weak && !alone && v.tty.Reading != ReadingBusy:
+		return "it stands in a dialog drawn over other text"
 	case v.known && v.reported && inside:
 		return "the tool says that it asks"
 	case v.known && v.hidden && !l.weak && v.rows[l.first()].depth > 0:
@@ -3700,12 +3708,13 @@ func (v *view) offers(l *column) string {
 		return ""
 	case !inside && !v.below(l) || !reads || v.fenced(l) || v.spaced(l):
 		return ""
-	case v.modal && !l.weak:
-		return "it stands in a dialog drawn over other text"
 	case pointed && v.lit(l) && v.textRows(l.end()+1, v.last) <= 4:
 		return "pointer and background agree, and the program reads keys"
-	case pointed && v.last-l.end() <= 2, !l.weak && v.last == l.end():
+	case pointed && v.last-l.end() <= 2:
 		return "the program reads keys with the cursor at it"
+	case !l.weak && v.last == l.end():
+		l.rest = true
+		return "the program reads keys with the cursor at it, once nothing moves"
 	case l.weak && v.last == l.end() && v.headed(l):
 		return "it stands below a question and the program reads keys"
 	}
@@ -3917,6 +3926,10 @@ func (v *view) menu(l *column) *candidate {
 	f := newCandidate(MultipleChoice, 0.90)
 	f.Axis = "vertical"
 	f.Submit = v.a.Submit
+	if l.rest {
+		f.silent = true
+		f.wait = settleRest
+	}
 	from := max(0, l.at-8)
 	f.Pointer = l.at - from
 	marked := !slices.ContainsFunc(opts, func(o viewRow) bool {
@@ -4707,7 +4720,8 @@ func (v *view) asksText(r, fence int) bool {
 	if fence >= 0 {
 		return reOrder.MatchString(text)
 	}
-	if !v.drawn && v.rows[v.row].depth == 0 {
+	hint := v.after() != "" && v.hinted()
+	if !v.drawn && !hint && v.rows[v.row].depth == 0 {
 		return false // readLine's
 	}
 	return reOrder.MatchString(text) || reHeading.MatchString(text) || lexis().secret.in(text)
@@ -4815,7 +4829,8 @@ var (
 	// rePairs are the pairs in "y/N or t/H".
 	rePairs   = re(`(?:^|[ (])(\pL)/(\pL)(?:$|[ )])`)
 	reHotkeys = re(`[\[(]([A-Za-z])[\])]([a-z][\w-]*(?: [A-Za-z][\w-]*)?)|` +
-		`\((\w{1,2})\) (\pL[\pL '-]*)|(?:^|\s)([A-Za-z])\)([a-z][\w-]+)`)
+		`\((\w{1,2})\) (\pL[\pL '-]*)|(?:^|\s)([A-Za-z])\)([a-z][\w-]+)|` +
+		`\b([a-z]) to ([a-z]{3,})`)
 	// reOnly names the only answer that is taken for yes: terraform.
 	reOnly = re(`(?i)\bonly ['"]?(yes|y)\b`)
 	reWord = re(`(?i)^(.|C-.|esc|\^c|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
@@ -4839,9 +4854,14 @@ var (
 	reChoiceWord   = re(`^[\pL\pN][\pL\pN_+-]{0,24}$`)
 	reDigits       = re(`^\d+$`)
 	rePresetBefore = re(`\pL.*[:?›‣] $`)
-	rePrefilled    = re(`^(.*[:?]) ?(\d{1,2})$`)
-	rePresent      = re(`^[ ?:]*[‣›»▸]`)
-	reQuoted       = re(`(?i)^[\[(]?(?:type|press|enter) ['"]?(yes|y)\b`)
+	// reBelow is the mark behind which a question in the line above is answered: Symfony, click.
+	reBelow      = re(`^[>›❯»]$`)
+	reAskedAbove = re(`[:?\])]\s*$`)
+	rePrefilled  = re(`^(.*[:?]) ?(\d{1,2})$`)
+	rePresent    = re(`^[ ?:]*[‣›»▸]`)
+	reQuoted     = re(`(?i)^[\[(]?(?:type|press|enter) ['"]?(yes|y)\b|['"«“‘] ?(yes) ?['"»”’]`)
+	reCapitals   = re(`(?i)capital|uppercase|majuscul|großbuchst|mayúsc|maiusc|maiúsc|hoofdletter|` +
+		`wielkimi|заглавн|прописн|великими|大文字|大写|대문자|büyük harf`)
 )
 
 // readLine reads the line the cursor stands on; with the cursor in column 0, what stands above it.
@@ -4866,6 +4886,10 @@ func (v *view) readLine() *candidate {
 	if text == "" {
 		f.Question = text
 		return v.readAbove(f)
+	}
+	if reBelow.MatchString(text) && first >= 0 && first == top-1 && reAskedAbove.MatchString(plain(above)) {
+		text = strings.TrimSpace(above)
+		top = first
 	}
 	if len(hotKeys(text)) > 0 && len(hotKeys(above)) > 1 { // the rest of the keys stand above
 		text = strings.TrimSpace(above) + " " + text
@@ -4924,9 +4948,9 @@ func (v *view) readSaid(f *candidate, text, above string) bool {
 func hotKeys(line string) []Choice {
 	var keys []Choice
 	for _, m := range reHotkeys.FindAllStringSubmatch(plain(line), -1) {
-		c := Choice{Key: m[1] + m[3] + m[5], Label: m[1] + m[2]}
+		c := Choice{Key: m[1] + m[3] + m[5] + m[7], Label: m[1] + m[2]}
 		if m[1] == "" {
-			c.Label = m[4] + m[5] + m[6]
+			c.Label = m[4] + m[5] + m[6] + m[8]
 		}
 		keys = append(keys, c)
 	}
@@ -5228,11 +5252,11 @@ func readMarker(marker, preset string) (answers []string, single bool) {
 		inner = strings.TrimRight(inner, " ?:")
 	}
 	quoted := reQuoted.FindStringSubmatch(inner)
-	if quoted != nil && strings.Contains(inner, "capital") {
-		return []string{strings.ToUpper(quoted[1])}, false
+	if quoted != nil && reCapitals.MatchString(inner) {
+		return []string{strings.ToUpper(quoted[1] + quoted[2])}, false
 	}
 	if quoted != nil {
-		return []string{quoted[1]}, false
+		return []string{quoted[1] + quoted[2]}, false
 	}
 	inner = strings.TrimRight(inner, ".")
 	if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 {
