@@ -4887,7 +4887,9 @@ func (v *view) readLine() *candidate {
 		f.Question = text
 		return v.readAbove(f)
 	}
+	mark := ""
 	if reBelow.MatchString(text) && first >= 0 && first == top-1 && reAskedAbove.MatchString(plain(above)) {
+		mark = "\n" + text
 		text = strings.TrimSpace(above)
 		top = first
 	}
@@ -4895,7 +4897,7 @@ func (v *view) readLine() *candidate {
 		text = strings.TrimSpace(above) + " " + text
 		top = first
 	}
-	f.Question = text
+	f.Question = text + mark
 	if v.tty.Canonical && !v.tty.Echo {
 		f.Type = FreeText
 		f.Secret = true
