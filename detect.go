@@ -1325,10 +1325,17 @@ func (p *Prompt) refusesByDefault() bool {
 // reElapsed is an elapsed time as tools write it behind what they do: "(1m 12s", "(7s".
 var reElapsed = re(`\(\s*(?:\d+h ?)?(?:\d+m ?)?\d+s\b`)
 
+// reStatus is the row of a program at work: a spinner, and what it does, in dots or with the seconds
+// it takes.
+var reStatus = re(`^[\s│┃]*[\x{2800}-\x{28ff}` + movingMarks + `]\s.*(?:…|\.\.\.|\b\d+s\b)`)
+
 // still is a row without what moves in it while the question stays the same: spinners, blinking
 // marks and ticks become blanks, elapsed times are left out. Blanks between words stay as they are.
 func still(row string) string {
-	if strings.ContainsFunc(row, func(r rune) bool { return r >= utf8.RuneSelf }) {
+	if !isASCII(row) {
+		if reStatus.MatchString(row) {
+			return ""
+		}
 		row = strings.Map(func(r rune) rune {
 			braille := r >= 0x2800 && r <= 0x28ff
 			if braille || strings.ContainsRune(movingMarks+tickMarks, r) {
@@ -1467,7 +1474,7 @@ var tongues = []tongue{
 		letters: "jn",
 		cancel:  "abbrechen|abbruch",
 		deny:    "verweigern|ablehnen|verwerfen|zurückweisen|nicht vertrauen|verbieten",
-		allow: "erlauben|zulassen|akzeptieren|annehmen|genehmigen|vertrauen|bestätigen|" +
+		allow: "immer|erlauben|zulassen|akzeptieren|annehmen|genehmigen|vertrauen|bestätigen|" +
 			"gestatten|zustimmen|immer erlauben",
 		quit:   "beenden|verlassen|ende|schließen|aufhören|zurück",
 		keep:   "behalt|beibehalt|überspring|speicher|ignorier|lassen",
@@ -1485,7 +1492,7 @@ var tongues = []tongue{
 		letters: "on",
 		cancel:  "annuler|abandonner|abandon|interrompre",
 		deny:    "refuser|rejeter|rejet|interdire",
-		allow: "autoriser|accepter|permettre|approuver|confirmer|faire confiance|" +
+		allow: "toujours|autoriser|accepter|permettre|approuver|confirmer|faire confiance|" +
 			"toujours autoriser|confiance",
 		quit:   "quitter|sortir|fermer|terminer|retour|précédent",
 		keep:   "garder|conserv|ignor|enregistr|sauvegard|laisser",
@@ -1503,7 +1510,7 @@ var tongues = []tongue{
 		letters: "sn",
 		cancel:  "cancelar|cancela|abortar|interrumpir",
 		deny:    "denegar|rechazar|rechazo|negar|prohibir|no confiar",
-		allow:   "permitir|aceptar|confiar|confirmar|confirme|confianza",
+		allow:   "siempre|permitir|aceptar|confiar|confirmar|confirme|confianza",
 		quit:    "salir|abandonar|finalizar|terminar|cerrar|fin|atrás|anterior|volver",
 		keep:    "manten|conserv|omitir|guardar|ignorar|dejar",
 		press:   "pulse|presione|pulsar|teclee",
@@ -1521,7 +1528,7 @@ var tongues = []tongue{
 		letters: "sn",
 		cancel:  "annulla|annullare|interrompere|interrompi",
 		deny:    "rifiuta|rifiutare|negare|nega",
-		allow: "consentire|consenti|permettere|permetti|accetta|accettare|approva|autorizza|" +
+		allow: "sempre|consentire|consenti|permettere|permetti|accetta|accettare|approva|autorizza|" +
 			"autorizzare|confermare|conferma|fidarsi|fiducia",
 		quit:   "uscire|esci|uscita|chiudere|abbandona|chiudi|indietro",
 		keep:   "manten|conserv|ignor|salva|lasci",
@@ -1538,7 +1545,7 @@ var tongues = []tongue{
 		letters: "sn",
 		cancel:  "cancelar|abortar|interromper",
 		deny:    "negar|rejeitar|recusar|não confiar",
-		allow:   "permitir|aceitar|aprovar|autorizar|confiar|confirmar|confiança|conceder",
+		allow:   "sempre|permitir|aceitar|aprovar|autorizar|confiar|confirmar|confiança|conceder",
 		quit:    "sair|sai|fechar|terminar|encerrar|voltar|recuar|anterior|atrás",
 		keep:    "manter|conserv|ignor|salvar|guardar|deixar",
 		press:   "pressione|prima|carregue|tecle|pressionar|aperte",
@@ -1555,7 +1562,7 @@ var tongues = []tongue{
 		letters: "jn",
 		cancel:  "annuleren|annuleer|afbreken|breek af",
 		deny:    "weigeren|verbieden|verwerpen|verwerp",
-		allow: "toestaan|accepteer|accepteren|vertrouwen|vertrouw|bevestigen|bevestig|toelaten|" +
+		allow: "altijd|toestaan|accepteer|accepteren|vertrouwen|vertrouw|bevestigen|bevestig|toelaten|" +
 			"sta toe",
 		quit:   "afsluiten|stoppen|verlaten|einde|stop|sluiten|beëindigen|terug|vorige",
 		keep:   "behoud|bewaar|bewaren|overslaan|opslaan|negeer",
@@ -1572,7 +1579,7 @@ var tongues = []tongue{
 		letters: "tn",
 		cancel:  "anuluj|przerwij|poniechaj|przerwać|anulować",
 		deny:    "odmów|odmowa|odrzuć|odrzucić|odrzucenie|zabroń",
-		allow: "zezwól|pozwól|zgoda|akceptuj|zaakceptować|akceptacja|zatwierdź|zaufaj|" +
+		allow: "zawsze|zezwól|pozwól|zgoda|akceptuj|zaakceptować|akceptacja|zatwierdź|zaufaj|" +
 			"potwierdź|zezwolić",
 		quit:   "wyjdź|wyjście|zakończ|koniec|zamknij|opuść|wstecz|powrót|wróć",
 		keep:   "zachowa|pomiń|pominąć|zapisa|zostaw",
@@ -1589,7 +1596,7 @@ var tongues = []tongue{
 		letters: "an",
 		cancel:  "zrušit|storno|přerušit",
 		deny:    "zakázat|zamítnout|odmítnout",
-		allow:   "povolit|přijmout|důvěřovat|potvrdit|souhlasit",
+		allow:   "vždy|povolit|přijmout|důvěřovat|potvrdit|souhlasit",
 		quit:    "konec|ukončit|odejít|zavřít|opustit|zpět",
 		keep:    "ponech|zachov|ulož|přeskoč",
 		press:   "stiskněte|stiskem|stisknout|zmáčkněte",
@@ -1605,7 +1612,7 @@ var tongues = []tongue{
 		letters: "jn",
 		cancel:  "avbryt|avbryta",
 		deny:    "neka|avvisa|vägra|avslå|förkasta",
-		allow:   "tillåt|acceptera|godkänn|bekräfta|lita på|tillåta|godta",
+		allow:   "alltid|tillåt|acceptera|godkänn|bekräfta|lita på|tillåta|godta",
 		quit:    "avsluta|stäng|lämna|sluta|bakåt|tillbaka|föregående",
 		keep:    "behåll|spara|hoppa",
 		press:   "tryck",
@@ -1622,7 +1629,7 @@ var tongues = []tongue{
 		letters: "jn",
 		cancel:  "annuller|annullér|afbryd|anuller",
 		deny:    "nægt|afvis|afvise",
-		allow:   "tillad|godkend|accepter|bekræft|acceptér|stol på",
+		allow:   "altid|tillad|godkend|accepter|bekræft|acceptér|stol på",
 		quit:    "afslut|luk|forlad|slut|tilbage|forrige|bagud",
 		keep:    "behold|gem|spring",
 		press:   "tryk|tast",
@@ -1656,7 +1663,7 @@ var tongues = []tongue{
 		letters: "ke",
 		cancel:  "peru|peruuta|keskeytä",
 		deny:    "estä|hylkää|hylätä",
-		allow:   "salli|hyväksy|vahvista|luota|luottaa",
+		allow:   "aina|salli|hyväksy|vahvista|luota|luottaa",
 		quit:    "lopeta|poistu|sulje|takaisin|edellinen",
 		keep:    "säilyt|tallenn|ohita",
 		press:   "paina",
@@ -1673,7 +1680,7 @@ var tongues = []tongue{
 		letters: "дн",
 		cancel:  "отмена|отменить|прервать|прерывание",
 		deny:    "запретить|отказать|отклонить|отвергнуть|отказаться|не доверять|отказ",
-		allow: "разрешить|позволить|принять|одобрить|доверять|подтвердить|доверие|принимать|" +
+		allow: "всегда|разрешить|позволить|принять|одобрить|доверять|подтвердить|доверие|принимать|" +
 			"подтвердите",
 		quit:   "выход|выйти|закрыть|завершить|покинуть|назад|вернуться",
 		keep:   "сохран|остав|пропуст",
@@ -1692,7 +1699,7 @@ var tongues = []tongue{
 		letters: "тн",
 		cancel:  "скасувати|відміна|перервати|відмінити|скасування",
 		deny:    "заборонити|відхилити|відмовити|відкинути|відмова",
-		allow:   "дозволити|надати|прийняти|довіряти|підтвердити|погодитися|довіра",
+		allow:   "завжди|дозволити|надати|прийняти|довіряти|підтвердити|погодитися|довіра",
 		quit:    "вийти|вихід|закрити|завершити|закінчити|назад|повернутися",
 		keep:    "зберег|залиш|пропуст",
 		press:   "натисніть|натиснути|натискання",
@@ -1708,7 +1715,7 @@ var tongues = []tongue{
 		letters: "eh",
 		cancel:  "iptal|vazgeç|durdur",
 		deny:    "reddet|reddedildi|reddetme|izin verme",
-		allow:   "izin ver|onayla|kabul et|güven|kabul",
+		allow:   "her zaman|izin ver|onayla|kabul et|güven|kabul",
 		quit:    "çık|çıkış|kapat|çıkmak|sonlandır|bitir|geri|önceki",
 		keep:    "kaydet|koru|atla|sakla",
 		press:   "bas",
@@ -1724,7 +1731,7 @@ var tongues = []tongue{
 		letters: "yn",
 		cancel:  "キャンセル|取消|中止|取り消し|中断",
 		deny:    "拒否|拒否する|拒絶|信頼しない|禁止|拒否します",
-		allow:   "許可|承認|受け入れる|許可する|信頼|同意|受諾|常に許可|確認|受入|信用",
+		allow:   "常に|許可|承認|受け入れる|許可する|信頼|同意|受諾|常に許可|確認|受入|信用",
 		quit:    "終了|閉じる|抜ける|戻る|前へ",
 		keep:    "保存|保持|残|スキップ|維持",
 		press:   "押す|押して|押せば",
@@ -1741,7 +1748,7 @@ var tongues = []tongue{
 		letters: "yn",
 		cancel:  "取消|放弃|放棄|中止|中断|中斷",
 		deny:    "拒绝|拒絕|不信任|禁止|否决|不接受|不允许",
-		allow:   "允许|允許|接受|同意|批准|信任|确认|確認|总是允许|授权|許可",
+		allow:   "总是|總是|允许|允許|接受|同意|批准|信任|确认|確認|总是允许|授权|許可",
 		quit:    "退出|离开|離開|结束|結束|关闭|關閉|返回|后退|上一步|向后",
 		keep:    "保存|保留|跳过|跳過|儲存|储存",
 		press:   "按|请按|請按|敲",
@@ -1758,7 +1765,7 @@ var tongues = []tongue{
 		letters: "yn",
 		cancel:  "취소|중단|중지",
 		deny:    "거부|거절|금지",
-		allow:   "허용|승인|수락|신뢰|동의|확인|허가",
+		allow:   "항상|허용|승인|수락|신뢰|동의|확인|허가",
 		quit:    "종료|끝내기|나가기|닫기|끝냄|마침|뒤로|이전",
 		keep:    "저장|유지|건너|보존",
 		press:   "누르십시오|누르세요|치세요|누르면|누르기|눌러",
@@ -3040,7 +3047,7 @@ func (v *view) read() *candidate {
 
 // readFirst is what the first of the readers finds that finds anything, nil nothing.
 func (v *view) readFirst() *candidate {
-	readers := []func() *candidate{v.readFrame, v.readIdle, v.readChoices, v.readKeys,
+	readers := []func() *candidate{v.readFrame, v.readIdle, v.readKeys, v.readChoices,
 		v.readField, v.readLine, v.readBlocked, v.readStill}
 	for _, read := range readers {
 		f := read()
@@ -3284,7 +3291,8 @@ func (v *view) finish(f *candidate) {
 	}
 	for i := range f.Choices {
 		c := &f.Choices[i]
-		c.Grants = f.Type != Unknown && grantsIt(*c)
+		allowed := f.Permission && f.Type == MultipleChoice && !refuses(c.Label)
+		c.Grants = f.Type != Unknown && (allowed || grantsIt(*c))
 		c.Label = clip(visible(c.Label), 60)
 	}
 	if f.Question == "" {
@@ -3677,7 +3685,8 @@ func (v *view) oddOne(opts []viewRow, of func(a Attr) int32) int {
 // sample is how the end of an option's first words is drawn: before them may be a mark of its own.
 func (v *view) sample(o viewRow) Attr {
 	words, _, _ := strings.Cut(o.label, "  ")
-	return v.s.attr(o.row, o.labelAt+max(0, widthOf(words)-1))
+	last, _ := utf8.DecodeLastRuneInString(words)
+	return v.s.attr(o.row, o.labelAt+max(0, widthOf(words)-runeWidth(last)))
 }
 
 // offers tells why a list is one to choose from, "" when it is not known to be.
@@ -3827,6 +3836,7 @@ func (v *view) optionsAround(head viewRow) []viewRow {
 // options reads the menu from row start on, with what explains each.
 func (v *view) options(head viewRow, start int) []viewRow {
 	var opts []viewRow
+	described := v.describedBy(head)
 	num := 1
 	fmt.Sscan(v.rows[start].num, &num) // stays 1 without a number
 	gap := 0
@@ -3843,13 +3853,13 @@ func (v *view) options(head viewRow, start int) []viewRow {
 			gap++
 		case o.text == "":
 			return opts
-		case v.isOption(o, head, num):
+		case v.isOption(o, head, num) && (described == nil || v.sample(o) != *described):
 			opts = append(opts, o)
 			gap = 0
 			if o.num != "" {
 				num++
 			}
-		case gap == 0 && len(opts) > 0 && v.explains(o, head):
+		case gap == 0 && len(opts) > 0 && (v.explains(o, head) || described != nil):
 			v.describeOption(&opts[len(opts)-1], o)
 		default:
 			return opts
@@ -3862,7 +3872,8 @@ func (v *view) options(head viewRow, start int) []viewRow {
 // number that comes next.
 func (v *view) isOption(o, head viewRow, num int) bool {
 	if head.num != "" {
-		unnumbered := o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt
+		follows := o.row+1 < v.s.rows && v.rows[o.row+1].num == fmt.Sprint(num)
+		unnumbered := o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt && !follows
 		return o.num == fmt.Sprint(num) || unnumbered
 	}
 	if o.num != "" || o.depth != head.depth || (o.tick < 0) != (head.tick < 0) {
@@ -3871,7 +3882,33 @@ func (v *view) isOption(o, head viewRow, num int) bool {
 	if o.optionAt != head.optionAt && !v.flushRight(o, head) {
 		return false
 	}
-	return !v.dimmer(o, head) && !reCount.MatchString(o.label)
+	return !reCount.MatchString(o.label)
+}
+
+// describedBy is how rows in the options' own column are drawn that explain the option above, nil
+// where there are none: the row below the pointer is fainter; or it stands before a blank row, and
+// the next two rows are drawn as the second and the first are: an option and what explains it.
+func (v *view) describedBy(head viewRow) *Attr {
+	if head.num != "" || head.row+1 >= v.s.rows {
+		return nil
+	}
+	next := v.rows[head.row+1]
+	if next.text == "" || next.optionAt != head.optionAt {
+		return nil
+	}
+	drawn := v.sample(next)
+	if v.dimmer(next, head) {
+		return &drawn
+	}
+	if head.row+4 >= v.s.rows || v.rows[head.row+2].text != "" {
+		return nil
+	}
+	second, below := v.rows[head.row+3], v.rows[head.row+4]
+	aligned := second.optionAt == head.optionAt && below.optionAt == head.optionAt
+	if aligned && v.sample(second) != drawn && v.sample(below) == drawn {
+		return &drawn
+	}
+	return nil
 }
 
 // flushRight tells whether the first words of both rows end in the same column, well inside.
@@ -4417,7 +4454,9 @@ func (v *view) readFrame() *candidate {
 	at := v.pointed(opts, base)
 	if ticks || len(opts) > 1 && at >= 0 {
 		v.note("rows %d to %d are a list in a frame", opts[0].row+1, opts[len(opts)-1].row+1)
-		return v.menu(&column{opts: opts, at: at})
+		f := v.menu(&column{opts: opts, at: at})
+		v.addWayOut(f, r)
+		return f
 	}
 	if plain {
 		return nil
@@ -4470,6 +4509,17 @@ func (v *view) boxList(r int) []viewRow {
 // reKeyed are keys with what they do: "[y] Approve", "(N)o", "y) yes", "y: yes".
 var reKeyed = re(`[\[(](\w)[\])]\s?(\pL[\pL'’]*(?: [\pL'’]+){0,3})|` +
 	`(?:^|[\s•·|,])(\w)\s?[:=)]\s?(\pL[\pL'’]*(?: [\pL'’]+){0,3})`)
+
+// addWayOut adds the button of a framed list that refuses, in row r, as a choice of its own: Escape
+// stands for it in whiptail and dialog.
+func (v *view) addWayOut(f *candidate, r int) {
+	all, _ := v.buttonsOf(r)
+	at := slices.IndexFunc(all, func(b sideChoice) bool { return refuses(b.label) })
+	if at >= 0 && !f.Multi && len(f.Choices) < 9 {
+		f.Choices = append(f.Choices, Choice{Key: "esc", Label: all[at].label, Keys: "\x1b"})
+		f.Ticked = append(f.Ticked, false)
+	}
+}
 
 // readKeys finds rows near the end of the screen that name keys and what they do, one of which
 // agrees and one refuses. The cursor's line is readLine's.
@@ -4649,7 +4699,8 @@ func (v *view) readField() *candidate {
 	case fence >= 0 && !v.known:
 		f.Idle = true
 		f.Question = "the program waits for your next message"
-		f.wait = settleIdle
+		f.silent = true // a box may stand there while the program works
+		f.wait = v.o.Stuck
 	case fence < 0 && v.drawn && v.submits():
 		f.Question = strings.TrimSpace(v.after())
 		if f.Question == "" && asked >= 0 {
@@ -4828,7 +4879,7 @@ var (
 	reTwice = re(`^([Yy])[Yy]?[/-]([Nn])[Nn]?$`)
 	// rePairs are the pairs in "y/N or t/H".
 	rePairs   = re(`(?:^|[ (])(\pL)/(\pL)(?:$|[ )])`)
-	reHotkeys = re(`[\[(]([A-Za-z])[\])]([a-z][\w-]*(?: [A-Za-z][\w-]*)?)|` +
+	reHotkeys = re(`[\[(]([A-Za-z])[\])](\p{Ll}[\pL\pN-]*(?: \pL[\pL\pN-]*){0,3})|` +
 		`\((\w{1,2})\) (\pL[\pL '-]*)|(?:^|\s)([A-Za-z])\)([a-z][\w-]+)|` +
 		`\b([a-z]) to ([a-z]{3,})`)
 	// reOnly names the only answer that is taken for yes: terraform.
@@ -4848,7 +4899,7 @@ var (
 	reListed       = re(`^(#\?|[\pL\pN_ /]{0,30}[:>?])$`)
 	reText         = re(`[:?›‣>…]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
 	reRemark       = re(`^\(.* .*\)$`)
-	reSays         = re(`\pL\w`)
+	reSays         = re(`\pL[\pL\pN]`)
 	reYesNo        = re(`(?i)^(y|n|yes|no)$`)
 	reSplits       = []*regexp.Regexp{re(`\s*,\s*(?:or\s+)?`), re(`\s*\|\s*`), re(`\s*/\s*`), re(`\s+or\s+`)}
 	reChoiceWord   = re(`^[\pL\pN][\pL\pN_+-]{0,24}$`)
@@ -4857,6 +4908,7 @@ var (
 	// reBelow is the mark behind which a question in the line above is answered: Symfony, click.
 	reBelow      = re(`^[>›❯»]$`)
 	reAskedAbove = re(`[:?\])]\s*$`)
+	rePathIn     = re(`\s/\S`)
 	rePrefilled  = re(`^(.*[:?]) ?(\d{1,2})$`)
 	rePresent    = re(`^[ ?:]*[‣›»▸]`)
 	reQuoted     = re(`(?i)^[\[(]?(?:type|press|enter) ['"]?(yes|y)\b|['"«“‘] ?(yes) ?['"»”’]`)
@@ -4869,7 +4921,7 @@ func (v *view) readLine() *candidate {
 	alternate := v.s.AltScreen()
 	busy := v.tty.Reading == ReadingBusy
 	cooked := v.tty.Canonical && v.tty.Echo
-	if busy && cooked || v.known && alternate {
+	if busy && cooked || v.known && (alternate || v.inBoxRows()) {
 		return nil
 	}
 	line, top := v.cursorLine()
@@ -5262,7 +5314,7 @@ func readMarker(marker, preset string) (answers []string, single bool) {
 	}
 	inner = strings.TrimRight(inner, ".")
 	if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 {
-		return strings.Split(inner, ""), strings.Contains(inner, "?")
+		return strings.Split(inner, ""), strings.ContainsAny(inner, "0123456789")
 	}
 	if reExpand.MatchString(inner) {
 		return strings.Split(inner, ""), false
@@ -5322,6 +5374,9 @@ func splitMarker(inner string) []string {
 // choiceWords tells whether the parts of a marker are words to choose from: one of them is the
 // default behind it, or there are three, or two that are no path.
 func choiceWords(answers []string, inner, preset string) bool {
+	if rePathIn.MatchString(inner) {
+		return false
+	}
 	for _, p := range answers {
 		if !reChoiceWord.MatchString(p) || p == "default" {
 			return false
