@@ -1718,7 +1718,7 @@ var tongues = []tongue{
 		allow:   "her zaman|izin ver|onayla|kabul et|güven|kabul",
 		quit:    "çık|çıkış|kapat|çıkmak|sonlandır|bitir|geri|önceki",
 		keep:    "kaydet|koru|atla|sakla",
-		press:   "bas",
+		press:   "basın|bas",
 		key:     "bir düğmeye|tuş",
 		secret:  "parola|şifre",
 		choose:  "seç|numara|sayı",
@@ -2493,6 +2493,17 @@ func (d *Detector) WantTTY(now time.Time) bool {
 		return false
 	}
 	return d.lookDue.IsZero() && !d.ttyDue.After(now)
+}
+
+// Behind is what was typed behind the question in force, which is on a line, and whether that
+// question still stands. It is about the last look.
+func (d *Detector) Behind() (typed string, stands bool) {
+	if d.cur == nil || d.cur.line == "" || !d.lineStands() {
+		return "", false
+	}
+	line, _ := d.view.cursorLine()
+	typed = strings.TrimPrefix(line+d.view.after(), strings.TrimRight(d.cur.line, " "))
+	return strings.TrimSpace(typed), true
 }
 
 // Explain says in words what each reader sees on the screen this instant, the one that is believed
@@ -3714,7 +3725,8 @@ func (v *view) offers(l *column) string {
 		return "it stands in a dialog drawn over other text"
 	case v.known && v.reported && inside:
 		return "the tool says that it asks"
-	case v.known && v.hidden && !l.weak && v.rows[l.first()].depth > 0:
+	case v.hidden && !l.weak && v.rows[l.first()].depth > 0 && (v.known || reads):
+		l.rest = !v.known
 		return "it stands in a frame without a cursor"
 	case v.known:
 		return ""
@@ -4886,7 +4898,7 @@ var (
 	// rePairs are the pairs in "y/N or t/H".
 	rePairs   = re(`(?:^|[ (])(\pL)/(\pL)(?:$|[ )])`)
 	reHotkeys = re(`[\[(]([A-Za-z])[\])](\p{Ll}[\pL\pN-]*(?: \pL[\pL\pN-]*){0,3})|` +
-		`\((\w{1,2})\) (\pL[\pL '-]*)|(?:^|\s)([A-Za-z])\)([a-z][\w-]+)|` +
+		`[\[(](\w{1,2})[\])] (\pL(?:[\pL'-]| [\pL'-])*)|(?:^|\s)([A-Za-z])\)([a-z][\w-]+)|` +
 		`\b([a-z]) to ([a-z]{3,})`)
 	// reOnly names the only answer that is taken for yes: terraform.
 	reOnly = re(`(?i)\bonly ['"]?(yes|y)\b`)
@@ -4899,7 +4911,7 @@ var (
 		`(?i:(cmd|command)\b[^:]*:))$`)
 	reOpen  = re(`^\? |[^?]$`)
 	reOrder = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
-	reItem  = re(`^(?:\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s| - |\s{2,})|` +
+	reItem  = re(`^(?:\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s| - |、|\s{2,})|` +
 		`\s*([A-Za-z?])(?:\)| =)\s|\s*([a-z])\. |\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
 	reColumns      = re(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
 	reListed       = re(`^(#\?|[\pL\pN_ /]{0,30}[:>?])$`)
@@ -5349,6 +5361,10 @@ func readMarker(marker, preset string) (answers []string, single bool) {
 		return []string{string(letters[0]), string(letters[1])}, false
 	}
 	for _, p := range splitMarker(inner) {
+		letter, _, dashed := strings.Cut(p, " - ") // "y - да"
+		if dashed && utf8.RuneCountInString(letter) == 1 {
+			p = letter
+		}
 		answers = append(answers, strings.Trim(p, "[]'\" "))
 	}
 	known := func(p string) bool {
@@ -5364,8 +5380,8 @@ func readMarker(marker, preset string) (answers []string, single bool) {
 	}
 	alone := len(answers) == 1
 	single = marker[0] == '<'
-	if alone && marker[0] == '(' && isLetterOfYesNo(answers[0]) {
-		return answers, false
+	if alone && isLetterOfYesNo(answers[0]) {
+		return answers, single
 	}
 	yes := slices.ContainsFunc(answers, func(p string) bool { return saysYes(p) || saysNo(p) })
 	if alone && !yes || single && !alone {

@@ -39,6 +39,8 @@ import (
 	"syscall"
 	"text/tabwriter"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 func main() {
@@ -2674,6 +2676,7 @@ type gate struct {
 	until time.Time // the screen must have followed by then
 	keys  []byte    // for the writer, until it reports
 	after gateMove  // what follows when they are written
+	rest  string    // of an answer whose first key is typed
 
 	value  string    // what was decided
 	secret *string   // what was given for a secret, nil while it is not known
@@ -2700,6 +2703,7 @@ type gatePhase int
 const (
 	gateLook    gatePhase = iota // nothing is typed
 	gateMenu                     // a key moved the pointer or a tick of a menu
+	gateKey                      // the first key of an answer is typed
 	gateTaken                    // the choice is typed: the dialog must go
 	gateReview                   // the ticks are made: the review page must come, or the menu go
 	gateCleared                  // the keys that empty the input box are typed
@@ -2763,6 +2767,8 @@ func (s *session) gatePhaseStep(look *Prompt, late bool) (why string) {
 		return s.firstStep(look)
 	case gateMenu:
 		return s.menuStep(look)
+	case gateKey:
+		return s.keyStep(look, late)
 	case gateTaken:
 		return s.takenStep(look)
 	case gateReview:
@@ -2985,13 +2991,39 @@ func (s *session) choose(now *Prompt, target int, key string, then gateMove) (wh
 	own := now.Choices[target].Keys
 	switch {
 	case own != "":
-		return s.press(own, then)
+		return s.pressAnswer(own, then)
 	case now.Pointer < 0:
 		return "the menu shows no pointer to move"
 	case now.Pointer == target:
 		return s.press(key, then)
 	}
 	return s.press(s.arrow(now, target), gateMove{to: gateMenu, within: followTime, menu: now})
+}
+
+// pressAnswer types a choice's own keys. In raw mode the program may take one key, and the Enter behind it would answer
+// the next question (e2fsck, mutt): the first key goes alone there, and the others follow where the question still
+// stands.
+func (s *session) pressAnswer(keys string, then gateMove) (why string) {
+	first, size := utf8.DecodeRuneInString(keys)
+	if s.pty.State().Canonical || !strings.HasSuffix(keys, "\r") || size == len(keys) || !unicode.IsPrint(first) {
+		return s.press(keys, then)
+	}
+	s.gate.rest = keys[size:]
+	return s.press(keys[:size], gateMove{to: gateKey, within: followTime})
+}
+
+// keyStep types the rest of an answer once the program has shown its first key behind the question, or shows nothing
+// for a while. Where the question has gone, the key was all it took.
+func (s *session) keyStep(look *Prompt, late bool) (why string) {
+	s.noteLeft(look)
+	typed, stands := s.det.Behind()
+	switch {
+	case !stands:
+		return s.press("", s.echo())
+	case typed != "" || late:
+		return s.press(s.gate.rest, s.echo())
+	}
+	return ""
 }
 
 // nextTick is the first choice in now whose tick is not as wanted; done: all are.

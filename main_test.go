@@ -4267,7 +4267,8 @@ func TestLab(t *testing.T) {
 		t.Errorf("fields %q, want %q", got, want)
 	}
 	out, code = lab("--explain", cast)
-	if code != 0 || !strings.Contains(out, "pattern+tty") || !strings.Contains(out, "Label:Yes") {
+	if code != 0 || !strings.Contains(out, "pattern+tty") || !strings.Contains(out, "y: Yes") ||
+		!strings.Contains(out, "row 4, names its answers") {
 		t.Errorf("exit %d: %s", code, out)
 	}
 	out, _ = lab("--screen", cast)
