@@ -25,6 +25,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -136,10 +137,12 @@ type cell struct {
 // Attr is how a cell is drawn, enough to tell a highlighted choice from the others. A colour is −1
 // for the default, 0 to 255 of the palette, else 1<<24|rgb.
 type Attr struct {
-	Dim     bool
-	Reverse bool
-	FG      int32
-	BG      int32
+	Bold      bool
+	Dim       bool
+	Underline bool
+	Reverse   bool
+	FG        int32
+	BG        int32
 }
 
 // ProgramStatus is a report of OSC 7501, as tools send it (measured).
@@ -515,8 +518,15 @@ func (a *Attr) sgr(params []int) int {
 	switch {
 	case code == 0:
 		*a = Attr{}
-	case code == 2, code == 22:
-		a.Dim = code == 2
+	case code == 1:
+		a.Bold = true
+	case code == 2:
+		a.Dim = true
+	case code == 22:
+		a.Bold = false
+		a.Dim = false
+	case code == 4, code == 24:
+		a.Underline = code == 4
 	case code == 7, code == 27:
 		a.Reverse = code == 7
 	case code >= 30 && code <= 37:
@@ -1327,16 +1337,23 @@ func (p *Prompt) withoutAbove() *Prompt {
 // typed by waiting.
 func (p *Prompt) refusesByDefault() bool {
 	value := *p.SafeDefault
-	return value == "esc" || value == "n" || reRefusal.MatchString(p.label(value))
+	return value == "esc" || value == "n" || isRefusal(p.label(value))
 }
 
 // reElapsed is an elapsed time as tools write it behind what they do: "(1m 12s", "(7s".
 var reElapsed = re(`\(\s*(?:\d+h ?)?(?:\d+m ?)?\d+s\b`)
 
+// reStatus is the row of a program at work: a spinner, and what it does, in dots or with the seconds
+// it takes.
+var reStatus = re(`^[\s│┃]*[\x{2800}-\x{28ff}` + movingMarks + `]\s.*(?:…|\.\.\.|\b\d+s\b)`)
+
 // still is a row without what moves in it while the question stays the same: spinners, blinking
 // marks and ticks become blanks, elapsed times are left out. Blanks between words stay as they are.
 func still(row string) string {
-	if strings.ContainsFunc(row, func(r rune) bool { return r >= utf8.RuneSelf }) {
+	if !isASCII(row) {
+		if reStatus.MatchString(row) {
+			return ""
+		}
 		row = strings.Map(func(r rune) rune {
 			braille := r >= 0x2800 && r <= 0x28ff
 			if braille || strings.ContainsRune(movingMarks+tickMarks, r) {
@@ -1394,6 +1411,12 @@ func (p *Prompt) like(other *Prompt) *Prompt {
 	return p
 }
 
+// isQuestion tells whether p asks something, and is no input box, nor a screen that may ask only if
+// it stays still. p may be nil.
+func (p *Prompt) isQuestion() bool {
+	return p != nil && !p.Idle && (p.Type != Unknown || len(p.Choices) == 0)
+}
+
 // label is the label of the choice with this key, "" without one.
 func (p *Prompt) label(key string) string {
 	for _, c := range p.Choices {
@@ -1415,6 +1438,524 @@ func (p *Prompt) Confidence() string {
 	return "low"
 }
 
+// ---- words ----
+// What decides in a question, in the languages that programs were seen to ask in.
+
+// tongue is one language's words for what a question asks, a button does or a key is: whole words
+// in lower case, "|" between them; keep, press, secret and choose are the beginnings of words.
+// They stand in the catalogues (glibc, gettext) of coreutils, apt, dpkg, debconf, gnupg, git,
+// shadow, PAM, sudo, newt, dialog, nano, mc.
+type tongue struct {
+	name    string
+	yes     string
+	no      string
+	letters string // typed for yes and for no, as yesexpr and noexpr of glibc have them
+	cancel  string
+	deny    string
+	allow   string
+	quit    string // leaves or goes back, which may lose something
+	keep    string // to which "no" means that something goes on, or is lost
+	press   string
+	key     string
+	enter   string // what the Enter key is called
+	secret  string
+	choose  string
+	what    string // begins a question that yes and no do not answer
+}
+
+// tongues is the word table. A word that is not in it is neither a refusal nor harmless.
+var tongues = []tongue{
+	{
+		name:    "en",
+		yes:     "yes",
+		no:      "no|nope",
+		letters: "yn",
+		cancel:  "cancel|abort",
+		deny:    "deny|reject|refuse|decline|disallow",
+		allow: "allow|always|approve|accept|confirm|trust|grant|run|proceed|authorize|permit|" +
+			"agree|i trust|i agree|i accept|i understand",
+		quit: "exit|quit|back|skip|never|go back|close",
+		keep: "keep|skip|save|ignore|leave|preserve|retain|prevent|disable|exclude|block|stop|" +
+			"terminate|interrupt",
+		press: "press|hit|strike|push",
+		key:   "any key|a key|the any key|space|space bar",
+		enter: "enter|return",
+		secret: "password|passphrase|pass phrase|passcode|pin|secret|secret value|token|" +
+			"access token|api key|api-key|api_key|apikey|otp|verification code|2fa code",
+		choose: "choice|choose|select|selection|option|number|which|pick|what|your",
+		what:   "what|which|where|who|how|why|when|name|enter|in which",
+	},
+	{
+		name:    "de",
+		yes:     "ja",
+		no:      "nein",
+		letters: "jn",
+		cancel:  "abbrechen|abbruch",
+		deny:    "verweigern|ablehnen|verwerfen|zurückweisen|nicht vertrauen|verbieten",
+		allow: "immer|erlauben|zulassen|akzeptieren|annehmen|genehmigen|vertrauen|bestätigen|" +
+			"gestatten|zustimmen|immer erlauben",
+		quit:   "beenden|verlassen|ende|schließen|aufhören|zurück",
+		keep:   "behalt|beibehalt|überspring|speicher|ignorier|lassen",
+		press:  "drücke|betätigen",
+		key:    "taste",
+		enter:  "eingabetaste",
+		secret: "passwort|passwörter|kennwort|mantra|paßwort",
+		choose: "auswahl|auswählen|wähle|wahl|ihre wahl|nummer|zahl",
+		what:   "was|welche|welcher|welches|welchen|wo|wohin|wer|wie|wieviel|warum|wann",
+	},
+	{
+		name:    "fr",
+		yes:     "oui",
+		no:      "non",
+		letters: "on",
+		cancel:  "annuler|abandonner|abandon|interrompre",
+		deny:    "refuser|rejeter|rejet|interdire",
+		allow: "toujours|autoriser|accepter|permettre|approuver|confirmer|faire confiance|" +
+			"toujours autoriser|confiance",
+		quit:   "quitter|sortir|fermer|terminer|retour|précédent",
+		keep:   "garder|conserv|ignor|enregistr|sauvegard|laisser",
+		press:  "appuyez|appuyer|pressez|tapez|enfoncez",
+		key:    "touche",
+		enter:  "entrée|retour chariot",
+		secret: "mot de passe|phrase de passe|phrase secrète|mots de passe|code personnel",
+		choose: "choisir|choisissez|sélection|choix|votre choix|numéro|nombre",
+		what:   "quel|quelle|quels|quelles|quoi|où|qui|comment|combien|pourquoi|quand",
+	},
+	{
+		name:    "es",
+		yes:     "sí|si",
+		no:      "no",
+		letters: "sn",
+		cancel:  "cancelar|cancela|abortar|interrumpir",
+		deny:    "denegar|rechazar|rechazo|negar|prohibir|no confiar",
+		allow:   "siempre|permitir|aceptar|confiar|confirmar|confirme|confianza",
+		quit:    "salir|abandonar|finalizar|terminar|cerrar|fin|atrás|anterior|volver",
+		keep:    "manten|conserv|omitir|guardar|ignorar|dejar",
+		press:   "pulse|presione|pulsar|teclee",
+		key:     "tecla",
+		enter:   "intro",
+		secret:  "contraseña|clave|frase de paso",
+		choose: "elegir|elija|seleccionar|seleccione|selección|elección|su elección|escoja|" +
+			"número|opción",
+		what: "qué|cuál|cuáles|dónde|quién|cómo|cuánto|cuántos|cuándo",
+	},
+	{
+		name:    "it",
+		yes:     "sì|si",
+		no:      "no",
+		letters: "sn",
+		cancel:  "annulla|annullare|interrompere|interrompi",
+		deny:    "rifiuta|rifiutare|negare|nega",
+		allow: "sempre|consentire|consenti|permettere|permetti|accetta|accettare|approva|autorizza|" +
+			"autorizzare|confermare|conferma|fidarsi|fiducia",
+		quit:   "uscire|esci|uscita|chiudere|abbandona|chiudi|indietro",
+		keep:   "manten|conserv|ignor|salva|lasci",
+		press:  "premere|premi|premete",
+		key:    "tasto",
+		enter:  "invio",
+		choose: "scegli|seleziona|selezione|scelta|numero|opzione",
+		what:   "quale|quali|qual|dove|chi|come|quanto|quanti|perché|quando|che cosa",
+	},
+	{
+		name:    "pt",
+		yes:     "sim",
+		no:      "não",
+		letters: "sn",
+		cancel:  "cancelar|abortar|interromper",
+		deny:    "negar|rejeitar|recusar|não confiar",
+		allow:   "sempre|permitir|aceitar|aprovar|autorizar|confiar|confirmar|confiança|conceder",
+		quit:    "sair|sai|fechar|terminar|encerrar|voltar|recuar|anterior|atrás",
+		keep:    "manter|conserv|ignor|salvar|guardar|deixar",
+		press:   "pressione|prima|carregue|tecle|pressionar|aperte",
+		key:     "tecla",
+		secret:  "senha|palavra-passe|palavra-chave|frase secreta|palavra passe",
+		choose: "escolher|escolha|selecionar|selecione|seleccione|seleção|selecção|sua escolha|" +
+			"número|opção",
+		what: "qual|quais|onde|quem|como|quanto|quantos|quando",
+	},
+	{
+		name:    "nl",
+		yes:     "ja",
+		no:      "nee",
+		letters: "jn",
+		cancel:  "annuleren|annuleer|afbreken|breek af",
+		deny:    "weigeren|verbieden|verwerpen|verwerp",
+		allow: "altijd|toestaan|accepteer|accepteren|vertrouwen|vertrouw|bevestigen|bevestig|toelaten|" +
+			"sta toe",
+		quit:   "afsluiten|stoppen|verlaten|einde|stop|sluiten|beëindigen|terug|vorige",
+		keep:   "behoud|bewaar|bewaren|overslaan|opslaan|negeer",
+		press:  "druk|toets|typ",
+		key:    "toets",
+		secret: "wachtwoord|paswoord",
+		choose: "kies|kiezen|selecteer|selecteren|keuze|nummer|getal|optie",
+		what:   "wat|welk|welke|waar|wie|hoe|hoeveel|waarom|wanneer",
+	},
+	{
+		name:    "pl",
+		yes:     "tak",
+		no:      "nie",
+		letters: "tn",
+		cancel:  "anuluj|przerwij|poniechaj|przerwać|anulować",
+		deny:    "odmów|odmowa|odrzuć|odrzucić|odrzucenie|zabroń",
+		allow: "zawsze|zezwól|pozwól|zgoda|akceptuj|zaakceptować|akceptacja|zatwierdź|zaufaj|" +
+			"potwierdź|zezwolić",
+		quit:   "wyjdź|wyjście|zakończ|koniec|zamknij|opuść|wstecz|powrót|wróć",
+		keep:   "zachowa|pomiń|pominąć|zapisa|zostaw",
+		press:  "naciśnij|nacisnąć|wciśnij|wcisnąć|wciśnięcie",
+		key:    "klawisz",
+		secret: "hasło|hasła|frazę",
+		choose: "wybierz|wybrać|wybór|wyboru|numer|liczba|opcja|liczbę",
+		what:   "jaki|jaka|jakie|jaką|który|która|które|którą|gdzie|kto|jak|ile|dlaczego|kiedy",
+	},
+	{
+		name:    "cs",
+		yes:     "ano",
+		no:      "ne",
+		letters: "an",
+		cancel:  "zrušit|storno|přerušit",
+		deny:    "zakázat|zamítnout|odmítnout",
+		allow:   "vždy|povolit|přijmout|důvěřovat|potvrdit|souhlasit",
+		quit:    "konec|ukončit|odejít|zavřít|opustit|zpět",
+		keep:    "ponech|zachov|ulož|přeskoč",
+		press:   "stiskněte|stiskem|stisknout|zmáčkněte",
+		key:     "klávesu|libovolné klávesy|klávesa",
+		secret:  "heslo|hesla",
+		choose:  "vyberte|výběr|volba|zvolte|zvolit|vybrat|číslo|možnost",
+		what:    "jaký|jaká|jaké|který|která|které|kde|kdo|jak|kolik|proč|kdy",
+	},
+	{
+		name:    "sv",
+		yes:     "ja",
+		no:      "nej",
+		letters: "jn",
+		cancel:  "avbryt|avbryta",
+		deny:    "neka|avvisa|vägra|avslå|förkasta",
+		allow:   "alltid|tillåt|acceptera|godkänn|bekräfta|lita på|tillåta|godta",
+		quit:    "avsluta|stäng|lämna|sluta|bakåt|tillbaka|föregående",
+		keep:    "behåll|spara|hoppa",
+		press:   "tryck",
+		key:     "tangent",
+		enter:   "retur",
+		secret:  "lösenord|lösenfras|pin-kod",
+		choose:  "välj|val|nummer|alternativ",
+		what:    "vad|vilken|vilket|vilka|var|vem|hur|varför|när",
+	},
+	{
+		name:    "da",
+		yes:     "ja",
+		no:      "nej",
+		letters: "jn",
+		cancel:  "annuller|annullér|afbryd|anuller",
+		deny:    "nægt|afvis|afvise",
+		allow:   "altid|tillad|godkend|accepter|bekræft|acceptér|stol på",
+		quit:    "afslut|luk|forlad|slut|tilbage|forrige|bagud",
+		keep:    "behold|gem|spring",
+		press:   "tryk|tast",
+		key:     "tast",
+		enter:   "retur",
+		secret:  "adgangskode|kodeord|adgangsfrase|løsen",
+		choose:  "vælg|valg|dit valg|nummer",
+		what:    "hvad|hvilken|hvilket|hvilke|hvor|hvem|hvordan|hvorfor|hvornår",
+	},
+	{
+		name:    "no",
+		yes:     "ja",
+		no:      "nei",
+		letters: "jn",
+		cancel:  "avbryt",
+		deny:    "avvis|nekt",
+		allow:   "tillat|godta|aksepter|godkjenn|bekreft|stole på",
+		quit:    "avslutt|lukk|slutt|tilbake|forrige|bakover",
+		keep:    "behold|lagre|hopp",
+		press:   "trykk",
+		key:     "tast",
+		enter:   "linjeskift|retur",
+		secret:  "passord|pin-kode|passfrase",
+		choose:  "velg|valg|ditt valg|nummer|tall",
+		what:    "hva|hvilken|hvilket|hvilke|hvor|hvem|hvordan|hvorfor|når",
+	},
+	{
+		name:    "fi",
+		yes:     "kyllä|jaa|joo",
+		no:      "ei",
+		letters: "ke",
+		cancel:  "peru|peruuta|keskeytä",
+		deny:    "estä|hylkää|hylätä",
+		allow:   "aina|salli|hyväksy|vahvista|luota|luottaa",
+		quit:    "lopeta|poistu|sulje|takaisin|edellinen",
+		keep:    "säilyt|tallenn|ohita",
+		press:   "paina",
+		key:     "näppäintä",
+		enter:   "rivinvaihto",
+		secret:  "salasana|tunnuslause",
+		choose:  "valitse|valinta|numero|valinnan|vaihtoehto",
+		what:    "mikä|mitä|minkä|mihin|missä|kuka|miten|kuinka|miksi|milloin",
+	},
+	{
+		name:    "ru",
+		yes:     "да",
+		no:      "нет",
+		letters: "дн",
+		cancel:  "отмена|отменить|прервать|прерывание",
+		deny:    "запретить|отказать|отклонить|отвергнуть|отказаться|не доверять|отказ",
+		allow: "всегда|разрешить|позволить|принять|одобрить|доверять|подтвердить|доверие|принимать|" +
+			"подтвердите",
+		quit:   "выход|выйти|закрыть|завершить|покинуть|назад|вернуться",
+		keep:   "сохран|остав|пропуст",
+		press:  "нажмите|нажать|нажатие",
+		key:    "клавишу|клавиша",
+		enter:  "ввод",
+		secret: "пароль|пароля",
+		choose: "выберите|выбрать|выбор|ваш выбор|номер|число|вариант|введите номер",
+		what: "что|какой|какая|какое|какие|какую|который|где|куда|кто|как|сколько|почему|" +
+			"когда",
+	},
+	{
+		name:    "uk",
+		yes:     "так",
+		no:      "ні",
+		letters: "тн",
+		cancel:  "скасувати|відміна|перервати|відмінити|скасування",
+		deny:    "заборонити|відхилити|відмовити|відкинути|відмова",
+		allow:   "завжди|дозволити|надати|прийняти|довіряти|підтвердити|погодитися|довіра",
+		quit:    "вийти|вихід|закрити|завершити|закінчити|назад|повернутися",
+		keep:    "зберег|залиш|пропуст",
+		press:   "натисніть|натиснути|натискання",
+		key:     "клавішу|клавіша",
+		secret:  "пароль|пароля|кодову фразу|ключову фразу|пінкод",
+		choose:  "виберіть|вибрати|вибір|ваш вибір|оберіть|номер|число|варіант|веберіть",
+		what:    "що|який|яка|яке|які|яку|котрий|де|куди|хто|як|скільки|чому|коли",
+	},
+	{
+		name:    "tr",
+		yes:     "evet",
+		no:      "hayır",
+		letters: "eh",
+		cancel:  "iptal|vazgeç|durdur",
+		deny:    "reddet|reddedildi|reddetme|izin verme",
+		allow:   "her zaman|izin ver|onayla|kabul et|güven|kabul",
+		quit:    "çık|çıkış|kapat|çıkmak|sonlandır|bitir|geri|önceki",
+		keep:    "kaydet|koru|atla|sakla",
+		press:   "bas",
+		key:     "bir düğmeye|tuş",
+		secret:  "parola|şifre",
+		choose:  "seç|numara|sayı",
+		what:    "hangi|hangisi|nerede|nereye|kim|nasıl|kaç|neden|niçin",
+	},
+	{
+		name:    "ja",
+		yes:     "はい|ハイ",
+		no:      "いいえ|イイエ",
+		letters: "yn",
+		cancel:  "キャンセル|取消|中止|取り消し|中断",
+		deny:    "拒否|拒否する|拒絶|信頼しない|禁止|拒否します",
+		allow:   "常に|許可|承認|受け入れる|許可する|信頼|同意|受諾|常に許可|確認|受入|信用",
+		quit:    "終了|閉じる|抜ける|戻る|前へ",
+		keep:    "保存|保持|残|スキップ|維持",
+		press:   "押す|押して|押せば",
+		key:     "キー",
+		enter:   "リターン|エンター|改行|リターンキー",
+		secret:  "パスワード|パスフレーズ",
+		choose:  "選択|選んでください|選ぶ|番号",
+		what:    "何|どの|どれ|どこ|誰|いくつ|いつ|なぜ|どちら",
+	},
+	{
+		name:    "zh",
+		yes:     "是|是的",
+		no:      "否|不是|不",
+		letters: "yn",
+		cancel:  "取消|放弃|放棄|中止|中断|中斷",
+		deny:    "拒绝|拒絕|不信任|禁止|否决|不接受|不允许",
+		allow:   "总是|總是|允许|允許|接受|同意|批准|信任|确认|確認|总是允许|授权|許可",
+		quit:    "退出|离开|離開|结束|結束|关闭|關閉|返回|后退|上一步|向后",
+		keep:    "保存|保留|跳过|跳過|儲存|储存",
+		press:   "按|请按|請按|敲",
+		key:     "任意键|任意鍵|一个键|任何鍵|按键|任何键",
+		enter:   "回车|回车键|確認鍵|輸入鍵|回車",
+		secret:  "密码|密碼|口令|密語",
+		choose:  "选择|選擇|请选择|請選擇|编号|編號|选项|選項|您的选择|数字",
+		what:    "什么|什麼|哪|谁|誰|多少|几个|为何|如何|怎么|多久",
+	},
+	{
+		name:    "ko",
+		yes:     "예|네",
+		no:      "아니요|아니오|아니",
+		letters: "yn",
+		cancel:  "취소|중단|중지",
+		deny:    "거부|거절|금지",
+		allow:   "항상|허용|승인|수락|신뢰|동의|확인|허가",
+		quit:    "종료|끝내기|나가기|닫기|끝냄|마침|뒤로|이전",
+		keep:    "저장|유지|건너|보존",
+		press:   "누르십시오|누르세요|치세요|누르면|누르기|눌러",
+		key:     "아무 키|아무키나",
+		enter:   "엔터|리턴",
+		secret:  "암호|비밀번호|패스워드",
+		choose:  "선택|번호|숫자",
+		what:    "무엇|어느|어디|누구|어떻게|몇|언제|왜|어떤",
+	},
+	{name: "el", yes: "ναι", no: "όχι", letters: "νο"},
+	{name: "hu", yes: "igen", no: "nem", letters: "in"},
+	{name: "id", yes: "ya", no: "tidak", letters: "yt"},
+	{name: "ro", yes: "da", no: "nu", letters: "dn"},
+	{name: "vi", yes: "có", no: "không", letters: "ck"},
+}
+
+// words are all words for one thing.
+type words struct {
+	whole  bool     // else the beginnings of words
+	spaced []string // between blanks or marks
+	joined []string // anywhere: Chinese, Japanese and Korean have no blanks
+}
+
+// newWords are the words that pick gives of each language. One Han character alone is a word only
+// where it stands alone, as 是 does on a button.
+func newWords(whole bool, pick func(t tongue) string) words {
+	w := words{whole: whole}
+	for _, t := range tongues {
+		for _, word := range strings.Split(pick(t), "|") {
+			first, size := utf8.DecodeRuneInString(word)
+			eastern := unicode.In(first, unicode.Han, unicode.Hiragana, unicode.Katakana,
+				unicode.Hangul)
+			switch {
+			case word == "":
+			case eastern && (!whole || size < len(word)):
+				w.joined = append(w.joined, word)
+			default:
+				w.spaced = append(w.spaced, word)
+			}
+		}
+	}
+	return w
+}
+
+// lexicon are the words by what they mean, over all languages.
+type lexicon struct {
+	yes, no, deny, allow, quit, keep, press, key, secret, choose, what words
+}
+
+// lexis is the word table as it is used. It is made when the first question is read.
+var lexis = sync.OnceValue(func() *lexicon {
+	return &lexicon{
+		yes:    newWords(true, func(t tongue) string { return t.yes }),
+		no:     newWords(true, func(t tongue) string { return t.no }),
+		deny:   newWords(true, func(t tongue) string { return t.cancel + "|" + t.deny }),
+		allow:  newWords(true, func(t tongue) string { return t.allow }),
+		quit:   newWords(true, func(t tongue) string { return t.quit }),
+		keep:   newWords(false, func(t tongue) string { return t.keep }),
+		press:  newWords(false, func(t tongue) string { return t.press }),
+		key:    newWords(true, func(t tongue) string { return t.key + "|" + t.enter }),
+		secret: newWords(false, func(t tongue) string { return t.secret }),
+		choose: newWords(false, func(t tongue) string { return t.choose }),
+		what:   newWords(true, func(t tongue) string { return t.what }),
+	}
+})
+
+// leastStem is how many bytes the beginning of a word must have to stand for all words that begin
+// so: not "pin".
+const leastStem = 4
+
+// at is the length of the word that text, in lower case, begins with; 0 none.
+func (w words) at(text string) int {
+	longest := 0
+	for _, word := range w.joined {
+		if len(word) > longest && strings.HasPrefix(text, word) {
+			longest = len(word)
+		}
+	}
+	for _, word := range w.spaced {
+		if len(word) <= longest || !strings.HasPrefix(text, word) {
+			continue
+		}
+		next, _ := utf8.DecodeRuneInString(text[len(word):])
+		if !isWordRune(next) || !w.whole && len(word) >= leastStem {
+			longest = len(word)
+		}
+	}
+	return longest
+}
+
+// begin is the length of the word that a label begins with, and what follows it; 0 none. A mark
+// before the word does not count.
+func (w words) begin(label string) (n int, rest string) {
+	text := strings.TrimLeftFunc(strings.ToLower(plain(label)), func(r rune) bool {
+		return !isWordRune(r)
+	})
+	n = w.at(text)
+	return n, text[n:]
+}
+
+// begins tells whether a label begins with one of the words.
+func (w words) begins(label string) bool {
+	n, _ := w.begin(label)
+	return n > 0
+}
+
+// find is where the first of the words stands in a text that is plain and in lower case, −1 none.
+func (w words) find(text string) (from, to int) {
+	before := ' '
+	for i, r := range text {
+		n := 0
+		if !isWordRune(before) {
+			n = w.at(text[i:])
+		}
+		for _, word := range w.joined {
+			if n == 0 && strings.HasPrefix(text[i:], word) {
+				n = len(word)
+			}
+		}
+		if n > 0 {
+			return i, i + n
+		}
+		before = r
+	}
+	return -1, -1
+}
+
+// in tells whether one of the words stands in the text.
+func (w words) in(text string) bool {
+	from, _ := w.find(strings.ToLower(plain(text)))
+	return from >= 0
+}
+
+// isWordRune tells whether r is part of a word.
+func isWordRune(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }
+
+// pairOf tells whether two letters are the ones that are typed for yes and for no in some language,
+// in this order.
+func pairOf(yes, no string) bool {
+	return slices.ContainsFunc(tongues, func(t tongue) bool {
+		return strings.EqualFold(t.letters, yes+no)
+	})
+}
+
+// plain is text as the patterns read it: full-width forms as their ASCII ones, every blank a space,
+// one rune for one.
+func plain(text string) string {
+	if isASCII(text) {
+		return text
+	}
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r >= '！' && r <= '～':
+			return r - '！' + '!'
+		case r == '、', r == '，':
+			return ','
+		case r == '。':
+			return '.'
+		case r == '’', r == '‘':
+			return '\''
+		case unicode.Is(unicode.Zs, r):
+			return ' '
+		}
+		return r
+	}, text)
+}
+
+// isASCII tells whether the text has nothing but ASCII.
+func isASCII(text string) bool {
+	return !strings.ContainsFunc(text, func(r rune) bool { return r >= utf8.RuneSelf })
+}
+
 // ---- adapters ----
 // What is known of each tool.
 
@@ -1431,8 +1972,6 @@ type Adapter struct {
 	SubmitDelay time.Duration  // between a text and its Enter
 	EscapeBang  bool           // a leading ! / # needs a space before it
 	Digits      bool           // a digit chooses at once, without Enter
-	Pointer     string         // marks the highlighted option
-	OnPointer   bool           // the cursor stands in the pointer's row (needed where options have no numbers)
 	Submit      string         // goes on from a list with ticks to the review
 	Mark        string         // what an input box begins with
 	Clear       string         // the keys that empty a box of one row (measured)
@@ -1461,8 +2000,6 @@ var adapters = []*Adapter{
 		SubmitDelay: 100 * time.Millisecond,
 		EscapeBang:  true,
 		Digits:      true,
-		Pointer:     "❯",
-		OnPointer:   true,
 		Submit:      "\x1b[C",
 		Mark:        "❯",
 		Clear:       "\x15",
@@ -1484,7 +2021,6 @@ var adapters = []*Adapter{
 		MaxVer:      "0.169.0",
 		SubmitDelay: 100 * time.Millisecond,
 		EscapeBang:  true,
-		Pointer:     "›",
 		Mark:        "›",
 		Clear:       "\x15",
 		Box:         re(`^›( Ask Codex to do anything)?$`),
@@ -1507,7 +2043,6 @@ var adapters = []*Adapter{
 		SubmitDelay: 1500 * time.Millisecond,
 		EscapeBang:  true,
 		Digits:      true,
-		Pointer:     "●",
 		Mark:        ">",
 		Box:         re(`^>(\s+Type your message.*)?$`),
 		Works:       re(`^\x1b\s*✦|\(esc to cancel, \d+[hms]`),
@@ -1541,7 +2076,6 @@ var adapters = []*Adapter{
 		SubmitDelay: 100 * time.Millisecond,
 		EscapeBang:  true,
 		Digits:      true,
-		Pointer:     "›",
 		Mark:        ">",
 		Box:         re(`^>(\s+Type your message.*)?$`),
 		Head:        re(`^\? `),
@@ -1940,11 +2474,12 @@ func (v *view) hintAt(row, col int) bool {
 // recordings: 97 of 100 programs that wait are seen reading within 50 ms of their last output; a
 // repaint comes in pieces ≤ 30 ms apart.
 const (
-	settleTold    = 30 * time.Millisecond   // a dialog that the tool reports
-	settle        = 100 * time.Millisecond  // a shape that a signal confirms
-	settleBare    = 300 * time.Millisecond  // a shape alone
-	settleIdle    = 500 * time.Millisecond  // an empty box
-	settleBlocked = 2100 * time.Millisecond // a dialog that is reported but not shown; not Stuck
+	settleTold    = 30 * time.Millisecond  // a dialog that the tool reports
+	settle        = 100 * time.Millisecond // a shape that a signal confirms
+	settleBare    = 300 * time.Millisecond // a shape alone
+	settleIdle    = 500 * time.Millisecond // an empty box
+	settleRest    = time.Second            // a list that only its colours tell
+	settleBlocked = 2 * time.Second        // a dialog that is reported but not shown
 )
 
 const (
@@ -1980,6 +2515,7 @@ type Detector struct {
 	turn    turnSigns
 	reports []ProgramStatus // of the protocol, that wait for TakeStatuses
 	view    *view           // the last look
+	drawnAt *place          // of the cursor that the program draws, as last seen
 
 	found *candidate // of the last look, nil none
 	cur   *candidate // the question in force, the last one returned; nil none
@@ -1992,6 +2528,8 @@ type Detector struct {
 
 	outAt     time.Time // when output last came
 	changedAt time.Time // when it last changed the mask
+	movedAt   time.Time // when it last showed something that the last two screens did not
+	shown     [2]string // these screens: what blinks is one of two
 	lookedAt  time.Time // when the screen was last looked at
 	enterAt   time.Time // when Enter was typed; of an injection the end of its echo: asleep until then
 
@@ -2008,12 +2546,13 @@ type Detector struct {
 // be believed.
 type candidate struct {
 	Prompt
-	esc   bool          // the dialog names Escape as the way out
-	guess bool          // its answers are not read from the screen but guessed
-	line  string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
-	lift  int           // rows from where line begins up to where the question does
-	by    string        // the first signal: pattern, silence; "" structure
-	wait  time.Duration // how long the masked screen must have been still; when Stuck, without a byte
+	esc    bool          // the dialog names Escape as the way out
+	guess  bool          // its answers are not read from the screen but guessed
+	line   string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
+	lift   int           // rows from where line begins up to where the question does
+	by     string        // the first signal: pattern, silence; "" structure
+	wait   time.Duration // how long the masked screen must have been still
+	silent bool          // it is a guess from silence: wait counts from when anything last moved
 
 	drafted bool // Idle: a text stands in the box
 }
@@ -2117,7 +2656,7 @@ func (d *Detector) Typed(p []byte, now time.Time) {
 // standsNow tells whether the question in force stands on the screen as it is, whether or not that
 // was looked at since.
 func (d *Detector) standsNow() bool {
-	v := newView(d.Screen, d.adapter, d.tty, d.o)
+	v := newView(d.Screen, d.adapter, d.tty, d.o, d.drawnAt)
 	if d.cur.line != "" {
 		line, _ := v.cursorLine()
 		return strings.HasPrefix(line, strings.TrimRight(d.cur.line, " "))
@@ -2225,7 +2764,11 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 	if !stale && d.view.tty == d.tty {
 		return
 	}
-	d.view = newView(d.Screen, d.adapter, d.tty, d.o)
+	d.view = newView(d.Screen, d.adapter, d.tty, d.o, d.drawnAt)
+	d.drawnAt = nil
+	if d.view.drawn {
+		d.drawnAt = d.view.here(d.view.row, d.view.col)
+	}
 	d.found = d.view.read()
 	d.lookAtTurn(now)
 	core, all := "", ""
@@ -2278,7 +2821,14 @@ func (d *Detector) foldOutput(now time.Time) {
 	if d.outAt.IsZero() {
 		d.outAt = now
 	}
-	mask := reMasked.ReplaceAllString(d.Screen.Text(), "")
+	text := d.Screen.Text()
+	if text != d.shown[0] && text != d.shown[1] || d.movedAt.IsZero() {
+		d.movedAt = d.outAt
+	}
+	if text != d.shown[0] {
+		d.shown = [2]string{text, d.shown[0]}
+	}
+	mask := reMasked.ReplaceAllString(text, "")
 	row, col, hidden := d.Screen.Cursor()
 	if !hidden {
 		mask = fmt.Sprint(row, col) + mask
@@ -2376,10 +2926,10 @@ func (d *Detector) schedule(now time.Time) (f *candidate, due time.Time) {
 // answered are asked in a minute.
 func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
 	f = d.found
-	bySilence := f.wait == d.o.Stuck
+	bySilence := f.silent
 	due = d.changedAt.Add(f.wait)
 	if bySilence {
-		due = d.outAt.Add(f.wait)
+		due = d.movedAt.Add(f.wait)
 	}
 	if f.Idle {
 		due = later(due, d.turn.over())
@@ -2427,10 +2977,21 @@ func (d *Detector) Next(now time.Time) time.Time {
 // WantTTY tells whether a TTYState may change what Tick says. Full-screen agents always read.
 func (d *Detector) WantTTY(now time.Time) bool {
 	agent := d.Screen.AltScreen() || d.Screen.Status().State != ""
-	if d.adapter.Box != nil && agent {
+	guess := d.found != nil && d.found.silent
+	if d.adapter.Box != nil && agent && !guess {
 		return false
 	}
 	return d.lookDue.IsZero() && !d.ttyDue.After(now)
+}
+
+// Explain says in words what each reader sees on the screen this instant, the one that is believed
+// last.
+func (d *Detector) Explain() []string {
+	v := newView(d.Screen, d.adapter, d.tty, d.o, d.drawnAt)
+	notes := []string{}
+	v.notes = &notes
+	v.read()
+	return notes
 }
 
 // Raw is the last BufferBytes of the child.
@@ -2456,7 +3017,7 @@ func (d *Detector) Activity() string {
 
 // Transcript is the screen's, of a known tool its text alone.
 func (d *Detector) Transcript(settle bool) (final []string, live string) {
-	v := newView(d.Screen, d.adapter, d.tty, d.o)
+	v := newView(d.Screen, d.adapter, d.tty, d.o, d.drawnAt)
 	if v.known {
 		d.Screen.tr.footer = d.Screen.rows - v.textEnd()
 	}
@@ -2507,11 +3068,14 @@ type view struct {
 	tty      TTYState
 	o        DetectOptions
 	rows     []viewRow
-	row, col int  // of the cursor
-	last     int  // the last row that shows anything, −1 none
-	hidden   bool // the cursor is
-	reported bool // the tool says that it asks
-	known    bool // the tool is one of ours
+	row, col int       // of the cursor
+	last     int       // the last row that shows anything, −1 none
+	hidden   bool      // no cursor is to be seen
+	drawn    bool      // the program draws it itself
+	modal    bool      // the rows are those of a dialog drawn over other text
+	reported bool      // the tool says that it asks
+	known    bool      // the tool is one of ours
+	notes    *[]string // what the readers saw, nil where nobody asks for it
 }
 
 // viewRow is a row freed of its frame, and read as a choice: pointer, box to tick, number, words.
@@ -2539,29 +3103,198 @@ const (
 	tickBox  = `((?:(?:\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*)?)`
 )
 
-// newView reads the screen's rows.
-func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions) *view {
+// place is where a drawn cursor was, and what stood before and above it; nil is nowhere.
+type place struct {
+	row, col int
+	before   string
+}
+
+// here is the place of the cursor.
+func (v *view) here(row, col int) *place {
+	before := v.s.text(line{cells: v.s.grid[row].cells[:col]})
+	return &place{row, col, v.rows[max(0, row-1)].raw + "\n" + before}
+}
+
+// newView reads the screen's rows. was is where a drawn cursor was last.
+func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions, was *place) *view {
 	v := &view{s: s, a: a, tty: tty, o: o, known: a.Box != nil}
 	v.row, v.col, v.hidden = s.Cursor()
 	titled := a.Asks != nil && a.Asks.MatchString(s.Title())
 	v.reported = titled || v.known && s.Status().asks()
+	box := modal(s)
 	for r := range s.rows {
-		v.rows = append(v.rows, readRow(s.Row(r), r, s.cols))
+		raw := s.Row(r)
+		if box.rows > 0 {
+			raw = box.cut(s, r)
+		}
+		v.rows = append(v.rows, readRow(raw, r, s.cols))
 	}
+	if box.rows > 0 && !box.has(v.row, v.col) {
+		v.hidden = true
+	}
+	v.modal = box.rows > 0
 	v.last = v.up(s.rows, showsAny)
+	if v.hidden {
+		v.drawnCursor(was)
+	}
 	return v
+}
+
+// rectangle is a part of the screen.
+type rectangle struct{ row, col, rows, cols int }
+
+// has tells whether a cell is in the rectangle.
+func (b rectangle) has(row, col int) bool {
+	return row >= b.row && row < b.row+b.rows && col >= b.col && col < b.col+b.cols
+}
+
+// cut is what row r shows inside of the rectangle, in its place.
+func (b rectangle) cut(s *Screen, r int) string {
+	if r < b.row || r >= b.row+b.rows {
+		return ""
+	}
+	inside := s.text(line{cells: s.grid[r].cells[b.col : b.col+b.cols]})
+	return strings.TrimRight(strings.Repeat(" ", b.col)+inside, " ")
+}
+
+// modal is the dialog that is drawn over other text, the zero value without one: rows in whose
+// middle a background of their own begins and ends in the same columns, with text on both sides of
+// it or on one.
+func modal(s *Screen) rectangle {
+	const least = 4 // rows
+	for r := s.rows - least; r >= 0; r-- {
+		cells := s.grid[r].cells
+		for c := 0; c < s.cols; {
+			end := c
+			for end < s.cols && cells[end].BG == cells[c].BG {
+				end++
+			}
+			box := rectangle{row: r, col: c, cols: end - c}
+			if cells[c].BG != 0 && box.cols >= 20 && c > 0 && end < s.cols {
+				box.grow(s)
+				if box.rows >= least && box.covers(s) {
+					return box
+				}
+			}
+			c = end
+		}
+	}
+	return rectangle{}
+}
+
+// grow extends the rectangle up and down over the rows in which its background begins and ends in
+// its columns; what is lit inside does not matter.
+func (b *rectangle) grow(s *Screen) {
+	background := s.grid[b.row].cells[b.col].BG
+	edged := func(r int) bool {
+		cells := s.grid[r].cells
+		last := b.col + b.cols
+		return cells[b.col].BG == background && cells[last-1].BG == background &&
+			cells[b.col-1].BG != background && cells[last].BG != background
+	}
+	top, end := b.row, b.row+1
+	for top > 0 && edged(top-1) {
+		top--
+	}
+	for end < s.rows && edged(end) {
+		end++
+	}
+	b.row, b.rows = top, end-top
+}
+
+// covers tells whether text stands in the rectangle, in two rows at least, and beside it.
+func (b rectangle) covers(s *Screen) bool {
+	inside, beside := 0, 0
+	for r := b.row; r < b.row+b.rows; r++ {
+		cells := s.grid[r].cells
+		if strings.ContainsFunc(b.cut(s, r), isWordRune) {
+			inside++
+		}
+		around := s.text(line{cells: cells[:b.col]}) + s.text(line{cells: cells[b.col+b.cols:]})
+		if strings.ContainsFunc(around, isWordRune) {
+			beside++
+		}
+	}
+	return inside > 1 && beside > 0
+}
+
+// drawnCursor finds the cursor that a program draws itself while the terminal's is hidden: the
+// lowest cell that is reversed, or a block, and alone, with nothing behind it but a hint.
+// One that blinks is where it was.
+func (v *view) drawnCursor(was *place) {
+	const blocks = "█▋"
+	for r := v.last; r >= 0; r-- {
+		cells := v.s.grid[r].cells
+		for c := 0; c < len(cells)-2; c++ {
+			alike := func(at int) bool {
+				if at < 0 || at >= len(cells) {
+					return false
+				}
+				cell := cells[at]
+				lit := cell.BG != 0 && at == c && cell.BG != cells[max(0, at-1)].BG
+				return cell.Reverse || lit || strings.ContainsRune(blocks, cell.ch)
+			}
+			alone := alike(c) && !alike(c-1) && !alike(c+1) && (c == 0 || cells[c-1].BG == cells[c+1].BG)
+			if alone && (v.hintFrom(r, c+1) || v.presetFrom(r, c)) {
+				v.row, v.col = r, c
+				v.hidden = false
+				v.drawn = true
+				return
+			}
+		}
+	}
+	if was == nil || was.row >= v.s.rows || was.col >= v.s.cols {
+		return
+	}
+	if *v.here(was.row, was.col) == *was && v.hintFrom(was.row, was.col) {
+		v.row, v.col = was.row, was.col
+		v.hidden = false
+		v.drawn = true
+	}
+}
+
+// presetFrom tells whether the row has a question before column c and an answer from there on.
+func (v *view) presetFrom(r, c int) bool {
+	before := v.s.text(line{cells: v.s.grid[r].cells[:c]})
+	return strings.ContainsRune("█▋", v.s.grid[r].cells[c].ch) && rePresetBefore.MatchString(before)
+}
+
+// hintFrom tells whether the row shows nothing from column c on but what is faint, and its frame.
+func (v *view) hintFrom(r, c int) bool {
+	cells := v.s.grid[r].cells
+	for ; c < len(cells); c++ {
+		ch := cells[c].ch
+		blank := ch == 0 || ch == ' ' || ch == '\u00a0'
+		if !blank && !strings.ContainsRune(uprights+lines, ch) && !v.faintAt(r, c) {
+			return false
+		}
+	}
+	return true
+}
+
+// widthOf is how many columns a text takes.
+func widthOf(text string) int {
+	n := 0
+	for _, r := range text {
+		n += runeWidth(r)
+	}
+	return n
 }
 
 // readRow reads row r of a screen with that many columns.
 func readRow(raw string, r, cols int) viewRow {
-	width := utf8.RuneCountInString
 	text := strings.TrimLeft(raw, " "+uprights+lines)
 	frame := strings.TrimSuffix(raw, text)
+	inner, ends := strings.CutSuffix(strings.TrimRight(text, " "), "|")
+	if ends && strings.HasPrefix(inner, "|") { // a frame of ASCII
+		text = strings.TrimLeft(inner[1:], " ")
+		frame = raw[:strings.Index(raw, "|")+len(inner)-len(text)]
+	}
 	w := viewRow{
 		row:   r,
 		raw:   raw,
 		text:  strings.TrimRight(text, " █▐"+uprights+lines),
-		at:    width(frame),
+		at:    widthOf(frame),
 		depth: len(reBar.FindAllString(frame, -1)),
 		tick:  -1,
 	}
@@ -2573,9 +3306,9 @@ func readRow(raw string, r, cols int) viewRow {
 	w.pointer = strings.Trim(m[1], "↑↓ ○")
 	w.num = strings.Trim(m[3], "(). :")
 	w.label = m[5]
-	w.optionAt = w.at + width(m[1])
-	w.tickAt = w.optionAt + width(m[2]+m[3])
-	w.labelAt = w.tickAt + width(m[4])
+	w.optionAt = w.at + widthOf(m[1])
+	w.tickAt = w.optionAt + widthOf(m[2]+m[3])
+	w.labelAt = w.tickAt + widthOf(m[4])
 	mark := m[2] + m[4]
 	if mark != "" {
 		w.tick = 0
@@ -2592,14 +3325,27 @@ func showsAny(w viewRow) bool { return w.raw != "" }
 // hasText tells whether there is anything in the row besides a frame.
 func hasText(w viewRow) bool { return w.text != "" }
 
-// cursorLine is the text up to the cursor, and the row where its line begins.
+// cursorLine is the text up to the cursor, all of its row where that is hidden, and the row where
+// its line begins.
 func (v *view) cursorLine() (string, int) {
 	return v.whole(strings.TrimSuffix(v.rows[v.row].raw, v.after()), v.row)
 }
 
 // after is what stands behind the cursor.
 func (v *view) after() string {
-	return v.s.trimmed(line{cells: v.s.grid[v.row].cells[v.col:]})
+	cells := v.s.grid[v.row].cells
+	if v.hidden {
+		return ""
+	}
+	return v.s.trimmed(line{cells: cells[v.col:]})
+}
+
+// hinted tells whether what stands behind the cursor is only a hint of what may be typed.
+func (v *view) hinted() bool {
+	if v.drawn {
+		return true
+	}
+	return v.faintAt(v.row, v.col)
 }
 
 // whole is the text of row r with that of the rows that run over into it, and the first of them.
@@ -2706,9 +3452,11 @@ func (v *view) forgotten(r int) bool {
 	return !v.s.AltScreen() && v.s.scrolled+r > v.s.scrollbackFrom
 }
 
-// faintAt tells whether the text there is dim or grey: it explains rather than offers.
-func (v *view) faintAt(row, col int) bool {
-	a := v.s.attr(row, col)
+// faintAt tells whether the text there is faint.
+func (v *view) faintAt(row, col int) bool { return v.faint(v.s.attr(row, col)) }
+
+// faint tells whether text drawn like that is dim or grey: it explains rather than offers.
+func (v *view) faint(a Attr) bool {
 	if a.Dim || a.FG == 8 {
 		return true
 	}
@@ -2758,6 +3506,13 @@ func (v *view) working() bool {
 	return slices.ContainsFunc(v.rows[max(0, v.last-12):v.last+1], shows)
 }
 
+// note keeps what a reader saw and why, for who asks for it.
+func (v *view) note(format string, args ...any) {
+	if v.notes != nil {
+		*v.notes = append(*v.notes, fmt.Sprintf(format, args...))
+	}
+}
+
 // read finds what the screen asks, nil nothing.
 func (v *view) read() *candidate {
 	if v.last < 0 && v.tty.Reading != ReadingYes || v.working() {
@@ -2776,7 +3531,8 @@ func (v *view) read() *candidate {
 
 // readFirst is what the first of the readers finds that finds anything, nil nothing.
 func (v *view) readFirst() *candidate {
-	readers := []func() *candidate{v.readBox, v.readIdle, v.readMenu, v.readLine, v.readBlocked}
+	readers := []func() *candidate{v.readFrame, v.readIdle, v.readKeys, v.readChoices,
+		v.readField, v.readLine, v.readBlocked, v.readStill}
 	for _, read := range readers {
 		f := read()
 		if f != nil {
@@ -2949,37 +3705,51 @@ func (v *view) inBox(w viewRow) bool {
 	return w.depth == 1 && v.a.Box.MatchString(strings.TrimSpace(w.raw))
 }
 
-// reGrants and reRefuses are what a label says it does; refusing words win ("Continue without
-// trusting"). A mark before the word does not count.
-var (
-	reGrants = re(`(?i)^[^\pL\pN]*` +
-		`(y|yes|allow|always|approve|accept|confirm|trust|grant|run|proceed|i trust)\b`)
-	reRefuses = re(`(?i)^[^\pL\pN]*` +
-		`(n|no|reject|deny|don['’]?t|do not|never|cancel|exit|quit|skip|refuse|decline|` +
-		`abort|back|disallow|continue without)\b`)
-)
-
 // reRefusal is a label that is known to refuse, so that it may be chosen while nobody answers: no
 // words that also end, skip or change something ("Quit", "Skip", "Cancel the order", "Don't ask
 // again", "No changes, deploy").
-var reRefusal = re(`(?i)^[^\pL\pN]*(` +
-	`(no|nope)(\s*[,.;:(–—-].*)?|` +
-	`(cancel|abort|reject|deny|refuse|decline|disallow)(\s*[,.;:(&].*|\s+(it|all|this))?|` +
-	`(don['’]?t|do not)\s+` +
-	`(trust|allow|run|proceed|continue|accept|apply|install|overwrite|delete|approve|grant|execute)` +
-	`\b.*)[^\pL\pN]*$`)
+var reRefusal = re(`(?i)^[^\pL\pN]*(don't|dont|do not)\s+` +
+	`(trust|allow|run|proceed|continue|accept|apply|install|overwrite|delete|approve|grant|execute)\b`)
 
-// reTurned are questions to which "no" means that something goes on, or is lost.
-var reTurned = re(`(?i)\b(abort|cancel|stop|quit|exit|keep|skip|leave|terminate|interrupt|save|` +
-	`decline|reject|refuse|deny|ignore|disable|prevent|block|exclude|preserve|retain)\b`)
+// What may follow a word that says no, or one that cancels, so that the label is still a refusal.
+var (
+	reAfterNo     = re(`^\s*([,.;:(–—-].*)?[^\pL\pN]*$`)
+	reAfterCancel = re(`^(\s*[,.;:(&].*|\s+(it|all|this))?[^\pL\pN]*$`)
+)
+
+// isRefusal tells whether a label is known to refuse, so that it may be chosen while nobody answers.
+func isRefusal(label string) bool {
+	n, rest := lexis().no.begin(label)
+	if n > 0 {
+		return reAfterNo.MatchString(rest)
+	}
+	n, rest = lexis().deny.begin(label)
+	if n > 0 {
+		return reAfterCancel.MatchString(rest)
+	}
+	return reRefusal.MatchString(plain(label))
+}
 
 // reEscOut is the hint of a dialog that Escape is the way out.
 var reEscOut = re(`(?i)\besc(ape)?\b[ :)\]]{1,3}(to |= ?)?` +
 	`(cancel|reject|exit|deny|decline|abort|dismiss|go back)`)
 
-// grantsIt tells whether the choice lets the agent do something.
+// reNegated are the English refusals that are no single word.
+var reNegated = re(`(?i)^[^\pL\pN]*(n|don't|dont|do not|continue without)\b`)
+
+// grantsIt tells whether the choice lets the agent do something. Refusing words win ("Continue
+// without trusting").
 func grantsIt(c Choice) bool {
-	return reGrants.MatchString(c.Label) && !reRefuses.MatchString(c.Label)
+	l := lexis()
+	grants := l.yes.begins(c.Label) || l.allow.begins(c.Label) || strings.EqualFold(c.Label, "y")
+	return grants && !refuses(c.Label)
+}
+
+// refuses tells whether a label begins as one that refuses, ends or leaves something.
+func refuses(label string) bool {
+	l := lexis()
+	return l.no.begins(label) || l.deny.begins(label) || l.quit.begins(label) ||
+		reNegated.MatchString(plain(label))
 }
 
 // labels are those of the choices.
@@ -3001,7 +3771,8 @@ func (v *view) finish(f *candidate) {
 	}
 	for i := range f.Choices {
 		c := &f.Choices[i]
-		c.Grants = grantsIt(*c)
+		allowed := f.Permission && f.Type == MultipleChoice && !refuses(c.Label)
+		c.Grants = f.Type != Unknown && (allowed || grantsIt(*c))
 		c.Label = clip(visible(c.Label), 60)
 	}
 	if f.Question == "" {
@@ -3073,7 +3844,7 @@ func (v *view) safeDefault(f *candidate) *string {
 	if f.Type == ConfirmEnter {
 		return v.defaultOfPress(f)
 	}
-	turned := !f.Permission && reTurned.MatchString(f.Question)
+	turned := !f.Permission && turns(f.Question)
 	if f.Multi || f.guess || turned {
 		return nil
 	}
@@ -3091,6 +3862,12 @@ func (v *view) safeDefault(f *candidate) *string {
 	return v.configuredDefault(f)
 }
 
+// turns tells whether "no" to a question means that something goes on, or is lost.
+func turns(question string) bool {
+	l := lexis()
+	return l.keep.in(question) || l.deny.in(question) || l.quit.in(question)
+}
+
 // configuredDefault is what the configuration names for lists and texts, if f has that; else nil.
 func (v *view) configuredDefault(f *candidate) *string {
 	set := v.o.SafeDefaults[f.Type]
@@ -3099,6 +3876,10 @@ func (v *view) configuredDefault(f *candidate) *string {
 	}
 	if f.Type == FreeText {
 		return &set
+	}
+	foreign := func(c Choice) bool { return !isASCII(c.Label) } // who knows what it does
+	if slices.ContainsFunc(f.Choices, foreign) {
+		return nil
 	}
 	for _, c := range f.Choices {
 		names := c.Key == set || strings.EqualFold(c.Label, set)
@@ -3115,12 +3896,12 @@ func refusalIn(f *candidate) (key string, decides bool) {
 	isYes := func(c Choice) bool { return strings.EqualFold(c.Label, "y") }
 	yes := slices.ContainsFunc(f.Choices, isYes)
 	for _, c := range f.Choices {
-		ours := f.Type == YesNo && c.Key == "n" && c.Label == "No"
+		ours := f.Type == YesNo && c.Key == "n" // that it is "no" was known when it was made
 		plainNo := ours || yes && strings.EqualFold(c.Label, "n")
-		if plainNo || reRefusal.MatchString(c.Label) {
+		if plainNo || isRefusal(c.Label) {
 			key = c.Key
 		}
-		if plainNo || c.Grants || reRefuses.MatchString(c.Label) {
+		if plainNo || c.Grants || refuses(c.Label) {
 			decides = true
 		}
 	}
@@ -3163,50 +3944,362 @@ var (
 		`((?:\(?\d{1,2}[.):]\)?\s+)?)` + tickBox + `(.*)$`)
 	reHinted = re(`(?i)\s*([\[(](use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*.|` +
 		`› ?-? ?use arrow-.*|[›…·])\s*$`)
-	reHint = re(`(?i)\b(arrow|navigate|to (select|confirm|submit|choose)|use .{0,12}keys|` +
-		`enter |space |esc )|↑/?↓|⏎|⇆|^\d+/\d+|^\(.*\)$|^tip:`)
+	// reChoosing is what a row says that tells how to choose.
+	reChoosing = re(`(?i)↑ ?[/|,]? ?↓|↓ ?[/|,]? ?↑|← ?[/|,]? ?[↑↓→]|⏎|⇆|\b(arrows?|navigate)\b|` +
+		`\b(enter|return|space ?bar|space|tab)\b.{0,12}\b(select|confirm|submit|choose|toggle|` +
+		`accept|apply|pick|open)|` +
+		`\b(select|confirm|submit|choose|toggle|pick)\b.{0,14}\b(enter|return|space)\b|` +
+		`\buse .{0,12}keys|^\d+/\d+\b|^\(.*\b(move|reveal|use|press)\b.*\)$`)
+	// reMoving is what says that a pointer moves, or that Enter takes what it is at.
+	reMoving = re(`(?i)↑|↓|\bnavigate\b|\bto select\b|\benter select\b`)
+	// reCounting is what a row at work shows: elapsed seconds, or how to interrupt.
+	reCounting = re(`(?i)\d+s\b|\binterrupt\b`)
+	// reHeading is the row above a list that asks.
+	reHeading = re(`^[?◆◇] |[?:…]\s*$|^[?]`)
 	reShort   = re(`\s\((\w|esc)\)$`)
 	reCount   = re(`^\d+/\d+\b`)
 	reSegment = re(`(\S+(?: \S+)*)`)
-	reAsked   = re(`^[^:]*\?\W*$`)
-	reLead    = re(`^[?◆◇✔●■]\s+`)
-	reCommon  = re(`(?i)^(yesno|noyes)$`)
-	reAside   = re(`^$|____|^[→●•-] `) // no part of a paragraph: an empty field, an answer, a list
+	reApart   = re(`\[ ?\pL[^\[\]]* ?\]|[^\s\[\]]+(?: [^\s/|\[\]][^\s\[\]]*)*`)
+	reSubmits = re(`(?i)\b(enter|return|ctrl.?[a-z])\b.{0,14}\b(submit|send|save|finish|confirm|done|` +
+		`continue|next|accept)`)
+	reAsked = re(`^[^:]*\?\W*$`)
+	reLead  = re(`^[?◆◇✔●■]\s+`)
+	reAside = re(`^$|____|^[→●•-] `) // no part of a paragraph: an empty field, an answer, a list
 )
 
-// readMenu finds a list of choices with a pointer at one of them, the lowest on the screen.
-func (v *view) readMenu() *candidate {
+// column is what may be a list of choices: options in one column, one of them unlike the others.
+type column struct {
+	opts []viewRow
+	at   int    // the option pointed at, −1 unknown
+	rest bool   // it is believed once nothing on the screen moves
+	mark string // what makes that one unlike the others, in words
+	weak bool   // no more than a colour or bold print
+}
+
+// readList finds a list of choices, the lowest on the screen: options in one column, exactly one of
+// them unlike the others. That is not enough: it needs numbers, boxes to tick, a row that says how
+// to choose, or nothing else on the screen below the cursor.
+func (v *view) readList() (f *candidate, end int) {
+	var second *column // one option alone, or one drawn in another colour only
+	for r := v.last; r >= 0; r-- {
+		for _, l := range []*column{v.pointedList(r), v.drawnList(r)} {
+			if l == nil {
+				continue
+			}
+			why := v.offers(l)
+			if why == "" {
+				continue
+			}
+			v.note("rows %d to %d are a list: %s in row %d, %s", l.first()+1, l.end()+1, l.mark,
+				l.opts[max(0, l.at)].row+1, why)
+			if !l.weak && (len(l.opts) > 1 || l.ticked()) {
+				return v.menu(l), l.end()
+			}
+			if second == nil || second.weak && !l.weak {
+				second = l
+			}
+		}
+	}
+	if second == nil {
+		return nil, -1
+	}
+	return v.menu(second), second.end()
+}
+
+// movesPointers tells whether the program may have a pointer to move: it takes single keys.
+func (v *view) movesPointers() bool {
 	busy := v.tty.Reading == ReadingBusy && !v.known
 	if v.tty.Canonical || busy {
+		v.note("nothing is chosen with keys here: the terminal is in line mode, or nobody reads it")
+		return false
+	}
+	return true
+}
+
+// first is the list's first row.
+func (l *column) first() int { return l.opts[0].row }
+
+// end is the row of its last option.
+func (l *column) end() int { return l.opts[len(l.opts)-1].row }
+
+// numbered tells whether its options have numbers.
+func (l *column) numbered() bool { return l.opts[0].num != "" }
+
+// ticked tells whether its options have boxes to tick.
+func (l *column) ticked() bool { return l.opts[0].tick >= 0 }
+
+// pointedList is the list whose pointer stands in row r, nil none.
+func (v *view) pointedList(r int) *column {
+	head := v.rows[r]
+	boxes := head.tick >= 0 && (v.hidden || v.row <= r && r-v.row < 12)
+	if head.label == "" || head.pointer == "" && !boxes || v.known && v.inBox(head) {
 		return nil
 	}
-	for r := v.last; r >= 0; r-- {
-		head := v.rows[r]
-		if !v.mayPoint(head) {
+	opts := v.optionsAround(head)
+	if len(opts) == 0 {
+		return nil
+	}
+	l := &column{opts: opts, at: -1, mark: "boxes to tick"}
+	for i, o := range opts {
+		if o.pointer == "" {
 			continue
 		}
-		opts := v.optionsAround(head)
-		list := len(opts) > 1 || len(opts) == 1 && head.tick >= 0
-		if list && v.live(opts[0], opts[len(opts)-1].row) {
-			return v.menu(opts, Attr{FG: -1, BG: -1})
+		if l.at >= 0 {
+			return nil // marks of a list that is only printed
 		}
+		l.at = i
+		l.mark = o.pointer
+	}
+	if l.at < 0 {
+		l.at, _, _ = v.unlike(opts)
+	}
+	return l
+}
+
+// drawnList is the list whose option in row r is drawn unlike the others, nil none.
+func (v *view) drawnList(r int) *column {
+	head := v.rows[r]
+	if head.label == "" || v.sample(head) == (Attr{FG: -1, BG: -1}) {
+		return nil
+	}
+	alike := func(o viewRow) bool {
+		if reHeading.MatchString(plain(o.text)) {
+			return false
+		}
+		return o.label != "" && o.depth == head.depth && o.labelAt == head.labelAt &&
+			(o.num == "") == (head.num == "") && o.tick == -1
+	}
+	opts := []viewRow{head}
+	deeper := func(o viewRow) bool {
+		under := o.at > head.labelAt || head.num != "" && o.num == "" && o.at == head.labelAt
+		return o.text != "" && o.depth == head.depth && under
+	}
+	for up := r - 1; up >= 0 && (alike(v.rows[up]) || deeper(v.rows[up])); up-- {
+		if alike(v.rows[up]) {
+			opts = append([]viewRow{v.rows[up]}, opts...)
+		}
+	}
+	here := len(opts) - 1
+	for down := r + 1; down <= v.last && (alike(v.rows[down]) || deeper(v.rows[down])); down++ {
+		if alike(v.rows[down]) {
+			opts = append(opts, v.rows[down])
+		}
+	}
+	for ; here >= 0 && len(opts) > 1; here-- {
+		at, mark, weak := v.unlike(opts)
+		if at == here && (opts[0].num == "" || numbersFollow(opts)) {
+			return &column{opts: opts, at: at, mark: mark, weak: weak}
+		}
+		opts = opts[1:]
 	}
 	return nil
 }
 
-// mayPoint tells whether the pointer of a menu may stand in this row.
-func (v *view) mayPoint(w viewRow) bool {
-	if w.label == "" {
+// numbersFollow tells whether the options' numbers follow each other.
+func numbersFollow(opts []viewRow) bool {
+	first := 0
+	fmt.Sscan(opts[0].num, &first)
+	for i, o := range opts {
+		if o.num != fmt.Sprint(first+i) {
+			return false
+		}
+	}
+	return true
+}
+
+// unlike is the only option that is drawn unlike all others, −1 none, and what makes it that. Of
+// two it is the one that is not drawn as the blank cell before it.
+func (v *view) unlike(opts []viewRow) (at int, mark string, weak bool) {
+	aspects := []struct {
+		mark string
+		of   func(a Attr) int32
+	}{
+		{"reversed", func(a Attr) int32 { return number(a.Reverse) }},
+		{"another background", func(a Attr) int32 { return a.BG }},
+		{"underlined", func(a Attr) int32 { return number(a.Underline) }},
+		{"bold", func(a Attr) int32 { return number(a.Bold) }},
+		{"another colour", func(a Attr) int32 { return a.FG }},
+	}
+	for i, aspect := range aspects {
+		at := v.oddOne(opts, aspect.of)
+		if at >= 0 {
+			return at, aspect.mark, i >= 3
+		}
+	}
+	return -1, "", false
+}
+
+// number is 1 for true.
+func number(b bool) int32 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// oddOne is the index of the only option that differs from all others, which are alike.
+func (v *view) oddOne(opts []viewRow, of func(a Attr) int32) int {
+	if len(opts) < 2 {
+		return -1
+	}
+	common := of(v.sample(opts[0]))
+	switch {
+	case len(opts) == 2:
+		common = of(v.s.attr(opts[0].row, v.s.cols-1))
+	case of(v.sample(opts[1])) == of(v.sample(opts[2])):
+		common = of(v.sample(opts[1]))
+	}
+	odd := -1
+	for i, o := range opts {
+		if of(v.sample(o)) == common {
+			continue
+		}
+		if odd >= 0 {
+			return -1
+		}
+		odd = i
+	}
+	return odd
+}
+
+// sample is how the end of an option's first words is drawn: before them may be a mark of its own.
+func (v *view) sample(o viewRow) Attr {
+	words, _, _ := strings.Cut(o.label, "  ")
+	last, _ := utf8.DecodeLastRuneInString(words)
+	return v.s.attr(o.row, o.labelAt+max(0, widthOf(words)-runeWidth(last)))
+}
+
+// offers tells why a list is one to choose from, "" when it is not known to be.
+func (v *view) offers(l *column) string {
+	inside := v.hidden || v.row >= l.first()-2 && v.row <= l.end()
+	reads := v.tty.Reading == ReadingYes
+	hint := v.choosingRow(l)
+	alone := len(l.opts) == 1 && !l.ticked()
+	pointed := l.at >= 0 && l.opts[l.at].pointer != ""
+	switch {
+	case v.textRows(l.end()+1, v.last) > 12, alone && (hint < l.end() || !reMoving.MatchString(v.rows[hint].text)):
+		return ""
+	case hint >= 0 && (!l.weak || inside && reads && (v.headed(l) || reMoving.MatchString(v.rows[hint].text))):
+		return fmt.Sprintf("row %d says how to choose", hint+1)
+	case v.typing(l):
+		return ""
+	case l.numbered() && inside && !l.weak:
+		return "its options are numbered"
+	case l.ticked() && len(l.opts) > 1 && inside && reads:
+		return "its options have boxes to tick"
+	case v.modal && !l.weak && !alone && v.tty.Reading != ReadingBusy:
+		return "it stands in a dialog drawn over other text"
+	case v.known && v.reported && inside:
+		return "the tool says that it asks"
+	case v.known && v.hidden && !l.weak && v.rows[l.first()].depth > 0:
+		return "it stands in a frame without a cursor"
+	case v.known:
+		return ""
+	case !inside && !v.below(l) || !reads || v.fenced(l) || v.spaced(l):
+		return ""
+	case pointed && v.lit(l) && v.textRows(l.end()+1, v.last) <= 4:
+		return "pointer and background agree, and the program reads keys"
+	case pointed && v.last-l.end() <= 2:
+		return "the program reads keys with the cursor at it"
+	case !l.weak && v.last == l.end():
+		l.rest = true
+		return "the program reads keys with the cursor at it, once nothing moves"
+	case l.weak && v.last == l.end() && v.headed(l):
+		return "it stands below a question and the program reads keys"
+	}
+	return ""
+}
+
+// rowsBelow are the rows below row r that show anything, n at most.
+func (v *view) rowsBelow(r, n int) []viewRow {
+	return v.rows[min(r+1, v.last+1):min(r+1+n, v.last+1)]
+}
+
+// textRows is how many of the rows show text.
+func (v *view) textRows(from, to int) int {
+	n := 0
+	for r := from; r <= to; r++ {
+		if v.rows[r].text != "" {
+			n++
+		}
+	}
+	return n
+}
+
+// below tells whether the cursor stands in the first column right below the list, as where a
+// program that has printed it left it.
+func (v *view) below(l *column) bool { return v.col == 0 && v.row > l.end() && v.row <= l.end()+2 }
+
+// typing tells whether a text is being typed in the list's rows: then they are a draft.
+func (v *view) typing(l *column) bool {
+	if v.hidden || v.row < l.first() || v.row > l.end() {
 		return false
 	}
-	if !v.known {
-		return w.pointer != "" || w.tick >= 0 && v.hidden
+	return v.col > v.rows[v.row].labelAt
+}
+
+// spaced tells whether blank rows stand between the options.
+func (v *view) spaced(l *column) bool {
+	for r := l.first(); r < l.end(); r++ {
+		if v.rows[r].raw == "" {
+			return true
+		}
 	}
-	if w.pointer == "" || !strings.Contains(v.a.Pointer, w.pointer) || v.inBox(w) {
+	return false
+}
+
+// lit tells whether the option pointed at is also drawn unlike the others.
+func (v *view) lit(l *column) bool {
+	at, _, weak := v.unlike(l.opts)
+	return at == l.at && !weak
+}
+
+// fenced tells whether lines stand right above and below the list: it is an input box.
+func (v *view) fenced(l *column) bool {
+	return l.first() > 0 && v.rows[l.first()-1].rule && l.end() < v.last && v.rows[l.end()+1].rule
+}
+
+// headed tells whether a question stands right above the list.
+func (v *view) headed(l *column) bool {
+	r := v.up(l.first(), hasText)
+	return r >= 0 && l.first()-r <= 2 && reHeading.MatchString(v.marked(r))
+}
+
+// marked is a row's text with the mark that a question may begin with.
+func (v *view) marked(r int) string {
+	return plain(strings.TrimLeft(v.rows[r].raw, " "+uprights))
+}
+
+// choosingRow is the row near the list that says how to choose, −1 none: it is within six rows of
+// text below, or three above.
+func (v *view) choosingRow(l *column) int {
+	left := 6
+	for r := l.end() + 1; r <= v.last && left > 0; r++ {
+		if v.saysHow(v.rows[r].text, l) {
+			return r
+		}
+		if v.rows[r].text != "" {
+			left--
+		}
+	}
+	for r := max(0, l.first()-3); r < l.first(); r++ {
+		if v.saysHow(v.rows[r].text, l) {
+			return r
+		}
+	}
+	return -1
+}
+
+// saysHow tells whether a row says how to choose: it names arrows, or a key and what that does to
+// a choice. Escape as the way out counts where a pointer is shown. A row that counts seconds tells
+// what a program at work does.
+func (v *view) saysHow(text string, l *column) bool {
+	if text == "" || reCounting.MatchString(text) {
 		return false
 	}
-	here := !v.a.OnPointer || w.row == v.row
-	return w.num != "" || v.hidden && here
+	pointer := l.at >= 0 && l.opts[l.at].pointer != ""
+	return reChoosing.MatchString(text) || pointer && reEscOut.MatchString(text) ||
+		!isASCII(text) && lexis().choose.in(text) && lexis().key.in(text)
 }
 
 // optionsAround reads the menu that has its pointer in row head, from as far up as it goes.
@@ -3223,24 +4316,30 @@ func (v *view) optionsAround(head viewRow) []viewRow {
 // options reads the menu from row start on, with what explains each.
 func (v *view) options(head viewRow, start int) []viewRow {
 	var opts []viewRow
+	described := v.describedBy(head)
 	num := 1
 	fmt.Sscan(v.rows[start].num, &num) // stays 1 without a number
 	gap := 0
-	for r := start; r <= v.last && gap < 3; r++ {
+	most := 3 // blank rows between two options
+	if head.pointer == "●" && head.num == "" {
+		most = 1 // bullets
+	}
+	for r := start; r <= v.last && gap < most; r++ {
 		o := v.rows[r]
-		blank := o.text == "" && (head.num != "" || !o.rule)
+		divides := o.rule && o.depth == head.depth && len(opts) > 0 && utf8.RuneCountInString(o.raw) < v.s.cols-8
+		blank := o.text == "" && (head.num != "" || !o.rule || divides)
 		switch {
 		case blank && len(opts) > 0:
 			gap++
 		case o.text == "":
 			return opts
-		case v.isOption(o, head, num):
+		case v.isOption(o, head, num) && (described == nil || v.sample(o) != *described):
 			opts = append(opts, o)
 			gap = 0
 			if o.num != "" {
 				num++
 			}
-		case gap == 0 && len(opts) > 0 && v.explains(o, head):
+		case gap == 0 && len(opts) > 0 && (v.explains(o, head) || described != nil):
 			v.describeOption(&opts[len(opts)-1], o)
 		default:
 			return opts
@@ -3253,13 +4352,58 @@ func (v *view) options(head viewRow, start int) []viewRow {
 // number that comes next.
 func (v *view) isOption(o, head viewRow, num int) bool {
 	if head.num != "" {
-		unnumbered := o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt
+		follows := o.row+1 < v.s.rows && v.rows[o.row+1].num == fmt.Sprint(num)
+		unnumbered := o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt && !follows
 		return o.num == fmt.Sprint(num) || unnumbered
 	}
-	if o.num != "" || o.optionAt != head.optionAt || (o.tick < 0) != (head.tick < 0) {
+	if o.num != "" || o.depth != head.depth || (o.tick < 0) != (head.tick < 0) {
 		return false
 	}
-	return !v.dimmer(o, head) && !reCount.MatchString(o.label)
+	if o.optionAt != head.optionAt && !v.flushRight(o, head) {
+		return false
+	}
+	return !reCount.MatchString(o.label)
+}
+
+// describedBy is how rows in the options' own column are drawn that explain the option above, nil
+// where there are none: the row below the pointer is fainter; or it stands before a blank row, and
+// the next two rows are drawn as the second and the first are: an option and what explains it.
+func (v *view) describedBy(head viewRow) *Attr {
+	if head.num != "" || head.row+1 >= v.s.rows {
+		return nil
+	}
+	next := v.rows[head.row+1]
+	if next.text == "" || next.optionAt != head.optionAt {
+		return nil
+	}
+	drawn := v.sample(next)
+	if v.dimmer(next, head) {
+		return &drawn
+	}
+	if head.row+4 >= v.s.rows || v.rows[head.row+2].text != "" {
+		return nil
+	}
+	second, below := v.rows[head.row+3], v.rows[head.row+4]
+	aligned := second.optionAt == head.optionAt && below.optionAt == head.optionAt
+	if aligned && v.sample(second) != drawn && v.sample(below) == drawn {
+		return &drawn
+	}
+	return nil
+}
+
+// flushRight tells whether the first words of both rows end in the same column, well inside.
+func (v *view) flushRight(o, head viewRow) bool {
+	ends := func(w viewRow) int {
+		label, _, found := strings.Cut(w.label, "  ")
+		if !found {
+			label, _, found = strings.Cut(w.label, " ")
+		}
+		if !found {
+			return -1
+		}
+		return w.labelAt + widthOf(label)
+	}
+	return ends(o) > 0 && ends(o) == ends(head) && o.optionAt > head.at
 }
 
 // dimmer tells whether row o is faint and the pointer's row is not.
@@ -3267,7 +4411,7 @@ func (v *view) dimmer(o, head viewRow) bool {
 	if o.tick >= 0 || strings.HasPrefix(o.text, "○") {
 		return false
 	}
-	return v.faintAt(o.row, o.labelAt) && !v.faintAt(head.row, head.labelAt)
+	return v.faint(v.sample(o)) && !v.faint(v.sample(head))
 }
 
 // explains tells whether row o belongs to the option above it.
@@ -3290,44 +4434,47 @@ func (v *view) describeOption(option *viewRow, o viewRow) {
 	}
 }
 
-// live tells whether the program waits at the menu down to row end: the cursor is hidden or in it,
-// or a hint is below.
-func (v *view) live(first viewRow, end int) bool {
-	if v.last-end > 12 {
-		return false
-	}
-	inside := v.hidden || v.row >= first.row-2 && v.row <= end
-	if v.known {
-		return inside || !v.inBox(v.rows[v.row])
-	}
-	if inside && (v.tty.Reading == ReadingYes || first.num != "") {
-		return true
-	}
-	hint := func(w viewRow) bool { return reHint.MatchString(w.text) }
-	return slices.ContainsFunc(v.rows[end+1:v.last+1], hint)
-}
+// reTickMark is a mark that tells by its colour whether the option behind it is ticked.
+var reTickMark = re(`^[✔✓•⬡⬢]\s+`)
 
-// menu makes the prompt of a list of options; base is how its background is drawn. Of more than
-// nine it has those around the pointer.
-func (v *view) menu(opts []viewRow, base Attr) *candidate {
+// menu makes the prompt of a list. Of more than nine options it has those around the pointer.
+func (v *view) menu(l *column) *candidate {
+	opts := l.opts
 	f := newCandidate(MultipleChoice, 0.90)
 	f.Axis = "vertical"
 	f.Submit = v.a.Submit
-	at := v.pointed(opts, base)
-	from := max(0, at-8)
-	f.Pointer = at - from
+	if l.rest {
+		f.silent = true
+		f.wait = settleRest
+	}
+	from := max(0, l.at-8)
+	f.Pointer = l.at - from
+	marked := !slices.ContainsFunc(opts, func(o viewRow) bool {
+		return !reTickMark.MatchString(o.label)
+	})
 	for i, o := range opts[from:min(len(opts), from+9)] {
-		f.Choices = append(f.Choices, v.choice(o, i, opts[0].num != ""))
-		f.Ticked = append(f.Ticked, o.tick == 1)
-		if o.tick >= 0 && !strings.Contains(o.text, "(") {
+		c := v.choice(o, i, l.numbered())
+		ticked := o.tick == 1
+		if marked {
+			mark, _ := utf8.DecodeRuneInString(o.label)
+			ticked = mark != '•' && mark != '⬡' && !v.faintAt(o.row, o.labelAt)
+			c.Label = reTickMark.ReplaceAllString(c.Label, "")
+		}
+		f.Choices = append(f.Choices, c)
+		f.Ticked = append(f.Ticked, ticked)
+		if marked || o.tick >= 0 && !strings.Contains(o.text, "(") {
 			f.Multi = true
 		}
 	}
 	rows := map[int]string{}
 	for _, o := range opts {
-		rows[o.row] = strings.TrimSpace(o.num + " " + o.label)
+		label := o.label
+		if marked {
+			label = reTickMark.ReplaceAllString(label, "")
+		}
+		rows[o.row] = strings.TrimSpace(o.num + " " + label)
 	}
-	return v.describe(f, opts[0].row, opts[len(opts)-1].row, rows)
+	return v.describe(f, l.first(), l.end(), rows)
 }
 
 // choice is what option o offers, the i-th of those given; in a numbered menu one without a number
@@ -3351,8 +4498,8 @@ func (v *view) choice(o viewRow, i int, numbered bool) Choice {
 	return c
 }
 
-// plain is a line without its mark and without the keys it explains.
-func plain(line string) string {
+// sentence is a line without its mark and without the keys it explains.
+func sentence(line string) string {
 	return reHinted.ReplaceAllString(reLead.ReplaceAllString(line, ""), "")
 }
 
@@ -3360,12 +4507,8 @@ func plain(line string) string {
 // excerpt, and what of it is shown. options are its rows that hold choices, as they read whatever
 // is pointed at or ticked.
 func (v *view) describe(f *candidate, first, end int, options map[int]string) *candidate {
-	pair := len(f.Choices) == 2 && !v.known
-	if pair && reCommon.MatchString(f.Choices[0].Label+f.Choices[1].Label) {
-		f.Type = YesNo
-		for i, c := range f.Choices {
-			f.Choices[i].Key = strings.ToLower(c.Label[:1])
-		}
+	if len(f.Choices) == 2 && !v.known && !f.Multi {
+		asYesNo(f)
 	}
 	top, above := v.dialogTop(first)
 	f.Cut = above
@@ -3384,11 +4527,11 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 			f.parts.among = append(f.parts.among, still(w.text))
 		}
 	}
-	if !v.known {
+	if !v.known && !v.modal {
 		v.aboveDialog(f, top)
 	}
 	var hints strings.Builder
-	for _, w := range v.rows[top : v.last+1] {
+	for _, w := range v.rows[top : max(end, v.last)+1] {
 		hints.WriteString(w.text + "\n")
 	}
 	f.esc = reEscOut.MatchString(hints.String())
@@ -3397,6 +4540,29 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 		f.Excerpt = excerptOf(v.subject(top, first), f.Question)
 	}
 	return f
+}
+
+// reKeyBehind is what may stand behind a label: nothing, or its key.
+var reKeyBehind = re(`^\s*(\(\w\))?\s*$`)
+
+// asYesNo makes a choice of two labels that say no more than yes and no a question of these.
+func asYesNo(f *candidate) {
+	yes, no := -1, -1
+	for i, c := range f.Choices {
+		n, rest := lexis().yes.begin(c.Label)
+		if n > 0 && reKeyBehind.MatchString(rest) {
+			yes = i
+		}
+		n, rest = lexis().no.begin(c.Label)
+		if n > 0 && reKeyBehind.MatchString(rest) {
+			no = i
+		}
+	}
+	if yes >= 0 && no >= 0 && yes != no {
+		f.Type = YesNo
+		f.Choices[yes].Key = "y"
+		f.Choices[no].Key = "n"
+	}
 }
 
 // dialogTop is the first row of the dialog whose choices begin in row first; above: it begins above
@@ -3420,7 +4586,7 @@ func (v *view) dialogTop(first int) (top int, above bool) {
 // tail.
 func excerptOf(subject []string, question string) string {
 	subject = slices.DeleteFunc(subject, func(line string) bool {
-		return strings.Contains(question, plain(line))
+		return strings.Contains(question, sentence(line))
 	})
 	about := redact(visible(strings.Join(subject, "\n")))
 	ask := safely(question, 80)
@@ -3498,7 +4664,7 @@ func (v *view) question(top, first int) string {
 		}
 		if kind <= best {
 			best = kind
-			asked = plain(p)
+			asked = sentence(p)
 		}
 	}
 	return asked
@@ -3528,56 +4694,229 @@ func (v *view) paragraphs(top, first int) []string {
 // sides are the shapes of choices side by side: their row, with all of them in its group, and one
 // of them.
 var sides = []struct {
+	name   string
 	row    *regexp.Regexp
 	choice *regexp.Regexp
 }{
-	{re(`^((?:<\s*[^<>]{1,20}\s*>\s*)+)$`), re(`<\s*([^<>]*?)\s*>`)},    // whiptail, dialog
-	{re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)}, // clack
-	{re(`› ((?i:no / yes|yes / no))$`), re(`(\w+)`)},                    // prompts
-	{re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},        // opencode
+	// whiptail, dialog
+	{"angle brackets", re(`^((?:<\s*[^<>]{1,20}\s*>\s*)+)$`), re(`<\s*([^<>]*?)\s*>`)},
+	// clack
+	{"filled circle", re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)},
+	// prompts, enquirer
+	{"slash", re(`[?›‣] (\pL+ ?/ ?\pL+)$`), re(`(\pL+)`)},
+	// opencode
+	{"⇆", re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},
 }
 
-// buttons reads row r as choices side by side; the pointer is at one filled, under the cursor, or
-// unlike the others.
-func (v *view) buttons(r int) *candidate {
-	f := newCandidate(MultipleChoice, 0.90)
-	f.Axis = "horizontal"
+// sideChoice is one of several choices side by side.
+type sideChoice struct {
+	label   string
+	row     viewRow // where its label begins
+	pointed bool    // by a mark, or by the cursor
+}
+
+// buttonsOf are the choices side by side in row r that have one of the shapes in sides, and which.
+func (v *view) buttonsOf(r int) (all []sideChoice, shape string) {
 	w := v.rows[r]
-	var opts []viewRow
 	for _, s := range sides {
 		part := s.row.FindStringSubmatchIndex(w.text)
 		if part == nil {
 			continue
 		}
 		in := w.text[part[2]:part[3]]
-		for i, m := range s.choice.FindAllStringSubmatchIndex(in, 9) {
-			f.Choices = append(f.Choices, Choice{Key: fmt.Sprint(i + 1), Label: in[m[2]:m[3]]})
-			at := w.at + utf8.RuneCountInString(w.text[:part[2]+m[0]])
-			width := m[1] - m[0]
-			o := viewRow{row: r, labelAt: at + width/2}
+		for _, m := range s.choice.FindAllStringSubmatchIndex(in, 9) {
+			at := w.at + widthOf(w.text[:part[2]+m[0]])
+			width := widthOf(in[m[0]:m[1]])
 			under := v.row == r && v.col >= at && v.col < at+width
-			if under || strings.HasPrefix(in[m[0]:], "●") {
-				o.pointer = "●"
-			}
-			opts = append(opts, o)
+			all = append(all, sideChoice{
+				label:   in[m[2]:m[3]],
+				row:     viewRow{row: r, labelAt: at + width/2},
+				pointed: under || strings.HasPrefix(in[m[0]:], "●"),
+			})
 		}
+		return all, s.name
 	}
-	// The blank row above is drawn like no button.
-	f.Pointer = v.pointed(opts, v.s.attr(max(0, r-1), w.at-1))
-	return f
+	return nil, ""
 }
 
-// readBox finds choices side by side near the end of the screen, and framed dialogs with buttons in
-// angle brackets, as whiptail, dialog and pinentry draw them.
-func (v *view) readBox() *candidate {
-	if v.tty.Canonical {
+// wordsApart are the words in row r that stand apart from each other, two to nine of them.
+func (v *view) wordsApart(r int) []sideChoice {
+	w := v.rows[r]
+	if strings.Contains(w.text, "<") {
+		return nil // readFrame's
+	}
+	var all []sideChoice
+	for _, m := range reApart.FindAllStringIndex(w.text, 10) {
+		label := w.text[m[0]:m[1]]
+		if len(label) > 40 {
+			return nil
+		}
+		all = append(all, sideChoice{
+			label: strings.Trim(label, "[] "),
+			row:   viewRow{row: r, labelAt: w.at + widthOf(w.text[:m[0]]) + widthOf(label)/2},
+		})
+	}
+	if len(all) < 2 || len(all) > 9 {
 		return nil
 	}
-	for r := v.last; r >= max(0, v.last-4); r-- {
-		f := v.buttons(r)
-		if len(f.Choices) > 1 && !strings.HasPrefix(v.rows[r].text, "<") {
-			return v.describeButtons(f, r)
+	return all
+}
+
+// readChoices reads what a pointer moves over: a list, or choices side by side, whichever stands
+// lower.
+func (v *view) readChoices() *candidate {
+	if !v.movesPointers() {
+		return nil
+	}
+	list, end := v.readList()
+	buttons, r := v.readButtons()
+	if buttons != nil && (list == nil || r > end) {
+		return buttons
+	}
+	return list
+}
+
+// readButtons finds choices side by side near the end of the screen: in one of the shapes in sides,
+// or words apart of which one is drawn unlike the others, below which a row says how to choose, or
+// which decide something.
+func (v *view) readButtons() (f *candidate, row int) {
+	for r := v.last; r >= max(0, v.last-20); r-- {
+		all, shape := v.buttonsOf(r)
+		if shape == "slash" && !v.contrast(all) {
+			continue
 		}
+		if len(all) > 1 && shape != "angle brackets" && r >= v.last-4 {
+			v.note("row %d has choices side by side: %s", r+1, shape)
+			return v.buttons(all), r
+		}
+		all = v.wordsApart(r)
+		if all != nil && v.areButtons(all, r) {
+			v.note("row %d has words apart, one drawn unlike the others", r+1)
+			return v.buttons(all), r
+		}
+	}
+	return nil, -1
+}
+
+// areButtons tells whether words apart in row r are choices: one is drawn unlike the others, and
+// they decide something, or stand in brackets, or, near the end of the screen, a row says how to
+// choose or there is nothing below but the cursor.
+func (v *view) areButtons(all []sideChoice, r int) bool {
+	if v.tty.Reading != ReadingYes || v.drawn && v.row < r {
+		return false
+	}
+	at, _, weak := v.unlike(rowsOf(all))
+	strong := at >= 0 && !weak
+	if !strong && !v.contrast(all) {
+		return false
+	}
+	boxed := strings.Count(v.rows[r].text, "[") == len(all)
+	if decide(all) || strong && boxed {
+		return true
+	}
+	worded := !slices.ContainsFunc(all, func(b sideChoice) bool {
+		return !strings.ContainsFunc(b.label, unicode.IsLetter)
+	})
+	if !worded || r < v.last-8 {
+		return false
+	}
+	asked := v.up(r, hasText)
+	last := r == v.last && (v.hidden || v.row == r) && asked >= 0 && r-asked <= 2
+	hint := v.choosingRow(&column{opts: []viewRow{v.rows[r]}, at: -1})
+	return hint >= 0 || strong && last
+}
+
+// contrast tells whether the buttons are drawn so that one of them can be told from the others.
+func (v *view) contrast(all []sideChoice) bool {
+	at, _, weak := v.unlike(rowsOf(all))
+	if at >= 0 {
+		return !weak || decide(all)
+	}
+	first := v.s.attr(all[0].row.row, all[0].row.labelAt)
+	return first.BG != -1 && slices.ContainsFunc(all, func(b sideChoice) bool {
+		a := v.s.attr(b.row.row, b.row.labelAt)
+		return a.BG != -1 && a.BG != first.BG
+	})
+}
+
+// rowsOf are the places of the buttons.
+func rowsOf(all []sideChoice) []viewRow {
+	var rows []viewRow
+	for _, b := range all {
+		rows = append(rows, b.row)
+	}
+	return rows
+}
+
+// decide tells whether every button has a word that decides something.
+func decide(all []sideChoice) bool {
+	for _, b := range all {
+		if !grantsIt(Choice{Label: b.label}) && !refuses(b.label) {
+			return false
+		}
+	}
+	return true
+}
+
+// buttons makes the prompt of choices side by side. The pointer is at the one filled or under the
+// cursor, else at the one that is drawn unlike the others, of two coloured ones the one not grey.
+func (v *view) buttons(all []sideChoice) *candidate {
+	f := newCandidate(MultipleChoice, 0.90)
+	f.Axis = "horizontal"
+	r := all[0].row.row
+	for i, b := range all {
+		c := Choice{Key: fmt.Sprint(i + 1), Label: b.label, Keys: v.keyNamed(b.label, r)}
+		f.Choices = append(f.Choices, c)
+		if b.pointed {
+			f.Pointer = i
+		}
+	}
+	if f.Pointer < 0 {
+		// The blank row above is drawn like no button.
+		f.Pointer = v.pointed(rowsOf(all), v.s.attr(max(0, r-1), v.rows[r].at-1))
+	}
+	if f.Pointer < 0 {
+		grey := func(b sideChoice) bool { return isGrey(v.s.attr(r, b.row.labelAt).BG) }
+		f.Pointer = slices.IndexFunc(all, func(b sideChoice) bool { return !grey(b) })
+		if slices.IndexFunc(all[f.Pointer+1:], func(b sideChoice) bool { return !grey(b) }) >= 0 {
+			f.Pointer = -1
+		}
+	}
+	return v.describe(f, r, r, map[int]string{r: strings.Join(labels(f.Choices), " ")})
+}
+
+// isGrey tells whether a colour is a shade of grey, as a button not pointed at has.
+func isGrey(colour int32) bool {
+	if colour < 1<<24 {
+		return colour >= 232 || colour == 7 || colour == 8 || colour == 0
+	}
+	red, green, blue := colour>>16&0xff, colour>>8&0xff, colour&0xff
+	return max(red, green, blue)-min(red, green, blue) <= 32
+}
+
+// keyNamed is the key that a row below row r names right before the label, "" none: "y Yes • n No".
+func (v *view) keyNamed(label string, r int) string {
+	for _, w := range v.rowsBelow(r, 6) {
+		before, _, found := strings.Cut(w.text, " "+label)
+		if !found {
+			continue
+		}
+		fields := strings.Fields(before)
+		if len(fields) > 0 && utf8.RuneCountInString(fields[len(fields)-1]) == 1 {
+			key := fields[len(fields)-1]
+			if isWordRune([]rune(key)[0]) {
+				return key
+			}
+		}
+	}
+	return ""
+}
+
+// readFrame finds framed dialogs with buttons in angle brackets below a field or a list, as
+// whiptail, dialog and pinentry draw them, and framed lists without buttons.
+func (v *view) readFrame() *candidate {
+	if v.tty.Canonical {
+		return nil
 	}
 	r, plain := v.boxEnd()
 	if r <= 0 {
@@ -3585,39 +4924,38 @@ func (v *view) readBox() *candidate {
 	}
 	w := v.rows[v.row]
 	field := w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")
-	if field && !v.hidden && v.row < r { // the cursor is in it
+	if field && !plain && !v.hidden && v.row < r { // the cursor is in it
+		v.note("row %d has the buttons of a framed dialog, the cursor is in its field", r+1)
 		return v.field(r)
 	}
 	base := v.s.attr(r, v.rows[r].at-1)
-	list := v.boxList(r)
-	ticks := len(list) > 0 && list[0].tick >= 0
-	if ticks || len(list) > 1 && v.pointed(list, base) >= 0 {
-		return v.menu(list, base)
+	opts := v.boxList(r)
+	ticks := len(opts) > 0 && opts[0].tick >= 0
+	at := v.pointed(opts, base)
+	if ticks || len(opts) > 1 && at >= 0 {
+		v.note("rows %d to %d are a list in a frame", opts[0].row+1, opts[len(opts)-1].row+1)
+		f := v.menu(&column{opts: opts, at: at})
+		v.addWayOut(f, r)
+		return f
 	}
 	if plain {
 		return nil
 	}
-	f := v.buttons(r)
-	if len(f.Choices) == 1 {
-		f.Type = ConfirmEnter
-		f.Choices = nil
-		f.Axis = ""
-		f.Pointer = -1
+	v.note("row %d has the buttons of a framed dialog", r+1)
+	all, _ := v.buttonsOf(r)
+	if len(all) > 1 {
+		return v.buttons(all)
 	}
-	return v.describeButtons(f, r)
+	f := newCandidate(ConfirmEnter, 0.90)
+	return v.describe(f, r, r, map[int]string{r: strings.Join(labels(f.Choices), " ")})
 }
 
 // field makes the prompt of a dialog with a field to fill in, down to row end.
 func (v *view) field(end int) *candidate {
 	f := newCandidate(FreeText, 0.90)
 	v.describe(f, end, end, nil)
-	f.Secret = reSecret.MatchString(f.Question)
+	f.Secret = lexis().secret.in(f.Question)
 	return f
-}
-
-// describeButtons completes a dialog with choices side by side in row r.
-func (v *view) describeButtons(f *candidate, r int) *candidate {
-	return v.describe(f, r, r, map[int]string{r: strings.Join(labels(f.Choices), " ")})
 }
 
 // boxEnd is the last row of a framed dialog: that of its buttons, or, where a program that is not
@@ -3648,44 +4986,414 @@ func (v *view) boxList(r int) []viewRow {
 	return v.rows[v.up(last.row+1, other)+1 : last.row+1]
 }
 
+// reKeyed are keys with what they do: "[y] Approve", "(N)o", "y) yes", "y: yes".
+var reKeyed = re(`[\[(](\w)[\])]\s?(\pL[\pL'’]*(?: [\pL'’]+){0,3})|` +
+	`(?:^|[\s•·|,])(\w)\s?[:=)]\s?(\pL[\pL'’]*(?: [\pL'’]+){0,3})`)
+
+// addWayOut adds the button of a framed list that refuses, in row r, as a choice of its own: Escape
+// stands for it in whiptail and dialog.
+func (v *view) addWayOut(f *candidate, r int) {
+	all, _ := v.buttonsOf(r)
+	at := slices.IndexFunc(all, func(b sideChoice) bool { return refuses(b.label) })
+	if at >= 0 && !f.Multi && len(f.Choices) < 9 {
+		f.Choices = append(f.Choices, Choice{Key: "esc", Label: all[at].label, Keys: "\x1b"})
+		f.Ticked = append(f.Ticked, false)
+	}
+}
+
+// readKeys finds rows near the end of the screen that name keys and what they do, one of which
+// agrees and one refuses. The cursor's line is readLine's.
+func (v *view) readKeys() *candidate {
+	if !v.movesPointers() {
+		return nil
+	}
+	for r := v.last; r >= max(0, v.last-8); r-- {
+		end := r
+		var all []Choice
+		for r >= 0 && (r != v.row || v.hidden) {
+			keys := v.keysIn(r)
+			if len(keys) == 0 {
+				break
+			}
+			all = append(keys, all...)
+			r--
+		}
+		f := decisive(all)
+		if f == nil && end-r > 1 && len(all) == end-r && v.hidden && v.tty.Reading == ReadingYes {
+			f = keyed(all)
+		}
+		if f != nil {
+			v.note("rows %d to %d name keys", r+2, end+1)
+			rows := map[int]string{}
+			for row := r + 1; row <= end; row++ {
+				rows[row] = v.rows[row].text
+			}
+			return v.describe(f, r+1, end, rows)
+		}
+		if end != r {
+			r++
+		}
+	}
+	return nil
+}
+
+// keysIn are the keys that row r names, with their labels; a key may be drawn reversed instead of
+// marked ("Y Yes", nano).
+func (v *view) keysIn(r int) []Choice {
+	var all []Choice
+	for _, m := range reKeyed.FindAllStringSubmatch(plain(v.rows[r].text), 9) {
+		all = append(all, Choice{Key: m[1] + m[3], Label: m[2] + m[4]})
+	}
+	if len(all) > 0 {
+		return all
+	}
+	cells := v.s.grid[r].cells
+	for c := 0; c < len(cells); {
+		key, next := v.run(r, c)
+		if !lit(cells[c]) {
+			c = next
+			continue
+		}
+		label, after := v.run(r, next)
+		label, _, _ = strings.Cut(strings.TrimSpace(label), "  ")
+		key = strings.TrimSpace(key)
+		if key != "" && len(key) <= 2 && label != "" {
+			all = append(all, Choice{Key: key, Label: label})
+		}
+		c = max(after, next)
+	}
+	if len(all) > 0 {
+		return all
+	}
+	return v.initials(r)
+}
+
+// initials are the words in row r whose first letter is drawn unlike the rest of the word, as the
+// key that chooses it.
+func (v *view) initials(r int) []Choice {
+	var all []Choice
+	cells := v.s.grid[r].cells
+	for c := 1; c+1 < len(cells); c++ {
+		first, second := cells[c], cells[c+1]
+		begins := !isWordRune(cells[c-1].ch) && unicode.IsLetter(first.ch) && unicode.IsLetter(second.ch)
+		if !begins || first.Bold == second.Bold && first.Underline == second.Underline {
+			continue
+		}
+		label, _, _ := strings.Cut(v.s.text(line{cells: cells[c:]}), "  ")
+		all = append(all, Choice{Key: string(first.ch), Label: label})
+	}
+	return all
+}
+
+// lit tells whether a cell is drawn as a key is: reversed, or on a background of its own.
+func lit(c cell) bool { return c.Reverse || c.BG != 0 }
+
+// run is the text of row r from column c on that is lit, or not, as its first cell is, and
+// where it ends.
+func (v *view) run(r, c int) (text string, end int) {
+	cells := v.s.grid[r].cells
+	if c >= len(cells) {
+		return "", c
+	}
+	end = c
+	for end < len(cells) && lit(cells[end]) == lit(cells[c]) {
+		end++
+	}
+	return v.s.text(line{cells: cells[c:end]}), end
+}
+
+// keyed makes the prompt of rows that each begin with a key; nil where two have the same.
+func keyed(all []Choice) *candidate {
+	f := newCandidate(MultipleChoice, 0.80)
+	for i, c := range all {
+		if slices.ContainsFunc(all[:i], func(o Choice) bool { return o.Key == c.Key }) || len(all) > 9 {
+			return nil
+		}
+		c.Keys = c.Key
+		f.Choices = append(f.Choices, c)
+	}
+	return f
+}
+
+// decisive makes the prompt of keys of which one agrees and one refuses; nil where none do. Where
+// all others refuse too it is a question of yes or no.
+func decisive(all []Choice) *candidate {
+	l := lexis()
+	f := newCandidate(MultipleChoice, 0.90)
+	yes, no, others := -1, -1, false
+	seen := map[string]bool{}
+	for i, c := range all {
+		c.Keys = c.Key
+		if strings.HasPrefix(c.Key, "^") && len(c.Key) == 2 {
+			c.Keys = string(rune(c.Key[1] & 0x1f))
+		}
+		f.Choices = append(f.Choices, c)
+		refuses := l.no.begins(c.Label) || l.deny.begins(c.Label) || l.quit.begins(c.Label)
+		switch {
+		case seen[c.Key]:
+			return nil
+		case l.yes.begins(c.Label), l.allow.begins(c.Label):
+			others = others || yes >= 0
+			yes = i
+		case l.no.begins(c.Label) || refuses && no < 0:
+			no = i
+		case !refuses:
+			others = true
+		}
+		seen[c.Key] = true
+	}
+	if yes < 0 || no < 0 || len(all) > 9 {
+		return nil
+	}
+	if !others && l.yes.begins(all[yes].Label) && l.no.begins(all[no].Label) {
+		f.Type = YesNo
+		f.Choices = []Choice{f.Choices[yes], f.Choices[no]}
+		f.Choices[0].Key = "y"
+		f.Choices[1].Key = "n"
+	}
+	return f
+}
+
+// readField finds a field to fill in with the cursor in it and nothing typed yet: fenced by lines,
+// or with a cursor that the program draws, below a question or above a row that says what Enter
+// does. In a fence that nothing asks for it is the input box of a program that waits for orders.
+func (v *view) readField() *candidate {
+	if v.hidden || v.tty.Canonical || v.tty.Reading == ReadingBusy && !v.known {
+		return nil
+	}
+	before := v.s.text(line{cells: v.s.grid[v.row].cells[:v.col]})
+	if !reMark.MatchString(before) || v.after() != "" && !v.hinted() {
+		return nil
+	}
+	fence := v.fence()
+	asked := v.row
+	if fence >= 0 {
+		asked = fence
+	}
+	asked = v.askingRow(asked, fence)
+	f := newCandidate(FreeText, 0.80)
+	switch {
+	case asked >= 0 && v.asksText(asked, fence),
+		v.drawn && asked >= 0 && asked == v.row-1 && v.rows[asked].depth > 0:
+		f.Question = sentence(v.rows[asked].text)
+	case fence >= 0 && !v.known:
+		f.Idle = true
+		f.Question = "the program waits for your next message"
+		f.silent = true // a box may stand there while the program works
+		f.wait = v.o.Stuck
+	case fence < 0 && v.drawn && v.submits():
+		f.Question = strings.TrimSpace(v.after())
+		if f.Question == "" && asked >= 0 {
+			f.Question = v.rows[asked].text
+		}
+	default:
+		return nil
+	}
+	v.note("row %d is an empty field with the cursor in it", v.row+1)
+	if f.Idle {
+		return f
+	}
+	f.Secret = lexis().secret.in(f.Question)
+	question := f.Question
+	v.describe(f, v.row, v.row, map[int]string{v.row: ""})
+	f.Question = question
+	return f
+}
+
+// fence is the row from which on the rows around the cursor are set off: by a line above and one
+// below, or by a background of their own; −1 none.
+func (v *view) fence() int {
+	background := v.s.attr(v.row, v.s.cols/2).BG
+	if background != -1 && background == v.s.attr(v.row, v.s.cols/4).BG {
+		top := v.row
+		for top > 0 && v.s.attr(top-1, v.s.cols/2).BG == background {
+			top--
+		}
+		if top > 0 && v.row-top <= 2 && v.textRows(top, v.row-1) == 0 {
+			return top
+		}
+	}
+	top := v.up(v.row, func(w viewRow) bool { return w.rule || w.text != "" })
+	if top < 0 || !v.rows[top].rule {
+		return -1
+	}
+	for r := v.row + 1; r <= min(v.last, v.row+8); r++ {
+		if v.rows[r].rule {
+			return top
+		}
+		if v.rows[r].text != "" && v.rows[r].depth == 0 {
+			return -1
+		}
+	}
+	return -1
+}
+
+// askingRow is the row above row r that asks for the text of a field: the nearest with text, or one
+// of the two above that, with no blank row between; −1 none within six rows.
+func (v *view) askingRow(r, fence int) int {
+	nearest := v.up(r, hasText)
+	if nearest < 0 || v.row-nearest > 6 {
+		return -1
+	}
+	for up := nearest; up >= max(0, nearest-2) && v.rows[up].text != ""; up-- {
+		if v.asksText(up, fence) {
+			return up
+		}
+	}
+	return nearest
+}
+
+// asksText tells whether a row asks for the text of the field below it: it orders to type one, or,
+// where no fence stands between, ends as a question does. Above the fence of an input box stand the
+// last words of an agent.
+func (v *view) asksText(r, fence int) bool {
+	text := v.marked(r)
+	if fence >= 0 {
+		return reOrder.MatchString(text)
+	}
+	hint := v.after() != "" && v.hinted()
+	if !v.drawn && !hint && v.rows[v.row].depth == 0 {
+		return false // readLine's
+	}
+	return reOrder.MatchString(text) || reHeading.MatchString(text) || lexis().secret.in(text)
+}
+
+// submits tells whether a row below the cursor says which key ends a text.
+func (v *view) submits() bool {
+	for _, w := range v.rowsBelow(v.row, 8) {
+		if reSubmits.MatchString(w.text) {
+			return true
+		}
+	}
+	return false
+}
+
+// The silence after which a screen that no rule reads may be a question. Programs that work paint
+// more often: known agents every 2.5 s at least (measured on 63 recordings), which the adapters'
+// longer time allows for. It is longer still where nobody can tell whether the program reads, and
+// where the cursor stands below finished lines: a relay (ssh -t, script) reads while a build works.
+const (
+	stillKnown = 2 // times Stuck
+	stillBlind = 5
+)
+
+// readStill takes a screen for what may be a question that no rule reads: the program takes single
+// keys and reads, and it is no draft that stands there.
+func (v *view) readStill() *candidate {
+	switch {
+	case v.tty.Canonical || v.tty.Echo || v.tty.Reading == ReadingBusy:
+		v.note("silence means nothing: the terminal is in line mode, or nobody reads it")
+		return nil
+	case v.last < 0, v.known && v.inBoxRows():
+		return nil
+	}
+	f := newCandidate(Unknown, 0.60)
+	f.by = "silence"
+	f.silent = true
+	f.wait = v.o.Stuck
+	printed := !v.s.AltScreen() && !v.hidden && v.col == 0 && v.row >= v.last
+	switch {
+	case v.tty.Reading == ReadingUnknown, printed:
+		f.wait *= stillBlind
+	case v.known:
+		f.wait *= stillKnown
+	}
+	f.Choices = v.pressable()
+	f.Full = v.s.Text()
+	for _, w := range v.rows[max(0, v.last-14) : v.last+1] {
+		f.parts.body = append(f.parts.body, still(w.text))
+	}
+	asked := v.up(v.last+1, func(w viewRow) bool { return reHeading.MatchString(plain(w.text)) })
+	if asked >= 0 && v.last-asked < 15 {
+		f.Question = sentence(v.rows[asked].text)
+	}
+	v.note("no rule reads this screen; it may be a question once it is still for %v", f.wait)
+	return f
+}
+
+// pressable are the keys that can be pressed from afar at a screen that no rule reads; Enter and
+// Escape every question takes that may be none.
+func (v *view) pressable() []Choice {
+	var keys []Choice
+	for _, key := range []string{"1", "2", "3", "y", "n"} {
+		keys = append(keys, Choice{Key: key, Label: key, Keys: key})
+	}
+	for _, key := range []struct{ name, label string }{
+		{"UP", "↑"}, {"DOWN", "↓"}, {"TAB", "Tab"}, {"SPACE", "Space"},
+	} {
+		sent, _ := keyBytes(key.name, v.s.AppCursorKeys()) // knows them all
+		keys = append(keys, Choice{Key: strings.ToLower(key.name), Label: key.label, Keys: sent})
+	}
+	return keys
+}
+
+// inBoxRows tells whether the cursor stands in the known tool's input box: what stands there is a
+// draft.
+func (v *view) inBoxRows() bool {
+	if v.a.Mark == "" {
+		return v.framedBox().found
+	}
+	return v.markedBox().found
+}
+
 // ---- questions on the cursor's line ----
 // What a program printed, and waits behind or below.
 
 var (
 	reMarked = re(`[\[(<]([^()<>\[\]]{1,60}|` +
 		`[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
-		`\b(?i:yes ?/ ?no|y ?/ ?n|y or n|(?:type|press|enter) ['"‘]?(?:yes|y)\b['"’]?)`)
+		`\b(?i:yes ?/ ?no|y ?[/-] ?n|y or n|(?:type|press|enter) ['"]?(?:yes|y)\b['"]?)|` +
+		`\pL+/\pL+[ ?:]*$`)
 	// rePlain is, beside yes and no, no choice of its own.
-	rePlain = re(`(?i)^(y|n|yes|no|\?|q|quit|h|help|fingerprint)$`)
-	rePress = re(`(?i)\b(press|hit|strike|push)\s+(the\s+)?` +
-		`[\[<("']?(enter|return|an?y?\s+key|space)\b|` +
-		`\[(press )?(enter|return|more)\]\s*$`)
-	reNotPress = re(`(?i)to skip|for (the )?default|selection|number|choice|keep|path|press [a-z] to`)
-	rePager    = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
-	reSecret   = re(`(?i)\b(password|pass ?phrase|passcode|pin|secret( value)?|token|api[ _-]?key|` +
-		`otp|(verification|2fa) code)\b[^?]*[:›>]?\s*$`)
-	reYn      = re(`^(yn[a-z?]{0,7}|ny|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
-	reHotkeys = re(`[\[(]([A-Za-z])[\])]([a-z][\w-]*(?: [A-Za-z][\w-]*)?)`)
-	reWord    = re(`(?i)^(.|C-.|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
+	rePlain    = re(`(?i)^(y|n|yes|no|\?|q|quit|h|help|fingerprint|esc|\^c)$`)
+	rePress    = re(`(?i)\[(press )?(enter|return|more)\b[^\]]{0,40}\]\s*$`)
+	reNotPress = re(`\+ ?enter|press [a-z]\b|to (skip|select|choose|submit|quit|stop|abort|cancel|interrupt)\b|\bdefault\b|` +
+		`selection|s[eé]lection|number|num[eé]ro|nummer|choice|keep|path`)
+	// reGoesOn ends a sentence that waits for a key.
+	reGoesOn = re(`(?i)(:|…|\.\.\.)\s*$|\bcontinue\b`)
+	rePager  = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
+	reYn     = re(`^((yn|ny)[a-z?]{0,7}|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
+	// reExpand are letters of which the last, a capital H, is for help: Inquirer's expand.
+	reExpand = re(`^[a-z]{2,9}H$`)
+	// reTwice is "Yy/Nn".
+	reTwice = re(`^([Yy])[Yy]?[/-]([Nn])[Nn]?$`)
+	// rePairs are the pairs in "y/N or t/H".
+	rePairs   = re(`(?:^|[ (])(\pL)/(\pL)(?:$|[ )])`)
+	reHotkeys = re(`[\[(]([A-Za-z])[\])](\p{Ll}[\pL\pN-]*(?: \pL[\pL\pN-]*){0,3})|` +
+		`\((\w{1,2})\) (\pL[\pL '-]*)|(?:^|\s)([A-Za-z])\)([a-z][\w-]+)|` +
+		`\b([a-z]) to ([a-z]{3,})`)
+	// reOnly names the only answer that is taken for yes: terraform.
+	reOnly = re(`(?i)\bonly ['"]?(yes|y)\b`)
+	reWord = re(`(?i)^(.|C-.|esc|\^c|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
 		`skip|edit|help|fingerprint)$`)
-	reChoose = re(`(?i)^#\?$|(choice|choose|select|option|number|which|pick|\bwhat\b|your |` +
-		`\d ?- ?\d).*[:>?\]#]$`)
-	reREPL = re(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
+	reChoose = re(`^(#\?|\?#)$|[:>?\]#)]$`)
+	reCounts = re(`\d ?- ?\d`)
+	reREPL   = re(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
 		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|` +
 		`(?i:(cmd|command)\b[^:]*:))$`)
-	reOpen = re(`(?i)^(\S+[:.] )?(what|which|where|who|how|why|when|name|enter|in which)\b|` +
-		`^\? |[^?]$`)
+	reOpen  = re(`^\? |[^?]$`)
 	reOrder = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
-	reItem  = re(`^(?:\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s|\s{2,})|` +
-		`\s*([A-Za-z?])(?:\)| =)\s|\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
-	reColumns = re(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
-	reListed  = re(`^(#\?|[\w /]{0,30}[:>?])$`)
-	reText    = re(`[:?›>]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
-	reRemark  = re(`^\(.* .*\)$`)
-	reSays    = re(`\pL\w`)
-	reYesNo   = re(`(?i)^(y|n|yes|no)$`)
-	reSplit   = re(`\s*[/,|]\s*(?:or\s+)?|\s+or\s+`)
-	reQuoted  = re(`(?i)^[\[(]?(?:type|press|enter) ['"‘]?(yes|y)\b`)
+	reItem  = re(`^(?:\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s| - |\s{2,})|` +
+		`\s*([A-Za-z?])(?:\)| =)\s|\s*([a-z])\. |\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
+	reColumns      = re(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
+	reListed       = re(`^(#\?|[\pL\pN_ /]{0,30}[:>?])$`)
+	reText         = re(`[:?›‣>…]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
+	reRemark       = re(`^\(.* .*\)$`)
+	reSays         = re(`\pL[\pL\pN]`)
+	reYesNo        = re(`(?i)^(y|n|yes|no)$`)
+	reSplits       = []*regexp.Regexp{re(`\s*,\s*(?:or\s+)?`), re(`\s*\|\s*`), re(`\s*/\s*`), re(`\s+or\s+`)}
+	reChoiceWord   = re(`^[\pL\pN][\pL\pN_+-]{0,24}$`)
+	reDigits       = re(`^\d+$`)
+	rePresetBefore = re(`\pL.*[:?›‣] $`)
+	// reBelow is the mark behind which a question in the line above is answered: Symfony, click.
+	reBelow      = re(`^[>›❯»]$`)
+	reAskedAbove = re(`[:?\])]\s*$`)
+	rePathIn     = re(`\s/\S`)
+	rePrefilled  = re(`^(.*[:?]) ?(\d{1,2})$`)
+	rePresent    = re(`^[ ?:]*[‣›»▸]`)
+	reQuoted     = re(`(?i)^[\[(]?(?:type|press|enter) ['"]?(yes|y)\b|['"«“‘] ?(yes) ?['"»”’]`)
+	reCapitals   = re(`(?i)capital|uppercase|majuscul|großbuchst|mayúsc|maiusc|maiúsc|hoofdletter|` +
+		`wielkimi|заглавн|прописн|великими|大文字|大写|대문자|büyük harf`)
 )
 
 // readLine reads the line the cursor stands on; with the cursor in column 0, what stands above it.
@@ -3693,7 +5401,7 @@ func (v *view) readLine() *candidate {
 	alternate := v.s.AltScreen()
 	busy := v.tty.Reading == ReadingBusy
 	cooked := v.tty.Canonical && v.tty.Echo
-	if busy && cooked || v.known && alternate {
+	if busy && cooked || v.known && (alternate || v.inBoxRows()) {
 		return nil
 	}
 	line, top := v.cursorLine()
@@ -3707,10 +5415,21 @@ func (v *view) readLine() *candidate {
 		text = strings.TrimSpace(above) + " " + text
 		top = first
 	}
-	f.Question = text
 	if text == "" {
+		f.Question = text
 		return v.readAbove(f)
 	}
+	mark := ""
+	if reBelow.MatchString(text) && first >= 0 && first == top-1 && reAskedAbove.MatchString(plain(above)) {
+		mark = "\n" + text
+		text = strings.TrimSpace(above)
+		top = first
+	}
+	if len(hotKeys(text)) > 0 && len(hotKeys(above)) > 1 { // the rest of the keys stand above
+		text = strings.TrimSpace(above) + " " + text
+		top = first
+	}
+	f.Question = text + mark
 	if v.tty.Canonical && !v.tty.Echo {
 		f.Type = FreeText
 		f.Secret = true
@@ -3719,7 +5438,7 @@ func (v *view) readLine() *candidate {
 	if v.elsewhere(text) {
 		return nil
 	}
-	if v.readNamed(f, text, top) {
+	if v.readNamed(f, text, top) || v.readSaid(f, text, above) {
 		return v.paragraph(f, top)
 	}
 	if busy || v.known {
@@ -3734,13 +5453,51 @@ func (v *view) readLine() *candidate {
 	return v.paragraph(f, top)
 }
 
+// readSaid finds a question whose answers the line above names: keys, or the only word that is
+// taken for yes.
+func (v *view) readSaid(f *candidate, text, above string) bool {
+	if !reHeading.MatchString(plain(text)) {
+		return false
+	}
+	keys := hotKeys(above)
+	only := reOnly.FindStringSubmatch(above)
+	switch {
+	case len(keys) > 1:
+		f.Type = MultipleChoice
+		for _, c := range keys[:min(9, len(keys))] {
+			f.Choices = append(f.Choices, v.typed(c.Key, c.Label, false))
+		}
+	case only != nil:
+		f.Type = YesNo
+		f.Choices = []Choice{v.typed("y", "Yes", false), v.typed("n", "No", false)}
+		f.Choices[0].Keys = v.typed(only[1], only[1], false).Keys
+		f.Choices[1].Keys = v.typed("no", "no", false).Keys
+	default:
+		return false
+	}
+	return true
+}
+
+// hotKeys are the keys that a line names: "(N)ame", "(p) Postpone", "a)utorename".
+func hotKeys(line string) []Choice {
+	var keys []Choice
+	for _, m := range reHotkeys.FindAllStringSubmatch(plain(line), -1) {
+		c := Choice{Key: m[1] + m[3] + m[5] + m[7], Label: m[1] + m[2]}
+		if m[1] == "" {
+			c.Label = m[4] + m[5] + m[6] + m[8]
+		}
+		keys = append(keys, c)
+	}
+	return keys
+}
+
 // elsewhere tells whether the cursor's line is not the one that asks: there is more below it on the
 // alternate screen, or behind the cursor, which is no hint.
 func (v *view) elsewhere(text string) bool {
 	if v.s.AltScreen() {
 		return v.row < v.last-2
 	}
-	return v.after() != "" && !reLead.MatchString(text) && !v.faintAt(v.row, v.col)
+	return v.after() != "" && !reLead.MatchString(text) && !v.hinted()
 }
 
 // bySilence makes it a guess, from silence alone.
@@ -3748,6 +5505,7 @@ func (v *view) bySilence(f *candidate) {
 	f.Type = Unknown
 	f.Score = 0.60
 	f.wait = v.o.Stuck
+	f.silent = true
 	f.by = "silence"
 	f.Choices = nil
 }
@@ -3759,7 +5517,7 @@ func (v *view) readNamed(f *candidate, text string, top int) bool {
 	less := v.s.AltScreen() && v.row == v.last && v.tty.Reading == ReadingYes
 	less = less && v.s.attr(v.row, 0).Reverse // the name of the file
 	if !pager && !less {
-		if v.readList(f, text, top) || v.readMarked(f, text) {
+		if v.readPrinted(f, text, top) || v.readMarked(f, text) {
 			return true
 		}
 		if !presses(text) {
@@ -3771,7 +5529,28 @@ func (v *view) readNamed(f *candidate, text string, top int) bool {
 }
 
 // presses tells whether the text asks for a key to go on.
-func presses(text string) bool { return rePress.MatchString(text) && !reNotPress.MatchString(text) }
+func presses(text string) bool {
+	text = strings.ToLower(plain(text))
+	if reNotPress.MatchString(text) {
+		return false
+	}
+	if rePress.MatchString(text) {
+		return true
+	}
+	from, to := lexis().press.find(text)
+	if from < 0 {
+		return false
+	}
+	key, end := lexis().key.find(text[to:])
+	if key < 0 {
+		key, end = lexis().key.find(text[:from])
+		return key >= 0 && from-end < nearKey
+	}
+	return key < nearKey
+}
+
+// nearKey is how many bytes a key may stand away from the word that says to press it.
+const nearKey = 40
 
 // readWorded finds a question by its words and how it ends. It needs a reader, or silence.
 func (v *view) readWorded(f *candidate, text string, top int) bool {
@@ -3779,21 +5558,48 @@ func (v *view) readWorded(f *candidate, text string, top int) bool {
 	f.Score = 0.75
 	if v.tty.Reading != ReadingYes {
 		f.wait = v.o.Stuck
+		f.silent = true
 	}
 	switch {
-	case reSecret.MatchString(text) && !v.tty.Echo:
+	case !v.tty.Echo && asksSecret(text):
 		f.Secret = true
 		f.Score = 0.85
 	case reREPL.MatchString(text) && !v.ordered(text, top):
+		if v.drawn && v.textRows(v.row+1, v.last) > 0 {
+			return false // a field of a dialog
+		}
 		f.Idle = true
-	case !reOpen.MatchString(text):
+	case !reOpen.MatchString(strings.TrimRight(plain(text), ".…")) && !asksWhat(text):
 		f.Type = YesNo
 		f.guess = true
 		f.Choices = []Choice{v.typed("y", "Yes", false), v.typed("n", "No", false)}
 	default:
-		return reText.MatchString(text)
+		return reText.MatchString(plain(text))
 	}
 	return true
+}
+
+// asksSecret tells whether a line asks for a secret: it names one and ends in a colon or as that
+// does, or asks what it is.
+func asksSecret(text string) bool {
+	text = strings.ToLower(strings.TrimRight(plain(text), " :›‣>…»"))
+	_, to := lexis().secret.find(text)
+	if to < 0 {
+		return false
+	}
+	return !strings.Contains(text[to:], "?") || asksWhat(text)
+}
+
+// asksWhat tells whether a question begins with a word that yes and no do not answer, or has one
+// of these where blanks do not tell where it begins.
+func asksWhat(text string) bool {
+	text = strings.ToLower(plain(text))
+	_, after, found := strings.Cut(text, ": ")
+	if found && strings.HasSuffix(after, "?") {
+		text = after
+	}
+	fields := strings.Fields(strings.TrimLeftFunc(text, func(r rune) bool { return !isWordRune(r) }))
+	return lexis().what.in(strings.Join(fields[:min(3, len(fields))], " "))
 }
 
 // ordered tells whether the line above orders what the text names: "Enter name for new remote.",
@@ -3804,59 +5610,138 @@ func (v *view) ordered(text string, top int) bool {
 	return reOrder.MatchString(above) && strings.Contains(strings.ToLower(above), name)
 }
 
+// reLetterKeys are labels with their key behind: "Name(N)", as in Japanese.
+var reLetterKeys = re(`(\pL+)\(([A-Za-z])\)`)
+
 // readMarked finds "[Y/n]" in its forms, letter menus and hot keys in text. Without them it leaves
 // neither type nor choices.
 func (v *view) readMarked(f *candidate, text string) bool {
-	keys := reHotkeys.FindAllStringSubmatch(text, -1)
-	single := false
-	if len(keys) < 2 {
-		keys, single = answersIn(text)
-	}
+	text = plain(text)
 	f.Choices = nil
 	f.Type = ""
+	keys, single := v.answersOf(text)
 	if len(keys) == 0 {
 		return false
 	}
 	f.Type = MultipleChoice
-	keysOf := map[string]string{}
-	isPlain := true
-	for _, k := range keys[:min(len(keys), 9)] {
-		c := v.typed(k[1], k[1]+k[2], single)
+	yes, no := -1, -1
+	others := false
+	for i, k := range keys[:min(len(keys), 9)] {
+		c := v.typed(k.Key, k.Label, single)
 		f.Choices = append(f.Choices, c)
-		isPlain = isPlain && rePlain.MatchString(c.Label)
-		if reYesNo.MatchString(c.Label) {
-			keysOf[strings.ToLower(c.Label[:1])] = c.Keys
+		switch {
+		case saysYes(c.Label):
+			yes = i
+		case saysNo(c.Label):
+			no = i
+		default:
+			others = others || !rePlain.MatchString(c.Label)
 		}
 	}
-	yes, no := keysOf["y"], keysOf["n"]
-	if isPlain && yes != "" && no != "" {
+	if len(f.Choices) == 2 && (yes < 0 || no < 0) {
+		yes, no = pairIn(f.Choices)
+		others = false
+	}
+	if yes >= 0 && no >= 0 && !others {
 		f.Type = YesNo
-		f.Choices = []Choice{{Key: "y", Label: "Yes", Keys: yes}, {Key: "n", Label: "No", Keys: no}}
+		f.Choices = []Choice{
+			{Key: "y", Label: spelled("Yes", "y", f.Choices[yes].Label), Keys: f.Choices[yes].Keys},
+			{Key: "n", Label: spelled("No", "n", f.Choices[no].Label), Keys: f.Choices[no].Keys},
+		}
 	}
 	return true
 }
 
-// answersIn gives the answers that the last marker in text names, each between two strings as
-// reHotkeys does. single: they are read one key at a time.
-func answersIn(text string) (keys [][]string, single bool) {
-	for _, at := range slices.Backward(reMarked.FindAllStringIndex(text, -1)) {
+// saysYes tells whether an answer is "y" or a word for yes.
+func saysYes(answer string) bool {
+	n, rest := lexis().yes.begin(answer)
+	return strings.EqualFold(answer, "y") || n > 0 && rest == ""
+}
+
+// saysNo tells whether an answer is "n" or a word for no.
+func saysNo(answer string) bool {
+	n, rest := lexis().no.begin(answer)
+	return strings.EqualFold(answer, "n") || n > 0 && rest == ""
+}
+
+// pairIn are the places of the letters for yes and for no, −1 where the two are none in any
+// language.
+func pairIn(two []Choice) (yes, no int) {
+	if pairOf(two[0].Label, two[1].Label) {
+		return 0, 1
+	}
+	if pairOf(two[1].Label, two[0].Label) {
+		return 1, 0
+	}
+	return -1, -1
+}
+
+// spelled is how a button says yes or no: with what the program calls it where that is another
+// word or letter.
+func spelled(word, letter, answer string) string {
+	if strings.EqualFold(answer, letter) || strings.EqualFold(answer, word) {
+		return word
+	}
+	return word + " (" + answer + ")"
+}
+
+// answersOf are the answers that text names: hot keys, or the last marker.
+func (v *view) answersOf(text string) (keys []Choice, single bool) {
+	keys = hotKeys(text)
+	if len(keys) >= 2 {
+		return keys, false
+	}
+	keys = nil
+	for _, m := range reLetterKeys.FindAllStringSubmatch(text, -1) {
+		keys = append(keys, Choice{Key: m[2], Label: m[1]})
+	}
+	if len(keys) >= 2 {
+		return keys, false
+	}
+	answers, single := answersIn(text)
+	keys = nil
+	for _, answer := range answers {
+		keys = append(keys, Choice{Key: answer, Label: answer})
+	}
+	return keys, single
+}
+
+// answersIn gives the answers that the last marker in text names. A default that follows it is one
+// of them. single: they are read one key at a time.
+func answersIn(text string) (answers []string, single bool) {
+	markers := reMarked.FindAllStringIndex(text, -1)
+	preset := "" // what stands behind the marker
+	for i, at := range slices.Backward(markers) {
 		marker := text[at[0]:at[1]]
-		answers, single := readMarker(marker)
+		inner := strings.Trim(marker, "[](){}<> ?:")
+		answers, single := readMarker(marker, preset)
 		if answers == nil {
+			if i == len(markers)-1 {
+				preset = inner
+			}
 			continue
 		}
 		alone := len(answers) == 1
-		rest := strings.Trim(text[at[1]:], " ?:>›»…")
+		rest := text[at[1]:]
+		if rePresent.MatchString(rest) {
+			rest = ""
+		}
+		rest = strings.Trim(rest, " ?:>›»…‣")
 		if followed(rest, alone) && !reQuoted.MatchString(marker) {
 			continue
 		}
+		if alone && i > 0 {
+			before := text[markers[i-1][0]:markers[i-1][1]]
+			all, _ := readMarker(before, answers[0])
+			near := strings.TrimSpace(text[markers[i-1][1]:at[0]]) == ""
+			if near && len(all) > 1 && slices.Contains(all, answers[0]) {
+				return all, false
+			}
+		}
 		if alone {
-			answers = withNo(answers[0])
+			answers = withOther(answers[0])
 		}
-		for _, answer := range answers {
-			keys = append(keys, []string{"", answer, ""})
-		}
-		return keys, single
+		return answers, single
 	}
 	return nil, false
 }
@@ -3869,53 +5754,127 @@ func followed(rest string, alone bool) bool {
 	return !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3
 }
 
-// withNo are the two answers of a marker that names one.
-func withNo(answer string) []string {
-	if len(answer) == 1 {
-		return []string{"y", "n"}
+// withOther are the two answers of a marker that names one.
+func withOther(answer string) []string {
+	for _, t := range tongues {
+		yes, no := strings.Split(t.yes, "|")[0], strings.Split(t.no, "|")[0]
+		switch {
+		case strings.EqualFold(answer, yes):
+			return []string{answer, no}
+		case strings.EqualFold(answer, no):
+			return []string{yes, answer}
+		}
 	}
-	if strings.EqualFold(answer, "no") {
-		return []string{"yes", "no"}
+	for _, t := range tongues {
+		letters := []rune(t.letters)
+		if strings.EqualFold(answer, string(letters[0])) {
+			return []string{answer, string(letters[1])}
+		}
 	}
-	return []string{answer, "no"}
+	return []string{"y", "n"}
 }
 
 // readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'",
-// "<y>", "[Ynq]". single: letters that are read one key at a time ("<y>", "[12?q]").
-func readMarker(marker string) (answers []string, single bool) {
-	inner := strings.Trim(marker, "[](){}<>")
+// "<y>", "[Ynq]", "[red/green]" where preset, the default behind it, is one of them. single:
+// letters that are read one key at a time ("<y>", "[12?q]").
+func readMarker(marker, preset string) (answers []string, single bool) {
+	inner := strings.Trim(marker, "[](){}<> ")
+	if strings.Count(marker, "[") == 2 {
+		inner = strings.Trim(marker, "(){}<> ?:") // "([yes]/no)"
+	}
+	if !strings.ContainsAny(marker, "[](){}<>") {
+		inner = strings.TrimRight(inner, " ?:")
+	}
 	quoted := reQuoted.FindStringSubmatch(inner)
-	if quoted != nil && strings.Contains(inner, "capital") {
-		return []string{strings.ToUpper(quoted[1])}, false
+	if quoted != nil && reCapitals.MatchString(inner) {
+		return []string{strings.ToUpper(quoted[1] + quoted[2])}, false
 	}
 	if quoted != nil {
-		return []string{quoted[1]}, false
+		return []string{quoted[1] + quoted[2]}, false
 	}
+	inner = strings.TrimRight(inner, ".")
 	if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 {
-		return strings.Split(inner, ""), strings.Contains(inner, "?")
+		return strings.Split(inner, ""), strings.ContainsAny(inner, "0123456789")
 	}
-	yes := false
-	for _, p := range reSplit.Split(inner, -1) {
-		p = strings.Trim(p, "[]'\"‘’ ")
-		if !reWord.MatchString(p) {
-			return nil, false
+	if reExpand.MatchString(inner) {
+		return strings.Split(inner, ""), false
+	}
+	twice := reTwice.FindStringSubmatch(inner)
+	if twice != nil {
+		return twice[1:], false
+	}
+	pairs := rePairs.FindAllStringSubmatch(inner, -1)
+	for i, pair := range pairs {
+		if len(pairs) > 1 && (pairOf(pair[1], pair[2]) && strings.EqualFold(pair[1], "y") || i == len(pairs)-1) {
+			return pair[1:], false
 		}
-		answers = append(answers, p)
-		yes = yes || reYesNo.MatchString(p)
+	}
+	letters := []rune(inner)
+	if len(letters) == 2 && pairOf(string(letters[0]), string(letters[1])) {
+		return []string{string(letters[0]), string(letters[1])}, false
+	}
+	for _, p := range splitMarker(inner) {
+		answers = append(answers, strings.Trim(p, "[]'\" "))
+	}
+	known := func(p string) bool {
+		return reWord.MatchString(p) || saysYes(p) || saysNo(p) || utf8.RuneCountInString(p) == 1
+	}
+	unknown := slices.ContainsFunc(answers, func(p string) bool { return !known(p) })
+	if unknown && !choiceWords(answers, inner, preset) {
+		return nil, false
+	}
+	counted := !slices.ContainsFunc(answers, func(p string) bool { return !reDigits.MatchString(p) })
+	if counted && len(answers) < 3 {
+		return nil, false // "(1/2)" is a count
 	}
 	alone := len(answers) == 1
 	single = marker[0] == '<'
+	if alone && marker[0] == '(' && isLetterOfYesNo(answers[0]) {
+		return answers, false
+	}
+	yes := slices.ContainsFunc(answers, func(p string) bool { return saysYes(p) || saysNo(p) })
 	if alone && !yes || single && !alone {
 		return nil, false
 	}
 	return answers, single
 }
 
+// splitMarker are the parts of a marker, split where it is most often.
+func splitMarker(inner string) []string {
+	parts := []string{inner}
+	for _, separator := range reSplits {
+		split := separator.Split(inner, -1)
+		if len(split) > len(parts) {
+			parts = split
+		}
+	}
+	return parts
+}
+
+// choiceWords tells whether the parts of a marker are words to choose from: one of them is the
+// default behind it, or there are three, or two that are no path.
+func choiceWords(answers []string, inner, preset string) bool {
+	if rePathIn.MatchString(inner) {
+		return false
+	}
+	for _, p := range answers {
+		if !reChoiceWord.MatchString(p) || p == "default" {
+			return false
+		}
+	}
+	return slices.Contains(answers, preset) || len(answers) > 2 ||
+		len(answers) == 2 && strings.ContainsAny(inner, ",|")
+}
+
 // typed is a choice that is typed: with Enter, unless the program reads single keys.
 func (v *view) typed(key, label string, single bool) Choice {
 	c := Choice{Key: key, Label: label, Keys: key}
-	if key == label && len(key) == 1 && reYesNo.MatchString(key) {
+	if key == label && utf8.RuneCountInString(key) == 1 && isLetterOfYesNo(key) {
 		c.Keys = strings.ToLower(key) // the capital only marks the default
+	}
+	if strings.EqualFold(key, "esc") {
+		c.Keys = "\x1b"
+		return c
 	}
 	if strings.HasPrefix(key, "C-") && len(key) == 3 {
 		c.Keys = string(rune(key[2] & 0x1f))
@@ -3928,11 +5887,32 @@ func (v *view) typed(key, label string, single bool) Choice {
 	return c
 }
 
-// readList finds the list printed over a line that asks for one of it; if that says nothing, its
+// isLetterOfYesNo tells whether a letter is typed for yes or for no in some language.
+func isLetterOfYesNo(letter string) bool {
+	return slices.ContainsFunc(tongues, func(t tongue) bool {
+		return strings.Contains(t.letters, strings.ToLower(letter))
+	})
+}
+
+// readPrinted finds the list printed over a line that asks for one of it; if that says nothing, its
 // heading asks.
-func (v *view) readList(f *candidate, text string, top int) bool {
+func (v *view) readPrinted(f *candidate, text string, top int) bool {
+	text = plain(text)
+	before := "" // what deletes the answer that stands there already
 	list, heading := v.listOver(text, top)
+	if filled := rePrefilled.FindStringSubmatch(text); len(list) < 2 && filled != nil {
+		list, heading = v.listOver(filled[1], top)
+		before = "\x15"
+		named := func(c Choice) bool { return c.Key == filled[2] }
+		if !slices.ContainsFunc(list, named) {
+			return false
+		}
+	}
 	if len(list) < 2 {
+		return false
+	}
+	answers, _ := v.answersOf(text)
+	if len(answers) > len(list) {
 		return false
 	}
 	f.Full = text
@@ -3956,7 +5936,9 @@ func (v *view) readList(f *candidate, text string, top int) bool {
 	}
 	single := text[0] == '[' // dosfsck reads one key: [12?q]?
 	for _, c := range list[:min(len(list), 9)] {
-		f.Choices = append(f.Choices, v.typed(c.Key, c.Label, single))
+		c = v.typed(c.Key, c.Label, single)
+		c.Keys = before + c.Keys
+		f.Choices = append(f.Choices, c)
 	}
 	return true
 }
@@ -3964,15 +5946,18 @@ func (v *view) readList(f *candidate, text string, top int) bool {
 // listOver are the items printed over the line in row top, and the row above them, −1 without one.
 // A line that asks for a choice may stand a remark below them.
 func (v *view) listOver(text string, top int) (list []Choice, heading int) {
-	asks := reChoose.MatchString(text)
+	text = plain(text)
+	asks := reChoose.MatchString(text) && (len(text) == 2 || reCounts.MatchString(text) || lexis().choose.in(text))
 	r := top - 1
 	if !asks && !reListed.MatchString(text) {
 		return nil, r
 	}
 	extra := 0
 	for ; r >= 0; r-- {
-		row := strings.TrimSpace(v.rows[r].raw)
-		items := itemsOf(v.rows[r].raw)
+		var text string
+		text, r = v.whole(v.rows[r].raw, r)
+		row := strings.TrimSpace(text)
+		items := itemsOf(text)
 		list = append(items, list...)
 		extra++
 		if len(items) > 0 {
@@ -4011,7 +5996,7 @@ func (v *view) readAbove(f *candidate) *candidate {
 	f.place = v.s.Scrolled() + max(top, 0) + 1
 	f.Question = text
 	if presses(text) && len(text) < 80 && !v.tty.Canonical {
-		if v.known || text[0] == '[' && v.row-top <= 2 {
+		if v.known || (text[0] == '[' || reGoesOn.MatchString(text)) && v.row-top <= 2 {
 			f.Type = ConfirmEnter
 			return v.paragraph(f, top)
 		}
@@ -4024,6 +6009,7 @@ func (v *view) readAbove(f *candidate) *candidate {
 	}
 	if text != "" && v.readEnded(f, text, top) {
 		f.wait = settleBare
+		f.silent = false
 		return v.paragraph(f, top)
 	}
 	v.bySilence(f)
@@ -4315,7 +6301,6 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 		switch e.kind {
 		case "o":
 			d.Feed([]byte(e.data), now)
-			tty.Reading = ReadingUnknown // what was known of the readers held until now
 		case "i":
 			d.Typed([]byte(e.data), now)
 		case "r":

@@ -3083,7 +3083,7 @@ func (s *session) pasted(text string) string {
 // keys for it; any other is left alone, and the operator is told.
 func (s *session) boxStep(look *Prompt) (why string) {
 	g := s.gate
-	if look != nil && !look.Idle {
+	if look.isQuestion() {
 		return questionOpen
 	}
 	box := s.det.Box(s.pty.State(), time.Now())
@@ -3133,7 +3133,7 @@ func (s *session) typeText() (why string) {
 // a line that ends in the text, and may look like one for that, is none.
 func (s *session) enterStep(look *Prompt, late bool) (why string) {
 	held := s.holdsText()
-	if look != nil && !look.Idle {
+	if look.isQuestion() {
 		takesText := look.Type == FreeText || look.Type == Unknown
 		if !takesText || !held {
 			return questionOpen

@@ -1920,7 +1920,7 @@ func (p *PromptRecord) denial() string {
 		return hookDeny
 	}
 	for _, c := range p.Choices {
-		if reRefuses.MatchString(c.Label) {
+		if refuses(c.Label) {
 			return c.Key
 		}
 	}
@@ -1939,9 +1939,12 @@ func (p *PromptRecord) byLabel(words string) string {
 
 // takesText tells whether an answer may be any text.
 func (p *PromptRecord) takesText() bool {
-	asksForIt := p.Type == FreeText || p.Type == Unknown
+	asksForIt := p.Type == FreeText || p.Type == Unknown && !p.takesKeys()
 	return asksForIt || p.MaxLength > 0 && !p.Permission
 }
+
+// takesKeys tells whether it is a screen that no rule reads: single keys may be pressed at it, no text.
+func (p *PromptRecord) takesKeys() bool { return p.Type == Unknown && len(p.Choices) > 0 }
 
 // checkText is why a text cannot be typed as it is: too long, or with control characters, which would be keys.
 func (p *PromptRecord) checkText(s string) Refusal {
@@ -1966,10 +1969,10 @@ func (p *PromptRecord) refuses(value string) bool {
 	case leaveIt, "esc", "cancel", hookDeny:
 		return true
 	case "n":
-		return p.Type == YesNo || reRefuses.MatchString(p.label("n"))
+		return p.Type == YesNo || p.Type != Unknown && refuses(p.label("n"))
 	}
 	label := p.label(value)
-	return label != "" && !p.Multi && reRefuses.MatchString(label)
+	return label != "" && !p.Multi && p.Type != Unknown && refuses(label)
 }
 
 // unread refuses an answer to what the one who gives it cannot have read: from the phone all must have been shown

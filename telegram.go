@@ -601,7 +601,9 @@ func keyboard(p *PromptRecord, ticked ...string) [][]button {
 	}
 	read := p.ShownAll && !p.Cut
 	if p.ambiguous() {
-		if read {
+		if read && p.takesKeys() {
+			rows = keyRows(p)
+		} else if read {
 			add("↩️ Send Enter", tapEnter)
 		}
 		add("🚫 Cancel / Skip", tapLeave)
@@ -623,6 +625,19 @@ func keyboard(p *PromptRecord, ticked ...string) [][]button {
 	addChoices(p, read, ticked, add)
 	if p.SafeDefault != nil && *p.SafeDefault == "esc" {
 		add("⏩ Use default (Esc)", "default")
+	}
+	return rows
+}
+
+// keyRows are the keys that can be pressed at a screen that no rule reads: Enter and Esc, then five and four a row.
+func keyRows(p *PromptRecord) [][]button {
+	rows := [][]button{{newButton(p, "↩️ Enter", tapEnter), newButton(p, "Esc", "esc")}}
+	for i, c := range p.Choices {
+		if i == 0 || i == 5 {
+			rows = append(rows, nil)
+		}
+		last := &rows[len(rows)-1]
+		*last = append(*last, newButton(p, c.Label, c.Key))
 	}
 	return rows
 }
@@ -688,7 +703,7 @@ func choiceMark(p *PromptRecord, c Choice) string {
 
 // choiceText is what a choice is called: its label, and where the program numbers them its key.
 func choiceText(p *PromptRecord, c Choice) string {
-	if p.Type == YesNo || p.Source == "hook" && p.Permission {
+	if p.Type == YesNo || p.Type == Unknown || p.Source == "hook" && p.Permission {
 		return clean(c.Label, 60)
 	}
 	return clean(c.Key, 9) + ". " + clean(c.Label, 60)
@@ -913,6 +928,8 @@ func outcome(p *PromptRecord) string {
 	switch {
 	case p.Status == ReplyReceived:
 		return "⏱" + answer + ", on its way" + reason
+	case p.takesKeys() && p.Value != nil && *p.Value != leaveIt:
+		return "⌨ Pressed" + at + " " + byWhom(p.DecidedBy) + value + reason
 	case p.Value != nil && p.refuses(*p.Value):
 		return "❌" + answer + reason
 	}
@@ -2198,7 +2215,7 @@ func namedChoices(p *PromptRecord, text string) string {
 // refusal tells why text cannot answer the question, "" where it can. keys are the choices that it names; replied: it
 // is a reply to the question's own message.
 func (in *incoming) refusal(s *SessionRecord, p *PromptRecord, keys string, replied bool) string {
-	forText := !p.Secret && (p.Type == FreeText || p.Type == Unknown)
+	forText := !p.Secret && (p.Type == FreeText || p.Type == Unknown && !p.takesKeys())
 	switch {
 	case !replied && in.repliesToBot(): // it may be about another question
 		return "✗ Nothing was done: you replied to another message. Reply to the open question's own."
