@@ -3531,7 +3531,7 @@ func (v *view) read() *candidate {
 
 // readFirst is what the first of the readers finds that finds anything, nil nothing.
 func (v *view) readFirst() *candidate {
-	readers := []func() *candidate{v.readFrame, v.readIdle, v.readKeys, v.readChoices,
+	readers := []func() *candidate{v.readFrame, v.readIdle, v.readChoices,
 		v.readField, v.readLine, v.readBlocked, v.readStill}
 	for _, read := range readers {
 		f := read()
@@ -3947,9 +3947,9 @@ var (
 	// reChoosing is what a row says that tells how to choose.
 	reChoosing = re(`(?i)↑ ?[/|,]? ?↓|↓ ?[/|,]? ?↑|← ?[/|,]? ?[↑↓→]|⏎|⇆|\b(arrows?|navigate)\b|` +
 		`\b(enter|return|space ?bar|space|tab)\b.{0,12}\b(select|confirm|submit|choose|toggle|` +
-		`accept|apply|pick|open)|` +
+		`accept|apply|pick|open|change)|` +
 		`\b(select|confirm|submit|choose|toggle|pick)\b.{0,14}\b(enter|return|space)\b|` +
-		`\buse .{0,12}keys|^\d+/\d+\b|^\(.*\b(move|reveal|use|press)\b.*\)$`)
+		`\buse .{0,12}keys|^\(?\d+/\d+\b|^\(.*\b(move|reveal|use|press)\b.*\)$`)
 	// reMoving is what says that a pointer moves, or that Enter takes what it is at.
 	reMoving = re(`(?i)↑|↓|\bnavigate\b|\bto select\b|\benter select\b`)
 	// reCounting is what a row at work shows: elapsed seconds, or how to interrupt.
@@ -3957,7 +3957,7 @@ var (
 	// reHeading is the row above a list that asks.
 	reHeading = re(`^[?◆◇] |[?:…]\s*$|^[?]`)
 	reShort   = re(`\s\((\w|esc)\)$`)
-	reCount   = re(`^\d+/\d+\b`)
+	reCount   = re(`^\(?\d+/\d+\b`)
 	reSegment = re(`(\S+(?: \S+)*)`)
 	reApart   = re(`\[ ?\pL[^\[\]]* ?\]|[^\s\[\]]+(?: [^\s/|\[\]][^\s\[\]]*)*`)
 	reSubmits = re(`(?i)\b(enter|return|ctrl.?[a-z])\b.{0,14}\b(submit|send|save|finish|confirm|done|` +
@@ -3988,6 +3988,9 @@ func (v *view) readList() (f *candidate, end int) {
 			}
 			why := v.offers(l)
 			if why == "" {
+				v.note("rows %d to %d look like a list (%s), but nothing says that one is to be chosen: "+
+					"no numbers, boxes or hint, or the cursor is elsewhere, or nobody reads",
+					l.first()+1, l.end()+1, l.mark)
 				continue
 			}
 			v.note("rows %d to %d are a list: %s in row %d, %s", l.first()+1, l.end()+1, l.mark,
@@ -4006,8 +4009,8 @@ func (v *view) readList() (f *candidate, end int) {
 	return v.menu(second), second.end()
 }
 
-// movesPointers tells whether the program may have a pointer to move: it takes single keys.
-func (v *view) movesPointers() bool {
+// takesKeys tells whether the program may take single keys.
+func (v *view) takesKeys() bool {
 	busy := v.tty.Reading == ReadingBusy && !v.known
 	if v.tty.Canonical || busy {
 		v.note("nothing is chosen with keys here: the terminal is in line mode, or nobody reads it")
@@ -4333,6 +4336,8 @@ func (v *view) options(head viewRow, start int) []viewRow {
 			gap++
 		case o.text == "":
 			return opts
+		case gap > 0 && head.num == "" && v.dimmer(o, head):
+			return opts // a hint
 		case v.isOption(o, head, num) && (described == nil || v.sample(o) != *described):
 			opts = append(opts, o)
 			gap = 0
@@ -4762,18 +4767,22 @@ func (v *view) wordsApart(r int) []sideChoice {
 	return all
 }
 
-// readChoices reads what a pointer moves over: a list, or choices side by side, whichever stands
-// lower.
+// readChoices reads what single keys choose: a list, choices side by side, or keys that rows name,
+// whichever stands lowest. What stands above may have been answered before.
 func (v *view) readChoices() *candidate {
-	if !v.movesPointers() {
+	if !v.takesKeys() {
 		return nil
 	}
-	list, end := v.readList()
-	buttons, r := v.readButtons()
-	if buttons != nil && (list == nil || r > end) {
-		return buttons
+	found, lowest := v.readList()
+	f, r := v.readButtons()
+	if f != nil && r > lowest {
+		found, lowest = f, r
 	}
-	return list
+	f, r = v.readKeys()
+	if f != nil && r >= lowest {
+		found = f
+	}
+	return found
 }
 
 // readButtons finds choices side by side near the end of the screen: in one of the shapes in sides,
@@ -5003,23 +5012,22 @@ func (v *view) addWayOut(f *candidate, r int) {
 
 // readKeys finds rows near the end of the screen that name keys and what they do, one of which
 // agrees and one refuses. The cursor's line is readLine's.
-func (v *view) readKeys() *candidate {
-	if !v.movesPointers() {
-		return nil
-	}
+func (v *view) readKeys() (f *candidate, row int) {
 	for r := v.last; r >= max(0, v.last-8); r-- {
 		end := r
 		var all []Choice
+		drawn := true
 		for r >= 0 && (r != v.row || v.hidden) {
-			keys := v.keysIn(r)
+			keys, lit := v.keysIn(r)
 			if len(keys) == 0 {
 				break
 			}
 			all = append(keys, all...)
+			drawn = drawn && lit
 			r--
 		}
 		f := decisive(all)
-		if f == nil && end-r > 1 && len(all) == end-r && v.hidden && v.tty.Reading == ReadingYes {
+		if f == nil && drawn && end-r > 1 && len(all) == end-r && v.tty.Reading == ReadingYes {
 			f = keyed(all)
 		}
 		if f != nil {
@@ -5028,24 +5036,22 @@ func (v *view) readKeys() *candidate {
 			for row := r + 1; row <= end; row++ {
 				rows[row] = v.rows[row].text
 			}
-			return v.describe(f, r+1, end, rows)
+			return v.describe(f, r+1, end, rows), end
 		}
 		if end != r {
 			r++
 		}
 	}
-	return nil
+	return nil, -1
 }
 
-// keysIn are the keys that row r names, with their labels; a key may be drawn reversed instead of
-// marked ("Y Yes", nano).
-func (v *view) keysIn(r int) []Choice {
-	var all []Choice
+// keysIn are the keys that row r names, with their labels: marked, or lit, as nano draws "Y Yes".
+func (v *view) keysIn(r int) (all []Choice, drawn bool) {
 	for _, m := range reKeyed.FindAllStringSubmatch(plain(v.rows[r].text), 9) {
 		all = append(all, Choice{Key: m[1] + m[3], Label: m[2] + m[4]})
 	}
 	if len(all) > 0 {
-		return all
+		return all, false
 	}
 	cells := v.s.grid[r].cells
 	for c := 0; c < len(cells); {
@@ -5063,9 +5069,9 @@ func (v *view) keysIn(r int) []Choice {
 		c = max(after, next)
 	}
 	if len(all) > 0 {
-		return all
+		return all, true
 	}
-	return v.initials(r)
+	return v.initials(r), false
 }
 
 // initials are the words in row r whose first letter is drawn unlike the rest of the word, as the
@@ -5433,21 +5439,30 @@ func (v *view) readLine() *candidate {
 	if v.tty.Canonical && !v.tty.Echo {
 		f.Type = FreeText
 		f.Secret = true
+		v.note("the echo is off: what the cursor's line, row %d, waits for is a secret", v.row+1)
 		return v.paragraph(f, top)
 	}
 	if v.elsewhere(text) {
+		v.note("the cursor's line, row %d, is not the last: more stands behind or below it", v.row+1)
 		return nil
 	}
 	if v.readNamed(f, text, top) || v.readSaid(f, text, above) {
+		v.note("the cursor's line, row %d, names its answers or a key to press", v.row+1)
 		return v.paragraph(f, top)
 	}
 	if busy || v.known {
+		v.note("the cursor's line, row %d, names no answers; words alone need an unknown tool that reads",
+			v.row+1)
 		return nil
 	}
-	if !v.readWorded(f, text, top) {
+	if v.readWorded(f, text, top) {
+		v.note("the cursor's line, row %d, asks by its words or how it ends", v.row+1)
+	} else {
 		if alternate || v.hidden {
 			return nil
 		}
+		v.note("the cursor's line, row %d, is unfinished: a question if nothing comes for %v", v.row+1,
+			v.o.Stuck)
 		v.bySilence(f)
 	}
 	return v.paragraph(f, top)
@@ -6290,7 +6305,7 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 		p := d.Tick(tty, now)
 		if p != nil {
 			delay := now.Sub(d.LastOutput())
-			each(labEvent{tp.name, now.Sub(start).Seconds(), p.Confidence(), p, delay})
+			each(labEvent{tp.name, now.Sub(start).Seconds(), p.Confidence(), p, delay, d.Explain()})
 		}
 	}
 	for _, e := range tp.events {
@@ -6381,6 +6396,7 @@ type labEvent struct {
 	Confidence string  `json:"confidence"`
 	*Prompt
 	delay time.Duration // since the last byte
+	why   []string      // what the readers saw
 }
 
 // check compares the last prompt that is idle as expected with what a scenario expects. A recording
@@ -6483,6 +6499,9 @@ func (l *lab) play(path string) error {
 	if l.c.opts.on("screen") {
 		fmt.Fprintln(l.c.stdout, d.Screen.Text())
 	}
+	if l.c.opts.on("explain") {
+		l.explain("at the end", d.Explain())
+	}
 	return tp.want.check(seen)
 }
 
@@ -6499,7 +6518,17 @@ func (l *lab) print(e labEvent) {
 	fmt.Fprintf(l.c.stdout, "%-40s %8.2f s  %-15s %-6s %q\n", e.File, e.T, e.Type, e.Confidence,
 		e.Excerpt)
 	if l.c.opts.on("explain") {
-		fmt.Fprintf(l.c.stdout, "    %s, %v after the last byte: %+v\n",
-			strings.Join(e.Signals, "+"), e.delay, *e.Prompt)
+		l.explain(fmt.Sprintf("%s, %v after the last byte", strings.Join(e.Signals, "+"), e.delay), e.why)
+		for _, c := range e.Choices {
+			fmt.Fprintf(l.c.stdout, "      %s: %s\n", c.Key, c.Label)
+		}
+	}
+}
+
+// explain prints what the readers saw, in words.
+func (l *lab) explain(when string, why []string) {
+	fmt.Fprintf(l.c.stdout, "    %s:\n", when)
+	for _, note := range why {
+		fmt.Fprintf(l.c.stdout, "      %s\n", note)
 	}
 }

@@ -4150,7 +4150,7 @@ func TestRecordings(t *testing.T) {
 		"right type, generic":             96,
 		"menus with all choices, agent":   99,
 		"menus with all choices, generic": 97,
-		"full-screen programs told of":    90,
+		"full-screen programs told of":    85,
 	}
 	sum := tally{}
 	for dec := json.NewDecoder(bytes.NewReader(data)); dec.More(); {
