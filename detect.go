@@ -42,7 +42,7 @@ const (
 	maxReplies    = 4096    // bytes of answers that wait for TakeReplies
 	maxMarks      = 28      // bytes combined with a character; tmux has 32 together with it
 	maxMarkSets   = 1000    // different combinations of marks
-	maxStatuses   = 16      // reports that wait for TakeStatuses
+	maxStatuses   = 16      // reports that wait for TakeStatuses, titles for TakeTitles
 	maxScrollback = 120     // rows that have left the screen: about 12 KiB
 	maxLine       = 1 << 14 // bytes told as one line
 	maxRecent     = 1000    // lines told that a new one is compared with
@@ -93,6 +93,7 @@ type Screen struct {
 	title    string
 	status   ProgramStatus
 	statuses []ProgramStatus // that wait for TakeStatuses
+	titles   []string        // that wait for TakeTitles
 	tr       transcript
 
 	scrolled       int                 // rows that left the primary screen at its top
@@ -146,9 +147,9 @@ type Attr struct {
 
 // ProgramStatus is a report of OSC 7501, as tools send it (measured).
 type ProgramStatus struct {
-	State string // idle, working, blocked, done, clear; "" none came
+	State string // idle, working, blocked, done, error, clear; "" none came
 	App   string
-	Kind  string // permission or question, when blocked
+	Kind  string // permission, question or auth, when blocked
 	Msg   string
 }
 
@@ -265,6 +266,13 @@ func (s *Screen) Status() ProgramStatus { return s.status }
 func (s *Screen) TakeStatuses() []ProgramStatus {
 	taken := s.statuses
 	s.statuses = nil
+	return taken
+}
+
+// TakeTitles are the titles that were set since the last call, the newest maxStatuses of them.
+func (s *Screen) TakeTitles() []string {
+	taken := s.titles
+	s.titles = nil
 	return taken
 }
 
@@ -916,7 +924,7 @@ func (s *Screen) endString(end byte) {
 	}
 	switch code {
 	case "0", "2":
-		s.title = rest
+		s.noteTitle(rest)
 	case "4", "10", "12":
 		s.replyColour(text, "cdcd", end)
 	case "11":
@@ -942,6 +950,14 @@ func (s *Screen) replyColour(osc, level string, end byte) {
 		terminator = "\x1b\\"
 	}
 	s.reply("\x1b]" + asked + "rgb:" + level + "/" + level + "/" + level + terminator)
+}
+
+// noteTitle takes a title.
+func (s *Screen) noteTitle(title string) {
+	if title != s.title {
+		s.titles = append(s.titles[max(0, len(s.titles)-maxStatuses+1):], title)
+	}
+	s.title = title
 }
 
 // noteStatus takes a report of OSC 7501: key=value:key=value, msg in base64, padded or not.
@@ -1221,7 +1237,8 @@ type Prompt struct {
 	Excerpt     string     `json:"excerpt"`          // ≤ 200 bytes, ends in "…" when cut
 	Choices     []Choice   `json:"choices"`          // ≤ 9
 	SafeDefault *string    `json:"safe_default"`     // a key, "enter", "esc", "" (Enter alone); nil: nothing
-	Idle        bool       `json:"idle"`             // an agent's empty input box: it has finished
+	Idle        bool       `json:"idle"`             // an agent's input box, no turn going on
+	Turn        TurnState  `json:"turn,omitempty"`   // Idle: what the last turn came to
 	Secret      bool       `json:"secret"`           // echo is off
 	Signals     []string   `json:"signals"`          // protocol title pattern structure tty silence
 	Question    string     `json:"question"`         // the sentence a person would read out
@@ -1248,9 +1265,10 @@ type Prompt struct {
 	// are on the screen, secrets included: they never leave the process.
 	lead  string
 	all   string
-	bare  bool  // what stands above never came to rest and is left out of both
-	parts shown // what both are made of
-	place int   // row of the session in which a question on a line begins, from 1; 0 anywhere
+	since time.Time // Idle: when the turn began, zero unknown
+	bare  bool      // what stands above never came to rest and is left out of both
+	parts shown     // what both are made of
+	place int       // row of the session in which a question on a line begins, from 1; 0 anywhere
 }
 
 // shown are the parts of what a person is shown, as rows of text with spinners and elapsed times
@@ -1961,6 +1979,13 @@ type Adapter struct {
 	Head        *regexp.Regexp // the first row of a dialog without a frame
 	Works       *regexp.Regexp // a row, or ESC and the title, while it works
 	Asks        *regexp.Regexp // the title while a dialog is open
+	Said        *regexp.Regexp // the row, with its margin, in which a message of the user's begins
+	Closes      *regexp.Regexp // the row below a turn's words that says that it is over
+	Hints       *regexp.Regexp // the first row of what else stands there and is none of its words
+	Stopped     *regexp.Regexp // the row that says that the turn was interrupted
+	Fails       *regexp.Regexp // the row in which the error that ended a turn begins: its words
+	Speaks      bool           // the Program Status Protocol: OSC 7501
+	LateBox     bool           // the box comes seconds after the start: that it is ready is told
 }
 
 // adapters is the registry, measured with the versions named as MaxVer; the last row stands for
@@ -1980,7 +2005,14 @@ var adapters = []*Adapter{
 		Clear:       "\x15",
 		Box:         re(`^❯(\x{a0}|$)`),
 		Works: re(`^\x1b[◐◑◒◓]|esc to interrupt|^[·✻✽✳✶✢*] .*… \(|` +
-			`\(running \w+ hook`),
+			`\(running \w+ hook|^✻ .* · retrying in \d`),
+		Said:    re(`^❯[ \x{a0}]\S`),
+		Closes:  re(`^✻ \pL+ for \d`),
+		Hints:   re(`^◐ \pL+ · /effort|^ctrl\+y to paste`),
+		Stopped: re(`^⎿[ \x{a0}]+Interrupted\b`),
+		Speaks:  true,
+		Fails: re(`^[●⎿][ \x{a0}]+` +
+			`((?:API Error|Credit balance|Not logged in)\b.*)`),
 	},
 	{
 		Name:        "codex",
@@ -1995,6 +2027,13 @@ var adapters = []*Adapter{
 		Head:        re(`^(Would you like to|Folder access|Hooks need review|Question \d)`),
 		Works:       re(`^\x1b[⠁-⣿]|\(\d+[hms][^)]* • esc to interrupt\)`),
 		Asks:        re(`^\[ [!.] \] Action Required`),
+		Said:        re(`^› \S`),
+		Closes:      re(`^Worked for `),
+		Hints:       re(`^Tip: `),
+		Stopped:     re(`^■ Conversation interrupted`),
+		Fails:       re(`^■ (.*)`),
+		Speaks:      true,
+		LateBox:     true,
 	},
 	{
 		Name:        "gemini",
@@ -2008,6 +2047,11 @@ var adapters = []*Adapter{
 		Box:         re(`^>(\s+Type your message.*)?$`),
 		Works:       re(`^\x1b\s*✦|\(esc to cancel, \d+[hms]`),
 		Asks:        re(`^\s*✋`),
+		Said:        re(`^ > \S`),
+		Hints:       re(`^ℹ This request failed|^\? for shortcuts|^Shift\+Tab to `),
+		Stopped:     re(`^ℹ Request cancelled`),
+		Fails:       re(`^✕ (.*)`),
+		LateBox:     true,
 	},
 	{
 		Name:        "opencode",
@@ -2018,7 +2062,11 @@ var adapters = []*Adapter{
 		EscapeBang:  true,
 		Box:         re(`^┃(\s+Ask anything….*)?$`),
 		Head:        re(`^△ `),
-		Works:       re(`^[⬝■]+\s+esc (again to )?interrupt`),
+		Works:       re(`^[⬝■]+\s+esc (again to )?interrupt|^[⬝■].*\[retrying `),
+		Said:        re(`^  ┃  \S`),
+		Closes:      re(`^▣ `),
+		Stopped:     re(`^▣ .* · interrupted$`),
+		LateBox:     true,
 	},
 	{
 		Name:        "qwen",
@@ -2033,6 +2081,10 @@ var adapters = []*Adapter{
 		Head:        re(`^\? `),
 		Works:       re(`^\x1b[◐◑◒◓]|\(\d+[hms][^)]*esc to cancel\)`),
 		Asks:        re(`^✳`),
+		Said:        re(`^  > \S`),
+		Stopped:     re(`^●\x{fe0e}? Request cancelled`),
+		Fails:       re(`^✕ (.*?)(?: \(Press Ctrl\+Y to retry\))?$`),
+		LateBox:     true,
 	},
 	{
 		Name:        "generic",
@@ -2050,6 +2102,369 @@ func adapterFor(name string) *Adapter {
 		}
 	}
 	return adapters[len(adapters)-1]
+}
+
+// ---- turns ----
+// What an agent's turn has come to: by the protocol, its title, its screen, and what was typed.
+
+// TurnState is how it stands with an agent's turn.
+type TurnState string
+
+const (
+	TurnReady       TurnState = "ready"       // it waits, and nothing was asked of it
+	TurnWorking     TurnState = "working"     // it works
+	TurnAsking      TurnState = "asking"      // a dialog of its own is open
+	TurnFinished    TurnState = "finished"    // the turn is over
+	TurnAsks        TurnState = "asks"        // the turn is over, and its last words are a question
+	TurnInterrupted TurnState = "interrupted" // somebody broke the turn off
+	TurnFailed      TurnState = "failed"      // an error ended the turn
+)
+
+// turnSigns is what was noticed of a turn while it went on, between two looks too.
+type turnSigns struct {
+	typed    bool      // something was typed since the start
+	sent     bool      // Enter was, since an end was told
+	worked   bool      // it has worked, and what came of that was not told yet
+	since    time.Time // when it began to
+	workedAt time.Time // when it was last seen to
+	brokeAt  time.Time // when Esc or ^C was typed meanwhile, zero never
+	report   string    // the protocol's last, "" none
+	ended    string    // the report that ended the turn: done, error, idle; "" none
+	why      string    // the tool's own words for an error
+	told     string    // the turn on the screen when an end was told
+}
+
+const (
+	breakTime = time.Second     // from the key that interrupts a turn to its end, at most
+	unseen    = 5 * time.Second // without a sign of work but the protocol's: it is over
+)
+
+// reBreak is a key that interrupts a turn: Esc or ^C, also as kitty's keyboard protocol has them.
+var reBreak = re(`^(\x1b|\x03|\x1b\[27(;1)?u|\x1b\[99;5u)$`)
+
+// asks tells whether the tool says that a dialog of its own is open. That it has no key, or a wrong
+// one, ends a turn (measured on claude 2.1).
+func (p ProgramStatus) asks() bool { return p.State == "blocked" && p.Kind != "auth" }
+
+// noteWork notes that it works, in a turn that is a new one or goes on.
+func (t *turnSigns) noteWork(fresh bool, now time.Time) {
+	if fresh || !t.worked {
+		t.since = now
+		t.brokeAt = time.Time{}
+		t.ended = ""
+	}
+	t.worked = true
+	t.workedAt = now
+}
+
+// broken tells whether somebody pressed the key that interrupts, and the work was over then.
+func (t *turnSigns) broken() bool {
+	return !t.brokeAt.IsZero() && t.workedAt.Sub(t.brokeAt) < breakTime
+}
+
+// noteReport notes a report of the protocol. Work before anybody typed that ends in idle is no
+// turn: codex starts with it.
+func (t *turnSigns) noteReport(status ProgramStatus, now time.Time) {
+	before := t.report
+	t.report = status.State
+	if status.State == "blocked" && !status.asks() {
+		t.report = "error"
+	}
+	switch t.report {
+	case "working":
+		t.noteWork(before != "working" && before != "blocked", now)
+	case "done", "error":
+		t.noteWork(false, now)
+		t.ended = t.report
+		t.why = status.Msg
+	case "idle":
+		if !t.typed {
+			t.worked = false
+		}
+		if t.ended == "" {
+			t.ended = "idle"
+		}
+	}
+}
+
+// over is when the turn may be taken for over at the earliest: an input box that was empty all the
+// time says nothing of a turn that has just begun.
+func (t *turnSigns) over() time.Time {
+	if t.worked && t.report == "working" {
+		return t.workedAt.Add(unseen)
+	}
+	return t.workedAt.Add(settleIdle)
+}
+
+// noteKeys notes what was typed while it worked or not; what terminals send by themselves does not
+// count.
+func (t *turnSigns) noteKeys(p []byte, working bool, now time.Time) {
+	if len(p) == 0 || reReport.Match(p) {
+		return
+	}
+	t.typed = true
+	t.sent = t.sent || bytes.ContainsAny(p, "\r\n")
+	if working && reBreak.Match(p) {
+		t.brokeAt = now
+	}
+}
+
+// noteTold notes that what came of the turn is told.
+func (t *turnSigns) noteTold(on turnText) {
+	t.sent = false
+	t.worked = false
+	t.told = on.all
+}
+
+// turnText is what a turn has left on the screen.
+type turnText struct {
+	all     string   // all of it, the message that began it too
+	words   []string // rows of its own words
+	closed  bool     // below them stands what a tool writes when a turn is over
+	stopped bool     // that says that it was interrupted
+	failed  bool     // that is an error
+	why     string   // then its words
+}
+
+// textPart is what a row of a turn belongs to.
+type textPart int
+
+const (
+	partWords textPart = iota
+	partMessage
+	partStopped
+	partError
+	partClosing
+	partHints
+)
+
+// turnText reads the rows above row end from the user's last message on, or from the end of the
+// turn before on: never the words of an earlier turn.
+func (v *view) turnText(end int) turnText {
+	var t turnText
+	message := v.up(end, v.said)
+	part := partWords
+	if message >= 0 {
+		part = partMessage
+	}
+	for _, w := range v.rows[max(0, message):end] {
+		t.all += w.text + "\n"
+		begins := v.closing(w)
+		switch {
+		case begins != partWords:
+			part = begins
+		case w.text == "":
+			part = partWords
+		case message >= 0 && v.sameGround(w, v.rows[message], end):
+			part = partMessage
+		}
+		t.add(part, begins, v.words(w.text))
+	}
+	t.trim()
+	return t
+}
+
+// words is a row's text without the mark of an error before it and without selectors that choose
+// how a character is drawn.
+func (v *view) words(text string) string {
+	text = strings.NewReplacer("\ufe0e", "", "\ufe0f", "").Replace(text)
+	if v.a.Fails != nil {
+		m := v.a.Fails.FindStringSubmatch(text)
+		if m != nil {
+			text = m[1]
+		}
+	}
+	return strings.TrimSpace(text)
+}
+
+// fits tells whether the text matches the pattern, if there is one.
+func fits(pattern *regexp.Regexp, text string) bool {
+	return pattern != nil && pattern.MatchString(text)
+}
+
+// closing is the part that begins in that row below the words of a turn; partWords: none does.
+func (v *view) closing(w viewRow) textPart {
+	switch {
+	case fits(v.a.Stopped, w.text):
+		return partStopped
+	case fits(v.a.Fails, w.text), v.errorFrame(w):
+		return partError
+	case fits(v.a.Closes, w.text):
+		return partClosing
+	case fits(v.a.Hints, w.text):
+		return partHints
+	}
+	return partWords
+}
+
+// add takes a row, which is of that part and in which begins may do so. Words below what closes a
+// turn are of another one.
+func (t *turnText) add(part, begins textPart, text string) {
+	switch begins {
+	case partStopped:
+		t.stopped = true
+		t.failed = false
+		t.closed = true
+	case partError:
+		if !t.failed {
+			t.why = ""
+		}
+		t.failed = true
+		t.stopped = false
+	case partClosing:
+		t.closed = true
+	}
+	switch {
+	case part == partError:
+		t.why = strings.TrimSpace(t.why + " " + text)
+	case part == partWords && text != "" && (t.closed || t.failed):
+		*t = turnText{all: t.all, words: []string{text}}
+	case part == partWords:
+		t.words = append(t.words, text)
+	}
+}
+
+// trim takes the blank rows from the ends of the words.
+func (t *turnText) trim() {
+	for len(t.words) > 0 && t.words[0] == "" {
+		t.words = t.words[1:]
+	}
+	for len(t.words) > 0 && t.words[len(t.words)-1] == "" {
+		t.words = t.words[:len(t.words)-1]
+	}
+}
+
+// said tells whether a message of the user's begins in that row.
+func (v *view) said(w viewRow) bool {
+	return fits(v.a.Said, w.raw) && !v.errorFrame(w)
+}
+
+// errorFrame tells whether the row is framed as opencode frames errors: in grey words, with another
+// colour at its edge than the input box has.
+func (v *view) errorFrame(w viewRow) bool {
+	if v.a.Mark != "" || w.depth == 0 || w.text == "" || !v.faintAt(w.row, w.at) {
+		return false
+	}
+	edge := strings.IndexAny(w.raw, uprights)
+	return v.s.attr(w.row, edge).FG != v.s.attr(v.row, edge).FG
+}
+
+// sameGround tells whether the row stands on that message's background, which is not the one of the
+// row below the text: the message goes on in it.
+func (v *view) sameGround(w, message viewRow, below int) bool {
+	ground := v.s.attr(message.row, message.at).BG
+	return ground != v.s.attr(below, v.s.cols-1).BG && v.s.attr(w.row, w.at).BG == ground
+}
+
+// reAsks is the end of a sentence that is a question.
+var reAsks = re("[?？؟][\"'”’»)\\]*_`]*(\\s*\\([^()]*\\))?$")
+
+// turn is what has become of the agent's turn, and the line that tells it. What the protocol says
+// of the end counts more than the screen. An end that it calls idle is an interruption where the
+// screen says so or somebody pressed the key for it: the tool's own commands end like that too.
+func (v *view) turn(t turnSigns, on turnText) (state TurnState, line string) {
+	if len(on.words) > 0 {
+		line = on.words[len(on.words)-1]
+	}
+	switch {
+	case v.reported:
+		return TurnAsking, v.s.Status().Msg
+	case v.working():
+		return TurnWorking, ""
+	case !t.worked:
+		return TurnReady, ""
+	case t.ended == "error":
+		return TurnFailed, cmp.Or(t.why, on.why, line, "it shows no reason")
+	case t.ended != "done" && (on.stopped || t.broken()):
+		return TurnInterrupted, line
+	case t.ended != "done" && on.failed:
+		return TurnFailed, cmp.Or(on.why, "it shows no reason")
+	case reAsks.MatchString(line):
+		return TurnAsks, line
+	}
+	return TurnFinished, line
+}
+
+// tellTurn says in an idle prompt what the turn came to, with its words. There are none where its
+// message was taken back into the box: what stands above that was told before.
+func (d *Detector) tellTurn(p *Prompt, drafted bool) {
+	end := d.view.textEnd()
+	if drafted {
+		end = d.view.textAbove(d.view.markedRow())
+	}
+	on := d.view.turnText(end)
+	if d.view.known {
+		if on.all == d.turn.told {
+			on = turnText{all: on.all}
+		}
+		state, line := d.view.turn(d.turn, on)
+		takenBack := drafted && state == TurnInterrupted
+		if state == TurnReady || takenBack {
+			on.words = nil
+		}
+		p.Turn = state
+		p.since = d.turn.since
+		p.Question = turnSentence(d.adapter.Name, state, line)
+		p.Excerpt = safely(p.Question, 200)
+		if state != TurnReady {
+			d.turn.noteTold(on)
+		}
+	}
+	p.Full = safely(strings.Join(on.words[max(0, len(on.words)-maxWords):], "\n"), 1000)
+}
+
+// turnSentence says how it stands with a turn of the tool of that name.
+func turnSentence(name string, state TurnState, line string) string {
+	switch state {
+	case TurnReady:
+		return name + " is ready and waits for your next message"
+	case TurnAsks:
+		return name + " asks you: " + safely(line, 300)
+	case TurnInterrupted:
+		return name + " was interrupted and waits for your next message"
+	case TurnFailed:
+		return name + " failed: " + safely(line, 400)
+	}
+	return name + " has finished and waits for your next message"
+}
+
+// readLeft finds the input box of a known tool in which a text stands: somebody types there, or the
+// tool has put back the message of a turn that was interrupted.
+func (v *view) readLeft() *candidate {
+	if v.reported || v.working() || v.markedRow() < 0 {
+		return nil
+	}
+	f := v.idle()
+	f.drafted = true
+	v.finish(f)
+	return f
+}
+
+// markedRow is the row in which the tool's input box begins, the cursor in it; −1 none.
+func (v *view) markedRow() int {
+	if v.a.Mark == "" {
+		return -1
+	}
+	begins := func(w viewRow) bool { return w.rule || strings.HasPrefix(w.text, v.a.Mark) }
+	r := v.up(v.row+1, begins)
+	if r < 0 || v.rows[r].rule || r < v.row-maxBoxRows {
+		return -1
+	}
+	return r
+}
+
+// idle is the candidate of an input box.
+func (v *view) idle() *candidate {
+	f := newCandidate(FreeText, 0.90)
+	f.wait = settleIdle
+	f.Idle = true
+	f.Question = v.a.Name + " waits for your next message"
+	return f
+}
+
+// hintAt tells whether the text there is a hint, the drawn cursor on its first character or not.
+func (v *view) hintAt(row, col int) bool {
+	return v.faintAt(row, col) || v.s.attr(row, col).Reverse && v.faintAt(row, col+1)
 }
 
 // ---- detector ----
@@ -2077,6 +2492,7 @@ const (
 	maxReplaced  = 6                      // questions a minute that replace one not answered: SPEC 6
 	maxFull      = 16 << 10               // bytes of a dialog
 	maxAbove     = 4 << 10                // bytes of what stands above it
+	maxWords     = 10                     // rows of a turn's words
 )
 
 // DetectOptions are the settings of a Detector; zero values mean the defaults of the configuration.
@@ -2096,8 +2512,10 @@ type Detector struct {
 	raw     []byte // the last BufferBytes of output
 	mask    string // the screen without what moves on it
 	tty     TTYState
-	view    *view  // the last look
-	drawnAt *place // of the cursor that the program draws, as last seen
+	turn    turnSigns
+	reports []ProgramStatus // of the protocol, that wait for TakeStatuses
+	view    *view           // the last look
+	drawnAt *place          // of the cursor that the program draws, as last seen
 
 	found *candidate // of the last look, nil none
 	cur   *candidate // the question in force, the last one returned; nil none
@@ -2135,6 +2553,8 @@ type candidate struct {
 	by     string        // the first signal: pattern, silence; "" structure
 	wait   time.Duration // how long the masked screen must have been still
 	silent bool          // it is a guess from silence: wait counts from when anything last moved
+
+	drafted bool // Idle: a text stands in the box
 }
 
 // newCandidate is a question of that kind in which nothing is pointed at.
@@ -2164,6 +2584,41 @@ func (d *Detector) Feed(p []byte, now time.Time) {
 	d.raw = append(slices.Delete(d.raw, 0, over), p...)
 	d.outAt = now
 	d.lookDue = now.Add(min(settleTold, max(0, lookEvery-now.Sub(d.lookedAt))))
+	d.takeReports(now)
+}
+
+// takeReports takes what the tool has said of itself: it may have worked between two looks.
+func (d *Detector) takeReports(now time.Time) {
+	worked := d.turn.worked
+	for _, title := range d.Screen.TakeTitles() {
+		if d.turn.report == "" && fits(d.adapter.Works, "\x1b"+title) {
+			d.turn.noteWork(false, now)
+		}
+	}
+	for _, status := range d.Screen.TakeStatuses() {
+		d.reports = append(d.reports[max(0, len(d.reports)-maxStatuses+1):], status)
+		if d.adapter.Speaks {
+			d.turn.noteReport(status, now)
+		}
+	}
+	d.noteWorked(worked)
+}
+
+// noteWorked has the input box told again if the tool has worked, and before had not.
+func (d *Detector) noteWorked(before bool) {
+	begins := d.turn.worked && !before
+	counts := d.turn.typed || d.turn.ended != ""
+	told := d.cur != nil && d.cur.Idle
+	if begins && counts && told {
+		d.forget()
+	}
+}
+
+// TakeStatuses are the reports of OSC 7501 since the last call, the newest maxStatuses of them.
+func (d *Detector) TakeStatuses() []ProgramStatus {
+	taken := d.reports
+	d.reports = nil
+	return taken
 }
 
 // Resize gives the screen another size: the question in force may now stand elsewhere.
@@ -2179,6 +2634,11 @@ func (d *Detector) Resize(rows, cols int, now time.Time) {
 // one in force.
 func (d *Detector) Typed(p []byte, now time.Time) {
 	enter := bytes.ContainsAny(p, "\r\n")
+	working := d.turn.report == "working" || d.turn.report == "blocked"
+	if d.turn.report == "" && d.view != nil {
+		working = d.view.working() || d.view.reported
+	}
+	d.turn.noteKeys(p, working, now)
 	if d.cur != nil {
 		d.typed = true
 		begun := d.cur.line != "" && len(p) > 0 && p[0] >= ' '
@@ -2210,14 +2670,6 @@ func (d *Detector) Sleep(until time.Time) {
 	d.enterAt = until
 	d.askDue = until
 	d.typed = true
-}
-
-// Worked notes that the tool has said that it works: the next empty input box is another end of a
-// turn, however short that was.
-func (d *Detector) Worked() {
-	if d.cur != nil && d.cur.Idle {
-		d.forget()
-	}
 }
 
 // Again forgets the question in force, so that what stands there is asked anew.
@@ -2255,7 +2707,11 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	d.replaced = ""
 	d.askDue = time.Time{}
 	d.enterAt = time.Time{}
-	return d.snapshot(&f.Prompt)
+	p := d.snapshot(&f.Prompt)
+	if p.Idle {
+		d.tellTurn(p, f.drafted)
+	}
+	return p
 }
 
 // Look returns what the screen asks this instant, nil nothing: the gate's eye.
@@ -2314,6 +2770,7 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 		d.drawnAt = d.view.here(d.view.row, d.view.col)
 	}
 	d.found = d.view.read()
+	d.lookAtTurn(now)
 	core, all := "", ""
 	if d.found != nil {
 		core = d.found.withoutAbove().all
@@ -2328,6 +2785,32 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 		d.all = all
 		d.allAt = now
 	}
+}
+
+// lookAtTurn notes what the screen tells of the turn, and finds the box of one that is over although
+// a text stands in it.
+func (d *Detector) lookAtTurn(now time.Time) {
+	t := &d.turn
+	worked := t.worked
+	switch {
+	case d.view.working():
+		t.noteWork(false, now)
+	case t.worked:
+		if d.found == nil {
+			d.found = d.view.readLeft()
+		}
+	case t.sent && t.report == "" && d.adapter.Asks == nil && d.boxStands():
+		on := d.view.turnText(d.view.textEnd())
+		if on.closed && on.all != t.told { // a turn too short to be seen, of a tool that tells nothing
+			t.noteWork(true, now)
+		}
+	}
+	d.noteWorked(worked)
+}
+
+// boxStands tells whether a known tool's empty input box was found.
+func (d *Detector) boxStands() bool {
+	return d.view.known && d.found != nil && d.found.Idle
 }
 
 // foldOutput takes the output since the last look into the mask. What was known of the terminal
@@ -2448,6 +2931,12 @@ func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
 	if bySilence {
 		due = d.movedAt.Add(f.wait)
 	}
+	if f.Idle {
+		due = later(due, d.turn.over())
+	}
+	if f.wait == settleBlocked { // the report comes before the dialog is painted
+		due = later(due, d.coreAt.Add(f.wait))
+	}
 	if d.cur != nil {
 		d.noteReplaced()
 	}
@@ -2546,17 +3035,6 @@ func (d *Detector) Transcript(settle bool) (final []string, live string) {
 	return d.Screen.Transcript(settle)
 }
 
-// Words are the last ten rows of text, at most 1000 bytes, made safe.
-func (d *Detector) Words() string {
-	v := newView(d.Screen, d.adapter, d.tty, d.o, d.drawnAt)
-	end := v.textEnd()
-	var rows []string
-	for _, w := range v.rows[max(0, end-10):end] {
-		rows = append(rows, w.text)
-	}
-	return safely(strings.Join(rows, "\n"), 1000)
-}
-
 // reSpinner is a spinner before it shows any seconds.
 var reSpinner = re(`^[^\pL\pN\s] \pL+…$`)
 
@@ -2564,14 +3042,20 @@ var reSpinner = re(`^[^\pL\pN\s] \pL+…$`)
 // box, or of a spinner above it with what hangs on that; 0 while there is no box, for that is a
 // dialog.
 func (v *view) textEnd() int {
-	end := v.row
 	if v.known {
-		end = max(0, v.up(v.last+1, v.inBox))
+		return v.textAbove(max(0, v.up(v.last+1, v.inBox)))
+	}
+	return v.textAbove(v.row)
+}
+
+// textAbove is the row where the text above row end ends.
+func (v *view) textAbove(end int) int {
+	if v.known {
 		spinner := v.up(end, func(w viewRow) bool {
 			return v.a.Works.MatchString(w.text) || reSpinner.MatchString(w.text)
 		})
-		if spinner >= end-8 {
-			end = max(0, spinner)
+		if spinner >= max(0, end-8) {
+			end = spinner
 		}
 	}
 	return 1 + v.up(end, hasText)
@@ -2647,7 +3131,7 @@ func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions, was *place) *
 	v := &view{s: s, a: a, tty: tty, o: o, known: a.Box != nil}
 	v.row, v.col, v.hidden = s.Cursor()
 	titled := a.Asks != nil && a.Asks.MatchString(s.Title())
-	v.reported = titled || v.known && s.Status().State == "blocked"
+	v.reported = titled || v.known && s.Status().asks()
 	box := modal(s)
 	for r := range s.rows {
 		raw := s.Row(r)
@@ -3023,7 +3507,7 @@ func (v *view) working() bool {
 		return false
 	}
 	says := v.s.Status().State
-	if says != "" && says != "clear" && says != "working" {
+	if v.a.Speaks && says != "" && says != "clear" && says != "working" {
 		return false
 	}
 	if v.a.Works.MatchString("\x1b" + v.s.Title()) {
@@ -3090,7 +3574,7 @@ func (d *Detector) Box(tty TTYState, now time.Time) inputBox {
 	d.look(tty, now)
 	v := d.view
 	switch {
-	case d.found != nil && d.found.Idle:
+	case d.found != nil && d.found.Idle && !d.found.drafted:
 		return inputBox{found: true, whole: true}
 	case v.known && v.a.Mark == "":
 		return v.framedBox()
@@ -3126,7 +3610,7 @@ func (v *view) markedBox() inputBox {
 		}
 		text = strings.Trim(text, " \u00a0")
 		at := w.at + utf8.RuneCountInString(w.text) - utf8.RuneCountInString(text)
-		if text != "" && v.faintAt(r, at) {
+		if text != "" && v.hintAt(r, at) {
 			text = "" // a hint
 		}
 		alone := r == v.row && (r+1 >= len(v.rows) || v.rows[r+1].text == "")
@@ -3193,7 +3677,7 @@ func showsRows(rows []string, text string) bool {
 // (measured on claude 2.1).
 func (v *view) readBlocked() *candidate {
 	status := v.s.Status()
-	if !v.known || status.State != "blocked" {
+	if !v.known || status.State != "blocked" || !status.asks() && v.markedRow() >= 0 {
 		return nil
 	}
 	f := newCandidate(Unknown, 0)
@@ -3218,14 +3702,10 @@ func (v *view) readIdle() *candidate {
 	}
 	// Claude shows a hint there in grey, and what was typed in white.
 	_, draft, _ := strings.Cut(w.text, "\u00a0")
-	if draft != "" && !v.faintAt(v.row, w.at+2) {
+	if draft != "" && !v.hintAt(v.row, w.at+2) {
 		return nil
 	}
-	f := newCandidate(FreeText, 0.90)
-	f.wait = settleIdle
-	f.Idle = true
-	f.Question = v.a.Name + " has finished and waits for your next message"
-	return f
+	return v.idle()
 }
 
 // inBox tells whether the row is that of an empty input box. A frame may be part of it.

@@ -960,13 +960,14 @@ type session struct {
 	cast     *recording // nil without --record
 	jsonLine []byte     // unfinished line of stream-json, nil for other tools
 	stream   stream
-	answer   string // beginning of the tool's last answer
+	answer   string // beginning of the tool's last answer, "" none came
 	fed      bool   // standard input is a pipe that has not ended: who feeds it answers
 	hungUp   bool   // told to end
 	sending  int    // calls that have not reported
 	trouble  string // of the state file
 	warning  string // of the tool's version
 
+	answeredAt time.Time // when answer came
 	next       time.Time // when the loop turns at the latest
 	detectedAt time.Time // when the detector last looked
 	lastKey    time.Time // when somebody last typed here
@@ -974,6 +975,7 @@ type session struct {
 	reapAt     time.Time // when to look for dead sessions
 
 	// What is asked.
+	idled   bool         // an idle input box was seen
 	seen    *Prompt      // what the detector last found, until it is gone
 	seenAs  string       // named, when it was found
 	spent   *Prompt      // seen, when the tool has said that it is over
@@ -1582,7 +1584,7 @@ func (s *session) handleOutput(p []byte) {
 	s.det.Feed(p, now)
 	s.unseen.Add(-int64(len(p)))
 	s.record(func(c *castWriter) { c.output(p, now) })
-	for _, status := range s.det.Screen.TakeStatuses() {
+	for _, status := range s.det.TakeStatuses() {
 		s.handleStatus(status)
 	}
 	if s.jsonLine != nil {
@@ -1864,6 +1866,9 @@ func (s *session) endSeen(p *Prompt) {
 		return
 	}
 	why := "the question left the screen"
+	if s.q.rec.Idle {
+		why = "the tool works again"
+	}
 	if p != nil && !p.Idle && !s.q.rec.Idle {
 		why = "replaced: the question changed"
 	}
@@ -1879,7 +1884,7 @@ func (s *session) takeUp(p *Prompt) {
 		h.goneAt = time.Time{}
 		return
 	}
-	if s.q != nil || p.Idle && !s.cfg.NotifyIdle {
+	if s.q != nil || p.Idle && !s.tellsIdle(p) {
 		return
 	}
 	q := &question{screen: p}
@@ -1891,6 +1896,17 @@ func (s *session) takeUp(p *Prompt) {
 	}
 	s.q = q
 	s.capture(p)
+}
+
+// tellsIdle tells whether an idle input box is news: the end of a turn; that the tool is ready only
+// the first time, where that comes long after its start.
+func (s *session) tellsIdle(p *Prompt) bool {
+	first := !s.idled
+	s.idled = true
+	if p.Turn == TurnReady && !(first && s.adapter.LateBox) {
+		return false
+	}
+	return s.cfg.NotifyIdle
 }
 
 // expectsHook tells whether a hook may still call about the dialog p: of a tool that speaks the
@@ -1977,9 +1993,9 @@ func (s *session) create(q *question) bool {
 	}
 	if p.Idle {
 		q.rec.MaxLength = maxMessage
-		q.rec.Full = s.answer
-		if s.answer == "" {
-			q.rec.Full = s.det.Words()
+		ended := p.Turn == TurnFinished || p.Turn == TurnAsks
+		if ended && s.answer != "" && s.answeredAt.After(p.since) {
+			q.rec.Full = s.answer
 		}
 	}
 	s.rec.Prompts++
@@ -2247,9 +2263,6 @@ func (s *session) handleStatus(status ProgramStatus) {
 	if s.adapter.Box == nil {
 		return
 	}
-	if status.State == "working" {
-		s.det.Worked()
-	}
 	named := ""
 	if status.State == "blocked" {
 		named = squeezed(safely(status.Msg, maxFull))
@@ -2421,6 +2434,7 @@ func (s *session) handleInput(r *InputRecord) {
 	switch r.Kind {
 	case "answer": // the tool's own Stop hook: the beginning of its last answer
 		s.answer = r.Text
+		s.answeredAt = r.At
 		s.inputDone(r, "", Notice{})
 	case "screen", "last", "show_recent":
 		screen := []rune(visible(redact(s.det.Screen.Text())))

@@ -2930,7 +2930,9 @@ func TestTranscriptOfAnAgent(t *testing.T) {
 			shows(true,
 				before+turn(n)+"\r\n Do you want to proceed?\r\n ❯ 1. Yes\r\n   2. No\r\n\x1b[?25l")
 			shows(true, before+turn(n)+"\r\n"+box)
-			if words := d.Words(); !strings.HasSuffix(words, "● The answer\nis 42") {
+			v := newView(d.Screen, d.adapter, TTYState{}, d.o, nil)
+			words := v.turnText(v.textEnd()).words
+			if !slices.Equal(words, []string{"● The answer", "is 42"}) {
 				t.Errorf("its last words are %q", words)
 			}
 			before = turn(n) // the rest has gone
@@ -4602,7 +4604,8 @@ func TestTelegramTexts(t *testing.T) {
 	password := of(Prompt{Type: FreeText, Secret: true, Question: "Password:"})
 	guess := of(Prompt{Type: Unknown, Excerpt: "> "})
 	guess.Confidence = "low"
-	idle := of(Prompt{Type: FreeText, Idle: true, Full: "All tests pass.\nShall I commit?"})
+	idle := of(Prompt{Type: FreeText, Idle: true, Turn: TurnFinished,
+		Full: "All tests pass.\nShall I commit?"})
 	const (
 		left   = "\n⏳ Expires in 9m 58s, then "
 		silent = left + "nothing is typed"

@@ -783,11 +783,11 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	ending := outcome(p)
 	switch {
 	case p.Idle && open:
-		ask = "✅ " + clean(s.Tool, 40) + " has finished"
-		body = clean(p.Full, 700) // the tool's last answer, where that is known
+		ask = turnHeadline(p, clean(s.Tool, 40))
+		body = clean(p.Full, 700) // the turn's words, where they are known
 		ending = ""
 	case p.Idle:
-		ask = clean(s.Tool, 40) + " had finished"
+		ask = turnHeadline(p, clean(s.Tool, 40))
 		body = ""
 	case !open:
 		above = ""
@@ -817,6 +817,33 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	r.addLine("", ending)
 	r.addLine("", origin(s))
 	return r
+}
+
+// turnHeadline tells what a turn of the tool has come to; once the tool works again, what it had.
+func turnHeadline(p *PromptRecord, tool string) string {
+	open := p.Open()
+	_, why, _ := strings.Cut(p.Question, " failed: ")
+	switch {
+	case p.Turn == TurnFailed:
+		return "⚠️ " + tool + " failed: " + clean(why, 400)
+	case p.Turn == TurnInterrupted:
+		return "⏹ " + tool + " was interrupted"
+	case p.Turn == TurnReady && open:
+		return "💤 " + tool + " is ready and waits for your next message"
+	case p.Turn == TurnReady:
+		return tool + " was ready"
+	case p.Turn == TurnAsks && open:
+		return "💬 " + tool + " asks"
+	case p.Turn == TurnAsks:
+		return tool + " had asked"
+	case p.Turn == TurnFinished && open:
+		return "✅ " + tool + " has finished"
+	case p.Turn == TurnFinished:
+		return tool + " had finished"
+	case open:
+		return "💤 " + tool + " waits for your next message"
+	}
+	return tool + " waited"
 }
 
 // addRemarks adds what an open question's text does not say by itself: words that deceive, what buttons cannot show,
