@@ -5305,7 +5305,7 @@ const (
 // keys and reads, and it is no draft that stands there.
 func (v *view) readStill() *candidate {
 	switch {
-	case v.tty.Canonical || v.tty.Echo || v.tty.Reading == ReadingBusy:
+	case v.tty.Canonical || v.tty.Echo || v.tty.Reading == ReadingBusy && !v.known:
 		v.note("silence means nothing: the terminal is in line mode, or nobody reads it")
 		return nil
 	case v.last < 0, v.known && v.inBoxRows():
@@ -5319,7 +5319,7 @@ func (v *view) readStill() *candidate {
 	switch {
 	case v.reported:
 		f.wait = settleBlocked
-	case v.tty.Reading == ReadingUnknown, printed:
+	case v.tty.Reading != ReadingYes, printed:
 		f.wait *= stillBlind
 	case v.known:
 		f.wait *= stillKnown
