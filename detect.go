@@ -3230,44 +3230,51 @@ func (b rectangle) covers(s *Screen) bool {
 }
 
 // drawnCursor finds the cursor that a program draws itself while the terminal's is hidden: the
-// lowest cell that is reversed, or a block, and alone, with nothing behind it but a hint.
-// One that blinks is where it was.
+// lowest cell that is drawn as one, alone, with nothing behind it but a hint or an answer that is
+// offered. One that blinks is where it was.
 func (v *view) drawnCursor(was *place) {
-	const blocks = "█▋"
 	for r := v.last; r >= 0; r-- {
-		cells := v.s.grid[r].cells
-		for c := 0; c < len(cells)-2; c++ {
-			alike := func(at int) bool {
-				if at < 0 || at >= len(cells) {
-					return false
-				}
-				cell := cells[at]
-				lit := cell.BG != 0 && at == c && cell.BG != cells[max(0, at-1)].BG
-				return cell.Reverse || lit || strings.ContainsRune(blocks, cell.ch)
-			}
-			alone := alike(c) && !alike(c-1) && !alike(c+1) && (c == 0 || cells[c-1].BG == cells[c+1].BG)
-			if alone && (v.hintFrom(r, c+1) || v.presetFrom(r, c)) {
-				v.row, v.col = r, c
-				v.hidden = false
-				v.drawn = true
+		for c := 0; c < v.s.cols-2; c++ {
+			if v.cursorLike(r, c) && (v.hintFrom(r, c+1) || v.presetFrom(r, c)) {
+				v.putCursor(r, c)
 				return
 			}
 		}
 	}
-	if was == nil || was.row >= v.s.rows || was.col >= v.s.cols {
-		return
-	}
-	if *v.here(was.row, was.col) == *was && v.hintFrom(was.row, was.col) {
-		v.row, v.col = was.row, was.col
-		v.hidden = false
-		v.drawn = true
+	fits := was != nil && was.row < v.s.rows && was.col < v.s.cols
+	if fits && *v.here(was.row, was.col) == *was && v.hintFrom(was.row, was.col) {
+		v.putCursor(was.row, was.col)
 	}
 }
+
+// putCursor takes a cell for the cursor.
+func (v *view) putCursor(row, col int) {
+	v.row, v.col = row, col
+	v.hidden = false
+	v.drawn = true
+}
+
+// cursorLike tells whether a cell is drawn as a cursor, and its neighbours are not: reversed, a
+// block, or on a background of its own. It is not in the last columns, where a scroll bar is.
+func (v *view) cursorLike(r, c int) bool {
+	cells := v.s.grid[r].cells
+	left, right := cell{}, cells[c+1]
+	if c > 0 {
+		left = cells[c-1]
+	}
+	marked := func(c cell) bool { return c.Reverse || strings.ContainsRune(cursorBlocks, c.ch) }
+	lit := c > 0 && cells[c].BG != 0 && cells[c].BG != left.BG
+	even := c == 0 || left.BG == right.BG
+	return (marked(cells[c]) || lit) && !marked(left) && !marked(right) && even
+}
+
+// cursorBlocks are the characters that programs draw a cursor with.
+const cursorBlocks = "█▋"
 
 // presetFrom tells whether the row has a question before column c and an answer from there on.
 func (v *view) presetFrom(r, c int) bool {
 	before := v.s.text(line{cells: v.s.grid[r].cells[:c]})
-	return strings.ContainsRune("█▋", v.s.grid[r].cells[c].ch) && rePresetBefore.MatchString(before)
+	return strings.ContainsRune(cursorBlocks, v.s.grid[r].cells[c].ch) && rePresetBefore.MatchString(before)
 }
 
 // hintFrom tells whether the row shows nothing from column c on but what is faint, and its frame.
@@ -4076,36 +4083,17 @@ func (v *view) pointedList(r int) *column {
 	return l
 }
 
-// drawnList is the list whose option in row r is drawn unlike the others, nil none.
+// drawnList is the list whose option in row r is drawn unlike the others, nil none. A row that asks
+// stands above it.
 func (v *view) drawnList(r int) *column {
 	head := v.rows[r]
 	if head.label == "" || v.sample(head) == (Attr{FG: -1, BG: -1}) {
 		return nil
 	}
-	alike := func(o viewRow) bool {
-		if reHeading.MatchString(plain(o.text)) {
-			return false
-		}
-		return o.label != "" && o.depth == head.depth && o.labelAt == head.labelAt &&
-			(o.num == "") == (head.num == "") && o.tick == -1
-	}
-	opts := []viewRow{head}
-	deeper := func(o viewRow) bool {
-		under := o.at > head.labelAt || head.num != "" && o.num == "" && o.at == head.labelAt
-		return o.text != "" && o.depth == head.depth && under
-	}
-	for up := r - 1; up >= 0 && (alike(v.rows[up]) || deeper(v.rows[up])); up-- {
-		if alike(v.rows[up]) {
-			opts = append([]viewRow{v.rows[up]}, opts...)
-		}
-	}
-	here := len(opts) - 1
-	for down := r + 1; down <= v.last && (alike(v.rows[down]) || deeper(v.rows[down])); down++ {
-		if alike(v.rows[down]) {
-			opts = append(opts, v.rows[down])
-		}
-	}
-	for ; here >= 0 && len(opts) > 1; here-- {
+	above := v.siblings(r, -1)
+	slices.Reverse(above)
+	opts := append(append(above, head), v.siblings(r, 1)...)
+	for here := len(above); here >= 0 && len(opts) > 1; here-- {
 		at, mark, weak := v.unlike(opts)
 		if at == here && (opts[0].num == "" || numbersFollow(opts)) {
 			return &column{opts: opts, at: at, mark: mark, weak: weak}
@@ -4113,6 +4101,29 @@ func (v *view) drawnList(r int) *column {
 		opts = opts[1:]
 	}
 	return nil
+}
+
+// siblings are the rows above (step −1) or below (1) row r that begin in its column as it does, up
+// to one that neither does nor stands deeper, as what explains an option.
+func (v *view) siblings(r, step int) []viewRow {
+	head := v.rows[r]
+	var found []viewRow
+	for r += step; r >= 0 && r <= v.last; r += step {
+		o := v.rows[r]
+		if o.text == "" || o.depth != head.depth {
+			break
+		}
+		asks := reHeading.MatchString(plain(o.text))
+		sameKind := (o.num == "") == (head.num == "") && o.tick == -1
+		under := o.at > head.labelAt || head.num != "" && o.num == "" && o.at == head.labelAt
+		switch {
+		case o.label != "" && o.labelAt == head.labelAt && sameKind && !asks:
+			found = append(found, o)
+		case !under:
+			return found
+		}
+	}
+	return found
 }
 
 // numbersFollow tells whether the options' numbers follow each other.
@@ -4189,46 +4200,125 @@ func (v *view) sample(o viewRow) Attr {
 	return v.s.attr(o.row, o.labelAt+max(0, widthOf(words)-runeWidth(last)))
 }
 
-// offers tells why a list is one to choose from, "" when it is not known to be.
+// signs are what is seen in and around a list.
+type signs struct {
+	hint     int  // the row that says how to choose, −1 none
+	moving   bool // that row names arrows, or what Enter takes
+	numbered bool
+	ticked   bool // two boxes to tick, at least
+	pointed  bool // by a mark, not by how it is drawn
+	strong   bool // drawn unlike the others by more than a colour or bold print
+	lit      bool // drawn so at the very option that the mark points at
+	inside   bool // the cursor is hidden or in the list
+	reads    bool // the program is seen to read
+	headed   bool // a question stands right above
+	framed   bool
+	last     bool // nothing stands below
+	ending   bool // at most two rows stand below
+	known    bool // the tool
+	reported bool // it says that it asks
+	modal    bool // the list stands in a dialog drawn over other text
+	spaced   bool // blank rows stand between the options
+	open     bool // no lines fence it in as an input box, and the cursor is in it or right below
+}
+
+// listRules are the reasons for which a list is one to choose from, the surest first. Of a tool
+// that is known only the first six count: it has an input box, in which a draft may look like one.
+// The recordings that stand behind each: numbered and hinted lists never stood in a busy agent (0 of
+// 106); see testdata.
+var listRules = []struct {
+	why   string
+	rest  bool // it is believed once nothing on the screen moves
+	holds func(s signs) bool
+}{
+	{why: "a row says how to choose", holds: func(s signs) bool {
+		drawn := s.inside && s.reads && (s.headed || s.moving)
+		return s.hint >= 0 && (s.pointed || s.strong || s.ticked || drawn)
+	}},
+	{why: "its options are numbered", holds: func(s signs) bool {
+		return s.numbered && s.inside && (s.pointed || s.strong)
+	}},
+	{why: "its options have boxes to tick", holds: func(s signs) bool {
+		return s.ticked && s.inside && s.reads
+	}},
+	{why: "it stands in a dialog drawn over other text", holds: func(s signs) bool {
+		return s.modal && (s.pointed || s.strong)
+	}},
+	{why: "the tool says that it asks", holds: func(s signs) bool {
+		return s.known && s.reported && s.inside && (s.pointed || s.strong)
+	}},
+	{why: "it stands in a frame of a known tool, without a cursor", holds: func(s signs) bool {
+		return s.known && s.framed && s.inside && (s.pointed || s.strong)
+	}},
+	{why: "it stands in a frame, without a cursor, and nothing moves", rest: true,
+		holds: func(s signs) bool { return s.framed && s.inside && s.reads && (s.pointed || s.strong) }},
+	{why: "pointer and background agree, and the program reads keys", holds: func(s signs) bool {
+		return s.open && s.pointed && s.lit
+	}},
+	{why: "the program reads keys with the cursor at it", holds: func(s signs) bool {
+		return s.open && s.pointed && s.ending
+	}},
+	{why: "the program reads keys below it, and nothing moves", rest: true,
+		holds: func(s signs) bool { return s.open && s.strong && s.last }},
+	{why: "it stands below a question, and the program reads keys", holds: func(s signs) bool {
+		return s.open && s.last && s.headed
+	}},
+}
+
+// rulesOfKnown is how many of listRules count for a tool that is known.
+const rulesOfKnown = 6
+
+// maxBelow is how many rows of text may stand below a list: a status line, a footer.
+const maxBelow = 12
+
+// offers tells why a list is one to choose from, "" when it is not known to be. One option alone
+// needs a row below it that says how the pointer moves, or what Enter takes.
 func (v *view) offers(l *column) string {
-	inside := v.hidden || v.row >= l.first()-2 && v.row <= l.end()
-	reads := v.tty.Reading == ReadingYes
-	hint := v.choosingRow(l)
+	s := v.signsOf(l)
 	alone := len(l.opts) == 1 && !l.ticked()
-	pointed := l.at >= 0 && l.opts[l.at].pointer != ""
-	switch {
-	case v.textRows(l.end()+1, v.last) > 12, alone && (hint < l.end() || !reMoving.MatchString(v.rows[hint].text)):
+	if v.textRows(l.end()+1, v.last) > maxBelow || alone && (s.hint < l.end() || !s.moving) {
 		return ""
-	case hint >= 0 && (!l.weak || inside && reads && (v.headed(l) || reMoving.MatchString(v.rows[hint].text))):
-		return fmt.Sprintf("row %d says how to choose", hint+1)
-	case v.typing(l):
-		return ""
-	case l.numbered() && inside && !l.weak:
-		return "its options are numbered"
-	case l.ticked() && len(l.opts) > 1 && inside && reads:
-		return "its options have boxes to tick"
-	case v.modal && !l.weak && !alone && v.tty.Reading != ReadingBusy:
-		return "it stands in a dialog drawn over other text"
-	case v.known && v.reported && inside && !alone && !l.weak:
-		return "the tool says that it asks"
-	case v.hidden && !l.weak && v.rows[l.first()].depth > 0 && (v.known || reads):
-		l.rest = !v.known
-		return "it stands in a frame without a cursor"
-	case v.known:
-		return ""
-	case !inside && !v.below(l) || !reads || v.fenced(l) || v.spaced(l):
-		return ""
-	case pointed && v.lit(l) && v.textRows(l.end()+1, v.last) <= 4:
-		return "pointer and background agree, and the program reads keys"
-	case pointed && v.last-l.end() <= 2:
-		return "the program reads keys with the cursor at it"
-	case !l.weak && v.last == l.end():
-		l.rest = true
-		return "the program reads keys with the cursor at it, once nothing moves"
-	case l.weak && v.last == l.end() && v.headed(l):
-		return "it stands below a question and the program reads keys"
+	}
+	for i, rule := range listRules {
+		draft := i > 0 && v.typing(l)
+		if draft || s.known && i >= rulesOfKnown || !rule.holds(s) {
+			continue
+		}
+		l.rest = rule.rest
+		if i == 0 {
+			return fmt.Sprintf("row %d says how to choose", s.hint+1)
+		}
+		return rule.why
 	}
 	return ""
+}
+
+// signsOf looks around a list.
+func (v *view) signsOf(l *column) signs {
+	inside := v.hidden || v.row >= l.first()-2 && v.row <= l.end()
+	below := v.col == 0 && v.row > l.end() && v.row <= l.end()+2 // as where it was printed
+	reads := v.tty.Reading == ReadingYes
+	s := signs{
+		hint:     v.choosingRow(l),
+		numbered: l.numbered(),
+		ticked:   l.ticked() && len(l.opts) > 1,
+		pointed:  l.at >= 0 && l.opts[l.at].pointer != "",
+		inside:   inside,
+		reads:    reads,
+		headed:   v.headed(l),
+		framed:   v.hidden && v.rows[l.first()].depth > 0,
+		last:     v.last == l.end(),
+		ending:   v.last-l.end() <= 2,
+		known:    v.known,
+		reported: v.reported,
+		modal:    v.modal && len(l.opts) > 1 && v.tty.Reading != ReadingBusy,
+		spaced:   v.spaced(l),
+	}
+	s.strong = !l.weak
+	s.lit = v.lit(l) && v.textRows(l.end()+1, v.last) <= 4
+	s.open = (inside || below) && reads && !v.fenced(l) && !s.spaced
+	s.moving = s.hint >= 0 && reMoving.MatchString(v.rows[s.hint].text)
+	return s
 }
 
 // rowsBelow are the rows below row r that show anything, n at most.
@@ -4246,10 +4336,6 @@ func (v *view) textRows(from, to int) int {
 	}
 	return n
 }
-
-// below tells whether the cursor stands in the first column right below the list, as where a
-// program that has printed it left it.
-func (v *view) below(l *column) bool { return v.col == 0 && v.row > l.end() && v.row <= l.end()+2 }
 
 // typing tells whether a text is being typed in the list's rows: then they are a draft.
 func (v *view) typing(l *column) bool {
@@ -5435,25 +5521,13 @@ func (v *view) readLine() *candidate {
 	f.line = line
 	f.by = "pattern"
 	f.place = v.s.Scrolled() + top + 1
-	text := strings.TrimSpace(line)
 	above, first := v.lineAbove(top)
-	if first >= 0 && reRemark.MatchString(text) { // it stands below the question
-		text = strings.TrimSpace(above) + " " + text
+	text, mark, joined := joinedWith(strings.TrimSpace(line), strings.TrimSpace(above), first == top-1)
+	if joined && first >= 0 {
 		top = first
 	}
 	if text == "" {
-		f.Question = text
 		return v.readAbove(f)
-	}
-	mark := ""
-	if reBelow.MatchString(text) && first >= 0 && first == top-1 && reAskedAbove.MatchString(plain(above)) {
-		mark = "\n" + text
-		text = strings.TrimSpace(above)
-		top = first
-	}
-	if len(hotKeys(text)) > 0 && len(hotKeys(above)) > 1 { // the rest of the keys stand above
-		text = strings.TrimSpace(above) + " " + text
-		top = first
 	}
 	f.Question = text + mark
 	if v.tty.Canonical && !v.tty.Echo {
@@ -5486,6 +5560,22 @@ func (v *view) readLine() *candidate {
 		v.bySilence(f)
 	}
 	return v.paragraph(f, top)
+}
+
+// joinedWith is the text that asks on the cursor's line: that line, with the one above where a
+// remark, or the rest of the keys, stands on the cursor's, or that above alone where the cursor's is
+// but a mark. next: the line above ends in the row above.
+func joinedWith(text, above string, next bool) (asks, mark string, joined bool) {
+	keysAbove := len(hotKeys(text)) > 0 && len(hotKeys(above)) > 1
+	switch {
+	case above == "":
+		return text, "", false
+	case reRemark.MatchString(text), keysAbove:
+		return above + " " + text, "", true
+	case next && reBelow.MatchString(text) && reAskedAbove.MatchString(plain(above)):
+		return above, "\n" + text, true
+	}
+	return text, "", false
 }
 
 // readSaid finds a question whose answers the line above names: keys, or the only word that is
@@ -5814,68 +5904,77 @@ func withOther(answer string) []string {
 // letters that are read one key at a time ("<y>", "[12?q]").
 func readMarker(marker, preset string) (answers []string, single bool) {
 	inner := strings.Trim(marker, "[](){}<> ")
-	if strings.Count(marker, "[") == 2 {
+	switch {
+	case strings.Count(marker, "[") == 2:
 		inner = strings.Trim(marker, "(){}<> ?:") // "([yes]/no)"
-	}
-	if !strings.ContainsAny(marker, "[](){}<>") {
+	case !strings.ContainsAny(marker, "[](){}<>"):
 		inner = strings.TrimRight(inner, " ?:")
 	}
 	quoted := reQuoted.FindStringSubmatch(inner)
-	if quoted != nil && reCapitals.MatchString(inner) {
-		return []string{strings.ToUpper(quoted[1] + quoted[2])}, false
-	}
 	if quoted != nil {
-		return []string{quoted[1] + quoted[2]}, false
+		yes := quoted[1] + quoted[2]
+		if reCapitals.MatchString(inner) {
+			yes = strings.ToUpper(yes)
+		}
+		return []string{yes}, false
 	}
 	inner = strings.TrimRight(inner, ".")
-	if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 {
-		return strings.Split(inner, ""), strings.ContainsAny(inner, "0123456789")
+	answers = lettersIn(inner)
+	if answers != nil {
+		return answers, strings.ContainsAny(inner, "0123456789")
 	}
-	if reExpand.MatchString(inner) {
-		return strings.Split(inner, ""), false
-	}
-	twice := reTwice.FindStringSubmatch(inner)
-	if twice != nil {
-		return twice[1:], false
-	}
-	pairs := rePairs.FindAllStringSubmatch(inner, -1)
-	for i, pair := range pairs {
-		if len(pairs) > 1 && (pairOf(pair[1], pair[2]) && strings.EqualFold(pair[1], "y") || i == len(pairs)-1) {
-			return pair[1:], false
-		}
-	}
-	letters := []rune(inner)
-	if len(letters) == 2 && pairOf(string(letters[0]), string(letters[1])) {
-		return []string{string(letters[0]), string(letters[1])}, false
-	}
-	for _, p := range splitMarker(inner) {
-		letter, _, dashed := strings.Cut(p, " - ") // "y - да"
-		if dashed && utf8.RuneCountInString(letter) == 1 {
-			p = letter
-		}
-		answers = append(answers, strings.Trim(p, "[]'\" "))
-	}
-	known := func(p string) bool {
-		return reWord.MatchString(p) || saysYes(p) || saysNo(p) || utf8.RuneCountInString(p) == 1
-	}
-	unknown := slices.ContainsFunc(answers, func(p string) bool { return !known(p) })
-	if unknown && !choiceWords(answers, inner, preset) {
+	answers = splitMarker(inner)
+	if !areAnswers(answers, inner, preset) {
 		return nil, false
-	}
-	counted := !slices.ContainsFunc(answers, func(p string) bool { return !reDigits.MatchString(p) })
-	if counted && len(answers) < 3 {
-		return nil, false // "(1/2)" is a count
 	}
 	alone := len(answers) == 1
 	single = marker[0] == '<'
-	if alone && isLetterOfYesNo(answers[0]) {
-		return answers, single
-	}
-	yes := slices.ContainsFunc(answers, func(p string) bool { return saysYes(p) || saysNo(p) })
-	if alone && !yes || single && !alone {
+	decides := slices.ContainsFunc(answers, func(p string) bool {
+		return saysYes(p) || saysNo(p) || alone && isLetterOfYesNo(p)
+	})
+	if alone && !decides || single && !alone {
 		return nil, false
 	}
 	return answers, single
+}
+
+// lettersIn are the letters of a marker that has nothing between them ("Ynq", "yadxH"), or has them
+// in pairs: "Yy/Nn", or "y/N or t/H" in two alphabets, of which the first is typed everywhere.
+func lettersIn(inner string) []string {
+	if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 || reExpand.MatchString(inner) {
+		return strings.Split(inner, "")
+	}
+	twice := reTwice.FindStringSubmatch(inner)
+	if twice != nil {
+		return twice[1:]
+	}
+	letters := []rune(inner)
+	if len(letters) == 2 && pairOf(string(letters[0]), string(letters[1])) {
+		return []string{string(letters[0]), string(letters[1])}
+	}
+	pairs := rePairs.FindAllStringSubmatch(inner, -1)
+	if len(pairs) < 2 {
+		return nil
+	}
+	for _, pair := range pairs {
+		if strings.EqualFold(pair[1], "y") && pairOf(pair[1], pair[2]) {
+			return pair[1:]
+		}
+	}
+	return pairs[0][1:]
+}
+
+// areAnswers tells whether the parts of a marker are answers: letters and words that are known for
+// such, or words to choose from. Two numbers are a count, as in "(1/2)".
+func areAnswers(parts []string, inner, preset string) bool {
+	strange := slices.ContainsFunc(parts, func(p string) bool {
+		return !reWord.MatchString(p) && !saysYes(p) && !saysNo(p) && utf8.RuneCountInString(p) != 1
+	})
+	if strange && !choiceWords(parts, inner, preset) {
+		return false
+	}
+	counts := !slices.ContainsFunc(parts, func(p string) bool { return !reDigits.MatchString(p) })
+	return !counts || len(parts) > 2
 }
 
 // splitMarker are the parts of a marker, split where it is most often.
@@ -5886,6 +5985,13 @@ func splitMarker(inner string) []string {
 		if len(split) > len(parts) {
 			parts = split
 		}
+	}
+	for i, p := range parts {
+		letter, _, dashed := strings.Cut(p, " - ") // "y - да"
+		if dashed && utf8.RuneCountInString(letter) == 1 {
+			p = letter
+		}
+		parts[i] = strings.Trim(p, "[]'\" ")
 	}
 	return parts
 }
