@@ -9,6 +9,8 @@
 //	detect.go: key bytes                 A key has a name and the bytes that a terminal sends.
 //	detect.go: transcript                What a program printed is told line by line, once.
 //	detect.go: prompts                   One look says what is asked and with which keys it is answered.
+//	detect.go: words and readers         Each reader finds what it is for, and nothing else.
+//	detect.go: turns                     What an agent's turn came to is told once, with words of its own.
 //	detect.go: detector                  One question is one prompt: not missed, not asked twice.
 //	detect.go: what waiting may type     Silence refuses or does nothing.
 //	detect.go: safe text                 Tricks are made visible, secrets are left out.
@@ -1070,6 +1072,10 @@ func TestGate(t *testing.T) {
 		steps        []step
 	}{
 		{"as asked", "x", reads, "Go? (y/n) ", "y", []step{{"", "y\r"}}},
+		{"its first key echoed", "x", raw, "Go? (yes/no) ", "n",
+			[]step{{"", "n"}, {"", ""}, {"Go? (yes/no) n", "o\r"}}},
+		{"one key is all it takes", "x", raw, "Fix? (y/n) ", "n",
+			[]step{{"", "n"}, {"Fix? no\r\nDelete all? (y/n) ", ""}, {"", ""}}},
 		{"gone", "x", reads, "Go? (y/n) ", "y",
 			[]step{{"done", "!the question is no longer on the screen as it was shown"}}},
 		{"another question", "x", reads, "Go? (y/n) ", "y",
@@ -3282,6 +3288,506 @@ func TestStillMasksOnlyWhatMoves(t *testing.T) {
 	} {
 		if got := still(row); got != want {
 			t.Errorf("still(%q) = %q, want %q", row, got, want)
+		}
+	}
+}
+
+// ---- detect.go: words and readers ----
+// Each reader finds what it is for, in known and unknown tools, and nothing else.
+
+// TestTongues: every language has yes, no and two letters for them; a marker of these letters is a question of yes and
+// no, answered with the program's own letter, and waiting types the one for no.
+func TestTongues(t *testing.T) {
+	for _, l := range tongues {
+		letters := []rune(l.letters)
+		if l.yes == "" || l.no == "" || len(letters) != 2 {
+			t.Errorf("%s: yes %q, no %q, letters %q", l.name, l.yes, l.no, l.letters)
+			continue
+		}
+		yes, no := string(letters[0]), string(letters[1])
+		for _, marker := range []string{
+			"[" + strings.ToUpper(yes) + "/" + no + "]", "(" + yes + "/" + strings.ToUpper(no) + ")",
+			"（" + yes + "/" + no + "）", "[" + yes + no + "]",
+		} {
+			p := newStage(t, "generic", "reading canon echo").one("Frobnitz xyz? " + marker + " ")
+			if p.Type != YesNo || p.Choices[0].Keys != yes+"\r" || p.Choices[1].Keys != no+"\r" ||
+				p.SafeDefault == nil || *p.SafeDefault != "n" {
+				t.Errorf("%s %s: %s %+v", l.name, marker, p.Type, p.Choices)
+			}
+		}
+		first := func(words string) string { return strings.Split(words, "|")[0] }
+		menu := "\x1b[?25lXyz?\r\n❯ " + first(l.yes) + "\r\n  " + first(l.no) + "\r\n"
+		p := newStage(t, "generic", "reading raw noecho").one(menu)
+		if p.Type != YesNo || p.SafeDefault == nil || *p.SafeDefault != "n" || !p.Choices[0].Grants {
+			t.Errorf("%s: %s %+v", l.name, p.Type, p.Choices)
+		}
+	}
+}
+
+// TestReaders: what a program paints is asked as what it is: the kind, the answers and the keys that give them.
+func TestReaders(t *testing.T) {
+	const raw, line = "reading raw noecho", "reading canon echo"
+	hide := "\x1b[?25l"
+	rule := strings.Repeat("─", 100)
+	for _, c := range []struct {
+		name, tty, screen string
+		kind              PromptType // "" nothing is asked; of an idle box its name is idle
+		choices           string     // "key label=keys" of each, or labels alone where a pointer moves
+	}{
+		{"list by background and numbers (grok)", raw, hide + "Proceed?\r\n\r\n \x1b[46;30m 1. Yes \x1b[m\r\n  2. No\r\n\r\n" +
+			"↑↓ navigate • Enter select", YesNo, "y Yes= n No="},
+		{"list by underline below a question (enquirer)", raw, "? Pick one …\r\n\x1b[4;36mapple\x1b[m\r\ngrape\r\ncherry" +
+			"\x1b[1;14H", MultipleChoice, "1 apple= 2 grape= 3 cherry="},
+		{"list by reverse alone, at rest (terminal-kit)", raw, "Where to?\r\n\r\n\x1b[7m a. south \x1b[m\r\n b. west\r\n",
+			MultipleChoice, "1 a. south= 2 b. west="},
+		{"list of a tool that is known, with another pointer (qwen)", raw, hide + "Which colour?\r\n\r\n ❯ 1. Red\r\n" +
+			"   2. Blue\r\n\r\n ↑/↓: Navigate | Enter: Select", MultipleChoice, "1 Red= 2 Blue="},
+		{"one option alone, with a hint below (continue)", raw, hide + "Select Model\r\n\r\n➤ fake-model\r\n\r\n" +
+			"↑/↓ to navigate, Enter to select", MultipleChoice, "1 fake-model="},
+		{"a faint last option, at the others' column (copilot)", raw, hide + "Colour:\r\n❯ Red\r\n  Blue\r\n" +
+			"  \x1b[90mOther\x1b[m\r\n\r\n↑/↓ select · enter accept", MultipleChoice, "1 Red= 2 Blue= 3 Other="},
+		{"what explains an option is none (qwen)", raw, hide + "Provider\r\n\r\n› One\r\n  \x1b[90mthe first\x1b[m\r\n\r\n" +
+			"  Two\r\n  \x1b[90mthe second\x1b[m\r\n\r\n↑↓ navigate, Enter to select", MultipleChoice, "1 One= 2 Two="},
+		{"boxes to tick", raw, hide + "Which?\r\n❯ ◯ lint\r\n  ◉ tests\r\n\r\nspace to toggle, enter to confirm",
+			MultipleChoice, "1 lint= 2 tests="},
+		{"buttons by background, keys named below (gum)", raw, hide + "Commit?\r\n\r\n  \x1b[48;5;212m Yes \x1b[m  " +
+			"\x1b[48;5;235m No \x1b[m\r\n\r\n←→ toggle • enter submit • y Yes • n No", YesNo, "y Yes=y n No=n"},
+		{"buttons in brackets (mc)", raw, "\x1b[?1049hQuit now?\r\n\r\n   \x1b[46m[ Ja ]\x1b[m  [ Nein ]\x1b[3;6H", YesNo,
+			"y Ja= n Nein="},
+		{"keys in brackets with what they do (cline)", raw, hide + "Approve tool call?\r\n\r\n  [y] Approve   [n] Deny",
+			MultipleChoice, "y Approve=y n Deny=n"},
+		{"keys that are lit (nano)", raw, "\x1b[?1049h\x1b[27;1HGeänderten Puffer speichern?\r\n\x1b[7m J\x1b[m Ja\r\n" +
+			"\x1b[7m N\x1b[m Nein    \x1b[7m^C\x1b[m Abbrechen\x1b[27;29H", YesNo, "y Ja=J n Nein=N"},
+		{"initials (mastra)", raw, hide + "Allow? \x1b[1my\x1b[mes  \x1b[1mn\x1b[mo  \x1b[1ma\x1b[mlways allow", MultipleChoice,
+			"y yes=y n no=n a always allow=a"},
+		{"a dialog drawn over other text", raw, "\x1b[?1049h" + strings.Repeat("some other text that goes on and on and on "+
+			"over all of the row\r\n", 12) + "\x1b[4;20H\x1b[44m" + strings.Repeat(" ", 40) + "\x1b[5;20H  Really quit?" +
+			strings.Repeat(" ", 26) + "\x1b[6;20H" + strings.Repeat(" ", 40) + "\x1b[7;20H   \x1b[41m[ Yes ]\x1b[44m  [ No ]" +
+			strings.Repeat(" ", 22) + "\x1b[8;20H" + strings.Repeat(" ", 40) + "\x1b[m\x1b[7;25H", YesNo, "y Yes= n No="},
+		{"a marker with words and the default behind it (rich)", line, "Name [paul/jess/dun] (paul): ", MultipleChoice,
+			"paul paul=paul\r jess jess=jess\r dun dun=dun\r"},
+		{"a default that is a path is none", line, "Package [root/ci]: ", FreeText, ""},
+		{"a count is no marker (git)", line, "(1/2) Stage this hunk [y,n,/,?]? ", MultipleChoice,
+			"y y=y\r n n=n\r / /=/\r ? ?=?\r"},
+		{"the present value stands behind the marker (enquirer)", raw, hide + "? Continue? (y/N) ‣ false", YesNo,
+			"y Yes=y\r n No=n\r"},
+		{"a word in quotation marks, in capitals (cryptsetup)", line, "Sicher? (Tippen Sie 'yes' in Großbuchstaben): ", YesNo,
+			"y Yes=YES\r n No=no\r"},
+		{"two alphabets: the one that is typed everywhere (gpg)", line, "Вилучити? (y/N або т/Н) ", YesNo, "y Yes=y\r n No=n\r"},
+		{"a letter in angle brackets is read alone (e2fsck)", raw, "Effacer<o>? ", YesNo, "y Yes (o)=o n No=n"},
+		{"the only word for yes stands above (terraform)", line, "  Only 'yes' will be accepted.\r\n\r\n  Enter a value: ", YesNo,
+			"y Yes=yes\r n No=no\r"},
+		{"keys that the line above names (hg)", line, "You can (k)eep it or (d)elete it.\r\nWhat now? ", MultipleChoice,
+			"k keep it or=k\r d delete it=d\r"},
+		{"an answer stands there already (debconf)", raw, "  1. Dialog  2. Readline\r\n\r\nInterface: 1", MultipleChoice,
+			"1 Dialog=\x151\r 2 Readline=\x152\r"},
+		{"a list whose items are wrapped", line, " 1) " + strings.Repeat("long ", 22) + "\r\n 2) Quit\r\nSelect an option: ",
+			MultipleChoice, "1 " + clip(strings.TrimSpace(strings.Repeat("long ", 22)), 60) + "=1\r 2 Quit=2\r"},
+		{"press a key, in Turkish", line, "Devam etmek için bir tuşa basın... ", ConfirmEnter, ""},
+		{"press a key, in Chinese", line, "按任意键继续", ConfirmEnter, ""},
+		{"the question stands above the mark (Symfony)", line, " Continue? (yes/no) [yes]:\r\n > ", YesNo, "y Yes=yes\r n No=no\r"},
+		{"a field with a cursor of its own (clack)", raw, hide + "◆  Project name?\r\n│  \x1b[7m \x1b[m\r\n└", FreeText, ""},
+		{"a field with a hint for its text (gum)", raw, hide + "> \x1b[7mW\x1b[m\x1b[2mhat is your name?\x1b[m\r\n\r\nenter submit",
+			FreeText, ""},
+		{"an order stands above the box (grok)", raw, hide + "Type your feedback and press Enter\r\n\r\n" + rule + "\r\n❯ \x1b[7m \x1b[m" +
+			"\r\n" + rule, FreeText, ""},
+		{"an input box of a tool that is not known", raw, hide + "Done.\r\n" + rule + "\r\n❯ \x1b[7m \x1b[m\r\n" + rule, "idle", ""},
+		{"bullets of a transcript, blank rows between", raw, hide + "● do it\r\n\r\n○ Bash(ls)\r\n\r\n" + rule + "\r\n❯ \x1b[7m \x1b[m" +
+			"\r\n" + rule, "idle", ""},
+		{"a printed list of marks", "busy raw noecho", hide + "❯ one\r\n❯ two\r\n", "", ""},
+		{"a menu that is only shown, nobody reads", "busy canon echo", "Choose:\r\n ❯ 1. yes\r\n   2. no\r\n↑↓ navigate", "", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			tool := "generic"
+			if strings.Contains(c.name, "known, with") {
+				tool = "codex"
+			}
+			s := newStage(t, tool, c.tty)
+			asked := s.show(c.screen, 3*time.Second)
+			if c.kind == "" {
+				if len(asked) > 0 {
+					t.Fatalf("asks %q", asked[0].Question)
+				}
+				return
+			}
+			if len(asked) != 1 {
+				t.Fatalf("%d questions: %q", len(asked), s.d.Explain())
+			}
+			p := asked[0]
+			checkPrompt(t, p)
+			kind := p.Type
+			if p.Idle {
+				kind = "idle"
+			}
+			var choices []string
+			for _, choice := range p.Choices {
+				choices = append(choices, choice.Key+" "+choice.Label+"="+choice.Keys)
+			}
+			if got := strings.Join(choices, " "); kind != c.kind || got != c.choices {
+				t.Errorf("%s %q, want %s %q\n%q", kind, got, c.kind, c.choices, s.d.Explain())
+			}
+		})
+	}
+}
+
+// TestSecretsByWords: in raw mode a line that names a secret is one, in any language; a question about one is not.
+func TestSecretsByWords(t *testing.T) {
+	for out, secret := range map[string]bool{
+		"Password: ": true, "? What is your password? ‣ ": true, "“dev”的密码: ": true, "Parolayı girin: ": true,
+		"Введите пароль: ": true, "Contraseña para ana: ": true, "Enter PIN: ": true,
+		"Save the password? ": false, "Pinned message: ": false, "User name: ": false,
+	} {
+		p := newStage(t, "generic", "reading raw noecho").one(out)
+		if p.Secret != secret || secret && p.SafeDefault != nil {
+			t.Errorf("%q: secret %v, %+v", out, p.Secret, p)
+		}
+	}
+}
+
+// TestStillScreen: a screen that no rule reads is possibly a question once it is still, whatever the tool; it takes keys
+// and no text, nothing is typed by waiting, and what moves, blinks or is not read is never asked.
+func TestStillScreen(t *testing.T) {
+	const screen = "\x1b[?25l\x1b[?1049hSomething new\r\n\r\nthat nobody has ever read"
+	for _, tool := range []string{"generic", "claude", "qwen"} {
+		s := newStage(t, tool, "reading raw noecho")
+		asked := s.show(screen, 30*time.Second)
+		if len(asked) != 1 || asked[0].Type != Unknown || asked[0].SafeDefault != nil || len(asked[0].Choices) != 9 {
+			t.Fatalf("%s: %+v", tool, asked)
+		}
+		rec := &PromptRecord{Prompt: *asked[0], Status: AwaitingReply}
+		rec.ShownAll = true
+		for given, ok := range map[string]bool{"up": true, "1": true, "esc": true, "enter": true, "rm -rf /": false, "12": false} {
+			if _, why := rec.interpret(given); (why == "") != ok {
+				t.Errorf("%s: %q is refused: %q", tool, given, why)
+			}
+		}
+	}
+	for _, tty := range []string{"busy raw noecho", "reading canon echo", "unknown canon echo"} {
+		s := newStage(t, "generic", tty)
+		if asked := s.show(screen, 30*time.Second); len(asked) > 0 && asked[0].Type == Unknown && len(asked[0].Choices) > 0 {
+			t.Errorf("%s: asks %+v", tty, asked[0])
+		}
+	}
+	s := newStage(t, "generic", "reading raw noecho")
+	spin := []rune("⠋⠙⠹⠸⠼⠴")
+	var asked []*Prompt
+	for i := range 200 {
+		asked = append(asked, s.show(fmt.Sprintf("\x1b[?25l\x1b[H\x1b[2J%c Thinking\r\n\r\nsome text", spin[i%len(spin)]),
+			100*time.Millisecond)...)
+	}
+	if len(asked) > 0 {
+		t.Errorf("a spinner is asked: %+v", asked[0])
+	}
+	for i := range 100 { // a blinking mark is one of two screens
+		mark := []string{"●", "○"}[i%2]
+		asked = append(asked, s.show("\x1b[H\x1b[2J"+mark+" waits\r\n\r\nsome text", 300*time.Millisecond)...)
+	}
+	if len(asked) != 1 {
+		t.Errorf("a mark that blinks: %d questions", len(asked))
+	}
+}
+
+// TestBlinkingCursor: a cursor that the program draws and that blinks is where it was: the question is asked once.
+func TestBlinkingCursor(t *testing.T) {
+	s := newStage(t, "generic", "reading raw noecho")
+	asked := s.show("\x1b[?25lProject name?\r\n> \x1b[7m \x1b[m\r\n\r\nenter submit", time.Second)
+	for i := range 20 {
+		cursor := " "
+		if i%2 == 1 {
+			cursor = "\x1b[7m \x1b[m"
+		}
+		asked = append(asked, s.show("\x1b[2;3H"+cursor, 500*time.Millisecond)...)
+	}
+	if len(asked) != 1 || asked[0].Type != FreeText {
+		t.Errorf("%d questions: %+v", len(asked), asked)
+	}
+}
+
+// ---- detect.go: turns ----
+// What an agent's turn came to is told once, with words of its own.
+
+// agentBoxes are the rows below an agent's text as they were seen (claude 2.1.330, codex 0.169, gemini 0.61, opencode 1.18,
+// qwen 0.24), what an empty box shows between « and ».
+var agentBoxes = map[string]string{
+	"claude": strings.Repeat("─", 100) + "\n❯\u00a0«»\n" + strings.Repeat("─", 100) +
+		"\n  ⏸ manual mode on · ? for shortcuts",
+	"codex": "\n› «\x1b[2mAsk Codex to do anything\x1b[m»\n\n  gpt-5.1-codex default · /w",
+	"gemini": "\n\n" + strings.Repeat(" ", 84) + "? for shortcuts\n" + strings.Repeat("─", 100) +
+		"\n Shift+Tab to accept edits\n" + strings.Repeat("▄", 100) +
+		"\n > «  Type your message or @path/to/file»\n" + strings.Repeat("▀", 100) + "\n workspace (/directory)",
+	"opencode": "\n  \x1b[38;2;92;156;245m┃\n  ┃«»\n  ┃\n  ┃  Build · Fake Fake\n  ╹\x1b[m" + strings.Repeat("▀", 95) +
+		"\n   /w",
+	"qwen": strings.Repeat("─", 100) + "\n> «  Type your message or @path/to/file»\n" + strings.Repeat("─", 100) +
+		"\n  ➜ w · fake-model",
+}
+
+// agentScreen is a screen of the agent's with that text and draft, the cursor in its box.
+func agentScreen(tool, text, draft string) string {
+	before, rest, _ := strings.Cut(agentBoxes[tool], "«")
+	hint, after, _ := strings.Cut(rest, "»")
+	if draft != "" {
+		hint = draft
+	}
+	above := text + "\n" + before
+	row := strings.Count(above, "\n") + 1
+	column := 3 + len(draft)
+	switch tool {
+	case "gemini":
+		column++
+	case "opencode":
+		column += 3
+	}
+	screen := strings.ReplaceAll(above+hint+after, "\n", "\r\n")
+	return fmt.Sprintf("\x1b[H\x1b[2J%s\x1b[%d;%dH", screen, row, column)
+}
+
+// playTurns does one step after the other, each a second before the next, with "quick" a tenth: what the tool says by the
+// protocol and by its title, what somebody types, what it shows above its box, what stands in that. It returns what was
+// told.
+func playTurns(s *stage, tool string, steps []string) (told []string) {
+	text, draft := "", ""
+	for _, step := range steps {
+		pause := time.Second
+		if quick, ok := strings.CutPrefix(step, "quick "); ok {
+			step = quick
+			pause = 100 * time.Millisecond
+		}
+		kind, what, _ := strings.Cut(step, ":")
+		output := ""
+		switch kind {
+		case "typed":
+			s.d.Typed([]byte(what), s.now)
+		case "says":
+			output = "\x1b]7501;state=" + what + "\x1b\\"
+		case "title":
+			output = "\x1b]0;" + what + "\a"
+		case "shows":
+			text = what
+			output = agentScreen(tool, text, draft)
+		case "box":
+			draft = what
+			output = agentScreen(tool, text, draft)
+		case "raw":
+			output = what
+		default:
+			s.t.Fatalf("no step %q", step)
+		}
+		if output != "" {
+			s.d.Feed([]byte(output), s.now)
+		}
+		for _, p := range s.wait(pause) {
+			_, why, _ := strings.Cut(p.Question, " failed: ")
+			told = append(told, strings.TrimSpace(string(p.Turn)+" "+why)+": "+strings.Join(strings.Fields(p.Full), " "))
+		}
+	}
+	return told
+}
+
+// TestTurns: ready, finished, asked in words, interrupted, failed are told apart, each once and with the words of that
+// turn alone, however short it was; what was no turn is not told as one.
+func TestTurns(t *testing.T) {
+	edge := strings.Repeat("▀", 100)
+	const (
+		start       = "says:idle:app=claude-code"
+		works       = "says:working:app=claude-code"
+		hello       = "shows:❯ hello\n\n● Hi.\n\n✻ Baked for 1s · done 4:02 PM\n"
+		stopped     = "\n  ⎿ \u00a0Interrupted · What should Claude do instead?\n"
+		geminiReady = "title:◇  Ready (w)"
+		geminiWorks = "title:✦  Working… (w)"
+		said        = "\x1b[38;2;92;156;245m┃\x1b[38;2;238;238;238m"
+		wrong       = "\x1b[38;2;224;108;117m┃\x1b[38;2;128;128;128m"
+		plain       = "\x1b[m"
+	)
+	for _, c := range []struct {
+		name, tool string
+		steps      []string
+		want       []string
+	}{
+		{"claude's start", "claude", []string{"shows:Welcome", start, "says:done:app=x"}, []string{"ready: ", "finished: Welcome"}},
+		{"a trust dialog before it", "claude", []string{"says:blocked:app=claude-code:kind=permission", "typed:\r",
+			"says:clear", "shows:Welcome\n\n" + strings.Repeat(" ", 80) + "◐ medium · /effort", start}, []string{"ready: "}},
+		{"a turn", "claude", []string{"shows:", start, "typed:hello\r", works, hello, "says:done:app=claude-code"},
+			[]string{"ready: ", "finished: ● Hi."}},
+		{"a turn of a tenth of a second", "claude", []string{"shows:", start, "typed:hello\r", "quick " + works, "quick " + hello,
+			"says:done:app=claude-code"}, []string{"ready: ", "finished: ● Hi."}},
+		{"a turn within one write", "claude", []string{"shows:", start, "typed:hello\r",
+			"raw:\x1b]7501;state=working\a" + agentScreen("claude", hello[6:], "") + "\x1b]7501;state=done\a"},
+			[]string{"ready: ", "finished: ● Hi."}},
+		{"the second turn like the first", "claude", []string{hello, "typed:hello\r", "quick " + works,
+			"quick " + hello + "\n❯ more\n\n● And so on.\n\n✻ Baked for 1s · done 4:03 PM\n", "says:done:app=claude-code"},
+			[]string{"ready: ", "finished: ● And so on."}},
+		{"a question in words", "claude", []string{"shows:", start, "typed:hello\r", works,
+			"shows:❯ hello\n\n● Two ways.\n\n  Which one? (y/n)\n\n✻ Baked for 1s · done 4:02 PM\n", "says:done:app=claude-code"},
+			[]string{"ready: ", "asks: ● Two ways. Which one? (y/n)"}},
+		{"it works and shows nothing yet", "claude", []string{hello, "typed:more\r", works, "shows:❯ hello\n\n● Hi.\n",
+			"quick title:◐ Claude Code"}, []string{"ready: "}},
+		{"Esc", "claude", []string{"shows:", start, "typed:hello\r", works, "quick typed:\x1b",
+			"shows:❯ hello\n\n● Once upon" + stopped, "says:idle:app=claude-code"}, []string{"ready: ", "interrupted: ● Once upon"}},
+		{"Esc before an answer: the message is back in the box", "claude", []string{"shows:", start, "typed:hello\r", works, hello,
+			"says:done:app=claude-code", "typed:more\r", works, "quick typed:\x1b", "box:more", "says:idle:app=claude-code"},
+			[]string{"ready: ", "finished: ● Hi.", "interrupted: "}},
+		{"No at a dialog", "claude", []string{"shows:", start, "typed:hello\r", works, "says:blocked:app=x:kind=permission",
+			"quick typed:4", "shows:❯ hello\n\n● I will." + stopped + "ctrl+y to paste deleted text", "says:idle:app=x"},
+			[]string{"ready: ", "interrupted: ● I will."}},
+		{"a command of its own", "claude", []string{"shows:", start, "typed:/context\r", works,
+			"shows:❯ /context\n\n  96 % free", "says:idle:app=claude-code"}, []string{"ready: ", "finished: 96 % free"}},
+		{"help and out again", "claude", []string{hello, start, "typed:/help\r", "raw:\x1b[H\x1b[2JHelp", "typed:\x1b", hello},
+			[]string{"ready: ", "ready: "}},
+		{"no credit, a hint in the box", "claude", []string{"shows:", start, "typed:hello\r", works,
+			"quick raw:" + strings.Replace(agentScreen("claude", "❯ hello\n  ⎿ \u00a0Credit balance too low · Add funds", ""),
+				"❯\u00a0", "❯\u00a0\x1b[7mO\x1b[;2mnce fixed, resend\x1b[m", 1),
+			"says:error:app=claude-code:msg=Q3JlZGl0IGJhbGFuY2UgaXMgdG9vIGxvdw=="},
+			[]string{"ready: ", "failed Credit balance is too low: "}},
+		{"a wrong key, and what is typed then", "claude", []string{"shows:", start, "typed:hello\r", works,
+			"quick shows:❯ hello\n  ⎿ \u00a0Invalid API key · Fix external API key",
+			"says:blocked:app=claude-code:kind=auth:msg=SW52YWxpZCBBUEkga2V5", "typed:m", "box:more", "raw:", "raw:", "raw:"},
+			[]string{"ready: ", "failed Invalid API key: "}},
+		{"an error of a claude without the protocol", "claude", []string{"shows:", "title:✳ Claude Code", "typed:hello\r",
+			"title:◐ Claude Code", "shows:❯ hello\n\n● API Error: Repeated 529 Overloaded", "title:✳ Claude Code"},
+			[]string{"ready: ", "failed API Error: Repeated 529 Overloaded: "}},
+		{"an error while it goes on trying", "claude", []string{"shows:", start, "typed:hello\r", works,
+			"shows:❯ hello\n\n✻ 529 Overloaded · retrying in 5s · attempt 6/10", "raw:"}, []string{"ready: "}},
+
+		{"codex works a moment at its start", "codex", []string{"shows:", "says:idle:app=codex", "quick says:working:app=codex",
+			"quick title:⠋ w", "quick title:w", "says:idle:app=codex"}, []string{"ready: "}},
+		{"codex, a turn", "codex", []string{"shows:", "says:idle:app=codex", "typed:\r", "says:working:app=codex",
+			"shows:› hello\n\n• Hi.\n  └ Tip: Use /copy\n\n  Worked for <1s • 16:03\n", "says:done:app=codex"},
+			[]string{"ready: ", "finished: • Hi."}},
+		{"codex, Esc", "codex", []string{"shows:", "says:idle:app=codex", "typed:\r", "says:working:app=codex", "quick typed:\x1b",
+			"shows:› hello\n\n• Hi.\n\n■ Conversation interrupted - use /feedback\n", "says:idle:app=codex"},
+			[]string{"ready: ", "interrupted: • Hi."}},
+		{"codex, 401", "codex", []string{"shows:", "says:idle:app=codex", "typed:\r", "says:working:app=codex",
+			"shows:› hello\n\n\n■ unexpected status 401 Unauthorized: Incorrect API key\nprovided: sk-x\n", "says:error:app=codex"},
+			[]string{"ready: ", "failed unexpected status 401 Unauthorized: Incorrect API key provided: sk-x: "}},
+
+		{"gemini, turns between two looks", "gemini", []string{geminiReady, "shows:", "typed:\r", "quick " + geminiWorks,
+			"quick shows: > hello\n" + edge + "\n✦ Hi.\n", geminiReady,
+			"typed:\r", "raw:\x1b]0;✦  Working… (w)\a" + agentScreen("gemini", " > hello\n"+edge+"\n✦ Hi.\n\n > more\n"+edge+
+				"\n✦ Ho.\n", "") + "\x1b]0;◇  Ready (w)\a"}, []string{"ready: ", "finished: ✦ Hi.", "finished: ✦ Ho."}},
+		{"gemini, Esc", "gemini", []string{geminiReady, "shows:", "typed:\r", geminiWorks, "quick typed:\x1b",
+			"shows: > hello\n" + edge + "\n✦ Once\n\nℹ Request cancelled.\n", geminiReady}, []string{"ready: ", "interrupted: ✦ Once"}},
+		{"gemini, 401", "gemini", []string{geminiReady, "shows:", "typed:\r", geminiWorks, "shows: > hello\n" + edge +
+			"\n✕ [API Error: {\"error\":{\"code\":401,\"message\":\"Incorrect\n  key\"}}]\n\nℹ This request failed. Press F12 or\n  run it\n",
+			geminiReady}, []string{"ready: ", `failed [API Error: {"error":{"code":401,"message":"Incorrect key"}}]: `}},
+
+		{"gemini, a file that it shows says that it is done", "gemini", []string{geminiReady, "shows:", "typed:\r", geminiWorks,
+			"says:done:app=x", "shows: > hello\n" + edge + "\n✦ Hi.\n", geminiReady}, []string{"ready: ", "finished: ✦ Hi."}},
+
+		{"opencode, a turn that no look has seen", "opencode", []string{"shows:", "typed:\r", "shows:  " + said + "  hello" + plain +
+			"\n\n     Hi.\n\n     ▣  Build · Fake · 257ms\n"}, []string{"ready: ", "finished: Hi."}},
+		{"opencode, Esc", "opencode", []string{"shows:", "typed:\r", "shows:  " + said + "  hello" + plain +
+			"\n\n     Once\n\n     ▣  Build · Fake · interrupted\n"}, []string{"ready: ", "interrupted: Once"}},
+		{"opencode, 401", "opencode", []string{"shows:", "typed:\r", "shows:  " + said + "  hello" + plain + "\n\n  " + wrong + "\n  " +
+			wrong + "  Incorrect API key" + plain + "\n\n     ▣  Build · Fake\n"}, []string{"ready: ", "failed Incorrect API key: "}},
+		{"opencode, No at a dialog", "opencode", []string{"shows:", "typed:\r", "shows:  " + said + "  hello" + plain +
+			"\n\n     $ touch x\n\n     ▣  Build · Fake\n"}, []string{"ready: ", "finished: $ touch x"}},
+		{"opencode tries again", "opencode", []string{"shows:", "typed:\r", "raw:" + strings.Replace(agentScreen("opencode",
+			"  "+said+"  hello"+plain+"\n\n     ▣  Build · Fake\n", ""), "   /w", "  ■■⬝Quota exceeded [retrying in 8s", 1), "raw:"},
+			[]string{"ready: "}},
+
+		{"qwen, a turn", "qwen", []string{"title:Qwen - w", "shows:", "typed:\r", "title:◐︎ Qwen - w",
+			"shows:  > hello\n\n  ◆︎ Hi.\n", "title:Qwen - w"}, []string{"ready: ", "finished: Hi."}},
+		{"qwen, Esc: it says so late, and the message is back", "qwen", []string{"title:Qwen - w", "shows:", "typed:\r",
+			"title:◐︎ Qwen - w", "quick typed:\x1b", "quick title:Qwen - w", "box:hello",
+			"shows:  > hello\n\n  ◆︎ Hi.\n  ●︎ Request cancelled.\n"}, []string{"ready: ", "interrupted: "}},
+		{"qwen, 401", "qwen", []string{"title:Qwen - w", "shows:", "typed:\r", "title:◐︎ Qwen - w",
+			"shows:  > hello\n  ✕ [API Error: 401 Incorrect API key] (Press Ctrl+Y to retry)\n", "title:Qwen - w"},
+			[]string{"ready: ", "failed [API Error: 401 Incorrect API key]: "}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			told := playTurns(newStage(t, c.tool, ""), c.tool, c.steps)
+			if !slices.Equal(told, c.want) {
+				t.Errorf("it tells %q, want %q", told, c.want)
+			}
+		})
+	}
+}
+
+// TestBlinkingDialogThatIsNotShown: a dialog that the tool reports and no reader knows is asked although a mark blinks.
+func TestBlinkingDialogThatIsNotShown(t *testing.T) {
+	s := newStage(t, "claude", "reading raw noecho")
+	told := s.show(agentScreen("claude", "● I will.", "")+"\x1b[H\x1b[JAuto mode can't check actions\r\n\r\n● Doing it\r\n"+
+		"\x1b]7501;state=blocked:app=claude-code:msg=ZGlhbG9nIG9wZW4=\a", 0)
+	for i := range 8 {
+		told = append(told, s.show([]string{"\x1b[3;1H ", "\x1b[3;1H●"}[i%2], 600*time.Millisecond)...)
+	}
+	if len(told) != 1 || told[0].Question != "dialog open" {
+		t.Errorf("%+v", told)
+	}
+}
+
+// TestReadyIsNews: that a tool is ready is told once, of one whose box comes long after its start; ends of turns always.
+func TestReadyIsNews(t *testing.T) {
+	for _, c := range []struct {
+		tool   string
+		notify bool
+		turns  []TurnState
+		want   []bool
+	}{
+		{"claude", true, []TurnState{TurnReady, TurnFinished, TurnReady}, []bool{false, true, false}},
+		{"codex", true, []TurnState{TurnReady, TurnReady, TurnFailed}, []bool{true, false, true}},
+		{"codex", true, []TurnState{TurnInterrupted, TurnReady}, []bool{true, false}},
+		{"codex", false, []TurnState{TurnReady, TurnAsks}, []bool{false, false}},
+		{"generic", true, []TurnState{"", ""}, []bool{true, true}},
+	} {
+		s := &session{adapter: adapterFor(c.tool), cfg: &Config{NotifyIdle: c.notify}}
+		var told []bool
+		for _, turn := range c.turns {
+			told = append(told, s.tellsIdle(&Prompt{Idle: true, Turn: turn}))
+		}
+		if !slices.Equal(told, c.want) {
+			t.Errorf("%s, notify_idle %v: %q is told %v, want %v", c.tool, c.notify, c.turns, told, c.want)
+		}
+	}
+}
+
+// TestAnswerOfItsTurn: what the Stop hook gave is shown for the turn that it ended, not for a later one nor for one that
+// was broken off.
+func TestAnswerOfItsTurn(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		turn  TurnState
+		since time.Time
+		want  string
+	}{
+		{TurnFinished, now.Add(-time.Second), "The answer"},
+		{TurnAsks, time.Time{}, "The answer"},
+		{TurnFinished, now.Add(time.Second), "on the screen"},
+		{TurnInterrupted, now.Add(-time.Second), "on the screen"},
+		{TurnFailed, now.Add(-time.Second), "on the screen"},
+	} {
+		s, _, _ := hookBench(t)
+		s.answer, s.answeredAt = "The answer", now
+		p := &Prompt{Type: FreeText, Idle: true, Turn: c.turn, since: c.since, Full: "on the screen"}
+		q := &question{screen: p}
+		s.q = q
+		if !s.create(q) || q.rec.Full != c.want {
+			t.Errorf("%s: %q, want %q", c.turn, q.rec.Full, c.want)
+		}
+	}
+}
+
+// TestTurnHeadlines: a message tells what the turn came to, and, when the tool works again, what it had come to.
+func TestTurnHeadlines(t *testing.T) {
+	for _, c := range []struct {
+		turn       TurnState
+		open, over string
+	}{
+		{TurnReady, "💤 claude is ready and waits for your next message", "claude was ready"},
+		{TurnFinished, "✅ claude has finished", "claude had finished"},
+		{TurnAsks, "💬 claude asks", "claude had asked"},
+		{TurnInterrupted, "⏹ claude was interrupted", "⏹ claude was interrupted"},
+		{TurnFailed, "⚠️ claude failed: API Error: 529", "⚠️ claude failed: API Error: 529"},
+		{"", "💤 claude waits for your next message", "claude waited"},
+	} {
+		p := &PromptRecord{Prompt: Prompt{Idle: true, Turn: c.turn, Question: turnSentence("claude", c.turn, "API Error: 529")}}
+		p.Status = AwaitingReply
+		if got := turnHeadline(p, "claude"); got != c.open {
+			t.Errorf("%q, want %q", got, c.open)
+		}
+		p.Status = Canceled
+		if got := turnHeadline(p, "claude"); got != c.over {
+			t.Errorf("%q, want %q", got, c.over)
 		}
 	}
 }
