@@ -4295,7 +4295,8 @@ func (v *view) offers(l *column) string {
 
 // signsOf looks around a list.
 func (v *view) signsOf(l *column) signs {
-	inside := v.hidden || v.row >= l.first()-2 && v.row <= l.end()
+	away := v.hidden || v.drawn && v.row < l.first() // what is drawn above may be left over
+	inside := away || v.row >= l.first()-2 && v.row <= l.end()
 	below := v.col == 0 && v.row > l.end() && v.row <= l.end()+2 // as where it was printed
 	reads := v.tty.Reading == ReadingYes
 	s := signs{
@@ -4306,7 +4307,7 @@ func (v *view) signsOf(l *column) signs {
 		inside:   inside,
 		reads:    reads,
 		headed:   v.headed(l),
-		framed:   v.hidden && v.rows[l.first()].depth > 0,
+		framed:   away && v.rows[l.first()].depth > 0,
 		last:     v.last == l.end(),
 		ending:   v.last-l.end() <= 2,
 		known:    v.known,

@@ -3348,6 +3348,8 @@ func TestReaders(t *testing.T) {
 			"  \x1b[90mOther\x1b[m\r\n\r\n↑/↓ select · enter accept", MultipleChoice, "1 Red= 2 Blue= 3 Other="},
 		{"what explains an option is none (qwen)", raw, hide + "Provider\r\n\r\n› One\r\n  \x1b[90mthe first\x1b[m\r\n\r\n" +
 			"  Two\r\n  \x1b[90mthe second\x1b[m\r\n\r\n↑↓ navigate, Enter to select", MultipleChoice, "1 One= 2 Two="},
+		{"a cell that is left reversed above (gemini)", raw, hide + "│ \x1b[7m \x1b[m │\r\n\r\nAllow it?\r\n\r\n\r\n● 1. Once\r\n" +
+			"  2. Always\r\n", MultipleChoice, "1 Once= 2 Always="},
 		{"boxes to tick", raw, hide + "Which?\r\n❯ ◯ lint\r\n  ◉ tests\r\n\r\nspace to toggle, enter to confirm",
 			MultipleChoice, "1 lint= 2 tests="},
 		{"buttons by background, keys named below (gum)", raw, hide + "Commit?\r\n\r\n  \x1b[48;5;212m Yes \x1b[m  " +
@@ -16869,6 +16871,7 @@ func gateBench(t *testing.T, tool string, state TTYState, asked, value string) *
 	if p == nil {
 		t.Fatalf("%q asks nothing", asked)
 	}
+	s.det.cur = s.det.found
 	s.q = &question{screen: p}
 	s.create(s.q)
 	now, why, err := st.Decide(cliAnswer(&s.q.rec, value), time.Now())
