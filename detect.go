@@ -3575,6 +3575,9 @@ type inputBox struct {
 // it.
 var reMark = re(`^[^\pL\pN]*$`)
 
+// reDraft is the first row of an input box with something in it.
+var reDraft = re(`^[>❯›●$]\s*\S`)
+
 // Box looks at the input box. Of a tool that is not known it is the cursor's line, if that is idle
 // or shows nothing but a mark: what else stands there may be a draft.
 func (d *Detector) Box(tty TTYState, now time.Time) inputBox {
@@ -3970,7 +3973,7 @@ var (
 		`› ?-? ?use arrow-.*|[›…·])\s*$`)
 	// reChoosing is what a row says that tells how to choose.
 	reChoosing = re(`(?i)↑ ?[/|,]? ?↓|↓ ?[/|,]? ?↑|← ?[/|,]? ?[↑↓→]|⏎|⇆|\b(arrows?|navigate)\b|` +
-		`\b(enter|return|space ?bar|space|tab)\b.{0,12}\b(select|confirm|submit|choose|toggle|` +
+		`\btab\b.{0,12}\b(select|toggle)|\b(enter|return|space ?bar|space)\b.{0,12}\b(select|confirm|submit|choose|toggle|` +
 		`accept|apply|pick|open|change)|` +
 		`\b(select|confirm|submit|choose|toggle|pick)\b.{0,14}\b(enter|return|space)\b|` +
 		`\buse .{0,12}keys|^\(?\d+/\d+\b|^\(.*\b(move|reveal|use|press)\b.*\)$`)
@@ -4280,7 +4283,7 @@ func (v *view) offers(l *column) string {
 		return ""
 	}
 	for i, rule := range listRules {
-		draft := i > 0 && v.typing(l)
+		draft := v.typing(l) && (i > 0 || !l.numbered() && !s.reported)
 		if draft || s.known && i >= rulesOfKnown || !rule.holds(s) {
 			continue
 		}
@@ -4681,7 +4684,8 @@ func (v *view) dialogTop(first int) (top int, above bool) {
 	headed := func(w viewRow) bool { return v.a.Head != nil && v.a.Head.MatchString(w.text) }
 	top = v.up(first, func(w viewRow) bool {
 		gap := w.raw == "" && v.rows[max(w.row-1, 0)].raw == ""
-		return w.top || headed(w) || !v.known && gap
+		barred := v.known && v.rows[first].depth > 0 && w.depth == 0 && !w.rule // opencode has no edge
+		return w.top || headed(w) || barred || !v.known && gap
 	})
 	if top >= 0 && headed(v.rows[top]) {
 		return top, false
@@ -5354,6 +5358,20 @@ func (v *view) askingRow(r, fence int) int {
 	return nearest
 }
 
+// drafted tells whether the cursor stands in an input box, a mark behind the line above it and a
+// line below, in which something is typed.
+func (v *view) drafted() bool {
+	if v.hidden {
+		return false
+	}
+	top := v.up(v.row, func(w viewRow) bool { return w.rule })
+	below := slices.IndexFunc(v.rowsBelow(v.row, maxBoxRows), func(w viewRow) bool { return w.rule })
+	if top < 0 || v.row-top > maxBoxRows || below < 0 {
+		return false
+	}
+	return reDraft.MatchString(v.rows[top+1].text)
+}
+
 // asksText tells whether a row asks for the text of the field below it: it orders to type one, or,
 // where no fence stands between, ends as a question does. Above the fence of an input box stand the
 // last words of an agent.
@@ -5395,7 +5413,7 @@ func (v *view) readStill() *candidate {
 	case v.tty.Canonical || v.tty.Echo || v.tty.Reading == ReadingBusy && !v.known:
 		v.note("silence means nothing: the terminal is in line mode, or nobody reads it")
 		return nil
-	case v.last < 0, v.known && v.inBoxRows():
+	case v.last < 0, v.known && v.inBoxRows(), v.drafted():
 		return nil
 	}
 	f := newCandidate(Unknown, 0.60)
@@ -5553,7 +5571,7 @@ func (v *view) readLine() *candidate {
 	if v.readWorded(f, text, top) {
 		v.note("the cursor's line, row %d, asks by its words or how it ends", v.row+1)
 	} else {
-		if alternate || v.hidden {
+		if alternate || v.hidden || v.drafted() {
 			return nil
 		}
 		v.note("the cursor's line, row %d, is unfinished: a question if nothing comes for %v", v.row+1,

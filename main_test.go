@@ -3396,6 +3396,8 @@ func TestReaders(t *testing.T) {
 		{"an input box of a tool that is not known", raw, hide + "Done.\r\n" + rule + "\r\n❯ \x1b[7m \x1b[m\r\n" + rule, "idle", ""},
 		{"bullets of a transcript, blank rows between", raw, hide + "● do it\r\n\r\n○ Bash(ls)\r\n\r\n" + rule + "\r\n❯ \x1b[7m \x1b[m" +
 			"\r\n" + rule, "idle", ""},
+		{"a draft of two lines (gemini)", raw, hide + " Shift+Tab to accept edits\r\n" + rule + "\r\n> first\r\n  second\x1b[7m \x1b[m\r\n" + rule,
+			"", ""},
 		{"a printed list of marks", "busy raw noecho", hide + "❯ one\r\n❯ two\r\n", "", ""},
 		{"a menu that is only shown, nobody reads", "busy canon echo", "Choose:\r\n ❯ 1. yes\r\n   2. no\r\n↑↓ navigate", "", ""},
 	} {
