@@ -5369,7 +5369,9 @@ func (v *view) drafted() bool {
 	if top < 0 || v.row-top > maxBoxRows || below < 0 {
 		return false
 	}
-	return reDraft.MatchString(v.rows[top+1].text)
+	before := v.s.text(line{cells: v.s.grid[v.row].cells[:v.col]})
+	typed := v.row > top+1 || !reMark.MatchString(before)
+	return typed && reDraft.MatchString(v.rows[top+1].text)
 }
 
 // asksText tells whether a row asks for the text of the field below it: it orders to type one, or,
