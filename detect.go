@@ -5276,8 +5276,7 @@ func (v *view) readField() *candidate {
 	if v.hidden || v.tty.Canonical || v.tty.Reading == ReadingBusy && !v.known {
 		return nil
 	}
-	before := v.s.text(line{cells: v.s.grid[v.row].cells[:v.col]})
-	if !reMark.MatchString(before) || v.after() != "" && !v.hinted() {
+	if !reMark.MatchString(v.typedBefore()) || v.after() != "" && !v.hinted() {
 		return nil
 	}
 	fence := v.fence()
@@ -5358,6 +5357,18 @@ func (v *view) askingRow(r, fence int) int {
 	return nearest
 }
 
+// typedBefore is the text before the cursor, a hint that stands there left out: grok draws its
+// cursor behind that.
+func (v *view) typedBefore() string {
+	var b strings.Builder
+	for c, cell := range v.s.grid[v.row].cells[:v.col] {
+		if !v.faintAt(v.row, c) {
+			b.WriteRune(max(cell.ch, ' '))
+		}
+	}
+	return b.String()
+}
+
 // drafted tells whether the cursor stands in an input box, a mark behind the line above it and a
 // line below, in which something is typed.
 func (v *view) drafted() bool {
@@ -5369,8 +5380,7 @@ func (v *view) drafted() bool {
 	if top < 0 || v.row-top > maxBoxRows || below < 0 {
 		return false
 	}
-	before := v.s.text(line{cells: v.s.grid[v.row].cells[:v.col]})
-	typed := v.row > top+1 || !reMark.MatchString(before)
+	typed := v.row > top+1 || !reMark.MatchString(v.typedBefore())
 	return typed && reDraft.MatchString(v.rows[top+1].text)
 }
 
