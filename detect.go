@@ -1345,7 +1345,7 @@ var reElapsed = re(`\(\s*(?:\d+h ?)?(?:\d+m ?)?\d+s\b`)
 
 // reStatus is the row of a program at work: a spinner, and what it does, in dots or with the seconds
 // it takes.
-var reStatus = re(`^[\s│┃]*[\x{2800}-\x{28ff}` + movingMarks + `]\s.*(?:…|\.\.\.|\b\d+s\b)`)
+var reStatus = re(`^[\s│┃]*[\x{2800}-\x{28ff}` + movingMarks + `◉∘]\s.*(?:…|\.\.\.|\b\d+s\b)`)
 
 // still is a row without what moves in it while the question stays the same: spinners, blinking
 // marks and ticks become blanks, elapsed times are left out. Blanks between words stay as they are.
@@ -2743,7 +2743,7 @@ func (d *Detector) snapshot(asked *Prompt) *Prompt {
 }
 
 // movingMarks are spinners and marks that blink, besides the Braille patterns.
-const movingMarks = "●○◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙"
+const movingMarks = "●○◎◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙"
 
 // tickMarks tell what is ticked: that may change while a question stands.
 const tickMarks = "☐☒☑✔✓◯◉◻◼"
@@ -2987,12 +2987,13 @@ func (d *Detector) WantTTY(now time.Time) bool {
 // Behind is what was typed behind the question in force, which is on a line, and whether that
 // question still stands. It is about the last look.
 func (d *Detector) Behind() (typed string, stands bool) {
-	if d.cur == nil || d.cur.line == "" || !d.lineStands() {
+	if d.cur == nil || d.cur.line == "" {
 		return "", false
 	}
-	line, _ := d.view.cursorLine()
-	typed = strings.TrimPrefix(line+d.view.after(), strings.TrimRight(d.cur.line, " "))
-	return strings.TrimSpace(typed), true
+	line, top := d.view.cursorLine()
+	moved := d.cur.place != 0 && d.cur.place != d.Screen.Scrolled()+top+1
+	typed, stands = strings.CutPrefix(line+d.view.after(), strings.TrimRight(d.cur.line, " "))
+	return strings.TrimSpace(typed), stands && !moved
 }
 
 // Explain says in words what each reader sees on the screen this instant, the one that is believed
@@ -3973,7 +3974,8 @@ var (
 		`› ?-? ?use arrow-.*|[›…·])\s*$`)
 	// reChoosing is what a row says that tells how to choose.
 	reChoosing = re(`(?i)↑ ?[/|,]? ?↓|↓ ?[/|,]? ?↑|← ?[/|,]? ?[↑↓→]|⏎|⇆|\b(arrows?|navigate)\b|` +
-		`\btab\b.{0,12}\b(select|toggle)|\b(enter|return|space ?bar|space)\b.{0,12}\b(select|confirm|submit|choose|toggle|` +
+		`\btab\b.{0,12}\b(select|toggle)|` +
+		`\b(enter|return|space ?bar|space)\b.{0,12}\b(select|confirm|submit|choose|toggle|` +
 		`accept|apply|pick|open|change)|` +
 		`\b(select|confirm|submit|choose|toggle|pick)\b.{0,14}\b(enter|return|space)\b|` +
 		`\buse .{0,12}keys|^\(?\d+/\d+\b|^\(.*\b(move|reveal|use|press)\b.*\)$`)
@@ -4587,8 +4589,17 @@ func (v *view) menu(l *column) *candidate {
 		}
 		rows[o.row] = strings.TrimSpace(o.num + " " + label)
 	}
-	return v.describe(f, l.first(), l.end(), rows)
+	v.describe(f, l.first(), l.end(), rows)
+	for i, c := range f.Choices {
+		if f.esc && !v.known && refuses(c.Label) && reReason.MatchString(c.Label) {
+			f.Choices[i].Keys = "\x1b" // the choice opens a field for the reason, Escape refuses at once
+		}
+	}
+	return f
 }
+
+// reReason is a refusal that asks for its reason: copilot, letta.
+var reReason = re(`(?i)\btell\b.*\bwhat to do\b`)
 
 // choice is what option o offers, the i-th of those given; in a numbered menu one without a number
 // is named by its label, as Submit.
@@ -4626,7 +4637,7 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 	top, above := v.dialogTop(first)
 	f.Cut = above
 	for _, w := range v.rows[top : end+1] {
-		if strings.IndexAny(w.text, "↑↓") == 0 {
+		if strings.IndexAny(w.text, "↑↓") == 0 || reElided.MatchString(w.text) {
 			f.Cut = true
 		}
 		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
@@ -4677,6 +4688,9 @@ func asYesNo(f *candidate) {
 		f.Choices[no].Key = "n"
 	}
 }
+
+// reElided is a row that says that the tool itself leaves out a part of what it asks about.
+var reElided = re(`(?i)…\s*\+?\d+ (more )?lines|\boutput clipped\b`)
 
 // dialogTop is the first row of the dialog whose choices begin in row first; above: it begins above
 // the screen.
@@ -5280,6 +5294,10 @@ func (v *view) readField() *candidate {
 		return nil
 	}
 	fence := v.fence()
+	row := v.s.text(line{cells: v.s.grid[v.row].cells[:v.col]})
+	if fence < 0 && !reMark.MatchString(row) {
+		return nil // a hint before the cursor, but no box
+	}
 	asked := v.row
 	if fence >= 0 {
 		asked = fence
@@ -5369,6 +5387,9 @@ func (v *view) typedBefore() string {
 	return b.String()
 }
 
+// reEnds are the keys that end a text, or leave it.
+var reEnds = re(`(?i)\b(enter|return|esc|escape)\b`)
+
 // drafted tells whether the cursor stands in an input box, a mark behind the line above it and a
 // line below, in which something is typed.
 func (v *view) drafted() bool {
@@ -5386,11 +5407,13 @@ func (v *view) drafted() bool {
 
 // asksText tells whether a row asks for the text of the field below it: it orders to type one, or,
 // where no fence stands between, ends as a question does. Above the fence of an input box stand the
-// last words of an agent.
+// last words of an agent, or what it is for: there the order must name the key that ends the text.
 func (v *view) asksText(r, fence int) bool {
 	text := v.marked(r)
 	if fence >= 0 {
-		return reOrder.MatchString(text)
+		_, rest, _ := strings.Cut(text, " ")
+		ends := reEnds.MatchString(rest) || lexis().secret.in(text)
+		return reOrder.MatchString(text) && ends
 	}
 	hint := v.after() != "" && v.hinted()
 	if !v.drawn && !hint && v.rows[v.row].depth == 0 {
@@ -5490,7 +5513,8 @@ var (
 	// rePlain is, beside yes and no, no choice of its own.
 	rePlain    = re(`(?i)^(y|n|yes|no|\?|q|quit|h|help|fingerprint|esc|\^c)$`)
 	rePress    = re(`(?i)\[(press )?(enter|return|more)\b[^\]]{0,40}\]\s*$`)
-	reNotPress = re(`\+ ?enter|press [a-z]\b|to (skip|select|choose|submit|quit|stop|abort|cancel|interrupt)\b|\bdefault\b|` +
+	reNotPress = re(`\+ ?enter|press [a-z]\b|\bdefault\b|` +
+		`to (skip|select|choose|submit|quit|stop|abort|cancel|interrupt)\b|` +
 		`selection|s[eé]lection|number|num[eé]ro|nummer|choice|keep|path`)
 	// reGoesOn ends a sentence that waits for a key.
 	reGoesOn = re(`(?i)(:|…|\.\.\.)\s*$|\bcontinue\b`)
@@ -6088,7 +6112,8 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 		return false
 	}
 	answers, _ := v.answersOf(text)
-	if len(answers) > len(list) {
+	decided := slices.ContainsFunc(answers, func(c Choice) bool { return saysNo(c.Label) })
+	if len(answers) > len(list) || decided && len(answers) > 1 { // the list was answered before
 		return false
 	}
 	f.Full = text

@@ -3019,7 +3019,7 @@ func (s *session) choose(now *Prompt, target int, key string, then gateMove) (wh
 // stands.
 func (s *session) pressAnswer(keys string, then gateMove) (why string) {
 	first, size := utf8.DecodeRuneInString(keys)
-	if s.pty.State().Canonical || !strings.HasSuffix(keys, "\r") || size == len(keys) || !unicode.IsPrint(first) {
+	if s.pty.State().Canonical || size == len(keys) || !unicode.IsPrint(first) {
 		return s.press(keys, then)
 	}
 	s.gate.rest = keys[size:]
@@ -3031,10 +3031,11 @@ func (s *session) pressAnswer(keys string, then gateMove) (why string) {
 func (s *session) keyStep(look *Prompt, late bool) (why string) {
 	s.noteLeft(look)
 	typed, stands := s.det.Behind()
+	next := look != nil && !look.Idle && look.Type != Unknown
 	switch {
-	case !stands:
+	case !stands && (late || next): // else it may only be painted anew
 		return s.press("", s.echo())
-	case typed != "" || late:
+	case stands && (late || typed != ""):
 		return s.press(s.gate.rest, s.echo())
 	}
 	return ""
