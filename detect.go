@@ -5526,8 +5526,8 @@ var (
 	reTwice = re(`^([Yy])[Yy]?[/-]([Nn])[Nn]?$`)
 	// rePairs are the pairs in "y/N or t/H".
 	rePairs   = re(`(?:^|[ (])(\pL)/(\pL)(?:$|[ )])`)
-	reHotkeys = re(`[\[(]([A-Za-z])[\])](\p{Ll}[\pL\pN-]*(?: \pL[\pL\pN-]*){0,3})|` +
-		`[\[(](\w{1,2})[\])] (\pL(?:[\pL'-]| [\pL'-])*)|(?:^|\s)([A-Za-z])\)([a-z][\w-]+)|` +
+	reHotkeys = re(`(\pL*)[\[(]([A-Za-z])[\])](\p{Ll}[\pL\pN-]*(?: \pL[\pL\pN-]*){0,3})|` +
+		`[\[(](\w{1,2})[\])] (\pL(?:[\pL'-]| [\pL'-])*)|(?:^|[\s,])([A-Za-z])\)(\pL[\pL\pN_-]+)|` +
 		`\b([a-z]) to ([a-z]{3,})`)
 	// reOnly names the only answer that is taken for yes: terraform.
 	reOnly = re(`(?i)\bonly ['"]?(yes|y)\b`)
@@ -5548,7 +5548,7 @@ var (
 	reRemark       = re(`^\(.* .*\)$`)
 	reSays         = re(`\pL[\pL\pN]`)
 	reYesNo        = re(`(?i)^(y|n|yes|no)$`)
-	reSplits       = []*regexp.Regexp{re(`\s*,\s*(?:or\s+)?`), re(`\s*\|\s*`), re(`\s*/\s*`), re(`\s+or\s+`)}
+	reSplits       = []*regexp.Regexp{re(`\s*,\s*(?:or\s+)?|\s+or\s+`), re(`\s*\|\s*`), re(`\s*/\s*`)}
 	reChoiceWord   = re(`^[\pL\pN][\pL\pN_+-]{0,24}$`)
 	reDigits       = re(`^\d+$`)
 	rePresetBefore = re(`\pL.*[:?›‣] $`)
@@ -5658,13 +5658,16 @@ func (v *view) readSaid(f *candidate, text, above string) bool {
 	return true
 }
 
-// hotKeys are the keys that a line names: "(N)ame", "(p) Postpone", "a)utorename".
+// hotKeys are the keys that a line names: "(N)ame", "e(x)it", "(p) Postpone", "a)utorename".
 func hotKeys(line string) []Choice {
 	var keys []Choice
 	for _, m := range reHotkeys.FindAllStringSubmatch(plain(line), -1) {
-		c := Choice{Key: m[1] + m[3] + m[5] + m[7], Label: m[1] + m[2]}
-		if m[1] == "" {
-			c.Label = m[4] + m[5] + m[6] + m[8]
+		c := Choice{Key: m[2] + m[4] + m[6] + m[8], Label: m[1] + m[2] + m[3]}
+		if m[2] == "" {
+			c.Label = m[5] + m[6] + m[7] + m[9]
+		}
+		if m[7] != "" && m[7][0] >= utf8.RuneSelf { // another alphabet: no letter of the word
+			c.Label = m[7]
 		}
 		keys = append(keys, c)
 	}
@@ -6239,7 +6242,9 @@ func (v *view) readFurtherUp(f *candidate, line string, top int) *candidate {
 	var below []string // the question
 	for n := 0; n < 3 && top >= 0; n++ {
 		f.Question = strings.TrimSpace(line)
-		if v.readMarked(f, f.Question) && f.Type == YesNo {
+		// svn ends the line that names its keys.
+		keys := n == 0 && top == v.row-1 && strings.HasSuffix(plain(f.Question), ":")
+		if v.readMarked(f, f.Question) && (f.Type == YesNo || keys && len(f.Choices) > 1) {
 			return v.withBelow(v.paragraph(f, top), below)
 		}
 		if v.hidden && (strings.Contains(line+" ", "? ") || strings.Contains(line, "◆")) {

@@ -3385,6 +3385,12 @@ func TestReaders(t *testing.T) {
 			"y Yes=yes\r n No=no\r"},
 		{"keys that the line above names (hg)", line, "You can (k)eep it or (d)elete it.\r\nWhat now? ", MultipleChoice,
 			"k keep it or=k\r d delete it=d\r"},
+		{"keys in the line above, which has ended (svn)", raw, "(A)bbrechen, Weiterma(c)hen, (E)ditieren:\r\n", MultipleChoice,
+			"A Abbrechen=A\r c Weitermachen=c\r E Editieren=E\r"},
+		{"keys between full-width marks (svn)", raw, "a)终止，c)继续，e)编辑：\r\n", MultipleChoice,
+			"a 终止=a\r c 继续=c\r e 编辑=e\r"},
+		{"an or before the last of several keys (emacs)", raw, "\x1b[?1049hSave file? (y, n, !, ., q or d) ", MultipleChoice,
+			"y y=y n n=n ! !=! . .=. q q=q d d=d"},
 		{"an answer stands there already (debconf)", raw, "  1. Dialog  2. Readline\r\n\r\nInterface: 1", MultipleChoice,
 			"1 Dialog=\x151\r 2 Readline=\x152\r"},
 		{"a list whose items are wrapped", line, " 1) " + strings.Repeat("long ", 22) + "\r\n 2) Quit\r\nSelect an option: ",
@@ -16809,7 +16815,7 @@ var (
 	affirms = regexp.MustCompile(`(?i)^[^\pL\pN]*(y|yes|yep|ok|okay|j|ja|o|oui|s|si|sí|sim|д|да|tak|t|是|好|确定|はい|예|네|` +
 		`allow|always|approve|accept|trust|proceed|continue|confirm|grant|run|install|delete|remove|overwrite|deploy|agree|` +
 		`i (agree|accept|understand))([^\pL\pN]|$)`)
-	denies = regexp.MustCompile(`(?i)^[^\pL\pN]*(n|no|nope|nein|non|nao|não|н|нет|nie|否|いいえ|아니|deny|reject|cancel|abort|` +
+	denies = regexp.MustCompile(`(?i)^[^\pL\pN]*(n|no|nope|nein|non|nao|não|н|нет|nie|否|いいえ|아니|deny|reject|cancel|abort|abbrechen|` +
 		`refuse|decline|disallow|don['’]?t|do not|取消|キャンセル)([^\pL\pN]|$)`)
 )
 
