@@ -5700,7 +5700,7 @@ func (v *view) readNamed(f *candidate, text string, top int) bool {
 	less := v.s.AltScreen() && v.row == v.last && v.tty.Reading == ReadingYes
 	less = less && v.s.attr(v.row, 0).Reverse // the name of the file
 	if !pager && !less {
-		if v.readPrinted(f, text, top) || v.readMarked(f, text) {
+		if v.readPrinted(f, text, top) || v.readUnder(f, text) || v.readMarked(f, text) {
 			return true
 		}
 		if !presses(text) {
@@ -6144,6 +6144,27 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 		c.Keys = before + c.Keys
 		f.Choices = append(f.Choices, c)
 	}
+	return true
+}
+
+// readUnder finds the numbered list under a line that asks for one of it, where the program reads
+// keys and nothing else stands below: Inquirer's rawlist.
+func (v *view) readUnder(f *candidate, text string) bool {
+	asks := lexis().choose.in(plain(text))
+	if !asks || v.tty.Canonical || v.hidden || v.known || v.s.AltScreen() || v.last-v.row < 2 {
+		return false
+	}
+	var list []Choice
+	for r := v.row + 1; r <= v.last; r++ {
+		items := itemsOf(v.rows[r].raw)
+		if len(items) != 1 || items[0].Key != fmt.Sprint(r-v.row) || len(list) == 9 {
+			return false
+		}
+		list = append(list, v.typed(items[0].Key, items[0].Label, false))
+	}
+	f.Type = MultipleChoice
+	f.Choices = list
+	f.Full = text
 	return true
 }
 

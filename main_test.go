@@ -3387,6 +3387,8 @@ func TestReaders(t *testing.T) {
 			"k keep it or=k\r d delete it=d\r"},
 		{"keys in the line above, which has ended (svn)", raw, "(A)bbrechen, Weiterma(c)hen, (E)ditieren:\r\n", MultipleChoice,
 			"A Abbrechen=A\r c Weitermachen=c\r E Editieren=E\r"},
+		{"a list under the line that asks (rawlist)", raw, "? Pick a license\r\n  1) MIT\r\n  2) GPL\x1b[1;18H", MultipleChoice,
+			"1 MIT=1\r 2 GPL=2\r"},
 		{"keys between full-width marks (svn)", raw, "a)终止，c)继续，e)编辑：\r\n", MultipleChoice,
 			"a 终止=a\r c 继续=c\r e 编辑=e\r"},
 		{"an or before the last of several keys (emacs)", raw, "\x1b[?1049hSave file? (y, n, !, ., q or d) ", MultipleChoice,
