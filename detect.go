@@ -2549,6 +2549,7 @@ type candidate struct {
 	esc    bool          // the dialog names Escape as the way out
 	guess  bool          // its answers are not read from the screen but guessed
 	line   string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
+	ended  bool          // the line that asks has ended, the cursor is in the blank row below it
 	lift   int           // rows from where line begins up to where the question does
 	by     string        // the first signal: pattern, silence; "" structure
 	wait   time.Duration // how long the masked screen must have been still
@@ -2556,6 +2557,9 @@ type candidate struct {
 
 	drafted bool // Idle: a text stands in the box
 }
+
+// onLine tells whether the answer is typed in the cursor's line, where it shows.
+func (c *candidate) onLine() bool { return c.line != "" || c.ended }
 
 // newCandidate is a question of that kind in which nothing is pointed at.
 func newCandidate(kind PromptType, score float64) *candidate {
@@ -2641,10 +2645,10 @@ func (d *Detector) Typed(p []byte, now time.Time) {
 	d.turn.noteKeys(p, working, now)
 	if d.cur != nil {
 		d.typed = true
-		begun := d.cur.line != "" && len(p) > 0 && p[0] >= ' '
+		begun := d.cur.onLine() && len(p) > 0 && p[0] >= ' '
 		// An Enter after the first one is typed somewhere else.
 		if d.enterAt.IsZero() && (enter || begun) && d.standsNow() {
-			d.Screen.Answered(d.cur.line != "")
+			d.Screen.Answered(d.cur.onLine())
 		}
 	}
 	if enter && now.After(d.enterAt) {
@@ -2657,7 +2661,7 @@ func (d *Detector) Typed(p []byte, now time.Time) {
 // was looked at since.
 func (d *Detector) standsNow() bool {
 	v := newView(d.Screen, d.adapter, d.tty, d.o, d.drawnAt)
-	if d.cur.line != "" {
+	if d.cur.onLine() {
 		line, _ := v.cursorLine()
 		return strings.HasPrefix(line, strings.TrimRight(d.cur.line, " "))
 	}
@@ -2866,7 +2870,7 @@ func (d *Detector) noteReplaced() {
 // stands tells whether the question in force is on the screen as it was shown, or an answer is
 // being typed behind it or in its box.
 func (d *Detector) stands() bool {
-	if d.cur.line != "" {
+	if d.cur.onLine() {
 		return d.lineStands()
 	}
 	if d.found == nil {
@@ -2984,16 +2988,22 @@ func (d *Detector) WantTTY(now time.Time) bool {
 	return d.lookDue.IsZero() && !d.ttyDue.After(now)
 }
 
-// Behind is what was typed behind the question in force, which is on a line, and whether that
-// question still stands. It is about the last look.
-func (d *Detector) Behind() (typed string, stands bool) {
-	if d.cur == nil || d.cur.line == "" {
+// Behind is what shows behind the question in force, if that is on a line, since key was typed, and
+// whether the question still stands. Below a line that has ended only the key itself is an echo:
+// other words there are new output. It is about the last look.
+func (d *Detector) Behind(key string) (typed string, stands bool) {
+	if d.cur == nil {
 		return "", false
+	}
+	if !d.cur.onLine() {
+		return "", d.found != nil && d.cur.same(&d.found.Prompt)
 	}
 	line, top := d.view.cursorLine()
 	moved := d.cur.place != 0 && d.cur.place != d.Screen.Scrolled()+top+1
 	typed, stands = strings.CutPrefix(line+d.view.after(), strings.TrimRight(d.cur.line, " "))
-	return strings.TrimSpace(typed), stands && !moved
+	typed = strings.TrimSpace(typed)
+	other := d.cur.ended && typed != "" && !strings.EqualFold(typed, key)
+	return typed, stands && !moved && !other
 }
 
 // Explain says in words what each reader sees on the screen this instant, the one that is believed
@@ -6263,9 +6273,14 @@ func (v *view) readFurtherUp(f *candidate, line string, top int) *candidate {
 	var below []string // the question
 	for n := 0; n < 3 && top >= 0; n++ {
 		f.Question = strings.TrimSpace(line)
-		// svn ends the line that names its keys.
-		keys := n == 0 && top == v.row-1 && strings.HasSuffix(plain(f.Question), ":")
+		// svn ends the line that names its keys, and reads the answer in the next.
+		next := v.up(v.row, showsAny) == v.row-1 && strings.TrimSpace(line) == f.Question
+		keys := next && n == 0 && strings.HasSuffix(plain(f.Question), ":")
 		if v.readMarked(f, f.Question) && (f.Type == YesNo || keys && len(f.Choices) > 1) {
+			if next && n == 0 && !v.hidden {
+				f.ended = true
+				f.place = v.s.Scrolled() + v.row + 1
+			}
 			return v.withBelow(v.paragraph(f, top), below)
 		}
 		if v.hidden && (strings.Contains(line+" ", "? ") || strings.Contains(line, "◆")) {
@@ -6316,7 +6331,7 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 	f.Cut = f.Cut || cut
 	f.parts = shown{above: stillRows(above), body: stillRows(before), line: true}
 	line, first := v.cursorLine()
-	if f.line != "" && f.line == line {
+	if f.onLine() && f.line == line {
 		f.lift = first - top
 	}
 	return f

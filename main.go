@@ -2690,7 +2690,8 @@ type gate struct {
 	until time.Time // the screen must have followed by then
 	keys  []byte    // for the writer, until it reports
 	after gateMove  // what follows when they are written
-	rest  string    // of an answer whose first key is typed
+	first string    // key of an answer, typed alone
+	rest  string    // of that answer
 
 	value  string    // what was decided
 	secret *string   // what was given for a secret, nil while it is not known
@@ -3022,6 +3023,7 @@ func (s *session) pressAnswer(keys string, then gateMove) (why string) {
 	if s.pty.State().Canonical || size == len(keys) || !unicode.IsPrint(first) {
 		return s.press(keys, then)
 	}
+	s.gate.first = keys[:size]
 	s.gate.rest = keys[size:]
 	return s.press(keys[:size], gateMove{to: gateKey, within: followTime})
 }
@@ -3030,7 +3032,7 @@ func (s *session) pressAnswer(keys string, then gateMove) (why string) {
 // for a while. Where the question has gone, the key was all it took.
 func (s *session) keyStep(look *Prompt, late bool) (why string) {
 	s.noteLeft(look)
-	typed, stands := s.det.Behind()
+	typed, stands := s.det.Behind(s.gate.first)
 	next := look != nil && !look.Idle && look.Type != Unknown
 	switch {
 	case !stands && (late || next): // else it may only be painted anew

@@ -1064,7 +1064,8 @@ func TestGate(t *testing.T) {
 	toppings := "\x1b[?25lWhich toppings?\r\n\r\n❯ 1. [%s] Ham\r\n  2. [ ] Egg\r\n  3. [ ] Oil\r\n"
 	box := strings.Repeat("─", 80) + "❯\u00a0%s\r\n" + strings.Repeat("─", 80) + "\x1b[2;3H"
 	dialog := "Bash command\r\n\r\n touch x\r\n\r\nDo you want to proceed?\r\n❯ 1. Yes\r\n  2. No\r\n\x1b[?25l"
-	type step struct{ shows, want string } // shows "": as it was; want "!…": breaks off, for this reason
+	// shows "": as it was; want "!…": breaks off, for this reason; "……": typed once its time is over
+	type step struct{ shows, want string }
 	for _, c := range []struct {
 		name, tool   string
 		state        TTYState
@@ -1078,6 +1079,14 @@ func TestGate(t *testing.T) {
 			[]step{{"", "n"}, {"Fix? no\r\nDelete all? (y/n) ", ""}, {"", ""}}},
 		{"its first key is painted late", "x", raw, "Go? (y/n) ", "n",
 			[]step{{"", "n"}, {"working", ""}, {"Go? (y/n) n", "\r"}}},
+		{"its first key shows in the row below the line that asks", "x", raw, "(a)bort, (c)ontinue, (e)dit:\r\n", "c",
+			[]step{{"", "c"}, {"", ""}, {"(a)bort, (c)ontinue, (e)dit:\r\nc", "\r"}}},
+		{"another question in the row below", "x", raw, "(a)bort, (c)ontinue, (e)dit:\r\n", "c",
+			[]step{{"", "c"}, {"(a)bort, (c)ontinue, (e)dit:\r\nDelete all? (y/n) ", ""}, {"", "…"}}},
+		{"other words in the row below", "x", raw, "(a)bort, (c)ontinue, (e)dit:\r\n", "c",
+			[]step{{"", "c"}, {"(a)bort, (c)ontinue, (e)dit:\r\nworking", ""}, {"", "…"}}},
+		{"it shows nothing of its first key", "x", raw, "\x1b[?25lGo? (y/n)\r\n\r\n", "y",
+			[]step{{"", "y"}, {"", ""}, {"", "…\r"}}},
 		{"gone", "x", reads, "Go? (y/n) ", "y",
 			[]step{{"done", "!the question is no longer on the screen as it was shown"}}},
 		{"another question", "x", reads, "Go? (y/n) ", "y",
@@ -1114,8 +1123,8 @@ func TestGate(t *testing.T) {
 					s.shows(step.shows)
 				}
 				why, breaks := strings.CutPrefix(step.want, "!")
-				late := breaks || s.gate.phase == gateText
-				want := step.want
+				want, waited := strings.CutPrefix(step.want, "…")
+				late := breaks || waited || s.gate.phase == gateText
 				if breaks {
 					want = ""
 				}
