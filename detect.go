@@ -5539,6 +5539,8 @@ var (
 	reHotkeys = re(`(\pL*)[\[(]([A-Za-z])[\])](\p{Ll}[\pL\pN-]*(?: \pL[\pL\pN-]*){0,3})|` +
 		`[\[(](\w{1,2})[\])] (\pL(?:[\pL'-]| [\pL'-])*)|(?:^|[\s,])([A-Za-z])\)(\pL[\pL\pN_-]+)|` +
 		`\b([a-z]) to ([a-z]{3,})`)
+	// reNamesKeys is a line of keys, or one that ends as if an answer came.
+	reNamesKeys = re(`^[\[(][A-Za-z][\])]|:$`)
 	// reOnly names the only answer that is taken for yes: terraform.
 	reOnly = re(`(?i)\bonly ['"]?(yes|y)\b`)
 	reWord = re(`(?i)^(.|C-.|esc|\^c|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
@@ -6275,7 +6277,7 @@ func (v *view) readFurtherUp(f *candidate, line string, top int) *candidate {
 		f.Question = strings.TrimSpace(line)
 		// svn ends the line that names its keys, and reads the answer in the next.
 		next := v.up(v.row, showsAny) == v.row-1 && strings.TrimSpace(line) == f.Question
-		keys := next && n == 0 && strings.HasSuffix(plain(f.Question), ":")
+		keys := next && n == 0 && reNamesKeys.MatchString(plain(f.Question))
 		if v.readMarked(f, f.Question) && (f.Type == YesNo || keys && len(f.Choices) > 1) {
 			if next && n == 0 && !v.hidden {
 				f.ended = true

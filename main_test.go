@@ -3396,6 +3396,8 @@ func TestReaders(t *testing.T) {
 			"k keep it or=k\r d delete it=d\r"},
 		{"keys in the line above, which has ended (svn)", raw, "(A)bbrechen, Weiterma(c)hen, (E)ditieren:\r\n", MultipleChoice,
 			"A Abbrechen=A\r c Weitermachen=c\r E Editieren=E\r"},
+		{"a line of keys alone (svn)", raw, "(a)nnule, (c)ontinue, (e)dite\r\n", MultipleChoice,
+			"a annule=a\r c continue=c\r e edite=e\r"},
 		{"a list under the line that asks (rawlist)", raw, "? Pick a license\r\n  1) MIT\r\n  2) GPL\x1b[1;18H", MultipleChoice,
 			"1 MIT=1\r 2 GPL=2\r"},
 		{"keys between full-width marks (svn)", raw, "a)终止，c)继续，e)编辑：\r\n", MultipleChoice,
