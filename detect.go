@@ -4444,8 +4444,11 @@ func (v *view) options(head viewRow, start int) []viewRow {
 	fmt.Sscan(v.rows[start].num, &num) // stays 1 without a number
 	gap := 0
 	most := 3 // blank rows between two options
-	if head.pointer == "●" && head.num == "" {
+	switch {
+	case head.pointer == "●" && head.num == "":
 		most = 1 // bullets
+	case head.num == "":
+		most = 2
 	}
 	for r := start; r <= v.last && gap < most; r++ {
 		o := v.rows[r]
@@ -6242,6 +6245,10 @@ func (v *view) readAbove(f *candidate) *candidate {
 		return nil
 	}
 	if !v.tty.Canonical {
+		if v.hidden && top == v.row-1 && presses(text) && len(text) < 80 {
+			f.Type = ConfirmEnter
+			return v.paragraph(f, top)
+		}
 		return v.readFurtherUp(f, line, top)
 	}
 	if text != "" && v.readEnded(f, text, top) {

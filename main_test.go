@@ -3408,6 +3408,8 @@ func TestReaders(t *testing.T) {
 			"1 Dialog=\x151\r 2 Readline=\x152\r"},
 		{"a list whose items are wrapped", line, " 1) " + strings.Repeat("long ", 22) + "\r\n 2) Quit\r\nSelect an option: ",
 			MultipleChoice, "1 " + clip(strings.TrimSpace(strings.Repeat("long ", 22)), 60) + "=1\r 2 Quit=2\r"},
+		{"return is pressed where no list is (auggie)", raw, hide + "  \x1b[35mNew here? You can create an account.\x1b[m\r\n\r\n\r\n" +
+			"→ Login to continue\r\n\r\n  Press return to open your browser\r\n", ConfirmEnter, ""},
 		{"press a key, in Turkish", line, "Devam etmek için bir tuşa basın... ", ConfirmEnter, ""},
 		{"press a key, in Chinese", line, "按任意键继续", ConfirmEnter, ""},
 		{"the question stands above the mark (Symfony)", line, " Continue? (yes/no) [yes]:\r\n > ", YesNo, "y Yes=yes\r n No=no\r"},
