@@ -1225,6 +1225,7 @@ type TTYState struct {
 type Choice struct {
 	Key    string `json:"key"`              // names it in a Decision: "y", "n", "1" … "9", the letter shown
 	Label  string `json:"label"`            // as on the screen, made safe, ≤ 60 bytes
+	About  string `json:"about,omitempty"`  // what the program says of it besides, made safe
 	Keys   string `json:"keys,omitempty"`   // the exact bytes that choose it; "" where a pointer must be moved
 	Grants bool   `json:"grants,omitempty"` // lets the agent do something (Yes, Allow, Trust…)
 }
@@ -4436,6 +4437,17 @@ func (v *view) optionsAround(head viewRow) []viewRow {
 	return nil
 }
 
+// blanksBetween is how many blank rows end a list whose first option that is.
+func blanksBetween(head viewRow) int {
+	switch {
+	case head.num != "":
+		return 3
+	case head.pointer == "●": // bullets
+		return 1
+	}
+	return 2
+}
+
 // options reads the menu from row start on, with what explains each.
 func (v *view) options(head viewRow, start int) []viewRow {
 	var opts []viewRow
@@ -4443,13 +4455,7 @@ func (v *view) options(head viewRow, start int) []viewRow {
 	num := 1
 	fmt.Sscan(v.rows[start].num, &num) // stays 1 without a number
 	gap := 0
-	most := 3 // blank rows between two options
-	switch {
-	case head.pointer == "●" && head.num == "":
-		most = 1 // bullets
-	case head.num == "":
-		most = 2
-	}
+	most := blanksBetween(head)
 	for r := start; r <= v.last && gap < most; r++ {
 		o := v.rows[r]
 		divides := o.rule && o.depth == head.depth && len(opts) > 0 && utf8.RuneCountInString(o.raw) < v.s.cols-8

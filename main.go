@@ -1002,7 +1002,6 @@ type question struct {
 	screen  *Prompt      // as the detector saw it; nil: a hook asks
 	askAt   time.Time    // it is not stored before: a hook may come that asks the same
 	shownAt time.Time    // when the dialog of a known tool was seen
-	remind  time.Time    // when its message shows the time left anew
 	decided bool         // the gate is to type what the record says
 	typedBy string       // who pressed a key that may have answered it, "" nobody
 	typedAt time.Time    // when that was
@@ -1331,7 +1330,7 @@ func (s *session) loop() {
 		s.events <- func() { s.rec.ExitCode = &code }
 	})
 	s.save("recording the session", ref(s.rec))
-	s.notify(Notice{Text: "▶ started: " + s.rec.Tool + " in " + s.rec.Cwd})
+	s.notify(Notice{Text: "started\nin " + s.rec.Cwd})
 	turn := time.NewTimer(0)
 	for s.rec.ExitCode == nil || output != nil {
 		turn.Reset(time.Until(s.next))
@@ -1957,10 +1956,6 @@ func (s *session) questionStep() {
 		s.expire(q)
 	case q.rec.Status == Created:
 		s.route(q)
-	case q.rec.Status == AwaitingReply && s.turnAt(q.remind):
-		s.settle(q.rec, s.rec)
-		q.remind = remindAt(&q.rec)
-		s.turnAt(q.remind)
 	}
 }
 
@@ -2017,12 +2012,6 @@ func (s *session) route(q *question) {
 	if routed {
 		s.askPhone(q)
 	}
-}
-
-// remindAt is when the prompt's message is to show the time left anew: after half of it, for it is
-// no clock.
-func remindAt(p *PromptRecord) time.Time {
-	return time.Now().Add(max(time.Until(p.ExpiresAt)/2, time.Minute))
 }
 
 // expire ends a question that nobody answered. A hook refuses then. For any other, only what is
@@ -2175,7 +2164,7 @@ func (s *session) apply(q *question, r *PromptRecord) {
 		q.rec = *r
 		q.decided = q.screen != nil
 		if r.DecidedBy != nil && *r.DecidedBy == "cli:answer" {
-			text := "⌨ answered with `atlasbridge answer`: " + valueName(r, r.Value)
+			text := "was answered with `atlasbridge answer`: " + valueName(r, r.Value)
 			s.notify(Notice{Ring: true, Text: text})
 		}
 	case Injected: // by its hook
@@ -2579,7 +2568,6 @@ func (s *session) askPhone(q *question) {
 	of := s.rec
 	ctx, cancel := context.WithDeadline(s.ctx, p.ExpiresAt)
 	q.unsend = cancel
-	q.remind = remindAt(&p)
 	s.send(func() (int64, error) { return s.ch.Ask(ctx, &p, &of) }, func(msg int64, err error) {
 		if err != nil {
 			return
@@ -3476,8 +3464,40 @@ func (s *session) recordExit() {
 	s.rec.Activity = ""
 	s.save("recording the end", ref(s.rec))
 	seq, hash, _ := s.st.Audit().Head() // of a log that cannot be read: 0 and no hash
-	text := fmt.Sprintf("⏹ ended: %s, exit code %d\naudit %d %s", s.rec.Tool, code, seq, hash)
+	lived := span(s.rec.EndedAt.Sub(s.rec.StartedAt))
+	text := fmt.Sprintf("%s · %s", howEnded(&s.rec), lived)
+	switch n := s.questionsAsked(); n {
+	case 0:
+	case 1:
+		text += " · 1 question"
+	default:
+		text += fmt.Sprintf(" · %d questions", n)
+	}
+	text += fmt.Sprintf("\naudit %d %s", seq, hash)
 	s.notify(Notice{Urgent: true, Text: text})
+}
+
+// questionsAsked is how many questions there were, notices apart.
+func (s *session) questionsAsked() int {
+	v, err := s.st.View()
+	if err != nil {
+		return 0
+	}
+	return len(v.which(func(p *PromptRecord) bool { return p.SessionID == s.rec.ID && !p.Idle }))
+}
+
+// howEnded says how the tool's run ended, in a message.
+func howEnded(r *SessionRecord) string {
+	code := *r.ExitCode
+	switch {
+	case r.Status == "terminated":
+		return "was ended"
+	case r.Status == "crashed":
+		return "crashed: " + syscall.Signal(code-128).String()
+	case code != 0:
+		return fmt.Sprintf("ended with exit %d", code)
+	}
+	return "ended"
 }
 
 // drain waits until the channel has sent everything, but not for ever; a signal cuts it short.
@@ -3679,7 +3699,8 @@ func questionPrompt(q hookQuestion, i, n int) PromptRecord {
 	p.Excerpt = clip(p.Question, maxExcerpt)
 	for k, o := range q.Options[:min(9, len(q.Options))] {
 		key := strconv.Itoa(k + 1)
-		p.Choices = append(p.Choices, Choice{Key: key, Label: clip(visible(redact(o.Label)), 60)})
+		choice := Choice{Key: key, Label: safely(o.Label, 60), About: safely(o.Description, maxFull)}
+		p.Choices = append(p.Choices, choice)
 		line := key + ". " + o.Label
 		if o.Description != "" {
 			line += ": " + o.Description
@@ -3805,9 +3826,10 @@ func (h *hook) complete(p *PromptRecord, now time.Time) {
 
 // permissionPrompt is what the operator is asked about the call: what it is, all of its arguments, and the answers.
 func (h *hook) permissionPrompt() PromptRecord {
-	call := h.call()
+	folder := h.folder()
+	call := h.call(folder)
 	p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Question: safely(call.question, maxFull), Permission: true,
-		SafeDefault: ref(hookDeny)}, Subject: safely(call.subject, maxFull)}
+		SafeDefault: ref(hookDeny)}, Subject: safely(call.subject, maxFull), Lang: call.lang}
 	full := visible(redact(call.full))
 	p.Cut = len(full) > maxHookFull
 	p.Full = clip(full, maxHookFull)
@@ -3816,10 +3838,9 @@ func (h *hook) permissionPrompt() PromptRecord {
 		allow = "Yes, and manually approve edits" // the mode that claude is in then (measured)
 	}
 	p.Choices = []Choice{{Key: hookAllow, Label: allow, Grants: true}}
-	words := lastingWords(h.Suggestions)
+	words := lastingWords(h.Suggestions, folder)
 	if words != "" {
-		label := clip("Yes, and don't ask again: "+words, 60)
-		p.Choices = append(p.Choices, Choice{Key: hookAlways, Label: label, Grants: true})
+		p.Choices = append(p.Choices, Choice{Key: hookAlways, Label: "Yes, and stop asking for this", Grants: true})
 		p.Lasting = safely(words, maxFull)
 	}
 	p.Choices = append(p.Choices, Choice{Key: hookDeny, Label: "No"})
@@ -3831,6 +3852,15 @@ func (h *hook) permissionPrompt() PromptRecord {
 	p.seal()
 	p.publish()
 	return p
+}
+
+// folder is where the session was started: paths are shown as they are seen from there.
+func (h *hook) folder() string {
+	v, err := h.st.View()
+	if err != nil || v.Sessions[h.session] == nil { // its record may come later than its tool's first hook
+		return h.Cwd
+	}
+	return v.Sessions[h.session].Cwd
 }
 
 // headAndTail is a text of at most maxExcerpt bytes: what is dangerous can stand at either end.
@@ -3849,11 +3879,15 @@ type hookCall struct {
 	question string   // in words
 	full     string   // all that it is about
 	subject  string   // what the tool's dialog shows of it
+	lang     string   // what full is written in
 	told     []string // names of the arguments that question and full show
 }
 
+// langMarkdown is the Lang of a plan.
+const langMarkdown = "markdown"
+
 // call reads the tool's arguments. Of a tool that is not known all of them are told as they came.
-func (h *hook) call() hookCall {
+func (h *hook) call(folder string) hookCall {
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal(h.Input, &all); err != nil {
 		return hookCall{question: "Allow " + h.Tool + "?", full: string(h.Input)}
@@ -3865,7 +3899,7 @@ func (h *hook) call() hookCall {
 			texts[name] = text
 		}
 	}
-	call := knownCall(h.Tool, texts)
+	call := knownCall(h.Tool, texts, folder)
 	if call.full == "" {
 		call.full = indented(h.Input)
 		if call.subject == "" {
@@ -3885,26 +3919,25 @@ func (h *hook) call() hookCall {
 
 // knownCall is the call of a tool of claude's with these arguments; full is "" when the tool is another, or an argument
 // is missing.
-func knownCall(tool string, arg map[string]string) hookCall {
+func knownCall(tool string, arg map[string]string, folder string) hookCall {
+	file := shortPath(arg["file_path"], folder)
 	switch tool {
 	case "Bash":
-		question := "Run this command?"
-		if arg["description"] != "" {
-			question += " (" + clip(arg["description"], 80) + ")"
-		}
-		return hookCall{question, arg["command"], arg["command"], []string{"command", "description"}}
+		return hookCall{question: strings.TrimSpace("Run this? " + clip(arg["description"], 80)), full: arg["command"],
+			subject: arg["command"], lang: "bash", told: []string{"command", "description"}}
 	case "Edit", "Write":
 		diff, plus, minus := lineDiff(arg["old_string"], arg["new_string"]+arg["content"])
-		question := fmt.Sprintf("Edit %s? (+%d −%d)", arg["file_path"], plus, minus)
+		question := fmt.Sprintf("Edit %s? +%d −%d", file, plus, minus)
 		if tool == "Write" {
-			question = fmt.Sprintf("Write %s? (+%d)", arg["file_path"], plus)
+			question = fmt.Sprintf("Write %s? +%d", file, plus)
 		}
-		return hookCall{question, diff, arg["file_path"], []string{"file_path", "old_string", "new_string", "content"}}
+		return hookCall{question: question, full: diff, subject: arg["file_path"], lang: "diff",
+			told: []string{"file_path", "old_string", "new_string", "content"}}
 	case "WebFetch":
 		full := strings.TrimSpace(arg["url"] + "\n" + arg["prompt"])
-		return hookCall{"Fetch this address?", full, arg["url"], []string{"url", "prompt"}}
+		return hookCall{question: "Fetch this address?", full: full, subject: arg["url"], told: []string{"url", "prompt"}}
 	case "ExitPlanMode":
-		return hookCall{"Carry out this plan?", arg["plan"], "", []string{"plan"}}
+		return hookCall{question: "Carry out this plan?", full: arg["plan"], lang: langMarkdown, told: []string{"plan"}}
 	}
 	return hookCall{question: "Allow " + tool + "?"}
 }
@@ -3933,15 +3966,25 @@ type suggestion struct {
 
 // lastingWords say what the suggestions allow together, and for how long; "" when there are none. One that is not
 // understood is shown as it is.
-func lastingWords(suggestions []json.RawMessage) string {
+func lastingWords(suggestions []json.RawMessage, folder string) string {
 	var words []string
+	last := ""
 	for _, raw := range suggestions {
 		what := string(raw)
+		how := ""
 		var s suggestion
-		if err := json.Unmarshal(raw, &s); err == nil && s.words() != "" {
-			what = s.words()
+		if err := json.Unmarshal(raw, &s); err == nil && s.allowed(folder) != "" && destinations[s.Destination] != "" {
+			what = s.allowed(folder)
+			how = destinations[s.Destination]
 		}
+		if last != how && last != "" {
+			words = append(words, last)
+		}
+		last = how
 		words = append(words, what)
+	}
+	if last != "" {
+		words = append(words, last)
 	}
 	return strings.Join(words, ", ")
 }
@@ -3954,22 +3997,16 @@ var destinations = map[string]string{
 	"userSettings":    "kept for all projects",
 }
 
-// words say what s allows, and for how long; "" when that is not known.
-func (s suggestion) words() string {
-	what := s.allowed()
-	how := destinations[s.Destination]
-	if what == "" || how == "" {
-		return ""
-	}
-	return what + " (" + how + ")"
-}
-
 // allowed says what s allows, "" when that is not known.
-func (s suggestion) allowed() string {
+func (s suggestion) allowed(folder string) string {
 	switch s.Type {
 	case "addDirectories":
-		if len(s.Directories) > 0 {
-			return "access to " + strings.Join(s.Directories, " and ")
+		var all []string
+		for _, directory := range s.Directories {
+			all = append(all, shortPath(directory, folder))
+		}
+		if len(all) > 0 {
+			return "access to " + strings.Join(all, " and ")
 		}
 	case "setMode":
 		if s.Mode == "acceptEdits" {

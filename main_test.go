@@ -667,28 +667,6 @@ func TestRoutedAsShown(t *testing.T) {
 	}
 }
 
-// TestTimeLeftIsShownAnew: a waiting question's message is edited at half of its time, and then seldom.
-func TestTimeLeftIsShownAnew(t *testing.T) {
-	st := storeAt(t, home(t, ""))
-	p := storePrompt(t, st, storeSession(t, st), AwaitingReply, nil)
-	ch := settled{prompts: make(chan *PromptRecord)}
-	s := &session{st: st, ch: ch, ctx: t.Context(), events: make(chan func()), cfg: &Config{},
-		q: &question{rec: *p, remind: time.Now().Add(time.Hour)}}
-	s.questionStep()
-	if s.sending != 0 {
-		t.Error("shown anew before its time")
-	}
-	s.q.remind = time.Now()
-	s.questionStep()
-	if got := <-ch.prompts; got.ID != p.ID {
-		t.Errorf("%s is shown anew", got.ID)
-	}
-	(<-s.events)()
-	if left := time.Until(s.q.remind); left < 59*time.Second {
-		t.Errorf("and again in %v", left)
-	}
-}
-
 // settled is a channel that keeps what it was to edit.
 type settled struct {
 	localChannel
@@ -1671,7 +1649,7 @@ func TestLongCall(t *testing.T) {
 			}
 			h := &hook{Tool: test.tool, Input: input}
 			begun := time.Now()
-			call := h.call()
+			call := h.call("/w")
 			if took := time.Since(begun); took > 20*time.Second {
 				t.Errorf("reading it took %s", took)
 			}
@@ -3796,27 +3774,18 @@ func TestAnswerOfItsTurn(t *testing.T) {
 	}
 }
 
-// TestTurnHeadlines: a message tells what the turn came to, and, when the tool works again, what it had come to.
-func TestTurnHeadlines(t *testing.T) {
-	for _, c := range []struct {
-		turn       TurnState
-		open, over string
-	}{
-		{TurnReady, "💤 claude is ready and waits for your next message", "claude was ready"},
-		{TurnFinished, "✅ claude has finished", "claude had finished"},
-		{TurnAsks, "💬 claude asks", "claude had asked"},
-		{TurnInterrupted, "⏹ claude was interrupted", "⏹ claude was interrupted"},
-		{TurnFailed, "⚠️ claude failed: API Error: 529", "⚠️ claude failed: API Error: 529"},
-		{"", "💤 claude waits for your next message", "claude waited"},
+// TestTurnWords: a notice tells what the turn came to.
+func TestTurnWords(t *testing.T) {
+	for turn, want := range map[TurnState]string{
+		TurnFinished:    "finished",
+		TurnAsks:        "asks",
+		TurnInterrupted: "was interrupted",
+		TurnFailed:      "failed: API Error: 529",
+		"":              "waits for your next message",
 	} {
-		p := &PromptRecord{Prompt: Prompt{Idle: true, Turn: c.turn, Question: turnSentence("claude", c.turn, "API Error: 529")}}
-		p.Status = AwaitingReply
-		if got := turnHeadline(p, "claude"); got != c.open {
-			t.Errorf("%q, want %q", got, c.open)
-		}
-		p.Status = Canceled
-		if got := turnHeadline(p, "claude"); got != c.over {
-			t.Errorf("%q, want %q", got, c.over)
+		p := &PromptRecord{Prompt: Prompt{Idle: true, Turn: turn, Question: turnSentence("claude", turn, "API Error: 529")}}
+		if got := turnWords(p); got != want {
+			t.Errorf("%q, want %q", got, want)
 		}
 	}
 }
@@ -5000,6 +4969,7 @@ func TestTelegramPacingShared(t *testing.T) {
 func TestTelegramSendRetries(t *testing.T) {
 	e := newTGEnv(t)
 	bodies := []string{`{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`,
+		`{"ok":false,"error_code":400,"description":"Bad Request: can't parse entities: x"}`,
 		`{"ok":false,"error_code":400,"description":"Bad Request: can't parse entities: x"}`, ``}
 	var times []time.Time
 	e.srv.fault = func(_ string, w http.ResponseWriter) bool {
@@ -5046,6 +5016,47 @@ func TestTelegramSendRetries(t *testing.T) {
 		true); err != nil ||
 		id != 77 {
 		t.Errorf("a cut answer: %d, %v", id, err)
+	}
+}
+
+// TestPlainerLooks: a Bot API that refuses colours or newer looks of text gets every question all the same, and is asked
+// but once.
+func TestPlainerLooks(t *testing.T) {
+	for _, refused := range []string{`"style":`, `"date_time"`, `"expandable_blockquote"`, `"language":`, `"entities":`} {
+		t.Run(refused, func(t *testing.T) {
+			e := newTGEnv(t)
+			attempts := 0
+			e.srv.fate = func(method string, p map[string]any) fate {
+				body, _ := json.Marshal(p)
+				if method != "sendMessage" {
+					return fate{}
+				}
+				attempts++
+				if strings.Contains(string(body), refused) {
+					return fate{answer: `{"ok":false,"error_code":400,"description":"Bad Request: no such thing"}`}
+				}
+				return fate{}
+			}
+			p := yesNo
+			p.Above = "Plan: 3 changes"
+			p.Full = "rm -r out"
+			p.Lang = "bash"
+			bare := refused == `"entities":`
+			for i := range 2 {
+				attempts = 0
+				got := e.srv.now(e.ask(p).MsgID)
+				if !strings.Contains(got.text, "Continue") || len(got.buttons) != 2 {
+					t.Errorf("question %d came as %q %v", i, got.text, got.buttons)
+				}
+				want := 2 - i
+				if bare { // it may be one message's own fault
+					want = 3
+				}
+				if attempts != want {
+					t.Errorf("question %d took %d attempts, not %d", i, attempts, want)
+				}
+			}
+		})
 	}
 }
 
@@ -5105,88 +5116,294 @@ func TestTroubleIsToldInOrder(t *testing.T) {
 // ---- telegram.go: text ----
 // A message says all of it, in parts that fit.
 
-// TestTelegramTexts: a message says what is asked, what waiting does, whose it is, and at last who
-// answered what.
-func TestTelegramTexts(t *testing.T) {
+// TestPage: a message says whose it is, what is asked, what about, what each button does, and at last until when, or what
+// became of it. It is the page of what the phone shows, each as drawn below.
+func TestPage(t *testing.T) {
 	e := newTGEnv(t)
 	s := *e.s
-	at := time.Date(2026, 11, 20, 14, 2, 11, 0, time.UTC)
-	sid := "claude · api · proj [SID:" + shortID(s.ID) + "]"
-	clock := " at " + at.Local().Format("15:04:05 MST")
+	s.ID = "51ccd167" + s.ID[8:]
+	until := time.Date(2026, 11, 20, 14, 32, 0, 0, time.Local)
+	at := time.Date(2026, 11, 20, 14, 21, 9, 0, time.Local)
 	open := func(p PromptRecord) PromptRecord {
-		p.Status = AwaitingReply
-		p.ExpiresAt = time.Now().Add(598 * time.Second)
+		p.Head, p.SessionID, p.Nonce = Head{ID: newID()}, s.ID, newNonce()
+		p.ExpiresAt = until
 		p.ShownAll = true
+		p.Status = AwaitingReply
 		if p.Confidence == "" {
 			p.Confidence, p.Signals = "high", []string{"pattern"}
 		}
 		return p
 	}
 	over := func(p PromptRecord, st State, by, value, reason string) PromptRecord {
+		p = open(p)
 		p.Status = st
-		p.DecidedAt = &at
-		p.DecidedBy = &by
+		p.Source = cmp.Or(p.Source, "screen")
 		p.Reason = reason
+		if by != "" {
+			p.DecidedAt, p.DecidedBy = &at, &by
+		}
 		if value != "" {
 			p.Value = &value
 		}
 		return p
 	}
 	of := func(p Prompt) PromptRecord { return PromptRecord{Prompt: p} }
-	inFolder := tgWith(tgMenu, func(p *PromptRecord) { p.Tool, p.Cwd = "Bash", "/home/u/proj" })
-	cyrillic := of(Prompt{Type: FreeText, Question: "Which?", Excerpt: "curl p\u0430ypal.com"})
-	text := of(Prompt{Type: FreeText, Question: "Your name:", Excerpt: "Your name:"})
-	password := of(Prompt{Type: FreeText, Secret: true, Question: "Password:"})
-	guess := of(Prompt{Type: Unknown, Excerpt: "> "})
-	guess.Confidence = "low"
-	idle := of(Prompt{Type: FreeText, Idle: true, Turn: TurnFinished,
-		Full: "All tests pass.\nShall I commit?"})
-	const (
-		left   = "\n⏳ Expires in 9m 58s, then "
-		silent = left + "nothing is typed"
-		off    = "\nAnswering with text is switched off (free_text_enabled)."
-		phone  = "telegram:1001"
-		menu   = "Do you want to proceed?\ntouch /tmp/x"
-	)
-	for _, c := range []struct {
-		p    PromptRecord
-		want string // above the session
-	}{
-		{open(yesNo), "❓ Continue? (y/n)" + left + "default: No"},
-		{open(inFolder), "🛡️ " + menu + "\n2. Yes, and don't ask again for touch\n🔧 Bash in /home/u/proj\n" +
-			"To refuse and say why, reply with text." + left + "default: 3. No"},
-		{open(cyrillic), "❓ Which?\ncurl p\u0430ypal.com\n" +
-			"⚠️ Letters of different alphabets in one word: p\u0430ypal.com" + off + silent},
-		{open(text), "❓ Your name:" + off + silent},
-		{open(password), "🔑 Password:\nIt is not asked for here: type it at the keyboard." + silent},
-		{open(guess), "❔ Possibly a question (low confidence)\n>\nWhat should AtlasBridge do?" + silent},
-		{open(idle), "✅ claude has finished\nAll tests pass.\nShall I commit?\n" +
-			"Reply to this message with what to do next."},
-		{over(yesNo, Resolved, phone, "y", ""),
-			"Continue? (y/n)\n✅ Answered" + clock + " on the phone by telegram:1001: Yes"},
-		{over(yesNo, ReplyReceived, phone, "y", ""),
-			"Continue? (y/n)\n⏱ Answered" + clock + " on the phone by telegram:1001: Yes, on its way"},
-		{over(tgMenu, Resolved, "cli:local", "", ""), menu + "\n✅ Answered" + clock + " at the keyboard"},
-		{over(tgMenu, Resolved, phone, "3", "use pnpm"),
-			menu + "\n❌ Answered" + clock + " on the phone by telegram:1001: 3. No (use pnpm)"},
-		{over(yesNo, Resolved, "auto:timeout", "n", ""),
-			"Continue? (y/n)\n⌛ No answer in time" + clock + ", so it was refused: No"},
-		{over(yesNo, Expired, "auto:timeout", "", ""), "Continue? (y/n)\n⌛ Expired" + clock +
-			", nobody answered: nothing was typed, it may still wait"},
-		{over(yesNo, Failed, phone, "y", "the question is gone"),
-			"Continue? (y/n)\n⚠️ Not delivered: Yes" + clock + " (the question is gone)"},
-		{over(password, Resolved, phone, "hunter2", ""),
-			"Password:\n✅ Answered" + clock + " on the phone by telegram:1001"},
-	} {
-		r := e.questionText(&c.p, &s)
-		if got, want := r.text, c.want+"\n"+sid; got != want {
-			t.Errorf("%s %s:\n got %q\nwant %q", c.p.Type, c.p.Status, got, want)
+	hooked := func(tool, input string, suggestions ...json.RawMessage) PromptRecord {
+		h := &hook{Tool: tool, Input: json.RawMessage(input), Suggestions: suggestions, Cwd: s.Cwd, st: e.store, session: e.s.ID}
+		p := h.permissionPrompt()
+		p.Source, p.Cwd = "hook", s.Cwd
+		return p
+	}
+	asked := func(input string) PromptRecord {
+		var q hookQuestion
+		if err := json.Unmarshal([]byte(input), &q); err != nil {
+			t.Fatal(err)
 		}
-		tgCheckEntities(t, r)
+		p := questionPrompt(q, 1, 1)
+		p.Source, p.MaxLength = "hook", maxMessage
+		return p
+	}
+	lasting := []json.RawMessage{
+		json.RawMessage(`{"type":"addDirectories","directories":["/home/u/proj/out"],"destination":"session"}`),
+		json.RawMessage(`{"type":"setMode","mode":"acceptEdits","destination":"session"}`)}
+	deploy := of(Prompt{Type: YesNo, Question: "Continue with 3 changes? (y/n)", Excerpt: "Continue with 3 changes? (y/n)",
+		Above: "Plan: 2 to add, 1 to change, 0 to destroy.", SafeDefault: ref("n")})
+	touch := hooked("Bash", `{"command":"touch out/hello && echo hi","description":"Create a file and say hi"}`, lasting...)
+	edit := hooked("Edit", `{"file_path":"/home/u/proj/src/a.txt","old_string":"second line\nhello old world\n",
+		"new_string":"second line\nhello new world\n"}`)
+	long := hooked("Bash", `{"command":"printf '`+strings.Repeat("a word ", 800)+`' > out"}`)
+	long.ShownAll = false
+	colours := asked(`{"question":"Which color should the button have?","options":[
+		{"label":"Red","description":"A warm red"},{"label":"Green","description":"The brand green"},{"label":"Blue"}]}`)
+	features := asked(`{"question":"Which features?","multiSelect":true,"options":[{"label":"Logging"},{"label":"Metrics"}]}`)
+	name := of(Prompt{Type: FreeText, Question: "What is your project named?", Excerpt: "present: my-app"})
+	password := of(Prompt{Type: FreeText, Secret: true, Question: "Password for deploy@prod:"})
+	still := of(Prompt{Type: Unknown, Excerpt: "Installing 3 of 7\n  [ ] telemetry", Choices: []Choice{{Key: "1", Label: "1"}, {Key: "y", Label: "y"},
+		{Key: "n", Label: "n"}, {Key: "up", Label: "↑"}}})
+	still.Confidence = "low"
+	cyrillic := of(Prompt{Type: FreeText, Question: "Which?", Excerpt: "curl p\u0430ypal.com"})
+	sizes := of(Prompt{Type: MultipleChoice, Question: "Size?", SafeDefault: ref("esc"), Choices: []Choice{{Key: "1", Label: "S"},
+		{Key: "2", Label: "M"}, {Key: "3", Label: "L"}, {Key: "4", Label: "XL"}}})
+	wide := of(Prompt{Type: MultipleChoice, Question: "Which template?", Choices: []Choice{
+		{Key: "1", Label: "A web application with a server of its own"}, {Key: "2", Label: "A library"}}})
+	elsewhere := touch
+	elsewhere.Cwd = "/home/u/proj/sub"
+	for _, c := range []struct {
+		name string
+		p    PromptRecord
+		want string
+	}{
+		{"yes or no", open(deploy), `
+			**api · claude**
+			Continue with 3 changes? (y/n)
+			▸ Plan: 2 to add, 1 to change, 0 to destroy.
+			until 14:32, then No · [SID:51ccd167]
+			[green Yes] [red No]`},
+		{"a command", open(touch), `
+			**api · claude**
+			Run this? Create a file and say hi
+			|bash touch out/hello && echo hi
+			Lasting: access to out, accept edits, this session
+			or reply why not · until 14:32, then No · [SID:51ccd167]
+			[green Yes] [red No]
+			[blue Yes, and stop asking for this]`},
+		{"in another folder", open(elsewhere), `
+			**api · claude**
+			Run this? Create a file and say hi
+			in sub
+			|bash touch out/hello && echo hi
+			Lasting: access to out, accept edits, this session
+			or reply why not · until 14:32, then No · [SID:51ccd167]
+			[green Yes] [red No]
+			[blue Yes, and stop asking for this]`},
+		{"an edit", open(edit), `
+			**api · claude**
+			Edit src/a.txt? +1 −1
+			|diff  second line
+			-hello old world
+			+hello new world
+			or reply why not · until 14:32, then No · [SID:51ccd167]
+			[green Yes] [red No]`},
+		{"choices with descriptions", open(colours), `
+			**api · claude**
+			Which color should the button have?
+			**1 Red** · A warm red
+			**2 Green** · The brand green
+			**3 Blue**
+			or reply with your own words · until 14:32, then nothing is typed · [SID:51ccd167]
+			[1 Red] [2 Green] [3 Blue]`},
+		{"several", open(features), `
+			**api · claude**
+			Which features?
+			|1. Logging
+			2. Metrics
+			tick, then Submit · until 14:32, then nothing is typed · [SID:51ccd167]
+			[▫️ 1 Logging]
+			[▫️ 2 Metrics]
+			[blue Submit]`},
+		{"short choices", open(sizes), `
+			**api · claude**
+			Size?
+			until 14:32, then Esc · [SID:51ccd167]
+			[1 S] [2 M]
+			[3 L] [4 XL]
+			[red Esc]`},
+		{"long choices", open(wide), `
+			**api · claude**
+			Which template?
+			**1 A web application with a server of its own**
+			**2 A library**
+			until 14:32, then nothing is typed · [SID:51ccd167]
+			[1 A web application with a server of its own]
+			[2 A library]`},
+		{"text", open(name), `
+			**api · claude**
+			What is your project named?
+			|present: my-app
+			Answering text is switched off (free_text_enabled).
+			until 14:32, then nothing is typed · [SID:51ccd167]
+			[Send Enter] [Leave it]`},
+		{"a password", open(password), `
+			**api · claude**
+			Password for deploy@prod:
+			It is not asked for here: type it at the keyboard.
+			until 14:32, then nothing is typed · [SID:51ccd167]`},
+		{"possibly a question", open(still), `
+			**api · claude**
+			Possibly a question: it stands still and waits for keys
+			|Installing 3 of 7
+			  [ ] telemetry
+			until 14:32, then nothing is typed · [SID:51ccd167]
+			[Enter] [Esc] [1]
+			[y] [n] [↑]
+			[Leave it] [Show last 500]`},
+		{"words that deceive", open(cyrillic), `
+			**api · claude**
+			Which?
+			|curl p` + "\u0430" + `ypal.com
+			⚠️ Letters of different alphabets in one word: p` + "\u0430" + `ypal.com
+			Answering text is switched off (free_text_enabled).
+			until 14:32, then nothing is typed · [SID:51ccd167]
+			[Send Enter] [Leave it]`},
+		{"answered", over(deploy, Resolved, "telegram:1001", "y", ""), `
+			**api · claude**
+			Continue with 3 changes? (y/n)
+			**Yes** · phone, 14:21 · [SID:51ccd167]`},
+		{"on its way", over(deploy, ReplyReceived, "telegram:1001", "y", ""), `
+			**api · claude**
+			Continue with 3 changes? (y/n)
+			**Yes** · phone, 14:21 · on its way · [SID:51ccd167]`},
+		{"refused, and why", over(edit, Resolved, "telegram:1001", "deny", "use the test database"), `
+			**api · claude**
+			Edit src/a.txt? +1 −1
+			|diff  second line
+			-hello old world
+			+hello new world
+			**No** · phone, 14:21: “use the test database” · [SID:51ccd167]`},
+		{"at the keyboard", over(colours, Resolved, "cli:local", "", ""), `
+			**api · claude**
+			Which color should the button have?
+			**answered** · keyboard, 14:21 · [SID:51ccd167]`},
+		{"several were chosen", over(features, Resolved, "telegram:1001", "1,2", ""), `
+			**api · claude**
+			Which features?
+			|1. Logging
+			2. Metrics
+			**Logging, Metrics** · phone, 14:21 · [SID:51ccd167]`},
+		{"nobody answered, so no", over(deploy, Resolved, "auto:timeout", "n", ""), `
+			**api · claude**
+			Continue with 3 changes? (y/n)
+			**No** · nobody answered, 14:21 · [SID:51ccd167]`},
+		{"nobody answered", over(name, Expired, "", "", "no answer in 600 s"), `
+			**api · claude**
+			What is your project named?
+			|present: my-app
+			**nobody answered**; it still waits · [SID:51ccd167]
+			[Ask again]`},
+		{"replaced", over(deploy, Canceled, "", "", "replaced: the question changed"), `
+			**api · claude**
+			Continue with 3 changes? (y/n)
+			**replaced: the question changed** · [SID:51ccd167]`},
+		{"left to the terminal", over(name, Canceled, "telegram:1001", "\x1b", "left as it is"), `
+			**api · claude**
+			What is your project named?
+			|present: my-app
+			**left as it is** · phone, 14:21 · [SID:51ccd167]`},
+		{"a key was pressed", over(still, Resolved, "telegram:1001", "esc", ""), `
+			**api · claude**
+
+			|Installing 3 of 7
+			  [ ] telemetry
+			**pressed Esc** · phone, 14:21 · [SID:51ccd167]`},
+		{"not delivered", over(deploy, Failed, "telegram:1001", "y", "the program ended before the answer was typed"), `
+			**api · claude**
+			Continue with 3 changes? (y/n)
+			**not delivered: Yes** · the program ended before the answer was typed · [SID:51ccd167]`},
+		{"a password was typed", over(password, Resolved, "telegram:1001", "hunter2", ""), `
+			**api · claude**
+			Password for deploy@prod:
+			**answered** · phone, 14:21 · [SID:51ccd167]`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := e.questionText(&c.p, &s)
+			rows := keyboard(&c.p)
+			if !c.p.Open() {
+				rows = keyboardAfter(&c.p)
+			}
+			want := strings.TrimPrefix(strings.ReplaceAll(c.want, "\n\t\t\t", "\n"), "\n")
+			want = strings.ReplaceAll(want, "\n\n", "\n")
+			if got := drawn(r, rows); got != want {
+				t.Errorf("\n got %s\n\nwant %s", got, want)
+			}
+			tgCheckEntities(t, r)
+		})
+	}
+	long = open(long)
+	long.ShownAll = false
+	r := e.questionText(&long, &s)
+	if rows := drawn(&richText{}, keyboard(&long)); rows != "\n[Show all]\n[red No]" || !strings.Contains(r.text, "more characters") {
+		t.Errorf("a long command: %s %q", rows, r.text)
 	}
 }
 
-// tgCheckEntities checks that every entity lies in the text, covers whole lines, and neither begins nor ends blank.
+// drawn is a message as a phone draws it: bold in stars, monospace behind a bar with its language, what opens behind a
+// triangle, buttons in brackets behind their colour.
+func drawn(r *richText, rows [][]button) string {
+	begins := map[int]string{}
+	ends := map[int]string{}
+	for _, m := range r.marks {
+		switch m.Type {
+		case "bold":
+			begins[m.Offset] += "**"
+			ends[m.Offset+m.Length] = "**" + ends[m.Offset+m.Length]
+		case "pre":
+			begins[m.Offset] += "|" + m.Language
+			if m.Language != "" {
+				begins[m.Offset] += " "
+			}
+		case "expandable_blockquote":
+			begins[m.Offset] += "▸ "
+		}
+	}
+	var b strings.Builder
+	at := 0
+	for _, c := range r.text {
+		b.WriteString(ends[at] + begins[at] + string(c))
+		at += utf16.RuneLen(c)
+	}
+	b.WriteString(ends[at])
+	colours := map[string]string{styleYes: "green ", styleNo: "red ", styleLasting: "blue "}
+	for _, row := range rows {
+		var keys []string
+		for _, one := range row {
+			keys = append(keys, "["+colours[one.Style]+one.Text+"]")
+		}
+		b.WriteString("\n" + strings.Join(keys, " "))
+	}
+	return b.String()
+}
+
+// tgCheckEntities checks that every entity lies in the text, a block covers whole lines, and none begins or ends blank.
 func tgCheckEntities(t *testing.T, r *richText) {
 	t.Helper()
 	units := utf16.Encode([]rune(r.text))
@@ -5200,8 +5417,9 @@ func tgCheckEntities(t *testing.T, r *richText) {
 			continue
 		}
 		part := string(utf16.Decode(units[offset : offset+length]))
+		block := m.Type == "pre" || m.Type == "expandable_blockquote"
 		if part != strings.TrimRight(part, " \n") ||
-			!strings.Contains("\n"+r.text+"\n", "\n"+part+"\n") {
+			block && !strings.Contains("\n"+r.text+"\n", "\n"+part+"\n") {
 			t.Errorf("entity %+v covers %q", m, part)
 		}
 	}
@@ -5279,13 +5497,15 @@ func TestTelegramNotify(t *testing.T) {
 		if c.method != want || len(utf16.Encode([]rune(text))) > 4096 {
 			t.Errorf("message %d is a %s of %d bytes", i, c.method, len(text))
 		}
-		if !strings.HasSuffix(text, origin(e.s)) {
+		text, ended := strings.CutSuffix(text, "\n"+sid(e.s))
+		text, begun := strings.CutPrefix(text, title(e.s))
+		if !begun || !ended {
 			t.Errorf("message %d does not say whose it is", i)
 		}
-		shown = append(shown, strings.Split(strings.TrimSuffix(text, "\n"+origin(e.s)), "\n")...)
+		shown = append(shown, text)
 	}
-	if got := strings.Join(shown, "\n"); got != "Output:\n"+strings.Join(lines, "\n") {
-		t.Errorf("%d of %d lines arrived", len(shown)-1, len(lines))
+	if got := strings.Join(shown, ""); got != " Output:\n"+strings.Join(lines, "\n") {
+		t.Errorf("%d of %d lines arrived", strings.Count(got, "\n"), len(lines))
 	}
 	if silent := e.srv.calls[1].p["disable_notification"]; silent != true {
 		t.Errorf("disable_notification = %v", silent)
@@ -5371,28 +5591,28 @@ func TestTelegramKeyboards(t *testing.T) {
 		whole bool // all of it has been shown
 		want  string
 	}{
-		{"yes/no", yesNo, true, "✅ Yes=y | ❌ No=n"},
-		{"yes/no, not all shown", yesNo, false, "📄 Show all=~all | ❌ No=n"},
-		{"enter", PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, true, "↩️ Press Enter=enter"},
-		{"enter, not all shown", PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, false, "📄 Show all=~all"},
-		{"plain menu", menu, true, "1. Red=1 | 2. Blue=2"},
-		{"plain menu, not all shown", menu, false, "📄 Show all=~all"},
+		{"yes/no", yesNo, true, "Yes=y & No=n"},
+		{"yes/no, not all shown", yesNo, false, "Show all=~all | No=n"},
+		{"enter", PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, true, "Press Enter=enter"},
+		{"enter, not all shown", PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, false, "Show all=~all"},
+		{"plain menu", menu, true, "1 Red=1 & 2 Blue=2"},
+		{"plain menu, not all shown", menu, false, "Show all=~all"},
 		{"menu with Esc", tgWith(menu, func(p *PromptRecord) { p.SafeDefault = ref("esc") }), true,
-			"1. Red=1 | 2. Blue=2 | ⏩ Use default (Esc)=default"},
-		{"permission", tgMenu, true, "✅ 1. Yes=1 | ✅ 2. Yes, and don't ask again for touch=2 | ❌ 3. No=3"},
-		{"permission, not all shown", tgMenu, false, "📄 Show all=~all | ❌ 3. No=3"},
-		{"permission, part unknown", tgWith(tgMenu, cut), true, "❌ 3. No=3"},
-		{"yes/no, part unknown", tgWith(yesNo, cut), true, "❌ No=n"},
-		{"hook", hook, true, "✅ Yes=allow | 🔓 Yes, and don't ask again: accept edits=always | ❌ No=deny"},
-		{"hook, not all shown", hook, false, "📄 Show all=~all | ❌ No=deny"},
-		{"free text", PromptRecord{Prompt: Prompt{Type: FreeText}}, true, "↩️ Send Enter=~enter | 🚫 Leave it=~leave"},
-		{"free text, part unknown", PromptRecord{Prompt: Prompt{Type: FreeText, Cut: true}}, true, "🚫 Leave it=~leave"},
+			"1 Red=1 & 2 Blue=2 | Esc=default"},
+		{"permission", tgMenu, true, "Yes=1 & No=3 | Yes, and don't ask again for touch=2"},
+		{"permission, not all shown", tgMenu, false, "Show all=~all | No=3"},
+		{"permission, part unknown", tgWith(tgMenu, cut), true, "No=3"},
+		{"yes/no, part unknown", tgWith(yesNo, cut), true, "No=n"},
+		{"hook", hook, true, "Yes=allow & No=deny | Yes, and don't ask again: accept edits=always"},
+		{"hook, not all shown", hook, false, "Show all=~all | No=deny"},
+		{"free text", PromptRecord{Prompt: Prompt{Type: FreeText}}, true, "Send Enter=~enter & Leave it=~leave"},
+		{"free text, part unknown", PromptRecord{Prompt: Prompt{Type: FreeText, Cut: true}}, true, "Leave it=~leave"},
 		{"secret", PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true}}, true, ""},
 		{"idle", PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true}}, true, ""},
 		{"unknown", PromptRecord{Confidence: "low", Prompt: Prompt{Type: Unknown}}, true,
-			"↩️ Send Enter=~enter | 🚫 Cancel / Skip=~leave | 🔍 Show last 500 characters=~recent"},
+			"Send Enter=~enter | Leave it=~leave & Show last 500=~recent"},
 		{"unknown, part unknown", PromptRecord{Confidence: "low", Prompt: Prompt{Type: Unknown, Cut: true}}, true,
-			"🚫 Cancel / Skip=~leave | 🔍 Show last 500 characters=~recent"},
+			"Leave it=~leave & Show last 500=~recent"},
 		{"answered", tgWith(yesNo, func(p *PromptRecord) { p.Status = Resolved }), true, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -5491,7 +5711,7 @@ func TestUnreadTicks(t *testing.T) {
 		Prompt: Prompt{Type: MultipleChoice, Multi: true,
 			Choices: []Choice{{Key: "1", Label: "No"}, {Key: "2", Label: "Ham"}}},
 	}
-	if got := tgKeys(keyboard(&p)); got != "📄 Show all=~all" {
+	if got := tgKeys(keyboard(&p)); got != "Show all=~all" {
 		t.Errorf("unread: %s", got)
 	}
 	p.ShownAll, p.Cut = true, true
@@ -5499,11 +5719,11 @@ func TestUnreadTicks(t *testing.T) {
 		t.Errorf("part unknown: %s", got)
 	}
 	p.Cut = false
-	if got := tgKeys(keyboard(&p, "2")); got != "▫️ 1. No=1,2 | ✓ 2. Ham= | 📨 Submit=2" {
+	if got := tgKeys(keyboard(&p, "2")); got != "▫️ 1 No=1,2 | ✓ 2 Ham= | Submit=2" {
 		t.Errorf("read: %s", got)
 	}
 	p.Choices[0].Key = strings.Repeat("k", 40)
-	if got := tgKeys(keyboard(&p)); got != "▫️ 2. Ham=2 | 📨 Submit=" {
+	if got := tgKeys(keyboard(&p)); got != "▫️ 2 Ham=2 | Submit=" {
 		t.Errorf("a key that no button can hold: %s", got)
 	}
 	low := PromptRecord{Status: AwaitingReply, Confidence: "low", Prompt: Prompt{Type: Unknown}}
@@ -5605,7 +5825,7 @@ func TestAskOfWhatIsOver(t *testing.T) {
 		t.Errorf("message %d: %d owed", id, len(owed))
 	}
 	e.settling(e.Telegram, q, 1)()
-	e.says(id, "🚫 Canceled")
+	e.says(id, "canceled")
 	e.paid()
 }
 
@@ -5640,7 +5860,7 @@ func TestReplacedMessageIsOwed(t *testing.T) {
 		})
 		comesTrue(t, "that is recorded", func() bool { return len(e.prompt(p.ID).OldMsgIDs) == 0 })
 		if to == Canceled {
-			e.says(now.MsgID, "🚫 Canceled")
+			e.says(now.MsgID, "canceled")
 		} else if len(e.srv.message(now.MsgID).buttons) == 0 {
 			t.Error("the new one has no buttons")
 		}
@@ -5674,8 +5894,8 @@ func TestOfferedAgainWhileAnswered(t *testing.T) {
 	e.settling(e.Telegram, p, 1)()
 	close(held)
 	id := <-msg
-	e.says(p.MsgID, "✅ Answered")
-	e.says(id, "✅ Answered")
+	e.says(p.MsgID, " · phone, ")
+	e.says(id, " · phone, ")
 	e.paid()
 	if e.srv.twice != 0 || len(e.srv.edits(p.MsgID)) != 1 {
 		t.Errorf("edits: %v", e.srv.edits(0))
@@ -5702,13 +5922,11 @@ func TestOfferThatCannotBeRecorded(t *testing.T) {
 // One edit of a message is under way at a time; what comes meanwhile leaves once, as the last truth.
 func TestEditsInOrder(t *testing.T) {
 	e := newTGEnv(t)
-	p := e.ask(yesNo)
-	e.srv.messages[p.MsgID].text = "asked some time ago"
+	p := e.over(e.ask(yesNo), ReplyReceived)
 	held := make(chan struct{})
 	there := e.srv.first(fate{hold: held})
 	first := e.settling(e.Telegram, p, 1)
 	<-there
-	e.over(p, ReplyReceived)
 	second := e.settling(e.Telegram, p, 1)
 	e.store.Move(p.ID, Injected, nil)
 	e.store.Move(p.ID, Resolved, nil)
@@ -5717,8 +5935,8 @@ func TestEditsInOrder(t *testing.T) {
 	first()
 	second()
 	third()
-	e.says(p.MsgID, "✅ Answered")
-	if n := e.srv.edits(p.MsgID); len(n) != 2 || len(n[0].buttons) == 0 {
+	e.says(p.MsgID, " · phone, ")
+	if n := e.srv.edits(p.MsgID); len(n) != 2 || !strings.Contains(n[0].text, "on its way") {
 		t.Errorf("edits: %v", n)
 	}
 	if e.srv.maxFly != 1 || e.srv.twice != 0 {
@@ -5738,7 +5956,7 @@ func TestEditsAreWrittenWhenTheyLeave(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newTGEnv(t)
-			p := e.ask(yesNo)
+			p := e.over(e.ask(yesNo), ReplyReceived)
 			held := make(chan struct{})
 			there := e.srv.first(fate{hold: held, answer: answer})
 			if answer == "" {
@@ -5751,10 +5969,11 @@ func TestEditsAreWrittenWhenTheyLeave(t *testing.T) {
 			if there != nil {
 				<-there
 			}
-			e.over(p, Resolved)
+			e.store.Move(p.ID, Injected, nil)
+			e.store.Move(p.ID, Resolved, nil)
 			close(held)
 			wait()
-			e.says(p.MsgID, "✅ Answered")
+			e.says(p.MsgID, " · phone, ")
 			if n := len(e.srv.edits(p.MsgID)); n != 1 || e.srv.twice != 0 {
 				t.Errorf("%d edits, %d changed nothing", n, e.srv.twice)
 			}
@@ -5784,7 +6003,7 @@ func TestGivingUpKeepsTheOrder(t *testing.T) {
 	close(held)
 	first()
 	last()
-	e.says(p.MsgID, "✅ Answered")
+	e.says(p.MsgID, " · phone, ")
 	if e.srv.maxFly != 1 {
 		t.Errorf("%d edits at a time", e.srv.maxFly)
 	}
@@ -5797,16 +6016,16 @@ func TestEditBecomesUrgent(t *testing.T) {
 	cfg := *e.cfg.Load()
 	cfg.ChatID = -1001 // a group: a message that is not urgent waits for 3.9 s more
 	e.cfg.Store(&cfg)
-	p := e.ask(yesNo)
+	p := e.ask(severalOfMenu)
 	e.updatePace(func(time.Time) time.Time { return time.Now() })
 	begin := time.Now()
-	wait := e.settling(e.Telegram, p, 1)
+	wait := e.ticking(p)
 	e.over(p, Canceled)
 	wait()
 	if took := time.Since(begin); took > 2*time.Second {
 		t.Errorf("it waited for %v", took)
 	}
-	e.says(p.MsgID, "🚫 Canceled")
+	e.says(p.MsgID, "canceled")
 }
 
 // An edit that has become superfluous while it waited is dropped.
@@ -5842,13 +6061,13 @@ func TestNothingIsSaidTwice(t *testing.T) {
 	if got := e.prompt(p.ID).MsgStatus; got != Resolved {
 		t.Errorf("recorded: %s", got)
 	}
-	e.says(p.MsgID, "✅ Answered")
+	e.says(p.MsgID, " · phone, ")
 }
 
 // Of ticks that come while one is under way the last is shown, and none twice.
 func TestTicksInOrder(t *testing.T) {
 	e := newTGEnv(t)
-	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
+	p := e.ask(severalOfMenu)
 	r := e.receiver(e.Telegram)
 	held := make(chan struct{})
 	there := e.srv.first(fate{hold: held})
@@ -5884,13 +6103,13 @@ func TestTicksInOrder(t *testing.T) {
 	e.over(p, Canceled)
 	tick("1")
 	r.work.Wait()
-	e.says(p.MsgID, "🚫 Canceled")
+	e.says(p.MsgID, "canceled")
 }
 
 // What was ticked in a message that has been replaced is not ticked in the new one.
 func TestTicksStayInTheirMessage(t *testing.T) {
 	e := newTGEnv(t)
-	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
+	p := e.ask(severalOfMenu)
 	r := e.receiver(e.Telegram)
 	r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+"1")
 	r.work.Wait()
@@ -5909,7 +6128,7 @@ func TestTicksStayInTheirMessage(t *testing.T) {
 // A tick that waits while its message is replaced brings no buttons back there.
 func TestTickOfReplacedMessage(t *testing.T) {
 	e := newTGEnv(t)
-	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false }))
+	p := e.ask(severalOfMenu)
 	r := e.receiver(e.Telegram)
 	held := make(chan struct{})
 	there := e.srv.first(fate{hold: held})
@@ -5961,10 +6180,10 @@ func TestTickOvertakenByOutcome(t *testing.T) {
 			e.store.Move(p.ID, Injected, nil)
 			e.store.Move(p.ID, Resolved, nil)
 			e.settling(e.Telegram, p, 1)()
-			e.says(p.MsgID, "✅ Answered")
+			e.says(p.MsgID, " · phone, ")
 			close(held)
 			r.work.Wait()
-			e.says(p.MsgID, "✅ Answered")
+			e.says(p.MsgID, " · phone, ")
 			if lost { // it can still be carried out: that is looked at again
 				if owed, _, _ := e.store.Owed(nil); len(owed) != 1 {
 					t.Errorf("%d owed", len(owed))
@@ -6012,7 +6231,7 @@ func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
 				t.Errorf("%d edits before the session's own", n)
 			}
 			e.settling(e.Telegram, p, 1)()
-			e.says(p.MsgID, "✅ Answered")
+			e.says(p.MsgID, " · phone, ")
 			want := 1
 			if slow {
 				want = 2
@@ -6038,47 +6257,24 @@ func TestOnItsWayOvertakenByOutcome(t *testing.T) {
 	e.settling(e.Telegram, p, 1)()
 	close(held)
 	r.work.Wait()
-	e.says(p.MsgID, "Yes\n")
+	e.says(p.MsgID, "Yes · phone, ")
 	if text := e.srv.message(p.MsgID).text; strings.Contains(text, "on its way") {
 		t.Errorf("it says %q", text)
 	}
 	e.paid()
 }
 
-// The time left is shown where the message shows what the state says, and nowhere else.
-func TestTimeLeftOnlyWhereNothingElseIsShown(t *testing.T) {
-	for name, c := range map[string]struct {
-		change func(*PromptRecord)
-		want   int
-	}{
-		"plain":   {func(*PromptRecord) {}, 1},
-		"in full": {func(p *PromptRecord) { p.Cut, p.Full = true, "all of it" }, 1},
-		"cut":     {func(p *PromptRecord) { p.Cut, p.Full = true, strings.Repeat("x", 5000) }, 0},
-		"ticks":   {func(p *PromptRecord) { p.Multi = true }, 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			e := newTGEnv(t)
-			p := e.ask(tgWith(tgMenu, c.change))
-			e.srv.messages[p.MsgID].text = "asked some time ago"
-			e.settling(e.Telegram, p, 1)()
-			if n := e.srv.edits(p.MsgID); len(n) != c.want {
-				t.Errorf("%v", n)
-			}
-		})
-	}
-}
-
 // An edit whose answer was lost can be carried out after a later one: what it brings back is taken away again.
 func TestLostEditComesLate(t *testing.T) {
 	e := newTGEnv(t)
-	p := e.ask(yesNo)
+	p := e.ask(severalOfMenu)
 	late := make(chan struct{})
 	there := e.srv.first(fate{late: late})
-	wait := e.settling(e.Telegram, p, 1) // the time left
+	wait := e.ticking(p)
 	<-there
-	e.over(p, Resolved)
+	e.over(p, Canceled)
 	wait()
-	e.says(p.MsgID, "✅ Answered")
+	e.says(p.MsgID, "canceled")
 	close(late)
 	comesTrue(t, "the lost edit lands", func() bool {
 		return len(e.srv.message(p.MsgID).buttons) > 0
@@ -6089,8 +6285,8 @@ func TestLostEditComesLate(t *testing.T) {
 	comesTrue(t, "it is edited again", func() bool {
 		return len(e.srv.message(p.MsgID).buttons) == 0
 	})
-	comesTrue(t, "that is recorded", func() bool { return e.prompt(p.ID).MsgStatus == Resolved })
-	e.says(p.MsgID, "✅ Answered")
+	comesTrue(t, "that is recorded", func() bool { return e.prompt(p.ID).MsgStatus == Canceled })
+	e.says(p.MsgID, "canceled")
 	e.paid()
 }
 
@@ -6100,7 +6296,7 @@ func TestDebtsArePaid(t *testing.T) {
 	e := newTGEnv(t)
 	var owed []*PromptRecord
 	ends := []State{Resolved, Canceled, Failed}
-	words := map[State]string{Resolved: "Answered", Canceled: "Canceled", Failed: "Not delivered"}
+	words := map[State]string{Resolved: " · phone, ", Canceled: "canceled", Failed: "not delivered"}
 	for i := range 8 {
 		p := yesNo
 		p.Idle = i == 7
@@ -6164,7 +6360,7 @@ func TestWhoPays(t *testing.T) {
 	p := e.ask(yesNo)
 	e.over(p, Resolved)
 	comesTrue(t, "it is paid", func() bool { return len(e.srv.edits(p.MsgID)) == 1 })
-	e.says(p.MsgID, "✅ Answered")
+	e.says(p.MsgID, " · phone, ")
 
 	r := e.receiver(e.Telegram)
 	release, err := e.store.HoldSession(e.s.ID)
@@ -6275,8 +6471,8 @@ func TestDebtsThroughTrouble(t *testing.T) {
 				owed, _, _ := e.store.Owed(nil)
 				return len(owed) == 0
 			})
-			e.says(a.MsgID, "✅ Answered")
-			e.says(b.MsgID, "✅ Answered")
+			e.says(a.MsgID, " · phone, ")
+			e.says(b.MsgID, " · phone, ")
 			if n := e.srv.edits(0); len(n) != 2 || e.srv.twice != c.twice {
 				t.Errorf("%d edits, %d changed nothing", len(n), e.srv.twice)
 			}
@@ -6463,8 +6659,8 @@ func TestTelegramUnderstand(t *testing.T) {
 		{"/cancel dddd", nil, two, nil, nil, `^reply ✗ Nothing was sent: .*ended`},
 		{"/screen@my_bot web", nil, two, nil, nil, `^screen bbbbbbbb ""$`},
 		{"/last", reply(7, "claude [SID:bbbbbbbb]"), two, nil, nil, `^last bbbbbbbb ""$`},
-		{"/sessions", nil, two, nil, nil, `^reply Running:\n• claude · api .*\n• claude · web`},
-		{"/status", nil, one, menu, nil, `(?s)^reply Running:.*proceed\?.*Expires.*Audit log: 7 sha256:x`},
+		{"/sessions", nil, two, nil, nil, `^reply Running:\n• api · claude .*\n• web · claude`},
+		{"/status", nil, one, menu, nil, `(?s)^reply Running:.*proceed\?.*until .*Audit log: 7 sha256:x`},
 		{"/help", nil, nil, nil, nil, `(?s)^reply .*/claim .*/keys`},
 		{"/sesions", nil, one, nil, nil, `Did you mean /sessions\?`},
 		{"/clear", nil, one, nil, nil, `To send it to a session: /send SID /clear`},
@@ -6669,7 +6865,7 @@ func TestTelegramShowAll(t *testing.T) {
 	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Full = full }))
 	e.srv.send(tgTap(1, p, "~all"))
 	e.poll(e.Telegram)
-	last := e.srv.until(t, "sendMessage", `✅ 1. Yes`)
+	last := e.srv.until(t, "sendMessage", `"Yes"`)
 	var shown string
 	e.srv.mu.Lock()
 	for _, c := range e.srv.calls[1:] {
@@ -6681,7 +6877,7 @@ func TestTelegramShowAll(t *testing.T) {
 	if n := strings.Count(shown, "echo harmless"); n != 400 {
 		t.Errorf("%d of 400 lines were shown", n)
 	}
-	if !strings.Contains(fmt.Sprint(last.p["reply_markup"]), "✅ 1. Yes") {
+	if !strings.Contains(fmt.Sprint(last.p["reply_markup"]), "Yes") {
 		t.Errorf("the last part has no affirmative button: %v", last.p["reply_markup"])
 	}
 	e.srv.until(t, "editMessageReplyMarkup", fmt.Sprint(p.MsgID))
@@ -6709,7 +6905,7 @@ func TestTelegramShowAll(t *testing.T) {
 	if err := e.Settle(context.Background(), stale, e.s); err != nil {
 		t.Fatal(err)
 	}
-	e.srv.until(t, "editMessageText", fmt.Sprintf(`"message_id":%d.*Answered`, got.MsgID))
+	e.srv.until(t, "editMessageText", fmt.Sprintf(`"message_id":%d.* · phone`, got.MsgID))
 }
 
 // What cannot be shown in full is not offered for approval by "Show all" either.
@@ -6795,7 +6991,7 @@ func TestTappedInVain(t *testing.T) {
 		{"brought back", func(e *tgEnv, p *PromptRecord) int64 {
 			e.settling(e.Telegram, e.over(p, Resolved), 1)()
 			return p.MsgID
-		}, "✅ Answered"},
+		}, " · phone, "},
 		{"an unknown older one", func(e *tgEnv, p *PromptRecord) int64 { return p.MsgID - 50 }, "open"},
 		{"an unknown one of what is over", func(e *tgEnv, p *PromptRecord) int64 {
 			e.settling(e.Telegram, e.over(p, Canceled), 1)()
@@ -6804,7 +7000,7 @@ func TestTappedInVain(t *testing.T) {
 		{"a newer one that was never recorded", func(e *tgEnv, p *PromptRecord) int64 {
 			e.settling(e.Telegram, e.over(p, Failed), 1)()
 			return p.MsgID + 50
-		}, "Not delivered"},
+		}, "not delivered"},
 		{"of a question that is forgotten", func(e *tgEnv, p *PromptRecord) int64 {
 			p.ID = newID()
 			return p.MsgID
@@ -7180,7 +7376,7 @@ func TestResentInOrder(t *testing.T) {
 	var got []string
 	for _, c := range e.srv.calls {
 		if text, _ := c.p["text"].(string); c.method == "sendMessage" {
-			got = append(got, strings.TrimPrefix(strings.Split(text, "\n")[0], "❓ "))
+			got = append(got, strings.Split(text, "\n")[1])
 		}
 	}
 	if !slices.Equal(got, want) {
@@ -8750,8 +8946,8 @@ func TestStoreDecideGuards(t *testing.T) {
 			storeMove(x.s, x.p.ID, Expired, x.p.ExpiresAt)
 			x.now = x.p.CreatedAt
 		}},
-		{"answered before", "already answered on the phone", func(x *setup) { x.s.Decide(x.d, x.now) }},
-		{"answered at the keyboard", "already answered at the keyboard", func(x *setup) {
+		{"answered before", "already answered (phone, ", func(x *setup) { x.s.Decide(x.d, x.now) }},
+		{"answered at the keyboard", "already answered (keyboard, ", func(x *setup) {
 			x.s.Decide(Decision{
 				PromptID: x.p.ID,
 				Value:    "n",
@@ -12137,7 +12333,7 @@ func TestAnswered(t *testing.T) {
 		p.press(m, "Yes")
 		x.sees("got [y]")
 		x.exits(0)
-		m = p.shows("on the phone", "")
+		m = p.shows(" · phone, ", "")
 		if len(m.buttons) > 0 {
 			t.Errorf("after the answer the message still has buttons: %v", m.buttons)
 		}
@@ -12394,7 +12590,7 @@ func TestAnswerRings(t *testing.T) {
 	w.where("the answer from elsewhere", func(m seen) bool {
 		return strings.Contains(m.text, "atlasbridge answer")
 	})
-	w.ended(m.id, regexp.MustCompile("with atlasbridge answer: Yes"))
+	w.ended(m.id, regexp.MustCompile("Yes · atlasbridge answer, "))
 }
 
 // TestTextAboveAQuestionCounts: when anything above a question changes after it was shown, the old message's Yes types
@@ -15662,7 +15858,7 @@ func (s *sim) wasChosen(p *PromptRecord, meaning string) {
 		if c.prompt != p.ID[:8] && (c.prompt != "" || c.at.Before(p.CreatedAt.Add(-time.Second))) { // Telegram counts seconds
 			continue
 		}
-		label := strings.TrimLeft(c.label, "✅❌🔓↩️📨🚫⏩ 0123456789.")
+		label := strings.TrimLeft(c.label, "✓▫️ 0123456789")
 		if label == meaning || label == clip(meaning, 60) ||
 			meaning == "Yes, and" && strings.HasPrefix(label, meaning) {
 			return
@@ -15754,19 +15950,17 @@ func (s *sim) judgeMessage(m *simMessage, p *PromptRecord) {
 	took := s.took[p.ID]
 	says := ""
 	for line := range strings.SplitSeq(last.text, "\n") {
-		for _, mark := range []string{"✅ Answered", "❌ Answered", "⌨ Pressed", "⚠️", "🚫 Canceled", "⌛", "⏱"} {
-			if strings.HasPrefix(line, mark) {
-				says = line
-			}
+		if strings.HasSuffix(line, "]") {
+			says = line
 		}
 	}
-	byUs := strings.Contains(says, "on the phone by") && strings.Contains(says, "Answered") &&
-		strings.Contains(says, "telegram:1001: ") ||
-		strings.Contains(says, "so it was refused")
+	left := strings.HasPrefix(says, "left as it is")
+	byKeys := strings.HasPrefix(says, "answered · phone, ") // of /keys
+	byUs := !left && !byKeys && (strings.Contains(says, " · phone, ") || strings.Contains(says, " · nobody answered, "))
 	switch {
 	case says == "":
 		s.fault("message %d of %q says nothing of its end: %s", m.id, p.Question, last.text)
-	case strings.HasPrefix(says, "⌨ Pressed"): // the tool may not have cared for that key
+	case strings.HasPrefix(says, "pressed "): // the tool may not have cared for that key
 	case byUs && len(took) == 0 && !s.dropped[p.ID] && !s.outrun[p.ID]:
 		s.fault("message %d says %q, but the tool took nothing", m.id, says)
 	case !byUs && len(took) > 0 && !strings.Contains(says, "in the same moment"):
@@ -17979,6 +18173,18 @@ func (e *tgEnv) over(p *PromptRecord, to State) *PromptRecord {
 	return e.prompt(p.ID)
 }
 
+// ticking has a choice shown as ticked; wait returns when no edit is under way any more.
+func (e *tgEnv) ticking(p *PromptRecord) (wait func()) {
+	r := e.receiver(e.Telegram)
+	r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+"1")
+	comesTrue(e.t, "the edit is wanted", func() bool {
+		e.messagesMu.Lock()
+		defer e.messagesMu.Unlock()
+		return e.messages[p.ID] != nil
+	})
+	return r.work.Wait
+}
+
 // settling calls Settle beside the test, so often, and waits until that is known to all; the result waits for them.
 func (e *tgEnv) settling(tg *Telegram, p *PromptRecord, times int) (wait func()) {
 	e.t.Helper()
@@ -18042,6 +18248,9 @@ func tgSay(id int64, text string, more string) string {
 // yesNo is a question that is refused by waiting.
 var yesNo = PromptRecord{Prompt: Prompt{Type: YesNo, Question: "Continue? (y/n)", Excerpt: "Continue? (y/n)",
 	SafeDefault: ref("n")}}
+
+// severalOfMenu is a question of which several choices may be ticked.
+var severalOfMenu = tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false })
 
 // tgMenu is a permission with a lasting choice.
 var tgMenu = PromptRecord{Prompt: Prompt{Type: MultipleChoice, Permission: true, Question: "Do you want to proceed?",

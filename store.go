@@ -945,6 +945,7 @@ type PromptRecord struct {
 	Tool        string     `json:"tool"`       // hook: the tool's name for what it wants to use ("Bash"); else ""
 	Subject     string     `json:"subject"`    // hook: what the tool's dialog shows of it: the command, file, address
 	Lasting     string     `json:"lasting"`    // hook: what the lasting permission allows, and for how long
+	Lang        string     `json:"lang"`       // hook: what Full is written in: bash, diff, markdown; else ""
 	Cwd         string     `json:"cwd"`
 	Key         string     `json:"idempotency_key"`
 	Status      State      `json:"status"`
@@ -1794,10 +1795,10 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 	case p.Reason == damaged:
 		return "the question's record is damaged, so it takes no answer any more"
 	case p.Status == Expired || late:
-		return Refusal("the question expired" + clock(p.ExpiresAt))
+		return Refusal("the question expired at " + clock(p.ExpiresAt))
 	case !p.Open() && p.DecidedBy != nil:
 		at := cmp.Or(p.DecidedAt, &now)
-		return Refusal("already answered " + byWhom(p.DecidedBy) + clock(*at))
+		return Refusal("already answered (" + byWhom(p.DecidedBy) + ", " + clock(*at) + ")")
 	case p.Status == Failed || !v.active(p.SessionID):
 		return "the question's session has ended"
 	case !p.Open():
@@ -1842,22 +1843,22 @@ func byWhom(by *string) string {
 	}
 	switch who {
 	case "":
-		return "in the terminal"
+		return "terminal"
 	case "cli:local":
-		return "at the keyboard"
+		return "keyboard"
 	case "cli:answer":
-		return "with atlasbridge answer"
+		return "atlasbridge answer"
 	case "auto:timeout":
-		return "by its timeout"
+		return "nobody answered"
 	}
 	if fromPhone(who) {
-		return "on the phone by " + who
+		return "phone"
 	}
-	return "by " + who
+	return who
 }
 
 // clock is when, in a message.
-func clock(t time.Time) string { return " at " + t.Local().Format(time.TimeOnly) }
+func clock(t time.Time) string { return t.Local().Format("15:04") }
 
 // interpret says what an answer means for the question: the value to record, or why it is none. A reason given becomes
 // the prompt's.

@@ -45,10 +45,11 @@ type Channel interface {
 	Close() error
 }
 
-// Notice is a message that asks nothing: Text, then Mono in monospace, then which session it is about.
+// Notice is a message that asks nothing: which session it is about, Text on the same line, then Mono in monospace.
 type Notice struct {
 	Text      string
 	Mono      string
+	Lang      string // what Mono is written in, "" unknown
 	SessionID string
 	ReplyTo   int64 // the message that it replies to, 0: none; not with Edit
 	Edit      int64 // the message to change instead of sending one, 0: none
@@ -65,6 +66,7 @@ type Telegram struct {
 	cfg      atomic.Pointer[Config]
 	skew     atomic.Int64  // Telegram's clock minus ours, a time.Duration
 	polling  atomic.Bool   // this process holds the poll lock
+	plainer  atomic.Int64  // the looks that this Bot API refuses: looksAll …
 	troubles sync.Map      // by "send" and "poll": what keeps it from working, "" nothing
 	tapGrace time.Duration // a tap may be that old when it comes: tapCrosses
 
@@ -159,6 +161,12 @@ func (e *apiError) Error() string { return "telegram " + e.method + ": " + e.Tex
 
 // temporary tells that the same request may succeed later.
 func (e *apiError) temporary() bool { return e.Code == 0 || e.Code == 429 || e.Code >= 500 }
+
+// refusesLooks tells that the message may be taken with plainer looks.
+func (e *apiError) refusesLooks(out *outgoing) bool {
+	named := e.mentions("parse", "entit", "style", "nsupported")
+	return e.Code == http.StatusBadRequest && e.trouble(0) == "" && (named || out.EditID == 0)
+}
 
 // retryAfter is how long Telegram asks to wait, 0: it does not.
 func (e *apiError) retryAfter() time.Duration {
@@ -304,7 +312,7 @@ func (t *Telegram) send(ctx context.Context, out *outgoing, urgent bool) (int64,
 // deliver sends what is written: paced, repeated until done, refused for good or ctx ends. Id 0 without an error: the
 // message to edit is gone, or there was nothing to say any more.
 func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
-	plain := false
+	looks := t.plainer.Load()
 	for failures := 0; ; failures++ {
 		if err := t.pace(ctx, d.urgent); err != nil {
 			return 0, err
@@ -314,12 +322,10 @@ func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
 			return 0, nil
 		}
 		out.ChatID = t.cfg.Load().ChatID
-		if plain {
-			out.Entities = nil
-		}
-		id, failed := t.attempt(ctx, d.linger, out)
+		id, failed := t.attempt(ctx, d.linger, out.plainer(looks))
 		if failed == nil {
 			t.noteTrouble("send", "")
+			t.noteLooks(looks)
 			return id, nil
 		}
 		unanswered := failed.Code == 0 || failed.Code >= 500
@@ -335,14 +341,56 @@ func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
 			return out.EditID, nil
 		case failed.mentions("message to edit not found", "message can't be edited"):
 			return 0, nil
-		case failed.mentions("parse entities") && out.Entities != nil:
-			plain = true // a question is never lost to its looks
+		case failed.refusesLooks(out) && looks < looksNone:
+			t.log.Warn("sent again with plainer looks", "error", failed.Error())
+			looks++ // a question is never lost to its looks
 		case !failed.temporary():
 			return 0, failed
 		default:
 			t.postpone(failed.retryAfter())
 			_ = sleep(ctx, t.pause(failed, failures)) // the next turn notices that ctx has ended
 		}
+	}
+}
+
+// How a message looks. What a Bot API of 2020 does not know is left out first.
+const (
+	looksAll  = iota
+	looksOld  // no colours, no language, no times, nothing that opens
+	looksNone // text and buttons alone
+)
+
+// oldEntities are those that a Bot API of 2020 knows: https://core.telegram.org/bots/api-changelog#march-30-2020
+var oldEntities = []string{"bold", "italic", "underline", "strikethrough", "code", "pre"}
+
+// plainer is the message with those looks.
+func (o *outgoing) plainer(looks int64) *outgoing {
+	if looks == looksAll {
+		return o
+	}
+	plain := *o
+	plain.Entities = nil
+	for _, e := range o.Entities {
+		if looks == looksOld && slices.Contains(oldEntities, e.Type) {
+			e.Language = ""
+			plain.Entities = append(plain.Entities, e)
+		}
+	}
+	plain.Markup.Rows = [][]button{}
+	for _, row := range o.Markup.Rows {
+		row = slices.Clone(row)
+		for i := range row {
+			row[i].Style = ""
+		}
+		plain.Markup.Rows = append(plain.Markup.Rows, row)
+	}
+	return &plain
+}
+
+// noteLooks remembers that this Bot API takes no newer looks, once a message went without them.
+func (t *Telegram) noteLooks(looks int64) {
+	if looks == looksOld && t.plainer.CompareAndSwap(looksAll, looksOld) {
+		t.log.Warn("this Bot API refuses colours of buttons or newer looks of text: messages go without them")
 	}
 }
 
@@ -463,9 +511,12 @@ var sessionMark = regexp.MustCompile(`\[SID:([0-9a-f]{8})\]\s*$`)
 
 // entity is how a part of a text looks: https://core.telegram.org/bots/api#messageentity
 type entity struct {
-	Type   string `json:"type"`
-	Offset int    `json:"offset"` // in UTF-16 units, as is the length
-	Length int    `json:"length"`
+	Type     string `json:"type"`
+	Offset   int    `json:"offset"` // in UTF-16 units, as is the length
+	Length   int    `json:"length"`
+	Language string `json:"language,omitempty"`         // of a pre
+	Time     int64  `json:"unix_time,omitempty"`        // of a date_time: the phone shows it by its own clock
+	Format   string `json:"date_time_format,omitempty"` // likewise
 }
 
 // richText is a message's text with its entities.
@@ -482,10 +533,31 @@ func (r *richText) addLine(kind, s string) {
 	if r.text != "" {
 		r.text += "\n"
 	}
-	if kind != "" {
+	r.add(kind, s)
+}
+
+// add adds s to the last line; kind is an entity's type, "" for plain text.
+func (r *richText) add(kind, s string) {
+	if kind != "" && s != "" {
 		r.marks = append(r.marks, entity{Type: kind, Offset: units(r.text), Length: units(s)})
 	}
 	r.text += s
+}
+
+// addPre adds s as addLine does, in monospace; lang is what it is written in, "" unknown.
+func (r *richText) addPre(s, lang string) {
+	r.addLine("pre", s)
+	if s != "" {
+		r.marks[len(r.marks)-1].Language = lang
+	}
+}
+
+// addTime adds a time of day, which the phone shows by its own clock.
+func (r *richText) addTime(at time.Time) {
+	words := clock(at)
+	r.marks = append(r.marks, entity{Type: "date_time", Offset: units(r.text), Length: units(words), Time: at.Unix(),
+		Format: "t"})
+	r.text += words
 }
 
 // outgoing is a message with the text and these buttons, or, if edit is not 0, the change of that message into it.
@@ -540,16 +612,24 @@ func abridge(text string, n int) string {
 	return fmt.Sprintf("%s\n… %d more characters …\n%s", head, missing, tail)
 }
 
-// origin is the last line of every message about a session: which one. sessionMark reads it.
-func origin(s *SessionRecord) string {
-	line := clean(s.Tool, 40)
-	for _, more := range []string{s.Label, filepath.Base(s.Cwd)} {
-		if more != "" && more != "." {
-			line += " · " + clean(more, 60)
-		}
+// title is what a session is called, on the first line of its messages: its label, else its folder, and the tool.
+func title(s *SessionRecord) string {
+	name := s.Label
+	if name == "" {
+		name = filepath.Base(s.Cwd)
 	}
-	return line + " [SID:" + shortID(s.ID) + "]"
+	tool := clean(s.Tool, 40)
+	if strings.Trim(name, "./\\") == "" {
+		return tool
+	}
+	return clean(name, 60) + " · " + tool
 }
+
+// sid ends every message about a session; sessionMark reads it.
+func sid(s *SessionRecord) string { return "[SID:" + shortID(s.ID) + "]" }
+
+// origin is a session by both, in a list.
+func origin(s *SessionRecord) string { return title(s) + " " + sid(s) }
 
 // ---- keyboards ----
 // The buttons below a question, and what its choices are called.
@@ -567,9 +647,24 @@ const (
 	maxCallbackData = 64 // bytes: https://core.telegram.org/bots/api#inlinekeyboardbutton
 )
 
+// Styles of buttons: https://core.telegram.org/bots/api#inlinekeyboardbutton. The word of a button says the same.
+const (
+	styleYes     = "success" // green: it allows, once
+	styleNo      = "danger"  // red: it refuses
+	styleLasting = "primary" // blue: it allows for longer, or ends a choosing
+)
+
+// How many characters of buttons a phone shows side by side, 36 columns wide.
+const (
+	shortLabel = 8  // three such buttons are a row
+	pairLabel  = 14 // two
+	wideLabel  = 32 // one; of what is longer the text has all
+)
+
 type button struct {
-	Text string `json:"text"`
-	Data string `json:"callback_data"`
+	Text  string `json:"text"`
+	Data  string `json:"callback_data"`
+	Style string `json:"style,omitempty"`
 }
 
 type inlineKeyboard struct {
@@ -581,84 +676,75 @@ func markup(rows [][]button) inlineKeyboard {
 }
 
 // newButton is a button of the question p; parseCallbackData reads what it sends back.
-func newButton(p *PromptRecord, text, value string) button {
+func newButton(p *PromptRecord, style, text, value string) button {
 	data := fmt.Sprintf("ans:%.8s:%.8s:%.16s:%s", p.ID, p.SessionID, p.Nonce, value)
-	return button{Text: text, Data: data}
+	return button{Text: text, Data: data, Style: style}
 }
 
-// keyboard is an open question's buttons, one a row. While not all of it has been shown, nothing but what refuses it is
-// offered. ticked are the keys chosen so far where several may be; they live in the buttons: what is seen is submitted.
+// keyboard is an open question's buttons. While not all of it has been shown, nothing but what refuses it is offered.
+// ticked are the keys chosen so far where several may be; they live in the buttons: what is seen is submitted.
 func keyboard(p *PromptRecord, ticked ...string) [][]button {
 	if !p.Open() || p.Idle || p.Secret {
 		return nil
 	}
-	var rows [][]button
-	add := func(text, value string) {
-		b := newButton(p, text, value)
-		if len(b.Data) <= maxCallbackData {
-			rows = append(rows, []button{b})
-		}
-	}
 	read := p.ShownAll && !p.Cut
-	if p.ambiguous() {
-		if read && p.takesKeys() {
-			rows = keyRows(p)
-		} else if read {
-			add("↩️ Send Enter", tapEnter)
-		}
-		add("🚫 Cancel / Skip", tapLeave)
-		add("🔍 Show last 500 characters", tapRecent)
-		return rows
-	}
-	if !p.ShownAll {
-		add("📄 Show all", tapAll)
-	}
+	var rows [][]button
 	switch {
-	case p.Type == FreeText:
-		if read {
-			add("↩️ Send Enter", tapEnter)
-		}
-		add("🚫 Leave it", tapLeave)
-	case p.Type == ConfirmEnter && read:
-		add("↩️ Press Enter", "enter")
+	case p.ambiguous():
+		rows = keyRows(p, read)
+	case p.Multi && read:
+		rows = tickRows(p, ticked)
+	case !p.Multi:
+		rows = append(otherRows(p, read), choiceRows(p, read)...)
 	}
-	addChoices(p, read, ticked, add)
-	if p.SafeDefault != nil && *p.SafeDefault == "esc" {
-		add("⏩ Use default (Esc)", "default")
+	if !p.ShownAll && !p.ambiguous() {
+		rows = slices.Insert(rows, 0, []button{newButton(p, "", "Show all", tapAll)})
 	}
-	return rows
+	if p.SafeDefault != nil && *p.SafeDefault == "esc" && !p.ambiguous() {
+		rows = append(rows, []button{newButton(p, styleNo, "Esc", "default")})
+	}
+	return sendable(rows)
 }
 
-// keyRows are the keys that can be pressed at a screen that no rule reads: Enter and Esc, then five and four a row.
-func keyRows(p *PromptRecord) [][]button {
-	rows := [][]button{{newButton(p, "↩️ Enter", tapEnter), newButton(p, "Esc", "esc")}}
-	for i, c := range p.Choices {
-		if i == 0 || i == 5 {
-			rows = append(rows, nil)
+// sendable are the rows without buttons whose data is too long to be sent back.
+func sendable(rows [][]button) [][]button {
+	var fit [][]button
+	for _, row := range rows {
+		row = slices.DeleteFunc(row, func(b button) bool { return len(b.Data) > maxCallbackData })
+		if len(row) > 0 {
+			fit = append(fit, row)
 		}
-		last := &rows[len(rows)-1]
-		*last = append(*last, newButton(p, c.Label, c.Key))
 	}
-	return rows
+	return fit
 }
 
-// addChoices adds the buttons of a question's choices; read tells that all of it has been shown.
-func addChoices(p *PromptRecord, read bool, ticked []string, add func(text, value string)) {
-	for _, c := range choicesOf(p) {
-		switch {
-		case p.Multi && read:
-			add(tickButton(p, c, ticked))
-		case !p.Multi && (read || p.refuses(c.Key)):
-			add(choiceMark(p, c)+choiceText(p, c), c.Key)
-		}
+// keyRows are the buttons of what is possibly a question; read: all of it has been shown.
+func keyRows(p *PromptRecord, read bool) [][]button {
+	leave := []button{newButton(p, "", "Leave it", tapLeave), newButton(p, "", "Show last 500", tapRecent)}
+	switch {
+	case !read:
+		return [][]button{leave}
+	case !p.takesKeys():
+		return [][]button{{newButton(p, "", "Send Enter", tapEnter)}, leave}
 	}
-	if p.Multi && read {
-		add("📨 Submit", tapSubmit+strings.Join(ticked, ","))
+	keys := []button{newButton(p, "", "Enter", tapEnter), newButton(p, "", "Esc", "esc")}
+	for _, c := range p.Choices {
+		keys = append(keys, newButton(p, "", c.Label, c.Key))
 	}
+	return append(sideBySide(keys, 4), leave)
+}
+
+// tickRows are the buttons of a question of which several choices may be ticked.
+func tickRows(p *PromptRecord, ticked []string) [][]button {
+	var rows [][]button
+	for _, c := range p.Choices {
+		rows = append(rows, []button{tickButton(p, c, ticked)})
+	}
+	return append(rows, []button{newButton(p, styleLasting, "Submit", tapSubmit+strings.Join(ticked, ","))})
 }
 
 // tickButton ticks the choice, or unticks it.
-func tickButton(p *PromptRecord, c Choice, ticked []string) (text, value string) {
+func tickButton(p *PromptRecord, c Choice, ticked []string) button {
 	mark := "▫️ "
 	keys := append(slices.Clone(ticked), c.Key)
 	if slices.Contains(ticked, c.Key) {
@@ -666,7 +752,60 @@ func tickButton(p *PromptRecord, c Choice, ticked []string) (text, value string)
 		keys = slices.DeleteFunc(keys, func(key string) bool { return key == c.Key })
 	}
 	slices.Sort(keys)
-	return mark + choiceText(p, c), tapTick + strings.Join(keys, ",")
+	return newButton(p, "", mark+choiceText(p, c), tapTick+strings.Join(keys, ","))
+}
+
+// otherRows are the buttons of a question that has no choices; read: all of it has been shown.
+func otherRows(p *PromptRecord, read bool) [][]button {
+	switch {
+	case p.Type == ConfirmEnter && read:
+		return [][]button{{newButton(p, "", "Press Enter", "enter")}}
+	case p.Type == FreeText && read:
+		return [][]button{{newButton(p, "", "Send Enter", tapEnter), newButton(p, "", "Leave it", tapLeave)}}
+	case p.Type == FreeText:
+		return [][]button{{newButton(p, "", "Leave it", tapLeave)}}
+	}
+	return nil
+}
+
+// choiceRows are the buttons of a question's choices: a short yes and no side by side, whatever else there is below
+// them, in the program's order: short choices three in a row, others each in one of its own. read: all was shown.
+func choiceRows(p *PromptRecord, read bool) [][]button {
+	var all []button
+	for _, c := range choicesOf(p) {
+		if read || p.refuses(c.Key) {
+			all = append(all, newButton(p, choiceStyle(p, c), choiceText(p, c), c.Key))
+		}
+	}
+	var rows [][]button
+	yes := shortest(all, styleYes)
+	no := shortest(all, styleNo)
+	if yes >= 0 && no >= 0 {
+		rows = [][]button{{all[yes], all[no]}}
+		all = slices.Delete(all, max(yes, no), max(yes, no)+1)
+		all = slices.Delete(all, min(yes, no), min(yes, no)+1)
+	}
+	most := 3
+	if slices.ContainsFunc(all, func(b button) bool { return utf8.RuneCountInString(b.Text) > shortLabel+len("1 ") }) {
+		most = 1
+	}
+	return append(rows, sideBySide(all, most)...)
+}
+
+// shortest is the first button of that style which has room beside another, −1 without one.
+func shortest(all []button, style string) int {
+	return slices.IndexFunc(all, func(b button) bool {
+		return b.Style == style && utf8.RuneCountInString(b.Text) <= pairLabel
+	})
+}
+
+// sideBySide are the buttons in rows of at most that many, as even as can be.
+func sideBySide(all []button, most int) [][]button {
+	if len(all) == 0 {
+		return nil
+	}
+	rows := (len(all) + most - 1) / most
+	return slices.Collect(slices.Chunk(all, (len(all)+rows-1)/rows))
 }
 
 // keyboardAfter is what can be tapped when a question is over.
@@ -674,7 +813,7 @@ func keyboardAfter(p *PromptRecord) [][]button {
 	if !p.expiredOpen() {
 		return nil
 	}
-	return [][]button{{newButton(p, "🔁 Ask again", tapAgain)}}
+	return [][]button{{newButton(p, "", "Ask again", tapAgain)}}
 }
 
 // choicesOf are a question's choices; a plain yes/no need not have its two.
@@ -688,25 +827,32 @@ func choicesOf(p *PromptRecord) []Choice {
 // grants tells that the choice allows something, by whatever says so.
 func grants(c Choice) bool { return c.Grants || c.Key == "y" }
 
-// choiceMark tells at a glance what a choice does: it allows, allows for good, or refuses.
-func choiceMark(p *PromptRecord, c Choice) string {
+// reLasting is what a choice says that allows more than what is asked.
+var reLasting = regexp.MustCompile(`(?i)\b(always|again|session|auto|stop asking|all (edits|future)|every|forever|permanent)`)
+
+// choiceStyle is the colour of a choice: it allows once, allows for longer, refuses, or is one of several things.
+func choiceStyle(p *PromptRecord, c Choice) string {
 	switch {
 	case !p.Permission && p.Type != YesNo:
 		return ""
-	case c.Key == hookAlways:
-		return "🔓 "
+	case c.Key == hookAlways, grants(c) && reLasting.MatchString(c.Label):
+		return styleLasting
 	case grants(c):
-		return "✅ "
+		return styleYes
+	case p.refuses(c.Key):
+		return styleNo
 	}
-	return "❌ "
+	return ""
 }
 
-// choiceText is what a choice is called: its label, and where the program numbers them its key.
+// choiceText is what a choice is called: its label, behind its number where the program gives it one.
 func choiceText(p *PromptRecord, c Choice) string {
-	if p.Type == YesNo || p.Type == Unknown || p.Source == "hook" && p.Permission {
-		return clean(c.Label, 60)
+	label := clean(c.Label, 60)
+	numbered := len(c.Key) == 1 && '0' <= c.Key[0] && c.Key[0] <= '9'
+	if !numbered || p.Permission || p.Type == YesNo || p.Type == Unknown {
+		return label
 	}
-	return clean(c.Key, 9) + ". " + clean(c.Label, 60)
+	return c.Key + " " + label
 }
 
 // valueName is a decision's value, nil none, in a person's words.
@@ -772,178 +918,236 @@ func programText(p *PromptRecord) (above, body string) {
 // fitsMessage tells whether all of an open question fits into one message, so that it can be answered there.
 func fitsMessage(p *PromptRecord) bool {
 	above, body := programText(p)
-	return units(above)+units(body)+units(clean(p.Lasting, 1<<20)) <= partUnits
+	all := units(above) + units(body) + units(clean(p.Lasting, 1<<20))
+	for _, c := range p.Choices {
+		all += units(choiceText(p, c) + c.About)
+	}
+	return all <= partUnits
 }
 
-// questionText is a question's message: what is asked, what about, what can be or was done, how long, which session.
+// questionText is a question's message: whose it is, what is asked, what about, and at last until when and what happens
+// then, or what became of it.
 func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
-	open := p.Open()
-	ask := clean(p.Question, 400)
-	above, body := programText(p)
-	ending := outcome(p)
-	switch {
-	case p.Idle && open:
-		ask = turnHeadline(p, clean(s.Tool, 40))
-		body = clean(p.Full, 700) // the turn's words, where they are known
-		ending = ""
-	case p.Idle:
-		ask = turnHeadline(p, clean(s.Tool, 40))
-		body = ""
-	case !open:
-		above = ""
-		body = abridge(body, 700)
-	case p.Secret:
-		ask = "🔑 " + ask
-	case p.ambiguous():
-		ask = "❔ Possibly a question (" + p.Confidence + " confidence)"
-		body = clean(cmp.Or(p.Full, p.Excerpt), partUnits)
-	case p.Permission:
-		ask = "🛡️ " + ask
-	default:
-		ask = "❓ " + ask
-	}
-	if open && (!p.ShownAll || !fitsMessage(p)) {
-		above = ""
-		body = abridge(body, partUnits-600)
-	}
 	r := &richText{}
-	r.addLine("bold", ask)
-	r.addLine("expandable_blockquote", above)
-	r.addLine("pre", body)
-	if open {
-		r.addRemarks(p, ask, body)
-		r.addLine("", t.hint(p))
+	r.addLine("bold", title(s))
+	switch {
+	case p.Idle:
+		t.addTurn(r, p)
+	case p.Open():
+		t.addOpen(r, p, s)
+	default:
+		_, body := programText(p)
+		r.addLine("", clean(p.Question, 400))
+		if !described(p) {
+			r.addBlock(p, abridge(body, 700))
+		}
+		t.addOutcome(r, p)
 	}
-	r.addLine("", ending)
-	r.addLine("", origin(s))
+	r.add("", sid(s))
 	return r
 }
 
-// turnHeadline tells what a turn of the tool has come to; once the tool works again, what it had.
-func turnHeadline(p *PromptRecord, tool string) string {
-	open := p.Open()
-	_, why, _ := strings.Cut(p.Question, " failed: ")
-	switch {
-	case p.Turn == TurnFailed:
-		return "⚠️ " + tool + " failed: " + clean(why, 400)
-	case p.Turn == TurnInterrupted:
-		return "⏹ " + tool + " was interrupted"
-	case p.Turn == TurnReady && open:
-		return "💤 " + tool + " is ready and waits for your next message"
-	case p.Turn == TurnReady:
-		return tool + " was ready"
-	case p.Turn == TurnAsks && open:
-		return "💬 " + tool + " asks"
-	case p.Turn == TurnAsks:
-		return tool + " had asked"
-	case p.Turn == TurnFinished && open:
-		return "✅ " + tool + " has finished"
-	case p.Turn == TurnFinished:
-		return tool + " had finished"
-	case open:
-		return "💤 " + tool + " waits for your next message"
+// addTurn adds what a turn of the tool has come to, and while nothing followed its last words.
+func (t *Telegram) addTurn(r *richText, p *PromptRecord) {
+	r.add("", " "+turnWords(p))
+	if p.Open() {
+		r.addLine("", clean(p.Full, 700))
+		r.addLine("", "reply to go on · ")
+		return
 	}
-	return tool + " waited"
+	t.addOutcome(r, p)
 }
 
-// addRemarks adds what an open question's text does not say by itself: words that deceive, what buttons cannot show,
-// which tool asks and where.
-func (r *richText) addRemarks(p *PromptRecord, ask, body string) {
-	if mixed := clean(mixedWord.FindString(ask+"\n"+body), 60); mixed != "" {
-		r.addLine("", "⚠️ Letters of different alphabets in one word: "+mixed)
+// turnWords tells what a turn of the tool has come to.
+func turnWords(p *PromptRecord) string {
+	_, why, _ := strings.Cut(p.Question, " failed: ")
+	switch p.Turn {
+	case TurnFailed:
+		return "failed: " + clean(why, 400)
+	case TurnInterrupted:
+		return "was interrupted"
+	case TurnAsks:
+		return "asks"
+	case TurnFinished:
+		return "finished"
 	}
-	if p.Cut {
-		r.addLine("", "⚠️ Part of it is not known here: look at the terminal. From here it can only be refused.")
+	return "waits for your next message"
+}
+
+// addOpen adds what an open question asks, and what can be done about it.
+func (t *Telegram) addOpen(r *richText, p *PromptRecord, s *SessionRecord) {
+	above, body := programText(p)
+	switch {
+	case !p.ShownAll || !fitsMessage(p):
+		above = ""
+		body = abridge(body, partUnits-400)
+	case described(p):
+		body = "" // the list of the choices says it
 	}
-	oneLine := strings.Join(strings.Fields(body), " ")
-	for _, c := range p.Choices { // a button shows about 30 characters
-		shown := strings.Contains(oneLine, strings.TrimSuffix(clean(c.Label, 60), "…"))
-		if units(c.Label) > 30 && !shown && c.Key != hookAlways {
-			r.addLine("", choiceText(p, c))
+	if p.ambiguous() {
+		r.addLine("", "Possibly a question: it stands still and waits for keys")
+		body = clean(cmp.Or(p.Full, p.Excerpt), partUnits) // with the line that the question would be
+	} else {
+		r.addLine("", clean(p.Question, 400))
+	}
+	if p.Cwd != "" && p.Cwd != s.Cwd {
+		r.addLine("", "in "+clean(shortPath(p.Cwd, s.Cwd), 200))
+	}
+	r.addBlock(p, body)
+	r.addLine("expandable_blockquote", above)
+	if p.ShownAll {
+		r.addChoices(p)
+	}
+	r.addWarnings(p, body)
+	r.addLine("", t.hint(p)+"until ")
+	r.addTime(p.ExpiresAt)
+	r.add("", ", then "+afterwards(p)+" · ")
+}
+
+// addBlock adds what a question is about, in monospace; a plan as the text that it is.
+func (r *richText) addBlock(p *PromptRecord, body string) {
+	if p.Lang == langMarkdown {
+		r.addLine("", body)
+		return
+	}
+	r.addPre(body, p.Lang)
+}
+
+// described tells that the program describes its choices.
+func described(p *PromptRecord) bool {
+	return slices.ContainsFunc(p.Choices, func(c Choice) bool { return c.About != "" })
+}
+
+// addChoices lists the choices where a button cannot show all about one: it is long, or described. What a lasting
+// permission allows is said in full.
+func (r *richText) addChoices(p *PromptRecord) {
+	wide := func(c Choice) bool { return utf8.RuneCountInString(choiceText(p, c)) > wideLabel }
+	if described(p) || slices.ContainsFunc(p.Choices, wide) {
+		for _, c := range p.Choices {
+			r.addLine("bold", choiceText(p, c))
+			if c.About != "" {
+				r.add("", " · "+clean(c.About, 300))
+			}
 		}
 	}
 	if p.Lasting != "" {
 		r.addLine("", "Lasting: "+clean(p.Lasting, partUnits))
 	}
-	if p.Tool != "" {
-		r.addLine("", "🔧 "+clean(p.Tool, 60)+" in "+clean(p.Cwd, 200))
+}
+
+// shortPath is a path as it is seen from the folder, where it lies in there.
+func shortPath(path, folder string) string {
+	short, err := filepath.Rel(folder, path)
+	if err != nil || !filepath.IsAbs(path) || !filepath.IsLocal(short) {
+		return path
+	}
+	return short
+}
+
+// addWarnings adds what a question's text does not say by itself: words that deceive, and that a part is missing.
+func (r *richText) addWarnings(p *PromptRecord, body string) {
+	if mixed := clean(mixedWord.FindString(p.Question+"\n"+body), 60); mixed != "" {
+		r.addLine("", "⚠️ Letters of different alphabets in one word: "+mixed)
+	}
+	if p.Cut {
+		r.addLine("", "⚠️ Part of it is not known here: look at the terminal. From here it can only be refused.")
 	}
 }
 
-// hint tells what can be done about an open question besides tapping, "" nothing.
+// hint tells what can be done about an open question besides tapping, before until when.
 func (t *Telegram) hint(p *PromptRecord) string {
 	freeText := t.cfg.Load().FreeText
 	switch {
-	case p.Idle:
-		return "Reply to this message with what to do next."
 	case p.Secret && freeText && t.polling.Load():
-		return "Type it at the keyboard. Or reply with it: your message is deleted at once, but Telegram has seen it."
+		return "Type it at the keyboard. Or reply with it: your message is deleted at once, but Telegram has seen it.\n"
 	case p.Secret:
-		return "It is not asked for here: type it at the keyboard."
-	case p.ambiguous():
-		return "What should AtlasBridge do?"
+		return "It is not asked for here: type it at the keyboard.\n"
 	case p.Permission:
-		return "To refuse and say why, reply with text."
+		return "or reply why not · "
 	case p.Type == FreeText && freeText:
-		return "Reply to this message with your answer."
+		return "reply with the text · "
 	case p.Type == FreeText:
-		return "Answering with text is switched off (free_text_enabled)."
+		return "Answering text is switched off (free_text_enabled).\n"
 	case p.Multi:
-		return "Tick what applies, then Submit."
+		return "tick, then Submit · "
+	case p.takesText():
+		return "or reply with your own words · "
 	}
 	return ""
 }
 
-// outcome tells how long an open question waits and what happens then, or who answered what, when and from where.
-func outcome(p *PromptRecord) string {
-	at := ""
-	if p.DecidedAt != nil {
-		at = p.DecidedAt.Local().Format(" at 15:04:05 MST")
+// afterwards tells what happens to an open question when its time is over.
+func afterwards(p *PromptRecord) string {
+	if p.SafeDefault == nil || p.Secret {
+		return "nothing is typed"
 	}
-	value := ""
-	if p.Value != nil && !p.Secret {
-		value = ": " + clean(valueName(p, p.Value), 300)
-	}
-	reason := ""
-	if p.Reason != "" {
-		reason = " (" + clean(p.Reason, 300) + ")"
-	}
-	late := p.Status == Expired || p.DecidedBy != nil && *p.DecidedBy == "auto:timeout"
-	switch {
-	case p.Open():
-		return waiting(p)
-	case p.Reason == bothAnswered:
-		return "⚠️ Answered on the phone and at the keyboard in the same moment" + at +
-			": the terminal shows which counted"
-	case p.Status == Failed:
-		return "⚠️ Not delivered" + value + at + reason
-	case p.Status == Canceled:
-		return "🚫 Canceled" + at + reason
-	case late && p.Value == nil:
-		return "⌛ Expired" + at + ", nobody answered: nothing was typed, it may still wait" + reason
-	case late:
-		return "⌛ No answer in time" + at + ", so it was refused" + value + reason
-	}
-	answer := " Answered" + at + " " + byWhom(p.DecidedBy) + value
-	switch {
-	case p.Status == ReplyReceived:
-		return "⏱" + answer + ", on its way" + reason
-	case p.takesKeys() && p.Value != nil && *p.Value != leaveIt:
-		return "⌨ Pressed" + at + " " + byWhom(p.DecidedBy) + value + reason
-	case p.Value != nil && p.refuses(*p.Value):
-		return "❌" + answer + reason
-	}
-	return "✅" + answer + reason
+	return clean(valueName(p, p.SafeDefault), 80)
 }
 
-// waiting tells until when an open question waits, and what happens then.
-func waiting(p *PromptRecord) string {
-	secs := max(0, int(time.Until(p.ExpiresAt).Seconds()+0.5))
-	then := "nothing is typed"
-	if p.SafeDefault != nil && !p.Secret {
-		then = "default: " + clean(valueName(p, p.SafeDefault), 80)
+// addOutcome adds what became of a question: what was answered, by whom and when, or why nothing was.
+func (t *Telegram) addOutcome(r *richText, p *PromptRecord) {
+	what, at, why := t.outcome(p)
+	r.addLine("bold", what)
+	if !at.IsZero() {
+		r.add("", " · "+t.decider(p)+", ")
+		r.addTime(at)
 	}
-	return fmt.Sprintf("⏳ Expires in %dm %02ds, then %s", secs/60, secs%60, then)
+	r.add("", why+" · ")
+}
+
+// before is s behind a mark, "" where there is none.
+func before(mark, s string) string {
+	if s == "" {
+		return ""
+	}
+	return mark + s
+}
+
+// decider names who decided a question, before when.
+func (t *Telegram) decider(p *PromptRecord) string {
+	who := byWhom(p.DecidedBy)
+	if who == "phone" && len(t.cfg.Load().Users) > 1 {
+		_, person, _ := strings.Cut(*p.DecidedBy, ":")
+		who += " " + person
+	}
+	return who
+}
+
+// outcome is what was answered, or what happened instead; when somebody decided it, zero: nobody did; and what more
+// there is to say.
+func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why string) {
+	value := "answered"
+	if p.Value != nil && !p.Secret {
+		value = clean(valueName(p, p.Value), 300)
+	}
+	reason := clean(p.Reason, 300)
+	if p.DecidedAt != nil {
+		at = *p.DecidedAt
+	}
+	switch {
+	case p.Reason == bothAnswered:
+		return "answered on the phone and at the keyboard in the same moment", time.Time{},
+			": the terminal shows which counted"
+	case p.Status == Failed && p.Value != nil:
+		return "not delivered: " + value, time.Time{}, before(" · ", reason)
+	case p.Status == Failed:
+		return "not delivered", time.Time{}, before(": ", reason)
+	case p.Status == Canceled && p.DecidedAt == nil:
+		return cmp.Or(reason, "canceled"), time.Time{}, ""
+	case p.Status == Canceled:
+		return cmp.Or(reason, "canceled"), at, ""
+	case p.Status == Expired && p.Value == nil:
+		return "nobody answered", time.Time{}, "; it still waits"
+	case p.Status == Expired: // what it expired with is on its way
+		return value, at, " · on its way"
+	case p.Status == ReplyReceived:
+		return value, at, " · on its way"
+	case p.takesKeys() && p.Value != nil:
+		return "pressed " + value, at, ""
+	case reason != "":
+		return value, at, ": “" + reason + "”"
+	}
+	return value, at, ""
 }
 
 // ---- ask and settle ----
@@ -960,9 +1164,8 @@ type questionMessages struct {
 	over   bool // the question was, when it was last looked at
 	wanted wantedEdits
 
-	editing  chan struct{} // taken while an edit is under way; whoever has it owns what follows
-	says     string        // print of the edit that was carried out last, "" none was
-	reminded int           // of the reminders that were wanted
+	editing chan struct{} // taken while an edit is under way; whoever has it owns what follows
+	says    string        // print of the edit that was carried out last, "" none was
 
 	// lost are the prints of edits whose answer was lost, and when that was: until lostLife is over each may still be
 	// carried out, also after one that said the same.
@@ -971,10 +1174,9 @@ type questionMessages struct {
 
 // wantedEdits is what an open question's messages are to show beyond what the state says.
 type wantedEdits struct {
-	reminders int      // how often the time left was to be shown anew
-	ticked    []string // the choices ticked last
-	tickedIn  int64    // the message in which they were, 0: none were ticked
-	cleared   int64    // the message that is to lose its buttons although the question is open, 0: none
+	ticked   []string // the choices ticked last
+	tickedIn int64    // the message in which they were, 0: none were ticked
+	cleared  int64    // the message that is to lose its buttons although the question is open, 0: none
 }
 
 // catchUpOptions is why a question's messages are to catch up with the state.
@@ -987,11 +1189,10 @@ type catchUpOptions struct {
 // edit is one request that a question's messages need.
 type edit struct {
 	*outgoing
-	print     string // tells what it says, and of which message
-	said      bool   // the message says it already, which has only to be recorded
-	status    State  // that the message shows then, "" with buttons
-	replaced  bool   // the message has been, by a newer one
-	reminders int    // how many are done with it and those before
+	print    string // tells what it says, and of which message
+	said     bool   // the message says it already, which has only to be recorded
+	status   State  // that the message shows then, "" with buttons
+	replaced bool   // the message has been, by a newer one
 }
 
 // Ask sends the question. Id 0 without an error: it was over before it left, nothing was sent.
@@ -1023,10 +1224,9 @@ func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, dre
 	return t.deliver(ctx, delivery{urgent: urgent, write: write, linger: answerLinger})
 }
 
-// Settle has the question's message say what the state says of it, as soon as edits of it that are under way are done;
-// of an open question, how long it still waits.
+// Settle has the question's message say what the state says of it, as soon as edits of it that are under way are done.
 func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, _ *SessionRecord) error {
-	return t.catchUp(ctx, p.ID, catchUpOptions{want: func(w *wantedEdits) { w.reminders++ }})
+	return t.catchUp(ctx, p.ID, catchUpOptions{})
 }
 
 // catchUp edits the messages of a question until they say what the state says of it; after an error they may not, and
@@ -1109,24 +1309,24 @@ func (t *Telegram) nextEdit(id string, m *questionMessages, why catchUpOptions) 
 	}
 	var next *edit
 	if p.Open() {
-		next = t.openEdit(p, s, m, wanted)
+		next = openEdit(p, m, wanted)
 	} else {
 		next = t.outcomeEdit(p, s, m)
 	}
 	if next != nil || len(p.OldMsgIDs) == 0 {
 		return next
 	}
-	next = newEdit(m, buttonsEdit(p.OldMsgIDs[0], nil))
+	next = newEdit(buttonsEdit(p.OldMsgIDs[0], nil))
 	next.status = p.Status
 	next.replaced = true
 	next.said = next.print == m.says // it has lost its buttons already
 	return next
 }
 
-// newEdit is the edit that makes the request; it is done with no further reminder.
-func newEdit(m *questionMessages, out *outgoing) *edit {
+// newEdit is the edit that makes the request.
+func newEdit(out *outgoing) *edit {
 	b, _ := json.Marshal(out) // plain values: cannot fail
-	return &edit{outgoing: out, print: digest(b), reminders: m.reminded}
+	return &edit{outgoing: out, print: digest(b)}
 }
 
 // buttonsEdit gives a message these buttons and leaves its text as it is.
@@ -1134,27 +1334,18 @@ func buttonsEdit(msg int64, rows [][]button) *outgoing {
 	return &outgoing{method: "editMessageReplyMarkup", EditID: msg, Markup: markup(rows)}
 }
 
-// openEdit is the next edit of an open question: what is ticked, else the time left.
-func (t *Telegram) openEdit(p *PromptRecord, s *SessionRecord, m *questionMessages, wanted wantedEdits) *edit {
-	if wanted.cleared != 0 && wanted.cleared == p.MsgID {
-		e := newEdit(m, buttonsEdit(p.MsgID, nil))
-		if e.print == m.says {
-			return nil
-		}
-		return e
+// openEdit is the next edit of an open question: its message has been replaced, or choices were ticked.
+func openEdit(p *PromptRecord, m *questionMessages, wanted wantedEdits) *edit {
+	var e *edit
+	switch {
+	case wanted.cleared != 0 && wanted.cleared == p.MsgID:
+		e = newEdit(buttonsEdit(p.MsgID, nil))
+	case p.Multi && wanted.tickedIn != 0 && wanted.tickedIn >= p.MsgID: // it can be newer than what is recorded
+		e = newEdit(buttonsEdit(wanted.tickedIn, keyboard(p, wanted.ticked...)))
 	}
-	if p.Multi && wanted.tickedIn != 0 && wanted.tickedIn >= p.MsgID { // it can be newer than what is recorded
-		e := newEdit(m, buttonsEdit(wanted.tickedIn, keyboard(p, wanted.ticked...)))
-		if e.print != m.says {
-			return e
-		}
-	}
-	reminded := wanted.reminders == m.reminded
-	if p.MsgID == 0 || reminded || !fitsMessage(p) || p.Multi { // it may be shown in parts, or choices ticked
+	if e == nil || e.print == m.says {
 		return nil
 	}
-	e := newEdit(m, t.questionText(p, s).outgoing(p.MsgID, keyboard(p)))
-	e.reminders = wanted.reminders
 	return e
 }
 
@@ -1166,7 +1357,7 @@ func (t *Telegram) outcomeEdit(p *PromptRecord, s *SessionRecord, m *questionMes
 	outcomeAs := func(status State) *edit {
 		shown := *p
 		shown.Status = status
-		return newEdit(m, t.questionText(&shown, s).outgoing(p.MsgID, keyboardAfter(&shown)))
+		return newEdit(t.questionText(&shown, s).outgoing(p.MsgID, keyboardAfter(&shown)))
 	}
 	e := outcomeAs(p.Status)
 	e.status = p.Status
@@ -1226,7 +1417,6 @@ func (t *Telegram) sendEdit(ctx context.Context, id string, m *questionMessages,
 func (t *Telegram) recordEdit(id string, m *questionMessages, e *edit) (certain bool, err error) {
 	if !e.replaced {
 		m.says = e.print
-		m.reminded = e.reminders
 		if e.status != "" && m.mayBeOvertaken(e.print) {
 			m.says = ""
 			return false, t.store.Edited(id, e.EditID, "", true)
@@ -1243,11 +1433,8 @@ func (t *Telegram) recordEdit(id string, m *questionMessages, e *edit) (certain 
 func (t *Telegram) Notify(ctx context.Context, n Notice) (int64, error) {
 	text := clean(n.Text, 1<<20)
 	mono := clean(n.Mono, 1<<20)
-	about := ""
 	v, _ := t.store.View() // as it was, where it cannot be read
-	if s := v.Sessions[n.SessionID]; s != nil {
-		about = origin(s)
-	}
+	about := v.Sessions[n.SessionID]
 	var id int64
 	for text+mono != "" {
 		part, restText := cutText(text, partUnits)
@@ -1256,20 +1443,13 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (int64, error) {
 			room = partUnits - units(part)
 		}
 		block, restMono := cutText(mono, room)
-		r := &richText{text: part}
-		r.addLine("pre", block)
-		r.addLine("", about)
-		out := r.outgoing(n.Edit, nil)
-		out.Silent = n.Edit == 0 && !n.Ring
-		if n.ReplyTo != 0 {
-			out.ReplyTo = &replyTo{MessageID: n.ReplyTo, Optional: true}
-		}
-		n.Edit = 0 // used, or deleted: then the same in a new one
-		sent, err := t.send(ctx, out, n.Ring || n.Urgent || n.ReplyTo != 0)
+		sent, err := t.sendNotice(ctx, &n, noticeText(about, part, block, n.Lang))
 		if err != nil {
 			return 0, err
 		}
-		if sent == 0 && out.EditID != 0 {
+		edited := n.Edit != 0
+		n.Edit = 0 // used, or deleted: then the same in a new one
+		if sent == 0 && edited {
 			continue
 		}
 		id = sent
@@ -1277,6 +1457,31 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (int64, error) {
 		mono = restMono
 	}
 	return id, nil
+}
+
+// noticeText is a notice's message: the session that it is about, nil none, and what there is to say of it.
+func noticeText(about *SessionRecord, text, mono, lang string) *richText {
+	r := &richText{}
+	if about != nil {
+		r.addLine("bold", title(about))
+		text = " " + text
+	}
+	r.add("", strings.TrimRight(text, " "))
+	r.addPre(mono, lang)
+	if about != nil {
+		r.addLine("", sid(about))
+	}
+	return r
+}
+
+// sendNotice sends one message of a notice.
+func (t *Telegram) sendNotice(ctx context.Context, n *Notice, text *richText) (int64, error) {
+	out := text.outgoing(n.Edit, nil)
+	out.Silent = n.Edit == 0 && !n.Ring
+	if n.ReplyTo != 0 {
+		out.ReplyTo = &replyTo{MessageID: n.ReplyTo, Optional: true}
+	}
+	return t.send(ctx, out, n.Ring || n.Urgent || n.ReplyTo != 0)
 }
 
 // stream turns the transcript into messages: finished text fills a message, which is edited as it grows and followed by
@@ -1855,7 +2060,7 @@ func (r *receiver) resend(p PromptRecord, text string, all bool) (msg int64, err
 	defer cancel()
 	part, rest := cutText(clean(text, 1<<20), partUnits-800)
 	for rest != "" {
-		_, err := r.Notify(ctx, Notice{Mono: part, SessionID: p.SessionID, ReplyTo: p.MsgID})
+		_, err := r.Notify(ctx, Notice{Mono: part, Lang: p.Lang, SessionID: p.SessionID, ReplyTo: p.MsgID})
 		if err != nil {
 			return 0, err // not shown in full, so not to be allowed
 		}
@@ -1873,6 +2078,7 @@ func (r *receiver) resend(p PromptRecord, text string, all bool) (msg int64, err
 			now.Above = ""
 			now.Full = part
 			now.ShownAll = shown
+			now.Choices = plainChoices(now.Choices)
 		}
 	})
 	if err != nil || msg == 0 {
@@ -1887,6 +2093,16 @@ func (r *receiver) resend(p PromptRecord, text string, all bool) (msg int64, err
 		return 0, err
 	}
 	return msg, r.catchUp(r.ctx, p.ID, catchUpOptions{})
+}
+
+// plainChoices are the choices without what is said of them.
+func plainChoices(choices []Choice) []Choice {
+	var plain []Choice
+	for _, c := range choices {
+		c.About = ""
+		plain = append(plain, c)
+	}
+	return plain
 }
 
 // ---- messages and commands ----
@@ -2259,7 +2475,8 @@ func (in *incoming) openQuestions(s *SessionRecord) string {
 	open := inOrder(in.view, func(p *PromptRecord) bool { return p.SessionID == s.ID && p.Open() && !p.Idle })
 	var b strings.Builder
 	for _, p := range open {
-		fmt.Fprintf(&b, "\n   ❓ %s\n   %s", clean(p.Question, 100), outcome(p))
+		until := clock(p.ExpiresAt)
+		fmt.Fprintf(&b, "\n   ❓ %s\n   until %s, then %s", clean(p.Question, 100), until, afterwards(p))
 	}
 	return b.String()
 }
