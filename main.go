@@ -3937,7 +3937,8 @@ func knownCall(tool string, arg map[string]string, folder string) hookCall {
 		full := strings.TrimSpace(arg["url"] + "\n" + arg["prompt"])
 		return hookCall{question: "Fetch this address?", full: full, subject: arg["url"], told: []string{"url", "prompt"}}
 	case "ExitPlanMode":
-		return hookCall{question: "Carry out this plan?", full: arg["plan"], lang: langMarkdown, told: []string{"plan"}}
+		return hookCall{question: "Carry out this plan?", full: arg["plan"], lang: langMarkdown,
+			told: []string{"plan", "planFilePath"}}
 	}
 	return hookCall{question: "Allow " + tool + "?"}
 }

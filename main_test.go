@@ -5186,6 +5186,10 @@ func TestPage(t *testing.T) {
 		{Key: "2", Label: "M"}, {Key: "3", Label: "L"}, {Key: "4", Label: "XL"}}})
 	wide := of(Prompt{Type: MultipleChoice, Question: "Which template?", Choices: []Choice{
 		{Key: "1", Label: "A web application with a server of its own"}, {Key: "2", Label: "A library"}}})
+	trust := of(Prompt{Type: MultipleChoice, Permission: true, SafeDefault: ref("1"),
+		Question: "Is this a folder that you trust? If not, look first.",
+		Full:     "Accessing workspace:\n/tmp/demo\nIs this a folder that\nyou trust? If not, look first.",
+		Choices:  []Choice{{Key: "1", Label: "No, exit"}, {Key: "2", Label: "Yes, I trust this folder", Grants: true}}})
 	elsewhere := touch
 	elsewhere.Cwd = "/home/u/proj/sub"
 	for _, c := range []struct {
@@ -5241,6 +5245,14 @@ func TestPage(t *testing.T) {
 			[▫️ 1 Logging]
 			[▫️ 2 Metrics]
 			[blue Submit]`},
+		{"a sentence over several rows", open(trust), `
+			**api · claude**
+			Is this a folder that you trust? If not, look first.
+			|Accessing workspace:
+			/tmp/demo
+			or reply why not · until 14:32, then No, exit · [SID:51ccd167]
+			[red No, exit]
+			[green Yes, I trust this folder]`},
 		{"short choices", open(sizes), `
 			**api · claude**
 			Size?

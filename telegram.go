@@ -503,8 +503,10 @@ func (t *Telegram) updatePace(change func(next time.Time) time.Time) {
 // ---- text ----
 // What a message is made of: lines with their looks, and text from elsewhere made safe and cut to fit.
 
-// partUnits is how much foreign text a message of 4096 UTF-16 units holds: the rest is room for our own lines.
-const partUnits = 3400
+const (
+	partUnits = 3400 // UTF-16 units of foreign text in a message of 4096: the rest is room for our own lines
+	askUnits  = 400  // of a question's own sentence in it
+)
 
 // sessionMark is the end of a message of ours that says which session it is about.
 var sessionMark = regexp.MustCompile(`\[SID:([0-9a-f]{8})\]\s*$`)
@@ -584,7 +586,8 @@ func clean(s string, n int) string {
 	return short + "…"
 }
 
-// cutText cuts s after at most n UTF-16 units: at a line end, which is lost, if there is one in the second half.
+// cutText cuts s after at most n UTF-16 units: at a line end, which is lost, if there is one in the second half, else
+// behind a blank there.
 func cutText(s string, n int) (part, rest string) {
 	for i, c := range s {
 		n -= utf16.RuneLen(c)
@@ -594,6 +597,10 @@ func cutText(s string, n int) (part, rest string) {
 		end := strings.LastIndexByte(s[:i+1], '\n')
 		if end > i/2 {
 			return s[:end], s[end+1:]
+		}
+		blank := strings.LastIndexByte(s[:i], ' ')
+		if blank > i/2 {
+			return s[:blank+1], s[blank+1:]
 		}
 		return s[:i], s[i:]
 	}
@@ -905,14 +912,29 @@ var mixedWord = regexp.MustCompile(`\S*([a-zA-Z][\p{Cyrillic}\p{Greek}]|[\p{Cyri
 func programText(p *PromptRecord) (above, body string) {
 	above = clean(p.Above, 1<<20)
 	body = clean(cmp.Or(p.Full, p.Excerpt), 1<<20)
-	question := clean(p.Question, 400)
-	var lines []string
-	for line := range strings.SplitSeq(body, "\n") {
-		if strings.TrimSuffix(strings.TrimSpace(line), "…") != question {
-			lines = append(lines, line)
+	lines := strings.Split(body, "\n")
+	first, end := spokenRows(lines, strings.Fields(clean(p.Question, askUnits)))
+	lines = slices.Delete(lines, first, end)
+	return above, strings.Trim(strings.Join(lines, "\n"), "\n")
+}
+
+// spokenRows are the lines from first up to end, without that one, which say these words and nothing else; the same
+// twice: none do. A line may be cut.
+func spokenRows(lines, words []string) (first, end int) {
+	for first := range lines {
+		left := words
+		for i := first; i < len(lines) && len(left) > 0; i++ {
+			row := strings.Fields(strings.TrimSuffix(lines[i], "…"))
+			if len(row) == 0 || len(row) > len(left) || !slices.Equal(row, left[:len(row)]) {
+				break
+			}
+			left = left[len(row):]
+			if len(left) == 0 {
+				return first, i + 1
+			}
 		}
 	}
-	return above, strings.Trim(strings.Join(lines, "\n"), "\n")
+	return 0, 0
 }
 
 // fitsMessage tells whether all of an open question fits into one message, so that it can be answered there.
@@ -937,7 +959,7 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 		t.addOpen(r, p, s)
 	default:
 		_, body := programText(p)
-		r.addLine("", clean(p.Question, 400))
+		r.addLine("", clean(p.Question, askUnits))
 		if !described(p) {
 			r.addBlock(p, abridge(body, 700))
 		}
@@ -988,7 +1010,7 @@ func (t *Telegram) addOpen(r *richText, p *PromptRecord, s *SessionRecord) {
 		r.addLine("", "Possibly a question: it stands still and waits for keys")
 		body = clean(cmp.Or(p.Full, p.Excerpt), partUnits) // with the line that the question would be
 	} else {
-		r.addLine("", clean(p.Question, 400))
+		r.addLine("", clean(p.Question, askUnits))
 	}
 	if p.Cwd != "" && p.Cwd != s.Cwd {
 		r.addLine("", "in "+clean(shortPath(p.Cwd, s.Cwd), 200))
