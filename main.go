@@ -6,15 +6,17 @@
 // hash of the one before; atlasbridge.log. Who holds the bot token and an allowed account can type into your terminal.
 // Nothing is ever approved by waiting.
 //
-// Exit status: the child's own; 128+N when signal N killed it; 1 a check or command failed; 2 usage; 125 atlasbridge
-// failed before the child ran; 126 the tool cannot be executed; 127 not found.
+// Exit status: the child's own; 128+N when signal N killed it; 1 a check or command failed, or ask was refused; 2 usage;
+// 124 nobody answered ask in time; 125 atlasbridge failed before the child ran, or could not ask; 126 the tool cannot be
+// executed; 127 not found.
 //
-// This file has the command table, the session, which moves the bytes, and the hook command. It never decides what a
-// screen asks (detect.go), who may answer (telegram.go) or whether an answer holds (store.go).
+// This file has the command table, the session, which moves the bytes, and the commands hook and ask. It never decides
+// what a screen asks (detect.go), who may answer (telegram.go) or whether an answer holds (store.go).
 package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -73,9 +75,10 @@ func run(ctx context.Context, args []string, stdin, stdout, stderr *os.File) (co
 
 // Exit statuses, as the shell and env(1) have them.
 const (
-	exitFailed   = 1   // a check or a command failed
-	exitUsage    = 2   // the command line is wrong
-	exitInternal = 125 // before the child ran
+	exitFailed     = 1   // a check or a command failed, a question was refused
+	exitUsage      = 2   // the command line is wrong
+	exitUnanswered = 124 // nobody answered in time, as timeout(1) has it
+	exitInternal   = 125 // before the child ran, or the question could be answered
 )
 
 var (
@@ -172,6 +175,18 @@ message, confirms by a short code that it is you, and sends a test message.
 			notes: `The id's first 8 digits will do. The value is what a button would send: y, n, a
 choice's number, letter or words, enter, esc, default, or the text itself.
   atlasbridge answer 3f2a91c4 y
+`},
+		{name: "ask", operands: "[flags] QUESTION [-]", summary: "ask your phone from a script; prints the answer",
+			min: 1, max: 2, do: cmdAsk,
+			lines: [][]flagSpec{
+				{{"choices", "A,B,…", "one of up to 9, each of up to 60 characters; else yes or no"}},
+				{{"text", "", "a text of your own, where free_text_enabled"}},
+				{{"timeout", durationValue, "wait 90s or 10m"}, {"json", "", "print one object"}},
+			},
+			notes: `With - what it is about comes from standard input, up to 64 KiB of it.
+Exit: 0 answered, 1 refused, 124 nobody answered, 125 it could not be asked.
+  atlasbridge ask "Deploy 1.4 to prod?" && ./deploy
+  git diff | atlasbridge ask --choices merge,wait "Merge this?" -
 `},
 		{name: "logs", summary: "what happened, readable; --tail follows",
 			flags: []flagSpec{{name: "tail"}, {name: "json"}, {name: "session", value: "ID"}}, do: cmdLogs,
@@ -1116,7 +1131,7 @@ func newSession(c *command) (*session, error) {
 		notes:   hostStream{c.stderr},
 		signals: make(chan os.Signal, 8),
 		events:  make(chan func()),
-		rec:     sessionRecord(c.opts, tool),
+		rec:     sessionRecord(tool, c.opts.args[1:], c.opts.text("name")),
 	}
 	if cfg.Channel == "telegram" {
 		s.ch = s.tg
@@ -1152,29 +1167,34 @@ func namedAdapter(name, tool string) (*Adapter, error) {
 
 // settingsOf is what the command line says about settings, "" where it says nothing.
 func settingsOf(o *options) map[string]string {
-	flags := map[string]string{"channel": o.text("channel")}
+	flags := timeoutOf(o)
+	flags["channel"] = o.text("channel")
 	if o.on("stream") {
 		flags["stream.enabled"] = "true"
-	}
-	if o.given("timeout") {
-		life, _ := time.ParseDuration(o.text("timeout")) // as the flag package prints it: cannot fail
-		seconds := strconv.Itoa(int(life / time.Second))
-		flags["timeout_seconds"] = seconds
-		flags["permission_timeout_seconds"] = seconds
 	}
 	return flags
 }
 
+// timeoutOf is settingsOf for --timeout alone.
+func timeoutOf(o *options) map[string]string {
+	if !o.given("timeout") {
+		return map[string]string{}
+	}
+	life, _ := time.ParseDuration(o.text("timeout")) // as the flag package prints it: cannot fail
+	seconds := strconv.Itoa(int(life / time.Second))
+	return map[string]string{"timeout_seconds": seconds, "permission_timeout_seconds": seconds}
+}
+
 // sessionRecord is the record of a run that begins now.
-func sessionRecord(o *options, tool string) SessionRecord {
+func sessionRecord(tool string, args []string, label string) SessionRecord {
 	cwd, _ := os.Getwd() // a folder that is gone has no name
 	return SessionRecord{
 		Head:      Head{ID: newID()},
 		Tool:      tool,
-		Args:      o.args[1:],
+		Args:      args,
 		Cwd:       cwd,
 		Wrapper:   os.Getpid(),
-		Label:     o.text("name"),
+		Label:     label,
 		Status:    "active",
 		Activity:  "starting",
 		StartedAt: time.Now().UTC(),
@@ -1783,8 +1803,11 @@ func (s *session) noteTyped(by string, at time.Time) {
 	}
 }
 
-// noteTyped notes who pressed a key that may answer the question, and when.
+// noteTyped notes who pressed a key that may answer the question, and when. A script's is answered by none.
 func (q *question) noteTyped(by string, at time.Time) {
+	if q.rec.Source == fromAsk {
+		return
+	}
 	q.typedBy = by
 	q.typedAt = at
 }
@@ -1951,7 +1974,7 @@ func (s *session) questionStep() {
 			s.gate = newGate(q)
 		}
 	case !q.rec.Open(): // its hook passes the answer on
-	case q.rec.Status == Created && s.waitsForKeyboard():
+	case q.rec.Status == Created && q.rec.Source != fromAsk && s.waitsForKeyboard():
 	case s.turnAt(q.rec.ExpiresAt):
 		s.expire(q)
 	case q.rec.Status == Created:
@@ -2017,7 +2040,7 @@ func (s *session) route(q *question) {
 // expire ends a question that nobody answered. A hook refuses then. For any other, only what is
 // known to refuse is typed, and nothing at all while somebody may still feed standard input.
 func (s *session) expire(q *question) {
-	byHook := q.screen == nil
+	byHook := q.rec.Source == fromHook
 	life := q.rec.ExpiresAt.Sub(q.rec.CreatedAt)
 	expired := s.transition(q.rec.ID, Expired, func(r *PromptRecord) {
 		r.Reason = fmt.Sprintf("no answer in %d s", int(life.Seconds()))
@@ -2147,7 +2170,7 @@ func (s *session) handleRecord(rec Record) {
 	case *PromptRecord:
 		q := s.byID(r.ID)
 		switch {
-		case q == nil && r.Source == "hook" && r.Status == Created:
+		case q == nil && (r.Source == fromHook || r.Source == fromAsk) && r.Status == Created:
 			s.addHook(*r)
 		case q == nil || r.Status == q.rec.Status:
 		case s.gate != nil && s.gate.q == q: // it is being typed
@@ -2163,17 +2186,26 @@ func (s *session) apply(q *question, r *PromptRecord) {
 	case ReplyReceived:
 		q.rec = *r
 		q.decided = q.screen != nil
-		if r.DecidedBy != nil && *r.DecidedBy == "cli:answer" {
-			text := "was answered with `atlasbridge answer`: " + valueName(r, r.Value)
-			s.notify(Notice{Ring: true, Text: text})
+		if r.answeredByCommand() {
+			s.notify(answeredNotice(r))
 		}
 	case Injected: // by its hook
 		q.rec = *r
 		q.passed = time.Now()
-	case Failed, Canceled, Resolved:
+	case Expired, Failed, Canceled, Resolved:
 		q.rec = *r
 		s.end(q, "", "")
 	}
+}
+
+// answeredByCommand tells whether `atlasbridge answer` has given the answer.
+func (p *PromptRecord) answeredByCommand() bool {
+	return p.DecidedBy != nil && *p.DecidedBy == "cli:answer"
+}
+
+// answeredNotice tells the phone that it was not the one to answer.
+func answeredNotice(p *PromptRecord) Notice {
+	return Notice{Ring: true, Text: "was answered with `atlasbridge answer`: " + valueName(p, p.Value)}
 }
 
 // ---- hook dialogs ----
@@ -2340,10 +2372,11 @@ func (s *session) spentStep() {
 
 // checkHook ends a hook's question that is over without us: its dialog is gone, the tool says that
 // it asks nothing any more, the hook itself is gone, or it still waits behind others in the last
-// quarter of its time: nobody could answer it then.
+// quarter of its time: nobody could answer it then. A script's question has no dialog, and expires by itself.
 func (s *session) checkHook(h *question) {
+	hasDialog := h.rec.Source == fromHook
 	gone := !h.goneAt.IsZero() && s.turnAt(h.goneAt.Add(dialogGone))
-	quiet := !s.calm.IsZero() && s.turnAt(later(s.calm, h.rec.CreatedAt).Add(hookUnasked))
+	quiet := hasDialog && !s.calm.IsZero() && s.turnAt(later(s.calm, h.rec.CreatedAt).Add(hookUnasked))
 	life := h.rec.ExpiresAt.Sub(h.rec.CreatedAt)
 	switch {
 	case h.rec.Status == Injected:
@@ -2352,7 +2385,7 @@ func (s *session) checkHook(h *question) {
 		}
 	case h.rec.Open() && (gone || quiet && h.dialog == nil):
 		s.end(h, Canceled, "answered in the terminal, or given up by the tool")
-	case h.rec.Status == Created && h != s.q && s.turnAt(h.rec.ExpiresAt.Add(-life/4)):
+	case hasDialog && h.rec.Status == Created && h != s.q && s.turnAt(h.rec.ExpiresAt.Add(-life/4)):
 		s.end(h, Canceled, "its time was over before it could be asked: the dialog asks")
 	case s.turnAt(h.checkAt):
 		h.checkAt = time.Now().Add(hookCheck)
@@ -2370,9 +2403,9 @@ func (s *session) checkAlive(h *question) {
 	switch {
 	case stored == nil:
 	case stored.Open():
-		s.end(h, Canceled, "the tool gave up its question")
+		s.end(h, Canceled, "who asked has ended")
 	case stored.Status == ReplyReceived || stored.Status == Expired:
-		s.end(h, Failed, "the tool's hook ended before it passed the answer on")
+		s.end(h, Failed, "who asked ended before the answer was passed on")
 	}
 }
 
@@ -3556,6 +3589,11 @@ type hook struct {
 	Agent       string            `json:"agent_type"`
 	LastWords   string            `json:"last_assistant_message"`
 
+	asker
+}
+
+// asker asks by a record of its own, and waits for what becomes of it. The lock of the record tells that it lives.
+type asker struct {
 	st      *Store
 	session string
 	last    string        // id of the prompt that was asked last
@@ -3576,7 +3614,7 @@ const (
 
 // cmdHook exits with 0 whatever happens: claude takes anything else for a failing hook and says so in the dialog.
 func cmdHook(c *command) int {
-	h := &hook{session: c.getenv("ATLASBRIDGE_SESSION"), release: func() {}}
+	h := &hook{asker: asker{session: c.getenv("ATLASBRIDGE_SESSION"), release: func() {}}}
 	if err := json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(h); err != nil {
 		return 0 // the tool's dialog asks
 	}
@@ -3767,7 +3805,7 @@ func (h *hook) permission(ctx context.Context) (map[string]any, error) {
 }
 
 // wait stores p and returns it as it was decided, nil when it was not, or no longer matters: at a signal, when the
-// session has died or has ended it. The prompt's lock tells the session that its hook lives.
+// session has died or has ended it.
 func (h *hook) wait(ctx context.Context, p PromptRecord) (*PromptRecord, error) {
 	ctx, enough := context.WithTimeout(ctx, h.life+time.Minute)
 	defer enough()
@@ -3779,49 +3817,75 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) (*PromptRecord, error) 
 		}
 		h.release()
 	}
-	h.complete(&p, time.Now())
-	release, err := h.st.HoldSession(p.ID)
+	p.Tool = h.Tool
+	p.Cwd = h.Cwd
+	p.MaxLength = maxMessage
+	h.complete(&p, fromHook, time.Now())
+	if h.Agent != "" {
+		p.Question += " (from the " + visible(redact(h.Agent)) + " agent)"
+	}
+	records, err := h.post(ctx, &p)
 	if err != nil {
 		return nil, err
 	}
-	h.last, h.release = p.ID, release
-	records := h.st.Follow(ctx, h.session, func() bool { return true })
-	if err := h.st.Update(func(*View) ([]Record, error) { return []Record{&p}, nil }); err != nil {
-		return nil, err
+	r := h.await(records, func(Record) {})
+	answered := r != nil && (r.Status == Expired || r.Status == ReplyReceived && r.Value != nil)
+	if !answered || !h.st.Alive(h.session) {
+		return nil, nil // or our time is over: the session notices by the lock
 	}
-	for rec := range records {
-		r, ok := rec.(*PromptRecord)
-		if !ok || r.ID != p.ID || r.Open() {
-			continue
-		}
-		answered := r.Status == Expired || r.Status == ReplyReceived && r.Value != nil
-		if !answered || !h.st.Alive(h.session) {
-			return nil, nil
-		}
-		return r, nil
-	}
-	return nil, nil // our time is over: the session notices by the lock
+	return r, nil
 }
 
-// complete fills in what all prompts of hooks have in common.
-func (h *hook) complete(p *PromptRecord, now time.Time) {
+// Where a question comes from, in its record; else it is from the screen.
+const (
+	fromHook = "hook"
+	fromAsk  = "ask"
+)
+
+// complete fills in what all prompts that are no screen's have in common.
+func (a *asker) complete(p *PromptRecord, source string, now time.Time) {
 	p.ID = newID()
-	p.SessionID = h.session
-	p.Source = "hook"
-	p.Tool = h.Tool
-	p.Cwd = h.Cwd
+	p.SessionID = a.session
+	p.Source = source
 	p.Nonce = newNonce()
 	p.Status = Created
 	p.Confidence = "high"
 	p.Score = 1
-	p.Signals = []string{"hook"}
-	p.MaxLength = maxMessage
+	p.Signals = []string{source}
 	p.CreatedAt = now.UTC()
-	p.ExpiresAt = now.Add(h.life).UTC()
-	p.Key = idempotencyKey(h.session, p.Excerpt, now)
-	if h.Agent != "" {
-		p.Question += " (from the " + visible(redact(h.Agent)) + " agent)"
+	p.ExpiresAt = now.Add(a.life).UTC()
+	p.Key = idempotencyKey(a.session, p.Excerpt, now)
+}
+
+// post stores p, and gives what becomes of its session's records until ctx ends. The caller releases the prompt's lock,
+// also after an error.
+func (a *asker) post(ctx context.Context, p *PromptRecord) (<-chan Record, error) {
+	release, err := a.st.HoldSession(p.ID)
+	if err != nil {
+		return nil, err
 	}
+	a.last = p.ID
+	a.release = release
+	records := a.st.Follow(ctx, a.session, func() bool { return true })
+	if err := a.st.Update(func(*View) ([]Record, error) { return []Record{p}, nil }); err != nil {
+		return nil, err
+	}
+	return records, nil
+}
+
+// await is the prompt that was posted last, when it waits no longer; nil where the records end before. Other records are
+// for other.
+func (a *asker) await(records <-chan Record, other func(Record)) *PromptRecord {
+	for rec := range records {
+		r, ok := rec.(*PromptRecord)
+		switch {
+		case !ok || r.ID != a.last:
+			other(rec)
+		case !r.Open():
+			return r
+		}
+	}
+	return nil
 }
 
 // permissionPrompt is what the operator is asked about the call: what it is, all of its arguments, and the answers.
@@ -4161,4 +4225,508 @@ func childEnv(env []string, c *Config, sessionID string) []string {
 		return reOurs.MatchString(entry) || c.Token != "" && strings.Contains(entry, c.Token)
 	})
 	return append(clean, "ATLASBRIDGE_SESSION="+sessionID, "ATLASBRIDGE_HOME="+c.Dir)
+}
+
+// ---- ask: what a script asks ----
+// The third kind of session: outside of any other it is a bridge of its own, for one question. It prints an answer only
+// when that is on the disk, and nothing is a yes by waiting.
+
+const (
+	maxQuestion = 400 // UTF-16 units of a question: what its message shows
+	maxChoices  = 9
+	maxLabel    = 60 // UTF-16 units of a choice: what its button shows
+	askMoment   = 10 * time.Millisecond
+)
+
+// asking is one run of `atlasbridge ask`.
+type asking struct {
+	*command
+	asker
+	cfg    *Config
+	prompt PromptRecord
+	given  map[string]string // what is printed for a choice, by its key
+	about  bool              // what it is about comes from standard input
+
+	// Outside of any session; inside it is that one's question.
+	own *SessionRecord // nil inside
+	ch  Channel
+	tg  *Telegram // ch, unless that is local
+}
+
+// stopped is why there is no answer: a signal came, or the phone's /cancel, which counts as SIGTERM.
+type stopped struct {
+	sig syscall.Signal
+	why string
+}
+
+func (s *stopped) Error() string { return s.why }
+
+// cmdAsk exits with what the answer says, or with that there is none.
+func cmdAsk(c *command) int {
+	a := &asking{command: c, asker: asker{release: func() {}}}
+	problem, err := a.compose()
+	if problem != "" {
+		return c.usage("%s", problem)
+	}
+	code := exitInternal
+	if err == nil {
+		code, err = a.run()
+	}
+	if err != nil {
+		c.fail(err)
+	}
+	return code
+}
+
+// compose makes the prompt of the command line, and of standard input. A problem is one of usage.
+func (a *asking) compose() (problem string, err error) {
+	words := slices.DeleteFunc(slices.Clone(a.opts.args), func(arg string) bool { return arg == "-" })
+	a.about = len(words) < len(a.opts.args)
+	question := legible(strings.Join(strings.Fields(strings.Join(words, " ")), " "))
+	if len(words) > 1 {
+		return "the question is one argument: put it in quotation marks", nil
+	}
+	problem = a.addAnswers()
+	if problem != "" {
+		return problem, nil
+	}
+	if question == "" && a.about && len(a.given) > 0 {
+		question = strings.Join(labels(a.prompt.Choices), " or ") + "?"
+	}
+	if question == "" {
+		return "it lacks the question", nil
+	}
+	if units(question) > maxQuestion {
+		return fmt.Sprintf("the question has %d characters, %d are shown: give what it is about on standard input, with -",
+			units(question), maxQuestion), nil
+	}
+	full := question
+	if a.about {
+		full, problem, err = a.readAbout()
+	}
+	p := &a.prompt
+	p.Question = question
+	p.Excerpt = clip(question, maxExcerpt)
+	p.Full = full
+	p.parts = shown{body: strings.Split(full, "\n")}
+	p.seal()
+	p.publish()
+	return problem, err
+}
+
+// addAnswers adds the kind of the question and its answers.
+func (a *asking) addAnswers() (problem string) {
+	var list *flag.Flag // also one that is given as ""
+	a.opts.set.Visit(func(f *flag.Flag) {
+		if f.Name == "choices" {
+			list = f
+		}
+	})
+	life, _ := time.ParseDuration(a.opts.text("timeout")) // as the flag package prints it: cannot fail
+	outside := life < time.Second || life > 24*time.Hour
+	p := &a.prompt
+	switch {
+	case a.opts.given("timeout") && outside:
+		return "--timeout must be from 1s to 24h"
+	case list != nil && a.opts.on("text"):
+		return "--choices and --text exclude each other"
+	case list != nil:
+		p.Type = MultipleChoice
+		p.Choices, a.given, problem = parseChoices(list.Value.String())
+	case a.opts.on("text"):
+		p.Type = FreeText
+		p.MaxLength = maxMessage
+	default:
+		p.Type = YesNo
+		p.Permission = true
+		p.MaxLength = maxMessage // of the reason for a refusal
+		p.Choices = []Choice{{Key: "y", Label: "Yes", Grants: true}, {Key: "n", Label: "No"}}
+		a.given = map[string]string{"y": "yes", "n": "no"}
+	}
+	return problem
+}
+
+// parseChoices are the choices in a list with commas, and what is printed for each, by its key. One that is a digit has
+// it as its key, so that "2" is never the second one when another is called 2.
+func parseChoices(list string) (choices []Choice, given map[string]string, problem string) {
+	words := strings.Split(list, ",")
+	if len(words) > maxChoices {
+		return nil, nil, fmt.Sprintf("--choices has %d choices, %d are possible", len(words), maxChoices)
+	}
+	var free []string // keys that no choice is called
+	for i, word := range words {
+		words[i] = strings.TrimSpace(word)
+	}
+	for key := range strings.SplitSeq("1 2 3 4 5 6 7 8 9", " ") {
+		if !slices.Contains(words, key) {
+			free = append(free, key)
+		}
+	}
+	given = map[string]string{}
+	for _, word := range words {
+		label := redact(visible(word))
+		same := func(c Choice) bool { return strings.EqualFold(c.Label, label) }
+		switch {
+		case word == "":
+			return nil, nil, "--choices has an empty choice"
+		case strings.ContainsFunc(word, func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }):
+			return nil, nil, fmt.Sprintf("the choice %q has characters that cannot be shown", word)
+		case units(label) > maxLabel:
+			return nil, nil, fmt.Sprintf("the choice %q has more than %d characters", word, maxLabel)
+		case slices.ContainsFunc(choices, same):
+			return nil, nil, fmt.Sprintf("the choice %q is there twice", word)
+		}
+		key := word
+		if len(word) != 1 || word < "1" || word > "9" {
+			key, free = free[0], free[1:]
+		}
+		choices = append(choices, Choice{Key: key, Label: label})
+		given[key] = word
+	}
+	return choices, given, ""
+}
+
+// readAbout is what standard input says, made safe. Too much of it is a problem of usage: nobody would read it.
+func (a *asking) readAbout() (text, problem string, err error) {
+	b, err := io.ReadAll(io.LimitReader(hostStream{a.stdin}, maxHookFull+1))
+	if err != nil {
+		return "", "", fmt.Errorf("reading standard input: %w", err)
+	}
+	text = strings.Trim(legible(string(b)), "\n")
+	if len(b) > maxHookFull || len(text) > maxHookFull {
+		problem = fmt.Sprintf("standard input has more than %d KiB as it would be shown: give less of it", maxHookFull>>10)
+	}
+	if strings.TrimSpace(text) == "" {
+		text = "(nothing came on standard input)"
+	}
+	return text, problem, nil
+}
+
+// legible is a script's text as a person may see it: what is no UTF-8 as \x{E9}, the rest as visible, redacted.
+func legible(text string) string {
+	var b strings.Builder
+	for len(text) > 0 {
+		r, n := utf8.DecodeRuneInString(text)
+		if r == utf8.RuneError && n == 1 {
+			fmt.Fprintf(&b, `\x{%02X}`, text[0])
+		} else {
+			b.WriteString(text[:n])
+		}
+		text = text[n:]
+	}
+	return redact(visible(strings.ReplaceAll(b.String(), "\r\n", "\n")))
+}
+
+// run asks in the session that this runs in, else in one of its own, and gives the exit status. An error is why there is
+// no answer.
+func (a *asking) run() (code int, err error) {
+	a.cfg, err = a.config(timeoutOf(a.opts))
+	if err != nil {
+		return exitInternal, err
+	}
+	a.life = a.cfg.Timeout
+	a.st, err = openStore(a.cfg.Dir)
+	if err != nil {
+		return exitInternal, err
+	}
+	defer a.st.Close()
+	a.st.Retention = time.Duration(a.cfg.RetentionDays) * 24 * time.Hour
+	for _, note := range a.st.notes {
+		fmt.Fprintf(a.stderr, "atlasbridge: %s (see `atlasbridge doctor`)\n", note)
+	}
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a reader that is gone makes the write fail, and no more
+	ctx, quit := context.WithCancelCause(a.ctx)
+	defer quit(nil)
+	defer catchSignals(quit)()
+	a.session = a.getenv("ATLASBRIDGE_SESSION")
+	inside := a.st.Alive(a.session)
+	byPhone := inside || a.cfg.Channel == "telegram"
+	switch {
+	case a.prompt.Type == FreeText && byPhone && !a.cfg.FreeText:
+		err := errors.New("the phone cannot answer with a text: free_text_enabled is false")
+		return exitInternal, hinted(err, "set free_text_enabled = true in config.toml, or ask with --choices")
+	case inside:
+		return a.wait(ctx, quit)
+	}
+	return a.alone(ctx, quit)
+}
+
+// catchSignals quits at the first signal that ends us; the next one kills, as ever. It is for the caller to let go.
+func catchSignals(quit context.CancelCauseFunc) (release func()) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, endSignals()...)
+	go func() {
+		sig, ok := (<-signals).(syscall.Signal)
+		signal.Stop(signals)
+		if ok {
+			quit(&stopped{sig, "the script was ended (" + sig.String() + ")"})
+		}
+	}()
+	return func() {
+		signal.Stop(signals) // from here on nothing is sent to it
+		close(signals)
+	}
+}
+
+// alone asks in a session of its own: it listens to Telegram while nobody else does, and has the message say in the end
+// what has become of the question.
+func (a *asking) alone(ctx context.Context, quit context.CancelCauseFunc) (code int, err error) {
+	log, err := openLog(a.cfg.Dir, a.cfg.LogLevel)
+	if err != nil {
+		return exitInternal, err
+	}
+	own := sessionRecord("ask", []string{}, "")
+	own.PID = own.Wrapper
+	own.Activity = "waiting"
+	release, err := a.st.HoldSession(own.ID)
+	if err != nil {
+		return exitInternal, err
+	}
+	defer release()
+	own.Prompts = 1
+	if err := a.save(ref(own)); err != nil {
+		return exitInternal, err
+	}
+	a.own = &own
+	a.session = own.ID
+	a.tg = newTelegram(a.cfg, a.st, log)
+	a.ch = localChannel{}
+	pollCtx, stopPolling := context.WithCancel(a.ctx)
+	defer stopPolling()
+	var polling sync.WaitGroup
+	if a.cfg.Channel == "telegram" {
+		a.ch = a.tg
+		polling.Go(func() { a.tg.Poll(pollCtx) })
+	}
+	code, err = a.wait(ctx, quit)
+	unsaid := a.end(code)
+	stopPolling()
+	polling.Wait()
+	_ = a.ch.Close() // nothing is to be sent any more
+	return code, cmp.Or(err, unsaid)
+}
+
+// save stores records.
+func (a *asking) save(recs ...Record) error {
+	return a.st.Update(func(*View) ([]Record, error) { return recs, nil })
+}
+
+// end closes the session of its own, and then has the phone told, which may fail: what the message should say is owed.
+func (a *asking) end(code int) error {
+	last := *a.own
+	last.Status = "completed"
+	if code > 128 {
+		last.Status = "terminated"
+	}
+	last.Activity = ""
+	last.EndedAt = ref(time.Now().UTC())
+	last.ExitCode = &code
+	if err := a.save(&last); err != nil {
+		return err
+	}
+	p, _, err := a.st.Prompt(a.last)
+	if p == nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(a.ctx, drainSend)
+	defer cancel()
+	_ = a.ch.Settle(ctx, p, &last) // as above
+	if p.answeredByCommand() {
+		n := answeredNotice(p)
+		n.SessionID = a.session
+		_, _ = a.ch.Notify(ctx, n) // the question's message says it too
+	}
+	return nil
+}
+
+// wait asks, waits for what becomes of the question, and passes it on.
+func (a *asking) wait(ctx context.Context, quit context.CancelCauseFunc) (code int, err error) {
+	a.prompt.Cwd, _ = os.Getwd() // a folder that is gone has no name
+	a.complete(&a.prompt, fromAsk, time.Now())
+	defer func() { a.release() }()
+	records, err := a.post(ctx, &a.prompt)
+	if err != nil {
+		return exitInternal, err
+	}
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	defer quit(nil)
+	beside.Go(func() { a.watch(ctx, quit) })
+	if a.own != nil {
+		beside.Go(func() { a.deliver(ctx, quit) })
+	}
+	a.tellHow()
+	end := a.await(records, func(rec Record) {
+		r, ok := rec.(*InputRecord)
+		if ok && a.own != nil && r.Status == "queued" {
+			beside.Go(func() { a.handleInput(ctx, quit, *r) })
+		}
+	})
+	return a.conclude(end, context.Cause(ctx))
+}
+
+// tellHow says at the terminal, and anywhere where there is no Telegram, how the question is answered without a phone.
+func (a *asking) tellHow() {
+	how := "asked on the phone; from another terminal"
+	switch {
+	case a.own != nil && a.cfg.Channel == "local":
+		how = "no Telegram here; answer from another terminal"
+	case !onTerminal(a.stderr):
+		return
+	}
+	var words []string
+	for _, c := range a.prompt.Choices {
+		words = append(words, a.given[c.Key])
+	}
+	values := strings.Join(words, "|")
+	if values == "" {
+		values = "TEXT"
+	}
+	fmt.Fprintf(a.stderr, "atlasbridge: %s: atlasbridge answer %s %s\n", how, shortID(a.prompt.ID), values)
+}
+
+// watch ends the question when its time is over, and its session when that has died. It ends with ctx.
+func (a *asking) watch(ctx context.Context, quit context.CancelCauseFunc) {
+	var reaped time.Time
+	expires := a.prompt.ExpiresAt.Round(0) // by the wall clock, which goes on while the machine sleeps
+	for ctx.Err() == nil {
+		var err error
+		left := time.Until(expires)
+		switch {
+		case left <= 0: // in vain where somebody decides in this very moment
+			why := fmt.Sprintf("no answer in %d s", int(a.life.Seconds()))
+			_, err = a.st.Move(a.prompt.ID, Expired, func(p *PromptRecord) { p.Reason = why })
+			left = askMoment
+		case time.Since(reaped) > reapEvery, !a.st.Alive(a.session):
+			reaped = time.Now()
+			err = a.st.Reap(reaped)
+		}
+		if err != nil {
+			quit(err)
+			return
+		}
+		_ = sleep(ctx, min(left, hookCheck)) // the loop ends with it
+	}
+}
+
+// deliver sends the question, and records what its message is. It quits where that is refused.
+func (a *asking) deliver(ctx context.Context, quit context.CancelCauseFunc) {
+	_, err := a.st.Move(a.prompt.ID, Routed, func(p *PromptRecord) { p.ShownAll = fitsMessage(p) })
+	var msg int64
+	if err == nil {
+		msg, err = a.ch.Ask(ctx, &a.prompt, a.own)
+	}
+	if err == nil {
+		_, err = a.st.Move(a.prompt.ID, AwaitingReply, func(p *PromptRecord) { p.MsgID = msg })
+	}
+	if err != nil && ctx.Err() == nil {
+		trouble := a.tg.Trouble() // says what to do
+		if trouble != "" {
+			err = errors.New(trouble)
+		}
+		quit(err)
+	}
+}
+
+// handleInput does what the phone wants of the session: it can only be ended.
+func (a *asking) handleInput(ctx context.Context, quit context.CancelCauseFunc, r InputRecord) {
+	r.Status = "done"
+	if r.Kind != "cancel" {
+		r.Status = "refused"
+		r.Reason = "a script asks here: it takes an answer, and has no screen and no keyboard"
+	}
+	if err := a.save(&r); err != nil {
+		quit(err)
+		return
+	}
+	if r.Kind == "cancel" {
+		quit(&stopped{syscall.SIGTERM, "ended from the phone"})
+		return
+	}
+	_, _ = a.ch.Notify(ctx, Notice{SessionID: a.session, Text: "✗ " + r.Reason, ReplyTo: r.ReplyTo, Ring: true}) // no more
+}
+
+// conclude passes on what has become of the question, nil: cause came first. An error is why there is no answer.
+func (a *asking) conclude(end *PromptRecord, cause error) (code int, err error) {
+	if end == nil {
+		return a.giveUp(cause)
+	}
+	left := end.Value != nil && *end.Value == leaveIt
+	switch {
+	case end.Status == Expired:
+		why := fmt.Sprintf("nobody answered in %d s", int(a.life.Seconds()))
+		if a.own != nil && a.tg.Trouble() != "" {
+			why += ": " + a.tg.Trouble()
+		}
+		return max(exitUnanswered, a.tell(end, "expired", nil)), errors.New(why)
+	case end.Status == Canceled && left:
+		return a.pass(end, "refused", nil, exitFailed)
+	case end.Status != ReplyReceived || end.Value == nil:
+		return exitInternal, fmt.Errorf("the question was not answered: %s", cmp.Or(end.Reason, string(end.Status)))
+	}
+	answer, ok := a.given[*end.Value]
+	if !ok {
+		answer = strings.TrimSuffix(*end.Value, enterAlone)
+	}
+	if isRefusal(end.label(*end.Value)) {
+		return a.pass(end, "refused", &answer, exitFailed)
+	}
+	return a.pass(end, "answered", &answer, 0)
+}
+
+// giveUp ends the question without an answer, and says why unless that was a signal.
+func (a *asking) giveUp(cause error) (code int, err error) {
+	stop, ok := errors.AsType[*stopped](cause)
+	to := Failed
+	code = exitInternal
+	err = cause
+	if ok {
+		to = Canceled
+		code = 128 + int(stop.sig)
+		err = nil
+	}
+	why := redact(cause.Error())
+	moved, unsaid := a.st.Move(a.prompt.ID, to, func(p *PromptRecord) { p.Reason = why })
+	if !moved && unsaid == nil { // somebody decided in this very moment
+		_, unsaid = a.st.Move(a.prompt.ID, Failed, func(p *PromptRecord) { p.Reason = why + " before the answer was passed on" })
+	}
+	return code, cmp.Or(err, unsaid)
+}
+
+// pass tells the answer, and records that. What could not be told was not answered.
+func (a *asking) pass(end *PromptRecord, status string, answer *string, code int) (int, error) {
+	if a.tell(end, status, answer) != 0 {
+		why := "the script did not take the answer"
+		_, err := a.st.Move(end.ID, Failed, func(p *PromptRecord) { p.Reason = why })
+		return exitInternal, err
+	}
+	if status == "refused" && end.Reason != "" {
+		fmt.Fprintln(a.stderr, "atlasbridge: refused:", visible(end.Reason))
+	}
+	_, err := a.st.Move(end.ID, Injected, nil)
+	if err == nil && a.own != nil {
+		_, err = a.st.Move(end.ID, Resolved, nil)
+	}
+	return code, err
+}
+
+// tell prints the answer, nil none, with --json as an object. It gives 0, or exitInternal when that failed.
+func (a *asking) tell(end *PromptRecord, status string, answer *string) int {
+	failed := 0
+	switch {
+	case a.opts.on("json"):
+		failed = a.printJSON(struct {
+			Answer *string `json:"answer"`
+			Status string  `json:"status"` // answered refused expired
+			By     string  `json:"by"`
+			ID     string  `json:"id"`
+			Reason string  `json:"reason"` // the operator's, for a refusal
+		}{answer, status, *cmp.Or(end.DecidedBy, ref("")), end.ID, end.Reason})
+	case answer != nil:
+		failed = a.print(*answer + "\n")
+	}
+	if failed != 0 {
+		return exitInternal
+	}
+	return 0
 }

@@ -1751,10 +1751,12 @@ func TestHookDecisions(t *testing.T) {
 					Tool:        "Bash",
 					Input:       json.RawMessage(`{"command":"ls"}`),
 					Suggestions: []json.RawMessage{rule},
-					st:          st,
-					session:     session,
-					life:        time.Hour,
-					release:     func() {},
+					asker: asker{
+						st:      st,
+						session: session,
+						life:    time.Hour,
+						release: func() {},
+					},
 				}
 				if c.name == "expired" {
 					h.life = 0
@@ -2092,7 +2094,7 @@ func TestHooksEnd(t *testing.T) {
 		{"hook gone", func(_ *session, h *question, unlock func()) {
 			unlock()
 			h.checkAt = long
-		}, Canceled, "gave up its question"},
+		}, Canceled, "who asked has ended"},
 		{"hook gone, decided", func(s *session, h *question, unlock func()) {
 			answer(s, h)
 			unlock()
@@ -5149,7 +5151,8 @@ func TestPage(t *testing.T) {
 	}
 	of := func(p Prompt) PromptRecord { return PromptRecord{Prompt: p} }
 	hooked := func(tool, input string, suggestions ...json.RawMessage) PromptRecord {
-		h := &hook{Tool: tool, Input: json.RawMessage(input), Suggestions: suggestions, Cwd: s.Cwd, st: e.store, session: e.s.ID}
+		h := &hook{Tool: tool, Input: json.RawMessage(input), Suggestions: suggestions, Cwd: s.Cwd,
+			asker: asker{st: e.store, session: e.s.ID}}
 		p := h.permissionPrompt()
 		p.Source, p.Cwd = "hook", s.Cwd
 		return p
@@ -15256,12 +15259,14 @@ func (s *sim) callHook(d *simDialog, delay time.Duration) {
 	}
 	raw, _ := json.Marshal(input) // of strings: cannot fail
 	hk := &hook{
-		Event:   "PermissionRequest",
-		Cwd:     "/srv/app",
-		Tool:    tool,
-		Input:   raw,
-		life:    s.cfg.PermissionTimeout,
-		release: func() {},
+		Event: "PermissionRequest",
+		Cwd:   "/srv/app",
+		Tool:  tool,
+		Input: raw,
+		asker: asker{
+			life:    s.cfg.PermissionTimeout,
+			release: func() {},
+		},
 	}
 	if r.IntN(2) == 0 {
 		hk.Suggestions = []json.RawMessage{json.RawMessage(`{"type":"setMode","mode":"acceptEdits","destination":"session"}`)}

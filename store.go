@@ -941,7 +941,7 @@ type PromptRecord struct {
 	SessionID   string     `json:"session_id"`
 	Confidence  string     `json:"confidence"`
 	MaxLength   int        `json:"max_length"` // of a text answer, bytes
-	Source      string     `json:"source"`     // "screen" or "hook"
+	Source      string     `json:"source"`     // "screen", "hook" or "ask"
 	Tool        string     `json:"tool"`       // hook: the tool's name for what it wants to use ("Bash"); else ""
 	Subject     string     `json:"subject"`    // hook: what the tool's dialog shows of it: the command, file, address
 	Lasting     string     `json:"lasting"`    // hook: what the lasting permission allows, and for how long
@@ -1868,9 +1868,9 @@ func (p *PromptRecord) interpret(given string) (value string, why Refusal) {
 	switch {
 	case p.Secret:
 		return given, p.checkText(given)
-	case given == "default" && p.SafeDefault == nil:
+	case given == "default" && p.SafeDefault == nil && p.byLabel(given) == "":
 		return "", "this question has no safe default"
-	case given == "default":
+	case given == "default" && p.SafeDefault != nil:
 		return *p.SafeDefault, ""
 	case refused && p.Permission:
 		if reason != "" {
@@ -1904,7 +1904,7 @@ func (p *PromptRecord) word(given string) string {
 	case "":
 		return "enter"
 	}
-	if p.Source == "hook" && p.Permission {
+	if p.Source == fromHook && p.Permission {
 		switch word {
 		case "y":
 			return hookAllow
@@ -1917,7 +1917,7 @@ func (p *PromptRecord) word(given string) string {
 
 // denial is the value that refuses a permission: a hook's own, the choice that is known to refuse, else Escape.
 func (p *PromptRecord) denial() string {
-	if p.Source == "hook" {
+	if p.Source == fromHook {
 		return hookDeny
 	}
 	for _, c := range p.Choices {
@@ -2013,7 +2013,8 @@ func (p *PromptRecord) answers() []string {
 	if p.ambiguous() || p.Type == ConfirmEnter {
 		all = append(all, "enter")
 	}
-	esc := p.Permission && p.Source != "hook" || p.SafeDefault != nil && *p.SafeDefault == "esc"
+	onScreen := p.Source != fromHook && p.Source != fromAsk
+	esc := p.Permission && onScreen || p.SafeDefault != nil && *p.SafeDefault == "esc"
 	if p.ambiguous() || esc {
 		all = append(all, "esc")
 	}

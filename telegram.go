@@ -396,10 +396,8 @@ func (t *Telegram) noteLooks(looks int64) {
 
 // attempt makes one request for a message, whose id it returns. When ctx ends, the request is given up after linger.
 func (t *Telegram) attempt(ctx context.Context, linger time.Duration, out *outgoing) (int64, *apiError) {
-	inFlight, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	inFlight, cancel := lingering(ctx, linger)
 	defer cancel()
-	stop := context.AfterFunc(ctx, func() { time.AfterFunc(linger, cancel) })
-	defer stop()
 	var sent struct { // nothing else of it: what was sent is not sent again because of a member of another shape
 		ID int64 `json:"message_id"`
 	}
@@ -408,6 +406,16 @@ func (t *Telegram) attempt(ctx context.Context, linger time.Duration, out *outgo
 		return 0, err.(*apiError)
 	}
 	return sent.ID, nil
+}
+
+// lingering is a context that ends so long after ctx: what is on its way may still arrive.
+func lingering(ctx context.Context, linger time.Duration) (_ context.Context, cancel func()) {
+	longer, end := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(linger, end) })
+	return longer, func() {
+		stop()
+		end()
+	}
 }
 
 // postpone keeps all processes from sending for as long as Telegram has asked for; 0: it has not.
@@ -767,7 +775,7 @@ func otherRows(p *PromptRecord, read bool) [][]button {
 	switch {
 	case p.Type == ConfirmEnter && read:
 		return [][]button{{newButton(p, "", "Press Enter", "enter")}}
-	case p.Type == FreeText && read:
+	case p.Type == FreeText && read && p.Source != fromAsk:
 		return [][]button{{newButton(p, "", "Send Enter", tapEnter), newButton(p, "", "Leave it", tapLeave)}}
 	case p.Type == FreeText:
 		return [][]button{{newButton(p, "", "Leave it", tapLeave)}}
@@ -856,7 +864,7 @@ func choiceStyle(p *PromptRecord, c Choice) string {
 func choiceText(p *PromptRecord, c Choice) string {
 	label := clean(c.Label, 60)
 	numbered := len(c.Key) == 1 && '0' <= c.Key[0] && c.Key[0] <= '9'
-	if !numbered || p.Permission || p.Type == YesNo || p.Type == Unknown {
+	if !numbered || p.Permission || p.Type == YesNo || p.Type == Unknown || p.Source == fromAsk {
 		return label
 	}
 	return c.Key + " " + label
@@ -1100,6 +1108,9 @@ func (t *Telegram) hint(p *PromptRecord) string {
 
 // afterwards tells what happens to an open question when its time is over.
 func afterwards(p *PromptRecord) string {
+	if p.Source == fromAsk {
+		return "it counts as no answer"
+	}
 	if p.SafeDefault == nil || p.Secret {
 		return "nothing is typed"
 	}
@@ -1158,6 +1169,8 @@ func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why stri
 		return cmp.Or(reason, "canceled"), time.Time{}, ""
 	case p.Status == Canceled:
 		return cmp.Or(reason, "canceled"), at, ""
+	case p.Status == Expired && p.Source == fromAsk:
+		return "nobody answered", time.Time{}, "; who asked knows"
 	case p.Status == Expired && p.Value == nil:
 		return "nobody answered", time.Time{}, "; it still waits"
 	case p.Status == Expired: // what it expired with is on its way
@@ -1849,11 +1862,16 @@ func (r *receiver) reply(to int64, text string) {
 	})
 }
 
-// answerCallback answers a tap, once; alert: in a box that must be closed, for nothing was done.
+// answerCallback answers a tap, once, also where that was the last that this process waited for; alert: in a box that
+// must be closed, for nothing was done.
 func (r *receiver) answerCallback(q *callbackQuery, text string, alert bool) {
 	short := clean(text, 200) // UTF-16 units: https://core.telegram.org/bots/api#answercallbackquery
 	params := map[string]any{"callback_query_id": q.ID, "text": short, "show_alert": alert}
-	r.background(func() error { return r.call(r.ctx, "answerCallbackQuery", params, nil) })
+	r.background(func() error {
+		ctx, cancel := lingering(r.ctx, answerLinger)
+		defer cancel()
+		return r.call(ctx, "answerCallbackQuery", params, nil)
+	})
 }
 
 // ---- what an update means ----
@@ -2439,7 +2457,7 @@ func namedChoices(p *PromptRecord, text string) string {
 	if p.Secret {
 		return ""
 	}
-	byHook := p.Source == "hook" && p.Permission
+	byHook := p.Source == fromHook && p.Permission
 	for _, c := range choicesOf(p) {
 		initial, _ := utf8.DecodeRuneInString(c.Label)
 		byLetter := byHook && c.Key != hookAlways && strings.EqualFold(text, string(initial))
