@@ -179,7 +179,7 @@ choice's number, letter or words, enter, esc, default, or the text itself.
 		{name: "ask", operands: "[flags] QUESTION [-]", summary: "ask your phone from a script; prints the answer",
 			min: 1, max: 2, do: cmdAsk,
 			lines: [][]flagSpec{
-				{{"choices", "A,B,…", "one of up to 9, each of up to 60 characters; else yes or no"}},
+				{{"choices", "A,B,…", "up to 9 of up to 60 characters; else yes or no"}},
 				{{"text", "", "a text of your own, where free_text_enabled"}},
 				{{"timeout", durationValue, "wait 90s or 10m"}, {"json", "", "print one object"}},
 			},
@@ -2380,7 +2380,7 @@ func (s *session) checkHook(h *question) {
 	life := h.rec.ExpiresAt.Sub(h.rec.CreatedAt)
 	switch {
 	case h.rec.Status == Injected:
-		if s.answerTaken(h) {
+		if !hasDialog || s.answerTaken(h) {
 			s.resolveHook(h)
 		}
 	case h.rec.Open() && (gone || quiet && h.dialog == nil):
@@ -4668,10 +4668,20 @@ func (a *asking) conclude(end *PromptRecord, cause error) (code int, err error) 
 	if !ok {
 		answer = strings.TrimSuffix(*end.Value, enterAlone)
 	}
-	if isRefusal(end.label(*end.Value)) {
+	if isNo(end.Choices, end.label(*end.Value)) {
 		return a.pass(end, "refused", &answer, exitFailed)
 	}
 	return a.pass(end, "answered", &answer, 0)
+}
+
+// isNo tells whether the one of these choices with that label is known to refuse: by its word, or as the letter for no
+// beside that for yes.
+func isNo(choices []Choice, label string) bool {
+	if len(choices) == 2 {
+		_, no := pairIn(choices)
+		return isRefusal(label) || no >= 0 && choices[no].Label == label
+	}
+	return isRefusal(label)
 }
 
 // giveUp ends the question without an answer, and says why unless that was a signal.

@@ -5,6 +5,7 @@
 //	main.go: session                     What the loop does with bytes, questions and time, without a terminal.
 //	main.go: gate                        An answer is typed only where what was shown still stands.
 //	main.go: hook                        A tool's own hook asks, and passes on what was decided.
+//	main.go: ask                         A script's question is what it says, and its choices are the ones that were given.
 //	detect.go: screen                    Bytes become cells as in a terminal, wherever they are cut.
 //	detect.go: key bytes                 A key has a name and the bytes that a terminal sends.
 //	detect.go: transcript                What a program printed is told line by line, once.
@@ -39,6 +40,7 @@
 //	pty: Windows                         The same promises on the other system.
 //	the whole program: sessions          A tap does what was read, and silence does nothing.
 //	the whole program: hooks             A hook's question is answered by the hook alone, or by nobody.
+//	the whole program: ask               A script gets the answer of a person, or none.
 //	the whole program: simulation        Session, store and Telegram in virtual time, against models.
 //	README                               What the README shows is what happens.
 //	bench                                One way each to make a home, to run a command, to be a phone.
@@ -2099,7 +2101,7 @@ func TestHooksEnd(t *testing.T) {
 			answer(s, h)
 			unlock()
 			h.checkAt = long
-		}, Failed, "before it passed the answer on"},
+		}, Failed, "before the answer was passed on"},
 		{"hook lives", func(_ *session, h *question, _ func()) { h.checkAt = long }, Created, ""},
 		{"time over, in force", func(_ *session, h *question, _ func()) { h.rec.ExpiresAt = long }, Created, ""},
 		{"time over, unasked", func(s *session, h *question, _ func()) { h.rec.ExpiresAt, s.q = long, &question{} },
@@ -2133,6 +2135,201 @@ func TestHooksEnd(t *testing.T) {
 			}
 			if c.want == Resolved && (got.DecidedBy == nil || *got.DecidedBy != "cli:local") {
 				t.Errorf("by %v", got.DecidedBy)
+			}
+		})
+	}
+}
+
+// ---- main.go: ask ----
+// A script's question is what it says, and its choices are the ones that were given.
+
+// TestAskUsage: a question that could not be shown or answered as it is meant is refused before anything is stored.
+func TestAskUsage(t *testing.T) {
+	dir := home(t, "")
+	for _, test := range []struct {
+		args []string
+		says string
+	}{
+		{nil, "usage: atlasbridge ask"},
+		{[]string{"Deploy", "now?"}, "quotation marks"},
+		{[]string{" "}, "lacks the question"},
+		{[]string{"--text", "-"}, "lacks the question"},
+		{[]string{strings.Repeat("x", 401)}, "401 characters, 400 are shown"},
+		{[]string{strings.Repeat("\x01", 60)}, "480 characters, 400 are shown"},
+		{[]string{"--choices", "", "Which?"}, "empty choice"},
+		{[]string{"--choices", "a,,b", "Which?"}, "empty choice"},
+		{[]string{"--choices", "a,A", "Which?"}, "twice"},
+		{[]string{"--choices", "a,b,c,d,e,f,g,h,i,j", "Which?"}, "9 are possible"},
+		{[]string{"--choices", strings.Repeat("é", 61), "Which?"}, "more than 60 characters"},
+		{[]string{"--choices", "a\u200bb", "Which?"}, "cannot be shown"},
+		{[]string{"--choices", "a\nb", "Which?"}, "cannot be shown"},
+		{[]string{"--choices", "a\xff", "Which?"}, "cannot be shown"},
+		{[]string{"--choices", "a", "--text", "Which?"}, "exclude each other"},
+		{[]string{"--timeout", "0", "Which?"}, "from 1s to 24h"},
+		{[]string{"--timeout", "25h", "Which?"}, "from 1s to 24h"},
+	} {
+		code, stdout, stderr := cli(t, dir, append([]string{"ask"}, test.args...)...)
+		if code != 2 || stdout != "" || !strings.Contains(stderr, test.says) {
+			t.Errorf("ask %q: exit %d, %q, %q", test.args, code, stdout, stderr)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "state.jsonl")); err == nil {
+		t.Error("something was stored")
+	}
+}
+
+// TestAskedWords: the question takes one line, what it is about stands as it came, and nothing in it is hidden, secret
+// or lost.
+func TestAskedWords(t *testing.T) {
+	long := strings.Repeat("x", maxHookFull)
+	for _, test := range []struct{ args, stdin, question, full, problem string }{
+		{"Go?", "unread", "Go?", "Go?", ""},
+		{"A\n  B\x00?", "", `A B\u{0000}?`, `A B\u{0000}?`, ""},
+		{"Go?|-", "+a\r\n-b\n", "Go?", "+a\n-b", ""},
+		{"--choices|merge,wait|-", "+a", "merge or wait?", "+a", ""},
+		{"-", "+a", "Yes or No?", "+a", ""},
+		{"Go?|-", " \n", "Go?", "(nothing came on standard input)", ""},
+		{"Go?|-", "caf\xe9 \x1b[2J\u202e", "Go?", `caf\x{E9} \u{001B}[2J\u{202E}`, ""},
+		{"Go?|-", "password=hunter22", "Go?", "password=[redacted]", ""},
+		{"Go?|-", long, "Go?", long, ""},
+		{"Go?|-", long + "x", "Go?", long, "more than 64 KiB"},
+		{"Go?|-", strings.Repeat("\x00", 10000), "", "", "more than 64 KiB"},
+	} {
+		base := filepath.Join(t.TempDir(), "stdin")
+		if err := os.WriteFile(base, []byte(test.stdin), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		stdin, err := os.Open(base)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stdin.Close()
+		c := &command{name: "ask", args: strings.Split(test.args, "|"), stdin: stdin}
+		c.opts, _ = c.options()
+		a := &asking{command: c}
+		problem, err := a.compose()
+		p := a.prompt
+		if err != nil || !strings.Contains(problem, test.problem) || (problem == "") != (test.problem == "") {
+			t.Errorf("ask %q: %q (%v)", test.args, problem, err)
+		}
+		if problem == "" && (p.Question != test.question || p.Full != test.full) {
+			t.Errorf("ask %q asks %q about %q", test.args, p.Question, p.Full)
+		}
+		if problem == "" && !strings.Contains(p.Shown, test.question) {
+			t.Errorf("what is shown lacks the question: %q", p.Shown)
+		}
+	}
+}
+
+// TestAskChoices: whatever a choice is called, it is what its button, its number, its name and `atlasbridge answer`
+// choose, and is printed as it was given.
+func TestAskChoices(t *testing.T) {
+	st := storeAt(t, home(t, ""))
+	session := storeSession(t, st)
+	for _, test := range []struct {
+		list    string
+		keys    string // of the choices, in their order
+		refuses string // words that are known to refuse
+	}{
+		{"merge,wait", "1 2", ""},
+		{" merge , wait ", "1 2", ""},
+		{"3,2,1", "3 2 1", ""},
+		{"none,2,more", "1 2 3", ""},
+		{"default,esc,y,n,enter,cancel,~all,~leave,deny:x", "1 2 3 4 5 6 7 8 9", "cancel deny:x"},
+		{"y,n", "1 2", "n"},
+		{"k,E", "1 2", "E"},
+		{"n,m", "1 2", ""},
+		{"löschen,übernehmen,日本語", "1 2 3", ""},
+		{"ship it: now,no,No changes,abort", "1 2 3 4", "no abort"},
+		{strings.Repeat("é", 60) + "," + strings.Repeat("漢", 60), "1 2", ""},
+		{"ghp_0123456789abcdef0123,b", "1 2", ""},
+	} {
+		choices, given, problem := parseChoices(test.list)
+		p := storeQuestion(session)
+		p.Prompt = Prompt{Type: MultipleChoice, Choices: choices}
+		p.Source = fromAsk
+		var keys []string
+		for _, c := range choices {
+			keys = append(keys, c.Key)
+			if data := newButton(p, "", c.Key).Data; len(data) > maxCallbackData {
+				t.Errorf("%q: callback data %q", test.list, data)
+			}
+		}
+		if problem != "" || strings.Join(keys, " ") != test.keys {
+			t.Errorf("%q has the keys %q, want %s: %s", test.list, keys, test.keys, problem)
+		}
+		for i, word := range strings.Split(test.list, ",") {
+			word = strings.TrimSpace(word)
+			c := choices[i]
+			no := isNo(choices, c.Label)
+			if given[c.Key] != word || no != slices.Contains(strings.Fields(test.refuses), word) {
+				t.Errorf("%q prints %q for %q, refuses: %v", test.list, given[c.Key], word, no)
+			}
+			for _, answer := range []string{c.Label, c.Key} {
+				value, why := p.interpret(answer)
+				if value != c.Key || namedChoices(p, answer) != c.Key {
+					t.Errorf("%q: %q chooses %q (%s), want %q", test.list, answer, value, why, c.Key)
+				}
+			}
+		}
+		if _, why := p.interpret("something else"); why == "" {
+			t.Errorf("%q takes any text", test.list)
+		}
+	}
+}
+
+// FuzzAskChoices: a list is refused, or gives choices with keys of their own that print what was given.
+func FuzzAskChoices(f *testing.F) {
+	for _, list := range []string{"merge,wait", "3,2,1", "a,A", "", "9,8,7,6,5,4,3,2,1", "\x00,b", "1,1", "a, a"} {
+		f.Add(list)
+	}
+	f.Fuzz(func(t *testing.T, list string) {
+		choices, given, problem := parseChoices(list)
+		if problem != "" {
+			return
+		}
+		words := strings.Split(list, ",")
+		if len(choices) != len(words) || len(given) != len(words) {
+			t.Fatalf("%q: %v, %v", list, choices, given)
+		}
+		for i, c := range choices {
+			word := strings.TrimSpace(words[i])
+			digit := strings.Contains("123456789", word) && len(word) == 1
+			if given[c.Key] != word || len(c.Key) != 1 || digit && c.Key != word || clean(c.Label, 60) != c.Label {
+				t.Errorf("%q: %+v prints %q", list, c, given[c.Key])
+			}
+		}
+	})
+}
+
+// TestAskStopped: an answer that was recorded in the moment of a signal is not told as given, and the exit is the
+// signal's.
+func TestAskStopped(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		before  func(*Store, *PromptRecord)
+		cause   error
+		code    int
+		status  State
+		reason  string
+		unasked bool // an error tells why
+	}{
+		{"waiting", nil, &stopped{syscall.SIGTERM, "ended"}, 143, Canceled, "ended", false},
+		{"decided", hookDecides("y"), &stopped{syscall.SIGINT, "ended"}, 130, Failed,
+			"ended before the answer was passed on", false},
+		{"refused by Telegram", nil, errors.New("no such bot"), 125, Failed, "no such bot", true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			st := storeAt(t, home(t, ""))
+			p := storePrompt(t, st, storeSession(t, st), AwaitingReply, nil)
+			if test.before != nil {
+				test.before(st, p)
+			}
+			a := &asking{asker: asker{st: st}, prompt: *p}
+			code, err := a.conclude(nil, test.cause)
+			now := storeView(t, st).Prompts[p.ID]
+			if code != test.code || (err != nil) != test.unasked || now.Status != test.status || now.Reason != test.reason {
+				t.Errorf("exit %d (%v), it is %s: %q", code, err, now.Status, now.Reason)
 			}
 		})
 	}
@@ -13639,6 +13836,436 @@ func TestHookKilled(t *testing.T) {
 		}
 		w.honest(t, a.Command, m.id, 2)
 	})
+}
+
+// ---- the whole program: ask ----
+// A script gets the answer of a person, or none: waiting, dying and losing the network are never a yes.
+
+// script is one run of `atlasbridge ask`, as a script starts it.
+type script struct {
+	*exec.Cmd
+	t              *testing.T
+	stdout, stderr bytes.Buffer
+}
+
+// asks starts `atlasbridge ask` with this on its standard input.
+func asks(t *testing.T, dir, stdin string, args ...string) *script {
+	t.Helper()
+	s := &script{Cmd: exec.Command(os.Args[0], append([]string{"ask"}, args...)...), t: t}
+	s.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
+	s.Stdin = strings.NewReader(stdin)
+	s.Stdout = &s.stdout
+	s.Stderr = &s.stderr
+	if err := s.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Process.Kill() }) // it has ended, or the test has failed
+	return s
+}
+
+// gets waits for the end, with this status, this on standard output and something like that on standard error.
+func (s *script) gets(code int, stdout, stderr string) {
+	s.t.Helper()
+	late := time.AfterFunc(patience, func() { _ = s.Process.Kill() }) // it may just have ended
+	defer late.Stop()
+	_ = s.Wait() // the status tells
+	got := s.ProcessState.ExitCode()
+	if got != code || s.stdout.String() != stdout || !matches(stderr, s.stderr.String()) {
+		s.t.Errorf("ask: exit %d, want %d\nstdout %q, want %q\nstderr %q, want %s", got, code, s.stdout.String(), stdout,
+			s.stderr.String(), stderr)
+	}
+}
+
+// TestAsk: with nothing else running the question reaches the phone, and the answer standard output; then the message
+// has lost its buttons, and session and locks are gone.
+func TestAsk(t *testing.T) {
+	t.Parallel()
+	type row struct {
+		name           string
+		args           []string
+		stdin          string
+		asked          string // what the message holds
+		press          string // "": it is answered with a text
+		write          string // that text
+		code           int
+		stdout, stderr string
+	}
+	beside(t, 4, []row{
+		{name: "yes", args: []string{"Deploy?"}, asked: "Deploy?", press: "Yes", stdout: "yes\n"},
+		{name: "no", args: []string{"Deploy?"}, asked: "Deploy?", press: "No", code: 1, stdout: "no\n"},
+		{name: "no, and why", args: []string{"Deploy?"}, asked: "Deploy?", write: "use the test database", code: 1,
+			stdout: "no\n", stderr: "refused: use the test database"},
+		{name: "a choice", args: []string{"--choices", "merge,wait: 1 h", "Merge?", "-"}, stdin: "+new line",
+			asked: "+new line", press: "wait: 1 h", stdout: "wait: 1 h\n"},
+		{name: "a choice by its name", args: []string{"--choices", "eins,zwei", "Which?"}, asked: "Which?", write: "Zwei",
+			stdout: "zwei\n"},
+		{name: "a choice that refuses", args: []string{"--choices", "go,abort", "Which?"}, asked: "Which?", press: "abort",
+			code: 1, stdout: "abort\n"},
+		{name: "no question", args: []string{"--choices", "merge,wait", "-"}, stdin: "+a", asked: "merge or wait?",
+			press: "merge", stdout: "merge\n"},
+		{name: "a text", args: []string{"--text", "Name?"}, asked: "Name?", write: "Ada\nLovelace", stdout: "Ada\nLovelace\n"},
+		{name: "no text", args: []string{"--text", "Name?"}, asked: "Name?", press: "Leave it", code: 1,
+			stderr: "refused: left as it is"},
+	}, func(t *testing.T, row row) {
+		p := newBotAPI(t)
+		dir := home(t, p.config("free_text_enabled = true"))
+		s := asks(t, dir, row.stdin, row.args...)
+		m := p.shows(row.asked, row.press)
+		if row.press != "" {
+			data, _ := m.ending(row.press)
+			defer p.answer(p.tapped(m.id, data))
+		} else {
+			openPrompt(t, dir) // only now it is known which message asked
+			p.writes(row.write, m.id)
+		}
+		s.gets(row.code, row.stdout, row.stderr)
+		p.settled(m.id)
+		v := storeView(t, storeAt(t, dir))
+		for _, session := range v.Sessions {
+			if session.Status != "completed" || session.ExitCode == nil || *session.ExitCode != row.code {
+				t.Errorf("its session: %+v", session)
+			}
+		}
+		for _, q := range v.Prompts {
+			left := q.Status == Canceled && q.Reason == "left as it is"
+			if q.Status != Resolved && !left || q.MsgStatus != q.Status {
+				t.Errorf("its question is %s, its message says %s", q.Status, q.MsgStatus)
+			}
+		}
+		locks, err := os.ReadDir(filepath.Join(dir, "sessions"))
+		if err != nil || len(locks) > 0 {
+			t.Errorf("locks are left: %v (%v)", locks, err)
+		}
+	})
+}
+
+// TestAskJSON: a program reads the answer, who gave it and to which question, and learns by the same words that there
+// was none.
+func TestAskJSON(t *testing.T) {
+	for _, test := range []struct {
+		press  string
+		answer *string
+		status string
+		by     string
+		code   int
+	}{
+		{"Yes", ref("yes"), "answered", "telegram:1001", 0},
+		{"No", ref("no"), "refused", "telegram:1001", 1},
+		{"", nil, "expired", "auto:timeout", 124},
+	} {
+		p := newBotAPI(t)
+		dir := home(t, p.config(""))
+		s := asks(t, dir, "", "--json", "--timeout", "2s", "Deploy?")
+		m := p.shows("Deploy?", "Yes")
+		if test.press != "" {
+			p.press(m, test.press)
+		}
+		_ = s.Wait() // the status tells
+		var got struct {
+			Answer *string
+			Status string
+			By     string
+			ID     string
+		}
+		if err := json.Unmarshal(s.stdout.Bytes(), &got); err != nil {
+			t.Fatalf("%s: %v", s.stdout.String(), err)
+		}
+		if !reflect.DeepEqual(got.Answer, test.answer) || got.Status != test.status || got.By != test.by ||
+			s.ProcessState.ExitCode() != test.code {
+			t.Errorf("%s", s.stdout.String())
+		}
+		if storeView(t, storeAt(t, dir)).Prompts[got.ID] == nil {
+			t.Errorf("there is no question %q", got.ID)
+		}
+	}
+}
+
+// TestAskUnanswered: a timeout is never a yes: nothing is printed, the message says so, and a tap on it does nothing.
+func TestAskUnanswered(t *testing.T) {
+	p := newBotAPI(t)
+	dir := home(t, p.config("timeout_seconds = 1"))
+	s := asks(t, dir, "", "Deploy?")
+	m := p.shows("Deploy?", "Yes")
+	s.gets(124, "", "^atlasbridge: nobody answered in 1 s\n$")
+	p.settled(m.id)
+	p.press(m, "Yes")
+	other := asks(t, dir, "", "--timeout", "20s", "Another?") // hears of the tap
+	p.press(p.shows("Another?", "No"), "No")
+	other.gets(1, "no\n", "")
+	for _, q := range storeView(t, storeAt(t, dir)).Prompts {
+		if q.Question == "Deploy?" && (q.Status != Expired || q.Value != nil) {
+			t.Errorf("it is %s: %v", q.Status, q.Value)
+		}
+	}
+}
+
+// TestAskShowsAll: while not all of what it is about was shown nothing but a refusal is taken; then it can be answered.
+func TestAskShowsAll(t *testing.T) {
+	p := newBotAPI(t)
+	dir := home(t, p.config(""))
+	var diff strings.Builder
+	for i := range 400 {
+		fmt.Fprintf(&diff, "+line %d\n", i)
+	}
+	s := asks(t, dir, diff.String(), "--choices", "merge,no", "Merge?", "-")
+	m := p.shows("Merge?", "Show all")
+	if _, ok := m.ending("merge"); ok {
+		t.Errorf("it can be merged unseen: %v", m.buttons)
+	}
+	data, _ := m.ending("no")
+	if said := p.answer(p.tapped(m.id, strings.TrimSuffix(data, "2")+"1")); !strings.Contains(said, "Show all") {
+		t.Errorf("a forged tap is told %q", said)
+	}
+	p.press(m, "Show all")
+	all := p.shows("Merge?", "merge")
+	for i := range 400 {
+		if !strings.Contains(p.texts(), fmt.Sprintf("+line %d\n", i)) {
+			t.Fatalf("line %d was not shown", i)
+		}
+	}
+	p.press(all, "merge")
+	s.gets(0, "merge\n", "")
+}
+
+// TestAsksBeside: two scripts ask beside a session, which listens for all; when that is killed one of them listens, and
+// each gets its own answer.
+func TestAsksBeside(t *testing.T) {
+	needUnix(t)
+	p := newBotAPI(t)
+	dir := home(t, p.config(""))
+	run := exec.Command(os.Args[0], "run", "sh", "-c", "sleep 60")
+	run.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
+	if err := run.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p.shows("started: sh", "")
+	st := storeAt(t, dir)
+	comesTrue(t, "the session listens", func() bool { return st.holder("poll.lock") == run.Process.Pid })
+	first, second := asks(t, dir, "", "First?"), asks(t, dir, "", "--choices", "a,b", "Second?")
+	p.press(p.shows("First?", "Yes"), "Yes")
+	first.gets(0, "yes\n", "")
+	m := p.shows("Second?", "b")
+	if err := run.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = run.Wait() // killed
+	killed := time.Now()
+	p.press(m, "b")
+	second.gets(0, "b\n", "")
+	if took := time.Since(killed); took > 10*time.Second {
+		t.Errorf("it took over after %v", took)
+	}
+}
+
+// TestAskInside: in a session it is that session's question, told under its name, one after the other, whatever is
+// typed there; what runs inside does not answer it.
+func TestAskInside(t *testing.T) {
+	needUnix(t)
+	p := newBotAPI(t)
+	dir := home(t, p.config("away_after_seconds = 60"))
+	ask := `ATLASBRIDGE_TEST_CHILD=main "$TEST_BINARY" `
+	x := bridge(t, dir, "run", "--name", "box", "sh", "-c", ask+`ask First?; echo "first $?"; `+
+		ask+`ask --choices a,b Second? & `+ask+`ask Third?; echo "third $?"; wait; echo "all $?"; sleep 1`)
+	m := p.shows("First?", "Yes")
+	if !strings.Contains(m.text, "box") {
+		t.Errorf("it does not name its session: %s", m.text)
+	}
+	x.types("y\r") // is for whatever reads the terminal
+	p.press(m, "No")
+	x.sees("first 1")
+	p.settled(m.id)
+	v := storeView(t, storeAt(t, dir))
+	if len(v.Sessions) != 1 {
+		t.Errorf("there are %d sessions", len(v.Sessions))
+	}
+	for range 2 {
+		m := p.where("an open question", func(m seen) bool { return len(m.buttons) > 0 })
+		press := "Yes"
+		if strings.Contains(m.text, "Second?") {
+			press = "b"
+		}
+		p.press(m, press)
+		p.settled(m.id)
+	}
+	x.sees("third 0")
+	x.sees("all 0")
+	x.exits(0)
+	for _, q := range storeView(t, storeAt(t, dir)).Prompts {
+		if q.Source != fromAsk || q.Status != Resolved || q.DecidedBy == nil || *q.DecidedBy != "telegram:1001" {
+			t.Errorf("%s: %s of %s by %v", q.Question, q.Status, q.Source, byWhom(q.DecidedBy))
+		}
+	}
+}
+
+// TestAskInsideUnanswered: a session's script learns that nobody answered, that it was given up is told, and neither
+// keeps the session's next question back.
+func TestAskInsideUnanswered(t *testing.T) {
+	needUnix(t)
+	p := newBotAPI(t)
+	dir := home(t, p.config(""))
+	ask := `ATLASBRIDGE_TEST_CHILD=main "$TEST_BINARY" ask `
+	x := bridge(t, dir, "run", "sh", "-c", ask+`--timeout 2s First? & wait $!; echo "first $?"; `+
+		ask+`Second? & sleep 1; kill -9 $!; wait $!; echo "second $?"; `+
+		ask+`Third?; echo "third $?"; sleep 1`)
+	first := p.shows("First?", "Yes")
+	x.sees("first 124")
+	p.settled(first.id)
+	x.sees("second 137")
+	p.press(p.shows("Third?", "Yes"), "Yes")
+	x.sees("third 0")
+	x.exits(0)
+	p.settled(p.shows("Second?", "").id)
+}
+
+// TestAskEnds: a script that is told to end takes its question back; one that is killed leaves that to the next that
+// runs.
+func TestAskEnds(t *testing.T) {
+	needUnix(t)
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGKILL} {
+		p := newBotAPI(t)
+		dir := home(t, p.config(""))
+		s := asks(t, dir, "", "Deploy?")
+		m := p.shows("Deploy?", "Yes")
+		openPrompt(t, dir)
+		if err := s.Process.Signal(sig); err != nil {
+			t.Fatal(err)
+		}
+		if sig == syscall.SIGKILL {
+			s.gets(-1, "", "")
+			next := asks(t, dir, "", "Next?")
+			p.settled(m.id)
+			p.press(p.shows("Next?", "Yes"), "Yes")
+			next.gets(0, "yes\n", "")
+		} else {
+			s.gets(128+int(sig), "", "")
+		}
+		p.settled(m.id)
+		locks, err := os.ReadDir(filepath.Join(dir, "sessions"))
+		if err != nil || len(locks) > 0 {
+			t.Errorf("%v: locks are left: %v (%v)", sig, locks, err)
+		}
+	}
+}
+
+// TestAskFromThePhoneEnded: /cancel ends the script, and a script has no screen to show.
+func TestAskFromThePhoneEnded(t *testing.T) {
+	p := newBotAPI(t)
+	dir := home(t, p.config(""))
+	s := asks(t, dir, "", "Deploy?")
+	m := p.shows("Deploy?", "Yes")
+	openPrompt(t, dir)
+	p.writes("/screen", 0)
+	p.shows("no screen", "")
+	st := storeAt(t, dir)
+	of := storeView(t, st).Prompts
+	for _, q := range of {
+		wish := &InputRecord{Head: Head{ID: newID()}, SessionID: q.SessionID, Kind: "cancel", Status: "queued"}
+		if err := storeUpdate(st, wish); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.gets(143, "", "")
+	p.settled(m.id)
+}
+
+// TestAskCannot: a question that cannot be asked is said to be so at once, with what to do.
+func TestAskCannot(t *testing.T) {
+	p := newBotAPI(t)
+	p.fault = func(method string, w http.ResponseWriter) bool {
+		w.WriteHeader(http.StatusUnauthorized)
+		fmt.Fprint(w, `{"ok":false,"error_code":401,"description":"Unauthorized"}`)
+		return true
+	}
+	asks(t, home(t, p.config("")), "", "Deploy?").gets(125, "", "refuses the bot token .*run atlasbridge setup")
+	off := newBotAPI(t)
+	asks(t, home(t, off.config("")), "", "--text", "Name?").gets(125, "", "free_text_enabled is false\n.*hint: ")
+	if off.count("sendMessage") > 0 {
+		t.Error("it was asked all the same")
+	}
+	dir := home(t, "")
+	if err := os.WriteFile(filepath.Join(dir, "sessions"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	asks(t, dir, "", "Deploy?").gets(125, "", "sessions")
+	s := asks(t, home(t, p.config("timeout_seconds = \"no\"")), "", "Deploy?")
+	s.gets(125, "", "timeout_seconds")
+}
+
+// TestAskOutage: without a network it goes on trying, and where it never reached anybody says why.
+func TestAskOutage(t *testing.T) {
+	p := newBotAPI(t)
+	var down atomic.Bool
+	down.Store(true)
+	p.fault = func(_ string, w http.ResponseWriter) bool {
+		if down.Load() {
+			w.WriteHeader(http.StatusBadGateway)
+		}
+		return down.Load()
+	}
+	dir := home(t, p.config(""))
+	asks(t, dir, "", "--timeout", "2s", "First?").gets(124, "", "nobody answered in 2 s: Telegram cannot be reached")
+	s := asks(t, dir, "", "Second?")
+	promptOf(t, dir, "Second?", func(p *PromptRecord) bool { return p.Status == Routed })
+	down.Store(false)
+	p.press(p.shows("Second?", "Yes"), "Yes")
+	s.gets(0, "yes\n", "")
+	if p.came("First?") > 0 {
+		t.Error("what nobody waits for any more was asked")
+	}
+}
+
+// TestAskWithoutTelegram: it says how to answer from another terminal, and waits for that.
+func TestAskWithoutTelegram(t *testing.T) {
+	dir := home(t, "")
+	s := asks(t, dir, "", "--choices", "merge,default", "Merge?")
+	id := openPrompt(t, dir)
+	code, stdout, stderr := cli(t, dir, "answer", shortID(id), "default")
+	if code != 0 {
+		t.Errorf("answer: %d, %q, %q", code, stdout, stderr)
+	}
+	s.gets(0, "default\n", "^atlasbridge: .*: atlasbridge answer "+shortID(id)+` merge\|default`+"\n$")
+	late, _, stderr := cli(t, dir, "answer", shortID(id), "merge")
+	if late == 0 || !strings.Contains(stderr, "already answered") {
+		t.Errorf("a second answer: %d, %q", late, stderr)
+	}
+}
+
+// TestAskAnsweredElsewhere: the phone rings when somebody else has answered.
+func TestAskAnsweredElsewhere(t *testing.T) {
+	p := newBotAPI(t)
+	dir := home(t, p.config(""))
+	s := asks(t, dir, "", "Deploy?")
+	m := p.shows("Deploy?", "Yes")
+	cli(t, dir, "answer", shortID(openPrompt(t, dir)), "yes")
+	s.gets(0, "yes\n", "")
+	p.settled(m.id)
+	p.shows("answered with `atlasbridge answer`", "")
+}
+
+// TestAskUnread: an answer that nobody took was not given.
+func TestAskUnread(t *testing.T) {
+	needUnix(t)
+	p := newBotAPI(t)
+	dir := home(t, p.config(""))
+	cmd := exec.Command("sh", "-c", `{ "$TEST_BINARY" ask Deploy?; echo "exit $?" >&2; } | true`)
+	cmd.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	m := p.shows("Deploy?", "Yes")
+	p.press(m, "Yes")
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	if !strings.Contains(stderr.String(), "exit 125") {
+		t.Errorf("it says %q", stderr.String())
+	}
+	p.settled(m.id)
+	if q := promptOf(t, dir, "Deploy?", func(q *PromptRecord) bool { return !q.Open() }); q.Status != Failed {
+		t.Errorf("it is %s", q.Status)
+	}
 }
 
 // ---- the whole program: simulation ----

@@ -2285,7 +2285,7 @@ func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
 
 // Reap records dead sessions as crashed, and their prompts as failed.
 func (s *Store) Reap(now time.Time) error {
-	var crashed []string
+	var ended []string // whose locks nobody takes any more
 	err := s.Update(func(v *View) (recs []Record, _ error) {
 		dead := map[string]bool{}
 		for id, r := range v.Sessions {
@@ -2298,11 +2298,12 @@ func (s *Store) Reap(now time.Time) error {
 			q.Activity = ""
 			q.EndedAt = ref(now.UTC())
 			recs = append(recs, &q)
-			crashed = append(crashed, id)
+			ended = append(ended, id)
 		}
 		for _, p := range v.Prompts {
 			if dead[p.SessionID] && (!p.over() || p.mayBeAsked()) {
 				recs = append(recs, p.orphaned())
+				ended = append(ended, p.ID)
 			}
 		}
 		return recs, nil
@@ -2310,7 +2311,7 @@ func (s *Store) Reap(now time.Time) error {
 	if err != nil {
 		return err
 	}
-	for _, id := range crashed {
+	for _, id := range ended {
 		_ = os.Remove(filepath.Join(s.Dir, lockName(id))) // a free lock says the same
 	}
 	return nil
