@@ -6,9 +6,9 @@
 // hash of the one before; atlasbridge.log. Who holds the bot token and an allowed account can type into your terminal.
 // Nothing is ever approved by waiting.
 //
-// Exit status: the child's own; 128+N when signal N killed it; 1 a check or command failed, or ask was refused; 2 usage;
-// 124 nobody answered ask in time; 125 atlasbridge failed before the child ran, or could not ask; 126 the tool cannot be
-// executed; 127 not found.
+// Exit status: the child's own; 128+N when signal N killed it; 1 a check or command failed, or ask was refused; 2
+// usage; 124 nobody answered ask in time; 125 atlasbridge failed before the child ran, or could not ask; 126 the tool
+// cannot be executed; 127 not found.
 //
 // This file has the command table, the session, which moves the bytes, and the commands hook and ask. It never decides
 // what a screen asks (detect.go), who may answer (telegram.go) or whether an answer holds (store.go).
@@ -3873,8 +3873,8 @@ func (a *asker) post(ctx context.Context, p *PromptRecord) (<-chan Record, error
 	return records, nil
 }
 
-// await is the prompt that was posted last, when it waits no longer; nil where the records end before. Other records are
-// for other.
+// await is the prompt that was posted last, when it waits no longer; nil where the records end before. Other records
+// are for other.
 func (a *asker) await(records <-chan Record, other func(Record)) *PromptRecord {
 	for rec := range records {
 		r, ok := rec.(*PromptRecord)
@@ -4232,10 +4232,10 @@ func childEnv(env []string, c *Config, sessionID string) []string {
 // when that is on the disk, and nothing is a yes by waiting.
 
 const (
-	maxQuestion = 400 // UTF-16 units of a question: what its message shows
-	maxChoices  = 9
-	maxLabel    = 60 // UTF-16 units of a choice: what its button shows
-	askMoment   = 10 * time.Millisecond
+	maxQuestion = 400                   // UTF-16 units of a question: what its message shows
+	maxChoices  = 9                     // each has a digit as its key
+	maxLabel    = 60                    // UTF-16 units of a choice: what its button shows
+	askMoment   = 10 * time.Millisecond // between attempts to end a question whose time is over
 )
 
 // asking is one run of `atlasbridge ask`.
@@ -4297,8 +4297,8 @@ func (a *asking) compose() (problem string, err error) {
 		return "it lacks the question", nil
 	}
 	if units(question) > maxQuestion {
-		return fmt.Sprintf("the question has %d characters, %d are shown: give what it is about on standard input, with -",
-			units(question), maxQuestion), nil
+		const todo = "give what it is about on standard input, with -"
+		return fmt.Sprintf("the question has %d characters, %d are shown: %s", units(question), maxQuestion, todo), nil
 	}
 	full := question
 	if a.about {
@@ -4394,7 +4394,7 @@ func (a *asking) readAbout() (text, problem string, err error) {
 	}
 	text = strings.Trim(legible(string(b)), "\n")
 	if len(b) > maxHookFull || len(text) > maxHookFull {
-		problem = fmt.Sprintf("standard input has more than %d KiB as it would be shown: give less of it", maxHookFull>>10)
+		problem = fmt.Sprintf("standard input has more than %d KiB as it is shown: give less of it", maxHookFull>>10)
 	}
 	if strings.TrimSpace(text) == "" {
 		text = "(nothing came on standard input)"
@@ -4417,8 +4417,8 @@ func legible(text string) string {
 	return redact(visible(strings.ReplaceAll(b.String(), "\r\n", "\n")))
 }
 
-// run asks in the session that this runs in, else in one of its own, and gives the exit status. An error is why there is
-// no answer.
+// run asks in the session that this runs in, else in one of its own, and gives the exit status. An error is why there
+// is no answer.
 func (a *asking) run() (code int, err error) {
 	a.cfg, err = a.config(timeoutOf(a.opts))
 	if err != nil {
@@ -4434,6 +4434,7 @@ func (a *asking) run() (code int, err error) {
 	for _, note := range a.st.notes {
 		fmt.Fprintf(a.stderr, "atlasbridge: %s (see `atlasbridge doctor`)\n", note)
 	}
+	debug.SetGCPercent(25)                                  // as a session's
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a reader that is gone makes the write fail, and no more
 	ctx, quit := context.WithCancelCause(a.ctx)
 	defer quit(nil)
@@ -4588,6 +4589,11 @@ func (a *asking) tellHow() {
 // watch ends the question when its time is over, and its session when that has died. It ends with ctx.
 func (a *asking) watch(ctx context.Context, quit context.CancelCauseFunc) {
 	var reaped time.Time
+	inside := a.own == nil
+	pause := reapEvery
+	if inside {
+		pause = hookCheck
+	}
 	expires := a.prompt.ExpiresAt.Round(0) // by the wall clock, which goes on while the machine sleeps
 	for ctx.Err() == nil {
 		var err error
@@ -4597,7 +4603,7 @@ func (a *asking) watch(ctx context.Context, quit context.CancelCauseFunc) {
 			why := fmt.Sprintf("no answer in %d s", int(a.life.Seconds()))
 			_, err = a.st.Move(a.prompt.ID, Expired, func(p *PromptRecord) { p.Reason = why })
 			left = askMoment
-		case time.Since(reaped) > reapEvery, !a.st.Alive(a.session):
+		case time.Since(reaped) >= reapEvery, inside && !a.st.Alive(a.session):
 			reaped = time.Now()
 			err = a.st.Reap(reaped)
 		}
@@ -4605,7 +4611,7 @@ func (a *asking) watch(ctx context.Context, quit context.CancelCauseFunc) {
 			quit(err)
 			return
 		}
-		_ = sleep(ctx, min(left, hookCheck)) // the loop ends with it
+		_ = sleep(ctx, min(left, pause)) // the loop ends with it
 	}
 }
 
@@ -4643,7 +4649,8 @@ func (a *asking) handleInput(ctx context.Context, quit context.CancelCauseFunc, 
 		quit(&stopped{syscall.SIGTERM, "ended from the phone"})
 		return
 	}
-	_, _ = a.ch.Notify(ctx, Notice{SessionID: a.session, Text: "✗ " + r.Reason, ReplyTo: r.ReplyTo, Ring: true}) // no more
+	n := Notice{SessionID: a.session, Text: "✗ " + r.Reason, ReplyTo: r.ReplyTo, Ring: true}
+	_, _ = a.ch.Notify(ctx, n) // where that fails, nothing else was done either
 }
 
 // conclude passes on what has become of the question, nil: cause came first. An error is why there is no answer.
@@ -4698,7 +4705,8 @@ func (a *asking) giveUp(cause error) (code int, err error) {
 	why := redact(cause.Error())
 	moved, unsaid := a.st.Move(a.prompt.ID, to, func(p *PromptRecord) { p.Reason = why })
 	if !moved && unsaid == nil { // somebody decided in this very moment
-		_, unsaid = a.st.Move(a.prompt.ID, Failed, func(p *PromptRecord) { p.Reason = why + " before the answer was passed on" })
+		why += " before the answer was passed on"
+		_, unsaid = a.st.Move(a.prompt.ID, Failed, func(p *PromptRecord) { p.Reason = why })
 	}
 	return code, cmp.Or(err, unsaid)
 }

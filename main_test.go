@@ -2115,6 +2115,21 @@ func TestHooksEnd(t *testing.T) {
 			h.rec.CreatedAt = time.Now().Add(-80 * time.Second)
 			h.rec.ExpiresAt = time.Now().Add(20 * time.Second)
 		}, Created, ""},
+		{"a script's, the tool works for long", func(s *session, h *question, _ func()) {
+			h.rec.Source = fromAsk
+			s.det.Feed([]byte(working), time.Now())
+			s.calm, h.rec.CreatedAt = long, long
+		}, Created, ""},
+		{"a script's, little time left, unasked", func(s *session, h *question, _ func()) {
+			h.rec.Source = fromAsk
+			h.rec.ExpiresAt, s.q = long, &question{}
+		}, Created, ""},
+		{"a script's, gone, a key", func(_ *session, h *question, unlock func()) {
+			h.rec.Source = fromAsk
+			h.noteTyped("cli:local", time.Now())
+			unlock()
+			h.checkAt = long
+		}, Canceled, "who asked has ended"},
 		{"time left, unasked", func(s *session, h *question, _ func()) {
 			h.rec.CreatedAt = time.Now().Add(-50 * time.Second)
 			h.rec.ExpiresAt = time.Now().Add(50 * time.Second)
