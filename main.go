@@ -4238,6 +4238,9 @@ const (
 	askMoment   = 10 * time.Millisecond // between attempts to end a question whose time is over
 )
 
+// reHunk is the head of a hunk, which only a diff has.
+var reHunk = regexp.MustCompile(`(?m)^@@ -\d+(,\d+)? \+\d+(,\d+)? @@`)
+
 // asking is one run of `atlasbridge ask`.
 type asking struct {
 	*command
@@ -4308,6 +4311,9 @@ func (a *asking) compose() (problem string, err error) {
 	p.Question = question
 	p.Excerpt = clip(question, maxExcerpt)
 	p.Full = full
+	if reHunk.MatchString(full) {
+		p.Lang = "diff"
+	}
 	p.parts = shown{body: strings.Split(full, "\n")}
 	p.seal()
 	p.publish()

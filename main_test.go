@@ -2200,7 +2200,7 @@ func TestAskedWords(t *testing.T) {
 	for _, test := range []struct{ args, stdin, question, full, problem string }{
 		{"Go?", "unread", "Go?", "Go?", ""},
 		{"A\n  B\x00?", "", `A B\u{0000}?`, `A B\u{0000}?`, ""},
-		{"Go?|-", "+a\r\n-b\n", "Go?", "+a\n-b", ""},
+		{"Go?|-", "@@ -1 +1,2 @@\r\n-b\n", "Go?", "@@ -1 +1,2 @@\n-b", ""},
 		{"--choices|merge,wait|-", "+a", "merge or wait?", "+a", ""},
 		{"-", "+a", "Yes or No?", "+a", ""},
 		{"Go?|-", " \n", "Go?", "(nothing came on standard input)", ""},
@@ -2229,6 +2229,9 @@ func TestAskedWords(t *testing.T) {
 		}
 		if problem == "" && (p.Question != test.question || p.Full != test.full) {
 			t.Errorf("ask %q asks %q about %q", test.args, p.Question, p.Full)
+		}
+		if isDiff := strings.HasPrefix(test.stdin, "@@"); isDiff != (p.Lang == "diff") {
+			t.Errorf("ask %q: written in %q", test.args, p.Lang)
 		}
 		if problem == "" && !strings.Contains(p.Shown, test.question) {
 			t.Errorf("what is shown lacks the question: %q", p.Shown)
@@ -2266,7 +2269,7 @@ func TestAskChoices(t *testing.T) {
 		var keys []string
 		for _, c := range choices {
 			keys = append(keys, c.Key)
-			if data := newButton(p, "", c.Key).Data; len(data) > maxCallbackData {
+			if data := newButton(p, "", "", c.Key).Data; len(data) > maxCallbackData {
 				t.Errorf("%q: callback data %q", test.list, data)
 			}
 		}
@@ -14053,7 +14056,6 @@ func TestAsksBeside(t *testing.T) {
 	if err := run.Start(); err != nil {
 		t.Fatal(err)
 	}
-	p.shows("started: sh", "")
 	st := storeAt(t, dir)
 	comesTrue(t, "the session listens", func() bool { return st.holder("poll.lock") == run.Process.Pid })
 	first, second := asks(t, dir, "", "First?"), asks(t, dir, "", "--choices", "a,b", "Second?")

@@ -945,7 +945,7 @@ type PromptRecord struct {
 	Tool        string     `json:"tool"`       // hook: the tool's name for what it wants to use ("Bash"); else ""
 	Subject     string     `json:"subject"`    // hook: what the tool's dialog shows of it: the command, file, address
 	Lasting     string     `json:"lasting"`    // hook: what the lasting permission allows, and for how long
-	Lang        string     `json:"lang"`       // hook: what Full is written in: bash, diff, markdown; else ""
+	Lang        string     `json:"lang"`       // not of a screen: what Full is written in: bash, diff, markdown; else ""
 	Cwd         string     `json:"cwd"`
 	Key         string     `json:"idempotency_key"`
 	Status      State      `json:"status"`
