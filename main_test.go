@@ -2258,7 +2258,7 @@ func TestAskChoices(t *testing.T) {
 		{"k,E", "1 2", "E"},
 		{"n,m", "1 2", ""},
 		{"löschen,übernehmen,日本語", "1 2 3", ""},
-		{"ship it: now,no,No changes,abort", "1 2 3 4", "no abort"},
+		{"ship it: now,no,No changes,abort,close", "1 2 3 4 5", "no abort"},
 		{strings.Repeat("é", 60) + "," + strings.Repeat("漢", 60), "1 2", ""},
 		{"ghp_0123456789abcdef0123,b", "1 2", ""},
 	} {
@@ -2285,6 +2285,9 @@ func TestAskChoices(t *testing.T) {
 			}
 			for _, answer := range []string{c.Label, c.Key} {
 				value, why := p.interpret(answer)
+				if p.refuses(value) != no {
+					t.Errorf("%q: %q may be chosen unread: %v", test.list, answer, !no)
+				}
 				if value != c.Key || namedChoices(p, answer) != c.Key {
 					t.Errorf("%q: %q chooses %q (%s), want %q", test.list, answer, value, why, c.Key)
 				}

@@ -1973,6 +1973,9 @@ func (p *PromptRecord) refuses(value string) bool {
 		return p.Type == YesNo || p.Type != Unknown && refuses(p.label("n"))
 	}
 	label := p.label(value)
+	if p.Source == fromAsk { // a script may mean anything by "close"
+		return isNo(p.Choices, label)
+	}
 	return label != "" && !p.Multi && p.Type != Unknown && refuses(label)
 }
 

@@ -1109,7 +1109,7 @@ func (t *Telegram) hint(p *PromptRecord) string {
 // afterwards tells what happens to an open question when its time is over.
 func afterwards(p *PromptRecord) string {
 	if p.Source == fromAsk {
-		return "it counts as no answer"
+		return "no answer"
 	}
 	if p.SafeDefault == nil || p.Secret {
 		return "nothing is typed"
@@ -1170,7 +1170,7 @@ func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why stri
 	case p.Status == Canceled:
 		return cmp.Or(reason, "canceled"), at, ""
 	case p.Status == Expired && p.Source == fromAsk:
-		return "nobody answered", time.Time{}, "; who asked knows"
+		return "nobody answered", time.Time{}, "; the script knows"
 	case p.Status == Expired && p.Value == nil:
 		return "nobody answered", time.Time{}, "; it still waits"
 	case p.Status == Expired: // what it expired with is on its way
