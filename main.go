@@ -2040,7 +2040,7 @@ func (s *session) route(q *question) {
 // expire ends a question that nobody answered. A hook refuses then. For any other, only what is
 // known to refuse is typed, and nothing at all while somebody may still feed standard input.
 func (s *session) expire(q *question) {
-	byHook := q.rec.Source == fromHook
+	byHook := q.screen == nil && q.rec.Source != fromAsk
 	life := q.rec.ExpiresAt.Sub(q.rec.CreatedAt)
 	expired := s.transition(q.rec.ID, Expired, func(r *PromptRecord) {
 		r.Reason = fmt.Sprintf("no answer in %d s", int(life.Seconds()))
@@ -2374,7 +2374,7 @@ func (s *session) spentStep() {
 // it asks nothing any more, the hook itself is gone, or it still waits behind others in the last
 // quarter of its time: nobody could answer it then. A script's question has no dialog, and expires by itself.
 func (s *session) checkHook(h *question) {
-	hasDialog := h.rec.Source == fromHook
+	hasDialog := h.rec.Source != fromAsk
 	gone := !h.goneAt.IsZero() && s.turnAt(h.goneAt.Add(dialogGone))
 	quiet := hasDialog && !s.calm.IsZero() && s.turnAt(later(s.calm, h.rec.CreatedAt).Add(hookUnasked))
 	life := h.rec.ExpiresAt.Sub(h.rec.CreatedAt)

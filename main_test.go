@@ -698,6 +698,7 @@ func TestExpireTypes(t *testing.T) {
 		{"a refusal, fed", false, true, ref("n"), false, true, nil},
 		{"hook", true, false, ref(hookDeny), false, false, ref(hookDeny)},
 		{"hook, fed", true, true, ref(hookDeny), false, false, ref(hookDeny)},
+		{"script", true, false, nil, false, true, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			st := storeAt(t, home(t, ""))
@@ -714,6 +715,9 @@ func TestExpireTypes(t *testing.T) {
 			if c.hook {
 				q.screen = nil
 			}
+			if c.name == "script" {
+				q.rec.Source = fromAsk
+			}
 			s := bareSession(t, st, p.SessionID, "x")
 			s.fed = c.fed
 			s.q = q
@@ -729,7 +733,7 @@ func TestExpireTypes(t *testing.T) {
 				got.Value != nil && *got.Value != *c.value {
 				t.Errorf("value %v", got.Value)
 			}
-			if c.hook && q.checkAt.After(time.Now()) {
+			if c.hook && !c.over && q.checkAt.After(time.Now()) {
 				t.Error("its hook is not looked after")
 			}
 		})
