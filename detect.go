@@ -1240,10 +1240,11 @@ type Prompt struct {
 	SafeDefault *string    `json:"safe_default"`     // a key, "enter", "esc", "" (Enter alone); nil: nothing
 	Idle        bool       `json:"idle"`             // an agent's input box, no turn going on
 	Turn        TurnState  `json:"turn,omitempty"`   // Idle: what the last turn came to
+	Took        int        `json:"took,omitempty"`   // Idle: seconds that it took, 0 unknown
 	Secret      bool       `json:"secret"`           // echo is off
 	Signals     []string   `json:"signals"`          // protocol title pattern structure tty silence
 	Question    string     `json:"question"`         // the sentence a person would read out
-	Full        string     `json:"full,omitempty"`   // the whole dialog, ≤ maxFull: "Show all"
+	Full        string     `json:"full,omitempty"`   // the whole dialog, ≤ maxFull; Idle: an answer, in Markdown
 	Above       string     `json:"above,omitempty"`  // what stands above the dialog, ≤ maxAbove
 	Recent      string     `json:"recent,omitempty"` // the last 500 characters of the screen
 	Cut         bool       `json:"cut"`              // part of it is not in Full: it can only be refused
@@ -1981,12 +1982,12 @@ type Adapter struct {
 	Works       *regexp.Regexp // a row, or ESC and the title, while it works
 	Asks        *regexp.Regexp // the title while a dialog is open
 	Said        *regexp.Regexp // the row, with its margin, in which a message of the user's begins
+	Says        *regexp.Regexp // the margin and mark of the row in which one of the tool's own begins
 	Closes      *regexp.Regexp // the row below a turn's words that says that it is over
 	Hints       *regexp.Regexp // the first row of what else stands there and is none of its words
 	Stopped     *regexp.Regexp // the row that says that the turn was interrupted
 	Fails       *regexp.Regexp // the row in which the error that ended a turn begins: its words
 	Speaks      bool           // the Program Status Protocol: OSC 7501
-	LateBox     bool           // the box comes seconds after the start: that it is ready is told
 }
 
 // adapters is the registry, measured with the versions named as MaxVer; the last row stands for
@@ -2008,6 +2009,7 @@ var adapters = []*Adapter{
 		Works: re(`^\x1b[◐◑◒◓]|esc to interrupt|^[·✻✽✳✶✢*] .*… \(|` +
 			`\(running \w+ hook|^✻ .* · retrying in \d`),
 		Said:    re(`^❯[ \x{a0}]\S`),
+		Says:    re(`^● `),
 		Closes:  re(`^✻ \pL+ for \d`),
 		Hints:   re(`^◐ \pL+ · /effort|^ctrl\+y to paste`),
 		Stopped: re(`^⎿[ \x{a0}]+Interrupted\b`),
@@ -2029,12 +2031,12 @@ var adapters = []*Adapter{
 		Works:       re(`^\x1b[⠁-⣿]|\(\d+[hms][^)]* • esc to interrupt\)`),
 		Asks:        re(`^\[ [!.] \] Action Required`),
 		Said:        re(`^› \S`),
+		Says:        re(`^• `),
 		Closes:      re(`^Worked for `),
 		Hints:       re(`^Tip: `),
 		Stopped:     re(`^■ Conversation interrupted`),
 		Fails:       re(`^■ (.*)`),
 		Speaks:      true,
-		LateBox:     true,
 	},
 	{
 		Name:        "gemini",
@@ -2049,10 +2051,10 @@ var adapters = []*Adapter{
 		Works:       re(`^\x1b\s*✦|\(esc to cancel, \d+[hms]`),
 		Asks:        re(`^\s*✋`),
 		Said:        re(`^ > \S`),
+		Says:        re(`^✦ ?`),
 		Hints:       re(`^ℹ This request failed|^\? for shortcuts|^Shift\+Tab to `),
 		Stopped:     re(`^ℹ Request cancelled`),
 		Fails:       re(`^✕ (.*)`),
-		LateBox:     true,
 	},
 	{
 		Name:        "opencode",
@@ -2067,7 +2069,6 @@ var adapters = []*Adapter{
 		Said:        re(`^  ┃  \S`),
 		Closes:      re(`^▣ `),
 		Stopped:     re(`^▣ .* · interrupted$`),
-		LateBox:     true,
 	},
 	{
 		Name:        "qwen",
@@ -2083,9 +2084,9 @@ var adapters = []*Adapter{
 		Works:       re(`^\x1b[◐◑◒◓]|\(\d+[hms][^)]*esc to cancel\)`),
 		Asks:        re(`^✳`),
 		Said:        re(`^  > \S`),
+		Says:        re(`^  ◆\x{fe0e}? +`),
 		Stopped:     re(`^●\x{fe0e}? Request cancelled`),
 		Fails:       re(`^✕ (.*?)(?: \(Press Ctrl\+Y to retry\))?$`),
-		LateBox:     true,
 	},
 	{
 		Name:        "generic",
@@ -2210,6 +2211,14 @@ func (t *turnSigns) noteKeys(p []byte, working bool, now time.Time) {
 	}
 }
 
+// seconds is how long it has worked, 0 where that is not known.
+func (t *turnSigns) seconds() int {
+	if t.since.IsZero() {
+		return 0
+	}
+	return int(t.workedAt.Sub(t.since).Round(time.Second).Seconds())
+}
+
 // noteTold notes that what came of the turn is told.
 func (t *turnSigns) noteTold(on turnText) {
 	t.sent = false
@@ -2219,12 +2228,13 @@ func (t *turnSigns) noteTold(on turnText) {
 
 // turnText is what a turn has left on the screen.
 type turnText struct {
-	all     string   // all of it, the message that began it too
-	words   []string // rows of its own words
-	closed  bool     // below them stands what a tool writes when a turn is over
-	stopped bool     // that says that it was interrupted
-	failed  bool     // that is an error
-	why     string   // then its words
+	all     string    // all of it, the message that began it too
+	rows    []viewRow // of its own words
+	headed  bool      // they begin there
+	closed  bool      // below them stands what a tool writes when a turn is over
+	stopped bool      // that says that it was interrupted
+	failed  bool      // that is an error
+	why     string    // then its words
 }
 
 // textPart is what a row of a turn belongs to.
@@ -2244,6 +2254,7 @@ const (
 func (v *view) turnText(end int) turnText {
 	var t turnText
 	message := v.up(end, v.said)
+	t.headed = message > 0 || v.s.scrolled == 0 && !v.s.AltScreen() // codex keeps it in the first row
 	part := partWords
 	if message >= 0 {
 		part = partMessage
@@ -2259,9 +2270,9 @@ func (v *view) turnText(end int) turnText {
 		case message >= 0 && v.sameGround(w, v.rows[message], end):
 			part = partMessage
 		}
-		t.add(part, begins, v.words(w.text))
+		w.text = v.words(w.text)
+		t.add(part, begins, w)
 	}
-	t.trim()
 	return t
 }
 
@@ -2300,7 +2311,7 @@ func (v *view) closing(w viewRow) textPart {
 
 // add takes a row, which is of that part and in which begins may do so. Words below what closes a
 // turn are of another one.
-func (t *turnText) add(part, begins textPart, text string) {
+func (t *turnText) add(part, begins textPart, w viewRow) {
 	switch begins {
 	case partStopped:
 		t.stopped = true
@@ -2317,21 +2328,11 @@ func (t *turnText) add(part, begins textPart, text string) {
 	}
 	switch {
 	case part == partError:
-		t.why = strings.TrimSpace(t.why + " " + text)
-	case part == partWords && text != "" && (t.closed || t.failed):
-		*t = turnText{all: t.all, words: []string{text}}
+		t.why = strings.TrimSpace(t.why + " " + w.text)
+	case part == partWords && w.text != "" && (t.closed || t.failed):
+		*t = turnText{all: t.all, rows: []viewRow{w}, headed: true}
 	case part == partWords:
-		t.words = append(t.words, text)
-	}
-}
-
-// trim takes the blank rows from the ends of the words.
-func (t *turnText) trim() {
-	for len(t.words) > 0 && t.words[0] == "" {
-		t.words = t.words[1:]
-	}
-	for len(t.words) > 0 && t.words[len(t.words)-1] == "" {
-		t.words = t.words[:len(t.words)-1]
+		t.rows = append(t.rows, w)
 	}
 }
 
@@ -2357,16 +2358,11 @@ func (v *view) sameGround(w, message viewRow, below int) bool {
 	return ground != v.s.attr(below, v.s.cols-1).BG && v.s.attr(w.row, w.at).BG == ground
 }
 
-// reAsks is the end of a sentence that is a question.
-var reAsks = re("[?？؟][\"'”’»)\\]*_`]*(\\s*\\([^()]*\\))?$")
-
-// turn is what has become of the agent's turn, and the line that tells it. What the protocol says
+// turn is what has become of the agent's turn that ended in those words, and the line that tells it. What the protocol says
 // of the end counts more than the screen. An end that it calls idle is an interruption where the
 // screen says so or somebody pressed the key for it: the tool's own commands end like that too.
-func (v *view) turn(t turnSigns, on turnText) (state TurnState, line string) {
-	if len(on.words) > 0 {
-		line = on.words[len(on.words)-1]
-	}
+func (v *view) turn(t turnSigns, on turnText, words string) (state TurnState, line string) {
+	line = words[strings.LastIndexByte(words, '\n')+1:]
 	switch {
 	case v.reported:
 		return TurnAsking, v.s.Status().Msg
@@ -2380,7 +2376,7 @@ func (v *view) turn(t turnSigns, on turnText) (state TurnState, line string) {
 		return TurnInterrupted, line
 	case t.ended != "done" && on.failed:
 		return TurnFailed, cmp.Or(on.why, "it shows no reason")
-	case reAsks.MatchString(line):
+	case asksInWords(words):
 		return TurnAsks, line
 	}
 	return TurnFinished, line
@@ -2394,16 +2390,18 @@ func (d *Detector) tellTurn(p *Prompt, drafted bool) {
 		end = d.view.textAbove(d.view.markedRow())
 	}
 	on := d.view.turnText(end)
+	if d.view.known && on.all == d.turn.told {
+		on = turnText{all: on.all}
+	}
+	words := d.view.message(on)
 	if d.view.known {
-		if on.all == d.turn.told {
-			on = turnText{all: on.all}
-		}
-		state, line := d.view.turn(d.turn, on)
+		state, line := d.view.turn(d.turn, on, words)
 		takenBack := drafted && state == TurnInterrupted
 		if state == TurnReady || takenBack {
-			on.words = nil
+			words = ""
 		}
 		p.Turn = state
+		p.Took = d.turn.seconds()
 		p.since = d.turn.since
 		p.Question = turnSentence(d.adapter.Name, state, line)
 		p.Excerpt = safely(p.Question, 200)
@@ -2411,7 +2409,7 @@ func (d *Detector) tellTurn(p *Prompt, drafted bool) {
 			d.turn.noteTold(on)
 		}
 	}
-	p.Full = safely(strings.Join(on.words[max(0, len(on.words)-maxWords):], "\n"), 1000)
+	p.Full = safely(words, maxFull)
 }
 
 // turnSentence says how it stands with a turn of the tool of that name.
@@ -2468,6 +2466,204 @@ func (v *view) hintAt(row, col int) bool {
 	return v.faintAt(row, col) || v.s.attr(row, col).Reverse && v.faintAt(row, col+1)
 }
 
+// ---- a turn's words ----
+// What a tool says on the screen, as Markdown: its marks taken away, what was wrapped joined, tables read.
+
+// wrapMargin is how many columns at the right a tool may leave free where it wraps its words: opencode leaves 5.
+const wrapMargin = 6
+
+var (
+	reListItem  = re(`^(?:[-*+•]|\d{1,3}[.)]|\pL[.)])\s+`) // the mark of an item of a list
+	reQuoteEdge = re(`^ *[│▎▌] `)                          // the edge of a quotation
+	reColumn    = re(`[─━═]+`)                             // the line above or below a column of a table
+
+	// reAsks is the end of a sentence that is a question.
+	reAsks = re(`(?:[?？؟\x{37e}]|[か吗嗎][。.])["'”’»)\]*_` + "`" + `]*(\s*\([^()]*\))?$`)
+)
+
+// asksInWords tells whether a text ends in a question; what it offers may follow: a list, code, a table.
+func asksInWords(text string) bool {
+	last, ending := "", ""
+	fenced := false
+	for line := range strings.SplitSeq(text, "\n") {
+		line = strings.TrimRight(line, " ")
+		fence := strings.HasPrefix(strings.TrimLeft(line, " "), "```")
+		fenced = fenced != fence
+		if fence || fenced || line == "" {
+			continue
+		}
+		ending = line
+		if !strings.ContainsAny(line[:1], " |>#") && !reListItem.MatchString(line) {
+			last = line
+		}
+	}
+	return reAsks.MatchString(last) || reAsks.MatchString(ending)
+}
+
+// message is the last message of the tool's own in its turn. One whose beginning is not on the screen any more
+// begins with "…".
+func (v *view) message(on turnText) string {
+	rows, headed := v.lastMessage(on)
+	margin := v.s.cols
+	for _, w := range rows {
+		if w.text != "" {
+			margin = min(margin, w.at)
+		}
+	}
+	var lines []string
+	for i := 0; i < len(rows); {
+		table, n := readTable(rows[i:])
+		lines = append(lines, table...)
+		if n == 0 {
+			line := &wrappedLine{cols: v.s.cols}
+			n = line.take(rows[i:])
+			if line.text != "" {
+				line.text = strings.Repeat(" ", rows[i].at-margin) + line.text
+			}
+			lines = append(lines, line.text)
+		}
+		i += n
+	}
+	text := strings.Trim(strings.Join(lines, "\n"), "\n")
+	if !headed && text != "" {
+		text = "…\n" + text
+	}
+	return text
+}
+
+// lastMessage are the rows of the last message, without its mark; headed: its first row is there.
+func (v *view) lastMessage(on turnText) (rows []viewRow, headed bool) {
+	if v.a.Says == nil {
+		return on.rows, on.headed
+	}
+	for i, w := range slices.Backward(on.rows) {
+		mark := v.a.Says.FindString(w.raw)
+		if mark != "" {
+			first := readRow(strings.Repeat(" ", widthOf(mark))+w.raw[len(mark):], w.row, v.s.cols)
+			first.text = v.words(first.text)
+			return append([]viewRow{first}, on.rows[i+1:]...), true
+		}
+	}
+	return on.rows, on.headed
+}
+
+// wrappedLine is a line that a tool has wrapped.
+type wrappedLine struct {
+	cols int // of the screen
+	text string
+	hang int // column where it goes on
+}
+
+// take takes the rows of the first line and returns how many they are.
+func (l *wrappedLine) take(rows []viewRow) int {
+	first := rows[0]
+	l.text = first.text
+	l.hang = first.at + widthOf(reListItem.FindString(first.text))
+	quoted := reQuoteEdge.FindString(first.raw)
+	if quoted != "" && first.text != "" {
+		l.text = "> " + l.text
+	}
+	for n := 1; n < len(rows); n++ {
+		before, w := rows[n-1], rows[n]
+		if reQuoteEdge.FindString(w.raw) != quoted || !l.goesOn(before, w) {
+			return n
+		}
+		left, _ := utf8.DecodeLastRuneInString(before.text)
+		right, _ := utf8.DecodeRuneInString(w.text)
+		if runeWidth(left) == 1 || runeWidth(right) == 1 {
+			l.text += " "
+		}
+		l.text += w.text
+	}
+	return len(rows)
+}
+
+// goesOn tells whether the line goes on in row w for certain: where its words continue, and with one for which there
+// was no room in the row before.
+func (l *wrappedLine) goesOn(before, w viewRow) bool {
+	if before.text == "" || w.text == "" || w.at != l.hang || reListItem.MatchString(w.text) {
+		return false
+	}
+	word, _, _ := strings.Cut(w.text, " ")
+	first, size := utf8.DecodeRuneInString(word)
+	if runeWidth(first) == 2 {
+		word = word[:size]
+	}
+	return before.at+widthOf(before.text)+1+widthOf(word) > l.cols-wrapMargin
+}
+
+// readTable reads a table that is drawn with lines, with which the rows begin: as one of Markdown, and how many rows it
+// takes; 0: there is none.
+func readTable(rows []viewRow) (lines []string, n int) {
+	head := 0
+	for head < 2 && head < len(rows) && len(reColumn.FindAllString(rows[head].raw, 2)) < 2 {
+		head++
+	}
+	if head == 2 || head >= len(rows) || !rows[head].rule {
+		return nil, 0
+	}
+	columns := columnsOf(rows[head].raw)
+	var cells [][]string
+	joined := false // the row is part of the one before: no line between
+	below := false  // the lower edge was read
+	for ; n < len(rows) && !below && (rows[n].rule || rows[n].text != ""); n++ {
+		w := rows[n]
+		if w.rule {
+			joined = false
+			below = strings.ContainsAny(w.raw, "└╰┗╚")
+			continue
+		}
+		row := cellsIn(w.raw, columns)
+		if joined && row[0] == "" {
+			last := cells[len(cells)-1]
+			for i := range last {
+				last[i] = strings.TrimSpace(last[i] + " " + row[i])
+			}
+			continue
+		}
+		cells = append(cells, row)
+		joined = true
+	}
+	if len(cells) == 0 {
+		return nil, 0
+	}
+	for i, row := range cells {
+		lines = append(lines, "| "+strings.Join(row, " | ")+" |")
+		if i == 0 {
+			lines = append(lines, strings.Repeat("|---", len(columns))+"|")
+		}
+	}
+	return append(lines, ""), n
+}
+
+// columnsOf are the columns of the screen where a table's columns begin and end, by a line of it.
+func columnsOf(rule string) [][2]int {
+	var columns [][2]int
+	for _, m := range reColumn.FindAllStringIndex(rule, -1) {
+		from := widthOf(rule[:m[0]])
+		columns = append(columns, [2]int{from, from + widthOf(rule[m[0]:m[1]])})
+	}
+	return columns
+}
+
+// cellsIn are a row's cells in those columns.
+func cellsIn(raw string, columns [][2]int) []string {
+	cells := make([]string, len(columns))
+	at := 0
+	for _, r := range raw {
+		for i, c := range columns {
+			if at >= c[0] && at < c[1] {
+				cells[i] += string(r)
+			}
+		}
+		at += runeWidth(r)
+	}
+	for i, cell := range cells {
+		cells[i] = strings.ReplaceAll(strings.TrimSpace(cell), "|", `\|`)
+	}
+	return cells
+}
+
 // ---- detector ----
 // The screen judged over time: when what it asks is a question, and when that is over.
 
@@ -2493,7 +2689,6 @@ const (
 	maxReplaced  = 6                      // questions a minute that replace one not answered: SPEC 6
 	maxFull      = 16 << 10               // bytes of a dialog
 	maxAbove     = 4 << 10                // bytes of what stands above it
-	maxWords     = 10                     // rows of a turn's words
 )
 
 // DetectOptions are the settings of a Detector; zero values mean the defaults of the configuration.

@@ -975,7 +975,7 @@ type session struct {
 	cast     *recording // nil without --record
 	jsonLine []byte     // unfinished line of stream-json, nil for other tools
 	stream   stream
-	answer   string // beginning of the tool's last answer, "" none came
+	answer   string // the tool's last, by its hook; "" none came
 	fed      bool   // standard input is a pipe that has not ended: who feeds it answers
 	hungUp   bool   // told to end
 	sending  int    // calls that have not reported
@@ -986,11 +986,11 @@ type session struct {
 	next       time.Time // when the loop turns at the latest
 	detectedAt time.Time // when the detector last looked
 	lastKey    time.Time // when somebody last typed here
+	phoneAt    time.Time // when the phone last answered or sent something
 	doingAt    time.Time // when what is done was last recorded
 	reapAt     time.Time // when to look for dead sessions
 
 	// What is asked.
-	idled   bool         // an idle input box was seen
 	seen    *Prompt      // what the detector last found, until it is gone
 	seenAs  string       // named, when it was found
 	spent   *Prompt      // seen, when the tool has said that it is over
@@ -1920,16 +1920,8 @@ func (s *session) takeUp(p *Prompt) {
 	s.capture(p)
 }
 
-// tellsIdle tells whether an idle input box is news: the end of a turn; that the tool is ready only
-// the first time, where that comes long after its start.
-func (s *session) tellsIdle(p *Prompt) bool {
-	first := !s.idled
-	s.idled = true
-	if p.Turn == TurnReady && !(first && s.adapter.LateBox) {
-		return false
-	}
-	return s.cfg.NotifyIdle
-}
+// tellsIdle tells whether an idle input box is news: the end of a turn.
+func (s *session) tellsIdle(p *Prompt) bool { return p.Turn != TurnReady && s.cfg.NotifyIdle }
 
 // expectsHook tells whether a hook may still call about the dialog p: of a tool that speaks the
 // protocol only where it says that it asks for an approval or an answer (measured on claude 2.1).
@@ -2011,10 +2003,7 @@ func (s *session) create(q *question) bool {
 	}
 	if p.Idle {
 		q.rec.MaxLength = maxMessage
-		ended := p.Turn == TurnFinished || p.Turn == TurnAsks
-		if ended && s.answer != "" && s.answeredAt.After(p.since) {
-			q.rec.Full = s.answer
-		}
+		s.dressNotice(q)
 	}
 	s.rec.Prompts++
 	if s.save("recording a question", ref(q.rec), ref(s.rec)) {
@@ -2025,6 +2014,21 @@ func (s *session) create(q *question) bool {
 	q.askAt = now.Add(retryEvery)
 	s.turnAt(q.askAt)
 	return false
+}
+
+// dressNotice gives a turn's end the tool's own answer, if its hook gave one in this turn, and notes whether somebody
+// was at the keyboard.
+func (s *session) dressNotice(q *question) {
+	ended := q.rec.Turn == TurnFinished || q.rec.Turn == TurnAsks
+	if ended && s.answer != "" && s.answeredAt.After(q.screen.since) {
+		q.rec.Full = s.answer
+		q.rec.Turn = TurnFinished
+		if asksInWords(s.answer) {
+			q.rec.Turn = TurnAsks
+		}
+	}
+	here := s.interactive && time.Since(s.lastKey) < s.cfg.Away
+	q.rec.Watched = here && s.lastKey.After(s.phoneAt)
 }
 
 // route has the question sent.
@@ -2186,6 +2190,9 @@ func (s *session) apply(q *question, r *PromptRecord) {
 	case ReplyReceived:
 		q.rec = *r
 		q.decided = q.screen != nil
+		if r.DecidedBy != nil && fromPhone(*r.DecidedBy) {
+			s.phoneAt = time.Now()
+		}
 		if r.answeredByCommand() {
 			s.notify(answeredNotice(r))
 		}
@@ -2453,11 +2460,16 @@ func (s *session) inputStep() {
 
 // handleInput does one thing: text, keys, a look at the screen, the question again, the end.
 func (s *session) handleInput(r *InputRecord) {
+	if fromPhone(r.By) {
+		s.phoneAt = time.Now()
+	}
 	switch r.Kind {
-	case "answer": // the tool's own Stop hook: the beginning of its last answer
+	case "answer": // the tool's own Stop hook
 		s.answer = r.Text
 		s.answeredAt = r.At
-		s.inputDone(r, "", Notice{})
+		taken := *r
+		taken.Text = "" // it is in the notice's record from then on
+		s.inputDone(&taken, "", Notice{})
 	case "screen", "last", "show_recent":
 		screen := []rune(visible(redact(s.det.Screen.Text())))
 		if r.Kind != "screen" {
@@ -3605,6 +3617,9 @@ type asker struct {
 // the phone.
 const maxHookFull = 64 << 10
 
+// maxLastWords is how much of an answer is kept for its notice, in UTF-16 units: three messages.
+const maxLastWords = 12 << 10
+
 // What can be decided about a tool's call.
 const (
 	hookAllow  = "allow"
@@ -3636,9 +3651,9 @@ func (h *hook) handle(c *command) {
 		if err := h.st.Audit().Append(toolCall(h.session, h.Tool, h.UseID, h.Input)); err != nil {
 			c.fail(err)
 		}
-	case "Stop": // the beginning of the tool's answer, for the session's idle notice
+	case "Stop": // the tool's answer, for the session's idle notice
 		words := &InputRecord{Head: Head{ID: newID()}, SessionID: h.session, Kind: "answer", By: "hook:Stop",
-			Text: clip(visible(redact(h.LastWords)), 1000), Status: "queued"}
+			Text: answerText(h.LastWords), Status: "queued"}
 		if err := h.st.Update(func(*View) ([]Record, error) { return []Record{words}, nil }); err != nil {
 			c.fail(err)
 		}
@@ -3651,6 +3666,12 @@ func (h *hook) handle(c *command) {
 		h.life = cfg.PermissionTimeout
 		h.decide(c)
 	}
+}
+
+// answerText is a tool's answer as it may leave the machine: of a long one the beginning and the end.
+func answerText(text string) string {
+	text = strings.NewReplacer("\ufe0e", "", "\ufe0f", "", "\u200d", "").Replace(text) // how an emoji is drawn
+	return abridge(visible(redact(text)), maxLastWords)
 }
 
 // toolCall is the audit entry of one tool call: the arguments by their beginning, redacted.

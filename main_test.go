@@ -3150,8 +3150,8 @@ func TestTranscriptOfAnAgent(t *testing.T) {
 				before+turn(n)+"\r\n Do you want to proceed?\r\n ❯ 1. Yes\r\n   2. No\r\n\x1b[?25l")
 			shows(true, before+turn(n)+"\r\n"+box)
 			v := newView(d.Screen, d.adapter, TTYState{}, d.o, nil)
-			words := v.turnText(v.textEnd()).words
-			if !slices.Equal(words, []string{"● The answer", "is 42"}) {
+			words := v.message(v.turnText(v.textEnd()))
+			if words != "The answer\nis 42" {
 				t.Errorf("its last words are %q", words)
 			}
 			before = turn(n) // the rest has gone
@@ -3838,28 +3838,28 @@ func TestTurns(t *testing.T) {
 		{"a trust dialog before it", "claude", []string{"says:blocked:app=claude-code:kind=permission", "typed:\r",
 			"says:clear", "shows:Welcome\n\n" + strings.Repeat(" ", 80) + "◐ medium · /effort", start}, []string{"ready: "}},
 		{"a turn", "claude", []string{"shows:", start, "typed:hello\r", works, hello, "says:done:app=claude-code"},
-			[]string{"ready: ", "finished: ● Hi."}},
+			[]string{"ready: ", "finished: Hi."}},
 		{"a turn of a tenth of a second", "claude", []string{"shows:", start, "typed:hello\r", "quick " + works, "quick " + hello,
-			"says:done:app=claude-code"}, []string{"ready: ", "finished: ● Hi."}},
+			"says:done:app=claude-code"}, []string{"ready: ", "finished: Hi."}},
 		{"a turn within one write", "claude", []string{"shows:", start, "typed:hello\r",
 			"raw:\x1b]7501;state=working\a" + agentScreen("claude", hello[6:], "") + "\x1b]7501;state=done\a"},
-			[]string{"ready: ", "finished: ● Hi."}},
+			[]string{"ready: ", "finished: Hi."}},
 		{"the second turn like the first", "claude", []string{hello, "typed:hello\r", "quick " + works,
 			"quick " + hello + "\n❯ more\n\n● And so on.\n\n✻ Baked for 1s · done 4:03 PM\n", "says:done:app=claude-code"},
-			[]string{"ready: ", "finished: ● And so on."}},
+			[]string{"ready: ", "finished: And so on."}},
 		{"a question in words", "claude", []string{"shows:", start, "typed:hello\r", works,
 			"shows:❯ hello\n\n● Two ways.\n\n  Which one? (y/n)\n\n✻ Baked for 1s · done 4:02 PM\n", "says:done:app=claude-code"},
-			[]string{"ready: ", "asks: ● Two ways. Which one? (y/n)"}},
+			[]string{"ready: ", "asks: Two ways. Which one? (y/n)"}},
 		{"it works and shows nothing yet", "claude", []string{hello, "typed:more\r", works, "shows:❯ hello\n\n● Hi.\n",
 			"quick title:◐ Claude Code"}, []string{"ready: "}},
 		{"Esc", "claude", []string{"shows:", start, "typed:hello\r", works, "quick typed:\x1b",
-			"shows:❯ hello\n\n● Once upon" + stopped, "says:idle:app=claude-code"}, []string{"ready: ", "interrupted: ● Once upon"}},
+			"shows:❯ hello\n\n● Once upon" + stopped, "says:idle:app=claude-code"}, []string{"ready: ", "interrupted: Once upon"}},
 		{"Esc before an answer: the message is back in the box", "claude", []string{"shows:", start, "typed:hello\r", works, hello,
 			"says:done:app=claude-code", "typed:more\r", works, "quick typed:\x1b", "box:more", "says:idle:app=claude-code"},
-			[]string{"ready: ", "finished: ● Hi.", "interrupted: "}},
+			[]string{"ready: ", "finished: Hi.", "interrupted: "}},
 		{"No at a dialog", "claude", []string{"shows:", start, "typed:hello\r", works, "says:blocked:app=x:kind=permission",
 			"quick typed:4", "shows:❯ hello\n\n● I will." + stopped + "ctrl+y to paste deleted text", "says:idle:app=x"},
-			[]string{"ready: ", "interrupted: ● I will."}},
+			[]string{"ready: ", "interrupted: I will."}},
 		{"a command of its own", "claude", []string{"shows:", start, "typed:/context\r", works,
 			"shows:❯ /context\n\n  96 % free", "says:idle:app=claude-code"}, []string{"ready: ", "finished: 96 % free"}},
 		{"help and out again", "claude", []string{hello, start, "typed:/help\r", "raw:\x1b[H\x1b[2JHelp", "typed:\x1b", hello},
@@ -3883,10 +3883,10 @@ func TestTurns(t *testing.T) {
 			"quick title:⠋ w", "quick title:w", "says:idle:app=codex"}, []string{"ready: "}},
 		{"codex, a turn", "codex", []string{"shows:", "says:idle:app=codex", "typed:\r", "says:working:app=codex",
 			"shows:› hello\n\n• Hi.\n  └ Tip: Use /copy\n\n  Worked for <1s • 16:03\n", "says:done:app=codex"},
-			[]string{"ready: ", "finished: • Hi."}},
+			[]string{"ready: ", "finished: Hi."}},
 		{"codex, Esc", "codex", []string{"shows:", "says:idle:app=codex", "typed:\r", "says:working:app=codex", "quick typed:\x1b",
 			"shows:› hello\n\n• Hi.\n\n■ Conversation interrupted - use /feedback\n", "says:idle:app=codex"},
-			[]string{"ready: ", "interrupted: • Hi."}},
+			[]string{"ready: ", "interrupted: Hi."}},
 		{"codex, 401", "codex", []string{"shows:", "says:idle:app=codex", "typed:\r", "says:working:app=codex",
 			"shows:› hello\n\n\n■ unexpected status 401 Unauthorized: Incorrect API key\nprovided: sk-x\n", "says:error:app=codex"},
 			[]string{"ready: ", "failed unexpected status 401 Unauthorized: Incorrect API key provided: sk-x: "}},
@@ -3894,15 +3894,15 @@ func TestTurns(t *testing.T) {
 		{"gemini, turns between two looks", "gemini", []string{geminiReady, "shows:", "typed:\r", "quick " + geminiWorks,
 			"quick shows: > hello\n" + edge + "\n✦ Hi.\n", geminiReady,
 			"typed:\r", "raw:\x1b]0;✦  Working… (w)\a" + agentScreen("gemini", " > hello\n"+edge+"\n✦ Hi.\n\n > more\n"+edge+
-				"\n✦ Ho.\n", "") + "\x1b]0;◇  Ready (w)\a"}, []string{"ready: ", "finished: ✦ Hi.", "finished: ✦ Ho."}},
+				"\n✦ Ho.\n", "") + "\x1b]0;◇  Ready (w)\a"}, []string{"ready: ", "finished: Hi.", "finished: Ho."}},
 		{"gemini, Esc", "gemini", []string{geminiReady, "shows:", "typed:\r", geminiWorks, "quick typed:\x1b",
-			"shows: > hello\n" + edge + "\n✦ Once\n\nℹ Request cancelled.\n", geminiReady}, []string{"ready: ", "interrupted: ✦ Once"}},
+			"shows: > hello\n" + edge + "\n✦ Once\n\nℹ Request cancelled.\n", geminiReady}, []string{"ready: ", "interrupted: Once"}},
 		{"gemini, 401", "gemini", []string{geminiReady, "shows:", "typed:\r", geminiWorks, "shows: > hello\n" + edge +
 			"\n✕ [API Error: {\"error\":{\"code\":401,\"message\":\"Incorrect\n  key\"}}]\n\nℹ This request failed. Press F12 or\n  run it\n",
 			geminiReady}, []string{"ready: ", `failed [API Error: {"error":{"code":401,"message":"Incorrect key"}}]: `}},
 
 		{"gemini, a file that it shows says that it is done", "gemini", []string{geminiReady, "shows:", "typed:\r", geminiWorks,
-			"says:done:app=x", "shows: > hello\n" + edge + "\n✦ Hi.\n", geminiReady}, []string{"ready: ", "finished: ✦ Hi."}},
+			"says:done:app=x", "shows: > hello\n" + edge + "\n✦ Hi.\n", geminiReady}, []string{"ready: ", "finished: Hi."}},
 
 		{"opencode, a turn that no look has seen", "opencode", []string{"shows:", "typed:\r", "shows:  " + said + "  hello" + plain +
 			"\n\n     Hi.\n\n     ▣  Build · Fake · 257ms\n"}, []string{"ready: ", "finished: Hi."}},
@@ -3934,6 +3934,83 @@ func TestTurns(t *testing.T) {
 	}
 }
 
+// TestWordsOnTheScreen: an answer is read from the screen as it was written: without marks and scroll bars, lines that
+// were wrapped joined and no others, tables and quotations as such; one that began above says so.
+func TestWordsOnTheScreen(t *testing.T) {
+	long := strings.Repeat("nine char ", 9)
+	for _, c := range []struct{ name, tool, text, want string }{
+		{"wrapped", "codex", "› hi\n\n• " + long + "and\n  another one\n  short\n  lines\n", long + "and another one\nshort\nlines"},
+		{"a wrapped item", "codex", "› hi\n\n• Two:\n  1. " + long + "\n     and more\n  2. b\n",
+			"Two:\n1. " + long + "and more\n2. b"},
+		{"not wrapped: another margin", "codex", "› hi\n\n• " + long + "and\n      another\n", long + "and\n    another"},
+		{"not wrapped: there was room", "codex", "› hi\n\n• " + long[:70] + "\n  another\n", strings.TrimSpace(long[:70]) + "\nanother"},
+		{"wrapped without blanks", "codex", "› hi\n\n• " + strings.Repeat("字", 48) + "\n  字字\n", strings.Repeat("字", 50)},
+		{"the last message", "codex", "› hi\n\n• I will.\n\n• Ran ls\n  └ a\n\n• It is a.\n", "It is a."},
+		{"a list of its own", "gemini", " > hi\n▀▀▀\n✦\n   - one\n     - two\n   end\n", "- one\n  - two\nend"},
+		{"a scroll bar", "qwen", "  > hi\n\n  ◆\ufe0e Done." + strings.Repeat(" ", 80) + "█\n", "Done."},
+		{"a quotation", "qwen", "  > hi\n\n  ◆\ufe0e Look:\n\n     │ Measure first.\n", "Look:\n\n   > Measure first."},
+		{"a table in a box", "gemini", " > hi\n▀▀▀\n✦ So:\n\n  ┌────┬───┐\n  │ 日 │ B │\n  ├────┼───┤\n  │ c  │ d │\n  │    │ e │\n" +
+			"  └────┴───┘\n  The | end\n", "So:\n\n| 日 | B |\n|---|---|\n| c | d e |\n\nThe | end"},
+		{"a table of lines", "codex", "› hi\n\n• So:\n\n   A      B\n  ━━━━━  ━━━\n   c|d   e\n  ─────  ───\n   f     g\n\n  End\n",
+			"So:\n\n| A | B |\n|---|---|\n| c\\|d | e |\n| f | g |\n\n\nEnd"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newStage(t, c.tool, "")
+			s.d.Feed([]byte(agentScreen(c.tool, c.text, "")), s.now)
+			v := newView(s.d.Screen, s.d.adapter, s.tty, s.d.o, nil)
+			if got := v.message(v.turnText(v.textEnd())); got != c.want {
+				t.Errorf("\n got %q\nwant %q", got, c.want)
+			}
+		})
+	}
+	s := newStage(t, "codex", "")
+	s.d.Feed([]byte(strings.Repeat("\r\n", 40)+agentScreen("codex", "  the end\n", "")), s.now)
+	v := newView(s.d.Screen, s.d.adapter, s.tty, s.d.o, nil)
+	if got := v.message(v.turnText(v.textEnd())); got != "…\nthe end" {
+		t.Errorf("of an answer that began above: %q", got)
+	}
+}
+
+// FuzzWordsOnTheScreen: whatever an agent shows, its words are read without a panic and are not more than were there.
+func FuzzWordsOnTheScreen(f *testing.F) {
+	f.Add("› hi\n\n• So:\n  ┌──┬─┐\n  │a │b│\n  └──┴─┘", 1)
+	f.Add("━━ ━━\n \n━ ━\n│ 字", 4)
+	f.Fuzz(func(t *testing.T, text string, n int) {
+		tool := adapters[max(0, n)%len(adapters)].Name
+		d := newDetector(adapterFor(tool), 30, 100, DetectOptions{})
+		d.Feed([]byte(agentScreen(tool, strings.ReplaceAll(text, "\n", "\r\n"), "")), detectorStart)
+		v := newView(d.Screen, d.adapter, TTYState{}, d.o, nil)
+		words := v.message(v.turnText(v.textEnd()))
+		if len(words) > 4*len(d.Screen.Text())+1000 {
+			t.Errorf("%d bytes of a screen with %d", len(words), len(d.Screen.Text()))
+		}
+	})
+}
+
+// TestAsksInWords: a turn asks whose last sentence is a question, in whatever language, with what it offers below.
+func TestAsksInWords(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		want bool
+	}{
+		{"Done.", false}, {"", false}, {"Which one?", true}, {"Shall I go on? (y/n)", true}, {"**Shall I?**", true},
+		{"どちらにしますか。", true}, {"继续吗？", true}, {"继续吗。", true}, {"هل أتابع؟", true}, {"¿Sigo?", true}, {"Να συνεχίσω\u037e", true},
+		{"Which one do you prefer?\n1. A\n2. B", true},
+		{"Which one?\n\n- A\n  - deep\n- B\n", true},
+		{"Which one?\n\n```go\nf()\n```", true},
+		{"Like this?\n\n| a | b |\n|---|---|\n| 1 | 2 |", true},
+		{"## What changed?\n- the lock", false},
+		{"What changed? The lock.\n- a", false},
+		{"Which one? Tell me the number.", false},
+		{"Which one?\n1. A\n2. B\nI start with A.", false},
+		{"- Which one?", true},
+	} {
+		if got := asksInWords(c.text); got != c.want {
+			t.Errorf("%q asks: %v", c.text, got)
+		}
+	}
+}
+
 // TestBlinkingDialogThatIsNotShown: a dialog that the tool reports and no reader knows is asked although a mark blinks.
 func TestBlinkingDialogThatIsNotShown(t *testing.T) {
 	s := newStage(t, "claude", "reading raw noecho")
@@ -3947,28 +4024,72 @@ func TestBlinkingDialogThatIsNotShown(t *testing.T) {
 	}
 }
 
-// TestReadyIsNews: that a tool is ready is told once, of one whose box comes long after its start; ends of turns always.
-func TestReadyIsNews(t *testing.T) {
+// TestReadyIsNoNews: the end of a turn is told, that a tool is ready is not.
+func TestReadyIsNoNews(t *testing.T) {
 	for _, c := range []struct {
-		tool   string
 		notify bool
-		turns  []TurnState
-		want   []bool
+		turn   TurnState
+		want   bool
 	}{
-		{"claude", true, []TurnState{TurnReady, TurnFinished, TurnReady}, []bool{false, true, false}},
-		{"codex", true, []TurnState{TurnReady, TurnReady, TurnFailed}, []bool{true, false, true}},
-		{"codex", true, []TurnState{TurnInterrupted, TurnReady}, []bool{true, false}},
-		{"codex", false, []TurnState{TurnReady, TurnAsks}, []bool{false, false}},
-		{"generic", true, []TurnState{"", ""}, []bool{true, true}},
+		{true, TurnReady, false}, {true, TurnFinished, true}, {true, TurnAsks, true}, {true, TurnInterrupted, true},
+		{true, TurnFailed, true}, {true, "", true}, {false, TurnAsks, false},
 	} {
-		s := &session{adapter: adapterFor(c.tool), cfg: &Config{NotifyIdle: c.notify}}
-		var told []bool
-		for _, turn := range c.turns {
-			told = append(told, s.tellsIdle(&Prompt{Idle: true, Turn: turn}))
+		s := &session{cfg: &Config{NotifyIdle: c.notify}}
+		if told := s.tellsIdle(&Prompt{Idle: true, Turn: c.turn}); told != c.want {
+			t.Errorf("notify_idle %v: %q is told %v", c.notify, c.turn, told)
 		}
-		if !slices.Equal(told, c.want) {
-			t.Errorf("%s, notify_idle %v: %q is told %v, want %v", c.tool, c.notify, c.turns, told, c.want)
+	}
+}
+
+// TestWatchedEndIsSilent: the end of a turn rings, unless somebody was just at the keyboard and not at the phone.
+func TestWatchedEndIsSilent(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		name        string
+		interactive bool
+		key, phone  time.Time
+		want        bool
+	}{
+		{"just typed", true, now.Add(-time.Second), time.Time{}, true},
+		{"just typed, after the phone", true, now.Add(-time.Second), now.Add(-time.Minute), true},
+		{"just typed, then the phone", true, now.Add(-2 * time.Second), now.Add(-time.Second), false},
+		{"typed long ago", true, now.Add(-time.Minute), time.Time{}, false},
+		{"nobody typed", true, time.Time{}, time.Time{}, false},
+		{"no keyboard", false, now.Add(-time.Second), time.Time{}, false},
+	} {
+		s, _, _ := hookBench(t)
+		s.interactive = c.interactive
+		s.cfg.Away = 20 * time.Second
+		s.lastKey = c.key
+		s.phoneAt = c.phone
+		q := &question{screen: &Prompt{Type: FreeText, Idle: true, Turn: TurnFinished}}
+		s.q = q
+		if !s.create(q) || q.rec.Watched != c.want {
+			t.Errorf("%s: watched %v", c.name, q.rec.Watched)
 		}
+	}
+}
+
+// TestAnswerIsKeptOnce: an answer is kept readably in its notice's record alone, of a long one the beginning and the end.
+func TestAnswerIsKeptOnce(t *testing.T) {
+	s, _, _ := hookBench(t)
+	text := answerText("begin ⚠\ufe0f\tx\n" + strings.Repeat("word ", 10000) + "end\x1b")
+	if units(text) > maxLastWords+100 || !strings.HasPrefix(text, "begin ⚠\tx\n") || !strings.HasSuffix(text, `end\u{001B}`) {
+		t.Errorf("%d units: %q … %q", units(text), text[:20], text[len(text)-20:])
+	}
+	r := &InputRecord{Head: Head{ID: newID(), At: time.Now()}, SessionID: s.rec.ID, Kind: "answer", By: "hook:Stop", Text: "Shall I?", Status: "queued"}
+	s.handleInput(r)
+	v, err := s.st.View()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after := v.Inputs[r.ID]; after == nil || after.Text != "" || after.Status != "done" {
+		t.Errorf("%+v", after)
+	}
+	q := &question{screen: &Prompt{Type: FreeText, Idle: true, Turn: TurnFinished}}
+	s.q = q
+	if !s.create(q) || q.rec.Full != "Shall I?" || q.rec.Turn != TurnAsks {
+		t.Errorf("%+v", q.rec.Prompt)
 	}
 }
 
@@ -3994,22 +4115,6 @@ func TestAnswerOfItsTurn(t *testing.T) {
 		s.q = q
 		if !s.create(q) || q.rec.Full != c.want {
 			t.Errorf("%s: %q, want %q", c.turn, q.rec.Full, c.want)
-		}
-	}
-}
-
-// TestTurnWords: a notice tells what the turn came to.
-func TestTurnWords(t *testing.T) {
-	for turn, want := range map[TurnState]string{
-		TurnFinished:    "finished",
-		TurnAsks:        "asks",
-		TurnInterrupted: "was interrupted",
-		TurnFailed:      "failed: API Error: 529",
-		"":              "waits for your next message",
-	} {
-		p := &PromptRecord{Prompt: Prompt{Idle: true, Turn: turn, Question: turnSentence("claude", turn, "API Error: 529")}}
-		if got := turnWords(p); got != want {
-			t.Errorf("%q, want %q", got, want)
 		}
 	}
 }
@@ -5806,6 +5911,332 @@ func (c *told) Notify(_ context.Context, n Notice) (int64, error) {
 	return int64(len(c.notices)), nil
 }
 
+// ---- telegram.go: markdown ----
+// What an agent wrote is read easily, all of it, and nothing in it can be tapped.
+
+// TestMarkdown: an agent's answer is rendered as its author meant it, on 36 columns, and what is no Markdown stays.
+func TestMarkdown(t *testing.T) {
+	for _, c := range []struct{ name, text, want string }{
+		{"headings", "# One\ntext\n\n\n## Two `x` **y** ##\n#hash\n####### no", "<bold One>\ntext\n\n<bold Two ><code x><bold  y>\n#hash\n####### no"},
+		{"emphasis", "**b** *i* _j_ ***both*** ~~s~~", "<bold b> <italic i> <italic j> <italic <bold both>> <strikethrough s>"},
+		{"nested", "**a *b* c** and **d `e` f**", "<bold a <italic b> c> and <bold d ><code e><bold  f>"},
+		{"crossed", "**a *b** c*", "<bold a *b> c*"},
+		{"no emphasis", "snake_case_name 2*3*4 2**3**4 * x * __init__ *.go *.md ** a ** f(*args, **kw)",
+			"snake_case_name 2*3*4 2**3**4 * x * __init__ *.go *.md ** a ** f(*args, **kw)"},
+		{"at marks", "(**b**), \"*i*\": _j_.", "(<bold b>), \"<italic i>\": <italic j>."},
+		{"without blanks", "这是**重点**内容", "这是<bold 重点>内容"},
+		{"code", "`a` ``b`c`` ` d ` `open *i*", "<code a> <code b`c> <code d> `open <italic i>"},
+		{"escapes", `\*no\* \_no\_ C:\temp`, `*no* _no_ C:\temp`},
+		{"fence", "x\n```go\n\ta := 1\n\n\tb()\n```\ny", "x\n<pre:go     a := 1\n\n    b()>\ny"},
+		{"fence in a list", "- x:\n  ~~~\n  a\n    b\n  ~~~\n- y", "• x:\n<pre a\n  b>\n• y"},
+		{"open fence", "```\n**a**\n# b", "<pre **a**\n# b>"},
+		{"fence with words", "```diff of **x**\n-a\n```", "diff of **x**\n<pre -a>"},
+		{"four ticks", "````\n```\na\n```\n````", "<pre ```\na\n```>"},
+		{"lists", "- a\n* b\n  + c\n1. d\n   - e\n2) f\n-g", "• a\n• b\n  • c\n1. d\n   • e\n2) f\n-g"},
+		{"quotations", "> a\n>> **b**\n>\n> - c\n> ```\n> d\n> ```\nx", "<blockquote a\n<bold b>\n\n• c\n<pre d>>\nx"},
+		{"rules", "a\n\n---\n\nb\n***\n- - -", "a\n\n———\n\nb\n———\n———"},
+		{"links", "[the *notes*](https://x.dev/a) ![pic](b.png) [https://y.dev](https://y.dev) [no] (x) [a](b c) [](d)",
+			"the <italic notes> (https://x.dev/a) pic (b.png) https://y.dev [no] (x) [a](b c)  (d)"},
+		{"a small table", "| Way | Cost |\n|---|---:|\n| `lock` | 40 µs |\n| 日本 | 3 |\nend",
+			"<pre Way    Cost\n────  ─────\nlock  40 µs\n日本      3>\nend"},
+		{"a wide table", "Way | Cost | Why\n--|--|--\nMove the lock | 40 µs |\nRead **again** after the lock | 3 µs | it is | more",
+			"Way: <bold Move the lock>\nCost: 40 µs\n\nWay: <bold Read again after the lock>\nCost: 3 µs\nWhy: it is\nmore"},
+		{"a table of long names", "| " + strings.Repeat("n", 40) + " | b |\n|---|---|\n| 1 | 2 |", strings.Repeat("n", 40) + " | b\n\n<bold 1>\n2"},
+		{"no table", "a | b\nc | d\n|x|", "a | b\nc | d\n|x|"},
+		{"an escaped bar", `|a\|b|c|` + "\n|-|-|\n|1|2|", "<pre a|b  c\n───  ─\n1    2>"},
+		{"blank lines", "\n\na\r\n\n\n\n b\n", "a\n\n b"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := markdown(c.text)
+			checkEntities(t, r)
+			if got := inBrackets(r); got != c.want {
+				t.Errorf("\n got %q\nwant %q", got, c.want)
+			}
+		})
+	}
+}
+
+// inBrackets is a text with its entities as <type text>, <type:language text>.
+func inBrackets(r *richText) string {
+	all := utf16.Encode([]rune(r.text))
+	var b strings.Builder
+	var ends []int
+	marks := r.marks
+	for at := 0; at <= len(all); at++ {
+		for len(ends) > 0 && ends[len(ends)-1] == at {
+			b.WriteByte('>')
+			ends = ends[:len(ends)-1]
+		}
+		for len(marks) > 0 && marks[0].Offset == at {
+			m := marks[0]
+			kind := strings.TrimSuffix(m.Type+":"+m.Language, ":")
+			b.WriteString("<" + kind + " ")
+			ends = append(ends, m.end())
+			marks = marks[1:]
+		}
+		if at < len(all) {
+			n := 1
+			if utf16.IsSurrogate(rune(all[at])) {
+				n = 2
+			}
+			b.WriteString(string(utf16.Decode(all[at : at+n])))
+			at += n - 1
+		}
+	}
+	return b.String()
+}
+
+// checkEntities checks what Telegram asks of entities: in the text, in order, one in another or apart; nothing in code,
+// code in nothing but a quotation, no quotation in another.
+func checkEntities(t *testing.T, r *richText) {
+	t.Helper()
+	length := units(r.text)
+	var around []entity
+	for i, m := range r.marks {
+		if m.Length <= 0 || m.Offset < 0 || m.end() > length || i > 0 && m.Offset < r.marks[i-1].Offset {
+			t.Fatalf("entity %d of %+v in %d units", i, r.marks, length)
+		}
+		for len(around) > 0 && around[len(around)-1].end() <= m.Offset {
+			around = around[:len(around)-1]
+		}
+		for _, outer := range around {
+			code := outer.isCode() || m.isCode() && !outer.isQuotation()
+			if m.end() > outer.end() || code || m.isQuotation() && outer.isQuotation() {
+				t.Fatalf("%+v in %+v of %q", m, outer, r.text)
+			}
+		}
+		around = append(around, m)
+	}
+}
+
+// TestNothingForeignIsTapped: what Telegram would make a link, a mention or a command of is code in every message that
+// is not ours, wherever it stands.
+func TestNothingForeignIsTapped(t *testing.T) {
+	for _, c := range []struct {
+		r    richText
+		want string
+	}{
+		{richText{text: "use /clear, /keys@bot or and/or a/b 1/2 (/cancel)."},
+			"use <code /clear>, <code /keys@bot> or and/or a/b 1/2 (<code /cancel>)."},
+		{richText{text: "ask @someone a@b.cd #tag #15 $ABC $5 C# @ # /"},
+			"ask <code @someone> <code a@b.cd> <code #tag> #15 <code $ABC> $5 C# @ # /"},
+		{richText{text: "https://x.dev/a?b. (tg://user?id=1) x.dev README.md 1.4 e.g. 10.0.0.1 Done.Next os.Open(\"x\")"},
+			"<code https://x.dev/a?b>. (<code tg://user?id=1>) <code x.dev> <code README.md> 1.4 e.g. <code 10.0.0.1> " +
+				"<code Done.Next> <code os.Open(\"x\")>"},
+		{richText{text: "请运行/clear然后😀@me好 пример.рф"}, "请运行<code /clear>然后😀<code @me>好 <code пример.рф>"},
+		{richText{text: "a /b c", marks: []entity{{Type: "bold", Length: 6}}}, "<bold a ><code /b><bold  c>"},
+		{richText{text: "a /b c", marks: []entity{{Type: "expandable_blockquote", Length: 6}}},
+			"<expandable_blockquote a <code /b> c>"},
+		{richText{text: "a /b c", marks: []entity{{Type: "pre", Length: 6, Language: "go"}}}, "<pre:go a /b c>"},
+		{richText{text: "README.md", marks: []entity{{Type: "code", Length: 6}}}, "<code README><code .md>"},
+		{richText{text: "\n/a\n/b\u00a0/c\t/d"}, "\n<code /a>\n<code /b>\u00a0<code /c>\t<code /d>"},
+		{richText{text: "/help  all commands", ours: true}, "/help  all commands"},
+	} {
+		c.r.outgoing(0, nil)
+		checkEntities(t, &c.r)
+		if got := inBrackets(&c.r); got != c.want {
+			t.Errorf("\n got %q\nwant %q", got, c.want)
+		}
+	}
+}
+
+// TestTooManyEntities: where there are more entities than a message may have, emphasis goes first, and what could be
+// tapped never becomes active.
+func TestTooManyEntities(t *testing.T) {
+	for _, c := range []struct {
+		text, last string
+		n          int
+	}{
+		{strings.Repeat("*a* ", 90) + "/x", "code", 91},
+		{strings.Repeat("*a* ", 200) + "/x", "code", 1},
+		{strings.Repeat("/a *b* ", 200), "pre", maxEntities},
+		{"> " + strings.Repeat("/a ", 200), "pre", maxEntities},
+	} {
+		r := markdown(c.text)
+		r.disarm()
+		checkEntities(t, r)
+		if len(r.marks) != c.n || r.marks[len(r.marks)-1].Type != c.last {
+			t.Errorf("%.20q: %d entities, the last %+v", c.text, len(r.marks), r.marks[len(r.marks)-1])
+		}
+		armed(t, r)
+	}
+}
+
+// armed fails where something that Telegram acts on is outside of code.
+func armed(t *testing.T, r *richText) {
+	t.Helper()
+	all := utf16.Encode([]rune(r.text))
+	for _, m := range r.marks {
+		for i := m.Offset; m.isCode() && i < m.end(); i++ {
+			all[i] = ' '
+		}
+	}
+	plain := string(utf16.Decode(all))
+	if found := regexp.MustCompile(`(^|\s)[/@][a-zA-Z]|\w://\w|\w\.(com|dev|md|ru)\b`).FindString(plain); found != "" {
+		t.Errorf("%q can be tapped in %q", found, plain)
+	}
+}
+
+// TestSplit: a text is cut at a line end with its entities in both parts, code with its language.
+func TestSplit(t *testing.T) {
+	r := markdown("**one**\n```go\na\nb😀b\nc\n```\n> q\n> *r*")
+	for _, c := range []struct {
+		n          int
+		part, rest string
+	}{
+		{0, "", "<bold one>\n<pre:go a\nb😀b\nc>\n<blockquote q\n<italic r>>"},
+		{2, "<bold on>", "<bold e>\n<pre:go a\nb😀b\nc>\n<blockquote q\n<italic r>>"},
+		{7, "<bold one>\n<pre:go a>", "<pre:go b😀b\nc>\n<blockquote q\n<italic r>>"},
+		{13, "<bold one>\n<pre:go a\nb😀b\nc>", "<blockquote q\n<italic r>>"},
+		{15, "<bold one>\n<pre:go a\nb😀b\nc>\n<blockquote q>", "<blockquote <italic r>>"},
+		{99, "<bold one>\n<pre:go a\nb😀b\nc>\n<blockquote q\n<italic r>>", ""},
+	} {
+		part, rest := r.split(c.n)
+		checkEntities(t, part)
+		checkEntities(t, rest)
+		if inBrackets(part) != c.part || inBrackets(rest) != c.rest {
+			t.Errorf("%d:\n got %q, %q\nwant %q, %q", c.n, inBrackets(part), inBrackets(rest), c.part, c.rest)
+		}
+	}
+}
+
+// TestMarkdownIsLinear: no text keeps a session busy.
+func TestMarkdownIsLinear(t *testing.T) {
+	for _, unit := range []string{"*", "[", "`", "_", "**a", " *a", "[a](", "> ", ">", "|", "|-\n", "|a|b|\n|-|-|\n", "```\n", "- ", "\n", " ", "#", "~~a ", "]("} {
+		text := strings.Repeat(unit, 1<<20/len(unit))
+		start := time.Now()
+		markdown(text)
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("1 MiB of %q took %v", unit, took)
+		}
+	}
+	var ticks strings.Builder
+	for n := 1; ticks.Len() < 1<<20; n++ {
+		ticks.WriteString(strings.Repeat("`", n) + " ")
+	}
+	start := time.Now()
+	markdown(ticks.String())
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("rows of ticks took %v", took)
+	}
+}
+
+// BenchmarkMarkdown: a mebibyte of marks.
+func BenchmarkMarkdown(b *testing.B) {
+	for _, unit := range []string{"*", "[", "` `` ", " *a", "|-\n", "> ", "**a** `b` [c](d) ", "word "} {
+		text := strings.Repeat(unit, 1<<20/len(unit))
+		b.Run(unit, func(b *testing.B) {
+			b.SetBytes(int64(len(text)))
+			for b.Loop() {
+				markdown(text)
+			}
+		})
+	}
+}
+
+// FuzzMarkdown: no text panics; its entities are valid, in any two parts too; it does not grow beyond reason; its words
+// are all there, in their order; nothing in it can be tapped.
+func FuzzMarkdown(f *testing.F) {
+	for _, text := range []string{"# a\n**b** `c` [d](e)\n```go\nf\n```", "|a|b|\n|-|-:|\n|c|d|", "> a\n>> - *b _c_* ***d***", "/x @y https://z.dev",
+		"```a b\n", "**a `b** c`", "[a `b](u) c` d", "|😀|\n|-|\n" + strings.Repeat("x", 40) + "|\xff"} {
+		f.Add(text, 5)
+	}
+	words := regexp.MustCompile(`[\pL\pN]+`)
+	f.Fuzz(func(t *testing.T, text string, n int) {
+		if strings.ContainsRune(text, 0) {
+			return
+		}
+		r := markdown(text)
+		checkEntities(t, r)
+		if units(r.text) > 32*units(text)+256 {
+			t.Fatalf("%d units from %d", units(r.text), units(text))
+		}
+		part, rest := r.split(max(0, n%5000))
+		checkEntities(t, part)
+		checkEntities(t, rest)
+		if !strings.Contains(text, "|") && !strings.Contains(text, "```") && !strings.Contains(text, "~~~") {
+			left := words.FindAllString(r.text, -1)
+			for _, word := range words.FindAllString(text, -1) {
+				i := slices.IndexFunc(left, func(w string) bool { return strings.HasPrefix(w, word) })
+				if i < 0 {
+					t.Fatalf("%q of %q is not in %q", word, text, r.text)
+				}
+				left[i] = strings.TrimPrefix(left[i], word)
+				left = left[i:]
+			}
+		}
+		r.disarm()
+		checkEntities(t, r)
+		armed(t, r)
+		if len(r.marks) > maxEntities {
+			t.Fatalf("%d entities", len(r.marks))
+		}
+	})
+}
+
+// TestNotices: one look at a notice tells which session it is, what its turn came to, the answer, and how to go on.
+func TestNotices(t *testing.T) {
+	e := newTGEnv(t)
+	at := time.Date(2026, 11, 22, 14, 21, 0, 0, time.Local)
+	then := "<date_time " + clock(at) + ">"
+	record := func(turn TurnState, took int, full string, status State, by string) *PromptRecord {
+		p := &PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true, Turn: turn, Took: took, Full: full}, Status: status}
+		p.Question = turnSentence("claude", turn, "API Error: 529 Overloaded")
+		if by != "" {
+			p.DecidedBy = &by
+			p.DecidedAt = &at
+		}
+		return p
+	}
+	api := SessionRecord{Head: Head{ID: "51ccd16700000000"}, Tool: "claude", Cwd: "/home/u/api"}
+	labelled := api
+	labelled.Label = "prod"
+	nowhere := SessionRecord{Head: api.Head, Tool: "claude"}
+	for _, c := range []struct {
+		p    *PromptRecord
+		s    SessionRecord
+		want string
+	}{
+		{record(TurnFinished, 252, "I **fixed** it:\n- `a.go`", AwaitingReply, ""), api,
+			"<bold api · claude> finished · 4m\nI <bold fixed> it:\n• <code a.go>\nreply to go on · [SID:51ccd167]"},
+		{record(TurnAsks, 8, "Which one do you prefer?", AwaitingReply, ""), labelled,
+			"<bold prod · claude> asks · 8s\nWhich one do you prefer?\nreply to go on · [SID:51ccd167]"},
+		{record(TurnInterrupted, 8040, "", Expired, ""), api,
+			"<bold api · claude> interrupted · 2h14m\nreply to go on · [SID:51ccd167]"},
+		{record(TurnFailed, 3, "", AwaitingReply, ""), api,
+			"<bold api · claude> failed: API Error: 529 Overloaded\nreply to go on · [SID:51ccd167]"},
+		{record("", 0, "", AwaitingReply, ""), nowhere, "<bold claude> waits for your next message\nreply to go on · [SID:51ccd167]"},
+		{record(TurnFinished, 0, "Run /cancel or see x.dev", Resolved, "telegram:1001"), api,
+			"<bold api · claude> finished\nRun <code /cancel> or see <code x.dev>\n<bold answered> · phone, " + then + " · [SID:51ccd167]"},
+		{record(TurnFinished, 0, "Done.", Resolved, "cli:local"), api,
+			"<bold api · claude> finished\nDone.\n<bold answered> · keyboard, " + then + " · [SID:51ccd167]"},
+		{record(TurnFinished, 0, "", Canceled, ""), api, "<bold api · claude> finished\n<bold canceled> · [SID:51ccd167]"},
+		{record(TurnFinished, 0, "", Failed, ""), api, "<bold api · claude> finished\nthe session has ended · [SID:51ccd167]"},
+	} {
+		r := e.questionText(c.p, &c.s)
+		r.disarm()
+		checkEntities(t, r)
+		if got := inBrackets(r); got != c.want {
+			t.Errorf("\n got %q\nwant %q", got, c.want)
+		}
+	}
+}
+
+// TestLongAnswer: of an answer longer than a message its notice has the beginning and the end, and says how much is
+// missing.
+func TestLongAnswer(t *testing.T) {
+	p := &PromptRecord{Prompt: Prompt{Idle: true, Turn: TurnFinished}, Status: AwaitingReply}
+	p.Full = "first\n```go\n" + strings.Repeat("x := 1 // 日本\n", 500) + "```\n" + strings.Repeat("**w** /x ", 400) + "\nlast"
+	r := newTGEnv(t).questionText(p, &SessionRecord{Head: Head{ID: "51ccd16700000000"}, Tool: "claude"})
+	r.disarm()
+	checkEntities(t, r)
+	armed(t, r)
+	lines := strings.Split(r.text, "\n")
+	if lines[1] != "first" || lines[len(lines)-2] != "last" || units(r.text) > 4096 || !strings.Contains(r.text, "more characters …") {
+		t.Errorf("%d units: %q", units(r.text), r.text)
+	}
+}
+
 // ---- telegram.go: keyboards ----
 // A question has the buttons that may answer it now, and no others.
 
@@ -6525,6 +6956,40 @@ func TestLostEditComesLate(t *testing.T) {
 	comesTrue(t, "that is recorded", func() bool { return e.prompt(p.ID).MsgStatus == Canceled })
 	e.says(p.MsgID, "canceled")
 	e.paid()
+}
+
+// TestNoticeIsEditedOnce: a notice rings unless it was watched, is edited when the turn is followed by another, and not
+// before: neither while it waits nor when it expires.
+func TestNoticeIsEditedOnce(t *testing.T) {
+	for _, watched := range []bool{false, true} {
+		e := newTGEnv(t)
+		p := PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true, Turn: TurnFinished, Full: "Done."}, Watched: watched}
+		open := e.ask(p)
+		if silent, _ := e.srv.calls[0].p["disable_notification"].(bool); silent != watched {
+			t.Errorf("watched %v: silent %v", watched, silent)
+		}
+		if err := e.Settle(t.Context(), open, e.s); err != nil {
+			t.Fatal(err)
+		}
+		if watched {
+			e.store.Move(open.ID, Expired, nil)
+		}
+		if err := e.Settle(t.Context(), open, e.s); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(e.srv.edits(0)); n != 0 {
+			t.Errorf("watched %v: %d edits that change nothing", watched, n)
+		}
+		if !watched {
+			by := "telegram:1001"
+			e.store.Move(open.ID, Resolved, func(r *PromptRecord) { r.DecidedBy = &by })
+			if err := e.Settle(t.Context(), open, e.s); err != nil {
+				t.Fatal(err)
+			}
+			e.says(open.MsgID, "Done.\nanswered · phone")
+		}
+		e.paid()
+	}
 }
 
 // What a process left undone when it died is done by whoever polls next, in the order in which it came about, within

@@ -966,6 +966,7 @@ type PromptRecord struct {
 	// ShownAll tells that all of Shown has been on the phone. Until then only an answer that refuses is taken from
 	// there.
 	ShownAll bool `json:"shown_all"`
+	Watched  bool `json:"watched,omitempty"` // Idle: somebody was at the keyboard when it came
 	// ScreenSHA is the SHA-256 ("sha256:…") of the Shown that stood on the screen when the answer was typed.
 	ScreenSHA string `json:"screen_sha256"`
 	Reason    string `json:"reason"` // why failed or canceled; the operator's reason for a refusal

@@ -25,6 +25,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
 
@@ -55,6 +56,7 @@ type Notice struct {
 	Edit      int64 // the message to change instead of sending one, 0: none
 	Ring      bool  // with sound, silent otherwise
 	Urgent    bool  // before streams, as what rings or replies goes
+	Ours      bool  // all of Text is ours: a tap on a command in it may send it
 }
 
 // Telegram is the Bot API channel and its poller. Its methods may be called from different goroutines.
@@ -529,10 +531,14 @@ type entity struct {
 	Format   string `json:"date_time_format,omitempty"` // likewise
 }
 
+// end is the offset behind the entity.
+func (e entity) end() int { return e.Offset + e.Length }
+
 // richText is a message's text with its entities.
 type richText struct {
 	text  string
 	marks []entity
+	ours  bool // all of it: a tap on a command in it may send it
 }
 
 // addLine adds s, unless it is empty, as lines of their own; kind is an entity's type, "" for plain text.
@@ -570,8 +576,80 @@ func (r *richText) addTime(at time.Time) {
 	r.text += words
 }
 
+// append adds other as lines of its own.
+func (r *richText) append(other *richText) {
+	if other.text == "" {
+		return
+	}
+	if r.text != "" {
+		r.text += "\n"
+	}
+	before := units(r.text)
+	r.text += other.text
+	for _, m := range other.marks {
+		m.Offset += before
+		r.marks = append(r.marks, m)
+	}
+}
+
+// part is a part of the text that begins at an offset, with its entities; one that goes on outside is cut.
+func (r *richText) part(text string, from int) *richText {
+	p := &richText{text: text, ours: r.ours}
+	end := from + units(text)
+	for _, m := range r.marks {
+		first := len(p.marks)
+		p.marks = appendPart(p.marks, m, max(m.Offset, from), min(m.end(), end))
+		for i := first; i < len(p.marks); i++ {
+			p.marks[i].Offset -= from
+		}
+	}
+	return p
+}
+
+// appendPart appends the part of the entity between two offsets, unless it is empty.
+func appendPart(marks []entity, m entity, from, end int) []entity {
+	if from >= end {
+		return marks
+	}
+	m.Offset = from
+	m.Length = end - from
+	return append(marks, m)
+}
+
+// split cuts r after at most n UTF-16 units: at a line end, which is lost, if there is one in the second half.
+func (r *richText) split(n int) (part, rest *richText) {
+	head, tail := cutText(r.text, n)
+	return r.part(head, 0), r.part(tail, units(r.text)-units(tail))
+}
+
+// abridge is r in about n UTF-16 units: where it is longer, its beginning, how much is missing, its end.
+func (r *richText) abridge(n int) *richText {
+	length := units(r.text)
+	if length <= n {
+		return r
+	}
+	short, rest := r.split(2 * n / 3)
+	length = units(rest.text)
+	tail := rest.text
+	for left := length; left > n/3; { // in whole characters
+		c, size := utf8.DecodeRuneInString(tail)
+		left -= utf16.RuneLen(c)
+		tail = tail[size:]
+	}
+	end := strings.IndexByte(tail, '\n')
+	if end < len(tail)/2 {
+		tail = tail[end+1:]
+	}
+	missing := utf8.RuneCountInString(rest.text) - utf8.RuneCountInString(tail)
+	short.addLine("", fmt.Sprintf("… %d more characters …", missing))
+	short.append(rest.part(tail, length-units(tail)))
+	return short
+}
+
 // outgoing is a message with the text and these buttons, or, if edit is not 0, the change of that message into it.
+// Nothing in it is a link, a mention or a command.
 func (r *richText) outgoing(edit int64, rows [][]button) *outgoing {
+	r.disarm()
 	method := "sendMessage"
 	if edit != 0 {
 		method = "editMessageText"
@@ -645,6 +723,653 @@ func sid(s *SessionRecord) string { return "[SID:" + shortID(s.ID) + "]" }
 
 // origin is a session by both, in a list.
 func origin(s *SessionRecord) string { return title(s) + " " + sid(s) }
+
+// ---- markdown ----
+// An agent's answer as a message: its marks become entities, its links text. Every line is read once.
+
+const (
+	phoneColumns = 36 // of monospaced text on a phone
+	nameColumns  = 20 // of what a table's column is called in front of each value
+	maxIndent    = 8  // of a line
+	codeTicks    = 8  // around code in a line, at most
+)
+
+// markdownText is a richText while it is made of Markdown.
+type markdownText struct {
+	text   strings.Builder
+	units  int // in text
+	marks  []entity
+	blank  bool // a blank line comes before the next one
+	inside bool // a quotation
+	begun  bool // the next line is
+	strong bool // all of it is bold
+}
+
+// markdown renders what an agent wrote: headings, emphasis, code, lists, tables, quotations and rules. Emphasis counts
+// at the borders of words alone, and what is not well formed stays as it is.
+func markdown(text string) *richText {
+	m := &markdownText{}
+	text = strings.NewReplacer("\r", "", "\t", "    ").Replace(text)
+	m.blocks(strings.Split(text, "\n"))
+	r := &richText{text: m.text.String(), marks: m.marks}
+	r.carve()
+	return r
+}
+
+// blocks renders lines.
+func (m *markdownText) blocks(lines []string) {
+	for len(lines) > 0 {
+		lines = lines[m.block(lines):]
+	}
+}
+
+// block renders what begins in the first line, and returns how many lines that takes.
+func (m *markdownText) block(lines []string) int {
+	body := strings.Trim(lines[0], " ")
+	first, rest, spaced := strings.Cut(body, " ")
+	indent := len(lines[0]) - len(strings.TrimLeft(lines[0], " "))
+	heading := strings.TrimLeft(body, "#")
+	level := len(body) - len(heading)
+	switch {
+	case body == "":
+		m.blank = true
+	case fenceOf(body) != "":
+		return m.fenced(lines, indent)
+	case body[0] == '>' && !m.inside:
+		return m.quotation(lines)
+	case isRule(body):
+		m.line("———")
+	case level >= 1 && level <= 6 && strings.HasPrefix(heading, " "):
+		m.heading(strings.Trim(heading, " #"))
+	case len(lines) > 1 && strings.Contains(body, "|") && isTableRule(lines[1]):
+		return m.table(lines)
+	case spaced && slices.Contains([]string{"-", "*", "+", "•"}, first):
+		m.line(strings.Repeat(" ", min(indent, maxIndent)) + "• ")
+		m.inline(strings.TrimLeft(rest, " "))
+	default:
+		m.line(strings.Repeat(" ", min(indent, maxIndent)))
+		m.inline(body)
+	}
+	return 1
+}
+
+// line begins a line.
+func (m *markdownText) line(text string) {
+	if m.units > 0 && !m.begun {
+		m.write("\n")
+		if m.blank {
+			m.write("\n")
+		}
+	}
+	m.blank = false
+	m.begun = false
+	m.write(text)
+}
+
+// write appends plain text.
+func (m *markdownText) write(text string) {
+	m.text.WriteString(text)
+	for _, r := range text {
+		m.units += utf16.RuneLen(r)
+	}
+}
+
+// mark notes how the text from an offset on looks.
+func (m *markdownText) mark(kind string, from int) {
+	if from < m.units && (kind != "bold" || !m.strong) {
+		m.marks = append(m.marks, entity{Type: kind, Offset: from, Length: m.units - from})
+	}
+}
+
+// heading renders a heading, or what else is a bold line with room above it.
+func (m *markdownText) heading(text string) {
+	m.blank = true
+	m.line("")
+	from := m.units
+	m.strong = true
+	m.inline(text)
+	m.strong = false
+	m.mark("bold", from)
+}
+
+// fenceOf is the row of marks that begins or ends code, "" if the line is none.
+func fenceOf(body string) string {
+	for _, tick := range []string{"`", "~"} {
+		info := strings.TrimLeft(body, tick)
+		if len(body)-len(info) >= 3 && !strings.Contains(info, "`") {
+			return body[:len(body)-len(info)]
+		}
+	}
+	return ""
+}
+
+// reLanguage is a language's name as code may carry it.
+var reLanguage = regexp.MustCompile(`^[A-Za-z0-9+#-]{1,20}$`)
+
+// fenced renders code between fences, to the end of the text where the second is missing.
+func (m *markdownText) fenced(lines []string, indent int) int {
+	fence := fenceOf(strings.Trim(lines[0], " "))
+	language := strings.Trim(strings.Trim(lines[0], " ")[len(fence):], " ")
+	if language != "" && !reLanguage.MatchString(language) {
+		m.line(language)
+		language = ""
+	}
+	var code []string
+	taken := 1
+	for _, line := range lines[1:] {
+		taken++
+		end := strings.Trim(line, " ")
+		if strings.HasPrefix(end, fence) && strings.Trim(end, fence[:1]) == "" {
+			break
+		}
+		margin := len(line) - len(strings.TrimLeft(line, " "))
+		code = append(code, line[min(margin, indent):])
+	}
+	m.code(strings.TrimRight(strings.Trim(strings.Join(code, "\n"), "\n"), " \n"), language)
+	return taken
+}
+
+// code renders lines in monospace.
+func (m *markdownText) code(text, language string) {
+	if strings.Trim(text, " \n") == "" {
+		return
+	}
+	m.line("")
+	from := m.units
+	m.write(text)
+	m.mark("pre", from)
+	m.marks[len(m.marks)-1].Language = language
+}
+
+// quotation renders the lines that begin with ">". One in another is part of that.
+func (m *markdownText) quotation(lines []string) int {
+	var quoted []string
+	for _, line := range lines {
+		text := strings.TrimLeft(line, " ")
+		if !strings.HasPrefix(text, ">") {
+			break
+		}
+		quoted = append(quoted, strings.TrimPrefix(strings.TrimLeft(text, ">"), " "))
+	}
+	m.line("")
+	from := m.units
+	m.begun = true
+	m.inside = true
+	m.blocks(quoted)
+	m.inside = false
+	m.begun = false
+	m.mark("blockquote", from)
+	return len(quoted)
+}
+
+// isRule tells whether a line is a rule: three of one of the marks, or more.
+func isRule(body string) bool {
+	marks := strings.ReplaceAll(body, " ", "")
+	return len(marks) >= 3 && strings.Contains("-*_", marks[:1]) && strings.Trim(marks, marks[:1]) == ""
+}
+
+// isTableRule tells whether a line separates a table's head from its rows.
+func isTableRule(line string) bool {
+	return strings.Trim(line, "|:- ") == "" && strings.Contains(line, "-") && strings.Contains(line, "|")
+}
+
+// tableCells are the cells of a table's row, rendered as plain text.
+func tableCells(line string) []string {
+	line = strings.TrimPrefix(strings.Trim(line, " "), "|")
+	if strings.HasSuffix(line, "|") && !strings.HasSuffix(line, `\|`) {
+		line = line[:len(line)-1]
+	}
+	var cells []string
+	for cell := range strings.SplitSeq(strings.ReplaceAll(line, `\|`, "\x00"), "|") {
+		plain := &markdownText{}
+		plain.inline(strings.Trim(strings.ReplaceAll(cell, "\x00", "|"), " "))
+		cells = append(cells, plain.text.String())
+	}
+	return cells
+}
+
+// table renders a table: in columns where a phone shows them side by side, else each row as a list of what is in it.
+func (m *markdownText) table(lines []string) int {
+	head := tableCells(lines[0])
+	taken := 2
+	rows := [][]string{head}
+	for _, line := range lines[2:] {
+		if !strings.Contains(line, "|") {
+			break
+		}
+		taken++
+		rows = append(rows, tableCells(line))
+	}
+	widths, total := columnWidths(rows)
+	if total <= phoneColumns {
+		m.code(inColumns(rows, widths, tableCells(lines[1])), "")
+		return taken
+	}
+	named := !slices.ContainsFunc(head, func(name string) bool { return widthOf(name) > nameColumns })
+	if !named || len(rows) == 1 {
+		m.line(strings.Join(head, " | "))
+	}
+	for _, row := range rows[1:] {
+		m.tableRow(head, row, named)
+	}
+	m.blank = true
+	return taken
+}
+
+// tableRow renders a row that is too wide for columns: a line for each of its cells, named as its column is.
+func (m *markdownText) tableRow(head, row []string, named bool) {
+	m.blank = true
+	for i, cell := range row {
+		if cell == "" {
+			continue
+		}
+		m.line("")
+		if named && i < len(head) && head[i] != "" {
+			m.write(head[i] + ": ")
+		}
+		from := m.units
+		m.write(cell)
+		if i == 0 {
+			m.mark("bold", from)
+		}
+	}
+}
+
+// columnWidths is how wide the columns are, and all of them with two blanks between.
+func columnWidths(rows [][]string) (widths []int, total int) {
+	for _, row := range rows {
+		for i, cell := range row {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], widthOf(cell))
+		}
+	}
+	total = 2 * (len(widths) - 1)
+	for _, width := range widths {
+		total += width
+	}
+	return widths, total
+}
+
+// inColumns are the rows as text in columns, a line below the first. How a cell of the rule ends tells on which side
+// its column is flush.
+func inColumns(rows [][]string, widths []int, rule []string) string {
+	var text strings.Builder
+	for n, row := range rows {
+		var line strings.Builder
+		for i, cell := range row {
+			fill := strings.Repeat(" ", widths[i]-widthOf(cell))
+			if i < len(rule) && strings.HasSuffix(rule[i], "-:") && !strings.HasPrefix(rule[i], ":") {
+				cell = fill + cell
+			} else {
+				cell += fill
+			}
+			line.WriteString(cell + "  ")
+		}
+		text.WriteString(strings.TrimRight(line.String(), " ") + "\n")
+		if n == 0 {
+			for _, width := range widths {
+				text.WriteString(strings.Repeat("─", width) + "  ")
+			}
+			text.WriteString("\n")
+		}
+	}
+	return strings.TrimRight(strings.ReplaceAll(text.String(), "  \n", "\n"), "\n")
+}
+
+// emphasisOf is what a mark in a line means, "" nothing.
+func emphasisOf(mark string) string {
+	switch mark {
+	case "**":
+		return "bold"
+	case "*", "_":
+		return "italic"
+	case "~~":
+		return "strikethrough"
+	}
+	return ""
+}
+
+// piece is a part of a line: text, code, or a mark of emphasis.
+type piece struct {
+	text   string
+	code   bool
+	mark   bool
+	opens  bool
+	closes bool
+	paired bool // it is one of two that belong together
+}
+
+// inline renders a line's text.
+func (m *markdownText) inline(line string) {
+	l := &lineLexer{line: line}
+	l.lex()
+	pair(l.pieces)
+	begun := map[string]int{}
+	for _, p := range l.pieces {
+		from, open := begun[p.text]
+		switch {
+		case p.code:
+			from = m.units
+			m.write(p.text)
+			m.mark("code", from)
+		case !p.paired:
+			m.write(p.text)
+		case open:
+			m.mark(emphasisOf(p.text), from)
+			delete(begun, p.text)
+		default:
+			begun[p.text] = m.units
+		}
+	}
+}
+
+// pair finds the marks that belong together: the innermost two of a kind, of which the first may open and the second
+// close.
+func pair(pieces []piece) {
+	var open []int
+	for i := range pieces {
+		p := &pieces[i]
+		begun := slices.IndexFunc(open, func(k int) bool { return p.mark && pieces[k].text == p.text })
+		switch {
+		case begun >= 0 && p.closes:
+			p.paired = true
+			pieces[open[begun]].paired = true
+			open = open[:begun]
+		case begun < 0 && p.mark && p.opens:
+			open = append(open, i)
+		}
+	}
+}
+
+// lineLexer cuts a line of Markdown into pieces.
+type lineLexer struct {
+	line   string
+	pieces []piece
+	from   int // where the text begins that is in no piece yet
+	link   int // where the words of the link end in which it is, 0 none
+
+	unended [codeTicks + 1]bool // code that so many ticks begin does not end
+}
+
+// flush makes the text up to an index a piece, and what it is followed by begins at next.
+func (l *lineLexer) flush(to, next int) {
+	if l.from < to {
+		l.pieces = append(l.pieces, piece{text: l.line[l.from:to]})
+	}
+	l.from = next
+}
+
+// lex finds the pieces.
+func (l *lineLexer) lex() {
+	for at := 0; ; {
+		n := strings.IndexAny(l.line[at:], "\\`*_~[]")
+		if n < 0 {
+			break
+		}
+		at = l.special(at + n)
+	}
+	l.flush(len(l.line), len(l.line))
+}
+
+// special reads the character at an index, which may mean something, and returns the index behind what it read.
+func (l *lineLexer) special(at int) int {
+	c := l.line[at]
+	switch {
+	case c == '\\' && at+1 < len(l.line) && isPunct(l.line[at+1]):
+		l.flush(at, at+1)
+		return at + 2
+	case c == '`':
+		return l.codeSpan(at)
+	case c == '*', c == '_', c == '~':
+		return l.emphasis(at)
+	case c == '[':
+		l.beginLink(at)
+	case c == ']' && at == l.link:
+		return l.endLink(at)
+	}
+	return at + 1
+}
+
+// isPunct tells whether c is one of ASCII's marks.
+func isPunct(c byte) bool { return c > ' ' && c < 0x7f && !isWordRune(rune(c)) }
+
+// run is how often the character at an index stands there.
+func (l *lineLexer) run(at int) int {
+	return len(l.line[at:]) - len(strings.TrimLeft(l.line[at:], l.line[at:at+1]))
+}
+
+// codeSpan reads code between ticks.
+func (l *lineLexer) codeSpan(at int) int {
+	ticks := l.run(at)
+	begin := at + ticks
+	if ticks > codeTicks || l.unended[ticks] {
+		return begin
+	}
+	for end := begin; ; {
+		n := strings.IndexByte(l.line[end:], '`')
+		if n < 0 {
+			l.unended[ticks] = true
+			return begin
+		}
+		end += n
+		next := end + l.run(end)
+		if next-end == ticks {
+			code := l.line[begin:end]
+			if strings.Trim(code, " ") != "" {
+				code = strings.Trim(code, " ")
+			}
+			l.flush(at, next)
+			l.pieces = append(l.pieces, piece{text: code, code: true})
+			return next
+		}
+		end = next
+	}
+}
+
+// emphasis reads a row of marks. Three are those of two and of one.
+func (l *lineLexer) emphasis(at int) int {
+	n := l.run(at)
+	next := at + n
+	before, _ := utf8.DecodeLastRuneInString(l.line[:at])
+	after, _ := utf8.DecodeRuneInString(l.line[next:])
+	marks := []string{l.line[at:next]}
+	opens := next < len(l.line) && after != ' ' && isBorder(before)
+	closes := at > 0 && before != ' ' && isBorder(after)
+	if n == 3 && l.line[at] == '*' {
+		marks = []string{"**", "*"}
+		if closes {
+			marks = []string{"*", "**"}
+		}
+	}
+	if emphasisOf(marks[0]) == "" || !opens && !closes {
+		return next
+	}
+	if len(marks[0]) == 1 && n == 1 { // *.go is none
+		opens = opens && (isWordRune(after) || strings.ContainsRune("`\"'“‘([*_~\\", after))
+	}
+	l.flush(at, next)
+	for _, mark := range marks {
+		l.pieces = append(l.pieces, piece{text: mark, mark: true, opens: opens, closes: closes})
+	}
+	return next
+}
+
+// isBorder tells whether a mark beside r stands at the border of a word. Chinese and Japanese have no blanks.
+func isBorder(r rune) bool { return r == utf8.RuneError || !isWordRune(r) || runeWidth(r) == 2 }
+
+// beginLink notes where the words of the link end that begins at an index, if one does: its brackets are left out, and
+// the mark of a picture before them.
+func (l *lineLexer) beginLink(at int) {
+	n := strings.IndexAny(l.line[at+1:], "[]")
+	if n < 0 {
+		return
+	}
+	end := at + 1 + n
+	if l.line[end] != ']' || addressAt(l.line[end+1:]) == "" {
+		return
+	}
+	l.link = end
+	first := at
+	if at > l.from && l.line[at-1] == '!' {
+		first--
+	}
+	l.flush(first, at+1)
+}
+
+// addressAt is the address in parentheses with which the text begins, with them, "" none.
+func addressAt(text string) string {
+	if !strings.HasPrefix(text, "(") {
+		return ""
+	}
+	n := strings.IndexAny(text[1:], "() ")
+	if n <= 0 || text[1+n] != ')' {
+		return ""
+	}
+	return text[:n+2]
+}
+
+// endLink puts a link's address in parentheses behind its words, unless they say the same.
+func (l *lineLexer) endLink(at int) int {
+	address := addressAt(l.line[at+1:])
+	next := at + 1 + len(address)
+	said := strings.HasSuffix(l.line[:at], strings.Trim(address, "()"))
+	l.flush(at, next)
+	if !said {
+		l.pieces = append(l.pieces, piece{text: " " + address})
+	}
+	return next
+}
+
+// ---- what Telegram must not act on ----
+// A tap on /cancel in a text sends it: what others wrote is to be read and copied, never to be tapped.
+
+// maxEntities is how many entities a message may have, with room: Telegram drops what is over 100 without a word.
+const maxEntities = 96
+
+// reActive is in a word that Telegram may make a link, an address, a mention, a command or a tag of by itself:
+// tdlib, td/telegram/MessageEntity.cpp.
+var reActive = regexp.MustCompile(`://|(^|[^\pL\pN_])(/[\w]|@\w|#\d*[\pL_]|\$[A-Z])|\w@\w|` +
+	`[\pL\pN_-]\.\pL{2}|\.xn--|\d\.\d+\.\d+\.\d`)
+
+// disarm puts every word that Telegram would act on into a code entity, which it leaves alone and copies well, unless
+// all of the text is ours.
+func (r *richText) disarm() {
+	if r.ours {
+		return
+	}
+	var tame []entity
+	at := 0     // in UTF-16 units
+	begin := -1 // index in the text at which a word begins, −1 in none
+	from := 0   // the same in units
+	for i, c := range r.text + " " {
+		between := unicode.IsSpace(c) || runeWidth(c) == 2
+		if between && begin >= 0 {
+			tame = appendTame(tame, r.text[begin:i], from)
+			begin = -1
+		}
+		if !between && begin < 0 {
+			begin = i
+			from = at
+		}
+		at += utf16.RuneLen(c)
+	}
+	code := r.code()
+	for _, m := range tame {
+		r.marks = append(r.marks, outside(m, code)...)
+	}
+	r.carve()
+	r.limit()
+}
+
+// appendTame appends the code entity for a word at an offset, if Telegram would act on the word; marks around it stay
+// outside.
+func appendTame(tame []entity, word string, from int) []entity {
+	if !reActive.MatchString(word) {
+		return tame
+	}
+	core := strings.TrimLeft(word, "([{<\"'“‘«")
+	from += units(word) - units(core)
+	ends := ".,;:!?…\"'”’»"
+	if !strings.ContainsAny(core, "([{<") {
+		ends += ")]}>"
+	}
+	core = strings.TrimRight(core, ends)
+	return appendPart(tame, entity{Type: "code"}, from, from+units(core))
+}
+
+// isCode tells whether nothing else can be in the entity, nor it in anything but a quotation.
+func (e entity) isCode() bool { return e.Type == "code" || e.Type == "pre" }
+
+// isQuotation tells whether code can be in the entity.
+func (e entity) isQuotation() bool { return strings.HasSuffix(e.Type, "blockquote") }
+
+// code are the entities that are code, in their order.
+func (r *richText) code() []entity {
+	var code []entity
+	for _, m := range r.marks {
+		if m.isCode() {
+			code = append(code, m)
+		}
+	}
+	slices.SortFunc(code, func(a, b entity) int { return a.Offset - b.Offset })
+	return code
+}
+
+// outside are the parts of an entity outside of others that do not overlap and are in order.
+func outside(m entity, others []entity) []entity {
+	var parts []entity
+	at := m.Offset
+	first, _ := slices.BinarySearchFunc(others, at, func(e entity, at int) int {
+		if e.end() > at {
+			return 1
+		}
+		return -1
+	})
+	for _, e := range others[first:] {
+		if e.Offset >= m.end() {
+			break
+		}
+		parts = appendPart(parts, m, at, e.Offset)
+		at = e.end()
+	}
+	return appendPart(parts, m, at, m.end())
+}
+
+// carve cuts the code out of the entities that cannot hold it and brings all into order, the outer one first.
+func (r *richText) carve() {
+	code := r.code()
+	var marks []entity
+	for _, m := range r.marks {
+		if m.isCode() || m.isQuotation() {
+			marks = append(marks, m)
+		} else {
+			marks = append(marks, outside(m, code)...)
+		}
+	}
+	slices.SortStableFunc(marks, func(a, b entity) int {
+		return cmp.Or(a.Offset-b.Offset, b.Length-a.Length)
+	})
+	r.marks = marks
+}
+
+// limit leaves out emphasis where there are too many entities; where that is not enough, the rest of the text is one.
+func (r *richText) limit() {
+	if len(r.marks) <= maxEntities {
+		return
+	}
+	r.marks = slices.DeleteFunc(r.marks, func(m entity) bool { return !m.isCode() && !m.isQuotation() })
+	if len(r.marks) <= maxEntities {
+		return
+	}
+	from := r.marks[maxEntities-1].Offset
+	r.marks = r.marks[:maxEntities-1]
+	for i, m := range r.marks {
+		r.marks[i].Length = min(m.Length, from-m.Offset)
+	}
+	r.marks = append(r.marks, entity{Type: "pre", Offset: from, Length: units(r.text) - from})
+}
 
 // ---- keyboards ----
 // The buttons below a question, and what its choices are called.
@@ -977,33 +1702,6 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	return r
 }
 
-// addTurn adds what a turn of the tool has come to, and while nothing followed its last words.
-func (t *Telegram) addTurn(r *richText, p *PromptRecord) {
-	r.add("", " "+turnWords(p))
-	if p.Open() {
-		r.addLine("", clean(p.Full, 700))
-		r.addLine("", "reply to go on · ")
-		return
-	}
-	t.addOutcome(r, p)
-}
-
-// turnWords tells what a turn of the tool has come to.
-func turnWords(p *PromptRecord) string {
-	_, why, _ := strings.Cut(p.Question, " failed: ")
-	switch p.Turn {
-	case TurnFailed:
-		return "failed: " + clean(why, 400)
-	case TurnInterrupted:
-		return "was interrupted"
-	case TurnAsks:
-		return "asks"
-	case TurnFinished:
-		return "finished"
-	}
-	return "waits for your next message"
-}
-
 // addOpen adds what an open question asks, and what can be done about it.
 func (t *Telegram) addOpen(r *richText, p *PromptRecord, s *SessionRecord) {
 	above, body := programText(p)
@@ -1037,7 +1735,7 @@ func (t *Telegram) addOpen(r *richText, p *PromptRecord, s *SessionRecord) {
 // addBlock adds what a question is about, in monospace; a plan as the text that it is.
 func (r *richText) addBlock(p *PromptRecord, body string) {
 	if p.Lang == langMarkdown {
-		r.addLine("", body)
+		r.append(markdown(body))
 		return
 	}
 	r.addPre(body, p.Lang)
@@ -1185,6 +1883,40 @@ func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why stri
 	return value, at, ""
 }
 
+// ---- the end of a turn ----
+// One message a turn: what it came to, and the answer.
+
+// addTurn adds what a turn of the tool came to, its answer, and how to go on or how it went on. A reply still reaches the
+// session when the notice has expired.
+func (t *Telegram) addTurn(r *richText, p *PromptRecord) {
+	r.add("", " "+turnWords(p))
+	r.append(markdown(clean(p.Full, 1<<20)).abridge(partUnits))
+	switch {
+	case p.Open(), p.Status == Expired:
+		r.addLine("", "reply to go on · ")
+	case p.Status == Failed:
+		r.addLine("", "the session has ended · ")
+	default:
+		t.addOutcome(r, p)
+	}
+}
+
+// turnWords is what a turn came to, and how long it took.
+func turnWords(p *PromptRecord) string {
+	took := ""
+	if p.Took > 0 {
+		took = " · " + span(time.Duration(p.Took)*time.Second)
+	}
+	switch p.Turn {
+	case TurnFailed:
+		_, why, _ := strings.Cut(p.Question, " failed: ")
+		return "failed: " + clean(why, 400)
+	case TurnInterrupted, TurnFinished, TurnAsks:
+		return string(p.Turn) + took
+	}
+	return "waits for your next message"
+}
+
 // ---- ask and settle ----
 // A question's messages say what the state says of it: asked when they leave, edited until that is so.
 
@@ -1249,7 +1981,7 @@ func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, dre
 		p := *stored
 		dress(&p)
 		out := t.questionText(&p, s).outgoing(0, keyboard(&p))
-		out.Silent = p.Idle
+		out.Silent = p.Idle && p.Watched
 		return out
 	}
 	urgent := func() bool {
@@ -1400,8 +2132,8 @@ func (t *Telegram) outcomeEdit(p *PromptRecord, s *SessionRecord, m *questionMes
 	if p.MsgStatus == p.Status && !doubtful {
 		return nil
 	}
-	recorded := m.says == "" && !doubtful && !p.shownOpen() // what it says is known from the state alone
-	e.said = m.says == e.print || recorded && outcomeAs(p.MsgStatus).print == e.print
+	recorded := m.says == "" && !doubtful && (p.Idle || !p.shownOpen()) // what it says is known from the state alone
+	e.said = m.says == e.print || recorded && outcomeAs(cmp.Or(p.MsgStatus, AwaitingReply)).print == e.print
 	return e
 }
 
@@ -1478,7 +2210,7 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (int64, error) {
 			room = partUnits - units(part)
 		}
 		block, restMono := cutText(mono, room)
-		sent, err := t.sendNotice(ctx, &n, noticeText(about, part, block, n.Lang))
+		sent, err := t.sendNotice(ctx, &n, noticeText(about, part, block, n.Lang, n.Ours))
 		if err != nil {
 			return 0, err
 		}
@@ -1495,8 +2227,8 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (int64, error) {
 }
 
 // noticeText is a notice's message: the session that it is about, nil none, and what there is to say of it.
-func noticeText(about *SessionRecord, text, mono, lang string) *richText {
-	r := &richText{}
+func noticeText(about *SessionRecord, text, mono, lang string, ours bool) *richText {
+	r := &richText{ours: ours}
 	if about != nil {
 		r.addLine("bold", title(about))
 		text = " " + text
@@ -1851,13 +2583,16 @@ func (r *receiver) warn(err error) {
 // audit records what happened; where that fails, the store tells.
 func (r *receiver) audit(e Event) { r.warn(r.store.Audit().Append(e)) }
 
-// reply answers a message of the operator, "" not at all.
-func (r *receiver) reply(to int64, text string) {
-	if text == "" {
+// reply answers a message of the operator.
+func (r *receiver) reply(to int64, text string) { r.notify(Notice{Text: text, ReplyTo: to}) }
+
+// notify sends a notice, unless it says nothing.
+func (r *receiver) notify(n Notice) {
+	if n.Text == "" {
 		return
 	}
 	r.background(func() error {
-		_, err := r.Notify(r.ctx, Notice{Text: text, ReplyTo: to})
+		_, err := r.Notify(r.ctx, n)
 		return err
 	})
 }
@@ -2181,6 +2916,7 @@ type incoming struct {
 // intent is what a message asks for: an answer now, and one thing to be done.
 type intent struct {
 	reply    string
+	ours     bool // all of reply
 	decision *Decision
 	record   Record // an InputRecord, or the MetaRecord with the session that text goes to from now on
 }
@@ -2216,7 +2952,7 @@ func (r *receiver) handleMessage(id int64, m *message, v *View) error {
 		fields := []Field{{"command", input.Kind}, {"by", input.By}}
 		r.audit(Event{"SESSION_COMMAND", input.SessionID, "", fields})
 	}
-	r.reply(m.ID, want.reply)
+	r.notify(Notice{Text: want.reply, ReplyTo: m.ID, Ours: want.ours})
 	return nil
 }
 
@@ -2271,7 +3007,7 @@ func (in *incoming) command(name, line string) intent {
 	}
 	switch name {
 	case "start", "help":
-		return intent{reply: help}
+		return intent{reply: help, ours: true}
 	case "status", "sessions":
 		return intent{reply: in.list(name == "status")}
 	case "release":
