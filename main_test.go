@@ -6222,6 +6222,23 @@ func TestNotices(t *testing.T) {
 	}
 }
 
+// TestPlanIsReadable: a plan is shown as the Markdown that it is, unless that makes it longer than what was found to fit.
+func TestPlanIsReadable(t *testing.T) {
+	wide := "| Name of it | What it does |\n|---|---|\n" + strings.Repeat("| abcdefghijklmnop | "+strings.Repeat("b", 16)+" |\n", 3)
+	for _, c := range []struct{ plan, want string }{
+		{"# Plan\n\n1. Read `a.txt`\n2. Change *one* line", "<bold Plan>\n\n1. Read <code a.txt>\n2. Change <italic one> line"},
+		{strings.TrimRight(wide, "\n"), strings.TrimRight(wide, "\n")},
+	} {
+		p := &PromptRecord{Lang: langMarkdown}
+		r := &richText{}
+		r.addBlock(p, c.plan)
+		checkEntities(t, r)
+		if got := inBrackets(r); got != c.want {
+			t.Errorf("\n got %q\nwant %q", got, c.want)
+		}
+	}
+}
+
 // TestLongAnswer: of an answer longer than a message its notice has the beginning and the end, and says how much is
 // missing.
 func TestLongAnswer(t *testing.T) {

@@ -1735,7 +1735,11 @@ func (t *Telegram) addOpen(r *richText, p *PromptRecord, s *SessionRecord) {
 // addBlock adds what a question is about, in monospace; a plan as the text that it is.
 func (r *richText) addBlock(p *PromptRecord, body string) {
 	if p.Lang == langMarkdown {
-		r.append(markdown(body))
+		text := markdown(body)
+		if units(text.text) > units(body) { // it was found to fit as it is
+			text = &richText{text: body}
+		}
+		r.append(text)
 		return
 	}
 	r.addPre(body, p.Lang)
