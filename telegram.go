@@ -945,8 +945,8 @@ func (m *markdownText) table(lines []string) int {
 		m.code(inColumns(rows, widths, tableCells(lines[1])), "")
 		return taken
 	}
-	named := !slices.ContainsFunc(head, func(name string) bool { return widthOf(name) > nameColumns })
-	if !named || len(rows) == 1 {
+	named := namesColumns(rows)
+	if !named {
 		m.line(strings.Join(head, " | "))
 	}
 	for _, row := range rows[1:] {
@@ -954,6 +954,22 @@ func (m *markdownText) table(lines []string) int {
 	}
 	m.blank = true
 	return taken
+}
+
+// namesColumns tells whether each name in the first row is short, and has something below it to be written in front of.
+func namesColumns(rows [][]string) bool {
+	used := make([]bool, len(rows[0]))
+	for _, row := range rows[1:] {
+		for i, cell := range row[:min(len(row), len(used))] {
+			used[i] = used[i] || cell != ""
+		}
+	}
+	for i, name := range rows[0] {
+		if widthOf(name) > nameColumns || !used[i] {
+			return false
+		}
+	}
+	return true
 }
 
 // tableRow renders a row that is too wide for columns: a line for each of its cells, named as its column is.
@@ -1088,7 +1104,8 @@ type lineLexer struct {
 	line   string
 	pieces []piece
 	from   int // where the text begins that is in no piece yet
-	link   int // where the words of the link end in which it is, 0 none
+	words  int // where the words of the link begin in which it is
+	link   int // where they end, 0 none
 
 	unended [codeTicks + 1]bool // code that so many ticks begin does not end
 }
@@ -1210,6 +1227,7 @@ func (l *lineLexer) beginLink(at int) {
 	if l.line[end] != ']' || addressAt(l.line[end+1:]) == "" {
 		return
 	}
+	l.words = at + 1
 	l.link = end
 	first := at
 	if at > l.from && l.line[at-1] == '!' {
@@ -1234,7 +1252,7 @@ func addressAt(text string) string {
 func (l *lineLexer) endLink(at int) int {
 	address := addressAt(l.line[at+1:])
 	next := at + 1 + len(address)
-	said := strings.HasSuffix(l.line[:at], strings.Trim(address, "()"))
+	said := "("+l.line[l.words:at]+")" == address
 	l.flush(at, next)
 	if !said {
 		l.pieces = append(l.pieces, piece{text: " " + address})
@@ -1254,19 +1272,42 @@ var reActive = regexp.MustCompile(`://|(^|[^\pL\pN_])(/[\w]|@\w|#\d*[\pL_]|\$[A-
 	`[\pL\pN_-]\.\pL{2}|\.xn--|\d\.\d+\.\d+\.\d`)
 
 // disarm puts every word that Telegram would act on into a code entity, which it leaves alone and copies well, unless
-// all of the text is ours.
+// all of the text is ours. What stands beside code is a word by itself, too.
 func (r *richText) disarm() {
 	if r.ours {
 		return
 	}
+	for _, text := range []string{r.text, r.withoutCode()} {
+		code := r.code()
+		for _, m := range tameWords(text) {
+			r.marks = append(r.marks, outside(m, code)...)
+		}
+	}
+	r.carve()
+	r.limit()
+}
+
+// withoutCode is the text with blanks in the place of code.
+func (r *richText) withoutCode() string {
+	text := utf16.Encode([]rune(r.text))
+	for _, m := range r.code() {
+		for i := m.Offset; i < m.end(); i++ {
+			text[i] = ' '
+		}
+	}
+	return string(utf16.Decode(text))
+}
+
+// tameWords are code entities for the words of the text that Telegram would act on.
+func tameWords(text string) []entity {
 	var tame []entity
 	at := 0     // in UTF-16 units
 	begin := -1 // index in the text at which a word begins, −1 in none
 	from := 0   // the same in units
-	for i, c := range r.text + " " {
+	for i, c := range text + " " {
 		between := unicode.IsSpace(c) || runeWidth(c) == 2
 		if between && begin >= 0 {
-			tame = appendTame(tame, r.text[begin:i], from)
+			tame = appendTame(tame, text[begin:i], from)
 			begin = -1
 		}
 		if !between && begin < 0 {
@@ -1275,12 +1316,7 @@ func (r *richText) disarm() {
 		}
 		at += utf16.RuneLen(c)
 	}
-	code := r.code()
-	for _, m := range tame {
-		r.marks = append(r.marks, outside(m, code)...)
-	}
-	r.carve()
-	r.limit()
+	return tame
 }
 
 // appendTame appends the code entity for a word at an offset, if Telegram would act on the word; marks around it stay
@@ -1340,14 +1376,18 @@ func outside(m entity, others []entity) []entity {
 // carve cuts the code out of the entities that cannot hold it and brings all into order, the outer one first.
 func (r *richText) carve() {
 	code := r.code()
-	var marks []entity
+	var quotations, marks []entity
 	for _, m := range r.marks {
-		if m.isCode() || m.isQuotation() {
+		switch {
+		case m.isQuotation():
+			quotations = append(quotations, m)
+		case m.isCode():
 			marks = append(marks, m)
-		} else {
+		default:
 			marks = append(marks, outside(m, code)...)
 		}
 	}
+	marks = append(quotations, marks...)
 	slices.SortStableFunc(marks, func(a, b entity) int {
 		return cmp.Or(a.Offset-b.Offset, b.Length-a.Length)
 	})
