@@ -714,6 +714,14 @@ func (d *doctor) checkBot(cfg *Config) {
 		name = chat.Username
 	}
 	d.tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+name, "")
+	here, todo, err := bot.topicsHere(ctx)
+	found := "each session has its own"
+	if !here {
+		found = "none; for one a session: " + todo
+	}
+	if err == nil { // else it is told above
+		d.tell("topics", nil, found, "")
+	}
 }
 
 // checkState opens the state, and asks it who listens to Telegram and whether the audit log holds.
@@ -2542,6 +2550,7 @@ func (s *session) inputDone(r *InputRecord, why string, reply Notice) {
 	s.save("recording an input", &after)
 	if r.Kind != "answer" {
 		reply.ReplyTo = r.ReplyTo
+		reply.ThreadID = r.ThreadID
 		s.notify(reply)
 	}
 	if typed && s.q != nil && s.q.rec.Idle {
@@ -3519,7 +3528,7 @@ func (s *session) recordExit() {
 		text += fmt.Sprintf(" · %d questions", n)
 	}
 	text += fmt.Sprintf("\naudit %d %s", seq, hash)
-	s.notify(Notice{Urgent: true, Text: text})
+	s.notify(Notice{Urgent: true, Text: text, Last: true})
 }
 
 // questionsAsked is how many questions there were, notices apart.

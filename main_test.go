@@ -20,6 +20,7 @@
 //	telegram.go: text                    A message says all of it, in parts that fit.
 //	telegram.go: keyboards               A question has the buttons that may answer it now, and no others.
 //	telegram.go: ask, settle and edits   A message tells the truth at last, whatever is lost on the way.
+//	telegram.go: topics                  Each session has its own place in the chat, and no question is lost to it.
 //	telegram.go: polling and updates     Of all that arrives only what the operator meant acts, once.
 //	telegram.go: setup                   Who holds the phone sets up the bot, and nothing else changes.
 //	store.go: privacy                    The state folder and the log are the user's alone.
@@ -5243,7 +5244,7 @@ func TestTelegramPacing(t *testing.T) {
 		var wait time.Duration
 		var sent []time.Time
 		for now := start; now.Before(start.Add(5 * time.Minute)); now = now.Add(wait) {
-			next, wait = reserve(next, now, c.every, true)
+			next, wait = reserve(next, now, c.every, 1, true)
 			if wait == 0 {
 				sent = append(sent, now)
 			}
@@ -5258,14 +5259,14 @@ func TestTelegramPacing(t *testing.T) {
 		}
 		next, now := time.Time{}, start
 		for range 50 { // a stream that takes all it can get
-			next, wait = reserve(next, now, c.every, false)
+			next, wait = reserve(next, now, c.every, 1, false)
 			now = now.Add(wait)
 		}
-		_, wait = reserve(next, now, c.every, true)
+		_, wait = reserve(next, now, c.every, 1, true)
 		if wait > 0 {
 			t.Errorf("a question waits %v behind a stream", wait)
 		}
-		_, wait = reserve(now.Add(9*time.Second), now, c.every, true)
+		_, wait = reserve(now.Add(9*time.Second), now, c.every, 1, true)
 		if wait != 9*time.Second {
 			t.Errorf("after retry_after 9 the wait is %v", wait)
 		}
@@ -5289,7 +5290,7 @@ func TestTelegramPacingShared(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := e.pace(t.Context(), func() bool { return true }); err != nil {
+	if _, err := e.pace(t.Context(), func() bool { return true }, func() int { return 1 }); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -7200,6 +7201,539 @@ func TestDebtsThroughTrouble(t *testing.T) {
 			}
 		})
 	}
+}
+
+// ---- telegram.go: topics ----
+// Each session has its own place in the chat, and no question is lost to it.
+
+const tgGroup = -1001 // a forum
+
+// TestTopicOfASession: all messages of a session go into one topic, made with the first of them, in the state before it
+// is used, and ended with the session.
+func TestTopicOfASession(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		chat  int64
+		ended string // what becomes of the topic
+	}{
+		{"private chat", 1001, "editForumTopic ✓ api · claude"},
+		{"group", tgGroup, "closeForumTopic api · claude"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			e := newTGEnv(t)
+			e.withTopics(c.chat)
+			var atFirst Topic
+			e.srv.decides(func(method string, _ map[string]any) fate {
+				if method == "sendMessage" && atFirst.ThreadID == 0 {
+					s, _ := e.store.Session(e.s.ID)
+					atFirst = s.Topic
+				}
+				return fate{}
+			})
+			p := e.ask(yesNo)
+			text, err := e.Notify(t.Context(), Notice{Text: "started", SessionID: e.s.ID})
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := Topic{ThreadID: p.MsgID - 1, ThreadChat: c.chat}
+			if atFirst != want || e.topic() != want || e.srv.topics[want.ThreadID] != "api · claude" {
+				t.Errorf("topic %+v, then %+v of %v", atFirst, e.topic(), e.srv.topics)
+			}
+			for _, msg := range []int64{p.MsgID, text} {
+				if in := e.srv.message(msg).thread; in != want.ThreadID {
+					t.Errorf("message %d is in topic %d", msg, in)
+				}
+			}
+			e.end("completed", 0)
+			if _, err := e.Notify(t.Context(), Notice{Text: "ended", SessionID: e.s.ID, Last: true}); err != nil {
+				t.Fatal(err)
+			}
+			method, name, _ := strings.Cut(c.ended, " ")
+			if !e.topic().ThreadEnded || e.srv.count(method) != 1 || e.srv.topics[want.ThreadID] != name {
+				t.Errorf("%+v, %d times %s, %v", e.topic(), e.srv.count(method), method, e.srv.topics)
+			}
+			if n := e.srv.count("createForumTopic"); n != 1 {
+				t.Errorf("%d topics were made", n)
+			}
+		})
+	}
+}
+
+// TestNoTopic: where a session cannot have a topic its question comes at once, once, in the plain chat, and at most one
+// topic was tried.
+func TestNoTopic(t *testing.T) {
+	refused := func(code int, text string) func(string, map[string]any) fate {
+		return func(method string, _ map[string]any) fate {
+			if method != "createForumTopic" {
+				return fate{}
+			}
+			return fate{answer: fmt.Sprintf(`{"ok":false,"error_code":%d,"description":%q}`, code, text)}
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		fate   func(method string, p map[string]any) fate
+		change func(e *tgEnv)
+		tried  int
+		others bool // sessions that begin now try, too
+	}{
+		{"topics off", refused(400, "Bad Request: the chat is not a forum"), nil, 1, false},
+		{"not for bots", refused(400, "Bad Request: BOT_FORUM_CREATE_FORBIDDEN"), nil, 1, false},
+		{"no right", refused(400, "Bad Request: not enough rights to create a topic"), nil, 1, false},
+		{"an old server", refused(404, "Not Found: method not found"), nil, 1, false},
+		{"a broken server", refused(500, "Internal Server Error"), nil, 1, true},
+		{"the answer is lost", func(method string, _ map[string]any) fate {
+			return fate{cut: method == "createForumTopic"}
+		}, nil, 1, true},
+		{"it is not known that there are any", nil, func(e *tgEnv) { e.store.NoteTopics(0) }, 0, false},
+		{"those of another chat", nil, func(e *tgEnv) { e.store.NoteTopics(tgGroup) }, 0, true},
+		{"another process's session", nil, func(e *tgEnv) { e.change(func(s *SessionRecord) { s.Wrapper++ }) }, 0, true},
+		{"it was gone before", nil, func(e *tgEnv) {
+			e.change(func(s *SessionRecord) { s.ThreadID = noTopic })
+		}, 0, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newTGEnv(t)
+			e.withTopics(1001)
+			e.srv.decides(c.fate)
+			if c.change != nil {
+				c.change(e)
+			}
+			p := e.ask(yesNo)
+			if _, err := e.Notify(t.Context(), Notice{Text: "more", SessionID: e.s.ID}); err != nil {
+				t.Fatal(err)
+			}
+			if in := e.srv.message(p.MsgID).thread; in != 0 || e.srv.count("sendMessage") != 2 {
+				t.Errorf("in topic %d, %d messages", in, e.srv.count("sendMessage"))
+			}
+			if n := e.srv.count("createForumTopic"); n != c.tried {
+				t.Errorf("%d topics were tried", n)
+			}
+			if _, in := e.store.Session(e.s.ID); (in != 0) != c.others {
+				t.Errorf("topics are said to be in %d", in)
+			}
+		})
+	}
+}
+
+// TestTopicTriedAgain: what was certainly not made is tried again, and a wait that Telegram asks for is kept.
+func TestTopicTriedAgain(t *testing.T) {
+	e := newTGEnv(t)
+	e.withTopics(1001)
+	n := 0
+	var asked, again time.Time
+	e.srv.decides(func(method string, _ map[string]any) fate {
+		if method != "createForumTopic" {
+			return fate{}
+		}
+		n++
+		if n > 1 {
+			again = time.Now()
+			return fate{}
+		}
+		asked = time.Now()
+		return fate{answer: `{"ok":false,"error_code":429,"description":"Too Many","parameters":{"retry_after":1}}`}
+	})
+	p := e.ask(yesNo)
+	if e.srv.message(p.MsgID).thread == 0 || n != 2 || again.Sub(asked) < time.Second {
+		t.Errorf("%d tries, after %v", n, again.Sub(asked))
+	}
+	offline := newTGEnv(t)
+	offline.withTopics(1001)
+	cfg := *offline.cfg.Load()
+	cfg.APIBase = "http://127.0.0.1:1"
+	there := offline.cfg.Swap(&cfg)
+	if !offline.openTopic(t.Context(), offline.s.ID) || offline.topicTried {
+		t.Error("without a connection it counts as tried")
+	}
+	offline.cfg.Store(there)
+	if p := offline.ask(yesNo); offline.srv.message(p.MsgID).thread == 0 {
+		t.Error("it has no topic when the network is back")
+	}
+}
+
+// TestTopicNotRecorded: a topic whose number cannot be recorded is not used, and no other is made.
+func TestTopicNotRecorded(t *testing.T) {
+	e := newTGEnv(t)
+	e.withTopics(1001)
+	works := e.store.log.do
+	fullDisk(e.store)
+	for range 3 {
+		e.openTopic(t.Context(), e.s.ID)
+	}
+	e.store.log.do = works
+	if p := e.ask(yesNo); e.srv.message(p.MsgID).thread != 0 || e.srv.count("createForumTopic") != 1 {
+		t.Errorf("%d topics", e.srv.count("createForumTopic"))
+	}
+}
+
+// TestTopicGone: a message for a topic that is gone comes once, in the plain chat, replies to nothing in the topic, and
+// the session stays there.
+func TestTopicGone(t *testing.T) {
+	for _, words := range []string{"message thread not found", "TOPIC_ID_INVALID", "TOPIC_DELETED", "TOPIC_CLOSED"} {
+		t.Run(words, func(t *testing.T) {
+			t.Parallel()
+			e := newTGEnv(t)
+			e.withTopics(1001)
+			e.ask(yesNo)
+			thread := e.topic().ThreadID
+			e.srv.decides(func(_ string, p map[string]any) fate {
+				if p["message_thread_id"] != nil {
+					return fate{answer: apiRefusal(words)}
+				}
+				return fate{}
+			})
+			sent := map[int64]Notice{}
+			for _, n := range []Notice{
+				{Text: "a reply", ReplyTo: 55, ThreadID: thread},
+				{Text: "a notice", SessionID: e.s.ID},
+				{Text: "another", SessionID: e.s.ID},
+			} {
+				id, err := e.Notify(t.Context(), n)
+				if err != nil {
+					t.Fatal(err)
+				}
+				sent[id] = n
+			}
+			refusals := 0
+			for _, c := range e.srv.calls {
+				if c.method == "sendMessage" && c.p["message_thread_id"] != nil {
+					refusals++
+				} else if c.p["reply_parameters"] != nil {
+					t.Errorf("%v replies to what is in the topic", c.p)
+				}
+			}
+			if len(sent) != 3 || refusals != 2 || e.topic() != (Topic{ThreadID: noTopic}) {
+				t.Errorf("%d messages, %d into the topic, %+v", len(sent), refusals, e.topic())
+			}
+			for id, n := range sent {
+				if m := e.srv.message(id); m.thread != 0 || !strings.Contains(m.text, n.Text) || e.srv.came(n.Text) != 1 {
+					t.Errorf("%q: %+v", n.Text, m)
+				}
+			}
+		})
+	}
+}
+
+// TestTopicName: a topic is called as the session, on one line, as no other that lives, in at most 128 characters.
+func TestTopicName(t *testing.T) {
+	long := strings.Repeat("x", 300)
+	for _, c := range []struct {
+		label, cwd, tool, other string
+		want                    string
+	}{
+		{"", "/home/u/proj", "claude", "completed", "proj · claude"},
+		{"api", "/home/u/proj", "claude", "completed", "api · claude"},
+		{"api", "/home/u/proj", "claude", "active", "api · claude aaaaaaaa"},
+		{"a\nb  c", "/", "bash", "completed", "a b c · bash"},
+		{long, "/", long, "active", long[:59] + "… · " + long[:39] + "… aaaaaaaa"},
+	} {
+		s := &SessionRecord{Head: Head{Rec: "session", ID: "aaaaaaaa-0"}, Label: c.label, Cwd: c.cwd, Tool: c.tool}
+		other := *s
+		other.ID = "bbbbbbbb-0"
+		other.Status = c.other
+		v := viewOf(map[string]Record{s.key(): s, other.key(): &other})
+		if got := topicName(v, s); got != c.want || units(got) > 128 {
+			t.Errorf("%q, want %q", got, c.want)
+		}
+	}
+}
+
+// TestTopicsHere: topics are used where the chat has them and the bot may make them; else doctor tells what to do.
+func TestTopicsHere(t *testing.T) {
+	for _, c := range []struct {
+		name, me, chat, member string
+		id                     int64
+		here                   bool
+		todo                   string
+	}{
+		{"private", `{"has_topics_enabled":true}`, "", "", 1001, true, ""},
+		{"private, off", `{"has_topics_enabled":false}`, "", "", 1001, false, "Threaded Mode"},
+		{"an old server", `{"id":9}`, "", "", 1001, false, "Threaded Mode"},
+		{"forum", `{"id":9}`, `{"is_forum":true}`, `{"status":"administrator","can_manage_topics":true}`, tgGroup, true, ""},
+		{"its creator", `{"id":9}`, `{"is_forum":true}`, `{"status":"creator"}`, tgGroup, true, ""},
+		{"no right", `{"id":9}`, `{"is_forum":true}`, `{"status":"administrator"}`, tgGroup, false, "administrator"},
+		{"a member", `{"id":9}`, `{"is_forum":true}`, `{"status":"member"}`, tgGroup, false, "administrator"},
+		{"not told", `{"id":9}`, `{"is_forum":true}`, `true`, tgGroup, true, ""},
+		{"group", `{"id":9,"has_topics_enabled":true}`, `{"type":"supergroup"}`, "", tgGroup, false, "Topics"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newTGEnv(t)
+			e.cfg.Store(&Config{Token: fakeToken, ChatID: c.id, APIBase: e.srv.URL})
+			for method, answer := range map[string]string{"getMe": c.me, "getChat": c.chat, "getChatMember": c.member} {
+				e.srv.answers[method] = func(map[string]any) string { return answer }
+			}
+			here, todo, err := e.topicsHere(t.Context())
+			if here != c.here || !here && !strings.Contains(todo, c.todo) || err != nil {
+				t.Errorf("%v, %q, %v", here, todo, err)
+			}
+			if err := e.receiver(e.Telegram).lookForTopics(); err != nil {
+				t.Fatal(err)
+			}
+			if _, in := e.store.Session(""); (in == c.id) != c.here {
+				t.Errorf("it is recorded that topics are in %d", in)
+			}
+		})
+	}
+}
+
+// TestTopicsTidied: the poller ends the topics of sessions that could not, deletes old ones of its chat, and leaves those
+// of sessions that live.
+func TestTopicsTidied(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		ago    time.Duration // since it ended, 0: it lives
+		before Topic
+		call   string // the only one
+		after  Topic
+	}{
+		{"it lives", 0, Topic{ThreadID: 7, ThreadChat: 1001}, "", Topic{ThreadID: 7, ThreadChat: 1001}},
+		{"it ends by itself", time.Second, Topic{ThreadID: 7, ThreadChat: 1001}, "", Topic{ThreadID: 7, ThreadChat: 1001}},
+		{"it crashed", time.Hour, Topic{ThreadID: 7, ThreadChat: 1001}, "editForumTopic",
+			Topic{ThreadID: 7, ThreadChat: 1001, ThreadEnded: true}},
+		{"ended", time.Hour, Topic{7, 1001, true}, "", Topic{7, 1001, true}},
+		{"gone", time.Hour, Topic{ThreadID: 8, ThreadChat: 1001}, "editForumTopic",
+			Topic{ThreadID: 8, ThreadChat: 1001, ThreadEnded: true}},
+		{"old", 31 * 24 * time.Hour, Topic{7, 1001, true}, "deleteForumTopic", Topic{ThreadID: noTopic}},
+		{"old and gone", 31 * 24 * time.Hour, Topic{8, 1001, true}, "deleteForumTopic", Topic{ThreadID: noTopic}},
+		{"of another chat", time.Hour, Topic{ThreadID: 7, ThreadChat: 1002}, "", Topic{ThreadID: 7, ThreadChat: 1002}},
+		{"old, of another chat", 31 * 24 * time.Hour, Topic{7, 1002, true}, "", Topic{ThreadID: noTopic}},
+		{"none", time.Hour, Topic{ThreadID: noTopic}, "", Topic{ThreadID: noTopic}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newTGEnv(t)
+			e.withTopics(1001)
+			e.srv.topics[7] = "api · claude"
+			e.change(func(s *SessionRecord) {
+				s.Topic = c.before
+				if c.ago > 0 {
+					s.Status = "crashed"
+					s.EndedAt = ref(time.Now().Add(-c.ago))
+				}
+			})
+			if err := e.receiver(e.Telegram).tidyTopics(); err != nil {
+				t.Fatal(err)
+			}
+			var calls []string
+			for _, call := range e.srv.calls {
+				calls = append(calls, call.method)
+			}
+			if got := strings.Join(calls, " "); got != c.call || e.topic() != c.after {
+				t.Errorf("%s, %+v", got, e.topic())
+			}
+			if s, _ := e.store.Session(e.s.ID); c.name == "it crashed" && e.srv.topics[7] != "✗ api · claude" {
+				t.Errorf("%v of %v", e.srv.topics, s)
+			}
+		})
+	}
+}
+
+// TestTopicTurns: a session's first message takes two turns at once, any other one; within a minute there are never more
+// than the limits allow, and who has waited too long leaves without a topic.
+func TestTopicTurns(t *testing.T) {
+	e := newTGEnv(t)
+	e.withTopics(1001)
+	for _, c := range []struct {
+		session string
+		waited  time.Duration
+		want    int
+	}{{e.s.ID, 0, 2}, {e.s.ID, topicPatience, 1}, {"", 0, 1}, {newID(), 0, 1}} {
+		if got := e.turnsFor(c.session, c.waited); got != c.want {
+			t.Errorf("%d turns for %q after %v", got, c.session, c.waited)
+		}
+	}
+	e.ask(yesNo)
+	if got := e.turnsFor(e.s.ID, 0); got != 1 {
+		t.Errorf("%d turns for the next message", got)
+	}
+	start := time.Unix(1_800_000_000, 0)
+	for _, c := range []struct {
+		every     time.Duration
+		perMinute int
+	}{{paceChat, 62}, {paceGroup, 20}} {
+		var next time.Time
+		var wait time.Duration
+		var sent []time.Time
+		random := rand.New(rand.NewPCG(1, 2))
+		for now := start; now.Before(start.Add(time.Hour)); now = now.Add(max(wait, time.Millisecond)) {
+			turns := 1 + random.IntN(2)
+			if random.IntN(50) == 0 {
+				now = now.Add(time.Duration(random.IntN(6)) * c.every) // a pause in which turns are saved up
+			}
+			next, wait = reserve(next, now, c.every, turns, random.IntN(3) > 0)
+			if wait == 0 {
+				sent = append(sent, slices.Repeat([]time.Time{now}, turns)...)
+			}
+		}
+		for i := range sent {
+			if j := i + c.perMinute; j < len(sent) && sent[j].Sub(sent[i]) < time.Minute {
+				t.Fatalf("%v: %d messages within %v", c.every, c.perMinute+1, sent[j].Sub(sent[i]))
+			}
+		}
+	}
+}
+
+// TestTextInTopics: text in a session's topic is for that session, whatever else was claimed; what replies to something
+// that is not known goes nowhere.
+func TestTextInTopics(t *testing.T) {
+	now := time.Now()
+	v := viewOf(map[string]Record{})
+	for i, id := range []string{"aaaaaaaa-0", "bbbbbbbb-0", "dddddddd-0"} {
+		s := &SessionRecord{Head: Head{Rec: "session", ID: id}, Tool: "claude", Status: "active",
+			StartedAt: now.Add(-time.Hour)}
+		s.Topic = Topic{ThreadID: int64(10 * (i + 1)), ThreadChat: tgGroup}
+		if id == "dddddddd-0" {
+			s.Status = "completed"
+		}
+		v.apply(s)
+	}
+	p := tgMenu
+	p.Head = Head{Rec: "prompt", ID: "11111111-0"}
+	p.SessionID, p.Status, p.MsgID = "aaaaaaaa-0", AwaitingReply, 12
+	v.apply(&p)
+	bot := &user{IsBot: true}
+	opening := &message{ID: 20, From: bot}
+	for _, c := range []struct {
+		name   string
+		text   string
+		thread int64
+		to     *message
+		claim  string
+		want   string
+	}{
+		{"in its topic", "go on", 20, nil, "", `^text bbbbbbbb "go on"$`},
+		{"as a reply to what opened it", "go on", 20, opening, "", `^text bbbbbbbb "go on"$`},
+		{"against the claim", "go on", 20, nil, "aaaaaaaa-0", `^text bbbbbbbb`},
+		{"as a reply to something of it", "go on", 20, &message{ID: 22, From: bot}, "", `^text bbbbbbbb`},
+		{"in that of one that has ended", "go on", 30, nil, "", `^reply ✗ Nothing was sent: .*dddddddd.* has ended`},
+		{"in one of the operator's own", "go on", 40, nil, "", `^reply $`},
+		{"there, as claimed", "go on", 40, nil, "aaaaaaaa-0", `^reply ✗ Nothing was done: a permission`},
+		{"the answer to its question", "1", 10, nil, "", `^decide 11111111 1$`},
+		{"a reply to its question", "use make", 10, &message{ID: 12, From: bot}, "", `^decide 11111111 deny:use make$`},
+		{"a reply to nothing known", "go on", 0, &message{ID: 99, From: bot}, "bbbbbbbb-0", `^reply $`},
+		{"a reply to a person", "go on", 0, &message{ID: 98, From: &user{ID: 1001}}, "bbbbbbbb-0", `^reply $`},
+		{"a document's reply", "go on", 0, &message{ID: 99, From: bot, Caption: "x [SID:bbbbbbbb]"}, "",
+			`^text bbbbbbbb`},
+		{"a command", "/screen", 20, nil, "", `^screen bbbbbbbb ""$`},
+		{"keys", "/keys CTRL_C", 20, nil, "", `^keys bbbbbbbb "CTRL_C"$`},
+		{"a command for another", "/screen aaaa", 20, nil, "", `^screen aaaaaaaa ""$`},
+		{"a claim", "/claim", 20, nil, "", `^claim bbbbbbbb-0$`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			v.apply(&MetaRecord{Head: Head{Rec: "meta", ID: "telegram"}, Values: map[string]string{"claim telegram:1001": c.claim}})
+			m := &message{ID: 60, From: &user{ID: 1001}, Text: c.text, ThreadID: c.thread, InTopic: c.thread != 0, ReplyTo: c.to}
+			m.Chat.ID = tgGroup
+			want := (&incoming{message: m, view: v, at: now}).understand()
+			if got := tgWish(want); !regexp.MustCompile(c.want).MatchString(got) {
+				t.Errorf("%s, want %s", got, c.want)
+			}
+			if in, ok := want.record.(*InputRecord); ok && (in.ThreadID != c.thread || in.ReplyTo != 60) {
+				t.Errorf("the answer goes to %d in topic %d", in.ReplyTo, in.ThreadID)
+			}
+		})
+	}
+}
+
+// TestInputAnsweredInItsTopic: what the operator asked of a session in a topic is answered there.
+func TestInputAnsweredInItsTopic(t *testing.T) {
+	st := storeAt(t, home(t, ""))
+	s := bareSession(t, st, storeSession(t, st), "bash")
+	told := make(noticed, 1)
+	s.ch = told
+	s.handleInput(&InputRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Kind: "?", ReplyTo: 60, ThreadID: 40})
+	if n := <-told; n.ReplyTo != 60 || n.ThreadID != 40 {
+		t.Errorf("%+v", n)
+	}
+}
+
+// noticed is a channel that hands over notices.
+type noticed chan Notice
+
+func (c noticed) Ask(context.Context, *PromptRecord, *SessionRecord) (int64, error) { return 0, nil }
+func (c noticed) Settle(context.Context, *PromptRecord, *SessionRecord) error       { return nil }
+func (c noticed) Close() error                                                      { return nil }
+func (c noticed) Notify(_ context.Context, n Notice) (int64, error)                 { c <- n; return 0, nil }
+
+// TestTopicKept: a session's topic stays in its record, whoever writes that next.
+func TestTopicKept(t *testing.T) {
+	e := newTGEnv(t)
+	want := Topic{ThreadID: 7, ThreadChat: 1001}
+	if err := e.store.SetTopic(e.s.ID, want); err != nil {
+		t.Fatal(err)
+	}
+	own := *e.s // as the session's loop has it
+	own.Activity = "idle"
+	if err := storeUpdate(e.store, &own); err != nil {
+		t.Fatal(err)
+	}
+	other := e.process()
+	if s, _ := other.store.Session(e.s.ID); s.Topic != want || s.Activity != "idle" {
+		t.Errorf("%+v, %s", s.Topic, s.Activity)
+	}
+}
+
+// TestReplyInItsTopic: what the operator writes is answered in the topic in which it was written, his own too.
+func TestReplyInItsTopic(t *testing.T) {
+	e := newTGEnv(t)
+	e.withTopics(1001)
+	e.srv.topics[40] = "the operator's own"
+	e.poll(e.Telegram)
+	e.srv.send(tgSay(1, "/help", `,"message_thread_id":40,"is_topic_message":true`))
+	c := e.srv.until(t, "sendMessage", "/sessions")
+	if numberOf(c.p, "message_thread_id") != 40 {
+		t.Errorf("%v", c.p)
+	}
+}
+
+// TestNotText: what happened in the chat is nobody's word, and what has no text is asked for as text; a rich text is
+// read where nothing of it is lost.
+func TestNotText(t *testing.T) {
+	for _, c := range []struct {
+		name, more, want string
+	}{
+		{"a topic was made", `"forum_topic_created":{"name":"x"}`, `^reply $`},
+		{"renamed", `"forum_topic_edited":{}`, `^reply $`},
+		{"closed", `"forum_topic_closed":{}`, `^reply $`},
+		{"opened", `"forum_topic_reopened":{}`, `^reply $`},
+		{"pinned", `"pinned_message":{"message_id":5}`, `^reply $`},
+		{"a checklist", `"checklist":{"title":"x"}`, `^reply ✗ Nothing was done: send it as plain text`},
+		{"a rich text", `"rich_message":{"blocks":[{"type":"paragraph","text":["go ",{"type":"bold","text":"on"}]},` +
+			`{"type":"pre","text":"ls -l"}]}`, `^text aaaaaaaa "go on\\nls -l"$`},
+		{"a table", `"rich_message":{"blocks":[{"type":"paragraph","text":"see"},{"type":"table","cells":[]}]}`,
+			`^reply ✗ Nothing was done: send it as plain text`},
+		{"a link that says something else", `"rich_message":{"blocks":[{"type":"paragraph","text":` +
+			`{"type":"url","text":"here","url":"https://x.example"}}]}`, `^reply ✗ Nothing was done: send it as plain text`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			v := viewOf(map[string]Record{})
+			v.apply(&SessionRecord{Head: Head{Rec: "session", ID: "aaaaaaaa-0"}, Status: "active"})
+			var m message
+			text := `{"message_id":60,"from":{"id":1001},"chat":{"id":1001},` + c.more + `}`
+			if err := json.Unmarshal([]byte(text), &m); err != nil {
+				t.Fatal(err)
+			}
+			got := tgWish((&incoming{message: &m, view: v, at: time.Now()}).understand())
+			if !regexp.MustCompile(c.want).MatchString(got) {
+				t.Errorf("%s, want %s", got, c.want)
+			}
+		})
+	}
+}
+
+// Whatever a rich message holds, nothing panics, and words come only from its texts.
+func FuzzPlainText(f *testing.F) {
+	for _, seed := range []string{`{"blocks":[{"type":"paragraph","text":["a",{"type":"bold","text":"b"}]}]}`, `{}`, `[]`,
+		`{"blocks":[{"type":"pre","text":{"type":"url","text":"u","url":"u"}}]}`, `{"blocks":[{"text":7}]}`} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, rich string) {
+		words := plainText(json.RawMessage(rich))
+		if words != "" && !strings.Contains(rich, "paragraph") && !strings.Contains(rich, "pre") &&
+			!strings.Contains(rich, `\u`) {
+			t.Errorf("%q from %q", words, rich)
+		}
+	})
 }
 
 // ---- telegram.go: polling and updates ----
@@ -9411,7 +9945,8 @@ func TestStoreFormat(t *testing.T) {
 	want := `{"v":1,"rec":"session","id":"a","at":"2026-01-02T03:04:05.000000Z",` +
 		`"tool":"<t> at\":\"2026-01-02T03:04:05Z\"","args":null,"cwd":"","pid":0,"pid_start":0,"wrapper":0,` +
 		`"label":"","status":"","activity":"","started_at":"2026-01-02T02:04:05.000120Z",` +
-		`"ended_at":null,"exit_code":null,"prompts":0,"last_output_at":null,"crc":"`
+		`"ended_at":null,"exit_code":null,"prompts":0,"last_output_at":null,` +
+		`"thread_id":0,"thread_chat_id":0,"thread_ended":false,"crc":"`
 	if err != nil || !strings.HasPrefix(string(line), want) ||
 		len(line) != len(want)+len("00000000\"}\n") {
 		t.Errorf("encode = %s\nwant     %s", line, want)
@@ -10570,6 +11105,8 @@ func TestRetained(t *testing.T) {
 		{"reply", &ReplyRecord{}, "yes yes no"},
 		{"session that is active", &SessionRecord{Head: Head{ID: live}}, "yes yes yes"},
 		{"session that is over", &SessionRecord{Head: Head{ID: over}}, "yes yes no"},
+		{"its topic is not deleted", &SessionRecord{Head: Head{ID: over}, Topic: Topic{ThreadID: 7}}, "yes yes yes"},
+		{"it has none any more", &SessionRecord{Head: Head{ID: over}, Topic: Topic{ThreadID: noTopic}}, "yes yes no"},
 		{"open question", &PromptRecord{SessionID: live, Status: AwaitingReply}, "yes yes yes"},
 		{"question that is over", &PromptRecord{SessionID: live, Status: Resolved}, "yes yes no"},
 		{"question of a session that is over", &PromptRecord{SessionID: over, Status: AwaitingReply}, "yes yes no"},
@@ -13086,6 +13623,21 @@ func TestAnswered(t *testing.T) {
 		p.writes("Ada Lovelace", m.id)
 		x.sees("got [Ada Lovelace]")
 		x.exits(0)
+	})
+	t.Run("text in its topic", func(t *testing.T) {
+		p := newBotAPI(t)
+		p.topics = map[int64]string{}
+		dir := home(t, phoneConfig(p))
+		if err := storeAt(t, dir).NoteTopics(1001); err != nil {
+			t.Fatal(err)
+		}
+		x := bridge(t, dir, "run", "--name", "api", "bash", "-c", `read -p "Enter your name: " a; echo "got [$a]"`)
+		m := p.shows("Enter your name", "")
+		openPrompt(t, dir)
+		p.writesIn(m.thread, "Ada Lovelace", m.thread)
+		x.sees("got [Ada Lovelace]")
+		x.exits(0)
+		p.await(t, "its topic is ended", func() bool { return p.topics[m.thread] == "✓ api · bash" })
 	})
 	t.Run("command", func(t *testing.T) {
 		dir := home(t, "")
@@ -18541,9 +19093,10 @@ type botAPI struct {
 	lastID   int64
 	updates  []string // as JSON, in order of their ids, until they are confirmed
 	lastUp   int64
-	flying   map[int64]int // edits under way by message
-	maxFly   int           // the most there were at a time
-	twice    int           // edits that changed nothing
+	topics   map[int64]string // their names, nil: the chat has none
+	flying   map[int64]int    // edits under way by message
+	maxFly   int              // the most there were at a time
+	twice    int              // edits that changed nothing
 
 	fault   func(method string, w http.ResponseWriter) bool   // true: it has answered, and nothing is done
 	fate    func(method string, p map[string]any) fate        // what becomes of a request; nil: it is carried out
@@ -18656,13 +19209,17 @@ func (s *botAPI) carryOut(method string, p map[string]any) (answer string) {
 func (s *botAPI) doneOf(method string, p map[string]any) (answer string) {
 	text, _ := p["text"].(string)
 	id := numberOf(p, "message_id")
+	thread := numberOf(p, "message_thread_id")
 	was := s.messages[id]
 	if answer := s.answers[method]; answer != nil {
 		return apiResult(answer(p))
 	}
 	switch method {
 	case "getMe":
-		return apiResult(`{"id":9,"is_bot":true,"first_name":"Bot","username":"my_bot"}`)
+		return apiResult(fmt.Sprintf(`{"id":9,"is_bot":true,"first_name":"Bot","username":"my_bot",`+
+			`"has_topics_enabled":%v}`, s.topics != nil))
+	case "createForumTopic", "editForumTopic", "closeForumTopic", "deleteForumTopic":
+		return s.topicDone(method, p)
 	case "getWebhookInfo":
 		return apiResult(`{"url":""}`)
 	case "getMyCommands":
@@ -18676,6 +19233,9 @@ func (s *botAPI) doneOf(method string, p map[string]any) (answer string) {
 		}
 		return apiResult("true")
 	case "sendMessage", "sendDocument":
+		if thread != 0 && s.topics[thread] == "" {
+			return apiRefusal("message thread not found")
+		}
 		s.lastID++
 		id = s.lastID
 	case "editMessageText", "editMessageReplyMarkup":
@@ -18691,11 +19251,35 @@ func (s *botAPI) doneOf(method string, p map[string]any) (answer string) {
 	default:
 		return apiResult("true")
 	}
-	now := seen{id, text, buttonsOf(p), time.Now(), method}
+	if was != nil {
+		thread = was.thread
+	}
+	now := seen{id, text, buttonsOf(p), time.Now(), method, thread}
 	s.messages[id] = &now
 	s.past = append(s.past, now)
 	return apiResult(fmt.Sprintf(`{"message_id":%d,"date":%d,"chat":{"id":1001,"type":"private"}}`,
 		id, time.Now().Unix()))
+}
+
+// topicDone does with a topic what a request asks for, and returns the answer.
+func (s *botAPI) topicDone(method string, p map[string]any) (answer string) {
+	id := numberOf(p, "message_thread_id")
+	name, _ := p["name"].(string)
+	switch {
+	case s.topics == nil:
+		return apiRefusal("the chat is not a forum")
+	case method == "createForumTopic":
+		s.lastID++
+		s.topics[s.lastID] = name
+		return apiResult(fmt.Sprintf(`{"message_thread_id":%d,"name":"x","icon_color":7322096}`, s.lastID))
+	case s.topics[id] == "":
+		return apiRefusal("TOPIC_ID_INVALID")
+	case method == "editForumTopic":
+		s.topics[id] = name
+	case method == "deleteForumTopic":
+		delete(s.topics, id)
+	}
+	return apiResult("true")
 }
 
 // serveUpdates answers a poll: updates from its offset on, or none when its time is over.
@@ -18890,7 +19474,10 @@ func (s *botAPI) tapped(message int64, data string) (id string) {
 }
 
 // writes has the operator send a text, as a reply where to is not 0.
-func (s *botAPI) writes(text string, to int64) {
+func (s *botAPI) writes(text string, to int64) { s.writesIn(0, text, to) }
+
+// writesIn is writes in a topic, where thread is not 0.
+func (s *botAPI) writesIn(thread int64, text string, to int64) {
 	s.mu.Lock()
 	id := 5000 + s.lastUp
 	s.mu.Unlock()
@@ -18901,6 +19488,10 @@ func (s *botAPI) writes(text string, to int64) {
 		"text":       text,
 		"from":       map[string]any{"id": 1001, "first_name": "Operator"},
 		"chat":       chat,
+	}
+	if thread != 0 {
+		m["message_thread_id"] = thread
+		m["is_topic_message"] = true
 	}
 	if to != 0 {
 		m["reply_to_message"] = map[string]any{
@@ -19081,6 +19672,7 @@ type seen struct {
 	buttons map[string]string // label → callback data
 	at      time.Time
 	method  string // that made it so
+	thread  int64  // the topic that it is in, 0: none
 }
 
 // ending is the data of the button whose label ends so.
@@ -19198,6 +19790,7 @@ func newTGEnv(t *testing.T) *tgEnv {
 		Status:    "active",
 		Activity:  "running",
 		StartedAt: time.Now().UTC(),
+		Wrapper:   os.Getpid(),
 	}
 	err := e.store.Update(func(*View) ([]Record, error) { return []Record{s}, nil })
 	if err != nil {
@@ -19217,6 +19810,47 @@ func (e *tgEnv) other(dir string) *Telegram {
 	e.t.Cleanup(func() { st.Close() })
 	cfg := &Config{Token: fakeToken, ChatID: 1001, Users: []int64{1001}, APIBase: e.srv.URL}
 	return newTelegram(cfg, st, nil)
+}
+
+// withTopics makes it a chat that has topics, which is known.
+func (e *tgEnv) withTopics(chat int64) {
+	e.t.Helper()
+	cfg := *e.cfg.Load()
+	cfg.ChatID = chat
+	e.cfg.Store(&cfg)
+	e.srv.topics = map[int64]string{}
+	if err := e.store.NoteTopics(chat); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// topic is the session's, as it is now.
+func (e *tgEnv) topic() Topic {
+	e.t.Helper()
+	s, _ := e.store.Session(e.s.ID)
+	return s.Topic
+}
+
+// change changes the session's record.
+func (e *tgEnv) change(how func(*SessionRecord)) {
+	e.t.Helper()
+	err := e.store.Update(func(v *View) ([]Record, error) {
+		s := *v.Sessions[e.s.ID]
+		how(&s)
+		return []Record{&s}, nil
+	})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// end records that the session has ended.
+func (e *tgEnv) end(status string, code int) {
+	e.change(func(s *SessionRecord) {
+		s.Status = status
+		s.ExitCode = ref(code)
+		s.EndedAt = ref(time.Now().UTC())
+	})
 }
 
 // poll runs Poll until stop is called, or the test's end.

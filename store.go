@@ -932,7 +932,19 @@ type SessionRecord struct {
 	ExitCode  *int       `json:"exit_code"`
 	Prompts   int        `json:"prompts"`
 	LastSeen  *time.Time `json:"last_output_at"` // when the child last wrote, as of this line
+	Topic
 }
+
+// Topic is where in the chat a session's messages go. It is chosen once: a record of the session that says nothing of
+// it leaves it as it is.
+type Topic struct {
+	ThreadID    int64 `json:"thread_id"`      // its number in the chat; 0: none yet, noTopic: none any more
+	ThreadChat  int64 `json:"thread_chat_id"` // the chat it is in
+	ThreadEnded bool  `json:"thread_ended"`   // it was closed, or renamed, with the session
+}
+
+// noTopic is the ThreadID of a session that stays in the plain chat.
+const noTopic = -1
 
 // PromptRecord is a question, with all that became of it.
 type PromptRecord struct {
@@ -996,7 +1008,8 @@ type InputRecord struct {
 	By        string `json:"by"`
 	Text      string `json:"text"`
 	UpdateID  int64  `json:"update_id"`
-	ReplyTo   int64  `json:"reply_to"` // the message to answer
+	ReplyTo   int64  `json:"reply_to"`  // the message to answer
+	ThreadID  int64  `json:"thread_id"` // the topic it was written in, 0: none
 	PromptID  string `json:"prompt_id"`
 	Status    string `json:"status"` // queued done refused
 	Reason    string `json:"reason"`
@@ -1008,7 +1021,8 @@ type UpdateRecord struct {
 	Kind string `json:"kind"`
 }
 
-// MetaRecord is a single fact by id: "audit" (head of the chain), "telegram" (offset, claim, poller).
+// MetaRecord is a single fact by id: "audit" (head of the chain), "telegram" (offset, claim, poller), "topics" (the chat
+// that has them).
 type MetaRecord struct {
 	Head
 	Seq    int64             `json:"seq"`
@@ -1414,6 +1428,7 @@ func (s *Store) write(recs []Record) ([]Event, error) {
 		if old != nil && !h.At.After(old.head().At) {
 			h.At = old.head().At.Add(time.Microsecond)
 		}
+		keepTopic(old, r)
 		line, err := encode(r)
 		if err == nil {
 			err = s.view.transition(old, r)
@@ -1437,6 +1452,15 @@ func (s *Store) write(recs []Record) ([]Event, error) {
 		_ = s.compact() // what fails of it is Trouble
 	}
 	return events, nil
+}
+
+// keepTopic gives a session's record its topic, where it says nothing of it.
+func keepTopic(old, r Record) {
+	was, known := old.(*SessionRecord)
+	s, ok := r.(*SessionRecord)
+	if ok && known && s.Topic == (Topic{}) {
+		s.Topic = was.Topic
+	}
 }
 
 // comesAgain tells that the record is an input which an update asks for again: a power cut lost only that the update
@@ -1665,6 +1689,46 @@ func (s *Store) Prompt(id string) (*PromptRecord, *SessionRecord, error) {
 		return nil, nil, err
 	}
 	return p, s.view.Sessions[p.SessionID], err
+}
+
+// Session is one session as it is now, nil where there is none, and the chat that has topics, 0 none. It is read only.
+func (s *Store) Session(id string) (r *SessionRecord, topicsIn int64) {
+	defer s.log.release()
+	_ = s.begin() // as it was, where it cannot be read
+	return s.view.Sessions[id], s.view.topicsIn()
+}
+
+// topicsIn is the chat that has topics, 0 none.
+func (v *View) topicsIn() int64 {
+	if v.Meta["topics"] == nil {
+		return 0
+	}
+	chat, _ := strconv.ParseInt(v.Meta["topics"].Values["chat"], 10, 64) // 0 of a damaged one
+	return chat
+}
+
+// NoteTopics records which chat has topics, 0 none.
+func (s *Store) NoteTopics(chat int64) error {
+	return s.Update(func(v *View) ([]Record, error) {
+		if v.topicsIn() == chat {
+			return nil, nil
+		}
+		values := map[string]string{"chat": fmt.Sprint(chat)}
+		return []Record{&MetaRecord{Head: Head{ID: "topics"}, Values: values}}, nil
+	})
+}
+
+// SetTopic records a session's topic.
+func (s *Store) SetTopic(session string, to Topic) error {
+	return s.Update(func(v *View) ([]Record, error) {
+		old := v.Sessions[session]
+		if old == nil || old.Topic == to {
+			return nil, nil
+		}
+		r := *old
+		r.Topic = to
+		return []Record{&r}, nil
+	})
 }
 
 // Owed are the prompts that owe an edit, in the order in which that came about. changed is closed by the next change of
@@ -2192,6 +2256,9 @@ func (s *Store) retained(r Record) bool {
 		alive = true
 	case *SessionRecord:
 		alive = s.view.active(r.ID)
+		if r.ThreadID > 0 { // it is deleted when the record would be forgotten
+			life *= 2
+		}
 	case *PromptRecord:
 		alive = !r.over() && s.view.active(r.SessionID)
 	case *UpdateRecord, *InputRecord:

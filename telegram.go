@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -53,10 +54,12 @@ type Notice struct {
 	Lang      string // what Mono is written in, "" unknown
 	SessionID string
 	ReplyTo   int64 // the message that it replies to, 0: none; not with Edit
+	ThreadID  int64 // with ReplyTo: the topic that one is in, 0: none
 	Edit      int64 // the message to change instead of sending one, 0: none
 	Ring      bool  // with sound, silent otherwise
 	Urgent    bool  // before streams, as what rings or replies goes
 	Ours      bool  // all of Text is ours: a tap on a command in it may send it
+	Last      bool  // the session has ended, and its topic does with it
 }
 
 // Telegram is the Bot API channel and its poller. Its methods may be called from different goroutines.
@@ -74,6 +77,9 @@ type Telegram struct {
 
 	messagesMu sync.Mutex
 	messages   map[string]*questionMessages // by prompt, while its messages are edited or may be by a lost edit
+
+	topicMu    sync.Mutex // held while a topic is made
+	topicTried bool       // one was made, or may have been: this process makes no other
 }
 
 // newTelegram returns a channel with the settings; st and log may be nil where it only calls.
@@ -143,6 +149,7 @@ type apiError struct {
 		RetryAfter int64 `json:"retry_after"` // seconds, 0: it was not said
 	}
 	method string
+	unsent bool // there was no connection: nothing can have been done
 }
 
 // apiAnswer is an answer of the Bot API.
@@ -212,7 +219,9 @@ func (t *Telegram) call(ctx context.Context, method string, params, result any) 
 			err = inner
 		}
 		text := strings.ReplaceAll(err.Error(), t.cfg.Load().Token, "‹token›")
-		return &apiError{method: method, Text: text}
+		var dial *net.OpError
+		unsent := errors.As(err, &dial) && dial.Op == "dial"
+		return &apiError{method: method, Text: text, unsent: unsent}
 	}
 	var a apiAnswer
 	if err := json.Unmarshal(body, &a); err != nil && resp.StatusCode == http.StatusOK {
@@ -276,8 +285,9 @@ const (
 // outgoing is a message to send, or an edit of one, as the Bot API takes it.
 type outgoing struct {
 	method   string
-	ChatID   int64          `json:"chat_id"`              // set by deliver
-	EditID   int64          `json:"message_id,omitempty"` // the message to edit
+	ChatID   int64          `json:"chat_id"`                     // set by deliver
+	ThreadID int64          `json:"message_thread_id,omitempty"` // the topic it goes to, set by deliver
+	EditID   int64          `json:"message_id,omitempty"`        // the message to edit
 	Text     string         `json:"text,omitempty"`
 	Entities []entity       `json:"entities,omitempty"`
 	Markup   inlineKeyboard `json:"reply_markup"` // without rows it takes away the buttons that are there
@@ -297,10 +307,12 @@ type replyTo struct {
 
 // delivery is a message that is written when it leaves: after its turn has come, and anew for every attempt.
 type delivery struct {
-	urgent func() bool      // it may overtake what is not
-	write  func() *outgoing // nil: there is nothing to say any more
-	lost   func()           // an attempt had no answer: it may be carried out, even later; nil: never mind
-	linger time.Duration    // so long an answer on its way is waited for after ctx has ended
+	session  string           // that it is about, in whose topic it goes, "" in threadID
+	threadID int64            // the topic that it goes to, 0: none
+	urgent   func() bool      // it may overtake what is not
+	write    func() *outgoing // nil: there is nothing to say any more
+	lost     func()           // an attempt had no answer: it may be carried out, even later; nil: never mind
+	linger   time.Duration    // so long an answer on its way is waited for after ctx has ended
 }
 
 // send is call for messages: paced, repeated until done, refused for good or ctx ends. Id 0: the one to edit is gone.
@@ -315,15 +327,29 @@ func (t *Telegram) send(ctx context.Context, out *outgoing, urgent bool) (int64,
 // message to edit is gone, or there was nothing to say any more.
 func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
 	looks := t.plainer.Load()
+	outside := false // the topic is gone: it goes to the plain chat
+	began := time.Now()
 	for failures := 0; ; failures++ {
-		if err := t.pace(ctx, d.urgent); err != nil {
+		turns := func() int { return t.turnsFor(d.session, time.Since(began)) }
+		taken, err := t.pace(ctx, d.urgent, turns)
+		if err != nil {
 			return 0, err
+		}
+		if taken > 1 && !t.openTopic(ctx, d.session) {
+			continue
 		}
 		out := d.write()
 		if out == nil {
 			return 0, nil
 		}
 		out.ChatID = t.cfg.Load().ChatID
+		out.ThreadID = 0
+		switch {
+		case outside:
+			out.ReplyTo = nil // it is in the topic
+		case out.EditID == 0:
+			out.ThreadID = t.threadOf(d)
+		}
 		id, failed := t.attempt(ctx, d.linger, out.plainer(looks))
 		if failed == nil {
 			t.noteTrouble("send", "")
@@ -343,6 +369,9 @@ func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
 			return out.EditID, nil
 		case failed.mentions("message to edit not found", "message can't be edited"):
 			return 0, nil
+		case out.ThreadID != 0 && failed.mentions(topicGone...):
+			t.leaveTopic(out.ThreadID, failed)
+			outside = true
 		case failed.refusesLooks(out) && looks < looksNone:
 			t.log.Warn("sent again with plainer looks", "error", failed.Error())
 			looks++ // a question is never lost to its looks
@@ -449,42 +478,46 @@ func sleep(ctx context.Context, d time.Duration) error {
 	return ctx.Err()
 }
 
-// pace waits until a message may leave. What is not urgent may become so meanwhile.
-func (t *Telegram) pace(ctx context.Context, urgent func() bool) error {
+// pace waits until a message may leave, and returns how many turns it has taken, as turns said last. What is not urgent
+// may become so meanwhile.
+func (t *Telegram) pace(ctx context.Context, urgent func() bool, turns func() int) (taken int, err error) {
 	every := paceChat
 	if t.cfg.Load().ChatID < 0 {
 		every = paceGroup
 	}
 	for ctx.Err() == nil {
 		hurry := urgent()
+		taken = turns()
 		var wait time.Duration
 		t.updatePace(func(next time.Time) time.Time {
-			next, wait = reserve(next, time.Now(), every, hurry)
+			next, wait = reserve(next, time.Now(), every, taken, hurry)
 			return next
 		})
 		if wait == 0 {
-			return nil
+			return taken, nil
 		}
-		if !hurry {
+		if !hurry || taken > 1 {
 			wait = min(wait, urgencyLook)
 		}
 		_ = sleep(ctx, wait) // its error is that of ctx
 	}
-	return ctx.Err()
+	return 0, ctx.Err()
 }
 
-// reserve takes a turn and returns when the next one is, or, without changing that, how long to wait. Up to four turns
-// are saved up; what is not urgent leaves one of them free, so that questions overtake.
-func reserve(next, now time.Time, every time.Duration, urgent bool) (time.Time, time.Duration) {
+// reserve takes that many turns at once and returns when the next one is, or, without changing that, how long to wait.
+// Up to four turns are saved up, and one may be borrowed; what is not urgent leaves one of them free, so that questions
+// overtake.
+func reserve(next, now time.Time, every time.Duration, turns int, urgent bool) (time.Time, time.Duration) {
 	due := max(next.Sub(now), -3*every)
+	cost := time.Duration(turns) * every
 	wait := due
 	if !urgent {
-		wait += every
+		wait += cost
 	}
 	if wait > 0 {
 		return next, wait
 	}
-	return now.Add(due + every), 0
+	return now.Add(due + cost), 0
 }
 
 // updatePace changes when the next message of all processes may leave. They share that in a file; where it cannot be
@@ -2032,7 +2065,7 @@ func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, dre
 		p, _, _ := t.store.Prompt(id) // as it was, where it cannot be read
 		return p != nil && !p.Idle
 	}
-	return t.deliver(ctx, delivery{urgent: urgent, write: write, linger: answerLinger})
+	return t.deliver(ctx, delivery{session: other.ID, urgent: urgent, write: write, linger: answerLinger})
 }
 
 // Settle has the question's message say what the state says of it, as soon as edits of it that are under way are done.
@@ -2267,6 +2300,9 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (int64, error) {
 		text = restText
 		mono = restMono
 	}
+	if n.Last {
+		return id, t.endTopic(ctx, n.SessionID)
+	}
 	return id, nil
 }
 
@@ -2292,7 +2328,17 @@ func (t *Telegram) sendNotice(ctx context.Context, n *Notice, text *richText) (i
 	if n.ReplyTo != 0 {
 		out.ReplyTo = &replyTo{MessageID: n.ReplyTo, Optional: true}
 	}
-	return t.send(ctx, out, n.Ring || n.Urgent || n.ReplyTo != 0)
+	d := delivery{
+		urgent: func() bool { return n.Ring || n.Urgent || n.ReplyTo != 0 },
+		write:  func() *outgoing { return out },
+	}
+	switch {
+	case n.ReplyTo != 0:
+		d.threadID = n.ThreadID
+	case n.Edit == 0:
+		d.session = n.SessionID
+	}
+	return t.deliver(ctx, d)
 }
 
 // stream turns the transcript into messages: finished text fills a message, which is edited as it grows and followed by
@@ -2335,6 +2381,266 @@ func (t *stream) delivered(msg int64, _ error) {
 	}
 }
 
+// ---- topics ----
+// Where the chat has topics each session has one: made with its first message, ended with it, deleted when its record
+// would be forgotten. Whatever fails about it, the message goes to the plain chat.
+
+const (
+	topicLimit    = 3 * time.Second  // that making one may take, while a message waits
+	topicPatience = 30 * time.Second // a message that has waited so long for two turns leaves with one, and without it
+	topicsEvery   = 5 * time.Minute  // topics are looked after so often
+)
+
+// topicGone are the words of an error that tells that a topic cannot be written to.
+var topicGone = []string{"message thread not found", "TOPIC_ID_INVALID", "TOPIC_DELETED", "TOPIC_CLOSED"}
+
+// turnsFor is how many turns a message about the session needs, which has waited that long: two where its topic is to be
+// made first.
+func (t *Telegram) turnsFor(session string, waited time.Duration) int {
+	if session != "" && waited < topicPatience && t.topicless(session) != nil {
+		return 2
+	}
+	return 1
+}
+
+// topicless is the session if a topic is to be made for it, nil otherwise. Only its own process makes one.
+func (t *Telegram) topicless(session string) *SessionRecord {
+	t.topicMu.Lock()
+	defer t.topicMu.Unlock()
+	return t.topiclessLocked(session)
+}
+
+// topiclessLocked is topicless with topicMu held.
+func (t *Telegram) topiclessLocked(session string) *SessionRecord {
+	s, topicsIn := t.store.Session(session)
+	ours := s != nil && s.Wrapper == os.Getpid() && s.Status == "active"
+	if !ours || t.topicTried || s.ThreadID != 0 || topicsIn != t.cfg.Load().ChatID {
+		return nil
+	}
+	return s
+}
+
+// openTopic makes the session's topic, unless that was done. What may have been made is not made again. False: Telegram
+// asks to wait, with everything.
+func (t *Telegram) openTopic(ctx context.Context, session string) (goesOn bool) {
+	t.topicMu.Lock()
+	defer t.topicMu.Unlock()
+	s := t.topiclessLocked(session)
+	if s == nil {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), topicLimit)
+	defer cancel()
+	chat := t.cfg.Load().ChatID
+	v, _ := t.store.View() // as it was, where it cannot be read
+	var made struct {
+		ThreadID int64 `json:"message_thread_id"`
+	}
+	params := map[string]any{"chat_id": chat, "name": topicName(v, s)}
+	err := t.call(ctx, "createForumTopic", params, &made)
+	failed, ok := err.(*apiError)
+	if ok && (failed.unsent || failed.Code == http.StatusTooManyRequests) { // nothing was made
+		t.postpone(failed.retryAfter())
+		return failed.retryAfter() == 0
+	}
+	t.topicTried = true
+	switch {
+	case err == nil:
+		err = t.store.SetTopic(session, Topic{ThreadID: made.ThreadID, ThreadChat: chat})
+	case !failed.temporary(): // nor do others try, until the poller has asked again
+		err = errors.Join(err, t.store.NoteTopics(0))
+	}
+	if err != nil {
+		t.noteTrouble("topics", "the session has no topic, its messages go to the plain chat: "+err.Error())
+	}
+	return true
+}
+
+// threadOf is the topic that a message goes to, 0: none. It waits while one is being made.
+func (t *Telegram) threadOf(d delivery) int64 {
+	if d.session == "" {
+		return d.threadID
+	}
+	t.topicMu.Lock()
+	defer t.topicMu.Unlock()
+	s, _ := t.store.Session(d.session)
+	if s == nil || s.ThreadChat != t.cfg.Load().ChatID {
+		return 0
+	}
+	return max(0, s.ThreadID)
+}
+
+// leaveTopic has the session of a topic that is gone stay in the plain chat.
+func (t *Telegram) leaveTopic(thread int64, why *apiError) {
+	t.noteTrouble("topics", fmt.Sprintf("topic %d is gone, its messages go to the plain chat: %v", thread, why))
+	v, _ := t.store.View() // as it was, where it cannot be read
+	s := v.inTopic(t.cfg.Load().ChatID, thread)
+	if s == nil {
+		return
+	}
+	if err := t.store.SetTopic(s.ID, Topic{ThreadID: noTopic}); err != nil {
+		t.log.Warn("recording that a topic is gone", "error", err)
+	}
+}
+
+// inTopic is the session whose topic that is, nil: none's.
+func (v *View) inTopic(chat, thread int64) *SessionRecord {
+	for _, s := range v.Sessions {
+		if thread > 0 && s.ThreadID == thread && s.ThreadChat == chat {
+			return s
+		}
+	}
+	return nil
+}
+
+// topicName is what the topic of a session is called: as no other that lives.
+func topicName(v *View, s *SessionRecord) string {
+	name := title(s)
+	for id, other := range v.Sessions {
+		if id != s.ID && other.Status == "active" && title(other) == name {
+			name += " " + shortID(s.ID)
+			break
+		}
+	}
+	return strings.Join(strings.Fields(name), " ") // on one line
+}
+
+// endTopic ends the topic of a session that has ended: in a group nobody writes there any more, in a private chat, where
+// topics cannot be closed, its name tells how it ended.
+func (t *Telegram) endTopic(ctx context.Context, session string) error {
+	s, _ := t.store.Session(session)
+	if s == nil || s.ThreadID <= 0 || s.ThreadEnded {
+		return nil
+	}
+	method := "closeForumTopic"
+	name := ""
+	if s.ThreadChat > 0 {
+		method = "editForumTopic"
+		name = "✓ " + title(s)
+		if s.ExitCode == nil || *s.ExitCode != 0 {
+			name = "✗ " + title(s)
+		}
+	}
+	if err := t.changeTopic(ctx, method, s, name); err != nil {
+		return err
+	}
+	ended := s.Topic
+	ended.ThreadEnded = true
+	return t.store.SetTopic(session, ended)
+}
+
+// changeTopic makes a request about a session's topic; name: its new one, "" with none. What is refused for good stays
+// as it is.
+func (t *Telegram) changeTopic(ctx context.Context, method string, s *SessionRecord, name string) error {
+	_, err := t.pace(ctx, func() bool { return name != "" }, func() int { return 1 })
+	if err != nil {
+		return err
+	}
+	params := map[string]any{"chat_id": s.ThreadChat, "message_thread_id": s.ThreadID}
+	if name != "" {
+		params["name"] = name
+	}
+	err = t.call(ctx, method, params, nil)
+	failed, ok := err.(*apiError)
+	if ok && failed.temporary() {
+		t.postpone(failed.retryAfter())
+		return err
+	}
+	if ok && !failed.mentions("TOPIC_NOT_MODIFIED") {
+		t.noteTrouble("topics", "a topic stays as it is: "+failed.Error())
+	}
+	return nil
+}
+
+// topicsHere tells whether sessions can have topics in the chat; where not, what to do about it.
+func (t *Telegram) topicsHere(ctx context.Context) (here bool, todo string, err error) {
+	var me struct {
+		ID     int64
+		Topics bool `json:"has_topics_enabled"`
+	}
+	if err := t.call(ctx, "getMe", struct{}{}, &me); err != nil {
+		return false, "", err
+	}
+	chatID := t.cfg.Load().ChatID
+	if chatID > 0 {
+		return me.Topics, "switch on Threaded Mode in @BotFather (its Mini App, the bot's settings)", nil
+	}
+	var group struct {
+		Forum bool `json:"is_forum"`
+	}
+	if err := t.call(ctx, "getChat", map[string]any{"chat_id": chatID}, &group); err != nil {
+		return false, "", err
+	}
+	if !group.Forum {
+		return false, "switch on Topics in the group's settings", nil
+	}
+	var bot struct {
+		Status string
+		Topics bool `json:"can_manage_topics"`
+	}
+	err = t.call(ctx, "getChatMember", map[string]any{"chat_id": chatID, "user_id": me.ID}, &bot)
+	may := err != nil || bot.Topics || bot.Status == "creator" // where it is not told, the first topic shows it
+	return may, "make the bot an administrator who may manage topics", nil
+}
+
+// keepTopics looks after topics until ctx ends: whether there are any, and what is to become of those of sessions that
+// have ended.
+func (r *receiver) keepTopics() {
+	for r.ctx.Err() == nil {
+		err := r.lookForTopics()
+		if err == nil {
+			err = r.tidyTopics()
+		}
+		r.warn(err)
+		pause := topicsEvery
+		if err != nil {
+			pause = debtsPause
+		}
+		_ = sleep(r.ctx, pause) // the loop ends with it
+	}
+}
+
+// lookForTopics records whether the chat has topics.
+func (r *receiver) lookForTopics() error {
+	here, _, err := r.topicsHere(r.ctx)
+	if err != nil {
+		return err
+	}
+	if !here {
+		return r.store.NoteTopics(0)
+	}
+	return r.store.NoteTopics(r.cfg.Load().ChatID)
+}
+
+// tidyTopics ends the topics of sessions that could not do it, and deletes those of sessions that are forgotten soon.
+func (r *receiver) tidyTopics() error {
+	v, err := r.store.View()
+	if err != nil {
+		return err
+	}
+	for id, s := range v.Sessions {
+		if s.ThreadID <= 0 || s.EndedAt == nil {
+			continue
+		}
+		age := time.Since(*s.EndedAt)
+		switch {
+		case age > r.store.Retention && s.ThreadChat != r.cfg.Load().ChatID: // another bot's, perhaps
+			err = r.store.SetTopic(id, Topic{ThreadID: noTopic})
+		case age > r.store.Retention:
+			err = r.changeTopic(r.ctx, "deleteForumTopic", s, "")
+			if err == nil {
+				err = r.store.SetTopic(id, Topic{ThreadID: noTopic})
+			}
+		case age > debtsPatience && s.ThreadChat == r.cfg.Load().ChatID:
+			err = r.endTopic(r.ctx, id)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // ---- polling ----
 // One process asks for updates, for all sessions. What it has recorded it confirms; the rest comes again.
 
@@ -2369,11 +2675,32 @@ type message struct {
 	Chat          chat
 	Date          int64 // Unix seconds by the server's clock
 	Text          string
+	ThreadID      int64           `json:"message_thread_id"`
+	InTopic       bool            `json:"is_topic_message"` // else ThreadID is no topic's
 	ReplyTo       *message        `json:"reply_to_message"`
+	Rich          json.RawMessage `json:"rich_message"`
+	Caption       string
 	SenderChat    json.RawMessage `json:"sender_chat"` // a channel, or an anonymous administrator
 	ForwardOrigin json.RawMessage `json:"forward_origin"`
 	ViaBot        json.RawMessage `json:"via_bot"`
 	EditDate      int64           `json:"edit_date"`
+	service
+}
+
+// service are the members of a message that nobody wrote: something happened in the chat.
+type service struct {
+	TopicCreated  json.RawMessage `json:"forum_topic_created"`
+	TopicEdited   json.RawMessage `json:"forum_topic_edited"`
+	TopicClosed   json.RawMessage `json:"forum_topic_closed"`
+	TopicReopened json.RawMessage `json:"forum_topic_reopened"`
+	Pinned        json.RawMessage `json:"pinned_message"`
+	AutoDelete    json.RawMessage `json:"message_auto_delete_timer_changed"`
+}
+
+// isService tells whether the message has one of these.
+func (s *service) isService() bool {
+	return len(s.TopicCreated)+len(s.TopicEdited)+len(s.TopicClosed)+len(s.TopicReopened)+len(s.Pinned)+
+		len(s.AutoDelete) > 0
 }
 
 // user is a person or a bot; the names are for display only: anyone can take them.
@@ -2455,6 +2782,7 @@ func (t *Telegram) Poll(ctx context.Context) {
 	defer r.work.Wait()
 	defer stop()
 	r.work.Go(r.payDebts)
+	r.work.Go(r.keepTopics)
 	r.background(r.setCommands)
 	r.poll()
 }
@@ -2628,7 +2956,9 @@ func (r *receiver) warn(err error) {
 func (r *receiver) audit(e Event) { r.warn(r.store.Audit().Append(e)) }
 
 // reply answers a message of the operator.
-func (r *receiver) reply(to int64, text string) { r.notify(Notice{Text: text, ReplyTo: to}) }
+func (r *receiver) reply(to *message, text string) {
+	r.notify(Notice{Text: text, ReplyTo: to.ID, ThreadID: to.topic()})
+}
 
 // notify sends a notice, unless it says nothing.
 func (r *receiver) notify(n Notice) {
@@ -2835,7 +3165,7 @@ func (r *receiver) handleAskAgain(id int64, q *callbackQuery, p *PromptRecord, s
 		r.answerCallback(q, "Nothing was done: there is nothing to ask again", true)
 		return r.recordUpdate(id, nil)
 	}
-	in := newInput(s, "again", q.From, q.Message.ID, id)
+	in := newInput(s, "again", q.From, q.Message, id)
 	in.PromptID = p.ID
 	if err := r.recordUpdate(id, in); err != nil {
 		return err
@@ -2844,10 +3174,10 @@ func (r *receiver) handleAskAgain(id int64, q *callbackQuery, p *PromptRecord, s
 	return nil
 }
 
-// newInput is something for a session to do, asked in the message msg.
-func newInput(s *SessionRecord, kind string, from *user, msg, update int64) *InputRecord {
-	return &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: kind, By: from.who(), ReplyTo: msg,
-		UpdateID: update, Status: "queued"}
+// newInput is something for a session to do, asked in the message m.
+func newInput(s *SessionRecord, kind string, from *user, m *message, update int64) *InputRecord {
+	return &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: kind, By: from.who(), ReplyTo: m.ID,
+		ThreadID: m.topic(), UpdateID: update, Status: "queued"}
 }
 
 // handleViewButton does what a button asks for that decides nothing: ticks a choice, or shows more.
@@ -2879,7 +3209,7 @@ func (r *receiver) resend(p PromptRecord, text string, all bool) (msg int64, err
 	defer cancel()
 	part, rest := cutText(clean(text, 1<<20), partUnits-800)
 	for rest != "" {
-		_, err := r.Notify(ctx, Notice{Mono: part, Lang: p.Lang, SessionID: p.SessionID, ReplyTo: p.MsgID})
+		_, err := r.Notify(ctx, Notice{Mono: part, Lang: p.Lang, SessionID: p.SessionID, Urgent: true})
 		if err != nil {
 			return 0, err // not shown in full, so not to be allowed
 		}
@@ -2892,7 +3222,7 @@ func (r *receiver) resend(p PromptRecord, text string, all bool) (msg int64, err
 		}
 	}
 	shown := p.ShownAll || all
-	msg, err = r.ask(ctx, p.ID, &SessionRecord{}, func(now *PromptRecord) {
+	msg, err = r.ask(ctx, p.ID, &SessionRecord{Head: Head{ID: p.SessionID}}, func(now *PromptRecord) {
 		if text != "" {
 			now.Above = ""
 			now.Full = part
@@ -2985,7 +3315,7 @@ func (r *receiver) handleMessage(id int64, m *message, v *View) error {
 			return err
 		}
 		if why != "" {
-			r.reply(m.ID, "✗ Nothing was done: "+string(why))
+			r.reply(m, "✗ Nothing was done: "+string(why))
 		}
 		return nil
 	}
@@ -2996,7 +3326,7 @@ func (r *receiver) handleMessage(id int64, m *message, v *View) error {
 		fields := []Field{{"command", input.Kind}, {"by", input.By}}
 		r.audit(Event{"SESSION_COMMAND", input.SessionID, "", fields})
 	}
-	r.notify(Notice{Text: want.reply, ReplyTo: m.ID, Ours: want.ours})
+	r.notify(Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic(), Ours: want.ours})
 	return nil
 }
 
@@ -3007,17 +3337,24 @@ func (r *receiver) deleteMessage(m *message) {
 		params := map[string]any{"chat_id": m.Chat.ID, "message_id": m.ID}
 		err := r.call(r.ctx, "deleteMessage", params, nil)
 		if err != nil && !err.(*apiError).mentions("message to delete not found") {
-			r.reply(m.ID, "⚠ Your message could not be deleted: delete it yourself.")
+			r.reply(m, "⚠ Your message could not be deleted: delete it yourself.")
 		}
 	})
 }
 
 // understand is what the message asks for. Text that came damaged or too long counts as none.
 func (in *incoming) understand() intent {
-	text := ""
-	damaged := len(in.Text) > maxMessage || strings.Contains(in.Text, "\uFFFD")
-	if !damaged {
-		text = strings.TrimSpace(cleanText(in.Text))
+	if in.isService() {
+		return intent{}
+	}
+	text := in.Text
+	if text == "" {
+		text = plainText(in.Rich)
+	}
+	damaged := len(text) > maxMessage || strings.Contains(text, "\uFFFD")
+	text = strings.TrimSpace(cleanText(text))
+	if damaged {
+		text = ""
 	}
 	if line, ok := strings.CutPrefix(text, "/"); ok {
 		name, rest, _ := strings.Cut(line, " ")
@@ -3029,7 +3366,7 @@ func (in *incoming) understand() intent {
 	case s == nil:
 		return intent{reply: refusal}
 	case text == "":
-		return intent{reply: "✗ Nothing was done: only text of up to 4096 bytes can be sent to a session."}
+		return intent{reply: "✗ Nothing was done: send it as plain text, of up to 4096 bytes."}
 	}
 	return in.answerOrInput(s, p, text)
 }
@@ -3114,13 +3451,14 @@ func (in *incoming) claim(sid, reply string) intent {
 
 // input is something for a session to do.
 func (in *incoming) input(s *SessionRecord, kind, text string) intent {
-	record := newInput(s, kind, in.From, in.ID, in.updateID)
+	record := newInput(s, kind, in.From, in.message, in.updateID)
 	record.Text = text
 	return intent{record: record}
 }
 
 // target finds the session meant, by the first of: the command; the message replied to (then also the question asked
-// there); the claim; being the only one. Else it refuses: it never guesses. No refusal: people talking in a group.
+// there); the topic it was written in; where it replies to nothing, the claim, or being the only one. Else it refuses:
+// it never guesses. No refusal: people talking in a group.
 func (in *incoming) target(sid string) (s *SessionRecord, p *PromptRecord, refusal string) {
 	id := strings.ToLower(sid)
 	if sid == "" {
@@ -3131,7 +3469,7 @@ func (in *incoming) target(sid string) (s *SessionRecord, p *PromptRecord, refus
 	var found []*SessionRecord
 	for _, s := range in.view.Sessions {
 		named := id != "" && strings.HasPrefix(s.ID, id) || sid != "" && s.Label == sid
-		candidate := id == "" && private && s.Status == "active"
+		candidate := id == "" && in.repliedTo() == nil && private && s.Status == "active"
 		if named || candidate {
 			found = append(found, s)
 		}
@@ -3158,10 +3496,11 @@ func (in *incoming) target(sid string) (s *SessionRecord, p *PromptRecord, refus
 // repliedQuestion is the question that the message replies to, nil: none. The numbers of messages begin anew in another
 // chat, so the newest question counts.
 func (in *incoming) repliedQuestion() *PromptRecord {
-	if in.ReplyTo == nil || in.ReplyTo.ID == 0 {
+	to := in.repliedTo()
+	if to == nil || to.ID == 0 {
 		return nil
 	}
-	msg := in.ReplyTo.ID
+	msg := to.ID
 	var newest *PromptRecord
 	for _, p := range in.view.Prompts {
 		asked := p.MsgID == msg || slices.Contains(p.OldMsgIDs, msg)
@@ -3173,25 +3512,99 @@ func (in *incoming) repliedQuestion() *PromptRecord {
 }
 
 // impliedSession is the id of the session that the message is about, or the beginning of it: that of the question
-// replied to, the one that the message replied to names, the one claimed; "" where nothing tells.
+// replied to, the one that the message replied to names or was for, the one whose topic it is in, the one claimed where
+// it replies to nothing; "" where nothing tells.
 func (in *incoming) impliedSession(p *PromptRecord) string {
 	if p != nil {
 		return p.SessionID
 	}
+	to := in.repliedTo()
 	if in.repliesToBot() {
-		if mark := sessionMark.FindStringSubmatch(in.ReplyTo.Text); mark != nil {
+		if mark := sessionMark.FindStringSubmatch(cmp.Or(to.Text, to.Caption)); mark != nil {
 			return mark[1]
 		}
 	}
-	if m := in.view.Meta["telegram"]; m != nil {
+	s := in.view.inTopic(in.Chat.ID, in.topic())
+	m := in.view.Meta["telegram"]
+	switch {
+	case s != nil:
+		return s.ID
+	case to == nil && m != nil:
 		return m.Values["claim "+in.From.who()]
 	}
 	return ""
 }
 
+// topic is the topic that the message is in, 0: none.
+func (m *message) topic() int64 {
+	if !m.InTopic {
+		return 0
+	}
+	return m.ThreadID
+}
+
+// repliedTo is the message that it replies to, nil: none. In a topic what replies to nothing replies to the message that
+// opened the topic, whose number is the topic's.
+func (m *message) repliedTo() *message {
+	if m.ReplyTo != nil && m.ReplyTo.ID == m.topic() {
+		return nil
+	}
+	return m.ReplyTo
+}
+
 // repliesToBot tells whether it replies to a message of ours: only a bot in the chat can be that.
-func (in *incoming) repliesToBot() bool {
-	return in.ReplyTo != nil && in.ReplyTo.From != nil && in.ReplyTo.From.IsBot
+func (m *message) repliesToBot() bool {
+	to := m.repliedTo()
+	return to != nil && to.From != nil && to.From.IsBot
+}
+
+// plainText is the text of a rich message of paragraphs and code alone, "" of any other.
+func plainText(rich json.RawMessage) string {
+	var m struct {
+		Blocks []struct {
+			Type string
+			Text any
+		}
+	}
+	if err := json.Unmarshal(rich, &m); err != nil {
+		return ""
+	}
+	var lines []string
+	for _, b := range m.Blocks {
+		line, ok := plainWords(b.Text)
+		if !ok || b.Type != "paragraph" && b.Type != "pre" {
+			return ""
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// plainWords are the words of a RichText without their looks, which say nothing; not ok where something else would be
+// lost.
+func plainWords(text any) (words string, ok bool) {
+	switch text := text.(type) {
+	case string:
+		return text, true
+	case []any:
+		parts := make([]string, len(text))
+		for i := range text {
+			parts[i], ok = plainWords(text[i])
+			if !ok {
+				return "", false
+			}
+		}
+		return strings.Join(parts, ""), true
+	case map[string]any:
+		words, ok = plainWords(text["text"])
+		switch text["type"] {
+		case "bold", "italic", "underline", "code":
+			return words, ok
+		case "url":
+			return words, ok && text["url"] == words
+		}
+	}
+	return "", false
 }
 
 // answerOrInput gives text to a session: as the answer to its open question, or as free input. p is the question
