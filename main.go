@@ -1259,6 +1259,11 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	}
 	if s.cfg.Channel == "telegram" {
 		s.polling.Go(func() { s.tg.Poll(s.ctx) })
+		s.polling.Go(func() {
+			if err := sleep(s.ctx, topicAfter); err == nil {
+				s.tg.PrepareTopic(s.ctx, s.rec.ID)
+			}
+		})
 	} else { // nothing of the child's has been copied yet
 		fmt.Fprintln(s.notes, "atlasbridge: no Telegram here: "+
 			"questions wait for the keyboard or `atlasbridge answer` (see `atlasbridge setup`)")

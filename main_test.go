@@ -7260,6 +7260,19 @@ func TestTopicOfASession(t *testing.T) {
 	}
 }
 
+// TestTopicPrepared: a topic that was made before the first message is the one that it goes into, at the cost of one turn.
+func TestTopicPrepared(t *testing.T) {
+	e := newTGEnv(t)
+	e.withTopics(1001)
+	e.PrepareTopic(t.Context(), e.s.ID)
+	made := e.topic()
+	p := e.ask(yesNo)
+	e.PrepareTopic(t.Context(), e.s.ID)
+	if m := e.srv.message(p.MsgID); m.thread != made.ThreadID || made.ThreadID == 0 || len(e.srv.topics) != 1 {
+		t.Errorf("it is in topic %d, of %v, one was %+v", m.thread, e.srv.topics, made)
+	}
+}
+
 // TestNoTopic: where a session cannot have a topic its question comes at once, once, in the plain chat, and at most one
 // topic was tried.
 func TestNoTopic(t *testing.T) {

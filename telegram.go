@@ -2382,10 +2382,11 @@ func (t *stream) delivered(msg int64, _ error) {
 }
 
 // ---- topics ----
-// Where the chat has topics each session has one: made with its first message, ended with it, deleted when its record
-// would be forgotten. Whatever fails about it, the message goes to the plain chat.
+// Where the chat has topics each session has one: made soon, or with its first message, ended with it, deleted when its
+// record would be forgotten. Whatever fails about it, the message goes to the plain chat.
 
 const (
+	topicAfter    = 5 * time.Second  // a session that lives so long has one, before it is needed
 	topicLimit    = 3 * time.Second  // that making one may take, while a message waits
 	topicPatience = 30 * time.Second // a message that has waited so long for two turns leaves with one, and without it
 	topicsEvery   = 5 * time.Minute  // topics are looked after so often
@@ -2401,6 +2402,17 @@ func (t *Telegram) turnsFor(session string, waited time.Duration) int {
 		return 2
 	}
 	return 1
+}
+
+// PrepareTopic makes the session's topic before its first message, so that none waits for it.
+func (t *Telegram) PrepareTopic(ctx context.Context, session string) {
+	if t.topicless(session) == nil {
+		return
+	}
+	_, err := t.pace(ctx, func() bool { return false }, func() int { return 1 })
+	if err == nil {
+		t.openTopic(ctx, session)
+	}
 }
 
 // topicless is the session if a topic is to be made for it, nil otherwise. Only its own process makes one.
