@@ -7481,7 +7481,7 @@ func TestTopicsHere(t *testing.T) {
 			if here != c.here || !here && !strings.Contains(todo, c.todo) || err != nil {
 				t.Errorf("%v, %q, %v", here, todo, err)
 			}
-			if err := e.receiver(e.Telegram).lookForTopics(); err != nil {
+			if err := e.receiver(e.Telegram).lookAfterTopics(); err != nil {
 				t.Fatal(err)
 			}
 			if _, in := e.store.Session(""); (in == c.id) != c.here {

@@ -330,26 +330,14 @@ func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
 	outside := false // the topic is gone: it goes to the plain chat
 	began := time.Now()
 	for failures := 0; ; failures++ {
-		turns := func() int { return t.turnsFor(d.session, time.Since(began)) }
-		taken, err := t.pace(ctx, d.urgent, turns)
-		if err != nil {
+		if err := t.awaitTurn(ctx, d, began); err != nil {
 			return 0, err
-		}
-		if taken > 1 && !t.openTopic(ctx, d.session) {
-			continue
 		}
 		out := d.write()
 		if out == nil {
 			return 0, nil
 		}
-		out.ChatID = t.cfg.Load().ChatID
-		out.ThreadID = 0
-		switch {
-		case outside:
-			out.ReplyTo = nil // it is in the topic
-		case out.EditID == 0:
-			out.ThreadID = t.threadOf(d)
-		}
+		t.address(out, d, outside)
 		id, failed := t.attempt(ctx, d.linger, out.plainer(looks))
 		if failed == nil {
 			t.noteTrouble("send", "")
@@ -2432,6 +2420,29 @@ func (t *Telegram) topiclessLocked(session string) *SessionRecord {
 	return s
 }
 
+// awaitTurn waits until a message may leave, and makes the topic of its session where that comes first.
+func (t *Telegram) awaitTurn(ctx context.Context, d delivery, began time.Time) error {
+	turns := func() int { return t.turnsFor(d.session, time.Since(began)) }
+	for {
+		taken, err := t.pace(ctx, d.urgent, turns)
+		if err != nil || taken == 1 || t.openTopic(ctx, d.session) {
+			return err
+		}
+	}
+}
+
+// address tells a message where it goes; outside: not into its topic, which is gone with what it replies to.
+func (t *Telegram) address(out *outgoing, d delivery, outside bool) {
+	out.ChatID = t.cfg.Load().ChatID
+	out.ThreadID = 0
+	switch {
+	case outside:
+		out.ReplyTo = nil
+	case out.EditID == 0:
+		out.ThreadID = t.threadOf(d)
+	}
+}
+
 // openTopic makes the session's topic, unless that was done. What may have been made is not made again. False: Telegram
 // asks to wait, with everything.
 func (t *Telegram) openTopic(ctx context.Context, session string) (goesOn bool) {
@@ -2599,21 +2610,18 @@ func (t *Telegram) topicsHere(ctx context.Context) (here bool, todo string, err 
 // have ended.
 func (r *receiver) keepTopics() {
 	for r.ctx.Err() == nil {
-		err := r.lookForTopics()
-		if err == nil {
-			err = r.tidyTopics()
-		}
-		r.warn(err)
 		pause := topicsEvery
-		if err != nil {
+		err := r.lookAfterTopics()
+		if err != nil && r.ctx.Err() == nil {
+			r.noteTrouble("topics", "topics are not looked after: "+err.Error())
 			pause = debtsPause
 		}
 		_ = sleep(r.ctx, pause) // the loop ends with it
 	}
 }
 
-// lookForTopics records whether the chat has topics.
-func (r *receiver) lookForTopics() error {
+// lookAfterTopics records whether the chat has topics, and tidies them.
+func (r *receiver) lookAfterTopics() error {
 	here, _, err := r.topicsHere(r.ctx)
 	if err != nil {
 		return err
@@ -2621,7 +2629,10 @@ func (r *receiver) lookForTopics() error {
 	if !here {
 		return r.store.NoteTopics(0)
 	}
-	return r.store.NoteTopics(r.cfg.Load().ChatID)
+	if err := r.store.NoteTopics(r.cfg.Load().ChatID); err != nil {
+		return err
+	}
+	return r.tidyTopics()
 }
 
 // tidyTopics ends the topics of sessions that could not do it, and deletes those of sessions that are forgotten soon.
