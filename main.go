@@ -3346,7 +3346,7 @@ func (s *session) answerTyped(g *gate) {
 	refused := rec.Status == ReplyReceived && rec.Permission && rec.Reason != ""
 	if refused && s.adapter.Box != nil {
 		s.save("recording an input", &InputRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Kind: "text",
-			By: *rec.DecidedBy, Text: rec.Reason, ReplyTo: rec.MsgID, PromptID: rec.ID, Status: "queued"})
+			By: *rec.DecidedBy, Text: rec.Reason, PromptID: rec.ID, Status: "queued"})
 	}
 	s.end(g.q, "", "")
 }
@@ -4519,6 +4519,7 @@ func (a *asking) alone(ctx context.Context, quit context.CancelCauseFunc) (code 
 	}
 	own := sessionRecord("ask", []string{}, "")
 	own.PID = own.Wrapper
+	own.ThreadID = noTopic // for one question
 	own.Activity = "waiting"
 	release, err := a.st.HoldSession(own.ID)
 	if err != nil {
@@ -4690,7 +4691,7 @@ func (a *asking) handleInput(ctx context.Context, quit context.CancelCauseFunc, 
 		quit(&stopped{syscall.SIGTERM, "ended from the phone"})
 		return
 	}
-	n := Notice{SessionID: a.session, Text: "✗ " + r.Reason, ReplyTo: r.ReplyTo, Ring: true}
+	n := Notice{SessionID: a.session, Text: "✗ " + r.Reason, ReplyTo: r.ReplyTo, ThreadID: r.ThreadID, Ring: true}
 	_, _ = a.ch.Notify(ctx, n) // where that fails, nothing else was done either
 }
 

@@ -15224,13 +15224,20 @@ func TestAskEnds(t *testing.T) {
 // TestAskFromThePhoneEnded: /cancel ends the script, and a script has no screen to show.
 func TestAskFromThePhoneEnded(t *testing.T) {
 	p := newBotAPI(t)
+	p.topics = map[int64]string{}
 	dir := home(t, p.config(""))
+	st := storeAt(t, dir)
+	if err := st.NoteTopics(1001); err != nil {
+		t.Fatal(err)
+	}
 	s := asks(t, dir, "", "Deploy?")
 	m := p.shows("Deploy?", "Yes")
+	if m.thread != 0 {
+		t.Error("it has a topic for one question")
+	}
 	openPrompt(t, dir)
 	p.writes("/screen", 0)
 	p.shows("no screen", "")
-	st := storeAt(t, dir)
 	of := storeView(t, st).Prompts
 	for _, q := range of {
 		wish := &InputRecord{Head: Head{ID: newID()}, SessionID: q.SessionID, Kind: "cancel", Status: "queued"}
