@@ -7601,6 +7601,9 @@ func TestTextInTopics(t *testing.T) {
 		}
 		v.apply(s)
 	}
+	elsewhere := &SessionRecord{Head: Head{Rec: "session", ID: "eeeeeeee-0"}, Status: "active"}
+	elsewhere.Topic = Topic{ThreadID: 50, ThreadChat: 1001}
+	v.apply(elsewhere)
 	p := tgMenu
 	p.Head = Head{Rec: "prompt", ID: "11111111-0"}
 	p.SessionID, p.Status, p.MsgID = "aaaaaaaa-0", AwaitingReply, 12
@@ -7621,8 +7624,12 @@ func TestTextInTopics(t *testing.T) {
 		{"as a reply to something of it", "go on", 20, &message{ID: 22, From: bot}, "", `^text bbbbbbbb`},
 		{"in that of one that has ended", "go on", 30, nil, "", `^reply ✗ Nothing was sent: .*dddddddd.* has ended`},
 		{"in one of the operator's own", "go on", 40, nil, "", `^reply $`},
+		{"there, as a reply to what opened it", "go on", 40, &message{ID: 40, From: bot}, "bbbbbbbb-0", `^text bbbbbbbb`},
+		{"in one with the number of another chat's", "go on", 50, nil, "", `^reply $`},
+		{"in a chain of replies, which is no topic", "go on", -20, nil, "", `^reply $`},
 		{"there, as claimed", "go on", 40, nil, "aaaaaaaa-0", `^reply ✗ Nothing was done: a permission`},
 		{"the answer to its question", "1", 10, nil, "", `^decide 11111111 1$`},
+		{"the answer, as a reply to what opened it", "1", 10, &message{ID: 10, From: bot}, "", `^decide 11111111 1$`},
 		{"a reply to its question", "use make", 10, &message{ID: 12, From: bot}, "", `^decide 11111111 deny:use make$`},
 		{"a reply to nothing known", "go on", 0, &message{ID: 99, From: bot}, "bbbbbbbb-0", `^reply $`},
 		{"a reply to a person", "go on", 0, &message{ID: 98, From: &user{ID: 1001}}, "bbbbbbbb-0", `^reply $`},
@@ -7635,7 +7642,9 @@ func TestTextInTopics(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			v.apply(&MetaRecord{Head: Head{Rec: "meta", ID: "telegram"}, Values: map[string]string{"claim telegram:1001": c.claim}})
-			m := &message{ID: 60, From: &user{ID: 1001}, Text: c.text, ThreadID: c.thread, InTopic: c.thread != 0, ReplyTo: c.to}
+			m := &message{ID: 60, From: &user{ID: 1001}, Text: c.text, ReplyTo: c.to}
+			m.ThreadID = max(c.thread, -c.thread)
+			m.InTopic = c.thread > 0
 			m.Chat.ID = tgGroup
 			want := (&incoming{message: m, view: v, at: now}).understand()
 			if got := tgWish(want); !regexp.MustCompile(c.want).MatchString(got) {
@@ -7886,6 +7895,7 @@ func TestTelegramUnderstand(t *testing.T) {
 		{"go on", reply(7, "x\nclaude · web [SID:bbbbbbbb]"), two, nil, nil, `^text bbbbbbbb "go on"$`},
 		{"go on", reply(7, "[SID:bbbbbbbb]\nclaude [SID:aaaaaaaa]"), two, nil, nil, `^text aaaaaaaa`},
 		{"go on", &message{ID: 7, Text: "x [SID:bbbbbbbb]", From: &user{ID: 1001}}, two, nil, nil, `^reply ✗ Which`},
+		{"go on", reply(7, "Running: nothing"), one, nil, nil, `^reply ✗ Which session`},
 		{"go on", reply(7, "claude [SID:dddddddd]"), two, nil, nil, `^reply ✗ Nothing was sent: .*ended`},
 		{"go on", nil, two, nil, map[string]string{"claim telegram:1001": b.ID}, `^text bbbbbbbb`},
 		{"go on", nil, two, nil, map[string]string{"claim telegram:2002": b.ID}, `^reply ✗ Which`},
