@@ -7302,6 +7302,9 @@ func TestNoTopic(t *testing.T) {
 		{"it is not known that there are any", nil, func(e *tgEnv) { e.store.NoteTopics(0) }, 0, false},
 		{"those of another chat", nil, func(e *tgEnv) { e.store.NoteTopics(tgGroup) }, 0, true},
 		{"another process's session", nil, func(e *tgEnv) { e.change(func(s *SessionRecord) { s.Wrapper++ }) }, 0, true},
+		{"its own is in another chat", nil, func(e *tgEnv) {
+			e.change(func(s *SessionRecord) { s.Topic = Topic{ThreadID: 7, ThreadChat: 1002} })
+		}, 0, true},
 		{"it was gone before", nil, func(e *tgEnv) {
 			e.change(func(s *SessionRecord) { s.ThreadID = noTopic })
 		}, 0, true},
