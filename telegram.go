@@ -1,8 +1,8 @@
 // telegram.go is the one file that reaches the network. Out: Ask, Settle and Notify, for this process's own session.
 // In: Poll, in the process that holds the poll lock, for all sessions: an answer becomes a Decision, anything else an
 // InputRecord. Text is sent with entities, never with a parse_mode: what a program printed cannot become markup. A
-// message about a session ends in our [SID:…]; only that line routes a reply. The token never leaves this file: no
-// error carries a URL.
+// reply is routed by its question's number or by the [SID:…] that ends our messages, other text by its topic. The token
+// never leaves this file: no error carries a URL.
 package main
 
 import (
