@@ -1021,8 +1021,8 @@ type UpdateRecord struct {
 	Kind string `json:"kind"`
 }
 
-// MetaRecord is a single fact by id: "audit" (head of the chain), "telegram" (offset, claim, poller), "topics" (the chat
-// that has them).
+// MetaRecord is a single fact by id: "audit" (head of the chain), "telegram" (offset, claim, poller), "topics" (the
+// chat that has them).
 type MetaRecord struct {
 	Head
 	Seq    int64             `json:"seq"`

@@ -2383,8 +2383,8 @@ const (
 // topicGone are the words of an error that tells that a topic cannot be written to.
 var topicGone = []string{"message thread not found", "TOPIC_ID_INVALID", "TOPIC_DELETED", "TOPIC_CLOSED"}
 
-// turnsFor is how many turns a message about the session needs, which has waited that long: two where its topic is to be
-// made first.
+// turnsFor is how many turns a message about the session needs, which has waited that long: two where its topic is to
+// be made first.
 func (t *Telegram) turnsFor(session string, waited time.Duration) int {
 	if session != "" && waited < topicPatience && t.topicless(session) != nil {
 		return 2
@@ -2528,8 +2528,8 @@ func topicName(v *View, s *SessionRecord) string {
 	return strings.Join(strings.Fields(name), " ") // on one line
 }
 
-// endTopic ends the topic of a session that has ended: in a group nobody writes there any more, in a private chat, where
-// topics cannot be closed, its name tells how it ended.
+// endTopic ends the topic of a session that has ended: in a group nobody writes there any more, in a private chat,
+// where topics cannot be closed, its name tells how it ended.
 func (t *Telegram) endTopic(ctx context.Context, session string) error {
 	s, _ := t.store.Session(session)
 	if s == nil || s.ThreadID <= 0 || s.ThreadEnded {
@@ -3566,8 +3566,8 @@ func (m *message) topic() int64 {
 	return m.ThreadID
 }
 
-// repliedTo is the message that it replies to, nil: none. In a topic what replies to nothing replies to the message that
-// opened the topic, whose number is the topic's.
+// repliedTo is the message that it replies to, nil: none. In a topic what replies to nothing replies to the message
+// that opened the topic, whose number is the topic's.
 func (m *message) repliedTo() *message {
 	if m.ReplyTo != nil && m.ReplyTo.ID == m.topic() {
 		return nil
