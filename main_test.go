@@ -6104,27 +6104,6 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestMarkdownIsLinear: no text keeps a session busy.
-func TestMarkdownIsLinear(t *testing.T) {
-	for _, unit := range []string{"*", "[", "`", "_", "**a", " *a", "[a](", "> ", ">", "|", "|-\n", "|a|b|\n|-|-|\n", "```\n", "- ", "\n", " ", "#", "~~a ", "]("} {
-		text := strings.Repeat(unit, 1<<20/len(unit))
-		start := time.Now()
-		markdown(text)
-		if took := time.Since(start); took > time.Second {
-			t.Errorf("1 MiB of %q took %v", unit, took)
-		}
-	}
-	var ticks strings.Builder
-	for n := 1; ticks.Len() < 1<<20; n++ {
-		ticks.WriteString(strings.Repeat("`", n) + " ")
-	}
-	start := time.Now()
-	markdown(ticks.String())
-	if took := time.Since(start); took > time.Second {
-		t.Errorf("rows of ticks took %v", took)
-	}
-}
-
 // BenchmarkMarkdown: a mebibyte of marks.
 func BenchmarkMarkdown(b *testing.B) {
 	for _, unit := range []string{"*", "[", "` `` ", " *a", "|-\n", "> ", "**a** `b` [c](d) ", "word "} {
