@@ -994,6 +994,11 @@ var plainKeys = map[string]string{
 	"DELETE":    "\x1b[3~",
 	"PGUP":      "\x1b[5~",
 	"PGDN":      "\x1b[6~",
+	"Y":         "y",
+	"N":         "n",
+	"1":         "1",
+	"2":         "2",
+	"3":         "3",
 }
 
 // cursorKeys are the last bytes of the keys that send CSI, or SS3 where the program has set DECCKM.
@@ -1977,6 +1982,8 @@ type Adapter struct {
 	Submit      string         // goes on from a list with ticks to the review
 	Mark        string         // what an input box begins with
 	Clear       string         // the keys that empty a box of one row (measured)
+	Stop        string         // the key that interrupts a turn (measured)
+	StopAgain   *regexp.Regexp // a row that asks for that key a second time
 	Box         *regexp.Regexp // the row of the empty input box, the turn over
 	Head        *regexp.Regexp // the first row of a dialog without a frame
 	Works       *regexp.Regexp // a row, or ESC and the title, while it works
@@ -2005,6 +2012,7 @@ var adapters = []*Adapter{
 		Submit:      "\x1b[C",
 		Mark:        "❯",
 		Clear:       "\x15",
+		Stop:        "\x1b",
 		Box:         re(`^❯(\x{a0}|$)`),
 		Works: re(`^\x1b[◐◑◒◓]|esc to interrupt|^[·✻✽✳✶✢*] .*… \(|` +
 			`\(running \w+ hook|^✻ .* · retrying in \d`),
@@ -2026,6 +2034,7 @@ var adapters = []*Adapter{
 		EscapeBang:  true,
 		Mark:        "›",
 		Clear:       "\x15",
+		Stop:        "\x1b",
 		Box:         re(`^›( Ask Codex to do anything)?$`),
 		Head:        re(`^(Would you like to|Folder access|Hooks need review|Question \d)`),
 		Works:       re(`^\x1b[⠁-⣿]|\(\d+[hms][^)]* • esc to interrupt\)`),
@@ -2047,6 +2056,8 @@ var adapters = []*Adapter{
 		EscapeBang:  true,
 		Digits:      true,
 		Mark:        ">",
+		Clear:       "\x15",
+		Stop:        "\x1b",
 		Box:         re(`^>(\s+Type your message.*)?$`),
 		Works:       re(`^\x1b\s*✦|\(esc to cancel, \d+[hms]`),
 		Asks:        re(`^\s*✋`),
@@ -2063,6 +2074,8 @@ var adapters = []*Adapter{
 		MaxVer:      "1.18.33",
 		SubmitDelay: 300 * time.Millisecond,
 		EscapeBang:  true,
+		Stop:        "\x1b",
+		StopAgain:   re(`esc again to interrupt`),
 		Box:         re(`^┃(\s+Ask anything….*)?$`),
 		Head:        re(`^△ `),
 		Works:       re(`^[⬝■]+\s+esc (again to )?interrupt|^[⬝■].*\[retrying `),
@@ -2079,6 +2092,8 @@ var adapters = []*Adapter{
 		EscapeBang:  true,
 		Digits:      true,
 		Mark:        ">",
+		Clear:       "\x15",
+		Stop:        "\x1b",
 		Box:         re(`^>(\s+Type your message.*)?$`),
 		Head:        re(`^\? `),
 		Works:       re(`^\x1b[◐◑◒◓]|\(\d+[hms][^)]*esc to cancel\)`),
@@ -2091,6 +2106,7 @@ var adapters = []*Adapter{
 	{
 		Name:        "generic",
 		SubmitDelay: 50 * time.Millisecond,
+		Stop:        "\x03",
 	},
 }
 
@@ -2834,11 +2850,7 @@ func (d *Detector) Resize(rows, cols int, now time.Time) {
 // one in force.
 func (d *Detector) Typed(p []byte, now time.Time) {
 	enter := bytes.ContainsAny(p, "\r\n")
-	working := d.turn.report == "working" || d.turn.report == "blocked"
-	if d.turn.report == "" && d.view != nil {
-		working = d.view.working() || d.view.reported
-	}
-	d.turn.noteKeys(p, working, now)
+	d.turn.noteKeys(p, d.Working(), now)
 	if d.cur != nil {
 		d.typed = true
 		begun := d.cur.onLine() && len(p) > 0 && p[0] >= ' '
@@ -2851,6 +2863,14 @@ func (d *Detector) Typed(p []byte, now time.Time) {
 		d.enterAt = now
 		d.ttyDue = now.Add(settle / 2)
 	}
+}
+
+// Working tells whether the tool is in a turn, at work or with a question of its own, as far as it tells.
+func (d *Detector) Working() bool {
+	if d.turn.report == "" {
+		return d.view != nil && (d.view.working() || d.view.reported)
+	}
+	return d.turn.report == "working" || d.turn.report == "blocked"
 }
 
 // standsNow tells whether the question in force stands on the screen as it is, whether or not that
@@ -3782,6 +3802,9 @@ type inputBox struct {
 // it.
 var reMark = re(`^[^\pL\pN]*$`)
 
+// reFolded is what tools show for a long paste, or for a picture's path.
+var reFolded = re(`\[(Pasted|Image)`)
+
 // reDraft is the first row of an input box with something in it.
 var reDraft = re(`^[>❯›●$]\s*\S`)
 
@@ -3831,7 +3854,7 @@ func (v *view) markedBox() inputBox {
 			text = "" // a hint
 		}
 		alone := r == v.row && (r+1 >= len(v.rows) || v.rows[r+1].text == "")
-		whole := alone && !strings.Contains(text, "[Pasted")
+		whole := alone && !reFolded.MatchString(text)
 		return inputBox{found: true, draft: text, whole: whole}
 	}
 	return inputBox{}

@@ -899,27 +899,31 @@ func versionLess(a, b string) bool {
 
 // Times of a session. What is measured is in the facts about the tool that is named.
 const (
-	keyGrace    = 300 * time.Millisecond // after a key at the keyboard, for the screen to show it
-	dialogGrace = 300 * time.Millisecond // claude 2.1 ignores keys in a dialog's first 0.1 to 0.2 s
-	hookWait    = 2 * time.Second        // for a dialog's hook to call: 0.44 s, busy 1.4 (claude 2.1)
-	hookCheck   = time.Second            // between looks whether a hook lives
-	dialogGone  = time.Second            // a dialog left for good: a repaint takes 0.3 s (claude 2.1)
-	hookUnasked = 5 * time.Second        // the tool says that it asks nothing, although its hook waits
-	sameMoment  = time.Second            // before a decision: a key and a tap may cross
-	retryEvery  = 5 * time.Second        // between attempts to record a question
-	lookTime    = time.Second            // for the gate to see its question
-	gatePoll    = time.Second / 40       // between looks of the gate
-	busyTime    = 3 * time.Second        // beyond its time: the gate waits for a pause of the output
-	followTime  = time.Second            // for one key of the gate to show
-	submitTime  = 3 * time.Second        // for a text to be taken
-	sendTime    = 3 * time.Second        // for a tool to show a key typed here: busy 2.2 (claude 2.1)
-	draftTime   = 30 * time.Second       // for what was typed at the keyboard to show in the box
-	detectEvery = time.Second / 100      // between looks of the detector
-	reapEvery   = time.Minute            // between looks for sessions that died
-	drainSend   = 3 * time.Second        // for the last messages
-	drainStream = 10 * time.Minute       // for all output, with --stream
-	doingEvery  = time.Second            // between records of what is done
-	outputEvery = 30 * time.Second       // between records of the last output
+	keyGrace    = 300 * time.Millisecond  // after a key at the keyboard, for the screen to show it
+	dialogGrace = 300 * time.Millisecond  // claude 2.1 ignores keys in a dialog's first 0.1 to 0.2 s
+	hookWait    = 2 * time.Second         // for a dialog's hook to call: 0.44 s, busy 1.4 (claude 2.1)
+	hookCheck   = time.Second             // between looks whether a hook lives
+	dialogGone  = time.Second             // a dialog left for good: a repaint takes 0.3 s (claude 2.1)
+	hookUnasked = 5 * time.Second         // the tool says that it asks nothing, although its hook waits
+	sameMoment  = time.Second             // before a decision: a key and a tap may cross
+	retryEvery  = 5 * time.Second         // between attempts to record a question
+	lookTime    = time.Second             // for the gate to see its question
+	gatePoll    = time.Second / 40        // between looks of the gate
+	busyTime    = 3 * time.Second         // beyond its time: the gate waits for a pause of the output
+	followTime  = time.Second             // for one key of the gate to show
+	submitTime  = 3 * time.Second         // for a text to be taken
+	inputTime   = time.Minute             // that what the phone wants waits for what is under way
+	inputLook   = time.Second / 20        // between looks whether that is over
+	albumTime   = 1200 * time.Millisecond // after a file of an album: then all of it has come
+	stopTime    = 5 * time.Second         // for a turn to end: up to 1.6 s (qwen 0.24)
+	sendTime    = 3 * time.Second         // for a tool to show a key typed here: busy 2.2 (claude 2.1)
+	draftTime   = 30 * time.Second        // for what was typed at the keyboard to show in the box
+	detectEvery = time.Second / 100       // between looks of the detector
+	reapEvery   = time.Minute             // between looks for sessions that died
+	drainSend   = 3 * time.Second         // for the last messages
+	drainStream = 10 * time.Minute        // for all output, with --stream
+	doingEvery  = time.Second             // between records of what is done
+	outputEvery = 30 * time.Second        // between records of the last output
 )
 
 // Sizes of a session, in bytes unless said otherwise.
@@ -946,6 +950,10 @@ var (
 	reSends = regexp.MustCompile(`[\r\n]$|^(\x1b|\x03|\x15)$`)
 	// reArrow is a key that moves and decides nothing.
 	reArrow = regexp.MustCompile(`^\x1b[\[O][0-9;]*[A-Z~]$`)
+	// reOwnCommand is how the operator writes a command of the tool's own.
+	reOwnCommand = regexp.MustCompile(`^//\w`)
+	// reFirstWord is the beginning of a text up to the first blank.
+	reFirstWord = regexp.MustCompile(`^\S*`)
 )
 
 // session is one run of a tool.
@@ -1011,7 +1019,9 @@ type session struct {
 	calm    time.Time    // since when a known tool says that it asks nothing; zero: it asks
 
 	// What is typed.
-	inputs   []*InputRecord // what the phone wants of us, in order
+	inputs   []*InputRecord     // what the phone wants of us, in order
+	files    map[string]fetched // of those inputs that have come
+	halt     *halt              // a turn that is being interrupted, nil none
 	gate     *gate
 	draft    draftHere
 	held     []heldKeys // typed at the keyboard while the gate types
@@ -1048,6 +1058,13 @@ type overDialog struct {
 type draftHere struct {
 	keys   string
 	edited bool // by keys that move or delete, or as a paste: keys are not what stands in the box
+}
+
+// halt is the interruption of a turn: its key was pressed.
+type halt struct {
+	input *InputRecord // that asked for it
+	until time.Time    // the turn must have ended by then
+	twice bool         // the tool has asked for the key again, and got it
 }
 
 // heldKeys are keys that were typed while the gate was typing.
@@ -2181,8 +2198,12 @@ func (s *session) byID(id string) *question {
 func (s *session) handleRecord(rec Record) {
 	switch r := rec.(type) {
 	case *InputRecord:
-		if r.Status == "queued" {
+		whole := r.Kind != "file" || r.File != nil
+		if r.Status == "queued" && whole {
 			s.inputs = append(s.inputs, r)
+		}
+		if r.Status == "queued" && r.File != nil {
+			s.fetch(r)
 		}
 	case *PromptRecord:
 		q := s.byID(r.ID)
@@ -2460,15 +2481,80 @@ func (s *session) resolveHook(h *question) {
 
 // ---- inputs from the phone ----
 //
-// What the phone wants of a session is done in order, one thing after the other.
+// What the phone wants of a session is done in order, one thing after the other. Nothing is refused because of
+// something that is under way: it waits, for a while.
 
-// inputStep does what the phone asked for, until the gate has to type.
+// inputStep does what the phone asked for, until the gate has to type. What has to wait keeps its place; only what
+// types nothing goes first.
 func (s *session) inputStep() {
-	for len(s.inputs) > 0 && s.gate == nil {
-		r := s.inputs[0]
-		s.inputs = s.inputs[1:]
+	s.haltStep()
+	waits := false
+	for _, r := range slices.Clone(s.inputs) {
+		if s.gate != nil || s.halt != nil {
+			return
+		}
+		if waits && r.types() {
+			continue
+		}
+		why := s.inputWaits(r)
+		late := !time.Now().Before(r.At.Add(inputTime))
+		if why != "" && !late {
+			waits = true
+			s.turnAt(time.Now().Add(inputLook))
+			continue
+		}
+		s.inputs = slices.DeleteFunc(s.inputs, func(other *InputRecord) bool { return other == r })
+		if why != "" {
+			s.inputDone(r, fmt.Sprintf("it waited %s, and %s", span(inputTime), why), Notice{})
+			continue
+		}
 		s.handleInput(r)
 	}
+}
+
+// types tells whether something is typed for the input: that has to wait its turn.
+func (r *InputRecord) types() bool { return r.isText() || r.Kind == "keys" }
+
+// isText tells whether a text is typed for the input.
+func (r *InputRecord) isText() bool { return r.Kind == "text" || r.Kind == "file" }
+
+// inputWaits tells what the input cannot be done for yet although it soon may be, "" nothing.
+func (s *session) inputWaits(r *InputRecord) (why string) {
+	if !r.types() {
+		return ""
+	}
+	asked := s.q != nil && !s.q.rec.Idle && s.q.rec.Status != ""
+	switch {
+	case s.q != nil && s.q.decided || asked && !s.q.rec.Open():
+		return "an answer is still on its way to the tool"
+	case asked || !r.isText():
+		return ""
+	case r.Kind == "file" && !s.albumCame(r):
+		return "its file did not come"
+	}
+	tty := s.pty.State()
+	now := time.Now()
+	look := s.det.Look(tty, now)
+	switch {
+	case look.isQuestion() && now.After(r.At.Add(submitTime)): // nobody asks it: the gate tells
+		return ""
+	case s.adapter.Name == "generic" && tty.Reading == ReadingBusy:
+		return "the program does not read its keyboard"
+	}
+	return s.boxWaits(look, s.det.Box(tty, now))
+}
+
+// boxWaits tells what keeps a text from the input box that may soon be over, "" nothing.
+func (s *session) boxWaits(look *Prompt, box inputBox) (why string) {
+	switch {
+	case look.isQuestion():
+		return questionOpen
+	case !box.found:
+		return "there is no input box on the screen"
+	case s.draftDoesNotShow(box):
+		return "somebody types at the keyboard, and the input box does not show it yet"
+	}
+	return ""
 }
 
 // handleInput does one thing: text, keys, a look at the screen, the question again, the end.
@@ -2483,15 +2569,14 @@ func (s *session) handleInput(r *InputRecord) {
 		taken := *r
 		taken.Text = "" // it is in the notice's record from then on
 		s.inputDone(&taken, "", Notice{})
-	case "screen", "last", "show_recent":
-		screen := []rune(visible(redact(s.det.Screen.Text())))
-		if r.Kind != "screen" {
-			screen = screen[max(0, len(screen)-500):]
-		}
-		s.inputDone(r, "", Notice{Mono: string(screen)})
+	case "screen":
+		screen := dense(visible(redact(s.det.Screen.Text())))
+		s.inputDone(r, "", Notice{Mono: cmp.Or(screen, "(the screen is empty)"), File: "screen.txt"})
 	case "cancel":
 		s.terminate()
-		s.inputDone(r, "", Notice{Text: "⏹ ending the session"})
+		s.inputDone(r, "", Notice{Text: "⏹ ending it", Edit: r.ReplyTo, Urgent: true})
+	case "stop":
+		s.stopTurn(r)
 	case "again":
 		s.askAgain(r)
 	case "keys": // the child sees them as typed: ^C becomes SIGINT where its terminal is set so
@@ -2499,12 +2584,26 @@ func (s *session) handleInput(r *InputRecord) {
 			keys, _ := keyBytes(name, s.det.Screen.AppCursorKeys()) // only names that are known get here
 			s.inject(keys, r.By)
 		}
-		s.inputDone(r, "", Notice{Text: "⌨ pressed " + r.Text})
+		s.inputDone(r, "", Notice{})
 	case "text":
 		s.inputText(r)
+	case "file":
+		s.inputFile(r)
 	default:
 		s.inputDone(r, "this session does not know how to do that", Notice{})
 	}
+}
+
+// dense is a screen's text without what is blank at the ends of its rows and of itself, and with single blank rows.
+func dense(text string) string {
+	var rows []string
+	for row := range strings.SplitSeq(text, "\n") {
+		row = strings.TrimRight(row, " \u00a0")
+		if row != "" || len(rows) > 0 && rows[len(rows)-1] != "" {
+			rows = append(rows, row)
+		}
+	}
+	return strings.TrimRight(strings.Join(rows, "\n"), "\n")
 }
 
 // askAgain makes a new prompt of what stands on the screen, after one that expired or could not be
@@ -2524,23 +2623,151 @@ func (s *session) askAgain(r *InputRecord) {
 	s.inputDone(r, "", Notice{})
 }
 
-// inputText lets the gate type into an input box or a REPL; it answers when it has typed.
-func (s *session) inputText(r *InputRecord) {
+// stopTurn presses the key that interrupts a turn. Texts that still wait are not typed any more.
+func (s *session) stopTurn(r *InputRecord) {
+	for _, text := range slices.Clone(s.inputs) {
+		if text.types() && text.At.Before(r.At) {
+			s.inputs = slices.DeleteFunc(s.inputs, func(other *InputRecord) bool { return other == text })
+			s.inputDone(text, "/stop came before it could be typed", Notice{})
+		}
+	}
+	known := s.adapter.Box != nil
+	if known && !s.inTurn() {
+		s.inputDone(r, s.rec.Tool+" is not working: there is nothing to stop", Notice{})
+		return
+	}
+	s.inject(s.adapter.Stop, r.By)
+	if !known {
+		s.inputDone(r, "", Notice{})
+		return
+	}
+	s.halt = &halt{input: r, until: time.Now().Add(stopTime)}
+}
+
+// inTurn tells whether the tool works, or asks something meanwhile.
+func (s *session) inTurn() bool {
+	return s.det.Working() || s.q != nil && !s.q.rec.Idle
+}
+
+// haltStep waits for the end of a turn that is being interrupted, and presses the key again where the tool asks for it.
+func (s *session) haltStep() {
+	h := s.halt
+	if h == nil {
+		return
+	}
+	again := !h.twice && fits(s.adapter.StopAgain, s.det.Screen.Text())
+	late := s.turnAt(h.until)
+	s.turnAt(time.Now().Add(inputLook))
 	switch {
-	case s.q != nil && !s.q.rec.Idle && s.q.rec.Status != "":
-		s.inputDone(r, questionOpen, Notice{})
-	case s.adapter.Name == "generic" && s.pty.State().Reading == ReadingBusy:
-		s.inputDone(r, "the program is not reading its keyboard just now", Notice{})
-	default:
-		s.gate = newInputGate(r)
-		s.gate.until = later(s.gate.until, s.lastKey.Add(sendTime+submitTime))
+	case !s.inTurn():
+		s.halt = nil
+		s.inputDone(h.input, "", Notice{})
+	case again:
+		h.twice = true
+		s.inject(s.adapter.Stop, h.input.By)
+	case late:
+		s.halt = nil
+		s.inputDone(h.input, "the key was pressed, but "+s.rec.Tool+" still works: look at /screen", Notice{})
 	}
 }
 
-// inputDone records that it was done, or with a reason that it was refused, and replies. A text
-// that was typed answers a tool that was idle.
+// inputText lets the gate type into an input box or a REPL; it answers when it has typed.
+func (s *session) inputText(r *InputRecord) {
+	if s.q != nil && !s.q.rec.Idle && s.q.rec.Status != "" {
+		s.inputDone(r, questionOpen, Notice{})
+		return
+	}
+	s.gate = newInputGate(r)
+}
+
+// fetch gets the file of an input.
+func (s *session) fetch(r *InputRecord) {
+	if s.files == nil {
+		s.files = map[string]fetched{}
+	}
+	if s.tg == nil {
+		s.files[r.ID] = fetched{err: errors.New("its session has no connection to Telegram")}
+		return
+	}
+	ctx, cancel := context.WithDeadline(s.ctx, r.At.Add(inputTime))
+	var got fetched
+	s.send(func() (int64, error) {
+		defer cancel()
+		got = s.tg.fetch(ctx, s.rec.ID, r.File)
+		return 0, nil
+	}, func(int64, error) { s.files[r.ID] = got })
+}
+
+// album are the files that wait and are of one album with that of r, which is first.
+func (s *session) album(r *InputRecord) []*InputRecord {
+	all := []*InputRecord{r}
+	for _, other := range s.inputs {
+		if other != r && other.File != nil && other.File.Album != "" && other.File.Album == r.File.Album {
+			all = append(all, other)
+		}
+	}
+	return all
+}
+
+// albumCame tells whether the file of r has come, and all those of its album.
+func (s *session) albumCame(r *InputRecord) bool {
+	came := true
+	for _, item := range s.album(r) {
+		_, here := s.files[item.ID]
+		more := r.File.Album != "" && !s.turnAt(item.At.Add(albumTime))
+		came = came && here && !more
+	}
+	return came
+}
+
+// inputFile lets the gate type where the file of r was put, with those of its album, and what was written below them.
+func (s *session) inputFile(r *InputRecord) {
+	var first *InputRecord
+	var paths, captions []string
+	for _, item := range s.album(r) {
+		s.inputs = slices.DeleteFunc(s.inputs, func(other *InputRecord) bool { return other == item })
+		got := s.files[item.ID]
+		delete(s.files, item.ID)
+		if got.err != nil {
+			s.inputDone(item, "the file could not be fetched: "+got.err.Error(), Notice{})
+			continue
+		}
+		s.auditFile(item, got)
+		paths = append(paths, got.path)
+		if item.Text != "" {
+			captions = append(captions, item.Text)
+		}
+		if first == nil {
+			first = ref(*item)
+			continue
+		}
+		joined := *item
+		joined.Status = "done"
+		joined.Reason = "typed with " + first.ID
+		s.save("recording an input", &joined)
+	}
+	if len(captions) == 0 { // qwen sends no picture's path alone, others make something else of it
+		captions = []string{"(from the phone)"}
+	}
+	if first != nil {
+		first.Text = strings.Join(append(paths, captions...), " ")
+		s.inputText(first)
+	}
+}
+
+// auditFile audits a file that came, by its length and hash.
+func (s *session) auditFile(r *InputRecord, got fetched) {
+	s.audit("auditing a file", Event{
+		Name:      "INPUT_FORWARDED",
+		SessionID: s.rec.ID,
+		Fields:    []Field{{"by", r.By}, {"file_len", got.size}, {"file_sha256", got.sha}},
+	})
+}
+
+// inputDone records that it was done, or with a reason that it was refused, and replies: where there
+// is nothing to say, by a mark at the message. A text that was typed answers a tool that was idle.
 func (s *session) inputDone(r *InputRecord, why string, reply Notice) {
-	typed := r.Kind == "text" && why == ""
+	typed := r.isText() && why == ""
 	after := *r
 	after.Status = "done"
 	after.Reason = why
@@ -2550,12 +2777,14 @@ func (s *session) inputDone(r *InputRecord, why string, reply Notice) {
 	}
 	if typed {
 		s.auditInput(r)
-		reply.Text = "✓ sent" + reply.Text
 	}
 	s.save("recording an input", &after)
-	if r.Kind != "answer" {
+	if reply.Edit == 0 {
 		reply.ReplyTo = r.ReplyTo
 		reply.ThreadID = r.ThreadID
+	}
+	reply.Done = reply.Text+reply.Mono == "" && r.PromptID == "" // else it is no message of the operator's
+	if r.Kind != "answer" {
 		s.notify(reply)
 	}
 	if typed && s.q != nil && s.q.rec.Idle {
@@ -2728,10 +2957,11 @@ func (s *session) gatherStream(settle bool) {
 // just seen, and counts nothing as typed that was not written. A step is one look, and one key or the reason why there
 // is none.
 type gate struct {
-	q     *question    // nil: free input
-	input *InputRecord // then this
-	text  string       // what is typed into an input box
-	draft string       // what stood in the box: it is put back
+	q       *question    // nil: free input
+	input   *InputRecord // then this
+	text    string       // what is typed into an input box
+	command bool         // that is a command of the tool's own
+	draft   string       // what stood in the box: it is put back
 
 	phase gatePhase
 	until time.Time // the screen must have followed by then
@@ -2786,9 +3016,14 @@ func newGate(q *question) *gate {
 	return g
 }
 
-// newInputGate types an operator's text into the input box.
+// newInputGate types an operator's text into the input box, and what begins with // as a command of the tool's own.
 func newInputGate(r *InputRecord) *gate {
-	return &gate{input: r, text: cleanText(r.Text), until: time.Now().Add(submitTime)}
+	g := &gate{input: r, text: cleanText(r.Text), until: time.Now().Add(submitTime)}
+	g.command = reOwnCommand.MatchString(g.text)
+	if g.command {
+		g.text = g.text[1:]
+	}
+	return g
 }
 
 // gateStep looks once, and types one key or finds why it may not. Past its time that ends the gate.
@@ -3165,15 +3400,11 @@ func (s *session) pasted(text string) string {
 // keys for it; any other is left alone, and the operator is told.
 func (s *session) boxStep(look *Prompt) (why string) {
 	g := s.gate
-	if look.isQuestion() {
-		return questionOpen
-	}
 	box := s.det.Box(s.pty.State(), time.Now())
+	why = s.boxWaits(look, box)
 	switch {
-	case !box.found:
-		return "there is no input box on the screen"
-	case s.draftDoesNotShow(box):
-		return "somebody types at the keyboard, and the input box does not show it yet"
+	case why != "":
+		return why
 	case box.draft == "" || s.adapter.Box == nil && box.whole:
 		return s.typeText()
 	case box.whole && s.adapter.Clear != "":
@@ -3193,22 +3424,29 @@ func (s *session) clearedStep() (why string) {
 	return s.typeText()
 }
 
-// typeText types the text without Enter. ! runs a command, / opens a dialog, a backslash at the end keeps Enter from
-// sending (measured on claude 2.1): none of them may.
+// typeText types the text without Enter.
 func (s *session) typeText() (why string) {
 	text := s.gate.text
-	if s.adapter.EscapeBang && text != "" {
-		switch text[0] {
-		case '/':
-			text = "\\" + text
-		case '!', '#':
-			text = " " + text
-		}
-		if strings.HasSuffix(text, "\\") {
-			text += " "
-		}
+	if s.adapter.EscapeBang && !s.gate.command {
+		text = plainText(text)
 	}
 	return s.press(s.pasted(text), gateMove{to: gateText, within: s.adapter.SubmitDelay})
+}
+
+// plainText is the text so that the known tools take it for nothing else (measured on all of them): ! runs a command,
+// and so does a word behind a /; a path alone opens a list, which a blank closes; a backslash at the end keeps Enter
+// from sending.
+func plainText(text string) string {
+	word := reFirstWord.FindString(text)
+	switch {
+	case strings.HasPrefix(word, "!"), strings.HasPrefix(word, "#"):
+		text = " " + text
+	case strings.LastIndex(word, "/") == 0:
+		text = "\\" + text
+	case strings.HasPrefix(word, "/") && word == text, strings.HasSuffix(text, "\\"):
+		text += " "
+	}
+	return text
 }
 
 // enterStep presses Enter once the text stands in the box. A question that has come meanwhile would be answered by it;
@@ -3235,11 +3473,16 @@ func (s *session) enterStep(look *Prompt, late bool) (why string) {
 	return "the text does not show in the input box: look at the terminal"
 }
 
-// sentStep waits until the text has left the box, and presses Enter a second time where it does not in time.
+// sentStep waits until the text has left the box, and presses Enter a second time where it does not in time. Of a
+// command that a tool does not know it may have made another one (opencode).
 func (s *session) sentStep(late bool) (why string) {
 	g := s.gate
+	held := s.holdsText()
+	box := s.det.Box(s.pty.State(), time.Now())
 	switch {
-	case s.adapter.Box == nil || !s.holdsText():
+	case g.command && !held && box.found && box.draft != "":
+		return "the tool made “" + safely(box.draft, 200) + "” of it, which stands in its input box now"
+	case s.adapter.Box == nil || !held:
 		g.done = true
 		if g.draft != "" {
 			return s.press("", gateMove{to: gateRestore, within: submitTime})
@@ -3256,8 +3499,8 @@ func (s *session) sentStep(late bool) (why string) {
 // boxFrame is what may stand at the ends of an input box's rows.
 const boxFrame = " " + uprights
 
-// holdsText tells whether the end of the text stands where the cursor is, or a tool shows it folded as a paste. A tool
-// without a box of its own shows nothing behind it.
+// holdsText tells whether the end of the text stands where the cursor is, or a tool shows it folded as a paste, or the
+// path of a picture as that. A tool without a box of its own shows nothing behind it.
 func (s *session) holdsText() bool {
 	end := s.gate.text[strings.LastIndex(s.gate.text, "\n")+1:]
 	end = strings.TrimSpace(strings.ToValidUTF8(end[max(0, len(end)-16):], ""))
@@ -3267,7 +3510,7 @@ func (s *session) holdsText() bool {
 	if s.adapter.Box == nil {
 		return strings.HasSuffix(squeezed(box), squeezed(end))
 	}
-	return strings.Contains(squeezed(box), squeezed(end)) || strings.Contains(box, "[Pasted")
+	return strings.Contains(squeezed(box), squeezed(end)) || reFolded.MatchString(box)
 }
 
 // restoreStep puts the draft back into the box, which is empty again; where it does not become so, the operator is told
@@ -3321,7 +3564,7 @@ func (s *session) gateEnds(why string) {
 func (s *session) inputTyped(g *gate, why string) {
 	var more Notice
 	if why == "" && g.draft != "" {
-		more.Text = "; a draft stood in the box and could not be put back: “" + safely(g.draft, 200) + "”"
+		more.Text = "Sent. But a draft stood in the box and could not be put back: “" + safely(g.draft, 200) + "”"
 	}
 	s.inputDone(g.input, why, more)
 }
@@ -3453,6 +3696,7 @@ func (s *session) finish() {
 	}
 	s.restore()
 	s.endQuestions()
+	s.endInputs()
 	s.recordExit()
 	s.drain()
 	s.tellAtTerminal()
@@ -3470,6 +3714,16 @@ func (s *session) endQuestions() {
 		s.end(s.q, Failed, "the program ended")
 	}
 	s.endExpired()
+}
+
+// endInputs refuses what the phone wanted and what was still to be done.
+func (s *session) endInputs() {
+	if s.halt != nil {
+		s.inputDone(s.halt.input, "", Notice{})
+	}
+	for _, r := range s.inputs {
+		s.inputDone(r, "the program ended first", Notice{})
+	}
 }
 
 // endHook ends a hook's question with the program: what the hook has passed on was answered, though

@@ -4,6 +4,7 @@
 //	main.go: command line                What a shell sees: arguments, exit codes, help and tables.
 //	main.go: session                     What the loop does with bytes, questions and time, without a terminal.
 //	main.go: gate                        An answer is typed only where what was shown still stands.
+//	main.go: inputs from the phone       What is written is done in order; what is under way is waited for.
 //	main.go: hook                        A tool's own hook asks, and passes on what was decided.
 //	main.go: ask                         A script's question is what it says, and its choices are the ones that were given.
 //	detect.go: screen                    Bytes become cells as in a terminal, wherever they are cut.
@@ -29,6 +30,7 @@
 //	store.go: records                    A line is a record, and a state changes as the table says.
 //	store.go: update, decide and follow  One question has one answer, and every process learns of it.
 //	store.go: compaction                 The file stays small, and nothing alive is lost.
+//	store.go: files of sessions          A name from outside is never a path, and old files go.
 //	store.go: locks and reap             One process polls, and the dead are found by their locks.
 //	store.go: commands                   What runs inside of a session answers nothing.
 //	audit.go: chain                      Every entry continues the last, or says once that it does not.
@@ -1414,7 +1416,16 @@ func TestGateInputBox(t *testing.T) {
 		{"not taken", "go on",
 			[]step{{box(""), false, "go on"}, {box("go on"), true, "\r"}, {keep, false, ""}, {keep, true, "\r"},
 				{keep, true, "!was not taken"}}},
-		{"slash", "/x", []step{{box(""), false, "\\/x"}}},
+		{"word behind a slash", "/x y", []step{{box(""), false, "\\/x y"}}},
+		{"path and more", "/tmp/x is a path", []step{{box(""), false, "/tmp/x is a path"}}},
+		{"path", "/tmp/x", []step{{box(""), false, "/tmp/x "}}},
+		{"command of the tool's", "//compact", []step{{box(""), false, "/compact"}, {box("/compact"), true, "\r"},
+			{box(""), false, ""}, {keep, true, "done"}}},
+		{"command that became another", "//compact", []step{{box(""), false, "/compact"}, {box("/compact"), true, "\r"},
+			{box("/review"), false, ""}, {keep, true, "!made “/review” of it"}}},
+		{"path of a picture", "/tmp/1.png", []step{{box(""), false, "/tmp/1.png "}, {box("[Image #1]"), true, "\r"},
+			{box(""), false, ""}, {keep, true, "done"}}},
+		{"comment", "// x", []step{{box(""), false, "// x"}}},
 		{"bang", "!x", []step{{box(""), false, " !x"}}},
 		{"hash", "#x", []step{{box(""), false, " #x"}}},
 		{"backslash", "x\\", []step{{box(""), false, "x\\ "}}},
@@ -1599,6 +1610,278 @@ func TestReleaseHeldKeys(t *testing.T) {
 				t.Errorf("passed on %q, want %q", s.typing, c.want)
 			}
 		})
+	}
+}
+
+// ---- main.go: inputs from the phone ----
+// What is written on the phone is done in order; what is under way is waited for, not a reason to refuse.
+
+// inputBench is a session of claude with an empty input box, in which the phone wants these things: "kind text".
+func inputBench(t *testing.T, wants ...string) *session {
+	t.Helper()
+	s := gateBench(t, "claude", TTYState{ReadingYes, false, false}, claudeBox(""), "x")
+	s.gate, s.q = nil, nil
+	s.shows(claudeBox(""))
+	for _, want := range wants {
+		kind, text, _ := strings.Cut(want, " ")
+		s.want(t, kind, text)
+	}
+	return s
+}
+
+// want has the phone want something of the session.
+func (s *session) want(t *testing.T, kind, text string) *InputRecord {
+	t.Helper()
+	r := &InputRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Kind: kind, Text: text, By: "telegram:1001",
+		ReplyTo: 7, Status: "queued"}
+	if err := storeUpdate(s.st, r); err != nil {
+		t.Fatal(err)
+	}
+	r = storeView(t, s.st).Inputs[r.ID]
+	s.handleRecord(r)
+	return r
+}
+
+// claudeBox is claude's input box with that in it.
+func claudeBox(draft string) string {
+	rule := strings.Repeat("─", 80)
+	return rule + "❯\u00a0" + draft + "\r\n" + rule + fmt.Sprintf("\x1b[2;%dH", 3+len(draft))
+}
+
+// became is what has become of the inputs, in the order in which they were wanted: "kind status: reason".
+func (s *session) became(t *testing.T) (list []string) {
+	t.Helper()
+	inputs := slices.SortedFunc(maps.Values(storeView(t, s.st).Inputs), func(a, b *InputRecord) int {
+		return cmp.Compare(a.Text, b.Text)
+	})
+	for _, r := range inputs {
+		list = append(list, strings.TrimSuffix(r.Kind+" "+r.Status+": "+r.Reason, ": "))
+	}
+	return list
+}
+
+// TestInputsWaitTheirTurn: what is under way (an answer on its way, a program that does not read, a key at the keyboard,
+// a box that is not there yet) keeps an input waiting, in order, and refuses it only after a minute.
+func TestInputsWaitTheirTurn(t *testing.T) {
+	busy := TTYState{ReadingBusy, true, true}
+	box := func(s *session) { s.shows(claudeBox("")) }
+	for _, c := range []struct {
+		name  string
+		begin func(*session) // what is under way
+		end   func(*session) // it is over
+		why   string
+	}{
+		{"an answer is to be typed", func(s *session) { s.q = &question{screen: &Prompt{}, decided: true} },
+			func(s *session) { s.q = nil }, "an answer is still on its way"},
+		{"a hook passes an answer on",
+			func(s *session) { s.q = &question{rec: PromptRecord{Status: ReplyReceived}} },
+			func(s *session) { s.q = nil }, "an answer is still on its way"},
+		{"no box yet", func(s *session) { s.shows("loading") }, box, "no input box on the screen"},
+		{"somebody types", func(s *session) { s.lastKey = time.Now() },
+			func(s *session) { s.lastKey = time.Time{} }, "somebody types at the keyboard"},
+		{"the program works", func(s *session) { s.adapter, s.pty = adapterFor("x"), ptyState{state: busy} },
+			func(s *session) { s.pty = ptyState{state: TTYState{ReadingYes, true, true}} }, "does not read its keyboard"},
+		{"a dialog comes", func(s *session) { s.shows("Do you want to proceed?\r\n❯ 1. Yes\r\n  2. No\r\n\x1b[?25l") },
+			box, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := inputBench(t)
+			c.begin(s)
+			first := s.want(t, "text", "1")
+			s.want(t, "keys", "ESC")
+			s.want(t, "screen", "a")
+			s.inputStep()
+			want := []string{"text queued", "keys queued", "screen done"}
+			if got := s.became(t); s.gate != nil || !slices.Equal(got, want) {
+				t.Fatalf("under way: %q", got)
+			}
+			if c.why != "" {
+				late := inputBench(t)
+				c.begin(late)
+				late.want(t, "text", "1").At = time.Now().Add(-inputTime)
+				late.inputStep()
+				if got := late.became(t)[0]; !strings.Contains(got, "refused: it waited 1m, and ") ||
+					!strings.Contains(got, c.why) {
+					t.Errorf("after a minute: %q", got)
+				}
+			}
+			c.end(s)
+			s.inputStep()
+			if s.gate == nil || s.gate.input.ID != first.ID || len(s.inputs) != 1 {
+				t.Errorf("over: %d wait", len(s.inputs))
+			}
+		})
+	}
+	s := inputBench(t, "text 1", "text 2", "keys ESC")
+	s.inputs[0].At = time.Now().Add(-inputTime)
+	s.q = &question{rec: PromptRecord{Status: AwaitingReply}}
+	s.inputStep()
+	want := []string{"text refused: " + questionOpen, "text refused: " + questionOpen, "keys done"}
+	if got := s.became(t); !slices.Equal(got, want) {
+		t.Errorf("with a question open: %q", got)
+	}
+}
+
+// TestStop: /stop presses the tool's own key once, a second time only where the tool asks for that, is done when the turn
+// is over, and presses nothing where there is none; texts that still wait are not typed any more.
+func TestStop(t *testing.T) {
+	idle, working := "\x1b]7501;state=idle\x1b\\", "\x1b]7501;state=working\x1b\\"
+	type step struct {
+		shows string // what the tool does then
+		late  bool   // its time is over
+		keys  string // what is typed
+		want  string // what has become of it, "" it goes on
+	}
+	for _, c := range []struct {
+		name, tool string
+		steps      []step
+	}{
+		{"works", "claude", []step{{working, false, "\x1b", ""}, {working, false, "", ""}, {idle, false, "", "done"}}},
+		{"a dialog", "claude", []step{{"\x1b]7501;state=blocked:kind=permission\x1b\\", false, "\x1b", ""},
+			{idle, false, "", "done"}}},
+		{"idle", "claude", []step{{idle, false, "", "refused: claude is not working"}}},
+		{"goes on", "claude", []step{{working, false, "\x1b", ""}, {working, true, "", "refused: the key was pressed, but"}}},
+		{"asks for it twice", "opencode", []step{{"\x1b[24;1H  ■■⬝⬝  esc interrupt", false, "\x1b", ""},
+			{"\x1b[24;1H  ■■⬝⬝  esc again to interrupt", false, "\x1b", ""}, {"", false, "", ""},
+			{"\x1b[H\x1b[J", false, "", "done"}}},
+		{"any program", "x", []step{{"", false, "\x03", "done"}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := inputBench(t)
+			s.adapter, s.rec.Tool = adapterFor(c.tool), c.tool
+			s.det = newDetector(s.adapter, 24, 80, DetectOptions{})
+			for i, step := range c.steps {
+				s.det.Feed([]byte(step.shows), time.Now())
+				s.det.Look(s.pty.State(), time.Now())
+				if i == 0 {
+					s.want(t, "text", "0")
+					s.inputs[0].At = time.Now().Add(-time.Second)
+					s.q = &question{decided: true, rec: PromptRecord{Prompt: Prompt{Idle: true}}}
+					s.want(t, "stop", "1")
+					s.inputStep()
+					s.q = nil
+				}
+				if step.late {
+					s.halt.until = time.Now()
+				}
+				if i > 0 {
+					s.inputStep()
+				}
+				keys := string(s.typing)
+				s.typing = nil
+				got := s.became(t)
+				want := "stop " + cmp.Or(step.want, "queued")
+				if keys != step.keys || !strings.HasPrefix(got[1], want) {
+					t.Fatalf("step %d types %q: %q, want %q", i, keys, got[1], step.want)
+				}
+				if got[0] != "text refused: /stop came before it could be typed" {
+					t.Error(got[0])
+				}
+			}
+		})
+	}
+}
+
+// TestDense: a screen is shown without the blanks around it.
+func TestDense(t *testing.T) {
+	for screen, want := range map[string]string{
+		"":                                 "",
+		"\n \n\u00a0\n":                    "",
+		"\n\n  a  \n\n \n\nb\u00a0\nc\n\n": "  a\n\nb\nc",
+	} {
+		if got := dense(screen); got != want {
+			t.Errorf("%q becomes %q, want %q", screen, got, want)
+		}
+	}
+}
+
+// TestInputFile: a file is typed as the path where it was put, with what was written below it, once it has come; an album
+// as one text, in order; a file that cannot be fetched is refused with the reason, and nothing is typed for it.
+func TestInputFile(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		albums string // a letter for each file: its album, "-" none, "_" none and no caption
+		came   string // a letter for each: + it has, - it cannot be fetched, . it is on its way
+		ago    time.Duration
+		want   string // what the gate types, "" nothing
+		became []string
+	}{
+		{"one", "-", "+", 0, "/f/0 c0", []string{"queued"}},
+		{"without words", "_", "+", 0, "/f/0 (from the phone)", []string{"queued"}},
+		{"on its way", "-", ".", 0, "", []string{"queued"}},
+		{"not to be had", "-", "-", 0, "", []string{"refused: the file could not be fetched: gone"}},
+		{"album", "aaa", "+++", time.Minute / 2, "/f/0 /f/1 /f/2 c0 c1 c2",
+			[]string{"queued", "done: typed with 0", "done: typed with 0"}},
+		{"album that may go on", "aa", "++", 0, "", []string{"queued", "queued"}},
+		{"album, one on its way", "aa", "+.", time.Minute / 2, "", []string{"queued", "queued"}},
+		{"album, the first not to be had", "aa", "-+", time.Minute / 2, "/f/1 c1",
+			[]string{"refused: the file could not be fetched: gone", "queued"}},
+		{"two albums", "aba", "+++", time.Minute / 2, "/f/0 /f/2 c0 c2", []string{"queued", "queued", "done: typed with 0"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := inputBench(t)
+			s.files = map[string]fetched{}
+			for i, album := range c.albums {
+				r := &InputRecord{Head: Head{ID: fmt.Sprint(i)}, SessionID: s.rec.ID, Kind: "file", By: "telegram:1001",
+					Text: fmt.Sprint("c", i), Status: "queued", File: &FileRef{Album: strings.Trim(string(album), "-_")}}
+				if album == '_' {
+					r.Text = ""
+				}
+				if err := storeUpdate(s.st, r); err != nil {
+					t.Fatal(err)
+				}
+				r = ref(*storeView(t, s.st).Inputs[r.ID])
+				r.At = time.Now().Add(-c.ago)
+				s.inputs = append(s.inputs, r)
+				switch c.came[i] {
+				case '+':
+					s.files[r.ID] = fetched{path: fmt.Sprint("/f/", i), size: 9, sha: "sha256:x"}
+				case '-':
+					s.files[r.ID] = fetched{err: errors.New("gone")}
+				}
+			}
+			s.inputStep()
+			got := ""
+			if s.gate != nil {
+				got = s.gate.text
+			}
+			if became := s.became(t); got != c.want || len(became) != len(c.became) {
+				t.Fatalf("types %q, %q", got, became)
+			}
+			for i, want := range c.became {
+				r := storeView(t, s.st).Inputs[fmt.Sprint(i)]
+				if became := strings.TrimSuffix(r.Status+": "+r.Reason, ": "); became != want {
+					t.Errorf("file %d: %q, want %q", i, became, want)
+				}
+			}
+			audited := strings.Contains(auditText(t, s.st), `"file_len":9,"file_sha256":"sha256:x"`)
+			if audited != (c.want != "") {
+				t.Errorf("audited: %v", audited)
+			}
+		})
+	}
+	s := inputBench(t)
+	r := &InputRecord{Head: Head{ID: newID(), At: time.Now()}, Kind: "file", Status: "queued"}
+	s.handleRecord(r)
+	if len(s.inputs) != 0 {
+		t.Error("a file that is none is taken")
+	}
+	r.File = &FileRef{}
+	s.handleRecord(r)
+	s.inputStep()
+	if got := s.became(t)[0]; !strings.Contains(got, "no connection to Telegram") {
+		t.Error(got)
+	}
+}
+
+// TestInputsEndWithTheProgram: what was still to be done when the program ended is refused, and says so.
+func TestInputsEndWithTheProgram(t *testing.T) {
+	s := inputBench(t, "text 1", "text 2")
+	s.endInputs()
+	for _, got := range s.became(t) {
+		if got != "text refused: the program ended first" {
+			t.Error(got)
+		}
 	}
 }
 
@@ -3022,6 +3305,8 @@ func TestTelegramKeyBytes(t *testing.T) {
 		"UP":     "\x1b[A",
 		"HOME":   "\x1b[H",
 		"PGDN":   "\x1b[6~",
+		"y":      "y",
+		"3":      "3",
 	} {
 		if got, ok := keyBytes(name, false); got != want || !ok {
 			t.Errorf("keyBytes(%q) = %q, %v", name, got, ok)
@@ -3030,7 +3315,7 @@ func TestTelegramKeyBytes(t *testing.T) {
 	if got, _ := keyBytes("LEFT", true); got != "\x1bOD" {
 		t.Errorf("LEFT in application mode = %q", got)
 	}
-	for _, name := range []string{"", "CTRL_", "CTRL_CC", "CTRL_1", "A"} {
+	for _, name := range []string{"", "CTRL_", "CTRL_CC", "CTRL_1", "A", "4"} {
 		if got, ok := keyBytes(name, false); ok {
 			t.Errorf("keyBytes(%q) = %q", name, got)
 		}
@@ -7182,6 +7467,211 @@ func TestDebtsThroughTrouble(t *testing.T) {
 	}
 }
 
+// What was done is marked at its message, once, and nothing is said; a server that has no such marks is told of once in
+// the log.
+func TestDoneIsMarked(t *testing.T) {
+	e := newTGEnv(t)
+	mark := func() {
+		id, err := e.Notify(t.Context(), Notice{ReplyTo: 7, Done: true, SessionID: e.s.ID})
+		if id != 0 || err != nil {
+			t.Error(id, err)
+		}
+	}
+	mark()
+	e.srv.done(7)
+	e.srv.fault = func(method string, w http.ResponseWriter) bool {
+		fmt.Fprint(w, `{"ok":false,"error_code":404,"description":"Not Found: method not found"}`)
+		return true
+	}
+	var log bytes.Buffer
+	e.log = slog.New(slog.NewTextHandler(&log, nil))
+	mark()
+	mark()
+	if n := strings.Count(log.String(), "method not found"); n != 1 || e.srv.count("sendMessage") != 0 {
+		t.Errorf("%d messages, the log:\n%s", e.srv.count("sendMessage"), log.String())
+	}
+	if e.Trouble() != "" {
+		t.Errorf("it keeps Telegram from working: %s", e.Trouble())
+	}
+}
+
+// A photo or a document is for the session that text would go to; it answers no question, is not taken where it is too
+// big, and anything else that is not text is refused with what can be sent.
+func TestFileFromThePhone(t *testing.T) {
+	photo := `"photo":[{"file_id":"small","file_size":5},{"file_id":"large","file_size":9}]`
+	for _, c := range []struct {
+		name, message string
+		open          bool // a question is
+		want          string
+	}{
+		{"photo", photo, false, `file "" large "" ""`},
+		{"caption", photo + `,"caption":" /screen \u0003 "`, false, `file "/screen" large "" ""`},
+		{"album", photo + `,"media_group_id":"7"`, false, `file "" large "" "7"`},
+		{"document", `"document":{"file_id":"d","file_name":"../a b.pdf"}`, false, `file "" d "../a b.pdf" ""`},
+		{"too big", `"document":{"file_id":"d","file_size":21999999}`, false, "✗ Nothing was done: the file has 20 MB, 20"},
+		{"a question is open", photo, true, "✗ Nothing was done: a file answers no question."},
+		{"voice", `"voice":{"file_id":"v"}`, false, "✗ Nothing was done: text of up to 4096 bytes, photos and documents"},
+		{"sticker", `"sticker":{"file_id":"v"}`, false, "✗ Nothing was done: text of up to 4096 bytes, photos and"},
+		{"rich", `"rich_message":{"blocks":[]}`, false, "✗ Nothing was done: text of up to 4096 bytes, photos and"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newTGEnv(t)
+			if c.open {
+				e.ask(yesNo)
+			}
+			var m message
+			raw := `{"message_id":7,"from":{"id":1001},"chat":{"id":1001,"type":"private"},` + c.message + `}`
+			if err := json.Unmarshal([]byte(raw), &m); err != nil {
+				t.Fatal(err)
+			}
+			at := time.Now().Add(time.Minute)
+			want := (&incoming{message: &m, view: storeView(t, e.store), freeText: true, at: at}).understand()
+			got := want.reply
+			if r, ok := want.record.(*InputRecord); ok {
+				got = fmt.Sprintf("%s %q %s %q %q", r.Kind, r.Text, r.File.ID, r.File.Name, r.File.Album)
+			}
+			if !strings.HasPrefix(got, c.want) {
+				t.Errorf("%s", got)
+			}
+		})
+	}
+}
+
+// A file is fetched into its session's folder, private and whole; one that is too big, broken, gone or elsewhere leaves
+// nothing there, and no error has the token or the address in it.
+func TestFetch(t *testing.T) {
+	e := newTGEnv(t)
+	e.jitter = func() float64 { return 1 }
+	e.srv.answers["getFile"] = func(p map[string]any) string {
+		return fmt.Sprintf(`{"file_id":"x","file_path":"photos/%v"}`, p["file_id"])
+	}
+	e.srv.files = func(w http.ResponseWriter, r *http.Request) {
+		switch name := path.Base(r.URL.Path); name {
+		case "elsewhere":
+			http.Redirect(w, r, "/file/bot"+fakeToken+"/photos/1.jpg", http.StatusFound)
+		case "gone":
+			http.Error(w, "no", http.StatusNotFound)
+		case "huge":
+			_, _ = w.Write(make([]byte, maxFile+1)) // the client may hang up
+		case "broken":
+			w.Header().Set("Content-Length", "100")
+			_, _ = w.Write([]byte("half"))
+		default:
+			fmt.Fprint(w, "content of "+name)
+		}
+	}
+	for _, c := range []struct{ id, name, path, want string }{
+		{"1.jpg", "", "1.jpg", ""},
+		{"doc.pdf", "../../my report.pdf", "2-my_report.pdf", ""},
+		{"elsewhere", "", "", "302"},
+		{"gone", "", "", "404"},
+		{"huge", "", "", "too big"},
+		{"broken", "", "", "unexpected EOF"},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		got := e.fetch(ctx, e.s.ID, &FileRef{ID: c.id, Name: c.name})
+		cancel()
+		if c.want != "" {
+			said := fmt.Sprint(got.err)
+			if got.path != "" || !strings.Contains(said, c.want) || strings.Contains(said, fakeToken) ||
+				strings.Contains(said, e.srv.URL) {
+				t.Errorf("%s: %q, %v", c.id, got.path, got.err)
+			}
+			continue
+		}
+		b, err := os.ReadFile(got.path)
+		info, statErr := os.Stat(got.path)
+		want := filepath.Join(e.store.Dir, "files", e.s.ID, c.path)
+		if err != nil || statErr != nil || got.err != nil || got.path != want || string(b) != "content of "+c.id ||
+			got.size != int64(len(b)) || got.sha != digest(b) {
+			t.Errorf("%s: %+v, %q, %v", c.id, got, b, err)
+		}
+		if statErr == nil && runtime.GOOS != "windows" && info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has the mode %v", got.path, info.Mode())
+		}
+	}
+	there, err := os.ReadDir(e.store.filesDir(e.s.ID))
+	if err != nil || len(there) != 2 {
+		t.Errorf("there are %v, %v", there, err)
+	}
+}
+
+// What one message cannot hold goes as a document, with its caption, again after a 429; where that is refused, as
+// messages, complete.
+func TestDocument(t *testing.T) {
+	long := strings.Repeat("0123456789 and so on, to the end of it\n", 250)
+	for _, c := range []struct {
+		name     string
+		mono     string
+		refused  string // what the server says first
+		always   bool   // and ever after
+		document bool
+		messages int
+	}{
+		{"short", "short", "", false, false, 1},
+		{"long", long, "", false, true, 0},
+		{"busy", long, `{"ok":false,"error_code":429,"description":"x","parameters":{"retry_after":1}}`, false, true, 0},
+		{"refused", long, `{"ok":false,"error_code":404,"description":"Not Found: method not found"}`, true, false, 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newTGEnv(t)
+			e.srv.fate = func(method string, p map[string]any) (todo fate) {
+				if method == "sendDocument" {
+					todo.answer = c.refused
+					if !c.always {
+						c.refused = ""
+					}
+				}
+				return todo
+			}
+			n := Notice{Text: "all of it", Mono: c.mono, File: "text.txt", SessionID: e.s.ID, ReplyTo: 7, Ring: true}
+			id, err := e.Notify(t.Context(), n)
+			if err != nil || id == 0 {
+				t.Fatal(id, err)
+			}
+			if n := e.srv.count("sendMessage"); n != c.messages {
+				t.Errorf("%d messages", n)
+			}
+			all := ""
+			for _, m := range e.srv.past {
+				all += m.text
+			}
+			if n := strings.Count(all, "0123456789"); n != strings.Count(c.mono, "0123456789") {
+				t.Errorf("%d lines came", n)
+			}
+			if !c.document {
+				return
+			}
+			call := e.srv.until(t, "sendDocument", `"document":"text.txt"`)
+			want := "claude all of it\n[SID:" + shortID(e.s.ID) + "]\n"
+			if !strings.Contains(fmt.Sprint(call.p["text"]), want) || call.p["chat_id"] != "1001" ||
+				!strings.Contains(fmt.Sprint(call.p["reply_parameters"]), "message_id:7") ||
+				!strings.Contains(fmt.Sprint(call.p["caption_entities"]), "bold") || call.p["link_preview_options"] != nil {
+				t.Errorf("%.500v", call.p)
+			}
+		})
+	}
+}
+
+// What is much longer than a message is shown as a document, after which the question's message has its buttons: that
+// counts as shown.
+func TestShowAllAsDocument(t *testing.T) {
+	e := newTGEnv(t)
+	full := strings.Repeat("echo harmless\n", 1000) + "rm -rf /"
+	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Full, p.Lang, p.Source = full, "bash", "hook" }))
+	e.srv.send(tgTap(1, p, "~all"))
+	e.poll(e.Telegram)
+	call := e.srv.until(t, "sendDocument", `"document":"command.sh"`)
+	if n := strings.Count(fmt.Sprint(call.p["text"]), "echo harmless"); n != 1000 {
+		t.Errorf("%d of 1000 lines", n)
+	}
+	comesTrue(t, "it can be answered", func() bool { return e.prompt(p.ID).ShownAll && e.prompt(p.ID).MsgID != p.MsgID })
+	now := e.srv.message(e.prompt(p.ID).MsgID)
+	if _, ok := now.choice(yesButton); !ok || !strings.Contains(now.text, "rm -rf /") || e.srv.count("sendMessage") != 2 {
+		t.Errorf("%d messages, the last: %q %v", e.srv.count("sendMessage"), now.text, now.buttons)
+	}
+}
+
 // ---- telegram.go: topics ----
 // Each session has its own place in the chat, and no question is lost to it.
 
@@ -7684,7 +8174,7 @@ func TestReplyInItsTopic(t *testing.T) {
 	e.srv.topics[40] = "the operator's own"
 	e.poll(e.Telegram)
 	e.srv.send(tgSay(1, "/help", `,"message_thread_id":40,"is_topic_message":true`))
-	c := e.srv.until(t, "sendMessage", "/sessions")
+	c := e.srv.until(t, "sendMessage", "/status")
 	if numberOf(c.p, "message_thread_id") != 40 {
 		t.Errorf("%v", c.p)
 	}
@@ -7726,13 +8216,13 @@ func TestNotText(t *testing.T) {
 }
 
 // Whatever a rich message holds, nothing panics, and words come only from its texts.
-func FuzzPlainText(f *testing.F) {
+func FuzzRichWords(f *testing.F) {
 	for _, seed := range []string{`{"blocks":[{"type":"paragraph","text":["a",{"type":"bold","text":"b"}]}]}`, `{}`, `[]`,
 		`{"blocks":[{"type":"pre","text":{"type":"url","text":"u","url":"u"}}]}`, `{"blocks":[{"text":7}]}`} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, rich string) {
-		words := plainText(json.RawMessage(rich))
+		words := richWords(json.RawMessage(rich))
 		if words != "" && !strings.Contains(rich, "paragraph") && !strings.Contains(rich, "pre") &&
 			!strings.Contains(rich, `\u`) {
 			t.Errorf("%q from %q", words, rich)
@@ -7916,15 +8406,33 @@ func TestTelegramUnderstand(t *testing.T) {
 		{"/keys bbbb esc UP", nil, two, nil, nil, `^keys bbbbbbbb "esc UP"$`},
 		{"/keys bbbb FOO", nil, two, nil, nil, `^reply ✗ There is no key FOO`},
 		{"/keys CTRL_C", nil, two, nil, nil, `^reply ✗ Which session`},
+		{"/keys y 1", nil, one, nil, nil, `^keys aaaaaaaa "y 1"$`},
+		{"/keys api", nil, two, nil, nil, `^reply Keys, also as .*\[Enter\].*\[3\]$`},
+		{"/cancel", nil, one, nil, nil, `^reply End it\? It works. \[End it\]\[Keep it\]$`},
 		{"/cancel", nil, two, nil, nil, `^reply ✗ Which session`},
+		{"/stop", nil, two, nil, nil, `^reply ✗ Which session`},
+		{"/stop web", nil, two, nil, nil, `^stop bbbbbbbb ""$`},
 		{"/cancel dddd", nil, two, nil, nil, `^reply ✗ Nothing was sent: .*ended`},
 		{"/screen@my_bot web", nil, two, nil, nil, `^screen bbbbbbbb ""$`},
-		{"/last", reply(7, "claude [SID:bbbbbbbb]"), two, nil, nil, `^last bbbbbbbb ""$`},
+		{"/last", reply(7, "claude [SID:bbbbbbbb]"), two, nil, nil, `^screen bbbbbbbb ""$`},
 		{"/sessions", nil, two, nil, nil, `^reply Running:\n• api · claude .*\n• web · claude`},
 		{"/status", nil, one, menu, nil, `(?s)^reply Running:.*proceed\?.*until .*Audit log: 7 sha256:x`},
-		{"/help", nil, nil, nil, nil, `(?s)^reply .*/claim .*/keys`},
+		{"/help", nil, nil, nil, nil, `(?s)^reply .*/status .*/keys`},
+		{"/start", nil, nil, nil, nil, `(?s)^reply .*/status .*/keys`},
 		{"/sesions", nil, one, nil, nil, `Did you mean /sessions\?`},
-		{"/clear", nil, one, nil, nil, `To send it to a session: /send SID /clear`},
+		{"/clear", nil, one, nil, nil, `^reply ✗ There is no /clear here. //clear sends /clear to the tool.$`},
+		{"/my-command x", nil, one, nil, nil, `^reply ✗ There is no /my-command here.`},
+		{"/tmp/x is a path", nil, one, nil, nil, `^text aaaaaaaa "/tmp/x is a path"$`},
+		{"/tmp/x", nil, one, nil, nil, `^text aaaaaaaa "/tmp/x"$`},
+		{"/ x", nil, one, nil, nil, `^text aaaaaaaa "/ x"$`},
+		{"/1 x", nil, one, nil, nil, `^text aaaaaaaa "/1 x"$`},
+		{"//compact now", nil, one, nil, nil, `^text aaaaaaaa "//compact now"$`},
+		{"/send api /compact", nil, two, nil, nil, `^text aaaaaaaa "//compact"$`},
+		{"/send api //compact", nil, two, nil, nil, `^text aaaaaaaa "//compact"$`},
+		{"/send api /tmp/x", nil, two, nil, nil, `^text aaaaaaaa "/tmp/x"$`},
+		{"//home", nil, one, []*PromptRecord{prompt("11111111", a, 50, PromptRecord{Prompt: Prompt{Type: FreeText}})}, nil,
+			`^decide 11111111 /home$`},
+		{"/Keys@my_bot\nCTRL_C", nil, one, nil, nil, `^keys aaaaaaaa "CTRL_C"$`},
 	} {
 		v := viewOf(map[string]Record{})
 		for _, s := range c.sessions {
@@ -7946,6 +8454,13 @@ func TestTelegramUnderstand(t *testing.T) {
 
 // tgWish puts a wish on one line.
 func tgWish(w intent) string {
+	buttons := ""
+	for _, b := range slices.Concat(w.rows...) {
+		buttons += "[" + b.Text + "]"
+	}
+	if buttons != "" {
+		return "reply " + w.reply + " " + buttons
+	}
 	switch r := w.record.(type) {
 	case *InputRecord:
 		return fmt.Sprintf("%s %s %q", r.Kind, shortID(r.SessionID), r.Text)
@@ -8317,6 +8832,177 @@ func TestForgedTapInVain(t *testing.T) {
 	r.work.Wait()
 	if got := e.prompt(p.ID); got.MsgID != p.MsgID || len(got.OldMsgIDs) != 0 {
 		t.Errorf("message %d, replaced %v", got.MsgID, got.OldMsgIDs)
+	}
+}
+
+// A program is ended by a tap on the question that /cancel asks, by an allowed person, within two minutes, once; by
+// nothing else.
+func TestEndIsAsked(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		answer string
+		age    time.Duration
+		ended  bool // the session has, by itself
+		from   int64
+		forged bool
+		want   string // the input's status
+		told   string
+	}{
+		{"yes", "yes", 0, false, 1001, false, "queued", "Ending it"},
+		{"no", "no", 0, false, 1001, false, "refused", "It goes on"},
+		{"late", "yes", endLife + time.Second, false, 1001, false, "refused", "more than 2 minutes ago"},
+		{"late no", "no", endLife + time.Second, false, 1001, false, "refused", "It goes on"},
+		{"ended", "yes", 0, true, 1001, false, "refused", "ended by itself"},
+		{"a stranger", "yes", 0, false, 2002, false, inputAsked, ""},
+		{"forged", "yes", 0, false, 1001, true, inputAsked, "decided already"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newTGEnv(t)
+			r := e.receiver(e.Telegram)
+			handle := func(update string) {
+				t.Helper()
+				if _, err := r.dispatch(json.RawMessage(update)); err != nil {
+					t.Fatal(err)
+				}
+				r.work.Wait()
+			}
+			handle(tgSay(1, "/cancel", ""))
+			m := e.srv.shows("? It ", "End it")
+			data, _ := m.ending("End it")
+			data = strings.TrimSuffix(data, "yes") + c.answer
+			if c.forged {
+				data = endData + newID() + ":yes"
+			}
+			input := slices.Collect(maps.Values(storeView(t, e.store).Inputs))[0]
+			input.At = input.At.Add(-c.age) // the store never dates a record before the one it follows
+			if c.ended {
+				ended := *storeView(t, e.store).Sessions[e.s.ID]
+				ended.Status = "completed"
+				if err := storeUpdate(e.store, &ended); err != nil {
+					t.Fatal(err)
+				}
+			}
+			tap := fmt.Sprintf(`{"update_id":%%d,"callback_query":{"id":"q%%d","from":{"id":%d},`+
+				`"message":{"message_id":%d,"date":5,"chat":{"id":%d,"type":"private"}},"data":%q}}`,
+				c.from, m.id, c.from, data)
+			for i := range 2 { // a second tap changes nothing
+				handle(fmt.Sprintf(tap, 2+i, 2+i))
+				got := storeView(t, e.store).Inputs[input.ID]
+				told := e.srv.told[fmt.Sprintf("q%d", 2+i)]
+				want := c.told
+				if i > 0 && want != "" {
+					want = "decided already"
+				}
+				if got.Status != c.want || !strings.Contains(told, want) || (told == "") != (want == "") {
+					t.Errorf("tap %d: it is %s, told %q", i, got.Status, told)
+				}
+			}
+			now := e.srv.message(m.id)
+			if c.want == "refused" && (len(now.buttons) > 0 || !strings.Contains(now.text, c.told)) {
+				t.Errorf("the message says %q", now.text)
+			}
+			if n := strings.Count(e.auditLog(), "SESSION_COMMAND"); (n == 1) != (c.want == "queued") {
+				t.Errorf("the audit log has %d commands", n)
+			}
+		})
+	}
+}
+
+// What is asked for in a row is answered in that order, however long the first answer takes.
+func TestRepliesInOrder(t *testing.T) {
+	e := newTGEnv(t)
+	r := e.receiver(e.Telegram)
+	held := make(chan struct{})
+	first := true
+	e.srv.decides(func(method string, _ map[string]any) (todo fate) {
+		if first && method == "sendMessage" {
+			first = false
+			todo.hold = held
+		}
+		return todo
+	})
+	for i, text := range []string{"/help", "/status", "/nonsense", "/keys"} {
+		if _, err := r.dispatch(json.RawMessage(tgSay(int64(1+i), text, ""))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.srv.until(t, "sendMessage", "Questions come")
+	close(held)
+	r.work.Wait()
+	var got []string
+	for _, m := range e.srv.past {
+		got = append(got, strings.Fields(m.text)[0]+" "+strings.Fields(m.text)[1])
+	}
+	want := []string{"Questions come", "Running: •", "✗ There", "api ·"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+}
+
+// The buttons of /keys press a key of their own session, while they are young; of a session that has ended, none.
+func TestKeyButtons(t *testing.T) {
+	e := newTGEnv(t)
+	r := e.receiver(e.Telegram)
+	if _, err := r.dispatch(json.RawMessage(tgSay(1, "/keys", ""))); err != nil {
+		t.Fatal(err)
+	}
+	r.work.Wait()
+	m := e.srv.shows("Keys", "^C")
+	for i, c := range []struct {
+		label, sid, want, told string
+		age                    time.Duration
+	}{
+		{"^C", "", "CTRL_C", "CTRL_C", 0},
+		{"y", "", "y", "y", 0},
+		{"↑", "", "UP", "UP", 0},
+		{"y", "", "", "are old", keysLife + time.Minute},
+		{"y", "12345678", "", "has ended", 0},
+		{"y", "FOO", "", "no such key", 0},
+	} {
+		data, ok := m.ending(c.label)
+		switch {
+		case !ok:
+			t.Fatalf("there is no button %s", c.label)
+		case c.sid == "FOO":
+			data = strings.TrimSuffix(data, "y") + "FOO"
+		case c.sid != "":
+			data = strings.Replace(data, shortID(e.s.ID), c.sid, 1)
+		}
+		tap := fmt.Sprintf(`{"update_id":%d,"callback_query":{"id":"q%d","from":{"id":1001},`+
+			`"message":{"message_id":%d,"date":%d,"chat":{"id":1001,"type":"private"}},"data":%q}}`,
+			10+i, 10+i, m.id, time.Now().Add(-c.age).Unix(), data)
+		before := storeView(t, e.store).Inputs
+		known := len(before)
+		if _, err := r.dispatch(json.RawMessage(tap)); err != nil {
+			t.Fatal(err)
+		}
+		r.work.Wait()
+		got := ""
+		for _, input := range storeView(t, e.store).Inputs {
+			if input.UpdateID == int64(10+i) && input.SessionID == e.s.ID && input.Kind == "keys" {
+				got = input.Text
+			}
+		}
+		if got != c.want || !strings.Contains(e.srv.told[fmt.Sprintf("q%d", 10+i)], c.told) ||
+			c.want == "" && len(storeView(t, e.store).Inputs) != known {
+			t.Errorf("%+v: pressed %q, told %q", c, got, e.srv.told[fmt.Sprintf("q%d", 10+i)])
+		}
+	}
+}
+
+// The menu of commands and /help fit a phone: the commands differ, and no line of /help is longer than 36 characters.
+func TestCommandsFitAPhone(t *testing.T) {
+	seen := map[string]bool{}
+	for _, c := range botCommands {
+		if seen[c.About] || units(c.About) > 36 || !regexp.MustCompile(`^[a-z]{1,32}$`).MatchString(c.Name) {
+			t.Errorf("%+v", c)
+		}
+		seen[c.About] = true
+	}
+	for line := range strings.SplitSeq(helpText(), "\n") {
+		if units(line) > 36 {
+			t.Errorf("%q has %d characters", line, units(line))
+		}
 	}
 }
 
@@ -11211,6 +11897,80 @@ func TestCompactionTroubleEndsElsewhere(t *testing.T) {
 	}
 }
 
+// ---- store.go: files of sessions ----
+// A name from outside is never a path, and what is kept is kept as long as records are.
+
+// TestOwnName: of a name from outside only what is harmless is left.
+func TestOwnName(t *testing.T) {
+	for name, want := range map[string]string{
+		"":                             "",
+		"report.pdf":                   "-report.pdf",
+		".jpg":                         ".jpg",
+		"my report (1).tar.gz":         "-my_report_1_tar.gz",
+		"../../etc/passwd":             "-etc_passwd",
+		`C:\Users\x\a.txt`:             "-C_Users_x_a.txt",
+		"..":                           "",
+		"Grüße.PNG":                    "-Gr_e.PNG",
+		"a\x00b\n.sh":                  "-a_b.sh",
+		"x." + strings.Repeat("y", 99): "-x_" + strings.Repeat("y", fileNameMax-2),
+		"-rf":                          "-rf",
+		"日本":                           "",
+	} {
+		if got := ownName(name); got != want {
+			t.Errorf("%q becomes %q, want %q", name, got, want)
+		}
+	}
+}
+
+// FuzzOwnName: whatever a sender calls a file, our name for it has no other characters than these, and is short.
+func FuzzOwnName(f *testing.F) {
+	for _, name := range []string{"a.b", "../x", "\xff", "..", "CON.txt", strings.Repeat("x", 300) + ".png"} {
+		f.Add(name)
+	}
+	harmless := regexp.MustCompile(`^(-[A-Za-z0-9][A-Za-z0-9._-]*)?(\.[A-Za-z0-9]{1,10})?$`)
+	f.Fuzz(func(t *testing.T, name string) {
+		if got := ownName(name); !harmless.MatchString(got) || len(got) > fileNameMax+20 || strings.Contains(got, "..") {
+			t.Errorf("%q becomes %q", name, got)
+		}
+	})
+}
+
+// TestFilesAreDropped: files of a session that has ended are removed when records of that time are; others are kept.
+func TestFilesAreDropped(t *testing.T) {
+	st := storeAt(t, home(t, ""))
+	living := storeSession(t, st)
+	release, err := st.HoldSession(living)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	for _, session := range []string{living, "ended", "recent"} {
+		f, err := st.newFile(session, "a.png")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		if session == "recent" {
+			continue
+		}
+		old := time.Now().Add(-st.Retention - time.Hour)
+		if err := os.Chtimes(st.filesDir(session), old, old); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := st.Reap(time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	there, err := os.ReadDir(st.filesDir(""))
+	var kept []string
+	for _, folder := range there {
+		kept = append(kept, folder.Name())
+	}
+	if err != nil || len(kept) != 2 || !slices.Contains(kept, living) || !slices.Contains(kept, "recent") {
+		t.Errorf("kept: %q, %v", kept, err)
+	}
+}
+
 // ---- store.go: locks and reap ----
 // One process polls, and the dead are found by their locks.
 
@@ -13715,11 +14475,14 @@ func TestSession(t *testing.T) {
 		p.shows("started", "")
 		p.writes("/screen", 0)
 		p.shows("look here", "")
-		p.writes("/keys CTRL_A ENTER", 0)
-		p.shows("pressed CTRL_A ENTER", "")
+		p.done(p.writes("/keys CTRL_A ENTER", 0))
 		x.sees("got [")
 		p.writes("/cancel", 0)
-		p.shows("ending the session", "")
+		p.press(p.shows("End it?", "Keep it"), "Keep it")
+		p.shows("It goes on", "")
+		p.writes("/cancel", 0)
+		p.press(p.shows("End it?", "End it"), "End it")
+		p.shows("ending it", "")
 		x.exits(143)
 	})
 	t.Run("stream", func(t *testing.T) {
@@ -19110,6 +19873,7 @@ type botAPI struct {
 	maxFly   int              // the most there were at a time
 	twice    int              // edits that changed nothing
 
+	files   http.HandlerFunc                                  // gives out files, nil: there are none
 	fault   func(method string, w http.ResponseWriter) bool   // true: it has answered, and nothing is done
 	fate    func(method string, p map[string]any) fate        // what becomes of a request; nil: it is carried out
 	answers map[string]func(p map[string]any) (result string) // instead of the usual ones
@@ -19148,6 +19912,10 @@ func (s *botAPI) config(more string) string {
 // ServeHTTP answers what the client sends as JSON, or a document, which counts as a message with its content as text.
 func (s *botAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	method := path.Base(r.URL.Path)
+	if s.files != nil && r.Method == http.MethodGet && strings.HasPrefix(r.URL.Path, "/file/bot"+fakeToken+"/") {
+		s.files(w, r)
+		return
+	}
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		return // the caller has gone
@@ -19486,12 +20254,18 @@ func (s *botAPI) tapped(message int64, data string) (id string) {
 }
 
 // writes has the operator send a text, as a reply where to is not 0.
-func (s *botAPI) writes(text string, to int64) { s.writesIn(0, text, to) }
+func (s *botAPI) writes(text string, to int64) (id int64) { return s.writesIn(0, text, to) }
+
+// done waits until a message of the operator's is marked as done.
+func (s *botAPI) done(id int64) {
+	s.t.Helper()
+	s.until(s.t, "setMessageReaction", fmt.Sprintf(`"message_id":%d,"reaction":\[\{"emoji":"👍","type":"emoji"\}\]`, id))
+}
 
 // writesIn is writes in a topic, where thread is not 0.
-func (s *botAPI) writesIn(thread int64, text string, to int64) {
+func (s *botAPI) writesIn(thread int64, text string, to int64) (id int64) {
 	s.mu.Lock()
-	id := 5000 + s.lastUp
+	id = 5000 + s.lastUp
 	s.mu.Unlock()
 	chat := map[string]any{"id": 1001, "type": "private"}
 	m := map[string]any{
@@ -19513,6 +20287,7 @@ func (s *botAPI) writesIn(thread int64, text string, to int64) {
 		}
 	}
 	s.update(map[string]any{"message": m})
+	return id
 }
 
 // dump is what the phone shows.
@@ -19756,10 +20531,13 @@ func documentAsMessage(contentType string, body []byte) []byte {
 		switch {
 		case readErr != nil:
 			text += readErr.Error()
-		case part.FormName() == "reply_markup":
-			fields["reply_markup"] = json.RawMessage(content)
+		case part.FormName() == "reply_markup", part.FormName() == "reply_parameters", part.FormName() == "caption_entities":
+			fields[part.FormName()] = json.RawMessage(content)
 		case part.FormName() == "caption" || part.FileName() != "":
 			text += string(content) + "\n"
+			fields[part.FormName()] = part.FileName()
+		default:
+			fields[part.FormName()] = string(content)
 		}
 	}
 	fields["text"] = text

@@ -1004,15 +1004,24 @@ type ReplyRecord struct {
 type InputRecord struct {
 	Head
 	SessionID string `json:"session_id"`
-	Kind      string `json:"kind"` // text keys screen last cancel show_all show_recent answer
+	Kind      string `json:"kind"` // text file keys screen stop cancel again; answer: of the tool's own hook
 	By        string `json:"by"`
-	Text      string `json:"text"`
+	Text      string `json:"text"` // of a file: its caption, then what is typed
 	UpdateID  int64  `json:"update_id"`
 	ReplyTo   int64  `json:"reply_to"`  // the message to answer
 	ThreadID  int64  `json:"thread_id"` // the topic it was written in, 0: none
 	PromptID  string `json:"prompt_id"`
-	Status    string `json:"status"` // queued done refused
+	Status    string `json:"status"` // queued done refused; asked: it waits for a yes
 	Reason    string `json:"reason"`
+
+	File *FileRef `json:"file,omitempty"`
+}
+
+// FileRef is a photo or a document of the operator's, which the session fetches.
+type FileRef struct {
+	ID    string `json:"id"`    // by which Telegram gives it out
+	Name  string `json:"name"`  // as the sender calls it: never a path
+	Album string `json:"album"` // files of one album have the same, "" alone
 }
 
 // UpdateRecord tells that an update of Telegram was acted on.
@@ -2267,6 +2276,71 @@ func (s *Store) retained(r Record) bool {
 	return alive || s.now().Sub(r.head().At) < life
 }
 
+// ---- files of sessions ----
+//
+// What the operator sends to a session is kept in a folder of its own, as long as records are.
+
+// fileNameMax is how long a name of ours may be, in bytes, without its number.
+const fileNameMax = 60
+
+var (
+	// reNotInName are runs of characters that no name of ours has before its ending.
+	reNotInName = regexp.MustCompile(`[^A-Za-z0-9-]+`)
+	// reEnding is a file's ending with its dot.
+	reEnding = regexp.MustCompile(`\.[A-Za-z0-9]{1,10}$`)
+)
+
+// filesDir is the folder of a session's files, "" of all of them.
+func (s *Store) filesDir(session string) string { return filepath.Join(s.Dir, "files", session) }
+
+// newFile makes a file in the folder of a session's files; its name is a number and what is harmless of the name given.
+func (s *Store) newFile(session, name string) (*os.File, error) {
+	for _, dir := range []string{s.filesDir(""), s.filesDir(session)} {
+		if err := secureDir(dir); err != nil {
+			return nil, err
+		}
+	}
+	there, err := os.ReadDir(s.filesDir(session))
+	if err != nil {
+		return nil, err
+	}
+	for n := len(there) + 1; ; n++ {
+		path := filepath.Join(s.filesDir(session), strconv.Itoa(n)+ownName(name))
+		f, err := openPrivate(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
+		if !errors.Is(err, fs.ErrExist) {
+			return f, err
+		}
+	}
+}
+
+// ownName is what of a name from outside may follow a number: its ending, and what stands before it, if that says
+// anything.
+func ownName(name string) string {
+	ending := reEnding.FindString(name)
+	stem := reNotInName.ReplaceAllString(strings.TrimSuffix(name, ending), "_")
+	stem = strings.Trim(clipBytes(stem, fileNameMax), "_-")
+	if stem == "" {
+		return ending
+	}
+	return "-" + stem + ending
+}
+
+// dropFiles removes the files of sessions that have ended and got none for as long as records are kept.
+func (s *Store) dropFiles(v *View) error {
+	there, err := os.ReadDir(s.filesDir(""))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, folder := range there {
+		info, infoErr := folder.Info()
+		err = errors.Join(err, infoErr)
+		if infoErr == nil && s.now().Sub(info.ModTime()) > s.Retention && !v.active(folder.Name()) {
+			err = errors.Join(err, os.RemoveAll(s.filesDir(folder.Name())))
+		}
+	}
+	return err
+}
+
 // ---- locks and reap ----
 //
 // A process that lives holds locks: of its session, of a hook's question, of the polling. A free one tells that it
@@ -2354,10 +2428,12 @@ func (s *Store) holder(name string) int {
 // Alive tells that the lock of the session, or of the hook's question, is held, or that this cannot be known.
 func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
 
-// Reap records dead sessions as crashed, and their prompts as failed.
+// Reap records dead sessions as crashed, and their prompts as failed. It removes old files of sessions.
 func (s *Store) Reap(now time.Time) error {
 	var ended []string // whose locks nobody takes any more
+	var old error
 	err := s.Update(func(v *View) (recs []Record, _ error) {
+		old = s.dropFiles(v)
 		dead := map[string]bool{}
 		for id, r := range v.Sessions {
 			dead[id] = r.Status != "active" || !s.Alive(id)
@@ -2385,7 +2461,7 @@ func (s *Store) Reap(now time.Time) error {
 	for _, id := range ended {
 		_ = os.Remove(filepath.Join(s.Dir, lockName(id))) // a free lock says the same
 	}
-	return nil
+	return old
 }
 
 // orphaned is the prompt after its session has ended.

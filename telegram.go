@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"mime/multipart"
 	"net"
 	"net/http"
 	"os"
@@ -52,14 +54,18 @@ type Notice struct {
 	Text      string
 	Mono      string
 	Lang      string // what Mono is written in, "" unknown
+	File      string // a Mono that one message cannot hold becomes a document of this name, "" several messages
 	SessionID string
 	ReplyTo   int64 // the message that it replies to, 0: none; not with Edit
 	ThreadID  int64 // with ReplyTo: the topic that one is in, 0: none
+	Done      bool  // nothing is said: the message ReplyTo is marked as done
 	Edit      int64 // the message to change instead of sending one, 0: none
 	Ring      bool  // with sound, silent otherwise
 	Urgent    bool  // before streams, as what rings or replies goes
 	Ours      bool  // all of Text is ours: a tap on a command in it may send it
 	Last      bool  // the session has ended, and its topic does with it
+
+	Rows [][]button // its buttons
 }
 
 // Telegram is the Bot API channel and its poller. Its methods may be called from different goroutines.
@@ -215,13 +221,7 @@ func (t *Telegram) call(ctx context.Context, method string, params, result any) 
 	defer cancel()
 	resp, body, err := t.post(ctx, method, params)
 	if err != nil {
-		if inner := errors.Unwrap(err); inner != nil { // what url.Error wraps is without the URL
-			err = inner
-		}
-		text := strings.ReplaceAll(err.Error(), t.cfg.Load().Token, "‹token›")
-		var dial *net.OpError
-		unsent := errors.As(err, &dial) && dial.Op == "dial"
-		return &apiError{method: method, Text: text, unsent: unsent}
+		return t.noAnswer(method, err)
 	}
 	var a apiAnswer
 	if err := json.Unmarshal(body, &a); err != nil && resp.StatusCode == http.StatusOK {
@@ -244,10 +244,21 @@ func (t *Telegram) call(ctx context.Context, method string, params, result any) 
 	return &a.apiError
 }
 
+// noAnswer is what went wrong with a request that got no answer. It has neither the URL nor the token in it.
+func (t *Telegram) noAnswer(method string, err error) *apiError {
+	if inner := errors.Unwrap(err); inner != nil { // what url.Error wraps is without the URL
+		err = inner
+	}
+	text := strings.ReplaceAll(err.Error(), t.cfg.Load().Token, "‹token›")
+	var dial *net.OpError
+	unsent := errors.As(err, &dial) && dial.Op == "dial"
+	return &apiError{method: method, Text: text, unsent: unsent}
+}
+
 // post sends one request and returns the answer and as much of its body as came.
 func (t *Telegram) post(ctx context.Context, method string, params any) (*http.Response, []byte, error) {
 	cfg := t.cfg.Load()
-	body, err := json.Marshal(params)
+	body, kind, err := encodeParams(params)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -256,7 +267,7 @@ func (t *Telegram) post(ctx context.Context, method string, params any) (*http.R
 	if err != nil {
 		return nil, nil, err
 	}
-	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Content-Type", kind)
 	resp, err := t.http.Do(req)
 	if err != nil {
 		return nil, nil, err
@@ -285,6 +296,9 @@ const (
 // outgoing is a message to send, or an edit of one, as the Bot API takes it.
 type outgoing struct {
 	method   string
+	document []byte // that goes with it, nil none
+	name     string // of that
+
 	ChatID   int64          `json:"chat_id"`                     // set by deliver
 	ThreadID int64          `json:"message_thread_id,omitempty"` // the topic it goes to, set by deliver
 	EditID   int64          `json:"message_id,omitempty"`        // the message to edit
@@ -2263,11 +2277,23 @@ func (t *Telegram) recordEdit(id string, m *questionMessages, e *edit) (certain 
 // Notify sends the notice in as many messages as it needs and returns the id of the last, 0 where it says nothing.
 // After an error the rest of it was not sent.
 func (t *Telegram) Notify(ctx context.Context, n Notice) (int64, error) {
+	if n.Done {
+		t.markDone(ctx, n.ReplyTo)
+		return 0, nil
+	}
 	text := clean(n.Text, 1<<20)
 	mono := clean(n.Mono, 1<<20)
 	v, _ := t.store.View() // as it was, where it cannot be read
 	about := v.Sessions[n.SessionID]
 	var id int64
+	if n.File != "" && units(text)+units(mono) > partUnits {
+		caption := noticeText(about, clean(text, 800), "", "", n.Ours)
+		id, err := t.sendNotice(ctx, &n, caption.withDocument(n.File, mono, n.Rows))
+		if _, refused := err.(*apiError); !refused {
+			return id, err
+		}
+		t.log.Warn("a document is refused, it goes as messages", "error", err.Error())
+	}
 	for text+mono != "" {
 		part, restText := cutText(text, partUnits)
 		room := 0
@@ -2275,7 +2301,7 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (int64, error) {
 			room = partUnits - units(part)
 		}
 		block, restMono := cutText(mono, room)
-		sent, err := t.sendNotice(ctx, &n, noticeText(about, part, block, n.Lang, n.Ours))
+		sent, err := t.sendNotice(ctx, &n, noticeText(about, part, block, n.Lang, n.Ours).outgoing(n.Edit, n.Rows))
 		if err != nil {
 			return 0, err
 		}
@@ -2309,9 +2335,8 @@ func noticeText(about *SessionRecord, text, mono, lang string, ours bool) *richT
 	return r
 }
 
-// sendNotice sends one message of a notice.
-func (t *Telegram) sendNotice(ctx context.Context, n *Notice, text *richText) (int64, error) {
-	out := text.outgoing(n.Edit, nil)
+// sendNotice sends one message of a notice, with the text and perhaps a document.
+func (t *Telegram) sendNotice(ctx context.Context, n *Notice, out *outgoing) (int64, error) {
 	out.Silent = n.Edit == 0 && !n.Ring
 	if n.ReplyTo != 0 {
 		out.ReplyTo = &replyTo{MessageID: n.ReplyTo, Optional: true}
@@ -2327,6 +2352,98 @@ func (t *Telegram) sendNotice(ctx context.Context, n *Notice, text *richText) (i
 		d.session = n.SessionID
 	}
 	return t.deliver(ctx, d)
+}
+
+// ---- documents ----
+// What is longer than a message goes as a file.
+
+// withDocument is a message with a document of that name, of which the text is the caption.
+func (r *richText) withDocument(name, content string, rows [][]button) *outgoing {
+	out := r.outgoing(0, rows)
+	out.method = "sendDocument"
+	out.document = []byte(content + "\n")
+	out.name = name
+	return out
+}
+
+// documentName is what a text in that language is called.
+func documentName(lang string) string {
+	switch lang {
+	case "bash":
+		return "command.sh"
+	case "diff":
+		return "changes.diff"
+	case langMarkdown:
+		return "plan.md"
+	}
+	return "text.txt"
+}
+
+// encodeParams is the body of a request and its type: JSON, or a form where a document goes with it.
+func encodeParams(params any) (body []byte, kind string, err error) {
+	body, err = json.Marshal(params)
+	out, ok := params.(*outgoing)
+	if err != nil || !ok || out.document == nil {
+		return body, "application/json", err
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(body, &fields); err != nil {
+		return nil, "", err
+	}
+	return out.form(fields)
+}
+
+// form is the message as multipart/form-data, with its document. What is no text is a field of JSON:
+// https://core.telegram.org/bots/api#senddocument
+func (o *outgoing) form(fields map[string]json.RawMessage) (body []byte, kind string, err error) {
+	fields["caption"] = fields["text"]
+	fields["caption_entities"] = fields["entities"]
+	var b bytes.Buffer
+	form := multipart.NewWriter(&b)
+	for name, value := range fields {
+		if len(value) == 0 || slices.Contains([]string{"text", "entities", "link_preview_options"}, name) {
+			continue
+		}
+		var text string
+		if json.Unmarshal(value, &text) != nil {
+			text = string(value)
+		}
+		if err := form.WriteField(name, text); err != nil {
+			return nil, "", err
+		}
+	}
+	part, err := form.CreateFormFile("document", o.name)
+	if err != nil {
+		return nil, "", err
+	}
+	if _, err := part.Write(o.document); err != nil {
+		return nil, "", err
+	}
+	err = form.Close()
+	return b.Bytes(), form.FormDataContentType(), err
+}
+
+// ---- reactions ----
+// What a message of the operator's asked for was done: that is no message of its own.
+
+// doneMark is the reaction that says that what a message asked for was done. It is one of those that every chat has:
+// https://core.telegram.org/bots/api#reactiontypeemoji
+const doneMark = "👍"
+
+// markDone marks a message of the operator's as done. It is for looks: where it cannot be, that is only logged, once.
+func (t *Telegram) markDone(ctx context.Context, msg int64) {
+	if msg == 0 {
+		return
+	}
+	params := map[string]any{
+		"chat_id":    t.cfg.Load().ChatID,
+		"message_id": msg,
+		"reaction":   []map[string]string{{"type": "emoji", "emoji": doneMark}},
+	}
+	err := t.call(ctx, "setMessageReaction", params, nil)
+	if err != nil && ctx.Err() == nil {
+		t.noteTrouble("react", "messages are not marked as done: "+err.Error())
+	}
 }
 
 // stream turns the transcript into messages: finished text fills a message, which is edited as it grows and followed by
@@ -2664,6 +2781,97 @@ func (r *receiver) tidyTopics() error {
 	return nil
 }
 
+// ---- files from the phone ----
+// A photo or a document is fetched by its session into a folder of that. Its name and its type are the sender's word.
+
+// maxFile is what getFile gives out, in bytes: https://core.telegram.org/bots/api#getfile
+const maxFile = 20 << 20
+
+// fetched is a file of the operator's as it came.
+type fetched struct {
+	path string
+	size int64
+	sha  string // SHA-256, "sha256:…"
+	err  error
+}
+
+// fileRef is a file as a message has it.
+type fileRef struct {
+	ID   string `json:"file_id"`
+	Name string `json:"file_name"` // "" of a photo
+	Size int64  `json:"file_size"` // 0: unknown
+}
+
+// fetch gets a file into the session's folder, and tries again until ctx ends.
+func (t *Telegram) fetch(ctx context.Context, session string, file *FileRef) fetched {
+	for failures := 0; ; failures++ {
+		got := t.fetchOnce(ctx, session, file)
+		failed, ok := got.err.(*apiError)
+		if !ok || !failed.temporary() || sleep(ctx, t.pause(failed, failures)) != nil {
+			return got
+		}
+	}
+}
+
+// fetchOnce is one attempt; what came of a file that did not come whole is removed.
+func (t *Telegram) fetchOnce(ctx context.Context, session string, file *FileRef) (got fetched) {
+	var there struct {
+		Path string `json:"file_path"`
+	}
+	got.err = t.call(ctx, "getFile", map[string]string{"file_id": file.ID}, &there)
+	if got.err != nil {
+		return got
+	}
+	name := file.Name
+	if name == "" {
+		name = reEnding.FindString(there.Path)
+	}
+	var f *os.File
+	f, got.err = t.store.newFile(session, name)
+	if got.err != nil {
+		return got
+	}
+	sum := sha256.New()
+	got.size, got.err = t.download(ctx, there.Path, io.MultiWriter(f, sum))
+	closed := f.Close()
+	if got.err == nil {
+		got.err = closed
+	}
+	if got.err != nil {
+		_ = os.Remove(f.Name()) // what it is about is the error before
+		return got
+	}
+	got.path = f.Name()
+	got.sha = fmt.Sprintf("sha256:%x", sum.Sum(nil))
+	return got
+}
+
+// download gets what getFile names. The token is in the address: that is in no error.
+func (t *Telegram) download(ctx context.Context, path string, to io.Writer) (int64, error) {
+	cfg := t.cfg.Load()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, cfg.APIBase, nil)
+	if err != nil {
+		return 0, t.noAnswer("getFile", err)
+	}
+	req.URL.Path = strings.TrimRight(req.URL.Path, "/") + "/file/bot" + cfg.Token + "/" + path
+	resp, err := t.http.Do(req)
+	if err != nil {
+		return 0, t.noAnswer("getFile", err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK { // a redirection too
+		return 0, &apiError{method: "getFile", Code: resp.StatusCode, Text: resp.Status}
+	}
+	n, err := io.Copy(to, io.LimitReader(resp.Body, maxFile+1))
+	switch {
+	case err != nil:
+		return n, t.noAnswer("getFile", err)
+	case n > maxFile:
+		return n, &apiError{method: "getFile", Code: http.StatusRequestEntityTooLarge, Text: "the file is too big"}
+	}
+	return n, nil
+}
+
 // ---- polling ----
 // One process asks for updates, for all sessions. What it has recorded it confirms; the rest comes again.
 
@@ -2698,11 +2906,14 @@ type message struct {
 	Chat          chat
 	Date          int64 // Unix seconds by the server's clock
 	Text          string
-	ThreadID      int64           `json:"message_thread_id"`
-	InTopic       bool            `json:"is_topic_message"` // else ThreadID is no topic's
+	ThreadID      int64     `json:"message_thread_id"`
+	InTopic       bool      `json:"is_topic_message"` // else ThreadID is no topic's
+	Photo         []fileRef // in several sizes, the largest last
+	Document      *fileRef
+	Caption       string          // of either
+	Album         string          `json:"media_group_id"`
 	ReplyTo       *message        `json:"reply_to_message"`
 	Rich          json.RawMessage `json:"rich_message"`
-	Caption       string
 	SenderChat    json.RawMessage `json:"sender_chat"` // a channel, or an anonymous administrator
 	ForwardOrigin json.RawMessage `json:"forward_origin"`
 	ViaBot        json.RawMessage `json:"via_bot"`
@@ -2745,6 +2956,7 @@ type receiver struct {
 	ctx       context.Context // ends with the polling
 	work      sync.WaitGroup  // goroutines beside the polling; each ends soon after ctx
 	lastOK    time.Time       // of getUpdates, by the wall clock, which goes on while the machine sleeps
+	replied   chan struct{}   // closed when the last reply has been sent; nil: there was none
 	minute    int64           // since 1970, in which somebody else wrote last
 	strangers int             // updates of others in it
 }
@@ -2968,6 +3180,20 @@ func (r *receiver) mustPay(p *PromptRecord) bool {
 // background does something beside the polling, which must end soon after ctx, and logs its error.
 func (r *receiver) background(do func() error) { r.work.Go(func() { r.warn(do()) }) }
 
+// inTurn is background for replies: they are sent in the order of what they reply to.
+func (r *receiver) inTurn(send func() error) {
+	before := r.replied
+	sent := make(chan struct{})
+	r.replied = sent
+	r.background(func() error {
+		defer close(sent)
+		if before != nil {
+			<-before // each ends soon after ctx
+		}
+		return send()
+	})
+}
+
 // warn logs an error of which nobody else learns.
 func (r *receiver) warn(err error) {
 	if err != nil && !errors.Is(err, context.Canceled) {
@@ -2980,16 +3206,8 @@ func (r *receiver) audit(e Event) { r.warn(r.store.Audit().Append(e)) }
 
 // reply answers a message of the operator.
 func (r *receiver) reply(to *message, text string) {
-	r.notify(Notice{Text: text, ReplyTo: to.ID, ThreadID: to.topic()})
-}
-
-// notify sends a notice, unless it says nothing.
-func (r *receiver) notify(n Notice) {
-	if n.Text == "" {
-		return
-	}
 	r.background(func() error {
-		_, err := r.Notify(r.ctx, n)
+		_, err := r.Notify(r.ctx, Notice{Text: text, ReplyTo: to.ID, ThreadID: to.topic()})
 		return err
 	})
 }
@@ -3093,6 +3311,12 @@ func (r *receiver) decide(id int64, from *user, d Decision, why Refusal) (now Pr
 
 // handleCallbackQuery decides the question that a button belongs to, or does what the button asks for.
 func (r *receiver) handleCallbackQuery(id int64, q *callbackQuery, v *View) error {
+	if name, ok := strings.CutPrefix(q.Data, keyData); ok {
+		return r.handleKeyButton(id, q, v, name)
+	}
+	if choice, ok := strings.CutPrefix(q.Data, endData); ok {
+		return r.handleEndButton(id, q, choice)
+	}
 	d, p := parseCallbackData(q.Data, v)
 	why := Refusal("")
 	switch {
@@ -3230,7 +3454,16 @@ func (r *receiver) handleViewButton(q *callbackQuery, p PromptRecord, value stri
 func (r *receiver) resend(p PromptRecord, text string, all bool) (msg int64, err error) {
 	ctx, cancel := context.WithDeadline(r.ctx, p.ExpiresAt)
 	defer cancel()
-	part, rest := cutText(clean(text, 1<<20), partUnits-800)
+	text = clean(text, 1<<20)
+	part, rest := cutText(text, partUnits-800)
+	if units(text) > 3*(partUnits-800) { // it can be read in a document, which counts as shown
+		n := Notice{Text: "all of it", Mono: text, File: documentName(p.Lang), SessionID: p.SessionID, Urgent: true}
+		if _, err := r.Notify(ctx, n); err != nil {
+			return 0, err // not shown in full, so not to be allowed
+		}
+		part = abridge(text, partUnits-900)
+		rest = ""
+	}
 	for rest != "" {
 		_, err := r.Notify(ctx, Notice{Mono: part, Lang: p.Lang, SessionID: p.SessionID, Urgent: true})
 		if err != nil {
@@ -3277,28 +3510,141 @@ func plainChoices(choices []Choice) []Choice {
 	return plain
 }
 
+// ---- buttons that are no answers ----
+// They press a key, or end a program.
+
+const (
+	keyData    = "key:"           // and the session's short id, and a key's name: it is pressed
+	endData    = "end:"           // and the id of an input, and yes or no: the program is ended, or kept
+	inputAsked = "asked"          // the status of an input that waits for that yes
+	keysLife   = 10 * time.Minute // so long the buttons of a message press keys
+	endLife    = 2 * time.Minute  // so long after /cancel a yes ends a program
+)
+
+// usualKeys are the buttons of keys that are wanted often.
+func usualKeys(s *SessionRecord) (rows [][]button) {
+	for _, row := range []string{"Enter=ENTER Esc=ESC Tab=TAB", "↑=UP ↓=DOWN ←=LEFT →=RIGHT", "^C=CTRL_C ^D=CTRL_D",
+		"y=y n=n 1=1 2=2 3=3"} {
+		var buttons []button
+		for key := range strings.FieldsSeq(row) {
+			label, name, _ := strings.Cut(key, "=")
+			buttons = append(buttons, button{Text: label, Data: keyData + shortID(s.ID) + ":" + name})
+		}
+		rows = append(rows, buttons)
+	}
+	return rows
+}
+
+// handleKeyButton has the session press a key.
+func (r *receiver) handleKeyButton(id int64, q *callbackQuery, v *View, what string) error {
+	sid, key, _ := strings.Cut(what, ":")
+	var s *SessionRecord
+	for _, other := range v.Sessions {
+		if other.Status == "active" && shortID(other.ID) == sid {
+			s = other
+		}
+	}
+	why := ""
+	switch {
+	case s == nil:
+		why = "the session has ended"
+	case !isKey(key):
+		why = "there is no such key"
+	case time.Since(time.Unix(q.Message.Date, 0)) > keysLife:
+		why = "these buttons are old, send /keys again"
+	}
+	if why != "" {
+		r.answerCallback(q, "Nothing was pressed: "+why, true)
+		return r.recordUpdate(id, nil)
+	}
+	input := newInput(s, "keys", q.From, &message{}, id)
+	input.Text = key
+	if err := r.recordUpdate(id, input); err != nil {
+		return err
+	}
+	r.auditCommand(input)
+	r.answerCallback(q, key, false)
+	return nil
+}
+
+// handleEndButton has a session end its program, or not, as was answered.
+func (r *receiver) handleEndButton(id int64, q *callbackQuery, choice string) error {
+	asked, answer, _ := strings.Cut(choice, ":")
+	var input *InputRecord
+	err := r.store.Update(func(v *View) ([]Record, error) {
+		records := []Record{&UpdateRecord{Head: Head{ID: fmt.Sprint(id)}, Kind: "operator"}}
+		input = v.endDecided(asked, answer == "yes", q)
+		if input != nil {
+			records = append(records, input)
+		}
+		return records, nil
+	})
+	switch {
+	case err != nil:
+		return err
+	case input == nil:
+		r.answerCallback(q, "Nothing was done: that is decided already", true)
+		return nil
+	case input.Status == "queued": // its session edits the message
+		r.auditCommand(input)
+		r.answerCallback(q, "Ending it", false)
+		return nil
+	}
+	r.answerCallback(q, input.Reason, answer == "yes")
+	r.background(func() error {
+		_, err := r.Notify(r.ctx, Notice{Text: input.Reason, SessionID: input.SessionID, Edit: q.Message.ID})
+		return err
+	})
+	return nil
+}
+
+// endDecided is the input that asks whether a program is to be ended, as it is after the tap: once, and soon after it
+// was asked. nil: nothing asks that any more.
+func (v *View) endDecided(id string, yes bool, q *callbackQuery) *InputRecord {
+	asked := v.Inputs[id]
+	if asked == nil || asked.Status != inputAsked {
+		return nil
+	}
+	after := *asked
+	after.By = q.From.who()
+	after.ReplyTo = q.Message.ID
+	after.Status = "refused"
+	switch {
+	case !v.active(asked.SessionID):
+		after.Reason = "Nothing was done: it has ended by itself"
+	case !yes:
+		after.Reason = "It goes on"
+	case time.Since(asked.At) > endLife:
+		after.Reason = "Nothing was done: that was asked more than 2 minutes ago, send /cancel again"
+	default:
+		after.Status = "queued"
+	}
+	return &after
+}
+
 // ---- messages and commands ----
 // What the operator writes: an answer, text for a session, or a command.
 
-// botCommands are what the operator can type, as setMyCommands takes it.
+// reCommand is a command for us: a word behind a slash. A path is text, and what begins with // a command of the tool's.
+var reCommand = regexp.MustCompile(`(?i)^/([a-z][\w:.-]*)(@\w+)?(\s|$)`)
+
+// botCommands are what the operator can type, as setMyCommands takes it: what is used most comes first.
 var botCommands = []botCommand{
-	{"start", "what this is"},
-	{"help", "all commands"},
-	{"status", "open questions, and the head of the audit log"},
-	{"sessions", "what is running"},
-	{"switch", "SID: text that is no reply goes to this session"},
-	{"send", "SID TEXT: send text to a session"},
-	{"claim", "SID: the same, until /release"},
-	{"release", "undo /claim and /switch"},
-	{"cancel", "SID: end the session's program"},
-	{"keys", "SID CTRL_C: press keys"},
-	{"screen", "SID: show the screen"},
-	{"last", "SID: show the end of the screen"},
+	{"status", "what runs, and what it asks", "sessions"},
+	{"screen", "show its screen", "last"},
+	{"stop", "interrupt what it does", ""},
+	{"keys", "press keys", ""},
+	{"send", "text to one of several", ""},
+	{"switch", "my text goes there", "claim"},
+	{"release", "undo that", ""},
+	{"cancel", "end it (asks first)", ""},
+	{"help", "what can be done here", "start"},
 }
 
 type botCommand struct {
 	Name  string `json:"command"`
 	About string `json:"description"`
+	also  string // another name for the same
 }
 
 // incoming is a message of the operator together with all that decides what it means.
@@ -3310,10 +3656,13 @@ type incoming struct {
 	updateID int64
 }
 
-// intent is what a message asks for: an answer now, and one thing to be done.
+// intent is what a message asks for: an answer now, or a mark that it is done, and one thing to be done.
 type intent struct {
 	reply    string
-	ours     bool // all of reply
+	ours     bool       // all of reply
+	rows     [][]button // below that
+	about    string     // the session that it is about, "" none
+	done     bool
 	decision *Decision
 	record   Record // an InputRecord, or the MetaRecord with the session that text goes to from now on
 }
@@ -3345,12 +3694,24 @@ func (r *receiver) handleMessage(id int64, m *message, v *View) error {
 	if err := r.recordUpdate(id, want.record); err != nil {
 		return err
 	}
-	if input, ok := want.record.(*InputRecord); ok && input.Kind != "text" {
-		fields := []Field{{"command", input.Kind}, {"by", input.By}}
-		r.audit(Event{"SESSION_COMMAND", input.SessionID, "", fields})
+	if input, ok := want.record.(*InputRecord); ok && input.Kind != "text" && input.Kind != "file" && input.Status == "queued" {
+		r.auditCommand(input)
 	}
-	r.notify(Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic(), Ours: want.ours})
+	if want.reply != "" || want.done {
+		n := Notice{Text: want.reply, Rows: want.rows, SessionID: want.about, ReplyTo: m.ID, ThreadID: m.topic(),
+			Done: want.done, Ours: want.ours}
+		r.inTurn(func() error {
+			_, err := r.Notify(r.ctx, n)
+			return err
+		})
+	}
 	return nil
+}
+
+// auditCommand records what a session is told to do.
+func (r *receiver) auditCommand(input *InputRecord) {
+	fields := []Field{{"command", input.Kind}, {"by", input.By}}
+	r.audit(Event{"SESSION_COMMAND", input.SessionID, "", fields})
 }
 
 // deleteMessage deletes a message with a password in it, unpaced: every second counts. Where that fails, the operator
@@ -3370,54 +3731,104 @@ func (in *incoming) understand() intent {
 	if in.isService() {
 		return intent{}
 	}
-	text := in.Text
-	if text == "" {
-		text = plainText(in.Rich)
+	text := ""
+	file := in.file()
+	given := in.Text
+	if given == "" {
+		given = richWords(in.Rich)
 	}
-	damaged := len(text) > maxMessage || strings.Contains(text, "\uFFFD")
-	text = strings.TrimSpace(cleanText(text))
-	if damaged {
-		text = ""
+	if file != nil {
+		given = in.Caption
 	}
-	if line, ok := strings.CutPrefix(text, "/"); ok {
-		name, rest, _ := strings.Cut(line, " ")
-		name, _, _ = strings.Cut(strings.ToLower(name), "@")
-		return in.command(name, strings.TrimSpace(rest))
+	damaged := len(given) > maxMessage || strings.Contains(given, "\uFFFD")
+	if !damaged {
+		text = strings.TrimSpace(cleanText(given))
+	}
+	if file != nil {
+		return in.sendFile(file, text)
+	}
+	if command := reCommand.FindStringSubmatch(text); command != nil {
+		return in.command(strings.ToLower(command[1]), strings.TrimSpace(text[len(command[0]):]))
 	}
 	s, p, refusal := in.target("")
 	switch {
 	case s == nil:
 		return intent{reply: refusal}
 	case text == "":
-		return intent{reply: "✗ Nothing was done: send it as plain text, of up to 4096 bytes."}
+		return intent{reply: "✗ Nothing was done: text of up to 4096 bytes, photos and documents can be sent."}
 	}
 	return in.answerOrInput(s, p, text)
 }
 
+// file is the photo, as large as there is, or the document that the message brings, nil none.
+func (m *message) file() *fileRef {
+	if len(m.Photo) > 0 {
+		return &m.Photo[len(m.Photo)-1]
+	}
+	return m.Document
+}
+
+// sendFile is a file for a session, with a caption: it answers no question.
+func (in *incoming) sendFile(file *fileRef, caption string) intent {
+	s, p, refusal := in.target("")
+	if s == nil {
+		return intent{reply: refusal}
+	}
+	if p == nil {
+		p = in.waitingQuestion(s)
+	}
+	switch {
+	case p != nil && p.Open() && !p.Idle:
+		return intent{reply: "✗ Nothing was done: a file answers no question. " + questionOpen}
+	case file.Size > maxFile:
+		return intent{reply: fmt.Sprintf("✗ Nothing was done: the file has %d MB, %d MB are allowed.", file.Size>>20, maxFile>>20)}
+	}
+	record := newInput(s, "file", in.From, in.message, in.updateID)
+	record.Text = caption
+	record.File = &FileRef{ID: file.ID, Name: clip(file.Name, 100), Album: in.Album}
+	return intent{record: record}
+}
+
 // command is what a command asks for; those that are not answered from the state are for a session.
 func (in *incoming) command(name, line string) intent {
-	help := "Questions come here. Tap an answer, or reply to a message with text.\n"
 	var names []string
 	for _, c := range botCommands {
-		help += "\n/" + c.Name + "  " + c.About
 		names = append(names, c.Name)
+		if c.also != "" {
+			names = append(names, c.also)
+		}
+		if name == c.also {
+			name = c.Name
+		}
 	}
-	near := nearest(name, names)
-	switch {
-	case near == "":
-		return intent{reply: "✗ There is no /" + name + " here. To send it to a session: /send SID /" + name}
-	case near != name:
-		return intent{reply: "✗ There is no /" + name + " here. Did you mean /" + near + "?"}
+	if !slices.Contains(names, name) {
+		hint := "//" + name + " sends /" + name + " to the tool."
+		if near := nearest(name, names); near != "" {
+			hint = "Did you mean /" + near + "? " + hint
+		}
+		return intent{reply: "✗ There is no /" + name + " here. " + hint}
 	}
 	switch name {
-	case "start", "help":
-		return intent{reply: help, ours: true}
-	case "status", "sessions":
-		return intent{reply: in.list(name == "status")}
+	case "help":
+		return intent{reply: helpText(), ours: true}
+	case "status":
+		return intent{reply: in.list(true)}
 	case "release":
-		return in.claim("", "Text goes to what it replies to.")
+		return in.claim("")
 	}
 	return in.sessionCommand(name, line)
+}
+
+// helpText says what can be done here, in lines that a phone need not break.
+func helpText() string {
+	var b strings.Builder
+	b.WriteString("Questions come here: tap an answer,\nor reply with text.\n\nOther text goes to the session that\n" +
+		"it replies to, or to the only one.\n//word is the tool's own /word.\n")
+	for _, c := range botCommands {
+		fmt.Fprintf(&b, "\n/%s  %s", c.Name, c.About)
+	}
+	b.WriteString("\n\nOf several name one: /stop 1a2b3c4d")
+	return b.String()
 }
 
 // sessionCommand is what a command about a session asks for: its name, or none, comes first in the line.
@@ -3435,25 +3846,42 @@ func (in *incoming) sessionCommand(name, line string) intent {
 		return intent{reply: refusal}
 	}
 	switch name {
-	case "switch", "claim":
-		return in.claim(s.ID, "Your text goes to "+origin(s))
+	case "switch":
+		return in.claim(s.ID)
 	case "send":
-		if rest == "" {
-			return intent{reply: "✗ What? Example: /send " + shortID(s.ID) + " go on"}
-		}
-		return in.answerOrInput(s, nil, strings.TrimSpace(rest))
+		return in.send(s, strings.TrimSpace(rest))
 	case "keys":
-		if rest == "" {
-			return intent{reply: "✗ What? Example: /keys " + shortID(s.ID) + " CTRL_C"}
-		}
-		for _, word := range strings.Fields(rest) {
-			if !isKey(word) {
-				return intent{reply: "✗ There is no key " + word + ". Keys: CTRL_A … CTRL_Z ENTER ESC TAB " +
-					"SHIFT_TAB SPACE BACKSPACE DELETE UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
-			}
-		}
+		return in.keys(s, rest)
+	case "cancel":
+		return in.askToEnd(s)
 	}
 	return in.input(s, name, rest)
+}
+
+// send is text for a session that is named; a command in it is the tool's own.
+func (in *incoming) send(s *SessionRecord, text string) intent {
+	if text == "" {
+		return intent{reply: "✗ What? Example: /send " + shortID(s.ID) + " go on"}
+	}
+	if reCommand.MatchString(text) {
+		text = "/" + text
+	}
+	return in.answerOrInput(s, nil, text)
+}
+
+// keys are those to press; without any, buttons for the usual ones.
+func (in *incoming) keys(s *SessionRecord, line string) intent {
+	words := strings.Fields(line)
+	for _, word := range words {
+		if !isKey(word) {
+			return intent{reply: "✗ There is no key " + word + ". Keys: CTRL_A … CTRL_Z ENTER ESC TAB " +
+				"SHIFT_TAB Y N 1 2 3 SPACE BACKSPACE DELETE UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
+		}
+	}
+	if len(words) == 0 {
+		return intent{reply: "Keys, also as /keys ESC UP …", rows: usualKeys(s), about: s.ID}
+	}
+	return in.input(s, "keys", line)
 }
 
 func isKey(word string) bool {
@@ -3462,14 +3890,14 @@ func isKey(word string) bool {
 }
 
 // claim makes text that is no reply go to this session from now on, "" to none.
-func (in *incoming) claim(sid, reply string) intent {
+func (in *incoming) claim(sid string) intent {
 	next := MetaRecord{Head: Head{ID: "telegram"}}
 	if old := in.view.Meta["telegram"]; old != nil {
 		next = *old
 	}
 	next.Values = maps.Collect(maps.All(next.Values)) // a copy: the view is read only
 	next.Values["claim "+in.From.who()] = sid
-	return intent{reply: reply, record: &next}
+	return intent{done: true, record: &next}
 }
 
 // input is something for a session to do.
@@ -3477,6 +3905,26 @@ func (in *incoming) input(s *SessionRecord, kind, text string) intent {
 	record := newInput(s, kind, in.From, in.message, in.updateID)
 	record.Text = text
 	return intent{record: record}
+}
+
+// askToEnd asks whether a program is to be ended.
+func (in *incoming) askToEnd(s *SessionRecord) intent {
+	ask := newInput(s, "cancel", in.From, in.message, in.updateID)
+	ask.Status = inputAsked
+	does := "It works."
+	switch s.Activity {
+	case "starting":
+		does = "It is starting."
+	case "idle":
+		does = "It waits for your next message."
+	case "waiting", "waiting_permission":
+		does = "It waits for an answer."
+	}
+	rows := [][]button{{
+		{Text: "End it", Data: endData + ask.ID + ":yes", Style: styleNo},
+		{Text: "Keep it", Data: endData + ask.ID + ":no"},
+	}}
+	return intent{reply: "End it? " + does, rows: rows, about: s.ID, record: ask}
 }
 
 // target finds the session meant, by the first of: the command; the message replied to (then also the question asked
@@ -3581,8 +4029,8 @@ func (m *message) repliesToBot() bool {
 	return to != nil && to.From != nil && to.From.IsBot
 }
 
-// plainText is the text of a rich message of paragraphs and code alone, "" of any other.
-func plainText(rich json.RawMessage) string {
+// richWords is the text of a rich message of paragraphs and code alone, "" of any other.
+func richWords(rich json.RawMessage) string {
 	var m struct {
 		Blocks []struct {
 			Type string
@@ -3639,6 +4087,9 @@ func (in *incoming) answerOrInput(s *SessionRecord, p *PromptRecord, text string
 	}
 	if p == nil || p.Idle {
 		return in.input(s, "text", text)
+	}
+	if reOwnCommand.MatchString(text) {
+		text = text[1:]
 	}
 	value := namedChoices(p, text)
 	if refusal := in.refusal(s, p, value, replied); refusal != "" {
