@@ -63,7 +63,8 @@ const (
 	modeAutowrap  = 7    // DECAWM
 	modeCursor    = 25   // DECTCEM: it shows
 	modePaste     = 2004 // a paste is bracketed
-	modeOther     = 2005 // stands for all above
+	modeSync      = 2026 // a frame is being painted
+	modeOther     = 2027 // stands for all above
 )
 
 // anyRow is the row in which an answer is typed to a dialog: whichever the next line feed ends.
@@ -1046,7 +1047,6 @@ type transcript struct {
 	dropped int      // lines that did not fit there
 	recent  []string // lines told, the newest maxRecent of them
 	at      int      // row of the line told last, counted from the first of the session
-	footer  int      // rows at the end of the screen that are no text
 }
 
 // tellAbove takes the rows above a paragraph as final, as far as they are not being repainted.
@@ -1055,7 +1055,7 @@ func (s *Screen) tellAbove(row int, repainted bool) {
 	if !t.on {
 		return
 	}
-	row = max(0, min(row, s.rows-t.footer))
+	row = min(row, s.rows)
 	for row > 0 && s.grid[row-1].wrapped {
 		row--
 	}
@@ -1162,12 +1162,18 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 		s.tellAbove(s.row, settle)
 		live = s.live()
 	} else if settle {
-		end := s.rows - t.footer
-		newest := s.newest(end)
-		for r := range end {
+		newest := s.newest(s.rows)
+		for r := range s.rows {
 			t.add(s.Row(r), true, r > newest)
 		}
 	}
+	return s.takeLines(), live
+}
+
+// takeLines returns the lines that became final since the last call.
+func (s *Screen) takeLines() []string {
+	t := &s.tr
+	var final []string
 	if t.dropped > 0 {
 		final = []string{fmt.Sprintf("[… %d lines left out …]", t.dropped)}
 	}
@@ -1175,14 +1181,14 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 	t.pending = nil
 	t.bytes = 0
 	t.dropped = 0
-	return final, live
+	return final
 }
 
 // live is the text that is not told yet.
 func (s *Screen) live() string {
 	var b strings.Builder
 	text := s.tr.part
-	for _, l := range s.grid[:max(0, s.rows-s.tr.footer)] {
+	for _, l := range s.grid {
 		if l.told {
 			continue
 		}
@@ -1194,6 +1200,294 @@ func (s *Screen) live() string {
 	}
 	b.WriteString(text)
 	return strings.TrimRight(b.String(), "\n ")
+}
+
+// ---- account ----
+// What a known tool shows is a window on its text that is painted anew all the time: the looks are joined by their words.
+
+const (
+	joinWords = 3    // that follow one another: they are the same
+	joinCost  = 2    // words: a stretch counts so many less, so that one is worth more than two
+	joinEnd   = 20   // words: so many more where the text so far ends in it, which is seldom out of sight
+	redone    = 4    // words at most that are gone where others have taken their place: more have scrolled away
+	toldWords = 2000 // kept, to find where a window begins
+	seenWords = 1500 // of a window that are looked at, the last ones
+)
+
+// word is a word of a text. By its key, letters and digits, it is known again however it is wrapped or marked; the text
+// is all of it, with what stands between the word before and it.
+type word struct{ key, text string }
+
+// account is the text of a known tool, as far as it was read.
+type account struct {
+	told     []word // the end of what is final
+	open     []word // what may still change
+	begun    bool   // the tool was given something to do: what it showed before is no text
+	framed   bool   // its input box was seen on the primary screen
+	scrolled int    // rows that have left that, as far as they were read
+	seen     string // in the last look
+
+	paintedAt time.Time // by then the tool has painted its window anew, after it was given another size
+}
+
+// window tells whether the tool shows a window on its text, not lines one after the other.
+func (a *account) window(v *view) bool {
+	if !v.s.AltScreen() && !a.framed && v.up(v.last+1, v.inBox) >= 0 {
+		a.framed = true
+		a.scrolled = v.s.scrolled
+	}
+	return a.framed || v.s.AltScreen()
+}
+
+// look reads the window: there is none while a dialog stands there.
+func (a *account) look(v *view) {
+	end := v.windowEnd()
+	if end == 0 {
+		return
+	}
+	var rows []viewRow
+	for n := min(v.s.scrolled-a.scrolled, maxScrollback); n > 0; n-- {
+		l, ok := v.s.above(n)
+		if ok {
+			rows = append(rows, readRow(v.s.trimmed(l), 0, v.s.cols))
+		}
+	}
+	text := v.told(append(rows, v.rows[:end]...))
+	a.scrolled = v.s.scrolled
+	if text == a.seen {
+		return
+	}
+	a.seen = text
+	if !a.begun {
+		a.told = wordsOf(a.seen)
+		return
+	}
+	a.join(wordsOf(a.seen))
+}
+
+// told is the rows as lines of text, without the margin that all have, and without what is none.
+func (v *view) told(rows []viewRow) string {
+	margin := v.s.cols
+	for _, w := range rows {
+		if w.text != "" {
+			margin = min(margin, w.at)
+		}
+	}
+	var b strings.Builder
+	for _, w := range rows {
+		part := v.closing(w)
+		if part == partClosing || part == partHints || v.spins(w) {
+			continue
+		}
+		b.WriteByte('\n')
+		if w.text == "" {
+			continue
+		}
+		b.WriteString(strings.Repeat(" ", w.at-margin))
+		if v.a.Mark == "" && v.said(w) {
+			b.WriteString("❯ ")
+		}
+		b.WriteString(v.words(w.text))
+	}
+	return b.String()
+}
+
+// reShownWord is a word, and what stands before it; of a script without blanks each letter is one.
+var reShownWord = re(`\s*(?:[\x{2e80}-\x{3ffff}]|[^\s\x{2e80}-\x{3ffff}]+)`)
+
+// wordsOf splits a text, the last word has no key where other signs end it.
+func wordsOf(text string) []word {
+	var words []word
+	before := ""
+	for _, part := range reShownWord.FindAllString(reBlankRows.ReplaceAllString(text, "\n\n"), -1) {
+		before += part
+		key := strings.Map(letterOrDigit, part)
+		if key != "" {
+			words = append(words, word{key, before})
+			before = ""
+		}
+	}
+	if before != "" {
+		words = append(words, word{"", before})
+	}
+	return words
+}
+
+// reBlankRows are several blank rows.
+var reBlankRows = re(`\n\s*\n(\s*\n)+`)
+
+// letterOrDigit leaves out all others.
+func letterOrDigit(r rune) rune {
+	if unicode.IsLetter(r) || unicode.IsNumber(r) {
+		return r
+	}
+	return -1
+}
+
+// stretch are n words that stand in both of two texts.
+type stretch struct{ old, now, n int }
+
+// align finds what stands in both texts in the same order: of joinWords or more each, as much and in as few as possible.
+func align(old, now []word) []stretch {
+	worth := func(i, j, n int) uint16 {
+		rest, next := old[i+n:], now[j+n:]
+		grows := len(rest) == 1 && len(next) > 0 && strings.HasPrefix(next[0].key, rest[0].key)
+		if len(rest) == 0 || grows {
+			n += joinEnd
+		}
+		return uint16(n - joinCost)
+	}
+	width := len(now) + 1
+	length := make([]uint16, (len(old)+1)*width) // of the stretch that begins there
+	best := make([]uint16, (len(old)+1)*width)   // what the stretches from there on are worth
+	for i := len(old) - 1; i >= 0; i-- {
+		for j := len(now) - 1; j >= 0; j-- {
+			at := i*width + j
+			best[at] = max(best[at+width], best[at+1])
+			if old[i].key != now[j].key || old[i].key == "" {
+				continue
+			}
+			n := length[at+width+1] + 1
+			length[at] = n
+			if n >= joinWords {
+				best[at] = max(best[at], worth(i, j, int(n))+best[at+int(n)*(width+1)])
+			}
+		}
+	}
+	var runs []stretch
+	for i, j := 0, 0; i < len(old) && j < len(now); {
+		at := i*width + j
+		n := int(length[at])
+		switch {
+		case n >= joinWords && best[at] == worth(i, j, n)+best[at+n*(width+1)]:
+			runs = append(runs, stretch{i, j, n})
+			i += n
+			j += n
+		case best[at] == best[at+width]:
+			i++
+		default:
+			j++
+		}
+	}
+	if runs == nil {
+		return lastRow(old, now)
+	}
+	return runs
+}
+
+// lastRow finds the last row of the old text, which may be a short one.
+func lastRow(old, now []word) []stretch {
+	from := len(old) - 1
+	for from > 0 && !strings.HasPrefix(old[from].text, "\n") {
+		from--
+	}
+	row := old[max(0, from):]
+	for j := range now {
+		n := 0
+		for n < len(row) && j+n < len(now) && row[n].key == now[j+n].key {
+			n++
+		}
+		if n > 0 && n == len(row) {
+			return []stretch{{from, j, n}}
+		}
+	}
+	return nil
+}
+
+// join takes a look: what it shows beyond the text so far goes on with it, and takes the place of what has changed in
+// it since. What it does not show any more has scrolled away.
+func (a *account) join(now []word) {
+	now = now[max(0, len(now)-seenWords):]
+	told := a.told[max(0, len(a.told)-len(now)-100):]
+	old := slices.Concat(told, a.open)
+	var open []word
+	from, seen := len(told), 0 // as far as both are joined
+	runs := align(old, now)
+	for k, r := range runs {
+		over := min(max(0, len(told)-r.old), r.n) // words of it that are final
+		if over > 0 {
+			seen = r.now + over
+		}
+		if over == r.n {
+			continue
+		}
+		gap := now[seen : r.now+over]
+		if k == 0 && over == 0 {
+			gap = nil // what stands above is older
+		}
+		open = append(open, changed(old[from:r.old+over], gap)...)
+		open = append(open, now[r.now+over:r.now+r.n]...)
+		from, seen = r.old+r.n, r.now+r.n
+	}
+	a.open = append(open, changed(old[from:], now[seen:])...)
+}
+
+// changed is what was shown, and what is shown in its place: all of it, unless that says it too.
+func changed(was, is []word) []word {
+	n := len(is)
+	switch {
+	case n == 0, n <= len(was) && strings.HasPrefix(was[n-1].key, is[n-1].key) && keys(was[:n-1]) == keys(is[:n-1]):
+		return was // it is not there any more, or cut off
+	case missing(was, is) <= redone:
+		return is
+	}
+	return slices.Concat(was, is)
+}
+
+// missing is how many of the words are not among the others.
+func missing(words, others []word) int {
+	there := map[string]bool{}
+	for _, w := range others {
+		there[w.key] = true
+	}
+	n := 0
+	for _, w := range words {
+		if !there[w.key] {
+			n++
+		}
+	}
+	return n
+}
+
+// take makes the first rows of the text final, until what may still change has at most so many bytes.
+func (a *account) take(room int) (final []string, live string) {
+	all := textOf(a.open)
+	size := len(all)
+	n := 0
+	for i, w := range a.open {
+		if size <= room {
+			break
+		}
+		size -= len(w.text)
+		if i+1 == len(a.open) || strings.HasPrefix(a.open[i+1].text, "\n") {
+			n = i + 1
+		}
+	}
+	if n > 0 {
+		final = strings.Split(strings.TrimPrefix(textOf(a.open[:n]), "\n"), "\n")
+	}
+	a.told = append(a.told, a.open[:n]...)
+	a.told = a.told[max(0, len(a.told)-toldWords):]
+	a.open = a.open[n:]
+	return final, strings.TrimPrefix(textOf(a.open), "\n")
+}
+
+// keys are those of the words.
+func keys(words []word) string {
+	var b strings.Builder
+	for _, w := range words {
+		b.WriteString(w.key + " ")
+	}
+	return b.String()
+}
+
+// textOf joins words.
+func textOf(words []word) string {
+	var b strings.Builder
+	for _, w := range words {
+		b.WriteString(w.text)
+	}
+	return b.String()
 }
 
 // ---- prompts ----
@@ -2019,7 +2313,7 @@ var adapters = []*Adapter{
 		Said:    re(`^❯[ \x{a0}]\S`),
 		Says:    re(`^● `),
 		Closes:  re(`^✻ \pL+ for \d`),
-		Hints:   re(`^◐ \pL+ · /effort|^ctrl\+y to paste`),
+		Hints:   re(`^◐ \pL+ · /effort|^ctrl\+y to paste|^Waiting for permission…`),
 		Stopped: re(`^⎿[ \x{a0}]+Interrupted\b`),
 		Speaks:  true,
 		Fails: re(`^[●⎿][ \x{a0}]+` +
@@ -2705,6 +2999,7 @@ const (
 	maxReplaced  = 6                      // questions a minute that replace one not answered: SPEC 6
 	maxFull      = 16 << 10               // bytes of a dialog
 	maxAbove     = 4 << 10                // bytes of what stands above it
+	repaintTime  = 500 * time.Millisecond // after a resize: 0.3 s (claude 2.1)
 )
 
 // DetectOptions are the settings of a Detector; zero values mean the defaults of the configuration.
@@ -2727,6 +3022,7 @@ type Detector struct {
 	turn    turnSigns
 	reports []ProgramStatus // of the protocol, that wait for TakeStatuses
 	view    *view           // the last look
+	account account         // of what a known tool has shown
 	drawnAt *place          // of the cursor that the program draws, as last seen
 
 	found *candidate // of the last look, nil none
@@ -2840,6 +3136,7 @@ func (d *Detector) TakeStatuses() []ProgramStatus {
 // Resize gives the screen another size: the question in force may now stand elsewhere.
 func (d *Detector) Resize(rows, cols int, now time.Time) {
 	d.Screen.Resize(rows, cols)
+	d.account.paintedAt = now.Add(repaintTime)
 	d.Feed(nil, now)
 	if d.cur != nil {
 		d.cur.place = 0
@@ -3253,17 +3550,52 @@ func (d *Detector) Activity() string {
 	return "waiting"
 }
 
-// Transcript is the screen's, of a known tool its text alone.
-func (d *Detector) Transcript(settle bool) (final []string, live string) {
-	v := newView(d.Screen, d.adapter, d.tty, d.o, d.drawnAt)
-	if v.known {
-		d.Screen.tr.footer = d.Screen.rows - v.textEnd()
+// Transcript returns the text that became final since the last call, and what may still change: of that at most about
+// room bytes. Of a known tool it is what its window shows, of any other program the screen's. end: all is final.
+func (d *Detector) Transcript(end bool, room int) (final []string, live string) {
+	if d.adapter.Box == nil {
+		return d.Screen.Transcript(end || d.cur != nil)
 	}
-	return d.Screen.Transcript(settle)
+	window := d.ReadWindow(end)
+	a := &d.account
+	if window {
+		d.Screen.takeLines() // the window has them
+	}
+	if end || !window {
+		room = 0
+	}
+	final, live = a.take(room)
+	switch {
+	case window:
+		return final, live
+	case end:
+		lines, _ := d.Screen.Transcript(true)
+		picture := func(text string) bool { return strings.Map(letterOrDigit, text) == "" }
+		return append(final, slices.DeleteFunc(lines, picture)...), ""
+	}
+	return append(final, d.Screen.takeLines()...), ""
+}
+
+// ReadWindow reads what a known tool's window shows, and tells whether it shows one: not in the middle of a frame,
+// unless that is the end.
+func (d *Detector) ReadWindow(end bool) (window bool) {
+	a := &d.account
+	v := newView(d.Screen, d.adapter, d.tty, d.o, d.drawnAt)
+	if !v.known || !a.window(v) {
+		return false
+	}
+	a.begun = a.begun || d.turn.worked && (d.turn.sent || v.up(v.windowEnd(), v.said) >= 0)
+	switch {
+	case !end && d.outAt.Before(a.paintedAt):
+		a.scrolled = v.s.scrolled
+	case end || !d.Screen.modes[modeSync]:
+		a.look(v)
+	}
+	return true
 }
 
 // reSpinner is a spinner before it shows any seconds.
-var reSpinner = re(`^[^\pL\pN\s] \pL+…$`)
+var reSpinner = re(`^[^\pL\pN\s] \pL+…$|^[⠁-⣿] `)
 
 // textEnd is the row where a program's text ends: the cursor's; in a known tool that of the input
 // box, or of a spinner above it with what hangs on that; 0 while there is no box, for that is a
@@ -3275,14 +3607,39 @@ func (v *view) textEnd() int {
 	return v.textAbove(v.row)
 }
 
+// windowEnd is the row where the text in a known tool's window ends, whether or not something stands in its input box;
+// 0 while there is none.
+func (v *view) windowEnd() int {
+	box := v.markedRow()
+	_, _, hidden := v.s.Cursor()
+	if hidden && box > 0 && !v.rows[box-1].rule {
+		box = -1 // the pointer of a dialog
+	}
+	if v.a.Mark == "" {
+		box = v.row
+		for box > 0 && v.rows[box-1].depth > 0 {
+			box--
+		}
+		dialog := func(w viewRow) bool { return w.depth > 0 && fits(v.a.Head, w.text) }
+		if v.rows[box].depth == 0 || v.up(v.last+1, dialog) >= 0 {
+			return 0
+		}
+	}
+	return v.textAbove(max(0, box, v.up(v.last+1, v.inBox)))
+}
+
+// spins tells whether the row says that the tool works.
+func (v *view) spins(w viewRow) bool {
+	return fits(v.a.Works, w.text) || reSpinner.MatchString(w.text)
+}
+
 // textAbove is the row where the text above row end ends.
 func (v *view) textAbove(end int) int {
 	if v.known {
-		spinner := v.up(end, func(w viewRow) bool {
-			return v.a.Works.MatchString(w.text) || reSpinner.MatchString(w.text)
-		})
-		if spinner >= max(0, end-8) {
-			end = spinner
+		low := max(0, end-8)
+		spinner := slices.IndexFunc(v.rows[low:end], v.spins)
+		if spinner >= 0 {
+			end = low + spinner
 		}
 	}
 	return 1 + v.up(end, hasText)

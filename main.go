@@ -924,6 +924,7 @@ const (
 	drainStream = 10 * time.Minute        // for all output, with --stream
 	doingEvery  = time.Second             // between records of what is done
 	outputEvery = 30 * time.Second        // between records of the last output
+	frameTime   = 30 * time.Millisecond   // for a frame to be painted, with --stream: pieces ≤ 30 ms apart
 )
 
 // Sizes of a session, in bytes unless said otherwise.
@@ -2034,6 +2035,9 @@ func (s *session) create(q *question) bool {
 	if p.Idle {
 		q.rec.MaxLength = maxMessage
 		s.dressNotice(q)
+		if s.cfg.Stream {
+			q.rec.Full = "" // it has been sent
+		}
 	}
 	s.rec.Prompts++
 	if s.save("recording a question", ref(q.rec), ref(s.rec)) {
@@ -2856,6 +2860,7 @@ func (s *session) askPhone(q *question) {
 	of := s.rec
 	ctx, cancel := context.WithDeadline(s.ctx, p.ExpiresAt)
 	q.unsend = cancel
+	s.breakStream()
 	s.send(func() (int64, error) { return s.ch.Ask(ctx, &p, &of) }, func(msg int64, err error) {
 		if err != nil {
 			return
@@ -2882,6 +2887,7 @@ func (s *session) settleLatest(id string) {
 // notify sends a message that asks nothing.
 func (s *session) notify(n Notice) {
 	n.SessionID = s.rec.ID
+	s.breakStream()
 	s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, func(int64, error) {})
 }
 
@@ -2895,6 +2901,9 @@ func (s *session) streamOutput(p []byte, now time.Time) {
 	if t.flushAt.IsZero() {
 		t.flushAt = now.Add(s.cfg.Flush)
 	}
+	if t.lookAt.IsZero() {
+		t.lookAt = now.Add(frameTime)
+	}
 	if !s.cfg.StripANSI && len(t.raw) < maxBacklog {
 		t.raw = append(t.raw, p...)
 	}
@@ -2903,32 +2912,41 @@ func (s *session) streamOutput(p []byte, now time.Time) {
 // streamStep gathers output for flush_ms and keeps one message at a time with the sender.
 func (s *session) streamStep() {
 	t := &s.stream
+	if !t.lookAt.IsZero() && s.turnAt(t.lookAt) {
+		t.lookAt = time.Time{}
+		s.det.ReadWindow(false)
+	}
 	if !t.flushAt.IsZero() && s.turnAt(t.flushAt) {
 		t.flushAt = time.Time{}
-		s.gatherStream(s.rec.Activity == "idle" || strings.HasPrefix(s.rec.Activity, "waiting"))
+		s.gatherStream(false, s.streamLimit()/2)
 	}
-	if t.busy || s.ctx.Err() != nil {
+	if t.busy || s.ctx.Err() != nil || t.next(s.streamLimit()).Mono == "" {
 		return
 	}
-	limit := min(s.cfg.MaxChars, partUnits)
-	text := t.fill(limit)
-	if t.cut > 0 && text == t.shown { // the message says it all already: the next one begins
-		t.delivered(t.msg, nil)
-		text = t.fill(limit)
-	}
-	if text != t.shown {
-		n := Notice{SessionID: s.rec.ID, Mono: text, Edit: t.msg}
-		t.shown = text
-		t.busy = true
-		s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, t.delivered)
-	}
+	t.busy = true
+	n := Notice{SessionID: s.rec.ID, Urgent: t.until > 0, Late: s.nextOutput}
+	s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, t.delivered)
 }
 
-// gatherStream takes over the output since the last time; settle: all of it is final. Of more than
-// the phone can keep up with the oldest is left out.
-func (s *session) gatherStream(settle bool) {
+// streamLimit is how much a message of the stream holds, in UTF-16 units.
+func (s *session) streamLimit() int { return min(s.cfg.MaxChars, partUnits) }
+
+// nextOutput asks the loop what the stream's message is to say now that its turn has come. It is for the sender.
+func (s *session) nextOutput() Notice {
+	said := make(chan Notice, 1)
+	s.events <- func() {
+		n := s.stream.next(s.streamLimit())
+		s.stream.sent = n.Mono
+		said <- n
+	}
+	return <-said
+}
+
+// gatherStream takes over the output since the last time; of an agent's at most about room bytes may still change. end:
+// the program is gone. Of more than the phone can keep up with the oldest is left out.
+func (s *session) gatherStream(end bool, room int) {
 	t := &s.stream
-	lines, live := s.det.Transcript(settle)
+	lines, live := s.det.Transcript(end, room)
 	if !s.cfg.StripANSI { // the bytes as they came, escape sequences shown
 		lines = strings.Split(string(t.raw), "\r\n")
 		last := len(lines) - 1
@@ -2939,11 +2957,20 @@ func (s *session) gatherStream(settle bool) {
 	t.live = redact(visible(live))
 	t.text += redact(visible(strings.Join(append(lines, ""), "\n")))
 	if len(t.text) > maxBacklog {
-		head, rest := cutText(t.text, min(s.cfg.MaxChars, partUnits))
+		head, rest := cutText(t.text, s.streamLimit())
 		half := len(rest) - maxBacklog/2
 		half += strings.IndexByte(rest[half:], '\n') + 1
 		lost := strings.Count(rest[:half], "\n")
 		t.text = fmt.Sprintf("%s\n… (%d lines left out)\n%s", head, lost, rest[half:])
+		t.until = 0
+	}
+}
+
+// breakStream has the stream go on in a message of its own: another one is about to be sent.
+func (s *session) breakStream() {
+	if s.cfg.Stream && s.stream.shown+s.stream.sent != "" {
+		s.gatherStream(false, 0)
+		s.stream.until = len(s.stream.text)
 	}
 }
 
@@ -3698,7 +3725,20 @@ func (s *session) finish() {
 	s.endQuestions()
 	s.endInputs()
 	s.recordExit()
-	s.drain()
+	if s.cfg.Stream && s.tg.Trouble() == "" {
+		s.gatherStream(true, 0)
+		s.drain(drainStream)
+	}
+	s.stream = stream{busy: true} // what has not been sent by now is left out
+	s.tellEnd()
+	s.drain(drainSend)
+	s.stop() // cuts calls short
+	for s.sending > 0 {
+		happened := <-s.events
+		happened()
+	}
+	s.polling.Wait()
+	s.ch.Close() // nothing is to be sent any more
 	s.tellAtTerminal()
 }
 
@@ -3762,7 +3802,7 @@ func (s *session) endExpired() {
 	}
 }
 
-// recordExit records how the program ended, and tells.
+// recordExit records how the program ended.
 func (s *session) recordExit() {
 	code := *s.rec.ExitCode
 	switch {
@@ -3776,6 +3816,10 @@ func (s *session) recordExit() {
 	s.rec.EndedAt = ref(time.Now().UTC())
 	s.rec.Activity = ""
 	s.save("recording the end", ref(s.rec))
+}
+
+// tellEnd sends the message that the program has ended, below all of its output.
+func (s *session) tellEnd() {
 	seq, hash, _ := s.st.Audit().Head() // of a log that cannot be read: 0 and no hash
 	lived := span(s.rec.EndedAt.Sub(s.rec.StartedAt))
 	text := fmt.Sprintf("%s · %s", howEnded(&s.rec), lived)
@@ -3814,26 +3858,20 @@ func howEnded(r *SessionRecord) string {
 }
 
 // drain waits until the channel has sent everything, but not for ever; a signal cuts it short.
-func (s *session) drain() {
-	limit := drainSend
-	if s.cfg.Stream && s.tg.Trouble() == "" {
-		limit = drainStream
-		s.gatherStream(true)
-	}
-	time.AfterFunc(limit, s.stop)
+func (s *session) drain(limit time.Duration) {
+	late := time.After(limit)
 	s.streamStep()
 	for s.sending > 0 {
 		select {
 		case happened := <-s.events:
 			happened()
 		case <-s.signals:
-			s.stop() // cuts calls short
+			return
+		case <-late:
+			return
 		}
 		s.streamStep()
 	}
-	s.stop()
-	s.polling.Wait()
-	s.ch.Close() // nothing is to be sent any more
 }
 
 // tellAtTerminal tells the person at the terminal what they should know of this session.

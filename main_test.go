@@ -3407,8 +3407,8 @@ func TestTranscriptPlain(t *testing.T) {
 	}
 }
 
-// TestTranscriptOfAnAgent: of a known tool its words, each answer once even if it is like the last; not its spinner,
-// what hangs on it, its box and footer, or a dialog.
+// TestTranscriptOfAnAgent: of a known tool its words, each answer once even if it is like the last; not what it greets
+// with, its spinner, what hangs on it, its box and footer, or a dialog.
 func TestTranscriptOfAnAgent(t *testing.T) {
 	box := strings.Repeat("─", 40) + "❯\u00a0\r\n" + strings.Repeat("─", 40) +
 		"  ? for shortcuts\r\n"
@@ -3417,12 +3417,16 @@ func TestTranscriptOfAnAgent(t *testing.T) {
 	}
 	for _, mode := range []string{"", "\x1b[?1049h"} {
 		d := newDetector(adapterFor("claude"), 20, 40, DetectOptions{})
-		d.Screen.Transcript(false)
+		d.turn.worked = true
 		d.Screen.Write([]byte(mode))
 		var all []string
 		shows := func(settle bool, screen string) {
 			d.Screen.Write([]byte("\x1b[H\x1b[J" + screen))
-			final, _ := d.Transcript(settle)
+			room := 1000
+			if settle {
+				room = 0
+			}
+			final, _ := d.Transcript(false, room)
 			all = append(all, final...)
 		}
 		shows(true, "Welcome\r\n\r\n"+box)
@@ -3442,7 +3446,7 @@ func TestTranscriptOfAnAgent(t *testing.T) {
 			}
 			before = turn(n) // the rest has gone
 		}
-		want := "Welcome"
+		want := ""
 		for n := range 3 {
 			want += fmt.Sprintf("\n\n❯ again %d\n\n● The answer\n  is 42", n)
 		}
@@ -3452,6 +3456,151 @@ func TestTranscriptOfAnAgent(t *testing.T) {
 			t.Errorf("%q tells\n%s\nwant\n%s", mode, squeezed, want)
 		}
 	}
+}
+
+// TestTranscriptOfWindows: of a window that scrolls, is wrapped anew, covered or cut off, each word is told once and in
+// order; what has changed is told as it is now.
+func TestTranscriptOfWindows(t *testing.T) {
+	for name, c := range map[string]struct {
+		looks []string // rows, parted by |
+		want  string
+	}{
+		"scrolls":         {[]string{"a b c|d e f|g", "d e f|g h i|j k", "g h i|j k l|m"}, "a b c|d e f|g h i|j k l|m"},
+		"a word grows":    {[]string{"a b c|d wor", "a b c|d word57"}, "a b c|d word57"},
+		"wrapped anew":    {[]string{"a b c d|e f g", "c d e|f g h|i j k"}, "a b|c d e|f g h|i j k"},
+		"a pinned row":    {[]string{"> ask|a b c|d e f", "> ask|d e f|g h i"}, "> ask|a b c|d e f|g h i"},
+		"a short overlap": {[]string{"a b c|> hi", "> hi|the answer is", "the answer is|42"}, "a b c|> hi|the answer is|42"},
+		"the same again": {[]string{"> go 1|the answer is 42", "> go 1|the answer is 42|> go 2|the answer is 42",
+			"> go 2|the answer is 42|> go 3"}, "> go 1|the answer is 42|> go 2|the answer is 42|> go 3"},
+		"a row that was there before": {[]string{"> do f1|I may do all of this now|Ran f1", "> do the f2", "> do the f2|" +
+			"I may do all of this now"}, "> do f1|I may do all of this now|Ran f1|> do the f2|I may do all of this now"},
+		"repeats": {[]string{"do it now|open new|if err nil|return err|write b|if err nil|sync err|close f|if err nil|" +
+			"err rename path", "open new|if err nil|return err|write b|if err nil|sync err|close f|if err nil|err rename path|}"},
+			"do it now|open new|if err nil|return err|write b|if err nil|sync err|close f|if err nil|err rename path|}"},
+		"a state changes": {[]string{"a b c|Running x|d e f", "a b c|Ran x|d e f|g"}, "a b c|Ran x|d e f|g"},
+		"another page, and back": {[]string{"a b c|d e f", "help 1 2|help 3 4", "a b c|d e f|g h i"},
+			"a b c|d e f|help 1 2|help 3 4|g h i"},
+		"scrolled back": {[]string{"a b c|d e f", "d e f|g h i", "a b c|d e f", "d e f|g h i|j"}, "a b c|d e f|g h i|j"},
+		"cut off":       {[]string{"a b c word1 word2|d e f", "a b c wo|d e f|g h"}, "a b c word1 word2|d e f|g h"},
+		"letters":       {[]string{"今日は、|世界のみ", "今日は、世|界のみなさん|ok"}, "今日は、世|界のみなさん|ok"},
+		"signs alone":   {[]string{"a b c {|}", "a b c {|}|d"}, "a b c {|}|d"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, room := range []int{0, 12, 1000} {
+				a := account{begun: true}
+				var got []string
+				for _, look := range c.looks {
+					a.join(wordsOf("\n" + strings.ReplaceAll(look, "|", "\n")))
+					if room > 0 {
+						final, _ := a.take(room)
+						got = append(got, final...)
+					}
+				}
+				final, live := a.take(0)
+				got = append(got, final...)
+				text := strings.Join(got, "|")
+				words := strings.Join(strings.FieldsFunc(text, notWord), " ")
+				want := strings.Join(strings.FieldsFunc(c.want, notWord), " ")
+				if words != want || room != 12 && text != c.want || live != "" {
+					t.Errorf("room %d: %q and %q, want %q", room, text, live, c.want)
+				}
+			}
+		})
+	}
+}
+
+// notWord tells what stands between words.
+func notWord(r rune) bool { return strings.ContainsRune(" |", r) }
+
+// TestTranscriptOfRecordings: what agents have painted at 40 columns and 20 rows is told word by word, in order, though
+// no screen has shown all of it, wherever their output is cut.
+func TestTranscriptOfRecordings(t *testing.T) {
+	for file, words := range map[string]int{"claude-stream_w40": 110, "codex-stream_w40": 50} {
+		for _, piece := range []int{1 << 20, 7} {
+			tp, err := openTape(filepath.Join("testdata", "recordings", file+".cast"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			d := newDetector(adapterFor(tp.Title), tp.Height, tp.Width, DetectOptions{})
+			var all []string
+			look, gather := 0.0, 0.0
+			for _, e := range tp.events {
+				now := time.Unix(0, int64(e.t*1e9))
+				if e.t > look {
+					d.Tick(TTYState{}, now)
+					d.ReadWindow(false)
+					look = e.t + frameTime.Seconds()
+				}
+				if e.t > gather {
+					final, _ := d.Transcript(false, 100)
+					all = append(all, final...)
+					gather = e.t + 0.2
+				}
+				if e.kind == "i" {
+					d.Typed([]byte(e.data), now)
+				}
+				for p := range slices.Chunk([]byte(e.data), piece) {
+					if e.kind == "o" {
+						d.Feed(p, now)
+					}
+				}
+			}
+			final, live := d.Transcript(true, 0)
+			text := strings.Join(append(all, final...), "\n") + live
+			var want []string
+			for n := range words {
+				if tp.Title == "claude" || n%12 != 0 { // codex has items there
+					want = append(want, fmt.Sprint("word", n))
+				}
+			}
+			got := regexp.MustCompile(`word\d+`).FindAllString(text, -1)
+			got = got[:min(len(got), len(want))]
+			if !slices.Equal(got, want) {
+				t.Errorf("%s in pieces of %d tells\n%s", file, piece, text)
+			}
+			frame := regexp.MustCompile(`[─│╭╰▐▛█]|to interrupt|shortcuts|Ask Codex|…|v\d+\.\d+`).FindString(text)
+			if frame != "" {
+				t.Errorf("%s tells %q, which is no text:\n%s", file, frame, text)
+			}
+		}
+	}
+}
+
+// FuzzTranscriptOfWindows: a window that moves over any text, not faster than it is looked at, tells all of it once.
+func FuzzTranscriptOfWindows(f *testing.F) {
+	f.Add([]byte{3, 200, 7, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, uint8(5), uint8(6))
+	f.Add(bytes.Repeat([]byte{1, 2, 3}, 40), uint8(1), uint8(9))
+	f.Fuzz(func(t *testing.T, moves []byte, width, height uint8) {
+		moves = moves[:min(len(moves), 60)]
+		var all []string // rows of words that are all different
+		n := 0
+		for range 4 * len(moves) {
+			var row []string
+			for range 1 + int(width)%8 {
+				row = append(row, fmt.Sprint("w", n))
+				n++
+			}
+			all = append(all, strings.Join(row, " "))
+		}
+		rows := 4 + int(height)%20
+		a := account{begun: true}
+		var got []string
+		top := 0
+		for k, m := range moves {
+			if k == 0 {
+				m = 0
+			}
+			top = min(max(0, top+int(m)%(rows-2)), max(0, len(all)-rows))
+			end := min(top+rows, len(all))
+			a.join(wordsOf("\n" + strings.Join(all[top:end], "\n")))
+			final, live := a.take(int(m) * 4)
+			got = append(got, final...)
+			text := strings.Join(append(slices.Clone(got), live), "\n")
+			if strings.TrimSpace(text) != strings.Join(all[:end], "\n") {
+				t.Fatalf("up to row %d of %d it tells\n%s", end, rows, text)
+			}
+		}
+	})
 }
 
 // When nobody takes them, the oldest lines are left out, and that is said.
@@ -3477,6 +3626,20 @@ func TestTranscriptBounded(t *testing.T) {
 	s.Write(bytes.Repeat([]byte("no end "), 1<<20))
 	if s.tr.bytes > maxPending || len(s.tr.part) > maxLine+80 {
 		t.Errorf("an endless line keeps %d and %d bytes", s.tr.bytes, len(s.tr.part))
+	}
+}
+
+// BenchmarkTranscriptOfWindow joins a window of 100 columns and 30 rows that scrolls by a row.
+func BenchmarkTranscriptOfWindow(b *testing.B) {
+	a := account{begun: true}
+	var rows []string
+	for i := range 31 {
+		rows = append(rows, strings.Repeat(fmt.Sprintf("word%d ", i), 14))
+	}
+	for b.Loop() {
+		a.join(wordsOf("\n" + strings.Join(rows[:30], "\n")))
+		a.take(1700)
+		rows = append(rows[1:], rows[0])
 	}
 }
 
@@ -6157,7 +6320,7 @@ func TestStreamMessages(t *testing.T) {
 		if st.cut == 0 {
 			break
 		}
-		st.delivered(7, nil)
+		st.turnPage()
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("lines arrive as %q", got)
@@ -6185,14 +6348,59 @@ func TestStreamSaysNothingTwice(t *testing.T) {
 	}
 }
 
+// TestStreamBreaks: after another message the stream goes on in one of its own; what was printed before stands above.
+func TestStreamBreaks(t *testing.T) {
+	ch := &told{}
+	cfg := &Config{MaxChars: 1000, StripANSI: true, Stream: true}
+	s := &session{ch: ch, ctx: t.Context(), events: make(chan func()), cfg: cfg}
+	s.det = newDetector(adapterFor("make"), 10, 40, DetectOptions{})
+	s.det.Transcript(false, 0)
+	prints := func(text string) {
+		s.det.Feed([]byte(text), time.Now())
+		s.gatherStream(false, 100)
+	}
+	sends := func() {
+		for s.streamStep(); s.sending > 0; s.streamStep() {
+			(<-s.events)()
+		}
+	}
+	tells := func(text string) {
+		s.notify(Notice{Text: text})
+		(<-s.events)()
+	}
+	tells("started") // nothing to break off
+	prints("one\r\n")
+	sends()
+	prints("two\r\nthr")
+	tells("asks")
+	prints("ee\r\n")
+	sends()
+	prints("four\r\n")
+	sends()
+	var got []string
+	for _, n := range ch.notices {
+		got = append(got, fmt.Sprint(n.Edit, n.Text, n.Mono))
+	}
+	want := []string{"0started", "0one", "0asks", "2one\ntwo", "0three", "5three\nfour"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // told is a channel that keeps its notices.
 type told struct {
 	localChannel
+	mu      sync.Mutex
 	notices []Notice
 }
 
 // Notify keeps the notice.
 func (c *told) Notify(_ context.Context, n Notice) (int64, error) {
+	if n.Late != nil {
+		n = n.Late()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.notices = append(c.notices, n)
 	return int64(len(c.notices)), nil
 }

@@ -66,6 +66,9 @@ type Notice struct {
 	Last      bool  // the session has ended, and its topic does with it
 
 	Rows [][]button // its buttons
+
+	// Late, where it is set, gives Mono and Edit when the message's turn has come, no Mono: nothing is to be said.
+	Late func() Notice
 }
 
 // Telegram is the Bot API channel and its poller. Its methods may be called from different goroutines.
@@ -2281,6 +2284,9 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (int64, error) {
 		t.markDone(ctx, n.ReplyTo)
 		return 0, nil
 	}
+	if n.Late != nil {
+		return t.notifyLate(ctx, &n)
+	}
 	text := clean(n.Text, 1<<20)
 	mono := clean(n.Mono, 1<<20)
 	v, _ := t.store.View() // as it was, where it cannot be read
@@ -2446,44 +2452,93 @@ func (t *Telegram) markDone(ctx context.Context, msg int64) {
 	}
 }
 
+// notifyLate sends a notice that is written when its turn has come. Id 0: there was nothing to say, or the message to
+// edit is gone.
+func (t *Telegram) notifyLate(ctx context.Context, n *Notice) (int64, error) {
+	v, _ := t.store.View() // as it was, where it cannot be read
+	about := v.Sessions[n.SessionID]
+	return t.deliver(ctx, delivery{
+		session: n.SessionID,
+		urgent:  func() bool { return n.Urgent },
+		write: func() *outgoing {
+			now := n.Late()
+			if now.Mono == "" {
+				return nil
+			}
+			out := noticeText(about, "", now.Mono, "", false).outgoing(now.Edit, nil)
+			out.Silent = now.Edit == 0
+			return out
+		},
+	})
+}
+
 // stream turns the transcript into messages: finished text fills a message, which is edited as it grows and followed by
 // another when it is full; the live part stands at its end. It belongs to the session's loop.
 type stream struct {
+	lookAt  time.Time // when an agent's window is looked at, zero: there is nothing new
 	flushAt time.Time // when what was gathered is looked at, zero: there is nothing
 	text    string    // finished lines, from the current message's first on
 	live    string    // what may still change
 	shown   string    // what the current message says
+	sent    string    // what it is about to say, "" nothing new
 	raw     []byte    // with strip_ansi = false: output not in text yet
 	msg     int64     // the current message, 0 when the next text starts one
 	cut     int       // bytes of text in the current message, which is full; 0 while it is not
+	until   int       // bytes of text that belong into it at most: another message has come; 0 none has
 	busy    bool      // a job is with the sender
 }
 
 // fill returns what the current message is to say, of at most limit UTF-16 units, and notes whether that fills it.
 func (t *stream) fill(limit int) string {
-	part, rest := cutText(t.text, limit)
+	text := t.text
+	if t.until > 0 {
+		text = t.text[:t.until]
+	}
+	part, rest := cutText(text, limit)
 	t.cut = 0
-	if rest != "" {
-		t.cut = len(t.text) - len(rest)
+	if rest != "" || t.until > 0 {
+		t.cut = len(text) - len(rest)
 	} else {
 		part, _ = cutText(part+t.live, limit)
 	}
-	return strings.TrimRight(part, " \n")
+	return strings.TrimRight(strings.TrimLeft(part, "\n"), " \t\n") // as clean does: an edit must change something
+}
+
+// next is what there is to send, no Mono: nothing. Where the current message says it all already, the next one begins.
+func (t *stream) next(limit int) Notice {
+	text := t.fill(limit)
+	for t.cut > 0 && text == t.shown {
+		t.turnPage()
+		text = t.fill(limit)
+	}
+	if text == t.shown {
+		return Notice{}
+	}
+	return Notice{Mono: text, Edit: t.msg}
 }
 
 // delivered goes on after a message: the next text goes into the same, or starts another when it is full. What was
 // refused for good is not sent again; the sender has logged it.
 func (t *stream) delivered(msg int64, _ error) {
 	t.busy = false
-	if msg != 0 {
-		t.msg = msg
+	if t.sent == "" {
+		return
 	}
+	t.msg = msg
+	t.shown = t.sent
+	t.sent = ""
 	if t.cut > 0 {
-		t.text = t.text[t.cut:]
-		t.cut = 0
-		t.msg = 0
-		t.shown = ""
+		t.turnPage()
 	}
+}
+
+// turnPage has the next message begin.
+func (t *stream) turnPage() {
+	t.text = t.text[t.cut:]
+	t.until = max(0, t.until-t.cut)
+	t.cut = 0
+	t.msg = 0
+	t.shown = ""
 }
 
 // ---- topics ----
