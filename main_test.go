@@ -7718,9 +7718,9 @@ func TestFileFromThePhone(t *testing.T) {
 		{"document", `"document":{"file_id":"d","file_name":"../a b.pdf"}`, false, `file "" d "../a b.pdf" ""`},
 		{"too big", `"document":{"file_id":"d","file_size":21999999}`, false, "✗ Nothing was done: the file has 20 MB, 20"},
 		{"a question is open", photo, true, "✗ Nothing was done: a file answers no question."},
-		{"voice", `"voice":{"file_id":"v"}`, false, "✗ Nothing was done: text of up to 4096 bytes, photos and documents"},
-		{"sticker", `"sticker":{"file_id":"v"}`, false, "✗ Nothing was done: text of up to 4096 bytes, photos and"},
-		{"rich", `"rich_message":{"blocks":[]}`, false, "✗ Nothing was done: text of up to 4096 bytes, photos and"},
+		{"voice", `"voice":{"file_id":"v"}`, false, "✗ Nothing was done: send it as plain text of up to 4096 bytes, as a photo"},
+		{"sticker", `"sticker":{"file_id":"v"}`, false, "✗ Nothing was done: send it as plain text of up to 4096 bytes, as"},
+		{"rich", `"rich_message":{"blocks":[]}`, false, "✗ Nothing was done: send it as plain text of up to 4096 bytes, as"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := newTGEnv(t)

@@ -3810,7 +3810,7 @@ func (in *incoming) understand() intent {
 	case s == nil:
 		return intent{reply: refusal}
 	case text == "":
-		return intent{reply: "✗ Nothing was done: text of up to 4096 bytes, photos and documents can be sent."}
+		return intent{reply: "✗ Nothing was done: send it as plain text of up to 4096 bytes, as a photo or as a document."}
 	}
 	return in.answerOrInput(s, p, text)
 }
