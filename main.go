@@ -2887,7 +2887,9 @@ func (s *session) settleLatest(id string) {
 // notify sends a message that asks nothing.
 func (s *session) notify(n Notice) {
 	n.SessionID = s.rec.ID
-	s.breakStream()
+	if !n.Done { // that is no message
+		s.breakStream()
+	}
 	s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, func(int64, error) {})
 }
 

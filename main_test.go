@@ -1874,6 +1874,21 @@ func TestInputFile(t *testing.T) {
 	}
 }
 
+// TestMarkBreaksNoStream: a mark at a message is no message, so the stream goes on in its own; any other breaks it.
+func TestMarkBreaksNoStream(t *testing.T) {
+	s := inputBench(t)
+	s.cfg.Stream, s.cfg.MaxChars, s.cfg.StripANSI = true, 3500, true
+	s.stream.text, s.stream.shown = "some output\n", "some output"
+	s.notify(Notice{ReplyTo: 7, Done: true})
+	if s.stream.until != 0 {
+		t.Error("a mark breaks the stream")
+	}
+	s.notify(Notice{Text: "ended"})
+	if s.stream.until == 0 {
+		t.Error("a message does not break the stream")
+	}
+}
+
 // TestInputsEndWithTheProgram: what was still to be done when the program ended is refused, and says so.
 func TestInputsEndWithTheProgram(t *testing.T) {
 	s := inputBench(t, "text 1", "text 2")

@@ -2360,6 +2360,95 @@ func (t *Telegram) sendNotice(ctx context.Context, n *Notice, out *outgoing) (in
 	return t.deliver(ctx, d)
 }
 
+// notifyLate sends a notice that is written when its turn has come. Id 0: there was nothing to say, or the message to
+// edit is gone.
+func (t *Telegram) notifyLate(ctx context.Context, n *Notice) (int64, error) {
+	v, _ := t.store.View() // as it was, where it cannot be read
+	about := v.Sessions[n.SessionID]
+	return t.deliver(ctx, delivery{
+		session: n.SessionID,
+		urgent:  func() bool { return n.Urgent },
+		write: func() *outgoing {
+			now := n.Late()
+			if now.Mono == "" {
+				return nil
+			}
+			out := noticeText(about, "", now.Mono, "", false).outgoing(now.Edit, nil)
+			out.Silent = now.Edit == 0
+			return out
+		},
+	})
+}
+
+// stream turns the transcript into messages: finished text fills a message, which is edited as it grows and followed by
+// another when it is full; the live part stands at its end. It belongs to the session's loop.
+type stream struct {
+	lookAt  time.Time // when an agent's window is looked at, zero: there is nothing new
+	flushAt time.Time // when what was gathered is looked at, zero: there is nothing
+	text    string    // finished lines, from the current message's first on
+	live    string    // what may still change
+	shown   string    // what the current message says
+	sent    string    // what it is about to say, "" nothing new
+	raw     []byte    // with strip_ansi = false: output not in text yet
+	msg     int64     // the current message, 0 when the next text starts one
+	cut     int       // bytes of text in the current message, which is full; 0 while it is not
+	until   int       // bytes of text that belong into it at most: another message has come; 0 none has
+	busy    bool      // a job is with the sender
+}
+
+// fill returns what the current message is to say, of at most limit UTF-16 units, and notes whether that fills it.
+func (t *stream) fill(limit int) string {
+	text := t.text
+	if t.until > 0 {
+		text = t.text[:t.until]
+	}
+	part, rest := cutText(text, limit)
+	t.cut = 0
+	if rest != "" || t.until > 0 {
+		t.cut = len(text) - len(rest)
+	} else {
+		part, _ = cutText(part+t.live, limit)
+	}
+	return strings.TrimRight(strings.TrimLeft(part, "\n"), " \t\n") // as clean does: an edit must change something
+}
+
+// next is what there is to send, no Mono: nothing. Where the current message says it all already, the next one begins.
+func (t *stream) next(limit int) Notice {
+	text := t.fill(limit)
+	for t.cut > 0 && text == t.shown {
+		t.turnPage()
+		text = t.fill(limit)
+	}
+	if text == t.shown {
+		return Notice{}
+	}
+	return Notice{Mono: text, Edit: t.msg}
+}
+
+// delivered goes on after a message: the next text goes into the same, or starts another when it is full. What was
+// refused for good is not sent again; the sender has logged it.
+func (t *stream) delivered(msg int64, _ error) {
+	t.busy = false
+	if t.sent == "" {
+		return
+	}
+	t.msg = msg
+	t.shown = t.sent
+	t.sent = ""
+	if t.cut > 0 {
+		t.turnPage()
+	}
+}
+
+// turnPage has the next message begin.
+func (t *stream) turnPage() {
+	t.text = t.text[t.cut:]
+	t.until = max(0, t.until-t.cut)
+	t.cut = 0
+	t.msg = 0
+	t.shown = ""
+}
+
 // ---- documents ----
 // What is longer than a message goes as a file.
 
@@ -2450,95 +2539,6 @@ func (t *Telegram) markDone(ctx context.Context, msg int64) {
 	if err != nil && ctx.Err() == nil {
 		t.noteTrouble("react", "messages are not marked as done: "+err.Error())
 	}
-}
-
-// notifyLate sends a notice that is written when its turn has come. Id 0: there was nothing to say, or the message to
-// edit is gone.
-func (t *Telegram) notifyLate(ctx context.Context, n *Notice) (int64, error) {
-	v, _ := t.store.View() // as it was, where it cannot be read
-	about := v.Sessions[n.SessionID]
-	return t.deliver(ctx, delivery{
-		session: n.SessionID,
-		urgent:  func() bool { return n.Urgent },
-		write: func() *outgoing {
-			now := n.Late()
-			if now.Mono == "" {
-				return nil
-			}
-			out := noticeText(about, "", now.Mono, "", false).outgoing(now.Edit, nil)
-			out.Silent = now.Edit == 0
-			return out
-		},
-	})
-}
-
-// stream turns the transcript into messages: finished text fills a message, which is edited as it grows and followed by
-// another when it is full; the live part stands at its end. It belongs to the session's loop.
-type stream struct {
-	lookAt  time.Time // when an agent's window is looked at, zero: there is nothing new
-	flushAt time.Time // when what was gathered is looked at, zero: there is nothing
-	text    string    // finished lines, from the current message's first on
-	live    string    // what may still change
-	shown   string    // what the current message says
-	sent    string    // what it is about to say, "" nothing new
-	raw     []byte    // with strip_ansi = false: output not in text yet
-	msg     int64     // the current message, 0 when the next text starts one
-	cut     int       // bytes of text in the current message, which is full; 0 while it is not
-	until   int       // bytes of text that belong into it at most: another message has come; 0 none has
-	busy    bool      // a job is with the sender
-}
-
-// fill returns what the current message is to say, of at most limit UTF-16 units, and notes whether that fills it.
-func (t *stream) fill(limit int) string {
-	text := t.text
-	if t.until > 0 {
-		text = t.text[:t.until]
-	}
-	part, rest := cutText(text, limit)
-	t.cut = 0
-	if rest != "" || t.until > 0 {
-		t.cut = len(text) - len(rest)
-	} else {
-		part, _ = cutText(part+t.live, limit)
-	}
-	return strings.TrimRight(strings.TrimLeft(part, "\n"), " \t\n") // as clean does: an edit must change something
-}
-
-// next is what there is to send, no Mono: nothing. Where the current message says it all already, the next one begins.
-func (t *stream) next(limit int) Notice {
-	text := t.fill(limit)
-	for t.cut > 0 && text == t.shown {
-		t.turnPage()
-		text = t.fill(limit)
-	}
-	if text == t.shown {
-		return Notice{}
-	}
-	return Notice{Mono: text, Edit: t.msg}
-}
-
-// delivered goes on after a message: the next text goes into the same, or starts another when it is full. What was
-// refused for good is not sent again; the sender has logged it.
-func (t *stream) delivered(msg int64, _ error) {
-	t.busy = false
-	if t.sent == "" {
-		return
-	}
-	t.msg = msg
-	t.shown = t.sent
-	t.sent = ""
-	if t.cut > 0 {
-		t.turnPage()
-	}
-}
-
-// turnPage has the next message begin.
-func (t *stream) turnPage() {
-	t.text = t.text[t.cut:]
-	t.until = max(0, t.until-t.cut)
-	t.cut = 0
-	t.msg = 0
-	t.shown = ""
 }
 
 // ---- topics ----
@@ -3680,7 +3680,7 @@ func (v *View) endDecided(id string, yes bool, q *callbackQuery) *InputRecord {
 // ---- messages and commands ----
 // What the operator writes: an answer, text for a session, or a command.
 
-// reCommand is a command for us: a word behind a slash. A path is text, and what begins with // a command of the tool's.
+// reCommand is a command for us: a word behind a slash. A path is text; what begins with // is a command of the tool's.
 var reCommand = regexp.MustCompile(`(?i)^/([a-z][\w:.-]*)(@\w+)?(\s|$)`)
 
 // botCommands are what the operator can type, as setMyCommands takes it: what is used most comes first.
@@ -3749,7 +3749,7 @@ func (r *receiver) handleMessage(id int64, m *message, v *View) error {
 	if err := r.recordUpdate(id, want.record); err != nil {
 		return err
 	}
-	if input, ok := want.record.(*InputRecord); ok && input.Kind != "text" && input.Kind != "file" && input.Status == "queued" {
+	if input, ok := want.record.(*InputRecord); ok && !input.isText() && input.Status == "queued" {
 		r.auditCommand(input)
 	}
 	if want.reply != "" || want.done {
@@ -3836,7 +3836,8 @@ func (in *incoming) sendFile(file *fileRef, caption string) intent {
 	case p != nil && p.Open() && !p.Idle:
 		return intent{reply: "✗ Nothing was done: a file answers no question. " + questionOpen}
 	case file.Size > maxFile:
-		return intent{reply: fmt.Sprintf("✗ Nothing was done: the file has %d MB, %d MB are allowed.", file.Size>>20, maxFile>>20)}
+		size := fmt.Sprintf("the file has %d MB, %d MB are allowed.", file.Size>>20, maxFile>>20)
+		return intent{reply: "✗ Nothing was done: " + size}
 	}
 	record := newInput(s, "file", in.From, in.message, in.updateID)
 	record.Text = caption
