@@ -24,6 +24,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"sort"
 	"strings"
 	"sync"
 	"time"
@@ -1203,7 +1204,7 @@ func (s *Screen) live() string {
 }
 
 // ---- account ----
-// What a known tool shows is a window on its text that is painted anew all the time: the looks are joined by their words.
+// What a known tool shows is a window on its text that is painted anew all the time: looks are joined by their words.
 
 const (
 	joinWords = 3    // that follow one another: they are the same
@@ -1327,7 +1328,7 @@ func letterOrDigit(r rune) rune {
 // stretch are n words that stand in both of two texts.
 type stretch struct{ old, now, n int }
 
-// align finds what stands in both texts in the same order: of joinWords or more each, as much and in as few as possible.
+// align finds what stands in both texts in the same order: of joinWords or more each, as much and in as few as can be.
 func align(old, now []word) []stretch {
 	worth := func(i, j, n int) uint16 {
 		rest, next := old[i+n:], now[j+n:]
@@ -2668,8 +2669,8 @@ func (v *view) sameGround(w, message viewRow, below int) bool {
 	return ground != v.s.attr(below, v.s.cols-1).BG && v.s.attr(w.row, w.at).BG == ground
 }
 
-// turn is what has become of the agent's turn that ended in those words, and the line that tells it. What the protocol says
-// of the end counts more than the screen. An end that it calls idle is an interruption where the
+// turn is what has become of the agent's turn that ended in those words, and the line that tells it. What the protocol
+// says of the end counts more than the screen. An end that it calls idle is an interruption where the
 // screen says so or somebody pressed the key for it: the tool's own commands end like that too.
 func (v *view) turn(t turnSigns, on turnText, words string) (state TurnState, line string) {
 	line = words[strings.LastIndexByte(words, '\n')+1:]
@@ -6727,11 +6728,9 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 		return true
 	}
 	if first <= "9" {
-		slices.SortStableFunc(list, func(a, b Choice) int {
-			if len(a.Key) != len(b.Key) {
-				return len(a.Key) - len(b.Key)
-			}
-			return cmp.Compare(a.Key, b.Key)
+		sort.SliceStable(list, func(i, j int) bool {
+			a, b := list[i].Key, list[j].Key
+			return len(a) < len(b) || len(a) == len(b) && a < b
 		})
 	}
 	single := text[0] == '[' // dosfsck reads one key: [12?q]?

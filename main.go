@@ -25,7 +25,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"log/slog"
 	"maps"
 	"os"
 	"os/signal"
@@ -34,6 +33,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -964,7 +964,7 @@ type session struct {
 	st          *Store
 	ch          Channel
 	tg          *Telegram // ch, unless that is local
-	log         *slog.Logger
+	log         *Log
 	adapter     *Adapter
 	pty         PTY
 	in          io.Reader
@@ -2301,8 +2301,8 @@ func (s *session) addHook(rec PromptRecord) {
 	}
 	h := &question{rec: rec, checkAt: time.Now().Add(hookCheck)}
 	s.hooks = append(s.hooks, h)
-	slices.SortStableFunc(s.hooks, func(a, b *question) int {
-		return a.rec.CreatedAt.Compare(b.rec.CreatedAt)
+	sort.SliceStable(s.hooks, func(i, j int) bool {
+		return s.hooks[i].rec.CreatedAt.Before(s.hooks[j].rec.CreatedAt)
 	})
 	if s.seen != nil && !s.seen.Idle && s.hookOf(s.seen) == h {
 		h.dialog = s.seen

@@ -66,7 +66,6 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
-	"log/slog"
 	"maps"
 	mrand "math/rand"
 	"math/rand/v2"
@@ -511,7 +510,7 @@ func TestReloadWhileProbing(t *testing.T) {
 			cfg:     &Config{Dir: st.Dir, Token: "1:old"},
 			st:      st,
 			ch:      localChannel{},
-			log:     slog.New(slog.DiscardHandler),
+			log:     &Log{},
 			adapter: adapterFor("claude"),
 			ctx:     t.Context(),
 			events:  make(chan func(), 1),
@@ -592,7 +591,7 @@ func TestToolCallsOfStreamJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &session{st: st, log: slog.New(slog.DiscardHandler), jsonLine: []byte{}}
+	s := &session{st: st, log: &Log{}, jsonLine: []byte{}}
 	for _, cut := range []int{1, 7, len(output)} {
 		for p := []byte(output); len(p) > 0; p = p[min(cut, len(p)):] {
 			s.auditToolCalls(p[:min(cut, len(p))])
@@ -1011,7 +1010,7 @@ func TestCaptureTellsWhatFails(t *testing.T) {
 		var log bytes.Buffer
 		s := &session{
 			cfg: &Config{Dir: test.dir, Stuck: time.Second},
-			log: slog.New(slog.NewTextHandler(&log, nil)),
+			log: &Log{to: &log},
 			det: newDetector(adapterFor("x"), 5, 40, DetectOptions{}),
 			pty: ptyState{},
 			rec: SessionRecord{Tool: "x"},
@@ -1990,7 +1989,7 @@ func TestHookSettings(t *testing.T) {
 		s := &session{
 			adapter: adapterFor("claude"),
 			cfg:     &Config{},
-			log:     slog.New(slog.DiscardHandler),
+			log:     &Log{},
 		}
 		argv := s.installHooks(append([]string{"claude"}, test.args...))
 		if test.leaves {
@@ -7707,7 +7706,7 @@ func TestDoneIsMarked(t *testing.T) {
 		return true
 	}
 	var log bytes.Buffer
-	e.log = slog.New(slog.NewTextHandler(&log, nil))
+	e.log = &Log{to: &log}
 	mark()
 	mark()
 	if n := strings.Count(log.String(), "method not found"); n != 1 || e.srv.count("sendMessage") != 0 {
@@ -9977,7 +9976,7 @@ func TestLog(t *testing.T) {
 	}
 	log.Info("too low")
 	log.Warn("sending "+fakeToken, "err", errors.New("POST /bot"+fakeToken), "n", 3, "line",
-		"a\nb\x1b", slog.Group("g", "token", fakeToken))
+		"a\nb\x1b", "token", fakeToken)
 	text, _ := os.ReadFile(filepath.Join(dir, "atlasbridge.log"))
 	if strings.Contains(string(text), "AAFake") ||
 		!matches(`^{[^\n]*"level":"WARN"[^\n]*}\n$`, string(text)) {
@@ -16609,7 +16608,7 @@ func (s *sim) play() {
 	defer st.Close()
 	st.watch = s.watchFolder
 	s.st = st
-	log := slog.New(slog.DiscardHandler)
+	log := &Log{}
 	tg := s.telegram(st)
 	name := "plain"
 	s.simTool.begin(s)
@@ -16672,7 +16671,7 @@ func (s *sim) play() {
 
 // telegram is the real channel with the model of the Bot API behind it.
 func (s *sim) telegram(st *Store) *Telegram {
-	tg := newTelegram(s.cfg, st, slog.New(slog.DiscardHandler))
+	tg := newTelegram(s.cfg, st, &Log{})
 	tg.http.Transport = s
 	tg.jitter = func() float64 { return 0.5 }
 	return tg
@@ -19762,7 +19761,7 @@ func bareSession(t *testing.T, st *Store, id, tool string) *session {
 	return &session{
 		st:      st,
 		ch:      localChannel{},
-		log:     slog.New(slog.DiscardHandler),
+		log:     &Log{},
 		adapter: adapterFor(tool),
 		ctx:     t.Context(),
 		cfg:     &Config{Timeout: time.Hour, PermissionTimeout: time.Hour},

@@ -33,7 +33,6 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
-	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -41,6 +40,7 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -489,11 +489,22 @@ func parseTOML(text string, known []string) (map[string]setting, error) {
 
 const logLimit = 1 << 20 // bytes from which the next session starts another log
 
-// openLog is the log file (0600): JSON Lines, every text through redact. A line that cannot be written is lost.
-func openLog(dir, level string) (*slog.Logger, error) {
-	var least slog.Level
-	if err := least.UnmarshalText([]byte(level)); err != nil {
-		return nil, fmt.Errorf("opening the log: %w", err)
+// logLevels are what an entry can be, least first.
+var logLevels = []string{"DEBUG", "INFO", "WARN", "ERROR"}
+
+// Log is the log: JSON Lines, every text through redact. The zero value keeps nothing. It is our own for its size:
+// log/slog makes the program 90 KB larger.
+type Log struct {
+	mu    sync.Mutex // held for one line
+	to    io.Writer  // nil: nothing is kept
+	least int        // of logLevels
+}
+
+// openLog opens the log file (0600). A line that cannot be written is lost, and a session does not need its log.
+func openLog(dir, level string) (*Log, error) {
+	least := slices.Index(logLevels, strings.ToUpper(level))
+	if least < 0 {
+		return nil, fmt.Errorf("opening the log: there is no level %q", level)
 	}
 	if err := secureDir(dir); err != nil {
 		return nil, fmt.Errorf("opening the log: %w", err)
@@ -505,16 +516,36 @@ func openLog(dir, level string) (*slog.Logger, error) {
 	}
 	file, err := openPrivate(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
 	if err != nil {
-		return slog.New(slog.DiscardHandler), nil // a session does not need its log
+		return &Log{}, nil
 	}
-	hide := func(_ []string, a slog.Attr) slog.Attr {
-		kind := a.Value.Kind()
-		if kind == slog.KindString || kind == slog.KindAny && a.Key != slog.LevelKey {
-			a.Value = slog.StringValue(redact(a.Value.String()))
-		}
-		return a
+	return &Log{to: file, least: least}, nil
+}
+
+// Info logs what is as it should be; about are names, each with a value.
+func (l *Log) Info(text string, about ...any) { l.enter("INFO", text, about) }
+
+// Warn logs what went wrong and was got over.
+func (l *Log) Warn(text string, about ...any) { l.enter("WARN", text, about) }
+
+// Error logs what went wrong.
+func (l *Log) Error(text string, about ...any) { l.enter("ERROR", text, about) }
+
+// enter writes one line, where it is loud enough.
+func (l *Log) enter(level, text string, about []any) {
+	if l.to == nil || slices.Index(logLevels, level) < l.least {
+		return
 	}
-	return slog.New(slog.NewJSONHandler(file, &slog.HandlerOptions{Level: least, ReplaceAttr: hide})), nil
+	entry := map[string]string{"time": time.Now().Format(time.RFC3339Nano), "level": level, "msg": redact(text)}
+	for pair := range slices.Chunk(about, 2) {
+		entry[fmt.Sprint(pair[0])] = redact(fmt.Sprint(pair[1:]...))
+	}
+	line, err := json.Marshal(entry)
+	if err != nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, _ = l.to.Write(append(line, '\n')) // as openLog says
 }
 
 // ---- the journal ----
@@ -2584,11 +2615,12 @@ func (c *command) status(s *Store) int {
 			about = append(about, []string{orphan})
 		}
 	}
-	slices.SortFunc(rows, func(a, b statusRow) int {
+	sort.Slice(rows, func(i, j int) bool {
+		a, b := rows[i], rows[j]
 		if a.Status != b.Status {
-			return strings.Compare(a.Status, b.Status) // "active" sorts first
+			return a.Status < b.Status // "active" sorts first
 		}
-		return b.StartedAt.Compare(a.StartedAt)
+		return a.StartedAt.After(b.StartedAt)
 	})
 	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}
 	now := time.Now()

@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"mime/multipart"
@@ -24,6 +23,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"sort"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -74,7 +74,7 @@ type Notice struct {
 // Telegram is the Bot API channel and its poller. Its methods may be called from different goroutines.
 type Telegram struct {
 	store    *Store
-	log      *slog.Logger
+	log      *Log
 	http     *http.Client
 	jitter   func() float64 // rand.Float64, or a test's own
 	cfg      atomic.Pointer[Config]
@@ -92,9 +92,9 @@ type Telegram struct {
 }
 
 // newTelegram returns a channel with the settings; st and log may be nil where it only calls.
-func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram {
+func newTelegram(cfg *Config, st *Store, log *Log) *Telegram {
 	if log == nil {
-		log = slog.New(slog.DiscardHandler)
+		log = &Log{}
 	}
 	tr := http.DefaultTransport.(*http.Transport).Clone() // proxies from the environment; limits on dialing and TLS
 	tr.Protocols = new(http.Protocols)
@@ -1387,7 +1387,7 @@ func (r *richText) code() []entity {
 			code = append(code, m)
 		}
 	}
-	slices.SortFunc(code, func(a, b entity) int { return a.Offset - b.Offset })
+	sort.Slice(code, func(i, j int) bool { return code[i].Offset < code[j].Offset })
 	return code
 }
 
@@ -1426,8 +1426,9 @@ func (r *richText) carve() {
 		}
 	}
 	marks = append(quotations, marks...)
-	slices.SortStableFunc(marks, func(a, b entity) int {
-		return cmp.Or(a.Offset-b.Offset, b.Length-a.Length)
+	sort.SliceStable(marks, func(i, j int) bool {
+		a, b := marks[i], marks[j]
+		return a.Offset < b.Offset || a.Offset == b.Offset && a.Length > b.Length
 	})
 	r.marks = marks
 }
@@ -1646,7 +1647,8 @@ func choicesOf(p *PromptRecord) []Choice {
 func grants(c Choice) bool { return c.Grants || c.Key == "y" }
 
 // reLasting is what a choice says that allows more than what is asked.
-var reLasting = regexp.MustCompile(`(?i)\b(always|again|session|auto|stop asking|all (edits|future)|every|forever|permanent)`)
+var reLasting = regexp.MustCompile(
+	`(?i)\b(always|again|session|auto|stop asking|all (edits|future)|every|forever|permanent)`)
 
 // choiceStyle is the colour of a choice: it allows once, allows for longer, refuses, or is one of several things.
 func choiceStyle(p *PromptRecord, c Choice) string {
@@ -1968,7 +1970,7 @@ func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why stri
 // ---- the end of a turn ----
 // One message a turn: what it came to, and the answer.
 
-// addTurn adds what a turn of the tool came to, its answer, and how to go on or how it went on. A reply still reaches the
+// addTurn adds what a turn of the tool came to, its answer, and how to go on or how it went. A reply still reaches the
 // session when the notice has expired.
 func (t *Telegram) addTurn(r *richText, p *PromptRecord) {
 	r.add("", " "+turnWords(p))
