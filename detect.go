@@ -1376,20 +1376,23 @@ func align(old, now []word) []stretch {
 	return runs
 }
 
-// lastRow finds the last row of the old text, which may be a short one.
+// lastRow finds the last row of the old text, which may be a short one, at the top or below one row that is pinned there.
 func lastRow(old, now []word) []stretch {
 	from := len(old) - 1
 	for from > 0 && !strings.HasPrefix(old[from].text, "\n") {
 		from--
 	}
 	row := old[max(0, from):]
-	for j := range now {
-		n := 0
-		for n < len(row) && j+n < len(now) && row[n].key == now[j+n].key {
-			n++
+	rows := 0
+	for j, w := range now {
+		if strings.HasPrefix(w.text, "\n") {
+			rows++
 		}
-		if n > 0 && n == len(row) {
-			return []stretch{{from, j, n}}
+		if rows > 2 || len(row) == 0 || j+len(row) > len(now) {
+			return nil
+		}
+		if keys(row) == keys(now[j:j+len(row)]) {
+			return []stretch{{from, j, len(row)}}
 		}
 	}
 	return nil
@@ -1404,6 +1407,10 @@ func (a *account) join(now []word) {
 	var open []word
 	from, seen := len(told), 0 // as far as both are joined
 	runs := align(old, now)
+	if runs == nil && missing(a.open[:max(0, len(a.open)-1)], now) > 0 {
+		a.open = append(a.open, now...) // it has scrolled on by more than it shows
+		return
+	}
 	for k, r := range runs {
 		over := min(max(0, len(told)-r.old), r.n) // words of it that are final
 		if over > 0 {

@@ -3486,6 +3486,10 @@ func TestTranscriptOfWindows(t *testing.T) {
 		"a short overlap": {[]string{"a b c|> hi", "> hi|the answer is", "the answer is|42"}, "a b c|> hi|the answer is|42"},
 		"the same again": {[]string{"> go 1|the answer is 42", "> go 1|the answer is 42|> go 2|the answer is 42",
 			"> go 2|the answer is 42|> go 3"}, "> go 1|the answer is 42|> go 2|the answer is 42|> go 3"},
+		"a row pinned below": {[]string{"a b c|d e f|queued", "d e f|g h i|queued", "g h i|j k|queued"},
+			"a b c|d e f|g h i|j k|queued"},
+		"two looks with nothing in common": {[]string{"a b|c queued", "d e|f queued"}, "a b|c queued|d e|f queued"},
+		"a short word grows":               {[]string{"> hi|He", "> hi|Hello there"}, "> hi|Hello there"},
 		"a row that was there before": {[]string{"> do f1|I may do all of this now|Ran f1", "> do the f2", "> do the f2|" +
 			"I may do all of this now"}, "> do f1|I may do all of this now|Ran f1|> do the f2|I may do all of this now"},
 		"repeats": {[]string{"do it now|open new|if err nil|return err|write b|if err nil|sync err|close f|if err nil|" +
