@@ -2035,9 +2035,6 @@ func (s *session) create(q *question) bool {
 	if p.Idle {
 		q.rec.MaxLength = maxMessage
 		s.dressNotice(q)
-		if s.cfg.Stream {
-			q.rec.Full = "" // it has been sent
-		}
 	}
 	s.rec.Prompts++
 	if s.save("recording a question", ref(q.rec), ref(s.rec)) {
@@ -2060,6 +2057,9 @@ func (s *session) dressNotice(q *question) {
 		if asksInWords(s.answer) {
 			q.rec.Turn = TurnAsks
 		}
+	}
+	if s.cfg.Stream && q.rec.Turn == TurnFinished {
+		q.rec.Full = "" // it has been sent
 	}
 	here := s.interactive && time.Since(s.lastKey) < s.cfg.Away
 	q.rec.Watched = here && s.lastKey.After(s.phoneAt)
