@@ -25,6 +25,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 )
@@ -659,7 +660,7 @@ func (s *Store) firstEvents(aside string) []Event {
 	events := []Event{{Name: putAside, Fields: []Field{{"aside", aside}, {"noted_seq", noted.Seq},
 		{"noted_hash", noted.Hash}, {"broken", broken}}}}
 	open := s.view.which(func(p *PromptRecord) bool { return next[p.Status] != nil && s.view.active(p.SessionID) })
-	slices.SortFunc(open, func(p, q *PromptRecord) int { return p.CreatedAt.Compare(q.CreatedAt) })
+	sort.Slice(open, func(i, j int) bool { return open[i].CreatedAt.Before(open[j].CreatedAt) })
 	for _, p := range open {
 		events = append(events, Event{carriedOver, p.SessionID, p.ID, shownField(p)})
 	}

@@ -3793,7 +3793,7 @@ func (s *session) endExpired() {
 		return
 	}
 	offered := v.which(func(p *PromptRecord) bool { return p.SessionID == s.rec.ID && p.mayBeAsked() })
-	slices.SortFunc(offered, func(a, b *PromptRecord) int { return a.CreatedAt.Compare(b.CreatedAt) })
+	sort.Slice(offered, func(i, j int) bool { return offered[i].CreatedAt.Before(offered[j].CreatedAt) })
 	for _, p := range offered {
 		ended := s.transition(p.ID, Failed, func(r *PromptRecord) {
 			r.Reason += ", and the program has ended"

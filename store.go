@@ -917,7 +917,10 @@ func (h *Head) head() *Head { return h }
 
 func (h *Head) key() string { return h.Rec + " " + h.ID }
 
-func byTime(a, b Record) int { return a.head().At.Compare(b.head().At) }
+// sortByTime puts records in the order in which they were written.
+func sortByTime(records []Record) {
+	sort.Slice(records, func(i, j int) bool { return records[i].head().At.Before(records[j].head().At) })
+}
 
 // kinds makes an empty record for each value of rec.
 var kinds = map[string]func() Record{
@@ -1782,7 +1785,7 @@ func (s *Store) Owed(before <-chan struct{}) (owed []*PromptRecord, changed <-ch
 		return nil, before, nil
 	}
 	owed = s.view.which((*PromptRecord).owes)
-	slices.SortFunc(owed, func(a, b *PromptRecord) int { return byTime(a, b) })
+	sort.Slice(owed, func(i, j int) bool { return owed[i].At.Before(owed[j].At) })
 	return owed, s.wake, nil
 }
 
@@ -2243,7 +2246,7 @@ func (f *follower) look() (recs []Record, wake <-chan struct{}, err error) {
 			recs = append(recs, r)
 		}
 	}
-	slices.SortFunc(recs, byTime)
+	sortByTime(recs)
 	return recs, f.wake, err
 }
 
@@ -2265,7 +2268,9 @@ func (s *Store) compact() error {
 // rewrite puts a file with the last lines of the records that are retained in the place of the old one.
 func (s *Store) rewrite() error {
 	var lines []byte
-	for _, r := range slices.SortedFunc(maps.Values(s.view.records), byTime) {
+	records := slices.Collect(maps.Values(s.view.records))
+	sortByTime(records)
+	for _, r := range records {
 		if !s.retained(r) {
 			continue
 		}
@@ -2648,7 +2653,7 @@ func (c *command) approvals(s *Store) int {
 	open := s.view.which(func(p *PromptRecord) bool {
 		return p.Open() && s.view.active(p.SessionID) && time.Until(p.ExpiresAt) > 0
 	})
-	slices.SortFunc(open, func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
+	sort.Slice(open, func(i, j int) bool { return open[i].ExpiresAt.Before(open[j].ExpiresAt) })
 	table := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
 	for _, p := range open {
 		r := s.view.Sessions[p.SessionID]

@@ -3184,7 +3184,7 @@ func (r *receiver) resendAfterOutage() {
 // inOrder are the questions that want holds for, in the order in which they were asked.
 func inOrder(v *View, want func(*PromptRecord) bool) []*PromptRecord {
 	found := v.which(want)
-	slices.SortFunc(found, func(a, b *PromptRecord) int { return a.CreatedAt.Compare(b.CreatedAt) })
+	sort.Slice(found, func(i, j int) bool { return found[i].CreatedAt.Before(found[j].CreatedAt) })
 	return found
 }
 
