@@ -1376,7 +1376,7 @@ func align(old, now []word) []stretch {
 	return runs
 }
 
-// lastRow finds the last row of the old text, which may be a short one, at the top or below one row that is pinned there.
+// lastRow finds the last row of the old text, which may be a short one, at the top or below one row pinned there.
 func lastRow(old, now []word) []stretch {
 	from := len(old) - 1
 	for from > 0 && !strings.HasPrefix(old[from].text, "\n") {
