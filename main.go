@@ -986,18 +986,19 @@ type session struct {
 	undoRaw atomic.Pointer[func() error] // puts the host's terminal back, nil before raw mode
 
 	// All that follows is the loop's. First what the program is and does.
-	cfg      *Config
-	rec      SessionRecord
-	det      *Detector
-	cast     *recording // nil without --record
-	jsonLine []byte     // unfinished line of stream-json, nil for other tools
-	stream   stream
-	answer   string // the tool's last, by its hook; "" none came
-	fed      bool   // standard input is a pipe that has not ended: who feeds it answers
-	hungUp   bool   // told to end
-	sending  int    // calls that have not reported
-	trouble  string // of the state file
-	warning  string // of the tool's version
+	cfg       *Config
+	rec       SessionRecord
+	det       *Detector
+	cast      *recording // nil without --record
+	jsonLine  []byte     // unfinished line of stream-json, nil for other tools
+	stream    stream
+	answer    string // the tool's last, by its hook; "" none came
+	fed       bool   // standard input is a pipe that has not ended: who feeds it answers
+	hungUp    bool   // told to end
+	phoneEnds bool   // by the phone
+	sending   int    // calls that have not reported
+	trouble   string // of the state file
+	warning   string // of the tool's version
 
 	answeredAt time.Time // when answer came
 	next       time.Time // when the loop turns at the latest
@@ -2577,6 +2578,7 @@ func (s *session) handleInput(r *InputRecord) {
 		screen := dense(visible(redact(s.det.Screen.Text())))
 		s.inputDone(r, "", Notice{Mono: cmp.Or(screen, "(the screen is empty)"), File: "screen.txt"})
 	case "cancel":
+		s.phoneEnds = true
 		s.terminate()
 		s.inputDone(r, "", Notice{Text: "⏹ ending it", Edit: r.ReplyTo, Urgent: true})
 	case "stop":
@@ -3824,7 +3826,7 @@ func (s *session) recordExit() {
 func (s *session) tellEnd() {
 	seq, hash, _ := s.st.Audit().Head() // of a log that cannot be read: 0 and no hash
 	lived := span(s.rec.EndedAt.Sub(s.rec.StartedAt))
-	text := fmt.Sprintf("%s · %s", howEnded(&s.rec), lived)
+	text := fmt.Sprintf("%s · %s", howEnded(&s.rec, s.phoneEnds), lived)
 	switch n := s.questionsAsked(); n {
 	case 0:
 	case 1:
@@ -3846,9 +3848,11 @@ func (s *session) questionsAsked() int {
 }
 
 // howEnded says how the tool's run ended, in a message.
-func howEnded(r *SessionRecord) string {
+func howEnded(r *SessionRecord, byPhone bool) string {
 	code := *r.ExitCode
 	switch {
+	case byPhone:
+		return "ended from the phone"
 	case r.Status == "terminated":
 		return "was ended"
 	case r.Status == "crashed":

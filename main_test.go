@@ -6175,6 +6175,46 @@ func TestPage(t *testing.T) {
 	}
 }
 
+// TestHowEnded: the last message of a session tells a good end from a bad one, and who wanted it.
+func TestHowEnded(t *testing.T) {
+	for _, c := range []struct {
+		status  string
+		code    int
+		byPhone bool
+		want    string
+	}{
+		{"completed", 0, false, "ended"},
+		{"completed", 3, false, "ended with exit 3"},
+		{"crashed", 128 + 11, false, "crashed: segmentation fault"},
+		{"terminated", 128 + 15, false, "was ended"},
+		{"terminated", 128 + 15, true, "ended from the phone"},
+	} {
+		if got := howEnded(&SessionRecord{Status: c.status, ExitCode: &c.code}, c.byPhone); got != c.want {
+			t.Errorf("%s %d: %q, want %q", c.status, c.code, got, c.want)
+		}
+	}
+}
+
+// TestMenuIsSetOnce: the chat's menu of commands is sent when it is new, and not by every process that polls.
+func TestMenuIsSetOnce(t *testing.T) {
+	e := newTGEnv(t)
+	for range 2 {
+		if err := e.receiver(e.process()).setCommands(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := e.srv.count("setMyCommands"); n != 1 {
+		t.Errorf("set %d times", n)
+	}
+	other := e.process()
+	cfg := *other.cfg.Load()
+	cfg.ChatID = 1002
+	other.cfg.Store(&cfg)
+	if err := e.receiver(other).setCommands(); err != nil || e.srv.count("setMyCommands") != 2 {
+		t.Errorf("another chat has none: %v", err)
+	}
+}
+
 // drawn is a message as a phone draws it: bold in stars, monospace behind a bar with its language, what opens behind a
 // triangle, buttons in brackets behind their colour.
 func drawn(r *richText, rows [][]button) string {

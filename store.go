@@ -1064,8 +1064,8 @@ type UpdateRecord struct {
 	Kind string `json:"kind"`
 }
 
-// MetaRecord is a single fact by id: "audit" (head of the chain), "telegram" (offset, claim, poller), "topics" (the
-// chat that has them).
+// MetaRecord is a single fact by id: "audit" (head of the chain), "telegram" (claims, poller), "topics" (the chat that
+// has them), "commands" (a digest of the menu that the chat has).
 type MetaRecord struct {
 	Head
 	Seq    int64             `json:"seq"`
@@ -1743,21 +1743,30 @@ func (s *Store) Session(id string) (r *SessionRecord, topicsIn int64) {
 
 // topicsIn is the chat that has topics, 0 none.
 func (v *View) topicsIn() int64 {
-	if v.Meta["topics"] == nil {
-		return 0
-	}
-	chat, _ := strconv.ParseInt(v.Meta["topics"].Values["chat"], 10, 64) // 0 of a damaged one
+	chat, _ := strconv.ParseInt(v.fact("topics"), 10, 64) // 0 without one, or of a damaged one
 	return chat
 }
 
+// fact is what was noted last under that name, "" nothing.
+func (v *View) fact(name string) string {
+	m := v.Meta[name]
+	if m == nil {
+		return ""
+	}
+	return m.Values["value"]
+}
+
 // NoteTopics records which chat has topics, 0 none.
-func (s *Store) NoteTopics(chat int64) error {
+func (s *Store) NoteTopics(chat int64) error { return s.NoteFact("topics", fmt.Sprint(chat)) }
+
+// NoteFact records a value under a name, unless it is there.
+func (s *Store) NoteFact(name, value string) error {
 	return s.Update(func(v *View) ([]Record, error) {
-		if v.topicsIn() == chat {
+		if v.fact(name) == value {
 			return nil, nil
 		}
-		values := map[string]string{"chat": fmt.Sprint(chat)}
-		return []Record{&MetaRecord{Head: Head{ID: "topics"}, Values: values}}, nil
+		values := map[string]string{"value": value}
+		return []Record{&MetaRecord{Head: Head{ID: name}, Values: values}}, nil
 	})
 }
 

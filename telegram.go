@@ -3097,10 +3097,21 @@ func (t *Telegram) lockPolling(ctx context.Context) (release func()) {
 	}
 }
 
-// setCommands gives the chat its menu of commands.
+// setCommands gives the chat its menu of commands, unless it has it.
 func (r *receiver) setCommands() error {
-	here := map[string]any{"type": "chat", "chat_id": r.cfg.Load().ChatID}
-	return r.call(r.ctx, "setMyCommands", map[string]any{"commands": botCommands, "scope": here}, nil)
+	cfg := r.cfg.Load()
+	here := map[string]any{"type": "chat", "chat_id": cfg.ChatID}
+	bot, _, _ := strings.Cut(cfg.Token, ":")
+	menu := digest(fmt.Appendf(nil, "%s %d %v", bot, cfg.ChatID, botCommands))
+	v, err := r.store.View()
+	if err != nil || v.fact("commands") == menu {
+		return err
+	}
+	err = r.call(r.ctx, "setMyCommands", map[string]any{"commands": botCommands, "scope": here}, nil)
+	if err != nil {
+		return err
+	}
+	return r.store.NoteFact("commands", menu)
 }
 
 // poll asks for updates and handles them until ctx ends or the token is refused.
