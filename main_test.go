@@ -7537,7 +7537,7 @@ func TestNoticeIsEditedOnce(t *testing.T) {
 			if err := e.Settle(t.Context(), open, e.s); err != nil {
 				t.Fatal(err)
 			}
-			e.says(open.MsgID, "Done.\nanswered · phone")
+			e.says(open.MsgID, "Done.\nwent on · phone")
 		}
 		e.paid()
 	}

@@ -1932,6 +1932,9 @@ func (t *Telegram) decider(p *PromptRecord) string {
 // there is to say.
 func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why string) {
 	value := "answered"
+	if p.Idle {
+		value = "went on"
+	}
 	if p.Value != nil && !p.Secret {
 		value = clean(valueName(p, p.Value), 300)
 	}
