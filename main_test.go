@@ -5987,6 +5987,15 @@ func TestPage(t *testing.T) {
 		Question: "Is this a folder that you trust? If not, look first.",
 		Full:     "Accessing workspace:\n/tmp/demo\nIs this a folder that\nyou trust? If not, look first.",
 		Choices:  []Choice{{Key: "1", Label: "No, exit"}, {Key: "2", Label: "Yes, I trust this folder", Grants: true}}})
+	codex := of(Prompt{Type: MultipleChoice, Permission: true, SafeDefault: ref("esc"), Question: "Run the following command?",
+		Full:    "  Reason: a demo\n    $ touch f1\n\n\n› 1. Yes (y)\n  2. No (esc)",
+		Choices: []Choice{{Key: "1", Label: "Yes (y)", Grants: true}, {Key: "2", Label: "No (esc)"}}})
+	cutLabel := of(Prompt{Type: MultipleChoice, Question: "Which?", Full: "› 1. Red\n  2. " + strings.Repeat("long ", 14),
+		Choices: []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: clip(strings.Repeat("long ", 14), 60)}}})
+	beside := of(Prompt{Type: MultipleChoice, Permission: true, SafeDefault: ref("3"), Question: "$ touch f1",
+		Full: "   △ Permission required\n   # Shell command\n\n\n   Allow once   Allow always   Reject      ⇆ select  enter confirm",
+		Choices: []Choice{{Key: "1", Label: "Allow once", Grants: true}, {Key: "2", Label: "Allow always", Grants: true},
+			{Key: "3", Label: "Reject"}}})
 	elsewhere := touch
 	elsewhere.Cwd = "/home/u/proj/sub"
 	for _, c := range []struct {
@@ -6050,6 +6059,29 @@ func TestPage(t *testing.T) {
 			or reply why not · until 14:32, then No, exit · [SID:51ccd167]
 			[red No, exit]
 			[green Yes, I trust this folder]`},
+		{"a dialog of a screen", open(codex), `
+			**api · claude**
+			Run the following command?
+			|Reason: a demo
+			  $ touch f1
+			or reply why not · until 14:32, then Esc · [SID:51ccd167]
+			[green Yes (y)] [red No (esc)]`},
+		{"choices that no button can show", open(cutLabel), `
+			**api · claude**
+			Which?
+			|› 1. Red
+			  2. ` + strings.TrimSpace(strings.Repeat("long ", 14)) + `
+			until 14:32, then nothing is typed · [SID:51ccd167]
+			[1 Red]
+			[2 ` + clip(strings.Repeat("long ", 14), 60) + `]`},
+		{"buttons side by side", open(beside), `
+			**api · claude**
+			$ touch f1
+			|△ Permission required
+			# Shell command
+			or reply why not · until 14:32, then Reject · [SID:51ccd167]
+			[green Allow once] [red Reject]
+			[blue Allow always]`},
 		{"short choices", open(sizes), `
 			**api · claude**
 			Size?

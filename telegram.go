@@ -1519,7 +1519,9 @@ func keyboard(p *PromptRecord, ticked ...string) [][]button {
 	if !p.ShownAll && !p.ambiguous() {
 		rows = slices.Insert(rows, 0, []button{newButton(p, "", "Show all", tapAll)})
 	}
-	if p.SafeDefault != nil && *p.SafeDefault == "esc" && !p.ambiguous() {
+	refusing := func(c Choice) bool { return p.refuses(c.Key) }
+	escapes := p.SafeDefault != nil && *p.SafeDefault == "esc"
+	if escapes && !p.ambiguous() && !slices.ContainsFunc(p.Choices, refusing) {
 		rows = append(rows, []button{newButton(p, styleNo, "Esc", "default")})
 	}
 	return sendable(rows)
@@ -1728,7 +1730,76 @@ func programText(p *PromptRecord) (above, body string) {
 	lines := strings.Split(body, "\n")
 	first, end := spokenRows(lines, strings.Fields(clean(p.Question, askUnits)))
 	lines = slices.Delete(lines, first, end)
+	if p.Source != fromHook && p.Source != fromAsk { // those have no screen: every blank of theirs counts
+		lines = unindented(withoutChoices(lines, p))
+		return above, dense(strings.Join(lines, "\n"))
+	}
 	return above, strings.Trim(strings.Join(lines, "\n"), "\n")
+}
+
+var (
+	reColumnGap = regexp.MustCompile(` {2,}`)                               // between buttons side by side
+	reItemMark  = regexp.MustCompile(`^(?:[^\pL\pN\s]\s*)?(?:\d+[.)]\s+)?`) // a pointer, a number
+)
+
+// withoutChoices are the lines without the rows of the choices, where buttons say all of those and nothing else stands
+// among them.
+func withoutChoices(lines []string, p *PromptRecord) []string {
+	var labels []string
+	for _, c := range choicesOf(p) {
+		if utf8.RuneCountInString(c.Label) > wideLabel || strings.HasSuffix(c.Label, "…") {
+			return lines
+		}
+		labels = append(labels, c.Label)
+	}
+	if len(labels) == 0 {
+		return lines
+	}
+	first := -1
+	for i, line := range lines {
+		row := strings.TrimSpace(line)
+		said := labelsSaid(row, labels)
+		switch {
+		case said == 0 && first >= 0 && row != "":
+			return lines
+		case said > 0 && first < 0:
+			first = i
+		}
+		labels = labels[said:]
+		if first >= 0 && len(labels) == 0 {
+			return slices.Delete(lines, first, i+1)
+		}
+	}
+	return lines
+}
+
+// labelsSaid is how many of the labels a row of choices says: the first one, or all of them side by side, before the
+// names of keys.
+func labelsSaid(row string, labels []string) int {
+	if reItemMark.ReplaceAllString(row, "") == labels[0] {
+		return 1
+	}
+	side := reColumnGap.Split(row, -1)
+	if len(labels) > 1 && len(side) >= len(labels) && slices.Equal(side[:len(labels)], labels) {
+		return len(labels)
+	}
+	return 0
+}
+
+// unindented are the lines without the margin that they have in common.
+func unindented(lines []string) []string {
+	margin := -1
+	for _, line := range lines {
+		indent := len(line) - len(strings.TrimLeft(line, " "))
+		if strings.TrimSpace(line) != "" && (margin < 0 || indent < margin) {
+			margin = indent
+		}
+	}
+	var out []string
+	for _, line := range lines {
+		out = append(out, line[min(max(margin, 0), len(line)):])
+	}
+	return out
 }
 
 // spokenRows are the lines from first up to end, without that one, which say these words and nothing else; the same
@@ -1804,7 +1875,7 @@ func (t *Telegram) addOpen(r *richText, p *PromptRecord, s *SessionRecord) {
 	r.addBlock(p, body)
 	r.addLine("expandable_blockquote", above)
 	if p.ShownAll {
-		r.addChoices(p)
+		r.addChoices(p, body)
 	}
 	r.addWarnings(p, body)
 	r.addLine("", t.hint(p)+"until ")
@@ -1830,11 +1901,15 @@ func described(p *PromptRecord) bool {
 	return slices.ContainsFunc(p.Choices, func(c Choice) bool { return c.About != "" })
 }
 
-// addChoices lists the choices where a button cannot show all about one: it is long, or described. What a lasting
-// permission allows is said in full.
-func (r *richText) addChoices(p *PromptRecord) {
-	wide := func(c Choice) bool { return utf8.RuneCountInString(choiceText(p, c)) > wideLabel }
-	if described(p) || slices.ContainsFunc(p.Choices, wide) {
+// addChoices lists the choices where a button cannot show all about one: it is described, or long and not in the body.
+// What a lasting permission allows is said in full.
+func (r *richText) addChoices(p *PromptRecord, body string) {
+	said := strings.Join(strings.Fields(body), " ")
+	hidden := func(c Choice) bool {
+		wide := utf8.RuneCountInString(choiceText(p, c)) > wideLabel
+		return wide && !strings.Contains(said, strings.TrimSuffix(clean(c.Label, 60), "…"))
+	}
+	if described(p) || slices.ContainsFunc(p.Choices, hidden) {
 		for _, c := range p.Choices {
 			r.addLine("bold", choiceText(p, c))
 			if c.About != "" {
