@@ -5993,7 +5993,7 @@ func TestPage(t *testing.T) {
 	cutLabel := of(Prompt{Type: MultipleChoice, Question: "Which?", Full: "› 1. Red\n  2. " + strings.Repeat("long ", 14),
 		Choices: []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: clip(strings.Repeat("long ", 14), 60)}}})
 	beside := of(Prompt{Type: MultipleChoice, Permission: true, SafeDefault: ref("3"), Question: "$ touch f1",
-		Full: "   △ Permission required\n   # Shell command\n\n\n   Allow once   Allow always   Reject      ⇆ select  enter confirm",
+		Full: "   △ Permission required\n   # Shell command\n   Allow once   Allow always   Reject      ⇆ select  enter confirm",
 		Choices: []Choice{{Key: "1", Label: "Allow once", Grants: true}, {Key: "2", Label: "Allow always", Grants: true},
 			{Key: "3", Label: "Reject"}}})
 	elsewhere := touch
@@ -6079,6 +6079,7 @@ func TestPage(t *testing.T) {
 			$ touch f1
 			|△ Permission required
 			# Shell command
+			⇆ select  enter confirm
 			or reply why not · until 14:32, then Reject · [SID:51ccd167]
 			[green Allow once] [red Reject]
 			[blue Allow always]`},

@@ -1758,7 +1758,7 @@ func withoutChoices(lines []string, p *PromptRecord) []string {
 	first := -1
 	for i, line := range lines {
 		row := strings.TrimSpace(line)
-		said := labelsSaid(row, labels)
+		said, rest := labelsSaid(row, labels)
 		switch {
 		case said == 0 && first >= 0 && row != "":
 			return lines
@@ -1767,23 +1767,24 @@ func withoutChoices(lines []string, p *PromptRecord) []string {
 		}
 		labels = labels[said:]
 		if first >= 0 && len(labels) == 0 {
-			return slices.Delete(lines, first, i+1)
+			lines[i] = line[:strings.Index(line, row)] + rest
+			return slices.Delete(lines, first, i)
 		}
 	}
 	return lines
 }
 
-// labelsSaid is how many of the labels a row of choices says: the first one, or all of them side by side, before the
-// names of keys.
-func labelsSaid(row string, labels []string) int {
+// labelsSaid is how many of the labels a row of choices says, the first one or all of them side by side, and what else.
+func labelsSaid(row string, labels []string) (said int, rest string) {
 	if reItemMark.ReplaceAllString(row, "") == labels[0] {
-		return 1
+		return 1, ""
 	}
 	side := reColumnGap.Split(row, -1)
-	if len(labels) > 1 && len(side) >= len(labels) && slices.Equal(side[:len(labels)], labels) {
-		return len(labels)
+	n := len(labels)
+	if n > 1 && len(side) >= n && slices.Equal(side[:n], labels) {
+		return n, strings.Join(side[n:], "  ")
 	}
-	return 0
+	return 0, ""
 }
 
 // unindented are the lines without the margin that they have in common.
