@@ -6774,9 +6774,9 @@ func TestNotices(t *testing.T) {
 			"<bold api · claude> failed: API Error: 529 Overloaded\nreply to go on · [SID:51ccd167]"},
 		{record("", 0, "", AwaitingReply, ""), nowhere, "<bold claude> waits for your next message\nreply to go on · [SID:51ccd167]"},
 		{record(TurnFinished, 0, "Run /cancel or see x.dev", Resolved, "telegram:1001"), api,
-			"<bold api · claude> finished\nRun <code /cancel> or see <code x.dev>\n<bold answered> · phone, " + then + " · [SID:51ccd167]"},
+			"<bold api · claude> finished\nRun <code /cancel> or see <code x.dev>\n<bold went on> · phone, " + then + " · [SID:51ccd167]"},
 		{record(TurnFinished, 0, "Done.", Resolved, "cli:local"), api,
-			"<bold api · claude> finished\nDone.\n<bold answered> · keyboard, " + then + " · [SID:51ccd167]"},
+			"<bold api · claude> finished\nDone.\n<bold went on> · keyboard, " + then + " · [SID:51ccd167]"},
 		{record(TurnFinished, 0, "", Canceled, ""), api, "<bold api · claude> finished\n<bold canceled> · [SID:51ccd167]"},
 		{record(TurnFinished, 0, "", Failed, ""), api, "<bold api · claude> finished\nthe session has ended · [SID:51ccd167]"},
 	} {
