@@ -6208,6 +6208,33 @@ func TestPage(t *testing.T) {
 	}
 }
 
+// TestWholeAnswer: of an answer that one message cannot hold the notice has both ends, and all of it comes as a document
+// at a tap; then, too, a reply goes on.
+func TestWholeAnswer(t *testing.T) {
+	e := newTGEnv(t)
+	var answer strings.Builder
+	for i := range 900 {
+		fmt.Fprintf(&answer, "word%d ", i)
+	}
+	p := e.ask(PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true, Turn: TurnFinished, Full: answer.String()}})
+	m := e.srv.now(p.MsgID)
+	if !strings.Contains(m.text, "word0 ") || !strings.Contains(m.text, "word899") || len(m.buttons) != 1 {
+		t.Fatalf("the notice: %q %v", m.text, m.buttons)
+	}
+	r := e.receiver(e.Telegram)
+	r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapAll)
+	r.work.Wait()
+	got := fmt.Sprint(e.srv.until(t, "sendDocument", "answer.md").p)
+	for i := range 900 {
+		if !strings.Contains(got, fmt.Sprintf("word%d ", i)) && i < 899 {
+			t.Fatalf("word%d is missing", i)
+		}
+	}
+	if now := e.prompt(p.ID); !now.Open() {
+		t.Errorf("the notice is %s", now.Status)
+	}
+}
+
 // TestHowEnded: the last message of a session tells a good end from a bad one, and who wanted it.
 func TestHowEnded(t *testing.T) {
 	for _, c := range []struct {

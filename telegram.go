@@ -1503,6 +1503,9 @@ func newButton(p *PromptRecord, style, text, value string) button {
 // keyboard is an open question's buttons. While not all of it has been shown, nothing but what refuses it is offered.
 // ticked are the keys chosen so far where several may be; they live in the buttons: what is seen is submitted.
 func keyboard(p *PromptRecord, ticked ...string) [][]button {
+	if p.Open() && p.Idle && units(p.Full) > partUnits {
+		return [][]button{{newButton(p, "", "The whole answer", tapAll)}}
+	}
 	if !p.Open() || p.Idle || p.Secret {
 		return nil
 	}
@@ -3583,6 +3586,14 @@ func (r *receiver) handleViewButton(q *callbackQuery, p PromptRecord, value stri
 			w.tickedIn = q.Message.ID
 		}
 		r.background(func() error { return r.catchUp(r.ctx, p.ID, catchUpOptions{want: ticks}) })
+		return
+	}
+	if p.Idle {
+		answer := Notice{Text: "the whole answer", Mono: p.Full, File: "answer.md", SessionID: p.SessionID, Urgent: true}
+		r.background(func() error {
+			_, err := r.Notify(r.ctx, answer)
+			return err
+		})
 		return
 	}
 	text := p.Recent
