@@ -1382,7 +1382,7 @@ func (s *session) loop() {
 		s.events <- func() { s.rec.ExitCode = &code }
 	})
 	s.save("recording the session", ref(s.rec))
-	s.notify(Notice{Text: "started\nin " + s.rec.Cwd})
+	s.notify(Notice{First: true, Text: "started\nin " + s.rec.Cwd})
 	turn := time.NewTimer(0)
 	for s.rec.ExitCode == nil || output != nil {
 		turn.Reset(time.Until(s.next))
@@ -4401,7 +4401,11 @@ func (s suggestion) allowed(folder string) string {
 	case "addDirectories":
 		var all []string
 		for _, directory := range s.Directories {
-			all = append(all, shortPath(directory, folder))
+			short := shortPath(directory, folder)
+			if short == "." {
+				short = "this folder"
+			}
+			all = append(all, short)
 		}
 		if len(all) > 0 {
 			return "access to " + strings.Join(all, " and ")

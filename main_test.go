@@ -5961,7 +5961,7 @@ func TestPage(t *testing.T) {
 		return p
 	}
 	lasting := []json.RawMessage{
-		json.RawMessage(`{"type":"addDirectories","directories":["/home/u/proj/out"],"destination":"session"}`),
+		json.RawMessage(`{"type":"addDirectories","directories":["/home/u/proj/out","/home/u/proj"],"destination":"session"}`),
 		json.RawMessage(`{"type":"setMode","mode":"acceptEdits","destination":"session"}`)}
 	deploy := of(Prompt{Type: YesNo, Question: "Continue with 3 changes? (y/n)", Excerpt: "Continue with 3 changes? (y/n)",
 		Above: "Plan: 2 to add, 1 to change, 0 to destroy.", SafeDefault: ref("n")})
@@ -6013,7 +6013,7 @@ func TestPage(t *testing.T) {
 			**api · claude**
 			Run this? Create a file and say hi
 			|bash touch out/hello && echo hi
-			Lasting: access to out, accept edits, this session
+			Lasting: access to out and this folder, accept edits, this session
 			or reply why not · until 14:32, then No · [SID:51ccd167]
 			[green Yes] [red No]
 			[blue Yes, and stop asking for this]`},
@@ -6022,7 +6022,7 @@ func TestPage(t *testing.T) {
 			Run this? Create a file and say hi
 			in sub
 			|bash touch out/hello && echo hi
-			Lasting: access to out, accept edits, this session
+			Lasting: access to out and this folder, accept edits, this session
 			or reply why not · until 14:32, then No · [SID:51ccd167]
 			[green Yes] [red No]
 			[blue Yes, and stop asking for this]`},
@@ -6040,14 +6040,14 @@ func TestPage(t *testing.T) {
 			**1 Red** · A warm red
 			**2 Green** · The brand green
 			**3 Blue**
-			or reply with your own words · until 14:32, then nothing is typed · [SID:51ccd167]
+			or reply with your own words · until 14:32, then no answer · [SID:51ccd167]
 			[1 Red] [2 Green] [3 Blue]`},
 		{"several", open(features), `
 			**api · claude**
 			Which features?
 			|1. Logging
 			2. Metrics
-			tick, then Submit · until 14:32, then nothing is typed · [SID:51ccd167]
+			tick, then Submit · until 14:32, then no answer · [SID:51ccd167]
 			[▫️ 1 Logging]
 			[▫️ 2 Metrics]
 			[blue Submit]`},
@@ -6162,6 +6162,17 @@ func TestPage(t *testing.T) {
 			|present: my-app
 			**nobody answered**; it still waits · [SID:51ccd167]
 			[Ask again]`},
+		{"nobody answered a hook, so no", over(edit, Resolved, "auto:timeout", "deny", "no answer in 300 s"), `
+			**api · claude**
+			Edit src/a.txt? +1 −1
+			|diff  second line
+			-hello old world
+			+hello new world
+			**No** · nobody answered, 14:21 · [SID:51ccd167]`},
+		{"nobody answered claude's own question", over(colours, Resolved, "auto:timeout", "", "no answer in 300 s"), `
+			**api · claude**
+			Which color should the button have?
+			**nobody answered**; the tool was told so · [SID:51ccd167]`},
 		{"replaced", over(deploy, Canceled, "", "", "replaced: the question changed"), `
 			**api · claude**
 			Continue with 3 changes? (y/n)
@@ -6232,6 +6243,25 @@ func TestWholeAnswer(t *testing.T) {
 	}
 	if now := e.prompt(p.ID); !now.Open() {
 		t.Errorf("the notice is %s", now.Status)
+	}
+}
+
+// TestStartedComesFirst: that a session has begun is told only before it says anything else.
+func TestStartedComesFirst(t *testing.T) {
+	for _, asked := range []bool{false, true} {
+		e := newTGEnv(t)
+		want := 1
+		if asked {
+			e.ask(yesNo)
+			want = 0
+		}
+		before := e.srv.count("sendMessage")
+		if _, err := e.Notify(t.Context(), Notice{First: true, Text: "started", SessionID: e.s.ID}); err != nil {
+			t.Fatal(err)
+		}
+		if n := e.srv.count("sendMessage") - before; n != want {
+			t.Errorf("asked %v: told %d times", asked, n)
+		}
 	}
 }
 

@@ -63,6 +63,7 @@ type Notice struct {
 	Ring      bool  // with sound, silent otherwise
 	Urgent    bool  // before streams, as what rings or replies goes
 	Ours      bool  // all of Text is ours: a tap on a command in it may send it
+	First     bool  // worth saying only as the first message about the session
 	Last      bool  // the session has ended, and its topic does with it
 
 	Rows [][]button // its buttons
@@ -1969,13 +1970,24 @@ func (t *Telegram) hint(p *PromptRecord) string {
 
 // afterwards tells what happens to an open question when its time is over.
 func afterwards(p *PromptRecord) string {
-	if p.Source == fromAsk {
+	switch {
+	case p.Source == fromAsk, p.Source == fromHook && p.SafeDefault == nil:
 		return "no answer"
-	}
-	if p.SafeDefault == nil || p.Secret {
+	case p.SafeDefault == nil, p.Secret:
 		return "nothing is typed"
 	}
 	return clean(valueName(p, p.SafeDefault), 80)
+}
+
+// silence tells what became of a question to which nobody gave an answer.
+func silence(p *PromptRecord) string {
+	switch p.Source {
+	case fromAsk:
+		return "; the script knows"
+	case fromHook:
+		return "; the tool was told so"
+	}
+	return "; it still waits"
 }
 
 // addOutcome adds what became of a question: what was answered, by whom and when, or why nothing was.
@@ -2021,6 +2033,7 @@ func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why stri
 	if p.DecidedAt != nil {
 		at = *p.DecidedAt
 	}
+	late := p.Status == Expired || p.DecidedBy != nil && *p.DecidedBy == "auto:timeout"
 	switch {
 	case p.Reason == bothAnswered:
 		return "answered on the phone and at the keyboard in the same moment", time.Time{},
@@ -2033,14 +2046,12 @@ func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why stri
 		return cmp.Or(reason, "canceled"), time.Time{}, ""
 	case p.Status == Canceled:
 		return cmp.Or(reason, "canceled"), at, ""
-	case p.Status == Expired && p.Source == fromAsk:
-		return "nobody answered", time.Time{}, "; the script knows"
-	case p.Status == Expired && p.Value == nil:
-		return "nobody answered", time.Time{}, "; it still waits"
-	case p.Status == Expired: // what it expired with is on its way
+	case late && (p.Value == nil || p.Source == fromAsk):
+		return "nobody answered", time.Time{}, silence(p)
+	case p.Status == Expired, p.Status == ReplyReceived:
 		return value, at, " · on its way"
-	case p.Status == ReplyReceived:
-		return value, at, " · on its way"
+	case late:
+		return value, at, ""
 	case p.takesKeys() && p.Value != nil:
 		return "pressed " + value, at, ""
 	case reason != "":
@@ -2441,7 +2452,22 @@ func (t *Telegram) sendNotice(ctx context.Context, n *Notice, out *outgoing) (in
 	case n.Edit == 0:
 		d.session = n.SessionID
 	}
+	if n.First {
+		d.write = func() *outgoing {
+			if t.spoke(n.SessionID) {
+				return nil
+			}
+			return out
+		}
+	}
 	return t.deliver(ctx, d)
+}
+
+// spoke tells that a session has said more than that it began: a question was sent, or it has ended.
+func (t *Telegram) spoke(session string) bool {
+	v, _ := t.store.View() // as it was, where it cannot be read
+	asked := v.which(func(p *PromptRecord) bool { return p.SessionID == session && p.MsgID != 0 })
+	return len(asked) > 0 || !v.active(session)
 }
 
 // notifyLate sends a notice that is written when its turn has come. Id 0: there was nothing to say, or the message to
