@@ -1538,7 +1538,7 @@ func (s *session) handleSignal(sig os.Signal) {
 // suspend stops this process, with the host's terminal as it was, until the shell lets it go on.
 func (s *session) suspend() {
 	s.restore()
-	stopSelf()
+	s.st.Still(stopSelf)
 	if err := s.makeRaw(); err != nil {
 		s.log.Warn("going on", "error", err.Error())
 	}

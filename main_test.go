@@ -14517,6 +14517,61 @@ func TestLockFileRefusedOnce(t *testing.T) {
 	}
 }
 
+// A process that was stopped while it had the lock costs the others one wait: then they say so at once, until it is free.
+func TestStoppedWithALock(t *testing.T) {
+	s := storeAt(t, home(t, ""))
+	storeSession(t, s)
+	s.log.wait = 20 * time.Millisecond
+	other, err := openPrivate(filepath.Join(s.Dir, "state.lock"), os.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lockFile(other, false); err != nil {
+		t.Fatal(err)
+	}
+	p := storeQuestion(newID())
+	if err := storeUpdate(s, p); !errors.Is(err, errLocked) || !strings.Contains(hintOf(err), "is it stopped?") {
+		t.Fatalf("an update while another has the lock: %v, %q", err, hintOf(err))
+	}
+	s.log.wait = time.Hour
+	if err := storeUpdate(s, p); !errors.Is(err, errLocked) {
+		t.Fatalf("the next one: %v", err)
+	}
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := storeUpdate(s, p); err != nil {
+		t.Errorf("after it was given back: %v", err)
+	}
+}
+
+// Who is suspended has no lock meanwhile, whatever its goroutines were at.
+func TestStill(t *testing.T) {
+	needUnix(t)
+	s := storeAt(t, home(t, ""))
+	storeSession(t, s)
+	var busy sync.WaitGroup
+	var over atomic.Bool
+	for range 4 {
+		busy.Go(func() {
+			for !over.Load() {
+				if err := s.Audit().Append(Event{Name: "UNAUTHORIZED"}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for range 50 {
+		s.Still(func() {
+			if !unlocked(t, s.Dir, "state.lock") || !unlocked(t, s.Dir, "audit.lock") {
+				t.Error("a lock is held")
+			}
+		})
+	}
+	over.Store(true)
+	busy.Wait()
+}
+
 // TestWatchFolder: a creation, an append and a rename in the folder are told, until the watch is
 // stopped.
 func TestWatchFolder(t *testing.T) {
@@ -15998,7 +16053,12 @@ func TestHookKilled(t *testing.T) {
 		m := w.find(a.Command, yesButton)
 		c.until("paint", 0)
 		if moment == "after the decision" {
+			st := storeAt(t, dir)
+			if err := st.log.acquire(); err != nil { // stopped with the lock it would stop everybody else, too
+				t.Fatal(err)
+			}
 			c.order(order{Signal: "STOP"})
+			st.log.release()
 			w.tap(m, yesButton)
 			promptOf(t, dir, a.Command, func(p *PromptRecord) bool { return p.NonceUsed })
 		}

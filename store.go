@@ -555,16 +555,22 @@ func (l *Log) enter(level, text string, about []any) {
 // files makes a call, which a test lets fail, or kills us before.
 type files func(op string, f *os.File, call func() error) error
 
+// lockWait is for how long a lock between processes is waited for. Each holds it for one append, an fsync: a hundred that
+// come at once are done in two seconds.
+const lockWait = 10 * time.Second
+
 // journal is one such file. What acquire sets holds until release.
 type journal struct {
 	do     files
 	path   string
-	mu     sync.Mutex // held from acquire to release, before the lock between processes
-	lock   *os.File   // nil until it could be opened
-	f      *os.File   // nil after a failed write: that descriptor is never written or fsynced again
-	end    int64      // bytes of the file
-	anew   bool       // acquire has opened another file than before
-	known  bool       // the folder's entry of the file is on the disk
+	mu     sync.Mutex    // held from acquire to release, before the lock between processes
+	lock   *os.File      // nil until it could be opened
+	wait   time.Duration // for the lock, at most; not again while a wait has been in vain
+	vain   bool
+	f      *os.File // nil after a failed write: that descriptor is never written or fsynced again
+	end    int64    // bytes of the file
+	anew   bool     // acquire has opened another file than before
+	known  bool     // the folder's entry of the file is on the disk
 	closed bool
 	// poison, if not nil, is why what the file ends with is unknown: nothing is written any more.
 	poison error
@@ -591,7 +597,8 @@ func (j *journal) acquire() error {
 	return nil
 }
 
-// acquireLock opens the lock's file, unless it is open, and waits for it.
+// acquireLock opens the lock's file, unless it is open, and waits for it, a while: a process that was stopped while it
+// had the lock must not stop all others.
 func (j *journal) acquireLock() error {
 	if j.closed {
 		return fs.ErrClosed
@@ -604,7 +611,33 @@ func (j *journal) acquireLock() error {
 		}
 		j.lock = lock
 	}
-	return lockFile(j.lock, true)
+	wait := j.wait
+	if j.vain {
+		wait = 0
+	}
+	err := awaitLock(j.lock, wait)
+	j.vain = errors.Is(err, errLocked)
+	if err != nil {
+		_ = j.lock.Close() // with it goes a lock that comes late
+		j.lock = nil
+	}
+	return err
+}
+
+// awaitLock takes the lock of a file, for which it waits so long at most. After an error the file must be closed.
+func awaitLock(f *os.File, limit time.Duration) error {
+	err := lockFile(f, false)
+	if limit == 0 || !errors.Is(err, errLocked) {
+		return err
+	}
+	locked := make(chan error, 1)
+	go func() { locked <- lockFile(f, true) }() // it ends when the other process gives the lock back
+	select {
+	case err := <-locked:
+		return err
+	case <-time.After(limit):
+		return hinted(err, "is it stopped? fuser "+f.Name()+" names it; continue or end it")
+	}
 }
 
 // isOpen tells whether f is the file that the path names: a compaction puts another one there.
@@ -1223,9 +1256,9 @@ func openStore(dir string) (*Store, error) {
 // openStoreWith is openStore with the calls to the file system made by do.
 func openStoreWith(dir string, do files) (*Store, error) {
 	s := &Store{Dir: dir, Retention: retention, now: time.Now, watch: watchFolder, view: viewOf(nil),
-		wake: make(chan struct{}), log: &journal{do: do, path: filepath.Join(dir, "state.jsonl")}}
-	s.audit = &Audit{log: &journal{do: do, path: filepath.Join(dir, "audit.log")}, lock: s.lockAudit,
-		note: s.noteHead}
+		wake: make(chan struct{}), log: &journal{do: do, path: filepath.Join(dir, "state.jsonl"), wait: lockWait}}
+	s.audit = &Audit{log: &journal{do: do, path: filepath.Join(dir, "audit.log"), wait: lockWait},
+		lock: s.lockAudit, note: s.noteHead}
 	for _, folder := range []string{dir, filepath.Join(dir, "sessions")} {
 		if err := secureDir(folder); err != nil {
 			return nil, err
@@ -1281,6 +1314,15 @@ func (s *Store) Close() {
 		_ = lock.(*os.File).Close() // of what is in it nobody depends
 		return true
 	})
+}
+
+// Still calls do while no goroutine of ours has a lock that other processes wait for.
+func (s *Store) Still(do func()) {
+	s.log.mu.Lock()
+	defer s.log.mu.Unlock()
+	s.audit.log.mu.Lock()
+	defer s.audit.log.mu.Unlock()
+	do()
 }
 
 // begin acquires the log and reads what others appended, not when it is poisoned: then its last line failed.

@@ -534,8 +534,8 @@ func (t *Telegram) updatePace(change func(next time.Time) time.Time) {
 		change(time.Time{})
 		return
 	}
-	defer f.Close() // and with it the lock
-	if err := lockFile(f, true); err != nil {
+	defer f.Close() // and with it the lock, which is held for microseconds
+	if err := awaitLock(f, paceChat); err != nil {
 		change(time.Time{})
 		return
 	}
