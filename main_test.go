@@ -4986,6 +4986,97 @@ func BenchmarkDetectorFlood(b *testing.B) {
 	}
 }
 
+// BenchmarkDetectorLive is the cost of a second of a session: ns/op is CPU a second. What changes comes ten times in it,
+// and the detector is asked as a session asks it.
+func BenchmarkDetectorLive(b *testing.B) {
+	spinner := func(int) string { return "\r\x1b[2K" }
+	log := strings.Repeat("12:00:01 GET /index.html 200 1024 bytes in 3 ms, nothing of note\r\n", 16)
+	for _, c := range []struct {
+		name, tool string
+		rows, cols int
+		output     func(n int) string
+	}{
+		{"idle agent 100x30", "claude", 30, 100, func(int) string { return "" }},
+		{"spinner of 50 bytes 100x30", "generic", 30, 100, func(n int) string {
+			return spinner(n) + string(rune(0x2800+n%255)) + fmt.Sprintf(" working on it, %d of many done so far", n)
+		}},
+		{"agent 100x30", "claude", 30, 100, func(n int) string { return inkFrame(n, 100) }},
+		{"agent 200x60", "claude", 60, 200, func(n int) string { return inkFrame(n, 200) }},
+		{"unknown agent 100x30", "generic", 30, 100, func(n int) string { return inkFrame(n, 100) }},
+		{"log of 10 KB/s 100x30", "generic", 30, 100, func(int) string { return log }},
+		{"log of 10 KB/s 200x60", "generic", 60, 200, func(int) string { return log }},
+		{"blinking dialog 100x30", "claude", 30, 100, func(n int) string {
+			return "\x1b[s\x1b[1;1H" + []string{"●", " "}[n/5%2] + "\x1b[u"
+		}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			d := newDetector(adapterFor(c.tool), c.rows, c.cols, DetectOptions{})
+			now := detectorStart
+			d.Feed([]byte(strings.Repeat("● the words of an answer, as long as they get, in several rows\r\n", 80)), now)
+			if c.name == "blinking dialog 100x30" {
+				d.Feed([]byte(claudeDialog("touch a")), now)
+			} else if c.tool != "generic" || c.name == "unknown agent 100x30" {
+				d.Feed([]byte(inkFrame(0, c.cols)), now)
+			}
+			n := 0
+			b.ReportAllocs()
+			for b.Loop() {
+				for range 10 {
+					n++
+					if out := c.output(n); out != "" {
+						d.Feed([]byte(out), now)
+					}
+					liveUntil(d, now, now.Add(time.Second/10))
+					now = now.Add(time.Second / 10)
+				}
+			}
+		})
+	}
+}
+
+// liveUntil asks the detector as a session does, until then.
+func liveUntil(d *Detector, now, until time.Time) {
+	for next := later(d.Next(now), now); next.Before(until); next = d.Next(next.Add(detectEvery)) {
+		tty := TTYState{}
+		if d.WantTTY(next) {
+			tty = TTYState{Reading: ReadingYes}
+		}
+		d.Tick(tty, next)
+	}
+}
+
+// inkFrame is the n-th picture of what moves on an agent's screen: its spinner, and the box below it, all anew.
+func inkFrame(n, cols int) string {
+	rule := strings.Repeat("─", cols-1)
+	return strings.Repeat("\x1b[2K\x1b[1A", 7) + "\x1b[2K\x1b[G" +
+		"\x1b[38;5;174m" + string([]rune("·✢✳✶✻✽")[n%6]) + " Baking… \x1b[2m(" + fmt.Sprint(n/10) +
+		"s · ↓ " + fmt.Sprint(n*7) + " tokens · esc to interrupt)\x1b[22m\x1b[39m\r\n\r\n\x1b[2m" + rule +
+		"\x1b[22m\r\n❯\u00a0\x1b[7m \x1b[27m\r\n\x1b[2m" + rule +
+		"\x1b[22m\r\n  ? for shortcuts\r\n\r\n\x1b[?25l"
+}
+
+// BenchmarkDetectorRecordings replays the shared recordings: ns/op is what all of them cost.
+func BenchmarkDetectorRecordings(b *testing.B) {
+	files, _ := filepath.Glob(filepath.Join(screenShared(), "recordings", "*-*.cast"))
+	if len(files) == 0 {
+		b.Skip("no recordings; ATLASBRIDGE_SHARED names their folder")
+	}
+	var tapes []*tape
+	for _, f := range files {
+		tp, err := openTape(f)
+		if err != nil {
+			b.Fatal(err)
+		}
+		tapes = append(tapes, tp)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		for _, tp := range tapes {
+			replay(tp, DetectOptions{}, func(labEvent) {})
+		}
+	}
+}
+
 // BenchmarkDetectorLook feeds and judges a dialog of claude.
 func BenchmarkDetectorLook(b *testing.B) {
 	d := newDetector(adapterFor("claude"), 30, 100, DetectOptions{})
