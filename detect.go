@@ -23,6 +23,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"regexp/syntax"
 	"slices"
 	"sort"
 	"strings"
@@ -1747,6 +1748,203 @@ func (p *Prompt) Confidence() string {
 	return "low"
 }
 
+// ---- patterns ----
+// Regular expressions, compiled when they are first needed and run only where they can match.
+
+// pattern is a regular expression of ours.
+type pattern struct {
+	source string
+	once   sync.Once
+	re     *regexp.Regexp
+	need   []string // texts of which one stands in all that it matches, in lower case; nil: not known
+}
+
+// re is the pattern of that source.
+func re(source string) *pattern { return &pattern{source: source} }
+
+// expr is the compiled pattern.
+func (p *pattern) expr() *regexp.Regexp {
+	p.once.Do(p.compile)
+	return p.re
+}
+
+// on is the compiled pattern, nil where it cannot match the text.
+func (p *pattern) on(text string) *regexp.Regexp {
+	p.once.Do(p.compile)
+	if p.need == nil {
+		return p.re
+	}
+	text = lowerASCII(text)
+	for _, word := range p.need {
+		if strings.Contains(text, word) {
+			return p.re
+		}
+	}
+	return nil
+}
+
+// compile makes the pattern ready.
+func (p *pattern) compile() {
+	p.re = regexp.MustCompile(p.source)
+	tree, err := syntax.Parse(p.source, syntax.Perl)
+	if err == nil {
+		p.need = needed(tree.Simplify())
+	}
+}
+
+// maxNeed is how many texts are looked for, at most, to save a pattern.
+const maxNeed = 40
+
+// needed are texts of which one stands in all that the expression matches, in lower case; nil: not known. The signs that
+// Unicode takes for an s or a k in another case (ſ, the Kelvin sign) do not count as these.
+func needed(e *syntax.Regexp) []string {
+	switch e.Op {
+	case syntax.OpLiteral:
+		return neededOf(e.Rune, e.Flags&syntax.FoldCase != 0)
+	case syntax.OpCharClass:
+		return neededClass(e.Rune)
+	case syntax.OpCapture, syntax.OpPlus:
+		return needed(e.Sub[0])
+	case syntax.OpConcat:
+		return neededPart(e.Sub)
+	case syntax.OpAlternate:
+		var all []string
+		for _, sub := range e.Sub {
+			words := needed(sub)
+			if words == nil || len(all)+len(words) > maxNeed {
+				return nil
+			}
+			all = append(all, words...)
+		}
+		return all
+	}
+	return nil
+}
+
+// neededOf is a literal; one that has another case beyond ASCII is not known.
+func neededOf(literal []rune, fold bool) []string {
+	for _, r := range literal {
+		if fold && r >= utf8.RuneSelf && unicode.ToUpper(r) != unicode.ToLower(r) {
+			return nil
+		}
+	}
+	return []string{lowerASCII(string(literal))}
+}
+
+// neededClass are the characters of a class of a few, given as the first and last of each range.
+func neededClass(ranges []rune) []string {
+	var all []string
+	for i := 0; i < len(ranges); i += 2 {
+		for r := ranges[i]; r <= ranges[i+1]; r++ {
+			if len(all) == maxNeed {
+				return nil
+			}
+			all = append(all, lowerASCII(string(r)))
+		}
+	}
+	return all
+}
+
+// neededPart is what the most telling of the parts needs: the one with the longest texts.
+func neededPart(parts []*syntax.Regexp) []string {
+	var best []string
+	longest := 0
+	for _, part := range parts {
+		words := needed(part)
+		shortest := maxString
+		for _, word := range words {
+			shortest = min(shortest, len(word))
+		}
+		if words != nil && (shortest > longest || shortest == longest && len(words) < len(best)) {
+			best = words
+			longest = shortest
+		}
+	}
+	return best
+}
+
+// lowerASCII is the text with its ASCII letters in lower case.
+func lowerASCII(text string) string {
+	for i := range len(text) {
+		if text[i] < 'A' || text[i] > 'Z' {
+			continue
+		}
+		lower := []byte(text)
+		for ; i < len(lower); i++ {
+			if lower[i] >= 'A' && lower[i] <= 'Z' {
+				lower[i] += 'a' - 'A'
+			}
+		}
+		return string(lower)
+	}
+	return text
+}
+
+// Match tells whether the pattern matches p.
+func (p *pattern) Match(text []byte) bool { return p.MatchString(string(text)) }
+
+// MatchString tells whether the pattern matches the text.
+func (p *pattern) MatchString(text string) bool {
+	e := p.on(text)
+	return e != nil && e.MatchString(text)
+}
+
+// FindString is the first match, "" without one.
+func (p *pattern) FindString(text string) string {
+	if e := p.on(text); e != nil {
+		return e.FindString(text)
+	}
+	return ""
+}
+
+// FindStringSubmatch are the groups of the first match, nil without one.
+func (p *pattern) FindStringSubmatch(text string) []string {
+	if e := p.on(text); e != nil {
+		return e.FindStringSubmatch(text)
+	}
+	return nil
+}
+
+// FindAllString are the first n matches, all for −1.
+func (p *pattern) FindAllString(text string, n int) []string {
+	if e := p.on(text); e != nil {
+		return e.FindAllString(text, n)
+	}
+	return nil
+}
+
+// FindAllStringIndex are the places of the first n matches.
+func (p *pattern) FindAllStringIndex(text string, n int) [][]int {
+	if e := p.on(text); e != nil {
+		return e.FindAllStringIndex(text, n)
+	}
+	return nil
+}
+
+// FindAllStringSubmatch are the groups of the first n matches.
+func (p *pattern) FindAllStringSubmatch(text string, n int) [][]string {
+	if e := p.on(text); e != nil {
+		return e.FindAllStringSubmatch(text, n)
+	}
+	return nil
+}
+
+// FindAllStringSubmatchIndex are the places of the groups of the first n matches.
+func (p *pattern) FindAllStringSubmatchIndex(text string, n int) [][]int {
+	if e := p.on(text); e != nil {
+		return e.FindAllStringSubmatchIndex(text, n)
+	}
+	return nil
+}
+
+// ReplaceAllString is the text with the replacement in place of every match.
+func (p *pattern) ReplaceAllString(text, replacement string) string {
+	if e := p.on(text); e != nil {
+		return e.ReplaceAllString(text, replacement)
+	}
+	return text
+}
+
 // ---- words ----
 // What decides in a question, in the languages that programs were seen to ask in.
 
@@ -2268,35 +2466,32 @@ func isASCII(text string) bool {
 // ---- adapters ----
 // What is known of each tool.
 
-// re compiles a pattern of ours.
-func re(pattern string) *regexp.Regexp { return regexp.MustCompile(pattern) }
-
 // Adapter is what atlasbridge knows of one tool: one table row.
 type Adapter struct {
 	Name        string
-	Names       []string       // command names it stands for
-	MinVer      string         // the oldest version supported, "" any
-	MaxVer      string         // the newest one, with which the row was measured
-	Hooks       string         // how hooks are installed: "claude-settings" or ""
-	SubmitDelay time.Duration  // between a text and its Enter
-	EscapeBang  bool           // a leading ! / # needs a space before it
-	Digits      bool           // a digit chooses at once, without Enter
-	Submit      string         // goes on from a list with ticks to the review
-	Mark        string         // what an input box begins with
-	Clear       string         // the keys that empty a box of one row (measured)
-	Stop        string         // the key that interrupts a turn (measured)
-	StopAgain   *regexp.Regexp // a row that asks for that key a second time
-	Box         *regexp.Regexp // the row of the empty input box, the turn over
-	Head        *regexp.Regexp // the first row of a dialog without a frame
-	Works       *regexp.Regexp // a row, or ESC and the title, while it works
-	Asks        *regexp.Regexp // the title while a dialog is open
-	Said        *regexp.Regexp // the row, with its margin, in which a message of the user's begins
-	Says        *regexp.Regexp // the margin and mark of the row in which one of the tool's own begins
-	Closes      *regexp.Regexp // the row below a turn's words that says that it is over
-	Hints       *regexp.Regexp // the first row of what else stands there and is none of its words
-	Stopped     *regexp.Regexp // the row that says that the turn was interrupted
-	Fails       *regexp.Regexp // the row in which the error that ended a turn begins: its words
-	Speaks      bool           // the Program Status Protocol: OSC 7501
+	Names       []string      // command names it stands for
+	MinVer      string        // the oldest version supported, "" any
+	MaxVer      string        // the newest one, with which the row was measured
+	Hooks       string        // how hooks are installed: "claude-settings" or ""
+	SubmitDelay time.Duration // between a text and its Enter
+	EscapeBang  bool          // a leading ! / # needs a space before it
+	Digits      bool          // a digit chooses at once, without Enter
+	Submit      string        // goes on from a list with ticks to the review
+	Mark        string        // what an input box begins with
+	Clear       string        // the keys that empty a box of one row (measured)
+	Stop        string        // the key that interrupts a turn (measured)
+	StopAgain   *pattern      // a row that asks for that key a second time
+	Box         *pattern      // the row of the empty input box, the turn over
+	Head        *pattern      // the first row of a dialog without a frame
+	Works       *pattern      // a row, or ESC and the title, while it works
+	Asks        *pattern      // the title while a dialog is open
+	Said        *pattern      // the row, with its margin, in which a message of the user's begins
+	Says        *pattern      // the margin and mark of the row in which one of the tool's own begins
+	Closes      *pattern      // the row below a turn's words that says that it is over
+	Hints       *pattern      // the first row of what else stands there and is none of its words
+	Stopped     *pattern      // the row that says that the turn was interrupted
+	Fails       *pattern      // the row in which the error that ended a turn begins: its words
+	Speaks      bool          // the Program Status Protocol: OSC 7501
 }
 
 // adapters is the registry, measured with the versions named as MaxVer; the last row stands for
@@ -2608,8 +2803,8 @@ func (v *view) words(text string) string {
 }
 
 // fits tells whether the text matches the pattern, if there is one.
-func fits(pattern *regexp.Regexp, text string) bool {
-	return pattern != nil && pattern.MatchString(text)
+func fits(p *pattern, text string) bool {
+	return p != nil && p.MatchString(text)
 }
 
 // closing is the part that begins in that row below the words of a turn; partWords: none does.
@@ -5425,8 +5620,8 @@ func (v *view) paragraphs(top, first int) []string {
 // of them.
 var sides = []struct {
 	name   string
-	row    *regexp.Regexp
-	choice *regexp.Regexp
+	row    *pattern
+	choice *pattern
 }{
 	// whiptail, dialog
 	{"angle brackets", re(`^((?:<\s*[^<>]{1,20}\s*>\s*)+)$`), re(`<\s*([^<>]*?)\s*>`)},
@@ -5449,10 +5644,11 @@ type sideChoice struct {
 func (v *view) buttonsOf(r int) (all []sideChoice, shape string) {
 	w := v.rows[r]
 	for _, s := range sides {
-		part := s.row.FindStringSubmatchIndex(w.text)
-		if part == nil {
+		found := s.row.FindAllStringSubmatchIndex(w.text, 1)
+		if found == nil {
 			continue
 		}
+		part := found[0]
 		in := w.text[part[2]:part[3]]
 		for _, m := range s.choice.FindAllStringSubmatchIndex(in, 9) {
 			at := w.at + widthOf(w.text[:part[2]+m[0]])
@@ -6152,7 +6348,7 @@ var (
 	reRemark       = re(`^\(.* .*\)$`)
 	reSays         = re(`\pL[\pL\pN]`)
 	reYesNo        = re(`(?i)^(y|n|yes|no)$`)
-	reSplits       = []*regexp.Regexp{re(`\s*,\s*(?:or\s+)?|\s+or\s+`), re(`\s*\|\s*`), re(`\s*/\s*`)}
+	reSplits       = []*pattern{re(`\s*,\s*(?:or\s+)?|\s+or\s+`), re(`\s*\|\s*`), re(`\s*/\s*`)}
 	reChoiceWord   = re(`^[\pL\pN][\pL\pN_+-]{0,24}$`)
 	reDigits       = re(`^\d+$`)
 	rePresetBefore = re(`\pL.*[:?›‣] $`)
@@ -6643,7 +6839,7 @@ func areAnswers(parts []string, inner, preset string) bool {
 func splitMarker(inner string) []string {
 	parts := []string{inner}
 	for _, separator := range reSplits {
-		split := separator.Split(inner, -1)
+		split := separator.expr().Split(inner, -1)
 		if len(split) > len(parts) {
 			parts = split
 		}
@@ -6961,7 +7157,7 @@ var hiding = re(`[^\n\t\x20-\x7e\x{a0}-\x{10ffff}]|[\x{ad}\x{61c}\x{180e}\x{200b
 
 // visible writes what hides as \u{200B}; newline and tab stay.
 func visible(s string) string {
-	return hiding.ReplaceAllStringFunc(s, func(c string) string {
+	return hiding.expr().ReplaceAllStringFunc(s, func(c string) string {
 		return fmt.Sprintf(`\u{%04X}`, []rune(c)[0])
 	})
 }
