@@ -41,6 +41,7 @@ const (
 	maxSize       = 2000    // rows, and columns
 	maxParam      = 65535   // value of a parameter
 	maxString     = 16384   // bytes of a string or sequence; number of parameters
+	maxTitle      = 1024    // bytes of a title
 	maxReplies    = 4096    // bytes of answers that wait for TakeReplies
 	maxMarks      = 28      // bytes combined with a character; tmux has 32 together with it
 	maxMarkSets   = 1000    // different combinations of marks
@@ -85,6 +86,7 @@ type Screen struct {
 	saved       cursor              // by DECSC
 	base        *cell               // the character just written, for marks and REP; else nil
 	marks       []string            // the combinations of them so far, none first
+	markSets    map[string]uint16   // where each of them is there
 	modes       [modeOther + 1]bool // by number
 
 	state  byte   // of the parser
@@ -99,16 +101,21 @@ type Screen struct {
 	titles   []string        // that wait for TakeTitles
 	tr       transcript
 
-	scrolled       int                 // rows that left the primary screen at its top
-	scrollback     [maxScrollback]line // the last of them, row n at n % maxScrollback
-	scrollbackFrom int                 // the first that still belongs to what stands on the screen
-	answering      int                 // row from 1 in which an answer is typed; anyRow; 0 none
+	scrolled       int                  // rows that left the primary screen at its top
+	scrollback     [maxScrollback]*line // the last of them, row n at n % maxScrollback
+	scrollbackFrom int                  // the first that still belongs to what stands on the screen
+	answering      int                  // row from 1 in which an answer is typed; anyRow; 0 none
+
+	changes uint // of what a look reads, but for the cursor: so many so far
+
+	moved []*line // by scroll: kept for the next time
+	built []byte  // a row's text: kept for the next row
 }
 
 // page is one of the two screens.
 type page struct {
 	cursor
-	grid []line
+	grid []*line
 }
 
 // cursor is what DECSC saves.
@@ -120,13 +127,22 @@ type cursor struct {
 	pen      Attr
 }
 
-// line is one row.
+// line is one row. What is erased to its end is not written before somebody looks, so that no sequence costs more than
+// the row that it is in.
 type line struct {
 	cells    []cell
-	wrapped  bool // it goes on in the next row
-	told     bool // it is in the transcript
-	again    bool // it was, before it was written anew
-	answered bool // an answer was typed in it: what stands above belongs to earlier questions
+	end      int   // cells from here on are not written yet: blanks
+	ground   int32 // in that background
+	wrapped  bool  // it goes on in the next row
+	told     bool  // it is in the transcript
+	again    bool  // it was, before it was written anew
+	answered bool  // an answer was typed in it: what stands above belongs to earlier questions
+
+	stale bool     // shown is not what it shows any more
+	shown string   // see text
+	mask  *string  // that without what moves, nil not made yet
+	lit   bool     // a cell has a background, is reversed or a cursor's block
+	row   *viewRow // as it was read when it last showed that
 }
 
 // cell is one place of the grid.
@@ -158,7 +174,7 @@ type ProgramStatus struct {
 
 // newScreen returns a blank screen, of one row and column at least.
 func newScreen(rows, cols int) *Screen {
-	s := &Screen{marks: []string{""}}
+	s := &Screen{marks: []string{""}, markSets: map[string]uint16{}}
 	s.Resize(rows, cols)
 	s.reset()
 	return s
@@ -168,6 +184,7 @@ func newScreen(rows, cols int) *Screen {
 func (s *Screen) Resize(rows, cols int) {
 	rows = min(max(rows, 1), maxSize)
 	cols = min(max(cols, 1), maxSize)
+	s.changes++
 	inUse := s.page
 	for _, p := range []*page{&s.primary, &s.alternate} {
 		s.page = p
@@ -176,7 +193,7 @@ func (s *Screen) Resize(rows, cols int) {
 	s.page = inUse
 	s.saved.clamp(rows, cols, cols == s.cols)
 	if cols != s.cols { // its rows have another width
-		s.scrollback = [maxScrollback]line{}
+		s.scrollback = [maxScrollback]*line{}
 		s.scrollbackFrom = s.scrolled
 	}
 	s.rows, s.cols = rows, cols
@@ -187,10 +204,16 @@ func (s *Screen) Resize(rows, cols int) {
 func (s *Screen) resizePage(rows, cols int) {
 	s.top, s.bottom = 0, s.rows-1
 	s.scroll(0, max(s.row-rows+1, 0))
-	s.grid = append(s.grid, make([]line, rows)...)[:rows]
-	for i := range s.grid {
-		l := &s.grid[i]
+	for len(s.grid) < rows {
+		s.grid = append(s.grid, &line{})
+	}
+	s.grid = s.grid[:rows]
+	for _, l := range s.grid {
+		l.writeTo(len(l.cells))
 		l.cells = append(l.cells, make([]cell, cols)...)[:cols]
+		l.end = cols
+		l.stale = true
+		l.row = nil
 		l.wrapped = l.wrapped && cols == s.cols
 		l.mend(cols)
 	}
@@ -206,6 +229,7 @@ func (c *cursor) clamp(rows, cols int, sameWidth bool) {
 
 // reset is RIS: everything is as at the start, but what was counted or reported so far.
 func (s *Screen) reset() {
+	s.changes++
 	s.page = &s.primary
 	s.modes = [modeOther + 1]bool{modeAutowrap: true, modeCursor: true}
 	s.top, s.bottom = 0, s.rows-1
@@ -227,22 +251,66 @@ func (s *Screen) Text() string {
 }
 
 // trimmed is what the row shows, without the spaces at its end.
-func (s *Screen) trimmed(l line) string { return strings.TrimRight(s.text(l), " ") }
+func (s *Screen) trimmed(l *line) string { return strings.TrimRight(s.text(l), " ") }
 
 // text is what the row shows, up to the last character written.
-func (s *Screen) text(l line) string {
-	end := len(l.cells)
-	for end > 0 && l.cells[end-1].ch == 0 {
+func (s *Screen) text(l *line) string {
+	if !l.stale {
+		return l.shown
+	}
+	s.built = s.appendText(s.built[:0], l.cells[:l.end])
+	if string(s.built) != l.shown {
+		l.shown = string(s.built)
+		l.mask = nil
+		l.row = nil
+	}
+	l.stale = false
+	l.lit = l.ground != 0 && l.end < len(l.cells) || slices.ContainsFunc(l.cells[:l.end], cell.isLit)
+	return l.shown
+}
+
+// part is what these cells of a row show.
+func (s *Screen) part(cells []cell) string { return string(s.appendText(nil, cells)) }
+
+// appendText appends what the cells show, up to the last character written.
+func (s *Screen) appendText(text []byte, cells []cell) []byte {
+	end := len(cells)
+	for end > 0 && cells[end-1].ch == 0 {
 		end--
 	}
-	var b strings.Builder
-	for i, c := range l.cells[:end] {
-		if i == 0 || !l.cells[i-1].wide {
-			b.WriteRune(max(c.ch, ' '))
-			b.WriteString(s.marks[c.marks])
+	for i := range end {
+		c := &cells[i]
+		switch {
+		case i > 0 && cells[i-1].wide:
+		case c.ch < utf8.RuneSelf:
+			text = append(text, byte(max(c.ch, ' ')))
+		default:
+			text = utf8.AppendRune(text, c.ch)
+		}
+		if c.marks != 0 {
+			text = append(text, s.marks[c.marks]...)
 		}
 	}
-	return b.String()
+	return text
+}
+
+// isLit tells whether the cell has a background, is reversed or a cursor's block.
+func (c cell) isLit() bool {
+	return c.BG != 0 || c.Reverse || c.ch > 0x2500 && strings.ContainsRune(cursorBlocks, c.ch)
+}
+
+// writeTo writes the cells of the row that are not written yet, up to before column col.
+func (l *line) writeTo(col int) {
+	if col <= l.end {
+		return
+	}
+	clear(l.cells[l.end:col])
+	if l.ground != 0 {
+		for c := l.end; c < col; c++ {
+			l.cells[c].BG = l.ground
+		}
+	}
+	l.end = col
 }
 
 // attr is how a cell is drawn; outside of the screen as a blank.
@@ -468,15 +536,29 @@ func (s *Screen) arg(i, absent int) int {
 	return absent
 }
 
-// repeat prints the character just written n times more.
+// repeat prints the character just written n times more, as far as the row goes: so does tmux.
 func (s *Screen) repeat(n int) {
-	if s.base == nil {
+	if s.base == nil || s.wrapNext {
 		return
 	}
-	again := utf8.AppendRune(nil, s.base.ch)
-	for range min(n, s.rows*s.cols) {
-		s.print(again)
+	c := cell{ch: s.base.ch, wide: s.base.wide, Attr: s.pen}
+	width := 1
+	if c.wide {
+		width = 2
 	}
+	n = min(n, (s.cols-s.col)/width) * width
+	if n == 0 {
+		return
+	}
+	l := s.begin()
+	cells := l.cells[s.col : s.col+n]
+	for i := range cells {
+		cells[i] = cell{Attr: s.pen}
+		if i%width == 0 {
+			cells[i] = c
+		}
+	}
+	s.wrote(l, s.col+n)
 }
 
 // setRegion makes the rows from top to bottom, both from 1, those that scroll.
@@ -494,7 +576,10 @@ func (s *Screen) setModes(on bool) {
 		mode := min(s.arg(i, 0), modeOther)
 		s.modes[mode] = on
 		switch mode {
+		case modeAppCursor:
+			s.changes++
 		case 47, 1047, 1049: // xterm's names for it, old and new
+			s.changes++
 			s.setAlternate(on)
 		}
 	}
@@ -597,11 +682,7 @@ func (s *Screen) print(p []byte) int {
 		return n
 	}
 	end := s.col + width
-	l := &s.grid[s.row]
-	l.mend(s.col)
-	l.again = l.told || l.again
-	l.told = false
-	l.answered = false
+	l := s.begin()
 	l.cells[end-1] = cell{Attr: s.pen} // of a wide one the right half
 	l.cells[s.col] = cell{ch: r, wide: width == 2, Attr: s.pen}
 	if width == 1 && !graphics {
@@ -610,9 +691,28 @@ func (s *Screen) print(p []byte) int {
 		end += more
 	}
 	s.base = &l.cells[end-width]
+	s.wrote(l, end)
+	return n
+}
+
+// begin is the row at the cursor, in which something is to be written now.
+func (s *Screen) begin() *line {
+	l := s.grid[s.row]
+	l.writeTo(s.col)
+	l.mend(s.col)
+	l.again = l.told || l.again
+	l.told = false
+	l.answered = false
+	l.stale = true
+	s.changes++
+	return l
+}
+
+// wrote puts the cursor behind what was written in that row, up to before column end.
+func (s *Screen) wrote(l *line, end int) {
+	l.end = max(l.end, end)
 	s.col = min(end, s.cols-1)
 	s.wrapNext = end >= s.cols && s.modes[modeAutowrap]
-	return n
 }
 
 // makeRoom wraps where a character of that width does not fit into the row, and returns whether it
@@ -648,15 +748,18 @@ func (s *Screen) joins() bool { return strings.HasSuffix(s.marks[s.base.marks], 
 // combine adds a mark to the character just written, as long as there is room for it.
 func (s *Screen) combine(r rune) {
 	marks := s.marks[s.base.marks] + string(r)
-	i := slices.Index(s.marks, marks)
-	if i < 0 {
+	i, known := s.markSets[marks]
+	if !known {
 		if len(marks) > maxMarks || len(s.marks) >= maxMarkSets {
 			return
 		}
-		i = len(s.marks)
+		i = uint16(len(s.marks))
 		s.marks = append(s.marks, marks)
+		s.markSets[marks] = i
 	}
-	s.base.marks = uint16(i)
+	s.base.marks = i
+	s.grid[s.row].stale = true
+	s.changes++
 }
 
 // mend blanks a wide character left of column col, which has lost its right half.
@@ -682,13 +785,17 @@ func (s *Screen) Answered(onLine bool) {
 
 // lineFeed ends the row, and with it an answer; further up something is painted again.
 func (s *Screen) lineFeed() {
-	s.grid[s.row].wrapped = false
+	if s.grid[s.row].wrapped {
+		s.grid[s.row].wrapped = false
+		s.changes++
+	}
 	row := s.answering - 1 - s.scrolled
 	if s.answering != 0 && s.row >= row {
 		if row < 0 {
 			row = s.row
 		}
 		s.grid[row].answered = true
+		s.changes++
 		s.answering = 0
 	}
 	s.step(1)
@@ -705,42 +812,53 @@ func (s *Screen) step(n int) {
 
 // scroll moves the rows from top to the bottom of the region n up, or down when negative.
 func (s *Screen) scroll(top, n int) {
-	if top < s.top {
+	if top < s.top || top > s.bottom {
 		return
 	}
-	from, to := top, s.bottom // where rows leave and come back blank
-	if n < 0 {
-		from, to = to, from
+	s.changes++
+	region := s.grid[top : s.bottom+1]
+	count := min(max(n, -n), len(region))
+	keep := len(region) - count
+	first := top + keep // of the rows that come back blank
+	if n > 0 {
+		s.moved = append(s.moved[:0], region[:count]...)
+		copy(region, region[count:])
+		copy(region[keep:], s.moved)
+	} else {
+		s.moved = append(s.moved[:0], region[keep:]...)
+		copy(region[count:], region)
+		copy(region, s.moved)
+		first = top
 	}
-	for range min(max(n, -n), s.bottom-top+1) {
-		l := s.grid[from]
+	for r := first; r < first+count; r++ {
 		if n > 0 && top == 0 && !s.AltScreen() {
-			s.tell(&l, false)
-			l = s.keepRow(l)
+			s.tell(s.grid[r], false)
+			s.grid[r] = s.keepRow(s.grid[r])
 		}
-		s.grid = slices.Insert(slices.Delete(s.grid, from, from+1), to, line{cells: l.cells})
-		s.erase(to*s.cols, (to+1)*s.cols)
+		l := s.grid[r]
+		*l = line{cells: l.cells, shown: l.shown, mask: l.mask, row: l.row}
+		s.erase(r*s.cols, (r+1)*s.cols)
 	}
 }
 
 // keepRow takes a row that leaves the primary screen at its top, and gives back one whose cells may
 // be written anew.
-func (s *Screen) keepRow(l line) line {
+func (s *Screen) keepRow(l *line) *line {
 	slot := &s.scrollback[s.scrolled%maxScrollback]
 	s.scrolled++
 	l, *slot = *slot, l
-	if len(l.cells) != s.cols {
-		l.cells = make([]cell, s.cols)
+	if l == nil || len(l.cells) != s.cols {
+		return &line{cells: make([]cell, s.cols)}
 	}
 	return l
 }
 
 // above is the row n rows above the top of the primary screen, 1 the nearest. False when it is not
 // known any more, or does not belong to what stands there, because the screen was cleared since.
-func (s *Screen) above(n int) (line, bool) {
+func (s *Screen) above(n int) (*line, bool) {
 	at := s.scrolled - n
 	if s.AltScreen() || n > maxScrollback || at < s.scrollbackFrom {
-		return line{}, false
+		return nil, false
 	}
 	return s.scrollback[at%maxScrollback], true
 }
@@ -750,11 +868,12 @@ func (s *Screen) erase(from, to int) {
 	if from == 0 && to >= s.cols && !s.AltScreen() {
 		s.scrollbackFrom = s.scrolled
 	}
+	s.changes++
 	if s.tr.on && !s.AltScreen() && to-from == s.rows*s.cols {
 		s.tellAll()
 	}
 	for from < to {
-		l := &s.grid[from/s.cols]
+		l := s.grid[from/s.cols]
 		col := from % s.cols
 		end := min(col+to-from, s.cols)
 		l.erase(col, end, s.pen.BG)
@@ -764,12 +883,18 @@ func (s *Screen) erase(from, to int) {
 
 // erase blanks the cells from column col to before column end.
 func (l *line) erase(col, end int, background int32) {
+	l.stale = true
+	l.writeTo(col)
 	l.mend(col)
-	clear(l.cells[col:end])
-	if background != 0 {
-		for c := col; c < end; c++ {
+	if end < len(l.cells) {
+		l.writeTo(end)
+		clear(l.cells[col:end])
+		for c := col; c < end && background != 0; c++ {
 			l.cells[c].BG = background
 		}
+	} else {
+		l.end = col
+		l.ground = background
 	}
 	l.wrapped = l.wrapped && end < len(l.cells)
 	l.answered = l.answered && end-col < len(l.cells)
@@ -790,13 +915,19 @@ func (s *Screen) eraseIn(first, end int) {
 
 // shiftCells moves the rest of the row n columns to the right, or to the left when negative.
 func (s *Screen) shiftCells(n int) {
-	l := &s.grid[s.row]
+	l := s.grid[s.row]
+	l.writeTo(s.cols)
 	l.wrapped = false
-	blank := make([]cell, min(max(n, -n), s.cols-s.col))
+	l.stale = true
+	s.changes++
+	rest := l.cells[s.col:]
+	n = min(max(n, -len(rest)), len(rest))
 	if n > 0 {
-		l.cells = slices.Insert(l.cells, s.col, blank...)[:s.cols]
+		copy(rest[n:], rest)
+		clear(rest[:n])
 	} else {
-		l.cells = append(slices.Delete(l.cells, s.col, s.col+len(blank)), blank...)
+		copy(rest, rest[-n:])
+		clear(rest[len(rest)+n:])
 	}
 	l.mend(s.col)
 	l.mend(s.cols)
@@ -957,7 +1088,9 @@ func (s *Screen) replyColour(osc, level string, end byte) {
 
 // noteTitle takes a title.
 func (s *Screen) noteTitle(title string) {
+	title = clip(title, maxTitle)
 	if title != s.title {
+		s.changes++
 		s.titles = append(s.titles[max(0, len(s.titles)-maxStatuses+1):], title)
 	}
 	s.title = title
@@ -974,6 +1107,7 @@ func (s *Screen) noteStatus(report string) {
 		return
 	}
 	msg, _ := base64.RawStdEncoding.DecodeString(strings.TrimRight(fields["msg"], "=")) // as far as it is
+	s.changes++
 	s.status = ProgramStatus{
 		State: fields["state"],
 		App:   fields["app"],
@@ -1042,13 +1176,15 @@ func keyBytes(name string, appCursor bool) (string, bool) {
 // told before, unless they stand below what was told last: those are new.
 type transcript struct {
 	on      bool
-	gap     bool     // a blank line is told once text follows
-	part    string   // the beginning of a wrapped line that has scrolled out
-	pending []string // lines that wait for Transcript
-	bytes   int      // in them
-	dropped int      // lines that did not fit there
-	recent  []string // lines told, the newest maxRecent of them
-	at      int      // row of the line told last, counted from the first of the session
+	gap     bool           // a blank line is told once text follows
+	part    string         // the beginning of a wrapped line that has scrolled out
+	pending []string       // lines that wait for Transcript
+	bytes   int            // in them
+	dropped int            // lines that did not fit there
+	recent  []string       // lines told, the newest maxRecent of them
+	pushed  int            // how many were, in all
+	saidAt  map[string]int // which of all each of recent was last, from 1
+	at      int            // row of the line told last, counted from the first of the session
 }
 
 // tellAbove takes the rows above a paragraph as final, as far as they are not being repainted.
@@ -1063,7 +1199,7 @@ func (s *Screen) tellAbove(row int, repainted bool) {
 	}
 	newest := s.newest(row)
 	for i := range row {
-		l := &s.grid[i]
+		l := s.grid[i]
 		changing := l.again && !l.told && !repainted
 		if changing && t.part == "" {
 			return
@@ -1091,15 +1227,16 @@ func (s *Screen) tellAll() {
 // newest is the row above end with the newest told line that still shows: in what stands below it,
 // nothing is told yet. −1: all has scrolled out; end: nobody knows.
 func (s *Screen) newest(end int) int {
-	var rows []string
+	newest, said := -1, 0
 	for r := end - 1; r >= 0; r-- {
-		rows = append(rows, s.Row(r))
-	}
-	for _, text := range slices.Backward(s.tr.recent) {
-		r := slices.Index(rows, text)
-		if r >= 0 && strings.ContainsFunc(text, unicode.IsLetter) {
-			return end - 1 - r
+		text := s.Row(r)
+		at := s.tr.saidAt[text]
+		if at > said && strings.ContainsFunc(text, unicode.IsLetter) {
+			newest, said = r, at
 		}
+	}
+	if newest >= 0 {
+		return newest
 	}
 	if s.tr.at < s.scrolled {
 		return -1
@@ -1116,7 +1253,7 @@ func (s *Screen) tell(l *line, fresh bool) bool {
 	}
 	again := l.again || l.told
 	l.told = true
-	t.part += s.text(*l)
+	t.part += s.text(l)
 	if !l.wrapped || len(t.part) >= maxLine {
 		t.add(strings.TrimRight(t.part, " "), again, fresh)
 		t.part = ""
@@ -1131,7 +1268,7 @@ func (t *transcript) add(text string, again, fresh bool) {
 		t.gap = true
 	}
 	says := func(r rune) bool { return unicode.IsLetter(r) || unicode.IsNumber(r) }
-	if again && (!strings.ContainsFunc(text, says) || !fresh && slices.Contains(t.recent, text)) {
+	if again && (!strings.ContainsFunc(text, says) || !fresh && t.saidAt[text] > 0) {
 		return
 	}
 	if t.gap && len(t.recent) > 0 {
@@ -1148,7 +1285,18 @@ func (t *transcript) add(text string, again, fresh bool) {
 
 // push appends a line to those that wait.
 func (t *transcript) push(text string) {
-	t.recent = append(t.recent[max(0, len(t.recent)-maxRecent+1):], text)
+	if t.saidAt == nil {
+		t.saidAt = map[string]int{}
+	}
+	if len(t.recent) == maxRecent {
+		if t.saidAt[t.recent[0]] == t.pushed-maxRecent+1 {
+			delete(t.saidAt, t.recent[0])
+		}
+		t.recent = t.recent[1:]
+	}
+	t.recent = append(t.recent, text)
+	t.pushed++
+	t.saidAt[text] = t.pushed
 	t.pending = append(t.pending, text)
 	t.bytes += len(text) + lineCost
 }
@@ -2460,7 +2608,12 @@ func plain(text string) string {
 
 // isASCII tells whether the text has nothing but ASCII.
 func isASCII(text string) bool {
-	return !strings.ContainsFunc(text, func(r rune) bool { return r >= utf8.RuneSelf })
+	for i := range len(text) {
+		if text[i] >= utf8.RuneSelf {
+			return false
+		}
+	}
+	return true
 }
 
 // ---- adapters ----
@@ -2784,6 +2937,7 @@ func (v *view) turnText(end int) turnText {
 			part = partMessage
 		}
 		w.text = v.words(w.text)
+		w.facts = nil
 		t.add(part, begins, w)
 	}
 	return t
@@ -2810,13 +2964,13 @@ func fits(p *pattern, text string) bool {
 // closing is the part that begins in that row below the words of a turn; partWords: none does.
 func (v *view) closing(w viewRow) textPart {
 	switch {
-	case fits(v.a.Stopped, w.text):
+	case w.fits(v.a.Stopped):
 		return partStopped
-	case fits(v.a.Fails, w.text), v.errorFrame(w):
+	case w.fits(v.a.Fails), v.errorFrame(w):
 		return partError
-	case fits(v.a.Closes, w.text):
+	case w.fits(v.a.Closes):
 		return partClosing
-	case fits(v.a.Hints, w.text):
+	case w.fits(v.a.Hints):
 		return partHints
 	}
 	return partWords
@@ -2851,7 +3005,7 @@ func (t *turnText) add(part, begins textPart, w viewRow) {
 
 // said tells whether a message of the user's begins in that row.
 func (v *view) said(w viewRow) bool {
-	return fits(v.a.Said, w.raw) && !v.errorFrame(w)
+	return v.a.Said != nil && w.fact(v.a.Said, w.raw) && !v.errorFrame(w)
 }
 
 // errorFrame tells whether the row is framed as opencode frames errors: in grey words, with another
@@ -3220,11 +3374,13 @@ type Detector struct {
 	adapter *Adapter
 	o       DetectOptions
 	raw     []byte // the last BufferBytes of output
-	mask    string // the screen without what moves on it
+	mask    []byte // the screen without what moves on it
 	tty     TTYState
 	turn    turnSigns
 	reports []ProgramStatus // of the protocol, that wait for TakeStatuses
 	view    *view           // the last look
+	read    *candidate      // what its readers found
+	judged  *candidate      // the found that core and all are of
 	account account         // of what a known tool has shown
 	drawnAt *place          // of the cursor that the program draws, as last seen
 
@@ -3240,7 +3396,8 @@ type Detector struct {
 	outAt     time.Time // when output last came
 	changedAt time.Time // when it last changed the mask
 	movedAt   time.Time // when it last showed something that the last two screens did not
-	shown     [2]string // these screens: what blinks is one of two
+	shown     [2][]byte // these screens: what blinks is one of two
+	spare     []byte    // for the next of them, or of mask
 	lookedAt  time.Time // when the screen was last looked at
 	enterAt   time.Time // when Enter was typed; of an injection the end of its echo: asleep until then
 
@@ -3376,7 +3533,7 @@ func (d *Detector) Working() bool {
 // standsNow tells whether the question in force stands on the screen as it is, whether or not that
 // was looked at since.
 func (d *Detector) standsNow() bool {
-	v := newView(d.Screen, d.adapter, d.tty, d.o, d.drawnAt)
+	v := d.newView()
 	if d.cur.onLine() {
 		line, _ := v.cursorLine()
 		return strings.HasPrefix(line, strings.TrimRight(d.cur.line, " "))
@@ -3468,8 +3625,22 @@ const movingMarks = "●○◎◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪
 // tickMarks tell what is ticked: that may change while a question stands.
 const tickMarks = "☐☒☑✔✓◯◉◻◼"
 
-// reMasked are spinners, blinking marks, digits and blanks: what moves on a screen that is still.
-var reMasked = re(`[\s\d\x{2800}-\x{28ff}` + movingMarks + `]+`)
+// masked is a row without what moves on a screen that is still: spinners, blinking marks, digits and blanks.
+func (s *Screen) masked(l *line) string {
+	text := s.text(l)
+	if l.mask == nil {
+		mask := strings.Map(func(r rune) rune {
+			digit := r >= '0' && r <= '9'
+			blank := r == ' ' || r >= '\t' && r <= '\r' && r != '\v'
+			if digit || blank || r >= 0x2800 && r <= 0x28ff || r > '~' && strings.ContainsRune(movingMarks, r) {
+				return -1
+			}
+			return r
+		}, text)
+		l.mask = &mask
+	}
+	return *l.mask
+}
 
 // look brings the mask, the view and what is found in it up to date.
 func (d *Detector) look(tty TTYState, now time.Time) {
@@ -3484,13 +3655,20 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 	if !stale && d.view.tty == d.tty {
 		return
 	}
-	d.view = newView(d.Screen, d.adapter, d.tty, d.o, d.drawnAt)
-	d.drawnAt = nil
-	if d.view.drawn {
-		d.drawnAt = d.view.here(d.view.row, d.view.col)
+	if d.view == nil || !d.view.shows(d.Screen, d.tty) {
+		d.view = d.newView()
+		d.drawnAt = nil
+		if d.view.drawn {
+			d.drawnAt = d.view.here(d.view.row, d.view.col)
+		}
+		d.read = d.view.read()
 	}
-	d.found = d.view.read()
+	d.found = d.read
 	d.lookAtTurn(now)
+	if d.found == d.judged {
+		return
+	}
+	d.judged = d.found
 	core, all := "", ""
 	if d.found != nil {
 		core = d.found.withoutAbove().all
@@ -3541,19 +3719,29 @@ func (d *Detector) foldOutput(now time.Time) {
 	if d.outAt.IsZero() {
 		d.outAt = now
 	}
-	text := d.Screen.Text()
-	if text != d.shown[0] && text != d.shown[1] || d.movedAt.IsZero() {
+	text := d.spare[:0]
+	for _, l := range d.Screen.grid {
+		text = append(append(text, d.Screen.trimmed(l)...), '\n')
+	}
+	d.spare = text
+	if !bytes.Equal(text, d.shown[0]) && !bytes.Equal(text, d.shown[1]) || d.movedAt.IsZero() {
 		d.movedAt = d.outAt
 	}
-	if text != d.shown[0] {
-		d.shown = [2]string{text, d.shown[0]}
+	if !bytes.Equal(text, d.shown[0]) {
+		d.spare = d.shown[1]
+		d.shown = [2][]byte{text, d.shown[0]}
 	}
-	mask := reMasked.ReplaceAllString(text, "")
+	mask := d.spare[:0]
 	row, col, hidden := d.Screen.Cursor()
 	if !hidden {
-		mask = fmt.Sprint(row, col) + mask
+		mask = append(mask, byte(row), byte(row>>8), byte(col), byte(col>>8))
 	}
-	if mask != d.mask {
+	for _, l := range d.Screen.grid {
+		mask = append(mask, d.Screen.masked(l)...)
+	}
+	d.spare = mask
+	if !bytes.Equal(mask, d.mask) {
+		d.spare = d.mask
 		d.mask = mask
 		d.changedAt = d.outAt
 		d.tty = TTYState{}
@@ -3725,7 +3913,7 @@ func (d *Detector) Behind(key string) (typed string, stands bool) {
 // Explain says in words what each reader sees on the screen this instant, the one that is believed
 // last.
 func (d *Detector) Explain() []string {
-	v := newView(d.Screen, d.adapter, d.tty, d.o, d.drawnAt)
+	v := d.newView()
 	notes := []string{}
 	v.notes = &notes
 	v.read()
@@ -3783,7 +3971,7 @@ func (d *Detector) Transcript(end bool, room int) (final []string, live string) 
 // unless that is the end.
 func (d *Detector) ReadWindow(end bool) (window bool) {
 	a := &d.account
-	v := newView(d.Screen, d.adapter, d.tty, d.o, d.drawnAt)
+	v := d.newView()
 	if !v.known || !a.window(v) {
 		return false
 	}
@@ -3833,7 +4021,7 @@ func (v *view) windowEnd() int {
 
 // spins tells whether the row says that the tool works.
 func (v *view) spins(w viewRow) bool {
-	return fits(v.a.Works, w.text) || reSpinner.MatchString(w.text)
+	return w.fits(v.a.Works) || w.fits(reSpinner)
 }
 
 // textAbove is the row where the text above row end ends.
@@ -3873,6 +4061,10 @@ type view struct {
 	modal    bool      // the rows are those of a dialog drawn over other text
 	reported bool      // the tool says that it asks
 	known    bool      // the tool is one of ours
+	works    bool      // it is at work: see working
+	changes  uint      // of the screen, when it was looked at
+	cursor   [2]int    // where the terminal's was then, unless
+	noCursor bool      // that was hidden
 	notes    *[]string // what the readers saw, nil where nobody asks for it
 }
 
@@ -3893,6 +4085,36 @@ type viewRow struct {
 	tickAt   int // of the box
 	labelAt  int // of the words
 	tick     int // −1 no box, 0 empty, 1 ticked
+
+	facts *[]fact // what patterns have said of its text so far
+}
+
+// fact is whether a pattern matches a row's text.
+type fact struct {
+	of  *pattern
+	yes bool
+}
+
+// fits tells whether the pattern, if there is one, matches the row's text. It is tried once for as long as the row
+// shows that.
+func (w *viewRow) fits(p *pattern) bool { return p != nil && w.fact(p, w.text) }
+
+// heads tells whether the row asks, as one above a list does.
+func (w *viewRow) heads() bool { return w.fact(reHeading, plain(w.text)) }
+
+// fact tells whether the pattern matches the text, which is always the same one for that row and pattern.
+func (w *viewRow) fact(p *pattern, text string) bool {
+	if w.facts == nil {
+		return p.MatchString(text)
+	}
+	for _, f := range *w.facts {
+		if f.of == p {
+			return f.yes
+		}
+	}
+	yes := p.MatchString(text)
+	*w.facts = append(*w.facts, fact{p, yes})
+	return yes
 }
 
 const (
@@ -3909,33 +4131,61 @@ type place struct {
 
 // here is the place of the cursor.
 func (v *view) here(row, col int) *place {
-	before := v.s.text(line{cells: v.s.grid[row].cells[:col]})
+	before := v.s.part(v.s.grid[row].cells[:col])
 	return &place{row, col, v.rows[max(0, row-1)].raw + "\n" + before}
 }
 
+// newView looks at the screen.
+func (d *Detector) newView() *view { return newView(d.Screen, d.adapter, d.tty, d.o, d.drawnAt) }
+
 // newView reads the screen's rows. was is where a drawn cursor was last.
 func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions, was *place) *view {
-	v := &view{s: s, a: a, tty: tty, o: o, known: a.Box != nil}
+	v := &view{s: s, a: a, tty: tty, o: o, known: a.Box != nil, changes: s.changes}
 	v.row, v.col, v.hidden = s.Cursor()
+	v.cursor = [2]int{v.row, v.col}
+	v.noCursor = v.hidden
 	titled := a.Asks != nil && a.Asks.MatchString(s.Title())
 	v.reported = titled || v.known && s.Status().asks()
-	box := modal(s)
-	for r := range s.rows {
-		raw := s.Row(r)
-		if box.rows > 0 {
-			raw = box.cut(s, r)
-		}
-		v.rows = append(v.rows, readRow(raw, r, s.cols))
-	}
-	if box.rows > 0 && !box.has(v.row, v.col) {
-		v.hidden = true
-	}
-	v.modal = box.rows > 0
+	v.readRows()
 	v.last = v.up(s.rows, showsAny)
 	if v.hidden {
 		v.drawnCursor(was)
 	}
+	v.works = v.atWork()
 	return v
+}
+
+// shows tells whether the view still shows that screen and that state of the terminal.
+func (v *view) shows(s *Screen, tty TTYState) bool {
+	row, col, hidden := s.Cursor()
+	return v.changes == s.changes && v.tty == tty && v.cursor == [2]int{row, col} && v.noCursor == hidden
+}
+
+// readRows reads the screen's rows, those that it shows as before from what is known of them.
+func (v *view) readRows() {
+	s := v.s
+	for _, l := range s.grid {
+		s.text(l)
+		l.writeTo(s.cols)
+	}
+	box := modal(s)
+	v.modal = box.rows > 0
+	if v.modal && !box.has(v.row, v.col) {
+		v.hidden = true
+	}
+	v.rows = make([]viewRow, s.rows)
+	for r, l := range s.grid {
+		if v.modal {
+			v.rows[r] = readRow(box.cut(s, r), r, s.cols)
+			continue
+		}
+		if l.row == nil {
+			w := readRow(s.trimmed(l), r, s.cols)
+			l.row = &w
+		}
+		v.rows[r] = *l.row
+		v.rows[r].row = r
+	}
 }
 
 // rectangle is a part of the screen.
@@ -3951,7 +4201,7 @@ func (b rectangle) cut(s *Screen, r int) string {
 	if r < b.row || r >= b.row+b.rows {
 		return ""
 	}
-	inside := s.text(line{cells: s.grid[r].cells[b.col : b.col+b.cols]})
+	inside := s.part(s.grid[r].cells[b.col : b.col+b.cols])
 	return strings.TrimRight(strings.Repeat(" ", b.col)+inside, " ")
 }
 
@@ -3962,7 +4212,7 @@ func modal(s *Screen) rectangle {
 	const least = 4 // rows
 	for r := s.rows - least; r >= 0; r-- {
 		cells := s.grid[r].cells
-		for c := 0; c < s.cols; {
+		for c := 0; c < s.cols && s.grid[r].lit; {
 			end := c
 			for end < s.cols && cells[end].BG == cells[c].BG {
 				end++
@@ -4008,7 +4258,7 @@ func (b rectangle) covers(s *Screen) bool {
 		if strings.ContainsFunc(b.cut(s, r), isWordRune) {
 			inside++
 		}
-		around := s.text(line{cells: cells[:b.col]}) + s.text(line{cells: cells[b.col+b.cols:]})
+		around := s.part(cells[:b.col]) + s.part(cells[b.col+b.cols:])
 		if strings.ContainsFunc(around, isWordRune) {
 			beside++
 		}
@@ -4021,7 +4271,7 @@ func (b rectangle) covers(s *Screen) bool {
 // offered. One that blinks is where it was.
 func (v *view) drawnCursor(was *place) {
 	for r := v.last; r >= 0; r-- {
-		for c := 0; c < v.s.cols-2; c++ {
+		for c := 0; c < v.s.cols-2 && v.s.grid[r].lit; c++ {
 			if v.cursorLike(r, c) && (v.hintFrom(r, c+1) || v.presetFrom(r, c)) {
 				v.putCursor(r, c)
 				return
@@ -4060,7 +4310,7 @@ const cursorBlocks = "█▋"
 
 // presetFrom tells whether the row has a question before column c and an answer from there on.
 func (v *view) presetFrom(r, c int) bool {
-	before := v.s.text(line{cells: v.s.grid[r].cells[:c]})
+	before := v.s.part(v.s.grid[r].cells[:c])
 	return strings.ContainsRune(cursorBlocks, v.s.grid[r].cells[c].ch) && rePresetBefore.MatchString(before)
 }
 
@@ -4102,6 +4352,7 @@ func readRow(raw string, r, cols int) viewRow {
 		at:    widthOf(frame),
 		depth: len(reBar.FindAllString(frame, -1)),
 		tick:  -1,
+		facts: new([]fact),
 	}
 	w.rule = w.text == "" && strings.ContainsAny(raw, lines)
 	edge := strings.ContainsAny(raw, "╭┌╔")
@@ -4142,7 +4393,7 @@ func (v *view) after() string {
 	if v.hidden {
 		return ""
 	}
-	return v.s.trimmed(line{cells: cells[v.col:]})
+	return strings.TrimRight(v.s.part(cells[v.col:]), " ")
 }
 
 // hinted tells whether what stands behind the cursor is only a hint of what may be typed.
@@ -4245,7 +4496,7 @@ func (v *view) lineBefore(r int) (text string, first int, answered, known bool) 
 }
 
 // rowBefore is the row above row r, on the screen or above it.
-func (v *view) rowBefore(r int) (line, bool) {
+func (v *view) rowBefore(r int) (*line, bool) {
 	if r > 0 {
 		return v.s.grid[r-1], true
 	}
@@ -4296,7 +4547,10 @@ func (v *view) pointed(opts []viewRow, base Attr) int {
 // where it speaks that, does not say otherwise. What it says of itself comes from the same bytes as
 // a file that is shown, so that alone silences nothing; of a program that is not known it does not
 // count.
-func (v *view) working() bool {
+func (v *view) working() bool { return v.works }
+
+// atWork finds that out.
+func (v *view) atWork() bool {
 	if v.a.Works == nil {
 		return false
 	}
@@ -4307,7 +4561,7 @@ func (v *view) working() bool {
 	if v.a.Works.MatchString("\x1b" + v.s.Title()) {
 		return true
 	}
-	shows := func(w viewRow) bool { return v.a.Works.MatchString(w.text) }
+	shows := func(w viewRow) bool { return w.fits(v.a.Works) }
 	return slices.ContainsFunc(v.rows[max(0, v.last-12):v.last+1], shows)
 }
 
@@ -4516,7 +4770,7 @@ func (v *view) readIdle() *candidate {
 
 // inBox tells whether the row is that of an empty input box. A frame may be part of it.
 func (v *view) inBox(w viewRow) bool {
-	if w.text != "" && v.a.Box.MatchString(w.text) {
+	if w.text != "" && w.fits(v.a.Box) {
 		return true
 	}
 	return w.depth == 1 && v.a.Box.MatchString(strings.TrimSpace(w.raw))
@@ -4907,7 +5161,7 @@ func (v *view) siblings(r, step int) []viewRow {
 		if o.text == "" || o.depth != head.depth {
 			break
 		}
-		asks := reHeading.MatchString(plain(o.text))
+		asks := o.heads()
 		sameKind := (o.num == "") == (head.num == "") && o.tick == -1
 		under := o.at > head.labelAt || head.num != "" && o.num == "" && o.at == head.labelAt
 		switch {
@@ -5112,7 +5366,7 @@ func (v *view) signsOf(l *column) signs {
 	s.strong = !l.weak
 	s.lit = v.lit(l) && v.textRows(l.end()+1, v.last) <= 4
 	s.open = (inside || below) && reads && !v.fenced(l) && !s.spaced
-	s.moving = s.hint >= 0 && reMoving.MatchString(v.rows[s.hint].text)
+	s.moving = s.hint >= 0 && v.rows[s.hint].fits(reMoving)
 	return s
 }
 
@@ -5177,7 +5431,7 @@ func (v *view) marked(r int) string {
 func (v *view) choosingRow(l *column) int {
 	left := 6
 	for r := l.end() + 1; r <= v.last && left > 0; r++ {
-		if v.saysHow(v.rows[r].text, l) {
+		if v.saysHow(r, l) {
 			return r
 		}
 		if v.rows[r].text != "" {
@@ -5185,7 +5439,7 @@ func (v *view) choosingRow(l *column) int {
 		}
 	}
 	for r := max(0, l.first()-3); r < l.first(); r++ {
-		if v.saysHow(v.rows[r].text, l) {
+		if v.saysHow(r, l) {
 			return r
 		}
 	}
@@ -5195,13 +5449,14 @@ func (v *view) choosingRow(l *column) int {
 // saysHow tells whether a row says how to choose: it names arrows, or a key and what that does to
 // a choice. Escape as the way out counts where a pointer is shown. A row that counts seconds tells
 // what a program at work does.
-func (v *view) saysHow(text string, l *column) bool {
-	if text == "" || reCounting.MatchString(text) {
+func (v *view) saysHow(r int, l *column) bool {
+	w := &v.rows[r]
+	if w.text == "" || w.fits(reCounting) {
 		return false
 	}
 	pointer := l.at >= 0 && l.opts[l.at].pointer != ""
-	return reChoosing.MatchString(text) || pointer && reEscOut.MatchString(text) ||
-		!isASCII(text) && lexis().choose.in(text) && lexis().key.in(text)
+	return w.fits(reChoosing) || pointer && w.fits(reEscOut) ||
+		!isASCII(w.text) && lexis().choose.in(w.text) && lexis().key.in(w.text)
 }
 
 // optionsAround reads the menu that has its pointer in row head, from as far up as it goes.
@@ -6006,7 +6261,7 @@ func (v *view) initials(r int) []Choice {
 		if !begins || first.Bold == second.Bold && first.Underline == second.Underline {
 			continue
 		}
-		label, _, _ := strings.Cut(v.s.text(line{cells: cells[c:]}), "  ")
+		label, _, _ := strings.Cut(v.s.part(cells[c:]), "  ")
 		all = append(all, Choice{Key: string(first.ch), Label: label})
 	}
 	return all
@@ -6026,7 +6281,7 @@ func (v *view) run(r, c int) (text string, end int) {
 	for end < len(cells) && lit(cells[end]) == lit(cells[c]) {
 		end++
 	}
-	return v.s.text(line{cells: cells[c:end]}), end
+	return v.s.part(cells[c:end]), end
 }
 
 // keyed makes the prompt of rows that each begin with a key; nil where two have the same.
@@ -6092,7 +6347,7 @@ func (v *view) readField() *candidate {
 		return nil
 	}
 	fence := v.fence()
-	row := v.s.text(line{cells: v.s.grid[v.row].cells[:v.col]})
+	row := v.s.part(v.s.grid[v.row].cells[:v.col])
 	if fence < 0 && !reMark.MatchString(row) {
 		return nil // a hint before the cursor, but no box
 	}
@@ -6223,7 +6478,7 @@ func (v *view) asksText(r, fence int) bool {
 // submits tells whether a row below the cursor says which key ends a text.
 func (v *view) submits() bool {
 	for _, w := range v.rowsBelow(v.row, 8) {
-		if reSubmits.MatchString(w.text) {
+		if w.fits(reSubmits) {
 			return true
 		}
 	}
@@ -6267,7 +6522,7 @@ func (v *view) readStill() *candidate {
 	for _, w := range v.rows[max(0, v.last-14) : v.last+1] {
 		f.parts.body = append(f.parts.body, still(w.text))
 	}
-	asked := v.up(v.last+1, func(w viewRow) bool { return reHeading.MatchString(plain(w.text)) })
+	asked := v.up(v.last+1, func(w viewRow) bool { return w.heads() })
 	if asked >= 0 && v.last-asked < 15 {
 		f.Question = sentence(v.rows[asked].text)
 	}
