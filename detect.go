@@ -26,6 +26,7 @@ import (
 	"regexp/syntax"
 	"slices"
 	"sort"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -1809,12 +1810,12 @@ var reStatus = re(`^[\s│┃]*[\x{2800}-\x{28ff}` + movingMarks + `◉∘]\s.*(
 // marks and ticks become blanks, elapsed times are left out. Blanks between words stay as they are.
 func still(row string) string {
 	if !isASCII(row) {
-		if reStatus.MatchString(row) {
+		mark, _ := utf8.DecodeRuneInString(strings.TrimLeft(row, " \t│┃"))
+		if mark > '~' && reStatus.MatchString(row) {
 			return ""
 		}
 		row = strings.Map(func(r rune) rune {
-			braille := r >= 0x2800 && r <= 0x28ff
-			if braille || strings.ContainsRune(movingMarks+tickMarks, r) {
+			if moves(r) || r > '~' && strings.ContainsRune(tickMarks, r) {
 				return ' '
 			}
 			return r
@@ -3622,6 +3623,11 @@ func (d *Detector) snapshot(asked *Prompt) *Prompt {
 // movingMarks are spinners and marks that blink, besides the Braille patterns.
 const movingMarks = "●○◎◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙"
 
+// moves tells whether r is part of a spinner, or blinks.
+func moves(r rune) bool {
+	return r > '~' && (r >= 0x2800 && r <= 0x28ff || strings.ContainsRune(movingMarks, r))
+}
+
 // tickMarks tell what is ticked: that may change while a question stands.
 const tickMarks = "☐☒☑✔✓◯◉◻◼"
 
@@ -3632,7 +3638,7 @@ func (s *Screen) masked(l *line) string {
 		mask := strings.Map(func(r rune) rune {
 			digit := r >= '0' && r <= '9'
 			blank := r == ' ' || r >= '\t' && r <= '\r' && r != '\v'
-			if digit || blank || r >= 0x2800 && r <= 0x28ff || r > '~' && strings.ContainsRune(movingMarks, r) {
+			if digit || blank || moves(r) {
 				return -1
 			}
 			return r
@@ -5110,6 +5116,9 @@ func (v *view) pointedList(r int) *column {
 	if head.label == "" || head.pointer == "" && !boxes || v.known && v.inBox(head) {
 		return nil
 	}
+	if v.besidePointer(head) {
+		return nil // marks of a list that is only printed
+	}
 	opts := v.optionsAround(head)
 	if len(opts) == 0 {
 		return nil
@@ -5129,6 +5138,20 @@ func (v *view) pointedList(r int) *column {
 		l.at, _, _ = v.unlike(opts)
 	}
 	return l
+}
+
+// besidePointer tells whether the row right above or below is one more option with a pointer: what pointedList would
+// find out at length.
+func (v *view) besidePointer(head viewRow) bool {
+	if head.pointer == "" || head.num != "" || !v.isOption(head, head, 0) || v.describedBy(head) != nil {
+		return false
+	}
+	for _, r := range []int{head.row - 1, head.row + 1} {
+		if r >= 0 && r <= v.last && v.rows[r].pointer != "" && v.isOption(v.rows[r], head, 0) {
+			return true
+		}
+	}
+	return false
 }
 
 // drawnList is the list whose option in row r is drawn unlike the others, nil none. A row that asks
@@ -5176,10 +5199,9 @@ func (v *view) siblings(r, step int) []viewRow {
 
 // numbersFollow tells whether the options' numbers follow each other.
 func numbersFollow(opts []viewRow) bool {
-	first := 0
-	fmt.Sscan(opts[0].num, &first)
+	first, _ := strconv.Atoi(opts[0].num) // one or two digits, else no number follows
 	for i, o := range opts {
-		if o.num != fmt.Sprint(first+i) {
+		if o.num != strconv.Itoa(first+i) {
 			return false
 		}
 	}
@@ -5485,8 +5507,10 @@ func blanksBetween(head viewRow) int {
 func (v *view) options(head viewRow, start int) []viewRow {
 	var opts []viewRow
 	described := v.describedBy(head)
-	num := 1
-	fmt.Sscan(v.rows[start].num, &num) // stays 1 without a number
+	num, err := strconv.Atoi(v.rows[start].num)
+	if err != nil {
+		num = 1 // it has no number
+	}
 	gap := 0
 	most := blanksBetween(head)
 	for r := start; r <= v.last && gap < most; r++ {
@@ -5519,9 +5543,9 @@ func (v *view) options(head viewRow, start int) []viewRow {
 // number that comes next.
 func (v *view) isOption(o, head viewRow, num int) bool {
 	if head.num != "" {
-		follows := o.row+1 < v.s.rows && v.rows[o.row+1].num == fmt.Sprint(num)
+		follows := o.row+1 < v.s.rows && v.rows[o.row+1].num == strconv.Itoa(num)
 		unnumbered := o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt && !follows
-		return o.num == fmt.Sprint(num) || unnumbered
+		return o.num == strconv.Itoa(num) || unnumbered
 	}
 	if o.num != "" || o.depth != head.depth || (o.tick < 0) != (head.tick < 0) {
 		return false
