@@ -39,7 +39,8 @@ import (
 
 // Limits of what output can make us keep. Real strings have up to 1 KiB (measured).
 const (
-	maxSize       = 2000    // rows, and columns
+	maxRows       = 500     // of the model: a terminal on a 4K screen has 180; all that it shows is in the last of them
+	maxCols       = 1000    // such a terminal has 640; what a larger one shows beyond is not looked at
 	maxParam      = 65535   // value of a parameter
 	maxString     = 16384   // bytes of a string or sequence; number of parameters
 	maxTitle      = 1024    // bytes of a title
@@ -183,8 +184,8 @@ func newScreen(rows, cols int) *Screen {
 
 // Resize lets rows come and go below the cursor; what does not fit then scrolls out.
 func (s *Screen) Resize(rows, cols int) {
-	rows = min(max(rows, 1), maxSize)
-	cols = min(max(cols, 1), maxSize)
+	rows = min(max(rows, 1), maxRows)
+	cols = min(max(cols, 1), maxCols)
 	s.changes++
 	inUse := s.page
 	for _, p := range []*page{&s.primary, &s.alternate} {
@@ -1810,8 +1811,7 @@ var reStatus = re(`^[\s│┃]*[\x{2800}-\x{28ff}` + movingMarks + `◉∘]\s.*(
 // marks and ticks become blanks, elapsed times are left out. Blanks between words stay as they are.
 func still(row string) string {
 	if !isASCII(row) {
-		mark, _ := utf8.DecodeRuneInString(strings.TrimLeft(row, " \t│┃"))
-		if mark > '~' && reStatus.MatchString(row) {
+		if isStatus(row) {
 			return ""
 		}
 		row = strings.Map(func(r rune) rune {
@@ -1825,6 +1825,16 @@ func still(row string) string {
 		row = reElapsed.ReplaceAllString(row, "(")
 	}
 	return strings.TrimRight(row, " ")
+}
+
+// isStatus tells whether reStatus matches the row; few rows begin and end so that it might.
+func isStatus(row string) bool {
+	mark, _ := utf8.DecodeRuneInString(strings.TrimLeft(row, " │┃"))
+	goesOn := strings.Contains(row, "…") || strings.Contains(row, "...")
+	for i := 1; i < len(row) && !goesOn; i++ {
+		goesOn = row[i] == 's' && row[i-1] >= '0' && row[i-1] <= '9'
+	}
+	return goesOn && (moves(mark) || mark == '◉' || mark == '∘') && reStatus.MatchString(row)
 }
 
 // stillRows are rows, each made still.
@@ -1920,8 +1930,8 @@ func (p *pattern) expr() *regexp.Regexp {
 // on is the compiled pattern, nil where it cannot match the text.
 func (p *pattern) on(text string) *regexp.Regexp {
 	p.once.Do(p.compile)
-	if p.need == nil {
-		return p.re
+	if p.need == nil || strings.Contains(text, "ſ") || strings.Contains(text, "\u212a") {
+		return p.re // in (?i) these are an s and a k
 	}
 	text = lowerASCII(text)
 	for _, word := range p.need {
@@ -1944,8 +1954,7 @@ func (p *pattern) compile() {
 // maxNeed is how many texts are looked for, at most, to save a pattern.
 const maxNeed = 40
 
-// needed are texts of which one stands in all that the expression matches, in lower case; nil: not known. The signs that
-// Unicode takes for an s or a k in another case (ſ, the Kelvin sign) do not count as these.
+// needed are texts of which one stands in all that the expression matches, in lower case; nil: not known.
 func needed(e *syntax.Regexp) []string {
 	switch e.Op {
 	case syntax.OpLiteral:
@@ -5921,13 +5930,12 @@ type sideChoice struct {
 
 // buttonsOf are the choices side by side in row r that have one of the shapes in sides, and which.
 func (v *view) buttonsOf(r int) (all []sideChoice, shape string) {
-	w := v.rows[r]
+	w := &v.rows[r]
 	for _, s := range sides {
-		found := s.row.FindAllStringSubmatchIndex(w.text, 1)
-		if found == nil {
+		if !w.fits(s.row) {
 			continue
 		}
-		part := found[0]
+		part := s.row.expr().FindStringSubmatchIndex(w.text)
 		in := w.text[part[2]:part[3]]
 		for _, m := range s.choice.FindAllStringSubmatchIndex(in, 9) {
 			at := w.at + widthOf(w.text[:part[2]+m[0]])
@@ -5946,9 +5954,12 @@ func (v *view) buttonsOf(r int) (all []sideChoice, shape string) {
 
 // wordsApart are the words in row r that stand apart from each other, two to nine of them.
 func (v *view) wordsApart(r int) []sideChoice {
-	w := v.rows[r]
+	w := &v.rows[r]
 	if strings.Contains(w.text, "<") {
 		return nil // readFrame's
+	}
+	if !strings.Contains(w.text, "  ") && !strings.ContainsAny(w.text, "[]|/") {
+		return nil // one stretch of words
 	}
 	var all []sideChoice
 	for _, m := range reApart.FindAllStringIndex(w.text, 10) {
@@ -5998,6 +6009,9 @@ func (v *view) readButtons() (f *candidate, row int) {
 			v.note("row %d has choices side by side: %s", r+1, shape)
 			return v.buttons(all), r
 		}
+		if v.tty.Reading != ReadingYes || v.drawn && v.row < r {
+			continue
+		}
 		all = v.wordsApart(r)
 		if all != nil && v.areButtons(all, r) {
 			v.note("row %d has words apart, one drawn unlike the others", r+1)
@@ -6011,9 +6025,6 @@ func (v *view) readButtons() (f *candidate, row int) {
 // they decide something, or stand in brackets, or, near the end of the screen, a row says how to
 // choose or there is nothing below but the cursor.
 func (v *view) areButtons(all []sideChoice, r int) bool {
-	if v.tty.Reading != ReadingYes || v.drawn && v.row < r {
-		return false
-	}
 	at, _, weak := v.unlike(rowsOf(all))
 	strong := at >= 0 && !weak
 	if !strong && !v.contrast(all) {
@@ -6247,14 +6258,18 @@ func (v *view) readKeys() (f *candidate, row int) {
 
 // keysIn are the keys that row r names, with their labels: marked, or lit, as nano draws "Y Yes".
 func (v *view) keysIn(r int) (all []Choice, drawn bool) {
-	for _, m := range reKeyed.FindAllStringSubmatch(plain(v.rows[r].text), 9) {
-		all = append(all, Choice{Key: m[1] + m[3], Label: m[2] + m[4]})
+	w := &v.rows[r]
+	text := plain(w.text)
+	if w.fact(reKeyed, text) {
+		for _, m := range reKeyed.FindAllStringSubmatch(text, 9) {
+			all = append(all, Choice{Key: m[1] + m[3], Label: m[2] + m[4]})
+		}
 	}
 	if len(all) > 0 {
 		return all, false
 	}
 	cells := v.s.grid[r].cells
-	for c := 0; c < len(cells); {
+	for c := 0; c < len(cells) && v.s.grid[r].lit; {
 		key, next := v.run(r, c)
 		if !lit(cells[c]) {
 			c = next
@@ -6280,9 +6295,9 @@ func (v *view) initials(r int) []Choice {
 	var all []Choice
 	cells := v.s.grid[r].cells
 	for c := 1; c+1 < len(cells); c++ {
-		first, second := cells[c], cells[c+1]
-		begins := !isWordRune(cells[c-1].ch) && unicode.IsLetter(first.ch) && unicode.IsLetter(second.ch)
-		if !begins || first.Bold == second.Bold && first.Underline == second.Underline {
+		first, second := &cells[c], &cells[c+1]
+		alike := first.Bold == second.Bold && first.Underline == second.Underline
+		if alike || isWordRune(cells[c-1].ch) || !unicode.IsLetter(first.ch) || !unicode.IsLetter(second.ch) {
 			continue
 		}
 		label, _, _ := strings.Cut(v.s.part(cells[c:]), "  ")

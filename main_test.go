@@ -3293,6 +3293,100 @@ func BenchmarkScreenRecordings(b *testing.B) {
 	benchmarkScreen(b, all)
 }
 
+// costlySequences are what costs a terminal the most for its bytes.
+var costlySequences = []struct{ name, text string }{
+	{"erase all", "x\x1b[2J"},
+	{"erase all in a colour", "\x1b[41m\x1b[2J\x1b[H"},
+	{"erase and jump", "\x1b[2J\x1b[999;999Hx"},
+	{"erase the row in a colour", "\x1b[42m\x1b[999C\x1b[1K"},
+	{"erase characters", "\x1b[999X"},
+	{"REP", "x\x1b[9999b\r"},
+	{"REP of two columns", "\r端\x1b[9999b"},
+	{"insert and delete characters", "\x1b[@\x1b[P"},
+	{"scroll by one", "\x1b[S\x1b[T"},
+	{"scroll by all", "\x1b[9999S\x1b[9999T"},
+	{"insert and delete rows", "\x1b[H\x1b[L\x1b[M"},
+	{"region of two rows", "\x1b[1;2r\x1b[2;1H\n\x1b[r"},
+	{"reverse index", "\x1b[H\x1bM"},
+	{"line feeds", "\n"},
+	{"a letter a line", "x\n"},
+	{"alternate screen", "x\x1b[?1049hx\x1b[?1049l"},
+	{"reset", "\x1bc"},
+	{"colours", "\x1b[" + strings.Repeat("38;2;1;2;3;", 999) + "m"},
+	{"parameters", "\x1b[" + strings.Repeat(";", 9999) + "H"},
+	{"titles", "\x1b]2;" + strings.Repeat("t", 9999) + "\a\x1b]2;u\a"},
+	{"marks", "e" + strings.Repeat("\u0301", 99)},
+	{"sets of marks", "e\u0301\u0302\u0303e\u0303\u0301e\u0302\u0301\u0303\u0301"},
+	{"joined", "👍\u200d👍\u200d👍\u200d"},
+	{"rare characters", "\U00020000\u1160\U000e0100\u2fff"},
+	{"tabs", "\t\x1b[Z"},
+	{"questions", "\x1b[6n\x1b[14t\x1b]11;?\a"},
+	{"reports", "\x1b]7501;state=working:msg=aGFsbG8=\x1b\\"},
+	{"empty strings", "\x1bP\x1b]\x1b\\"},
+}
+
+// BenchmarkScreenCostly writes what costs the most, into a screen of the usual size, with and without a transcript, and
+// into the largest: the MB/s say how long a megabyte of it keeps a session busy.
+func BenchmarkScreenCostly(b *testing.B) {
+	for _, size := range []struct {
+		name       string
+		rows, cols int
+		told       bool
+	}{{"100x30", 30, 100, false}, {"told", 30, 100, true}, {"largest", 2000, 2000, false}} {
+		for _, c := range costlySequences {
+			b.Run(size.name+"/"+c.name, func(b *testing.B) {
+				s := newScreen(size.rows, size.cols)
+				if size.told {
+					s.Transcript(false)
+				}
+				text := []byte(strings.Repeat(c.text, 1+10000/len(c.text)))
+				b.SetBytes(int64(len(text)))
+				for b.Loop() {
+					s.Write(text)
+					s.TakeReplies(true)
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkDetectorCostly looks at what costs the most to read, one row changed, on a screen of the usual size and on the
+// largest.
+func BenchmarkDetectorCostly(b *testing.B) {
+	for _, size := range [][2]int{{30, 100}, {2000, 2000}} {
+		for _, c := range []struct{ name, row string }{
+			{"pointers", "❯ %d\r\n"},
+			{"pointers apart", "❯ %d\r\n    more\r\n"},
+			{"numbers", "%d. a\r\n"},
+			{"one number", "❯ 1. a %d\r\n"},
+			{"boxes", "[ ] a %d\r\n"},
+			{"colours", "\x1b[38;5;%[1]dma %[1]d\r\n"},
+			{"backgrounds", "a \x1b[48;5;%[1]dm%[1]d and more than that, so that it is wide\x1b[m b\r\n"},
+			{"reversed", "\x1b[7ma %d\x1b[m b\r\n"},
+			{"one long line", strings.Repeat("long ", 40) + "%d"},
+			{"rules", strings.Repeat("─", 90) + " %d\r\n"},
+			{"buttons", "[ Yes ]  [ No ]  %d\r\n"},
+			{"keys", "(y)es (n)o (%d)\r\n"},
+			{"questions", "Really do %d? (y/n) \r\n"},
+		} {
+			for _, tool := range []string{"generic", "claude"} {
+				b.Run(fmt.Sprintf("%dx%d/%s/%s", size[1], size[0], c.name, tool), func(b *testing.B) {
+					d := newDetector(adapterFor(tool), size[0], size[1], DetectOptions{})
+					for n := range 2 * d.Screen.rows {
+						d.Feed(fmt.Appendf(nil, c.row, n%250), detectorStart)
+					}
+					n := 0
+					for b.Loop() {
+						n++
+						d.Feed(fmt.Appendf(nil, "\x1b[1;1H%d\x1b[999;1H", n), detectorStart)
+						d.Look(TTYState{Reading: ReadingYes}, detectorStart)
+					}
+				})
+			}
+		}
+	}
+}
+
 // BenchmarkScreenText makes the text of a full screen.
 func BenchmarkScreenText(b *testing.B) {
 	s := newScreen(30, 100)
