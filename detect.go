@@ -4421,11 +4421,19 @@ func (v *view) hinted() bool {
 
 // whole is the text of row r with that of the rows that run over into it, and the first of them.
 func (v *view) whole(text string, r int) (string, int) {
-	for r > 0 && v.s.grid[r-1].wrapped {
-		r--
-		text = v.s.text(v.s.grid[r]) + text
+	first, size := r, len(text)
+	for first > 0 && v.s.grid[first-1].wrapped && size <= maxFull {
+		first--
+		size += len(v.s.text(v.s.grid[first]))
 	}
-	return text, r
+	if first == r {
+		return text, r
+	}
+	var b strings.Builder
+	for _, l := range v.s.grid[first:r] {
+		b.WriteString(v.s.text(l))
+	}
+	return b.String() + text, first
 }
 
 // up is the nearest row above row r that is such, −1 without one.
@@ -4489,25 +4497,26 @@ func (v *view) linesAbove(top int) (paragraph, above []string, cut bool) {
 // text, its first row, whether an answer was typed in it. Not known: there is none; first is then
 // negative where one has been forgotten.
 func (v *view) lineBefore(r int) (text string, first int, answered, known bool) {
-	first = r
-	for {
+	var parts []string // the last one first
+	size := 0
+	for first = r; size <= maxFull; first-- {
 		l, ok := v.rowBefore(first)
-		if !ok {
-			if first < r {
-				return strings.TrimRight(text, " "), first, answered, true
-			}
+		if !ok && first == r {
+			first = 0
 			if v.forgotten(r) {
-				return "", -1, false, false
+				first = -1
 			}
-			return "", 0, false, false
+			return "", first, false, false
 		}
-		if first < r && !l.wrapped {
-			return strings.TrimRight(text, " "), first, answered, true
+		if !ok || first < r && !l.wrapped {
+			break
 		}
-		text = v.s.text(l) + text
+		parts = append(parts, v.s.text(l))
+		size += len(v.s.text(l))
 		answered = answered || l.answered
-		first--
 	}
+	slices.Reverse(parts)
+	return strings.TrimRight(strings.Join(parts, ""), " "), first, answered, true
 }
 
 // rowBefore is the row above row r, on the screen or above it.
@@ -5068,7 +5077,7 @@ type column struct {
 // to choose, or nothing else on the screen below the cursor.
 func (v *view) readList() (f *candidate, end int) {
 	var second *column // one option alone, or one drawn in another colour only
-	for r := v.last; r >= 0; r-- {
+	for r := v.last; r >= max(0, v.last-maxNear); r-- {
 		for _, l := range []*column{v.pointedList(r), v.drawnList(r)} {
 			if l == nil {
 				continue
@@ -5170,9 +5179,15 @@ func (v *view) drawnList(r int) *column {
 	if head.label == "" || v.sample(head) == (Attr{FG: -1, BG: -1}) {
 		return nil
 	}
+	below := v.siblings(r, 1)
 	above := v.siblings(r, -1)
+	from := v.alike(head, above, below)
+	if from < 0 {
+		return nil
+	}
+	above = above[:from]
 	slices.Reverse(above)
-	opts := append(append(above, head), v.siblings(r, 1)...)
+	opts := append(append(above, head), below...)
 	for here := len(above); here >= 0 && len(opts) > 1; here-- {
 		at, mark, weak := v.unlike(opts)
 		if at == here && (opts[0].num == "" || numbersFollow(opts)) {
@@ -5217,19 +5232,49 @@ func numbersFollow(opts []viewRow) bool {
 	return true
 }
 
+// aspects are in what an option may be drawn unlike the others.
+var aspects = []struct {
+	mark string
+	of   func(a Attr) int32
+}{
+	{"reversed", func(a Attr) int32 { return number(a.Reverse) }},
+	{"another background", func(a Attr) int32 { return a.BG }},
+	{"underlined", func(a Attr) int32 { return number(a.Underline) }},
+	{"bold", func(a Attr) int32 { return number(a.Bold) }},
+	{"another colour", func(a Attr) int32 { return a.FG }},
+}
+
+// alike is how many of the rows above head, the nearest first, are drawn alike, as all below are, and head is not: only
+// among these can it be the odd one. −1: it is not the odd one anywhere.
+func (v *view) alike(head viewRow, above, below []viewRow) int {
+	n := -1
+	drawn := v.sample(head)
+	for _, aspect := range aspects {
+		others := 0
+		for _, o := range below {
+			if aspect.of(v.sample(o)) != aspect.of(v.sample(below[0])) {
+				others = -1
+				break
+			}
+		}
+		if others < 0 || len(below) > 0 && aspect.of(v.sample(below[0])) == aspect.of(drawn) {
+			continue
+		}
+		for others < len(above) {
+			value := aspect.of(v.sample(above[others]))
+			if value == aspect.of(drawn) || value != aspect.of(v.sample(above[0])) {
+				break
+			}
+			others++
+		}
+		n = max(n, others)
+	}
+	return n
+}
+
 // unlike is the only option that is drawn unlike all others, −1 none, and what makes it that. Of
 // two it is the one that is not drawn as the blank cell before it.
 func (v *view) unlike(opts []viewRow) (at int, mark string, weak bool) {
-	aspects := []struct {
-		mark string
-		of   func(a Attr) int32
-	}{
-		{"reversed", func(a Attr) int32 { return number(a.Reverse) }},
-		{"another background", func(a Attr) int32 { return a.BG }},
-		{"underlined", func(a Attr) int32 { return number(a.Underline) }},
-		{"bold", func(a Attr) int32 { return number(a.Bold) }},
-		{"another colour", func(a Attr) int32 { return a.FG }},
-	}
 	for i, aspect := range aspects {
 		at := v.oddOne(opts, aspect.of)
 		if at >= 0 {
@@ -5346,6 +5391,9 @@ var listRules = []struct {
 
 // rulesOfKnown is how many of listRules count for a tool that is known.
 const rulesOfKnown = 6
+
+// maxNear is how far above the last row a list is looked for: all of any usual screen.
+const maxNear = 200
 
 // maxBelow is how many rows of text may stand below a list: a status line, a footer.
 const maxBelow = 12
