@@ -1727,6 +1727,7 @@ type Prompt struct {
 	all   string
 	since time.Time // Idle: when the turn began, zero unknown
 	bare  bool      // what stands above never came to rest and is left out of both
+	moved bool      // its choices never came to rest: nothing but what it asks is in both
 	parts shown     // what both are made of
 	place int       // row of the session in which a question on a line begins, from 1; 0 anywhere
 }
@@ -1755,7 +1756,7 @@ func (p *Prompt) seal() {
 	p.lead = strings.Join(rows, "\n")
 	rows = append(rows, p.parts.among...)
 	for _, c := range p.Choices {
-		rows = append(rows, "- "+c.Key+" "+c.Label)
+		rows = append(rows, "- "+c.Key+" "+still(c.Label))
 	}
 	if p.Cut {
 		rows = append(rows, "…")
@@ -1788,6 +1789,24 @@ func (p *Prompt) withoutAbove() *Prompt {
 	}
 	if q.SafeDefault != nil && !q.refusesByDefault() {
 		q.SafeDefault = nil
+	}
+	q.seal()
+	return &q
+}
+
+// withoutChoices is the question alone of a menu that never comes to rest: what can be pressed is told, and no more.
+func (p *Prompt) withoutChoices(keys []Choice) *Prompt {
+	q := Prompt{
+		Type:     Unknown,
+		Score:    0.60,
+		Excerpt:  p.Excerpt,
+		Choices:  keys,
+		Signals:  p.Signals,
+		Question: p.Question,
+		Full:     p.Full,
+		Cut:      true,
+		Pointer:  -1,
+		moved:    true,
 	}
 	q.seal()
 	return &q
@@ -1871,10 +1890,15 @@ func (p *Prompt) follows(now *Prompt) bool {
 	return inOrder || !slices.Equal(was, is)
 }
 
-// like is p in the form in which other was shown: without what stands above it, if that was. nil
-// stays nil.
+// like is p in the form in which other was shown: without what stands above it, or its choices, if
+// that was. nil stays nil.
 func (p *Prompt) like(other *Prompt) *Prompt {
-	if p != nil && other.bare && !p.bare {
+	switch {
+	case p == nil:
+		return nil
+	case other.moved && !p.moved:
+		return p.withoutChoices(other.Choices)
+	case other.bare && !p.bare:
 		return p.withoutAbove()
 	}
 	return p
@@ -3362,7 +3386,9 @@ const (
 	goneAfter    = 200 * time.Millisecond // out of sight: the question is gone
 	repeatWait   = 2 * time.Second        // after an Enter that did not answer: it is asked again
 	restTime     = time.Second            // what is above must have come to rest: SPEC 6
-	restlessTime = 10 * time.Second       // until it is asked without what is above
+	restlessTime = 10 * time.Second       // until it is asked without what is above, or without its choices
+	calmTime     = 5 * time.Second        // without a change: a menu is no restless one
+	leastSwaps   = 3                      // of its choices: it is a restless one
 	maxReplaced  = 6                      // questions a minute that replace one not answered: SPEC 6
 	maxFull      = 16 << 10               // bytes of a dialog
 	maxAbove     = 4 << 10                // bytes of what stands above it
@@ -3402,6 +3428,12 @@ type Detector struct {
 	coreAt time.Time // since when it has not come to rest
 	all    string    // of found, with what stands above it
 	allAt  time.Time // since when it is as it is
+
+	lead   string    // kind and question of the menu whose choices have last changed by themselves
+	leadAt time.Time // since when they do, never at rest for calmTime
+	swapAt time.Time // when they last did
+	swaps  int       // how often
+	again  int       // how often it was asked meanwhile in place of one that nobody answered
 
 	outAt     time.Time // when output last came
 	changedAt time.Time // when it last changed the mask
@@ -3518,6 +3550,7 @@ func (d *Detector) Resize(rows, cols int, now time.Time) {
 func (d *Detector) Typed(p []byte, now time.Time) {
 	enter := bytes.ContainsAny(p, "\r\n")
 	d.turn.noteKeys(p, d.Working(), now)
+	d.lead = "" // a key may have moved its pointer
 	if d.cur != nil {
 		d.typed = true
 		begun := d.cur.onLine() && len(p) > 0 && p[0] >= ' '
@@ -3587,6 +3620,7 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	}
 	if d.replaced != "" {
 		d.askedAt = append(d.askedAt, now)
+		d.again++
 	}
 	d.forget()
 	d.cur = f
@@ -3690,6 +3724,9 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 		all = d.found.all
 	}
 	rested := all != d.all && now.Sub(d.allAt) >= restTime
+	if core != d.core && d.found.isMenu() {
+		d.noteSwap(now)
+	}
 	if core != d.core || rested {
 		d.core = core
 		d.coreAt = now
@@ -3698,6 +3735,24 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 		d.all = all
 		d.allAt = now
 	}
+}
+
+// isMenu tells whether it offers choices in a dialog. c may be nil.
+func (c *candidate) isMenu() bool {
+	return c != nil && !c.Idle && !c.silent && !c.onLine() && len(c.Choices) > 0
+}
+
+// noteSwap notes that the menu found is another than before.
+func (d *Detector) noteSwap(now time.Time) {
+	lead := string(d.found.Type) + " " + still(d.found.Question)
+	if lead != d.lead || now.Sub(d.swapAt) >= calmTime {
+		d.lead = lead
+		d.leadAt = now
+		d.swaps = 0
+		d.again = 0
+	}
+	d.swaps++
+	d.swapAt = now
 }
 
 // lookAtTurn notes what the screen tells of the turn, and finds the box of one that is over although
@@ -3836,6 +3891,9 @@ func (d *Detector) schedule(now time.Time) (f *candidate, due time.Time) {
 	if d.cur == nil || !d.stands() {
 		return d.scheduleNew(now)
 	}
+	if d.cur.moved { // it may come to rest after all
+		return f, d.allAt.Add(restlessTime)
+	}
 	entered := !d.enterAt.IsZero() && d.outAt.After(d.enterAt)
 	if entered && !f.Idle && f.all == d.cur.all {
 		return f, d.enterAt.Add(repeatWait)
@@ -3865,6 +3923,19 @@ func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
 	}
 	if d.replaced == d.core {
 		due = later(due, d.allAt.Add(restTime))
+	}
+	if f.isMenu() && d.replaced != "" {
+		due = later(due, d.coreAt.Add(time.Duration(d.again)*restTime))
+	}
+	unread := d.leadAt.Add(restlessTime)
+	restless := f.isMenu() && d.swaps >= leastSwaps && d.lead != "" && d.view.tty.Reading == ReadingYes
+	if restless && due.After(unread) {
+		due = unread
+		if !due.After(now) {
+			moved := *f
+			moved.Prompt = *f.withoutChoices(d.view.pressable())
+			return &moved, due
+		}
 	}
 	if due.After(now) && !f.Idle && !bySilence {
 		restless := d.coreAt.Add(restlessTime)

@@ -3246,27 +3246,27 @@ func (p *Prompt) chosen(value string) (at []int) {
 
 // standing is now in the form in which p was shown.
 func (p *Prompt) standing(now *Prompt) *Prompt {
-	if p.bare && !now.bare {
-		now = now.withoutAbove()
-		now.publish()
+	like := now.like(p)
+	if like != now {
+		like.publish()
 	}
-	return now
+	return like
 }
 
 // locate is the index in now of the choice that was shown as number i, by its label; −1 when it is not there, or not
 // alone.
 func (g *gate) locate(now *Prompt, i int) int {
 	shown := g.q.screen.Choices
-	label := shown[i].Label
+	label := still(shown[i].Label) // without the seconds that it counts
 	at := -1
 	found := 0
 	for k, c := range now.Choices {
-		if c.Label == label {
+		if still(c.Label) == label {
 			at = k
 			found++
 		}
 	}
-	if found > 1 && len(now.Choices) == len(shown) && now.Choices[i].Label == label {
+	if found > 1 && len(now.Choices) == len(shown) && still(now.Choices[i].Label) == label {
 		return i // two of the same words, in the same places
 	}
 	if found != 1 {
