@@ -1756,7 +1756,7 @@ func (p *Prompt) seal() {
 	p.lead = strings.Join(rows, "\n")
 	rows = append(rows, p.parts.among...)
 	for _, c := range p.Choices {
-		rows = append(rows, "- "+c.Key+" "+still(c.Label))
+		rows = append(rows, "- "+c.Key+" "+stillLabel(c.Label))
 	}
 	if p.Cut {
 		rows = append(rows, "…")
@@ -1844,6 +1844,14 @@ func still(row string) string {
 		row = reElapsed.ReplaceAllString(row, "(")
 	}
 	return strings.TrimRight(row, " ")
+}
+
+// stillLabel is a choice's label without the seconds that it counts and the spinner that it begins with.
+func stillLabel(label string) string {
+	if strings.Contains(label, "(") {
+		label = reElapsed.ReplaceAllString(label, "(")
+	}
+	return strings.TrimLeftFunc(label, func(r rune) bool { return r == ' ' || r >= 0x2800 && r <= 0x28ff })
 }
 
 // isStatus tells whether reStatus matches the row; few rows begin and end so that it might.
@@ -3449,6 +3457,7 @@ type Detector struct {
 	goneDue time.Time // zero, or when cur, which is out of sight, is forgotten
 
 	replaced string      // core of the question that went by itself, with nothing typed; "" none
+	goneLead string      // its lead
 	askedAt  []time.Time // when questions were asked that replaced such a one, in the last minute
 }
 
@@ -3620,7 +3629,7 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	}
 	if d.replaced != "" {
 		d.askedAt = append(d.askedAt, now)
-		d.again++
+		d.again += int(number(d.goneLead == d.lead))
 	}
 	d.forget()
 	d.cur = f
@@ -3742,9 +3751,12 @@ func (c *candidate) isMenu() bool {
 	return c != nil && !c.Idle && !c.silent && !c.onLine() && len(c.Choices) > 0
 }
 
+// heading is what a menu keeps whose choices change.
+func (c *candidate) heading() string { return string(c.Type) + " " + still(c.Question) }
+
 // noteSwap notes that the menu found is another than before.
 func (d *Detector) noteSwap(now time.Time) {
-	lead := string(d.found.Type) + " " + still(d.found.Question)
+	lead := d.found.heading()
 	if lead != d.lead || now.Sub(d.swapAt) >= calmTime {
 		d.lead = lead
 		d.leadAt = now
@@ -3838,6 +3850,7 @@ func (d *Detector) track(now time.Time) {
 func (d *Detector) noteReplaced() {
 	if !d.typed && !d.cur.Idle {
 		d.replaced = d.cur.withoutAbove().all
+		d.goneLead = d.cur.heading()
 	}
 }
 
@@ -3924,7 +3937,7 @@ func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
 	if d.replaced == d.core {
 		due = later(due, d.allAt.Add(restTime))
 	}
-	if f.isMenu() && d.replaced != "" {
+	if f.isMenu() && d.replaced != "" && d.goneLead == f.heading() {
 		due = later(due, d.coreAt.Add(time.Duration(d.again)*restTime))
 	}
 	unread := d.leadAt.Add(restlessTime)

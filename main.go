@@ -3257,16 +3257,16 @@ func (p *Prompt) standing(now *Prompt) *Prompt {
 // alone.
 func (g *gate) locate(now *Prompt, i int) int {
 	shown := g.q.screen.Choices
-	label := still(shown[i].Label) // without the seconds that it counts
+	label := stillLabel(shown[i].Label) // without the seconds that it counts
 	at := -1
 	found := 0
 	for k, c := range now.Choices {
-		if still(c.Label) == label {
+		if stillLabel(c.Label) == label {
 			at = k
 			found++
 		}
 	}
-	if found > 1 && len(now.Choices) == len(shown) && still(now.Choices[i].Label) == label {
+	if found > 1 && len(now.Choices) == len(shown) && stillLabel(now.Choices[i].Label) == label {
 		return i // two of the same words, in the same places
 	}
 	if found != 1 {
