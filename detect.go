@@ -1074,6 +1074,16 @@ func (s *Screen) endString(end byte) {
 	}
 }
 
+// inString tells whether a string has begun and not ended yet.
+func (s *Screen) inString() bool { return s.state > inEscape && s.state != inSequence }
+
+// endStringAs takes a string that does not end for none: the last line of the output, which ends in it, is shown. A
+// program that waits for an answer must not be missed because of a byte that stood in a file.
+func (s *Screen) endStringAs(output []byte) {
+	s.state = inText
+	s.Write(output[1+bytes.LastIndexAny(output, "\n\x1b"):])
+}
+
 // replyColour answers an OSC that asks for a colour, in a string that ends as the OSC did. The
 // colours are light on black.
 func (s *Screen) replyColour(osc, level string, end byte) {
@@ -3400,6 +3410,8 @@ const (
 	maxReplaced  = 6                      // questions a minute that replace one not answered: SPEC 6
 	maxFull      = 16 << 10               // bytes of a dialog
 	maxAbove     = 4 << 10                // bytes of what stands above it
+	stringTime   = 5 * time.Second        // without output: a string that has not ended is none; so does tmux
+	frameTimeMax = time.Second            // a frame takes no longer: terminals show it then
 	repaintTime  = 500 * time.Millisecond // after a resize: 0.3 s (claude 2.1)
 )
 
@@ -3451,10 +3463,12 @@ type Detector struct {
 	lookedAt  time.Time // when the screen was last looked at
 	enterAt   time.Time // when Enter was typed; of an injection the end of its echo: asleep until then
 
-	lookDue time.Time // zero, or when the output that has come is looked at
-	ttyDue  time.Time // when the terminal's state is worth a look
-	askDue  time.Time // zero, or when found is asked
-	goneDue time.Time // zero, or when cur, which is out of sight, is forgotten
+	lookDue   time.Time // zero, or when the output that has come is looked at
+	stringDue time.Time // zero, or when a string that does not end is taken for none
+	syncAt    time.Time // zero, or since when a frame is being painted
+	ttyDue    time.Time // when the terminal's state is worth a look
+	askDue    time.Time // zero, or when found is asked
+	goneDue   time.Time // zero, or when cur, which is out of sight, is forgotten
 
 	replaced string      // core of the question that went by itself, with nothing typed; "" none
 	goneLead string      // its lead
@@ -3506,6 +3520,15 @@ func (d *Detector) Feed(p []byte, now time.Time) {
 	over := max(0, len(d.raw)+len(p)-d.o.BufferBytes)
 	d.raw = append(slices.Delete(d.raw, 0, over), p...)
 	d.outAt = now
+	d.stringDue = time.Time{}
+	if d.Screen.inString() {
+		d.stringDue = now.Add(stringTime)
+	}
+	if !d.Screen.modes[modeSync] {
+		d.syncAt = time.Time{}
+	} else if d.syncAt.IsZero() {
+		d.syncAt = now
+	}
 	d.lookDue = now.Add(min(settleTold, max(0, lookEvery-now.Sub(d.lookedAt))))
 	d.takeReports(now)
 }
@@ -3702,6 +3725,11 @@ func (s *Screen) masked(l *line) string {
 
 // look brings the mask, the view and what is found in it up to date.
 func (d *Detector) look(tty TTYState, now time.Time) {
+	if !d.stringDue.IsZero() && !now.Before(d.stringDue) {
+		d.stringDue = time.Time{}
+		d.Screen.endStringAs(d.raw)
+		d.lookDue = now
+	}
 	stale := d.view == nil || !d.lookDue.IsZero()
 	if stale {
 		d.foldOutput(now)
@@ -3973,7 +4001,7 @@ func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
 // Next is when Tick is next worth calling, now at the earliest.
 func (d *Detector) Next(now time.Time) time.Time {
 	next := d.ttyDue
-	for _, due := range []time.Time{d.lookDue, d.askDue, d.goneDue} {
+	for _, due := range []time.Time{d.lookDue, d.askDue, d.goneDue, d.stringDue} {
 		if !due.IsZero() && due.Before(next) {
 			next = due
 		}
@@ -3981,11 +4009,11 @@ func (d *Detector) Next(now time.Time) time.Time {
 	return later(next, now)
 }
 
-// WantTTY tells whether a TTYState may change what Tick says. Full-screen agents always read.
+// WantTTY tells whether a TTYState may change what Tick says. Full-screen agents always read, their own dialogs at least.
 func (d *Detector) WantTTY(now time.Time) bool {
 	agent := d.Screen.AltScreen() || d.Screen.Status().State != ""
-	guess := d.found != nil && d.found.silent
-	if d.adapter.Box != nil && agent && !guess {
+	sure := d.found != nil && !d.found.silent
+	if d.adapter.Box != nil && agent && sure {
 		return false
 	}
 	return d.lookDue.IsZero() && !d.ttyDue.After(now)
@@ -4078,7 +4106,7 @@ func (d *Detector) ReadWindow(end bool) (window bool) {
 	switch {
 	case !end && d.outAt.Before(a.paintedAt):
 		a.scrolled = v.s.scrolled
-	case end || !d.Screen.modes[modeSync]:
+	case end || !d.Screen.modes[modeSync] || d.outAt.Sub(d.syncAt) > frameTimeMax:
 		a.look(v)
 	}
 	return true
@@ -4659,7 +4687,7 @@ func (v *view) working() bool { return v.works }
 
 // atWork finds that out.
 func (v *view) atWork() bool {
-	if v.a.Works == nil {
+	if v.a.Works == nil || v.readsLine() {
 		return false
 	}
 	says := v.s.Status().State
@@ -4671,6 +4699,11 @@ func (v *view) atWork() bool {
 	}
 	shows := func(w viewRow) bool { return w.fits(v.a.Works) }
 	return slices.ContainsFunc(v.rows[max(0, v.last-12):v.last+1], shows)
+}
+
+// readsLine tells whether a program is seen to read a line, as no agent's own screen does: somebody else asks.
+func (v *view) readsLine() bool {
+	return v.tty.Reading == ReadingYes && v.tty.Canonical && v.tty.Echo
 }
 
 // note keeps what a reader saw and why, for who asks for it.
@@ -6794,7 +6827,8 @@ func (v *view) readLine() *candidate {
 	alternate := v.s.AltScreen()
 	busy := v.tty.Reading == ReadingBusy
 	cooked := v.tty.Canonical && v.tty.Echo
-	if busy && cooked || v.known && (alternate || v.inBoxRows()) {
+	reads := v.readsLine()
+	if busy && cooked || v.known && !reads && (alternate || v.inBoxRows()) {
 		return nil
 	}
 	line, top := v.cursorLine()
@@ -6833,7 +6867,7 @@ func (v *view) readLine() *candidate {
 	if v.readWorded(f, text, top) {
 		v.note("the cursor's line, row %d, asks by its words or how it ends", v.row+1)
 	} else {
-		if alternate || v.hidden || v.drafted() {
+		if (alternate || v.hidden) && !reads || v.drafted() {
 			return nil
 		}
 		v.note("the cursor's line, row %d, is unfinished: a question if nothing comes for %v", v.row+1,

@@ -5093,6 +5093,58 @@ func FuzzDetector(f *testing.F) {
 	})
 }
 
+// mutes is what a program may print, a file with it, that could keep a question from being seen.
+var mutes = []string{
+	"\x1b]0;", "\x1b]0;title", "\x1bP+q", "\x1b_G", "\x1b^", "\x1bX", "\x1bk", "\x1b[", "\x1b[99999999", "\x1b[?", "\x1b(", "\x1b",
+	"\x1b(0", "\x0e\x1b)0", "\x1b[?2026h", "\x1b[?25l", "\x1b[?7l", "\x1b[?6h\x1b[3;3r", "\x1b[2;3r", "\x1b[?1049h",
+	"\x1b[?1049h\x1b[?25l\x1b(0", "\x1b]7501;state=working\x1b\\", "\x1b]7501;state=idle\a", "\x1b]133;C\a", "\x1b]0;◐ at work\a",
+	"\x1b]7501;state=blocked:kind=auth\a", "\x1b]7501;state=blocked:kind=question\a", "\x1b[8m", "\x1b[30;40m", "\x1b[?5h",
+	"\xf0\x9f", "e" + "\u0301\u0302", "\u200d", "\x1b[20h", "\x1b[4h", "\x1b#8", "\x1b[?3h", "\x1b[8;1;1t", "\x1b[?2004h\x1b[?1h",
+	"❯ 1. a\r\n  2. b\r\n", "(esc to interrupt)", "──────\r\n❯\u00a0", "\x1b]0;✋ x\a", "\x1b[999b", "\x1bc", "\x1b7\x1b[2;2H\x1b8",
+}
+
+// TestNothingMutes: whatever was printed before, a question that is printed below it is asked within a minute, with and
+// without a clear in between.
+func TestNothingMutes(t *testing.T) {
+	for _, tool := range []string{"generic", "claude", "gemini"} {
+		for _, junk := range mutes {
+			checkHeard(t, tool, junk+"\x1b[2J\x1b[H")
+			checkHeard(t, tool, junk+"\r\n")
+		}
+	}
+}
+
+// checkHeard: after that output a plain question is in force.
+func checkHeard(t *testing.T, tool, output string) {
+	t.Helper()
+	d := newDetector(adapterFor(tool), 24, 80, DetectOptions{})
+	now := detectorStart
+	d.Feed([]byte(output), now)
+	d.Feed([]byte("Continue? [y/n] "), now)
+	for end := now.Add(time.Minute); now.Before(end); now = later(now.Add(detectEvery), d.Next(now)) {
+		tty := TTYState{}
+		if d.WantTTY(now) {
+			tty = parseTTY("reading canon echo")
+		}
+		d.Tick(tty, now)
+	}
+	if d.cur == nil || d.cur.Idle {
+		t.Errorf("%s: after %q nothing is asked: %q", tool, output, d.Screen.Text())
+	}
+}
+
+// FuzzNothingMutes: the same for any output before a clear.
+func FuzzNothingMutes(f *testing.F) {
+	for _, junk := range mutes {
+		f.Add([]byte(junk))
+	}
+	f.Fuzz(func(t *testing.T, junk []byte) {
+		for _, tool := range []string{"generic", "claude"} {
+			checkHeard(t, tool, string(junk)+"\x1b[2J\x1b[H")
+		}
+	})
+}
+
 // promptsOf replays output cut at the given places, all at once, and lets it settle.
 func promptsOf(tool, tty string, output []byte, cut func() int) (asked []string) {
 	d := newDetector(adapterFor(tool), 24, 80, DetectOptions{})
