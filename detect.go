@@ -109,6 +109,7 @@ type Screen struct {
 	answering      int                  // row from 1 in which an answer is typed; anyRow; 0 none
 
 	changes uint // of what a look reads, but for the cursor: so many so far
+	work    int  // cells and rows that control functions have touched so far
 
 	moved []*line // by scroll: kept for the next time
 	built []byte  // a row's text: kept for the next row
@@ -554,6 +555,7 @@ func (s *Screen) repeat(n int) {
 	}
 	l := s.begin()
 	cells := l.cells[s.col : s.col+n]
+	s.work += n
 	for i := range cells {
 		cells[i] = cell{Attr: s.pen}
 		if i%width == 0 {
@@ -819,6 +821,7 @@ func (s *Screen) scroll(top, n int) {
 	}
 	s.changes++
 	region := s.grid[top : s.bottom+1]
+	s.work += len(region)
 	count := min(max(n, -n), len(region))
 	keep := len(region) - count
 	first := top + keep // of the rows that come back blank
@@ -876,8 +879,12 @@ func (s *Screen) erase(from, to int) {
 	}
 	for from < to {
 		l := s.grid[from/s.cols]
+		s.work++
 		col := from % s.cols
 		end := min(col+to-from, s.cols)
+		if end < s.cols {
+			s.work += end
+		}
 		l.erase(col, end, s.pen.BG)
 		from += end - col
 	}
@@ -923,6 +930,7 @@ func (s *Screen) shiftCells(n int) {
 	l.stale = true
 	s.changes++
 	rest := l.cells[s.col:]
+	s.work += s.cols
 	n = min(max(n, -len(rest)), len(rest))
 	if n > 0 {
 		copy(rest[n:], rest)

@@ -3213,6 +3213,11 @@ func FuzzScreen(f *testing.F) {
 		}
 		for r := range 5 {
 			sameLine(t, whole, r, in)
+			l := whole.grid[r]
+			l.writeTo(whole.cols)
+			if kept := whole.text(l); kept != whole.part(l.cells) {
+				t.Errorf("%q: row %d is taken for %q, it shows %q", in, r, kept, whole.part(l.cells))
+			}
 		}
 		whole.Resize(3, 4)
 		cut.Resize(9, 30)
@@ -3242,6 +3247,7 @@ func screenFrame() []byte {
 
 // sameLine: wide characters are whole, and marks have an end.
 func sameLine(t *testing.T, s *Screen, r int, in []byte) {
+	s.grid[r].writeTo(s.cols)
 	cells := s.grid[r].cells
 	for c, x := range cells {
 		wide := x.ch >= 0x1100 && runeWidth(x.ch) == 2
@@ -3323,6 +3329,32 @@ var costlySequences = []struct{ name, text string }{
 	{"questions", "\x1b[6n\x1b[14t\x1b]11;?\a"},
 	{"reports", "\x1b]7501;state=working:msg=aGFsbG8=\x1b\\"},
 	{"empty strings", "\x1bP\x1b]\x1b\\"},
+}
+
+// TestScreenWorkIsBounded: no control function touches more than a row's cells and all rows once: the work is bounded by
+// the bytes.
+func TestScreenWorkIsBounded(t *testing.T) {
+	for _, c := range costlySequences {
+		checkWork(t, bytes.Repeat([]byte(c.text), 1+5000/len(c.text)))
+	}
+}
+
+// checkWork writes the bytes to a large screen and counts.
+func checkWork(t *testing.T, in []byte) {
+	t.Helper()
+	s := newScreen(200, 400)
+	s.Write(in)
+	if most := (s.rows + s.cols) * (len(in) + 1); s.work > most {
+		t.Errorf("%d bytes touch %d cells and rows, more than %d: %.80q", len(in), s.work, most, in)
+	}
+}
+
+// FuzzScreenWork: the same for any bytes.
+func FuzzScreenWork(f *testing.F) {
+	for _, c := range costlySequences {
+		f.Add([]byte(c.text))
+	}
+	f.Fuzz(func(t *testing.T, in []byte) { checkWork(t, bytes.Repeat(in, 1+1000/(len(in)+1))) })
 }
 
 // BenchmarkScreenCostly writes what costs the most, into a screen of the usual size, with and without a transcript, and
@@ -5070,6 +5102,32 @@ func TestHostileOutput(t *testing.T) {
 			t.Fatalf("a copy asks %q", asked[0].Excerpt)
 		}
 	}
+}
+
+// FuzzPatterns: a pattern that is not run on a text does not match it.
+func FuzzPatterns(f *testing.F) {
+	all := []*pattern{secretShapes, reMarked, reChoosing, reKeyed, reHotkeys, reEscOut, reStatus, reHeading, reWord, reItem,
+		reCounting, reBarePress, rePress, reText, reSubmits, reOrder, reREPL, reColumns, reCapitals, reRefusal, reNotPress,
+		reElapsed, rePager, reQuoted, reSpinner, reAsks, reHinted, reReason, reElided, reOtherWay}
+	for _, a := range adapters {
+		for _, p := range []*pattern{a.Works, a.Box, a.Head, a.Fails, a.Closes, a.Stopped} {
+			if p != nil {
+				all = append(all, p)
+			}
+		}
+	}
+	for _, text := range []string{"❯ 1. Yes, and don't ask again (esc)", "PASSWORD: hunter2hunter2", "↑/↓ to NAVIGATE · Enter to Select",
+		"to\u212aen=abcdefgh", "preſs enter", "· Baking… (12s · esc to interrupt)", "Go on? [Y/n]", "ghp_0123456789abcdef0123",
+		"[(y)es] (n)o 1) a  2) b", "Interrupted by user", "✻ Cooked for 3s", "Großbuchst 大文字 ЗАГЛАВН"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		for _, p := range all {
+			if p.MatchString(text) != p.expr().MatchString(text) {
+				t.Errorf("%q is not tried on %q", p.source, text)
+			}
+		}
+	})
 }
 
 // FuzzDetector: output asks the same whole and cut anywhere.
