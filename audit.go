@@ -769,7 +769,7 @@ func completeLines(path string, at int64) (lines []byte, end int64, err error) {
 }
 
 // c1 are the controls that JSON leaves as they are and some terminals obey.
-var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`)
+var c1 = re(`[\x{80}-\x{9f}]`)
 
 // printEntry prints an entry of the wanted session; whatever a terminal could obey is escaped, in JSON too.
 func (c *command) printEntry(line []byte) {
@@ -791,7 +791,7 @@ func (c *command) printEntry(line []byte) {
 	}
 	if c.opts.on("json") {
 		escape := func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) }
-		fmt.Fprint(c.stdout, c1.ReplaceAllStringFunc(string(line), escape))
+		fmt.Fprint(c.stdout, c1.expr().ReplaceAllStringFunc(string(line), escape))
 		return
 	}
 	text := fmt.Sprintf("%q", fmt.Sprintf("%.19s %-8s %-17s %s%s", member["ts"], shortID(member["session_id"]),

@@ -88,7 +88,7 @@ type Screen struct {
 	saved       cursor              // by DECSC
 	base        *cell               // the character just written, for marks and REP; else nil
 	marks       []string            // the combinations of them so far, none first
-	markSets    map[string]uint16   // where each of them is there
+	markSets    map[string]int      // where each of them is there
 	modes       [modeOther + 1]bool // by number
 
 	state  byte   // of the parser
@@ -177,7 +177,7 @@ type ProgramStatus struct {
 
 // newScreen returns a blank screen, of one row and column at least.
 func newScreen(rows, cols int) *Screen {
-	s := &Screen{marks: []string{""}, markSets: map[string]uint16{}}
+	s := &Screen{marks: []string{""}, markSets: map[string]int{}}
 	s.Resize(rows, cols)
 	s.reset()
 	return s
@@ -268,7 +268,7 @@ func (s *Screen) text(l *line) string {
 		l.row = nil
 	}
 	l.stale = false
-	l.lit = l.ground != 0 && l.end < len(l.cells) || slices.ContainsFunc(l.cells[:l.end], cell.isLit)
+	l.lit = l.ground != 0 && l.end < len(l.cells) || anyLit(l.cells[:l.end])
 	return l.shown
 }
 
@@ -297,9 +297,15 @@ func (s *Screen) appendText(text []byte, cells []cell) []byte {
 	return text
 }
 
-// isLit tells whether the cell has a background, is reversed or a cursor's block.
-func (c cell) isLit() bool {
-	return c.BG != 0 || c.Reverse || c.ch > 0x2500 && strings.ContainsRune(cursorBlocks, c.ch)
+// anyLit tells whether a cell has a background, is reversed or a cursor's block.
+func anyLit(cells []cell) bool {
+	for i := range cells {
+		c := &cells[i]
+		if c.BG != 0 || c.Reverse || c.ch > 0x2500 && strings.ContainsRune(cursorBlocks, c.ch) {
+			return true
+		}
+	}
+	return false
 }
 
 // writeTo writes the cells of the row that are not written yet, up to before column col.
@@ -757,11 +763,11 @@ func (s *Screen) combine(r rune) {
 		if len(marks) > maxMarks || len(s.marks) >= maxMarkSets {
 			return
 		}
-		i = uint16(len(s.marks))
+		i = len(s.marks)
 		s.marks = append(s.marks, marks)
 		s.markSets[marks] = i
 	}
-	s.base.marks = i
+	s.base.marks = uint16(i)
 	s.grid[s.row].stale = true
 	s.changes++
 }
@@ -1089,7 +1095,8 @@ func (s *Screen) inString() bool { return s.state > inEscape && s.state != inSeq
 // program that waits for an answer must not be missed because of a byte that stood in a file.
 func (s *Screen) endStringAs(output []byte) {
 	s.state = inText
-	s.Write(output[1+bytes.LastIndexAny(output, "\n\x1b"):])
+	last := max(bytes.LastIndexByte(output, '\n'), bytes.LastIndexByte(output, 0x1b))
+	s.Write(output[1+last:])
 }
 
 // replyColour answers an OSC that asks for a colour, in a string that ends as the OSC did. The
@@ -5374,34 +5381,49 @@ var aspects = []struct {
 func (v *view) alike(head viewRow, above, below []viewRow) int {
 	n := -1
 	drawn := v.sample(head)
+	up, down := v.samples(above), v.samples(below)
 	for _, aspect := range aspects {
-		others := 0
-		for _, o := range below {
-			if aspect.of(v.sample(o)) != aspect.of(v.sample(below[0])) {
-				others = -1
-				break
-			}
-		}
-		if others < 0 || len(below) > 0 && aspect.of(v.sample(below[0])) == aspect.of(drawn) {
+		own := aspect.of(drawn)
+		if len(down) > 0 && (aspect.of(down[0]) == own || alikeIn(down, aspect.of) < len(down)) {
 			continue
 		}
-		for others < len(above) {
-			value := aspect.of(v.sample(above[others]))
-			if value == aspect.of(drawn) || value != aspect.of(v.sample(above[0])) {
-				break
-			}
-			others++
+		others := 0
+		if len(up) > 0 && aspect.of(up[0]) != own {
+			others = alikeIn(up, aspect.of)
 		}
 		n = max(n, others)
 	}
 	return n
 }
 
+// alikeIn is how many of them, from the first on, are alike in one aspect.
+func alikeIn(drawn []Attr, of func(a Attr) int32) int {
+	n := 0
+	for n < len(drawn) && of(drawn[n]) == of(drawn[0]) {
+		n++
+	}
+	return n
+}
+
+// samples are how the ends of the options' first words are drawn.
+func (v *view) samples(opts []viewRow) []Attr {
+	drawn := make([]Attr, len(opts))
+	for i := range opts {
+		drawn[i] = v.sample(opts[i])
+	}
+	return drawn
+}
+
 // unlike is the only option that is drawn unlike all others, −1 none, and what makes it that. Of
 // two it is the one that is not drawn as the blank cell before it.
 func (v *view) unlike(opts []viewRow) (at int, mark string, weak bool) {
+	if len(opts) < 2 {
+		return -1, "", false
+	}
+	drawn := v.samples(opts)
+	rest := v.s.attr(opts[0].row, v.s.cols-1)
 	for i, aspect := range aspects {
-		at := v.oddOne(opts, aspect.of)
+		at := oddOne(drawn, rest, aspect.of)
 		if at >= 0 {
 			return at, aspect.mark, i >= 3
 		}
@@ -5417,21 +5439,19 @@ func number(b bool) int32 {
 	return 0
 }
 
-// oddOne is the index of the only option that differs from all others, which are alike.
-func (v *view) oddOne(opts []viewRow, of func(a Attr) int32) int {
-	if len(opts) < 2 {
-		return -1
-	}
-	common := of(v.sample(opts[0]))
+// oddOne is the index of the only option that differs from all others, which are alike; rest is how the end of the first
+// one's row is drawn.
+func oddOne(drawn []Attr, rest Attr, of func(a Attr) int32) int {
+	common := of(drawn[0])
 	switch {
-	case len(opts) == 2:
-		common = of(v.s.attr(opts[0].row, v.s.cols-1))
-	case of(v.sample(opts[1])) == of(v.sample(opts[2])):
-		common = of(v.sample(opts[1]))
+	case len(drawn) == 2:
+		common = of(rest)
+	case of(drawn[1]) == of(drawn[2]):
+		common = of(drawn[1])
 	}
 	odd := -1
-	for i, o := range opts {
-		if of(v.sample(o)) == common {
+	for i, a := range drawn {
+		if of(a) == common {
 			continue
 		}
 		if odd >= 0 {
