@@ -23,7 +23,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"sort"
 	"strings"
@@ -676,7 +675,7 @@ func cmdAudit(c *command) int {
 
 func (c *command) audit(s *Store) int {
 	head := strings.Replace(c.opts.text("head"), " ", ":", 1)
-	if !regexp.MustCompile(`^([1-9][0-9]{0,15}:sha256:[0-9a-f]{64})?$`).MatchString(head) {
+	if !re(`^([1-9][0-9]{0,15}:sha256:[0-9a-f]{64})?$`).MatchString(head) {
 		return c.usage("--head is SEQ:sha256:HEX, as the session-ended message has it")
 	}
 	if c.opts.on("aside") {
@@ -769,7 +768,7 @@ func completeLines(path string, at int64) (lines []byte, end int64, err error) {
 }
 
 // c1 are the controls that JSON leaves as they are and some terminals obey.
-var c1 = regexp.MustCompile(`[\x{80}-\x{9f}]`)
+var c1 = re(`[\x{80}-\x{9f}]`)
 
 // printEntry prints an entry of the wanted session; whatever a terminal could obey is escaped, in JSON too.
 func (c *command) printEntry(line []byte) {

@@ -2268,35 +2268,79 @@ func isASCII(text string) bool {
 // ---- adapters ----
 // What is known of each tool.
 
-// re compiles a pattern of ours.
-func re(pattern string) *regexp.Regexp { return regexp.MustCompile(pattern) }
+// lazyRE is a regular expression that is compiled when it is first used: all of ours together take 7 ms.
+type lazyRE struct{ compiled func() *regexp.Regexp }
+
+// re is a pattern of ours.
+func re(text string) *lazyRE {
+	return &lazyRE{sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(text) })}
+}
+
+// Match, and what follows, are as those of regexp.Regexp.
+func (l *lazyRE) Match(b []byte) bool { return l.compiled().Match(b) }
+
+func (l *lazyRE) MatchString(s string) bool { return l.compiled().MatchString(s) }
+
+func (l *lazyRE) FindString(s string) string { return l.compiled().FindString(s) }
+
+func (l *lazyRE) FindStringIndex(s string) []int { return l.compiled().FindStringIndex(s) }
+
+func (l *lazyRE) FindSubmatch(b []byte) [][]byte { return l.compiled().FindSubmatch(b) }
+
+func (l *lazyRE) FindStringSubmatch(s string) []string { return l.compiled().FindStringSubmatch(s) }
+
+func (l *lazyRE) FindAllString(s string, n int) []string { return l.compiled().FindAllString(s, n) }
+
+func (l *lazyRE) FindAllStringIndex(s string, n int) [][]int {
+	return l.compiled().FindAllStringIndex(s, n)
+}
+
+func (l *lazyRE) FindAllStringSubmatch(s string, n int) [][]string {
+	return l.compiled().FindAllStringSubmatch(s, n)
+}
+
+func (l *lazyRE) FindStringSubmatchIndex(s string) []int { return l.compiled().FindStringSubmatchIndex(s) }
+
+func (l *lazyRE) FindAllStringSubmatchIndex(s string, n int) [][]int {
+	return l.compiled().FindAllStringSubmatchIndex(s, n)
+}
+
+func (l *lazyRE) ReplaceAllString(s, with string) string {
+	return l.compiled().ReplaceAllString(s, with)
+}
+
+func (l *lazyRE) ReplaceAllStringFunc(s string, with func(string) string) string {
+	return l.compiled().ReplaceAllStringFunc(s, with)
+}
+
+func (l *lazyRE) Split(s string, n int) []string { return l.compiled().Split(s, n) }
 
 // Adapter is what atlasbridge knows of one tool: one table row.
 type Adapter struct {
 	Name        string
-	Names       []string       // command names it stands for
-	MinVer      string         // the oldest version supported, "" any
-	MaxVer      string         // the newest one, with which the row was measured
-	Hooks       string         // how hooks are installed: "claude-settings" or ""
-	SubmitDelay time.Duration  // between a text and its Enter
-	EscapeBang  bool           // a leading ! / # needs a space before it
-	Digits      bool           // a digit chooses at once, without Enter
-	Submit      string         // goes on from a list with ticks to the review
-	Mark        string         // what an input box begins with
-	Clear       string         // the keys that empty a box of one row (measured)
-	Stop        string         // the key that interrupts a turn (measured)
-	StopAgain   *regexp.Regexp // a row that asks for that key a second time
-	Box         *regexp.Regexp // the row of the empty input box, the turn over
-	Head        *regexp.Regexp // the first row of a dialog without a frame
-	Works       *regexp.Regexp // a row, or ESC and the title, while it works
-	Asks        *regexp.Regexp // the title while a dialog is open
-	Said        *regexp.Regexp // the row, with its margin, in which a message of the user's begins
-	Says        *regexp.Regexp // the margin and mark of the row in which one of the tool's own begins
-	Closes      *regexp.Regexp // the row below a turn's words that says that it is over
-	Hints       *regexp.Regexp // the first row of what else stands there and is none of its words
-	Stopped     *regexp.Regexp // the row that says that the turn was interrupted
-	Fails       *regexp.Regexp // the row in which the error that ended a turn begins: its words
-	Speaks      bool           // the Program Status Protocol: OSC 7501
+	Names       []string      // command names it stands for
+	MinVer      string        // the oldest version supported, "" any
+	MaxVer      string        // the newest one, with which the row was measured
+	Hooks       string        // how hooks are installed: "claude-settings" or ""
+	SubmitDelay time.Duration // between a text and its Enter
+	EscapeBang  bool          // a leading ! / # needs a space before it
+	Digits      bool          // a digit chooses at once, without Enter
+	Submit      string        // goes on from a list with ticks to the review
+	Mark        string        // what an input box begins with
+	Clear       string        // the keys that empty a box of one row (measured)
+	Stop        string        // the key that interrupts a turn (measured)
+	StopAgain   *lazyRE       // a row that asks for that key a second time
+	Box         *lazyRE       // the row of the empty input box, the turn over
+	Head        *lazyRE       // the first row of a dialog without a frame
+	Works       *lazyRE       // a row, or ESC and the title, while it works
+	Asks        *lazyRE       // the title while a dialog is open
+	Said        *lazyRE       // the row, with its margin, in which a message of the user's begins
+	Says        *lazyRE       // the margin and mark of the row in which one of the tool's own begins
+	Closes      *lazyRE       // the row below a turn's words that says that it is over
+	Hints       *lazyRE       // the first row of what else stands there and is none of its words
+	Stopped     *lazyRE       // the row that says that the turn was interrupted
+	Fails       *lazyRE       // the row in which the error that ended a turn begins: its words
+	Speaks      bool          // the Program Status Protocol: OSC 7501
 }
 
 // adapters is the registry, measured with the versions named as MaxVer; the last row stands for
@@ -2608,7 +2652,7 @@ func (v *view) words(text string) string {
 }
 
 // fits tells whether the text matches the pattern, if there is one.
-func fits(pattern *regexp.Regexp, text string) bool {
+func fits(pattern *lazyRE, text string) bool {
 	return pattern != nil && pattern.MatchString(text)
 }
 
@@ -5425,8 +5469,8 @@ func (v *view) paragraphs(top, first int) []string {
 // of them.
 var sides = []struct {
 	name   string
-	row    *regexp.Regexp
-	choice *regexp.Regexp
+	row    *lazyRE
+	choice *lazyRE
 }{
 	// whiptail, dialog
 	{"angle brackets", re(`^((?:<\s*[^<>]{1,20}\s*>\s*)+)$`), re(`<\s*([^<>]*?)\s*>`)},
@@ -6152,7 +6196,7 @@ var (
 	reRemark       = re(`^\(.* .*\)$`)
 	reSays         = re(`\pL[\pL\pN]`)
 	reYesNo        = re(`(?i)^(y|n|yes|no)$`)
-	reSplits       = []*regexp.Regexp{re(`\s*,\s*(?:or\s+)?|\s+or\s+`), re(`\s*\|\s*`), re(`\s*/\s*`)}
+	reSplits       = []*lazyRE{re(`\s*,\s*(?:or\s+)?|\s+or\s+`), re(`\s*\|\s*`), re(`\s*/\s*`)}
 	reChoiceWord   = re(`^[\pL\pN][\pL\pN_+-]{0,24}$`)
 	reDigits       = re(`^\d+$`)
 	rePresetBefore = re(`\pL.*[:?›‣] $`)

@@ -29,7 +29,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -855,7 +854,7 @@ func probe(ctx context.Context, a *Adapter, env []string) tool {
 }
 
 // reVersion is a version among other words, as in "codex-cli 0.146.0".
-var reVersion = regexp.MustCompile(`[0-9]+(\.[0-9]+)+`)
+var reVersion = re(`[0-9]+(\.[0-9]+)+`)
 
 // toolVersion runs the tool in a terminal of its own, as `run` does, until ctx ends; "" when it does not say.
 func toolVersion(ctx context.Context, path string, env []string) string {
@@ -946,15 +945,15 @@ const bothAnswered = "a key was pressed at the keyboard in the same moment: " +
 
 var (
 	// reReport is what terminals send by themselves (ctlseqs).
-	reReport = regexp.MustCompile(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`)
+	reReport = re(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`)
 	// reSends empties the input box: Enter, Esc, ^C, ^U.
-	reSends = regexp.MustCompile(`[\r\n]$|^(\x1b|\x03|\x15)$`)
+	reSends = re(`[\r\n]$|^(\x1b|\x03|\x15)$`)
 	// reArrow is a key that moves and decides nothing.
-	reArrow = regexp.MustCompile(`^\x1b[\[O][0-9;]*[A-Z~]$`)
+	reArrow = re(`^\x1b[\[O][0-9;]*[A-Z~]$`)
 	// reOwnCommand is how the operator writes a command of the tool's own.
-	reOwnCommand = regexp.MustCompile(`^//\w`)
+	reOwnCommand = re(`^//\w`)
 	// reFirstWord is the beginning of a text up to the first blank.
-	reFirstWord = regexp.MustCompile(`^\S*`)
+	reFirstWord = re(`^\S*`)
 )
 
 // session is one run of a tool.
@@ -4554,7 +4553,7 @@ func addHook(hooks map[string]any, event, command string, seconds int) {
 }
 
 // reOurs are the names of our settings in an environment, in any case, as Windows has them.
-var reOurs = regexp.MustCompile(`(?i)^(ATLASBRIDGE|TELEGRAM)_`)
+var reOurs = re(`(?i)^(ATLASBRIDGE|TELEGRAM)_`)
 
 // childEnv is the environment without anything of ours but what `atlasbridge hook` needs.
 func childEnv(env []string, c *Config, sessionID string) []string {
@@ -4576,7 +4575,7 @@ const (
 )
 
 // reHunk is the head of a hunk, which only a diff has.
-var reHunk = regexp.MustCompile(`(?m)^@@ -\d+(,\d+)? \+\d+(,\d+)? @@`)
+var reHunk = re(`(?m)^@@ -\d+(,\d+)? \+\d+(,\d+)? @@`)
 
 // asking is one run of `atlasbridge ask`.
 type asking struct {

@@ -442,7 +442,7 @@ const (
 )
 
 // tomlLine gives the name in a header, or key and value of a pair.
-var tomlLine = regexp.MustCompile(`^` + tomlBlank + `(?:` + tomlHeader + `|` + tomlPair + `)?` + tomlBlank +
+var tomlLine = re(`^` + tomlBlank + `(?:` + tomlHeader + `|` + tomlPair + `)?` + tomlBlank +
 	tomlComment + `$`)
 
 // parseTOML returns the settings by full name, and tables, without a value, in brackets; known nil: any key will do.
@@ -2330,9 +2330,9 @@ const fileNameMax = 60
 
 var (
 	// reNotInName are runs of characters that no name of ours has before its ending.
-	reNotInName = regexp.MustCompile(`[^A-Za-z0-9-]+`)
+	reNotInName = re(`[^A-Za-z0-9-]+`)
 	// reEnding is a file's ending with its dot.
-	reEnding = regexp.MustCompile(`\.[A-Za-z0-9]{1,10}$`)
+	reEnding = re(`\.[A-Za-z0-9]{1,10}$`)
 )
 
 // filesDir is the folder of a session's files, "" of all of them.

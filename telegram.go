@@ -21,7 +21,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"sort"
 	"strings"
@@ -149,7 +148,7 @@ const (
 )
 
 // cutAnswer is the beginning of an answer that broke off, though what it answers was carried out.
-var cutAnswer = regexp.MustCompile(`^\{"ok":true,"result":(\{"message_id":\d+)[,}]`)
+var cutAnswer = re(`^\{"ok":true,"result":(\{"message_id":\d+)[,}]`)
 
 // apiError is every way in which a call can fail. It never has the URL in it.
 type apiError struct {
@@ -558,7 +557,7 @@ const (
 )
 
 // sessionMark is the end of a message of ours that says which session it is about.
-var sessionMark = regexp.MustCompile(`\[SID:([0-9a-f]{8})\]\s*$`)
+var sessionMark = re(`\[SID:([0-9a-f]{8})\]\s*$`)
 
 // entity is how a part of a text looks: https://core.telegram.org/bots/api#messageentity
 type entity struct {
@@ -883,7 +882,7 @@ func fenceOf(body string) string {
 }
 
 // reLanguage is a language's name as code may carry it.
-var reLanguage = regexp.MustCompile(`^[A-Za-z0-9+#-]{1,20}$`)
+var reLanguage = re(`^[A-Za-z0-9+#-]{1,20}$`)
 
 // fenced renders code between fences, to the end of the text where the second is missing.
 func (m *markdownText) fenced(lines []string, indent int) int {
@@ -1307,7 +1306,7 @@ const maxEntities = 96
 
 // reActive is in a word that Telegram may make a link, an address, a mention, a command or a tag of by itself:
 // tdlib, td/telegram/MessageEntity.cpp.
-var reActive = regexp.MustCompile(`://|(^|[^\pL\pN_])(/[\w]|@\w|#\d*[\pL_]|\$[A-Z])|\w@\w|` +
+var reActive = re(`://|(^|[^\pL\pN_])(/[\w]|@\w|#\d*[\pL_]|\$[A-Z])|\w@\w|` +
 	`[\pL\pN_-]\.\pL{2}|\.xn--|\d\.\d+\.\d+\.\d`)
 
 // disarm puts every word that Telegram would act on into a code entity, which it leaves alone and copies well, unless
@@ -1653,7 +1652,7 @@ func choicesOf(p *PromptRecord) []Choice {
 func grants(c Choice) bool { return c.Grants || c.Key == "y" }
 
 // reLasting is what a choice says that allows more than what is asked.
-var reLasting = regexp.MustCompile(
+var reLasting = re(
 	`(?i)\b(always|again|session|auto|stop asking|all (edits|future)|every|forever|permanent)`)
 
 // choiceStyle is the colour of a choice: it allows once, allows for longer, refuses, or is one of several things.
@@ -1724,7 +1723,7 @@ func chosenNames(p *PromptRecord, keys string) string {
 // One message for a question's whole life: what is asked, then what became of it.
 
 // mixedWord is a word that deceives: with letters of different alphabets.
-var mixedWord = regexp.MustCompile(`\S*([a-zA-Z][\p{Cyrillic}\p{Greek}]|[\p{Cyrillic}\p{Greek}][a-zA-Z])\S*`)
+var mixedWord = re(`\S*([a-zA-Z][\p{Cyrillic}\p{Greek}]|[\p{Cyrillic}\p{Greek}][a-zA-Z])\S*`)
 
 // programText is what of a question comes from the program, in the order in which a message shows it: what stands above
 // it, and the question's own text without the line that says it again.
@@ -1742,8 +1741,8 @@ func programText(p *PromptRecord) (above, body string) {
 }
 
 var (
-	reColumnGap = regexp.MustCompile(` {2,}`)                               // between buttons side by side
-	reItemMark  = regexp.MustCompile(`^(?:[^\pL\pN\s]\s*)?(?:\d+[.)]\s+)?`) // a pointer, a number
+	reColumnGap = re(` {2,}`)                               // between buttons side by side
+	reItemMark  = re(`^(?:[^\pL\pN\s]\s*)?(?:\d+[.)]\s+)?`) // a pointer, a number
 )
 
 // withoutChoices are the lines without the rows of the choices, where buttons say all of those and nothing else stands
@@ -3810,7 +3809,7 @@ func (v *View) endDecided(id string, yes bool, q *callbackQuery) *InputRecord {
 // What the operator writes: an answer, text for a session, or a command.
 
 // reCommand is a command for us: a word behind a slash. A path is text; what begins with // is a command of the tool's.
-var reCommand = regexp.MustCompile(`(?i)^/([a-z][\w:.-]*)(@\w+)?(\s|$)`)
+var reCommand = re(`(?i)^/([a-z][\w:.-]*)(@\w+)?(\s|$)`)
 
 // botCommands are what the operator can type, as setMyCommands takes it: what is used most comes first.
 var botCommands = []botCommand{
@@ -4377,8 +4376,8 @@ func (in *incoming) openQuestions(s *SessionRecord) string {
 // `atlasbridge setup`: token, who the operator is, config.toml, a test.
 
 var (
-	telegramTable = regexp.MustCompile(`(?m)^[ \t]*\[[ \t]*telegram[ \t]*\].*\n`) // the keys are only in this one
-	telegramKeys  = regexp.MustCompile(`(?m)^[ \t]*(bot_token|chat_id|allowed_users|api_base)[ \t]*=.*\n`)
+	telegramTable = re(`(?m)^[ \t]*\[[ \t]*telegram[ \t]*\].*\n`) // the keys are only in this one
+	telegramKeys  = re(`(?m)^[ \t]*(bot_token|chat_id|allowed_users|api_base)[ \t]*=.*\n`)
 )
 
 // setup is one run of the command.
