@@ -2299,7 +2299,9 @@ func (l *lazyRE) FindAllStringSubmatch(s string, n int) [][]string {
 	return l.compiled().FindAllStringSubmatch(s, n)
 }
 
-func (l *lazyRE) FindStringSubmatchIndex(s string) []int { return l.compiled().FindStringSubmatchIndex(s) }
+func (l *lazyRE) FindStringSubmatchIndex(s string) []int {
+	return l.compiled().FindStringSubmatchIndex(s)
+}
 
 func (l *lazyRE) FindAllStringSubmatchIndex(s string, n int) [][]int {
 	return l.compiled().FindAllStringSubmatchIndex(s, n)

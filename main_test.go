@@ -16785,7 +16785,7 @@ func (s *sim) play() {
 		s.rough, s.blind)
 	s.at(between(r, 50, 300), s.next)
 	s.mu.Unlock()
-	sess.loop()
+	sess.loop(sess.begin())
 	sess.finish()
 	release()
 	s.mu.Lock()
@@ -19690,6 +19690,19 @@ func failing(kind string, err error) func(op string, n int64) error {
 	}
 }
 
+// openStoreWith is openStore with the calls to the file system made by do.
+func openStoreWith(dir string, do files) (*Store, error) {
+	s, err := newStoreWith(dir, do)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.open(); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
 // noSync makes every call but those that wait for the disk.
 func noSync(op string, _ *os.File, call func() error) error {
 	if strings.HasPrefix(op, "fsync") {
@@ -19900,6 +19913,7 @@ func bareSession(t *testing.T, st *Store, id, tool string) *session {
 		ctx:     t.Context(),
 		cfg:     &Config{Timeout: time.Hour, PermissionTimeout: time.Hour},
 		events:  make(chan func(), 100),
+		opened:  true,
 		rec:     *storeView(t, st).Sessions[id],
 	}
 }

@@ -747,6 +747,7 @@ func (j *journal) cut(at int64) error {
 const (
 	schemaVersion = 1
 	crcMember     = len(`,"crc":"00000000"}` + "\n") // bytes at the end of a line
+	lineHead      = 200                              // bytes in which its version, kind and id stand
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -845,7 +846,7 @@ type stateLine struct {
 // parseLine checks a line and reads its beginning: {"v":1,"rec":"prompt","id":"…"
 func parseLine(text []byte) stateLine {
 	var l stateLine
-	parts := strings.SplitN(string(text[:min(len(text), 200)]), `"`, 11)
+	parts := strings.SplitN(string(text[:min(len(text), lineHead)]), `"`, 11)
 	for len(parts) < 10 {
 		parts = append(parts, "")
 	}
@@ -1215,13 +1216,27 @@ type Store struct {
 	secrets sync.Map // what was given and not yet taken, by prompt: string
 }
 
-// openStore opens the state in dir, which it makes when it is missing.
+// openStore opens the state in dir, which it makes when it is missing, and reads it.
 func openStore(dir string) (*Store, error) {
-	return openStoreWith(dir, func(_ string, _ *os.File, call func() error) error { return call() })
+	s, err := newStore(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.open(); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
 }
 
-// openStoreWith is openStore with the calls to the file system made by do.
-func openStoreWith(dir string, do files) (*Store, error) {
+// newStore is the state in dir, not read yet: whoever first needs it reads it. What can be told without that is: a
+// folder or a file that is not the user's alone, and what a newer atlasbridge wrote.
+func newStore(dir string) (*Store, error) {
+	return newStoreWith(dir, func(_ string, _ *os.File, call func() error) error { return call() })
+}
+
+// newStoreWith is newStore with the calls to the file system made by do.
+func newStoreWith(dir string, do files) (*Store, error) {
 	s := &Store{Dir: dir, Retention: retention, now: time.Now, watch: watchFolder, view: viewOf(nil),
 		wake: make(chan struct{}), log: &journal{do: do, path: filepath.Join(dir, "state.jsonl")}}
 	s.audit = &Audit{log: &journal{do: do, path: filepath.Join(dir, "audit.log")}, lock: s.lockAudit,
@@ -1231,15 +1246,37 @@ func openStoreWith(dir string, do files) (*Store, error) {
 			return nil, err
 		}
 	}
-	if err := s.upgrade(); err != nil {
-		s.Close()
-		return nil, err
-	}
-	return s, nil
+	return s, s.peek()
 }
 
-// upgrade reads the state, and writes it anew when it has records of an earlier schema.
-func (s *Store) upgrade() error {
+// peek looks at the beginning of the file: a later schema writes all of it anew.
+func (s *Store) peek() error {
+	f, err := openPrivate(s.log.path, os.O_RDONLY)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	begin := make([]byte, lineHead)
+	n, err := f.Read(begin)
+	if err != nil && err != io.EOF {
+		return err
+	}
+	return schemaKnown(parseLine(begin[:n]).V)
+}
+
+// schemaKnown is an error where a later atlasbridge has written the line.
+func schemaKnown(v int) error {
+	if v <= schemaVersion {
+		return nil
+	}
+	return fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", v)
+}
+
+// open reads the state, and writes it anew when it has records of an earlier schema.
+func (s *Store) open() error {
 	defer s.log.release()
 	if err := s.begin(); err != nil {
 		return err
@@ -1248,6 +1285,13 @@ func (s *Store) upgrade() error {
 		return nil
 	}
 	return s.compact()
+}
+
+// Notes is what was found damaged in the file.
+func (s *Store) Notes() []string {
+	s.log.mu.Lock()
+	defer s.log.mu.Unlock()
+	return slices.Clone(s.notes)
 }
 
 // Audit is the log that every change goes to.
@@ -1361,9 +1405,8 @@ func parseLines(texts [][]byte) (lines []stateLine, newest []int, err error) {
 		if lines[i].err != nil {
 			continue
 		}
-		if lines[i].V > schemaVersion {
-			return nil, nil, fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one",
-				lines[i].V)
+		if err := schemaKnown(lines[i].V); err != nil {
+			return nil, nil, err
 		}
 		last[lines[i].key()] = i
 	}
@@ -1464,10 +1507,15 @@ func (s *Store) write(recs []Record) ([]Event, error) {
 	}
 	var lines []byte
 	var events []Event
-	for _, r := range recs {
+	for i, r := range recs {
 		h := r.head()
 		*h = Head{schemaVersion, kindOf(r), h.ID, s.now().UTC().Truncate(time.Microsecond)}
 		old := s.view.records[h.key()]
+		for _, before := range recs[:i] {
+			if before.head().key() == h.key() {
+				old = before
+			}
+		}
 		if old != nil && !h.At.After(old.head().At) {
 			h.At = old.head().At.Add(time.Microsecond)
 		}
@@ -1732,6 +1780,17 @@ func (s *Store) Prompt(id string) (*PromptRecord, *SessionRecord, error) {
 		return nil, nil, err
 	}
 	return p, s.view.Sessions[p.SessionID], err
+}
+
+// PromptsOf are a session's prompts, the oldest first; none where the state cannot be read. They are read only.
+func (s *Store) PromptsOf(session string) []*PromptRecord {
+	defer s.log.release()
+	if err := s.begin(); err != nil {
+		return nil
+	}
+	found := s.view.which(func(p *PromptRecord) bool { return p.SessionID == session })
+	sort.Slice(found, func(i, j int) bool { return found[i].CreatedAt.Before(found[j].CreatedAt) })
+	return found
 }
 
 // Session is one session as it is now, nil where there is none, and the chat that has topics, 0 none. It is read only.
@@ -2736,6 +2795,9 @@ func insideError(session, asked string) error {
 func (s *Store) inside(env string) string {
 	ancestors := ancestorsOf(os.Getpid())
 	system := systemSession()
+	if id := s.unrecorded(env, ancestors); id != "" {
+		return id
+	}
 	for id, r := range s.view.Sessions {
 		toolAbove := slices.Contains(ancestors, r.PID)
 		wrapperAbove := slices.Contains(ancestors, r.Wrapper)
@@ -2749,6 +2811,23 @@ func (s *Store) inside(env string) string {
 		}
 		bridged := r.Status == "active" && s.Alive(id)
 		if bridged && (wrapperAbove || together) {
+			return id
+		}
+	}
+	return ""
+}
+
+// unrecorded is the session around this process that has no record yet: its tool runs, and its lock has its wrapper's
+// pid.
+func (s *Store) unrecorded(env string, ancestors []int) string {
+	locks, _ := os.ReadDir(filepath.Join(s.Dir, "sessions")) // without it there are no sessions
+	for _, lock := range locks {
+		id := strings.TrimSuffix(lock.Name(), ".lock")
+		if s.view.Sessions[id] != nil || s.view.Prompts[id] != nil {
+			continue
+		}
+		wrapper := s.holder(lockName(id))
+		if wrapper != 0 && (id == env || slices.Contains(ancestors, wrapper)) {
 			return id
 		}
 	}
