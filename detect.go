@@ -2269,14 +2269,21 @@ func isASCII(text string) bool {
 // What is known of each tool.
 
 // lazyRE is a regular expression that is compiled when it is first used: all of ours together take 7 ms.
-type lazyRE struct{ compiled func() *regexp.Regexp }
-
-// re is a pattern of ours.
-func re(text string) *lazyRE {
-	return &lazyRE{sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(text) })}
+type lazyRE struct {
+	text string
+	once sync.Once
+	made *regexp.Regexp
 }
 
-// Match, and what follows, are as those of regexp.Regexp.
+// re is a pattern of ours.
+func re(text string) *lazyRE { return &lazyRE{text: text} }
+
+// compiled is the expression. Its methods of the same names are those of regexp.Regexp.
+func (l *lazyRE) compiled() *regexp.Regexp {
+	l.once.Do(func() { l.made = regexp.MustCompile(l.text) })
+	return l.made
+}
+
 func (l *lazyRE) Match(b []byte) bool { return l.compiled().Match(b) }
 
 func (l *lazyRE) MatchString(s string) bool { return l.compiled().MatchString(s) }
