@@ -1217,7 +1217,7 @@ func sessionRecord(tool string, args []string, label string) SessionRecord {
 	return SessionRecord{
 		Head:      Head{ID: newID()},
 		Tool:      tool,
-		Args:      args,
+		Args:      redactArgs(args),
 		Cwd:       cwd,
 		Wrapper:   os.Getpid(),
 		Label:     label,

@@ -5230,29 +5230,131 @@ func TestVisible(t *testing.T) {
 	}
 }
 
-// TestRedact: keys, tokens and passwords are left out, and nothing that only looks like a URL or a
-// command.
+// TestRedact: what is a secret by its shape, or by its name and its looks, is left out, and nothing else of the text.
 func TestRedact(t *testing.T) {
-	for _, secret := range []string{
-		"AKIAIOSFODNN7EXAMPLE", "ghp_16C7e42F292c6912E7710c838347Ae178B4a", "sk-ant-REDACTED-REDACTED-1234",
-		"xoxb-123456789012-abcdefghijkl", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
-		"-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "123456789:AAE-abcdefghijklmnopqrstuvwxyz012345",
+	for _, row := range []struct{ text, secret string }{
+		{"use AKIAIOSFODNN7EXAMPLE now", "AKIAIOSFODNN7EXAMPLE"},
+		{"use ghp_16C7e42F292c6912E7710c838347Ae178B4a", "ghp_16C7e42F292c6912E7710c838347Ae178B4a"},
+		{"gho_16C7e42F292c6912E7710c838347Ae178B4a", "gho_16C7e42F292c6912E7710c838347Ae178B4a"},
+		{"github_pat_22CDEFGHI0abcdefghijkl_mnopqrstuvwxyz", "github_pat_22CDEFGHI0abcdefghijkl_mnopqrstuvwxyz"},
+		{"sk-ant-api03-REDACTED-REDACTED-1234 is it", "sk-ant-api03-REDACTED-REDACTED-1234"},
+		{"sk-aB3dE5fG7hI9jK1lM3nO5pQ7", "sk-aB3dE5fG7hI9jK1lM3nO5pQ7"},
+		{"sk-proj-aB3dE5fG7hI9jK1lM3nO5pQ7_x", "sk-proj-aB3dE5fG7hI9jK1lM3nO5pQ7_x"},
+		{"xoxb-123456789012-abcdefghijkl", "xoxb-123456789012-abcdefghijkl"},
+		{"glpat-AbCdEfGh12345678IjKl", "glpat-AbCdEfGh12345678IjKl"},
+		{"//registry/:_authToken=npm_0123456789abcdefghijABCDEFGHIJ012345",
+			"npm_0123456789abcdefghijABCDEFGHIJ012345"},
+		{"AIzaSyD-9tSrke72PouQMnMX-a7eZSW0jkFMBWY", "AIzaSyD-9tSrke72PouQMnMX-a7eZSW0jkFMBWY"},
+		{"sk_test_4eC39HqLyjWDarjtT1zdp7dc", "sk_test_4eC39HqLyjWDarjtT1zdp7dc"},
+		{"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"},
+		{"-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----\nend",
+			"-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----"},
+		{"cut: -----BEGIN PRIVATE KEY-----\nMIIEvQ", "-----BEGIN PRIVATE KEY-----\nMIIEvQ"},
+		{"bot 123456789:AAE-abcdefghijklmnopqrstuvwxyz012345 x", "123456789:AAE-abcdefghijklmnopqrstuvwxyz012345"},
+		{"https://api.telegram.org/bot123456789:AAE-abcdefghijklmnopqrstuvwxyz012345/getMe",
+			"123456789:AAE-abcdefghijklmnopqrstuvwxyz012345"},
+		{"curl https://bob:hunter2@h/x", "hunter2"},
+		{"postgres://app:correct@db/app", "correct"},
+		{"password=hunter22 next", "hunter22"},
+		{"PASSWORD: s3cr3t!", "s3cr3t!"},
+		{"pwd=123456", "123456"},
+		{"DB_PASSWORD=postgres make", "postgres"},
+		{"export API_TOKEN='abcd efgh'", "abcd efgh"},
+		{`{"api_key": "abcdef"}`, "abcdef"},
+		{`{"password":"correct horse"}`, "correct horse"},
+		{`{"command":"curl -d '{\"password\":\"hunter2\"}'"}`, "hunter2"},
+		{`{"command":"API_KEY=abcdef make"}`, "abcdef"},
+		{"config.secret = 'f3a9c0d17b'", "f3a9c0d17b"},
+		{`if token == "9b1deb4d3b7d4bad" {`, "9b1deb4d3b7d4bad"},
+		{"Authorization: Bearer abcdefgh12345", "abcdefgh12345"},
+		{`-H "authorization: Basic Ym9iOmh1bnRlcjI="`, "Ym9iOmh1bnRlcjI="},
+		{"x-api-key: 0123abcd4567ef", "0123abcd4567ef"},
+		{"GET /?a=1&access_token=1a2b3c4d5e&b=2", "1a2b3c4d5e"},
+		{"mytool --api-key 77aa88bb99cc --fast", "77aa88bb99cc"},
+		{"mytool --password=letmein --fast", "letmein"},
+		{"mytool --token=77aa88bb99cc", "77aa88bb99cc"},
+		{"curl -u bob:hunter2 https://h/", "hunter2"},
+		{"aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCY", "wJalrXUtnFEMI/K7MDENG/bPxRfiCY"},
+		{"PrivateKey = yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=", "yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk="},
+		{"(client_secret: 3f9a-77bd-01c4-9e2a)", "3f9a-77bd-01c4-9e2a"},
+		{"passphrase: four-words-and-a-7", "four-words-and-a-7"},
 	} {
-		if got := redact("use " + secret + " now"); got != "use [redacted] now" {
-			t.Errorf("redact(%q) = %q", secret, got)
+		want := strings.Replace(row.text, row.secret, "[redacted]", 1)
+		if got := redact(row.text); got != want {
+			t.Errorf("redact(%q) = %q", row.text, got)
 		}
 	}
-	for in, want := range map[string]string{
-		"curl https://bob:hunter2@h/x":        "curl https://bob:[redacted]h/x",
-		"password=hunter22 next":              "password=[redacted] next",
-		`{"api_key": "abcdef"}`:               `{"api_key": "[redacted]"}`,
-		"Authorization: Bearer abcdefgh12345": "Authorization: Bearer [redacted]",
-		"git push origin main":                "git push origin main",
-		"http://localhost:8080/a@b":           "http://localhost:8080/a@b",
+	for _, text := range []string{
+		"", "git push origin main", "git rev-parse --verify HEAD", "http://localhost:8080/a@b", "cat /etc/passwd",
+		"/etc/passwd:12: no such user", "sed -i s/x/y/ /etc/passwd: it failed", "token it", "the token: it is spent",
+		"a secret is kept by two", "password", "Password: ", "Enter the password for bob@example.com:",
+		"[sudo] password for bob:", "The password must have 8 characters", "Password: too short (min 8)",
+		"wrong password: try again", "password expires in 30 days", "new password (again):",
+		"token := lex.next()", "token = tokens[i+1]", `if password == "" {`, "if password == confirmation {",
+		"password: str | None = None", "def f(token, secret=None, password=None):", "f(password=password, token=token)",
+		"const secret = process.env.SECRET_KEY", "token = os.environ['API_TOKEN']", "api_key=settings.API_KEY",
+		"--token-file path/to/it", "mytool --token-file=/run/secrets/token2", "--password-stdin", "--secret id=npmrc",
+		"use --token to set it", "export TOKEN=$(cat f)", "echo ${API_KEY:-none}", "Authorization: Bearer $TOKEN",
+		"Authorization: Bearer <token>", "https://$USER:$PASS@h/", "max_tokens=4096", "MAX_TOKEN=4096",
+		"total tokens: 123456", "9fceb02d0ae598e95dc970b74767f19372d61af8", "sha256:2c26b46b68ffc68ff99b453c1d3041341342",
+		"f81d4fae-7dec-11d0-a765-00a0c91e6bf6", "/home/bob/Y29udGVudHM/aGVsbG8gd29ybGQ/x", "secret: prod-db-1",
+		"key: value2", "keyboard=us105", "primary_key=user_id_17", "class sk-toggleable__content-fitted",
+		"sk-learn-contrib-and-other-things", "npm_config_registry_of_the_company", "hf_hub_download_with_all_retries",
+		"docker run -u 1000:1000 x", "api_key: your-api-key-here1", "password: ********", "token: xxxxxxxxxxxx",
+		"kubectl get secret app-7 -o yaml", "import { token } from './token1'", "risk-assessment-of-2024-ABCDEFGHIJKL",
 	} {
-		if got := redact(in); got != want {
-			t.Errorf("redact(%q) = %q, want %q", in, got, want)
+		if got := redact(text); got != text {
+			t.Errorf("redact(%q) = %q", text, got)
 		}
+	}
+}
+
+// TestRedactArgs: of a program's arguments no secret is kept, whether it stands behind its flag or alone.
+func TestRedactArgs(t *testing.T) {
+	for _, row := range []struct{ args, want []string }{
+		{nil, []string{}},
+		{[]string{"--model", "opus", "-p", "what is a token?"}, []string{"--model", "opus", "-p", "what is a token?"}},
+		{[]string{"--api-key", "abc", "x"}, []string{"--api-key", "[redacted]", "x"}},
+		{[]string{"--token", "--fast"}, []string{"--token", "--fast"}},
+		{[]string{"--token-file", "f1le"}, []string{"--token-file", "f1le"}},
+		{[]string{"-u", "bob:hunter2"}, []string{"-u", "bob:[redacted]"}},
+		{[]string{"KEY=1", "API_KEY=abcd"}, []string{"KEY=1", "API_KEY=[redacted]"}},
+		{[]string{"-H", "Authorization: Bearer abcdefgh12345"}, []string{"-H", "Authorization: Bearer [redacted]"}},
+		{[]string{`{"password":"word"}`}, []string{`{"password":"[redacted]"}`}},
+		{[]string{"--password=letmein", "https://a:b@h/"}, []string{"--password=[redacted]", "https://a:b@h/"}},
+	} {
+		if got := redactArgs(row.args); !slices.Equal(got, row.want) {
+			t.Errorf("redactArgs(%q) = %q", row.args, got)
+		}
+	}
+}
+
+// FuzzRedact: whatever the text, redacting it again changes nothing: what was redacted is no secret.
+func FuzzRedact(f *testing.F) {
+	for _, text := range []string{"password=hunter22", `{"a\":"token=x1x1x1x1x1"}`, "://a:b@://c:d@", "-u a:b1c2 --pass 'x"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		once := redact(text)
+		if twice := redact(once); twice != once {
+			t.Errorf("%q becomes %q, then %q", text, once, twice)
+		}
+	})
+}
+
+// BenchmarkRedact is what a screen costs that has no secrets, and one that is full of their names.
+func BenchmarkRedact(b *testing.B) {
+	for name, line := range map[string]string{
+		"none":  "Do you want to make this edit to detector_test.go? (esc to cancel, 12:34)\n",
+		"names": "the token: it is, if password == \"\" then /etc/passwd; --fast key=value\n",
+	} {
+		b.Run(name, func(b *testing.B) {
+			text := strings.Repeat(line, 50)
+			b.SetBytes(int64(len(text)))
+			for b.Loop() {
+				redact(text)
+			}
+		})
 	}
 }
 
