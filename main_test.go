@@ -12908,7 +12908,7 @@ func TestAuditTornAndLost(t *testing.T) {
 			t.Fatal(err)
 		}
 		now, _ := os.ReadFile(fresh.audit.log.path)
-		if v := verify(now); !v.OK {
+		if v := auditVerdict(t, now); !v.OK {
 			t.Errorf("cut at %d: %+v", cut, v)
 		}
 	}
@@ -12999,7 +12999,7 @@ func TestAuditDiscontinued(t *testing.T) {
 				t.Errorf("it does not name the head: %s", out)
 			}
 			now, _ := os.ReadFile(path)
-			v := verify(now)
+			v := auditVerdict(t, now)
 			at := bytes.SplitAfter(now, []byte("\n"))[max(0, v.Line-1)]
 			if v.OK || !strings.Contains(v.Reason, wrong) ||
 				!bytes.Contains(at, []byte(discontinued)) {
@@ -13201,13 +13201,13 @@ func FuzzAuditEntry(f *testing.F) {
 // Any bit, any edit: noticed, and the line named.
 func TestAuditTampering(t *testing.T) {
 	_, log := auditFilled(t, 3)
-	if v := verify(log); !v.OK || v.Entries != 3 {
+	if v := auditVerdict(t, log); !v.OK || v.Entries != 3 {
 		t.Fatal(v)
 	}
 	for i := range log {
 		for bit := range 8 {
 			log[i] ^= 1 << bit
-			v := verify(log)
+			v := auditVerdict(t, log)
 			if v.OK || v.Line < 1 || v.Line > int64(bytes.Count(log[:i+1], []byte("\n"))+1) {
 				t.Fatalf("bit %d of byte %d: %+v", bit, i, v)
 			}
@@ -13215,7 +13215,7 @@ func TestAuditTampering(t *testing.T) {
 		}
 	}
 	l := bytes.SplitAfter(log, []byte("\n"))
-	head := "3:" + verify(log).Hash
+	head := "3:" + auditVerdict(t, log).Hash
 	s2, other := auditFilled(t, 4) // a chain computed anew
 	defer s2.Close()
 	rows := []struct {
@@ -13240,13 +13240,13 @@ func TestAuditTampering(t *testing.T) {
 	}
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
-			v := verify(row.log, head)
+			v := auditVerdict(t, row.log, head)
 			if v.OK || v.Line != row.line || !strings.Contains(v.Reason, row.why) {
 				t.Errorf("%+v, want line %d %s", v, row.line, row.why)
 			}
 		})
 	}
-	if v := verify(log, head, head); !v.OK {
+	if v := auditVerdict(t, log, head, head); !v.OK {
 		t.Error(v)
 	}
 }
@@ -13258,7 +13258,7 @@ func TestAuditSpliced(t *testing.T) {
 	here, there := bytes.SplitAfter(log, []byte("\n")), bytes.SplitAfter(other, []byte("\n"))
 	for n := 1; n < 5; n++ {
 		spliced := bytes.Join(slices.Concat(here[:n], there[n:]), nil)
-		v := verify(spliced)
+		v := auditVerdict(t, spliced)
 		if v.OK || v.Line != int64(n+1) || !strings.Contains(v.Reason, "hash") {
 			t.Errorf("from line %d on: %+v", n+1, v)
 		}
@@ -13281,7 +13281,7 @@ func TestAuditBrokenIsNoted(t *testing.T) {
 	}
 	for range 3 {
 		code, out, _ := cli(t, s.Dir, "audit", "verify")
-		if v := verify(log); code != exitFailed || !strings.Contains(out, "57:"+digest(nil)) ||
+		if v := auditVerdict(t, log); code != exitFailed || !strings.Contains(out, "57:"+digest(nil)) ||
 			!v.OK {
 			t.Errorf("exit %d, %s", code, out)
 		}
@@ -13350,7 +13350,7 @@ func TestAuditShown(t *testing.T) {
 					t.Errorf("the hash of what was shown: %s", line)
 				}
 			}
-			v := verify(log)
+			v := auditVerdict(t, log)
 			if v.OK != (row.want == "") || !strings.Contains(v.Reason, row.want) {
 				t.Fatalf("%+v, want %q", v, row.want)
 			}
@@ -13405,15 +13405,15 @@ func TestAuditFindingsAdd(t *testing.T) {
 	s.Move(p.ID, Injected, func(p *PromptRecord) { p.ScreenSHA = digest([]byte("b")) })
 	auditAppend(t, s.Dir, "UNAUTHORIZED")
 	log, _ := os.ReadFile(s.audit.log.path)
-	head := "5:" + verify(log).Hash
+	head := "5:" + auditVerdict(t, log).Hash
 	cut := log[:bytes.LastIndexByte(log[:len(log)-1], '\n')+1]
-	v := verify(cut, head)
+	v := auditVerdict(t, cut, head)
 	if v.Line != 4 || !strings.Contains(v.Reason, "; line 5: ") ||
 		!strings.Contains(v.Reason, "cut") {
 		t.Errorf("%+v", v)
 	}
 	changed := bytes.Replace(log, []byte("UNAUTHORIZED"), []byte("UNAUTHORISED"), 1)
-	if v := verify(changed, head); v.Line != 4 || v.Entries != 4 ||
+	if v := auditVerdict(t, changed, head); v.Line != 4 || v.Entries != 4 ||
 		!strings.Contains(v.Reason, "; line 5: a hash") {
 		t.Errorf("%+v", v)
 	}
@@ -13592,7 +13592,7 @@ func TestAuditAsideCrowd(t *testing.T) {
 	kept, _ := filepath.Glob(filepath.Join(dir, "audit.log.aside-*"))
 	for _, path := range kept {
 		b, err := os.ReadFile(path)
-		if v := verify(b); err != nil || !v.OK {
+		if v := auditVerdict(t, b); err != nil || !v.OK {
 			t.Errorf("%s: %v %s", path, err, v.Reason)
 		}
 	}
@@ -19830,6 +19830,16 @@ func auditFilled(t testing.TB, n int) (*Store, []byte) {
 	}
 	b, _ := os.ReadFile(s.audit.log.path)
 	return s, b
+}
+
+// auditVerdict is what verify finds in the log.
+func auditVerdict(t testing.TB, log []byte, heads ...string) Verdict {
+	t.Helper()
+	v, err := verify(bytes.NewReader(log), heads...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
 }
 
 // auditAppend adds an entry as a process does that has just been started.
