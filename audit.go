@@ -23,6 +23,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"sort"
 	"strings"
@@ -38,6 +39,8 @@ const (
 	maxAuditText = 4096      // bytes of a value
 	maxEntry     = 1 << 18   // bytes of a line
 	maxRead      = 4 << 20   // bytes of a line of any file that is read; no process writes a longer one
+
+	readMemory = 32 << 20 // bytes that reading a log may take, whatever its size
 
 	discontinued = "AUDIT_DISCONTINUED" // the log did not continue the head that the state had noted
 	putAside     = "AUDIT_PUT_ASIDE"    // first of a log that the user began anew
@@ -614,6 +617,7 @@ func (s *Store) verifyAudit(view *View, heads ...string) (Verdict, error) {
 		return Verdict{}, err
 	}
 	defer log.Close()
+	debug.SetMemoryLimit(readMemory)
 	v, err := verify(log, heads...)
 	if err != nil {
 		return Verdict{}, err

@@ -759,56 +759,65 @@ func (t stamp) MarshalJSON() ([]byte, error) {
 	return time.Time(t).UTC().AppendFormat(nil, `"`+stampLayout+`"`), nil
 }
 
-// layout is how a struct is written: its members in their order, in a struct with a stamp for each time.
-type layout struct {
-	members []reflect.StructField
-	written reflect.Type
+// member is how a field of a struct is written.
+type member struct {
+	index []int // of the field
+	name  string
+	omit  bool // where it is empty
 }
 
-// layouts are those of the records: making one takes as long as writing a line to the disk.
-var layouts = func() map[reflect.Type]layout {
-	all := map[reflect.Type]layout{}
+// membersOf are the members of a struct; what is in an embedded one stands where that does.
+func membersOf(t reflect.Type) (members []member) {
+	for _, f := range reflect.VisibleFields(t) {
+		name, option, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if !f.Anonymous && f.IsExported() && name != "-" {
+			members = append(members, member{f.Index, name, option == "omitempty"})
+		}
+	}
+	return members
+}
+
+// recordMembers are the members of the records, by type: finding them takes longer than writing them.
+var recordMembers = sync.OnceValue(func() map[reflect.Type][]member {
+	all := map[reflect.Type][]member{}
 	for _, empty := range kinds {
 		t := reflect.TypeOf(empty()).Elem()
-		all[t] = newLayout(t)
+		all[t] = membersOf(t)
 	}
 	return all
-}()
+})
 
-// newLayout is the layout of a struct.
-func newLayout(t reflect.Type) layout {
-	var l layout
-	var fields []reflect.StructField
-	for _, f := range reflect.VisibleFields(t) {
-		if f.Anonymous || !f.IsExported() { // what is in an embedded struct comes behind it
+// stamped is the JSON of a record, or another struct, with times as stamps.
+func stamped(record any) (json.RawMessage, error) {
+	from := reflect.Indirect(reflect.ValueOf(record))
+	members := recordMembers()[from.Type()]
+	if members == nil {
+		members = membersOf(from.Type())
+	}
+	text := []byte("{")
+	for _, m := range members {
+		field := from.FieldByIndex(m.index)
+		if m.omit && field.IsZero() {
 			continue
 		}
-		l.members = append(l.members, f)
-		switch f.Type {
-		case reflect.TypeFor[time.Time]():
-			f.Type = reflect.TypeFor[stamp]()
-		case reflect.TypeFor[*time.Time]():
-			f.Type = reflect.TypeFor[*stamp]()
+		value := field.Interface()
+		switch at := value.(type) {
+		case time.Time:
+			value = stamp(at)
+		case *time.Time:
+			value = (*stamp)(at)
 		}
-		fields = append(fields, reflect.StructField{Name: f.Name, Type: f.Type, Tag: f.Tag})
+		json, err := marshal(value)
+		if err != nil {
+			return nil, err
+		}
+		if len(text) > 1 {
+			text = append(text, ',')
+		}
+		text = append(text, `"`+m.name+`":`...)
+		text = append(text, json...)
 	}
-	l.written = reflect.StructOf(fields)
-	return l
-}
-
-// stamped is a record, or another struct, as it is written.
-func stamped(record any) any {
-	from := reflect.Indirect(reflect.ValueOf(record))
-	l, known := layouts[from.Type()]
-	if !known {
-		l = newLayout(from.Type())
-	}
-	to := reflect.New(l.written).Elem()
-	for i, member := range l.members {
-		field := to.Field(i)
-		field.Set(from.FieldByIndex(member.Index).Convert(field.Type()))
-	}
-	return to.Interface()
+	return append(text, '}'), nil
 }
 
 // marshal is JSON on one line in which <, > and & stand for themselves.
@@ -822,7 +831,7 @@ func marshal(v any) ([]byte, error) {
 
 // encode is the line of a record.
 func encode(r Record) ([]byte, error) {
-	b, err := marshal(stamped(r))
+	b, err := stamped(r)
 	if err != nil {
 		return nil, err
 	}
@@ -2636,7 +2645,11 @@ func list[T any](c *command, records []T, table [][]string, none string) int {
 	if c.opts.on("json") {
 		array := []any{}
 		for _, r := range records {
-			array = append(array, stamped(r))
+			text, err := stamped(r)
+			if err != nil {
+				return c.fail(err)
+			}
+			array = append(array, text)
 		}
 		return c.printJSON(array)
 	}
