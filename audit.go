@@ -40,6 +40,7 @@ const (
 	maxEntry     = 1 << 18   // bytes of a line
 	maxRead      = 4 << 20   // bytes of a line of any file that is read; no process writes a longer one
 
+	maxUnsaid  = 1000     // entries that wait for a log that can be written
 	readMemory = 32 << 20 // bytes that reading a log may take, whatever its size
 
 	discontinued = "AUDIT_DISCONTINUED" // the log did not continue the head that the state had noted
@@ -57,6 +58,8 @@ type Audit struct {
 	lock func() (noted *MetaRecord, err error)
 	// note tells the state the new head, or why an entry is missing.
 	note func(a appended, err error)
+	// unsaid are entries that could not be written: they come before the next. The log's mutex guards them.
+	unsaid []Event
 }
 
 // chainHead is how far a chain goes: number and hash of its last entry, the zero value without one.
@@ -100,6 +103,16 @@ func (a *Audit) Append(e Event) error {
 	return a.commit(noted, err, e)
 }
 
+// Retry writes what could not be written before, if anything.
+func (a *Audit) Retry() error {
+	noted, err := a.lock()
+	if len(a.unsaid) == 0 {
+		a.log.release()
+		return nil
+	}
+	return a.commit(noted, err)
+}
+
 // Head is the last entry's number and hash, 0 and "genesis" without one.
 func (a *Audit) Head() (seq int64, hash string, err error) {
 	defer a.log.release()
@@ -117,11 +130,17 @@ func (a *Audit) Head() (seq int64, hash string, err error) {
 }
 
 // commit appends the events, releases the log and has the state note the new head; noted and err are what lock gave.
+// After an error they are tried again with the next ones.
 func (a *Audit) commit(noted *MetaRecord, err error, events ...Event) error {
 	done := appended{}
+	a.unsaid = append(a.unsaid, events...)
 	if err == nil {
-		done, err = a.write(headOf(noted), events)
+		done, err = a.write(headOf(noted), a.unsaid)
 	}
+	if err == nil {
+		a.unsaid = nil
+	}
+	a.unsaid = a.unsaid[:min(len(a.unsaid), maxUnsaid)]
 	a.log.release()
 	a.note(done, err)
 	return err
@@ -224,7 +243,7 @@ func (a *Audit) continues(noted chainHead) (last chainHead, yes bool, err error)
 // last reads the last entry. Bytes after the last newline are a write that a crash cut short: they are moved aside.
 func (a *Audit) last() (chainHead, error) {
 	tail := make([]byte, min(a.log.end, maxEntry))
-	if _, err := a.log.f.ReadAt(tail, a.log.end-int64(len(tail))); err != nil {
+	if err := a.log.readAt(tail, a.log.end-int64(len(tail))); err != nil {
 		return chainHead{}, err
 	}
 	lines := bytes.SplitAfter(tail, []byte("\n"))

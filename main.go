@@ -727,11 +727,12 @@ func (d *doctor) checkBot(cfg *Config) {
 func (d *doctor) checkState(dir string) {
 	st, err := openStore(dir)
 	todo := "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"
-	d.tell("state", hinted(err, todo), "can be used", "")
 	if err != nil {
+		d.tell("state", hinted(err, todo), "", "")
 		return
 	}
 	defer st.Close()
+	d.tell("state", st.tryDisk(), "can be used: a file was written for a test", "")
 	poller := "nobody, which is right while no session runs"
 	pid := st.holder("poll.lock")
 	if pid != 0 {
@@ -905,7 +906,7 @@ const (
 	dialogGone  = time.Second             // a dialog left for good: a repaint takes 0.3 s (claude 2.1)
 	hookUnasked = 5 * time.Second         // the tool says that it asks nothing, although its hook waits
 	sameMoment  = time.Second             // before a decision: a key and a tap may cross
-	retryEvery  = 5 * time.Second         // between attempts to record a question
+	retryEvery  = time.Second             // between attempts to record a question
 	lookTime    = time.Second             // for the gate to see its question
 	gatePoll    = time.Second / 40        // between looks of the gate
 	busyTime    = 3 * time.Second         // beyond its time: the gate waits for a pause of the output
@@ -975,6 +976,7 @@ type session struct {
 	interactive bool      // somebody may type
 	hooked      bool      // hooks call us
 	signals     chan os.Signal
+	resized     <-chan os.Signal
 	events      chan func()     // of the goroutines, for the loop to run
 	ctx         context.Context // of what goes on beside the loop, until stop
 	stop        func()
@@ -1270,6 +1272,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 		s.jsonLine = []byte{}
 	}
 	env := childEnv(os.Environ(), s.cfg, s.rec.ID)
+	s.resized, _ = resizeSignals(s.tty) // until the process ends; before the size is read
 	size := s.size()
 	s.pty, err = startPTY(s.installHooks(argv), env, s.rec.Cwd, size, s.tty)
 	if err != nil {
@@ -1400,7 +1403,6 @@ func (s *session) loop(output <-chan []byte) {
 	keys := make(chan []byte)
 	writes := make(chan write)
 	defer close(writes)
-	resized, _ := resizeSignals(s.tty) // until the process ends
 	s.spawn(func() { s.readKeys(keys) })
 	s.spawn(func() { s.writePTY(writes) })
 	s.spawn(func() {
@@ -1434,7 +1436,7 @@ func (s *session) loop(output <-chan []byte) {
 			happened()
 		case rec := <-s.records:
 			s.handleRecord(rec)
-		case <-resized:
+		case <-s.resized:
 			s.resize()
 		case sig := <-s.signals:
 			s.handleSignal(sig)
@@ -1517,20 +1519,24 @@ func (s *session) audit(doing string, e Event) {
 	s.tellTrouble(doing, s.st.Audit().Append(e))
 }
 
-// tellTrouble tells the operator, once, of trouble with the state or the audit log: of err, or of
-// what the store noted.
+// tellTrouble tells the operator of trouble with the state or the audit log: of err, or of what the
+// store noted; once, and once when it is over.
 func (s *session) tellTrouble(doing string, err error) {
-	held := "the state cannot be written, so nothing is typed: "
+	held := "the state cannot be written, so nothing is asked or typed: "
 	if err == nil {
 		held = ""
 		err = s.st.Trouble()
 	}
-	if err == nil || s.trouble == err.Error() {
-		return
+	switch {
+	case err == nil && s.trouble != "":
+		s.trouble = ""
+		s.log.Info("what happens is recorded again")
+		s.notify(Notice{Text: "✓ what happens here is recorded again"})
+	case err != nil && s.trouble == "":
+		s.trouble = err.Error()
+		s.log.Error(doing, "error", s.trouble)
+		s.notify(Notice{Text: "⚠ " + held + redact(s.trouble), Ring: true})
 	}
-	s.trouble = err.Error()
-	s.log.Error(doing, "error", s.trouble)
-	s.notify(Notice{Text: "⚠ " + held + redact(s.trouble), Ring: true})
 }
 
 // promptInState is the prompt as the state has it, nil when it has none of this id or cannot be
@@ -3857,6 +3863,7 @@ func (s *session) recordExit() {
 
 // tellEnd sends the message that the program has ended, below all of its output.
 func (s *session) tellEnd() {
+	s.tellTrouble("writing the audit log", s.st.Audit().Retry())
 	seq, hash, _ := s.st.Audit().Head() // of a log that cannot be read: 0 and no hash
 	lived := span(s.rec.EndedAt.Sub(s.rec.StartedAt))
 	text := fmt.Sprintf("%s · %s", howEnded(&s.rec, s.phoneEnds), lived)
@@ -3924,6 +3931,9 @@ func (s *session) tellAtTerminal() {
 	}
 	if err := s.endRecording(time.Now()); err != nil {
 		tell("writing the recording: " + err.Error())
+	}
+	if s.trouble != "" {
+		tell(redact(s.trouble) + " (see `atlasbridge doctor`)")
 	}
 	for _, what := range s.st.Notes() {
 		tell(what + " (see `atlasbridge doctor`)")

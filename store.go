@@ -582,13 +582,17 @@ func (j *journal) acquire() error {
 			return err
 		}
 	}
-	end, err := j.f.Seek(0, io.SeekEnd)
+	err := j.do("fstat", j.f, func() error {
+		info, err := j.f.Stat()
+		if err == nil {
+			j.end = info.Size()
+		}
+		return err
+	})
 	if err != nil {
 		j.drop()
-		return err
 	}
-	j.end = end
-	return nil
+	return err
 }
 
 // acquireLock opens the lock's file, unless it is open, and waits for it.
@@ -598,13 +602,15 @@ func (j *journal) acquireLock() error {
 	}
 	if j.lock == nil {
 		name := strings.TrimSuffix(j.path, filepath.Ext(j.path)) + ".lock"
-		lock, err := openPrivate(name, os.O_RDWR|os.O_CREATE)
+		err := j.do("open", nil, func() (err error) {
+			j.lock, err = openPrivate(name, os.O_RDWR|os.O_CREATE)
+			return err
+		})
 		if err != nil {
 			return err
 		}
-		j.lock = lock
 	}
-	return lockFile(j.lock, true)
+	return j.do("flock", j.lock, func() error { return lockFile(j.lock, true) })
 }
 
 // isOpen tells whether f is the file that the path names: a compaction puts another one there.
@@ -623,13 +629,19 @@ func (j *journal) isOpen() bool {
 // open opens the file that the path names, and makes one where there is none.
 func (j *journal) open() error {
 	j.drop()
-	f, err := openPrivate(j.path, os.O_RDWR|os.O_APPEND|os.O_CREATE)
-	if err != nil {
-		return err
-	}
-	j.f = f
 	j.known = false
-	return nil
+	return j.do("open", nil, func() (err error) {
+		j.f, err = openPrivate(j.path, os.O_RDWR|os.O_APPEND|os.O_CREATE)
+		return err
+	})
+}
+
+// readAt reads all of b, which begins at that byte of the file.
+func (j *journal) readAt(b []byte, at int64) error {
+	return j.do("pread", j.f, func() error {
+		_, err := j.f.ReadAt(b, at)
+		return err
+	})
 }
 
 // drop gives back the file.
@@ -719,7 +731,7 @@ func (j *journal) create(path string, b []byte) error {
 // aside copies the bytes from at on to a new file, and gives its name.
 func (j *journal) aside(why string, at int64) (path string, err error) {
 	b := make([]byte, j.end-at)
-	if _, err := j.f.ReadAt(b, at); err != nil {
+	if err := j.readAt(b, at); err != nil {
 		return "", err
 	}
 	path = j.path + "." + why + "-" + time.Now().UTC().Format(fileStamp)
@@ -1218,6 +1230,7 @@ type Store struct {
 	wake           chan struct{} // closed when view changes
 	older          bool          // a record has an earlier schema version
 	notes          []string      // what was found damaged in the file
+	writeTrouble   error         // why the last change was not recorded
 	auditTrouble   error         // why the audit log lacks an entry
 	compactTrouble error         // why the last compaction failed
 
@@ -1296,6 +1309,16 @@ func (s *Store) open() error {
 	return s.compact()
 }
 
+// tryDisk writes a file as large as a compaction's, durably, and removes it. The error says why that cannot be done.
+func (s *Store) tryDisk() error {
+	path := filepath.Join(s.Dir, "state.try")
+	err := s.log.create(path, make([]byte, compactMin))
+	if err != nil {
+		return hinted(err, "make room on the disk of "+s.Dir+", or make it writable: chmod u+rwx "+s.Dir)
+	}
+	return os.Remove(path)
+}
+
 // Notes is what was found damaged in the file.
 func (s *Store) Notes() []string {
 	s.log.mu.Lock()
@@ -1313,6 +1336,8 @@ func (s *Store) Trouble() error {
 	switch {
 	case s.log.poison != nil:
 		return s.log.poison
+	case s.writeTrouble != nil:
+		return s.writeTrouble
 	case s.auditTrouble != nil:
 		return s.auditTrouble
 	}
@@ -1344,12 +1369,18 @@ func (s *Store) begin() error {
 	if s.log.poison != nil || !s.log.anew && s.log.end == s.read {
 		return nil
 	}
-	if s.log.anew || s.log.end < s.read {
-		s.forget()
+	other := s.log.anew || s.log.end < s.read
+	from := s.read
+	if other {
+		from = 0
 	}
-	b := make([]byte, s.log.end-s.read)
-	if _, err := s.log.f.ReadAt(b, s.read); err != nil {
+	b := make([]byte, s.log.end-from)
+	if err := s.log.readAt(b, from); err != nil {
+		s.log.drop() // else it would pass for the file that was read
 		return err
+	}
+	if other {
+		s.forget()
 	}
 	return s.replay(b)
 }
@@ -1499,6 +1530,7 @@ func (s *Store) Update(fn func(*View) ([]Record, error)) error {
 // update is Update without the audit log: it gives the entries for it, and does not release the log.
 func (s *Store) update(fn func(*View) ([]Record, error)) ([]Event, error) {
 	if err := s.begin(); err != nil {
+		s.writeTrouble = err
 		return nil, err
 	}
 	recs, err := fn(s.view)
@@ -1540,8 +1572,10 @@ func (s *Store) write(recs []Record) ([]Event, error) {
 		events = append(events, auditEvents(old, r)...)
 	}
 	durable := recs[0].head().key() != "meta audit" // if that is lost, the next will do
+	s.writeTrouble = nil
 	if err := s.log.append(lines, durable); err != nil {
-		return nil, fmt.Errorf("recording: %w", err)
+		s.writeTrouble = fmt.Errorf("recording: %w", err)
+		return nil, s.writeTrouble
 	}
 	for _, r := range recs {
 		s.view.apply(r)
@@ -2681,6 +2715,9 @@ func cmdStatus(c *command) int { return c.withState(c.status) }
 func (c *command) status(s *Store) int {
 	rows := []statusRow{}
 	var about [][]string
+	if err := s.tryDisk(); err != nil {
+		about = append(about, []string{"nothing can be recorded, so nothing is asked or typed: " + err.Error()})
+	}
 	poller := s.holder("poll.lock")
 	if poller != 0 {
 		about = append(about, []string{fmt.Sprintf("process %d listens to Telegram", poller)})
