@@ -527,7 +527,7 @@ func eachLine(r io.Reader, do func(line []byte) (more bool)) error {
 		}
 		if len(long) > 0 {
 			line = append(long, line...)
-			long = long[:0]
+			long = line[:0]
 		}
 		if len(line) > 0 && !do(line) || err == io.EOF {
 			return nil

@@ -633,6 +633,48 @@ func TestQuestionIsTriedAgain(t *testing.T) {
 	if s.q.rec.Status != Routed || len(storeView(t, st).Prompts) != 1 {
 		t.Errorf("then: %q, %d prompts", s.q.rec.Status, len(storeView(t, st).Prompts))
 	}
+	if s.trouble != "" || s.sending != 3 { // that it is over, and the question
+		t.Errorf("then: trouble %q, %d messages", s.trouble, s.sending)
+	}
+}
+
+// TestChildDoesNotWaitForTheState: a program begins, and ends, while the state cannot be read yet; then its session is
+// recorded, from its start to its end.
+func TestChildDoesNotWaitForTheState(t *testing.T) {
+	needUnix(t)
+	dir := home(t, "")
+	st := storeAt(t, dir)
+	lock, err := openPrivate(filepath.Join(dir, "state.lock"), os.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := lockFile(lock, true); err != nil {
+		t.Fatal(err)
+	}
+	mark := filepath.Join(t.TempDir(), "mark")
+	began := make(chan bool, 1)
+	go func() {
+		_, err := os.Stat(mark)
+		for end := time.Now().Add(patience); err != nil && time.Now().Before(end); _, err = os.Stat(mark) {
+			runtime.Gosched()
+		}
+		began <- err == nil
+		unlockFile(lock)
+	}()
+	code, _, stderr := cli(t, dir, "run", "--quiet", "sh", "-c", ": > "+mark+"; exit 7")
+	if !<-began || code != 7 {
+		t.Fatalf("the program did not begin, or exit %d: %s", code, stderr)
+	}
+	v := storeView(t, st)
+	for _, r := range v.Sessions {
+		if r.Status != "completed" || r.EndedAt == nil || *r.ExitCode != 7 {
+			t.Errorf("its record is %+v", r)
+		}
+	}
+	if names := auditNames(t, dir); !slices.Equal(names, []string{"SESSION_START", "SESSION_END"}) {
+		t.Errorf("the audit log has %q", names)
+	}
 }
 
 // TestRoutedAsShown: a question goes to the phone at once where nobody is at the keyboard, else when they are away, and
@@ -12568,8 +12610,40 @@ func TestStoreStalledPoller(t *testing.T) {
 	try("<nil>")
 }
 
+// A disk that cannot be written is found by writing, and nothing of that is left.
+func TestTryDisk(t *testing.T) {
+	for _, op := range []string{"", "write", "fsync"} {
+		s := storeAt(t, home(t, ""))
+		s.log.do = faultyFiles(failing(op, syscall.ENOSPC))
+		err := s.tryDisk()
+		if errors.Is(err, syscall.ENOSPC) != (op != "") || op != "" && hintOf(err) == "" {
+			t.Errorf("%q fails: %v", op, err)
+		}
+		if left, _ := filepath.Glob(filepath.Join(s.Dir, "state.try*")); len(left) > 0 {
+			t.Errorf("%q fails: %q is left", op, left)
+		}
+	}
+}
+
 // ---- store.go: commands ----
 // What runs inside of a session answers nothing.
+
+// What runs in a session that has no record yet is inside of it: its tool starts first.
+func TestInsideBeforeItIsRecorded(t *testing.T) {
+	s := storeAt(t, home(t, ""))
+	id := newID()
+	release, err := s.HoldSession(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.inside(id) != id || s.inside("") != "" || s.inside(newID()) != "" {
+		t.Errorf("inside %q, %q, %q", s.inside(id), s.inside(""), s.inside(newID()))
+	}
+	release()
+	if s.inside(id) != "" {
+		t.Error("inside of a session that is over")
+	}
+}
 
 // TestStoreCommands: status, approvals, answer and logs show what is there within 80 columns, and
 // answer once.
@@ -13626,6 +13700,25 @@ func TestAuditAsideCrowd(t *testing.T) {
 	}
 	if len(kept) != n || n < 3 {
 		t.Errorf("put aside %d times, kept %d", n, len(kept))
+	}
+}
+
+// However large a file, and however long its lines, reading it takes little memory.
+func TestEachLineIsBounded(t *testing.T) {
+	for _, text := range []string{"a line of a log\n", "no end of line "} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		longest, read := 0, 0
+		err := eachLine(&endless{text, 100 << 20}, func(line []byte) bool {
+			longest = max(longest, len(line))
+			read += len(line)
+			return true
+		})
+		runtime.ReadMemStats(&after)
+		used := after.TotalAlloc - before.TotalAlloc
+		if err != nil || read < 99<<20 || longest > maxRead+1<<17 || used > 32<<20 {
+			t.Errorf("%q: %d bytes read, the longest piece has %d, %d bytes used, %v", text, read, longest, used, err)
+		}
 	}
 }
 
@@ -19834,6 +19927,25 @@ func openStoreWith(dir string, do files) (*Store, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// endless is so much of the same text.
+type endless struct {
+	text string
+	left int
+}
+
+func (e *endless) Read(p []byte) (n int, err error) {
+	for n < len(p) && e.left > 0 {
+		at := e.left % len(e.text)
+		more := copy(p[n:min(len(p), n+e.left)], e.text[len(e.text)-cmp.Or(at, len(e.text)):])
+		e.left -= more
+		n += more
+	}
+	if n == 0 {
+		return 0, io.EOF
+	}
+	return n, nil
 }
 
 // noSync makes every call but those that wait for the disk.
