@@ -23,7 +23,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
+	"runtime/debug"
 	"slices"
 	"sort"
 	"strings"
@@ -38,6 +38,10 @@ const (
 	maxExact     = 1<<53 - 1 // jq 1.6 changes larger integers
 	maxAuditText = 4096      // bytes of a value
 	maxEntry     = 1 << 18   // bytes of a line
+	maxRead      = 4 << 20   // bytes of a line of any file that is read; no process writes a longer one
+
+	maxUnsaid  = 1000     // entries that wait for a log that can be written
+	readMemory = 32 << 20 // bytes that reading a log may take, whatever its size
 
 	discontinued = "AUDIT_DISCONTINUED" // the log did not continue the head that the state had noted
 	putAside     = "AUDIT_PUT_ASIDE"    // first of a log that the user began anew
@@ -54,6 +58,8 @@ type Audit struct {
 	lock func() (noted *MetaRecord, err error)
 	// note tells the state the new head, or why an entry is missing.
 	note func(a appended, err error)
+	// unsaid are entries that could not be written: they come before the next. The log's mutex guards them.
+	unsaid []Event
 }
 
 // chainHead is how far a chain goes: number and hash of its last entry, the zero value without one.
@@ -97,6 +103,16 @@ func (a *Audit) Append(e Event) error {
 	return a.commit(noted, err, e)
 }
 
+// Retry writes what could not be written before, if anything.
+func (a *Audit) Retry() error {
+	noted, err := a.lock()
+	if len(a.unsaid) == 0 {
+		a.log.release()
+		return nil
+	}
+	return a.commit(noted, err)
+}
+
 // Head is the last entry's number and hash, 0 and "genesis" without one.
 func (a *Audit) Head() (seq int64, hash string, err error) {
 	defer a.log.release()
@@ -114,11 +130,17 @@ func (a *Audit) Head() (seq int64, hash string, err error) {
 }
 
 // commit appends the events, releases the log and has the state note the new head; noted and err are what lock gave.
+// After an error they are tried again with the next ones.
 func (a *Audit) commit(noted *MetaRecord, err error, events ...Event) error {
 	done := appended{}
+	a.unsaid = append(a.unsaid, events...)
 	if err == nil {
-		done, err = a.write(headOf(noted), events)
+		done, err = a.write(headOf(noted), a.unsaid)
 	}
+	if err == nil {
+		a.unsaid = nil
+	}
+	a.unsaid = a.unsaid[:min(len(a.unsaid), maxUnsaid)]
 	a.log.release()
 	a.note(done, err)
 	return err
@@ -221,7 +243,7 @@ func (a *Audit) continues(noted chainHead) (last chainHead, yes bool, err error)
 // last reads the last entry. Bytes after the last newline are a write that a crash cut short: they are moved aside.
 func (a *Audit) last() (chainHead, error) {
 	tail := make([]byte, min(a.log.end, maxEntry))
-	if _, err := a.log.f.ReadAt(tail, a.log.end-int64(len(tail))); err != nil {
+	if err := a.log.readAt(tail, a.log.end-int64(len(tail))); err != nil {
 		return chainHead{}, err
 	}
 	lines := bytes.SplitAfter(tail, []byte("\n"))
@@ -458,24 +480,29 @@ func (v *Verdict) fault(line int64, why string) {
 }
 
 // verify recomputes the chain up to the first line that does not hold, looks for the heads in it, and compares what was
-// shown with what stood there when the answer was typed. Of those it names the first.
-func verify(log []byte, heads ...string) Verdict {
+// shown with what stood there when the answer was typed. Of those it names the first. An error is one of reading.
+func verify(log io.Reader, heads ...string) (Verdict, error) {
 	v := Verdict{Hash: genesis, Heads: append([]string{}, heads...)}
 	missing := slices.Clone(heads)
 	asked := questions{}
 	whole := true // the chain
-	for line := range bytes.Lines(log) {
+	err := eachLine(log, func(line []byte) (more bool) {
 		fields, why := v.next(line)
 		if why != "" {
 			v.fault(v.Entries+1, why)
 			whole = false
-			break
+			return false
 		}
-		head := chainHead{v.Entries, v.Hash}.String()
-		missing = slices.DeleteFunc(missing, func(known string) bool { return known == head })
+		if head := (chainHead{v.Entries, v.Hash}).String(); slices.Contains(missing, head) {
+			missing = slices.DeleteFunc(missing, func(known string) bool { return known == head })
+		}
 		if why := asked.judge(fields); why != "" && v.Reason == "" {
 			v.fault(v.Entries, why)
 		}
+		return true
+	})
+	if err != nil {
+		return Verdict{}, err
 	}
 	if whole && len(missing) > 0 {
 		var seq int64
@@ -484,7 +511,31 @@ func verify(log []byte, heads ...string) Verdict {
 		v.fault(line, "the entry "+missing[0]+" is known but not there: the tail was cut or the chain computed anew")
 	}
 	v.conclude()
-	return v
+	return v, nil
+}
+
+// eachLine gives do the lines of r, with their newlines, until it wants no more; a line is good until do returns. Of one
+// longer than maxRead do gets pieces that end in none: memory is bounded, whatever the file holds.
+func eachLine(r io.Reader, do func(line []byte) (more bool)) error {
+	in := bufio.NewReaderSize(r, 1<<16)
+	var long []byte // the beginning of a line that the reader cannot hold
+	for {
+		line, err := in.ReadSlice('\n')
+		if err == bufio.ErrBufferFull && len(long) < maxRead {
+			long = append(long, line...)
+			continue
+		}
+		if len(long) > 0 {
+			line = append(long, line...)
+			long = line[:0]
+		}
+		if len(line) > 0 && !do(line) || err == io.EOF {
+			return nil
+		}
+		if err != nil && err != bufio.ErrBufferFull {
+			return err
+		}
+	}
 }
 
 // next checks one more line of the chain and counts it, or says why it does not hold.
@@ -584,7 +635,12 @@ func (s *Store) verifyAudit(view *View, heads ...string) (Verdict, error) {
 	if err != nil {
 		return Verdict{}, err
 	}
-	v := verify(log, heads...)
+	defer log.Close()
+	debug.SetMemoryLimit(readMemory)
+	v, err := verify(log, heads...)
+	if err != nil {
+		return Verdict{}, err
+	}
 	if broken != "" && v.OK {
 		v.Proves, v.Limits = "", ""
 		v.fault(v.Entries+1, "the state notes that the log once did not continue the entry "+broken+", which was noted")
@@ -593,13 +649,23 @@ func (s *Store) verifyAudit(view *View, heads ...string) (Verdict, error) {
 	return v, nil
 }
 
-// read is the whole log, without a line that is just being written.
-func (a *Audit) read() ([]byte, error) {
+// read is the log as it is now, without a line that is just being written.
+func (a *Audit) read() (io.ReadCloser, error) {
 	defer a.log.release()
 	if err := a.log.acquire(); err != nil {
 		return nil, err
 	}
-	return os.ReadFile(a.log.path)
+	f, err := os.Open(a.log.path)
+	if err != nil {
+		return nil, err
+	}
+	return upTo{io.NewSectionReader(f, 0, a.log.end), f}, nil
+}
+
+// upTo is the beginning of a file.
+type upTo struct {
+	io.Reader
+	io.Closer
 }
 
 // ---- a new log ----
@@ -676,7 +742,7 @@ func cmdAudit(c *command) int {
 
 func (c *command) audit(s *Store) int {
 	head := strings.Replace(c.opts.text("head"), " ", ":", 1)
-	if !regexp.MustCompile(`^([1-9][0-9]{0,15}:sha256:[0-9a-f]{64})?$`).MatchString(head) {
+	if !re(`^([1-9][0-9]{0,15}:sha256:[0-9a-f]{64})?$`).MatchString(head) {
 		return c.usage("--head is SEQ:sha256:HEX, as the session-ended message has it")
 	}
 	if c.opts.on("aside") {
@@ -728,13 +794,9 @@ func cmdLogs(c *command) int {
 	path := filepath.Join(dir, "audit.log")
 	at := int64(0) // bytes printed
 	for {
-		var lines []byte
-		lines, at, err = completeLines(path, at)
+		at, err = c.printEntries(path, at)
 		if err != nil {
 			return c.fail(err)
-		}
-		for line := range bytes.Lines(lines) {
-			c.printEntry(line)
 		}
 		if !c.opts.on("tail") || sleep(c.ctx, 200*time.Millisecond) != nil {
 			return 0
@@ -742,30 +804,33 @@ func cmdLogs(c *command) int {
 	}
 }
 
-// completeLines is what the file has from that byte on, up to its last newline, and where that ends; nothing where
-// there is no file yet. A file shorter than that is another by now, and is read from its beginning.
-func completeLines(path string, at int64) (lines []byte, end int64, err error) {
+// printEntries prints the entries from that byte of the file on, and gives where those end that are whole; nothing
+// where there is no file yet. A file shorter than that is another by now, and is read from its beginning.
+func (c *command) printEntries(path string, at int64) (end int64, err error) {
 	f, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, 0, nil
+		return 0, nil
 	}
 	if err != nil {
-		return nil, 0, err
+		return 0, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return nil, 0, err
+		return 0, err
 	}
 	if info.Size() < at {
 		at = 0
 	}
-	lines, err = io.ReadAll(io.NewSectionReader(f, at, info.Size()-at))
-	if err != nil {
-		return nil, 0, err
-	}
-	lines = lines[:bytes.LastIndexByte(lines, '\n')+1]
-	return lines, at + int64(len(lines)), nil
+	err = eachLine(io.NewSectionReader(f, at, info.Size()-at), func(line []byte) (more bool) {
+		if line[len(line)-1] != '\n' && len(line) < maxRead { // it is just being written
+			return false
+		}
+		at += int64(len(line))
+		c.printEntry(line)
+		return true
+	})
+	return at, err
 }
 
 // c1 are the controls that JSON leaves as they are and some terminals obey.
@@ -775,7 +840,7 @@ var c1 = re(`[\x{80}-\x{9f}]`)
 func (c *command) printEntry(line []byte) {
 	fields, err := parseEntry(line)
 	if err != nil {
-		fmt.Fprintln(c.stdout, c.colour("31", fmt.Sprintf("damaged: %q", bytes.TrimSpace(line))))
+		fmt.Fprintln(c.stdout, c.colour("31", fmt.Sprintf("damaged: %.300q", bytes.TrimSpace(line))))
 		return
 	}
 	member := map[string]string{}
@@ -832,33 +897,19 @@ func cmdDebug(c *command) int {
 	return 0
 }
 
+// bundle is an archive that is being written.
+type bundle struct {
+	*command
+	tar   *tar.Writer
+	token string // is left out, "" none
+}
+
 // writeBundle writes the archive: about.json, then each file that there is; it lists them on standard output, and says
 // which of them could not be read. An error is one of writing.
 func (c *command) writeBundle(w io.Writer) error {
 	cfg, invalid := c.config(nil)
 	zip := gzip.NewWriter(w)
-	archive := tar.NewWriter(zip)
-	add := func(name, text string) error {
-		text = redact(text)
-		if cfg.Token != "" {
-			text = strings.ReplaceAll(text, cfg.Token, "[token]")
-		}
-		if text == "" {
-			return nil
-		}
-		fmt.Fprintf(c.stdout, "%9d  %s\n", len(text), name)
-		err := archive.WriteHeader(&tar.Header{
-			Name:    "atlasbridge/" + name,
-			Mode:    0o600,
-			Size:    int64(len(text)),
-			ModTime: time.Now(),
-		})
-		if err != nil {
-			return err
-		}
-		_, err = io.WriteString(archive, text)
-		return err
-	}
+	b := bundle{c, tar.NewWriter(zip), cfg.Token}
 	problem := ""
 	if invalid != nil {
 		problem = invalid.Error()
@@ -872,26 +923,67 @@ func (c *command) writeBundle(w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := add("about.json", string(about)); err != nil {
+	if _, err := b.add("about.json", bytes.NewReader(about), bytes.Clone); err != nil {
 		return err
 	}
+	full := c.opts.on("full")
 	for _, name := range bundled {
-		content, err := os.ReadFile(filepath.Join(cfg.Dir, name))
-		if err != nil {
-			if !errors.Is(err, os.ErrNotExist) {
-				fmt.Fprintf(c.stderr, "atlasbridge: left out: %s\n", visible(err.Error()))
+		f, unread := os.Open(filepath.Join(cfg.Dir, name))
+		if unread == nil {
+			keep := bytes.Clone
+			if !full || name == "state.jsonl" { // the logs have no nonces, and the audit log's bytes are hashed
+				keep = func(line []byte) []byte { return withhold(line, full) }
 			}
-			continue
+			unread, err = b.add(name, f, keep)
+			_ = f.Close() // nothing was written to it
 		}
-		full := c.opts.on("full")
-		if !full || name == "state.jsonl" { // the logs have no nonces, and the audit log's bytes are hashed
-			content = withhold(content, full)
-		}
-		if err := add(name, string(content)); err != nil {
+		if err != nil {
 			return err
 		}
+		if unread != nil && !errors.Is(unread, os.ErrNotExist) {
+			fmt.Fprintf(c.stderr, "atlasbridge: left out: %s\n", visible(unread.Error()))
+		}
 	}
-	return errors.Join(archive.Close(), zip.Close())
+	return errors.Join(b.tar.Close(), zip.Close())
+}
+
+// add puts what is kept of the lines of r into the archive, if that is anything. unread is why r could not be read:
+// then it is left out. The archive has the length before the text, which therefore goes through another file.
+func (b *bundle) add(name string, r io.Reader, keep func(line []byte) []byte) (unread, err error) {
+	spool, err := os.CreateTemp("", "atlasbridge-*")
+	if err != nil {
+		return nil, err
+	}
+	defer os.Remove(spool.Name())
+	defer spool.Close()
+	out := bufio.NewWriter(spool)
+	size := int64(0)
+	unread = eachLine(r, func(line []byte) (more bool) {
+		text := redact(string(keep(line)))
+		if b.token != "" {
+			text = strings.ReplaceAll(text, b.token, "[token]")
+		}
+		size += int64(len(text))
+		_, err = out.WriteString(text)
+		return err == nil
+	})
+	if err == nil {
+		err = out.Flush()
+	}
+	if err != nil || unread != nil || size == 0 {
+		return unread, err
+	}
+	fmt.Fprintf(b.stdout, "%9d  %s\n", size, name)
+	err = b.tar.WriteHeader(&tar.Header{
+		Name:    "atlasbridge/" + name,
+		Mode:    0o600,
+		Size:    size,
+		ModTime: time.Now(),
+	})
+	if err == nil {
+		_, err = io.Copy(b.tar, io.NewSectionReader(spool, 0, size))
+	}
+	return nil, err
 }
 
 // withhold takes every text that is not known to be harmless out of JSON Lines, so that a member added later is not

@@ -7620,19 +7620,175 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 // ---- safe text ----
 // What the child wrote, as it may leave the machine, and what an operator wrote, as it may be typed.
 
-// secretShapes are keys of AWS, GitHub, Slack…, JWT, PEM, tokens, passwords in URLs; what the
-// groups hold is kept.
-var secretShapes = re(`\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
-	`\b(?:gh[pousr]_|github_pat_|glpat-|xox[abeoprs]-|sk-|[sr]k_live_|AIza|npm_|hf_)[\w-]{16,}|` +
-	`\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|\d{6,}:[A-Za-z0-9_-]{30,}|` +
-	`(?s:-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$))|` +
-	`(://[^\s/:@]*:)[^\s/@]+@|` +
-	`(?i:(\bauthorization:\s*(?:bearer|basic|token)\s+)[\w.+/=~-]{8,})|` +
-	`(?i:((?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key)["']?\s*[=:]\s*["']?)` +
-	`[^\s"'&;,]{4,})`)
+// secretKeys are keys by their shape: of AWS, GitHub, GitLab, Slack, Stripe, Google, OpenAI, Anthropic, npm, Hugging
+// Face, SendGrid, Vault and others, JWT, tokens of Telegram's bots, PEM.
+var secretKeys = re(`\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
+	`\b(?:gh[pousr]_|github_pat_|gl[a-z]{2,4}-|xox[abeoprs]-|xapp-|[sr]k_(?:live|test)_|whsec_|AIza|ya29\.|dckr_pat_|` +
+	`pypi-|GOCSPX-|hvs\.|lin_api_|gsk_|xai-)[\w-]{16,}|` +
+	`\bsk-(?:[a-z]+\d*-)*[a-z_]*[A-Z0-9][\w-]{15,}|\b(?:npm|hf)_[A-Za-z0-9]{30,}|` +
+	`\bSG\.[\w-]{16,}\.[\w-]{16,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|\d{6,}:[A-Za-z0-9_-]{30,}|` +
+	`(?s:-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$))`)
 
-// redact replaces the known shapes of secrets. Every sink uses it.
-func redact(s string) string { return secretShapes.ReplaceAllString(s, "$1$2$3[redacted]") }
+// secretName ends the name of a secret.
+const secretName = `(?:pass(?:word|wd|phrase|code)|pwd|secret|token|credential|` +
+	`(?:api|access|secret|private|account|auth|signing|encryption|master)[_-]?key)`
+
+// secretPlaces are before what may be a secret: what names it, and what is between. A name is no part of a path. Where
+// a text has none of the hints, in small letters, there is no such place.
+var secretPlaces = []struct {
+	hints  string
+	before *pattern
+}{
+	{secretHints, re(`(?i)(?:^|[^\w./\\~-])([\w.-]*` + secretName + `(?:\\*["'])?)(\s*(?:[:=!]?=+>?|:)\s*)`)},
+	{secretHints, re(`(?i)(?:^|\s)(--?(?:[\w-]*` + secretName + `|pass)|sshpass -p)([ \t]+)`)},
+	{"-u --user --proxy-user", re(`(?i)(?:^|\s)((?:-u|--user|--proxy-user)[ =]["']?[^\s:"'/]+)(:)`)},
+	{"bearer authorization", re(`(?i)\b(authorization\\*["']?:\s*\\*["']?(?:bearer|basic|token)|bearer)( )`)},
+	{"://", re(`(://[^\s/:@]*)(:)[^\s/@]+@`)},
+}
+
+// secretHints are in every name that secretName ends.
+const secretHints = "pass pwd secret token credential key"
+
+// maxJudged is how much of a value is looked at, in bytes, so that the work is bounded whatever the text.
+const maxJudged = 512
+
+var (
+	// reSecretFlag is a flag whose value is the next argument.
+	reSecretFlag = re(`(?i)^--?(?:[\w-]*` + secretName + `|pass) $`)
+	// reValue is a value: in quotes, which JSON in JSON escapes, or up to what ends it.
+	reValue    = re(`^(?:\\*"[^"\n]*"|\\*'[^'\n]*'|\\*["']?[^\s"'&;,|]+)`)
+	reURLValue = re(`^[^\s/@]+`)
+	// rePlaceholder stands for a value: a variable, a path, a call, a member, a type, a word about it.
+	rePlaceholder = re(`^[$<{%(*\[@/~.!…]|^[A-Za-z_][\w.>:-]*[(\[]|` +
+		`^[A-Za-z_]\w{0,15}(?:(?:\.|->|::|\?\.)[A-Za-z_]\w{0,15})+$|` +
+		`(?i)^(?:true|false|null|nil|none|undefined|string|required|optional|hidden|x+|your[-_ ].*|.*\.\.\.)$`)
+	reWords      = re(`^(?:[A-Za-z]+|\d{1,4})(?:[-_.:/ ]+(?:[A-Za-z]+|\d{1,4}))*$`) // and short numbers
+	reMixed      = re(`[A-Za-z].*\d|\d.*[A-Za-z]`)
+	rePassMark   = re(`[\d!@#$^&*+?~]`)                               // what a password has and a word has not
+	rePassName   = re(`(?i)pass|pwd|-u|--user|://`)                   // names a password
+	reEnvName    = re(`^[A-Z][A-Z0-9_]*$`)                            // of a variable of the environment
+	reMemberName = re(`(?i)[a-z_-](?:key|word|secret|token)\\*["']$`) // of JSON
+)
+
+// isSecret tells whether the value at such a place is one, and not a word, a placeholder or code.
+func isSecret(name, between, value string) bool {
+	quoted := strings.TrimLeft(value, `\"'`) != value
+	value = strings.Trim(value, `\"'`)
+	if len(value) < 4 || rePlaceholder.MatchString(value) || strings.EqualFold(value, strings.Trim(name, `\"'-`)) {
+		return false
+	}
+	pass := rePassName.MatchString(name)
+	flag := name[0] == '-'
+	switch {
+	case strings.Trim(value, "0123456789") == "":
+		return pass && !flag
+	case between == "=" && (reEnvName.MatchString(name) || pass && flag), strings.Contains(name, "://"):
+		return true
+	case quoted && reMemberName.MatchString(name):
+		return true
+	case pass:
+		return rePassMark.MatchString(value)
+	}
+	return len(value) >= 8 && reMixed.MatchString(value) && !reWords.MatchString(value)
+}
+
+// redact leaves out what is a secret by its shape, or by its name and its looks. Every sink uses it.
+func redact(s string) string {
+	small := strings.ToLower(s)
+	for _, place := range secretPlaces {
+		if hasAny(small, place.hints) {
+			s = redactAt(place.before, s)
+		}
+	}
+	if !hasAny(s, "-----BEGIN eyJ") && !hasLongRun(s) {
+		return s
+	}
+	return secretKeys.ReplaceAllString(s, "[redacted]")
+}
+
+// hasAny tells whether the text has one of these words in it.
+func hasAny(text, words string) bool {
+	for word := range strings.SplitSeq(words, " ") {
+		if strings.Contains(text, word) {
+			return true
+		}
+	}
+	return false
+}
+
+// hasLongRun tells whether the text has a run of letters, digits, - and _ as long as the shortest of secretKeys.
+func hasLongRun(text string) bool {
+	n := 0
+	for i := range len(text) {
+		c := text[i]
+		n++
+		if c < '0' && c != '-' || c > '9' && c < 'A' || c > 'Z' && c < 'a' && c != '_' || c > 'z' {
+			n = 0
+		}
+		if n == shortestKey {
+			return true
+		}
+	}
+	return false
+}
+
+// shortestKey is how long such a run in a key is at least: that behind "ya29.".
+const shortestKey = 16
+
+// redactAt leaves out the secrets behind such places.
+func redactAt(place *pattern, s string) string {
+	var kept strings.Builder
+	for {
+		at := place.expr().FindStringSubmatchIndex(s)
+		if at == nil {
+			kept.WriteString(s)
+			return kept.String()
+		}
+		name, between := s[at[2]:at[3]], s[at[4]:at[5]]
+		kept.WriteString(s[:at[5]])
+		s = s[at[5]:] // where another name may stand
+		n := secretBehind(name, between, s)
+		if n > 0 {
+			bare := strings.TrimLeft(s, `\"'`)
+			kept.WriteString(s[:len(s)-len(bare)] + "[redacted]")
+			s = s[n:]
+		}
+	}
+}
+
+// secretBehind is how much of s is a secret, 0 nothing; marks that may close what it stands in are none of it.
+func secretBehind(name, between, s string) int {
+	value := reValue
+	if strings.Contains(name, "://") {
+		value = reURLValue
+	}
+	judged := value.FindString(s[:min(len(s), maxJudged)])
+	if !isSecret(name, between, judged) {
+		return 0
+	}
+	if len(judged) == maxJudged {
+		judged = value.FindString(s)
+	}
+	return len(strings.TrimRight(judged, `\"')]}`))
+}
+
+// redactArgs is the arguments of a program as they may be kept: what follows a flag for a secret is one.
+func redactArgs(args []string) []string {
+	safe := []string{}
+	before := ""
+	for _, arg := range args {
+		kept, alone := strings.CutPrefix(redact(before+arg), before)
+		switch {
+		case reSecretFlag.MatchString(before) && !strings.HasPrefix(arg, "-"):
+			kept = "[redacted]"
+		case !alone:
+			kept = redact(arg)
+		}
+		safe = append(safe, kept)
+		before = arg + " "
+	}
+	return safe
+}
 
 // safely is text as it may leave the machine, at most n bytes of it.
 func safely(text string, n int) string { return clip(redact(visible(text)), n) }

@@ -727,11 +727,12 @@ func (d *doctor) checkBot(cfg *Config) {
 func (d *doctor) checkState(dir string) {
 	st, err := openStore(dir)
 	todo := "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"
-	d.tell("state", hinted(err, todo), "can be used", "")
 	if err != nil {
+		d.tell("state", hinted(err, todo), "", "")
 		return
 	}
 	defer st.Close()
+	d.tell("state", st.tryDisk(), "can be used: a file was written for a test", "")
 	poller := "nobody, which is right while no session runs"
 	pid := st.holder("poll.lock")
 	if pid != 0 {
@@ -905,7 +906,7 @@ const (
 	dialogGone  = time.Second             // a dialog left for good: a repaint takes 0.3 s (claude 2.1)
 	hookUnasked = 5 * time.Second         // the tool says that it asks nothing, although its hook waits
 	sameMoment  = time.Second             // before a decision: a key and a tap may cross
-	retryEvery  = 5 * time.Second         // between attempts to record a question
+	retryEvery  = time.Second             // between attempts to record a question
 	lookTime    = time.Second             // for the gate to see its question
 	gatePoll    = time.Second / 40        // between looks of the gate
 	busyTime    = 3 * time.Second         // beyond its time: the gate waits for a pause of the output
@@ -919,6 +920,7 @@ const (
 	draftTime   = 30 * time.Second        // for what was typed at the keyboard to show in the box
 	detectEvery = time.Second / 100       // between looks of the detector
 	reapEvery   = time.Minute             // between looks for sessions that died
+	firstReap   = time.Second / 5         // after the start, which they do not delay
 	drainSend   = 3 * time.Second         // for the last messages
 	drainStream = 10 * time.Minute        // for all output, with --stream
 	doingEvery  = time.Second             // between records of what is done
@@ -974,6 +976,7 @@ type session struct {
 	interactive bool      // somebody may type
 	hooked      bool      // hooks call us
 	signals     chan os.Signal
+	resized     <-chan os.Signal
 	events      chan func()     // of the goroutines, for the loop to run
 	ctx         context.Context // of what goes on beside the loop, until stop
 	stop        func()
@@ -997,6 +1000,7 @@ type session struct {
 	phoneEnds bool   // by the phone
 	sending   int    // calls that have not reported
 	trouble   string // of the state file
+	opened    bool   // the state was read, or could not be: until then nothing is recorded
 	warning   string // of the tool's version
 
 	answeredAt time.Time // when answer came
@@ -1022,6 +1026,7 @@ type session struct {
 	// What is typed.
 	inputs   []*InputRecord     // what the phone wants of us, in order
 	files    map[string]fetched // of those inputs that have come
+	records  <-chan Record      // of others, about this session
 	halt     *halt              // a turn that is being interrupted, nil none
 	gate     *gate
 	draft    draftHere
@@ -1139,7 +1144,7 @@ func newSession(c *command) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	st, err := openStore(cfg.Dir)
+	st, err := newStore(cfg.Dir)
 	if err != nil {
 		return nil, err
 	}
@@ -1166,9 +1171,6 @@ func newSession(c *command) (*session, error) {
 		s.notes = io.Discard
 	}
 	s.findTerminal(c)
-	for _, what := range st.notes {
-		fmt.Fprintf(s.notes, "atlasbridge: %s (see `atlasbridge doctor`)\n", what)
-	}
 	if c.opts.given("record") {
 		s.cast, err = startRecording(c.opts.text("record"), tool, s.size(), time.Now())
 		if err != nil {
@@ -1217,7 +1219,7 @@ func sessionRecord(tool string, args []string, label string) SessionRecord {
 	return SessionRecord{
 		Head:      Head{ID: newID()},
 		Tool:      tool,
-		Args:      args,
+		Args:      redactArgs(args),
 		Cwd:       cwd,
 		Wrapper:   os.Getpid(),
 		Label:     label,
@@ -1270,19 +1272,13 @@ func (s *session) run(ctx context.Context, argv []string) error {
 		s.jsonLine = []byte{}
 	}
 	env := childEnv(os.Environ(), s.cfg, s.rec.ID)
+	s.resized, _ = resizeSignals(s.tty) // until the process ends; before the size is read
 	size := s.size()
 	s.pty, err = startPTY(s.installHooks(argv), env, s.rec.Cwd, size, s.tty)
 	if err != nil {
 		return err
 	}
-	if s.cfg.Channel == "telegram" {
-		s.polling.Go(func() { s.tg.Poll(s.ctx) })
-		s.polling.Go(func() {
-			if err := sleep(s.ctx, topicAfter); err == nil {
-				s.tg.PrepareTopic(s.ctx, s.rec.ID)
-			}
-		})
-	} else { // nothing of the child's has been copied yet
+	if s.cfg.Channel != "telegram" { // nothing of the child's has been copied yet
 		fmt.Fprintln(s.notes, "atlasbridge: no Telegram here: "+
 			"questions wait for the keyboard or `atlasbridge answer` (see `atlasbridge setup`)")
 	}
@@ -1291,18 +1287,55 @@ func (s *session) run(ctx context.Context, argv []string) error {
 		return err
 	}
 	defer s.restore()
+	output := s.begin()
+	if s.cfg.Channel == "telegram" {
+		s.polling.Go(func() { s.tg.Poll(s.ctx) })
+		s.polling.Go(func() {
+			if err := sleep(s.ctx, topicAfter); err == nil {
+				s.tg.PrepareTopic(s.ctx, s.rec.ID)
+			}
+		})
+	}
 	if s.adapter.Name == "generic" {
 		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
 	} else {
 		s.probeVersion()
 	}
-	debug.SetGCPercent(25) // 12 MB instead of 16, less than 1 % more time at full output (measured)
 	s.startDetector(size)
 	s.rec.PID = s.pty.PID()
 	s.rec.PIDStart = processStart(s.rec.PID)
-	s.loop()
+	s.loop(output)
 	s.finish()
 	return nil
+}
+
+// begin copies the child's output from now on and reads the state beside that: how much history there is delays
+// nothing that the child does.
+func (s *session) begin() (output <-chan []byte) {
+	read := make(chan []byte, maxUnread)
+	s.detectedAt = time.Now() // nothing to look at yet
+	s.spawn(func() { s.copyOutput(read) })
+	s.spawn(func() {
+		err := s.st.open()
+		s.events <- func() { s.stateOpened(err) }
+	})
+	return read
+}
+
+// stateOpened records the session, and follows what others record of it.
+func (s *session) stateOpened(err error) {
+	s.opened = true
+	debug.SetGCPercent(25) // 12 MB instead of 16, less than 1 % more time at full output (measured); not while reading
+	s.reapAt = time.Now().Add(firstReap)
+	if err != nil {
+		s.tellTrouble("opening the state", err)
+	}
+	if s.rec.ExitCode != nil { // its record comes with its end
+		return
+	}
+	s.save("recording the session", ref(s.rec))
+	s.notify(Notice{First: true, Text: "started\nin " + s.rec.Cwd})
+	s.records = s.st.Follow(s.ctx, s.rec.ID, s.open.Load)
 }
 
 // makeRaw sets the host's terminal to raw mode, where somebody types there.
@@ -1366,22 +1399,16 @@ func (s *session) spawn(f func()) {
 // One goroutine owns the session: it takes what comes, then does what is due.
 
 // loop runs until the child is gone and its output drained.
-func (s *session) loop() {
-	output := make(chan []byte, maxUnread)
+func (s *session) loop(output <-chan []byte) {
 	keys := make(chan []byte)
 	writes := make(chan write)
 	defer close(writes)
-	resized, _ := resizeSignals(s.tty) // until the process ends
-	records := s.st.Follow(s.ctx, s.rec.ID, s.open.Load)
-	s.spawn(func() { s.copyOutput(output) })
 	s.spawn(func() { s.readKeys(keys) })
 	s.spawn(func() { s.writePTY(writes) })
 	s.spawn(func() {
 		code := s.pty.Wait()
 		s.events <- func() { s.rec.ExitCode = &code }
 	})
-	s.save("recording the session", ref(s.rec))
-	s.notify(Notice{First: true, Text: "started\nin " + s.rec.Cwd})
 	turn := time.NewTimer(0)
 	for s.rec.ExitCode == nil || output != nil {
 		turn.Reset(time.Until(s.next))
@@ -1407,9 +1434,9 @@ func (s *session) loop() {
 			s.handedOver(w)
 		case happened := <-s.events:
 			happened()
-		case rec := <-records:
+		case rec := <-s.records:
 			s.handleRecord(rec)
-		case <-resized:
+		case <-s.resized:
 			s.resize()
 		case sig := <-s.signals:
 			s.handleSignal(sig)
@@ -1423,6 +1450,9 @@ func (s *session) loop() {
 func (s *session) tick() {
 	s.next = time.Now().Add(reapEvery)
 	s.detect()
+	if !s.opened {
+		return
+	}
 	s.hookStep()
 	s.spentStep()
 	s.questionStep()
@@ -1489,30 +1519,34 @@ func (s *session) audit(doing string, e Event) {
 	s.tellTrouble(doing, s.st.Audit().Append(e))
 }
 
-// tellTrouble tells the operator, once, of trouble with the state or the audit log: of err, or of
-// what the store noted.
+// tellTrouble tells the operator of trouble with the state or the audit log: of err, or of what the
+// store noted; once, and once when it is over.
 func (s *session) tellTrouble(doing string, err error) {
-	held := "the state cannot be written, so nothing is typed: "
+	held := "the state cannot be written, so nothing is asked or typed: "
 	if err == nil {
 		held = ""
 		err = s.st.Trouble()
 	}
-	if err == nil || s.trouble == err.Error() {
-		return
+	switch {
+	case err == nil && s.trouble != "":
+		s.trouble = ""
+		s.log.Info("what happens is recorded again")
+		s.notify(Notice{Text: "✓ what happens here is recorded again"})
+	case err != nil && s.trouble == "":
+		s.trouble = err.Error()
+		s.log.Error(doing, "error", s.trouble)
+		s.notify(Notice{Text: "⚠ " + held + redact(s.trouble), Ring: true})
 	}
-	s.trouble = err.Error()
-	s.log.Error(doing, "error", s.trouble)
-	s.notify(Notice{Text: "⚠ " + held + redact(s.trouble), Ring: true})
 }
 
 // promptInState is the prompt as the state has it, nil when it has none of this id or cannot be
 // read.
 func (s *session) promptInState(id string) *PromptRecord {
-	v, err := s.st.View()
+	p, _, err := s.st.Prompt(id)
 	if err != nil {
 		return nil
 	}
-	return v.Prompts[id]
+	return p
 }
 
 // handleSignal suspends, or reloads the configuration on SIGHUP. A SIGHUP that came because the
@@ -2087,8 +2121,8 @@ func (s *session) expire(q *question) {
 			r.Value = nil
 		}
 	})
-	v, err := s.st.View()
-	vanished := err == nil && v.Prompts[q.rec.ID] == nil // from the state
+	p, _, err := s.st.Prompt(q.rec.ID)
+	vanished := err == nil && p == nil // from the state
 	switch {
 	case !expired && vanished:
 		s.end(q, "", "")
@@ -3720,7 +3754,7 @@ func (s *session) captureScenario(p *Prompt, now time.Time) error {
 func (s *session) finish() {
 	s.pty.Close() // the child is gone
 	// A write to a closed terminal returns: what it says decides whether an answer was typed.
-	for s.inFlight {
+	for s.inFlight || !s.opened {
 		happened := <-s.events
 		happened()
 	}
@@ -3789,13 +3823,10 @@ func (s *session) endHook(h *question) {
 // endExpired takes back the offer to ask again what expired, the oldest first: there is nothing to
 // ask any more.
 func (s *session) endExpired() {
-	v, err := s.st.View()
-	if err != nil {
-		return
-	}
-	offered := v.which(func(p *PromptRecord) bool { return p.SessionID == s.rec.ID && p.mayBeAsked() })
-	sort.Slice(offered, func(i, j int) bool { return offered[i].CreatedAt.Before(offered[j].CreatedAt) })
-	for _, p := range offered {
+	for _, p := range s.st.PromptsOf(s.rec.ID) {
+		if !p.mayBeAsked() {
+			continue
+		}
 		ended := s.transition(p.ID, Failed, func(r *PromptRecord) {
 			r.Reason += ", and the program has ended"
 		})
@@ -3818,11 +3849,21 @@ func (s *session) recordExit() {
 	}
 	s.rec.EndedAt = ref(time.Now().UTC())
 	s.rec.Activity = ""
-	s.save("recording the end", ref(s.rec))
+	recs := []Record{ref(s.rec)}
+	known, _ := s.st.Session(s.rec.ID)
+	if known == nil { // it ended before it could be recorded
+		began := s.rec
+		began.Status = "active"
+		began.EndedAt = nil
+		began.ExitCode = nil
+		recs = []Record{&began, recs[0]}
+	}
+	s.save("recording the end", recs...)
 }
 
 // tellEnd sends the message that the program has ended, below all of its output.
 func (s *session) tellEnd() {
+	s.tellTrouble("writing the audit log", s.st.Audit().Retry())
 	seq, hash, _ := s.st.Audit().Head() // of a log that cannot be read: 0 and no hash
 	lived := span(s.rec.EndedAt.Sub(s.rec.StartedAt))
 	text := fmt.Sprintf("%s · %s", howEnded(&s.rec, s.phoneEnds), lived)
@@ -3838,12 +3879,13 @@ func (s *session) tellEnd() {
 }
 
 // questionsAsked is how many questions there were, notices apart.
-func (s *session) questionsAsked() int {
-	v, err := s.st.View()
-	if err != nil {
-		return 0
+func (s *session) questionsAsked() (n int) {
+	for _, p := range s.st.PromptsOf(s.rec.ID) {
+		if !p.Idle {
+			n++
+		}
 	}
-	return len(v.which(func(p *PromptRecord) bool { return p.SessionID == s.rec.ID && !p.Idle }))
+	return n
 }
 
 // howEnded says how the tool's run ended, in a message.
@@ -3889,6 +3931,12 @@ func (s *session) tellAtTerminal() {
 	}
 	if err := s.endRecording(time.Now()); err != nil {
 		tell("writing the recording: " + err.Error())
+	}
+	if s.trouble != "" {
+		tell(redact(s.trouble) + " (see `atlasbridge doctor`)")
+	}
+	for _, what := range s.st.Notes() {
+		tell(what + " (see `atlasbridge doctor`)")
 	}
 	trouble := s.tg.Trouble()
 	if trouble != "" {

@@ -633,6 +633,48 @@ func TestQuestionIsTriedAgain(t *testing.T) {
 	if s.q.rec.Status != Routed || len(storeView(t, st).Prompts) != 1 {
 		t.Errorf("then: %q, %d prompts", s.q.rec.Status, len(storeView(t, st).Prompts))
 	}
+	if s.trouble != "" || s.sending != 3 { // that it is over, and the question
+		t.Errorf("then: trouble %q, %d messages", s.trouble, s.sending)
+	}
+}
+
+// TestChildDoesNotWaitForTheState: a program begins, and ends, while the state cannot be read yet; then its session is
+// recorded, from its start to its end.
+func TestChildDoesNotWaitForTheState(t *testing.T) {
+	needUnix(t)
+	dir := home(t, "")
+	st := storeAt(t, dir)
+	lock, err := openPrivate(filepath.Join(dir, "state.lock"), os.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := lockFile(lock, true); err != nil {
+		t.Fatal(err)
+	}
+	mark := filepath.Join(t.TempDir(), "mark")
+	began := make(chan bool, 1)
+	go func() {
+		_, err := os.Stat(mark)
+		for end := time.Now().Add(patience); err != nil && time.Now().Before(end); _, err = os.Stat(mark) {
+			runtime.Gosched()
+		}
+		began <- err == nil
+		unlockFile(lock)
+	}()
+	code, _, stderr := cli(t, dir, "run", "--quiet", "sh", "-c", ": > "+mark+"; exit 7")
+	if !<-began || code != 7 {
+		t.Fatalf("the program did not begin, or exit %d: %s", code, stderr)
+	}
+	v := storeView(t, st)
+	for _, r := range v.Sessions {
+		if r.Status != "completed" || r.EndedAt == nil || *r.ExitCode != 7 {
+			t.Errorf("its record is %+v", r)
+		}
+	}
+	if names := auditNames(t, dir); !slices.Equal(names, []string{"SESSION_START", "SESSION_END"}) {
+		t.Errorf("the audit log has %q", names)
+	}
 }
 
 // TestRoutedAsShown: a question goes to the phone at once where nobody is at the keyboard, else when they are away, and
@@ -5572,29 +5614,131 @@ func TestVisible(t *testing.T) {
 	}
 }
 
-// TestRedact: keys, tokens and passwords are left out, and nothing that only looks like a URL or a
-// command.
+// TestRedact: what is a secret by its shape, or by its name and its looks, is left out, and nothing else of the text.
 func TestRedact(t *testing.T) {
-	for _, secret := range []string{
-		"AKIAIOSFODNN7EXAMPLE", "ghp_16C7e42F292c6912E7710c838347Ae178B4a", "sk-ant-REDACTED-REDACTED-1234",
-		"xoxb-123456789012-abcdefghijkl", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
-		"-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "123456789:AAE-abcdefghijklmnopqrstuvwxyz012345",
+	for _, row := range []struct{ text, secret string }{
+		{"use AKIAIOSFODNN7EXAMPLE now", "AKIAIOSFODNN7EXAMPLE"},
+		{"use ghp_16C7e42F292c6912E7710c838347Ae178B4a", "ghp_16C7e42F292c6912E7710c838347Ae178B4a"},
+		{"gho_16C7e42F292c6912E7710c838347Ae178B4a", "gho_16C7e42F292c6912E7710c838347Ae178B4a"},
+		{"github_pat_22CDEFGHI0abcdefghijkl_mnopqrstuvwxyz", "github_pat_22CDEFGHI0abcdefghijkl_mnopqrstuvwxyz"},
+		{"sk-ant-api03-REDACTED-REDACTED-1234 is it", "sk-ant-api03-REDACTED-REDACTED-1234"},
+		{"sk-aB3dE5fG7hI9jK1lM3nO5pQ7", "sk-aB3dE5fG7hI9jK1lM3nO5pQ7"},
+		{"sk-proj-aB3dE5fG7hI9jK1lM3nO5pQ7_x", "sk-proj-aB3dE5fG7hI9jK1lM3nO5pQ7_x"},
+		{"xoxb-123456789012-abcdefghijkl", "xoxb-123456789012-abcdefghijkl"},
+		{"glpat-AbCdEfGh12345678IjKl", "glpat-AbCdEfGh12345678IjKl"},
+		{"//registry/:_authToken=npm_0123456789abcdefghijABCDEFGHIJ012345",
+			"npm_0123456789abcdefghijABCDEFGHIJ012345"},
+		{"AIzaSyD-9tSrke72PouQMnMX-a7eZSW0jkFMBWY", "AIzaSyD-9tSrke72PouQMnMX-a7eZSW0jkFMBWY"},
+		{"sk_test_4eC39HqLyjWDarjtT1zdp7dc", "sk_test_4eC39HqLyjWDarjtT1zdp7dc"},
+		{"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"},
+		{"-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----\nend",
+			"-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----"},
+		{"cut: -----BEGIN PRIVATE KEY-----\nMIIEvQ", "-----BEGIN PRIVATE KEY-----\nMIIEvQ"},
+		{"bot 123456789:AAE-abcdefghijklmnopqrstuvwxyz012345 x", "123456789:AAE-abcdefghijklmnopqrstuvwxyz012345"},
+		{"https://api.telegram.org/bot123456789:AAE-abcdefghijklmnopqrstuvwxyz012345/getMe",
+			"123456789:AAE-abcdefghijklmnopqrstuvwxyz012345"},
+		{"curl https://bob:hunter2@h/x", "hunter2"},
+		{"postgres://app:correct@db/app", "correct"},
+		{"password=hunter22 next", "hunter22"},
+		{"PASSWORD: s3cr3t!", "s3cr3t!"},
+		{"pwd=123456", "123456"},
+		{"DB_PASSWORD=postgres make", "postgres"},
+		{"export API_TOKEN='abcd efgh'", "abcd efgh"},
+		{`{"api_key": "abcdef"}`, "abcdef"},
+		{`{"password":"correct horse"}`, "correct horse"},
+		{`{"command":"curl -d '{\"password\":\"hunter2\"}'"}`, "hunter2"},
+		{`{"command":"API_KEY=abcdef make"}`, "abcdef"},
+		{"config.secret = 'f3a9c0d17b'", "f3a9c0d17b"},
+		{`if token == "9b1deb4d3b7d4bad" {`, "9b1deb4d3b7d4bad"},
+		{"Authorization: Bearer abcdefgh12345", "abcdefgh12345"},
+		{`-H "authorization: Basic Ym9iOmh1bnRlcjI="`, "Ym9iOmh1bnRlcjI="},
+		{"x-api-key: 0123abcd4567ef", "0123abcd4567ef"},
+		{"GET /?a=1&access_token=1a2b3c4d5e&b=2", "1a2b3c4d5e"},
+		{"mytool --api-key 77aa88bb99cc --fast", "77aa88bb99cc"},
+		{"mytool --password=letmein --fast", "letmein"},
+		{"mytool --token=77aa88bb99cc", "77aa88bb99cc"},
+		{"curl -u bob:hunter2 https://h/", "hunter2"},
+		{"aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCY", "wJalrXUtnFEMI/K7MDENG/bPxRfiCY"},
+		{"PrivateKey = yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=", "yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk="},
+		{"(client_secret: 3f9a-77bd-01c4-9e2a)", "3f9a-77bd-01c4-9e2a"},
+		{"passphrase: four-words-and-a-7", "four-words-and-a-7"},
 	} {
-		if got := redact("use " + secret + " now"); got != "use [redacted] now" {
-			t.Errorf("redact(%q) = %q", secret, got)
+		want := strings.Replace(row.text, row.secret, "[redacted]", 1)
+		if got := redact(row.text); got != want {
+			t.Errorf("redact(%q) = %q", row.text, got)
 		}
 	}
-	for in, want := range map[string]string{
-		"curl https://bob:hunter2@h/x":        "curl https://bob:[redacted]h/x",
-		"password=hunter22 next":              "password=[redacted] next",
-		`{"api_key": "abcdef"}`:               `{"api_key": "[redacted]"}`,
-		"Authorization: Bearer abcdefgh12345": "Authorization: Bearer [redacted]",
-		"git push origin main":                "git push origin main",
-		"http://localhost:8080/a@b":           "http://localhost:8080/a@b",
+	for _, text := range []string{
+		"", "git push origin main", "git rev-parse --verify HEAD", "http://localhost:8080/a@b", "cat /etc/passwd",
+		"/etc/passwd:12: no such user", "sed -i s/x/y/ /etc/passwd: it failed", "token it", "the token: it is spent",
+		"a secret is kept by two", "password", "Password: ", "Enter the password for bob@example.com:",
+		"[sudo] password for bob:", "The password must have 8 characters", "Password: too short (min 8)",
+		"wrong password: try again", "password expires in 30 days", "new password (again):",
+		"token := lex.next()", "token = tokens[i+1]", `if password == "" {`, "if password == confirmation {",
+		"password: str | None = None", "def f(token, secret=None, password=None):", "f(password=password, token=token)",
+		"const secret = process.env.SECRET_KEY", "token = os.environ['API_TOKEN']", "api_key=settings.API_KEY",
+		"--token-file path/to/it", "mytool --token-file=/run/secrets/token2", "--password-stdin", "--secret id=npmrc",
+		"use --token to set it", "export TOKEN=$(cat f)", "echo ${API_KEY:-none}", "Authorization: Bearer $TOKEN",
+		"Authorization: Bearer <token>", "https://$USER:$PASS@h/", "max_tokens=4096", "MAX_TOKEN=4096",
+		"total tokens: 123456", "9fceb02d0ae598e95dc970b74767f19372d61af8", "sha256:2c26b46b68ffc68ff99b453c1d3041341342",
+		"f81d4fae-7dec-11d0-a765-00a0c91e6bf6", "/home/bob/Y29udGVudHM/aGVsbG8gd29ybGQ/x", "secret: prod-db-1",
+		"key: value2", "keyboard=us105", "primary_key=user_id_17", "class sk-toggleable__content-fitted",
+		"sk-learn-contrib-and-other-things", "npm_config_registry_of_the_company", "hf_hub_download_with_all_retries",
+		"docker run -u 1000:1000 x", "api_key: your-api-key-here1", "password: ********", "token: xxxxxxxxxxxx",
+		"kubectl get secret app-7 -o yaml", "import { token } from './token1'", "risk-assessment-of-2024-ABCDEFGHIJKL",
 	} {
-		if got := redact(in); got != want {
-			t.Errorf("redact(%q) = %q, want %q", in, got, want)
+		if got := redact(text); got != text {
+			t.Errorf("redact(%q) = %q", text, got)
 		}
+	}
+}
+
+// TestRedactArgs: of a program's arguments no secret is kept, whether it stands behind its flag or alone.
+func TestRedactArgs(t *testing.T) {
+	for _, row := range []struct{ args, want []string }{
+		{nil, []string{}},
+		{[]string{"--model", "opus", "-p", "what is a token?"}, []string{"--model", "opus", "-p", "what is a token?"}},
+		{[]string{"--api-key", "abc", "x"}, []string{"--api-key", "[redacted]", "x"}},
+		{[]string{"--token", "--fast"}, []string{"--token", "--fast"}},
+		{[]string{"--token-file", "f1le"}, []string{"--token-file", "f1le"}},
+		{[]string{"-u", "bob:hunter2"}, []string{"-u", "bob:[redacted]"}},
+		{[]string{"KEY=1", "API_KEY=abcd"}, []string{"KEY=1", "API_KEY=[redacted]"}},
+		{[]string{"-H", "Authorization: Bearer abcdefgh12345"}, []string{"-H", "Authorization: Bearer [redacted]"}},
+		{[]string{`{"password":"word"}`}, []string{`{"password":"[redacted]"}`}},
+		{[]string{"--password=letmein", "https://a:b@h/"}, []string{"--password=[redacted]", "https://a:b@h/"}},
+	} {
+		if got := redactArgs(row.args); !slices.Equal(got, row.want) {
+			t.Errorf("redactArgs(%q) = %q", row.args, got)
+		}
+	}
+}
+
+// FuzzRedact: whatever the text, redacting it again changes nothing: what was redacted is no secret.
+func FuzzRedact(f *testing.F) {
+	for _, text := range []string{"password=hunter22", `{"a\":"token=x1x1x1x1x1"}`, "://a:b@://c:d@", "-u a:b1c2 --pass 'x"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		once := redact(text)
+		if twice := redact(once); twice != once {
+			t.Errorf("%q becomes %q, then %q", text, once, twice)
+		}
+	})
+}
+
+// BenchmarkRedact is what a screen costs that has no secrets, and one that is full of their names.
+func BenchmarkRedact(b *testing.B) {
+	for name, line := range map[string]string{
+		"none":  "Do you want to make this edit to detector_test.go? (esc to cancel, 12:34)\n",
+		"names": "the token: it is, if password == \"\" then /etc/passwd; --fast key=value\n",
+	} {
+		b.Run(name, func(b *testing.B) {
+			text := strings.Repeat(line, 50)
+			b.SetBytes(int64(len(text)))
+			for b.Loop() {
+				redact(text)
+			}
+		})
 	}
 }
 
@@ -10419,7 +10563,9 @@ func TestRefusedFolderStaysEmpty(t *testing.T) {
 func TestCopyEndsWithItsFirstFailure(t *testing.T) {
 	var ops []string
 	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
-		ops = append(ops, op)
+		if !slices.Contains(readingOps, op) {
+			ops = append(ops, op)
+		}
 		return nil
 	}))
 	if err != nil {
@@ -10978,57 +11124,81 @@ func TestStoreTruncatedAtEveryByte(t *testing.T) {
 	}
 }
 
-// Each operation fails in turn, once or from then on, until none is injected: the state is the one before the
-// step or the one after, an error never leaves the record behind, and what follows works again.
+// Each operation on the state and on the audit log fails in turn, once or from then on, until none is injected: the
+// state is the one before the step or the one after, an error never leaves the record behind, and what follows works
+// again. The audit log's chain holds, with an entry for every step that was recorded; it lacks one only where it could
+// not be written until the end.
 func TestStoreEveryOperationFails(t *testing.T) {
-	for _, forever := range []bool{false, true} {
-		for n := int64(1); ; n++ {
-			dir, injected := home(t, ""), ""
-			s, err := openStoreWith(dir, faultyFiles(func(op string, i int64) error {
-				if i == n || forever && i > n {
-					injected = op
-					return fmt.Errorf("injected at %s %d", op, i)
-				}
-				return nil
-			}))
-			if err != nil {
-				t.Fatal(err)
-			}
-			p := storeQuestion(newID())
-			want, attempts := State(""), 0
-			for _, step := range storeSteps(p.SessionID, p) {
-				err := step.do(s)
-				for attempts = 0; err != nil && !forever && attempts < 2; attempts++ { // the operator tries again
-					storeCheckState(t, dir, p.ID, want,
-						fmt.Sprintf("%s failed (%d, %v), %s", injected, n, err, step.to))
-					err = step.do(s)
-				}
-				if err != nil {
-					break
-				}
-				want = step.to
-				if view := storeView(t, s); view.Prompts[p.ID].Status != want {
-					t.Fatalf("%d %s: own view has %s, want %s", n, injected,
-						view.Prompts[p.ID].Status, want)
-				}
-			}
-			if !forever && want != Resolved {
-				t.Fatalf("one failed %s (%d) stopped everything at %q: %v", injected, n, want,
-					s.Trouble())
-			}
-			if s.Trouble() == nil || s.log.poison == nil {
-				storeCheckState(t, dir, p.ID, want,
-					fmt.Sprintf("%s failed (%d, forever %v)", injected, n, forever))
-			}
-			s.Close()
-			if injected == "" {
-				if n < 20 {
-					t.Errorf("only %d operations were there to fail", n-1)
-				}
-				break
+	for _, kind := range []error{syscall.EIO, syscall.ENOSPC, syscall.EINTR} {
+		for _, forever := range []bool{false, true} {
+			for n := int64(1); storeFailsAt(t, n, forever, kind); n++ {
 			}
 		}
 	}
+}
+
+// storeFailsAt is TestStoreEveryOperationFails for one operation, false: there were not so many.
+func storeFailsAt(t *testing.T, n int64, forever bool, kind error) (injected bool) {
+	t.Helper()
+	dir, what := home(t, ""), ""
+	s, err := openStoreWith(dir, faultyFiles(func(op string, i int64) error {
+		if i == n || forever && i > n {
+			what = op
+			return fmt.Errorf("injected at %s %d: %w", op, i, kind)
+		}
+		return nil
+	}))
+	if err != nil {
+		if what == "" {
+			t.Fatal(err)
+		}
+		return true // refused before anything was recorded
+	}
+	defer s.Close()
+	p := storeQuestion(newID())
+	p.Shown = "Go on?"
+	want := State("")
+	var steps []State
+	for _, step := range storeSteps(p.SessionID, p) {
+		err := step.do(s)
+		for attempts := 0; err != nil && !forever && attempts < 2; attempts++ { // the operator tries again
+			storeCheckState(t, dir, p.ID, want, fmt.Sprintf("%s failed (%d, %v), %s", what, n, err, step.to))
+			err = step.do(s)
+		}
+		if err != nil {
+			break
+		}
+		want = step.to
+		steps = append(steps, want)
+		view, err := s.View()
+		if view.Prompts[p.ID].Status != want || err != nil && !forever && what == "" {
+			t.Fatalf("%d %s: own view has %s, want %s (%v)", n, what, view.Prompts[p.ID].Status, want, err)
+		}
+	}
+	if !forever && want != Resolved {
+		t.Fatalf("one failed %s (%d) stopped everything at %q: %v", what, n, want, s.Trouble())
+	}
+	if !forever {
+		if err := s.Audit().Retry(); err != nil {
+			t.Fatalf("one failed %s (%d) stopped the audit log: %v", what, n, err)
+		}
+	}
+	if s.Trouble() == nil || s.log.poison == nil {
+		storeCheckState(t, dir, p.ID, want, fmt.Sprintf("%s failed (%d, forever %v)", what, n, forever))
+	}
+	auditAppend(t, dir, "CONFIG_RELOADED") // moves aside what could not be cut off
+	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 {
+		t.Fatalf("%s failed (%d, forever %v): %s", what, n, forever, out)
+	}
+	for _, state := range steps {
+		if entries := auditCount(t, dir, promptEvents[state]); promptEvents[state] != "" && !forever && entries != 1 {
+			t.Errorf("%s failed (%d): %d entries %s", what, n, entries, promptEvents[state])
+		}
+	}
+	if what == "" && n < 60 {
+		t.Errorf("only %d operations were there to fail", n-1)
+	}
+	return what != ""
 }
 
 // storeCheckState reads dir as another process would.
@@ -11088,7 +11258,9 @@ func TestStorePoison(t *testing.T) {
 func TestStoreDurableOrder(t *testing.T) {
 	var ops []string
 	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
-		ops = append(ops, op)
+		if !slices.Contains(readingOps, op) {
+			ops = append(ops, op)
+		}
 		return nil
 	}))
 	if err != nil {
@@ -12780,8 +12952,40 @@ func TestStoreStalledPoller(t *testing.T) {
 	try("<nil>")
 }
 
+// A disk that cannot be written is found by writing, and nothing of that is left.
+func TestTryDisk(t *testing.T) {
+	for _, op := range []string{"", "write", "fsync"} {
+		s := storeAt(t, home(t, ""))
+		s.log.do = faultyFiles(failing(op, syscall.ENOSPC))
+		err := s.tryDisk()
+		if errors.Is(err, syscall.ENOSPC) != (op != "") || op != "" && hintOf(err) == "" {
+			t.Errorf("%q fails: %v", op, err)
+		}
+		if left, _ := filepath.Glob(filepath.Join(s.Dir, "state.try*")); len(left) > 0 {
+			t.Errorf("%q fails: %q is left", op, left)
+		}
+	}
+}
+
 // ---- store.go: commands ----
 // What runs inside of a session answers nothing.
+
+// What runs in a session that has no record yet is inside of it: its tool starts first.
+func TestInsideBeforeItIsRecorded(t *testing.T) {
+	s := storeAt(t, home(t, ""))
+	id := newID()
+	release, err := s.HoldSession(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.inside(id) != id || s.inside("") != "" || s.inside(newID()) != "" {
+		t.Errorf("inside %q, %q, %q", s.inside(id), s.inside(""), s.inside(newID()))
+	}
+	release()
+	if s.inside(id) != "" {
+		t.Error("inside of a session that is over")
+	}
+}
 
 // TestStoreCommands: status, approvals, answer and logs show what is there within 80 columns, and
 // answer once.
@@ -13148,7 +13352,7 @@ func TestAuditTornAndLost(t *testing.T) {
 			t.Fatal(err)
 		}
 		now, _ := os.ReadFile(fresh.audit.log.path)
-		if v := verify(now); !v.OK {
+		if v := auditVerdict(t, now); !v.OK {
 			t.Errorf("cut at %d: %+v", cut, v)
 		}
 	}
@@ -13239,7 +13443,7 @@ func TestAuditDiscontinued(t *testing.T) {
 				t.Errorf("it does not name the head: %s", out)
 			}
 			now, _ := os.ReadFile(path)
-			v := verify(now)
+			v := auditVerdict(t, now)
 			at := bytes.SplitAfter(now, []byte("\n"))[max(0, v.Line-1)]
 			if v.OK || !strings.Contains(v.Reason, wrong) ||
 				!bytes.Contains(at, []byte(discontinued)) {
@@ -13441,13 +13645,13 @@ func FuzzAuditEntry(f *testing.F) {
 // Any bit, any edit: noticed, and the line named.
 func TestAuditTampering(t *testing.T) {
 	_, log := auditFilled(t, 3)
-	if v := verify(log); !v.OK || v.Entries != 3 {
+	if v := auditVerdict(t, log); !v.OK || v.Entries != 3 {
 		t.Fatal(v)
 	}
 	for i := range log {
 		for bit := range 8 {
 			log[i] ^= 1 << bit
-			v := verify(log)
+			v := auditVerdict(t, log)
 			if v.OK || v.Line < 1 || v.Line > int64(bytes.Count(log[:i+1], []byte("\n"))+1) {
 				t.Fatalf("bit %d of byte %d: %+v", bit, i, v)
 			}
@@ -13455,7 +13659,7 @@ func TestAuditTampering(t *testing.T) {
 		}
 	}
 	l := bytes.SplitAfter(log, []byte("\n"))
-	head := "3:" + verify(log).Hash
+	head := "3:" + auditVerdict(t, log).Hash
 	s2, other := auditFilled(t, 4) // a chain computed anew
 	defer s2.Close()
 	rows := []struct {
@@ -13480,13 +13684,13 @@ func TestAuditTampering(t *testing.T) {
 	}
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
-			v := verify(row.log, head)
+			v := auditVerdict(t, row.log, head)
 			if v.OK || v.Line != row.line || !strings.Contains(v.Reason, row.why) {
 				t.Errorf("%+v, want line %d %s", v, row.line, row.why)
 			}
 		})
 	}
-	if v := verify(log, head, head); !v.OK {
+	if v := auditVerdict(t, log, head, head); !v.OK {
 		t.Error(v)
 	}
 }
@@ -13498,7 +13702,7 @@ func TestAuditSpliced(t *testing.T) {
 	here, there := bytes.SplitAfter(log, []byte("\n")), bytes.SplitAfter(other, []byte("\n"))
 	for n := 1; n < 5; n++ {
 		spliced := bytes.Join(slices.Concat(here[:n], there[n:]), nil)
-		v := verify(spliced)
+		v := auditVerdict(t, spliced)
 		if v.OK || v.Line != int64(n+1) || !strings.Contains(v.Reason, "hash") {
 			t.Errorf("from line %d on: %+v", n+1, v)
 		}
@@ -13521,7 +13725,7 @@ func TestAuditBrokenIsNoted(t *testing.T) {
 	}
 	for range 3 {
 		code, out, _ := cli(t, s.Dir, "audit", "verify")
-		if v := verify(log); code != exitFailed || !strings.Contains(out, "57:"+digest(nil)) ||
+		if v := auditVerdict(t, log); code != exitFailed || !strings.Contains(out, "57:"+digest(nil)) ||
 			!v.OK {
 			t.Errorf("exit %d, %s", code, out)
 		}
@@ -13590,7 +13794,7 @@ func TestAuditShown(t *testing.T) {
 					t.Errorf("the hash of what was shown: %s", line)
 				}
 			}
-			v := verify(log)
+			v := auditVerdict(t, log)
 			if v.OK != (row.want == "") || !strings.Contains(v.Reason, row.want) {
 				t.Fatalf("%+v, want %q", v, row.want)
 			}
@@ -13645,15 +13849,15 @@ func TestAuditFindingsAdd(t *testing.T) {
 	s.Move(p.ID, Injected, func(p *PromptRecord) { p.ScreenSHA = digest([]byte("b")) })
 	auditAppend(t, s.Dir, "UNAUTHORIZED")
 	log, _ := os.ReadFile(s.audit.log.path)
-	head := "5:" + verify(log).Hash
+	head := "5:" + auditVerdict(t, log).Hash
 	cut := log[:bytes.LastIndexByte(log[:len(log)-1], '\n')+1]
-	v := verify(cut, head)
+	v := auditVerdict(t, cut, head)
 	if v.Line != 4 || !strings.Contains(v.Reason, "; line 5: ") ||
 		!strings.Contains(v.Reason, "cut") {
 		t.Errorf("%+v", v)
 	}
 	changed := bytes.Replace(log, []byte("UNAUTHORIZED"), []byte("UNAUTHORISED"), 1)
-	if v := verify(changed, head); v.Line != 4 || v.Entries != 4 ||
+	if v := auditVerdict(t, changed, head); v.Line != 4 || v.Entries != 4 ||
 		!strings.Contains(v.Reason, "; line 5: a hash") {
 		t.Errorf("%+v", v)
 	}
@@ -13797,7 +14001,7 @@ func TestAuditAsideDamaged(t *testing.T) {
 		t.Error(err, s.Trouble())
 	}
 	code, out, _ := cli(t, s.Dir, "audit", "verify")
-	if code != 0 || len(auditNames(t, s.Dir)) != 2 {
+	if code != 0 || len(auditNames(t, s.Dir)) != 3 { // the entry that was refused comes too
 		t.Error(out)
 	}
 }
@@ -13832,12 +14036,31 @@ func TestAuditAsideCrowd(t *testing.T) {
 	kept, _ := filepath.Glob(filepath.Join(dir, "audit.log.aside-*"))
 	for _, path := range kept {
 		b, err := os.ReadFile(path)
-		if v := verify(b); err != nil || !v.OK {
+		if v := auditVerdict(t, b); err != nil || !v.OK {
 			t.Errorf("%s: %v %s", path, err, v.Reason)
 		}
 	}
 	if len(kept) != n || n < 3 {
 		t.Errorf("put aside %d times, kept %d", n, len(kept))
+	}
+}
+
+// However large a file, and however long its lines, reading it takes little memory.
+func TestEachLineIsBounded(t *testing.T) {
+	for _, text := range []string{"a line of a log\n", "no end of line "} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		longest, read := 0, 0
+		err := eachLine(&endless{text, 100 << 20}, func(line []byte) bool {
+			longest = max(longest, len(line))
+			read += len(line)
+			return true
+		})
+		runtime.ReadMemStats(&after)
+		used := after.TotalAlloc - before.TotalAlloc
+		if err != nil || read < 99<<20 || longest > maxRead+1<<17 || used > 32<<20 {
+			t.Errorf("%q: %d bytes read, the longest piece has %d, %d bytes used, %v", text, read, longest, used, err)
+		}
 	}
 }
 
@@ -17187,7 +17410,7 @@ func (s *sim) play() {
 		s.rough, s.blind)
 	s.at(between(r, 50, 300), s.next)
 	s.mu.Unlock()
-	sess.loop()
+	sess.loop(sess.begin())
 	sess.finish()
 	release()
 	s.mu.Lock()
@@ -20082,6 +20305,9 @@ func faultyFiles(fault func(op string, n int64) error) files {
 	}
 }
 
+// readingOps are the operations of a journal that change nothing.
+var readingOps = []string{"open", "flock", "fstat", "pread"}
+
 // failing is a fault of one kind of operation, always.
 func failing(kind string, err error) func(op string, n int64) error {
 	return func(op string, _ int64) error {
@@ -20090,6 +20316,38 @@ func failing(kind string, err error) func(op string, n int64) error {
 		}
 		return nil
 	}
+}
+
+// openStoreWith is openStore with the calls to the file system made by do.
+func openStoreWith(dir string, do files) (*Store, error) {
+	s, err := newStoreWith(dir, do)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.open(); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// endless is so much of the same text.
+type endless struct {
+	text string
+	left int
+}
+
+func (e *endless) Read(p []byte) (n int, err error) {
+	for n < len(p) && e.left > 0 {
+		at := e.left % len(e.text)
+		more := copy(p[n:min(len(p), n+e.left)], e.text[len(e.text)-cmp.Or(at, len(e.text)):])
+		e.left -= more
+		n += more
+	}
+	if n == 0 {
+		return 0, io.EOF
+	}
+	return n, nil
 }
 
 // noSync makes every call but those that wait for the disk.
@@ -20117,6 +20375,16 @@ func auditFilled(t testing.TB, n int) (*Store, []byte) {
 	}
 	b, _ := os.ReadFile(s.audit.log.path)
 	return s, b
+}
+
+// auditVerdict is what verify finds in the log.
+func auditVerdict(t testing.TB, log []byte, heads ...string) Verdict {
+	t.Helper()
+	v, err := verify(bytes.NewReader(log), heads...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
 }
 
 // auditAppend adds an entry as a process does that has just been started.
@@ -20302,6 +20570,7 @@ func bareSession(t *testing.T, st *Store, id, tool string) *session {
 		ctx:     t.Context(),
 		cfg:     &Config{Timeout: time.Hour, PermissionTimeout: time.Hour},
 		events:  make(chan func(), 100),
+		opened:  true,
 		rec:     *storeView(t, st).Sessions[id],
 	}
 }

@@ -588,13 +588,17 @@ func (j *journal) acquire() error {
 			return err
 		}
 	}
-	end, err := j.f.Seek(0, io.SeekEnd)
+	err := j.do("fstat", j.f, func() error {
+		info, err := j.f.Stat()
+		if err == nil {
+			j.end = info.Size()
+		}
+		return err
+	})
 	if err != nil {
 		j.drop()
-		return err
 	}
-	j.end = end
-	return nil
+	return err
 }
 
 // acquireLock opens the lock's file, unless it is open, and waits for it, a while: a process that was stopped while it
@@ -605,17 +609,19 @@ func (j *journal) acquireLock() error {
 	}
 	if j.lock == nil {
 		name := strings.TrimSuffix(j.path, filepath.Ext(j.path)) + ".lock"
-		lock, err := openPrivate(name, os.O_RDWR|os.O_CREATE)
+		err := j.do("open", nil, func() (err error) {
+			j.lock, err = openPrivate(name, os.O_RDWR|os.O_CREATE)
+			return err
+		})
 		if err != nil {
 			return err
 		}
-		j.lock = lock
 	}
 	wait := j.wait
 	if j.vain {
 		wait = 0
 	}
-	err := awaitLock(j.lock, wait)
+	err := j.do("flock", j.lock, func() error { return awaitLock(j.lock, wait) })
 	j.vain = errors.Is(err, errLocked)
 	if err != nil {
 		_ = j.lock.Close() // with it goes a lock that comes late
@@ -656,13 +662,19 @@ func (j *journal) isOpen() bool {
 // open opens the file that the path names, and makes one where there is none.
 func (j *journal) open() error {
 	j.drop()
-	f, err := openPrivate(j.path, os.O_RDWR|os.O_APPEND|os.O_CREATE)
-	if err != nil {
-		return err
-	}
-	j.f = f
 	j.known = false
-	return nil
+	return j.do("open", nil, func() (err error) {
+		j.f, err = openPrivate(j.path, os.O_RDWR|os.O_APPEND|os.O_CREATE)
+		return err
+	})
+}
+
+// readAt reads all of b, which begins at that byte of the file.
+func (j *journal) readAt(b []byte, at int64) error {
+	return j.do("pread", j.f, func() error {
+		_, err := j.f.ReadAt(b, at)
+		return err
+	})
 }
 
 // drop gives back the file.
@@ -752,7 +764,7 @@ func (j *journal) create(path string, b []byte) error {
 // aside copies the bytes from at on to a new file, and gives its name.
 func (j *journal) aside(why string, at int64) (path string, err error) {
 	b := make([]byte, j.end-at)
-	if _, err := j.f.ReadAt(b, at); err != nil {
+	if err := j.readAt(b, at); err != nil {
 		return "", err
 	}
 	path = j.path + "." + why + "-" + time.Now().UTC().Format(fileStamp)
@@ -780,6 +792,7 @@ func (j *journal) cut(at int64) error {
 const (
 	schemaVersion = 1
 	crcMember     = len(`,"crc":"00000000"}` + "\n") // bytes at the end of a line
+	lineHead      = 200                              // bytes in which its version, kind and id stand
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -791,56 +804,65 @@ func (t stamp) MarshalJSON() ([]byte, error) {
 	return time.Time(t).UTC().AppendFormat(nil, `"`+stampLayout+`"`), nil
 }
 
-// layout is how a struct is written: its members in their order, in a struct with a stamp for each time.
-type layout struct {
-	members []reflect.StructField
-	written reflect.Type
+// member is how a field of a struct is written.
+type member struct {
+	index []int // of the field
+	name  string
+	omit  bool // where it is empty
 }
 
-// layouts are those of the records: making one takes as long as writing a line to the disk.
-var layouts = func() map[reflect.Type]layout {
-	all := map[reflect.Type]layout{}
+// membersOf are the members of a struct; what is in an embedded one stands where that does.
+func membersOf(t reflect.Type) (members []member) {
+	for _, f := range reflect.VisibleFields(t) {
+		name, option, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if !f.Anonymous && f.IsExported() && name != "-" {
+			members = append(members, member{f.Index, name, option == "omitempty"})
+		}
+	}
+	return members
+}
+
+// recordMembers are the members of the records, by type: finding them takes longer than writing them.
+var recordMembers = sync.OnceValue(func() map[reflect.Type][]member {
+	all := map[reflect.Type][]member{}
 	for _, empty := range kinds {
 		t := reflect.TypeOf(empty()).Elem()
-		all[t] = newLayout(t)
+		all[t] = membersOf(t)
 	}
 	return all
-}()
+})
 
-// newLayout is the layout of a struct.
-func newLayout(t reflect.Type) layout {
-	var l layout
-	var fields []reflect.StructField
-	for _, f := range reflect.VisibleFields(t) {
-		if f.Anonymous || !f.IsExported() { // what is in an embedded struct comes behind it
+// stamped is the JSON of a record, or another struct, with times as stamps.
+func stamped(record any) (json.RawMessage, error) {
+	from := reflect.Indirect(reflect.ValueOf(record))
+	members := recordMembers()[from.Type()]
+	if members == nil {
+		members = membersOf(from.Type())
+	}
+	text := []byte("{")
+	for _, m := range members {
+		field := from.FieldByIndex(m.index)
+		if m.omit && field.IsZero() {
 			continue
 		}
-		l.members = append(l.members, f)
-		switch f.Type {
-		case reflect.TypeFor[time.Time]():
-			f.Type = reflect.TypeFor[stamp]()
-		case reflect.TypeFor[*time.Time]():
-			f.Type = reflect.TypeFor[*stamp]()
+		value := field.Interface()
+		switch at := value.(type) {
+		case time.Time:
+			value = stamp(at)
+		case *time.Time:
+			value = (*stamp)(at)
 		}
-		fields = append(fields, reflect.StructField{Name: f.Name, Type: f.Type, Tag: f.Tag})
+		json, err := marshal(value)
+		if err != nil {
+			return nil, err
+		}
+		if len(text) > 1 {
+			text = append(text, ',')
+		}
+		text = append(text, `"`+m.name+`":`...)
+		text = append(text, json...)
 	}
-	l.written = reflect.StructOf(fields)
-	return l
-}
-
-// stamped is a record, or another struct, as it is written.
-func stamped(record any) any {
-	from := reflect.Indirect(reflect.ValueOf(record))
-	l, known := layouts[from.Type()]
-	if !known {
-		l = newLayout(from.Type())
-	}
-	to := reflect.New(l.written).Elem()
-	for i, member := range l.members {
-		field := to.Field(i)
-		field.Set(from.FieldByIndex(member.Index).Convert(field.Type()))
-	}
-	return to.Interface()
+	return append(text, '}'), nil
 }
 
 // marshal is JSON on one line in which <, > and & stand for themselves.
@@ -854,7 +876,7 @@ func marshal(v any) ([]byte, error) {
 
 // encode is the line of a record.
 func encode(r Record) ([]byte, error) {
-	b, err := marshal(stamped(r))
+	b, err := stamped(r)
 	if err != nil {
 		return nil, err
 	}
@@ -878,7 +900,7 @@ type stateLine struct {
 // parseLine checks a line and reads its beginning: {"v":1,"rec":"prompt","id":"…"
 func parseLine(text []byte) stateLine {
 	var l stateLine
-	parts := strings.SplitN(string(text[:min(len(text), 200)]), `"`, 11)
+	parts := strings.SplitN(string(text[:min(len(text), lineHead)]), `"`, 11)
 	for len(parts) < 10 {
 		parts = append(parts, "")
 	}
@@ -1241,6 +1263,7 @@ type Store struct {
 	wake           chan struct{} // closed when view changes
 	older          bool          // a record has an earlier schema version
 	notes          []string      // what was found damaged in the file
+	writeTrouble   error         // why the last change was not recorded
 	auditTrouble   error         // why the audit log lacks an entry
 	compactTrouble error         // why the last compaction failed
 
@@ -1248,13 +1271,27 @@ type Store struct {
 	secrets sync.Map // what was given and not yet taken, by prompt: string
 }
 
-// openStore opens the state in dir, which it makes when it is missing.
+// openStore opens the state in dir, which it makes when it is missing, and reads it.
 func openStore(dir string) (*Store, error) {
-	return openStoreWith(dir, func(_ string, _ *os.File, call func() error) error { return call() })
+	s, err := newStore(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.open(); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
 }
 
-// openStoreWith is openStore with the calls to the file system made by do.
-func openStoreWith(dir string, do files) (*Store, error) {
+// newStore is the state in dir, not read yet: whoever first needs it reads it. What can be told without that is: a
+// folder or a file that is not the user's alone, and what a newer atlasbridge wrote.
+func newStore(dir string) (*Store, error) {
+	return newStoreWith(dir, func(_ string, _ *os.File, call func() error) error { return call() })
+}
+
+// newStoreWith is newStore with the calls to the file system made by do.
+func newStoreWith(dir string, do files) (*Store, error) {
 	s := &Store{Dir: dir, Retention: retention, now: time.Now, watch: watchFolder, view: viewOf(nil),
 		wake: make(chan struct{}), log: &journal{do: do, path: filepath.Join(dir, "state.jsonl"), wait: lockWait}}
 	s.audit = &Audit{log: &journal{do: do, path: filepath.Join(dir, "audit.log"), wait: lockWait},
@@ -1264,15 +1301,37 @@ func openStoreWith(dir string, do files) (*Store, error) {
 			return nil, err
 		}
 	}
-	if err := s.upgrade(); err != nil {
-		s.Close()
-		return nil, err
-	}
-	return s, nil
+	return s, s.peek()
 }
 
-// upgrade reads the state, and writes it anew when it has records of an earlier schema.
-func (s *Store) upgrade() error {
+// peek looks at the beginning of the file: a later schema writes all of it anew.
+func (s *Store) peek() error {
+	f, err := openPrivate(s.log.path, os.O_RDONLY)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	begin := make([]byte, lineHead)
+	n, err := f.Read(begin)
+	if err != nil && err != io.EOF {
+		return err
+	}
+	return schemaKnown(parseLine(begin[:n]).V)
+}
+
+// schemaKnown is an error where a later atlasbridge has written the line.
+func schemaKnown(v int) error {
+	if v <= schemaVersion {
+		return nil
+	}
+	return fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", v)
+}
+
+// open reads the state, and writes it anew when it has records of an earlier schema.
+func (s *Store) open() error {
 	defer s.log.release()
 	if err := s.begin(); err != nil {
 		return err
@@ -1281,6 +1340,23 @@ func (s *Store) upgrade() error {
 		return nil
 	}
 	return s.compact()
+}
+
+// tryDisk writes a file as large as a compaction's, durably, and removes it. The error says why that cannot be done.
+func (s *Store) tryDisk() error {
+	path := filepath.Join(s.Dir, "state.try")
+	err := s.log.create(path, make([]byte, compactMin))
+	if err != nil {
+		return hinted(err, "make room on the disk of "+s.Dir+", or make it writable: chmod u+rwx "+s.Dir)
+	}
+	return os.Remove(path)
+}
+
+// Notes is what was found damaged in the file.
+func (s *Store) Notes() []string {
+	s.log.mu.Lock()
+	defer s.log.mu.Unlock()
+	return slices.Clone(s.notes)
 }
 
 // Audit is the log that every change goes to.
@@ -1293,6 +1369,8 @@ func (s *Store) Trouble() error {
 	switch {
 	case s.log.poison != nil:
 		return s.log.poison
+	case s.writeTrouble != nil:
+		return s.writeTrouble
 	case s.auditTrouble != nil:
 		return s.auditTrouble
 	}
@@ -1333,12 +1411,18 @@ func (s *Store) begin() error {
 	if s.log.poison != nil || !s.log.anew && s.log.end == s.read {
 		return nil
 	}
-	if s.log.anew || s.log.end < s.read {
-		s.forget()
+	other := s.log.anew || s.log.end < s.read
+	from := s.read
+	if other {
+		from = 0
 	}
-	b := make([]byte, s.log.end-s.read)
-	if _, err := s.log.f.ReadAt(b, s.read); err != nil {
+	b := make([]byte, s.log.end-from)
+	if err := s.log.readAt(b, from); err != nil {
+		s.log.drop() // else it would pass for the file that was read
 		return err
+	}
+	if other {
+		s.forget()
 	}
 	return s.replay(b)
 }
@@ -1403,9 +1487,8 @@ func parseLines(texts [][]byte) (lines []stateLine, newest []int, err error) {
 		if lines[i].err != nil {
 			continue
 		}
-		if lines[i].V > schemaVersion {
-			return nil, nil, fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one",
-				lines[i].V)
+		if err := schemaKnown(lines[i].V); err != nil {
+			return nil, nil, err
 		}
 		last[lines[i].key()] = i
 	}
@@ -1489,6 +1572,7 @@ func (s *Store) Update(fn func(*View) ([]Record, error)) error {
 // update is Update without the audit log: it gives the entries for it, and does not release the log.
 func (s *Store) update(fn func(*View) ([]Record, error)) ([]Event, error) {
 	if err := s.begin(); err != nil {
+		s.writeTrouble = err
 		return nil, err
 	}
 	recs, err := fn(s.view)
@@ -1506,10 +1590,15 @@ func (s *Store) write(recs []Record) ([]Event, error) {
 	}
 	var lines []byte
 	var events []Event
-	for _, r := range recs {
+	for i, r := range recs {
 		h := r.head()
 		*h = Head{schemaVersion, kindOf(r), h.ID, s.now().UTC().Truncate(time.Microsecond)}
 		old := s.view.records[h.key()]
+		for _, before := range recs[:i] {
+			if before.head().key() == h.key() {
+				old = before
+			}
+		}
 		if old != nil && !h.At.After(old.head().At) {
 			h.At = old.head().At.Add(time.Microsecond)
 		}
@@ -1525,8 +1614,10 @@ func (s *Store) write(recs []Record) ([]Event, error) {
 		events = append(events, auditEvents(old, r)...)
 	}
 	durable := recs[0].head().key() != "meta audit" // if that is lost, the next will do
+	s.writeTrouble = nil
 	if err := s.log.append(lines, durable); err != nil {
-		return nil, fmt.Errorf("recording: %w", err)
+		s.writeTrouble = fmt.Errorf("recording: %w", err)
+		return nil, s.writeTrouble
 	}
 	for _, r := range recs {
 		s.view.apply(r)
@@ -1774,6 +1865,17 @@ func (s *Store) Prompt(id string) (*PromptRecord, *SessionRecord, error) {
 		return nil, nil, err
 	}
 	return p, s.view.Sessions[p.SessionID], err
+}
+
+// PromptsOf are a session's prompts, the oldest first; none where the state cannot be read. They are read only.
+func (s *Store) PromptsOf(session string) []*PromptRecord {
+	defer s.log.release()
+	if err := s.begin(); err != nil {
+		return nil
+	}
+	found := s.view.which(func(p *PromptRecord) bool { return p.SessionID == session })
+	sort.Slice(found, func(i, j int) bool { return found[i].CreatedAt.Before(found[j].CreatedAt) })
+	return found
 }
 
 // Session is one session as it is now, nil where there is none, and the chat that has topics, 0 none. It is read only.
@@ -2619,7 +2721,11 @@ func list[T any](c *command, records []T, table [][]string, none string) int {
 	if c.opts.on("json") {
 		array := []any{}
 		for _, r := range records {
-			array = append(array, stamped(r))
+			text, err := stamped(r)
+			if err != nil {
+				return c.fail(err)
+			}
+			array = append(array, text)
 		}
 		return c.printJSON(array)
 	}
@@ -2651,6 +2757,9 @@ func cmdStatus(c *command) int { return c.withState(c.status) }
 func (c *command) status(s *Store) int {
 	rows := []statusRow{}
 	var about [][]string
+	if err := s.tryDisk(); err != nil {
+		about = append(about, []string{"nothing can be recorded, so nothing is asked or typed: " + err.Error()})
+	}
 	poller := s.holder("poll.lock")
 	if poller != 0 {
 		about = append(about, []string{fmt.Sprintf("process %d listens to Telegram", poller)})
@@ -2778,6 +2887,9 @@ func insideError(session, asked string) error {
 func (s *Store) inside(env string) string {
 	ancestors := ancestorsOf(os.Getpid())
 	system := systemSession()
+	if id := s.unrecorded(env, ancestors); id != "" {
+		return id
+	}
 	for id, r := range s.view.Sessions {
 		toolAbove := slices.Contains(ancestors, r.PID)
 		wrapperAbove := slices.Contains(ancestors, r.Wrapper)
@@ -2791,6 +2903,23 @@ func (s *Store) inside(env string) string {
 		}
 		bridged := r.Status == "active" && s.Alive(id)
 		if bridged && (wrapperAbove || together) {
+			return id
+		}
+	}
+	return ""
+}
+
+// unrecorded is the session around this process that has no record yet: its tool runs, and its lock has its wrapper's
+// pid.
+func (s *Store) unrecorded(env string, ancestors []int) string {
+	locks, _ := os.ReadDir(filepath.Join(s.Dir, "sessions")) // without it there are no sessions
+	for _, lock := range locks {
+		id := strings.TrimSuffix(lock.Name(), ".lock")
+		if s.view.Sessions[id] != nil || s.view.Prompts[id] != nil {
+			continue
+		}
+		wrapper := s.holder(lockName(id))
+		if wrapper != 0 && (id == env || slices.Contains(ancestors, wrapper)) {
 			return id
 		}
 	}
