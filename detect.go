@@ -2990,6 +2990,7 @@ func cellsIn(raw string, columns [][2]int) []string {
 // repaint comes in pieces ≤ 30 ms apart.
 const (
 	settleTold    = 30 * time.Millisecond  // a dialog that the tool reports
+	settleQuiet   = 110 * time.Millisecond // output, to be looked at: it may be a frame of ten a second
 	settle        = 100 * time.Millisecond // a shape that a signal confirms
 	settleBare    = 300 * time.Millisecond // a shape alone
 	settleIdle    = 500 * time.Millisecond // an empty box
@@ -3049,10 +3050,11 @@ type Detector struct {
 	lookedAt  time.Time // when the screen was last looked at
 	enterAt   time.Time // when Enter was typed; of an injection the end of its echo: asleep until then
 
-	lookDue time.Time // zero, or when the output that has come is looked at
-	ttyDue  time.Time // when the terminal's state is worth a look
-	askDue  time.Time // zero, or when found is asked
-	goneDue time.Time // zero, or when cur, which is out of sight, is forgotten
+	lookDue  time.Time // zero, or when the output that has come is looked at
+	lookLast time.Time // then, although more comes
+	ttyDue   time.Time // when the terminal's state is worth a look
+	askDue   time.Time // zero, or when found is asked
+	goneDue  time.Time // zero, or when cur, which is out of sight, is forgotten
 
 	replaced string      // core of the question that went by itself, with nothing typed; "" none
 	askedAt  []time.Time // when questions were asked that replaced such a one, in the last minute
@@ -3103,8 +3105,15 @@ func (d *Detector) Feed(p []byte, now time.Time) {
 	over := max(0, len(d.raw)+len(p)-d.o.BufferBytes)
 	d.raw = append(slices.Delete(d.raw, 0, over), p...)
 	d.outAt = now
-	d.lookDue = now.Add(min(settleTold, max(0, lookEvery-now.Sub(d.lookedAt))))
 	d.takeReports(now)
+	if d.lookDue.IsZero() {
+		d.lookLast = now.Add(lookEvery)
+	}
+	still := settleQuiet
+	if d.Screen.Status().State == "blocked" {
+		still = settleTold
+	}
+	d.lookDue = now.Add(min(still, d.lookLast.Sub(now)))
 }
 
 // takeReports takes what the tool has said of itself: it may have worked between two looks.
@@ -3490,8 +3499,11 @@ func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
 
 // Next is when Tick is next worth calling, now at the earliest.
 func (d *Detector) Next(now time.Time) time.Time {
-	next := d.ttyDue
-	for _, due := range []time.Time{d.lookDue, d.askDue, d.goneDue} {
+	next := d.lookDue
+	if next.IsZero() {
+		next = d.ttyDue
+	}
+	for _, due := range []time.Time{d.askDue, d.goneDue} {
 		if !due.IsZero() && due.Before(next) {
 			next = due
 		}
@@ -3506,7 +3518,10 @@ func (d *Detector) WantTTY(now time.Time) bool {
 	if d.adapter.Box != nil && agent && !guess {
 		return false
 	}
-	return d.lookDue.IsZero() && !d.ttyDue.After(now)
+	if d.lookDue.IsZero() {
+		return !d.ttyDue.After(now)
+	}
+	return now.Sub(d.outAt) >= settle/2
 }
 
 // Behind is what shows behind the question in force, if that is on a line, since key was typed, and

@@ -919,6 +919,7 @@ const (
 	sendTime    = 3 * time.Second         // for a tool to show a key typed here: busy 2.2 (claude 2.1)
 	draftTime   = 30 * time.Second        // for what was typed at the keyboard to show in the box
 	detectEvery = time.Second / 100       // between looks of the detector
+	gatherTime  = settleQuiet             // that output gathers while more of it comes
 	reapEvery   = time.Minute             // between looks for sessions that died
 	drainSend   = 3 * time.Second         // for the last messages
 	drainStream = 10 * time.Minute        // for all output, with --stream
@@ -929,11 +930,12 @@ const (
 
 // Sizes of a session, in bytes unless said otherwise.
 const (
-	maxBacklog = 4 << 20  // of --stream text that waits
-	maxMessage = 4096     // of an operator's text
-	maxHeld    = 64 << 10 // of keys that wait for the gate
-	maxUnread  = 64       // reads that the screen may lag behind the host
-	readBytes  = 8 << 10  // of one read
+	maxBacklog = 4 << 20   // of --stream text that waits
+	maxMessage = 4096      // of an operator's text
+	maxHeld    = 64 << 10  // of keys that wait for the gate
+	maxUnread  = 256 << 10 // of output that the screen may lag behind the host
+	wakeUnread = 64 << 10  // of it are not left to gather
+	readBytes  = 8 << 10   // of one read
 )
 
 // questionOpen refuses text while something else is asked.
@@ -982,6 +984,7 @@ type session struct {
 
 	// For every goroutine.
 	open    atomic.Bool                  // a question is open: the follower looks more often
+	output  *backlog                     // what the host has got and the screen has not
 	unseen  atomic.Int64                 // bytes that Read has returned and the screen has not got
 	undoRaw atomic.Pointer[func() error] // puts the host's terminal back, nil before raw mode
 
@@ -1003,6 +1006,7 @@ type session struct {
 	answeredAt time.Time // when answer came
 	next       time.Time // when the loop turns at the latest
 	detectedAt time.Time // when the detector last looked
+	tookAt     time.Time // when output was last taken
 	lastKey    time.Time // when somebody last typed here
 	phoneAt    time.Time // when the phone last answered or sent something
 	doingAt    time.Time // when what is done was last recorded
@@ -1093,6 +1097,20 @@ type toolUse struct {
 	Input json.RawMessage
 }
 
+// backlog is output on its way from the reader to the loop. A loop that takes it by itself soon is not woken for it:
+// that costs more than the reading.
+type backlog struct {
+	wake chan struct{} // the loop is to take it
+	mu   sync.Mutex    // guards what follows
+	room sync.Cond     // some was taken
+
+	bytes   []byte
+	spare   []byte    // what was taken last, to be used again
+	at      time.Time // when the last of it came
+	ended   bool      // no more comes
+	gathers bool      // the loop takes it by itself soon
+}
+
 // hostStream is a standard stream of ours. Another process that has the same terminal may set it to
 // O_NONBLOCK at any time: Read and Write wait all the same.
 type hostStream struct {
@@ -1158,6 +1176,7 @@ func newSession(c *command) (*session, error) {
 		notes:   hostStream{c.stderr},
 		signals: make(chan os.Signal, 8),
 		events:  make(chan func()),
+		output:  newBacklog(),
 		rec:     sessionRecord(tool, c.opts.args[1:], c.opts.text("name")),
 	}
 	if cfg.Channel == "telegram" {
@@ -1368,13 +1387,12 @@ func (s *session) spawn(f func()) {
 
 // loop runs until the child is gone and its output drained.
 func (s *session) loop() {
-	output := make(chan []byte, maxUnread)
 	keys := make(chan []byte)
 	writes := make(chan write)
 	defer close(writes)
 	resized, _ := resizeSignals(s.tty) // until the process ends
 	records := s.st.Follow(s.ctx, s.rec.ID, s.open.Load)
-	s.spawn(func() { s.copyOutput(output) })
+	s.spawn(s.copyOutput)
 	s.spawn(func() { s.readKeys(keys) })
 	s.spawn(func() { s.writePTY(writes) })
 	s.spawn(func() {
@@ -1384,7 +1402,7 @@ func (s *session) loop() {
 	s.save("recording the session", ref(s.rec))
 	s.notify(Notice{First: true, Text: "started\nin " + s.rec.Cwd})
 	turn := time.NewTimer(0)
-	for s.rec.ExitCode == nil || output != nil {
+	for drained := false; s.rec.ExitCode == nil || !drained; {
 		turn.Reset(time.Until(s.next))
 		w, ready := s.nextWrite()
 		var toWriter chan<- write // a nil channel never becomes ready
@@ -1396,13 +1414,9 @@ func (s *session) loop() {
 			typed = keys
 		}
 		select {
-		case p, more := <-output:
-			if more {
-				s.handleOutput(p)
-			} else {
-				output = nil
-			}
+		case <-s.output.wake:
 		case p := <-typed:
+			s.takeOutput()
 			s.handleKeys(p)
 		case toWriter <- w:
 			s.handedOver(w)
@@ -1416,6 +1430,7 @@ func (s *session) loop() {
 			s.handleSignal(sig)
 		case <-turn.C:
 		}
+		drained = s.takeOutput()
 		s.tick()
 	}
 }
@@ -1433,6 +1448,14 @@ func (s *session) tick() {
 	s.activityStep()
 	s.reap()
 	s.open.Store(s.q != nil)
+	s.gatherStep()
+}
+
+// gatherStep lets output gather while more of it comes, where nothing needs each piece at once: the loop takes it when
+// it may have settled. The next output after that wakes the loop again.
+func (s *session) gatherStep() {
+	hurry := s.gate != nil || s.cast != nil || s.cfg.Stream
+	s.output.gather(!hurry && !s.turnAt(s.tookAt.Add(gatherTime)))
 }
 
 // turnAt has the loop turn at that time at the latest. It tells whether the time has come already.
@@ -1603,32 +1626,92 @@ func (h hostStream) Write(p []byte) (int, error) {
 	}
 }
 
+// newBacklog is an empty one.
+func newBacklog() *backlog {
+	b := &backlog{wake: make(chan struct{}, 1)}
+	b.room.L = &b.mu
+	return b
+}
+
+// add appends output, and waits while too much is there. hurry: the loop takes it at once.
+func (b *backlog) add(p []byte, hurry, end bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for len(b.bytes) > maxUnread-readBytes {
+		b.room.Wait()
+	}
+	b.bytes = append(b.bytes, p...)
+	b.at = time.Now()
+	b.ended = end
+	if hurry || end || !b.gathers || len(b.bytes) > wakeUnread {
+		b.ring()
+	}
+}
+
+// ring wakes the loop, unless it is woken already.
+func (b *backlog) ring() {
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take gives what is there, until the next call, and when the last of it came; drained: no more comes.
+func (b *backlog) take() (p []byte, at time.Time, drained bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p = b.bytes
+	b.bytes = b.spare[:0]
+	b.spare = p
+	b.room.Signal()
+	return p, b.at, b.ended
+}
+
+// gather tells whether the caller takes what comes by itself soon.
+func (b *backlog) gather(soon bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.gathers = soon
+	if !soon && len(b.bytes) > 0 {
+		b.ring()
+	}
+}
+
 // copyOutput copies the child's output to the host, then hands it to the loop, until the end of
-// both.
-func (s *session) copyOutput(output chan<- []byte) {
-	defer close(output)
-	// More than output holds: a buffer is free when its turn comes.
-	ring := make([]byte, (maxUnread+2)*readBytes)
-	at := 0
+// both. What asks the terminal is not left to gather: the child waits for the answer.
+func (s *session) copyOutput() {
+	asks := []byte("\x1b]7501")
+	if s.tty == nil {
+		asks = []byte("\x1b")
+	}
+	buf := make([]byte, readBytes)
 	for {
-		n, err := s.pty.Read(ring[at : at+readBytes])
-		p := ring[at : at+n]
+		n, err := s.pty.Read(buf)
+		p := buf[:n]
 		s.unseen.Add(int64(n))
 		_, lost := s.out.Write(p)
 		if lost != nil && n > 0 { // nobody can see the output any more, as when a terminal closes
 			_ = s.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
 		}
-		output <- p
+		s.output.add(p, bytes.Contains(p, asks), err != nil)
 		if err != nil {
 			return
 		}
-		at = (at + readBytes) % len(ring)
 	}
 }
 
-// handleOutput takes what the child has written, and the host has already.
-func (s *session) handleOutput(p []byte) {
-	now := time.Now()
+// takeOutput hands the screen what the host has got. It tells whether that was all of the child's.
+func (s *session) takeOutput() (drained bool) {
+	p, at, drained := s.output.take()
+	if len(p) > 0 {
+		s.tookAt = time.Now()
+		s.handleOutput(p, at)
+	}
+	return drained
+}
+
+// handleOutput takes what the child has written, now, and the host has already.
+func (s *session) handleOutput(p []byte, now time.Time) {
 	if s.gate != nil && !s.inFlight {
 		s.gate.keys = nil // it looks again, at what this brings
 	}
@@ -1883,10 +1966,10 @@ func (s *session) releaseKeys(g *gate) {
 
 // detect asks the detector whether a question has come or gone.
 func (s *session) detect() {
-	if s.gate != nil || !s.turnAt(s.detectedAt.Add(detectEvery)) {
+	now := time.Now()
+	if s.gate != nil || !s.turnAt(later(s.detectedAt.Add(detectEvery), s.det.Next(now))) {
 		return
 	}
-	now := time.Now()
 	s.detectedAt = now
 	tty := TTYState{}
 	if s.det.WantTTY(now) {

@@ -1311,7 +1311,7 @@ func TestGateLooksAgain(t *testing.T) {
 		t.Fatal("nothing is to be written")
 	}
 	s.tty = os.Stdin // replies are the host's
-	s.handleOutput([]byte("\r\nErase the disk? (y/n) "))
+	s.handleOutput([]byte("\r\nErase the disk? (y/n) "), time.Now())
 	if w, ready := s.nextWrite(); ready {
 		t.Errorf("%q is written at what came", w.p)
 	}
@@ -16826,6 +16826,7 @@ func (s *sim) play() {
 		hooked:      s.claude,
 		signals:     make(chan os.Signal, 8),
 		events:      make(chan func()),
+		output:      newBacklog(),
 		pty:         &simPTY{s},
 		rec: SessionRecord{Head: Head{ID: newID()}, Tool: name, Cwd: "/srv/app", Wrapper: os.Getpid(), Status: "active",
 			Activity: "starting", StartedAt: time.Now().UTC()},
@@ -19960,6 +19961,7 @@ func bareSession(t *testing.T, st *Store, id, tool string) *session {
 		ctx:     t.Context(),
 		cfg:     &Config{Timeout: time.Hour, PermissionTimeout: time.Hour},
 		events:  make(chan func(), 100),
+		output:  newBacklog(),
 		rec:     *storeView(t, st).Sessions[id],
 	}
 }
