@@ -3518,10 +3518,8 @@ func (d *Detector) WantTTY(now time.Time) bool {
 	if d.adapter.Box != nil && agent && !guess {
 		return false
 	}
-	if d.lookDue.IsZero() {
-		return !d.ttyDue.After(now)
-	}
-	return now.Sub(d.outAt) >= settle/2
+	still := d.lookDue.IsZero() || now.Sub(d.outAt) >= settle/2
+	return still && !d.ttyDue.After(now)
 }
 
 // Behind is what shows behind the question in force, if that is on a line, since key was typed, and
