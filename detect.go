@@ -3050,11 +3050,10 @@ type Detector struct {
 	lookedAt  time.Time // when the screen was last looked at
 	enterAt   time.Time // when Enter was typed; of an injection the end of its echo: asleep until then
 
-	lookDue  time.Time // zero, or when the output that has come is looked at
-	lookLast time.Time // then, although more comes
-	ttyDue   time.Time // when the terminal's state is worth a look
-	askDue   time.Time // zero, or when found is asked
-	goneDue  time.Time // zero, or when cur, which is out of sight, is forgotten
+	lookDue time.Time // zero, or when the output that has come is looked at
+	ttyDue  time.Time // when the terminal's state is worth a look
+	askDue  time.Time // zero, or when found is asked
+	goneDue time.Time // zero, or when cur, which is out of sight, is forgotten
 
 	replaced string      // core of the question that went by itself, with nothing typed; "" none
 	askedAt  []time.Time // when questions were asked that replaced such a one, in the last minute
@@ -3105,15 +3104,12 @@ func (d *Detector) Feed(p []byte, now time.Time) {
 	over := max(0, len(d.raw)+len(p)-d.o.BufferBytes)
 	d.raw = append(slices.Delete(d.raw, 0, over), p...)
 	d.outAt = now
-	d.takeReports(now)
-	if d.lookDue.IsZero() {
-		d.lookLast = now.Add(lookEvery)
-	}
 	still := settleQuiet
 	if d.Screen.Status().State == "blocked" {
 		still = settleTold
 	}
-	d.lookDue = now.Add(min(still, d.lookLast.Sub(now)))
+	d.lookDue = now.Add(min(still, max(0, lookEvery-now.Sub(d.lookedAt))))
+	d.takeReports(now)
 }
 
 // takeReports takes what the tool has said of itself: it may have worked between two looks.

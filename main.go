@@ -919,7 +919,6 @@ const (
 	sendTime    = 3 * time.Second         // for a tool to show a key typed here: busy 2.2 (claude 2.1)
 	draftTime   = 30 * time.Second        // for what was typed at the keyboard to show in the box
 	detectEvery = time.Second / 100       // between looks of the detector
-	gatherTime  = settleQuiet             // that output gathers while more of it comes
 	reapEvery   = time.Minute             // between looks for sessions that died
 	drainSend   = 3 * time.Second         // for the last messages
 	drainStream = 10 * time.Minute        // for all output, with --stream
@@ -1006,7 +1005,7 @@ type session struct {
 	answeredAt time.Time // when answer came
 	next       time.Time // when the loop turns at the latest
 	detectedAt time.Time // when the detector last looked
-	tookAt     time.Time // when output was last taken
+	outputAt   time.Time // when output last came that was taken
 	lastKey    time.Time // when somebody last typed here
 	phoneAt    time.Time // when the phone last answered or sent something
 	doingAt    time.Time // when what is done was last recorded
@@ -1097,18 +1096,20 @@ type toolUse struct {
 	Input json.RawMessage
 }
 
-// backlog is output on its way from the reader to the loop. A loop that takes it by itself soon is not woken for it:
-// that costs more than the reading.
+// backlog is output on its way from the reader to the loop. It gathers until no more comes for a while: to wake the
+// loop for each piece costs more than to read it.
 type backlog struct {
-	wake chan struct{} // the loop is to take it
-	mu   sync.Mutex    // guards what follows
-	room sync.Cond     // some was taken
+	wake    chan struct{} // the loop is to take it at once
+	settled *time.Timer   // or when this comes
+	mu      sync.Mutex    // guards what follows
+	room    sync.Cond     // some was taken
 
-	bytes   []byte
-	spare   []byte    // what was taken last, to be used again
-	at      time.Time // when the last of it came
-	ended   bool      // no more comes
-	gathers bool      // the loop takes it by itself soon
+	bytes []byte
+	spare []byte    // what was taken last, to be used again
+	since time.Time // when the first of it came
+	at    time.Time // when the last did
+	hurry bool      // the loop takes each piece at once
+	ended bool      // no more comes
 }
 
 // hostStream is a standard stream of ours. Another process that has the same terminal may set it to
@@ -1415,6 +1416,7 @@ func (s *session) loop() {
 		}
 		select {
 		case <-s.output.wake:
+		case <-s.output.settled.C:
 		case p := <-typed:
 			s.takeOutput()
 			s.handleKeys(p)
@@ -1448,14 +1450,7 @@ func (s *session) tick() {
 	s.activityStep()
 	s.reap()
 	s.open.Store(s.q != nil)
-	s.gatherStep()
-}
-
-// gatherStep lets output gather while more of it comes, where nothing needs each piece at once: the loop takes it when
-// it may have settled. The next output after that wakes the loop again.
-func (s *session) gatherStep() {
-	hurry := s.gate != nil || s.cast != nil || s.cfg.Stream
-	s.output.gather(!hurry && !s.turnAt(s.tookAt.Add(gatherTime)))
+	s.output.takeEach(!s.gathers())
 }
 
 // turnAt has the loop turn at that time at the latest. It tells whether the time has come already.
@@ -1628,7 +1623,7 @@ func (h hostStream) Write(p []byte) (int, error) {
 
 // newBacklog is an empty one.
 func newBacklog() *backlog {
-	b := &backlog{wake: make(chan struct{}, 1)}
+	b := &backlog{wake: make(chan struct{}, 1), settled: time.NewTimer(settleQuiet)}
 	b.room.L = &b.mu
 	return b
 }
@@ -1640,10 +1635,16 @@ func (b *backlog) add(p []byte, hurry, end bool) {
 	for len(b.bytes) > maxUnread-readBytes {
 		b.room.Wait()
 	}
+	now := time.Now()
+	if len(b.bytes) == 0 {
+		b.since = now
+	}
 	b.bytes = append(b.bytes, p...)
-	b.at = time.Now()
+	b.at = now
 	b.ended = end
-	if hurry || end || !b.gathers || len(b.bytes) > wakeUnread {
+	b.settled.Reset(settleQuiet)
+	late := len(b.bytes) > wakeUnread || now.Sub(b.since) >= lookEvery
+	if hurry || end || late || b.hurry {
 		b.ring()
 	}
 }
@@ -1667,18 +1668,24 @@ func (b *backlog) take() (p []byte, at time.Time, drained bool) {
 	return p, b.at, b.ended
 }
 
-// gather tells whether the caller takes what comes by itself soon.
-func (b *backlog) gather(soon bool) {
+// takeEach tells whether the loop takes each piece at once.
+func (b *backlog) takeEach(hurry bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.gathers = soon
-	if !soon && len(b.bytes) > 0 {
+	b.hurry = hurry
+	if hurry && len(b.bytes) > 0 {
 		b.ring()
 	}
 }
 
+// gathers tells whether output may gather: nothing needs it at once. A dialog that the tool reports does.
+func (s *session) gathers() bool {
+	reported := s.det.Screen.Status().State == "blocked"
+	return s.gate == nil && s.cast == nil && !s.cfg.Stream && !reported
+}
+
 // copyOutput copies the child's output to the host, then hands it to the loop, until the end of
-// both. What asks the terminal is not left to gather: the child waits for the answer.
+// both. What asks the terminal, or reports a dialog, is not left to gather.
 func (s *session) copyOutput() {
 	asks := []byte("\x1b]7501")
 	if s.tty == nil {
@@ -1704,7 +1711,7 @@ func (s *session) copyOutput() {
 func (s *session) takeOutput() (drained bool) {
 	p, at, drained := s.output.take()
 	if len(p) > 0 {
-		s.tookAt = time.Now()
+		s.outputAt = at
 		s.handleOutput(p, at)
 	}
 	return drained
@@ -1967,7 +1974,7 @@ func (s *session) releaseKeys(g *gate) {
 // detect asks the detector whether a question has come or gone.
 func (s *session) detect() {
 	now := time.Now()
-	if s.gate != nil || !s.turnAt(later(s.detectedAt.Add(detectEvery), s.det.Next(now))) {
+	if s.gate != nil || !s.detectDue(now) {
 		return
 	}
 	s.detectedAt = now
@@ -1986,7 +1993,17 @@ func (s *session) detect() {
 		s.seenAs = s.named
 		s.takeUp(p)
 	}
-	s.turnAt(later(now.Add(detectEvery), s.det.Next(now)))
+	s.detectDue(now)
+}
+
+// detectDue tells whether the detector has something to do, and has the loop turn when it has. After output that is when
+// it has settled, when the loop turns anyway, where it may gather.
+func (s *session) detectDue(now time.Time) bool {
+	due := later(s.detectedAt.Add(detectEvery), s.det.Next(now))
+	if s.gathers() && due.After(now) && !due.After(s.outputAt.Add(settleQuiet)) {
+		return false
+	}
+	return s.turnAt(due)
 }
 
 // endSeen ends what was seen and has left the screen; p stands there instead, nil nothing that asks.
