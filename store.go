@@ -1231,14 +1231,15 @@ type Store struct {
 	Dir       string
 	Retention time.Duration // how long ended sessions and their questions are kept
 	now       func() time.Time
-	watch     func(dir string) (<-chan struct{}, func()) // watchFolder, or a test's own
-	audit     *Audit                                     // its log is acquired after ours
-	log       *journal                                   // its mutex guards what follows
+	watch     func(path string) (<-chan struct{}, func()) // watchFile, or a test's own
+	audit     *Audit                                      // its log is acquired after ours
+	log       *journal                                    // its mutex guards what follows
 
 	view           *View
 	read           int64         // bytes of the file that view holds
 	compactAt      int64         // bytes of the file that are worth a compaction
 	wake           chan struct{} // closed when view changes
+	followers      []*follower   // of this process
 	older          bool          // a record has an earlier schema version
 	notes          []string      // what was found damaged in the file
 	auditTrouble   error         // why the audit log lacks an entry
@@ -1255,7 +1256,7 @@ func openStore(dir string) (*Store, error) {
 
 // openStoreWith is openStore with the calls to the file system made by do.
 func openStoreWith(dir string, do files) (*Store, error) {
-	s := &Store{Dir: dir, Retention: retention, now: time.Now, watch: watchFolder, view: viewOf(nil),
+	s := &Store{Dir: dir, Retention: retention, now: time.Now, watch: watchFile, view: viewOf(nil),
 		wake: make(chan struct{}), log: &journal{do: do, path: filepath.Join(dir, "state.jsonl"), wait: lockWait}}
 	s.audit = &Audit{log: &journal{do: do, path: filepath.Join(dir, "audit.log"), wait: lockWait},
 		lock: s.lockAudit, note: s.noteHead}
@@ -1371,7 +1372,7 @@ func (s *Store) replay(b []byte) error {
 		}
 		r := s.recordOf(l)
 		if r != nil {
-			s.view.apply(r)
+			s.apply(r)
 			s.older = s.older || l.V < schemaVersion
 			live += len(texts[i])
 		}
@@ -1529,10 +1530,11 @@ func (s *Store) write(recs []Record) ([]Event, error) {
 		return nil, fmt.Errorf("recording: %w", err)
 	}
 	for _, r := range recs {
-		s.view.apply(r)
+		s.apply(r)
 	}
 	s.read = s.log.end
 	s.changed()
+	s.touch(recs)
 	if s.read >= s.compactAt {
 		_ = s.compact() // what fails of it is Trouble
 	}
@@ -2216,10 +2218,13 @@ func (p *PromptRecord) ambiguous() bool {
 //
 // A session learns of its answers, and a hook of its own, from the state.
 
+// A record that concerns a session changes the time of its lock's file. Who waits for it waits for that: what concerns
+// others costs nothing.
+
 const (
-	lookAnyway   = 5 * time.Second        // although the system tells of changes
-	lookSlowly   = 500 * time.Millisecond // where it does not
-	lookOften    = 50 * time.Millisecond  // where it does not, and a question is open
+	lookAnyway   = 20 * time.Second       // although nothing is told
+	lookSlowly   = 500 * time.Millisecond // at that time where the system does not tell of it
+	lookOften    = 50 * time.Millisecond  // the same, and a question is open
 	beforeItPays = time.Second            // to watch: ending that costs Linux 18 ms
 )
 
@@ -2230,13 +2235,74 @@ type follower struct {
 	fast    func() bool          // nil: never
 	seen    map[string]time.Time // the newest change that was sent, by key
 	out     chan Record
+	news    []Record      // of the session, since the last look; the log's mutex guards it
+	told    chan struct{} // there are some
+}
+
+// concerns is the session that a record may wake, "" none.
+func concerns(r Record) string {
+	switch r := r.(type) {
+	case *PromptRecord:
+		return r.SessionID
+	case *InputRecord:
+		return r.SessionID
+	}
+	return ""
+}
+
+// apply brings the view up to a record, and tells who follows its session here.
+func (s *Store) apply(r Record) {
+	s.view.apply(r)
+	for _, f := range s.followers {
+		f.tell(r)
+	}
+}
+
+// tell notes a record, if it is of the session.
+func (f *follower) tell(r Record) {
+	if concerns(r) != f.session {
+		return
+	}
+	f.news = append(f.news, r)
+	select {
+	case f.told <- struct{}{}:
+	default:
+	}
+}
+
+// touch tells the other processes that follow the sessions of those records. One without a file has ended.
+func (s *Store) touch(recs []Record) {
+	done := ""
+	for _, r := range recs {
+		session := concerns(r)
+		if session != "" && session != done {
+			_ = os.Chtimes(s.lockPath(session), time.Time{}, time.Now()) // if it fails they look anyway
+			done = session
+		}
+	}
+}
+
+// touched is when the session was last concerned.
+func (f *follower) touched() time.Time {
+	info, err := os.Stat(f.lockPath(f.session))
+	if err != nil { // it has ended
+		return time.Time{}
+	}
+	return info.ModTime()
 }
 
 // Follow sends the session's prompts and inputs as they are, for a tool's first hook may be faster than us, and as they
 // change. Where the system does not tell of changes, it looks at 20 Hz when fast() (a question is open), else at 2 Hz.
 // The channel is closed after ctx has ended.
 func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) <-chan Record {
-	f := &follower{s, sessionID, fast, map[string]time.Time{}, make(chan Record)}
+	f := &follower{
+		Store:   s,
+		session: sessionID,
+		fast:    fast,
+		seen:    map[string]time.Time{},
+		out:     make(chan Record),
+		told:    make(chan struct{}, 1),
+	}
 	go f.run(ctx)
 	return f.out
 }
@@ -2244,61 +2310,93 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 // run looks and sends until ctx ends.
 func (f *follower) run(ctx context.Context) {
 	defer close(f.out)
+	f.join()
+	defer f.leave()
 	var changes <-chan struct{} // nil: the system does not tell
 	stop := func() {}
 	defer func() { stop() }()
-	start := time.Now()
+	pays := time.Now().Add(beforeItPays)
 	for ctx.Err() == nil {
-		if changes == nil && time.Since(start) > beforeItPays {
-			changes, stop = f.watch(f.Dir)
+		late := pays
+		if !time.Now().Before(pays) {
+			late = time.Now().Add(lookAnyway)
+			if changes == nil {
+				changes, stop = f.watch(f.lockPath(f.session))
+			}
 		}
-		recs, wake, err := f.look()
+		touched := f.touched()
+		recs, err := f.look()
 		for _, r := range recs {
 			select {
 			case f.out <- r:
 			case <-ctx.Done():
 			}
 		}
+		if err != nil { // not at once again
+			_ = sleep(ctx, lookSlowly) // the loop ends with it
+			continue
+		}
+		f.await(ctx, changes, touched, late)
+	}
+}
+
+// join has the store tell of the session's records, those that it knows first.
+func (f *follower) join() {
+	f.log.mu.Lock()
+	defer f.log.mu.Unlock()
+	for _, r := range f.view.records {
+		f.tell(r)
+	}
+	f.followers = append(f.followers, f)
+}
+
+// leave ends what join began.
+func (f *follower) leave() {
+	f.log.mu.Lock()
+	defer f.log.mu.Unlock()
+	f.followers = slices.DeleteFunc(f.followers, func(other *follower) bool { return other == f })
+}
+
+// await returns when the session was concerned since it was touched, as far as that can be told, or it is late.
+func (f *follower) await(ctx context.Context, changes <-chan struct{}, touched, late time.Time) {
+	for time.Now().Before(late) {
 		pause := lookSlowly
-		told := changes
 		switch {
-		case err != nil: // not at once again: such an attempt may itself change the folder
-			wake, told = nil, nil
 		case changes != nil:
 			pause = lookAnyway
 		case f.fast != nil && f.fast():
 			pause = lookOften
 		}
 		select {
-		case <-wake:
-		case <-told:
-		case <-time.After(pause):
+		case <-f.told:
+			return
+		case <-changes:
+			return
 		case <-ctx.Done():
+			return
+		case <-time.After(min(pause, time.Until(late))):
+			if changes == nil && !f.touched().Equal(touched) {
+				return
+			}
 		}
 	}
 }
 
-// look gives what is new, in its order; wake is closed by the next change that this process reads. An error is not
-// told: it fails for everybody, and others tell of it.
-func (f *follower) look() (recs []Record, wake <-chan struct{}, err error) {
+// look gives what is new, in its order. An error is not told: it fails for everybody, and others tell of it.
+func (f *follower) look() (recs []Record, err error) {
 	defer f.log.release()
 	err = f.begin()
-	for key, r := range f.view.records {
-		ours := false
-		switch r := r.(type) {
-		case *PromptRecord:
-			ours = r.SessionID == f.session
-		case *InputRecord:
-			ours = r.SessionID == f.session
-		}
+	for _, r := range f.news {
+		key := r.head().key()
 		at := r.head().At
-		if ours && at.After(f.seen[key]) {
+		if f.view.records[key] == r && at.After(f.seen[key]) {
 			f.seen[key] = at
 			recs = append(recs, r)
 		}
 	}
+	f.news = nil
 	sortByTime(recs)
-	return recs, f.wake, err
+	return recs, err
 }
 
 // ---- compaction ----
@@ -2437,6 +2535,8 @@ const pollSilence = 3 * time.Minute // of the poller, which then is stopped: a p
 
 func lockName(session string) string { return "sessions/" + session + ".lock" }
 
+func (s *Store) lockPath(session string) string { return filepath.Join(s.Dir, lockName(session)) }
+
 // HoldSession comes before the session's record: an active one whose lock is free is dead.
 func (s *Store) HoldSession(id string) (release func(), err error) {
 	return s.holdLock(lockName(id))
@@ -2546,7 +2646,7 @@ func (s *Store) Reap(now time.Time) error {
 		return err
 	}
 	for _, id := range ended {
-		_ = os.Remove(filepath.Join(s.Dir, lockName(id))) // a free lock says the same
+		_ = os.Remove(s.lockPath(id)) // a free lock says the same
 	}
 	return old
 }
