@@ -14592,7 +14592,8 @@ func TestWatchFile(t *testing.T) {
 		t.Errorf("told of another file")
 	}
 	for range 2 {
-		if err := os.Chtimes(path, time.Time{}, time.Now()); err != nil {
+		now := time.Now()
+		if err := os.Chtimes(path, now, now); err != nil {
 			t.Fatal(err)
 		}
 		select {

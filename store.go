@@ -2276,7 +2276,8 @@ func (s *Store) touch(recs []Record) {
 	for _, r := range recs {
 		session := concerns(r)
 		if session != "" && session != done {
-			_ = os.Chtimes(s.lockPath(session), time.Time{}, time.Now()) // if it fails they look anyway
+			now := time.Now()
+			_ = os.Chtimes(s.lockPath(session), now, now) // if it fails they look anyway
 			done = session
 		}
 	}
