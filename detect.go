@@ -3000,7 +3000,7 @@ const (
 
 const (
 	lookEvery    = 250 * time.Millisecond // between two looks while output comes
-	pollTTY      = 2 * time.Second        // between two looks at the terminal's state, at most
+	pollTTY      = 10 * time.Second       // between two looks at the state of a terminal that is still, at most
 	goneAfter    = 200 * time.Millisecond // out of sight: the question is gone
 	repeatWait   = 2 * time.Second        // after an Enter that did not answer: it is asked again
 	restTime     = time.Second            // what is above must have come to rest: SPEC 6

@@ -530,6 +530,91 @@ func TestReloadWhileProbing(t *testing.T) {
 	}
 }
 
+// TestBacklog: output wakes the loop when it has settled, when it has flowed for a while, is much, asks or ends; the
+// loop gets every byte in order, and a reader that is far ahead waits.
+func TestBacklog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBacklog()
+		var got []byte
+		woken := func() bool {
+			synctest.Wait()
+			select {
+			case <-b.wake:
+				return true
+			case <-b.settled.C:
+				return true
+			default:
+				return false
+			}
+		}
+		take := func() {
+			p, _, _ := b.take()
+			got = append(got, p...)
+		}
+		b.add([]byte("a"), false, false)
+		time.Sleep(settleQuiet - 1)
+		if woken() {
+			t.Error("woken before it has settled")
+		}
+		time.Sleep(1)
+		if !woken() {
+			t.Error("not woken when it has settled")
+		}
+		take()
+		wakes := 0
+		for range 40 {
+			b.add([]byte("b"), false, false)
+			if woken() {
+				wakes++
+				take()
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		if wakes < 6 || wakes > 8 {
+			t.Errorf("two seconds of output wake %d times", wakes)
+		}
+		woken()
+		take()
+		b.add([]byte("c"), true, false)
+		if !woken() {
+			t.Error("not woken for what asks")
+		}
+		b.takeEach(true)
+		if !woken() {
+			t.Error("not woken for what is there")
+		}
+		take()
+		b.takeEach(false)
+		full := make(chan bool)
+		go func() {
+			for range maxUnread/readBytes + 1 {
+				b.add(bytes.Repeat([]byte("d"), readBytes), false, false)
+			}
+			b.add(nil, false, true)
+			close(full)
+		}()
+		if !woken() {
+			t.Error("not woken for much")
+		}
+		select {
+		case <-full:
+			t.Error("the reader does not wait")
+		default:
+		}
+		take()
+		<-full
+		if !woken() {
+			t.Error("not woken for the end")
+		}
+		p, _, drained := b.take()
+		got = append(got, p...)
+		want := "a" + strings.Repeat("b", 40) + "c" + strings.Repeat("d", maxUnread+readBytes)
+		if !drained || string(got) != want {
+			t.Errorf("%d bytes of %d, drained %v", len(got), len(want), drained)
+		}
+	})
+}
+
 // TestIsTyping tells keys from what terminals send by themselves.
 func TestIsTyping(t *testing.T) {
 	for keys, want := range map[string]bool{
@@ -4968,6 +5053,45 @@ func promptsOf(tool, tty string, output []byte, cut func() int) (asked []string)
 		now = now.Add(100 * time.Millisecond)
 	}
 	return asked
+}
+
+// TestDetectorLooksRarely: output that flows is looked at a few times a second, and what has settled soon after; a still
+// terminal's state ever more rarely.
+func TestDetectorLooksRarely(t *testing.T) {
+	d := newDetector(adapterFor("generic"), 24, 80, DetectOptions{})
+	now := detectorStart
+	looks, ticks := 0, 0
+	run := func(until time.Time) {
+		for next := d.Next(now); !next.After(until); next = d.Next(now) {
+			now = later(next, now.Add(time.Millisecond))
+			before := d.lookedAt
+			d.Tick(TTYState{ReadingBusy, true, true}, now)
+			ticks++
+			if d.lookedAt != before {
+				looks++
+			}
+		}
+		now = until
+	}
+	for i := range 100 {
+		d.Feed(fmt.Appendf(nil, "line %d of many\r\n", i), now)
+		run(now.Add(50 * time.Millisecond))
+	}
+	if looks < 15 || looks > 22 {
+		t.Errorf("5 s of output are looked at %d times", looks)
+	}
+	d.Feed([]byte("the last"), now)
+	looks = 0
+	run(now.Add(settleQuiet))
+	if looks != 1 {
+		t.Errorf("settled output is looked at %d times", looks)
+	}
+	run(now.Add(time.Minute))
+	ticks = 0
+	run(now.Add(time.Minute))
+	if ticks > 6 {
+		t.Errorf("a still screen is looked at %d times in a minute", ticks)
+	}
 }
 
 // BenchmarkDetectorFlood feeds lines of a build to a detector as a session does.
@@ -11919,6 +12043,59 @@ func TestStoreFollow(t *testing.T) {
 	}
 }
 
+// A record touches its own session's file and no other: who follows another session sleeps on.
+func TestRecordsTouchTheirSession(t *testing.T) {
+	s := storeAt(t, home(t, ""))
+	sessions := []string{storeSession(t, s), storeSession(t, s)}
+	long := time.Now().Add(-time.Hour).Truncate(time.Second)
+	for _, id := range sessions {
+		release, err := s.HoldSession(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer release()
+		if err := os.Chtimes(s.lockPath(id), long, long); err != nil {
+			t.Fatal(err)
+		}
+	}
+	touched := func(id string) bool {
+		info, err := os.Stat(s.lockPath(id))
+		return err == nil && !info.ModTime().Equal(long)
+	}
+	storePrompt(t, s, sessions[0], AwaitingReply, nil)
+	if !touched(sessions[0]) || touched(sessions[1]) {
+		t.Errorf("the session's file was touched: %v, the other's: %v", touched(sessions[0]), touched(sessions[1]))
+	}
+}
+
+// A follower asleep learns at once what another process records for its session, where the system tells of it.
+func TestFollowerSleeps(t *testing.T) {
+	dir := home(t, "")
+	a, b := storeAt(t, dir), storeAt(t, dir)
+	session := storeSession(t, a)
+	release, err := a.HoldSession(session)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	watched := make(chan string, 1)
+	changes := make(chan struct{}, 1)
+	a.watch = func(path string) (<-chan struct{}, func()) {
+		watched <- path
+		return changes, func() {}
+	}
+	records := a.Follow(t.Context(), session, nil)
+	if path := <-watched; path != a.lockPath(session) {
+		t.Errorf("it watches %s", path)
+	}
+	asked := storePrompt(t, b, session, AwaitingReply, nil)
+	changes <- struct{}{}
+	got, ok := (<-records).(*PromptRecord)
+	if !ok || got.ID != asked.ID {
+		t.Errorf("it gives %+v", got)
+	}
+}
+
 // Followers of a state that cannot be read try again now and then: one's attempt does not set off the other's.
 func TestFollowersOfTroubleAreCalm(t *testing.T) {
 	t.Parallel()
@@ -14027,6 +14204,7 @@ func TestPTYStateReading(t *testing.T) {
 		{"script", "echo up; script -qc \"script -qc 'sleep 30' /dev/null\" /dev/null", busy},
 		{"sh", "echo up; sh -c 'kill -STOP $$; read x'; true", busy},
 		{"setsid", "echo up; setsid sh -c 'read x' & sleep 30", busy}, // in another session
+		{"sh", "( (read x </dev/tty) & ); echo up; sleep 30", yes},    // its parent has ended
 	} {
 		t.Run(test.tool, func(t *testing.T) {
 			needTool(t, test.tool)
