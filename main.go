@@ -1100,9 +1100,9 @@ type toolUse struct {
 // loop for each piece costs more than to read it.
 type backlog struct {
 	wake    chan struct{} // the loop is to take it at once
+	room    chan struct{} // some was taken
 	settled *time.Timer   // or when this comes
 	mu      sync.Mutex    // guards what follows
-	room    sync.Cond     // some was taken
 
 	bytes []byte
 	spare []byte    // what was taken last, to be used again
@@ -1623,18 +1623,24 @@ func (h hostStream) Write(p []byte) (int, error) {
 
 // newBacklog is an empty one.
 func newBacklog() *backlog {
-	b := &backlog{wake: make(chan struct{}, 1), settled: time.NewTimer(settleQuiet)}
-	b.room.L = &b.mu
-	return b
+	return &backlog{
+		wake:    make(chan struct{}, 1),
+		room:    make(chan struct{}, 1),
+		settled: time.NewTimer(settleQuiet),
+	}
 }
 
-// add appends output, and waits while too much is there. hurry: the loop takes it at once.
+// add appends output, and then waits for the loop where too much is there. hurry: the loop takes it at once.
 func (b *backlog) add(p []byte, hurry, end bool) {
+	if b.put(p, hurry, end) {
+		<-b.room
+	}
+}
+
+// put appends output, wakes the loop when it is to take that, and tells whether too much is there.
+func (b *backlog) put(p []byte, hurry, end bool) (full bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for len(b.bytes) > maxUnread-readBytes {
-		b.room.Wait()
-	}
 	now := time.Now()
 	if len(b.bytes) == 0 {
 		b.since = now
@@ -1645,14 +1651,15 @@ func (b *backlog) add(p []byte, hurry, end bool) {
 	b.settled.Reset(settleQuiet)
 	late := len(b.bytes) > wakeUnread || now.Sub(b.since) >= lookEvery
 	if hurry || end || late || b.hurry {
-		b.ring()
+		ring(b.wake)
 	}
+	return len(b.bytes) > maxUnread
 }
 
-// ring wakes the loop, unless it is woken already.
-func (b *backlog) ring() {
+// ring wakes who waits for that, unless it is woken already.
+func ring(bell chan struct{}) {
 	select {
-	case b.wake <- struct{}{}:
+	case bell <- struct{}{}:
 	default:
 	}
 }
@@ -1664,7 +1671,7 @@ func (b *backlog) take() (p []byte, at time.Time, drained bool) {
 	p = b.bytes
 	b.bytes = b.spare[:0]
 	b.spare = p
-	b.room.Signal()
+	ring(b.room)
 	return p, b.at, b.ended
 }
 
@@ -1674,7 +1681,7 @@ func (b *backlog) takeEach(hurry bool) {
 	defer b.mu.Unlock()
 	b.hurry = hurry
 	if hurry && len(b.bytes) > 0 {
-		b.ring()
+		ring(b.wake)
 	}
 }
 

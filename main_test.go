@@ -590,7 +590,7 @@ func TestBacklog(t *testing.T) {
 			for range maxUnread/readBytes + 1 {
 				b.add(bytes.Repeat([]byte("d"), readBytes), false, false)
 			}
-			b.add(nil, false, true)
+			b.add([]byte("e"), false, true)
 			close(full)
 		}()
 		if !woken() {
@@ -608,7 +608,7 @@ func TestBacklog(t *testing.T) {
 		}
 		p, _, drained := b.take()
 		got = append(got, p...)
-		want := "a" + strings.Repeat("b", 40) + "c" + strings.Repeat("d", maxUnread+readBytes)
+		want := "a" + strings.Repeat("b", 40) + "c" + strings.Repeat("d", maxUnread+readBytes) + "e"
 		if !drained || string(got) != want {
 			t.Errorf("%d bytes of %d, drained %v", len(got), len(want), drained)
 		}

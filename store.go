@@ -1239,7 +1239,6 @@ type Store struct {
 	read           int64         // bytes of the file that view holds
 	compactAt      int64         // bytes of the file that are worth a compaction
 	wake           chan struct{} // closed when view changes
-	followers      []*follower   // of this process
 	older          bool          // a record has an earlier schema version
 	notes          []string      // what was found damaged in the file
 	auditTrouble   error         // why the audit log lacks an entry
@@ -1372,7 +1371,7 @@ func (s *Store) replay(b []byte) error {
 		}
 		r := s.recordOf(l)
 		if r != nil {
-			s.apply(r)
+			s.view.apply(r)
 			s.older = s.older || l.V < schemaVersion
 			live += len(texts[i])
 		}
@@ -1530,7 +1529,7 @@ func (s *Store) write(recs []Record) ([]Event, error) {
 		return nil, fmt.Errorf("recording: %w", err)
 	}
 	for _, r := range recs {
-		s.apply(r)
+		s.view.apply(r)
 	}
 	s.read = s.log.end
 	s.changed()
@@ -2235,8 +2234,7 @@ type follower struct {
 	fast    func() bool          // nil: never
 	seen    map[string]time.Time // the newest change that was sent, by key
 	out     chan Record
-	news    []Record      // of the session, since the last look; the log's mutex guards it
-	told    chan struct{} // there are some
+	wake    <-chan struct{} // closed by the next change that this process reads since the last look
 }
 
 // concerns is the session that a record may wake, "" none.
@@ -2248,26 +2246,6 @@ func concerns(r Record) string {
 		return r.SessionID
 	}
 	return ""
-}
-
-// apply brings the view up to a record, and tells who follows its session here.
-func (s *Store) apply(r Record) {
-	s.view.apply(r)
-	for _, f := range s.followers {
-		f.tell(r)
-	}
-}
-
-// tell notes a record, if it is of the session.
-func (f *follower) tell(r Record) {
-	if concerns(r) != f.session {
-		return
-	}
-	f.news = append(f.news, r)
-	select {
-	case f.told <- struct{}{}:
-	default:
-	}
 }
 
 // touch tells the other processes that follow the sessions of those records. One without a file has ended.
@@ -2302,7 +2280,6 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 		fast:    fast,
 		seen:    map[string]time.Time{},
 		out:     make(chan Record),
-		told:    make(chan struct{}, 1),
 	}
 	go f.run(ctx)
 	return f.out
@@ -2311,8 +2288,6 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 // run looks and sends until ctx ends.
 func (f *follower) run(ctx context.Context) {
 	defer close(f.out)
-	f.join()
-	defer f.leave()
 	var changes <-chan struct{} // nil: the system does not tell
 	stop := func() {}
 	defer func() { stop() }()
@@ -2341,23 +2316,6 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// join has the store tell of the session's records, those that it knows first.
-func (f *follower) join() {
-	f.log.mu.Lock()
-	defer f.log.mu.Unlock()
-	for _, r := range f.view.records {
-		f.tell(r)
-	}
-	f.followers = append(f.followers, f)
-}
-
-// leave ends what join began.
-func (f *follower) leave() {
-	f.log.mu.Lock()
-	defer f.log.mu.Unlock()
-	f.followers = slices.DeleteFunc(f.followers, func(other *follower) bool { return other == f })
-}
-
 // await returns when the session was concerned since it was touched, as far as that can be told, or it is late.
 func (f *follower) await(ctx context.Context, changes <-chan struct{}, touched, late time.Time) {
 	for time.Now().Before(late) {
@@ -2369,7 +2327,7 @@ func (f *follower) await(ctx context.Context, changes <-chan struct{}, touched, 
 			pause = lookOften
 		}
 		select {
-		case <-f.told:
+		case <-f.wake:
 			return
 		case <-changes:
 			return
@@ -2387,15 +2345,17 @@ func (f *follower) await(ctx context.Context, changes <-chan struct{}, touched, 
 func (f *follower) look() (recs []Record, err error) {
 	defer f.log.release()
 	err = f.begin()
-	for _, r := range f.news {
-		key := r.head().key()
+	if f.wake == f.Store.wake {
+		return nil, err
+	}
+	f.wake = f.Store.wake
+	for key, r := range f.view.records {
 		at := r.head().At
-		if f.view.records[key] == r && at.After(f.seen[key]) {
+		if concerns(r) == f.session && at.After(f.seen[key]) {
 			f.seen[key] = at
 			recs = append(recs, r)
 		}
 	}
-	f.news = nil
 	sortByTime(recs)
 	return recs, err
 }
