@@ -587,10 +587,9 @@ func TestBacklog(t *testing.T) {
 		b.takeEach(false)
 		full := make(chan bool)
 		go func() {
-			for range maxUnread/readBytes + 1 {
+			for range maxUnread/readBytes + 3 {
 				b.add(bytes.Repeat([]byte("d"), readBytes), false, false)
 			}
-			b.add([]byte("e"), false, true)
 			close(full)
 		}()
 		if !woken() {
@@ -603,12 +602,14 @@ func TestBacklog(t *testing.T) {
 		}
 		take()
 		<-full
+		woken()
+		b.add([]byte("e"), false, true)
 		if !woken() {
 			t.Error("not woken for the end")
 		}
 		p, _, drained := b.take()
 		got = append(got, p...)
-		want := "a" + strings.Repeat("b", 40) + "c" + strings.Repeat("d", maxUnread+readBytes) + "e"
+		want := "a" + strings.Repeat("b", 40) + "c" + strings.Repeat("d", maxUnread+3*readBytes) + "e"
 		if !drained || string(got) != want {
 			t.Errorf("%d bytes of %d, drained %v", len(got), len(want), drained)
 		}
