@@ -3406,6 +3406,7 @@ func cellsIn(raw string, columns [][2]int) []string {
 // repaint comes in pieces ≤ 30 ms apart.
 const (
 	settleTold    = 30 * time.Millisecond  // a dialog that the tool reports
+	settleQuiet   = 110 * time.Millisecond // output, to be looked at: it may be a frame of ten a second
 	settle        = 100 * time.Millisecond // a shape that a signal confirms
 	settleBare    = 300 * time.Millisecond // a shape alone
 	settleIdle    = 500 * time.Millisecond // an empty box
@@ -3415,7 +3416,7 @@ const (
 
 const (
 	lookEvery    = 250 * time.Millisecond // between two looks while output comes
-	pollTTY      = 2 * time.Second        // between two looks at the terminal's state, at most
+	pollTTY      = 10 * time.Second       // between two looks at the state of a terminal that is still, at most
 	goneAfter    = 200 * time.Millisecond // out of sight: the question is gone
 	repeatWait   = 2 * time.Second        // after an Enter that did not answer: it is asked again
 	restTime     = time.Second            // what is above must have come to rest: SPEC 6
@@ -3544,7 +3545,11 @@ func (d *Detector) Feed(p []byte, now time.Time) {
 	} else if d.syncAt.IsZero() {
 		d.syncAt = now
 	}
-	d.lookDue = now.Add(min(settleTold, max(0, lookEvery-now.Sub(d.lookedAt))))
+	still := settleQuiet
+	if d.Screen.Status().State == "blocked" {
+		still = settleTold
+	}
+	d.lookDue = now.Add(min(still, max(0, lookEvery-now.Sub(d.lookedAt))))
 	d.takeReports(now)
 }
 
@@ -4015,8 +4020,11 @@ func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
 
 // Next is when Tick is next worth calling, now at the earliest.
 func (d *Detector) Next(now time.Time) time.Time {
-	next := d.ttyDue
-	for _, due := range []time.Time{d.lookDue, d.askDue, d.goneDue, d.stringDue} {
+	next := d.lookDue
+	if next.IsZero() {
+		next = d.ttyDue
+	}
+	for _, due := range []time.Time{d.askDue, d.goneDue, d.stringDue} {
 		if !due.IsZero() && due.Before(next) {
 			next = due
 		}
@@ -4031,7 +4039,8 @@ func (d *Detector) WantTTY(now time.Time) bool {
 	if d.adapter.Box != nil && agent && sure {
 		return false
 	}
-	return d.lookDue.IsZero() && !d.ttyDue.After(now)
+	still := d.lookDue.IsZero() || now.Sub(d.outAt) >= settle/2
+	return still && !d.ttyDue.After(now)
 }
 
 // Behind is what shows behind the question in force, if that is on a line, since key was typed, and

@@ -930,11 +930,12 @@ const (
 
 // Sizes of a session, in bytes unless said otherwise.
 const (
-	maxBacklog = 4 << 20  // of --stream text that waits
-	maxMessage = 4096     // of an operator's text
-	maxHeld    = 64 << 10 // of keys that wait for the gate
-	maxUnread  = 64       // reads that the screen may lag behind the host
-	readBytes  = 8 << 10  // of one read
+	maxBacklog = 4 << 20   // of --stream text that waits
+	maxMessage = 4096      // of an operator's text
+	maxHeld    = 64 << 10  // of keys that wait for the gate
+	maxUnread  = 256 << 10 // of output that the screen may lag behind the host
+	wakeUnread = 64 << 10  // of it are not left to gather
+	readBytes  = 8 << 10   // of one read
 )
 
 // questionOpen refuses text while something else is asked.
@@ -984,6 +985,7 @@ type session struct {
 
 	// For every goroutine.
 	open    atomic.Bool                  // a question is open: the follower looks more often
+	output  *backlog                     // what the host has got and the screen has not
 	unseen  atomic.Int64                 // bytes that Read has returned and the screen has not got
 	undoRaw atomic.Pointer[func() error] // puts the host's terminal back, nil before raw mode
 
@@ -1006,6 +1008,7 @@ type session struct {
 	answeredAt time.Time // when answer came
 	next       time.Time // when the loop turns at the latest
 	detectedAt time.Time // when the detector last looked
+	outputAt   time.Time // when output last came that was taken
 	lastKey    time.Time // when somebody last typed here
 	phoneAt    time.Time // when the phone last answered or sent something
 	doingAt    time.Time // when what is done was last recorded
@@ -1097,6 +1100,22 @@ type toolUse struct {
 	Input json.RawMessage
 }
 
+// backlog is output on its way from the reader to the loop. It gathers until no more comes for a while: to wake the
+// loop for each piece costs more than to read it.
+type backlog struct {
+	wake    chan struct{} // the loop is to take it at once
+	room    chan struct{} // some was taken
+	settled *time.Timer   // or when this comes
+	mu      sync.Mutex    // guards what follows
+
+	bytes []byte
+	spare []byte    // what was taken last, to be used again
+	since time.Time // when the first of it came
+	at    time.Time // when the last did
+	hurry bool      // the loop takes each piece at once
+	ended bool      // no more comes
+}
+
 // hostStream is a standard stream of ours. Another process that has the same terminal may set it to
 // O_NONBLOCK at any time: Read and Write wait all the same.
 type hostStream struct {
@@ -1162,6 +1181,7 @@ func newSession(c *command) (*session, error) {
 		notes:   hostStream{c.stderr},
 		signals: make(chan os.Signal, 8),
 		events:  make(chan func()),
+		output:  newBacklog(),
 		rec:     sessionRecord(tool, c.opts.args[1:], c.opts.text("name")),
 	}
 	if cfg.Channel == "telegram" {
@@ -1287,7 +1307,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 		return err
 	}
 	defer s.restore()
-	output := s.begin()
+	s.begin()
 	if s.cfg.Channel == "telegram" {
 		s.polling.Go(func() { s.tg.Poll(s.ctx) })
 		s.polling.Go(func() {
@@ -1304,22 +1324,20 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	s.startDetector(size)
 	s.rec.PID = s.pty.PID()
 	s.rec.PIDStart = processStart(s.rec.PID)
-	s.loop(output)
+	s.loop()
 	s.finish()
 	return nil
 }
 
 // begin copies the child's output from now on and reads the state beside that: how much history there is delays
 // nothing that the child does.
-func (s *session) begin() (output <-chan []byte) {
-	read := make(chan []byte, maxUnread)
+func (s *session) begin() {
 	s.detectedAt = time.Now() // nothing to look at yet
-	s.spawn(func() { s.copyOutput(read) })
+	s.spawn(s.copyOutput)
 	s.spawn(func() {
 		err := s.st.open()
 		s.events <- func() { s.stateOpened(err) }
 	})
-	return read
 }
 
 // stateOpened records the session, and follows what others record of it.
@@ -1399,7 +1417,7 @@ func (s *session) spawn(f func()) {
 // One goroutine owns the session: it takes what comes, then does what is due.
 
 // loop runs until the child is gone and its output drained.
-func (s *session) loop(output <-chan []byte) {
+func (s *session) loop() {
 	keys := make(chan []byte)
 	writes := make(chan write)
 	defer close(writes)
@@ -1410,7 +1428,7 @@ func (s *session) loop(output <-chan []byte) {
 		s.events <- func() { s.rec.ExitCode = &code }
 	})
 	turn := time.NewTimer(0)
-	for s.rec.ExitCode == nil || output != nil {
+	for drained := false; s.rec.ExitCode == nil || !drained; {
 		turn.Reset(time.Until(s.next))
 		w, ready := s.nextWrite()
 		var toWriter chan<- write // a nil channel never becomes ready
@@ -1422,13 +1440,10 @@ func (s *session) loop(output <-chan []byte) {
 			typed = keys
 		}
 		select {
-		case p, more := <-output:
-			if more {
-				s.handleOutput(p)
-			} else {
-				output = nil
-			}
+		case <-s.output.wake:
+		case <-s.output.settled.C:
 		case p := <-typed:
+			s.takeOutput()
 			s.handleKeys(p)
 		case toWriter <- w:
 			s.handedOver(w)
@@ -1442,6 +1457,7 @@ func (s *session) loop(output <-chan []byte) {
 			s.handleSignal(sig)
 		case <-turn.C:
 		}
+		drained = s.takeOutput()
 		s.tick()
 	}
 }
@@ -1462,6 +1478,7 @@ func (s *session) tick() {
 	s.activityStep()
 	s.reap()
 	s.open.Store(s.q != nil)
+	s.output.takeEach(!s.gathers())
 }
 
 // turnAt has the loop turn at that time at the latest. It tells whether the time has come already.
@@ -1636,32 +1653,111 @@ func (h hostStream) Write(p []byte) (int, error) {
 	}
 }
 
+// newBacklog is an empty one.
+func newBacklog() *backlog {
+	return &backlog{
+		wake:    make(chan struct{}, 1),
+		room:    make(chan struct{}, 1),
+		settled: time.NewTimer(settleQuiet),
+	}
+}
+
+// add appends output, and then waits for the loop where too much is there. hurry: the loop takes it at once.
+func (b *backlog) add(p []byte, hurry, end bool) {
+	if b.put(p, hurry, end) {
+		<-b.room
+	}
+}
+
+// put appends output, wakes the loop when it is to take that, and tells whether too much is there.
+func (b *backlog) put(p []byte, hurry, end bool) (full bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := time.Now()
+	if len(b.bytes) == 0 {
+		b.since = now
+	}
+	b.bytes = append(b.bytes, p...)
+	b.at = now
+	b.ended = end
+	b.settled.Reset(settleQuiet)
+	late := len(b.bytes) > wakeUnread || now.Sub(b.since) >= lookEvery
+	if hurry || end || late || b.hurry {
+		ring(b.wake)
+	}
+	return len(b.bytes) > maxUnread
+}
+
+// ring wakes who waits for that, unless it is woken already.
+func ring(bell chan struct{}) {
+	select {
+	case bell <- struct{}{}:
+	default:
+	}
+}
+
+// take gives what is there, until the next call, and when the last of it came; drained: no more comes.
+func (b *backlog) take() (p []byte, at time.Time, drained bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p = b.bytes
+	b.bytes = b.spare[:0]
+	b.spare = p
+	ring(b.room)
+	return p, b.at, b.ended
+}
+
+// takeEach tells whether the loop takes each piece at once.
+func (b *backlog) takeEach(hurry bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.hurry = hurry
+	if hurry && len(b.bytes) > 0 {
+		ring(b.wake)
+	}
+}
+
+// gathers tells whether output may gather: nothing needs it at once. A dialog that the tool reports does.
+func (s *session) gathers() bool {
+	reported := s.det.Screen.Status().State == "blocked"
+	return s.gate == nil && s.cast == nil && !s.cfg.Stream && !reported
+}
+
 // copyOutput copies the child's output to the host, then hands it to the loop, until the end of
-// both.
-func (s *session) copyOutput(output chan<- []byte) {
-	defer close(output)
-	// More than output holds: a buffer is free when its turn comes.
-	ring := make([]byte, (maxUnread+2)*readBytes)
-	at := 0
+// both. What asks the terminal, or reports a dialog, is not left to gather.
+func (s *session) copyOutput() {
+	asks := []byte("\x1b]7501")
+	if s.tty == nil {
+		asks = []byte("\x1b")
+	}
+	buf := make([]byte, readBytes)
 	for {
-		n, err := s.pty.Read(ring[at : at+readBytes])
-		p := ring[at : at+n]
+		n, err := s.pty.Read(buf)
+		p := buf[:n]
 		s.unseen.Add(int64(n))
 		_, lost := s.out.Write(p)
 		if lost != nil && n > 0 { // nobody can see the output any more, as when a terminal closes
 			_ = s.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
 		}
-		output <- p
+		s.output.add(p, bytes.Contains(p, asks), err != nil)
 		if err != nil {
 			return
 		}
-		at = (at + readBytes) % len(ring)
 	}
 }
 
-// handleOutput takes what the child has written, and the host has already.
-func (s *session) handleOutput(p []byte) {
-	now := time.Now()
+// takeOutput hands the screen what the host has got. It tells whether that was all of the child's.
+func (s *session) takeOutput() (drained bool) {
+	p, at, drained := s.output.take()
+	if len(p) > 0 {
+		s.outputAt = at
+		s.handleOutput(p, at)
+	}
+	return drained
+}
+
+// handleOutput takes what the child has written, now, and the host has already.
+func (s *session) handleOutput(p []byte, now time.Time) {
 	if s.gate != nil && !s.inFlight {
 		s.gate.keys = nil // it looks again, at what this brings
 	}
@@ -1916,10 +2012,10 @@ func (s *session) releaseKeys(g *gate) {
 
 // detect asks the detector whether a question has come or gone.
 func (s *session) detect() {
-	if s.gate != nil || !s.turnAt(s.detectedAt.Add(detectEvery)) {
+	now := time.Now()
+	if s.gate != nil || !s.detectDue(now) {
 		return
 	}
-	now := time.Now()
 	s.detectedAt = now
 	tty := TTYState{}
 	if s.det.WantTTY(now) {
@@ -1936,7 +2032,17 @@ func (s *session) detect() {
 		s.seenAs = s.named
 		s.takeUp(p)
 	}
-	s.turnAt(later(now.Add(detectEvery), s.det.Next(now)))
+	s.detectDue(now)
+}
+
+// detectDue tells whether the detector has something to do, and has the loop turn when it has. After output that is when
+// it has settled, when the loop turns anyway, where it may gather.
+func (s *session) detectDue(now time.Time) bool {
+	due := later(s.detectedAt.Add(detectEvery), s.det.Next(now))
+	if s.gathers() && due.After(now) && !due.After(s.outputAt.Add(settleQuiet)) {
+		return false
+	}
+	return s.turnAt(due)
 }
 
 // endSeen ends what was seen and has left the screen; p stands there instead, nil nothing that asks.

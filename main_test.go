@@ -530,6 +530,92 @@ func TestReloadWhileProbing(t *testing.T) {
 	}
 }
 
+// TestBacklog: output wakes the loop when it has settled, when it has flowed for a while, is much, asks or ends; the
+// loop gets every byte in order, and a reader that is far ahead waits.
+func TestBacklog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBacklog()
+		var got []byte
+		woken := func() bool {
+			synctest.Wait()
+			select {
+			case <-b.wake:
+				return true
+			case <-b.settled.C:
+				return true
+			default:
+				return false
+			}
+		}
+		take := func() {
+			p, _, _ := b.take()
+			got = append(got, p...)
+		}
+		b.add([]byte("a"), false, false)
+		time.Sleep(settleQuiet - 1)
+		if woken() {
+			t.Error("woken before it has settled")
+		}
+		time.Sleep(1)
+		if !woken() {
+			t.Error("not woken when it has settled")
+		}
+		take()
+		wakes := 0
+		for range 40 {
+			b.add([]byte("b"), false, false)
+			if woken() {
+				wakes++
+				take()
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		if wakes < 6 || wakes > 8 {
+			t.Errorf("two seconds of output wake %d times", wakes)
+		}
+		woken()
+		take()
+		b.add([]byte("c"), true, false)
+		if !woken() {
+			t.Error("not woken for what asks")
+		}
+		b.takeEach(true)
+		if !woken() {
+			t.Error("not woken for what is there")
+		}
+		take()
+		b.takeEach(false)
+		full := make(chan bool)
+		go func() {
+			for range maxUnread/readBytes + 3 {
+				b.add(bytes.Repeat([]byte("d"), readBytes), false, false)
+			}
+			close(full)
+		}()
+		if !woken() {
+			t.Error("not woken for much")
+		}
+		select {
+		case <-full:
+			t.Error("the reader does not wait")
+		default:
+		}
+		take()
+		<-full
+		woken()
+		b.add([]byte("e"), false, true)
+		if !woken() {
+			t.Error("not woken for the end")
+		}
+		p, _, drained := b.take()
+		got = append(got, p...)
+		want := "a" + strings.Repeat("b", 40) + "c" + strings.Repeat("d", maxUnread+3*readBytes) + "e"
+		if !drained || string(got) != want {
+			t.Errorf("%d bytes of %d, drained %v", len(got), len(want), drained)
+		}
+	})
+}
+
 // TestIsTyping tells keys from what terminals send by themselves.
 func TestIsTyping(t *testing.T) {
 	for keys, want := range map[string]bool{
@@ -1353,7 +1439,7 @@ func TestGateLooksAgain(t *testing.T) {
 		t.Fatal("nothing is to be written")
 	}
 	s.tty = os.Stdin // replies are the host's
-	s.handleOutput([]byte("\r\nErase the disk? (y/n) "))
+	s.handleOutput([]byte("\r\nErase the disk? (y/n) "), time.Now())
 	if w, ready := s.nextWrite(); ready {
 		t.Errorf("%q is written at what came", w.p)
 	}
@@ -5148,7 +5234,7 @@ func TestHostileOutput(t *testing.T) {
 
 // FuzzPatterns: a pattern that is not run on a text does not match it.
 func FuzzPatterns(f *testing.F) {
-	all := []*pattern{secretShapes, reMarked, reChoosing, reKeyed, reHotkeys, reEscOut, reStatus, reHeading, reWord, reItem,
+	all := []*pattern{secretKeys, reMarked, reChoosing, reKeyed, reHotkeys, reEscOut, reStatus, reHeading, reWord, reItem,
 		reCounting, reBarePress, rePress, reText, reSubmits, reOrder, reREPL, reColumns, reCapitals, reRefusal, reNotPress,
 		reElapsed, rePager, reQuoted, reSpinner, reAsks, reHinted, reReason, reElided, reOtherWay}
 	for _, a := range adapters {
@@ -5261,6 +5347,45 @@ func promptsOf(tool, tty string, output []byte, cut func() int) (asked []string)
 		now = now.Add(100 * time.Millisecond)
 	}
 	return asked
+}
+
+// TestDetectorLooksRarely: output that flows is looked at a few times a second, and what has settled soon after; a still
+// terminal's state ever more rarely.
+func TestDetectorLooksRarely(t *testing.T) {
+	d := newDetector(adapterFor("generic"), 24, 80, DetectOptions{})
+	now := detectorStart
+	looks, ticks := 0, 0
+	run := func(until time.Time) {
+		for next := d.Next(now); !next.After(until); next = d.Next(now) {
+			now = later(next, now.Add(time.Millisecond))
+			before := d.lookedAt
+			d.Tick(TTYState{ReadingBusy, true, true}, now)
+			ticks++
+			if d.lookedAt != before {
+				looks++
+			}
+		}
+		now = until
+	}
+	for i := range 100 {
+		d.Feed(fmt.Appendf(nil, "line %d of many\r\n", i), now)
+		run(now.Add(50 * time.Millisecond))
+	}
+	if looks < 15 || looks > 22 {
+		t.Errorf("5 s of output are looked at %d times", looks)
+	}
+	d.Feed([]byte("the last"), now)
+	looks = 0
+	run(now.Add(settleQuiet))
+	if looks != 1 {
+		t.Errorf("settled output is looked at %d times", looks)
+	}
+	run(now.Add(time.Minute))
+	ticks = 0
+	run(now.Add(time.Minute))
+	if ticks > 6 {
+		t.Errorf("a still screen is looked at %d times in a minute", ticks)
+	}
 }
 
 // BenchmarkDetectorFlood feeds lines of a build to a detector as a session does.
@@ -12433,6 +12558,59 @@ func TestStoreFollow(t *testing.T) {
 	}
 }
 
+// A record touches its own session's file and no other: who follows another session sleeps on.
+func TestRecordsTouchTheirSession(t *testing.T) {
+	s := storeAt(t, home(t, ""))
+	sessions := []string{storeSession(t, s), storeSession(t, s)}
+	long := time.Now().Add(-time.Hour).Truncate(time.Second)
+	for _, id := range sessions {
+		release, err := s.HoldSession(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer release()
+		if err := os.Chtimes(s.lockPath(id), long, long); err != nil {
+			t.Fatal(err)
+		}
+	}
+	touched := func(id string) bool {
+		info, err := os.Stat(s.lockPath(id))
+		return err == nil && !info.ModTime().Equal(long)
+	}
+	storePrompt(t, s, sessions[0], AwaitingReply, nil)
+	if !touched(sessions[0]) || touched(sessions[1]) {
+		t.Errorf("the session's file was touched: %v, the other's: %v", touched(sessions[0]), touched(sessions[1]))
+	}
+}
+
+// A follower asleep learns at once what another process records for its session, where the system tells of it.
+func TestFollowerSleeps(t *testing.T) {
+	dir := home(t, "")
+	a, b := storeAt(t, dir), storeAt(t, dir)
+	session := storeSession(t, a)
+	release, err := a.HoldSession(session)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	watched := make(chan string, 1)
+	changes := make(chan struct{}, 1)
+	a.watch = func(path string) (<-chan struct{}, func()) {
+		watched <- path
+		return changes, func() {}
+	}
+	records := a.Follow(t.Context(), session, nil)
+	if path := <-watched; path != a.lockPath(session) {
+		t.Errorf("it watches %s", path)
+	}
+	asked := storePrompt(t, b, session, AwaitingReply, nil)
+	changes <- struct{}{}
+	got, ok := (<-records).(*PromptRecord)
+	if !ok || got.ID != asked.ID {
+		t.Errorf("it gives %+v", got)
+	}
+}
+
 // Followers of a state that cannot be read try again now and then: one's attempt does not set off the other's.
 func TestFollowersOfTroubleAreCalm(t *testing.T) {
 	t.Parallel()
@@ -14457,7 +14635,7 @@ func TestPTYNoDescriptorLeaks(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	_, stop := watchFolder(dir)
+	_, stop := watchFile(f.Name())
 	defer stop()
 	mustPTY(t, "sleep", "10") // another session in the same process
 	out, _ := readAll(t, mustPTY(t, "ls", "-l", "/proc/self/fd"))
@@ -14592,6 +14770,7 @@ func TestPTYStateReading(t *testing.T) {
 		{"script", "echo up; script -qc \"script -qc 'sleep 30' /dev/null\" /dev/null", busy},
 		{"sh", "echo up; sh -c 'kill -STOP $$; read x'; true", busy},
 		{"setsid", "echo up; setsid sh -c 'read x' & sleep 30", busy}, // in another session
+		{"sh", "( (read x </dev/tty) & ); echo up; sleep 30", yes},    // its parent has ended
 	} {
 		t.Run(test.tool, func(t *testing.T) {
 			needTool(t, test.tool)
@@ -15137,46 +15316,36 @@ func TestStill(t *testing.T) {
 	busy.Wait()
 }
 
-// TestWatchFolder: a creation, an append and a rename in the folder are told, until the watch is
-// stopped.
-func TestWatchFolder(t *testing.T) {
+// TestWatchFile: that the times of a file are changed is told, until the watch is stopped; what becomes of other files in
+// its folder is not.
+func TestWatchFile(t *testing.T) {
 	dir := t.TempDir()
-	ch, stop := watchFolder(dir)
+	path := filepath.Join(dir, "a.lock")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ch, stop := watchFile(path)
 	if ch == nil {
 		t.Skip("this system does not tell")
 	}
 	defer stop()
-	path := filepath.Join(dir, "state.jsonl")
-	change := func(what string, fn func() error) {
-		t.Helper()
-		if err := fn(); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "b.lock"), []byte("1"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(ch); n != 0 {
+		t.Errorf("told of another file")
+	}
+	for range 2 {
+		now := time.Now()
+		if err := os.Chtimes(path, now, now); err != nil {
 			t.Fatal(err)
 		}
 		select {
 		case <-ch:
 		case <-time.After(5 * time.Second):
-			t.Fatalf("%s was not noticed", what)
-		}
-		for more := true; more; { // what is left of this change
-			select {
-			case <-ch:
-			case <-time.After(20 * time.Millisecond):
-				more = false
-			}
+			t.Fatal("the change was not noticed")
 		}
 	}
-	change("creation", func() error { return os.WriteFile(path, nil, 0o600) })
-	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	change("append", func() error {
-		_, err := f.WriteString("{}\n")
-		return err
-	})
-	os.WriteFile(path+".tmp", nil, 0o600)
-	change("rename", func() error { return os.Rename(path+".tmp", path) })
 	stop()
 	for range ch { // ends
 	}
@@ -17391,6 +17560,7 @@ func (s *sim) play() {
 		hooked:      s.claude,
 		signals:     make(chan os.Signal, 8),
 		events:      make(chan func()),
+		output:      newBacklog(),
 		pty:         &simPTY{s},
 		rec: SessionRecord{Head: Head{ID: newID()}, Tool: name, Cwd: "/srv/app", Wrapper: os.Getpid(), Status: "active",
 			Activity: "starting", StartedAt: time.Now().UTC()},
@@ -20571,6 +20741,7 @@ func bareSession(t *testing.T, st *Store, id, tool string) *session {
 		cfg:     &Config{Timeout: time.Hour, PermissionTimeout: time.Hour},
 		events:  make(chan func(), 100),
 		opened:  true,
+		output:  newBacklog(),
 		rec:     *storeView(t, st).Sessions[id],
 	}
 }

@@ -5,7 +5,7 @@
 //	the host's terminal  terminalSize, rawMode, waitReady, resizeSignals, endSignals, stopSelf
 //	processes            processStart, parentOf, systemSession
 //	files                mkdirPrivate, ownedPrivate, openPrivate, lockFile, unlockFile, syncDir, networkFS,
-//	                     watchFolder
+//	                     watchFile
 //
 // Neither looks at what is read or typed.
 package main
@@ -484,7 +484,7 @@ func networkFS(dir string) string {
 	return ""
 }
 
-// watchFolder delivers nothing: NTFS tells of files when they are closed.
-func watchFolder(dir string) (ch <-chan struct{}, stop func()) {
+// watchFile delivers nothing: NTFS tells of files when they are closed.
+func watchFile(path string) (ch <-chan struct{}, stop func()) {
 	return nil, func() {}
 }

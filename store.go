@@ -1253,9 +1253,9 @@ type Store struct {
 	Dir       string
 	Retention time.Duration // how long ended sessions and their questions are kept
 	now       func() time.Time
-	watch     func(dir string) (<-chan struct{}, func()) // watchFolder, or a test's own
-	audit     *Audit                                     // its log is acquired after ours
-	log       *journal                                   // its mutex guards what follows
+	watch     func(path string) (<-chan struct{}, func()) // watchFile, or a test's own
+	audit     *Audit                                      // its log is acquired after ours
+	log       *journal                                    // its mutex guards what follows
 
 	view           *View
 	read           int64         // bytes of the file that view holds
@@ -1292,7 +1292,7 @@ func newStore(dir string) (*Store, error) {
 
 // newStoreWith is newStore with the calls to the file system made by do.
 func newStoreWith(dir string, do files) (*Store, error) {
-	s := &Store{Dir: dir, Retention: retention, now: time.Now, watch: watchFolder, view: viewOf(nil),
+	s := &Store{Dir: dir, Retention: retention, now: time.Now, watch: watchFile, view: viewOf(nil),
 		wake: make(chan struct{}), log: &journal{do: do, path: filepath.Join(dir, "state.jsonl"), wait: lockWait}}
 	s.audit = &Audit{log: &journal{do: do, path: filepath.Join(dir, "audit.log"), wait: lockWait},
 		lock: s.lockAudit, note: s.noteHead}
@@ -1624,6 +1624,7 @@ func (s *Store) write(recs []Record) ([]Event, error) {
 	}
 	s.read = s.log.end
 	s.changed()
+	s.touch(recs)
 	if s.read >= s.compactAt {
 		_ = s.compact() // what fails of it is Trouble
 	}
@@ -2318,10 +2319,13 @@ func (p *PromptRecord) ambiguous() bool {
 //
 // A session learns of its answers, and a hook of its own, from the state.
 
+// A record that concerns a session changes the time of its lock's file. Who waits for it waits for that: what concerns
+// others costs nothing.
+
 const (
-	lookAnyway   = 5 * time.Second        // although the system tells of changes
-	lookSlowly   = 500 * time.Millisecond // where it does not
-	lookOften    = 50 * time.Millisecond  // where it does not, and a question is open
+	lookAnyway   = 20 * time.Second       // although nothing is told
+	lookSlowly   = 500 * time.Millisecond // at that time where the system does not tell of it
+	lookOften    = 50 * time.Millisecond  // the same, and a question is open
 	beforeItPays = time.Second            // to watch: ending that costs Linux 18 ms
 )
 
@@ -2332,13 +2336,53 @@ type follower struct {
 	fast    func() bool          // nil: never
 	seen    map[string]time.Time // the newest change that was sent, by key
 	out     chan Record
+	wake    <-chan struct{} // closed by the next change that this process reads since the last look
+}
+
+// concerns is the session that a record may wake, "" none.
+func concerns(r Record) string {
+	switch r := r.(type) {
+	case *PromptRecord:
+		return r.SessionID
+	case *InputRecord:
+		return r.SessionID
+	}
+	return ""
+}
+
+// touch tells the other processes that follow the sessions of those records. One without a file has ended.
+func (s *Store) touch(recs []Record) {
+	done := ""
+	for _, r := range recs {
+		session := concerns(r)
+		if session != "" && session != done {
+			now := time.Now()
+			_ = os.Chtimes(s.lockPath(session), now, now) // if it fails they look anyway
+			done = session
+		}
+	}
+}
+
+// touched is when the session was last concerned.
+func (f *follower) touched() time.Time {
+	info, err := os.Stat(f.lockPath(f.session))
+	if err != nil { // it has ended
+		return time.Time{}
+	}
+	return info.ModTime()
 }
 
 // Follow sends the session's prompts and inputs as they are, for a tool's first hook may be faster than us, and as they
 // change. Where the system does not tell of changes, it looks at 20 Hz when fast() (a question is open), else at 2 Hz.
 // The channel is closed after ctx has ended.
 func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) <-chan Record {
-	f := &follower{s, sessionID, fast, map[string]time.Time{}, make(chan Record)}
+	f := &follower{
+		Store:   s,
+		session: sessionID,
+		fast:    fast,
+		seen:    map[string]time.Time{},
+		out:     make(chan Record),
+	}
 	go f.run(ctx)
 	return f.out
 }
@@ -2349,58 +2393,73 @@ func (f *follower) run(ctx context.Context) {
 	var changes <-chan struct{} // nil: the system does not tell
 	stop := func() {}
 	defer func() { stop() }()
-	start := time.Now()
+	pays := time.Now().Add(beforeItPays)
 	for ctx.Err() == nil {
-		if changes == nil && time.Since(start) > beforeItPays {
-			changes, stop = f.watch(f.Dir)
+		late := pays
+		if !time.Now().Before(pays) {
+			late = time.Now().Add(lookAnyway)
+			if changes == nil {
+				changes, stop = f.watch(f.lockPath(f.session))
+			}
 		}
-		recs, wake, err := f.look()
+		touched := f.touched()
+		recs, err := f.look()
 		for _, r := range recs {
 			select {
 			case f.out <- r:
 			case <-ctx.Done():
 			}
 		}
+		if err != nil { // not at once again
+			_ = sleep(ctx, lookSlowly) // the loop ends with it
+			continue
+		}
+		f.await(ctx, changes, touched, late)
+	}
+}
+
+// await returns when the session was concerned since it was touched, as far as that can be told, or it is late.
+func (f *follower) await(ctx context.Context, changes <-chan struct{}, touched, late time.Time) {
+	for time.Now().Before(late) {
 		pause := lookSlowly
-		told := changes
 		switch {
-		case err != nil: // not at once again: such an attempt may itself change the folder
-			wake, told = nil, nil
 		case changes != nil:
 			pause = lookAnyway
 		case f.fast != nil && f.fast():
 			pause = lookOften
 		}
 		select {
-		case <-wake:
-		case <-told:
-		case <-time.After(pause):
+		case <-f.wake:
+			return
+		case <-changes:
+			return
 		case <-ctx.Done():
+			return
+		case <-time.After(min(pause, time.Until(late))):
+			if changes == nil && !f.touched().Equal(touched) {
+				return
+			}
 		}
 	}
 }
 
-// look gives what is new, in its order; wake is closed by the next change that this process reads. An error is not
-// told: it fails for everybody, and others tell of it.
-func (f *follower) look() (recs []Record, wake <-chan struct{}, err error) {
+// look gives what is new, in its order. An error is not told: it fails for everybody, and others tell of it.
+func (f *follower) look() (recs []Record, err error) {
 	defer f.log.release()
 	err = f.begin()
+	if f.wake == f.Store.wake {
+		return nil, err
+	}
+	f.wake = f.Store.wake
 	for key, r := range f.view.records {
-		ours := false
-		switch r := r.(type) {
-		case *PromptRecord:
-			ours = r.SessionID == f.session
-		case *InputRecord:
-			ours = r.SessionID == f.session
-		}
 		at := r.head().At
-		if ours && at.After(f.seen[key]) {
+		if concerns(r) == f.session && at.After(f.seen[key]) {
 			f.seen[key] = at
 			recs = append(recs, r)
 		}
 	}
 	sortByTime(recs)
-	return recs, f.wake, err
+	return recs, err
 }
 
 // ---- compaction ----
@@ -2539,6 +2598,8 @@ const pollSilence = 3 * time.Minute // of the poller, which then is stopped: a p
 
 func lockName(session string) string { return "sessions/" + session + ".lock" }
 
+func (s *Store) lockPath(session string) string { return filepath.Join(s.Dir, lockName(session)) }
+
 // HoldSession comes before the session's record: an active one whose lock is free is dead.
 func (s *Store) HoldSession(id string) (release func(), err error) {
 	return s.holdLock(lockName(id))
@@ -2648,7 +2709,7 @@ func (s *Store) Reap(now time.Time) error {
 		return err
 	}
 	for _, id := range ended {
-		_ = os.Remove(filepath.Join(s.Dir, lockName(id))) // a free lock says the same
+		_ = os.Remove(s.lockPath(id)) // a free lock says the same
 	}
 	return old
 }
