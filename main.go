@@ -919,7 +919,9 @@ const (
 	sendTime    = 3 * time.Second         // for a tool to show a key typed here: busy 2.2 (claude 2.1)
 	draftTime   = 30 * time.Second        // for what was typed at the keyboard to show in the box
 	detectEvery = time.Second / 100       // between looks of the detector
-	reapEvery   = time.Minute             // between looks for sessions that died
+	reapEvery   = time.Minute             // between looks for sessions that died, and at the host's terminal
+	hostLook    = time.Second             // after a SIGHUP: a shell that dies of one passes it on first
+	hostWait    = 5 * time.Second         // for what goes to a terminal that has gone
 	drainSend   = 3 * time.Second         // for the last messages
 	drainStream = 10 * time.Minute        // for all output, with --stream
 	doingEvery  = time.Second             // between records of what is done
@@ -971,6 +973,7 @@ type session struct {
 	out         io.Writer
 	notes       io.Writer // for our own words to the person at the terminal
 	tty         *os.File  // the host's terminal, nil without one
+	ttyOurs     bool      // it is that of our session, see ownTerminal
 	stdin       *os.File  // standard input where it is a terminal, else nil
 	interactive bool      // somebody may type
 	hooked      bool      // hooks call us
@@ -996,6 +999,7 @@ type session struct {
 	fed       bool   // standard input is a pipe that has not ended: who feeds it answers
 	hungUp    bool   // told to end
 	phoneEnds bool   // by the phone
+	unshown   error  // why output could not be written to the host, nil: all was
 	sending   int    // calls that have not reported
 	trouble   string // of the state file
 	warning   string // of the tool's version
@@ -1007,6 +1011,8 @@ type session struct {
 	phoneAt    time.Time // when the phone last answered or sent something
 	doingAt    time.Time // when what is done was last recorded
 	reapAt     time.Time // when to look for dead sessions
+	hostAt     time.Time // when to look whether the host's terminal is there
+	goneAt     time.Time // when it was seen to have gone; zero: it is there
 
 	// What is asked.
 	seen    *Prompt      // what the detector last found, until it is gone
@@ -1238,6 +1244,7 @@ func (s *session) findTerminal(c *command) {
 	if s.tty == c.stdin {
 		s.stdin = s.tty
 	}
+	s.ttyOurs = ownTerminal(s.tty)
 	s.interactive = s.stdin != nil
 	s.fed = !s.interactive
 }
@@ -1384,7 +1391,7 @@ func (s *session) loop() {
 	s.save("recording the session", ref(s.rec))
 	s.notify(Notice{First: true, Text: "started\nin " + s.rec.Cwd})
 	turn := time.NewTimer(0)
-	for s.rec.ExitCode == nil || output != nil {
+	for s.rec.ExitCode == nil || output != nil && !s.unheard() {
 		turn.Reset(time.Until(s.next))
 		w, ready := s.nextWrite()
 		var toWriter chan<- write // a nil channel never becomes ready
@@ -1432,6 +1439,7 @@ func (s *session) tick() {
 	s.streamStep()
 	s.activityStep()
 	s.reap()
+	s.watchHost()
 	s.open.Store(s.q != nil)
 }
 
@@ -1516,23 +1524,60 @@ func (s *session) promptInState(id string) *PromptRecord {
 	return v.Prompts[id]
 }
 
-// handleSignal suspends, or reloads the configuration on SIGHUP. A SIGHUP that came because the
-// terminal was closed ends the session, as every other signal does.
+// handleSignal suspends, or reloads the configuration on SIGHUP. A SIGHUP that came because the terminal is lost, or at a
+// terminal where there is nothing to reload, ends the session, as every other signal does.
 func (s *session) handleSignal(sig os.Signal) {
-	closed := false
-	if s.tty != nil {
-		_, err := terminalSize(s.tty)
-		closed = err != nil
-	}
 	switch {
 	case sig == suspendSignal:
 		s.suspend()
-	case sig == syscall.SIGHUP && !closed:
+	case sig == syscall.SIGHUP && s.hostGone():
+		s.hangUp()
+	case sig == syscall.SIGHUP && s.reloads():
 		s.reload()
+		s.hostAt = time.Now().Add(hostLook)
 	default:
 		_ = s.pty.Signal(sig) // a child that is gone needs none
 		s.terminate()
 	}
+}
+
+// reloads tells whether there is something to reload. Without a terminal nothing else can be meant.
+func (s *session) reloads() bool {
+	_, err := os.Stat(filepath.Join(s.cfg.Dir, "config.toml"))
+	return err == nil || s.tty == nil
+}
+
+// hostGone tells that the host's terminal has been closed, or belongs to nobody since the leader of our session ended.
+func (s *session) hostGone() bool {
+	if s.tty == nil || signal.Ignored(syscall.SIGHUP) { // nohup
+		return false
+	}
+	_, err := terminalSize(s.tty)
+	return err != nil || s.ttyOurs && !ownTerminal(s.tty)
+}
+
+// watchHost ends the session when its terminal has gone and no signal has told.
+func (s *session) watchHost() {
+	if !s.turnAt(s.hostAt) {
+		return
+	}
+	s.hostAt = time.Now().Add(reapEvery)
+	if s.goneAt.IsZero() && s.hostGone() {
+		s.hangUp()
+	}
+}
+
+// hangUp ends the child as the end of its own terminal would, which ends the session.
+func (s *session) hangUp() {
+	s.goneAt = time.Now()
+	s.notes = io.Discard             // nobody reads them, and writing them may take for ever
+	_ = s.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
+	s.terminate()
+}
+
+// unheard tells that the host's terminal has gone and what the child wrote before it ended cannot be written there.
+func (s *session) unheard() bool {
+	return !s.goneAt.IsZero() && s.turnAt(s.goneAt.Add(hostWait))
 }
 
 // suspend stops this process, with the host's terminal as it was, until the shell lets it go on.
@@ -1617,6 +1662,10 @@ func (s *session) copyOutput(output chan<- []byte) {
 		_, lost := s.out.Write(p)
 		if lost != nil && n > 0 { // nobody can see the output any more, as when a terminal closes
 			_ = s.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
+			s.events <- func() {
+				s.unshown = lost
+				s.hostAt = time.Time{}
+			}
 		}
 		output <- p
 		if err != nil {
@@ -1749,7 +1798,10 @@ func (s *session) readKeys(keys chan<- []byte) {
 		keys <- nil
 	}
 	select {
-	case s.events <- func() { s.fed = false }:
+	case s.events <- func() {
+		s.fed = false
+		s.hostAt = time.Time{} // a terminal may have gone
+	}:
 	case <-s.ctx.Done():
 	}
 }
@@ -3887,6 +3939,9 @@ func (s *session) tellAtTerminal() {
 	}
 	if s.warning != "" {
 		tell(s.rec.Tool + ": " + s.warning)
+	}
+	if s.unshown != nil && !errors.Is(s.unshown, syscall.EPIPE) { // who closes a pipe wants no more
+		tell("the output could not be written: " + s.unshown.Error())
 	}
 	if err := s.endRecording(time.Now()); err != nil {
 		tell("writing the recording: " + err.Error())
