@@ -530,6 +530,25 @@ func TestReloadWhileProbing(t *testing.T) {
 	}
 }
 
+// TestReloadKeepsFlags: what the command line said holds after a reload, whatever the file says then.
+func TestReloadKeepsFlags(t *testing.T) {
+	st := storeAt(t, home(t, "timeout_seconds = 77\npermission_timeout_seconds = 77\naway_after_seconds = 7\n"))
+	c := &command{name: "run", args: []string{"--timeout", "90s", "--stream", "--channel", "local", "cat"}}
+	opts, code := c.options()
+	if opts == nil {
+		t.Fatal(code)
+	}
+	s := &session{flags: settingsOf(opts), st: st, ch: localChannel{}, log: &Log{}}
+	s.cfg = &Config{Dir: st.Dir, Channel: "local", Timeout: time.Hour, PermissionTimeout: time.Hour, Stream: true}
+	s.tg = newTelegram(s.cfg, st, s.log)
+	s.reload()
+	got := *s.cfg
+	given := got.Timeout == 90*time.Second && got.PermissionTimeout == 90*time.Second
+	if !given || got.Away != 7*time.Second || got.Channel != "local" || !got.Stream {
+		t.Errorf("after the reload: %+v", got)
+	}
+}
+
 // TestIsTyping tells keys from what terminals send by themselves.
 func TestIsTyping(t *testing.T) {
 	for keys, want := range map[string]bool{
@@ -14825,6 +14844,66 @@ func TestAnswered(t *testing.T) {
 	})
 }
 
+// TestHungUp: when the terminal has gone, or who gave it to us, tool and wrapper end, whatever the tool ignores; nohup
+// keeps both, and so does a SIGHUP while all is there.
+func TestHungUp(t *testing.T) {
+	needUnix(t)
+	const plain = `"$TEST_BINARY" run --quiet `
+	shellEnds := func(x *terminal, _ int) { x.kill(x.pty.PID(), syscall.SIGKILL) }
+	closed := func(x *terminal, _ int) { x.pty.Close() }
+	hup := func(x *terminal, wrapper int) { x.kill(wrapper, syscall.SIGHUP) }
+	rows := []struct {
+		name    string
+		config  string
+		command string
+		happens func(x *terminal, wrapper int)
+		lives   bool
+	}{
+		{"shell killed", "", plain + "sleep 1000", shellEnds, false},
+		{"shell killed, config", "timeout_seconds = 77\n", plain + "sleep 1000", shellEnds, false},
+		{"shell killed, no job control", "", "set +m; " + plain + "cat", shellEnds, false},
+		{"shell killed, SIGHUP ignored", "", plain + `bash -c 'trap "" HUP; sleep 1000; :'`, shellEnds, false},
+		{"shell killed, all ignored", "", plain + `bash -c 'trap "" HUP TERM; sleep 1000; sleep 1000'`, shellEnds, false},
+		{"shell killed, grandchildren", "", plain + `bash -ic 'sleep 1000 & sleep 1000'`, shellEnds, false},
+		{"closed", "", plain + "cat", closed, false},
+		{"closed, flood", "", plain + "yes", closed, false},
+		{"closed, another session", "", "setsid -w " + plain + "sleep 1000", closed, false},
+		{"closed, orphaned group", "", "set +m; (" + plain + "sleep 1000 &)", closed, false},
+		{"closed, nohup", "", "trap '' HUP; " + plain + "sleep 1000", closed, true},
+		{"SIGHUP", "timeout_seconds = 77\n", plain + "sleep 1000", hup, true},
+		{"SIGHUP, nothing to reload", "", plain + "sleep 1000", hup, false},
+		{"SIGHUP, no terminal", "", plain + "sleep 1000 </dev/null 2>&1 | cat", hup, true},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			dir := home(t, row.config)
+			env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir, "PS1=ready$ ",
+				"HISTFILE=/dev/null")
+			x := inTerminal(t, env, "bash", "--norc", "--noprofile", "-i")
+			x.sees("ready$")
+			x.types(row.command + "\r")
+			st := storeAt(t, dir)
+			r := theSession(t, st)
+			t.Cleanup(func() { x.kill(r.Wrapper, syscall.SIGKILL) })
+			row.happens(x, r.Wrapper)
+			if row.lives {
+				x.kill(r.Wrapper, syscall.SIGHUP) // once more: the first has been dealt with
+				comesTrue(t, "SIGHUP is dealt with", func() bool {
+					return row.name == "closed, nohup" || auditCount(t, dir, "CONFIG_RELOADED") > 0
+				})
+				if processStart(r.PID) == 0 || !st.Alive(r.ID) {
+					t.Error("it has ended")
+				}
+				return
+			}
+			comesTrue(t, "both end", func() bool { return processStart(r.Wrapper)+processStart(r.PID) == 0 })
+			if r := theSession(t, st); r.Status != "terminated" || r.ExitCode == nil {
+				t.Errorf("recorded as %q, exit %v", r.Status, r.ExitCode)
+			}
+		})
+	}
+}
+
 // TestSession: what reaches a running session from outside, in a real terminal and on a phone.
 func TestSession(t *testing.T) {
 	needUnix(t)
@@ -19530,6 +19609,18 @@ func storeUpdate(s *Store, recs ...Record) error {
 	return s.Update(func(*View) ([]Record, error) { return recs, nil })
 }
 
+// theSession is the only session there is, once it has a process.
+func theSession(t testing.TB, s *Store) (r *SessionRecord) {
+	t.Helper()
+	comesTrue(t, "a session runs", func() bool {
+		for _, r = range storeView(t, s).Sessions {
+			return r.PID != 0
+		}
+		return false
+	})
+	return r
+}
+
 // storeSession adds an active session and returns its id.
 func storeSession(t testing.TB, s *Store) string {
 	t.Helper()
@@ -20191,6 +20282,14 @@ func (x *terminal) sees(text string) {
 
 // types presses keys.
 func (x *terminal) types(keys string) { x.pty.Write([]byte(keys)) }
+
+// kill sends a signal to a process, which may have ended.
+func (x *terminal) kill(pid int, sig syscall.Signal) {
+	p, err := os.FindProcess(pid)
+	if err == nil {
+		p.Signal(sig)
+	}
+}
 
 // exits waits for the end and checks the exit code.
 func (x *terminal) exits(want int) {
