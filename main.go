@@ -3380,12 +3380,18 @@ func (s *session) choose(now *Prompt, target int, key string, then gateMove) (wh
 	return s.press(s.arrow(now, target), gateMove{to: gateMenu, within: followTime, menu: now})
 }
 
-// pressAnswer types a choice's own keys. In raw mode the program may take one key, and the Enter behind it would answer
-// the next question (e2fsck, mutt): the first key goes alone there, and the others follow where the question still
-// stands.
+// pressAnswer types a choice's own keys. Whether Enter ends them is for the terminal as it is now, not when it was asked:
+// where it takes lines it does. In raw mode the program may take one key, and the Enter behind it would answer the next
+// question (e2fsck, mutt): the first key goes alone there, and what follows is seen by what it does.
 func (s *session) pressAnswer(keys string, then gateMove) (why string) {
 	first, size := utf8.DecodeRuneInString(keys)
-	if s.pty.State().Canonical || size == len(keys) || !unicode.IsPrint(first) {
+	more := size < len(keys) || then.to == gateEcho
+	switch {
+	case !unicode.IsPrint(first):
+		return s.press(keys, then)
+	case s.pty.State().Canonical:
+		return s.press(strings.TrimSuffix(keys, "\r")+"\r", then)
+	case !more:
 		return s.press(keys, then)
 	}
 	s.gate.first = keys[:size]
@@ -3399,13 +3405,29 @@ func (s *session) keyStep(look *Prompt, late bool) (why string) {
 	s.noteLeft(look)
 	typed, stands := s.det.Behind(s.gate.first)
 	next := look != nil && !look.Idle && look.Type != Unknown
+	rest := s.gate.rest
 	switch {
+	case rest == "" && (!stands || late):
+		return s.aloneStep(stands, typed)
 	case !stands && (late || next): // else it may only be painted anew
 		return s.press("", s.echo())
-	case stands && (late || typed != ""):
-		return s.press(s.gate.rest, s.echo())
+	case rest != "" && stands && (late || typed != ""):
+		return s.press(rest, s.echo())
 	}
 	return ""
+}
+
+// aloneStep tells what has become of a key that was to be the whole answer. A program that has shown it behind the
+// question, and reads on, edits a line: Enter ends that. One that shows nothing and reads on has not taken the key.
+func (s *session) aloneStep(stands bool, typed string) (why string) {
+	reads := s.pty.State().Reading == ReadingYes
+	switch {
+	case stands && reads && strings.EqualFold(typed, s.gate.first):
+		return s.press("\r", s.echo())
+	case stands && reads && typed == "":
+		return "the question stands as before: the program did not take the answer; look at the terminal"
+	}
+	return s.press("", s.echo())
 }
 
 // nextTick is the first choice in now whose tick is not as wanted; done: all are.

@@ -1340,6 +1340,49 @@ func TestGateLooksAgain(t *testing.T) {
 	}
 }
 
+// TestGateFollowsTheTerminal: whether Enter ends an answer of one key is for the terminal as it is when that is typed;
+// a line that is edited gets it, and a program that reads on as if nothing had been typed has not been answered.
+func TestGateFollowsTheTerminal(t *testing.T) {
+	raw := TTYState{Reading: ReadingYes}
+	cooked := TTYState{Reading: ReadingYes, Canonical: true, Echo: true}
+	busy := TTYState{Reading: ReadingBusy}
+	for _, c := range []struct {
+		name  string
+		when  TTYState // as the answer is typed
+		first string
+		after TTYState // then
+		shows string
+		then  string
+		end   State
+	}{
+		{"takes lines now", cooked, "y\r", cooked, "y\r\n", "", Resolved},
+		{"takes keys", raw, "y", raw, "y\r\n", "", Resolved},
+		{"takes keys and works on", raw, "y", busy, "y", "", Resolved},
+		{"edits a line", raw, "y", raw, "y", "\r", Resolved},
+		{"does not take it", raw, "y", raw, "", "", Failed},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := gateBench(t, "generic", raw, "\x1b[?1049h\x1b[HContinue? [y/n] ", "y")
+			id := s.q.rec.ID
+			s.pty = ptyState{state: c.when}
+			if got := s.typed(false); got != c.first {
+				t.Fatalf("typed %q, want %q", got, c.first)
+			}
+			s.pty = ptyState{state: c.after}
+			s.det.Feed([]byte(c.shows), time.Now())
+			if got := s.typed(true); got != c.then {
+				t.Errorf("then typed %q, want %q", got, c.then)
+			}
+			for range 3 {
+				s.typed(true)
+			}
+			if got := storeView(t, s.st).Prompts[id]; got.Status != c.end {
+				t.Errorf("it is %s (%s), want %s", got.Status, got.Reason, c.end)
+			}
+		})
+	}
+}
+
 // TestGateTaken: a known tool's dialog that goes has taken the answer, with the hash of what stood there; one that stays
 // has not; the reason of a refusal that no hook takes is the tool's next message.
 func TestGateTaken(t *testing.T) {
@@ -2064,7 +2107,7 @@ func TestHookDecisions(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			for _, alive := range []bool{true, false} {
 				st := storeAt(t, home(t, ""))
-				session := storeSession(t, st)
+				session := deadSession(t, st)
 				if alive {
 					if _, err := st.HoldSession(session); err != nil {
 						t.Fatal(err)
@@ -2105,7 +2148,7 @@ func TestHookDecisions(t *testing.T) {
 				if err != nil || string(got) != want {
 					t.Errorf("session alive %v: %s, want %s (%v)", alive, got, want, err)
 				}
-				if !st.Alive(h.last) {
+				if alive && !st.Alive(h.last) {
 					t.Error("its lock is free before the answer is passed on")
 				}
 				h.release()
@@ -7180,6 +7223,7 @@ func TestReplacedMessageIsOwed(t *testing.T) {
 		}
 		if to == Canceled {
 			e.over(now, to)
+			e.die()
 		}
 		e.srv.decides(nil)
 		e.poll(e.process())
@@ -7529,11 +7573,6 @@ func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newTGEnv(t)
-			release, err := e.store.HoldSession(e.s.ID)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer release()
 			p := e.ask(yesNo)
 			e.poll(e.process())
 			e.srv.send(tgTap(1, p, "y"), tgTap(2, p, "y")) // a finger that trembles
@@ -7603,6 +7642,7 @@ func TestLostEditComesLate(t *testing.T) {
 	e.over(p, Canceled)
 	wait()
 	e.says(p.MsgID, "canceled")
+	e.die()
 	close(late)
 	comesTrue(t, "the lost edit lands", func() bool {
 		return len(e.srv.message(p.MsgID).buttons) > 0
@@ -7673,6 +7713,8 @@ func TestDebtsArePaid(t *testing.T) {
 		e.store.Move(q.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = id })
 		owed = append(owed, e.over(e.prompt(q.ID), ends[i%3]))
 	}
+	e.die()
+	e.begin()
 	begin := time.Now()
 	poller := e.process()
 	stop := e.poll(poller)
@@ -7721,14 +7763,12 @@ func TestWhoPays(t *testing.T) {
 	comesTrue(t, "it polls", poller.polling.Load)
 	p := e.ask(yesNo)
 	e.over(p, Resolved)
+	e.die()
 	comesTrue(t, "it is paid", func() bool { return len(e.srv.edits(p.MsgID)) == 1 })
 	e.says(p.MsgID, " · phone, ")
+	e.begin()
 
 	r := e.receiver(e.Telegram)
-	release, err := e.store.HoldSession(e.s.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
 	alive := PromptRecord{Head: Head{At: time.Now()}, SessionID: e.s.ID, Status: Resolved, MsgID: 1}
 	for _, c := range []struct {
 		name   string
@@ -7746,7 +7786,7 @@ func TestWhoPays(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.ends {
-				release()
+				e.die()
 			}
 			p := alive
 			c.change(&p)
@@ -9387,11 +9427,6 @@ func TestTelegramSecret(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(e.store.Dir, "sessions"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	release, err := e.store.HoldSession(e.s.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer release()
 	p := e.ask(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}})
 	reply := fmt.Sprintf(`,"reply_to_message":{"message_id":%d}`, p.MsgID)
 	e.updatePace(func(time.Time) time.Time { return time.Now().Add(2 * time.Second) })
@@ -11308,10 +11343,23 @@ func TestStoreDecideGuards(t *testing.T) {
 		{"keyboard after the time", "",
 			func(x *setup) { x.d.Trusted, x.d.By, x.now = true, "cli:local", x.p.ExpiresAt }},
 		{"secret of another process", "own keyboard", func(x *setup) {
-			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, func(p *PromptRecord) {
+			id := deadSession(t, x.s)
+			if _, err := storeAt(t, x.s.Dir).HoldSession(id); err != nil {
+				t.Fatal(err)
+			}
+			x.p = storePrompt(t, x.s, id, Routed, func(p *PromptRecord) {
 				p.Secret, p.Type = true, FreeText
 			})
 			x.d = storeTap(x.p, "hunter2")
+		}},
+		{"the session's process is dead", "session has ended", func(x *setup) {
+			x.p = storePrompt(t, x.s, deadSession(t, x.s), AwaitingReply, nil)
+			x.d = storeTap(x.p, "y")
+		}},
+		{"who asked is dead", "who asked has ended", func(x *setup) {
+			ask := func(p *PromptRecord) { p.Source = fromAsk }
+			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, ask)
+			x.d = storeTap(x.p, "y")
 		}},
 		{"eleventh in a minute", "10 answers in a minute", func(x *setup) {
 			for range 10 {
@@ -11342,7 +11390,11 @@ func TestStoreDecideGuards(t *testing.T) {
 				!strings.Contains(string(why), row.why) {
 				t.Errorf("refusal %q, %v; want %q", why, err, row.why)
 			}
-			if why != "" && after != nil && before.At != after.At {
+			if why == sessionOver {
+				if after.Status != Failed {
+					t.Errorf("the session has ended, its question is %s", after.Status)
+				}
+			} else if why != "" && after != nil && before.At != after.At {
 				t.Error("refused, but the record changed")
 			}
 			if why == "" &&
@@ -11717,7 +11769,7 @@ func TestOpenIsUndecided(t *testing.T) {
 func TestStoreSecret(t *testing.T) {
 	dir := home(t, "")
 	s := storeAt(t, dir)
-	session := storeSession(t, s)
+	session := deadSession(t, s)
 	release, err := s.HoldSession(session)
 	if err != nil {
 		t.Fatal(err)
@@ -12313,7 +12365,7 @@ func FuzzOwnName(f *testing.F) {
 // TestFilesAreDropped: files of a session that has ended are removed when records of that time are; others are kept.
 func TestFilesAreDropped(t *testing.T) {
 	st := storeAt(t, home(t, ""))
-	living := storeSession(t, st)
+	living := deadSession(t, st)
 	release, err := st.HoldSession(living)
 	if err != nil {
 		t.Fatal(err)
@@ -12357,7 +12409,7 @@ func TestStoreLocksAndReap(t *testing.T) {
 	if !held || err != nil {
 		t.Fatal(held, err)
 	}
-	live, dead := newID(), storeSession(t, a)
+	live, dead := newID(), deadSession(t, a)
 	drop, err := a.HoldSession(live)
 	if err != nil {
 		t.Fatal(err)
@@ -12417,7 +12469,7 @@ func TestReapThatFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	dead := storeSession(t, s)
+	dead := deadSession(t, s)
 	p := storePrompt(t, s, dead, AwaitingReply, nil)
 	lock := filepath.Join(s.Dir, lockName(dead))
 	os.WriteFile(lock, nil, 0o600) // as kill -9 leaves it
@@ -12750,14 +12802,20 @@ func TestAnswerFromAnotherSession(t *testing.T) {
 	}
 }
 
-// A session whose process is dead takes no answer, and answer does not say that it did.
+// A session whose process is dead takes no answer, and nobody says that it did or that it asks.
 func TestAnswerToTheDead(t *testing.T) {
 	dir := home(t, "")
 	s := storeAt(t, dir)
-	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
+	p := storePrompt(t, s, deadSession(t, s), AwaitingReply, nil)
+	if _, stdout, _ := cli(t, dir, "approvals", "--json"); stdout != "[]\n" {
+		t.Errorf("it is listed: %s", stdout)
+	}
 	code, stdout, stderr := cli(t, dir, "answer", shortID(p.ID), "y")
-	if code != exitFailed || stdout != "" || !strings.Contains(stderr, "session has ended") {
+	if code != exitFailed || stdout != "" || !strings.Contains(stderr, "nothing was typed: the question's session has ended") {
 		t.Errorf("exit %d: %s%s", code, stdout, stderr)
+	}
+	if q := storeView(t, s).Prompts[p.ID]; q.Status != Failed {
+		t.Errorf("it is %s", q.Status)
 	}
 }
 
@@ -19621,8 +19679,18 @@ func theSession(t testing.TB, s *Store) (r *SessionRecord) {
 	return r
 }
 
-// storeSession adds an active session and returns its id.
+// storeSession adds an active session that lives with the store, and returns its id.
 func storeSession(t testing.TB, s *Store) string {
+	t.Helper()
+	id := deadSession(t, s)
+	if _, err := s.HoldSession(id); err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+// deadSession adds an active session that nobody holds, and returns its id.
+func deadSession(t testing.TB, s *Store) string {
 	t.Helper()
 	r := &SessionRecord{
 		Head:      Head{ID: newID()},
@@ -21079,6 +21147,7 @@ type tgEnv struct {
 	t   *testing.T
 	srv *botAPI
 	s   *SessionRecord
+	die func() // the session's process
 }
 
 // newTGEnv has a store, a session and a Bot API of its own.
@@ -21087,6 +21156,13 @@ func newTGEnv(t *testing.T) *tgEnv {
 	e := &tgEnv{t: t, srv: newBotAPI(t)}
 	e.srv.pollWait = 100 * time.Millisecond
 	e.Telegram = e.other(home(t, ""))
+	e.begin()
+	return e
+}
+
+// begin begins a session, whose process lives until die is called.
+func (e *tgEnv) begin() {
+	e.t.Helper()
 	s := &SessionRecord{
 		Head:      Head{ID: newID()},
 		Tool:      "claude",
@@ -21097,12 +21173,15 @@ func newTGEnv(t *testing.T) *tgEnv {
 		StartedAt: time.Now().UTC(),
 		Wrapper:   os.Getpid(),
 	}
-	err := e.store.Update(func(*View) ([]Record, error) { return []Record{s}, nil })
+	die, err := e.store.HoldSession(s.ID)
+	if err == nil {
+		err = storeUpdate(e.store, s)
+	}
 	if err != nil {
-		t.Fatal(err)
+		e.t.Fatal(err)
 	}
 	e.s = s
-	return e
+	e.die = die
 }
 
 // other is a Telegram with a store of its own in that folder.
