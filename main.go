@@ -3386,17 +3386,18 @@ func (s *session) choose(now *Prompt, target int, key string, then gateMove) (wh
 func (s *session) pressAnswer(keys string, then gateMove) (why string) {
 	first, size := utf8.DecodeRuneInString(keys)
 	more := size < len(keys) || then.to == gateEcho
+	takesLines := s.pty.State().Canonical
 	switch {
 	case !unicode.IsPrint(first):
-		return s.press(keys, then)
-	case s.pty.State().Canonical:
-		return s.press(strings.TrimSuffix(keys, "\r")+"\r", then)
-	case !more:
-		return s.press(keys, then)
+	case takesLines:
+		keys = strings.TrimSuffix(keys, "\r") + "\r"
+	case more:
+		s.gate.first = keys[:size]
+		s.gate.rest = keys[size:]
+		keys = keys[:size]
+		then = gateMove{to: gateKey, within: followTime}
 	}
-	s.gate.first = keys[:size]
-	s.gate.rest = keys[size:]
-	return s.press(keys[:size], gateMove{to: gateKey, within: followTime})
+	return s.press(keys, then)
 }
 
 // keyStep types the rest of an answer once the program has shown its first key behind the question, or shows nothing
@@ -3420,14 +3421,15 @@ func (s *session) keyStep(look *Prompt, late bool) (why string) {
 // aloneStep tells what has become of a key that was to be the whole answer. A program that has shown it behind the
 // question, and reads on, edits a line: Enter ends that. One that shows nothing and reads on has not taken the key.
 func (s *session) aloneStep(stands bool, typed string) (why string) {
-	reads := s.pty.State().Reading == ReadingYes
-	switch {
-	case stands && reads && strings.EqualFold(typed, s.gate.first):
-		return s.press("\r", s.echo())
-	case stands && reads && typed == "":
-		return "the question stands as before: the program did not take the answer; look at the terminal"
+	waits := stands && s.pty.State().Reading == ReadingYes
+	if waits && typed == "" {
+		return "the program did not take the answer; look at the terminal"
 	}
-	return s.press("", s.echo())
+	rest := ""
+	if waits && strings.EqualFold(typed, s.gate.first) {
+		rest = "\r"
+	}
+	return s.press(rest, s.echo())
 }
 
 // nextTick is the first choice in now whose tick is not as wanted; done: all are.

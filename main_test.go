@@ -10682,6 +10682,7 @@ func TestStoreTruncatedAtEveryByte(t *testing.T) {
 			t.Fatalf("cut at %d: bytes were lost", cut)
 		}
 		if got == AwaitingReply {
+			holds(t, s, p.SessionID)
 			if _, why, err := s.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
 				t.Fatalf("cut at %d: then %q %v", cut, why, err)
 			}
@@ -11152,6 +11153,7 @@ func TestStoreDamage(t *testing.T) {
 	os.WriteFile(path, append(all, "not a record\n"...), 0o600)
 
 	s = storeAt(t, dir)
+	holds(t, s, session)
 	if notes := s.notes; len(notes) != 2 || !strings.Contains(notes[0], "checksum") {
 		t.Errorf("notes = %q", notes)
 	}
@@ -11344,9 +11346,7 @@ func TestStoreDecideGuards(t *testing.T) {
 			func(x *setup) { x.d.Trusted, x.d.By, x.now = true, "cli:local", x.p.ExpiresAt }},
 		{"secret of another process", "own keyboard", func(x *setup) {
 			id := deadSession(t, x.s)
-			if _, err := storeAt(t, x.s.Dir).HoldSession(id); err != nil {
-				t.Fatal(err)
-			}
+			holds(t, storeAt(t, x.s.Dir), id)
 			x.p = storePrompt(t, x.s, id, Routed, func(p *PromptRecord) {
 				p.Secret, p.Type = true, FreeText
 			})
@@ -11846,6 +11846,7 @@ func TestStoreUpdateComesAgain(t *testing.T) {
 		s.Close()
 		os.WriteFile(path, all[:at+10], 0o600)
 		s = storeAt(t, dir)
+		holds(t, s, p.SessionID)
 	}
 	if err := say(); err != nil {
 		t.Fatal(err)
@@ -12540,7 +12541,7 @@ func TestStoreCommands(t *testing.T) {
 		StartedAt: time.Now().Add(-90 * time.Minute),
 		LastSeen:  ref(time.Now().Add(-3 * time.Second)),
 	})
-	storeSession(t, s) // dead
+	deadSession(t, s)
 	p := storePrompt(t, s, id, AwaitingReply, func(p *PromptRecord) {
 		p.Question = "Go on\x1b[31m?" + strings.Repeat("x", 100)
 	})
@@ -12811,7 +12812,8 @@ func TestAnswerToTheDead(t *testing.T) {
 		t.Errorf("it is listed: %s", stdout)
 	}
 	code, stdout, stderr := cli(t, dir, "answer", shortID(p.ID), "y")
-	if code != exitFailed || stdout != "" || !strings.Contains(stderr, "nothing was typed: the question's session has ended") {
+	told := strings.Contains(stderr, "nothing was typed: the question's session has ended")
+	if code != exitFailed || stdout != "" || !told {
 		t.Errorf("exit %d: %s%s", code, stdout, stderr)
 	}
 	if q := storeView(t, s).Prompts[p.ID]; q.Status != Failed {
@@ -13506,11 +13508,6 @@ func TestAuditAside(t *testing.T) {
 	if code, _, errs := cli(t, dir, "audit", "verify", "--aside"); code != 0 {
 		t.Error("a sound log is not put aside:", errs)
 	}
-	release, err := s.HoldSession(session)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer release()
 	t.Setenv("ATLASBRIDGE_SESSION", session)
 	if code, _, errs := cli(t, dir, "audit", "verify", "--aside"); code != exitFailed ||
 		!strings.Contains(errs, "inside") {
@@ -19683,10 +19680,16 @@ func theSession(t testing.TB, s *Store) (r *SessionRecord) {
 func storeSession(t testing.TB, s *Store) string {
 	t.Helper()
 	id := deadSession(t, s)
+	holds(t, s, id)
+	return id
+}
+
+// holds lets a session live with the store.
+func holds(t testing.TB, s *Store, id string) {
+	t.Helper()
 	if _, err := s.HoldSession(id); err != nil {
 		t.Fatal(err)
 	}
-	return id
 }
 
 // deadSession adds an active session that nobody holds, and returns its id.
@@ -19850,6 +19853,11 @@ func storeSteps(session string, p *PromptRecord) []storeStep {
 		}, p)
 	}
 	decide := func(s *Store) error {
+		release, err := s.HoldSession(session)
+		if err != nil {
+			return err
+		}
+		defer release()
 		_, why, err := s.Decide(storeTap(p, "y"), time.Now())
 		if err == nil && why != "" {
 			err = errors.New(string(why))

@@ -2529,8 +2529,12 @@ func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
 
 // waits tells that an answer to the prompt can still be taken, and who asked it lives.
 func (s *Store) waits(p *PromptRecord) bool {
-	inTime := p.Open() && time.Until(p.ExpiresAt) > 0 && s.view.active(p.SessionID)
-	return inTime && s.Alive(p.SessionID) && (!p.askedBeside() || s.Alive(p.ID))
+	asker := p.SessionID
+	if p.askedBeside() {
+		asker = p.ID
+	}
+	inTime := p.Open() && s.now().Before(p.ExpiresAt) && s.view.active(p.SessionID)
+	return inTime && s.Alive(asker) && (asker == p.SessionID || s.Alive(p.SessionID))
 }
 
 // Reap records dead sessions as crashed, and their prompts as failed. It removes old files of sessions.
