@@ -919,7 +919,9 @@ const (
 	sendTime    = 3 * time.Second         // for a tool to show a key typed here: busy 2.2 (claude 2.1)
 	draftTime   = 30 * time.Second        // for what was typed at the keyboard to show in the box
 	detectEvery = time.Second / 100       // between looks of the detector
-	reapEvery   = time.Minute             // between looks for sessions that died
+	reapEvery   = time.Minute             // between looks for sessions that died, and at the host's terminal
+	hostLook    = time.Second             // after a SIGHUP: a shell that dies of one passes it on first
+	hostWait    = 5 * time.Second         // for what goes to a terminal that has gone
 	firstReap   = time.Second / 5         // after the start, which they do not delay
 	drainSend   = 3 * time.Second         // for the last messages
 	drainStream = 10 * time.Minute        // for all output, with --stream
@@ -973,6 +975,7 @@ type session struct {
 	out         io.Writer
 	notes       io.Writer // for our own words to the person at the terminal
 	tty         *os.File  // the host's terminal, nil without one
+	ttyOurs     bool      // it is that of our session, see ownTerminal
 	stdin       *os.File  // standard input where it is a terminal, else nil
 	interactive bool      // somebody may type
 	hooked      bool      // hooks call us
@@ -1000,6 +1003,7 @@ type session struct {
 	fed       bool   // standard input is a pipe that has not ended: who feeds it answers
 	hungUp    bool   // told to end
 	phoneEnds bool   // by the phone
+	unshown   error  // why output could not be written to the host, nil: all was
 	sending   int    // calls that have not reported
 	trouble   string // of the state file
 	opened    bool   // the state was read, or could not be: until then nothing is recorded
@@ -1013,6 +1017,8 @@ type session struct {
 	phoneAt    time.Time // when the phone last answered or sent something
 	doingAt    time.Time // when what is done was last recorded
 	reapAt     time.Time // when to look for dead sessions
+	hostAt     time.Time // when to look whether the host's terminal is there
+	goneAt     time.Time // when it was seen to have gone; zero: it is there
 
 	// What is asked.
 	seen    *Prompt      // what the detector last found, until it is gone
@@ -1259,6 +1265,7 @@ func (s *session) findTerminal(c *command) {
 	if s.tty == c.stdin {
 		s.stdin = s.tty
 	}
+	s.ttyOurs = ownTerminal(s.tty)
 	s.interactive = s.stdin != nil
 	s.fed = !s.interactive
 }
@@ -1477,6 +1484,7 @@ func (s *session) tick() {
 	s.streamStep()
 	s.activityStep()
 	s.reap()
+	s.watchHost()
 	s.open.Store(s.q != nil)
 	s.output.takeEach(!s.gathers())
 }
@@ -1566,23 +1574,60 @@ func (s *session) promptInState(id string) *PromptRecord {
 	return p
 }
 
-// handleSignal suspends, or reloads the configuration on SIGHUP. A SIGHUP that came because the
-// terminal was closed ends the session, as every other signal does.
+// handleSignal suspends, or reloads the configuration on SIGHUP. A SIGHUP that came because the terminal is lost, or at a
+// terminal where there is nothing to reload, ends the session, as every other signal does.
 func (s *session) handleSignal(sig os.Signal) {
-	closed := false
-	if s.tty != nil {
-		_, err := terminalSize(s.tty)
-		closed = err != nil
-	}
 	switch {
 	case sig == suspendSignal:
 		s.suspend()
-	case sig == syscall.SIGHUP && !closed:
+	case sig == syscall.SIGHUP && s.hostGone():
+		s.hangUp()
+	case sig == syscall.SIGHUP && s.reloads():
 		s.reload()
+		s.hostAt = time.Now().Add(hostLook)
 	default:
 		_ = s.pty.Signal(sig) // a child that is gone needs none
 		s.terminate()
 	}
+}
+
+// reloads tells whether there is something to reload. Without a terminal nothing else can be meant.
+func (s *session) reloads() bool {
+	_, err := os.Stat(filepath.Join(s.cfg.Dir, "config.toml"))
+	return err == nil || s.tty == nil
+}
+
+// hostGone tells that the host's terminal has been closed, or belongs to nobody since the leader of our session ended.
+func (s *session) hostGone() bool {
+	if s.tty == nil || signal.Ignored(syscall.SIGHUP) { // nohup
+		return false
+	}
+	_, err := terminalSize(s.tty)
+	return err != nil || s.ttyOurs && !ownTerminal(s.tty)
+}
+
+// watchHost ends the session when its terminal has gone and no signal has told.
+func (s *session) watchHost() {
+	if !s.turnAt(s.hostAt) {
+		return
+	}
+	s.hostAt = time.Now().Add(reapEvery)
+	if s.goneAt.IsZero() && s.hostGone() {
+		s.hangUp()
+	}
+}
+
+// hangUp ends the child as the end of its own terminal would, which ends the session.
+func (s *session) hangUp() {
+	s.goneAt = time.Now()
+	s.notes = io.Discard             // nobody reads them, and writing them may take for ever
+	_ = s.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
+	s.terminate()
+}
+
+// unheard tells that the host's terminal has gone and what the child wrote before it ended cannot be written there.
+func (s *session) unheard() bool {
+	return !s.goneAt.IsZero() && s.turnAt(s.goneAt.Add(hostWait))
 }
 
 // suspend stops this process, with the host's terminal as it was, until the shell lets it go on.
@@ -1738,6 +1783,10 @@ func (s *session) copyOutput() {
 		_, lost := s.out.Write(p)
 		if lost != nil && n > 0 { // nobody can see the output any more, as when a terminal closes
 			_ = s.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
+			s.events <- func() {
+				s.unshown = lost
+				s.hostAt = time.Time{}
+			}
 		}
 		s.output.add(p, bytes.Contains(p, asks), err != nil)
 		if err != nil {
@@ -1878,7 +1927,10 @@ func (s *session) readKeys(keys chan<- []byte) {
 		keys <- nil
 	}
 	select {
-	case s.events <- func() { s.fed = false }:
+	case s.events <- func() {
+		s.fed = false
+		s.hostAt = time.Time{} // a terminal may have gone
+	}:
 	case <-s.ctx.Done():
 	}
 }
@@ -3467,17 +3519,24 @@ func (s *session) choose(now *Prompt, target int, key string, then gateMove) (wh
 	return s.press(s.arrow(now, target), gateMove{to: gateMenu, within: followTime, menu: now})
 }
 
-// pressAnswer types a choice's own keys. In raw mode the program may take one key, and the Enter behind it would answer
-// the next question (e2fsck, mutt): the first key goes alone there, and the others follow where the question still
-// stands.
+// pressAnswer types a choice's own keys. Whether Enter ends them is for the terminal as it is now, not when it was asked:
+// where it takes lines it does. In raw mode the program may take one key, and the Enter behind it would answer the next
+// question (e2fsck, mutt): the first key goes alone there, and what follows is seen by what it does.
 func (s *session) pressAnswer(keys string, then gateMove) (why string) {
 	first, size := utf8.DecodeRuneInString(keys)
-	if s.pty.State().Canonical || size == len(keys) || !unicode.IsPrint(first) {
-		return s.press(keys, then)
+	more := size < len(keys) || then.to == gateEcho
+	takesLines := s.pty.State().Canonical
+	switch {
+	case !unicode.IsPrint(first):
+	case takesLines:
+		keys = strings.TrimSuffix(keys, "\r") + "\r"
+	case more:
+		s.gate.first = keys[:size]
+		s.gate.rest = keys[size:]
+		keys = keys[:size]
+		then = gateMove{to: gateKey, within: followTime}
 	}
-	s.gate.first = keys[:size]
-	s.gate.rest = keys[size:]
-	return s.press(keys[:size], gateMove{to: gateKey, within: followTime})
+	return s.press(keys, then)
 }
 
 // keyStep types the rest of an answer once the program has shown its first key behind the question, or shows nothing
@@ -3486,13 +3545,30 @@ func (s *session) keyStep(look *Prompt, late bool) (why string) {
 	s.noteLeft(look)
 	typed, stands := s.det.Behind(s.gate.first)
 	next := look != nil && !look.Idle && look.Type != Unknown
+	rest := s.gate.rest
 	switch {
+	case rest == "" && (!stands || late):
+		return s.aloneStep(stands, typed)
 	case !stands && (late || next): // else it may only be painted anew
 		return s.press("", s.echo())
-	case stands && (late || typed != ""):
-		return s.press(s.gate.rest, s.echo())
+	case rest != "" && stands && (late || typed != ""):
+		return s.press(rest, s.echo())
 	}
 	return ""
+}
+
+// aloneStep tells what has become of a key that was to be the whole answer. A program that has shown it behind the
+// question, and reads on, edits a line: Enter ends that. One that shows nothing and reads on has not taken the key.
+func (s *session) aloneStep(stands bool, typed string) (why string) {
+	waits := stands && s.pty.State().Reading == ReadingYes
+	if waits && typed == "" {
+		return "the program did not take the answer; look at the terminal"
+	}
+	rest := ""
+	if waits && strings.EqualFold(typed, s.gate.first) {
+		rest = "\r"
+	}
+	return s.press(rest, s.echo())
 }
 
 // nextTick is the first choice in now whose tick is not as wanted; done: all are.
@@ -4034,6 +4110,9 @@ func (s *session) tellAtTerminal() {
 	}
 	if s.warning != "" {
 		tell(s.rec.Tool + ": " + s.warning)
+	}
+	if s.unshown != nil && !errors.Is(s.unshown, syscall.EPIPE) { // who closes a pipe wants no more
+		tell("the output could not be written: " + s.unshown.Error())
 	}
 	if err := s.endRecording(time.Now()); err != nil {
 		tell("writing the recording: " + err.Error())

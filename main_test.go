@@ -616,6 +616,25 @@ func TestBacklog(t *testing.T) {
 	})
 }
 
+// TestReloadKeepsFlags: what the command line said holds after a reload, whatever the file says then.
+func TestReloadKeepsFlags(t *testing.T) {
+	st := storeAt(t, home(t, "timeout_seconds = 77\npermission_timeout_seconds = 77\naway_after_seconds = 7\n"))
+	c := &command{name: "run", args: []string{"--timeout", "90s", "--stream", "--channel", "local", "cat"}}
+	opts, code := c.options()
+	if opts == nil {
+		t.Fatal(code)
+	}
+	s := &session{flags: settingsOf(opts), st: st, ch: localChannel{}, log: &Log{}}
+	s.cfg = &Config{Dir: st.Dir, Channel: "local", Timeout: time.Hour, PermissionTimeout: time.Hour, Stream: true}
+	s.tg = newTelegram(s.cfg, st, s.log)
+	s.reload()
+	got := *s.cfg
+	given := got.Timeout == 90*time.Second && got.PermissionTimeout == 90*time.Second
+	if !given || got.Away != 7*time.Second || got.Channel != "local" || !got.Stream {
+		t.Errorf("after the reload: %+v", got)
+	}
+}
+
 // TestIsTyping tells keys from what terminals send by themselves.
 func TestIsTyping(t *testing.T) {
 	for keys, want := range map[string]bool{
@@ -1449,6 +1468,49 @@ func TestGateLooksAgain(t *testing.T) {
 	}
 }
 
+// TestGateFollowsTheTerminal: whether Enter ends an answer of one key is for the terminal as it is when that is typed;
+// a line that is edited gets it, and a program that reads on as if nothing had been typed has not been answered.
+func TestGateFollowsTheTerminal(t *testing.T) {
+	raw := TTYState{Reading: ReadingYes}
+	cooked := TTYState{Reading: ReadingYes, Canonical: true, Echo: true}
+	busy := TTYState{Reading: ReadingBusy}
+	for _, c := range []struct {
+		name  string
+		when  TTYState // as the answer is typed
+		first string
+		after TTYState // then
+		shows string
+		then  string
+		end   State
+	}{
+		{"takes lines now", cooked, "y\r", cooked, "y\r\n", "", Resolved},
+		{"takes keys", raw, "y", raw, "y\r\n", "", Resolved},
+		{"takes keys and works on", raw, "y", busy, "y", "", Resolved},
+		{"edits a line", raw, "y", raw, "y", "\r", Resolved},
+		{"does not take it", raw, "y", raw, "", "", Failed},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := gateBench(t, "generic", raw, "\x1b[?1049h\x1b[HContinue? [y/n] ", "y")
+			id := s.q.rec.ID
+			s.pty = ptyState{state: c.when}
+			if got := s.typed(false); got != c.first {
+				t.Fatalf("typed %q, want %q", got, c.first)
+			}
+			s.pty = ptyState{state: c.after}
+			s.det.Feed([]byte(c.shows), time.Now())
+			if got := s.typed(true); got != c.then {
+				t.Errorf("then typed %q, want %q", got, c.then)
+			}
+			for range 3 {
+				s.typed(true)
+			}
+			if got := storeView(t, s.st).Prompts[id]; got.Status != c.end {
+				t.Errorf("it is %s (%s), want %s", got.Status, got.Reason, c.end)
+			}
+		})
+	}
+}
+
 // TestGateTaken: a known tool's dialog that goes has taken the answer, with the hash of what stood there; one that stays
 // has not; the reason of a refusal that no hook takes is the tool's next message.
 func TestGateTaken(t *testing.T) {
@@ -2173,7 +2235,7 @@ func TestHookDecisions(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			for _, alive := range []bool{true, false} {
 				st := storeAt(t, home(t, ""))
-				session := storeSession(t, st)
+				session := deadSession(t, st)
 				if alive {
 					if _, err := st.HoldSession(session); err != nil {
 						t.Fatal(err)
@@ -2214,7 +2276,7 @@ func TestHookDecisions(t *testing.T) {
 				if err != nil || string(got) != want {
 					t.Errorf("session alive %v: %s, want %s (%v)", alive, got, want, err)
 				}
-				if !st.Alive(h.last) {
+				if alive && !st.Alive(h.last) {
 					t.Error("its lock is free before the answer is passed on")
 				}
 				h.release()
@@ -7772,6 +7834,7 @@ func TestReplacedMessageIsOwed(t *testing.T) {
 		}
 		if to == Canceled {
 			e.over(now, to)
+			e.die()
 		}
 		e.srv.decides(nil)
 		e.poll(e.process())
@@ -8121,11 +8184,6 @@ func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newTGEnv(t)
-			release, err := e.store.HoldSession(e.s.ID)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer release()
 			p := e.ask(yesNo)
 			e.poll(e.process())
 			e.srv.send(tgTap(1, p, "y"), tgTap(2, p, "y")) // a finger that trembles
@@ -8195,6 +8253,7 @@ func TestLostEditComesLate(t *testing.T) {
 	e.over(p, Canceled)
 	wait()
 	e.says(p.MsgID, "canceled")
+	e.die()
 	close(late)
 	comesTrue(t, "the lost edit lands", func() bool {
 		return len(e.srv.message(p.MsgID).buttons) > 0
@@ -8265,6 +8324,8 @@ func TestDebtsArePaid(t *testing.T) {
 		e.store.Move(q.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = id })
 		owed = append(owed, e.over(e.prompt(q.ID), ends[i%3]))
 	}
+	e.die()
+	e.begin()
 	begin := time.Now()
 	poller := e.process()
 	stop := e.poll(poller)
@@ -8313,14 +8374,12 @@ func TestWhoPays(t *testing.T) {
 	comesTrue(t, "it polls", poller.polling.Load)
 	p := e.ask(yesNo)
 	e.over(p, Resolved)
+	e.die()
 	comesTrue(t, "it is paid", func() bool { return len(e.srv.edits(p.MsgID)) == 1 })
 	e.says(p.MsgID, " · phone, ")
+	e.begin()
 
 	r := e.receiver(e.Telegram)
-	release, err := e.store.HoldSession(e.s.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
 	alive := PromptRecord{Head: Head{At: time.Now()}, SessionID: e.s.ID, Status: Resolved, MsgID: 1}
 	for _, c := range []struct {
 		name   string
@@ -8338,7 +8397,7 @@ func TestWhoPays(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.ends {
-				release()
+				e.die()
 			}
 			p := alive
 			c.change(&p)
@@ -9979,11 +10038,6 @@ func TestTelegramSecret(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(e.store.Dir, "sessions"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	release, err := e.store.HoldSession(e.s.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer release()
 	p := e.ask(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}})
 	reply := fmt.Sprintf(`,"reply_to_message":{"message_id":%d}`, p.MsgID)
 	e.updatePace(func(time.Time) time.Time { return time.Now().Add(2 * time.Second) })
@@ -11241,6 +11295,7 @@ func TestStoreTruncatedAtEveryByte(t *testing.T) {
 			t.Fatalf("cut at %d: bytes were lost", cut)
 		}
 		if got == AwaitingReply {
+			holds(t, s, p.SessionID)
 			if _, why, err := s.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
 				t.Fatalf("cut at %d: then %q %v", cut, why, err)
 			}
@@ -11737,6 +11792,7 @@ func TestStoreDamage(t *testing.T) {
 	os.WriteFile(path, append(all, "not a record\n"...), 0o600)
 
 	s = storeAt(t, dir)
+	holds(t, s, session)
 	if notes := s.notes; len(notes) != 2 || !strings.Contains(notes[0], "checksum") {
 		t.Errorf("notes = %q", notes)
 	}
@@ -11928,10 +11984,21 @@ func TestStoreDecideGuards(t *testing.T) {
 		{"keyboard after the time", "",
 			func(x *setup) { x.d.Trusted, x.d.By, x.now = true, "cli:local", x.p.ExpiresAt }},
 		{"secret of another process", "own keyboard", func(x *setup) {
-			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, func(p *PromptRecord) {
+			id := deadSession(t, x.s)
+			holds(t, storeAt(t, x.s.Dir), id)
+			x.p = storePrompt(t, x.s, id, Routed, func(p *PromptRecord) {
 				p.Secret, p.Type = true, FreeText
 			})
 			x.d = storeTap(x.p, "hunter2")
+		}},
+		{"the session's process is dead", "session has ended", func(x *setup) {
+			x.p = storePrompt(t, x.s, deadSession(t, x.s), AwaitingReply, nil)
+			x.d = storeTap(x.p, "y")
+		}},
+		{"who asked is dead", "who asked has ended", func(x *setup) {
+			ask := func(p *PromptRecord) { p.Source = fromAsk }
+			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, ask)
+			x.d = storeTap(x.p, "y")
 		}},
 		{"eleventh in a minute", "10 answers in a minute", func(x *setup) {
 			for range 10 {
@@ -11962,7 +12029,11 @@ func TestStoreDecideGuards(t *testing.T) {
 				!strings.Contains(string(why), row.why) {
 				t.Errorf("refusal %q, %v; want %q", why, err, row.why)
 			}
-			if why != "" && after != nil && before.At != after.At {
+			if why == sessionOver {
+				if after.Status != Failed {
+					t.Errorf("the session has ended, its question is %s", after.Status)
+				}
+			} else if why != "" && after != nil && before.At != after.At {
 				t.Error("refused, but the record changed")
 			}
 			if why == "" &&
@@ -12337,7 +12408,7 @@ func TestOpenIsUndecided(t *testing.T) {
 func TestStoreSecret(t *testing.T) {
 	dir := home(t, "")
 	s := storeAt(t, dir)
-	session := storeSession(t, s)
+	session := deadSession(t, s)
 	release, err := s.HoldSession(session)
 	if err != nil {
 		t.Fatal(err)
@@ -12414,6 +12485,7 @@ func TestStoreUpdateComesAgain(t *testing.T) {
 		s.Close()
 		os.WriteFile(path, all[:at+10], 0o600)
 		s = storeAt(t, dir)
+		holds(t, s, p.SessionID)
 	}
 	if err := say(); err != nil {
 		t.Fatal(err)
@@ -12986,7 +13058,7 @@ func FuzzOwnName(f *testing.F) {
 // TestFilesAreDropped: files of a session that has ended are removed when records of that time are; others are kept.
 func TestFilesAreDropped(t *testing.T) {
 	st := storeAt(t, home(t, ""))
-	living := storeSession(t, st)
+	living := deadSession(t, st)
 	release, err := st.HoldSession(living)
 	if err != nil {
 		t.Fatal(err)
@@ -13030,7 +13102,7 @@ func TestStoreLocksAndReap(t *testing.T) {
 	if !held || err != nil {
 		t.Fatal(held, err)
 	}
-	live, dead := newID(), storeSession(t, a)
+	live, dead := newID(), deadSession(t, a)
 	drop, err := a.HoldSession(live)
 	if err != nil {
 		t.Fatal(err)
@@ -13090,7 +13162,7 @@ func TestReapThatFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	dead := storeSession(t, s)
+	dead := deadSession(t, s)
 	p := storePrompt(t, s, dead, AwaitingReply, nil)
 	lock := filepath.Join(s.Dir, lockName(dead))
 	os.WriteFile(lock, nil, 0o600) // as kill -9 leaves it
@@ -13193,7 +13265,7 @@ func TestStoreCommands(t *testing.T) {
 		StartedAt: time.Now().Add(-90 * time.Minute),
 		LastSeen:  ref(time.Now().Add(-3 * time.Second)),
 	})
-	storeSession(t, s) // dead
+	deadSession(t, s)
 	p := storePrompt(t, s, id, AwaitingReply, func(p *PromptRecord) {
 		p.Question = "Go on\x1b[31m?" + strings.Repeat("x", 100)
 	})
@@ -13455,14 +13527,21 @@ func TestAnswerFromAnotherSession(t *testing.T) {
 	}
 }
 
-// A session whose process is dead takes no answer, and answer does not say that it did.
+// A session whose process is dead takes no answer, and nobody says that it did or that it asks.
 func TestAnswerToTheDead(t *testing.T) {
 	dir := home(t, "")
 	s := storeAt(t, dir)
-	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
+	p := storePrompt(t, s, deadSession(t, s), AwaitingReply, nil)
+	if _, stdout, _ := cli(t, dir, "approvals", "--json"); stdout != "[]\n" {
+		t.Errorf("it is listed: %s", stdout)
+	}
 	code, stdout, stderr := cli(t, dir, "answer", shortID(p.ID), "y")
-	if code != exitFailed || stdout != "" || !strings.Contains(stderr, "session has ended") {
+	told := strings.Contains(stderr, "nothing was typed: the question's session has ended")
+	if code != exitFailed || stdout != "" || !told {
 		t.Errorf("exit %d: %s%s", code, stdout, stderr)
+	}
+	if q := storeView(t, s).Prompts[p.ID]; q.Status != Failed {
+		t.Errorf("it is %s", q.Status)
 	}
 }
 
@@ -14153,11 +14232,6 @@ func TestAuditAside(t *testing.T) {
 	if code, _, errs := cli(t, dir, "audit", "verify", "--aside"); code != 0 {
 		t.Error("a sound log is not put aside:", errs)
 	}
-	release, err := s.HoldSession(session)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer release()
 	t.Setenv("ATLASBRIDGE_SESSION", session)
 	if code, _, errs := cli(t, dir, "audit", "verify", "--aside"); code != exitFailed ||
 		!strings.Contains(errs, "inside") {
@@ -15557,6 +15631,66 @@ func TestAnswered(t *testing.T) {
 		x.sees("got [y]")
 		x.exits(0)
 	})
+}
+
+// TestHungUp: when the terminal has gone, or who gave it to us, tool and wrapper end, whatever the tool ignores; nohup
+// keeps both, and so does a SIGHUP while all is there.
+func TestHungUp(t *testing.T) {
+	needUnix(t)
+	const plain = `"$TEST_BINARY" run --quiet `
+	shellEnds := func(x *terminal, _ int) { x.kill(x.pty.PID(), syscall.SIGKILL) }
+	closed := func(x *terminal, _ int) { x.pty.Close() }
+	hup := func(x *terminal, wrapper int) { x.kill(wrapper, syscall.SIGHUP) }
+	rows := []struct {
+		name    string
+		config  string
+		command string
+		happens func(x *terminal, wrapper int)
+		lives   bool
+	}{
+		{"shell killed", "", plain + "sleep 1000", shellEnds, false},
+		{"shell killed, config", "timeout_seconds = 77\n", plain + "sleep 1000", shellEnds, false},
+		{"shell killed, no job control", "", "set +m; " + plain + "cat", shellEnds, false},
+		{"shell killed, SIGHUP ignored", "", plain + `bash -c 'trap "" HUP; sleep 1000; :'`, shellEnds, false},
+		{"shell killed, all ignored", "", plain + `bash -c 'trap "" HUP TERM; sleep 1000; sleep 1000'`, shellEnds, false},
+		{"shell killed, grandchildren", "", plain + `bash -ic 'sleep 1000 & sleep 1000'`, shellEnds, false},
+		{"closed", "", plain + "cat", closed, false},
+		{"closed, flood", "", plain + "yes", closed, false},
+		{"closed, another session", "", "setsid -w " + plain + "sleep 1000", closed, false},
+		{"closed, orphaned group", "", "set +m; (" + plain + "sleep 1000 &)", closed, false},
+		{"closed, nohup", "", "trap '' HUP; " + plain + "sleep 1000", closed, true},
+		{"SIGHUP", "timeout_seconds = 77\n", plain + "sleep 1000", hup, true},
+		{"SIGHUP, nothing to reload", "", plain + "sleep 1000", hup, false},
+		{"SIGHUP, no terminal", "", plain + "sleep 1000 </dev/null 2>&1 | cat", hup, true},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			dir := home(t, row.config)
+			env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir, "PS1=ready$ ",
+				"HISTFILE=/dev/null")
+			x := inTerminal(t, env, "bash", "--norc", "--noprofile", "-i")
+			x.sees("ready$")
+			x.types(row.command + "\r")
+			st := storeAt(t, dir)
+			r := theSession(t, st)
+			t.Cleanup(func() { x.kill(r.Wrapper, syscall.SIGKILL) })
+			row.happens(x, r.Wrapper)
+			if row.lives {
+				x.kill(r.Wrapper, syscall.SIGHUP) // once more: the first has been dealt with
+				comesTrue(t, "SIGHUP is dealt with", func() bool {
+					return row.name == "closed, nohup" || auditCount(t, dir, "CONFIG_RELOADED") > 0
+				})
+				if processStart(r.PID) == 0 || !st.Alive(r.ID) {
+					t.Error("it has ended")
+				}
+				return
+			}
+			comesTrue(t, "both end", func() bool { return processStart(r.Wrapper)+processStart(r.PID) == 0 })
+			if r := theSession(t, st); r.Status != "terminated" || r.ExitCode == nil {
+				t.Errorf("recorded as %q, exit %v", r.Status, r.ExitCode)
+			}
+		})
+	}
 }
 
 // TestSession: what reaches a running session from outside, in a real terminal and on a phone.
@@ -17580,7 +17714,8 @@ func (s *sim) play() {
 		s.rough, s.blind)
 	s.at(between(r, 50, 300), s.next)
 	s.mu.Unlock()
-	sess.loop(sess.begin())
+	sess.begin()
+	sess.loop()
 	sess.finish()
 	release()
 	s.mu.Lock()
@@ -20265,8 +20400,36 @@ func storeUpdate(s *Store, recs ...Record) error {
 	return s.Update(func(*View) ([]Record, error) { return recs, nil })
 }
 
-// storeSession adds an active session and returns its id.
+// theSession is the only session there is, once it has a process.
+func theSession(t testing.TB, s *Store) (r *SessionRecord) {
+	t.Helper()
+	comesTrue(t, "a session runs", func() bool {
+		for _, r = range storeView(t, s).Sessions {
+			return r.PID != 0
+		}
+		return false
+	})
+	return r
+}
+
+// storeSession adds an active session that lives with the store, and returns its id.
 func storeSession(t testing.TB, s *Store) string {
+	t.Helper()
+	id := deadSession(t, s)
+	holds(t, s, id)
+	return id
+}
+
+// holds lets a session live with the store.
+func holds(t testing.TB, s *Store, id string) {
+	t.Helper()
+	if _, err := s.HoldSession(id); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// deadSession adds an active session that nobody holds, and returns its id.
+func deadSession(t testing.TB, s *Store) string {
 	t.Helper()
 	r := &SessionRecord{
 		Head:      Head{ID: newID()},
@@ -20426,6 +20589,11 @@ func storeSteps(session string, p *PromptRecord) []storeStep {
 		}, p)
 	}
 	decide := func(s *Store) error {
+		release, err := s.HoldSession(session)
+		if err != nil {
+			return err
+		}
+		defer release()
 		_, why, err := s.Decide(storeTap(p, "y"), time.Now())
 		if err == nil && why != "" {
 			err = errors.New(string(why))
@@ -20973,6 +21141,14 @@ func (x *terminal) sees(text string) {
 
 // types presses keys.
 func (x *terminal) types(keys string) { x.pty.Write([]byte(keys)) }
+
+// kill sends a signal to a process, which may have ended.
+func (x *terminal) kill(pid int, sig syscall.Signal) {
+	p, err := os.FindProcess(pid)
+	if err == nil {
+		p.Signal(sig)
+	}
+}
 
 // exits waits for the end and checks the exit code.
 func (x *terminal) exits(want int) {
@@ -21762,6 +21938,7 @@ type tgEnv struct {
 	t   *testing.T
 	srv *botAPI
 	s   *SessionRecord
+	die func() // the session's process
 }
 
 // newTGEnv has a store, a session and a Bot API of its own.
@@ -21770,6 +21947,13 @@ func newTGEnv(t *testing.T) *tgEnv {
 	e := &tgEnv{t: t, srv: newBotAPI(t)}
 	e.srv.pollWait = 100 * time.Millisecond
 	e.Telegram = e.other(home(t, ""))
+	e.begin()
+	return e
+}
+
+// begin begins a session, whose process lives until die is called.
+func (e *tgEnv) begin() {
+	e.t.Helper()
 	s := &SessionRecord{
 		Head:      Head{ID: newID()},
 		Tool:      "claude",
@@ -21780,12 +21964,15 @@ func newTGEnv(t *testing.T) *tgEnv {
 		StartedAt: time.Now().UTC(),
 		Wrapper:   os.Getpid(),
 	}
-	err := e.store.Update(func(*View) ([]Record, error) { return []Record{s}, nil })
+	die, err := e.store.HoldSession(s.ID)
+	if err == nil {
+		err = storeUpdate(e.store, s)
+	}
 	if err != nil {
-		t.Fatal(err)
+		e.t.Fatal(err)
 	}
 	e.s = s
-	return e
+	e.die = die
 }
 
 // other is a Telegram with a store of its own in that folder.

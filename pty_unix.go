@@ -5,7 +5,7 @@
 //
 //	the child's terminal     startPTY, findTool, the methods of PTY
 //	what the child waits for foregroundReading (Linux alone tells)
-//	the host's terminal      terminalSize, rawMode, waitReady, resizeSignals, endSignals, stopSelf
+//	the host's terminal      terminalSize, ownTerminal, rawMode, waitReady, resizeSignals, endSignals, stopSelf
 //	processes                processStart, parentOf, systemSession
 //	files                    mkdirPrivate, ownedPrivate, openPrivate, lockFile, unlockFile, syncDir, networkFS,
 //	                         watchFile
@@ -282,9 +282,14 @@ func (p *unixPTY) Resize(s Size) error {
 	return ioctl(p.master, unix.TIOCSWINSZ, &s)
 }
 
-// Signal sends sig to the foreground group; os.ErrProcessDone: the child is gone.
+// Signal sends sig to the foreground group, and SIGHUP to the child's too, as the end of a terminal does: a shell
+// passes that on to its jobs. os.ErrProcessDone: the child is gone.
 func (p *unixPTY) Signal(sig os.Signal) error {
-	return p.kill(sig, p.foreground())
+	group := p.foreground()
+	if sig == syscall.SIGHUP && group != p.PID() {
+		return p.kill(sig, group, p.PID())
+	}
+	return p.kill(sig, group)
 }
 
 // kill sends sig to process groups while the child is there, else it gives os.ErrProcessDone. A group that is gone
@@ -645,6 +650,13 @@ func peek(task string, address int, v any) {
 func terminalSize(f *os.File) (s Size, err error) {
 	err = ioctl(f, unix.TIOCGWINSZ, &s)
 	return s, err
+}
+
+// ownTerminal tells whether that is the controlling terminal of our session. It is nobody's when the session's leader
+// has ended (disassociate_ctty of linux/drivers/tty/tty_jobctrl.c), though it may still be read and written.
+func ownTerminal(f *os.File) bool {
+	var group int32
+	return ioctl(f, unix.TIOCGPGRP, &group) == nil
 }
 
 // rawMode has every key of the host's terminal come as it is pressed. restore undoes it (twice is fine) while the

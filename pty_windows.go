@@ -2,7 +2,7 @@
 // pty_unix.go has the same functions in the same order, but for those that are called in one of the two files alone:
 //
 //	the child's terminal startPTY, findTool, the methods of PTY
-//	the host's terminal  terminalSize, rawMode, waitReady, resizeSignals, endSignals, stopSelf
+//	the host's terminal  terminalSize, ownTerminal, rawMode, waitReady, resizeSignals, endSignals, stopSelf
 //	processes            processStart, parentOf, systemSession
 //	files                mkdirPrivate, ownedPrivate, openPrivate, lockFile, unlockFile, syncDir, networkFS,
 //	                     watchFile
@@ -248,6 +248,9 @@ func terminalSize(f *os.File) (s Size, err error) {
 	}
 	return Size{Rows: uint16(rows), Cols: uint16(cols)}, nil
 }
+
+// ownTerminal is false: a console that is closed sends a signal.
+func ownTerminal(f *os.File) bool { return false }
 
 // rawMode has every key of the host's terminal come as it is pressed, and escape sequences go both ways; the os
 // package gives UTF-8. restore undoes it (twice is fine).

@@ -1076,6 +1076,9 @@ type PromptRecord struct {
 // Open tells that the prompt waits for an answer.
 func (p *PromptRecord) Open() bool { return slices.Contains(next[p.Status], Canceled) }
 
+// askedBeside tells that a process of its own waits for the answer, a hook or a script.
+func (p *PromptRecord) askedBeside() bool { return p.Source == fromHook || p.Source == fromAsk }
+
 // over tells that nothing has to happen to the prompt any more.
 func (p *PromptRecord) over() bool { return next[p.Status] == nil || p.Status == Expired }
 
@@ -1973,7 +1976,11 @@ type Decision struct {
 // Refusal is why a decision changed nothing: "" accepted, else a sentence that a person reads.
 type Refusal string
 
+// sessionOver refuses what nobody is left to type.
+const sessionOver Refusal = "the question's session has ended"
+
 // Decide gives a prompt its answer, durably, if it is the first and all guards hold; TakeSecret gives a secret, once.
+// Questions of a session that is found dead fail at once.
 func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, err error) {
 	err = s.Update(func(v *View) ([]Record, error) {
 		p = PromptRecord{}
@@ -2001,6 +2008,9 @@ func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, 
 	})
 	if err != nil {
 		s.TakeSecret(p.ID)
+	}
+	if err == nil && why == sessionOver && p.Open() {
+		err = s.Reap(now)
 	}
 	return p, why, err
 }
@@ -2061,10 +2071,12 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 	case !p.Open() && p.DecidedBy != nil:
 		at := cmp.Or(p.DecidedAt, &now)
 		return Refusal("already answered (" + byWhom(p.DecidedBy) + ", " + clock(*at) + ")")
-	case p.Status == Failed || !v.active(p.SessionID):
-		return "the question's session has ended"
+	case p.Status == Failed || !v.active(p.SessionID) || p.Open() && !s.Alive(p.SessionID):
+		return sessionOver
 	case !p.Open():
 		return "the question has left the screen"
+	case p.askedBeside() && !s.Alive(p.ID):
+		return "who asked has ended"
 	case p.Status == Created && !d.Trusted:
 		return "the question has not been asked yet"
 	case p.Secret && !mine:
@@ -2678,6 +2690,16 @@ func (s *Store) holder(name string) int {
 // Alive tells that the lock of the session, or of the hook's question, is held, or that this cannot be known.
 func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
 
+// waits tells that an answer to the prompt can still be taken, and who asked it lives.
+func (s *Store) waits(p *PromptRecord) bool {
+	asker := p.SessionID
+	if p.askedBeside() {
+		asker = p.ID
+	}
+	inTime := p.Open() && s.now().Before(p.ExpiresAt) && s.view.active(p.SessionID)
+	return inTime && s.Alive(asker) && (asker == p.SessionID || s.Alive(p.SessionID))
+}
+
 // Reap records dead sessions as crashed, and their prompts as failed. It removes old files of sessions.
 func (s *Store) Reap(now time.Time) error {
 	var ended []string // whose locks nobody takes any more
@@ -2833,7 +2855,7 @@ func (c *command) status(s *Store) int {
 		}
 		active := q.Status == "active"
 		if active || c.opts.on("all") {
-			open := s.view.which(func(p *PromptRecord) bool { return p.Open() && p.SessionID == id })
+			open := s.view.which(func(p *PromptRecord) bool { return p.SessionID == id && s.waits(p) })
 			rows = append(rows, statusRow{&q, len(open), poller > 0 && q.Wrapper == poller})
 		}
 		if !active && q.PIDStart != 0 && processStart(q.PID) == q.PIDStart {
@@ -2871,9 +2893,7 @@ func (r statusRow) cells(now time.Time) []string {
 func cmdApprovals(c *command) int { return c.withState(c.approvals) }
 
 func (c *command) approvals(s *Store) int {
-	open := s.view.which(func(p *PromptRecord) bool {
-		return p.Open() && s.view.active(p.SessionID) && time.Until(p.ExpiresAt) > 0
-	})
+	open := s.view.which(s.waits)
 	sort.Slice(open, func(i, j int) bool { return open[i].ExpiresAt.Before(open[j].ExpiresAt) })
 	table := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
 	for _, p := range open {
@@ -2900,16 +2920,14 @@ func (c *command) answer(s *Store) int {
 		s.rejected(asked, err.Error(), d.By)
 		return c.fail(err)
 	}
-	if err := s.Reap(time.Now()); err != nil { // who is dead takes no answer
-		return c.fail(err)
-	}
 	p, why, err := s.Decide(d, time.Now())
 	if err != nil {
 		return c.fail(err)
 	}
 	if why != "" {
 		s.rejected(p, string(why), d.By)
-		return c.fail(hinted(errors.New(string(why)), "atlasbridge approvals lists the open questions"))
+		return c.fail(hinted(errors.New("nothing was typed: "+string(why)),
+			"atlasbridge approvals lists the open questions"))
 	}
 	fmt.Fprintln(c.stdout, "answered", shortID(p.ID))
 	if err := s.Trouble(); err != nil {
