@@ -738,7 +738,15 @@ func (d *doctor) checkState(dir string) {
 	if pid != 0 {
 		poller = fmt.Sprint("process ", pid)
 	}
-	d.tell("poller", st.stalled(), poller, "")
+	err = st.stalled()
+	trouble := st.ChannelTrouble()
+	if err == nil && pid != 0 && trouble != "" {
+		err = errors.New(trouble)
+	}
+	if trouble != "" && pid == 0 {
+		trouble = "when it was last tried: " + trouble
+	}
+	d.tell("poller", err, poller, trouble)
 	d.checkAudit(st)
 }
 
@@ -984,6 +992,7 @@ type session struct {
 	open    atomic.Bool                  // a question is open: the follower looks more often
 	unseen  atomic.Int64                 // bytes that Read has returned and the screen has not got
 	undoRaw atomic.Pointer[func() error] // puts the host's terminal back, nil before raw mode
+	first   sync.Once                    // what is written to the terminal first: the child's output, or a line of ours
 
 	// All that follows is the loop's. First what the program is and does.
 	cfg       *Config
@@ -1160,6 +1169,7 @@ func newSession(c *command) (*session, error) {
 		events:  make(chan func()),
 		rec:     sessionRecord(tool, c.opts.args[1:], c.opts.text("name")),
 	}
+	s.tg.tell = s.tellFirst
 	if cfg.Channel == "telegram" {
 		s.ch = s.tg
 	}
@@ -1277,6 +1287,10 @@ func (s *session) run(ctx context.Context, argv []string) error {
 		return err
 	}
 	if s.cfg.Channel == "telegram" {
+		known := s.st.ChannelTrouble()
+		if known != "" {
+			s.tellFirst(known)
+		}
 		s.polling.Go(func() { s.tg.Poll(s.ctx) })
 		s.polling.Go(func() {
 			if err := sleep(s.ctx, topicAfter); err == nil {
@@ -1304,6 +1318,18 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	s.loop()
 	s.finish()
 	return nil
+}
+
+// tellFirst tells the person at the terminal of trouble, unless the child has printed, or that was done. Any goroutine
+// may call it.
+func (s *session) tellFirst(trouble string) {
+	s.first.Do(func() {
+		end := "\n"
+		if s.undoRaw.Load() != nil {
+			end = "\r\n"
+		}
+		fmt.Fprint(s.notes, "atlasbridge: "+trouble+end)
+	})
 }
 
 // makeRaw sets the host's terminal to raw mode, where somebody types there.
@@ -1538,6 +1564,9 @@ func (s *session) handleSignal(sig os.Signal) {
 // suspend stops this process, with the host's terminal as it was, until the shell lets it go on.
 func (s *session) suspend() {
 	s.restore()
+	if err := s.st.LeavePoll(); err != nil {
+		s.log.Warn("suspended while it polls", "error", err.Error())
+	}
 	s.st.Still(stopSelf)
 	if err := s.makeRaw(); err != nil {
 		s.log.Warn("going on", "error", err.Error())
@@ -1566,8 +1595,13 @@ func (s *session) reload() {
 	fresh.FreeText = cfg.FreeText
 	fresh.NotifyIdle = cfg.NotifyIdle
 	fresh.Users = cfg.Users
+	if cfg.Channel == "telegram" && s.cfg.Channel == "telegram" {
+		fresh.Token = cfg.Token
+		fresh.ChatID = cfg.ChatID
+		fresh.APIBase = cfg.APIBase
+	}
 	s.cfg = &fresh
-	s.tg.cfg.Store(&fresh)
+	s.tg.configure(&fresh)
 	s.audit("auditing the reload", Event{Name: "CONFIG_RELOADED", SessionID: s.rec.ID})
 }
 
@@ -1614,6 +1648,7 @@ func (s *session) copyOutput(output chan<- []byte) {
 		n, err := s.pty.Read(ring[at : at+readBytes])
 		p := ring[at : at+n]
 		s.unseen.Add(int64(n))
+		s.first.Do(func() {})
 		_, lost := s.out.Write(p)
 		if lost != nil && n > 0 { // nobody can see the output any more, as when a terminal closes
 			_ = s.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
@@ -3892,8 +3927,14 @@ func (s *session) tellAtTerminal() {
 		tell("writing the recording: " + err.Error())
 	}
 	trouble := s.tg.Trouble()
+	if trouble == "" && s.cfg.Channel == "telegram" {
+		trouble = s.st.ChannelTrouble()
+	}
+	told, _ := s.tg.troubles.Load("told") // nil: nothing
 	if trouble != "" {
 		tell(trouble)
+	} else if told != nil {
+		tell(fmt.Sprint("Telegram works again; for a time it did not: ", told))
 	}
 }
 
@@ -4835,6 +4876,7 @@ func (a *asking) alone(ctx context.Context, quit context.CancelCauseFunc) (code 
 	a.own = &own
 	a.session = own.ID
 	a.tg = newTelegram(a.cfg, a.st, log)
+	a.tg.hasty = true
 	a.ch = localChannel{}
 	pollCtx, stopPolling := context.WithCancel(a.ctx)
 	defer stopPolling()

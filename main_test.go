@@ -7519,7 +7519,7 @@ func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
 			e.poll(e.process())
 			e.srv.send(tgTap(1, p, "y"), tgTap(2, p, "y")) // a finger that trembles
 			comesTrue(t, "it is decided", func() bool {
-				return storeView(t, e.store).Updates["2"] != nil
+				return acted(storeView(t, e.store), 2)
 			})
 			begin := time.Now()
 			if slow {
@@ -9106,8 +9106,8 @@ func TestAskAgainTap(t *testing.T) {
 					t.Errorf("%+v", in)
 				}
 			}
-			if len(v.Inputs) != c.want || v.Updates["1"] == nil {
-				t.Errorf("%d inputs, acted on: %v", len(v.Inputs), v.Updates["1"] != nil)
+			if len(v.Inputs) != c.want || !acted(v, 1) {
+				t.Errorf("%d inputs, acted on: %v", len(v.Inputs), acted(v, 1))
 			}
 		})
 	}
@@ -9335,7 +9335,7 @@ func TestKeyButtons(t *testing.T) {
 		r.work.Wait()
 		got := ""
 		for _, input := range storeView(t, e.store).Inputs {
-			if input.UpdateID == int64(10+i) && input.SessionID == e.s.ID && input.Kind == "keys" {
+			if input.UpdateID == fmt.Sprint(fakeBot, ":", 10+i) && input.SessionID == e.s.ID && input.Kind == "keys" {
 				got = input.Text
 			}
 		}
@@ -11593,7 +11593,7 @@ func TestRefusedDecisionChangesNothing(t *testing.T) {
 		"wrong nonce":     func(_ *PromptRecord, d *Decision) { d.Nonce = newNonce()[:16] },
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := Decision{Value: "y", By: "telegram:1001", UpdateID: 77}
+			d := Decision{Value: "y", By: "telegram:1001", UpdateID: "9:77"}
 			var p *PromptRecord
 			p = storePrompt(t, s, storeSession(t, s), AwaitingReply, func(q *PromptRecord) {
 				d.PromptID = q.ID
@@ -11607,7 +11607,7 @@ func TestRefusedDecisionChangesNothing(t *testing.T) {
 				now.At != p.At {
 				t.Errorf("%q %v, it is %s", why, err, now.Status)
 			}
-			if storeView(t, s).Updates["77"] != nil {
+			if storeView(t, s).Updates["9:77"] != nil {
 				t.Error("the update counts as acted on")
 			}
 		})
@@ -11751,13 +11751,13 @@ func TestStoreUpdateComesAgain(t *testing.T) {
 			Head:      Head{ID: newID()},
 			SessionID: p.SessionID,
 			Kind:      "text",
-			UpdateID:  7,
+			UpdateID:  "9:7",
 			Status:    "queued",
 		}
-		return storeUpdate(s, in, &UpdateRecord{Head{ID: "7"}, "operator"})
+		return storeUpdate(s, in, &UpdateRecord{Head{ID: "9:7"}, "operator"})
 	}
 	tap := storeTap(p, "y")
-	tap.UpdateID = 8
+	tap.UpdateID = "9:8"
 	decide := func() error {
 		_, why, err := s.Decide(tap, time.Now())
 		if err == nil && why != "" {
@@ -11781,8 +11781,8 @@ func TestStoreUpdateComesAgain(t *testing.T) {
 	}
 	powerCut("7")
 	v := storeView(t, s)
-	if len(v.Inputs) != 1 || v.Updates["7"] != nil {
-		t.Fatalf("after the cut: %d inputs, update %v", len(v.Inputs), v.Updates["7"])
+	if len(v.Inputs) != 1 || v.Updates["9:7"] != nil {
+		t.Fatalf("after the cut: %d inputs, update %v", len(v.Inputs), v.Updates["9:7"])
 	}
 	for _, in := range v.Inputs { // its session did it meanwhile
 		done := *in
@@ -11796,15 +11796,15 @@ func TestStoreUpdateComesAgain(t *testing.T) {
 	}
 	v = storeView(t, s)
 	inputs := slices.Collect(maps.Values(v.Inputs))
-	if len(inputs) != 1 || inputs[0].Status != "done" || v.Updates["7"] == nil {
-		t.Errorf("the message came again: %d inputs, update %v", len(inputs), v.Updates["7"])
+	if len(inputs) != 1 || inputs[0].Status != "done" || v.Updates["9:7"] == nil {
+		t.Errorf("the message came again: %d inputs, update %v", len(inputs), v.Updates["9:7"])
 	}
 	if err := decide(); err != nil {
 		t.Fatal(err)
 	}
 	powerCut("8")
 	before := storeView(t, s).Prompts[p.ID]
-	if before.Status != ReplyReceived || storeView(t, s).Updates["8"] != nil {
+	if before.Status != ReplyReceived || storeView(t, s).Updates["9:8"] != nil {
 		t.Fatalf("after the cut the question is %s", before.Status)
 	}
 	if err := decide(); err == nil || !strings.Contains(err.Error(), "already answered") {
@@ -21121,7 +21121,7 @@ func (e *tgEnv) process() *Telegram { return e.other(e.store.Dir) }
 
 // receiver is one that polls, as far as a test wants.
 func (e *tgEnv) receiver(tg *Telegram) *receiver {
-	return &receiver{Telegram: tg, ctx: e.t.Context(), lastOK: time.Now()}
+	return &receiver{Telegram: tg, ctx: e.t.Context(), lastOK: time.Now(), bot: fakeBot, left: map[int64]bool{}}
 }
 
 // says checks what a message says at last, and that it has no buttons.
@@ -21217,6 +21217,12 @@ func (e *tgEnv) firstAndPoll(todo fate) <-chan struct{} {
 	e.poll(e.process())
 	return there
 }
+
+// fakeBot is the number of the bot with fakeToken.
+const fakeBot = "123456789"
+
+// acted tells whether the state has it that an update of that bot was acted on.
+func acted(v *View, update int64) bool { return v.Updates[fmt.Sprint(fakeBot, ":", update)] != nil }
 
 // tgTap is a tap by the operator on the question's message.
 func tgTap(id int64, p *PromptRecord, value string) string {
