@@ -3243,7 +3243,7 @@ func (c *chat) configured(chatID, person int64) bool {
 
 // Poll handles updates for all sessions whenever it has the lock. It ends with ctx, and with it all that it has begun.
 func (t *Telegram) Poll(ctx context.Context) {
-	for {
+	for ctx.Err() == nil {
 		release := t.lockPolling(ctx)
 		if release == nil {
 			return
