@@ -9365,6 +9365,11 @@ func TestCommandsFitAPhone(t *testing.T) {
 // A password is deleted from the chat, reaches the session that asked, and no file.
 func TestTelegramSecret(t *testing.T) {
 	e := newTGEnv(t)
+	release, err := e.store.HoldSession(e.s.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
 	p := e.ask(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}})
 	reply := fmt.Sprintf(`,"reply_to_message":{"message_id":%d}`, p.MsgID)
 	e.updatePace(func(time.Time) time.Time { return time.Now().Add(2 * time.Second) })
@@ -9912,7 +9917,10 @@ func TestTapOfAnotherMachine(t *testing.T) {
 // Text goes to the session switched to while that lives: neither ended nor killed it gets any.
 func TestSwitchedToTheDead(t *testing.T) {
 	e := newTGEnv(t)
-	killed := storeSession(t, e.store) // its lock is free
+	killed := storeSession(t, e.store)
+	if err := os.WriteFile(filepath.Join(e.store.Dir, lockName(killed)), nil, 0o600); err != nil { // as kill -9 leaves it
+		t.Fatal(err)
+	}
 	e.poll(e.Telegram)
 	e.srv.send(tgSay(1, "/switch "+shortID(killed), ""), tgSay(2, "/switch "+shortID(e.s.ID), ""), tgSay(3, "one", ""))
 	e.srv.confirmed(t, 3)
@@ -12004,7 +12012,7 @@ func TestStoreUpdateComesAgain(t *testing.T) {
 	if err := say(); err != nil {
 		t.Fatal(err)
 	}
-	powerCut("7")
+	powerCut("9:7")
 	v := storeView(t, s)
 	if len(v.Inputs) != 1 || v.Updates["9:7"] != nil {
 		t.Fatalf("after the cut: %d inputs, update %v", len(v.Inputs), v.Updates["9:7"])
@@ -12027,7 +12035,7 @@ func TestStoreUpdateComesAgain(t *testing.T) {
 	if err := decide(); err != nil {
 		t.Fatal(err)
 	}
-	powerCut("8")
+	powerCut("9:8")
 	before := storeView(t, s).Prompts[p.ID]
 	if before.Status != ReplyReceived || storeView(t, s).Updates["9:8"] != nil {
 		t.Fatalf("after the cut the question is %s", before.Status)
@@ -21259,9 +21267,6 @@ func newTGEnv(t *testing.T) *tgEnv {
 		t.Fatal(err)
 	}
 	e.s = s
-	if _, err := e.store.HoldSession(s.ID); err != nil { // until the store is closed
-		t.Fatal(err)
-	}
 	return e
 }
 

@@ -2598,6 +2598,12 @@ func (s *Store) holder(name string) int {
 // Alive tells that the lock of the session, or of the hook's question, is held, or that this cannot be known.
 func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
 
+// Killed tells that the session's lock is there and free: it could not end by itself.
+func (s *Store) Killed(id string) bool {
+	_, err := os.Stat(filepath.Join(s.Dir, lockName(id)))
+	return err == nil && !s.Alive(id)
+}
+
 // Reap records dead sessions as crashed, and their prompts as failed. It removes old files of sessions.
 func (s *Store) Reap(now time.Time) error {
 	var ended []string // whose locks nobody takes any more

@@ -4069,7 +4069,7 @@ func (r *receiver) handleMessage(id int64, m *message, v *View) error {
 	if skew := r.clockSkew(); skew.Abs() > 3*time.Second { // less may be rounding and the network
 		at = at.Add(-skew)
 	}
-	v.markDead(r.store.Alive)
+	v.markDead(r.store.Killed)
 	in := &incoming{message: m, view: v, freeText: r.cfg.Load().FreeText, at: at, updateID: r.key(id)}
 	want := in.understand()
 	if want.decision != nil && v.Prompts[want.decision.PromptID].Secret {
@@ -4105,10 +4105,10 @@ func (r *receiver) handleMessage(id int64, m *message, v *View) error {
 	return nil
 }
 
-// markDead has the sessions count as ended that do not live.
-func (v *View) markDead(alive func(session string) bool) {
+// markDead has sessions count as ended that were killed.
+func (v *View) markDead(killed func(session string) bool) {
 	for id, s := range v.Sessions {
-		if s.Status == "active" && !alive(id) {
+		if s.Status == "active" && killed(id) {
 			dead := *s
 			dead.Status = "crashed"
 			v.Sessions[id] = &dead
