@@ -2744,10 +2744,6 @@ func (c *command) status(s *Store) int {
 	if poller != 0 {
 		about = append(about, []string{fmt.Sprintf("process %d listens to Telegram", poller)})
 	}
-	trouble := s.ChannelTrouble()
-	if trouble != "" {
-		about = append(about, []string{trouble})
-	}
 	for id, r := range s.view.Sessions {
 		q := *r
 		if q.Status == "active" && !s.Alive(id) {
@@ -2776,7 +2772,16 @@ func (c *command) status(s *Store) int {
 	for _, r := range rows {
 		table = append(table, r.cells(now))
 	}
-	return list(c, rows, append(table, about...), "no sessions; start one: atlasbridge run <tool>")
+	code := list(c, rows, append(table, about...), "no sessions; start one: atlasbridge run <tool>")
+	trouble := s.ChannelTrouble()
+	switch {
+	case trouble == "":
+	case c.opts.on("json"):
+		fmt.Fprintf(c.stderr, "atlasbridge: %s\n", trouble)
+	default:
+		code = max(code, c.print(trouble+"\n"))
+	}
+	return code
 }
 
 // cells are the row's columns in the table.
