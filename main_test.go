@@ -9992,6 +9992,67 @@ func TestNoPollWithoutPause(t *testing.T) {
 	}
 }
 
+// Though 2 % of all calls meet one fault or another, each question of eight busy sessions gets its own answer, once.
+// ATLASBRIDGE_CHAOS=5m asks for that long.
+func TestHostileNetwork(t *testing.T) {
+	length, err := time.ParseDuration(cmp.Or(os.Getenv("ATLASBRIDGE_CHAOS"), "3s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := newTGEnv(t)
+	net := &hostileNet{dice: rand.New(rand.NewPCG(1, uint64(time.Now().UnixNano())))}
+	e.srv.fault = net.fault
+	e.srv.fate = func(string, map[string]any) fate { return fate{cut: net.strikes()} }
+	ctx, cancel := context.WithCancel(t.Context())
+	var beside, askers sync.WaitGroup
+	defer beside.Wait()
+	defer cancel()
+	beside.Go(func() { // no limit on messages, so that there is more to go wrong
+		for sleep(ctx, 20*time.Millisecond) == nil {
+			e.updatePace(func(time.Time) time.Time { return time.Time{} })
+		}
+	})
+	beside.Go(func() {
+		for sleep(ctx, time.Second/4) == nil {
+			e.srv.tapAll(regexp.MustCompile(`take (\d)`))
+		}
+	})
+	var asked atomic.Int64
+	end := time.Now().Add(length)
+	for n := range 8 {
+		tg := e.process()
+		session := storeSession(t, tg.store)
+		if _, err := tg.store.HoldSession(session); err != nil {
+			t.Fatal(err)
+		}
+		beside.Go(func() { tg.Poll(ctx) })
+		askers.Go(func() {
+			for i := 0; time.Now().Before(end); i++ {
+				asked.Add(1)
+				e.asksOnce(ctx, tg, session, fmt.Sprintf("%d of %d: take %d", i, n, (i+n)%3+1))
+				_ = sleep(ctx, time.Second)
+			}
+		})
+	}
+	askers.Wait()
+	v := storeView(t, e.store)
+	typed := 0
+	for _, r := range v.records {
+		reply, ok := r.(*ReplyRecord)
+		if !ok {
+			continue
+		}
+		typed++
+		if q := v.Prompts[reply.PromptID].Question; !strings.HasSuffix(q, "take "+reply.Value) {
+			t.Errorf("%s was answered with %s", q, reply.Value)
+		}
+	}
+	if int64(typed) != asked.Load() {
+		t.Errorf("%d questions, %d answers", asked.Load(), typed)
+	}
+	t.Logf("%d questions, %d faults", asked.Load(), net.struck.Load())
+}
+
 // Whatever the server sends, nothing panics, and nothing but the operator's own update acts.
 func FuzzUpdate(f *testing.F) {
 	p := yesNo
@@ -21126,6 +21187,73 @@ func (s *botAPI) honest(t *testing.T, text string, id int64, messages int) {
 	}
 }
 
+// tapAll has the operator tap, in every message with buttons, the one whose number its text names.
+func (s *botAPI) tapAll(named *regexp.Regexp) {
+	s.mu.Lock()
+	taps := map[int64]string{}
+	for id, m := range s.messages {
+		number := named.FindStringSubmatch(m.text)
+		for _, data := range m.buttons {
+			if number != nil && strings.HasSuffix(data, ":"+number[1]) {
+				taps[id] = data
+			}
+		}
+	}
+	s.mu.Unlock()
+	for id, data := range taps {
+		s.tapped(id, data)
+	}
+}
+
+// hostileNet is a network, with what is on the way, that spoils 2 % of all calls.
+type hostileNet struct {
+	mu     sync.Mutex // guards dice
+	dice   *rand.Rand
+	struck atomic.Int64
+}
+
+// strikes tells whether a call is to be spoilt after it was carried out, which happens to every 200th.
+func (n *hostileNet) strikes() bool {
+	strikes := n.roll(200) == 0
+	if strikes {
+		n.struck.Add(1)
+	}
+	return strikes
+}
+
+// roll is a number below that.
+func (n *hostileNet) roll(sides int) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.dice.IntN(sides)
+}
+
+// fault spoils a call before it is carried out, one in 60; true: it has answered.
+func (n *hostileNet) fault(_ string, w http.ResponseWriter) bool {
+	if n.roll(60) > 0 {
+		return false
+	}
+	n.struck.Add(1)
+	switch n.roll(6) {
+	case 0:
+		io.WriteString(w, `{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`)
+	case 1:
+		w.WriteHeader(http.StatusBadGateway)
+		io.WriteString(w, "<html><h1>502 Bad Gateway</h1></html>")
+	case 2:
+		io.WriteString(w, "<html>Welcome! Log in to use this network.</html>")
+	case 3:
+		w.Header().Set("Content-Length", "4000")
+		io.WriteString(w, `{"ok":tru`)
+	case 4:
+		panic(http.ErrAbortHandler)
+	default: // slow, and then as it should be
+		<-time.After(700 * time.Millisecond)
+		return false
+	}
+	return true
+}
+
 // apiCall is a request with its parameters.
 type apiCall struct {
 	method string
@@ -21321,6 +21449,49 @@ func (e *tgEnv) end(status string, code int) {
 		s.ExitCode = ref(code)
 		s.EndedAt = ref(time.Now().UTC())
 	})
+}
+
+// asksOnce asks a question with three choices, and takes its answer as a session does: it is typed once.
+func (e *tgEnv) asksOnce(ctx context.Context, tg *Telegram, session, question string) {
+	p := tgWith(tgMenu, func(p *PromptRecord) {
+		p.Head = Head{ID: newID()}
+		p.SessionID = session
+		p.Nonce = newNonce()
+		p.Status = Created
+		p.Question = question
+		p.Permission = false
+		p.ShownAll = true
+		p.Confidence = "high"
+		p.Signals = []string{"pattern"}
+		p.CreatedAt = time.Now().UTC()
+		p.ExpiresAt = time.Now().Add(5 * time.Minute).UTC()
+	})
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	defer cancel()
+	if err := storeUpdate(tg.store, &p); err != nil {
+		e.t.Error(err)
+		return
+	}
+	_, err := tg.store.Move(p.ID, Routed, nil)
+	msg, sent := tg.Ask(ctx, &p, e.s)
+	_, moved := tg.store.Move(p.ID, AwaitingReply, func(q *PromptRecord) { q.MsgID = msg })
+	if err := errors.Join(err, sent, moved); err != nil {
+		e.t.Error(question, err)
+		return
+	}
+	for rec := range tg.store.Follow(ctx, session, func() bool { return true }) {
+		now, ok := rec.(*PromptRecord)
+		if !ok || now.ID != p.ID || now.Status != ReplyReceived {
+			continue
+		}
+		typed, err := tg.store.Move(p.ID, Injected, nil)
+		over, err2 := tg.store.Move(p.ID, Resolved, nil)
+		if !typed || !over || err != nil || err2 != nil {
+			e.t.Error(question, typed, over, err, err2)
+		}
+		_ = tg.Settle(ctx, &p, e.s) // what fails of it is owed
+		break
+	}
 }
 
 // poll runs Poll until stop is called, or the test's end.
