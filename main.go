@@ -1289,6 +1289,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	if s.cfg.Channel == "telegram" {
 		known := s.st.ChannelTrouble()
 		if known != "" {
+			s.tg.troubles.Store("told", known)
 			s.tellFirst(known)
 		}
 		s.polling.Go(func() { s.tg.Poll(s.ctx) })

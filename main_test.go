@@ -9729,7 +9729,6 @@ func TestPollingHeals(t *testing.T) {
 			"webhook", false},
 	} {
 		t.Run(c.want, func(t *testing.T) {
-			t.Parallel()
 			e := newTGEnv(t)
 			other := e.process()
 			told := make(chan string, 100)
@@ -9748,6 +9747,9 @@ func TestPollingHeals(t *testing.T) {
 				t.Errorf("told: %q", text)
 			}
 			comesTrue(t, "it is noted", func() bool { return strings.Contains(other.store.ChannelTrouble(), c.want) })
+			if _, out, _ := cli(t, e.store.Dir, "status"); !strings.Contains(out, c.want) {
+				t.Errorf("status says\n%s", out)
+			}
 			refused.Store(false)
 			e.configure(e.cfg.Load()) // as a SIGHUP does
 			e.srv.send(tgSay(1, "hello", ""))
@@ -9761,6 +9763,20 @@ func TestPollingHeals(t *testing.T) {
 			}
 			comesTrue(t, "it is over", over)
 		})
+	}
+}
+
+// Trouble is told at the terminal once and before the child prints; later nothing of ours comes between.
+func TestToldBeforeTheChildPrints(t *testing.T) {
+	var early, late strings.Builder
+	s := &session{notes: &early}
+	s.tellFirst("no token")
+	s.tellFirst("no chat")
+	drawn := &session{notes: &late}
+	drawn.first.Do(func() {}) // as copyOutput does
+	drawn.tellFirst("no token")
+	if early.String() != "atlasbridge: no token\n" || late.Len() > 0 {
+		t.Errorf("%q, %q", early.String(), late.String())
 	}
 }
 

@@ -1819,23 +1819,15 @@ func (s *Store) NoteFact(name, value string) error {
 	})
 }
 
-// Fact is what was noted last under that name, "" nothing, and when. Where the state cannot be read it is as it was.
-func (s *Store) Fact(name string) (value string, at time.Time) {
-	defer s.log.release()
-	_ = s.begin() // as said
-	m := s.view.Meta[name]
-	if m == nil {
-		return "", time.Time{}
-	}
-	return m.Values["value"], m.At
-}
-
-// ChannelTrouble is a sentence about what keeps Telegram from working, by whoever tried last, and when; "" nothing does.
+// ChannelTrouble is a sentence about what keeps Telegram from working, by whoever tried last, and since when; "" nothing
+// does.
 func (s *Store) ChannelTrouble() string {
-	for _, way := range []string{"poll", "send"} {
-		text, at := s.Fact("trouble " + way)
+	defer s.log.release()
+	_ = s.begin() // as it was, where it cannot be read
+	for _, name := range []string{"trouble poll", "trouble send"} {
+		text := s.view.fact(name)
 		if text != "" {
-			return text + " (" + at.Local().Format("Jan 2, 15:04") + ")"
+			return text + " (" + s.view.Meta[name].At.Local().Format("Jan 2, 15:04") + ")"
 		}
 	}
 	return ""

@@ -166,9 +166,7 @@ func (t *Telegram) noteFailure(way string, e *apiError, failures int) {
 	if t.tell != nil {
 		t.tell(text)
 	}
-	if err := t.store.NoteFact("trouble "+way, text); err != nil {
-		t.log.Warn("noting trouble for others", "error", err)
-	}
+	t.noteForOthers(way, text)
 }
 
 // works remembers that a way of working works, whatever kept it from that before.
@@ -177,8 +175,13 @@ func (t *Telegram) works(way string) {
 	if old != nil && old != "" {
 		t.log.Info("Telegram works again", "before", old)
 	}
-	if err := t.store.NoteFact("trouble "+way, ""); err != nil {
-		t.log.Warn("noting the end of trouble for others", "error", err)
+	t.noteForOthers(way, "")
+}
+
+// noteForOthers has other processes know what keeps a way of working from that, "" nothing.
+func (t *Telegram) noteForOthers(way, text string) {
+	if err := t.store.NoteFact("trouble "+way, text); err != nil {
+		t.log.Warn("noting trouble for others", "error", err)
 	}
 }
 
@@ -250,8 +253,8 @@ func (e *apiError) trouble(failures int) string {
 		return "a webhook is set for this bot, so it cannot be polled: run atlasbridge setup, which can remove it, or " +
 			"give AtlasBridge a bot of its own"
 	case e.Code == 409:
-		return "another program polls with this bot's token, so each gets only some of the answers: stop it, give each " +
-			"machine a bot of its own, or on one machine share ATLASBRIDGE_HOME"
+		return "another program polls this bot, and each gets only some of the answers: stop it; or give each machine " +
+			"a bot of its own, and share ATLASBRIDGE_HOME on one"
 	case e.temporary() && e.retryAfter() == 0 && failures > 0:
 		return "Telegram cannot be reached, still trying: " + e.Text
 	}
@@ -3420,11 +3423,7 @@ func (r *receiver) handleUpdates(updates []json.RawMessage, params *pollParams) 
 func tapsFirst(updates []json.RawMessage) []int {
 	var taps, others []int
 	for i, raw := range updates {
-		var kind struct {
-			Tap json.RawMessage `json:"callback_query"`
-		}
-		_ = json.Unmarshal(raw, &kind) // what is damaged is no tap
-		if kind.Tap != nil {
+		if bytes.Contains(raw, []byte(`"callback_query":`)) { // in a text its quotes would be escaped
 			taps = append(taps, i)
 		} else {
 			others = append(others, i)
