@@ -4739,7 +4739,13 @@ func (s *setup) save() error {
 	}
 	s.works("poll")
 	s.works("send")
-	return nil
+	v, err := s.store.View()
+	for id, running := range v.Sessions {
+		if running.Status == "active" && s.store.Alive(id) {
+			s.say("%s goes on with this after kill -HUP %d, or when it is started anew", origin(running), running.Wrapper)
+		}
+	}
+	return err
 }
 
 // withTelegram is the text of config.toml with these settings of the bot instead of others.
