@@ -9811,8 +9811,8 @@ func TestReplacedPoller(t *testing.T) {
 	e.srv.confirmed(t, 1)
 }
 
-// A flood delays no tap and fills no disk: of a minute's texts 30 are read, of others' 10 are recorded, the rest is counted,
-// and each is confirmed.
+// A flood delays no tap and fills no disk: of a minute's texts 30 are read, of others' 10 are recorded, the rest is
+// counted, and each is confirmed.
 func TestFlood(t *testing.T) {
 	for name, from := range map[string]string{"operator": `"id":1001`, "stranger": `"id":2002`} {
 		t.Run(name, func(t *testing.T) {
@@ -9845,7 +9845,7 @@ func TestFlood(t *testing.T) {
 				want, limit = messagesMax, messagesMax+5
 			}
 			if len(order) != want || syncs > limit || params.Offset != 301 {
-				t.Errorf("%d texts were read, with %d fsyncs; the next poll begins at %d", len(order), syncs, params.Offset)
+				t.Errorf("%d texts were read, %d fsyncs; the next poll begins at %d", len(order), syncs, params.Offset)
 			}
 			if first := tapsFirst(updates)[0]; first != 99 || e.prompt(p.ID).Status != ReplyReceived {
 				t.Errorf("number %d comes first, the question is %s", first, e.prompt(p.ID).Status)
@@ -9856,7 +9856,8 @@ func TestFlood(t *testing.T) {
 			r.minute--
 			r.turnMinute()
 			counted := strings.Contains(e.auditLog(), `"more":89`)
-			if n := strings.Count(e.auditLog(), "UNAUTHORIZED"); name == "stranger" && (n != strangersMax+1 || !counted) {
+			n := strings.Count(e.auditLog(), "UNAUTHORIZED")
+			if name == "stranger" && (n != strangersMax+1 || !counted) {
 				t.Errorf("%d of a stranger's are in the audit log", n)
 			}
 			r.handleUpdates(updates, params) // none of it is confirmed before a crash
@@ -9902,7 +9903,8 @@ func TestTapOfAnotherMachine(t *testing.T) {
 	here, there := newTGEnv(t), newTGEnv(t)
 	p := there.ask(yesNo)
 	r := here.receiver(here.Telegram)
-	tap := json.RawMessage(strings.Replace(tgTap(7, p, "y"), `"date":5`, fmt.Sprintf(`"date":%d`, time.Now().Unix()), 1))
+	now := fmt.Sprintf(`"date":%d`, time.Now().Unix())
+	tap := json.RawMessage(strings.Replace(tgTap(7, p, "y"), `"date":5`, now, 1))
 	batch := []json.RawMessage{json.RawMessage(tgSay(6, "mine", "")), tap, json.RawMessage(tgSay(8, "whose?", ""))}
 	params := &pollParams{}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -9934,7 +9936,8 @@ func TestTapOfAnotherMachine(t *testing.T) {
 func TestSwitchedToTheDead(t *testing.T) {
 	e := newTGEnv(t)
 	killed := storeSession(t, e.store)
-	if err := os.WriteFile(filepath.Join(e.store.Dir, lockName(killed)), nil, 0o600); err != nil { // as kill -9 leaves it
+	lock := filepath.Join(e.store.Dir, lockName(killed))
+	if err := os.WriteFile(lock, nil, 0o600); err != nil { // as kill -9 leaves it
 		t.Fatal(err)
 	}
 	e.poll(e.Telegram)
@@ -9983,8 +9986,8 @@ func TestRefusedQuestionWaits(t *testing.T) {
 
 // A server that answers at once, whatever it answers, is asked a few times a second at most.
 func TestNoPollWithoutPause(t *testing.T) {
-	for _, body := range []string{`{"ok":true,"result":[]}`, `{"ok":true,"result":null}`, `{"ok":true}`, `{"ok":true,"result":{}}`,
-		`{"ok":true,"result":[{"update_id":1}]}`, `[]`, `<html>log in</html>`, ``, `{"ok":false}`,
+	for _, body := range []string{`{"ok":true,"result":[]}`, `{"ok":true,"result":null}`, `{"ok":true}`,
+		`{"ok":true,"result":{}}`, `{"ok":true,"result":[{"update_id":1}]}`, `[]`, `<html>log in</html>`, ``, `{"ok":false}`,
 		`{"ok":false,"error_code":429,"parameters":{"retry_after":-5}}`,
 		`{"ok":false,"error_code":500,"parameters":{"retry_after":9223372036854775807}}`} {
 		t.Run(body, func(t *testing.T) {
@@ -12736,7 +12739,7 @@ func TestStoreStalledPoller(t *testing.T) {
 	if _, held, err := b.TryPoll(); held || err != nil {
 		t.Fatal("two pollers", err)
 	}
-	for _, jump := range []time.Duration{pollSilence + time.Second, -pollSilence - time.Second} { // or the clock was set
+	for _, jump := range []time.Duration{pollSilence + time.Second, -pollSilence - time.Second} { // back: it was set
 		b.now = func() time.Time { return time.Now().Add(jump) }
 		c.now = b.now
 		a.now = b.now
@@ -12753,7 +12756,8 @@ func TestStoreStalledPoller(t *testing.T) {
 		if err := a.stalled(); err != nil {
 			t.Error(err)
 		}
-		if err := b.stalled(); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d does not", os.Getpid())) {
+		err := b.stalled()
+		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d does not", os.Getpid())) {
 			t.Errorf("nobody says that it does not listen: %v", err)
 		}
 		free, held, err := b.TryPoll()
@@ -21252,7 +21256,7 @@ func (n *hostileNet) fault(_ string, w http.ResponseWriter) bool {
 	n.struck.Add(1)
 	switch n.roll(6) {
 	case 0:
-		io.WriteString(w, `{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`)
+		io.WriteString(w, `{"ok":false,"error_code":429,"description":"x","parameters":{"retry_after":1}}`)
 	case 1:
 		w.WriteHeader(http.StatusBadGateway)
 		io.WriteString(w, "<html><h1>502 Bad Gateway</h1></html>")

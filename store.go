@@ -1104,8 +1104,8 @@ type UpdateRecord struct {
 }
 
 // MetaRecord is a single fact by id: "audit" (head of the chain), "telegram" (claims, poller), "topics" (the chat that
-// has them), "commands" (a digest of the menu that the chat has), "trouble poll" and "trouble send" (what keeps Telegram
-// from working).
+// has them), "commands" (a digest of the menu that the chat has), "trouble poll" and "trouble send" (what keeps
+// Telegram from working).
 type MetaRecord struct {
 	Head
 	Seq    int64             `json:"seq"`
