@@ -738,7 +738,15 @@ func (d *doctor) checkState(dir string) {
 	if pid != 0 {
 		poller = fmt.Sprint("process ", pid)
 	}
-	d.tell("poller", st.stalled(), poller, "")
+	err = st.stalled()
+	trouble := st.ChannelTrouble()
+	if err == nil && pid != 0 && trouble != "" {
+		err = errors.New(trouble)
+	}
+	if trouble != "" && pid == 0 {
+		trouble = "when it was last tried: " + trouble
+	}
+	d.tell("poller", err, poller, trouble)
 	d.checkAudit(st)
 }
 
@@ -991,6 +999,7 @@ type session struct {
 	output  *backlog                     // what the host has got and the screen has not
 	unseen  atomic.Int64                 // bytes that Read has returned and the screen has not got
 	undoRaw atomic.Pointer[func() error] // puts the host's terminal back, nil before raw mode
+	first   sync.Once                    // what is written to the terminal first: the child's output, or a line of ours
 
 	// All that follows is the loop's. First what the program is and does.
 	cfg       *Config
@@ -1190,6 +1199,7 @@ func newSession(c *command) (*session, error) {
 		output:  newBacklog(),
 		rec:     sessionRecord(tool, c.opts.args[1:], c.opts.text("name")),
 	}
+	s.tg.tell = s.tellFirst
 	if cfg.Channel == "telegram" {
 		s.ch = s.tg
 	}
@@ -1343,6 +1353,9 @@ func (s *session) begin() {
 	s.spawn(s.copyOutput)
 	s.spawn(func() {
 		err := s.st.open()
+		if s.cfg.Channel == "telegram" {
+			s.tellKnown()
+		}
 		s.events <- func() { s.stateOpened(err) }
 	})
 }
@@ -1361,6 +1374,27 @@ func (s *session) stateOpened(err error) {
 	s.save("recording the session", ref(s.rec))
 	s.notify(Notice{First: true, Text: "started\nin " + s.rec.Cwd})
 	s.records = s.st.Follow(s.ctx, s.rec.ID, s.open.Load)
+}
+
+// tellKnown tells the person at the terminal what kept Telegram from working when somebody last tried.
+func (s *session) tellKnown() {
+	known := s.st.ChannelTrouble()
+	if known != "" {
+		s.tg.troubles.Store("told", known)
+		s.tellFirst(known)
+	}
+}
+
+// tellFirst tells the person at the terminal of trouble, unless the child has printed, or that was done. Any goroutine
+// may call it.
+func (s *session) tellFirst(trouble string) {
+	s.first.Do(func() {
+		end := "\n"
+		if s.undoRaw.Load() != nil {
+			end = "\r\n"
+		}
+		fmt.Fprint(s.notes, "atlasbridge: "+trouble+end)
+	})
 }
 
 // makeRaw sets the host's terminal to raw mode, where somebody types there.
@@ -1633,6 +1667,9 @@ func (s *session) unheard() bool {
 // suspend stops this process, with the host's terminal as it was, until the shell lets it go on.
 func (s *session) suspend() {
 	s.restore()
+	if err := s.st.LeavePoll(); err != nil {
+		s.log.Warn("suspended while it polls", "error", err.Error())
+	}
 	s.st.Still(stopSelf)
 	if err := s.makeRaw(); err != nil {
 		s.log.Warn("going on", "error", err.Error())
@@ -1661,8 +1698,13 @@ func (s *session) reload() {
 	fresh.FreeText = cfg.FreeText
 	fresh.NotifyIdle = cfg.NotifyIdle
 	fresh.Users = cfg.Users
+	if cfg.Channel == "telegram" && s.cfg.Channel == "telegram" {
+		fresh.Token = cfg.Token
+		fresh.ChatID = cfg.ChatID
+		fresh.APIBase = cfg.APIBase
+	}
 	s.cfg = &fresh
-	s.tg.cfg.Store(&fresh)
+	s.tg.configure(&fresh)
 	s.audit("auditing the reload", Event{Name: "CONFIG_RELOADED", SessionID: s.rec.ID})
 }
 
@@ -1780,6 +1822,7 @@ func (s *session) copyOutput() {
 		n, err := s.pty.Read(buf)
 		p := buf[:n]
 		s.unseen.Add(int64(n))
+		s.first.Do(func() {})
 		_, lost := s.out.Write(p)
 		if lost != nil && n > 0 { // nobody can see the output any more, as when a terminal closes
 			_ = s.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
@@ -4124,8 +4167,14 @@ func (s *session) tellAtTerminal() {
 		tell(what + " (see `atlasbridge doctor`)")
 	}
 	trouble := s.tg.Trouble()
+	if trouble == "" && s.cfg.Channel == "telegram" {
+		trouble = s.st.ChannelTrouble()
+	}
+	told, _ := s.tg.troubles.Load("told") // nil: nothing
 	if trouble != "" {
 		tell(trouble)
+	} else if told != nil {
+		tell(fmt.Sprint("Telegram works again; for a time it did not: ", told))
 	}
 }
 
@@ -5067,6 +5116,7 @@ func (a *asking) alone(ctx context.Context, quit context.CancelCauseFunc) (code 
 	a.own = &own
 	a.session = own.ID
 	a.tg = newTelegram(a.cfg, a.st, log)
+	a.tg.hasty = true
 	a.ch = localChannel{}
 	pollCtx, stopPolling := context.WithCancel(a.ctx)
 	defer stopPolling()

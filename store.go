@@ -651,11 +651,16 @@ func (j *journal) isOpen() bool {
 	if j.f == nil {
 		return false
 	}
-	named, err := os.Lstat(j.path)
+	return isNamed(j.f, j.path)
+}
+
+// isNamed tells whether f is the file that the path names.
+func isNamed(f *os.File, path string) bool {
+	named, err := os.Lstat(path)
 	if err != nil {
 		return false
 	}
-	open, err := j.f.Stat()
+	open, err := f.Stat()
 	return err == nil && os.SameFile(named, open)
 }
 
@@ -1098,8 +1103,8 @@ type InputRecord struct {
 	SessionID string `json:"session_id"`
 	Kind      string `json:"kind"` // text file keys screen stop cancel again; answer: of the tool's own hook
 	By        string `json:"by"`
-	Text      string `json:"text"` // of a file: its caption, then what is typed
-	UpdateID  int64  `json:"update_id"`
+	Text      string `json:"text"`      // of a file: its caption, then what is typed
+	UpdateID  string `json:"update"`    // that asked for it, as UpdateRecord has it, "" none
 	ReplyTo   int64  `json:"reply_to"`  // the message to answer
 	ThreadID  int64  `json:"thread_id"` // the topic it was written in, 0: none
 	PromptID  string `json:"prompt_id"`
@@ -1116,14 +1121,16 @@ type FileRef struct {
 	Album string `json:"album"` // files of one album have the same, "" alone
 }
 
-// UpdateRecord tells that an update of Telegram was acted on.
+// UpdateRecord tells that an update of Telegram was acted on. Its id is the bot's number, a colon and the update's: the
+// numbers of another bot's are others. Those of before have the update's alone.
 type UpdateRecord struct {
 	Head
 	Kind string `json:"kind"`
 }
 
 // MetaRecord is a single fact by id: "audit" (head of the chain), "telegram" (claims, poller), "topics" (the chat that
-// has them), "commands" (a digest of the menu that the chat has).
+// has them), "commands" (a digest of the menu that the chat has), "trouble poll" and "trouble send" (what keeps
+// Telegram from working).
 type MetaRecord struct {
 	Head
 	Seq    int64             `json:"seq"`
@@ -1647,7 +1654,7 @@ func keepTopic(old, r Record) {
 // was acted on.
 func (s *Store) comesAgain(r Record) bool {
 	in, ok := r.(*InputRecord)
-	if !ok || in.UpdateID == 0 {
+	if !ok || in.UpdateID == "" {
 		return false
 	}
 	for _, was := range s.view.Inputs {
@@ -1918,6 +1925,29 @@ func (s *Store) NoteFact(name, value string) error {
 	})
 }
 
+// ChannelTrouble is a sentence about what keeps Telegram from working, by whoever tried last, and since when; "" nothing
+// does.
+func (s *Store) ChannelTrouble() string {
+	defer s.log.release()
+	_ = s.begin() // as it was, where it cannot be read
+	for _, name := range []string{"trouble poll", "trouble send"} {
+		text := s.view.fact(name)
+		if text != "" {
+			return text + " (" + s.view.Meta[name].At.Local().Format("Jan 2, 15:04") + ")"
+		}
+	}
+	return ""
+}
+
+// ActedOn tells whether an update has been acted on: bot is the number of its bot. What has no bot is of before updates
+// were told apart by that.
+func (s *Store) ActedOn(bot string, update int64) (bool, error) {
+	defer s.log.release()
+	err := s.begin()
+	number := fmt.Sprint(update)
+	return s.view.Updates[bot+":"+number] != nil || s.view.Updates[number] != nil, err
+}
+
 // SetTopic records a session's topic.
 func (s *Store) SetTopic(session string, to Topic) error {
 	return s.Update(func(v *View) ([]Record, error) {
@@ -1969,8 +1999,8 @@ type Decision struct {
 	Nonce     string // 16 digits at least
 	Value     string // a choice's key, "1,3", "enter" "esc" "cancel" "default", "deny:reason", or text
 	By        string // telegram:<id>, cli:local, cli:answer, auto:timeout, hook:<tool>
-	UpdateID  int64
-	Trusted   bool // by the keyboard, timeout or answer command: no nonce to show
+	UpdateID  string // as UpdateRecord has it, "" none
+	Trusted   bool   // by the keyboard, timeout or answer command: no nonce to show
 }
 
 // Refusal is why a decision changed nothing: "" accepted, else a sentence that a person reads.
@@ -2001,10 +2031,10 @@ func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, 
 			return nil, nil
 		}
 		s.decided(&p, value, d.By, now)
-		if d.UpdateID == 0 {
+		if d.UpdateID == "" {
 			return []Record{&p}, nil
 		}
-		return []Record{&p, &UpdateRecord{Head{ID: fmt.Sprint(d.UpdateID)}, "decision"}}, nil
+		return []Record{&p, &UpdateRecord{Head{ID: d.UpdateID}, "decision"}}, nil
 	})
 	if err != nil {
 		s.TakeSecret(p.ID)
@@ -2606,7 +2636,10 @@ func (s *Store) dropFiles(v *View) error {
 // A process that lives holds locks: of its session, of a hook's question, of the polling. A free one tells that it
 // ended.
 
-const pollSilence = 3 * time.Minute // of the poller, which then is stopped: a poll takes 65 s at most
+const (
+	pollBeat    = 5 * time.Second  // the poller says so often that it lives
+	pollSilence = 15 * time.Second // of a poller that is stopped, or hangs: another takes its place
+)
 
 func lockName(session string) string { return "sessions/" + session + ".lock" }
 
@@ -2617,27 +2650,64 @@ func (s *Store) HoldSession(id string) (release func(), err error) {
 	return s.holdLock(lockName(id))
 }
 
-// TryPoll takes the lock of the poller, if it is free. An error is also trouble with a holder that does not listen.
+// TryPoll takes the lock of the poller, if it is free, or its holder is silent. An error is also trouble with a holder
+// that does not listen and whose place cannot be taken.
 func (s *Store) TryPoll() (release func(), held bool, err error) {
 	release, err = s.holdLock("poll.lock")
-	if err == nil {
-		return release, true, nil
-	}
 	if errors.Is(err, errLocked) {
-		err = s.stalled()
+		stalled := s.stalled()
+		if stalled == nil {
+			return nil, false, nil
+		}
+		if err := s.replacePoller(); err != nil {
+			return nil, false, stalled
+		}
+		release, err = s.holdLock("poll.lock")
 	}
-	return nil, false, err
+	return release, err == nil, err
 }
 
-// Polled says that the holder of the poller's lock listens.
+// replacePoller takes its file from a poller that is silent, unless another process was faster: the lock it holds is
+// then that of a file without a name. A held lock is not stolen: who holds it makes sure of the name before it acts.
+func (s *Store) replacePoller() error {
+	defer s.log.release()
+	if err := s.log.acquire(); err != nil {
+		return err
+	}
+	if !s.pollSilent() {
+		return nil
+	}
+	return os.Remove(filepath.Join(s.Dir, "poll.lock"))
+}
+
+// Polls tells whether this process is the poller. One that was stopped may have lost that meanwhile.
+func (s *Store) Polls() bool {
+	f, ok := s.held.Load("poll.lock")
+	return ok && isNamed(f.(*os.File), filepath.Join(s.Dir, "poll.lock"))
+}
+
+// LeavePoll lets another process be the poller, at once, where this one is.
+func (s *Store) LeavePoll() error {
+	if !s.Polls() {
+		return nil
+	}
+	return os.Remove(filepath.Join(s.Dir, "poll.lock"))
+}
+
+// Polled says that the poller lives.
 func (s *Store) Polled() error {
 	return os.Chtimes(filepath.Join(s.Dir, "poll.lock"), s.now(), s.now())
 }
 
+// pollSilent tells that nobody has said for long that the poller lives.
+func (s *Store) pollSilent() bool {
+	info, err := os.Stat(filepath.Join(s.Dir, "poll.lock"))
+	return err == nil && s.now().Sub(info.ModTime()).Abs() >= pollSilence
+}
+
 // stalled is trouble with a poller that does not listen: it is stopped, or hangs.
 func (s *Store) stalled() error {
-	info, err := os.Stat(filepath.Join(s.Dir, "poll.lock"))
-	if err != nil || s.now().Sub(info.ModTime()) < pollSilence {
+	if !s.pollSilent() {
 		return nil
 	}
 	pid := s.holder("poll.lock")
@@ -2648,13 +2718,18 @@ func (s *Store) stalled() error {
 		fmt.Sprintf("is it stopped? kill -CONT %d, or end it", pid))
 }
 
-// holdLock takes a lock, unless another process has it (errLocked), and writes our pid into its file.
+// holdLock takes a lock, unless another process has it, or the file has been taken away meanwhile (errLocked), and
+// writes our pid into its file.
 func (s *Store) holdLock(name string) (release func(), err error) {
 	f, err := openPrivate(filepath.Join(s.Dir, name), os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return nil, fmt.Errorf("locking %s: %w", name, err)
 	}
-	if err := lockFile(f, false); err != nil {
+	err = lockFile(f, false)
+	if err == nil && !isNamed(f, f.Name()) {
+		err = errLocked
+	}
+	if err != nil {
 		_ = f.Close() // nothing was written to it
 		return nil, fmt.Errorf("locking %s: %w", name, err)
 	}
@@ -2698,6 +2773,12 @@ func (s *Store) waits(p *PromptRecord) bool {
 	}
 	inTime := p.Open() && s.now().Before(p.ExpiresAt) && s.view.active(p.SessionID)
 	return inTime && s.Alive(asker) && (asker == p.SessionID || s.Alive(p.SessionID))
+}
+
+// Killed tells that the session's lock is there and free: it could not end by itself.
+func (s *Store) Killed(id string) bool {
+	_, err := os.Stat(filepath.Join(s.Dir, lockName(id)))
+	return err == nil && !s.Alive(id)
 }
 
 // Reap records dead sessions as crashed, and their prompts as failed. It removes old files of sessions.
@@ -2875,7 +2956,16 @@ func (c *command) status(s *Store) int {
 	for _, r := range rows {
 		table = append(table, r.cells(now))
 	}
-	return list(c, rows, append(table, about...), "no sessions; start one: atlasbridge run <tool>")
+	code := list(c, rows, append(table, about...), "no sessions; start one: atlasbridge run <tool>")
+	trouble := s.ChannelTrouble()
+	switch {
+	case trouble == "":
+	case c.opts.on("json"):
+		fmt.Fprintf(c.stderr, "atlasbridge: %s\n", trouble)
+	default:
+		code = max(code, c.print(trouble+"\n"))
+	}
+	return code
 }
 
 // cells are the row's columns in the table.

@@ -81,8 +81,12 @@ type Telegram struct {
 	skew     atomic.Int64  // Telegram's clock minus ours, a time.Duration
 	polling  atomic.Bool   // this process holds the poll lock
 	plainer  atomic.Int64  // the looks that this Bot API refuses: looksAll …
-	troubles sync.Map      // by "send" and "poll": what keeps it from working, "" nothing
+	troubles sync.Map      // by "send" and "poll": what keeps it from working, "" nothing; by "told": what did for long
+	tell     func(string)  // says to the person at the terminal what does for long, where that is still possible, or nil
+	hasty    bool          // a question that is refused is not tried again
 	tapGrace time.Duration // a tap may be that old when it comes: tapCrosses
+
+	fresh atomic.Pointer[chan struct{}] // closed when other settings count
 
 	messagesMu sync.Mutex
 	messages   map[string]*questionMessages // by prompt, while its messages are edited or may be by a lost edit
@@ -108,8 +112,15 @@ func newTelegram(cfg *Config, st *Store, log *Log) *Telegram {
 		messages: map[string]*questionMessages{},
 	}
 	t.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	t.fresh.Store(ref(make(chan struct{})))
 	t.cfg.Store(cfg)
 	return t
+}
+
+// configure has other settings count, and ends pauses.
+func (t *Telegram) configure(cfg *Config) {
+	t.cfg.Store(cfg)
+	close(*t.fresh.Swap(ref(make(chan struct{}))))
 }
 
 // Close gives back connections that are not in use.
@@ -136,6 +147,40 @@ func (t *Telegram) noteTrouble(way, text string) {
 	old, _ := t.troubles.Swap(way, text) // nil: it is the first
 	if text != "" && text != old {
 		t.log.Warn(text)
+	}
+}
+
+// noteFailure remembers what an error says about a way of working. What is not soon over is said at the terminal, and
+// noted for other processes, until that way works.
+func (t *Telegram) noteFailure(way string, e *apiError, failures int) {
+	text := e.trouble(failures)
+	if text == "" {
+		return
+	}
+	t.noteTrouble(way, text)
+	if e.temporary() {
+		return
+	}
+	t.troubles.Store("told", text)
+	if t.tell != nil {
+		t.tell(text)
+	}
+	t.noteForOthers(way, text)
+}
+
+// works remembers that a way of working works, whatever kept it from that before.
+func (t *Telegram) works(way string) {
+	old, _ := t.troubles.Swap(way, "") // nil: there was none
+	if old != nil && old != "" {
+		t.log.Info("Telegram works again", "before", old)
+	}
+	t.noteForOthers(way, "")
+}
+
+// noteForOthers has other processes know what keeps a way of working from that, "" nothing.
+func (t *Telegram) noteForOthers(way, text string) {
+	if err := t.store.NoteFact("trouble "+way, text); err != nil {
+		t.log.Warn("noting trouble for others", "error", err)
 	}
 }
 
@@ -204,9 +249,11 @@ func (e *apiError) trouble(failures int) string {
 	case e.Code == 403 || e.mentions("chat not found", "upgraded to a supergroup"):
 		return "the bot may not write to its chat (" + e.Text + "): press Start there, or run atlasbridge setup"
 	case e.mentions("webhook"):
-		return "a webhook is set for this bot, so it cannot be polled: remove it, or give AtlasBridge a bot of its own"
+		return "a webhook is set for this bot, so it cannot be polled: run atlasbridge setup, which can remove it, or " +
+			"give AtlasBridge a bot of its own"
 	case e.Code == 409:
-		return "another program polls with this bot's token: stop it, or give it a bot of its own"
+		return "another program polls this bot, and each gets only some of the answers: stop it; or give each machine " +
+			"a bot of its own, and share ATLASBRIDGE_HOME on one"
 	case e.temporary() && e.retryAfter() == 0 && failures > 0:
 		return "Telegram cannot be reached, still trying: " + e.Text
 	}
@@ -234,6 +281,10 @@ func (t *Telegram) call(ctx context.Context, method string, params, result any) 
 		}
 	}
 	a.method = method
+	date, err := http.ParseTime(resp.Header.Get("Date"))
+	if err == nil && (a.OK || a.Code != 0) {
+		t.skew.Store(int64(time.Until(date)))
+	}
 	switch {
 	case a.OK && (result == nil || json.Unmarshal(a.Result, result) == nil):
 		return nil
@@ -279,9 +330,6 @@ func (t *Telegram) post(ctx context.Context, method string, params any) (*http.R
 	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err != nil && len(data) == 0 {
 		return nil, nil, err
-	}
-	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
-		t.skew.Store(int64(time.Until(date)))
 	}
 	return resp, data, nil
 }
@@ -329,6 +377,7 @@ type delivery struct {
 	urgent   func() bool      // it may overtake what is not
 	write    func() *outgoing // nil: there is nothing to say any more
 	lost     func()           // an attempt had no answer: it may be carried out, even later; nil: never mind
+	patient  bool             // what refuses all messages is waited out, too
 	linger   time.Duration    // so long an answer on its way is waited for after ctx has ended
 }
 
@@ -347,6 +396,7 @@ func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
 	outside := false // the topic is gone: it goes to the plain chat
 	began := time.Now()
 	for failures := 0; ; failures++ {
+		fresh := *t.fresh.Load()
 		if err := t.awaitTurn(ctx, d, began); err != nil {
 			return 0, err
 		}
@@ -357,7 +407,7 @@ func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
 		t.address(out, d, outside)
 		id, failed := t.attempt(ctx, d.linger, out.plainer(looks))
 		if failed == nil {
-			t.noteTrouble("send", "")
+			t.works("send")
 			t.noteLooks(looks)
 			return id, nil
 		}
@@ -368,7 +418,8 @@ func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
 		if ctx.Err() != nil {
 			return 0, ctx.Err()
 		}
-		t.noteTrouble("send", failed.trouble(failures))
+		t.noteFailure("send", failed, failures)
+		waits := failed.temporary() || d.patient && failed.trouble(0) != ""
 		switch {
 		case failed.mentions("message is not modified"):
 			return out.EditID, nil
@@ -380,11 +431,11 @@ func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
 		case failed.refusesLooks(out) && looks < looksNone:
 			t.log.Warn("sent again with plainer looks", "error", failed.Error())
 			looks++ // a question is never lost to its looks
-		case !failed.temporary():
+		case !waits:
 			return 0, failed
 		default:
 			t.postpone(failed.retryAfter())
-			_ = sleep(ctx, t.pause(failed, failures)) // the next turn notices that ctx has ended
+			rest(ctx, t.pause(failed, failures), fresh) // the next turn notices that ctx has ended
 		}
 	}
 }
@@ -481,6 +532,15 @@ func sleep(ctx context.Context, d time.Duration) error {
 	defer cancel()
 	<-timer.Done()
 	return ctx.Err()
+}
+
+// rest returns after d, or when ctx ends, or other settings count.
+func rest(ctx context.Context, d time.Duration, fresh <-chan struct{}) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	case <-fresh:
+	}
 }
 
 // pace waits until a message may leave, and returns how many turns it has taken, as turns said last. What is not urgent
@@ -2164,7 +2224,8 @@ func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, dre
 		p, _, _ := t.store.Prompt(id) // as it was, where it cannot be read
 		return p != nil && !p.Idle
 	}
-	return t.deliver(ctx, delivery{session: other.ID, urgent: urgent, write: write, linger: answerLinger})
+	return t.deliver(ctx, delivery{session: other.ID, urgent: urgent, write: write, linger: answerLinger,
+		patient: !t.hasty})
 }
 
 // Settle has the question's message say what the state says of it, as soon as edits of it that are under way are done.
@@ -3047,8 +3108,18 @@ const (
 	debtsEvery    = 5 * time.Second        // messages that are owed an edit are looked for so often
 	debtsPatience = 30 * time.Second       // a living session has that long to edit its own messages
 	debtsPause    = time.Minute            // after an edit that failed for good
+	questionLife  = 24 * time.Hour         // no question is open for longer: see timeout_seconds
 	strangersMax  = 10                     // recorded in a minute: a flood must not fill the disk
+	messagesMax   = 30                     // of the operator's that are read in a minute; an album has 10
+	pollLeast     = 500 * time.Millisecond // between polls that bring nothing new, whatever the server does
+	pollSpare     = time.Minute            // a turn of the poll may take so much longer than it waits: else it hangs
+	conflictPause = 5 * time.Second        // after another program's poll: two that take turns get half of it each
+	conflictLife  = 2 * time.Minute        // without another one it is over
+	stepAside     = 15 * time.Second       // for a tap that is the other's: it polls twice in that time
 )
+
+// errLeft tells that an update is left to another program that polls with the same bot.
+var errLeft = errors.New("left to another program")
 
 // update is what of the Bot API's Update counts here: a message, or a button pressed.
 type update struct {
@@ -3119,10 +3190,16 @@ type receiver struct {
 	*Telegram
 	ctx       context.Context // ends with the polling
 	work      sync.WaitGroup  // goroutines beside the polling; each ends soon after ctx
+	due       atomic.Int64    // Unix seconds at which the poll has turned, or hangs
 	lastOK    time.Time       // of getUpdates, by the wall clock, which goes on while the machine sleeps
 	replied   chan struct{}   // closed when the last reply has been sent; nil: there was none
-	minute    int64           // since 1970, in which somebody else wrote last
-	strangers int             // updates of others in it
+	bot       string          // the number of the bot whose updates these are
+	minute    int64           // since 1970, in which is counted:
+	strangers int             // updates of others
+	messages  int             // of the operator's
+	refused   []Record        // updates that were not acted on, to be recorded
+	left      map[int64]bool  // updates that were left to another program
+	clashedAt time.Time       // when another program's poll ended ours last
 }
 
 // who names a person in records.
@@ -3166,20 +3243,28 @@ func (c *chat) configured(chatID, person int64) bool {
 	return chatID < 0 && strings.HasSuffix(c.Type, "group")
 }
 
-// Poll handles updates for all sessions once it has the lock. It ends with ctx, or when the bot token is refused, and
-// with it all that it has begun.
+// Poll handles updates for all sessions whenever it has the lock. It ends with ctx, and with it all that it has begun.
 func (t *Telegram) Poll(ctx context.Context) {
-	release := t.lockPolling(ctx)
-	if release == nil {
-		return
+	for ctx.Err() == nil {
+		release := t.lockPolling(ctx)
+		if release == nil {
+			return
+		}
+		t.polling.Store(true)
+		t.receive(ctx)
+		t.polling.Store(false)
+		release()
 	}
-	defer release()
-	t.polling.Store(true)
-	defer t.polling.Store(false)
+}
+
+// receive polls until ctx ends, or this process is not the poller any more, and with it all that it has begun.
+func (t *Telegram) receive(ctx context.Context) {
 	ctx, stop := context.WithCancel(ctx)
-	r := &receiver{Telegram: t, ctx: ctx, lastOK: time.Now().Round(0)}
+	r := &receiver{Telegram: t, ctx: ctx, lastOK: time.Now().Round(0), left: map[int64]bool{}}
 	defer r.work.Wait()
 	defer stop()
+	r.turnsIn(0)
+	r.work.Go(func() { r.beat(stop) })
 	r.work.Go(r.payDebts)
 	r.work.Go(r.keepTopics)
 	r.background(r.setCommands)
@@ -3208,8 +3293,7 @@ func (t *Telegram) lockPolling(ctx context.Context) (release func()) {
 func (r *receiver) setCommands() error {
 	cfg := r.cfg.Load()
 	here := map[string]any{"type": "chat", "chat_id": cfg.ChatID}
-	bot, _, _ := strings.Cut(cfg.Token, ":")
-	menu := digest(fmt.Appendf(nil, "%s %d %v", bot, cfg.ChatID, botCommands))
+	menu := digest(fmt.Appendf(nil, "%s %d %v", r.botID(), cfg.ChatID, botCommands))
 	v, err := r.store.View()
 	if err != nil || v.fact("commands") == menu {
 		return err
@@ -3221,55 +3305,140 @@ func (r *receiver) setCommands() error {
 	return r.store.NoteFact("commands", menu)
 }
 
-// poll asks for updates and handles them until ctx ends or the token is refused.
-func (r *receiver) poll() {
-	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 1}
-	for failures := 0; r.ctx.Err() == nil; {
-		r.warn(r.store.Polled())
-		var updates []json.RawMessage
-		err := r.call(r.ctx, "getUpdates", params, &updates)
-		if err == nil {
-			failures = 0
-			params.Timeout = pollTimeout
-			r.handleUpdates(updates, params)
-			continue
+// turnsIn notes that the poll turns in that time, if it does not hang.
+func (r *receiver) turnsIn(d time.Duration) { r.due.Store(time.Now().Add(d + pollSpare).Unix()) }
+
+// beat says that this process polls, as long as it does. It ends the polling where another process has taken over.
+func (r *receiver) beat(stop func()) {
+	for r.ctx.Err() == nil {
+		switch {
+		case !r.store.Polls():
+			stop()
+		case time.Now().Unix() < r.due.Load():
+			_ = r.store.Polled() // else another process takes over, where it can
 		}
-		if r.ctx.Err() != nil {
-			return
-		}
-		failed := err.(*apiError)
-		r.noteTrouble("poll", failed.trouble(failures))
-		if failed.Code == 401 || failed.Code == 404 {
-			return
-		}
-		pause := r.pause(failed, failures)
-		if failed.Code == 409 {
-			pause = max(pause, 5*time.Second)
-		}
-		_ = sleep(r.ctx, pause) // the loop ends with it
-		failures++
-		params.Timeout = 1 // short: to know soon that all is well
+		_ = sleep(r.ctx, pollBeat) // the loop ends with it
 	}
 }
 
-// handleUpdates handles updates in order; the next poll confirms those that are done. One that cannot be recorded, and
-// all after it, come again.
-func (r *receiver) handleUpdates(updates []json.RawMessage, params *pollParams) {
-	for _, raw := range updates {
-		id, err := r.dispatch(raw)
-		if err != nil {
-			r.noteTrouble("poll", "answers cannot be recorded, so they are not acted on: "+err.Error())
-			_ = sleep(r.ctx, time.Second) // the caller notices that ctx has ended
+// poll asks for updates and handles them until ctx ends or this process is not the poller any more.
+func (r *receiver) poll() {
+	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 1}
+	for failures := 0; r.ctx.Err() == nil; {
+		fresh := *r.fresh.Load()
+		bot := r.botID()
+		if bot != r.bot {
+			r.bot = bot
+			params.Offset = 0 // those of another bot say nothing
+		}
+		began := time.Now()
+		r.turnsIn(callLimit + time.Duration(params.Timeout)*time.Second)
+		offset := params.Offset
+		var updates []json.RawMessage
+		err := r.call(r.ctx, "getUpdates", params, &updates)
+		if r.ctx.Err() != nil || !r.store.Polls() {
 			return
 		}
-		if id == 0 { // it has no number, so only a later one can confirm it
-			_ = sleep(r.ctx, time.Second)
+		if err != nil {
+			r.waitOut(err.(*apiError), failures, fresh)
+			failures++
+			params.Timeout = 1 // short: to know soon that all is well
 			continue
 		}
-		params.Offset = id + 1 // not the maximum: ids restart at random after a week (source of telegram-bot-api)
+		failures = 0
+		params.Timeout = pollTimeout
+		r.handleUpdates(updates, params)
+		if params.Offset == offset {
+			_ = sleep(r.ctx, pollLeast-time.Since(began)) // the loop ends with it
+		}
 	}
-	r.noteTrouble("poll", "")
+}
+
+// botID is the number of the bot, which is the beginning of its token and no secret.
+func (t *Telegram) botID() string {
+	bot, _, _ := strings.Cut(t.cfg.Load().Token, ":")
+	return bot
+}
+
+// waitOut waits until it is worth asking again, or other settings count.
+func (r *receiver) waitOut(failed *apiError, failures int, fresh <-chan struct{}) {
+	r.noteFailure("poll", failed, failures)
+	pause := r.pause(failed, failures)
+	if failed.Code == http.StatusConflict && !failed.mentions("webhook") {
+		r.clashedAt = time.Now()
+		pause = conflictPause + time.Duration(r.jitter()*float64(time.Second))
+	}
+	r.turnsIn(pause)
+	rest(r.ctx, pause, fresh)
+}
+
+// clashes tells whether another program polls with the same bot.
+func (r *receiver) clashes() bool { return time.Since(r.clashedAt) < conflictLife }
+
+// handleUpdates handles updates: first the taps, which no flood of texts is to delay, each kind in order. The next poll
+// confirms those that are done. Where one cannot be recorded, all come again; what was done is known by its number.
+func (r *receiver) handleUpdates(updates []json.RawMessage, params *pollParams) {
+	r.turnMinute()
+	ids := make([]int64, len(updates))
+	end := len(updates) // those from there on are left to another program
+	var failed error
+	for _, i := range tapsFirst(updates) {
+		if i > end {
+			continue
+		}
+		id, err := r.dispatch(updates[i])
+		if errors.Is(err, errLeft) {
+			end = i
+		} else if err != nil {
+			failed = err
+			break
+		}
+		ids[i] = id
+	}
+	if failed == nil {
+		failed = r.recordRefused()
+	}
+	if failed != nil {
+		r.noteTrouble("poll", "answers cannot be recorded, so they are not acted on: "+failed.Error())
+		_ = sleep(r.ctx, time.Second) // the caller notices that ctx has ended
+		return
+	}
+	for _, id := range ids[:end] {
+		if id != 0 { // else only a later one can confirm it
+			params.Offset = id + 1 // not the maximum: ids restart at random after a week (source of telegram-bot-api)
+		}
+	}
+	if !r.clashes() {
+		r.works("poll")
+	}
 	r.resendAfterOutage()
+	if end < len(updates) {
+		r.turnsIn(stepAside)
+		_ = sleep(r.ctx, stepAside) // the caller notices that ctx has ended
+	}
+}
+
+// tapsFirst are the numbers of the updates, those of taps first.
+func tapsFirst(updates []json.RawMessage) []int {
+	var taps, others []int
+	for i, raw := range updates {
+		if bytes.Contains(raw, []byte(`"callback_query":`)) { // in a text its quotes would be escaped
+			taps = append(taps, i)
+		} else {
+			others = append(others, i)
+		}
+	}
+	return append(taps, others...)
+}
+
+// recordRefused records, in one go, the updates that were not acted on.
+func (r *receiver) recordRefused() error {
+	if len(r.refused) == 0 {
+		return nil
+	}
+	err := r.store.Update(func(*View) ([]Record, error) { return r.refused, nil })
+	r.refused = nil
+	return err
 }
 
 // resendAfterOutage sends the questions that wait again when an outage is over that lasted longer than an undelivered
@@ -3415,34 +3584,65 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 		r.auditStranger(&u, from)
 		return u.ID, nil
 	}
-	err := r.handleUpdate(&u)
-	if err != nil && u.Callback != nil {
+	done, err := r.store.ActedOn(r.bot, u.ID)
+	if done || err == nil && u.Message != nil && r.floods(&u) {
+		return u.ID, nil
+	}
+	if err == nil {
+		err = r.handleUpdate(&u)
+	}
+	if err != nil && err != errLeft && u.Callback != nil {
 		r.answerCallback(u.Callback, "It could not be recorded, so nothing was done yet; it is tried again.", true)
 	}
 	return u.ID, err
 }
 
+// turnMinute begins to count anew with every minute, and records how many updates of others it has only counted.
+func (r *receiver) turnMinute() {
+	minute := time.Now().Unix() / 60
+	if minute == r.minute {
+		return
+	}
+	if r.strangers > strangersMax {
+		r.audit(Event{Name: "UNAUTHORIZED", Fields: []Field{{"more", r.strangers - strangersMax}}})
+	}
+	r.minute = minute
+	r.strangers = 0
+	r.messages = 0
+}
+
+// floods tells whether a message of the operator's is one too many in its minute: then it is not acted on, which is
+// said once.
+func (r *receiver) floods(u *update) bool {
+	r.messages++
+	if r.messages <= messagesMax {
+		return false
+	}
+	if r.messages == messagesMax+1 {
+		again := clock(time.Unix((r.minute+1)*60, 0))
+		r.reply(u.Message, fmt.Sprintf("✗ That is more than %d messages in a minute: this one, and what comes until %s, "+
+			"was not read.", messagesMax, again))
+	}
+	r.refused = append(r.refused, &UpdateRecord{Head{ID: r.key(u.ID)}, "refused"})
+	return true
+}
+
+// key is the id of an update's record.
+func (r *receiver) key(update int64) string { return fmt.Sprintf("%s:%d", r.bot, update) }
+
 // auditStranger records that somebody else wrote, or pressed a button; from may be nil.
 func (r *receiver) auditStranger(u *update, from *user) {
-	minute := time.Now().Unix() / 60
-	if minute != r.minute {
-		r.minute = minute
-		r.strangers = 0
-	}
 	r.strangers++
 	if r.strangers <= strangersMax && from != nil {
 		r.audit(Event{Name: "UNAUTHORIZED", Fields: []Field{{"update_id", u.ID}, {"by", from.who()}}})
 	}
 }
 
-// handleUpdate acts on an update of the operator, unless that has been done.
+// handleUpdate acts on an update of the operator.
 func (r *receiver) handleUpdate(u *update) error {
 	v, err := r.store.View()
 	if err != nil {
 		return err
-	}
-	if v.Updates[fmt.Sprint(u.ID)] != nil {
-		return nil
 	}
 	if u.Message != nil {
 		return r.handleMessage(u.ID, u.Message, v)
@@ -3452,18 +3652,23 @@ func (r *receiver) handleUpdate(u *update) error {
 
 // recordUpdate records that an update has been acted on, together with what it led to, nil nothing.
 func (r *receiver) recordUpdate(id int64, ledTo Record) error {
-	records := []Record{&UpdateRecord{Head: Head{ID: fmt.Sprint(id)}, Kind: "operator"}}
+	records := []Record{&UpdateRecord{Head: Head{ID: r.key(id)}, Kind: "operator"}}
 	if ledTo != nil {
 		records = slices.Insert(records, 0, ledTo)
 	}
-	return r.store.Update(func(*View) ([]Record, error) { return records, nil })
+	return r.store.Update(func(v *View) ([]Record, error) {
+		if v.Updates[r.key(id)] != nil { // by another process, while this one was stopped
+			return nil, nil
+		}
+		return records, nil
+	})
 }
 
 // decide gives the store a person's decision, unless it is refused already, and records the update in any case. now is
 // the question after that.
 func (r *receiver) decide(id int64, from *user, d Decision, why Refusal) (now PromptRecord, _ Refusal, err error) {
 	d.By = from.who()
-	d.UpdateID = id
+	d.UpdateID = r.key(id)
 	if why == "" {
 		now, why, err = r.store.Decide(d, time.Now())
 	}
@@ -3495,7 +3700,13 @@ func (r *receiver) handleCallbackQuery(id int64, q *callbackQuery, v *View) erro
 	d, p := parseCallbackData(q.Data, v)
 	why := Refusal("")
 	switch {
-	case p == nil || q.Message.ID < p.MsgID: // a newer message is only not recorded yet
+	case p == nil && r.clashes() && !r.left[id]: // the other program gets it as well, as long as it is not confirmed
+		r.left[id] = true
+		return errLeft
+	case p == nil:
+		why = "it is not known here. It belongs to another machine or state folder with the same bot, or is long over: " +
+			"answer at its terminal"
+	case q.Message.ID < p.MsgID: // a newer message is only not recorded yet
 		why = "this message is out of date, use the newest one of its question"
 	case strings.HasPrefix(d.Value, "~") && p.Open():
 		if err := r.recordUpdate(id, nil); err != nil {
@@ -3516,7 +3727,7 @@ func (r *receiver) handleCallbackQuery(id int64, q *callbackQuery, v *View) erro
 		return nil
 	}
 	r.answerCallback(q, "Nothing was done: "+string(why), true)
-	if r.provesStale(q.Message.ID, d, p, !now.Open()) {
+	if r.provesStale(q.Message, d, p, !now.Open()) {
 		r.background(func() error { return r.removeButtons(p, q.Message.ID) })
 	}
 	return nil
@@ -3543,16 +3754,16 @@ func parseCallbackData(data string, v *View) (d Decision, p *PromptRecord) {
 	return d, p
 }
 
-// provesStale tells that the tap in vain shows that the message msg has buttons which should be gone. p is its
-// question, nil where it is not known any more; over: it is over.
-func (r *receiver) provesStale(msg int64, d Decision, p *PromptRecord, over bool) bool {
+// provesStale tells that the tap in vain shows that the message m has buttons which should be gone. p is its question,
+// nil where it is not known, and another machine's unless it is old; over: it is over.
+func (r *receiver) provesStale(m *message, d Decision, p *PromptRecord, over bool) bool {
 	switch {
 	case p == nil:
-		return true
+		return time.Since(time.Unix(m.Date, 0)) > questionLife
 	case !strings.HasPrefix(p.Nonce, d.Nonce): // forged
 		return false
-	case msg != p.MsgID:
-		return msg < p.MsgID || over
+	case m.ID != p.MsgID:
+		return m.ID < p.MsgID || over
 	case p.shownOpen(): // its edit is on its way, or owed
 		return false
 	}
@@ -3587,7 +3798,7 @@ func (r *receiver) handleAskAgain(id int64, q *callbackQuery, p *PromptRecord, s
 		r.answerCallback(q, "Nothing was done: there is nothing to ask again", true)
 		return r.recordUpdate(id, nil)
 	}
-	in := newInput(s, "again", q.From, q.Message, id)
+	in := newInput(s, "again", q.From, q.Message, r.key(id))
 	in.PromptID = p.ID
 	if err := r.recordUpdate(id, in); err != nil {
 		return err
@@ -3597,7 +3808,7 @@ func (r *receiver) handleAskAgain(id int64, q *callbackQuery, p *PromptRecord, s
 }
 
 // newInput is something for a session to do, asked in the message m.
-func newInput(s *SessionRecord, kind string, from *user, m *message, update int64) *InputRecord {
+func newInput(s *SessionRecord, kind string, from *user, m *message, update string) *InputRecord {
 	return &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: kind, By: from.who(), ReplyTo: m.ID,
 		ThreadID: m.topic(), UpdateID: update, Status: "queued"}
 }
@@ -3730,7 +3941,7 @@ func (r *receiver) handleKeyButton(id int64, q *callbackQuery, v *View, what str
 	why := ""
 	switch {
 	case s == nil:
-		why = "the session has ended"
+		why = "the session has ended, or is another machine's"
 	case !isKey(key):
 		why = "there is no such key"
 	case time.Since(time.Unix(q.Message.Date, 0)) > keysLife:
@@ -3740,7 +3951,7 @@ func (r *receiver) handleKeyButton(id int64, q *callbackQuery, v *View, what str
 		r.answerCallback(q, "Nothing was pressed: "+why, true)
 		return r.recordUpdate(id, nil)
 	}
-	input := newInput(s, "keys", q.From, &message{}, id)
+	input := newInput(s, "keys", q.From, &message{}, r.key(id))
 	input.Text = key
 	if err := r.recordUpdate(id, input); err != nil {
 		return err
@@ -3755,7 +3966,7 @@ func (r *receiver) handleEndButton(id int64, q *callbackQuery, choice string) er
 	asked, answer, _ := strings.Cut(choice, ":")
 	var input *InputRecord
 	err := r.store.Update(func(v *View) ([]Record, error) {
-		records := []Record{&UpdateRecord{Head: Head{ID: fmt.Sprint(id)}, Kind: "operator"}}
+		records := []Record{&UpdateRecord{Head: Head{ID: r.key(id)}, Kind: "operator"}}
 		input = v.endDecided(asked, answer == "yes", q)
 		if input != nil {
 			records = append(records, input)
@@ -3766,7 +3977,7 @@ func (r *receiver) handleEndButton(id int64, q *callbackQuery, choice string) er
 	case err != nil:
 		return err
 	case input == nil:
-		r.answerCallback(q, "Nothing was done: that is decided already", true)
+		r.answerCallback(q, "Nothing was done: that is decided already, or another machine asks it", true)
 		return nil
 	case input.Status == "queued": // its session edits the message
 		r.auditCommand(input)
@@ -3836,7 +4047,7 @@ type incoming struct {
 	view     *View
 	freeText bool      // questions for text take text
 	at       time.Time // the end of the second it was written in, by our clock
-	updateID int64
+	updateID string
 }
 
 // intent is what a message asks for: an answer now, or a mark that it is done, and one thing to be done.
@@ -3856,7 +4067,8 @@ func (r *receiver) handleMessage(id int64, m *message, v *View) error {
 	if skew := r.clockSkew(); skew.Abs() > 3*time.Second { // less may be rounding and the network
 		at = at.Add(-skew)
 	}
-	in := &incoming{message: m, view: v, freeText: r.cfg.Load().FreeText, at: at, updateID: id}
+	v.markDead(r.store.Killed)
+	in := &incoming{message: m, view: v, freeText: r.cfg.Load().FreeText, at: at, updateID: r.key(id)}
 	want := in.understand()
 	if want.decision != nil && v.Prompts[want.decision.PromptID].Secret {
 		r.deleteMessage(m)
@@ -3889,6 +4101,17 @@ func (r *receiver) handleMessage(id int64, m *message, v *View) error {
 		})
 	}
 	return nil
+}
+
+// markDead has sessions count as ended that were killed.
+func (v *View) markDead(killed func(session string) bool) {
+	for id, s := range v.Sessions {
+		if s.Status == "active" && killed(id) {
+			dead := *s
+			dead.Status = "crashed"
+			v.Sessions[id] = &dead
+		}
+	}
 }
 
 // auditCommand records what a session is told to do.
@@ -4185,7 +4408,10 @@ func (in *incoming) impliedSession(p *PromptRecord) string {
 	case s != nil:
 		return s.ID
 	case to == nil && m != nil:
-		return m.Values["claim "+in.From.who()]
+		claimed := m.Values["claim "+in.From.who()]
+		if in.view.active(claimed) {
+			return claimed
+		}
 	}
 	return ""
 }
@@ -4440,7 +4666,7 @@ func (s *setup) connect() error {
 	if !held && err != nil {
 		return err
 	}
-	if !held {
+	if !held && s.store.ChannelTrouble() == "" { // else that is what we are for
 		return hinted(errors.New("a running session listens to the bot"), "end it, then run atlasbridge setup again")
 	}
 	if err := s.call(s.ctx, "getMe", struct{}{}, &s.me); err != nil {
@@ -4507,7 +4733,18 @@ func (s *setup) save() error {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	return replacePrivate(path, []byte(withTelegram(string(old), s.cfg)))
+	if err := replacePrivate(path, []byte(withTelegram(string(old), s.cfg))); err != nil {
+		return err
+	}
+	s.works("poll")
+	s.works("send")
+	v, err := s.store.View()
+	for id, running := range v.Sessions {
+		if running.Status == "active" && s.store.Alive(id) {
+			s.say("%s goes on with this after kill -HUP %d, or when it is started anew", origin(running), running.Wrapper)
+		}
+	}
+	return err
 }
 
 // withTelegram is the text of config.toml with these settings of the bot instead of others.
