@@ -7161,6 +7161,7 @@ func TestReplacedMessageIsOwed(t *testing.T) {
 		}
 		if to == Canceled {
 			e.over(now, to)
+			e.die()
 		}
 		e.srv.decides(nil)
 		e.poll(e.process())
@@ -7510,11 +7511,6 @@ func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newTGEnv(t)
-			release, err := e.store.HoldSession(e.s.ID)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer release()
 			p := e.ask(yesNo)
 			e.poll(e.process())
 			e.srv.send(tgTap(1, p, "y"), tgTap(2, p, "y")) // a finger that trembles
@@ -7584,6 +7580,7 @@ func TestLostEditComesLate(t *testing.T) {
 	e.over(p, Canceled)
 	wait()
 	e.says(p.MsgID, "canceled")
+	e.die()
 	close(late)
 	comesTrue(t, "the lost edit lands", func() bool {
 		return len(e.srv.message(p.MsgID).buttons) > 0
@@ -7654,6 +7651,8 @@ func TestDebtsArePaid(t *testing.T) {
 		e.store.Move(q.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = id })
 		owed = append(owed, e.over(e.prompt(q.ID), ends[i%3]))
 	}
+	e.die()
+	e.begin()
 	begin := time.Now()
 	poller := e.process()
 	stop := e.poll(poller)
@@ -7702,14 +7701,12 @@ func TestWhoPays(t *testing.T) {
 	comesTrue(t, "it polls", poller.polling.Load)
 	p := e.ask(yesNo)
 	e.over(p, Resolved)
+	e.die()
 	comesTrue(t, "it is paid", func() bool { return len(e.srv.edits(p.MsgID)) == 1 })
 	e.says(p.MsgID, " · phone, ")
+	e.begin()
 
 	r := e.receiver(e.Telegram)
-	release, err := e.store.HoldSession(e.s.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
 	alive := PromptRecord{Head: Head{At: time.Now()}, SessionID: e.s.ID, Status: Resolved, MsgID: 1}
 	for _, c := range []struct {
 		name   string
@@ -7727,7 +7724,7 @@ func TestWhoPays(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.ends {
-				release()
+				e.die()
 			}
 			p := alive
 			c.change(&p)
@@ -7788,6 +7785,87 @@ func TestDebtsOfMessagesThatAreGone(t *testing.T) {
 			owed, _, _ := e.store.Owed(nil)
 			if (len(owed) == 0) != paid {
 				t.Errorf("%d owed", len(owed))
+			}
+		})
+	}
+}
+
+// A message whose number nobody learned, because its sender died or an answer was lost, is found when its question is
+// over: it says the outcome, or loses its buttons where another does, and no other message changes.
+func TestMissingMessageIsFound(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		lose func(e *tgEnv, p *PromptRecord) (ids []int64) // the messages that the question has
+		says string                                        // the last of them, in the end
+	}{
+		{"its sender died", func(e *tgEnv, p *PromptRecord) []int64 {
+			id, _ := e.Ask(e.t.Context(), p, e.s)
+			return []int64{id}
+		}, "not delivered"},
+		{"its sender died, another was faster", func(e *tgEnv, p *PromptRecord) []int64 {
+			newest, _ := e.newest(0)
+			e.store.Sending(p.ID, newest+1, e.here())
+			e.send(e.t.Context(), &outgoing{method: "sendMessage", Text: "notice"}, true)
+			e.srv.put(newest+2, e.questionText(p, e.s).text)
+			e.srv.lastID++
+			return []int64{newest + 2}
+		}, "not delivered"},
+		{"an answer was lost", func(e *tgEnv, p *PromptRecord) []int64 {
+			n := 0
+			e.srv.decides(func(method string, _ map[string]any) fate {
+				n++
+				return fate{cut: n == 1}
+			})
+			id, _ := e.Ask(e.t.Context(), p, e.s)
+			e.store.Move(p.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = id })
+			return []int64{id - 1, id}
+		}, "not delivered"},
+		{"it was never sent", func(e *tgEnv, p *PromptRecord) []int64 {
+			newest, _ := e.newest(0)
+			e.store.Sending(p.ID, newest+1, e.here())
+			return nil
+		}, ""},
+		{"in another chat", func(e *tgEnv, p *PromptRecord) []int64 {
+			e.store.Sending(p.ID, 1, "9/9")
+			return nil
+		}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			e := newTGEnv(t)
+			e.send(t.Context(), &outgoing{method: "sendMessage", Text: "notice"}, true)
+			p := storeQuestion(e.s.ID)
+			storeUpdate(e.store, p)
+			e.store.Move(p.ID, Routed, nil)
+			ids := c.lose(e, p)
+			die := e.die
+			e.begin()
+			q := e.ask(yesNo)
+			die()
+			e.store.Reap(time.Now())
+			r := e.receiver(e.Telegram)
+			r.dispatch(json.RawMessage(tgSay(1, "/keys", "")))
+			r.work.Wait()
+			poller := e.process()
+			poller.store.now = func() time.Time { return time.Now().Add(lostLife) } // nothing lost is late any more
+			e.poll(poller)
+			e.send(t.Context(), &outgoing{method: "sendMessage", Text: "later"}, true)
+			comesTrue(t, "nothing is owed", func() bool {
+				owed, _, _ := e.store.Owed(nil)
+				return len(owed) == 0
+			})
+			for i, id := range ids {
+				want := c.says
+				if i < len(ids)-1 {
+					want = "Go on?"
+				}
+				e.says(id, want)
+			}
+			if len(e.srv.message(q.MsgID).buttons) == 0 || len(e.srv.message(q.MsgID+1).buttons) == 0 {
+				t.Error("another message lost its buttons")
+			}
+			if n := len(e.srv.edits(0)); n > 2 {
+				t.Errorf("%d edits", n)
 			}
 		})
 	}
@@ -9365,14 +9443,6 @@ func TestCommandsFitAPhone(t *testing.T) {
 // A password is deleted from the chat, reaches the session that asked, and no file.
 func TestTelegramSecret(t *testing.T) {
 	e := newTGEnv(t)
-	if err := os.MkdirAll(filepath.Join(e.store.Dir, "sessions"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	release, err := e.store.HoldSession(e.s.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer release()
 	p := e.ask(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}})
 	reply := fmt.Sprintf(`,"reply_to_message":{"message_id":%d}`, p.MsgID)
 	e.updatePace(func(time.Time) time.Time { return time.Now().Add(2 * time.Second) })
@@ -20453,8 +20523,9 @@ func (s *botAPI) doneOf(method string, p map[string]any) (answer string) {
 	now := seen{id, text, buttonsOf(p), time.Now(), method, thread}
 	s.messages[id] = &now
 	s.past = append(s.past, now)
-	return apiResult(fmt.Sprintf(`{"message_id":%d,"date":%d,"chat":{"id":1001,"type":"private"}}`,
-		id, time.Now().Unix()))
+	words, _ := json.Marshal(text)
+	return apiResult(fmt.Sprintf(`{"message_id":%d,"date":%d,"chat":{"id":1001,"type":"private"},"text":%s}`,
+		id, time.Now().Unix(), words))
 }
 
 // topicDone does with a topic what a request asks for, and returns the answer.
@@ -20980,6 +21051,7 @@ type tgEnv struct {
 	t   *testing.T
 	srv *botAPI
 	s   *SessionRecord
+	die func() // the session's process
 }
 
 // newTGEnv has a store, a session and a Bot API of its own.
@@ -20988,6 +21060,13 @@ func newTGEnv(t *testing.T) *tgEnv {
 	e := &tgEnv{t: t, srv: newBotAPI(t)}
 	e.srv.pollWait = 100 * time.Millisecond
 	e.Telegram = e.other(home(t, ""))
+	e.begin()
+	return e
+}
+
+// begin begins a session, whose process lives until die is called.
+func (e *tgEnv) begin() {
+	e.t.Helper()
 	s := &SessionRecord{
 		Head:      Head{ID: newID()},
 		Tool:      "claude",
@@ -20998,12 +21077,15 @@ func newTGEnv(t *testing.T) *tgEnv {
 		StartedAt: time.Now().UTC(),
 		Wrapper:   os.Getpid(),
 	}
-	err := e.store.Update(func(*View) ([]Record, error) { return []Record{s}, nil })
+	die, err := e.store.HoldSession(s.ID)
+	if err == nil {
+		err = storeUpdate(e.store, s)
+	}
 	if err != nil {
-		t.Fatal(err)
+		e.t.Fatal(err)
 	}
 	e.s = s
-	return e
+	e.die = die
 }
 
 // other is a Telegram with a store of its own in that folder.

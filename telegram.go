@@ -88,6 +88,8 @@ type Telegram struct {
 	messagesMu sync.Mutex
 	messages   map[string]*questionMessages // by prompt, while its messages are edited or may be by a lost edit
 
+	payingMu sync.Mutex // held while debts are paid
+
 	topicMu    sync.Mutex // held while a topic is made
 	topicTried bool       // one was made, or may have been: this process makes no other
 }
@@ -360,9 +362,12 @@ func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
 		if failed == nil {
 			t.noteTrouble("send", "")
 			t.noteLooks(looks)
+			if out.EditID == 0 {
+				t.newest(id)
+			}
 			return id, nil
 		}
-		unanswered := failed.Code == 0 || failed.Code >= 500
+		unanswered := failed.Code == 0 && !failed.unsent || failed.Code >= 500
 		if unanswered && d.lost != nil {
 			d.lost()
 		}
@@ -526,27 +531,69 @@ func reserve(next, now time.Time, every time.Duration, turns int, urgent bool) (
 	return now.Add(due + cost), 0
 }
 
-// updatePace changes when the next message of all processes may leave. They share that in a file; where it cannot be
-// used, change sees the zero time, and Telegram alone paces.
+// updatePace changes when the next message of all processes may leave. Where the file cannot be used, change sees the
+// zero time, and Telegram alone paces.
 func (t *Telegram) updatePace(change func(next time.Time) time.Time) {
+	t.updateShared(func(s *shared) {
+		if s.written > time.Now().UnixNano() { // the clock has been set back
+			s.next = 0
+		}
+		s.next = change(time.Unix(0, s.next)).UnixNano()
+	})
+}
+
+// shared is what all processes share of their sending, in a file.
+type shared struct {
+	next    int64  // Unix nanoseconds: when the next message may leave
+	written int64  // when that was
+	newest  int64  // the greatest number that a message of ours was seen to have
+	seen    int64  // when that was
+	chat    string // where
+}
+
+// updateShared changes that; where the file cannot be used, it is lost.
+func (t *Telegram) updateShared(change func(*shared)) {
+	var s shared
 	f, err := openPrivate(filepath.Join(t.store.Dir, "telegram.pace"), os.O_RDWR|os.O_CREATE)
 	if err != nil {
-		change(time.Time{})
+		change(&s)
 		return
 	}
 	defer f.Close() // and with it the lock, which is held for microseconds
 	if err := awaitLock(f, paceChat); err != nil {
-		change(time.Time{})
+		change(&s)
 		return
 	}
-	var next, written int64
-	_, _ = fmt.Fscanf(f, "%d %d", &next, &written) // they stay 0 where the file is new, or damaged
-	if written > time.Now().UnixNano() {           // the clock has been set back
-		next = 0
-	}
-	due := change(time.Unix(0, next))
-	line := fmt.Appendf(nil, "%020d %020d\n", due.UnixNano(), time.Now().UnixNano())
+	_, _ = fmt.Fscanf(f, "%d %d %d %d %s", &s.next, &s.written, &s.newest, &s.seen, &s.chat) // 0 where it is new, or damaged
+	change(&s)
+	line := fmt.Appendf(nil, "%020d %020d %020d %020d %s\n", s.next, time.Now().UnixNano(), s.newest, s.seen, s.chat)
 	_, _ = f.WriteAt(line, 0) // if lost, Telegram paces
+}
+
+// here says whose numbers messages have: the bot's, in its chat.
+func (t *Telegram) here() string {
+	cfg := t.cfg.Load()
+	bot, _, _ := strings.Cut(cfg.Token, ":")
+	return fmt.Sprintf("%s/%d", bot, cfg.ChatID)
+}
+
+// newest is the greatest number that a message of ours was seen to have, msg included, and when: numbers of one chat
+// rise.
+func (t *Telegram) newest(msg int64) (newest int64, at time.Time) {
+	here := t.here()
+	t.updateShared(func(s *shared) {
+		if s.chat != here {
+			s.newest = 0
+			s.chat = here
+		}
+		if msg > s.newest {
+			s.newest = msg
+			s.seen = time.Now().UnixNano()
+		}
+		newest = s.newest
+		at = time.Unix(0, s.seen)
+	})
+	return newest, at
 }
 
 // ---- text ----
@@ -2159,13 +2206,20 @@ func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, dre
 		dress(&p)
 		out := t.questionText(&p, s).outgoing(0, keyboard(&p))
 		out.Silent = p.Idle && p.Watched
+		newest, _ := t.newest(0)
+		t.warn(t.store.Sending(id, newest+1, t.here())) // unknown buttons are better than no question
 		return out
 	}
 	urgent := func() bool {
 		p, _, _ := t.store.Prompt(id) // as it was, where it cannot be read
 		return p != nil && !p.Idle
 	}
-	return t.deliver(ctx, delivery{session: other.ID, urgent: urgent, write: write, linger: answerLinger})
+	lost := func() { t.warn(t.store.Unsent(id, true)) }
+	msg, err := t.deliver(ctx, delivery{session: other.ID, urgent: urgent, write: write, lost: lost, linger: answerLinger})
+	if msg == 0 {
+		t.warn(t.store.Unsent(id, false))
+	}
+	return msg, err
 }
 
 // Settle has the question's message say what the state says of it, as soon as edits of it that are under way are done.
@@ -3311,15 +3365,18 @@ func inOrder(v *View, want func(*PromptRecord) bool) []*PromptRecord {
 // done it in its time. It ends with the polling.
 func (r *receiver) payDebts() {
 	var owed []*PromptRecord
-	var looked <-chan struct{} // closed by the next change of the state since owed was looked for
+	var keyboards []*InputRecord
+	var looked <-chan struct{} // closed by the next change of the state since these were looked for
 	for r.ctx.Err() == nil {
+		r.warn(r.store.Reap(time.Now())) // who has died owes
 		found, changed, err := r.store.Owed(looked)
 		if err == nil && changed != looked {
 			owed = found
+			keyboards = r.store.Keyboards()
 			looked = changed
 		}
 		if err == nil {
-			err = r.pay(owed)
+			err = r.pay(r.ctx, owed, keyboards)
 		}
 		pause := debtsEvery
 		if err != nil {
@@ -3330,27 +3387,146 @@ func (r *receiver) payDebts() {
 	}
 }
 
-// pay edits the messages of those questions that are not left to their sessions.
-func (r *receiver) pay(owed []*PromptRecord) error {
+// PayDebts does once what this process does while it polls, if it does: who polls next may come days later.
+func (t *Telegram) PayDebts(ctx context.Context) error {
+	if !t.polling.Load() {
+		return nil
+	}
+	owed, _, err := t.store.Owed(nil)
+	if err != nil {
+		return err
+	}
+	return t.pay(ctx, owed, t.store.Keyboards())
+}
+
+// pay edits the messages of those questions that are not left to their sessions, and takes away keyboards. Numbers of
+// another bot's or chat's messages say nothing here.
+func (t *Telegram) pay(ctx context.Context, owed []*PromptRecord, keyboards []*InputRecord) error {
+	t.payingMu.Lock()
+	defer t.payingMu.Unlock()
 	for _, p := range owed {
-		if !r.mustPay(p) {
+		if !t.mustPay(p) {
 			continue
 		}
-		if err := r.catchUp(r.ctx, p.ID, catchUpOptions{due: (*PromptRecord).owes, slow: true}); err != nil {
+		var err error
+		switch {
+		case p.Chat != "" && p.Chat != t.here():
+			err = t.store.changePrompt(p.ID, (*PromptRecord).forgive)
+		case p.missing():
+			err = t.search(ctx, p)
+		}
+		if err == nil {
+			err = t.catchUp(ctx, p.ID, catchUpOptions{due: (*PromptRecord).owes, slow: true})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for _, in := range keyboards {
+		if err := t.endKeyboard(ctx, in); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// endKeyboard has the message of an input lose its buttons once they do nothing any more; who acted on them has a while
+// to do that himself.
+func (t *Telegram) endKeyboard(ctx context.Context, in *InputRecord) error {
+	life := debtsPatience
+	why := in.Reason
+	if in.Status == inputAsked {
+		life = endLife
+		why = "Nothing was done: that was asked more than 2 minutes ago, send /cancel again"
+	}
+	if in.Kind == "keyboard" {
+		life = keysLife
+	}
+	s, _ := t.store.Session(in.SessionID)
+	active := s != nil && s.Status == "active"
+	if active && time.Since(in.At) < life {
+		return nil
+	}
+	if !active && in.Status != "done" {
+		why = "Nothing was done: it has ended by itself"
+	}
+	out := buttonsEdit(in.MsgID, nil)
+	if in.Kind != "keyboard" && why != "" {
+		out = noticeText(s, why, "", "", false).outgoing(in.MsgID, nil)
+	}
+	_, err := t.send(ctx, out, false)
+	failed, ok := err.(*apiError)
+	if ok && failed.Code == http.StatusBadRequest && failed.trouble(0) == "" {
+		err = nil // it cannot be edited, now or later
+	}
+	if err != nil {
+		return err
+	}
+	return t.store.NoteKeyboard(in.ID, 0)
+}
+
+// search looks for a question's missing message among the numbers that it can have, once a newer message tells where
+// they end: the one that loses buttons is it. Nothing else changes by that.
+func (t *Telegram) search(ctx context.Context, p *PromptRecord) error {
+	newest, at := t.newest(0)
+	sentLater := newest >= p.SentFrom && at.After(p.At) || p.MsgID > p.SentFrom
+	late := p.Lost && t.store.now().Sub(p.At) < lostLife
+	v, err := t.store.View()
+	if err != nil || !sentLater || late {
+		return err
+	}
+	numbers, complete := v.mayBe(p, newest, time.Now())
+	if !complete {
+		return nil
+	}
+	for _, n := range numbers {
+		text, err := t.takeButtons(ctx, n)
+		if err != nil {
+			return err
+		}
+		owner := v.missingIn(text)
+		if owner != nil {
+			if err := t.store.Offered(owner.ID, n); err != nil {
+				return err
+			}
+		}
+		if owner != nil && owner.ID == p.ID && !p.Lost {
+			return nil // Offered has noted that none is missing
+		}
+	}
+	return t.store.changePrompt(p.ID, (*PromptRecord).found)
+}
+
+// takeButtons takes away the buttons of the message with that number, and returns its text; "": it has none, or there is
+// no such message of ours.
+func (t *Telegram) takeButtons(ctx context.Context, msg int64) (text string, err error) {
+	_, err = t.pace(ctx, func() bool { return false }, func() int { return 1 })
+	if err != nil {
+		return "", err
+	}
+	out := buttonsEdit(msg, nil)
+	out.ChatID = t.cfg.Load().ChatID
+	var had struct{ Text string }
+	err = t.call(ctx, out.method, out, &had)
+	failed, ok := err.(*apiError)
+	switch {
+	case !ok:
+		return had.Text, nil
+	case failed.temporary() || failed.trouble(0) != "":
+		t.postpone(failed.retryAfter())
+		return "", failed
+	}
+	return "", nil
+}
+
 // mustPay tells that a prompt's own session will not edit its message, and that replaced ones it never does. A dead
 // session's prompts are over once it is reaped.
-func (r *receiver) mustPay(p *PromptRecord) bool {
-	replacedOnly := p.Open() || p.MsgStatus == p.Status
+func (t *Telegram) mustPay(p *PromptRecord) bool {
+	replacedOnly := p.Open() || p.MsgStatus == p.Status && p.SentFrom == 0
 	if replacedOnly || time.Since(p.At) > debtsPatience {
 		return true
 	}
-	return p.over() && !r.store.Alive(p.SessionID)
+	return p.over() && !t.store.Alive(p.SessionID)
 }
 
 // background does something beside the polling, which must end soon after ctx, and logs its error.
@@ -3371,9 +3547,9 @@ func (r *receiver) inTurn(send func() error) {
 }
 
 // warn logs an error of which nobody else learns.
-func (r *receiver) warn(err error) {
+func (t *Telegram) warn(err error) {
 	if err != nil && !errors.Is(err, context.Canceled) {
-		r.log.Warn("left undone", "error", err)
+		t.log.Warn("left undone", "error", err)
 	}
 }
 
@@ -3739,6 +3915,7 @@ func (r *receiver) handleKeyButton(id int64, q *callbackQuery, v *View, what str
 	}
 	if why != "" {
 		r.answerCallback(q, "Nothing was pressed: "+why, true)
+		r.background(func() error { return r.removeButtons(nil, q.Message.ID) })
 		return r.recordUpdate(id, nil)
 	}
 	input := newInput(s, "keys", q.From, &message{}, id)
@@ -3777,7 +3954,10 @@ func (r *receiver) handleEndButton(id int64, q *callbackQuery, choice string) er
 	r.answerCallback(q, input.Reason, answer == "yes")
 	r.background(func() error {
 		_, err := r.Notify(r.ctx, Notice{Text: input.Reason, SessionID: input.SessionID, Edit: q.Message.ID})
-		return err
+		if err != nil {
+			return err
+		}
+		return r.store.NoteKeyboard(input.ID, 0)
 	})
 	return nil
 }
@@ -3792,6 +3972,7 @@ func (v *View) endDecided(id string, yes bool, q *callbackQuery) *InputRecord {
 	after := *asked
 	after.By = q.From.who()
 	after.ReplyTo = q.Message.ID
+	after.MsgID = q.Message.ID
 	after.Status = "refused"
 	switch {
 	case !v.active(asked.SessionID):
@@ -3885,8 +4066,12 @@ func (r *receiver) handleMessage(id int64, m *message, v *View) error {
 		n := Notice{Text: want.reply, Rows: want.rows, SessionID: want.about, ReplyTo: m.ID, ThreadID: m.topic(),
 			Done: want.done, Ours: want.ours}
 		r.inTurn(func() error {
-			_, err := r.Notify(r.ctx, n)
-			return err
+			msg, err := r.Notify(r.ctx, n)
+			asked, ok := want.record.(*InputRecord)
+			if err != nil || !ok || len(n.Rows) == 0 {
+				return err
+			}
+			return r.store.NoteKeyboard(asked.ID, msg)
 		})
 	}
 	return nil
@@ -4064,7 +4249,9 @@ func (in *incoming) keys(s *SessionRecord, line string) intent {
 		}
 	}
 	if len(words) == 0 {
-		return intent{reply: "Keys, also as /keys ESC UP …", rows: usualKeys(s), about: s.ID}
+		board := newInput(s, "keyboard", in.From, in.message, in.updateID)
+		board.Status = inputAsked
+		return intent{reply: "Keys, also as /keys ESC UP …", rows: usualKeys(s), about: s.ID, record: board}
 	}
 	return in.input(s, "keys", line)
 }
