@@ -296,7 +296,17 @@ const (
 	// 1/s in a chat, 20/min in a group: https://core.telegram.org/bots/faq#my-bot-is-hitting-limits-how-do-i-avoid-this
 	paceChat    = 1050 * time.Millisecond
 	paceGroup   = 3900 * time.Millisecond // 4 + 60/3.9 < 20
-	urgencyLook = time.Second             // what waits its turn looks so often whether it has become urgent
+	urgencyLook = time.Second             // what waits its turn looks so often whether its rank has changed
+)
+
+// rank is what a message may overtake: what has a later one.
+type rank int
+
+const (
+	rankQuestion rank = iota // or what a person has just asked for
+	rankOutcome
+	rankNotice
+	rankRest
 )
 
 // outgoing is a message to send, or an edit of one, as the Bot API takes it.
@@ -329,17 +339,17 @@ type replyTo struct {
 type delivery struct {
 	session  string           // that it is about, in whose topic it goes, "" in threadID
 	threadID int64            // the topic that it goes to, 0: none
-	urgent   func() bool      // it may overtake what is not
+	rank     func() rank      // what it may overtake, which can change while it waits
 	write    func() *outgoing // nil: there is nothing to say any more
 	lost     func()           // an attempt had no answer: it may be carried out, even later; nil: never mind
 	linger   time.Duration    // so long an answer on its way is waited for after ctx has ended
 }
 
 // send is call for messages: paced, repeated until done, refused for good or ctx ends. Id 0: the one to edit is gone.
-func (t *Telegram) send(ctx context.Context, out *outgoing, urgent bool) (int64, error) {
+func (t *Telegram) send(ctx context.Context, out *outgoing, as rank) (int64, error) {
 	return t.deliver(ctx, delivery{
-		urgent: func() bool { return urgent },
-		write:  func() *outgoing { return out },
+		rank:  func() rank { return as },
+		write: func() *outgoing { return out },
 	})
 }
 
@@ -489,25 +499,25 @@ func sleep(ctx context.Context, d time.Duration) error {
 	return ctx.Err()
 }
 
-// pace waits until a message may leave, and returns how many turns it has taken, as turns said last. What is not urgent
-// may become so meanwhile.
-func (t *Telegram) pace(ctx context.Context, urgent func() bool, turns func() int) (taken int, err error) {
+// pace waits until a message may leave, and returns how many turns it has taken, as turns said last. Its rank
+// may change meanwhile.
+func (t *Telegram) pace(ctx context.Context, as func() rank, turns func() int) (taken int, err error) {
 	every := paceChat
 	if t.cfg.Load().ChatID < 0 {
 		every = paceGroup
 	}
 	for ctx.Err() == nil {
-		hurry := urgent()
+		now := as()
 		taken = turns()
 		var wait time.Duration
 		t.updatePace(func(next time.Time) time.Time {
-			next, wait = reserve(next, time.Now(), every, taken, hurry)
+			next, wait = reserve(next, time.Now(), every, taken, now)
 			return next
 		})
 		if wait == 0 {
 			return taken, nil
 		}
-		if !hurry || taken > 1 {
+		if now != rankQuestion || taken > 1 {
 			wait = min(wait, urgencyLook)
 		}
 		_ = sleep(ctx, wait) // its error is that of ctx
@@ -516,15 +526,12 @@ func (t *Telegram) pace(ctx context.Context, urgent func() bool, turns func() in
 }
 
 // reserve takes that many turns at once and returns when the next one is, or, without changing that, how long to wait.
-// Up to four turns are saved up, and one may be borrowed; what is not urgent leaves one of them free, so that questions
-// overtake.
-func reserve(next, now time.Time, every time.Duration, turns int, urgent bool) (time.Time, time.Duration) {
+// Up to four turns are saved up, and one may be borrowed by a question; what ranks behind it leaves that one free, and a
+// part of the next, so that others overtake.
+func reserve(next, now time.Time, every time.Duration, turns int, as rank) (time.Time, time.Duration) {
 	due := max(next.Sub(now), -3*every)
 	cost := time.Duration(turns) * every
-	wait := due
-	if !urgent {
-		wait += cost
-	}
+	wait := due + cost*time.Duration(as)/time.Duration(rankRest)
 	if wait > 0 {
 		return next, wait
 	}
@@ -2210,12 +2217,15 @@ func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, dre
 		t.warn(t.store.Sending(id, newest+1, t.here())) // unknown buttons are better than no question
 		return out
 	}
-	urgent := func() bool {
+	as := func() rank {
 		p, _, _ := t.store.Prompt(id) // as it was, where it cannot be read
-		return p != nil && !p.Idle
+		if p == nil || p.Idle {
+			return rankRest
+		}
+		return rankQuestion
 	}
 	lost := func() { t.warn(t.store.Unsent(id, true)) }
-	msg, err := t.deliver(ctx, delivery{session: other.ID, urgent: urgent, write: write, lost: lost, linger: answerLinger})
+	msg, err := t.deliver(ctx, delivery{session: other.ID, rank: as, write: write, lost: lost, linger: answerLinger})
 	if msg == 0 {
 		t.warn(t.store.Unsent(id, false))
 	}
@@ -2383,9 +2393,12 @@ func (m *questionMessages) mayBeOvertaken(by string) bool {
 func (t *Telegram) sendEdit(ctx context.Context, id string, m *questionMessages, why catchUpOptions) (*edit, error) {
 	var sent *edit
 	_, err := t.deliver(ctx, delivery{
-		urgent: func() bool {
+		rank: func() rank {
 			p, _, _ := t.store.Prompt(id) // as it was, where it cannot be read
-			return p != nil && !p.Open() && !why.slow
+			if p == nil || p.Open() || why.slow {
+				return rankRest
+			}
+			return rankOutcome
 		},
 		write: func() *outgoing {
 			sent = t.nextEdit(id, m, why)
@@ -2497,8 +2510,8 @@ func (t *Telegram) sendNotice(ctx context.Context, n *Notice, out *outgoing) (in
 		out.ReplyTo = &replyTo{MessageID: n.ReplyTo, Optional: true}
 	}
 	d := delivery{
-		urgent: func() bool { return n.Ring || n.Urgent || n.ReplyTo != 0 },
-		write:  func() *outgoing { return out },
+		rank:  n.rank,
+		write: func() *outgoing { return out },
 	}
 	switch {
 	case n.ReplyTo != 0:
@@ -2517,6 +2530,17 @@ func (t *Telegram) sendNotice(ctx context.Context, n *Notice, out *outgoing) (in
 	return t.deliver(ctx, d)
 }
 
+// rank is what the notice may overtake.
+func (n *Notice) rank() rank {
+	switch {
+	case n.ReplyTo != 0:
+		return rankQuestion
+	case n.Ring || n.Urgent:
+		return rankNotice
+	}
+	return rankRest
+}
+
 // spoke tells that a session has said more than that it began: a question was sent, or it has ended.
 func (t *Telegram) spoke(session string) bool {
 	v, _ := t.store.View() // as it was, where it cannot be read
@@ -2531,7 +2555,7 @@ func (t *Telegram) notifyLate(ctx context.Context, n *Notice) (int64, error) {
 	about := v.Sessions[n.SessionID]
 	return t.deliver(ctx, delivery{
 		session: n.SessionID,
-		urgent:  func() bool { return n.Urgent },
+		rank:    n.rank,
 		write: func() *outgoing {
 			now := n.Late()
 			if now.Mono == "" {
@@ -2733,7 +2757,7 @@ func (t *Telegram) PrepareTopic(ctx context.Context, session string) {
 	if t.topicless(session) == nil {
 		return
 	}
-	_, err := t.pace(ctx, func() bool { return false }, func() int { return 1 })
+	_, err := t.pace(ctx, func() rank { return rankRest }, func() int { return 1 })
 	if err == nil {
 		t.openTopic(ctx, session)
 	}
@@ -2760,7 +2784,7 @@ func (t *Telegram) topiclessLocked(session string) *SessionRecord {
 func (t *Telegram) awaitTurn(ctx context.Context, d delivery, began time.Time) error {
 	turns := func() int { return t.turnsFor(d.session, time.Since(began)) }
 	for {
-		taken, err := t.pace(ctx, d.urgent, turns)
+		taken, err := t.pace(ctx, d.rank, turns)
 		if err != nil || taken == 1 || t.openTopic(ctx, d.session) {
 			return err
 		}
@@ -2891,7 +2915,11 @@ func (t *Telegram) endTopic(ctx context.Context, session string) error {
 // changeTopic makes a request about a session's topic; name: its new one, "" with none. What is refused for good stays
 // as it is.
 func (t *Telegram) changeTopic(ctx context.Context, method string, s *SessionRecord, name string) error {
-	_, err := t.pace(ctx, func() bool { return name != "" }, func() int { return 1 })
+	as := rankRest
+	if name != "" {
+		as = rankNotice
+	}
+	_, err := t.pace(ctx, func() rank { return as }, func() int { return 1 })
 	if err != nil {
 		return err
 	}
@@ -3454,7 +3482,7 @@ func (t *Telegram) endKeyboard(ctx context.Context, in *InputRecord) error {
 	if in.Kind != "keyboard" && why != "" {
 		out = noticeText(s, why, "", "", false).outgoing(in.MsgID, nil)
 	}
-	_, err := t.send(ctx, out, false)
+	_, err := t.send(ctx, out, rankRest)
 	failed, ok := err.(*apiError)
 	if ok && failed.Code == http.StatusBadRequest && failed.trouble(0) == "" {
 		err = nil // it cannot be edited, now or later
@@ -3485,13 +3513,14 @@ func (t *Telegram) search(ctx context.Context, p *PromptRecord) error {
 			return err
 		}
 		owner := v.missingIn(text)
-		if owner != nil {
-			if err := t.store.Offered(owner.ID, n); err != nil {
-				return err
-			}
+		if owner != nil && n > owner.MsgID {
+			err = t.store.Offered(owner.ID, n) // it is to say the outcome
+		}
+		if err != nil {
+			return err
 		}
 		if owner != nil && owner.ID == p.ID && !p.Lost {
-			return nil // Offered has noted that none is missing
+			return nil // there is no other: that was recorded, too
 		}
 	}
 	return t.store.changePrompt(p.ID, (*PromptRecord).found)
@@ -3500,7 +3529,7 @@ func (t *Telegram) search(ctx context.Context, p *PromptRecord) error {
 // takeButtons takes away the buttons of the message with that number, and returns its text; "": it has none, or there is
 // no such message of ours.
 func (t *Telegram) takeButtons(ctx context.Context, msg int64) (text string, err error) {
-	_, err = t.pace(ctx, func() bool { return false }, func() int { return 1 })
+	_, err = t.pace(ctx, func() rank { return rankRest }, func() int { return 1 })
 	if err != nil {
 		return "", err
 	}
@@ -3749,7 +3778,7 @@ func (r *receiver) showOnItsWay(id string) error {
 // newer message.
 func (r *receiver) removeButtons(p *PromptRecord, msg int64) error {
 	if p == nil {
-		_, err := r.send(r.ctx, buttonsEdit(msg, nil), true)
+		_, err := r.send(r.ctx, buttonsEdit(msg, nil), rankOutcome)
 		return err
 	}
 	if err := r.store.Offered(p.ID, msg); err != nil {
@@ -4718,7 +4747,7 @@ func (s *setup) test() error {
 	}
 	text := &richText{text: "AtlasBridge is connected. Press the button to finish the setup."}
 	works := button{Text: "✅ It works", Data: "setup:" + newNonce()}
-	_, err := s.send(s.ctx, text.outgoing(0, [][]button{{works}}), true)
+	_, err := s.send(s.ctx, text.outgoing(0, [][]button{{works}}), rankQuestion)
 	if err != nil {
 		return hinted(err, "press Start in the bot's chat, then run atlasbridge setup again")
 	}
