@@ -2269,6 +2269,8 @@ func isASCII(text string) bool {
 // What is known of each tool.
 
 // re compiles a pattern of ours.
+//
+//go:noinline // its copies make the program KB larger
 func re(pattern string) *regexp.Regexp { return regexp.MustCompile(pattern) }
 
 // Adapter is what atlasbridge knows of one tool: one table row.
@@ -6948,6 +6950,8 @@ var secretShapes = re(`\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
 	`[^\s"'&;,]{4,})`)
 
 // redact replaces the known shapes of secrets. Every sink uses it.
+//
+//go:noinline // its copies make the program KB larger
 func redact(s string) string { return secretShapes.ReplaceAllString(s, "$1$2$3[redacted]") }
 
 // safely is text as it may leave the machine, at most n bytes of it.
@@ -6960,6 +6964,8 @@ var hiding = re(`[^\n\t\x20-\x7e\x{a0}-\x{10ffff}]|[\x{ad}\x{61c}\x{180e}\x{200b
 	`\x{e0000}-\x{e01ef}]`)
 
 // visible writes what hides as \u{200B}; newline and tab stay.
+//
+//go:noinline // its copies make the program KB larger
 func visible(s string) string {
 	return hiding.ReplaceAllStringFunc(s, func(c string) string {
 		return fmt.Sprintf(`\u{%04X}`, []rune(c)[0])
@@ -6967,6 +6973,8 @@ func visible(s string) string {
 }
 
 // clip cuts to at most n bytes, on a rune boundary; what is cut ends in "…".
+//
+//go:noinline // its copies make the program KB larger
 func clip(s string, n int) string {
 	if len(s) <= n {
 		return s

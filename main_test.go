@@ -16833,7 +16833,9 @@ func TestKeyboardsEnd(t *testing.T) {
 	})
 	first.Process.Kill()
 	_ = first.Wait() // killed
-	runs(t, dir, "true").gets(0, "", "")
+	next := runs(t, dir, "sleep", "60")
+	defer func() { _ = next.Process.Kill() }() // it is not needed any more
+	p.nothingAlive(dir)
 	if len(p.now(keys.id).buttons)+len(p.now(end.id).buttons) > 0 {
 		t.Error("buttons are left")
 	}

@@ -1760,26 +1760,33 @@ func (v *View) mayBe(p *PromptRecord, newest int64, now time.Time) (numbers []in
 	if p.MsgID > p.SentFrom {
 		end = min(end, p.MsgID-1)
 	}
-	known := map[int64]bool{p.MsgID: true}
 	for _, q := range v.Prompts {
 		lives := v.active(q.SessionID) && (q.Open() || now.Sub(q.At) < debtsPatience)
 		if q != p && lives && q.SentFrom != 0 && q.SentFrom <= end {
 			return nil, false
 		}
-		known[q.MsgID] = true
-		for _, old := range q.OldMsgIDs {
-			known[old] = true
-		}
-	}
-	for _, in := range v.Inputs {
-		known[in.MsgID] = true
 	}
 	for n := p.SentFrom; n <= end; n++ {
-		if !known[n] {
+		if !v.knowsButtons(n) {
 			numbers = append(numbers, n)
 		}
 	}
 	return numbers, true
+}
+
+// knowsButtons tells whether it is known what the buttons of that message are for.
+func (v *View) knowsButtons(msg int64) bool {
+	for _, p := range v.Prompts {
+		if p.MsgID == msg || slices.Contains(p.OldMsgIDs, msg) {
+			return true
+		}
+	}
+	for _, in := range v.Inputs {
+		if in.MsgID == msg {
+			return true
+		}
+	}
+	return false
 }
 
 // missingIn is the question that a message with this text must be of: of the session that it names, the newest of which
@@ -1841,6 +1848,8 @@ func (s *Store) Edited(id string, msg int64, status State, buttons bool) error {
 }
 
 // changePrompt changes what is known of a prompt's messages; nothing is written where nothing changes.
+//
+//go:noinline // each copy is 1 KB of the program
 func (s *Store) changePrompt(id string, change func(*PromptRecord)) error {
 	return s.Update(func(v *View) ([]Record, error) {
 		old := v.Prompts[id]
@@ -1907,6 +1916,8 @@ func (s *Store) NoteFact(name, value string) error {
 }
 
 // SetTopic records a session's topic.
+//
+//go:noinline // as changePrompt
 func (s *Store) SetTopic(session string, to Topic) error {
 	return s.Update(func(v *View) ([]Record, error) {
 		old := v.Sessions[session]
@@ -1947,6 +1958,8 @@ func (s *Store) Keyboards() (found []*InputRecord) {
 }
 
 // NoteKeyboard records which message has the buttons of an input, 0: none has.
+//
+//go:noinline // as changePrompt
 func (s *Store) NoteKeyboard(id string, msg int64) error {
 	return s.Update(func(v *View) ([]Record, error) {
 		old := v.Inputs[id]

@@ -312,8 +312,9 @@ const (
 // outgoing is a message to send, or an edit of one, as the Bot API takes it.
 type outgoing struct {
 	method   string
-	document []byte // that goes with it, nil none
-	name     string // of that
+	said     *string // for what the message says when this is done, nil: never mind
+	document []byte  // that goes with it, nil none
+	name     string  // of that
 
 	ChatID   int64          `json:"chat_id"`                     // set by deliver
 	ThreadID int64          `json:"message_thread_id,omitempty"` // the topic it goes to, set by deliver
@@ -451,11 +452,15 @@ func (t *Telegram) attempt(ctx context.Context, linger time.Duration, out *outgo
 	inFlight, cancel := lingering(ctx, linger)
 	defer cancel()
 	var sent struct { // nothing else of it: what was sent is not sent again because of a member of another shape
-		ID int64 `json:"message_id"`
+		ID   int64 `json:"message_id"`
+		Text string
 	}
 	err := t.call(inFlight, out.method, out, &sent)
 	if err != nil {
 		return 0, err.(*apiError)
+	}
+	if out.said != nil {
+		*out.said = sent.Text
 	}
 	return sent.ID, nil
 }
@@ -635,6 +640,8 @@ type richText struct {
 }
 
 // addLine adds s, unless it is empty, as lines of their own; kind is an entity's type, "" for plain text.
+//
+//go:noinline // its copies make the program KB larger
 func (r *richText) addLine(kind, s string) {
 	if s == "" {
 		return
@@ -752,6 +759,8 @@ func (r *richText) outgoing(edit int64, rows [][]button) *outgoing {
 }
 
 // units is the length of s in UTF-16 units, as Telegram counts.
+//
+//go:noinline // its copies make the program KB larger
 func units(s string) int { return len(utf16.Encode([]rune(s))) }
 
 // clean makes text from elsewhere valid, without secrets and without what is invisible, of at most n UTF-16 units.
@@ -2412,9 +2421,8 @@ func (t *Telegram) sendEdit(ctx context.Context, id string, m *questionMessages,
 			m.lost[sent.print] = time.Now()
 		},
 	})
-	failed, ok := err.(*apiError)
-	if ok && failed.Code == http.StatusBadRequest && failed.trouble(0) == "" {
-		t.log.Warn("a message cannot be edited, now or later", "error", failed.Error())
+	if refusedForGood(err) {
+		t.log.Warn("a message cannot be edited, now or later", "error", err.Error())
 		return sent, nil
 	}
 	if err != nil {
@@ -3461,36 +3469,45 @@ func (t *Telegram) pay(ctx context.Context, owed []*PromptRecord, keyboards []*I
 // endKeyboard has the message of an input lose its buttons once they do nothing any more; who acted on them has a while
 // to do that himself.
 func (t *Telegram) endKeyboard(ctx context.Context, in *InputRecord) error {
-	life := debtsPatience
-	why := in.Reason
-	if in.Status == inputAsked {
+	life := keysLife
+	why := cmp.Or(in.Reason, "Nothing was done: nobody said so in 2 minutes")
+	switch {
+	case in.Status != inputAsked:
+		life = debtsPatience
+	case in.Kind == "cancel":
 		life = endLife
-		why = "Nothing was done: that was asked more than 2 minutes ago, send /cancel again"
-	}
-	if in.Kind == "keyboard" {
-		life = keysLife
 	}
 	s, _ := t.store.Session(in.SessionID)
-	active := s != nil && s.Status == "active"
-	if active && time.Since(in.At) < life {
-		return nil
-	}
-	if !active && in.Status != "done" {
+	if s != nil && s.Status == "active" {
+		if time.Since(in.At) < life {
+			return nil
+		}
+	} else {
 		why = "Nothing was done: it has ended by itself"
 	}
 	out := buttonsEdit(in.MsgID, nil)
-	if in.Kind != "keyboard" && why != "" {
+	if in.Kind == "cancel" && in.Status != "done" {
 		out = noticeText(s, why, "", "", false).outgoing(in.MsgID, nil)
 	}
-	_, err := t.send(ctx, out, rankRest)
-	failed, ok := err.(*apiError)
-	if ok && failed.Code == http.StatusBadRequest && failed.trouble(0) == "" {
-		err = nil // it cannot be edited, now or later
-	}
-	if err != nil {
+	if err := t.edit(ctx, out); err != nil {
 		return err
 	}
 	return t.store.NoteKeyboard(in.ID, 0)
+}
+
+// edit makes an edit that nobody waits for. What cannot be edited, now or later, counts as edited.
+func (t *Telegram) edit(ctx context.Context, out *outgoing) error {
+	_, err := t.send(ctx, out, rankRest)
+	if refusedForGood(err) {
+		return nil
+	}
+	return err
+}
+
+// refusedForGood tells that a message cannot be edited, now or later.
+func refusedForGood(err error) bool {
+	failed, ok := err.(*apiError)
+	return ok && failed.Code == http.StatusBadRequest && failed.trouble(0) == ""
 }
 
 // search looks for a question's missing message among the numbers that it can have, once a newer message tells where
@@ -3508,11 +3525,13 @@ func (t *Telegram) search(ctx context.Context, p *PromptRecord) error {
 		return nil
 	}
 	for _, n := range numbers {
-		text, err := t.takeButtons(ctx, n)
-		if err != nil {
+		said := ""
+		out := buttonsEdit(n, nil)
+		out.said = &said
+		if err := t.edit(ctx, out); err != nil {
 			return err
 		}
-		owner := v.missingIn(text)
+		owner := v.missingIn(said)
 		if owner != nil && n > owner.MsgID {
 			err = t.store.Offered(owner.ID, n) // it is to say the outcome
 		}
@@ -3526,28 +3545,6 @@ func (t *Telegram) search(ctx context.Context, p *PromptRecord) error {
 	return t.store.changePrompt(p.ID, (*PromptRecord).found)
 }
 
-// takeButtons takes away the buttons of the message with that number, and returns its text; "": it has none, or there is
-// no such message of ours.
-func (t *Telegram) takeButtons(ctx context.Context, msg int64) (text string, err error) {
-	_, err = t.pace(ctx, func() rank { return rankRest }, func() int { return 1 })
-	if err != nil {
-		return "", err
-	}
-	out := buttonsEdit(msg, nil)
-	out.ChatID = t.cfg.Load().ChatID
-	var had struct{ Text string }
-	err = t.call(ctx, out.method, out, &had)
-	failed, ok := err.(*apiError)
-	switch {
-	case !ok:
-		return had.Text, nil
-	case failed.temporary() || failed.trouble(0) != "":
-		t.postpone(failed.retryAfter())
-		return "", failed
-	}
-	return "", nil
-}
-
 // mustPay tells that a prompt's own session will not edit its message, and that replaced ones it never does. A dead
 // session's prompts are over once it is reaped.
 func (t *Telegram) mustPay(p *PromptRecord) bool {
@@ -3559,6 +3556,8 @@ func (t *Telegram) mustPay(p *PromptRecord) bool {
 }
 
 // background does something beside the polling, which must end soon after ctx, and logs its error.
+//
+//go:noinline // its copies make the program KB larger
 func (r *receiver) background(do func() error) { r.work.Go(func() { r.warn(do()) }) }
 
 // inTurn is background for replies: they are sent in the order of what they reply to.
