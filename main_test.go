@@ -16786,9 +16786,10 @@ func TestSessionsEndTogether(t *testing.T) {
 	for i, one := range all {
 		switch i % 3 {
 		case 0:
-			tool, err := os.FindProcess(pids[one.Process.Pid])
-			if err != nil {
-				t.Fatal(err)
+			pid := pids[one.Process.Pid]
+			tool, err := os.FindProcess(pid)
+			if err != nil || pid <= 0 {
+				t.Fatal(pid, err)
 			}
 			_ = tool.Kill() // it may have had its answer, and ended
 		case 1:
