@@ -3025,7 +3025,11 @@ func (s *session) inputDone(r *InputRecord, why string, reply Notice) {
 	}
 	reply.Done = reply.Text+reply.Mono == "" && r.PromptID == "" // else it is no message of the operator's
 	if r.Kind != "answer" {
-		s.notify(reply)
+		s.notifyThen(reply, func(_ int64, err error) {
+			if err == nil && reply.Edit != 0 { // it has no buttons any more
+				s.tellTrouble("recording an input", s.st.NoteKeyboard(r.ID, 0))
+			}
+		})
 	}
 	if typed && s.q != nil && s.q.rec.Idle {
 		s.q.typedBy = r.By
@@ -3076,6 +3080,8 @@ func (localChannel) Close() error {
 
 // send makes one call of the channel beside the loop, which runs done then; pacing and retries are
 // the channel's own.
+//
+//go:noinline // each copy is 0.5 KB of the program
 func (s *session) send(call func() (int64, error), done func(msg int64, err error)) {
 	s.sending++
 	s.spawn(func() {
@@ -3121,12 +3127,15 @@ func (s *session) settleLatest(id string) {
 }
 
 // notify sends a message that asks nothing.
-func (s *session) notify(n Notice) {
+func (s *session) notify(n Notice) { s.notifyThen(n, func(int64, error) {}) }
+
+// notifyThen sends a message that asks nothing, and runs done then.
+func (s *session) notifyThen(n Notice, done func(msg int64, err error)) {
 	n.SessionID = s.rec.ID
 	if !n.Done { // that is no message
 		s.breakStream()
 	}
-	s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, func(int64, error) {})
+	s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, done)
 }
 
 // ---- stream ----
@@ -3363,6 +3372,8 @@ func (s *session) noteLeft(look *Prompt) {
 
 // press hands keys to the writer; when they are written the gate moves on. Without keys it moves at once. The reason it
 // gives is none: a key was found.
+//
+//go:noinline // its copies make the program KB larger
 func (s *session) press(keys string, then gateMove) (why string) {
 	g := s.gate
 	g.keys = []byte(keys)
@@ -3994,6 +4005,10 @@ func (s *session) finish() {
 	s.stream = stream{busy: true} // what has not been sent by now is left out
 	s.tellEnd()
 	s.drain(drainSend)
+	if s.tg.Trouble() == "" && s.sending == 0 {
+		s.send(func() (int64, error) { return 0, s.tg.PayDebts(s.ctx) }, func(int64, error) {})
+		s.drain(drainSend)
+	}
 	s.stop() // cuts calls short
 	for s.sending > 0 {
 		happened := <-s.events

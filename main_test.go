@@ -44,6 +44,7 @@
 //	the whole program: sessions          A tap does what was read, and silence does nothing.
 //	the whole program: hooks             A hook's question is answered by the hook alone, or by nobody.
 //	the whole program: ask               A script gets the answer of a person, or none.
+//	the whole program: debts             Whatever dies, every message says at last what has become of its question.
 //	the whole program: simulation        Session, store and Telegram in virtual time, against models.
 //	README                               What the README shows is what happens.
 //	bench                                One way each to make a home, to run a command, to be a phone.
@@ -6383,7 +6384,7 @@ func TestTelegramPacing(t *testing.T) {
 		var wait time.Duration
 		var sent []time.Time
 		for now := start; now.Before(start.Add(5 * time.Minute)); now = now.Add(wait) {
-			next, wait = reserve(next, now, c.every, 1, true)
+			next, wait = reserve(next, now, c.every, 1, rankQuestion)
 			if wait == 0 {
 				sent = append(sent, now)
 			}
@@ -6398,14 +6399,22 @@ func TestTelegramPacing(t *testing.T) {
 		}
 		next, now := time.Time{}, start
 		for range 50 { // a stream that takes all it can get
-			next, wait = reserve(next, now, c.every, 1, false)
+			next, wait = reserve(next, now, c.every, 1, rankRest)
 			now = now.Add(wait)
 		}
-		_, wait = reserve(next, now, c.every, 1, true)
+		_, wait = reserve(next, now, c.every, 1, rankQuestion)
 		if wait > 0 {
 			t.Errorf("a question waits %v behind a stream", wait)
 		}
-		_, wait = reserve(now.Add(9*time.Second), now, c.every, 1, true)
+		wait = 0
+		for as := rankOutcome; as <= rankRest; as++ {
+			before := wait
+			_, wait = reserve(now, now, c.every, 1, as)
+			if wait <= before || wait > c.every {
+				t.Errorf("rank %d waits %v, the one before %v", as, wait, before)
+			}
+		}
+		_, wait = reserve(now.Add(9*time.Second), now, c.every, 1, rankQuestion)
 		if wait != 9*time.Second {
 			t.Errorf("after retry_after 9 the wait is %v", wait)
 		}
@@ -6429,7 +6438,7 @@ func TestTelegramPacingShared(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.pace(t.Context(), func() bool { return true }, func() int { return 1 }); err != nil {
+	if _, err := e.pace(t.Context(), func() rank { return rankQuestion }, func() int { return 1 }); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -6451,7 +6460,7 @@ func TestTelegramSendRetries(t *testing.T) {
 	}
 	r := &richText{}
 	r.addLine("bold", "hi")
-	id, err := e.send(context.Background(), r.outgoing(0, nil), true)
+	id, err := e.send(context.Background(), r.outgoing(0, nil), rankQuestion)
 	if err != nil || id == 0 || len(times) != len(bodies)+1 || e.srv.count("sendMessage") != 1 {
 		t.Fatalf("send = %d, %v after %d attempts", id, err, len(times))
 	}
@@ -6471,7 +6480,7 @@ func TestTelegramSendRetries(t *testing.T) {
 			return true
 		}
 		if id, err := e.send(context.Background(), &outgoing{method: "editMessageText", EditID: 7},
-			true); err != nil ||
+			rankQuestion); err != nil ||
 			id != want {
 			t.Errorf("%s: %d, %v", text, id, err)
 		}
@@ -6482,7 +6491,7 @@ func TestTelegramSendRetries(t *testing.T) {
 		return true
 	}
 	if id, err := e.send(context.Background(), &outgoing{method: "sendMessage", Text: "x"},
-		true); err != nil ||
+		rankQuestion); err != nil ||
 		id != 77 {
 		t.Errorf("a cut answer: %d, %v", id, err)
 	}
@@ -8463,6 +8472,87 @@ func TestDebtsOfMessagesThatAreGone(t *testing.T) {
 	}
 }
 
+// A message whose number nobody learned, because its sender died or an answer was lost, is found when its question is
+// over: it says the outcome, or loses its buttons where another does, and no other message changes.
+func TestMissingMessageIsFound(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		lose func(e *tgEnv, p *PromptRecord) (ids []int64) // the messages that the question has
+		says string                                        // the last of them, in the end
+	}{
+		{"its sender died", func(e *tgEnv, p *PromptRecord) []int64 {
+			id, _ := e.Ask(e.t.Context(), p, e.s)
+			return []int64{id}
+		}, "not delivered"},
+		{"its sender died, another was faster", func(e *tgEnv, p *PromptRecord) []int64 {
+			newest, _ := e.newest(0)
+			e.store.Sending(p.ID, newest+1, e.here())
+			e.send(e.t.Context(), &outgoing{method: "sendMessage", Text: "notice"}, rankNotice)
+			e.srv.put(newest+2, e.questionText(p, e.s).text)
+			e.srv.lastID++
+			return []int64{newest + 2}
+		}, "not delivered"},
+		{"an answer was lost", func(e *tgEnv, p *PromptRecord) []int64 {
+			n := 0
+			e.srv.decides(func(method string, _ map[string]any) fate {
+				n++
+				return fate{cut: n == 1}
+			})
+			id, _ := e.Ask(e.t.Context(), p, e.s)
+			e.store.Move(p.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = id })
+			return []int64{id - 1, id}
+		}, "not delivered"},
+		{"it was never sent", func(e *tgEnv, p *PromptRecord) []int64 {
+			newest, _ := e.newest(0)
+			e.store.Sending(p.ID, newest+1, e.here())
+			return nil
+		}, ""},
+		{"in another chat", func(e *tgEnv, p *PromptRecord) []int64 {
+			e.store.Sending(p.ID, 1, "9/9")
+			return nil
+		}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			e := newTGEnv(t)
+			e.send(t.Context(), &outgoing{method: "sendMessage", Text: "notice"}, rankNotice)
+			p := storeQuestion(e.s.ID)
+			storeUpdate(e.store, p)
+			e.store.Move(p.ID, Routed, nil)
+			ids := c.lose(e, p)
+			die := e.die
+			e.begin()
+			q := e.ask(yesNo)
+			die()
+			e.store.Reap(time.Now())
+			r := e.receiver(e.Telegram)
+			r.dispatch(json.RawMessage(tgSay(1, "/keys", "")))
+			r.work.Wait()
+			poller := e.process()
+			poller.store.now = func() time.Time { return time.Now().Add(lostLife) } // nothing lost is late any more
+			e.poll(poller)
+			e.send(t.Context(), &outgoing{method: "sendMessage", Text: "later"}, rankNotice)
+			comesTrue(t, "nothing is owed", func() bool {
+				owed, _, _ := e.store.Owed(nil)
+				return len(owed) == 0
+			})
+			for i, id := range ids {
+				want := c.says
+				if i < len(ids)-1 {
+					want = "Go on?"
+				}
+				e.says(id, want)
+			}
+			if len(e.srv.message(q.MsgID).buttons) == 0 || len(e.srv.message(q.MsgID+1).buttons) == 0 {
+				t.Error("another message lost its buttons")
+			}
+			if n := len(e.srv.edits(0)); n > 3 {
+				t.Errorf("%d edits", n)
+			}
+		})
+	}
+}
+
 // 429 and a lost answer in between: each outcome is shown, and none twice.
 func TestDebtsThroughTrouble(t *testing.T) {
 	again := `{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`
@@ -9072,7 +9162,7 @@ func TestTopicTurns(t *testing.T) {
 			if random.IntN(50) == 0 {
 				now = now.Add(time.Duration(random.IntN(6)) * c.every) // a pause in which turns are saved up
 			}
-			next, wait = reserve(next, now, c.every, turns, random.IntN(3) > 0)
+			next, wait = reserve(next, now, c.every, turns, rank(random.IntN(4)))
 			if wait == 0 {
 				sent = append(sent, slices.Repeat([]time.Time{now}, turns)...)
 			}
@@ -10035,9 +10125,6 @@ func TestCommandsFitAPhone(t *testing.T) {
 // A password is deleted from the chat, reaches the session that asked, and no file.
 func TestTelegramSecret(t *testing.T) {
 	e := newTGEnv(t)
-	if err := os.MkdirAll(filepath.Join(e.store.Dir, "sessions"), 0o700); err != nil {
-		t.Fatal(err)
-	}
 	p := e.ask(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}})
 	reply := fmt.Sprintf(`,"reply_to_message":{"message_id":%d}`, p.MsgID)
 	e.updatePace(func(time.Time) time.Time { return time.Now().Add(2 * time.Second) })
@@ -13237,6 +13324,9 @@ func TestRetained(t *testing.T) {
 		{"open question", &PromptRecord{SessionID: live, Status: AwaitingReply}, "yes yes yes"},
 		{"question that is over", &PromptRecord{SessionID: live, Status: Resolved}, "yes yes no"},
 		{"question of a session that is over", &PromptRecord{SessionID: over, Status: AwaitingReply}, "yes yes no"},
+		{"its message does not say so", &PromptRecord{SessionID: over, Status: Failed, MsgID: 7}, "yes yes yes"},
+		{"its message is missing", &PromptRecord{SessionID: over, Status: Failed, SentFrom: 7}, "yes yes yes"},
+		{"input whose message has buttons", &InputRecord{MsgID: 7}, "yes yes yes"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			var got []string
@@ -17303,7 +17393,7 @@ func TestHookKilled(t *testing.T) {
 // ---- the whole program: ask ----
 // A script gets the answer of a person, or none: waiting, dying and losing the network are never a yes.
 
-// script is one run of `atlasbridge ask`, as a script starts it.
+// script is one run of atlasbridge, as a script starts it.
 type script struct {
 	*exec.Cmd
 	t              *testing.T
@@ -17313,7 +17403,13 @@ type script struct {
 // asks starts `atlasbridge ask` with this on its standard input.
 func asks(t *testing.T, dir, stdin string, args ...string) *script {
 	t.Helper()
-	s := &script{Cmd: exec.Command(os.Args[0], append([]string{"ask"}, args...)...), t: t}
+	return begins(t, dir, stdin, append([]string{"ask"}, args...)...)
+}
+
+// begins starts atlasbridge with this on its standard input.
+func begins(t *testing.T, dir, stdin string, args ...string) *script {
+	t.Helper()
+	s := &script{Cmd: exec.Command(os.Args[0], args...), t: t}
 	s.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
 	s.Stdin = strings.NewReader(stdin)
 	s.Stdout = &s.stdout
@@ -17733,6 +17829,243 @@ func TestAskUnread(t *testing.T) {
 	p.settled(m.id)
 	if q := promptOf(t, dir, "Deploy?", func(q *PromptRecord) bool { return !q.Open() }); q.Status != Failed {
 		t.Errorf("it is %s", q.Status)
+	}
+}
+
+// ---- the whole program: debts ----
+// Whatever dies, the next that runs has every message say what has become of its question.
+
+// runs starts `atlasbridge run` without a terminal.
+func runs(t *testing.T, dir string, argv ...string) *script {
+	t.Helper()
+	return begins(t, dir, "", append([]string{"run"}, argv...)...)
+}
+
+// asksOnce is a tool that asks, and notes what it got.
+func asksOnce(dir string) []string {
+	return []string{"sh", "-c", `printf "Continue? [y/n] "; read x; echo "$x" >> ` + filepath.Join(dir, "got")}
+}
+
+// nothingAlive waits until no message has buttons and nothing is owed any more.
+func (s *botAPI) nothingAlive(dir string) {
+	s.t.Helper()
+	st := storeAt(s.t, dir)
+	s.awaitFor(s.t, patience+time.Duration(len(s.messages))*paceChat, "no message has buttons, nothing is owed", func() bool {
+		for _, m := range s.messages {
+			if len(m.buttons) > 0 {
+				return false
+			}
+		}
+		return true
+	})
+	comesTrue(s.t, "nothing is owed", func() bool {
+		owed, _, err := st.Owed(nil)
+		return err == nil && len(owed)+len(st.Keyboards()) == 0
+	})
+}
+
+// TestKilledAtEachRequest: a process that is killed before or after any of its requests to Telegram leaves no message
+// with buttons once another has run; the question's message says what came of it, and nothing is typed twice.
+func TestKilledAtEachRequest(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	type moment struct {
+		method  string
+		text    string // that it has
+		carried bool   // it is carried out all the same
+		poller  bool   // it is another process that is killed, which only polls
+	}
+	moments := []moment{
+		{"sendMessage", "Continue?", false, false},
+		{"sendMessage", "Continue?", true, false},
+		{"answerCallbackQuery", "", false, false},
+		{"answerCallbackQuery", "", true, false},
+		{"editMessageText", "Continue?", false, false},
+		{"editMessageText", "Continue?", true, false},
+		{"sendMessage", "ended", true, false},
+		{"answerCallbackQuery", "", false, true},
+		{"answerCallbackQuery", "", true, true},
+	}
+	beside(t, 2, moments, func(t *testing.T, m moment) {
+		p := newBotAPI(t)
+		dir := home(t, p.config(""))
+		st := storeAt(t, dir)
+		var session, victim *script
+		killed := make(chan struct{})
+		p.decides(func(method string, params map[string]any) fate {
+			text, _ := params["text"].(string)
+			if victim == nil || method != m.method || !strings.Contains(text, m.text) {
+				return fate{}
+			}
+			_ = victim.Process.Kill() // it lives: this is its request
+			victim = nil
+			close(killed)
+			if m.carried {
+				return fate{}
+			}
+			return fate{late: make(chan struct{})}
+		})
+		var poller *script
+		if m.poller {
+			poller = runs(t, dir, "sleep", "60")
+			comesTrue(t, "it listens", func() bool { return st.holder("poll.lock") == poller.Process.Pid })
+		}
+		p.change(func() {
+			session = runs(t, dir, asksOnce(dir)...)
+			victim = session
+			if m.poller {
+				victim = poller
+			}
+		})
+		if m.method != "sendMessage" || m.text == "ended" {
+			p.press(p.shows("Continue?", "Yes"), "Yes")
+		}
+		<-killed
+		next := runs(t, dir, "sleep", "60")
+		defer func() { _ = next.Process.Kill() }() // it has ended, or is not needed any more
+		if m.poller {
+			_ = session.Wait()
+		}
+		comesTrue(t, "the question is over", func() bool {
+			v := storeView(t, st)
+			return len(v.which(func(q *PromptRecord) bool { return !q.over() })) == 0 && len(v.Prompts) == 1
+		})
+		p.nothingAlive(dir)
+		told := 0
+		p.change(func() {
+			for _, m := range p.messages {
+				if strings.Contains(m.text, "not delivered") || strings.Contains(m.text, "Yes · phone") {
+					told++
+				}
+			}
+		})
+		sent := m.method != "sendMessage" || m.carried
+		if (told == 1) != sent {
+			t.Errorf("the outcome is told in %d messages", told)
+		}
+		got, _ := os.ReadFile(filepath.Join(dir, "got"))
+		if m.poller && string(got) != "y\n" || len(got) > len("y\n") {
+			t.Errorf("the program got %q", got)
+		}
+	})
+}
+
+// TestShortRunPays: a run that has nothing to do itself pays before it ends: the next may come days later.
+func TestShortRunPays(t *testing.T) {
+	needUnix(t)
+	p := newBotAPI(t)
+	dir := home(t, p.config(""))
+	first := runs(t, dir, asksOnce(dir)...)
+	m := p.shows("Continue?", "Yes")
+	openPrompt(t, dir)
+	first.Process.Kill()
+	_ = first.Wait() // killed
+	second := runs(t, dir, "true")
+	second.gets(0, "", "")
+	if now := p.now(m.id); len(now.buttons) > 0 || !strings.Contains(now.text, "not delivered") {
+		t.Errorf("it says %q with %d buttons", now.text, len(now.buttons))
+	}
+}
+
+// TestSessionsEndTogether: when many sessions end in one moment, by themselves, by a signal or killed, answered or not,
+// the next run has each message say its outcome. ATLASBRIDGE_TEST_ROUNDS says how many times eight they are.
+func TestSessionsEndTogether(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	n := 8
+	if os.Getenv("ATLASBRIDGE_TEST_ROUNDS") != "" {
+		n *= rounds(t)
+	}
+	p := newBotAPI(t)
+	dir := home(t, p.config(""))
+	var all []*script
+	for range n {
+		all = append(all, runs(t, dir, asksOnce(dir)...))
+	}
+	p.awaitFor(t, patience+time.Duration(n)*2*paceChat, "all ask", func() bool {
+		asking := 0
+		for _, m := range p.messages {
+			if len(m.buttons) > 0 {
+				asking++
+			}
+		}
+		return asking == n
+	})
+	st := storeAt(t, dir)
+	pids := map[int]int{} // of the tools, by their wrappers'
+	for _, r := range storeView(t, st).Sessions {
+		pids[r.Wrapper] = r.PID
+	}
+	answered := 0
+	for _, q := range storeView(t, st).Prompts {
+		if answered < n/4 {
+			_, why, err := st.Decide(Decision{PromptID: q.ID, SessionID: q.SessionID, Value: "y", By: "cli:answer", Trusted: true},
+				time.Now())
+			if err != nil || why != "" {
+				t.Fatal(why, err)
+			}
+			answered++
+		}
+	}
+	for i, one := range all {
+		switch i % 3 {
+		case 0:
+			pid := pids[one.Process.Pid]
+			tool, err := os.FindProcess(pid)
+			if err != nil || pid <= 0 {
+				t.Fatal(pid, err)
+			}
+			_ = tool.Kill() // it may have had its answer, and ended
+		case 1:
+			_ = one.Process.Signal(syscall.SIGTERM) // likewise
+		case 2:
+			_ = one.Process.Kill() // likewise
+		}
+	}
+	for _, one := range all {
+		_ = one.Wait() // of no interest
+	}
+	next := runs(t, dir, "sleep", "600")
+	defer func() { _ = next.Process.Kill() }() // it is not needed any more
+	p.nothingAlive(dir)
+	v := storeView(t, st)
+	for _, q := range v.Prompts {
+		said := p.now(q.MsgID).text
+		if !strings.Contains(said, "not delivered") && !(q.Status == Resolved && strings.Contains(said, "Yes")) {
+			t.Errorf("%s: its message says %q", q.Status, said)
+		}
+	}
+	if len(v.Prompts) != n {
+		t.Errorf("%d questions", len(v.Prompts))
+	}
+}
+
+// TestKeyboardsEnd: the buttons of /keys and /cancel go when their session has ended, however it did.
+func TestKeyboardsEnd(t *testing.T) {
+	needUnix(t)
+	p := newBotAPI(t)
+	dir := home(t, p.config(""))
+	first := runs(t, dir, "sleep", "60")
+	comesTrue(t, "it listens", func() bool { return storeAt(t, dir).holder("poll.lock") == first.Process.Pid })
+	p.writes("/keys", 0)
+	keys := p.shows("Keys", "Esc")
+	p.writes("/cancel", 0)
+	end := p.shows("End it?", "Keep it")
+	st := storeAt(t, dir)
+	comesTrue(t, "both are recorded", func() bool {
+		storeView(t, st)
+		return len(st.Keyboards()) == 2
+	})
+	first.Process.Kill()
+	_ = first.Wait() // killed
+	next := runs(t, dir, "sleep", "60")
+	defer func() { _ = next.Process.Kill() }() // it is not needed any more
+	p.nothingAlive(dir)
+	if len(p.now(keys.id).buttons)+len(p.now(end.id).buttons) > 0 {
+		t.Error("buttons are left")
+	}
+	if said := p.now(end.id).text; !strings.Contains(said, "it has ended") {
+		t.Errorf("it says %q", said)
 	}
 }
 
@@ -21759,8 +22092,9 @@ func (s *botAPI) doneOf(method string, p map[string]any) (answer string) {
 	now := seen{id, text, buttonsOf(p), time.Now(), method, thread}
 	s.messages[id] = &now
 	s.past = append(s.past, now)
-	return apiResult(fmt.Sprintf(`{"message_id":%d,"date":%d,"chat":{"id":1001,"type":"private"}}`,
-		id, time.Now().Unix()))
+	words, _ := json.Marshal(text)
+	return apiResult(fmt.Sprintf(`{"message_id":%d,"date":%d,"chat":{"id":1001,"type":"private"},"text":%s}`,
+		id, time.Now().Unix(), words))
 }
 
 // topicDone does with a topic what a request asks for, and returns the answer.
@@ -21828,7 +22162,13 @@ func (s *botAPI) change(f func()) {
 // await waits until something holds of the server, and says what it was where it never does.
 func (s *botAPI) await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	deadline := time.After(patience)
+	s.awaitFor(t, patience, what, holds)
+}
+
+// awaitFor is await with another patience.
+func (s *botAPI) awaitFor(t *testing.T, limit time.Duration, what string, holds func() bool) {
+	t.Helper()
+	deadline := time.After(limit)
 	for {
 		s.mu.Lock()
 		ok, changed := holds(), s.changed

@@ -1069,6 +1069,12 @@ type PromptRecord struct {
 	MsgStatus State `json:"telegram_msg_status"`
 	// OldMsgIDs are messages that MsgID has replaced and that may still have buttons: their removal is owed, too.
 	OldMsgIDs []int64 `json:"telegram_old_msg_ids"`
+	// SentFrom is the least number that a message of the prompt can have whose number is not known (yet), 0: there is
+	// none. It is recorded before the message leaves: should its sender die, whoever polls next looks for it.
+	SentFrom int64 `json:"telegram_sent_from,omitempty"`
+	// Lost tells that there may be such a message although another one came: an answer of Telegram was lost.
+	Lost bool   `json:"telegram_lost,omitempty"`
+	Chat string `json:"telegram_chat,omitempty"` // whose numbers these are: the bot's and its chat's
 	// ShownAll tells that all of Shown has been on the phone. Until then only an answer that refuses is taken from
 	// there.
 	ShownAll bool `json:"shown_all"`
@@ -1101,15 +1107,17 @@ type ReplyRecord struct {
 type InputRecord struct {
 	Head
 	SessionID string `json:"session_id"`
-	Kind      string `json:"kind"` // text file keys screen stop cancel again; answer: of the tool's own hook
+	Kind      string `json:"kind"` // text file keys screen stop cancel again keyboard; answer: of the tool's own hook
 	By        string `json:"by"`
 	Text      string `json:"text"`      // of a file: its caption, then what is typed
 	UpdateID  string `json:"update"`    // that asked for it, as UpdateRecord has it, "" none
 	ReplyTo   int64  `json:"reply_to"`  // the message to answer
 	ThreadID  int64  `json:"thread_id"` // the topic it was written in, 0: none
-	PromptID  string `json:"prompt_id"`
-	Status    string `json:"status"` // queued done refused; asked: it waits for a yes
-	Reason    string `json:"reason"`
+	// MsgID is the message with the buttons that it is about, 0: there are none (any more).
+	MsgID    int64  `json:"telegram_msg_id,omitempty"`
+	PromptID string `json:"prompt_id"`
+	Status   string `json:"status"` // queued done refused; asked: it waits for a yes
+	Reason   string `json:"reason"`
 
 	File *FileRef `json:"file,omitempty"`
 }
@@ -1790,6 +1798,9 @@ func (p *PromptRecord) offeredIn(msg int64) {
 	if msg == 0 {
 		return
 	}
+	if !p.Lost {
+		p.SentFrom = 0
+	}
 	replaced := msg
 	if msg > p.MsgID {
 		replaced = p.MsgID
@@ -1821,7 +1832,96 @@ func (p *PromptRecord) mayBeAsked() bool { return p.MsgID != 0 && p.expiredOpen(
 // owes tells that a message of the prompt may show what is not so any more.
 func (p *PromptRecord) owes() bool {
 	unsaid := !p.Open() && p.MsgStatus != p.Status
-	return p.MsgID != 0 && (unsaid || len(p.OldMsgIDs) > 0)
+	return p.MsgID != 0 && (unsaid || len(p.OldMsgIDs) > 0) || p.missing()
+}
+
+// missing tells that there may be a message of the prompt, which is over, whose number is not known.
+func (p *PromptRecord) missing() bool { return p.SentFrom != 0 && !p.Open() }
+
+// forgive has the prompt owe nothing any more: it cannot be paid.
+func (p *PromptRecord) forgive() {
+	p.MsgStatus = p.Status
+	p.OldMsgIDs = nil
+	p.found()
+}
+
+// found notes that no number is missing any more.
+func (p *PromptRecord) found() {
+	p.SentFrom = 0
+	p.Lost = false
+}
+
+// searchMost is among how many numbers a message is looked for: those of what was sent while it was on its way.
+const searchMost = 20
+
+// mayBe are the numbers that the prompt's missing message can have; newest is the greatest one that any message of the
+// chat is known to have. complete: none can be beyond them. It is not while another message that counts may have one of
+// them, because it is on its way.
+func (v *View) mayBe(p *PromptRecord, newest int64, now time.Time) (numbers []int64, complete bool) {
+	end := min(newest, p.SentFrom+searchMost-1)
+	if p.MsgID > p.SentFrom {
+		end = min(end, p.MsgID-1)
+	}
+	for _, q := range v.Prompts {
+		lives := v.active(q.SessionID) && (q.Open() || now.Sub(q.At) < debtsPatience)
+		if q != p && lives && q.SentFrom != 0 && q.SentFrom <= end {
+			return nil, false
+		}
+	}
+	for n := p.SentFrom; n <= end; n++ {
+		if !v.knowsButtons(n) {
+			numbers = append(numbers, n)
+		}
+	}
+	return numbers, true
+}
+
+// knowsButtons tells whether it is known what the buttons of that message are for.
+func (v *View) knowsButtons(msg int64) bool {
+	for _, p := range v.Prompts {
+		if p.MsgID == msg || slices.Contains(p.OldMsgIDs, msg) {
+			return true
+		}
+	}
+	for _, in := range v.Inputs {
+		if in.MsgID == msg {
+			return true
+		}
+	}
+	return false
+}
+
+// missingIn is the question that a message with this text must be of: of the session that it names, the newest of which
+// one is missing; nil: there is none.
+func (v *View) missingIn(text string) (found *PromptRecord) {
+	for _, p := range v.Prompts {
+		names := v.Sessions[p.SessionID] != nil && strings.Contains(text, sid(v.Sessions[p.SessionID]))
+		if names && p.missing() && (found == nil || p.CreatedAt.After(found.CreatedAt)) {
+			found = p
+		}
+	}
+	return found
+}
+
+// Sending records that a message with buttons of the prompt is about to leave, which will have that number or a later
+// one; here: whose numbers they are. An earlier one that is missing stays so.
+func (s *Store) Sending(id string, from int64, here string) error {
+	return s.changePrompt(id, func(p *PromptRecord) {
+		p.Chat = here
+		if p.SentFrom == 0 {
+			p.SentFrom = from
+		}
+	})
+}
+
+// Unsent records what became of a message that has no number: it may have been sent all the same, or surely was not.
+func (s *Store) Unsent(id string, perhaps bool) error {
+	return s.changePrompt(id, func(p *PromptRecord) {
+		p.Lost = p.Lost || perhaps
+		if !p.Lost {
+			p.SentFrom = 0
+		}
+	})
 }
 
 // Offered records that the message msg has been seen with buttons of the prompt, whatever was known of it.
@@ -1850,6 +1950,8 @@ func (s *Store) Edited(id string, msg int64, status State, buttons bool) error {
 }
 
 // changePrompt changes what is known of a prompt's messages; nothing is written where nothing changes.
+//
+//go:noinline // each copy is 1 KB of the program
 func (s *Store) changePrompt(id string, change func(*PromptRecord)) error {
 	return s.Update(func(v *View) ([]Record, error) {
 		old := v.Prompts[id]
@@ -1859,7 +1961,8 @@ func (s *Store) changePrompt(id string, change func(*PromptRecord)) error {
 		p := *old
 		change(&p)
 		sameMsg := p.MsgID == old.MsgID && p.MsgStatus == old.MsgStatus
-		if sameMsg && slices.Equal(p.OldMsgIDs, old.OldMsgIDs) {
+		sameSearch := p.SentFrom == old.SentFrom && p.Lost == old.Lost && p.Chat == old.Chat
+		if sameMsg && sameSearch && slices.Equal(p.OldMsgIDs, old.OldMsgIDs) {
 			return nil, nil
 		}
 		return []Record{&p}, nil
@@ -1949,6 +2052,8 @@ func (s *Store) ActedOn(bot string, update int64) (bool, error) {
 }
 
 // SetTopic records a session's topic.
+//
+//go:noinline // as changePrompt
 func (s *Store) SetTopic(session string, to Topic) error {
 	return s.Update(func(v *View) ([]Record, error) {
 		old := v.Sessions[session]
@@ -1974,6 +2079,33 @@ func (s *Store) Owed(before <-chan struct{}) (owed []*PromptRecord, changed <-ch
 	owed = s.view.which((*PromptRecord).owes)
 	sort.Slice(owed, func(i, j int) bool { return owed[i].At.Before(owed[j].At) })
 	return owed, s.wake, nil
+}
+
+// Keyboards are the inputs whose message has buttons, as they were when the state was last read.
+func (s *Store) Keyboards() (found []*InputRecord) {
+	s.log.mu.Lock()
+	defer s.log.mu.Unlock()
+	for _, in := range s.view.Inputs {
+		if in.MsgID != 0 {
+			found = append(found, in)
+		}
+	}
+	return found
+}
+
+// NoteKeyboard records which message has the buttons of an input, 0: none has.
+//
+//go:noinline // as changePrompt
+func (s *Store) NoteKeyboard(id string, msg int64) error {
+	return s.Update(func(v *View) ([]Record, error) {
+		old := v.Inputs[id]
+		if old == nil || old.MsgID == msg {
+			return nil, nil
+		}
+		in := *old
+		in.MsgID = msg
+		return []Record{&in}, nil
+	})
 }
 
 // ---- decide ----
@@ -2559,8 +2691,11 @@ func (s *Store) retained(r Record) bool {
 			life *= 2
 		}
 	case *PromptRecord:
-		alive = !r.over() && s.view.active(r.SessionID)
-	case *UpdateRecord, *InputRecord:
+		alive = r.owes() || !r.over() && s.view.active(r.SessionID)
+	case *UpdateRecord:
+		life = updateLife
+	case *InputRecord:
+		alive = r.MsgID != 0
 		life = updateLife
 	}
 	return alive || s.now().Sub(r.head().At) < life

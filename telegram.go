@@ -91,6 +91,8 @@ type Telegram struct {
 	messagesMu sync.Mutex
 	messages   map[string]*questionMessages // by prompt, while its messages are edited or may be by a lost edit
 
+	payingMu sync.Mutex // held while debts are paid
+
 	topicMu    sync.Mutex // held while a topic is made
 	topicTried bool       // one was made, or may have been: this process makes no other
 }
@@ -341,14 +343,25 @@ const (
 	// 1/s in a chat, 20/min in a group: https://core.telegram.org/bots/faq#my-bot-is-hitting-limits-how-do-i-avoid-this
 	paceChat    = 1050 * time.Millisecond
 	paceGroup   = 3900 * time.Millisecond // 4 + 60/3.9 < 20
-	urgencyLook = time.Second             // what waits its turn looks so often whether it has become urgent
+	urgencyLook = time.Second             // what waits its turn looks so often whether its rank has changed
+)
+
+// rank is what a message may overtake: what has a later one.
+type rank int
+
+const (
+	rankQuestion rank = iota // or what a person has just asked for
+	rankOutcome
+	rankNotice
+	rankRest
 )
 
 // outgoing is a message to send, or an edit of one, as the Bot API takes it.
 type outgoing struct {
 	method   string
-	document []byte // that goes with it, nil none
-	name     string // of that
+	said     *string // for what the message says when this is done, nil: never mind
+	document []byte  // that goes with it, nil none
+	name     string  // of that
 
 	ChatID   int64          `json:"chat_id"`                     // set by deliver
 	ThreadID int64          `json:"message_thread_id,omitempty"` // the topic it goes to, set by deliver
@@ -374,7 +387,7 @@ type replyTo struct {
 type delivery struct {
 	session  string           // that it is about, in whose topic it goes, "" in threadID
 	threadID int64            // the topic that it goes to, 0: none
-	urgent   func() bool      // it may overtake what is not
+	rank     func() rank      // what it may overtake, which can change while it waits
 	write    func() *outgoing // nil: there is nothing to say any more
 	lost     func()           // an attempt had no answer: it may be carried out, even later; nil: never mind
 	patient  bool             // what refuses all messages is waited out, too
@@ -382,10 +395,10 @@ type delivery struct {
 }
 
 // send is call for messages: paced, repeated until done, refused for good or ctx ends. Id 0: the one to edit is gone.
-func (t *Telegram) send(ctx context.Context, out *outgoing, urgent bool) (int64, error) {
+func (t *Telegram) send(ctx context.Context, out *outgoing, as rank) (int64, error) {
 	return t.deliver(ctx, delivery{
-		urgent: func() bool { return urgent },
-		write:  func() *outgoing { return out },
+		rank:  func() rank { return as },
+		write: func() *outgoing { return out },
 	})
 }
 
@@ -409,9 +422,12 @@ func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
 		if failed == nil {
 			t.works("send")
 			t.noteLooks(looks)
+			if out.EditID == 0 {
+				t.newest(id)
+			}
 			return id, nil
 		}
-		unanswered := failed.Code == 0 || failed.Code >= 500
+		unanswered := failed.Code == 0 && !failed.unsent || failed.Code >= 500
 		if unanswered && d.lost != nil {
 			d.lost()
 		}
@@ -486,11 +502,15 @@ func (t *Telegram) attempt(ctx context.Context, linger time.Duration, out *outgo
 	inFlight, cancel := lingering(ctx, linger)
 	defer cancel()
 	var sent struct { // nothing else of it: what was sent is not sent again because of a member of another shape
-		ID int64 `json:"message_id"`
+		ID   int64 `json:"message_id"`
+		Text string
 	}
 	err := t.call(inFlight, out.method, out, &sent)
 	if err != nil {
 		return 0, err.(*apiError)
+	}
+	if out.said != nil {
+		*out.said = sent.Text
 	}
 	return sent.ID, nil
 }
@@ -543,25 +563,25 @@ func rest(ctx context.Context, d time.Duration, fresh <-chan struct{}) {
 	}
 }
 
-// pace waits until a message may leave, and returns how many turns it has taken, as turns said last. What is not urgent
-// may become so meanwhile.
-func (t *Telegram) pace(ctx context.Context, urgent func() bool, turns func() int) (taken int, err error) {
+// pace waits until a message may leave, and returns how many turns it has taken, as turns said last. Its rank
+// may change meanwhile.
+func (t *Telegram) pace(ctx context.Context, as func() rank, turns func() int) (taken int, err error) {
 	every := paceChat
 	if t.cfg.Load().ChatID < 0 {
 		every = paceGroup
 	}
 	for ctx.Err() == nil {
-		hurry := urgent()
+		now := as()
 		taken = turns()
 		var wait time.Duration
 		t.updatePace(func(next time.Time) time.Time {
-			next, wait = reserve(next, time.Now(), every, taken, hurry)
+			next, wait = reserve(next, time.Now(), every, taken, now)
 			return next
 		})
 		if wait == 0 {
 			return taken, nil
 		}
-		if !hurry || taken > 1 {
+		if now != rankQuestion || taken > 1 {
 			wait = min(wait, urgencyLook)
 		}
 		_ = sleep(ctx, wait) // its error is that of ctx
@@ -570,42 +590,81 @@ func (t *Telegram) pace(ctx context.Context, urgent func() bool, turns func() in
 }
 
 // reserve takes that many turns at once and returns when the next one is, or, without changing that, how long to wait.
-// Up to four turns are saved up, and one may be borrowed; what is not urgent leaves one of them free, so that questions
-// overtake.
-func reserve(next, now time.Time, every time.Duration, turns int, urgent bool) (time.Time, time.Duration) {
+// Up to four turns are saved up, and one may be borrowed by a question; what ranks behind it leaves that one free, and a
+// part of the next, so that others overtake.
+func reserve(next, now time.Time, every time.Duration, turns int, as rank) (time.Time, time.Duration) {
 	due := max(next.Sub(now), -3*every)
 	cost := time.Duration(turns) * every
-	wait := due
-	if !urgent {
-		wait += cost
-	}
+	wait := due + cost*time.Duration(as)/time.Duration(rankRest)
 	if wait > 0 {
 		return next, wait
 	}
 	return now.Add(due + cost), 0
 }
 
-// updatePace changes when the next message of all processes may leave. They share that in a file; where it cannot be
-// used, change sees the zero time, and Telegram alone paces.
+// updatePace changes when the next message of all processes may leave. Where the file cannot be used, change sees the
+// zero time, and Telegram alone paces.
 func (t *Telegram) updatePace(change func(next time.Time) time.Time) {
+	t.updateShared(func(s *shared) {
+		if s.written > time.Now().UnixNano() { // the clock has been set back
+			s.next = 0
+		}
+		s.next = change(time.Unix(0, s.next)).UnixNano()
+	})
+}
+
+// shared is what all processes share of their sending, in a file.
+type shared struct {
+	next    int64  // Unix nanoseconds: when the next message may leave
+	written int64  // when that was
+	newest  int64  // the greatest number that a message of ours was seen to have
+	seen    int64  // when that was
+	chat    string // where
+}
+
+// updateShared changes that; where the file cannot be used, it is lost.
+func (t *Telegram) updateShared(change func(*shared)) {
+	var s shared
 	f, err := openPrivate(filepath.Join(t.store.Dir, "telegram.pace"), os.O_RDWR|os.O_CREATE)
 	if err != nil {
-		change(time.Time{})
+		change(&s)
 		return
 	}
 	defer f.Close() // and with it the lock, which is held for microseconds
 	if err := awaitLock(f, paceChat); err != nil {
-		change(time.Time{})
+		change(&s)
 		return
 	}
-	var next, written int64
-	_, _ = fmt.Fscanf(f, "%d %d", &next, &written) // they stay 0 where the file is new, or damaged
-	if written > time.Now().UnixNano() {           // the clock has been set back
-		next = 0
-	}
-	due := change(time.Unix(0, next))
-	line := fmt.Appendf(nil, "%020d %020d\n", due.UnixNano(), time.Now().UnixNano())
+	_, _ = fmt.Fscanf(f, "%d %d %d %d %s", &s.next, &s.written, &s.newest, &s.seen, &s.chat) // 0 where it is new, or damaged
+	change(&s)
+	line := fmt.Appendf(nil, "%020d %020d %020d %020d %s\n", s.next, time.Now().UnixNano(), s.newest, s.seen, s.chat)
 	_, _ = f.WriteAt(line, 0) // if lost, Telegram paces
+}
+
+// here says whose numbers messages have: the bot's, in its chat.
+func (t *Telegram) here() string {
+	cfg := t.cfg.Load()
+	bot, _, _ := strings.Cut(cfg.Token, ":")
+	return fmt.Sprintf("%s/%d", bot, cfg.ChatID)
+}
+
+// newest is the greatest number that a message of ours was seen to have, msg included, and when: numbers of one chat
+// rise.
+func (t *Telegram) newest(msg int64) (newest int64, at time.Time) {
+	here := t.here()
+	t.updateShared(func(s *shared) {
+		if s.chat != here {
+			s.newest = 0
+			s.chat = here
+		}
+		if msg > s.newest {
+			s.newest = msg
+			s.seen = time.Now().UnixNano()
+		}
+		newest = s.newest
+		at = time.Unix(0, s.seen)
+	})
+	return newest, at
 }
 
 // ---- text ----
@@ -640,6 +699,8 @@ type richText struct {
 }
 
 // addLine adds s, unless it is empty, as lines of their own; kind is an entity's type, "" for plain text.
+//
+//go:noinline // its copies make the program KB larger
 func (r *richText) addLine(kind, s string) {
 	if s == "" {
 		return
@@ -757,6 +818,8 @@ func (r *richText) outgoing(edit int64, rows [][]button) *outgoing {
 }
 
 // units is the length of s in UTF-16 units, as Telegram counts.
+//
+//go:noinline // its copies make the program KB larger
 func units(s string) int { return len(utf16.Encode([]rune(s))) }
 
 // clean makes text from elsewhere valid, without secrets and without what is invisible, of at most n UTF-16 units.
@@ -2218,14 +2281,24 @@ func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, dre
 		dress(&p)
 		out := t.questionText(&p, s).outgoing(0, keyboard(&p))
 		out.Silent = p.Idle && p.Watched
+		newest, _ := t.newest(0)
+		t.warn(t.store.Sending(id, newest+1, t.here())) // unknown buttons are better than no question
 		return out
 	}
-	urgent := func() bool {
+	as := func() rank {
 		p, _, _ := t.store.Prompt(id) // as it was, where it cannot be read
-		return p != nil && !p.Idle
+		if p == nil || p.Idle {
+			return rankRest
+		}
+		return rankQuestion
 	}
-	return t.deliver(ctx, delivery{session: other.ID, urgent: urgent, write: write, linger: answerLinger,
+	lost := func() { t.warn(t.store.Unsent(id, true)) }
+	msg, err := t.deliver(ctx, delivery{session: other.ID, rank: as, write: write, lost: lost, linger: answerLinger,
 		patient: !t.hasty})
+	if msg == 0 {
+		t.warn(t.store.Unsent(id, false))
+	}
+	return msg, err
 }
 
 // Settle has the question's message say what the state says of it, as soon as edits of it that are under way are done.
@@ -2389,9 +2462,12 @@ func (m *questionMessages) mayBeOvertaken(by string) bool {
 func (t *Telegram) sendEdit(ctx context.Context, id string, m *questionMessages, why catchUpOptions) (*edit, error) {
 	var sent *edit
 	_, err := t.deliver(ctx, delivery{
-		urgent: func() bool {
+		rank: func() rank {
 			p, _, _ := t.store.Prompt(id) // as it was, where it cannot be read
-			return p != nil && !p.Open() && !why.slow
+			if p == nil || p.Open() || why.slow {
+				return rankRest
+			}
+			return rankOutcome
 		},
 		write: func() *outgoing {
 			sent = t.nextEdit(id, m, why)
@@ -2405,9 +2481,8 @@ func (t *Telegram) sendEdit(ctx context.Context, id string, m *questionMessages,
 			m.lost[sent.print] = time.Now()
 		},
 	})
-	failed, ok := err.(*apiError)
-	if ok && failed.Code == http.StatusBadRequest && failed.trouble(0) == "" {
-		t.log.Warn("a message cannot be edited, now or later", "error", failed.Error())
+	if refusedForGood(err) {
+		t.log.Warn("a message cannot be edited, now or later", "error", err.Error())
 		return sent, nil
 	}
 	if err != nil {
@@ -2503,8 +2578,8 @@ func (t *Telegram) sendNotice(ctx context.Context, n *Notice, out *outgoing) (in
 		out.ReplyTo = &replyTo{MessageID: n.ReplyTo, Optional: true}
 	}
 	d := delivery{
-		urgent: func() bool { return n.Ring || n.Urgent || n.ReplyTo != 0 },
-		write:  func() *outgoing { return out },
+		rank:  n.rank,
+		write: func() *outgoing { return out },
 	}
 	switch {
 	case n.ReplyTo != 0:
@@ -2523,6 +2598,17 @@ func (t *Telegram) sendNotice(ctx context.Context, n *Notice, out *outgoing) (in
 	return t.deliver(ctx, d)
 }
 
+// rank is what the notice may overtake.
+func (n *Notice) rank() rank {
+	switch {
+	case n.ReplyTo != 0:
+		return rankQuestion
+	case n.Ring || n.Urgent:
+		return rankNotice
+	}
+	return rankRest
+}
+
 // spoke tells that a session has said more than that it began: a question was sent, or it has ended.
 func (t *Telegram) spoke(session string) bool {
 	v, _ := t.store.View() // as it was, where it cannot be read
@@ -2537,7 +2623,7 @@ func (t *Telegram) notifyLate(ctx context.Context, n *Notice) (int64, error) {
 	about := v.Sessions[n.SessionID]
 	return t.deliver(ctx, delivery{
 		session: n.SessionID,
-		urgent:  func() bool { return n.Urgent },
+		rank:    n.rank,
 		write: func() *outgoing {
 			now := n.Late()
 			if now.Mono == "" {
@@ -2739,7 +2825,7 @@ func (t *Telegram) PrepareTopic(ctx context.Context, session string) {
 	if t.topicless(session) == nil {
 		return
 	}
-	_, err := t.pace(ctx, func() bool { return false }, func() int { return 1 })
+	_, err := t.pace(ctx, func() rank { return rankRest }, func() int { return 1 })
 	if err == nil {
 		t.openTopic(ctx, session)
 	}
@@ -2766,7 +2852,7 @@ func (t *Telegram) topiclessLocked(session string) *SessionRecord {
 func (t *Telegram) awaitTurn(ctx context.Context, d delivery, began time.Time) error {
 	turns := func() int { return t.turnsFor(d.session, time.Since(began)) }
 	for {
-		taken, err := t.pace(ctx, d.urgent, turns)
+		taken, err := t.pace(ctx, d.rank, turns)
 		if err != nil || taken == 1 || t.openTopic(ctx, d.session) {
 			return err
 		}
@@ -2897,7 +2983,11 @@ func (t *Telegram) endTopic(ctx context.Context, session string) error {
 // changeTopic makes a request about a session's topic; name: its new one, "" with none. What is refused for good stays
 // as it is.
 func (t *Telegram) changeTopic(ctx context.Context, method string, s *SessionRecord, name string) error {
-	_, err := t.pace(ctx, func() bool { return name != "" }, func() int { return 1 })
+	as := rankRest
+	if name != "" {
+		as = rankNotice
+	}
+	_, err := t.pace(ctx, func() rank { return as }, func() int { return 1 })
 	if err != nil {
 		return err
 	}
@@ -3479,15 +3569,18 @@ func inOrder(v *View, want func(*PromptRecord) bool) []*PromptRecord {
 // done it in its time. It ends with the polling.
 func (r *receiver) payDebts() {
 	var owed []*PromptRecord
-	var looked <-chan struct{} // closed by the next change of the state since owed was looked for
+	var keyboards []*InputRecord
+	var looked <-chan struct{} // closed by the next change of the state since these were looked for
 	for r.ctx.Err() == nil {
+		r.warn(r.store.Reap(time.Now())) // who has died owes
 		found, changed, err := r.store.Owed(looked)
 		if err == nil && changed != looked {
 			owed = found
+			keyboards = r.store.Keyboards()
 			looked = changed
 		}
 		if err == nil {
-			err = r.pay(owed)
+			err = r.pay(r.ctx, owed, keyboards)
 		}
 		pause := debtsEvery
 		if err != nil {
@@ -3498,30 +3591,141 @@ func (r *receiver) payDebts() {
 	}
 }
 
-// pay edits the messages of those questions that are not left to their sessions.
-func (r *receiver) pay(owed []*PromptRecord) error {
+// PayDebts does once what this process does while it polls, if it does: who polls next may come days later.
+func (t *Telegram) PayDebts(ctx context.Context) error {
+	if !t.polling.Load() {
+		return nil
+	}
+	owed, _, err := t.store.Owed(nil)
+	if err != nil {
+		return err
+	}
+	return t.pay(ctx, owed, t.store.Keyboards())
+}
+
+// pay edits the messages of those questions that are not left to their sessions, and takes away keyboards. Numbers of
+// another bot's or chat's messages say nothing here.
+func (t *Telegram) pay(ctx context.Context, owed []*PromptRecord, keyboards []*InputRecord) error {
+	t.payingMu.Lock()
+	defer t.payingMu.Unlock()
 	for _, p := range owed {
-		if !r.mustPay(p) {
+		if !t.mustPay(p) {
 			continue
 		}
-		if err := r.catchUp(r.ctx, p.ID, catchUpOptions{due: (*PromptRecord).owes, slow: true}); err != nil {
+		var err error
+		switch {
+		case p.Chat != "" && p.Chat != t.here():
+			err = t.store.changePrompt(p.ID, (*PromptRecord).forgive)
+		case p.missing():
+			err = t.search(ctx, p)
+		}
+		if err == nil {
+			err = t.catchUp(ctx, p.ID, catchUpOptions{due: (*PromptRecord).owes, slow: true})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for _, in := range keyboards {
+		if err := t.endKeyboard(ctx, in); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// endKeyboard has the message of an input lose its buttons once they do nothing any more; who acted on them has a while
+// to do that himself.
+func (t *Telegram) endKeyboard(ctx context.Context, in *InputRecord) error {
+	life := keysLife
+	why := cmp.Or(in.Reason, "Nothing was done: nobody said so in 2 minutes")
+	switch {
+	case in.Status != inputAsked:
+		life = debtsPatience
+	case in.Kind == "cancel":
+		life = endLife
+	}
+	s, _ := t.store.Session(in.SessionID)
+	if s != nil && s.Status == "active" {
+		if time.Since(in.At) < life {
+			return nil
+		}
+	} else {
+		why = "Nothing was done: it has ended by itself"
+	}
+	out := buttonsEdit(in.MsgID, nil)
+	if in.Kind == "cancel" && in.Status != "done" {
+		out = noticeText(s, why, "", "", false).outgoing(in.MsgID, nil)
+	}
+	if err := t.edit(ctx, out); err != nil {
+		return err
+	}
+	return t.store.NoteKeyboard(in.ID, 0)
+}
+
+// edit makes an edit that nobody waits for. What cannot be edited, now or later, counts as edited.
+func (t *Telegram) edit(ctx context.Context, out *outgoing) error {
+	_, err := t.send(ctx, out, rankRest)
+	if refusedForGood(err) {
+		return nil
+	}
+	return err
+}
+
+// refusedForGood tells that a message cannot be edited, now or later.
+func refusedForGood(err error) bool {
+	failed, ok := err.(*apiError)
+	return ok && failed.Code == http.StatusBadRequest && failed.trouble(0) == ""
+}
+
+// search looks for a question's missing message among the numbers that it can have, once a newer message tells where
+// they end: the one that loses buttons is it. Nothing else changes by that.
+func (t *Telegram) search(ctx context.Context, p *PromptRecord) error {
+	newest, at := t.newest(0)
+	sentLater := newest >= p.SentFrom && at.After(p.At) || p.MsgID > p.SentFrom
+	late := p.Lost && t.store.now().Sub(p.At) < lostLife
+	v, err := t.store.View()
+	if err != nil || !sentLater || late {
+		return err
+	}
+	numbers, complete := v.mayBe(p, newest, time.Now())
+	if !complete {
+		return nil
+	}
+	for _, n := range numbers {
+		said := ""
+		out := buttonsEdit(n, nil)
+		out.said = &said
+		if err := t.edit(ctx, out); err != nil {
+			return err
+		}
+		owner := v.missingIn(said)
+		if owner != nil && n > owner.MsgID {
+			err = t.store.Offered(owner.ID, n) // it is to say the outcome
+		}
+		if err != nil {
+			return err
+		}
+		if owner != nil && owner.ID == p.ID && !p.Lost {
+			return nil // there is no other: that was recorded, too
+		}
+	}
+	return t.store.changePrompt(p.ID, (*PromptRecord).found)
+}
+
 // mustPay tells that a prompt's own session will not edit its message, and that replaced ones it never does. A dead
 // session's prompts are over once it is reaped.
-func (r *receiver) mustPay(p *PromptRecord) bool {
-	replacedOnly := p.Open() || p.MsgStatus == p.Status
+func (t *Telegram) mustPay(p *PromptRecord) bool {
+	replacedOnly := p.Open() || p.MsgStatus == p.Status && p.SentFrom == 0
 	if replacedOnly || time.Since(p.At) > debtsPatience {
 		return true
 	}
-	return p.over() && !r.store.Alive(p.SessionID)
+	return p.over() && !t.store.Alive(p.SessionID)
 }
 
 // background does something beside the polling, which must end soon after ctx, and logs its error.
+//
+//go:noinline // its copies make the program KB larger
 func (r *receiver) background(do func() error) { r.work.Go(func() { r.warn(do()) }) }
 
 // inTurn is background for replies: they are sent in the order of what they reply to.
@@ -3539,9 +3743,9 @@ func (r *receiver) inTurn(send func() error) {
 }
 
 // warn logs an error of which nobody else learns.
-func (r *receiver) warn(err error) {
+func (t *Telegram) warn(err error) {
 	if err != nil && !errors.Is(err, context.Canceled) {
-		r.log.Warn("left undone", "error", err)
+		t.log.Warn("left undone", "error", err)
 	}
 }
 
@@ -3783,7 +3987,7 @@ func (r *receiver) showOnItsWay(id string) error {
 // newer message.
 func (r *receiver) removeButtons(p *PromptRecord, msg int64) error {
 	if p == nil {
-		_, err := r.send(r.ctx, buttonsEdit(msg, nil), true)
+		_, err := r.send(r.ctx, buttonsEdit(msg, nil), rankOutcome)
 		return err
 	}
 	if err := r.store.Offered(p.ID, msg); err != nil {
@@ -3949,6 +4153,7 @@ func (r *receiver) handleKeyButton(id int64, q *callbackQuery, v *View, what str
 	}
 	if why != "" {
 		r.answerCallback(q, "Nothing was pressed: "+why, true)
+		r.background(func() error { return r.removeButtons(nil, q.Message.ID) })
 		return r.recordUpdate(id, nil)
 	}
 	input := newInput(s, "keys", q.From, &message{}, r.key(id))
@@ -3987,7 +4192,10 @@ func (r *receiver) handleEndButton(id int64, q *callbackQuery, choice string) er
 	r.answerCallback(q, input.Reason, answer == "yes")
 	r.background(func() error {
 		_, err := r.Notify(r.ctx, Notice{Text: input.Reason, SessionID: input.SessionID, Edit: q.Message.ID})
-		return err
+		if err != nil {
+			return err
+		}
+		return r.store.NoteKeyboard(input.ID, 0)
 	})
 	return nil
 }
@@ -4002,6 +4210,7 @@ func (v *View) endDecided(id string, yes bool, q *callbackQuery) *InputRecord {
 	after := *asked
 	after.By = q.From.who()
 	after.ReplyTo = q.Message.ID
+	after.MsgID = q.Message.ID
 	after.Status = "refused"
 	switch {
 	case !v.active(asked.SessionID):
@@ -4096,8 +4305,12 @@ func (r *receiver) handleMessage(id int64, m *message, v *View) error {
 		n := Notice{Text: want.reply, Rows: want.rows, SessionID: want.about, ReplyTo: m.ID, ThreadID: m.topic(),
 			Done: want.done, Ours: want.ours}
 		r.inTurn(func() error {
-			_, err := r.Notify(r.ctx, n)
-			return err
+			msg, err := r.Notify(r.ctx, n)
+			asked, ok := want.record.(*InputRecord)
+			if err != nil || !ok || len(n.Rows) == 0 {
+				return err
+			}
+			return r.store.NoteKeyboard(asked.ID, msg)
 		})
 	}
 	return nil
@@ -4286,7 +4499,9 @@ func (in *incoming) keys(s *SessionRecord, line string) intent {
 		}
 	}
 	if len(words) == 0 {
-		return intent{reply: "Keys, also as /keys ESC UP …", rows: usualKeys(s), about: s.ID}
+		board := newInput(s, "keyboard", in.From, in.message, in.updateID)
+		board.Status = inputAsked
+		return intent{reply: "Keys, also as /keys ESC UP …", rows: usualKeys(s), about: s.ID, record: board}
 	}
 	return in.input(s, "keys", line)
 }
@@ -4767,7 +4982,7 @@ func (s *setup) test() error {
 	}
 	text := &richText{text: "AtlasBridge is connected. Press the button to finish the setup."}
 	works := button{Text: "✅ It works", Data: "setup:" + newNonce()}
-	_, err := s.send(s.ctx, text.outgoing(0, [][]button{{works}}), true)
+	_, err := s.send(s.ctx, text.outgoing(0, [][]button{{works}}), rankQuestion)
 	if err != nil {
 		return hinted(err, "press Start in the bot's chat, then run atlasbridge setup again")
 	}
