@@ -7809,8 +7809,6 @@ var hiding = re(`[^\n\t\x20-\x7e\x{a0}-\x{10ffff}]|[\x{ad}\x{61c}\x{180e}\x{200b
 	`\x{e0000}-\x{e01ef}]`)
 
 // visible writes what hides as \u{200B}; newline and tab stay.
-//
-//go:noinline // its copies make the program KB larger
 func visible(s string) string {
 	return hiding.expr().ReplaceAllStringFunc(s, func(c string) string {
 		return fmt.Sprintf(`\u{%04X}`, []rune(c)[0])
@@ -7818,8 +7816,6 @@ func visible(s string) string {
 }
 
 // clip cuts to at most n bytes, on a rune boundary; what is cut ends in "…".
-//
-//go:noinline // its copies make the program KB larger
 func clip(s string, n int) string {
 	if len(s) <= n {
 		return s

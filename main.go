@@ -3080,8 +3080,6 @@ func (localChannel) Close() error {
 
 // send makes one call of the channel beside the loop, which runs done then; pacing and retries are
 // the channel's own.
-//
-//go:noinline // each copy is 0.5 KB of the program
 func (s *session) send(call func() (int64, error), done func(msg int64, err error)) {
 	s.sending++
 	s.spawn(func() {
@@ -3372,8 +3370,6 @@ func (s *session) noteLeft(look *Prompt) {
 
 // press hands keys to the writer; when they are written the gate moves on. Without keys it moves at once. The reason it
 // gives is none: a key was found.
-//
-//go:noinline // its copies make the program KB larger
 func (s *session) press(keys string, then gateMove) (why string) {
 	g := s.gate
 	g.keys = []byte(keys)

@@ -1950,8 +1950,6 @@ func (s *Store) Edited(id string, msg int64, status State, buttons bool) error {
 }
 
 // changePrompt changes what is known of a prompt's messages; nothing is written where nothing changes.
-//
-//go:noinline // each copy is 1 KB of the program
 func (s *Store) changePrompt(id string, change func(*PromptRecord)) error {
 	return s.Update(func(v *View) ([]Record, error) {
 		old := v.Prompts[id]
@@ -2052,8 +2050,6 @@ func (s *Store) ActedOn(bot string, update int64) (bool, error) {
 }
 
 // SetTopic records a session's topic.
-//
-//go:noinline // as changePrompt
 func (s *Store) SetTopic(session string, to Topic) error {
 	return s.Update(func(v *View) ([]Record, error) {
 		old := v.Sessions[session]
@@ -2094,8 +2090,6 @@ func (s *Store) Keyboards() (found []*InputRecord) {
 }
 
 // NoteKeyboard records which message has the buttons of an input, 0: none has.
-//
-//go:noinline // as changePrompt
 func (s *Store) NoteKeyboard(id string, msg int64) error {
 	return s.Update(func(v *View) ([]Record, error) {
 		old := v.Inputs[id]

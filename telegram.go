@@ -699,8 +699,6 @@ type richText struct {
 }
 
 // addLine adds s, unless it is empty, as lines of their own; kind is an entity's type, "" for plain text.
-//
-//go:noinline // its copies make the program KB larger
 func (r *richText) addLine(kind, s string) {
 	if s == "" {
 		return
@@ -818,8 +816,6 @@ func (r *richText) outgoing(edit int64, rows [][]button) *outgoing {
 }
 
 // units is the length of s in UTF-16 units, as Telegram counts.
-//
-//go:noinline // its copies make the program KB larger
 func units(s string) int { return len(utf16.Encode([]rune(s))) }
 
 // clean makes text from elsewhere valid, without secrets and without what is invisible, of at most n UTF-16 units.
@@ -3724,8 +3720,6 @@ func (t *Telegram) mustPay(p *PromptRecord) bool {
 }
 
 // background does something beside the polling, which must end soon after ctx, and logs its error.
-//
-//go:noinline // its copies make the program KB larger
 func (r *receiver) background(do func() error) { r.work.Go(func() { r.warn(do()) }) }
 
 // inTurn is background for replies: they are sent in the order of what they reply to.
