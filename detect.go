@@ -43,7 +43,6 @@ const (
 	maxCols       = 1000    // such a terminal has 640; what a larger one shows beyond is not looked at
 	maxParam      = 65535   // value of a parameter
 	maxString     = 16384   // bytes of a string or sequence; number of parameters
-	maxTitle      = 1024    // bytes of a title
 	maxReplies    = 4096    // bytes of answers that wait for TakeReplies
 	maxMarks      = 28      // bytes combined with a character; tmux has 32 together with it
 	maxMarkSets   = 1000    // different combinations of marks
@@ -254,6 +253,8 @@ func (s *Screen) Text() string {
 }
 
 // trimmed is what the row shows, without the spaces at its end.
+//
+//go:noinline
 func (s *Screen) trimmed(l *line) string { return strings.TrimRight(s.text(l), " ") }
 
 // text is what the row shows, up to the last character written.
@@ -1115,7 +1116,6 @@ func (s *Screen) replyColour(osc, level string, end byte) {
 
 // noteTitle takes a title.
 func (s *Screen) noteTitle(title string) {
-	title = clip(title, maxTitle)
 	if title != s.title {
 		s.changes++
 		s.titles = append(s.titles[max(0, len(s.titles)-maxStatuses+1):], title)
@@ -1476,7 +1476,7 @@ var reShownWord = re(`\s*(?:[\x{2e80}-\x{3ffff}]|[^\s\x{2e80}-\x{3ffff}]+)`)
 func wordsOf(text string) []word {
 	var words []word
 	before := ""
-	for _, part := range reShownWord.FindAllString(reBlankRows.ReplaceAllString(text, "\n\n"), -1) {
+	for _, part := range reShownWord.expr().FindAllString(reBlankRows.ReplaceAllString(text, "\n\n"), -1) {
 		before += part
 		key := strings.Map(letterOrDigit, part)
 		if key != "" {
@@ -1872,6 +1872,8 @@ func still(row string) string {
 }
 
 // stillLabel is a choice's label without the seconds that it counts and the spinner that it begins with.
+//
+//go:noinline
 func stillLabel(label string) string {
 	if strings.Contains(label, "(") {
 		label = reElapsed.ReplaceAllString(label, "(")
@@ -2079,6 +2081,8 @@ func neededPart(parts []*syntax.Regexp) []string {
 }
 
 // lowerASCII is the text with its ASCII letters in lower case.
+//
+//go:noinline
 func lowerASCII(text string) string {
 	for i := range len(text) {
 		if text[i] < 'A' || text[i] > 'Z' {
@@ -2120,34 +2124,10 @@ func (p *pattern) FindStringSubmatch(text string) []string {
 	return nil
 }
 
-// FindAllString are the first n matches, all for −1.
-func (p *pattern) FindAllString(text string, n int) []string {
-	if e := p.on(text); e != nil {
-		return e.FindAllString(text, n)
-	}
-	return nil
-}
-
-// FindAllStringIndex are the places of the first n matches.
-func (p *pattern) FindAllStringIndex(text string, n int) [][]int {
-	if e := p.on(text); e != nil {
-		return e.FindAllStringIndex(text, n)
-	}
-	return nil
-}
-
 // FindAllStringSubmatch are the groups of the first n matches.
 func (p *pattern) FindAllStringSubmatch(text string, n int) [][]string {
 	if e := p.on(text); e != nil {
 		return e.FindAllStringSubmatch(text, n)
-	}
-	return nil
-}
-
-// FindAllStringSubmatchIndex are the places of the groups of the first n matches.
-func (p *pattern) FindAllStringSubmatchIndex(text string, n int) [][]int {
-	if e := p.on(text); e != nil {
-		return e.FindAllStringSubmatchIndex(text, n)
 	}
 	return nil
 }
@@ -3330,7 +3310,7 @@ func (l *wrappedLine) goesOn(before, w viewRow) bool {
 // takes; 0: there is none.
 func readTable(rows []viewRow) (lines []string, n int) {
 	head := 0
-	for head < 2 && head < len(rows) && len(reColumn.FindAllString(rows[head].raw, 2)) < 2 {
+	for head < 2 && head < len(rows) && len(reColumn.expr().FindAllStringIndex(rows[head].raw, 2)) < 2 {
 		head++
 	}
 	if head == 2 || head >= len(rows) || !rows[head].rule {
@@ -3373,7 +3353,7 @@ func readTable(rows []viewRow) (lines []string, n int) {
 // columnsOf are the columns of the screen where a table's columns begin and end, by a line of it.
 func columnsOf(rule string) [][2]int {
 	var columns [][2]int
-	for _, m := range reColumn.FindAllStringIndex(rule, -1) {
+	for _, m := range reColumn.expr().FindAllStringIndex(rule, -1) {
 		from := widthOf(rule[:m[0]])
 		columns = append(columns, [2]int{from, from + widthOf(rule[m[0]:m[1]])})
 	}
@@ -3964,8 +3944,8 @@ func (d *Detector) schedule(now time.Time) (f *candidate, due time.Time) {
 
 // scheduleNew decides when the question found is to be asked, and in which form: what it shows must
 // have come to rest, for a second where it follows one that it only differs from in what stands
-// above. What never comes to rest is asked without it. At most six of those that follow one nobody
-// answered are asked in a minute.
+// above, and longer the more often a menu has replaced itself. What never comes to rest is asked without
+// it. At most six of those that follow one nobody answered are asked in a minute.
 func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
 	f = d.found
 	bySilence := f.silent
@@ -3988,14 +3968,10 @@ func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
 	if f.isMenu() && d.replaced != "" && d.goneLead == f.heading() {
 		due = later(due, d.coreAt.Add(time.Duration(d.again)*restTime))
 	}
-	unread := d.leadAt.Add(restlessTime)
-	restless := f.isMenu() && d.swaps >= leastSwaps && d.lead != "" && d.view.tty.Reading == ReadingYes
-	if restless && due.After(unread) {
-		due = unread
+	if d.restless(due) {
+		due = d.leadAt.Add(restlessTime)
 		if !due.After(now) {
-			moved := *f
-			moved.Prompt = *f.withoutChoices(d.view.pressable())
-			return &moved, due
+			return &candidate{Prompt: *f.withoutChoices(d.view.pressable())}, due
 		}
 	}
 	if due.After(now) && !f.Idle && !bySilence {
@@ -4016,6 +3992,13 @@ func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
 		due = later(due, d.askedAt[0].Add(time.Minute))
 	}
 	return f, due
+}
+
+// restless tells whether the menu found, of a program that reads, has changed by itself for so long that
+// it is told of before it is due.
+func (d *Detector) restless(due time.Time) bool {
+	reads := d.view.tty.Reading == ReadingYes
+	return d.found.isMenu() && reads && d.lead != "" && d.swaps >= leastSwaps && due.Sub(d.leadAt) > restlessTime
 }
 
 // Next is when Tick is next worth calling, now at the earliest.
@@ -4188,6 +4171,8 @@ func (v *view) textAbove(end int) int {
 }
 
 // later is the later of two times.
+//
+//go:noinline
 func later(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a
@@ -4501,9 +4486,11 @@ func readRow(raw string, r, cols int) viewRow {
 		raw:   raw,
 		text:  strings.TrimRight(text, " █▐"+uprights+lines),
 		at:    widthOf(frame),
-		depth: len(reBar.FindAllString(frame, -1)),
 		tick:  -1,
 		facts: new([]fact),
+	}
+	for _, r := range frame {
+		w.depth += int(number(strings.ContainsRune(uprights, r)))
 	}
 	w.rule = w.text == "" && strings.ContainsAny(raw, lines)
 	edge := strings.ContainsAny(raw, "╭┌╔")
@@ -5175,7 +5162,6 @@ func (v *view) defaultOfPress(f *candidate) *string {
 // Lists with a pointer, choices side by side, and dialogs in a frame.
 
 var (
-	reBar    = re(`[` + uprights + `]`)
 	reOption = re(`^((?:[↑↓ ]*[❯›▸▶►➤‣→»>●○]\s*)?)` + tickBox +
 		`((?:\(?\d{1,2}[.):]\)?\s+)?)` + tickBox + `(.*)$`)
 	reHinted = re(`(?i)\s*([\[(](use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*.|` +
@@ -5275,7 +5261,9 @@ func (v *view) pointedList(r int) *column {
 	if head.label == "" || head.pointer == "" && !boxes || v.known && v.inBox(head) {
 		return nil
 	}
-	if v.besidePointer(head) {
+	next := min(head.row+1, v.last)
+	beside := v.rows[next].pointer != "" && head.pointer != "" && head.num == ""
+	if beside && next > r && v.isOption(v.rows[next], head, 0) && v.isOption(head, head, 0) && v.describedBy(head) == nil {
 		return nil // marks of a list that is only printed
 	}
 	opts := v.optionsAround(head)
@@ -5297,20 +5285,6 @@ func (v *view) pointedList(r int) *column {
 		l.at, _, _ = v.unlike(opts)
 	}
 	return l
-}
-
-// besidePointer tells whether the row right above or below is one more option with a pointer: what pointedList would
-// find out at length.
-func (v *view) besidePointer(head viewRow) bool {
-	if head.pointer == "" || head.num != "" || !v.isOption(head, head, 0) || v.describedBy(head) != nil {
-		return false
-	}
-	for _, r := range []int{head.row - 1, head.row + 1} {
-		if r >= 0 && r <= v.last && v.rows[r].pointer != "" && v.isOption(v.rows[r], head, 0) {
-			return true
-		}
-	}
-	return false
 }
 
 // drawnList is the list whose option in row r is drawn unlike the others, nil none. A row that asks
@@ -5406,6 +5380,8 @@ func (v *view) alike(head viewRow, above, below []viewRow) int {
 }
 
 // alikeIn is how many of them, from the first on, are alike in one aspect.
+//
+//go:noinline
 func alikeIn(drawn []Attr, of func(a Attr) int32) int {
 	n := 0
 	for n < len(drawn) && of(drawn[n]) == of(drawn[0]) {
@@ -5415,6 +5391,8 @@ func alikeIn(drawn []Attr, of func(a Attr) int32) int {
 }
 
 // samples are how the ends of the options' first words are drawn.
+//
+//go:noinline
 func (v *view) samples(opts []viewRow) []Attr {
 	drawn := make([]Attr, len(opts))
 	for i := range opts {
@@ -6139,7 +6117,7 @@ func (v *view) buttonsOf(r int) (all []sideChoice, shape string) {
 		}
 		part := s.row.expr().FindStringSubmatchIndex(w.text)
 		in := w.text[part[2]:part[3]]
-		for _, m := range s.choice.FindAllStringSubmatchIndex(in, 9) {
+		for _, m := range s.choice.expr().FindAllStringSubmatchIndex(in, 9) {
 			at := w.at + widthOf(w.text[:part[2]+m[0]])
 			width := widthOf(in[m[0]:m[1]])
 			under := v.row == r && v.col >= at && v.col < at+width
@@ -6164,7 +6142,7 @@ func (v *view) wordsApart(r int) []sideChoice {
 		return nil // one stretch of words
 	}
 	var all []sideChoice
-	for _, m := range reApart.FindAllStringIndex(w.text, 10) {
+	for _, m := range reApart.expr().FindAllStringIndex(w.text, 10) {
 		label := w.text[m[0]:m[1]]
 		if len(label) > 40 {
 			return nil
@@ -7189,7 +7167,7 @@ func (v *view) answersOf(text string) (keys []Choice, single bool) {
 // answersIn gives the answers that the last marker in text names. A default that follows it is one
 // of them. single: they are read one key at a time.
 func answersIn(text string) (answers []string, single bool) {
-	markers := reMarked.FindAllStringIndex(text, -1)
+	markers := reMarked.expr().FindAllStringIndex(text, -1)
 	preset := "" // what stands behind the marker
 	for i, at := range slices.Backward(markers) {
 		marker := text[at[0]:at[1]]
@@ -7816,6 +7794,8 @@ func visible(s string) string {
 }
 
 // clip cuts to at most n bytes, on a rune boundary; what is cut ends in "…".
+//
+//go:noinline
 func clip(s string, n int) string {
 	if len(s) <= n {
 		return s
@@ -7834,6 +7814,8 @@ func cleanText(text string) string {
 }
 
 // clipBytes is the beginning of text, at most n bytes, cut between runes.
+//
+//go:noinline
 func clipBytes(text string, n int) string {
 	return strings.ToValidUTF8(text[:min(n, len(text))], "")
 }
