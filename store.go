@@ -2026,8 +2026,8 @@ func (s *Store) NoteFact(name, value string) error {
 	})
 }
 
-// ChannelTrouble is a sentence about what keeps Telegram from working, by whoever tried last, and since when; "" nothing
-// does.
+// ChannelTrouble is a sentence about what keeps Telegram from working, by whoever tried last, and since when; "" without
+// trouble.
 func (s *Store) ChannelTrouble() string {
 	defer s.log.release()
 	_ = s.begin() // as it was, where it cannot be read

@@ -82,7 +82,7 @@ type Telegram struct {
 	polling  atomic.Bool   // this process holds the poll lock
 	plainer  atomic.Int64  // the looks that this Bot API refuses: looksAll …
 	troubles sync.Map      // by "send" and "poll": what keeps it from working, "" nothing; by "told": what did for long
-	tell     func(string)  // says to the person at the terminal what does for long, where that is still possible, or nil
+	tell     func(string)  // says that to the person at the terminal, where it is still possible; or nil
 	hasty    bool          // a question that is refused is not tried again
 	tapGrace time.Duration // a tap may be that old when it comes: tapCrosses
 
@@ -251,11 +251,11 @@ func (e *apiError) trouble(failures int) string {
 	case e.Code == 403 || e.mentions("chat not found", "upgraded to a supergroup"):
 		return "the bot may not write to its chat (" + e.Text + "): press Start there, or run atlasbridge setup"
 	case e.mentions("webhook"):
-		return "a webhook is set for this bot, so it cannot be polled: run atlasbridge setup, which can remove it, or " +
-			"give AtlasBridge a bot of its own"
+		return "a webhook is set for this bot, so it cannot be polled: run atlasbridge setup, which can remove it, " +
+			"or give AtlasBridge a bot of its own"
 	case e.Code == 409:
-		return "another program polls this bot, and each gets only some of the answers: stop it; or give each machine " +
-			"a bot of its own, and share ATLASBRIDGE_HOME on one"
+		return "another program polls this bot, and each gets only some of the answers: stop it; or give each " +
+			"machine a bot of its own, and share ATLASBRIDGE_HOME on one"
 	case e.temporary() && e.retryAfter() == 0 && failures > 0:
 		return "Telegram cannot be reached, still trying: " + e.Text
 	}
@@ -3818,8 +3818,8 @@ func (r *receiver) floods(u *update) bool {
 	}
 	if r.messages == messagesMax+1 {
 		again := clock(time.Unix((r.minute+1)*60, 0))
-		r.reply(u.Message, fmt.Sprintf("✗ That is more than %d messages in a minute: this one, and what comes until %s, "+
-			"was not read.", messagesMax, again))
+		r.reply(u.Message, fmt.Sprintf("✗ That is more than %d messages in a minute: this one, and what comes "+
+			"until %s, was not read.", messagesMax, again))
 	}
 	r.refused = append(r.refused, &UpdateRecord{Head{ID: r.key(u.ID)}, "refused"})
 	return true
@@ -3902,8 +3902,8 @@ func (r *receiver) handleCallbackQuery(id int64, q *callbackQuery, v *View) erro
 		r.left[id] = true
 		return errLeft
 	case p == nil:
-		why = "it is not known here. It belongs to another machine or state folder with the same bot, or is long over: " +
-			"answer at its terminal"
+		why = "it is not known here. It belongs to another machine or state folder with the same bot, or is " +
+			"long over: answer at its terminal"
 	case q.Message.ID < p.MsgID: // a newer message is only not recorded yet
 		why = "this message is out of date, use the newest one of its question"
 	case strings.HasPrefix(d.Value, "~") && p.Open():
@@ -4950,7 +4950,7 @@ func (s *setup) save() error {
 	v, err := s.store.View()
 	for id, running := range v.Sessions {
 		if running.Status == "active" && s.store.Alive(id) {
-			s.say("%s goes on with this after kill -HUP %d, or when it is started anew", origin(running), running.Wrapper)
+			s.say("%s goes on with this after kill -HUP %d, or started anew", origin(running), running.Wrapper)
 		}
 	}
 	return err
