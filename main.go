@@ -1608,8 +1608,8 @@ func (s *session) promptInState(id string) *PromptRecord {
 	return p
 }
 
-// handleSignal suspends, or reloads the configuration on SIGHUP. A SIGHUP that came because the terminal is lost, or at a
-// terminal where there is nothing to reload, ends the session, as every other signal does.
+// handleSignal suspends, or reloads the configuration on SIGHUP. A SIGHUP that came because the terminal is lost, or at
+// a terminal where there is nothing to reload, ends the session, as every other signal does.
 func (s *session) handleSignal(sig os.Signal) {
 	switch {
 	case sig == suspendSignal:
@@ -3569,9 +3569,9 @@ func (s *session) choose(now *Prompt, target int, key string, then gateMove) (wh
 	return s.press(s.arrow(now, target), gateMove{to: gateMenu, within: followTime, menu: now})
 }
 
-// pressAnswer types a choice's own keys. Whether Enter ends them is for the terminal as it is now, not when it was asked:
-// where it takes lines it does. In raw mode the program may take one key, and the Enter behind it would answer the next
-// question (e2fsck, mutt): the first key goes alone there, and what follows is seen by what it does.
+// pressAnswer types a choice's own keys. Whether Enter ends them is for the terminal as it is now, not as it was when
+// it was asked: where it takes lines it does. In raw mode the program may take one key, and the Enter behind it would
+// answer the next question (e2fsck, mutt): the first key goes alone there, and what follows is seen by what it does.
 func (s *session) pressAnswer(keys string, then gateMove) (why string) {
 	first, size := utf8.DecodeRuneInString(keys)
 	more := size < len(keys) || then.to == gateEcho

@@ -50,7 +50,8 @@
 //	bench                                One way each to make a home, to run a command, to be a phone.
 //
 // Environment: ATLASBRIDGE_SHARED names the folder of the shared recordings, ATLASBRIDGE_LONG=1 and ATLASBRIDGE_TEST_ROUNDS
-// make what races run for longer, ATLASBRIDGE_TEST_SEEDS and ATLASBRIDGE_TEST_SEED choose what the simulation plays.
+// make what races run for longer, ATLASBRIDGE_TEST_SEEDS and ATLASBRIDGE_TEST_SEED choose what the simulation plays,
+// ATLASBRIDGE_TEST_FAULTS has system calls fail.
 package main
 
 import (
@@ -12674,6 +12675,7 @@ func TestUnreadIsNotAllowed(t *testing.T) {
 					p.Permission = c.source == "hook"
 					p.ShownAll, p.Cut = c.shown, c.cut
 				})
+				holds(t, s, p.ID)
 				d := storeTap(p, c.value)
 				d.By = by
 				_, why, err := s.Decide(d, time.Now())
@@ -16068,6 +16070,98 @@ func TestAnswered(t *testing.T) {
 		bridge(t, dir, "answer", shortID(id), "y").exits(0)
 		x.sees("got [y]")
 		x.exits(0)
+	})
+}
+
+// TestSystemCallsFail: whatever the system refuses, the tool's output comes whole or the exit status is no success and
+// why is said; what was typed was recorded, the terminal is as before, and state and log can be read.
+// ATLASBRIDGE_TEST_FAULTS is how many calls of each kind fail in turn, 1: one that the program makes late.
+func TestSystemCallsFail(t *testing.T) {
+	needTool(t, "strace")
+	turns, err := strconv.Atoi(os.Getenv("ATLASBRIDGE_TEST_FAULTS"))
+	if err != nil {
+		t.Skip("set ATLASBRIDGE_TEST_FAULTS to how many calls of each kind are to fail, 1 for a sample")
+	}
+	type fault struct {
+		call  string // of strace
+		error string
+		nth   int // call of a thread
+	}
+	kinds := []string{"write EIO", "write ENOSPC", "fsync EIO", "pwrite64 ENOSPC", "lseek EIO", "ftruncate EIO",
+		"openat EMFILE", "newfstatat EIO", "fstat EIO", "flock EINTR", "flock ENOLCK", "ioctl EIO", "read EIO",
+		"pselect6 EINTR", "epoll_pwait EINTR", "fcntl EIO", "renameat EIO"}
+	var rows []fault
+	for i, kind := range kinds {
+		call, code, _ := strings.Cut(kind, " ")
+		for n := range turns {
+			nth := n + 1
+			if turns == 1 {
+				nth = 5 + i%7 // behind what begins the program
+			}
+			rows = append(rows, fault{call, code, nth})
+		}
+	}
+	beside(t, 4, rows, func(t *testing.T, f fault) {
+		dir := home(t, "")
+		env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
+		trace := fmt.Sprintf("strace -b execve -f -qq -o /dev/null -e trace=%s -e inject=%s:error=%s:when=%d",
+			f.call, f.call, f.error, f.nth)
+		if f.call == "write" || f.call == "read" { // Go dies of an eventfd that cannot be written
+			trace += ` -P "$(tty)" -P /dev/ptmx -P "$ATLASBRIDGE_HOME/state.jsonl" -P "$ATLASBRIDGE_HOME/audit.log"`
+		}
+		x := inTerminal(t, env, "bash", "-c", "exec "+trace+` "$TEST_BINARY" run bash -c "$0"`,
+			`printf 'Continue? [y/n] '; read a; seq 1 2000; echo "got=$a"; exit 7`)
+		st := storeAt(t, dir)
+		code := -1
+		var p *PromptRecord
+		soon := func(holds func() bool) { // a fault may cost that, which is no promise
+			for end := time.Now().Add(patience / 4); code < 0 && !holds() && time.Now().Before(end); {
+				select {
+				case code = <-x.code:
+				case <-time.After(10 * time.Millisecond):
+				}
+			}
+		}
+		soon(func() bool {
+			for _, p = range storeView(t, st).Prompts {
+				return true
+			}
+			return false
+		})
+		if p != nil && code < 0 {
+			if _, _, err := st.Decide(cliAnswer(p, "y"), time.Now()); err != nil {
+				t.Error(err)
+			}
+			soon(func() bool {
+				p, _, _ = st.Prompt(p.ID)
+				return p.Status == Failed
+			})
+		}
+		if code < 0 { // the answer was not typed: the keyboard has to do, which the fault may have cost
+			x.types("n\r")
+			select {
+			case code = <-x.code:
+			case <-time.After(patience):
+				t.Fatalf("%+v: it does not end; the screen:\n%s", f, x.scr.Text())
+			}
+		}
+		x.mu.Lock()
+		shown := x.scr.Text()
+		x.mu.Unlock()
+		whole := code == 7 && strings.Contains(shown, "1999\n2000\ngot=")
+		if !whole && (code == 0 || !strings.Contains(shown, "atlasbridge: ")) {
+			t.Errorf("%+v: exit %d, and nothing says why:\n%s", f, code, shown)
+		}
+		if strings.Contains(shown, "got=y") && (p == nil || p.Value == nil || *p.Value != "y") {
+			t.Errorf("%+v: typed, not recorded: %+v", f, p)
+		}
+		if modes := x.pty.State(); !modes.Canonical || !modes.Echo {
+			t.Errorf("%+v: the terminal is left as %+v", f, modes)
+		}
+		v, err := st.verifyAudit(storeView(t, st))
+		if err != nil || !v.OK && v.Reason == "" {
+			t.Errorf("%+v: the log: %+v %v", f, v, err)
+		}
 	})
 }
 
