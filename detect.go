@@ -6882,7 +6882,7 @@ func (v *view) readLine() *candidate {
 	if v.readWorded(f, text, top) {
 		v.note("the cursor's line, row %d, asks by its words or how it ends", v.row+1)
 	} else {
-		if (alternate || v.hidden) && !reads || v.drafted() {
+		if alternate && !reads || v.hidden || v.drafted() {
 			return nil
 		}
 		v.note("the cursor's line, row %d, is unfinished: a question if nothing comes for %v", v.row+1,

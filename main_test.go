@@ -10691,7 +10691,7 @@ func TestTapOfAnotherMachine(t *testing.T) {
 // Text goes to the session switched to while that lives: neither ended nor killed it gets any.
 func TestSwitchedToTheDead(t *testing.T) {
 	e := newTGEnv(t)
-	killed := storeSession(t, e.store)
+	killed := deadSession(t, e.store)
 	lock := filepath.Join(e.store.Dir, lockName(killed))
 	if err := os.WriteFile(lock, nil, 0o600); err != nil { // as kill -9 leaves it
 		t.Fatal(err)
@@ -10797,9 +10797,6 @@ func TestHostileNetwork(t *testing.T) {
 	for n := range 8 {
 		tg := e.process()
 		session := storeSession(t, tg.store)
-		if _, err := tg.store.HoldSession(session); err != nil {
-			t.Fatal(err)
-		}
 		beside.Go(func() { tg.Poll(ctx) })
 		askers.Go(func() {
 			for i := 0; time.Now().Before(end); i++ {
@@ -13041,11 +13038,6 @@ func TestRecordsTouchTheirSession(t *testing.T) {
 	sessions := []string{storeSession(t, s), storeSession(t, s)}
 	long := time.Now().Add(-time.Hour).Truncate(time.Second)
 	for _, id := range sessions {
-		release, err := s.HoldSession(id)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer release()
 		if err := os.Chtimes(s.lockPath(id), long, long); err != nil {
 			t.Fatal(err)
 		}
@@ -13065,11 +13057,6 @@ func TestFollowerSleeps(t *testing.T) {
 	dir := home(t, "")
 	a, b := storeAt(t, dir), storeAt(t, dir)
 	session := storeSession(t, a)
-	release, err := a.HoldSession(session)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer release()
 	watched := make(chan string, 1)
 	changes := make(chan struct{}, 1)
 	a.watch = func(path string) (<-chan struct{}, func()) {
@@ -21193,8 +21180,9 @@ func theSession(t testing.TB, s *Store) (r *SessionRecord) {
 // storeSession adds an active session that lives with the store, and returns its id.
 func storeSession(t testing.TB, s *Store) string {
 	t.Helper()
-	id := deadSession(t, s)
+	id := newID()
 	holds(t, s, id)
+	addSession(t, s, id)
 	return id
 }
 
@@ -21209,8 +21197,16 @@ func holds(t testing.TB, s *Store, id string) {
 // deadSession adds an active session that nobody holds, and returns its id.
 func deadSession(t testing.TB, s *Store) string {
 	t.Helper()
+	id := newID()
+	addSession(t, s, id)
+	return id
+}
+
+// addSession records an active session.
+func addSession(t testing.TB, s *Store, id string) {
+	t.Helper()
 	r := &SessionRecord{
-		Head:      Head{ID: newID()},
+		Head:      Head{ID: id},
 		Tool:      "claude",
 		Status:    "active",
 		StartedAt: time.Now(),
@@ -21218,7 +21214,6 @@ func deadSession(t testing.TB, s *Store) string {
 	if err := storeUpdate(s, r); err != nil {
 		t.Fatal(err)
 	}
-	return r.ID
 }
 
 // storeQuestion is a question that can be answered for an hour.

@@ -91,7 +91,7 @@ type Telegram struct {
 	messagesMu sync.Mutex
 	messages   map[string]*questionMessages // by prompt, while its messages are edited or may be by a lost edit
 
-	payingMu sync.Mutex // held while debts are paid
+	paying chan struct{} // full while debts are paid
 
 	topicMu    sync.Mutex // held while a topic is made
 	topicTried bool       // one was made, or may have been: this process makes no other
@@ -110,6 +110,7 @@ func newTelegram(cfg *Config, st *Store, log *Log) *Telegram {
 		log:      log,
 		http:     &http.Client{Transport: tr},
 		jitter:   rand.Float64,
+		paying:   make(chan struct{}, 1),
 		tapGrace: tapCrosses,
 		messages: map[string]*questionMessages{},
 	}
@@ -3602,8 +3603,12 @@ func (t *Telegram) PayDebts(ctx context.Context) error {
 // pay edits the messages of those questions that are not left to their sessions, and takes away keyboards. Numbers of
 // another bot's or chat's messages say nothing here.
 func (t *Telegram) pay(ctx context.Context, owed []*PromptRecord, keyboards []*InputRecord) error {
-	t.payingMu.Lock()
-	defer t.payingMu.Unlock()
+	select {
+	case t.paying <- struct{}{}:
+		defer func() { <-t.paying }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	for _, p := range owed {
 		if !t.mustPay(p) {
 			continue
