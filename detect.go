@@ -253,8 +253,6 @@ func (s *Screen) Text() string {
 }
 
 // trimmed is what the row shows, without the spaces at its end.
-//
-//go:noinline
 func (s *Screen) trimmed(l *line) string { return strings.TrimRight(s.text(l), " ") }
 
 // text is what the row shows, up to the last character written.
@@ -1872,8 +1870,6 @@ func still(row string) string {
 }
 
 // stillLabel is a choice's label without the seconds that it counts and the spinner that it begins with.
-//
-//go:noinline
 func stillLabel(label string) string {
 	if strings.Contains(label, "(") {
 		label = reElapsed.ReplaceAllString(label, "(")
@@ -1971,10 +1967,11 @@ func (p *Prompt) Confidence() string {
 
 // pattern is a regular expression of ours.
 type pattern struct {
-	source string
-	once   sync.Once
-	re     *regexp.Regexp
-	need   []string // texts of which one stands in all that it matches, in lower case; nil: not known
+	source   string
+	read     sync.Once
+	need     []string // texts of which one stands in all that it matches, in lower case; nil: not known
+	compiled sync.Once
+	re       *regexp.Regexp
 }
 
 // re is the pattern of that source.
@@ -1982,30 +1979,29 @@ func re(source string) *pattern { return &pattern{source: source} }
 
 // expr is the compiled pattern.
 func (p *pattern) expr() *regexp.Regexp {
-	p.once.Do(p.compile)
+	p.compiled.Do(func() { p.re = regexp.MustCompile(p.source) })
 	return p.re
 }
 
 // on is the compiled pattern, nil where it cannot match the text.
 func (p *pattern) on(text string) *regexp.Regexp {
-	p.once.Do(p.compile)
+	p.read.Do(p.findNeed)
 	if p.need == nil || strings.Contains(text, "ſ") || strings.Contains(text, "\u212a") {
-		return p.re // in (?i) these are an s and a k
+		return p.expr() // in (?i) these are an s and a k
 	}
 	text = lowerASCII(text)
 	for _, word := range p.need {
 		if strings.Contains(text, word) {
-			return p.re
+			return p.expr()
 		}
 	}
 	return nil
 }
 
-// compile makes the pattern ready.
-func (p *pattern) compile() {
-	p.re = regexp.MustCompile(p.source)
+// findNeed finds what the pattern needs, which costs a fifth of compiling it.
+func (p *pattern) findNeed() {
 	tree, err := syntax.Parse(p.source, syntax.Perl)
-	if err == nil {
+	if err == nil { // else compiling it says so
 		p.need = needed(tree.Simplify())
 	}
 }
@@ -2081,8 +2077,6 @@ func neededPart(parts []*syntax.Regexp) []string {
 }
 
 // lowerASCII is the text with its ASCII letters in lower case.
-//
-//go:noinline
 func lowerASCII(text string) string {
 	for i := range len(text) {
 		if text[i] < 'A' || text[i] > 'Z' {
@@ -4171,8 +4165,6 @@ func (v *view) textAbove(end int) int {
 }
 
 // later is the later of two times.
-//
-//go:noinline
 func later(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a
@@ -5380,8 +5372,6 @@ func (v *view) alike(head viewRow, above, below []viewRow) int {
 }
 
 // alikeIn is how many of them, from the first on, are alike in one aspect.
-//
-//go:noinline
 func alikeIn(drawn []Attr, of func(a Attr) int32) int {
 	n := 0
 	for n < len(drawn) && of(drawn[n]) == of(drawn[0]) {
@@ -5391,8 +5381,6 @@ func alikeIn(drawn []Attr, of func(a Attr) int32) int {
 }
 
 // samples are how the ends of the options' first words are drawn.
-//
-//go:noinline
 func (v *view) samples(opts []viewRow) []Attr {
 	drawn := make([]Attr, len(opts))
 	for i := range opts {
@@ -7794,8 +7782,6 @@ func visible(s string) string {
 }
 
 // clip cuts to at most n bytes, on a rune boundary; what is cut ends in "…".
-//
-//go:noinline
 func clip(s string, n int) string {
 	if len(s) <= n {
 		return s
@@ -7814,8 +7800,6 @@ func cleanText(text string) string {
 }
 
 // clipBytes is the beginning of text, at most n bytes, cut between runes.
-//
-//go:noinline
 func clipBytes(text string, n int) string {
 	return strings.ToValidUTF8(text[:min(n, len(text))], "")
 }

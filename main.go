@@ -1120,13 +1120,14 @@ type toolUse struct {
 type backlog struct {
 	wake    chan struct{} // the loop is to take it at once
 	room    chan struct{} // some was taken
-	settled *time.Timer   // or when this comes
+	settled *time.Timer   // or when this comes and it rests
 	mu      sync.Mutex    // guards what follows
 
 	bytes []byte
 	spare []byte    // what was taken last, to be used again
 	since time.Time // when the first of it came
 	at    time.Time // when the last did
+	armed bool      // settled will come
 	hurry bool      // the loop takes each piece at once
 	ended bool      // no more comes
 }
@@ -1483,6 +1484,9 @@ func (s *session) loop() {
 		select {
 		case <-s.output.wake:
 		case <-s.output.settled.C:
+			if !s.output.rests() {
+				continue
+			}
 		case p := <-typed:
 			s.takeOutput()
 			s.handleKeys(p)
@@ -1745,7 +1749,7 @@ func newBacklog() *backlog {
 	return &backlog{
 		wake:    make(chan struct{}, 1),
 		room:    make(chan struct{}, 1),
-		settled: time.NewTimer(settleQuiet),
+		settled: time.NewTimer(settleQuiet), // it finds nothing at first
 	}
 }
 
@@ -1767,7 +1771,10 @@ func (b *backlog) put(p []byte, hurry, end bool) (full bool) {
 	b.bytes = append(b.bytes, p...)
 	b.at = now
 	b.ended = end
-	b.settled.Reset(settleQuiet)
+	if !b.armed {
+		b.settled.Reset(settleQuiet)
+		b.armed = true
+	}
 	late := len(b.bytes) > wakeUnread || now.Sub(b.since) >= lookEvery
 	if hurry || end || late || b.hurry {
 		ring(b.wake)
@@ -1781,6 +1788,19 @@ func ring(bell chan struct{}) {
 	case bell <- struct{}{}:
 	default:
 	}
+}
+
+// rests tells, when settled has come, whether output has settled; else that comes again when it can have. To set it
+// at each piece would wake a thread for each.
+func (b *backlog) rests() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	wait := settleQuiet - time.Since(b.at)
+	b.armed = wait > 0
+	if b.armed {
+		b.settled.Reset(wait)
+	}
+	return wait <= 0
 }
 
 // take gives what is there, until the next call, and when the last of it came; drained: no more comes.

@@ -544,7 +544,7 @@ func TestBacklog(t *testing.T) {
 			case <-b.wake:
 				return true
 			case <-b.settled.C:
-				return true
+				return b.rests()
 			default:
 				return false
 			}
