@@ -514,8 +514,8 @@ func verify(log io.Reader, heads ...string) (Verdict, error) {
 	return v, nil
 }
 
-// eachLine gives do the lines of r, with their newlines, until it wants no more; a line is good until do returns. Of one
-// longer than maxRead do gets pieces that end in none: memory is bounded, whatever the file holds.
+// eachLine gives do the lines of r, with their newlines, until it wants no more; a line is good until do returns. Of
+// one longer than maxRead do gets pieces that end in none: memory is bounded, whatever the file holds.
 func eachLine(r io.Reader, do func(line []byte) (more bool)) error {
 	in := bufio.NewReaderSize(r, 1<<16)
 	var long []byte // the beginning of a line that the reader cannot hold

@@ -4009,7 +4009,8 @@ func (d *Detector) Next(now time.Time) time.Time {
 	return later(next, now)
 }
 
-// WantTTY tells whether a TTYState may change what Tick says. Full-screen agents always read, their own dialogs at least.
+// WantTTY tells whether a TTYState may change what Tick says. Full-screen agents always read, their own dialogs at
+// least.
 func (d *Detector) WantTTY(now time.Time) bool {
 	agent := d.Screen.AltScreen() || d.Screen.Status().State != ""
 	sure := d.found != nil && !d.found.silent
@@ -5414,8 +5415,8 @@ func number(b bool) int32 {
 	return 0
 }
 
-// oddOne is the index of the only option that differs from all others, which are alike; rest is how the end of the first
-// one's row is drawn.
+// oddOne is the index of the only option that differs from all others, which are alike; rest is how the end of the
+// first one's row is drawn.
 func oddOne(drawn []Attr, rest Attr, of func(a Attr) int32) int {
 	common := of(drawn[0])
 	switch {

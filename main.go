@@ -930,7 +930,7 @@ const (
 	reapEvery   = time.Minute             // between looks for sessions that died, and at the host's terminal
 	hostLook    = time.Second             // after a SIGHUP: a shell that dies of one passes it on first
 	hostWait    = 5 * time.Second         // for what goes to a terminal that has gone
-	firstReap   = time.Second / 5         // after the start, which they do not delay
+	firstReap   = 3 * time.Second         // after the start, so that a hundred that start at once do not all look at all
 	drainSend   = 3 * time.Second         // for the last messages
 	drainStream = 10 * time.Minute        // for all output, with --stream
 	doingEvery  = time.Second             // between records of what is done
@@ -1882,7 +1882,9 @@ func (s *session) handleOutput(p []byte, now time.Time) {
 	if s.jsonLine != nil {
 		s.auditToolCalls(p)
 	}
-	s.typing = append(s.typing, s.det.Screen.TakeReplies(s.tty == nil)...)
+	if len(s.typing) < maxHeld { // else the child asks and does not read
+		s.typing = append(s.typing, s.det.Screen.TakeReplies(s.tty == nil)...)
+	}
 	if s.cfg.Stream {
 		s.streamOutput(p, now)
 	}
@@ -2150,8 +2152,8 @@ func (s *session) detect() {
 	s.detectDue(now)
 }
 
-// detectDue tells whether the detector has something to do, and has the loop turn when it has. After output that is when
-// it has settled, when the loop turns anyway, where it may gather.
+// detectDue tells whether the detector has something to do, and has the loop turn when it has. After output that is
+// when it has settled, when the loop turns anyway, where it may gather.
 func (s *session) detectDue(now time.Time) bool {
 	due := later(s.detectedAt.Add(detectEvery), s.det.Next(now))
 	if s.gathers() && due.After(now) && !due.After(s.outputAt.Add(settleQuiet)) {

@@ -1452,6 +1452,19 @@ func TestGateHeldBack(t *testing.T) {
 	}
 }
 
+// A child that asks its terminal without end and reads no answer costs bounded memory.
+func TestRepliesAreBounded(t *testing.T) {
+	s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+	s.gate = nil
+	s.tty = nil // answers are ours
+	for range 100 {
+		s.handleOutput(bytes.Repeat([]byte("\x1b[6n"), 1000), time.Now())
+	}
+	if n := len(s.typing); n == 0 || n > 2*maxHeld {
+		t.Errorf("%d bytes wait", n)
+	}
+}
+
 // TestGateLooksAgain: keys that the writer has not taken are not written after output has come: the gate looks again.
 func TestGateLooksAgain(t *testing.T) {
 	s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")

@@ -555,8 +555,8 @@ func (l *Log) enter(level, text string, about []any) {
 // files makes a call, which a test lets fail, or kills us before.
 type files func(op string, f *os.File, call func() error) error
 
-// lockWait is for how long a lock between processes is waited for. Each holds it for one append, an fsync: a hundred that
-// come at once are done in two seconds.
+// lockWait is for how long a lock between processes is waited for. Each holds it for one append, an fsync: a hundred
+// that come at once are done in two seconds.
 const lockWait = 10 * time.Second
 
 // journal is one such file. What acquire sets holds until release.
@@ -2026,8 +2026,8 @@ func (s *Store) NoteFact(name, value string) error {
 	})
 }
 
-// ChannelTrouble is a sentence about what keeps Telegram from working, by whoever tried last, and since when; "" without
-// trouble.
+// ChannelTrouble is a sentence about what keeps Telegram from working, by whoever tried last, and since when; ""
+// without trouble.
 func (s *Store) ChannelTrouble() string {
 	defer s.log.release()
 	_ = s.begin() // as it was, where it cannot be read

@@ -591,8 +591,8 @@ func (t *Telegram) pace(ctx context.Context, as func() rank, turns func() int) (
 }
 
 // reserve takes that many turns at once and returns when the next one is, or, without changing that, how long to wait.
-// Up to four turns are saved up, and one may be borrowed by a question; what ranks behind it leaves that one free, and a
-// part of the next, so that others overtake.
+// Up to four turns are saved up, and one may be borrowed by a question; what ranks behind it leaves that one free, and
+// a part of the next, so that others overtake.
 func reserve(next, now time.Time, every time.Duration, turns int, as rank) (time.Time, time.Duration) {
 	due := max(next.Sub(now), -3*every)
 	cost := time.Duration(turns) * every
@@ -636,7 +636,7 @@ func (t *Telegram) updateShared(change func(*shared)) {
 		change(&s)
 		return
 	}
-	_, _ = fmt.Fscanf(f, "%d %d %d %d %s", &s.next, &s.written, &s.newest, &s.seen, &s.chat) // 0 where it is new, or damaged
+	_, _ = fmt.Fscanf(f, "%d %d %d %d %s", &s.next, &s.written, &s.newest, &s.seen, &s.chat) // 0: new, or damaged
 	change(&s)
 	line := fmt.Appendf(nil, "%020d %020d %020d %020d %s\n", s.next, time.Now().UnixNano(), s.newest, s.seen, s.chat)
 	_, _ = f.WriteAt(line, 0) // if lost, Telegram paces
