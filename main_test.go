@@ -6435,6 +6435,40 @@ func TestTelegramPacing(t *testing.T) {
 	}
 }
 
+// An outcome has its turn though three sessions always have another question to send.
+func TestOutcomesHaveTheirTurn(t *testing.T) {
+	dice := rand.New(rand.NewPCG(1, 2))
+	start := time.Now()
+	var next time.Time
+	wakes := []time.Time{start, start, start, start} // of the outcome, and of three that ask
+	for range 1000 {
+		first := 0
+		for i, at := range wakes {
+			if at.Before(wakes[first]) || at.Equal(wakes[first]) && dice.IntN(2) == 0 {
+				first = i
+			}
+		}
+		now := wakes[first]
+		as := rankQuestion
+		if first == 0 {
+			as = rankOutcome.aged(now.Sub(start))
+		}
+		var wait time.Duration
+		next, wait = reserve(next, now, paceChat, 1, as)
+		if wait == 0 && first == 0 {
+			if took := now.Sub(start); took > time.Minute {
+				t.Errorf("it waited %v", took)
+			}
+			return
+		}
+		if as != rankQuestion {
+			wait = min(wait, urgencyLook)
+		}
+		wakes[first] = now.Add(wait)
+	}
+	t.Error("it never has")
+}
+
 // Several processes pace themselves as one, and a clock that was set back blocks none of them.
 func TestTelegramPacingShared(t *testing.T) {
 	e := newTGEnv(t)

@@ -357,6 +357,17 @@ const (
 	rankRest
 )
 
+// outcomeLate is for how long an outcome waits behind questions: buttons of what is over are tapped again.
+const outcomeLate = 3 * time.Second
+
+// aged is the rank of what has waited so long.
+func (as rank) aged(waited time.Duration) rank {
+	if as == rankOutcome && waited > outcomeLate {
+		return rankQuestion
+	}
+	return as
+}
+
 // outgoing is a message to send, or an edit of one, as the Bot API takes it.
 type outgoing struct {
 	method   string
@@ -2458,13 +2469,14 @@ func (m *questionMessages) mayBeOvertaken(by string) bool {
 // that is gone, or takes no edit, counts as edited.
 func (t *Telegram) sendEdit(ctx context.Context, id string, m *questionMessages, why catchUpOptions) (*edit, error) {
 	var sent *edit
+	began := time.Now()
 	_, err := t.deliver(ctx, delivery{
 		rank: func() rank {
 			p, _, _ := t.store.Prompt(id) // as it was, where it cannot be read
 			if p == nil || p.Open() || why.slow {
 				return rankRest
 			}
-			return rankOutcome
+			return rankOutcome.aged(time.Since(began))
 		},
 		write: func() *outgoing {
 			sent = t.nextEdit(id, m, why)
