@@ -766,8 +766,8 @@ func TestChildDoesNotWaitForTheState(t *testing.T) {
 		for end := time.Now().Add(patience); err != nil && time.Now().Before(end); _, err = os.Stat(mark) {
 			runtime.Gosched()
 		}
-		began <- err == nil
 		unlockFile(lock)
+		began <- err == nil
 	}()
 	code, _, stderr := cli(t, dir, "run", "--quiet", "sh", "-c", ": > "+mark+"; exit 7")
 	if !<-began || code != 7 {

@@ -624,24 +624,40 @@ func (j *journal) acquireLock() error {
 	err := j.do("flock", j.lock, func() error { return awaitLock(j.lock, wait) })
 	j.vain = errors.Is(err, errLocked)
 	if err != nil {
-		_ = j.lock.Close() // with it goes a lock that comes late
 		j.lock = nil
 	}
 	return err
 }
 
-// awaitLock takes the lock of a file, for which it waits so long at most. After an error the file must be closed.
+// awaitLock takes the lock of a file, for which it waits so long at most. After an error the file is closed, or will
+// be.
 func awaitLock(f *os.File, limit time.Duration) error {
 	err := lockFile(f, false)
+	if err == nil {
+		return nil
+	}
 	if limit == 0 || !errors.Is(err, errLocked) {
+		_ = f.Close() // nothing was written to it
 		return err
 	}
-	locked := make(chan error, 1)
-	go func() { locked <- lockFile(f, true) }() // it ends when the other process gives the lock back
+	locked := make(chan error)
+	late := make(chan struct{})
+	go func() { // it ends when the other process gives the lock back
+		err := lockFile(f, true)
+		select {
+		case locked <- err:
+		case <-late:
+			_ = f.Close() // and with it the lock
+		}
+	}()
 	select {
 	case err := <-locked:
+		if err != nil {
+			_ = f.Close() // nothing was written to it
+		}
 		return err
 	case <-time.After(limit):
+		close(late)
 		return hinted(err, "is it stopped? fuser "+f.Name()+" names it; continue or end it")
 	}
 }

@@ -642,12 +642,14 @@ func (t *Telegram) updateShared(change func(*shared)) {
 		change(&s)
 		return
 	}
-	defer f.Close() // and with it the lock, which is held for microseconds
 	if err := awaitLock(f, paceChat); err != nil {
 		change(&s)
 		return
 	}
-	_, _ = fmt.Fscanf(f, "%d %d %d %d %s", &s.next, &s.written, &s.newest, &s.seen, &s.chat) // 0: new, or damaged
+	defer f.Close() // and with it the lock, which is held for microseconds
+
+	// A file that is new, or damaged, leaves zeros.
+	_, _ = fmt.Fscanf(f, "%d %d %d %d %s", &s.next, &s.written, &s.newest, &s.seen, &s.chat) // as said
 	change(&s)
 	line := fmt.Appendf(nil, "%020d %020d %020d %020d %s\n", s.next, time.Now().UnixNano(), s.newest, s.seen, s.chat)
 	_, _ = f.WriteAt(line, 0) // if lost, Telegram paces
