@@ -559,6 +559,9 @@ type files func(op string, f *os.File, call func() error) error
 // that come at once are done in two seconds.
 const lockWait = 10 * time.Second
 
+// lockVain is for how long it is waited for after that was in vain: one that comes late is given back in less.
+const lockVain = 100 * time.Millisecond
+
 // journal is one such file. What acquire sets holds until release.
 type journal struct {
 	do     files
@@ -619,7 +622,7 @@ func (j *journal) acquireLock() error {
 	}
 	wait := j.wait
 	if j.vain {
-		wait = 0
+		wait = min(wait, lockVain)
 	}
 	err := j.do("flock", j.lock, func() error { return awaitLock(j.lock, wait) })
 	j.vain = errors.Is(err, errLocked)
