@@ -568,7 +568,7 @@ type journal struct {
 	path   string
 	mu     sync.Mutex    // held from acquire to release, before the lock between processes
 	lock   *os.File      // nil until it could be opened
-	wait   time.Duration // for the lock, at most; not again while a wait has been in vain
+	wait   time.Duration // for the lock, at most; lockVain once that was in vain
 	vain   bool
 	f      *os.File // nil after a failed write: that descriptor is never written or fsynced again
 	end    int64    // bytes of the file
