@@ -696,7 +696,7 @@ func (s *Store) putAuditAside() (aside string, head chainHead, err error) {
 	if _, err := s.write([]Record{note}); err != nil {
 		return "", chainHead{}, err
 	}
-	return aside, head, s.log.do("fsync", s.log.f, s.log.f.Sync)
+	return aside, head, s.log.do("fsync", s.log.f, func() error { return syncFile(s.log.f) })
 }
 
 // replace renames the log's file to aside and begins another with these lines. The log is acquired.

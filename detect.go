@@ -48,6 +48,8 @@ const (
 	maxMarkSets   = 1000    // different combinations of marks
 	maxStatuses   = 16      // reports that wait for TakeStatuses, titles for TakeTitles
 	maxScrollback = 120     // rows that have left the screen: about 12 KiB
+	leastFlood    = 1 << 16 // bytes written at once, from which on lines may scroll through unread
+	maxFlood      = 1 << 18 // bytes of which that is decided together
 	maxLine       = 1 << 14 // bytes told as one line
 	maxRecent     = 1000    // lines told that a new one is compared with
 	maxPending    = 4 << 20 // bytes of lines kept for the next Transcript
@@ -110,8 +112,9 @@ type Screen struct {
 	changes uint // of what a look reads, but for the cursor: so many so far
 	work    int  // cells and rows that control functions have touched so far
 
-	moved []*line // by scroll: kept for the next time
-	built []byte  // a row's text: kept for the next row
+	widths [512]rune // characters printed lately, each with its width in two bits below it
+	moved  []*line   // by scroll: kept for the next time
+	built  []byte    // a row's text: kept for the next row
 }
 
 // page is one of the two screens.
@@ -372,28 +375,123 @@ func (s *Screen) AppCursorKeys() bool { return s.modes[modeAppCursor] }
 
 // Write takes the child's next bytes. It never fails.
 func (s *Screen) Write(b []byte) (int, error) {
-	s.input = append(s.input, b...)
-	p := s.input
+	rest := b
+	for len(s.input) > 0 && len(rest) > 0 { // a character that was cut
+		s.input = append(s.input, rest[0])
+		rest = rest[1:]
+		n := s.take(s.input)
+		s.input = s.input[:copy(s.input, s.input[n:])]
+	}
+	n := s.take(rest)
+	s.input = append(s.input, rest[n:]...)
+	return len(b), nil
+}
+
+// WriteFlood is Write for a screen without a transcript. Where p is more lines of text than are kept, those of which
+// nothing is left in the end are not read, and each counts as one row that has scrolled out.
+func (s *Screen) WriteFlood(p []byte) {
+	for len(p) >= leastFlood {
+		n := min(len(p), maxFlood)
+		n = 1 + bytes.LastIndexByte(p[:n], '\n')
+		if n == 0 {
+			break // one long line
+		}
+		s.Write(p[s.scrollThrough(p[:n]):n])
+		p = p[n:]
+	}
+	s.Write(p)
+}
+
+// scrollThrough scrolls out the lines at the beginning of p of which nothing is left when all of p is written, and
+// returns their length: all but as many as are kept, if p is text on the primary screen, perhaps in colours.
+func (s *Screen) scrollThrough(p []byte) int {
+	read := s.tr.on || s.state != inText
+	whole := !s.AltScreen() && s.top == 0 && s.bottom == s.rows-1
+	if read || !whole {
+		return 0
+	}
+	end := len(p)
+	for n := 0; n <= s.rows+maxScrollback && end > 0; n++ {
+		end = bytes.LastIndexByte(p[:end], '\n')
+	}
+	if end < 1 || p[end-1] != '\r' {
+		return 0
+	}
+	through := p[:end+1]
+	pen, isText := s.penAfter(through)
+	if !isText {
+		return 0
+	}
+	if _, isText := s.penAfter(p[len(through):]); !isText {
+		return 0
+	}
+	lines := bytes.Count(through, []byte("\n"))
+	if lines < s.rows {
+		return 0
+	}
+	s.scrolled += lines - (s.rows - 1 - s.row)
+	s.moveTo(s.rows-1, 0)
+	s.pen = pen
+	s.base = nil
+	s.input = s.input[:0]
+	s.changes++
+	return len(through)
+}
+
+// penAfter is the pen after the text; false where that has other sequences than SGR and EL, or another character set.
+// It writes over the parameters of the last sequence.
+func (s *Screen) penAfter(text []byte) (pen Attr, isText bool) {
+	pen = s.pen
+	rest := text
+	for from := bytes.IndexByte(rest, 0x1b); from >= 0; from = bytes.IndexByte(rest, 0x1b) {
+		rest = rest[from+1:]
+		if len(rest) == 0 || rest[0] != inSequence {
+			return pen, false
+		}
+		s.params = append(s.params[:0], 0)
+		n := 1 + s.parameters(rest[1:])
+		if n == len(rest) || rest[n] != 'm' && rest[n] != 'K' {
+			return pen, false
+		}
+		if rest[n] == 'm' {
+			pen.set(s.params)
+		}
+		rest = rest[n+1:]
+	}
+	shiftOut, shiftIn := bytes.IndexByte(text, 0x0e), bytes.IndexByte(text, 0x0f)
+	return pen, shiftOut < 0 && shiftIn < 0
+}
+
+// take takes bytes, and returns how many: not the beginning of a character that they end with.
+func (s *Screen) take(b []byte) int {
+	p := b
 	for len(p) > 0 {
 		n := 1
-		if s.state >= inEscape || p[0] < 0x20 {
-			s.control(p[0])
-		} else {
+		switch {
+		case s.state == inText && p[0] >= 0x20:
 			n = s.print(p)
+		case s.state == inSequence && p[0] >= 0x20:
+			n = s.sequence(p)
+		case s.state == inText && p[0] < 0x18:
+			s.controlCharacter(p[0])
+		case s.state == inText && len(p) > 1 && p[0] == 0x1b && p[1] == inSequence:
+			s.seq = s.seq[:0]
+			s.beginString(inSequence)
+			n = 2
+		default:
+			s.control(p[0])
 		}
 		if n == 0 {
 			break // the rest of the character is still to come
 		}
 		p = p[n:]
 	}
-	s.input = append(s.input[:0], p...)
-	return len(b), nil
+	return len(b) - len(p)
 }
 
-// control takes a control character, or one byte of a sequence or string.
+// control takes a control character, or one byte of a string or of another sequence than a control sequence.
 func (s *Screen) control(b byte) {
-	csi := s.state == inSequence
-	inString := s.state > inEscape && !csi
+	inString := s.inString()
 	switch {
 	case b == 0x18, b == 0x1a: // CAN, SUB
 		s.state = inText
@@ -406,33 +504,73 @@ func (s *Screen) control(b byte) {
 		s.state = inText
 	case b < 0x20 && !inString:
 		s.controlCharacter(b)
-		s.base = nil
 	case b < 0x20, b >= 0x7f && !inString:
-	case csi && b >= '0' && b <= '9':
-		p := &s.params[len(s.params)-1]
-		*p = min(*p*10+int(b-'0'), maxParam)
-	case csi && b == ';' && len(s.params) < maxString:
-		s.params = append(s.params, 0)
-	case inString, b < 0x30, b < 0x40 && csi:
+	case inString, b < 0x30:
 		if len(s.seq) < maxString {
 			s.seq = append(s.seq, b)
 		}
-	case s.state == inEscape && len(s.seq) == 0 && strings.IndexByte("[]PX^_k", b) >= 0:
-		s.state = b
-		s.params = append(s.params[:0], 0)
+	case len(s.seq) == 0 && (b == inSequence || strings.IndexByte("]PX^_k", b) >= 0):
+		s.beginString(b)
 	default:
 		s.state = inText
-		if csi {
-			s.controlSequence(append(s.seq, b))
-		} else {
-			s.escapeSequence(append(s.seq, b))
-		}
+		s.escapeSequence(append(s.seq, b))
 		s.base = nil
 	}
 }
 
+// beginString begins a string, or a control sequence.
+func (s *Screen) beginString(b byte) {
+	s.state = b
+	s.params = append(s.params[:0], 0)
+}
+
+// sequence takes what p begins with of a control sequence, no control character, and returns how much that is.
+func (s *Screen) sequence(p []byte) int {
+	n := s.parameters(p)
+	if n == len(p) || p[n] < 0x20 {
+		return n
+	}
+	b := p[n]
+	switch {
+	case b >= 0x7f:
+	case b < 0x40:
+		if len(s.seq) < maxString {
+			s.seq = append(s.seq, b)
+		}
+	default:
+		s.state = inText
+		s.controlSequence(append(s.seq, b))
+		s.base = nil
+	}
+	return n + 1
+}
+
+// parameters takes the digits and semicolons that p begins with, and returns how many those are.
+func (s *Screen) parameters(p []byte) int {
+	last := len(s.params) - 1
+	value := s.params[last]
+	n := 0
+	for n < len(p) {
+		b := p[n]
+		if b == ';' && last < maxString-1 {
+			s.params[last] = value
+			s.params = append(s.params, 0)
+			value = 0
+			last++
+		} else if b >= '0' && b <= '9' {
+			value = min(value*10+int(b-'0'), maxParam)
+		} else {
+			break
+		}
+		n++
+	}
+	s.params[last] = value
+	return n
+}
+
 // controlCharacter acts on a character below 0x20.
 func (s *Screen) controlCharacter(b byte) {
+	s.base = nil
 	switch b {
 	case '\b':
 		s.moveTo(s.row, s.col-1)
@@ -474,65 +612,75 @@ func (s *Screen) escapeSequence(seq []byte) {
 // controlSequence acts on a control sequence, given without CSI and parameters.
 func (s *Screen) controlSequence(seq []byte) {
 	n := s.arg(0, 1)
-	switch string(seq) {
-	case "A": // CUU
+	if len(seq) > 1 {
+		s.markedSequence(string(seq), n)
+		return
+	}
+	switch seq[0] {
+	case 'A': // CUU
 		s.moveBy(-n, s.col)
-	case "B": // CUD
+	case 'B': // CUD
 		s.moveBy(n, s.col)
-	case "C": // CUF
+	case 'C': // CUF
 		s.moveTo(s.row, s.col+n)
-	case "D": // CUB
+	case 'D': // CUB
 		s.moveTo(s.row, s.col-n)
-	case "E": // CNL
+	case 'E': // CNL
 		s.moveBy(n, 0)
-	case "F": // CPL
+	case 'F': // CPL
 		s.moveBy(-n, 0)
-	case "G": // CHA
+	case 'G': // CHA
 		s.moveTo(s.row, n-1)
-	case "d": // VPA
+	case 'd': // VPA
 		s.moveTo(n-1, s.col)
-	case "H", "f": // CUP, HVP
+	case 'H', 'f': // CUP, HVP
 		s.moveTo(n-1, s.arg(1, 1)-1)
-	case "I": // CHT
+	case 'I': // CHT
 		s.moveTo(s.row, (s.col/8+n)*8)
-	case "Z": // CBT
+	case 'Z': // CBT
 		s.moveTo(s.row, ((s.col+7)/8-n)*8)
-	case "@": // ICH
+	case '@': // ICH
 		s.shiftCells(n)
-	case "P": // DCH
+	case 'P': // DCH
 		s.shiftCells(-n)
-	case "J": // ED
+	case 'J': // ED
 		s.eraseIn(0, s.rows)
-	case "K": // EL
+	case 'K': // EL
 		s.eraseIn(s.row, s.row+1)
-	case "X": // ECH
+	case 'X': // ECH
 		s.erase(s.offset(), min(s.offset()+n, (s.row+1)*s.cols))
-	case "L": // IL
+	case 'L': // IL
 		s.scroll(s.row, -n)
-	case "M": // DL
+	case 'M': // DL
 		s.scroll(s.row, n)
-	case "S": // SU
+	case 'S': // SU
 		s.scroll(s.top, n)
-	case "T": // SD
+	case 'T': // SD
 		s.scroll(s.top, -n)
-	case "b": // REP
+	case 'b': // REP
 		s.repeat(n)
-	case "r": // DECSTBM
+	case 'r': // DECSTBM
 		s.setRegion(n, min(s.arg(1, s.rows), s.rows))
-	case "s": // SCOSC
+	case 's': // SCOSC
 		s.saved = s.cursor
-	case "u": // SCORC
+	case 'u': // SCORC
 		s.cursor = s.saved
-	case "m": // SGR
-		for p := s.params; len(p) > 0; {
-			p = p[s.pen.sgr(p):]
-		}
+	case 'm': // SGR
+		s.pen.set(s.params)
+	default:
+		s.query(string(seq), n)
+	}
+}
+
+// markedSequence acts on a control sequence with a mark before or within it; n is its first parameter, 1 where absent.
+func (s *Screen) markedSequence(seq string, n int) {
+	switch seq {
 	case "?h": // DECSET
 		s.setModes(true)
 	case "?l": // DECRST
 		s.setModes(false)
 	default:
-		s.query(string(seq), n)
+		s.query(seq, n)
 	}
 }
 
@@ -608,6 +756,13 @@ func (s *Screen) setAlternate(on bool) {
 	}
 }
 
+// set sets what the parameters of SGR say.
+func (a *Attr) set(params []int) {
+	for len(params) > 0 {
+		params = params[a.sgr(params):]
+	}
+}
+
 // sgr sets what the first of the parameters of SGR says, and returns how many belong to it.
 func (a *Attr) sgr(params []int) int {
 	code := params[0]
@@ -670,9 +825,9 @@ func setColour(colour *int32, params []int) int {
 // https://vt100.net/docs/vt220-rm/table2-4.html
 var decGraphics = []rune("◆▒␉␌␍␊°±␤␋┘┐┌└┼⎺⎻─⎼⎽├┤┴┬│≤≥π≠£·")
 
-// print writes the character that p begins with at the cursor, and ASCII that follows. It returns
-// how many bytes that is, 0 for the beginning of a character. Marks, and what follows a joiner,
-// join the character before.
+// print writes the character that p begins with at the cursor, and what follows of ASCII and frames.
+// It returns how many bytes that is, 0 for the beginning of a character. Marks, and what follows a
+// joiner, join the character before.
 func (s *Screen) print(p []byte) int {
 	r, n := utf8.DecodeRune(p)
 	if r == utf8.RuneError && !utf8.FullRune(p) {
@@ -682,7 +837,7 @@ func (s *Screen) print(p []byte) int {
 	if graphics && r >= '`' && r <= '~' {
 		r = decGraphics[r-'`']
 	}
-	width := runeWidth(r)
+	width := s.columnsOf(r)
 	if r >= 0x300 && s.base != nil && (width == 0 || s.joins()) {
 		s.combine(r)
 		return n
@@ -692,12 +847,14 @@ func (s *Screen) print(p []byte) int {
 	}
 	end := s.col + width
 	l := s.begin()
-	l.cells[end-1] = cell{Attr: s.pen} // of a wide one the right half
-	l.cells[s.col] = cell{ch: r, wide: width == 2, Attr: s.pen}
-	if width == 1 && !graphics {
-		more := l.printASCII(end, p[n:], s.pen)
-		n += more
-		end += more
+	l.cells[s.col].set(r, &s.pen)
+	if width == 2 {
+		l.cells[s.col].wide = true
+		l.cells[s.col+1].set(0, &s.pen)
+	} else if !graphics {
+		columns, size := printRun(l.cells[end:], p[n:], &s.pen)
+		end += columns
+		n += size
 	}
 	s.base = &l.cells[end-width]
 	s.wrote(l, end)
@@ -735,20 +892,57 @@ func (s *Screen) makeRoom(width int) bool {
 	return s.col+width <= s.cols
 }
 
-// printASCII is the fast path: it writes the ASCII that text begins with from column col on, as far
-// as the row goes, and returns how much that is.
-func (l *line) printASCII(col int, text []byte, pen Attr) int {
-	room := l.cells[col:]
-	text = text[:min(len(room), len(text))]
-	c := cell{Attr: pen}
-	for i, b := range text {
+// printRun is the fast path: it writes what the text begins with of ASCII and frames, as far as the cells go, and
+// returns how many columns and bytes that is.
+func printRun(cells []cell, text []byte, pen *Attr) (columns, size int) {
+	for {
+		n := printASCII(cells[columns:], text[size:], pen)
+		columns += n
+		size += n
+		n = printFrames(cells[columns:], text[size:], pen)
+		if n == 0 {
+			return columns, size
+		}
+		columns += n
+		size += 3 * n
+	}
+}
+
+// printASCII writes the ASCII that the text begins with, as far as the cells go, and returns how much that is.
+func printASCII(cells []cell, text []byte, pen *Attr) int {
+	n := min(len(cells), len(text))
+	cells = cells[:n]
+	for i, b := range text[:n] {
 		if b < ' ' || b >= 0x7f {
 			return i
 		}
-		c.ch = rune(b)
-		room[i] = c
+		cells[i].set(rune(b), pen)
 	}
-	return len(text)
+	return n
+}
+
+// printFrames writes the characters from U+2500 to U+25BF that the text begins with, as far as the cells go, and
+// returns how many those are. All of them have three bytes and one column.
+func printFrames(cells []cell, text []byte, pen *Attr) int {
+	n := 0
+	for n < len(cells) && len(text) > 2 && text[0] == 0xe2 {
+		second, third := text[1], text[2]
+		if second < 0x94 || second > 0x96 || third&0xc0 != 0x80 {
+			break
+		}
+		cells[n].set(0x2000|rune(second&0x3f)<<6|rune(third&0x3f), pen)
+		n++
+		text = text[3:]
+	}
+	return n
+}
+
+// set makes it a character of one column.
+func (c *cell) set(r rune, pen *Attr) {
+	c.ch = r
+	c.marks = 0
+	c.wide = false
+	c.Attr = *pen
 }
 
 // joins tells whether the character just written ends in a joiner.
@@ -846,7 +1040,10 @@ func (s *Screen) scroll(top, n int) {
 			s.grid[r] = s.keepRow(s.grid[r])
 		}
 		l := s.grid[r]
-		*l = line{cells: l.cells, shown: l.shown, mask: l.mask, row: l.row}
+		l.wrapped = false
+		l.told = false
+		l.again = false
+		l.answered = false
 		s.erase(r*s.cols, (r+1)*s.cols)
 	}
 }
@@ -984,10 +1181,22 @@ var wideEdges = []rune{
 	47, 1, 10, 1, 185, 112, 135, 1289, 70475,
 }
 
+// columnsOf is runeWidth, which takes its time, for a character that is printed.
+func (s *Screen) columnsOf(r rune) int {
+	if r < 0x7f {
+		return 1
+	}
+	known := &s.widths[int(r)%len(s.widths)]
+	if *known>>2 != r {
+		*known = r<<2 | rune(runeWidth(r))
+	}
+	return int(*known & 3)
+}
+
 // runeWidth is the number of columns of r: 0, 1 or 2. DEL, C1 controls and marks have none.
 func runeWidth(r rune) int {
 	switch {
-	case r < 0x7f, r >= 0xa0 && r < 0x300, r >= 0x2500 && r < 0x25fd: // the last: frames, frequent
+	case r < 0x7f, r >= 0xa0 && r < 0x300:
 		return 1
 	case r < 0xa0, r >= 0x1160 && r <= 0x11ff, r >= 0xd7b0 && r <= 0xd7fb: // Hangul vowels, finals
 		return 0
@@ -1690,7 +1899,8 @@ const (
 type Reading int
 
 const (
-	ReadingUnknown Reading = iota
+	ReadingUnasked Reading = iota
+	ReadingUnknown         // the system cannot tell
 	ReadingYes
 	ReadingBusy
 )
@@ -1880,11 +2090,14 @@ func stillLabel(label string) string {
 // isStatus tells whether reStatus matches the row; few rows begin and end so that it might.
 func isStatus(row string) bool {
 	mark, _ := utf8.DecodeRuneInString(strings.TrimLeft(row, " │┃"))
+	if !moves(mark) && mark != '◉' && mark != '∘' {
+		return false
+	}
 	goesOn := strings.Contains(row, "…") || strings.Contains(row, "...")
 	for i := 1; i < len(row) && !goesOn; i++ {
 		goesOn = row[i] == 's' && row[i-1] >= '0' && row[i-1] <= '9'
 	}
-	return goesOn && (moves(mark) || mark == '◉' || mark == '∘') && reStatus.MatchString(row)
+	return goesOn && reStatus.MatchString(row)
 }
 
 // stillRows are rows, each made still.
@@ -2496,17 +2709,17 @@ var tongues = []tongue{
 	{name: "vi", yes: "có", no: "không", letters: "ck"},
 }
 
-// words are all words for one thing.
+// words are all words for one thing, by the byte that they begin with.
 type words struct {
-	whole  bool     // else the beginnings of words
-	spaced []string // between blanks or marks
-	joined []string // anywhere: Chinese, Japanese and Korean have no blanks
+	whole  bool              // else the beginnings of words
+	spaced map[byte][]string // between blanks or marks
+	joined map[byte][]string // anywhere: Chinese, Japanese and Korean have no blanks
 }
 
 // newWords are the words that pick gives of each language. One Han character alone is a word only
 // where it stands alone, as 是 does on a button.
 func newWords(whole bool, pick func(t tongue) string) words {
-	w := words{whole: whole}
+	w := words{whole: whole, spaced: map[byte][]string{}, joined: map[byte][]string{}}
 	for _, t := range tongues {
 		for _, word := range strings.Split(pick(t), "|") {
 			first, size := utf8.DecodeRuneInString(word)
@@ -2515,9 +2728,9 @@ func newWords(whole bool, pick func(t tongue) string) words {
 			switch {
 			case word == "":
 			case eastern && (!whole || size < len(word)):
-				w.joined = append(w.joined, word)
+				w.joined[word[0]] = append(w.joined[word[0]], word)
 			default:
-				w.spaced = append(w.spaced, word)
+				w.spaced[word[0]] = append(w.spaced[word[0]], word)
 			}
 		}
 	}
@@ -2552,13 +2765,16 @@ const leastStem = 4
 
 // at is the length of the word that text, in lower case, begins with; 0 none.
 func (w words) at(text string) int {
+	if text == "" {
+		return 0
+	}
 	longest := 0
-	for _, word := range w.joined {
+	for _, word := range w.joined[text[0]] {
 		if len(word) > longest && strings.HasPrefix(text, word) {
 			longest = len(word)
 		}
 	}
-	for _, word := range w.spaced {
+	for _, word := range w.spaced[text[0]] {
 		if len(word) <= longest || !strings.HasPrefix(text, word) {
 			continue
 		}
@@ -2594,7 +2810,7 @@ func (w words) find(text string) (from, to int) {
 		if !isWordRune(before) {
 			n = w.at(text[i:])
 		}
-		for _, word := range w.joined {
+		for _, word := range w.joined[text[i]] {
 			if n == 0 && strings.HasPrefix(text[i:], word) {
 				n = len(word)
 			}
@@ -2686,6 +2902,7 @@ type Adapter struct {
 	Stopped     *pattern      // the row that says that the turn was interrupted
 	Fails       *pattern      // the row in which the error that ended a turn begins: its words
 	Speaks      bool          // the Program Status Protocol: OSC 7501
+	Batch       []string      // arguments with which it prints and ends, and needs no terminal
 }
 
 // adapters is the registry, measured with the versions named as MaxVer; the last row stands for
@@ -2697,6 +2914,7 @@ var adapters = []*Adapter{
 		MinVer:      "2.1.0",
 		MaxVer:      "2.1.330",
 		Hooks:       "claude-settings",
+		Batch:       []string{"-p", "--print"},
 		SubmitDelay: 100 * time.Millisecond,
 		EscapeBang:  true,
 		Digits:      true,
@@ -2721,6 +2939,7 @@ var adapters = []*Adapter{
 		Names:       []string{"codex", "openai"},
 		MinVer:      "0.160.0",
 		MaxVer:      "0.169.0",
+		Batch:       []string{"exec", "e"},
 		SubmitDelay: 100 * time.Millisecond,
 		EscapeBang:  true,
 		Mark:        "›",
@@ -2743,6 +2962,7 @@ var adapters = []*Adapter{
 		Names:       []string{"gemini"},
 		MinVer:      "0.50.0",
 		MaxVer:      "0.61.0",
+		Batch:       []string{"-p", "--prompt"},
 		SubmitDelay: 1500 * time.Millisecond,
 		EscapeBang:  true,
 		Digits:      true,
@@ -2763,6 +2983,7 @@ var adapters = []*Adapter{
 		Names:       []string{"opencode"},
 		MinVer:      "1.0.0",
 		MaxVer:      "1.18.33",
+		Batch:       []string{"run"},
 		SubmitDelay: 300 * time.Millisecond,
 		EscapeBang:  true,
 		Stop:        "\x1b",
@@ -2779,6 +3000,7 @@ var adapters = []*Adapter{
 		Names:       []string{"qwen"},
 		MinVer:      "0.20.0",
 		MaxVer:      "0.24.4",
+		Batch:       []string{"-p", "--prompt"},
 		SubmitDelay: 100 * time.Millisecond,
 		EscapeBang:  true,
 		Digits:      true,
@@ -2799,6 +3021,14 @@ var adapters = []*Adapter{
 		SubmitDelay: 50 * time.Millisecond,
 		Stop:        "\x03",
 	},
+}
+
+// needsNoTerminal tells whether the tool prints and ends with these arguments.
+func (a *Adapter) needsNoTerminal(args []string) bool {
+	return slices.ContainsFunc(args, func(arg string) bool {
+		name, _, _ := strings.Cut(arg, "=")
+		return slices.Contains(a.Batch, name)
+	})
 }
 
 // adapterFor is the row of a command, by its base name without extension; else the last one.
@@ -2908,7 +3138,7 @@ func (t *turnSigns) over() time.Time {
 // noteKeys notes what was typed while it worked or not; what terminals send by themselves does not
 // count.
 func (t *turnSigns) noteKeys(p []byte, working bool, now time.Time) {
-	if len(p) == 0 || reReport.Match(p) {
+	if len(p) == 0 || isReport(string(p)) {
 		return
 	}
 	t.typed = true
@@ -3419,7 +3649,7 @@ type Detector struct {
 	Screen  *Screen
 	adapter *Adapter
 	o       DetectOptions
-	raw     []byte // the last BufferBytes of output
+	raw     []byte // of output the last BufferBytes, and up to as many before
 	mask    []byte // the screen without what moves on it
 	tty     TTYState
 	turn    turnSigns
@@ -3505,10 +3735,12 @@ func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
 
 // Feed takes output of the child. The next Tick after lookDue looks at it.
 func (d *Detector) Feed(p []byte, now time.Time) {
-	d.Screen.Write(p)
+	d.Screen.WriteFlood(p)
 	p = p[max(0, len(p)-d.o.BufferBytes):]
-	over := max(0, len(d.raw)+len(p)-d.o.BufferBytes)
-	d.raw = append(slices.Delete(d.raw, 0, over), p...)
+	if len(d.raw)+len(p) > 2*d.o.BufferBytes {
+		d.raw = append(d.raw[:0], d.Raw()...)
+	}
+	d.raw = append(d.raw, p...)
 	d.outAt = now
 	d.stringDue = time.Time{}
 	if d.Screen.inString() {
@@ -3721,15 +3953,14 @@ func (s *Screen) masked(l *line) string {
 func (d *Detector) look(tty TTYState, now time.Time) {
 	if !d.stringDue.IsZero() && !now.Before(d.stringDue) {
 		d.stringDue = time.Time{}
-		d.Screen.endStringAs(d.raw)
+		d.Screen.endStringAs(d.Raw())
 		d.lookDue = now
 	}
 	stale := d.view == nil || !d.lookDue.IsZero()
 	if stale {
 		d.foldOutput(now)
 	}
-	known := tty.Reading != ReadingUnknown
-	if known || d.tty.Reading == ReadingUnknown && tty != (TTYState{}) {
+	if tty.Reading != ReadingUnasked {
 		d.tty = tty
 	}
 	if !stale && d.view.tty == d.tty {
@@ -3991,8 +4222,7 @@ func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
 // restless tells whether the menu found, of a program that reads, has changed by itself for so long that
 // it is told of before it is due.
 func (d *Detector) restless(due time.Time) bool {
-	reads := d.view.tty.Reading == ReadingYes
-	return d.found.isMenu() && reads && d.lead != "" && d.swaps >= leastSwaps && due.Sub(d.leadAt) > restlessTime
+	return d.found.isMenu() && d.view.reads() && d.lead != "" && d.swaps >= leastSwaps && due.Sub(d.leadAt) > restlessTime
 }
 
 // Next is when Tick is next worth calling, now at the earliest.
@@ -4050,7 +4280,7 @@ func (d *Detector) Explain() []string {
 }
 
 // Raw is the last BufferBytes of the child.
-func (d *Detector) Raw() []byte { return d.raw }
+func (d *Detector) Raw() []byte { return d.raw[max(0, len(d.raw)-d.o.BufferBytes):] }
 
 // LastOutput is when bytes last came.
 func (d *Detector) LastOutput() time.Time { return d.outAt }
@@ -4710,6 +4940,13 @@ func (v *view) readsLine() bool {
 	return v.tty.Reading == ReadingYes && v.tty.Canonical && v.tty.Echo
 }
 
+// reads tells whether the program reads the terminal, or may: where the system cannot tell, raw mode without echo is
+// that of one that reads (measured on 442 programs: precision .95).
+func (v *view) reads() bool {
+	raw := !v.tty.Canonical && !v.tty.Echo
+	return v.tty.Reading == ReadingYes || v.tty.Reading == ReadingUnknown && raw
+}
+
 // note keeps what a reader saw and why, for who asks for it.
 func (v *view) note(format string, args ...any) {
 	if v.notes != nil {
@@ -4719,7 +4956,7 @@ func (v *view) note(format string, args ...any) {
 
 // read finds what the screen asks, nil nothing.
 func (v *view) read() *candidate {
-	if v.last < 0 && v.tty.Reading != ReadingYes || v.working() {
+	if v.last < 0 && !v.reads() || v.working() {
 		return nil
 	}
 	f := v.readFirst()
@@ -5026,7 +5263,7 @@ func (v *view) finishScore(f *candidate) {
 		switch {
 		case v.reported:
 			f.wait = settleTold
-		case !v.known && v.tty.Reading == ReadingUnknown:
+		case !v.known && (v.tty.Reading == ReadingUnasked || v.tty.Reading == ReadingUnknown):
 			f.wait = settleBare
 		default:
 			f.wait = settle
@@ -5546,7 +5783,7 @@ func (v *view) signsOf(l *column) signs {
 	away := v.hidden || v.drawn && v.row < l.first() // what is drawn above may be left over
 	inside := away || v.row >= l.first()-2 && v.row <= l.end()
 	below := v.col == 0 && v.row > l.end() && v.row <= l.end()+2 // as where it was printed
-	reads := v.tty.Reading == ReadingYes
+	reads := v.reads()
 	s := signs{
 		hint:     v.choosingRow(l),
 		numbered: l.numbered(),
@@ -6178,7 +6415,7 @@ func (v *view) readButtons() (f *candidate, row int) {
 			v.note("row %d has choices side by side: %s", r+1, shape)
 			return v.buttons(all), r
 		}
-		if v.tty.Reading != ReadingYes || v.drawn && v.row < r {
+		if !v.reads() || v.drawn && v.row < r {
 			continue
 		}
 		all = v.wordsApart(r)
@@ -6354,7 +6591,7 @@ func (v *view) boxEnd() (r int, plain bool) {
 	r = v.up(v.last+1, func(w viewRow) bool {
 		return w.depth > 0 && sides[0].row.MatchString(w.text)
 	})
-	if r <= 0 && v.tty.Reading == ReadingYes && !v.known {
+	if r <= 0 && v.reads() && !v.known {
 		r = v.up(v.last+1, func(w viewRow) bool {
 			return w.rule && strings.ContainsAny(w.raw, "┘╯╝")
 		})
@@ -6407,7 +6644,7 @@ func (v *view) readKeys() (f *candidate, row int) {
 			r--
 		}
 		f := decisive(all)
-		if f == nil && drawn && end-r > 1 && len(all) == end-r && v.tty.Reading == ReadingYes {
+		if f == nil && drawn && end-r > 1 && len(all) == end-r && v.reads() {
 			f = keyed(all)
 		}
 		if f != nil {
@@ -6720,7 +6957,7 @@ func (v *view) readStill() *candidate {
 	switch {
 	case v.reported:
 		f.wait = settleBlocked
-	case v.tty.Reading != ReadingYes, printed:
+	case !v.reads(), printed:
 		f.wait *= stillBlind
 	case v.known:
 		f.wait *= stillKnown
@@ -6877,6 +7114,9 @@ func (v *view) readLine() *candidate {
 		v.note("the cursor's line, row %d, is unfinished: a question if nothing comes for %v", v.row+1,
 			v.o.Stuck)
 		v.bySilence(f)
+		if v.tty.Reading == ReadingUnknown && !v.reads() {
+			f.wait *= stillBlind
+		}
 	}
 	return v.paragraph(f, top)
 }
@@ -6885,11 +7125,10 @@ func (v *view) readLine() *candidate {
 // remark, or the rest of the keys, stands on the cursor's, or that above alone where the cursor's is
 // but a mark. next: the line above ends in the row above.
 func joinedWith(text, above string, next bool) (asks, mark string, joined bool) {
-	keysAbove := len(hotKeys(text)) > 0 && len(hotKeys(above)) > 1
 	switch {
 	case above == "":
 		return text, "", false
-	case reRemark.MatchString(text), keysAbove:
+	case reRemark.MatchString(text), len(hotKeys(text)) > 0 && len(hotKeys(above)) > 1:
 		return above + " " + text, "", true
 	case next && reBelow.MatchString(text) && reAskedAbove.MatchString(plain(above)):
 		return above, "\n" + text, true
@@ -6961,7 +7200,7 @@ func (v *view) bySilence(f *candidate) {
 func (v *view) readNamed(f *candidate, text string, top int) bool {
 	atEnd := v.row >= v.last
 	pager := atEnd && !v.tty.Canonical && rePager.MatchString(v.rows[v.row].text)
-	less := v.s.AltScreen() && v.row == v.last && v.tty.Reading == ReadingYes
+	less := v.s.AltScreen() && v.row == v.last && v.reads()
 	less = less && v.s.attr(v.row, 0).Reverse // the name of the file
 	if !pager && !less {
 		if v.readPrinted(f, text, top) || v.readUnder(f, text) || v.readMarked(f, text) {
@@ -7003,7 +7242,7 @@ const nearKey = 40
 func (v *view) readWorded(f *candidate, text string, top int) bool {
 	f.Type = FreeText
 	f.Score = 0.75
-	if v.tty.Reading != ReadingYes {
+	if !v.reads() {
 		f.wait = v.o.Stuck
 		f.silent = true
 	}
@@ -7488,7 +7727,7 @@ func (v *view) readAbove(f *candidate) *candidate {
 			return v.paragraph(f, top)
 		}
 	}
-	if v.known || v.tty.Reading != ReadingYes || v.s.AltScreen() {
+	if v.known || !v.reads() || v.s.AltScreen() {
 		return nil
 	}
 	if !v.tty.Canonical {
@@ -7823,12 +8062,12 @@ type castWriter struct {
 	w     *bufio.Writer // keeps the first error
 	start time.Time
 	tail  []byte // the beginning of a rune whose end is still to come
-	state string // of the terminal, as last written
+	state string // of the terminal, as last written; "" not yet
 }
 
 // newCast begins a recording; close ends it. The caller owns w.
 func newCast(w io.Writer, head castHeader, now time.Time) *castWriter {
-	c := &castWriter{w: bufio.NewWriter(w), start: now, state: TTYState{}.words()}
+	c := &castWriter{w: bufio.NewWriter(w), start: now}
 	head.Version = 2
 	_ = json.NewEncoder(c.w).Encode(head) // c.w keeps the error
 	return c
@@ -7865,13 +8104,16 @@ func (c *castWriter) tty(t TTYState, now time.Time) {
 // close repeats the last state, for a replay's clock stops there, and returns the first error of
 // all that was written.
 func (c *castWriter) close(now time.Time) error {
+	if c.state == "" {
+		c.state = TTYState{}.words()
+	}
 	c.event("t", c.state, now)
 	return c.w.Flush()
 }
 
 // words is the state as a "t" event has it; parseTTY reads it.
 func (t TTYState) words() string {
-	words := []string{"unknown", "raw", "noecho"}
+	words := []string{"unknown", "raw", "noecho"} // unasked, too
 	switch t.Reading {
 	case ReadingYes:
 		words[0] = "reading"
@@ -7892,6 +8134,8 @@ func parseTTY(text string) TTYState {
 	words := append(strings.Fields(text), "", "", "")
 	t := TTYState{Canonical: words[1] == "canon", Echo: words[2] == "echo"}
 	switch words[0] {
+	case "unknown":
+		t.Reading = ReadingUnknown
 	case "reading":
 		t.Reading = ReadingYes
 	case "busy":

@@ -3,8 +3,8 @@
 //
 // Every `atlasbridge run` is a whole bridge for its own session: no daemon, no server, no open port. Sessions share
 // files in ~/.atlasbridge: config.toml; state.jsonl with sessions, prompts and replies; audit.log, each line with the
-// hash of the one before; atlasbridge.log. Who holds the bot token and an allowed account can type into your terminal.
-// Nothing is ever approved by waiting.
+// hash of the one before; atlasbridge.log; versions.json. Who holds the bot token and an allowed account can type into
+// your terminal. Nothing is ever approved by waiting.
 //
 // Exit status: the child's own; 128+N when signal N killed it; 1 a check or command failed, or ask was refused; 2
 // usage; 124 nobody answered ask in time; 125 atlasbridge failed before the child ran, or could not ask; 126 the tool
@@ -45,6 +45,9 @@ import (
 )
 
 func main() {
+	if code, is := actAs(os.Args); is {
+		os.Exit(code)
+	}
 	os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
@@ -91,11 +94,28 @@ type PTY interface {
 	io.ReadWriteCloser
 	Resize(Size) error
 	State() TTYState // signal 2; ReadingUnknown where the system cannot tell
+	Modes() Modes    // what is quick to know
 	Wait() int       // exit status, 128+N when a signal killed it; once
 	PID() int
 	Unread() int                    // bytes of output that are waiting for Read
 	Signal(os.Signal) error         // to the child's foreground process group
+	Stopped() <-chan struct{}       // a value when the child was stopped, as by ^Z
+	Continue() error                // lets the child go on
 	Terminate(done <-chan struct{}) // SIGTERM, 3 s, SIGKILL to its process group; returns early when done closes
+}
+
+// Host is what a child has of ours.
+type Host struct {
+	TTY     *os.File    // a terminal whose modes its own gets, nil: the defaults
+	Streams [3]*os.File // standard input, output and error that it gets as they are; nil: its terminal
+	Plain   bool        // its terminal adds no carriage return to a line feed
+	Resumes bool        // a shell stops and resumes us: the child is to stop with us, and we with it
+}
+
+// Modes are of a terminal's modes those that its output depends on.
+type Modes struct {
+	Processed bool // a line feed begins a line
+	Canonical bool // nobody has set it to be drawn on
 }
 
 // Size is that of a terminal, laid out as struct winsize of the system.
@@ -813,10 +833,18 @@ type tool struct {
 	Supported string `json:"supported"`
 	Version   string `json:"version"` // "" where it is not known
 	Warning   string `json:"warning"` // "" where it was tried with this version
+
+	adapter  *Adapter
+	file     string // that Path leads to
+	identity string // of that file: another one when the tool was replaced
 }
 
 func cmdAdapters(c *command) int {
-	list := knownTools(c.ctx, &Config{})
+	dir, err := stateDir(c.getenv)
+	if err != nil {
+		dir = "" // without it all the same
+	}
+	list := knownTools(c.ctx, &Config{Dir: dir})
 	rows := [][]string{{"ADAPTER", "COMMANDS", "VERSION", "SUPPORTED", "FOUND"}}
 	for _, t := range list {
 		path := t.Path
@@ -836,30 +864,69 @@ func knownTools(ctx context.Context, cfg *Config) []tool {
 	list := make([]tool, len(adapters)-1) // the last one stands for all others
 	var all sync.WaitGroup
 	for i := range list {
-		all.Go(func() { list[i] = probe(ctx, adapters[i], env) })
+		list[i] = findAdapted(adapters[i], adapters[i].Names)
+		all.Go(func() { list[i].probe(ctx, env) })
 	}
 	all.Wait()
+	keepVersions(cfg.Dir, list...)
 	return list
 }
 
-// probe looks for the tool of an adapter, and asks it for its version.
-func probe(ctx context.Context, a *Adapter, env []string) tool {
-	t := tool{Name: a.Name, Commands: strings.Join(a.Names, " "), Supported: a.MinVer + " to " + a.MaxVer}
-	for _, name := range a.Names {
+// findAdapted looks for the tool of an adapter: the first of the names that is found.
+func findAdapted(a *Adapter, names []string) tool {
+	t := tool{
+		Name:      a.Name,
+		Commands:  strings.Join(a.Names, " "),
+		Supported: a.MinVer + " to " + a.MaxVer,
+		adapter:   a,
+	}
+	for _, name := range names {
 		path, err := findTool(name)
 		if err == nil {
 			t.Path = path
+			t.file, t.identity = toolFile(path)
 			break
 		}
 	}
-	if t.Path == "" {
-		return t
+	return t
+}
+
+// toolFile is the file that a path leads to through symbolic links, with what tells it from the file that replaces it;
+// "" where it cannot be read. A package.json of npm's beside or above the file counts too: it is what has the version.
+func toolFile(path string) (file, identity string) {
+	file, err := filepath.Abs(path)
+	if err != nil {
+		return "", ""
 	}
-	t.Version = toolVersion(ctx, t.Path, env)
-	if t.Version == "" || versionLess(t.Version, a.MinVer) || versionLess(a.MaxVer, t.Version) {
+	file, err = filepath.EvalSymlinks(file)
+	if err != nil {
+		return "", ""
+	}
+	identity = fileIdentity(file)
+	dir := filepath.Dir(file)
+	for range packageDepth {
+		manifest := fileIdentity(filepath.Join(dir, "package.json"))
+		if manifest != "" {
+			return file, identity + "," + manifest
+		}
+		dir = filepath.Dir(dir)
+	}
+	return file, identity
+}
+
+// probe asks a tool that was found for its version.
+func (t *tool) probe(ctx context.Context, env []string) {
+	if t.Path != "" {
+		t.found(toolVersion(ctx, t.Path, env))
+	}
+}
+
+// found notes the version, "" unknown, and warns where it is none that was tried.
+func (t *tool) found(version string) {
+	t.Version = version
+	if version == "" || versionLess(version, t.adapter.MinVer) || versionLess(t.adapter.MaxVer, version) {
 		t.Warning = "not a version that was tried: if questions are missed, use one of " + t.Supported
 	}
-	return t
 }
 
 // reVersion is a version among other words, as in "codex-cli 0.146.0".
@@ -867,7 +934,7 @@ var reVersion = re(`[0-9]+(\.[0-9]+)+`)
 
 // toolVersion runs the tool in a terminal of its own, as `run` does, until ctx ends; "" when it does not say.
 func toolVersion(ctx context.Context, path string, env []string) string {
-	p, err := startPTY([]string{path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, nil)
+	p, err := startPTY([]string{path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, Host{})
 	if err != nil {
 		return ""
 	}
@@ -898,55 +965,135 @@ func versionLess(a, b string) bool {
 	return false
 }
 
+const (
+	versionsFile = "versions.json"
+	versionsSize = 64 << 10           // bytes of it that are read; one that is larger is begun anew
+	versionLife  = 7 * 24 * time.Hour // that a version is believed: version managers put a script before the tool
+	packageDepth = 3                  // folders, from a tool's up, in which its package.json may be
+)
+
+// keptVersion is what versions.json says of a tool's file: which version it was, when it was asked.
+type keptVersion struct {
+	Identity string    `json:"identity"`
+	Version  string    `json:"version"`
+	At       time.Time `json:"at"`
+}
+
+// keptVersions is what the state folder knows of tools' versions, by their files; nothing where it cannot be read.
+func keptVersions(dir string) map[string]keptVersion {
+	f, err := openPrivate(filepath.Join(dir, versionsFile), os.O_RDONLY)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	var kept map[string]keptVersion
+	err = json.NewDecoder(io.LimitReader(f, versionsSize)).Decode(&kept)
+	if err != nil {
+		return nil
+	}
+	return kept
+}
+
+// keepVersions writes down the versions of tools that have said theirs. What another process writes in the same moment
+// may be lost, and what cannot be written is: it is asked for again.
+func keepVersions(dir string, tools ...tool) {
+	said := map[string]keptVersion{}
+	for _, t := range tools {
+		if t.identity != "" && t.Version != "" {
+			said[t.file] = keptVersion{Identity: t.identity, Version: t.Version, At: time.Now().UTC()}
+		}
+	}
+	if dir == "" || len(said) == 0 {
+		return
+	}
+	for file, kept := range keptVersions(dir) {
+		if said[file].Identity == "" && kept.believed() {
+			said[file] = kept
+		}
+	}
+	b, err := json.Marshal(said)
+	if err == nil {
+		_ = replacePrivate(filepath.Join(dir, versionsFile), append(b, '\n')) // as said
+	}
+}
+
+// believed tells whether that is a version, and not too old.
+func (k keptVersion) believed() bool {
+	plain := k.Version != "" && strings.Trim(k.Version, "0123456789.") == ""
+	return plain && time.Since(k.At).Abs() < versionLife
+}
+
+// recall notes the version that the state folder knows of the tool; false: it must be asked.
+func (t *tool) recall(dir string) bool {
+	kept := keptVersions(dir)[t.file]
+	if kept.Identity != t.identity || !kept.believed() {
+		return false
+	}
+	t.found(kept.Version)
+	return true
+}
+
 // ---- the session: one run of a tool ----
 //
-// All data has one owner, the loop: Screen, Detector, questions, gate, queues. It only selects, and
-// appends to the store. Beside it run copyOutput, readKeys, a writer and a waiter of the PTY, the
-// store's follower, the poller, and one sender per call of the channel; they end with the PTY, the
-// context or the process. Output reaches the host before anything looks at it.
+// All data has one owner, the loop: Screen, Detector, questions, gate, queues. It only selects, and appends to the
+// store. Beside it run copyOutput, a copyTap for each pipe that is read along, readKeys, a writer and a waiter of the
+// PTY, the store's follower, the poller, and one sender per call of the channel; they end with the PTY, the context or
+// the process. Output reaches the host before anything looks at it, and keys the child.
 
 // Times of a session. What is measured is in the facts about the tool that is named.
 const (
-	keyGrace    = 300 * time.Millisecond  // after a key at the keyboard, for the screen to show it
-	dialogGrace = 300 * time.Millisecond  // claude 2.1 ignores keys in a dialog's first 0.1 to 0.2 s
-	hookWait    = 2 * time.Second         // for a dialog's hook to call: 0.44 s, busy 1.4 (claude 2.1)
-	hookCheck   = time.Second             // between looks whether a hook lives
-	dialogGone  = time.Second             // a dialog left for good: a repaint takes 0.3 s (claude 2.1)
-	hookUnasked = 5 * time.Second         // the tool says that it asks nothing, although its hook waits
-	sameMoment  = time.Second             // before a decision: a key and a tap may cross
-	retryEvery  = time.Second             // between attempts to record a question
-	lookTime    = time.Second             // for the gate to see its question
-	gatePoll    = time.Second / 40        // between looks of the gate
-	busyTime    = 3 * time.Second         // beyond its time: the gate waits for a pause of the output
-	followTime  = time.Second             // for one key of the gate to show
-	submitTime  = 3 * time.Second         // for a text to be taken
-	inputTime   = time.Minute             // that what the phone wants waits for what is under way
-	inputLook   = time.Second / 20        // between looks whether that is over
-	albumTime   = 1200 * time.Millisecond // after a file of an album: then all of it has come
-	stopTime    = 5 * time.Second         // for a turn to end: up to 1.6 s (qwen 0.24)
-	sendTime    = 3 * time.Second         // for a tool to show a key typed here: busy 2.2 (claude 2.1)
-	draftTime   = 30 * time.Second        // for what was typed at the keyboard to show in the box
-	detectEvery = time.Second / 100       // between looks of the detector
-	reapEvery   = time.Minute             // between looks for sessions that died, and at the host's terminal
-	hostLook    = time.Second             // after a SIGHUP: a shell that dies of one passes it on first
-	hostWait    = 5 * time.Second         // for what goes to a terminal that has gone
-	firstReap   = 3 * time.Second         // after the start, so that a hundred that start at once do not all look at all
-	drainSend   = 3 * time.Second         // for the last messages
-	drainStream = 10 * time.Minute        // for all output, with --stream
-	doingEvery  = time.Second             // between records of what is done
-	outputEvery = 30 * time.Second        // between records of the last output
-	frameTime   = 30 * time.Millisecond   // for a frame to be painted, with --stream: pieces ≤ 30 ms apart
+	keyGrace     = 300 * time.Millisecond  // after a key at the keyboard, for the screen to show it
+	dialogGrace  = 300 * time.Millisecond  // claude 2.1 ignores keys in a dialog's first 0.1 to 0.2 s
+	hookWait     = 2 * time.Second         // for a dialog's hook to call: 0.44 s, busy 1.4 (claude 2.1)
+	hookCheck    = time.Second             // between looks whether a hook lives
+	dialogGone   = time.Second             // a dialog left for good: a repaint takes 0.3 s (claude 2.1)
+	hookUnasked  = 5 * time.Second         // the tool says that it asks nothing, although its hook waits
+	sameMoment   = time.Second             // before a decision: a key and a tap may cross
+	recordAfter  = time.Second / 50        // the start of the tool: before that only its end is recorded
+	retryEvery   = time.Second             // between attempts to record a question
+	lookTime     = time.Second             // for the gate to see its question
+	gatePoll     = time.Second / 40        // between looks of the gate
+	keyboardLook = time.Second / 4         // between looks whether the tool reads its terminal
+	tapQuiet     = 100 * time.Millisecond  // of silence after the child's end, then a tap ends
+	busyTime     = 3 * time.Second         // beyond its time: the gate waits for a pause of the output
+	followTime   = time.Second             // for one key of the gate to show
+	submitTime   = 3 * time.Second         // for a text to be taken
+	inputTime    = time.Minute             // that what the phone wants waits for what is under way
+	inputLook    = time.Second / 20        // between looks whether that is over
+	albumTime    = 1200 * time.Millisecond // after a file of an album: then all of it has come
+	stopTime     = 5 * time.Second         // for a turn to end: up to 1.6 s (qwen 0.24)
+	sendTime     = 3 * time.Second         // for a tool to show a key typed here: busy 2.2 (claude 2.1)
+	draftTime    = 30 * time.Second        // for what was typed at the keyboard to show in the box
+	detectEvery  = time.Second / 100       // between looks of the detector
+	reapEvery    = time.Minute             // between looks for sessions that died, and at the host's terminal
+	hostLook     = time.Second             // after a SIGHUP: a shell that dies of one passes it on first
+	hostWait     = 5 * time.Second         // for what goes to a terminal that has gone
+	firstReap    = 3 * time.Second         // after the start: a hundred that start at once do not all look then
+	drainSend    = 3 * time.Second         // for the last messages
+	drainStream  = 10 * time.Minute        // for all output, with --stream
+	doingEvery   = time.Second             // between records of what is done
+	outputEvery  = 30 * time.Second        // between records of the last output
+	flowEvery    = 260 * time.Millisecond  // between looks at output that flows: one is due then, see lookEvery
+	frameTime    = 30 * time.Millisecond   // for a frame to be painted, with --stream: pieces ≤ 30 ms apart
 )
 
 // Sizes of a session, in bytes unless said otherwise.
 const (
-	maxBacklog = 4 << 20   // of --stream text that waits
-	maxMessage = 4096      // of an operator's text
-	maxHeld    = 64 << 10  // of keys that wait for the gate
-	maxUnread  = 256 << 10 // of output that the screen may lag behind the host
-	wakeUnread = 64 << 10  // of it are not left to gather
-	readBytes  = 8 << 10   // of one read
+	maxBacklog  = 4 << 20   // of --stream text that waits
+	maxMessage  = 4096      // of an operator's text
+	maxHeld     = 64 << 10  // of keys that wait for the gate
+	maxUnread   = 512 << 10 // of output that the screen may lag behind the host
+	wakeUnread  = 256 << 10 // of it are not left to gather
+	maxKeys     = 512       // pieces of keys that the loop may lag behind the child
+	wakeKeys    = 128       // of them are not left to gather
+	maxArrow    = 32        // of a key that moves
+	maxTapReads = 1000      // of a tap after the child's end
+	tapBytes    = 64 << 10  // of one read of a tap: a pipe holds as much
+	readBytes   = 8 << 10   // of one read
 )
+
+// suspendKey is ^Z: where a shell resumes us it stops the tool, and answers nothing.
+const suspendKey = "\x1a"
 
 // questionOpen refuses text while something else is asked.
 const questionOpen = "a question is open: answer it, or press ESC with /keys"
@@ -959,8 +1106,6 @@ const bothAnswered = "a key was pressed at the keyboard in the same moment: " +
 var (
 	// reReport is what terminals send by themselves (ctlseqs).
 	reReport = re(`(?s)^\x1b(\[[IO<M?>]|\[.*R$|[\]P_])`)
-	// reSends empties the input box: Enter, Esc, ^C, ^U.
-	reSends = re(`[\r\n]$|^(\x1b|\x03|\x15)$`)
 	// reArrow is a key that moves and decides nothing.
 	reArrow = re(`^\x1b[\[O][0-9;]*[A-Z~]$`)
 	// reOwnCommand is how the operator writes a command of the tool's own.
@@ -979,26 +1124,32 @@ type session struct {
 	log         *Log
 	adapter     *Adapter
 	pty         PTY
-	in          io.Reader
+	in          io.Reader // what is typed to the child, nil: nothing
 	out         io.Writer
 	notes       io.Writer // for our own words to the person at the terminal
+	host        Host      // what the child has of ours
+	taps        []tap     // streams of the child that are read along
 	tty         *os.File  // the host's terminal, nil without one
 	ttyOurs     bool      // it is that of our session, see ownTerminal
-	stdin       *os.File  // standard input where it is a terminal, else nil
-	interactive bool      // somebody may type
+	keys        *os.File  // the terminal that somebody may type at, nil none
+	interactive bool      // there is one
 	hooked      bool      // hooks call us
 	signals     chan os.Signal
 	resized     <-chan os.Signal
 	events      chan func()     // of the goroutines, for the loop to run
+	back        chan struct{}   // a value when listens has become true
 	ctx         context.Context // of what goes on beside the loop, until stop
 	stop        func()
 	polling     sync.WaitGroup
 
 	// For every goroutine.
+	wanted  atomic.Bool                  // the keyboard is to be read
+	raw     atomic.Bool                  // the host's terminal is raw, or is being changed
+	listens atomic.Bool                  // its keys are read
 	open    atomic.Bool                  // a question is open: the follower looks more often
 	output  *backlog                     // what the host has got and the screen has not
-	unseen  atomic.Int64                 // bytes that Read has returned and the screen has not got
-	undoRaw atomic.Pointer[func() error] // puts the host's terminal back, nil before raw mode
+	came    atomic.Int64                 // bytes of output so far, from the child's terminal and its pipes
+	undoRaw atomic.Pointer[func() error] // puts the host's terminal back, nil: it is not raw
 	first   sync.Once                    // what is written to the terminal first: the child's output, or a line of ours
 
 	// All that follows is the loop's. First what the program is and does.
@@ -1014,11 +1165,14 @@ type session struct {
 	phoneEnds bool   // by the phone
 	unshown   error  // why output could not be written to the host, nil: all was
 	sending   int    // calls that have not reported
+	taken     int64  // bytes of output that the screen has got
+	tapped    int    // taps that have not ended
 	trouble   string // of the state file
 	opened    bool   // the state was read, or could not be: until then nothing is recorded
-	warning   string // of the tool's version
+	warning   string // of the tool's version, to be told at the end
 
 	answeredAt time.Time // when answer came
+	recordAt   time.Time // when the session is recorded
 	next       time.Time // when the loop turns at the latest
 	detectedAt time.Time // when the detector last looked
 	outputAt   time.Time // when output last came that was taken
@@ -1028,6 +1182,8 @@ type session struct {
 	reapAt     time.Time // when to look for dead sessions
 	hostAt     time.Time // when to look whether the host's terminal is there
 	goneAt     time.Time // when it was seen to have gone; zero: it is there
+	keyboardAt time.Time // when to look whether the keyboard is wanted
+	stoppedAt  time.Time // when the tool was stopped, and we are to stop with it; zero: neither
 
 	// What is asked.
 	seen    *Prompt      // what the detector last found, until it is gone
@@ -1048,9 +1204,9 @@ type session struct {
 	halt     *halt              // a turn that is being interrupted, nil none
 	gate     *gate
 	draft    draftHere
-	held     []heldKeys // typed at the keyboard while the gate types
-	typing   []byte     // for the writer, but for the gate's keys
-	inFlight bool       // a write is under way
+	held     []typedKeys // at the keyboard while the gate types
+	typing   []byte      // for the writer, but for the gate's keys
+	inFlight bool        // a write is under way
 }
 
 // question is a prompt that waits for an answer, and what is known of it beyond its record.
@@ -1091,17 +1247,12 @@ type halt struct {
 	twice bool         // the tool has asked for the key again, and got it
 }
 
-// heldKeys are keys that were typed while the gate was typing.
-type heldKeys struct {
-	keys []byte
-	at   time.Time
-}
-
 // write is what the writer writes, in one piece. An answer of ours is not written when output is
 // waiting to be read: it may take the question away.
 type write struct {
 	p      []byte
 	answer bool
+	taken  int64 // what the screen had got when the answer was chosen
 }
 
 // errUnread is a write that was not made because output was waiting.
@@ -1115,27 +1266,57 @@ type toolUse struct {
 	Input json.RawMessage
 }
 
-// backlog is output on its way from the reader to the loop. It gathers until no more comes for a while: to wake the
-// loop for each piece costs more than to read it.
+// backlog is what has happened at the child's terminal and the loop has not seen: output that the host has got, and
+// keys. It gathers until no more output comes for a while: to wake the loop for each piece costs more than to read it.
 type backlog struct {
-	wake    chan struct{} // the loop is to take it at once
-	room    chan struct{} // some was taken
-	settled *time.Timer   // or when this comes and it rests
-	mu      sync.Mutex    // guards what follows
+	wake chan struct{} // the loop is to take it at once
+	room chan struct{} // output was taken
+	more chan struct{} // keys were
+	look *time.Timer   // or when this comes
+	mu   sync.Mutex    // guards what follows
 
 	bytes []byte
 	spare []byte    // what was taken last, to be used again
-	since time.Time // when the first of it came
-	at    time.Time // when the last did
-	armed bool      // settled will come
+	at    time.Time // when the last output came
+	armed bool      // look will come
+	since time.Time // since when
+	flows bool      // output has not settled for long: look comes seldom
 	hurry bool      // the loop takes each piece at once
 	ended bool      // no more comes
+
+	keys    []typedKeys // those that have gone past the loop first
+	held    bool        // no more go past it: it types, or is to pass some on
+	passing bool        // some are being written to the child past it
+}
+
+// typedKeys are keys that were typed here, or what a pipe brought: nil at its end.
+type typedKeys struct {
+	keys   []byte
+	at     time.Time
+	behind int  // bytes of output that were there before; of those that passed
+	passed bool // they go to the child past the loop; else the loop is to pass them on
 }
 
 // hostStream is a standard stream of ours. Another process that has the same terminal may set it to
 // O_NONBLOCK at any time: Read and Write wait all the same.
 type hostStream struct {
 	f *os.File
+}
+
+// hostKeys is the terminal that somebody types at. It is read while it is raw, which it is in the foreground alone: the
+// kernel stops who reads it from the background.
+type hostKeys struct {
+	f       *os.File
+	listens *atomic.Bool
+	back    <-chan struct{} // a value when listens has become true
+}
+
+// tap is a pipe between the child and a stream of ours that is read along.
+type tap struct {
+	r    *os.File
+	w    *os.File // the child's
+	out  io.Writer
+	seen func(p []byte) // is told of all of it
 }
 
 // ---- start ----
@@ -1192,22 +1373,26 @@ func newSession(c *command) (*session, error) {
 		tg:      newTelegram(cfg, st, log),
 		log:     log,
 		adapter: adapter,
-		in:      hostStream{c.stdin},
-		out:     hostStream{c.stdout},
 		notes:   hostStream{c.stderr},
 		signals: make(chan os.Signal, 8),
 		events:  make(chan func()),
+		back:    make(chan struct{}, 1),
 		output:  newBacklog(),
 		rec:     sessionRecord(tool, c.opts.args[1:], c.opts.text("name")),
 	}
-	s.tg.tell = s.tellFirst
+	s.tg.tell = func(trouble string) { s.tellFirst(trouble) }
 	if cfg.Channel == "telegram" {
 		s.ch = s.tg
 	}
 	if c.opts.on("quiet") {
 		s.notes = io.Discard
 	}
-	s.findTerminal(c)
+	if slices.Contains(c.opts.args, "stream-json") {
+		s.jsonLine = []byte{}
+	}
+	if err := s.findTerminal(c); err != nil {
+		return nil, err
+	}
 	if c.opts.given("record") {
 		s.cast, err = startRecording(c.opts.text("record"), tool, s.size(), time.Now())
 		if err != nil {
@@ -1266,19 +1451,119 @@ func sessionRecord(tool string, args []string, label string) SessionRecord {
 	}
 }
 
-// findTerminal finds the host's terminal: the first of the standard streams that is one.
-func (s *session) findTerminal(c *command) {
-	for _, f := range []*os.File{c.stderr, c.stdout, c.stdin} {
+// findTerminal decides what the child has of ours. Where one of our standard streams is a terminal, what is none goes
+// to the tool as it is, as it would without us; so does everything where the tool needs no terminal. Else all three are
+// the child's terminal, and what we read is typed there; what is written there has no carriage returns added, and
+// errors stay apart.
+func (s *session) findTerminal(c *command) error {
+	ours := [3]*os.File{c.stdin, c.stdout, c.stderr}
+	streams := ours
+	for i, f := range slices.Backward(ours[:]) {
 		if onTerminal(f) {
 			s.tty = f
+			streams[i] = nil
 		}
 	}
-	if s.tty == c.stdin {
-		s.stdin = s.tty
-	}
 	s.ttyOurs = ownTerminal(s.tty)
-	s.interactive = s.stdin != nil
-	s.fed = !s.interactive
+	s.host = Host{TTY: s.tty, Resumes: resumes()}
+	s.in = hostStream{c.stdin}
+	s.out = hostStream{c.stdout}
+	batch := s.adapter.needsNoTerminal(c.opts.args[1:])
+	var err error
+	switch {
+	case !handsStreams:
+	case s.tty != nil || batch:
+		s.host.Streams = streams
+		err = s.handOver(ours, batch)
+	default:
+		s.host.Plain = true
+		if !sameFile(c.stdout, c.stderr) {
+			err = s.tapStream(2, c.stderr, s.showTapped)
+		}
+	}
+	s.findKeyboard(ours)
+	s.fed = s.in != nil && !s.interactive
+	return err
+}
+
+// handOver finds where the child's terminal is shown when some of its streams are ours. A pipe is read along: who reads
+// it may show a question to a person, as tee does. Of a tool that prints and ends it is, where it tells of tool calls.
+func (s *session) handOver(ours [3]*os.File, batch bool) error {
+	handed := s.host.Streams
+	if handed[0] != nil {
+		s.in = nil
+	}
+	if handed[1] != nil {
+		s.out = io.Discard // without a terminal of ours
+		if handed[2] == nil {
+			s.out = hostStream{ours[2]}
+		} else if s.tty != nil {
+			s.out = hostStream{s.tty}
+		}
+	}
+	if batch {
+		if s.jsonLine == nil {
+			return nil
+		}
+		return s.tapStream(1, ours[1], s.auditTapped)
+	}
+	for i := 1; i <= 2; i++ {
+		switch {
+		case handed[i] == nil || !isPipe(ours[i]):
+		case i == 2 && handed[1] != nil && sameFile(ours[1], ours[2]):
+			s.host.Streams[2] = s.host.Streams[1]
+		default:
+			if err := s.tapStream(i, ours[i], s.showTapped); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// findKeyboard finds where somebody types. A tool that is the last of a pipeline reads its keys from the terminal, not
+// from its input: less, fzf. One that is followed by others may share it with them: see keyboardStep.
+func (s *session) findKeyboard(ours [3]*os.File) {
+	handed := s.host.Streams
+	switch {
+	case s.tty != nil && s.tty == ours[0]:
+		s.keys = s.tty
+	case handed[0] != nil && handed[1] == nil && s.ttyOurs:
+		s.keys, _ = openTerminal() // without one nobody can type
+	}
+	s.interactive = s.keys != nil
+	s.wanted.Store(handed[1] == nil)
+	if handsStreams && s.interactive {
+		s.in = hostKeys{f: s.keys, listens: &s.listens, back: s.back}
+	}
+}
+
+// sameFile tells whether both are one file, or stream, or neither says.
+func sameFile(a, b *os.File) bool {
+	is, err := a.Stat()
+	if err != nil {
+		return true
+	}
+	other, err := b.Stat()
+	return err != nil || os.SameFile(is, other)
+}
+
+// isPipe tells whether another program reads what is written there.
+func isPipe(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeNamedPipe != 0
+}
+
+// tapStream has the child write its stream i to us, on the way to where it goes. seen is called by a goroutine of the
+// tap's own.
+func (s *session) tapStream(i int, out *os.File, seen func(p []byte)) error {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("a pipe for the tool: %w", err)
+	}
+	s.host.Streams[i] = w
+	s.taps = append(s.taps, tap{r: r, w: w, out: hostStream{out}, seen: seen})
+	return nil
 }
 
 // size is that of the host's terminal, or 30 × 100 without one.
@@ -1302,17 +1587,19 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	defer release()
 	// None may end us with the terminal raw. SIGPIPE is caught, not ignored: the child would
 	// inherit that.
-	signal.Notify(s.signals, append(endSignals(), suspendSignal)...)
+	signal.Notify(s.signals, append(endSignals(), suspendSignal, resumeSignal)...)
 	signal.Notify(make(chan os.Signal), syscall.SIGPIPE)
 	s.ctx, s.stop = context.WithCancel(ctx)
 	defer s.stop()
-	if slices.Contains(argv, "stream-json") {
-		s.jsonLine = []byte{}
-	}
 	env := childEnv(os.Environ(), s.cfg, s.rec.ID)
-	s.resized, _ = resizeSignals(s.tty) // until the process ends; before the size is read
+	resized, unwatch := resizeSignals(s.tty) // before the size is read
+	defer unwatch()
+	s.resized = resized
 	size := s.size()
-	s.pty, err = startPTY(s.installHooks(argv), env, s.rec.Cwd, size, s.tty)
+	s.pty, err = startPTY(s.installHooks(argv), env, s.rec.Cwd, size, s.host)
+	for _, t := range s.taps {
+		t.w.Close() // the child has its own
+	}
 	if err != nil {
 		return err
 	}
@@ -1320,11 +1607,18 @@ func (s *session) run(ctx context.Context, argv []string) error {
 		fmt.Fprintln(s.notes, "atlasbridge: no Telegram here: "+
 			"questions wait for the keyboard or `atlasbridge answer` (see `atlasbridge setup`)")
 	}
-	if err := s.makeRaw(); err != nil {
+	if s.adapter.Name == "generic" {
+		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
+	} else {
+		s.checkVersion(argv[0])
+	}
+	if err := s.makeRaw(); err != nil { // the terminal has gone
+		s.pty.Terminate(nil)
 		s.pty.Close() // what counts is why
 		return err
 	}
 	defer s.restore()
+	s.listen()
 	s.begin()
 	if s.cfg.Channel == "telegram" {
 		s.polling.Go(func() { s.tg.Poll(s.ctx) })
@@ -1333,11 +1627,6 @@ func (s *session) run(ctx context.Context, argv []string) error {
 				s.tg.PrepareTopic(s.ctx, s.rec.ID)
 			}
 		})
-	}
-	if s.adapter.Name == "generic" {
-		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
-	} else {
-		s.probeVersion()
 	}
 	s.startDetector(size)
 	s.rec.PID = s.pty.PID()
@@ -1352,6 +1641,10 @@ func (s *session) run(ctx context.Context, argv []string) error {
 func (s *session) begin() {
 	s.detectedAt = time.Now() // nothing to look at yet
 	s.spawn(s.copyOutput)
+	for _, t := range s.taps {
+		s.tapped++
+		s.spawn(func() { s.copyTap(t) })
+	}
 	s.spawn(func() {
 		err := s.st.open()
 		if s.cfg.Channel == "telegram" {
@@ -1361,20 +1654,30 @@ func (s *session) begin() {
 	})
 }
 
-// stateOpened records the session, and follows what others record of it.
+// stateOpened notes that the state was read, or could not be.
 func (s *session) stateOpened(err error) {
 	s.opened = true
-	debug.SetGCPercent(25) // 12 MB instead of 16, less than 1 % more time at full output (measured); not while reading
+	s.recordAt = s.rec.StartedAt.Add(recordAfter)
 	s.reapAt = time.Now().Add(firstReap)
 	if err != nil {
 		s.tellTrouble("opening the state", err)
 	}
-	if s.rec.ExitCode != nil { // its record comes with its end
-		return
+}
+
+// recordStart records the session, and follows what others record of it. A child that ends before is recorded once,
+// with its end. It tells whether that is done.
+func (s *session) recordStart() (done bool) {
+	if s.records != nil {
+		return true
 	}
+	if s.rec.ExitCode != nil || !s.turnAt(s.recordAt) {
+		return false
+	}
+	debug.SetGCPercent(25) // 12 MB instead of 16, less than 1 % more time at full output (measured); not while reading
 	s.save("recording the session", ref(s.rec))
 	s.notify(Notice{First: true, Text: "started\nin " + s.rec.Cwd})
 	s.records = s.st.Follow(s.ctx, s.rec.ID, s.open.Load)
+	return true
 }
 
 // tellKnown tells the person at the terminal what kept Telegram from working when somebody last tried.
@@ -1386,46 +1689,115 @@ func (s *session) tellKnown() {
 	}
 }
 
-// tellFirst tells the person at the terminal of trouble, unless the child has printed, or that was done. Any goroutine
-// may call it.
-func (s *session) tellFirst(trouble string) {
+// tellFirst tells the person at the terminal of trouble, unless the child has printed, or that was done: then told is
+// false. Any goroutine may call it.
+func (s *session) tellFirst(trouble string) (told bool) {
 	s.first.Do(func() {
 		end := "\n"
-		if s.undoRaw.Load() != nil {
+		if s.raw.Load() {
 			end = "\r\n"
 		}
 		fmt.Fprint(s.notes, "atlasbridge: "+trouble+end)
+		told = true
 	})
+	return told
 }
 
-// makeRaw sets the host's terminal to raw mode, where somebody types there.
+// makeRaw sets the host's terminal to raw mode, where somebody types there and it is ours to set.
 func (s *session) makeRaw() error {
-	if s.stdin == nil {
+	if s.keys == nil || !s.wanted.Load() || !inForeground(s.keys) {
 		return nil
 	}
-	undo, err := rawMode(s.stdin)
+	s.raw.Store(true)
+	undo, err := rawMode(s.keys, s.host.Streams[1] != nil && s.pty.Modes().Processed)
 	if err != nil {
+		s.raw.Store(false)
 		return fmt.Errorf("setting the terminal to raw mode: %w", err)
 	}
-	s.undoRaw.Store(&undo)
+	s.undoRaw.CompareAndSwap(nil, &undo) // while it is raw, what it was at first counts
 	return nil
+}
+
+// keyboardStep reads the keyboard as soon as the tool reads its terminal, where its output goes to another program:
+// that may read the keyboard itself, as less does, and writes to a terminal that is not raw.
+func (s *session) keyboardStep() {
+	if s.keys == nil || s.wanted.Load() || !s.turnAt(s.keyboardAt) {
+		return
+	}
+	s.keyboardAt = time.Now().Add(keyboardLook)
+	if s.pty.State().Reading == ReadingBusy {
+		return
+	}
+	s.wanted.Store(true)
+	if err := s.makeRaw(); err != nil {
+		s.log.Warn("reading the keyboard", "error", err.Error())
+	}
+	s.listen()
+}
+
+// listen has the keys of the host's terminal read, if it is raw.
+func (s *session) listen() {
+	if s.raw.Load() {
+		s.listens.Store(true)
+		ring(s.back)
+	}
 }
 
 // restore puts the host's terminal back as it was. Any goroutine may call it, more than once.
 func (s *session) restore() {
-	undo := s.undoRaw.Load()
+	s.listens.Store(false)
+	undo := s.undoRaw.Swap(nil)
 	if undo != nil {
 		_ = (*undo)() // whoever has the terminal next sees it; there is nothing else to try
+		s.raw.Store(false)
 	}
 }
 
-// probeVersion has the tool's version looked at beside the loop.
-func (s *session) probeVersion() {
+// checkVersion warns of a version that was not tried, before anything of the tool's is shown where the version is known
+// already; else the tool, which argv0 runs, is asked beside the loop.
+func (s *session) checkVersion(argv0 string) {
+	names := s.adapter.Names
+	if adapterFor(argv0) == s.adapter { // --adapter may be another's
+		names = []string{argv0}
+	}
+	t := findAdapted(s.adapter, names)
+	if !t.recall(s.cfg.Dir) {
+		s.probeVersion(t)
+		return
+	}
+	if t.Warning != "" {
+		fmt.Fprintln(s.notes, "atlasbridge: "+s.versionWarning(t))
+	}
+}
+
+// probeVersion asks the tool for its version beside the loop, and keeps it for the next run.
+func (s *session) probeVersion(t tool) {
+	dir := s.cfg.Dir
 	env := childEnv(os.Environ(), s.cfg, "")
 	s.spawn(func() {
-		warning := probe(s.ctx, s.adapter, env).Warning
-		s.events <- func() { s.warning = warning }
+		t.probe(s.ctx, env)
+		if s.ctx.Err() != nil { // it was not let finish
+			return
+		}
+		warning := ""
+		if t.Warning != "" {
+			warning = s.versionWarning(t)
+			s.log.Warn(warning)
+			if s.tellFirst(warning) {
+				warning = ""
+			}
+		}
+		select {
+		case s.events <- func() { s.warning = warning }:
+		case <-s.ctx.Done(): // nobody tells it any more; the next run does
+		}
+		keepVersions(dir, t)
 	})
+}
+
+// versionWarning is what the person at the terminal is to know of the tool's version.
+func (s *session) versionWarning(t tool) string {
+	return strings.TrimSpace(s.rec.Tool+" "+t.Version) + ": " + t.Warning
 }
 
 // startDetector makes the detector that looks at the child's output from now on.
@@ -1460,46 +1832,46 @@ func (s *session) spawn(f func()) {
 
 // loop runs until the child is gone and its output drained.
 func (s *session) loop() {
-	keys := make(chan []byte)
 	writes := make(chan write)
 	defer close(writes)
-	s.spawn(func() { s.readKeys(keys) })
+	if s.in != nil {
+		s.spawn(s.readKeys)
+	}
 	s.spawn(func() { s.writePTY(writes) })
 	s.spawn(func() {
 		code := s.pty.Wait()
+		for _, t := range s.taps {
+			t.r.SetReadDeadline(time.Unix(1, 0)) // wakes copyTap; fails after its end
+		}
 		s.events <- func() { s.rec.ExitCode = &code }
 	})
 	turn := time.NewTimer(0)
-	for drained := false; s.rec.ExitCode == nil || !drained; {
+	for drained := false; s.rec.ExitCode == nil || !drained || s.tapped > 0; {
 		turn.Reset(time.Until(s.next))
 		w, ready := s.nextWrite()
 		var toWriter chan<- write // a nil channel never becomes ready
 		if ready {
 			toWriter = writes
 		}
-		var typed <-chan []byte
-		if len(s.typing) == 0 && s.heldBytes() < maxHeld {
-			typed = keys
-		}
 		select {
 		case <-s.output.wake:
-		case <-s.output.settled.C:
-			if !s.output.rests() {
+		case <-s.output.look.C:
+			if !s.output.due() {
 				continue
 			}
-		case p := <-typed:
-			s.takeOutput()
-			s.handleKeys(p)
 		case toWriter <- w:
 			s.handedOver(w)
 		case happened := <-s.events:
 			happened()
 		case rec := <-s.records:
+			s.takeOutput() // and keys: they were first
 			s.handleRecord(rec)
 		case <-s.resized:
 			s.resize()
 		case sig := <-s.signals:
 			s.handleSignal(sig)
+		case <-s.pty.Stopped():
+			s.toolStopped()
 		case <-turn.C:
 		}
 		drained = s.takeOutput()
@@ -1510,8 +1882,10 @@ func (s *session) loop() {
 // tick looks at the screen and does what waits for a time.
 func (s *session) tick() {
 	s.next = time.Now().Add(reapEvery)
+	s.suspendStep()
+	s.keyboardStep()
 	s.detect()
-	if !s.opened {
+	if !s.opened || !s.recordStart() {
 		return
 	}
 	s.hookStep()
@@ -1525,6 +1899,9 @@ func (s *session) tick() {
 	s.watchHost()
 	s.open.Store(s.q != nil)
 	s.output.takeEach(!s.gathers())
+	if s.gate == nil && len(s.typing)+len(s.held) == 0 && !s.inFlight {
+		s.output.letPass()
+	}
 }
 
 // turnAt has the loop turn at that time at the latest. It tells whether the time has come already.
@@ -1612,19 +1989,26 @@ func (s *session) promptInState(id string) *PromptRecord {
 	return p
 }
 
-// handleSignal suspends, or reloads the configuration on SIGHUP. A SIGHUP that came because the terminal is lost, or at
-// a terminal where there is nothing to reload, ends the session, as every other signal does.
+// handleSignal stops the tool, or lets it go on, or reloads the configuration on SIGHUP. A SIGHUP that came because the
+// terminal is lost, or at a terminal where there is nothing to reload, ends the session, as every other signal does;
+// but ^C and ^\ at a terminal that is not raw are for the tool.
 func (s *session) handleSignal(sig os.Signal) {
 	switch {
 	case sig == suspendSignal:
-		s.suspend()
+		if s.host.Resumes {
+			_ = s.pty.Signal(sig) // a child that is gone needs none; when it stops, so do we
+		}
+	case sig == resumeSignal:
+		s.resume()
 	case sig == syscall.SIGHUP && s.hostGone():
 		s.hangUp()
 	case sig == syscall.SIGHUP && s.reloads():
 		s.reload()
 		s.hostAt = time.Now().Add(hostLook)
-	default:
+	case (sig == os.Interrupt || sig == syscall.SIGQUIT) && s.tty != nil && !s.raw.Load():
 		_ = s.pty.Signal(sig) // a child that is gone needs none
+	default:
+		_ = s.pty.Signal(sig) // the same
 		s.terminate()
 	}
 }
@@ -1668,17 +2052,52 @@ func (s *session) unheard() bool {
 	return !s.goneAt.IsZero() && s.turnAt(s.goneAt.Add(hostWait))
 }
 
-// suspend stops this process, with the host's terminal as it was, until the shell lets it go on.
+// toolStopped has us stop with the tool where a shell resumes us.
+func (s *session) toolStopped() {
+	if s.host.Resumes {
+		s.stoppedAt = time.Now()
+	}
+}
+
+// suspendStep stops us when the tool has stopped and what it wrote before that is on the host's terminal.
+func (s *session) suspendStep() {
+	if s.stoppedAt.IsZero() {
+		return
+	}
+	if s.unread() > 0 && !s.turnAt(s.stoppedAt.Add(lookTime)) {
+		s.turnAt(time.Now().Add(gatePoll))
+		return
+	}
+	s.stoppedAt = time.Time{}
+	s.suspend()
+}
+
+// suspend stops this process, with the host's terminal as it was, until the shell lets it go on: see resume.
 func (s *session) suspend() {
 	s.restore()
 	if err := s.st.LeavePoll(); err != nil {
 		s.log.Warn("suspended while it polls", "error", err.Error())
 	}
+	signal.Ignore(suspendSignal) // stopSelf's
 	s.st.Still(stopSelf)
+	signal.Notify(s.signals, suspendSignal)
+}
+
+// resume lets the tool go on, where we were stopped too. In the background the host's terminal stays the shell's. Keys
+// are read after that: the SIGCONT would take back a ^Z among them.
+func (s *session) resume() {
+	s.listens.Store(false)
+	if s.keys != nil && !inForeground(s.keys) {
+		s.raw.Store(false) // whatever it was when we were stopped
+	}
 	if err := s.makeRaw(); err != nil {
 		s.log.Warn("going on", "error", err.Error())
 	}
 	s.resize()
+	if err := s.pty.Continue(); err != nil {
+		s.log.Info("going on", "error", err.Error())
+	}
+	s.listen()
 }
 
 // terminate ends the child, which ends the session.
@@ -1714,7 +2133,7 @@ func (s *session) reload() {
 
 // ---- bytes ----
 //
-// What the child writes goes to the host first. What goes to the child goes through one writer.
+// What the child writes goes to the host first. What we type goes through one writer, keys past it (see keyboard).
 
 // Read waits for input.
 func (h hostStream) Read(p []byte) (int, error) {
@@ -1744,42 +2163,73 @@ func (h hostStream) Write(p []byte) (int, error) {
 	}
 }
 
+// Read waits until somebody types while the terminal is raw.
+func (k hostKeys) Read(p []byte) (int, error) {
+	for {
+		for !k.listens.Load() {
+			<-k.back
+		}
+		if err := waitReady(k.f, false); err != nil {
+			return 0, err
+		}
+		if k.listens.Load() { // else we were stopped meanwhile
+			return hostStream{k.f}.Read(p)
+		}
+	}
+}
+
 // newBacklog is an empty one.
 func newBacklog() *backlog {
 	return &backlog{
-		wake:    make(chan struct{}, 1),
-		room:    make(chan struct{}, 1),
-		settled: time.NewTimer(settleQuiet), // it finds nothing at first
+		wake: make(chan struct{}, 1),
+		room: make(chan struct{}, 1),
+		more: make(chan struct{}, 1),
+		look: time.NewTimer(settleQuiet), // it finds nothing at first
 	}
 }
 
 // add appends output, and then waits for the loop where too much is there. hurry: the loop takes it at once.
 func (b *backlog) add(p []byte, hurry, end bool) {
-	if b.put(p, hurry, end) {
+	if !b.put(p, hurry, end) {
+		return
+	}
+	for b.crowded() {
 		<-b.room
 	}
+	ring(b.room) // another tap may wait, too
+}
+
+// crowded tells whether too much output is there.
+func (b *backlog) crowded() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.bytes) > maxUnread
 }
 
 // put appends output, wakes the loop when it is to take that, and tells whether too much is there.
 func (b *backlog) put(p []byte, hurry, end bool) (full bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	now := time.Now()
-	if len(b.bytes) == 0 {
-		b.since = now
+	if len(b.bytes)+len(p) > cap(b.bytes) {
+		b.bytes = slices.Grow(b.bytes, max(len(p), min(4*len(b.bytes)+readBytes, maxUnread+readBytes-len(b.bytes))))
 	}
 	b.bytes = append(b.bytes, p...)
-	b.at = now
-	b.ended = end
-	if !b.armed {
-		b.settled.Reset(settleQuiet)
-		b.armed = true
-	}
-	late := len(b.bytes) > wakeUnread || now.Sub(b.since) >= lookEvery
-	if hurry || end || late || b.hurry {
+	b.at = time.Now()
+	b.ended = b.ended || end
+	b.arm(b.at)
+	if hurry || end || len(b.bytes) > wakeUnread || b.hurry {
 		ring(b.wake)
 	}
 	return len(b.bytes) > maxUnread
+}
+
+// arm has look come when output may have settled. The lock is held.
+func (b *backlog) arm(now time.Time) {
+	if !b.armed {
+		b.look.Reset(settleQuiet)
+		b.armed = true
+		b.since = now
+	}
 }
 
 // ring wakes who waits for that, unless it is woken already.
@@ -1790,28 +2240,51 @@ func ring(bell chan struct{}) {
 	}
 }
 
-// rests tells, when settled has come, whether output has settled; else that comes again when it can have. To set it
-// at each piece would wake a thread for each.
-func (b *backlog) rests() bool {
+// due tells, when look has come, whether the loop is to take what is there: it has settled, or flows. Else that comes
+// again when it can have settled. Where output flows on and on that is found out late: each time wakes a thread.
+func (b *backlog) due() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	wait := settleQuiet - time.Since(b.at)
 	b.armed = wait > 0
-	if b.armed {
-		b.settled.Reset(wait)
+	b.flows = b.armed && (b.flows || time.Since(b.since) >= lookEvery)
+	switch {
+	case b.flows:
+		b.look.Reset(flowEvery)
+	case b.armed:
+		b.look.Reset(wait)
 	}
-	return wait <= 0
+	return b.flows || !b.armed
 }
 
-// take gives what is there, until the next call, and when the last of it came; drained: no more comes.
-func (b *backlog) take() (p []byte, at time.Time, drained bool) {
+// take gives what is there, and when the last output came; drained: no more of that comes. The output is valid until
+// the next call. Without room keys that the loop is to pass on stay.
+func (b *backlog) take(room bool) (p []byte, keys []typedKeys, at time.Time, drained bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	p = b.bytes
 	b.bytes = b.spare[:0]
 	b.spare = p
 	ring(b.room)
-	return p, b.at, b.ended
+	n := len(b.keys)
+	if !room {
+		n = b.countPassed()
+	}
+	if n > 0 {
+		keys = slices.Clone(b.keys[:n])
+		b.keys = slices.Delete(b.keys, 0, n)
+		ring(b.more)
+	}
+	return p, keys, b.at, b.ended
+}
+
+// countPassed is how many of the keys have gone past the loop: the first. The lock is held.
+func (b *backlog) countPassed() int {
+	waits := func(k typedKeys) bool { return !k.passed }
+	if n := slices.IndexFunc(b.keys, waits); n >= 0 {
+		return n
+	}
+	return len(b.keys)
 }
 
 // takeEach tells whether the loop takes each piece at once.
@@ -1822,6 +2295,62 @@ func (b *backlog) takeEach(hurry bool) {
 	if hurry && len(b.bytes) > 0 {
 		ring(b.wake)
 	}
+}
+
+// typed notes keys before they go to the child. pass: who has read them is to write them, and to tell; else the loop
+// does.
+func (b *backlog) typed(p []byte) (pass bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := time.Now()
+	b.held = b.held || len(p) == 0
+	b.passing = !b.held
+	b.keys = append(b.keys, typedKeys{bytes.Clone(p), now, len(b.bytes), b.passing})
+	if b.held || b.hurry {
+		ring(b.wake)
+	}
+	b.arm(now)
+	return b.passing
+}
+
+// wrote notes that keys have gone past the loop.
+func (b *backlog) wrote() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.passing = false
+	if b.held {
+		ring(b.wake) // it waits for that
+	}
+}
+
+// full tells whether so many keys wait for the loop that no more are to be read, and wakes it before.
+func (b *backlog) full() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.keys) >= wakeKeys {
+		ring(b.wake)
+	}
+	return len(b.keys) >= maxKeys
+}
+
+// hold has no more keys pass, and tells whether all that have are written and known to the loop; else it turns again
+// when they are.
+func (b *backlog) hold() (alone bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.held = true
+	if b.countPassed() > 0 {
+		ring(b.wake)
+	}
+	return !b.passing && b.countPassed() == 0
+}
+
+// letPass lets keys pass again, once the loop has got those that it is to pass on, and none are passing: who holds them
+// waits for that.
+func (b *backlog) letPass() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.held = b.held && (b.passing || len(b.keys) > 0)
 }
 
 // gathers tells whether output may gather: nothing needs it at once. A dialog that the tool reports does.
@@ -1841,9 +2370,9 @@ func (s *session) copyOutput() {
 	for {
 		n, err := s.pty.Read(buf)
 		p := buf[:n]
-		s.unseen.Add(int64(n))
+		s.came.Add(int64(n))
 		s.first.Do(func() {})
-		_, lost := s.out.Write(p)
+		_, lost := s.out.Write(s.forHost(p))
 		if lost != nil && n > 0 { // nobody can see the output any more, as when a terminal closes
 			_ = s.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
 			s.events <- func() {
@@ -1858,23 +2387,100 @@ func (s *session) copyOutput() {
 	}
 }
 
-// takeOutput hands the screen what the host has got. It tells whether that was all of the child's.
+// forHost is output as the host's terminal is to get it. While that is not raw, in the background or for others of a
+// pipeline, its own driver has a line feed begin a line.
+func (s *session) forHost(p []byte) []byte {
+	raw := s.raw.Load()
+	shared := s.host.Streams[1] != nil
+	if !handsStreams || s.tty == nil || raw && !shared {
+		return p
+	}
+	if raw {
+		processed := s.pty.Modes().Processed
+		_ = processOutput(s.keys, processed) // where it fails nobody sees the output
+		if !processed {
+			return p
+		}
+	}
+	return bytes.ReplaceAll(p, []byte("\r\n"), []byte("\n"))
+}
+
+// copyTap copies what comes from a tap, until its end. What a child that is gone has left there is read; who else holds
+// it open is not waited for.
+func (s *session) copyTap(t tap) {
+	buf := make([]byte, tapBytes)
+	var err error
+	for patience := maxTapReads; err == nil; {
+		var n int
+		n, err = t.r.Read(buf)
+		if errors.Is(err, os.ErrDeadlineExceeded) && patience > 0 { // the child is gone, see loop
+			patience--
+			t.r.SetReadDeadline(time.Now().Add(tapQuiet)) // where it fails Read does, too
+			n, err = t.r.Read(buf)
+		}
+		if _, lost := t.out.Write(buf[:n]); lost != nil {
+			err = lost // the tool learns it when the pipe is closed
+		}
+		if n > 0 {
+			t.seen(buf[:n])
+		}
+	}
+	t.r.Close() // nobody has written to it
+	s.events <- func() { s.tapped-- }
+}
+
+// showTapped hands the screen what the child wrote into a pipe, as a terminal shows it.
+func (s *session) showTapped(p []byte) {
+	p = newlines(p)
+	s.came.Add(int64(len(p)))
+	s.output.add(p, false, false)
+}
+
+// auditTapped audits the tool calls in it.
+func (s *session) auditTapped(p []byte) {
+	p = bytes.Clone(p)
+	s.events <- func() { s.auditToolCalls(p) }
+}
+
+// newlines is p as a terminal shows it: a line feed begins a line.
+func newlines(p []byte) []byte {
+	return bytes.ReplaceAll(p, []byte("\n"), []byte("\r\n"))
+}
+
+// takeOutput hands the screen what the host has got, and takes the keys that came meanwhile. It tells whether that was
+// all of the child's output.
 func (s *session) takeOutput() (drained bool) {
-	p, at, drained := s.output.take()
-	if len(p) > 0 {
-		s.outputAt = at
-		s.handleOutput(p, at)
+	room := len(s.typing) == 0 && s.heldBytes() < maxHeld
+	p, keys, at, drained := s.output.take(room)
+	seen := 0
+	for len(keys) > 0 && keys[0].passed {
+		k := keys[0]
+		keys = keys[1:]
+		s.handleOutput(p[seen:k.behind], k.at)
+		s.noteKeys(string(k.keys), k.at)
+		seen = k.behind
+	}
+	s.handleOutput(p[seen:], at)
+	for _, k := range keys {
+		s.handleKeys(k)
 	}
 	return drained
 }
 
 // handleOutput takes what the child has written, now, and the host has already.
 func (s *session) handleOutput(p []byte, now time.Time) {
+	if len(p) == 0 {
+		return
+	}
+	s.outputAt = now
+	s.taken += int64(len(p))
 	if s.gate != nil && !s.inFlight {
 		s.gate.keys = nil // it looks again, at what this brings
 	}
+	if s.host.Plain && s.pty.Modes() == (Modes{Canonical: true}) {
+		p = newlines(p)
+	}
 	s.det.Feed(p, now)
-	s.unseen.Add(-int64(len(p)))
 	s.record(func(c *castWriter) { c.output(p, now) })
 	for _, status := range s.det.TakeStatuses() {
 		s.handleStatus(status)
@@ -1906,10 +2512,9 @@ func (s *session) auditToolCalls(p []byte) {
 	s.jsonLine = bytes.Clone(lines[last][:min(len(lines[last]), maxHookInput)])
 }
 
-// unread are the bytes of output that the screen has not got yet: those that Read has returned, and
-// those that wait for it. Any goroutine may ask.
+// unread are the bytes of output that the screen has not got yet: those that have come, and those that wait for Read.
 func (s *session) unread() int64 {
-	return s.unseen.Load() + int64(s.pty.Unread())
+	return s.came.Load() - s.taken + int64(s.pty.Unread())
 }
 
 // nextWrite is what the writer is to write now, if anything: the gate's keys go alone.
@@ -1920,7 +2525,7 @@ func (s *session) nextWrite() (w write, ready bool) {
 	case len(s.typing) > 0:
 		return write{p: s.typing}, true
 	case s.gate != nil && len(s.gate.keys) > 0:
-		return write{p: s.gate.keys, answer: true}, true
+		return write{p: s.gate.keys, answer: true, taken: s.taken}, true
 	}
 	return write{}, false
 }
@@ -1937,7 +2542,7 @@ func (s *session) handedOver(w write) {
 func (s *session) writePTY(writes <-chan write) {
 	for w := range writes {
 		var err error
-		if w.answer && s.unread() > 0 {
+		if w.answer && (s.came.Load() > w.taken || s.pty.Unread() > 0) {
 			err = errUnread
 		} else {
 			_, err = s.pty.Write(w.p)
@@ -1951,7 +2556,14 @@ func (s *session) written(w write, err error) {
 	s.inFlight = false
 	if w.answer {
 		s.gateWrote(w.p, err)
-	} else if err != nil {
+	} else {
+		s.unwritten(err)
+	}
+}
+
+// unwritten tells what kept keys from the child, if anything. Any goroutine may call it.
+func (s *session) unwritten(err error) {
+	if err != nil {
 		s.log.Warn("writing to the program", "error", err.Error())
 	}
 }
@@ -1972,24 +2584,35 @@ func (s *session) resize() {
 
 // ---- keyboard ----
 //
-// What somebody types here goes to the child as it is. While the gate types it waits.
+// What somebody types here goes to the child as it is, past the loop, which learns of it first. While the gate types it
+// waits.
 
-// readKeys hands over what is typed. An empty chunk is the end of a pipe that brought something:
-// one without a byte (systemd, ssh without a terminal) must not answer the first question with an
-// end of file.
-func (s *session) readKeys(keys chan<- []byte) {
+// readKeys passes on what is typed. An empty chunk is the end of a pipe that brought something: one without a byte
+// (systemd, ssh without a terminal) must not answer the first question with an end of file.
+func (s *session) readKeys() {
 	buf := make([]byte, 4096)
 	some := false
 	for {
+		for s.output.full() {
+			select {
+			case <-s.output.more:
+			case <-s.ctx.Done():
+				return
+			}
+		}
 		n, _ := s.in.Read(buf) // whatever ends it, no more is typed
 		if n <= 0 {
 			break
 		}
-		keys <- bytes.Clone(buf[:n])
 		some = true
+		if s.output.typed(buf[:n]) {
+			_, err := s.pty.Write(buf[:n])
+			s.output.wrote()
+			s.unwritten(err)
+		}
 	}
 	if some && !s.interactive {
-		keys <- nil
+		s.output.typed(nil)
 	}
 	select {
 	case s.events <- func() {
@@ -2000,27 +2623,37 @@ func (s *session) readKeys(keys chan<- []byte) {
 	}
 }
 
-// handleKeys passes on what is typed here, or what a pipe brings, empty at its end. While the gate
-// types it is held.
-func (s *session) handleKeys(p []byte) {
+// handleKeys passes on what could not pass by itself. While the gate types it is held.
+func (s *session) handleKeys(k typedKeys) {
 	if s.gate != nil {
-		s.held = append(s.held, heldKeys{keys: p, at: time.Now()})
+		s.held = append(s.held, k)
 		return
 	}
-	keys := string(p)
+	keys := string(k.keys)
 	if keys == "" {
 		if !s.pty.State().Canonical {
 			return
 		}
 		keys = "\x04\x04" // the line discipline makes the end from ^D; the first may only end a line
 	}
-	if reReport.MatchString(keys) {
-		s.inject(keys, "")
+	s.typing = append(s.typing, keys...)
+	s.noteKeys(keys, time.Now())
+}
+
+// noteKeys notes what is typed here, and goes to the child.
+func (s *session) noteKeys(keys string, at time.Time) {
+	if isReport(keys) {
+		s.notePressed(keys, "", at)
 		return
 	}
-	s.lastKey = time.Now()
+	s.lastKey = at
 	s.noteDraft(keys)
-	s.inject(keys, "cli:local")
+	s.notePressed(keys, "cli:local", at)
+}
+
+// isReport tells whether keys are what terminals send by themselves.
+func isReport(keys string) bool {
+	return strings.HasPrefix(keys, "\x1b") && reReport.MatchString(keys) // to match a long paste takes long
 }
 
 // noteDraft keeps what somebody has typed here into the input box and not sent: a slow tool may not
@@ -2029,7 +2662,7 @@ func (s *session) noteDraft(keys string) {
 	if s.q != nil && !s.q.rec.Idle {
 		return // they are for the question
 	}
-	if reSends.MatchString(keys) {
+	if emptiesBox(keys) {
 		s.draft = draftHere{}
 		return
 	}
@@ -2038,6 +2671,15 @@ func (s *session) noteDraft(keys string) {
 	}
 	s.draft.keys += keys
 	s.draft.keys = s.draft.keys[max(0, len(s.draft.keys)-maxMessage):]
+}
+
+// emptiesBox tells whether keys empty the input box: Enter, Esc, ^C, ^U.
+func emptiesBox(keys string) bool {
+	switch keys {
+	case "\x1b", "\x03", "\x15":
+		return true
+	}
+	return strings.HasSuffix(keys, "\r") || strings.HasSuffix(keys, "\n")
 }
 
 // draftDoesNotShow tells that the input box may not hold yet what somebody has typed into it here,
@@ -2056,16 +2698,22 @@ func (s *session) draftDoesNotShow(box inputBox) bool {
 	return !strings.Contains(squeezed(box.draft), squeezed(s.draft.keys))
 }
 
-// inject queues keys for the child. by tells who pressed them where they may answer what stands on
-// the screen, else "".
+// inject queues keys for the child. by tells who pressed them.
 func (s *session) inject(keys, by string) {
-	now := time.Now()
 	s.typing = append(s.typing, keys...)
-	if by != "" && !reArrow.MatchString(keys) {
-		s.noteTyped(by, now)
+	s.notePressed(keys, by, time.Now())
+}
+
+// notePressed notes keys that go to the child. by tells who pressed them where they may answer what stands on the
+// screen, else "".
+func (s *session) notePressed(keys, by string, at time.Time) {
+	paste := len(keys) > maxArrow // to match one takes long
+	stops := keys == suspendKey && s.host.Resumes
+	if by != "" && !stops && (paste || !reArrow.MatchString(keys)) {
+		s.noteTyped(by, at)
 	}
-	s.det.Typed([]byte(keys), now)
-	s.record(func(c *castWriter) { c.event("i", keys, now) })
+	s.det.Typed([]byte(keys), at)
+	s.record(func(c *castWriter) { c.event("i", keys, at) })
 }
 
 // noteTyped notes who pressed a key that may answer what stands on the screen.
@@ -2114,12 +2762,12 @@ func (s *session) releaseKeys(g *gate) {
 	for _, h := range held {
 		before := g.leftAt.IsZero() || h.at.Before(g.leftAt)
 		justAfter := asked && h.at.Before(g.leftAt.Add(keyGrace))
-		typed := len(h.keys) > 0 && !reReport.Match(h.keys)
+		typed := len(h.keys) > 0 && !isReport(string(h.keys))
 		if answered && typed && (before || justAfter) {
 			s.log.Info("keys typed while an answer was being typed are not passed on", "bytes", len(h.keys))
 			continue
 		}
-		s.handleKeys(h.keys)
+		s.handleKeys(h)
 	}
 }
 
@@ -2156,7 +2804,8 @@ func (s *session) detect() {
 // when it has settled, when the loop turns anyway, where it may gather.
 func (s *session) detectDue(now time.Time) bool {
 	due := later(s.detectedAt.Add(detectEvery), s.det.Next(now))
-	if s.gathers() && due.After(now) && !due.After(s.outputAt.Add(settleQuiet)) {
+	asks := !s.det.askDue.IsZero()
+	if s.gathers() && !asks && due.After(now) && !due.After(s.outputAt.Add(settleQuiet)) {
 		return false
 	}
 	return s.turnAt(due)
@@ -2250,7 +2899,7 @@ func (s *session) questionStep() {
 	}
 	switch {
 	case q.decided:
-		if s.turnAt(q.shownAt.Add(dialogGrace)) {
+		if s.turnAt(q.shownAt.Add(dialogGrace)) && s.output.hold() {
 			s.gate = newGate(q)
 		}
 	case !q.rec.Open(): // its hook passes the answer on
@@ -2758,6 +3407,9 @@ func (s *session) inputStep() {
 			continue
 		}
 		why := s.inputWaits(r)
+		if why == "" && r.isText() && !s.output.hold() {
+			why = "somebody types at the keyboard"
+		}
 		late := !time.Now().Before(r.At.Add(inputTime))
 		if why != "" && !late {
 			waits = true
@@ -4185,7 +4837,7 @@ func (s *session) tellAtTerminal() {
 		fmt.Fprint(s.notes, "atlasbridge: "+text+"\n")
 	}
 	if s.warning != "" {
-		tell(s.rec.Tool + ": " + s.warning)
+		tell(s.warning)
 	}
 	if s.unshown != nil && !errors.Is(s.unshown, syscall.EPIPE) { // who closes a pipe wants no more
 		tell("the output could not be written: " + s.unshown.Error())

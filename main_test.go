@@ -42,6 +42,7 @@
 //	pty: files, locks and processes      Files are private, and locks hold between processes.
 //	pty: Windows                         The same promises on the other system.
 //	the whole program: sessions          A tap does what was read, and silence does nothing.
+//	the whole program: jobs and pipes    A shell stops and resumes a tool, and joins it with others, as without us.
 //	the whole program: hooks             A hook's question is answered by the hook alone, or by nobody.
 //	the whole program: ask               A script gets the answer of a person, or none.
 //	the whole program: debts             Whatever dies, every message says at last what has become of its question.
@@ -61,7 +62,9 @@ import (
 	"cmp"
 	"compress/gzip"
 	"context"
+	"crypto/sha256"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -519,7 +522,7 @@ func TestReloadWhileProbing(t *testing.T) {
 		}
 		s.tg = newTelegram(s.cfg, st, s.log)
 		before := s.cfg
-		s.probeVersion()
+		s.checkVersion("claude")
 		s.reload()
 		if s.cfg == before {
 			t.Error("the configuration is not taken over")
@@ -532,7 +535,219 @@ func TestReloadWhileProbing(t *testing.T) {
 	}
 }
 
+// A version that was not tried is told once: in the first run when it is found out, afterwards before the tool's first
+// byte, and then the tool is not asked again; with --quiet not a byte is told.
+func TestVersionWarning(t *testing.T) {
+	needUnix(t)
+	bin, asked := versionedClaude(t, "9.9.9")
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	dir := home(t, "")
+	warning := "atlasbridge: claude 9.9.9: not a version that was tried"
+	for i := range 3 {
+		x := bridge(t, dir, "run", "claude", "-p", "x")
+		x.exits(0)
+		shown := x.scr.Text()
+		if strings.Count(shown, warning) != 1 || strings.Count(shown, "hello") != 1 {
+			t.Errorf("run %d shows\n%s", i, shown)
+		}
+		if i > 0 && strings.Index(shown, warning) > strings.Index(shown, "hello") {
+			t.Errorf("run %d tells it after the tool's first byte:\n%s", i, shown)
+		}
+		if n := asked(); n != 1 {
+			t.Errorf("after run %d the tool was asked %d times", i, n)
+		}
+	}
+	for i, dir := range []string{dir, home(t, "")} {
+		x := bridge(t, dir, "run", "--quiet", "claude")
+		x.exits(0)
+		if shown := strings.TrimSpace(x.scr.Text()); shown != "hello" {
+			t.Errorf("%d: with --quiet the terminal shows %q", i, shown)
+		}
+	}
+	log, err := os.ReadFile(filepath.Join(dir, "atlasbridge.log"))
+	if err != nil || strings.Count(string(log), "claude 9.9.9: not a version") != 1 {
+		t.Errorf("the log has %s, %v", log, err)
+	}
+}
+
+// What doctor and adapters have found out is known to run, and what they find is asked, not remembered.
+func TestVersionOfOthers(t *testing.T) {
+	needUnix(t)
+	for _, command := range []string{"doctor", "adapters"} {
+		bin, asked := versionedClaude(t, "9.9.9")
+		t.Setenv("PATH", bin+":/bin:/usr/bin")
+		dir := home(t, "")
+		for i := range 2 {
+			cli(t, dir, command)
+			if n := asked(); n != i+1 {
+				t.Errorf("%s has asked %d times, want %d", command, n, i+1)
+			}
+		}
+		_, _, told := cli(t, dir, "run", "claude")
+		if asked() != 2 || strings.Count(told, "claude 9.9.9: not a version") != 1 {
+			t.Errorf("run after %s: asked %d times, told %s", command, asked(), told)
+		}
+	}
+}
+
+// A file of versions that is broken or not the user's alone is no error: it is written anew, where that can be done.
+func TestVersionsDamaged(t *testing.T) {
+	needUnix(t)
+	write := func(text string, mode fs.FileMode) func(string) error {
+		return func(path string) error {
+			if err := os.WriteFile(path, []byte(text), mode); err != nil {
+				return err
+			}
+			return os.Chmod(path, mode)
+		}
+	}
+	type row struct {
+		name  string
+		plant func(path string) error
+		stays bool
+	}
+	for _, c := range []row{
+		{"empty", write("", 0o600), false},
+		{"torn", write(`{"/bin/sh":{"identity":"1","vers`, 0o600), false},
+		{"nothing", write("null\n", 0o600), false},
+		{"of another shape", write(`{"/bin/sh":["9"],"x":3}`, 0o600), false},
+		{"large", write(`{"x":{"version":"`+strings.Repeat("9", 1<<20)+`"}}`, 0o600), false},
+		{"readable by others", write("{}", 0o644), false},
+		{"a link", func(path string) error { return os.Symlink("/dev/zero", path) }, false},
+		{"a pipe", func(path string) error { return exec.Command("mkfifo", "-m", "600", path).Run() }, false},
+		{"a folder", func(path string) error { return os.MkdirAll(path+"/x", 0o700) }, true},
+		{"no room beside it", func(path string) error { return os.MkdirAll(path+".new/x", 0o700) }, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bin, _ := versionedClaude(t, "2.1.330")
+			t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+			dir := home(t, "")
+			if err := c.plant(filepath.Join(dir, versionsFile)); err != nil {
+				t.Fatal(err)
+			}
+			args := []string{"run", "claude"}
+			if c.stays {
+				args = append(args, "--no-wait")
+			}
+			code, shown, told := cli(t, dir, args...)
+			if code != 0 || !strings.Contains(shown, "hello") || strings.Contains(told, "version") {
+				t.Errorf("exit %d, shown %q, told %q", code, shown, told)
+			}
+			f := findAdapted(adapterFor("claude"), []string{"claude"})
+			if known := f.recall(dir); known == c.stays {
+				t.Errorf("the version is known: %v", known)
+			}
+		})
+	}
+}
+
+// Whatever replaces a tool, its version is not known afterwards; that something else was installed changes nothing.
+func TestVersionForgotten(t *testing.T) {
+	needUnix(t)
+	keep := func(path, text string) { // as npm does it: the same old time for every version
+		t.Helper()
+		old := time.Date(1985, 10, 26, 8, 15, 0, 0, time.UTC)
+		os.Remove(path)
+		err := os.WriteFile(path, []byte(text), 0o700)
+		if err == nil {
+			err = os.Chtimes(path, old, old)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	link := func(to, path string) {
+		t.Helper()
+		os.Remove(path)
+		if err := os.Symlink(to, path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		change func(dir string) // bin/claude, package.json, lib/one, lib/two
+		known  bool
+	}{
+		{"nothing", func(string) {}, true},
+		{"another file", func(dir string) { keep(dir+"/lib/two", "3") }, true},
+		{"replaced by one of that size and time", func(dir string) { keep(dir+"/lib/one", "2") }, false},
+		{"package.json alone", func(dir string) { keep(dir+"/package.json", "2") }, false},
+		{"a link that leads elsewhere", func(dir string) { link("../lib/two", dir+"/bin/claude") }, false},
+		{"eight days later", func(dir string) {
+			kept := keptVersions(dir)
+			for file, k := range kept {
+				k.At = k.At.Add(-8 * 24 * time.Hour)
+				kept[file] = k
+			}
+			b, _ := json.Marshal(kept)
+			keep(filepath.Join(dir, versionsFile), string(b))
+			os.Chmod(filepath.Join(dir, versionsFile), 0o600)
+		}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := home(t, "")
+			os.Mkdir(dir+"/bin", 0o700)
+			os.Mkdir(dir+"/lib", 0o700)
+			keep(dir+"/lib/one", "1")
+			keep(dir+"/lib/two", "1")
+			keep(dir+"/package.json", "1")
+			link("../lib/one", dir+"/bin/claude")
+			claude := adapterFor("claude")
+			before := findAdapted(claude, []string{dir + "/bin/claude"})
+			before.found("2.1.7")
+			keepVersions(dir, before)
+			c.change(dir)
+			after := findAdapted(claude, []string{dir + "/bin/claude"})
+			if known := after.recall(dir); known != c.known || known && after.Version != "2.1.7" {
+				t.Errorf("the version is known: %v, as %q", known, after.Version)
+			}
+		})
+	}
+}
+
+// Processes that keep versions at once leave a file that can be read, with what one of them wrote.
+func TestVersionsAtOnce(t *testing.T) {
+	dir := home(t, "")
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			for range 20 {
+				x := tool{file: fmt.Sprint("/bin/x", i), identity: "1", Version: fmt.Sprint("2.1.", i)}
+				keepVersions(dir, x)
+			}
+		})
+	}
+	all.Wait()
+	last := tool{file: "/bin/x", identity: "1", Version: "2.1.9", adapter: adapterFor("claude")}
+	keepVersions(dir, last)
+	if !last.recall(dir) {
+		t.Errorf("the file has %v", keptVersions(dir))
+	}
+	for file, kept := range keptVersions(dir) {
+		if kept.Identity != "1" || !kept.believed() {
+			t.Errorf("%s: %+v", file, kept)
+		}
+	}
+}
+
+// BenchmarkRecall is what a tool's version costs before its first byte is shown.
+func BenchmarkRecall(b *testing.B) {
+	dir := home(b, "")
+	bin, _ := versionedClaude(b, "2.1.330")
+	find := func() tool { return findAdapted(adapterFor("claude"), []string{bin + "/claude"}) }
+	keep := find()
+	keep.found("2.1.330")
+	keepVersions(dir, keep)
+	for b.Loop() {
+		t := find()
+		if !t.recall(dir) {
+			b.Fatal("not known")
+		}
+	}
+}
+
 // TestBacklog: output wakes the loop when it has settled, when it has flowed for a while, is much, asks or ends; the
+// TestBacklog: output wakes the loop when it has settled, when it flows on for long, is much, asks or ends; the
 // loop gets every byte in order, and a reader that is far ahead waits.
 func TestBacklog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -543,14 +758,14 @@ func TestBacklog(t *testing.T) {
 			select {
 			case <-b.wake:
 				return true
-			case <-b.settled.C:
-				return b.rests()
+			case <-b.look.C:
+				return b.due()
 			default:
 				return false
 			}
 		}
 		take := func() {
-			p, _, _ := b.take()
+			p, _, _, _ := b.take(true)
 			got = append(got, p...)
 		}
 		b.add([]byte("a"), false, false)
@@ -575,7 +790,10 @@ func TestBacklog(t *testing.T) {
 		if wakes < 6 || wakes > 8 {
 			t.Errorf("two seconds of output wake %d times", wakes)
 		}
-		woken()
+		time.Sleep(flowEvery + settleQuiet)
+		if !woken() {
+			t.Error("not woken when it has settled after it has flowed")
+		}
 		take()
 		b.add([]byte("c"), true, false)
 		if !woken() {
@@ -609,13 +827,169 @@ func TestBacklog(t *testing.T) {
 		if !woken() {
 			t.Error("not woken for the end")
 		}
-		p, _, drained := b.take()
+		p, _, _, drained := b.take(true)
 		got = append(got, p...)
 		want := "a" + strings.Repeat("b", 40) + "c" + strings.Repeat("d", maxUnread+3*readBytes) + "e"
 		if !drained || string(got) != want {
 			t.Errorf("%d bytes of %d, drained %v", len(got), len(want), drained)
 		}
 	})
+}
+
+// TestKeysPassTheLoop: keys go past the loop, which gets them in their place among the output; while it types they go
+// through it, in their order, and before it may the last that passed is written and known to it.
+func TestKeysPassTheLoop(t *testing.T) {
+	b := newBacklog()
+	b.put([]byte("one"), false, false)
+	if !b.typed([]byte("a")) {
+		t.Fatal("a key does not pass")
+	}
+	if b.hold() {
+		t.Error("the loop may type while a key is being written")
+	}
+	b.wrote()
+	if b.hold() {
+		t.Error("the loop may type before it knows of a key")
+	}
+	b.put([]byte("two"), false, false)
+	if b.typed([]byte("b")) || b.typed([]byte("c")) {
+		t.Error("keys pass while the loop types")
+	}
+	b.letPass()
+	if b.typed([]byte("d")) {
+		t.Error("a key overtakes others")
+	}
+	p, keys, _, _ := b.take(false)
+	if string(p) != "onetwo" || len(keys) != 1 || string(keys[0].keys) != "a" || keys[0].behind != 3 || !keys[0].passed {
+		t.Errorf("the loop gets %q and %+v", p, keys)
+	}
+	if !b.hold() {
+		t.Error("the loop may not type at last")
+	}
+	_, keys, _, _ = b.take(true)
+	var got string
+	for _, k := range keys {
+		got += string(k.keys)
+		if k.passed {
+			t.Errorf("%q is taken for written", k.keys)
+		}
+	}
+	if got != "bcd" {
+		t.Errorf("the loop is to pass on %q", got)
+	}
+	b.letPass()
+	if !b.typed([]byte("e")) {
+		t.Error("keys do not pass again")
+	}
+	b.wrote()
+	if b.typed(nil) || b.typed([]byte("f")) {
+		t.Error("the end of a pipe goes past the loop")
+	}
+	b.take(false)
+	for len(b.keys) < maxKeys {
+		if b.full() {
+			t.Fatal("it is full too early")
+		}
+		b.typed([]byte("g"))
+	}
+	for len(b.more) > 0 {
+		<-b.more
+	}
+	b.take(false)
+	if !b.full() || len(b.more) > 0 {
+		t.Error("keys that the loop has no room for are not bounded")
+	}
+	b.take(true)
+	if b.full() || len(b.more) == 0 {
+		t.Error("no more keys are read")
+	}
+}
+
+// TestKeyAndAnswerCross: a key pressed at the keyboard in the moment in which an answer is typed is never followed by
+// that answer: the program would take it for the answer to its next question.
+func TestKeyAndAnswerCross(t *testing.T) {
+	t.Parallel()
+	needUnix(t)
+	const rounds = 12
+	st := storeAt(t, home(t, ""))
+	s := bareSession(t, st, storeSession(t, st), "x")
+	s.cfg = &Config{Dir: st.Dir, Timeout: time.Hour, PermissionTimeout: time.Hour, EchoWindow: time.Second / 20}
+	s.tg = newTelegram(s.cfg, st, s.log)
+	s.pty = mustPTY(t, "sh", "-c", fmt.Sprintf(`stty raw -echo; i=0; while [ $i -lt %d ]; do printf '\r\nGo %%s? (y/n) ' $i
+		printf '<%%s>' "$(dd bs=1 count=1 2>/dev/null)"; i=$((i+1)); done`, rounds))
+	keyboard, keys := io.Pipe()
+	out := &hostScreen{}
+	s.opened = false
+	s.in = keyboard
+	s.out = out
+	s.notes = io.Discard
+	s.interactive = true
+	s.ctx, s.stop = context.WithCancel(t.Context())
+	s.startDetector(Size{Rows: 30, Cols: 100})
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		s.begin()
+		s.loop()
+		s.finish()
+	}()
+	first := map[string]int{}
+	for i := range rounds {
+		var p *PromptRecord
+		for end := time.Now().Add(patience); p == nil; runtime.Gosched() {
+			for _, q := range storeView(t, st).Prompts {
+				if q.Status == AwaitingReply && strings.Contains(q.Question, fmt.Sprintf("Go %d?", i)) {
+					p = q
+				}
+			}
+			if time.Now().After(end) {
+				t.Fatalf("question %d is not asked: %q", i, out.text())
+			}
+		}
+		go st.Decide(cliAnswer(p, "y"), time.Now())
+		for end := time.Now().Add(time.Duration(i) * time.Millisecond); time.Now().Before(end); {
+			runtime.Gosched()
+		}
+		io.WriteString(keys, "k")
+		answered := fmt.Sprintf("Go %d? (y/n) <", i)
+		for end := time.Now().Add(patience); ; runtime.Gosched() {
+			_, answer, found := strings.Cut(out.text(), answered)
+			if found && len(answer) > 0 {
+				first[answer[:1]]++
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("question %d is not answered: %q", i, out.text())
+			}
+		}
+		stored := storeView(t, st).Prompts[p.ID]
+		byKey := strings.Contains(out.text(), answered+"k")
+		if byKey && stored.Status == Resolved && decidedBy(stored) == "cli:answer" {
+			t.Errorf("question %d was answered by a key, and counts as answered by the command", i)
+		}
+	}
+	<-over
+	t.Logf("first was %v", first)
+}
+
+// hostScreen is what a host's terminal has got.
+type hostScreen struct {
+	mu  sync.Mutex
+	got []byte
+}
+
+func (o *hostScreen) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.got = append(o.got, p...)
+	return len(p), nil
+}
+
+// text is all of it.
+func (o *hostScreen) text() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return string(o.got)
 }
 
 // TestReloadKeepsFlags: what the command line said holds after a reload, whatever the file says then.
@@ -1280,11 +1654,11 @@ func TestGate(t *testing.T) {
 		t.Error("types while somebody is typing")
 	}
 	s.lastKey = time.Now().Add(-time.Minute)
-	s.unseen.Add(1)
+	s.came.Add(1)
 	if s.typed(false) != "" {
 		t.Error("types while output is on its way")
 	}
-	s.unseen.Add(-1)
+	s.came.Add(-1)
 	s.q.typedBy = "cli:local"
 	s.det.Feed([]byte("n\r\nGo? (y/n) "), time.Now())
 	if s.typed(true) != "" {
@@ -1340,7 +1714,7 @@ func TestGateFirstKey(t *testing.T) {
 		{"no such choice", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.gate.value = "q" }, "", "no choice q"},
 		{"writing", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.inFlight = true }, "", ""},
 		{"keys to write", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.typing = []byte("a") }, "", ""},
-		{"the program writes", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.unseen.Add(1) }, "",
+		{"the program writes", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.came.Add(1) }, "",
 			"keeps writing"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -1477,9 +1851,54 @@ func TestGateLooksAgain(t *testing.T) {
 	if w, ready := s.nextWrite(); ready {
 		t.Errorf("%q is written at what came", w.p)
 	}
-	s.unseen.Add(int64(len("\r\nErase the disk? (y/n) "))) // as the reader had counted it
+	s.came.Add(int64(len("\r\nErase the disk? (y/n) "))) // as the reader had counted it
 	if got := s.typed(true); got != "" || s.gate != nil {
 		t.Errorf("then %q is typed", got)
+	}
+}
+
+// TestStopIsNoAnswer: ^Z is nobody's answer where it stops the tool, so that a tap after it counts; any other key may be.
+func TestStopIsNoAnswer(t *testing.T) {
+	for _, c := range []struct {
+		keys    string
+		resumes bool
+		by      string
+	}{
+		{"\x1a", true, ""},
+		{"\x1a", false, "cli:local"},
+		{"y", true, "cli:local"},
+	} {
+		s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+		s.host.Resumes = c.resumes
+		s.noteKeys(c.keys, time.Now())
+		if s.q.typedBy != c.by {
+			t.Errorf("%q, resumed %v: typed by %q, want %q", c.keys, c.resumes, s.q.typedBy, c.by)
+		}
+	}
+}
+
+// TestWriterKeepsTheAnswer: an answer that the writer has been handed is not written when output has come since it was
+// chosen, even if the screen has got that meanwhile.
+func TestWriterKeepsTheAnswer(t *testing.T) {
+	s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+	s.gateStep()
+	w, ready := s.nextWrite()
+	if !ready {
+		t.Fatal("nothing is to be written")
+	}
+	s.handedOver(w)
+	s.tty = os.Stdin // replies are the host's
+	s.came.Add(1)
+	s.handleOutput([]byte("!"), time.Now())
+	writes := make(chan write, 1)
+	writes <- w
+	close(writes)
+	s.writePTY(writes) // to write would panic: this terminal cannot
+	for s.inFlight {
+		(<-s.events)()
+	}
+	if s.gate == nil || len(s.gate.keys) > 0 {
+		t.Errorf("the gate after it: %v", s.gate)
 	}
 }
 
@@ -1802,7 +2221,7 @@ func TestReleaseHeldKeys(t *testing.T) {
 			if c.input {
 				g.q = nil
 			}
-			s.handleKeys([]byte(c.keys))
+			s.handleKeys(typedKeys{keys: []byte(c.keys)})
 			if len(s.held) != 1 || len(s.typing) > 0 {
 				t.Fatal("not held")
 			}
@@ -3408,6 +3827,14 @@ func FuzzScreen(f *testing.F) {
 			whole.Status() != cut.Status() || whole.Scrolled() != cut.Scrolled() {
 			t.Errorf("%q cut at %d: %q, whole %q", in, n, b, a)
 		}
+		bytewise := newScreen(5, 10)
+		bytewise.Transcript(false)
+		for i := range in {
+			bytewise.Write(in[i : i+1])
+		}
+		if a, b := screenState(whole), screenState(bytewise); a != b {
+			t.Errorf("%q byte by byte:\n%s\nwhole:\n%s", in, b, a)
+		}
 		if a, b := whole.TakeReplies(true), cut.TakeReplies(true); !bytes.Equal(a, b) ||
 			len(a) > 2*maxReplies {
 			t.Errorf("%q cut at %d: replies %q, whole %q", in, n, b, a)
@@ -3434,6 +3861,83 @@ func FuzzScreen(f *testing.F) {
 			t.Errorf("%q: cursor at %d,%d after a resize", in, row, col)
 		}
 	})
+}
+
+// TestScreenOfAFlood: of lines that scroll through unread nothing is left: the screen, its pen and what is kept above are as
+// if all had been read, whatever stood there before and comes behind.
+func TestScreenOfAFlood(t *testing.T) {
+	t.Parallel()
+	lines := []string{"one line\r\n", "\x1b[31mred\x1b[m \x1b[1mbold\r\n", "longer than the row\r\n", "端末の画面を読む\r\n",
+		"a\tb\x1b[K\x1b[4m\r\n", "e\u0301\bx\a\v\r\n", "\x1b[38;5;9mno\r\r\n", "no return\n", "\r\n", "\x0eqqq\x0f\r\n", "up\x1b[A\r\n",
+		"\x1b[48;2;1;2;3m\xff\xe7\r\n", "no line ", strings.Repeat("0123456789", 52) + "\r\n"}
+	behind := []string{"", "> ", "\x1b[4mlast\r\n\x1b[Htop", "\x1b[2J\xe7\xab", "\x1b[1;2r" + strings.Repeat("x\r\n", 50),
+		"\x1b[?1049h" + strings.Repeat("x\r\n", 50) + "\x1b[?1049l"}
+	first := []string{"", "\x0e", "\x0f", "\x1b[7m", "\x1b[2;3r", "\x1b]2;t\a", "\x1b[4", "\x1b(m"}
+	for i, before := range []string{"", "$ make\r\n", "\x1b[3;3Hx\x1b[7m", "\x1b[41m\x1b[2J", "\x1b(0lqk", "\x1b)0", "\x1b)0\x0e", "\x1b[?7l",
+		"ab\x1b[s\x1b[9b", "端\xe7\xab", "\x1b[2;4r", "\x1b[?1049h", "\x1b]0;title", "\x1b[3", "\n\n\n\n\n\n", "\x1b[?1049hx\x1b[?1049l"} {
+		for j, line := range lines {
+			switch (i + j) % 3 {
+			case 0:
+				checkFlood(t, before, "", line)
+			case 1:
+				checkFlood(t, before, "", line+behind[(i+j)/3%len(behind)])
+			case 2:
+				checkFlood(t, before, first[(i+j)/3%len(first)], line)
+			}
+		}
+	}
+}
+
+// checkFlood writes the first line, and so many of the last that they scroll through, and compares.
+func checkFlood(t *testing.T, before, first, last string) {
+	t.Helper()
+	read, through := newScreen(5, 10), newScreen(5, 10)
+	for _, s := range []*Screen{read, through} {
+		s.Write([]byte(before))
+		s.Answered(true)
+	}
+	line, _, ended := strings.Cut(last, "\n")
+	if ended {
+		line += "\n"
+	}
+	flood := []byte(first + strings.Repeat(line, leastFlood/max(1, len(line))+1) + last)
+	read.Write(flood)
+	through.WriteFlood(flood)
+	name := fmt.Sprintf("%q, %q, lines of %q", before, first, last)
+	if a, b := screenState(through), screenState(read); a != b {
+		t.Errorf("%s:\n%s\nall read:\n%s", name, a, b)
+	}
+	if n := through.Scrolled(); n > read.Scrolled() || n < min(read.Scrolled(), 2*read.rows) {
+		t.Errorf("%s: %d rows have scrolled, all read %d", name, n, read.Scrolled())
+	}
+}
+
+// screenState is all of a screen that a look can tell apart, with what it keeps above, and where the parser stands.
+func screenState(s *Screen) string {
+	var b strings.Builder
+	row, col, hidden := s.Cursor()
+	fmt.Fprintln(&b, row, col, hidden, s.wrapNext, s.pen, s.charset, s.shift, s.saved, s.modes, s.top, s.bottom, s.AltScreen(), s.Title(),
+		s.Status(), s.state, s.input, s.answering != 0, s.base != nil, string(s.replies))
+	lines := slices.Clone(s.grid)
+	for n := 1; n <= maxScrollback+1; n++ {
+		l, known := s.above(n)
+		if known {
+			lines = append(lines, l)
+		}
+	}
+	for _, l := range lines {
+		l.writeTo(s.cols)
+		fmt.Fprintf(&b, "%q %v %v %v\n", s.text(l), l.wrapped, l.answered, l.cells)
+	}
+	return b.String()
+}
+
+// FuzzFlood: the same for any lines, before and behind anything.
+func FuzzFlood(f *testing.F) {
+	f.Add("", "", "one line\r\n> ")
+	f.Add("\x1b[2;3H", "\x1b[31m", "red\x1b[m\r\n\x1b[2A")
+	f.Add("\x1b[?1049h", "x", "端\t\r\n\xe7")
+	f.Fuzz(func(t *testing.T, before, first, last string) { checkFlood(t, before, first, last) })
 }
 
 // screenFrame is a repaint as the agents' tools send it: home, colours, jumps instead of spaces, box drawing.
@@ -3465,25 +3969,60 @@ func sameLine(t *testing.T, s *Screen, r int, in []byte) {
 	}
 }
 
-// BenchmarkScreenPlain writes lines of plain text that scroll.
+// BenchmarkScreenPlain writes lines of a build that scroll, 72 columns of words each.
 func BenchmarkScreenPlain(b *testing.B) {
-	benchmarkScreen(b,
-		bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog, line after line\r\n"),
-			1000))
+	rnd := mrand.New(mrand.NewSource(1))
+	words := strings.Fields("the build copies every object of its linker compiler tests passed failed main.go:120 ok 0.012s")
+	var text bytes.Buffer
+	for text.Len() < 4<<20 {
+		line := ""
+		for len(line) < 72 {
+			line += words[rnd.Intn(len(words))] + " "
+		}
+		text.WriteString(line + "\r\n")
+	}
+	benchmarkScreen(b, text.Bytes())
 }
 
-// benchmarkScreen writes a text again and again.
+// benchmarkScreen writes a text again and again, in the pieces that a terminal gives.
 func benchmarkScreen(b *testing.B, text []byte) {
-	s := newScreen(30, 100)
+	s := newScreen(40, 120)
 	b.SetBytes(int64(len(text)))
 	b.ReportAllocs()
 	for b.Loop() {
-		s.Write(text)
+		for piece := range slices.Chunk(text, 64<<10) {
+			s.Write(piece)
+		}
 	}
+	b.ReportMetric(b.Elapsed().Seconds()*1000/float64(b.N)/(float64(len(text))/(1<<20)), "ms/MiB")
 }
 
 // BenchmarkScreenRepaint writes repaints as the agents' tools send them.
-func BenchmarkScreenRepaint(b *testing.B) { benchmarkScreen(b, bytes.Repeat(screenFrame(), 20)) }
+func BenchmarkScreenRepaint(b *testing.B) {
+	var frames bytes.Buffer
+	for n := 0; frames.Len() < 4<<20; n++ {
+		frames.WriteString(inkPicture(n, 100))
+	}
+	benchmarkScreen(b, frames.Bytes())
+}
+
+// inkPicture is the n-th picture of an agent that edits: its last words, its spinner and its box, all anew.
+func inkPicture(n, cols int) string {
+	rule := strings.Repeat("─", cols)
+	var b strings.Builder
+	b.WriteString("\x1b[?2026h\x1b[?25l" + strings.Repeat("\x1b[2K\x1b[1A", 9) + "\x1b[2K\x1b[G")
+	for i := range 4 {
+		k := 7*n + 31*i
+		fmt.Fprintf(&b, "\x1b[38;5;%dm⏺\x1b[39m \x1b[1mUpdate\x1b[22m(src/%c/relay_%d.go)\r\r\n", k%256, 'a'+k%26, k%999)
+		fmt.Fprintf(&b, "  ⎿  \x1b[38;2;%d;%d;%dm%4d \x1b[48;2;34;92;43m+\x1b[22m return copyBytes(dst, src) // %d\x1b[49m\x1b[39m\r\r\n",
+			k%256, k%255, k%254, k%9999, n)
+	}
+	fmt.Fprintf(&b, "\x1b[38;5;174m%c Thinking… \x1b[2m(%ds · ↑ %d.%dk tokens · esc to interrupt)\x1b[22m\x1b[39m\r\r\n",
+		[]rune("·✢✳✶✻✽")[n%6], n/10, n%90, n%10)
+	b.WriteString("\x1b[2m\x1b[38;5;244m╭" + rule + "╮\x1b[39m\x1b[22m\r\r\n│ > \x1b[7m \x1b[27m" + strings.Repeat(" ", cols-3) +
+		"│\r\r\n╰" + rule + "╯\r\r\n  \x1b[2m? for shortcuts\x1b[22m\x1b]0;✳ task\x07\x1b[?25h\x1b[?2026l")
+	return b.String()
+}
 
 // BenchmarkScreenWide writes characters that are two columns wide, and joined ones.
 func BenchmarkScreenWide(b *testing.B) {
@@ -3989,6 +4528,22 @@ func BenchmarkTranscriptOfWindow(b *testing.B) {
 		a.join(wordsOf("\n" + strings.Join(rows[:30], "\n")))
 		a.take(1700)
 		rows = append(rows[1:], rows[0])
+	}
+}
+
+// TestTranscriptOfAFlood: with a transcript every line of a flood is told, however much comes at once.
+func TestTranscriptOfAFlood(t *testing.T) {
+	d := newDetector(adapterFor("generic"), 24, 80, DetectOptions{})
+	d.Screen.Transcript(false)
+	var flood, want strings.Builder
+	for n := 0; flood.Len() < 2*maxFlood; n++ {
+		fmt.Fprintf(&flood, "line %d of many, as long as lines are\r\n", n)
+		fmt.Fprintf(&want, "line %d of many, as long as lines are\n", n)
+	}
+	d.Feed([]byte(flood.String()), detectorStart)
+	lines, _ := d.Screen.Transcript(false)
+	if got := strings.Join(lines, "\n") + "\n"; got != want.String() {
+		t.Errorf("%d lines are told, not %d", len(lines), strings.Count(want.String(), "\n"))
 	}
 }
 
@@ -5465,19 +6020,43 @@ func TestDetectorLooksRarely(t *testing.T) {
 	}
 }
 
-// BenchmarkDetectorFlood feeds lines of a build to a detector as a session does.
-func BenchmarkDetectorFlood(b *testing.B) {
-	line := []byte(strings.Repeat("some plain output of a build, 80 columns of it, with nothing to ask in it.....\r\n",
-		800))
-	d := newDetector(adapterFor("generic"), 30, 100, DetectOptions{})
-	b.SetBytes(int64(len(line)))
-	now := detectorStart
-	for b.Loop() {
-		d.Feed(line, now)
-		now = now.Add(time.Millisecond)
-		if next := d.Next(now); !next.IsZero() && !next.After(now) {
-			d.Tick(TTYState{}, now)
+// TestQuestionInAFlood: a question below lines that scroll through unread is asked as below lines that were read; one that
+// they have carried off is not taken for the same one further down.
+func TestQuestionInAFlood(t *testing.T) {
+	flood := strings.Repeat("\x1b[2mline of many\x1b[m\r\n", 3*leastFlood/20)
+	for _, ask := range []string{"Continue? [y/n] ", "Overwrite a?\r\nsize 3, and\r\nolder? (y/N) ", "? Pick one\r\n❯ a\r\n  b\r\n\x1b[?25l"} {
+		output := []byte(flood + ask)
+		whole := promptsOf("generic", "reading canon echo", output, func() int { return len(output) })
+		pieces := promptsOf("generic", "reading canon echo", output, func() int { return 999 })
+		if len(whole) != 1 || !slices.Equal(whole, pieces) {
+			t.Errorf("below a flood %q is asked as %q, in pieces as %q", ask, whole, pieces)
 		}
+	}
+	s := newStage(t, "x", "reading canon echo")
+	asked := s.show("Continue? [y/n] ", 2*time.Second)
+	asked = append(asked, s.show(flood+"Continue? [y/n] ", 2*time.Second)...)
+	if len(asked) != 2 {
+		t.Errorf("a question before and one below a flood are asked as %d", len(asked))
+	}
+}
+
+// BenchmarkDetectorFlood feeds lines of a build to a detector as a session does: what is read at once, and what has gathered.
+func BenchmarkDetectorFlood(b *testing.B) {
+	for _, size := range []int{leastFlood - 1, leastFlood, 16 * leastFlood, 64 * leastFlood} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			line := "some \x1b[32mplain\x1b[m output of a build, 80 columns of it, with nothing to ask in it.....\r\n"
+			lines := []byte(strings.Repeat(line, 1+size/len(line)))[:size]
+			d := newDetector(adapterFor("generic"), 30, 100, DetectOptions{})
+			b.SetBytes(int64(size))
+			now := detectorStart
+			for b.Loop() {
+				d.Feed(lines, now)
+				now = now.Add(time.Millisecond)
+				if next := d.Next(now); !next.IsZero() && !next.After(now) {
+					d.Tick(TTYState{}, now)
+				}
+			}
+		})
 	}
 }
 
@@ -6045,6 +6624,32 @@ func TestTTYWords(t *testing.T) {
 	}
 }
 
+// A recording tells when the system could not tell, though all else is as in one where it was never asked.
+func TestCastUnknownAtFirst(t *testing.T) {
+	var b strings.Builder
+	c := newCast(&b, castHeader{Width: 80, Height: 24}, detectorStart)
+	c.tty(TTYState{Reading: ReadingUnknown}, detectorStart.Add(time.Second))
+	if err := c.close(detectorStart.Add(2 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.String(); !strings.Contains(got, `[1.0000, "t", "unknown raw noecho"]`) {
+		t.Error(got)
+	}
+}
+
+// Where the system can no longer tell who reads, that nobody did is over: another user's program may have come.
+func TestBusyIsOver(t *testing.T) {
+	s := newStage(t, "generic", "busy canon echo")
+	if asked := s.show("Continue? (y/n) ", 5*time.Second); len(asked) > 0 {
+		t.Errorf("asks %+v while nobody reads", asked[0])
+	}
+	s.tty = parseTTY("unknown canon echo")
+	asked := s.wait(time.Second)
+	if len(asked) != 1 || asked[0].Type != YesNo {
+		t.Errorf("%d questions, want one for yes or no", len(asked))
+	}
+}
+
 // TestScenarios: every scenario in testdata asks what it says it asks, or nothing, and nothing
 // while its program works.
 func TestScenarios(t *testing.T) {
@@ -6125,11 +6730,6 @@ func TestScenarioTellsTheSame(t *testing.T) {
 
 // TestRecordings prints the figures over the shared recordings, and holds them to the goals.
 func TestRecordings(t *testing.T) {
-	dir := filepath.Join(screenShared(), "recordings")
-	data, err := os.ReadFile(filepath.Join(dir, "index.jsonl"))
-	if err != nil {
-		t.Skip("no shared recordings (set ATLASBRIDGE_SHARED):", err)
-	}
 	// What is found today: a figure may only rise. The goals are 99, 97 and 95 % (SPEC 10).
 	floor := map[string]float64{
 		"questions found, agent":          99,
@@ -6141,39 +6741,125 @@ func TestRecordings(t *testing.T) {
 		"full-screen programs told of":    85,
 	}
 	sum := tally{}
+	for _, l := range sharedLabels(t) {
+		sum.add(&l, replayed(t, filepath.Join(screenShared(), "recordings", l.File), false))
+	}
+	sum.check(t, "", floor, 2)
+}
+
+// Where the system cannot tell who reads (no /proc), the same questions are found. Some programs that print what looks
+// like a question are taken for asking: 17 % before raw mode counted, now 11 %. The rules were chosen with the first half
+// of the recordings; each half holds the same bounds.
+func TestRecordingsWithoutReaders(t *testing.T) {
+	floor := map[string]float64{
+		"questions found, agent":          99,
+		"questions found, generic":        97,
+		"right type, agent":               94,
+		"right type, generic":             95,
+		"menus with all choices, agent":   99,
+		"menus with all choices, generic": 95,
+		"full-screen programs told of":    85,
+	}
+	halves := []tally{{}, {}}
+	for _, l := range sharedLabels(t) {
+		half := halves[sha256.Sum256([]byte(l.File))[31]%2]
+		half.add(&l, replayed(t, filepath.Join(screenShared(), "recordings", l.File), true))
+	}
+	for i, half := range halves {
+		half.check(t, fmt.Sprintf("half %d: ", i+1), floor, 15)
+	}
+}
+
+// The recordings and scenarios of this project ask the same where the system cannot tell who reads, but for what is
+// seen in nothing else: that an empty line is read, or that a line that looks like a question is only printed.
+func TestOwnRecordingsWithoutReaders(t *testing.T) {
+	lastAsked := func(seen []labEvent) PromptType {
+		for _, e := range slices.Backward(seen) {
+			if !e.Idle {
+				return e.Type
+			}
+		}
+		return ""
+	}
+	files, _ := filepath.Glob("testdata/recordings/*.cast")
+	scenarios, _ := filepath.Glob("testdata/scenarios/*.json")
+	sum := tally{}
+	for _, file := range append(files, scenarios...) {
+		known := lastAsked(replayed(t, file, false))
+		unknown := lastAsked(replayed(t, file, true))
+		if known == "" {
+			sum.hit("busy taken for waiting", unknown != "")
+			continue
+		}
+		sum.hit("questions found", unknown != "")
+		if unknown != known {
+			t.Logf("%s: %q, where it is known %q", filepath.Base(file), unknown, known)
+		}
+		if unknown != "" {
+			sum.hit("right type", unknown == known)
+		}
+	}
+	sum.check(t, "", map[string]float64{"questions found": 97, "right type": 97}, 18)
+}
+
+// sharedLabels are the labels of the shared recordings. Without them the test is skipped.
+func sharedLabels(t *testing.T) (all []label) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(screenShared(), "recordings", "index.jsonl"))
+	if err != nil {
+		t.Skip("no shared recordings (set ATLASBRIDGE_SHARED):", err)
+	}
 	for dec := json.NewDecoder(bytes.NewReader(data)); dec.More(); {
 		var l label
 		if err := dec.Decode(&l); err != nil {
 			t.Fatal(err)
 		}
-		tp, err := openTape(filepath.Join(dir, l.File))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var seen []labEvent
-		replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) })
-		for _, e := range seen {
-			checkPrompt(t, e.Prompt)
-		}
-		sum.add(&l, seen)
+		all = append(all, l)
 	}
-	for k := range floor {
-		if sum[k][1] == 0 {
-			t.Errorf("%s: no recording is of that kind", k)
-		}
+	return all
+}
+
+// replayed is what a recording or scenario asks; blind: where the system does not tell who reads.
+func replayed(t *testing.T, file string, blind bool) (seen []labEvent) {
+	t.Helper()
+	tp, err := openTape(file)
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, k := range slices.Sorted(maps.Keys(sum)) {
-		n := sum[k]
-		share := 100 * float64(n[0]) / float64(n[1])
-		t.Logf("%-45s %4d of %4d  %5.1f %%", k, n[0], n[1], share)
-		if share < floor[k] || strings.HasPrefix(k, "busy") && share > 2 {
-			t.Errorf("%s: %.1f %%", k, share)
+	for i, e := range tp.events {
+		if blind && e.kind == "t" {
+			_, modes, _ := strings.Cut(e.data, " ")
+			tp.events[i].data = "unknown " + modes
 		}
 	}
+	replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) })
+	for _, e := range seen {
+		checkPrompt(t, e.Prompt)
+	}
+	return seen
 }
 
 // tally counts hits and cases of each figure.
 type tally map[string][2]int
+
+// check prints the figures, and compares them with what they must be at least, in per cent; those of busy programs must
+// be most at most.
+func (t tally) check(test *testing.T, what string, floor map[string]float64, most float64) {
+	test.Helper()
+	for k := range floor {
+		if t[k][1] == 0 {
+			test.Errorf("%s%s: no recording is of that kind", what, k)
+		}
+	}
+	for _, k := range slices.Sorted(maps.Keys(t)) {
+		n := t[k]
+		share := 100 * float64(n[0]) / float64(n[1])
+		test.Logf("%s%-45s %4d of %4d  %5.1f %%", what, k, n[0], n[1], share)
+		if share < floor[k] || strings.HasPrefix(k, "busy") && share > most {
+			test.Errorf("%s%s: %.1f %%", what, k, share)
+		}
+	}
+}
 
 // hit counts a case of a figure, and whether it was right.
 func (t tally) hit(figure string, yes bool) {
@@ -10573,11 +11259,14 @@ func TestPollingHeals(t *testing.T) {
 func TestToldBeforeTheChildPrints(t *testing.T) {
 	var early, late strings.Builder
 	s := &session{notes: &early}
-	s.tellFirst("no token")
-	s.tellFirst("no chat")
+	if !s.tellFirst("no token") || s.tellFirst("no chat") {
+		t.Error("it does not say whether it has told")
+	}
 	drawn := &session{notes: &late}
 	drawn.first.Do(func() {}) // as copyOutput does
-	drawn.tellFirst("no token")
+	if drawn.tellFirst("no token") {
+		t.Error("it says that it has told")
+	}
 	if early.String() != "atlasbridge: no token\n" || late.Len() > 0 {
 		t.Errorf("%q, %q", early.String(), late.String())
 	}
@@ -14970,7 +15659,7 @@ func TestPTYCannotStart(t *testing.T) {
 		plain:                 fs.ErrPermission,
 		dir:                   fs.ErrPermission,
 	} {
-		p, err := startPTY([]string{name}, nil, "", Size{}, nil)
+		p, err := startPTY([]string{name}, nil, "", Size{}, Host{})
 		if !errors.Is(err, want) || p != nil {
 			t.Errorf("startPTY(%s) = %v, %v, want %v", name, p, err, want)
 		}
@@ -15231,6 +15920,16 @@ func TestPTYSignalDispositions(t *testing.T) {
 	}
 }
 
+// Of a child that writes byte by byte, which is read with pauses, every byte comes in its place.
+func TestPTYByteByByte(t *testing.T) {
+	const n = 30000
+	p := mustPTY(t, "sh", "-c", fmt.Sprintf(`i=0; while [ $i -lt %d ]; do printf $((i%%10)); i=$((i+1)); done`, n))
+	got, code := readAll(t, p)
+	if want := strings.Repeat("0123456789", n/10); got != want || code != 0 {
+		t.Errorf("%d bytes of %d, the first %d are right, exit %d", len(got), n, commonHead([]byte(got), []byte(want)), code)
+	}
+}
+
 // After kill -9 of the wrapper even a child that ignores the hang-up goes.
 func TestPTYWrapperKilled(t *testing.T) {
 	needLinux(t)
@@ -15407,8 +16106,64 @@ func TestPTYStateOfAnotherUser(t *testing.T) {
 	cmd := exec.Command("setpriv", "--reuid=65534", "--clear-groups", exe)
 	cmd.Env = ptyEnv("pty-state")
 	out, err = cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "own 1\nroot's 0 false\n") {
+	if err != nil || !strings.Contains(string(out), "own reading canon echo\nroot's unknown canon noecho\n") {
 		t.Errorf("as nobody: %s%v", out, err)
+	}
+}
+
+// Where the system does not show who reads the answer is unknown, never busy: without /proc, with another one, with a
+// /proc that hides other users' processes (hidepid), though those descend from the child.
+func TestPTYStateNotShown(t *testing.T) {
+	t.Parallel()
+	needTool(t, "setpriv")
+	sh := setuidShell(t)
+	const (
+		nothing = "own: unknown\nroot's: unknown\nasleep: unknown\nroot's inner: unknown\n"
+		own     = "own: reading\nroot's: unknown\nasleep: busy\nroot's inner: unknown\n"
+	)
+	for _, c := range []struct {
+		name string
+		hide string // in a mount namespace
+		want string
+	}{
+		{"shown", "true", own},
+		{"not mounted", "umount -l /proc", nothing},
+		{"something else", "mount -t tmpfs none /proc && ln -s 1 /proc/self", nothing},
+		{"hidden", "mount -t proc -o hidepid=2 none /proc", own},
+		{"forbidden", "mount -t proc -o hidepid=1 none /proc", own},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cmd := inNamespace(t, c.hide, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
+				filepath.Join(filepath.Dir(sh), "test"))
+			cmd.Env = ptyEnv("pty-hidden " + sh)
+			out, err := cmd.Output() // the race detector complains on stderr that it cannot read /proc
+			if err != nil || string(out) != c.want {
+				t.Errorf("as nobody: %s%v", out, err)
+			}
+		})
+	}
+}
+
+// A y/n question of a real shell is found and answered where the system does not tell who reads.
+func TestQuestionWithoutProc(t *testing.T) {
+	for _, hide := range []string{"umount -l /proc", "mount -t tmpfs none /proc"} {
+		t.Run(hide, func(t *testing.T) {
+			dir := home(t, "")
+			ask := `printf 'Continue? (y/n) '; read a; echo "got $a"`
+			cmd := inNamespace(t, hide, os.Args[0], "run", "sh", "-c", ask)
+			env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir, "TERM=xterm-256color")
+			x := inTerminal(t, env, cmd.Args...)
+			x.sees("Continue?")
+			id := openPrompt(t, dir)
+			if _, out, _ := cli(t, dir, "approvals"); !strings.Contains(out, "y n") {
+				t.Errorf("what is asked:\n%s", out)
+			}
+			if code, _, told := cli(t, dir, "answer", id, "y"); code != 0 {
+				t.Errorf("answering: exit %d, %s", code, told)
+			}
+			x.sees("got y")
+			x.exits(0)
+		})
 	}
 }
 
@@ -15469,7 +16224,7 @@ func TestRawModeAndSuspend(t *testing.T) {
 // TestRawModeNeedsATerminal: what is no terminal has neither raw mode nor size.
 func TestRawModeNeedsATerminal(t *testing.T) {
 	f, err := os.Open(os.DevNull)
-	_, rawErr := rawMode(f)
+	_, rawErr := rawMode(f, false)
 	_, sizeErr := terminalSize(f)
 	if err != nil || rawErr == nil || sizeErr == nil {
 		t.Errorf("null device: %v; rawMode %v, terminalSize %v; want two errors", err, rawErr,
@@ -15916,11 +16671,37 @@ func TestProcessStart(t *testing.T) {
 	if got := processStart(cmd.Process.Pid); got != 0 {
 		t.Errorf("processStart(ended) = %d", got)
 	}
-	if err := syncDir(t.TempDir()); err != nil {
-		t.Error(err)
-	}
 	if name := networkFS("/proc/self"); name != "" {
 		t.Errorf("networkFS(/proc) = %q", name)
+	}
+}
+
+// TestSyncDir: a file system that cannot make folders durable is none that failed to.
+func TestSyncDir(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := syncDir(dir); err != nil {
+		t.Error(err)
+	}
+	if err := syncDir(filepath.Join(dir, "missing")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("syncDir(missing) = %v", err)
+	}
+	needLinux(t)
+	needTool(t, "strace")
+	for _, row := range []struct{ fault, says string }{
+		{"EINVAL", "<nil>"},
+		{"EOPNOTSUPP", "<nil>"},
+		{"ENOTTY", "<nil>"},
+		{"EIO", "input/output error"},
+		{"EROFS", "read-only file system"},
+		{"ENOSPC", "no space left on device"},
+	} {
+		cmd := exec.Command("strace", "-f", "-qq", "-o", "/dev/null", "-e", "inject=fsync:error="+row.fault, os.Args[0])
+		cmd.Env = ptyEnv("pty-sync " + dir)
+		out, err := cmd.Output()
+		if err != nil || !strings.Contains(string(out), row.says) {
+			t.Errorf("%s: %q, %v; want %q", row.fault, out, err, row.says)
+		}
 	}
 }
 
@@ -15962,49 +16743,187 @@ func TestWindowsPTY(t *testing.T) {
 	if processStart(p.PID()) != 0 {
 		t.Error("lives after Terminate")
 	}
-	_, err := startPTY([]string{"no-such-tool-at-all"}, nil, "", Size{Rows: 1}, nil)
+	if err := p.Signal(syscall.SIGKILL); !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("Signal after the end = %v", err)
+	}
+	if err := p.Resize(Size{Rows: 20, Cols: 60}); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Resize after the end = %v", err)
+	}
+	_, err := startPTY([]string{"no-such-tool-at-all"}, nil, "", Size{Rows: 1}, Host{})
 	if !errors.Is(err, errNoTool) {
 		t.Errorf("startPTY(missing) = %v", err)
 	}
 }
 
-// TestWindowsPrivate: on Windows a folder and its files are the user's alone, appended to, and
+// TestWindowsResizeSignals: what looks at the console's size ends when nobody wants to know any more.
+func TestWindowsResizeSignals(t *testing.T) {
+	needWindows(t)
+	before := runtime.NumGoroutine()
+	_, stop := resizeSignals(os.Stdin)
+	stop()
+	stop()
+	comesTrue(t, "it ends", func() bool { return runtime.NumGoroutine() <= before })
+}
+
+// TestWindowsPrivate: on Windows a folder and its files are the user's alone, appended to, cut, and
 // replaced while open.
 func TestWindowsPrivate(t *testing.T) {
 	needWindows(t)
-	dir := filepath.Join(t.TempDir(), "state")
+	top, err := os.MkdirTemp("", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(top) // one by one: wine cannot RemoveAll
+	dir := filepath.Join(top, "state")
 	if err := errors.Join(mkdirPrivate(dir), ownedPrivate(dir)); err != nil {
 		t.Fatal(err)
 	}
+	defer os.Remove(dir)
 	if err := mkdirPrivate(dir); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("mkdirPrivate twice = %v", err)
 	}
-	if os.Getenv("WINEUSERNAME") != "" {
-		t.Skip("wine's files do not take over the folder's access list, and cannot be replaced while open")
+	if f, err := openPrivate(dir, os.O_RDWR); err == nil {
+		f.Close()
+		t.Error("a folder was opened for writing")
 	}
 	path := filepath.Join(dir, "state.jsonl")
+	if err := ownedPrivate(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("ownedPrivate(missing) = %v", err)
+	}
 	f, err := openPrivate(path, os.O_RDWR|os.O_CREATE|os.O_APPEND)
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer os.Remove(path)
 	defer f.Close()
 	io.WriteString(f, "one\n")
-	io.WriteString(f, "two\n")
-	if b, err := os.ReadFile(path); string(b) != "one\ntwo\n" {
+	io.WriteString(f, "two\nto")
+	if err := cutFile(f, int64(len("one\ntwo\n"))); err != nil {
+		t.Error(err)
+	}
+	io.WriteString(f, "three\n")
+	if b, err := os.ReadFile(path); string(b) != "one\ntwo\nthree\n" {
 		t.Errorf("%q, %v", b, err)
+	}
+	if err := errors.Join(ownedPrivate(path), syncFile(f)); err != nil {
+		t.Error(err)
 	}
 	next, err := openPrivate(path+".tmp", os.O_RDWR|os.O_CREATE|os.O_EXCL)
 	if err != nil {
 		t.Fatal(err)
 	}
 	next.Close()
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		t.Fatal(err)
+	if _, err := openPrivate(path+".tmp", os.O_RDWR|os.O_CREATE|os.O_EXCL); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("openPrivate(O_EXCL) twice = %v", err)
 	}
-	defer root.Close()
-	if err := root.Rename("state.jsonl.tmp", "state.jsonl"); err != nil {
+	if err := replaceFile(path+".tmp", path+".other"); err != nil {
+		t.Error(err)
+	}
+	if err := replaceFile(path+".other", path+".tmp"); err != nil {
+		t.Error(err)
+	}
+	defer os.Remove(path + ".tmp")
+	if os.Getenv("WINEUSERNAME") != "" {
+		t.Skip("wine replaces no open file, and its icacls does nothing: see TestWindowsUnderWine")
+	}
+	if err := replaceFile(path+".tmp", path); err != nil {
 		t.Errorf("renaming over an open file: %v", err)
+	}
+	for _, row := range []struct {
+		args string // of icacls
+		fine bool
+	}{
+		{"/grant *S-1-5-32-544:F", true},        // administrators
+		{"/deny *S-1-1-0:(W)", true},            // everybody
+		{"/grant *S-1-3-0:(OI)(CI)(IO)F", true}, // CREATOR OWNER
+		{"/grant *S-1-1-0:(OI)(CI)(IO)R", true}, // what inherits is not ours
+		{"/grant *S-1-1-0:R", false},
+		{"/grant *S-1-5-11:M", false}, // who has signed in
+	} {
+		t.Run(row.args, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "state")
+			if err := mkdirPrivate(dir); err != nil {
+				t.Fatal(err)
+			}
+			out, err := exec.Command("icacls", append([]string{dir}, strings.Fields(row.args)...)...).CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			if err := ownedPrivate(dir); (err == nil) != row.fine {
+				t.Errorf("ownedPrivate = %v", err)
+			}
+		})
+	}
+}
+
+// TestWindowsUnderWine: where wine is, the Windows program's own tests pass, and with the usual umask and a strict one
+// no command refuses what another made. What others may read is refused.
+func TestWindowsUnderWine(t *testing.T) {
+	t.Parallel()
+	needLinux(t)
+	needTool(t, "wine")
+	needTool(t, "go")
+	library, _ := filepath.Glob("/usr/lib/*/wine/x86_64-windows") // the pattern is right
+	if len(library) == 0 || runtime.GOARCH != "amd64" {
+		t.Skip("needs a wine of 64 bits, as Debian has it")
+	}
+	program := filepath.Join(t.TempDir(), "test.exe")
+	build := exec.Command("go", "test", "-c", "-vet=off", "-o", program, ".")
+	build.Env = append(os.Environ(), "GOOS=windows", "GOARCH=amd64", "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, umask := range []string{"022", "077"} {
+		t.Run("umask "+umask, func(t *testing.T) {
+			w := newWine(t, library[0], umask, program)
+			for _, row := range []struct {
+				args string
+				code int
+				says string
+			}{
+				{"version", 0, "windows/amd64"},
+				{"doctor", 0, "is yours alone"},
+				{"status", 0, "no sessions"},
+				{"config", 0, "retention_days"},
+				{"run --quiet cmd /c echo hi", 0, "hi"},
+				{"run --quiet cmd /c exit 3", 3, ""},
+				{"status --all", 0, "completed"},
+				{"ask --timeout 1s Really?", 124, "nobody answered"},
+				{"answer zz y", 1, "there is no question"},
+				{"approvals", 0, "no open questions"},
+				{"logs", 0, "exit_code=3"},
+				{"audit verify", 0, "audit.log holds"},
+				{"doctor", 0, "is yours alone"},
+			} {
+				t.Run(row.args, func(t *testing.T) {
+					out, code := w.run(t, "main", strings.Fields(row.args)...)
+					if code != row.code || !strings.Contains(out, row.says) {
+						t.Errorf("exit %d, %q; want %d, %q", code, out, row.code, row.says)
+					}
+				})
+			}
+			for _, name := range []string{".", "state.lock"} {
+				t.Run("others read "+name, func(t *testing.T) {
+					path := filepath.Join(w.home, name)
+					info, err := os.Stat(path)
+					if err != nil {
+						t.Fatal(err)
+					}
+					os.Chmod(path, info.Mode()|0o005)
+					defer os.Chmod(path, info.Mode())
+					out, code := w.run(t, "main", "status")
+					if code == 0 || !strings.Contains(out, "can be reached by others") {
+						t.Errorf("exit %d, %q", code, out)
+					}
+				})
+			}
+			t.Run("tests", func(t *testing.T) {
+				out, code := w.run(t, "", "-test.v", "-test.run=^TestWindows")
+				if code != 0 || !strings.Contains(out, "PASS: TestWindowsPTY") {
+					t.Errorf("exit %d, %s", code, out)
+				}
+			})
+		})
 	}
 }
 
@@ -16261,6 +17180,63 @@ func TestHungUp(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A terminal that is closed at any moment of a start leaves no process, and no session that seems to live.
+// ATLASBRIDGE_TEST_ROUNDS says how many are closed.
+func TestClosedAtStart(t *testing.T) {
+	t.Parallel()
+	needLinux(t)
+	tools := []string{"cat", "yes", `trap "" HUP; sleep 1000; :`, `trap "" HUP TERM; while :; do sleep 1000; done`,
+		"read -p 'Go on? (y/n) ' a", "sleep 1000 & sleep 1000"}
+	beside(t, 4, make([]struct{}, rounds(t)), func(t *testing.T, _ struct{}) {
+		dir := home(t, "")
+		tool := tools[rand.IntN(len(tools))]
+		x := bridge(t, dir, "run", "bash", "-c", tool)
+		moment := time.Duration(rand.IntN(150)) * time.Millisecond
+		<-time.After(moment)
+		x.pty.Close()
+		comesTrue(t, fmt.Sprintf("all end, closed %v after the start of %s", moment, tool), func() bool {
+			return len(processesOf(dir)) == 0
+		})
+		for _, r := range storeView(t, storeAt(t, dir)).Sessions {
+			if r.Status == "active" || r.ExitCode == nil {
+				t.Errorf("closed %v after the start of %s, it is recorded as %q", moment, tool, r.Status)
+			}
+		}
+	})
+}
+
+// However early a terminal is resized while a session starts, the tool ends up with the last size, and the terminal as
+// it was. ATLASBRIDGE_TEST_ROUNDS says how many are started.
+func TestResizedAtStart(t *testing.T) {
+	t.Parallel()
+	needUnix(t)
+	script := `until [ -e "$0" ]; do stty size; sleep 0.02; done; echo "end $(stty size) end"`
+	beside(t, 4, make([]struct{}, rounds(t)), func(t *testing.T, _ struct{}) {
+		dir := home(t, "")
+		end := filepath.Join(dir, "end")
+		x := bridge(t, dir, "run", "bash", "-c", script, end)
+		var last Size
+		for range 3 {
+			moment := time.Duration(rand.IntN(40)) * time.Millisecond
+			<-time.After(moment)
+			last = Size{Rows: uint16(10 + rand.IntN(10)), Cols: uint16(30 + rand.IntN(40))}
+			if err := x.pty.Resize(last); err != nil {
+				t.Fatal(err)
+			}
+		}
+		size := fmt.Sprintf("%d %d", last.Rows, last.Cols)
+		x.sees(size)
+		if err := os.WriteFile(end, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		x.sees("end " + size + " end")
+		x.exits(0)
+		if modes := x.pty.State(); !modes.Canonical || !modes.Echo {
+			t.Errorf("the terminal is left as %+v", modes)
+		}
+	})
 }
 
 // TestSession: what reaches a running session from outside, in a real terminal and on a phone.
@@ -17107,6 +18083,296 @@ func saysExpiredWord(w *botAPI, id int64) string {
 }
 
 var overWord = regexp.MustCompile(`(?i)⌛|nobody answered|no answer`)
+
+// ---- the whole program: jobs and pipes ----
+// A shell stops and resumes a tool, and joins it with others, as it does without us.
+
+// shellWithUs is an interactive shell in which `ab TOOL` runs a tool under atlasbridge, silently, with that state folder.
+func shellWithUs(t *testing.T) (p PTY, state string) {
+	t.Helper()
+	needTool(t, "bash")
+	needTool(t, "ps")
+	dir := t.TempDir()
+	ab := "#!/bin/sh\nATLASBRIDGE_TEST_CHILD=main exec \"$TEST_BINARY\" run --quiet \"$@\"\n"
+	if err := os.WriteFile(filepath.Join(dir, "ab"), []byte(ab), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	state = home(t, "")
+	env := append(ptyEnv(""), "ATLASBRIDGE_HOME="+state, "PATH="+dir+":"+os.Getenv("PATH"), "HISTFILE=")
+	p = mustPTYIn(t, dir, env, "bash", "--norc", "--noprofile", "-i")
+	readUntil(t, p, "$ ")
+	typeIn(t, p, "bind 'set enable-bracketed-paste off'; PS1='ab> '; modes=$(stty -g); echo rea''dy\r")
+	readUntil(t, p, "ready\r\nab> ")
+	return p, state
+}
+
+// rePID finds the pids that a tool of these tests says: its own and its wrapper's.
+var rePID = regexp.MustCompile(`pid (\d+) (\d+)`)
+
+// TestStopAndResume: ^Z gives the shell its terminal back, as it was, and fg the tool, whoever asked for the stop; with
+// the tool its keeper ends.
+func TestStopAndResume(t *testing.T) {
+	key := func(keys string) func(*testing.T, PTY, int) {
+		return func(t *testing.T, p PTY, _ int) { typeIn(t, p, keys) }
+	}
+	signalled := func(t *testing.T, _ PTY, wrapper int) {
+		proc, err := os.FindProcess(wrapper)
+		if err == nil {
+			err = proc.Signal(suspendSignal)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	const (
+		cat      = `ab sh -c 'echo pid $$ $PPID; exec cat'`
+		children = `ab sh -c 'echo pid $$ $PPID; cat; exit 5'`
+		shell    = `ab bash -c 'echo pid $$ $PPID; PS1="in> " exec bash --norc --noprofile -i'`
+		// As claude does it: the key arrives as a byte, the terminal is put in order, and the tool stops itself.
+		itself = `ab bash -c 'echo pid $$ $PPID; while [ "$k" != q ]; do stty raw -echo; echo up; ` +
+			`k=$(dd bs=1 count=1 2>/dev/null); stty sane; [ "$k" = q ] || kill -TSTP $$; done; exit 6'`
+		twice = "more\r\nmore\r\n"
+	)
+	for _, row := range []struct {
+		name  string
+		tool  string
+		stop  func(t *testing.T, p PTY, wrapper int)
+		on    string // typed when it goes on
+		says  string // then
+		end   string // typed
+		code  int
+		times int
+	}{
+		{"cat", cat, key("\x1a"), "more\r", twice, "\x04", 0, 100},
+		{"children", children, key("\x1a"), "more\r", twice, "\x04", 5, 3},
+		{"an inner shell", shell, key("suspend\r"), "echo mo''re\r", "more\r\n", "exit 7\r", 7, 3},
+		{"a pipeline", cat + " | cat", key("\x1a"), "more\r", twice, "\x04", 0, 3},
+		{"a signal to the wrapper", cat, signalled, "more\r", twice, "\x04", 0, 3},
+		{"by itself", itself, key("\x1a"), "", "up\n", "q", 6, 10},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			p, _ := shellWithUs(t)
+			typeIn(t, p, row.tool+"\r")
+			var pids []string
+			for out := ""; pids == nil; pids = rePID.FindStringSubmatch(out) {
+				out += readUntil(t, p, "\n")
+			}
+			wrapper, _ := strconv.Atoi(pids[2])
+			for range row.times {
+				row.stop(t, p, wrapper)
+				if out := readUntil(t, p, "ab> "); !strings.Contains(out, "Stopped") {
+					t.Fatalf("not stopped: %q", out)
+				}
+				typeIn(t, p, "[ \"$modes\" = \"$(stty -g)\" ] && ps -o stat= -p "+pids[1]+"; echo sho''wn\r")
+				if out := readUntil(t, p, "shown\r\nab> "); !strings.Contains(out, "\nT") {
+					t.Fatalf("the shell does not have its terminal, or the tool runs: %q", out)
+				}
+				typeIn(t, p, "fg\r"+row.on)
+				readUntil(t, p, row.says)
+			}
+			typeIn(t, p, row.end)
+			readUntil(t, p, "ab> ")
+			typeIn(t, p, "code=$?; [ \"$modes\" = \"$(stty -g)\" ] && echo code=$code\r")
+			readUntil(t, p, fmt.Sprintf("\ncode=%d\r\n", row.code))
+			typeIn(t, p, "while ps -e -o args= | grep -q '[(]keeper) "+pids[1]+"'; do :; done; echo no''ne\r")
+			readUntil(t, p, "none\r\n")
+		})
+	}
+}
+
+// TestInTheBackground: a tool that does not ask for the terminal goes on in the background, from the start and by bg.
+func TestInTheBackground(t *testing.T) {
+	t.Parallel()
+	p, _ := shellWithUs(t)
+	typeIn(t, p, "ab sh -c 'until [ -e go ]; do :; done; echo in the back' &\r")
+	readUntil(t, p, "\nab> ")
+	typeIn(t, p, "touch go; wait; echo over$?\r")
+	if out := readUntil(t, p, "over0\r\n"); !strings.Contains(out, "\nin the back\r\n") {
+		t.Errorf("started there: %q", out)
+	}
+	typeIn(t, p, "rm go; ab sh -c 'echo up; until [ -e go ]; do :; done; echo to the back'\r")
+	readUntil(t, p, "up\r\n")
+	typeIn(t, p, "\x1a")
+	readUntil(t, p, "ab> ")
+	typeIn(t, p, "bg; touch go; wait; echo over$?\r")
+	if out := readUntil(t, p, "over0\r\n"); !strings.Contains(out, "\nto the back\r\n") {
+		t.Errorf("sent there: %q", out)
+	}
+}
+
+// TestNobodyResumes: where no shell would let us go on, a tool that is stopped does not stop us.
+func TestNobodyResumes(t *testing.T) {
+	x := bridge(t, home(t, ""), "run", "--quiet", "sh", "-c", "(sleep 0.1; kill -CONT $$) & kill -STOP $$; echo on")
+	x.sees("on")
+	x.exits(0)
+}
+
+// TestStreamsAsWithoutUs: whatever the standard streams are, the tool finds the same kinds of them, the same bytes
+// arrive at the same places, and it ends the same.
+func TestStreamsAsWithoutUs(t *testing.T) {
+	t.Parallel()
+	p, _ := shellWithUs(t)
+	const tool = "sh -c 'for i in 0 1 2; do [ -t $i ] && echo tty$i || echo no$i; done; [ -t 0 ] || cat; " +
+		"echo err >&2; exit 3'"
+	typeIn(t, p, "printf 'in\\r\\nput' > in; it() { "+tool+"; }; abit() { ab "+tool+"; }; echo rea''dy\r")
+	readUntil(t, p, "ready\r\nab> ")
+	for _, streams := range []string{
+		"", "<in", ">out", "2>err", ">out 2>&1", ">out 2>err", "<in >out", "<in 2>err", "</dev/null", "| cat >out",
+		"2>&1 | cat >out", "<in | cat >out", ">/dev/null",
+	} {
+		said := func(run string) string {
+			typeIn(t, p, "rm -f out err; "+run+" "+streams+"; echo \"code ${PIPESTATUS[0]}\"; head out err 2>&1; echo en''d\r")
+			out := readUntil(t, p, "end\r\nab> ")
+			_, out, _ = strings.Cut(out, "\n") // the echo of what was typed
+			return out
+		}
+		without, with := said("it"), said("abit")
+		if with != without {
+			t.Errorf("%q: %q, without us %q", streams, with, without)
+		}
+	}
+}
+
+// TestPipelineSharesTheTerminal: while the tool does not read it the terminal stays as it is, for whoever the tool
+// writes to; then the keyboard is the tool's.
+func TestPipelineSharesTheTerminal(t *testing.T) {
+	t.Parallel()
+	p, _ := shellWithUs(t)
+	typeIn(t, p, "ab sh -c 'echo a; echo b; until [ -e go ]; do :; done; read x </dev/tty; echo got $x' | cat\r")
+	readUntil(t, p, "a\r\nb\r\n")
+	if !p.State().Canonical {
+		t.Error("the terminal is raw, and nobody has asked for that")
+	}
+	typeIn(t, p, "\x1a")
+	readUntil(t, p, "ab> ")
+	typeIn(t, p, "touch go; fg\r")
+	for p.State().Canonical { // the watchdog ends it
+		runtime.Gosched()
+	}
+	typeIn(t, p, "more\r")
+	readUntil(t, p, "got more\r\n")
+}
+
+// TestQuestionInAPipe: a question that a person reads behind tee is asked, and its answer typed.
+func TestQuestionInAPipe(t *testing.T) {
+	t.Parallel()
+	p, dir := shellWithUs(t)
+	typeIn(t, p, "ab sh -c 'seq 30000; echo; printf \"Go on? (y/n) \"; read a </dev/tty; echo got $a' 2>&1 | tee log\r")
+	readUntil(t, p, "\n30000\r\n\r\nGo on? (y/n) ")
+	answerWhenAsked(t, dir, "Go on?", "y")
+	readUntil(t, p, "got y\r\n")
+}
+
+// TestNoTerminalAtAll: the tool has a terminal to ask in, and what it writes comes out as it wrote it, errors apart.
+func TestNoTerminalAtAll(t *testing.T) {
+	t.Parallel()
+	needUnix(t)
+	dir := home(t, "")
+	run := func(out, err io.Writer, tool string) *exec.Cmd {
+		cmd := exec.Command(os.Args[0], "run", "--quiet", "sh", "-c", tool)
+		cmd.Env = append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir)
+		cmd.Stdout, cmd.Stderr = out, err
+		return cmd
+	}
+	var out, errs strings.Builder
+	err := run(&out, &errs, "[ -t 0 ] && [ -t 1 ] && echo yes; printf 'a\\nb\\r\\n'; echo err >&2").Run()
+	if err != nil || out.String() != "yes\na\nb\r\n" || errs.String() != "err\n" {
+		t.Errorf("apart: %q, %q, %v", &out, &errs, err)
+	}
+	var both strings.Builder
+	err = run(&both, &both, "[ -t 2 ] && echo yes; echo err >&2; echo out").Run()
+	if err != nil || both.String() != "yes\nerr\nout\n" {
+		t.Errorf("in one: %q, %v", &both, err)
+	}
+	out.Reset()
+	errs.Reset()
+	asks := run(&out, &errs, "printf 'one\\ntwo\\nReally? (y/n) ' >&2; read a; echo got $a")
+	if err := asks.Start(); err != nil {
+		t.Fatal(err)
+	}
+	answerWhenAsked(t, dir, "Really?", "y")
+	if err := asks.Wait(); err != nil || !strings.HasSuffix(out.String(), "got y\n") {
+		t.Errorf("asked: %q, %q, %v", &out, &errs, err)
+	}
+}
+
+// answerWhenAsked answers the question of those words by `atlasbridge answer`.
+func answerWhenAsked(t *testing.T, dir, words, answer string) {
+	t.Helper()
+	st := storeAt(t, dir)
+	for end := time.Now().Add(patience); ; runtime.Gosched() {
+		if time.Now().After(end) {
+			t.Fatalf("%q is not asked", words)
+		}
+		for _, p := range storeView(t, st).Prompts {
+			if p.Status != AwaitingReply || !strings.Contains(p.Excerpt, words) {
+				continue
+			}
+			_, why, err := st.Decide(cliAnswer(p, answer), time.Now())
+			if err != nil || why != "" {
+				t.Fatal(why, err)
+			}
+			return
+		}
+	}
+}
+
+// TestPrintMode: a tool that prints and ends has our streams as they are, with no terminal anywhere too, and its tool
+// calls are audited.
+func TestPrintMode(t *testing.T) {
+	t.Parallel()
+	needUnix(t)
+	bin := t.TempDir()
+	const lines = `{"type":"system"}` + "\n" + `{"message":{"content":[{"type":"tool_use","id":"t1","name":"Bash",` +
+		`"input":{"command":"ls"}}]}}` + "\n"
+	claude := "#!/bin/sh\n[ -t 1 ] && printf '\\033[?25h'\n[ -t 0 ] && exit 1\ncat <<'END'\n" + lines + "END\n" +
+		"echo note >&2\n(sleep 100 &)\n"
+	if err := os.WriteFile(filepath.Join(bin, "claude"), []byte(claude), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	dir := home(t, "")
+	command := "exec \"$TEST_BINARY\" run --quiet claude -p hello --output-format stream-json"
+	run := func(shell string) (string, string, error) {
+		cmd := exec.Command("sh", "-c", shell)
+		cmd.Env = append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir, "PATH="+bin+":"+os.Getenv("PATH"))
+		var out, errs strings.Builder
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		err := cmd.Run()
+		return out.String(), errs.String(), err
+	}
+	out, errs, err := run(command)
+	if err != nil || out != lines || errs != "note\n" {
+		t.Errorf("%q, %q, %v", out, errs, err)
+	}
+	if n := auditCount(t, dir, "TOOL_CALL"); n != 1 {
+		t.Errorf("%d tool calls audited", n)
+	}
+	if out, errs, err = run("(" + command + ") | head -c 5"); err != nil || out != lines[:5] {
+		t.Errorf("to head: %q, %q, %v", out, errs, err)
+	}
+	needTool(t, "jq")
+	if out, errs, err = run("(" + command + ") | jq -c .type"); err != nil || out != "\"system\"\nnull\n" {
+		t.Errorf("to jq: %q, %q, %v", out, errs, err)
+	}
+}
+
+// TestStagedToolCannotRun: what keeps a tool from running is told the same below a shell that resumes us.
+func TestStagedToolCannotRun(t *testing.T) {
+	t.Parallel()
+	p, _ := shellWithUs(t)
+	typeIn(t, p, "echo 'echo script' > s; chmod +x s; printf '#!/no/such\\n' > i; chmod +x i; touch f; echo rea''dy\r")
+	readUntil(t, p, "ready\r\nab> ")
+	for _, row := range []struct{ run, says string }{
+		{"ab ./s", "script\r\ncode 0\r\n"},
+		{"ab ./f", "code 126\r\n"},
+		{"ab ./i", "code 125\r\n"},
+		{"ab ./none", "code 127\r\n"},
+	} {
+		typeIn(t, p, row.run+"; echo code $?\r")
+		readUntil(t, p, row.says)
+	}
+}
 
 // ---- the whole program: hooks ----
 // A hook's question is answered by the hook alone, or by nobody.
@@ -18179,6 +19445,7 @@ func TestKeyboardsEnd(t *testing.T) {
 	dir := home(t, p.config(""))
 	first := runs(t, dir, "sleep", "60")
 	comesTrue(t, "it listens", func() bool { return storeAt(t, dir).holder("poll.lock") == first.Process.Pid })
+	comesTrue(t, "it is recorded", func() bool { return len(storeView(t, storeAt(t, dir)).Sessions) > 0 })
 	p.writes("/keys", 0)
 	keys := p.shows("Keys", "Esc")
 	p.writes("/cancel", 0)
@@ -18732,6 +19999,12 @@ func (p *simPTY) PID() int { return 0 }
 func (p *simPTY) Resize(Size) error { return nil }
 
 func (p *simPTY) Signal(os.Signal) error { return nil }
+
+func (p *simPTY) Stopped() <-chan struct{} { return nil }
+
+func (p *simPTY) Continue() error { return nil }
+
+func (p *simPTY) Modes() Modes { return Modes{Processed: true, Canonical: true} }
 
 func (p *simPTY) Terminate(<-chan struct{}) {}
 
@@ -20783,6 +22056,9 @@ const patience = 20 * time.Second // longer than anything here takes on a slow m
 // TestMain runs the tests, or is what one of them has started: atlasbridge itself, or a child of
 // theirs.
 func TestMain(m *testing.M) {
+	if code, is := actAs(os.Args); is {
+		os.Exit(code)
+	}
 	mode := os.Getenv("ATLASBRIDGE_TEST_CHILD")
 	os.Unsetenv("ATLASBRIDGE_TEST_CHILD") // what a child starts is no test child
 	os.Setenv("TEST_BINARY", os.Args[0])  // for scripts, which must quote it: TMPDIR may have blanks
@@ -20894,7 +22170,7 @@ func childPTY(mode string) bool {
 	name, arg, _ := strings.Cut(mode, " ")
 	switch name {
 	case "pty-raw-echo": // everything back, raw, until the count is reached
-		_, err := rawMode(os.Stdin)
+		_, err := rawMode(os.Stdin, false)
 		fd(err)
 		fmt.Print("ready\n")
 		n, _ := strconv.ParseInt(arg, 10, 64)
@@ -20933,7 +22209,7 @@ func childPTY(mode string) bool {
 		stty.Stdin = os.Stdin
 		fd(stty.Run())
 		p, err := startPTY([]string{"stty", "-a"}, os.Environ(), "", Size{Rows: 9, Cols: 99},
-			os.Stdin)
+			Host{TTY: os.Stdin})
 		fd(err)
 		io.Copy(os.Stdout, p)
 	case "pty-lock": // takes the lock, says so, and forgets everything but the lock's file
@@ -20943,8 +22219,10 @@ func childPTY(mode string) bool {
 		fmt.Println("locked")
 		io.Copy(io.Discard, os.Stdin)
 		runtime.KeepAlive(f)
+	case "pty-sync":
+		fmt.Println(syncDir(arg))
 	case "pty-stop": // a wrapper's life around a suspend signal, on its own terminal
-		restore, err := rawMode(os.Stdin)
+		restore, err := rawMode(os.Stdin, false)
 		fd(err)
 		ch := make(chan os.Signal, 1)
 		signal.Notify(ch, suspendSignal)
@@ -20953,7 +22231,7 @@ func childPTY(mode string) bool {
 		fd(restore())
 		fmt.Print("suspended\n")
 		stopSelf()
-		_, err = rawMode(os.Stdin)
+		_, err = rawMode(os.Stdin, false)
 		fd(err)
 		fmt.Print("raw again\r\n")
 		io.ReadFull(os.Stdin, make([]byte, 1))
@@ -20961,7 +22239,7 @@ func childPTY(mode string) bool {
 		fd(restore())
 	case "pty-state": // what it can see of its own child, and of one that became another user's
 		p, err := startPTY([]string{"sh", "-c", "echo up; exec cat"}, os.Environ(), "/", Size{},
-			nil)
+			Host{})
 		fd(err)
 		io.ReadFull(p, make([]byte, 4))
 		for range 1000 {
@@ -20969,18 +22247,40 @@ func childPTY(mode string) bool {
 				break
 			}
 		}
-		fmt.Printf("own %v\n", p.State().Reading)
+		fmt.Printf("own %s\n", p.State().words())
 		p.Terminate(nil)
-		p, err = startPTY([]string{"su"}, os.Environ(), "/", Size{}, nil)
+		p, err = startPTY([]string{"su"}, os.Environ(), "/", Size{}, Host{})
 		fd(err)
 		for b := make([]byte, 1); b[0] != ':'; { // Password:
 			_, err := p.Read(b)
 			fd(err)
 		}
-		fmt.Printf("root's %v %v\n", p.State().Reading, p.State().Echo)
+		fmt.Printf("root's %s\n", p.State().words())
+	case "pty-hidden": // what it can see of a child of its own that reads, of root's (a shell), of one that sleeps
+		look := func(name, script string, argv ...string) {
+			p, err := startPTY(append(argv, script), os.Environ(), "/", Size{}, Host{})
+			fd(err)
+			io.ReadFull(p, make([]byte, 4))
+			last := TTYState{}
+			for same := 0; same < 50; same++ { // it has only just said that it is up
+				<-time.After(time.Millisecond)
+				if now := p.State(); now != last {
+					last = now
+					same = 0
+				}
+			}
+			reading, _, _ := strings.Cut(last.words(), " ")
+			fmt.Printf("%s: %s\n", name, reading)
+			p.Close()
+			p.Terminate(nil)
+		}
+		look("own", "echo up; read a", "sh", "-c")
+		look("root's", "echo up; read a", arg, "-pc")
+		look("asleep", "echo up; sleep 60", "sh", "-c")
+		look("root's inner", "echo up; "+arg+" -pc 'read a'; true", "sh", "-c")
 	case "pty-wrap": // starts a child as the session does and prints what it says
 		p, err := startPTY([]string{"sh", "-c", arg}, os.Environ(), "", Size{Rows: 24, Cols: 80},
-			nil)
+			Host{})
 		fd(err)
 		signal.Notify(make(chan os.Signal, 1), endSignals()...)
 		io.Copy(os.Stdout, p)
@@ -20989,6 +22289,51 @@ func childPTY(mode string) bool {
 		return false
 	}
 	return true
+}
+
+// inNamespace is a command in a mount namespace of its own, where hide has been done before. The test is skipped where that
+// cannot be.
+func inNamespace(t *testing.T, hide string, argv ...string) *exec.Cmd {
+	t.Helper()
+	needTool(t, "unshare")
+	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
+		t.Skip("needs root on Linux")
+	}
+	line := []string{"unshare", "-m", "sh", "-c", hide + ` && exec "$@"`, "sh"}
+	if out, err := exec.Command(line[0], append(line[1:], "true")...).CombinedOutput(); err != nil {
+		t.Skipf("%s: %v: %s", hide, err, out)
+	}
+	return exec.Command(line[0], append(line[1:], argv...)...)
+}
+
+// setuidShell is a copy of a shell that is root's whoever runs it, in a folder that all can reach, beside "test", this
+// binary.
+func setuidShell(t *testing.T) string {
+	t.Helper()
+	needTool(t, "bash")
+	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
+		t.Skip("needs root on Linux")
+	}
+	dir := t.TempDir()
+	script := `cp "$(command -v bash)" "$0/sh" && cp "$1" "$0/test" && chmod 4755 "$0/sh" && chmod 755 "$0" "$0/.." "$0/test"`
+	out, err := exec.Command("sh", "-c", script, dir, os.Args[0]).CombinedOutput()
+	if err != nil {
+		t.Skipf("%v: %s", err, out)
+	}
+	return filepath.Join(dir, "sh")
+}
+
+// processesOf are the processes that have that state folder in their environment, this one apart.
+func processesOf(dir string) (pids []int) {
+	files, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, file := range files {
+		env, _ := os.ReadFile(file) // gone, or another user's: not ours
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if pid != os.Getpid() && slices.Contains(strings.Split(string(env), "\x00"), "ATLASBRIDGE_HOME="+dir) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }
 
 // childStore is what the re-executed test binary does: "store-live N" kills itself at the Nth operation,
@@ -21143,6 +22488,30 @@ func home(t testing.TB, config string) string {
 		}
 	}
 	return dir
+}
+
+// versionedClaude makes a folder with a program claude of that version. It says hello once its version is known, or at once
+// when --no-wait stands among its arguments; asked counts how often it was asked for its version.
+func versionedClaude(t testing.TB, version string) (bin string, asked func() int) {
+	t.Helper()
+	bin = t.TempDir()
+	script := fmt.Sprintf(`#!/bin/sh
+case $1 in --version) echo >>%[1]s/asked; echo '%[2]s (Claude Code)'; exit ;; esac
+kept=$ATLASBRIDGE_HOME/versions.json
+case $* in *--no-wait*) kept=$0 ;; esac
+until [ -f "$kept" ] && [ ! -L "$kept" ] && grep -q %[2]s "$kept"; do sleep 0.02; done
+echo hello
+`, bin, version)
+	syscall.ForkLock.RLock() // as in newPuppet
+	err := os.WriteFile(filepath.Join(bin, "claude"), []byte(script), 0o700)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bin, func() int {
+		lines, _ := os.ReadFile(filepath.Join(bin, "asked")) // not there: never
+		return len(lines)
+	}
 }
 
 // fakeToken has the shape of a bot token and belongs to no bot.
@@ -21862,7 +23231,7 @@ func mustPTYIn(t testing.TB, dir string, env []string, argv ...string) PTY {
 	if argv[0] != "cmd.exe" {
 		needUnix(t)
 	}
-	p, err := startPTY(argv, env, dir, Size{Rows: 30, Cols: 100, XPixel: 700, YPixel: 480}, nil)
+	p, err := startPTY(argv, env, dir, Size{Rows: 30, Cols: 100, XPixel: 700, YPixel: 480}, Host{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -21920,6 +23289,84 @@ func typeIn(t testing.TB, p PTY, s string) {
 	if _, err := io.WriteString(p, s); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// wine runs a Windows program in a Windows of its own.
+type wine struct {
+	env     []string
+	home    string
+	umask   string
+	program string
+}
+
+// newWine makes a Windows of links to wine's libraries: wineboot would copy them, 700 MB.
+func newWine(t *testing.T, library, umask, program string) *wine {
+	t.Helper()
+	prefix := t.TempDir()
+	home := filepath.Join(t.TempDir(), "home")
+	system := filepath.Join(prefix, "drive_c", "windows", "system32")
+	devices := filepath.Join(prefix, "dosdevices")
+	libraries, _ := filepath.Glob(filepath.Join(library, "*")) // the pattern is right
+	err := errors.Join(os.MkdirAll(system, 0o700), os.MkdirAll(devices, 0o700),
+		os.Symlink("../drive_c", filepath.Join(devices, "c:")), os.Symlink("/", filepath.Join(devices, "z:")),
+		os.WriteFile(filepath.Join(prefix, ".update-timestamp"), []byte("disable\n"), 0o600))
+	for _, path := range libraries {
+		err = errors.Join(err, os.Symlink(path, filepath.Join(system, filepath.Base(path))))
+	}
+	random := filepath.Join(system, "bcryptprimitives.dll")
+	if _, statErr := os.Stat(random); statErr != nil {
+		err = errors.Join(err, os.WriteFile(random, randomDLL(), 0o600))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &wine{home: home, umask: umask, program: program}
+	w.env = append(ptyEnv(""), "WINEPREFIX="+prefix, "WINEDEBUG=-all", `WINEPATH=C:\windows\system32`,
+		"WINEDLLOVERRIDES=explorer.exe=d", // which a console starts, and which then holds it
+		"ATLASBRIDGE_HOME=Z:"+strings.ReplaceAll(home, "/", `\`))
+	t.Cleanup(func() {
+		server := exec.Command("wineserver", "--kill", "--wait")
+		server.Env = w.env
+		server.Run() // it may have ended
+	})
+	return w
+}
+
+// run gives what the program says on a terminal, and its exit code.
+func (w *wine) run(t *testing.T, mode string, args ...string) (string, int) {
+	t.Helper()
+	shell := []string{"sh", "-c", "umask " + w.umask + `; exec wine "$@"`, "sh", w.program}
+	return readAll(t, mustPTYIn(t, "", append(w.env, "ATLASBRIDGE_TEST_CHILD="+mode), append(shell, args...)...))
+}
+
+// randomDLL is the library that Go wants for random numbers and that wine has since 8.13: it passes ProcessPrng on to
+// SystemFunction036 of advapi32. Format: learn.microsoft.com/windows/win32/debug/pe-format.
+func randomDLL() []byte {
+	const (
+		page  = 0x1000 // where the only section is in memory
+		block = 0x200  // in the file: headers, section
+	)
+	put := func(values ...any) []byte {
+		var b bytes.Buffer
+		for _, v := range values {
+			binary.Write(&b, binary.LittleEndian, v)
+		}
+		return b.Bytes()
+	}
+	name, export, target := "bcryptprimitives.dll\x00", "ProcessPrng\x00", "advapi32.SystemFunction036\x00"
+	const tables = page + 40 // behind the directory: addresses of the functions, of their names, their ordinals
+	const texts = tables + 10
+	exportAt := uint32(texts + len(name))
+	targetAt := exportAt + uint32(len(export))
+	section := put([3]uint32{}, uint32(texts), [3]uint32{1, 1, 1}, [3]uint32{tables, tables + 4, tables + 8},
+		targetAt, exportAt, uint16(0), []byte(name+export+target))
+	head := put([]byte("MZ"), [58]byte{}, uint32(64), []byte("PE\x00\x00"),
+		[2]uint16{0x8664, 1}, [3]uint32{}, [2]uint16{240, 0x2022}, // amd64, one section; a library
+		uint16(0x20b), uint16(0), [3]uint32{0, block, 0}, [2]uint32{}, uint64(0x180000000), [2]uint32{page, block},
+		[8]uint16{6, 0, 0, 0, 6}, [3]uint32{2 * page, block, 0}, [2]uint16{3, 0x160},
+		[4]uint64{1 << 20, page, 1 << 20, page}, [2]uint32{0, 16}, [2]uint32{page, uint32(len(section))}, [30]uint32{},
+		[]byte(".edata\x00\x00"), [4]uint32{block, page, block, block}, [3]uint32{}, uint32(0x40000040))
+	return append(append(head, make([]byte, block-len(head))...), append(section, make([]byte, block-len(section))...)...)
 }
 
 // awaitStopped waits until a process is stopped.
@@ -22009,7 +23456,7 @@ func bridge(t *testing.T, dir string, args ...string) *terminal {
 // inTerminal starts a program in a terminal of 24 × 80 and ends it with the test.
 func inTerminal(t *testing.T, env []string, argv ...string) *terminal {
 	t.Helper()
-	pty, err := startPTY(argv, env, "", Size{Rows: 24, Cols: 80}, nil)
+	pty, err := startPTY(argv, env, "", Size{Rows: 24, Cols: 80}, Host{})
 	if err != nil {
 		t.Fatal(err)
 	}

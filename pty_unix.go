@@ -3,12 +3,13 @@
 // pty_unix.go is all that differs between operating systems, for Linux and macOS (amd64, arm64). pty_windows.go has
 // the same functions in the same order, but for those that are called in one of the two files alone:
 //
-//	the child's terminal     startPTY, findTool, the methods of PTY
+//	the child's terminal     startPTY, actAs, findTool, the methods of PTY
 //	what the child waits for foregroundReading (Linux alone tells)
-//	the host's terminal      terminalSize, ownTerminal, rawMode, waitReady, resizeSignals, endSignals, stopSelf
+//	the host's terminal      terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, processOutput,
+//	                         waitReady, resizeSignals, endSignals, stopSelf
 //	processes                processStart, parentOf, systemSession
-//	files                    mkdirPrivate, ownedPrivate, openPrivate, lockFile, unlockFile, syncDir, networkFS,
-//	                         watchFile
+//	files                    mkdirPrivate, ownedPrivate, openPrivate, fileIdentity, lockFile, unlockFile, cutFile,
+//	                         replaceFile, syncFile, syncDir, networkFS, watchFile
 //
 // Neither looks at what is read or typed. What x/sys names for one of Linux and macOS only has a name here, with the
 // header that it comes from.
@@ -34,7 +35,6 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-	"golang.org/x/term"
 )
 
 const (
@@ -42,9 +42,19 @@ const (
 	amd64 = runtime.GOARCH == "amd64"
 
 	suspendSignal = syscall.SIGTSTP
+	resumeSignal  = syscall.SIGCONT
+	handsStreams  = true                   // a child can have streams of ours
 	drainQuiet    = 100 * time.Millisecond // of silence after the child's end, then Read ends
 	drainWait     = 500 * time.Millisecond // that Read waits after the child's end, in all
 	killWait      = 3 * time.Second        // for the child to end well
+
+	// Of a child that writes byte by byte more is read at once after a pause: for each piece the kernel wakes three.
+	crumbPause = 30 * time.Microsecond   // Linux adds 50 (prctl(2), PR_SET_TIMERSLACK)
+	crumbTime  = 2500 * time.Microsecond // in which come
+	crumbReads = 64                      // of less than crumbBytes in a row: an echo takes longer than 39 µs
+	crumbBytes = 32
+	crumbGain  = 8   // bytes that a pause must bring
+	crumbEnd   = 512 // bytes that are no crumbs any more
 )
 
 // Requests to a terminal's driver.
@@ -60,7 +70,7 @@ const (
 	darwinTIOCPTYGRANT = 0x20007454
 	darwinTIOCPTYUNLK  = 0x20007452
 	darwinTIOCPTYGNAME = 0x40807453 // the slave's path, 128 bytes
-	darwinFIONREAD     = 0x4004667f // macOS <sys/filio.h>
+	darwinTIOCOUTQ     = 0x40047473 // of the master too what the slave wrote; its FIONREAD is what the slave can read
 )
 
 // ---- the child's terminal ----
@@ -70,27 +80,34 @@ const (
 type unixPTY struct {
 	master   *os.File // by SyscallConn, never Fd: that makes it blocking, and neither Close nor a deadline ends a Read
 	proc     *os.Process
+	slave    *os.File      // macOS: open until Read ends, see start; else nil
+	stopped  chan struct{} // a value when the child was stopped
 	exited   chan struct{} // closed when the child has been reaped
 	code     int           // valid then
 	patience time.Duration // Read's: what is left of drainWait
+	lease    *os.File      // of the keeper, which ends when that is closed; nil without one
+
+	crumbs   int       // Read's: how often in a row it brought little
+	crumbsAt time.Time // since when
+	pauses   bool      // before it reads on
 
 	looks    sync.Mutex // guards what follows
 	strays   []string   // processes of the terminal that do not descend from the child, as last seen
 	straysAt time.Time  // when that was
 }
 
-// startPTY starts argv in dir on a new terminal of that size, with host's modes (nil: the defaults). Its errors wrap
-// errNoTool or fs.ErrPermission.
-func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, error) {
-	p := &unixPTY{exited: make(chan struct{}), patience: drainWait}
+// startPTY starts argv in dir on a new terminal of that size. Its errors wrap errNoTool or fs.ErrPermission.
+func startPTY(argv, env []string, dir string, size Size, host Host) (PTY, error) {
+	p := &unixPTY{stopped: make(chan struct{}, 1), exited: make(chan struct{}), patience: drainWait}
 	if err := p.start(argv, env, dir, size, host); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
 	}
 	return p, nil
 }
 
-// start makes the terminal and the child on it; after an error neither is there.
-func (p *unixPTY) start(argv, env []string, dir string, size Size, host *os.File) error {
+// start makes the terminal and the child on it; after an error neither is there. macOS throws away what the master has
+// not read 0.6 s after the last close of the slave (ptsclose and ttyclose of xnu/bsd/kern/tty.c): there it stays open.
+func (p *unixPTY) start(argv, env []string, dir string, size Size, host Host) error {
 	path, err := findTool(argv[0])
 	if err != nil {
 		return err
@@ -104,20 +121,52 @@ func (p *unixPTY) start(argv, env []string, dir string, size Size, host *os.File
 		p.master.Close() // nobody has written to it
 		return err
 	}
-	defer slave.Close() // the child has its own
-	attr := &os.ProcAttr{
-		Dir:   dir,
-		Env:   env,
-		Files: []*os.File{slave, slave, slave},
-		Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: true},
+	if linux {
+		defer slave.Close() // the child has its own
+	} else {
+		p.slave = slave
 	}
+	files := slices.Clone(host.Streams[:])
+	for i := range files {
+		if files[i] == nil {
+			files[i] = slave
+		}
+	}
+	c := child{
+		path: path,
+		argv: argv,
+		attr: &os.ProcAttr{
+			Dir:   dir,
+			Env:   env,
+			Files: append(files, slave),
+			Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: slaveFD},
+		},
+	}
+	if !host.Resumes && slices.Contains(files, slave) {
+		c.attr.Files = files
+		c.attr.Sys.Ctty = slices.Index(files, slave)
+		err = p.launch(c)
+	} else {
+		err = p.launchStaged(c, host.Resumes)
+	}
+	if err != nil {
+		p.Close() // nobody has written to it
+	}
+	return err
+}
+
+// child is what is to be started.
+type child struct {
+	path string
+	argv []string
+	attr *os.ProcAttr
+}
+
+// launch starts the child.
+func (p *unixPTY) launch(c child) error {
 	started := make(chan error)
-	go p.live(path, argv, attr, started)
-	if err := <-started; err != nil {
-		p.master.Close() // nobody has written to it
-		return err
-	}
-	return nil
+	go p.live(c, started)
+	return <-started
 }
 
 // findTool is the path of the program that name runs, as a shell finds it: "." in PATH counts. The error is
@@ -134,7 +183,7 @@ func findTool(name string) (string, error) {
 }
 
 // openSlave opens the other side of the master, with its size and modes as the child is to find them.
-func (p *unixPTY) openSlave(size Size, host *os.File) (*os.File, error) {
+func (p *unixPTY) openSlave(size Size, host Host) (*os.File, error) {
 	path, err := p.slavePath()
 	if err != nil {
 		return nil, err
@@ -144,7 +193,7 @@ func (p *unixPTY) openSlave(size Size, host *os.File) (*os.File, error) {
 		return nil, err
 	}
 	slave := os.NewFile(uintptr(fd), path)
-	err = setModes(slave, host)
+	err = prepare(slave, host)
 	if err == nil {
 		err = p.Resize(size)
 	}
@@ -176,17 +225,20 @@ func (p *unixPTY) slavePath() (string, error) {
 	return unix.ByteSliceToString(name[:]), nil
 }
 
-// setModes gives the slave the modes of host; where that has none the slave's own stay, with IUTF8, all that the
+// prepare gives the slave the modes of the host's terminal; where there is none its own stay, with IUTF8, all that the
 // kernel's defaults lack of a terminal emulator's.
-func setModes(slave, host *os.File) error {
-	modes, err := getModes(host)
+func prepare(slave *os.File, host Host) error {
+	modes, err := getModes(host.TTY)
 	if err != nil {
 		if modes, err = getModes(slave); err != nil {
 			return err
 		}
 		modes.Iflag |= unix.IUTF8
 	}
-	return ioctl(slave, request(linuxTCSETS, darwinTIOCSETA), &modes)
+	if host.Plain {
+		modes.Oflag &^= unix.OPOST
+	}
+	return setModes(slave, modes)
 }
 
 // getModes are the modes of a terminal; an error when f is none, or nil.
@@ -195,44 +247,110 @@ func getModes(f *os.File) (modes unix.Termios, err error) {
 	return modes, err
 }
 
-// live starts the child, tells started whether that worked, and reaps it. Linux's Pdeathsig ends even one that
+// setModes sets the modes of a terminal; type-ahead stays.
+func setModes(f *os.File, modes unix.Termios) error {
+	return ioctl(f, request(linuxTCSETS, darwinTIOCSETA), &modes)
+}
+
+// live starts the child, tells started whether that worked, and waits for it. Linux's Pdeathsig ends even one that
 // ignores SIGHUP after kill -9 of ours; it is sent when the thread that forked ends (prctl(2)), so that thread is
 // kept.
-func (p *unixPTY) live(path string, argv []string, attr *os.ProcAttr, started chan<- error) {
+func (p *unixPTY) live(c child, started chan<- error) {
 	runtime.LockOSThread()
-	deathSignal := reflect.ValueOf(attr.Sys).Elem().FieldByName("Pdeathsig")
+	deathSignal := reflect.ValueOf(c.attr.Sys).Elem().FieldByName("Pdeathsig")
 	if deathSignal.IsValid() {
 		deathSignal.SetInt(int64(syscall.SIGTERM))
 	}
-	proc, err := os.StartProcess(path, argv, attr)
+	proc, err := os.StartProcess(c.path, c.argv, c.attr)
 	if errors.Is(err, syscall.ENOEXEC) { // no #!: every shell runs it
-		proc, err = os.StartProcess("/bin/sh", append([]string{"sh", path}, argv[1:]...), attr)
+		proc, err = os.StartProcess("/bin/sh", append([]string{"sh", c.path}, c.argv[1:]...), c.attr)
 	}
 	p.proc = proc
 	started <- err
 	if err != nil {
 		return
 	}
-	state, _ := proc.Wait() // cannot fail: nobody else reaps it
-	p.code = state.ExitCode()
-	if p.code < 0 {
-		p.code = 128 + int(state.Sys().(syscall.WaitStatus).Signal())
-	}
+	p.code = p.await()
 	close(p.exited)
 	p.master.SetReadDeadline(time.Unix(1, 0)) // wakes Read; fails after Close, which has woken it
+}
+
+// await tells stopped of each stop of the child, reaps it, and gives its exit status.
+func (p *unixPTY) await() int {
+	for {
+		var status unix.WaitStatus
+		_, err := unix.Wait4(p.proc.Pid, &status, unix.WUNTRACED, nil)
+		switch {
+		case err == unix.EINTR:
+		case err != nil: // cannot happen: nobody else reaps it
+			return exitInternal
+		case status.Stopped():
+			select {
+			case p.stopped <- struct{}{}:
+			default: // the last stop has not been heard of yet
+			}
+		case status.Signaled():
+			return 128 + int(status.Signal())
+		default:
+			return status.ExitStatus()
+		}
+	}
+}
+
+// Stopped gives a value when the child was stopped, as by ^Z.
+func (p *unixPTY) Stopped() <-chan struct{} {
+	return p.stopped
+}
+
+// Continue has the child, when it was stopped, go on.
+func (p *unixPTY) Continue() error {
+	return p.kill(syscall.SIGCONT, p.PID())
 }
 
 // Read gives io.EOF when nobody holds the terminal any more, or when the child is gone and what it wrote has been
 // read. The bounds on that count waiting and reads, not passing time: a host slow to take the output loses nothing.
 func (p *unixPTY) Read(b []byte) (int, error) {
+	if p.pauses {
+		pause := unix.NsecToTimeval(int64(crumbPause))
+		_, _ = unix.Select(0, nil, nil, nil, &pause) // a signal cuts it short
+	}
 	n, err := p.master.Read(b)
+	p.pauses = p.pausePays(n)
 	if errors.Is(err, os.ErrDeadlineExceeded) && p.patience > 0 { // the child is gone, see live
 		n, err = p.drain(b)
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, syscall.EIO) { // EIO: Linux, the last slave was closed
 		err = io.EOF
+		p.closeSlave()
 	}
 	return n, err
+}
+
+// closeSlave closes our hold on the slave, if we have one. Twice is fine.
+func (p *unixPTY) closeSlave() {
+	if p.slave != nil {
+		p.slave.Close() // nobody has written to it
+	}
+}
+
+// pausePays tells, after a read of n bytes, whether to pause before the next.
+func (p *unixPTY) pausePays(n int) bool {
+	if p.pauses {
+		return n >= crumbGain && n < crumbEnd
+	}
+	if n >= crumbBytes {
+		p.crumbs = 0
+		return false
+	}
+	if p.crumbs == 0 {
+		p.crumbsAt = time.Now()
+	}
+	p.crumbs++
+	if p.crumbs < crumbReads {
+		return false
+	}
+	p.crumbs = 0
+	return time.Since(p.crumbsAt) < crumbTime
 }
 
 // drain reads what the child has left behind, and waits for it no longer than drainQuiet.
@@ -253,6 +371,10 @@ func (p *unixPTY) Write(b []byte) (int, error) {
 // Close closes our side: the foreground group gets SIGHUP, a Read that waits ends. Twice is fine.
 func (p *unixPTY) Close() error {
 	p.master.Close() // fails the second time alone
+	p.closeSlave()
+	if p.lease != nil {
+		p.lease.Close() // the same
+	}
 	return nil
 }
 
@@ -270,7 +392,7 @@ func (p *unixPTY) PID() int {
 // Unread is how many bytes of output wait for Read; 0 where that is not known.
 func (p *unixPTY) Unread() int {
 	var n int32
-	err := ioctl(p.master, request(linuxFIONREAD, darwinFIONREAD), &n)
+	err := ioctl(p.master, request(linuxFIONREAD, darwinTIOCOUTQ), &n)
 	if err != nil {
 		return 0
 	}
@@ -340,27 +462,45 @@ func (p *unixPTY) State() TTYState {
 	}
 }
 
+// Modes are those of the terminal now.
+func (p *unixPTY) Modes() Modes {
+	modes, _ := getModes(p.master) // none after Close
+	return Modes{
+		Processed: modes.Oflag&unix.OPOST != 0,
+		Canonical: modes.Lflag&unix.ICANON != 0,
+	}
+}
+
 // reading asks the leader of the foreground group, which it mostly is that reads, then all that descend from the child.
-// Others, whose parents have ended, are looked for among all processes, now and then.
+// Others, whose parents have ended, are looked for among all processes, now and then. Where a process of that group may
+// read that is not shown to us, the answer is ReadingUnknown.
 func (p *unixPTY) reading() Reading {
-	if !linux || statFields(procDir(os.Getpid()))[statState] == "" { // a /proc that is not mounted
+	var number, group int32
+	if !linux || !procShown() || ioctl(p.master, linuxTIOCGPTN, &number) != nil {
 		return ReadingUnknown
 	}
-	tty := statFields(procDir(p.PID()))[statTTY]
-	leader := foregroundReading(tty, []string{procDir(p.foreground())}, 0)
+	err := ioctl(p.master, unix.TIOCGPGRP, &group)
+	if err != nil || group == 0 || !lives(-int(group)) { // it is nobody's: the child, the session's leader, is gone
+		return ReadingBusy
+	}
+	tty := slaveDevice(int(number))
+	leader := foregroundReading(tty, []string{procDir(int(group))}, 0)
 	if leader == ReadingYes {
 		return leader
 	}
 	p.looks.Lock()
 	defer p.looks.Unlock()
-	family := descendants(p.PID())
-	all := foregroundReading(tty, append(family, p.strays...), 0)
-	if all == ReadingYes || time.Since(p.straysAt) < strayEvery {
-		return all
+	family, all := descendants(p.PID())
+	reading := foregroundReading(tty, append(family, p.strays...), 0)
+	if reading != ReadingYes && time.Since(p.straysAt) >= strayEvery {
+		p.strays = strays(p.PID(), family)
+		p.straysAt = time.Now()
+		reading = foregroundReading(tty, append(family, p.strays...), 0)
 	}
-	p.strays = strays(p.PID(), family)
-	p.straysAt = time.Now()
-	return foregroundReading(tty, append(family, p.strays...), 0)
+	if reading == ReadingBusy && !all {
+		return ReadingUnknown
+	}
+	return reading
 }
 
 // ioctl makes a request of f's driver; f stays open and in the poller meanwhile, and may be nil.
@@ -393,8 +533,156 @@ func request(onLinux, onDarwin uint) uint {
 	return onDarwin
 }
 
+// ---- stages ----
+// A child that a shell is to stop and resume, or that has none of its streams on its terminal, is not executed at once:
+// a process of ours becomes it, see becomeTool. It stays the leader of its session, and our own child.
+//
+// A leader's process group is orphaned: its parent is in another session, and the kernel drops a SIGTSTP for such a
+// group (POSIX, "Orphaned Process Group"; linux/kernel/signal.c), which froze claude for good on ^Z. It is not orphaned
+// while any process in it has a parent in the same session and another group. A keeper, which is in the tool's group,
+// and a shell in a group of its own, which waits for it, see to that. The keeper ignores every signal, has no terminal
+// open, and ends when we close its lease or end.
+
+// What argv[1] is when a process of ours is no command.
+const (
+	stageRole  = "(stage)"  // what follows: the tool's path, its argv
+	keptRole   = "(kept)"   // the same, of a tool that is to have a keeper
+	keeperRole = "(keeper)" // what follows: the group that it is to join
+)
+
+// Descriptors of a stage.
+const (
+	slaveFD  = 3 // of the terminal
+	reportFD = 4 // of the pipe for what went wrong
+	leaseFD  = 5 // of the pipe that is closed when the keeper is to end
+)
+
+// launchStaged has a process of ours become the child, kept where a shell resumes us.
+func (p *unixPTY) launchStaged(c child, kept bool) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	report, reportEnd, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer report.Close() // read to its end
+	c.attr.Files = append(c.attr.Files, reportEnd)
+	role := stageRole
+	if kept {
+		role = keptRole
+		leaseEnd, lease, err := os.Pipe()
+		if err != nil {
+			reportEnd.Close() // nobody has written to it
+			return err
+		}
+		defer leaseEnd.Close() // the keeper has its own
+		p.lease = lease
+		c.attr.Files = append(c.attr.Files, leaseEnd)
+	}
+	c.argv = append([]string{os.Args[0], role, c.path}, c.argv...)
+	c.path = exe
+	err = p.launch(c)
+	reportEnd.Close() // the stage has its own
+	if err == nil {
+		err = stageError(report)
+	}
+	return err
+}
+
+// stageError waits until the stage has become the child, and is what kept it from that.
+func stageError(report io.Reader) error {
+	text, err := io.ReadAll(report)
+	if err != nil {
+		return err
+	}
+	number, _ := strconv.Atoi(string(text)) // "": nothing went wrong
+	if number == 0 {
+		return nil
+	}
+	return syscall.Errno(number)
+}
+
+// actAs does what this process is to do when it is no command, and gives its exit status; is false: it is one.
+func actAs(args []string) (code int, is bool) {
+	switch {
+	case len(args) > 3 && (args[1] == stageRole || args[1] == keptRole):
+		return becomeTool(args[2], args[3:], args[1] == keptRole), true
+	case len(args) == 3 && args[1] == keeperRole:
+		return keep(args[2]), true
+	}
+	return 0, false
+}
+
+// becomeTool becomes the tool, or reports why not. Its descriptors above 2 are none of the tool's.
+func becomeTool(path string, argv []string, kept bool) int {
+	unix.CloseOnExec(slaveFD)
+	unix.CloseOnExec(reportFD)
+	if kept {
+		unix.CloseOnExec(leaseFD)
+		_ = startKeeper() // without one the tool runs all the same, and ^Z does not stop it
+	}
+	err := syscall.Exec(path, argv, os.Environ())
+	if errors.Is(err, syscall.ENOEXEC) { // as in live
+		err = syscall.Exec("/bin/sh", append([]string{"sh", path}, argv[1:]...), os.Environ())
+	}
+	var number syscall.Errno
+	if !errors.As(err, &number) {
+		number = syscall.ECHILD
+	}
+	fmt.Fprint(os.NewFile(reportFD, "report"), int(number))
+	return exitInternal
+}
+
+// startKeeper starts a keeper below a shell in a group of its own, and waits until it keeps. That shell is nobody's
+// child in this session: the tool does not have it to wait for.
+func startKeeper() error {
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	ready, readyEnd, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	const script = `{ "$0" "$1" "$2" <&3 >&4 2>/dev/null 3<&- 4>&- & exec 3<&- 4>&-; wait; } &`
+	shell := exec.Command("/bin/sh", "-c", script, exe, keeperRole, strconv.Itoa(os.Getpid()))
+	shell.Env = []string{} // nothing of the tool's stays with a keeper
+	shell.ExtraFiles = []*os.File{os.NewFile(leaseFD, "lease"), readyEnd}
+	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	err = shell.Run()
+	readyEnd.Close() // the keeper has its own
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, ready) // nothing comes but its end: see keep
+	return err
+}
+
+// keep is a keeper's life in the group of the tool, which it tells by closing its output that it has joined.
+func keep(group string) int {
+	signal.Ignore()
+	pgid, err := strconv.Atoi(group)
+	if err != nil {
+		return exitInternal
+	}
+	if err := unix.Setpgid(0, pgid); err != nil {
+		return exitInternal
+	}
+	os.Stdout.Close()                                        // nothing was written
+	if _, err := io.Copy(io.Discard, os.Stdin); err != nil { // nothing comes but its end
+		return exitInternal
+	}
+	return 0
+}
+
 // ---- what the child waits for ----
-// Linux says in /proc which call a thread is blocked in, and macOS does not.
+// Linux says in /proc which call a thread is blocked in. macOS does not: of a thread it tells whether it runs
+// (PROC_PIDTHREADINFO), and no longer what it sleeps on (fill_user64_externproc of xnu/bsd/kern/kern_sysctl.c leaves
+// p_wmesg and p_wchan empty); what is in the terminal's queues is the same whether or not somebody reads. What is not
+// shown (another user's with hidepid, no /proc at all, a security module) is unknown: only what was seen to do
+// something else is busy.
 
 // Devices as stat(2) and proc_pid_stat(5) give them, from linux/Documentation/admin-guide/devices.txt.
 const (
@@ -412,19 +700,42 @@ const (
 // procDir is what /proc tells of a process.
 func procDir(pid int) string { return "/proc/" + strconv.Itoa(pid) }
 
-// descendants are the process and all that descend from it, as folders of /proc; the process alone where the system
-// does not tell (CONFIG_PROC_CHILDREN).
-func descendants(pid int) []string {
-	all := []string{procDir(pid)}
-	for i := 0; i < len(all); i++ {
-		for _, task := range tasks(all[i], statFields(all[i])) {
-			children, _ := procFile(task + "/children") // "" has none
+// procShown tells whether the processes in /proc are those that we know by their pids: it may be missing, or another
+// container's.
+func procShown() bool {
+	var self [20]byte
+	n, err := unix.Readlink("/proc/self", self[:])
+	return err == nil && string(self[:n]) == strconv.Itoa(os.Getpid())
+}
+
+// lives tells whether there is a process, thread or (below 0) group, whoever's it is and whether or not it is shown.
+func lives(pid int) bool {
+	return unix.Kill(pid, 0) != unix.ESRCH
+}
+
+// procLives is lives of a folder of /proc.
+func procLives(proc string) bool {
+	pid, err := strconv.Atoi(filepath.Base(proc))
+	return err == nil && lives(pid)
+}
+
+// descendants are the process and all that descend from it, as folders of /proc; all is false where the system does
+// not tell of all (CONFIG_PROC_CHILDREN).
+func descendants(pid int) (family []string, all bool) {
+	family = []string{procDir(pid)}
+	all = true
+	for i := 0; i < len(family); i++ {
+		for _, task := range tasks(family[i], statFields(family[i])) {
+			children, err := procFile(task + "/children")
+			if err != nil && procLives(task) {
+				all = false
+			}
 			for _, child := range strings.Fields(children) {
-				all = append(all, "/proc/"+child)
+				family = append(family, "/proc/"+child)
 			}
 		}
 	}
-	return all
+	return family, all
 }
 
 // strays are the processes of that session that are not of the family.
@@ -468,21 +779,32 @@ func tasks(proc string, stat [statStart + 1]string) []string {
 
 // foregroundReading tells whether a thread of those processes (folders of /proc) that are in the foreground group of a
 // terminal (device number) is blocked in read on it, or in poll, select or epoll to read; measured on 442 programs:
-// recall .99, precision .98.
+// recall .99, precision .98. It is unknown where one of them is not shown, or (but inside a relay, whose child may not
+// be there yet) none of that group is among them.
 func foregroundReading(tty string, procs []string, depth int) Reading {
 	result := ReadingBusy
+	seen := depth > 0
 	for _, proc := range procs {
 		stat := statFields(proc)
-		if stat[statTTY] != tty || stat[statGroup] != stat[statForeground] {
+		shown := stat[statState] != ""
+		if shown && (stat[statTTY] != tty || stat[statGroup] != stat[statForeground]) {
 			continue
 		}
-		for _, task := range tasks(proc, stat) {
+		threads := tasks(proc, stat)
+		if len(threads) == 0 && procLives(proc) {
+			result = ReadingUnknown
+		}
+		for _, task := range threads {
 			r := threadReading(tty, task, depth)
 			if r == ReadingYes {
 				return r
 			}
+			seen = true
 			result = min(result, r) // unknown is less than busy
 		}
+	}
+	if !seen {
+		return ReadingUnknown
 	}
 	return result
 }
@@ -491,10 +813,13 @@ func foregroundReading(tty string, procs []string, depth int) Reading {
 // counts is who reads there.
 func threadReading(tty, task string, depth int) Reading {
 	waits, err := waitsFor(task)
-	if err != nil && statFields(task)[statState] != "" { // another user's, or the system does not say
+	found, inner := false, ""
+	if err == nil {
+		found, inner, err = terminals(tty, task, waits)
+	}
+	if err != nil && procLives(task) { // another user's, or the system does not say
 		return ReadingUnknown
 	}
-	found, inner := terminals(tty, task, waits)
 	// Gone, a zombie, or stopped: that still shows the call it will restart.
 	if !found || strings.Contains("TtZX", statFields(task)[statState]) {
 		return ReadingBusy
@@ -503,14 +828,23 @@ func threadReading(tty, task string, depth int) Reading {
 		return ReadingYes
 	}
 	pid, _ := strconv.Atoi(filepath.Base(task)) // the relay, or a thread of it that starts what runs inside
-	return foregroundReading(inner, descendants(pid), depth+1)
+	family, all := descendants(pid)
+	reading := foregroundReading(inner, family, depth+1)
+	if reading == ReadingBusy && !all {
+		return ReadingUnknown
+	}
+	return reading
 }
 
-// terminals tells whether the terminal is among the descriptors, and which one has its master among them, "" none.
-func terminals(tty, task string, waits []unix.PollFd) (found bool, inner string) {
+// terminals tells whether the terminal is among the descriptors, and which one has its master among them, "" none. An
+// error means that the system does not say.
+func terminals(tty, task string, waits []unix.PollFd) (found bool, inner string, err error) {
 	for _, wait := range waits {
 		var st unix.Stat_t
 		err := unix.Stat(fmt.Sprint(task, "/fd/", wait.Fd), &st)
+		if errors.Is(err, os.ErrPermission) {
+			return false, "", err
+		}
 		if err != nil || st.Rdev == 0 { // no device, even where tty is 0
 			continue
 		}
@@ -518,17 +852,28 @@ func terminals(tty, task string, waits []unix.PollFd) (found bool, inner string)
 		case tty, deviceTTY:
 			found = true
 		case devicePTMX:
-			inner = slaveDevice(fmt.Sprint(task, "/fdinfo/", wait.Fd))
+			inner, err = innerDevice(fmt.Sprint(task, "/fdinfo/", wait.Fd))
+			if err != nil {
+				return false, "", err
+			}
 		}
 	}
-	return found, inner
+	return found, inner, nil
 }
 
-// slaveDevice is the device number of the slave whose master's fdinfo that is (proc_pid_fdinfo(5)).
-func slaveDevice(fdinfo string) string {
-	info, _ := procFile(fdinfo) // closed meanwhile: number 0, as below
+// innerDevice is the device number of the slave whose master's fdinfo that is (proc_pid_fdinfo(5)).
+func innerDevice(fdinfo string) (string, error) {
+	info, err := procFile(fdinfo)
+	if err != nil {
+		return "", err
+	}
 	_, index, _ := strings.Cut(info, "tty-index:")
-	n, _ := strconv.Atoi(strings.TrimSpace(index))
+	n, err := strconv.Atoi(strings.TrimSpace(index))
+	return slaveDevice(n), err
+}
+
+// slaveDevice is the device number of that slave.
+func slaveDevice(n int) string {
 	return fmt.Sprint(unix.Mkdev(ptsMajor, uint32(n)))
 }
 
@@ -605,10 +950,10 @@ func waitsFor(task string) ([]unix.PollFd, error) {
 		waits = []unix.PollFd{{Fd: int32(a0), Events: unix.POLLIN}}
 	case "poll", "ppoll": // (array, count, …)
 		waits = make([]unix.PollFd, min(a1, maxDescriptors))
-		peek(task, a0, waits)
+		err = peek(task, a0, waits)
 	case "select", "pselect6": // (count, read set, …)
 		set := make([]byte, (min(a0, maxDescriptors)+7)/8)
-		peek(task, a1, set)
+		err = peek(task, a1, set)
 		for fd := range 8 * len(set) {
 			ready := int16(set[fd/8] >> (fd % 8)) // its lowest bit is POLLIN
 			waits = append(waits, unix.PollFd{Fd: int32(fd), Events: ready})
@@ -631,16 +976,17 @@ func epollWaits(fdinfo string) (waits []unix.PollFd, err error) {
 	return waits, err
 }
 
-// peek fills v with what stands at an address of the thread's memory. What cannot be read, as with a null pointer,
-// leaves v as it is.
-func peek(task string, address int, v any) {
+// peek fills v with what stands at an address of the thread's memory; a null pointer leaves it as it is. An error means
+// that the memory is not shown.
+func peek(task string, address int, v any) error {
 	f, err := os.Open(task + "/mem")
 	if err != nil {
-		return
+		return err
 	}
 	defer f.Close()
 	r := io.NewSectionReader(f, int64(address), 1<<16)
 	_ = binary.Read(r, binary.LittleEndian, v) // a null pointer
+	return nil
 }
 
 // ---- the host's terminal ----
@@ -659,21 +1005,69 @@ func ownTerminal(f *os.File) bool {
 	return ioctl(f, unix.TIOCGPGRP, &group) == nil
 }
 
-// rawMode has every key of the host's terminal come as it is pressed. restore undoes it (twice is fine) while the
-// terminal is ours; type-ahead stays, both ways.
-func rawMode(f *os.File) (restore func() error, err error) {
-	fd := int(f.Fd())
-	before, err := term.MakeRaw(fd)
+// openTerminal opens the terminal of our session, whatever our standard streams are.
+func openTerminal() (*os.File, error) {
+	return os.OpenFile("/dev/tty", os.O_RDWR, 0)
+}
+
+// inForeground tells whether the host's terminal is ours to read and to set. Who does that from the background is
+// stopped by SIGTTIN or SIGTTOU.
+func inForeground(f *os.File) bool {
+	var group int32
+	err := ioctl(f, unix.TIOCGPGRP, &group)
+	return err != nil || int(group) == unix.Getpgrp()
+}
+
+// resumes tells whether a shell lets us go on when we have stopped: one that is in our session, which has a terminal,
+// and has given us a group of our own.
+func resumes() bool {
+	session := systemSession()
+	parent, err := unix.Getsid(unix.Getppid())
+	if err != nil || session != parent || session == unix.Getpgrp() {
+		return false
+	}
+	f, err := openTerminal()
+	if err != nil {
+		return false
+	}
+	return f.Close() == nil
+}
+
+// rawMode has every key of the host's terminal come as it is pressed; processed has its output begin a line at each
+// line feed. restore undoes it (twice is fine) while the terminal is ours; type-ahead stays, both ways.
+func rawMode(f *os.File, processed bool) (restore func() error, err error) {
+	before, err := getModes(f)
 	if err != nil {
 		return nil, err
 	}
+	raw := before // as cfmakeraw of termios(3) has it
+	raw.Iflag &^= unix.IGNBRK | unix.BRKINT | unix.PARMRK | unix.ISTRIP | unix.INLCR | unix.IGNCR | unix.ICRNL | unix.IXON
+	raw.Lflag &^= unix.ECHO | unix.ECHONL | unix.ICANON | unix.ISIG | unix.IEXTEN
+	raw.Cflag &^= unix.CSIZE | unix.PARENB
+	raw.Cflag |= unix.CS8
+	raw.Cc[unix.VMIN], raw.Cc[unix.VTIME] = 1, 0
+	if !processed {
+		raw.Oflag &^= unix.OPOST
+	}
+	if err := setModes(f, raw); err != nil {
+		return nil, err
+	}
 	return func() error {
-		group, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP)
-		if err == nil && group != unix.Getpgrp() {
+		if !inForeground(f) {
 			return nil
 		}
-		return term.Restore(fd, before)
+		return setModes(f, before)
 	}, nil
+}
+
+// processOutput has the host's terminal, which is raw, begin a line at each line feed, or not.
+func processOutput(f *os.File, on bool) error {
+	modes, err := getModes(f)
+	if err != nil || on == (modes.Oflag&unix.OPOST != 0) {
+		return err
+	}
+	modes.Oflag ^= unix.OPOST
+	return setModes(f, modes)
 }
 
 // waitReady waits until a standard stream of ours, which does not block, can be read or written.
@@ -714,16 +1108,13 @@ func endSignals() []os.Signal {
 	return slices.DeleteFunc(all, signal.Ignored)
 }
 
-// stopSelf stops this process until it is continued, where a shell can do that: one that is in our session and has
-// given us a group of our own. SIGSTOP, as Go never lets go of SIGTSTP.
+// stopSelf stops this process, and whoever else is in its job, until a shell lets it go on: see resumes. For itself it
+// takes SIGSTOP, as Go never lets go of SIGTSTP, which the caller must ignore meanwhile.
 func stopSelf() {
-	session := systemSession()
-	parent, err := unix.Getsid(unix.Getppid())
-	if err != nil || session != parent || session == unix.Getpgrp() {
-		return
-	}
 	resumed := make(chan os.Signal, 1)
-	signal.Notify(resumed, syscall.SIGCONT)
+	signal.Notify(resumed, resumeSignal)
+	defer signal.Stop(resumed)
+	_ = unix.Kill(0, suspendSignal) // cannot fail: we are in that group
 	if err := unix.Kill(unix.Getpid(), unix.SIGSTOP); err != nil {
 		return
 	}
@@ -733,10 +1124,11 @@ func stopSelf() {
 // ---- processes ----
 // A pid alone is nobody's for ever: with the start of its process it is.
 
-// processStart tells two processes of the same pid apart; 0: there is no such process, or it has ended.
+// processStart tells two processes of the same pid apart; 0: there is no such process, or it has ended. It is in the
+// kernel's own time, which no clock or zone changes: ticks since boot, on macOS microseconds since 1970.
 func processStart(pid int) int64 {
 	if !linux {
-		return darwinStart(pid)
+		return darwinProcess(pid).start
 	}
 	stat := statFields(fmt.Sprint("/proc/", pid))
 	if stat[statState] == "Z" {
@@ -746,38 +1138,36 @@ func processStart(pid int) int64 {
 	return ticks
 }
 
-// darwinStart is processStart in Unix time.
-func darwinStart(pid int) int64 {
-	out, err := exec.Command("env", "LC_ALL=C", "ps", "-o", "lstart=", "-p", strconv.Itoa(pid)).Output()
-	if err != nil {
-		return 0
-	}
-	start, err := time.Parse(time.ANSIC, strings.TrimSpace(string(out)))
-	if err != nil {
-		return 0
-	}
-	return start.Unix()
-}
-
 // parentOf is the pid of the process's parent; 0: it has none, there is no such process, or the system does not tell
 // (Linux without /proc). A process whose parent has ended gets another, on Linux process 1 or a subreaper.
 func parentOf(pid int) int {
 	if !linux {
-		return darwinParent(pid)
+		return darwinProcess(pid).parent
 	}
 	parent, _ := strconv.Atoi(statFields(fmt.Sprint("/proc/", pid))[statParent]) // "" is 0
 	return parent
 }
 
-// darwinParent asks the kernel, not ps, which a program could replace by one of its own.
-func darwinParent(pid int) int {
+// process is what macOS tells of one.
+type process struct {
+	parent int
+	start  int64 // in microseconds since 1970; 0: it has ended
+}
+
+// darwinProcess asks the kernel, not ps, which a program could replace by one of its own, and which tells the start in
+// the zone of the moment. It is zero when there is no such process.
+func darwinProcess(pid int) process {
 	const (
 		darwinSysctl = 202 // xnu bsd/kern/syscalls.master
 		ctlKern      = 1   // CTL_KERN: macOS <sys/sysctl.h>
 		kernProc     = 14  // KERN_PROC
 		kernProcPID  = 1   // KERN_PROC_PID
-		kinfoSize    = 648 // struct kinfo_proc, macOS <sys/sysctl.h>: unix.KinfoProc
-		parentAt     = 560 // offset of kp_eproc.e_ppid in it
+		kinfoSize    = 648 // struct kinfo_proc, macOS <sys/sysctl.h>: unix.KinfoProc; offsets in it:
+		secondsAt    = 0   // kp_proc.p_starttime.tv_sec, 8 bytes
+		microsAt     = 8   // kp_proc.p_starttime.tv_usec, 4 bytes
+		stateAt      = 36  // kp_proc.p_stat
+		parentAt     = 560 // kp_eproc.e_ppid
+		zombie       = 5   // SZOMB: macOS <sys/proc.h>
 	)
 	mib := [4]int32{ctlKern, kernProc, kernProcPID, int32(pid)}
 	var info [kinfoSize]byte
@@ -785,9 +1175,14 @@ func darwinParent(pid int) int {
 	_, _, errno := unix.Syscall6(darwinSysctl, uintptr(unsafe.Pointer(&mib[0])), uintptr(len(mib)),
 		uintptr(unsafe.Pointer(&info[0])), uintptr(unsafe.Pointer(&size)), 0, 0)
 	if errno != 0 || size != kinfoSize {
-		return 0
+		return process{}
 	}
-	return int(binary.LittleEndian.Uint32(info[parentAt:]))
+	p := process{parent: int(binary.LittleEndian.Uint32(info[parentAt:]))}
+	if info[stateAt] != zombie {
+		seconds := int64(binary.LittleEndian.Uint64(info[secondsAt:]))
+		p.start = seconds*1e6 + int64(binary.LittleEndian.Uint32(info[microsAt:]))
+	}
+	return p
 }
 
 // systemSession is the session that this process is in, by the pid of its leader, which a wrapped tool is. A terminal
@@ -858,6 +1253,16 @@ func checkPrivate(f *os.File) error {
 	return nil
 }
 
+// fileIdentity tells a file from the one that replaces or changes it, whatever time a package gives its files: ctime is
+// the system's own. "": there is none.
+func fileIdentity(path string) string {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return ""
+	}
+	return fmt.Sprint(st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano())
+}
+
 // lockFile takes the lock of a file for as long as f lives: keep it reachable. wait false: errLocked if another has
 // it.
 func lockFile(f *os.File, wait bool) error {
@@ -881,6 +1286,43 @@ func unlockFile(f *os.File) error {
 	return unix.Flock(int(f.Fd()), unix.LOCK_UN)
 }
 
+// cutFile makes a file shorter.
+func cutFile(f *os.File, size int64) error {
+	return f.Truncate(size)
+}
+
+// replaceFile gives a file the name of another one in its folder, which may be open.
+func replaceFile(from, to string) error {
+	return os.Rename(from, to)
+}
+
+// syncFile makes what was written to a file durable: it outlives the system's crash, and on Linux the loss of power.
+// On macOS that would take F_FULLFSYNC, as Go's Sync does, some 20 ms of an Apple SSD for each record. A barrier keeps
+// as much but for the last moments: nothing that is written later is there without it, so that neither the records nor
+// the links of the audit log have gaps. What the lost ones were about, programs that wait in terminals, has ended with
+// the power too, so that nothing is answered twice.
+func syncFile(f *os.File) error {
+	const barrier = 85 // F_BARRIERFSYNC: macOS <sys/fcntl.h>
+	if linux {
+		return f.Sync()
+	}
+	for {
+		_, err := unix.FcntlInt(f.Fd(), barrier, 0)
+		if cannotSync(err) {
+			err = unix.Fsync(int(f.Fd()))
+		}
+		if err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// cannotSync tells a file system that cannot do what it was asked for from one that failed. They say that in many ways:
+// EINVAL (Linux, webdav and macFUSE), ENOTSUP (SMB, NTFS), ENOTTY (ZFS).
+func cannotSync(err error) bool {
+	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOTSUP) || errors.Is(err, unix.ENOTTY)
+}
+
 // syncDir makes what was created or renamed in a folder durable, where the file system can.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
@@ -888,8 +1330,8 @@ func syncDir(dir string) error {
 		return err
 	}
 	defer d.Close()
-	err = d.Sync()
-	if errors.Is(err, unix.EINVAL) { // it cannot
+	err = syncFile(d)
+	if cannotSync(err) {
 		return nil
 	}
 	return err
@@ -906,13 +1348,25 @@ var networkTypes = map[uint32]string{
 	0x00c36400: "ceph",
 }
 
-// networkFS is the file system of a folder where locks may not hold between machines, else "".
+// networkFS is the file system of a folder where locks may not hold between machines, else "". macOS tells which are
+// local, and names the others.
 func networkFS(dir string) string {
+	const (
+		darwinLocal  = 0x1000 // MNT_LOCAL: macOS <sys/mount.h>
+		darwinNameAt = 72     // offset of f_fstypename in struct statfs: unix.Statfs_t
+	)
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
 		return ""
 	}
-	return networkTypes[uint32(st.Type)]
+	if linux {
+		return networkTypes[uint32(st.Type)]
+	}
+	if st.Flags&darwinLocal != 0 {
+		return ""
+	}
+	name := (*[16]byte)(unsafe.Add(unsafe.Pointer(&st), darwinNameAt))
+	return unix.ByteSliceToString(name[:])
 }
 
 // watchFile delivers a value when the times of a file change, until stop; nil where the system does not tell: without

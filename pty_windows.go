@@ -1,11 +1,12 @@
 // pty_windows.go is all that differs between operating systems, for Windows (10 1809 and later, which has ConPTY).
 // pty_unix.go has the same functions in the same order, but for those that are called in one of the two files alone:
 //
-//	the child's terminal startPTY, findTool, the methods of PTY
-//	the host's terminal  terminalSize, ownTerminal, rawMode, waitReady, resizeSignals, endSignals, stopSelf
+//	the child's terminal startPTY, actAs, findTool, the methods of PTY
+//	the host's terminal  terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, processOutput,
+//	                     waitReady, resizeSignals, endSignals, stopSelf
 //	processes            processStart, parentOf, systemSession
-//	files                mkdirPrivate, ownedPrivate, openPrivate, lockFile, unlockFile, syncDir, networkFS,
-//	                     watchFile
+//	files                mkdirPrivate, ownedPrivate, openPrivate, fileIdentity, lockFile, unlockFile, cutFile,
+//	                     replaceFile, syncFile, syncDir, networkFS, watchFile
 //
 // Neither looks at what is read or typed.
 package main
@@ -29,6 +30,8 @@ import (
 
 const (
 	suspendSignal = syscall.Signal(-1)     // never comes: there is no job control
+	resumeSignal  = suspendSignal          // the same
+	handsStreams  = false                  // a child in a pseudo-console has its streams alone
 	drainWait     = 250 * time.Millisecond // from the child's end to the console's: see live
 	killWait      = 3 * time.Second        // for the child to end well
 	resizeEvery   = 500 * time.Millisecond // between looks at the console's size
@@ -47,25 +50,25 @@ var me, _ = windows.GetCurrentProcessToken().GetTokenUser() // cannot fail
 
 // winPTY is the pseudo-console and the child. Read belongs to one goroutine; all else may be called from any.
 type winPTY struct {
-	in      *os.File       // our end of the pipe that the console reads
-	out     *os.File       // and of the one that it writes
-	console windows.Handle // closed by hangUp alone
-	process windows.Handle
-	hangUp  func()        // closes the console, once: its programs get CTRL_CLOSE_EVENT, Read its end
-	exited  chan struct{} // closed when the child is gone
-	pid     uint32
-	code    uint32 // valid when it is gone
+	in     *os.File      // our end of the pipe that the console reads
+	out    *os.File      // and of the one that it writes
+	exited chan struct{} // closed when the child is gone
+	pid    uint32
+	code   uint32 // valid when it is gone
+
+	handles sync.Mutex     // guards what follows: 0 when it is closed
+	console windows.Handle // closed by hangUp
+	process windows.Handle // closed by live
 }
 
 // startPTY starts argv in dir on a new console of that size, which ends with us, and its programs with it. Each
-// program has its own modes, not host's. Its errors wrap errNoTool.
-func startPTY(argv, env []string, dir string, size Size, host *os.File) (PTY, error) {
+// program has its own modes, and none of the host's streams. Its errors wrap errNoTool.
+func startPTY(argv, env []string, dir string, size Size, _ Host) (PTY, error) {
 	p := &winPTY{exited: make(chan struct{})}
-	p.hangUp = sync.OnceFunc(func() { windows.ClosePseudoConsole(p.console) })
 	if err := p.start(argv, env, dir, size); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
 	}
-	go p.live()
+	go p.live(p.process)
 	return p, nil
 }
 
@@ -96,6 +99,9 @@ func (p *winPTY) start(argv, env []string, dir string, size Size) error {
 	}
 	return nil
 }
+
+// actAs is false: here no process of ours is anything but a command.
+func actAs([]string) (code int, is bool) { return 0, false }
 
 // findTool is the path of the program that name runs, as cmd.exe finds it: the current folder counts. The error is
 // errNoTool.
@@ -148,14 +154,30 @@ func wide(s string) *uint16 {
 
 // live waits for the child's end, and closes the console a little later: it paints the last words late
 // (github.com/microsoft/terminal/issues/18552).
-func (p *winPTY) live() {
-	windows.WaitForSingleObject(p.process, windows.INFINITE) // cannot fail: the handle is ours
-	windows.GetExitCodeProcess(p.process, &p.code)           // the same
+func (p *winPTY) live(process windows.Handle) {
+	windows.WaitForSingleObject(process, windows.INFINITE) // cannot fail: the handle is ours
+	windows.GetExitCodeProcess(process, &p.code)           // the same
 	if windows.NTStatus(p.code) == windows.STATUS_CONTROL_C_EXIT {
 		p.code = interrupted
 	}
+	p.handles.Lock()
+	windows.CloseHandle(process) // the same
+	p.process = 0
+	p.handles.Unlock()
 	close(p.exited)
 	time.AfterFunc(drainWait, p.hangUp)
+}
+
+// hangUp closes the console: its programs get CTRL_CLOSE_EVENT, Read its end. Twice is fine. It waits, before Windows
+// 11 24H2, until all output is read (the documentation of ClosePseudoConsole).
+func (p *winPTY) hangUp() {
+	p.handles.Lock()
+	console := p.console
+	p.console = 0
+	p.handles.Unlock()
+	if console != 0 {
+		windows.ClosePseudoConsole(console)
+	}
 }
 
 // Read gives io.EOF when the console is closed and all it has painted has been read.
@@ -168,8 +190,7 @@ func (p *winPTY) Write(b []byte) (int, error) {
 	return p.in.Write(b)
 }
 
-// Close closes our side: the programs get CTRL_CLOSE_EVENT, a Read that waits ends. ClosePseudoConsole waits, before
-// Windows 11 24H2, until all output is read (its documentation), and Close does not.
+// Close closes our side: the programs get CTRL_CLOSE_EVENT, a Read that waits ends. It does not wait for hangUp.
 func (p *winPTY) Close() error {
 	go p.hangUp()
 	return errors.Join(p.out.Close(), p.in.Close())
@@ -193,6 +214,11 @@ func (p *winPTY) Unread() int {
 
 // Resize tells the child its terminal's new size, by SIGWINCH where there are signals.
 func (p *winPTY) Resize(s Size) error {
+	p.handles.Lock()
+	defer p.handles.Unlock()
+	if p.console == 0 {
+		return os.ErrClosed
+	}
 	return windows.ResizePseudoConsole(p.console, coord(s))
 }
 
@@ -201,11 +227,17 @@ func coord(s Size) windows.Coord {
 	return windows.Coord{X: int16(s.Cols), Y: int16(s.Rows)}
 }
 
-// Signal types Ctrl-C for os.Interrupt; any other ends the child, which is all there is.
+// Signal types Ctrl-C for os.Interrupt; any other ends the child, which is all there is. os.ErrProcessDone: it is
+// gone.
 func (p *winPTY) Signal(sig os.Signal) error {
 	if sig == os.Interrupt {
 		_, err := p.in.Write([]byte{3})
 		return err
+	}
+	p.handles.Lock()
+	defer p.handles.Unlock()
+	if p.process == 0 {
+		return os.ErrProcessDone
 	}
 	return windows.TerminateProcess(p.process, 128+uint32(sig.(syscall.Signal)))
 }
@@ -222,11 +254,20 @@ func (p *winPTY) Terminate(done <-chan struct{}) {
 	}
 }
 
+// Stopped gives nothing: there is no job control.
+func (p *winPTY) Stopped() <-chan struct{} { return nil }
+
+// Continue is not needed here: see Stopped.
+func (p *winPTY) Continue() error { return errors.ErrUnsupported }
+
 // State is what the system says about the terminal; ReadingUnknown where it cannot tell. The console host does not
 // tell.
 func (p *winPTY) State() TTYState {
-	return TTYState{Canonical: true, Echo: true}
+	return TTYState{Reading: ReadingUnknown, Canonical: true, Echo: true}
 }
+
+// Modes are those of every console.
+func (p *winPTY) Modes() Modes { return Modes{Processed: true, Canonical: true} }
 
 // ---- the host's terminal ----
 // The console that we run in ourselves.
@@ -252,9 +293,18 @@ func terminalSize(f *os.File) (s Size, err error) {
 // ownTerminal is false: a console that is closed sends a signal.
 func ownTerminal(f *os.File) bool { return false }
 
+// openTerminal fails: what is no console of our standard streams goes to the child's all the same.
+func openTerminal() (*os.File, error) { return nil, errors.ErrUnsupported }
+
+// inForeground is true: there is no background.
+func inForeground(*os.File) bool { return true }
+
+// resumes is false: there is no job control.
+func resumes() bool { return false }
+
 // rawMode has every key of the host's terminal come as it is pressed, and escape sequences go both ways; the os
 // package gives UTF-8. restore undoes it (twice is fine).
-func rawMode(f *os.File) (restore func() error, err error) {
+func rawMode(f *os.File, _ bool) (restore func() error, err error) {
 	if screenErr != nil {
 		return nil, screenErr
 	}
@@ -277,16 +327,26 @@ func rawMode(f *os.File) (restore func() error, err error) {
 	}, nil
 }
 
+// processOutput does nothing: no child has streams of ours.
+func processOutput(*os.File, bool) error { return nil }
+
 // waitReady is not needed here: no stream of ours says that it would block.
 func waitReady(*os.File, bool) error { return errors.ErrUnsupported }
 
 // resizeSignals gives a value for each change of the host terminal's size, until stop. There is no signal: it looks.
 func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 	c := make(chan os.Signal, 1)
-	tick := time.NewTicker(resizeEvery)
+	done := make(chan struct{})
+	last, _ := terminalSize(f) // without a size the first one is a change
 	go func() {
-		last, _ := terminalSize(f) // without a size the first one is a change
-		for range tick.C {
+		tick := time.NewTicker(resizeEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+			}
 			now, err := terminalSize(f)
 			if err == nil && now != last && len(c) == 0 {
 				last = now
@@ -294,7 +354,7 @@ func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 			}
 		}
 	}()
-	return c, tick.Stop
+	return c, sync.OnceFunc(func() { close(done) })
 }
 
 // endSignals are those that end us. SIGTERM: the window was closed, or the system shuts down.
@@ -363,37 +423,101 @@ func systemSession() int {
 // mkdirPrivate makes a folder for the user (and the system) alone, and all that will be in it; fs.ErrExist if it is
 // there.
 func mkdirPrivate(path string) error {
-	sddl := "D:P(A;OICI;FA;;;SY)(A;OICI;FA;;;" + me.User.Sid.String() + ")"
-	sd, err := windows.SecurityDescriptorFromString(sddl)
+	attr, err := private("OICI")
 	if err != nil {
 		return err
 	}
-	attr := windows.SecurityAttributes{SecurityDescriptor: sd}
-	attr.Length = uint32(unsafe.Sizeof(attr))
-	return windows.CreateDirectory(wide(path), &attr)
+	return windows.CreateDirectory(wide(path), attr)
 }
 
-// ownedPrivate is nil for a regular file or folder whose owner and access list name only the user, system and admins.
+// private gives what is created to the user, and the system, alone, whatever its folder gives to others. inherit are
+// the flags, as in SDDL, that say what a new folder gives to what will be in it.
+func private(inherit string) (*windows.SecurityAttributes, error) {
+	sddl := fmt.Sprintf("D:P(A;%[1]s;FA;;;SY)(A;%[1]s;FA;;;%[2]s)", inherit, me.User.Sid)
+	sd, err := windows.SecurityDescriptorFromString(sddl)
+	if err != nil {
+		return nil, err
+	}
+	attr := &windows.SecurityAttributes{SecurityDescriptor: sd}
+	attr.Length = uint32(unsafe.Sizeof(*attr))
+	return attr, nil
+}
+
+// ownedPrivate is nil for a regular file or folder that is the user's (or an administrator's) own, and that no other
+// can reach.
 func ownedPrivate(path string) error {
-	info, err := os.Lstat(path)
+	f, err := openPrivate(path, os.O_RDONLY)
 	if err != nil {
 		return err
 	}
-	if !info.Mode().IsRegular() && !info.IsDir() {
-		return fmt.Errorf("%s is not a file or folder of your own: %w", path, os.ErrPermission)
+	return f.Close()
+}
+
+// openPrivate opens or creates a file that must be ownedPrivate; nothing refused is truncated. It can be renamed,
+// replaced and removed meanwhile.
+func openPrivate(path string, flag int) (*os.File, error) {
+	info, err := os.Lstat(path)
+	if err == nil && !info.Mode().IsRegular() && !info.IsDir() {
+		return nil, fmt.Errorf("%s is not a file or folder of your own: %w", path, os.ErrPermission)
 	}
+	h, err := create(path, flag)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	f := os.NewFile(uintptr(h), path)
+	err = checkPrivate(f)
+	if err == nil && flag&os.O_TRUNC != 0 {
+		err = f.Truncate(0)
+	}
+	if err != nil {
+		f.Close() // nothing was written
+		return nil, err
+	}
+	return f, nil
+}
+
+// create opens a file, for reading a folder too, or makes it with a list of its own.
+func create(path string, flag int) (windows.Handle, error) {
+	attr, err := private("")
+	if err != nil {
+		return 0, err
+	}
+	const share = windows.FILE_SHARE_READ | windows.FILE_SHARE_WRITE | windows.FILE_SHARE_DELETE
+	access, options := uint32(windows.GENERIC_READ), uint32(windows.FILE_ATTRIBUTE_NORMAL)
+	switch {
+	case flag&os.O_APPEND != 0:
+		access |= windows.FILE_APPEND_DATA
+	case flag&(os.O_WRONLY|os.O_RDWR) != 0:
+		access |= windows.GENERIC_WRITE
+	default:
+		options |= windows.FILE_FLAG_BACKUP_SEMANTICS // a folder
+	}
+	how := uint32(windows.OPEN_EXISTING)
+	switch {
+	case flag&os.O_EXCL != 0:
+		how = windows.CREATE_NEW
+	case flag&os.O_CREATE != 0:
+		how = windows.OPEN_ALWAYS
+	}
+	return windows.CreateFile(wide(path), access, share, attr, how, options, 0)
+}
+
+// checkPrivate gives an error when others can reach an open file or folder.
+func checkPrivate(f *os.File) error {
 	const facts = windows.OWNER_SECURITY_INFORMATION | windows.DACL_SECURITY_INFORMATION
-	sd, err := windows.GetNamedSecurityInfo(path, windows.SE_FILE_OBJECT, facts)
+	sd, err := windows.GetSecurityInfo(windows.Handle(f.Fd()), windows.SE_FILE_OBJECT, facts)
 	if err != nil {
 		return err
 	}
 	if !namesNoOther(sd) {
+		path := f.Name()
 		return fmt.Errorf("%s can be reached by others; run: icacls %s /inheritance:r /grant:r %%USERNAME%%:F", path, path)
 	}
 	return nil
 }
 
-// namesNoOther tells whether an owner and an access list are there and name nobody but the user, system and admins.
+// namesNoOther tells whether an owner and an access list are there and let nobody in but the user, system and admins.
+// It asks who is let in, not where an entry comes from: wine makes entries of the Unix mode.
 func namesNoOther(sd *windows.SECURITY_DESCRIPTOR) bool {
 	if sd == nil {
 		return false
@@ -411,13 +535,26 @@ func namesNoOther(sd *windows.SECURITY_DESCRIPTOR) bool {
 		if err := windows.GetAce(list, i, &entry); err != nil {
 			return false
 		}
-		kind := entry.Header.AceType
-		plain := kind == windows.ACCESS_ALLOWED_ACE_TYPE || kind == windows.ACCESS_DENIED_ACE_TYPE
-		if !plain || !trusted((*windows.SID)(unsafe.Pointer(&entry.SidStart))) { // in others the SID stands elsewhere
+		if letsInOther(entry) {
 			return false
 		}
 	}
 	return true
+}
+
+// letsInOther tells whether an entry gives anything of what it stands at to others than the user, system and admins.
+// An entry that denies does not, nor one that is only inherited by what is made in a folder: our files do not inherit.
+func letsInOther(entry *windows.ACCESS_ALLOWED_ACE) bool {
+	kind := entry.Header.AceType
+	if kind == windows.ACCESS_DENIED_ACE_TYPE || entry.Header.AceFlags&windows.INHERIT_ONLY_ACE != 0 {
+		return false
+	}
+	if kind != windows.ACCESS_ALLOWED_ACE_TYPE { // in others the SID may stand elsewhere
+		return true
+	}
+	sid := (*windows.SID)(unsafe.Pointer(&entry.SidStart))
+	owner := sid.IsWellKnown(windows.WinCreatorOwnerSid) || sid.IsWellKnown(windows.WinCreatorOwnerRightsSid)
+	return !owner && !trusted(sid)
 }
 
 // trusted tells whether it is the user, the system, or one of its administrators, who can reach everything anyway.
@@ -426,35 +563,20 @@ func trusted(sid *windows.SID) bool {
 		sid.IsWellKnown(windows.WinBuiltinAdministratorsSid)
 }
 
-// openPrivate opens or creates a file that must be ownedPrivate, which it is in a folder by mkdirPrivate; nothing
-// refused is truncated. os.Root opens it so that Root.Rename can replace it meanwhile. With O_APPEND it cannot be
-// truncated later.
-func openPrivate(path string, flag int) (*os.File, error) {
-	root, err := os.OpenRoot(filepath.Dir(path))
-	if err != nil {
-		return nil, err
-	}
-	defer root.Close()
-	f, err := root.OpenFile(filepath.Base(path), flag&^os.O_TRUNC, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	err = ownedPrivate(path)
-	if err == nil && flag&os.O_TRUNC != 0 {
-		err = f.Truncate(0)
-	}
-	if err != nil {
-		f.Close() // nothing was written
-		return nil, err
-	}
-	return f, nil
-}
-
 // A byte far beyond the end is what is locked, for others cannot read what is.
 const (
 	lockedBytes = 1
 	lockedHigh  = 1 << 30 // upper half of its offset
 )
+
+// fileIdentity tells a file from the one that replaces or changes it. "": there is none.
+func fileIdentity(path string) string {
+	info, err := os.Stat(path)
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprint(info.Size(), info.ModTime().UnixNano())
+}
 
 // lockFile takes the lock of a file for as long as f lives: keep it reachable. wait false: errLocked if another has
 // it.
@@ -475,6 +597,32 @@ func lockFile(f *os.File, wait bool) error {
 func unlockFile(f *os.File) error {
 	at := windows.Overlapped{OffsetHigh: lockedHigh}
 	return windows.UnlockFileEx(windows.Handle(f.Fd()), 0, lockedBytes, 0, &at)
+}
+
+// cutFile makes a file shorter. One that was opened with O_APPEND may not do that (it lacks FILE_WRITE_DATA), another
+// of its name may.
+func cutFile(f *os.File, size int64) error {
+	return os.Truncate(f.Name(), size)
+}
+
+// replaceFile gives a file the name of another one in its folder, which may be open: Root has NTFS do that
+// (FILE_RENAME_POSIX_SEMANTICS). Where that is not known, as to wine 8, nobody else may have it open.
+func replaceFile(from, to string) error {
+	err := os.Rename(from, to)
+	if err == nil {
+		return nil
+	}
+	root, err := os.OpenRoot(filepath.Dir(to))
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return root.Rename(filepath.Base(from), filepath.Base(to))
+}
+
+// syncFile makes what was written to a file durable.
+func syncFile(f *os.File) error {
+	return f.Sync()
 }
 
 // syncDir does nothing: a folder cannot be flushed here, and NTFS logs names in its journal.

@@ -115,11 +115,11 @@ func replacePrivate(path string, b []byte) error {
 	}
 	_, err = f.Write(b)
 	if err == nil {
-		err = f.Sync()
+		err = syncFile(f)
 	}
 	err = errors.Join(err, f.Close())
 	if err == nil {
-		err = os.Rename(path+".new", path)
+		err = replaceFile(path+".new", path)
 	}
 	if err != nil {
 		_ = os.Remove(path + ".new") // why it failed is what matters
@@ -763,11 +763,11 @@ func (j *journal) write(b []byte, durable bool) error {
 	if err != nil || !durable {
 		return err
 	}
-	return j.do("fsync", j.f, j.f.Sync)
+	return j.do("fsync", j.f, func() error { return syncFile(j.f) })
 }
 
 func (j *journal) truncate(end int64) error {
-	return j.do("ftruncate", j.f, func() error { return j.f.Truncate(end) })
+	return j.do("ftruncate", j.f, func() error { return cutFile(j.f, end) })
 }
 
 // create writes a file beside the journal, durably; one of that name is overwritten.
@@ -2688,7 +2688,7 @@ func (s *Store) rewrite() error {
 	if err := s.log.create(path, lines); err != nil {
 		return err
 	}
-	return s.log.do("rename", nil, func() error { return os.Rename(path, s.log.path) })
+	return s.log.do("rename", nil, func() error { return replaceFile(path, s.log.path) })
 }
 
 // retained tells whether a compaction keeps the record: it is alive, or not old.
