@@ -4814,7 +4814,8 @@ func howEnded(r *SessionRecord, byPhone bool) string {
 	return "ended"
 }
 
-// drain waits until the channel has sent everything, but not for ever; a signal cuts it short.
+// drain waits until the channel has sent everything, but not for ever; a signal that ends us cuts it short, a stop of
+// the job does not.
 func (s *session) drain(limit time.Duration) {
 	late := time.After(limit)
 	s.streamStep()
@@ -4822,8 +4823,15 @@ func (s *session) drain(limit time.Duration) {
 		select {
 		case happened := <-s.events:
 			happened()
-		case <-s.signals:
-			return
+		case sig := <-s.signals:
+			switch {
+			case sig == resumeSignal:
+			case sig == suspendSignal && s.host.Resumes:
+				s.suspend()
+			case sig == suspendSignal: // nobody would resume us
+			default:
+				return
+			}
 		case <-late:
 			return
 		}

@@ -17897,6 +17897,31 @@ func TestProgramEndsAsItIsAnswered(t *testing.T) {
 		})
 }
 
+// TestResumedAtItsEnd: a session that is stopped and resumed while it sends its last messages sends all of them.
+func TestResumedAtItsEnd(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	w := newBotAPI(t)
+	dir := home(t, w.config("away_after_seconds = 0"))
+	var pid atomic.Int64
+	w.fault = func(method string, _ http.ResponseWriter) bool {
+		if method == "editMessageText" {
+			out, err := exec.Command("sh", "-c", fmt.Sprintf("kill -CONT %d", pid.Load())).CombinedOutput()
+			if err != nil {
+				t.Errorf("%s: %v", out, err)
+			}
+		}
+		return false
+	}
+	c := newPuppet(t, "tool", "puppet")
+	pid.Store(int64(bridge(t, dir, "run", c.tool).pty.PID()))
+	c.show("ask", "Go? (y/n) ")
+	m := w.find("Go?", yesButton)
+	c.order(order{Exit: true})
+	w.unanswered(m.id, saysLost)
+	w.where("the end", func(m seen) bool { return strings.Contains(m.text, "tool ended") })
+}
+
 // unlocked tells whether nobody holds a lock of the state folder.
 func unlocked(t *testing.T, dir, name string) bool {
 	t.Helper()
