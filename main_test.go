@@ -67,6 +67,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -343,7 +344,7 @@ func TestOutputLost(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer errs.Close()
-			code := run(t.Context(), strings.Fields(line), os.Stdin, full, errs)
+			code := run(t.Context(), strings.Fields(line), os.Getenv, os.Stdin, full, errs)
 			if code != exitFailed {
 				t.Errorf("exit %d", code)
 			}
@@ -11635,7 +11636,7 @@ func TestTelegramSetup(t *testing.T) {
 	defer null.Close()
 	exit := make(chan int, 1)
 	setup := func(args ...string) {
-		code := run(t.Context(), append([]string{"setup"}, args...), null, in, in)
+		code := run(t.Context(), append([]string{"setup"}, args...), os.Getenv, null, in, in)
 		in.Close()
 		exit <- code
 	}
@@ -12537,9 +12538,9 @@ func storeCheckState(t *testing.T, dir, prompt string, want State, when string) 
 
 // When even cutting back fails, nothing is written or believed any more.
 func TestStorePoison(t *testing.T) {
-	broken := false
+	var broken atomic.Bool // the follower's goroutine calls, too
 	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
-		if broken && (op == "fsync" || op == "ftruncate") {
+		if broken.Load() && (op == "fsync" || op == "ftruncate") {
 			return errors.New("no space left on device")
 		}
 		return nil
@@ -12550,11 +12551,11 @@ func TestStorePoison(t *testing.T) {
 	defer s.Close()
 	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
 	follow := s.Follow(t.Context(), p.SessionID, nil)
-	broken = true
+	broken.Store(true)
 	if _, _, err := s.Decide(storeTap(p, "y"), time.Now()); err == nil {
 		t.Fatal("a reply that is not on the disk was accepted")
 	}
-	broken = false
+	broken.Store(false)
 	if _, _, err := s.Decide(storeTap(p, "y"), time.Now()); err == nil || s.Trouble() == nil {
 		t.Fatal("written after a failed cut")
 	}
@@ -22067,14 +22068,27 @@ func TestMain(m *testing.M) {
 	}
 	switch {
 	case mode == "main":
-		os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+		os.Exit(run(context.Background(), os.Args[1:], os.Getenv, os.Stdin, os.Stdout, os.Stderr))
 	case mode != "" && (childPTY(mode) || childStore(mode) || childTool(mode)):
 		return
 	}
-	if signal.Ignored(syscall.SIGHUP) { // under nohup: a child of a program that catches it gets the default again
-		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT} { // under nohup, or behind an &
+		if signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig) // a child of a program that catches it gets the default again
+		}
 	}
+	manyAtATime()
 	os.Exit(m.Run())
+}
+
+// manyAtATime lets more tests run at a time than there are processors, unless the tester says how many: they mostly wait.
+func manyAtATime() {
+	flag.Parse()
+	told := false
+	flag.Visit(func(f *flag.Flag) { told = told || f.Name == "test.parallel" })
+	if !told {
+		flag.Set("test.parallel", strconv.Itoa(4*runtime.GOMAXPROCS(0)))
+	}
 }
 
 // leaveTestersBridge takes the tester's own settings out of the environment.
@@ -22523,10 +22537,15 @@ func cli(t testing.TB, dir string, args ...string) (code int, stdout, stderr str
 	return cliWhile(t.Context(), t, dir, args...)
 }
 
-// cliWhile is cli until the context ends. ATLASBRIDGE_HOME stays set as long as the test lasts.
+// cliWhile is cli until the context ends.
 func cliWhile(ctx context.Context, t testing.TB, dir string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	t.Setenv("ATLASBRIDGE_HOME", dir)
+	getenv := func(name string) string {
+		if name == "ATLASBRIDGE_HOME" {
+			return dir
+		}
+		return os.Getenv(name)
+	}
 	base := t.TempDir()
 	open := func(name string) *os.File {
 		f, err := os.Create(filepath.Join(base, name))
@@ -22537,7 +22556,7 @@ func cliWhile(ctx context.Context, t testing.TB, dir string, args ...string) (co
 		return f
 	}
 	in, out, errs := open("stdin"), open("stdout"), open("stderr")
-	code = run(ctx, args, in, out, errs)
+	code = run(ctx, args, getenv, in, out, errs)
 	read := func(f *os.File) string {
 		text, err := os.ReadFile(f.Name())
 		if err != nil {
