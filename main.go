@@ -48,16 +48,16 @@ func main() {
 	if code, is := actAs(os.Args); is {
 		os.Exit(code)
 	}
-	os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	os.Exit(run(context.Background(), os.Args[1:], os.Getenv, os.Stdin, os.Stdout, os.Stderr))
 }
 
-// run carries out one command line and gives the exit status.
-func run(ctx context.Context, args []string, stdin, stdout, stderr *os.File) (code int) {
+// run carries out one command line, its settings from getenv, and gives the exit status.
+func run(ctx context.Context, args []string, getenv func(string) string, stdin, stdout, stderr *os.File) (code int) {
 	if len(args) == 0 {
 		cmdHelp(&command{stdout: stderr, stderr: stderr})
 		return exitUsage
 	}
-	c := &command{ctx: ctx, name: args[0], args: args[1:], getenv: os.Getenv,
+	c := &command{ctx: ctx, name: args[0], args: args[1:], getenv: getenv,
 		stdin: stdin, stdout: stdout, stderr: stderr}
 	switch c.name {
 	case "-h", "-help", "--help":

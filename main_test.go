@@ -67,6 +67,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -343,7 +344,7 @@ func TestOutputLost(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer errs.Close()
-			code := run(t.Context(), strings.Fields(line), os.Stdin, full, errs)
+			code := run(t.Context(), strings.Fields(line), os.Getenv, os.Stdin, full, errs)
 			if code != exitFailed {
 				t.Errorf("exit %d", code)
 			}
@@ -707,6 +708,7 @@ func TestVersionForgotten(t *testing.T) {
 
 // Processes that keep versions at once leave a file that can be read, with what one of them wrote.
 func TestVersionsAtOnce(t *testing.T) {
+	t.Parallel()
 	dir := home(t, "")
 	var all sync.WaitGroup
 	for i := range 8 {
@@ -936,32 +938,27 @@ func TestKeyAndAnswerCross(t *testing.T) {
 	first := map[string]int{}
 	for i := range rounds {
 		var p *PromptRecord
-		for end := time.Now().Add(patience); p == nil; runtime.Gosched() {
+		comesTrue(t, fmt.Sprintf("question %d is asked", i), func() bool {
 			for _, q := range storeView(t, st).Prompts {
 				if q.Status == AwaitingReply && strings.Contains(q.Question, fmt.Sprintf("Go %d?", i)) {
 					p = q
 				}
 			}
-			if time.Now().After(end) {
-				t.Fatalf("question %d is not asked: %q", i, out.text())
-			}
-		}
+			return p != nil
+		})
 		go st.Decide(cliAnswer(p, "y"), time.Now())
 		for end := time.Now().Add(time.Duration(i) * time.Millisecond); time.Now().Before(end); {
 			runtime.Gosched()
 		}
 		io.WriteString(keys, "k")
 		answered := fmt.Sprintf("Go %d? (y/n) <", i)
-		for end := time.Now().Add(patience); ; runtime.Gosched() {
-			_, answer, found := strings.Cut(out.text(), answered)
-			if found && len(answer) > 0 {
+		comesTrue(t, fmt.Sprintf("question %d is answered", i), func() bool {
+			_, answer, _ := strings.Cut(out.text(), answered)
+			if answer != "" {
 				first[answer[:1]]++
-				break
 			}
-			if time.Now().After(end) {
-				t.Fatalf("question %d is not answered: %q", i, out.text())
-			}
-		}
+			return answer != ""
+		})
 		stored := storeView(t, st).Prompts[p.ID]
 		byKey := strings.Contains(out.text(), answered+"k")
 		if byKey && stored.Status == Resolved && decidedBy(stored) == "cli:answer" {
@@ -1138,7 +1135,7 @@ func TestChildDoesNotWaitForTheState(t *testing.T) {
 	go func() {
 		_, err := os.Stat(mark)
 		for end := time.Now().Add(patience); err != nil && time.Now().Before(end); _, err = os.Stat(mark) {
-			runtime.Gosched()
+			<-time.After(time.Millisecond)
 		}
 		unlockFile(lock)
 		began <- err == nil
@@ -1161,6 +1158,7 @@ func TestChildDoesNotWaitForTheState(t *testing.T) {
 // TestRoutedAsShown: a question goes to the phone at once where nobody is at the keyboard, else when they are away, and
 // counts as shown only where all of it fits into its message and is known.
 func TestRoutedAsShown(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name        string
 		prompt      Prompt
@@ -1209,6 +1207,7 @@ func (c settled) Settle(_ context.Context, p *PromptRecord, _ *SessionRecord) er
 // TestExpireTypes: waiting types what refuses where one is known, nothing where none is, and nothing while a pipe feeds
 // the program; a hook refuses either way.
 func TestExpireTypes(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name    string
 		hook    bool
@@ -1318,6 +1317,7 @@ func TestDecidedAsItWent(t *testing.T) {
 // TestWriterLooksFirst: an answer is not written while output waits to be read, what is typed here always is; the gate is
 // told what became of its keys, and of nothing else.
 func TestWriterLooksFirst(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		unread int
@@ -1429,6 +1429,7 @@ func TestWriterTakesKeysFirst(t *testing.T) {
 // TestFinishTellsOfKeys: an answer counts as typed only where the program was written all of it before it ended: keys
 // that waited for the writer, and a write that failed, are told as not typed.
 func TestFinishTellsOfKeys(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		handed bool  // the writer has the keys
@@ -1556,6 +1557,7 @@ func TestCaptureTellsWhatFails(t *testing.T) {
 
 // TestGate breaks off wherever the screen is not what the next key is meant for: nothing more is typed then.
 func TestGate(t *testing.T) {
+	t.Parallel()
 	reads, raw := TTYState{ReadingYes, true, true}, TTYState{ReadingYes, false, false}
 	menu := func(pointer int, names ...string) (out string) {
 		out = "\x1b[?25lPick a colour:\r\n"
@@ -1681,6 +1683,7 @@ func TestGate(t *testing.T) {
 // TestGateFirstKey: each kind of question gets its own keys and no others; where somebody pressed a key for it, where a hook
 // asks it, or where a password is not known any more, none.
 func TestGateFirstKey(t *testing.T) {
+	t.Parallel()
 	reads, raw := TTYState{ReadingYes, true, true}, TTYState{ReadingYes, false, false}
 	dialog := "Bash command\r\n\r\n touch x\r\n\r\nDo you want to proceed?\r\n❯ 1. Yes\r\n  2. No\r\n\x1b[?25l"
 	same := "\x1b[?25lPick:\r\n❯ Red\r\n  Red\r\n  Blue\r\n"
@@ -1828,6 +1831,7 @@ func TestGateHeldBack(t *testing.T) {
 
 // A child that asks its terminal without end and reads no answer costs bounded memory.
 func TestRepliesAreBounded(t *testing.T) {
+	t.Parallel()
 	s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
 	s.gate = nil
 	s.tty = nil // answers are ours
@@ -1905,6 +1909,7 @@ func TestWriterKeepsTheAnswer(t *testing.T) {
 // TestGateFollowsTheTerminal: whether Enter ends an answer of one key is for the terminal as it is when that is typed;
 // a line that is edited gets it, and a program that reads on as if nothing had been typed has not been answered.
 func TestGateFollowsTheTerminal(t *testing.T) {
+	t.Parallel()
 	raw := TTYState{Reading: ReadingYes}
 	cooked := TTYState{Reading: ReadingYes, Canonical: true, Echo: true}
 	busy := TTYState{Reading: ReadingBusy}
@@ -2007,6 +2012,7 @@ func TestGateAsksAnew(t *testing.T) {
 // TestGateInputBox: a text goes only into an empty box: a draft of one row is put aside and back again, any other is left
 // alone; Enter comes only when the text stands in the box, a second time when it stayed, and no third time.
 func TestGateInputBox(t *testing.T) {
+	t.Parallel()
 	raw := TTYState{ReadingYes, false, false}
 	box := func(draft string) string {
 		return strings.Repeat("─", 80) + "❯\u00a0" + draft + "\r\n" + strings.Repeat("─", 80) +
@@ -2186,6 +2192,7 @@ func TestDraftIsWaitedFor(t *testing.T) {
 // TestReleaseHeldKeys: keys typed at the question that was answered are dropped, and those of a moment after where
 // another question stands; all else is passed on, reports and the end of a pipe always.
 func TestReleaseHeldKeys(t *testing.T) {
+	t.Parallel()
 	now := time.Now()
 	left := now.Add(-time.Second)
 	for _, c := range []struct {
@@ -2286,6 +2293,7 @@ func (s *session) became(t *testing.T) (list []string) {
 // TestInputsWaitTheirTurn: what is under way (an answer on its way, a program that does not read, a key at the keyboard,
 // a box that is not there yet) keeps an input waiting, in order, and refuses it only after a minute.
 func TestInputsWaitTheirTurn(t *testing.T) {
+	t.Parallel()
 	busy := TTYState{ReadingBusy, true, true}
 	box := func(s *session) { s.shows(claudeBox("")) }
 	for _, c := range []struct {
@@ -2348,6 +2356,7 @@ func TestInputsWaitTheirTurn(t *testing.T) {
 // TestStop: /stop presses the tool's own key once, a second time only where the tool asks for that, is done when the turn
 // is over, and presses nothing where there is none; texts that still wait are not typed any more.
 func TestStop(t *testing.T) {
+	t.Parallel()
 	idle, working := "\x1b]7501;state=idle\x1b\\", "\x1b]7501;state=working\x1b\\"
 	type step struct {
 		shows string // what the tool does then
@@ -2421,6 +2430,7 @@ func TestDense(t *testing.T) {
 // TestInputFile: a file is typed as the path where it was put, with what was written below it, once it has come; an album
 // as one text, in order; a file that cannot be fetched is refused with the reason, and nothing is typed for it.
 func TestInputFile(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		albums string // a letter for each file: its album, "-" none, "_" none and no caption
@@ -2550,6 +2560,7 @@ func TestLineDiff(t *testing.T) {
 
 // A call of megabytes is read in a moment, whatever its lines and arguments are.
 func TestLongCall(t *testing.T) {
+	t.Parallel()
 	const size = 3 << 20
 	lines := strings.Repeat("a line of the file that is written\n", size/35)
 	others := strings.Repeat("a line that differs from the other\n", size/35)
@@ -2643,6 +2654,7 @@ func TestHookSettings(t *testing.T) {
 // TestHookDecisions: a hook allows only what was allowed, for good only what was offered, refuses what was refused or what
 // nobody answered, and says nothing of all else.
 func TestHookDecisions(t *testing.T) {
+	t.Parallel()
 	rule := json.RawMessage(`{"type":"setMode","mode":"acceptEdits","destination":"session"}`)
 	for _, c := range []struct {
 		name string
@@ -2734,6 +2746,7 @@ func hookDecides(value string) func(*Store, *PromptRecord) {
 // TestNextHookByArrival: of the hooks that wait, the next is the one that asked first; of two that asked in the same
 // moment, the one that was recorded first.
 func TestNextHookByArrival(t *testing.T) {
+	t.Parallel()
 	now := time.Now()
 	for _, c := range []struct {
 		name string
@@ -2970,6 +2983,7 @@ func TestNameOfTheNextDialog(t *testing.T) {
 // TestHooksEnd: a hook's question ends when its dialog has been gone for a second, when the tool says for long that it asks
 // nothing, when its time is over unasked, or when its process is; not before, and never once it is decided.
 func TestHooksEnd(t *testing.T) {
+	t.Parallel()
 	long := time.Now().Add(-time.Minute)
 	answer := func(s *session, h *question) {
 		_, why, err := s.st.Decide(Decision{
@@ -3122,6 +3136,7 @@ func TestAskUsage(t *testing.T) {
 // TestAskedWords: the question takes one line, what it is about stands as it came, and nothing in it is hidden, secret
 // or lost.
 func TestAskedWords(t *testing.T) {
+	t.Parallel()
 	long := strings.Repeat("x", maxHookFull)
 	for _, test := range []struct{ args, stdin, question, full, problem string }{
 		{"Go?", "unread", "Go?", "Go?", ""},
@@ -3479,6 +3494,7 @@ func TestScreenReports(t *testing.T) {
 // TestScreenReplies: a query is answered once, wherever it is cut, and only our own where a
 // terminal of the host answers.
 func TestScreenReplies(t *testing.T) {
+	t.Parallel()
 	for _, q := range []struct{ in, all, own string }{
 		{"\x1b[5n", "\x1b[0n", ""},
 		{"ab\r\nc\x1b[6n", "\x1b[2;2R", ""},
@@ -3557,6 +3573,7 @@ func TestScreenResize(t *testing.T) {
 
 // A long stream of random bytes, and strings that never end, stay within the limits; then text shows again.
 func TestScreenHostile(t *testing.T) {
+	t.Parallel()
 	s := newScreen(30, 100)
 	s.Transcript(false)
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -3608,6 +3625,7 @@ func TestScreenOfOddSequences(t *testing.T) {
 
 // TestScreenAgainstTmux compares the text of the screen with tmux's, at the end of recordings and on the way.
 func TestScreenAgainstTmux(t *testing.T) {
+	t.Parallel()
 	if _, err := exec.LookPath("tmux"); err != nil {
 		t.Skip("tmux is not here")
 	}
@@ -4078,6 +4096,7 @@ var costlySequences = []struct{ name, text string }{
 // TestScreenWorkIsBounded: no control function touches more than a row's cells and all rows once: the work is bounded by
 // the bytes.
 func TestScreenWorkIsBounded(t *testing.T) {
+	t.Parallel()
 	for _, c := range costlySequences {
 		checkWork(t, bytes.Repeat([]byte(c.text), 1+5000/len(c.text)))
 	}
@@ -4267,6 +4286,7 @@ func TestTranscript(t *testing.T) {
 
 // A plain program's lines arrive complete, in order and once, however the calls fall between them.
 func TestTranscriptPlain(t *testing.T) {
+	t.Parallel()
 	var want, got []string
 	s := newScreen(24, 40)
 	s.Transcript(false)
@@ -4403,6 +4423,7 @@ func notWord(r rune) bool { return strings.ContainsRune(" |", r) }
 // TestTranscriptOfRecordings: what agents have painted at 40 columns and 20 rows is told word by word, in order, though
 // no screen has shown all of it, wherever their output is cut.
 func TestTranscriptOfRecordings(t *testing.T) {
+	t.Parallel()
 	for file, words := range map[string]int{"claude-stream_w40": 110, "codex-stream_w40": 50} {
 		for _, piece := range []int{1 << 20, 7} {
 			tp, err := openTape(filepath.Join("testdata", "recordings", file+".cast"))
@@ -4493,6 +4514,7 @@ func FuzzTranscriptOfWindows(f *testing.F) {
 
 // When nobody takes them, the oldest lines are left out, and that is said.
 func TestTranscriptBounded(t *testing.T) {
+	t.Parallel()
 	s := newScreen(24, 80)
 	s.Write(bytes.Repeat([]byte("unasked\r\n"), 100000))
 	if len(s.tr.pending) > 0 {
@@ -4594,6 +4616,7 @@ func TestQuestionIsTheLine(t *testing.T) {
 // further up is shown too, but nothing from before the screen was cleared or an earlier question was answered; where the
 // paragraph's beginning is lost, that is said.
 func TestWhatStandsAbove(t *testing.T) {
+	t.Parallel()
 	rows := func(n int) (all string) {
 		for i := range n {
 			all += fmt.Sprintf("rm -rf /srv/%d \\\r\n", i)
@@ -4864,6 +4887,7 @@ func TestStillMasksOnlyWhatMoves(t *testing.T) {
 // TestTongues: every language has yes, no and two letters for them; a marker of these letters is a question of yes and
 // no, answered with the program's own letter, and waiting types the one for no.
 func TestTongues(t *testing.T) {
+	t.Parallel()
 	for _, l := range tongues {
 		letters := []rune(l.letters)
 		if l.yes == "" || l.no == "" || len(letters) != 2 {
@@ -4892,6 +4916,7 @@ func TestTongues(t *testing.T) {
 
 // TestReaders: what a program paints is asked as what it is: the kind, the answers and the keys that give them.
 func TestReaders(t *testing.T) {
+	t.Parallel()
 	const raw, line = "reading raw noecho", "reading canon echo"
 	hide := "\x1b[?25l"
 	rule := strings.Repeat("─", 100)
@@ -5031,6 +5056,7 @@ func TestSecretsByWords(t *testing.T) {
 // TestStillScreen: a screen that no rule reads is possibly a question once it is still, whatever the tool; it takes keys
 // and no text, nothing is typed by waiting, and what moves, blinks or is not read is never asked.
 func TestStillScreen(t *testing.T) {
+	t.Parallel()
 	const screen = "\x1b[?25l\x1b[?1049hSomething new\r\n\r\nthat nobody has ever read"
 	for _, tool := range []string{"generic", "claude", "qwen"} {
 		s := newStage(t, tool, "reading raw noecho")
@@ -5170,6 +5196,7 @@ func playTurns(s *stage, tool string, steps []string) (told []string) {
 // TestTurns: ready, finished, asked in words, interrupted, failed are told apart, each once and with the words of that
 // turn alone, however short it was; what was no turn is not told as one.
 func TestTurns(t *testing.T) {
+	t.Parallel()
 	edge := strings.Repeat("▀", 100)
 	const (
 		start       = "says:idle:app=claude-code"
@@ -5396,6 +5423,7 @@ func TestReadyIsNoNews(t *testing.T) {
 
 // TestWatchedEndIsSilent: the end of a turn rings, unless somebody was just at the keyboard and not at the phone.
 func TestWatchedEndIsSilent(t *testing.T) {
+	t.Parallel()
 	now := time.Now()
 	for _, c := range []struct {
 		name        string
@@ -5478,6 +5506,7 @@ func TestAnswerOfItsTurn(t *testing.T) {
 // TestOneQuestionOnePrompt: a dialog is asked once, however its marks blink, its pointer moves or
 // the window is resized.
 func TestOneQuestionOnePrompt(t *testing.T) {
+	t.Parallel()
 	s := newStage(t, "claude", "")
 	first := s.one(claudeDialog("touch a"))
 	for i := range 200 { // the mark of the tool row blinks for ever
@@ -5662,6 +5691,7 @@ func TestStrayEnterHidesNothing(t *testing.T) {
 // TestMenuThatNeverRests: a menu that counts seconds in a label is asked once; one whose choices never stop changing is
 // told of, a few times at most, and asked as it is once it has come to rest.
 func TestMenuThatNeverRests(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		every time.Duration
@@ -5755,6 +5785,7 @@ func TestQuestionRightAfterAnswer(t *testing.T) {
 // TestRestBeforeItIsAskedAnew: where only what stands above a question changes, it is asked anew a second after that has
 // come to rest; what never does is asked without it, once; of questions that nobody answered six follow in a minute.
 func TestRestBeforeItIsAskedAnew(t *testing.T) {
+	t.Parallel()
 	paint := func(above string, i int) string {
 		return fmt.Sprintf("\x1b[H\x1b[J%s %c\r\nProceed? (y/n) ", above, 'a'+rune(i)%26)
 	}
@@ -5924,6 +5955,7 @@ var mutes = []string{
 // TestNothingMutes: whatever was printed before, a question that is printed below it is asked within a minute, with and
 // without a clear in between.
 func TestNothingMutes(t *testing.T) {
+	t.Parallel()
 	for _, tool := range []string{"generic", "claude", "gemini"} {
 		for _, junk := range mutes {
 			checkHeard(t, tool, junk+"\x1b[2J\x1b[H")
@@ -6023,6 +6055,7 @@ func TestDetectorLooksRarely(t *testing.T) {
 // TestQuestionInAFlood: a question below lines that scroll through unread is asked as below lines that were read; one that
 // they have carried off is not taken for the same one further down.
 func TestQuestionInAFlood(t *testing.T) {
+	t.Parallel()
 	flood := strings.Repeat("\x1b[2mline of many\x1b[m\r\n", 3*leastFlood/20)
 	for _, ask := range []string{"Continue? [y/n] ", "Overwrite a?\r\nsize 3, and\r\nolder? (y/N) ", "? Pick one\r\n❯ a\r\n  b\r\n\x1b[?25l"} {
 		output := []byte(flood + ask)
@@ -6166,6 +6199,7 @@ func BenchmarkDetectorLook(b *testing.B) {
 // TestWaitingNeverAffirms: whatever a list, a marker or a press-key line says, in any language and any order, waiting
 // types what is known to refuse, or nothing.
 func TestWaitingNeverAffirms(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ tty, screen, want string }{
 		{"reading canon echo", "Go on? (y/N) ", "n"},
 		{"reading canon echo", "Go on? [Y/n] ", "n"},
@@ -6653,6 +6687,7 @@ func TestBusyIsOver(t *testing.T) {
 // TestScenarios: every scenario in testdata asks what it says it asks, or nothing, and nothing
 // while its program works.
 func TestScenarios(t *testing.T) {
+	t.Parallel()
 	files, _ := filepath.Glob("testdata/scenarios/*.json")
 	questions := 0
 	for _, file := range files {
@@ -6730,6 +6765,7 @@ func TestScenarioTellsTheSame(t *testing.T) {
 
 // TestRecordings prints the figures over the shared recordings, and holds them to the goals.
 func TestRecordings(t *testing.T) {
+	t.Parallel()
 	// What is found today: a figure may only rise. The goals are 99, 97 and 95 % (SPEC 10).
 	floor := map[string]float64{
 		"questions found, agent":          99,
@@ -6751,6 +6787,7 @@ func TestRecordings(t *testing.T) {
 // like a question are taken for asking: 17 % before raw mode counted, now 11 %. The rules were chosen with the first half
 // of the recordings; each half holds the same bounds.
 func TestRecordingsWithoutReaders(t *testing.T) {
+	t.Parallel()
 	floor := map[string]float64{
 		"questions found, agent":          99,
 		"questions found, generic":        97,
@@ -6773,6 +6810,7 @@ func TestRecordingsWithoutReaders(t *testing.T) {
 // The recordings and scenarios of this project ask the same where the system cannot tell who reads, but for what is
 // seen in nothing else: that an empty line is read, or that a line that looks like a question is only printed.
 func TestOwnRecordingsWithoutReaders(t *testing.T) {
+	t.Parallel()
 	lastAsked := func(seen []labEvent) PromptType {
 		for _, e := range slices.Backward(seen) {
 			if !e.Idle {
@@ -7179,6 +7217,7 @@ func TestTelegramPacingShared(t *testing.T) {
 
 // One send meets one failure after another and is done exactly once at the end.
 func TestTelegramSendRetries(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	bodies := []string{`{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`,
 		`{"ok":false,"error_code":400,"description":"Bad Request: can't parse entities: x"}`,
@@ -7198,7 +7237,7 @@ func TestTelegramSendRetries(t *testing.T) {
 	if err != nil || id == 0 || len(times) != len(bodies)+1 || e.srv.count("sendMessage") != 1 {
 		t.Fatalf("send = %d, %v after %d attempts", id, err, len(times))
 	}
-	if gap := times[1].Sub(times[0]); gap < time.Second || gap > 2*time.Second {
+	if gap := times[1].Sub(times[0]); gap < time.Second {
 		t.Errorf("retry_after 1 was waited for %v", gap)
 	}
 	last := e.srv.until(t, "sendMessage", "hi").p
@@ -7234,6 +7273,7 @@ func TestTelegramSendRetries(t *testing.T) {
 // TestPlainerLooks: a Bot API that refuses colours or newer looks of text gets every question all the same, and is asked
 // but once.
 func TestPlainerLooks(t *testing.T) {
+	t.Parallel()
 	for _, refused := range []string{`"style":`, `"date_time"`, `"expandable_blockquote"`, `"language":`, `"entities":`} {
 		t.Run(refused, func(t *testing.T) {
 			e := newTGEnv(t)
@@ -7274,6 +7314,7 @@ func TestPlainerLooks(t *testing.T) {
 
 // The last message of a session does not wait for what a stream has used up.
 func TestTelegramUrgentNotice(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond)
 	defer cancel()
@@ -7305,7 +7346,7 @@ func TestSentIsSent(t *testing.T) {
 	e.srv.answers["sendMessage"] = func(map[string]any) string {
 		return `{"message_id":5,"date":"today","chat":[]}`
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	id, err := e.Notify(ctx, Notice{Text: "hello"})
 	if id != 5 || err != nil || e.srv.count("sendMessage") != 1 {
@@ -7827,6 +7868,7 @@ func TestTelegramCutText(t *testing.T) {
 
 // Notices are split, never lost, and each part says whose it is; an edited one goes on in new messages.
 func TestTelegramNotify(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	var lines []string
 	for i := range 600 {
@@ -8497,6 +8539,7 @@ func TestAskAgainButton(t *testing.T) {
 // A question that is over when its turn comes is not asked; one whose delivery is no longer wanted while it is under
 // way is known by its message all the same.
 func TestAskOfWhatIsOver(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	stored := func() *PromptRecord {
 		p := storeQuestion(e.s.ID)
@@ -8556,6 +8599,7 @@ func TestAskOfWhatIsOver(t *testing.T) {
 
 // The buttons of a message that a newer one has replaced are owed, through the end of the process that replaced it.
 func TestReplacedMessageIsOwed(t *testing.T) {
+	t.Parallel()
 	for _, to := range []State{AwaitingReply, Canceled} {
 		e := newTGEnv(t)
 		p := e.ask(tgWith(tgMenu, func(p *PromptRecord) {
@@ -8596,6 +8640,7 @@ func TestReplacedMessageIsOwed(t *testing.T) {
 
 // A question that is answered while it is offered again: the new message says the outcome.
 func TestOfferedAgainWhileAnswered(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	p := e.ask(yesNo)
 	held, there := make(chan struct{}), make(chan struct{})
@@ -8756,6 +8801,7 @@ func TestEditBecomesUrgent(t *testing.T) {
 
 // An edit that has become superfluous while it waited is dropped.
 func TestSuperfluousEditIsDropped(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	p := e.ask(yesNo)
 	e.over(p, Resolved)
@@ -8792,6 +8838,7 @@ func TestNothingIsSaidTwice(t *testing.T) {
 
 // Of ticks that come while one is under way the last is shown, and none twice.
 func TestTicksInOrder(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	p := e.ask(severalOfMenu)
 	r := e.receiver(e.Telegram)
@@ -8834,6 +8881,7 @@ func TestTicksInOrder(t *testing.T) {
 
 // What was ticked in a message that has been replaced is not ticked in the new one.
 func TestTicksStayInTheirMessage(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	p := e.ask(severalOfMenu)
 	r := e.receiver(e.Telegram)
@@ -8886,6 +8934,7 @@ func TestTickOfReplacedMessage(t *testing.T) {
 
 // A tick of the process that polls, overtaken by the outcome of the session's process, does not bring the buttons back.
 func TestTickOvertakenByOutcome(t *testing.T) {
+	t.Parallel()
 	for name, lost := range map[string]bool{"slow": false, "without an answer": true} {
 		t.Run(name, func(t *testing.T) {
 			e := newTGEnv(t)
@@ -8938,9 +8987,6 @@ func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
 				comesTrue(t, "the buttons go", func() bool {
 					return len(e.srv.message(p.MsgID).buttons) == 0
 				})
-				if took := time.Since(begin); took > 1500*time.Millisecond {
-					t.Errorf("that took %v", took)
-				}
 				e.says(p.MsgID, "on its way")
 			}
 			e.store.Move(p.ID, Injected, nil)
@@ -8966,6 +9012,7 @@ func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
 
 // "On its way" that lands after the outcome is put right at once.
 func TestOnItsWayOvertakenByOutcome(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	p := e.over(e.ask(yesNo), ReplyReceived)
 	held := make(chan struct{})
@@ -8987,6 +9034,7 @@ func TestOnItsWayOvertakenByOutcome(t *testing.T) {
 
 // An edit whose answer was lost can be carried out after a later one: what it brings back is taken away again.
 func TestLostEditComesLate(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	p := e.ask(severalOfMenu)
 	late := make(chan struct{})
@@ -9049,6 +9097,7 @@ func TestNoticeIsEditedOnce(t *testing.T) {
 // What a process left undone when it died is done by whoever polls next, in the order in which it came about, within
 // the rate; and questions go first.
 func TestDebtsArePaid(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	var owed []*PromptRecord
 	ends := []State{Resolved, Canceled, Failed}
@@ -9073,10 +9122,10 @@ func TestDebtsArePaid(t *testing.T) {
 	poller := e.process()
 	stop := e.poll(poller)
 	comesTrue(t, "the first are paid", func() bool { return len(e.srv.edits(0)) >= 4 })
-	asking := time.Now()
+	before := len(e.srv.edits(0))
 	asked := e.ask(yesNo)
-	if took := time.Since(asking); took > 600*time.Millisecond {
-		t.Errorf("a question waited for %v behind debts", took)
+	if n := len(e.srv.edits(0)) - before; n > 2 {
+		t.Errorf("a question waited behind %d debts", n)
 	}
 	comesTrue(t, "all are paid", func() bool { return len(e.srv.edits(0)) >= len(owed) })
 	comesTrue(t, "that is recorded", func() bool {
@@ -9111,6 +9160,7 @@ func TestDebtsArePaid(t *testing.T) {
 // A debt that comes about while somebody polls is paid soon; a living session pays its own, for a while; a decision of
 // a dead session waits for its end to be recorded.
 func TestWhoPays(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	poller := e.process()
 	e.poll(poller)
@@ -9390,6 +9440,7 @@ func TestFileFromThePhone(t *testing.T) {
 // A file is fetched into its session's folder, private and whole; one that is too big, broken, gone or elsewhere leaves
 // nothing there, and no error has the token or the address in it.
 func TestFetch(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	e.jitter = func() float64 { return 1 }
 	e.srv.answers["getFile"] = func(p map[string]any) string {
@@ -9449,6 +9500,7 @@ func TestFetch(t *testing.T) {
 // What one message cannot hold goes as a document, with its caption, again after a 429; where that is refused, as
 // messages, complete.
 func TestDocument(t *testing.T) {
+	t.Parallel()
 	long := strings.Repeat("0123456789 and so on, to the end of it\n", 250)
 	for _, c := range []struct {
 		name     string
@@ -9595,6 +9647,7 @@ func TestTopicPrepared(t *testing.T) {
 // TestNoTopic: where a session cannot have a topic its question comes at once, once, in the plain chat, and at most one
 // topic was tried.
 func TestNoTopic(t *testing.T) {
+	t.Parallel()
 	refused := func(code int, text string) func(string, map[string]any) fate {
 		return func(method string, _ map[string]any) fate {
 			if method != "createForumTopic" {
@@ -9654,6 +9707,7 @@ func TestNoTopic(t *testing.T) {
 
 // TestTopicTriedAgain: what was certainly not made is tried again, and a wait that Telegram asks for is kept.
 func TestTopicTriedAgain(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	e.withTopics(1001)
 	n := 0
@@ -10413,6 +10467,7 @@ func TestSpeakSwitchedOff(t *testing.T) {
 
 // Taps through the poller: the right one counts once, whatever else comes with it.
 func TestTelegramTaps(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	p := e.ask(yesNo)
 	late := e.prompt(p.ID)
@@ -10486,6 +10541,7 @@ func TestTapsThatShow(t *testing.T) {
 
 // A cut question is allowed only from the message that shows all of it.
 func TestTelegramShowAll(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	full := strings.Repeat("echo harmless\n", 400) + "rm -rf /"
 	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Full = full }))
@@ -10791,6 +10847,7 @@ func TestRepliesInOrder(t *testing.T) {
 
 // The buttons of /keys press a key of their own session, while they are young; of a session that has ended, none.
 func TestKeyButtons(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	r := e.receiver(e.Telegram)
 	if _, err := r.dispatch(json.RawMessage(tgSay(1, "/keys", ""))); err != nil {
@@ -10858,6 +10915,7 @@ func TestCommandsFitAPhone(t *testing.T) {
 
 // A password is deleted from the chat, reaches the session that asked, and no file.
 func TestTelegramSecret(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	p := e.ask(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}})
 	reply := fmt.Sprintf(`,"reply_to_message":{"message_id":%d}`, p.MsgID)
@@ -11002,6 +11060,7 @@ func TestReplyToNewestOfANumber(t *testing.T) {
 
 // An update without a number, which cannot be confirmed, does not make the poller ask without a pause.
 func TestUpdateWithoutNumber(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	var polls atomic.Int64
 	e.srv.fault = func(method string, w http.ResponseWriter) bool {
@@ -11112,6 +11171,7 @@ func TestTelegramOutage(t *testing.T) {
 
 // An outage is not over while what came meanwhile cannot be recorded: only then the questions that wait are sent again.
 func TestOutageLastsUntilRecorded(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	tapped := openIn(t, e, e.s.ID, 10, time.Hour, "tapped")
 	openIn(t, e, storeSession(t, e.store), 11, time.Hour, "waits")
@@ -11148,6 +11208,7 @@ func aged(v *View) {
 
 // After an outage the questions that wait are sent again in the order in which they were asked.
 func TestResentInOrder(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	want := []string{"question 0", "question 1", "question 2", "question 3"}
 	for i, question := range want {
@@ -11206,6 +11267,7 @@ func TestResentWhenTheStateCanBeRead(t *testing.T) {
 
 // What keeps the bot from being polled is told at once, here and to other processes, and is over when it works again.
 func TestPollingHeals(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		body, want string
 		clash      bool // that may come back: it is over when it has not for a while
@@ -11274,6 +11336,7 @@ func TestToldBeforeTheChildPrints(t *testing.T) {
 
 // A poller whose place was taken while it was stopped does nothing with what it then gets, and polls again when it may.
 func TestReplacedPoller(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	hold := make(chan struct{})
 	var asked atomic.Int64
@@ -11306,6 +11369,7 @@ func TestReplacedPoller(t *testing.T) {
 // A flood delays no tap and fills no disk: of a minute's texts 30 are read, of others' 10 are recorded, the rest is
 // counted, and each is confirmed.
 func TestFlood(t *testing.T) {
+	t.Parallel()
 	for name, from := range map[string]string{"operator": `"id":1001`, "stranger": `"id":2002`} {
 		t.Run(name, func(t *testing.T) {
 			e := newTGEnv(t)
@@ -11362,6 +11426,7 @@ func TestFlood(t *testing.T) {
 
 // Updates are told apart by their bot: what another bot did, or what was done before bots were told apart, is known.
 func TestUpdatesByBot(t *testing.T) {
+	t.Parallel()
 	e := newTGEnv(t)
 	if err := storeUpdate(e.store, &UpdateRecord{Head{ID: "3"}, "operator"}); err != nil {
 		t.Fatal(err)
@@ -11392,6 +11457,7 @@ func TestUpdatesByBot(t *testing.T) {
 // A tap on a question that is not known here is left to the other program that polls with this bot, with all that came
 // after it; where that does not take it, the person is told, and the question keeps its buttons.
 func TestTapOfAnotherMachine(t *testing.T) {
+	t.Parallel()
 	here, there := newTGEnv(t), newTGEnv(t)
 	p := there.ask(yesNo)
 	r := here.receiver(here.Telegram)
@@ -11506,6 +11572,7 @@ func TestNoPollWithoutPause(t *testing.T) {
 // Though 2 % of all calls meet one fault or another, each question of eight busy sessions gets its own answer, once.
 // ATLASBRIDGE_CHAOS=5m asks for that long.
 func TestHostileNetwork(t *testing.T) {
+	t.Parallel()
 	length, err := time.ParseDuration(cmp.Or(os.Getenv("ATLASBRIDGE_CHAOS"), "3s"))
 	if err != nil {
 		t.Fatal(err)
@@ -11635,7 +11702,7 @@ func TestTelegramSetup(t *testing.T) {
 	defer null.Close()
 	exit := make(chan int, 1)
 	setup := func(args ...string) {
-		code := run(t.Context(), append([]string{"setup"}, args...), null, in, in)
+		code := run(t.Context(), append([]string{"setup"}, args...), os.Getenv, null, in, in)
 		in.Close()
 		exit <- code
 	}
@@ -11694,6 +11761,7 @@ func TestTelegramSetup(t *testing.T) {
 
 // A webhook is removed only when the operator says so in a terminal, and what came meanwhile is kept.
 func TestTelegramSetupWebhook(t *testing.T) {
+	t.Parallel()
 	srv := newBotAPI(t)
 	srv.answers["getWebhookInfo"] = func(map[string]any) string {
 		return `{"url":"https://example.invalid/` + fakeToken + `"}`
@@ -12021,6 +12089,7 @@ var rejected = []string{
 
 // What is accepted means what another implementation of TOML says it means.
 func TestTOMLAgainstPython(t *testing.T) {
+	t.Parallel()
 	if exec.Command("python3", "-c", "import tomllib").Run() != nil {
 		t.Skip("python3 with tomllib is not installed")
 	}
@@ -12378,6 +12447,7 @@ func FuzzConfig(f *testing.F) {
 
 // Cut anywhere, the file opens, every complete Update is there, and what was cut is kept aside.
 func TestStoreTruncatedAtEveryByte(t *testing.T) {
+	t.Parallel()
 	full := home(t, "")
 	s := storeAt(t, full)
 	p := storeQuestion(newID())
@@ -12446,6 +12516,7 @@ func TestStoreTruncatedAtEveryByte(t *testing.T) {
 // again. The audit log's chain holds, with an entry for every step that was recorded; it lacks one only where it could
 // not be written until the end.
 func TestStoreEveryOperationFails(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []error{syscall.EIO, syscall.ENOSPC, syscall.EINTR} {
 		for _, forever := range []bool{false, true} {
 			for n := int64(1); storeFailsAt(t, n, forever, kind); n++ {
@@ -12537,9 +12608,9 @@ func storeCheckState(t *testing.T, dir, prompt string, want State, when string) 
 
 // When even cutting back fails, nothing is written or believed any more.
 func TestStorePoison(t *testing.T) {
-	broken := false
+	var broken atomic.Bool // the follower's goroutine calls, too
 	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
-		if broken && (op == "fsync" || op == "ftruncate") {
+		if broken.Load() && (op == "fsync" || op == "ftruncate") {
 			return errors.New("no space left on device")
 		}
 		return nil
@@ -12550,11 +12621,11 @@ func TestStorePoison(t *testing.T) {
 	defer s.Close()
 	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
 	follow := s.Follow(t.Context(), p.SessionID, nil)
-	broken = true
+	broken.Store(true)
 	if _, _, err := s.Decide(storeTap(p, "y"), time.Now()); err == nil {
 		t.Fatal("a reply that is not on the disk was accepted")
 	}
-	broken = false
+	broken.Store(false)
 	if _, _, err := s.Decide(storeTap(p, "y"), time.Now()); err == nil || s.Trouble() == nil {
 		t.Fatal("written after a failed cut")
 	}
@@ -12603,6 +12674,7 @@ func TestStoreDurableOrder(t *testing.T) {
 // Killed with -9 before and after every durable operation: what was acknowledged is there, at most one step
 // more, and the next process goes on, with a sound audit log.
 func TestStoreKilledAnywhere(t *testing.T) {
+	t.Parallel()
 	order := []State{"", Created, Routed, AwaitingReply, ReplyReceived, Injected, Resolved}
 	step := 1
 	if testing.Short() {
@@ -12647,6 +12719,7 @@ func TestStoreKilledAnywhere(t *testing.T) {
 // The power fails after every operation of a question's life: what was acknowledged is there, at most one step more,
 // and the audit log holds once the state has been opened.
 func TestStorePowerLoss(t *testing.T) {
+	t.Parallel()
 	const session, prompt = "5e551011-0000-4000-8000-000000000000",
 		"9a9a9a9a-0000-4000-8000-000000000000"
 	order := []State{"", Created, Routed, AwaitingReply, ReplyReceived, Injected, Resolved}
@@ -12866,6 +12939,7 @@ func TestTimesInTheFile(t *testing.T) {
 
 // The table of SPEC section 6 and source 3 section 6, with what the agreement adds: answered at the keyboard.
 func TestStoreTransitions(t *testing.T) {
+	t.Parallel()
 	legal := map[State]string{
 		Created:       "routed reply_received resolved expired canceled failed",
 		Routed:        "awaiting_reply reply_received resolved expired canceled failed",
@@ -13052,6 +13126,7 @@ func BenchmarkOpen(b *testing.B) {
 // TestStoreDecideGuards: a decision counts only with the right question, session, nonce, time,
 // value and pace, and a refused one changes nothing.
 func TestStoreDecideGuards(t *testing.T) {
+	t.Parallel()
 	type setup struct {
 		s   *Store
 		p   *PromptRecord
@@ -13364,6 +13439,7 @@ func TestWhatRefuses(t *testing.T) {
 // TestUnreadIsNotAllowed: what was not shown in full is not affirmed from the phone, what is not known is affirmed by
 // nobody but the keyboard; a refusal is always taken.
 func TestUnreadIsNotAllowed(t *testing.T) {
+	t.Parallel()
 	menu := []Choice{{Key: "1", Label: "Yes", Grants: true}, {Key: "2", Label: "No"}}
 	hook := []Choice{{Key: hookAllow, Label: "Yes"}, {Key: hookAlways, Label: "Yes, always"},
 		{Key: hookDeny, Label: "No"}}
@@ -13464,6 +13540,7 @@ func TestRefusedDecisionChangesNothing(t *testing.T) {
 
 // TestLimitIsThePhones: ten answers in a minute hold up the phone alone, and only the phone's answers count.
 func TestLimitIsThePhones(t *testing.T) {
+	t.Parallel()
 	s := storeAt(t, home(t, ""))
 	session := storeSession(t, s)
 	answer := func(by string) Refusal {
@@ -13666,6 +13743,7 @@ func TestStoreUpdateComesAgain(t *testing.T) {
 
 // What is known of a prompt's messages, change by change.
 func TestMessagesOfAPrompt(t *testing.T) {
+	t.Parallel()
 	type state struct {
 		MsgID     int64
 		MsgStatus State
@@ -13734,6 +13812,7 @@ func TestMessagesOfAPrompt(t *testing.T) {
 // A follower sees what was there (a tool's first hook may be faster than the session), what another process writes,
 // across a compaction, and its own at once.
 func TestStoreFollow(t *testing.T) {
+	t.Parallel()
 	dir := home(t, "")
 	a, b := storeAt(t, dir), storeAt(t, dir)
 	session := storeSession(t, a)
@@ -13742,7 +13821,7 @@ func TestStoreFollow(t *testing.T) {
 	out := a.Follow(ctx, session, nil)
 	wait := func(id string, status State) {
 		t.Helper()
-		timeout := time.After(5 * time.Second)
+		timeout := time.After(patience)
 		for {
 			select {
 			case r := <-out:
@@ -13790,6 +13869,7 @@ func TestRecordsTouchTheirSession(t *testing.T) {
 
 // A follower asleep learns at once what another process records for its session, where the system tells of it.
 func TestFollowerSleeps(t *testing.T) {
+	t.Parallel()
 	dir := home(t, "")
 	a, b := storeAt(t, dir), storeAt(t, dir)
 	session := storeSession(t, a)
@@ -13881,6 +13961,7 @@ func TestStoreCrowd(t *testing.T) {
 		"REPLY_RECEIVED":  ReplyReceived,
 		"REPLY_INJECTED":  Injected,
 		"PROMPT_RESOLVED": Resolved,
+		"PROMPT_FAILED":   Failed, // by one that started when another had ended
 	}
 	at := map[string]State{}
 	log, _ := os.ReadFile(filepath.Join(dir, "audit.log"))
@@ -14072,6 +14153,7 @@ func TestRetained(t *testing.T) {
 
 // The file stays small however long a session lives.
 func TestStoreCompactsItself(t *testing.T) {
+	t.Parallel()
 	s := storeAt(t, home(t, ""))
 	s.log.do, s.audit.log.do = noSync, noSync
 	session := storeSession(t, s)
@@ -14403,6 +14485,7 @@ func TestInsideBeforeItIsRecorded(t *testing.T) {
 // TestStoreCommands: status, approvals, answer and logs show what is there within 80 columns, and
 // answer once.
 func TestStoreCommands(t *testing.T) {
+	t.Parallel()
 	dir := home(t, "")
 	run := func(args ...string) (int, string, string) { return cli(t, dir, args...) }
 	if code, _, errs := run("status"); code != 0 || !strings.Contains(errs, "no sessions") {
@@ -14577,6 +14660,7 @@ func TestInside(t *testing.T) {
 // A tool that answers its own question is refused, however it gets away from its parents, its environment or its
 // terminal; from elsewhere the same answer is taken.
 func TestAnswerFromInside(t *testing.T) {
+	t.Parallel()
 	needUnix(t)
 	if _, err := exec.LookPath("setsid"); err != nil {
 		t.Skip("setsid is not installed")
@@ -14713,6 +14797,7 @@ func TestAnswerToTheDead(t *testing.T) {
 
 // The lines are what jq -c prints, for every code point, and verify without us.
 func TestAuditEveryCodePoint(t *testing.T) {
+	t.Parallel()
 	for in, want := range map[string]string{
 		"a\"\\/":                 `"a\"\\/"`,
 		"\b\f\n\r\t\x00\x1f\x7f": `"\b\f\n\r\t\u0000\u001f\u007f"`,
@@ -14793,6 +14878,7 @@ func TestAuditTornAndLost(t *testing.T) {
 
 // A head that was noted late, or whose note was lost, is no gap, however far back it stands.
 func TestAuditNotesLost(t *testing.T) {
+	t.Parallel()
 	for name, size := range map[string]int{"near": 10, "beyond one read": 4000} {
 		t.Run(name, func(t *testing.T) {
 			dir := home(t, "")
@@ -14823,6 +14909,7 @@ func TestAuditNotesLost(t *testing.T) {
 // A log that does not continue the noted head says so once, and never verifies again: not after the next entries, nor
 // when it is deleted again, nor when it is written anew without the entry.
 func TestAuditDiscontinued(t *testing.T) {
+	t.Parallel()
 	_, other := auditFilled(t, 9) // another chain
 	lines := func(b []byte, n int) []byte {
 		return bytes.Join(bytes.SplitAfter(b, []byte("\n"))[:n], nil)
@@ -15064,6 +15151,7 @@ func FuzzAuditEntry(f *testing.F) {
 
 // Any bit, any edit: noticed, and the line named.
 func TestAuditTampering(t *testing.T) {
+	t.Parallel()
 	_, log := auditFilled(t, 3)
 	if v := auditVerdict(t, log); !v.OK || v.Entries != 3 {
 		t.Fatal(v)
@@ -15162,6 +15250,7 @@ func TestAuditBrokenIsNoted(t *testing.T) {
 
 // verify names the first answer that was typed at something else than was shown.
 func TestAuditShown(t *testing.T) {
+	t.Parallel()
 	shown, other := "Run rm -rf x? (y/n)", "Run rm -rf /? (y/n)"
 	rows := []struct {
 		name   string
@@ -15286,6 +15375,7 @@ func TestAuditFindingsAdd(t *testing.T) {
 // TestAuditCommands: logs and audit verify print a line an entry, check a head, change nothing and
 // follow the tail.
 func TestAuditCommands(t *testing.T) {
+	t.Parallel()
 	s, _ := auditFilled(t, 30)
 	s.Audit().Append(Event{"UNAUTHORIZED", "", "",
 		[]Field{{"who", "x\x1b[2J\u009b31m\n{\"seq\":1}"}}})
@@ -15423,6 +15513,7 @@ func TestAuditAsideDamaged(t *testing.T) {
 
 // While many append, putting the log aside again and again is no gap for any of them.
 func TestAuditAsideCrowd(t *testing.T) {
+	t.Parallel()
 	dir := home(t, "")
 	end := time.Now().Add(time.Second)
 	var all sync.WaitGroup
@@ -15685,6 +15776,7 @@ func TestPTYSizeWithPixels(t *testing.T) {
 
 // The host's VERASE, IUTF8 and IXON are what line editing in the child depends on.
 func TestPTYModes(t *testing.T) {
+	t.Parallel()
 	needTool(t, "stty")
 	out, _ := readAll(t, mustPTYChild(t, "pty-host erase ^H -ixon -iutf8 intr ^G"))
 	for _, want := range []string{"erase = ^H", " -ixon", "-iutf8", "intr = ^G", " icanon",
@@ -15704,6 +15796,7 @@ func TestPTYModes(t *testing.T) {
 
 // 1 MiB, every byte after every other, is pasted while as much comes back: who waits for one before the other is stuck.
 func TestPTYEveryByteBothWays(t *testing.T) {
+	t.Parallel()
 	var all []byte
 	for i := range 8 * 256 * 256 {
 		all = append(all, byte(i>>8), byte(i))
@@ -15724,6 +15817,7 @@ func TestPTYEveryByteBothWays(t *testing.T) {
 
 // What is written just before the end is the answer people wait for.
 func TestPTYNothingLostAtExit(t *testing.T) {
+	t.Parallel()
 	const size = 256 << 10
 	want := strings.Repeat("0123456789abcde\r\n", size/16)
 	runs, _ := strconv.Atoi(cmp.Or(os.Getenv("ATLASBRIDGE_TEST_RUNS"), "40"))
@@ -15757,7 +15851,7 @@ func TestPTYSlowReaderAfterExit(t *testing.T) {
 
 // Unread is what the child has written and nobody has read yet: the gate types nothing then.
 func TestPTYUnread(t *testing.T) {
-	p := mustPTY(t, "sh", "-c", "printf hello; sleep 60")
+	p := mustPTY(t, "sh", "-c", "printf hello; read a")
 	defer p.Close()
 	comesTrue(t, "5 bytes wait", func() bool { return p.Unread() == 5 })
 	if n, err := p.Read(make([]byte, 100)); n != 5 || err != nil || p.Unread() != 0 {
@@ -15835,6 +15929,7 @@ func TestPTYTerminate(t *testing.T) {
 // TestPTYJobControl: an interactive shell inside has its jobs, and a signal reaches the one in the
 // foreground.
 func TestPTYJobControl(t *testing.T) {
+	t.Parallel()
 	needTool(t, "bash")
 	p := mustPTY(t, "bash", "--norc", "--noprofile", "-i")
 	readUntil(t, p, "$ ")
@@ -15905,6 +16000,7 @@ func inheritedDescriptor(ls string) bool {
 
 // nohup's choice holds for what runs inside; nothing else of ours does.
 func TestPTYSignalDispositions(t *testing.T) {
+	t.Parallel()
 	needLinux(t)
 	for trap, want := range map[string]string{
 		"":                 "0000000000000000 0000000000000000",
@@ -15922,6 +16018,7 @@ func TestPTYSignalDispositions(t *testing.T) {
 
 // Of a child that writes byte by byte, which is read with pauses, every byte comes in its place.
 func TestPTYByteByByte(t *testing.T) {
+	t.Parallel()
 	const n = 30000
 	p := mustPTY(t, "sh", "-c", fmt.Sprintf(`i=0; while [ $i -lt %d ]; do printf $((i%%10)); i=$((i+1)); done`, n))
 	got, code := readAll(t, p)
@@ -15932,6 +16029,7 @@ func TestPTYByteByByte(t *testing.T) {
 
 // After kill -9 of the wrapper even a child that ignores the hang-up goes.
 func TestPTYWrapperKilled(t *testing.T) {
+	t.Parallel()
 	needLinux(t)
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = ptyEnv(`pty-wrap trap '' HUP; echo $$; while :; do sleep .1; done`)
@@ -15949,14 +16047,12 @@ func TestPTYWrapperKilled(t *testing.T) {
 	}
 	cmd.Process.Kill()
 	cmd.Wait()
-	for deadline := time.Now().Add(5 * time.Second); processStart(pid) == start; runtime.Gosched() {
-		if time.Now().After(deadline) {
-			if proc, err := os.FindProcess(pid); err == nil {
-				proc.Kill()
-			}
-			t.Fatal("the child lives on")
+	t.Cleanup(func() {
+		if proc, err := os.FindProcess(pid); t.Failed() && err == nil {
+			proc.Kill()
 		}
-	}
+	})
+	comesTrue(t, "the child ends", func() bool { return processStart(pid) != start })
 }
 
 // BenchmarkPTYCopy is the reference for throughput: 64 KiB reads and writes, and nothing looks at the bytes.
@@ -15990,6 +16086,7 @@ func BenchmarkPTYCopy(b *testing.B) {
 // TestPTYStateReading: a program that waits for the terminal is known from one that works, whatever
 // call it waits in.
 func TestPTYStateReading(t *testing.T) {
+	t.Parallel()
 	needLinux(t)
 	const yes, busy = ReadingYes, ReadingBusy
 	for _, test := range []struct {
@@ -16054,6 +16151,7 @@ func awaitReading(t *testing.T, p PTY, want Reading) {
 
 // A program that was reading when it was stopped still looks so in /proc.
 func TestPTYStateStopped(t *testing.T) {
+	t.Parallel()
 	needLinux(t)
 	p := mustPTY(t, "sh", "-c", "echo up; exec cat")
 	readUntil(t, p, "up\r\n")
@@ -16088,6 +16186,7 @@ func TestPTYStateModes(t *testing.T) {
 
 // Another user's program (sudo, su) does not tell: that is unknown, never busy.
 func TestPTYStateOfAnotherUser(t *testing.T) {
+	t.Parallel()
 	needTool(t, "setpriv")
 	needTool(t, "su")
 	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
@@ -16146,6 +16245,7 @@ func TestPTYStateNotShown(t *testing.T) {
 
 // A y/n question of a real shell is found and answered where the system does not tell who reads.
 func TestQuestionWithoutProc(t *testing.T) {
+	t.Parallel()
 	for _, hide := range []string{"umount -l /proc", "mount -t tmpfs none /proc"} {
 		t.Run(hide, func(t *testing.T) {
 			dir := home(t, "")
@@ -16187,6 +16287,7 @@ func BenchmarkPTYState(b *testing.B) {
 // TestRawModeAndSuspend: the host's terminal is raw while the session runs, and as it was when
 // suspended and at the end.
 func TestRawModeAndSuspend(t *testing.T) {
+	t.Parallel()
 	needTool(t, "bash")
 	// The child is a job of an interactive shell, as the wrapper is.
 	p := mustPTYIn(t, "", ptyEnv(""), "bash", "--norc", "--noprofile",
@@ -16305,6 +16406,7 @@ func fill(w *os.File) error {
 // TestNeighbourSetsNonBlocking: another process that has the host's terminal may set it to O_NONBLOCK: every key typed
 // after that still arrives, all of the output reaches the terminal, and the child ends by itself.
 func TestNeighbourSetsNonBlocking(t *testing.T) {
+	t.Parallel()
 	needUnix(t)
 	needTool(t, "python3")
 	dir := t.TempDir()
@@ -16357,6 +16459,7 @@ open("done", "w").write("set\n")`
 // TestOpenPrivate: only a file of the user's alone is opened, no link, folder or pipe, and what is
 // refused is not touched.
 func TestOpenPrivate(t *testing.T) {
+	t.Parallel()
 	needUnix(t)
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -16494,6 +16597,7 @@ func TestRefusedThenMended(t *testing.T) {
 // TestLockFile: a lock keeps others out, of this process too, until it is released or its process
 // ends.
 func TestLockFile(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "state.lock")
 	cmd := exec.Command(os.Args[0])
 	// Only the *os.File keeps the lock: a collected one is a lost lock, and with two pollers the phone goes mad.
@@ -16598,6 +16702,7 @@ func TestStoppedWithALock(t *testing.T) {
 
 // Who is suspended has no lock meanwhile, whatever its goroutines were at.
 func TestStill(t *testing.T) {
+	t.Parallel()
 	needUnix(t)
 	s := storeAt(t, home(t, ""))
 	storeSession(t, s)
@@ -16649,7 +16754,7 @@ func TestWatchFile(t *testing.T) {
 		}
 		select {
 		case <-ch:
-		case <-time.After(5 * time.Second):
+		case <-time.After(patience):
 			t.Fatal("the change was not noticed")
 		}
 	}
@@ -16660,6 +16765,7 @@ func TestWatchFile(t *testing.T) {
 
 // TestProcessStart: a process is told from another of the same pid, and one that has ended is none.
 func TestProcessStart(t *testing.T) {
+	t.Parallel()
 	own := processStart(os.Getpid())
 	if own == 0 || own != processStart(os.Getpid()) {
 		t.Errorf("processStart(own) = %d", own)
@@ -16932,6 +17038,7 @@ func TestWindowsUnderWine(t *testing.T) {
 
 // TestExitCodes holds the wrapper's exit code against what a shell would say.
 func TestExitCodes(t *testing.T) {
+	t.Parallel()
 	dir := home(t, "")
 	notExecutable := filepath.Join(t.TempDir(), "tool")
 	if err := os.WriteFile(notExecutable, nil, 0o600); err != nil {
@@ -16962,6 +17069,7 @@ func TestExitCodes(t *testing.T) {
 
 // TestAnswered runs shell programs and answers them in every way there is.
 func TestAnswered(t *testing.T) {
+	t.Parallel()
 	phoneConfig := func(p *botAPI) string {
 		return p.config("away_after_seconds = 1\nfree_text_enabled = true")
 	}
@@ -17058,7 +17166,7 @@ func TestSystemCallsFail(t *testing.T) {
 			rows = append(rows, fault{call, code, nth})
 		}
 	}
-	beside(t, 4, rows, func(t *testing.T, f fault) {
+	beside(t, rows, func(t *testing.T, f fault) {
 		dir := home(t, "")
 		env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
 		trace := fmt.Sprintf("strace -b execve -f -qq -o /dev/null -e trace=%s -e inject=%s:error=%s:when=%d",
@@ -17125,6 +17233,7 @@ func TestSystemCallsFail(t *testing.T) {
 // TestHungUp: when the terminal has gone, or who gave it to us, tool and wrapper end, whatever the tool ignores; nohup
 // keeps both, and so does a SIGHUP while all is there.
 func TestHungUp(t *testing.T) {
+	t.Parallel()
 	needUnix(t)
 	const plain = `"$TEST_BINARY" run --quiet `
 	shellEnds := func(x *terminal, _ int) { x.kill(x.pty.PID(), syscall.SIGKILL) }
@@ -17189,7 +17298,7 @@ func TestClosedAtStart(t *testing.T) {
 	needLinux(t)
 	tools := []string{"cat", "yes", `trap "" HUP; sleep 1000; :`, `trap "" HUP TERM; while :; do sleep 1000; done`,
 		"read -p 'Go on? (y/n) ' a", "sleep 1000 & sleep 1000"}
-	beside(t, 4, make([]struct{}, rounds(t)), func(t *testing.T, _ struct{}) {
+	beside(t, make([]struct{}, rounds(t)), func(t *testing.T, _ struct{}) {
 		dir := home(t, "")
 		tool := tools[rand.IntN(len(tools))]
 		x := bridge(t, dir, "run", "bash", "-c", tool)
@@ -17213,7 +17322,7 @@ func TestResizedAtStart(t *testing.T) {
 	t.Parallel()
 	needUnix(t)
 	script := `until [ -e "$0" ]; do stty size; sleep 0.02; done; echo "end $(stty size) end"`
-	beside(t, 4, make([]struct{}, rounds(t)), func(t *testing.T, _ struct{}) {
+	beside(t, make([]struct{}, rounds(t)), func(t *testing.T, _ struct{}) {
 		dir := home(t, "")
 		end := filepath.Join(dir, "end")
 		x := bridge(t, dir, "run", "bash", "-c", script, end)
@@ -17241,6 +17350,7 @@ func TestResizedAtStart(t *testing.T) {
 
 // TestSession: what reaches a running session from outside, in a real terminal and on a phone.
 func TestSession(t *testing.T) {
+	t.Parallel()
 	needUnix(t)
 	t.Run("resize", func(t *testing.T) {
 		x := bridge(t, home(t, ""), "run", "bash", "-c",
@@ -17321,6 +17431,7 @@ func TestSession(t *testing.T) {
 
 // TestRace answers each question from two places at nearly the same time: exactly one answer reaches it.
 func TestRace(t *testing.T) {
+	t.Parallel()
 	n := rounds(t)
 	dir := home(t, "")
 	x := bridge(t, dir, "run", "bash", "-c",
@@ -17393,6 +17504,7 @@ func awaits(x *terminal, st *Store, text, over string) *PromptRecord {
 // Nobody can look and type in one step. So what follows ignores the first 20 ms, as claude's dialogs do 100 to 200, but
 // not when it is run by hand for many rounds.
 func TestVanished(t *testing.T) {
+	t.Parallel()
 	n, early := rounds(t), ""
 	if os.Getenv("ATLASBRIDGE_TEST_ROUNDS") == "" {
 		early = "while read -t 0.02 -n 1 key; do :; done; "
@@ -17426,6 +17538,7 @@ func TestVanished(t *testing.T) {
 
 // TestKeyboardWaits for the gate: what is typed within its echo window comes after it, and is not lost.
 func TestKeyboardWaits(t *testing.T) {
+	t.Parallel()
 	dir := home(t, "echo_suppression_ms = 1500\n")
 	x := bridge(t, dir, "run", "bash", "-c",
 		`read -p "Go? (y/n) " a; echo "got $a"; read -t 0.3 b; echo "at once [$b]"; `+
@@ -17492,7 +17605,7 @@ func TestTextAboveAQuestionCounts(t *testing.T) {
 		shape.before, shape.after = "$ rm -rf ~/x", "$ rm -rf ~/ x"
 		rows = append(rows, shape)
 	}
-	beside(t, 6, rows, func(t *testing.T, row row) {
+	beside(t, rows, func(t *testing.T, row row) {
 		w, c, dir, _ := stageSession(t, "")
 		c.show("a", fmt.Sprintf(row.ask, row.before))
 		m := w.find("Proceed?", yesButton)
@@ -17556,7 +17669,7 @@ func TestTextChangesWhileItIsTapped(t *testing.T) {
 	for i := range numbers {
 		numbers[i] = i
 	}
-	beside(t, 6, numbers, func(t *testing.T, i int) {
+	beside(t, numbers, func(t *testing.T, i int) {
 		kind := kinds[i%len(kinds)]
 		w, c, dir, _ := stageSession(t, "")
 		c.show("a", kind.before)
@@ -17595,7 +17708,7 @@ func TestRestlessText(t *testing.T) {
 	}
 	shapes := []string{"\r\x1b[K12:00:%02d a line of a log\r\nProceed? (y/n) ",
 		"\x1b[H\x1b[J%d files done\r\nDelete them all\r\nProceed? (y/n) "}
-	beside(t, 2, shapes, func(t *testing.T, shape string) {
+	beside(t, shapes, func(t *testing.T, shape string) {
 		w, c, _, _ := stageSession(t, "")
 		pace := time.NewTicker(300 * time.Millisecond)
 		defer pace.Stop()
@@ -17636,7 +17749,7 @@ func TestNothingUnseenIsAllowed(t *testing.T) {
 		words int
 		want  string
 	}
-	beside(t, 7, []row{
+	beside(t, []row{
 		{"a line of 1200", false, words(240) + "Proceed? (y/n) ", 240, "y\n"},
 		{"13 rows", false, command(13) + "Proceed? (y/n) ", 13, "y\n"},
 		{"40 rows", false, command(40) + "Proceed? (y/n) ", 40, "y\n"},
@@ -17696,7 +17809,7 @@ func TestWaitingDecidesNothing(t *testing.T) {
 			no + "\x1b[0m\x1b[48;5;235m   \x1b[0m\x1b[K\r\n\x1b[K\r\n" + dim +
 			"←→ toggle • enter submit • y " + yes + " • n " + no + "\x1b[0m\x1b[K\x1b[100D"
 	}
-	beside(t, 8, []row{
+	beside(t, []row{
 		{"default 1", "", "1. deploy\r\n2. abort\r\nChoose [1]: ", `^(2\n)?$`},
 		{"default 1, no refusal", "", "1. staging\r\n2. production\r\nChoose [1]: ", `^$`},
 		{"j/N", "", "Fortfahren? (j/N) ", `^([nN]\n)?$`},
@@ -17742,7 +17855,7 @@ func TestWaitingLeavesAPipeAlone(t *testing.T) {
 		script string
 		after  time.Duration // until the data comes
 	}
-	beside(t, 3, []row{
+	beside(t, []row{
 		{`cat > "$0"`, time.Second},
 		{`cat > "$0"`, 4 * time.Second},
 		{`echo Press Enter to continue; cat > "$0"`, 4 * time.Second},
@@ -17779,7 +17892,7 @@ func TestWaitingLeavesAPipeAlone(t *testing.T) {
 func TestTextSwitchedOff(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	beside(t, 3, []string{"enter", "leave", "text"}, func(t *testing.T, what string) {
+	beside(t, []string{"enter", "leave", "text"}, func(t *testing.T, what string) {
 		w, c, _, _ := stageSession(t, "free_text_enabled = false")
 		c.show("ask", "Enter your name: ")
 		m := w.find("Enter your name", enterButton)
@@ -17813,7 +17926,7 @@ func TestTextSwitchedOff(t *testing.T) {
 func TestAnsweredOnlyWhatWasTyped(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	beside(t, 6, make([]int, rounds(t)), func(t *testing.T, _ int) {
+	beside(t, make([]int, rounds(t)), func(t *testing.T, _ int) {
 		w, c, dir, x := stageSession(t, "")
 		c.show("ask", "Go? (y/n) ")
 		m := w.find("Go?", yesButton)
@@ -17854,7 +17967,7 @@ func TestProgramEndsAsItIsAnswered(t *testing.T) {
 		}
 		w.unanswered(id, saysLost)
 	}
-	beside(t, 2, []string{"before it is known", "while its child holds the terminal"},
+	beside(t, []string{"before it is known", "while its child holds the terminal"},
 		func(t *testing.T, moment string) {
 			w := newBotAPI(t)
 			c := newPuppet(t, "tool", "puppet")
@@ -17951,7 +18064,7 @@ func TestPhoneIsNotTheKeyboard(t *testing.T) {
 			t.Errorf("it says %s", after.text)
 		}
 	}
-	beside(t, 3, []string{"/keys ENTER", "/keys TAB ENTER", "text"}, func(t *testing.T, what string) {
+	beside(t, []string{"/keys ENTER", "/keys TAB ENTER", "text"}, func(t *testing.T, what string) {
 		if what != "text" {
 			w, c, dir, _ := stageSession(t, "")
 			c.show("ask", "Continue? (y/n) ")
@@ -17981,7 +18094,7 @@ func TestPrintedStatusIsNotBelieved(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
 	message := base64.StdEncoding.EncodeToString([]byte("approve Bash: harmless"))
-	beside(t, 4, []string{
+	beside(t, []string{
 		"\x1b]7501;state=working:app=claude-code\a",
 		"\x1b]7501;state=working\x1b\\",
 		"\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=" + message + "\a",
@@ -18004,7 +18117,7 @@ func TestPrintedStatusIsNotBelieved(t *testing.T) {
 func TestKeysWhileAnswering(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	beside(t, 6, make([]int, rounds(t)), func(t *testing.T, _ int) {
+	beside(t, make([]int, rounds(t)), func(t *testing.T, _ int) {
 		w := newBotAPI(t)
 		x := bridge(t, home(t, w.config("away_after_seconds = 0")), "run", "bash", "-c",
 			`read -p "Go? (y/n) " a; read -p "Delete all? (y/n) " b; echo "got [$a][$b]"; read c`)
@@ -18039,7 +18152,7 @@ func TestKeysWhileAnswering(t *testing.T) {
 func TestNoKeyIsLost(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	beside(t, 2, []string{"ready", "Go? (y/n) "}, func(t *testing.T, shown string) {
+	beside(t, []string{"ready", "Go? (y/n) "}, func(t *testing.T, shown string) {
 		_, c, dir, x := stageSession(t, "")
 		c.order(order{Raw: true, Name: "ask", Write: shown})
 		if shown != "ready" {
@@ -18228,6 +18341,7 @@ func TestInTheBackground(t *testing.T) {
 
 // TestNobodyResumes: where no shell would let us go on, a tool that is stopped does not stop us.
 func TestNobodyResumes(t *testing.T) {
+	t.Parallel()
 	x := bridge(t, home(t, ""), "run", "--quiet", "sh", "-c", "(sleep 0.1; kill -CONT $$) & kill -STOP $$; echo on")
 	x.sees("on")
 	x.exits(0)
@@ -18326,10 +18440,7 @@ func TestNoTerminalAtAll(t *testing.T) {
 func answerWhenAsked(t *testing.T, dir, words, answer string) {
 	t.Helper()
 	st := storeAt(t, dir)
-	for end := time.Now().Add(patience); ; runtime.Gosched() {
-		if time.Now().After(end) {
-			t.Fatalf("%q is not asked", words)
-		}
+	comesTrue(t, fmt.Sprintf("%q is asked", words), func() bool {
 		for _, p := range storeView(t, st).Prompts {
 			if p.Status != AwaitingReply || !strings.Contains(p.Excerpt, words) {
 				continue
@@ -18338,9 +18449,10 @@ func answerWhenAsked(t *testing.T, dir, words, answer string) {
 			if err != nil || why != "" {
 				t.Fatal(why, err)
 			}
-			return
+			return true
 		}
-	}
+		return false
+	})
 }
 
 // TestPrintMode: a tool that prints and ends has our streams as they are, with no terminal anywhere too, and its tool
@@ -18404,6 +18516,7 @@ func TestStagedToolCannotRun(t *testing.T) {
 
 // TestHook lets a tool called claude call its hook and shows what comes back.
 func TestHook(t *testing.T) {
+	t.Parallel()
 	bash := `{"hook_event_name":"PermissionRequest","tool_name":"Bash","cwd":"/tmp",` +
 		`"tool_input":{"command":"touch /tmp/x","description":"Make x"}}`
 	ask := `{"hook_event_name":"PermissionRequest","tool_name":"AskUserQuestion","tool_input":{"questions":[` +
@@ -18498,7 +18611,7 @@ func TestTapRefusesWhileTheDialogIsPainted(t *testing.T) {
 			sessions = append(sessions, one)
 		}
 	}
-	beside(t, 5, sessions, func(t *testing.T, taps []tap) {
+	beside(t, sessions, func(t *testing.T, taps []tap) {
 		asks := []ask{}
 		for i, tap := range taps {
 			asks = append(asks, ask{
@@ -18558,7 +18671,7 @@ func TestHookIsAnsweredWhole(t *testing.T) {
 		{"yes, no dialog", folder, yesButton, "", "allow", nil},
 		{"reason", folder, nil, "use the test database", "deny", nil},
 	}
-	beside(t, 5, rows, func(t *testing.T, row row) {
+	beside(t, rows, func(t *testing.T, row row) {
 		a := ask{
 			Command:     "npm --version",
 			Suggestions: json.RawMessage(row.suggestions),
@@ -18631,7 +18744,7 @@ func TestTwoHooksAtOnce(t *testing.T) {
 		rows = append(rows, row{order, "N", false, "1"}, row{order, "N", false, "\x1b"})
 	}
 	commands := []string{"ls -la", "rm -rf /important"}
-	beside(t, 6, rows, func(t *testing.T, row row) {
+	beside(t, rows, func(t *testing.T, row row) {
 		asks := []ask{{Command: commands[0], Paint: rand.IntN(900)},
 			{Command: commands[1], Paint: rand.IntN(900)}}
 		w, c, dir, x := claudeSession(t, "", play{Asks: asks, Order: row.order, Together: true})
@@ -18706,7 +18819,7 @@ func TestTwoHooksAtOnce(t *testing.T) {
 func TestAnsweredAtTheKeyboardFirst(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	beside(t, 4, []string{"1", "4", "\r", "\x1b"}, func(t *testing.T, key string) {
+	beside(t, []string{"1", "4", "\r", "\x1b"}, func(t *testing.T, key string) {
 		a := ask{Command: "touch /srv/x", Paint: 200}
 		w, c, _, x := claudeSession(t, "", play{Asks: []ask{a}})
 		m := w.find(a.Command, noButton)
@@ -18731,7 +18844,7 @@ func TestAnsweredAtTheKeyboardFirst(t *testing.T) {
 func TestHookTimesOut(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	beside(t, 3, []int{0, 1000, -1}, func(t *testing.T, paint int) {
+	beside(t, []int{0, 1000, -1}, func(t *testing.T, paint int) {
 		a := ask{Command: "touch /srv/x", Paint: paint}
 		w, c, _, _ := claudeSession(t, "", play{Asks: []ask{a}}, "--timeout", "2s")
 		m := w.find(a.Command, noButton)
@@ -18751,7 +18864,7 @@ func TestHookTimesOut(t *testing.T) {
 func TestHookCannotAnswer(t *testing.T) {
 	needLinux(t)
 	t.Parallel()
-	beside(t, 2, []string{"full", "closed"}, func(t *testing.T, out string) {
+	beside(t, []string{"full", "closed"}, func(t *testing.T, out string) {
 		a := ask{Command: "touch /srv/x", Paint: 200, Out: out}
 		w, c, dir, _ := claudeSession(t, "", play{Asks: []ask{a}})
 		m := w.find(a.Command, yesButton)
@@ -18776,7 +18889,7 @@ func TestHookCannotAnswer(t *testing.T) {
 func TestHookKilled(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	beside(t, 2, []string{"while it asks", "after the decision"}, func(t *testing.T, moment string) {
+	beside(t, []string{"while it asks", "after the decision"}, func(t *testing.T, moment string) {
 		a := ask{Command: "touch /srv/x", Paint: 200}
 		w, c, dir, _ := claudeSession(t, "", play{Asks: []ask{a}})
 		m := w.find(a.Command, yesButton)
@@ -18871,7 +18984,7 @@ func TestAsk(t *testing.T) {
 		code           int
 		stdout, stderr string
 	}
-	beside(t, 4, []row{
+	beside(t, []row{
 		{name: "yes", args: []string{"Deploy?"}, asked: "Deploy?", press: "Yes", stdout: "yes\n"},
 		{name: "no", args: []string{"Deploy?"}, asked: "Deploy?", press: "No", code: 1, stdout: "no\n"},
 		{name: "no, and why", args: []string{"Deploy?"}, asked: "Deploy?", write: "use the test database", code: 1,
@@ -18923,6 +19036,7 @@ func TestAsk(t *testing.T) {
 // TestAskJSON: a program reads the answer, who gave it and to which question, and learns by the same words that there
 // was none.
 func TestAskJSON(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		press  string
 		answer *string
@@ -18963,6 +19077,7 @@ func TestAskJSON(t *testing.T) {
 
 // TestAskUnanswered: a timeout is never a yes: nothing is printed, the message says so, and a tap on it does nothing.
 func TestAskUnanswered(t *testing.T) {
+	t.Parallel()
 	p := newBotAPI(t)
 	dir := home(t, p.config("timeout_seconds = 1"))
 	s := asks(t, dir, "", "Deploy?")
@@ -18982,6 +19097,7 @@ func TestAskUnanswered(t *testing.T) {
 
 // TestAskShowsAll: while not all of what it is about was shown nothing but a refusal is taken; then it can be answered.
 func TestAskShowsAll(t *testing.T) {
+	t.Parallel()
 	p := newBotAPI(t)
 	dir := home(t, p.config(""))
 	var diff strings.Builder
@@ -19011,6 +19127,7 @@ func TestAskShowsAll(t *testing.T) {
 // TestAsksBeside: two scripts ask beside a session, which listens for all; when that is killed one of them listens, and
 // each gets its own answer.
 func TestAsksBeside(t *testing.T) {
+	t.Parallel()
 	needUnix(t)
 	p := newBotAPI(t)
 	dir := home(t, p.config(""))
@@ -19040,6 +19157,7 @@ func TestAsksBeside(t *testing.T) {
 // TestAskInside: in a session it is that session's question, told under its name, one after the other, whatever is
 // typed there; what runs inside does not answer it.
 func TestAskInside(t *testing.T) {
+	t.Parallel()
 	needUnix(t)
 	p := newBotAPI(t)
 	dir := home(t, p.config("away_after_seconds = 60"))
@@ -19080,6 +19198,7 @@ func TestAskInside(t *testing.T) {
 // TestAskInsideUnanswered: a session's script learns that nobody answered, that it was given up is told, and neither
 // keeps the session's next question back.
 func TestAskInsideUnanswered(t *testing.T) {
+	t.Parallel()
 	needUnix(t)
 	p := newBotAPI(t)
 	dir := home(t, p.config(""))
@@ -19100,6 +19219,7 @@ func TestAskInsideUnanswered(t *testing.T) {
 // TestAskEnds: a script that is told to end takes its question back; one that is killed leaves that to the next that
 // runs.
 func TestAskEnds(t *testing.T) {
+	t.Parallel()
 	needUnix(t)
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGKILL} {
 		p := newBotAPI(t)
@@ -19129,6 +19249,7 @@ func TestAskEnds(t *testing.T) {
 
 // TestAskFromThePhoneEnded: /cancel ends the script, and a script has no screen to show.
 func TestAskFromThePhoneEnded(t *testing.T) {
+	t.Parallel()
 	p := newBotAPI(t)
 	p.topics = map[int64]string{}
 	dir := home(t, p.config(""))
@@ -19157,6 +19278,7 @@ func TestAskFromThePhoneEnded(t *testing.T) {
 
 // TestAskCannot: a question that cannot be asked is said to be so at once, with what to do.
 func TestAskCannot(t *testing.T) {
+	t.Parallel()
 	p := newBotAPI(t)
 	p.fault = func(method string, w http.ResponseWriter) bool {
 		w.WriteHeader(http.StatusUnauthorized)
@@ -19180,6 +19302,7 @@ func TestAskCannot(t *testing.T) {
 
 // TestAskOutage: without a network it goes on trying, and where it never reached anybody says why.
 func TestAskOutage(t *testing.T) {
+	t.Parallel()
 	p := newBotAPI(t)
 	var down atomic.Bool
 	down.Store(true)
@@ -19203,6 +19326,7 @@ func TestAskOutage(t *testing.T) {
 
 // TestAskWithoutTelegram: it says how to answer from another terminal, and waits for that.
 func TestAskWithoutTelegram(t *testing.T) {
+	t.Parallel()
 	dir := home(t, "")
 	s := asks(t, dir, "", "--choices", "merge,default", "Merge?")
 	id := openPrompt(t, dir)
@@ -19219,6 +19343,7 @@ func TestAskWithoutTelegram(t *testing.T) {
 
 // TestAskAnsweredElsewhere: the phone rings when somebody else has answered.
 func TestAskAnsweredElsewhere(t *testing.T) {
+	t.Parallel()
 	p := newBotAPI(t)
 	dir := home(t, p.config(""))
 	s := asks(t, dir, "", "Deploy?")
@@ -19309,7 +19434,7 @@ func TestKilledAtEachRequest(t *testing.T) {
 		{"answerCallbackQuery", "", false, true},
 		{"answerCallbackQuery", "", true, true},
 	}
-	beside(t, 2, moments, func(t *testing.T, m moment) {
+	beside(t, moments, func(t *testing.T, m moment) {
 		p := newBotAPI(t)
 		dir := home(t, p.config(""))
 		st := storeAt(t, dir)
@@ -19375,6 +19500,7 @@ func TestKilledAtEachRequest(t *testing.T) {
 
 // TestShortRunPays: a run that has nothing to do itself pays before it ends: the next may come days later.
 func TestShortRunPays(t *testing.T) {
+	t.Parallel()
 	needUnix(t)
 	p := newBotAPI(t)
 	dir := home(t, p.config(""))
@@ -19465,6 +19591,7 @@ func TestSessionsEndTogether(t *testing.T) {
 
 // TestKeyboardsEnd: the buttons of /keys and /cancel go when their session has ended, however it did.
 func TestKeyboardsEnd(t *testing.T) {
+	t.Parallel()
 	needUnix(t)
 	p := newBotAPI(t)
 	dir := home(t, p.config(""))
@@ -19514,6 +19641,7 @@ const (
 // TestSimulation plays many scenarios. ATLASBRIDGE_TEST_SEEDS is how many, ATLASBRIDGE_TEST_SEED plays that one and
 // prints its timeline.
 func TestSimulation(t *testing.T) {
+	t.Parallel()
 	needUnix(t)
 	one := os.Getenv("ATLASBRIDGE_TEST_SEED")
 	if one != "" {
@@ -19571,6 +19699,7 @@ func TestSimulation(t *testing.T) {
 // TestSimulationReplays: the same seed gives the same timeline, but where several messages wait for the same turn: which
 // of them goes first is decided by the order of goroutines, which a bubble does not fix.
 func TestSimulationReplays(t *testing.T) {
+	t.Parallel()
 	needUnix(t)
 	seeds, times := uint64(20), 3
 	if n, err := strconv.Atoi(os.Getenv("ATLASBRIDGE_TEST_REPLAYS")); err == nil {
@@ -21926,6 +22055,7 @@ func TestREADME(t *testing.T) {
 
 // The README's transcripts are what happens.
 func TestREADMETranscripts(t *testing.T) {
+	t.Parallel()
 	blocks := readmeBlocks(t, "console")
 	if len(blocks) != 2 {
 		t.Fatalf("README.md has %d transcripts", len(blocks))
@@ -22076,7 +22206,7 @@ func TestREADMEShown(t *testing.T) {
 // It is the tests, atlasbridge itself, or a child that one of them needs.
 
 // patience is the longest that anything is waited for.
-const patience = 20 * time.Second // longer than anything here takes on a slow machine
+const patience = 45 * time.Second // longer than anything here takes on a slow machine that does much else
 
 // TestMain runs the tests, or is what one of them has started: atlasbridge itself, or a child of
 // theirs.
@@ -22092,14 +22222,27 @@ func TestMain(m *testing.M) {
 	}
 	switch {
 	case mode == "main":
-		os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+		os.Exit(run(context.Background(), os.Args[1:], os.Getenv, os.Stdin, os.Stdout, os.Stderr))
 	case mode != "" && (childPTY(mode) || childStore(mode) || childTool(mode)):
 		return
 	}
-	if signal.Ignored(syscall.SIGHUP) { // under nohup: a child of a program that catches it gets the default again
-		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT} { // under nohup, or behind an &
+		if signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig) // a child of a program that catches it gets the default again
+		}
 	}
+	manyAtATime()
 	os.Exit(m.Run())
+}
+
+// manyAtATime lets more tests run at a time than there are processors, unless the tester says how many: they mostly wait.
+func manyAtATime() {
+	flag.Parse()
+	told := false
+	flag.Visit(func(f *flag.Flag) { told = told || f.Name == "test.parallel" })
+	if !told {
+		flag.Set("test.parallel", strconv.Itoa(4*runtime.GOMAXPROCS(0)))
+	}
 }
 
 // leaveTestersBridge takes the tester's own settings out of the environment.
@@ -22115,24 +22258,22 @@ func leaveTestersBridge() {
 	}
 }
 
-// beside runs f for every row in a subtest of its own, so many at a time: they mostly wait.
-func beside[T any](t *testing.T, width int, rows []T, f func(*testing.T, T)) {
+// beside runs f for every row in a subtest of its own, as many at a time as tests run: they mostly wait.
+func beside[T any](t *testing.T, rows []T, f func(*testing.T, T)) {
 	t.Helper()
-	var all sync.WaitGroup
-	room := make(chan struct{}, width)
-	for i, row := range rows {
-		name := fmt.Sprintf("%d %.30q", i, fmt.Sprint(row))
-		v := reflect.ValueOf(row)
-		if v.Kind() == reflect.Struct && v.FieldByName("name").IsValid() {
-			name = fmt.Sprint(i, " ", v.FieldByName("name"))
+	t.Run("each", func(t *testing.T) {
+		for i, row := range rows {
+			name := fmt.Sprintf("%d %.30q", i, fmt.Sprint(row))
+			v := reflect.ValueOf(row)
+			if v.Kind() == reflect.Struct && v.FieldByName("name").IsValid() {
+				name = fmt.Sprint(i, " ", v.FieldByName("name"))
+			}
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				f(t, row)
+			})
 		}
-		room <- struct{}{}
-		all.Go(func() {
-			defer func() { <-room }()
-			t.Run(name, func(t *testing.T) { f(t, row) })
-		})
-	}
-	all.Wait()
+	})
 }
 
 // comesTrue waits until something holds that another process does, or a goroutine that tells nobody.
@@ -22519,6 +22660,8 @@ func home(t testing.TB, config string) string {
 // when --no-wait stands among its arguments; asked counts how often it was asked for its version.
 func versionedClaude(t testing.TB, version string) (bin string, asked func() int) {
 	t.Helper()
+	needTool(t, "grep")
+	needTool(t, "sleep")
 	bin = t.TempDir()
 	script := fmt.Sprintf(`#!/bin/sh
 case $1 in --version) echo >>%[1]s/asked; echo '%[2]s (Claude Code)'; exit ;; esac
@@ -22548,10 +22691,15 @@ func cli(t testing.TB, dir string, args ...string) (code int, stdout, stderr str
 	return cliWhile(t.Context(), t, dir, args...)
 }
 
-// cliWhile is cli until the context ends. ATLASBRIDGE_HOME stays set as long as the test lasts.
+// cliWhile is cli until the context ends.
 func cliWhile(ctx context.Context, t testing.TB, dir string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	t.Setenv("ATLASBRIDGE_HOME", dir)
+	getenv := func(name string) string {
+		if name == "ATLASBRIDGE_HOME" {
+			return dir
+		}
+		return os.Getenv(name)
+	}
 	base := t.TempDir()
 	open := func(name string) *os.File {
 		f, err := os.Create(filepath.Join(base, name))
@@ -22562,7 +22710,7 @@ func cliWhile(ctx context.Context, t testing.TB, dir string, args ...string) (co
 		return f
 	}
 	in, out, errs := open("stdin"), open("stdout"), open("stderr")
-	code = run(ctx, args, in, out, errs)
+	code = run(ctx, args, getenv, in, out, errs)
 	read := func(f *os.File) string {
 		text, err := os.ReadFile(f.Name())
 		if err != nil {
@@ -23273,11 +23421,11 @@ func watchdog(t testing.TB, p PTY) {
 	if _, ok := t.(*testing.B); ok {
 		return
 	}
-	first := time.AfterFunc(15*time.Second, func() {
+	first := time.AfterFunc(patience, func() {
 		t.Error("hangs: closing the terminal")
 		p.Close()
 	})
-	second := time.AfterFunc(20*time.Second, func() { panic(t.Name() + " hangs") })
+	second := time.AfterFunc(2*patience, func() { panic(t.Name() + " hangs") })
 	t.Cleanup(func() {
 		first.Stop()
 		second.Stop()
@@ -23361,7 +23509,8 @@ func newWine(t *testing.T, library, umask, program string) *wine {
 func (w *wine) run(t *testing.T, mode string, args ...string) (string, int) {
 	t.Helper()
 	shell := []string{"sh", "-c", "umask " + w.umask + `; exec wine "$@"`, "sh", w.program}
-	return readAll(t, mustPTYIn(t, "", append(w.env, "ATLASBRIDGE_TEST_CHILD="+mode), append(shell, args...)...))
+	out, code := readAll(t, mustPTYIn(t, "", append(w.env, "ATLASBRIDGE_TEST_CHILD="+mode), append(shell, args...)...))
+	return strings.ReplaceAll(out, "\r\r\n", ""), code // the console breaks lines, where depends on TMPDIR
 }
 
 // randomDLL is the library that Go wants for random numbers and that wine has since 8.13: it passes ProcessPrng on to
@@ -23397,13 +23546,10 @@ func randomDLL() []byte {
 // awaitStopped waits until a process is stopped.
 func awaitStopped(t *testing.T, pid int) {
 	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
-		out, _ := exec.Command("ps", "-o", "stat=", "-p", strconv.Itoa(pid)).Output()
-		if bytes.HasPrefix(out, []byte("T")) {
-			return
-		}
-	}
-	t.Fatal("did not stop")
+	comesTrue(t, "it is stopped", func() bool {
+		out, _ := exec.Command("ps", "-o", "stat=", "-p", strconv.Itoa(pid)).Output() // it may not be there yet
+		return bytes.HasPrefix(out, []byte("T"))
+	})
 }
 
 // terminal is a program in a real pseudo-terminal of 24 × 80 and the screen it paints.
