@@ -223,9 +223,12 @@ Exit: 0 answered, 1 refused, 124 nobody answered, 125 it could not be asked.
 		{name: "lab", operands: "[flags] [FILE|DIR…]", summary: "replay recordings through the detector",
 			max: anyNumber, do: cmdLab,
 			lines: [][]flagSpec{
-				{{"json", "", "one object per line"}, {"screen", "", "the last screen"}, {"explain", "", "why"}},
+				{{"json", "", "one object per line"}, {"screen", "", "the last screen"}},
+				{{"explain", "", "why, in words"}, {"scenario", "", "print a scenario of each recording"}},
 			},
-			notes: "Takes the recordings of run --record, scenarios (JSON), and folders of both.\n"},
+			notes: `Takes the recordings of run --record, scenarios (JSON), and folders of both.
+  atlasbridge lab --scenario r.cast > r.json
+`},
 		{name: "hook", summary: "called by a tool's own hook system, not by you",
 			max: anyNumber, flags: []flagSpec{{name: "timeout", value: "SECONDS"}}, do: cmdHook},
 		{name: "adapters", summary: "known tools: found or not, version, supported range",
