@@ -7440,7 +7440,7 @@ func answersIn(text string) (answers []string, single bool) {
 		if rePresent.MatchString(rest) {
 			rest = ""
 		}
-		rest = strings.Trim(rest, " ?:>›»…‣")
+		rest = strings.Trim(rest, " ?:>›❯»…‣")
 		if followed(rest, alone) && !reQuoted.MatchString(marker) {
 			continue
 		}

@@ -6943,9 +6943,13 @@ func TestLab(t *testing.T) {
 		t.Errorf("fields %q, want %q", got, want)
 	}
 	out, code = lab("--explain", cast)
-	if code != 0 || !strings.Contains(out, "pattern+tty") || !strings.Contains(out, "y: Yes") ||
-		!strings.Contains(out, "row 4, names its answers") {
+	if code != 0 || !strings.Contains(out, "its words say it, and the system sees the terminal read") ||
+		!strings.Contains(out, "answer y: Yes") || !strings.Contains(out, "row 4, names its answers") {
 		t.Errorf("exit %d: %s", code, out)
+	}
+	out, code = lab("--explain", "--json", cast)
+	if err := json.Unmarshal([]byte(out), &e); err != nil || code != 0 || !strings.Contains(fmt.Sprint(e["why"]), "row 4") {
+		t.Errorf("%v, exit %d: %s", err, code, out)
 	}
 	out, _ = lab("--screen", cast)
 	if !strings.Contains(out, "Proceed anyway (or wait 5 seconds to proceed) ? (y,N)") {
@@ -6961,6 +6965,118 @@ func TestLab(t *testing.T) {
 		if _, code := lab(args...); code != 1 {
 			t.Errorf("lab %q: exit %d, want 1", args, code)
 		}
+	}
+}
+
+// What the lab explains is sentences: each names the reader that found something, and no value of the program's own.
+func TestLabExplainsInWords(t *testing.T) {
+	internal := regexp.MustCompile(`\b(structure|pattern|tty|protocol|raw|canon|noecho)\b|[%!]|\w+\+\w+`)
+	files, _ := filepath.Glob("testdata/*/*.[cj]*")
+	found := 0
+	for _, file := range files {
+		for _, e := range replayed(t, file, false) {
+			found++
+			why := append([]string{e.evidence()}, e.Why...)
+			said := strings.Join(why, "\n")
+			if !strings.Contains(said, "\nfound by the reader of ") || internal.MatchString(strings.ReplaceAll(said, " % sure", "")) {
+				t.Errorf("%s: %s", file, said)
+			}
+		}
+	}
+	if found < 100 {
+		t.Errorf("%d explanations", found)
+	}
+}
+
+// The examples of the adapter specification pass as they are written there, and of what they expect each is checked:
+// [] is no choices, though a question for yes or no may have its two; what is missing, or null, expects nothing.
+func TestScenarioExamples(t *testing.T) {
+	overwrite := `"tool":"claude","scenario_id":"claude_yes_no_file_overwrite",` +
+		`"description":"Claude Code asking to overwrite an existing file",` +
+		`"pty_output":"Do you want to overwrite /src/main.py? (y/n) ","expected_type":"TYPE_YES_NO"`
+	menu := `"tool":"claude","pty_output":"Select an action:\r\n  1) Apply changes\r\n  2) View diff\r\n` +
+		`  3) Skip this file\r\n  4) Abort\r\nEnter choice [1-4]:","expected_type":"TYPE_MULTIPLE_CHOICE"`
+	box := `"tool":"claude","pty_output":"╭─ Bash Tool ─────────╮\r\n│ rm -rf /tmp/build   │\r\n╰─────────────────────╯\r\n` +
+		`Do you want to run this? (y/n) ❯","expected_type":"TYPE_YES_NO"`
+	for _, c := range []struct{ name, scenario, wrong string }{
+		{"as it is written", overwrite + `,"expected_confidence_band":"HIGH","expected_excerpt_contains":` +
+			`"overwrite /src/main.py","expected_choices":[]`, ""},
+		{"two answers", overwrite + `,"expected_choices":["Yes","No"]`, ""},
+		{"other answers", overwrite + `,"expected_choices":["Yes No"]`, `expected_choices: want ["Yes No"], got ["Yes","No"]`},
+		{"another band", overwrite + `,"expected_confidence_band":"LOW"`, "expected_confidence_band"},
+		{"other words", overwrite + `,"expected_excerpt_contains":"remove"`, "expected_excerpt_contains"},
+		{"approval", box + `,"expected_confidence_band":"HIGH","expected_choices":[]`, ""},
+		{"edit", `"tool":"claude","pty_output":"Edit /Users/ara/project/src/main.py? (y/n)",` +
+			`"expected_type":"TYPE_YES_NO","expected_confidence_band":"HIGH"`, ""},
+		{"menu", menu + `,"expected_choices":["Apply changes","View diff","Skip this file","Abort"]`, ""},
+		{"menu without choices", menu + `,"expected_choices":[]`, "expected_choices"},
+		{"menu, choices unchecked", menu, ""},
+		{"enter", `"tool":"claude","pty_output":"Press Enter to continue...","expected_type":"TYPE_CONFIRM_ENTER",` +
+			`"expected_choices":[]`, ""},
+		{"nothing", `"tool":"claude","pty_output":"done\r\n","expected_type":null,"expected_confidence_band":null,` +
+			`"expected_excerpt_contains":null,"expected_choices":[]`, ""},
+		{"something", `"tool":"claude","pty_output":"Go on? (y/n) ","expected_type":null`, "expected_type"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "s.json")
+			if err := os.WriteFile(path, []byte("{"+c.scenario+"}"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			tp, err := openTape(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = tp.want.check(replayed(t, path, false))
+			if (err != nil) != (c.wrong != "") || err != nil && !strings.HasPrefix(err.Error(), c.wrong) {
+				t.Errorf("%v, want %q", err, c.wrong)
+			}
+		})
+	}
+}
+
+// A scenario that the lab writes of a recording passes, and expects what was found there: by itself where that is so,
+// else beside the recording.
+func TestScenarioOfARecording(t *testing.T) {
+	files, _ := filepath.Glob("testdata/recordings/*.cast")
+	kinds := map[string]int{}
+	for _, file := range files {
+		dir := t.TempDir()
+		recorded, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, filepath.Base(file)), recorded, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		code, out, errs := cli(t, dir, "lab", "--scenario", file)
+		path := filepath.Join(dir, "new.json")
+		if err := os.WriteFile(path, []byte(out), 0o600); err != nil || code != 0 || errs != "" {
+			t.Fatal(err, code, errs)
+		}
+		tp, err := openTape(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tp.want["recording"] == nil {
+			kinds["alone"]++
+		} else {
+			kinds["beside"]++
+		}
+		if tp.want["expected_type"] == nil {
+			kinds["nothing"]++
+		}
+		seen := replayed(t, file, false)
+		asks := len(seen) > 0
+		if err := tp.want.check(replayed(t, path, false)); err != nil || asks != (tp.want["expected_type"] != nil) {
+			t.Errorf("%s: %v; %d found, %s", file, err, len(seen), out)
+		}
+	}
+	if kinds["alone"] < 10 || kinds["beside"] < 2 || kinds["nothing"] < 5 {
+		t.Errorf("%v of %d recordings", kinds, len(files))
+	}
+	code, out, errs := cli(t, t.TempDir(), "lab", "--scenario", "testdata/scenarios/enter.json")
+	if code != 1 || out != "" || !strings.Contains(errs, "a scenario already") {
+		t.Errorf("of a scenario: exit %d, %q, %q", code, out, errs)
 	}
 }
 
