@@ -2936,7 +2936,7 @@ var adapters = []*Adapter{
 	},
 	{
 		Name:        "codex",
-		Names:       []string{"codex", "openai"},
+		Names:       []string{"codex"},
 		MinVer:      "0.160.0",
 		MaxVer:      "0.169.0",
 		Batch:       []string{"exec", "e"},

@@ -1611,7 +1611,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 			"questions wait for the keyboard or `atlasbridge answer` (see `atlasbridge setup`)")
 	}
 	if s.adapter.Name == "generic" {
-		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
+		s.log.Warn("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
 	} else {
 		s.checkVersion(argv[0])
 	}

@@ -4680,7 +4680,7 @@ func TestAdapterTable(t *testing.T) {
 		"claude":          "claude",
 		"/usr/bin/claude": "claude",
 		"codex":           "codex",
-		"openai":          "codex",
+		"openai":          "generic", // another program than codex
 		"gemini":          "gemini",
 		"opencode":        "opencode",
 		"qwen.exe":        "qwen",
@@ -18470,6 +18470,32 @@ func TestPrintMode(t *testing.T) {
 	needTool(t, "jq")
 	if out, errs, err = run("(" + command + ") | jq -c .type"); err != nil || out != "\"system\"\nnull\n" {
 		t.Errorf("to jq: %q, %q, %v", out, errs, err)
+	}
+}
+
+// A tool without an adapter runs as it is, and the log warns that its tool calls are not intercepted; of one that has an
+// adapter it does not.
+func TestGenericToolIsWarnedOf(t *testing.T) {
+	t.Parallel()
+	needUnix(t)
+	bin := t.TempDir()
+	for _, tool := range []string{"openai", "claude"} {
+		script := "#!/bin/sh\n[ \"$1\" = --version ] && echo 2.1.330 && exit\necho hello\n"
+		if err := os.WriteFile(filepath.Join(bin, tool), []byte(script), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		dir := home(t, "")
+		cmd := exec.Command(os.Args[0], "run", "--quiet", tool)
+		cmd.Env = append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir, "PATH="+bin+":"+os.Getenv("PATH"))
+		out, err := cmd.Output()
+		if err != nil || string(out) != "hello\n" {
+			t.Errorf("%s: %q, %v", tool, out, err)
+		}
+		log, _ := os.ReadFile(filepath.Join(dir, "atlasbridge.log")) // there is none where nothing is warned of
+		warned := regexp.MustCompile(`(?m)WARN.*tool calls are not intercepted.*openai`).Match(log)
+		if warned != (tool == "openai") {
+			t.Errorf("%s: the log is %q", tool, log)
+		}
 	}
 }
 
