@@ -2942,9 +2942,10 @@ func (s *session) create(q *question) bool {
 		Key:        idempotencyKey(s.rec.ID, p.Excerpt, now),
 	}
 	if p.Idle {
-		q.rec.MaxLength = maxMessage
+		q.rec.Constraints.MaxLength = maxMessage
 		s.dressNotice(q)
 	}
+	q.rec.limit()
 	s.rec.Prompts++
 	if s.save("recording a question", ref(q.rec), ref(s.rec)) {
 		return true
@@ -5030,8 +5031,8 @@ func (h *hook) ask(ctx context.Context) (map[string]any, error) {
 
 // questionPrompt is question i of n that claude asks with choices of its own.
 func questionPrompt(q hookQuestion, i, n int) PromptRecord {
-	p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Multi: q.MultiSelect}, MaxLength: maxMessage,
-		Subject: safely(q.Question, maxFull)}
+	p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Multi: q.MultiSelect},
+		Constraints: Limits{MaxLength: maxMessage}, Subject: safely(q.Question, maxFull)}
 	p.Question = visible(redact(q.Question))
 	if n > 1 {
 		p.Question = fmt.Sprintf("(%d of %d) ", i, n) + p.Question
@@ -5121,7 +5122,7 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) (*PromptRecord, error) 
 	}
 	p.Tool = h.Tool
 	p.Cwd = h.Cwd
-	p.MaxLength = maxMessage
+	p.Constraints.MaxLength = maxMessage
 	h.complete(&p, fromHook, time.Now())
 	if h.Agent != "" {
 		p.Question += " (from the " + visible(redact(h.Agent)) + " agent)"
@@ -5157,6 +5158,7 @@ func (a *asker) complete(p *PromptRecord, source string, now time.Time) {
 	p.CreatedAt = now.UTC()
 	p.ExpiresAt = now.Add(a.life).UTC()
 	p.Key = idempotencyKey(a.session, p.Excerpt, now)
+	p.limit()
 }
 
 // post stores p, and gives what becomes of its session's records until ctx ends. The caller releases the prompt's lock,
@@ -5647,11 +5649,11 @@ func (a *asking) addAnswers() (problem string) {
 		p.Choices, a.given, problem = parseChoices(list.Value.String())
 	case a.opts.on("text"):
 		p.Type = FreeText
-		p.MaxLength = maxMessage
+		p.Constraints.MaxLength = maxMessage
 	default:
 		p.Type = YesNo
 		p.Permission = true
-		p.MaxLength = maxMessage // of the reason for a refusal
+		p.Constraints.MaxLength = maxMessage // of the reason for a refusal
 		p.Choices = []Choice{{Key: "y", Label: "Yes", Grants: true}, {Key: "n", Label: "No"}}
 		a.given = map[string]string{"y": "yes", "n": "no"}
 	}

@@ -7489,7 +7489,7 @@ func TestPage(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := questionPrompt(q, 1, 1)
-		p.Source, p.MaxLength = "hook", maxMessage
+		p.Source, p.Constraints.MaxLength = "hook", maxMessage
 		return p
 	}
 	lasting := []json.RawMessage{
@@ -13298,6 +13298,52 @@ func TestStoreDecideGuards(t *testing.T) {
 	}
 }
 
+// What a record says that an answer must keep to is what is checked: a text one byte longer is refused, as is the number
+// behind the last choice, and what keeps to it is taken.
+func TestConstraintsHold(t *testing.T) {
+	numbered := []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}, {Key: "3", Label: "Green"}}
+	for _, c := range []struct {
+		name, json string
+		p          PromptRecord
+	}{
+		{"text", `{"max_length":200}`, PromptRecord{Prompt: Prompt{Type: FreeText}}},
+		{"long text", `{"max_length":4096}`,
+			PromptRecord{Constraints: Limits{MaxLength: maxMessage}, Prompt: Prompt{Type: FreeText, Idle: true}}},
+		{"list", `{"min_choice":1,"max_choice":3}`, PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: numbered}}},
+		{"list or text", `{"max_length":300,"min_choice":1,"max_choice":3}`,
+			PromptRecord{Constraints: Limits{MaxLength: 300}, Prompt: Prompt{Type: MultipleChoice, Choices: numbered}}},
+		{"letters", `{}`, PromptRecord{Prompt: Prompt{Type: MultipleChoice,
+			Choices: []Choice{{Key: "a", Label: "Abort"}, {Key: "r", Label: "Retry"}}}}},
+		{"end of a list", `{}`, PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: numbered[1:]}}},
+		{"yes or no", `{}`, PromptRecord{Prompt: Prompt{Type: YesNo}}},
+		{"enter", `{}`, PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := c.p
+			p.limit()
+			text, err := json.Marshal(p.Constraints)
+			if err != nil || string(text) != c.json {
+				t.Errorf("%s, %v, want %s", text, err, c.json)
+			}
+			takes := func(value string) bool {
+				q := p
+				_, why := q.interpret(value)
+				return why == ""
+			}
+			if n := p.Constraints.MaxLength; n > 0 && (!takes(strings.Repeat("a", n)) || takes(strings.Repeat("a", n+1))) {
+				t.Error("another length is checked")
+			}
+			first, last := p.Constraints.MinChoice, p.Constraints.MaxChoice
+			if last > 0 && (!takes(strconv.Itoa(first)) || !takes(strconv.Itoa(last))) {
+				t.Error("a choice is refused")
+			}
+			if last > 0 && p.Constraints.MaxLength == 0 && (takes(strconv.Itoa(first-1)) || takes(strconv.Itoa(last+1))) {
+				t.Error("what is no choice is taken")
+			}
+		})
+	}
+}
+
 // TestStoreDecideValues: a value is one that the question offers, in any spelling that is meant for
 // it.
 func TestStoreDecideValues(t *testing.T) {
@@ -13325,8 +13371,8 @@ func TestStoreDecideValues(t *testing.T) {
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,3", "1,3"},
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,1", "!"},
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,", "!"},
-		{PromptRecord{MaxLength: 100, Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "a text", "a text"},
-		{PromptRecord{MaxLength: 100, Prompt: Prompt{Type: MultipleChoice, Choices: menu, Permission: true}}, "a text",
+		{PromptRecord{Constraints: Limits{MaxLength: 100}, Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "a text", "a text"},
+		{PromptRecord{Constraints: Limits{MaxLength: 100}, Prompt: Prompt{Type: MultipleChoice, Choices: menu, Permission: true}}, "a text",
 			"!"},
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, SafeDefault: ref("esc")}}, "esc", "esc"},
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "esc", "!"},
@@ -13337,8 +13383,8 @@ func TestStoreDecideValues(t *testing.T) {
 		{PromptRecord{Source: "hook", Prompt: Prompt{Type: MultipleChoice, Permission: true}}, "deny:", "deny"},
 		{PromptRecord{Prompt: Prompt{Type: FreeText}}, strings.Repeat("é", 100), strings.Repeat("é", 100)},
 		{PromptRecord{Prompt: Prompt{Type: FreeText}}, strings.Repeat("é", 101), "!"},
-		{PromptRecord{MaxLength: 3, Prompt: Prompt{Type: FreeText}}, "four", "!"},
-		{PromptRecord{MaxLength: maxMessage,
+		{PromptRecord{Constraints: Limits{MaxLength: 3}, Prompt: Prompt{Type: FreeText}}, "four", "!"},
+		{PromptRecord{Constraints: Limits{MaxLength: maxMessage},
 			Prompt: Prompt{Type: FreeText}},
 			strings.Repeat("a", 4096), strings.Repeat("a", 4096)},
 		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "", ""},
@@ -13405,7 +13451,7 @@ func TestJudgeWords(t *testing.T) {
 		{PromptRecord{Source: "hook", Prompt: hook}, "y", hookAllow},
 		{PromptRecord{Source: "hook", Prompt: hook}, "NO", hookDeny},
 		{PromptRecord{Source: "screen", Prompt: hook}, "y", "!"},
-		{PromptRecord{Source: "hook", MaxLength: 100, Prompt: menu}, "y", "y"},
+		{PromptRecord{Source: "hook", Constraints: Limits{MaxLength: 100}, Prompt: menu}, "y", "y"},
 		{PromptRecord{Prompt: letters}, "A", "A"},
 		{PromptRecord{Prompt: letters}, "a", "a"},
 		{PromptRecord{Prompt: menu}, enterAlone, "!"},
