@@ -7708,17 +7708,19 @@ func (v *view) listOver(text string, top int) (list []Choice, heading int) {
 	}
 	extra := 0
 	for ; r >= 0; r-- {
-		var text string
-		text, r = v.whole(v.rows[r].raw, r)
-		row := strings.TrimSpace(text)
-		items := itemsOf(text)
+		var raw string
+		raw, r = v.whole(v.rows[r].raw, r)
+		row := strings.TrimSpace(raw)
+		items := itemsOf(raw)
 		list = append(items, list...)
 		extra++
 		if len(items) > 0 {
 			extra = 0
 			continue
 		}
-		remark := asks && extra == 1 && len(list) == 0
+		question := rePrefilled.FindStringSubmatch(row)
+		answered := question != nil && question[1] != text // another one asked for one of the list
+		remark := asks && extra == 1 && len(list) == 0 && !answered
 		goesOn := row == "" || row[0] == '\\' || remark
 		if !goesOn || extra > 2 {
 			break
