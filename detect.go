@@ -2936,7 +2936,7 @@ var adapters = []*Adapter{
 	},
 	{
 		Name:        "codex",
-		Names:       []string{"codex", "openai"},
+		Names:       []string{"codex"},
 		MinVer:      "0.160.0",
 		MaxVer:      "0.169.0",
 		Batch:       []string{"exec", "e"},
@@ -4954,9 +4954,22 @@ func (v *view) note(format string, args ...any) {
 	}
 }
 
+// rowNumbers names rows, counted from 0, as a person counts them.
+func rowNumbers(first, last int) string {
+	if first == last {
+		return fmt.Sprintf("row %d", first+1)
+	}
+	return fmt.Sprintf("rows %d to %d", first+1, last+1)
+}
+
 // read finds what the screen asks, nil nothing.
 func (v *view) read() *candidate {
-	if v.last < 0 && !v.reads() || v.working() {
+	if v.last < 0 && !v.reads() {
+		v.note("the screen is empty, and nobody is known to read the terminal")
+		return nil
+	}
+	if v.working() {
+		v.note("the tool shows that it works: no reader looks")
 		return nil
 	}
 	f := v.readFirst()
@@ -4965,6 +4978,7 @@ func (v *view) read() *candidate {
 	}
 	v.finish(f)
 	if f.by == "pattern" && f.Score < v.o.Threshold {
+		v.note("but it is not sure enough: %.2f of the %.2f that detection_threshold asks for", f.Score, v.o.Threshold)
 		return nil
 	}
 	return f
@@ -4972,14 +4986,26 @@ func (v *view) read() *candidate {
 
 // readFirst is what the first of the readers finds that finds anything, nil nothing.
 func (v *view) readFirst() *candidate {
-	readers := []func() *candidate{v.readFrame, v.readIdle, v.readChoices,
-		v.readField, v.readLine, v.readBlocked, v.readStill}
-	for _, read := range readers {
-		f := read()
+	readers := []struct {
+		of   string
+		read func() *candidate
+	}{
+		{"framed dialogs", v.readFrame},
+		{"input boxes", v.readIdle},
+		{"lists, buttons and named keys", v.readChoices},
+		{"empty fields", v.readField},
+		{"questions on a line", v.readLine},
+		{"what the tool reports", v.readBlocked},
+		{"screens that keep still", v.readStill},
+	}
+	for _, reader := range readers {
+		f := reader.read()
 		if f != nil {
+			v.note("found by the reader of %s", reader.of)
 			return f
 		}
 	}
+	v.note("no reader finds anything")
 	return nil
 }
 
@@ -5122,6 +5148,7 @@ func (v *view) readBlocked() *candidate {
 			return nil
 		}
 	}
+	v.note("the tool reports that it asks (OSC 7501), and no dialog shows")
 	f := newCandidate(Unknown, 0)
 	f.wait = settleBlocked
 	f.Cut = true
@@ -5147,6 +5174,7 @@ func (v *view) readIdle() *candidate {
 	if draft != "" && !v.hintAt(v.row, w.at+2) {
 		return nil
 	}
+	v.note("row %d is the tool's input box, which is empty", v.row+1)
 	return v.idle()
 }
 
@@ -5441,12 +5469,12 @@ func (v *view) readList() (f *candidate, end int) {
 			}
 			why := v.offers(l)
 			if why == "" {
-				v.note("rows %d to %d look like a list (%s), but nothing says that one is to be chosen: "+
+				v.note("%s may be a list, by %s, but nothing says that one is to be chosen: "+
 					"no numbers, boxes or hint, or the cursor is elsewhere, or nobody reads",
-					l.first()+1, l.end()+1, l.mark)
+					rowNumbers(l.first(), l.end()), l.mark)
 				continue
 			}
-			v.note("rows %d to %d are a list: %s in row %d, %s", l.first()+1, l.end()+1, l.mark,
+			v.note("a list stands in %s: it has %s in row %d, and %s", rowNumbers(l.first(), l.end()), l.mark,
 				l.opts[max(0, l.at)].row+1, why)
 			if !l.weak && (len(l.opts) > 1 || l.ticked()) {
 				return v.menu(l), l.end()
@@ -5582,10 +5610,10 @@ var aspects = []struct {
 	mark string
 	of   func(a Attr) int32
 }{
-	{"reversed", func(a Attr) int32 { return number(a.Reverse) }},
+	{"reversed colours", func(a Attr) int32 { return number(a.Reverse) }},
 	{"another background", func(a Attr) int32 { return a.BG }},
-	{"underlined", func(a Attr) int32 { return number(a.Underline) }},
-	{"bold", func(a Attr) int32 { return number(a.Bold) }},
+	{"underlining", func(a Attr) int32 { return number(a.Underline) }},
+	{"bold print", func(a Attr) int32 { return number(a.Bold) }},
 	{"another colour", func(a Attr) int32 { return a.FG }},
 }
 
@@ -6320,9 +6348,9 @@ var sides = []struct {
 	// whiptail, dialog
 	{"angle brackets", re(`^((?:<\s*[^<>]{1,20}\s*>\s*)+)$`), re(`<\s*([^<>]*?)\s*>`)},
 	// clack
-	{"filled circle", re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)},
+	{"circles", re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)},
 	// prompts, enquirer
-	{"slash", re(`[?›‣] (\pL+ ?/ ?\pL+)$`), re(`(\pL+)`)},
+	{"a slash", re(`[?›‣] (\pL+ ?/ ?\pL+)$`), re(`(\pL+)`)},
 	// opencode
 	{"⇆", re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},
 }
@@ -6408,11 +6436,11 @@ func (v *view) readChoices() *candidate {
 func (v *view) readButtons() (f *candidate, row int) {
 	for r := v.last; r >= max(0, v.last-20); r-- {
 		all, shape := v.buttonsOf(r)
-		if shape == "slash" && !v.contrast(all) {
+		if shape == "a slash" && !v.contrast(all) {
 			continue
 		}
 		if len(all) > 1 && shape != "angle brackets" && r >= v.last-4 {
-			v.note("row %d has choices side by side: %s", r+1, shape)
+			v.note("row %d has choices side by side, told by %s", r+1, shape)
 			return v.buttons(all), r
 		}
 		if !v.reads() || v.drawn && v.row < r {
@@ -6559,7 +6587,7 @@ func (v *view) readFrame() *candidate {
 	ticks := len(opts) > 0 && opts[0].tick >= 0
 	at := v.pointed(opts, base)
 	if ticks || len(opts) > 1 && at >= 0 {
-		v.note("rows %d to %d are a list in a frame", opts[0].row+1, opts[len(opts)-1].row+1)
+		v.note("a list in a frame stands in %s", rowNumbers(opts[0].row, opts[len(opts)-1].row))
 		f := v.menu(&column{opts: opts, at: at})
 		v.addWayOut(f, r)
 		return f
@@ -6648,7 +6676,7 @@ func (v *view) readKeys() (f *candidate, row int) {
 			f = keyed(all)
 		}
 		if f != nil {
-			v.note("rows %d to %d name keys", r+2, end+1)
+			v.note("keys are named in %s", rowNumbers(r+1, end))
 			rows := map[int]string{}
 			for row := r + 1; row <= end; row++ {
 				rows[row] = v.rows[row].text
@@ -7412,7 +7440,7 @@ func answersIn(text string) (answers []string, single bool) {
 		if rePresent.MatchString(rest) {
 			rest = ""
 		}
-		rest = strings.Trim(rest, " ?:>›»…‣")
+		rest = strings.Trim(rest, " ?:>›❯»…‣")
 		if followed(rest, alone) && !reQuoted.MatchString(marker) {
 			continue
 		}
@@ -7680,17 +7708,19 @@ func (v *view) listOver(text string, top int) (list []Choice, heading int) {
 	}
 	extra := 0
 	for ; r >= 0; r-- {
-		var text string
-		text, r = v.whole(v.rows[r].raw, r)
-		row := strings.TrimSpace(text)
-		items := itemsOf(text)
+		var raw string
+		raw, r = v.whole(v.rows[r].raw, r)
+		row := strings.TrimSpace(raw)
+		items := itemsOf(raw)
 		list = append(items, list...)
 		extra++
 		if len(items) > 0 {
 			extra = 0
 			continue
 		}
-		remark := asks && extra == 1 && len(list) == 0
+		question := rePrefilled.FindStringSubmatch(row)
+		answered := question != nil && question[1] != text // another one asked for one of the list
+		remark := asks && extra == 1 && len(list) == 0 && !answered
 		goesOn := row == "" || row[0] == '\\' || remark
 		if !goesOn || extra > 2 {
 			break
@@ -8188,7 +8218,14 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 		p := d.Tick(tty, now)
 		if p != nil {
 			delay := now.Sub(d.LastOutput())
-			each(labEvent{tp.name, now.Sub(start).Seconds(), p.Confidence(), p, delay, d.Explain()})
+			each(labEvent{
+				File:       tp.name,
+				T:          now.Sub(start).Seconds(),
+				Confidence: p.Confidence(),
+				Prompt:     p,
+				Why:        d.Explain(),
+				delay:      delay,
+			})
 		}
 	}
 	for _, e := range tp.events {
@@ -8218,7 +8255,7 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 
 // scenario is a file of the Prompt Lab: tool, pty_output or recording, tty (as in a "t" event), and
 // what is expected of the last prompt. Without an expected type, nothing but an idle box may be
-// found.
+// found; any other member that is missing is not checked.
 type scenario map[string]any
 
 // text is a member as text, "" without one.
@@ -8229,9 +8266,15 @@ func (s scenario) text(key string) string {
 	return fmt.Sprint(s[key])
 }
 
+// The size of the terminal in which a scenario's output is shown.
+const (
+	scenarioRows = 30
+	scenarioCols = 100
+)
+
 // openTape reads a recording or a scenario.
 func openTape(path string) (*tape, error) {
-	tp := &tape{name: filepath.Base(path), castHeader: castHeader{Height: 30, Width: 100}}
+	tp := &tape{name: filepath.Base(path), castHeader: castHeader{Height: scenarioRows, Width: scenarioCols}}
 	if err := tp.load(path); err != nil {
 		return nil, fmt.Errorf("reading event %d of %s: %w", len(tp.events), tp.name, err)
 	}
@@ -8261,15 +8304,21 @@ func (tp *tape) load(path string) error {
 			return err
 		}
 	} else {
-		tp.events = []tapeEvent{{0, "o", tp.want.text("pty_output")}}
-		for t := 0.05; t < 5; t += 0.25 {
-			tp.events = append(tp.events, tapeEvent{t, "t", tp.want.text("tty")})
-		}
+		tp.events = tp.want.events()
 	}
 	if tool := tp.want.text("tool"); tool != "" {
 		tp.Title = tool
 	}
 	return nil
+}
+
+// events are those of a scenario without a recording.
+func (s scenario) events() []tapeEvent {
+	events := []tapeEvent{{0, "o", s.text("pty_output")}}
+	for t := 0.05; t < 5; t += 0.25 {
+		events = append(events, tapeEvent{t, "t", s.text("tty")})
+	}
+	return events
 }
 
 // labEvent is what the lab prints of one prompt.
@@ -8278,8 +8327,8 @@ type labEvent struct {
 	T          float64 `json:"t"` // seconds
 	Confidence string  `json:"confidence"`
 	*Prompt
+	Why   []string      `json:"why,omitempty"` // what the readers saw
 	delay time.Duration // since the last byte
-	why   []string      // what the readers saw
 }
 
 // check compares the last prompt that is idle as expected with what a scenario expects. A recording
@@ -8290,6 +8339,7 @@ func (s scenario) check(seen []labEvent) error {
 	}
 	want := scenario{"expected_type": nil, "expected_idle": false, "expected_secret": false}
 	got := maps.Clone(want)
+	got["expected_choices"] = []string{}
 	maps.Copy(want, s)
 	for _, e := range seen {
 		if e.Idle == want["expected_idle"] {
@@ -8297,33 +8347,100 @@ func (s scenario) check(seen []labEvent) error {
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(want)) {
-		if !strings.HasPrefix(key, "expected_") || fmt.Sprint(got[key]) == fmt.Sprint(want[key]) {
-			continue
+		if strings.HasPrefix(key, "expected_") && !got.fits(key, want[key]) {
+			return fmt.Errorf("%s: want %s, got %s", key, inJSON(want[key]), inJSON(got.found(key)))
 		}
-		excerpt := got.text("expected_excerpt")
-		if key == "expected_excerpt_contains" && strings.Contains(excerpt, want.text(key)) {
-			continue
-		}
-		return fmt.Errorf("%s: want %v, got %v", key, want[key], got)
 	}
 	return nil
 }
 
+// containsKey expects a part of what expected_excerpt expects all of.
+const containsKey = "expected_excerpt_contains"
+
+// found is what a prompt has of what a key expects.
+func (s scenario) found(key string) any {
+	if key == containsKey {
+		return s.text("expected_excerpt")
+	}
+	return s[key]
+}
+
+// fits tells whether a prompt is as the key expects. No choices are expected of a question for yes or no, too.
+func (s scenario) fits(key string, want any) bool {
+	if key == containsKey {
+		part, _ := want.(string) // null, too, expects nothing
+		return strings.Contains(s.text("expected_excerpt"), part)
+	}
+	none := key == "expected_choices" && inJSON(want) == "[]"
+	return inJSON(s.found(key)) == inJSON(want) || none && s["expected_type"] == scenarioType(YesNo)
+}
+
+// inJSON is a value as a scenario's file has it.
+func inJSON(value any) string {
+	text, err := marshal(value)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}
+
+// scenarioType is how scenarios write the type of a prompt.
+func scenarioType(t PromptType) string { return "TYPE_" + strings.ToUpper(string(t)) }
+
 // asScenario is what a scenario would expect to get this prompt.
 func (e labEvent) asScenario() scenario {
-	safeDefault := "<nil>"
-	if e.SafeDefault != nil {
-		safeDefault = *e.SafeDefault
-	}
-	return scenario{
-		"expected_type":            "TYPE_" + strings.ToUpper(string(e.Type)),
+	s := scenario{
+		"expected_type":            scenarioType(e.Type),
 		"expected_excerpt":         e.Excerpt,
 		"expected_confidence_band": strings.ToUpper(strings.TrimSuffix(e.Confidence, "ium")),
 		"expected_idle":            e.Idle,
 		"expected_secret":          e.Secret,
-		"expected_choices":         labels(e.Choices),
-		"expected_safe_default":    safeDefault,
+		"expected_choices":         append([]string{}, labels(e.Choices)...),
+		"expected_safe_default":    nil,
 	}
+	if e.SafeDefault != nil {
+		s["expected_safe_default"] = *e.SafeDefault
+	}
+	return s
+}
+
+// newScenario makes a scenario of a recording that expects the last question found in it, else the last idle box. The
+// output is in it where that alone is asked the same; else the scenario names the recording, and has to lie beside it.
+func newScenario(tp *tape, seen []labEvent) scenario {
+	s := scenario{
+		"tool":          cmp.Or(tp.Title, "generic"),
+		"scenario_id":   strings.TrimSuffix(tp.name, filepath.Ext(tp.name)),
+		"description":   "",
+		"expected_type": nil,
+	}
+	for _, e := range seen {
+		if !e.Idle || s["expected_idle"] != false {
+			maps.Copy(s, e.asScenario())
+		}
+	}
+	if excerpt, found := s["expected_excerpt"]; found {
+		s[containsKey] = excerpt
+		delete(s, "expected_excerpt")
+	}
+	var output strings.Builder
+	for _, e := range tp.events {
+		switch e.kind {
+		case "o":
+			output.WriteString(e.data)
+		case "t":
+			s["tty"] = e.data
+		}
+	}
+	s["pty_output"] = output.String()
+	alone := &tape{castHeader: castHeader{Height: scenarioRows, Width: scenarioCols, Title: tp.Title}, events: s.events()}
+	var asked []labEvent
+	replay(alone, DetectOptions{}, func(e labEvent) { asked = append(asked, e) })
+	if s.check(asked) != nil {
+		delete(s, "pty_output")
+		delete(s, "tty")
+		s["recording"] = tp.name
+	}
+	return s
 }
 
 // lab is one run of the command: what it prints, and how many files it has seen.
@@ -8341,10 +8458,15 @@ func cmdLab(c *command) int {
 	for _, root := range c.opts.args {
 		l.walk(root)
 	}
-	if !c.opts.on("json") && !c.opts.on("screen") {
-		fmt.Fprintf(c.stdout, "%d files, %d not as expected\n", l.files, l.bad)
+	if l.talks() {
+		fmt.Fprintf(c.stdout, "files: %d, not as expected: %d\n", l.files, l.bad)
 	}
 	return min(l.bad, 1)
+}
+
+// talks tells whether the output is for a person to read.
+func (l *lab) talks() bool {
+	return !l.c.opts.on("json") && !l.c.opts.on("screen") && !l.c.opts.on("scenario")
 }
 
 // walk plays a file, whatever its name, or the recordings and scenarios in a folder.
@@ -8374,6 +8496,9 @@ func (l *lab) play(path string) error {
 	if err != nil {
 		return err
 	}
+	if l.c.opts.on("scenario") && tp.want != nil {
+		return fmt.Errorf("it is a scenario already")
+	}
 	var seen []labEvent
 	d := replay(tp, DetectOptions{}, func(e labEvent) {
 		seen = append(seen, e)
@@ -8382,8 +8507,12 @@ func (l *lab) play(path string) error {
 	if l.c.opts.on("screen") {
 		fmt.Fprintln(l.c.stdout, d.Screen.Text())
 	}
-	if l.c.opts.on("explain") {
-		l.explain("at the end", d.Explain())
+	if l.c.opts.on("scenario") {
+		l.enc.SetIndent("", " ")
+		_ = l.enc.Encode(newScenario(tp, seen)) // as in print
+	}
+	if l.c.opts.on("explain") && l.talks() {
+		l.explain("the screen at the end", d.Explain())
 	}
 	return tp.want.check(seen)
 }
@@ -8392,20 +8521,52 @@ func (l *lab) play(path string) error {
 func (l *lab) print(e labEvent) {
 	if l.c.opts.on("json") {
 		e.Full, e.Recent = "", ""
+		if !l.c.opts.on("explain") {
+			e.Why = nil
+		}
 		_ = l.enc.Encode(e) // nobody is left to be told that standard output is closed
 		return
 	}
-	if l.c.opts.on("screen") {
+	if !l.talks() {
 		return
 	}
 	fmt.Fprintf(l.c.stdout, "%-40s %8.2f s  %-15s %-6s %q\n", e.File, e.T, e.Type, e.Confidence,
 		e.Excerpt)
 	if l.c.opts.on("explain") {
-		l.explain(fmt.Sprintf("%s, %v after the last byte", strings.Join(e.Signals, "+"), e.delay), e.why)
+		l.explain(e.evidence(), e.Why)
 		for _, c := range e.Choices {
-			fmt.Fprintf(l.c.stdout, "      %s: %s\n", c.Key, c.Label)
+			fmt.Fprintf(l.c.stdout, "      answer %s: %s\n", c.Key, c.Label)
 		}
 	}
+}
+
+// evidence says in words when a prompt was found, how sure that is, and what speaks for it.
+func (e labEvent) evidence() string {
+	var reasons []string
+	for _, signal := range e.Signals {
+		reasons = append(reasons, signalWords(signal))
+	}
+	return fmt.Sprintf("found %.2f s after the last output, %.0f %% sure: %s", e.delay.Seconds(), 100*e.Score,
+		strings.Join(reasons, ", and "))
+}
+
+// signalWords says what a signal of a prompt means.
+func signalWords(signal string) string {
+	switch signal {
+	case "protocol":
+		return "the tool reports it (OSC 7501)"
+	case "title":
+		return "the tool's title says it"
+	case "pattern":
+		return "its words say it"
+	case "structure":
+		return "it is drawn like that"
+	case "tty":
+		return "the system sees the terminal read"
+	case "silence":
+		return "nothing more came"
+	}
+	return signal
 }
 
 // explain prints what the readers saw, in words.

@@ -223,9 +223,12 @@ Exit: 0 answered, 1 refused, 124 nobody answered, 125 it could not be asked.
 		{name: "lab", operands: "[flags] [FILE|DIR…]", summary: "replay recordings through the detector",
 			max: anyNumber, do: cmdLab,
 			lines: [][]flagSpec{
-				{{"json", "", "one object per line"}, {"screen", "", "the last screen"}, {"explain", "", "why"}},
+				{{"json", "", "one object per line"}, {"screen", "", "the last screen"}},
+				{{"explain", "", "why, in words"}, {"scenario", "", "print a scenario of each recording"}},
 			},
-			notes: "Takes the recordings of run --record, scenarios (JSON), and folders of both.\n"},
+			notes: `Takes the recordings of run --record, scenarios (JSON), and folders of both.
+  atlasbridge lab --scenario r.cast > r.json
+`},
 		{name: "hook", summary: "called by a tool's own hook system, not by you",
 			max: anyNumber, flags: []flagSpec{{name: "timeout", value: "SECONDS"}}, do: cmdHook},
 		{name: "adapters", summary: "known tools: found or not, version, supported range",
@@ -1608,7 +1611,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 			"questions wait for the keyboard or `atlasbridge answer` (see `atlasbridge setup`)")
 	}
 	if s.adapter.Name == "generic" {
-		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
+		s.log.Warn("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
 	} else {
 		s.checkVersion(argv[0])
 	}
@@ -2939,9 +2942,10 @@ func (s *session) create(q *question) bool {
 		Key:        idempotencyKey(s.rec.ID, p.Excerpt, now),
 	}
 	if p.Idle {
-		q.rec.MaxLength = maxMessage
+		q.rec.Constraints.MaxLength = maxMessage
 		s.dressNotice(q)
 	}
+	q.rec.limit()
 	s.rec.Prompts++
 	if s.save("recording a question", ref(q.rec), ref(s.rec)) {
 		return true
@@ -5035,8 +5039,8 @@ func (h *hook) ask(ctx context.Context) (map[string]any, error) {
 
 // questionPrompt is question i of n that claude asks with choices of its own.
 func questionPrompt(q hookQuestion, i, n int) PromptRecord {
-	p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Multi: q.MultiSelect}, MaxLength: maxMessage,
-		Subject: safely(q.Question, maxFull)}
+	p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Multi: q.MultiSelect},
+		Constraints: Limits{MaxLength: maxMessage}, Subject: safely(q.Question, maxFull)}
 	p.Question = visible(redact(q.Question))
 	if n > 1 {
 		p.Question = fmt.Sprintf("(%d of %d) ", i, n) + p.Question
@@ -5126,7 +5130,7 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) (*PromptRecord, error) 
 	}
 	p.Tool = h.Tool
 	p.Cwd = h.Cwd
-	p.MaxLength = maxMessage
+	p.Constraints.MaxLength = maxMessage
 	h.complete(&p, fromHook, time.Now())
 	if h.Agent != "" {
 		p.Question += " (from the " + visible(redact(h.Agent)) + " agent)"
@@ -5162,6 +5166,7 @@ func (a *asker) complete(p *PromptRecord, source string, now time.Time) {
 	p.CreatedAt = now.UTC()
 	p.ExpiresAt = now.Add(a.life).UTC()
 	p.Key = idempotencyKey(a.session, p.Excerpt, now)
+	p.limit()
 }
 
 // post stores p, and gives what becomes of its session's records until ctx ends. The caller releases the prompt's lock,
@@ -5652,11 +5657,11 @@ func (a *asking) addAnswers() (problem string) {
 		p.Choices, a.given, problem = parseChoices(list.Value.String())
 	case a.opts.on("text"):
 		p.Type = FreeText
-		p.MaxLength = maxMessage
+		p.Constraints.MaxLength = maxMessage
 	default:
 		p.Type = YesNo
 		p.Permission = true
-		p.MaxLength = maxMessage // of the reason for a refusal
+		p.Constraints.MaxLength = maxMessage // of the reason for a refusal
 		p.Choices = []Choice{{Key: "y", Label: "Yes", Grants: true}, {Key: "n", Label: "No"}}
 		a.given = map[string]string{"y": "yes", "n": "no"}
 	}

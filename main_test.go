@@ -4703,7 +4703,7 @@ func TestAdapterTable(t *testing.T) {
 		"claude":          "claude",
 		"/usr/bin/claude": "claude",
 		"codex":           "codex",
-		"openai":          "codex",
+		"openai":          "generic", // another program than codex
 		"gemini":          "gemini",
 		"opencode":        "opencode",
 		"qwen.exe":        "qwen",
@@ -6981,9 +6981,13 @@ func TestLab(t *testing.T) {
 		t.Errorf("fields %q, want %q", got, want)
 	}
 	out, code = lab("--explain", cast)
-	if code != 0 || !strings.Contains(out, "pattern+tty") || !strings.Contains(out, "y: Yes") ||
-		!strings.Contains(out, "row 4, names its answers") {
+	if code != 0 || !strings.Contains(out, "its words say it, and the system sees the terminal read") ||
+		!strings.Contains(out, "answer y: Yes") || !strings.Contains(out, "row 4, names its answers") {
 		t.Errorf("exit %d: %s", code, out)
+	}
+	out, code = lab("--explain", "--json", cast)
+	if err := json.Unmarshal([]byte(out), &e); err != nil || code != 0 || !strings.Contains(fmt.Sprint(e["why"]), "row 4") {
+		t.Errorf("%v, exit %d: %s", err, code, out)
 	}
 	out, _ = lab("--screen", cast)
 	if !strings.Contains(out, "Proceed anyway (or wait 5 seconds to proceed) ? (y,N)") {
@@ -6999,6 +7003,118 @@ func TestLab(t *testing.T) {
 		if _, code := lab(args...); code != 1 {
 			t.Errorf("lab %q: exit %d, want 1", args, code)
 		}
+	}
+}
+
+// What the lab explains is sentences: each names the reader that found something, and no value of the program's own.
+func TestLabExplainsInWords(t *testing.T) {
+	internal := regexp.MustCompile(`\b(structure|pattern|tty|protocol|raw|canon|noecho)\b|[%!]|\w+\+\w+`)
+	files, _ := filepath.Glob("testdata/*/*.[cj]*")
+	found := 0
+	for _, file := range files {
+		for _, e := range replayed(t, file, false) {
+			found++
+			why := append([]string{e.evidence()}, e.Why...)
+			said := strings.Join(why, "\n")
+			if !strings.Contains(said, "\nfound by the reader of ") || internal.MatchString(strings.ReplaceAll(said, " % sure", "")) {
+				t.Errorf("%s: %s", file, said)
+			}
+		}
+	}
+	if found < 100 {
+		t.Errorf("%d explanations", found)
+	}
+}
+
+// The examples of the adapter specification pass as they are written there, and of what they expect each is checked:
+// [] is no choices, though a question for yes or no may have its two; what is missing, or null, expects nothing.
+func TestScenarioExamples(t *testing.T) {
+	overwrite := `"tool":"claude","scenario_id":"claude_yes_no_file_overwrite",` +
+		`"description":"Claude Code asking to overwrite an existing file",` +
+		`"pty_output":"Do you want to overwrite /src/main.py? (y/n) ","expected_type":"TYPE_YES_NO"`
+	menu := `"tool":"claude","pty_output":"Select an action:\r\n  1) Apply changes\r\n  2) View diff\r\n` +
+		`  3) Skip this file\r\n  4) Abort\r\nEnter choice [1-4]:","expected_type":"TYPE_MULTIPLE_CHOICE"`
+	box := `"tool":"claude","pty_output":"╭─ Bash Tool ─────────╮\r\n│ rm -rf /tmp/build   │\r\n╰─────────────────────╯\r\n` +
+		`Do you want to run this? (y/n) ❯","expected_type":"TYPE_YES_NO"`
+	for _, c := range []struct{ name, scenario, wrong string }{
+		{"as it is written", overwrite + `,"expected_confidence_band":"HIGH","expected_excerpt_contains":` +
+			`"overwrite /src/main.py","expected_choices":[]`, ""},
+		{"two answers", overwrite + `,"expected_choices":["Yes","No"]`, ""},
+		{"other answers", overwrite + `,"expected_choices":["Yes No"]`, `expected_choices: want ["Yes No"], got ["Yes","No"]`},
+		{"another band", overwrite + `,"expected_confidence_band":"LOW"`, "expected_confidence_band"},
+		{"other words", overwrite + `,"expected_excerpt_contains":"remove"`, "expected_excerpt_contains"},
+		{"approval", box + `,"expected_confidence_band":"HIGH","expected_choices":[]`, ""},
+		{"edit", `"tool":"claude","pty_output":"Edit /Users/ara/project/src/main.py? (y/n)",` +
+			`"expected_type":"TYPE_YES_NO","expected_confidence_band":"HIGH"`, ""},
+		{"menu", menu + `,"expected_choices":["Apply changes","View diff","Skip this file","Abort"]`, ""},
+		{"menu without choices", menu + `,"expected_choices":[]`, "expected_choices"},
+		{"menu, choices unchecked", menu, ""},
+		{"enter", `"tool":"claude","pty_output":"Press Enter to continue...","expected_type":"TYPE_CONFIRM_ENTER",` +
+			`"expected_choices":[]`, ""},
+		{"nothing", `"tool":"claude","pty_output":"done\r\n","expected_type":null,"expected_confidence_band":null,` +
+			`"expected_excerpt_contains":null,"expected_choices":[]`, ""},
+		{"something", `"tool":"claude","pty_output":"Go on? (y/n) ","expected_type":null`, "expected_type"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "s.json")
+			if err := os.WriteFile(path, []byte("{"+c.scenario+"}"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			tp, err := openTape(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = tp.want.check(replayed(t, path, false))
+			if (err != nil) != (c.wrong != "") || err != nil && !strings.HasPrefix(err.Error(), c.wrong) {
+				t.Errorf("%v, want %q", err, c.wrong)
+			}
+		})
+	}
+}
+
+// A scenario that the lab writes of a recording passes, and expects what was found there: by itself where that is so,
+// else beside the recording.
+func TestScenarioOfARecording(t *testing.T) {
+	files, _ := filepath.Glob("testdata/recordings/*.cast")
+	kinds := map[string]int{}
+	for _, file := range files {
+		dir := t.TempDir()
+		recorded, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, filepath.Base(file)), recorded, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		code, out, errs := cli(t, dir, "lab", "--scenario", file)
+		path := filepath.Join(dir, "new.json")
+		if err := os.WriteFile(path, []byte(out), 0o600); err != nil || code != 0 || errs != "" {
+			t.Fatal(err, code, errs)
+		}
+		tp, err := openTape(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tp.want["recording"] == nil {
+			kinds["alone"]++
+		} else {
+			kinds["beside"]++
+		}
+		if tp.want["expected_type"] == nil {
+			kinds["nothing"]++
+		}
+		seen := replayed(t, file, false)
+		asks := len(seen) > 0
+		if err := tp.want.check(replayed(t, path, false)); err != nil || asks != (tp.want["expected_type"] != nil) {
+			t.Errorf("%s: %v; %d found, %s", file, err, len(seen), out)
+		}
+	}
+	if kinds["alone"] < 10 || kinds["beside"] < 2 || kinds["nothing"] < 5 {
+		t.Errorf("%v of %d recordings", kinds, len(files))
+	}
+	code, out, errs := cli(t, t.TempDir(), "lab", "--scenario", "testdata/scenarios/enter.json")
+	if code != 1 || out != "" || !strings.Contains(errs, "a scenario already") {
+		t.Errorf("of a scenario: exit %d, %q, %q", code, out, errs)
 	}
 }
 
@@ -7414,7 +7530,7 @@ func TestPage(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := questionPrompt(q, 1, 1)
-		p.Source, p.MaxLength = "hook", maxMessage
+		p.Source, p.Constraints.MaxLength = "hook", maxMessage
 		return p
 	}
 	lasting := []json.RawMessage{
@@ -13257,6 +13373,52 @@ func TestStoreDecideGuards(t *testing.T) {
 	}
 }
 
+// What a record says that an answer must keep to is what is checked: a text one byte longer is refused, as is the number
+// behind the last choice, and what keeps to it is taken.
+func TestConstraintsHold(t *testing.T) {
+	numbered := []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}, {Key: "3", Label: "Green"}}
+	for _, c := range []struct {
+		name, json string
+		p          PromptRecord
+	}{
+		{"text", `{"max_length":200}`, PromptRecord{Prompt: Prompt{Type: FreeText}}},
+		{"long text", `{"max_length":4096}`,
+			PromptRecord{Constraints: Limits{MaxLength: maxMessage}, Prompt: Prompt{Type: FreeText, Idle: true}}},
+		{"list", `{"min_choice":1,"max_choice":3}`, PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: numbered}}},
+		{"list or text", `{"max_length":300,"min_choice":1,"max_choice":3}`,
+			PromptRecord{Constraints: Limits{MaxLength: 300}, Prompt: Prompt{Type: MultipleChoice, Choices: numbered}}},
+		{"letters", `{}`, PromptRecord{Prompt: Prompt{Type: MultipleChoice,
+			Choices: []Choice{{Key: "a", Label: "Abort"}, {Key: "r", Label: "Retry"}}}}},
+		{"end of a list", `{}`, PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: numbered[1:]}}},
+		{"yes or no", `{}`, PromptRecord{Prompt: Prompt{Type: YesNo}}},
+		{"enter", `{}`, PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := c.p
+			p.limit()
+			text, err := json.Marshal(p.Constraints)
+			if err != nil || string(text) != c.json {
+				t.Errorf("%s, %v, want %s", text, err, c.json)
+			}
+			takes := func(value string) bool {
+				q := p
+				_, why := q.interpret(value)
+				return why == ""
+			}
+			if n := p.Constraints.MaxLength; n > 0 && (!takes(strings.Repeat("a", n)) || takes(strings.Repeat("a", n+1))) {
+				t.Error("another length is checked")
+			}
+			first, last := p.Constraints.MinChoice, p.Constraints.MaxChoice
+			if last > 0 && (!takes(strconv.Itoa(first)) || !takes(strconv.Itoa(last))) {
+				t.Error("a choice is refused")
+			}
+			if last > 0 && p.Constraints.MaxLength == 0 && (takes(strconv.Itoa(first-1)) || takes(strconv.Itoa(last+1))) {
+				t.Error("what is no choice is taken")
+			}
+		})
+	}
+}
+
 // TestStoreDecideValues: a value is one that the question offers, in any spelling that is meant for
 // it.
 func TestStoreDecideValues(t *testing.T) {
@@ -13284,8 +13446,8 @@ func TestStoreDecideValues(t *testing.T) {
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,3", "1,3"},
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,1", "!"},
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,", "!"},
-		{PromptRecord{MaxLength: 100, Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "a text", "a text"},
-		{PromptRecord{MaxLength: 100, Prompt: Prompt{Type: MultipleChoice, Choices: menu, Permission: true}}, "a text",
+		{PromptRecord{Constraints: Limits{MaxLength: 100}, Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "a text", "a text"},
+		{PromptRecord{Constraints: Limits{MaxLength: 100}, Prompt: Prompt{Type: MultipleChoice, Choices: menu, Permission: true}}, "a text",
 			"!"},
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, SafeDefault: ref("esc")}}, "esc", "esc"},
 		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "esc", "!"},
@@ -13296,8 +13458,8 @@ func TestStoreDecideValues(t *testing.T) {
 		{PromptRecord{Source: "hook", Prompt: Prompt{Type: MultipleChoice, Permission: true}}, "deny:", "deny"},
 		{PromptRecord{Prompt: Prompt{Type: FreeText}}, strings.Repeat("é", 100), strings.Repeat("é", 100)},
 		{PromptRecord{Prompt: Prompt{Type: FreeText}}, strings.Repeat("é", 101), "!"},
-		{PromptRecord{MaxLength: 3, Prompt: Prompt{Type: FreeText}}, "four", "!"},
-		{PromptRecord{MaxLength: maxMessage,
+		{PromptRecord{Constraints: Limits{MaxLength: 3}, Prompt: Prompt{Type: FreeText}}, "four", "!"},
+		{PromptRecord{Constraints: Limits{MaxLength: maxMessage},
 			Prompt: Prompt{Type: FreeText}},
 			strings.Repeat("a", 4096), strings.Repeat("a", 4096)},
 		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "", ""},
@@ -13364,7 +13526,7 @@ func TestJudgeWords(t *testing.T) {
 		{PromptRecord{Source: "hook", Prompt: hook}, "y", hookAllow},
 		{PromptRecord{Source: "hook", Prompt: hook}, "NO", hookDeny},
 		{PromptRecord{Source: "screen", Prompt: hook}, "y", "!"},
-		{PromptRecord{Source: "hook", MaxLength: 100, Prompt: menu}, "y", "y"},
+		{PromptRecord{Source: "hook", Constraints: Limits{MaxLength: 100}, Prompt: menu}, "y", "y"},
 		{PromptRecord{Prompt: letters}, "A", "A"},
 		{PromptRecord{Prompt: letters}, "a", "a"},
 		{PromptRecord{Prompt: menu}, enterAlone, "!"},
@@ -18491,6 +18653,32 @@ func TestPrintMode(t *testing.T) {
 	needTool(t, "jq")
 	if out, errs, err = run("(" + command + ") | jq -c .type"); err != nil || out != "\"system\"\nnull\n" {
 		t.Errorf("to jq: %q, %q, %v", out, errs, err)
+	}
+}
+
+// A tool without an adapter runs as it is, and the log warns that its tool calls are not intercepted; of one that has an
+// adapter it does not.
+func TestGenericToolIsWarnedOf(t *testing.T) {
+	t.Parallel()
+	needUnix(t)
+	bin := t.TempDir()
+	for _, tool := range []string{"openai", "claude"} {
+		script := "#!/bin/sh\n[ \"$1\" = --version ] && echo 2.1.330 && exit\necho hello\n"
+		if err := os.WriteFile(filepath.Join(bin, tool), []byte(script), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		dir := home(t, "")
+		cmd := exec.Command(os.Args[0], "run", "--quiet", tool)
+		cmd.Env = append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir, "PATH="+bin+":"+os.Getenv("PATH"))
+		out, err := cmd.Output()
+		if err != nil || string(out) != "hello\n" {
+			t.Errorf("%s: %q, %v", tool, out, err)
+		}
+		log, _ := os.ReadFile(filepath.Join(dir, "atlasbridge.log")) // there is none where nothing is warned of
+		warned := regexp.MustCompile(`(?m)WARN.*tool calls are not intercepted.*openai`).Match(log)
+		if warned != (tool == "openai") {
+			t.Errorf("%s: the log is %q", tool, log)
+		}
 	}
 }
 

@@ -1065,12 +1065,12 @@ type PromptRecord struct {
 	Prompt                 // as the screen, or the hook, asked
 	SessionID   string     `json:"session_id"`
 	Confidence  string     `json:"confidence"`
-	MaxLength   int        `json:"max_length"` // of a text answer, bytes
-	Source      string     `json:"source"`     // "screen", "hook" or "ask"
-	Tool        string     `json:"tool"`       // hook: the tool's name for what it wants to use ("Bash"); else ""
-	Subject     string     `json:"subject"`    // hook: what the tool's dialog shows of it: the command, file, address
-	Lasting     string     `json:"lasting"`    // hook: what the lasting permission allows, and for how long
-	Lang        string     `json:"lang"`       // not of a screen: what Full is written in: bash, diff, markdown; else ""
+	Constraints Limits     `json:"constraints"`
+	Source      string     `json:"source"`  // "screen", "hook" or "ask"
+	Tool        string     `json:"tool"`    // hook: the tool's name for what it wants to use ("Bash"); else ""
+	Subject     string     `json:"subject"` // hook: what the tool's dialog shows of it: the command, file, address
+	Lasting     string     `json:"lasting"` // hook: what the lasting permission allows, and for how long
+	Lang        string     `json:"lang"`    // not of a screen: what Full is written in: bash, diff, markdown; else ""
 	Cwd         string     `json:"cwd"`
 	Key         string     `json:"idempotency_key"`
 	Status      State      `json:"status"`
@@ -1101,6 +1101,29 @@ type PromptRecord struct {
 	// ScreenSHA is the SHA-256 ("sha256:…") of the Shown that stood on the screen when the answer was typed.
 	ScreenSHA string `json:"screen_sha256"`
 	Reason    string `json:"reason"` // why failed or canceled; the operator's reason for a refusal
+}
+
+// Limits are what an answer must keep to, besides being one of the choices; 0 where there is no such answer.
+type Limits struct {
+	MaxLength int `json:"max_length,omitempty"` // of a text, bytes
+	MinChoice int `json:"min_choice,omitempty"` // the first number that chooses, where all choices are numbered
+	MaxChoice int `json:"max_choice,omitempty"`
+}
+
+// limit fills in the limits of a question that has its type and choices.
+func (p *PromptRecord) limit() {
+	if p.takesText() {
+		p.Constraints.MaxLength = cmp.Or(p.Constraints.MaxLength, maxText)
+	}
+	for i, c := range p.Choices {
+		if c.Key != strconv.Itoa(i+1) {
+			return
+		}
+	}
+	if len(p.Choices) > 0 {
+		p.Constraints.MinChoice = 1
+		p.Constraints.MaxChoice = len(p.Choices)
+	}
 }
 
 // Open tells that the prompt waits for an answer.
@@ -2390,7 +2413,7 @@ func (p *PromptRecord) byLabel(words string) string {
 // takesText tells whether an answer may be any text.
 func (p *PromptRecord) takesText() bool {
 	asksForIt := p.Type == FreeText || p.Type == Unknown && !p.takesKeys()
-	return asksForIt || p.MaxLength > 0 && !p.Permission
+	return asksForIt || p.Constraints.MaxLength > 0 && !p.Permission
 }
 
 // takesKeys tells whether it is a screen that no rule reads: single keys may be pressed at it, no text.
@@ -2398,7 +2421,7 @@ func (p *PromptRecord) takesKeys() bool { return p.Type == Unknown && len(p.Choi
 
 // checkText is why a text cannot be typed as it is: too long, or with control characters, which would be keys.
 func (p *PromptRecord) checkText(s string) Refusal {
-	limit := cmp.Or(p.MaxLength, maxText)
+	limit := cmp.Or(p.Constraints.MaxLength, maxText)
 	if len(s) > limit {
 		return Refusal(fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit))
 	}
