@@ -69,10 +69,14 @@ func run(ctx context.Context, args []string, stdin, stdout, stderr *os.File) (co
 		c.name, c.args = c.args[0], []string{"-h"}
 	}
 	c.opts, code = c.options()
-	if c.opts == nil {
-		return code
+	if c.opts != nil {
+		code = c.spec().do(c)
 	}
-	return c.spec().do(c)
+	if c.lost != nil {
+		c.fail(fmt.Errorf("writing the output: %w", c.lost))
+		code = max(code, exitFailed)
+	}
+	return code
 }
 
 // Exit statuses, as the shell and env(1) have them.
@@ -151,8 +155,12 @@ type flagSpec struct {
 	help  string // what the value is, or what the switch does
 }
 
-// durationValue is the value of a flag that takes a time such as 90s.
-const durationValue = "DUR"
+// Values of flags: what the help calls them tells what they can be.
+const (
+	durationValue = "DUR"  // a time such as 90s
+	fileValue     = "FILE" // a file, completed by the shell
+	adapterValue  = "NAME" // of an adapter
+)
 
 // jsonFlags are those of a command that only prints: --json asks for what a program can read.
 var jsonFlags = []flagSpec{{name: "json"}}
@@ -164,9 +172,9 @@ func commands() []commandSpec {
 			min: 1, max: anyNumber, verbatim: true, do: cmdRun,
 			lines: [][]flagSpec{
 				{{"channel", "telegram|local", "who is asked (default: telegram once set up)"}},
-				{{"record", "FILE", "keep a recording"}, {"stream", "", "send the output to the phone"}},
+				{{"record", fileValue, "keep a recording"}, {"stream", "", "send the output to the phone"}},
 				{{"timeout", durationValue, "wait 90s or 10m"}, {"quiet", "", "not a byte of our own here"}},
-				{{"name", "LABEL", "its name in messages"}, {"adapter", "NAME", "treat it as this tool"}},
+				{{"name", "LABEL", "its name in messages"}, {"adapter", adapterValue, "treat it as this tool"}},
 			},
 			notes: `Everything after <tool> is the tool's own, as its exit status is.
   atlasbridge run --name api --timeout 30m claude --model opus
@@ -174,7 +182,7 @@ func commands() []commandSpec {
 `},
 		{name: "setup", operands: "[flags]", summary: "connect your Telegram bot; writes config.toml", do: cmdSetup,
 			lines: [][]flagSpec{
-				{{"token-file", "FILE", "read the bot token from a file, or /dev/stdin"}},
+				{{"token-file", fileValue, "read the bot token from a file, or /dev/stdin"}},
 				{{"chat-id", "ID", "the chat"}, {"user-id", "ID", "who may answer; found otherwise"}},
 				{{"api-base", "URL", "another Bot API server"}, {"no-test", "", "send no test message"}},
 			},
@@ -218,7 +226,7 @@ Exit: 0 answered, 1 refused, 124 nobody answered, 125 it could not be asked.
 			},
 			notes: "Compares with the head in the state file too. Exit: 1 when it does not hold.\n"},
 		{name: "debug", operands: "bundle", summary: "pack what a bug report needs, no secrets",
-			words: []string{"bundle"}, flags: []flagSpec{{name: "output", value: "FILE"}, {name: "full"}}, do: cmdDebug,
+			words: []string{"bundle"}, flags: []flagSpec{{name: "output", value: fileValue}, {name: "full"}}, do: cmdDebug,
 			notes: "State, audit log, log, versions, settings; --full adds answers and excerpts.\n"},
 		{name: "lab", operands: "[flags] [FILE|DIR…]", summary: "replay recordings through the detector",
 			max: anyNumber, do: cmdLab,
@@ -270,6 +278,20 @@ func (s commandSpec) synopsis() string {
 // synopsis is the flag as it is written on a command line.
 func (f flagSpec) synopsis() string {
 	return strings.TrimSpace("--" + f.name + " " + f.value)
+}
+
+// words are the values that the flag can have, nil: others than a few.
+func (f flagSpec) words() []string {
+	var words []string
+	switch {
+	case strings.Contains(f.value, "|"):
+		words = strings.Split(f.value, "|")
+	case f.value == adapterValue:
+		for _, a := range adapters {
+			words = append(words, a.Names...)
+		}
+	}
+	return words
 }
 
 // help is what `atlasbridge help` says about the command.
@@ -324,6 +346,7 @@ type command struct {
 	stderr *os.File
 	getenv func(string) string
 	opts   *options
+	lost   error // why something could not be written to standard output
 }
 
 // spec is the row of the command's name; of an unknown one it does nothing: do is nil.
@@ -353,9 +376,11 @@ func (c *command) options() (*options, int) {
 	if err == flag.ErrHelp {
 		return nil, c.print(s.help())
 	}
+	if err == nil {
+		err = o.check(s)
+	}
 	if err != nil {
-		said := strings.Replace(err.Error(), "flag provided but not defined: -", "unknown flag --", 1)
-		return nil, c.usage("%s", said)
+		return nil, c.badFlag(err)
 	}
 	if !s.takes(o.args) {
 		return nil, c.usage("wrong arguments %q", o.args)
@@ -378,6 +403,44 @@ func (o *options) parse(args []string, verbatim bool) error {
 	}
 	o.args = slices.Concat(o.args, o.set.Args(), rest)
 	return err
+}
+
+// check gives an error where a flag has a value that it cannot have.
+func (o *options) check(s commandSpec) error {
+	for _, f := range s.allFlags() {
+		words := f.words()
+		value := o.text(f.name)
+		switch {
+		case !o.given(f.name):
+		case words != nil && !slices.Contains(words, value):
+			return fmt.Errorf("--%s cannot be %q%s", f.name, value, meant("", value, words))
+		case f.value == durationValue:
+			life, err := time.ParseDuration(value)
+			if err != nil || life < time.Second || life > 24*time.Hour {
+				return fmt.Errorf("--%s must be from 1s to 24h", f.name)
+			}
+		}
+	}
+	return nil
+}
+
+// badFlag says what is wrong with a flag, and which one was meant, or how the command is used.
+func (c *command) badFlag(err error) int {
+	said := strings.NewReplacer("flag needs an argument: -", "there is no value after --",
+		" for flag -", " for --", " for -", " for --").Replace(err.Error())
+	unknown, ok := strings.CutPrefix(said, "flag provided but not defined: -")
+	if ok {
+		var names []string
+		for _, f := range c.spec().allFlags() {
+			names = append(names, f.name)
+		}
+		said = "unknown flag --" + unknown + meant("--", unknown, names)
+	}
+	if !strings.HasSuffix(said, "?") {
+		return c.usage("%s", said)
+	}
+	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", visible(said))
+	return exitUsage
 }
 
 // text is the value of a flag as it was given, or its default.
@@ -415,17 +478,47 @@ func meant(before, word string, words []string) string {
 	return "; did you mean `" + before + near + "`?"
 }
 
-// nearest is the first word that s begins, or that differs from it in two letters side by side; "" when there is none.
+// nearest is the word that was meant by s: the first that s begins, else that with the least distance, if that is a
+// slip in every three letters at most; "" when there is none.
 func nearest(s string, words []string) string {
+	near := ""
+	least := len(s)/3 + 1
 	for _, w := range words {
-		head := commonHead([]byte(s), []byte(w))
-		tail := commonTail([]byte(s[head:]), []byte(w[head:]))
-		begins := head > 1 && head == len(s)
-		if begins || max(len(s), len(w))-head-tail <= 2 {
+		if len(s) > 1 && strings.HasPrefix(w, s) {
 			return w
 		}
+		slips := distance(strings.ToLower(s), strings.ToLower(w))
+		if slips < least {
+			near = w
+			least = slips
+		}
 	}
-	return ""
+	return near
+}
+
+// distance is how many letters must be put in, left out, replaced, or swapped with the next one to make b of a.
+func distance(a, b string) int {
+	var last []int               // row, as it was a letter of a before
+	row := make([]int, len(b)+1) // from what was read of a to so much of b
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		next := make([]int, len(b)+1)
+		next[0] = i + 1
+		for j := range len(b) {
+			replaced := row[j]
+			if a[i] != b[j] {
+				replaced++
+			}
+			next[j+1] = min(replaced, row[j+1]+1, next[j]+1)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				next[j+1] = min(next[j+1], last[j-1]+1)
+			}
+		}
+		last, row = row, next
+	}
+	return row[len(b)]
 }
 
 // commonHead is how many elements a and b both begin with.
@@ -491,21 +584,34 @@ func hintOf(err error) string {
 	return hint.todo
 }
 
+// Write writes to standard output. After an error nothing more is written, and the command fails in the end.
+func (c *command) Write(p []byte) (int, error) {
+	if c.lost == nil {
+		_, c.lost = c.stdout.Write(p)
+	}
+	return len(p), c.lost
+}
+
 // print writes a text to standard output; the command fails when it cannot be written.
 func (c *command) print(text string) int {
-	if _, err := io.WriteString(c.stdout, text); err != nil {
-		return c.fail(fmt.Errorf("writing the output: %w", err))
+	_, err := io.WriteString(c, text)
+	if err != nil {
+		return exitFailed
 	}
 	return 0
 }
 
 // printJSON is print of v as JSON.
 func (c *command) printJSON(v any) int {
-	e := json.NewEncoder(c.stdout)
+	e := json.NewEncoder(c)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
-	if err := e.Encode(v); err != nil {
-		return c.fail(fmt.Errorf("writing the output: %w", err))
+	err := e.Encode(v)
+	switch {
+	case c.lost != nil:
+		return exitFailed
+	case err != nil:
+		return c.fail(err)
 	}
 	return 0
 }
@@ -5631,12 +5737,8 @@ func (a *asking) addAnswers() (problem string) {
 			list = f
 		}
 	})
-	life, _ := time.ParseDuration(a.opts.text("timeout")) // as the flag package prints it: cannot fail
-	outside := life < time.Second || life > 24*time.Hour
 	p := &a.prompt
 	switch {
-	case a.opts.given("timeout") && outside:
-		return "--timeout must be from 1s to 24h"
 	case list != nil && a.opts.on("text"):
 		return "--choices and --text exclude each other"
 	case list != nil:

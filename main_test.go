@@ -134,8 +134,17 @@ func TestCommandLine(t *testing.T) {
 		{"--version", 0, `^atlasbridge `, ""},
 		{"version now", 2, "", `^atlasbridge: wrong arguments \["now"\]; usage: atlasbridge version`},
 		{"run", 2, "", `^atlasbridge: wrong arguments \[\]; usage: atlasbridge run \[flags\] <tool>`},
-		{"config --jsn", 2, "", "^atlasbridge: unknown flag --jsn; usage: .*config.*\n$"},
-		{"config --json=perhaps", 2, "", `^atlasbridge: .*invalid boolean value`},
+		{"config --jsn", 2, "", "^atlasbridge: unknown flag --jsn; did you mean `--json`\\?\n$"},
+		{"config --frob", 2, "", "^atlasbridge: unknown flag --frob; usage: .*config.*\n$"},
+		{"config --json=perhaps", 2, "", `^atlasbridge: invalid boolean value "perhaps" for --json`},
+		{"run --chanel local true", 2, "", "^atlasbridge: unknown flag --chanel; did you mean `--channel`\\?\n$"},
+		{"run --channel telegraf true", 2, "", "^atlasbridge: --channel .*\"telegraf\".* `telegram`\\?\n$"},
+		{"run --channel x true", 2, "", "^atlasbridge: --channel cannot be \"x\"; usage: .*\n$"},
+		{"run --adapter claud true", 2, "", "^atlasbridge: --adapter .*\"claud\".* `claude`\\?\n$"},
+		{"run --timeout soon true", 2, "", `^atlasbridge: invalid value "soon" for --timeout: `},
+		{"run --timeout 25h true", 2, "", `^atlasbridge: --timeout must be from 1s to 24h; usage: `},
+		{"run --timeout -1s true", 2, "", `^atlasbridge: --timeout must be from 1s to 24h; usage: `},
+		{"run --name", 2, "", `^atlasbridge: there is no value after --name; usage: `},
 		{"config", 0, `(?m)^timeout_seconds +600 +default$`, ""},
 		{"completion", 2, "", `usage: atlasbridge completion bash\|zsh\|fish`},
 		{"completion tcsh", 2, "", `usage: atlasbridge completion bash\|zsh\|fish`},
@@ -212,11 +221,19 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestNearest: a mistyped word suggests the one that it begins or differs from by two letters side
-// by side, else none.
+// TestNearest: a mistyped word suggests the one that it begins, or else the one with the least slips, of which each
+// three letters may have one; else none.
 func TestNearest(t *testing.T) {
-	words := []string{"run", "setup", "doctor", "status", "approvals", "answer", "logs", "audit"}
+	words := []string{"run", "setup", "doctor", "status", "approvals", "answer", "logs", "audit", "ls"}
 	for in, want := range map[string]string{
+		"staus":      "status",
+		"dcotro":     "doctor", // two slips
+		"apovals":    "approvals",
+		"xy":         "", // one letter of two is no slip
+		"ln":         "",
+		"log s":      "logs",
+		"ran":        "run",
+		"RUN":        "run",
 		"rnu":        "run",
 		"stats":      "status",
 		"app":        "approvals",
@@ -328,15 +345,25 @@ func TestTableFits(t *testing.T) {
 
 // A program that cannot write its output says so and fails.
 func TestOutputLost(t *testing.T) {
-	t.Setenv("ATLASBRIDGE_HOME", home(t, ""))
 	t.Setenv("PATH", t.TempDir()) // no tools
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
 		t.Skip("no /dev/full here")
 	}
 	defer full.Close()
-	for _, line := range []string{"status --json", "approvals --json", "config --json", "config",
-		"adapters --json", "audit verify --json", "doctor --json"} {
+	s, _ := auditFilled(t, 3)
+	t.Setenv("ATLASBRIDGE_HOME", s.Dir)
+	t.Chdir(t.TempDir())
+	cast := `{"version":2,"width":80,"height":24}` + "\n" +
+		`[0.1,"o","Go on? (y/n) "]` + "\n" + `[9,"t","reading canon echo"]` + "\n"
+	if err := os.WriteFile("a.cast", []byte(cast), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{"status", "status --json", "approvals", "approvals --json", "config", "config --json",
+		"adapters", "adapters --json", "audit verify", "audit verify --json", "doctor", "doctor --json", "logs",
+		"logs --json", "logs --tail", "help", "help run", "version", "completion bash", "completion zsh",
+		"completion fish", "debug bundle --output bundle",
+		"lab a.cast", "lab --json a.cast", "lab --screen a.cast", "lab --explain a.cast"} {
 		t.Run(line, func(t *testing.T) {
 			errs, err := os.Create(filepath.Join(t.TempDir(), "errs"))
 			if err != nil {
@@ -15322,6 +15349,42 @@ func TestAuditCommands(t *testing.T) {
 	code, out, _ := cliWhile(ctx, t, s.Dir, "logs", "--tail")
 	if code != 0 || !strings.Contains(out, "TOOL_CALL") {
 		t.Error(code, out)
+	}
+}
+
+// TestUnknownIDs: an id that names nothing is an error that repeats it, and one that begins several names those.
+func TestUnknownIDs(t *testing.T) {
+	s := storeAt(t, home(t, ""))
+	var sessions, prompts []string
+	for _, id := range []string{"aaaa1111-1", "aaaa2222-2", "aaaa2222-3"} {
+		holds(t, s, id)
+		addSession(t, s, id)
+		p := storePrompt(t, s, id, AwaitingReply, func(p *PromptRecord) { p.ID = "bbbb" + id[4:] })
+		sessions = append(sessions, id)
+		prompts = append(prompts, p.ID)
+	}
+	for _, test := range []struct {
+		args   string
+		code   int
+		stdout int    // lines
+		stderr string // "" nothing at all
+	}{
+		{"logs --session zz", 1, 0, `atlasbridge: no session in the log begins with "zz"`},
+		{"logs --json --session zz", 1, 0, `"zz"`},
+		{"logs --tail --session zz", 1, 0, `"zz"`},
+		{"logs --session aaaa2222", 1, 0, `"aaaa2222" is not enough of an id: these begin with it: ` +
+			strings.Join(sessions[1:], " ") + "\n"},
+		{"logs --session aaaa1", 0, 3, ""},
+		{"answer zz y", 1, 0, `there is no question "zz"` + "\n"},
+		{"answer bbbb1 y", 1, 0, `begin with it: bbbb1111` + "\n"},
+		{"answer bbbb2222 y", 1, 0, `begin with it: ` + strings.Join(prompts[1:], " ") + "\n"},
+		{"answer bbbb1111 y", 0, 1, ""},
+	} {
+		code, stdout, stderr := cli(t, s.Dir, strings.Fields(test.args)...)
+		if code != test.code || strings.Count(stdout, "\n") != test.stdout ||
+			!strings.Contains(stderr, test.stderr) || test.stderr == "" && stderr != "" {
+			t.Errorf("%s: exit %d\n%s%s", test.args, code, stdout, stderr)
+		}
 	}
 }
 

@@ -2236,7 +2236,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 	_, mine := s.held.Load(lockName(p.SessionID))
 	switch {
 	case p.ID == "":
-		return Refusal("there is no question " + clip(strconv.Quote(d.PromptID), 40) + " in that session")
+		return v.unknown(d)
 	case !d.Trusted && !p.hasNonce(d.Nonce):
 		return "the answer does not belong to this question"
 	case p.Reason == damaged:
@@ -2260,6 +2260,27 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 		return v.tooFast(p.SessionID, now)
 	}
 	return ""
+}
+
+// unknown says that the decision names no question, and which ones it may mean: those open ones that begin so.
+func (v *View) unknown(d Decision) Refusal {
+	named := clip(strconv.Quote(d.PromptID), 40)
+	if !d.Trusted {
+		return Refusal("there is no question " + named + " in that session")
+	}
+	var ids []string
+	for _, p := range v.which(func(p *PromptRecord) bool { return p.Open() && strings.HasPrefix(p.ID, d.PromptID) }) {
+		id := shortID(p.ID)
+		if strings.HasPrefix(d.PromptID, id) {
+			id = p.ID
+		}
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	if len(ids) == 0 || d.PromptID == "" {
+		return Refusal("there is no question " + named)
+	}
+	return Refusal(named + " is not enough of an id: open questions that begin with it: " + strings.Join(ids, " "))
 }
 
 // hasNonce tells whether this is the prompt's nonce, or enough of its beginning.
@@ -3167,7 +3188,7 @@ func (c *command) answer(s *Store) int {
 		return c.fail(hinted(errors.New("nothing was typed: "+string(why)),
 			"atlasbridge approvals lists the open questions"))
 	}
-	fmt.Fprintln(c.stdout, "answered", shortID(p.ID))
+	fmt.Fprintln(c, "answered", shortID(p.ID))
 	if err := s.Trouble(); err != nil {
 		c.fail(err) // says it: the answer counts all the same
 	}
