@@ -808,7 +808,7 @@ func cmdLogs(c *command) int {
 	}
 }
 
-// sessionIn is the id of the one session in the log that begins so, "" any. It is an error where there is none, or more.
+// sessionIn is the id of the one session in the log that begins so, "" any. None is an error, and so are two.
 func sessionIn(path, begins string) (id string, err error) {
 	if begins == "" {
 		return "", nil
@@ -900,7 +900,12 @@ func (c *command) printEntry(line []byte, session string) {
 	}
 	text := fmt.Sprintf("%q", fmt.Sprintf("%.19s %-8s %-17s %s%s", member["ts"], shortID(member["session_id"]),
 		member["event"], shortID(member["prompt_id"]), rest.String()))
-	fmt.Fprintln(c, text[1:len(text)-1])
+	text = text[1 : len(text)-1]
+	size, err := terminalSize(c.stdout)
+	if err == nil {
+		text = strings.Join(wrap(text, max(int(size.Cols)-columnGap, lastLeast)), "\n"+strings.Repeat(" ", columnGap))
+	}
+	fmt.Fprintln(c, text)
 }
 
 // ---- debug bundle ----

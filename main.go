@@ -38,7 +38,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"text/tabwriter"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -287,25 +286,27 @@ func (f flagSpec) words() []string {
 	case strings.Contains(f.value, "|"):
 		words = strings.Split(f.value, "|")
 	case f.value == adapterValue:
-		for _, a := range adapters {
-			words = append(words, a.Names...)
-		}
+		words = append(toolNames(), adapterFor("").Name)
 	}
 	return words
 }
 
 // help is what `atlasbridge help` says about the command.
 func (s commandSpec) help() string {
-	var explained strings.Builder
+	var explained [][]string
 	for _, line := range s.lines {
 		var names, helps []string
 		for _, f := range line {
 			names = append(names, f.synopsis())
 			helps = append(helps, f.help)
 		}
-		explained.WriteString("  " + strings.Join(names, ", ") + "\t" + strings.Join(helps, "; ") + "\n")
+		explained = append(explained, []string{"  " + strings.Join(names, ", "), strings.Join(helps, "; ")})
 	}
-	return "atlasbridge " + s.synopsis() + "\n  " + s.summary + "\n" + columns(explained.String()) + s.notes
+	flags := ""
+	if explained != nil {
+		flags = layout(explained, columnStarts(explained), 0)
+	}
+	return "atlasbridge " + s.synopsis() + "\n  " + s.summary + "\n" + flags + s.notes
 }
 
 // flagSet parses the flags of the command.
@@ -616,42 +617,116 @@ func (c *command) printJSON(v any) int {
 	return 0
 }
 
-// maxColumns is the width of a table in characters, that of a small terminal.
-const maxColumns = 80
+const (
+	columnGap = 2  // blanks between columns
+	lastLeast = 20 // columns that the last cell of a row must have, else each cell gets a line of its own
+)
 
-// show prints v with --json, else a table of which the first row are the headings.
+// show prints v with --json, else a table of which the first row are the headings; a row of one cell is a sentence. At
+// a terminal it has its width, and nothing is cut.
 func (c *command) show(v any, rows [][]string) int {
 	if c.opts.on("json") {
 		return c.printJSON(v)
 	}
-	var cells strings.Builder
+	oneLine := strings.NewReplacer("\n", " ", "\t", " ")
 	for _, row := range rows {
-		cells.WriteString(visible(strings.Join(row, "\t")) + "\n")
+		for i, cell := range row {
+			row[i] = oneLine.Replace(visible(cell))
+		}
 	}
-	lines := strings.Split(columns(cells.String()), "\n")
-	for i, line := range lines {
-		lines[i] = cutColumns(line)
+	size, _ := terminalSize(c.stdout) // no terminal has no width
+	width := int(size.Cols)
+	starts := columnStarts(rows)
+	if width > 0 && starts[len(starts)-1]+lastLeast > width {
+		return c.print(cards(rows, width))
 	}
-	lines[0] = c.colour(sgrBold, lines[0])
-	return c.print(strings.Join(lines, "\n"))
+	headings, table, _ := strings.Cut(layout(rows, starts, width), "\n")
+	return c.print(c.colour(sgrBold, headings) + "\n" + table)
 }
 
-// columns lines up the cells of lines, which end in tabs, two blanks apart.
-func columns(lines string) string {
+// columnStarts is where each column begins: behind the widest cell of the one before. The last cell of a row does not
+// count: nothing is behind it.
+func columnStarts(rows [][]string) []int {
+	starts := make([]int, len(rows[0]))
+	for i := range len(starts) - 1 {
+		for _, row := range rows {
+			if i < len(row)-1 {
+				starts[i+1] = max(starts[i+1], starts[i]+widthOf(row[i])+columnGap)
+			}
+		}
+	}
+	return starts
+}
+
+// layout are rows as lines, of that width where it is not 0: the last cell of a row goes on below itself.
+func layout(rows [][]string, starts []int, width int) string {
 	var text strings.Builder
-	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-	_, _ = io.WriteString(w, lines) // a Builder takes everything
-	_ = w.Flush()                   // as above
+	for _, row := range rows {
+		last := len(row) - 1
+		for i, cell := range row[:last] {
+			text.WriteString(cell + strings.Repeat(" ", starts[i+1]-starts[i]-widthOf(cell)))
+		}
+		text.WriteString(hanging(row[last], starts[last], width))
+	}
 	return text.String()
 }
 
-// cutColumns is a line of at most maxColumns characters; what is left out ends in "…".
-func cutColumns(line string) string {
-	letters := []rune(line)
-	if len(letters) <= maxColumns {
-		return line
+// cards are the rows below the first one, each cell on a line of its own behind its heading.
+func cards(rows [][]string, width int) string {
+	var text strings.Builder
+	names := rows[0]
+	at := 0
+	for _, name := range names {
+		at = max(at, widthOf(name)+columnGap)
 	}
-	return string(letters[:maxColumns-1]) + "…"
+	for i, row := range rows[1:] {
+		if i > 0 {
+			text.WriteString("\n")
+		}
+		if len(row) < len(names) {
+			text.WriteString(hanging(row[0], 0, width))
+			continue
+		}
+		for j, cell := range row {
+			if cell != "" {
+				text.WriteString(names[j] + strings.Repeat(" ", at-widthOf(names[j])) + hanging(cell, at, width))
+			}
+		}
+	}
+	return text.String()
+}
+
+// hanging is a text that begins in that column, in lines of that width, 0 any, that all begin there.
+func hanging(text string, at, width int) string {
+	if width == 0 {
+		return text + "\n"
+	}
+	lines := wrap(text, max(width-at, 1))
+	return strings.Join(lines, "\n"+strings.Repeat(" ", at)) + "\n"
+}
+
+// wrap is a text in lines of that width, which end at a blank where there is one.
+func wrap(text string, width int) (lines []string) {
+	begin := 0  // of the line
+	blank := -1 // the last one in it
+	used := 0   // columns of it
+	for i, r := range text {
+		if r == ' ' {
+			blank = i
+		}
+		used += runeWidth(r)
+		if used <= width || i == begin {
+			continue
+		}
+		end, next := i, i
+		if blank > begin {
+			end, next = blank, blank+1
+		}
+		lines = append(lines, text[begin:end])
+		begin = next
+		used = widthOf(text[next : i+len(string(r))])
+	}
+	return append(lines, text[begin:])
 }
 
 // Codes of SGR, ECMA-48 section 8.3.117.
@@ -1440,9 +1515,13 @@ func cmdRun(c *command) int {
 	if err == nil {
 		return *s.rec.ExitCode
 	}
+	missing := errors.Is(err, errNoTool)
+	if missing {
+		err = hinted(err, otherTool(c.opts.args[0], c.getenv("PATH")))
+	}
 	c.fail(err)
 	switch {
-	case errors.Is(err, errNoTool):
+	case missing:
 		return 127
 	case errors.Is(err, fs.ErrPermission) && strings.HasPrefix(err.Error(), "starting "):
 		return 126
@@ -1450,15 +1529,58 @@ func cmdRun(c *command) int {
 	return exitInternal
 }
 
+// otherTool is what to do about a tool that is in no folder of path: which was meant, among those that are known and
+// those that are there. "" where that is not known.
+func otherTool(name, path string) (todo string) {
+	if strings.Contains(name, " ") {
+		return "the tool and each of its arguments are words of their own, without quotation marks around them all"
+	}
+	if filepath.Base(name) != name {
+		return ""
+	}
+	known := toolNames()
+	if slices.Contains(known, name) {
+		return "install it, or add its folder to PATH"
+	}
+	near := nearest(name, known)
+	if near == "" {
+		near = nearest(name, programsIn(path))
+	}
+	if near == "" {
+		return ""
+	}
+	return "did you mean `atlasbridge run " + near + "`?"
+}
+
+// toolNames are the names of the tools that have an adapter.
+func toolNames() []string {
+	var names []string
+	for _, a := range adapters {
+		names = append(names, a.Names...)
+	}
+	return names
+}
+
+// programsIn are the names of what can be run in the folders of path.
+func programsIn(path string) []string {
+	var names []string
+	for _, dir := range filepath.SplitList(path) {
+		files, _ := os.ReadDir(dir) // what cannot be read has none
+		for _, f := range files {
+			_, err := findTool(filepath.Join(dir, f.Name()))
+			if err == nil {
+				names = append(names, f.Name())
+			}
+		}
+	}
+	return names
+}
+
 // newSession does what can fail before anything is spawned.
 func newSession(c *command) (*session, error) {
 	tool := filepath.Base(c.opts.args[0])
 	flags := settingsOf(c.opts)
 	cfg, err := c.config(flags)
-	if err != nil {
-		return nil, err
-	}
-	adapter, err := namedAdapter(c.opts.text("adapter"), tool)
 	if err != nil {
 		return nil, err
 	}
@@ -1478,7 +1600,7 @@ func newSession(c *command) (*session, error) {
 		ch:      localChannel{},
 		tg:      newTelegram(cfg, st, log),
 		log:     log,
-		adapter: adapter,
+		adapter: adapterFor(cmp.Or(c.opts.text("adapter"), tool)),
 		notes:   hostStream{c.stderr},
 		signals: make(chan os.Signal, 8),
 		events:  make(chan func()),
@@ -1506,19 +1628,6 @@ func newSession(c *command) (*session, error) {
 		}
 	}
 	return s, nil
-}
-
-// namedAdapter is the adapter of that name, or with "" that of the tool.
-func namedAdapter(name, tool string) (*Adapter, error) {
-	if name == "" {
-		return adapterFor(tool), nil
-	}
-	adapter := adapterFor(name)
-	if adapter.Name == "generic" && name != "generic" {
-		err := fmt.Errorf("no adapter is called %q", name)
-		return nil, hinted(err, "`atlasbridge adapters` lists them")
-	}
-	return adapter, nil
 }
 
 // settingsOf is what the command line says about settings, "" where it says nothing.

@@ -251,6 +251,33 @@ func TestNearest(t *testing.T) {
 	}
 }
 
+// TestToolNotFound: a tool that is not found is named with the one that was meant, known or in PATH, or what else to do.
+func TestToolNotFound(t *testing.T) {
+	bin := t.TempDir()
+	for name, mode := range map[string]os.FileMode{"frobnicate": 0o700, "gizmo.txt": 0o600} {
+		if err := os.WriteFile(filepath.Join(bin, name), nil, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", filepath.Join(bin, "none")+string(filepath.ListSeparator)+bin)
+	for tool, want := range map[string]string{
+		"cluade":              "did you mean `atlasbridge run claude`?",
+		"frobincate":          "did you mean `atlasbridge run frobnicate`?",
+		"codex":               "install it, or add its folder to PATH",
+		"claude --model opus": "without quotation marks around them all",
+		"gizmo.tx":            "", // no program
+		"./cluade":            "",
+		"kubernetes":          "",
+	} {
+		code, stdout, stderr := cli(t, home(t, ""), "run", tool)
+		lines := "atlasbridge: starting " + tool + ": command not found\n"
+		if code != 127 || stdout != "" || !strings.HasPrefix(stderr, lines) ||
+			!strings.Contains(stderr, want) || want == "" && stderr != lines {
+			t.Errorf("run %q: exit %d, %s", tool, code, stderr)
+		}
+	}
+}
+
 // What follows -- is an argument, never a flag, for every command.
 func TestDashes(t *testing.T) {
 	for _, s := range commands() {
@@ -325,21 +352,73 @@ func TestDashesEndTheFlags(t *testing.T) {
 	}
 }
 
-// TestTableFits: a table has aligned columns, and its last one is cut where a line of 80 columns
-// ends.
+// TestTableFits: at a terminal of any width every table and log entry has its lines, with nothing left out; elsewhere a
+// row is one line, however long.
 func TestTableFits(t *testing.T) {
-	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
-	if err != nil {
-		t.Fatal(err)
+	s := storeAt(t, home(t, ""))
+	id := storeSession(t, s)
+	question := "Overwrite " + strings.Repeat("wörd 日本 ", 12) + strings.Repeat("x", 90) + " now?"
+	p := storePrompt(t, s, id, AwaitingReply, func(p *PromptRecord) {
+		p.Question = question
+		p.Tool = "a tool with a long name indeed"
+	})
+	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+s.Dir, "NO_COLOR=1", "PATH=")
+	dense := func(text string) string { return strings.Join(strings.Fields(text), "") }
+	for _, test := range []struct {
+		command string
+		holds   []string
+	}{
+		{"status", []string{shortID(id), "active", "claude"}},
+		{"approvals", []string{shortID(p.ID), "LEFT", question}},
+		{"config", []string{"safe_defaults.multiple_choice", `"https://api.telegram.org"`, "default"}},
+		{"adapters", []string{"opencode", "notfound", adapters[0].MaxVer}},
+		{"logs", []string{shortID(p.ID), "PROMPT_DETECTED", "a tool with a long name indeed"}},
+	} {
+		for _, cols := range []int{30, 40, 80, 200} {
+			pty, err := startPTY([]string{os.Args[0], test.command}, env, "", Size{Rows: 24, Cols: uint16(cols)}, Host{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, _ := io.ReadAll(pty) // ends with an error where the terminal has gone
+			code := pty.Wait()
+			pty.Close()
+			for line := range strings.Lines(string(out)) {
+				line = strings.TrimRight(line, "\r\n")
+				if widthOf(line) > cols {
+					t.Errorf("%s in %d columns: %q has %d", test.command, cols, line, widthOf(line))
+				}
+			}
+			for _, part := range test.holds {
+				if code != 0 || !strings.Contains(dense(string(out)), dense(part)) {
+					t.Errorf("%s in %d columns: exit %d, lacks %q:\n%s", test.command, cols, code, part, out)
+				}
+			}
+		}
 	}
-	defer f.Close()
-	c := &command{name: "config", stdout: f, getenv: os.Getenv}
-	c.opts, _ = c.options()
-	c.show(nil, [][]string{{"ID", "TEXT"}, {"é", "short"}, {"22", strings.Repeat("x", 100)}})
-	text, _ := os.ReadFile(f.Name())
-	want := "ID  TEXT\né   short\n22  " + strings.Repeat("x", 75) + "…\n"
-	if string(text) != want {
-		t.Errorf("table printed\n%s, want\n%s", text, want)
+	_, out, _ := cli(t, s.Dir, "approvals")
+	if strings.Count(out, "\n") != 2 || !strings.HasSuffix(out, "  "+question+"\n") {
+		t.Errorf("in a file: %s", out)
+	}
+}
+
+// TestLayout: cells stand below each other by the columns that a terminal gives them, and a text too long for its line
+// goes on below itself.
+func TestLayout(t *testing.T) {
+	rows := [][]string{{"ID", "N", "TEXT"}, {"日本", "7", "one two three"}, {"é", "", "overlongword"}, {"a sentence of its own"}}
+	for _, test := range []struct {
+		width int
+		want  string
+	}{
+		{0, "ID    N  TEXT\n日本  7  one two three\né        overlongword\na sentence of its own\n"},
+		{17, "ID    N  TEXT\n日本  7  one two\n         three\né        overlong\n         word\na sentence of its\nown\n"},
+	} {
+		if got := layout(rows, columnStarts(rows), test.width); got != test.want {
+			t.Errorf("layout in %d columns\n%s, want\n%s", test.width, got, test.want)
+		}
+	}
+	want := "ID    日本\nN     7\nTEXT  one two\n      three\n\nID    é\nTEXT  overlong\n      word\n\na sentence of\nits own\n"
+	if got := cards(rows, 14); got != want {
+		t.Errorf("cards\n%s, want\n%s", got, want)
 	}
 }
 
@@ -14427,8 +14506,7 @@ func TestInsideBeforeItIsRecorded(t *testing.T) {
 	}
 }
 
-// TestStoreCommands: status, approvals, answer and logs show what is there within 80 columns, and
-// answer once.
+// TestStoreCommands: status, approvals, answer and logs show what is there, and answer once.
 func TestStoreCommands(t *testing.T) {
 	dir := home(t, "")
 	run := func(args ...string) (int, string, string) { return cli(t, dir, args...) }
@@ -14462,9 +14540,8 @@ func TestStoreCommands(t *testing.T) {
 	for _, args := range [][]string{{"status"}, {"approvals"}, {"logs"}} {
 		_, out, _ := run(args...)
 		for line := range strings.Lines(out) {
-			n := utf8.RuneCountInString(line)
-			if n > 81 && args[0] != "logs" || strings.ContainsRune(line, 0x1b) {
-				t.Errorf("%v: %d columns: %q", args, n, line)
+			if strings.ContainsRune(line, 0x1b) {
+				t.Errorf("%v: %q", args, line)
 			}
 		}
 		if !strings.Contains(out, shortID(id)) && args[0] != "approvals" ||

@@ -3146,7 +3146,7 @@ func (r statusRow) cells(now time.Time) []string {
 		state = r.Status
 	}
 	return []string{shortID(r.ID), fmt.Sprint(r.PID), state, span(end.Sub(r.StartedAt)), fmt.Sprint(r.Open),
-		fmt.Sprint(r.Prompts), span(now.Sub(*seen)) + " ago", r.Tool + " " + r.Label}
+		fmt.Sprint(r.Prompts), span(now.Sub(*seen)) + " ago", strings.TrimSpace(r.Tool + " " + r.Label)}
 }
 
 func cmdApprovals(c *command) int { return c.withState(c.approvals) }
@@ -3157,9 +3157,8 @@ func (c *command) approvals(s *Store) int {
 	table := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
 	for _, p := range open {
 		r := s.view.Sessions[p.SessionID]
-		question := strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")
 		table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16),
-			span(time.Until(p.ExpiresAt)), clip(p.takes(), 24), question})
+			span(time.Until(p.ExpiresAt)), clip(p.takes(), 24), cmp.Or(p.Question, p.Excerpt)})
 	}
 	return list(c, open, table, "no open questions")
 }
