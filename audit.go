@@ -787,7 +787,7 @@ func (c *command) putAside(s *Store) int {
 
 // cmdLogs prints the entries there are, and with --tail those that come, until it is interrupted.
 func cmdLogs(c *command) int {
-	dir, err := stateDir(c.getenv)
+	dir, err := c.stateDir()
 	if err != nil {
 		return c.fail(err)
 	}

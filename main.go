@@ -542,11 +542,32 @@ func commonTail[E comparable](a, b []E) int {
 
 // config reads the settings; flags win over the file and the environment. With an error at most Dir is set.
 func (c *command) config(flags map[string]string) (*Config, error) {
-	dir, err := stateDir(c.getenv)
+	dir, err := c.stateDir()
 	if err != nil {
 		return &Config{}, err
 	}
-	return loadConfig(dir, c.getenv, flags)
+	cfg, err := loadConfig(dir, c.getenv, flags)
+	for _, ignored := range cfg.ignored {
+		c.warn(ignored)
+	}
+	return cfg, err
+}
+
+// stateDir is where everything is kept.
+func (c *command) stateDir() (string, error) {
+	dir, ignored, err := stateDir(c.getenv)
+	if ignored != "" {
+		c.warn(ignored)
+	}
+	return dir, err
+}
+
+// warn tells what stops nothing, but for a run that is to be quiet and for a hook: the tool reads what that says.
+func (c *command) warn(text string) {
+	quiet := c.name == "run" && c.opts.on("quiet")
+	if !quiet && c.name != "hook" {
+		fmt.Fprintf(c.stderr, "atlasbridge: %s\n", redact(visible(text)))
+	}
 }
 
 // fail tells an error, and what to do about it where that is known. Nobody can be told when that is not read either.
@@ -882,7 +903,7 @@ func (d *doctor) checkConfig() *Config {
 	if err == nil {
 		return cfg
 	}
-	dir, err := stateDir(d.getenv)
+	dir, err := d.stateDir()
 	if err != nil {
 		return &Config{}
 	}
@@ -1021,7 +1042,7 @@ type tool struct {
 }
 
 func cmdAdapters(c *command) int {
-	dir, err := stateDir(c.getenv)
+	dir, err := c.stateDir()
 	if err != nil {
 		dir = "" // without it all the same
 	}

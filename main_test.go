@@ -11903,23 +11903,50 @@ func TestTelegramConfigTable(t *testing.T) {
 // ---- store.go: privacy ----
 // The state folder and the log are the user's alone.
 
-// TestStateDir: the state folder is ATLASBRIDGE_HOME, else STORAGE_PATH, else one in the user's
-// home.
+// TestStateDir: the state folder is ATLASBRIDGE_HOME, else STORAGE_PATH where that is no other program's, else one in
+// the user's home.
 func TestStateDir(t *testing.T) {
-	here, _ := os.Getwd()
-	for _, test := range []struct{ home, atlas, storage, want string }{
-		{"/home/u", "", "", "/home/u/.atlasbridge"},
-		{"/home/u", "", "/data", "/data"},
-		{"/home/u", "/x/../y", "/data", "/y"},
-		{"/home/u", "", "./claude_data", filepath.Join(here, "claude_data")},
+	base := home(t, "")
+	at := func(name string) string { return filepath.Join(base, name) }
+	t.Chdir(base)
+	t.Setenv("HOME", at("user"))
+	for name, mode := range map[string]os.FileMode{"empty": 0o700, "open": 0o755, "used": 0o700, "ours": 0o755} {
+		if err := os.Mkdir(at(name), mode); err != nil {
+			t.Fatal(err)
+		}
+		os.Chmod(at(name), mode)
+	}
+	for _, name := range []string{"file", "used/data.db", "ours/config.toml", "ours/data.db"} {
+		if err := os.WriteFile(at(name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	usual := at("user/.atlasbridge")
+	for _, test := range []struct{ atlas, storage, want, ignored string }{
+		{"", "", usual, ""},
+		{at("x/../y"), at("used"), at("y"), ""},
+		{"", at("new/folder"), at("new/folder"), ""},
+		{"", "./claude_data", at("claude_data"), ""},
+		{"", "./claude_data", at("claude_data"), ""},
+		{"", at("empty"), at("empty"), ""},
+		{"", at("ours"), at("ours"), ""}, // what is wrong with it is told when it is used
+		{"", at("open"), usual, "can be reached by others"},
+		{"", at("used"), usual, "used holds other files"},
+		{"", at("file"), usual, "file"},
+		{"", at("file/folder"), usual, "file"},
+		{"", "s3://bucket/folder", usual, "it is no folder"},
 	} {
-		t.Setenv("HOME", test.home)
 		t.Setenv("ATLASBRIDGE_HOME", test.atlas)
 		t.Setenv("STORAGE_PATH", test.storage)
-		got, err := stateDir(os.Getenv)
-		if err != nil || got != test.want {
-			t.Errorf("stateDir(%+v) = %s, %v", test, got, err)
+		got, ignored, err := stateDir(os.Getenv)
+		right := strings.Contains(ignored, test.ignored) && (ignored == "") == (test.ignored == "")
+		if err != nil || got != test.want || !right {
+			t.Errorf("stateDir(%+v) = %s, %q, %v", test, got, ignored, err)
 		}
+	}
+	left, _ := os.ReadDir(base)
+	if len(left) != 7 { // the last one made none
+		t.Errorf("there are %v", left)
 	}
 }
 
@@ -12330,8 +12357,8 @@ func TestConfigRejected(t *testing.T) {
 		{"[telegram]\napi_base = 'http://127.0.0.1.example.com'", "", "that begins with https://"},
 		{"[telegram]\napi_base = 'https://user:pw@api.telegram.org'", "", "must be a URL that begins"},
 		{"[telegram]\napi_base = 'ftp://127.0.0.1'", "", "that begins with https://"},
-		{"", "ALLOWED_USER_IDS=@bob", "environment ALLOWED_USER_IDS: telegram.allowed_users"},
-		{"", "PERMISSION_TIMEOUT_SEC=soon", "environment PERMISSION_TIMEOUT_SEC: permission_timeout_seconds must be"},
+		{"", "TELEGRAM_CHAT_ID=@bob", "environment TELEGRAM_CHAT_ID: telegram.chat_id must be"},
+		{token + "chat_id = 5", "ALLOWED_USER_IDS=@bob", "telegram.allowed_users is empty"},
 		{"", "TELEGRAM_BOT_TOKEN=" + fakeToken, "environment TELEGRAM_BOT_TOKEN: a bot token needs"},
 	} {
 		t.Run(test.want, func(t *testing.T) {
@@ -12388,6 +12415,51 @@ func TestLackNamesItsOrigin(t *testing.T) {
 			if err == nil || !strings.HasPrefix(err.Error(), row.want) || hintOf(err) == "" ||
 				c.Token != "" {
 				t.Errorf("loadConfig: %v, want %s", err, row.want)
+			}
+		})
+	}
+}
+
+// TestSharedEnvironment: what another program means by a name that it shares with us never stops a command; it is told,
+// the setting is that of the next origin, and the tool sees its own.
+func TestSharedEnvironment(t *testing.T) {
+	file := "log_level = 'warn'\npermission_timeout_seconds = 7\n[stream]\nmax_chars = 123\n" +
+		"[telegram]\nallowed_users = [9]\n"
+	for env, want := range map[string]string{
+		"LOG_LEVEL=trace":                      `log_level "warn" config.toml:1`,
+		"PERMISSION_TIMEOUT_SEC=soon":          "permission_timeout_seconds 7 config.toml:2",
+		"OUTPUT_MAX_CHARS=99999":               "stream.max_chars 123 config.toml:4",
+		"OUTPUT_FLUSH_MS=0.2s":                 "stream.flush_ms 200 default",
+		"STRIP_ANSI=auto":                      "stream.strip_ansi true default",
+		"ALLOWED_USER_IDS=98765432109876543,1": "telegram.allowed_users [9] config.toml:6",
+	} {
+		t.Run(env, func(t *testing.T) {
+			dir := home(t, file)
+			name, value, _ := strings.Cut(env, "=")
+			t.Setenv(name, value)
+			code, stdout, stderr := cli(t, dir, "config")
+			if code != 0 || !strings.Contains(strings.Join(strings.Fields(stdout), " "), want) {
+				t.Errorf("config: exit %d, %s", code, stdout)
+			}
+			told := "atlasbridge: environment " + name + ": "
+			if !strings.HasPrefix(stderr, told) || !strings.HasSuffix(stderr, "; it is not used\n") ||
+				strings.Contains(stderr, value) || strings.Count(stderr, "\n") != 1 {
+				t.Errorf("config tells %q", stderr)
+			}
+			for _, quiet := range []bool{false, true} {
+				args := []string{"run", "sh", "-c", "echo $" + name}
+				if quiet {
+					args = slices.Insert(args, 1, "--quiet")
+				}
+				run := exec.Command(os.Args[0], args...)
+				run.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
+				var errs strings.Builder
+				run.Stderr = &errs
+				out, err := run.Output()
+				if err != nil || string(out) != value+"\n" || strings.HasPrefix(errs.String(), told) == quiet ||
+					quiet && errs.String() != "" {
+					t.Errorf("run, quiet %v: %v, %q, %q", quiet, err, out, errs.String())
+				}
 			}
 		})
 	}

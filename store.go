@@ -56,20 +56,53 @@ const (
 //
 // Everything is in one folder, which is the user's alone.
 
-// stateDir is where everything is kept.
-func stateDir(getenv func(string) string) (string, error) {
-	dir := getenv("ATLASBRIDGE_HOME")
-	if dir == "" {
-		dir = getenv("STORAGE_PATH")
-	}
+// stateDir is where everything is kept: ATLASBRIDGE_HOME, else STORAGE_PATH, else a folder in the user's home. Other
+// programs read a STORAGE_PATH too: ignored is why it is not used.
+func stateDir(getenv func(string) string) (dir, ignored string, err error) {
+	dir = getenv("ATLASBRIDGE_HOME")
 	if dir != "" {
-		return filepath.Abs(dir)
+		dir, err = filepath.Abs(dir)
+		return dir, "", err
 	}
 	home, err := os.UserHomeDir()
-	if err != nil {
-		return "", hinted(err, "set ATLASBRIDGE_HOME to a folder of your own")
+	if err == nil {
+		home = filepath.Join(home, ".atlasbridge")
 	}
-	return filepath.Join(home, ".atlasbridge"), nil
+	storage := getenv("STORAGE_PATH")
+	if storage != "" {
+		dir, notOurs := storageDir(storage)
+		if notOurs == nil {
+			return dir, "", nil
+		}
+		ignored = "STORAGE_PATH seems to be another program's, and is not used: " + notOurs.Error()
+	}
+	return home, ignored, hinted(err, "set ATLASBRIDGE_HOME to a folder of your own")
+}
+
+// storageDir is the folder of a STORAGE_PATH, which is made where it is missing. An error is why it is none of ours: it
+// cannot be, or it is empty and others can reach it, or it holds files and none of ours is among them.
+func storageDir(path string) (dir string, err error) {
+	if strings.Contains(path, "://") {
+		return "", errors.New("it is no folder")
+	}
+	dir, err = filepath.Abs(path)
+	if err == nil {
+		err = makeDir(dir)
+	}
+	if err != nil {
+		return "", err
+	}
+	files, err := os.ReadDir(dir)
+	ours := slices.ContainsFunc(files, func(f os.DirEntry) bool {
+		return slices.Contains([]string{"config.toml", "state.jsonl", "state.lock", "atlasbridge.log"}, f.Name())
+	})
+	switch {
+	case err != nil || ours:
+		return dir, err
+	case len(files) > 0:
+		return "", errors.New(dir + " holds other files")
+	}
+	return dir, ownedPrivate(dir)
 }
 
 // secureDir makes the folder when it is missing. It refuses one that is not the user's alone, and a link.
@@ -161,6 +194,7 @@ type Config struct {
 	Flush     time.Duration
 
 	inForce []setting // all of them, with value and origin
+	ignored []string  // what the environment says that is not used, and why
 }
 
 // setting is a row of the configuration: what `config --json` shows (the token masked), and what it can be.
@@ -219,16 +253,17 @@ func settings(c *Config) []setting {
 }
 
 // loadConfig reads dir/config.toml (absent: all defaults), the environment (getenv) and the flags: key → text as it
-// would stand in the environment. With an error, only Dir is set.
+// would stand in the environment. With an error, only Dir and ignored are set.
 func loadConfig(dir string, getenv func(string) string, flags map[string]string) (*Config, error) {
 	c := &Config{Dir: dir, SafeDefaults: map[PromptType]string{}}
 	if err := c.load(getenv, flags); err != nil {
-		return &Config{Dir: dir}, err
+		return &Config{Dir: dir, ignored: c.ignored}, err
 	}
 	return c, nil
 }
 
-// load gives every setting its value. A source is checked also where another one wins over it.
+// load gives every setting its value. A source is checked also where another one wins over it. What another program may
+// have meant is left out where it is wrong.
 func (c *Config) load(getenv func(string) string, flags map[string]string) error {
 	rows := settings(c)
 	file, err := readConfig(filepath.Join(c.Dir, "config.toml"), rows)
@@ -246,15 +281,27 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 			if source.Origin == "" {
 				continue
 			}
+			last := s
 			s.Value, s.Origin = source.Value, source.Origin
-			if err := s.assign(c); err != nil {
+			err := s.assign(c)
+			if err != nil && !s.shared() {
 				return err
+			}
+			if err != nil {
+				c.ignored = append(c.ignored, err.Error()+"; it is not used")
+				s = last
+				_ = s.assign(c) // which was right
 			}
 		}
 		c.inForce = append(c.inForce, s)
 	}
 	c.maskToken()
 	return c.chooseChannel()
+}
+
+// shared tells that the value is from a variable that other programs read too, such as LOG_LEVEL.
+func (s setting) shared() bool {
+	return s.env != "" && s.Origin == "environment "+s.env && !reOurs.MatchString(s.env)
 }
 
 // readConfig reads the settings that the file gives, by key: none where there is no file.
@@ -3034,7 +3081,7 @@ func cmdConfig(c *command) int {
 
 // withState opens the state for a command, and reports what is damaged.
 func (c *command) withState(do func(*Store) int) int {
-	dir, err := stateDir(c.getenv)
+	dir, err := c.stateDir()
 	if err != nil {
 		return c.fail(err)
 	}
