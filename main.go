@@ -193,7 +193,10 @@ message, confirms by a short code that it is you, and sends a test message.
 			notes: "  atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'\n"},
 		{name: "status", summary: "sessions: what runs, what waits, who polls Telegram",
 			flags: []flagSpec{{name: "all"}, {name: "json"}}, do: cmdStatus,
-			notes: "With --all ended sessions too.\n"},
+			notes: `With --all ended sessions too. In JSON "wrapper_state" is that of atlasbridge:
+running, stopped (as by ^Z: nothing is asked or typed until it goes on) or gone.
+  atlasbridge status --json | jq -r '.[] | select(.open_prompts > 0).label'
+`},
 		{name: "approvals", summary: "open questions of all sessions, with the time left",
 			flags: jsonFlags, do: cmdApprovals},
 		{name: "answer", operands: "<prompt-id> <value>", summary: "answer a question from any terminal",
@@ -1840,8 +1843,12 @@ func (s *session) run(ctx context.Context, argv []string) error {
 		return err
 	}
 	if s.cfg.Channel != "telegram" { // nothing of the child's has been copied yet
-		fmt.Fprintln(s.notes, "atlasbridge: no Telegram here: "+
-			"questions wait for the keyboard or `atlasbridge answer` (see `atlasbridge setup`)")
+		remedy := ""
+		if !s.cfg.choseChannel() {
+			remedy = " (see `atlasbridge setup`)"
+		}
+		fmt.Fprintln(s.notes, "atlasbridge: "+s.cfg.whyLocal()+
+			": questions wait for the keyboard or `atlasbridge answer`"+remedy)
 	}
 	if s.adapter.Name == "generic" {
 		s.log.Info("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
@@ -6114,7 +6121,7 @@ func (a *asking) tellHow() {
 	how := "asked on the phone; from another terminal"
 	switch {
 	case a.own != nil && a.cfg.Channel == "local":
-		how = "no Telegram here; answer from another terminal"
+		how = a.cfg.whyLocal() + "; answer from another terminal"
 	case !onTerminal(a.stderr):
 		return
 	}

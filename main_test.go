@@ -15501,6 +15501,89 @@ func TestAuditCommands(t *testing.T) {
 	}
 }
 
+// TestLocalChannelIsTold: who chose the local channel is not sent to setup, and who has no bot is.
+func TestLocalChannelIsTold(t *testing.T) {
+	waits := ": questions wait for the keyboard or `atlasbridge answer`"
+	bot := "[telegram]\nbot_token = '" + fakeToken + "'\nchat_id = 5\nallowed_users = [5]\n"
+	for _, test := range []struct{ config, flags, want string }{
+		{"", "", "no Telegram here" + waits + " (see `atlasbridge setup`)\n"},
+		{"", "--channel local", "the channel is local, as chosen" + waits + "\n"},
+		{"channel = 'local'\n" + bot, "", "the channel is local, as chosen" + waits + "\n"},
+		{bot, "--channel=local", "the channel is local, as chosen" + waits + "\n"},
+		{bot, "--channel=local --quiet", ""},
+	} {
+		args := slices.Concat([]string{"run"}, strings.Fields(test.flags), []string{"true"})
+		run := exec.Command(os.Args[0], args...)
+		run.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+home(t, test.config))
+		out, err := run.CombinedOutput()
+		want := test.want
+		if want != "" {
+			want = "atlasbridge: " + want
+		}
+		if err != nil || string(out) != want {
+			t.Errorf("%q %s: %v, %q, want %q", test.config, test.flags, err, out, want)
+		}
+	}
+}
+
+// TestStatusOfTheStopped: status tells a session that runs from one that is stopped, in which nothing is typed, and one
+// whose wrapper is gone; an answer to a stopped one says that it waits.
+func TestStatusOfTheStopped(t *testing.T) {
+	dir := home(t, "")
+	x := bridge(t, dir, "run", "sh", "-c", `printf "Go on? (y/n) "; read a; echo got $a; read b`)
+	x.sees("Go on?")
+	row := func() (r statusRow) {
+		t.Helper()
+		code, out, errs := cli(t, dir, "status", "--all", "--json")
+		var rows []statusRow
+		if err := json.Unmarshal([]byte(out), &rows); err != nil || code != 0 || len(rows) > 1 {
+			t.Fatalf("exit %d, %v: %s%s", code, err, out, errs)
+		}
+		if len(rows) == 0 {
+			return statusRow{SessionRecord: &SessionRecord{}}
+		}
+		return rows[0]
+	}
+	until := func(what string, done func(r statusRow) bool) {
+		t.Helper()
+		for end := time.Now().Add(patience); !done(row()); runtime.Gosched() {
+			if time.Now().After(end) {
+				t.Fatalf("it is not %s: %+v", what, row())
+			}
+		}
+	}
+	until("asked", func(r statusRow) bool { return r.Open == 1 })
+	if r := row(); r.WrapperState != "running" || r.Status != "active" {
+		t.Errorf("while it runs: %+v", r)
+	}
+	wrapper := x.pty.PID()
+	tell := func(signal string) {
+		t.Helper()
+		if out, err := exec.Command("sh", "-c", fmt.Sprintf("kill -%s %d", signal, wrapper)).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	tell("STOP")
+	until("stopped", func(r statusRow) bool { return r.WrapperState == "stopped" })
+	if _, out, _ := cli(t, dir, "status"); !strings.Contains(out, "  stopped  ") {
+		t.Errorf("status of a stopped session:\n%s", out)
+	}
+	var open []PromptRecord
+	_, out, _ := cli(t, dir, "approvals", "--json")
+	if err := json.Unmarshal([]byte(out), &open); err != nil || len(open) != 1 {
+		t.Fatalf("%v: %s", err, out)
+	}
+	code, _, errs := cli(t, dir, "answer", open[0].ID, "y")
+	if code != 0 || !strings.Contains(errs, "its session is stopped") {
+		t.Errorf("answer: exit %d, %q", code, errs)
+	}
+	tell("CONT")
+	x.sees("got y")
+	until("running", func(r statusRow) bool { return r.WrapperState == "running" })
+	x.kill(wrapper, syscall.SIGKILL)
+	until("gone", func(r statusRow) bool { return r.WrapperState == "gone" && r.Status == "crashed" })
+}
+
 // TestUnknownIDs: an id that names nothing is an error that repeats it, and one that begins several names those.
 func TestUnknownIDs(t *testing.T) {
 	s := storeAt(t, home(t, ""))

@@ -439,6 +439,17 @@ func (c *Config) maskToken() {
 	}
 }
 
+// choseChannel tells whether somebody chose the channel.
+func (c *Config) choseChannel() bool { return c.row("channel").Origin != "default" }
+
+// whyLocal is why nothing goes to Telegram.
+func (c *Config) whyLocal() string {
+	if c.choseChannel() {
+		return "the channel is local, as chosen"
+	}
+	return "no Telegram here"
+}
+
 // chooseChannel is telegram where a token was given and nothing else was. The error says what telegram lacks, and names
 // where that which needs it came from. No users are never taken for "everyone".
 func (c *Config) chooseChannel() error {
@@ -3129,6 +3140,21 @@ type statusRow struct {
 	*SessionRecord
 	Open  int  `json:"open_prompts"`
 	Polls bool `json:"polls"` // listens to Telegram for all sessions
+
+	// WrapperState is "running", "stopped" as by ^Z, when nothing is asked or typed, or "gone".
+	WrapperState string `json:"wrapper_state"`
+}
+
+// wrapperState is that of the process that holds the session's lock.
+func (s *Store) wrapperState(session string) string {
+	pid := s.holder(lockName(session))
+	switch {
+	case pid == 0:
+		return "gone"
+	case pid > 0 && processStopped(pid):
+		return "stopped"
+	}
+	return "running"
 }
 
 // cmdStatus lists sessions, and orphans: children that run on though their session is over, by pid and start time.
@@ -3146,14 +3172,15 @@ func (c *command) status(s *Store) int {
 	}
 	for id, r := range s.view.Sessions {
 		q := *r
-		if q.Status == "active" && !s.Alive(id) {
+		state := s.wrapperState(id)
+		if q.Status == "active" && state == "gone" {
 			q.Status = "crashed"
 			q.Activity = ""
 		}
 		active := q.Status == "active"
 		if active || c.opts.on("all") {
 			open := s.view.which(func(p *PromptRecord) bool { return p.SessionID == id && s.waits(p) })
-			rows = append(rows, statusRow{&q, len(open), poller > 0 && q.Wrapper == poller})
+			rows = append(rows, statusRow{&q, len(open), poller > 0 && q.Wrapper == poller, state})
 		}
 		if !active && q.PIDStart != 0 && processStart(q.PID) == q.PIDStart {
 			orphan := fmt.Sprintf("session %s is over but its process still runs: kill %d", shortID(id), q.PID)
@@ -3188,9 +3215,9 @@ func (c *command) status(s *Store) int {
 func (r statusRow) cells(now time.Time) []string {
 	end := cmp.Or(r.EndedAt, &now)
 	seen := cmp.Or(r.LastSeen, &r.StartedAt)
-	state := r.Activity
-	if state == "" {
-		state = r.Status
+	state := cmp.Or(r.Activity, r.Status)
+	if r.WrapperState == "stopped" {
+		state = r.WrapperState
 	}
 	return []string{shortID(r.ID), fmt.Sprint(r.PID), state, span(end.Sub(r.StartedAt)), fmt.Sprint(r.Open),
 		fmt.Sprint(r.Prompts), span(now.Sub(*seen)) + " ago", strings.TrimSpace(r.Tool + " " + r.Label)}
@@ -3235,6 +3262,9 @@ func (c *command) answer(s *Store) int {
 			"atlasbridge approvals lists the open questions"))
 	}
 	fmt.Fprintln(c, "answered", shortID(p.ID))
+	if s.wrapperState(p.SessionID) == "stopped" {
+		c.warn("its session is stopped: the answer is typed when that goes on (`fg` there)")
+	}
 	if err := s.Trouble(); err != nil {
 		c.fail(err) // says it: the answer counts all the same
 	}
