@@ -757,10 +757,10 @@ func (c *command) audit(s *Store) int {
 	case c.opts.on("json"):
 		code = c.printJSON(v)
 	case v.OK:
-		fmt.Fprintf(c.stdout, "audit.log holds: %d entries, head %d:%s\nproves: %s\ndoes not prove: %s\n",
+		fmt.Fprintf(c, "audit.log holds: %d entries, head %d:%s\nproves: %s\ndoes not prove: %s\n",
 			v.Entries, v.Entries, v.Hash, v.Proves, v.Limits)
 	default:
-		fmt.Fprintf(c.stdout, "audit.log:%d: %s\n%d entries form one chain\nwhat to do: %s\n",
+		fmt.Fprintf(c, "audit.log:%d: %s\n%d entries form one chain\nwhat to do: %s\n",
 			v.Line, visible(v.Reason), v.Entries, v.Remedy)
 	}
 	if !v.OK {
@@ -781,32 +781,72 @@ func (c *command) putAside(s *Store) int {
 	if c.opts.on("json") {
 		return c.printJSON(map[string]any{"aside": aside, "head": head.String()})
 	}
-	fmt.Fprintf(c.stdout, "the old log is kept as %s\na new one begins: head %s\n", aside, head)
+	fmt.Fprintf(c, "the old log is kept as %s\na new one begins: head %s\n", aside, head)
 	return 0
 }
 
 // cmdLogs prints the entries there are, and with --tail those that come, until it is interrupted.
 func cmdLogs(c *command) int {
-	dir, err := stateDir(c.getenv)
+	dir, err := c.stateDir()
 	if err != nil {
 		return c.fail(err)
 	}
 	path := filepath.Join(dir, "audit.log")
+	session, err := sessionIn(path, c.opts.text("session"))
+	if err != nil {
+		return c.fail(err)
+	}
 	at := int64(0) // bytes printed
 	for {
-		at, err = c.printEntries(path, at)
+		at, err = c.printEntries(path, at, session)
 		if err != nil {
 			return c.fail(err)
 		}
-		if !c.opts.on("tail") || sleep(c.ctx, 200*time.Millisecond) != nil {
+		if !c.opts.on("tail") || c.lost != nil || sleep(c.ctx, 200*time.Millisecond) != nil {
 			return 0
 		}
 	}
 }
 
-// printEntries prints the entries from that byte of the file on, and gives where those end that are whole; nothing
-// where there is no file yet. A file shorter than that is another by now, and is read from its beginning.
-func (c *command) printEntries(path string, at int64) (end int64, err error) {
+// sessionIn is the id of the one session in the log that begins so, "" any. None is an error, and so are two.
+func sessionIn(path, begins string) (id string, err error) {
+	if begins == "" {
+		return "", nil
+	}
+	var found []string
+	_, err = eachWhole(path, 0, func(line []byte) (more bool) {
+		fields, _ := parseEntry(line) // of a damaged one nothing is known
+		id, _ := valueOf(fields, "session_id").(string)
+		if strings.HasPrefix(id, begins) && !slices.Contains(found, id) {
+			found = append(found, id)
+		}
+		return true
+	})
+	if err != nil {
+		return "", err
+	}
+	switch len(found) {
+	case 0:
+		return "", hinted(fmt.Errorf("no session in the log begins with %q", begins),
+			"atlasbridge status --all lists the sessions")
+	case 1:
+		return found[0], nil
+	}
+	return "", fmt.Errorf("%q is not enough of an id: these begin with it: %s", begins, strings.Join(found, " "))
+}
+
+// printEntries prints the entries from that byte of the file on, those of the session, or with "" all, and gives where
+// those end that are whole.
+func (c *command) printEntries(path string, at int64, session string) (end int64, err error) {
+	return eachWhole(path, at, func(line []byte) (more bool) {
+		c.printEntry(line, session)
+		return c.lost == nil
+	})
+}
+
+// eachWhole does something with each line from that byte of the file on, and gives where those end that are whole;
+// nothing where there is no file yet. A file shorter than that is another by now, and is read from its beginning.
+func eachWhole(path string, at int64, do func(line []byte) (more bool)) (end int64, err error) {
 	f, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return 0, nil
@@ -827,8 +867,7 @@ func (c *command) printEntries(path string, at int64) (end int64, err error) {
 			return false
 		}
 		at += int64(len(line))
-		c.printEntry(line)
-		return true
+		return do(line)
 	})
 	return at, err
 }
@@ -836,11 +875,11 @@ func (c *command) printEntries(path string, at int64) (end int64, err error) {
 // c1 are the controls that JSON leaves as they are and some terminals obey.
 var c1 = re(`[\x{80}-\x{9f}]`)
 
-// printEntry prints an entry of the wanted session; whatever a terminal could obey is escaped, in JSON too.
-func (c *command) printEntry(line []byte) {
+// printEntry prints an entry of the session, or with "" of any; whatever a terminal could obey is escaped, in JSON too.
+func (c *command) printEntry(line []byte, session string) {
 	fields, err := parseEntry(line)
 	if err != nil {
-		fmt.Fprintln(c.stdout, c.colour("31", fmt.Sprintf("damaged: %.300q", bytes.TrimSpace(line))))
+		fmt.Fprintln(c, c.colour("31", fmt.Sprintf("damaged: %.300q", bytes.TrimSpace(line))))
 		return
 	}
 	member := map[string]string{}
@@ -851,17 +890,22 @@ func (c *command) printEntry(line []byte) {
 			fmt.Fprintf(&rest, " %s=%s", f.Name, member[f.Name])
 		}
 	}
-	if !strings.HasPrefix(member["session_id"], c.opts.text("session")) {
+	if session != "" && member["session_id"] != session {
 		return
 	}
 	if c.opts.on("json") {
 		escape := func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) }
-		fmt.Fprint(c.stdout, c1.expr().ReplaceAllStringFunc(string(line), escape))
+		fmt.Fprint(c, c1.expr().ReplaceAllStringFunc(string(line), escape))
 		return
 	}
 	text := fmt.Sprintf("%q", fmt.Sprintf("%.19s %-8s %-17s %s%s", member["ts"], shortID(member["session_id"]),
 		member["event"], shortID(member["prompt_id"]), rest.String()))
-	fmt.Fprintln(c.stdout, text[1:len(text)-1])
+	text = text[1 : len(text)-1]
+	size, err := terminalSize(c.stdout)
+	if err == nil {
+		text = strings.Join(wrap(text, max(int(size.Cols)-columnGap, lastLeast)), "\n"+strings.Repeat(" ", columnGap))
+	}
+	fmt.Fprintln(c, text)
 }
 
 // ---- debug bundle ----
@@ -892,7 +936,7 @@ func cmdDebug(c *command) int {
 	if err != nil {
 		return c.fail(hinted(fmt.Errorf("writing the bundle: %w", err), "choose another file with --output"))
 	}
-	fmt.Fprint(c.stdout, path,
+	fmt.Fprint(c, path,
 		": no token; answers and excerpts with --full only; look into it before you send it\n")
 	return 0
 }
@@ -973,7 +1017,7 @@ func (b *bundle) add(name string, r io.Reader, keep func(line []byte) []byte) (u
 	if err != nil || unread != nil || size == 0 {
 		return unread, err
 	}
-	fmt.Fprintf(b.stdout, "%9d  %s\n", size, name)
+	fmt.Fprintf(b, "%9d  %s\n", size, name)
 	err = b.tar.WriteHeader(&tar.Header{
 		Name:    "atlasbridge/" + name,
 		Mode:    0o600,

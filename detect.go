@@ -8453,7 +8453,7 @@ type lab struct {
 
 // cmdLab is `atlasbridge lab`. Exit 1 when a file is unreadable or not as expected.
 func cmdLab(c *command) int {
-	l := &lab{c: c, enc: json.NewEncoder(c.stdout)}
+	l := &lab{c: c, enc: json.NewEncoder(c)}
 	l.enc.SetEscapeHTML(false)
 	for _, root := range c.opts.args {
 		l.walk(root)
@@ -8505,7 +8505,7 @@ func (l *lab) play(path string) error {
 		l.print(e)
 	})
 	if l.c.opts.on("screen") {
-		fmt.Fprintln(l.c.stdout, d.Screen.Text())
+		fmt.Fprintln(l.c, d.Screen.Text())
 	}
 	if l.c.opts.on("scenario") {
 		l.enc.SetIndent("", " ")
@@ -8524,18 +8524,18 @@ func (l *lab) print(e labEvent) {
 		if !l.c.opts.on("explain") {
 			e.Why = nil
 		}
-		_ = l.enc.Encode(e) // nobody is left to be told that standard output is closed
+		_ = l.enc.Encode(e) // told when the command ends
 		return
 	}
 	if !l.talks() {
 		return
 	}
-	fmt.Fprintf(l.c.stdout, "%-40s %8.2f s  %-15s %-6s %q\n", e.File, e.T, e.Type, e.Confidence,
+	fmt.Fprintf(l.c, "%-40s %8.2f s  %-15s %-6s %q\n", e.File, e.T, e.Type, e.Confidence,
 		e.Excerpt)
 	if l.c.opts.on("explain") {
 		l.explain(e.evidence(), e.Why)
 		for _, c := range e.Choices {
-			fmt.Fprintf(l.c.stdout, "      answer %s: %s\n", c.Key, c.Label)
+			fmt.Fprintf(l.c, "      answer %s: %s\n", c.Key, c.Label)
 		}
 	}
 }
@@ -8571,8 +8571,8 @@ func signalWords(signal string) string {
 
 // explain prints what the readers saw, in words.
 func (l *lab) explain(when string, why []string) {
-	fmt.Fprintf(l.c.stdout, "    %s:\n", when)
+	fmt.Fprintf(l.c, "    %s:\n", when)
 	for _, note := range why {
-		fmt.Fprintf(l.c.stdout, "      %s\n", note)
+		fmt.Fprintf(l.c, "      %s\n", note)
 	}
 }

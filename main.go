@@ -38,7 +38,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"text/tabwriter"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -69,10 +68,14 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdin, 
 		c.name, c.args = c.args[0], []string{"-h"}
 	}
 	c.opts, code = c.options()
-	if c.opts == nil {
-		return code
+	if c.opts != nil {
+		code = c.spec().do(c)
 	}
-	return c.spec().do(c)
+	if c.lost != nil {
+		c.fail(fmt.Errorf("writing the output: %w", c.lost))
+		code = max(code, exitFailed)
+	}
+	return code
 }
 
 // Exit statuses, as the shell and env(1) have them.
@@ -151,8 +154,12 @@ type flagSpec struct {
 	help  string // what the value is, or what the switch does
 }
 
-// durationValue is the value of a flag that takes a time such as 90s.
-const durationValue = "DUR"
+// Values of flags: what the help calls them tells what they can be.
+const (
+	durationValue = "DUR"  // a time such as 90s
+	fileValue     = "FILE" // a file, completed by the shell
+	adapterValue  = "NAME" // of an adapter
+)
 
 // jsonFlags are those of a command that only prints: --json asks for what a program can read.
 var jsonFlags = []flagSpec{{name: "json"}}
@@ -164,9 +171,9 @@ func commands() []commandSpec {
 			min: 1, max: anyNumber, verbatim: true, do: cmdRun,
 			lines: [][]flagSpec{
 				{{"channel", "telegram|local", "who is asked (default: telegram once set up)"}},
-				{{"record", "FILE", "keep a recording"}, {"stream", "", "send the output to the phone"}},
+				{{"record", fileValue, "keep a recording"}, {"stream", "", "send the output to the phone"}},
 				{{"timeout", durationValue, "wait 90s or 10m"}, {"quiet", "", "not a byte of our own here"}},
-				{{"name", "LABEL", "its name in messages"}, {"adapter", "NAME", "treat it as this tool"}},
+				{{"name", "LABEL", "its name in messages"}, {"adapter", adapterValue, "treat it as this tool"}},
 			},
 			notes: `Everything after <tool> is the tool's own, as its exit status is.
   atlasbridge run --name api --timeout 30m claude --model opus
@@ -174,7 +181,7 @@ func commands() []commandSpec {
 `},
 		{name: "setup", operands: "[flags]", summary: "connect your Telegram bot; writes config.toml", do: cmdSetup,
 			lines: [][]flagSpec{
-				{{"token-file", "FILE", "read the bot token from a file, or /dev/stdin"}},
+				{{"token-file", fileValue, "read the bot token from a file, or /dev/stdin"}},
 				{{"chat-id", "ID", "the chat"}, {"user-id", "ID", "who may answer; found otherwise"}},
 				{{"api-base", "URL", "another Bot API server"}, {"no-test", "", "send no test message"}},
 			},
@@ -186,7 +193,10 @@ message, confirms by a short code that it is you, and sends a test message.
 			notes: "  atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'\n"},
 		{name: "status", summary: "sessions: what runs, what waits, who polls Telegram",
 			flags: []flagSpec{{name: "all"}, {name: "json"}}, do: cmdStatus,
-			notes: "With --all ended sessions too.\n"},
+			notes: `With --all ended sessions too. In JSON "wrapper_state" is that of atlasbridge:
+running, stopped (as by ^Z: nothing is asked or typed until it goes on) or gone.
+  atlasbridge status --json | jq -r '.[] | select(.open_prompts > 0).label'
+`},
 		{name: "approvals", summary: "open questions of all sessions, with the time left",
 			flags: jsonFlags, do: cmdApprovals},
 		{name: "answer", operands: "<prompt-id> <value>", summary: "answer a question from any terminal",
@@ -218,7 +228,7 @@ Exit: 0 answered, 1 refused, 124 nobody answered, 125 it could not be asked.
 			},
 			notes: "Compares with the head in the state file too. Exit: 1 when it does not hold.\n"},
 		{name: "debug", operands: "bundle", summary: "pack what a bug report needs, no secrets",
-			words: []string{"bundle"}, flags: []flagSpec{{name: "output", value: "FILE"}, {name: "full"}}, do: cmdDebug,
+			words: []string{"bundle"}, flags: []flagSpec{{name: "output", value: fileValue}, {name: "full"}}, do: cmdDebug,
 			notes: "State, audit log, log, versions, settings; --full adds answers and excerpts.\n"},
 		{name: "lab", operands: "[flags] [FILE|DIR…]", summary: "replay recordings through the detector",
 			max: anyNumber, do: cmdLab,
@@ -275,18 +285,34 @@ func (f flagSpec) synopsis() string {
 	return strings.TrimSpace("--" + f.name + " " + f.value)
 }
 
+// words are the values that the flag can have, nil: others than a few.
+func (f flagSpec) words() []string {
+	var words []string
+	switch {
+	case strings.Contains(f.value, "|"):
+		words = strings.Split(f.value, "|")
+	case f.value == adapterValue:
+		words = append(toolNames(), adapterFor("").Name)
+	}
+	return words
+}
+
 // help is what `atlasbridge help` says about the command.
 func (s commandSpec) help() string {
-	var explained strings.Builder
+	var explained [][]string
 	for _, line := range s.lines {
 		var names, helps []string
 		for _, f := range line {
 			names = append(names, f.synopsis())
 			helps = append(helps, f.help)
 		}
-		explained.WriteString("  " + strings.Join(names, ", ") + "\t" + strings.Join(helps, "; ") + "\n")
+		explained = append(explained, []string{"  " + strings.Join(names, ", "), strings.Join(helps, "; ")})
 	}
-	return "atlasbridge " + s.synopsis() + "\n  " + s.summary + "\n" + columns(explained.String()) + s.notes
+	flags := ""
+	if explained != nil {
+		flags = layout(explained, columnStarts(explained), 0)
+	}
+	return "atlasbridge " + s.synopsis() + "\n  " + s.summary + "\n" + flags + s.notes
 }
 
 // flagSet parses the flags of the command.
@@ -327,6 +353,7 @@ type command struct {
 	stderr *os.File
 	getenv func(string) string
 	opts   *options
+	lost   error // why something could not be written to standard output
 }
 
 // spec is the row of the command's name; of an unknown one it does nothing: do is nil.
@@ -356,9 +383,11 @@ func (c *command) options() (*options, int) {
 	if err == flag.ErrHelp {
 		return nil, c.print(s.help())
 	}
+	if err == nil {
+		err = o.check(s)
+	}
 	if err != nil {
-		said := strings.Replace(err.Error(), "flag provided but not defined: -", "unknown flag --", 1)
-		return nil, c.usage("%s", said)
+		return nil, c.badFlag(err)
 	}
 	if !s.takes(o.args) {
 		return nil, c.usage("wrong arguments %q", o.args)
@@ -381,6 +410,44 @@ func (o *options) parse(args []string, verbatim bool) error {
 	}
 	o.args = slices.Concat(o.args, o.set.Args(), rest)
 	return err
+}
+
+// check gives an error where a flag has a value that it cannot have.
+func (o *options) check(s commandSpec) error {
+	for _, f := range s.allFlags() {
+		words := f.words()
+		value := o.text(f.name)
+		switch {
+		case !o.given(f.name):
+		case words != nil && !slices.Contains(words, value):
+			return fmt.Errorf("--%s cannot be %q%s", f.name, value, meant("", value, words))
+		case f.value == durationValue:
+			life, err := time.ParseDuration(value)
+			if err != nil || life < time.Second || life > 24*time.Hour {
+				return fmt.Errorf("--%s must be from 1s to 24h", f.name)
+			}
+		}
+	}
+	return nil
+}
+
+// badFlag says what is wrong with a flag, and which one was meant, or how the command is used.
+func (c *command) badFlag(err error) int {
+	said := strings.NewReplacer("flag needs an argument: -", "there is no value after --",
+		" for flag -", " for --", " for -", " for --").Replace(err.Error())
+	unknown, ok := strings.CutPrefix(said, "flag provided but not defined: -")
+	if ok {
+		var names []string
+		for _, f := range c.spec().allFlags() {
+			names = append(names, f.name)
+		}
+		said = "unknown flag --" + unknown + meant("--", unknown, names)
+	}
+	if !strings.HasSuffix(said, "?") {
+		return c.usage("%s", said)
+	}
+	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", visible(said))
+	return exitUsage
 }
 
 // text is the value of a flag as it was given, or its default.
@@ -418,17 +485,47 @@ func meant(before, word string, words []string) string {
 	return "; did you mean `" + before + near + "`?"
 }
 
-// nearest is the first word that s begins, or that differs from it in two letters side by side; "" when there is none.
+// nearest is the word that was meant by s: the first that s begins, else that with the least distance, if that is a
+// slip in every three letters at most; "" when there is none.
 func nearest(s string, words []string) string {
+	near := ""
+	least := len(s)/3 + 1
 	for _, w := range words {
-		head := commonHead([]byte(s), []byte(w))
-		tail := commonTail([]byte(s[head:]), []byte(w[head:]))
-		begins := head > 1 && head == len(s)
-		if begins || max(len(s), len(w))-head-tail <= 2 {
+		if len(s) > 1 && strings.HasPrefix(w, s) {
 			return w
 		}
+		slips := distance(strings.ToLower(s), strings.ToLower(w))
+		if slips < least {
+			near = w
+			least = slips
+		}
 	}
-	return ""
+	return near
+}
+
+// distance is how many letters must be put in, left out, replaced, or swapped with the next one to make b of a.
+func distance(a, b string) int {
+	var last []int               // row, as it was a letter of a before
+	row := make([]int, len(b)+1) // from what was read of a to so much of b
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		next := make([]int, len(b)+1)
+		next[0] = i + 1
+		for j := range len(b) {
+			replaced := row[j]
+			if a[i] != b[j] {
+				replaced++
+			}
+			next[j+1] = min(replaced, row[j+1]+1, next[j]+1)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				next[j+1] = min(next[j+1], last[j-1]+1)
+			}
+		}
+		last, row = row, next
+	}
+	return row[len(b)]
 }
 
 // commonHead is how many elements a and b both begin with.
@@ -451,11 +548,32 @@ func commonTail[E comparable](a, b []E) int {
 
 // config reads the settings; flags win over the file and the environment. With an error at most Dir is set.
 func (c *command) config(flags map[string]string) (*Config, error) {
-	dir, err := stateDir(c.getenv)
+	dir, err := c.stateDir()
 	if err != nil {
 		return &Config{}, err
 	}
-	return loadConfig(dir, c.getenv, flags)
+	cfg, err := loadConfig(dir, c.getenv, flags)
+	for _, ignored := range cfg.ignored {
+		c.warn(ignored)
+	}
+	return cfg, err
+}
+
+// stateDir is where everything is kept.
+func (c *command) stateDir() (string, error) {
+	dir, ignored, err := stateDir(c.getenv)
+	if ignored != "" {
+		c.warn(ignored)
+	}
+	return dir, err
+}
+
+// warn tells what stops nothing, but for a run that is to be quiet and for a hook: the tool reads what that says.
+func (c *command) warn(text string) {
+	quiet := c.name == "run" && c.opts.on("quiet")
+	if !quiet && c.name != "hook" {
+		fmt.Fprintf(c.stderr, "atlasbridge: %s\n", redact(visible(text)))
+	}
 }
 
 // fail tells an error, and what to do about it where that is known. Nobody can be told when that is not read either.
@@ -494,61 +612,148 @@ func hintOf(err error) string {
 	return hint.todo
 }
 
+// Write writes to standard output. After an error nothing more is written, and the command fails in the end.
+func (c *command) Write(p []byte) (int, error) {
+	if c.lost == nil {
+		_, c.lost = c.stdout.Write(p)
+	}
+	return len(p), c.lost
+}
+
 // print writes a text to standard output; the command fails when it cannot be written.
 func (c *command) print(text string) int {
-	if _, err := io.WriteString(c.stdout, text); err != nil {
-		return c.fail(fmt.Errorf("writing the output: %w", err))
+	_, err := io.WriteString(c, text)
+	if err != nil {
+		return exitFailed
 	}
 	return 0
 }
 
 // printJSON is print of v as JSON.
 func (c *command) printJSON(v any) int {
-	e := json.NewEncoder(c.stdout)
+	e := json.NewEncoder(c)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
-	if err := e.Encode(v); err != nil {
-		return c.fail(fmt.Errorf("writing the output: %w", err))
+	err := e.Encode(v)
+	switch {
+	case c.lost != nil:
+		return exitFailed
+	case err != nil:
+		return c.fail(err)
 	}
 	return 0
 }
 
-// maxColumns is the width of a table in characters, that of a small terminal.
-const maxColumns = 80
+const (
+	columnGap = 2  // blanks between columns
+	lastLeast = 20 // columns that the last cell of a row must have, else each cell gets a line of its own
+)
 
-// show prints v with --json, else a table of which the first row are the headings.
+// show prints v with --json, else a table of which the first row are the headings; a row of one cell is a sentence. At
+// a terminal it has its width, and nothing is cut.
 func (c *command) show(v any, rows [][]string) int {
 	if c.opts.on("json") {
 		return c.printJSON(v)
 	}
-	var cells strings.Builder
+	oneLine := strings.NewReplacer("\n", " ", "\t", " ")
 	for _, row := range rows {
-		cells.WriteString(visible(strings.Join(row, "\t")) + "\n")
+		for i, cell := range row {
+			row[i] = oneLine.Replace(visible(cell))
+		}
 	}
-	lines := strings.Split(columns(cells.String()), "\n")
-	for i, line := range lines {
-		lines[i] = cutColumns(line)
+	size, _ := terminalSize(c.stdout) // no terminal has no width
+	width := int(size.Cols)
+	starts := columnStarts(rows)
+	if width > 0 && starts[len(starts)-1]+lastLeast > width {
+		return c.print(cards(rows, width))
 	}
-	lines[0] = c.colour(sgrBold, lines[0])
-	return c.print(strings.Join(lines, "\n"))
+	headings, table, _ := strings.Cut(layout(rows, starts, width), "\n")
+	return c.print(c.colour(sgrBold, headings) + "\n" + table)
 }
 
-// columns lines up the cells of lines, which end in tabs, two blanks apart.
-func columns(lines string) string {
+// columnStarts is where each column begins: behind the widest cell of the one before. The last cell of a row does not
+// count: nothing is behind it.
+func columnStarts(rows [][]string) []int {
+	starts := make([]int, len(rows[0]))
+	for i := range len(starts) - 1 {
+		for _, row := range rows {
+			if i < len(row)-1 {
+				starts[i+1] = max(starts[i+1], starts[i]+widthOf(row[i])+columnGap)
+			}
+		}
+	}
+	return starts
+}
+
+// layout are rows as lines, of that width where it is not 0: the last cell of a row goes on below itself.
+func layout(rows [][]string, starts []int, width int) string {
 	var text strings.Builder
-	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-	_, _ = io.WriteString(w, lines) // a Builder takes everything
-	_ = w.Flush()                   // as above
+	for _, row := range rows {
+		last := len(row) - 1
+		for i, cell := range row[:last] {
+			text.WriteString(cell + strings.Repeat(" ", starts[i+1]-starts[i]-widthOf(cell)))
+		}
+		text.WriteString(hanging(row[last], starts[last], width))
+	}
 	return text.String()
 }
 
-// cutColumns is a line of at most maxColumns characters; what is left out ends in "…".
-func cutColumns(line string) string {
-	letters := []rune(line)
-	if len(letters) <= maxColumns {
-		return line
+// cards are the rows below the first one, each cell on a line of its own behind its heading.
+func cards(rows [][]string, width int) string {
+	var text strings.Builder
+	names := rows[0]
+	at := 0
+	for _, name := range names {
+		at = max(at, widthOf(name)+columnGap)
 	}
-	return string(letters[:maxColumns-1]) + "…"
+	for i, row := range rows[1:] {
+		if i > 0 {
+			text.WriteString("\n")
+		}
+		if len(row) < len(names) {
+			text.WriteString(hanging(row[0], 0, width))
+			continue
+		}
+		for j, cell := range row {
+			if cell != "" {
+				text.WriteString(names[j] + strings.Repeat(" ", at-widthOf(names[j])) + hanging(cell, at, width))
+			}
+		}
+	}
+	return text.String()
+}
+
+// hanging is a text that begins in that column, in lines of that width, 0 any, that all begin there.
+func hanging(text string, at, width int) string {
+	if width == 0 {
+		return text + "\n"
+	}
+	lines := wrap(text, max(width-at, 1))
+	return strings.Join(lines, "\n"+strings.Repeat(" ", at)) + "\n"
+}
+
+// wrap is a text in lines of that width, which end at a blank where there is one.
+func wrap(text string, width int) (lines []string) {
+	begin := 0  // of the line
+	blank := -1 // the last one in it
+	used := 0   // columns of it
+	for i, r := range text {
+		if r == ' ' {
+			blank = i
+		}
+		used += runeWidth(r)
+		if used <= width || i == begin {
+			continue
+		}
+		end, next := i, i
+		if blank > begin {
+			end, next = blank, blank+1
+		}
+		lines = append(lines, text[begin:end])
+		begin = next
+		used = widthOf(text[next : i+len(string(r))])
+	}
+	return append(lines, text[begin:])
 }
 
 // Codes of SGR, ECMA-48 section 8.3.117.
@@ -704,7 +909,7 @@ func (d *doctor) checkConfig() *Config {
 	if err == nil {
 		return cfg
 	}
-	dir, err := stateDir(d.getenv)
+	dir, err := d.stateDir()
 	if err != nil {
 		return &Config{}
 	}
@@ -843,7 +1048,7 @@ type tool struct {
 }
 
 func cmdAdapters(c *command) int {
-	dir, err := stateDir(c.getenv)
+	dir, err := c.stateDir()
 	if err != nil {
 		dir = "" // without it all the same
 	}
@@ -1337,9 +1542,13 @@ func cmdRun(c *command) int {
 	if err == nil {
 		return *s.rec.ExitCode
 	}
+	missing := errors.Is(err, errNoTool)
+	if missing {
+		err = hinted(err, otherTool(c.opts.args[0], c.getenv("PATH")))
+	}
 	c.fail(err)
 	switch {
-	case errors.Is(err, errNoTool):
+	case missing:
 		return 127
 	case errors.Is(err, fs.ErrPermission) && strings.HasPrefix(err.Error(), "starting "):
 		return 126
@@ -1347,15 +1556,58 @@ func cmdRun(c *command) int {
 	return exitInternal
 }
 
+// otherTool is what to do about a tool that is in no folder of path: which was meant, among those that are known and
+// those that are there. "" where that is not known.
+func otherTool(name, path string) (todo string) {
+	if strings.Contains(name, " ") {
+		return "the tool and each of its arguments are words of their own, without quotation marks around them all"
+	}
+	if filepath.Base(name) != name {
+		return ""
+	}
+	known := toolNames()
+	if slices.Contains(known, name) {
+		return "install it, or add its folder to PATH"
+	}
+	near := nearest(name, known)
+	if near == "" {
+		near = nearest(name, programsIn(path))
+	}
+	if near == "" {
+		return ""
+	}
+	return "did you mean `atlasbridge run " + near + "`?"
+}
+
+// toolNames are the names of the tools that have an adapter.
+func toolNames() []string {
+	var names []string
+	for _, a := range adapters {
+		names = append(names, a.Names...)
+	}
+	return names
+}
+
+// programsIn are the names of what can be run in the folders of path.
+func programsIn(path string) []string {
+	var names []string
+	for _, dir := range filepath.SplitList(path) {
+		files, _ := os.ReadDir(dir) // what cannot be read has none
+		for _, f := range files {
+			_, err := findTool(filepath.Join(dir, f.Name()))
+			if err == nil {
+				names = append(names, f.Name())
+			}
+		}
+	}
+	return names
+}
+
 // newSession does what can fail before anything is spawned.
 func newSession(c *command) (*session, error) {
 	tool := filepath.Base(c.opts.args[0])
 	flags := settingsOf(c.opts)
 	cfg, err := c.config(flags)
-	if err != nil {
-		return nil, err
-	}
-	adapter, err := namedAdapter(c.opts.text("adapter"), tool)
 	if err != nil {
 		return nil, err
 	}
@@ -1375,7 +1627,7 @@ func newSession(c *command) (*session, error) {
 		ch:      localChannel{},
 		tg:      newTelegram(cfg, st, log),
 		log:     log,
-		adapter: adapter,
+		adapter: adapterFor(cmp.Or(c.opts.text("adapter"), tool)),
 		notes:   hostStream{c.stderr},
 		signals: make(chan os.Signal, 8),
 		events:  make(chan func()),
@@ -1403,19 +1655,6 @@ func newSession(c *command) (*session, error) {
 		}
 	}
 	return s, nil
-}
-
-// namedAdapter is the adapter of that name, or with "" that of the tool.
-func namedAdapter(name, tool string) (*Adapter, error) {
-	if name == "" {
-		return adapterFor(tool), nil
-	}
-	adapter := adapterFor(name)
-	if adapter.Name == "generic" && name != "generic" {
-		err := fmt.Errorf("no adapter is called %q", name)
-		return nil, hinted(err, "`atlasbridge adapters` lists them")
-	}
-	return adapter, nil
 }
 
 // settingsOf is what the command line says about settings, "" where it says nothing.
@@ -1607,8 +1846,12 @@ func (s *session) run(ctx context.Context, argv []string) error {
 		return err
 	}
 	if s.cfg.Channel != "telegram" { // nothing of the child's has been copied yet
-		fmt.Fprintln(s.notes, "atlasbridge: no Telegram here: "+
-			"questions wait for the keyboard or `atlasbridge answer` (see `atlasbridge setup`)")
+		remedy := ""
+		if !s.cfg.choseChannel() {
+			remedy = " (see `atlasbridge setup`)"
+		}
+		fmt.Fprintln(s.notes, "atlasbridge: "+s.cfg.whyLocal()+
+			": questions wait for the keyboard or `atlasbridge answer`"+remedy)
 	}
 	if s.adapter.Name == "generic" {
 		s.log.Warn("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
@@ -5644,12 +5887,8 @@ func (a *asking) addAnswers() (problem string) {
 			list = f
 		}
 	})
-	life, _ := time.ParseDuration(a.opts.text("timeout")) // as the flag package prints it: cannot fail
-	outside := life < time.Second || life > 24*time.Hour
 	p := &a.prompt
 	switch {
-	case a.opts.given("timeout") && outside:
-		return "--timeout must be from 1s to 24h"
 	case list != nil && a.opts.on("text"):
 		return "--choices and --text exclude each other"
 	case list != nil:
@@ -5895,7 +6134,7 @@ func (a *asking) tellHow() {
 	how := "asked on the phone; from another terminal"
 	switch {
 	case a.own != nil && a.cfg.Channel == "local":
-		how = "no Telegram here; answer from another terminal"
+		how = a.cfg.whyLocal() + "; answer from another terminal"
 	case !onTerminal(a.stderr):
 		return
 	}

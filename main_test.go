@@ -135,8 +135,17 @@ func TestCommandLine(t *testing.T) {
 		{"--version", 0, `^atlasbridge `, ""},
 		{"version now", 2, "", `^atlasbridge: wrong arguments \["now"\]; usage: atlasbridge version`},
 		{"run", 2, "", `^atlasbridge: wrong arguments \[\]; usage: atlasbridge run \[flags\] <tool>`},
-		{"config --jsn", 2, "", "^atlasbridge: unknown flag --jsn; usage: .*config.*\n$"},
-		{"config --json=perhaps", 2, "", `^atlasbridge: .*invalid boolean value`},
+		{"config --jsn", 2, "", "^atlasbridge: unknown flag --jsn; did you mean `--json`\\?\n$"},
+		{"config --frob", 2, "", "^atlasbridge: unknown flag --frob; usage: .*config.*\n$"},
+		{"config --json=perhaps", 2, "", `^atlasbridge: invalid boolean value "perhaps" for --json`},
+		{"run --chanel local true", 2, "", "^atlasbridge: unknown flag --chanel; did you mean `--channel`\\?\n$"},
+		{"run --channel telegraf true", 2, "", "^atlasbridge: --channel .*\"telegraf\".* `telegram`\\?\n$"},
+		{"run --channel x true", 2, "", "^atlasbridge: --channel cannot be \"x\"; usage: .*\n$"},
+		{"run --adapter claud true", 2, "", "^atlasbridge: --adapter .*\"claud\".* `claude`\\?\n$"},
+		{"run --timeout soon true", 2, "", `^atlasbridge: invalid value "soon" for --timeout: `},
+		{"run --timeout 25h true", 2, "", `^atlasbridge: --timeout must be from 1s to 24h; usage: `},
+		{"run --timeout -1s true", 2, "", `^atlasbridge: --timeout must be from 1s to 24h; usage: `},
+		{"run --name", 2, "", `^atlasbridge: there is no value after --name; usage: `},
 		{"config", 0, `(?m)^timeout_seconds +600 +default$`, ""},
 		{"completion", 2, "", `usage: atlasbridge completion bash\|zsh\|fish`},
 		{"completion tcsh", 2, "", `usage: atlasbridge completion bash\|zsh\|fish`},
@@ -213,11 +222,19 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestNearest: a mistyped word suggests the one that it begins or differs from by two letters side
-// by side, else none.
+// TestNearest: a mistyped word suggests the one that it begins, or else the one with the least slips, of which each
+// three letters may have one; else none.
 func TestNearest(t *testing.T) {
-	words := []string{"run", "setup", "doctor", "status", "approvals", "answer", "logs", "audit"}
+	words := []string{"run", "setup", "doctor", "status", "approvals", "answer", "logs", "audit", "ls"}
 	for in, want := range map[string]string{
+		"staus":      "status",
+		"dcotro":     "doctor", // two slips
+		"apovals":    "approvals",
+		"xy":         "", // one letter of two is no slip
+		"ln":         "",
+		"log s":      "logs",
+		"ran":        "run",
+		"RUN":        "run",
 		"rnu":        "run",
 		"stats":      "status",
 		"app":        "approvals",
@@ -231,6 +248,33 @@ func TestNearest(t *testing.T) {
 	} {
 		if got := nearest(in, words); got != want {
 			t.Errorf("nearest(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+// TestToolNotFound: a tool that is not found is named with the one that was meant, known or in PATH, or what else to do.
+func TestToolNotFound(t *testing.T) {
+	bin := t.TempDir()
+	for name, mode := range map[string]os.FileMode{"frobnicate": 0o700, "gizmo.txt": 0o600} {
+		if err := os.WriteFile(filepath.Join(bin, name), nil, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", filepath.Join(bin, "none")+string(filepath.ListSeparator)+bin)
+	for tool, want := range map[string]string{
+		"cluade":              "did you mean `atlasbridge run claude`?",
+		"frobincate":          "did you mean `atlasbridge run frobnicate`?",
+		"codex":               "install it, or add its folder to PATH",
+		"claude --model opus": "without quotation marks around them all",
+		"gizmo.tx":            "", // no program
+		"./cluade":            "",
+		"kubernetes":          "",
+	} {
+		code, stdout, stderr := cli(t, home(t, ""), "run", tool)
+		lines := "atlasbridge: starting " + tool + ": command not found\n"
+		if code != 127 || stdout != "" || !strings.HasPrefix(stderr, lines) ||
+			!strings.Contains(stderr, want) || want == "" && stderr != lines {
+			t.Errorf("run %q: exit %d, %s", tool, code, stderr)
 		}
 	}
 }
@@ -309,35 +353,97 @@ func TestDashesEndTheFlags(t *testing.T) {
 	}
 }
 
-// TestTableFits: a table has aligned columns, and its last one is cut where a line of 80 columns
-// ends.
+// TestTableFits: at a terminal of any width every table and log entry has its lines, with nothing left out; elsewhere a
+// row is one line, however long.
 func TestTableFits(t *testing.T) {
-	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
-	if err != nil {
-		t.Fatal(err)
+	s := storeAt(t, home(t, ""))
+	id := storeSession(t, s)
+	question := "Overwrite " + strings.Repeat("wörd 日本 ", 12) + strings.Repeat("x", 90) + " now?"
+	p := storePrompt(t, s, id, AwaitingReply, func(p *PromptRecord) {
+		p.Question = question
+		p.Tool = "a tool with a long name indeed"
+	})
+	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+s.Dir, "NO_COLOR=1", "PATH=")
+	dense := func(text string) string { return strings.Join(strings.Fields(text), "") }
+	for _, test := range []struct {
+		command string
+		holds   []string
+	}{
+		{"status", []string{shortID(id), "active", "claude"}},
+		{"approvals", []string{shortID(p.ID), "LEFT", question}},
+		{"config", []string{"safe_defaults.multiple_choice", `"https://api.telegram.org"`, "default"}},
+		{"adapters", []string{"opencode", "notfound", adapters[0].MaxVer}},
+		{"logs", []string{shortID(p.ID), "PROMPT_DETECTED", "a tool with a long name indeed"}},
+	} {
+		for _, cols := range []int{30, 40, 80, 200} {
+			pty, err := startPTY([]string{os.Args[0], test.command}, env, "", Size{Rows: 24, Cols: uint16(cols)}, Host{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, _ := io.ReadAll(pty) // ends with an error where the terminal has gone
+			code := pty.Wait()
+			pty.Close()
+			for line := range strings.Lines(string(out)) {
+				line = strings.TrimRight(line, "\r\n")
+				if widthOf(line) > cols {
+					t.Errorf("%s in %d columns: %q has %d", test.command, cols, line, widthOf(line))
+				}
+			}
+			for _, part := range test.holds {
+				if code != 0 || !strings.Contains(dense(string(out)), dense(part)) {
+					t.Errorf("%s in %d columns: exit %d, lacks %q:\n%s", test.command, cols, code, part, out)
+				}
+			}
+		}
 	}
-	defer f.Close()
-	c := &command{name: "config", stdout: f, getenv: os.Getenv}
-	c.opts, _ = c.options()
-	c.show(nil, [][]string{{"ID", "TEXT"}, {"é", "short"}, {"22", strings.Repeat("x", 100)}})
-	text, _ := os.ReadFile(f.Name())
-	want := "ID  TEXT\né   short\n22  " + strings.Repeat("x", 75) + "…\n"
-	if string(text) != want {
-		t.Errorf("table printed\n%s, want\n%s", text, want)
+	_, out, _ := cli(t, s.Dir, "approvals")
+	if strings.Count(out, "\n") != 2 || !strings.HasSuffix(out, "  "+question+"\n") {
+		t.Errorf("in a file: %s", out)
+	}
+}
+
+// TestLayout: cells stand below each other by the columns that a terminal gives them, and a text too long for its line
+// goes on below itself.
+func TestLayout(t *testing.T) {
+	rows := [][]string{{"ID", "N", "TEXT"}, {"日本", "7", "one two three"}, {"é", "", "overlongword"}, {"a sentence of its own"}}
+	for _, test := range []struct {
+		width int
+		want  string
+	}{
+		{0, "ID    N  TEXT\n日本  7  one two three\né        overlongword\na sentence of its own\n"},
+		{17, "ID    N  TEXT\n日本  7  one two\n         three\né        overlong\n         word\na sentence of its\nown\n"},
+	} {
+		if got := layout(rows, columnStarts(rows), test.width); got != test.want {
+			t.Errorf("layout in %d columns\n%s, want\n%s", test.width, got, test.want)
+		}
+	}
+	want := "ID    日本\nN     7\nTEXT  one two\n      three\n\nID    é\nTEXT  overlong\n      word\n\na sentence of\nits own\n"
+	if got := cards(rows, 14); got != want {
+		t.Errorf("cards\n%s, want\n%s", got, want)
 	}
 }
 
 // A program that cannot write its output says so and fails.
 func TestOutputLost(t *testing.T) {
-	t.Setenv("ATLASBRIDGE_HOME", home(t, ""))
 	t.Setenv("PATH", t.TempDir()) // no tools
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
 		t.Skip("no /dev/full here")
 	}
 	defer full.Close()
-	for _, line := range []string{"status --json", "approvals --json", "config --json", "config",
-		"adapters --json", "audit verify --json", "doctor --json"} {
+	s, _ := auditFilled(t, 3)
+	t.Setenv("ATLASBRIDGE_HOME", s.Dir)
+	t.Chdir(t.TempDir())
+	cast := `{"version":2,"width":80,"height":24}` + "\n" +
+		`[0.1,"o","Go on? (y/n) "]` + "\n" + `[9,"t","reading canon echo"]` + "\n"
+	if err := os.WriteFile("a.cast", []byte(cast), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{"status", "status --json", "approvals", "approvals --json", "config", "config --json",
+		"adapters", "adapters --json", "audit verify", "audit verify --json", "doctor", "doctor --json", "logs",
+		"logs --json", "logs --tail", "help", "help run", "version", "completion bash", "completion zsh",
+		"completion fish", "debug bundle --output bundle",
+		"lab a.cast", "lab --json a.cast", "lab --screen a.cast", "lab --explain a.cast"} {
 		t.Run(line, func(t *testing.T) {
 			errs, err := os.Create(filepath.Join(t.TempDir(), "errs"))
 			if err != nil {
@@ -11981,23 +12087,50 @@ func TestTelegramConfigTable(t *testing.T) {
 // ---- store.go: privacy ----
 // The state folder and the log are the user's alone.
 
-// TestStateDir: the state folder is ATLASBRIDGE_HOME, else STORAGE_PATH, else one in the user's
-// home.
+// TestStateDir: the state folder is ATLASBRIDGE_HOME, else STORAGE_PATH where that is no other program's, else one in
+// the user's home.
 func TestStateDir(t *testing.T) {
-	here, _ := os.Getwd()
-	for _, test := range []struct{ home, atlas, storage, want string }{
-		{"/home/u", "", "", "/home/u/.atlasbridge"},
-		{"/home/u", "", "/data", "/data"},
-		{"/home/u", "/x/../y", "/data", "/y"},
-		{"/home/u", "", "./claude_data", filepath.Join(here, "claude_data")},
+	base := home(t, "")
+	at := func(name string) string { return filepath.Join(base, name) }
+	t.Chdir(base)
+	t.Setenv("HOME", at("user"))
+	for name, mode := range map[string]os.FileMode{"empty": 0o700, "open": 0o755, "used": 0o700, "ours": 0o755} {
+		if err := os.Mkdir(at(name), mode); err != nil {
+			t.Fatal(err)
+		}
+		os.Chmod(at(name), mode)
+	}
+	for _, name := range []string{"file", "used/data.db", "ours/config.toml", "ours/data.db"} {
+		if err := os.WriteFile(at(name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	usual := at("user/.atlasbridge")
+	for _, test := range []struct{ atlas, storage, want, ignored string }{
+		{"", "", usual, ""},
+		{at("x/../y"), at("used"), at("y"), ""},
+		{"", at("new/folder"), at("new/folder"), ""},
+		{"", "./claude_data", at("claude_data"), ""},
+		{"", "./claude_data", at("claude_data"), ""},
+		{"", at("empty"), at("empty"), ""},
+		{"", at("ours"), at("ours"), ""}, // what is wrong with it is told when it is used
+		{"", at("open"), usual, "can be reached by others"},
+		{"", at("used"), usual, "used holds other files"},
+		{"", at("file"), usual, "file"},
+		{"", at("file/folder"), usual, "file"},
+		{"", "s3://bucket/folder", usual, "it is no folder"},
 	} {
-		t.Setenv("HOME", test.home)
 		t.Setenv("ATLASBRIDGE_HOME", test.atlas)
 		t.Setenv("STORAGE_PATH", test.storage)
-		got, err := stateDir(os.Getenv)
-		if err != nil || got != test.want {
-			t.Errorf("stateDir(%+v) = %s, %v", test, got, err)
+		got, ignored, err := stateDir(os.Getenv)
+		right := strings.Contains(ignored, test.ignored) && (ignored == "") == (test.ignored == "")
+		if err != nil || got != test.want || !right {
+			t.Errorf("stateDir(%+v) = %s, %q, %v", test, got, ignored, err)
 		}
+	}
+	left, _ := os.ReadDir(base)
+	if len(left) != 7 { // the last one made none
+		t.Errorf("there are %v", left)
 	}
 }
 
@@ -12409,8 +12542,8 @@ func TestConfigRejected(t *testing.T) {
 		{"[telegram]\napi_base = 'http://127.0.0.1.example.com'", "", "that begins with https://"},
 		{"[telegram]\napi_base = 'https://user:pw@api.telegram.org'", "", "must be a URL that begins"},
 		{"[telegram]\napi_base = 'ftp://127.0.0.1'", "", "that begins with https://"},
-		{"", "ALLOWED_USER_IDS=@bob", "environment ALLOWED_USER_IDS: telegram.allowed_users"},
-		{"", "PERMISSION_TIMEOUT_SEC=soon", "environment PERMISSION_TIMEOUT_SEC: permission_timeout_seconds must be"},
+		{"", "TELEGRAM_CHAT_ID=@bob", "environment TELEGRAM_CHAT_ID: telegram.chat_id must be"},
+		{token + "chat_id = 5", "ALLOWED_USER_IDS=@bob", "telegram.allowed_users is empty"},
 		{"", "TELEGRAM_BOT_TOKEN=" + fakeToken, "environment TELEGRAM_BOT_TOKEN: a bot token needs"},
 	} {
 		t.Run(test.want, func(t *testing.T) {
@@ -12467,6 +12600,51 @@ func TestLackNamesItsOrigin(t *testing.T) {
 			if err == nil || !strings.HasPrefix(err.Error(), row.want) || hintOf(err) == "" ||
 				c.Token != "" {
 				t.Errorf("loadConfig: %v, want %s", err, row.want)
+			}
+		})
+	}
+}
+
+// TestSharedEnvironment: what another program means by a name that it shares with us never stops a command; it is told,
+// the setting is that of the next origin, and the tool sees its own.
+func TestSharedEnvironment(t *testing.T) {
+	file := "log_level = 'warn'\npermission_timeout_seconds = 7\n[stream]\nmax_chars = 123\n" +
+		"[telegram]\nallowed_users = [9]\n"
+	for env, want := range map[string]string{
+		"LOG_LEVEL=trace":                      `log_level "warn" config.toml:1`,
+		"PERMISSION_TIMEOUT_SEC=soon":          "permission_timeout_seconds 7 config.toml:2",
+		"OUTPUT_MAX_CHARS=99999":               "stream.max_chars 123 config.toml:4",
+		"OUTPUT_FLUSH_MS=0.2s":                 "stream.flush_ms 200 default",
+		"STRIP_ANSI=auto":                      "stream.strip_ansi true default",
+		"ALLOWED_USER_IDS=98765432109876543,1": "telegram.allowed_users [9] config.toml:6",
+	} {
+		t.Run(env, func(t *testing.T) {
+			dir := home(t, file)
+			name, value, _ := strings.Cut(env, "=")
+			t.Setenv(name, value)
+			code, stdout, stderr := cli(t, dir, "config")
+			if code != 0 || !strings.Contains(strings.Join(strings.Fields(stdout), " "), want) {
+				t.Errorf("config: exit %d, %s", code, stdout)
+			}
+			told := "atlasbridge: environment " + name + ": "
+			if !strings.HasPrefix(stderr, told) || !strings.HasSuffix(stderr, "; it is not used\n") ||
+				strings.Contains(stderr, value) || strings.Count(stderr, "\n") != 1 {
+				t.Errorf("config tells %q", stderr)
+			}
+			for _, quiet := range []bool{false, true} {
+				args := []string{"run", "sh", "-c", "echo $" + name}
+				if quiet {
+					args = slices.Insert(args, 1, "--quiet")
+				}
+				run := exec.Command(os.Args[0], args...)
+				run.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
+				var errs strings.Builder
+				run.Stderr = &errs
+				out, err := run.Output()
+				if err != nil || string(out) != value+"\n" || strings.HasPrefix(errs.String(), told) == quiet ||
+					quiet && errs.String() != "" {
+					t.Errorf("run, quiet %v: %v, %q, %q", quiet, err, out, errs.String())
+				}
 			}
 		})
 	}
@@ -14644,8 +14822,7 @@ func TestInsideBeforeItIsRecorded(t *testing.T) {
 	}
 }
 
-// TestStoreCommands: status, approvals, answer and logs show what is there within 80 columns, and
-// answer once.
+// TestStoreCommands: status, approvals, answer and logs show what is there, and answer once.
 func TestStoreCommands(t *testing.T) {
 	t.Parallel()
 	dir := home(t, "")
@@ -14680,9 +14857,8 @@ func TestStoreCommands(t *testing.T) {
 	for _, args := range [][]string{{"status"}, {"approvals"}, {"logs"}} {
 		_, out, _ := run(args...)
 		for line := range strings.Lines(out) {
-			n := utf8.RuneCountInString(line)
-			if n > 81 && args[0] != "logs" || strings.ContainsRune(line, 0x1b) {
-				t.Errorf("%v: %d columns: %q", args, n, line)
+			if strings.ContainsRune(line, 0x1b) {
+				t.Errorf("%v: %q", args, line)
 			}
 		}
 		if !strings.Contains(out, shortID(id)) && args[0] != "approvals" ||
@@ -15574,6 +15750,125 @@ func TestAuditCommands(t *testing.T) {
 	code, out, _ := cliWhile(ctx, t, s.Dir, "logs", "--tail")
 	if code != 0 || !strings.Contains(out, "TOOL_CALL") {
 		t.Error(code, out)
+	}
+}
+
+// TestLocalChannelIsTold: who chose the local channel is not sent to setup, and who has no bot is.
+func TestLocalChannelIsTold(t *testing.T) {
+	waits := ": questions wait for the keyboard or `atlasbridge answer`"
+	bot := "[telegram]\nbot_token = '" + fakeToken + "'\nchat_id = 5\nallowed_users = [5]\n"
+	for _, test := range []struct{ config, flags, want string }{
+		{"", "", "no Telegram here" + waits + " (see `atlasbridge setup`)\n"},
+		{"", "--channel local", "the channel is local, as chosen" + waits + "\n"},
+		{"channel = 'local'\n" + bot, "", "the channel is local, as chosen" + waits + "\n"},
+		{bot, "--channel=local", "the channel is local, as chosen" + waits + "\n"},
+		{bot, "--channel=local --quiet", ""},
+	} {
+		args := slices.Concat([]string{"run"}, strings.Fields(test.flags), []string{"true"})
+		run := exec.Command(os.Args[0], args...)
+		run.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+home(t, test.config))
+		out, err := run.CombinedOutput()
+		want := test.want
+		if want != "" {
+			want = "atlasbridge: " + want
+		}
+		if err != nil || string(out) != want {
+			t.Errorf("%q %s: %v, %q, want %q", test.config, test.flags, err, out, want)
+		}
+	}
+}
+
+// TestStatusOfTheStopped: status tells a session that runs from one that is stopped, in which nothing is typed, and one
+// whose wrapper is gone; an answer to a stopped one says that it waits.
+func TestStatusOfTheStopped(t *testing.T) {
+	dir := home(t, "")
+	x := bridge(t, dir, "run", "sh", "-c", `printf "Go on? (y/n) "; read a; echo got $a; read b`)
+	x.sees("Go on?")
+	row := func() (r statusRow) {
+		t.Helper()
+		code, out, errs := cli(t, dir, "status", "--all", "--json")
+		var rows []statusRow
+		if err := json.Unmarshal([]byte(out), &rows); err != nil || code != 0 || len(rows) > 1 {
+			t.Fatalf("exit %d, %v: %s%s", code, err, out, errs)
+		}
+		if len(rows) == 0 {
+			return statusRow{SessionRecord: &SessionRecord{}}
+		}
+		return rows[0]
+	}
+	until := func(what string, done func(r statusRow) bool) {
+		t.Helper()
+		for end := time.Now().Add(patience); !done(row()); runtime.Gosched() {
+			if time.Now().After(end) {
+				t.Fatalf("it is not %s: %+v", what, row())
+			}
+		}
+	}
+	until("asked", func(r statusRow) bool { return r.Open == 1 })
+	if r := row(); r.WrapperState != "running" || r.Status != "active" {
+		t.Errorf("while it runs: %+v", r)
+	}
+	wrapper := x.pty.PID()
+	tell := func(signal string) {
+		t.Helper()
+		if out, err := exec.Command("sh", "-c", fmt.Sprintf("kill -%s %d", signal, wrapper)).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	tell("STOP")
+	until("stopped", func(r statusRow) bool { return r.WrapperState == "stopped" })
+	if _, out, _ := cli(t, dir, "status"); !strings.Contains(out, "  stopped  ") {
+		t.Errorf("status of a stopped session:\n%s", out)
+	}
+	var open []PromptRecord
+	_, out, _ := cli(t, dir, "approvals", "--json")
+	if err := json.Unmarshal([]byte(out), &open); err != nil || len(open) != 1 {
+		t.Fatalf("%v: %s", err, out)
+	}
+	code, _, errs := cli(t, dir, "answer", open[0].ID, "y")
+	if code != 0 || !strings.Contains(errs, "its session is stopped") {
+		t.Errorf("answer: exit %d, %q", code, errs)
+	}
+	tell("CONT")
+	x.sees("got y")
+	until("running", func(r statusRow) bool { return r.WrapperState == "running" })
+	x.kill(wrapper, syscall.SIGKILL)
+	until("gone", func(r statusRow) bool { return r.WrapperState == "gone" && r.Status == "crashed" })
+}
+
+// TestUnknownIDs: an id that names nothing is an error that repeats it, and one that begins several names those.
+func TestUnknownIDs(t *testing.T) {
+	s := storeAt(t, home(t, ""))
+	var sessions, prompts []string
+	for _, id := range []string{"aaaa1111-1", "aaaa2222-2", "aaaa2222-3"} {
+		holds(t, s, id)
+		addSession(t, s, id)
+		p := storePrompt(t, s, id, AwaitingReply, func(p *PromptRecord) { p.ID = "bbbb" + id[4:] })
+		sessions = append(sessions, id)
+		prompts = append(prompts, p.ID)
+	}
+	for _, test := range []struct {
+		args   string
+		code   int
+		stdout int    // lines
+		stderr string // "" nothing at all
+	}{
+		{"logs --session zz", 1, 0, `atlasbridge: no session in the log begins with "zz"`},
+		{"logs --json --session zz", 1, 0, `"zz"`},
+		{"logs --tail --session zz", 1, 0, `"zz"`},
+		{"logs --session aaaa2222", 1, 0, `"aaaa2222" is not enough of an id: these begin with it: ` +
+			strings.Join(sessions[1:], " ") + "\n"},
+		{"logs --session aaaa1", 0, 3, ""},
+		{"answer zz y", 1, 0, `there is no question "zz"` + "\n"},
+		{"answer bbbb1 y", 1, 0, `begin with it: bbbb1111` + "\n"},
+		{"answer bbbb2222 y", 1, 0, `begin with it: ` + strings.Join(prompts[1:], " ") + "\n"},
+		{"answer bbbb1111 y", 0, 1, ""},
+	} {
+		code, stdout, stderr := cli(t, s.Dir, strings.Fields(test.args)...)
+		if code != test.code || strings.Count(stdout, "\n") != test.stdout ||
+			!strings.Contains(stderr, test.stderr) || test.stderr == "" && stderr != "" {
+			t.Errorf("%s: exit %d\n%s%s", test.args, code, stdout, stderr)
+		}
 	}
 }
 

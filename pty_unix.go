@@ -7,7 +7,7 @@
 //	what the child waits for foregroundReading (Linux alone tells)
 //	the host's terminal      terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, processOutput,
 //	                         waitReady, resizeSignals, endSignals, stopSelf
-//	processes                processStart, parentOf, systemSession
+//	processes                processStart, processStopped, parentOf, systemSession
 //	files                    mkdirPrivate, ownedPrivate, openPrivate, fileIdentity, lockFile, unlockFile, cutFile,
 //	                         replaceFile, syncFile, syncDir, networkFS, watchFile
 //
@@ -1138,6 +1138,14 @@ func processStart(pid int) int64 {
 	return ticks
 }
 
+// processStopped tells whether a process is there and stopped, as by ^Z.
+func processStopped(pid int) bool {
+	if !linux {
+		return darwinProcess(pid).halted
+	}
+	return statFields(fmt.Sprint("/proc/", pid))[statState] == "T"
+}
+
 // parentOf is the pid of the process's parent; 0: it has none, there is no such process, or the system does not tell
 // (Linux without /proc). A process whose parent has ended gets another, on Linux process 1 or a subreaper.
 func parentOf(pid int) int {
@@ -1152,6 +1160,7 @@ func parentOf(pid int) int {
 type process struct {
 	parent int
 	start  int64 // in microseconds since 1970; 0: it has ended
+	halted bool  // as by ^Z
 }
 
 // darwinProcess asks the kernel, not ps, which a program could replace by one of its own, and which tells the start in
@@ -1167,7 +1176,8 @@ func darwinProcess(pid int) process {
 		microsAt     = 8   // kp_proc.p_starttime.tv_usec, 4 bytes
 		stateAt      = 36  // kp_proc.p_stat
 		parentAt     = 560 // kp_eproc.e_ppid
-		zombie       = 5   // SZOMB: macOS <sys/proc.h>
+		stopped      = 4   // SSTOP: macOS <sys/proc.h>
+		zombie       = 5   // SZOMB
 	)
 	mib := [4]int32{ctlKern, kernProc, kernProcPID, int32(pid)}
 	var info [kinfoSize]byte
@@ -1177,7 +1187,10 @@ func darwinProcess(pid int) process {
 	if errno != 0 || size != kinfoSize {
 		return process{}
 	}
-	p := process{parent: int(binary.LittleEndian.Uint32(info[parentAt:]))}
+	p := process{
+		parent: int(binary.LittleEndian.Uint32(info[parentAt:])),
+		halted: info[stateAt] == stopped,
+	}
 	if info[stateAt] != zombie {
 		seconds := int64(binary.LittleEndian.Uint64(info[secondsAt:]))
 		p.start = seconds*1e6 + int64(binary.LittleEndian.Uint32(info[microsAt:]))

@@ -4,7 +4,7 @@
 //	the child's terminal startPTY, actAs, findTool, the methods of PTY
 //	the host's terminal  terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, processOutput,
 //	                     waitReady, resizeSignals, endSignals, stopSelf
-//	processes            processStart, parentOf, systemSession
+//	processes            processStart, processStopped, parentOf, systemSession
 //	files                mkdirPrivate, ownedPrivate, openPrivate, fileIdentity, lockFile, unlockFile, cutFile,
 //	                     replaceFile, syncFile, syncDir, networkFS, watchFile
 //
@@ -386,6 +386,9 @@ func processStart(pid int) int64 {
 	}
 	return created.Nanoseconds()
 }
+
+// processStopped tells nothing: no shell here stops a process.
+func processStopped(int) bool { return false }
 
 // parentOf is the pid of the process's parent; 0: it has none, there is no such process, or the system does not tell.
 // Windows keeps the pid of a parent that has ended, which another process may have by now: a parent is older.

@@ -56,20 +56,53 @@ const (
 //
 // Everything is in one folder, which is the user's alone.
 
-// stateDir is where everything is kept.
-func stateDir(getenv func(string) string) (string, error) {
-	dir := getenv("ATLASBRIDGE_HOME")
-	if dir == "" {
-		dir = getenv("STORAGE_PATH")
-	}
+// stateDir is where everything is kept: ATLASBRIDGE_HOME, else STORAGE_PATH, else a folder in the user's home. Other
+// programs read a STORAGE_PATH too: ignored is why it is not used.
+func stateDir(getenv func(string) string) (dir, ignored string, err error) {
+	dir = getenv("ATLASBRIDGE_HOME")
 	if dir != "" {
-		return filepath.Abs(dir)
+		dir, err = filepath.Abs(dir)
+		return dir, "", err
 	}
 	home, err := os.UserHomeDir()
-	if err != nil {
-		return "", hinted(err, "set ATLASBRIDGE_HOME to a folder of your own")
+	if err == nil {
+		home = filepath.Join(home, ".atlasbridge")
 	}
-	return filepath.Join(home, ".atlasbridge"), nil
+	storage := getenv("STORAGE_PATH")
+	if storage != "" {
+		dir, notOurs := storageDir(storage)
+		if notOurs == nil {
+			return dir, "", nil
+		}
+		ignored = "STORAGE_PATH seems to be another program's, and is not used: " + notOurs.Error()
+	}
+	return home, ignored, hinted(err, "set ATLASBRIDGE_HOME to a folder of your own")
+}
+
+// storageDir is the folder of a STORAGE_PATH, which is made where it is missing. An error is why it is none of ours: it
+// cannot be, or it is empty and others can reach it, or it holds files and none of ours is among them.
+func storageDir(path string) (dir string, err error) {
+	if strings.Contains(path, "://") {
+		return "", errors.New("it is no folder")
+	}
+	dir, err = filepath.Abs(path)
+	if err == nil {
+		err = makeDir(dir)
+	}
+	if err != nil {
+		return "", err
+	}
+	files, err := os.ReadDir(dir)
+	ours := slices.ContainsFunc(files, func(f os.DirEntry) bool {
+		return slices.Contains([]string{"config.toml", "state.jsonl", "state.lock", "atlasbridge.log"}, f.Name())
+	})
+	switch {
+	case err != nil || ours:
+		return dir, err
+	case len(files) > 0:
+		return "", errors.New(dir + " holds other files")
+	}
+	return dir, ownedPrivate(dir)
 }
 
 // secureDir makes the folder when it is missing. It refuses one that is not the user's alone, and a link.
@@ -161,6 +194,7 @@ type Config struct {
 	Flush     time.Duration
 
 	inForce []setting // all of them, with value and origin
+	ignored []string  // what the environment says that is not used, and why
 }
 
 // setting is a row of the configuration: what `config --json` shows (the token masked), and what it can be.
@@ -219,16 +253,17 @@ func settings(c *Config) []setting {
 }
 
 // loadConfig reads dir/config.toml (absent: all defaults), the environment (getenv) and the flags: key → text as it
-// would stand in the environment. With an error, only Dir is set.
+// would stand in the environment. With an error, only Dir and ignored are set.
 func loadConfig(dir string, getenv func(string) string, flags map[string]string) (*Config, error) {
 	c := &Config{Dir: dir, SafeDefaults: map[PromptType]string{}}
 	if err := c.load(getenv, flags); err != nil {
-		return &Config{Dir: dir}, err
+		return &Config{Dir: dir, ignored: c.ignored}, err
 	}
 	return c, nil
 }
 
-// load gives every setting its value. A source is checked also where another one wins over it.
+// load gives every setting its value. A source is checked also where another one wins over it. What another program may
+// have meant is left out where it is wrong.
 func (c *Config) load(getenv func(string) string, flags map[string]string) error {
 	rows := settings(c)
 	file, err := readConfig(filepath.Join(c.Dir, "config.toml"), rows)
@@ -246,15 +281,27 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 			if source.Origin == "" {
 				continue
 			}
+			last := s
 			s.Value, s.Origin = source.Value, source.Origin
-			if err := s.assign(c); err != nil {
+			err := s.assign(c)
+			if err != nil && !s.shared() {
 				return err
+			}
+			if err != nil {
+				c.ignored = append(c.ignored, err.Error()+"; it is not used")
+				s = last
+				_ = s.assign(c) // which was right
 			}
 		}
 		c.inForce = append(c.inForce, s)
 	}
 	c.maskToken()
 	return c.chooseChannel()
+}
+
+// shared tells that the value is from a variable that other programs read too, such as LOG_LEVEL.
+func (s setting) shared() bool {
+	return s.env != "" && s.Origin == "environment "+s.env && !reOurs.MatchString(s.env)
 }
 
 // readConfig reads the settings that the file gives, by key: none where there is no file.
@@ -390,6 +437,17 @@ func (c *Config) maskToken() {
 	if number, _, ok := strings.Cut(c.Token, ":"); ok {
 		c.row("telegram.bot_token").Value = quoted(number + ":…")
 	}
+}
+
+// choseChannel tells whether somebody chose the channel.
+func (c *Config) choseChannel() bool { return c.row("channel").Origin != "default" }
+
+// whyLocal is why nothing goes to Telegram.
+func (c *Config) whyLocal() string {
+	if c.choseChannel() {
+		return "the channel is local, as chosen"
+	}
+	return "no Telegram here"
 }
 
 // chooseChannel is telegram where a token was given and nothing else was. The error says what telegram lacks, and names
@@ -2259,7 +2317,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 	_, mine := s.held.Load(lockName(p.SessionID))
 	switch {
 	case p.ID == "":
-		return Refusal("there is no question " + clip(strconv.Quote(d.PromptID), 40) + " in that session")
+		return v.unknown(d)
 	case !d.Trusted && !p.hasNonce(d.Nonce):
 		return "the answer does not belong to this question"
 	case p.Reason == damaged:
@@ -2283,6 +2341,27 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 		return v.tooFast(p.SessionID, now)
 	}
 	return ""
+}
+
+// unknown says that the decision names no question, and which ones it may mean: those open ones that begin so.
+func (v *View) unknown(d Decision) Refusal {
+	named := clip(strconv.Quote(d.PromptID), 40)
+	if !d.Trusted {
+		return Refusal("there is no question " + named + " in that session")
+	}
+	var ids []string
+	for _, p := range v.which(func(p *PromptRecord) bool { return p.Open() && strings.HasPrefix(p.ID, d.PromptID) }) {
+		id := shortID(p.ID)
+		if strings.HasPrefix(d.PromptID, id) {
+			id = p.ID
+		}
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	if len(ids) == 0 || d.PromptID == "" {
+		return Refusal("there is no question " + named)
+	}
+	return Refusal(named + " is not enough of an id: open questions that begin with it: " + strings.Join(ids, " "))
 }
 
 // hasNonce tells whether this is the prompt's nonce, or enough of its beginning.
@@ -3036,7 +3115,7 @@ func cmdConfig(c *command) int {
 
 // withState opens the state for a command, and reports what is damaged.
 func (c *command) withState(do func(*Store) int) int {
-	dir, err := stateDir(c.getenv)
+	dir, err := c.stateDir()
 	if err != nil {
 		return c.fail(err)
 	}
@@ -3084,6 +3163,21 @@ type statusRow struct {
 	*SessionRecord
 	Open  int  `json:"open_prompts"`
 	Polls bool `json:"polls"` // listens to Telegram for all sessions
+
+	// WrapperState is "running", "stopped" as by ^Z, when nothing is asked or typed, or "gone".
+	WrapperState string `json:"wrapper_state"`
+}
+
+// wrapperState is that of the process that holds the session's lock.
+func (s *Store) wrapperState(session string) string {
+	pid := s.holder(lockName(session))
+	switch {
+	case pid == 0:
+		return "gone"
+	case pid > 0 && processStopped(pid):
+		return "stopped"
+	}
+	return "running"
 }
 
 // cmdStatus lists sessions, and orphans: children that run on though their session is over, by pid and start time.
@@ -3101,14 +3195,15 @@ func (c *command) status(s *Store) int {
 	}
 	for id, r := range s.view.Sessions {
 		q := *r
-		if q.Status == "active" && !s.Alive(id) {
+		state := s.wrapperState(id)
+		if q.Status == "active" && state == "gone" {
 			q.Status = "crashed"
 			q.Activity = ""
 		}
 		active := q.Status == "active"
 		if active || c.opts.on("all") {
 			open := s.view.which(func(p *PromptRecord) bool { return p.SessionID == id && s.waits(p) })
-			rows = append(rows, statusRow{&q, len(open), poller > 0 && q.Wrapper == poller})
+			rows = append(rows, statusRow{&q, len(open), poller > 0 && q.Wrapper == poller, state})
 		}
 		if !active && q.PIDStart != 0 && processStart(q.PID) == q.PIDStart {
 			orphan := fmt.Sprintf("session %s is over but its process still runs: kill %d", shortID(id), q.PID)
@@ -3143,12 +3238,12 @@ func (c *command) status(s *Store) int {
 func (r statusRow) cells(now time.Time) []string {
 	end := cmp.Or(r.EndedAt, &now)
 	seen := cmp.Or(r.LastSeen, &r.StartedAt)
-	state := r.Activity
-	if state == "" {
-		state = r.Status
+	state := cmp.Or(r.Activity, r.Status)
+	if r.WrapperState == "stopped" {
+		state = r.WrapperState
 	}
 	return []string{shortID(r.ID), fmt.Sprint(r.PID), state, span(end.Sub(r.StartedAt)), fmt.Sprint(r.Open),
-		fmt.Sprint(r.Prompts), span(now.Sub(*seen)) + " ago", r.Tool + " " + r.Label}
+		fmt.Sprint(r.Prompts), span(now.Sub(*seen)) + " ago", strings.TrimSpace(r.Tool + " " + r.Label)}
 }
 
 func cmdApprovals(c *command) int { return c.withState(c.approvals) }
@@ -3159,9 +3254,8 @@ func (c *command) approvals(s *Store) int {
 	table := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
 	for _, p := range open {
 		r := s.view.Sessions[p.SessionID]
-		question := strings.ReplaceAll(cmp.Or(p.Question, p.Excerpt), "\n", " ")
 		table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16),
-			span(time.Until(p.ExpiresAt)), clip(p.takes(), 24), question})
+			span(time.Until(p.ExpiresAt)), clip(p.takes(), 24), cmp.Or(p.Question, p.Excerpt)})
 	}
 	return list(c, open, table, "no open questions")
 }
@@ -3190,7 +3284,10 @@ func (c *command) answer(s *Store) int {
 		return c.fail(hinted(errors.New("nothing was typed: "+string(why)),
 			"atlasbridge approvals lists the open questions"))
 	}
-	fmt.Fprintln(c.stdout, "answered", shortID(p.ID))
+	fmt.Fprintln(c, "answered", shortID(p.ID))
+	if s.wrapperState(p.SessionID) == "stopped" {
+		c.warn("its session is stopped: the answer is typed when that goes on (`fg` there)")
+	}
 	if err := s.Trouble(); err != nil {
 		c.fail(err) // says it: the answer counts all the same
 	}
