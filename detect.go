@@ -8459,7 +8459,7 @@ func cmdLab(c *command) int {
 		l.walk(root)
 	}
 	if l.talks() {
-		fmt.Fprintf(c.stdout, "files: %d, not as expected: %d\n", l.files, l.bad)
+		fmt.Fprintf(c, "files: %d, not as expected: %d\n", l.files, l.bad)
 	}
 	return min(l.bad, 1)
 }

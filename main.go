@@ -88,6 +88,7 @@ const (
 
 var (
 	errLocked = errors.New("locked by another process") // of a lock that is not waited for
+	errShared = errors.New("can be reached by others")  // of a file or folder that must be the user's alone
 	errNoTool = errors.New("command not found")         // of a tool that is in no folder of PATH
 )
 
@@ -603,11 +604,11 @@ func hinted(err error, todo string) error {
 	return &hintedError{err, todo}
 }
 
-// hintOf is what to do about an error, "" when that is not known.
+// hintOf is what to do about an error, "" when that is not known. What is wrong with a file says it itself.
 func hintOf(err error) string {
 	hint, ok := errors.AsType[*hintedError](err)
 	if !ok {
-		return ""
+		return fileRemedy(err)
 	}
 	return hint.todo
 }
@@ -837,7 +838,10 @@ complete -o default -F _atlasbridge atlasbridge
 }
 
 // ---- doctor ----
-// Every check is made, whatever the others found.
+// Every check is made, whatever the others found; what cannot be found out because of them is left out.
+
+// doctorListens is for how long another program's poll is waited for: each takes the bot from the other.
+const doctorListens = 7 // seconds: longer than another atlasbridge pauses
 
 // check is what doctor found out about one thing.
 type check struct {
@@ -858,11 +862,13 @@ type doctor struct {
 func cmdDoctor(c *command) int {
 	d := &doctor{command: c, checks: []check{}}
 	cfg := d.checkConfig()
+	var bot *Telegram // nil where Telegram is not asked, or does not answer
+	var st *Store     // nil where it cannot be opened
 	if cfg.Channel == "telegram" {
-		d.checkBot(cfg)
+		bot = d.checkBot(cfg)
 	}
 	if cfg.Dir != "" {
-		d.checkState(cfg.Dir)
+		st = d.checkState(cfg.Dir)
 		d.checkPrivacy(cfg.Dir)
 	}
 	d.checkTerminal()
@@ -872,6 +878,10 @@ func cmdDoctor(c *command) int {
 			found = "not installed"
 		}
 		d.tell(t.Name, nil, found, t.Warning)
+	}
+	if st != nil {
+		d.checkPoller(st, bot) // the last: it takes the longest
+		st.Close()
 	}
 	if c.opts.on("json") {
 		return max(d.code, c.printJSON(map[string]any{"checks": d.checks, "ok": d.code == 0}))
@@ -895,11 +905,45 @@ func (d *doctor) tell(name string, err error, found, warning string) {
 	if d.opts.on("json") {
 		return
 	}
-	text := fmt.Sprintf("%s  %-11s  %s\n", mark, name, visible(k.Detail))
+	text := d.lines(fmt.Sprintf("%s  %-11s  ", mark, name), k.Detail)
 	if k.Remedy != "" {
-		text += fmt.Sprintf("%17s  %s\n", "→", visible(k.Remedy))
+		text += d.lines(fmt.Sprintf("%17s  ", "→"), k.Remedy)
 	}
 	d.code = max(d.code, d.print(text))
+}
+
+// doctorIndent is where the text of a check begins.
+const doctorIndent = 19
+
+// lines are a text behind its heading, between words in lines that fit the terminal; in one where there is none, or
+// where it would be a column.
+func (d *doctor) lines(heading, text string) string {
+	width := 1 << 30
+	indent := strings.Repeat(" ", doctorIndent)
+	size, err := terminalSize(d.stdout)
+	if err == nil {
+		width = int(size.Cols)
+	}
+	if width < 3*doctorIndent {
+		indent = "      "
+		heading = strings.TrimRight(heading, " ") + "\n" + indent
+	}
+	var b strings.Builder
+	b.WriteString(heading)
+	at := len(indent)
+	for i, word := range strings.Fields(visible(text)) {
+		long := utf8.RuneCountInString(word) + 1
+		switch {
+		case i > 0 && at+long > width:
+			b.WriteString("\n" + indent)
+			at = len(indent)
+		case i > 0:
+			b.WriteString(" ")
+		}
+		b.WriteString(word)
+		at += long
+	}
+	return b.String() + "\n"
 }
 
 // checkConfig gives the settings; where they are wrong nothing but the folder, and where there is none nothing.
@@ -916,31 +960,20 @@ func (d *doctor) checkConfig() *Config {
 	return &Config{Dir: dir}
 }
 
-// checkBot asks Telegram about the bot and its chat.
-func (d *doctor) checkBot(cfg *Config) {
+// checkBot asks Telegram about the bot and its chat, and gives what can ask more; nil where there is no answer.
+func (d *doctor) checkBot(cfg *Config) *Telegram {
 	ctx, stop := context.WithTimeout(d.ctx, 15*time.Second)
 	defer stop()
 	bot := newTelegram(cfg, nil, nil)
-	var me struct{ Username string }
-	err := bot.call(ctx, "getMe", map[string]any{}, &me)
-	err = hinted(err, "check the network, or run `atlasbridge setup`")
-	d.tell("token", err, "the bot is @"+me.Username, "")
-	skew := bot.clockSkew().Round(time.Second)
-	if skew.Abs() > 30*time.Second {
-		err = hinted(fmt.Errorf("Telegram's clock is %s ahead", skew), "set the clock (timedatectl set-ntp true)")
+	var me user
+	err := bot.call(ctx, "getMe", struct{}{}, &me)
+	d.tell("token", explained(err), "the bot is @"+me.Username, "")
+	d.checkClock(bot.clockSkew().Round(time.Second), err == nil)
+	if err != nil {
+		return nil
 	}
-	d.tell("clock", err, "as Telegram's", "")
-	var chat struct {
-		Type     string
-		Title    string
-		Username string
-	}
-	err = bot.call(ctx, "getChat", map[string]any{"chat_id": cfg.ChatID}, &chat)
-	name := chat.Title
-	if name == "" {
-		name = chat.Username
-	}
-	d.tell("chat", hinted(err, "run `atlasbridge setup` again"), chat.Type+" "+name, "")
+	chat, err := bot.reach(ctx)
+	d.tell("chat", explained(err), chat+", where the bot can write", "")
 	here, todo, err := bot.topicsHere(ctx)
 	found := "each session has its own"
 	if !here {
@@ -949,25 +982,45 @@ func (d *doctor) checkBot(cfg *Config) {
 	if err == nil { // else it is told above
 		d.tell("topics", nil, found, "")
 	}
+	return bot
 }
 
-// checkState opens the state, and asks it who listens to Telegram and whether the audit log holds.
-func (d *doctor) checkState(dir string) {
-	st, err := openStore(dir)
-	todo := "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"
-	if err != nil {
-		d.tell("state", hinted(err, todo), "", "")
-		return
+// checkClock compares the clocks; without an answer of Telegram only one that it did tell is worth a word.
+func (d *doctor) checkClock(skew time.Duration, answered bool) {
+	var err error
+	if skew.Abs() > 30*time.Second {
+		err = hinted(fmt.Errorf("Telegram's clock is %s ahead", skew), "set the clock of this machine by the network")
 	}
-	defer st.Close()
+	if answered || err != nil {
+		d.tell("clock", err, "as Telegram's", "")
+	}
+}
+
+// checkState opens the state, nil where that cannot be done, and looks whether the audit log holds.
+func (d *doctor) checkState(dir string) *Store {
+	st, err := openStore(dir)
+	if err != nil {
+		todo := "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"
+		d.tell("state", hinted(err, todo), "", "")
+		return nil
+	}
 	d.tell("state", st.tryDisk(), "can be used: a file was written for a test", "")
+	d.checkAudit(st)
+	return st
+}
+
+// checkPoller tells who listens to Telegram, and what keeps updates from coming here: a webhook, another program.
+func (d *doctor) checkPoller(st *Store, bot *Telegram) {
 	poller := "nobody, which is right while no session runs"
 	pid := st.holder("poll.lock")
 	if pid != 0 {
 		poller = fmt.Sprint("process ", pid)
 	}
-	err = st.stalled()
+	err := st.stalled()
 	trouble := st.ChannelTrouble()
+	if err == nil && bot != nil {
+		err = d.hears(st, bot)
+	}
 	if err == nil && pid != 0 && trouble != "" {
 		err = errors.New(trouble)
 	}
@@ -975,7 +1028,24 @@ func (d *doctor) checkState(dir string) {
 		trouble = "when it was last tried: " + trouble
 	}
 	d.tell("poller", err, poller, trouble)
-	d.checkAudit(st)
+}
+
+// hears finds out whether updates would come here. Where no session listens, it does that in its place, for as long as
+// it takes to meet another program; no update is confirmed by that.
+func (d *doctor) hears(st *Store, bot *Telegram) error {
+	set, err := bot.webhook(d.ctx)
+	if set {
+		err = &apiError{Code: 409, Text: "webhook"} // as a poll would tell
+	}
+	if err != nil {
+		return explained(err)
+	}
+	release, held, _ := st.TryPoll() // where a session listens it is the one to tell
+	if !held {
+		return nil
+	}
+	defer release()
+	return explained(bot.call(d.ctx, "getUpdates", &pollParams{Timeout: doctorListens}, nil))
 }
 
 // checkAudit verifies the audit log.
@@ -1002,7 +1072,10 @@ func (d *doctor) checkPrivacy(dir string) {
 	if remote != "" {
 		warning = "on " + remote + " locks may not hold between machines: set ATLASBRIDGE_HOME to a local disk"
 	}
-	err := hinted(allPrivate(dir), "make it yours alone: chmod -R go= "+dir)
+	err := allPrivate(dir)
+	if errors.Is(err, errShared) { // the first of perhaps many
+		err = &hintedError{err, closeRemedy(dir)}
+	}
 	d.tell("permissions", err, dir+" is yours alone", warning)
 }
 
@@ -1013,7 +1086,8 @@ func allPrivate(dir string) error {
 		return err
 	}
 	for _, f := range files {
-		if err := ownedPrivate(filepath.Join(dir, f.Name())); err != nil {
+		err := ownedPrivate(filepath.Join(dir, f.Name()))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // what has gone meanwhile nobody can reach
 			return err
 		}
 	}
@@ -1845,14 +1919,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	if err != nil {
 		return err
 	}
-	if s.cfg.Channel != "telegram" { // nothing of the child's has been copied yet
-		remedy := ""
-		if !s.cfg.choseChannel() {
-			remedy = " (see `atlasbridge setup`)"
-		}
-		fmt.Fprintln(s.notes, "atlasbridge: "+s.cfg.whyLocal()+
-			": questions wait for the keyboard or `atlasbridge answer`"+remedy)
-	}
+	s.tellDestination()
 	if s.adapter.Name == "generic" {
 		s.log.Warn("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
 	} else {
@@ -1893,9 +1960,6 @@ func (s *session) begin() {
 	}
 	s.spawn(func() {
 		err := s.st.open()
-		if s.cfg.Channel == "telegram" {
-			s.tellKnown()
-		}
 		s.events <- func() { s.stateOpened(err) }
 	})
 }
@@ -1926,13 +1990,24 @@ func (s *session) recordStart() (done bool) {
 	return true
 }
 
-// tellKnown tells the person at the terminal what kept Telegram from working when somebody last tried.
-func (s *session) tellKnown() {
-	known := s.st.ChannelTrouble()
+// tellDestination tells the person at the terminal where questions go, before anything of the child's is copied.
+func (s *session) tellDestination() {
+	if s.cfg.Channel != "telegram" {
+		remedy := ""
+		if !s.cfg.choseChannel() {
+			remedy = " (see `atlasbridge setup`)"
+		}
+		fmt.Fprintln(s.notes, "atlasbridge: "+s.cfg.whyLocal()+
+			": questions wait for the keyboard or `atlasbridge answer`"+remedy)
+		return
+	}
+	where, known := s.tg.destination()
 	if known != "" {
 		s.tg.troubles.Store("told", known)
-		s.tellFirst(known)
+		s.tellFirst("questions wait here: " + visible(known))
+		return
 	}
+	fmt.Fprintln(s.notes, "atlasbridge: "+visible(where))
 }
 
 // tellFirst tells the person at the terminal of trouble, unless the child has printed, or that was done: then told is

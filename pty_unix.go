@@ -5,11 +5,11 @@
 //
 //	the child's terminal     startPTY, actAs, findTool, the methods of PTY
 //	what the child waits for foregroundReading (Linux alone tells)
-//	the host's terminal      terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, processOutput,
-//	                         waitReady, resizeSignals, endSignals, stopSelf
+//	the host's terminal      terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, muteEcho,
+//	                         dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
 //	processes                processStart, processStopped, parentOf, systemSession
-//	files                    mkdirPrivate, ownedPrivate, openPrivate, fileIdentity, lockFile, unlockFile, cutFile,
-//	                         replaceFile, syncFile, syncDir, networkFS, watchFile
+//	files                    mkdirPrivate, ownedPrivate, openPrivate, closeRemedy, fileRemedy, fileIdentity,
+//	                         lockFile, unlockFile, cutFile, replaceFile, syncFile, syncDir, networkFS, watchFile
 //
 // Neither looks at what is read or typed. What x/sys names for one of Linux and macOS only has a name here, with the
 // header that it comes from.
@@ -61,12 +61,14 @@ const (
 const (
 	linuxTCGETS     = 0x5401 // linux/include/uapi/asm-generic/ioctls.h
 	linuxTCSETS     = 0x5402 // type-ahead stays
+	linuxTCSETSF    = 0x5404 // type-ahead is dropped
 	linuxFIONREAD   = 0x541b
 	linuxTIOCGPTN   = 0x80045430 // the slave's number
 	linuxTIOCSPTLCK = 0x40045431
 
 	darwinTIOCGETA     = 0x40487413 // macOS <sys/ttycom.h>
 	darwinTIOCSETA     = 0x80487414 // type-ahead stays
+	darwinTIOCSETAF    = 0x80487416 // type-ahead is dropped
 	darwinTIOCPTYGRANT = 0x20007454
 	darwinTIOCPTYUNLK  = 0x20007452
 	darwinTIOCPTYGNAME = 0x40807453 // the slave's path, 128 bytes
@@ -1060,6 +1062,28 @@ func rawMode(f *os.File, processed bool) (restore func() error, err error) {
 	}, nil
 }
 
+// muteEcho has a terminal not show what is typed, until undo. ^C is a signal all the same.
+func muteEcho(f *os.File) (undo func() error, err error) {
+	before, err := getModes(f)
+	if err != nil {
+		return nil, err
+	}
+	mute := before
+	mute.Lflag &^= unix.ECHO
+	mute.Lflag |= unix.ICANON | unix.ISIG
+	mute.Iflag |= unix.ICRNL
+	return func() error { return setModes(f, before) }, setModes(f, mute)
+}
+
+// dropTyped drops what was typed and not read yet: neither a question of ours nor a shell is to get it.
+func dropTyped(f *os.File) error {
+	modes, err := getModes(f)
+	if err != nil {
+		return err
+	}
+	return ioctl(f, request(linuxTCSETSF, darwinTIOCSETAF), &modes)
+}
+
 // processOutput has the host's terminal, which is raw, begin a line at each line feed, or not.
 func processOutput(f *os.File, on bool) error {
 	modes, err := getModes(f)
@@ -1256,14 +1280,36 @@ func checkPrivate(f *os.File) error {
 	kind := st.Mode & unix.S_IFMT
 	path := f.Name()
 	switch {
-	case kind != unix.S_IFREG && kind != unix.S_IFDIR, int(st.Uid) != os.Geteuid():
-		return fmt.Errorf("%s is not a file or folder of your own: %w", path, os.ErrPermission)
+	case kind != unix.S_IFREG && kind != unix.S_IFDIR:
+		return hinted(fmt.Errorf("%s is no file and no folder: %w", path, os.ErrPermission), "move it away")
+	case int(st.Uid) != os.Geteuid():
+		err := fmt.Errorf("%s is not a file or folder of your own, but user %d's: %w", path, st.Uid, os.ErrPermission)
+		return hinted(err, fmt.Sprintf("make it yours: sudo chown -R %d %s", os.Geteuid(), path))
 	case st.Mode&0o077 != 0:
-		return fmt.Errorf("%s can be reached by others (mode %04o); run: chmod go= %s", path, st.Mode&0o777, path)
+		return hinted(fmt.Errorf("%s %w (mode %04o)", path, errShared, st.Mode&0o777), closeRemedy(path))
 	case kind == unix.S_IFREG && st.Nlink > 1:
-		return fmt.Errorf("%s has a second name (%d hard links)", path, st.Nlink)
+		err := fmt.Errorf("%s has a second name (%d hard links)", path, st.Nlink)
+		return hinted(err, fmt.Sprintf("copy it: cp %[1]s %[1]s.new && mv %[1]s.new %[1]s", path))
 	}
 	return nil
+}
+
+// closeRemedy is how to close a file, or a folder with all that is in it, to others.
+func closeRemedy(path string) string { return "make it yours alone: chmod -R go= " + path }
+
+// fileRemedy is what to do about a file or folder that cannot be made, opened or written; "" where that is not known.
+func fileRemedy(err error) string {
+	switch {
+	case errors.Is(err, unix.ELOOP):
+		return "a symbolic link is not followed: put what it leads to in its place, or name that with ATLASBRIDGE_HOME"
+	case errors.Is(err, unix.EROFS):
+		return "that disk is read-only: set ATLASBRIDGE_HOME to a folder on another"
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return "make room on that disk, or set ATLASBRIDGE_HOME to a folder on another"
+	case errors.Is(err, unix.ENOTDIR):
+		return "a file stands where a folder is to be: move it away, or set ATLASBRIDGE_HOME to another folder"
+	}
+	return ""
 }
 
 // fileIdentity tells a file from the one that replaces or changes it, whatever time a package gives its files: ctime is

@@ -2,11 +2,11 @@
 // pty_unix.go has the same functions in the same order, but for those that are called in one of the two files alone:
 //
 //	the child's terminal startPTY, actAs, findTool, the methods of PTY
-//	the host's terminal  terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, processOutput,
-//	                     waitReady, resizeSignals, endSignals, stopSelf
+//	the host's terminal  terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, muteEcho,
+//	                     dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
 //	processes            processStart, processStopped, parentOf, systemSession
-//	files                mkdirPrivate, ownedPrivate, openPrivate, fileIdentity, lockFile, unlockFile, cutFile,
-//	                     replaceFile, syncFile, syncDir, networkFS, watchFile
+//	files                mkdirPrivate, ownedPrivate, openPrivate, closeRemedy, fileRemedy, fileIdentity,
+//	                     lockFile, unlockFile, cutFile, replaceFile, syncFile, syncDir, networkFS, watchFile
 //
 // Neither looks at what is read or typed.
 package main
@@ -327,6 +327,20 @@ func rawMode(f *os.File, _ bool) (restore func() error, err error) {
 	}, nil
 }
 
+// muteEcho has a console not show what is typed, until undo. Ctrl-C is a signal all the same.
+func muteEcho(f *os.File) (undo func() error, err error) {
+	in := windows.Handle(f.Fd())
+	var before uint32
+	if err := windows.GetConsoleMode(in, &before); err != nil {
+		return nil, err
+	}
+	mute := before&^windows.ENABLE_ECHO_INPUT | windows.ENABLE_LINE_INPUT | windows.ENABLE_PROCESSED_INPUT
+	return func() error { return windows.SetConsoleMode(in, before) }, windows.SetConsoleMode(in, mute)
+}
+
+// dropTyped drops what was typed and not read yet: neither a question of ours nor a shell is to get it.
+func dropTyped(f *os.File) error { return windows.FlushConsoleInputBuffer(windows.Handle(f.Fd())) }
+
 // processOutput does nothing: no child has streams of ours.
 func processOutput(*os.File, bool) error { return nil }
 
@@ -461,7 +475,8 @@ func ownedPrivate(path string) error {
 func openPrivate(path string, flag int) (*os.File, error) {
 	info, err := os.Lstat(path)
 	if err == nil && !info.Mode().IsRegular() && !info.IsDir() {
-		return nil, fmt.Errorf("%s is not a file or folder of your own: %w", path, os.ErrPermission)
+		err := fmt.Errorf("%s is a link, or no file: %w", path, os.ErrPermission)
+		return nil, hinted(err, "put the file or folder itself in its place, or set ATLASBRIDGE_HOME to another folder")
 	}
 	h, err := create(path, flag)
 	if err != nil {
@@ -514,7 +529,7 @@ func checkPrivate(f *os.File) error {
 	}
 	if !namesNoOther(sd) {
 		path := f.Name()
-		return fmt.Errorf("%s can be reached by others; run: icacls %s /inheritance:r /grant:r %%USERNAME%%:F", path, path)
+		return hinted(fmt.Errorf("%s %w", path, errShared), closeRemedy(path))
 	}
 	return nil
 }
@@ -571,6 +586,24 @@ const (
 	lockedBytes = 1
 	lockedHigh  = 1 << 30 // upper half of its offset
 )
+
+// closeRemedy is how to close a file, or a folder with all that is in it, to others.
+func closeRemedy(path string) string {
+	return "make it yours alone: icacls \"" + path + "\" /inheritance:r /grant:r %USERNAME%:F /T"
+}
+
+// fileRemedy is what to do about a file or folder that cannot be made, opened or written; "" where that is not known.
+func fileRemedy(err error) string {
+	switch {
+	case errors.Is(err, windows.ERROR_WRITE_PROTECT):
+		return "that disk is read-only: set ATLASBRIDGE_HOME to a folder on another"
+	case errors.Is(err, windows.ERROR_DISK_FULL), errors.Is(err, windows.ERROR_HANDLE_DISK_FULL):
+		return "make room on that disk, or set ATLASBRIDGE_HOME to a folder on another"
+	case errors.Is(err, windows.ERROR_ACCESS_DENIED):
+		return "see its Properties, Security: you must own it and have full control, and it must not be read-only"
+	}
+	return ""
+}
 
 // fileIdentity tells a file from the one that replaces or changes it. "": there is none.
 func fileIdentity(path string) string {

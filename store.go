@@ -112,7 +112,7 @@ func secureDir(dir string) error {
 		err = ownedPrivate(dir)
 	}
 	if err != nil {
-		return hinted(err, "chmod 700 "+dir+" if it is yours, or set ATLASBRIDGE_HOME to another folder")
+		return hinted(err, "see whose it is, and what it stands in; or set ATLASBRIDGE_HOME to another folder")
 	}
 	return nil
 }
@@ -195,6 +195,8 @@ type Config struct {
 
 	inForce []setting // all of them, with value and origin
 	ignored []string  // what the environment says that is not used, and why
+
+	mend func(key string, problem error) bool // whether that value in the file is left out; nil: none is
 }
 
 // setting is a row of the configuration: what `config --json` shows (the token masked), and what it can be.
@@ -255,15 +257,18 @@ func settings(c *Config) []setting {
 // loadConfig reads dir/config.toml (absent: all defaults), the environment (getenv) and the flags: key → text as it
 // would stand in the environment. With an error, only Dir and ignored are set.
 func loadConfig(dir string, getenv func(string) string, flags map[string]string) (*Config, error) {
-	c := &Config{Dir: dir, SafeDefaults: map[PromptType]string{}}
+	c := newConfig(dir)
 	if err := c.load(getenv, flags); err != nil {
 		return &Config{Dir: dir, ignored: c.ignored}, err
 	}
 	return c, nil
 }
 
+// newConfig is a configuration to load.
+func newConfig(dir string) *Config { return &Config{Dir: dir, SafeDefaults: map[PromptType]string{}} }
+
 // load gives every setting its value. A source is checked also where another one wins over it. What another program may
-// have meant is left out where it is wrong.
+// have meant is left out where it is wrong, and so is what mend says.
 func (c *Config) load(getenv func(string) string, flags map[string]string) error {
 	rows := settings(c)
 	file, err := readConfig(filepath.Join(c.Dir, "config.toml"), rows)
@@ -281,15 +286,19 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 			if source.Origin == "" {
 				continue
 			}
-			last := s
+			before := s
 			s.Value, s.Origin = source.Value, source.Origin
 			err := s.assign(c)
-			if err != nil && !s.shared() {
+			fromFile := source.Origin == file[s.Key].Origin
+			mended := err != nil && fromFile && c.mend != nil && c.mend(s.Key, err)
+			if err != nil && !mended && !s.shared() {
 				return err
 			}
-			if err != nil {
+			if err != nil && !mended {
 				c.ignored = append(c.ignored, err.Error()+"; it is not used")
-				s = last
+			}
+			if err != nil {
+				s = before
 				_ = s.assign(c) // which was right
 			}
 		}
@@ -311,7 +320,7 @@ func readConfig(path string, rows []setting) (map[string]setting, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, hinted(fmt.Errorf("config.toml: %w", err), "make it your own and private: chmod 600 "+path)
+		return nil, hinted(fmt.Errorf("config.toml: %w", err), "it must be a file of your own that you can read: "+path)
 	}
 	var known []string
 	for _, s := range rows {
@@ -473,6 +482,10 @@ func (c *Config) chooseChannel() error {
 		lacks = "a bot token needs telegram.chat_id too"
 	case len(c.Users) == 0:
 		lacks = "telegram.allowed_users is empty: nobody could answer"
+	case c.ChatID > 0 && !slices.Contains(c.Users, c.ChatID):
+		asks = chatKey
+		lacks = fmt.Sprintf("telegram.chat_id %d is the private chat of none of telegram.allowed_users: nobody could answer",
+			c.ChatID)
 	default:
 		return nil
 	}
@@ -1465,7 +1478,7 @@ func (s *Store) tryDisk() error {
 	path := filepath.Join(s.Dir, "state.try")
 	err := s.log.create(path, make([]byte, compactMin))
 	if err != nil {
-		return hinted(err, "make room on the disk of "+s.Dir+", or make it writable: chmod u+rwx "+s.Dir)
+		return hinted(err, "make "+s.Dir+" a folder that you can write to, or set ATLASBRIDGE_HOME to another")
 	}
 	return os.Remove(path)
 }
@@ -2928,6 +2941,20 @@ func (s *Store) replacePoller() error {
 		return nil
 	}
 	return os.Remove(filepath.Join(s.Dir, "poll.lock"))
+}
+
+// TakePoll makes this process the poller, whoever was, until the store is closed.
+func (s *Store) TakePoll() error {
+	defer s.log.release()
+	if err := s.log.acquire(); err != nil {
+		return err
+	}
+	err := os.Remove(filepath.Join(s.Dir, "poll.lock"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	_, err = s.holdLock("poll.lock")
+	return err
 }
 
 // Polls tells whether this process is the poller. One that was stopped may have lost that meanwhile.

@@ -6,6 +6,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -30,8 +31,6 @@ import (
 	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
-
-	"golang.org/x/term"
 )
 
 // ---- the channel ----
@@ -185,6 +184,32 @@ func (t *Telegram) noteForOthers(way, text string) {
 	if err := t.store.NoteFact("trouble "+way, text); err != nil {
 		t.log.Warn("noting trouble for others", "error", err)
 	}
+	now := t.store.ChannelTrouble()
+	t.updateShared(func(s *shared) { s.trouble = now })
+}
+
+// noteBot remembers the bot's name, for who starts a session.
+func (t *Telegram) noteBot(name string) {
+	bot := t.botID() + " " + name
+	t.updateShared(func(s *shared) { s.bot = bot })
+}
+
+// destination is a sentence about where questions go, and what kept Telegram from working when somebody last tried, ""
+// nothing. Both are known from the last time: the network is not asked.
+func (t *Telegram) destination() (where, trouble string) {
+	where = "questions go to Telegram, bot " + t.botID()
+	f, err := openPrivate(t.pacePath(), os.O_RDONLY)
+	if err != nil {
+		return where, ""
+	}
+	defer f.Close()
+	var s shared
+	s.read(f)
+	number, name, ok := strings.Cut(s.bot, " ")
+	if ok && number == t.botID() {
+		where = "questions go to @" + name
+	}
+	return where, s.trouble
 }
 
 // ---- one call ----
@@ -205,8 +230,9 @@ type apiError struct {
 	Parameters struct {
 		RetryAfter int64 `json:"retry_after"` // seconds, 0: it was not said
 	}
-	method string
-	unsent bool // there was no connection: nothing can have been done
+	method   string
+	unsent   bool // there was no connection: nothing can have been done
+	answered bool // by whom ever
 }
 
 // apiAnswer is an answer of the Bot API.
@@ -244,23 +270,66 @@ func (e *apiError) mentions(words ...string) bool {
 	return e.Code > 0 && slices.ContainsFunc(words, func(w string) bool { return strings.Contains(e.Text, w) })
 }
 
-// trouble is what the error says about all requests, "" where it is one request's alone or soon over.
-func (e *apiError) trouble(failures int) string {
+// refusesToken tells that the Bot API knows no bot with the token.
+func (e *apiError) refusesToken() bool { return e.Code == 401 || e.Code == 404 }
+
+// cause is what the error says about all requests, and what to do about that; "" where it is one request's alone, or
+// may soon be over.
+func (e *apiError) cause() (what, todo string) {
 	switch {
-	case e.Code == 401 || e.Code == 404:
-		return "Telegram refuses the bot token (" + e.Text + "): run atlasbridge setup"
+	case e.refusesToken():
+		return "Telegram refuses the bot token (" + e.Text + ")", "run atlasbridge setup"
+	case e.mentions("rights to send text", "rights to send a message", "CHAT_WRITE_FORBIDDEN", "no write access"):
+		return "the bot may not write in its group (" + e.Text + ")", "allow it in the group's permissions, or run " +
+			"atlasbridge setup"
+	case e.Code == 403 && e.mentions("kicked", "not a member", "deleted"):
+		return "the bot is not in its group (" + e.Text + ")", "add it there again, or run atlasbridge setup"
 	case e.Code == 403 || e.mentions("chat not found", "upgraded to a supergroup"):
-		return "the bot may not write to its chat (" + e.Text + "): press Start there, or run atlasbridge setup"
+		return "the bot may not write to its chat (" + e.Text + ")", "press Start there, or run atlasbridge setup"
 	case e.mentions("webhook"):
-		return "a webhook is set for this bot, so it cannot be polled: run atlasbridge setup, which can remove it, " +
+		return "a webhook is set for this bot, so it cannot be polled", "run atlasbridge setup, which can remove it, " +
 			"or give AtlasBridge a bot of its own"
 	case e.Code == 409:
-		return "another program polls this bot, and each gets only some of the answers: stop it; or give each " +
+		return "another program polls this bot, and each gets only some of the answers", "stop it; or give each " +
 			"machine a bot of its own, and share ATLASBRIDGE_HOME on one"
+	}
+	return "", ""
+}
+
+// trouble is cause in one sentence, where there was a failure before also of what may soon be over.
+func (e *apiError) trouble(failures int) string {
+	what, todo := e.cause()
+	switch {
+	case what != "":
+		return what + ": " + todo
 	case e.temporary() && e.retryAfter() == 0 && failures > 0:
 		return "Telegram cannot be reached, still trying: " + e.Text
 	}
 	return ""
+}
+
+// explained is what an error of call means, and what to do about it; nil stays nil.
+func explained(err error) error {
+	e, ok := err.(*apiError)
+	if !ok {
+		return err
+	}
+	what, todo := e.cause()
+	if what == "" {
+		what = e.Error()
+	}
+	switch {
+	case todo != "":
+	case e.Code == 429:
+		todo = "wait that long, then try again"
+	case strings.Contains(e.Text, "certificate has expired or is not yet valid"):
+		todo = "set this machine's clock, best by the network"
+	case e.Code == 0 && !e.answered:
+		todo = "check the network, a proxy (HTTPS_PROXY), and telegram.api_base where it is set; then try again"
+	case e.temporary():
+		todo = "that is Telegram's own trouble, or that of a proxy: try again later"
+	}
+	return hinted(errors.New(what), todo)
 }
 
 // call makes one request and decodes its result into what result points to, unless that is nil. Its errors are all
@@ -284,6 +353,7 @@ func (t *Telegram) call(ctx context.Context, method string, params, result any) 
 		}
 	}
 	a.method = method
+	a.answered = true
 	date, err := http.ParseTime(resp.Header.Get("Date"))
 	if err == nil && (a.OK || a.Code != 0) {
 		t.skew.Store(int64(time.Until(date)))
@@ -632,12 +702,34 @@ type shared struct {
 	newest  int64  // the greatest number that a message of ours was seen to have
 	seen    int64  // when that was
 	chat    string // where
+	bot     string // the bot's number and name
+	trouble string // what keeps Telegram from working, "" nothing
 }
+
+// read takes over what the file says. One that is new, or damaged, leaves zeros.
+func (s *shared) read(f *os.File) {
+	in := bufio.NewReader(f)
+	first, _ := in.ReadString('\n')                                                              // as said
+	_, _ = fmt.Sscanf(first, "%d %d %d %d %s", &s.next, &s.written, &s.newest, &s.seen, &s.chat) // as said
+	s.bot, _ = in.ReadString('\n')                                                               // as said
+	s.trouble, _ = in.ReadString('\n')                                                           // as said
+	s.bot = strings.TrimSpace(s.bot)
+	s.trouble = strings.TrimSpace(s.trouble)
+}
+
+// write puts the lines where the file begins. What an older one had more of stands behind them, and is never read.
+func (s *shared) write(f *os.File) {
+	lines := fmt.Appendf(nil, "%020d %020d %020d %020d %s\n%s\n%s\n", s.next, time.Now().UnixNano(), s.newest, s.seen,
+		s.chat, s.bot, strings.Join(strings.Fields(s.trouble), " "))
+	_, _ = f.WriteAt(lines, 0) // if lost, Telegram paces
+}
+
+func (t *Telegram) pacePath() string { return filepath.Join(t.store.Dir, "telegram.pace") }
 
 // updateShared changes that; where the file cannot be used, it is lost.
 func (t *Telegram) updateShared(change func(*shared)) {
 	var s shared
-	f, err := openPrivate(filepath.Join(t.store.Dir, "telegram.pace"), os.O_RDWR|os.O_CREATE)
+	f, err := openPrivate(t.pacePath(), os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		change(&s)
 		return
@@ -648,11 +740,9 @@ func (t *Telegram) updateShared(change func(*shared)) {
 	}
 	defer f.Close() // and with it the lock, which is held for microseconds
 
-	// A file that is new, or damaged, leaves zeros.
-	_, _ = fmt.Fscanf(f, "%d %d %d %d %s", &s.next, &s.written, &s.newest, &s.seen, &s.chat) // as said
+	s.read(f)
 	change(&s)
-	line := fmt.Appendf(nil, "%020d %020d %020d %020d %s\n", s.next, time.Now().UnixNano(), s.newest, s.seen, s.chat)
-	_, _ = f.WriteAt(line, 0) // if lost, Telegram paces
+	s.write(f)
 }
 
 // here says whose numbers messages have: the bot's, in its chat.
@@ -3021,11 +3111,14 @@ func (t *Telegram) changeTopic(ctx context.Context, method string, s *SessionRec
 // topicsHere tells whether sessions can have topics in the chat; where not, what to do about it.
 func (t *Telegram) topicsHere(ctx context.Context) (here bool, todo string, err error) {
 	var me struct {
-		ID     int64
+		user
 		Topics bool `json:"has_topics_enabled"`
 	}
 	if err := t.call(ctx, "getMe", struct{}{}, &me); err != nil {
 		return false, "", err
+	}
+	if t.store != nil && me.Username != "" {
+		t.noteBot(me.Username)
 	}
 	chatID := t.cfg.Load().ChatID
 	if chatID > 0 {
@@ -3047,6 +3140,29 @@ func (t *Telegram) topicsHere(ctx context.Context) (here bool, todo string, err 
 	err = t.call(ctx, "getChatMember", map[string]any{"chat_id": chatID, "user_id": me.ID}, &bot)
 	may := err != nil || bot.Topics || bot.Status == "creator" // where it is not told, the first topic shows it
 	return may, "make the bot an administrator who may manage topics", nil
+}
+
+// reach makes sure that the bot may write to its chat, where it shows for some seconds that it types, and tells which
+// chat that is.
+func (t *Telegram) reach(ctx context.Context) (chat string, err error) {
+	here := map[string]any{"chat_id": t.cfg.Load().ChatID, "action": "typing"}
+	var found struct {
+		Type     string
+		Title    string
+		Username string
+	}
+	if err := t.call(ctx, "getChat", here, &found); err != nil {
+		return "", err
+	}
+	chat = strings.TrimSpace(found.Type + " " + cmp.Or(found.Title, found.Username))
+	return chat, t.call(ctx, "sendChatAction", here, nil)
+}
+
+// webhook tells whether the bot's messages go elsewhere: then a poll would be refused.
+func (t *Telegram) webhook(ctx context.Context) (set bool, err error) {
+	var hook struct{ URL string }
+	err = t.call(ctx, "getWebhookInfo", struct{}{}, &hook)
+	return hook.URL != "", err
 }
 
 // keepTopics looks after topics until ctx ends: whether there are any, and what is to become of those of sessions that
@@ -4827,93 +4943,249 @@ func (in *incoming) openQuestions(s *SessionRecord) string {
 }
 
 // ---- setup ----
-// `atlasbridge setup`: token, who the operator is, config.toml, a test.
+// `atlasbridge setup`: token, who the operator is, config.toml, a test. What is there is asked of Telegram first: what
+// fits stays, what does not is asked for again, and what only the environment says is never stored.
 
 var (
 	telegramTable = re(`(?m)^[ \t]*\[[ \t]*telegram[ \t]*\].*\n`) // the keys are only in this one
-	telegramKeys  = re(`(?m)^[ \t]*(bot_token|chat_id|allowed_users|api_base)[ \t]*=.*\n`)
+	telegramKey   = re(`(?m)^([ \t]*(bot_token|chat_id|allowed_users|api_base)[ \t]*=[ \t]*)` + tomlValue + `(.*\n)`)
+)
+
+// Keys of what setup finds out.
+const (
+	tokenKey = "telegram.bot_token"
+	chatKey  = "telegram.chat_id"
+	usersKey = "telegram.allowed_users"
+	baseKey  = "telegram.api_base"
 )
 
 // setup is one run of the command.
 type setup struct {
 	*command
 	*Telegram
-	cfg *Config
-	me  user // the bot
+	cfg    *Config
+	name   string          // the bot's
+	broken map[string]bool // keys that are of no use in config.toml
+	saved  bool
 }
 
+// cmdSetup shows nothing that is typed meanwhile, and leaves none of it for the shell: it may be the token.
 func cmdSetup(c *command) int {
+	ctx, quit := context.WithCancelCause(c.ctx)
+	defer quit(nil)
+	release := catchSignals(quit)
+	defer release()
+	c.ctx = ctx
+	show, err := muteEcho(c.stdin)
+	if err == nil {
+		defer func() { _ = errors.Join(dropTyped(c.stdin), show()) }() // a terminal that has gone shows nothing
+	}
 	return c.withState(func(st *Store) int {
-		s := &setup{command: c, Telegram: &Telegram{store: st}}
-		for _, step := range []func() error{s.configure, s.connect, s.pair, s.save, s.test} {
-			if err := step(); err != nil {
+		s := &setup{command: c, Telegram: &Telegram{store: st}, broken: map[string]bool{}}
+		err := s.run()
+		end, ok := errors.AsType[*stopped](err)
+		if !ok {
+			if err != nil {
 				return c.fail(err)
 			}
+			return 0
 		}
-		return 0
+		s.say("")
+		changed := "nothing was changed"
+		if s.saved {
+			changed = "config.toml is written, but was not tried: `atlasbridge doctor` checks it"
+		}
+		fmt.Fprintf(c.stderr, "atlasbridge: setup was ended; %s\n", changed)
+		return 128 + int(end.sig)
 	})
+}
+
+// run takes the steps.
+func (s *setup) run() error {
+	for _, step := range []func() error{s.configure, s.listen, s.connect, s.removeWebhook, s.pair, s.save, s.test} {
+		err := step()
+		if s.ctx.Err() != nil {
+			return context.Cause(s.ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *setup) say(format string, args ...any) { fmt.Fprintf(s.stdout, format+"\n", args...) }
 
-// configure reads the file and the flags, and a token that is in neither from the terminal.
+// configure reads the file, the environment and the flags. What of the bot's settings in the file cannot be used counts
+// as not there.
 func (s *setup) configure() error {
+	dir, err := stateDir(s.getenv)
+	if err != nil {
+		return err
+	}
 	flags := map[string]string{
-		"channel":                "local", // so that nothing need be complete yet
-		"telegram.chat_id":       s.opts.text("chat-id"),
-		"telegram.allowed_users": s.opts.text("user-id"),
-		"telegram.api_base":      s.opts.text("api-base"),
+		"channel": "local", // so that nothing need be complete yet
+		chatKey:   s.opts.text("chat-id"),
+		usersKey:  s.opts.text("user-id"),
+		baseKey:   s.opts.text("api-base"),
 	}
-	cfg, err := s.config(flags)
-	if err != nil {
-		return err
+	file := s.opts.text("token-file")
+	if file != "" {
+		token, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		flags[tokenKey] = strings.TrimSpace(string(token))
 	}
-	token := []byte(cfg.Token)
-	if file := s.opts.text("token-file"); file != "" {
-		token, err = os.ReadFile(file)
-	} else if cfg.Token == "" && onTerminal(s.stdin) {
-		fmt.Fprint(s.stdout, "Make a bot with @BotFather (/newbot) and paste its token here (it is not shown): ")
-		token, err = term.ReadPassword(int(s.stdin.Fd()))
-		s.say("")
+	s.cfg = newConfig(dir)
+	s.cfg.mend = func(key string, problem error) bool {
+		ours := strings.HasPrefix(key, "telegram.")
+		if ours {
+			s.broken[key] = true
+			s.say("%v", problem)
+		}
+		return ours
 	}
-	if err != nil {
-		return err
-	}
-	flags["telegram.bot_token"] = strings.TrimSpace(string(token))
-	if flags["telegram.bot_token"] == "" {
-		return errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
-	}
-	s.cfg, err = s.config(flags)
-	return err
+	return s.cfg.load(s.getenv, flags)
 }
 
-// connect makes sure of the bot: nobody else listens, until the store is closed, and there is no webhook.
-func (s *setup) connect() error {
-	s.Telegram = newTelegram(s.cfg, s.store, nil)
+// listen makes sure that no session listens to the bot until the store is closed. One that has trouble with the bot
+// loses its turn: to end the trouble is what setup is for.
+func (s *setup) listen() error {
 	_, held, err := s.store.TryPoll()
-	if !held && err != nil {
-		return err
-	}
-	if !held && s.store.ChannelTrouble() == "" { // else that is what we are for
-		return hinted(errors.New("a running session listens to the bot"), "end it, then run atlasbridge setup again")
-	}
-	if err := s.call(s.ctx, "getMe", struct{}{}, &s.me); err != nil {
-		return err
-	}
-	s.say("Bot: @%s", s.me.Username)
-	var hook struct{ URL string }
-	if err := s.call(s.ctx, "getWebhookInfo", struct{}{}, &hook); err != nil {
-		return err
-	}
-	if hook.URL == "" {
+	if held {
 		return nil
 	}
-	answer := ""
-	if onTerminal(s.stdin) {
-		fmt.Fprint(s.stdout, "A webhook is set: the bot's messages go elsewhere. Remove it? [y/N] ")
-		_, _ = fmt.Fscanln(s.stdin, &answer) // an empty line is an error, and a no
+	if err == nil && s.store.ChannelTrouble() == "" {
+		err := fmt.Errorf("process %d listens to the bot: a session, or another setup", s.store.holder("poll.lock"))
+		return hinted(err, "end it, then run atlasbridge setup again")
 	}
-	if !strings.EqualFold(answer, "y") {
+	return s.store.TakePoll()
+}
+
+// connect finds a token that Telegram takes.
+func (s *setup) connect() error {
+	for {
+		if s.cfg.Token == "" {
+			if err := s.askToken(); err != nil {
+				return err
+			}
+		}
+		s.Telegram = newTelegram(s.cfg, s.store, nil)
+		var me user
+		err := s.call(s.ctx, "getMe", struct{}{}, &me)
+		if err == nil {
+			s.name = me.Username
+			s.say("Bot: @%s", s.name)
+			return nil
+		}
+		if failed := err.(*apiError); !failed.refusesToken() {
+			return explained(failed)
+		}
+		if err := s.discard(tokenKey, explained(err)); err != nil {
+			return err
+		}
+		s.cfg.Token = ""
+	}
+}
+
+// discard says what is wrong with a setting that is to be found anew. It is an error where another one in config.toml
+// would not count.
+func (s *setup) discard(key string, problem error) error {
+	from := s.cfg.row(key).Origin
+	switch {
+	case !s.stores(key):
+		todo := "correct or unset it, then run atlasbridge setup again: it counts more than config.toml"
+		return hinted(fmt.Errorf("%s: %s", from, problem), todo)
+	case from == "flag" || key == tokenKey && !onTerminal(s.stdin):
+		return problem
+	}
+	s.say("%v", problem)
+	return nil
+}
+
+// askToken asks for a token until something that looks like one is typed.
+func (s *setup) askToken() error {
+	if !onTerminal(s.stdin) {
+		return errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
+	}
+	s.say("Make a bot with @BotFather in Telegram (/newbot), or ask it for the token of\nyours (/mybots).")
+	row := s.cfg.row(tokenKey)
+	row.Origin = "here"
+	for {
+		token, err := s.ask("Paste the token here (it is not shown): ")
+		if err != nil {
+			return err
+		}
+		row.Value = quoted(token)
+		if token != "" && row.assign(s.cfg) == nil {
+			return nil
+		}
+		s.say("That is no token: it looks like 123456789:AAExample-of_35_letters")
+	}
+}
+
+// ask gives the next line that is typed.
+func (s *setup) ask(question string) (string, error) {
+	fmt.Fprint(s.stdout, question)
+	type answer struct {
+		line string
+		err  error
+	}
+	typed := make(chan answer, 1)
+	go func() { // ends with the process, where nothing is typed any more
+		line, err := readLine(s.stdin)
+		typed <- answer{line, err}
+	}()
+	select {
+	case a := <-typed:
+		s.say("")
+		if a.err != nil {
+			return "", hinted(errors.New("nothing was typed"), "run atlasbridge setup again")
+		}
+		return strings.TrimSpace(a.line), nil
+	case <-s.ctx.Done():
+		return "", context.Cause(s.ctx)
+	}
+}
+
+// readLine reads a line and nothing beyond it. At the end of the input it is an error to have nothing.
+func readLine(f *os.File) (string, error) {
+	var line []byte
+	for b := make([]byte, 1); b[0] != '\n'; {
+		_, err := f.Read(b)
+		if err != nil && len(line) == 0 {
+			return "", err
+		}
+		if err != nil {
+			break
+		}
+		line = append(line, b[0])
+	}
+	return string(line), nil
+}
+
+// agreed asks for a yes. Nothing that was typed before is one.
+func (s *setup) agreed(question string) (bool, error) {
+	if err := dropTyped(s.stdin); err != nil {
+		return false, nil
+	}
+	answer, err := s.ask(question + " [y/N] ")
+	answer = strings.ToLower(answer)
+	return answer == "y" || answer == "yes", err
+}
+
+// removeWebhook makes sure that the bot's messages do not go elsewhere.
+func (s *setup) removeWebhook() error {
+	set, err := s.webhook(s.ctx)
+	if !set || err != nil {
+		return err
+	}
+	yes, err := s.agreed("A webhook is set: the bot's messages go elsewhere. Remove it?")
+	if err != nil {
+		return err
+	}
+	if !yes {
 		return hinted(errors.New("a webhook is set for this bot, so it cannot be polled"),
 			"give AtlasBridge a bot of its own; or run atlasbridge setup in a terminal and say y, or call the Bot "+
 				"API's deleteWebhook")
@@ -4921,17 +5193,75 @@ func (s *setup) connect() error {
 	return s.call(s.ctx, "deleteWebhook", struct{}{}, nil)
 }
 
-// pair learns who the operator is, unless that is configured: whoever sends the code has seen this terminal, so that a
-// careless y lets no stranger in.
+// pair learns who the operator is, unless what is configured fits.
 func (s *setup) pair() error {
-	if len(s.cfg.Users) > 0 {
-		if s.cfg.ChatID == 0 {
-			s.cfg.ChatID = s.cfg.Users[0]
+	for {
+		known, err := s.complete()
+		if err != nil {
+			return err
 		}
-		return nil
+		if known {
+			chat, err := s.reach(s.ctx)
+			if err == nil {
+				s.say("Chat: %s", chat)
+				return nil
+			}
+			failed := err.(*apiError)
+			if failed.temporary() {
+				return explained(failed)
+			}
+			if err := s.discard(chatKey, explained(failed)); err != nil {
+				return err
+			}
+		}
+		if err := s.awaitCode(); err != nil {
+			return err
+		}
 	}
+}
+
+// complete makes chat and users go together, where one of them decides the other: known tells that it did. A private
+// chat is one person's, and only who is in it can answer there.
+func (s *setup) complete() (known bool, err error) {
+	c := s.cfg
+	switch {
+	case len(c.Users) == 0 && c.ChatID > 0:
+		c.Users = []int64{c.ChatID}
+	case len(c.Users) == 0:
+		return false, nil
+	case c.ChatID == 0:
+		c.ChatID = c.Users[0]
+	}
+	if c.ChatID < 0 || slices.Contains(c.Users, c.ChatID) {
+		return true, nil
+	}
+	chatGiven, usersGiven := s.given(chatKey), s.given(usersKey)
+	problem := fmt.Errorf("chat %d is the private chat of none of the users %v", c.ChatID, c.Users)
+	switch {
+	case chatGiven && usersGiven:
+		return false, hinted(problem, "a private chat has the number of its user: give only one of them")
+	case usersGiven:
+		c.ChatID = c.Users[0]
+	case chatGiven:
+		c.Users = []int64{c.ChatID}
+	default:
+		s.say("%v", problem)
+		return false, nil
+	}
+	return true, nil
+}
+
+// given tells that a setting comes from a flag or the environment, and not from config.toml or the phone.
+func (s *setup) given(key string) bool {
+	return !s.stores(key) || s.cfg.row(key).Origin == "flag"
+}
+
+// awaitCode waits for who sends the code: they have seen this terminal, so that no stranger gets in by a careless yes.
+// Where the users are given it is one of them.
+func (s *setup) awaitCode() error {
 	code := newNonce()[:6]
-	s.say("Open https://t.me/%s and send it anything; then send it this code:  %s", s.me.Username, code)
+	s.say("Open https://t.me/%s?start=%s\nand tap Start. Or send @%s the code:  %s\n(in a group: /start %s)",
+		s.name, code, s.name, code, code)
 	return s.await(func(u *update) bool {
 		m := u.Message
 		if m == nil || m.From == nil {
@@ -4943,14 +5273,32 @@ func (s *setup) pair() error {
 		}
 		name := clip(visible(from.Name), 40)
 		s.say("\n%s, user %d, wrote in %s chat %d", name, from.ID, m.Chat.Type, m.Chat.ID)
-		if !strings.EqualFold(strings.TrimSpace(m.Text), code) {
+		if !saysCode(m.Text, code, s.name) {
 			s.say("If that is you, send the code.")
 			return false
 		}
+		if s.given(usersKey) && !slices.Contains(s.cfg.Users, from.ID) {
+			s.say("That is none of the users %v.", s.cfg.Users)
+			return false
+		}
 		s.cfg.ChatID = m.Chat.ID
-		s.cfg.Users = []int64{from.ID}
+		s.cfg.row(chatKey).Origin = "the phone"
+		if !s.given(usersKey) {
+			s.cfg.Users = []int64{from.ID}
+			s.cfg.row(usersKey).Origin = "the phone"
+		}
 		return true
 	})
+}
+
+// saysCode tells whether a message is the code, or what Telegram sends for the link: /start and the code, in a group
+// with the bot's name.
+func saysCode(text, code, bot string) bool {
+	words := strings.Fields(strings.ToLower(text))
+	if len(words) == 2 && (words[0] == "/start" || words[0] == "/start@"+strings.ToLower(bot)) {
+		words = words[1:]
+	}
+	return len(words) == 1 && words[0] == code
 }
 
 // save writes the bot and the operator into config.toml, which keeps every other line as it is.
@@ -4961,11 +5309,16 @@ func (s *setup) save() error {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	if err := replacePrivate(path, []byte(withTelegram(string(old), s.cfg))); err != nil {
-		return err
+	text := withTelegram(string(old), s.found(), s.broken)
+	if text != string(old) {
+		if err := replacePrivate(path, []byte(text)); err != nil {
+			return err
+		}
 	}
+	s.saved = true
 	s.works("poll")
 	s.works("send")
+	s.noteBot(s.name)
 	v, err := s.store.View()
 	for id, running := range v.Sessions {
 		if running.Status == "active" && s.store.Alive(id) {
@@ -4975,41 +5328,102 @@ func (s *setup) save() error {
 	return err
 }
 
-// withTelegram is the text of config.toml with these settings of the bot instead of others.
-func withTelegram(text string, c *Config) string {
-	text = telegramKeys.ReplaceAllString(strings.TrimRight(text, "\n")+"\n", "")
-	if !telegramTable.MatchString(text) {
-		text += "\n[telegram]\n"
+// found is what config.toml is to say of the bot; what is zero stays as it is there.
+func (s *setup) found() *Config {
+	c := &Config{}
+	if s.stores(tokenKey) {
+		c.Token = s.cfg.Token
 	}
-	at := telegramTable.expr().FindStringIndex(text)[1]
-	users := strings.ReplaceAll(fmt.Sprint(c.Users), " ", ", ")
-	lines := fmt.Sprintf("bot_token = %q\nchat_id = %d\nallowed_users = %s\napi_base = %q\n",
-		c.Token, c.ChatID, users, c.APIBase)
-	return strings.TrimLeft(text[:at], "\n") + lines + text[at:]
+	if s.stores(chatKey) {
+		c.ChatID = s.cfg.ChatID
+	}
+	if s.stores(usersKey) {
+		c.Users = s.cfg.Users
+	}
+	if s.stores(baseKey) && s.cfg.row(baseKey).Origin != "default" {
+		c.APIBase = s.cfg.APIBase
+	}
+	return c
 }
 
-// test sends a message with a button, which must be pressed.
+// stores tells whether config.toml is to have a setting: what the environment says is its own.
+func (s *setup) stores(key string) bool {
+	return !strings.HasPrefix(s.cfg.row(key).Origin, "environment ")
+}
+
+// withTelegram is the text of config.toml with those settings of the bot that c has, and without those to drop. What
+// stands behind a value stays.
+func withTelegram(text string, c *Config, drop map[string]bool) string {
+	values := map[string]string{}
+	if c.Token != "" {
+		values["bot_token"] = fmt.Sprintf("%q", c.Token)
+	}
+	if c.ChatID != 0 {
+		values["chat_id"] = fmt.Sprint(c.ChatID)
+	}
+	if len(c.Users) > 0 {
+		values["allowed_users"] = strings.ReplaceAll(fmt.Sprint(c.Users), " ", ", ")
+	}
+	if c.APIBase != "" {
+		values["api_base"] = fmt.Sprintf("%q", c.APIBase)
+	}
+	text = strings.TrimRight(text, "\n") + "\n"
+	text = telegramKey.expr().ReplaceAllStringFunc(text, func(line string) string {
+		m := telegramKey.FindStringSubmatch(line)
+		value := values[m[2]]
+		delete(values, m[2])
+		switch {
+		case value != "":
+			return m[1] + value + m[4]
+		case drop["telegram."+m[2]]:
+			return ""
+		}
+		return line
+	})
+	if len(values) > 0 && !telegramTable.MatchString(text) {
+		text += "\n[telegram]\n"
+	}
+	lines := ""
+	for _, name := range []string{"bot_token", "chat_id", "allowed_users", "api_base"} {
+		if values[name] != "" {
+			lines += name + " = " + values[name] + "\n"
+		}
+	}
+	at := 0
+	if lines != "" {
+		at = telegramTable.expr().FindStringIndex(text)[1]
+	}
+	return strings.TrimLeft(text[:at]+lines+text[at:], "\n")
+}
+
+// test sends a message with a button, which must be pressed, and then says that it was.
 func (s *setup) test() error {
 	if s.opts.on("no-test") {
 		return nil
 	}
 	text := &richText{text: "AtlasBridge is connected. Press the button to finish the setup."}
 	works := button{Text: "✅ It works", Data: "setup:" + newNonce()}
-	_, err := s.send(s.ctx, text.outgoing(0, [][]button{{works}}), rankQuestion)
+	msg, err := s.send(s.ctx, text.outgoing(0, [][]button{{works}}), rankQuestion)
 	if err != nil {
 		return hinted(err, "press Start in the bot's chat, then run atlasbridge setup again")
 	}
 	s.say("A test message was sent: press its button.")
-	return s.await(func(u *update) bool {
+	err = s.await(func(u *update) bool {
 		_, ok := admitted(u, s.cfg.Users, s.cfg.ChatID)
 		if !ok || u.Callback == nil || u.Callback.Data != works.Data {
 			return false
 		}
 		params := map[string]any{"callback_query_id": u.Callback.ID}
 		_ = s.call(s.ctx, "answerCallbackQuery", params, nil) // for looks: the button was pressed
-		s.say("\nIt works. Now: atlasbridge run claude")
 		return true
 	})
+	if err != nil {
+		return err
+	}
+	text = &richText{text: "✅ AtlasBridge is connected: its questions come here."}
+	_ = s.edit(s.ctx, text.outgoing(msg, nil)) // for looks, too
+	s.say("\nIt works. Now: atlasbridge run claude")
+	return nil
 }
 
 // await polls until an update is the one awaited and confirms it, with all before; it prints a dot for every round.
@@ -5018,13 +5432,14 @@ func (s *setup) await(awaited func(*update) bool) error {
 	defer cancel()
 	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 10}
 	for ctx.Err() == nil {
+		_ = s.store.Polled() // else a session that starts meanwhile polls too
 		var updates []update
 		pause := time.Second
 		err := s.call(ctx, "getUpdates", params, &updates)
 		if err != nil {
 			failed := err.(*apiError)
 			if !failed.temporary() {
-				return hinted(err, failed.trouble(0))
+				return explained(failed)
 			}
 			pause = max(pause, failed.retryAfter())
 			updates = nil
