@@ -283,7 +283,7 @@ the state keeps. The message that ends a session has one too, for --head.`,
 				"atlasbridge audit verify --aside",
 			},
 			exits: "0 when it holds; 1 when it does not",
-			see:   []string{"logs"}},
+			see:   []string{"audit-log", "logs"}},
 		{name: "debug", operands: "bundle", summary: "pack what a bug report needs, no secrets",
 			words: []string{"bundle"}, flags: []flagSpec{
 				{"output", "FILE", "a new file (default: atlasbridge-debug-TIME.tar.gz)"},
@@ -334,7 +334,7 @@ a flag, the environment, config.toml, the default. The token is masked.`,
 		{name: "version", summary: "this program's version", do: cmdVersion,
 			about: "Prints version, compiler, system and processor."},
 		{name: "help", operands: "[command|topic]", summary: "explain a command", max: 1, do: cmdHelp,
-			about:    "Topics: settings, environment, exit-status, json.",
+			about:    "Explains a command, or a topic: settings, environment, exit-status, json,\naudit-log. Without either it lists the commands.",
 			examples: []string{"atlasbridge help run", "atlasbridge help settings"}},
 		{name: "completion", operands: "bash|zsh|fish", summary: "shell completion",
 			words: []string{"bash", "zsh", "fish"}, do: cmdCompletion,
@@ -729,6 +729,30 @@ lab           file t confidence, and the fields of a prompt
   atlasbridge status --json | jq -r '.[] | select(.open_prompts > 0) | .id'
   atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'
 `},
+		{"audit-log", `audit.log has an entry a line: seq, ts, event, the session and the question it
+is about, and what that event brings. prev_hash is the hash of the line before,
+hash is "sha256:" and the SHA-256 of the line as jq -c prints it without hash.
+` + "`atlasbridge audit verify`" + ` checks all that is said here; README.md has the chain
+in shell.
+
+shown_sha256 is the hash of what the person was shown, screen_sha256 of what
+stood there when the answer was typed. This prints each answer that was typed
+at anything else, and nothing when all is well:
+
+  jq -cn 'foreach inputs as $e ({}; if $e.shown_sha256
+    then .[$e.prompt_id] = $e.shown_sha256 else . end;
+    select($e.screen_sha256 and $e.screen_sha256 != .[$e.prompt_id]) | $e
+    )' ~/.atlasbridge/audit.log
+
+What was shown is in state.jsonl. Both of these print its hash, for the question
+with this id (in full):
+
+  id=…
+  jq -js --arg id "$id" 'map(select(.rec == "prompt" and .id == $id)) | last
+    | .shown' ~/.atlasbridge/state.jsonl | sha256sum
+  jq -nr --arg id "$id" '[inputs | select(.prompt_id == $id).shown_sha256 //
+    empty] | last' ~/.atlasbridge/audit.log
+`},
 	}
 }
 
@@ -796,7 +820,8 @@ func cmdHelp(c *command) int {
 	return c.print("atlasbridge runs an AI command line and carries its questions to your phone.\n\n" +
 		list.String() + "\nTry:   atlasbridge run bash -c 'read -p \"Continue? (y/n) \" a; echo got $a'\n" +
 		"Then:  atlasbridge setup; atlasbridge run claude\n" +
-		"More:  atlasbridge help COMMAND, or " + strings.Join(topicNames(), ", ") + "\n")
+		"More:  atlasbridge help COMMAND\n" +
+		"       atlasbridge help " + strings.Join(topicNames(), "|") + "\n")
 }
 
 func cmdVersion(c *command) int {
