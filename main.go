@@ -64,7 +64,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdin, 
 	case "-v", "--version":
 		c.name = "version"
 	}
-	if c.name == "help" && len(c.args) > 0 {
+	if c.name == "help" && len(c.args) > 0 && !slices.Contains(topicNames(), c.args[0]) {
 		c.name, c.args = c.args[0], []string{"-h"}
 	}
 	c.opts, code = c.options()
@@ -141,8 +141,11 @@ type commandSpec struct {
 	max      int          // may be anyNumber
 	verbatim bool         // nothing after the first argument is a flag
 	flags    []flagSpec   // that the first line of the help names
-	lines    [][]flagSpec // that the help explains, those of a line together
-	notes    string       // the rest of the help: explanations, examples
+	lines    [][]flagSpec // that the first line does not name; the help explains both
+	about    string       // what it does, in two or three sentences
+	examples []string     // command lines, each of which works
+	exits    string       // exit status, "" as of every command
+	see      []string     // commands and topics of the help that go on
 	do       func(*command) int
 }
 
@@ -152,7 +155,7 @@ const anyNumber = -1
 type flagSpec struct {
 	name  string
 	value string // what the help calls its value, "" for a switch
-	help  string // what the value is, or what the switch does
+	help  string // what the value is, or what the switch does; the default where that is not "none" or "off"
 }
 
 // Values of flags: what the help calls them tells what they can be.
@@ -163,7 +166,10 @@ const (
 )
 
 // jsonFlags are those of a command that only prints: --json asks for what a program can read.
-var jsonFlags = []flagSpec{{name: "json"}}
+var jsonFlags = []flagSpec{{"json", "", "for programs: see `atlasbridge help json`"}}
+
+// usualExits is the exit status of a command that has none of its own.
+const usualExits = "0; 1 when it failed; 2 when the command line is wrong"
 
 // commands is the table, in the order of the help. It is a function because cmdHelp reads it.
 func commands() []commandSpec {
@@ -171,90 +177,185 @@ func commands() []commandSpec {
 		{name: "run", operands: "[flags] <tool> [args…]", summary: "run a tool; its questions reach your phone",
 			min: 1, max: anyNumber, verbatim: true, do: cmdRun,
 			lines: [][]flagSpec{
-				{{"channel", "telegram|local", "who is asked (default: telegram once set up)"}},
-				{{"record", fileValue, "keep a recording"}, {"stream", "", "send the output to the phone"}},
-				{{"timeout", durationValue, "wait 90s or 10m"}, {"quiet", "", "not a byte of our own here"}},
-				{{"name", "LABEL", "its name in messages"}, {"adapter", adapterValue, "treat it as this tool"}},
+				{{"channel", "telegram|local", "who is asked (default: telegram, once set up)"}},
+				{{"stream", "", "send the text of the screen to the phone as it comes"}},
+				{{"timeout", durationValue, "answer within 90s or 10m (default: timeout_seconds)"}},
+				{{"name", "LABEL", "its name in messages (default: that of the folder)"}},
+				{{"adapter", adapterValue, "treat it as this known tool (default: by its name)"}},
+				{{"record", fileValue, "keep a recording there, for `lab` (default: none)"}},
+				{{"quiet", "", "write nothing of our own to this terminal"}},
 			},
-			notes: `Everything after <tool> is the tool's own, as its exit status is.
-  atlasbridge run --name api --timeout 30m claude --model opus
-  atlasbridge run --channel local -- bash -c 'read -p "Continue? (y/n) " a'
-`},
+			about: `Runs the tool unchanged in a terminal of its own. When it waits for a person,
+the question goes to your phone; the answer is typed only while the question
+stands there as you saw it. What follows <tool> is the tool's own. Nothing is
+ever approved by waiting.`,
+			examples: []string{
+				"atlasbridge run claude",
+				"atlasbridge run --name api --timeout 30m claude --model opus",
+				`atlasbridge run --channel local bash -c 'read -p "Continue? (y/n) " a'`,
+			},
+			exits: "the tool's; see `atlasbridge help exit-status`",
+			see:   []string{"setup", "approvals", "settings", "environment"}},
 		{name: "setup", operands: "[flags]", summary: "connect your Telegram bot; writes config.toml", do: cmdSetup,
 			lines: [][]flagSpec{
-				{{"token-file", fileValue, "read the bot token from a file, or /dev/stdin"}},
-				{{"chat-id", "ID", "the chat"}, {"user-id", "ID", "who may answer; found otherwise"}},
-				{{"api-base", "URL", "another Bot API server"}, {"no-test", "", "send no test message"}},
+				{{"token-file", fileValue, "read the bot token from here (default: ask for it)"}},
+				{{"chat-id", "ID", "where the bot asks (default: the chat you write from)"}},
+				{{"user-id", "ID", "who may answer (default: who sends the code)"}},
+				{{"api-base", "URL", "a Bot API server (default: Telegram's)"}},
+				{{"no-test", "", "send no test message"}},
 			},
-			notes: `Asks for the bot token (from @BotFather), waits until you send the bot any
-message, confirms by a short code that it is you, and sends a test message.
-`},
+			about: `Asks for the token of a bot (make one with @BotFather), learns by a code that
+you send to the bot who you are and where it shall ask, writes both to
+config.toml, and sends a test message. Other settings there stay as they are.`,
+			examples: []string{
+				"atlasbridge setup",
+				"atlasbridge setup --token-file token.txt --user-id 1001 --no-test",
+			},
+			see: []string{"doctor", "settings"}},
 		{name: "doctor", summary: "check everything; says what to do about each failure",
 			flags: jsonFlags, do: cmdDoctor,
-			notes: "  atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'\n"},
+			about: `Checks settings, bot, chat, clock, files, audit log, terminal and tools, and
+says under each failure what helps. It sends no message.`,
+			examples: []string{
+				"atlasbridge doctor",
+				"atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'",
+			},
+			exits: "0; 1 when a check failed (a warning is no failure)",
+			see:   []string{"setup", "status", "debug"}},
 		{name: "status", summary: "sessions: what runs, what waits, who polls Telegram",
-			flags: []flagSpec{{name: "all"}, {name: "json"}}, do: cmdStatus,
-			notes: `With --all ended sessions too. In JSON "wrapper_state" is that of atlasbridge:
-running, stopped (as by ^Z: nothing is asked or typed until it goes on) or gone.
-  atlasbridge status --json | jq -r '.[] | select(.open_prompts > 0).label'
-`},
+			flags: []flagSpec{{"all", "", "ended sessions too"}, jsonFlags[0]}, do: cmdStatus,
+			about: `Lists the sessions of this user on this machine, and which process listens to
+Telegram for all of them. What keeps questions from the phone is said below. In
+JSON, wrapper_state is that of atlasbridge: running, stopped (as by ^Z: nothing
+is asked or typed until it goes on) or gone.`,
+			examples: []string{
+				"atlasbridge status",
+				"atlasbridge status --json | jq -r '.[] | .id, .activity'",
+			},
+			see: []string{"approvals", "logs", "doctor"}},
 		{name: "approvals", summary: "open questions of all sessions, with the time left",
-			flags: jsonFlags, do: cmdApprovals},
+			flags: jsonFlags, do: cmdApprovals,
+			about: `Lists what waits for an answer: the id for ` + "`atlasbridge answer`" + `, the session,
+the time left, the answers it takes, and the question.`,
+			examples: []string{"atlasbridge approvals"},
+			see:      []string{"answer", "status"}},
 		{name: "answer", operands: "<prompt-id> <value>", summary: "answer a question from any terminal",
 			min: 2, max: 2, verbatim: true, do: cmdAnswer,
-			notes: `The id's first 8 digits will do. The value is what a button would send: y, n, a
-choice's number, letter or words, enter, esc, default, or the text itself.
-  atlasbridge answer 3f2a91c4 y
-`},
+			about: `Answers as a tap on the phone does, and is checked as one. The first digits of
+the id will do. The value is what a button says: y, n, a choice's number,
+letter or words, enter, esc, default; or the text that is asked for. What runs
+inside a session cannot answer: not its own questions, nor another's.`,
+			examples: []string{
+				"atlasbridge answer 3f2a91c4 y",
+				`atlasbridge answer 3f2a91c4 "deny:use the test database"`,
+			},
+			exits: "0; 1 when the answer was not taken, and then nothing is typed",
+			see:   []string{"approvals", "run"}},
 		{name: "ask", operands: "[flags] QUESTION [-]", summary: "ask your phone from a script; prints the answer",
 			min: 1, max: 2, do: cmdAsk,
 			lines: [][]flagSpec{
-				{{"choices", "A,B,…", "up to 9 of up to 60 characters; else yes or no"}},
-				{{"text", "", "a text of your own, where free_text_enabled"}},
-				{{"timeout", durationValue, "wait 90s or 10m"}, {"json", "", "print one object"}},
+				{{"choices", "A,B,…", "up to 9, of up to 60 characters (default: yes, no)"}},
+				{{"text", "", "ask for a text (by phone if free_text_enabled)"}},
+				{{"timeout", durationValue, "answer within 90s or 10m (default: timeout_seconds)"}},
+				{{"json", "", "print one object"}},
 			},
-			notes: `With - what it is about comes from standard input, up to 64 KiB of it.
-Exit: 0 answered, 1 refused, 124 nobody answered, 125 it could not be asked.
-  atlasbridge ask "Deploy 1.4 to prod?" && ./deploy
-  git diff | atlasbridge ask --choices merge,wait "Merge this?" -
-`},
+			about: `Sends the question to your phone, waits, and prints the answer: yes, no, a
+choice as you wrote it, or the text. With - what it is about comes from
+standard input, up to 64 KiB. Needs no session; inside one it is that session's
+question.`,
+			examples: []string{
+				`atlasbridge ask "Deploy 1.4 to prod?" && ./deploy`,
+				`git diff | atlasbridge ask --choices merge,wait "Merge this?" -`,
+			},
+			exits: "0 answered, 1 refused, 124 nobody answered, 125 not asked",
+			see:   []string{"approvals", "json"}},
 		{name: "logs", summary: "what happened, readable; --tail follows",
-			flags: []flagSpec{{name: "tail"}, {name: "json"}, {name: "session", value: "ID"}}, do: cmdLogs,
-			notes: "  atlasbridge logs --json | jq -c 'select(.event == \"PROMPT_RESOLVED\")'\n"},
+			flags: []flagSpec{{"tail", "", "wait for what comes, until ^C"}, jsonFlags[0],
+				{"session", "ID", "of this session alone (default: all)"}}, do: cmdLogs,
+			about: `Prints the audit log: who asked, who answered, what was typed, which tool calls
+were made, with secrets left out.`,
+			examples: []string{
+				"atlasbridge logs --tail",
+				`atlasbridge logs --json | jq -c 'select(.event == "PROMPT_RESOLVED")'`,
+			},
+			see: []string{"audit", "status"}},
 		{name: "audit", operands: "verify", summary: "recompute the audit chain, name the first bad line",
 			words: []string{"verify"}, flags: jsonFlags, do: cmdAudit,
 			lines: [][]flagSpec{
-				{{"head", "SEQ:HASH", "the head a session-ended message showed"}},
+				{{"head", "SEQ:HASH", "it must go on from here (default: the state's)"}},
 				{{"aside", "", "keep the log under another name and begin a new one"}},
 			},
-			notes: "Compares with the head in the state file too. Exit: 1 when it does not hold.\n"},
+			about: `Each line of audit.log has the hash of the one before: a line that was changed,
+put in, moved or taken out is found, and a tail that was cut by the head that
+the state keeps. The message that ends a session has one too, for --head.`,
+			examples: []string{
+				"atlasbridge audit verify",
+				"atlasbridge audit verify --aside",
+			},
+			exits: "0 when it holds; 1 when it does not",
+			see:   []string{"audit-log", "logs"}},
 		{name: "debug", operands: "bundle", summary: "pack what a bug report needs, no secrets",
-			words: []string{"bundle"}, flags: []flagSpec{{name: "output", value: fileValue}, {name: "full"}}, do: cmdDebug,
-			notes: "State, audit log, log, versions, settings; --full adds answers and excerpts.\n"},
+			words: []string{"bundle"}, flags: []flagSpec{
+				{"output", fileValue, "a new file (default: atlasbridge-debug-TIME.tar.gz)"},
+				{"full", "", "with questions, answers and what tools were called with"}}, do: cmdDebug,
+			about: `Packs state, audit log, log, versions and settings for a bug report: never the
+token, and without --full no words of a question or an answer. Look into it
+before you send it.`,
+			examples: []string{"atlasbridge debug bundle --output report.tar.gz"},
+			see:      []string{"doctor"}},
 		{name: "lab", operands: "[flags] [FILE|DIR…]", summary: "replay recordings through the detector",
 			max: anyNumber, do: cmdLab,
 			lines: [][]flagSpec{
-				{{"json", "", "one object per line"}, {"screen", "", "the last screen"}},
-				{{"explain", "", "why, in words"}, {"scenario", "", "print a scenario of each recording"}},
+				{{"json", "", "print one object per question"}},
+				{{"screen", "", "print the screen that each ends with"}},
+				{{"explain", "", "say why something was taken for a question, or not"}},
+				{{"scenario", "", "print a scenario of each recording"}},
 			},
-			notes: `Takes the recordings of run --record, scenarios (JSON), and folders of both.
-  atlasbridge lab --scenario r.cast > r.json
-`},
+			about: `Replays recordings (of ` + "`run --record`" + ` and asciinema), scenarios in JSON, and
+folders of both, and prints what would have been asked. Where a scenario says
+what is expected, it is compared.`,
+			examples: []string{
+				"atlasbridge run --record session.cast bash",
+				"atlasbridge lab --explain session.cast",
+				"atlasbridge lab --scenario session.cast > scenario.json",
+			},
+			exits: "0; 1 when something is not as expected, or cannot be read",
+			see:   []string{"run", "json"}},
 		{name: "hook", summary: "called by a tool's own hook system, not by you",
-			max: anyNumber, flags: []flagSpec{{name: "timeout", value: "SECONDS"}}, do: cmdHook},
+			max: anyNumber, flags: []flagSpec{{"timeout", "SECONDS",
+				"answer within this (default: permission_timeout_seconds)"}}, do: cmdHook,
+			about: `In a session of claude, claude calls it: before each tool call, for the audit
+log; when it needs a permission; when its turn ends. It reads claude's JSON,
+asks your phone, and prints claude's answer. Where anything is amiss, claude
+itself asks.`,
+			exits: "always 0: what it cannot decide is left to the tool",
+			see:   []string{"run"}},
 		{name: "adapters", summary: "known tools: found or not, version, supported range",
-			flags: jsonFlags, do: cmdAdapters},
+			flags: jsonFlags, do: cmdAdapters,
+			about: `Lists the tools that are known by name. Every other one is "generic": its
+questions are read from the screen by the same rules. A version out of range is
+run all the same.`,
+			examples: []string{"atlasbridge adapters"},
+			see:      []string{"run", "doctor"}},
 		{name: "config", summary: "settings in force and where each came from",
 			flags: jsonFlags, do: cmdConfig,
-			notes: "Flags win over the environment, that over config.toml, that over the default.\n"},
-		{name: "version", summary: "this program's version", do: cmdVersion},
-		{name: "help", operands: "[command]", summary: "explain a command", do: cmdHelp},
+			about: `Shows each setting, and which of these it is from; the first that has it wins:
+a flag, the environment, config.toml, the default. The token is masked.`,
+			examples: []string{"atlasbridge config"},
+			see:      []string{"settings", "environment", "setup"}},
+		{name: "version", summary: "this program's version", do: cmdVersion,
+			about: "Prints version, compiler, system and processor."},
+		{name: "help", operands: "[command|topic]", summary: "explain a command", max: 1, do: cmdHelp,
+			about:    "Explains a command, or a topic: settings, environment, exit-status, json,\naudit-log. Without either it lists the commands.",
+			examples: []string{"atlasbridge help run", "atlasbridge help settings"}},
 		{name: "completion", operands: "bash|zsh|fish", summary: "shell completion",
 			words: []string{"bash", "zsh", "fish"}, do: cmdCompletion,
-			notes: `  echo 'source <(atlasbridge completion bash)' >> ~/.bashrc
-  echo 'source <(atlasbridge completion zsh)' >> ~/.zshrc
-  atlasbridge completion fish > ~/.config/fish/completions/atlasbridge.fish
-`},
+			about: "Prints what makes the shell complete commands and flags of atlasbridge.",
+			examples: []string{
+				"echo 'source <(atlasbridge completion bash)' >> ~/.bashrc",
+				"echo 'source <(atlasbridge completion zsh)' >> ~/.zshrc",
+				"atlasbridge completion fish > ~/.config/fish/completions/atlasbridge.fish",
+			}},
 	}
 }
 
@@ -300,20 +401,22 @@ func (f flagSpec) words() []string {
 
 // help is what `atlasbridge help` says about the command.
 func (s commandSpec) help() string {
-	var explained [][]string
-	for _, line := range s.lines {
-		var names, helps []string
-		for _, f := range line {
-			names = append(names, f.synopsis())
-			helps = append(helps, f.help)
-		}
-		explained = append(explained, []string{"  " + strings.Join(names, ", "), strings.Join(helps, "; ")})
+	var flags [][]string
+	for _, f := range s.allFlags() {
+		flags = append(flags, []string{"  " + f.synopsis(), f.help})
 	}
-	flags := ""
-	if explained != nil {
-		flags = layout(explained, columnStarts(explained), 0)
+	text := "atlasbridge " + s.synopsis() + "\n\n" + s.about + "\n\n"
+	if len(flags) > 0 {
+		text += "Flags:\n" + layout(flags, columnStarts(flags), 0) + "\n"
 	}
-	return "atlasbridge " + s.synopsis() + "\n  " + s.summary + "\n" + flags + s.notes
+	if len(s.examples) > 0 {
+		text += "Examples:\n  " + strings.Join(s.examples, "\n  ") + "\n\n"
+	}
+	text += "Exit status: " + cmp.Or(s.exits, usualExits) + "\n"
+	if len(s.see) > 0 {
+		text += "See also: atlasbridge help " + strings.Join(s.see, ", ") + "\n"
+	}
+	return text
 }
 
 // flagSet parses the flags of the command.
@@ -464,6 +567,9 @@ func (o *options) given(name string) bool { return o.text(name) != o.set.Lookup(
 func (c *command) usage(format string, args ...any) int {
 	said := fmt.Sprintf(format, args...)
 	near := meant("atlasbridge ", c.name, commandNames())
+	if near == "" {
+		near = meant("atlasbridge help ", c.name, topicNames())
+	}
 	s := c.spec()
 	switch {
 	case s.do != nil:
@@ -782,14 +888,143 @@ func onTerminal(f *os.File) bool {
 // ---- help, version, completion ----
 // What the program says of itself.
 
+// topic is what the help says about something that several commands share.
+type topic struct {
+	name string
+	text string
+}
+
+// topics are in the order of the help. The settings have theirs from the table that reads them.
+func topics() []topic {
+	return []topic{
+		{"settings", settingsHelp()},
+		{"environment", environmentHelp()},
+		{"exit-status", `A command ends with 0 when it did what it was to do, 1 when a check or the
+command failed, 2 when the command line is wrong.
+
+run      the tool's own
+  128+N  signal N ended the tool
+  125    atlasbridge failed before the tool ran
+  126    the tool cannot be executed
+  127    the tool was not found
+
+ask      0 answered, and not with no
+  1      refused
+  124    nobody answered in time
+  125    it could not be asked
+`},
+		{"json", `With --json a command prints, for jq and other programs
+
+  one array            status, approvals, adapters, config
+  one object           doctor, audit verify, ask
+  one object per line  logs, lab
+
+status        a session of state.jsonl; open_prompts, polls
+approvals     a prompt of state.jsonl
+adapters      commands name path supported version warning
+config        key value origin
+doctor        ok, and checks with detail name ok remedy
+audit verify  ok entries hash line reason remedy heads proves does_not_prove
+ask           answer (null without one) status by id reason
+logs          an entry of audit.log
+lab           file t confidence, and the fields of a prompt
+
+  atlasbridge status --json | jq -r '.[] | select(.open_prompts > 0) | .id'
+  atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'
+`},
+		{"audit-log", `audit.log has an entry a line: seq, ts, event, the session and the question it
+is about, and what that event brings. prev_hash is the hash of the line before,
+hash is "sha256:" and the SHA-256 of the line as jq -c prints it without hash.
+` + "`atlasbridge audit verify`" + ` checks all that is said here; README.md has the chain
+in shell.
+
+shown_sha256 is the hash of what the person was shown, screen_sha256 of what
+stood there when the answer was typed. This prints each answer that was typed
+at anything else, and nothing when all is well:
+
+  jq -cn 'foreach inputs as $e ({}; if $e.shown_sha256
+    then .[$e.prompt_id] = $e.shown_sha256 else . end;
+    select($e.screen_sha256 and $e.screen_sha256 != .[$e.prompt_id]) | $e
+    )' ~/.atlasbridge/audit.log
+
+What was shown is in state.jsonl. Both of these print its hash, for the question
+with this id (in full):
+
+  id=…
+  jq -js --arg id "$id" 'map(select(.rec == "prompt" and .id == $id)) | last
+    | .shown' ~/.atlasbridge/state.jsonl | sha256sum
+  jq -nr --arg id "$id" '[inputs | select(.prompt_id == $id).shown_sha256 //
+    empty] | last' ~/.atlasbridge/audit.log
+`},
+	}
+}
+
+// topicNames are the names of the topics, in their order.
+func topicNames() []string {
+	var names []string
+	for _, t := range topics() {
+		names = append(names, t.name)
+	}
+	return names
+}
+
+// settingsHelp explains each setting, as it would stand in config.toml.
+func settingsHelp() string {
+	var text strings.Builder
+	text.WriteString(`Settings stand in config.toml, in ~/.atlasbridge or where ATLASBRIDGE_HOME says.
+Names with a dot stand in a table: [telegram], then bot_token = "…". A flag wins
+over the environment, that over config.toml, that over the default given here.
+kill -HUP PID, with the PID of atlasbridge, has a session read config.toml anew.
+
+`)
+	for _, s := range settings(&Config{}) {
+		fmt.Fprintf(&text, "%s = %s\n    %s\n", s.Key, s.asJSON(s.def), s.does)
+	}
+	return text.String()
+}
+
+// environmentHelp explains each variable that atlasbridge reads, or sets for the tool.
+func environmentHelp() string {
+	var rows [][]string
+	for _, s := range settings(&Config{}) {
+		if s.env != "" {
+			rows = append(rows, []string{"  " + s.env, s.Key})
+		}
+	}
+	return `These win over config.toml; ` + "`atlasbridge help settings`" + ` explains them:
+
+` + layout(rows, columnStarts(rows), 0) + `
+Others that are read:
+
+  ATLASBRIDGE_HOME              the folder instead of ~/.atlasbridge
+  STORAGE_PATH                  the same, where ATLASBRIDGE_HOME is not set
+  ATLASBRIDGE_CAPTURE_PROMPTS   1: of each question a recording is kept, in the
+                                folder's captured_scenarios: the last output,
+                                as it came, with all that the screen showed
+  NO_COLOR, TERM=dumb           no colours
+
+A tool sees none of TELEGRAM_* and ATLASBRIDGE_*, but for these two:
+
+  ATLASBRIDGE_SESSION           the id of the session it runs in
+  ATLASBRIDGE_HOME              the folder
+`
+}
+
 func cmdHelp(c *command) int {
+	for _, t := range topics() {
+		if slices.Contains(c.args, t.name) {
+			return c.print(t.text)
+		}
+	}
 	var list strings.Builder
 	for _, s := range commands() {
 		fmt.Fprintf(&list, "  %-11s %s\n", s.name, s.summary)
 	}
 	return c.print("atlasbridge runs an AI command line and carries its questions to your phone.\n\n" +
 		list.String() + "\nTry:   atlasbridge run bash -c 'read -p \"Continue? (y/n) \" a; echo got $a'\n" +
-		"Then:  atlasbridge setup; atlasbridge run claude. More: atlasbridge help COMMAND\n")
+		"Then:  atlasbridge setup; atlasbridge run claude\n" +
+		"More:  atlasbridge help COMMAND\n" +
+		"       atlasbridge help " + strings.Join(topicNames(), "|") + "\n")
 }
 
 func cmdVersion(c *command) int {

@@ -116,14 +116,14 @@ func TestCommandLine(t *testing.T) {
 		stdout, stderr string // regular expressions; "" nothing at all
 	}{
 		{"", 2, "", `(?s)atlasbridge runs .* run .* completion `},
-		{"help", 0, `(?s)^atlasbridge runs .*atlasbridge help COMMAND\n$`, ""},
+		{"help", 0, `(?s)^atlasbridge runs .*atlasbridge help COMMAND\n +atlasbridge help settings.*\n$`, ""},
 		{"-h", 0, "^atlasbridge runs ", ""},
 		{"--help", 0, "^atlasbridge runs ", ""},
 		{"help run", 0, `(?s)^atlasbridge run \[flags\] <tool>.*--record FILE`, ""},
 		{"run -h", 0, `^atlasbridge run \[flags\]`, ""},
 		{"status --help", 0, "^atlasbridge status", ""},
 		{"config --json -h", 0, "^atlasbridge config", ""},
-		{"help help", 0, "^atlasbridge help", ""},
+		{"help help", 0, `^atlasbridge help \[command\|topic\]`, ""},
 		{"help nothing", 2, "", `^atlasbridge: unknown command "nothing"`},
 		{"statsu", 2, "", "^atlasbridge: unknown command \"statsu\"; did you mean `atlasbridge status`\\?\n$"},
 		{"docter", 2, "", "`atlasbridge doctor`"},
@@ -161,22 +161,155 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-// TestHelpFitsTheScreen: every help text fits a terminal of 24 lines of 80 columns.
+// TestHelpFitsTheScreen: every help text fits 80 columns, and what explains a command 24 lines.
 func TestHelpFitsTheScreen(t *testing.T) {
 	dir := home(t, "")
-	for _, name := range append(commandNames(), "") {
+	for _, name := range slices.Concat(commandNames(), topicNames(), []string{""}) {
 		code, text, stderr := cli(t, dir, strings.Fields("help "+name)...)
 		s := (&command{name: name}).spec()
-		if code != 0 || stderr != "" || name != "" && !strings.Contains(text, s.synopsis()) {
+		if code != 0 || stderr != "" || s.do != nil && !strings.HasPrefix(text, "atlasbridge "+s.synopsis()+"\n") {
 			t.Errorf("help %s: exit %d, %s", name, code, stderr)
 		}
 		lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
-		if len(lines) > 24 {
+		if len(lines) > 24 && (s.do != nil || name == "") {
 			t.Errorf("help %s has %d lines", name, len(lines))
 		}
 		for _, line := range lines {
 			if utf8.RuneCountInString(line) > 80 || strings.TrimRight(line, " ") != line {
 				t.Errorf("help %s: too long or blank at its end: %q", name, line)
+			}
+		}
+	}
+}
+
+// TestHelpExplains: the help of a command says what it does, what each flag does and what holds without it; it gives
+// command lines that parse, an exit status, and goes on to texts that exist.
+func TestHelpExplains(t *testing.T) {
+	dir := home(t, "")
+	known := slices.Concat(commandNames(), topicNames())
+	for _, s := range commands() {
+		text := s.help()
+		if len(s.about) < 40 || !strings.Contains(text, "\nExit status: ") {
+			t.Errorf("%s: explained as %q", s.name, text)
+		}
+		for _, f := range s.allFlags() {
+			if f.help == "" || f.value != "" && !strings.Contains(f.help, "(default: ") {
+				t.Errorf("%s --%s: explained as %q", s.name, f.name, f.help)
+			}
+		}
+		for _, name := range s.see {
+			if !slices.Contains(known, name) || name == s.name {
+				t.Errorf("%s: see also %q", s.name, name)
+			}
+		}
+		shown := 0
+		for _, line := range s.examples {
+			for _, words := range shellCommands(line) {
+				if words[0] != "atlasbridge" {
+					continue
+				}
+				if words[1] == s.name {
+					shown++
+				}
+				c := &command{name: words[1], args: words[2:], stdout: os.Stdout, stderr: os.Stderr}
+				if o, code := c.options(); o == nil {
+					t.Errorf("%s: the example %q: exit %d", s.name, line, code)
+				}
+			}
+		}
+		if len(s.examples) > 0 && shown == 0 {
+			t.Errorf("%s: no example is of it: %q", s.name, s.examples)
+		}
+	}
+	if code, _, stderr := cli(t, dir, "help", "enviroment"); code != 2 || !strings.Contains(stderr, "help environment`") {
+		t.Errorf("a topic misspelt: exit %d, %s", code, stderr)
+	}
+}
+
+// shellCommands are the simple commands of a shell's line, as words. Quotes are known, no other expansion is.
+func shellCommands(line string) (all [][]string) {
+	var words []string
+	word, quote, begun := "", rune(0), false
+	end := func() {
+		if begun {
+			words = append(words, word)
+		}
+		word, begun = "", false
+	}
+	for _, r := range line + ";" {
+		switch {
+		case r == quote:
+			quote = 0
+		case quote != 0:
+			word += string(r)
+		case r == '\'' || r == '"':
+			quote, begun = r, true
+		case r == ' ':
+			end()
+		case strings.ContainsRune("|&;<>()", r):
+			end()
+			if len(words) > 0 {
+				all = append(all, words)
+			}
+			words = nil
+		default:
+			word += string(r)
+			begun = true
+		}
+	}
+	return all
+}
+
+// TestHelpSettings: the help names every setting with its default, and each line of it would do in config.toml.
+func TestHelpSettings(t *testing.T) {
+	dir := home(t, "")
+	_, text, _ := cli(t, dir, "help", "settings")
+	_, variables, _ := cli(t, dir, "help", "environment")
+	top, tables := "", map[string]string{}
+	for _, s := range settings(&Config{}) {
+		line := fmt.Sprintf("%s = %s", s.Key, s.asJSON(s.def))
+		if s.does == "" || !strings.Contains(text, "\n"+line+"\n    "+s.does+"\n") {
+			t.Errorf("help settings lacks %q, %q", line, s.does)
+		}
+		if !regexp.MustCompile(`(?m)^  `+s.env+` +`+s.Key+`$`).MatchString(variables) && s.env != "" {
+			t.Errorf("help environment lacks %s", s.env)
+		}
+		table, rest, dotted := strings.Cut(line, ".")
+		if dotted && strings.HasPrefix(line, s.Key) && strings.Contains(s.Key, ".") {
+			tables[table] += rest + "\n"
+		} else {
+			top += line + "\n"
+		}
+	}
+	for name, lines := range tables {
+		top += "[" + name + "]\n" + lines
+	}
+	if code, _, stderr := cli(t, home(t, top), "config"); code != 0 {
+		t.Errorf("the defaults as they are shown: %s\n%s", stderr, top)
+	}
+}
+
+// TestHelpJSON: the help names each field that --json prints and that no file has.
+func TestHelpJSON(t *testing.T) {
+	dir := home(t, "")
+	_, text, _ := cli(t, dir, "help", "json")
+	for _, test := range []struct {
+		args, row string
+		value     any
+	}{
+		{"adapters --json", "adapters", &[]map[string]any{}},
+		{"config --json", "config", &[]map[string]any{}},
+		{"doctor --json", "doctor", &map[string]any{}},
+		{"audit verify --json", "audit verify", &map[string]any{}},
+	} {
+		_, stdout, _ := cli(t, dir, strings.Fields(test.args)...)
+		if err := json.Unmarshal([]byte(stdout), test.value); err != nil {
+			t.Errorf("%s: %v: %s", test.args, err, stdout)
+		}
+		row := regexp.MustCompile(`(?m)^` + test.row + ` .*$`).FindString(text)
+		for _, name := range regexp.MustCompile(`"([a-z_]+)":`).FindAllStringSubmatch(stdout, -1) {
+			if !slices.Contains(strings.FieldsFunc(row, func(r rune) bool { return r == ' ' || r == ',' }), name[1]) {
+				t.Errorf("help json: %q lacks %q", row, name[1])
 			}
 		}
 	}
@@ -22498,7 +22631,7 @@ func (s *sim) judgeStands(v *View) {
 // ---- README ----
 // What the README shows is what happens.
 
-// The left column of the README's tables is what the program knows.
+// The README's tables say what the program says itself: of commands, of settings.
 func TestREADME(t *testing.T) {
 	text, err := os.ReadFile("README.md")
 	if err != nil {
@@ -22512,8 +22645,8 @@ func TestREADME(t *testing.T) {
 			t.Errorf("README.md lacks the row %q", row)
 		}
 	}
-	rows := regexp.MustCompile("(?m)^\\| `([a-z_.]+)` \\| ([^|]*) \\| ([^|]*) \\|$").FindAllStringSubmatch(readme,
-		-1)
+	rows := regexp.MustCompile("(?m)^\\| `([a-z_.]+)` \\| ([^|]*) \\| ([^|]*) \\| ([^|]*) \\|$").
+		FindAllStringSubmatch(readme, -1)
 	var got, want []string
 	for _, r := range rows {
 		got = append(got, strings.Join(r[1:], " "))
@@ -22526,10 +22659,30 @@ func TestREADME(t *testing.T) {
 		if s.env != "" {
 			env = "`" + s.env + "`"
 		}
-		want = append(want, strings.Join([]string{s.Key, def, env}, " "))
+		want = append(want, strings.Join([]string{s.Key, def, env, s.does}, " "))
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("README.md's settings are\n%q, the code's\n%q", got, want)
+	}
+	for _, name := range topicNames() {
+		if !strings.Contains(readme, "`"+name+"`") {
+			t.Errorf("README.md lacks the topic %q", name)
+		}
+	}
+	full := 0
+	for _, words := range tongues {
+		if words.press != "" {
+			full++
+		}
+	}
+	languages := fmt.Sprintf("in %d languages (yes and no in %d more)", full, len(tongues)-full)
+	if !strings.Contains(strings.ReplaceAll(readme, "\n", " "), languages) {
+		t.Errorf("README.md lacks %q", languages)
+	}
+	for i, line := range strings.Split(readme, "\n") {
+		if utf8.RuneCountInString(line) > 120 {
+			t.Errorf("README.md:%d has %d characters", i+1, utf8.RuneCountInString(line))
+		}
 	}
 	if n := strings.Count(readme, "\n"); n > 200 {
 		t.Errorf("README.md has %d lines", n)
@@ -22632,7 +22785,7 @@ func readmeHome(t *testing.T) (dir string, lines []string) {
 		needTool(t, need)
 	}
 	lines = readmeBlocks(t, "sh")
-	if len(lines) != 3 {
+	if len(lines) != 1 {
 		t.Fatalf("README.md has %d shell blocks", len(lines))
 	}
 	user := t.TempDir()
@@ -22650,10 +22803,20 @@ func shell(t *testing.T, lines string) string {
 	return string(out)
 }
 
-// The README's jq lines find an answer that was typed at something else than was shown, and the text whose hash the log
-// has.
-func TestREADMEShown(t *testing.T) {
-	dir, lines := readmeHome(t)
+// The jq lines of `help audit-log` find an answer that was typed at something else than was shown, and the text whose
+// hash the log has.
+func TestHelpAuditLog(t *testing.T) {
+	dir, _ := readmeHome(t)
+	_, text, _ := cli(t, dir, "help", "audit-log")
+	var lines []string
+	for _, block := range strings.Split(text, "\n\n") {
+		if strings.HasPrefix(block, "  ") {
+			lines = append(lines, strings.Replace(block, "id=…\n", "", 1))
+		}
+	}
+	if len(lines) != 2 {
+		t.Fatalf("help audit-log has %d shell blocks: %s", len(lines), text)
+	}
 	s := storeAt(t, dir)
 	session := storeSession(t, s)
 	typedAt := func(shown, screen string) *PromptRecord {
@@ -22663,21 +22826,22 @@ func TestREADMEShown(t *testing.T) {
 		s.Move(p.ID, Injected, func(p *PromptRecord) { p.ScreenSHA = digest([]byte(screen)) })
 		return p
 	}
-	text := "Rûn <this> & \"that\"?\n\t\u2028\x7f\\n"
-	p := typedAt(text, text)
+	shown := "Rûn <this> & \"that\"?\n\t\u2028\x7f\\n"
+	p := typedAt(shown, shown)
 	storePrompt(t, s, session, Injected, nil)
-	if out := shell(t, lines[1]); out != "" {
+	if out := shell(t, lines[0]); out != "" {
 		t.Errorf("it names an answer that was right: %s", out)
 	}
 	bad := typedAt("a", "b")
 	none := typedAt("", "b")
-	out := shell(t, lines[1])
+	out := shell(t, lines[0])
 	if strings.Count(out, "\n") != 2 || !strings.Contains(out, bad.ID) ||
 		!strings.Contains(out, none.ID) {
 		t.Errorf("it does not name the two wrong answers: %s", out)
 	}
-	sha := digest([]byte(text)) + "\n"
-	if out := shell(t, "id="+p.ID+"\n"+lines[2]); out != sha+sha {
+	sha := digest([]byte(shown))
+	want := strings.TrimPrefix(sha, "sha256:") + "  -\n" + sha + "\n"
+	if out := shell(t, "id="+p.ID+"\n"+lines[1]); out != want {
 		t.Errorf("the shown text: %q", out)
 	}
 }

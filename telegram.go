@@ -5019,7 +5019,7 @@ func (s *setup) say(format string, args ...any) { fmt.Fprintf(s.stdout, format+"
 // configure reads the file, the environment and the flags. What of the bot's settings in the file cannot be used counts
 // as not there.
 func (s *setup) configure() error {
-	dir, err := stateDir(s.getenv)
+	dir, err := s.stateDir()
 	if err != nil {
 		return err
 	}
@@ -5046,7 +5046,11 @@ func (s *setup) configure() error {
 		}
 		return ours
 	}
-	return s.cfg.load(s.getenv, flags)
+	err = s.cfg.load(s.getenv, flags)
+	for _, ignored := range s.cfg.ignored {
+		s.warn(ignored)
+	}
+	return err
 }
 
 // listen makes sure that no session listens to the bot until the store is closed. One that has trouble with the bot
