@@ -5048,7 +5048,7 @@ func (s *setup) configure() error {
 	}
 	err = s.cfg.load(s.getenv, flags)
 	for _, ignored := range s.cfg.ignored {
-		s.warn(ignored)
+		s.command.warn(ignored)
 	}
 	return err
 }
