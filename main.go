@@ -1801,6 +1801,7 @@ type backlog struct {
 	hurry bool      // the loop takes each piece at once
 	ended bool      // no more comes
 
+	hides   func() bool // whether the terminal hides what is typed, nil: it does not matter; set before the first key
 	keys    []typedKeys // those that have gone past the loop first
 	held    bool        // no more go past it: it types, or is to pass some on
 	passing bool        // some are being written to the child past it
@@ -1812,6 +1813,7 @@ type typedKeys struct {
 	at     time.Time
 	behind int  // bytes of output that were there before; of those that passed
 	passed bool // they go to the child past the loop; else the loop is to pass them on
+	hidden bool // the terminal did not show them: no recording has them
 }
 
 // hostStream is a standard stream of ours. Another process that has the same terminal may set it to
@@ -1962,6 +1964,7 @@ func newSession(c *command) (*session, error) {
 		if err != nil {
 			return nil, err
 		}
+		s.output.hides = s.hidesKeys
 	}
 	return s, nil
 }
@@ -2667,6 +2670,7 @@ func (s *session) terminate() {
 func (s *session) reload() {
 	cfg, err := loadConfig(s.cfg.Dir, os.Getenv, s.flags)
 	if err != nil {
+		s.log.Warn("the configuration is kept as it was", "error", err.Error())
 		s.notify(Notice{Text: "⚠ configuration kept as it was: " + err.Error()})
 		return
 	}
@@ -2732,6 +2736,12 @@ func (k hostKeys) Read(p []byte) (int, error) {
 			return hostStream{k.f}.Read(p)
 		}
 	}
+}
+
+// hidesKeys tells whether the child's terminal does not show what is typed, as when a password is read.
+func (s *session) hidesKeys() bool {
+	tty := s.pty.State()
+	return tty.Canonical && !tty.Echo
 }
 
 // newBacklog is an empty one.
@@ -2856,12 +2866,13 @@ func (b *backlog) takeEach(hurry bool) {
 // typed notes keys before they go to the child. pass: who has read them is to write them, and to tell; else the loop
 // does.
 func (b *backlog) typed(p []byte) (pass bool) {
+	hidden := b.hides != nil && b.hides() // before the program has them: it may show keys again then
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := time.Now()
 	b.held = b.held || len(p) == 0
 	b.passing = !b.held
-	b.keys = append(b.keys, typedKeys{bytes.Clone(p), now, len(b.bytes), b.passing})
+	b.keys = append(b.keys, typedKeys{bytes.Clone(p), now, len(b.bytes), b.passing, hidden})
 	if b.held || b.hurry {
 		ring(b.wake)
 	}
@@ -3013,7 +3024,7 @@ func (s *session) takeOutput() (drained bool) {
 		k := keys[0]
 		keys = keys[1:]
 		s.handleOutput(p[seen:k.behind], k.at)
-		s.noteKeys(string(k.keys), k.at)
+		s.noteKeys(k)
 		seen = k.behind
 	}
 	s.handleOutput(p[seen:], at)
@@ -3193,18 +3204,20 @@ func (s *session) handleKeys(k typedKeys) {
 		keys = "\x04\x04" // the line discipline makes the end from ^D; the first may only end a line
 	}
 	s.typing = append(s.typing, keys...)
-	s.noteKeys(keys, time.Now())
+	s.noteKeys(typedKeys{keys: []byte(keys), at: time.Now(), hidden: k.hidden})
 }
 
 // noteKeys notes what is typed here, and goes to the child.
-func (s *session) noteKeys(keys string, at time.Time) {
-	if isReport(keys) {
-		s.notePressed(keys, "", at)
-		return
+func (s *session) noteKeys(k typedKeys) {
+	keys := string(k.keys)
+	by := ""
+	if !isReport(keys) {
+		by = "cli:local"
+		s.lastKey = k.at
+		s.noteDraft(keys)
 	}
-	s.lastKey = at
-	s.noteDraft(keys)
-	s.notePressed(keys, "cli:local", at)
+	s.notePressed(keys, by, k.at)
+	s.recordKeys(keys, k.hidden, k.at)
 }
 
 // isReport tells whether keys are what terminals send by themselves.
@@ -3258,6 +3271,7 @@ func (s *session) draftDoesNotShow(box inputBox) bool {
 func (s *session) inject(keys, by string) {
 	s.typing = append(s.typing, keys...)
 	s.notePressed(keys, by, time.Now())
+	s.recordKeys(keys, false, time.Now())
 }
 
 // notePressed notes keys that go to the child. by tells who pressed them where they may answer what stands on the
@@ -3269,7 +3283,6 @@ func (s *session) notePressed(keys, by string, at time.Time) {
 		s.noteTyped(by, at)
 	}
 	s.det.Typed([]byte(keys), at)
-	s.record(func(c *castWriter) { c.event("i", keys, at) })
 }
 
 // noteTyped notes who pressed a key that may answer what stands on the screen.
@@ -3524,8 +3537,17 @@ func (s *session) dressNotice(q *question) {
 	if s.cfg.Stream && q.rec.Turn == TurnFinished {
 		q.rec.Full = "" // it has been sent
 	}
-	here := s.interactive && time.Since(s.lastKey) < s.cfg.Away
-	q.rec.Watched = here && s.lastKey.After(s.phoneAt)
+	q.rec.Watched = s.watched(s.lastKey)
+}
+
+// watched tells whether somebody is at the keyboard, and not at the phone. They did something here last at that time.
+func (s *session) watched(last time.Time) bool {
+	return s.interactive && time.Since(last) < s.cfg.Away && last.After(s.phoneAt)
+}
+
+// endRings tells whether the end of the program is news: it ended by itself, and nobody was here since it was started.
+func (s *session) endRings() bool {
+	return !s.hungUp && !s.watched(later(s.lastKey, s.rec.StartedAt))
 }
 
 // route has the question sent.
@@ -4051,6 +4073,10 @@ func (s *session) handleInput(r *InputRecord) {
 	case "again":
 		s.askAgain(r)
 	case "keys": // the child sees them as typed: ^C becomes SIGINT where its terminal is set so
+		if s.askedSince(r.WrittenAt) {
+			s.inputDone(r, "you wrote that before this was asked", Notice{})
+			return
+		}
 		for _, name := range strings.Fields(r.Text) {
 			keys, _ := keyBytes(name, s.det.Screen.AppCursorKeys()) // only names that are known get here
 			s.inject(keys, r.By)
@@ -4063,6 +4089,11 @@ func (s *session) handleInput(r *InputRecord) {
 	default:
 		s.inputDone(r, "this session does not know how to do that", Notice{})
 	}
+}
+
+// askedSince tells whether the open question came after that time: what was wanted then is not meant for it.
+func (s *session) askedSince(at time.Time) bool {
+	return s.q != nil && s.q.rec.Open() && !s.q.rec.Idle && at.Before(s.q.rec.CreatedAt)
 }
 
 // dense is a screen's text without what is blank at the ends of its rows and of itself, and with single blank rows.
@@ -4628,7 +4659,7 @@ func (s *session) gateWrote(keys []byte, err error) {
 	}
 	g.wrote = true
 	s.det.Typed(keys, time.Now())
-	s.record(func(c *castWriter) { c.event("i", string(keys), time.Now()) })
+	s.recordKeys(string(keys), false, time.Now())
 	s.gateMoves()
 }
 
@@ -5147,11 +5178,15 @@ type recording struct {
 	file *os.File
 }
 
-// startRecording creates or empties the file, which only its owner can read.
+// startRecording creates or empties the file, which only its owner can read, where its file system knows of owners.
 func startRecording(path, tool string, size Size, now time.Time) (*recording, error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("creating the recording: %w", err)
+	}
+	info, err := file.Stat()
+	if err == nil && info.Mode().IsRegular() {
+		_ = file.Chmod(0o600) // as said above
 	}
 	head := castHeader{
 		Width:  int(size.Cols),
@@ -5172,6 +5207,23 @@ func (s *session) record(add func(c *castWriter)) {
 	if s.cast != nil {
 		add(s.cast.castWriter)
 	}
+}
+
+// recordKeys records keys that went to the child. Of a secret's there are as many as were typed, not which. hidden: the
+// terminal did not show them.
+func (s *session) recordKeys(keys string, hidden bool, at time.Time) {
+	if hidden || s.q != nil && s.q.screen != nil && s.q.screen.Secret {
+		keys = strings.Map(masked, keys)
+	}
+	s.record(func(c *castWriter) { c.event("i", keys, at) })
+}
+
+// masked stands for a character of a secret; what ends it stays.
+func masked(r rune) rune {
+	if unicode.IsPrint(r) {
+		return '*'
+	}
+	return r
 }
 
 // endRecording ends the recording, where one is kept.
@@ -5342,7 +5394,7 @@ func (s *session) tellEnd() {
 		text += fmt.Sprintf(" · %d questions", n)
 	}
 	text += fmt.Sprintf("\naudit %d %s", seq, hash)
-	s.notify(Notice{Urgent: true, Text: text, Last: true})
+	s.notify(Notice{Urgent: true, Text: text, Last: true, Ring: s.endRings()})
 }
 
 // questionsAsked is how many questions there were, notices apart.

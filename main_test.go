@@ -1755,6 +1755,44 @@ func TestSessionTellsOfItsRecording(t *testing.T) {
 	}
 }
 
+// TestRecordingKeepsSecrets: what is typed while the terminal shows nothing of it, or answers a question for a secret, is
+// in no recording; how much it was is, and who may read the recording is its owner alone, though the file was there.
+func TestRecordingKeepsSecrets(t *testing.T) {
+	needUnix(t)
+	path := filepath.Join(t.TempDir(), "r.cast")
+	if err := os.WriteFile(path, []byte("old"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	x := bridge(t, home(t, ""), "run", "--record", path, "bash", "-c",
+		`read -p "Name: " n; read -s -p "Code: " p; echo; echo "[$n] ${#p}"`)
+	x.sees("Name:")
+	x.types("ada\r")
+	x.sees("Code:")
+	x.types("xyzzy7\r")
+	x.sees("[ada] 6")
+	x.exits(0)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(text, []byte(`"ada\r"`)) || !bytes.Contains(text, []byte(`"******\r"`)) ||
+		bytes.Contains(text, []byte("xyzzy7")) {
+		t.Errorf("recorded: %s", text)
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("it is %v, %v", info.Mode(), err)
+	}
+
+	var out bytes.Buffer
+	s := &session{cast: &recording{castWriter: newCast(&out, castHeader{}, time.Now())}}
+	s.q = &question{screen: &Prompt{Secret: true}} // of a program that draws its own stars
+	s.recordKeys("xyzzy\u00e9 8\r", false, time.Now())
+	if !strings.Contains(out.String(), `"********\r"`) {
+		t.Errorf("recorded: %s", out.String())
+	}
+}
+
 // A scenario that cannot be captured is told in the log, and nothing else comes of it.
 func TestCaptureTellsWhatFails(t *testing.T) {
 	t.Setenv("ATLASBRIDGE_CAPTURE_PROMPTS", "1")
@@ -2113,7 +2151,7 @@ func TestStopIsNoAnswer(t *testing.T) {
 	} {
 		s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
 		s.host.Resumes = c.resumes
-		s.noteKeys(c.keys, time.Now())
+		s.noteKeys(typedKeys{keys: []byte(c.keys), at: time.Now()})
 		if s.q.typedBy != c.by {
 			t.Errorf("%q, resumed %v: typed by %q, want %q", c.keys, c.resumes, s.q.typedBy, c.by)
 		}
@@ -2502,7 +2540,7 @@ func inputBench(t *testing.T, wants ...string) *session {
 func (s *session) want(t *testing.T, kind, text string) *InputRecord {
 	t.Helper()
 	r := &InputRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Kind: kind, Text: text, By: "telegram:1001",
-		ReplyTo: 7, Status: "queued"}
+		ReplyTo: 7, WrittenAt: time.Now(), Status: "queued"}
 	if err := storeUpdate(s.st, r); err != nil {
 		t.Fatal(err)
 	}
@@ -2589,6 +2627,43 @@ func TestInputsWaitTheirTurn(t *testing.T) {
 	want := []string{"text refused: " + questionOpen, "text refused: " + questionOpen, "keys done"}
 	if got := s.became(t); !slices.Equal(got, want) {
 		t.Errorf("with a question open: %q", got)
+	}
+}
+
+// TestKeysMeetANewQuestion: keys that were written before the open question was asked are not pressed for it, however
+// late they come; all others are.
+func TestKeysMeetANewQuestion(t *testing.T) {
+	asked := time.Now()
+	for _, c := range []struct {
+		name    string
+		written time.Time
+		q       *question
+		want    string
+	}{
+		{"before", asked.Add(-time.Millisecond), &question{rec: PromptRecord{Status: AwaitingReply, CreatedAt: asked}},
+			"keys refused: you wrote that before this was asked"},
+		{"before it was sent", asked.Add(-time.Millisecond),
+			&question{rec: PromptRecord{Status: Created, CreatedAt: asked}},
+			"keys refused: you wrote that before this was asked"},
+		{"after", asked, &question{rec: PromptRecord{Status: AwaitingReply, CreatedAt: asked}}, "keys done"},
+		{"no question", asked.Add(-time.Hour), nil, "keys done"},
+		{"an input box", asked.Add(-time.Hour),
+			&question{rec: PromptRecord{Prompt: Prompt{Idle: true}, Status: AwaitingReply, CreatedAt: asked}}, "keys done"},
+	} {
+		s := inputBench(t)
+		s.q = c.q
+		message := &message{From: &user{ID: 1001}}
+		in := &incoming{message: message, at: c.written}
+		r := in.input(&s.rec, "keys", "ENTER").record
+		if err := storeUpdate(s.st, r); err != nil {
+			t.Fatal(err)
+		}
+		s.handleRecord(r)
+		s.inputStep()
+		typed := strings.Contains(c.want, "done")
+		if got := s.became(t)[0]; got != c.want || len(s.typing) > 0 != typed {
+			t.Errorf("%s: %q, %q is typed", c.name, got, s.typing)
+		}
 	}
 }
 
@@ -5686,6 +5761,33 @@ func TestWatchedEndIsSilent(t *testing.T) {
 		s.q = q
 		if !s.create(q) || q.rec.Watched != c.want {
 			t.Errorf("%s: watched %v", c.name, q.rec.Watched)
+		}
+	}
+}
+
+// TestEndRings: the end of a program that ended by itself rings, unless somebody was just here, typing or starting it,
+// and not at the phone.
+func TestEndRings(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		name        string
+		interactive bool
+		start, key  time.Time
+		phone       time.Time
+		hungUp      bool
+		want        bool
+	}{
+		{"long after the start", true, now.Add(-time.Minute), time.Time{}, time.Time{}, false, true},
+		{"just started", true, now.Add(-time.Second), time.Time{}, time.Time{}, false, false},
+		{"just started without a keyboard", false, now.Add(-time.Second), time.Time{}, time.Time{}, false, true},
+		{"just typed", true, now.Add(-time.Hour), now.Add(-time.Second), time.Time{}, false, false},
+		{"just typed, then the phone", true, now.Add(-time.Hour), now.Add(-2 * time.Second), now, false, true},
+		{"was ended", true, now.Add(-time.Hour), time.Time{}, time.Time{}, true, false},
+	} {
+		s := &session{interactive: c.interactive, lastKey: c.key, phoneAt: c.phone, hungUp: c.hungUp,
+			cfg: &Config{Away: 20 * time.Second}, rec: SessionRecord{StartedAt: c.start.UTC()}}
+		if got := s.endRings(); got != c.want {
+			t.Errorf("%s: rings %v", c.name, got)
 		}
 	}
 }
@@ -17987,6 +18089,10 @@ func TestSession(t *testing.T) {
 		}
 		reload("timeout_seconds = 0\n")
 		p.shows("configuration kept as it was", "")
+		said, err := os.ReadFile(filepath.Join(dir, "atlasbridge.log")) // for who has no phone
+		if err != nil || !bytes.Contains(said, []byte("config.toml:1: timeout_seconds must be")) {
+			t.Errorf("the log: %s, %v", said, err)
+		}
 		reload(p.config("timeout_seconds = 77"))
 		comesTrue(t, "it is reloaded", func() bool {
 			return auditCount(t, dir, "CONFIG_RELOADED") > 0

@@ -1251,6 +1251,8 @@ type InputRecord struct {
 	UpdateID  string `json:"update"`    // that asked for it, as UpdateRecord has it, "" none
 	ReplyTo   int64  `json:"reply_to"`  // the message to answer
 	ThreadID  int64  `json:"thread_id"` // the topic it was written in, 0: none
+	// WrittenAt is when it was asked for: no message acts on a question that came later. Of a tap it is when that came.
+	WrittenAt time.Time `json:"written_at"`
 	// MsgID is the message with the buttons that it is about, 0: there are none (any more).
 	MsgID    int64  `json:"telegram_msg_id,omitempty"`
 	PromptID string `json:"prompt_id"`

@@ -4143,7 +4143,7 @@ func (r *receiver) handleAskAgain(id int64, q *callbackQuery, p *PromptRecord, s
 // newInput is something for a session to do, asked in the message m.
 func newInput(s *SessionRecord, kind string, from *user, m *message, update string) *InputRecord {
 	return &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: kind, By: from.who(), ReplyTo: m.ID,
-		ThreadID: m.topic(), UpdateID: update, Status: "queued"}
+		ThreadID: m.topic(), UpdateID: update, WrittenAt: time.Now().UTC(), Status: "queued"}
 }
 
 // handleViewButton does what a button asks for that decides nothing: ticks a choice, or shows more.
@@ -4655,6 +4655,7 @@ func (in *incoming) claim(sid string) intent {
 func (in *incoming) input(s *SessionRecord, kind, text string) intent {
 	record := newInput(s, kind, in.From, in.message, in.updateID)
 	record.Text = text
+	record.WrittenAt = in.at.UTC()
 	return intent{record: record}
 }
 
