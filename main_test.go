@@ -421,9 +421,7 @@ func TestAdapters(t *testing.T) {
 	t.Setenv("PATH", bin+":/bin:/usr/bin")
 	t.Setenv("TELEGRAM_CHAT_ID", "")
 	script := "#!/bin/sh\n[ -z \"$TELEGRAM_BOT_TOKEN\" ] && echo '9999.1.2 (Claude Code)'\n"
-	if err := os.WriteFile(filepath.Join(bin, "claude"), []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	writeProgram(t, filepath.Join(bin, "claude"), script)
 	code, stdout, _ := cli(t, home(t, ""), "adapters", "--json")
 	var list []tool
 	if err := json.Unmarshal([]byte(stdout), &list); err != nil || code != 0 {
@@ -1140,7 +1138,7 @@ func TestChildDoesNotWaitForTheState(t *testing.T) {
 		unlockFile(lock)
 		began <- err == nil
 	}()
-	code, _, stderr := cli(t, dir, "run", "--quiet", "sh", "-c", ": > "+mark+"; exit 7")
+	code, _, stderr := cli(t, dir, "run", "--quiet", "sh", "-c", ": > '"+mark+"'; exit 7")
 	if !<-began || code != 7 {
 		t.Fatalf("the program did not begin, or exit %d: %s", code, stderr)
 	}
@@ -1541,11 +1539,7 @@ func TestCaptureTellsWhatFails(t *testing.T) {
 		}
 		s.det.Feed([]byte("Go? (y/n) "), time.Now())
 		s.capture(&Prompt{Type: YesNo})
-		captured, err := filepath.Glob(filepath.Join(test.dir, "captured_scenarios",
-			"x-yes_no-*.cast"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		captured := inFolder(test.dir, "captured_scenarios/x-yes_no-*.cast")
 		if (log.Len() > 0) != test.fails || (len(captured) == 0) != test.fails {
 			t.Errorf("%s: captured %q, log %q", test.dir, captured, log.String())
 		}
@@ -11969,7 +11963,7 @@ func TestCopyEndsWithItsFirstFailure(t *testing.T) {
 	if _, err := s.log.aside("backup", 0); err == nil || len(ops) > 0 {
 		t.Errorf("unreadable: %v, and then %q", err, ops)
 	}
-	if made, _ := filepath.Glob(s.log.path + ".backup-*"); len(made) > 0 {
+	if made := inFolder(s.Dir, "state.jsonl.backup-*"); len(made) > 0 {
 		t.Errorf("%s was made of what could not be read", made[0])
 	}
 }
@@ -12492,7 +12486,7 @@ func TestStoreTruncatedAtEveryByte(t *testing.T) {
 			t.Fatalf("cut at %d: %q, want %q", cut, got, atLeast)
 		}
 		kept, _ := os.ReadFile(filepath.Join(dir, "state.jsonl"))
-		names, _ := filepath.Glob(filepath.Join(dir, "state.jsonl.torn-*"))
+		names := inFolder(dir, "state.jsonl.torn-*")
 		for _, name := range names {
 			tail, _ := os.ReadFile(name)
 			kept = append(kept, tail...)
@@ -12866,7 +12860,7 @@ func TestTornEndIsToldWhenMoved(t *testing.T) {
 					t.Fatalf("it cannot be moved: %v, notes %q", err, s.notes)
 				}
 			}
-			kept, _ := filepath.Glob(s.log.path + ".torn-*")
+			kept := inFolder(s.Dir, "state.jsonl.torn-*")
 			for _, name := range kept {
 				if b, _ := os.ReadFile(name); op == "ftruncate" || len(b) > 0 {
 					t.Errorf("%s is left with %q", filepath.Base(name), b)
@@ -13022,7 +13016,7 @@ func TestStoreDamage(t *testing.T) {
 	if p := storeView(t, s).Prompts[bad.ID]; p.Status != Failed || !p.NonceUsed {
 		t.Errorf("after a compaction the damaged question is %s", p.Status)
 	}
-	names, _ := filepath.Glob(path + ".backup-*")
+	names := inFolder(filepath.Dir(path), "*.backup-*")
 	kept, _ := os.ReadFile(strings.Join(names, ""))
 	now, _ := os.ReadFile(path)
 	if !bytes.Contains(kept, []byte("not a record\n")) ||
@@ -13050,7 +13044,7 @@ func TestStoreSchema(t *testing.T) {
 	}
 	os.WriteFile(path, version("0"), 0o600)
 	s = storeAt(t, dir)
-	if backups, _ := filepath.Glob(path + ".backup-*"); len(backups) != 1 {
+	if backups := inFolder(filepath.Dir(path), "*.backup-*"); len(backups) != 1 {
 		t.Error("no backup before the upgrade")
 	} else if b, _ := os.ReadFile(backups[0]); !bytes.Equal(b, version("0")) {
 		t.Error("the backup is not the file")
@@ -14459,7 +14453,7 @@ func TestTryDisk(t *testing.T) {
 		if errors.Is(err, syscall.ENOSPC) != (op != "") || op != "" && hintOf(err) == "" {
 			t.Errorf("%q fails: %v", op, err)
 		}
-		if left, _ := filepath.Glob(filepath.Join(s.Dir, "state.try*")); len(left) > 0 {
+		if left := inFolder(s.Dir, "state.try*"); len(left) > 0 {
 			t.Errorf("%q fails: %q is left", op, left)
 		}
 	}
@@ -15451,7 +15445,7 @@ func TestAuditAside(t *testing.T) {
 		t.Fatal(out)
 	}
 	code, out, errs := cli(t, dir, "audit", "verify", "--aside")
-	kept, _ := filepath.Glob(path + ".aside-*")
+	kept := inFolder(filepath.Dir(path), "*.aside-*")
 	if code != 0 || len(kept) != 1 || !strings.Contains(out, kept[0]) ||
 		!strings.Contains(out, "head 2:sha256:") {
 		t.Fatalf("exit %d, %s %s, kept %q", code, out, errs, kept)
@@ -15544,7 +15538,7 @@ func TestAuditAsideCrowd(t *testing.T) {
 	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || auditGaps(t, dir) != 0 {
 		t.Error(out)
 	}
-	kept, _ := filepath.Glob(filepath.Join(dir, "audit.log.aside-*"))
+	kept := inFolder(dir, "audit.log.aside-*")
 	for _, path := range kept {
 		b, err := os.ReadFile(path)
 		if v := auditVerdict(t, b); err != nil || !v.OK {
@@ -15670,9 +15664,7 @@ func TestBundleRefused(t *testing.T) {
 	bin := t.TempDir()
 	started := filepath.Join(bin, "started")
 	script := "#!/bin/sh\n: > " + started + "\n"
-	if err := os.WriteFile(filepath.Join(bin, "claude"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	writeProgram(t, filepath.Join(bin, "claude"), script)
 	t.Setenv("PATH", bin)
 	out := filepath.Join(t.TempDir(), "b.tar.gz")
 	if err := os.WriteFile(out, nil, 0o600); err != nil {
@@ -15719,24 +15711,26 @@ func TestPTYExit(t *testing.T) {
 		{"ps -o pid=,sid=,pgid=,tpgid= -p $$ | awk '{print $1==$2, $2==$3}'; echo x >/dev/tty", "1 1\r\nx\r\n", 0},
 		{"read a; echo got:$?", "got:1\r\n", 0}, // see the Write below
 	} {
-		p := mustPTYIn(t, "/", append(ptyEnv(""), "FOO=bar baz"), "sh", "-c", test.script)
-		if strings.HasPrefix(test.script, "read") {
-			typeIn(t, p, "\x04") // end of file
-		}
-		out, code := readAll(t, p)
-		out = strings.ReplaceAll(out, "^D\b\b", "")
-		if out != test.out || code != test.code {
-			t.Errorf("%s: %q, %d, want %q, %d", test.script, out, code, test.out, test.code)
-		}
-		if again := p.Wait(); again != code {
-			t.Errorf("%s: second Wait = %d", test.script, again)
-		}
-		if err := p.Signal(syscall.SIGINT); !errors.Is(err, os.ErrProcessDone) {
-			t.Errorf("%s: Signal after the end = %v", test.script, err)
-		}
-		if err := errors.Join(p.Close(), p.Close()); err != nil {
-			t.Errorf("closing twice: %v", err)
-		}
+		t.Run(test.script, func(t *testing.T) {
+			p := mustPTYIn(t, "/", append(ptyEnv(""), "FOO=bar baz"), "sh", "-c", test.script)
+			if strings.HasPrefix(test.script, "read") {
+				typeIn(t, p, "\x04") // end of file
+			}
+			out, code := readAll(t, p)
+			out = strings.ReplaceAll(out, "^D\b\b", "")
+			if out != test.out || code != test.code {
+				t.Errorf("%s: %q, %d, want %q, %d", test.script, out, code, test.out, test.code)
+			}
+			if again := p.Wait(); again != code {
+				t.Errorf("%s: second Wait = %d", test.script, again)
+			}
+			if err := p.Signal(syscall.SIGINT); !errors.Is(err, os.ErrProcessDone) {
+				t.Errorf("%s: Signal after the end = %v", test.script, err)
+			}
+			if err := errors.Join(p.Close(), p.Close()); err != nil {
+				t.Errorf("closing twice: %v", err)
+			}
+		})
 	}
 }
 
@@ -16007,6 +16001,7 @@ func inheritedDescriptor(ls string) bool {
 func TestPTYSignalDispositions(t *testing.T) {
 	t.Parallel()
 	needLinux(t)
+	needTool(t, "awk")
 	for trap, want := range map[string]string{
 		"":                 "0000000000000000 0000000000000000",
 		"trap '' HUP":      "0000000000000000 0000000000000001",
@@ -16466,6 +16461,7 @@ open("done", "w").write("set\n")`
 func TestOpenPrivate(t *testing.T) {
 	t.Parallel()
 	needUnix(t)
+	needTool(t, "mkfifo")
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	write := func(name string, mode fs.FileMode) {
@@ -18212,9 +18208,7 @@ func shellWithUs(t *testing.T) (p PTY, state string) {
 	needTool(t, "ps")
 	dir := t.TempDir()
 	ab := "#!/bin/sh\nATLASBRIDGE_TEST_CHILD=main exec \"$TEST_BINARY\" run --quiet \"$@\"\n"
-	if err := os.WriteFile(filepath.Join(dir, "ab"), []byte(ab), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	writeProgram(t, filepath.Join(dir, "ab"), ab)
 	state = home(t, "")
 	env := append(ptyEnv(""), "ATLASBRIDGE_HOME="+state, "PATH="+dir+":"+os.Getenv("PATH"), "HISTFILE=")
 	p = mustPTYIn(t, dir, env, "bash", "--norc", "--noprofile", "-i")
@@ -18440,14 +18434,13 @@ func answerWhenAsked(t *testing.T, dir, words, answer string) {
 func TestPrintMode(t *testing.T) {
 	t.Parallel()
 	needUnix(t)
+	needTool(t, "cat", "head", "sleep")
 	bin := t.TempDir()
 	const lines = `{"type":"system"}` + "\n" + `{"message":{"content":[{"type":"tool_use","id":"t1","name":"Bash",` +
 		`"input":{"command":"ls"}}]}}` + "\n"
 	claude := "#!/bin/sh\n[ -t 1 ] && printf '\\033[?25h'\n[ -t 0 ] && exit 1\ncat <<'END'\n" + lines + "END\n" +
 		"echo note >&2\n(sleep 100 &)\n"
-	if err := os.WriteFile(filepath.Join(bin, "claude"), []byte(claude), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	writeProgram(t, filepath.Join(bin, "claude"), claude)
 	dir := home(t, "")
 	command := "exec \"$TEST_BINARY\" run --quiet claude -p hello --output-format stream-json"
 	run := func(shell string) (string, string, error) {
@@ -18563,9 +18556,7 @@ func fakeClaude(t *testing.T, input string) string {
 	script := fmt.Sprintf("#!/bin/sh\nATLASBRIDGE_TEST_CHILD=main %q hook < %q\necho end of hook\n",
 		os.Args[0], filepath.Join(dir, "input.json"))
 	path := filepath.Join(dir, "claude")
-	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	writeProgram(t, path, script)
 	return path
 }
 
@@ -18925,6 +18916,7 @@ func asks(t *testing.T, dir, stdin string, args ...string) *script {
 // begins starts atlasbridge with this on its standard input.
 func begins(t *testing.T, dir, stdin string, args ...string) *script {
 	t.Helper()
+	needToolsOf(t, args)
 	s := &script{Cmd: exec.Command(os.Args[0], args...), t: t}
 	s.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
 	s.Stdin = strings.NewReader(stdin)
@@ -19371,7 +19363,7 @@ func runs(t *testing.T, dir string, argv ...string) *script {
 
 // asksOnce is a tool that asks, and notes what it got.
 func asksOnce(dir string) []string {
-	return []string{"sh", "-c", `printf "Continue? [y/n] "; read x; echo "$x" >> ` + filepath.Join(dir, "got")}
+	return []string{"sh", "-c", `printf "Continue? [y/n] "; read x; echo "$x" >> '` + filepath.Join(dir, "got") + "'"}
 }
 
 // nothingAlive waits until no message has buttons and nothing is owed any more.
@@ -22267,6 +22259,15 @@ func comesTrue(t testing.TB, what string, holds func() bool) {
 	}
 }
 
+// inFolder are the files of a folder that match a pattern; the folder's own name may look like one.
+func inFolder(folder, pattern string) (paths []string) {
+	names, _ := fs.Glob(os.DirFS(folder), pattern) // the pattern is right
+	for _, name := range names {
+		paths = append(paths, filepath.Join(folder, filepath.FromSlash(name)))
+	}
+	return paths
+}
+
 // matches tells whether a pattern is found in a text, "" only in none.
 func matches(pattern, text string) bool {
 	return pattern == "" && text == "" ||
@@ -22297,12 +22298,46 @@ func needLinux(t testing.TB) {
 	}
 }
 
-// needTool skips the test where a program is missing.
-func needTool(t testing.TB, name string) {
+// needTool skips the test where one of these programs is missing.
+func needTool(t testing.TB, names ...string) {
 	t.Helper()
-	if _, err := exec.LookPath(name); err != nil {
-		t.Skipf("needs %s: %v", name, err)
+	for _, name := range names {
+		if _, err := exec.LookPath(name); err != nil {
+			t.Skipf("needs %s: %v", name, err)
+		}
 	}
+}
+
+// reTools are the programs that the tests start by a command line or by a script in one.
+var reTools = regexp.MustCompile(
+	`\b(awk|bash|cat|dd|grep|head|ls|nohup|ps|rm|sed|seq|setsid|sleep|stty|su|tail|tee|touch|tr|true|wc|yes)\b`)
+
+// reached tells whether a program here can reach another one by 127.0.0.1.
+var reached = sync.OnceValue(func() error {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		return err
+	}
+	return c.Close()
+})
+
+// needLoopback skips the test where no server of its own can be reached.
+func needLoopback(t testing.TB) {
+	t.Helper()
+	if err := reached(); err != nil {
+		t.Skip("needs the loopback network:", err)
+	}
+}
+
+// needToolsOf skips the test where a program is missing that a command line names.
+func needToolsOf(t testing.TB, argv []string) {
+	t.Helper()
+	needTool(t, reTools.FindAllString(strings.Join(argv, " "), -1)...)
 }
 
 // childPTY is the test binary started again as a child.
@@ -22640,25 +22675,31 @@ func home(t testing.TB, config string) string {
 // when --no-wait stands among its arguments; asked counts how often it was asked for its version.
 func versionedClaude(t testing.TB, version string) (bin string, asked func() int) {
 	t.Helper()
-	needTool(t, "grep")
-	needTool(t, "sleep")
+	needTool(t, "grep", "sleep")
 	bin = t.TempDir()
 	script := fmt.Sprintf(`#!/bin/sh
-case $1 in --version) echo >>%[1]s/asked; echo '%[2]s (Claude Code)'; exit ;; esac
+case $1 in --version) echo >>'%[1]s/asked'; echo '%[2]s (Claude Code)'; exit ;; esac
 kept=$ATLASBRIDGE_HOME/versions.json
 case $* in *--no-wait*) kept=$0 ;; esac
 until [ -f "$kept" ] && [ ! -L "$kept" ] && grep -q %[2]s "$kept"; do sleep 0.02; done
 echo hello
 `, bin, version)
-	syscall.ForkLock.RLock() // as in newPuppet
-	err := os.WriteFile(filepath.Join(bin, "claude"), []byte(script), 0o700)
-	syscall.ForkLock.RUnlock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	writeProgram(t, filepath.Join(bin, "claude"), script)
 	return bin, func() int {
 		lines, _ := os.ReadFile(filepath.Join(bin, "asked")) // not there: never
 		return len(lines)
+	}
+}
+
+// writeProgram makes a script that can be run at once: no child that another test starts meanwhile has it open for
+// writing, which is "text file busy".
+func writeProgram(t testing.TB, path, script string) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	err := os.WriteFile(path, []byte(script), 0o700)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -23383,6 +23424,7 @@ func mustPTYIn(t testing.TB, dir string, env []string, argv ...string) PTY {
 	t.Helper()
 	if argv[0] != "cmd.exe" {
 		needUnix(t)
+		needToolsOf(t, argv)
 	}
 	p, err := startPTY(argv, env, dir, Size{Rows: 30, Cols: 100, XPixel: 700, YPixel: 480}, Host{})
 	if err != nil {
@@ -23607,6 +23649,7 @@ func bridge(t *testing.T, dir string, args ...string) *terminal {
 // inTerminal starts a program in a terminal of 24 × 80 and ends it with the test.
 func inTerminal(t *testing.T, env []string, argv ...string) *terminal {
 	t.Helper()
+	needToolsOf(t, argv)
 	pty, err := startPTY(argv, env, "", Size{Rows: 24, Cols: 80}, Host{})
 	if err != nil {
 		t.Fatal(err)
@@ -23678,6 +23721,7 @@ type botAPI struct {
 // newBotAPI starts a server; the log of a failed test shows what it has.
 func newBotAPI(t *testing.T) *botAPI {
 	t.Helper()
+	needLoopback(t)
 	s := &botAPI{
 		t:        t,
 		changed:  make(chan struct{}),
@@ -24840,6 +24884,7 @@ type puppet struct {
 // newPuppet makes a tool of that name; mode is what the test binary becomes.
 func newPuppet(t *testing.T, name, mode string) *puppet {
 	t.Helper()
+	needLoopback(t)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -24848,12 +24893,7 @@ func newPuppet(t *testing.T, name, mode string) *puppet {
 	script := fmt.Sprintf("#!/bin/sh\ncase $1 in --version) echo '2.1.330 (Claude Code)'; exit;; esac\n"+
 		"ATLASBRIDGE_TEST_CHILD=%q exec %q \"$@\"\n",
 		mode+" "+listener.Addr().String(), os.Args[0])
-	syscall.ForkLock.RLock() // no child has the file open for writing when it is started: that fails with "text file busy"
-	err = os.WriteFile(c.tool, []byte(script), 0o700)
-	syscall.ForkLock.RUnlock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	writeProgram(t, c.tool, script)
 	go c.listen(listener)
 	t.Cleanup(func() {
 		_ = listener.Close() // it may be closed
