@@ -15822,6 +15822,7 @@ func TestPTYNothingLostAtExit(t *testing.T) {
 	runs, _ := strconv.Atoi(cmp.Or(os.Getenv("ATLASBRIDGE_TEST_RUNS"), "40"))
 	for range runs {
 		t.Run("", func(t *testing.T) {
+			t.Parallel()
 			out, code := readAll(t, mustPTYChild(t, "pty-flood "+strconv.Itoa(size)))
 			if out != want || code != 0 {
 				t.Fatalf("%d bytes, want %d; exit %d", len(out), len(want), code)
@@ -17075,6 +17076,7 @@ func TestAnswered(t *testing.T) {
 		return p.config("away_after_seconds = 1\nfree_text_enabled = true")
 	}
 	t.Run("tap", func(t *testing.T) {
+		t.Parallel()
 		p := newBotAPI(t)
 		x := bridge(t, home(t, phoneConfig(p)), "run", "bash", "-c",
 			`read -p "Continue? (y/n) " a; echo "got [$a]"`)
@@ -17088,6 +17090,7 @@ func TestAnswered(t *testing.T) {
 		}
 	})
 	t.Run("keyboard", func(t *testing.T) {
+		t.Parallel()
 		p := newBotAPI(t)
 		x := bridge(t, home(t, phoneConfig(p)), "run", "bash", "-c",
 			`read -p "Continue? (y/n) " a; echo "got [$a]"; sleep 1`)
@@ -17098,6 +17101,7 @@ func TestAnswered(t *testing.T) {
 		x.exits(0)
 	})
 	t.Run("timeout", func(t *testing.T) {
+		t.Parallel()
 		p := newBotAPI(t)
 		dir := home(t, p.config("timeout_seconds = 2"))
 		x := bridge(t, dir, "run", "bash", "-c", `read -p "Really? [Y/n] " a; echo "got [$a]"`)
@@ -17105,6 +17109,7 @@ func TestAnswered(t *testing.T) {
 		x.exits(0)
 	})
 	t.Run("text", func(t *testing.T) {
+		t.Parallel()
 		p := newBotAPI(t)
 		dir := home(t, phoneConfig(p))
 		x := bridge(t, dir, "run", "bash", "-c", `read -p "Enter your name: " a; echo "got [$a]"`)
@@ -17115,6 +17120,7 @@ func TestAnswered(t *testing.T) {
 		x.exits(0)
 	})
 	t.Run("text in its topic", func(t *testing.T) {
+		t.Parallel()
 		p := newBotAPI(t)
 		p.topics = map[int64]string{}
 		dir := home(t, phoneConfig(p))
@@ -17130,6 +17136,7 @@ func TestAnswered(t *testing.T) {
 		p.await(t, "its topic is ended", func() bool { return p.topics[m.thread] == "✓ api · bash" })
 	})
 	t.Run("command", func(t *testing.T) {
+		t.Parallel()
 		dir := home(t, "")
 		x := bridge(t, dir, "run", "bash", "-c", `read -p "Continue? (y/n) " a; echo "got [$a]"`)
 		id := openPrompt(t, dir)
@@ -17264,6 +17271,7 @@ func TestHungUp(t *testing.T) {
 	}
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
 			dir := home(t, row.config)
 			env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir, "PS1=ready$ ",
 				"HISTFILE=/dev/null")
@@ -17354,6 +17362,7 @@ func TestSession(t *testing.T) {
 	t.Parallel()
 	needUnix(t)
 	t.Run("resize", func(t *testing.T) {
+		t.Parallel()
 		x := bridge(t, home(t, ""), "run", "bash", "-c",
 			`trap 'stty size' WINCH; echo ready; while :; do read -t 0.1 key; done`)
 		x.sees("ready")
@@ -17363,6 +17372,7 @@ func TestSession(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT} {
 		for _, after := range []string{"setup", "ready"} { // setup: of the note, before the tool has done anything
 			t.Run(sig.String()+" after "+after, func(t *testing.T) {
+				t.Parallel()
 				x := bridge(t, home(t, ""), "run", "bash", "-c",
 					`trap 'exit 5' TERM INT QUIT; echo ready; while :; do read -t 0.1 key; done`)
 				x.sees(after)
@@ -17383,6 +17393,7 @@ func TestSession(t *testing.T) {
 		}
 	}
 	t.Run("reload", func(t *testing.T) {
+		t.Parallel()
 		p := newBotAPI(t)
 		dir := home(t, p.config(""))
 		x := bridge(t, dir, "run", "bash", "-c", `echo ready; sleep 60`)
@@ -17404,6 +17415,7 @@ func TestSession(t *testing.T) {
 		})
 	})
 	t.Run("commands", func(t *testing.T) {
+		t.Parallel()
 		p := newBotAPI(t)
 		x := bridge(t, home(t, p.config("")), "run", "bash", "-c",
 			`echo look here; read line; echo "got [$line]"; sleep 60`)
@@ -17422,6 +17434,7 @@ func TestSession(t *testing.T) {
 		x.exits(143)
 	})
 	t.Run("stream", func(t *testing.T) {
+		t.Parallel()
 		p := newBotAPI(t)
 		x := bridge(t, home(t, p.config("")), "run", "--stream", "seq", "100", "150")
 		x.exits(0)
@@ -18511,6 +18524,7 @@ func TestHook(t *testing.T) {
 		{"timeout", bash, "touch /tmp/x", "", "", `no answer in 2 s`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			p := newBotAPI(t)
 			more := "away_after_seconds = 1"
 			if test.name == "timeout" {
