@@ -3031,6 +3031,24 @@ func (a *Adapter) needsNoTerminal(args []string) bool {
 	})
 }
 
+// streamsJSON tells whether the tool prints each message as a line of JSON. Known tools do that only where they print and
+// end.
+func (a *Adapter) streamsJSON(args []string) bool {
+	if a.Batch != nil && !a.needsNoTerminal(args) {
+		return false
+	}
+	for i, arg := range args {
+		name, format, joined := strings.Cut(arg, "=")
+		if !joined && i+1 < len(args) {
+			format = args[i+1]
+		}
+		if format == "stream-json" && (name == "--output-format" || name == "-o") {
+			return true
+		}
+	}
+	return false
+}
+
 // adapterFor is the row of a command, by its base name without extension; else the last one.
 func adapterFor(name string) *Adapter {
 	name = strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))

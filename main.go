@@ -1673,8 +1673,9 @@ type session struct {
 	cfg       *Config
 	rec       SessionRecord
 	det       *Detector
-	cast      *recording // nil without --record
-	jsonLine  []byte     // unfinished line of stream-json, nil for other tools
+	cast      *recording        // nil without --record
+	jsonLine  []byte            // unfinished line of stream-json, nil for other tools
+	calls     map[string]string // in stream-json without a result so far: the tools, by the calls' ids
 	stream    stream
 	answer    string // the tool's last, by its hook; "" none came
 	fed       bool   // standard input is a pipe that has not ended: who feeds it answers
@@ -1775,12 +1776,20 @@ type write struct {
 // errUnread is a write that was not made because output was waiting.
 var errUnread = errors.New("output is waiting")
 
-// toolUse is a call of a tool in stream-json output.
+// toolUse is a call of a tool in stream-json output, or its result: among the content of a message (claude, qwen), or on
+// a line of its own, with other names for the same (gemini).
 type toolUse struct {
-	Type  string
-	ID    string
-	Name  string
-	Input json.RawMessage
+	Type    string
+	ID      string
+	Name    string
+	Input   json.RawMessage
+	UseID   string `json:"tool_use_id"` // the call of a result
+	IsError bool   `json:"is_error"`
+
+	ToolID     string          `json:"tool_id"`
+	ToolName   string          `json:"tool_name"`
+	Parameters json.RawMessage `json:"parameters"`
+	Status     string          `json:"status"`
 }
 
 // backlog is what has happened at the child's terminal and the loop has not seen: output that the host has got, and
@@ -1953,7 +1962,7 @@ func newSession(c *command) (*session, error) {
 	if c.opts.on("quiet") {
 		s.notes = io.Discard
 	}
-	if slices.Contains(c.opts.args, "stream-json") {
+	if adapter.streamsJSON(c.opts.args[1:]) {
 		s.jsonLine = []byte{}
 	}
 	if err := s.findTerminal(c); err != nil {
@@ -3063,20 +3072,44 @@ func (s *session) handleOutput(p []byte, now time.Time) {
 	}
 }
 
-// auditToolCalls audits the tool calls in stream-json output, a message a line.
+// auditToolCalls audits the tool calls in stream-json output and their results, a message a line.
 func (s *session) auditToolCalls(p []byte) {
 	lines := bytes.Split(append(s.jsonLine, p...), []byte("\n"))
 	last := len(lines) - 1
 	for _, line := range lines[:last] {
-		var m struct{ Message struct{ Content []toolUse } }
+		var m struct {
+			toolUse
+			Message struct{ Content []toolUse }
+		}
 		_ = json.Unmarshal(line, &m) // what is of another shape holds no calls
-		for _, c := range m.Message.Content {
-			if c.Type == "tool_use" {
-				s.audit("auditing a tool call", toolCall(s.rec.ID, c.Name, c.ID, c.Input))
-			}
+		for _, use := range append(m.Message.Content, m.toolUse) {
+			s.auditToolUse(use)
 		}
 	}
 	s.jsonLine = bytes.Clone(lines[last][:min(len(lines[last]), maxHookInput)])
+}
+
+// auditToolUse audits a call or a result.
+func (s *session) auditToolUse(use toolUse) {
+	id := cmp.Or(use.ID, use.UseID, use.ToolID)
+	switch use.Type {
+	case "tool_use":
+		if s.calls == nil {
+			s.calls = map[string]string{}
+		}
+		name := cmp.Or(use.Name, use.ToolName)
+		s.calls[id] = name
+		input := use.Input
+		if input == nil {
+			input = use.Parameters
+		}
+		s.audit("auditing a tool call", toolCall(s.rec.ID, name, id, input))
+	case "tool_result":
+		name := s.calls[id]
+		delete(s.calls, id)
+		failed := use.IsError || use.Status == "error"
+		s.audit("auditing a tool's result", toolResult(s.rec.ID, name, id, !failed))
+	}
 }
 
 // unread are the bytes of output that the screen has not got yet: those that have come, and those that wait for Read.
@@ -5546,6 +5579,11 @@ func (h *hook) handle(c *command) {
 		if err := h.st.Audit().Append(toolCall(h.session, h.Tool, h.UseID, h.Input)); err != nil {
 			c.fail(err)
 		}
+	case "PostToolUse", "PostToolUseFailure":
+		success := h.Event == "PostToolUse"
+		if err := h.st.Audit().Append(toolResult(h.session, h.Tool, h.UseID, success)); err != nil {
+			c.fail(err)
+		}
 	case "Stop": // the tool's answer, for the session's idle notice
 		words := &InputRecord{Head: Head{ID: newID()}, SessionID: h.session, Kind: "answer", By: "hook:Stop",
 			Text: answerText(h.LastWords), Status: "queued"}
@@ -5573,6 +5611,11 @@ func answerText(text string) string {
 func toolCall(session, tool, id string, input json.RawMessage) Event {
 	arguments := clip(visible(redact(string(input))), 500)
 	return Event{"TOOL_CALL", session, "", []Field{{"tool", tool}, {"tool_use_id", id}, {"arguments", arguments}}}
+}
+
+// toolResult is the audit entry of what a call came to: not its output.
+func toolResult(session, tool, id string, success bool) Event {
+	return Event{"TOOL_RESULT", session, "", []Field{{"tool", tool}, {"tool_use_id", id}, {"success", success}}}
 }
 
 // decide asks, and passes the decision on to the tool. It is injected when it has been written.
@@ -6108,6 +6151,8 @@ func (s *session) withHooks(given string) ([]byte, error) {
 	addHook(hooks, "Stop", command, quickHook)
 	if s.jsonLine == nil { // else its output tells of every call
 		addHook(hooks, "PreToolUse", command, quickHook)
+		addHook(hooks, "PostToolUse", command, quickHook)["async"] = true
+		addHook(hooks, "PostToolUseFailure", command, quickHook)["async"] = true
 	}
 	return json.Marshal(settings)
 }
@@ -6130,11 +6175,12 @@ func (s *session) hookCommand() (string, error) {
 	return line, nil
 }
 
-// addHook adds a command to those that the tool runs at an event, which it gives so many seconds.
-func addHook(hooks map[string]any, event, command string, seconds int) {
+// addHook adds a command to those that the tool runs at an event, which it gives so many seconds, and returns it.
+func addHook(hooks map[string]any, event, command string, seconds int) map[string]any {
 	run := map[string]any{"type": "command", "command": command, "timeout": seconds}
 	theirs, _ := hooks[event].([]any) // what is no list is replaced
 	hooks[event] = append(theirs, map[string]any{"matcher": "*", "hooks": []any{run}})
+	return run
 }
 
 // reOurs are the names of our settings in an environment, in any case, as Windows has them.

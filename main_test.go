@@ -1295,12 +1295,32 @@ func TestCleanText(t *testing.T) {
 	}
 }
 
-// TestToolCallsOfStreamJSON audits every call in stream-json output, wherever it is cut.
+// Every call in stream-json output is audited, and what each came to, without its output, wherever the output is cut:
+// among a message's content (claude 2.1, qwen), or on a line of its own (gemini 0.61, and the specification's form).
 func TestToolCallsOfStreamJSON(t *testing.T) {
 	output := `{"type":"system"}` + "\r\n" +
 		`{"type":"assistant","message":{"content":[{"type":"text","text":"hi"},` +
-		`{"type":"tool_use","id":"toolu_1","name":"Bash","input":{"command":"ls"}}]}}` +
-		"\r\nnot json\r\n" + `{"type":"user","message":{"content":"text"}}` + "\r\n"
+		`{"type":"tool_use","id":"toolu_1","name":"Bash","input":{"command":"ls"}},` +
+		`{"type":"tool_use","id":"toolu_2","name":"Read","input":{"file_path":"a"}}]}}` +
+		"\r\nnot json\r\n" + `{"type":"user","message":{"content":"text"}}` + "\r\n" +
+		`{"type":"user","message":{"content":[{"type":"tool_result","content":"sk-secret","is_error":true,` +
+		`"tool_use_id":"toolu_2"},{"type":"tool_result","content":[{"type":"text","text":"sk-secret"}],` +
+		`"tool_use_id":"toolu_1"}]},"tool_use_result":"sk-secret"}` + "\r\n" +
+		`{"type":"tool_use","tool_name":"run_shell_command","tool_id":"run_1","parameters":{"command":"touch x"}}` + "\n" +
+		`{"type":"tool_result","tool_id":"run_1","status":"success","output":"sk-secret"}` + "\n" +
+		`{"type":"tool_use","id":"id_1","name":"bash","input":{"command":"true"}}` + "\n" +
+		`{"type":"tool_result","tool_id":"run_0","status":"error","output":"sk-secret"}` + "\n"
+	entry := regexp.MustCompile(`"event":"(TOOL_\w+)".*"tool":"(\w*)","tool_use_id":"(\w*)",(.*),"prev_hash"`)
+	want := []string{
+		`TOOL_CALL Bash toolu_1 "arguments":"{\"command\":\"ls\"}"`,
+		`TOOL_CALL Read toolu_2 "arguments":"{\"file_path\":\"a\"}"`,
+		`TOOL_RESULT Read toolu_2 "success":false`,
+		`TOOL_RESULT Bash toolu_1 "success":true`,
+		`TOOL_CALL run_shell_command run_1 "arguments":"{\"command\":\"touch x\"}"`,
+		`TOOL_RESULT run_shell_command run_1 "success":true`,
+		`TOOL_CALL bash id_1 "arguments":"{\"command\":\"true\"}"`,
+		`TOOL_RESULT  run_0 "success":false`,
+	}
 	dir := home(t, "")
 	st, err := openStore(dir)
 	if err != nil {
@@ -1313,9 +1333,39 @@ func TestToolCallsOfStreamJSON(t *testing.T) {
 		}
 	}
 	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
-	n := strings.Count(string(log), `"event":"TOOL_CALL"`)
-	if err != nil || n != 3 || !strings.Contains(string(log), "toolu_1") {
-		t.Errorf("%d calls audited (%v):\n%s", n, err, log)
+	var got []string
+	for _, e := range entry.FindAllStringSubmatch(string(log), -1) {
+		got = append(got, strings.Join(e[1:], " "))
+	}
+	if err != nil || !slices.Equal(got, slices.Repeat(want, 3)) || strings.Contains(string(log), "sk-secret") {
+		t.Errorf("audited (%v):\n%s", err, strings.Join(got, "\n"))
+	}
+}
+
+// stream-json is asked for in one word or in two, by what the tool prints and not what it reads; a known tool that does
+// not print and end shows a screen, in which no line is one of its messages: its hooks tell of its calls.
+func TestStreamJSONIsAskedFor(t *testing.T) {
+	for _, c := range []struct {
+		command string
+		streams bool
+	}{
+		{"claude -p --output-format stream-json hi", true},
+		{"claude -p --output-format=stream-json hi", true},
+		{"claude --print hi --verbose --output-format=stream-json", true},
+		{"claude --output-format=stream-json", false},
+		{"claude -p stream-json", false},
+		{"claude stream-json", false},
+		{"claude -p --output-format json --input-format stream-json", false},
+		{"claude -p --output-format", false},
+		{"gemini -o stream-json -p hi", true},
+		{"gemini --output-format=stream-json --prompt=hi", true},
+		{"qwen -p hi -o json", false},
+		{"agent --output-format=stream-json", true},
+	} {
+		words := strings.Fields(c.command)
+		if got := adapterFor(words[0]).streamsJSON(words[1:]); got != c.streams {
+			t.Errorf("%s: %v", c.command, got)
+		}
 	}
 }
 
@@ -2949,6 +2999,13 @@ func TestHookSettings(t *testing.T) {
 		if len(got.Hooks["PermissionRequest"]) != 1 || len(got.Hooks["Stop"]) != test.stops ||
 			got.Model != test.model || !slices.Equal(argv[3:], test.rest) {
 			t.Errorf("%q became %q", test.args, argv)
+		}
+		for _, event := range []string{"PreToolUse", "PostToolUse", "PostToolUseFailure"} {
+			installed := strings.Contains(fmt.Sprint(got.Hooks[event]), "hook")
+			waits := !strings.Contains(fmt.Sprint(got.Hooks[event]), "async:true")
+			if !installed || waits != (event == "PreToolUse") { // a result that is audited late holds nobody up
+				t.Errorf("%s: %v", event, got.Hooks[event])
+			}
 		}
 	}
 	s := &session{adapter: adapterFor("vim"), cfg: &Config{}}
@@ -19176,7 +19233,7 @@ func TestPrintMode(t *testing.T) {
 		"echo note >&2\n(sleep 100 &)\n"
 	writeProgram(t, filepath.Join(bin, "claude"), claude)
 	dir := home(t, "")
-	command := "exec \"$TEST_BINARY\" run --quiet claude -p hello --output-format stream-json"
+	command := "exec \"$TEST_BINARY\" run --quiet claude -p hello --output-format=stream-json"
 	run := func(shell string) (string, string, error) {
 		cmd := exec.Command("sh", "-c", shell)
 		cmd.Env = append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir, "PATH="+bin+":"+os.Getenv("PATH"))
@@ -19304,6 +19361,26 @@ func TestHook(t *testing.T) {
 		if shown := x.scr.Text(); strings.Contains(shown, "allow") {
 			t.Errorf("hook input %q: %s", input, shown)
 		}
+	}
+}
+
+// What a call came to is audited by the hooks that claude calls behind it, as done or failed, without output or arguments.
+func TestHookAuditsResults(t *testing.T) {
+	for event, success := range map[string]string{"PostToolUse": "true", "PostToolUseFailure": "false"} {
+		t.Run(event, func(t *testing.T) {
+			dir := home(t, "")
+			input := `{"hook_event_name":"` + event + `","tool_name":"Bash","tool_use_id":"toolu_7","tool_input":` +
+				`{"command":"echo sk-in"},"tool_response":{"stdout":"sk-out"},"error":"sk-err","duration_ms":7}`
+			x := bridge(t, dir, "run", fakeClaude(t, input))
+			x.sees("end of hook")
+			x.exits(0)
+			log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
+			want := `"tool":"Bash","tool_use_id":"toolu_7","success":` + success + `,"prev_hash"`
+			if err != nil || auditCount(t, dir, "TOOL_RESULT") != 1 || !strings.Contains(string(log), want) ||
+				strings.Contains(string(log), "sk-") {
+				t.Errorf("%v: %s", err, log)
+			}
+		})
 	}
 }
 
