@@ -3145,7 +3145,7 @@ func (t *Telegram) topicsHere(ctx context.Context) (here bool, todo string, err 
 // reach makes sure that the bot may write to its chat, where it shows for some seconds that it types, and tells which
 // chat that is.
 func (t *Telegram) reach(ctx context.Context) (chat string, err error) {
-	here := map[string]any{"chat_id": t.cfg.Load().ChatID, "action": "typing"}
+	here := map[string]any{"chat_id": t.cfg.Load().ChatID}
 	var found struct {
 		Type     string
 		Title    string
@@ -3155,6 +3155,7 @@ func (t *Telegram) reach(ctx context.Context) (chat string, err error) {
 		return "", err
 	}
 	chat = strings.TrimSpace(found.Type + " " + cmp.Or(found.Title, found.Username))
+	here["action"] = "typing"
 	return chat, t.call(ctx, "sendChatAction", here, nil)
 }
 
@@ -5079,8 +5080,8 @@ func (s *setup) connect() error {
 			s.say("Bot: @%s", s.name)
 			return nil
 		}
-		if failed := err.(*apiError); !failed.refusesToken() {
-			return explained(failed)
+		if !err.(*apiError).refusesToken() {
+			return explained(err)
 		}
 		if err := s.discard(tokenKey, explained(err)); err != nil {
 			return err
@@ -5109,9 +5110,12 @@ func (s *setup) askToken() error {
 	if !onTerminal(s.stdin) {
 		return errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
 	}
-	s.say("Make a bot with @BotFather in Telegram (/newbot), or ask it for the token of\nyours (/mybots).")
+	const here = "here" // asked for before
 	row := s.cfg.row(tokenKey)
-	row.Origin = "here"
+	if row.Origin != here {
+		s.say("Make a bot with @BotFather in Telegram (/newbot), or ask it for the token of\nyours (/mybots).")
+	}
+	row.Origin = here
 	for {
 		token, err := s.ask("Paste the token here (it is not shown): ")
 		if err != nil {
@@ -5203,14 +5207,13 @@ func (s *setup) pair() error {
 		if known {
 			chat, err := s.reach(s.ctx)
 			if err == nil {
-				s.say("Chat: %s", chat)
+				s.say("Chat %d (%s), allowed users %v", s.cfg.ChatID, chat, s.cfg.Users)
 				return nil
 			}
-			failed := err.(*apiError)
-			if failed.temporary() {
-				return explained(failed)
+			if err.(*apiError).temporary() {
+				return explained(err)
 			}
-			if err := s.discard(chatKey, explained(failed)); err != nil {
+			if err := s.discard(chatKey, explained(err)); err != nil {
 				return err
 			}
 		}
@@ -5303,7 +5306,6 @@ func saysCode(text, code, bot string) bool {
 
 // save writes the bot and the operator into config.toml, which keeps every other line as it is.
 func (s *setup) save() error {
-	s.say("Chat %d, allowed users %v", s.cfg.ChatID, s.cfg.Users)
 	path := filepath.Join(s.cfg.Dir, "config.toml")
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
