@@ -965,6 +965,21 @@ func findAdapted(a *Adapter, names []string) tool {
 	return t
 }
 
+// versionWarning is what a person is to know of the version of the tool, which was run by that name.
+func (t tool) versionWarning(name string) string {
+	return strings.TrimSpace(name+" "+t.Version) + ": " + t.Warning
+}
+
+// knownWarning is the versionWarning, as a row of a table, of a tool whose version is known; it is not asked.
+func knownWarning(dir, name string) (row [][]string) {
+	adapter := adapterFor(name)
+	t := findAdapted(adapter, adapter.Names)
+	if t.recall(dir) && t.Warning != "" {
+		row = [][]string{{t.versionWarning(name)}}
+	}
+	return row
+}
+
 // toolFile is the file that a path leads to through symbolic links, with what tells it from the file that replaces it;
 // "" where it cannot be read. A package.json of npm's beside or above the file counts too: it is what has the version.
 func toolFile(path string) (file, identity string) {
@@ -1841,7 +1856,7 @@ func (s *session) checkVersion(argv0 string) {
 		return
 	}
 	if t.Warning != "" {
-		fmt.Fprintln(s.notes, "atlasbridge: "+s.versionWarning(t))
+		fmt.Fprintln(s.notes, "atlasbridge: "+t.versionWarning(s.rec.Tool))
 	}
 }
 
@@ -1856,7 +1871,7 @@ func (s *session) probeVersion(t tool) {
 		}
 		warning := ""
 		if t.Warning != "" {
-			warning = s.versionWarning(t)
+			warning = t.versionWarning(s.rec.Tool)
 			s.log.Warn(warning)
 			if s.tellFirst(warning) {
 				warning = ""
@@ -1868,11 +1883,6 @@ func (s *session) probeVersion(t tool) {
 		}
 		keepVersions(dir, t)
 	})
-}
-
-// versionWarning is what the person at the terminal is to know of the tool's version.
-func (s *session) versionWarning(t tool) string {
-	return strings.TrimSpace(s.rec.Tool+" "+t.Version) + ": " + t.Warning
 }
 
 // startDetector makes the detector that looks at the child's output from now on.

@@ -584,11 +584,12 @@ func TestFileRemedy(t *testing.T) {
 		syscall.EROFS:   "read-only",
 		syscall.ENOSPC:  "make room",
 		syscall.EDQUOT:  "make room",
-		syscall.EACCES:  "whose it is",
+		syscall.EACCES:  "ls -ld /home /home/x",
 		syscall.ENOTDIR: "a file stands",
 	} {
-		err := hinted(fmt.Errorf("opening: %w", &fs.PathError{Op: "open", Path: "x", Err: cause}), "see whose it is")
-		if todo := hintOf(err); !strings.Contains(todo, want) || strings.Contains(todo, "chmod") {
+		err := hinted(fmt.Errorf("opening: %w", &fs.PathError{Op: "open", Path: "/home/x", Err: cause}), "try again")
+		todo := hintOf(err)
+		if !strings.Contains(todo, want) || strings.Contains(todo, "chmod") != (cause == syscall.EACCES) {
 			t.Errorf("%v: %q", cause, todo)
 		}
 	}
@@ -738,7 +739,7 @@ func TestReloadWhileProbing(t *testing.T) {
 }
 
 // A version that was not tried is told once: in the first run when it is found out, afterwards before the tool's first
-// byte, and then the tool is not asked again; with --quiet not a byte is told.
+// byte, and then the tool is not asked again; with --quiet not a byte is told. While it runs status tells it, once.
 func TestVersionWarning(t *testing.T) {
 	needUnix(t)
 	bin, asked := versionedClaude(t, "9.9.9")
@@ -769,6 +770,13 @@ func TestVersionWarning(t *testing.T) {
 	log, err := os.ReadFile(filepath.Join(dir, "atlasbridge.log"))
 	if err != nil || strings.Count(string(log), "claude 9.9.9: not a version") != 1 {
 		t.Errorf("the log has %s, %v", log, err)
+	}
+	st := storeAt(t, dir)
+	for range 2 {
+		storeSession(t, st)
+	}
+	if _, out, _ := cli(t, dir, "status"); strings.Count(out, "claude 9.9.9: not a version") != 1 {
+		t.Errorf("status says\n%s", out)
 	}
 }
 
@@ -11983,6 +11991,23 @@ func TestSetupAsksAgain(t *testing.T) {
 	}
 }
 
+// While setup waits for the code it says that it lives: a session that starts meanwhile leaves it the bot.
+func TestSetupKeepsItsTurn(t *testing.T) {
+	srv := newBotAPI(t)
+	srv.pollWait = time.Millisecond
+	dir := home(t, strings.Replace(srv.config(""), "[1001]", "[]", 1))
+	x := bridge(t, dir, "setup", "--no-test", "--chat-id", "-5")
+	x.sees("(in a group")
+	lock := filepath.Join(dir, "poll.lock")
+	if err := os.Chtimes(lock, time.Unix(0, 0), time.Unix(0, 0)); err != nil {
+		t.Fatal(err)
+	}
+	comesTrue(t, "it says that it polls", func() bool {
+		info, err := os.Stat(lock)
+		return err == nil && time.Since(info.ModTime()) < pollSilence
+	})
+}
+
 // What only the environment says is used, and never stored.
 func TestSetupStoresNoEnvironment(t *testing.T) {
 	srv := newBotAPI(t)
@@ -12042,7 +12067,7 @@ func TestSetupKeepsWhatIsTyped(t *testing.T) {
 }
 
 // A second setup, and one beside a session that listens well, changes nothing; where a session has trouble with the bot
-// it takes its turn, and keeps it while it waits.
+// it takes its turn.
 func TestSetupListensAlone(t *testing.T) {
 	for _, row := range []struct {
 		trouble string

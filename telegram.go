@@ -5098,7 +5098,9 @@ func (s *setup) discard(key string, problem error) error {
 	case !s.stores(key):
 		todo := "correct or unset it, then run atlasbridge setup again: it counts more than config.toml"
 		return hinted(fmt.Errorf("%s: %s", from, problem), todo)
-	case from == "flag" || key == tokenKey && !onTerminal(s.stdin):
+	case key == tokenKey && (from == "flag" || !onTerminal(s.stdin)):
+		return &hintedError{problem, "give another one with --token-file, or run atlasbridge setup in a terminal"}
+	case from == "flag":
 		return problem
 	}
 	s.say("%v", problem)
@@ -5113,7 +5115,7 @@ func (s *setup) askToken() error {
 	const here = "here" // asked for before
 	row := s.cfg.row(tokenKey)
 	if row.Origin != here {
-		s.say("Make a bot with @BotFather in Telegram (/newbot), or ask it for the token of\nyours (/mybots).")
+		s.say("Make a bot with @BotFather in Telegram\n(/newbot), or /mybots shows its token.")
 	}
 	row.Origin = here
 	for {
@@ -5125,7 +5127,7 @@ func (s *setup) askToken() error {
 		if token != "" && row.assign(s.cfg) == nil {
 			return nil
 		}
-		s.say("That is no token: it looks like 123456789:AAExample-of_35_letters")
+		s.say("That is no token: it looks like\n123456789:AAExample-of_35_letters")
 	}
 }
 
@@ -5263,8 +5265,8 @@ func (s *setup) given(key string) bool {
 // Where the users are given it is one of them.
 func (s *setup) awaitCode() error {
 	code := newNonce()[:6]
-	s.say("Open https://t.me/%s?start=%s\nand tap Start. Or send @%s the code:  %s\n(in a group: /start %s)",
-		s.name, code, s.name, code, code)
+	s.say("Open https://t.me/%s?start=%s\nand tap Start. Or send it the code:  %s\n(in a group: /start %s)", s.name, code,
+		code, code)
 	return s.await(func(u *update) bool {
 		m := u.Message
 		if m == nil || m.From == nil {
