@@ -179,8 +179,10 @@ func commands() []commandSpec {
 				{{"chat-id", "ID", "the chat"}, {"user-id", "ID", "who may answer; found otherwise"}},
 				{{"api-base", "URL", "another Bot API server"}, {"no-test", "", "send no test message"}},
 			},
-			notes: `Asks for the bot token (from @BotFather), waits until you send the bot any
-message, confirms by a short code that it is you, and sends a test message.
+			notes: `Asks Telegram about what is configured, and you for what does not fit: the bot
+token (from @BotFather), and who you are, by a link or a code that you send to
+the bot. Then it sends a test message. What only the environment says is used,
+not stored; all else in config.toml stays as it is.
 `},
 		{name: "doctor", summary: "check everything; says what to do about each failure",
 			flags: jsonFlags, do: cmdDoctor,

@@ -11991,6 +11991,15 @@ func TestSetupAsksAgain(t *testing.T) {
 	}
 }
 
+// Setup says when config.toml keeps questions from Telegram all the same.
+func TestSetupTellsLocal(t *testing.T) {
+	srv := newBotAPI(t)
+	code, stdout, _ := cli(t, home(t, srv.config("channel = 'local'\n")), "setup", "--no-test")
+	if code != 0 || !strings.Contains(stdout, "config.toml:1: channel is local: until that is removed") {
+		t.Errorf("exit %d, %s", code, stdout)
+	}
+}
+
 // While setup waits for the code it says that it lives: a session that starts meanwhile leaves it the bot.
 func TestSetupKeepsItsTurn(t *testing.T) {
 	srv := newBotAPI(t)

@@ -5265,7 +5265,7 @@ func (s *setup) given(key string) bool {
 // Where the users are given it is one of them.
 func (s *setup) awaitCode() error {
 	code := newNonce()[:6]
-	s.say("Open https://t.me/%s?start=%s\nand tap Start. Or send it the code:  %s\n(in a group: /start %s)", s.name, code,
+	s.say("Open https://t.me/%s?start=%s\nand tap Start.\nOr send it the code:  %s\n(in a group: /start %s)", s.name, code,
 		code, code)
 	return s.await(func(u *update) bool {
 		m := u.Message
@@ -5320,6 +5320,13 @@ func (s *setup) save() error {
 		}
 	}
 	s.saved = true
+	now, err := s.config(nil)
+	if err != nil {
+		return err
+	}
+	if now.Channel != "telegram" {
+		s.say("%s: channel is %s: until that is removed no question goes to Telegram", now.row("channel").Origin, now.Channel)
+	}
 	s.works("poll")
 	s.works("send")
 	s.noteBot(s.name)
